@@ -1,0 +1,19 @@
+//! siwd: a software RNIC in user space.
+//!
+//! ```text
+//!  applications == shared memory ==> worker (pinned thread per core)
+//!       |                              iWARP -> TCP -> DPDK port
+//!       '== control socket ==> control thread: resources, connections, configuration
+//! ```
+//!
+//! [`daemon::run`] is the whole life of the process; `main.rs` is its command line.
+
+#![forbid(unsafe_code)]
+
+pub mod capture;
+pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod device;
+pub mod host;
+pub mod worker;

@@ -1,0 +1,804 @@
+//! The daemon's configuration: one TOML file, typed, unknown keys refused.
+//!
+//! `siwd --config FILE` loads it here; `--check` stops after it. Every error names
+//! file:line:column, what is wrong and what is allowed.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer};
+use toml::Spanned;
+
+/// What is wrong with a configuration file, and where.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: cannot read the configuration: {source}", path.display())]
+    Read {
+        /// The file that was asked for.
+        path: PathBuf,
+        /// Why reading failed.
+        source: std::io::Error,
+    },
+    /// The file was read and something in it is wrong.
+    #[error("{}:{line}:{column}: {message}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Column in characters, from 1.
+        column: usize,
+        /// What is wrong and what is allowed.
+        message: String,
+    },
+}
+
+/// The whole file.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// One entry per NIC.
+    #[serde(rename = "device")]
+    pub devices: Vec<Spanned<DeviceConfig>>,
+    /// Cores and idle policy.
+    #[serde(default)]
+    pub workers: WorkersConfig,
+    /// Bounds on what clients may hold.
+    #[serde(default)]
+    pub limits: LimitsConfig,
+    /// The control socket.
+    #[serde(default)]
+    pub control: ControlConfig,
+    /// Memory and EAL settings.
+    #[serde(default)]
+    pub dpdk: DpdkConfig,
+    /// Packet capture to a pcapng file; absent means none.
+    pub capture: Option<CaptureConfig>,
+}
+
+/// How a worker behaves when nothing is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IdlePolicy {
+    /// Spin for ever: lowest latency, one whole core.
+    Poll,
+    /// Spin for a while, then sleep until a doorbell, a frame or a timer.
+    Adaptive,
+}
+
+/// `[workers]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkersConfig {
+    /// The cores that workers are pinned to, one worker each.
+    pub cores: Spanned<Vec<usize>>,
+    /// What a worker does when idle.
+    pub idle: IdlePolicy,
+    /// Microseconds without work before an adaptive worker sleeps.
+    pub spin_us: u32,
+}
+
+impl Default for WorkersConfig {
+    fn default() -> Self {
+        WorkersConfig {
+            cores: Spanned::new(0..0, vec![]),
+            idle: IdlePolicy::Adaptive,
+            spin_us: 50,
+        }
+    }
+}
+
+/// `[limits]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    /// Clients connected at once.
+    pub clients: u32,
+    /// Queue pairs of one client.
+    pub queue_pairs_per_client: u32,
+    /// Completion queues of one client.
+    pub completion_queues_per_client: u32,
+    /// Memory regions of one client.
+    pub memory_regions_per_client: u32,
+    /// Arena bytes of one client.
+    pub memory_per_client: ByteSize,
+    /// Work requests in one queue.
+    pub work_requests: u32,
+    /// Entries in one completion queue.
+    pub completions: u32,
+    /// TCP connections of one worker on one device.
+    pub connections: u32,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        LimitsConfig {
+            clients: 1024,
+            queue_pairs_per_client: 102_400,
+            completion_queues_per_client: 65_536,
+            memory_regions_per_client: 1_024_000,
+            memory_per_client: ByteSize(8 << 30),
+            work_requests: 32_768,
+            completions: 3_276_800,
+            connections: 100_000,
+        }
+    }
+}
+
+/// `[control]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ControlConfig {
+    /// Path of the Unix socket that clients connect to.
+    pub socket: PathBuf,
+    /// Permission bits of the socket, as octal text ("0660").
+    pub mode: FileMode,
+    /// Group that owns the socket; absent means the daemon's.
+    pub group: Option<Spanned<String>>,
+}
+
+impl Default for ControlConfig {
+    fn default() -> Self {
+        ControlConfig {
+            socket: PathBuf::from("/run/siwd/siwd.sock"),
+            mode: FileMode(0o660),
+            group: None,
+        }
+    }
+}
+
+/// Whether hugepages back the daemon's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hugepages {
+    /// Use them when enough are free, fall back to normal pages and say so.
+    Auto,
+    /// Refuse to start without them.
+    Require,
+    /// Never use them.
+    Never,
+}
+
+/// `[dpdk]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DpdkConfig {
+    /// Hugepage policy for packet buffers and arenas.
+    pub hugepages: Hugepages,
+    /// Packet buffers in all; rounded up by DPDK.
+    pub buffers: u32,
+    /// EAL log level: emergency .. debug.
+    pub log: EalLog,
+}
+
+impl Default for DpdkConfig {
+    fn default() -> Self {
+        DpdkConfig {
+            hugepages: Hugepages::Require,
+            buffers: 16_384,
+            log: EalLog::Error,
+        }
+    }
+}
+
+/// DPDK's own log level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EalLog {
+    /// Errors only.
+    Error,
+    /// And warnings.
+    Warning,
+    /// And notices.
+    Notice,
+    /// And information.
+    Info,
+    /// Everything.
+    Debug,
+}
+
+/// `[capture]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaptureConfig {
+    /// The pcapng file to write (replaced at start).
+    pub file: PathBuf,
+    /// Stop writing after this many bytes.
+    #[serde(default = "default_capture_limit")]
+    pub limit: ByteSize,
+}
+
+fn default_capture_limit() -> ByteSize {
+    ByteSize(256 << 20)
+}
+
+/// Whether an FPDU carries a CRC32c (RFC 5044, section 7.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CrcPolicy {
+    /// Not asked for; used when the peer asks.
+    Off,
+    /// Asked for.
+    On,
+    /// A connection without it is refused.
+    Required,
+}
+
+/// Who computes TCP checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChecksumPolicy {
+    /// The port when it can; nobody on the embedded pair, whose frames never leave
+    /// memory (captures still show right sums); siwd otherwise.
+    Auto,
+    /// Always siwd.
+    Software,
+}
+
+/// Congestion control by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CongestionName {
+    /// RFC 9438.
+    Cubic,
+    /// RFC 5681 with RFC 6582.
+    Newreno,
+}
+
+/// A ready-to-run frame announced to the peer (RFC 6581, section 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RtrName {
+    /// Zero-length Send.
+    Send,
+    /// Zero-length RDMA Write.
+    Write,
+    /// Zero-length RDMA Read.
+    Read,
+}
+
+/// One `[[device]]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// Verbs device name: siw0.
+    pub name: Spanned<DeviceName>,
+    /// Two devices that name the same pair are joined by two DPDK rings.
+    pub pair: Option<String>,
+    /// A DPDK virtual device: "net_tap0,iface=siwtap0".
+    pub devargs: Option<String>,
+    /// A PCI NIC bound to vfio-pci: "0000:03:00.0".
+    pub pci: Option<PciAddress>,
+    /// Ethernet address; absent: the port's own, or one drawn from the name.
+    pub mac: Option<MacAddress>,
+    /// Addresses with prefix length: "10.77.0.1/24", "fd77::1/64".
+    pub addresses: Spanned<Vec<Cidr>>,
+    /// IPv4 router for other networks.
+    pub gateway: Option<Ipv4Addr>,
+    /// IPv6 router for other networks.
+    pub gateway6: Option<Ipv6Addr>,
+    /// IP bytes in a frame, 1280 to 9000 (576 without IPv6).
+    #[serde(default = "default_mtu")]
+    pub mtu: Spanned<u16>,
+    /// 802.1Q tag, 1 to 4094.
+    pub vlan: Option<Spanned<u16>>,
+    /// RX/TX queue pairs to use; absent: one per worker as far as the port has them.
+    pub queues: Option<Spanned<u16>>,
+    /// Who computes checksums.
+    #[serde(default = "default_checksum")]
+    pub checksum: ChecksumPolicy,
+    /// `[device.mpa]`
+    #[serde(default)]
+    pub mpa: MpaSettings,
+    /// `[device.tcp]`
+    #[serde(default)]
+    pub tcp: TcpSettings,
+}
+
+fn default_mtu() -> Spanned<u16> {
+    Spanned::new(0..0, 1500)
+}
+
+fn default_checksum() -> ChecksumPolicy {
+    ChecksumPolicy::Auto
+}
+
+/// `[device.mpa]`: connection set-up (RFC 5044, RFC 6581).
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MpaSettings {
+    /// Highest MPA revision offered: 1 or 2.
+    pub revision: Spanned<u8>,
+    /// CRC policy.
+    pub crc: CrcPolicy,
+    /// RTR frames offered in revision 2; empty means no peer-to-peer set-up.
+    pub rtr: Vec<RtrName>,
+    /// Inbound RDMA Reads granted at most (IRD).
+    pub ird: Spanned<u16>,
+    /// Outbound RDMA Reads asked for at most (ORD).
+    pub ord: Spanned<u16>,
+    /// Milliseconds to wait for an MPA request after the TCP connection stands.
+    pub request_timeout_ms: u32,
+    /// Milliseconds to wait for an MPA reply.
+    pub reply_timeout_ms: u32,
+    /// Milliseconds an application may take to accept or reject.
+    pub accept_timeout_ms: u32,
+}
+
+impl Default for MpaSettings {
+    fn default() -> Self {
+        MpaSettings {
+            revision: Spanned::new(0..0, 2),
+            crc: CrcPolicy::On,
+            rtr: vec![RtrName::Write, RtrName::Read],
+            ird: Spanned::new(0..0, 128),
+            ord: Spanned::new(0..0, 128),
+            request_timeout_ms: 5_000,
+            reply_timeout_ms: 10_000,
+            accept_timeout_ms: 30_000,
+        }
+    }
+}
+
+/// `[device.tcp]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TcpSettings {
+    /// Congestion control.
+    pub congestion: CongestionName,
+    /// Least retransmission timeout in milliseconds (RFC 6298 allows less than 1 s on fabrics).
+    pub rto_min_ms: u32,
+    /// Receive window of one connection.
+    pub receive_window: ByteSize,
+    /// Delayed acknowledgement in microseconds, at most 500 000.
+    pub delayed_ack_us: u32,
+    /// Seconds of silence before a keepalive probe; absent: none.
+    pub keepalive_s: Option<u32>,
+}
+
+impl Default for TcpSettings {
+    fn default() -> Self {
+        TcpSettings {
+            congestion: CongestionName::Cubic,
+            rto_min_ms: 5,
+            receive_window: ByteSize(1 << 20),
+            delayed_ack_us: 1_000,
+            keepalive_s: None,
+        }
+    }
+}
+
+macro_rules! from_text {
+    ($t:ty) => {
+        impl<'de> Deserialize<'de> for $t {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let s = String::deserialize(d)?;
+                s.parse().map_err(de::Error::custom)
+            }
+        }
+    };
+}
+
+/// A verbs device name: 1 to 63 letters, digits, `_` or `-`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DeviceName(pub String);
+from_text!(DeviceName);
+
+impl FromStr for DeviceName {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let plain = s
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        if s.is_empty() || s.len() > 63 || !plain {
+            return Err(format!(
+                "device name {s:?}: use 1 to 63 letters, digits, '_' or '-', for example \"siw0\""
+            ));
+        }
+        Ok(DeviceName(s.to_owned()))
+    }
+}
+
+/// A PCI address, domain included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciAddress(pub String);
+from_text!(PciAddress);
+
+impl FromStr for PciAddress {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let shape = |t: &str| -> Option<()> {
+            let (head, func) = t.rsplit_once('.')?;
+            let mut parts = head.rsplit(':');
+            let (dev, bus) = (parts.next()?, parts.next()?);
+            let domain = parts.next().unwrap_or("0000");
+            let hex = |p: &str, n: usize| p.len() == n && p.bytes().all(|b| b.is_ascii_hexdigit());
+            (parts.next().is_none()
+                && hex(domain, 4)
+                && hex(bus, 2)
+                && hex(dev, 2)
+                && hex(func, 1))
+            .then_some(())
+        };
+        match shape(s) {
+            Some(()) => Ok(PciAddress(s.to_owned())),
+            None => Err(format!(
+                "PCI address {s:?}: write domain:bus:device.function, for example \"0000:03:00.0\""
+            )),
+        }
+    }
+}
+
+/// A unicast Ethernet address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MacAddress(pub [u8; 6]);
+from_text!(MacAddress);
+
+impl FromStr for MacAddress {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bad = || {
+            format!(
+                "Ethernet address {s:?}: write six hex octets of a unicast address, for example \"02:00:00:00:00:01\""
+            )
+        };
+        let mut mac = [0u8; 6];
+        let mut parts = s.split(':');
+        for octet in &mut mac {
+            let part = parts.next().filter(|p| p.len() == 2).ok_or_else(bad)?;
+            *octet = u8::from_str_radix(part, 16).map_err(|_| bad())?;
+        }
+        if parts.next().is_some() || mac[0] & 1 != 0 || mac == [0; 6] {
+            return Err(bad());
+        }
+        Ok(MacAddress(mac))
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let m = self.0;
+        write!(
+            f,
+            "{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}",
+            m[0], m[1], m[2], m[3], m[4], m[5]
+        )
+    }
+}
+
+/// An address with its prefix length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cidr {
+    /// The device's own address.
+    pub addr: IpAddr,
+    /// Bits of the network part.
+    pub prefix: u8,
+}
+from_text!(Cidr);
+
+impl FromStr for Cidr {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bad = |why: &str| {
+            format!("address {s:?}: {why}; write address/prefix, for example \"10.77.0.1/24\" or \"fd77::1/64\"")
+        };
+        let (addr, prefix) = s.split_once('/').ok_or_else(|| bad("the prefix length is missing"))?;
+        let addr: IpAddr = addr.parse().map_err(|_| bad("not an IP address"))?;
+        let max = if addr.is_ipv4() { 32 } else { 128 };
+        let prefix: u8 = prefix
+            .parse()
+            .ok()
+            .filter(|p| *p >= 1 && *p <= max)
+            .ok_or_else(|| bad("the prefix length is out of range"))?;
+        if addr.is_unspecified() || addr.is_multicast() || addr.is_loopback() {
+            return Err(bad("a device needs a unicast address of its own"));
+        }
+        Ok(Cidr { addr, prefix })
+    }
+}
+
+/// A count of bytes: 4096, "64KiB", "1 GiB".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteSize(pub u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bad = || {
+            format!("size {s:?}: write bytes, or a number with KiB, MiB, GiB or TiB, for example \"64MiB\"")
+        };
+        let digits = s.find(|c: char| !c.is_ascii_digit()).unwrap_or(s.len());
+        let number: u64 = s[..digits].parse().map_err(|_| bad())?;
+        let shift = match s[digits..].trim() {
+            "" | "B" => 0,
+            "KiB" => 10,
+            "MiB" => 20,
+            "GiB" => 30,
+            "TiB" => 40,
+            _ => return Err(bad()),
+        };
+        number.checked_shl(shift).filter(|n| n >> shift == number).map(ByteSize).ok_or_else(bad)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct V;
+        impl de::Visitor<'_> for V {
+            type Value = ByteSize;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes or text such as \"64MiB\"")
+            }
+            fn visit_i64<E: de::Error>(self, v: i64) -> Result<ByteSize, E> {
+                u64::try_from(v)
+                    .map(ByteSize)
+                    .map_err(|_| E::custom("a size cannot be negative"))
+            }
+            fn visit_u64<E: de::Error>(self, v: u64) -> Result<ByteSize, E> {
+                Ok(ByteSize(v))
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<ByteSize, E> {
+                v.parse().map_err(E::custom)
+            }
+        }
+        d.deserialize_any(V)
+    }
+}
+
+/// Permission bits as octal text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileMode(pub u32);
+from_text!(FileMode);
+
+impl FromStr for FileMode {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        u32::from_str_radix(s, 8)
+            .ok()
+            .filter(|m| *m <= 0o777)
+            .map(FileMode)
+            .ok_or_else(|| format!("mode {s:?}: write octal permission bits, for example \"0660\""))
+    }
+}
+
+/// Where a device's frames go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Link {
+    /// One end of a pair of rings.
+    Pair(String),
+    /// A DPDK virtual device by devargs.
+    Vdev(String),
+    /// A PCI NIC.
+    Pci(String),
+}
+
+impl DeviceConfig {
+    /// The link that this device names; `validate` made sure that there is exactly one.
+    pub fn link(&self) -> Link {
+        if let Some(p) = &self.pair {
+            Link::Pair(p.clone())
+        } else if let Some(p) = &self.pci {
+            Link::Pci(p.0.clone())
+        } else {
+            Link::Vdev(self.devargs.clone().unwrap_or_default())
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`], with the place of the first thing that is wrong.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Config::parse(path, &text)
+    }
+
+    /// Checks a text that came from `path`.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+        let at = |span: Range<usize>, message: String| {
+            let before = &text[..span.start.min(text.len())];
+            let line_start = before.rfind('\n').map_or(0, |i| i + 1);
+            ConfigError::Invalid {
+                path: path.to_owned(),
+                line: before.matches('\n').count() + 1,
+                column: before[line_start..].chars().count() + 1,
+                message,
+            }
+        };
+        let config: Config = toml::from_str(text)
+            .map_err(|e| at(e.span().unwrap_or(0..0), e.message().trim().to_owned()))?;
+        config.validate().map_err(|(span, m)| at(span, m))?;
+        Ok(config)
+    }
+
+    fn validate(&self) -> Result<(), (Range<usize>, String)> {
+        let fail = |span: Range<usize>, m: String| Err((span, m));
+        if self.devices.is_empty() {
+            return fail(0..0, "no [[device]]: name at least one".into());
+        }
+        let cores = &self.workers.cores;
+        for (i, c) in cores.get_ref().iter().enumerate() {
+            if cores.get_ref()[..i].contains(c) {
+                return fail(cores.span(), format!("core {c} is named twice: one worker per core"));
+            }
+        }
+        if cores.get_ref().len() > siw_shm::MAX_WORKERS {
+            return fail(
+                cores.span(),
+                format!("{} cores: at most {} workers", cores.get_ref().len(), siw_shm::MAX_WORKERS),
+            );
+        }
+        for (i, spanned) in self.devices.iter().enumerate() {
+            let d = spanned.get_ref();
+            let name = &d.name.get_ref().0;
+            if self.devices[..i].iter().any(|o| o.get_ref().name.get_ref().0 == *name) {
+                return fail(d.name.span(), format!("device name {name:?} is used twice"));
+            }
+            d.validate(spanned.span())?;
+            for cidr in d.addresses.get_ref() {
+                let twice = self.devices[..i].iter().any(|o| {
+                    o.get_ref().addresses.get_ref().iter().any(|c| c.addr == cidr.addr)
+                });
+                if twice {
+                    return fail(d.addresses.span(), format!("address {} is used twice", cidr.addr));
+                }
+            }
+            if let Some(pair) = &d.pair {
+                let ends = self
+                    .devices
+                    .iter()
+                    .filter(|o| o.get_ref().pair.as_ref() == Some(pair))
+                    .count();
+                if ends != 2 {
+                    return fail(
+                        d.name.span(),
+                        format!("pair {pair:?} has {ends} end(s): exactly two devices name it"),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl DeviceConfig {
+    fn validate(&self, whole: Range<usize>) -> Result<(), (Range<usize>, String)> {
+        let name = &self.name.get_ref().0;
+        let links = [self.pair.is_some(), self.devargs.is_some(), self.pci.is_some()];
+        let n = links.iter().filter(|x| **x).count();
+        if n != 1 {
+            return Err((
+                whole,
+                format!(
+                    "device {name:?} names {n} links: give exactly one of pair = \"NAME\", devargs = \"net_...\", pci = \"0000:03:00.0\""
+                ),
+            ));
+        }
+        if self.addresses.get_ref().is_empty() {
+            return Err((self.addresses.span(), format!("device {name:?} needs at least one address")));
+        }
+        let six = self.addresses.get_ref().iter().any(|c| c.addr.is_ipv6());
+        let least = if six { 1280 } else { 576 };
+        let mtu = *self.mtu.get_ref();
+        if !(least..=9000).contains(&mtu) {
+            return Err((self.mtu.span(), format!("mtu {mtu}: {least} to 9000 are allowed here")));
+        }
+        if let Some(v) = &self.vlan
+            && !(1..=4094).contains(v.get_ref())
+        {
+            return Err((v.span(), format!("vlan {}: 1 to 4094 are allowed", v.get_ref())));
+        }
+        if let Some(q) = &self.queues
+            && !(1..=siw_shm::MAX_WORKERS as u16).contains(q.get_ref())
+        {
+            return Err((
+                q.span(),
+                format!("queues {}: 1 to {} are allowed", q.get_ref(), siw_shm::MAX_WORKERS),
+            ));
+        }
+        let m = &self.mpa;
+        if !(1..=2).contains(m.revision.get_ref()) {
+            return Err((
+                m.revision.span(),
+                format!("MPA revision {}: 1 or 2 are allowed", m.revision.get_ref()),
+            ));
+        }
+        for (what, v) in [("ird", &m.ird), ("ord", &m.ord)] {
+            if *v.get_ref() > 0x3FFE {
+                return Err((v.span(), format!("{what} {}: 0 to 16382 are allowed", v.get_ref())));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+[[device]]
+name = "siw0"
+pair = "lo"
+addresses = ["10.77.0.1/24"]
+
+[[device]]
+name = "siw1"
+pair = "lo"
+addresses = ["10.77.0.2/24", "fd77::2/64"]
+"#;
+
+    fn error(text: &str) -> String {
+        Config::parse(Path::new("x.toml"), text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_small_file_gets_every_default() {
+        let c = Config::parse(Path::new("x.toml"), GOOD).unwrap();
+        assert_eq!(c.devices.len(), 2);
+        assert_eq!(*c.devices[0].get_ref().mtu.get_ref(), 1500);
+        assert_eq!(c.workers.idle, IdlePolicy::Adaptive);
+        assert_eq!(c.devices[0].get_ref().mpa.crc, CrcPolicy::On);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_place() {
+        let e = error(&GOOD.replacen("pair = \"lo\"", "pear = \"lo\"", 1));
+        assert!(e.starts_with("x.toml:4:1: "), "{e}");
+        assert!(e.contains("pear") && e.contains("pair"), "{e}");
+    }
+
+    #[test]
+    fn an_ill_typed_key_is_named_with_its_place() {
+        let e = error(&GOOD.replacen("pair = \"lo\"", "pair = \"lo\"\nmtu = \"big\"", 1));
+        assert!(e.starts_with("x.toml:5:7: "), "{e}");
+    }
+
+    #[test]
+    fn a_bad_address_says_how_to_write_one() {
+        let e = error(&GOOD.replacen("10.77.0.1/24", "10.77.0.1", 1));
+        assert!(e.starts_with("x.toml:5:"), "{e}");
+        assert!(e.contains("10.77.0.1/24"), "{e}");
+    }
+
+    #[test]
+    fn a_pair_with_one_end_is_refused() {
+        let e = error(GOOD.split("[[device]]\nname = \"siw1\"").next().unwrap());
+        assert!(e.contains("pair \"lo\" has 1 end"), "{e}");
+    }
+
+    #[test]
+    fn an_mtu_out_of_range_says_the_range() {
+        let e = error(&GOOD.replacen("pair = \"lo\"", "pair = \"lo\"\nmtu = 9001", 1));
+        assert!(e.contains("576 to 9000"), "{e}");
+    }
+
+    #[test]
+    fn a_device_with_two_links_or_none_is_refused() {
+        let two = GOOD.replacen("pair = \"lo\"", "pair = \"lo\"\npci = \"0000:03:00.0\"", 1);
+        assert!(error(&two).contains("names 2 links"));
+        let none = GOOD.replacen("pair = \"lo\"\n", "", 1);
+        assert!(error(&none).contains("names 0 links"));
+    }
+
+    #[test]
+    fn sizes_are_read_with_units() {
+        assert_eq!("64MiB".parse::<ByteSize>().unwrap().0, 64 << 20);
+        assert_eq!("17".parse::<ByteSize>().unwrap().0, 17);
+        assert!("64MB".parse::<ByteSize>().is_err());
+        assert!("99999999999TiB".parse::<ByteSize>().is_err());
+    }
+}

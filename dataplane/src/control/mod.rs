@@ -1,0 +1,643 @@
+//! The control thread: clients' requests, their resources, and what workers report.
+//!
+//! ```text
+//!  clients == SOCK_SEQPACKET ==> requests.rs -> resources.rs (the tree)
+//!                                     |
+//!                          Command (bounded queue) -> workers
+//!                          Event   (bounded queue) <- workers -> cm.rs -> CM and async events
+//! ```
+//! It sleeps in epoll; nothing here is on a fast path. A request that needs a worker's answer
+//! leaves the client in `pending` until that answer comes, and the client's next request waits.
+
+mod cm;
+mod outbox;
+mod requests;
+mod resources;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signalfd::SignalFd;
+use siw_shm::control::{AsyncEventKind, Conn, RecvError, Request};
+use siw_shm::control::{codec, messages};
+use siw_shm::{DoorbellConsumer, KeyTable, Region, WorkerPage, doorbell};
+
+use crate::config::LimitsConfig;
+use crate::worker::Mailbox;
+use crate::worker::messages::{Command, Event, RequestId, WorkerStats};
+use outbox::Outbox;
+use resources::Client;
+
+/// What clients see of one device.
+#[derive(Debug, Clone)]
+pub struct DeviceView {
+    pub name: String,
+    pub driver: String,
+    pub mac: [u8; 6],
+    pub addresses: Vec<crate::config::Cidr>,
+    pub gateway: bool,
+    pub gateway6: bool,
+    pub mtu: u16,
+    pub link_mbps: u32,
+    pub link_up: bool,
+    pub crc: bool,
+    pub mpa_rev: u8,
+    pub max_ird: u16,
+    pub max_ord: u16,
+    /// Workers that own a queue of it.
+    pub workers: Vec<usize>,
+}
+
+/// A registered arena also has to be known to DPDK before a NIC may read it.
+pub type MapArena = Box<dyn Fn(&Arc<Region>) -> Result<Option<dpdk::ExternalRegion>, String>>;
+
+/// What the control thread is started with.
+pub struct ControlConfig {
+    pub socket: PathBuf,
+    pub listener: OwnedFd,
+    pub signals: SignalFd,
+    pub wake: Arc<OwnedFd>,
+    pub limits: LimitsConfig,
+    pub devices: Vec<DeviceView>,
+    pub mailboxes: Vec<Arc<Mailbox>>,
+    pub keys: Arc<KeyTable>,
+    pub page: WorkerPage,
+    pub hugepages: bool,
+    pub map_arena: MapArena,
+}
+
+/// A listener, on all workers of its devices.
+struct Listener {
+    client: u32,
+    cm_channel: u32,
+    cookie: u64,
+    /// Device indices.
+    devices: Vec<usize>,
+    local: Option<IpAddr>,
+    port: u16,
+}
+
+/// An object that several messages of the data path name by number: numbers are reused late.
+#[derive(Default)]
+struct Numbers {
+    next: u32,
+    free: std::collections::VecDeque<u32>,
+}
+
+impl Numbers {
+    fn take(&mut self) -> u32 {
+        if self.free.len() > 1024
+            && let Some(n) = self.free.pop_front()
+        {
+            return n;
+        }
+        self.next += 1;
+        self.next
+    }
+    fn give(&mut self, n: u32) {
+        self.free.push_back(n);
+    }
+}
+
+/// What a client's unanswered request waits for.
+enum Pending {
+    /// All workers passed a fence; then the completion queue's memory is free.
+    FreeCq { cq: u32, token: u64, left: usize },
+    /// The worker let the queue pair go.
+    DestroyQp { qpn: u32 },
+    /// No worker can touch the region any more.
+    Dereg { lkey: u32, ticket: siw_shm::Retired },
+    /// Counters of all workers.
+    Stats { token: u64, left: usize },
+}
+
+struct Waiting {
+    seq: u32,
+    kind: u16,
+    what: Pending,
+}
+
+/// A client that is gone, until no worker knows it any more.
+struct Dying {
+    client: Client,
+    token: u64,
+    left: usize,
+}
+
+const TOKEN_LISTENER: u64 = u64::MAX;
+const TOKEN_SIGNAL: u64 = u64::MAX - 1;
+const TOKEN_WAKE: u64 = u64::MAX - 2;
+/// A client's socket: its number. An event socket with a backlog: this bit set.
+const TOKEN_OUTBOX: u64 = 1 << 40;
+
+/// The control thread's state.
+pub struct Control {
+    config: ControlConfig,
+    epoll: Epoll,
+    clients: HashMap<u32, Client>,
+    dying: Vec<Dying>,
+    listeners: HashMap<u32, Listener>,
+    /// Connection requests that wait for an answer, by the number the client knows.
+    requests: HashMap<u32, (RequestId, u32)>,
+    clients_no: u32,
+    pds: u32,
+    qpns: Numbers,
+    cqs: Numbers,
+    listeners_no: u32,
+    requests_no: u32,
+    outboxes_no: u32,
+    tokens: u64,
+    next_worker: usize,
+    stats: Vec<WorkerStats>,
+    stopping: Option<Instant>,
+    workers_running: usize,
+}
+
+impl Control {
+    pub fn new(config: ControlConfig) -> nix::Result<Control> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let watch = |fd: BorrowedFd<'_>, token| {
+            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token))
+        };
+        watch(config.listener.as_fd(), TOKEN_LISTENER)?;
+        watch(config.signals.as_fd(), TOKEN_SIGNAL)?;
+        watch(config.wake.as_fd(), TOKEN_WAKE)?;
+        let workers = config.mailboxes.len();
+        Ok(Control {
+            config,
+            epoll,
+            clients: HashMap::new(),
+            dying: Vec::new(),
+            listeners: HashMap::new(),
+            requests: HashMap::new(),
+            clients_no: 0,
+            pds: 0,
+            qpns: Numbers::default(),
+            cqs: Numbers::default(),
+            listeners_no: 0,
+            requests_no: 0,
+            outboxes_no: 0,
+            tokens: 0,
+            next_worker: 0,
+            stats: vec![WorkerStats::default(); workers],
+            stopping: None,
+            workers_running: workers,
+        })
+    }
+
+    /// Serves until a signal ends it and the workers have stopped.
+    pub fn run(&mut self) {
+        let mut events = [EpollEvent::empty(); 64];
+        while self.workers_running > 0 {
+            let timeout = if self.waits_for_reclaim() {
+                EpollTimeout::from(1u8)
+            } else if self.stopping.is_some() {
+                EpollTimeout::from(50u8)
+            } else {
+                EpollTimeout::NONE
+            };
+            let n = match self.epoll.wait(&mut events, timeout) {
+                Ok(n) => n,
+                Err(nix::errno::Errno::EINTR) => 0,
+                Err(e) => {
+                    tracing::error!("the control thread cannot wait for events: {e}");
+                    self.stop();
+                    0
+                }
+            };
+            for e in &events[..n] {
+                match e.data() {
+                    TOKEN_LISTENER => self.accept_clients(),
+                    TOKEN_SIGNAL => self.signal(),
+                    TOKEN_WAKE => {
+                        let _ = nix::unistd::read(&*self.config.wake, &mut [0u8; 8]);
+                    }
+                    token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
+                    token => self.client_readable(token as u32),
+                }
+            }
+            self.worker_events();
+            self.reclaim();
+            if self.stopping.is_some_and(|d| Instant::now() > d) {
+                tracing::error!("a worker did not stop in time");
+                return;
+            }
+        }
+    }
+
+    fn signal(&mut self) {
+        if let Ok(Some(s)) = self.config.signals.read_signal() {
+            tracing::info!(signal = s.ssi_signo, "stopping");
+        }
+        self.stop();
+    }
+
+    fn stop(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        crate::host::notify("STOPPING=1");
+        self.stopping = Some(Instant::now() + Duration::from_secs(5));
+        let _ = self.epoll.delete(&self.config.listener);
+        let ids: Vec<u32> = self.clients.keys().copied().collect();
+        for id in ids {
+            self.async_event(id, AsyncEventKind::DeviceFatal, 0, "siwd is stopping");
+        }
+        for w in 0..self.config.mailboxes.len() {
+            self.command(w, Command::Stop);
+        }
+    }
+
+    /// Hands a command to a worker and wakes it. A full queue is waited for: workers empty it
+    /// in microseconds.
+    fn command(&self, worker: usize, command: Command) {
+        let Some(mailbox) = self.config.mailboxes.get(worker) else {
+            return;
+        };
+        let mut command = command;
+        while let Err(back) = mailbox.commands.push(command) {
+            command = back;
+            let _ = nix::unistd::write(&mailbox.worker_wake, &1u64.to_ne_bytes());
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let _ = nix::unistd::write(&mailbox.worker_wake, &1u64.to_ne_bytes());
+    }
+
+    /// Sends a fence to every worker; the events come with this token.
+    fn fence(&mut self) -> (u64, usize) {
+        self.tokens += 1;
+        let token = self.tokens;
+        for w in 0..self.config.mailboxes.len() {
+            self.command(w, Command::Fence { token });
+        }
+        (token, self.config.mailboxes.len())
+    }
+
+    // ---- clients -----------------------------------------------------------------------
+
+    fn accept_clients(&mut self) {
+        loop {
+            match Conn::accept(self.config.listener.as_fd()) {
+                Ok(Some(conn)) => self.add_client(conn),
+                Ok(None) => return,
+                Err(e) => {
+                    tracing::warn!("a client could not be accepted: {e}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn add_client(&mut self, conn: Conn) {
+        if self.clients.len() >= self.config.limits.clients as usize {
+            let why = format!(
+                "{} clients are connected; raise [limits] clients",
+                self.clients.len()
+            );
+            let _ = conn.refuse(0, 0, nix::libc::EUSERS, &why);
+            return;
+        }
+        self.clients_no += 1;
+        let id = self.clients_no;
+        let pid = conn.peer().map_or(0, |p| p.0);
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, u64::from(id));
+        if let Err(e) = self.epoll.add(conn.as_fd(), event) {
+            tracing::warn!("a client could not be watched: {e}");
+            return;
+        }
+        tracing::debug!(client = id, pid, "client connected");
+        let pages = if self.config.hugepages {
+            siw_shm::region::Pages::TryHuge
+        } else {
+            siw_shm::region::Pages::Normal
+        };
+        self.clients.insert(id, Client::new(id, pid, conn, pages, &self.config.limits));
+    }
+
+    fn client_readable(&mut self, id: u32) {
+        for _ in 0..32 {
+            let Some(client) = self.clients.get_mut(&id) else {
+                return;
+            };
+            if client.waiting.is_some() {
+                client.more_input = true;
+                self.watch_client(id, false);
+                return;
+            }
+            match client.conn.recv() {
+                Ok(packet) => self.packet(id, &packet.bytes),
+                Err(RecvError::WouldBlock) => return,
+                Err(RecvError::Closed) => return self.remove_client(id, "closed its socket"),
+                Err(RecvError::Truncated) => {
+                    let _ = client.conn.refuse(0, 0, nix::libc::EMSGSIZE, "packet too long");
+                    return self.remove_client(id, "sent an overlong packet");
+                }
+                Err(RecvError::Io(e)) => {
+                    return self.remove_client(id, &format!("socket failed: {e}"));
+                }
+            }
+        }
+    }
+
+    fn packet(&mut self, id: u32, bytes: &[u8]) {
+        match Request::decode(bytes) {
+            Ok((seq, request)) => self.request(id, seq, &request),
+            Err(e) => {
+                let Some(client) = self.clients.get_mut(&id) else {
+                    return;
+                };
+                let (kind, seq) = codec::peek(bytes).unwrap_or((0, 0));
+                let errno = match e {
+                    codec::ProtoError::Version { .. } => nix::libc::EPROTONOSUPPORT,
+                    codec::ProtoError::Kind(_) => nix::libc::EOPNOTSUPP,
+                    _ => nix::libc::EPROTO,
+                };
+                tracing::warn!(client = id, pid = client.pid, "{e}");
+                let _ = client.conn.refuse(kind, seq, errno, &e.to_string());
+                if !matches!(e, codec::ProtoError::Kind(_)) {
+                    self.remove_client(id, "spoke no protocol of ours");
+                }
+            }
+        }
+    }
+
+    /// Reads a client's requests, or lets them wait.
+    fn watch_client(&mut self, id: u32, on: bool) {
+        if let Some(client) = self.clients.get(&id) {
+            let flags = if on { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+            let mut event = EpollEvent::new(flags, u64::from(id));
+            let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
+        }
+    }
+
+    /// The deferred request is answered: the next one may be read.
+    fn answered(&mut self, id: u32) {
+        if let Some(client) = self.clients.get_mut(&id)
+            && std::mem::take(&mut client.more_input)
+        {
+            self.watch_client(id, true);
+        }
+    }
+
+    /// Frees a client's subtree: first in the workers, then its keys and memory.
+    fn remove_client(&mut self, id: u32, why: &str) {
+        let Some(client) = self.clients.remove(&id) else {
+            return;
+        };
+        tracing::debug!(client = id, pid = client.pid, "client gone: it {why}");
+        let _ = self.epoll.delete(client.conn.as_fd());
+        let gone: Vec<u32> = self
+            .listeners
+            .iter()
+            .filter(|(_, l)| l.client == id)
+            .map(|(n, _)| *n)
+            .collect();
+        for listener in gone {
+            self.unlisten(listener);
+        }
+        for w in 0..self.config.mailboxes.len() {
+            self.command(w, Command::RemoveClient { client: id });
+        }
+        let (token, left) = self.fence();
+        self.dying.push(Dying {
+            client,
+            token,
+            left,
+        });
+    }
+
+    /// Ends a client that broke the rules of shared memory.
+    fn fault(&mut self, id: u32, reason: &str) {
+        if let Some(client) = self.clients.get(&id) {
+            tracing::warn!(client = id, pid = client.pid, "closing the client: {reason}");
+            self.async_event(id, AsyncEventKind::DeviceFatal, 0, reason);
+            self.remove_client(id, "broke the rules of its queues");
+        }
+    }
+
+    fn hello(&mut self, id: u32, seq: u32, m: &messages::Hello) -> Result<(), requests::Refusal> {
+        let workers = self.config.mailboxes.len() as u32;
+        let Some(client) = self.clients.get_mut(&id) else {
+            return Ok(());
+        };
+        if client.greeted {
+            return Err(requests::Refusal::new(nix::libc::EISCONN, "HELLO was said already"));
+        }
+        client.name = m.name.to_text();
+        let capacity = self
+            .config
+            .limits
+            .queue_pairs_per_client
+            .next_power_of_two()
+            .clamp(64, doorbell::MAX_CAPACITY);
+        let len = doorbell::ring_len(capacity) * workers as usize;
+        let region = Arc::new(
+            Region::create("siwd-doorbells", len, siw_shm::region::Pages::Normal)
+                .map_err(requests::Refusal::memory)?,
+        );
+        let (events, theirs) = Conn::pair().map_err(requests::Refusal::memory)?;
+        let mut ends = Vec::new();
+        for w in 0..workers {
+            let ring = DoorbellConsumer::new(
+                region.clone(),
+                doorbell::ring_offset(w, capacity),
+                capacity,
+            )
+            .map_err(|e| requests::Refusal::new(nix::libc::EINVAL, e.to_string()))?;
+            let wake = nix::sys::eventfd::EventFd::from_value_and_flags(
+                0,
+                nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
+            )
+            .map_err(|e| requests::Refusal::memory(e.into()))?;
+            ends.push((ring, Arc::new(OwnedFd::from(wake))));
+        }
+        let reply = messages::HelloReply {
+            version: messages::VERSION.into(),
+            client_id: id,
+            n_workers: workers,
+            n_devices: self.config.devices.len() as u32,
+            doorbell_capacity: capacity,
+            reserved: 0,
+            limits: requests::limits(&self.config.limits, &self.config.devices),
+            daemon: messages::Text::new(concat!("siwd ", env!("CARGO_PKG_VERSION"))),
+        };
+        let page = self.config.page.region().fd();
+        let (Some(page), Some(bells)) = (page, region.fd()) else {
+            return Err(requests::Refusal::new(nix::libc::ENOMEM, "shared memory has no descriptor"));
+        };
+        let mut fds = vec![page, bells, theirs.as_fd()];
+        fds.extend(ends.iter().map(|e| e.1.as_fd()));
+        client
+            .conn
+            .reply::<messages::Hello>(seq, &reply, &fds)
+            .map_err(requests::Refusal::memory)?;
+        client.greeted = true;
+        self.outboxes_no += 1;
+        client.events = Some(Outbox::new(events, TOKEN_OUTBOX | u64::from(self.outboxes_no)));
+        client.doorbells = Some(region);
+        for (w, (doorbells, wake)) in ends.into_iter().enumerate() {
+            self.command(
+                w,
+                Command::AddClient {
+                    client: id,
+                    doorbells,
+                    wake,
+                },
+            );
+        }
+        Ok(())
+    }
+
+    // ---- memory that waits for workers --------------------------------------------------
+
+    fn waits_for_reclaim(&self) -> bool {
+        self.dying.iter().any(|d| d.left == 0)
+            || self.clients.values().any(|c| {
+                c.waiting
+                    .as_ref()
+                    .is_some_and(|w| matches!(w.what, Pending::Dereg { .. }))
+            })
+    }
+
+    /// Answers deregistrations and frees clients that no worker can touch any more.
+    fn reclaim(&mut self) {
+        let waits = self.config.keys.try_reclaim();
+        let quiet: Vec<u32> = self
+            .clients
+            .iter()
+            .filter(|(_, c)| {
+                matches!(&c.waiting, Some(Waiting { what: Pending::Dereg { ticket, .. }, .. })
+                    if self.config.keys.is_quiescent(*ticket))
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in quiet {
+            self.finish_dereg(id);
+        }
+        if self.dying.is_empty() {
+            return;
+        }
+        for d in &mut self.dying {
+            if d.left == 0 && !d.client.keys_removed {
+                d.client.keys_removed = true;
+                for lkey in d.client.mrs.keys() {
+                    self.config.keys.remove(siw_shm::Stag(*lkey));
+                }
+            }
+        }
+        if waits == 0 && self.config.keys.try_reclaim() == 0 {
+            let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.dying)
+                .into_iter()
+                .partition(|d| d.left == 0 && d.client.keys_removed);
+            self.dying = wait;
+            for d in done {
+                for qpn in d.client.qps.keys() {
+                    self.qpns.give(*qpn);
+                }
+                for cq in d.client.cqs.keys() {
+                    self.cqs.give(*cq);
+                }
+            }
+        }
+    }
+
+    fn fenced(&mut self, token: u64) {
+        for d in &mut self.dying {
+            if d.token == token {
+                d.left = d.left.saturating_sub(1);
+                return;
+            }
+        }
+        let found = self.clients.iter_mut().find_map(|(id, c)| match &mut c.waiting {
+            Some(Waiting {
+                what: Pending::FreeCq { token: t, left, .. },
+                ..
+            }) if *t == token => {
+                *left = left.saturating_sub(1);
+                Some((*id, *left))
+            }
+            _ => None,
+        });
+        if let Some((id, 0)) = found {
+            self.finish_free_cq(id);
+        }
+    }
+
+    // ---- events to clients --------------------------------------------------------------
+
+    fn async_event(&mut self, id: u32, kind: AsyncEventKind, object: u32, reason: &str) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(outbox) = &mut client.events else {
+            return;
+        };
+        let event = messages::AsyncEvent::new(kind, object, reason);
+        outbox.send(
+            &self.epoll,
+            codec::encode_event(messages::KIND_ASYNC_EVENT, &event),
+        );
+    }
+
+    fn flush_outbox(&mut self, token: u64) {
+        let epoll = &self.epoll;
+        let found = self
+            .clients
+            .values_mut()
+            .flat_map(|c| c.events.iter_mut().chain(c.cm_channels.values_mut()))
+            .find(|o| o.token() == token);
+        if let Some(o) = found {
+            o.flush(epoll);
+        }
+    }
+
+    /// Everything that workers have reported.
+    fn worker_events(&mut self) {
+        for w in 0..self.config.mailboxes.len() {
+            let mailbox = self.config.mailboxes[w].clone();
+            while let Some(event) = mailbox.events.pop() {
+                match event {
+                    Event::Stopped { worker } => {
+                        tracing::debug!(worker, "worker stopped");
+                        self.workers_running -= 1;
+                    }
+                    Event::Fenced { token, .. } => self.fenced(token),
+                    other => self.worker_event(w, other),
+                }
+            }
+        }
+    }
+
+    /// Answers statistics once all workers have told theirs.
+    fn stats_arrived(&mut self, worker: usize, token: u64, stats: WorkerStats) {
+        if let Some(s) = self.stats.get_mut(worker) {
+            *s = stats;
+        }
+        let found = self.clients.iter_mut().find_map(|(id, c)| match &mut c.waiting {
+            Some(Waiting {
+                what: Pending::Stats { token: t, left },
+                ..
+            }) if *t == token => {
+                *left = left.saturating_sub(1);
+                Some((*id, *left))
+            }
+            _ => None,
+        });
+        if let Some((id, 0)) = found {
+            self.finish_stats(id);
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // Only the daemon that bound the path takes it away.
+        let _ = std::fs::remove_file(&self.config.socket);
+        tracing::debug!(fd = self.config.listener.as_raw_fd(), "control socket closed");
+    }
+}

@@ -1,0 +1,74 @@
+//! A one-way socket with events for a client. A client that does not read gets its events
+//! later, in order; one that never reads costs a bounded backlog and then its events.
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use siw_shm::control::Conn;
+
+/// Events kept for a client that does not read.
+const BACKLOG: usize = 65_536;
+
+pub struct Outbox {
+    conn: Conn,
+    token: u64,
+    backlog: VecDeque<Vec<u8>>,
+    watched: bool,
+    lost: u64,
+}
+
+impl Outbox {
+    pub fn new(conn: Conn, token: u64) -> Outbox {
+        Outbox {
+            conn,
+            token,
+            backlog: VecDeque::new(),
+            watched: false,
+            lost: 0,
+        }
+    }
+
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    pub fn send(&mut self, epoll: &Epoll, packet: Vec<u8>) {
+        if self.backlog.len() >= BACKLOG {
+            self.lost += 1;
+            if self.lost == 1 {
+                tracing::warn!("a client does not read its events: they are lost from now on");
+            }
+            return;
+        }
+        self.backlog.push_back(packet);
+        self.flush(epoll);
+    }
+
+    pub fn flush(&mut self, epoll: &Epoll) {
+        while let Some(packet) = self.backlog.front() {
+            match self.conn.send(packet, &[]) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                // Sent, or the client has closed its end and wants none.
+                _ => {
+                    self.backlog.pop_front();
+                }
+            }
+        }
+        let want = !self.backlog.is_empty();
+        if want == self.watched {
+            return;
+        }
+        self.watched = want;
+        let done = if want {
+            let event = EpollEvent::new(EpollFlags::EPOLLOUT, self.token);
+            epoll.add(self.conn.as_fd(), event)
+        } else {
+            epoll.delete(self.conn.as_fd())
+        };
+        if let Err(e) = done {
+            tracing::warn!("an event socket could not be watched: {e}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What a client holds: the resource tree (client > PD > MR, QP; client > CQ, channel,
+//! listener, arena). Dropping a client frees its subtree.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use siw_iwarp::QpAttr;
+use siw_shm::control::{Addr, Conn, QpState};
+use siw_shm::queue_alloc::{QueueAlloc, QueueMem};
+use siw_shm::region::{Pages, Region};
+use siw_shm::{CqGeometry, QpGeometry};
+
+use super::Waiting;
+use super::outbox::Outbox;
+use crate::config::LimitsConfig;
+
+/// Memory that the client may register.
+pub struct Arena {
+    pub region: Arc<Region>,
+    /// Regions registered in it.
+    pub mrs: u32,
+    /// Known to DPDK for NICs that read it; none where no port needs that.
+    #[allow(dead_code, reason = "held for its registration")]
+    pub external: Option<dpdk::ExternalRegion>,
+}
+
+pub struct MemoryRegion {
+    pub pd: u32,
+    pub arena: u32,
+}
+
+pub struct Pd {
+    pub users: u32,
+}
+
+pub struct Channel {
+    pub writer: Arc<OwnedFd>,
+    pub cqs: u32,
+}
+
+pub struct Cq {
+    pub mem: QueueMem,
+    pub geometry: CqGeometry,
+    pub channel: u32,
+    pub qps: u32,
+}
+
+/// How far a queue pair is, as the control thread knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QpPhase {
+    /// In no worker: created, or its connect failed.
+    Detached,
+    /// In a worker, connecting.
+    Connecting,
+    /// In a worker, connected or over.
+    Attached,
+}
+
+pub struct Qp {
+    pub attr: QpAttr,
+    pub geometry: QpGeometry,
+    pub mem: QueueMem,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub phase: QpPhase,
+    pub worker: usize,
+    pub cookie: u64,
+    pub cm_channel: u32,
+    pub device: usize,
+    pub state: QpState,
+    pub ird: u16,
+    pub ord: u16,
+    pub local: Addr,
+    pub peer: Addr,
+}
+
+/// One connected process.
+pub struct Client {
+    pub id: u32,
+    pub pid: u32,
+    pub name: String,
+    pub conn: Conn,
+    pub greeted: bool,
+    /// Asynchronous events.
+    pub events: Option<Outbox>,
+    pub doorbells: Option<Arc<Region>>,
+    pub pds: HashMap<u32, Pd>,
+    pub arenas: HashMap<u32, Arena>,
+    pub mrs: HashMap<u32, MemoryRegion>,
+    pub channels: HashMap<u32, Channel>,
+    pub cqs: HashMap<u32, Cq>,
+    pub qps: HashMap<u32, Qp>,
+    pub cm_channels: HashMap<u32, Outbox>,
+    pub queues: QueueAlloc,
+    pub memory: u64,
+    pub next_id: u32,
+    pub waiting: Option<Waiting>,
+    /// Requests wait in the socket until the one under way is answered.
+    pub more_input: bool,
+    pub keys_removed: bool,
+    pub stats_text: String,
+}
+
+/// Queue memory of one client: what its limits could need, and no more than this.
+const QUEUE_BYTES: usize = 16 << 30;
+
+impl Client {
+    pub fn new(id: u32, pid: u32, conn: Conn, pages: Pages, limits: &LimitsConfig) -> Client {
+        let queue_bytes = usize::try_from(limits.memory_per_client.0)
+            .unwrap_or(QUEUE_BYTES)
+            .min(QUEUE_BYTES);
+        Client {
+            id,
+            pid,
+            name: String::new(),
+            conn,
+            greeted: false,
+            events: None,
+            doorbells: None,
+            pds: HashMap::new(),
+            arenas: HashMap::new(),
+            mrs: HashMap::new(),
+            channels: HashMap::new(),
+            cqs: HashMap::new(),
+            qps: HashMap::new(),
+            cm_channels: HashMap::new(),
+            queues: QueueAlloc::new(pages, queue_bytes),
+            memory: 0,
+            next_id: 0,
+            waiting: None,
+            more_input: false,
+            keys_removed: false,
+            stats_text: String::new(),
+        }
+    }
+
+    /// A number for an object that only this client names.
+    pub fn number(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id
+    }
+}

@@ -1,0 +1,278 @@
+//! Devices: the configuration's links become DPDK ports, with one lane per worker.
+
+use std::time::Duration;
+
+use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
+use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MpaConfig, RtrKinds};
+use siw_tcp::{Congestion, IpCidr, Keepalive, StackConfig};
+
+use crate::config::{
+    ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, RtrName,
+};
+use crate::control::DeviceView;
+use crate::worker::LaneConfig;
+
+/// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
+const PAIR_RING: u32 = 1024;
+
+/// A started port and what its lanes need to know.
+pub struct Device {
+    pub config: DeviceConfig,
+    pub port: Port,
+    pub mac: [u8; 6],
+    pub pair: bool,
+    caps: dpdk::PortCaps,
+    driver: String,
+    queues: Vec<Option<(RxQueue, TxQueue)>>,
+}
+
+/// Opens and starts every port.
+///
+/// # Errors
+/// A text that names the device and what it lacks.
+pub fn open(
+    eal: &Eal,
+    configs: &[DeviceConfig],
+    pool: &Mempool,
+    workers: usize,
+) -> Result<Vec<Device>, String> {
+    let mut pairs: Vec<(String, Port)> = Vec::new();
+    let mut devices = Vec::new();
+    for config in configs {
+        let name = &config.name.get_ref().0;
+        let fail = |e: dpdk::Error| format!("device {name}: {e}");
+        let wanted = config
+            .queues
+            .as_ref()
+            .map_or(workers, |q| usize::from(*q.get_ref()))
+            .min(workers) as u16;
+        let (port, pair) = match config.link() {
+            Link::Pair(pair) => match pairs.iter().position(|(n, _)| *n == pair) {
+                Some(at) => (pairs.swap_remove(at).1, true),
+                None => {
+                    // Device names of rings are global in DPDK and short.
+                    let label = format!("siw_{}", pairs.len() + devices.len());
+                    let (a, b) = Port::ring_pair(eal, &label, workers as u16, PAIR_RING).map_err(fail)?;
+                    pairs.push((pair, b));
+                    (a, true)
+                }
+            },
+            Link::Vdev(args) => (Port::vdev(eal, &args).map_err(fail)?, false),
+            Link::Pci(addr) => (Port::pci(eal, &addr).map_err(fail)?, false),
+        };
+        devices.push(start(config, port, pair, pool, wanted)?);
+    }
+    Ok(devices)
+}
+
+fn start(
+    config: &DeviceConfig,
+    mut port: Port,
+    pair: bool,
+    pool: &Mempool,
+    wanted: u16,
+) -> Result<Device, String> {
+    let name = &config.name.get_ref().0;
+    let fail = |e: dpdk::Error| format!("device {name}: {e}");
+    let info = port.info().map_err(fail)?;
+    let mtu = *config.mtu.get_ref();
+    // Without RSS a port delivers everything to one queue, so that one worker serves it.
+    let spreads = pair || info.reta_size > 0;
+    let queues = if spreads {
+        wanted.min(info.max_rx_queues).min(info.max_tx_queues).max(1)
+    } else {
+        1
+    };
+    let software = config.checksum == ChecksumPolicy::Software;
+    let caps = port
+        .configure(
+            &PortConfig {
+                rx_queues: queues,
+                tx_queues: queues,
+                mtu: mtu + if config.vlan.is_some() && !pair { 4 } else { 0 },
+                offloads: Offloads {
+                    tx_checksum: !software,
+                    rx_checksum: !software,
+                    tso: false,
+                    ..Offloads::USUAL
+                },
+                ..PortConfig::default()
+            },
+            std::slice::from_ref(pool),
+        )
+        .map_err(fail)?;
+    let own_mac = port.mac().unwrap_or([0; 6]);
+    let mac = match config.mac {
+        Some(MacAddress(m)) => {
+            if !pair && m != own_mac && port.set_mac(m).is_err() {
+                // The link delivers only its own address then, unless it is told otherwise.
+                if let Err(e) = port.set_promiscuous(true) {
+                    tracing::warn!(device = %name, "neither the address nor promiscuous mode could be set: {e}");
+                }
+            }
+            m
+        }
+        None if pair || own_mac == [0; 6] => drawn_mac(name, config),
+        None => own_mac,
+    };
+    let taken = port.start().map_err(fail)?;
+    if !pair {
+        // NDP needs multicast; ports that always deliver it refuse the call.
+        let _ = port.set_allmulticast(true);
+    }
+    let queues = taken
+        .into_iter()
+        .map(|(rx, tx)| Some((rx?, tx?)))
+        .collect();
+    Ok(Device {
+        config: config.clone(),
+        port,
+        mac,
+        pair,
+        caps,
+        driver: info.driver,
+        queues,
+    })
+}
+
+/// A locally administered address that stays the same for the same device.
+fn drawn_mac(name: &str, config: &DeviceConfig) -> [u8; 6] {
+    let mut crc = crc32c::crc32c(name.as_bytes());
+    for a in config.addresses.get_ref() {
+        crc = crc32c::crc32c_append(crc, a.addr.to_string().as_bytes());
+    }
+    let [a, b, c, d] = crc.to_be_bytes();
+    [0x02, 0x51, a, b, c, d]
+}
+
+impl Device {
+    /// What clients see.
+    pub fn view(&self) -> DeviceView {
+        let link = self.port.link().ok();
+        let addresses = self.config.addresses.get_ref().clone();
+        DeviceView {
+            name: self.config.name.get_ref().0.clone(),
+            driver: self.driver.clone(),
+            mac: self.mac,
+            gateway: self.config.gateway.is_some(),
+            gateway6: self.config.gateway6.is_some(),
+            addresses,
+            mtu: *self.config.mtu.get_ref(),
+            link_mbps: link.as_ref().map_or(0, |l| l.mbps),
+            link_up: self.pair || link.is_none_or(|l| l.up),
+            crc: self.config.mpa.crc != CrcPolicy::Off,
+            mpa_rev: *self.config.mpa.revision.get_ref(),
+            max_ird: *self.config.mpa.ird.get_ref(),
+            max_ord: *self.config.mpa.ord.get_ref(),
+            workers: (0..self.queues.len()).collect(),
+        }
+    }
+
+    /// The lane of one worker, if the port has a queue for it.
+    pub fn lane(&mut self, device: usize, worker: usize, keys: &Keys) -> Option<LaneConfig> {
+        let (rx, tx) = self.queues.get_mut(worker)?.take()?;
+        let offloads = self.caps.offloads;
+        let software = self.config.checksum == ChecksumPolicy::Software;
+        let offload = offloads.tx_checksum && !software && !self.pair;
+        let no_checksum = self.pair && !software;
+        Some(LaneConfig {
+            device,
+            rx,
+            tx,
+            stack: self.stack(keys, !(offload || no_checksum)),
+            mpa: self.mpa(),
+            accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
+            pair: self.pair,
+            trusted: no_checksum,
+            multi_segs: offloads.multi_segs || self.pair,
+            external: self.port.reads_external_memory(),
+            tx_offload: offload,
+            rx_checksum: offloads.rx_checksum && !software && !self.pair,
+            tap: None,
+        })
+    }
+
+    fn mpa(&self) -> MpaConfig {
+        let m = &self.config.mpa;
+        MpaConfig {
+            rev: *m.revision.get_ref(),
+            crc: match m.crc {
+                CrcPolicy::Off => MpaCrc::IfAsked,
+                CrcPolicy::On | CrcPolicy::Required => MpaCrc::Required,
+            },
+            peer_to_peer: !m.rtr.is_empty(),
+            rtr: RtrKinds {
+                send: m.rtr.contains(&RtrName::Send),
+                write: m.rtr.contains(&RtrName::Write),
+                read: m.rtr.contains(&RtrName::Read),
+            },
+            max_ird: *m.ird.get_ref(),
+            max_ord: *m.ord.get_ref(),
+            request_timeout_ms: m.request_timeout_ms,
+            reply_timeout_ms: m.reply_timeout_ms,
+            ..MpaConfig::default()
+        }
+    }
+
+    fn stack(&self, keys: &Keys, tx_checksum: bool) -> StackConfig {
+        let c = &self.config;
+        let addrs = c
+            .addresses
+            .get_ref()
+            .iter()
+            .map(|a| IpCidr::new(a.addr, a.prefix))
+            .collect();
+        let t = &c.tcp;
+        StackConfig {
+            gateway_v4: c.gateway,
+            gateway_v6: c.gateway6,
+            mtu: *c.mtu.get_ref(),
+            vlan: c.vlan.as_ref().map(|v| *v.get_ref()),
+            rto_min: Duration::from_millis(t.rto_min_ms.max(1).into()),
+            delayed_ack: Duration::from_micros(t.delayed_ack_us.min(500_000).into()),
+            recv_window: u32::try_from(t.receive_window.0).unwrap_or(1 << 30),
+            congestion: match t.congestion {
+                CongestionName::Cubic => Congestion::Cubic,
+                CongestionName::Newreno => Congestion::NewReno,
+            },
+            isn_key: keys.isn,
+            hash_key: keys.hash,
+            max_connections: keys.connections,
+            tx_checksum,
+            keepalive: t.keepalive_s.map(|s| Keepalive {
+                idle: Duration::from_secs(s.into()),
+                interval: Duration::from_secs(5),
+                probes: 5,
+            }),
+            gratuitous_arp: !self.pair,
+            ..StackConfig::new(self.mac, addrs)
+        }
+    }
+}
+
+/// Secrets and bounds that every stack shares.
+pub struct Keys {
+    pub isn: [u8; 16],
+    pub hash: [u8; 16],
+    pub connections: usize,
+}
+
+impl Keys {
+    /// Fresh secrets.
+    pub fn draw(connections: usize) -> Keys {
+        let random = || {
+            let mut key = [0u8; 16];
+            for half in key.chunks_exact_mut(8) {
+                // Seeded by the operating system for each instance.
+                let n = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8);
+                half.copy_from_slice(&n.to_ne_bytes());
+            }
+            key
+        };
+        Keys {
+            isn: random(),
+            hash: random(),
+            connections,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What the daemon needs of its host, looked at before anything is touched: cores,
+//! hugepages, and the readiness protocol of the service manager.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::config::IdlePolicy;
+
+/// A host resource is missing; the text says which, and the command that provides it.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The core does not exist or the daemon may not run there.
+    #[error(
+        "core {core} cannot be used: this process may run on cores {allowed}; change [workers] cores, or start siwd with `taskset -c {core} siwd ...`"
+    )]
+    NoSuchCore {
+        /// The core asked for.
+        core: usize,
+        /// The cores allowed.
+        allowed: String,
+    },
+    /// Another daemon polls on the core.
+    #[error(
+        "core {core} is busy: siwd process {holder} has it and one of the two polls; name another core in [workers] cores, or set idle = \"adaptive\" in both"
+    )]
+    BusyCore {
+        /// The core.
+        core: usize,
+        /// Process id of the holder, as it wrote it.
+        holder: String,
+    },
+    /// The lock file of a core cannot be used.
+    #[error("core lock {path}: {source}; run siwd as root or make the folder writable")]
+    CoreLock {
+        /// The lock file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Cores that this process may use.
+pub fn allowed_cores() -> Vec<usize> {
+    let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else {
+        return vec![0];
+    };
+    (0..CpuSet::count())
+        .filter(|c| set.is_set(*c).unwrap_or(false))
+        .collect()
+}
+
+/// Pins the calling thread to one core.
+pub fn pin_to(core: usize) -> Result<(), HostError> {
+    let mut set = CpuSet::new();
+    set.set(core)
+        .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+        .map_err(|_| no_such_core(core))
+}
+
+fn no_such_core(core: usize) -> HostError {
+    let allowed: Vec<String> = allowed_cores().iter().map(ToString::to_string).collect();
+    HostError::NoSuchCore {
+        core,
+        allowed: allowed.join(","),
+    }
+}
+
+/// The claim of one worker on its core: exclusive when it polls, shared when it sleeps.
+pub struct CoreClaim(#[allow(dead_code, reason = "held for its lock")] Flock<File>);
+
+/// Claims every core for this process.
+///
+/// # Errors
+/// [`HostError::NoSuchCore`] or [`HostError::BusyCore`]; nothing is held then.
+pub fn claim_cores(
+    folder: &Path,
+    cores: &[usize],
+    idle: IdlePolicy,
+) -> Result<Vec<CoreClaim>, HostError> {
+    let allowed = allowed_cores();
+    if let Some(core) = cores.iter().find(|c| !allowed.contains(c)) {
+        return Err(no_such_core(*core));
+    }
+    let _ = fs::create_dir_all(folder);
+    cores.iter().map(|c| claim(folder, *c, idle)).collect()
+}
+
+fn claim(folder: &Path, core: usize, idle: IdlePolicy) -> Result<CoreClaim, HostError> {
+    let path = folder.join(format!("core-{core}.lock"));
+    let lock_error = |source| HostError::CoreLock {
+        path: path.display().to_string(),
+        source,
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(lock_error)?;
+    let how = match idle {
+        IdlePolicy::Poll => FlockArg::LockExclusiveNonblock,
+        IdlePolicy::Adaptive => FlockArg::LockSharedNonblock,
+    };
+    match Flock::lock(file, how) {
+        Ok(mut lock) => {
+            let _ = lock.set_len(0);
+            let _ = lock.rewind();
+            let _ = write!(*lock, "{}", std::process::id());
+            Ok(CoreClaim(lock))
+        }
+        Err((mut file, nix::errno::Errno::EWOULDBLOCK)) => {
+            let mut holder = String::new();
+            let _ = file.read_to_string(&mut holder);
+            Err(HostError::BusyCore { core, holder })
+        }
+        Err((_, e)) => Err(lock_error(e.into())),
+    }
+}
+
+/// Bytes in free hugepages that nobody has reserved (the default size).
+pub fn free_hugepage_bytes() -> u64 {
+    let Ok(text) = fs::read_to_string("/proc/meminfo") else {
+        return 0;
+    };
+    let field = |name: &str| -> u64 {
+        text.lines()
+            .find_map(|l| l.strip_prefix(name))
+            .and_then(|l| l.split_whitespace().next())
+            .and_then(|n| n.parse().ok())
+            .unwrap_or(0)
+    };
+    let free = field("HugePages_Free:").saturating_sub(field("HugePages_Rsvd:"));
+    free * field("Hugepagesize:") * 1024
+}
+
+/// Tells the service manager (sd_notify protocol) when there is one.
+pub fn notify(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+        return;
+    };
+    let Ok(socket) = UnixDatagram::unbound() else {
+        return;
+    };
+    let sent = match path.to_string_lossy().strip_prefix('@') {
+        Some(name) => {
+            use std::os::linux::net::SocketAddrExt;
+            std::os::unix::net::SocketAddr::from_abstract_name(name)
+                .and_then(|a| socket.send_to_addr(state.as_bytes(), &a))
+        }
+        None => socket.send_to(state.as_bytes(), &path),
+    };
+    if let Err(e) = sent {
+        tracing::warn!("the service manager was not told {state}: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_outside_the_affinity_is_refused_with_the_allowed_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let e = claim_cores(dir.path(), &[1000], IdlePolicy::Poll)
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(e.contains("core 1000") && e.contains("may run on cores"), "{e}");
+    }
+
+    #[test]
+    fn a_polled_core_is_busy_for_a_second_daemon_and_says_who_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let core = allowed_cores()[0];
+        let first = claim_cores(dir.path(), &[core], IdlePolicy::Poll).unwrap();
+        let e = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive)
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(e.contains(&std::process::id().to_string()), "{e}");
+        drop(first);
+        let a = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive).unwrap();
+        let b = claim_cores(dir.path(), &[core], IdlePolicy::Adaptive).unwrap();
+        drop((a, b));
+    }
+}

@@ -1,0 +1,98 @@
+//! `siwd`: the daemon's command line.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use siwd::config::{CaptureConfig, ByteSize, Config};
+
+/// A software RNIC in user space: iWARP over DPDK, served through shared memory.
+#[derive(Debug, Parser)]
+#[command(name = "siwd", version, about)]
+struct Args {
+    /// Configuration file (TOML). Without it the embedded loopback runs: siw0 and siw1,
+    /// joined by a pair of DPDK rings.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Check the configuration and exit.
+    #[arg(long)]
+    check: bool,
+
+    /// What to log: error, warn, info, debug, trace, or a filter such as
+    /// `siwd=debug,siw_tcp=info`.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    log: String,
+
+    /// Use this control socket instead of the configured one.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+
+    /// Write every frame to this pcapng file.
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+
+    /// Print the ready line and the result of --check as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+const EMBEDDED: &str = include_str!("../../config/loopback.toml");
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = match tracing_subscriber::EnvFilter::try_new(&args.log) {
+        Ok(f) => f,
+        Err(e) => {
+            eprintln!("siwd: --log {:?}: {e}; write error, warn, info, debug or trace", args.log);
+            return ExitCode::from(2);
+        }
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            if args.json && args.check {
+                println!("{}", serde_json::json!({ "ok": false, "error": message }));
+            }
+            eprintln!("siwd: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), String> {
+    let mut config = match &args.config {
+        Some(path) => Config::load(path),
+        None => Config::parse("(embedded loopback)".as_ref(), EMBEDDED),
+    }
+    .map_err(|e| e.to_string())?;
+    if let Some(socket) = &args.socket {
+        config.control.socket = socket.clone();
+    }
+    if let Some(file) = &args.capture {
+        config.capture = Some(CaptureConfig {
+            file: file.clone(),
+            limit: config.capture.map_or(ByteSize(256 << 20), |c| c.limit),
+        });
+    }
+    if args.check {
+        let name = args
+            .config
+            .as_ref()
+            .map_or_else(|| "(embedded loopback)".into(), |p| p.display().to_string());
+        if args.json {
+            println!("{}", serde_json::json!({ "ok": true, "config": name, "devices": config.devices.len() }));
+        } else {
+            println!("{name}: ok, {} device(s)", config.devices.len());
+        }
+        return Ok(());
+    }
+    siwd::daemon::run(config, args.json).map_err(|e| e.to_string())
+}

@@ -1,0 +1,322 @@
+//! What the control thread asks of a worker.
+
+use siw_iwarp::QueuePair;
+use siw_tcp::Instant;
+
+use super::messages::{Command, Event, QpSetup};
+use super::queue_pair::{Phase, QpSlot, Rings};
+use super::user::User;
+use super::{ClientEnd, Worker};
+
+/// Commands taken in one turn, so that a burst of them does not stall the data path.
+const COMMANDS: usize = 16;
+/// How long a stop waits for connections to close gracefully.
+const STOP_GRACE_NS: u64 = 500_000_000;
+/// How long a destroyed queue pair may go on to get its last bytes acknowledged.
+const DESTROY_GRACE_NS: u64 = 100_000_000;
+
+impl Worker {
+    #[inline]
+    pub(super) fn take_commands(&mut self, now: Instant) -> bool {
+        if let Some(deadline) = self.stopping {
+            self.check_stopped(now, deadline);
+        }
+        let mut any = false;
+        for _ in 0..COMMANDS {
+            let Some(command) = self.mailbox.commands.pop() else {
+                break;
+            };
+            any = true;
+            self.execute(now, command);
+        }
+        any
+    }
+
+    fn execute(&mut self, now: Instant, command: Command) {
+        match command {
+            Command::AddClient {
+                client,
+                doorbells,
+                wake,
+            } => {
+                self.idle.watch(&wake);
+                self.clients.push(ClientEnd {
+                    client,
+                    doorbells,
+                    wake,
+                });
+            }
+            Command::RemoveClient { client } => self.remove_client(now, client),
+            Command::AddCq(end) => self.cqs.insert(*end),
+            Command::RemoveCq { cq } => self.cqs.remove(cq),
+            Command::Connect { setup, params } => {
+                match self.lanes.iter().position(|l| l.device == params.device) {
+                    Some(lane) => {
+                        let slot = self.add_qp(*setup, lane);
+                        self.connect(now, slot, *params);
+                    }
+                    None => {
+                        let slot = self.add_qp(*setup, 0);
+                        let why = "this worker has no queue of that device".to_owned();
+                        self.connect_failed(now, slot, super::messages::ConnectFailure::Local(why));
+                    }
+                }
+            }
+            Command::Accept {
+                setup,
+                request,
+                private_data,
+                ird,
+                ord,
+            } => {
+                let slot = self.add_qp(*setup, 0);
+                self.accept(now, slot, request, &private_data, (ird, ord));
+            }
+            Command::Reject {
+                request,
+                private_data,
+            } => self.reject(now, request, &private_data),
+            Command::Listen {
+                listener,
+                device,
+                local,
+                port,
+                backlog,
+            } => {
+                for lane in self.lanes.iter_mut().filter(|l| l.device == device) {
+                    let user = User::Listener(listener).into();
+                    match lane.stack.listen(local, port, backlog, user) {
+                        Ok(id) => lane.listeners.push((listener, id)),
+                        Err(e) => {
+                            self.backlog.push_back(Event::ListenFailed {
+                                listener,
+                                reason: e.to_string(),
+                            });
+                            self.told = true;
+                        }
+                    }
+                }
+            }
+            Command::Unlisten { listener } => self.unlisten(now, listener),
+            Command::Disconnect { qpn } => {
+                if let Some(slot) = self.qps.find(qpn) {
+                    self.disconnect(now, slot);
+                }
+            }
+            Command::Adopt { setup } => {
+                let slot = self.add_qp(*setup, 0);
+                if let Some(qp) = self.qps.get_mut(slot) {
+                    qp.phase = Phase::Over;
+                    qp.told_over = true;
+                }
+                self.to_error(now, slot);
+            }
+            Command::ToError { qpn } => {
+                if let Some(slot) = self.qps.find(qpn) {
+                    self.to_error(now, slot);
+                }
+            }
+            Command::DestroyQp { qpn } => match self.qps.find(qpn) {
+                Some(slot) => self.destroy(now, slot),
+                None => self.tell(Event::QpDestroyed { qpn }),
+            },
+            Command::Fence { token } => {
+                let worker = self.index;
+                self.tell(Event::Fenced { worker, token });
+            }
+            Command::Stats { token } => {
+                let (worker, stats) = (self.index, Box::new(self.stats()));
+                self.tell(Event::Stats {
+                    worker,
+                    token,
+                    stats,
+                });
+            }
+            Command::Stop => self.stop(now),
+        }
+    }
+
+    fn add_qp(&mut self, setup: QpSetup, lane: usize) -> u32 {
+        self.qps.insert(Box::new(QpSlot {
+            client: setup.client,
+            lane,
+            conn: None,
+            qp: QueuePair::new(setup.attr),
+            rings: Rings {
+                qpn: setup.attr.qpn,
+                sq: setup.sq,
+                rq: setup.rq,
+                send_cq: setup.send_cq,
+                recv_cq: setup.recv_cq,
+                fault: None,
+                popped: false,
+                events: Vec::new(),
+            },
+            phase: Phase::Idle,
+            ready: false,
+            releasing: false,
+            told_over: false,
+            destroying: false,
+            close_deadline: None,
+        }))
+    }
+
+    fn disconnect(&mut self, now: Instant, slot: u32) {
+        let Some(qp) = self.qps.get_mut(slot) else { return };
+        match qp.phase {
+            Phase::Running => {
+                qp.qp.disconnect();
+                self.make_ready(slot);
+                self.after_slow(now, slot);
+            }
+            Phase::Connecting(_) => {
+                if let Some(conn) = qp.conn {
+                    self.lanes[qp.lane].stack.abort(now, conn);
+                }
+                self.connect_failed(now, slot, super::messages::ConnectFailure::Reset);
+            }
+            Phase::Idle | Phase::Over => {}
+        }
+    }
+
+    pub(super) fn to_error(&mut self, now: Instant, slot: u32) {
+        self.with_qp(slot, |qp, env| qp.modify_to_error(env));
+        self.after_slow(now, slot);
+    }
+
+    fn destroy(&mut self, now: Instant, slot: u32) {
+        let Some(qp) = self.qps.get_mut(slot) else { return };
+        qp.destroying = true;
+        qp.told_over = true;
+        if let (Phase::Running, Some(conn)) = (&qp.phase, qp.conn) {
+            let lane = qp.lane;
+            let pending = self.lanes[lane]
+                .stack
+                .conn(conn)
+                .is_some_and(|c| c.in_flight > 0 || c.unsent > 0);
+            if pending {
+                // What was posted before the end still arrives when it can.
+                let deadline = Instant(now.0 + DESTROY_GRACE_NS);
+                qp.close_deadline = Some(deadline);
+                self.timers.insert((deadline, User::Qp(slot).into()), ());
+                qp.qp.disconnect();
+                self.make_ready(slot);
+                self.lanes[lane].stack.close(now, conn);
+                return;
+            }
+        }
+        self.finish_destroy(now, slot);
+    }
+
+    /// Ends a queue pair whose owner has let go, once nothing needs it any more.
+    pub(super) fn finish_destroy(&mut self, now: Instant, slot: u32) {
+        if !self.qps.get(slot).is_some_and(|q| q.destroying) {
+            return;
+        }
+        if let Some(qpn) = self.drop_qp(now, slot, false) {
+            self.tell(Event::QpDestroyed { qpn });
+        }
+    }
+
+    /// Takes a queue pair out; its connection is closed, or reset.
+    fn drop_qp(&mut self, now: Instant, slot: u32, reset: bool) -> Option<u32> {
+        let conn = self.qps.get(slot)?.conn;
+        let lane = self.qps.get(slot)?.lane;
+        if let Some(conn) = conn {
+            let stack = &mut self.lanes[lane].stack;
+            let clean = stack
+                .conn(conn)
+                .is_none_or(|c| c.unsent == 0 && c.in_flight <= 1);
+            if reset || !clean {
+                stack.abort(now, conn);
+            }
+            self.with_qp(slot, |qp, env| qp.abandon(env));
+            let stack = &mut self.lanes[lane].stack;
+            stack.set_user(conn, User::Nobody.into());
+            stack.close(now, conn);
+            stack.release(now, conn);
+        } else {
+            self.with_qp(slot, |qp, env| qp.abandon(env));
+        }
+        let qp = self.qps.remove(slot)?;
+        if let Some(d) = qp.close_deadline {
+            self.timers.remove(&(d, User::Qp(slot).into()));
+        }
+        if let Phase::Connecting(c) = &qp.phase {
+            self.timers.remove(&(c.deadline, User::Qp(slot).into()));
+        }
+        Some(qp.rings.qpn)
+    }
+
+    fn unlisten(&mut self, now: Instant, listener: u32) {
+        for lane in &mut self.lanes {
+            if let Some(at) = lane.listeners.iter().position(|(l, _)| *l == listener) {
+                let (_, id) = lane.listeners.swap_remove(at);
+                lane.stack.unlisten(now, id);
+            }
+        }
+        for slot in 0..self.inbound.len() {
+            if self.inbound[slot].as_ref().is_some_and(|i| i.listener == listener) {
+                self.drop_inbound(now, slot as u32, true);
+            }
+        }
+    }
+
+    fn remove_client(&mut self, now: Instant, client: u32) {
+        for slot in self.qps.select(|q| q.client == client) {
+            self.drop_qp(now, slot, true);
+        }
+        self.cqs.remove_client(client);
+        if let Some(at) = self.clients.iter().position(|c| c.client == client) {
+            let end = self.clients.swap_remove(at);
+            self.idle.unwatch(&end.wake);
+        }
+    }
+
+    /// A completion queue overflowed: its queue pairs end, nobody else's.
+    #[cold]
+    pub(super) fn overflows(&mut self, now: Instant) {
+        for cq in std::mem::take(&mut self.cqs.overflows) {
+            if let Some(client) = self.cqs.client(cq) {
+                self.tell(Event::CqOverflow { client, cq });
+            }
+            for slot in self
+                .qps
+                .select(|q| q.rings.send_cq == cq || q.rings.recv_cq == cq)
+            {
+                self.to_error(now, slot);
+            }
+        }
+    }
+
+    fn stop(&mut self, now: Instant) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(Instant(now.0 + STOP_GRACE_NS));
+        for slot in 0..self.inbound.len() {
+            self.drop_inbound(now, slot as u32, true);
+        }
+        for slot in self.qps.select(|q| matches!(q.phase, Phase::Running)) {
+            self.disconnect(now, slot);
+        }
+    }
+
+    fn check_stopped(&mut self, now: Instant, deadline: Instant) {
+        let open = !self.qps.select(|q| q.conn.is_some()).is_empty();
+        if open && now < deadline {
+            return;
+        }
+        for slot in self.qps.select(|_| true) {
+            self.drop_qp(now, slot, true);
+        }
+        // The resets have to leave before the thread does.
+        for lane in 0..self.lanes.len() {
+            self.finish_lane(now, lane);
+        }
+        let worker = self.index;
+        self.tell(Event::Stopped { worker });
+        self.tell_control();
+        self.stopped = true;
+    }
+}

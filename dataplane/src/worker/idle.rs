@@ -1,0 +1,148 @@
+//! What a worker does when nothing is to be done: spin, or sleep until a doorbell, a frame,
+//! a command or a timer.
+//!
+//! The order that loses no wake-up: announce the sleep, look at every ring once more, sleep.
+//! Clients ring, fence, and look at the announcement (see `siw_shm::doorbell`).
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::time::TimeSpec;
+use siw_shm::doorbell::SleepFlag;
+use siw_tcp::Instant;
+
+use super::{Mailbox, Worker};
+use crate::config::IdlePolicy;
+
+/// Longest sleep on a port that cannot wake the worker.
+const NAP: Duration = Duration::from_millis(1);
+/// Naps while connections have something in flight on such a port.
+const SHORT_NAP: Duration = Duration::from_micros(50);
+/// Longest sleep at all: counters and capture stay fresh.
+const LONG: Duration = Duration::from_secs(10);
+
+/// The sleeping half of a worker.
+pub struct Idle {
+    policy: IdlePolicy,
+    spin: u64,
+    busy_at: Instant,
+    epoll: Epoll,
+    flag: SleepFlag,
+    sleeps: u64,
+}
+
+impl Idle {
+    pub fn new(
+        policy: IdlePolicy,
+        spin: Duration,
+        flag: SleepFlag,
+        mailbox: &Mailbox,
+    ) -> Result<Idle, Errno> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let fd = &mailbox.worker_wake;
+        epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64))?;
+        Ok(Idle {
+            policy,
+            spin: spin.as_nanos() as u64,
+            busy_at: Instant::ZERO,
+            epoll,
+            flag,
+            sleeps: 0,
+        })
+    }
+
+    pub fn sleeps(&self) -> u64 {
+        self.sleeps
+    }
+
+    #[inline]
+    pub fn busy(&mut self, now: Instant) {
+        self.busy_at = now;
+    }
+
+    #[inline]
+    pub fn may_sleep(&self, now: Instant) -> bool {
+        self.policy == IdlePolicy::Adaptive && now.0.saturating_sub(self.busy_at.0) >= self.spin
+    }
+
+    /// Wakes when this client writes.
+    pub fn watch(&mut self, fd: &OwnedFd) {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64);
+        if let Err(e) = self.epoll.add(fd, event) {
+            tracing::error!("a client's doorbell cannot wake the worker: {e}");
+        }
+    }
+
+    pub fn unwatch(&mut self, fd: &OwnedFd) {
+        let _ = self.epoll.delete(fd);
+    }
+}
+
+impl Worker {
+    /// Sleeps until something may have to be done.
+    pub(super) fn sleep(&mut self, now: Instant) {
+        let mut limit = LONG;
+        for lane in &self.lanes {
+            if !lane.pair {
+                let quiet = lane.stack.idle();
+                limit = limit.min(if quiet { NAP } else { SHORT_NAP });
+            }
+            if let Some(at) = lane.stack.next_deadline() {
+                limit = limit.min(at.since(now));
+            }
+        }
+        if let Some((&(at, _), ())) = self.timers.first_key_value() {
+            limit = limit.min(at.since(now));
+        }
+        if let Some(at) = self.stopping {
+            limit = limit.min(at.since(now)).min(NAP);
+        }
+        if self.cqs.owes() || !self.releasing.is_empty() || self.told {
+            limit = limit.min(NAP);
+        }
+        if limit < Duration::from_micros(5) {
+            return;
+        }
+        self.cache.flush();
+        self.idle.flag.announce_sleep();
+        let work = !self.mailbox.commands.is_empty()
+            || self.clients.iter().any(|c| c.doorbells.has_work());
+        if !work {
+            self.keys.offline();
+            self.idle.sleeps += 1;
+            let mut fds = [PollFd::new(self.idle.epoll.0.as_fd(), PollFlags::POLLIN)];
+            let woken = ppoll(&mut fds, Some(TimeSpec::from(limit)), None).is_ok_and(|n| n > 0);
+            if woken {
+                self.drain_wakes();
+            }
+            self.keys.online();
+        }
+        self.idle.flag.announce_awake();
+        // A nap that found nothing leads to the next one, a wake-up to a spell of spinning.
+        if work {
+            self.idle.busy(now);
+        }
+    }
+
+    fn drain_wakes(&mut self) {
+        let mut events = [EpollEvent::empty(); 16];
+        let n = self.idle.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+        for e in &events[..n] {
+            let fd = e.data();
+            let source = self
+                .clients
+                .iter()
+                .map(|c| &*c.wake)
+                .chain([&self.mailbox.worker_wake])
+                .find(|f| f.as_raw_fd() as u64 == fd);
+            if let Some(f) = source {
+                let _ = nix::unistd::read(f, &mut [0u8; 8]);
+            }
+        }
+        let now = self.clock.now();
+        self.idle.busy(now);
+    }
+}

@@ -1,0 +1,159 @@
+//! What the control thread and the workers tell each other, through bounded queues.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use siw_iwarp::{AsyncEvent, Negotiated, QpAttr};
+use siw_shm::{DoorbellConsumer, RqConsumer, SqConsumer};
+
+use super::completion::CqEnd;
+
+/// A connection request at a listener: worker, slot, generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId(pub u64);
+
+impl RequestId {
+    pub fn new(worker: u32, slot: u32, generation: u32) -> RequestId {
+        RequestId(u64::from(worker) << 56 | u64::from(generation & 0xFF_FFFF) << 32 | u64::from(slot))
+    }
+    pub fn worker(self) -> usize {
+        (self.0 >> 56) as usize
+    }
+    pub fn slot(self) -> u32 {
+        self.0 as u32
+    }
+    pub fn generation(self) -> u32 {
+        (self.0 >> 32) as u32 & 0xFF_FFFF
+    }
+}
+
+/// A queue pair on its way into a worker.
+pub struct QpSetup {
+    pub client: u32,
+    pub attr: QpAttr,
+    pub sq: SqConsumer,
+    pub rq: RqConsumer,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+}
+
+/// An active connect.
+#[derive(Debug, Clone)]
+pub struct ConnectParams {
+    pub device: usize,
+    pub local: Option<IpAddr>,
+    pub local_port: Option<u16>,
+    pub remote: SocketAddr,
+    pub private_data: Vec<u8>,
+    pub ird: u16,
+    pub ord: u16,
+    /// The device's setting, or the consumer's own.
+    pub crc: Option<bool>,
+    pub revision: Option<u8>,
+}
+
+/// Control thread to worker. Executed in order.
+pub enum Command {
+    AddClient {
+        client: u32,
+        doorbells: DoorbellConsumer,
+        /// Written by the client when the worker sleeps.
+        wake: Arc<OwnedFd>,
+    },
+    /// Ends everything of a client: its connections are reset.
+    RemoveClient { client: u32 },
+    AddCq(Box<CqEnd>),
+    RemoveCq { cq: u32 },
+    Connect { setup: Box<QpSetup>, params: Box<ConnectParams> },
+    Accept {
+        setup: Box<QpSetup>,
+        request: RequestId,
+        private_data: Vec<u8>,
+        ird: u16,
+        ord: u16,
+    },
+    Reject { request: RequestId, private_data: Vec<u8> },
+    Listen {
+        listener: u32,
+        device: usize,
+        local: Option<IpAddr>,
+        port: u16,
+        backlog: usize,
+    },
+    Unlisten { listener: u32 },
+    Disconnect { qpn: u32 },
+    /// A queue pair without a connection whose queues are to be flushed.
+    Adopt { setup: Box<QpSetup> },
+    ToError { qpn: u32 },
+    DestroyQp { qpn: u32 },
+    /// Answered with [`Event::Fenced`] when all earlier commands are done.
+    Fence { token: u64 },
+    /// Counters as of now, answered with [`Event::Stats`].
+    Stats { token: u64 },
+    /// Close all connections and end the thread.
+    Stop,
+}
+
+/// Why a connection did not come about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConnectFailure {
+    /// The responder's application said no.
+    Rejected(Vec<u8>),
+    Refused,
+    Unreachable,
+    TimedOut,
+    Reset,
+    /// The peer's MPA frame, or our own parameters, are wrong.
+    Protocol(String),
+    /// TCP had no port, route or room.
+    Local(String),
+}
+
+/// Worker to control thread.
+pub enum Event {
+    ConnectRequest {
+        request: RequestId,
+        listener: u32,
+        local: SocketAddr,
+        remote: SocketAddr,
+        private_data: Vec<u8>,
+        peer_ird: Option<u16>,
+        peer_ord: Option<u16>,
+    },
+    /// The peer gave up before the application answered.
+    RequestGone { request: RequestId, listener: u32 },
+    Established {
+        qpn: u32,
+        negotiated: Negotiated,
+        private_data: Vec<u8>,
+        local: SocketAddr,
+        remote: SocketAddr,
+    },
+    ConnectFailed { qpn: u32, failure: ConnectFailure },
+    Disconnected { qpn: u32 },
+    QpDestroyed { qpn: u32 },
+    Async { client: u32, qpn: u32, event: AsyncEvent },
+    /// A completion ring was full: the queue is broken.
+    CqOverflow { client: u32, cq: u32 },
+    /// A work request could not be executed.
+    BadRequest { client: u32, qpn: u32, reason: String },
+    /// A ring holds what no client library writes: the client is closed.
+    ClientFault { client: u32, qpn: u32 },
+    ListenFailed { listener: u32, reason: String },
+    Fenced { worker: usize, token: u64 },
+    Stats { worker: usize, token: u64, stats: Box<WorkerStats> },
+    Stopped { worker: usize },
+}
+
+/// Counters of one worker.
+#[derive(Debug, Default, Clone)]
+pub struct WorkerStats {
+    pub queue_pairs: usize,
+    pub iterations: u64,
+    pub sleeps: u64,
+    /// Frames to and from ports, by device.
+    pub devices: Vec<(usize, u64, u64, siw_tcp::Stats)>,
+    pub buffers_free: u32,
+    pub buffers: u32,
+}

@@ -1,0 +1,569 @@
+//! A worker: one pinned thread that owns a queue of every port, the TCP stacks above them,
+//! and the queue pairs above those.
+//!
+//! ```text
+//!            commands (control thread)          doorbells (clients)
+//!                    |                               |
+//!  rx_burst -> Stack::receive -> events -> QueuePair::receive -> placement, CQEs
+//!                                   |                |
+//!                                acked          ready queue pairs
+//!                                                    |
+//!  tx_burst <- Sink <- Stack::flush/poll <- push_record <- QueuePair::next_record
+//! ```
+//! One turn of [`Worker::turn`] is one batch: the clock is read once, nothing is scanned,
+//! nothing is allocated in steady state.
+
+mod clock;
+mod commands;
+pub mod completion;
+mod connection;
+mod frame;
+mod idle;
+pub mod messages;
+mod owners;
+pub mod queue_pair;
+mod sink;
+mod user;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crossbeam::queue::ArrayQueue;
+use dpdk::{BURST, Checksum, MbufCache, RxBatch, RxQueue, TxQueue};
+use siw_iwarp::{QpState, TxRecord};
+use siw_iwarp::mpa::MpaConfig;
+use siw_shm::doorbell::SleepFlag;
+use siw_shm::{DoorbellConsumer, Reader};
+use siw_tcp::{Events, FrameInfo, Instant, ListenerId, RxChecksum, Stack};
+
+use crate::capture::{Direction, Tap};
+use crate::config::IdlePolicy;
+use clock::Clock;
+use completion::CqTable;
+use frame::RxFrame;
+use idle::Idle;
+use messages::{Command, Event, WorkerStats};
+use owners::Owners;
+use queue_pair::{Env, Fault, Inbound, Phase, QpSlot, QpTable};
+use sink::{BuildFailure, Output, Sink};
+use user::User;
+
+/// Frames that one queue pair may queue in one turn; then the next has its turn.
+const PUMP_RECORDS: u32 = 64;
+/// Doorbells taken from one client in one turn.
+const DOORBELLS: usize = 64;
+/// Messages with referenced memory in flight per worker; beyond it payload is copied.
+const TRACKERS: usize = 65_536;
+
+/// Both directions of the queue between a worker and the control thread.
+pub struct Mailbox {
+    pub commands: ArrayQueue<Command>,
+    pub events: ArrayQueue<Event>,
+    /// Wakes the worker.
+    pub worker_wake: OwnedFd,
+    /// Wakes the control thread; shared by all workers.
+    pub control_wake: Arc<OwnedFd>,
+}
+
+/// What a worker is given of one device.
+pub struct LaneConfig {
+    pub device: usize,
+    pub rx: RxQueue,
+    pub tx: TxQueue,
+    pub stack: siw_tcp::StackConfig,
+    pub mpa: MpaConfig,
+    pub accept_timeout: std::time::Duration,
+    /// The far end is in this daemon: memory, no wire.
+    pub pair: bool,
+    pub multi_segs: bool,
+    pub external: bool,
+    pub tx_offload: bool,
+    pub rx_checksum: bool,
+    pub tap: Option<Tap>,
+}
+
+/// Everything a worker thread is started with.
+pub struct WorkerConfig {
+    pub index: usize,
+    pub core: usize,
+    pub idle: IdlePolicy,
+    pub spin: std::time::Duration,
+    pub lanes: Vec<LaneConfig>,
+    pub pool: dpdk::Mempool,
+    pub keys: Reader,
+    pub sleeping: SleepFlag,
+    pub mailbox: Arc<Mailbox>,
+}
+
+/// One queue of one device, and the stack above it.
+struct Lane {
+    device: usize,
+    rx: RxQueue,
+    out: Output,
+    stack: Stack<RxFrame, TxRecord>,
+    mpa: MpaConfig,
+    accept_timeout: std::time::Duration,
+    pair: bool,
+    rx_checksum: bool,
+    received: u64,
+    /// TCP's listeners by the daemon's numbers.
+    listeners: Vec<(u32, ListenerId)>,
+}
+
+struct ClientEnd {
+    client: u32,
+    doorbells: DoorbellConsumer,
+    wake: Arc<OwnedFd>,
+}
+
+/// A pinned thread's state.
+pub struct Worker {
+    index: usize,
+    clock: Clock,
+    lanes: Vec<Lane>,
+    clients: Vec<ClientEnd>,
+    qps: QpTable,
+    inbound: Vec<Option<Inbound>>,
+    inbound_generation: u32,
+    cqs: CqTable,
+    owners: Owners,
+    cache: MbufCache,
+    keys: Reader,
+    /// Queue pairs that may have something to send.
+    ready: VecDeque<u32>,
+    /// Queue pairs that wait for a port to release buffers.
+    releasing: Vec<u32>,
+    failures: Vec<BuildFailure>,
+    /// Connection set-up and close timers: the time, and whose.
+    timers: BTreeMap<(Instant, u64), ()>,
+    mailbox: Arc<Mailbox>,
+    /// Events that the full mailbox did not take.
+    backlog: VecDeque<Event>,
+    told: bool,
+    idle: Idle,
+    batch: RxBatch,
+    iterations: u64,
+    stopping: Option<Instant>,
+    stopped: bool,
+}
+
+impl Worker {
+    /// Builds a worker on its own thread.
+    ///
+    /// # Errors
+    /// A device's stack refuses its configuration, or the idle machinery its descriptors.
+    pub fn new(config: WorkerConfig) -> Result<Worker, String> {
+        let clock = Clock::new();
+        let now = clock.now();
+        let idle = Idle::new(config.idle, config.spin, config.sleeping, &config.mailbox)
+            .map_err(|e| format!("worker {}: {e}", config.index))?;
+        let lanes = config
+            .lanes
+            .into_iter()
+            .map(|l| {
+                let mut out = Output::new(l.tx, l.device as u32);
+                out.multi_segs = l.multi_segs;
+                out.external = l.external;
+                out.offload = l.tx_offload;
+                out.tap = l.tap;
+                Ok(Lane {
+                    device: l.device,
+                    rx: l.rx,
+                    out,
+                    stack: Stack::new(l.stack, now).map_err(|e| e.to_string())?,
+                    mpa: l.mpa,
+                    accept_timeout: l.accept_timeout,
+                    pair: l.pair,
+                    rx_checksum: l.rx_checksum,
+                    received: 0,
+                    listeners: Vec::new(),
+                })
+            })
+            .collect::<Result<Vec<_>, String>>()?;
+        Ok(Worker {
+            index: config.index,
+            clock,
+            lanes,
+            clients: Vec::new(),
+            qps: QpTable::default(),
+            inbound: Vec::new(),
+            inbound_generation: 0,
+            cqs: CqTable::default(),
+            owners: Owners::new(TRACKERS),
+            cache: MbufCache::new(&config.pool),
+            keys: config.keys,
+            ready: VecDeque::new(),
+            releasing: Vec::new(),
+            failures: Vec::new(),
+            timers: BTreeMap::new(),
+            mailbox: config.mailbox,
+            backlog: VecDeque::new(),
+            told: false,
+            idle,
+            batch: RxBatch::new(),
+            iterations: 0,
+            stopping: None,
+            stopped: false,
+        })
+    }
+
+    /// Runs until told to stop.
+    pub fn run(&mut self) {
+        while !self.stopped {
+            let now = self.clock.now();
+            let busy = self.turn(now);
+            if busy {
+                self.idle.busy(now);
+            } else if self.idle.may_sleep(now) {
+                self.sleep(now);
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// One batch. True when anything was done.
+    fn turn(&mut self, now: Instant) -> bool {
+        self.iterations = self.iterations.wrapping_add(1);
+        let mut busy = self.take_commands(now);
+        for lane in 0..self.lanes.len() {
+            busy |= self.receive(now, lane);
+        }
+        busy |= self.take_doorbells(now);
+        busy |= self.pump_ready(now);
+        for lane in 0..self.lanes.len() {
+            busy |= self.finish_lane(now, lane);
+        }
+        if !self.failures.is_empty() {
+            self.build_failures(now);
+        }
+        if !self.releasing.is_empty() {
+            self.poll_releases(now);
+        }
+        self.expire_timers(now);
+        self.cqs.notify();
+        if !self.cqs.overflows.is_empty() {
+            self.overflows(now);
+        }
+        frame::recycle(&mut self.cache);
+        if self.told {
+            self.tell_control();
+        }
+        self.keys.quiesce();
+        busy
+    }
+
+    /// Takes a burst from a port (and from frames turned around), and what TCP makes of it.
+    #[inline]
+    fn receive(&mut self, now: Instant, index: usize) -> bool {
+        let lane = &mut self.lanes[index];
+        lane.rx.burst(&mut self.batch);
+        let mut any = !self.batch.is_empty();
+        if any {
+            lane.received += self.batch.len() as u64;
+            if lane.out.tap.is_some() && !lane.pair {
+                capture(lane, &self.batch, self.clock.wall(now));
+            }
+            let trusted = lane.pair && !lane.rx_checksum;
+            let port_checks = lane.rx_checksum;
+            self.batch.prefetch(4);
+            let frames = self.batch.drain().map(|mut m| {
+                let checksum = if trusted {
+                    RxChecksum::Good
+                } else if port_checks {
+                    match m.rx_l4_checksum() {
+                        Checksum::Good | Checksum::NotNeeded => RxChecksum::Good,
+                        Checksum::Bad => RxChecksum::Bad,
+                        Checksum::Unknown => RxChecksum::Unknown,
+                    }
+                } else {
+                    RxChecksum::Unknown
+                };
+                let rss_hash = m.rss_hash().unwrap_or(0);
+                m.clear_offload();
+                (RxFrame::new(m), FrameInfo { checksum, rss_hash })
+            });
+            lane.stack.receive(now, frames);
+        }
+        if !lane.out.turned.is_empty() {
+            any = true;
+            let turned = std::mem::take(&mut lane.out.turned);
+            let info = FrameInfo {
+                checksum: RxChecksum::Good,
+                rss_hash: 0,
+            };
+            lane.stack
+                .receive(now, turned.into_iter().map(|m| (RxFrame::new(m), info)));
+        }
+        while let Some((conn, user, events)) = self.lanes[index].stack.next_event() {
+            any = true;
+            self.tcp_event(now, index, conn, User::from(user), events);
+        }
+        any
+    }
+
+    /// Queue pairs whose doorbell was rung become ready.
+    #[inline]
+    fn take_doorbells(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for i in 0..self.clients.len() {
+            let client = self.clients[i].client;
+            for _ in 0..DOORBELLS {
+                let Some(qpn) = self.clients[i].doorbells.pop() else {
+                    break;
+                };
+                any = true;
+                let Some(slot) = self.qps.find(qpn) else { continue };
+                let Some(qp) = self.qps.get_mut(slot).filter(|q| q.client == client) else {
+                    continue;
+                };
+                qp.rings.sq.clear_pending();
+                if matches!(qp.phase, Phase::Over) || qp.qp.state() == QpState::Error {
+                    self.flush_over(now, slot);
+                } else {
+                    self.make_ready(slot);
+                }
+            }
+        }
+        any
+    }
+
+    #[inline]
+    fn make_ready(&mut self, slot: u32) {
+        if let Some(qp) = self.qps.get_mut(slot)
+            && !qp.ready
+        {
+            qp.ready = true;
+            self.ready.push_back(slot);
+        }
+    }
+
+    /// Lets every ready queue pair send, each its share.
+    #[inline]
+    fn pump_ready(&mut self, now: Instant) -> bool {
+        let n = self.ready.len();
+        for _ in 0..n {
+            let Some(slot) = self.ready.pop_front() else {
+                break;
+            };
+            let Some(qp) = self.qps.get_mut(slot) else {
+                continue;
+            };
+            qp.ready = false;
+            if matches!(qp.phase, Phase::Running) && self.pump(now, slot) {
+                self.make_ready(slot);
+            }
+        }
+        n > 0
+    }
+
+    /// Queues records as far as TCP has room, and sends. True when more could follow at once.
+    #[inline]
+    fn pump(&mut self, now: Instant, slot: u32) -> bool {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return false;
+        };
+        let Some(conn) = qp.conn else { return false };
+        let lane = &mut self.lanes[qp.lane];
+        let mut env = Env {
+            pd: qp.qp.attr().pd,
+            rings: &mut qp.rings,
+            keys: &self.keys,
+            cqs: &mut self.cqs,
+            owners: &mut self.owners,
+        };
+        let mut room = lane.stack.send_room(conn);
+        let mut budget = PUMP_RECORDS;
+        let mut more = false;
+        while room > 0 {
+            if budget == 0 {
+                more = true;
+                break;
+            }
+            let Some((record, len, push)) = qp.qp.next_record(&mut env, room) else {
+                break;
+            };
+            if lane.stack.push_record(conn, len, record, push).is_err() {
+                break;
+            }
+            budget -= 1;
+            room = room.saturating_sub(len as usize);
+        }
+        if qp.rings.popped {
+            qp.rings.popped = false;
+            qp.rings.sq.release();
+            qp.rings.rq.release();
+        }
+        let mut sink = Sink::new(
+            &mut lane.out,
+            &mut self.cache,
+            &mut self.owners,
+            &self.keys,
+            &self.qps,
+            &mut self.failures,
+            self.clock.wall(now),
+        );
+        lane.stack.flush(now, conn, &mut sink);
+        self.after(now, slot);
+        more
+    }
+
+    /// Acknowledgements, timers and repetitions of one stack; then the burst.
+    #[inline]
+    fn finish_lane(&mut self, now: Instant, index: usize) -> bool {
+        let lane = &mut self.lanes[index];
+        let mut sink = Sink::new(
+            &mut lane.out,
+            &mut self.cache,
+            &mut self.owners,
+            &self.keys,
+            &self.qps,
+            &mut self.failures,
+            self.clock.wall(now),
+        );
+        lane.stack.poll(now, &mut sink);
+        let any = !lane.out.batch.is_empty() || !lane.out.turned.is_empty();
+        lane.out.burst();
+        any
+    }
+
+    /// What a call into a queue pair left to do: events, faults, a close.
+    #[inline]
+    fn after(&mut self, now: Instant, slot: u32) {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let quiet = qp.rings.events.is_empty()
+            && qp.rings.fault.is_none()
+            && qp.qp.state() == QpState::Rts;
+        if !quiet {
+            self.after_slow(now, slot);
+        }
+    }
+
+    fn after_slow(&mut self, now: Instant, slot: u32) {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let (client, qpn) = (qp.client, qp.rings.qpn);
+        let events = std::mem::take(&mut qp.rings.events);
+        let fault = qp.rings.fault.clone();
+        for event in events {
+            self.tell(Event::Async { client, qpn, event });
+        }
+        match fault {
+            Some(Fault::Nonsense) => self.tell(Event::ClientFault { client, qpn }),
+            Some(Fault::BadRequest(reason)) => {
+                self.tell(Event::BadRequest { client, qpn, reason });
+                if let Some(qp) = self.qps.get_mut(slot) {
+                    qp.rings.fault = None;
+                }
+            }
+            None => {}
+        }
+        self.close_if_wanted(now, slot);
+    }
+
+    fn build_failures(&mut self, now: Instant) {
+        for f in std::mem::take(&mut self.failures) {
+            self.with_qp(f.slot, |qp, env| qp.build_failed(env, &f.record, f.error));
+            self.after_slow(now, f.slot);
+        }
+    }
+
+    fn poll_releases(&mut self, now: Instant) {
+        for lane in &mut self.lanes {
+            lane.out.queue.done_cleanup(0);
+        }
+        for slot in std::mem::take(&mut self.releasing) {
+            let waits = self.with_qp(slot, |qp, env| qp.poll_releases(env)).unwrap_or(false);
+            if let Some(qp) = self.qps.get_mut(slot) {
+                qp.releasing = waits;
+                if waits {
+                    self.releasing.push(slot);
+                } else {
+                    self.after(now, slot);
+                }
+            }
+        }
+        self.owners.sweep();
+    }
+
+    /// Calls into a queue pair with its surroundings.
+    #[inline]
+    fn with_qp<T>(
+        &mut self,
+        slot: u32,
+        f: impl FnOnce(&mut siw_iwarp::QueuePair, &mut Env<'_>) -> T,
+    ) -> Option<T> {
+        let qp = self.qps.get_mut(slot)?;
+        let QpSlot { qp, rings, .. } = qp;
+        let mut env = Env {
+            pd: qp.attr().pd,
+            rings,
+            keys: &self.keys,
+            cqs: &mut self.cqs,
+            owners: &mut self.owners,
+        };
+        let out = f(qp, &mut env);
+        if rings.popped {
+            rings.popped = false;
+            rings.sq.release();
+            rings.rq.release();
+        }
+        Some(out)
+    }
+
+    /// Queues an event for the control thread.
+    fn tell(&mut self, event: Event) {
+        self.backlog.push_back(event);
+        self.told = true;
+    }
+
+    fn tell_control(&mut self) {
+        while let Some(event) = self.backlog.pop_front() {
+            if let Err(event) = self.mailbox.events.push(event) {
+                self.backlog.push_front(event);
+                break;
+            }
+        }
+        self.told = !self.backlog.is_empty();
+        let _ = nix::unistd::write(&*self.mailbox.control_wake, &1u64.to_ne_bytes());
+    }
+
+    fn stats(&self) -> WorkerStats {
+        WorkerStats {
+            queue_pairs: self.qps.len(),
+            iterations: self.iterations,
+            sleeps: self.idle.sleeps(),
+            devices: self
+                .lanes
+                .iter()
+                .map(|l| (l.device, l.received, l.out.sent, l.stack.stats().clone()))
+                .collect(),
+            buffers_free: self.cache.pool().available() + self.cache.cached() as u32,
+            buffers: self.cache.pool().capacity(),
+        }
+    }
+}
+
+#[cold]
+fn capture(lane: &Lane, batch: &RxBatch, wall: u64) {
+    let Some(tap) = &lane.out.tap else { return };
+    for i in 0..BURST {
+        let Some(m) = batch.peek(i) else { break };
+        tap.frame(lane.out.interface, Direction::Inbound, wall, false, |v| {
+            for s in m.segments() {
+                v.extend_from_slice(s);
+            }
+        });
+    }
+}
+
+/// Events that end a connection for its owner.
+const ENDINGS: Events = Events::CLOSED
+    .union(Events::RESET)
+    .union(Events::TIMED_OUT)
+    .union(Events::REFUSED)
+    .union(Events::UNREACHABLE);

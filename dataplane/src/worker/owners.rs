@@ -1,0 +1,99 @@
+//! Which work requests still have buffers in a port: one owner per message in flight, with
+//! a tracker from its first referenced byte on.
+
+use std::sync::Arc;
+
+use dpdk::{ExtMemory, ExtTracker, Mbuf, TrackerPool};
+use siw_iwarp::TxOwner;
+use siw_shm::Region;
+
+#[derive(Default)]
+struct Owner {
+    tracker: Option<ExtTracker>,
+    /// Address of the region that the tracker keeps; another region of the same message is
+    /// copied instead of referenced.
+    region: usize,
+}
+
+/// All owners of one worker.
+pub struct Owners {
+    owners: Vec<Owner>,
+    free: Vec<u32>,
+    trackers: TrackerPool,
+}
+
+impl Owners {
+    /// Room for `capacity` messages with referenced memory in flight; further ones are copied.
+    pub fn new(capacity: usize) -> Owners {
+        Owners {
+            owners: Vec::new(),
+            free: Vec::new(),
+            trackers: TrackerPool::new(capacity),
+        }
+    }
+
+    /// A fresh owner.
+    #[inline]
+    pub fn alloc(&mut self) -> TxOwner {
+        if let Some(i) = self.free.pop() {
+            return TxOwner(i);
+        }
+        self.owners.push(Owner::default());
+        TxOwner((self.owners.len() - 1) as u32)
+    }
+
+    /// The message is done.
+    #[inline]
+    pub fn free(&mut self, owner: TxOwner) {
+        if let Some(o) = self.owners.get_mut(owner.0 as usize) {
+            if let Some(t) = o.tracker.take() {
+                self.trackers.free(t);
+            }
+            self.free.push(owner.0);
+        }
+    }
+
+    /// No port holds a buffer of this message any more.
+    #[inline]
+    pub fn released(&self, owner: TxOwner) -> bool {
+        self.owners
+            .get(owner.0 as usize)
+            .and_then(|o| o.tracker.as_ref())
+            .is_none_or(|t| t.outstanding() == 0)
+    }
+
+    /// Points `mbuf` at registered memory on behalf of a message. False: copy instead.
+    #[inline]
+    pub fn attach(
+        &mut self,
+        owner: TxOwner,
+        region: &Arc<Region>,
+        offset: u64,
+        len: u16,
+        mbuf: &mut Mbuf,
+    ) -> bool {
+        let Some(o) = self.owners.get_mut(owner.0 as usize) else {
+            return false;
+        };
+        let id = Arc::as_ptr(region) as usize;
+        if o.tracker.is_none() {
+            let memory: Arc<dyn ExtMemory> = region.clone();
+            o.tracker = self.trackers.alloc(memory);
+            o.region = id;
+        }
+        match &o.tracker {
+            Some(t) if o.region == id => t.attach(mbuf, offset, len),
+            _ => false,
+        }
+    }
+
+    /// Takes back trackers of ended messages whose buffers have come home. Now and then.
+    pub fn sweep(&mut self) {
+        self.trackers.sweep();
+    }
+
+    /// Trackers whose buffers a port still holds although their message is over.
+    pub fn zombies(&self) -> usize {
+        self.trackers.zombies()
+    }
+}

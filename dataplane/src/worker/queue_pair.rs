@@ -1,0 +1,270 @@
+//! A queue pair in its worker: the iWARP state machine, its rings, its connection.
+
+use siw_iwarp::mpa::{Initiator, MpaConfig, Responder};
+use siw_iwarp::{AsyncEvent, InvalidateError, QpEnv, QueuePair, RingFault, TxOwner};
+use siw_shm::{
+    Cqe, KeyError, Opcode, Reader, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, Stag, WcFlags,
+    WcOpcode, WcStatus,
+};
+use siw_tcp::{ConnId, Instant};
+
+use super::completion::CqTable;
+use super::messages::ConnectParams;
+use super::owners::Owners;
+
+/// The rings of a queue pair, and what went wrong in them.
+pub struct Rings {
+    pub qpn: u32,
+    pub sq: SqConsumer,
+    pub rq: RqConsumer,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub fault: Option<Fault>,
+    /// Slots were popped since the last release.
+    pub popped: bool,
+    /// Asynchronous events not yet told.
+    pub events: Vec<AsyncEvent>,
+}
+
+/// What a client did to its rings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// Indices that cannot be: the client is closed.
+    Nonsense,
+    /// A work request that cannot be executed: its queue pair ends.
+    BadRequest(String),
+}
+
+/// How far a queue pair is in connecting.
+pub enum Phase {
+    /// No connection.
+    Idle,
+    /// TCP connects, or the MPA reply is awaited.
+    Connecting(Box<Connecting>),
+    /// MPA set-up is over.
+    Running,
+    /// The connection is closed; what comes to the rings is flushed.
+    Over,
+}
+
+/// The initiator's set-up.
+pub struct Connecting {
+    pub initiator: Initiator,
+    pub params: ConnectParams,
+    pub config: MpaConfig,
+    pub request_sent: bool,
+    pub deadline: Instant,
+}
+
+/// A connection that came to a listener, until an application accepts or rejects it.
+pub struct Inbound {
+    pub lane: usize,
+    pub conn: ConnId,
+    pub listener: u32,
+    pub responder: Responder,
+    /// The application was asked.
+    pub asked: bool,
+    pub deadline: Instant,
+    /// Distinguishes this request from earlier ones with the same index.
+    pub generation: u32,
+}
+
+/// One queue pair of a worker.
+pub struct QpSlot {
+    pub client: u32,
+    pub lane: usize,
+    pub conn: Option<ConnId>,
+    pub qp: QueuePair,
+    pub rings: Rings,
+    pub phase: Phase,
+    /// In the list of queue pairs that may have something to send.
+    pub ready: bool,
+    /// In the list of queue pairs that wait for the port to release buffers.
+    pub releasing: bool,
+    /// The consumer was told that the connection is over.
+    pub told_over: bool,
+    /// The control thread waits for its end.
+    pub destroying: bool,
+    /// A graceful close that takes longer is aborted.
+    pub close_deadline: Option<Instant>,
+}
+
+/// Queue pairs by slot, and slots by queue pair number.
+#[derive(Default)]
+pub struct QpTable {
+    slots: Vec<Option<Box<QpSlot>>>,
+    free: Vec<u32>,
+    by_qpn: Vec<u32>,
+}
+
+impl QpTable {
+    #[inline]
+    pub fn get(&self, slot: u32) -> Option<&QpSlot> {
+        self.slots.get(slot as usize)?.as_deref()
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut QpSlot> {
+        self.slots.get_mut(slot as usize)?.as_deref_mut()
+    }
+
+    /// The slot of a queue pair number.
+    #[inline]
+    pub fn find(&self, qpn: u32) -> Option<u32> {
+        self.by_qpn.get(qpn as usize).copied()?.checked_sub(1)
+    }
+
+    pub fn insert(&mut self, qp: Box<QpSlot>) -> u32 {
+        let qpn = qp.rings.qpn as usize;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            (self.slots.len() - 1) as u32
+        });
+        if self.by_qpn.len() <= qpn {
+            self.by_qpn.resize(qpn + 1, 0);
+        }
+        self.by_qpn[qpn] = slot + 1;
+        self.slots[slot as usize] = Some(qp);
+        slot
+    }
+
+    pub fn remove(&mut self, slot: u32) -> Option<Box<QpSlot>> {
+        let qp = self.slots.get_mut(slot as usize)?.take()?;
+        self.by_qpn[qp.rings.qpn as usize] = 0;
+        self.free.push(slot);
+        Some(qp)
+    }
+
+    /// Slots of all queue pairs that `f` picks. Control path only: it walks them all.
+    pub fn select(&self, f: impl Fn(&QpSlot) -> bool) -> Vec<u32> {
+        (0..self.slots.len() as u32)
+            .filter(|i| self.get(*i).is_some_and(&f))
+            .collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}
+
+/// What a queue pair reaches of its worker during one call.
+pub struct Env<'a> {
+    pub rings: &'a mut Rings,
+    pub keys: &'a Reader,
+    pub cqs: &'a mut CqTable,
+    pub owners: &'a mut Owners,
+    pub pd: u32,
+}
+
+impl Env<'_> {
+    #[cold]
+    fn fault(&mut self, e: RingError, wr_id_cq: (u32, WcOpcode)) -> RingFault {
+        match e {
+            RingError::Nonsense => self.rings.fault = Some(Fault::Nonsense),
+            RingError::Wqe { wr_id, error } => {
+                let cqe = Cqe {
+                    wr_id,
+                    qp_num: self.rings.qpn,
+                    status: WcStatus::LOC_QP_OP_ERR,
+                    opcode: wr_id_cq.1,
+                    flags: WcFlags::NONE,
+                    ..Cqe::default()
+                };
+                self.cqs.push(wr_id_cq.0, &cqe);
+                self.rings.fault = Some(Fault::BadRequest(error.to_string()));
+            }
+        }
+        RingFault
+    }
+}
+
+impl QpEnv for Env<'_> {
+    #[inline]
+    fn keys(&self) -> &Reader {
+        self.keys
+    }
+
+    #[inline]
+    fn next_send(&mut self) -> Result<Option<SendWqe>, RingFault> {
+        if self.rings.fault.is_some() {
+            return Ok(None);
+        }
+        let mut wqe = SendWqe::new();
+        match self.rings.sq.pop(&mut wqe) {
+            Ok(Some(())) => {
+                self.rings.popped = true;
+                Ok(Some(wqe))
+            }
+            Ok(None) => Ok(None),
+            Err(e) => {
+                self.rings.sq.complete(1);
+                let cq = self.rings.send_cq;
+                Err(self.fault(e, (cq, WcOpcode::from(Opcode::Send))))
+            }
+        }
+    }
+
+    #[inline]
+    fn next_recv(&mut self) -> Result<Option<RecvWqe>, RingFault> {
+        if self.rings.fault.is_some() {
+            return Ok(None);
+        }
+        let mut wqe = RecvWqe::new();
+        match self.rings.rq.pop(&mut wqe) {
+            Ok(Some(())) => {
+                self.rings.popped = true;
+                Ok(Some(wqe))
+            }
+            Ok(None) => Ok(None),
+            Err(e) => {
+                self.rings.rq.complete(1);
+                let cq = self.rings.recv_cq;
+                Err(self.fault(e, (cq, WcOpcode::RECV)))
+            }
+        }
+    }
+
+    #[inline]
+    fn complete_send(&mut self, cqe: Cqe) {
+        self.cqs.push(self.rings.send_cq, &cqe);
+    }
+
+    #[inline]
+    fn complete_recv(&mut self, cqe: Cqe) {
+        self.rings.rq.complete(1);
+        self.cqs.push(self.rings.recv_cq, &cqe);
+    }
+
+    #[inline]
+    fn retire_sends(&mut self, n: u32) {
+        self.rings.sq.complete(n);
+    }
+
+    #[inline]
+    fn released(&self, owner: TxOwner) -> bool {
+        self.owners.released(owner)
+    }
+
+    #[inline]
+    fn alloc_owner(&mut self) -> TxOwner {
+        self.owners.alloc()
+    }
+
+    #[inline]
+    fn free_owner(&mut self, owner: TxOwner) {
+        self.owners.free(owner);
+    }
+
+    fn invalidate(&mut self, stag: u32) -> Result<(), InvalidateError> {
+        let stag = Stag(stag);
+        let done = self.keys.invalidate(stag, self.pd, self.rings.qpn);
+        done.map_err(|e| match e {
+            KeyError::Pd | KeyError::Stream => InvalidateError::NotAssociated,
+            _ => InvalidateError::CannotInvalidate,
+        })
+    }
+
+    fn event(&mut self, event: AsyncEvent) {
+        self.rings.events.push(event);
+    }
+}

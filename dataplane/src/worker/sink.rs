@@ -1,0 +1,365 @@
+//! Frames out: TCP's segments become mbuf chains, FPDUs become header bytes and references
+//! to registered memory.
+//!
+//! ```text
+//! Stack::flush -> begin(headers) -> append(record)* -> end -> TX batch -> tx_burst
+//!                                      '-> QueuePair::build -> bytes / memory
+//! ```
+
+use std::sync::Arc;
+
+use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
+use siw_iwarp::{BuildError, Fpdu, FrameBuilder, TxOwner, TxRecord};
+use siw_shm::{Mr, Reader};
+use siw_tcp::{FrameMeta, FrameSink, TxChecksum, checksum};
+
+use super::owners::Owners;
+use super::queue_pair::QpTable;
+use super::user::User;
+use crate::capture::{Direction, Tap};
+
+/// Payload of at most this many bytes is copied into the header's buffer: below it a copy
+/// costs less than a second buffer and its reference.
+pub const COPY_MAX: u32 = 512;
+
+/// Buffers that one frame may need: header, and a reference with a trailer for each piece of
+/// more than [`COPY_MAX`] bytes.
+const RESERVE: usize = 40;
+
+/// The sending half of a lane.
+pub struct Output {
+    pub queue: TxQueue,
+    pub batch: TxBatch,
+    /// Frames to this device's own address, turned around before the port.
+    pub turned: Vec<Mbuf>,
+    /// The port takes chains; without, frames are copied into one buffer.
+    pub multi_segs: bool,
+    /// The port reads registered memory where it lies.
+    pub external: bool,
+    /// The port computes TCP checksums.
+    pub offload: bool,
+    pub tap: Option<Tap>,
+    pub interface: u32,
+    /// Frames sent since the worker last looked.
+    pub sent: u64,
+    scratch: Vec<u8>,
+}
+
+impl Output {
+    pub fn new(queue: TxQueue, interface: u32) -> Output {
+        Output {
+            queue,
+            batch: TxBatch::new(),
+            turned: Vec::new(),
+            multi_segs: true,
+            external: true,
+            offload: false,
+            tap: None,
+            interface,
+            sent: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Hands the batch to the port; what does not fit stays.
+    #[inline]
+    pub fn burst(&mut self) {
+        if !self.batch.is_empty() {
+            self.sent += self.queue.burst(&mut self.batch) as u64;
+        }
+    }
+}
+
+/// A record that could not be built: its queue pair has to end.
+pub struct BuildFailure {
+    pub slot: u32,
+    pub record: Fpdu,
+    pub error: BuildError,
+}
+
+/// Where TCP's frames go during one call into a stack.
+pub struct Sink<'a> {
+    pub out: &'a mut Output,
+    pub cache: &'a mut MbufCache,
+    pub owners: &'a mut Owners,
+    pub keys: &'a Reader,
+    pub qps: &'a QpTable,
+    pub failures: &'a mut Vec<BuildFailure>,
+    /// Nanoseconds since the epoch, for captures.
+    pub wall: u64,
+    frame: Option<Frame>,
+}
+
+struct Frame {
+    chain: ChainBuilder,
+    meta: FrameMeta,
+    broken: bool,
+}
+
+impl<'a> Sink<'a> {
+    #[allow(clippy::too_many_arguments, reason = "disjoint parts of the worker")]
+    #[inline]
+    pub fn new(
+        out: &'a mut Output,
+        cache: &'a mut MbufCache,
+        owners: &'a mut Owners,
+        keys: &'a Reader,
+        qps: &'a QpTable,
+        failures: &'a mut Vec<BuildFailure>,
+        wall: u64,
+    ) -> Sink<'a> {
+        Sink {
+            out,
+            cache,
+            owners,
+            keys,
+            qps,
+            failures,
+            wall,
+            frame: None,
+        }
+    }
+}
+
+/// Appends to a frame under construction.
+struct Builder<'a> {
+    frame: &'a mut Frame,
+    cache: &'a mut MbufCache,
+    owners: &'a mut Owners,
+    external: bool,
+}
+
+impl Builder<'_> {
+    #[inline]
+    fn room(&mut self, n: usize) -> Option<&mut [u8]> {
+        if usize::from(self.frame.chain.tailroom()) < n {
+            let pushed = self.cache.alloc().is_some_and(|m| self.frame.chain.push(m).is_ok());
+            if !pushed {
+                self.frame.broken = true;
+                return None;
+            }
+        }
+        let room = self.frame.chain.append_room(n as u16);
+        if room.is_none() {
+            self.frame.broken = true;
+        }
+        room
+    }
+}
+
+impl FrameBuilder for Builder<'_> {
+    #[inline]
+    fn bytes(&mut self, b: &[u8]) {
+        if let Some(room) = self.room(b.len()) {
+            room.copy_from_slice(b);
+        }
+    }
+
+    #[inline]
+    fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: TxOwner) {
+        if self.external && len > COPY_MAX {
+            // The owner counts the reference; without a buffer the frame is dropped and
+            // repeated later.
+            let Some(mut m) = self.cache.alloc() else {
+                self.frame.broken = true;
+                return;
+            };
+            let region: &Arc<_> = mr.region();
+            if self.owners.attach(owner, region, region_off, len as u16, &mut m) {
+                if self.frame.chain.push(m).is_err() {
+                    self.frame.broken = true;
+                }
+                return;
+            }
+            self.cache.free(m);
+        }
+        let mut off = region_off;
+        let mut left = len as usize;
+        while left > 0 {
+            let have = usize::from(self.frame.chain.tailroom());
+            let n = if have == 0 { left.min(1024) } else { left.min(have) };
+            let Some(room) = self.room(n) else { return };
+            if mr.read_at(off, room).is_err() {
+                self.frame.broken = true;
+                return;
+            }
+            off += n as u64;
+            left -= n;
+        }
+    }
+}
+
+/// Collects a record in plain memory, for the rare segment that holds a part of one.
+struct Scratch<'a>(&'a mut Vec<u8>, bool);
+
+impl FrameBuilder for Scratch<'_> {
+    fn bytes(&mut self, b: &[u8]) {
+        self.0.extend_from_slice(b);
+    }
+    fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, _owner: TxOwner) {
+        let at = self.0.len();
+        self.0.resize(at + len as usize, 0);
+        if mr.read_at(region_off, &mut self.0[at..]).is_err() {
+            self.1 = true;
+        }
+    }
+}
+
+impl FrameSink<TxRecord> for Sink<'_> {
+    #[inline]
+    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        if self.out.batch.is_full() {
+            self.out.burst();
+            if self.out.batch.is_full() {
+                return false;
+            }
+        }
+        if !self.cache.reserve(RESERVE) {
+            return false;
+        }
+        let Some(head) = self.cache.alloc() else {
+            return false;
+        };
+        let mut chain = ChainBuilder::new(head);
+        if !chain.append_slice(headers) {
+            self.cache.free(chain.finish());
+            return false;
+        }
+        self.frame = Some(Frame {
+            chain,
+            meta: *meta,
+            broken: false,
+        });
+        true
+    }
+
+    #[inline]
+    fn append(&mut self, user: u64, record: &TxRecord, offset: u32, len: u32) {
+        let Some(frame) = &mut self.frame else { return };
+        let mut builder = Builder {
+            frame,
+            cache: self.cache,
+            owners: self.owners,
+            external: self.out.external,
+        };
+        let fpdu = match record {
+            TxRecord::Stream(bytes) => {
+                let part = bytes.get(offset as usize..offset as usize + len as usize);
+                builder.bytes(part.unwrap_or(&[]));
+                return;
+            }
+            TxRecord::Fpdu(f) => f,
+        };
+        let Some(qp) = User::from(user).qp().and_then(|slot| self.qps.get(slot)) else {
+            builder.frame.broken = true;
+            return;
+        };
+        let built = if offset == 0 && len == fpdu.wire_len() {
+            qp.qp.build(self.keys, fpdu, &mut builder)
+        } else {
+            self.out.scratch.clear();
+            let mut scratch = Scratch(&mut self.out.scratch, false);
+            let built = qp.qp.build(self.keys, fpdu, &mut scratch);
+            let part = scratch.0.get(offset as usize..(offset + len) as usize);
+            match part {
+                Some(part) if !scratch.1 => builder.bytes(part),
+                _ => builder.frame.broken = true,
+            }
+            built
+        };
+        if let Err(error) = built {
+            builder.frame.broken = true;
+            if let Some(slot) = User::from(user).qp() {
+                self.failures.push(BuildFailure {
+                    slot,
+                    record: *fpdu,
+                    error,
+                });
+            }
+        }
+    }
+
+    fn bytes(&mut self, b: &[u8]) {
+        let Some(frame) = &mut self.frame else { return };
+        Builder {
+            frame,
+            cache: self.cache,
+            owners: self.owners,
+            external: false,
+        }
+        .bytes(b);
+    }
+
+    #[inline]
+    fn end(&mut self) {
+        let Some(Frame {
+            chain,
+            meta,
+            broken,
+        }) = self.frame.take()
+        else {
+            return;
+        };
+        let mut mbuf = chain.finish();
+        if broken {
+            // As if the network had lost it: TCP repeats, or the queue pair ends.
+            self.cache.free(mbuf);
+            return;
+        }
+        if meta.checksum == TxChecksum::Partial {
+            complete_checksum(&mut mbuf, &meta);
+        }
+        if let Some(tap) = &self.out.tap {
+            let fix = meta.checksum == TxChecksum::Offload;
+            tap.frame(self.out.interface, Direction::Outbound, self.wall, fix, |v| {
+                for s in mbuf.segments() {
+                    v.extend_from_slice(s);
+                }
+            });
+        }
+        if meta.self_addressed {
+            self.out.turned.push(mbuf);
+            return;
+        }
+        if meta.checksum == TxChecksum::Offload && self.out.offload {
+            mbuf.set_tx_offload(TxOffload {
+                l2_len: meta.l2_len,
+                l3_len: u16::from(meta.l3_len),
+                l4_len: meta.l4_len,
+                ipv6: meta.ipv6,
+                ip_checksum: false,
+                tcp_checksum: true,
+                tso_segsz: meta.tso_segsz,
+            });
+        }
+        if !self.out.multi_segs && mbuf.nb_segs() > 1 {
+            let flat = mbuf.linearize(self.cache);
+            self.cache.free(mbuf);
+            match flat {
+                Some(f) => mbuf = f,
+                None => return,
+            }
+        }
+        if let Err(back) = self.out.batch.push(mbuf) {
+            self.cache.free(back);
+        }
+    }
+}
+
+fn complete_checksum(mbuf: &mut Mbuf, meta: &FrameMeta) {
+    let headers = usize::from(meta.l2_len) + usize::from(meta.l3_len) + usize::from(meta.l4_len);
+    let mut sum = checksum::Sum::new();
+    let mut skip = headers;
+    for s in mbuf.segments() {
+        let n = skip.min(s.len());
+        sum.add(&s[n..]);
+        skip -= n;
+    }
+    let data = mbuf.data_mut();
+    let Some(head) = data.get(..headers) else { return };
+    let field = checksum::finish(head, meta, sum);
+    let at = checksum::tcp_field(meta);
+    if let Some(place) = data.get_mut(at..at + 2) {
+        place.copy_from_slice(&field);
+    }
+}
