@@ -66,7 +66,9 @@ fn fail(what: &str) -> ! {
 fn pkg_config(args: &[&str]) -> Result<String, String> {
     let tool = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
     let out = Command::new(&tool).args(args).output().map_err(|e| {
-        format!("`{tool}` could not be run ({e}); it is needed to find DPDK: apt-get install pkg-config")
+        format!(
+            "`{tool}` could not be run ({e}); it is needed to find DPDK: apt-get install pkg-config"
+        )
     })?;
     if out.status.success() {
         Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
