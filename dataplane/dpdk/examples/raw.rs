@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(chain.finish())
     };
     println!(
-        "DPDK {}, {} pages, core {core}, payload {PAYLOAD} B",
+        "{}, {} pages, core {core}, payload {PAYLOAD} B",
         Eal::version(),
         if free_kb >= 128 * 1024 {
             "huge"

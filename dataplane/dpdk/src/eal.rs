@@ -5,8 +5,8 @@
 
 use crate::{Error, RegisteredThread, Result, error, hugepages, log, thread};
 use std::ffi::{CString, c_char};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How to start DPDK.
 #[derive(Debug, Clone)]
@@ -64,6 +64,14 @@ static LEAKED: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) fn leak_environment() {
     LEAKED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// DPDK attaches and removes devices one at a time.
+static DEVICES: Mutex<()> = Mutex::new(());
+
+/// Held around the calls that attach or remove a device.
+pub(crate) fn device_lock() -> MutexGuard<'static, ()> {
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Eal {

@@ -65,6 +65,7 @@ pub enum Error {
     Port {
         port: String,
         what: &'static str,
+        errno: i32,
         reason: String,
         log: String,
     },
@@ -82,9 +83,16 @@ pub enum Error {
     },
 }
 
-/// The text of an errno value, positive or negative.
+impl Error {
+    /// Whether the port's driver has no such function at all: a ring pair has no
+    /// address filter to set, for example, and takes every frame.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Port { errno, .. } if *errno == libc::ENOTSUP)
+    }
+}
+
+/// The text of a positive error number.
 pub(crate) fn errno_text(errno: i32) -> String {
-    let errno = errno.unsigned_abs() as i32;
     // SAFETY: rte_strerror returns a NUL-terminated string that stays valid
     // until the next call from this thread; it is copied at once.
     let text = unsafe { CStr::from_ptr(dpdk_sys::rte_strerror(errno)) };
@@ -97,12 +105,15 @@ pub(crate) fn rte_errno() -> i32 {
     unsafe { dpdk_sys::siw_errno() }
 }
 
-/// A negative return code becomes an error text, taking the thread-local error
-/// number when the code is the bare -1 that many functions return.
-pub(crate) fn reason(rc: i32) -> String {
-    if rc == -1 && rte_errno() != 0 {
-        errno_text(rte_errno())
-    } else {
-        errno_text(rc)
+/// The positive error number of a negative return code, taking the thread-local
+/// one when the code is the bare -1 that many functions return.
+pub(crate) fn errno_of(rc: i32) -> i32 {
+    match (rc, rte_errno()) {
+        (-1, errno) if errno != 0 => errno,
+        _ => rc.unsigned_abs() as i32,
     }
+}
+
+pub(crate) fn reason(rc: i32) -> String {
+    errno_text(errno_of(rc))
 }

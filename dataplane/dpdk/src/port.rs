@@ -3,7 +3,7 @@
 
 use crate::port_config::negotiate;
 use crate::ring_pair::Rings;
-use crate::{Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue, error, log};
+use crate::{Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue, eal, error, log};
 use dpdk_sys as sys;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -25,8 +25,9 @@ pub(crate) struct Inner {
     dma: bool,
     /// Queues in workers' hands: while there are any, the port is not changed.
     queues_out: AtomicUsize,
+    /// Before `state`: draining the rings wants the pools alive.
+    rings: Option<Arc<Rings>>,
     state: Mutex<State>,
-    _rings: Option<Arc<Rings>>,
     _eal: Eal,
 }
 
@@ -97,8 +98,8 @@ impl Port {
                 device: raw.device,
                 dma: is_pci_address(name),
                 queues_out: AtomicUsize::new(0),
+                rings,
                 state: Mutex::default(),
-                _rings: rings,
                 _eal: eal.clone(),
             }),
         })
@@ -282,6 +283,9 @@ impl Port {
         // Pools of an earlier configuration stay: a driver may still hold some
         // of their buffers.
         state.pools.extend_from_slice(pools);
+        if let Some(rings) = &self.inner.rings {
+            rings.keep_alive(pools);
+        }
         Ok(caps)
     }
 
@@ -324,13 +328,16 @@ impl Port {
         Ok(queues)
     }
 
-    /// Drivers that have no interrupts say so only when one is armed.
+    /// Drivers tell whether they have interrupts only when asked for one. Those
+    /// that always signal (a tap is its own descriptor) have nothing to arm.
     fn interrupts_work(&self) -> bool {
         // SAFETY: queue 0 of a started port exists and nobody polls it yet.
         unsafe {
-            sys::rte_eth_dev_rx_intr_enable(self.inner.id, 0) == 0
-                && sys::rte_eth_dev_rx_intr_disable(self.inner.id, 0) == 0
-                && sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.inner.id, 0) >= 0
+            let arms = sys::rte_eth_dev_rx_intr_enable(self.inner.id, 0) == 0;
+            if arms {
+                sys::rte_eth_dev_rx_intr_disable(self.inner.id, 0);
+            }
+            arms || sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.inner.id, 0) >= 0
         }
     }
 
@@ -457,6 +464,7 @@ impl Port {
             rc => Err(Error::Port {
                 port: self.inner.name.clone(),
                 what,
+                errno: error::errno_of(rc),
                 reason: error::reason(rc),
                 log: log::said(),
             }),
@@ -477,6 +485,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let _devices = eal::device_lock();
         // SAFETY: neither the port nor one of its queues is in use any more.
         unsafe {
             sys::rte_eth_dev_stop(self.id);
@@ -496,6 +505,7 @@ fn raw_info(id: u16, name: &str) -> Result<sys::siw_port_info> {
         return Err(Error::Port {
             port: name.to_owned(),
             what: "reading its properties",
+            errno: error::errno_of(rc),
             reason: error::reason(rc),
             log: log::said(),
         });

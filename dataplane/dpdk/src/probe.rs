@@ -1,7 +1,7 @@
 //! Attaching devices at run time: virtual ones by devargs, NICs by PCI address.
 
 use crate::port::is_pci_address;
-use crate::{Eal, Error, Port, Result, error, log};
+use crate::{Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;
 use std::path::Path;
@@ -46,6 +46,7 @@ fn attach(eal: &Eal, devargs: &str) -> Result<Port> {
     if name.is_empty() {
         return Err(fail("the name of the device is missing".into()));
     }
+    let _devices = eal::device_lock();
     // A PCI device may have been probed at start already.
     let mut id = port_by_name(&cname);
     if id.is_none() {

@@ -2,16 +2,25 @@
 //! by pointer, so what one side sent, external segments included, is what the
 //! other receives.
 
-use crate::{Eal, Error, Port, Result, error, log};
+use crate::{Eal, Error, Mempool, Port, Result, eal, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The rings of a pair; freed when both ports are closed.
 pub(crate) struct Rings {
     a_to_b: Vec<NonNull<sys::rte_ring>>,
     b_to_a: Vec<NonNull<sys::rte_ring>>,
+    /// What is left in the rings goes back to these.
+    pools: Mutex<Vec<Mempool>>,
+}
+
+impl Rings {
+    pub(crate) fn keep_alive(&self, pools: &[Mempool]) {
+        let mut kept = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend_from_slice(pools);
+    }
 }
 
 // SAFETY: rings are made for use from several threads; this value only creates
@@ -41,6 +50,7 @@ impl Port {
         let mut rings = Rings {
             a_to_b: Vec::new(),
             b_to_a: Vec::new(),
+            pools: Mutex::default(),
         };
         for q in 0..queues {
             rings
@@ -95,6 +105,7 @@ fn port(
     tx: &[NonNull<sys::rte_ring>],
 ) -> Result<Port> {
     let cname = CString::new(name).unwrap_or_default();
+    let devices = eal::device_lock();
     // SAFETY: both arrays have the given lengths; a NonNull is a plain pointer;
     // the rings live until both ports are closed.
     let id = unsafe {
@@ -107,6 +118,7 @@ fn port(
             0,
         )
     };
+    drop(devices);
     let Ok(id) = u16::try_from(id) else {
         return Err(Error::Device {
             device: name.to_owned(),

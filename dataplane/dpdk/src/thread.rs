@@ -2,8 +2,13 @@
 //! DPDK, so that mempools give them a cache of their own.
 
 use crate::{Eal, Error, Result, error};
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem;
+
+thread_local! {
+    static REGISTERED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A thread known to DPDK until this is dropped. It stays on its thread.
 pub struct RegisteredThread {
@@ -13,6 +18,11 @@ pub struct RegisteredThread {
 
 impl RegisteredThread {
     pub(crate) fn new(eal: Eal) -> Result<Self> {
+        if REGISTERED.get() {
+            return Err(Error::ThreadRegister {
+                reason: "it is registered already".into(),
+            });
+        }
         // SAFETY: the EAL is initialised, `eal` proves it.
         let rc = unsafe { dpdk_sys::rte_thread_register() };
         if rc != 0 {
@@ -20,6 +30,7 @@ impl RegisteredThread {
                 reason: error::errno_text(error::rte_errno()),
             });
         }
+        REGISTERED.set(true);
         Ok(Self {
             _eal: eal,
             _on_this_thread: PhantomData,
@@ -38,6 +49,7 @@ impl Drop for RegisteredThread {
         // SAFETY: this thread registered itself in `new` and, since the value
         // is not Send, is the one that unregisters.
         unsafe { dpdk_sys::rte_thread_unregister() }
+        REGISTERED.set(false);
     }
 }
 
