@@ -26,7 +26,7 @@ const LIBS: &[&str] = &[
 /// Everything the bindings may contain; functions of DPDK proper by full name.
 const FUNCTIONS: &[&str] = &[
     "siw_.*",
-    "rte_eal_(init|cleanup|iova_mode)",
+    "rte_eal_(init|cleanup|iova_mode|get_runtime_dir)",
     "rte_(version|strerror|get_tsc_hz|socket_id)",
     "rte_thread_(register|unregister)",
     "rte_dev_(probe|remove|dma_map|dma_unmap)",

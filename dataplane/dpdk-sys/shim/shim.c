@@ -111,6 +111,11 @@ int siw_errno(void)
 	return rte_errno;
 }
 
+void siw_errno_clear(void)
+{
+	rte_errno = 0;
+}
+
 unsigned int siw_lcore_id(void)
 {
 	return rte_lcore_id();

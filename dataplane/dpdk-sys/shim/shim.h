@@ -41,6 +41,7 @@ unsigned int siw_ring_dequeue_burst(struct rte_ring *r, void **objs, unsigned in
 unsigned int siw_ring_count(const struct rte_ring *r);
 
 int siw_errno(void);
+void siw_errno_clear(void);
 unsigned int siw_lcore_id(void);
 
 /* EAL log lines go to the callback: (level, text, length). Lines may come from

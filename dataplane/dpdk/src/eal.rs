@@ -4,7 +4,8 @@
 //! goes, the environment is cleaned up and its hugepages return to the kernel.
 
 use crate::{Error, RegisteredThread, Result, error, hugepages, log, thread};
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -103,6 +104,7 @@ impl Eal {
         let rc = unsafe { dpdk_sys::rte_eal_init(argv.len() as i32, argv.as_mut_ptr()) };
         let failed = (rc < 0).then(error::rte_errno);
         let _ = thread::set_affinity(&affinity);
+        remove_runtime_dir();
         if let Some(errno) = failed {
             return Err(Error::Eal {
                 reason: error::errno_text(errno),
@@ -130,8 +132,20 @@ impl Eal {
     /// DPDK's version as it names itself.
     pub fn version() -> String {
         // SAFETY: returns a static string.
-        let text = unsafe { std::ffi::CStr::from_ptr(dpdk_sys::rte_version()) };
+        let text = unsafe { CStr::from_ptr(dpdk_sys::rte_version()) };
         text.to_string_lossy().into_owned()
+    }
+}
+
+/// The EAL makes a directory for the files that processes share. We share none,
+/// so it is empty; without this each start would leave one behind.
+fn remove_runtime_dir() {
+    // SAFETY: returns a static string, empty before the directory is chosen.
+    let dir = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
+    let dir = OsStr::from_bytes(dir.to_bytes());
+    if !dir.is_empty() {
+        // Not empty, or not ours: then it stays.
+        let _ = std::fs::remove_dir(dir);
     }
 }
 

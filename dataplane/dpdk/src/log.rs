@@ -1,9 +1,10 @@
 //! Takes over the EAL's log: each line becomes a `tracing` event, and the last
-//! warnings are kept, since DPDK puts the reason of most failures only there.
+//! warnings of each thread are kept, since DPDK puts the reason of most failures
+//! only there.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::c_char;
-use std::sync::Mutex;
 
 /// RTE_LOG_ERR and RTE_LOG_WARNING of rte_log.h; lower is graver.
 const ERR: u32 = 4;
@@ -13,7 +14,9 @@ const INFO: u32 = 7;
 
 const KEPT: usize = 4;
 
-static LAST: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+thread_local! {
+    static LAST: RefCell<VecDeque<String>> = const { RefCell::new(VecDeque::new()) };
+}
 
 /// Redirects the log; called once, before the EAL starts.
 pub(crate) fn capture() {
@@ -38,31 +41,38 @@ unsafe extern "C" fn line(level: u32, text: *const c_char, len: usize) {
             NOTICE | INFO => tracing::info!(target: "dpdk", "{line}"),
             _ => tracing::debug!(target: "dpdk", "{line}"),
         }
-        if level <= WARNING
-            && let Ok(mut last) = LAST.lock()
-        {
+        if level <= WARNING {
+            keep(line);
+        }
+    }
+}
+
+fn keep(line: &str) {
+    // A thread that is ending has no place to keep it any more.
+    let _ = LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
             if last.len() == KEPT {
                 last.pop_front();
             }
             last.push_back(line.to_owned());
         }
-    }
+    });
 }
 
-/// Forgets earlier warnings, so that an error quotes only its own.
+/// Forgets this thread's earlier warnings and error number, so that an error
+/// quotes only its own.
 pub(crate) fn forget() {
-    if let Ok(mut last) = LAST.lock() {
-        last.clear();
-    }
+    // SAFETY: writes a thread-local of DPDK.
+    unsafe { dpdk_sys::siw_errno_clear() };
+    LAST.with_borrow_mut(VecDeque::clear);
 }
 
-/// What DPDK said since [`forget`], ready to be appended to an error text.
+/// What DPDK said on this thread since [`forget`], ready to be appended to an
+/// error text.
 pub(crate) fn said() -> String {
-    match LAST.lock() {
-        Ok(last) if !last.is_empty() => {
-            let lines: Vec<&str> = last.iter().map(String::as_str).collect();
-            format!("\n  DPDK: {}", lines.join("\n  DPDK: "))
-        }
-        _ => String::new(),
-    }
+    LAST.with_borrow(|last| {
+        last.iter()
+            .map(|line| format!("\n  DPDK: {line}"))
+            .collect()
+    })
 }

@@ -89,18 +89,27 @@ fn hint(devargs: &str) -> String {
             Some(i) if !Path::new("/sys/class/net").join(i).exists() => {
                 format!("; there is no interface `{i}`: see ip link")
             }
+            // With the capability it is something else: the log tells.
+            Some(_) if is_root() => String::new(),
             Some(_) => "; it needs CAP_NET_RAW (run as root)".into(),
         };
     }
     if name.starts_with("net_tap") {
-        return if Path::new("/dev/net/tun").exists() {
-            "; it needs CAP_NET_ADMIN (run as root)".into()
-        } else {
+        return if !Path::new("/dev/net/tun").exists() {
             "; /dev/net/tun is missing: modprobe tun".into()
+        } else if is_root() {
+            String::new()
+        } else {
+            "; it needs CAP_NET_ADMIN (run as root)".into()
         };
     }
     if name.starts_with("net_vhost") && iface.is_none() {
         return "; it needs iface=PATH of its socket".into();
     }
     String::new()
+}
+
+fn is_root() -> bool {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::geteuid() == 0 }
 }
