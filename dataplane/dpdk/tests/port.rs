@@ -393,21 +393,6 @@ fn a_wrong_ring_pair_is_refused() {
 }
 
 #[test]
-fn a_pool_that_does_not_fit_says_how_large_it_would_be() {
-    let err = Mempool::new(eal(), &unique("p"), 4_000_000, 0, 9128, None)
-        .map(|_| ())
-        .unwrap_err()
-        .to_string();
-    assert!(
-        err.contains("4000000 buffers") && err.contains("MiB"),
-        "{err}"
-    );
-    let long = "a-name-of-more-than-22-bytes";
-    assert!(Mempool::new(eal(), long, 63, 0, 2048, None).is_err());
-    assert!(Mempool::new(eal(), &unique("p"), 63, 0, u16::MAX, None).is_err());
-}
-
-#[test]
 fn external_memory_is_registered_once_and_needs_whole_pages() {
     let memory = pattern();
     let err = ExternalRegion::register(eal(), as_ext(&memory), 100, 4096).map(|_| ());

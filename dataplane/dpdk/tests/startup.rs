@@ -120,3 +120,23 @@ fn a_buffer_may_be_the_last_thing_left() {
     assert_eq!(direct.data(), b"alive");
     assert_eq!(external.data(), [0; 5]);
 }
+
+#[test]
+fn a_pool_that_does_not_fit_says_how_large_it_would_be() {
+    // In a process of its own: the attempt takes all memory for a moment.
+    if in_child("a_pool_that_does_not_fit_says_how_large_it_would_be").is_some() {
+        return;
+    }
+    let eal = &Eal::init(config()).unwrap();
+    let err = Mempool::new(eal, "p", 4_000_000, 0, 9128, None)
+        .map(|_| ())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        err.contains("4000000 buffers") && err.contains("MiB"),
+        "{err}"
+    );
+    let long = "a-name-of-more-than-22-bytes";
+    assert!(Mempool::new(eal, long, 63, 0, 2048, None).is_err());
+    assert!(Mempool::new(eal, "p", 63, 0, u16::MAX, None).is_err());
+}
