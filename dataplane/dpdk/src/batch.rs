@@ -1,0 +1,195 @@
+//! Fixed arrays of packets that queues fill and empty: no allocation a burst.
+
+use crate::{Mbuf, mbuf};
+use dpdk_sys as sys;
+use std::ptr::NonNull;
+
+/// Packets of one burst.
+pub const BURST: usize = 64;
+
+/// Up to [`BURST`] owned packets in order. What is left in it when it is
+/// dropped is freed.
+pub struct MbufBatch {
+    /// Packets are at `head..tail`.
+    head: usize,
+    tail: usize,
+    bufs: [*mut sys::rte_mbuf; BURST],
+}
+
+/// What [`crate::RxQueue::burst`] fills.
+pub type RxBatch = MbufBatch;
+/// What [`crate::TxQueue::burst`] empties.
+pub type TxBatch = MbufBatch;
+
+// SAFETY: the batch owns its packets, which are bound to no thread.
+unsafe impl Send for MbufBatch {}
+
+impl Default for MbufBatch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MbufBatch {
+    pub fn new() -> Self {
+        Self {
+            head: 0,
+            tail: 0,
+            bufs: [mbuf::NULL; BURST],
+        }
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.tail - self.head
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.len() == BURST
+    }
+
+    /// Packets that can still be pushed.
+    #[inline]
+    pub fn room(&self) -> usize {
+        BURST - self.len()
+    }
+
+    /// Adds a packet at the end; gives it back when the batch is full.
+    #[inline]
+    pub fn push(&mut self, mbuf: Mbuf) -> Result<(), Mbuf> {
+        if self.tail == BURST {
+            if self.head == 0 {
+                return Err(mbuf);
+            }
+            self.compact();
+        }
+        self.bufs[self.tail] = mbuf.into_raw().as_ptr();
+        self.tail += 1;
+        Ok(())
+    }
+
+    /// Takes the first packet.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Mbuf> {
+        if self.is_empty() {
+            return None;
+        }
+        let m = self.bufs[self.head];
+        self.head += 1;
+        // SAFETY: entries at head..tail are packets that the batch owns; this
+        // one leaves it.
+        Some(unsafe { Mbuf::from_raw(NonNull::new_unchecked(m)) })
+    }
+
+    /// Takes all packets in order; what the iterator has not yielded when it is
+    /// dropped stays in the batch.
+    #[inline]
+    pub fn drain(&mut self) -> Drain<'_> {
+        Drain { batch: self }
+    }
+
+    /// Asks the CPU for the mbuf and the first bytes of the packet `ahead` of
+    /// the first one, if there is one.
+    #[inline]
+    pub fn prefetch(&self, ahead: usize) {
+        if let Some(&m) = self.bufs[self.head..self.tail].get(ahead) {
+            // SAFETY: entries at head..tail are packets that the batch owns.
+            mbuf::prefetch_data(unsafe { NonNull::new_unchecked(m) });
+        }
+    }
+
+    /// As [`Self::prefetch`], of the mbuf alone: for the packets further ahead.
+    #[inline]
+    pub fn prefetch_mbuf(&self, ahead: usize) {
+        if let Some(&m) = self.bufs[self.head..self.tail].get(ahead) {
+            mbuf::prefetch(m.cast());
+        }
+    }
+
+    /// The first packet, left in the batch.
+    #[inline]
+    pub fn peek(&self, index: usize) -> Option<&Mbuf> {
+        let slot = self.bufs[self.head..self.tail].get(index)?;
+        // SAFETY: an Mbuf is transparent over a non-null pointer to an owned
+        // packet, which each entry at head..tail is.
+        Some(unsafe { &*std::ptr::from_ref(slot).cast::<Mbuf>() })
+    }
+
+    fn compact(&mut self) {
+        self.bufs.copy_within(self.head..self.tail, 0);
+        self.tail -= self.head;
+        self.head = 0;
+    }
+
+    /// Where a receive burst may write.
+    #[inline]
+    pub(crate) fn spare(&mut self) -> &mut [*mut sys::rte_mbuf] {
+        if self.head != 0 {
+            self.compact();
+        }
+        &mut self.bufs[self.tail..]
+    }
+
+    /// # Safety
+    /// The first `n` entries of [`Self::spare`] were filled with owned packets.
+    #[inline]
+    pub(crate) unsafe fn filled(&mut self, n: usize) {
+        self.tail += n;
+    }
+
+    #[inline]
+    pub(crate) fn pending(&mut self) -> &mut [*mut sys::rte_mbuf] {
+        &mut self.bufs[self.head..self.tail]
+    }
+
+    /// # Safety
+    /// The first `n` entries of [`Self::pending`] were given to another owner.
+    #[inline]
+    pub(crate) unsafe fn sent(&mut self, n: usize) {
+        self.head += n;
+        if self.head == self.tail {
+            self.head = 0;
+            self.tail = 0;
+        }
+    }
+}
+
+impl Drop for MbufBatch {
+    fn drop(&mut self) {
+        while let Some(m) = self.pop() {
+            drop(m);
+        }
+    }
+}
+
+/// See [`MbufBatch::drain`].
+pub struct Drain<'a> {
+    batch: &'a mut MbufBatch,
+}
+
+impl Drain<'_> {
+    /// As [`MbufBatch::prefetch`], counted from the packet that comes next.
+    #[inline]
+    pub fn prefetch(&self, ahead: usize) {
+        self.batch.prefetch(ahead);
+    }
+}
+
+impl Iterator for Drain<'_> {
+    type Item = Mbuf;
+
+    #[inline]
+    fn next(&mut self) -> Option<Mbuf> {
+        self.batch.pop()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.batch.len(), Some(self.batch.len()))
+    }
+}

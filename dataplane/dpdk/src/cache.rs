@@ -1,0 +1,276 @@
+//! A worker's stack of free buffers: allocation and release without a call into
+//! DPDK, except once in 64 to refill or to give back.
+//!
+//! A buffer freed here that came from the same pool is the next one allocated,
+//! still warm in the CPU's cache.
+
+use crate::{Mbuf, Mempool};
+use dpdk_sys as sys;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::Ordering;
+
+const REFILL: usize = 64;
+const STACK: usize = 512;
+/// Kept when a full stack is emptied: the warmest.
+const KEEP: usize = STACK / 2;
+
+/// One a worker; the worker's thread is registered with DPDK.
+pub struct MbufCache {
+    len: usize,
+    stack: Box<[*mut sys::rte_mbuf; STACK]>,
+    pool: Mempool,
+    buf_len: u16,
+    iova_is_va: bool,
+    foreign: Foreign,
+}
+
+/// Buffers of another pool, on their way back to it.
+struct Foreign {
+    pool: *mut sys::rte_mempool,
+    buf_len: u16,
+    len: usize,
+    bufs: [*mut sys::rte_mbuf; REFILL],
+}
+
+// SAFETY: the cache owns the buffers it holds, and buffers are bound to no
+// thread; another pool stays alive while any of its buffers is held.
+unsafe impl Send for MbufCache {}
+
+impl MbufCache {
+    pub fn new(pool: &Mempool) -> Self {
+        Self {
+            len: 0,
+            stack: Box::new([ptr::null_mut(); STACK]),
+            buf_len: pool.buf_len(),
+            iova_is_va: pool.eal().iova_is_va(),
+            pool: pool.clone(),
+            foreign: Foreign {
+                pool: ptr::null_mut(),
+                buf_len: 0,
+                len: 0,
+                bufs: [ptr::null_mut(); REFILL],
+            },
+        }
+    }
+
+    pub fn pool(&self) -> &Mempool {
+        &self.pool
+    }
+
+    /// Buffers that can be allocated without asking the pool.
+    pub fn cached(&self) -> usize {
+        self.len
+    }
+
+    /// An empty buffer, or `None` when the pool is exhausted.
+    #[inline]
+    pub fn alloc(&mut self) -> Option<Mbuf> {
+        if self.len == 0 && !self.refill() {
+            return None;
+        }
+        self.len -= 1;
+        let m = self.stack[self.len];
+        // SAFETY: buffers on the stack are free ones of `pool`, owned by us.
+        unsafe {
+            init_raw(m, self.buf_len);
+            Some(Mbuf::from_raw(NonNull::new_unchecked(m)))
+        }
+    }
+
+    /// Makes sure that `n` allocations in a row succeed (`n` up to 64).
+    #[inline]
+    pub fn reserve(&mut self, n: usize) -> bool {
+        while self.len < n.min(REFILL) {
+            if !self.refill() {
+                return false;
+            }
+        }
+        true
+    }
+
+    #[cold]
+    fn refill(&mut self) -> bool {
+        for want in [REFILL, 8, 1] {
+            let at = &mut self.stack[self.len..];
+            if at.len() < want {
+                continue;
+            }
+            // SAFETY: the pool is alive and `at` has room for `want` pointers.
+            let rc = unsafe {
+                sys::siw_mempool_get_bulk(self.pool.as_ptr(), at.as_mut_ptr(), want as u32)
+            };
+            if rc == 0 {
+                self.len += want;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Frees a whole chain. External segments let go of their memory; segments
+    /// with clones take the general path.
+    #[inline]
+    pub fn free(&mut self, mbuf: Mbuf) {
+        let mut seg = mbuf.into_raw().as_ptr();
+        while !seg.is_null() {
+            // SAFETY: the chain was owned by `mbuf`, so each segment is ours now.
+            unsafe {
+                let next = (*seg).next;
+                self.free_segment(seg);
+                seg = next;
+            }
+        }
+    }
+
+    /// # Safety
+    /// `seg` is owned by the caller, who does not use it any more.
+    #[inline]
+    unsafe fn free_segment(&mut self, seg: *mut sys::rte_mbuf) {
+        // SAFETY: owned, see above.
+        let m = unsafe { &mut *seg };
+        // Acquire: the last reader's release comes before the buffer's reuse.
+        if m.refcnt.load(Ordering::Acquire) != 1 || m.ol_flags & sys::RTE_MBUF_F_INDIRECT != 0 {
+            // SAFETY: owned; DPDK counts the references down.
+            unsafe { sys::siw_pktmbuf_free_seg(seg) };
+            return;
+        }
+        // As rte_pktmbuf_prefree_seg leaves it: pools hold single segments.
+        m.next = ptr::null_mut();
+        m.nb_segs = 1;
+        let own = m.pool == self.pool.as_ptr();
+        if !own && m.pool != self.foreign.pool {
+            self.change_foreign(m.pool);
+        }
+        if m.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
+            let buf_len = if own {
+                self.buf_len
+            } else {
+                self.foreign.buf_len
+            };
+            // SAFETY: an external segment that nobody else refers to.
+            unsafe { detach(m, buf_len, self.iova_is_va) };
+        }
+        if own {
+            if self.len == STACK {
+                self.spill();
+            }
+            self.stack[self.len] = seg;
+            self.len += 1;
+        } else {
+            if self.foreign.len == REFILL {
+                self.flush_foreign();
+            }
+            self.foreign.bufs[self.foreign.len] = seg;
+            self.foreign.len += 1;
+        }
+    }
+
+    /// Gives the coldest buffers back.
+    #[cold]
+    fn spill(&mut self) {
+        let give = STACK - KEEP;
+        // SAFETY: the first `give` entries are free buffers of this pool.
+        unsafe {
+            sys::siw_mempool_put_bulk(self.pool.as_ptr(), self.stack.as_ptr(), give as u32);
+        }
+        self.stack.copy_within(give.., 0);
+        self.len = KEEP;
+    }
+
+    #[cold]
+    fn change_foreign(&mut self, pool: *mut sys::rte_mempool) {
+        self.flush_foreign();
+        self.foreign.pool = pool;
+        // SAFETY: the pool is alive, one of its buffers is in our hands.
+        self.foreign.buf_len = unsafe { sys::siw_pool_data_room(pool) };
+    }
+
+    fn flush_foreign(&mut self) {
+        if self.foreign.len > 0 {
+            // SAFETY: these are free buffers of that pool.
+            unsafe {
+                sys::siw_mempool_put_bulk(
+                    self.foreign.pool,
+                    self.foreign.bufs.as_ptr(),
+                    self.foreign.len as u32,
+                );
+            }
+            self.foreign.len = 0;
+        }
+    }
+
+    /// Gives back the buffers of other pools; an idle worker does this, so that
+    /// a peer does not run dry.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.flush_foreign();
+    }
+}
+
+impl Drop for MbufCache {
+    fn drop(&mut self) {
+        self.flush_foreign();
+        if self.len > 0 {
+            // SAFETY: the stack holds free buffers of this pool.
+            unsafe {
+                sys::siw_mempool_put_bulk(self.pool.as_ptr(), self.stack.as_ptr(), self.len as u32);
+            }
+        }
+    }
+}
+
+/// What rte_pktmbuf_reset does to a buffer fresh from its pool.
+///
+/// # Safety
+/// `m` is a free buffer of a pool whose buffers have `buf_len` bytes, owned by
+/// the caller.
+#[inline]
+pub(crate) unsafe fn init_raw(m: *mut sys::rte_mbuf, buf_len: u16) {
+    // SAFETY: owned by the caller.
+    let m = unsafe { &mut *m };
+    debug_assert!(m.next.is_null() && m.nb_segs == 1 && m.buf_len == buf_len);
+    m.data_off = crate::HEADROOM.min(buf_len);
+    m.port = u16::MAX;
+    m.ol_flags = 0;
+    m.packet_type = 0;
+    m.pkt_len = 0;
+    m.data_len = 0;
+    m.vlan_tci = 0;
+    m.tx_offload = 0;
+}
+
+/// What rte_pktmbuf_detach does to an external buffer: the memory's owner is
+/// told, and the mbuf gets its own room back.
+///
+/// # Safety
+/// `m` has an external buffer attached, is owned by the caller, and its pool's
+/// buffers have `buf_len` bytes.
+#[inline]
+unsafe fn detach(m: &mut sys::rte_mbuf, buf_len: u16, iova_is_va: bool) {
+    let shinfo = m.shinfo;
+    // SAFETY: an attached mbuf counts itself in `shinfo`, which lives until that
+    // count is given back.
+    unsafe {
+        // Release: our reads of the memory come before its owner's reuse, which
+        // acquires the counter. Acquire: before the callback, all others' too.
+        if (*shinfo).refcnt.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(free) = (*shinfo).free_cb
+        {
+            free(m.buf_addr, (*shinfo).fcb_opaque);
+        }
+    }
+    let own = ptr::from_mut(m)
+        .cast::<u8>()
+        .wrapping_add(size_of::<sys::rte_mbuf>() + usize::from(m.priv_size));
+    m.buf_addr = own.cast();
+    let iova = if iova_is_va {
+        own as u64
+    } else {
+        let header = (size_of::<sys::rte_mbuf>() + usize::from(m.priv_size)) as u64;
+        // SAFETY: `m` is an object of its pool; its buffer follows it.
+        header + unsafe { sys::siw_mempool_virt2iova(ptr::from_ref(m).cast()) }
+    };
+    m.buf_iova = iova;
+    m.buf_len = buf_len;
+    m.ol_flags = 0;
+}

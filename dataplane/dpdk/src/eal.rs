@@ -1,0 +1,207 @@
+//! DPDK's environment: initialised once a process, before any pool or port.
+//!
+//! Every pool, port and registered thread holds an [`Eal`]; when the last one
+//! goes, the environment is cleaned up and its hugepages return to the kernel.
+
+use crate::{Error, RegisteredThread, Result, error, hugepages, log, thread};
+use std::ffi::{CStr, CString, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How to start DPDK.
+#[derive(Debug, Clone)]
+pub struct EalConfig {
+    /// Keeps two DPDK processes on one machine apart.
+    pub file_prefix: String,
+    /// Without hugepages normal pages are used: enough for virtual links.
+    pub hugepages: bool,
+    /// Memory for buffer pools and the drivers' own structures.
+    pub memory_mb: u32,
+    /// I/O addresses are virtual addresses: what an IOMMU and every virtual
+    /// link want.
+    pub iova_va: bool,
+    /// Do not look at the PCI bus at all.
+    pub no_pci: bool,
+    /// PCI addresses to probe; empty means all that are bound to a DPDK driver.
+    pub pci_allow: Vec<String>,
+    /// Virtual devices to create at start; [`crate::Port::vdev`] adds them later.
+    pub vdevs: Vec<String>,
+    /// DPDK's name of a level: `error`, `warning`, `notice`, `info`, `debug`.
+    pub log_level: String,
+    /// The CPU that DPDK's main lcore is told to be on.
+    pub main_core: usize,
+}
+
+impl Default for EalConfig {
+    fn default() -> Self {
+        Self {
+            file_prefix: format!("siwd-{}", std::process::id()),
+            hugepages: true,
+            memory_mb: 256,
+            iova_va: true,
+            no_pci: true,
+            pci_allow: Vec::new(),
+            vdevs: Vec::new(),
+            log_level: "notice".into(),
+            main_core: thread::allowed_cores().first().copied().unwrap_or(0),
+        }
+    }
+}
+
+/// The running environment. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Eal(Arc<Inner>);
+
+struct Inner {
+    iova_is_va: bool,
+}
+
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Objects whose memory mbufs may still refer to although their owner is gone;
+/// the environment's memory then stays mapped until the process ends.
+static LEAKED: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) fn leak_environment() {
+    LEAKED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// DPDK attaches and removes devices one at a time.
+static DEVICES: Mutex<()> = Mutex::new(());
+
+/// Held around the calls that attach or remove a device.
+pub(crate) fn device_lock() -> MutexGuard<'static, ()> {
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Eal {
+    /// Starts DPDK. Missing hugepages and impossible cores are told before it
+    /// is touched, so that the caller can try again with another configuration;
+    /// after any other error the process cannot.
+    ///
+    /// The calling thread keeps its CPU affinity (DPDK would pin it).
+    pub fn init(config: EalConfig) -> Result<Self> {
+        let args = config.args()?;
+        if !thread::allowed_cores().contains(&config.main_core) {
+            return Err(thread::core_error(config.main_core));
+        }
+        if config.hugepages {
+            hugepages::check(config.memory_mb)?;
+        }
+        if STARTED.swap(true, Ordering::SeqCst) {
+            return Err(Error::AlreadyInitialised);
+        }
+        log::capture();
+        log::forget();
+
+        // The EAL keeps pointers into its arguments, so they are never freed.
+        let argv: Vec<*mut c_char> = args.into_iter().map(CString::into_raw).collect();
+        let argv = Box::leak(argv.into_boxed_slice());
+        let affinity = thread::affinity();
+        // SAFETY: argv holds argc NUL-terminated strings that live for ever, and
+        // STARTED lets exactly one thread come here.
+        let rc = unsafe { dpdk_sys::rte_eal_init(argv.len() as i32, argv.as_mut_ptr()) };
+        let failed = (rc < 0).then(error::rte_errno);
+        let _ = thread::set_affinity(&affinity);
+        remove_runtime_dir();
+        if let Some(errno) = failed {
+            return Err(Error::Eal {
+                reason: error::errno_text(errno),
+                log: log::said(),
+            });
+        }
+        // SAFETY: the EAL is initialised.
+        let mode = unsafe { dpdk_sys::rte_eal_iova_mode() };
+        Ok(Self(Arc::new(Inner {
+            iova_is_va: mode == dpdk_sys::RTE_IOVA_MODE_VA,
+        })))
+    }
+
+    /// Makes the calling thread known to DPDK while the guard lives; a worker
+    /// does so after pinning itself.
+    pub fn register_thread(&self) -> Result<RegisteredThread> {
+        RegisteredThread::new(self.clone())
+    }
+
+    /// Whether I/O addresses equal virtual addresses.
+    pub fn iova_is_va(&self) -> bool {
+        self.0.iova_is_va
+    }
+
+    /// DPDK's version as it names itself.
+    pub fn version() -> String {
+        // SAFETY: returns a static string.
+        let text = unsafe { CStr::from_ptr(dpdk_sys::rte_version()) };
+        text.to_string_lossy().into_owned()
+    }
+}
+
+/// The EAL makes a directory for the files that processes share. We share none,
+/// so it is empty; without this each start would leave one behind.
+fn remove_runtime_dir() {
+    // SAFETY: returns a static string, empty before the directory is chosen.
+    let dir = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
+    let dir = OsStr::from_bytes(dir.to_bytes());
+    if !dir.is_empty() {
+        // Not empty, or not ours: then it stays.
+        let _ = std::fs::remove_dir(dir);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if LEAKED.load(Ordering::Relaxed) > 0 {
+            tracing::debug!("buffers outlive their pool: DPDK's memory stays until exit");
+            return;
+        }
+        // SAFETY: no pool, port or registered thread is left, each holds an
+        // `Eal`; no mbuf is left either, or LEAKED would say so.
+        unsafe { dpdk_sys::rte_eal_cleanup() };
+    }
+}
+
+impl EalConfig {
+    fn args(&self) -> Result<Vec<CString>> {
+        let mut args: Vec<String> = vec!["siwd".into()];
+        args.push("--lcores".into());
+        args.push(format!("0@{}", self.main_core));
+        args.push(format!("--file-prefix={}", self.file_prefix));
+        args.push(format!("--log-level={}", self.log_level));
+        args.push("--no-telemetry".into());
+        args.push("-m".into());
+        args.push(self.memory_mb.max(1).to_string());
+        if self.hugepages {
+            // No file is left behind, and no hugetlbfs mount is needed.
+            args.push("--in-memory".into());
+            args.push("--single-file-segments".into());
+        } else {
+            // 22.11 refuses --in-memory together with --no-huge.
+            args.push("--no-huge".into());
+            args.push("--no-shconf".into());
+        }
+        if self.iova_va {
+            args.push("--iova-mode=va".into());
+        }
+        if self.no_pci {
+            args.push("--no-pci".into());
+        } else {
+            for addr in &self.pci_allow {
+                args.push("-a".into());
+                args.push(addr.clone());
+            }
+        }
+        for vdev in &self.vdevs {
+            args.push(format!("--vdev={vdev}"));
+        }
+        args.into_iter()
+            .map(|a| {
+                CString::new(a.clone()).map_err(|_| Error::Invalid {
+                    what: "DPDK argument",
+                    value: a,
+                    why: "it contains a NUL byte".into(),
+                })
+            })
+            .collect()
+    }
+}

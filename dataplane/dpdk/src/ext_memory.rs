@@ -1,0 +1,201 @@
+//! Memory outside DPDK that mbufs may point to: the arenas applications
+//! register. Implemented by the owner of such a mapping.
+
+use crate::{Eal, Error, Port, Result, error, log};
+use dpdk_sys as sys;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// A stretch of external memory.
+#[derive(Debug, Clone, Copy)]
+pub struct ExtSlice {
+    pub ptr: NonNull<u8>,
+    /// The address a NIC uses: equal to `ptr` unless I/O addresses are physical.
+    pub iova: u64,
+}
+
+/// Memory that stays mapped while this value lives.
+///
+/// # Safety
+/// What [`Self::slice`] returns is readable for `len` bytes as long as the
+/// implementing value lives. Other processes may write to it at any time;
+/// nobody may hold a `&mut` to it.
+pub unsafe trait ExtMemory: Send + Sync {
+    /// The `len` bytes from `offset` on, or `None` when they are not all inside,
+    /// or not contiguous.
+    fn slice(&self, offset: u64, len: usize) -> Option<ExtSlice>;
+}
+
+/// External memory made known to DPDK, so that NICs can read it.
+pub struct ExternalRegion {
+    slice: ExtSlice,
+    len: usize,
+    mapped: Vec<Port>,
+    _memory: Arc<dyn ExtMemory>,
+    _eal: Eal,
+}
+
+// SAFETY: the addresses are plain numbers here; the memory itself is shareable
+// (`ExtMemory` is Send and Sync).
+unsafe impl Send for ExternalRegion {}
+// SAFETY: as above; no method changes anything through `&self`.
+unsafe impl Sync for ExternalRegion {}
+
+impl ExternalRegion {
+    /// Registers the first `len` bytes of `memory`. Address and length must be
+    /// multiples of `page_size`, the size of the pages below.
+    pub fn register(
+        eal: &Eal,
+        memory: Arc<dyn ExtMemory>,
+        len: usize,
+        page_size: usize,
+    ) -> Result<Self> {
+        let fail = |addr: usize, reason: String| Error::ExternalMemory {
+            addr,
+            len,
+            what: "registered",
+            reason,
+            log: log::said(),
+        };
+        log::forget();
+        let slice = memory
+            .slice(0, len)
+            .ok_or_else(|| fail(0, "it is shorter than that".into()))?;
+        let addr = slice.ptr.as_ptr() as usize;
+        if page_size == 0 || !addr.is_multiple_of(page_size) || !len.is_multiple_of(page_size) {
+            return Err(fail(
+                addr,
+                format!("address and length must be multiples of {page_size}"),
+            ));
+        }
+        // SAFETY: DPDK notes the addresses; `memory` keeps them mapped until the
+        // region is unregistered in `drop`.
+        let rc = unsafe {
+            sys::rte_extmem_register(
+                slice.ptr.as_ptr().cast(),
+                len,
+                ptr::null_mut(),
+                0,
+                page_size,
+            )
+        };
+        if rc != 0 {
+            return Err(fail(addr, error::reason(rc)));
+        }
+        Ok(Self {
+            slice,
+            len,
+            mapped: Vec::new(),
+            _memory: memory,
+            _eal: eal.clone(),
+        })
+    }
+
+    /// Lets `port`'s device read the memory. Virtual links read it with the CPU
+    /// and need nothing; this returns at once for them.
+    pub fn map_for(&mut self, port: &Port) -> Result<()> {
+        if !port.needs_dma_map() || self.mapped.iter().any(|p| p.id() == port.id()) {
+            return Ok(());
+        }
+        log::forget();
+        let addr = self.slice.ptr.as_ptr();
+        // SAFETY: the device belongs to a port that is alive, the memory stays
+        // mapped until it is unmapped for the device in `drop`.
+        let rc =
+            unsafe { sys::rte_dev_dma_map(port.device(), addr.cast(), self.slice.iova, self.len) };
+        if rc != 0 {
+            return Err(Error::ExternalMemory {
+                addr: addr as usize,
+                len: self.len,
+                what: "mapped for the NIC",
+                reason: error::reason(rc),
+                log: log::said(),
+            });
+        }
+        self.mapped.push(port.share());
+        Ok(())
+    }
+}
+
+impl Drop for ExternalRegion {
+    fn drop(&mut self) {
+        let addr = self.slice.ptr.as_ptr().cast();
+        for port in &self.mapped {
+            // SAFETY: mapped by `map_for`; the port is held alive.
+            unsafe { sys::rte_dev_dma_unmap(port.device(), addr, self.slice.iova, self.len) };
+        }
+        // SAFETY: registered by `register`, once.
+        unsafe { sys::rte_extmem_unregister(addr, self.len) };
+    }
+}
+
+/// Ordinary process memory as external memory: for benches, tests, and frames
+/// built by the daemon itself.
+pub struct OwnedMemory {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory belongs to this value; every access is a raw copy.
+unsafe impl Send for OwnedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for OwnedMemory {}
+
+impl OwnedMemory {
+    /// `len` zero bytes, page-aligned; rounded up to whole pages of 4 KiB.
+    pub fn new(len: usize) -> Self {
+        let len = len.max(1).next_multiple_of(4096);
+        let layout = Layout::from_size_align(len, 4096).expect("a size below isize::MAX");
+        // SAFETY: the size is not zero.
+        let ptr = unsafe { alloc_zeroed(layout) };
+        let ptr = NonNull::new(ptr).unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
+        Self { ptr, layout }
+    }
+
+    pub fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Copies `bytes` in; false when they do not fit. As with all registered
+    /// memory, whoever reads at the same time sees old, new or mixed bytes.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
+        if offset
+            .checked_add(bytes.len())
+            .is_none_or(|end| end > self.len())
+        {
+            return false;
+        }
+        // SAFETY: within the allocation, which no `&mut` refers to.
+        unsafe { ptr::copy(bytes.as_ptr(), self.ptr.as_ptr().add(offset), bytes.len()) };
+        true
+    }
+}
+
+// SAFETY: the allocation lives as long as the value and is readable throughout.
+unsafe impl ExtMemory for OwnedMemory {
+    #[inline]
+    fn slice(&self, offset: u64, len: usize) -> Option<ExtSlice> {
+        let offset = usize::try_from(offset).ok()?;
+        if offset.checked_add(len)? > self.len() {
+            return None;
+        }
+        // SAFETY: `offset` is within the allocation.
+        let ptr = unsafe { self.ptr.add(offset) };
+        Some(ExtSlice {
+            ptr,
+            iova: ptr.as_ptr() as u64,
+        })
+    }
+}
+
+impl Drop for OwnedMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}

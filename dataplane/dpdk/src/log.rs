@@ -1,0 +1,78 @@
+//! Takes over the EAL's log: each line becomes a `tracing` event, and the last
+//! warnings of each thread are kept, since DPDK puts the reason of most failures
+//! only there.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ffi::c_char;
+
+/// RTE_LOG_ERR and RTE_LOG_WARNING of rte_log.h; lower is graver.
+const ERR: u32 = 4;
+const WARNING: u32 = 5;
+const NOTICE: u32 = 6;
+const INFO: u32 = 7;
+
+const KEPT: usize = 4;
+
+thread_local! {
+    static LAST: RefCell<VecDeque<String>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Redirects the log; called once, before the EAL starts.
+pub(crate) fn capture() {
+    // SAFETY: the callback is a plain function that lives for ever.
+    let rc = unsafe { dpdk_sys::siw_log_capture(Some(line)) };
+    if rc != 0 {
+        tracing::warn!("the log of DPDK could not be redirected; it goes to stderr");
+    }
+}
+
+unsafe extern "C" fn line(level: u32, text: *const c_char, len: usize) {
+    // SAFETY: the shim passes a buffer of `len` bytes that is valid for the call.
+    let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), len) };
+    for line in String::from_utf8_lossy(bytes).lines() {
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        match level {
+            0..=ERR => tracing::error!(target: "dpdk", "{line}"),
+            WARNING => tracing::warn!(target: "dpdk", "{line}"),
+            NOTICE | INFO => tracing::info!(target: "dpdk", "{line}"),
+            _ => tracing::debug!(target: "dpdk", "{line}"),
+        }
+        if level <= WARNING {
+            keep(line);
+        }
+    }
+}
+
+fn keep(line: &str) {
+    // A thread that is ending has no place to keep it any more.
+    let _ = LAST.try_with(|last| {
+        if let Ok(mut last) = last.try_borrow_mut() {
+            if last.len() == KEPT {
+                last.pop_front();
+            }
+            last.push_back(line.to_owned());
+        }
+    });
+}
+
+/// Forgets this thread's earlier warnings and error number, so that an error
+/// quotes only its own.
+pub(crate) fn forget() {
+    // SAFETY: writes a thread-local of DPDK.
+    unsafe { dpdk_sys::siw_errno_clear() };
+    LAST.with_borrow_mut(VecDeque::clear);
+}
+
+/// What DPDK said on this thread since [`forget`], ready to be appended to an
+/// error text.
+pub(crate) fn said() -> String {
+    LAST.with_borrow(|last| {
+        last.iter()
+            .map(|line| format!("\n  DPDK: {line}"))
+            .collect()
+    })
+}

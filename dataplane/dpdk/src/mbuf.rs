@@ -1,0 +1,404 @@
+//! One packet: an owned chain of buffers.
+//!
+//! An [`Mbuf`] owns its first segment and every segment behind it. The bytes of
+//! a segment lie in the buffer's own room (direct), in memory somebody
+//! registered (external, see `ext.rs`), or in another mbuf's room (a clone).
+//! Only a direct segment without clones can be written to.
+
+use crate::{Mempool, cache::init_raw};
+use dpdk_sys as sys;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::Ordering;
+
+/// An owned packet. Dropping it frees the whole chain through DPDK; the fast
+/// path hands it to [`crate::MbufCache::free`] instead.
+#[repr(transparent)]
+pub struct Mbuf {
+    ptr: NonNull<sys::rte_mbuf>,
+    _owns: PhantomData<sys::rte_mbuf>,
+}
+
+// SAFETY: an mbuf is bound to no thread; its pool takes it back from any, and
+// the counters it shares with clones and external memory are atomic.
+unsafe impl Send for Mbuf {}
+
+impl Mbuf {
+    /// One empty buffer, or `None` when the pool is exhausted. Workers use
+    /// [`crate::MbufCache::alloc`].
+    pub fn alloc(pool: &Mempool) -> Option<Self> {
+        // SAFETY: the pool is alive.
+        let ptr = unsafe { sys::siw_pktmbuf_alloc(pool.as_ptr()) };
+        // SAFETY: a fresh mbuf belongs to nobody else.
+        NonNull::new(ptr).map(|p| unsafe { Self::from_raw(p) })
+    }
+
+    /// Appends `count` empty buffers to `out`, or none and returns false.
+    pub fn alloc_bulk(pool: &Mempool, out: &mut Vec<Mbuf>, count: usize) -> bool {
+        let Ok(n) = u32::try_from(count) else {
+            return false;
+        };
+        out.reserve(count);
+        let spare = out.spare_capacity_mut().as_mut_ptr();
+        // SAFETY: `spare` has room for `count` mbufs, each of which is one
+        // pointer; all are initialised before the length says so.
+        unsafe {
+            if sys::siw_mempool_get_bulk(pool.as_ptr(), spare.cast(), n) != 0 {
+                return false;
+            }
+            for i in 0..count {
+                init_raw(*spare.cast::<*mut sys::rte_mbuf>().add(i), pool.buf_len());
+            }
+            out.set_len(out.len() + count);
+        }
+        true
+    }
+
+    /// # Safety
+    /// `ptr` is a valid chain that nobody else owns, its last `next` is null.
+    #[inline]
+    pub(crate) unsafe fn from_raw(ptr: NonNull<sys::rte_mbuf>) -> Self {
+        Self {
+            ptr,
+            _owns: PhantomData,
+        }
+    }
+
+    /// Gives up ownership of the chain.
+    #[inline]
+    pub(crate) fn into_raw(self) -> NonNull<sys::rte_mbuf> {
+        let ptr = self.ptr;
+        std::mem::forget(self);
+        ptr
+    }
+
+    #[inline]
+    pub(crate) fn raw(&self) -> &sys::rte_mbuf {
+        // SAFETY: the mbuf is owned by `self`, so valid and not written to.
+        unsafe { self.ptr.as_ref() }
+    }
+
+    #[inline]
+    pub(crate) fn raw_mut(&mut self) -> &mut sys::rte_mbuf {
+        // SAFETY: the mbuf is owned by `self`; clones refer to its buffer and
+        // its atomic counter, never to its other fields.
+        unsafe { self.ptr.as_mut() }
+    }
+
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut sys::rte_mbuf {
+        self.ptr.as_ptr()
+    }
+
+    /// Segments in the chain.
+    #[inline]
+    pub fn nb_segs(&self) -> u16 {
+        self.raw().nb_segs
+    }
+
+    /// Bytes in the whole chain.
+    #[inline]
+    pub fn pkt_len(&self) -> u32 {
+        self.raw().pkt_len
+    }
+
+    /// Bytes in the first segment.
+    #[inline]
+    pub fn data_len(&self) -> u16 {
+        self.raw().data_len
+    }
+
+    /// The bytes of the first segment.
+    ///
+    /// When they are external memory that an application shares, it may change
+    /// them at any time: what has to stay as it was checked is copied out first.
+    #[inline]
+    pub fn data(&self) -> &[u8] {
+        seg_bytes(self.raw())
+    }
+
+    /// The writable bytes of the first segment; empty when the segment is
+    /// external or has clones.
+    #[inline]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        if !self.is_writable() {
+            return &mut [];
+        }
+        let m = self.raw();
+        // SAFETY: data_off + data_len stay within the buffer (every method keeps
+        // that), and the segment is direct and unshared.
+        unsafe {
+            slice::from_raw_parts_mut(
+                m.buf_addr.cast::<u8>().add(usize::from(m.data_off)),
+                usize::from(m.data_len),
+            )
+        }
+    }
+
+    /// Whether the first segment's bytes are in its own, unshared buffer.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        seg_is_writable(self.raw())
+    }
+
+    /// Whether the first segment's bytes are registered memory.
+    #[inline]
+    pub fn is_external(&self) -> bool {
+        self.raw().ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0
+    }
+
+    /// Free bytes before the data of the first segment.
+    #[inline]
+    pub fn headroom(&self) -> u16 {
+        if self.is_writable() {
+            self.raw().data_off
+        } else {
+            0
+        }
+    }
+
+    /// Free bytes behind the data of the first segment.
+    #[inline]
+    pub fn tailroom(&self) -> u16 {
+        if self.is_writable() {
+            let m = self.raw();
+            m.buf_len - m.data_off - m.data_len
+        } else {
+            0
+        }
+    }
+
+    /// Grows the packet at its end by `n` bytes and returns them, uninitialised
+    /// in the sense of leftovers from earlier packets. `None` when the last
+    /// segment has no room or is not writable.
+    #[inline]
+    pub fn append(&mut self, n: u16) -> Option<&mut [u8]> {
+        let last = self.last_segment();
+        // SAFETY: `last` is a segment of the chain that `self` owns.
+        let seg = unsafe { &mut *last };
+        if !seg_is_writable(seg) || n > seg.buf_len - seg.data_off - seg.data_len {
+            return None;
+        }
+        let at = usize::from(seg.data_off + seg.data_len);
+        let start = seg.buf_addr.cast::<u8>();
+        seg.data_len += n;
+        let head = self.raw_mut();
+        head.pkt_len += u32::from(n);
+        // SAFETY: the room was checked, the segment is direct and unshared, and
+        // pool memory is always initialised (the kernel zeroes it).
+        Some(unsafe { slice::from_raw_parts_mut(start.add(at), usize::from(n)) })
+    }
+
+    /// Appends a copy of `bytes`; false when they do not fit.
+    #[inline]
+    pub fn append_slice(&mut self, bytes: &[u8]) -> bool {
+        match u16::try_from(bytes.len()).ok().and_then(|n| self.append(n)) {
+            Some(room) => {
+                room.copy_from_slice(bytes);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Grows the packet at its front by `n` bytes and returns them.
+    #[inline]
+    pub fn prepend(&mut self, n: u16) -> Option<&mut [u8]> {
+        if n > self.headroom() {
+            return None;
+        }
+        let m = self.raw_mut();
+        m.data_off -= n;
+        m.data_len += n;
+        m.pkt_len += u32::from(n);
+        self.data_mut().get_mut(..usize::from(n))
+    }
+
+    /// Removes `n` bytes from the front of the first segment; false when it has
+    /// fewer. See [`Self::advance`] for the chain.
+    #[inline]
+    pub fn adj(&mut self, n: u16) -> bool {
+        let m = self.raw_mut();
+        if n > m.data_len {
+            return false;
+        }
+        m.data_off += n;
+        m.data_len -= n;
+        m.pkt_len -= u32::from(n);
+        true
+    }
+
+    /// Removes `n` bytes from the front of the packet. Segments that become
+    /// empty stay in the chain, without data; false when the packet is shorter.
+    #[inline]
+    pub fn advance(&mut self, n: u32) -> bool {
+        if n > self.pkt_len() {
+            return false;
+        }
+        self.raw_mut().pkt_len -= n;
+        let mut left = n;
+        let mut seg = self.as_ptr();
+        while left > 0 && !seg.is_null() {
+            // SAFETY: `seg` walks the chain that `self` owns.
+            let s = unsafe { &mut *seg };
+            let take = left.min(u32::from(s.data_len)) as u16;
+            s.data_off += take;
+            s.data_len -= take;
+            left -= u32::from(take);
+            seg = s.next;
+        }
+        true
+    }
+
+    /// Removes `n` bytes from the end of the last segment; false when it has
+    /// fewer. See [`Self::truncate`] for the chain.
+    #[inline]
+    pub fn trim(&mut self, n: u16) -> bool {
+        let last = self.last_segment();
+        // SAFETY: `last` is a segment of the chain that `self` owns.
+        let seg = unsafe { &mut *last };
+        if n > seg.data_len {
+            return false;
+        }
+        seg.data_len -= n;
+        self.raw_mut().pkt_len -= u32::from(n);
+        true
+    }
+
+    /// Shortens the packet to `len` bytes (it drops Ethernet padding, say);
+    /// segments behind the cut stay, without data. Longer than the packet: no
+    /// change.
+    pub fn truncate(&mut self, len: u32) {
+        if len >= self.pkt_len() {
+            return;
+        }
+        self.raw_mut().pkt_len = len;
+        let mut left = len;
+        let mut seg = self.as_ptr();
+        while !seg.is_null() {
+            // SAFETY: `seg` walks the chain that `self` owns.
+            let s = unsafe { &mut *seg };
+            let keep = left.min(u32::from(s.data_len)) as u16;
+            s.data_len = keep;
+            left -= u32::from(keep);
+            seg = s.next;
+        }
+    }
+
+    /// Copies bytes from `offset` on into `out`, across segments; returns how
+    /// many there were.
+    #[inline]
+    pub fn copy_out(&self, offset: usize, out: &mut [u8]) -> usize {
+        let (mut skip, mut done) = (offset, 0);
+        for seg in self.segments() {
+            if skip >= seg.len() {
+                skip -= seg.len();
+                continue;
+            }
+            let n = (seg.len() - skip).min(out.len() - done);
+            out[done..done + n].copy_from_slice(&seg[skip..skip + n]);
+            done += n;
+            skip = 0;
+            if done == out.len() {
+                break;
+            }
+        }
+        done
+    }
+
+    /// A second handle to the same bytes: every segment's buffer is shared, none
+    /// copied. Both become read-only where they are shared. `None` when `pool`
+    /// is exhausted.
+    pub fn clone_ref(&self, pool: &Mempool) -> Option<Self> {
+        // SAFETY: DPDK makes new mbufs that refer to the buffers of these and
+        // count themselves in them; both are alive.
+        let ptr = unsafe { sys::siw_pktmbuf_clone(self.as_ptr(), pool.as_ptr()) };
+        // SAFETY: the clone belongs to nobody else.
+        NonNull::new(ptr).map(|p| unsafe { Self::from_raw(p) })
+    }
+
+    /// Asks the CPU for the first bytes of the packet.
+    #[inline]
+    pub fn prefetch(&self) {
+        prefetch_data(self.ptr);
+    }
+
+    pub(crate) fn last_segment(&self) -> *mut sys::rte_mbuf {
+        let mut seg = self.as_ptr();
+        // SAFETY: walks the chain that `self` owns; its last `next` is null.
+        unsafe {
+            while !(*seg).next.is_null() {
+                seg = (*seg).next;
+            }
+        }
+        seg
+    }
+}
+
+impl Drop for Mbuf {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the chain is owned by `self` and used no more.
+        unsafe { sys::siw_pktmbuf_free(self.ptr.as_ptr()) }
+    }
+}
+
+impl std::fmt::Debug for Mbuf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mbuf")
+            .field("pkt_len", &self.pkt_len())
+            .field("nb_segs", &self.nb_segs())
+            .field("ol_flags", &format_args!("{:#x}", self.raw().ol_flags))
+            .finish()
+    }
+}
+
+/// The bytes of one segment.
+#[inline]
+pub(crate) fn seg_bytes(m: &sys::rte_mbuf) -> &[u8] {
+    if m.data_len == 0 {
+        return &[];
+    }
+    // SAFETY: data_off + data_len lie within the segment's buffer, which lives as
+    // long as the mbuf: its own room, or memory that its tracker keeps mapped.
+    unsafe {
+        slice::from_raw_parts(
+            m.buf_addr.cast::<u8>().add(usize::from(m.data_off)),
+            usize::from(m.data_len),
+        )
+    }
+}
+
+#[inline]
+fn seg_is_writable(m: &sys::rte_mbuf) -> bool {
+    // Acquire: pairs with the release in a clone's free, so that its reads are
+    // over before we write.
+    m.ol_flags & (sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT) == 0
+        && m.refcnt.load(Ordering::Acquire) == 1
+}
+
+#[inline]
+pub(crate) fn prefetch_data(m: NonNull<sys::rte_mbuf>) {
+    // SAFETY: the mbuf is valid; prefetching never faults.
+    unsafe {
+        let data = (*m.as_ptr())
+            .buf_addr
+            .cast::<u8>()
+            .wrapping_add(usize::from((*m.as_ptr()).data_off));
+        prefetch(data);
+    }
+}
+
+#[inline]
+pub(crate) fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(p.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+pub(crate) const NULL: *mut sys::rte_mbuf = ptr::null_mut();

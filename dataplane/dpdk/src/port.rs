@@ -1,0 +1,441 @@
+//! An Ethernet port: attach (`probe.rs`, `ring_pair.rs`), configure, start, take
+//! the queues, and hand each worker its own.
+
+use crate::port_config::negotiate;
+use crate::ring_pair::Rings;
+use crate::{Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue, eal, error, log};
+use dpdk_sys as sys;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One port. It is stopped, closed and its device removed when the port and all
+/// its queues are gone.
+pub struct Port {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub id: u16,
+    name: String,
+    device: *mut sys::rte_device,
+    /// Only a NIC that reads memory itself needs it mapped.
+    dma: bool,
+    /// Queues in workers' hands: while there are any, the port is not changed.
+    queues_out: AtomicUsize,
+    /// Before `state`: draining the rings wants the pools alive.
+    rings: Option<Arc<Rings>>,
+    state: Mutex<State>,
+    _eal: Eal,
+}
+
+#[derive(Default)]
+struct State {
+    caps: Option<PortCaps>,
+    rx_queues: u16,
+    tx_queues: u16,
+    started: bool,
+    /// The driver refills its receive rings from these.
+    pools: Vec<Mempool>,
+}
+
+// SAFETY: the device pointer is only handed back to DPDK, whose control calls
+// are serialised by `state`; the rest is Send and Sync by itself.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// What a port is and could do.
+#[derive(Debug, Clone)]
+pub struct PortInfo {
+    pub driver: String,
+    pub min_mtu: u32,
+    pub max_mtu: u32,
+    pub max_rx_queues: u16,
+    pub max_tx_queues: u16,
+    pub reta_size: u16,
+    pub tx_seg_max: u16,
+    pub tx_mtu_seg_max: u16,
+    pub(crate) rx_capa: u64,
+    pub(crate) tx_capa: u64,
+    pub(crate) rss_types: u64,
+    pub(crate) hash_key_size: u16,
+    pub(crate) max_lro_pkt_size: u32,
+    pub(crate) min_rx_bufsize: u32,
+}
+
+impl Port {
+    pub(crate) fn adopt(eal: &Eal, id: u16, name: &str, rings: Option<Arc<Rings>>) -> Result<Self> {
+        let raw = raw_info(id, name)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                id,
+                name: name.to_owned(),
+                device: raw.device,
+                dma: is_pci_address(name),
+                queues_out: AtomicUsize::new(0),
+                rings,
+                state: Mutex::default(),
+                _eal: eal.clone(),
+            }),
+        })
+    }
+
+    pub(crate) fn share(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+        }
+    }
+
+    pub(crate) fn needs_dma_map(&self) -> bool {
+        self.inner.dma
+    }
+
+    pub(crate) fn device(&self) -> *mut sys::rte_device {
+        self.inner.device
+    }
+
+    /// DPDK's number of the port.
+    pub fn id(&self) -> u16 {
+        self.inner.id
+    }
+
+    /// DPDK's name of the device.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    pub fn info(&self) -> Result<PortInfo> {
+        let i = raw_info(self.inner.id, &self.inner.name)?;
+        let unlimited = |n: u16| if n == 0 { u16::MAX } else { n };
+        Ok(PortInfo {
+            // SAFETY: the driver's name is a static C string, if there is one.
+            driver: unsafe { i.driver.as_ref() }.map_or_else(String::new, |d| {
+                // SAFETY: as above.
+                unsafe { CStr::from_ptr(d) }.to_string_lossy().into_owned()
+            }),
+            min_mtu: i.min_mtu,
+            max_mtu: i.max_mtu,
+            max_rx_queues: i.max_rx_queues,
+            max_tx_queues: i.max_tx_queues,
+            reta_size: i.reta_size,
+            tx_seg_max: unlimited(i.tx_seg_max),
+            tx_mtu_seg_max: unlimited(i.tx_mtu_seg_max),
+            rx_capa: i.rx_offload_capa,
+            tx_capa: i.tx_offload_capa,
+            rss_types: i.rss_types,
+            hash_key_size: i.hash_key_size,
+            max_lro_pkt_size: i.max_lro_pkt_size,
+            min_rx_bufsize: i.min_rx_bufsize,
+        })
+    }
+
+    /// Sets the port up, stopped. Queue `i` receives into `pools[i]`, the last
+    /// pool serves the rest. Offloads the port lacks are left out of what is
+    /// granted; an MTU or a number of queues it lacks is an error.
+    pub fn configure(&mut self, config: &PortConfig, pools: &[Mempool]) -> Result<PortCaps> {
+        self.no_queues_out()?;
+        let info = self.info()?;
+        let invalid = |what: &'static str, value: u32, why: String| Error::Invalid {
+            what,
+            value: value.to_string(),
+            why: format!("port `{}` {why}", self.inner.name),
+        };
+        for (what, asked, max) in [
+            (
+                "number of receive queues",
+                config.rx_queues,
+                info.max_rx_queues,
+            ),
+            (
+                "number of transmit queues",
+                config.tx_queues,
+                info.max_tx_queues,
+            ),
+        ] {
+            if asked == 0 || asked > max {
+                return Err(invalid(what, asked.into(), format!("has 1 to {max}")));
+            }
+        }
+        let mtu = u32::from(config.mtu);
+        if mtu < info.min_mtu || mtu > info.max_mtu {
+            let why = format!("takes {} to {}", info.min_mtu, info.max_mtu);
+            return Err(invalid("MTU", mtu, why));
+        }
+        let Some(last_pool) = pools.last() else {
+            return Err(invalid("number of pools", 0, "needs one".into()));
+        };
+        let n = negotiate(config, &info);
+        // Ethernet header, VLAN tag and FCS.
+        let frame = mtu + 22;
+        let least = info
+            .min_rx_bufsize
+            .max(if n.granted.scatter { 0 } else { frame });
+        let smallest = pools.iter().map(Mempool::data_room).min().unwrap_or(0);
+        if u32::from(smallest) < least {
+            let why = format!("needs buffers with a data room of {least} at MTU {mtu}");
+            return Err(invalid("data room", smallest.into(), why));
+        }
+
+        let mut key = config.rss_key;
+        let mut conf = sys::siw_port_conf {
+            rx_offloads: n.rx,
+            tx_offloads: n.tx,
+            rss_types: n.rss_types,
+            mtu,
+            max_lro_pkt_size: if n.granted.lro {
+                info.max_lro_pkt_size
+            } else {
+                0
+            },
+            rx_queues: config.rx_queues,
+            tx_queues: config.tx_queues,
+            rx_interrupt: n.granted.rx_interrupt,
+            rss_key: ptr::null_mut(),
+            rss_key_len: 0,
+        };
+        if let Some(key) = key.as_mut()
+            && (info.hash_key_size == 0 || usize::from(info.hash_key_size) == key.len())
+        {
+            conf.rss_key = key.as_mut_ptr();
+            conf.rss_key_len = key.len() as u8;
+        }
+
+        let mut state = self.lock();
+        if state.started {
+            self.check("stop", |id| {
+                // SAFETY: a port number of ours, no queue is in use.
+                unsafe { sys::rte_eth_dev_stop(id) }
+            })?;
+            state.started = false;
+        }
+        let configure = |conf: &sys::siw_port_conf| {
+            self.check("configuration", |id| {
+                // SAFETY: `conf` and the key it points to live through the call.
+                unsafe { sys::siw_port_configure(id, conf) }
+            })
+        };
+        let mut granted = n.granted;
+        if configure(&conf).is_err() && granted.rx_interrupt {
+            // Some drivers refuse interrupts only now.
+            granted.rx_interrupt = false;
+            conf.rx_interrupt = false;
+            configure(&conf)?;
+        } else if !granted.rx_interrupt {
+            configure(&conf)?;
+        }
+
+        let (mut rx_desc, mut tx_desc) = (config.rx_desc, config.tx_desc);
+        self.check("choice of ring sizes", |id| {
+            // SAFETY: the counts are written within the call.
+            unsafe { sys::siw_port_adjust_desc(id, &mut rx_desc, &mut tx_desc) }
+        })?;
+        for q in 0..config.rx_queues {
+            let pool = pools.get(usize::from(q)).unwrap_or(last_pool);
+            self.check("receive queue set-up", |id| {
+                // SAFETY: the pool is kept alive in `state.pools`.
+                unsafe { sys::siw_port_rx_queue(id, q, rx_desc, n.rx, pool.as_ptr()) }
+            })?;
+        }
+        for q in 0..config.tx_queues {
+            self.check("transmit queue set-up", |id| {
+                // SAFETY: a port number of ours.
+                unsafe { sys::siw_port_tx_queue(id, q, tx_desc, n.tx) }
+            })?;
+        }
+        let caps = PortCaps {
+            offloads: granted,
+            mtu: config.mtu,
+            max_mtu: info.max_mtu.min(u16::MAX.into()) as u16,
+            rx_desc,
+            tx_desc,
+            tx_seg_max: info.tx_seg_max,
+            tx_mtu_seg_max: info.tx_mtu_seg_max,
+            reta_size: if granted.rss { info.reta_size } else { 0 },
+        };
+        state.caps = Some(caps);
+        state.rx_queues = config.rx_queues;
+        state.tx_queues = config.tx_queues;
+        // Pools of an earlier configuration stay: a driver may still hold some
+        // of their buffers.
+        state.pools.extend_from_slice(pools);
+        if let Some(rings) = &self.inner.rings {
+            rings.keep_alive(pools);
+        }
+        Ok(caps)
+    }
+
+    /// What the last [`Self::configure`] and [`Self::start`] granted.
+    pub fn caps(&self) -> Option<PortCaps> {
+        self.lock().caps
+    }
+
+    /// Starts the port and hands out its queues: as many pairs as it has queues
+    /// in one direction (a missing partner is `None`). Workers own them; the port
+    /// cannot be stopped before they are dropped.
+    pub fn start(&mut self) -> Result<Vec<(Option<RxQueue>, Option<TxQueue>)>> {
+        self.no_queues_out()?;
+        let mut state = self.lock();
+        let Some(mut caps) = state.caps else {
+            return Err(Error::Invalid {
+                what: "port",
+                value: self.inner.name.clone(),
+                why: "it has to be configured before it is started".into(),
+            });
+        };
+        if !state.started {
+            self.check("start", |id| {
+                // SAFETY: a configured port of ours.
+                unsafe { sys::rte_eth_dev_start(id) }
+            })?;
+            state.started = true;
+        }
+        if caps.offloads.rx_interrupt {
+            caps.offloads.rx_interrupt = self.interrupts_work();
+            state.caps = Some(caps);
+        }
+        let queues = (0..state.rx_queues.max(state.tx_queues))
+            .map(|q| {
+                let rx = (q < state.rx_queues).then(|| RxQueue::new(&self.inner, q));
+                let tx = (q < state.tx_queues).then(|| TxQueue::new(&self.inner, q));
+                (rx, tx)
+            })
+            .collect();
+        Ok(queues)
+    }
+
+    /// Drivers tell whether they have interrupts only when asked for one. Those
+    /// that always signal (a tap is its own descriptor) have nothing to arm.
+    fn interrupts_work(&self) -> bool {
+        // SAFETY: queue 0 of a started port exists and nobody polls it yet.
+        unsafe {
+            let arms = sys::rte_eth_dev_rx_intr_enable(self.inner.id, 0) == 0;
+            if arms {
+                sys::rte_eth_dev_rx_intr_disable(self.inner.id, 0);
+            }
+            arms || sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.inner.id, 0) >= 0
+        }
+    }
+
+    /// Stops the port; an error while queues are in use.
+    pub fn stop(&mut self) -> Result<()> {
+        self.no_queues_out()?;
+        let mut state = self.lock();
+        if state.started {
+            self.check("stop", |id| {
+                // SAFETY: a port number of ours, no queue is in use.
+                unsafe { sys::rte_eth_dev_stop(id) }
+            })?;
+            state.started = false;
+        }
+        Ok(())
+    }
+
+    /// Lets the port go. Its device closes when the last queue is dropped.
+    pub fn close(self) {}
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.inner
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn no_queues_out(&self) -> Result<()> {
+        match self.inner.queues_out.load(Ordering::Acquire) {
+            0 => Ok(()),
+            queues => Err(Error::QueuesInUse {
+                port: self.inner.name.clone(),
+                queues,
+            }),
+        }
+    }
+
+    pub(crate) fn check(&self, what: &'static str, call: impl FnOnce(u16) -> i32) -> Result<()> {
+        log::forget();
+        match call(self.inner.id) {
+            rc if rc >= 0 => Ok(()),
+            rc => Err(Error::Port {
+                port: self.inner.name.clone(),
+                what,
+                errno: error::errno_of(rc),
+                reason: error::reason(rc),
+                log: log::said(),
+            }),
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) fn queue_taken(&self) {
+        self.queues_out.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn queue_returned(&self) {
+        // Release: the queue's last burst comes before the port's stop.
+        self.queues_out.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let _devices = eal::device_lock();
+        // SAFETY: neither the port nor one of its queues is in use any more.
+        unsafe {
+            sys::rte_eth_dev_stop(self.id);
+            sys::rte_eth_dev_close(self.id);
+            if !self.device.is_null() {
+                sys::rte_dev_remove(self.device);
+            }
+        }
+    }
+}
+
+fn raw_info(id: u16, name: &str) -> Result<sys::siw_port_info> {
+    let mut info = MaybeUninit::uninit();
+    // SAFETY: the structure is written within the call when it returns 0.
+    let rc = unsafe { sys::siw_port_info_get(id, info.as_mut_ptr()) };
+    if rc != 0 {
+        return Err(Error::Port {
+            port: name.to_owned(),
+            what: "reading its properties",
+            errno: error::errno_of(rc),
+            reason: error::reason(rc),
+            log: log::said(),
+        });
+    }
+    // SAFETY: filled, the call succeeded.
+    Ok(unsafe { info.assume_init() })
+}
+
+/// `0000:03:00.0` or `03:00.0`, with devargs behind a comma.
+pub(crate) fn is_pci_address(name: &str) -> bool {
+    let address = name.split(',').next().unwrap_or_default();
+    let hex = |s: &str, len: usize| s.len() == len && s.bytes().all(|b| b.is_ascii_hexdigit());
+    let Some((bus, function)) = address.rsplit_once('.') else {
+        return false;
+    };
+    let mut parts = bus.rsplit(':');
+    hex(function, 1)
+        && parts.next().is_some_and(|s| hex(s, 2))
+        && parts.next().is_some_and(|s| hex(s, 2))
+        && parts.next().is_none_or(|s| hex(s, 4))
+        && parts.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_pci_address;
+
+    #[test]
+    fn pci_addresses_are_told_from_virtual_devices() {
+        for yes in ["0000:03:00.0", "03:00.1", "0000:3b:00.0,mprq_en=1"] {
+            assert!(is_pci_address(yes), "{yes}");
+        }
+        for no in ["net_tap0", "net_ring_a.0", "0000:03:00", "0:03:00.0", ""] {
+            assert!(!is_pci_address(no), "{no}");
+        }
+    }
+}

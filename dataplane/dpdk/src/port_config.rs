@@ -1,0 +1,177 @@
+//! What is asked of a port, and what it grants.
+
+use crate::port::PortInfo;
+use dpdk_sys as sys;
+
+/// Work that a NIC may do. As a wish, each is granted where the port can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offloads {
+    /// Verify IPv4 and TCP checksums of received packets.
+    pub rx_checksum: bool,
+    /// Fill in IPv4 and TCP checksums.
+    pub tx_checksum: bool,
+    /// Cut large TCP segments.
+    pub tso: bool,
+    /// Merge received TCP segments.
+    pub lro: bool,
+    /// Receive frames longer than a buffer into chains.
+    pub scatter: bool,
+    /// Send chains.
+    pub multi_segs: bool,
+    pub vlan_strip: bool,
+    pub vlan_insert: bool,
+    /// Spread flows over the queues by hash, and deliver the hash.
+    pub rss: bool,
+    /// Wake a sleeping worker when packets arrive.
+    pub rx_interrupt: bool,
+}
+
+impl Offloads {
+    pub const NONE: Self = Self {
+        rx_checksum: false,
+        tx_checksum: false,
+        tso: false,
+        lro: false,
+        scatter: false,
+        multi_segs: false,
+        vlan_strip: false,
+        vlan_insert: false,
+        rss: false,
+        rx_interrupt: false,
+    };
+
+    /// Everything but LRO, which merges segments before TCP sees them, and VLAN
+    /// handling, which only a device with a VLAN wants.
+    pub const USUAL: Self = Self {
+        rx_checksum: true,
+        tx_checksum: true,
+        tso: true,
+        scatter: true,
+        multi_segs: true,
+        rss: true,
+        rx_interrupt: true,
+        ..Self::NONE
+    };
+}
+
+impl Default for Offloads {
+    fn default() -> Self {
+        Self::USUAL
+    }
+}
+
+/// What a port is asked for.
+#[derive(Debug, Clone)]
+pub struct PortConfig {
+    pub rx_queues: u16,
+    pub tx_queues: u16,
+    /// Descriptors of each queue; adjusted to what the port can.
+    pub rx_desc: u16,
+    pub tx_desc: u16,
+    /// Bytes of IP packet in a frame.
+    pub mtu: u16,
+    /// The Toeplitz key of RSS; `None` leaves the driver's.
+    pub rss_key: Option<[u8; 40]>,
+    pub offloads: Offloads,
+}
+
+impl Default for PortConfig {
+    fn default() -> Self {
+        Self {
+            rx_queues: 1,
+            tx_queues: 1,
+            rx_desc: 1024,
+            tx_desc: 1024,
+            mtu: 1500,
+            rss_key: None,
+            offloads: Offloads::USUAL,
+        }
+    }
+}
+
+/// What a port granted. Whatever is false, software has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortCaps {
+    /// `rx_interrupt` is what `start` found out; before that it is a hope.
+    pub offloads: Offloads,
+    pub mtu: u16,
+    /// The largest MTU the port can be configured with.
+    pub max_mtu: u16,
+    pub rx_desc: u16,
+    pub tx_desc: u16,
+    /// Segments the port accepts in one packet, with TSO and without;
+    /// `u16::MAX` when it names no limit.
+    pub tx_seg_max: u16,
+    pub tx_mtu_seg_max: u16,
+    /// Entries of the RSS indirection table; 0 without RSS.
+    pub reta_size: u16,
+}
+
+const RX_CHECKSUM: u64 = sys::RTE_ETH_RX_OFFLOAD_IPV4_CKSUM | sys::RTE_ETH_RX_OFFLOAD_TCP_CKSUM;
+const RSS_TYPES: u64 = sys::RTE_ETH_RSS_IPV4
+    | sys::RTE_ETH_RSS_IPV6
+    | sys::RTE_ETH_RSS_NONFRAG_IPV4_TCP
+    | sys::RTE_ETH_RSS_NONFRAG_IPV6_TCP;
+
+/// The DPDK flags of a wish cut down to what a port has.
+pub(crate) struct Negotiated {
+    pub granted: Offloads,
+    pub rx: u64,
+    pub tx: u64,
+    pub rss_types: u64,
+}
+
+pub(crate) fn negotiate(config: &PortConfig, info: &PortInfo) -> Negotiated {
+    let want = config.offloads;
+    let (mut rx, mut tx) = (0, 0);
+    let mut take_rx = |wanted: bool, flags: u64| {
+        // TCP alone decides: net_tap and others know no IPv4 checksum of their
+        // own, and 20 bytes of header cost software little.
+        let has = wanted && info.rx_capa & flags == flags;
+        rx |= if has { flags } else { 0 };
+        has
+    };
+    let rx_checksum = take_rx(want.rx_checksum, RX_CHECKSUM)
+        || take_rx(want.rx_checksum, sys::RTE_ETH_RX_OFFLOAD_TCP_CKSUM);
+    let lro = take_rx(want.lro, sys::RTE_ETH_RX_OFFLOAD_TCP_LRO);
+    let scatter = take_rx(want.scatter, sys::RTE_ETH_RX_OFFLOAD_SCATTER);
+    let vlan_strip = take_rx(want.vlan_strip, sys::RTE_ETH_RX_OFFLOAD_VLAN_STRIP);
+
+    let rss_types = info.rss_types & RSS_TYPES;
+    let rss = want.rss && config.rx_queues > 1 && rss_types != 0;
+    if rss {
+        take_rx(true, sys::RTE_ETH_RX_OFFLOAD_RSS_HASH);
+    }
+
+    let mut take_tx = |wanted: bool, flags: u64| {
+        let has = wanted && info.tx_capa & flags == flags;
+        tx |= if has { flags } else { 0 };
+        has
+    };
+    let multi_segs = take_tx(want.multi_segs, sys::RTE_ETH_TX_OFFLOAD_MULTI_SEGS);
+    let tx_checksum = take_tx(want.tx_checksum, sys::RTE_ETH_TX_OFFLOAD_TCP_CKSUM);
+    if tx_checksum {
+        take_tx(true, sys::RTE_ETH_TX_OFFLOAD_IPV4_CKSUM);
+    }
+    // A TSO packet is a chain, and its segments need their checksums.
+    let tso = tx_checksum && multi_segs && take_tx(want.tso, sys::RTE_ETH_TX_OFFLOAD_TCP_TSO);
+    let vlan_insert = take_tx(want.vlan_insert, sys::RTE_ETH_TX_OFFLOAD_VLAN_INSERT);
+
+    Negotiated {
+        granted: Offloads {
+            rx_checksum,
+            tx_checksum,
+            tso,
+            lro,
+            scatter,
+            multi_segs,
+            vlan_strip,
+            vlan_insert,
+            rss,
+            rx_interrupt: want.rx_interrupt,
+        },
+        rx,
+        tx,
+        rss_types: if rss { rss_types } else { 0 },
+    }
+}

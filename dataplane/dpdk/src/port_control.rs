@@ -1,0 +1,111 @@
+//! What a control thread asks of a port while workers use its queues: address,
+//! filters, link, counters, RSS table.
+
+use crate::{Port, Result};
+use dpdk_sys as sys;
+
+/// Counters since the port started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortStats {
+    pub rx_packets: u64,
+    pub tx_packets: u64,
+    pub rx_bytes: u64,
+    pub tx_bytes: u64,
+    /// Packets lost because the receive ring was full.
+    pub rx_missed: u64,
+    pub rx_errors: u64,
+    pub tx_errors: u64,
+    /// Receptions that failed because the pool was empty.
+    pub rx_no_buffer: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    pub up: bool,
+    /// Mb/s; `u32::MAX` when the port does not know.
+    pub mbps: u32,
+}
+
+impl Port {
+    pub fn set_promiscuous(&self, on: bool) -> Result<()> {
+        self.check("setting promiscuous mode", |id| {
+            // SAFETY: a port number of ours.
+            unsafe {
+                if on {
+                    sys::rte_eth_promiscuous_enable(id)
+                } else {
+                    sys::rte_eth_promiscuous_disable(id)
+                }
+            }
+        })
+    }
+
+    pub fn set_allmulticast(&self, on: bool) -> Result<()> {
+        self.check("setting all-multicast mode", |id| {
+            // SAFETY: a port number of ours.
+            unsafe {
+                if on {
+                    sys::rte_eth_allmulticast_enable(id)
+                } else {
+                    sys::rte_eth_allmulticast_disable(id)
+                }
+            }
+        })
+    }
+
+    pub fn mac(&self) -> Result<[u8; 6]> {
+        let mut addr = sys::rte_ether_addr::default();
+        self.check("reading the MAC address", |id| {
+            // SAFETY: the address is written within the call.
+            unsafe { sys::rte_eth_macaddr_get(id, &mut addr) }
+        })?;
+        Ok(addr.addr_bytes)
+    }
+
+    pub fn set_mac(&self, mac: [u8; 6]) -> Result<()> {
+        let mut addr = sys::rte_ether_addr { addr_bytes: mac };
+        self.check("setting the MAC address", |id| {
+            // SAFETY: the address is read within the call.
+            unsafe { sys::rte_eth_dev_default_mac_addr_set(id, &mut addr) }
+        })
+    }
+
+    pub fn link(&self) -> Result<Link> {
+        let (mut up, mut mbps) = (false, 0);
+        self.check("reading the link status", |id| {
+            // SAFETY: both are written within the call.
+            unsafe { sys::siw_port_link(id, &mut up, &mut mbps) }
+        })?;
+        Ok(Link { up, mbps })
+    }
+
+    pub fn stats(&self) -> Result<PortStats> {
+        let mut s = sys::siw_port_stats::default();
+        self.check("reading the counters", |id| {
+            // SAFETY: the counters are written within the call.
+            unsafe { sys::siw_port_stats_get(id, &mut s) }
+        })?;
+        Ok(PortStats {
+            rx_packets: s.ipackets,
+            tx_packets: s.opackets,
+            rx_bytes: s.ibytes,
+            tx_bytes: s.obytes,
+            rx_missed: s.imissed,
+            rx_errors: s.ierrors,
+            tx_errors: s.oerrors,
+            rx_no_buffer: s.rx_nombuf,
+        })
+    }
+
+    /// Sends flows whose hash is `i` modulo the table's length to queue
+    /// `table[i]`. The length is the port's `reta_size`.
+    pub fn set_rss_table(&self, table: &[u16]) -> Result<()> {
+        self.check("setting the RSS table", |id| {
+            // SAFETY: the table is read within the call; the shim checks its
+            // length, which fits since no table has more than 512 entries.
+            unsafe {
+                sys::siw_port_reta_set(id, table.as_ptr(), table.len().min(u16::MAX.into()) as u16)
+            }
+        })
+    }
+}

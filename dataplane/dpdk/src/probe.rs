@@ -1,0 +1,115 @@
+//! Attaching devices at run time: virtual ones by devargs, NICs by PCI address.
+
+use crate::port::is_pci_address;
+use crate::{Eal, Error, Port, Result, eal, error, log};
+use dpdk_sys as sys;
+use std::ffi::CString;
+use std::path::Path;
+
+impl Port {
+    /// Creates a virtual device from DPDK's devargs, as in
+    /// `net_af_packet0,iface=eth0`, and adopts its port.
+    pub fn vdev(eal: &Eal, devargs: &str) -> Result<Self> {
+        attach(eal, devargs)
+    }
+
+    /// Takes the NIC at a PCI address (`0000:03:00.0`, devargs may follow behind
+    /// a comma). The environment must have been started with `no_pci: false`.
+    pub fn pci(eal: &Eal, address: &str) -> Result<Self> {
+        if !is_pci_address(address) {
+            return Err(Error::Invalid {
+                what: "PCI address",
+                value: address.to_owned(),
+                why: "it looks like 0000:03:00.0".into(),
+            });
+        }
+        attach(eal, address)
+    }
+}
+
+fn attach(eal: &Eal, devargs: &str) -> Result<Port> {
+    let name = devargs.split(',').next().unwrap_or_default();
+    let fail = |reason: String| Error::Device {
+        device: devargs.to_owned(),
+        reason,
+        hint: hint(devargs),
+        log: log::said(),
+    };
+    let nul = |_| Error::Invalid {
+        what: "device",
+        value: devargs.to_owned(),
+        why: "it contains a NUL byte".into(),
+    };
+    log::forget();
+    let cargs = CString::new(devargs).map_err(nul)?;
+    let cname = CString::new(name).map_err(nul)?;
+    if name.is_empty() {
+        return Err(fail("the name of the device is missing".into()));
+    }
+    let _devices = eal::device_lock();
+    // A PCI device may have been probed at start already.
+    let mut id = port_by_name(&cname);
+    if id.is_none() {
+        // SAFETY: the string lives through the call, which copies it.
+        let rc = unsafe { sys::rte_dev_probe(cargs.as_ptr()) };
+        if rc != 0 {
+            return Err(fail(error::reason(rc)));
+        }
+        id = port_by_name(&cname);
+    } else if !is_pci_address(name) {
+        return Err(fail("a device of that name exists already".into()));
+    }
+    let Some(id) = id else {
+        return Err(fail("it was probed but has no Ethernet port".into()));
+    };
+    Port::adopt(eal, id, name, None)
+}
+
+fn port_by_name(name: &CString) -> Option<u16> {
+    let mut id = 0;
+    // SAFETY: the number is written within the call.
+    let rc = unsafe { sys::rte_eth_dev_get_port_by_name(name.as_ptr(), &mut id) };
+    (rc == 0).then_some(id)
+}
+
+/// What is most often wrong with a device, checked against this machine.
+fn hint(devargs: &str) -> String {
+    let mut parts = devargs.split(',');
+    let name = parts.next().unwrap_or_default();
+    let iface = parts.find_map(|p| p.strip_prefix("iface="));
+    if is_pci_address(name) {
+        return format!(
+            "; is it bound to a driver for DPDK? dpdk-devbind.py --status; \
+             dpdk-devbind.py -b vfio-pci {name}"
+        );
+    }
+    if name.starts_with("net_af_packet") || name.starts_with("net_af_xdp") {
+        return match iface {
+            None => "; it needs iface=NAME".into(),
+            Some(i) if !Path::new("/sys/class/net").join(i).exists() => {
+                format!("; there is no interface `{i}`: see ip link")
+            }
+            // With the capability it is something else: the log tells.
+            Some(_) if is_root() => String::new(),
+            Some(_) => "; it needs CAP_NET_RAW (run as root)".into(),
+        };
+    }
+    if name.starts_with("net_tap") {
+        return if !Path::new("/dev/net/tun").exists() {
+            "; /dev/net/tun is missing: modprobe tun".into()
+        } else if is_root() {
+            String::new()
+        } else {
+            "; it needs CAP_NET_ADMIN (run as root)".into()
+        };
+    }
+    if name.starts_with("net_vhost") && iface.is_none() {
+        return "; it needs iface=PATH of its socket".into();
+    }
+    String::new()
+}
+
+fn is_root() -> bool {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}

@@ -1,0 +1,201 @@
+//! The queues of a started port: each belongs to one worker, and is the only
+//! thing of DPDK that its loop touches besides buffers.
+
+use crate::port::Inner;
+use crate::{Error, Result, RxBatch, TxBatch, error};
+use dpdk_sys as sys;
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// A receive queue: owned, movable to a worker, not shareable.
+pub struct RxQueue {
+    port_id: u16,
+    queue: u16,
+    /// The interrupt descriptor seen last, and whether it is an eventfd.
+    known_fd: (RawFd, bool),
+    port: Arc<Inner>,
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+/// A transmit queue: owned, movable to a worker, not shareable.
+pub struct TxQueue {
+    port_id: u16,
+    queue: u16,
+    port: Arc<Inner>,
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+impl RxQueue {
+    pub(crate) fn new(port: &Arc<Inner>, queue: u16) -> Self {
+        port.queue_taken();
+        Self {
+            port_id: port.id,
+            queue,
+            known_fd: (-1, false),
+            port: port.clone(),
+            _not_sync: PhantomData,
+        }
+    }
+
+    pub fn port_id(&self) -> u16 {
+        self.port_id
+    }
+
+    pub fn index(&self) -> u16 {
+        self.queue
+    }
+
+    /// Receives behind what is in `batch`, as many as fit; returns how many came.
+    #[inline]
+    pub fn burst(&mut self, batch: &mut RxBatch) -> usize {
+        let room = batch.spare();
+        // SAFETY: the port is started while a queue of it lives, this is the
+        // only handle of the queue, and `room` holds that many pointers.
+        let n = unsafe {
+            sys::siw_rx_burst(
+                self.port_id,
+                self.queue,
+                room.as_mut_ptr(),
+                room.len() as u16,
+            )
+        };
+        // SAFETY: the driver filled the first `n` entries.
+        unsafe { batch.filled(usize::from(n)) };
+        usize::from(n)
+    }
+
+    /// The descriptor to wait on; it is readable when a packet came after
+    /// [`Self::arm_interrupt`]. `None` when the port has no interrupts, or a
+    /// virtual link has no peer yet; it may change when a peer connects.
+    pub fn interrupt_fd(&self) -> Option<RawFd> {
+        // SAFETY: the queue exists.
+        let fd = unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.port_id, self.queue) };
+        (fd >= 0).then_some(fd)
+    }
+
+    /// Asks for an interrupt at the next packet. Poll once more after it, then
+    /// sleep: a packet may have come in between.
+    pub fn arm_interrupt(&mut self) -> Result<()> {
+        // SAFETY: the queue exists and is ours.
+        let rc = unsafe { sys::rte_eth_dev_rx_intr_enable(self.port_id, self.queue) };
+        self.check("arming the receive interrupt", rc)
+    }
+
+    /// Takes the request back, and empties the descriptor when it is an eventfd.
+    pub fn disarm_interrupt(&mut self) -> Result<()> {
+        // SAFETY: the queue exists and is ours.
+        let rc = unsafe { sys::rte_eth_dev_rx_intr_disable(self.port_id, self.queue) };
+        if let Some(fd) = self.interrupt_fd() {
+            if self.known_fd.0 != fd {
+                self.known_fd = (fd, is_eventfd(fd));
+            }
+            if self.known_fd.1 {
+                drain(fd);
+            }
+        }
+        self.check("disarming the receive interrupt", rc)
+    }
+
+    fn check(&self, what: &'static str, rc: i32) -> Result<()> {
+        // A driver without the function signals always, if it has a descriptor.
+        if rc == 0 || (error::errno_of(rc) == libc::ENOTSUP && self.interrupt_fd().is_some()) {
+            return Ok(());
+        }
+        Err(Error::Port {
+            port: self.port_id.to_string(),
+            what,
+            errno: error::errno_of(rc),
+            reason: error::reason(rc),
+            log: String::new(),
+        })
+    }
+}
+
+impl TxQueue {
+    pub(crate) fn new(port: &Arc<Inner>, queue: u16) -> Self {
+        port.queue_taken();
+        Self {
+            port_id: port.id,
+            queue,
+            port: port.clone(),
+            _not_sync: PhantomData,
+        }
+    }
+
+    pub fn port_id(&self) -> u16 {
+        self.port_id
+    }
+
+    pub fn index(&self) -> u16 {
+        self.queue
+    }
+
+    /// Sends from the front of `batch`; returns how many the port took. The rest
+    /// stays, in order.
+    #[inline]
+    pub fn burst(&mut self, batch: &mut TxBatch) -> usize {
+        let pending = batch.pending();
+        if pending.is_empty() {
+            return 0;
+        }
+        // SAFETY: the port is started while a queue of it lives, this is the
+        // only handle of the queue, and `pending` holds owned packets.
+        let n = unsafe {
+            sys::siw_tx_burst(
+                self.port_id,
+                self.queue,
+                pending.as_mut_ptr(),
+                pending.len() as u16,
+            )
+        };
+        // SAFETY: the driver owns the first `n` now.
+        unsafe { batch.sent(usize::from(n)) };
+        usize::from(n)
+    }
+
+    /// Asks the driver to free up to `n` packets that are sent (0: all it can):
+    /// when a work request waits for its buffers only. Returns how many; 0 also
+    /// for drivers that cannot, which free as they send.
+    pub fn done_cleanup(&mut self, n: u32) -> usize {
+        // SAFETY: the queue exists and is ours.
+        let freed = unsafe { sys::rte_eth_tx_done_cleanup(self.port_id, self.queue, n) };
+        usize::try_from(freed).unwrap_or(0)
+    }
+}
+
+/// A tap's descriptor must not be read here: that would take a packet.
+fn is_eventfd(fd: RawFd) -> bool {
+    std::fs::read_link(format!("/proc/self/fd/{fd}"))
+        .is_ok_and(|target| target.to_string_lossy().contains("[eventfd]"))
+}
+
+/// An eventfd that stays readable would wake the sleeper at once.
+fn drain(fd: RawFd) {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut count = 0u64;
+    // SAFETY: poll and read write within the variables given; poll says whether
+    // a read would block.
+    unsafe {
+        if libc::poll(&mut poll, 1, 0) == 1 && poll.revents & libc::POLLIN != 0 {
+            libc::read(fd, (&raw mut count).cast(), size_of::<u64>());
+        }
+    }
+}
+
+impl Drop for RxQueue {
+    fn drop(&mut self) {
+        self.port.queue_returned();
+    }
+}
+
+impl Drop for TxQueue {
+    fn drop(&mut self) {
+        self.port.queue_returned();
+    }
+}

@@ -1,0 +1,147 @@
+//! Two ports joined by rings in memory: the loopback device pair. Packets cross
+//! by pointer, so what one side sent, external segments included, is what the
+//! other receives.
+
+use crate::{Eal, Error, Mempool, Port, Result, eal, error, log};
+use dpdk_sys as sys;
+use std::ffi::CString;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The rings of a pair; freed when both ports are closed.
+pub(crate) struct Rings {
+    a_to_b: Vec<NonNull<sys::rte_ring>>,
+    b_to_a: Vec<NonNull<sys::rte_ring>>,
+    /// What is left in the rings goes back to these.
+    pools: Mutex<Vec<Mempool>>,
+}
+
+impl Rings {
+    pub(crate) fn keep_alive(&self, pools: &[Mempool]) {
+        let mut kept = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend_from_slice(pools);
+    }
+}
+
+// SAFETY: rings are made for use from several threads; this value only creates
+// and frees them.
+unsafe impl Send for Rings {}
+// SAFETY: as above.
+unsafe impl Sync for Rings {}
+
+impl Port {
+    /// A pair of ports; queue `i` of one is joined to queue `i` of the other in
+    /// both directions by a ring of `ring_size` packets (rounded up to a power
+    /// of two). `name` is unique in the process and at most 16 bytes long.
+    pub fn ring_pair(eal: &Eal, name: &str, queues: u16, ring_size: u32) -> Result<(Self, Self)> {
+        let invalid = |why: &str| Error::Invalid {
+            what: "ring pair",
+            value: name.to_owned(),
+            why: why.to_owned(),
+        };
+        if name.is_empty() || name.len() > 16 || name.contains([',', '=', '\0']) {
+            return Err(invalid("its name must have 1 to 16 bytes, without , and ="));
+        }
+        // RTE_PMD_RING_MAX_RX_RINGS
+        if queues == 0 || queues > 16 {
+            return Err(invalid("it has 1 to 16 queues"));
+        }
+        log::forget();
+        let mut rings = Rings {
+            a_to_b: Vec::new(),
+            b_to_a: Vec::new(),
+            pools: Mutex::default(),
+        };
+        for q in 0..queues {
+            rings
+                .a_to_b
+                .push(create(&format!("{name}_ab{q}"), ring_size)?);
+            rings
+                .b_to_a
+                .push(create(&format!("{name}_ba{q}"), ring_size)?);
+        }
+        let rings = Arc::new(rings);
+        let a = port(
+            eal,
+            &format!("{name}_a"),
+            &rings,
+            &rings.b_to_a,
+            &rings.a_to_b,
+        )?;
+        let b = port(
+            eal,
+            &format!("{name}_b"),
+            &rings,
+            &rings.a_to_b,
+            &rings.b_to_a,
+        )?;
+        Ok((a, b))
+    }
+}
+
+fn create(name: &str, size: u32) -> Result<NonNull<sys::rte_ring>> {
+    let fail = |reason| Error::Device {
+        device: name.to_owned(),
+        reason,
+        hint: String::new(),
+        log: log::said(),
+    };
+    let Some(size) = size.max(2).checked_next_power_of_two() else {
+        return Err(fail(format!("a ring of {size} packets is too large")));
+    };
+    let cname = CString::new(name).map_err(|e| fail(e.to_string()))?;
+    // Each ring has one writer and one reader: queues are owned by one worker.
+    let flags = sys::RING_F_SP_ENQ | sys::RING_F_SC_DEQ;
+    // SAFETY: the name lives through the call, which copies it.
+    let ring = unsafe { sys::rte_ring_create(cname.as_ptr(), size, sys::SOCKET_ID_ANY, flags) };
+    NonNull::new(ring).ok_or_else(|| fail(error::errno_text(error::rte_errno())))
+}
+
+fn port(
+    eal: &Eal,
+    name: &str,
+    rings: &Arc<Rings>,
+    rx: &[NonNull<sys::rte_ring>],
+    tx: &[NonNull<sys::rte_ring>],
+) -> Result<Port> {
+    let cname = CString::new(name).unwrap_or_default();
+    let devices = eal::device_lock();
+    // SAFETY: both arrays have the given lengths; a NonNull is a plain pointer;
+    // the rings live until both ports are closed.
+    let id = unsafe {
+        sys::rte_eth_from_rings(
+            cname.as_ptr(),
+            rx.as_ptr().cast(),
+            rx.len() as u32,
+            tx.as_ptr().cast(),
+            tx.len() as u32,
+            0,
+        )
+    };
+    drop(devices);
+    let Ok(id) = u16::try_from(id) else {
+        return Err(Error::Device {
+            device: name.to_owned(),
+            reason: error::errno_text(error::rte_errno()),
+            hint: String::new(),
+            log: log::said(),
+        });
+    };
+    Port::adopt(eal, id, &format!("net_ring_{name}"), Some(rings.clone()))
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        for ring in self.a_to_b.iter().chain(&self.b_to_a) {
+            let mut obj = ptr::null_mut();
+            // SAFETY: both ports are closed, nobody else touches the rings; what
+            // is in them are packets that nobody owns any more.
+            unsafe {
+                while sys::siw_ring_dequeue_burst(ring.as_ptr(), &mut obj, 1) == 1 {
+                    sys::siw_pktmbuf_free(obj.cast());
+                }
+                sys::rte_ring_free(ring.as_ptr());
+            }
+        }
+    }
+}
