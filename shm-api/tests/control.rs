@@ -9,18 +9,35 @@ use siw_shm::control::*;
 use siw_shm::region::{Pages, Region};
 
 fn hello() -> Hello {
-    Hello { version: VERSION.into(), pid: 1, name: Text::new("test") }
+    Hello {
+        version: VERSION.into(),
+        pid: 1,
+        name: Text::new("test"),
+    }
 }
 
 fn fd() -> OwnedFd {
-    Region::create("fd", 1, Pages::Normal).unwrap().fd().unwrap().try_clone_to_owned().unwrap()
+    Region::create("fd", 1, Pages::Normal)
+        .unwrap()
+        .fd()
+        .unwrap()
+        .try_clone_to_owned()
+        .unwrap()
 }
 
 #[test]
 fn a_request_and_its_reply_cross_with_descriptors() {
     let (daemon, client) = Conn::pair().unwrap();
     let t = std::thread::spawn(move || {
-        client.call(7, &AllocArena { len: 4096, huge: 0, reserved: 0 }, &[])
+        client.call(
+            7,
+            &AllocArena {
+                len: 4096,
+                huge: 0,
+                reserved: 0,
+            },
+            &[],
+        )
     });
     let p = loop {
         match daemon.recv() {
@@ -31,8 +48,14 @@ fn a_request_and_its_reply_cross_with_descriptors() {
     };
     let (seq, req) = Request::decode(&p.bytes).unwrap();
     assert!(matches!(req, Request::AllocArena(a) if a.len == 4096));
-    let r = ArenaReply { arena: 1, huge: 0, len: 4096 };
-    daemon.reply::<AllocArena>(seq, &r, &[fd().as_fd()]).unwrap();
+    let r = ArenaReply {
+        arena: 1,
+        huge: 0,
+        len: 4096,
+    };
+    daemon
+        .reply::<AllocArena>(seq, &r, &[fd().as_fd()])
+        .unwrap();
     let (got, fds) = t.join().unwrap().unwrap();
     assert_eq!((got, fds.len()), (r, 1));
 }
@@ -40,8 +63,19 @@ fn a_request_and_its_reply_cross_with_descriptors() {
 #[test]
 fn a_refusal_carries_errno_and_reason() {
     let (daemon, client) = Conn::pair().unwrap();
-    daemon.refuse(3, 1, 12, "too many protection domains").unwrap();
-    let e = client.call(1, &AllocPd { device: 0, reserved: 0 }, &[]).unwrap_err();
+    daemon
+        .refuse(3, 1, 12, "too many protection domains")
+        .unwrap();
+    let e = client
+        .call(
+            1,
+            &AllocPd {
+                device: 0,
+                reserved: 0,
+            },
+            &[],
+        )
+        .unwrap_err();
     assert_eq!(e.errno(), 12);
     assert!(e.to_string().contains("too many protection domains"), "{e}");
 }
@@ -75,9 +109,8 @@ fn another_version_is_refused_in_words_that_the_client_can_read() {
 #[test]
 fn a_reply_to_something_else_is_not_taken() {
     let p = codec::encode_reply::<AllocPd>(4, &IdReply { id: 1, reserved: 0 });
-    let bad = |r: Result<IdReply, CallError>| {
-        matches!(r, Err(CallError::Proto(ProtoError::OutOfOrder)))
-    };
+    let bad =
+        |r: Result<IdReply, CallError>| matches!(r, Err(CallError::Proto(ProtoError::OutOfOrder)));
     assert!(bad(codec::decode_reply::<AllocPd>(5, &p)));
     assert!(bad(codec::decode_reply::<CreateChannel>(4, &p)));
     assert!(codec::decode_reply::<AllocPd>(4, &p).is_ok());
@@ -87,7 +120,10 @@ fn a_reply_to_something_else_is_not_taken() {
 fn a_closed_peer_is_an_error_and_not_a_hang() {
     let (daemon, client) = Conn::pair().unwrap();
     drop(daemon);
-    assert!(matches!(client.call(1, &hello(), &[]), Err(CallError::Closed)));
+    assert!(matches!(
+        client.call(1, &hello(), &[]),
+        Err(CallError::Closed)
+    ));
     let (daemon, client) = Conn::pair().unwrap();
     drop(client);
     assert!(matches!(daemon.recv(), Err(RecvError::Closed)));
@@ -129,7 +165,10 @@ fn no_descriptor_leaks_from_packets_nobody_wants() {
 
 #[test]
 fn events_cross_and_foreign_kinds_are_refused() {
-    let e = CmEvent { cookie: 42, ..CmEvent::new(CmEventKind::Established) };
+    let e = CmEvent {
+        cookie: 42,
+        ..CmEvent::new(CmEventKind::Established)
+    };
     let p = encode_event(KIND_CM_EVENT, &e);
     assert_eq!(decode_event::<CmEvent>(KIND_CM_EVENT, &p), Ok(e));
     assert_eq!(
@@ -138,7 +177,10 @@ fn events_cross_and_foreign_kinds_are_refused() {
     );
     let a = AsyncEvent::new(AsyncEventKind::QpFatal, 3, "why");
     assert_eq!(a.reason.to_text(), "why");
-    assert_eq!(AsyncEventKind::from_u32(a.kind), Some(AsyncEventKind::QpFatal));
+    assert_eq!(
+        AsyncEventKind::from_u32(a.kind),
+        Some(AsyncEventKind::QpFatal)
+    );
 }
 
 #[test]
@@ -150,7 +192,10 @@ fn addresses_survive_both_ways() {
     assert_eq!(Addr::NONE.to_socket_addr(), None);
     assert!(PrivateData::new(&[0; 512]).is_some());
     assert!(PrivateData::new(&[0; 513]).is_none());
-    let lying = PrivateData { len: u32::MAX, data: [1; 512] };
+    let lying = PrivateData {
+        len: u32::MAX,
+        data: [1; 512],
+    };
     assert_eq!(lying.as_bytes().len(), 512);
 }
 

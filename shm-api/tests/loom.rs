@@ -111,7 +111,14 @@ fn a_client_that_arms_and_finds_nothing_gets_an_event() {
             let worker = thread::spawn(move || w.complete(0, solicited_only));
             let mut found = cq.poll(0);
             if !found {
-                arm(&cq.armed, if solicited_only { ARM_SOLICITED } else { ARM_NEXT });
+                arm(
+                    &cq.armed,
+                    if solicited_only {
+                        ARM_SOLICITED
+                    } else {
+                        ARM_NEXT
+                    },
+                );
                 found = cq.poll(0);
             }
             worker.join().unwrap();

@@ -20,8 +20,15 @@ fn two_mappings_of_a_region_see_each_other() {
     let mut buf = [0; 5];
     b.read(4000, &mut buf).unwrap();
     assert_eq!(&buf, b"hello");
-    a.atomic_u32(16).unwrap().store(7, std::sync::atomic::Ordering::Release);
-    assert_eq!(b.atomic_u32(16).unwrap().load(std::sync::atomic::Ordering::Acquire), 7);
+    a.atomic_u32(16)
+        .unwrap()
+        .store(7, std::sync::atomic::Ordering::Release);
+    assert_eq!(
+        b.atomic_u32(16)
+            .unwrap()
+            .load(std::sync::atomic::Ordering::Acquire),
+        7
+    );
     assert_eq!(b.crc32c(4000, 5, 0).unwrap(), crc32c::crc32c(b"hello"));
     b.copy(4000, &a, 4002, 5).unwrap();
     a.read(4002, &mut buf).unwrap();
@@ -34,7 +41,13 @@ fn two_mappings_of_a_region_see_each_other() {
 #[test]
 fn accesses_outside_of_a_region_are_refused() {
     let r = Region::anonymous(4096).unwrap();
-    for (off, len) in [(4096, 1), (4095, 2), (usize::MAX, 1), (0, 4097), (usize::MAX - 1, 8)] {
+    for (off, len) in [
+        (4096, 1),
+        (4095, 2),
+        (usize::MAX, 1),
+        (0, 4097),
+        (usize::MAX - 1, 8),
+    ] {
         assert_eq!(r.write(off, &vec![0; len]), Err(OutOfBounds));
         assert_eq!(r.read(off, &mut vec![0; len]), Err(OutOfBounds));
         assert_eq!(r.zero(off, len), Err(OutOfBounds));
@@ -91,7 +104,10 @@ fn a_key_is_checked_for_domain_stream_access_wrap_and_bounds() {
     assert_eq!(m.check(0xf_ffff, 1, need, 3, 1), Err(KeyError::Bounds));
     assert_eq!(m.check(u64::MAX, 2, need, 3, 1), Err(KeyError::Wrap));
     assert_eq!(m.check(0x10_0000, 1, need, 4, 1), Err(KeyError::Pd));
-    assert_eq!(m.check(0x10_0000, 1, Access::REMOTE_WRITE, 3, 1), Err(KeyError::Access));
+    assert_eq!(
+        m.check(0x10_0000, 1, Access::REMOTE_WRITE, 3, 1),
+        Err(KeyError::Access)
+    );
     assert_eq!(m.check(0x10_0000, 1, Access::NONE, 3, 1), Ok(4096));
     let r = Arc::new(Region::anonymous(4096).unwrap());
     let one = Mr::new(r, 0, 10, 0, 3, Some(9), need).unwrap();
@@ -120,7 +136,10 @@ fn a_registration_outside_of_its_region_or_with_wrapping_addresses_is_refused() 
     assert!(new(0, 4097, 0, Access::NONE).is_err());
     assert!(new(u64::MAX, 2, 0, Access::NONE).is_err());
     assert!(new(0, 2, u64::MAX - 1, Access::NONE).is_err());
-    assert_eq!(new(0, 2, u64::MAX - 1, Access::ZERO_BASED).unwrap().base(), 0);
+    assert_eq!(
+        new(0, 2, u64::MAX - 1, Access::ZERO_BASED).unwrap().base(),
+        0
+    );
 }
 
 #[test]
@@ -169,7 +188,10 @@ fn an_invalidated_key_stops_working_and_can_still_be_removed() {
     let r = t.reader().unwrap();
     let stag = t.insert(mr(Access::REMOTE_READ)).unwrap();
     assert_eq!(r.invalidate(stag, 4, 0), Err(KeyError::Pd));
-    assert!(r.check(stag, 0x10_0000, 1, Access::REMOTE_READ, 3, 0).is_ok());
+    assert!(
+        r.check(stag, 0x10_0000, 1, Access::REMOTE_READ, 3, 0)
+            .is_ok()
+    );
     assert_eq!(r.invalidate(stag, 3, 0), Ok(()));
     assert!(r.lookup(stag).is_none());
     assert_eq!(r.invalidate(stag, 3, 0), Err(KeyError::Stag));
@@ -212,7 +234,9 @@ fn stale_and_invented_keys_are_unknown() {
 #[test]
 fn a_full_table_says_so_and_recovers() {
     let t = KeyTable::new(3, 1);
-    let s: Vec<_> = (0..3).map(|_| t.insert(mr(Access::NONE)).unwrap()).collect();
+    let s: Vec<_> = (0..3)
+        .map(|_| t.insert(mr(Access::NONE)).unwrap())
+        .collect();
     assert!(t.insert(mr(Access::NONE)).is_err());
     t.remove(s[1]).unwrap();
     assert!(t.insert(mr(Access::NONE)).is_ok());
@@ -292,7 +316,9 @@ fn no_two_live_queues_overlap() {
     let mut live: Vec<queue_alloc::QueueMem> = Vec::new();
     let mut x = 12345u64;
     for _ in 0..2000 {
-        x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        x = x
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         if x >> 62 == 0 && !live.is_empty() {
             let m = live.swap_remove((x >> 20) as usize % live.len());
             a.free(m);

@@ -27,7 +27,13 @@ fn send(wr_id: u64, data: Data<'_>) -> SendDesc<'_> {
 }
 
 fn sges(n: usize) -> Vec<Sge> {
-    (0..n).map(|i| Sge { addr: 0x1000 * i as u64, length: i as u32 + 1, lkey: 7 + i as u32 }).collect()
+    (0..n)
+        .map(|i| Sge {
+            addr: 0x1000 * i as u64,
+            length: i as u32 + 1,
+            lkey: 7 + i as u32,
+        })
+        .collect()
 }
 
 fn sq(slots: u32, max_wr: u32) -> (SqProducer, SqConsumer, Arc<Region>) {
@@ -97,7 +103,11 @@ fn receive_requests_arrive_with_their_scatter_list() {
     let mut p = RqProducer::new(r.clone(), 0, 8, 8).unwrap();
     let mut c = RqConsumer::new(r, 0, 8).unwrap();
     let list = sges(6);
-    p.push(&RecvDesc { wr_id: 9, sges: &list }).unwrap();
+    p.push(&RecvDesc {
+        wr_id: 9,
+        sges: &list,
+    })
+    .unwrap();
     p.publish();
     let mut w = RecvWqe::new();
     c.pop(&mut w).unwrap().unwrap();
@@ -111,7 +121,11 @@ fn a_producer_index_outside_of_the_ring_is_nonsense() {
     for tail in [9, 100, u32::MAX, 0x8000_0000] {
         let (_p, mut c, r) = sq(8, 8);
         r.write(wq::OFF_TAIL, &u32::to_le_bytes(tail)).unwrap();
-        assert_eq!(c.pop(&mut SendWqe::new()), Err(RingError::Nonsense), "tail {tail}");
+        assert_eq!(
+            c.pop(&mut SendWqe::new()),
+            Err(RingError::Nonsense),
+            "tail {tail}"
+        );
     }
 }
 
@@ -124,7 +138,10 @@ fn a_request_that_claims_slots_beyond_the_tail_is_truncated() {
     r.write(wq::OFF_TAIL, &1u32.to_le_bytes()).unwrap();
     assert_eq!(
         c.pop(&mut SendWqe::new()),
-        Err(RingError::Wqe { wr_id: 77, error: WqeError::Truncated })
+        Err(RingError::Wqe {
+            wr_id: 77,
+            error: WqeError::Truncated
+        })
     );
 }
 
@@ -143,8 +160,14 @@ fn rings_outside_of_their_region_are_refused() {
     let r = region(4096);
     assert!(SqProducer::new(r.clone(), 0, 64, 1).is_err(), "too long");
     assert!(SqProducer::new(r.clone(), 8, 2, 1).is_err(), "misaligned");
-    assert!(SqConsumer::new(r.clone(), 0, 3).is_err(), "not a power of two");
-    assert!(RqConsumer::new(r.clone(), usize::MAX - 63, 2).is_err(), "wraps");
+    assert!(
+        SqConsumer::new(r.clone(), 0, 3).is_err(),
+        "not a power of two"
+    );
+    assert!(
+        RqConsumer::new(r.clone(), usize::MAX - 63, 2).is_err(),
+        "wraps"
+    );
     let g = CqGeometry::new(64, 1).unwrap();
     assert!(CqConsumer::new(r.clone(), 0, g).is_err());
     assert!(DoorbellConsumer::new(r, 0, 4096).is_err());
@@ -155,8 +178,14 @@ fn what_the_daemon_could_not_parse_is_refused_at_post() {
     let (mut p, _c, _r) = sq(16, 16);
     let list = sges(17);
     let err = |e| Err(PushError::Wqe(e));
-    assert_eq!(p.push(&send(0, Data::Sges(&list))), err(WqeError::TooManySge(17)));
-    assert_eq!(p.push(&send(0, Data::Inline(&[0; 257]))), err(WqeError::InlineTooLong(257)));
+    assert_eq!(
+        p.push(&send(0, Data::Sges(&list))),
+        err(WqeError::TooManySge(17))
+    );
+    assert_eq!(
+        p.push(&send(0, Data::Inline(&[0; 257]))),
+        err(WqeError::InlineTooLong(257))
+    );
     let mut d = send(0, Data::Inline(&[1]));
     d.opcode = Opcode::Read;
     assert_eq!(p.push(&d), err(WqeError::InlineNotAllowed));
@@ -166,14 +195,31 @@ fn what_the_daemon_could_not_parse_is_refused_at_post() {
 
 #[test]
 fn a_slot_never_written_is_no_request() {
-    assert_eq!(SendWqe::parse(&[Slot([0; 8])]).unwrap_err(), WqeError::BadOpcode(0));
-    assert_eq!(RecvWqe::parse(&[Slot([0; 8])]).unwrap_err(), WqeError::BadOpcode(0));
+    assert_eq!(
+        SendWqe::parse(&[Slot([0; 8])]).unwrap_err(),
+        WqeError::BadOpcode(0)
+    );
+    assert_eq!(
+        RecvWqe::parse(&[Slot([0; 8])]).unwrap_err(),
+        WqeError::BadOpcode(0)
+    );
     assert_eq!(SendWqe::parse(&[]).unwrap_err(), WqeError::Truncated);
 }
 
 #[test]
 fn elements_of_4_gib_in_sum_are_refused() {
-    let list = [Sge { addr: 0, length: u32::MAX, lkey: 1 }, Sge { addr: 0, length: 1, lkey: 1 }];
+    let list = [
+        Sge {
+            addr: 0,
+            length: u32::MAX,
+            lkey: 1,
+        },
+        Sge {
+            addr: 0,
+            length: 1,
+            lkey: 1,
+        },
+    ];
     assert_eq!(
         SendWqe::from_desc(&send(0, Data::Sges(&list))).unwrap_err(),
         WqeError::LengthOverflow
@@ -234,7 +280,11 @@ proptest! {
 }
 
 fn completion(wr_id: u64) -> Cqe {
-    Cqe { wr_id, qp_num: 3, ..Cqe::default() }
+    Cqe {
+        wr_id,
+        qp_num: 3,
+        ..Cqe::default()
+    }
 }
 
 #[test]
@@ -300,7 +350,11 @@ fn a_poll_serves_the_rings_of_all_workers_in_turn() {
     for w in workers {
         assert_eq!(got.iter().filter(|g| **g == u64::from(w)).count(), 3);
     }
-    assert_ne!(got[..3], [got[0]; 3], "one ring is not drained before the next");
+    assert_ne!(
+        got[..3],
+        [got[0]; 3],
+        "one ring is not drained before the next"
+    );
     assert!(CqProducer::new(r, 0, g, 64).is_err());
 }
 
@@ -310,8 +364,14 @@ fn only_the_completions_that_were_asked_for_raise_an_event() {
     let r = region(g.len);
     let mut p = CqProducer::new(r.clone(), 0, g, 0).unwrap();
     let c = CqConsumer::new(r, 0, g).unwrap();
-    let solicited = Cqe { flags: WcFlags::SOLICITED, ..completion(1) };
-    let failed = Cqe { status: WcStatus::WR_FLUSH_ERR, ..completion(1) };
+    let solicited = Cqe {
+        flags: WcFlags::SOLICITED,
+        ..completion(1)
+    };
+    let failed = Cqe {
+        status: WcStatus::WR_FLUSH_ERR,
+        ..completion(1)
+    };
     p.push(&completion(0)).unwrap();
     assert!(!p.take_event(), "not armed");
     c.arm(true);
@@ -327,7 +387,10 @@ fn only_the_completions_that_were_asked_for_raise_an_event() {
     c.arm(false);
     c.arm(true);
     p.push(&completion(0)).unwrap();
-    assert!(p.take_event(), "a later solicited arming does not weaken the first");
+    assert!(
+        p.take_event(),
+        "a later solicited arming does not weaken the first"
+    );
     c.arm(false);
     assert!(!p.take_event(), "no completion since");
 }
@@ -343,7 +406,10 @@ fn doorbells_name_each_pending_queue_once() {
         p.ring(lap);
         p.ring(0xff_ffff);
         assert!(c.has_work());
-        assert_eq!((c.pop(), c.pop(), c.pop()), (Some(lap), Some(0xff_ffff), None));
+        assert_eq!(
+            (c.pop(), c.pop(), c.pop()),
+            (Some(lap), Some(0xff_ffff), None)
+        );
     }
 }
 
@@ -360,7 +426,10 @@ fn a_doorbell_ring_full_of_garbage_only_yields_numbers() {
 fn clients_see_sleeping_workers_through_a_mapping_they_cannot_write() {
     let page = WorkerPage::create(3).unwrap();
     let fd = page.region().fd().unwrap().try_clone_to_owned().unwrap();
-    assert!(Region::map(fd.try_clone().unwrap(), 1).is_err(), "sealed against new writers");
+    assert!(
+        Region::map(fd.try_clone().unwrap(), 1).is_err(),
+        "sealed against new writers"
+    );
     let view = Region::map_read_only(fd, 3 * doorbell::WORKER_LINE).unwrap();
     assert_eq!(view.write(0, &[1]), Err(OutOfBounds));
     let view = WorkerPageView::new(Arc::new(view), 3).unwrap();
