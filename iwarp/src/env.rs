@@ -4,7 +4,7 @@
 //! [`FrameBuilder`] over mbufs; tests implement both over plain memory. Everything is a generic
 //! parameter: no dynamic dispatch on the data path.
 
-use crate::shm::{Cqe, Mr, Reader, RecvWqe, SendWqe};
+use siw_shm::{Cqe, Mr, Reader, RecvWqe, SendWqe};
 
 /// Counts the references that a port still holds into the buffers of one work request or one read
 /// response. The environment gives the numbers out; the queue pair passes them on.
@@ -74,8 +74,6 @@ pub enum AsyncEvent {
     QpAccessErr,
     /// IBV_EVENT_SQ_DRAINED.
     SqDrained,
-    /// IBV_EVENT_COMM_EST: the first FPDU arrived.
-    CommEst,
 }
 
 /// A work queue holds something that cannot be meant: the client is broken or hostile. The queue
@@ -86,47 +84,40 @@ pub enum AsyncEvent {
 )]
 pub struct RingFault;
 
-/// Why a remote peer may not invalidate an STag (RFC 5040 section 8.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InvalidateError {
-    /// No such STag, or the memory cannot be invalidated: Terminate 0/2/09.
-    CannotInvalidate,
-    /// It belongs to another protection domain or stream: Terminate 0/1/09.
-    NotAssociated,
-}
-
 /// What a queue pair needs from its worker.
 pub trait QpEnv {
     /// The memory keys.
     fn keys(&self) -> &Reader;
 
-    /// Takes one validated work request out of the send queue. `Ok(None)`: the ring is empty.
-    fn next_send(&mut self) -> Result<Option<SendWqe>, RingFault>;
+    /// Takes one validated work request out of the send queue, into memory of the environment (one
+    /// scratch for a whole worker will do: the queue pair keeps a compact copy). `Ok(None)`: the ring
+    /// is empty.
+    fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault>;
 
-    /// Takes one receive work request out of the receive queue (or the SRQ).
-    fn next_recv(&mut self) -> Result<Option<RecvWqe>, RingFault>;
+    /// Takes one receive work request out of the receive queue (or the SRQ), likewise.
+    fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault>;
 
-    /// Appends to the completion queue of the send queue. `cqe.sq_head` says how many send work
-    /// requests have completed so far (wrapping), unsignalled ones included.
-    fn complete_send(&mut self, cqe: Cqe);
+    /// One more send work request is finished: called exactly once for each, in posting order.
+    /// `None`: it was unsignalled and succeeded, only its slot is free again.
+    fn complete_send(&mut self, cqe: Option<&Cqe>);
 
-    /// Appends to the completion queue of the receive queue.
-    fn complete_recv(&mut self, cqe: Cqe);
+    /// One more receive work request is finished.
+    fn complete_recv(&mut self, cqe: &Cqe);
 
     /// The port has let go of every buffer of this owner. Never called with [`TxOwner::NONE`].
     fn released(&self, owner: TxOwner) -> bool;
 
-    /// A tracker for a message that references registered memory; [`TxOwner::NONE`] where nothing
-    /// needs counting.
-    fn alloc_owner(&mut self) -> TxOwner {
+    /// A tracker for a message of `len` bytes that may reference registered memory;
+    /// [`TxOwner::NONE`] where nothing needs counting, such as messages that are always copied.
+    fn alloc_owner(&mut self, len: u32) -> TxOwner {
+        let _ = len;
         TxOwner::NONE
     }
 
-    /// The tracker is done: released, and its message completed.
-    fn free_owner(&mut self, _owner: TxOwner) {}
-
-    /// Invalidates `stag` for the peer (Send with Invalidate).
-    fn invalidate(&mut self, stag: u32) -> Result<(), InvalidateError>;
+    /// The tracker is done: released, and its message finished.
+    fn free_owner(&mut self, owner: TxOwner) {
+        let _ = owner;
+    }
 
     /// Tells the consumer.
     fn event(&mut self, event: AsyncEvent);

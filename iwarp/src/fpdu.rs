@@ -3,8 +3,9 @@
 //! The receiver finds and verifies FPDUs in the stream with it, the sender sizes and closes them.
 //! Markers would change `wire_len`, `mulpdu` and the CRC walk, nothing above this file.
 
-use crate::shm::crc;
+use crate::ddp::MAX_HDR_LEN;
 use crate::stream::RxStream;
+use siw_shm::crc;
 
 /// ULPDU_Length field.
 pub const LEN_FIELD: usize = 2;
@@ -31,40 +32,51 @@ pub fn mulpdu(emss: u32) -> u16 {
     emss.saturating_sub(6 + emss % 4).clamp(128, 64768) as u16
 }
 
-/// Where an FPDU lies in the stream.
+/// CRC32c of anything followed by its own CRC: one pass tells whether an FPDU is sound.
+const RESIDUE: u32 = 0x4867_4bc7;
+
+/// The FPDU at the start of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub ulpdu_len: u16,
     pub wire_len: usize,
+    /// What follows the length field: the DDP header, when the ULPDU is long enough.
+    pub hdr: [u8; MAX_HDR_LEN],
 }
 
 /// The FPDU at the start of the stream; `None` until all of it is there.
 #[inline]
 pub(crate) fn next(rx: &impl RxStream) -> Option<Frame> {
+    const HEAD: usize = LEN_FIELD + MAX_HDR_LEN;
     let available = rx.available();
-    // The smallest FPDU has 8 octets: length, pad, CRC.
-    if available < LEN_FIELD + 2 + CRC_LEN {
+    let mut head = [0; HEAD];
+    if available >= HEAD {
+        rx.peek(0, &mut head);
+    } else if available >= LEN_FIELD {
+        rx.peek(0, &mut head[..available]);
+    } else {
         return None;
     }
-    let mut len = [0; LEN_FIELD];
-    rx.peek(0, &mut len);
-    let ulpdu_len = u16::from_be_bytes(len);
+    let ulpdu_len = u16::from_be_bytes([head[0], head[1]]);
     let wire_len = wire_len(ulpdu_len);
-    (available >= wire_len).then_some(Frame {
+    if available < wire_len {
+        return None;
+    }
+    let mut hdr = [0; MAX_HDR_LEN];
+    hdr.copy_from_slice(&head[LEN_FIELD..]);
+    Some(Frame {
         ulpdu_len,
         wire_len,
+        hdr,
     })
 }
 
 /// The CRC of the FPDU at the start of the stream is right (RFC 5044 section 4.4).
 #[inline]
-pub(crate) fn crc_ok(rx: &impl RxStream, frame: Frame) -> bool {
-    let covered = frame.wire_len - CRC_LEN;
+pub(crate) fn crc_ok(rx: &impl RxStream, wire_len: usize) -> bool {
     let mut sum = 0;
-    rx.for_each(0, covered, |s| sum = crc::append(sum, s));
-    let mut field = [0; CRC_LEN];
-    rx.peek(covered, &mut field);
-    sum == u32::from_le_bytes(field)
+    rx.for_each(0, wire_len, |s| sum = crc::update(sum, s));
+    sum == RESIDUE
 }
 
 /// A whole FPDU in one piece; for the rare messages that are not built from records.
@@ -77,7 +89,7 @@ pub fn encode(parts: &[&[u8]], with_crc: bool) -> Box<[u8]> {
         out.extend_from_slice(p);
     }
     out.resize(out.len() + pad_len(ulpdu_len), 0);
-    let sum = if with_crc { crc::append(0, &out) } else { 0 };
+    let sum = if with_crc { crc::crc32c(&out) } else { 0 };
     out.extend_from_slice(&sum.to_le_bytes());
     out.into_boxed_slice()
 }
@@ -136,7 +148,7 @@ mod tests {
         s.push(&[0, 9]);
         let fr = next(&s).expect("complete");
         assert_eq!((fr.ulpdu_len, fr.wire_len), (21, f.len()));
-        assert!(crc_ok(&s, fr));
+        assert!(crc_ok(&s, fr.wire_len));
     }
 
     /// Conformance 27, 29: pad octets count into the CRC, whatever they are.
@@ -148,7 +160,7 @@ mod tests {
             g[i / 8] ^= 1 << (i % 8);
             let s = ByteStream::from(&g[..]);
             let fr = next(&s).expect("complete");
-            assert!(!crc_ok(&s, fr), "bit {i}");
+            assert!(!crc_ok(&s, fr.wire_len), "bit {i}");
         }
     }
 }

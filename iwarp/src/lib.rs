@@ -9,18 +9,24 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod completion;
 pub mod ddp;
 mod env;
+mod errors;
 pub mod fpdu;
 pub mod mpa;
+mod placement;
 mod queue_pair;
 pub mod rdmap;
-mod shm;
+mod read_queue;
+mod receiver;
+mod send_queue;
+mod sender;
 mod stream;
 pub mod terminate;
 
 pub use env::{
-    AsyncEvent, Fpdu, FpduKind, FrameBuilder, InvalidateError, QpEnv, RingFault, TxOwner, TxRecord,
+    AsyncEvent, Fpdu, FpduKind, FrameBuilder, QpEnv, RingFault, TxOwner, TxRecord,
 };
 pub use mpa::{MpaConfig, MpaError, Negotiated};
 pub use queue_pair::{BuildError, CloseKind, CloseReason, Progress, QpAttr, QpState, QueuePair};

@@ -18,11 +18,16 @@
 //!                    '--RST, modify_to_error--> ERROR
 //! ```
 
-use crate::env::{Fpdu, FrameBuilder, QpEnv, TxRecord};
-use crate::mpa::Negotiated;
-use crate::shm::Reader;
-use crate::stream::RxStream;
-use crate::terminate::TermCode;
+use crate::ddp::Msn;
+use crate::env::{AsyncEvent, Fpdu, FpduKind, QpEnv, TxOwner};
+use crate::errors::event_of;
+use crate::fpdu;
+use crate::mpa::{Negotiated, RtrKind};
+use crate::read_queue::{InboundQueue, Outbound};
+use crate::send_queue::SendQueue;
+use crate::terminate::{Offender, Payload, TermCode};
+use siw_shm::{Sge, WcStatus};
+use std::collections::VecDeque;
 
 /// State of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,10 +104,71 @@ pub enum BuildError {
     Gone,
 }
 
+/// The Terminate that goes out.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub payload: Payload,
+    /// TCP has it.
+    pub queued: bool,
+}
+
+/// The message whose segments are under way; RDMAP messages are never interleaved (Linux siw takes
+/// a Write between two segments of a Read Response for an error).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InMessage {
+    None,
+    Request,
+    Response,
+}
+
+/// The Send that is being received.
+#[derive(Debug, Default)]
+pub(crate) struct Receiving {
+    pub active: bool,
+    pub wr_id: u64,
+    pub capacity: u32,
+    pub received: u32,
+    pub rdmap: u8,
+    /// Kept between messages for its allocation.
+    pub sges: Vec<Sge>,
+}
+
 /// A queue pair.
 pub struct QueuePair {
-    attr: QpAttr,
-    state: QpState,
+    pub(crate) attr: QpAttr,
+    pub(crate) state: QpState,
+    pub(crate) crc: bool,
+    pub(crate) stream_open: bool,
+    pub(crate) abort: bool,
+    /// A responder keeps quiet until it has received an FPDU (RFC 5044 section 7.1.2).
+    pub(crate) may_send: bool,
+    pub(crate) first_seen: bool,
+    pub(crate) rtr_pending: bool,
+    /// The ready-to-receive Send of the peer is still to come: it takes no receive work request.
+    pub(crate) absorb_send: bool,
+    pub(crate) prefer_response: bool,
+    /// A send work request completed in error: those after it are flushed.
+    pub(crate) send_failed: bool,
+    pub(crate) in_message: InMessage,
+    pub(crate) rtr: Option<RtrKind>,
+    pub(crate) ird: u16,
+    pub(crate) ord: u16,
+    pub(crate) mulpdu: u16,
+    /// The work request that is taken out of the ring and not sent completely.
+    pub(crate) cur: Option<u32>,
+    pub(crate) send_msn: Msn,
+    pub(crate) read_msn: Msn,
+    pub(crate) rx_send_msn: Msn,
+    pub(crate) rx_read_msn: Msn,
+    pub(crate) sq: SendQueue,
+    pub(crate) outbound: VecDeque<Outbound>,
+    pub(crate) inbound: InboundQueue,
+    pub(crate) recv: Receiving,
+    pub(crate) outgoing: Option<Box<Outgoing>>,
+    pub(crate) local_error: Option<TermCode>,
+    pub(crate) received: Option<TermCode>,
+    /// Owners of finished messages whose buffers the port still holds.
+    pub(crate) zombies: Vec<TxOwner>,
 }
 
 impl QueuePair {
@@ -111,17 +177,60 @@ impl QueuePair {
         Self {
             attr,
             state: QpState::Idle,
+            crc: false,
+            stream_open: false,
+            abort: false,
+            may_send: false,
+            first_seen: false,
+            rtr_pending: false,
+            absorb_send: false,
+            prefer_response: false,
+            send_failed: false,
+            in_message: InMessage::None,
+            rtr: None,
+            ird: 0,
+            ord: 0,
+            mulpdu: 0,
+            cur: None,
+            send_msn: Msn::FIRST,
+            read_msn: Msn::FIRST,
+            rx_send_msn: Msn::FIRST,
+            rx_read_msn: Msn::FIRST,
+            sq: SendQueue::default(),
+            outbound: VecDeque::new(),
+            inbound: InboundQueue::default(),
+            recv: Receiving::default(),
+            outgoing: None,
+            local_error: None,
+            received: None,
+            zombies: Vec::new(),
         }
     }
 
-    /// The stream is in FPDU mode. `emss`: payload bytes of a full TCP segment.
-    pub fn set_rts(&mut self, _negotiated: Negotiated, _emss: u32) {
-        todo!()
+    /// The stream is in FPDU mode. `emss`: payload bytes of a full TCP segment. Ignored unless the
+    /// queue pair is IDLE.
+    pub fn set_rts(&mut self, n: Negotiated, emss: u32) {
+        if self.state != QpState::Idle {
+            return;
+        }
+        let zombies = std::mem::take(&mut self.zombies);
+        *self = Self::new(self.attr);
+        self.zombies = zombies;
+        self.state = QpState::Rts;
+        self.stream_open = true;
+        self.crc = n.crc;
+        self.ird = n.ird.max(1);
+        self.ord = n.ord;
+        self.rtr = n.rtr;
+        self.may_send = n.initiator;
+        self.rtr_pending = n.initiator && n.rtr.is_some();
+        self.absorb_send = !n.initiator && n.rtr == Some(RtrKind::Send);
+        self.set_emss(emss);
     }
 
     /// The effective MSS changed; FPDUs not yet handed to TCP follow it.
-    pub fn set_emss(&mut self, _emss: u32) {
-        todo!()
+    pub fn set_emss(&mut self, emss: u32) {
+        self.mulpdu = fpdu::mulpdu(emss);
     }
 
     /// Creation attributes.
@@ -134,101 +243,178 @@ impl QueuePair {
         self.state
     }
 
-    /// Consumes every FPDU that is complete in `rx`: checks, places, completes, queues responses;
-    /// stops at an incomplete one. On a protocol error it queues the Terminate and consumes no more.
-    ///
-    /// Call it before [`acked`](Self::acked) for the acknowledgement of the same segment: a
-    /// Terminate then still finds the work request that it is about.
-    pub fn receive<E: QpEnv>(&mut self, _env: &mut E, _rx: &mut impl RxStream) -> Progress {
-        todo!()
-    }
-
-    /// The next FPDU that may leave: record, its length on the wire, and whether to push (end of a
-    /// message). `room`: bytes that TCP takes now; an FPDU is never cut to fit. `None`: nothing to
-    /// do, no room, or a stall (ORD, fence, ready-to-receive). Takes work requests out of the ring as
-    /// it needs them.
-    pub fn next_record<E: QpEnv>(
-        &mut self,
-        _env: &mut E,
-        _room: usize,
-    ) -> Option<(TxRecord, u32, bool)> {
-        todo!()
-    }
-
     /// [`next_record`](Self::next_record) has something beyond what may wait in the ring.
     pub fn has_work(&self) -> bool {
-        todo!()
+        match self.state {
+            QpState::Terminate => self.outgoing.as_ref().is_some_and(|o| !o.queued),
+            QpState::Closing => self.in_message != InMessage::None,
+            QpState::Rts => {
+                self.may_send
+                    && (self.rtr_pending
+                        || self.in_message != InMessage::None
+                        || self.inbound.unsent() > 0
+                        || self.cur.is_some_and(|c| !self.stalled(c)))
+            }
+            _ => false,
+        }
     }
 
-    /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.
-    pub fn build(
-        &self,
-        _keys: &Reader,
-        _rec: &Fpdu,
-        _out: &mut impl FrameBuilder,
-    ) -> Result<(), BuildError> {
-        todo!()
-    }
-
-    /// [`build`](Self::build) failed: the queue pair goes to ERROR and wants an abort.
-    pub fn build_failed<E: QpEnv>(&mut self, _env: &mut E, _rec: &Fpdu, _error: BuildError) {
-        todo!()
-    }
-
-    /// TCP got every byte of this record acknowledged. Records come back in the order in which they
-    /// were handed out.
-    pub fn acked<E: QpEnv>(&mut self, _env: &mut E, _rec: &Fpdu) {
-        todo!()
-    }
-
-    /// Completes what only waited for the port to release buffers. True: some still wait.
-    pub fn poll_releases<E: QpEnv>(&mut self, _env: &mut E) -> bool {
-        todo!()
-    }
-
-    /// The consumer disconnects: graceful close ([`wants_close`](Self::wants_close) says when).
+    /// The consumer disconnects: a message that is under way is sent to its end, then
+    /// [`wants_close`](Self::wants_close) asks for a graceful close. Work requests that were not
+    /// started are flushed when the stream is closed.
     pub fn disconnect(&mut self) {
-        todo!()
+        if self.state == QpState::Rts {
+            self.start_closing();
+        }
     }
 
     /// The peer sent FIN and [`receive`](Self::receive) has seen all bytes before it. `leftover`:
     /// bytes of an incomplete FPDU that stay in the stream.
-    pub fn peer_closed<E: QpEnv>(&mut self, _env: &mut E, _leftover: usize) {
-        todo!()
+    pub fn peer_closed<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
+        if !matches!(self.state, QpState::Rts | QpState::Closing) {
+            return;
+        }
+        if leftover > 0 || self.recv.active {
+            // Conformance 36: the stream ended inside of an FPDU or a message.
+            self.lost(env);
+        } else if self.state == QpState::Rts {
+            self.start_closing();
+        }
     }
 
-    /// The stream is gone, no record comes back any more: flushes, and goes to IDLE or ERROR.
-    pub fn tcp_closed<E: QpEnv>(&mut self, _env: &mut E, _reason: CloseReason) {
-        todo!()
+    fn start_closing(&mut self) {
+        self.state = QpState::Closing;
+        let started = match self.in_message {
+            InMessage::Request => self.cur.and_then(|c| self.sq.get(c)).is_some_and(|e| e.sent > 0),
+            InMessage::Response => true,
+            InMessage::None => false,
+        };
+        if !started {
+            self.in_message = InMessage::None;
+        }
+    }
+
+    fn lost<E: QpEnv>(&mut self, env: &mut E) {
+        self.local_error.get_or_insert(TermCode::MPA_TCP_LOST);
+        self.state = QpState::Error;
+        self.abort = true;
+        env.event(AsyncEvent::QpFatal);
+        self.flush(env);
+    }
+
+    /// The stream is gone, no record comes back any more: flushes, and goes to IDLE (closed cleanly
+    /// with nothing left to send) or ERROR.
+    pub fn tcp_closed<E: QpEnv>(&mut self, env: &mut E, reason: CloseReason) {
+        if !self.stream_open {
+            return;
+        }
+        self.stream_open = false;
+        self.complete_ready(env);
+        if self.state == QpState::Rts
+            || (self.state == QpState::Closing && reason != CloseReason::Closed)
+        {
+            self.local_error.get_or_insert(TermCode::MPA_TCP_LOST);
+            env.event(AsyncEvent::QpFatal);
+        }
+        let clean = self.state == QpState::Closing && reason == CloseReason::Closed;
+        self.state = QpState::Error;
+        let flushed = self.flush_send(env);
+        self.flush_recv(env);
+        if clean && !flushed {
+            self.state = QpState::Idle;
+        }
     }
 
     /// ibv_modify_qp(ERR), or the client is gone: flushes now, and wants an abort of the stream.
-    pub fn modify_to_error<E: QpEnv>(&mut self, _env: &mut E) {
-        todo!()
+    pub fn modify_to_error<E: QpEnv>(&mut self, env: &mut E) {
+        self.state = QpState::Error;
+        self.abort = true;
+        self.flush(env);
     }
 
     /// Sends a Terminate of the local user's choice, then closes.
-    pub fn terminate(&mut self, _code: TermCode) {
-        todo!()
+    pub fn terminate(&mut self, code: TermCode) {
+        if self.state == QpState::Rts {
+            self.queue_terminate(code, None);
+        }
+    }
+
+    /// [`build`](Self::build) failed: the queue pair goes to ERROR and wants an abort. The message
+    /// completes with LOC_PROT_ERR, everything else is flushed.
+    pub fn build_failed<E: QpEnv>(&mut self, env: &mut E, rec: &Fpdu, error: BuildError) {
+        if self.state == QpState::Error {
+            return;
+        }
+        if rec.kind == FpduKind::Request
+            && error == BuildError::KeyGone
+            && let Some(e) = self.sq.get_mut(rec.slot)
+        {
+            e.status = WcStatus::LOC_PROT_ERR;
+        }
+        self.local_error.get_or_insert(TermCode::LOCAL_CATASTROPHIC);
+        self.state = QpState::Error;
+        self.abort = true;
+        env.event(AsyncEvent::QpFatal);
+        self.flush(env);
     }
 
     /// How the stream shall be closed now, if at all. Repeats until the stream is closed.
     pub fn wants_close(&self) -> Option<CloseKind> {
-        todo!()
-    }
-
-    /// Flushes what is (still, or anew) in the rings. Call it on a doorbell in ERROR.
-    pub fn flush<E: QpEnv>(&mut self, _env: &mut E) {
-        todo!()
+        if !self.stream_open {
+            return None;
+        }
+        if self.abort {
+            return Some(CloseKind::Abort);
+        }
+        match self.state {
+            QpState::Closing if self.in_message == InMessage::None => Some(CloseKind::Graceful),
+            QpState::Terminate if !self.has_work() => Some(CloseKind::Graceful),
+            _ => None,
+        }
     }
 
     /// The Terminate that the peer sent, if it did.
     pub fn terminate_received(&self) -> Option<TermCode> {
-        todo!()
+        self.received
     }
 
     /// The error that this side found first, as it went (or would have gone) into a Terminate.
     pub fn terminate_sent(&self) -> Option<TermCode> {
-        todo!()
+        self.local_error
+    }
+
+    /// Work requests taken out of the send ring and not completed.
+    pub fn send_outstanding(&self) -> bool {
+        !self.sq.is_empty()
+    }
+
+    /// An error that the peer shall hear of. The first one wins (RFC 5040 section 4.8, conformance
+    /// 37, 79, 80); nothing follows a Terminate, in either direction.
+    pub(crate) fn fault<E: QpEnv>(&mut self, env: &mut E, code: TermCode, by: Option<&Offender>) {
+        let sendable = match self.state {
+            QpState::Rts => true,
+            // The FIN may be out already.
+            QpState::Closing => false,
+            _ => return,
+        };
+        env.event(event_of(code));
+        if sendable {
+            self.queue_terminate(code, by);
+        } else {
+            self.local_error = Some(code);
+            self.state = QpState::Error;
+            self.abort = true;
+            self.flush(env);
+        }
+    }
+
+    fn queue_terminate(&mut self, code: TermCode, by: Option<&Offender>) {
+        self.local_error = Some(code);
+        self.state = QpState::Terminate;
+        self.in_message = InMessage::None;
+        self.outgoing = Some(Box::new(Outgoing {
+            payload: Payload::new(code, by),
+            queued: false,
+        }));
     }
 }
