@@ -1,0 +1,57 @@
+//! The shared-memory ABI between `siwd` and the applications it serves.
+//!
+//! ```text
+//!  application (client-lib)                         siwd
+//!  ------------------------                         ----
+//!  SqProducer  --- work queue in a Region --------> SqConsumer   (worker)
+//!  DoorbellProducer --- (client, worker) ring ----> DoorbellConsumer
+//!  CqConsumer  <-- one ring per worker ------------ CqProducer   (worker)
+//!  control::Conn <== SOCK_SEQPACKET + fds ========> control::Conn (control thread)
+//! ```
+//!
+//! The daemon creates every mapping and does not trust the application: each
+//! index read from shared memory is checked, each work request is copied once
+//! and validated from the private copy. All lock-free code of the project is in
+//! [`lockfree`] and [`key_table`], written against the [`sync`] facade so that
+//! loom can explore it (`RUSTFLAGS="--cfg loom" cargo test -p siw-shm --release`).
+//!
+//! Everything in shared memory and on the control socket is little-endian
+//! x86-64 `repr(C)` with asserted sizes and offsets.
+
+pub mod epoch;
+pub mod lockfree;
+pub mod sync;
+
+#[cfg(not(loom))]
+pub mod completion_queue;
+#[cfg(not(loom))]
+pub mod control;
+#[cfg(not(loom))]
+pub mod crc;
+#[cfg(not(loom))]
+pub mod doorbell;
+#[cfg(not(loom))]
+pub mod key_table;
+#[cfg(not(loom))]
+pub mod queue_alloc;
+#[cfg(not(loom))]
+pub mod region;
+#[cfg(not(loom))]
+pub mod work_queue;
+#[cfg(not(loom))]
+pub mod wqe;
+
+#[cfg(not(loom))]
+pub use completion_queue::{
+    CqConsumer, CqGeometry, CqOverflow, CqProducer, Cqe, WcFlags, WcOpcode, WcStatus,
+};
+#[cfg(not(loom))]
+pub use doorbell::{DoorbellConsumer, DoorbellProducer, WorkerPage, WorkerPageView};
+#[cfg(not(loom))]
+pub use key_table::{Access, KeyError, KeyTable, Mr, Reader, Retired, Stag};
+#[cfg(not(loom))]
+pub use region::{OutOfBounds, Region};
+#[cfg(not(loom))]
+pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
+#[cfg(not(loom))]
+pub use wqe::{Opcode, RecvWqe, SendDesc, SendWqe, Sge, WqeError, WrFlags};

@@ -1,0 +1,233 @@
+//! Packets to structs and back. Structs are copied out of packets; lengths and
+//! numbers are checked first.
+
+use super::messages::*;
+use bytemuck::{Pod, Zeroable, bytes_of};
+use core::mem::size_of;
+
+/// A packet that is not what it should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProtoError {
+    #[error("not a siwd packet ({0} bytes)")]
+    NotSiwd(usize),
+    #[error(
+        "protocol version {theirs}, this side speaks {VERSION}: use client library and daemon of the same release"
+    )]
+    Version { theirs: u16 },
+    #[error("packet says {said} bytes, {got} came")]
+    Length { said: u32, got: usize },
+    #[error("message kind {0} is unknown")]
+    Kind(u16),
+    #[error("message kind {kind} needs {want} bytes, {got} came")]
+    Size { kind: u16, want: usize, got: usize },
+    #[error("the reply answers another request")]
+    OutOfOrder,
+    #[error("the reply lacks a file descriptor")]
+    MissingFd,
+}
+
+/// Why a request has no reply to use.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The daemon said no.
+    #[error("{reason} (errno {errno})")]
+    Refused { errno: i32, reason: String },
+    #[error(transparent)]
+    Proto(#[from] ProtoError),
+    #[error("siwd closed the connection")]
+    Closed,
+    #[error("control socket: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl CallError {
+    /// The nearest errno.
+    pub fn errno(&self) -> i32 {
+        match self {
+            CallError::Refused { errno, .. } => *errno,
+            CallError::Proto(ProtoError::Version { .. }) => 93, // EPROTONOSUPPORT
+            CallError::Proto(_) => 71,                          // EPROTO
+            CallError::Closed => 104,                           // ECONNRESET
+            CallError::Io(e) => e.raw_os_error().unwrap_or(5),  // EIO
+        }
+    }
+}
+
+fn packet(kind: u16, seq: u32, status: i32, body: &[u8]) -> Vec<u8> {
+    let h = Header {
+        magic: MAGIC,
+        version: VERSION,
+        kind,
+        len: (size_of::<Header>() + body.len()) as u32,
+        seq,
+        status,
+        reserved: 0,
+    };
+    let mut p = Vec::with_capacity(h.len as usize);
+    p.extend_from_slice(bytes_of(&h));
+    p.extend_from_slice(body);
+    p
+}
+
+/// Splits a packet into its checked header and body.
+pub fn open(p: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
+    let (h, body) = p
+        .split_at_checked(size_of::<Header>())
+        .ok_or(ProtoError::NotSiwd(p.len()))?;
+    let h: Header = bytemuck::pod_read_unaligned(h);
+    if h.magic != MAGIC {
+        return Err(ProtoError::NotSiwd(p.len()));
+    }
+    if h.version != VERSION {
+        return Err(ProtoError::Version { theirs: h.version });
+    }
+    if h.len as usize != p.len() {
+        return Err(ProtoError::Length {
+            said: h.len,
+            got: p.len(),
+        });
+    }
+    Ok((h, body))
+}
+
+fn body_as<T: Pod>(kind: u16, body: &[u8]) -> Result<T, ProtoError> {
+    if body.len() != size_of::<T>() {
+        return Err(ProtoError::Size {
+            kind,
+            want: size_of::<T>(),
+            got: body.len(),
+        });
+    }
+    Ok(bytemuck::pod_read_unaligned(body))
+}
+
+/// Client: a request.
+pub fn encode_request<M: Message>(seq: u32, m: &M) -> Vec<u8> {
+    packet(M::KIND, seq, 0, bytes_of(m))
+}
+
+/// Daemon: the reply to a request of type `M`.
+pub fn encode_reply<M: Message>(seq: u32, r: &M::Reply) -> Vec<u8> {
+    packet(M::KIND, seq, 0, bytes_of(r))
+}
+
+/// Daemon: a refusal. `errno` is positive; `reason` is cut to 120 bytes.
+pub fn encode_error(kind: u16, seq: u32, errno: i32, reason: &str) -> Vec<u8> {
+    let errno = if errno == 0 { 5 } else { errno };
+    packet(
+        kind,
+        seq,
+        errno,
+        bytes_of(&ErrorReply {
+            reason: Text::new(reason),
+        }),
+    )
+}
+
+/// Client: the reply to the request `seq` of type `M`. Refusals are readable
+/// whatever version the daemon speaks.
+pub fn decode_reply<M: Message>(seq: u32, p: &[u8]) -> Result<M::Reply, CallError> {
+    let opened = open(p);
+    // A daemon of another version refuses Hello in its own version: its reason
+    // says more than ours.
+    let (h, body) = match opened {
+        Err(ProtoError::Version { .. }) => {
+            let (h, body) = p.split_at(size_of::<Header>());
+            let h: Header = bytemuck::pod_read_unaligned(h);
+            if h.status == 0 {
+                return Err(ProtoError::Version { theirs: h.version }.into());
+            }
+            (h, body)
+        }
+        other => other?,
+    };
+    if h.status != 0 {
+        let reason = body_as::<ErrorReply>(h.kind, body)?.reason.to_text();
+        return Err(CallError::Refused {
+            errno: h.status,
+            reason,
+        });
+    }
+    if h.kind != M::KIND || h.seq != seq {
+        return Err(ProtoError::OutOfOrder.into());
+    }
+    Ok(body_as(h.kind, body)?)
+}
+
+/// An event packet.
+pub fn encode_event<E: Pod>(kind: u16, e: &E) -> Vec<u8> {
+    packet(kind, 0, 0, bytes_of(e))
+}
+
+/// The event in a packet of that kind.
+pub fn decode_event<E: Pod>(kind: u16, p: &[u8]) -> Result<E, ProtoError> {
+    let (h, body) = open(p)?;
+    if h.kind != kind {
+        return Err(ProtoError::Kind(h.kind));
+    }
+    body_as(h.kind, body)
+}
+
+/// Enough of a packet that could not be decoded to refuse it: kind and seq.
+pub fn peek(p: &[u8]) -> Option<(u16, u32)> {
+    let h: Header = bytemuck::pod_read_unaligned(p.get(..size_of::<Header>())?);
+    (h.magic == MAGIC).then_some((h.kind, h.seq))
+}
+
+macro_rules! requests {
+    ($($name:ident),* $(,)?) => {
+        /// Daemon: any request.
+        #[derive(Debug, Clone, Copy)]
+        pub enum Request { $($name($name)),* }
+
+        impl Request {
+            /// Checks and copies a packet. On error refuse with [`encode_error`],
+            /// using [`peek`].
+            pub fn decode(p: &[u8]) -> Result<(u32, Request), ProtoError> {
+                let (h, body) = open(p)?;
+                $(if h.kind == $name::KIND {
+                    return Ok((h.seq, Request::$name(body_as(h.kind, body)?)));
+                })*
+                Err(ProtoError::Kind(h.kind))
+            }
+
+            /// [`Message::KIND`] of what is inside.
+            pub fn kind(&self) -> u16 {
+                match self { $(Request::$name(_) => $name::KIND),* }
+            }
+
+            /// For logs.
+            pub fn name(&self) -> &'static str {
+                match self { $(Request::$name(_) => stringify!($name)),* }
+            }
+        }
+    };
+}
+
+requests! {
+    Hello, QueryDevice, AllocPd, DeallocPd, AllocArena, FreeArena, RegMr, DeregMr,
+    CreateChannel, DestroyChannel, CreateCq, DestroyCq, CreateQp, ModifyQp, QueryQp,
+    DestroyQp, CreateCmChannel, DestroyCmChannel, Connect, Listen, Unlisten, Accept,
+    Reject, Disconnect, Stats,
+}
+
+impl CmEvent {
+    /// All zero but the kind.
+    pub fn new(kind: CmEventKind) -> CmEvent {
+        CmEvent {
+            kind: kind as u32,
+            ..Zeroable::zeroed()
+        }
+    }
+}
+
+impl AsyncEvent {
+    /// An event about `object`.
+    pub fn new(kind: AsyncEventKind, object: u32, reason: &str) -> AsyncEvent {
+        AsyncEvent {
+            kind: kind as u32,
+            object,
+            reason: Text::new(reason),
+        }
+    }
+}

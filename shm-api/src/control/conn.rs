@@ -1,0 +1,230 @@
+//! Packets and file descriptors over a SOCK_SEQPACKET Unix socket. Blocking for
+//! clients, non-blocking for the daemon.
+
+use super::codec::{self, CallError, ProtoError};
+use super::messages::{MAX_FDS, MAX_PACKET, Message};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::path::Path;
+
+/// A received packet.
+#[derive(Debug, Default)]
+pub struct Packet {
+    pub bytes: Vec<u8>,
+    /// Closed when dropped: none leaks, whatever the packet says.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Why nothing was received.
+#[derive(Debug, thiserror::Error)]
+pub enum RecvError {
+    /// Non-blocking socket without a packet.
+    #[error("no packet waits")]
+    WouldBlock,
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("packet of more than {MAX_PACKET} bytes or with too many descriptors")]
+    Truncated,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// One connected socket.
+#[derive(Debug)]
+pub struct Conn {
+    fd: OwnedFd,
+}
+
+impl From<OwnedFd> for Conn {
+    fn from(fd: OwnedFd) -> Self {
+        Conn { fd }
+    }
+}
+
+impl AsFd for Conn {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Conn {
+    /// Client: connects, blocking.
+    pub fn connect(path: &Path) -> io::Result<Conn> {
+        let fd = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Ok(Conn { fd })
+    }
+
+    /// Daemon: a listening socket, non-blocking.
+    pub fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+        let fd = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+        rustix::net::listen(&fd, backlog)?;
+        Ok(fd)
+    }
+
+    /// Daemon: the next client, non-blocking; None when nobody waits.
+    pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<Conn>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(listener, flags) {
+            Ok(fd) => Ok(Some(Conn { fd })),
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// A connected pair; the first end non-blocking (daemon), the second blocking.
+    pub fn pair() -> io::Result<(Conn, Conn)> {
+        let (a, b) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::io::ioctl_fionbio(&a, true)?;
+        Ok((Conn { fd: a }, Conn { fd: b }))
+    }
+
+    /// Switches blocking.
+    pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        Ok(rustix::io::ioctl_fionbio(&self.fd, on)?)
+    }
+
+    /// The peer's process, user and group.
+    pub fn peer(&self) -> io::Result<(u32, u32, u32)> {
+        let c = rustix::net::sockopt::socket_peercred(&self.fd)?;
+        Ok((
+            c.pid.as_raw_nonzero().get() as u32,
+            c.uid.as_raw(),
+            c.gid.as_raw(),
+        ))
+    }
+
+    /// Sends one packet with fds. On a non-blocking socket a full peer is
+    /// `WouldBlock`.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if fds.len() > MAX_FDS || bytes.len() > MAX_PACKET {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut anc = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !anc.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        loop {
+            match rustix::net::sendmsg(
+                &self.fd,
+                &[IoSlice::new(bytes)],
+                &mut anc,
+                SendFlags::NOSIGNAL,
+            ) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Receives one packet.
+    pub fn recv(&self) -> Result<Packet, RecvError> {
+        self.recv_flags(RecvFlags::empty())
+    }
+
+    /// Receives one packet if one waits, on a blocking socket too.
+    pub fn try_recv(&self) -> Result<Packet, RecvError> {
+        self.recv_flags(RecvFlags::DONTWAIT)
+    }
+
+    fn recv_flags(&self, flags: RecvFlags) -> Result<Packet, RecvError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut bytes = vec![0; MAX_PACKET];
+        let (got, fds) = loop {
+            let mut anc = RecvAncillaryBuffer::new(&mut space);
+            let r = rustix::net::recvmsg(
+                &self.fd,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut anc,
+                flags | RecvFlags::CMSG_CLOEXEC,
+            );
+            match r {
+                Ok(got) => {
+                    let mut fds = Vec::new();
+                    for m in anc.drain() {
+                        if let RecvAncillaryMessage::ScmRights(it) = m {
+                            fds.extend(it);
+                        }
+                    }
+                    break (got, fds);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Err(RecvError::WouldBlock),
+                Err(Errno::CONNRESET | Errno::PIPE) => return Err(RecvError::Closed),
+                Err(e) => return Err(RecvError::Io(e.into())),
+            }
+        };
+        if got
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(RecvError::Truncated);
+        }
+        if got.bytes == 0 {
+            return Err(RecvError::Closed);
+        }
+        bytes.truncate(got.bytes);
+        Ok(Packet { bytes, fds })
+    }
+
+    /// Client: sends a request and waits for its reply, on a blocking socket. One
+    /// caller at a time.
+    pub fn call<M: Message>(
+        &self,
+        seq: u32,
+        m: &M,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(M::Reply, Vec<OwnedFd>), CallError> {
+        self.send(&codec::encode_request(seq, m), fds)
+            .map_err(|e| match e.raw_os_error() {
+                Some(32 | 104) => CallError::Closed,
+                _ => CallError::Io(e),
+            })?;
+        let p = self.recv().map_err(|e| match e {
+            RecvError::Closed => CallError::Closed,
+            RecvError::Io(e) => CallError::Io(e),
+            RecvError::WouldBlock => CallError::Io(io::ErrorKind::WouldBlock.into()),
+            RecvError::Truncated => ProtoError::NotSiwd(MAX_PACKET).into(),
+        })?;
+        Ok((codec::decode_reply::<M>(seq, &p.bytes)?, p.fds))
+    }
+
+    /// Daemon: answers a request of type `M`.
+    pub fn reply<M: Message>(
+        &self,
+        seq: u32,
+        r: &M::Reply,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        self.send(&codec::encode_reply::<M>(seq, r), fds)
+    }
+
+    /// Daemon: refuses a request.
+    pub fn refuse(&self, kind: u16, seq: u32, errno: i32, reason: &str) -> io::Result<()> {
+        self.send(&codec::encode_error(kind, seq, errno, reason), &[])
+    }
+}

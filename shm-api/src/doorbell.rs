@@ -1,0 +1,225 @@
+//! Doorbells: one bounded ring of QP numbers per (client, worker), and the page
+//! on which workers say that they sleep.
+//!
+//! ```text
+//!  region of one client: n_workers rings of
+//!  +0   tail u32 (client)
+//!  +64  capacity * u32: QP number + 1, or 0 when empty
+//! ```
+//! Post: write the SQ tail, swap the QP's `pending` to 1; if it was 0, claim a
+//! slot and store the number; fence; read `sleeping`; write the eventfd if set.
+//! Worker: take a number, zero the slot, swap `pending` to 0, read the SQ. A QP is
+//! on the ring at most once, so a ring as long as the client's QP limit is never
+//! full, and a worker never scans QPs.
+
+use crate::lockfree;
+use crate::region::{OutOfBounds, Region};
+use core::sync::atomic::AtomicU32;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes before the numbers.
+pub const HEADER: usize = 64;
+/// Most entries of one ring.
+pub const MAX_CAPACITY: u32 = 1 << 20;
+
+/// Bytes of one ring of `capacity` numbers, a multiple of 64.
+pub fn ring_len(capacity: u32) -> usize {
+    (HEADER + capacity as usize * 4).next_multiple_of(64)
+}
+
+/// Offset of `worker`'s ring in a client's doorbell region.
+pub fn ring_offset(worker: u32, capacity: u32) -> usize {
+    worker as usize * ring_len(capacity)
+}
+
+struct DoorbellMem {
+    base: NonNull<u8>,
+    mask: u32,
+    _region: Arc<Region>,
+}
+
+// SAFETY: all words are atomics; the Arc keeps the mapping alive.
+unsafe impl Send for DoorbellMem {}
+// SAFETY: as above.
+unsafe impl Sync for DoorbellMem {}
+
+impl DoorbellMem {
+    fn new(region: Arc<Region>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
+        if offset % 64 != 0 || !capacity.is_power_of_two() || capacity > MAX_CAPACITY {
+            return Err(OutOfBounds);
+        }
+        if !region.is_writable() {
+            return Err(OutOfBounds);
+        }
+        let p = region.ptr_at(offset, ring_len(capacity))?;
+        Ok(DoorbellMem {
+            base: NonNull::new(p).ok_or(OutOfBounds)?,
+            mask: capacity - 1,
+            _region: region,
+        })
+    }
+
+    #[inline]
+    fn tail(&self) -> &AtomicU32 {
+        // SAFETY: inside the checked length and aligned.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }
+    }
+
+    #[inline]
+    fn slot(&self, i: u32) -> &AtomicU32 {
+        // SAFETY: masked, hence inside the checked length; 4-aligned.
+        unsafe {
+            AtomicU32::from_ptr(
+                self.base
+                    .as_ptr()
+                    .add(HEADER + (i & self.mask) as usize * 4)
+                    .cast(),
+            )
+        }
+    }
+}
+
+/// Application's end; any thread may ring.
+pub struct DoorbellProducer(DoorbellMem);
+
+impl DoorbellProducer {
+    /// The ring at `offset`; `capacity` is a power of two.
+    pub fn new(region: Arc<Region>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
+        DoorbellMem::new(region, offset, capacity).map(Self)
+    }
+
+    /// Puts a QP number on the ring: only after `SqProducer::publish` said so.
+    /// Then ask [`WorkerPageView::must_wake`].
+    #[inline]
+    pub fn ring(&self, qp_num: u32) {
+        let i = lockfree::claim_slot(self.0.tail(), self.0.mask);
+        lockfree::fill_slot(self.0.slot(i), qp_num);
+    }
+}
+
+/// Worker's end. Numbers come from the client: look them up among the QPs of
+/// that client only.
+pub struct DoorbellConsumer {
+    mem: DoorbellMem,
+    head: u32,
+}
+
+impl DoorbellConsumer {
+    /// The ring at `offset`; `capacity` is a power of two.
+    pub fn new(region: Arc<Region>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
+        Ok(DoorbellConsumer {
+            mem: DoorbellMem::new(region, offset, capacity)?,
+            head: 0,
+        })
+    }
+
+    /// The next QP number. Bound the calls per batch: a hostile client can refill
+    /// the ring for ever.
+    #[inline]
+    pub fn pop(&mut self) -> Option<u32> {
+        let n = lockfree::take_slot(self.mem.slot(self.head))?;
+        self.head = self.head.wrapping_add(1);
+        Some(n)
+    }
+
+    /// Whether [`Self::pop`] would return something: the look after
+    /// [`WorkerPage::announce_sleep`].
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        self.mem
+            .slot(self.head)
+            .load(core::sync::atomic::Ordering::Acquire)
+            != 0
+    }
+}
+
+/// Bytes per worker in the worker state page.
+pub const WORKER_LINE: usize = 64;
+
+/// Daemon's side of the worker state page; read-only for clients.
+pub struct WorkerPage {
+    region: Arc<Region>,
+    workers: u32,
+}
+
+impl WorkerPage {
+    /// Creates the page, sealed so that clients can map it for reading only.
+    pub fn create(workers: u32) -> std::io::Result<WorkerPage> {
+        let len = workers.max(1) as usize * WORKER_LINE;
+        let region = Arc::new(Region::create_read_only_for_others("siwd-workers", len)?);
+        Ok(WorkerPage { region, workers })
+    }
+
+    /// To hand its fd out.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// A worker's own flag. None for an unknown worker.
+    pub fn flag(&self, worker: u32) -> Option<SleepFlag> {
+        if worker >= self.workers {
+            return None;
+        }
+        let p = self.region.atomic_u32(worker as usize * WORKER_LINE).ok()?;
+        Some(SleepFlag {
+            word: NonNull::from(p),
+            _region: self.region.clone(),
+        })
+    }
+}
+
+/// One worker's `sleeping` word.
+pub struct SleepFlag {
+    word: NonNull<AtomicU32>,
+    _region: Arc<Region>,
+}
+
+// SAFETY: an atomic word in a mapping kept alive by the Arc.
+unsafe impl Send for SleepFlag {}
+// SAFETY: as above.
+unsafe impl Sync for SleepFlag {}
+
+impl SleepFlag {
+    #[inline]
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: points into the mapping that `_region` keeps alive.
+        unsafe { self.word.as_ref() }
+    }
+
+    /// Before blocking; then look at every doorbell ring once more
+    /// ([`DoorbellConsumer::has_work`]) and block only if all are empty.
+    pub fn announce_sleep(&self) {
+        lockfree::announce_sleep(self.word());
+    }
+
+    /// After blocking, or when the last look found work.
+    pub fn announce_awake(&self) {
+        lockfree::announce_awake(self.word());
+    }
+}
+
+/// Client's view of the worker state page.
+pub struct WorkerPageView {
+    region: Arc<Region>,
+    workers: u32,
+}
+
+impl WorkerPageView {
+    /// Over a mapping of the page, usually read-only.
+    pub fn new(region: Arc<Region>, workers: u32) -> Result<Self, OutOfBounds> {
+        region.ptr_at(0, workers as usize * WORKER_LINE)?;
+        Ok(WorkerPageView { region, workers })
+    }
+
+    /// After [`DoorbellProducer::ring`]: whether the worker's eventfd has to be
+    /// written.
+    #[inline]
+    pub fn must_wake(&self, worker: u32) -> bool {
+        debug_assert!(worker < self.workers);
+        match self.region.atomic_u32(worker as usize * WORKER_LINE) {
+            Ok(word) => lockfree::must_wake(word),
+            Err(_) => true,
+        }
+    }
+}

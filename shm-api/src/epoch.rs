@@ -1,0 +1,243 @@
+//! A table that many workers read without locks while one side replaces its
+//! entries: quiescent-state based reclamation.
+//!
+//! A worker passes a batch boundary with [`TableReader::quiesce`]; an entry taken
+//! out of the table is freed when every worker has passed one since. A worker that
+//! is about to sleep goes [`TableReader::offline`] so that nobody waits for it.
+//! Used by [`crate::key_table`]; generic so that loom can explore it.
+
+use crate::sync::{AtomicPtr, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[repr(align(128))]
+struct Padded(AtomicU64);
+
+/// A reader's epoch while it promises not to look at the table.
+const OFFLINE: u64 = 0;
+
+/// Names the moment an entry was taken out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+struct Limbo<T> {
+    claimed: Vec<bool>,
+    dead: Vec<(Ticket, Box<T>)>,
+}
+
+/// Fixed number of slots, each empty or holding a `T`.
+pub struct Table<T> {
+    slots: Box<[AtomicPtr<T>]>,
+    global: AtomicU64,
+    readers: Box<[Padded]>,
+    limbo: Mutex<Limbo<T>>,
+}
+
+// SAFETY: entries are shared between threads (Sync) and freed on another than
+// the one that made them (Send).
+unsafe impl<T: Send + Sync> Sync for Table<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Send for Table<T> {}
+
+impl<T: Send + Sync> Table<T> {
+    /// `slots` entries, read by at most `max_readers` readers at a time.
+    pub fn new(slots: usize, max_readers: usize) -> Arc<Self> {
+        Arc::new(Table {
+            slots: (0..slots)
+                .map(|_| AtomicPtr::new(std::ptr::null_mut()))
+                .collect(),
+            global: AtomicU64::new(1),
+            readers: (0..max_readers)
+                .map(|_| Padded(AtomicU64::new(OFFLINE)))
+                .collect(),
+            limbo: Mutex::new(Limbo {
+                claimed: vec![false; max_readers],
+                dead: Vec::new(),
+            }),
+        })
+    }
+
+    fn limbo(&self) -> MutexGuard<'_, Limbo<T>> {
+        self.limbo.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A reader, online; None when `max_readers` exist.
+    pub fn reader(self: &Arc<Self>) -> Option<TableReader<T>> {
+        let index = {
+            let mut l = self.limbo();
+            let i = l.claimed.iter().position(|c| !c)?;
+            l.claimed[i] = true;
+            i
+        };
+        let mut r = TableReader {
+            table: self.clone(),
+            index,
+            online: false,
+        };
+        r.online();
+        Some(r)
+    }
+
+    /// Puts an entry into an empty slot; gives it back when the slot is taken or
+    /// does not exist.
+    pub fn set(&self, slot: usize, value: Box<T>) -> Result<(), Box<T>> {
+        let Some(s) = self.slots.get(slot) else {
+            return Err(value);
+        };
+        let p = Box::into_raw(value);
+        // Release: pairs with the Acquire in `get`, the entry is complete.
+        match s.compare_exchange(
+            std::ptr::null_mut(),
+            p,
+            Ordering::Release,
+            Ordering::Relaxed,
+        ) {
+            Ok(_) => Ok(()),
+            // SAFETY: p was not published.
+            Err(_) => Err(unsafe { Box::from_raw(p) }),
+        }
+    }
+
+    /// Takes the entry out if `which` agrees. It is freed by a later
+    /// [`Self::try_reclaim`], once [`Self::is_quiescent`].
+    pub fn clear(&self, slot: usize, which: impl FnOnce(&T) -> bool) -> Option<Ticket> {
+        let s = self.slots.get(slot)?;
+        // Writers are serialised by this lock, so the entry cannot be freed here.
+        let mut l = self.limbo();
+        let p = s.load(Ordering::Acquire);
+        // SAFETY: non-null entries of the table are live; they only die in
+        // `try_reclaim`, under the lock held here, after leaving the table.
+        if p.is_null() || !which(unsafe { &*p }) {
+            return None;
+        }
+        s.store(std::ptr::null_mut(), Ordering::Relaxed);
+        // Release: a reader that sees the new epoch sees the empty slot.
+        let ticket = Ticket(self.global.fetch_add(1, Ordering::AcqRel) + 1);
+        // SAFETY: p came from Box::into_raw in `set` and just left the table.
+        l.dead.push((ticket, unsafe { Box::from_raw(p) }));
+        Some(ticket)
+    }
+
+    /// The entry, for the writing side: alive as long as the closure runs.
+    pub fn with<R>(&self, slot: usize, f: impl FnOnce(&T) -> R) -> Option<R> {
+        let s = self.slots.get(slot)?;
+        let _l = self.limbo();
+        let p = s.load(Ordering::Acquire);
+        // SAFETY: as in `clear`: it cannot leave the table while the lock is held.
+        (!p.is_null()).then(|| f(unsafe { &*p }))
+    }
+
+    /// Whether every reader passed a batch boundary, or went offline, since the
+    /// ticket: none can touch the entry any more.
+    pub fn is_quiescent(&self, t: Ticket) -> bool {
+        // Pairs with the fence in `online`: either the reader's epoch is seen here,
+        // or the reader sees the empty slot.
+        fence(Ordering::SeqCst);
+        self.readers.iter().all(|r| {
+            let e = r.0.load(Ordering::Acquire);
+            e == OFFLINE || e >= t.0
+        })
+    }
+
+    /// Frees what no reader can touch; returns how many entries are still waiting.
+    pub fn try_reclaim(&self) -> usize {
+        let mut freed = Vec::new();
+        let left = {
+            let mut l = self.limbo();
+            let mut i = 0;
+            while i < l.dead.len() {
+                if self.is_quiescent(l.dead[i].0) {
+                    freed.push(l.dead.swap_remove(i));
+                } else {
+                    i += 1;
+                }
+            }
+            l.dead.len()
+        };
+        // Outside of the lock: dropping may unmap memory.
+        drop(freed);
+        left
+    }
+}
+
+impl<T> Drop for Table<T> {
+    fn drop(&mut self) {
+        for s in &self.slots {
+            let p = s.load(Ordering::Acquire);
+            if !p.is_null() {
+                // SAFETY: readers hold an Arc of the table, so none is left.
+                drop(unsafe { Box::from_raw(p) });
+            }
+        }
+    }
+}
+
+/// One worker's view of the table.
+pub struct TableReader<T: Send + Sync> {
+    table: Arc<Table<T>>,
+    index: usize,
+    online: bool,
+}
+
+impl<T: Send + Sync> TableReader<T> {
+    /// The entry, borrowed until the next batch boundary; None while offline.
+    #[inline]
+    pub fn get(&self, slot: usize) -> Option<&T> {
+        if !self.online {
+            return None;
+        }
+        let p = self.table.slots.get(slot)?.load(Ordering::Acquire);
+        // SAFETY: the entry was in the table after this reader's last announced
+        // epoch, so it is not freed before the next announcement, which needs
+        // `&mut self` and ends this borrow.
+        (!p.is_null()).then(|| unsafe { &*p })
+    }
+
+    /// Hints the cache about a slot.
+    #[inline]
+    pub fn prefetch(&self, slot: usize) {
+        #[cfg(not(loom))]
+        if let Some(s) = self.table.slots.get(slot) {
+            crate::region::prefetch(std::ptr::from_ref(s).cast());
+        }
+        #[cfg(loom)]
+        let _ = slot;
+    }
+
+    #[inline]
+    fn epoch(&self) -> &AtomicU64 {
+        &self.table.readers[self.index].0
+    }
+
+    /// Batch boundary: no reference obtained before is held any more.
+    #[inline]
+    pub fn quiesce(&mut self) {
+        if self.online {
+            // Acquire: what was removed before this epoch is not found any more.
+            let e = self.table.global.load(Ordering::Acquire);
+            // Release: accesses of the last batch come first.
+            self.epoch().store(e, Ordering::Release);
+        }
+    }
+
+    /// Before blocking.
+    pub fn offline(&mut self) {
+        self.online = false;
+        self.epoch().store(OFFLINE, Ordering::Release);
+    }
+
+    /// After blocking.
+    pub fn online(&mut self) {
+        let e = self.table.global.load(Ordering::Acquire);
+        self.epoch().store(e, Ordering::Relaxed);
+        // Pairs with the fence in `is_quiescent`.
+        fence(Ordering::SeqCst);
+        self.online = true;
+    }
+}
+
+impl<T: Send + Sync> Drop for TableReader<T> {
+    fn drop(&mut self) {
+        self.offline();
+        self.table.limbo().claimed[self.index] = false;
+    }
+}

@@ -1,0 +1,240 @@
+//! The synchronisation steps of every shared-memory ring, free of memory layout.
+//!
+//! Callers ([`crate::work_queue`], [`crate::completion_queue`],
+//! [`crate::doorbell`]) hand in the atomic words, wherever they live; loom hands
+//! in its own. Each step says what it pairs with.
+
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// A peer's index is further away than the ring is long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Nonsense;
+
+/// Producer end of a single-producer single-consumer ring of `mask + 1` slots.
+/// Indices run freely and wrap at 2^32.
+#[derive(Debug)]
+pub struct SpscProducer {
+    tail: u32,
+    head: u32,
+    mask: u32,
+}
+
+impl SpscProducer {
+    /// `slots` is a power of two.
+    pub fn new(slots: u32) -> Self {
+        debug_assert!(slots.is_power_of_two());
+        Self {
+            tail: 0,
+            head: 0,
+            mask: slots - 1,
+        }
+    }
+
+    /// Whether `n` slots are free after those already filled. The consumer's
+    /// line is read only when the cached head says no.
+    #[inline]
+    pub fn reserve(&mut self, n: u32, head: &AtomicU32) -> bool {
+        if self.free() >= n {
+            return true;
+        }
+        // Pairs with the Release in `SpscConsumer::release`: the consumer is
+        // done reading the slots that are about to be overwritten.
+        self.head = head.load(Ordering::Acquire);
+        self.free() >= n
+    }
+
+    #[inline]
+    fn free(&self) -> u32 {
+        // A consumer that claims to be ahead of us leaves no free slots.
+        (self.mask + 1).saturating_sub(self.tail.wrapping_sub(self.head))
+    }
+
+    /// Slot number of the `i`-th slot after those already filled.
+    #[inline]
+    pub fn slot(&self, i: u32) -> u32 {
+        self.tail.wrapping_add(i) & self.mask
+    }
+
+    /// Counts `n` reserved slots as filled; [`Self::publish`] shows them.
+    #[inline]
+    pub fn fill(&mut self, n: u32) {
+        self.tail = self.tail.wrapping_add(n);
+    }
+
+    /// Shows every filled slot to the consumer.
+    #[inline]
+    pub fn publish(&self, tail: &AtomicU32) {
+        // Pairs with the Acquire in `SpscConsumer::available`.
+        tail.store(self.tail, Ordering::Release);
+    }
+
+    /// Slots filled and not yet known to be consumed.
+    #[inline]
+    pub fn in_use(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+}
+
+/// Consumer end. It never trusts the producer's index.
+#[derive(Debug)]
+pub struct SpscConsumer {
+    head: u32,
+    tail: u32,
+    mask: u32,
+}
+
+impl SpscConsumer {
+    /// `slots` is a power of two.
+    pub fn new(slots: u32) -> Self {
+        debug_assert!(slots.is_power_of_two());
+        Self {
+            head: 0,
+            tail: 0,
+            mask: slots - 1,
+        }
+    }
+
+    /// Number of slots that may be read. The producer's line is read only when
+    /// the cached tail says that nothing is left.
+    #[inline]
+    pub fn available(&mut self, tail: &AtomicU32) -> Result<u32, Nonsense> {
+        if self.tail == self.head {
+            return self.refresh(tail);
+        }
+        Ok(self.tail.wrapping_sub(self.head))
+    }
+
+    /// Like [`Self::available`], but always looks at the producer's line.
+    #[inline]
+    pub fn refresh(&mut self, tail: &AtomicU32) -> Result<u32, Nonsense> {
+        // Pairs with the Release in `SpscProducer::publish`.
+        let t = tail.load(Ordering::Acquire);
+        let n = t.wrapping_sub(self.head);
+        if n > self.mask + 1 {
+            return Err(Nonsense);
+        }
+        self.tail = t;
+        Ok(n)
+    }
+
+    /// Slot number of the `i`-th readable slot.
+    #[inline]
+    pub fn slot(&self, i: u32) -> u32 {
+        self.head.wrapping_add(i) & self.mask
+    }
+
+    /// Steps over `n` slots that were copied out.
+    #[inline]
+    pub fn advance(&mut self, n: u32) {
+        self.head = self.head.wrapping_add(n);
+    }
+
+    /// Lets the producer reuse every slot stepped over.
+    #[inline]
+    pub fn release(&self, head: &AtomicU32) {
+        // Pairs with the Acquire in `SpscProducer::reserve`.
+        head.store(self.head, Ordering::Release);
+    }
+}
+
+/// Nobody waits for the completion queue's event.
+pub const ARM_NONE: u32 = 0;
+/// The next solicited (or failed) completion raises an event.
+pub const ARM_SOLICITED: u32 = 1;
+/// The next completion raises an event.
+pub const ARM_NEXT: u32 = 2;
+
+/// Client: asks for an event. A `next` request is not weakened by a later
+/// `solicited` one. The caller polls once more afterwards (ibv_req_notify_cq(3)).
+#[inline]
+pub fn arm(armed: &AtomicU32, level: u32) {
+    armed.fetch_max(level, Ordering::SeqCst);
+    // Pairs with the fence in `take_arm`: either the worker sees the arming, or
+    // the poll that follows sees the worker's completion.
+    fence(Ordering::SeqCst);
+}
+
+/// Worker, after a batch of completions: whether this worker has to write the
+/// event channel now. `solicited` tells that the batch held a solicited or
+/// failed completion.
+#[inline]
+pub fn take_arm(armed: &AtomicU32, solicited: bool) -> bool {
+    // Pairs with the fence in `arm`.
+    fence(Ordering::SeqCst);
+    let level = armed.load(Ordering::Relaxed);
+    // Garbage levels count as NEXT: they cost their own client an event.
+    if level == ARM_NONE || (level == ARM_SOLICITED && !solicited) {
+        return false;
+    }
+    // Several workers may complete into one queue: exactly one takes the arming.
+    armed.swap(ARM_NONE, Ordering::AcqRel) != ARM_NONE
+}
+
+/// Client: marks a queue as having work. `true` tells the caller to push the
+/// queue's number on the doorbell ring; otherwise it is there already.
+#[inline]
+pub fn mark_pending(pending: &AtomicU32) -> bool {
+    // AcqRel: carries the work queue's tail to whoever clears the word, see
+    // `clear_pending`.
+    pending.swap(1, Ordering::AcqRel) == 0
+}
+
+/// Worker: called after the number was popped and before the work queue is
+/// read. Reads the last `mark_pending` in modification order, hence sees the
+/// tail published before it.
+#[inline]
+pub fn clear_pending(pending: &AtomicU32) {
+    pending.swap(0, Ordering::AcqRel);
+}
+
+/// Client: claims the next doorbell slot. Bounded by the pending words: a queue
+/// is on the ring at most once.
+#[inline]
+pub fn claim_slot(tail: &AtomicU32, mask: u32) -> u32 {
+    tail.fetch_add(1, Ordering::Relaxed) & mask
+}
+
+/// Client: fills a claimed doorbell slot.
+#[inline]
+pub fn fill_slot(slot: &AtomicU32, number: u32) {
+    // Pairs with the Acquire in `take_slot`.
+    slot.store(number.wrapping_add(1), Ordering::Release);
+}
+
+/// Worker: takes the number from the next doorbell slot, if it is filled.
+#[inline]
+pub fn take_slot(slot: &AtomicU32) -> Option<u32> {
+    let v = slot.load(Ordering::Acquire);
+    if v == 0 {
+        return None;
+    }
+    // Before the number's pending word is cleared, hence before the client can
+    // claim this slot again.
+    slot.store(0, Ordering::Relaxed);
+    Some(v - 1)
+}
+
+/// Client, after filling a doorbell slot: whether the worker sleeps and has to
+/// be woken by its eventfd.
+#[inline]
+pub fn must_wake(sleeping: &AtomicU32) -> bool {
+    // Pairs with the fence in `announce_sleep`: either the worker's last look
+    // finds the slot, or this load finds the flag.
+    fence(Ordering::SeqCst);
+    sleeping.load(Ordering::Relaxed) != 0
+}
+
+/// Worker: says that it is about to sleep. It must look at all its doorbell
+/// rings once more afterwards and may block only when they are empty.
+#[inline]
+pub fn announce_sleep(sleeping: &AtomicU32) {
+    sleeping.store(1, Ordering::Relaxed);
+    // Pairs with the fence in `must_wake`.
+    fence(Ordering::SeqCst);
+}
+
+/// Worker: awake again.
+#[inline]
+pub fn announce_awake(sleeping: &AtomicU32) {
+    sleeping.store(0, Ordering::Release);
+}

@@ -1,0 +1,152 @@
+//! Queue memory of one client: QPs and CQs share region chunks of 2 MiB, so that
+//! ten thousand idle QPs need few fds and mappings. Used by the daemon.
+//!
+//! Size classes with four steps per doubling (at most a quarter is wasted), free
+//! lists per class, constant time. A queue larger than a quarter of a chunk gets a region of its
+//! own, which is unmapped when it is freed.
+
+use crate::region::{Pages, Region};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+/// Bytes of a shared chunk.
+pub const CHUNK: usize = 2 << 20;
+/// Queues above this get their own region, so that a chunk's unused end is short.
+const DEDICATED: usize = CHUNK / 4;
+const MIN: usize = 512;
+
+/// Memory of one queue.
+#[derive(Debug, Clone)]
+pub struct QueueMem {
+    /// Names the region to the client; unique per client, never reused, from 1.
+    pub region_id: u32,
+    pub region: Arc<Region>,
+    pub offset: usize,
+    /// Usable bytes, zeroed.
+    pub len: usize,
+    /// The client has not seen this region: send its fd with the reply.
+    pub new_region: bool,
+    /// The region holds this queue only: the client unmaps it with the queue.
+    pub dedicated: bool,
+}
+
+/// Why there is no memory for a queue.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocError {
+    #[error(
+        "this client's queues would exceed {0} bytes; raise [limits] or create fewer or smaller queues"
+    )]
+    Limit(usize),
+    #[error("cannot create shared memory: {0}")]
+    Os(#[from] io::Error),
+}
+
+/// The allocator of one client.
+pub struct QueueAlloc {
+    pages: Pages,
+    limit: usize,
+    mapped: usize,
+    next_id: u32,
+    chunk: Option<(u32, Arc<Region>, usize)>,
+    free: HashMap<usize, Vec<(u32, Arc<Region>, usize)>>,
+}
+
+impl QueueAlloc {
+    /// At most `limit` bytes of shared memory.
+    pub fn new(pages: Pages, limit: usize) -> Self {
+        QueueAlloc {
+            pages,
+            limit,
+            mapped: 0,
+            next_id: 1,
+            chunk: None,
+            free: HashMap::new(),
+        }
+    }
+
+    fn class(len: usize) -> usize {
+        let len = len.max(MIN);
+        let step = (len.next_power_of_two() / 8).max(64);
+        len.next_multiple_of(step)
+    }
+
+    fn new_region(&mut self, len: usize) -> Result<(u32, Arc<Region>), AllocError> {
+        if self.mapped.saturating_add(len) > self.limit {
+            return Err(AllocError::Limit(self.limit));
+        }
+        let region = Arc::new(Region::create("siwd-queues", len, self.pages)?);
+        self.mapped += region.len();
+        let id = self.next_id;
+        self.next_id += 1;
+        Ok((id, region))
+    }
+
+    /// Zeroed memory for a queue, 64-aligned.
+    pub fn alloc(&mut self, len: usize) -> Result<QueueMem, AllocError> {
+        let len = Self::class(len);
+        if len > DEDICATED {
+            let (region_id, region) = self.new_region(len)?;
+            return Ok(QueueMem {
+                region_id,
+                region,
+                offset: 0,
+                len,
+                new_region: true,
+                dedicated: true,
+            });
+        }
+        let mut new_region = false;
+        let (region_id, region, offset) = match self.free.get_mut(&len).and_then(Vec::pop) {
+            Some((id, region, offset)) => {
+                // Consumers take a fresh queue's zeroes for "nothing yet".
+                let _ = region.zero(offset, len);
+                (id, region, offset)
+            }
+            None => {
+                if self
+                    .chunk
+                    .as_ref()
+                    .is_none_or(|(_, _, used)| used + len > CHUNK)
+                {
+                    let (id, region) = self.new_region(CHUNK)?;
+                    self.chunk = Some((id, region, 0));
+                    new_region = true;
+                }
+                match &mut self.chunk {
+                    Some((id, region, used)) => {
+                        let at = *used;
+                        *used += len;
+                        (*id, region.clone(), at)
+                    }
+                    None => return Err(AllocError::Limit(self.limit)),
+                }
+            }
+        };
+        Ok(QueueMem {
+            region_id,
+            region,
+            offset,
+            len,
+            new_region,
+            dedicated: false,
+        })
+    }
+
+    /// Takes a queue's memory back; the worker has let it go.
+    pub fn free(&mut self, m: QueueMem) {
+        if m.dedicated {
+            self.mapped -= m.region.len().min(self.mapped);
+        } else {
+            self.free
+                .entry(m.len)
+                .or_default()
+                .push((m.region_id, m.region, m.offset));
+        }
+    }
+
+    /// Bytes mapped for this client's queues.
+    pub fn mapped(&self) -> usize {
+        self.mapped
+    }
+}

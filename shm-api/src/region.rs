@@ -1,0 +1,351 @@
+//! Shared memory: a mapped memfd that the daemon creates and the application
+//! maps, or anonymous memory for tests.
+//!
+//! Both processes write it at the same time, so no `&mut [u8]` over it ever
+//! exists: access is by bounds-checked raw copies and by atomic words. The
+//! daemon's queues, arenas and key table, and all of client-lib, sit on this.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::ptr::NonNull;
+
+/// The access does not lie inside the region, is misaligned, or the mapping is
+/// read-only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("access outside of the shared memory region")]
+pub struct OutOfBounds;
+
+/// What pages to ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// 4 KiB pages.
+    Normal,
+    /// 2 MiB hugetlb pages; normal ones when none are left.
+    TryHuge,
+}
+
+/// 2 MiB.
+pub const HUGE_PAGE: usize = 2 << 20;
+/// 4 KiB.
+pub const PAGE: usize = 4096;
+
+/// A shared mapping. `Arc<Region>` is what the holders of pointers keep.
+pub struct Region {
+    ptr: NonNull<u8>,
+    len: usize,
+    fd: Option<OwnedFd>,
+    huge: bool,
+    writable: bool,
+}
+
+// SAFETY: the mapping stays valid until drop, whatever thread drops it; all
+// access is through raw copies and atomics.
+unsafe impl Send for Region {}
+// SAFETY: as above; concurrent raw copies may tear but touch only bytes.
+unsafe impl Sync for Region {}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("len", &self.len)
+            .field("huge", &self.huge)
+            .field("writable", &self.writable)
+            .finish()
+    }
+}
+
+impl Region {
+    /// Creates a zeroed memfd of at least `len` bytes (rounded up to its page
+    /// size), maps it, and seals its size. `name` shows up in /proc/*/maps.
+    pub fn create(name: &str, len: usize, pages: Pages) -> io::Result<Region> {
+        Self::create_inner(name, len, pages, SealFlags::empty())
+    }
+
+    /// As [`Region::create`], but later mappings of the fd can only be
+    /// read-only: for the worker state page.
+    pub fn create_read_only_for_others(name: &str, len: usize) -> io::Result<Region> {
+        Self::create_inner(name, len, Pages::Normal, SealFlags::FUTURE_WRITE)
+    }
+
+    fn create_inner(name: &str, len: usize, pages: Pages, extra: SealFlags) -> io::Result<Region> {
+        if len == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a region needs a length",
+            ));
+        }
+        if pages == Pages::TryHuge
+            && let Ok(r) = Self::create_memfd(name, len, true, extra)
+        {
+            return Ok(r);
+        }
+        Self::create_memfd(name, len, false, extra)
+    }
+
+    fn create_memfd(name: &str, len: usize, huge: bool, extra: SealFlags) -> io::Result<Region> {
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if huge {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        }
+        let page = if huge { HUGE_PAGE } else { PAGE };
+        let len = len
+            .checked_next_multiple_of(page)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let fd = rustix::fs::memfd_create(name, flags)?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        if huge {
+            // Takes the pages now: a later fault without one would be SIGBUS.
+            rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
+        }
+        let ptr = map_shared(fd.as_fd(), len, true)?;
+        let region = Region {
+            ptr,
+            len,
+            fd: Some(fd),
+            huge,
+            writable: true,
+        };
+        if let Some(fd) = &region.fd {
+            rustix::fs::fcntl_add_seals(
+                fd,
+                SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | extra,
+            )?;
+        }
+        Ok(region)
+    }
+
+    /// Maps a received fd. Fails when the file is shorter than `min_len`, so
+    /// that no later access can be SIGBUS.
+    pub fn map(fd: OwnedFd, min_len: usize) -> io::Result<Region> {
+        Self::map_inner(fd, min_len, true)
+    }
+
+    /// Maps a received fd for reading.
+    pub fn map_read_only(fd: OwnedFd, min_len: usize) -> io::Result<Region> {
+        Self::map_inner(fd, min_len, false)
+    }
+
+    fn map_inner(fd: OwnedFd, min_len: usize, writable: bool) -> io::Result<Region> {
+        let size = rustix::fs::fstat(&fd)?.st_size;
+        let len = usize::try_from(size).unwrap_or(0);
+        if len < min_len || len == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("shared memory is {len} bytes, {min_len} were promised"),
+            ));
+        }
+        let huge = rustix::fs::fstatfs(&fd).is_ok_and(|s| s.f_type == 0x9584_58f6);
+        let ptr = map_shared(fd.as_fd(), len, writable)?;
+        Ok(Region {
+            ptr,
+            len,
+            fd: Some(fd),
+            huge,
+            writable,
+        })
+    }
+
+    /// Whether the file can never shrink under the mapping: asked by the daemon
+    /// before it maps a file that it did not create.
+    pub fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
+        rustix::fs::fcntl_get_seals(fd).is_ok_and(|s| s.contains(SealFlags::SHRINK))
+    }
+
+    /// Zeroed private memory without a file, for tests and in-process use.
+    pub fn anonymous(len: usize) -> io::Result<Region> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+        let p = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        let ptr =
+            NonNull::new(p.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(Region {
+            ptr,
+            len,
+            fd: None,
+            huge: false,
+            writable: true,
+        })
+    }
+
+    /// Bytes mapped.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether hugetlb pages back it.
+    pub fn is_huge(&self) -> bool {
+        self.huge
+    }
+
+    /// Bytes of one backing page.
+    pub fn page_size(&self) -> usize {
+        if self.huge { HUGE_PAGE } else { PAGE }
+    }
+
+    /// First byte in this process. Access through it is the caller's unsafe.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// [`Region::as_ptr`] as a number.
+    #[inline]
+    pub fn addr(&self) -> usize {
+        self.ptr.as_ptr() as usize
+    }
+
+    /// The memfd, to be sent to a peer; none for anonymous memory.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Pointer to `len` bytes at `off`, checked.
+    #[inline]
+    pub fn ptr_at(&self, off: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
+        match off.checked_add(len) {
+            // SAFETY: off <= len of the mapping, so the result is inside it or one past.
+            Some(end) if end <= self.len => Ok(unsafe { self.ptr.as_ptr().add(off) }),
+            _ => Err(OutOfBounds),
+        }
+    }
+
+    #[inline]
+    fn ptr_mut(&self, off: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
+        if !self.writable {
+            return Err(OutOfBounds);
+        }
+        self.ptr_at(off, len)
+    }
+
+    /// Copies `src` to `off`.
+    #[inline]
+    pub fn write(&self, off: usize, src: &[u8]) -> Result<(), OutOfBounds> {
+        let dst = self.ptr_mut(off, src.len())?;
+        // SAFETY: dst is valid for src.len() writable bytes; no Rust reference to
+        // the region's bytes exists, so the two cannot overlap. A peer process may
+        // access the same bytes: it sees torn data at worst.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
+        Ok(())
+    }
+
+    /// Copies from `off` into `dst`.
+    #[inline]
+    pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), OutOfBounds> {
+        let src = self.ptr_at(off, dst.len())?;
+        // SAFETY: as in `write`, in the other direction.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes from `off` to `dst_off` of `dst`, which may be the same
+    /// region with overlapping ranges.
+    #[inline]
+    pub fn copy(
+        &self,
+        off: usize,
+        dst: &Region,
+        dst_off: usize,
+        len: usize,
+    ) -> Result<(), OutOfBounds> {
+        let s = self.ptr_at(off, len)?;
+        let d = dst.ptr_mut(dst_off, len)?;
+        // SAFETY: both ranges are inside live mappings; `copy` allows overlap.
+        unsafe { std::ptr::copy(s, d, len) };
+        Ok(())
+    }
+
+    /// Zeroes `len` bytes at `off`.
+    #[inline]
+    pub fn zero(&self, off: usize, len: usize) -> Result<(), OutOfBounds> {
+        let d = self.ptr_mut(off, len)?;
+        // SAFETY: d is valid for len writable bytes.
+        unsafe { std::ptr::write_bytes(d, 0, len) };
+        Ok(())
+    }
+
+    /// Continues a running CRC32c (see [`crate::crc`]) over `len` bytes at `off`.
+    #[inline]
+    pub fn crc32c(&self, off: usize, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
+        let p = self.ptr_at(off, len)?;
+        // SAFETY: p is readable for len bytes. The shared slice lives for this call
+        // only; bytes that the peer changes meanwhile give some other checksum,
+        // which is what a peer that changes a buffer in flight gets.
+        Ok(crate::crc::update(crc, unsafe {
+            std::slice::from_raw_parts(p, len)
+        }))
+    }
+
+    /// Asks the cache for the line at `off`; harmless outside of the region.
+    #[inline]
+    pub fn prefetch_read(&self, off: usize) {
+        if off < self.len {
+            prefetch(self.ptr.as_ptr().wrapping_add(off));
+        }
+    }
+
+    /// A word shared with the peer: 4-aligned and inside, or an error.
+    #[inline]
+    pub fn atomic_u32(&self, off: usize) -> Result<&AtomicU32, OutOfBounds> {
+        if off % 4 != 0 {
+            return Err(OutOfBounds);
+        }
+        let p = self.ptr_at(off, 4)?;
+        // SAFETY: aligned, inside, lives as long as self; every access to it by
+        // either process is atomic or part of a raw copy.
+        Ok(unsafe { AtomicU32::from_ptr(p.cast()) })
+    }
+
+    /// As [`Region::atomic_u32`] for 8 bytes.
+    #[inline]
+    pub fn atomic_u64(&self, off: usize) -> Result<&AtomicU64, OutOfBounds> {
+        if off % 8 != 0 {
+            return Err(OutOfBounds);
+        }
+        let p = self.ptr_at(off, 8)?;
+        // SAFETY: as in `atomic_u32`.
+        Ok(unsafe { AtomicU64::from_ptr(p.cast()) })
+    }
+
+    /// Whether the mapping can be written.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+}
+
+/// Prefetch hint for the cache line at `p`.
+#[inline]
+pub fn prefetch(p: *const u8) {
+    // SAFETY: a hint; never faults.
+    unsafe { core::arch::x86_64::_mm_prefetch(p.cast(), core::arch::x86_64::_MM_HINT_T0) };
+}
+
+fn map_shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<NonNull<u8>> {
+    let prot = if writable {
+        ProtFlags::READ | ProtFlags::WRITE
+    } else {
+        ProtFlags::READ
+    };
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let p = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
+    NonNull::new(p.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: ptr and len are those of our own mapping; nobody can hold a
+        // reference into it, since those borrow self.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}

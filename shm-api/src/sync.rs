@@ -1,0 +1,7 @@
+//! One facade for the atomics of `core` and of loom, used by [`crate::lockfree`]
+//! and [`crate::epoch`]: the code that loom explores is the code that ships.
+
+#[cfg(not(loom))]
+pub use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};

@@ -1,0 +1,609 @@
+//! Work queue elements: the 64-byte slots that applications write into send and
+//! receive queues, and their validated private form.
+//!
+//! ```text
+//!  header slot                                   further slots
+//!  0  opcode flags num_sge slots  imm/inv_rkey   4 SGEs of 16 bytes each
+//!  8  wr_id                                        or
+//! 16  remote_addr                                64 bytes of inline data
+//! 24  rkey  length
+//! 32  sge0 { addr, length, lkey }  \ inline data
+//! 48  arg0 arg1 (atomics, later)   / starts here
+//! ```
+//!
+//! The client library builds them with [`SendDesc`]; the worker copies a slot
+//! once and validates the copy.
+
+use bytemuck::{Pod, Zeroable};
+use core::mem::{offset_of, size_of};
+
+/// Bytes of a slot.
+pub const SLOT: usize = 64;
+/// Most SGEs of one work request.
+pub const MAX_SGE: usize = 16;
+/// Most bytes of inline data.
+pub const MAX_INLINE: usize = 256;
+/// Inline bytes that fit in the header slot.
+pub const INLINE_IN_HEADER: usize = 32;
+/// Most slots of one work request.
+pub const MAX_SLOTS: usize = 5;
+
+/// One slot as it is in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct Slot(pub [u64; 8]);
+
+/// Scatter/gather element: `length` bytes at virtual address `addr` of the
+/// memory region with key `lkey`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct Sge {
+    pub addr: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+
+/// Header slot as it is in shared memory.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct WqeHeader {
+    pub opcode: u8,
+    pub flags: u8,
+    pub num_sge: u8,
+    pub slots: u8,
+    /// Immediate data, or the key to invalidate at the peer.
+    pub imm: u32,
+    pub wr_id: u64,
+    pub remote_addr: u64,
+    pub rkey: u32,
+    /// Total bytes; the daemon recomputes it unless the data is inline.
+    pub length: u32,
+    pub sge0: Sge,
+    /// Atomics: add or compare operand, swap operand.
+    pub args: [u64; 2],
+}
+
+const _: () = assert!(size_of::<Slot>() == SLOT && size_of::<WqeHeader>() == SLOT);
+const _: () = assert!(size_of::<Sge>() == 16);
+const _: () = assert!(offset_of!(WqeHeader, wr_id) == 8 && offset_of!(WqeHeader, rkey) == 24);
+const _: () = assert!(offset_of!(WqeHeader, sge0) == SLOT - INLINE_IN_HEADER);
+const _: () = assert!(1 + (MAX_SGE - 1).div_ceil(4) == MAX_SLOTS);
+const _: () = assert!(1 + (MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT) <= MAX_SLOTS);
+
+/// What a work request does. Zero is no opcode: a slot never written is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Opcode {
+    Write = 1,
+    Read = 2,
+    Send = 3,
+    SendWithInv = 4,
+    // Reserved: refused by `parse` until the daemon implements them.
+    WriteWithImm = 5,
+    SendWithImm = 6,
+    FetchAdd = 7,
+    CmpSwap = 8,
+    LocalInv = 9,
+    RegMr = 10,
+    BindMw = 11,
+    ReadWithInv = 12,
+}
+
+/// Opcode byte of a receive work request.
+pub const OPCODE_RECV: u8 = 0x80;
+
+impl Opcode {
+    /// The opcode with that number, implemented or reserved.
+    #[inline]
+    pub fn from_u8(v: u8) -> Option<Opcode> {
+        use Opcode::*;
+        const ALL: [Opcode; 12] = [
+            Write,
+            Read,
+            Send,
+            SendWithInv,
+            WriteWithImm,
+            SendWithImm,
+            FetchAdd,
+            CmpSwap,
+            LocalInv,
+            RegMr,
+            BindMw,
+            ReadWithInv,
+        ];
+        ALL.get(usize::from(v).wrapping_sub(1)).copied()
+    }
+
+    /// Whether this version executes it.
+    #[inline]
+    pub fn is_supported(self) -> bool {
+        self as u8 <= Opcode::SendWithInv as u8
+    }
+
+    /// Whether it carries data from local memory to the peer, so that inline
+    /// data makes sense.
+    #[inline]
+    pub fn sends_data(self) -> bool {
+        !matches!(
+            self,
+            Opcode::Read
+                | Opcode::ReadWithInv
+                | Opcode::FetchAdd
+                | Opcode::CmpSwap
+                | Opcode::LocalInv
+                | Opcode::RegMr
+                | Opcode::BindMw
+        )
+    }
+}
+
+/// Flags of a work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WrFlags(pub u8);
+
+impl WrFlags {
+    pub const NONE: WrFlags = WrFlags(0);
+    /// A completion is wanted even when it succeeds.
+    pub const SIGNALED: WrFlags = WrFlags(1);
+    /// The peer's completion is a solicited event (Send with SE).
+    pub const SOLICITED: WrFlags = WrFlags(2);
+    /// Starts only after all earlier reads and atomics completed.
+    pub const FENCE: WrFlags = WrFlags(4);
+    /// The data is in the work request.
+    pub const INLINE: WrFlags = WrFlags(8);
+    const ALL: u8 = 15;
+
+    /// Whether all bits of `f` are set.
+    #[inline]
+    pub fn contains(self, f: WrFlags) -> bool {
+        self.0 & f.0 == f.0
+    }
+}
+
+impl std::ops::BitOr for WrFlags {
+    type Output = WrFlags;
+    fn bitor(self, o: WrFlags) -> WrFlags {
+        WrFlags(self.0 | o.0)
+    }
+}
+
+/// Why a work request was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WqeError {
+    #[error("opcode {0} does not exist")]
+    BadOpcode(u8),
+    #[error("opcode {0:?} is not supported yet")]
+    Unsupported(Opcode),
+    #[error("unknown flag bits {0:#04x}")]
+    BadFlags(u8),
+    #[error("the request says {said} slots, its contents take {takes}")]
+    BadSlotCount { said: u8, takes: u8 },
+    #[error("{0} scatter/gather elements, at most 16 are allowed")]
+    TooManySge(usize),
+    #[error("{0} bytes of inline data, at most 256 are allowed")]
+    InlineTooLong(usize),
+    #[error("inline data makes no sense with this opcode")]
+    InlineNotAllowed,
+    #[error("the elements add up to 4 GiB or more")]
+    LengthOverflow,
+    #[error("the ring ends in the middle of the request")]
+    Truncated,
+}
+
+#[inline]
+fn slots_for_sges(n: usize) -> usize {
+    1 + n.saturating_sub(1).div_ceil(4)
+}
+
+#[inline]
+fn slots_for_inline(n: usize) -> usize {
+    1 + n.saturating_sub(INLINE_IN_HEADER).div_ceil(SLOT)
+}
+
+/// Slots that the largest request with these limits takes.
+pub fn slots_per_request(max_sge: usize, max_inline: usize) -> usize {
+    slots_for_sges(max_sge).max(slots_for_inline(max_inline))
+}
+
+/// Where a request's data comes from.
+#[derive(Debug, Clone, Copy)]
+pub enum Data<'a> {
+    Sges(&'a [Sge]),
+    Inline(&'a [u8]),
+}
+
+/// A send work request on its way into the ring.
+#[derive(Debug, Clone, Copy)]
+pub struct SendDesc<'a> {
+    pub opcode: Opcode,
+    /// INLINE is set by the encoder.
+    pub flags: WrFlags,
+    pub wr_id: u64,
+    /// Immediate data or the key to invalidate.
+    pub imm: u32,
+    pub remote_addr: u64,
+    pub rkey: u32,
+    pub data: Data<'a>,
+}
+
+impl SendDesc<'_> {
+    /// Slots it takes; refuses what could not be parsed back.
+    #[inline]
+    pub fn slots(&self) -> Result<u32, WqeError> {
+        if !self.opcode.is_supported() {
+            return Err(WqeError::Unsupported(self.opcode));
+        }
+        match self.data {
+            Data::Sges(s) if s.len() > MAX_SGE => Err(WqeError::TooManySge(s.len())),
+            Data::Sges(s) => Ok(slots_for_sges(s.len()) as u32),
+            Data::Inline(_) if !self.opcode.sends_data() => Err(WqeError::InlineNotAllowed),
+            Data::Inline(d) if d.len() > MAX_INLINE => Err(WqeError::InlineTooLong(d.len())),
+            Data::Inline(d) => Ok(slots_for_inline(d.len()) as u32),
+        }
+    }
+
+    /// Hands the slots to `put(i, slot)` in order. Call [`Self::slots`] first.
+    #[inline]
+    pub fn encode(&self, mut put: impl FnMut(u32, &Slot)) {
+        let mut h = WqeHeader {
+            opcode: self.opcode as u8,
+            flags: self.flags.0 & !WrFlags::INLINE.0,
+            imm: self.imm,
+            wr_id: self.wr_id,
+            remote_addr: self.remote_addr,
+            rkey: self.rkey,
+            ..Zeroable::zeroed()
+        };
+        match self.data {
+            Data::Sges(s) => encode_sges(h, s, put),
+            Data::Inline(d) => {
+                let d = &d[..d.len().min(MAX_INLINE)];
+                h.flags |= WrFlags::INLINE.0;
+                h.length = d.len() as u32;
+                h.slots = slots_for_inline(d.len()) as u8;
+                let mut slot: Slot = bytemuck::cast(h);
+                let (first, rest) = d.split_at(d.len().min(INLINE_IN_HEADER));
+                bytemuck::bytes_of_mut(&mut slot)[SLOT - INLINE_IN_HEADER..][..first.len()]
+                    .copy_from_slice(first);
+                put(0, &slot);
+                for (i, chunk) in rest.chunks(SLOT).enumerate() {
+                    let mut slot = Slot([0; 8]);
+                    bytemuck::bytes_of_mut(&mut slot)[..chunk.len()].copy_from_slice(chunk);
+                    put(i as u32 + 1, &slot);
+                }
+            }
+        }
+    }
+}
+
+#[inline]
+fn encode_sges(mut h: WqeHeader, s: &[Sge], mut put: impl FnMut(u32, &Slot)) {
+    let s = &s[..s.len().min(MAX_SGE)];
+    h.num_sge = s.len() as u8;
+    h.slots = slots_for_sges(s.len()) as u8;
+    h.length = s.iter().fold(0u32, |n, e| n.wrapping_add(e.length));
+    let mut rest: &[Sge] = &[];
+    if let Some((first, more)) = s.split_first() {
+        h.sge0 = *first;
+        rest = more;
+    }
+    put(0, &bytemuck::cast(h));
+    for (i, chunk) in rest.chunks(4).enumerate() {
+        let mut four = [Sge::default(); 4];
+        four[..chunk.len()].copy_from_slice(chunk);
+        put(i as u32 + 1, &Slot(bytemuck::cast(four)));
+    }
+}
+
+/// A receive work request on its way into the ring.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvDesc<'a> {
+    pub wr_id: u64,
+    pub sges: &'a [Sge],
+}
+
+impl RecvDesc<'_> {
+    /// Slots it takes.
+    #[inline]
+    pub fn slots(&self) -> Result<u32, WqeError> {
+        if self.sges.len() > MAX_SGE {
+            return Err(WqeError::TooManySge(self.sges.len()));
+        }
+        Ok(slots_for_sges(self.sges.len()) as u32)
+    }
+
+    /// Hands the slots to `put(i, slot)` in order.
+    #[inline]
+    pub fn encode(&self, put: impl FnMut(u32, &Slot)) {
+        let h = WqeHeader {
+            opcode: OPCODE_RECV,
+            wr_id: self.wr_id,
+            ..Zeroable::zeroed()
+        };
+        encode_sges(h, self.sges, put);
+    }
+}
+
+/// SGEs or inline bytes; they never occur together.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+struct Payload([u64; MAX_INLINE / 8]);
+
+const _: () = assert!(size_of::<Payload>() == MAX_SGE * size_of::<Sge>());
+
+/// A validated send work request in the worker's own memory.
+#[derive(Clone, Copy)]
+pub struct SendWqe {
+    pub wr_id: u64,
+    pub remote_addr: u64,
+    /// Total bytes, the sum of the SGEs or the inline length.
+    pub length: u32,
+    pub rkey: u32,
+    /// Immediate data, or the key to invalidate (SendWithInv).
+    pub imm: u32,
+    pub opcode: Opcode,
+    pub flags: WrFlags,
+    num_sge: u8,
+    payload: Payload,
+}
+
+impl Default for SendWqe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for SendWqe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SendWqe")
+            .field("opcode", &self.opcode)
+            .field("wr_id", &self.wr_id)
+            .field("flags", &self.flags)
+            .field("length", &self.length)
+            .field("remote_addr", &self.remote_addr)
+            .field("rkey", &self.rkey)
+            .field("sges", &self.sges())
+            .finish()
+    }
+}
+
+impl SendWqe {
+    /// A zero-length SEND, to be overwritten by `parse_into` or the setters.
+    pub fn new() -> Self {
+        SendWqe {
+            wr_id: 0,
+            remote_addr: 0,
+            length: 0,
+            rkey: 0,
+            imm: 0,
+            opcode: Opcode::Send,
+            flags: WrFlags::NONE,
+            num_sge: 0,
+            payload: Payload([0; MAX_INLINE / 8]),
+        }
+    }
+
+    /// The same request without a ring in between; for tests and in-process use.
+    pub fn from_desc(d: &SendDesc<'_>) -> Result<SendWqe, WqeError> {
+        let n = d.slots()? as usize;
+        let mut slots = [Slot([0; 8]); MAX_SLOTS];
+        d.encode(|i, s| slots[i as usize] = *s);
+        SendWqe::parse(&slots[..n])
+    }
+
+    /// Local memory to gather from (WRITE, SEND) or to scatter to (READ); empty
+    /// for inline data.
+    #[inline]
+    pub fn sges(&self) -> &[Sge] {
+        &bytemuck::cast_slice::<u64, Sge>(&self.payload.0)[..usize::from(self.num_sge)]
+    }
+
+    /// Inline data, when the INLINE flag is set.
+    #[inline]
+    pub fn inline_data(&self) -> Option<&[u8]> {
+        self.flags
+            .contains(WrFlags::INLINE)
+            .then(|| &bytemuck::cast_slice::<u64, u8>(&self.payload.0)[..self.length as usize])
+    }
+
+    /// Whether a successful completion is wanted.
+    #[inline]
+    pub fn is_signaled(&self) -> bool {
+        self.flags.contains(WrFlags::SIGNALED)
+    }
+
+    /// The key to invalidate at the peer.
+    #[inline]
+    pub fn inv_rkey(&self) -> Option<u32> {
+        (self.opcode == Opcode::SendWithInv).then_some(self.imm)
+    }
+
+    /// Validates a private copy of the slots.
+    pub fn parse(slots: &[Slot]) -> Result<SendWqe, WqeError> {
+        let mut w = SendWqe::new();
+        let first = slots.first().ok_or(WqeError::Truncated)?;
+        let have = slots.len() as u32;
+        w.parse_into(first, have, |i| slots[i as usize])?;
+        Ok(w)
+    }
+
+    /// Validates `first` and, as far as it names more slots (never more than
+    /// `have`), `more(i)` for i in 1.. . Returns the slots consumed. Only the
+    /// used part of the payload is written. On error `wr_id` is still valid.
+    #[inline]
+    pub fn parse_into(
+        &mut self,
+        first: &Slot,
+        have: u32,
+        mut more: impl FnMut(u32) -> Slot,
+    ) -> Result<u32, WqeError> {
+        let h: WqeHeader = bytemuck::cast(*first);
+        self.wr_id = h.wr_id;
+        let opcode = Opcode::from_u8(h.opcode).ok_or(WqeError::BadOpcode(h.opcode))?;
+        if !opcode.is_supported() {
+            return Err(WqeError::Unsupported(opcode));
+        }
+        if h.flags & !WrFlags::ALL != 0 {
+            return Err(WqeError::BadFlags(h.flags));
+        }
+        self.opcode = opcode;
+        self.flags = WrFlags(h.flags);
+        self.remote_addr = h.remote_addr;
+        self.rkey = h.rkey;
+        self.imm = h.imm;
+        if self.flags.contains(WrFlags::INLINE) {
+            if !opcode.sends_data() {
+                return Err(WqeError::InlineNotAllowed);
+            }
+            let n = h.length as usize;
+            if n > MAX_INLINE {
+                return Err(WqeError::InlineTooLong(n));
+            }
+            let takes = slots_for_inline(n);
+            check_slots(h.slots, takes, have)?;
+            self.num_sge = 0;
+            self.length = h.length;
+            // Whole words: the bytes past `length` are never shown.
+            self.payload.0[..4].copy_from_slice(&first.0[4..]);
+            for i in 1..takes {
+                let from = 4 + (i - 1) * 8;
+                let to = (from + 8).min(self.payload.0.len());
+                self.payload.0[from..to].copy_from_slice(&more(i as u32).0[..to - from]);
+            }
+            Ok(takes as u32)
+        } else {
+            let (length, takes) = parse_sges(&h, have, &mut self.payload, more)?;
+            self.num_sge = h.num_sge;
+            self.length = length;
+            Ok(takes)
+        }
+    }
+}
+
+#[inline]
+fn check_slots(said: u8, takes: usize, have: u32) -> Result<(), WqeError> {
+    if usize::from(said) != takes {
+        return Err(WqeError::BadSlotCount {
+            said,
+            takes: takes as u8,
+        });
+    }
+    if takes as u32 > have {
+        return Err(WqeError::Truncated);
+    }
+    Ok(())
+}
+
+#[inline]
+fn parse_sges(
+    h: &WqeHeader,
+    have: u32,
+    payload: &mut Payload,
+    mut more: impl FnMut(u32) -> Slot,
+) -> Result<(u32, u32), WqeError> {
+    let n = usize::from(h.num_sge);
+    if n > MAX_SGE {
+        return Err(WqeError::TooManySge(n));
+    }
+    let takes = slots_for_sges(n);
+    check_slots(h.slots, takes, have)?;
+    if n == 0 {
+        return Ok((0, 1));
+    }
+    let sges = bytemuck::cast_slice_mut::<u64, Sge>(&mut payload.0);
+    sges[0] = h.sge0;
+    for i in 1..takes {
+        let four: [Sge; 4] = bytemuck::cast(more(i as u32).0);
+        let from = 1 + (i - 1) * 4;
+        let to = (from + 4).min(n);
+        sges[from..to].copy_from_slice(&four[..to - from]);
+    }
+    let mut length = 0u32;
+    for s in &sges[..n] {
+        length = length
+            .checked_add(s.length)
+            .ok_or(WqeError::LengthOverflow)?;
+    }
+    Ok((length, takes as u32))
+}
+
+/// A validated receive work request in the worker's own memory.
+#[derive(Clone, Copy)]
+pub struct RecvWqe {
+    pub wr_id: u64,
+    /// Total bytes of all SGEs.
+    pub length: u32,
+    num_sge: u8,
+    payload: Payload,
+}
+
+impl Default for RecvWqe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for RecvWqe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecvWqe")
+            .field("wr_id", &self.wr_id)
+            .field("sges", &self.sges())
+            .finish()
+    }
+}
+
+impl RecvWqe {
+    /// A receive without memory, to be overwritten.
+    pub fn new() -> Self {
+        RecvWqe {
+            wr_id: 0,
+            length: 0,
+            num_sge: 0,
+            payload: Payload([0; MAX_INLINE / 8]),
+        }
+    }
+
+    /// The same request without a ring in between.
+    pub fn from_desc(d: &RecvDesc<'_>) -> Result<RecvWqe, WqeError> {
+        let n = d.slots()? as usize;
+        let mut slots = [Slot([0; 8]); MAX_SLOTS];
+        d.encode(|i, s| slots[i as usize] = *s);
+        RecvWqe::parse(&slots[..n])
+    }
+
+    /// Local memory to scatter to.
+    #[inline]
+    pub fn sges(&self) -> &[Sge] {
+        &bytemuck::cast_slice::<u64, Sge>(&self.payload.0)[..usize::from(self.num_sge)]
+    }
+
+    /// Validates a private copy of the slots.
+    pub fn parse(slots: &[Slot]) -> Result<RecvWqe, WqeError> {
+        let mut w = RecvWqe::new();
+        let first = slots.first().ok_or(WqeError::Truncated)?;
+        w.parse_into(first, slots.len() as u32, |i| slots[i as usize])?;
+        Ok(w)
+    }
+
+    /// As [`SendWqe::parse_into`].
+    #[inline]
+    pub fn parse_into(
+        &mut self,
+        first: &Slot,
+        have: u32,
+        more: impl FnMut(u32) -> Slot,
+    ) -> Result<u32, WqeError> {
+        let h: WqeHeader = bytemuck::cast(*first);
+        self.wr_id = h.wr_id;
+        if h.opcode != OPCODE_RECV {
+            return Err(WqeError::BadOpcode(h.opcode));
+        }
+        if h.flags != 0 {
+            return Err(WqeError::BadFlags(h.flags));
+        }
+        let (length, takes) = parse_sges(&h, have, &mut self.payload, more)?;
+        self.num_sge = h.num_sge;
+        self.length = length;
+        Ok(takes)
+    }
+}
