@@ -1,0 +1,210 @@
+//! Completions: in posting order, exactly one each, and the flush (RFC 5040 section 6, protocol.md
+//! section 4).
+
+use crate::env::{Fpdu, FpduKind, QpEnv, TxOwner};
+use crate::errors::vendor;
+use crate::queue_pair::{QpState, QueuePair};
+use crate::send_queue::Entry;
+use siw_shm::{Cqe, Opcode, WcFlags, WcOpcode, WcStatus};
+
+impl QueuePair {
+    /// TCP got every byte of this record acknowledged. Records come back in the order in which they
+    /// were handed out.
+    #[inline]
+    pub fn acked<E: QpEnv>(&mut self, env: &mut E, rec: &Fpdu) {
+        if !rec.last {
+            return;
+        }
+        match rec.kind {
+            FpduKind::Request => {
+                if let Some(e) = self.sq.get_mut(rec.slot) {
+                    e.acked = true;
+                    self.complete_ready(env);
+                }
+            }
+            FpduKind::Response => {
+                if let Some(e) = self.inbound.get_mut(rec.slot) {
+                    e.acked = true;
+                    self.retire_responses(env);
+                }
+            }
+            FpduKind::Rtr | FpduKind::Terminate => {}
+        }
+    }
+
+    /// Completes what only waited for the port to release buffers. True: some still wait.
+    pub fn poll_releases<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        self.complete_ready(env);
+        self.retire_responses(env);
+        self.zombies.retain(|&o| {
+            let keep = !env.released(o);
+            if !keep {
+                env.free_owner(o);
+            }
+            keep
+        });
+        !self.zombies.is_empty()
+            || self.sq.front().is_some_and(is_done)
+            || self.inbound.acked_front().is_some()
+    }
+
+    /// Pops finished work requests off the front.
+    #[inline]
+    pub(crate) fn complete_ready<E: QpEnv>(&mut self, env: &mut E) {
+        // After the first failure only the flush completes anything.
+        while !self.send_failed && let Some(e) = self.sq.front() {
+            if e.status == WcStatus::SUCCESS && !(is_done(e) && is_released(env, e.owner)) {
+                return;
+            }
+            let status = e.status;
+            self.finish_front(env, status);
+        }
+    }
+
+    #[inline]
+    fn finish_front<E: QpEnv>(&mut self, env: &mut E, status: WcStatus) {
+        let Some(e) = self.sq.pop_front() else { return };
+        self.drop_owner(env, e.owner);
+        self.send_failed |= status != WcStatus::SUCCESS;
+        if status == WcStatus::SUCCESS && !e.signaled() && !self.attr.sq_sig_all {
+            env.complete_send(None);
+            return;
+        }
+        let cqe = Cqe {
+            wr_id: e.wr_id,
+            qp_num: self.attr.qpn,
+            status,
+            opcode: WcOpcode::from(e.opcode),
+            byte_len: e.length,
+            vendor_err: self.vendor_err(status),
+            ..Cqe::default()
+        };
+        env.complete_send(Some(&cqe));
+    }
+
+    fn drop_owner<E: QpEnv>(&mut self, env: &mut E, owner: TxOwner) {
+        if owner == TxOwner::NONE {
+            return;
+        }
+        if env.released(owner) {
+            env.free_owner(owner);
+        } else {
+            self.zombies.push(owner);
+        }
+    }
+
+    fn vendor_err(&self, status: WcStatus) -> u32 {
+        if status == WcStatus::SUCCESS {
+            return 0;
+        }
+        self.received.or(self.local_error).map_or(0, vendor)
+    }
+
+    fn retire_responses<E: QpEnv>(&mut self, env: &mut E) {
+        while let Some(e) = self.inbound.acked_front() {
+            let owner = e.owner;
+            if !is_released(env, owner) {
+                return;
+            }
+            self.inbound.pop_front();
+            if owner != TxOwner::NONE {
+                env.free_owner(owner);
+            }
+        }
+    }
+
+    /// The Send that is being received ends with `status`.
+    pub(crate) fn finish_recv<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        status: WcStatus,
+        flags: WcFlags,
+        inv_stag: u32,
+    ) {
+        if !self.recv.active {
+            return;
+        }
+        self.recv.active = false;
+        let cqe = Cqe {
+            wr_id: self.recv.wr_id,
+            qp_num: self.attr.qpn,
+            status,
+            opcode: WcOpcode::RECV,
+            flags,
+            byte_len: self.recv.received,
+            imm: inv_stag,
+            vendor_err: self.vendor_err(status),
+            ..Cqe::default()
+        };
+        env.complete_recv(&cqe);
+    }
+
+    /// Flushes what is (still, or anew) in the queues. Call it on a doorbell in ERROR; does nothing
+    /// in other states.
+    pub fn flush<E: QpEnv>(&mut self, env: &mut E) {
+        if self.state == QpState::Error {
+            self.flush_send(env);
+            self.flush_recv(env);
+        }
+    }
+
+    /// Send queue: what is finished succeeds, the failing work request gets its status, all after it
+    /// WR_FLUSH_ERR. True: something did not succeed.
+    pub(crate) fn flush_send<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        self.cur = None;
+        self.in_message = crate::queue_pair::InMessage::None;
+        self.outbound.clear();
+        while let Some(e) = self.sq.front() {
+            let status = match e.status {
+                _ if self.send_failed => WcStatus::WR_FLUSH_ERR,
+                WcStatus::SUCCESS if is_done(e) => WcStatus::SUCCESS,
+                WcStatus::SUCCESS => WcStatus::WR_FLUSH_ERR,
+                s => s,
+            };
+            self.finish_front(env, status);
+        }
+        while let Some(e) = self.inbound.pop_front() {
+            self.drop_owner(env, e.owner);
+        }
+        // A ring in nonsense state ends the flush: its client is beyond help.
+        while let Ok(Some(w)) = env.next_send() {
+            self.send_failed = true;
+            let cqe = Cqe {
+                wr_id: w.wr_id,
+                qp_num: self.attr.qpn,
+                status: WcStatus::WR_FLUSH_ERR,
+                opcode: WcOpcode::from(w.opcode),
+                vendor_err: self.vendor_err(WcStatus::WR_FLUSH_ERR),
+                ..Cqe::default()
+            };
+            env.complete_send(Some(&cqe));
+        }
+        self.send_failed
+    }
+
+    pub(crate) fn flush_recv<E: QpEnv>(&mut self, env: &mut E) {
+        self.finish_recv(env, WcStatus::WR_FLUSH_ERR, WcFlags::NONE, 0);
+        while let Ok(Some(w)) = env.next_recv() {
+            let cqe = Cqe {
+                wr_id: w.wr_id,
+                qp_num: self.attr.qpn,
+                status: WcStatus::WR_FLUSH_ERR,
+                opcode: WcOpcode::RECV,
+                vendor_err: self.vendor_err(WcStatus::WR_FLUSH_ERR),
+                ..Cqe::default()
+            };
+            env.complete_recv(&cqe);
+        }
+    }
+}
+
+/// Nothing more happens to it on the wire.
+#[inline]
+fn is_done(e: &Entry) -> bool {
+    e.acked && (e.opcode != Opcode::Read || e.answered)
+}
+
+#[inline]
+fn is_released<E: QpEnv>(env: &E, owner: TxOwner) -> bool {
+    owner == TxOwner::NONE || env.released(owner)
+}

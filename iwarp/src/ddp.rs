@@ -1,0 +1,274 @@
+//! DDP segment headers (RFC 5041 section 4) together with the RDMAP control octet that lives in
+//! their ULP fields (RFC 5040 section 4.1).
+//!
+//! The receiver parses them in place, the sender writes them, Terminate quotes them.
+
+use crate::rdmap::Opcode;
+
+/// Tagged header: control octets, STag, TO (RFC 5041 section 4.2).
+pub const TAGGED_HDR_LEN: usize = 14;
+/// Untagged header: control octets, 4 octets for the ULP, QN, MSN, MO (RFC 5041 section 4.3).
+pub const UNTAGGED_HDR_LEN: usize = 18;
+/// The longer of the two.
+pub const MAX_HDR_LEN: usize = UNTAGGED_HDR_LEN;
+
+/// Tagged flag of the DDP control octet.
+pub const T_BIT: u8 = 0x80;
+/// Last flag of the DDP control octet.
+pub const L_BIT: u8 = 0x40;
+/// The only DDP version (RFC 5041 section 4.1).
+pub const DDP_VERSION: u8 = 1;
+
+/// Queue of Sends (RFC 5040 section 4.1).
+pub const QN_SEND: u32 = 0;
+/// Queue of Read Requests.
+pub const QN_READ_REQUEST: u32 = 1;
+/// Queue of the Terminate message.
+pub const QN_TERMINATE: u32 = 2;
+
+/// A message sequence number of one untagged queue: starts at 1, wraps to 0 (RFC 5041 section 4.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Msn(pub u32);
+
+impl Msn {
+    /// The first message of a stream.
+    pub const FIRST: Msn = Msn(1);
+
+    /// The message after this one.
+    #[inline]
+    pub fn next(self) -> Msn {
+        Msn(self.0.wrapping_add(1))
+    }
+}
+
+/// The two control octets that start every segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Control {
+    /// DDP control octet: T, L, reserved, DV.
+    pub ddp: u8,
+    /// RDMAP control octet: RV, reserved, opcode.
+    pub rdmap: u8,
+}
+
+impl Control {
+    /// Control octets of a segment that this side sends.
+    #[inline]
+    pub fn new(op: Opcode, last: bool) -> Self {
+        let t = if op.is_tagged() { T_BIT } else { 0 };
+        let l = if last { L_BIT } else { 0 };
+        Self {
+            ddp: t | l | DDP_VERSION,
+            rdmap: crate::rdmap::RDMAP_VERSION << 6 | op as u8,
+        }
+    }
+
+    /// The segment names its buffer by STag.
+    #[inline]
+    pub fn tagged(self) -> bool {
+        self.ddp & T_BIT != 0
+    }
+
+    /// The segment is the last of its message.
+    #[inline]
+    pub fn last(self) -> bool {
+        self.ddp & L_BIT != 0
+    }
+
+    /// DDP version field; reserved bits are not looked at (conformance 39).
+    #[inline]
+    pub fn ddp_version(self) -> u8 {
+        self.ddp & 0x03
+    }
+
+    /// RDMAP version field.
+    #[inline]
+    pub fn rdmap_version(self) -> u8 {
+        self.rdmap >> 6
+    }
+
+    /// RDMAP opcode field, not yet known to be a valid one.
+    #[inline]
+    pub fn opcode(self) -> u8 {
+        self.rdmap & 0x0f
+    }
+
+    /// Length of the header that these control octets announce.
+    #[inline]
+    pub fn header_len(self) -> usize {
+        if self.tagged() {
+            TAGGED_HDR_LEN
+        } else {
+            UNTAGGED_HDR_LEN
+        }
+    }
+}
+
+/// Tagged segment header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tagged {
+    /// Control octets.
+    pub control: Control,
+    /// Steering tag of the data sink.
+    pub stag: u32,
+    /// Tagged offset of the first payload octet.
+    pub to: u64,
+}
+
+impl Tagged {
+    /// Reads the header; `b` must hold it (checked by the caller against ULPDU_Length).
+    #[inline]
+    pub fn parse(b: &[u8; MAX_HDR_LEN]) -> Self {
+        Self {
+            control: Control {
+                ddp: b[0],
+                rdmap: b[1],
+            },
+            stag: be32(b, 2),
+            to: u64::from(be32(b, 6)) << 32 | u64::from(be32(b, 10)),
+        }
+    }
+
+    /// The header as it goes on the wire.
+    #[inline]
+    pub fn to_bytes(&self) -> [u8; TAGGED_HDR_LEN] {
+        let mut b = [0; TAGGED_HDR_LEN];
+        b[0] = self.control.ddp;
+        b[1] = self.control.rdmap;
+        b[2..6].copy_from_slice(&self.stag.to_be_bytes());
+        b[6..14].copy_from_slice(&self.to.to_be_bytes());
+        b
+    }
+}
+
+/// Untagged segment header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Untagged {
+    /// Control octets.
+    pub control: Control,
+    /// The ULP's four octets: the STag to invalidate in Send with Invalidate, else reserved.
+    pub inv_stag: u32,
+    /// Queue number.
+    pub qn: u32,
+    /// Message sequence number within the queue.
+    pub msn: Msn,
+    /// Offset of the first payload octet within the message.
+    pub mo: u32,
+}
+
+impl Untagged {
+    /// Reads the header.
+    #[inline]
+    pub fn parse(b: &[u8; MAX_HDR_LEN]) -> Self {
+        Self {
+            control: Control {
+                ddp: b[0],
+                rdmap: b[1],
+            },
+            inv_stag: be32(b, 2),
+            qn: be32(b, 6),
+            msn: Msn(be32(b, 10)),
+            mo: be32(b, 14),
+        }
+    }
+
+    /// The header as it goes on the wire.
+    #[inline]
+    pub fn to_bytes(&self) -> [u8; UNTAGGED_HDR_LEN] {
+        let mut b = [0; UNTAGGED_HDR_LEN];
+        b[0] = self.control.ddp;
+        b[1] = self.control.rdmap;
+        b[2..6].copy_from_slice(&self.inv_stag.to_be_bytes());
+        b[6..10].copy_from_slice(&self.qn.to_be_bytes());
+        b[10..14].copy_from_slice(&self.msn.0.to_be_bytes());
+        b[14..18].copy_from_slice(&self.mo.to_be_bytes());
+        b
+    }
+}
+
+#[inline]
+pub(crate) fn be32(b: &[u8], at: usize) -> u32 {
+    match b.get(at..at + 4) {
+        Some(s) => u32::from_be_bytes([s[0], s[1], s[2], s[3]]),
+        None => 0,
+    }
+}
+
+#[inline]
+pub(crate) fn be64(b: &[u8], at: usize) -> u64 {
+    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn padded(b: &[u8]) -> [u8; MAX_HDR_LEN] {
+        let mut o = [0; MAX_HDR_LEN];
+        o[..b.len()].copy_from_slice(b);
+        o
+    }
+
+    /// RFC 5041 section 4.2, RFC 5040 section 4.3.
+    #[test]
+    fn a_tagged_header_has_the_octets_of_the_rfc() {
+        let h = Tagged {
+            control: Control::new(Opcode::Write, true),
+            stag: 0x0102_0304,
+            to: 0x1112_1314_1516_1718,
+        };
+        let b = h.to_bytes();
+        assert_eq!(
+            b,
+            [
+                0xc1, 0x40, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18
+            ]
+        );
+        assert_eq!(Tagged::parse(&padded(&b)), h);
+    }
+
+    /// RFC 5041 section 4.3, RFC 5040 sections 4.4 and 4.6.
+    #[test]
+    fn an_untagged_header_has_the_octets_of_the_rfc() {
+        let h = Untagged {
+            control: Control::new(Opcode::SendSeInv, false),
+            inv_stag: 0xa1a2_a3a4,
+            qn: QN_SEND,
+            msn: Msn(7),
+            mo: 0x0000_0590,
+        };
+        let b = h.to_bytes();
+        assert_eq!(b[..6], [0x01, 0x46, 0xa1, 0xa2, 0xa3, 0xa4]);
+        assert_eq!(b[6..18], [0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 5, 0x90]);
+        assert_eq!(Untagged::parse(&b), h);
+    }
+
+    #[test]
+    fn first_octets_of_every_message_are_those_of_the_rfc() {
+        for (op, last, want) in [
+            (Opcode::Write, false, [0x81, 0x40]),
+            (Opcode::ReadRequest, true, [0x41, 0x41]),
+            (Opcode::ReadResponse, false, [0x81, 0x42]),
+            (Opcode::ReadResponse, true, [0xc1, 0x42]),
+            (Opcode::Send, true, [0x41, 0x43]),
+            (Opcode::SendInv, true, [0x41, 0x44]),
+            (Opcode::SendSe, true, [0x41, 0x45]),
+            (Opcode::SendSeInv, true, [0x41, 0x46]),
+            (Opcode::Terminate, true, [0x41, 0x47]),
+        ] {
+            let c = Control::new(op, last);
+            assert_eq!([c.ddp, c.rdmap], want, "{op:?}");
+        }
+    }
+
+    /// Conformance 39, 57.
+    #[test]
+    fn reserved_bits_do_not_matter_and_msn_wraps_to_zero() {
+        let c = Control {
+            ddp: 0x3d,
+            rdmap: 0x43,
+        };
+        assert_eq!(c.ddp_version(), 1);
+        assert!(!c.tagged() && !c.last());
+        assert_eq!(Msn(u32::MAX).next(), Msn(0));
+    }
+}

@@ -1,0 +1,124 @@
+//! What a queue pair needs from its surroundings, and what it hands to TCP.
+//!
+//! The daemon's worker implements [`QpEnv`] over its rings, key table and trackers, and
+//! [`FrameBuilder`] over mbufs; tests implement both over plain memory. Everything is a generic
+//! parameter: no dynamic dispatch on the data path.
+
+use siw_shm::{Cqe, Mr, Reader, RecvWqe, SendWqe};
+
+/// Counts the references that a port still holds into the buffers of one work request or one read
+/// response. The environment gives the numbers out; the queue pair passes them on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TxOwner(pub u32);
+
+impl TxOwner {
+    /// Nobody counts: nothing of this record is referenced in place.
+    pub const NONE: TxOwner = TxOwner(u32::MAX);
+}
+
+/// A record of the send queue of TCP: kept until it is acknowledged, (re)built on demand.
+#[derive(Debug, Clone)]
+pub enum TxRecord {
+    /// One FPDU; [`QueuePair::build`](crate::QueuePair::build) makes its bytes.
+    Fpdu(Fpdu),
+    /// Bytes as they are: an MPA frame, or a Terminate sent without a queue pair.
+    Stream(Box<[u8]>),
+}
+
+/// What an FPDU carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FpduKind {
+    /// A segment of a send-queue work request (Write, Send kinds, Read Request).
+    Request,
+    /// A segment of a Read Response.
+    Response,
+    /// The ready-to-receive message of RFC 6581.
+    Rtr,
+    /// The Terminate message.
+    Terminate,
+}
+
+/// One FPDU by reference: which message, which part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fpdu {
+    /// What it carries.
+    pub kind: FpduKind,
+    /// Last segment of its message.
+    pub last: bool,
+    /// ULPDU_Length field: DDP header and payload.
+    pub ulpdu_len: u16,
+    /// Sequence number of the work request or of the read response in its queue.
+    pub slot: u32,
+    /// Offset of the payload in the message.
+    pub offset: u32,
+}
+
+/// Where a record is built. Calls come in wire order.
+pub trait FrameBuilder {
+    /// Bytes to copy: headers, pad, CRC, inline payload.
+    fn bytes(&mut self, b: &[u8]);
+
+    /// `len` bytes of registered memory from `region_off`: referenced in place (counted for
+    /// `owner`), or copied when they are few.
+    fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: TxOwner);
+}
+
+/// An affiliated asynchronous event of a queue pair (ibv_get_async_event(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// IBV_EVENT_QP_FATAL: a local or stream error ended the queue pair.
+    QpFatal,
+    /// IBV_EVENT_QP_REQ_ERR: the peer broke the protocol, or said that we did.
+    QpReqErr,
+    /// IBV_EVENT_QP_ACCESS_ERR: a remote protection error, found here or told by the peer.
+    QpAccessErr,
+    /// IBV_EVENT_SQ_DRAINED.
+    SqDrained,
+}
+
+/// A work queue holds something that cannot be meant: the client is broken or hostile. The queue
+/// pair goes to ERROR; the daemon closes the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "work queue is in a state that no correct client produces; the client must recreate its queue pair"
+)]
+pub struct RingFault;
+
+/// What a queue pair needs from its worker.
+pub trait QpEnv {
+    /// The memory keys.
+    fn keys(&self) -> &Reader;
+
+    /// Takes one validated work request out of the send queue, into memory of the environment (one
+    /// scratch for a whole worker will do: the queue pair keeps a compact copy). `Ok(None)`: the ring
+    /// is empty.
+    fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault>;
+
+    /// Takes one receive work request out of the receive queue (or the SRQ), likewise.
+    fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault>;
+
+    /// One more send work request is finished: called exactly once for each, in posting order.
+    /// `None`: it was unsignalled and succeeded, only its slot is free again.
+    fn complete_send(&mut self, cqe: Option<&Cqe>);
+
+    /// One more receive work request is finished.
+    fn complete_recv(&mut self, cqe: &Cqe);
+
+    /// The port has let go of every buffer of this owner. Never called with [`TxOwner::NONE`].
+    fn released(&self, owner: TxOwner) -> bool;
+
+    /// A tracker for a message of `len` bytes that may reference registered memory;
+    /// [`TxOwner::NONE`] where nothing needs counting, such as messages that are always copied.
+    fn alloc_owner(&mut self, len: u32) -> TxOwner {
+        let _ = len;
+        TxOwner::NONE
+    }
+
+    /// The tracker is done: released, and its message finished.
+    fn free_owner(&mut self, owner: TxOwner) {
+        let _ = owner;
+    }
+
+    /// Tells the consumer.
+    fn event(&mut self, event: AsyncEvent);
+}

@@ -1,0 +1,166 @@
+//! FPDU framing (RFC 5044 section 4): length, pad, CRC, and how large a ULPDU may be.
+//!
+//! The receiver finds and verifies FPDUs in the stream with it, the sender sizes and closes them.
+//! Markers would change `wire_len`, `mulpdu` and the CRC walk, nothing above this file.
+
+use crate::ddp::MAX_HDR_LEN;
+use crate::stream::RxStream;
+use siw_shm::crc;
+
+/// ULPDU_Length field.
+pub const LEN_FIELD: usize = 2;
+/// CRC field; always there, zero when CRC is off (RFC 5044 section 4.4).
+pub const CRC_LEN: usize = 4;
+/// The longest FPDU: a TCP receive buffer below this size can wedge.
+pub const MAX_FPDU: usize = wire_len(u16::MAX);
+
+/// Zero octets that bring length field and ULPDU to a multiple of four.
+#[inline]
+pub const fn pad_len(ulpdu_len: u16) -> usize {
+    (LEN_FIELD + ulpdu_len as usize).wrapping_neg() & 3
+}
+
+/// Octets of a whole FPDU.
+#[inline]
+pub const fn wire_len(ulpdu_len: u16) -> usize {
+    LEN_FIELD + ulpdu_len as usize + pad_len(ulpdu_len) + CRC_LEN
+}
+
+/// MULPDU without markers: EMSS - (6 + EMSS mod 4), within 128..=64768 (RFC 5044 section 4.5).
+#[inline]
+pub fn mulpdu(emss: u32) -> u16 {
+    emss.saturating_sub(6 + emss % 4).clamp(128, 64768) as u16
+}
+
+/// CRC32c of anything followed by its own CRC: one pass tells whether an FPDU is sound.
+const RESIDUE: u32 = 0x4867_4bc7;
+
+/// The FPDU at the start of the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub ulpdu_len: u16,
+    pub wire_len: usize,
+    /// What follows the length field: the DDP header, when the ULPDU is long enough.
+    pub hdr: [u8; MAX_HDR_LEN],
+}
+
+/// The FPDU at the start of the stream; `None` until all of it is there.
+#[inline]
+pub(crate) fn next(rx: &impl RxStream) -> Option<Frame> {
+    const HEAD: usize = LEN_FIELD + MAX_HDR_LEN;
+    let available = rx.available();
+    let mut head = [0; HEAD];
+    if available >= HEAD {
+        rx.peek(0, &mut head);
+    } else if available >= LEN_FIELD {
+        rx.peek(0, &mut head[..available]);
+    } else {
+        return None;
+    }
+    let ulpdu_len = u16::from_be_bytes([head[0], head[1]]);
+    let wire_len = wire_len(ulpdu_len);
+    if available < wire_len {
+        return None;
+    }
+    let mut hdr = [0; MAX_HDR_LEN];
+    hdr.copy_from_slice(&head[LEN_FIELD..]);
+    Some(Frame {
+        ulpdu_len,
+        wire_len,
+        hdr,
+    })
+}
+
+/// The CRC of the FPDU at the start of the stream is right (RFC 5044 section 4.4).
+#[inline]
+pub(crate) fn crc_ok(rx: &impl RxStream, wire_len: usize) -> bool {
+    let mut sum = 0;
+    rx.for_each(0, wire_len, |s| sum = crc::update(sum, s));
+    sum == RESIDUE
+}
+
+/// A whole FPDU in one piece; for the rare messages that are not built from records.
+pub fn encode(parts: &[&[u8]], with_crc: bool) -> Box<[u8]> {
+    let len: usize = parts.iter().map(|p| p.len()).sum();
+    let ulpdu_len = u16::try_from(len).unwrap_or(u16::MAX);
+    let mut out = Vec::with_capacity(wire_len(ulpdu_len));
+    out.extend_from_slice(&ulpdu_len.to_be_bytes());
+    for p in parts {
+        out.extend_from_slice(p);
+    }
+    out.resize(out.len() + pad_len(ulpdu_len), 0);
+    let sum = if with_crc { crc::crc32c(&out) } else { 0 };
+    out.extend_from_slice(&sum.to_le_bytes());
+    out.into_boxed_slice()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::ByteStream;
+
+    /// RFC 5044 figure 5: an FPDU with a 42 octet ULPDU of zeroes; CRC 52 23 99 83.
+    #[test]
+    fn the_example_of_rfc_5044_figure_5_has_its_crc() {
+        // Length 0x2a, an untagged Send header (41 43, STag, QN, MSN 1, MO), 24 zero octets.
+        let mut hdr = [0; 18];
+        hdr[..2].copy_from_slice(&[0x41, 0x43]);
+        hdr[13] = 1;
+        let f = encode(&[&hdr, &[0; 24]], true);
+        assert_eq!(f.len(), 48);
+        assert_eq!(f[..2], [0, 0x2a]);
+        assert_eq!(f[44..], [0x52, 0x23, 0x99, 0x83]);
+    }
+
+    #[test]
+    fn pad_and_length_follow_section_4_3() {
+        for (ulpdu, pad) in [(0, 2), (1, 1), (2, 0), (3, 3), (1442, 0), (1443, 3)] {
+            assert_eq!(pad_len(ulpdu), pad);
+            assert_eq!(wire_len(ulpdu) % 4, 0);
+        }
+        assert_eq!(wire_len(u16::MAX), MAX_FPDU);
+    }
+
+    /// RFC 5044 section 4.5; EMSS 1448 gives 1442 [seen on the wire from siw].
+    #[test]
+    fn mulpdu_fills_a_segment_and_never_exceeds_it() {
+        assert_eq!(mulpdu(1448), 1442);
+        assert_eq!(mulpdu(1460), 1454);
+        assert_eq!(mulpdu(8948), 8942);
+        for emss in 140..9100 {
+            let n = wire_len(mulpdu(emss));
+            assert!(n <= emss as usize && n + 4 > emss as usize, "{emss}: {n}");
+        }
+        assert_eq!(mulpdu(100), 128);
+        assert_eq!(mulpdu(70_000), 64768);
+    }
+
+    /// Conformance 34, 35.
+    #[test]
+    fn an_fpdu_is_found_only_when_all_of_it_is_there() {
+        let f = encode(&[&[7; 21]], true);
+        let mut s = ByteStream::new();
+        for b in &f[..f.len() - 1] {
+            assert_eq!(next(&s), None);
+            s.push(&[*b]);
+        }
+        s.push(&f[f.len() - 1..]);
+        s.push(&[0, 9]);
+        let fr = next(&s).expect("complete");
+        assert_eq!((fr.ulpdu_len, fr.wire_len), (21, f.len()));
+        assert!(crc_ok(&s, fr.wire_len));
+    }
+
+    /// Conformance 27, 29: pad octets count into the CRC, whatever they are.
+    #[test]
+    fn every_flipped_bit_breaks_the_crc() {
+        let f = encode(&[&[7; 21]], true);
+        for i in LEN_FIELD * 8..f.len() * 8 {
+            let mut g = f.to_vec();
+            g[i / 8] ^= 1 << (i % 8);
+            let s = ByteStream::from(&g[..]);
+            let fr = next(&s).expect("complete");
+            assert!(!crc_ok(&s, fr.wire_len), "bit {i}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The side that connects.
+
+use super::{
+    CrcPolicy, DEPTH_UNNEGOTIATED, Enhanced, Frame, FrameKind, MpaConfig, MpaError, Negotiated,
+    RtrKinds,
+};
+use crate::stream::RxStream;
+use crate::terminate;
+
+/// What a look at the stream brought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InitiatorStep {
+    /// The reply is not complete; the reply timer goes on.
+    NeedMore,
+    /// Connected: enter FPDU mode.
+    Accepted {
+        /// What was agreed.
+        negotiated: Negotiated,
+        /// The responder's private data.
+        private_data: Vec<u8>,
+    },
+    /// The responder's consumer said no; close.
+    Rejected {
+        /// Its private data.
+        private_data: Vec<u8>,
+    },
+    /// No connection; send `send` if it is there, then close.
+    Failed {
+        /// Why.
+        error: MpaError,
+        /// A Terminate FPDU.
+        send: Option<Box<[u8]>>,
+    },
+}
+
+/// One connection attempt.
+#[derive(Debug, Clone)]
+pub struct Initiator {
+    cfg: MpaConfig,
+    ird: u16,
+    ord: u16,
+    request: Box<[u8]>,
+}
+
+impl Initiator {
+    /// Prepares the request. `ird`, `ord`: what the consumer asks for; they are cut to what the
+    /// device has. Fails when the private data does not fit (508 bytes with revision 2, else 512).
+    pub fn new(cfg: &MpaConfig, ird: u16, ord: u16, private_data: &[u8]) -> Result<Self, MpaError> {
+        let ird = ird.min(cfg.max_ird);
+        let ord = ord.min(cfg.max_ord);
+        if !(1..=2).contains(&cfg.rev) {
+            return Err(MpaError::BadRevision(cfg.rev));
+        }
+        let mut rtr = cfg.rtr;
+        if ord == 0 {
+            // A Read needs a place in the responder's IRD; it would still be legal (conformance
+            // 24), but a consumer that asks for none may face a peer that holds none.
+            rtr.read = rtr.read && rtr == RtrKinds::only(super::RtrKind::Read);
+        }
+        let enhanced = (cfg.rev == 2).then_some(Enhanced {
+            peer_to_peer: cfg.peer_to_peer && !rtr.is_empty(),
+            rtr: if cfg.peer_to_peer {
+                rtr
+            } else {
+                RtrKinds::NONE
+            },
+            ird,
+            ord,
+        });
+        let request = Frame {
+            kind: FrameKind::Request,
+            markers: false,
+            crc: cfg.crc == CrcPolicy::Required,
+            reject: false,
+            rev: cfg.rev,
+            enhanced,
+            private_data: private_data.to_vec(),
+        }
+        .encode()?;
+        Ok(Self {
+            cfg: cfg.clone(),
+            ird,
+            ord,
+            request,
+        })
+    }
+
+    /// The request frame, to be sent in one segment.
+    pub fn request(&self) -> Box<[u8]> {
+        self.request.clone()
+    }
+
+    /// The configuration of a second attempt, after the peer reset the first: revision 1, when
+    /// revision 2 was asked for and the fallback is on.
+    pub fn fallback(&self) -> Option<MpaConfig> {
+        (self.cfg.rev == 2 && self.cfg.fallback_to_rev1).then(|| MpaConfig {
+            rev: 1,
+            ..self.cfg.clone()
+        })
+    }
+
+    /// Looks for the reply.
+    pub fn on_stream(&mut self, rx: &mut impl RxStream) -> InitiatorStep {
+        let frame = match Frame::take(rx, self.cfg.max_private_data) {
+            Ok(None) => return InitiatorStep::NeedMore,
+            Ok(Some(f)) => f,
+            Err(error) => return InitiatorStep::Failed { error, send: None },
+        };
+        match self.negotiate(&frame, rx.available()) {
+            Ok(negotiated) => InitiatorStep::Accepted {
+                negotiated,
+                private_data: frame.private_data,
+            },
+            Err(None) => InitiatorStep::Rejected {
+                private_data: frame.private_data,
+            },
+            Err(Some(error)) => InitiatorStep::Failed {
+                error,
+                send: error
+                    .term_code()
+                    .map(|c| terminate::standalone(c, self.crc_on(&frame))),
+            },
+        }
+    }
+
+    /// On when either side asked (RFC 5044 section 7.1.1, conformance 18).
+    fn crc_on(&self, reply: &Frame) -> bool {
+        reply.crc || self.cfg.crc == CrcPolicy::Required
+    }
+
+    /// `Err(None)`: rejected by the peer's consumer.
+    fn negotiate(&self, f: &Frame, trailing: usize) -> Result<Negotiated, Option<MpaError>> {
+        if f.kind == FrameKind::Request {
+            return Err(Some(MpaError::BothInitiators));
+        }
+        if f.reject {
+            return Err(None);
+        }
+        if f.rev > self.cfg.rev {
+            return Err(Some(MpaError::BadRevision(f.rev)));
+        }
+        if trailing > 0 {
+            // The responder sends no FPDU before it has received one (RFC 5044 section 7.1.2).
+            return Err(Some(MpaError::TrailingBytes));
+        }
+        if f.markers {
+            return Err(Some(MpaError::MarkersUnsupported));
+        }
+        let mut n = Negotiated {
+            initiator: true,
+            crc: self.crc_on(f),
+            ird: self.ird,
+            ord: self.ord,
+            rtr: None,
+            rev: f.rev.max(1),
+        };
+        let asked = self.cfg.rev == 2;
+        let Some(e) = f.enhanced else {
+            // Conformance 5, 6: enhanced data is answered with enhanced data.
+            return if asked {
+                Err(Some(MpaError::EnhancedMismatch))
+            } else {
+                Ok(n)
+            };
+        };
+        if !asked {
+            return Err(Some(MpaError::EnhancedMismatch));
+        }
+        if e.ird != DEPTH_UNNEGOTIATED {
+            n.ord = n.ord.min(e.ird);
+        }
+        if e.ord != DEPTH_UNNEGOTIATED && e.ord > n.ird {
+            if e.ord > self.cfg.max_ird {
+                return Err(Some(MpaError::InsufficientIrd {
+                    peer_ord: e.ord,
+                    ird: self.cfg.max_ird,
+                }));
+            }
+            n.ird = e.ord;
+        }
+        let offered = if self.cfg.peer_to_peer {
+            self.cfg.rtr
+        } else {
+            RtrKinds::NONE
+        };
+        if !offered.is_empty() && e.peer_to_peer {
+            n.rtr = e.rtr.and(offered).pick();
+            if n.rtr.is_none() {
+                return Err(Some(MpaError::NoRtr));
+            }
+        }
+        Ok(n)
+    }
+}

@@ -1,0 +1,26 @@
+//! From the stream into registered memory: one pass over the received slices.
+
+use crate::stream::RxStream;
+use siw_shm::Mr;
+
+/// The region refused bytes that its key had allowed: it is not writable for this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotWritable;
+
+/// Copies `len` stream bytes from `at` to `region_off`, which [`Mr::check`] gave for this range.
+#[inline]
+pub(crate) fn place(
+    rx: &impl RxStream,
+    at: usize,
+    len: usize,
+    mr: &Mr,
+    region_off: u64,
+) -> Result<(), NotWritable> {
+    let mut off = region_off;
+    let mut ok = true;
+    rx.for_each(at, len, |s| {
+        ok &= mr.write_at(off, s).is_ok();
+        off += s.len() as u64;
+    });
+    if ok { Ok(()) } else { Err(NotWritable) }
+}

@@ -1,0 +1,420 @@
+//! The queue pair: RDMAP and DDP above a stream of records.
+//!
+//! One worker owns it and drives it:
+//!
+//! ```text
+//! doorbell / room in TCP --> next_record() --> TxRecord --> TCP keeps it, calls build() to send or resend
+//! ACK --------------------> acked()       --> completions of SEND and WRITE
+//! bytes in order ---------> receive()     --> placement, receive completions, READ completions
+//! FIN, RST, timers -------> peer_closed(), tcp_closed() --> flush
+//! ```
+//!
+//! States (RFC 5040 section 5.1 and protocol.md section 4):
+//!
+//! ```text
+//! IDLE --set_rts--> RTS --disconnect/FIN--> CLOSING --closed, nothing flushed--> IDLE
+//!                    |                         '-----closed, something flushed--> ERROR
+//!                    |--protocol error, Terminate received--> TERMINATE --closed--> ERROR
+//!                    '--RST, modify_to_error--> ERROR
+//! ```
+
+use crate::ddp::Msn;
+use crate::env::{AsyncEvent, Fpdu, FpduKind, QpEnv, TxOwner};
+use crate::errors::event_of;
+use crate::fpdu;
+use crate::mpa::{Negotiated, RtrKind};
+use crate::read_queue::{InboundQueue, Outbound};
+use crate::send_queue::SendQueue;
+use crate::terminate::{Offender, Payload, TermCode};
+use siw_shm::{Sge, WcStatus};
+use std::collections::VecDeque;
+
+/// State of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// No stream.
+    Idle,
+    /// Ready to send and receive.
+    Rts,
+    /// Graceful close under way.
+    Closing,
+    /// A Terminate goes out or came in; nothing but the close follows.
+    Terminate,
+    /// Everything is flushed, and so is what comes later.
+    Error,
+}
+
+/// What a queue pair is created with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpAttr {
+    /// Queue pair number: STags bound to a stream name it.
+    pub qpn: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Depth of the send queue.
+    pub max_send_wr: u32,
+    /// Depth of the receive queue.
+    pub max_recv_wr: u32,
+    /// Every send work request makes a completion (ibv_create_qp(3), sq_sig_all).
+    pub sq_sig_all: bool,
+}
+
+/// How the stream shall end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseKind {
+    /// FIN after everything that TCP has taken.
+    Graceful,
+    /// RST now.
+    Abort,
+}
+
+/// Why the stream is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseReason {
+    /// Both FINs are exchanged, or the close was given enough time.
+    Closed,
+    /// The peer sent RST.
+    Reset,
+    /// TCP gave up.
+    TimedOut,
+}
+
+/// What [`QueuePair::receive`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// FPDUs consumed.
+    pub fpdus: u32,
+    /// Stream bytes consumed.
+    pub bytes: usize,
+    /// The very first FPDU was among them: a responder may send from now on.
+    pub first_fpdu: bool,
+    /// There is something for [`QueuePair::next_record`] to send.
+    pub tx: bool,
+}
+
+/// A record cannot be built any more: its memory key was deregistered, or the queue pair was
+/// flushed. Its place in the sequence space cannot be filled otherwise: abort the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// The local key no longer covers the message.
+    #[error("memory of a message in flight was deregistered")]
+    KeyGone,
+    /// The message is no longer known.
+    #[error("record belongs to a message that is already completed")]
+    Gone,
+}
+
+/// The Terminate that goes out.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub payload: Payload,
+    /// TCP has it.
+    pub queued: bool,
+}
+
+/// The message whose segments are under way; RDMAP messages are never interleaved (Linux siw takes
+/// a Write between two segments of a Read Response for an error).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InMessage {
+    None,
+    Request,
+    Response,
+}
+
+/// The Send that is being received.
+#[derive(Debug, Default)]
+pub(crate) struct Receiving {
+    pub active: bool,
+    pub wr_id: u64,
+    pub capacity: u32,
+    pub received: u32,
+    pub rdmap: u8,
+    /// Kept between messages for its allocation.
+    pub sges: Vec<Sge>,
+}
+
+/// A queue pair.
+pub struct QueuePair {
+    pub(crate) attr: QpAttr,
+    pub(crate) state: QpState,
+    pub(crate) crc: bool,
+    pub(crate) stream_open: bool,
+    pub(crate) abort: bool,
+    /// A responder keeps quiet until it has received an FPDU (RFC 5044 section 7.1.2).
+    pub(crate) may_send: bool,
+    pub(crate) first_seen: bool,
+    pub(crate) rtr_pending: bool,
+    /// The ready-to-receive Send of the peer is still to come: it takes no receive work request.
+    pub(crate) absorb_send: bool,
+    pub(crate) prefer_response: bool,
+    /// A send work request completed in error: those after it are flushed.
+    pub(crate) send_failed: bool,
+    pub(crate) in_message: InMessage,
+    pub(crate) rtr: Option<RtrKind>,
+    pub(crate) ird: u16,
+    pub(crate) ord: u16,
+    pub(crate) mulpdu: u16,
+    /// The work request that is taken out of the ring and not sent completely.
+    pub(crate) cur: Option<u32>,
+    pub(crate) send_msn: Msn,
+    pub(crate) read_msn: Msn,
+    pub(crate) rx_send_msn: Msn,
+    pub(crate) rx_read_msn: Msn,
+    pub(crate) sq: SendQueue,
+    pub(crate) outbound: VecDeque<Outbound>,
+    pub(crate) inbound: InboundQueue,
+    pub(crate) recv: Receiving,
+    pub(crate) outgoing: Option<Box<Outgoing>>,
+    pub(crate) local_error: Option<TermCode>,
+    pub(crate) received: Option<TermCode>,
+    /// Owners of finished messages whose buffers the port still holds.
+    pub(crate) zombies: Vec<TxOwner>,
+}
+
+impl QueuePair {
+    /// A queue pair in IDLE; allocates nothing.
+    pub fn new(attr: QpAttr) -> Self {
+        Self {
+            attr,
+            state: QpState::Idle,
+            crc: false,
+            stream_open: false,
+            abort: false,
+            may_send: false,
+            first_seen: false,
+            rtr_pending: false,
+            absorb_send: false,
+            prefer_response: false,
+            send_failed: false,
+            in_message: InMessage::None,
+            rtr: None,
+            ird: 0,
+            ord: 0,
+            mulpdu: 0,
+            cur: None,
+            send_msn: Msn::FIRST,
+            read_msn: Msn::FIRST,
+            rx_send_msn: Msn::FIRST,
+            rx_read_msn: Msn::FIRST,
+            sq: SendQueue::default(),
+            outbound: VecDeque::new(),
+            inbound: InboundQueue::default(),
+            recv: Receiving::default(),
+            outgoing: None,
+            local_error: None,
+            received: None,
+            zombies: Vec::new(),
+        }
+    }
+
+    /// The stream is in FPDU mode. `emss`: payload bytes of a full TCP segment. Ignored unless the
+    /// queue pair is IDLE.
+    pub fn set_rts(&mut self, n: Negotiated, emss: u32) {
+        if self.state != QpState::Idle {
+            return;
+        }
+        let zombies = std::mem::take(&mut self.zombies);
+        *self = Self::new(self.attr);
+        self.zombies = zombies;
+        self.state = QpState::Rts;
+        self.stream_open = true;
+        self.crc = n.crc;
+        self.ird = n.ird.max(1);
+        self.ord = n.ord;
+        self.rtr = n.rtr;
+        self.may_send = n.initiator;
+        self.rtr_pending = n.initiator && n.rtr.is_some();
+        self.absorb_send = !n.initiator && n.rtr == Some(RtrKind::Send);
+        self.set_emss(emss);
+    }
+
+    /// The effective MSS changed; FPDUs not yet handed to TCP follow it.
+    pub fn set_emss(&mut self, emss: u32) {
+        self.mulpdu = fpdu::mulpdu(emss);
+    }
+
+    /// Creation attributes.
+    pub fn attr(&self) -> &QpAttr {
+        &self.attr
+    }
+
+    /// Current state.
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// [`next_record`](Self::next_record) has something beyond what may wait in the ring.
+    pub fn has_work(&self) -> bool {
+        match self.state {
+            QpState::Terminate => self.outgoing.as_ref().is_some_and(|o| !o.queued),
+            QpState::Closing => self.in_message != InMessage::None,
+            QpState::Rts => {
+                self.may_send
+                    && (self.rtr_pending
+                        || self.in_message != InMessage::None
+                        || self.inbound.unsent() > 0
+                        || self.cur.is_some_and(|c| !self.stalled(c)))
+            }
+            _ => false,
+        }
+    }
+
+    /// The consumer disconnects: a message that is under way is sent to its end, then
+    /// [`wants_close`](Self::wants_close) asks for a graceful close. Work requests that were not
+    /// started are flushed when the stream is closed.
+    pub fn disconnect(&mut self) {
+        if self.state == QpState::Rts {
+            self.start_closing();
+        }
+    }
+
+    /// The peer sent FIN and [`receive`](Self::receive) has seen all bytes before it. `leftover`:
+    /// bytes of an incomplete FPDU that stay in the stream.
+    pub fn peer_closed<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
+        if !matches!(self.state, QpState::Rts | QpState::Closing) {
+            return;
+        }
+        if leftover > 0 || self.recv.active {
+            // Conformance 36: the stream ended inside of an FPDU or a message.
+            self.lost(env);
+        } else if self.state == QpState::Rts {
+            self.start_closing();
+        }
+    }
+
+    fn start_closing(&mut self) {
+        self.state = QpState::Closing;
+        let started = match self.in_message {
+            InMessage::Request => self.cur.and_then(|c| self.sq.get(c)).is_some_and(|e| e.sent > 0),
+            InMessage::Response => true,
+            InMessage::None => false,
+        };
+        if !started {
+            self.in_message = InMessage::None;
+        }
+    }
+
+    fn lost<E: QpEnv>(&mut self, env: &mut E) {
+        self.local_error.get_or_insert(TermCode::MPA_TCP_LOST);
+        self.state = QpState::Error;
+        self.abort = true;
+        env.event(AsyncEvent::QpFatal);
+        self.flush(env);
+    }
+
+    /// The stream is gone, no record comes back any more: flushes, and goes to IDLE (closed cleanly
+    /// with nothing left to send) or ERROR.
+    pub fn tcp_closed<E: QpEnv>(&mut self, env: &mut E, reason: CloseReason) {
+        if !self.stream_open {
+            return;
+        }
+        self.stream_open = false;
+        self.complete_ready(env);
+        if self.state == QpState::Rts
+            || (self.state == QpState::Closing && reason != CloseReason::Closed)
+        {
+            self.local_error.get_or_insert(TermCode::MPA_TCP_LOST);
+            env.event(AsyncEvent::QpFatal);
+        }
+        let clean = self.state == QpState::Closing && reason == CloseReason::Closed;
+        self.state = QpState::Error;
+        let flushed = self.flush_send(env);
+        self.flush_recv(env);
+        if clean && !flushed {
+            self.state = QpState::Idle;
+        }
+    }
+
+    /// ibv_modify_qp(ERR), or the client is gone: flushes now, and wants an abort of the stream.
+    pub fn modify_to_error<E: QpEnv>(&mut self, env: &mut E) {
+        self.state = QpState::Error;
+        self.abort = true;
+        self.flush(env);
+    }
+
+    /// Sends a Terminate of the local user's choice, then closes.
+    pub fn terminate(&mut self, code: TermCode) {
+        if self.state == QpState::Rts {
+            self.queue_terminate(code, None);
+        }
+    }
+
+    /// [`build`](Self::build) failed: the queue pair goes to ERROR and wants an abort. The message
+    /// completes with LOC_PROT_ERR, everything else is flushed.
+    pub fn build_failed<E: QpEnv>(&mut self, env: &mut E, rec: &Fpdu, error: BuildError) {
+        if self.state == QpState::Error {
+            return;
+        }
+        if rec.kind == FpduKind::Request
+            && error == BuildError::KeyGone
+            && let Some(e) = self.sq.get_mut(rec.slot)
+        {
+            e.status = WcStatus::LOC_PROT_ERR;
+        }
+        self.local_error.get_or_insert(TermCode::LOCAL_CATASTROPHIC);
+        self.state = QpState::Error;
+        self.abort = true;
+        env.event(AsyncEvent::QpFatal);
+        self.flush(env);
+    }
+
+    /// How the stream shall be closed now, if at all. Repeats until the stream is closed.
+    pub fn wants_close(&self) -> Option<CloseKind> {
+        if !self.stream_open {
+            return None;
+        }
+        if self.abort {
+            return Some(CloseKind::Abort);
+        }
+        match self.state {
+            QpState::Closing if self.in_message == InMessage::None => Some(CloseKind::Graceful),
+            QpState::Terminate if !self.has_work() => Some(CloseKind::Graceful),
+            _ => None,
+        }
+    }
+
+    /// The Terminate that the peer sent, if it did.
+    pub fn terminate_received(&self) -> Option<TermCode> {
+        self.received
+    }
+
+    /// The error that this side found first, as it went (or would have gone) into a Terminate.
+    pub fn terminate_sent(&self) -> Option<TermCode> {
+        self.local_error
+    }
+
+    /// Work requests taken out of the send ring and not completed.
+    pub fn send_outstanding(&self) -> bool {
+        !self.sq.is_empty()
+    }
+
+    /// An error that the peer shall hear of. The first one wins (RFC 5040 section 4.8, conformance
+    /// 37, 79, 80); nothing follows a Terminate, in either direction.
+    pub(crate) fn fault<E: QpEnv>(&mut self, env: &mut E, code: TermCode, by: Option<&Offender>) {
+        let sendable = match self.state {
+            QpState::Rts => true,
+            // The FIN may be out already.
+            QpState::Closing => false,
+            _ => return,
+        };
+        env.event(event_of(code));
+        if sendable {
+            self.queue_terminate(code, by);
+        } else {
+            self.local_error = Some(code);
+            self.state = QpState::Error;
+            self.abort = true;
+            self.flush(env);
+        }
+    }
+
+    fn queue_terminate(&mut self, code: TermCode, by: Option<&Offender>) {
+        self.local_error = Some(code);
+        self.state = QpState::Terminate;
+        self.in_message = InMessage::None;
+        self.outgoing = Some(Box::new(Outgoing {
+            payload: Payload::new(code, by),
+            queued: false,
+        }));
+    }
+}

@@ -1,0 +1,118 @@
+//! Outstanding reads of both directions.
+//!
+//! [`Outbound`] (bounded by ORD) is what this side asked for; responses come back in request order
+//! (RFC 5040 section 5.5). [`Inbound`] (bounded by IRD) is what the peer asked for; the sender turns
+//! it into Read Responses, and keeps each until it is acknowledged, for retransmission.
+
+use crate::ddp::{Control, Msn, QN_READ_REQUEST, UNTAGGED_HDR_LEN, Untagged};
+use crate::env::TxOwner;
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::terminate::Offender;
+use std::collections::VecDeque;
+
+/// A read that this side issued.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outbound {
+    /// Work request; `None` for the ready-to-receive Read.
+    pub slot: Option<u32>,
+    pub sink_stag: u32,
+    pub sink_to: u64,
+    pub len: u32,
+    pub placed: u32,
+}
+
+/// A read that the peer issued.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inbound {
+    pub req: ReadRequest,
+    pub msn: Msn,
+    /// Bytes handed to TCP.
+    pub sent: u32,
+    pub owner: TxOwner,
+    pub acked: bool,
+}
+
+impl Inbound {
+    /// The request as a Terminate quotes it: the header updated to the current position (RFC 5040
+    /// section 4.8, conformance 82).
+    pub fn offender(&self) -> Offender {
+        let done = u64::from(self.sent);
+        Offender {
+            ulpdu_len: (UNTAGGED_HDR_LEN + READ_REQUEST_LEN) as u16,
+            hdr: Untagged {
+                control: Control::new(Opcode::ReadRequest, true),
+                inv_stag: 0,
+                qn: QN_READ_REQUEST,
+                msn: self.msn,
+                mo: 0,
+            }
+            .to_bytes(),
+            read: Some(ReadRequest {
+                sink_to: self.req.sink_to.wrapping_add(done),
+                src_to: self.req.src_to.wrapping_add(done),
+                size: self.req.size - self.sent,
+                ..self.req
+            }),
+        }
+    }
+}
+
+/// Inbound reads, numbered (wrapping): first those that wait for their acknowledgement, then those
+/// that wait to be sent.
+#[derive(Debug, Default)]
+pub(crate) struct InboundQueue {
+    base: u32,
+    entries: VecDeque<Inbound>,
+    /// How many at the front are sent completely.
+    sent: usize,
+}
+
+impl InboundQueue {
+    /// Reads that are not answered completely: these count against IRD.
+    #[inline]
+    pub fn unsent(&self) -> usize {
+        self.entries.len() - self.sent
+    }
+
+    pub fn push(&mut self, e: Inbound) {
+        self.entries.push_back(e);
+    }
+
+    /// The read that is being answered, and its number.
+    #[inline]
+    pub fn current(&mut self) -> Option<(u32, &mut Inbound)> {
+        let slot = self.base.wrapping_add(self.sent as u32);
+        self.entries.get_mut(self.sent).map(|e| (slot, e))
+    }
+
+    /// The current one is handed to TCP completely.
+    #[inline]
+    pub fn finish_current(&mut self) {
+        self.sent = (self.sent + 1).min(self.entries.len());
+    }
+
+    #[inline]
+    pub fn get(&self, slot: u32) -> Option<&Inbound> {
+        self.entries.get(slot.wrapping_sub(self.base) as usize)
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut Inbound> {
+        let i = slot.wrapping_sub(self.base) as usize;
+        self.entries.get_mut(i)
+    }
+
+    /// The oldest, if it is acknowledged.
+    #[inline]
+    pub fn acked_front(&self) -> Option<&Inbound> {
+        self.entries.front().filter(|e| e.acked)
+    }
+
+    #[inline]
+    pub fn pop_front(&mut self) -> Option<Inbound> {
+        let e = self.entries.pop_front()?;
+        self.base = self.base.wrapping_add(1);
+        self.sent = self.sent.saturating_sub(1);
+        Some(e)
+    }
+}

@@ -1,0 +1,479 @@
+//! The receiving half of a queue pair: FPDU by FPDU, checks, placement, delivery.
+//!
+//! Order of the checks: MPA (CRC, length), DDP (version, queue, buffer), RDMAP (version, opcode,
+//! rights). The first that fails names the Terminate code.
+
+use crate::ddp::{
+    Control, DDP_VERSION, Msn, QN_TERMINATE, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged,
+};
+use crate::env::{AsyncEvent, QpEnv, TxOwner};
+use crate::errors::{event_of, read_source, status_of, tagged};
+use crate::fpdu::{self, Frame, LEN_FIELD};
+use crate::placement::place;
+use crate::queue_pair::{Progress, QpState, QueuePair};
+use crate::rdmap::{Opcode, RDMAP_VERSION, READ_REQUEST_LEN, ReadRequest};
+use crate::read_queue::Inbound;
+use crate::stream::RxStream;
+use crate::terminate::{self, Offender, Received, TermCode};
+use siw_shm::key_table::Stag;
+use siw_shm::{Access, KeyError, Opcode as WrOpcode, WcFlags, WcStatus};
+
+/// Untagged queues of RFC 5040 and RFC 7306.
+const QUEUES: u32 = 4;
+
+/// Why a segment ends the stream.
+struct Fault {
+    code: TermCode,
+    /// The offender is this Read Request.
+    read: Option<ReadRequest>,
+}
+
+impl From<TermCode> for Fault {
+    fn from(code: TermCode) -> Self {
+        Self { code, read: None }
+    }
+}
+
+impl QueuePair {
+    /// Consumes every FPDU that is complete in `rx`: checks, places, completes, queues responses;
+    /// stops at an incomplete one. On a protocol error it queues the Terminate; from then on it
+    /// discards what comes, so that the peer's FIN is reached.
+    ///
+    /// Call it before [`acked`](Self::acked) for the acknowledgement of the same segment: a
+    /// Terminate then still finds the work request that it is about.
+    pub fn receive<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl RxStream) -> Progress {
+        let mut p = Progress::default();
+        while matches!(self.state, QpState::Rts | QpState::Closing) {
+            let Some(f) = fpdu::next(rx) else { break };
+            if self.crc && !fpdu::crc_ok(rx, f.wire_len) {
+                self.fault(env, TermCode::MPA_CRC, None);
+                break;
+            }
+            let result = self.segment(env, rx, &f);
+            rx.consume(f.wire_len);
+            p.fpdus += 1;
+            p.bytes += f.wire_len;
+            if !self.first_seen {
+                self.first_seen = true;
+                self.may_send = true;
+                p.first_fpdu = true;
+            }
+            if let Err(fault) = result {
+                let by = Offender {
+                    ulpdu_len: f.ulpdu_len,
+                    hdr: f.hdr,
+                    read: fault.read,
+                };
+                self.fault(env, fault.code, Some(&by));
+            }
+        }
+        if matches!(self.state, QpState::Terminate | QpState::Error) {
+            let n = rx.available();
+            rx.consume(n);
+            p.bytes += n;
+        }
+        p.tx = self.has_work();
+        p
+    }
+
+    #[inline]
+    fn segment<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        f: &Frame,
+    ) -> Result<(), Fault> {
+        let c = Control {
+            ddp: f.hdr[0],
+            rdmap: f.hdr[1],
+        };
+        let len = usize::from(f.ulpdu_len);
+        if len < 2 || len < c.header_len() {
+            return Err(TermCode::MPA_LENGTH.into());
+        }
+        if c.tagged() {
+            if c.ddp_version() != DDP_VERSION {
+                return Err(TermCode::DDP_TAGGED_VERSION.into());
+            }
+            let h = Tagged::parse(&f.hdr);
+            let n = (len - TAGGED_HDR_LEN) as u32;
+            match self.opcode(c)? {
+                Opcode::Write => self.write(env, rx, &h, n),
+                Opcode::ReadResponse => self.read_response(env, rx, &h, n),
+                _ => Err(TermCode::RDMAP_OPCODE.into()),
+            }
+        } else {
+            if c.ddp_version() != DDP_VERSION {
+                return Err(TermCode::DDP_UNTAGGED_VERSION.into());
+            }
+            let h = Untagged::parse(&f.hdr);
+            if h.qn >= QUEUES {
+                return Err(TermCode::DDP_QN.into());
+            }
+            let n = (len - UNTAGGED_HDR_LEN) as u32;
+            let op = self.opcode(c)?;
+            match op.queue() {
+                None => return Err(TermCode::RDMAP_OPCODE.into()),
+                Some(q) if q != h.qn => return Err(TermCode::DDP_QN.into()),
+                Some(_) => {}
+            }
+            match op {
+                Opcode::ReadRequest => self.read_request(rx, env, &h, n),
+                Opcode::Terminate => {
+                    self.terminate_arrived(env, rx, &h, n);
+                    Ok(())
+                }
+                _ => self.send(env, rx, op, &h, n),
+            }
+        }
+    }
+
+    #[inline]
+    fn opcode(&self, c: Control) -> Result<Opcode, Fault> {
+        if c.rdmap_version() != RDMAP_VERSION {
+            return Err(TermCode::RDMAP_VERSION.into());
+        }
+        Opcode::from_wire(c.opcode()).ok_or(TermCode::RDMAP_OPCODE.into())
+    }
+
+    /// RDMA Write. Each segment stands for itself: a gap in TO is legal (RFC 5041 section 5.3).
+    #[inline]
+    fn write<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        h: &Tagged,
+        len: u32,
+    ) -> Result<(), Fault> {
+        if len == 0 {
+            // Zero-length: STag and TO are not looked at (RFC 5040 section 5.2).
+            return Ok(());
+        }
+        let (mr, off) = env
+            .keys()
+            .check(
+                Stag(h.stag),
+                h.to,
+                len,
+                Access::REMOTE_WRITE,
+                self.attr.pd,
+                self.attr.qpn,
+            )
+            .map_err(tagged)?;
+        place(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
+            .map_err(|_| TermCode::LOCAL_CATASTROPHIC.into())
+    }
+
+    /// RDMA Read Response: must continue the oldest outstanding read, nothing else (RFC 5040
+    /// section 5.5, conformance 65 and 66).
+    fn read_response<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        h: &Tagged,
+        len: u32,
+    ) -> Result<(), Fault> {
+        let Some(r) = self.outbound.front_mut() else {
+            return Err(TermCode::RDMAP_OPCODE.into());
+        };
+        let slot = r.slot;
+        let last = h.control.last();
+        let mut mismatch = None;
+        let empty = len == 0 && r.len == 0 && last;
+        if !empty {
+            if h.stag != r.sink_stag {
+                mismatch = Some(TermCode::DDP_STAG);
+            } else if h.to != r.sink_to.wrapping_add(u64::from(r.placed))
+                || len > r.len - r.placed
+                || last != (len == r.len - r.placed)
+            {
+                mismatch = Some(TermCode::DDP_BOUNDS);
+            }
+        }
+        if let Some(code) = mismatch {
+            self.fail_request(slot, WcStatus::BAD_RESP_ERR);
+            return Err(code.into());
+        }
+        if len > 0 {
+            let placed = env
+                .keys()
+                .check(
+                    Stag(h.stag),
+                    h.to,
+                    len,
+                    Access::LOCAL_WRITE,
+                    self.attr.pd,
+                    self.attr.qpn,
+                )
+                .and_then(|(mr, off)| {
+                    place(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
+                        .map_err(|_| KeyError::Access)
+                });
+            if let Err(e) = placed {
+                self.fail_request(slot, WcStatus::LOC_PROT_ERR);
+                return Err(tagged(e).into());
+            }
+            r.placed += len;
+        }
+        if last {
+            self.outbound.pop_front();
+            if let Some(e) = slot.and_then(|s| self.sq.get_mut(s)) {
+                e.answered = true;
+                self.complete_ready(env);
+            }
+        }
+        Ok(())
+    }
+
+    fn fail_request(&mut self, slot: Option<u32>, status: WcStatus) {
+        if let Some(e) = slot.and_then(|s| self.sq.get_mut(s)) {
+            e.status = status;
+        }
+    }
+
+    /// RDMA Read Request (RFC 5040 section 4.4).
+    fn read_request<E: QpEnv>(
+        &mut self,
+        rx: &impl RxStream,
+        env: &mut E,
+        h: &Untagged,
+        len: u32,
+    ) -> Result<(), Fault> {
+        if h.msn != self.rx_read_msn {
+            return Err(TermCode::DDP_MSN.into());
+        }
+        if h.mo != 0 {
+            return Err(TermCode::DDP_MO.into());
+        }
+        if len as usize != READ_REQUEST_LEN || !h.control.last() {
+            return Err(TermCode::RDMAP_UNSPECIFIED.into());
+        }
+        if self.inbound.unsent() >= usize::from(self.ird) {
+            return Err(TermCode::DDP_NO_BUFFER.into());
+        }
+        let mut b = [0; READ_REQUEST_LEN];
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b);
+        let req = ReadRequest::parse(&b);
+        if req.size > 0 {
+            env.keys()
+                .check(
+                    Stag(req.src_stag),
+                    req.src_to,
+                    req.size,
+                    Access::REMOTE_READ,
+                    self.attr.pd,
+                    self.attr.qpn,
+                )
+                .map_err(|e| Fault {
+                    code: read_source(e),
+                    read: Some(req),
+                })?;
+        }
+        self.rx_read_msn = self.rx_read_msn.next();
+        if self.state == QpState::Rts {
+            self.inbound.push(Inbound {
+                req,
+                msn: h.msn,
+                sent: 0,
+                owner: TxOwner::NONE,
+                acked: false,
+            });
+        }
+        Ok(())
+    }
+
+    /// Send in its four kinds (RFC 5040 sections 4.6 and 5.3).
+    fn send<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        op: Opcode,
+        h: &Untagged,
+        len: u32,
+    ) -> Result<(), Fault> {
+        if h.msn != self.rx_send_msn {
+            return Err(TermCode::DDP_MSN.into());
+        }
+        if self.absorb_send {
+            self.absorb_send = false;
+            if len == 0 && h.control.last() {
+                self.rx_send_msn = self.rx_send_msn.next();
+                return Ok(());
+            }
+        }
+        if !self.recv.active {
+            if h.mo != 0 {
+                return Err(TermCode::DDP_MO.into());
+            }
+            self.begin_recv(env, op)?;
+        } else if self.recv.rdmap != op as u8 {
+            return Err(TermCode::RDMAP_OPCODE.into());
+        } else if h.mo != self.recv.received {
+            return Err(TermCode::DDP_MO.into());
+        }
+        if len > self.recv.capacity - self.recv.received {
+            self.finish_recv(env, WcStatus::LOC_LEN_ERR, WcFlags::NONE, 0);
+            return Err(TermCode::DDP_TOO_LONG.into());
+        }
+        if len > 0 {
+            if self.scatter(env, rx, len).is_err() {
+                self.finish_recv(env, WcStatus::LOC_PROT_ERR, WcFlags::NONE, 0);
+                return Err(TermCode::LOCAL_CATASTROPHIC.into());
+            }
+            self.recv.received += len;
+        }
+        if h.control.last() {
+            self.rx_send_msn = self.rx_send_msn.next();
+            self.deliver(env, op, h.inv_stag)?;
+        }
+        Ok(())
+    }
+
+    fn begin_recv<E: QpEnv>(&mut self, env: &mut E, op: Opcode) -> Result<(), Fault> {
+        match env.next_recv() {
+            Ok(Some(w)) => {
+                self.recv.active = true;
+                self.recv.wr_id = w.wr_id;
+                self.recv.capacity = w.length;
+                self.recv.received = 0;
+                self.recv.rdmap = op as u8;
+                self.recv.sges.clear();
+                self.recv.sges.extend_from_slice(w.sges());
+                Ok(())
+            }
+            Ok(None) => Err(TermCode::DDP_NO_BUFFER.into()),
+            Err(_) => Err(TermCode::LOCAL_CATASTROPHIC.into()),
+        }
+    }
+
+    /// Places the payload of one segment behind what has been received of the message.
+    fn scatter<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        len: u32,
+    ) -> Result<(), KeyError> {
+        let (mut skip, mut left) = (self.recv.received, len);
+        let mut at = LEN_FIELD + UNTAGGED_HDR_LEN;
+        for s in &self.recv.sges {
+            if left == 0 {
+                break;
+            }
+            if skip >= s.length {
+                skip -= s.length;
+                continue;
+            }
+            let n = left.min(s.length - skip);
+            let to = s.addr.wrapping_add(u64::from(skip));
+            let (mr, off) = env.keys().check(
+                Stag(s.lkey),
+                to,
+                n,
+                Access::LOCAL_WRITE,
+                self.attr.pd,
+                self.attr.qpn,
+            )?;
+            place(rx, at, n as usize, mr, off).map_err(|_| KeyError::Access)?;
+            at += n as usize;
+            left -= n;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    /// The message is complete: invalidate what it asks for, then complete.
+    fn deliver<E: QpEnv>(&mut self, env: &mut E, op: Opcode, stag: u32) -> Result<(), Fault> {
+        let mut flags = WcFlags::NONE;
+        if op.solicited() {
+            flags = flags | WcFlags::SOLICITED;
+        }
+        if op.invalidates() {
+            if let Err(code) = self.invalidate(env, stag) {
+                self.finish_recv(env, WcStatus::REM_INV_REQ_ERR, WcFlags::NONE, 0);
+                return Err(code.into());
+            }
+            self.finish_recv(env, WcStatus::SUCCESS, flags | WcFlags::WITH_INV, stag);
+        } else {
+            self.finish_recv(env, WcStatus::SUCCESS, flags, 0);
+        }
+        Ok(())
+    }
+
+    /// Only memory that the peer may use at all can be invalidated by it (RFC 5040 section 8.1.1).
+    fn invalidate<E: QpEnv>(&self, env: &mut E, stag: u32) -> Result<(), TermCode> {
+        const REMOTE: u32 =
+            Access::REMOTE_READ.0 | Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0;
+        let keys = env.keys();
+        let (pd, qpn) = (self.attr.pd, self.attr.qpn);
+        let result = match keys.lookup(Stag(stag)) {
+            None => Err(KeyError::Stag),
+            Some(mr) if mr.pd() == pd && mr.access().0 & REMOTE == 0 => Err(KeyError::Access),
+            Some(_) => keys.invalidate(Stag(stag), pd, qpn),
+        };
+        result.map_err(|e| match e {
+            KeyError::Pd | KeyError::Stream => TermCode::RDMAP_CANNOT_INVALIDATE_PROT,
+            _ => TermCode::RDMAP_CANNOT_INVALIDATE,
+        })
+    }
+
+    /// The peer's Terminate ends the stream; none goes back (RFC 5040 section 4.8).
+    fn terminate_arrived<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        h: &Untagged,
+        len: u32,
+    ) {
+        let mut b = [0; terminate::MAX_LEN];
+        let n = (len as usize).min(b.len());
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b[..n]);
+        let sound = h.qn == QN_TERMINATE && h.msn == Msn::FIRST && h.mo == 0 && h.control.last();
+        let parsed = Received::parse(&b[..n]).ok().filter(|_| sound);
+        self.state = QpState::Terminate;
+        self.in_message = crate::queue_pair::InMessage::None;
+        let Some(t) = parsed else {
+            // Conformance 78: a malformed Terminate is an error of this stream all the same.
+            self.local_error = Some(TermCode::RDMAP_UNSPECIFIED);
+            env.event(AsyncEvent::QpFatal);
+            return;
+        };
+        self.received = Some(t.code);
+        env.event(event_of(t.code));
+        self.blame(&t);
+        self.complete_ready(env);
+    }
+
+    /// Finds the work request that a Terminate is about: by the header that it quotes, else the
+    /// oldest that is not finished.
+    fn blame(&mut self, t: &Received) {
+        let status = status_of(t.code);
+        let Some(hdr) = t.ddp else {
+            if let Some(e) = self.sq.iter_mut().find(|e| !e.acked || !e.answered) {
+                e.status = status;
+            }
+            return;
+        };
+        let c = Control {
+            ddp: hdr[0],
+            rdmap: hdr[1],
+        };
+        let (th, uh) = (Tagged::parse(&hdr), Untagged::parse(&hdr));
+        let hit = |e: &crate::send_queue::Entry| match Opcode::from_wire(c.opcode()) {
+            Some(Opcode::Write) => {
+                e.opcode == WrOpcode::Write
+                    && e.rkey == th.stag
+                    && th.to.wrapping_sub(e.remote_addr) < u64::from(e.length.max(1))
+            }
+            Some(Opcode::ReadRequest) => e.opcode == WrOpcode::Read && e.msn == uh.msn.0,
+            Some(Opcode::Send | Opcode::SendInv | Opcode::SendSe | Opcode::SendSeInv) => {
+                matches!(e.opcode, WrOpcode::Send | WrOpcode::SendWithInv) && e.msn == uh.msn.0
+            }
+            _ => false,
+        };
+        if let Some(e) = self.sq.iter_mut().find(|e| hit(e)) {
+            e.status = status;
+            // Whatever the acknowledgement says, the peer did not do it.
+            e.acked = false;
+        }
+    }
+}

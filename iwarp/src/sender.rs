@@ -1,0 +1,541 @@
+//! The sending half of a queue pair: which FPDU comes next, and how it is built.
+
+use crate::ddp::{
+    Control, MAX_HDR_LEN, Msn, QN_READ_REQUEST, QN_SEND, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN,
+    Untagged,
+};
+use crate::env::{Fpdu, FpduKind, FrameBuilder, QpEnv, TxOwner, TxRecord};
+use crate::errors::read_source;
+use crate::fpdu::{self, CRC_LEN, LEN_FIELD};
+use crate::mpa::RtrKind;
+use crate::queue_pair::{BuildError, InMessage, QpState, QueuePair};
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::read_queue::Outbound;
+use crate::send_queue::Entry;
+use crate::terminate::{Payload, TermCode};
+use siw_shm::key_table::Stag;
+use siw_shm::{Access, Opcode as WrOpcode, Reader, WcStatus, crc};
+
+/// STag of messages that name no memory. Hardware refuses zero even at zero length.
+const DUMMY_STAG: u32 = 1;
+
+/// What [`QueuePair::next_record`] hands out: record, length on the wire, push.
+type Next = Option<(TxRecord, u32, bool)>;
+
+impl QueuePair {
+    /// The next FPDU that may leave: record, its length on the wire, and whether to push (end of a
+    /// message). `room`: bytes that TCP takes now; an FPDU is never cut to fit. `None`: nothing to
+    /// do, no room, or a stall (ORD, fence, ready-to-receive). Takes work requests out of the ring as
+    /// it needs them.
+    pub fn next_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+        match self.state {
+            QpState::Rts if !self.may_send => return None,
+            QpState::Rts => {
+                if self.rtr_pending {
+                    return self.rtr_record(room);
+                }
+                let next = match self.in_message {
+                    InMessage::Request => self.request_record(env, room),
+                    InMessage::Response => self.response_record(env, room),
+                    InMessage::None => self.start_message(env, room),
+                };
+                if next.is_some() || self.state != QpState::Terminate {
+                    return next;
+                }
+            }
+            QpState::Closing => {
+                return match self.in_message {
+                    InMessage::Request => self.request_record(env, room),
+                    InMessage::Response => self.response_record(env, room),
+                    InMessage::None => None,
+                };
+            }
+            _ => {}
+        }
+        self.terminate_record(room)
+    }
+
+    /// Responses and requests take turns, message by message.
+    fn start_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+        let responses = self.inbound.unsent() > 0;
+        if responses && self.prefer_response {
+            return self.response_record(env, room);
+        }
+        if self.request_ready(env) {
+            return self.request_record(env, room);
+        }
+        if responses && self.state == QpState::Rts {
+            return self.response_record(env, room);
+        }
+        None
+    }
+
+    /// A work request that cannot start yet: the ORD limit, or its fence (RFC 5040 section 5.5).
+    #[inline]
+    pub(crate) fn stalled(&self, slot: u32) -> bool {
+        self.sq.get(slot).is_none_or(|e| {
+            e.sent == 0
+                && ((e.fence() && !self.outbound.is_empty())
+                    || (e.opcode == WrOpcode::Read && self.outbound.len() >= usize::from(self.ord)))
+        })
+    }
+
+    /// Sees to it that there is a current work request, and that it may go.
+    #[inline]
+    fn request_ready<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        if self.cur.is_none() {
+            let slot = match env.next_send() {
+                Ok(Some(w)) => self.sq.push(w),
+                Ok(None) => return false,
+                Err(_) => {
+                    self.fault(env, TermCode::LOCAL_CATASTROPHIC, None);
+                    return false;
+                }
+            };
+            self.cur = Some(slot);
+            let Some(e) = self.sq.get(slot) else {
+                return false;
+            };
+            let status = self.validate(env.keys(), e);
+            let (status, owner) = if status != WcStatus::SUCCESS {
+                (status, TxOwner::NONE)
+            } else if e.is_inline() || e.length == 0 || e.opcode == WrOpcode::Read {
+                (status, TxOwner::NONE)
+            } else {
+                (status, env.alloc_owner(e.length))
+            };
+            if let Some(e) = self.sq.get_mut(slot) {
+                e.owner = owner;
+                e.status = status;
+            }
+            if status != WcStatus::SUCCESS {
+                self.cur = None;
+                self.fault(env, TermCode::LOCAL_CATASTROPHIC, None);
+                self.complete_ready(env);
+                return false;
+            }
+        }
+        self.cur.is_some_and(|c| !self.stalled(c))
+    }
+
+    /// Local checks of a work request, before a byte of it leaves.
+    #[inline]
+    fn validate(&self, keys: &Reader, e: &Entry) -> WcStatus {
+        let need = match e.opcode {
+            WrOpcode::Write | WrOpcode::Send | WrOpcode::SendWithInv => Access::NONE,
+            WrOpcode::Read => {
+                if self.ord == 0 || self.sq.sges(e).len() > 1 {
+                    return WcStatus::LOC_QP_OP_ERR;
+                }
+                Access::LOCAL_WRITE
+            }
+            _ => return WcStatus::LOC_QP_OP_ERR,
+        };
+        if e.is_inline() {
+            return WcStatus::SUCCESS;
+        }
+        for s in self.sq.sges(e) {
+            if s.length > 0
+                && keys
+                    .check(Stag(s.lkey), s.addr, s.length, need, self.attr.pd, self.attr.qpn)
+                    .is_err()
+            {
+                return WcStatus::LOC_PROT_ERR;
+            }
+        }
+        WcStatus::SUCCESS
+    }
+
+    #[inline]
+    fn request_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+        let _ = env;
+        let slot = self.cur?;
+        let mulpdu = u32::from(self.mulpdu);
+        let e = self.sq.get_mut(slot)?;
+        let (ulpdu, n) = match e.opcode {
+            WrOpcode::Read => ((UNTAGGED_HDR_LEN + READ_REQUEST_LEN) as u32, e.length),
+            op => {
+                let hdr = if op == WrOpcode::Write {
+                    TAGGED_HDR_LEN
+                } else {
+                    UNTAGGED_HDR_LEN
+                } as u32;
+                let n = (e.length - e.sent).min(mulpdu - hdr);
+                (hdr + n, n)
+            }
+        };
+        let wire = fpdu::wire_len(ulpdu as u16);
+        if wire > room {
+            return None;
+        }
+        let offset = e.sent;
+        if offset == 0 {
+            match e.opcode {
+                WrOpcode::Read => {
+                    e.msn = self.read_msn.0;
+                    self.read_msn = self.read_msn.next();
+                }
+                WrOpcode::Write => {}
+                _ => {
+                    e.msn = self.send_msn.0;
+                    self.send_msn = self.send_msn.next();
+                }
+            }
+        }
+        e.sent += n;
+        let last = e.sent == e.length;
+        if e.opcode == WrOpcode::Read {
+            let (length, e) = (e.length, *e);
+            let sink = self.sq.sges(&e).first().copied().unwrap_or_default();
+            self.outbound.push_back(Outbound {
+                slot: Some(slot),
+                sink_stag: sink_stag(sink.lkey),
+                sink_to: sink.addr,
+                len: length,
+                placed: 0,
+            });
+        }
+        if last {
+            self.cur = None;
+            self.in_message = InMessage::None;
+            self.prefer_response = true;
+        } else {
+            self.in_message = InMessage::Request;
+        }
+        let rec = Fpdu {
+            kind: FpduKind::Request,
+            last,
+            ulpdu_len: ulpdu as u16,
+            slot,
+            offset,
+        };
+        Some((TxRecord::Fpdu(rec), wire as u32, last))
+    }
+
+    fn response_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+        let max = u32::from(self.mulpdu) - TAGGED_HDR_LEN as u32;
+        let (pd, qpn) = (self.attr.pd, self.attr.qpn);
+        let (slot, r) = self.inbound.current()?;
+        let n = (r.req.size - r.sent).min(max);
+        let ulpdu_len = (TAGGED_HDR_LEN as u32 + n) as u16;
+        let wire = fpdu::wire_len(ulpdu_len);
+        if wire > room {
+            return None;
+        }
+        if n > 0 {
+            // The key may have gone since the request was accepted.
+            let to = r.req.src_to.wrapping_add(u64::from(r.sent));
+            if let Err(e) = env.keys().check(
+                Stag(r.req.src_stag),
+                to,
+                n,
+                Access::REMOTE_READ,
+                pd,
+                qpn,
+            ) {
+                let offender = r.offender();
+                self.fault(env, read_source(e), Some(&offender));
+                return None;
+            }
+            if r.sent == 0 {
+                r.owner = env.alloc_owner(r.req.size);
+            }
+        }
+        let offset = r.sent;
+        r.sent += n;
+        let last = r.sent == r.req.size;
+        if last {
+            self.inbound.finish_current();
+            self.in_message = InMessage::None;
+            self.prefer_response = false;
+        } else {
+            self.in_message = InMessage::Response;
+        }
+        let rec = Fpdu {
+            kind: FpduKind::Response,
+            last,
+            ulpdu_len,
+            slot,
+            offset,
+        };
+        Some((TxRecord::Fpdu(rec), wire as u32, last))
+    }
+
+    /// The ready-to-receive message goes before everything else (RFC 6581 section 9).
+    fn rtr_record(&mut self, room: usize) -> Next {
+        let kind = self.rtr?;
+        let ulpdu_len = match kind {
+            RtrKind::Write => TAGGED_HDR_LEN,
+            RtrKind::Send => UNTAGGED_HDR_LEN,
+            RtrKind::Read => UNTAGGED_HDR_LEN + READ_REQUEST_LEN,
+        } as u16;
+        let wire = fpdu::wire_len(ulpdu_len);
+        if wire > room {
+            return None;
+        }
+        self.rtr_pending = false;
+        match kind {
+            RtrKind::Write => {}
+            RtrKind::Send => self.send_msn = self.send_msn.next(),
+            RtrKind::Read => {
+                self.read_msn = self.read_msn.next();
+                self.outbound.push_back(Outbound {
+                    slot: None,
+                    sink_stag: DUMMY_STAG,
+                    sink_to: 0,
+                    len: 0,
+                    placed: 0,
+                });
+            }
+        }
+        let rec = Fpdu {
+            kind: FpduKind::Rtr,
+            last: true,
+            ulpdu_len,
+            slot: 0,
+            offset: 0,
+        };
+        Some((TxRecord::Fpdu(rec), wire as u32, true))
+    }
+
+    fn terminate_record(&mut self, room: usize) -> Next {
+        let o = self.outgoing.as_mut().filter(|o| !o.queued)?;
+        let ulpdu_len = (UNTAGGED_HDR_LEN + o.payload.as_bytes().len()) as u16;
+        let wire = fpdu::wire_len(ulpdu_len);
+        if wire > room {
+            return None;
+        }
+        o.queued = true;
+        let rec = Fpdu {
+            kind: FpduKind::Terminate,
+            last: true,
+            ulpdu_len,
+            slot: 0,
+            offset: 0,
+        };
+        Some((TxRecord::Fpdu(rec), wire as u32, true))
+    }
+
+    /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.
+    #[inline]
+    pub fn build(
+        &self,
+        keys: &Reader,
+        rec: &Fpdu,
+        out: &mut impl FrameBuilder,
+    ) -> Result<(), BuildError> {
+        let mut f = Build::new(self.crc, rec.ulpdu_len, out);
+        match rec.kind {
+            FpduKind::Request => {
+                let e = self.sq.get(rec.slot).ok_or(BuildError::Gone)?;
+                self.build_request(keys, rec, e, &mut f)?;
+            }
+            FpduKind::Response => {
+                let r = self.inbound.get(rec.slot).ok_or(BuildError::Gone)?;
+                let to = r.req.sink_to.wrapping_add(u64::from(rec.offset));
+                f.tagged(Opcode::ReadResponse, rec.last, r.req.sink_stag, to);
+                let n = u32::from(rec.ulpdu_len) - TAGGED_HDR_LEN as u32;
+                let from = r.req.src_to.wrapping_add(u64::from(rec.offset));
+                let need = Access::REMOTE_READ;
+                self.memory(keys, r.req.src_stag, from, n, need, r.owner, &mut f)?;
+            }
+            FpduKind::Rtr => match self.rtr.ok_or(BuildError::Gone)? {
+                RtrKind::Write => f.tagged(Opcode::Write, true, DUMMY_STAG, 0),
+                RtrKind::Send => f.untagged(Opcode::Send, true, 0, Msn::FIRST, 0),
+                RtrKind::Read => f.read_request(
+                    Msn::FIRST,
+                    &ReadRequest {
+                        sink_stag: DUMMY_STAG,
+                        src_stag: DUMMY_STAG,
+                        ..ReadRequest::default()
+                    },
+                ),
+            },
+            FpduKind::Terminate => {
+                let o = self.outgoing.as_ref().ok_or(BuildError::Gone)?;
+                f.header(&Payload::header().to_bytes());
+                f.bytes(o.payload.as_bytes());
+            }
+        }
+        f.finish(rec.ulpdu_len);
+        Ok(())
+    }
+
+    #[inline]
+    fn build_request<B: FrameBuilder>(
+        &self,
+        keys: &Reader,
+        rec: &Fpdu,
+        e: &Entry,
+        f: &mut Build<'_, B>,
+    ) -> Result<(), BuildError> {
+        let hdr = match e.opcode {
+            WrOpcode::Write => {
+                let to = e.remote_addr.wrapping_add(u64::from(rec.offset));
+                f.tagged(Opcode::Write, rec.last, e.rkey, to);
+                TAGGED_HDR_LEN
+            }
+            WrOpcode::Read => {
+                let sink = self.sq.sges(e).first().copied().unwrap_or_default();
+                f.read_request(
+                    Msn(e.msn),
+                    &ReadRequest {
+                        sink_stag: sink_stag(sink.lkey),
+                        sink_to: sink.addr,
+                        size: e.length,
+                        src_stag: e.rkey,
+                        src_to: e.remote_addr,
+                    },
+                );
+                return Ok(());
+            }
+            op => {
+                let kind = match (op == WrOpcode::SendWithInv, e.solicited()) {
+                    (false, false) => Opcode::Send,
+                    (false, true) => Opcode::SendSe,
+                    (true, false) => Opcode::SendInv,
+                    (true, true) => Opcode::SendSeInv,
+                };
+                f.untagged(kind, rec.last, e.inv_stag, Msn(e.msn), rec.offset);
+                UNTAGGED_HDR_LEN
+            }
+        };
+        let len = u32::from(rec.ulpdu_len) - hdr as u32;
+        if e.is_inline() {
+            let at = rec.offset as usize;
+            let d = self.sq.inline(e);
+            f.bytes(d.get(at..at + len as usize).ok_or(BuildError::Gone)?);
+            return Ok(());
+        }
+        let (mut skip, mut left) = (rec.offset, len);
+        for s in self.sq.sges(e) {
+            if left == 0 {
+                break;
+            }
+            if skip >= s.length {
+                skip -= s.length;
+                continue;
+            }
+            let n = left.min(s.length - skip);
+            let from = s.addr.wrapping_add(u64::from(skip));
+            self.memory(keys, s.lkey, from, n, Access::NONE, e.owner, f)?;
+            left -= n;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    fn memory<B: FrameBuilder>(
+        &self,
+        keys: &Reader,
+        stag: u32,
+        addr: u64,
+        len: u32,
+        need: Access,
+        owner: TxOwner,
+        f: &mut Build<'_, B>,
+    ) -> Result<(), BuildError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (mr, off) = keys
+            .check(Stag(stag), addr, len, need, self.attr.pd, self.attr.qpn)
+            .map_err(|_| BuildError::KeyGone)?;
+        if f.crc {
+            f.sum = mr
+                .crc32c(off, len as usize, f.sum)
+                .map_err(|_| BuildError::KeyGone)?;
+        }
+        f.out.memory(mr, off, len, owner);
+        Ok(())
+    }
+}
+
+/// Sink of a Read in the peer's eyes: the local key, or something non-zero for none.
+#[inline]
+fn sink_stag(lkey: u32) -> u32 {
+    if lkey == 0 { DUMMY_STAG } else { lkey }
+}
+
+/// One FPDU in the making.
+struct Build<'a, B> {
+    out: &'a mut B,
+    len: u16,
+    crc: bool,
+    sum: u32,
+}
+
+impl<'a, B: FrameBuilder> Build<'a, B> {
+    #[inline]
+    fn new(crc: bool, len: u16, out: &'a mut B) -> Self {
+        Self {
+            out,
+            len,
+            crc,
+            sum: 0,
+        }
+    }
+
+    #[inline]
+    fn bytes(&mut self, b: &[u8]) {
+        if self.crc {
+            self.sum = crc::update(self.sum, b);
+        }
+        self.out.bytes(b);
+    }
+
+    /// Length field and DDP header in one piece.
+    #[inline]
+    fn header(&mut self, hdr: &[u8]) {
+        let mut b = [0; LEN_FIELD + MAX_HDR_LEN + READ_REQUEST_LEN];
+        b[..LEN_FIELD].copy_from_slice(&self.len.to_be_bytes());
+        b[LEN_FIELD..LEN_FIELD + hdr.len()].copy_from_slice(hdr);
+        self.bytes(&b[..LEN_FIELD + hdr.len()]);
+    }
+
+    #[inline]
+    fn tagged(&mut self, op: Opcode, last: bool, stag: u32, to: u64) {
+        let control = Control::new(op, last);
+        self.header(&Tagged { control, stag, to }.to_bytes());
+    }
+
+    #[inline]
+    fn untagged(&mut self, op: Opcode, last: bool, inv_stag: u32, msn: Msn, mo: u32) {
+        let h = Untagged {
+            control: Control::new(op, last),
+            inv_stag,
+            qn: QN_SEND,
+            msn,
+            mo,
+        };
+        self.header(&h.to_bytes());
+    }
+
+    fn read_request(&mut self, msn: Msn, r: &ReadRequest) {
+        let h = Untagged {
+            control: Control::new(Opcode::ReadRequest, true),
+            inv_stag: 0,
+            qn: QN_READ_REQUEST,
+            msn,
+            mo: 0,
+        };
+        let mut b = [0; UNTAGGED_HDR_LEN + READ_REQUEST_LEN];
+        b[..UNTAGGED_HDR_LEN].copy_from_slice(&h.to_bytes());
+        b[UNTAGGED_HDR_LEN..].copy_from_slice(&r.to_bytes());
+        self.header(&b);
+    }
+
+    /// Pad and CRC (RFC 5044 section 4.3 and 4.4).
+    #[inline]
+    fn finish(self, ulpdu_len: u16) {
+        let pad = fpdu::pad_len(ulpdu_len);
+        let mut b = [0; 3 + CRC_LEN];
+        if self.crc {
+            let sum = crc::update(self.sum, &b[..pad]);
+            b[pad..pad + CRC_LEN].copy_from_slice(&sum.to_le_bytes());
+        }
+        self.out.bytes(&b[..pad + CRC_LEN]);
+    }
+}

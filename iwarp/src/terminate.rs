@@ -1,0 +1,289 @@
+//! The Terminate message (RFC 5040 section 4.8): codes, layout, and both nibble orders on receive.
+//!
+//! The receiver writes it on a protocol error, the queue pair on a local one; `parse` serves the
+//! Terminate of a peer.
+
+use crate::ddp::{
+    Control, MAX_HDR_LEN, Msn, QN_TERMINATE, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, Untagged,
+};
+use crate::fpdu;
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+
+/// Layer, error type and code of a Terminate (RFC 5040 section 4.8, RFC 6580 section 3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TermCode {
+    /// 0 RDMAP, 1 DDP, 2 MPA.
+    pub layer: u8,
+    /// Error type within the layer.
+    pub etype: u8,
+    /// Error code within the type.
+    pub code: u8,
+}
+
+impl std::fmt::Display for TermCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}/{:02x}", self.layer, self.etype, self.code)
+    }
+}
+
+macro_rules! codes {
+    ($($(#[$m:meta])* $name:ident = $l:literal / $t:literal / $c:literal;)*) => {
+        impl TermCode {
+            $($(#[$m])* pub const $name: TermCode = TermCode { layer: $l, etype: $t, code: $c };)*
+        }
+    };
+}
+
+codes! {
+    /// Local catastrophic error.
+    LOCAL_CATASTROPHIC = 0/0/0x00;
+    /// Remote protection: invalid STag.
+    RDMAP_STAG = 0/1/0x00;
+    /// Remote protection: base or bounds.
+    RDMAP_BOUNDS = 0/1/0x01;
+    /// Remote protection: access rights.
+    RDMAP_ACCESS = 0/1/0x02;
+    /// Remote protection: STag not associated with the stream.
+    RDMAP_NOT_ASSOCIATED = 0/1/0x03;
+    /// Remote protection: TO wrap.
+    RDMAP_WRAP = 0/1/0x04;
+    /// Remote protection: STag cannot be invalidated.
+    RDMAP_CANNOT_INVALIDATE_PROT = 0/1/0x09;
+    /// Remote operation: invalid RDMAP version.
+    RDMAP_VERSION = 0/2/0x05;
+    /// Remote operation: unexpected opcode.
+    RDMAP_OPCODE = 0/2/0x06;
+    /// Remote operation: catastrophic, localised to the stream.
+    RDMAP_CATASTROPHIC_STREAM = 0/2/0x07;
+    /// Remote operation: STag cannot be invalidated.
+    RDMAP_CANNOT_INVALIDATE = 0/2/0x09;
+    /// Remote operation: unspecified.
+    RDMAP_UNSPECIFIED = 0/2/0xff;
+    /// DDP local catastrophic.
+    DDP_CATASTROPHIC = 1/0/0x00;
+    /// Tagged buffer: invalid STag.
+    DDP_STAG = 1/1/0x00;
+    /// Tagged buffer: base or bounds.
+    DDP_BOUNDS = 1/1/0x01;
+    /// Tagged buffer: STag not associated with the stream.
+    DDP_NOT_ASSOCIATED = 1/1/0x02;
+    /// Tagged buffer: TO wrap.
+    DDP_WRAP = 1/1/0x03;
+    /// Tagged buffer: invalid DDP version.
+    DDP_TAGGED_VERSION = 1/1/0x04;
+    /// Untagged buffer: invalid QN.
+    DDP_QN = 1/2/0x01;
+    /// Untagged buffer: no buffer available.
+    DDP_NO_BUFFER = 1/2/0x02;
+    /// Untagged buffer: MSN range.
+    DDP_MSN = 1/2/0x03;
+    /// Untagged buffer: invalid MO.
+    DDP_MO = 1/2/0x04;
+    /// Untagged buffer: message too long.
+    DDP_TOO_LONG = 1/2/0x05;
+    /// Untagged buffer: invalid DDP version.
+    DDP_UNTAGGED_VERSION = 1/2/0x06;
+    /// MPA: TCP connection closed or lost (local only, never sent).
+    MPA_TCP_LOST = 2/0/0x01;
+    /// MPA: CRC mismatch.
+    MPA_CRC = 2/0/0x02;
+    /// MPA: marker and ULPDU_Length disagree.
+    MPA_LENGTH = 2/0/0x03;
+    /// MPA: invalid MPA frame.
+    MPA_BAD_FRAME = 2/0/0x04;
+    /// MPA: local catastrophic.
+    MPA_CATASTROPHIC = 2/0/0x05;
+    /// MPA: insufficient IRD.
+    MPA_INSUFFICIENT_IRD = 2/0/0x06;
+    /// MPA: no matching RTR option.
+    MPA_NO_RTR = 2/0/0x07;
+}
+
+impl TermCode {
+    /// The DDP header of the offending segment belongs into the message (RFC 5040 figure 10).
+    fn has_ddp_header(self) -> bool {
+        matches!((self.layer, self.etype), (0, 1 | 2) | (1, 1 | 2))
+    }
+
+    /// The Read Request header belongs into the message when the offender was one.
+    fn has_read_header(self) -> bool {
+        matches!((self.layer, self.etype), (0, 1 | 2))
+    }
+
+    fn is_registered(self) -> bool {
+        match (self.layer, self.etype) {
+            (0, 0) => self.code == 0,
+            (0, 1) => matches!(self.code, 0..=4 | 9 | 0xff),
+            (0, 2) => matches!(self.code, 5..=9 | 0xff),
+            (1, 0) => self.code == 0,
+            (1, 1) => self.code <= 4,
+            (1, 2) => (1..=6).contains(&self.code),
+            (2, 0) => (1..=7).contains(&self.code),
+            _ => false,
+        }
+    }
+}
+
+/// The segment that a Terminate complains about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Offender {
+    /// ULPDU_Length of the segment.
+    pub ulpdu_len: u16,
+    /// Its DDP header.
+    pub hdr: [u8; MAX_HDR_LEN],
+    /// Its Read Request header, updated to the current position (conformance 82).
+    pub read: Option<ReadRequest>,
+}
+
+/// Longest Terminate payload: control word, segment length, untagged header, Read Request.
+pub const MAX_LEN: usize = 4 + 2 + UNTAGGED_HDR_LEN + READ_REQUEST_LEN;
+
+/// The payload of a Terminate message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Payload {
+    bytes: [u8; MAX_LEN],
+    len: u8,
+}
+
+impl Payload {
+    /// Lays the message out; `offender` is quoted where figure 10 of RFC 5040 wants it.
+    pub fn new(code: TermCode, offender: Option<&Offender>) -> Self {
+        let mut bytes = [0; MAX_LEN];
+        bytes[0] = code.layer << 4 | code.etype;
+        bytes[1] = code.code;
+        let mut len = 4;
+        if let Some(o) = offender.filter(|_| code.has_ddp_header()) {
+            // M: the length is there, D: the DDP header is there.
+            bytes[2] = 0xc0;
+            bytes[4..6].copy_from_slice(&o.ulpdu_len.to_be_bytes());
+            let hl = if o.hdr[0] & crate::ddp::T_BIT != 0 {
+                TAGGED_HDR_LEN
+            } else {
+                UNTAGGED_HDR_LEN
+            };
+            bytes[6..6 + hl].copy_from_slice(&o.hdr[..hl]);
+            len = 6 + hl;
+            if let Some(r) = o.read.filter(|_| code.has_read_header()) {
+                bytes[2] |= 0x20;
+                bytes[len..len + READ_REQUEST_LEN].copy_from_slice(&r.to_bytes());
+                len += READ_REQUEST_LEN;
+            }
+        }
+        Self {
+            bytes,
+            len: len as u8,
+        }
+    }
+
+    /// The bytes of the payload.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// The DDP header in front of it: queue 2, first and only message.
+    pub fn header() -> Untagged {
+        Untagged {
+            control: Control::new(Opcode::Terminate, true),
+            inv_stag: 0,
+            qn: QN_TERMINATE,
+            msn: Msn::FIRST,
+            mo: 0,
+        }
+    }
+}
+
+/// A whole Terminate FPDU for a stream that has no queue pair yet: an initiator that cannot accept
+/// the reply (RFC 6581 section 7).
+pub fn standalone(code: TermCode, crc: bool) -> Box<[u8]> {
+    let p = Payload::new(code, None);
+    fpdu::encode(&[&Payload::header().to_bytes(), p.as_bytes()], crc)
+}
+
+/// A Terminate that a peer sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// What it complains about, nibbles in the order of the RFC.
+    pub code: TermCode,
+    /// The first octet had its nibbles swapped, as Linux siw sends it.
+    pub swapped: bool,
+    /// DDP header of the segment of ours that is complained about.
+    pub ddp: Option<[u8; MAX_HDR_LEN]>,
+    /// Read Request of ours that is complained about.
+    pub read: Option<ReadRequest>,
+}
+
+/// The Terminate is too short for what it announces (conformance 78).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("malformed Terminate message")]
+pub struct Malformed;
+
+impl Received {
+    /// Reads a Terminate payload. Linux siw swaps Layer and EType (protocol.md, siw defect 1); hardware
+    /// vendors send MPA errors with EType 3 where RFC 6580 registers 0. All of them are understood.
+    pub fn parse(b: &[u8]) -> Result<Self, Malformed> {
+        if b.len() < 4 {
+            return Err(Malformed);
+        }
+        let (hi, lo) = (b[0] >> 4, b[0] & 0x0f);
+        let as_rfc = normal(hi, lo, b[1]);
+        let as_siw = normal(lo, hi, b[1]);
+        let headers = b[2] & 0x40 != 0;
+        // Some octets mean something in both orders (10 00 is DDP catastrophic, or siw's STag
+        // violation): whether a header is quoted tells them apart.
+        let fits = |c: &Option<TermCode>| c.is_some_and(|c| c.has_ddp_header() == headers);
+        let (code, swapped) = match (as_rfc, as_siw) {
+            (Some(c), s) if fits(&as_rfc) || !fits(&s) => (c, false),
+            (_, Some(c)) => (c, true),
+            _ => (
+                TermCode {
+                    layer: hi,
+                    etype: lo,
+                    code: b[1],
+                },
+                false,
+            ),
+        };
+        let flags = b[2];
+        let (m, d, r) = (flags & 0x80 != 0, flags & 0x40 != 0, flags & 0x20 != 0);
+        let mut at = 4;
+        if m || d {
+            at += 2;
+            if b.len() < at {
+                return Err(Malformed);
+            }
+        }
+        let mut ddp = None;
+        if d {
+            let tagged = b.get(at).ok_or(Malformed)? & crate::ddp::T_BIT != 0;
+            let hl = if tagged {
+                TAGGED_HDR_LEN
+            } else {
+                UNTAGGED_HDR_LEN
+            };
+            let src = b.get(at..at + hl).ok_or(Malformed)?;
+            let mut hdr = [0; MAX_HDR_LEN];
+            hdr[..hl].copy_from_slice(src);
+            ddp = Some(hdr);
+            at += hl;
+        }
+        let mut read = None;
+        if r {
+            let src: &[u8; READ_REQUEST_LEN] = b
+                .get(at..at + READ_REQUEST_LEN)
+                .and_then(|s| s.try_into().ok())
+                .ok_or(Malformed)?;
+            read = Some(ReadRequest::parse(src));
+        }
+        Ok(Self {
+            code,
+            swapped,
+            ddp,
+            read,
+        })
+    }
+}
+
+fn normal(layer: u8, etype: u8, code: u8) -> Option<TermCode> {
+    let etype = if layer == 2 && etype == 3 { 0 } else { etype };
+    Some(TermCode { layer, etype, code }).filter(|c| c.is_registered())
+}
