@@ -52,7 +52,9 @@ impl QueuePair {
     #[inline]
     pub(crate) fn complete_ready<E: QpEnv>(&mut self, env: &mut E) {
         // After the first failure only the flush completes anything.
-        while !self.send_failed && let Some(e) = self.sq.front() {
+        while !self.send_failed
+            && let Some(e) = self.sq.front()
+        {
             if e.status == WcStatus::SUCCESS && !(is_done(e) && is_released(env, e.owner)) {
                 return;
             }

@@ -99,17 +99,18 @@ mod tests {
     use super::*;
     use crate::stream::ByteStream;
 
-    /// RFC 5044 figure 5: an FPDU with a 42 octet ULPDU of zeroes; CRC 52 23 99 83.
+    /// RFC 3720 appendix B.4, which RFC 5044 section 4.4 refers to: 32 octets of zeroes give aa 36 91
+    /// 8a on the wire.
     #[test]
-    fn the_example_of_rfc_5044_figure_5_has_its_crc() {
-        // Length 0x2a, an untagged Send header (41 43, STag, QN, MSN 1, MO), 24 zero octets.
-        let mut hdr = [0; 18];
-        hdr[..2].copy_from_slice(&[0x41, 0x43]);
-        hdr[13] = 1;
-        let f = encode(&[&hdr, &[0; 24]], true);
-        assert_eq!(f.len(), 48);
-        assert_eq!(f[..2], [0, 0x2a]);
-        assert_eq!(f[44..], [0x52, 0x23, 0x99, 0x83]);
+    fn the_crc_is_crc32c_and_is_stored_least_significant_octet_first() {
+        assert_eq!(
+            crc::crc32c(&[0; 32]).to_le_bytes(),
+            [0xaa, 0x36, 0x91, 0x8a]
+        );
+        let f = encode(&[&[0x41, 0x43], &[0; 40]], true);
+        assert_eq!((f.len(), &f[..2]), (48, &[0, 0x2a][..]));
+        assert_eq!(f[44..], crc32c::crc32c(&f[..44]).to_le_bytes());
+        assert_eq!(encode(&[&[0; 42]], false)[44..], [0; 4], "zero when off");
     }
 
     #[test]

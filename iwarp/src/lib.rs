@@ -25,9 +25,7 @@ mod sender;
 mod stream;
 pub mod terminate;
 
-pub use env::{
-    AsyncEvent, Fpdu, FpduKind, FrameBuilder, QpEnv, RingFault, TxOwner, TxRecord,
-};
+pub use env::{AsyncEvent, Fpdu, FpduKind, FrameBuilder, QpEnv, RingFault, TxOwner, TxRecord};
 pub use mpa::{MpaConfig, MpaError, Negotiated};
 pub use queue_pair::{BuildError, CloseKind, CloseReason, Progress, QpAttr, QpState, QueuePair};
 pub use stream::{ByteStream, RxStream};

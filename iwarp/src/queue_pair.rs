@@ -285,7 +285,10 @@ impl QueuePair {
     fn start_closing(&mut self) {
         self.state = QpState::Closing;
         let started = match self.in_message {
-            InMessage::Request => self.cur.and_then(|c| self.sq.get(c)).is_some_and(|e| e.sent > 0),
+            InMessage::Request => self
+                .cur
+                .and_then(|c| self.sq.get(c))
+                .is_some_and(|e| e.sent > 0),
             InMessage::Response => true,
             InMessage::None => false,
         };

@@ -37,8 +37,6 @@ pub(crate) struct Entry {
     num_sge: u8,
     /// Other than success: fails as soon as it is its turn.
     pub status: WcStatus,
-    /// The last segment was handed to TCP.
-    pub all_sent: bool,
     /// The last segment is acknowledged.
     pub acked: bool,
     /// The read response is placed.
@@ -102,7 +100,6 @@ impl SendQueue {
             flags: w.flags,
             num_sge: 0,
             status: WcStatus::SUCCESS,
-            all_sent: false,
             acked: false,
             answered: false,
         };

@@ -137,7 +137,14 @@ impl QueuePair {
         for s in self.sq.sges(e) {
             if s.length > 0
                 && keys
-                    .check(Stag(s.lkey), s.addr, s.length, need, self.attr.pd, self.attr.qpn)
+                    .check(
+                        Stag(s.lkey),
+                        s.addr,
+                        s.length,
+                        need,
+                        self.attr.pd,
+                        self.attr.qpn,
+                    )
                     .is_err()
             {
                 return WcStatus::LOC_PROT_ERR;
@@ -225,14 +232,10 @@ impl QueuePair {
         if n > 0 {
             // The key may have gone since the request was accepted.
             let to = r.req.src_to.wrapping_add(u64::from(r.sent));
-            if let Err(e) = env.keys().check(
-                Stag(r.req.src_stag),
-                to,
-                n,
-                Access::REMOTE_READ,
-                pd,
-                qpn,
-            ) {
+            if let Err(e) =
+                env.keys()
+                    .check(Stag(r.req.src_stag), to, n, Access::REMOTE_READ, pd, qpn)
+            {
                 let offender = r.offender();
                 self.fault(env, read_source(e), Some(&offender));
                 return None;

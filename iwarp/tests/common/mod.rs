@@ -1,0 +1,402 @@
+//! Two queue pairs, or one and a scripted peer, over plain memory.
+#![allow(dead_code)]
+
+use siw_iwarp::ddp::{MAX_HDR_LEN, T_BIT, Tagged, Untagged};
+use siw_iwarp::rdmap::ReadRequest;
+use siw_iwarp::terminate::Received;
+use siw_iwarp::*;
+use siw_shm::wqe::{Data, RecvDesc, SendDesc};
+use siw_shm::{
+    Access, Cqe, KeyTable, Mr, Opcode, Reader, RecvWqe, Region, SendWqe, Sge, Stag, WcStatus,
+    WrFlags,
+};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub const PD: u32 = 7;
+pub const EMSS: u32 = 1448;
+pub const REMOTE: Access = Access(1 | 2 | 4);
+
+/// Frames as bytes; also remembers who was referenced.
+#[derive(Default)]
+pub struct Frame {
+    pub bytes: Vec<u8>,
+    pub owners: Vec<TxOwner>,
+}
+
+impl FrameBuilder for Frame {
+    fn bytes(&mut self, b: &[u8]) {
+        self.bytes.extend_from_slice(b);
+    }
+    fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: TxOwner) {
+        let at = self.bytes.len();
+        self.bytes.resize(at + len as usize, 0);
+        mr.read_at(region_off, &mut self.bytes[at..])
+            .expect("checked");
+        self.owners.push(owner);
+    }
+}
+
+/// The surroundings of one queue pair.
+pub struct Env {
+    pub table: Arc<KeyTable>,
+    pub keys: Reader,
+    pub sq: VecDeque<SendWqe>,
+    pub rq: VecDeque<RecvWqe>,
+    pub ring_fault: bool,
+    pub sent: Vec<Option<Cqe>>,
+    pub received: Vec<Cqe>,
+    pub events: Vec<AsyncEvent>,
+    pub track: bool,
+    pub live: Vec<u32>,
+    pub held: bool,
+    next_owner: u32,
+    send: SendWqe,
+    recv: RecvWqe,
+}
+
+impl Env {
+    pub fn new() -> Self {
+        let table = KeyTable::new(64, 2);
+        let keys = table.reader().expect("a reader is free");
+        Self {
+            table,
+            keys,
+            sq: VecDeque::new(),
+            rq: VecDeque::new(),
+            ring_fault: false,
+            sent: Vec::new(),
+            received: Vec::new(),
+            events: Vec::new(),
+            track: false,
+            live: Vec::new(),
+            held: false,
+            next_owner: 0,
+            send: SendWqe::new(),
+            recv: RecvWqe::new(),
+        }
+    }
+
+    /// Registers fresh memory at virtual address `base`.
+    pub fn mr(&self, base: u64, len: usize, access: Access) -> (Stag, Arc<Region>) {
+        self.mr_in(base, len, access, PD, None)
+    }
+
+    pub fn mr_in(
+        &self,
+        base: u64,
+        len: usize,
+        access: Access,
+        pd: u32,
+        qp: Option<u32>,
+    ) -> (Stag, Arc<Region>) {
+        let region = Arc::new(Region::anonymous(len.max(4096)).expect("memory"));
+        let mr = Mr::new(region.clone(), 0, len as u64, base, pd, qp, access).expect("in range");
+        (self.table.insert(mr).expect("room"), region)
+    }
+
+    pub fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
+        self.rq
+            .push_back(RecvWqe::from_desc(&RecvDesc { wr_id, sges }).expect("valid"));
+    }
+
+    pub fn post(&mut self, d: &SendDesc<'_>) {
+        self.sq.push_back(SendWqe::from_desc(d).expect("valid"));
+    }
+
+    pub fn statuses(&self) -> Vec<(u64, WcStatus)> {
+        self.sent
+            .iter()
+            .flatten()
+            .map(|c| (c.wr_id, c.status))
+            .collect()
+    }
+
+    pub fn recv_statuses(&self) -> Vec<(u64, WcStatus)> {
+        self.received.iter().map(|c| (c.wr_id, c.status)).collect()
+    }
+}
+
+impl QpEnv for Env {
+    fn keys(&self) -> &Reader {
+        &self.keys
+    }
+    fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
+        if self.ring_fault {
+            return Err(RingFault);
+        }
+        match self.sq.pop_front() {
+            Some(w) => {
+                self.send = w;
+                Ok(Some(&self.send))
+            }
+            None => Ok(None),
+        }
+    }
+    fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
+        match self.rq.pop_front() {
+            Some(w) => {
+                self.recv = w;
+                Ok(Some(&self.recv))
+            }
+            None => Ok(None),
+        }
+    }
+    fn complete_send(&mut self, cqe: Option<&Cqe>) {
+        self.sent.push(cqe.copied());
+    }
+    fn complete_recv(&mut self, cqe: &Cqe) {
+        self.received.push(*cqe);
+    }
+    fn released(&self, owner: TxOwner) -> bool {
+        assert_ne!(owner, TxOwner::NONE);
+        !self.held
+    }
+    fn alloc_owner(&mut self, _len: u32) -> TxOwner {
+        if !self.track {
+            return TxOwner::NONE;
+        }
+        self.next_owner += 1;
+        self.live.push(self.next_owner);
+        TxOwner(self.next_owner)
+    }
+    fn free_owner(&mut self, owner: TxOwner) {
+        let i = self.live.iter().position(|&o| o == owner.0);
+        self.live.remove(i.expect("freed once"));
+    }
+    fn event(&mut self, event: AsyncEvent) {
+        self.events.push(event);
+    }
+}
+
+pub fn attr() -> QpAttr {
+    QpAttr {
+        qpn: 3,
+        pd: PD,
+        max_send_wr: 64,
+        max_recv_wr: 64,
+        sq_sig_all: false,
+    }
+}
+
+pub fn negotiated(initiator: bool) -> Negotiated {
+    Negotiated {
+        initiator,
+        crc: true,
+        ird: 4,
+        ord: 4,
+        rtr: None,
+        rev: 2,
+    }
+}
+
+/// One end: queue pair, surroundings, what arrived, what waits for its acknowledgement.
+pub struct End {
+    pub qp: QueuePair,
+    pub env: Env,
+    pub rx: ByteStream,
+    pub unacked: VecDeque<Fpdu>,
+}
+
+impl End {
+    pub fn new(n: Negotiated) -> Self {
+        let mut qp = QueuePair::new(attr());
+        qp.set_rts(n, EMSS);
+        Self {
+            qp,
+            env: Env::new(),
+            rx: ByteStream::new(),
+            unacked: VecDeque::new(),
+        }
+    }
+
+    /// The bytes of the next FPDU.
+    pub fn pull(&mut self) -> Option<Vec<u8>> {
+        self.pull_room(usize::MAX)
+    }
+
+    pub fn pull_room(&mut self, room: usize) -> Option<Vec<u8>> {
+        let (rec, len, push) = self.qp.next_record(&mut self.env, room)?;
+        let TxRecord::Fpdu(rec) = rec else {
+            panic!("queue pairs send FPDUs")
+        };
+        assert_eq!(push, rec.last);
+        let mut f = Frame::default();
+        self.qp
+            .build(&self.env.keys, &rec, &mut f)
+            .expect("the key is there");
+        assert_eq!(f.bytes.len(), len as usize, "announced length");
+        assert!(len <= EMSS, "an FPDU fits a segment");
+        self.unacked.push_back(rec);
+        Some(f.bytes)
+    }
+
+    /// Everything it may send now.
+    pub fn pull_all(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        while let Some(b) = self.pull() {
+            out.extend(b);
+        }
+        out
+    }
+
+    pub fn give(&mut self, bytes: &[u8]) -> Progress {
+        self.rx.push(bytes);
+        self.qp.receive(&mut self.env, &mut self.rx)
+    }
+
+    pub fn ack_all(&mut self) {
+        while let Some(r) = self.unacked.pop_front() {
+            self.qp.acked(&mut self.env, &r);
+        }
+    }
+
+    /// Sends a message and expects a Terminate with this code in return; nothing after it.
+    pub fn expect_terminate(&mut self, code: &str) -> Received {
+        let f = self.pull().expect("a Terminate leaves");
+        let t = parse_terminate(&f);
+        assert_eq!(t.code.to_string(), code);
+        assert!(!t.swapped);
+        assert!(self.pull().is_none(), "nothing after a Terminate");
+        assert_eq!(self.qp.state(), QpState::Terminate);
+        assert_eq!(self.qp.wants_close(), Some(CloseKind::Graceful));
+        t
+    }
+}
+
+/// ULPDU of a sound FPDU that stands alone.
+pub fn ulpdu(f: &[u8]) -> &[u8] {
+    let n = usize::from(u16::from_be_bytes([f[0], f[1]]));
+    assert_eq!(f.len(), fpdu::wire_len(n as u16));
+    let sum = crc32c::crc32c(&f[..f.len() - 4]).to_le_bytes();
+    assert!(f[f.len() - 4..] == sum, "good CRC");
+    &f[2..2 + n]
+}
+
+pub fn parse_terminate(f: &[u8]) -> Received {
+    let u = ulpdu(f);
+    assert_eq!(u[..2], [0x41, 0x47]);
+    assert_eq!(u[6..18], [0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0]);
+    Received::parse(&u[18..]).expect("well formed")
+}
+
+pub fn hdr18(u: &[u8]) -> [u8; MAX_HDR_LEN] {
+    let mut h = [0; MAX_HDR_LEN];
+    let n = if u[0] & T_BIT != 0 { 14 } else { 18 };
+    h[..n].copy_from_slice(&u[..n]);
+    h
+}
+
+pub fn tagged_of(f: &[u8]) -> Tagged {
+    Tagged::parse(&hdr18(ulpdu(f)))
+}
+
+pub fn untagged_of(f: &[u8]) -> Untagged {
+    Untagged::parse(&hdr18(ulpdu(f)))
+}
+
+// Raw frames of a scripted peer.
+
+pub fn raw(parts: &[&[u8]]) -> Vec<u8> {
+    fpdu::encode(parts, true).into_vec()
+}
+
+pub fn write(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
+    raw(&[
+        &[0xc1, 0x40],
+        &stag.to_be_bytes(),
+        &to.to_be_bytes(),
+        payload,
+    ])
+}
+
+pub fn read_response(last: bool, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
+    let d = if last { 0xc1 } else { 0x81 };
+    raw(&[&[d, 0x42], &stag.to_be_bytes(), &to.to_be_bytes(), payload])
+}
+
+pub fn untagged(ctl: [u8; 2], inv: u32, qn: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
+    raw(&[
+        &ctl,
+        &inv.to_be_bytes(),
+        &qn.to_be_bytes(),
+        &msn.to_be_bytes(),
+        &mo.to_be_bytes(),
+        payload,
+    ])
+}
+
+pub fn send(msn: u32, mo: u32, last: bool, payload: &[u8]) -> Vec<u8> {
+    untagged(
+        [if last { 0x41 } else { 0x01 }, 0x43],
+        0,
+        0,
+        msn,
+        mo,
+        payload,
+    )
+}
+
+pub fn read_request(msn: u32, r: &ReadRequest) -> Vec<u8> {
+    untagged([0x41, 0x41], 0, 1, msn, 0, &r.to_bytes())
+}
+
+// Work requests.
+
+pub fn sge(addr: u64, length: usize, lkey: Stag) -> Sge {
+    Sge {
+        addr,
+        length: length as u32,
+        lkey: lkey.0,
+    }
+}
+
+pub fn wr(opcode: Opcode, wr_id: u64, data: Data<'_>) -> SendDesc<'_> {
+    SendDesc {
+        opcode,
+        flags: WrFlags::SIGNALED,
+        wr_id,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        data,
+    }
+}
+
+pub fn remote<'a>(opcode: Opcode, wr_id: u64, data: &'a [Sge], to: u64, key: Stag) -> SendDesc<'a> {
+    SendDesc {
+        remote_addr: to,
+        rkey: key.0,
+        ..wr(opcode, wr_id, Data::Sges(data))
+    }
+}
+
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ seed)
+        .collect()
+}
+
+pub fn contents(r: &Region, len: usize) -> Vec<u8> {
+    let mut v = vec![0; len];
+    r.read(0, &mut v).expect("in range");
+    v
+}
+
+/// Moves bytes and acknowledgements both ways until nothing moves.
+pub fn run(a: &mut End, b: &mut End) {
+    loop {
+        let (x, y) = (a.pull_all(), b.pull_all());
+        if x.is_empty() && y.is_empty() {
+            break;
+        }
+        b.give(&x);
+        a.give(&y);
+        a.ack_all();
+        b.ack_all();
+    }
+}
+
+pub fn pair() -> (End, End) {
+    (End::new(negotiated(true)), End::new(negotiated(false)))
+}
