@@ -2,7 +2,7 @@
 # Sourced with bash; the caller has set -euo pipefail.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-RUST_LEAST=1.88
+RUST_LEAST=1.89
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

@@ -118,8 +118,8 @@ impl Capture {
             reason,
         };
         let file = File::create(&config.file).map_err(|e| fail(e.to_string()))?;
-        let mut writer =
-            PcapNgWriter::new(BufWriter::with_capacity(1 << 20, file)).map_err(|e| fail(e.to_string()))?;
+        let mut writer = PcapNgWriter::new(BufWriter::with_capacity(1 << 20, file))
+            .map_err(|e| fail(e.to_string()))?;
         for name in devices {
             writer
                 .write_pcapng_block(InterfaceDescriptionBlock {
@@ -166,12 +166,19 @@ impl Drop for Capture {
         if let Some(t) = self.thread.take() {
             t.thread().unpark();
             if t.join().is_err() {
-                tracing::error!("the capture thread failed; {} is incomplete", self.path.display());
+                tracing::error!(
+                    "the capture thread failed; {} is incomplete",
+                    self.path.display()
+                );
             }
         }
         let dropped = self.shared.dropped.load(Ordering::Relaxed);
         if dropped > 0 {
-            tracing::warn!(dropped, "frames missing from {}: the disk was too slow", self.path.display());
+            tracing::warn!(
+                dropped,
+                "frames missing from {}: the disk was too slow",
+                self.path.display()
+            );
         }
     }
 }
@@ -221,7 +228,10 @@ fn write_loop(shared: &Shared, writer: &mut PcapNgWriter<BufWriter<File>>, limit
 
 /// Computes the TCP checksum of a whole frame, IPv4 or IPv6, tagged or not.
 fn complete_checksum(frame: &mut [u8]) {
-    let Some(mut at) = frame.get(12..14).map(|t| (14, u16::from_be_bytes([t[0], t[1]]))) else {
+    let Some(mut at) = frame
+        .get(12..14)
+        .map(|t| (14, u16::from_be_bytes([t[0], t[1]])))
+    else {
         return;
     };
     if at.1 == 0x8100 {
@@ -296,8 +306,7 @@ mod tests {
             .tap()
             .frame(0, Direction::Outbound, 5, false, |b| b.extend([1; 60]));
         drop(capture);
-        let mut reader =
-            pcap_file::pcapng::PcapNgReader::new(File::open(&file).unwrap()).unwrap();
+        let mut reader = pcap_file::pcapng::PcapNgReader::new(File::open(&file).unwrap()).unwrap();
         let mut frames = 0;
         while let Some(block) = reader.next_block() {
             if let pcap_file::pcapng::Block::EnhancedPacket(p) = block.unwrap() {

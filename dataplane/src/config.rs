@@ -13,6 +13,9 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 use toml::Spanned;
 
+/// Workers that completion queues have rings for.
+const MAX_WORKERS: usize = siw_shm::completion_queue::MAX_WORKERS as usize;
+
 /// What is wrong with a configuration file, and where.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -418,12 +421,8 @@ impl FromStr for PciAddress {
             let (dev, bus) = (parts.next()?, parts.next()?);
             let domain = parts.next().unwrap_or("0000");
             let hex = |p: &str, n: usize| p.len() == n && p.bytes().all(|b| b.is_ascii_hexdigit());
-            (parts.next().is_none()
-                && hex(domain, 4)
-                && hex(bus, 2)
-                && hex(dev, 2)
-                && hex(func, 1))
-            .then_some(())
+            (parts.next().is_none() && hex(domain, 4) && hex(bus, 2) && hex(dev, 2) && hex(func, 1))
+                .then_some(())
         };
         match shape(s) {
             Some(()) => Ok(PciAddress(s.to_owned())),
@@ -485,9 +484,13 @@ impl FromStr for Cidr {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         let bad = |why: &str| {
-            format!("address {s:?}: {why}; write address/prefix, for example \"10.77.0.1/24\" or \"fd77::1/64\"")
+            format!(
+                "address {s:?}: {why}; write address/prefix, for example \"10.77.0.1/24\" or \"fd77::1/64\""
+            )
         };
-        let (addr, prefix) = s.split_once('/').ok_or_else(|| bad("the prefix length is missing"))?;
+        let (addr, prefix) = s
+            .split_once('/')
+            .ok_or_else(|| bad("the prefix length is missing"))?;
         let addr: IpAddr = addr.parse().map_err(|_| bad("not an IP address"))?;
         let max = if addr.is_ipv4() { 32 } else { 128 };
         let prefix: u8 = prefix
@@ -510,7 +513,9 @@ impl FromStr for ByteSize {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         let bad = || {
-            format!("size {s:?}: write bytes, or a number with KiB, MiB, GiB or TiB, for example \"64MiB\"")
+            format!(
+                "size {s:?}: write bytes, or a number with KiB, MiB, GiB or TiB, for example \"64MiB\""
+            )
         };
         let digits = s.find(|c: char| !c.is_ascii_digit()).unwrap_or(s.len());
         let number: u64 = s[..digits].parse().map_err(|_| bad())?;
@@ -522,7 +527,11 @@ impl FromStr for ByteSize {
             "TiB" => 40,
             _ => return Err(bad()),
         };
-        number.checked_shl(shift).filter(|n| n >> shift == number).map(ByteSize).ok_or_else(bad)
+        number
+            .checked_shl(shift)
+            .filter(|n| n >> shift == number)
+            .map(ByteSize)
+            .ok_or_else(bad)
     }
 }
 
@@ -632,28 +641,45 @@ impl Config {
         let cores = &self.workers.cores;
         for (i, c) in cores.get_ref().iter().enumerate() {
             if cores.get_ref()[..i].contains(c) {
-                return fail(cores.span(), format!("core {c} is named twice: one worker per core"));
+                return fail(
+                    cores.span(),
+                    format!("core {c} is named twice: one worker per core"),
+                );
             }
         }
-        if cores.get_ref().len() > siw_shm::MAX_WORKERS {
+        if cores.get_ref().len() > MAX_WORKERS {
             return fail(
                 cores.span(),
-                format!("{} cores: at most {} workers", cores.get_ref().len(), siw_shm::MAX_WORKERS),
+                format!(
+                    "{} cores: at most {} workers",
+                    cores.get_ref().len(),
+                    MAX_WORKERS
+                ),
             );
         }
         for (i, spanned) in self.devices.iter().enumerate() {
             let d = spanned.get_ref();
             let name = &d.name.get_ref().0;
-            if self.devices[..i].iter().any(|o| o.get_ref().name.get_ref().0 == *name) {
+            if self.devices[..i]
+                .iter()
+                .any(|o| o.get_ref().name.get_ref().0 == *name)
+            {
                 return fail(d.name.span(), format!("device name {name:?} is used twice"));
             }
             d.validate(spanned.span())?;
             for cidr in d.addresses.get_ref() {
                 let twice = self.devices[..i].iter().any(|o| {
-                    o.get_ref().addresses.get_ref().iter().any(|c| c.addr == cidr.addr)
+                    o.get_ref()
+                        .addresses
+                        .get_ref()
+                        .iter()
+                        .any(|c| c.addr == cidr.addr)
                 });
                 if twice {
-                    return fail(d.addresses.span(), format!("address {} is used twice", cidr.addr));
+                    return fail(
+                        d.addresses.span(),
+                        format!("address {} is used twice", cidr.addr),
+                    );
                 }
             }
             if let Some(pair) = &d.pair {
@@ -677,7 +703,11 @@ impl Config {
 impl DeviceConfig {
     fn validate(&self, whole: Range<usize>) -> Result<(), (Range<usize>, String)> {
         let name = &self.name.get_ref().0;
-        let links = [self.pair.is_some(), self.devargs.is_some(), self.pci.is_some()];
+        let links = [
+            self.pair.is_some(),
+            self.devargs.is_some(),
+            self.pci.is_some(),
+        ];
         let n = links.iter().filter(|x| **x).count();
         if n != 1 {
             return Err((
@@ -688,25 +718,34 @@ impl DeviceConfig {
             ));
         }
         if self.addresses.get_ref().is_empty() {
-            return Err((self.addresses.span(), format!("device {name:?} needs at least one address")));
+            return Err((
+                self.addresses.span(),
+                format!("device {name:?} needs at least one address"),
+            ));
         }
         let six = self.addresses.get_ref().iter().any(|c| c.addr.is_ipv6());
         let least = if six { 1280 } else { 576 };
         let mtu = *self.mtu.get_ref();
         if !(least..=9000).contains(&mtu) {
-            return Err((self.mtu.span(), format!("mtu {mtu}: {least} to 9000 are allowed here")));
+            return Err((
+                self.mtu.span(),
+                format!("mtu {mtu}: {least} to 9000 are allowed here"),
+            ));
         }
         if let Some(v) = &self.vlan
             && !(1..=4094).contains(v.get_ref())
         {
-            return Err((v.span(), format!("vlan {}: 1 to 4094 are allowed", v.get_ref())));
+            return Err((
+                v.span(),
+                format!("vlan {}: 1 to 4094 are allowed", v.get_ref()),
+            ));
         }
         if let Some(q) = &self.queues
-            && !(1..=siw_shm::MAX_WORKERS as u16).contains(q.get_ref())
+            && !(1..=MAX_WORKERS as u16).contains(q.get_ref())
         {
             return Err((
                 q.span(),
-                format!("queues {}: 1 to {} are allowed", q.get_ref(), siw_shm::MAX_WORKERS),
+                format!("queues {}: 1 to {} are allowed", q.get_ref(), MAX_WORKERS),
             ));
         }
         let m = &self.mpa;
@@ -718,7 +757,10 @@ impl DeviceConfig {
         }
         for (what, v) in [("ird", &m.ird), ("ord", &m.ord)] {
             if *v.get_ref() > 0x3FFE {
-                return Err((v.span(), format!("{what} {}: 0 to 16382 are allowed", v.get_ref())));
+                return Err((
+                    v.span(),
+                    format!("{what} {}: 0 to 16382 are allowed", v.get_ref()),
+                ));
             }
         }
         Ok(())
@@ -742,7 +784,9 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
 "#;
 
     fn error(text: &str) -> String {
-        Config::parse(Path::new("x.toml"), text).unwrap_err().to_string()
+        Config::parse(Path::new("x.toml"), text)
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]

@@ -65,7 +65,9 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
     // Before any thread exists, so that all inherit the mask.
-    signals.thread_block().map_err(os("signals cannot be blocked"))?;
+    signals
+        .thread_block()
+        .map_err(os("signals cannot be blocked"))?;
     let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
         .map_err(os("signals cannot be received"))?;
 
@@ -74,7 +76,11 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
     refuse_second_daemon(&config.control.socket)?;
 
     let configs: Vec<_> = config.devices.iter().map(|d| d.get_ref().clone()).collect();
-    let mtu = configs.iter().map(|d| *d.mtu.get_ref()).max().unwrap_or(1500);
+    let mtu = configs
+        .iter()
+        .map(|d| *d.mtu.get_ref())
+        .max()
+        .unwrap_or(1500);
     let room = (mtu + FRAME_OVERHEAD).max(2048);
     let (eal, hugepages) = start_eal(&config, room, cores[0])?;
     let pool = Mempool::new(&eal, "siwd", config.dpdk.buffers, 256, room, None)?;
@@ -136,8 +142,8 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
     let summary = ready_line(&config, &cores, hugepages, json);
     let dma_ports: Vec<_> = devices
         .iter()
-        .map(|d| d.port.handle())
-        .filter(dpdk::PortHandle::needs_dma_map)
+        .map(|d| d.port.share())
+        .filter(dpdk::Port::needs_dma_map)
         .collect();
     let map_arena = {
         let eal = eal.clone();
@@ -216,8 +222,7 @@ fn event_fd() -> Result<OwnedFd, Error> {
 /// Starts DPDK with hugepages, or without where the configuration allows it.
 fn start_eal(config: &Config, room: u16, core: usize) -> Result<(Eal, bool), Error> {
     let buffer = u64::from(room) + u64::from(dpdk::HEADROOM) + 256;
-    let memory_mb =
-        (u64::from(config.dpdk.buffers) * buffer / (1 << 20)) as u32 + EAL_OVERHEAD_MB;
+    let memory_mb = (u64::from(config.dpdk.buffers) * buffer / (1 << 20)) as u32 + EAL_OVERHEAD_MB;
     let pci: Vec<String> = config
         .devices
         .iter()
@@ -308,10 +313,11 @@ fn refuse_second_daemon(path: &Path) -> Result<(), Error> {
             )))
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(|e| fail(format!("a stale socket cannot be removed: {e}")))
-        }
-        Err(e) => Err(fail(format!("{e}; name a place that siwd may write in [control] socket"))),
+        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
+            .map_err(|e| fail(format!("a stale socket cannot be removed: {e}"))),
+        Err(e) => Err(fail(format!(
+            "{e}; name a place that siwd may write in [control] socket"
+        ))),
     }
 }
 
@@ -325,8 +331,11 @@ fn bind(config: &Config) -> Result<OwnedFd, Error> {
         std::fs::create_dir_all(folder)
             .map_err(|e| fail(format!("its folder cannot be made: {e}")))?;
     }
-    let listener = Conn::listen(path, 128)
-        .map_err(|e| fail(format!("{e}; name a place that siwd may write in [control] socket")))?;
+    let listener = Conn::listen(path, 128).map_err(|e| {
+        fail(format!(
+            "{e}; name a place that siwd may write in [control] socket"
+        ))
+    })?;
     let mode = std::fs::Permissions::from_mode(config.control.mode.0);
     std::fs::set_permissions(path, mode).map_err(|e| fail(e.to_string()))?;
     if let Some(group) = &config.control.group {
@@ -334,9 +343,14 @@ fn bind(config: &Config) -> Result<OwnedFd, Error> {
         let gid = nix::unistd::Group::from_name(name)
             .ok()
             .flatten()
-            .ok_or_else(|| fail(format!("group {name:?} does not exist; create it with: groupadd {name}")))?
+            .ok_or_else(|| {
+                fail(format!(
+                    "group {name:?} does not exist; create it with: groupadd {name}"
+                ))
+            })?
             .gid;
-        nix::unistd::chown(path, None, Some(gid)).map_err(|e| fail(format!("group {name:?}: {e}")))?;
+        nix::unistd::chown(path, None, Some(gid))
+            .map_err(|e| fail(format!("group {name:?}: {e}")))?;
     }
     Ok(listener)
 }
@@ -368,9 +382,16 @@ fn ready_line(config: &Config, cores: &[usize], hugepages: bool, json: bool) -> 
         .iter()
         .map(|d| {
             let d = d.get_ref();
-            let first = d.addresses.get_ref().first().map_or(String::new(), |a| a.addr.to_string());
+            let first = d
+                .addresses
+                .get_ref()
+                .first()
+                .map_or(String::new(), |a| a.addr.to_string());
             format!("{} {first}", d.name.get_ref().0)
         })
         .collect();
-    format!("siwd ready: socket {socket}, cores {cores:?}, {}", devices.join(", "))
+    format!(
+        "siwd ready: socket {socket}, cores {cores:?}, {}",
+        devices.join(", ")
+    )
 }

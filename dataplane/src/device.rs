@@ -52,7 +52,8 @@ pub fn open(
                 None => {
                     // Device names of rings are global in DPDK and short.
                     let label = format!("siw_{}", pairs.len() + devices.len());
-                    let (a, b) = Port::ring_pair(eal, &label, workers as u16, PAIR_RING).map_err(fail)?;
+                    let (a, b) =
+                        Port::ring_pair(eal, &label, workers as u16, PAIR_RING).map_err(fail)?;
                     pairs.push((pair, b));
                     (a, true)
                 }
@@ -79,7 +80,10 @@ fn start(
     // Without RSS a port delivers everything to one queue, so that one worker serves it.
     let spreads = pair || info.reta_size > 0;
     let queues = if spreads {
-        wanted.min(info.max_rx_queues).min(info.max_tx_queues).max(1)
+        wanted
+            .min(info.max_rx_queues)
+            .min(info.max_tx_queues)
+            .max(1)
     } else {
         1
     };
@@ -120,10 +124,7 @@ fn start(
         // NDP needs multicast; ports that always deliver it refuse the call.
         let _ = port.set_allmulticast(true);
     }
-    let queues = taken
-        .into_iter()
-        .map(|(rx, tx)| Some((rx?, tx?)))
-        .collect();
+    let queues = taken.into_iter().map(|(rx, tx)| Some((rx?, tx?))).collect();
     Ok(Device {
         config: config.clone(),
         port,
@@ -185,7 +186,8 @@ impl Device {
             pair: self.pair,
             trusted: no_checksum,
             multi_segs: offloads.multi_segs || self.pair,
-            external: self.port.reads_external_memory(),
+            // virtio_user would have to tell its far end about the memory, which it cannot.
+            external: self.driver != "net_virtio_user",
             tx_offload: offload,
             rx_checksum: offloads.rx_checksum && !software && !self.pair,
             tap: None,

@@ -172,7 +172,10 @@ mod tests {
             .err()
             .unwrap()
             .to_string();
-        assert!(e.contains("core 1000") && e.contains("may run on cores"), "{e}");
+        assert!(
+            e.contains("core 1000") && e.contains("may run on cores"),
+            "{e}"
+        );
     }
 
     #[test]

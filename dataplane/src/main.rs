@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use siwd::config::{CaptureConfig, ByteSize, Config};
+use siwd::config::{ByteSize, CaptureConfig, Config};
 
 /// A software RNIC in user space: iWARP over DPDK, served through shared memory.
 #[derive(Debug, Parser)]
@@ -46,7 +46,10 @@ fn main() -> ExitCode {
     let filter = match tracing_subscriber::EnvFilter::try_new(&args.log) {
         Ok(f) => f,
         Err(e) => {
-            eprintln!("siwd: --log {:?}: {e}; write error, warn, info, debug or trace", args.log);
+            eprintln!(
+                "siwd: --log {:?}: {e}; write error, warn, info, debug or trace",
+                args.log
+            );
             return ExitCode::from(2);
         }
     };
@@ -88,7 +91,10 @@ fn run(args: &Args) -> Result<(), String> {
             .as_ref()
             .map_or_else(|| "(embedded loopback)".into(), |p| p.display().to_string());
         if args.json {
-            println!("{}", serde_json::json!({ "ok": true, "config": name, "devices": config.devices.len() }));
+            println!(
+                "{}",
+                serde_json::json!({ "ok": true, "config": name, "devices": config.devices.len() })
+            );
         } else {
             println!("{name}: ok, {} device(s)", config.devices.len());
         }

@@ -144,6 +144,27 @@ impl ChainBuilder {
         true
     }
 
+    /// Grows the last segment by `n` bytes and returns them, with leftovers of earlier
+    /// packets in them; `None` when it has no room.
+    #[inline]
+    pub fn append_room(&mut self, n: u16) -> Option<&mut [u8]> {
+        if n > self.tailroom() {
+            return None;
+        }
+        self.head.raw_mut().pkt_len += u32::from(n);
+        // SAFETY: the tail is writable and has the room, `tailroom` says so; it belongs to
+        // the chain that `self` owns, and pool memory is initialised.
+        unsafe {
+            let seg = &mut *self.last;
+            let at = seg
+                .buf_addr
+                .cast::<u8>()
+                .add(usize::from(seg.data_off + seg.data_len));
+            seg.data_len += n;
+            Some(std::slice::from_raw_parts_mut(at, usize::from(n)))
+        }
+    }
+
     #[inline]
     pub fn pkt_len(&self) -> u32 {
         self.head.pkt_len()

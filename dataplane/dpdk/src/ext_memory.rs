@@ -27,6 +27,19 @@ pub unsafe trait ExtMemory: Send + Sync {
     fn slice(&self, offset: u64, len: usize) -> Option<ExtSlice>;
 }
 
+// SAFETY: a region stays mapped while it lives, is readable throughout, and is only ever
+// accessed by raw copies.
+unsafe impl ExtMemory for siw_shm::Region {
+    #[inline]
+    fn slice(&self, offset: u64, len: usize) -> Option<ExtSlice> {
+        let ptr = self.ptr_at(usize::try_from(offset).ok()?, len).ok()?;
+        Some(ExtSlice {
+            ptr: NonNull::new(ptr)?,
+            iova: ptr as u64,
+        })
+    }
+}
+
 /// External memory made known to DPDK, so that NICs can read it.
 pub struct ExternalRegion {
     slice: ExtSlice,

@@ -83,13 +83,15 @@ impl Port {
         })
     }
 
-    pub(crate) fn share(&self) -> Self {
+    /// Another handle to the same port.
+    pub fn share(&self) -> Self {
         Self {
             inner: self.inner.clone(),
         }
     }
 
-    pub(crate) fn needs_dma_map(&self) -> bool {
+    /// Whether the device reads memory itself, so that external memory has to be mapped for it.
+    pub fn needs_dma_map(&self) -> bool {
         self.inner.dma
     }
 

@@ -9,8 +9,8 @@ use siw_shm::control::{
     Addr, AsyncEventKind, CmEvent, CmEventKind, PrivateData, QpState, Text, codec,
 };
 
-use super::resources::QpPhase;
 use super::Control;
+use super::resources::QpPhase;
 use crate::worker::messages::{Command, ConnectFailure, Event, RequestId};
 
 impl Control {
@@ -62,7 +62,9 @@ impl Control {
                 remote,
             } => {
                 let Some(id) = self.owner(qpn) else { return };
-                let Some(qp) = self.qp_mut(id, qpn) else { return };
+                let Some(qp) = self.qp_mut(id, qpn) else {
+                    return;
+                };
                 qp.phase = QpPhase::Attached;
                 qp.state = QpState::Rts;
                 qp.ird = negotiated.ird;
@@ -87,7 +89,9 @@ impl Control {
             Event::ConnectFailed { qpn, failure } => self.connect_failed(qpn, failure),
             Event::Disconnected { qpn } => {
                 let Some(id) = self.owner(qpn) else { return };
-                let Some(qp) = self.qp_mut(id, qpn) else { return };
+                let Some(qp) = self.qp_mut(id, qpn) else {
+                    return;
+                };
                 qp.state = QpState::Error;
                 let mut e = CmEvent::new(CmEventKind::Disconnected);
                 e.cookie = qp.cookie;
@@ -102,11 +106,16 @@ impl Control {
             Event::Async { client, qpn, event } => {
                 use siw_iwarp::AsyncEvent as A;
                 let (kind, why) = match event {
-                    A::QpFatal => (AsyncEventKind::QpFatal, "the queue pair ended with an error"),
-                    A::QpReqErr => (AsyncEventKind::QpReqErr, "the peer broke the protocol, or says that we did"),
+                    A::QpFatal => (
+                        AsyncEventKind::QpFatal,
+                        "the queue pair ended with an error",
+                    ),
+                    A::QpReqErr => (
+                        AsyncEventKind::QpReqErr,
+                        "the peer broke the protocol, or says that we did",
+                    ),
                     A::QpAccessErr => (AsyncEventKind::QpAccessErr, "remote protection error"),
                     A::SqDrained => (AsyncEventKind::SqDrained, "the send queue is drained"),
-                    A::CommEst => return,
                 };
                 if kind != AsyncEventKind::SqDrained
                     && let Some(qp) = self.qp_mut(client, qpn)
@@ -143,10 +152,22 @@ impl Control {
         }
     }
 
-    fn connect_request(&mut self, worker: usize, request: RequestId, listener: u32, mut e: CmEvent) {
+    fn connect_request(
+        &mut self,
+        worker: usize,
+        request: RequestId,
+        listener: u32,
+        mut e: CmEvent,
+    ) {
         let Some(l) = self.listeners.get(&listener) else {
             let private_data = Vec::new();
-            return self.command(worker, Command::Reject { request, private_data });
+            return self.command(
+                worker,
+                Command::Reject {
+                    request,
+                    private_data,
+                },
+            );
         };
         self.requests_no = self.requests_no.wrapping_add(1).max(1);
         e.request = self.requests_no;
@@ -166,7 +187,9 @@ impl Control {
 
     fn connect_failed(&mut self, qpn: u32, failure: ConnectFailure) {
         let Some(id) = self.owner(qpn) else { return };
-        let Some(qp) = self.qp_mut(id, qpn) else { return };
+        let Some(qp) = self.qp_mut(id, qpn) else {
+            return;
+        };
         qp.phase = QpPhase::Detached;
         qp.state = QpState::Idle;
         let (kind, errno, reason) = match &failure {

@@ -118,7 +118,6 @@ enum Pending {
 
 struct Waiting {
     seq: u32,
-    kind: u16,
     what: Pending,
 }
 
@@ -161,9 +160,8 @@ pub struct Control {
 impl Control {
     pub fn new(config: ControlConfig) -> nix::Result<Control> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let watch = |fd: BorrowedFd<'_>, token| {
-            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token))
-        };
+        let watch =
+            |fd: BorrowedFd<'_>, token| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token));
         watch(config.listener.as_fd(), TOKEN_LISTENER)?;
         watch(config.signals.as_fd(), TOKEN_SIGNAL)?;
         watch(config.wake.as_fd(), TOKEN_WAKE)?;
@@ -316,7 +314,8 @@ impl Control {
         } else {
             siw_shm::region::Pages::Normal
         };
-        self.clients.insert(id, Client::new(id, pid, conn, pages, &self.config.limits));
+        self.clients
+            .insert(id, Client::new(id, pid, conn, pages, &self.config.limits));
     }
 
     fn client_readable(&mut self, id: u32) {
@@ -334,7 +333,9 @@ impl Control {
                 Err(RecvError::WouldBlock) => return,
                 Err(RecvError::Closed) => return self.remove_client(id, "closed its socket"),
                 Err(RecvError::Truncated) => {
-                    let _ = client.conn.refuse(0, 0, nix::libc::EMSGSIZE, "packet too long");
+                    let _ = client
+                        .conn
+                        .refuse(0, 0, nix::libc::EMSGSIZE, "packet too long");
                     return self.remove_client(id, "sent an overlong packet");
                 }
                 Err(RecvError::Io(e)) => {
@@ -369,7 +370,11 @@ impl Control {
     /// Reads a client's requests, or lets them wait.
     fn watch_client(&mut self, id: u32, on: bool) {
         if let Some(client) = self.clients.get(&id) {
-            let flags = if on { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+            let flags = if on {
+                EpollFlags::EPOLLIN
+            } else {
+                EpollFlags::empty()
+            };
             let mut event = EpollEvent::new(flags, u64::from(id));
             let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
         }
@@ -414,7 +419,11 @@ impl Control {
     /// Ends a client that broke the rules of shared memory.
     fn fault(&mut self, id: u32, reason: &str) {
         if let Some(client) = self.clients.get(&id) {
-            tracing::warn!(client = id, pid = client.pid, "closing the client: {reason}");
+            tracing::warn!(
+                client = id,
+                pid = client.pid,
+                "closing the client: {reason}"
+            );
             self.async_event(id, AsyncEventKind::DeviceFatal, 0, reason);
             self.remove_client(id, "broke the rules of its queues");
         }
@@ -426,7 +435,10 @@ impl Control {
             return Ok(());
         };
         if client.greeted {
-            return Err(requests::Refusal::new(nix::libc::EISCONN, "HELLO was said already"));
+            return Err(requests::Refusal::new(
+                nix::libc::EISCONN,
+                "HELLO was said already",
+            ));
         }
         client.name = m.name.to_text();
         let capacity = self
@@ -443,15 +455,13 @@ impl Control {
         let (events, theirs) = Conn::pair().map_err(requests::Refusal::memory)?;
         let mut ends = Vec::new();
         for w in 0..workers {
-            let ring = DoorbellConsumer::new(
-                region.clone(),
-                doorbell::ring_offset(w, capacity),
-                capacity,
-            )
-            .map_err(|e| requests::Refusal::new(nix::libc::EINVAL, e.to_string()))?;
+            let ring =
+                DoorbellConsumer::new(region.clone(), doorbell::ring_offset(w, capacity), capacity)
+                    .map_err(|e| requests::Refusal::new(nix::libc::EINVAL, e.to_string()))?;
             let wake = nix::sys::eventfd::EventFd::from_value_and_flags(
                 0,
-                nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
+                nix::sys::eventfd::EfdFlags::EFD_NONBLOCK
+                    | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
             )
             .map_err(|e| requests::Refusal::memory(e.into()))?;
             ends.push((ring, Arc::new(OwnedFd::from(wake))));
@@ -468,7 +478,10 @@ impl Control {
         };
         let page = self.config.page.region().fd();
         let (Some(page), Some(bells)) = (page, region.fd()) else {
-            return Err(requests::Refusal::new(nix::libc::ENOMEM, "shared memory has no descriptor"));
+            return Err(requests::Refusal::new(
+                nix::libc::ENOMEM,
+                "shared memory has no descriptor",
+            ));
         };
         let mut fds = vec![page, bells, theirs.as_fd()];
         fds.extend(ends.iter().map(|e| e.1.as_fd()));
@@ -478,7 +491,10 @@ impl Control {
             .map_err(requests::Refusal::memory)?;
         client.greeted = true;
         self.outboxes_no += 1;
-        client.events = Some(Outbox::new(events, TOKEN_OUTBOX | u64::from(self.outboxes_no)));
+        client.events = Some(Outbox::new(
+            events,
+            TOKEN_OUTBOX | u64::from(self.outboxes_no),
+        ));
         client.doorbells = Some(region);
         for (w, (doorbells, wake)) in ends.into_iter().enumerate() {
             self.command(
@@ -553,16 +569,19 @@ impl Control {
                 return;
             }
         }
-        let found = self.clients.iter_mut().find_map(|(id, c)| match &mut c.waiting {
-            Some(Waiting {
-                what: Pending::FreeCq { token: t, left, .. },
-                ..
-            }) if *t == token => {
-                *left = left.saturating_sub(1);
-                Some((*id, *left))
-            }
-            _ => None,
-        });
+        let found = self
+            .clients
+            .iter_mut()
+            .find_map(|(id, c)| match &mut c.waiting {
+                Some(Waiting {
+                    what: Pending::FreeCq { token: t, left, .. },
+                    ..
+                }) if *t == token => {
+                    *left = left.saturating_sub(1);
+                    Some((*id, *left))
+                }
+                _ => None,
+            });
         if let Some((id, 0)) = found {
             self.finish_free_cq(id);
         }
@@ -618,16 +637,19 @@ impl Control {
         if let Some(s) = self.stats.get_mut(worker) {
             *s = stats;
         }
-        let found = self.clients.iter_mut().find_map(|(id, c)| match &mut c.waiting {
-            Some(Waiting {
-                what: Pending::Stats { token: t, left },
-                ..
-            }) if *t == token => {
-                *left = left.saturating_sub(1);
-                Some((*id, *left))
-            }
-            _ => None,
-        });
+        let found = self
+            .clients
+            .iter_mut()
+            .find_map(|(id, c)| match &mut c.waiting {
+                Some(Waiting {
+                    what: Pending::Stats { token: t, left },
+                    ..
+                }) if *t == token => {
+                    *left = left.saturating_sub(1);
+                    Some((*id, *left))
+                }
+                _ => None,
+            });
         if let Some((id, 0)) = found {
             self.finish_stats(id);
         }
@@ -638,6 +660,9 @@ impl Drop for Control {
     fn drop(&mut self) {
         // Only the daemon that bound the path takes it away.
         let _ = std::fs::remove_file(&self.config.socket);
-        tracing::debug!(fd = self.config.listener.as_raw_fd(), "control socket closed");
+        tracing::debug!(
+            fd = self.config.listener.as_raw_fd(),
+            "control socket closed"
+        );
     }
 }

@@ -42,10 +42,16 @@ impl Refusal {
         Refusal::new(libc::ENOENT, format!("no {what} {id} of this client"))
     }
     fn busy(what: &str, users: u32) -> Refusal {
-        Refusal::new(libc::EBUSY, format!("{what} has {users} users: destroy them first"))
+        Refusal::new(
+            libc::EBUSY,
+            format!("{what} has {users} users: destroy them first"),
+        )
     }
     fn limit(what: &str, n: u64) -> Refusal {
-        Refusal::new(libc::ENOMEM, format!("{what}: the limit is {n}; see [limits]"))
+        Refusal::new(
+            libc::ENOMEM,
+            format!("{what}: the limit is {n}; see [limits]"),
+        )
     }
 }
 
@@ -110,7 +116,10 @@ impl Control {
         let kind = request.kind();
         let greeted = self.clients.get(&id).is_some_and(|c| c.greeted);
         let outcome = if !greeted && !matches!(request, Request::Hello(_)) {
-            Err(Refusal::new(libc::EPROTO, "the first message has to be HELLO"))
+            Err(Refusal::new(
+                libc::EPROTO,
+                "the first message has to be HELLO",
+            ))
         } else {
             self.execute(id, seq, request)
         };
@@ -120,9 +129,14 @@ impl Control {
         };
         match outcome {
             Ok(Done::Replied) => {}
-            Ok(Done::Wait(what)) => client.waiting = Some(Waiting { seq, kind, what }),
+            Ok(Done::Wait(what)) => client.waiting = Some(Waiting { seq, what }),
             Err(r) => {
-                tracing::debug!(client = id, request = request.name(), "refused: {}", r.reason);
+                tracing::debug!(
+                    client = id,
+                    request = request.name(),
+                    "refused: {}",
+                    r.reason
+                );
                 let _ = client.conn.refuse(kind, seq, r.errno, &r.reason);
             }
         }
@@ -149,11 +163,21 @@ impl Control {
                 let pd = self.pds;
                 let c = self.client(id)?;
                 c.pds.insert(pd, Pd { users: 0 });
-                send::<m::AllocPd>(c, seq, &m::IdReply { id: pd, reserved: 0 })
+                send::<m::AllocPd>(
+                    c,
+                    seq,
+                    &m::IdReply {
+                        id: pd,
+                        reserved: 0,
+                    },
+                )
             }
             Request::DeallocPd(r) => {
                 let c = self.client(id)?;
-                let pd = c.pds.get(&r.pd).ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
+                let pd = c
+                    .pds
+                    .get(&r.pd)
+                    .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
                 if pd.users > 0 {
                     return Err(Refusal::busy("protection domain", pd.users));
                 }
@@ -163,7 +187,10 @@ impl Control {
             Request::AllocArena(r) => self.alloc_arena(id, seq, r),
             Request::FreeArena(r) => {
                 let c = self.client(id)?;
-                let a = c.arenas.get(&r.arena).ok_or_else(|| Refusal::unknown("arena", r.arena))?;
+                let a = c
+                    .arenas
+                    .get(&r.arena)
+                    .ok_or_else(|| Refusal::unknown("arena", r.arena))?;
                 if a.mrs > 0 {
                     return Err(Refusal::busy("arena", a.mrs));
                 }
@@ -189,7 +216,10 @@ impl Control {
             Request::CreateCq(r) => self.create_cq(id, seq, r),
             Request::DestroyCq(r) => {
                 let c = self.client(id)?;
-                let cq = c.cqs.get(&r.cq).ok_or_else(|| Refusal::unknown("completion queue", r.cq))?;
+                let cq = c
+                    .cqs
+                    .get(&r.cq)
+                    .ok_or_else(|| Refusal::unknown("completion queue", r.cq))?;
                 if cq.qps > 0 {
                     return Err(Refusal::busy("completion queue", cq.qps));
                 }
@@ -197,7 +227,11 @@ impl Control {
                     self.command(w, Command::RemoveCq { cq: r.cq });
                 }
                 let (token, left) = self.fence();
-                Ok(Done::Wait(Pending::FreeCq { cq: r.cq, token, left }))
+                Ok(Done::Wait(Pending::FreeCq {
+                    cq: r.cq,
+                    token,
+                    left,
+                }))
             }
             Request::CreateQp(r) => self.create_qp(id, seq, r),
             Request::ModifyQp(r) => self.modify_qp(id, seq, r),
@@ -226,7 +260,11 @@ impl Control {
             Request::Connect(r) => self.connect(id, seq, r),
             Request::Listen(r) => self.listen(id, seq, r),
             Request::Unlisten(r) => {
-                if self.listeners.get(&r.listener).is_none_or(|l| l.client != id) {
+                if self
+                    .listeners
+                    .get(&r.listener)
+                    .is_none_or(|l| l.client != id)
+                {
                     return Err(Refusal::unknown("listener", r.listener));
                 }
                 self.unlisten(r.listener);
@@ -236,14 +274,26 @@ impl Control {
             Request::Reject(r) => {
                 let (request, _) = self.take_request(id, r.request)?;
                 let private_data = r.private_data.as_bytes().to_vec();
-                self.command(request.worker(), Command::Reject { request, private_data });
+                self.command(
+                    request.worker(),
+                    Command::Reject {
+                        request,
+                        private_data,
+                    },
+                );
                 send::<m::Reject>(self.client(id)?, seq, &EMPTY)
             }
             Request::Disconnect(r) => {
                 let c = self.client(id)?;
-                let qp = c.qps.get(&r.qp_num).ok_or_else(|| Refusal::unknown("queue pair", r.qp_num))?;
+                let qp = c
+                    .qps
+                    .get(&r.qp_num)
+                    .ok_or_else(|| Refusal::unknown("queue pair", r.qp_num))?;
                 if qp.phase == QpPhase::Detached {
-                    return Err(Refusal::new(libc::ENOTCONN, "the queue pair is not connected"));
+                    return Err(Refusal::new(
+                        libc::ENOTCONN,
+                        "the queue pair is not connected",
+                    ));
                 }
                 let worker = qp.worker;
                 self.command(worker, Command::Disconnect { qpn: r.qp_num });
@@ -272,11 +322,9 @@ impl Control {
 
     fn query_device(&mut self, id: u32, seq: u32, index: u32) -> Outcome {
         let n = self.config.devices.len();
-        let d = self
-            .config
-            .devices
-            .get(index as usize)
-            .ok_or_else(|| Refusal::new(libc::ENODEV, format!("no device {index}: there are {n}")))?;
+        let d = self.config.devices.get(index as usize).ok_or_else(|| {
+            Refusal::new(libc::ENODEV, format!("no device {index}: there are {n}"))
+        })?;
         let mut ips = [m::Addr::NONE; 8];
         let mut used = 0;
         for (place, cidr) in ips.iter_mut().zip(&d.addresses) {
@@ -285,7 +333,11 @@ impl Control {
         }
         let reply = m::DeviceReply {
             index,
-            port_state: if d.link_up { m::PORT_ACTIVE } else { m::PORT_DOWN },
+            port_state: if d.link_up {
+                m::PORT_ACTIVE
+            } else {
+                m::PORT_DOWN
+            },
             name: m::Text::new(&d.name),
             driver: m::Text::new(&d.driver),
             mac: d.mac,
@@ -314,11 +366,10 @@ impl Control {
             return Err(Refusal::limit("arena bytes", limit));
         }
         let pages = if huge { Pages::TryHuge } else { Pages::Normal };
-        let region = Arc::new(
-            Region::create("siwd-arena", r.len as usize, pages).map_err(Refusal::memory)?,
-        );
-        let external = (self.config.map_arena)(&region)
-            .map_err(|e| Refusal::new(libc::ENOMEM, e))?;
+        let region =
+            Arc::new(Region::create("siwd-arena", r.len as usize, pages).map_err(Refusal::memory)?);
+        let external =
+            (self.config.map_arena)(&region).map_err(|e| Refusal::new(libc::ENOMEM, e))?;
         let c = self.client(id)?;
         let arena = c.number();
         let reply = m::ArenaReply {
@@ -351,7 +402,10 @@ impl Control {
         }
         let access = Access(r.access);
         if !Access::ALL.contains(access) {
-            return Err(Refusal::new(libc::EINVAL, format!("unknown access bits {:#x}", r.access)));
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!("unknown access bits {:#x}", r.access),
+            ));
         }
         let writes = access.0 & (Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0) != 0;
         if writes && !access.contains(Access::LOCAL_WRITE) {
@@ -360,9 +414,24 @@ impl Control {
                 "remote write and remote atomic need local write too (ibv_reg_mr(3))",
             ));
         }
-        let arena = c.arenas.get_mut(&r.arena).ok_or_else(|| Refusal::unknown("arena", r.arena))?;
-        let pd = c.pds.get_mut(&r.pd).ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
-        let mr = Mr::new(arena.region.clone(), r.offset, r.len, r.va, r.pd, None, access).map_err(|_| {
+        let arena = c
+            .arenas
+            .get_mut(&r.arena)
+            .ok_or_else(|| Refusal::unknown("arena", r.arena))?;
+        let pd = c
+            .pds
+            .get_mut(&r.pd)
+            .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
+        let mr = Mr::new(
+            arena.region.clone(),
+            r.offset,
+            r.len,
+            r.va,
+            r.pd,
+            None,
+            access,
+        )
+        .map_err(|_| {
             Refusal::new(
                 libc::EINVAL,
                 format!(
@@ -405,8 +474,14 @@ impl Control {
     }
 
     pub(super) fn finish_dereg(&mut self, id: u32) {
-        let Some(c) = self.clients.get_mut(&id) else { return };
-        let Some(Waiting { seq, what: Pending::Dereg { lkey, .. }, .. }) = c.waiting.take() else {
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(Waiting {
+            seq,
+            what: Pending::Dereg { lkey, .. },
+        }) = c.waiting.take()
+        else {
             return;
         };
         if let Some(mr) = c.mrs.remove(&lkey) {
@@ -514,7 +589,6 @@ impl Control {
             number,
             Cq {
                 mem,
-                geometry,
                 channel: r.channel,
                 qps: 0,
             },
@@ -523,8 +597,14 @@ impl Control {
     }
 
     pub(super) fn finish_free_cq(&mut self, id: u32) {
-        let Some(c) = self.clients.get_mut(&id) else { return };
-        let Some(Waiting { seq, what: Pending::FreeCq { cq, .. }, .. }) = c.waiting.take() else {
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(Waiting {
+            seq,
+            what: Pending::FreeCq { cq, .. },
+        }) = c.waiting.take()
+        else {
             return;
         };
         if let Some(q) = c.cqs.remove(&cq) {
@@ -641,12 +721,19 @@ impl Control {
 
     /// The worker's ends of a queue pair's rings.
     fn setup(c: &Client, qpn: u32) -> Result<QpSetup, Refusal> {
-        let qp = c.qps.get(&qpn).ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        let qp = c
+            .qps
+            .get(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
         let (region, at) = (&qp.mem.region, qp.mem.offset);
         let bad = |e: siw_shm::OutOfBounds| Refusal::new(libc::EINVAL, e.to_string());
         let sq = SqConsumer::new(region.clone(), at, qp.geometry.sq_slots).map_err(bad)?;
-        let rq = RqConsumer::new(region.clone(), at + qp.geometry.rq_offset, qp.geometry.rq_slots)
-            .map_err(bad)?;
+        let rq = RqConsumer::new(
+            region.clone(),
+            at + qp.geometry.rq_offset,
+            qp.geometry.rq_slots,
+        )
+        .map_err(bad)?;
         Ok(QpSetup {
             client: c.id,
             attr: qp.attr,
@@ -660,7 +747,10 @@ impl Control {
     fn modify_qp(&mut self, id: u32, seq: u32, r: &m::ModifyQp) -> Outcome {
         let qpn = r.qp_num;
         let c = self.client(id)?;
-        let qp = c.qps.get_mut(&qpn).ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        let qp = c
+            .qps
+            .get_mut(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
         let command = match m::QpState::from_u32(r.state) {
             Some(m::QpState::Error) => {
                 qp.state = m::QpState::Error;
@@ -680,7 +770,9 @@ impl Control {
                 let state = other.map_or_else(|| r.state.to_string(), |s| format!("{s:?}"));
                 return Err(Refusal::new(
                     libc::EINVAL,
-                    format!("a queue pair cannot be moved to {state} here: ERROR always, CLOSING when connected"),
+                    format!(
+                        "a queue pair cannot be moved to {state} here: ERROR always, CLOSING when connected"
+                    ),
                 ));
             }
         };
@@ -693,7 +785,10 @@ impl Control {
 
     fn destroy_qp(&mut self, id: u32, seq: u32, qpn: u32) -> Outcome {
         let c = self.client(id)?;
-        let qp = c.qps.get(&qpn).ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        let qp = c
+            .qps
+            .get(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
         if qp.phase == QpPhase::Detached {
             self.free_qp(id, qpn);
             return send::<m::DestroyQp>(self.client(id)?, seq, &EMPTY);
@@ -704,7 +799,9 @@ impl Control {
     }
 
     fn free_qp(&mut self, id: u32, qpn: u32) {
-        let Some(c) = self.clients.get_mut(&id) else { return };
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
         if let Some(qp) = c.qps.remove(&qpn) {
             for cq in [qp.send_cq, qp.recv_cq] {
                 if let Some(cq) = c.cqs.get_mut(&cq) {
@@ -721,7 +818,9 @@ impl Control {
 
     pub(super) fn finish_destroy_qp(&mut self, qpn: u32) {
         let Some(id) = self.owner(qpn) else { return };
-        let Some(c) = self.clients.get_mut(&id) else { return };
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
         let waits = matches!(&c.waiting, Some(Waiting { what: Pending::DestroyQp { qpn: q }, .. }) if *q == qpn);
         if !waits {
             return;
@@ -754,7 +853,10 @@ impl Control {
         if !c.cm_channels.contains_key(&cm_channel) {
             return Err(Refusal::unknown("CM channel", cm_channel));
         }
-        let qp = c.qps.get_mut(&qpn).ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        let qp = c
+            .qps
+            .get_mut(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
         if qp.phase != QpPhase::Detached {
             return Err(Refusal::new(
                 libc::EISCONN,
@@ -765,8 +867,9 @@ impl Control {
     }
 
     fn connect(&mut self, id: u32, seq: u32, r: &m::Connect) -> Outcome {
-        let remote = cm::socket_addr(r.dst)
-            .ok_or_else(|| Refusal::new(libc::EDESTADDRREQ, "the destination address is missing"))?;
+        let remote = cm::socket_addr(r.dst).ok_or_else(|| {
+            Refusal::new(libc::EDESTADDRREQ, "the destination address is missing")
+        })?;
         let local = cm::socket_addr(r.src).filter(|a| !a.ip().is_unspecified());
         let device = match r.device {
             m::ANY_DEVICE => self
@@ -774,7 +877,10 @@ impl Control {
                 .ok_or_else(|| {
                     Refusal::new(
                         libc::EHOSTUNREACH,
-                        format!("no device reaches {}: not on a device's network, and no gateway", remote.ip()),
+                        format!(
+                            "no device reaches {}: not on a device's network, and no gateway",
+                            remote.ip()
+                        ),
                     )
                 })?,
             n => n as usize,
@@ -835,7 +941,10 @@ impl Control {
                 .free_port(&devices, local)
                 .ok_or_else(|| Refusal::new(libc::EADDRINUSE, "no free port"))?,
             p if self.port_taken(&devices, local, p) => {
-                return Err(Refusal::new(libc::EADDRINUSE, format!("port {p} is in use")));
+                return Err(Refusal::new(
+                    libc::EADDRINUSE,
+                    format!("port {p} is in use"),
+                ));
             }
             p => p,
         };
@@ -956,7 +1065,9 @@ impl Control {
 
     pub(super) fn finish_stats(&mut self, id: u32) {
         let text = self.stats_json();
-        let Some(c) = self.clients.get_mut(&id) else { return };
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
         if let Some(w) = c.waiting.take() {
             let _ = c.conn.reply::<m::Stats>(w.seq, &stats_part(&text, 0), &[]);
             c.stats_text = text;
@@ -978,7 +1089,7 @@ impl Control {
                             "rx_frames": rx,
                             "tx_frames": tx,
                             "tcp": tcp
-                                .entries()
+                                .iter()
                                 .map(|(k, v)| (k.to_owned(), serde_json::Value::from(v)))
                                 .collect::<serde_json::Map<_, _>>(),
                         })
@@ -1016,7 +1127,11 @@ impl Control {
     /// A link went up or down.
     #[allow(dead_code, reason = "called once ports report link changes")]
     pub(super) fn link_changed(&mut self, device: u32, up: bool) {
-        let kind = if up { AsyncEventKind::PortActive } else { AsyncEventKind::PortErr };
+        let kind = if up {
+            AsyncEventKind::PortActive
+        } else {
+            AsyncEventKind::PortErr
+        };
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
             self.async_event(id, kind, device, "");
         }
@@ -1024,7 +1139,10 @@ impl Control {
 }
 
 fn qp_state(c: &Client, qpn: u32) -> Result<m::QpStateReply, Refusal> {
-    let qp = c.qps.get(&qpn).ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+    let qp = c
+        .qps
+        .get(&qpn)
+        .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
     Ok(m::QpStateReply {
         state: qp.state as u32,
         worker: qp.worker as u32,

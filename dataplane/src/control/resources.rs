@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use siw_iwarp::QpAttr;
+use siw_shm::QpGeometry;
 use siw_shm::control::{Addr, Conn, QpState};
 use siw_shm::queue_alloc::{QueueAlloc, QueueMem};
 use siw_shm::region::{Pages, Region};
-use siw_shm::{CqGeometry, QpGeometry};
 
 use super::Waiting;
 use super::outbox::Outbox;
@@ -41,7 +41,6 @@ pub struct Channel {
 
 pub struct Cq {
     pub mem: QueueMem,
-    pub geometry: CqGeometry,
     pub channel: u32,
     pub qps: u32,
 }

@@ -137,6 +137,8 @@ impl Worker {
     }
 
     fn add_qp(&mut self, setup: QpSetup, lane: usize) -> u32 {
+        // A doorbell that was rung before any worker knew the queue pair found nobody.
+        setup.sq.clear_pending();
         self.qps.insert(Box::new(QpSlot {
             client: setup.client,
             lane,
@@ -162,7 +164,9 @@ impl Worker {
     }
 
     fn disconnect(&mut self, now: Instant, slot: u32) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         match qp.phase {
             Phase::Running => {
                 qp.qp.disconnect();
@@ -185,7 +189,9 @@ impl Worker {
     }
 
     fn destroy(&mut self, now: Instant, slot: u32) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         qp.destroying = true;
         qp.told_over = true;
         if let (Phase::Running, Some(conn)) = (&qp.phase, qp.conn) {
@@ -230,13 +236,13 @@ impl Worker {
             if reset || !clean {
                 stack.abort(now, conn);
             }
-            self.with_qp(slot, |qp, env| qp.abandon(env));
+            self.with_qp(slot, |qp, env| qp.modify_to_error(env));
             let stack = &mut self.lanes[lane].stack;
             stack.set_user(conn, User::Nobody.into());
             stack.close(now, conn);
             stack.release(now, conn);
         } else {
-            self.with_qp(slot, |qp, env| qp.abandon(env));
+            self.with_qp(slot, |qp, env| qp.modify_to_error(env));
         }
         let qp = self.qps.remove(slot)?;
         if let Some(d) = qp.close_deadline {
@@ -256,7 +262,10 @@ impl Worker {
             }
         }
         for slot in 0..self.inbound.len() {
-            if self.inbound[slot].as_ref().is_some_and(|i| i.listener == listener) {
+            if self.inbound[slot]
+                .as_ref()
+                .is_some_and(|i| i.listener == listener)
+            {
                 self.drop_inbound(now, slot as u32, true);
             }
         }

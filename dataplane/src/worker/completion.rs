@@ -120,8 +120,7 @@ impl CqTable {
             };
             // A full channel means that the client has not read thousands of events: try
             // again with the next batch. A closed one wants none.
-            nix::unistd::write(fd, &slot.end.cookie.to_le_bytes())
-                == Err(nix::errno::Errno::EAGAIN)
+            nix::unistd::write(fd, &slot.end.cookie.to_le_bytes()) == Err(nix::errno::Errno::EAGAIN)
         });
         self.owed = owed;
     }

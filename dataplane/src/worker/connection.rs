@@ -8,6 +8,7 @@
 
 use siw_iwarp::mpa::{CrcPolicy, Initiator, InitiatorStep, Responder, ResponderStep};
 use siw_iwarp::{CloseKind, CloseReason, QpState, TxRecord};
+use siw_shm::control;
 use siw_tcp::{ConnId, Events, Instant};
 
 use super::frame::Stream;
@@ -63,27 +64,33 @@ impl Worker {
         events: Events,
     ) {
         if events.contains(Events::READABLE) {
-            let Some(qp) = self.qps.get_mut(slot) else { return };
+            let Some(qp) = self.qps.get_mut(slot) else {
+                return;
+            };
             let lane = &mut self.lanes[lane_index];
-            let Some(rx) = lane.stack.rx_queue(conn) else { return };
+            let Some(rx) = lane.stack.rx_queue(conn) else {
+                return;
+            };
             let mut env = super::Env {
-                pd: qp.qp.attr().pd,
                 rings: &mut qp.rings,
                 keys: &self.keys,
                 cqs: &mut self.cqs,
                 owners: &mut self.owners,
+                scratch: &mut self.scratch,
             };
             qp.qp.receive(&mut env, &mut Stream(rx));
         }
         if events.contains(Events::ACKED) {
-            let Some(qp) = self.qps.get_mut(slot) else { return };
+            let Some(qp) = self.qps.get_mut(slot) else {
+                return;
+            };
             let lane = &mut self.lanes[lane_index];
             let mut env = super::Env {
-                pd: qp.qp.attr().pd,
                 rings: &mut qp.rings,
                 keys: &self.keys,
                 cqs: &mut self.cqs,
                 owners: &mut self.owners,
+                scratch: &mut self.scratch,
             };
             let machine = &mut qp.qp;
             lane.stack.take_acked(conn, |record| {
@@ -91,7 +98,8 @@ impl Worker {
                     machine.acked(&mut env, &f);
                 }
             });
-            if machine.waits_for_release() && !qp.releasing {
+            let owners = env.owners;
+            if owners.take_waited() && !qp.releasing {
                 qp.releasing = true;
                 self.releasing.push(slot);
             }
@@ -165,15 +173,17 @@ impl Worker {
 
     /// Writes the state where the client library looks, and flushes what raced with it.
     pub(super) fn publish_state(&mut self, slot: u32) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
-        let state = match qp.qp.state() {
-            QpState::Idle => siw_shm::qp_state::IDLE,
-            QpState::Rts => siw_shm::qp_state::RTS,
-            QpState::Closing => siw_shm::qp_state::CLOSING,
-            QpState::Terminate => siw_shm::qp_state::TERMINATE,
-            QpState::Error => siw_shm::qp_state::ERROR,
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
         };
-        qp.rings.sq.set_qp_state(state);
+        let state = match qp.qp.state() {
+            QpState::Idle => control::QpState::Idle,
+            QpState::Rts => control::QpState::Rts,
+            QpState::Closing => control::QpState::Closing,
+            QpState::Terminate => control::QpState::Terminate,
+            QpState::Error => control::QpState::Error,
+        };
+        qp.rings.sq.set_qp_state(state as u32);
         if matches!(qp.qp.state(), QpState::Error) || matches!(qp.phase, Phase::Over) {
             self.with_qp(slot, |qp, env| qp.flush(env));
         }
@@ -187,13 +197,17 @@ impl Worker {
 
     /// The queue pair may want its stream closed: after an error, a Terminate, a disconnect.
     pub(super) fn close_if_wanted(&mut self, now: Instant, slot: u32) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         if qp.qp.has_work() {
             // A Terminate, or what precedes a graceful close, still has to go.
             self.make_ready(slot);
         }
         self.publish_state(slot);
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         let (Some(conn), Some(kind)) = (qp.conn, qp.qp.wants_close()) else {
             return;
         };
@@ -218,18 +232,27 @@ impl Worker {
 
     /// Starts a connection for a queue pair that is already in the table.
     pub(super) fn connect(&mut self, now: Instant, slot: u32, params: ConnectParams) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         let lane = &mut self.lanes[qp.lane];
         let mut config = lane.mpa.clone();
         if let Some(crc) = params.crc {
-            config.crc = if crc { CrcPolicy::Required } else { CrcPolicy::IfAsked };
+            config.crc = if crc {
+                CrcPolicy::Required
+            } else {
+                CrcPolicy::IfAsked
+            };
         }
         if let Some(rev) = params.revision {
             config.rev = rev;
         }
-        let initiator = match Initiator::new(&config, params.ird, params.ord, &params.private_data) {
+        let initiator = match Initiator::new(&config, params.ird, params.ord, &params.private_data)
+        {
             Ok(i) => i,
-            Err(e) => return self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string())),
+            Err(e) => {
+                return self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string()));
+            }
         };
         let started = lane.stack.connect(
             now,
@@ -262,7 +285,9 @@ impl Worker {
         slot: u32,
         events: Events,
     ) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         let Phase::Connecting(c) = &mut qp.phase else {
             // Late news of a connection that is over for its owner.
             if events.intersects(ENDINGS) {
@@ -276,21 +301,30 @@ impl Worker {
             c.request_sent = true;
             let request = c.initiator.request();
             let len = request.len() as u32;
-            let _ = lane.stack.push_record(conn, len, TxRecord::Stream(request), true);
+            let _ = lane
+                .stack
+                .push_record(conn, len, TxRecord::Stream(request), true);
             c.deadline = Instant(now.0 + u64::from(c.config.reply_timeout_ms) * 1_000_000);
             self.timers.insert((c.deadline, User::Qp(slot).into()), ());
             self.flush_lane(now, lane_index, conn);
         }
         let lane = &mut self.lanes[lane_index];
         lane.stack.take_acked(conn, |_| {});
-        let Some(qp) = self.qps.get_mut(slot) else { return };
-        let Phase::Connecting(c) = &mut qp.phase else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let Phase::Connecting(c) = &mut qp.phase else {
+            return;
+        };
         if events.contains(Events::READABLE)
             && let Some(rx) = lane.stack.rx_queue(conn)
         {
             match c.initiator.on_stream(&mut Stream(rx)) {
                 InitiatorStep::NeedMore => {}
-                InitiatorStep::Accepted { negotiated, private_data } => {
+                InitiatorStep::Accepted {
+                    negotiated,
+                    private_data,
+                } => {
                     self.timers.remove(&(c.deadline, User::Qp(slot).into()));
                     self.established(now, slot, conn, negotiated, private_data);
                     // FPDUs may follow the reply in the same batch, and TCP may have ended.
@@ -304,7 +338,9 @@ impl Worker {
                 InitiatorStep::Failed { error, send } => {
                     if let Some(bytes) = send {
                         let len = bytes.len() as u32;
-                        let _ = lane.stack.push_record(conn, len, TxRecord::Stream(bytes), true);
+                        let _ = lane
+                            .stack
+                            .push_record(conn, len, TxRecord::Stream(bytes), true);
                     }
                     let failure = ConnectFailure::Protocol(error.to_string());
                     return self.connect_failed(now, slot, failure);
@@ -340,7 +376,9 @@ impl Worker {
 
     /// Tells the consumer, and forgets the connection.
     pub(super) fn connect_failed(&mut self, now: Instant, slot: u32, failure: ConnectFailure) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         let qpn = qp.rings.qpn;
         if let Phase::Connecting(c) = std::mem::replace(&mut qp.phase, Phase::Idle) {
             self.timers.remove(&(c.deadline, User::Qp(slot).into()));
@@ -366,7 +404,9 @@ impl Worker {
         negotiated: siw_iwarp::Negotiated,
         private_data: Vec<u8>,
     ) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         let stack = &self.lanes[qp.lane].stack;
         qp.qp.set_rts(negotiated, stack.emss(conn) as u32);
         qp.phase = Phase::Running;
@@ -392,10 +432,14 @@ impl Worker {
         if events.intersects(ENDINGS) {
             return self.lanes[lane].stack.release(now, conn);
         }
-        let slot = self.inbound.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.inbound.push(None);
-            self.inbound.len() - 1
-        });
+        let slot = self
+            .inbound
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.inbound.push(None);
+                self.inbound.len() - 1
+            });
         let l = &mut self.lanes[lane];
         let deadline = Instant(now.0 + u64::from(l.mpa.request_timeout_ms) * 1_000_000);
         self.inbound_generation = self.inbound_generation.wrapping_add(1) & 0xFF_FFFF;
@@ -414,7 +458,14 @@ impl Worker {
         self.inbound_event(now, lane, conn, slot as u32, events);
     }
 
-    fn inbound_event(&mut self, now: Instant, lane: usize, conn: ConnId, slot: u32, events: Events) {
+    fn inbound_event(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        conn: ConnId,
+        slot: u32,
+        events: Events,
+    ) {
         let worker = self.index as u32;
         let Some(Some(inbound)) = self.inbound.get_mut(slot as usize) else {
             return self.lanes[lane].stack.release(now, conn);
@@ -499,14 +550,22 @@ impl Worker {
         let found = self
             .inbound
             .get_mut(request.slot() as usize)
-            .filter(|i| i.as_ref().is_some_and(|i| i.generation == request.generation()))
+            .filter(|i| {
+                i.as_ref()
+                    .is_some_and(|i| i.generation == request.generation())
+            })
             .and_then(Option::take);
         let Some(inbound) = found else {
             return self.connect_failed(now, slot, ConnectFailure::Reset);
         };
         self.timers
             .remove(&(inbound.deadline, User::Inbound(request.slot()).into()));
-        let Inbound { lane, conn, responder, .. } = inbound;
+        let Inbound {
+            lane,
+            conn,
+            responder,
+            ..
+        } = inbound;
         let reply = responder.accept(depths.0, depths.1, private_data);
         if let Some(qp) = self.qps.get_mut(slot) {
             qp.lane = lane;
@@ -558,7 +617,9 @@ impl Worker {
             self.timers.pop_first();
             match User::from(user) {
                 User::Inbound(slot) => {
-                    tracing::debug!("a connection was given up: no MPA request, or no answer to it");
+                    tracing::debug!(
+                        "a connection was given up: no MPA request, or no answer to it"
+                    );
                     self.drop_inbound(now, slot, true);
                 }
                 User::Qp(slot) => self.qp_timer(now, slot),
@@ -568,7 +629,9 @@ impl Worker {
     }
 
     fn qp_timer(&mut self, now: Instant, slot: u32) {
-        let Some(qp) = self.qps.get_mut(slot) else { return };
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
         match &qp.phase {
             Phase::Connecting(c) if c.deadline <= now => {
                 if let Some(conn) = qp.conn {

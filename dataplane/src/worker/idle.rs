@@ -43,7 +43,10 @@ impl Idle {
     ) -> Result<Idle, Errno> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let fd = &mailbox.worker_wake;
-        epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64))?;
+        epoll.add(
+            fd,
+            EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64),
+        )?;
         Ok(Idle {
             policy,
             spin: spin.as_nanos() as u64,
@@ -129,7 +132,11 @@ impl Worker {
 
     fn drain_wakes(&mut self) {
         let mut events = [EpollEvent::empty(); 16];
-        let n = self.idle.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+        let n = self
+            .idle
+            .epoll
+            .wait(&mut events, EpollTimeout::ZERO)
+            .unwrap_or(0);
         for e in &events[..n] {
             let fd = e.data();
             let source = self

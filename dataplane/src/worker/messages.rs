@@ -15,7 +15,9 @@ pub struct RequestId(pub u64);
 
 impl RequestId {
     pub fn new(worker: u32, slot: u32, generation: u32) -> RequestId {
-        RequestId(u64::from(worker) << 56 | u64::from(generation & 0xFF_FFFF) << 32 | u64::from(slot))
+        RequestId(
+            u64::from(worker) << 56 | u64::from(generation & 0xFF_FFFF) << 32 | u64::from(slot),
+        )
     }
     pub fn worker(self) -> usize {
         (self.0 >> 56) as usize
@@ -62,10 +64,17 @@ pub enum Command {
         wake: Arc<OwnedFd>,
     },
     /// Ends everything of a client: its connections are reset.
-    RemoveClient { client: u32 },
+    RemoveClient {
+        client: u32,
+    },
     AddCq(Box<CqEnd>),
-    RemoveCq { cq: u32 },
-    Connect { setup: Box<QpSetup>, params: Box<ConnectParams> },
+    RemoveCq {
+        cq: u32,
+    },
+    Connect {
+        setup: Box<QpSetup>,
+        params: Box<ConnectParams>,
+    },
     Accept {
         setup: Box<QpSetup>,
         request: RequestId,
@@ -73,7 +82,10 @@ pub enum Command {
         ird: u16,
         ord: u16,
     },
-    Reject { request: RequestId, private_data: Vec<u8> },
+    Reject {
+        request: RequestId,
+        private_data: Vec<u8>,
+    },
     Listen {
         listener: u32,
         device: usize,
@@ -81,16 +93,30 @@ pub enum Command {
         port: u16,
         backlog: usize,
     },
-    Unlisten { listener: u32 },
-    Disconnect { qpn: u32 },
+    Unlisten {
+        listener: u32,
+    },
+    Disconnect {
+        qpn: u32,
+    },
     /// A queue pair without a connection whose queues are to be flushed.
-    Adopt { setup: Box<QpSetup> },
-    ToError { qpn: u32 },
-    DestroyQp { qpn: u32 },
+    Adopt {
+        setup: Box<QpSetup>,
+    },
+    ToError {
+        qpn: u32,
+    },
+    DestroyQp {
+        qpn: u32,
+    },
     /// Answered with [`Event::Fenced`] when all earlier commands are done.
-    Fence { token: u64 },
+    Fence {
+        token: u64,
+    },
     /// Counters as of now, answered with [`Event::Stats`].
-    Stats { token: u64 },
+    Stats {
+        token: u64,
+    },
     /// Close all connections and end the thread.
     Stop,
 }
@@ -122,7 +148,10 @@ pub enum Event {
         peer_ord: Option<u16>,
     },
     /// The peer gave up before the application answered.
-    RequestGone { request: RequestId, listener: u32 },
+    RequestGone {
+        request: RequestId,
+        listener: u32,
+    },
     Established {
         qpn: u32,
         negotiated: Negotiated,
@@ -130,20 +159,53 @@ pub enum Event {
         local: SocketAddr,
         remote: SocketAddr,
     },
-    ConnectFailed { qpn: u32, failure: ConnectFailure },
-    Disconnected { qpn: u32 },
-    QpDestroyed { qpn: u32 },
-    Async { client: u32, qpn: u32, event: AsyncEvent },
+    ConnectFailed {
+        qpn: u32,
+        failure: ConnectFailure,
+    },
+    Disconnected {
+        qpn: u32,
+    },
+    QpDestroyed {
+        qpn: u32,
+    },
+    Async {
+        client: u32,
+        qpn: u32,
+        event: AsyncEvent,
+    },
     /// A completion ring was full: the queue is broken.
-    CqOverflow { client: u32, cq: u32 },
+    CqOverflow {
+        client: u32,
+        cq: u32,
+    },
     /// A work request could not be executed.
-    BadRequest { client: u32, qpn: u32, reason: String },
+    BadRequest {
+        client: u32,
+        qpn: u32,
+        reason: String,
+    },
     /// A ring holds what no client library writes: the client is closed.
-    ClientFault { client: u32, qpn: u32 },
-    ListenFailed { listener: u32, reason: String },
-    Fenced { worker: usize, token: u64 },
-    Stats { worker: usize, token: u64, stats: Box<WorkerStats> },
-    Stopped { worker: usize },
+    ClientFault {
+        client: u32,
+        qpn: u32,
+    },
+    ListenFailed {
+        listener: u32,
+        reason: String,
+    },
+    Fenced {
+        worker: usize,
+        token: u64,
+    },
+    Stats {
+        worker: usize,
+        token: u64,
+        stats: Box<WorkerStats>,
+    },
+    Stopped {
+        worker: usize,
+    },
 }
 
 /// Counters of one worker.

@@ -31,8 +31,8 @@ use std::sync::Arc;
 
 use crossbeam::queue::ArrayQueue;
 use dpdk::{BURST, Checksum, MbufCache, RxBatch, RxQueue, TxQueue};
-use siw_iwarp::{QpState, TxRecord};
 use siw_iwarp::mpa::MpaConfig;
+use siw_iwarp::{QpState, TxRecord};
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{DoorbellConsumer, Reader};
 use siw_tcp::{Events, FrameInfo, Instant, ListenerId, RxChecksum, Stack};
@@ -45,7 +45,7 @@ use frame::RxFrame;
 use idle::Idle;
 use messages::{Command, Event, WorkerStats};
 use owners::Owners;
-use queue_pair::{Env, Fault, Inbound, Phase, QpSlot, QpTable};
+use queue_pair::{Env, Fault, Inbound, Phase, QpSlot, QpTable, Scratch};
 use sink::{BuildFailure, Output, Sink};
 use user::User;
 
@@ -76,6 +76,8 @@ pub struct LaneConfig {
     pub accept_timeout: std::time::Duration,
     /// The far end is in this daemon: memory, no wire.
     pub pair: bool,
+    /// Received frames are good as they are.
+    pub trusted: bool,
     pub multi_segs: bool,
     pub external: bool,
     pub tx_offload: bool,
@@ -105,6 +107,7 @@ struct Lane {
     mpa: MpaConfig,
     accept_timeout: std::time::Duration,
     pair: bool,
+    trusted: bool,
     rx_checksum: bool,
     received: u64,
     /// TCP's listeners by the daemon's numbers.
@@ -128,6 +131,7 @@ pub struct Worker {
     inbound_generation: u32,
     cqs: CqTable,
     owners: Owners,
+    scratch: Scratch,
     cache: MbufCache,
     keys: Reader,
     /// Queue pairs that may have something to send.
@@ -175,6 +179,7 @@ impl Worker {
                     mpa: l.mpa,
                     accept_timeout: l.accept_timeout,
                     pair: l.pair,
+                    trusted: l.trusted,
                     rx_checksum: l.rx_checksum,
                     received: 0,
                     listeners: Vec::new(),
@@ -191,6 +196,7 @@ impl Worker {
             inbound_generation: 0,
             cqs: CqTable::default(),
             owners: Owners::new(TRACKERS),
+            scratch: Scratch::default(),
             cache: MbufCache::new(&config.pool),
             keys: config.keys,
             ready: VecDeque::new(),
@@ -265,7 +271,7 @@ impl Worker {
             if lane.out.tap.is_some() && !lane.pair {
                 capture(lane, &self.batch, self.clock.wall(now));
             }
-            let trusted = lane.pair && !lane.rx_checksum;
+            let trusted = lane.trusted;
             let port_checks = lane.rx_checksum;
             self.batch.prefetch(4);
             let frames = self.batch.drain().map(|mut m| {
@@ -314,7 +320,9 @@ impl Worker {
                     break;
                 };
                 any = true;
-                let Some(slot) = self.qps.find(qpn) else { continue };
+                let Some(slot) = self.qps.find(qpn) else {
+                    continue;
+                };
                 let Some(qp) = self.qps.get_mut(slot).filter(|q| q.client == client) else {
                     continue;
                 };
@@ -367,11 +375,11 @@ impl Worker {
         let Some(conn) = qp.conn else { return false };
         let lane = &mut self.lanes[qp.lane];
         let mut env = Env {
-            pd: qp.qp.attr().pd,
             rings: &mut qp.rings,
             keys: &self.keys,
             cqs: &mut self.cqs,
             owners: &mut self.owners,
+            scratch: &mut self.scratch,
         };
         let mut room = lane.stack.send_room(conn);
         let mut budget = PUMP_RECORDS;
@@ -434,9 +442,8 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let quiet = qp.rings.events.is_empty()
-            && qp.rings.fault.is_none()
-            && qp.qp.state() == QpState::Rts;
+        let quiet =
+            qp.rings.events.is_empty() && qp.rings.fault.is_none() && qp.qp.state() == QpState::Rts;
         if !quiet {
             self.after_slow(now, slot);
         }
@@ -455,7 +462,11 @@ impl Worker {
         match fault {
             Some(Fault::Nonsense) => self.tell(Event::ClientFault { client, qpn }),
             Some(Fault::BadRequest(reason)) => {
-                self.tell(Event::BadRequest { client, qpn, reason });
+                self.tell(Event::BadRequest {
+                    client,
+                    qpn,
+                    reason,
+                });
                 if let Some(qp) = self.qps.get_mut(slot) {
                     qp.rings.fault = None;
                 }
@@ -477,7 +488,9 @@ impl Worker {
             lane.out.queue.done_cleanup(0);
         }
         for slot in std::mem::take(&mut self.releasing) {
-            let waits = self.with_qp(slot, |qp, env| qp.poll_releases(env)).unwrap_or(false);
+            let waits = self
+                .with_qp(slot, |qp, env| qp.poll_releases(env))
+                .unwrap_or(false);
             if let Some(qp) = self.qps.get_mut(slot) {
                 qp.releasing = waits;
                 if waits {
@@ -500,11 +513,11 @@ impl Worker {
         let qp = self.qps.get_mut(slot)?;
         let QpSlot { qp, rings, .. } = qp;
         let mut env = Env {
-            pd: qp.attr().pd,
             rings,
             keys: &self.keys,
             cqs: &mut self.cqs,
             owners: &mut self.owners,
+            scratch: &mut self.scratch,
         };
         let out = f(qp, &mut env);
         if rings.popped {

@@ -1,6 +1,7 @@
 //! Which work requests still have buffers in a port: one owner per message in flight, with
 //! a tracker from its first referenced byte on.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use dpdk::{ExtMemory, ExtTracker, Mbuf, TrackerPool};
@@ -20,6 +21,8 @@ pub struct Owners {
     owners: Vec<Owner>,
     free: Vec<u32>,
     trackers: TrackerPool,
+    /// Somebody found buffers still out since [`Owners::take_waited`].
+    waited: Cell<bool>,
 }
 
 impl Owners {
@@ -29,6 +32,7 @@ impl Owners {
             owners: Vec::new(),
             free: Vec::new(),
             trackers: TrackerPool::new(capacity),
+            waited: Cell::new(false),
         }
     }
 
@@ -56,10 +60,21 @@ impl Owners {
     /// No port holds a buffer of this message any more.
     #[inline]
     pub fn released(&self, owner: TxOwner) -> bool {
-        self.owners
+        let released = self
+            .owners
             .get(owner.0 as usize)
             .and_then(|o| o.tracker.as_ref())
-            .is_none_or(|t| t.outstanding() == 0)
+            .is_none_or(|t| t.outstanding() == 0);
+        if !released {
+            self.waited.set(true);
+        }
+        released
+    }
+
+    /// Whether something that could complete waits for a port to release its buffers.
+    #[inline]
+    pub fn take_waited(&mut self) -> bool {
+        self.waited.take()
     }
 
     /// Points `mbuf` at registered memory on behalf of a message. False: copy instead.

@@ -1,10 +1,10 @@
 //! A queue pair in its worker: the iWARP state machine, its rings, its connection.
 
 use siw_iwarp::mpa::{Initiator, MpaConfig, Responder};
-use siw_iwarp::{AsyncEvent, InvalidateError, QpEnv, QueuePair, RingFault, TxOwner};
+use siw_iwarp::{AsyncEvent, QpEnv, QueuePair, RingFault, TxOwner};
 use siw_shm::{
-    Cqe, KeyError, Opcode, Reader, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, Stag, WcFlags,
-    WcOpcode, WcStatus,
+    Cqe, Opcode, Reader, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, WcFlags, WcOpcode,
+    WcStatus,
 };
 use siw_tcp::{ConnId, Instant};
 
@@ -153,7 +153,14 @@ pub struct Env<'a> {
     pub keys: &'a Reader,
     pub cqs: &'a mut CqTable,
     pub owners: &'a mut Owners,
-    pub pd: u32,
+    pub scratch: &'a mut Scratch,
+}
+
+/// Work requests on their way from a ring into a queue pair; one for the whole worker.
+#[derive(Default)]
+pub struct Scratch {
+    send: SendWqe,
+    recv: RecvWqe,
 }
 
 impl Env<'_> {
@@ -185,15 +192,14 @@ impl QpEnv for Env<'_> {
     }
 
     #[inline]
-    fn next_send(&mut self) -> Result<Option<SendWqe>, RingFault> {
+    fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
         if self.rings.fault.is_some() {
             return Ok(None);
         }
-        let mut wqe = SendWqe::new();
-        match self.rings.sq.pop(&mut wqe) {
+        match self.rings.sq.pop(&mut self.scratch.send) {
             Ok(Some(())) => {
                 self.rings.popped = true;
-                Ok(Some(wqe))
+                Ok(Some(&self.scratch.send))
             }
             Ok(None) => Ok(None),
             Err(e) => {
@@ -205,15 +211,14 @@ impl QpEnv for Env<'_> {
     }
 
     #[inline]
-    fn next_recv(&mut self) -> Result<Option<RecvWqe>, RingFault> {
+    fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
         if self.rings.fault.is_some() {
             return Ok(None);
         }
-        let mut wqe = RecvWqe::new();
-        match self.rings.rq.pop(&mut wqe) {
+        match self.rings.rq.pop(&mut self.scratch.recv) {
             Ok(Some(())) => {
                 self.rings.popped = true;
-                Ok(Some(wqe))
+                Ok(Some(&self.scratch.recv))
             }
             Ok(None) => Ok(None),
             Err(e) => {
@@ -225,19 +230,18 @@ impl QpEnv for Env<'_> {
     }
 
     #[inline]
-    fn complete_send(&mut self, cqe: Cqe) {
-        self.cqs.push(self.rings.send_cq, &cqe);
+    fn complete_send(&mut self, cqe: Option<&Cqe>) {
+        // Before the completion can be seen: who polls it may post at once.
+        self.rings.sq.complete(1);
+        if let Some(cqe) = cqe {
+            self.cqs.push(self.rings.send_cq, cqe);
+        }
     }
 
     #[inline]
-    fn complete_recv(&mut self, cqe: Cqe) {
+    fn complete_recv(&mut self, cqe: &Cqe) {
         self.rings.rq.complete(1);
-        self.cqs.push(self.rings.recv_cq, &cqe);
-    }
-
-    #[inline]
-    fn retire_sends(&mut self, n: u32) {
-        self.rings.sq.complete(n);
+        self.cqs.push(self.rings.recv_cq, cqe);
     }
 
     #[inline]
@@ -246,22 +250,16 @@ impl QpEnv for Env<'_> {
     }
 
     #[inline]
-    fn alloc_owner(&mut self) -> TxOwner {
+    fn alloc_owner(&mut self, len: u32) -> TxOwner {
+        if len <= super::sink::COPY_MAX {
+            return TxOwner::NONE;
+        }
         self.owners.alloc()
     }
 
     #[inline]
     fn free_owner(&mut self, owner: TxOwner) {
         self.owners.free(owner);
-    }
-
-    fn invalidate(&mut self, stag: u32) -> Result<(), InvalidateError> {
-        let stag = Stag(stag);
-        let done = self.keys.invalidate(stag, self.pd, self.rings.qpn);
-        done.map_err(|e| match e {
-            KeyError::Pd | KeyError::Stream => InvalidateError::NotAssociated,
-            _ => InvalidateError::CannotInvalidate,
-        })
     }
 
     fn event(&mut self, event: AsyncEvent) {

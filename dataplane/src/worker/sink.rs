@@ -133,7 +133,10 @@ impl Builder<'_> {
     #[inline]
     fn room(&mut self, n: usize) -> Option<&mut [u8]> {
         if usize::from(self.frame.chain.tailroom()) < n {
-            let pushed = self.cache.alloc().is_some_and(|m| self.frame.chain.push(m).is_ok());
+            let pushed = self
+                .cache
+                .alloc()
+                .is_some_and(|m| self.frame.chain.push(m).is_ok());
             if !pushed {
                 self.frame.broken = true;
                 return None;
@@ -165,7 +168,10 @@ impl FrameBuilder for Builder<'_> {
                 return;
             };
             let region: &Arc<_> = mr.region();
-            if self.owners.attach(owner, region, region_off, len as u16, &mut m) {
+            if self
+                .owners
+                .attach(owner, region, region_off, len as u16, &mut m)
+            {
                 if self.frame.chain.push(m).is_err() {
                     self.frame.broken = true;
                 }
@@ -177,7 +183,11 @@ impl FrameBuilder for Builder<'_> {
         let mut left = len as usize;
         while left > 0 {
             let have = usize::from(self.frame.chain.tailroom());
-            let n = if have == 0 { left.min(1024) } else { left.min(have) };
+            let n = if have == 0 {
+                left.min(1024)
+            } else {
+                left.min(have)
+            };
             let Some(room) = self.room(n) else { return };
             if mr.read_at(off, room).is_err() {
                 self.frame.broken = true;
@@ -254,7 +264,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
             builder.frame.broken = true;
             return;
         };
-        let built = if offset == 0 && len == fpdu.wire_len() {
+        let built = if offset == 0 && len as usize == siw_iwarp::fpdu::wire_len(fpdu.ulpdu_len) {
             qp.qp.build(self.keys, fpdu, &mut builder)
         } else {
             self.out.scratch.clear();
@@ -311,11 +321,17 @@ impl FrameSink<TxRecord> for Sink<'_> {
         }
         if let Some(tap) = &self.out.tap {
             let fix = meta.checksum == TxChecksum::Offload;
-            tap.frame(self.out.interface, Direction::Outbound, self.wall, fix, |v| {
-                for s in mbuf.segments() {
-                    v.extend_from_slice(s);
-                }
-            });
+            tap.frame(
+                self.out.interface,
+                Direction::Outbound,
+                self.wall,
+                fix,
+                |v| {
+                    for s in mbuf.segments() {
+                        v.extend_from_slice(s);
+                    }
+                },
+            );
         }
         if meta.self_addressed {
             self.out.turned.push(mbuf);
@@ -356,7 +372,9 @@ fn complete_checksum(mbuf: &mut Mbuf, meta: &FrameMeta) {
         skip -= n;
     }
     let data = mbuf.data_mut();
-    let Some(head) = data.get(..headers) else { return };
+    let Some(head) = data.get(..headers) else {
+        return;
+    };
     let field = checksum::finish(head, meta, sum);
     let at = checksum::tcp_field(meta);
     if let Some(place) = data.get_mut(at..at + 2) {

@@ -55,7 +55,12 @@ mod tests {
 
     #[test]
     fn owners_survive_the_packing() {
-        for u in [User::Qp(7), User::Inbound(u32::MAX), User::Listener(0), User::Nobody] {
+        for u in [
+            User::Qp(7),
+            User::Inbound(u32::MAX),
+            User::Listener(0),
+            User::Nobody,
+        ] {
             assert_eq!(User::from(u64::from(u)), u);
         }
     }
