@@ -222,7 +222,7 @@ unsafe impl Send for CqMem {}
 impl CqMem {
     fn new(region: Arc<Region>, offset: usize, geometry: CqGeometry) -> Result<Self, OutOfBounds> {
         let checked = CqGeometry::exact(geometry.entries, geometry.workers).ok_or(OutOfBounds)?;
-        if offset % 64 != 0 || !region.is_writable() {
+        if !offset.is_multiple_of(64) || !region.is_writable() {
             return Err(OutOfBounds);
         }
         let p = region.ptr_at(offset, checked.len)?;

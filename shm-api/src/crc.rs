@@ -62,11 +62,14 @@ pub fn update(crc: u32, data: &[u8]) -> u32 {
     update_folding(crc, data)
 }
 
-/// Measured break-even of the two paths.
-const FOLD_FROM: usize = 256;
+/// Measured break-even: 14 ns each at 256 bytes, 26 against 12 ns at 384.
+const FOLD_FROM: usize = 320;
 
 #[inline(never)]
 fn update_folding(crc: u32, data: &[u8]) -> u32 {
+    if crc == 0 {
+        return crc_fast::crc32_iscsi(data);
+    }
     let mut d = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     d.update(data);
     d.finalize() as u32
@@ -105,5 +108,26 @@ mod tests {
                 assert_eq!(c.value(), whole, "len {len} cut {cut}");
             }
         }
+    }
+
+    /// RFC 5044 section 7.3 figures 5 and 6: a Send of 24 zero bytes, first after a
+    /// marker, then with one in the middle.
+    #[test]
+    fn the_example_fpdus_of_rfc_5044_have_their_published_crcs() {
+        let fpdu = |msn: u8| {
+            let mut f = vec![
+                0, 0x2a, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, msn, 0, 0, 0, 0,
+            ];
+            f.extend([0; 24]);
+            f
+        };
+        let mut fig5 = Crc32c::new();
+        fig5.update(&[0, 0, 0, 0]).update(&fpdu(1));
+        assert_eq!(fig5.value().to_le_bytes(), [0x52, 0x23, 0x99, 0x83]);
+        let mut fig6 = Crc32c::new();
+        fig6.update(&fpdu(2)[..20])
+            .update(&[0, 0, 0, 0x14])
+            .update(&fpdu(2)[20..]);
+        assert_eq!(fig6.value().to_le_bytes(), [0x84, 0x92, 0x58, 0x98]);
     }
 }

@@ -46,7 +46,7 @@ unsafe impl Sync for DoorbellMem {}
 
 impl DoorbellMem {
     fn new(region: Arc<Region>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
-        if offset % 64 != 0 || !capacity.is_power_of_two() || capacity > MAX_CAPACITY {
+        if !offset.is_multiple_of(64) || !capacity.is_power_of_two() || capacity > MAX_CAPACITY {
             return Err(OutOfBounds);
         }
         if !region.is_writable() {

@@ -6,8 +6,8 @@
 //! is about to sleep goes [`TableReader::offline`] so that nobody waits for it.
 //! Used by [`crate::key_table`]; generic so that loom can explore it.
 
-use crate::sync::{AtomicPtr, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence};
+use std::sync::{Arc, PoisonError};
 
 #[repr(align(128))]
 struct Padded(AtomicU64);

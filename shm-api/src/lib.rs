@@ -37,6 +37,8 @@ pub mod queue_alloc;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
+pub mod spin;
+#[cfg(not(loom))]
 pub mod work_queue;
 #[cfg(not(loom))]
 pub mod wqe;
@@ -54,4 +56,4 @@ pub use region::{OutOfBounds, Region};
 #[cfg(not(loom))]
 pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
 #[cfg(not(loom))]
-pub use wqe::{Opcode, RecvWqe, SendDesc, SendWqe, Sge, WqeError, WrFlags};
+pub use wqe::{Data, Opcode, RecvDesc, RecvWqe, SendDesc, SendWqe, Sge, WqeError, WrFlags};

@@ -298,7 +298,7 @@ impl Region {
     /// A word shared with the peer: 4-aligned and inside, or an error.
     #[inline]
     pub fn atomic_u32(&self, off: usize) -> Result<&AtomicU32, OutOfBounds> {
-        if off % 4 != 0 {
+        if !off.is_multiple_of(4) {
             return Err(OutOfBounds);
         }
         let p = self.ptr_at(off, 4)?;
@@ -310,7 +310,7 @@ impl Region {
     /// As [`Region::atomic_u32`] for 8 bytes.
     #[inline]
     pub fn atomic_u64(&self, off: usize) -> Result<&AtomicU64, OutOfBounds> {
-        if off % 8 != 0 {
+        if !off.is_multiple_of(8) {
             return Err(OutOfBounds);
         }
         let p = self.ptr_at(off, 8)?;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  +0    tail u32, pending u32        written by the client
-//!  +64   head u32, wr_done u32, qp_state u32   written by the daemon
+//!  +64   head u32, wr_done u32, qp_state u32, worker u32   written by the daemon
 //!  +128  slots * 64 bytes
 //! ```
 //! `head` frees slots (the worker has copied them); `wr_done` counts requests
@@ -31,6 +31,8 @@ pub const OFF_HEAD: usize = 64;
 pub const OFF_WR_DONE: usize = 68;
 /// Offset of the QP state (`control::QpState` as u32), send queue only.
 pub const OFF_QP_STATE: usize = 72;
+/// Offset of the index of the worker that serves the QP, send queue only.
+pub const OFF_WORKER: usize = 76;
 /// Most slots of one ring.
 pub const MAX_RING_SLOTS: u32 = 1 << 20;
 
@@ -117,7 +119,7 @@ unsafe impl Send for RingMem {}
 
 impl RingMem {
     fn new(region: Arc<Region>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
-        if offset % 64 != 0 || !slots.is_power_of_two() || slots > MAX_RING_SLOTS {
+        if !offset.is_multiple_of(64) || !slots.is_power_of_two() || slots > MAX_RING_SLOTS {
             return Err(OutOfBounds);
         }
         if !region.is_writable() {
@@ -250,6 +252,12 @@ impl SqProducer {
     #[inline]
     pub fn qp_state(&self) -> u32 {
         self.0.mem.word(OFF_QP_STATE).load(Ordering::Acquire)
+    }
+
+    /// Whose doorbell ring the QP uses now.
+    #[inline]
+    pub fn worker(&self) -> u32 {
+        self.0.mem.word(OFF_WORKER).load(Ordering::Relaxed)
     }
 
     /// Requests that are not finished.
@@ -402,6 +410,12 @@ impl SqConsumer {
             .store(state, Ordering::Release);
         // Pairs with the fence in `RqProducer::publish`.
         fence(Ordering::SeqCst);
+    }
+
+    /// Tells the client whose doorbell ring to use: when the QP is created, and
+    /// before RTS when the connection went to another worker.
+    pub fn set_worker(&self, worker: u32) {
+        self.0.mem.word(OFF_WORKER).store(worker, Ordering::Relaxed);
     }
 
     /// Hints the cache about the client's line and the next slot.

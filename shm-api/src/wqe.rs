@@ -68,7 +68,7 @@ const _: () = assert!(size_of::<Sge>() == 16);
 const _: () = assert!(offset_of!(WqeHeader, wr_id) == 8 && offset_of!(WqeHeader, rkey) == 24);
 const _: () = assert!(offset_of!(WqeHeader, sge0) == SLOT - INLINE_IN_HEADER);
 const _: () = assert!(1 + (MAX_SGE - 1).div_ceil(4) == MAX_SLOTS);
-const _: () = assert!(1 + (MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT) <= MAX_SLOTS);
+const _: () = assert!((MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT) < MAX_SLOTS);
 
 /// What a work request does. Zero is no opcode: a slot never written is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -224,6 +224,49 @@ pub struct SendDesc<'a> {
     pub remote_addr: u64,
     pub rkey: u32,
     pub data: Data<'a>,
+}
+
+impl<'a> SendDesc<'a> {
+    /// SEND, signaled.
+    pub fn send(wr_id: u64, data: Data<'a>) -> Self {
+        let opcode = Opcode::Send;
+        let flags = WrFlags::SIGNALED;
+        SendDesc {
+            opcode,
+            flags,
+            wr_id,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            data,
+        }
+    }
+
+    /// RDMA WRITE, signaled.
+    pub fn write(wr_id: u64, data: Data<'a>, remote_addr: u64, rkey: u32) -> Self {
+        SendDesc {
+            opcode: Opcode::Write,
+            remote_addr,
+            rkey,
+            ..Self::send(wr_id, data)
+        }
+    }
+
+    /// RDMA READ into `sges`, signaled.
+    pub fn read(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
+        let data = Data::Sges(sges);
+        SendDesc {
+            opcode: Opcode::Read,
+            remote_addr,
+            rkey,
+            ..Self::send(wr_id, data)
+        }
+    }
+
+    /// The same with other flags.
+    pub fn flags(self, flags: WrFlags) -> Self {
+        SendDesc { flags, ..self }
+    }
 }
 
 impl SendDesc<'_> {

@@ -1,0 +1,317 @@
+//! Connection management: channels that deliver events, listeners, requests
+//! (the life of rdma_cm(7), without its address resolution steps).
+
+use crate::context::Inner;
+use crate::{Context, Error, Qp};
+use rustix::fd::{AsFd, BorrowedFd};
+use siw_shm::control::{
+    self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CmEventKind, Conn, ConnParams, CreateCmChannel,
+    DestroyCmChannel, KIND_CM_EVENT, Listen, PrivateData, ProtoError, Reject, Unlisten,
+};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How to connect or accept.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectOptions<'a> {
+    /// Device index; None routes by address.
+    pub device: Option<u32>,
+    /// Local address; None lets the daemon choose.
+    pub src: Option<SocketAddr>,
+    /// At most 512 bytes.
+    pub private_data: &'a [u8],
+    /// Reads this side may have outstanding (initiator_depth).
+    pub ord: u32,
+    /// Reads the peer may have outstanding (responder_resources).
+    pub ird: u32,
+    /// MPA CRC; None for the device's setting.
+    pub crc: Option<bool>,
+    /// MPA revision 1 or 2; None for the device's setting.
+    pub mpa_rev: Option<u8>,
+    /// None for the daemon's default.
+    pub timeout: Option<Duration>,
+    /// Comes back in the events of this connection.
+    pub cookie: u64,
+}
+
+impl Default for ConnectOptions<'_> {
+    fn default() -> Self {
+        ConnectOptions {
+            device: None,
+            src: None,
+            private_data: &[],
+            ord: 16,
+            ird: 16,
+            crc: None,
+            mpa_rev: None,
+            timeout: None,
+            cookie: 0,
+        }
+    }
+}
+
+impl ConnectOptions<'_> {
+    pub(crate) fn device_index(&self) -> u32 {
+        self.device.unwrap_or(ANY_DEVICE)
+    }
+
+    pub(crate) fn params(&self) -> Result<ConnParams, Error> {
+        Ok(ConnParams {
+            ord: self.ord,
+            ird: self.ird,
+            crc: self.crc.map_or(BY_DEVICE, u8::from),
+            mpa_rev: self.mpa_rev.unwrap_or(BY_DEVICE),
+            reserved: [0; 2],
+            private_data: private_data(self.private_data)?,
+        })
+    }
+}
+
+fn private_data(d: &[u8]) -> Result<PrivateData, Error> {
+    PrivateData::new(d).ok_or(Error::Invalid("more than 512 bytes of private data"))
+}
+
+/// What an event tells about a connection. Fields without meaning are empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnInfo {
+    pub cookie: u64,
+    pub qp_num: u32,
+    /// Positive, 0 when nothing failed.
+    pub errno: i32,
+    pub reason: String,
+    pub local: Option<SocketAddr>,
+    pub peer: Option<SocketAddr>,
+    pub ird: u32,
+    pub ord: u32,
+    pub crc: bool,
+    pub mpa_rev: u8,
+    pub private_data: Vec<u8>,
+}
+
+/// What happened on a CM channel.
+#[derive(Debug)]
+pub enum CmEvent {
+    ConnectRequest(ConnectRequest),
+    Established(ConnInfo),
+    /// The peer said no.
+    Rejected(ConnInfo),
+    /// No answer, or no route.
+    Unreachable(ConnInfo),
+    ConnectError(ConnInfo),
+    Disconnected(ConnInfo),
+    /// The peer of this pending request gave up.
+    RequestCancelled {
+        request: u32,
+    },
+    DeviceRemoval {
+        device: u32,
+    },
+}
+
+/// Delivers events of connections and listeners.
+pub struct CmChannel {
+    ctx: Arc<Inner>,
+    id: u32,
+    conn: Conn,
+}
+
+impl AsFd for CmChannel {
+    /// Readable when an event waits, and when the daemon is gone.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.conn.as_fd()
+    }
+}
+
+impl Drop for CmChannel {
+    fn drop(&mut self) {
+        self.ctx.call_quietly(&DestroyCmChannel {
+            channel: self.id,
+            reserved: 0,
+        });
+    }
+}
+
+impl CmChannel {
+    /// A new channel.
+    pub fn new(ctx: &Context) -> Result<CmChannel, Error> {
+        Self::from_inner(&ctx.0)
+    }
+
+    pub(crate) fn from_inner(ctx: &Arc<Inner>) -> Result<CmChannel, Error> {
+        let (r, fds) = ctx.call(&CreateCmChannel { reserved: 0 })?;
+        let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
+        Ok(CmChannel {
+            ctx: ctx.clone(),
+            id: r.id,
+            conn: fd.into(),
+        })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Waits for the next event.
+    pub fn get_event(&self, timeout: Option<Duration>) -> Result<CmEvent, Error> {
+        let p = self.ctx.recv_event(&self.conn, timeout)?;
+        let e: control::CmEvent = control::decode_event(KIND_CM_EVENT, &p)?;
+        let kind = CmEventKind::from_u32(e.kind).ok_or(Error::Invalid("unknown CM event"))?;
+        let info = ConnInfo {
+            cookie: e.cookie,
+            qp_num: e.qp_num,
+            errno: e.errno as i32,
+            reason: e.reason.to_text(),
+            local: e.local.to_socket_addr(),
+            peer: e.peer.to_socket_addr(),
+            ird: e.ird,
+            ord: e.ord,
+            crc: e.crc != 0,
+            mpa_rev: e.mpa_rev,
+            private_data: e.private_data.as_bytes().to_vec(),
+        };
+        Ok(match kind {
+            CmEventKind::ConnectRequest => CmEvent::ConnectRequest(ConnectRequest {
+                ctx: self.ctx.clone(),
+                id: e.request,
+                device: e.device,
+                info,
+                open: true,
+            }),
+            CmEventKind::Established => CmEvent::Established(info),
+            CmEventKind::Rejected => CmEvent::Rejected(info),
+            CmEventKind::Unreachable => CmEvent::Unreachable(info),
+            CmEventKind::ConnectError => CmEvent::ConnectError(info),
+            CmEventKind::Disconnected => CmEvent::Disconnected(info),
+            CmEventKind::RequestCancelled => CmEvent::RequestCancelled { request: e.request },
+            CmEventKind::DeviceRemoval => CmEvent::DeviceRemoval { device: e.device },
+        })
+    }
+}
+
+/// Accepts connections until dropped; its requests arrive on the channel.
+pub struct Listener {
+    ctx: Arc<Inner>,
+    id: u32,
+    addr: SocketAddr,
+}
+
+impl Listener {
+    /// Listens on `addr` (port 0: the daemon chooses) of one device or of all.
+    pub fn new(
+        channel: &CmChannel,
+        device: Option<u32>,
+        addr: SocketAddr,
+        backlog: u32,
+        cookie: u64,
+    ) -> Result<Listener, Error> {
+        let (r, _) = channel.ctx.call(&Listen {
+            device: device.unwrap_or(ANY_DEVICE),
+            backlog,
+            cm_channel: channel.id,
+            reserved: 0,
+            cookie,
+            addr: Addr::from(addr),
+        })?;
+        let bound = r.addr.to_socket_addr().unwrap_or(addr);
+        Ok(Listener {
+            ctx: channel.ctx.clone(),
+            id: r.listener,
+            addr: bound,
+        })
+    }
+
+    /// With the port in use.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.ctx.call_quietly(&Unlisten {
+            listener: self.id,
+            reserved: 0,
+        });
+    }
+}
+
+/// A peer that wants to connect. Rejected when dropped without an answer.
+pub struct ConnectRequest {
+    ctx: Arc<Inner>,
+    id: u32,
+    device: u32,
+    info: ConnInfo,
+    open: bool,
+}
+
+impl std::fmt::Debug for ConnectRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConnectRequest")
+            .field("id", &self.id)
+            .field("info", &self.info)
+            .finish()
+    }
+}
+
+impl ConnectRequest {
+    /// Number in [`CmEvent::RequestCancelled`].
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Device index.
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// The listener's cookie, addresses, private data, the peer's ird and ord.
+    pub fn info(&self) -> &ConnInfo {
+        &self.info
+    }
+
+    /// Accepts with a QP; ESTABLISHED follows on the listener's channel, or on
+    /// `channel`. Private data, ord, ird and cookie come from `opt`.
+    pub fn accept(
+        mut self,
+        qp: &Qp,
+        channel: Option<&CmChannel>,
+        opt: &ConnectOptions<'_>,
+    ) -> Result<(), Error> {
+        let params = opt.params()?;
+        self.open = false;
+        self.ctx.call(&Accept {
+            request: self.id,
+            qp_num: qp.number(),
+            cookie: opt.cookie,
+            cm_channel: channel.map_or(0, CmChannel::id),
+            reserved: 0,
+            params,
+        })?;
+        Ok(())
+    }
+
+    /// Says no, with private data.
+    pub fn reject(mut self, private: &[u8]) -> Result<(), Error> {
+        let private_data = private_data(private)?;
+        self.open = false;
+        self.ctx.call(&Reject {
+            request: self.id,
+            private_data,
+        })?;
+        Ok(())
+    }
+}
+
+impl Drop for ConnectRequest {
+    fn drop(&mut self) {
+        if self.open
+            && let Some(private_data) = PrivateData::new(&[])
+        {
+            self.ctx.call_quietly(&Reject {
+                request: self.id,
+                private_data,
+            });
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Completion queues and the channels that tell when to poll them
+//! (ibv_poll_cq(3), ibv_req_notify_cq(3), ibv_get_cq_event(3)).
+
+use crate::context::Inner;
+use crate::{Context, Error, Wc};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use siw_shm::control::{CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
+use siw_shm::spin::SpinLock;
+use siw_shm::{CqConsumer, CqGeometry};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Delivers the cookies of completion queues that were armed and have completions.
+pub struct CompletionChannel {
+    ctx: Arc<Inner>,
+    id: u32,
+    fd: OwnedFd,
+}
+
+impl CompletionChannel {
+    /// A new channel.
+    pub fn new(ctx: &Context) -> Result<Arc<CompletionChannel>, Error> {
+        let (r, fds) = ctx.0.call(&CreateChannel { reserved: 0 })?;
+        let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
+        // Readiness is waited for by poll: a second reader must not block here.
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Arc::new(CompletionChannel {
+            ctx: ctx.0.clone(),
+            id: r.id,
+            fd,
+        }))
+    }
+
+    /// The cookie of a queue with completions. Events were consumed one by one by
+    /// the armings; poll the queue after arming it again.
+    pub fn get_event(&self, timeout: Option<Duration>) -> Result<u64, Error> {
+        loop {
+            self.ctx.wait_readable(self.fd.as_fd(), timeout)?;
+            let mut b = [0; 8];
+            match rustix::io::read(&self.fd, &mut b) {
+                Ok(8) => return Ok(u64::from_ne_bytes(b)),
+                Ok(0) => {
+                    self.ctx.check_alive();
+                    return Err(Error::DaemonGone);
+                }
+                Ok(n) => return Err(ProtoError::NotSiwd(n).into()),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for CompletionChannel {
+    /// Readable when an event waits.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for CompletionChannel {
+    fn drop(&mut self) {
+        self.ctx.call_quietly(&DestroyChannel {
+            channel: self.id,
+            reserved: 0,
+        });
+    }
+}
+
+/// Completion queue; clones are the same queue.
+#[derive(Clone)]
+pub struct Cq(Arc<CqInner>);
+
+struct CqInner {
+    ctx: Arc<Inner>,
+    id: u32,
+    ring: SpinLock<CqConsumer>,
+    entries: u32,
+    channel: Option<Arc<CompletionChannel>>,
+    empty_polls: AtomicU32,
+}
+
+/// Empty polls between two looks at the control socket: some tens of microseconds.
+const ALIVE_CHECK: u32 = 4096;
+
+/// How long [`Cq::wait`] spins before it blocks.
+const SPIN: Duration = Duration::from_micros(50);
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        self.ctx.call_quietly(&DestroyCq {
+            cq: self.id,
+            reserved: 0,
+        });
+    }
+}
+
+impl Cq {
+    /// A queue of at least `cqe` entries, with an event channel and the cookie that
+    /// it delivers for this queue.
+    pub fn new(
+        ctx: &Context,
+        cqe: u32,
+        channel: Option<(&Arc<CompletionChannel>, u64)>,
+    ) -> Result<Cq, Error> {
+        let (r, fds) = ctx.0.call(&CreateCq {
+            cqe,
+            channel: channel.map_or(0, |(c, _)| c.id),
+            cookie: channel.map_or(0, |(_, cookie)| cookie),
+        })?;
+        let region = ctx.0.region(&r.mem, fds)?;
+        let geometry = CqGeometry::exact(r.entries, r.workers).ok_or(Error::Invalid(
+            "siwd sent an impossible completion queue geometry",
+        ))?;
+        let ring = CqConsumer::new(region, r.mem.offset as usize, geometry)?;
+        Ok(Cq(Arc::new(CqInner {
+            ctx: ctx.0.clone(),
+            id: r.cq,
+            ring: SpinLock::new(ring),
+            entries: r.entries,
+            channel: channel.map(|(c, _)| c.clone()),
+            empty_polls: AtomicU32::new(0),
+        })))
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    pub(crate) fn ctx(&self) -> &Arc<Inner> {
+        &self.0.ctx
+    }
+
+    /// Id in asynchronous events (CQ_ERR).
+    pub fn number(&self) -> u32 {
+        self.0.id
+    }
+
+    /// Completions it can hold (per worker).
+    pub fn capacity(&self) -> u32 {
+        self.0.entries
+    }
+
+    /// Takes completions that are there, at most `out.len()`.
+    #[inline]
+    pub fn poll(&self, out: &mut [Wc]) -> Result<usize, Error> {
+        let n = self.0.ring.lock().poll(out);
+        if n == 0 && !out.is_empty() {
+            self.empty()?;
+        }
+        Ok(n)
+    }
+
+    #[inline]
+    fn empty(&self) -> Result<(), Error> {
+        // Lossy counting between threads is fine.
+        let n = self.0.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.0.empty_polls.store(n, Ordering::Relaxed);
+        if n.is_multiple_of(ALIVE_CHECK) {
+            self.0.ctx.check_alive();
+        }
+        if self.0.ctx.known_alive() && n & 63 != 0 {
+            Ok(())
+        } else {
+            self.check()
+        }
+    }
+
+    /// Why an empty queue may stay empty.
+    #[cold]
+    fn check(&self) -> Result<(), Error> {
+        if !self.0.ctx.known_alive() {
+            return Err(Error::DaemonGone);
+        }
+        if self.0.ring.lock().error() != 0 {
+            return Err(Error::CqOverflow);
+        }
+        Ok(())
+    }
+
+    /// Arms the channel: the next completion, or the next solicited or failed one,
+    /// raises one event. Poll once more before waiting for it.
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
+        self.0.ring.lock().arm(solicited_only);
+        Ok(())
+    }
+
+    /// Polls for up to `spin` until something is there.
+    pub fn poll_spin(&self, out: &mut [Wc], spin: Duration) -> Result<usize, Error> {
+        let mut start = None;
+        loop {
+            for _ in 0..64 {
+                let n = self.poll(out)?;
+                if n > 0 {
+                    return Ok(n);
+                }
+                std::hint::spin_loop();
+            }
+            let now = Instant::now();
+            if now - *start.get_or_insert(now) >= spin {
+                return Ok(0);
+            }
+        }
+    }
+
+    /// Waits for completions: spins a little, then arms and blocks on the channel,
+    /// which must be this queue's own. A queue without channel spins and yields.
+    pub fn wait(&self, out: &mut [Wc], timeout: Option<Duration>) -> Result<usize, Error> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        let deadline = timeout.map(|t| Instant::now() + t);
+        let left = || deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        loop {
+            let spin = left().map_or(SPIN, |l| l.min(SPIN));
+            let n = self.poll_spin(out, spin)?;
+            if n > 0 {
+                return Ok(n);
+            }
+            let Some(channel) = &self.0.channel else {
+                if left().is_some_and(|l| l.is_zero()) {
+                    return Err(Error::Timeout);
+                }
+                self.0.ctx.check_alive();
+                std::thread::yield_now();
+                continue;
+            };
+            self.req_notify(false)?;
+            let n = self.poll(out)?;
+            if n > 0 {
+                return Ok(n);
+            }
+            self.check()?;
+            match channel.get_event(left()) {
+                Ok(_) => {}
+                Err(Error::DaemonGone) => {
+                    // What completed before the daemon went is still delivered.
+                    let n = self.0.ring.lock().poll(out);
+                    return if n > 0 { Ok(n) } else { Err(Error::DaemonGone) };
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}

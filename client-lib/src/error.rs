@@ -1,0 +1,105 @@
+//! Errors of all calls, with the errno that the C API returns.
+
+use siw_shm::control::{CallError, ProtoError};
+use siw_shm::work_queue::PushError;
+use siw_shm::{OutOfBounds, WqeError};
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No daemon at the socket, or no permission.
+    #[error(
+        "cannot reach siwd at {path}: {source}; is it running, and may this user open the socket?"
+    )]
+    Open {
+        path: String,
+        source: std::io::Error,
+    },
+    /// The daemon refused a request.
+    #[error("siwd: {reason} (errno {errno})")]
+    Refused { errno: i32, reason: String },
+    /// The daemon ended or closed this client.
+    #[error("siwd is gone, or closed this client (its async event tells why)")]
+    DaemonGone,
+    /// Messages that do not fit together.
+    #[error("siwd speaks another protocol: {0}")]
+    Proto(#[from] ProtoError),
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// ENOMEM of ibv_post_send(3).
+    #[error("the work queue is full")]
+    QueueFull,
+    /// EINVAL of ibv_post_send(3).
+    #[error("work request: {0}")]
+    Wqe(#[from] WqeError),
+    /// A parameter makes no sense.
+    #[error("{0}")]
+    Invalid(&'static str),
+    #[error("timed out")]
+    Timeout,
+    /// The daemon's own error word in a completion queue.
+    #[error("completion queue overflow: poll more often or create it larger")]
+    CqOverflow,
+    /// A connection attempt that failed.
+    #[error("connect: {0}")]
+    Connect(String),
+}
+
+impl Error {
+    /// The errno of the C API, positive.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::Open { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Error::Refused { errno, .. } => *errno,
+            Error::DaemonGone => libc::ENODEV,
+            Error::Proto(ProtoError::Version { .. }) => libc::EPROTONOSUPPORT,
+            Error::Proto(_) => libc::EPROTO,
+            Error::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
+            Error::QueueFull => libc::ENOMEM,
+            Error::Wqe(_) | Error::Invalid(_) => libc::EINVAL,
+            Error::Timeout => libc::ETIMEDOUT,
+            Error::CqOverflow => libc::EOVERFLOW,
+            Error::Connect(_) => libc::ECONNREFUSED,
+        }
+    }
+}
+
+impl From<CallError> for Error {
+    fn from(e: CallError) -> Self {
+        match e {
+            CallError::Refused { errno, reason } => Error::Refused { errno, reason },
+            CallError::Proto(p) => Error::Proto(p),
+            CallError::Closed => Error::DaemonGone,
+            CallError::Io(e) => Error::Io(e),
+        }
+    }
+}
+
+impl From<PushError> for Error {
+    fn from(e: PushError) -> Self {
+        match e {
+            PushError::Full => Error::QueueFull,
+            PushError::Wqe(w) => Error::Wqe(w),
+        }
+    }
+}
+
+impl From<OutOfBounds> for Error {
+    fn from(_: OutOfBounds) -> Self {
+        Error::Invalid("outside of the memory region")
+    }
+}
+
+impl From<rustix::io::Errno> for Error {
+    fn from(e: rustix::io::Errno) -> Self {
+        Error::Io(e.into())
+    }
+}
+
+/// A list of work requests was posted up to, not including, request `index`.
+#[derive(Debug, thiserror::Error)]
+#[error("work request {index} of the list: {error}")]
+pub struct PostError {
+    pub index: usize,
+    pub error: Error,
+}

@@ -1,0 +1,297 @@
+//! Queue pairs: posting work, state, connecting. Posting is thread-safe and costs
+//! no system call unless the worker sleeps.
+
+use crate::cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions};
+use crate::{Cq, Data, Error, Pd, PostError, RecvWr, SendWr, WrFlags};
+use siw_shm::control::{
+    Addr, Connect, CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp,
+};
+use siw_shm::spin::SpinLock;
+use siw_shm::{RqProducer, SqProducer, WqeError};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a QP is created with (ibv_create_qp(3)).
+#[derive(Debug, Clone, Copy)]
+pub struct QpInit {
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline: u32,
+    /// Every send work request completes visibly.
+    pub sq_sig_all: bool,
+}
+
+impl Default for QpInit {
+    fn default() -> Self {
+        QpInit {
+            max_send_wr: 64,
+            max_recv_wr: 64,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 32,
+            sq_sig_all: false,
+        }
+    }
+}
+
+/// State of a QP (ibv_query_qp(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpAttr {
+    /// None for a state of a newer daemon.
+    pub state: Option<QpState>,
+    /// Reads the peer may have outstanding.
+    pub ird: u32,
+    /// Reads this side may have outstanding.
+    pub ord: u32,
+    pub local: Option<SocketAddr>,
+    pub peer: Option<SocketAddr>,
+}
+
+/// Queue pair; clones are the same QP.
+#[derive(Clone)]
+pub struct Qp(Arc<QpInner>);
+
+struct QpInner {
+    sq: SpinLock<SqProducer>,
+    rq: SpinLock<RqProducer>,
+    caps: QpReply,
+    sig_all: bool,
+    pd: Pd,
+    _send_cq: Cq,
+    _recv_cq: Cq,
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        let qp_num = self.caps.qp_num;
+        self.pd.ctx().call_quietly(&DestroyQp {
+            qp_num,
+            reserved: 0,
+        });
+    }
+}
+
+impl Pd {
+    /// A queue pair that completes sends into one queue and receives into another
+    /// (or the same).
+    pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, init: &QpInit) -> Result<Qp, Error> {
+        if !Arc::ptr_eq(self.ctx(), send_cq.ctx()) || !Arc::ptr_eq(self.ctx(), recv_cq.ctx()) {
+            return Err(Error::Invalid(
+                "the completion queues belong to another context",
+            ));
+        }
+        let (r, fds) = self.ctx().call(&CreateQp {
+            pd: self.id(),
+            send_cq: send_cq.id(),
+            recv_cq: recv_cq.id(),
+            max_send_wr: init.max_send_wr,
+            max_recv_wr: init.max_recv_wr,
+            max_send_sge: init.max_send_sge,
+            max_recv_sge: init.max_recv_sge,
+            max_inline: init.max_inline,
+            sq_sig_all: init.sq_sig_all.into(),
+            reserved: 0,
+        })?;
+        let region = self.ctx().region(&r.mem, fds)?;
+        let sq_at = r.mem.offset as usize;
+        let rq_at = sq_at.saturating_add(r.rq_offset as usize);
+        let sq = SqProducer::new(region.clone(), sq_at, r.sq_slots, r.max_send_wr)?;
+        let rq = RqProducer::new(region, rq_at, r.rq_slots, r.max_recv_wr)?;
+        Ok(Qp(Arc::new(QpInner {
+            sq: SpinLock::new(sq),
+            rq: SpinLock::new(rq),
+            caps: r,
+            sig_all: init.sq_sig_all,
+            pd: self.clone(),
+            _send_cq: send_cq.clone(),
+            _recv_cq: recv_cq.clone(),
+        })))
+    }
+}
+
+impl Qp {
+    /// QP number, unique in the daemon; what completions and events carry.
+    pub fn number(&self) -> u32 {
+        self.0.caps.qp_num
+    }
+
+    /// What was granted, at least what was asked for.
+    pub fn caps(&self) -> QpInit {
+        let c = &self.0.caps;
+        QpInit {
+            max_send_wr: c.max_send_wr,
+            max_recv_wr: c.max_recv_wr,
+            max_send_sge: c.max_send_sge,
+            max_recv_sge: c.max_recv_sge,
+            max_inline: c.max_inline,
+            sq_sig_all: self.0.sig_all,
+        }
+    }
+
+    fn check(&self, wr: &SendWr<'_>) -> Result<(), Error> {
+        match wr.data {
+            Data::Sges(s) if s.len() > self.0.caps.max_send_sge as usize => {
+                Err(WqeError::TooManySge(s.len()).into())
+            }
+            Data::Inline(d) if d.len() > self.0.caps.max_inline as usize => {
+                Err(Error::Invalid("more inline data than max_inline"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Posts work requests in order (ibv_post_send(3)). After an error those before
+    /// `index` are posted. In the error state they complete as flushed; before the
+    /// QP is connected they are refused.
+    #[inline]
+    pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostError> {
+        let mut sq = self.0.sq.lock();
+        if sq.qp_state() == QpState::Idle as u32 {
+            let error = Error::Invalid("the QP is not connected");
+            return Err(PostError { index: 0, error });
+        }
+        let mut result = Ok(());
+        for (index, wr) in list.iter().enumerate() {
+            let pushed = self.check(wr).and_then(|()| {
+                let mut wr = *wr;
+                if self.0.sig_all {
+                    wr.flags = wr.flags | WrFlags::SIGNALED;
+                }
+                Ok(sq.push(&wr)?)
+            });
+            if let Err(error) = pushed {
+                if index == 0 {
+                    return Err(PostError { index, error });
+                }
+                result = Err(PostError { index, error });
+                break;
+            }
+        }
+        if sq.publish() {
+            let worker = sq.worker();
+            self.0.pd.ctx().ring(worker, self.number());
+        }
+        result
+    }
+
+    /// Posts receive requests in order (ibv_post_recv(3)).
+    #[inline]
+    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let mut result = Ok(());
+        let mut rq = self.0.rq.lock();
+        for (index, wr) in list.iter().enumerate() {
+            let pushed = if wr.sges.len() > self.0.caps.max_recv_sge as usize {
+                Err(WqeError::TooManySge(wr.sges.len()).into())
+            } else {
+                rq.push(wr).map_err(Error::from)
+            };
+            if let Err(error) = pushed {
+                result = Err(PostError { index, error });
+                break;
+            }
+        }
+        rq.publish();
+        drop(rq);
+        // In the error state nobody looks at the queue unless told.
+        let sq = self.0.sq.lock();
+        if sq.qp_state() >= QpState::Terminate as u32 && sq.mark_pending() {
+            self.0.pd.ctx().ring(sq.worker(), self.number());
+        }
+        result
+    }
+
+    /// State as the daemon last wrote it; no system call.
+    pub fn state(&self) -> Option<QpState> {
+        QpState::from_u32(self.0.sq.lock().qp_state())
+    }
+
+    /// Send work requests that are not finished.
+    pub fn outstanding_sends(&self) -> u32 {
+        self.0.sq.lock().outstanding()
+    }
+
+    /// To the error state: outstanding work is flushed.
+    pub fn set_error(&self) -> Result<(), Error> {
+        let state = QpState::Error as u32;
+        self.0.pd.ctx().call(&ModifyQp {
+            qp_num: self.number(),
+            state,
+        })?;
+        Ok(())
+    }
+
+    /// Asks the daemon.
+    pub fn query(&self) -> Result<QpAttr, Error> {
+        let (r, _) = self.0.pd.ctx().call(&QueryQp {
+            qp_num: self.number(),
+            reserved: 0,
+        })?;
+        Ok(QpAttr {
+            state: QpState::from_u32(r.state),
+            ird: r.ird,
+            ord: r.ord,
+            local: r.local.to_socket_addr(),
+            peer: r.peer.to_socket_addr(),
+        })
+    }
+
+    /// Starts to connect; the outcome is an event with `opt.cookie` on `channel`:
+    /// ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR.
+    pub fn connect(
+        &self,
+        channel: &CmChannel,
+        dst: SocketAddr,
+        opt: &ConnectOptions<'_>,
+    ) -> Result<(), Error> {
+        self.0.pd.ctx().call(&Connect {
+            qp_num: self.number(),
+            device: opt.device_index(),
+            cm_channel: channel.id(),
+            timeout_ms: opt.timeout.map_or(0, |t| {
+                u32::try_from(t.as_millis()).unwrap_or(u32::MAX).max(1)
+            }),
+            cookie: opt.cookie,
+            dst: dst.into(),
+            src: opt.src.map_or(Addr::NONE, Addr::from),
+            params: opt.params()?,
+        })?;
+        Ok(())
+    }
+
+    /// Connects and waits for the outcome. The channel delivers DISCONNECTED later.
+    pub fn connect_blocking(
+        &self,
+        dst: SocketAddr,
+        opt: &ConnectOptions<'_>,
+    ) -> Result<(CmChannel, ConnInfo), Error> {
+        let channel = CmChannel::from_inner(self.0.pd.ctx())?;
+        self.connect(&channel, dst, opt)?;
+        // The daemon's own timeout comes first and says more.
+        let timeout = opt.timeout.map(|t| t + Duration::from_secs(2));
+        let (what, info) = match channel.get_event(timeout)? {
+            CmEvent::Established(info) => return Ok((channel, info)),
+            CmEvent::Rejected(i) => ("rejected by the peer", i),
+            CmEvent::Unreachable(i) => ("unreachable", i),
+            CmEvent::ConnectError(i) => ("failed", i),
+            CmEvent::Disconnected(i) => ("connection broke", i),
+            _ => return Err(Error::Invalid("an event that is no answer to a connect")),
+        };
+        let colon = if info.reason.is_empty() { "" } else { ": " };
+        Err(Error::Connect(format!(
+            "{dst} {what}{colon}{}",
+            info.reason
+        )))
+    }
+
+    /// Closes gracefully; DISCONNECTED follows.
+    pub fn disconnect(&self) -> Result<(), Error> {
+        self.0.pd.ctx().call(&Disconnect {
+            qp_num: self.number(),
+            reserved: 0,
+        })?;
+        Ok(())
+    }
+}

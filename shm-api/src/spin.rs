@@ -1,0 +1,96 @@
+//! A spin lock of one byte for client-lib's posting and polling: verbs objects
+//! are thread-safe, and nearly always used by one thread at a time.
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+/// Mutual exclusion for sections of nanoseconds. Not for the daemon.
+#[derive(Debug, Default)]
+pub struct SpinLock<T> {
+    locked: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached by the lock's holder only.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    /// Unlocked.
+    pub const fn new(value: T) -> Self {
+        SpinLock {
+            locked: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Spins, and yields the CPU when the holder seems to be off it.
+    #[inline]
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        if self.locked.swap(true, Ordering::Acquire) {
+            self.wait();
+        }
+        SpinGuard(self)
+    }
+
+    #[cold]
+    fn wait(&self) {
+        let mut spins = 0u32;
+        loop {
+            while self.locked.load(Ordering::Relaxed) {
+                spins += 1;
+                if spins.is_multiple_of(128) {
+                    std::thread::yield_now();
+                } else {
+                    core::hint::spin_loop();
+                }
+            }
+            if !self.locked.swap(true, Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+}
+
+/// Unlocks when dropped.
+pub struct SpinGuard<'a, T>(&'a SpinLock<T>);
+
+impl<T> Deref for SpinGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard holds the lock.
+        unsafe { &*self.0.value.get() }
+    }
+}
+
+impl<T> DerefMut for SpinGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard holds the lock, and is borrowed mutably.
+        unsafe { &mut *self.0.value.get() }
+    }
+}
+
+impl<T> Drop for SpinGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.locked.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn increments_from_many_threads_are_not_lost() {
+        let n = SpinLock::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| (0..10_000).for_each(|_| *n.lock() += 1));
+            }
+        });
+        assert_eq!(*n.lock(), 40_000);
+    }
+}

@@ -1,0 +1,222 @@
+//! The control protocol over real sockets, with garbage and foreign versions.
+#![cfg(not(loom))]
+
+use bytemuck::Zeroable;
+use proptest::prelude::*;
+use rustix::fd::{AsFd, OwnedFd};
+use siw_shm::control::codec::{self, encode_request};
+use siw_shm::control::*;
+use siw_shm::region::{Pages, Region};
+
+fn hello() -> Hello {
+    Hello {
+        version: VERSION.into(),
+        pid: 1,
+        name: Text::new("test"),
+    }
+}
+
+fn fd() -> OwnedFd {
+    Region::create("fd", 1, Pages::Normal)
+        .unwrap()
+        .fd()
+        .unwrap()
+        .try_clone_to_owned()
+        .unwrap()
+}
+
+#[test]
+fn a_request_and_its_reply_cross_with_descriptors() {
+    let (daemon, client) = Conn::pair().unwrap();
+    let t = std::thread::spawn(move || {
+        client.call(
+            7,
+            &AllocArena {
+                len: 4096,
+                huge: 0,
+                reserved: 0,
+            },
+            &[],
+        )
+    });
+    let p = loop {
+        match daemon.recv() {
+            Ok(p) => break p,
+            Err(RecvError::WouldBlock) => std::thread::yield_now(),
+            Err(e) => panic!("{e}"),
+        }
+    };
+    let (seq, req) = Request::decode(&p.bytes).unwrap();
+    assert!(matches!(req, Request::AllocArena(a) if a.len == 4096));
+    let r = ArenaReply {
+        arena: 1,
+        huge: 0,
+        len: 4096,
+    };
+    daemon
+        .reply::<AllocArena>(seq, &r, &[fd().as_fd()])
+        .unwrap();
+    let (got, fds) = t.join().unwrap().unwrap();
+    assert_eq!((got, fds.len()), (r, 1));
+}
+
+#[test]
+fn a_refusal_carries_errno_and_reason() {
+    let (daemon, client) = Conn::pair().unwrap();
+    daemon
+        .refuse(3, 1, 12, "too many protection domains")
+        .unwrap();
+    let e = client
+        .call(
+            1,
+            &AllocPd {
+                device: 0,
+                reserved: 0,
+            },
+            &[],
+        )
+        .unwrap_err();
+    assert_eq!(e.errno(), 12);
+    assert!(e.to_string().contains("too many protection domains"), "{e}");
+}
+
+#[test]
+fn a_long_reason_is_cut_at_a_character() {
+    let long = "ä".repeat(100);
+    let p = codec::encode_error(3, 1, 22, &long);
+    let e = codec::decode_reply::<AllocPd>(1, &p).unwrap_err();
+    assert!(matches!(e, CallError::Refused { reason, .. } if reason == "ä".repeat(60)));
+}
+
+#[test]
+fn another_version_is_refused_in_words_that_the_client_can_read() {
+    let mut p = encode_request(5, &hello());
+    p[4] = 99;
+    let e = Request::decode(&p).unwrap_err();
+    assert_eq!(e, ProtoError::Version { theirs: 99 });
+    assert_eq!(codec::peek(&p), Some((1, 5)));
+    let mut reply = codec::encode_error(1, 5, 93, &e.to_string());
+    reply[4] = 98;
+    let e = codec::decode_reply::<Hello>(5, &reply).unwrap_err();
+    assert_eq!(e.errno(), 93);
+    assert!(e.to_string().contains("protocol version 99"), "{e}");
+    let mut ok = codec::encode_reply::<Hello>(5, &HelloReply::zeroed());
+    ok[4] = 98;
+    let e = codec::decode_reply::<Hello>(5, &ok).unwrap_err();
+    assert!(e.to_string().contains("98"), "{e}");
+}
+
+#[test]
+fn a_reply_to_something_else_is_not_taken() {
+    let p = codec::encode_reply::<AllocPd>(4, &IdReply { id: 1, reserved: 0 });
+    let bad =
+        |r: Result<IdReply, CallError>| matches!(r, Err(CallError::Proto(ProtoError::OutOfOrder)));
+    assert!(bad(codec::decode_reply::<AllocPd>(5, &p)));
+    assert!(bad(codec::decode_reply::<CreateChannel>(4, &p)));
+    assert!(codec::decode_reply::<AllocPd>(4, &p).is_ok());
+}
+
+#[test]
+fn a_closed_peer_is_an_error_and_not_a_hang() {
+    let (daemon, client) = Conn::pair().unwrap();
+    drop(daemon);
+    assert!(matches!(
+        client.call(1, &hello(), &[]),
+        Err(CallError::Closed)
+    ));
+    let (daemon, client) = Conn::pair().unwrap();
+    drop(client);
+    assert!(matches!(daemon.recv(), Err(RecvError::Closed)));
+}
+
+#[test]
+fn no_descriptor_leaks_from_packets_nobody_wants() {
+    let (daemon, client) = Conn::pair().unwrap();
+    let probe = fd();
+    let (r, w) = rustix::pipe::pipe().unwrap();
+    for _ in 0..3 {
+        client.send(b"garbage", &[w.as_fd(), w.as_fd()]).unwrap();
+        let p = daemon.recv().unwrap();
+        assert_eq!(p.fds.len(), 2);
+        assert!(Request::decode(&p.bytes).is_err());
+    }
+    // Oversized packets cannot be sent by us; a foreign sender's is cut and refused,
+    // descriptors included.
+    let big = vec![0u8; MAX_PACKET + 1];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut anc = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let one = [w.as_fd()];
+    anc.push(rustix::net::SendAncillaryMessage::ScmRights(&one));
+    rustix::net::sendmsg(
+        &client,
+        &[std::io::IoSlice::new(&big)],
+        &mut anc,
+        rustix::net::SendFlags::empty(),
+    )
+    .unwrap();
+    assert!(matches!(daemon.recv(), Err(RecvError::Truncated)));
+    assert!(client.send(&big, &[]).is_err());
+    drop(w);
+    // End of file: every copy of the write end is closed.
+    rustix::io::ioctl_fionbio(&r, true).unwrap();
+    assert_eq!(rustix::io::read(&r, &mut [0u8; 1]), Ok(0));
+    drop(probe);
+}
+
+#[test]
+fn events_cross_and_foreign_kinds_are_refused() {
+    let e = CmEvent {
+        cookie: 42,
+        ..CmEvent::new(CmEventKind::Established)
+    };
+    let p = encode_event(KIND_CM_EVENT, &e);
+    assert_eq!(decode_event::<CmEvent>(KIND_CM_EVENT, &p), Ok(e));
+    assert_eq!(
+        decode_event::<AsyncEvent>(KIND_ASYNC_EVENT, &p),
+        Err(ProtoError::Kind(KIND_CM_EVENT))
+    );
+    let a = AsyncEvent::new(AsyncEventKind::QpFatal, 3, "why");
+    assert_eq!(a.reason.to_text(), "why");
+    assert_eq!(
+        AsyncEventKind::from_u32(a.kind),
+        Some(AsyncEventKind::QpFatal)
+    );
+}
+
+#[test]
+fn addresses_survive_both_ways() {
+    for s in ["10.0.0.1:7174", "[fe80::1]:80", "0.0.0.0:0"] {
+        let a: std::net::SocketAddr = s.parse().unwrap();
+        assert_eq!(Addr::from(a).to_socket_addr(), Some(a));
+    }
+    assert_eq!(Addr::NONE.to_socket_addr(), None);
+    assert!(PrivateData::new(&[0; 512]).is_some());
+    assert!(PrivateData::new(&[0; 513]).is_none());
+    let lying = PrivateData {
+        len: u32::MAX,
+        data: [1; 512],
+    };
+    assert_eq!(lying.as_bytes().len(), 512);
+}
+
+proptest! {
+    #[test]
+    fn garbage_packets_are_refused_without_panic(
+        bytes in proptest::collection::vec(any::<u8>(), 0..700),
+        kind in 0u16..120, keep_header in any::<bool>(),
+    ) {
+        let mut p = bytes;
+        if keep_header && p.len() >= 24 {
+            let len = p.len() as u32;
+            p[..4].copy_from_slice(&MAGIC.to_le_bytes());
+            p[4..6].copy_from_slice(&VERSION.to_le_bytes());
+            p[6..8].copy_from_slice(&kind.to_le_bytes());
+            p[8..12].copy_from_slice(&len.to_le_bytes());
+        }
+        let _ = Request::decode(&p);
+        let _ = codec::decode_reply::<Hello>(0, &p);
+        let _ = codec::decode_reply::<AllocPd>(0, &p);
+        let _ = decode_event::<CmEvent>(KIND_CM_EVENT, &p);
+        let _ = codec::peek(&p);
+    }
+}

@@ -1,0 +1,320 @@
+//! Loom explores every interleaving of the shared-memory steps:
+//! `RUSTFLAGS="--cfg loom" cargo test -p siw-shm --test loom --release`
+//! (with a target directory of its own).
+#![cfg(loom)]
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+use siw_shm::epoch::Table;
+use siw_shm::lockfree::*;
+use siw_shm::sync::{AtomicU32, Ordering};
+
+fn word() -> AtomicU32 {
+    AtomicU32::new(0)
+}
+
+struct Ring<const N: usize> {
+    head: AtomicU32,
+    tail: AtomicU32,
+    slots: [UnsafeCell<u32>; N],
+}
+
+#[test]
+fn a_work_queue_delivers_every_request_once_and_in_order() {
+    loom::model(|| {
+        let r = Arc::new(Ring::<2> {
+            head: word(),
+            tail: word(),
+            slots: std::array::from_fn(|_| UnsafeCell::new(0)),
+        });
+        let c = r.clone();
+        let worker = thread::spawn(move || {
+            let mut ring = SpscConsumer::new(2);
+            let mut got = Vec::new();
+            for _ in 0..3 {
+                while ring.available(&c.tail).unwrap() > 0 {
+                    // SAFETY: loom checks that the producer is not writing it.
+                    got.push(c.slots[ring.slot(0) as usize].with(|p| unsafe { *p }));
+                    ring.advance(1);
+                    ring.release(&c.head);
+                }
+                thread::yield_now();
+            }
+            (got, ring)
+        });
+        let mut ring = SpscProducer::new(2);
+        let mut sent = 0;
+        for v in 1..=3 {
+            if ring.reserve(1, &r.head) {
+                // SAFETY: loom checks that the consumer is not reading it.
+                r.slots[ring.slot(0) as usize].with_mut(|p| unsafe { *p = v });
+                ring.fill(1);
+                ring.publish(&r.tail);
+                sent = v;
+            } else {
+                break;
+            }
+        }
+        let (mut got, mut ring) = worker.join().unwrap();
+        while ring.available(&r.tail).unwrap() > 0 {
+            // SAFETY: the worker thread is gone.
+            got.push(r.slots[ring.slot(0) as usize].with(|p| unsafe { *p }));
+            ring.advance(1);
+        }
+        assert_eq!(got, (1..=sent).collect::<Vec<_>>());
+    });
+}
+
+struct Cq {
+    armed: AtomicU32,
+    seq: [AtomicU32; 2],
+    entry: [UnsafeCell<u32>; 2],
+    events: AtomicU32,
+}
+
+impl Cq {
+    fn new() -> Arc<Cq> {
+        Arc::new(Cq {
+            armed: word(),
+            seq: [word(), word()],
+            entry: [UnsafeCell::new(0), UnsafeCell::new(0)],
+            events: word(),
+        })
+    }
+
+    fn complete(&self, i: usize, solicited: bool) {
+        // SAFETY: loom checks that the client is not reading it.
+        self.entry[i].with_mut(|p| unsafe { *p = 7 });
+        self.seq[i].store(1, Ordering::Release);
+        if take_arm(&self.armed, solicited) {
+            self.events.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn poll(&self, i: usize) -> bool {
+        if self.seq[i].load(Ordering::Acquire) != 1 {
+            return false;
+        }
+        // SAFETY: loom checks that the worker is not writing it.
+        assert_eq!(self.entry[i].with(|p| unsafe { *p }), 7);
+        true
+    }
+}
+
+#[test]
+fn a_client_that_arms_and_finds_nothing_gets_an_event() {
+    for solicited_only in [false, true] {
+        loom::model(move || {
+            let cq = Cq::new();
+            let w = cq.clone();
+            let worker = thread::spawn(move || w.complete(0, solicited_only));
+            let mut found = cq.poll(0);
+            if !found {
+                arm(
+                    &cq.armed,
+                    if solicited_only {
+                        ARM_SOLICITED
+                    } else {
+                        ARM_NEXT
+                    },
+                );
+                found = cq.poll(0);
+            }
+            worker.join().unwrap();
+            if !found {
+                assert_eq!(cq.events.load(Ordering::Relaxed), 1, "lost wake-up");
+                assert!(cq.poll(0));
+            }
+        });
+    }
+}
+
+#[test]
+fn two_workers_raise_one_event_for_one_arming() {
+    loom::model(|| {
+        let cq = Cq::new();
+        arm(&cq.armed, ARM_NEXT);
+        let (a, b) = (cq.clone(), cq.clone());
+        let a = thread::spawn(move || a.complete(0, false));
+        let b = thread::spawn(move || b.complete(1, false));
+        a.join().unwrap();
+        b.join().unwrap();
+        assert_eq!(cq.events.load(Ordering::Relaxed), 1);
+    });
+}
+
+struct Bell {
+    sq_tail: [AtomicU32; 2],
+    pending: [AtomicU32; 2],
+    ring_tail: AtomicU32,
+    slots: [AtomicU32; 2],
+    sleeping: AtomicU32,
+    eventfd: AtomicU32,
+}
+
+impl Bell {
+    fn new() -> Arc<Bell> {
+        Arc::new(Bell {
+            sq_tail: [word(), word()],
+            pending: [word(), word()],
+            ring_tail: word(),
+            slots: [word(), word()],
+            sleeping: word(),
+            eventfd: word(),
+        })
+    }
+
+    fn post(&self, qp: usize, tail: u32) {
+        self.sq_tail[qp].store(tail, Ordering::Release);
+        if mark_pending(&self.pending[qp]) {
+            let i = claim_slot(&self.ring_tail, 1);
+            fill_slot(&self.slots[i as usize], qp as u32);
+            if must_wake(&self.sleeping) {
+                self.eventfd.store(1, Ordering::Release);
+            }
+        }
+    }
+
+    fn drain(&self, head: &mut usize, seen: &mut [u32; 2]) {
+        while let Some(qp) = take_slot(&self.slots[*head & 1]) {
+            *head += 1;
+            let qp = qp as usize;
+            clear_pending(&self.pending[qp]);
+            seen[qp] = self.sq_tail[qp].load(Ordering::Acquire);
+        }
+    }
+}
+
+#[test]
+fn a_sleeping_worker_is_always_woken() {
+    loom::model(|| {
+        let b = Bell::new();
+        let c = b.clone();
+        let client = thread::spawn(move || c.post(0, 1));
+        let (mut head, mut seen) = (0, [0; 2]);
+        announce_sleep(&b.sleeping);
+        let sleeps = b.slots[0].load(Ordering::Acquire) == 0;
+        if !sleeps {
+            announce_awake(&b.sleeping);
+            b.drain(&mut head, &mut seen);
+            assert_eq!(seen[0], 1);
+        }
+        client.join().unwrap();
+        if sleeps {
+            assert_eq!(b.eventfd.load(Ordering::Acquire), 1, "lost wake-up");
+            b.drain(&mut head, &mut seen);
+            assert_eq!(seen[0], 1);
+        }
+    });
+}
+
+#[test]
+fn a_post_while_the_worker_drains_is_never_forgotten() {
+    loom::model(|| {
+        let b = Bell::new();
+        let c = b.clone();
+        let client = thread::spawn(move || {
+            c.post(0, 1);
+            c.post(0, 2);
+        });
+        let (mut head, mut seen) = (0, [0; 2]);
+        b.drain(&mut head, &mut seen);
+        client.join().unwrap();
+        b.drain(&mut head, &mut seen);
+        assert_eq!(seen[0], 2);
+        assert_eq!(b.slots[0].load(Ordering::Relaxed), 0);
+        assert_eq!(b.slots[1].load(Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
+fn two_posting_threads_share_a_doorbell_ring() {
+    loom::model(|| {
+        let b = Bell::new();
+        let c = b.clone();
+        let client = thread::spawn(move || c.post(0, 1));
+        let d = b.clone();
+        let worker = thread::spawn(move || {
+            let (mut head, mut seen) = (0, [0; 2]);
+            d.drain(&mut head, &mut seen);
+            (head, seen)
+        });
+        b.post(1, 1);
+        client.join().unwrap();
+        let (mut head, mut seen) = worker.join().unwrap();
+        b.drain(&mut head, &mut seen);
+        assert_eq!(seen, [1, 1]);
+    });
+}
+
+/// Loom reports a race when it is freed while somebody reads it.
+struct Entry(UnsafeCell<u32>);
+
+// SAFETY: reads only, except in drop, which loom checks.
+unsafe impl Send for Entry {}
+// SAFETY: as above.
+unsafe impl Sync for Entry {}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // SAFETY: loom checks that nobody reads.
+        self.0.with_mut(|p| unsafe { *p = 0 });
+    }
+}
+
+impl Entry {
+    fn read(&self) -> u32 {
+        // SAFETY: loom checks that nobody writes.
+        self.0.with(|p| unsafe { *p })
+    }
+}
+
+#[test]
+fn an_entry_is_freed_only_after_the_batch_that_found_it() {
+    loom::model(|| {
+        let t = Table::new(1, 1);
+        t.set(0, Box::new(Entry(UnsafeCell::new(5)))).ok();
+        let mut r = t.reader().unwrap();
+        let worker = thread::spawn(move || {
+            if let Some(e) = r.get(0) {
+                assert_eq!(e.read(), 5);
+            }
+            r.quiesce();
+            if let Some(e) = r.get(0) {
+                assert_eq!(e.read(), 5);
+            }
+            r.quiesce();
+        });
+        let ticket = t.clear(0, |_| true).unwrap();
+        if t.is_quiescent(ticket) {
+            assert_eq!(t.try_reclaim(), 0);
+        } else {
+            t.try_reclaim();
+        }
+        worker.join().unwrap();
+        assert_eq!(t.try_reclaim(), 0);
+    });
+}
+
+#[test]
+fn a_worker_that_wakes_does_not_find_what_was_freed_while_it_slept() {
+    loom::model(|| {
+        let t = Table::new(1, 1);
+        t.set(0, Box::new(Entry(UnsafeCell::new(5)))).ok();
+        let mut r = t.reader().unwrap();
+        r.offline();
+        let worker = thread::spawn(move || {
+            assert!(r.get(0).is_none());
+            r.online();
+            if let Some(e) = r.get(0) {
+                assert_eq!(e.read(), 5);
+            }
+            r.offline();
+        });
+        t.clear(0, |_| true).unwrap();
+        t.try_reclaim();
+        worker.join().unwrap();
+        assert_eq!(t.try_reclaim(), 0);
+    });
+}
