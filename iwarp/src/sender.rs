@@ -32,7 +32,7 @@ impl QueuePair {
                     return self.rtr_record(room);
                 }
                 let next = match self.in_message {
-                    InMessage::Request => self.request_record(env, room),
+                    InMessage::Request => self.request_record(room),
                     InMessage::Response => self.response_record(env, room),
                     InMessage::None => self.start_message(env, room),
                 };
@@ -42,7 +42,7 @@ impl QueuePair {
             }
             QpState::Closing => {
                 return match self.in_message {
-                    InMessage::Request => self.request_record(env, room),
+                    InMessage::Request => self.request_record(room),
                     InMessage::Response => self.response_record(env, room),
                     InMessage::None => None,
                 };
@@ -59,7 +59,7 @@ impl QueuePair {
             return self.response_record(env, room);
         }
         if self.request_ready(env) {
-            return self.request_record(env, room);
+            return self.request_record(room);
         }
         if responses && self.state == QpState::Rts {
             return self.response_record(env, room);
@@ -94,12 +94,14 @@ impl QueuePair {
                 return false;
             };
             let status = self.validate(env.keys(), e);
-            let (status, owner) = if status != WcStatus::SUCCESS {
-                (status, TxOwner::NONE)
-            } else if e.is_inline() || e.length == 0 || e.opcode == WrOpcode::Read {
-                (status, TxOwner::NONE)
+            let referenced = status == WcStatus::SUCCESS
+                && !e.is_inline()
+                && e.length > 0
+                && e.opcode != WrOpcode::Read;
+            let owner = if referenced {
+                env.alloc_owner(e.length)
             } else {
-                (status, env.alloc_owner(e.length))
+                TxOwner::NONE
             };
             if let Some(e) = self.sq.get_mut(slot) {
                 e.owner = owner;
@@ -151,8 +153,7 @@ impl QueuePair {
     }
 
     #[inline]
-    fn request_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
-        let _ = env;
+    fn request_record(&mut self, room: usize) -> Next {
         let slot = self.cur?;
         let mulpdu = u32::from(self.mulpdu);
         let e = self.sq.get_mut(slot)?;
