@@ -110,7 +110,8 @@ impl Control {
     /// A complete TCP segment without payload.
     pub(crate) fn tcp(&mut self, t: &Template, f: &Fields<'_>, stats: &mut Stats) {
         let mut out = [0; HEADER_MAX];
-        let (n, meta) = t.build(&mut out, f);
+        let (n, meta) = t.meta(f);
+        t.build(&mut out[..n], f);
         let at = crate::checksum::tcp_field(&meta);
         let done = crate::checksum::finish(&out[..n], &meta, crate::checksum::Sum::new());
         out[at..at + 2].copy_from_slice(&done);

@@ -5,7 +5,7 @@ use crate::segment::{ACK, FIN, PSH, SYN};
 use crate::send_queue::{self, Sent};
 use crate::shared::Shared;
 use crate::stack::{ConnId, State};
-use crate::template::{Fields, HEADER_MAX};
+use crate::template::Fields;
 use crate::{FrameMeta, FrameSink, Instant, RecvBuf, SeqNr, TxChecksum};
 
 /// The sink has no room now.
@@ -55,12 +55,11 @@ impl Shared {
             flags |= FIN;
         }
         let ts = h.has(flag::TIMESTAMPS).then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
-        let mut out = [0u8; HEADER_MAX];
         let fields = Fields { seq: s.seq, ack: h.rcv_nxt, flags, window, ts, options: &[], payload: s.len };
-        let (n, mut meta) = c.template.build(&mut out, &fields);
+        let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
         meta.retransmission = again;
-        if !tx.begin(&out[..n], &meta) {
+        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
         }
         let user = c.hot.user;
@@ -107,11 +106,10 @@ impl Shared {
                 n = 4 + 8 * k;
             }
         }
-        let mut out = [0u8; HEADER_MAX];
         let fields = Fields { seq, ack: h.rcv_nxt, flags: ACK, window, ts, options: &options[..n], payload: 0 };
-        let (n, mut meta) = c.template.build(&mut out, &fields);
+        let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
-        if !tx.begin(&out[..n], &meta) {
+        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
         }
         tx.end();
@@ -173,11 +171,10 @@ impl Shared {
             options: &o[..n],
             payload: 0,
         };
-        let mut out = [0u8; HEADER_MAX];
-        let (n, mut meta) = c.template.build(&mut out, &fields);
+        let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
         meta.retransmission = c.hot.backoff > 0;
-        if !tx.begin(&out[..n], &meta) {
+        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
         }
         tx.end();
@@ -370,11 +367,12 @@ impl Shared {
             }
             let h = &mut c.hot;
             let fin = h.unsent == plan.len && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
-            c.tx.make(plan, h.snd_nxt, fin);
-            if let Err(e) = self.emit_last(index, c, now, tx) {
+            let segment = c.tx.make(&plan, h.snd_nxt, fin, now.0);
+            if let Err(e) = self.emit_new(index, c, &segment, now, tx) {
                 result = Err(e);
                 break;
             }
+            c.tx.made(&plan);
             let h = &mut c.hot;
             h.pipe += plan.len;
             h.unsent -= plan.len;
@@ -383,8 +381,8 @@ impl Shared {
         }
         let h = &c.hot;
         if result.is_ok() && h.unsent == 0 && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED {
-            c.tx.make_fin(h.snd_nxt);
-            result = self.emit_last(index, c, now, tx);
+            let segment = c.tx.make_fin(h.snd_nxt, now.0);
+            result = self.emit_new(index, c, &segment, now, tx);
         }
         c.cwnd_used = c.cwnd_used.max(c.hot.pipe);
         if sent > 0
@@ -396,22 +394,18 @@ impl Shared {
         result
     }
 
-    /// Sends the segment just made; unmakes it when the sink is full.
+    /// Sends a new segment and notes it; nothing changes when the sink is full.
     #[inline]
-    fn emit_last<B: RecvBuf, R>(
+    fn emit_new<B: RecvBuf, R>(
         &mut self,
         index: u32,
         c: &mut Conn<B, R>,
+        s: &Sent,
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        let Some(last) = c.tx.sent.back_mut() else { return Ok(()) };
-        last.at = now.0;
-        let s = *last;
-        if let Err(e) = self.emit(index, c, &s, false, now, tx) {
-            c.tx.unmake();
-            return Err(e);
-        }
+        self.emit(index, c, s, false, now, tx)?;
+        c.tx.sent.push_back(*s);
         let h = &mut c.hot;
         h.snd_nxt = s.end();
         if s.flags & send_queue::FIN != 0 {

@@ -39,31 +39,38 @@ pub(crate) fn be32(b: &[u8], at: usize) -> u32 {
 }
 
 impl Segment {
-    /// `tcp` starts at the TCP header; `None` when the header does not fit or is malformed.
+    /// Reads the header that `tcp` starts with; `false` when it does not fit or is malformed.
+    /// In place: moving a value just written piecemeal would stall. `sack` is left as it is
+    /// beyond `sacks`.
     #[inline]
-    pub(crate) fn parse(tcp: &[u8]) -> Option<Segment> {
-        let fixed = tcp.get(..20)?;
+    pub(crate) fn parse(&mut self, tcp: &[u8]) -> bool {
+        let Some(fixed) = tcp.get(..20) else { return false };
         let header_len = usize::from(fixed[12] >> 4) * 4;
         if header_len < 20 {
-            return None;
+            return false;
         }
-        let options = tcp.get(20..header_len)?;
-        let mut s = Segment {
-            seq: SeqNr(be32(fixed, 4)),
-            ack: SeqNr(be32(fixed, 8)),
-            flags: fixed[13],
-            window: be16(fixed, 14),
-            header_len: header_len as u8,
-            ..Segment::default()
-        };
+        let Some(options) = tcp.get(20..header_len) else { return false };
+        self.seq = SeqNr(be32(fixed, 4));
+        self.ack = SeqNr(be32(fixed, 8));
+        self.flags = fixed[13];
+        self.window = be16(fixed, 14);
+        self.header_len = header_len as u8;
+        self.sacks = 0;
         if options.len() == 12 && be32(options, 0) == TS_ALIGNED {
-            s.has_ts = true;
-            s.ts_val = be32(options, 4);
-            s.ts_ecr = be32(options, 8);
-        } else if !options.is_empty() {
-            s.parse_options(options);
+            self.has_ts = true;
+            self.sack_permitted = false;
+            self.mss = None;
+            self.wscale = None;
+            self.ts_val = be32(options, 4);
+            self.ts_ecr = be32(options, 8);
+        } else {
+            self.has_ts = false;
+            self.sack_permitted = false;
+            self.mss = None;
+            self.wscale = None;
+            self.parse_options(options);
         }
-        Some(s)
+        true
     }
 
     /// Unknown options are skipped, malformed ones end the walk (RFC 9293 section 3.1, MUST-7).
@@ -111,6 +118,11 @@ impl Segment {
 mod tests {
     use super::*;
 
+    fn parse(b: &[u8]) -> Option<Segment> {
+        let mut s = Segment::default();
+        s.parse(b).then_some(s)
+    }
+
     fn header(flags: u8, options: &[u8]) -> Vec<u8> {
         let mut h = vec![0u8; 20];
         h[4..8].copy_from_slice(&7u32.to_be_bytes());
@@ -124,7 +136,7 @@ mod tests {
 
     #[test]
     fn options_of_a_syn_are_read() {
-        let s = Segment::parse(&header(SYN, &[2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 15])).unwrap();
+        let s = parse(&header(SYN, &[2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 15])).unwrap();
         assert_eq!((s.seq, s.ack, s.window), (SeqNr(7), SeqNr(9), 500));
         assert_eq!(s.mss, Some(1460));
         assert_eq!(s.wscale, Some(14), "RFC 7323 section 2.3");
@@ -138,32 +150,32 @@ mod tests {
         for w in [10u32, 20, 30, 40] {
             o.extend_from_slice(&w.to_be_bytes());
         }
-        let s = Segment::parse(&header(ACK, &o)).unwrap();
+        let s = parse(&header(ACK, &o)).unwrap();
         assert_eq!(s.sacks, 2);
         assert_eq!(s.sack[1], (SeqNr(30), SeqNr(40)));
     }
 
     #[test]
     fn garbage_options_neither_panic_nor_loop() {
-        assert!(Segment::parse(&header(SYN, &[2, 0, 0, 0])).unwrap().mss.is_none());
-        assert!(Segment::parse(&header(SYN, &[8, 255, 0, 0])).is_some());
-        assert!(Segment::parse(&header(SYN, &[1, 1, 1, 2])).is_some());
-        assert!(Segment::parse(&header(ACK, &[5, 7, 0, 0, 0, 0, 0, 0])).unwrap().sacks == 0);
+        assert!(parse(&header(SYN, &[2, 0, 0, 0])).unwrap().mss.is_none());
+        assert!(parse(&header(SYN, &[8, 255, 0, 0])).is_some());
+        assert!(parse(&header(SYN, &[1, 1, 1, 2])).is_some());
+        assert!(parse(&header(ACK, &[5, 7, 0, 0, 0, 0, 0, 0])).unwrap().sacks == 0);
         let mut x = 3u64;
         for _ in 0..20_000 {
             x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let n = (x >> 33) as usize % 61;
             let mut b: Vec<u8> = (0..n).map(|i| (x.rotate_left(i as u32) >> 7) as u8).collect();
-            let _ = Segment::parse(&b);
+            let _ = parse(&b);
             if n > 20 {
                 b[12] = 0xf0;
-                let _ = Segment::parse(&b);
+                let _ = parse(&b);
             }
         }
         let mut short = header(ACK, &[]);
         short[12] = 0x40;
-        assert!(Segment::parse(&short).is_none(), "data offset below 5");
+        assert!(parse(&short).is_none(), "data offset below 5");
         short[12] = 0x60;
-        assert!(Segment::parse(&short).is_none(), "data offset beyond the segment");
+        assert!(parse(&short).is_none(), "data offset beyond the segment");
     }
 }

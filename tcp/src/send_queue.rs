@@ -137,31 +137,21 @@ impl<R> SendQueue<R> {
         Plan { len, push: false, next_record: self.next_record, next_offset: self.next_offset + len }
     }
 
-    /// Makes the planned segment the last one of `sent`.
+    /// The planned segment; [`SendQueue::made`] once it left.
     #[inline]
-    pub(crate) fn make(&mut self, plan: Plan, seq: SeqNr, fin: bool) {
-        self.sent.push_back(Sent {
-            seq,
-            len: plan.len,
-            record: self.next_record,
-            offset: self.next_offset,
-            at: 0,
-            flags: if plan.push { PUSH } else { 0 } | if fin { FIN } else { 0 },
-        });
+    pub(crate) fn make(&self, plan: &Plan, seq: SeqNr, fin: bool, at: u64) -> Sent {
+        let flags = if plan.push { PUSH } else { 0 } | if fin { FIN } else { 0 };
+        Sent { seq, len: plan.len, record: self.next_record, offset: self.next_offset, at, flags }
+    }
+
+    #[inline]
+    pub(crate) fn made(&mut self, plan: &Plan) {
         self.next_record = plan.next_record;
         self.next_offset = plan.next_offset;
     }
 
-    /// Undoes the last `make`, whose segment could not leave.
-    pub(crate) fn unmake(&mut self) {
-        if let Some(s) = self.sent.pop_back() {
-            self.next_record = s.record;
-            self.next_offset = s.offset;
-        }
-    }
-
-    pub(crate) fn make_fin(&mut self, seq: SeqNr) {
-        self.sent.push_back(Sent { seq, len: 0, record: self.next_record, offset: self.next_offset, at: 0, flags: FIN });
+    pub(crate) fn make_fin(&self, seq: SeqNr, at: u64) -> Sent {
+        Sent { seq, len: 0, record: self.next_record, offset: self.next_offset, at, flags: FIN }
     }
 
     /// The pieces of a segment.
@@ -275,7 +265,8 @@ mod tests {
     fn send_all(q: &mut SendQueue<usize>, emss: u32) -> (SeqNr, u32) {
         let (mut seq, mut pipe) = (SeqNr(u32::MAX - 100), 0);
         while let Some(p) = q.plan(emss, u32::MAX) {
-            q.make(p, seq, false);
+            q.sent.push_back(q.make(&p, seq, false, 0));
+            q.made(&p);
             seq += p.len;
             pipe += p.len;
         }

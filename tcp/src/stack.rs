@@ -192,15 +192,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let link = Link { mac: self.sh.config.mac, vlan: self.sh.config.vlan };
         // A burst is mostly of one flow: the last connection is tried before hashing.
         let mut last = u32::MAX;
+        let mut seg = Segment::default();
         for (mut b, info) in frames {
             self.sh.stats.frames_in += 1;
             let mut src_mac = [0; 6];
             match inbound::classify(&link, &mut b, info.checksum, &mut src_mac, &mut self.sh.stats) {
                 Some(Inbound::Tcp { key }) => {
-                    let Some(seg) = Segment::parse(b.chunk()) else {
+                    if !seg.parse(b.chunk()) {
                         self.sh.stats.in_errs += 1;
                         continue;
-                    };
+                    }
                     self.sh.stats.in_segs += 1;
                     b.advance(usize::from(seg.header_len));
                     self.tcp(now, &key, &seg, b, src_mac, &mut last);

@@ -87,42 +87,14 @@ impl Template {
         self.bytes[..6].copy_from_slice(&mac);
     }
 
-    /// Fills `out` and returns the header's length. The TCP checksum field gets the pseudo-header
-    /// sum, not complemented: what offload and [`crate::checksum::finish`] want.
+    /// Length of the headers and what the sink must know of them.
     #[inline]
-    pub(crate) fn build(&self, out: &mut [u8; HEADER_MAX], f: &Fields<'_>) -> (usize, FrameMeta) {
-        out[..LEN].copy_from_slice(&self.bytes);
-        let l2 = usize::from(self.l2);
+    pub(crate) fn meta(&self, f: &Fields<'_>) -> (usize, FrameMeta) {
         let l3 = if self.v6 { 40 } else { 20 };
-        let ts = if f.ts.is_some() { 12 } else { 0 };
-        let l4 = 20 + ts + f.options.len();
-        let tcp_len = l4 as u32 + f.payload;
-        let h = &mut out[l2..];
-        if self.v6 {
-            h[4..6].copy_from_slice(&(tcp_len as u16).to_be_bytes());
-        } else {
-            let total = tcp_len + 20;
-            h[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-            h[10..12].copy_from_slice(&(!fold(u64::from(self.ip_sum + total))).to_be_bytes());
-        }
-        let t = &mut h[l3..];
-        t[4..8].copy_from_slice(&f.seq.0.to_be_bytes());
-        t[8..12].copy_from_slice(&f.ack.0.to_be_bytes());
-        t[12] = (l4 as u8 / 4) << 4;
-        t[13] = f.flags;
-        t[14..16].copy_from_slice(&f.window.to_be_bytes());
-        t[16..18].copy_from_slice(&fold(u64::from(self.pseudo) + u64::from(tcp_len)).to_be_bytes());
-        if let Some((val, ecr)) = f.ts {
-            t[20..24].copy_from_slice(&TS_ALIGNED.to_be_bytes());
-            t[24..28].copy_from_slice(&val.to_be_bytes());
-            t[28..32].copy_from_slice(&ecr.to_be_bytes());
-        }
-        if !f.options.is_empty() {
-            t[20 + ts..l4].copy_from_slice(f.options);
-        }
+        let l4 = 20 + if f.ts.is_some() { 12 } else { 0 } + f.options.len();
         let meta = FrameMeta {
             l2_len: self.l2,
-            l3_len: l3 as u8,
+            l3_len: l3,
             l4_len: l4 as u8,
             ipv6: self.v6,
             checksum: TxChecksum::Offload,
@@ -132,7 +104,50 @@ impl Template {
             tso_segsz: 0,
             conn: None,
         };
-        (l2 + l3 + l4, meta)
+        (usize::from(self.l2) + usize::from(l3) + l4, meta)
+    }
+
+    /// Fills `out`, exactly as long as `meta` said. The TCP checksum field gets the pseudo-header
+    /// sum, not complemented: what offload and [`crate::checksum::finish`] want.
+    #[inline]
+    pub(crate) fn build(&self, out: &mut [u8], f: &Fields<'_>) {
+        let l2 = usize::from(self.l2);
+        let l3 = if self.v6 { 40 } else { 20 };
+        let fixed = l2 + l3 + 20;
+        // Overlapping copies of constant length instead of one of a variable length.
+        out[..32].copy_from_slice(&self.bytes[..32]);
+        if fixed > 64 {
+            out[32..64].copy_from_slice(&self.bytes[32..64]);
+        }
+        out[fixed - 32..fixed].copy_from_slice(&self.bytes[fixed - 32..fixed]);
+        let h = &mut out[l2..];
+        let l4 = h.len() - l3;
+        let tcp_len = l4 as u32 + f.payload;
+        if self.v6 {
+            h[4..6].copy_from_slice(&(tcp_len as u16).to_be_bytes());
+        } else {
+            let total = tcp_len + 20;
+            h[2..4].copy_from_slice(&(total as u16).to_be_bytes());
+            h[10..12].copy_from_slice(&(!fold(u64::from(self.ip_sum + total))).to_be_bytes());
+        }
+        let t = &mut h[l3..];
+        let t = &mut t[..l4];
+        t[4..8].copy_from_slice(&f.seq.0.to_be_bytes());
+        t[8..12].copy_from_slice(&f.ack.0.to_be_bytes());
+        t[12] = (l4 as u8 / 4) << 4;
+        t[13] = f.flags;
+        t[14..16].copy_from_slice(&f.window.to_be_bytes());
+        t[16..18].copy_from_slice(&fold(u64::from(self.pseudo) + u64::from(tcp_len)).to_be_bytes());
+        let mut at = 20;
+        if let Some((val, ecr)) = f.ts {
+            t[20..24].copy_from_slice(&TS_ALIGNED.to_be_bytes());
+            t[24..28].copy_from_slice(&val.to_be_bytes());
+            t[28..32].copy_from_slice(&ecr.to_be_bytes());
+            at = 32;
+        }
+        if !f.options.is_empty() {
+            t[at..].copy_from_slice(f.options);
+        }
     }
 }
 
@@ -157,7 +172,8 @@ mod tests {
                     options: &[1, 1, 1, 1],
                     payload: 5,
                 };
-                let (n, meta) = t.build(&mut out, &f);
+                let (n, meta) = t.meta(&f);
+                t.build(&mut out[..n], &f);
                 let mut frame = out[..n].to_vec();
                 let mut sum = crate::checksum::Sum::new();
                 sum.add(b"he");

@@ -145,7 +145,11 @@ impl Transfer {
             if self.done() {
                 return true;
             }
-            if !self.net.step(limit) {
+            let unread = (0..2).any(|h| {
+                let id = self.sides[h].id;
+                id.and_then(|id| self.net.hosts[h].conn(id)).is_some_and(|c| c.readable > 0)
+            });
+            if !self.net.step(limit) && !unread {
                 self.events();
                 return self.done();
             }
