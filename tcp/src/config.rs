@@ -1,0 +1,214 @@
+//! What one device's stack is told at the start. Validated by `Stack::new`.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+use core::time::Duration;
+
+use crate::Error;
+
+/// An address of this device and the prefix that is on its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IpCidr {
+    pub addr: IpAddr,
+    pub prefix: u8,
+}
+
+impl IpCidr {
+    pub const fn new(addr: IpAddr, prefix: u8) -> Self {
+        IpCidr { addr, prefix }
+    }
+
+    /// `other` is on the same link as this address.
+    pub fn contains(&self, other: IpAddr) -> bool {
+        match (self.addr, other) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                let shift = 32 - u32::from(self.prefix.min(32));
+                let d = a.to_bits() ^ b.to_bits();
+                d.checked_shr(shift).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                let shift = 128 - u32::from(self.prefix.min(128));
+                let d = a.to_bits() ^ b.to_bits();
+                d.checked_shr(shift).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for IpCidr {
+    type Err = Error;
+    /// `10.0.0.1/24`, `fd00::1/64`; without a prefix, a host address.
+    fn from_str(s: &str) -> Result<Self, Error> {
+        let bad = || {
+            Error::Config(format!(
+                "{s:?} is no address/prefix; write e.g. 10.0.0.1/24"
+            ))
+        };
+        let (a, p) = match s.split_once('/') {
+            Some((a, p)) => (a, Some(p)),
+            None => (s, None),
+        };
+        let addr: IpAddr = a.parse().map_err(|_| bad())?;
+        let max = if addr.is_ipv4() { 32 } else { 128 };
+        let prefix = match p {
+            Some(p) => p.parse::<u8>().map_err(|_| bad())?,
+            None => max,
+        };
+        if prefix > max {
+            return Err(bad());
+        }
+        Ok(IpCidr { addr, prefix })
+    }
+}
+
+/// Which congestion controller new connections use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// RFC 9438.
+    #[default]
+    Cubic,
+    /// RFC 5681, 6582.
+    NewReno,
+}
+
+/// Keepalive (RFC 9293 section 3.8.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence before the first probe.
+    pub idle: Duration,
+    /// Between probes.
+    pub interval: Duration,
+    /// Unanswered probes before the connection is dropped.
+    pub probes: u8,
+}
+
+/// Limits of the neighbour table (ARP, RFC 826; NDP, RFC 4861).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighbourConfig {
+    /// Most entries, resolved or not.
+    pub max_entries: usize,
+    /// How long an answer is believed before it is probed again.
+    pub reachable: Duration,
+    /// Between solicitations (RetransTimer).
+    pub retransmit: Duration,
+    /// Solicitations before the neighbour counts as unreachable.
+    pub probes: u8,
+}
+
+impl Default for NeighbourConfig {
+    fn default() -> Self {
+        NeighbourConfig {
+            max_entries: 1024,
+            reachable: Duration::from_secs(30),
+            retransmit: Duration::from_secs(1),
+            probes: 3,
+        }
+    }
+}
+
+/// Everything a [`crate::Stack`] is told. `StackConfig::new` fills in the defaults of a fabric.
+#[derive(Clone, Debug)]
+pub struct StackConfig {
+    pub mac: [u8; 6],
+    /// At least one; the first of a family is the default source of `connect`.
+    pub addrs: Vec<IpCidr>,
+    pub gateway_v4: Option<Ipv4Addr>,
+    pub gateway_v6: Option<Ipv6Addr>,
+    /// IP packet size, 576..=9000 (1280.. when there is an IPv6 address).
+    pub mtu: u16,
+    /// 802.1Q tag of all our frames; frames of other VLANs are ignored.
+    pub vlan: Option<u16>,
+    /// RFC 6298 (2.4) lower bound: 5 ms for a fabric, 200 ms for wide areas.
+    pub rto_min: Duration,
+    pub rto_max: Duration,
+    /// Before the first RTT sample (RFC 6298 (2.1)).
+    pub rto_initial: Duration,
+    /// How long an ACK may wait for company (RFC 9293 section 3.8.6.3: < 500 ms).
+    pub delayed_ack: Duration,
+    /// Receive window of each connection in bytes, up to 1 GiB; scaled as RFC 7323 says.
+    pub recv_window: u32,
+    /// Most received buffers a connection may hold, in order and out of order together, so that
+    /// tiny segments cannot pin the whole buffer pool.
+    pub max_recv_buffers: usize,
+    pub congestion: Congestion,
+    /// In segments; RFC 6928 says 10, a fabric may start wider.
+    pub initial_window: u32,
+    /// Secret of the initial sequence numbers (RFC 6528) and port choice (RFC 6056).
+    pub isn_key: [u8; 16],
+    /// Secret of the flow table.
+    pub hash_key: [u8; 16],
+    /// Connections of this stack, TIME-WAIT included (the oldest of those give way).
+    pub max_connections: usize,
+    /// Leave the sink to complete checksums in software ([`crate::TxChecksum::Partial`]).
+    pub tx_checksum: bool,
+    pub keepalive: Option<Keepalive>,
+    /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
+    pub user_timeout: Duration,
+    /// Repetitions of a SYN or SYN-ACK.
+    pub syn_retries: u8,
+    /// TIME-WAIT, RFC 9293's 2 MSL.
+    pub time_wait: Duration,
+    /// Offer timestamps (RFC 7323) and SACK (RFC 2018).
+    pub timestamps: bool,
+    pub sack: bool,
+    pub neighbours: NeighbourConfig,
+    /// Announce our IPv4 addresses at the start.
+    pub gratuitous_arp: bool,
+    /// Resets, challenge ACKs (RFC 5961 section 7) and ICMP replies per second, each.
+    pub control_rate: u32,
+}
+
+impl StackConfig {
+    pub fn new(mac: [u8; 6], addrs: Vec<IpCidr>) -> Self {
+        StackConfig {
+            mac,
+            addrs,
+            gateway_v4: None,
+            gateway_v6: None,
+            mtu: 1500,
+            vlan: None,
+            rto_min: Duration::from_millis(5),
+            rto_max: Duration::from_secs(60),
+            rto_initial: Duration::from_secs(1),
+            delayed_ack: Duration::from_millis(1),
+            recv_window: 4 << 20,
+            max_recv_buffers: 8192,
+            congestion: Congestion::Cubic,
+            initial_window: 10,
+            isn_key: [0x5a; 16],
+            hash_key: [0xa5; 16],
+            max_connections: 65536,
+            tx_checksum: true,
+            keepalive: None,
+            user_timeout: Duration::from_secs(120),
+            syn_retries: 6,
+            time_wait: Duration::from_secs(60),
+            timestamps: true,
+            sack: true,
+            neighbours: NeighbourConfig::default(),
+            gratuitous_arp: false,
+            control_rate: 1000,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_says_who_is_on_the_link() {
+        let c: IpCidr = "10.1.2.3/24".parse().unwrap();
+        assert!(c.contains("10.1.2.200".parse().unwrap()));
+        assert!(!c.contains("10.1.3.200".parse().unwrap()));
+        assert!(!c.contains("fd00::1".parse().unwrap()));
+        let all: IpCidr = "10.1.2.3/0".parse().unwrap();
+        assert!(all.contains("192.0.2.1".parse().unwrap()));
+        let six: IpCidr = "fd00::1/64".parse().unwrap();
+        assert!(six.contains("fd00::ffff".parse().unwrap()));
+        assert!(!six.contains("fd01::1".parse().unwrap()));
+        assert!("10.0.0.1/33".parse::<IpCidr>().is_err());
+        assert!("nonsense".parse::<IpCidr>().is_err());
+    }
+}

@@ -1,0 +1,106 @@
+//! What happened to a connection since its owner last looked.
+
+use core::fmt;
+use core::ops::{BitOr, BitOrAssign};
+
+/// A set of events; [`crate::Stack::next_event`] hands out each connection at most once with
+/// everything that happened OR-ed together.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Events(pub u16);
+
+impl Events {
+    pub const NONE: Events = Events(0);
+    /// Our `connect` is established.
+    pub const CONNECTED: Events = Events(1 << 0);
+    /// A listener's new connection is established; `user` is still the listener's.
+    pub const ACCEPTED: Events = Events(1 << 1);
+    /// In-order bytes are in the receive queue.
+    pub const READABLE: Events = Events(1 << 2);
+    /// Records were fully acknowledged: `take_acked` has something.
+    pub const ACKED: Events = Events(1 << 3);
+    /// `send_room` rose from less than a segment to at least one.
+    pub const WRITABLE: Events = Events(1 << 4);
+    /// The peer closed its direction; everything before its FIN is in the receive queue.
+    pub const PEER_FIN: Events = Events(1 << 5);
+    /// The peer reset the connection.
+    pub const RESET: Events = Events(1 << 6);
+    /// Retransmission, keepalive or the user timeout gave up.
+    pub const TIMED_OUT: Events = Events(1 << 7);
+    /// The peer answered our SYN with a reset.
+    pub const REFUSED: Events = Events(1 << 8);
+    /// No neighbour answered, or ICMP says so, while connecting.
+    pub const UNREACHABLE: Events = Events(1 << 9);
+    /// The connection is over for its owner (it may linger in TIME-WAIT); `release` it.
+    /// Comes with, or after, every other ending.
+    pub const CLOSED: Events = Events(1 << 10);
+    /// `emss` changed: size new records by it.
+    pub const EMSS_CHANGED: Events = Events(1 << 11);
+
+    const NAMES: [&'static str; 12] = [
+        "CONNECTED",
+        "ACCEPTED",
+        "READABLE",
+        "ACKED",
+        "WRITABLE",
+        "PEER_FIN",
+        "RESET",
+        "TIMED_OUT",
+        "REFUSED",
+        "UNREACHABLE",
+        "CLOSED",
+        "EMSS_CHANGED",
+    ];
+
+    /// All of `other` are set.
+    #[inline]
+    pub const fn contains(self, other: Events) -> bool {
+        self.0 & other.0 == other.0
+    }
+    /// Any of `other` is set.
+    #[inline]
+    pub const fn intersects(self, other: Events) -> bool {
+        self.0 & other.0 != 0
+    }
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+    /// `const` form of `|`.
+    pub const fn union(self, other: Events) -> Events {
+        Events(self.0 | other.0)
+    }
+}
+
+impl BitOr for Events {
+    type Output = Events;
+    #[inline]
+    fn bitor(self, o: Events) -> Events {
+        Events(self.0 | o.0)
+    }
+}
+
+impl BitOrAssign for Events {
+    #[inline]
+    fn bitor_assign(&mut self, o: Events) {
+        self.0 |= o.0;
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut first = true;
+        for (i, name) in Self::NAMES.iter().enumerate() {
+            if self.0 & (1 << i) != 0 {
+                if !first {
+                    f.write_str("|")?;
+                }
+                f.write_str(name)?;
+                first = false;
+            }
+        }
+        if first {
+            f.write_str("NONE")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! TCP sequence numbers (RFC 9293 section 3.4): 32 bits that wrap.
+
+use core::ops::{Add, AddAssign, Sub};
+
+/// A sequence number. Ordering is by signed distance, so it is only meaningful between numbers
+/// less than 2^31 apart, which a window always is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SeqNr(pub u32);
+
+impl SeqNr {
+    /// Signed distance from `other` to `self`.
+    #[inline]
+    pub const fn dist(self, other: SeqNr) -> i32 {
+        self.0.wrapping_sub(other.0) as i32
+    }
+    #[inline]
+    pub const fn lt(self, other: SeqNr) -> bool {
+        self.dist(other) < 0
+    }
+    #[inline]
+    pub const fn le(self, other: SeqNr) -> bool {
+        self.dist(other) <= 0
+    }
+    #[inline]
+    pub const fn gt(self, other: SeqNr) -> bool {
+        self.dist(other) > 0
+    }
+    #[inline]
+    pub const fn ge(self, other: SeqNr) -> bool {
+        self.dist(other) >= 0
+    }
+    #[inline]
+    pub fn max(self, other: SeqNr) -> SeqNr {
+        if self.ge(other) { self } else { other }
+    }
+    #[inline]
+    pub fn min(self, other: SeqNr) -> SeqNr {
+        if self.le(other) { self } else { other }
+    }
+}
+
+impl Add<u32> for SeqNr {
+    type Output = SeqNr;
+    #[inline]
+    fn add(self, n: u32) -> SeqNr {
+        SeqNr(self.0.wrapping_add(n))
+    }
+}
+
+impl Sub<u32> for SeqNr {
+    type Output = SeqNr;
+    #[inline]
+    fn sub(self, n: u32) -> SeqNr {
+        SeqNr(self.0.wrapping_sub(n))
+    }
+}
+
+/// Modular difference; the caller knows that `self` is not before `other`.
+impl Sub<SeqNr> for SeqNr {
+    type Output = u32;
+    #[inline]
+    fn sub(self, other: SeqNr) -> u32 {
+        self.0.wrapping_sub(other.0)
+    }
+}
+
+impl AddAssign<u32> for SeqNr {
+    #[inline]
+    fn add_assign(&mut self, n: u32) {
+        self.0 = self.0.wrapping_add(n);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparison_survives_the_wrap_of_sequence_space() {
+        let a = SeqNr(u32::MAX - 1);
+        let b = a + 4;
+        assert_eq!(b, SeqNr(2));
+        assert!(a.lt(b) && b.gt(a) && a.le(a) && a.ge(a));
+        assert_eq!(b - a, 4);
+        assert_eq!(a.max(b), b);
+        assert_eq!(a.min(b), a);
+        assert_eq!(a.dist(b), -4);
+    }
+}

@@ -1,0 +1,86 @@
+//! Counters, named as TCP-MIB (RFC 4022) and Linux's TcpExt name them where they have a name.
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counters of one stack since its start.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct Stats { $($(#[$doc])* pub $name: u64),* }
+
+        impl Stats {
+            /// Adds another worker's counters.
+            pub fn merge(&mut self, other: &Stats) { $(self.$name += other.$name;)* }
+            /// Name and value of each counter.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames handed to `receive`.
+    frames_in,
+    /// Frames the sink took.
+    frames_out,
+    in_segs,
+    out_segs,
+    in_bytes,
+    out_bytes,
+    /// Established segments that took the straight path.
+    hp_hits,
+    active_opens,
+    passive_opens,
+    attempt_fails,
+    estab_resets,
+    curr_estab,
+    retrans_segs,
+    /// Retransmission timeouts.
+    timeouts,
+    fast_recovery,
+    /// Retransmissions found lost by later deliveries, without a timeout.
+    lost_retransmit,
+    /// Segments that SACK blocks newly covered.
+    sacked_segs,
+    dup_acks_in,
+    pure_acks_in,
+    pure_acks_out,
+    delayed_acks,
+    out_rsts,
+    in_rsts,
+    challenge_acks,
+    /// Segments queued out of order.
+    ofo_queue,
+    /// Out-of-order or in-order data dropped since a cap was reached.
+    rcv_q_drop,
+    /// Bytes that had been received before.
+    dup_bytes_in,
+    paws_drops,
+    out_of_window,
+    zero_window_probes,
+    keepalive_probes,
+    abort_on_timeout,
+    listen_drops,
+    listen_overflows,
+    syn_retrans,
+    time_wait_recycled,
+    time_wait_evicted,
+    /// ACKs of bytes never sent.
+    bad_acks,
+    csum_errors,
+    in_errs,
+    ip_fragments,
+    martians,
+    /// Not for this device, VLAN or a protocol known here.
+    not_for_us,
+    no_ports,
+    arp_in,
+    arp_out,
+    ndp_in,
+    ndp_out,
+    icmp_in,
+    icmp_out,
+    icmp_errors_in,
+    neighbour_failures,
+    neighbour_overflows,
+    control_drops,
+}

@@ -1,0 +1,45 @@
+//! The clock that callers hand in: nanoseconds since an origin of their choice.
+
+use core::ops::{Add, Sub};
+use core::time::Duration;
+
+/// A point on the caller's monotonic clock, in nanoseconds. Read once a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(pub u64);
+
+impl Instant {
+    pub const ZERO: Instant = Instant(0);
+
+    pub const fn from_nanos(ns: u64) -> Self {
+        Instant(ns)
+    }
+
+    pub const fn from_millis(ms: u64) -> Self {
+        Instant(ms * 1_000_000)
+    }
+
+    /// Zero when `earlier` is later.
+    pub fn since(self, earlier: Instant) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+    #[inline]
+    fn add(self, d: Duration) -> Instant {
+        Instant(self.0.saturating_add(nanos(d)))
+    }
+}
+
+impl Sub for Instant {
+    type Output = Duration;
+    fn sub(self, other: Instant) -> Duration {
+        self.since(other)
+    }
+}
+
+/// A duration as nanoseconds; 584 years and more saturate.
+pub(crate) fn nanos(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+}
