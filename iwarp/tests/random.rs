@@ -1,147 +1,11 @@
-//! Two queue pairs, random work requests, a random link: memory equals a model, and completions come
-//! in order, exactly one each.
+//! Two queue pairs, random work requests, a random cut of the stream: memory equals a model, and
+//! completions come in order, exactly one each.
 mod common;
+use common::model::*;
 use common::*;
 use proptest::prelude::*;
 use siw_iwarp::*;
-use siw_shm::wqe::{Data, SendDesc};
-use siw_shm::{Opcode, Region, Stag, WcStatus, WrFlags};
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-const MEM: usize = 16 * 1024;
-const SLICE: usize = 4096;
-
-#[derive(Debug, Clone)]
-struct Op {
-    kind: u8,
-    from: usize,
-    to: usize,
-    len: usize,
-    inline: bool,
-    signaled: bool,
-    fence: bool,
-    split: usize,
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    (
-        0u8..3,
-        0..SLICE,
-        0..SLICE,
-        prop_oneof![0..9usize, 0..200usize, 1400..1500usize, 0..SLICE],
-        any::<[bool; 3]>(),
-        0..SLICE,
-    )
-        .prop_map(|(kind, from, to, len, b, split)| Op {
-            kind,
-            from: from.min(SLICE - len),
-            to: to.min(SLICE - len),
-            len,
-            inline: b[0],
-            signaled: b[1],
-            fence: b[2],
-            split,
-        })
-}
-
-struct Side {
-    end: End,
-    key: Stag,
-    mem: Arc<Region>,
-    model: Vec<u8>,
-    /// Segments on their way to the peer: not lost, for TCP is below, but cut and delayed.
-    wire: VecDeque<u8>,
-    frames: Vec<(Fpdu, Vec<u8>)>,
-    posted: Vec<(u64, bool)>,
-}
-
-fn side(initiator: bool) -> Side {
-    let mut end = End::new(Negotiated {
-        ird: 2,
-        ord: 2,
-        rtr: initiator.then_some(mpa::RtrKind::Read),
-        ..negotiated(initiator)
-    });
-    end.env.track = true;
-    let (key, mem) = end.env.mr(0x4000, MEM, REMOTE);
-    let model = pattern(MEM, u8::from(initiator));
-    mem.write(0, &model).expect("in range");
-    Side {
-        end,
-        key,
-        mem,
-        model,
-        wire: VecDeque::new(),
-        frames: Vec::new(),
-        posted: Vec::new(),
-    }
-}
-
-/// Memory of each side: [0, SLICE) source of its own requests, [SLICE, 2*SLICE) sink of its Reads,
-/// [2*SLICE, 3*SLICE) target of the peer's Writes, [3*SLICE, 4*SLICE) receive buffers. So the model
-/// does not depend on timing; Reads take from the peer's source slice.
-fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
-    const VA: u64 = 0x4000;
-    for (i, o) in ops.iter().enumerate() {
-        let id = i as u64;
-        let src = &me.model[o.from..o.from + o.len].to_vec();
-        let cut = o.split.min(o.len);
-        let two = [
-            sge(VA + o.from as u64, cut, me.key),
-            sge(VA + (o.from + cut) as u64, o.len - cut, me.key),
-        ];
-        let mut flags = if o.signaled {
-            WrFlags::SIGNALED
-        } else {
-            WrFlags::NONE
-        };
-        if o.fence {
-            flags = flags | WrFlags::FENCE;
-        }
-        let data = if o.inline && o.len <= 256 {
-            Data::Inline(src)
-        } else {
-            Data::Sges(&two)
-        };
-        match o.kind {
-            0 => {
-                let at = 2 * SLICE + o.to;
-                me.end.env.post(&SendDesc {
-                    flags,
-                    remote_addr: VA + at as u64,
-                    rkey: peer.key.0,
-                    ..wr(Opcode::Write, id, data)
-                });
-                peer.model[at..at + o.len].copy_from_slice(src);
-            }
-            1 => {
-                let at = 3 * SLICE + o.to;
-                peer.end
-                    .env
-                    .post_recv(id, &[sge(VA + at as u64, o.len, peer.key)]);
-                me.end.env.post(&SendDesc {
-                    flags,
-                    ..wr(Opcode::Send, id, data)
-                });
-                peer.model[at..at + o.len].copy_from_slice(src);
-            }
-            _ => {
-                let at = SLICE + o.to;
-                let sink = [sge(VA + at as u64, o.len, me.key)];
-                me.end.env.post(&SendDesc {
-                    flags,
-                    remote_addr: VA + o.from as u64,
-                    rkey: peer.key.0,
-                    ..wr(Opcode::Read, id, Data::Sges(&sink))
-                });
-                let from = peer.model[o.from..o.from + o.len].to_vec();
-                me.model[at..at + o.len].copy_from_slice(&from);
-            }
-        }
-        me.posted.push((id, o.signaled));
-    }
-}
+use siw_shm::WcStatus;
 
 /// One step of `a`: send up to `n` FPDUs, deliver `cut` bytes to `b`, acknowledge `acks` records.
 fn step(a: &mut Side, b: &mut Side, n: usize, cut: usize, acks: usize) -> bool {
@@ -186,23 +50,6 @@ fn step(a: &mut Side, b: &mut Side, n: usize, cut: usize, acks: usize) -> bool {
         moved = true;
     }
     moved
-}
-
-fn check_order(s: &Side, all: bool) {
-    let sent = &s.end.env.sent;
-    assert!(sent.len() <= s.posted.len());
-    if all {
-        assert_eq!(sent.len(), s.posted.len(), "each exactly once");
-    }
-    for (c, (id, signaled)) in sent.iter().zip(&s.posted) {
-        match c {
-            Some(c) => {
-                assert_eq!(c.wr_id, *id);
-                assert!(*signaled || c.status != WcStatus::SUCCESS);
-            }
-            None => assert!(!signaled),
-        }
-    }
 }
 
 proptest! {
