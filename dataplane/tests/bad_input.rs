@@ -132,7 +132,8 @@ fn a_socket_without_permission_is_an_error_that_says_so() {
         eprintln!("skipped: only root can become another user");
         return;
     }
-    let d = Daemon::loopback();
+    // The test keeps root's group.
+    let d = Daemon::start(&format!("{LOOPBACK}[control]\nmode = \"0600\"\n"), &[]);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(d.dir.path(), mode).unwrap();
     let socket = d.socket.clone();
