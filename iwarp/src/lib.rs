@@ -37,6 +37,7 @@ pub mod ddp;
 mod env;
 mod errors;
 pub mod fpdu;
+pub mod marker;
 pub mod mpa;
 mod placement;
 mod queue_pair;
@@ -49,7 +50,7 @@ mod stream;
 pub mod terminate;
 
 pub use env::{AsyncEvent, Fpdu, FpduKind, FrameBuilder, QpEnv, RingFault, TxOwner, TxRecord};
-pub use mpa::{MpaConfig, MpaError, Negotiated};
+pub use mpa::{MarkerPolicy, MpaConfig, MpaError, Negotiated};
 pub use queue_pair::{BuildError, CloseKind, CloseReason, Progress, QpAttr, QpState, QueuePair};
 pub use stream::{ByteStream, RxStream};
 pub use terminate::TermCode;

@@ -9,6 +9,7 @@ use crate::ddp::{
 use crate::env::{AsyncEvent, QpEnv, TxOwner};
 use crate::errors::{event_of, read_source, status_of, tagged};
 use crate::fpdu::{self, Frame, LEN_FIELD};
+use crate::marker::{FpduSource, Plain, Unmarked};
 use crate::placement::place;
 use crate::queue_pair::{Progress, QpState, QueuePair};
 use crate::rdmap::{Opcode, RDMAP_VERSION, READ_REQUEST_LEN, ReadRequest};
@@ -42,17 +43,35 @@ impl QueuePair {
     /// Call it before [`acked`](Self::acked) for the acknowledgement of the same segment: a
     /// Terminate then still finds the work request that it is about.
     pub fn receive<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl RxStream) -> Progress {
+        let mut p = if self.rx_phase.is_on() {
+            let mut rx = Unmarked::new(rx, self.rx_phase);
+            let p = self.fpdus(env, &mut rx);
+            self.rx_phase = rx.phase;
+            p
+        } else {
+            self.fpdus(env, &mut Plain(&mut *rx))
+        };
+        if matches!(self.state, QpState::Terminate | QpState::Error) {
+            let n = rx.available();
+            rx.consume(n);
+            p.bytes += n;
+        }
+        p.tx = self.has_work();
+        p
+    }
+
+    #[inline]
+    fn fpdus<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl FpduSource) -> Progress {
         let mut p = Progress::default();
         while matches!(self.state, QpState::Rts | QpState::Closing) {
             let Some(f) = fpdu::next(rx) else { break };
-            if self.crc && !fpdu::crc_ok(rx, f.wire_len) {
-                self.fault(env, TermCode::MPA_CRC, None);
+            if let Err(code) = rx.verify(f.wire_len, self.crc) {
+                self.fault(env, code, None);
                 break;
             }
             let result = self.segment(env, rx, &f);
-            rx.consume(f.wire_len);
             p.fpdus += 1;
-            p.bytes += f.wire_len;
+            p.bytes += rx.take(f.wire_len);
             if !self.first_seen {
                 self.first_seen = true;
                 self.may_send = true;
@@ -67,12 +86,6 @@ impl QueuePair {
                 self.fault(env, fault.code, Some(&by));
             }
         }
-        if matches!(self.state, QpState::Terminate | QpState::Error) {
-            let n = rx.available();
-            rx.consume(n);
-            p.bytes += n;
-        }
-        p.tx = self.has_work();
         p
     }
 

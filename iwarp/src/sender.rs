@@ -169,7 +169,7 @@ impl QueuePair {
                 (hdr + n, n)
             }
         };
-        let wire = fpdu::wire_len(ulpdu as u16);
+        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu as u16));
         if wire > room {
             return None;
         }
@@ -207,12 +207,29 @@ impl QueuePair {
         } else {
             self.in_message = InMessage::Request;
         }
+        self.record(FpduKind::Request, last, ulpdu as u16, slot, offset, wire)
+    }
+
+    /// The record of an FPDU that takes `wire` octets of the stream from here on.
+    #[inline]
+    fn record(
+        &mut self,
+        kind: FpduKind,
+        last: bool,
+        ulpdu_len: u16,
+        slot: u32,
+        offset: u32,
+        wire: usize,
+    ) -> Next {
+        let phase = self.tx_phase;
+        self.tx_phase = phase.after(wire);
         let rec = Fpdu {
-            kind: FpduKind::Request,
+            kind,
             last,
-            ulpdu_len: ulpdu as u16,
+            ulpdu_len,
             slot,
             offset,
+            phase,
         };
         Some((TxRecord::Fpdu(rec), wire as u32, last))
     }
@@ -223,7 +240,7 @@ impl QueuePair {
         let (slot, r) = self.inbound.current()?;
         let n = (r.req.size - r.sent).min(max);
         let ulpdu_len = (TAGGED_HDR_LEN as u32 + n) as u16;
-        let wire = fpdu::wire_len(ulpdu_len);
+        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -252,14 +269,7 @@ impl QueuePair {
         } else {
             self.in_message = InMessage::Response;
         }
-        let rec = Fpdu {
-            kind: FpduKind::Response,
-            last,
-            ulpdu_len,
-            slot,
-            offset,
-        };
-        Some((TxRecord::Fpdu(rec), wire as u32, last))
+        self.record(FpduKind::Response, last, ulpdu_len, slot, offset, wire)
     }
 
     /// The ready-to-receive message goes before everything else (RFC 6581 section 9).
@@ -270,7 +280,7 @@ impl QueuePair {
             RtrKind::Send => UNTAGGED_HDR_LEN,
             RtrKind::Read => UNTAGGED_HDR_LEN + READ_REQUEST_LEN,
         } as u16;
-        let wire = fpdu::wire_len(ulpdu_len);
+        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -289,32 +299,18 @@ impl QueuePair {
                 });
             }
         }
-        let rec = Fpdu {
-            kind: FpduKind::Rtr,
-            last: true,
-            ulpdu_len,
-            slot: 0,
-            offset: 0,
-        };
-        Some((TxRecord::Fpdu(rec), wire as u32, true))
+        self.record(FpduKind::Rtr, true, ulpdu_len, 0, 0, wire)
     }
 
     fn terminate_record(&mut self, room: usize) -> Next {
         let o = self.outgoing.as_mut().filter(|o| !o.queued)?;
         let ulpdu_len = (UNTAGGED_HDR_LEN + o.payload.as_bytes().len()) as u16;
-        let wire = fpdu::wire_len(ulpdu_len);
+        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
         o.queued = true;
-        let rec = Fpdu {
-            kind: FpduKind::Terminate,
-            last: true,
-            ulpdu_len,
-            slot: 0,
-            offset: 0,
-        };
-        Some((TxRecord::Fpdu(rec), wire as u32, true))
+        self.record(FpduKind::Terminate, true, ulpdu_len, 0, 0, wire)
     }
 }
 
