@@ -118,7 +118,14 @@ impl Hot {
         c.min(w).saturating_sub(self.unsent)
     }
     pub(crate) fn can_send_data(&self) -> bool {
-        matches!(self.state, State::Established | State::CloseWait | State::FinWait1 | State::Closing | State::LastAck)
+        matches!(
+            self.state,
+            State::Established
+                | State::CloseWait
+                | State::FinWait1
+                | State::Closing
+                | State::LastAck
+        )
     }
 }
 
@@ -162,7 +169,9 @@ impl<B: RecvBuf, R> Conn<B, R> {
     pub(crate) fn busy(&self) -> bool {
         let h = &self.hot;
         h.state != State::Closed
-            && (h.snd_una != h.snd_nxt || h.unsent > 0 || h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED)
+            && (h.snd_una != h.snd_nxt
+                || h.unsent > 0
+                || h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED)
     }
 
     /// The receive window to advertise: the field's value and the right edge it means. The edge
@@ -174,7 +183,11 @@ impl<B: RecvBuf, R> Conn<B, R> {
         let free = limit.saturating_sub(self.rx.len_bytes() as u32);
         let now = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
         let step = (limit / 2).min(u32::from(h.emss));
-        let want = if free >= now.saturating_add(step) { free } else { now };
+        let want = if free >= now.saturating_add(step) {
+            free
+        } else {
+            now
+        };
         let shift = h.rcv_wscale;
         let mut field = want >> shift;
         if field << shift < now {

@@ -123,7 +123,12 @@ impl Shared {
     /// The connection's template has a destination that is believed now. `false`: it waits for
     /// the neighbour and comes back when there is an answer.
     #[inline]
-    pub(crate) fn resolved<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> bool {
+    pub(crate) fn resolved<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) -> bool {
         c.neighbour_generation == self.neighbours.generation || self.resolve(index, c, now)
     }
 
@@ -132,7 +137,9 @@ impl Shared {
         if c.hot.has(flag::SELF) {
             c.template.set_destination(self.config.mac);
         } else {
-            let Some(hop) = self.next_hop(c.key.remote().ip()) else { return false };
+            let Some(hop) = self.next_hop(c.key.remote().ip()) else {
+                return false;
+            };
             match self.neighbours.lookup(hop, index, now) {
                 Lookup::Found(mac) => c.template.set_destination(mac),
                 Lookup::Wait => return false,
@@ -193,7 +200,12 @@ impl Shared {
     }
 
     /// Enters TIME-WAIT (RFC 9293 section 3.6).
-    pub(crate) fn enter_time_wait<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+    pub(crate) fn enter_time_wait<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) {
         c.hot.state = State::TimeWait;
         c.hot.backoff = 0;
         c.hot.flags &= !flag::PERSIST;
@@ -202,6 +214,9 @@ impl Shared {
         self.arm(index, &mut c.hot, at);
         self.event(index, &mut c.hot, Events::CLOSED);
         self.update_active(c);
-        self.time_wait.push_back(ConnId { index, generation: c.generation });
+        self.time_wait.push_back(ConnId {
+            index,
+            generation: c.generation,
+        });
     }
 }

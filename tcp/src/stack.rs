@@ -4,8 +4,8 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 
-use crate::conn::{Conn, Hot, Phase, flag};
 use crate::congestion::Controller;
+use crate::conn::{Conn, Hot, Phase, flag};
 use crate::control::{Control, Icmpv6, Origin};
 use crate::flow_table::{FlowKey, FlowTable};
 use crate::inbound::{self, Inbound, Link};
@@ -125,7 +125,10 @@ fn check(c: &StackConfig) -> Result<(), Error> {
         return bad("a VLAN is 1..=4094".into());
     }
     if c.recv_window < 4096 || c.recv_window > 1 << 30 {
-        return bad(format!("receive window {} is not in 4096..=1073741824", c.recv_window));
+        return bad(format!(
+            "receive window {} is not in 4096..=1073741824",
+            c.recv_window
+        ));
     }
     if c.rto_min.is_zero() || c.rto_max < c.rto_min || c.rto_initial.is_zero() {
         return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
@@ -165,7 +168,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             ports: HashMap::new(),
             next_listener: 0,
             neighbours: Neighbours::new(config.neighbours),
-            control: Control::new(config.mac, config.vlan, Bucket::new(config.control_rate, now)),
+            control: Control::new(
+                config.mac,
+                config.vlan,
+                Bucket::new(config.control_rate, now),
+            ),
             time_wait: VecDeque::new(),
             active: 0,
             resets: Bucket::new(config.control_rate, now),
@@ -183,20 +190,33 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         // Untouched pages until used; growing would copy every connection in one batch.
         let conns = Vec::with_capacity(sh.config.max_connections);
-        Ok(Stack { conns, free: Vec::new(), sh })
+        Ok(Stack {
+            conns,
+            free: Vec::new(),
+            sh,
+        })
     }
 
     /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
     /// leave with the next `poll`.
     pub fn receive(&mut self, now: Instant, frames: impl Iterator<Item = (B, FrameInfo)>) {
-        let link = Link { mac: self.sh.config.mac, vlan: self.sh.config.vlan };
+        let link = Link {
+            mac: self.sh.config.mac,
+            vlan: self.sh.config.vlan,
+        };
         // A burst is mostly of one flow: the last connection is tried before hashing.
         let mut last = u32::MAX;
         let mut seg = Segment::default();
         for (mut b, info) in frames {
             self.sh.stats.frames_in += 1;
             let mut src_mac = [0; 6];
-            match inbound::classify(&link, &mut b, info.checksum, &mut src_mac, &mut self.sh.stats) {
+            match inbound::classify(
+                &link,
+                &mut b,
+                info.checksum,
+                &mut src_mac,
+                &mut self.sh.stats,
+            ) {
                 Some(Inbound::Tcp { key }) => {
                     if !seg.parse(b.chunk()) {
                         self.sh.stats.in_errs += 1;
@@ -213,11 +233,26 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     #[inline]
-    fn tcp(&mut self, now: Instant, key: &FlowKey, seg: &Segment, b: B, src_mac: [u8; 6], last: &mut u32) {
-        let known = self.conns.get(*last as usize).is_some_and(|c| c.key == *key && c.hot.has(flag::HASHED));
+    fn tcp(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        seg: &Segment,
+        b: B,
+        src_mac: [u8; 6],
+        last: &mut u32,
+    ) {
+        let known = self
+            .conns
+            .get(*last as usize)
+            .is_some_and(|c| c.key == *key && c.hot.has(flag::HASHED));
         if !known {
             let hash = key.hash::<1, 3>(self.sh.hash_key);
-            match self.sh.table.find(hash, |i| self.conns[i as usize].key == *key) {
+            match self
+                .sh
+                .table
+                .find(hash, |i| self.conns[i as usize].key == *key)
+            {
                 Some(i) => *last = i,
                 None => return self.stranger(now, key, seg, b.remaining() as u32, src_mac),
             }
@@ -244,7 +279,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
     #[cold]
-    fn stranger(&mut self, now: Instant, key: &FlowKey, seg: &Segment, payload: u32, src_mac: [u8; 6]) {
+    fn stranger(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        src_mac: [u8; 6],
+    ) {
         let (local, remote) = (key.local(), key.remote());
         if !self.sh.own(local.ip()) {
             self.sh.stats.not_for_us += 1;
@@ -261,12 +303,18 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         let ports = &self.sh.ports;
-        let listener = ports.get(&(local.port(), Some(local.ip()))).or_else(|| ports.get(&(local.port(), None)));
-        let Some(&listener) = listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN) else {
+        let listener = ports
+            .get(&(local.port(), Some(local.ip())))
+            .or_else(|| ports.get(&(local.port(), None)));
+        let Some(&listener) =
+            listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN)
+        else {
             self.sh.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
             return self.refuse(now, key, seg, payload, src_mac);
         };
-        let Some(l) = self.sh.listeners.get_mut(&listener) else { return };
+        let Some(l) = self.sh.listeners.get_mut(&listener) else {
+            return;
+        };
         if l.pending >= l.backlog {
             self.sh.stats.listen_overflows += 1;
             self.sh.stats.listen_drops += 1;
@@ -303,9 +351,18 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.sh.update_active(c);
     }
 
-    fn refuse(&mut self, now: Instant, key: &FlowKey, seg: &Segment, payload: u32, src_mac: [u8; 6]) {
+    fn refuse(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        src_mac: [u8; 6],
+    ) {
         if seg.flags & segment::RST == 0 && self.sh.resets.take(now) {
-            self.sh.control.reset(src_mac, key, seg, payload, &mut self.sh.stats);
+            self.sh
+                .control
+                .reset(src_mac, key, seg, payload, &mut self.sh.stats);
         }
     }
 
@@ -324,7 +381,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 }
             }
             Inbound::Icmpv4 { src, dst } => {
-                let o = Origin { src_mac, src: src.into(), dst: dst.into() };
+                let o = Origin {
+                    src_mac,
+                    src: src.into(),
+                    dst: dst.into(),
+                };
                 if !own(o.dst) || !inbound::peer_address(o.src) {
                     sh.stats.martians += 1;
                 } else if sh.control.receive_icmpv4(now, &o, &b, &mut sh.stats) {
@@ -340,9 +401,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     }
                 }
             }
-            Inbound::Icmpv6 { src, dst, hop_limit } => {
-                let o = Origin { src_mac, src: src.into(), dst: dst.into() };
-                match sh.control.receive_icmpv6(now, &o, hop_limit, &b, own, &mut sh.stats) {
+            Inbound::Icmpv6 {
+                src,
+                dst,
+                hop_limit,
+            } => {
+                let o = Origin {
+                    src_mac,
+                    src: src.into(),
+                    dst: dst.into(),
+                };
+                match sh
+                    .control
+                    .receive_icmpv6(now, &o, hop_limit, &b, own, &mut sh.stats)
+                {
                     Icmpv6::Done => {}
                     Icmpv6::Claim(addr, mac, answer) => self.heard(now, addr, mac, answer),
                     Icmpv6::Error => {
@@ -350,9 +422,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
                         if let (Some(ip), Some(tcp)) = (q.get(..40), q.get(40..48))
                             && ip[6] == 6
                         {
-                            let half = |at| u64::from(segment::be32(ip, at)) << 32 | u64::from(segment::be32(ip, at + 4));
+                            let half = |at| {
+                                u64::from(segment::be32(ip, at)) << 32
+                                    | u64::from(segment::be32(ip, at + 4))
+                            };
                             let (l, r) = ([half(8), half(16)], [half(24), half(32)]);
-                            let key = FlowKey::v6(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
+                            let key =
+                                FlowKey::v6(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
                             self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
                         }
                     }
@@ -382,7 +458,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     fn unreachable(&mut self, key: &FlowKey, seq: SeqNr) {
         self.sh.stats.icmp_errors_in += 1;
         let hash = key.hash::<1, 3>(self.sh.hash_key);
-        let Some(index) = self.sh.table.find(hash, |i| self.conns[i as usize].key == *key) else { return };
+        let Some(index) = self
+            .sh
+            .table
+            .find(hash, |i| self.conns[i as usize].key == *key)
+        else {
+            return;
+        };
         let c = &mut self.conns[index as usize];
         if c.hot.state == State::SynSent && seq == c.iss {
             self.sh.stats.attempt_fails += 1;
@@ -508,8 +590,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// The oldest TIME-WAIT without an owner gives way.
     fn evict_time_wait(&mut self) {
         while let Some(id) = self.sh.time_wait.pop_front() {
-            let Some(c) = self.conns.get(id.index as usize) else { continue };
-            if c.generation == id.generation && c.hot.state == State::TimeWait && c.hot.has(flag::RELEASED) {
+            let Some(c) = self.conns.get(id.index as usize) else {
+                continue;
+            };
+            if c.generation == id.generation
+                && c.hot.state == State::TimeWait
+                && c.hot.has(flag::RELEASED)
+            {
                 self.sh.stats.time_wait_evicted += 1;
                 self.free(id.index);
                 return;
@@ -570,7 +657,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.hot.user = user;
         self.sh.stats.active_opens += 1;
         self.open(index, now);
-        Ok(ConnId { index, generation: self.conns[index as usize].generation })
+        Ok(ConnId {
+            index,
+            generation: self.conns[index as usize].generation,
+        })
     }
 
     /// The four-tuple if it is free, or in a TIME-WAIT that timestamps let us reuse (RFC 6191).
@@ -580,7 +670,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return None;
         }
         let hash = key.hash::<1, 3>(self.sh.hash_key);
-        if let Some(index) = self.sh.table.find(hash, |i| self.conns[i as usize].key == key) {
+        if let Some(index) = self
+            .sh
+            .table
+            .find(hash, |i| self.conns[i as usize].key == key)
+        {
             let c = &mut self.conns[index as usize];
             if c.hot.state != State::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
                 return None;
@@ -594,14 +688,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// RFC 6056 section 3.3.3: a keyed offset per destination, and a counter.
     fn draw_port(&mut self, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
-        let offset = FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
+        let offset =
+            FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
         for _ in 0..PORT_TRIES {
             let n = offset.wrapping_add(self.sh.port_draws) % PORT_COUNT;
             self.sh.port_draws = self.sh.port_draws.wrapping_add(1);
             let port = PORT_FIRST + n as u16;
             let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
             let hash = key.hash::<1, 3>(self.sh.hash_key);
-            let used = self.sh.table.find(hash, |i| self.conns[i as usize].key == key).is_some();
+            let used = self
+                .sh
+                .table
+                .find(hash, |i| self.conns[i as usize].key == key)
+                .is_some();
             if !used && key.local() != remote {
                 return Some(key);
             }
@@ -612,7 +711,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Passive open on one address or all. `backlog` bounds connections that are not yet
     /// established plus those whose `ACCEPTED` was not yet fetched. `user` becomes the user of
     /// new connections until `set_user`.
-    pub fn listen(&mut self, local: Option<IpAddr>, port: u16, backlog: usize, user: u64) -> Result<ListenerId, Error> {
+    pub fn listen(
+        &mut self,
+        local: Option<IpAddr>,
+        port: u16,
+        backlog: usize,
+        user: u64,
+    ) -> Result<ListenerId, Error> {
         if let Some(a) = local.filter(|&a| !self.sh.own(a)) {
             return Err(Error::NotOurAddress(a));
         }
@@ -622,7 +727,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let id = self.sh.next_listener;
         self.sh.next_listener += 1;
         self.sh.ports.insert((port, local), id);
-        self.sh.listeners.insert(id, Listener { local, port, backlog: backlog.max(1), pending: 0, user });
+        self.sh.listeners.insert(
+            id,
+            Listener {
+                local,
+                port,
+                backlog: backlog.max(1),
+                pending: 0,
+                user,
+            },
+        );
         Ok(ListenerId(id))
     }
 
@@ -720,8 +834,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let index = id.index;
         let c = &mut self.conns[index as usize];
         self.sh.leave_backlog(&mut c.hot, c.listener);
-        if matches!(c.hot.state, State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait)
-            && !c.rx.is_empty()
+        if matches!(
+            c.hot.state,
+            State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait
+        ) && !c.rx.is_empty()
         {
             self.sh.send_reset(c, now);
             self.sh.closed(index, c);
@@ -750,7 +866,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
             if events.contains(Events::ACCEPTED) {
                 self.sh.leave_backlog(&mut c.hot, c.listener);
             }
-            return Some((ConnId { index, generation: c.generation }, c.hot.user, events));
+            return Some((
+                ConnId {
+                    index,
+                    generation: c.generation,
+                },
+                c.hot.user,
+                events,
+            ));
         }
         None
     }
@@ -793,7 +916,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
         let open = |h: &Hot| matches!(h.state, State::Established | State::CloseWait);
-        if len == 0 || !self.get(id).is_some_and(|c| open(&c.hot) && c.hot.unsent.checked_add(len).is_some()) {
+        if len == 0
+            || !self
+                .get(id)
+                .is_some_and(|c| open(&c.hot) && c.hot.unsent.checked_add(len).is_some())
+        {
             return Err(record);
         }
         let c = &mut self.conns[id.index as usize];
@@ -849,7 +976,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         // One round: what is owed anew while the list is worked waits for the next poll.
         for _ in 0..self.sh.work.len() {
-            let Some(index) = self.sh.work.pop_front() else { break };
+            let Some(index) = self.sh.work.pop_front() else {
+                break;
+            };
             let c = &mut self.conns[index as usize];
             if !c.hot.has(flag::IN_WORK) {
                 continue;
@@ -863,7 +992,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         for index in self.sh.neighbours.poll(now) {
             self.sh.stats.neighbour_failures += 1;
-            let Some(c) = self.conns.get_mut(index as usize) else { continue };
+            let Some(c) = self.conns.get_mut(index as usize) else {
+                continue;
+            };
             match c.hot.state {
                 State::SynSent => self.sh.fail(index, c, Events::UNREACHABLE),
                 State::SynReceived => self.sh.closed(index, c),
@@ -876,7 +1007,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         while let Some(s) = self.sh.neighbours.solicits.pop() {
             let addrs = &self.sh.config.addrs;
             let source = addrs.iter().find(|a| a.contains(s.target));
-            let source = source.or_else(|| addrs.iter().find(|a| a.addr.is_ipv4() == s.target.is_ipv4()));
+            let source = source.or_else(|| {
+                addrs
+                    .iter()
+                    .find(|a| a.addr.is_ipv4() == s.target.is_ipv4())
+            });
             if let Some(source) = source {
                 self.sh.control.solicit(&s, source.addr, &mut self.sh.stats);
             }
@@ -888,7 +1023,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// When `poll` must be called though nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
-        match (self.sh.wheel.next_deadline(), self.sh.neighbours.next_deadline()) {
+        match (
+            self.sh.wheel.next_deadline(),
+            self.sh.neighbours.next_deadline(),
+        ) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
@@ -896,7 +1034,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// `poll` would send something now (if the sink has room).
     pub fn owes(&self) -> bool {
-        !self.sh.work.is_empty() || !self.sh.control.is_empty() || !self.sh.neighbours.solicits.is_empty()
+        !self.sh.work.is_empty()
+            || !self.sh.control.is_empty()
+            || !self.sh.neighbours.solicits.is_empty()
     }
 
     /// Nothing is in flight, queued or owed: if the peers' stacks are idle too, only timers and

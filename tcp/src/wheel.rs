@@ -30,7 +30,12 @@ pub(crate) struct Wheel {
 
 impl Wheel {
     pub(crate) fn new(now: Instant) -> Self {
-        Wheel { now: now.0 >> TICK_SHIFT, heads: [[NIL; SLOTS]; LEVELS], occupied: [0; LEVELS], nodes: Vec::new() }
+        Wheel {
+            now: now.0 >> TICK_SHIFT,
+            heads: [[NIL; SLOTS]; LEVELS],
+            occupied: [0; LEVELS],
+            nodes: Vec::new(),
+        }
     }
 
     /// Bytes of a connection's entry.
@@ -41,7 +46,15 @@ impl Wheel {
     pub(crate) fn schedule(&mut self, index: u32, at: Instant) {
         let i = index as usize;
         if i >= self.nodes.len() {
-            self.nodes.resize(i + 1, Node { prev: NIL, next: NIL, tick: 0, place: UNLINKED });
+            self.nodes.resize(
+                i + 1,
+                Node {
+                    prev: NIL,
+                    next: NIL,
+                    tick: 0,
+                    place: UNLINKED,
+                },
+            );
         }
         let tick = (at.0 >> TICK_SHIFT) + u64::from(at.0 & ((1 << TICK_SHIFT) - 1) != 0);
         let node = self.nodes[i];
@@ -56,7 +69,11 @@ impl Wheel {
     }
 
     pub(crate) fn remove(&mut self, index: u32) {
-        if self.nodes.get(index as usize).is_some_and(|n| n.place != UNLINKED) {
+        if self
+            .nodes
+            .get(index as usize)
+            .is_some_and(|n| n.place != UNLINKED)
+        {
             self.unlink(index);
         }
     }
@@ -65,7 +82,11 @@ impl Wheel {
         let tick = self.nodes[index as usize].tick;
         // The highest bit in which the tick differs from now says how coarse its slot may be.
         let differ = tick ^ self.now;
-        let level = if differ == 0 { 0 } else { (63 - differ.leading_zeros()) / BITS } as usize;
+        let level = if differ == 0 {
+            0
+        } else {
+            (63 - differ.leading_zeros()) / BITS
+        } as usize;
         let slot = (tick >> (BITS * level as u32)) as usize & (SLOTS - 1);
         let head = self.heads[level][slot];
         let n = &mut self.nodes[index as usize];
@@ -139,7 +160,8 @@ impl Wheel {
 
     /// When `pop_due` may next have something; early for far entries, never late.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.next_slot().map(|(_, _, start)| Instant(start << TICK_SHIFT))
+        self.next_slot()
+            .map(|(_, _, start)| Instant(start << TICK_SHIFT))
     }
 }
 
@@ -154,7 +176,9 @@ mod tests {
         let mut x = 9u64;
         let mut want = std::collections::BTreeMap::new();
         for i in 0..2000u32 {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            x = x
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             let at = origin + (x >> 20) % (1u64 << (10 + x % 34));
             w.schedule(i, Instant(at));
             // Later is ignored, earlier moves.
@@ -167,10 +191,17 @@ mod tests {
         while let Some(at) = w.next_deadline() {
             guard += 1;
             assert!(guard < 100_000);
-            assert!(want.values().all(|&d| at.0 <= d + (1 << TICK_SHIFT)), "a deadline is never late");
+            assert!(
+                want.values().all(|&d| at.0 <= d + (1 << TICK_SHIFT)),
+                "a deadline is never late"
+            );
             while let Some(i) = w.pop_due(at) {
                 let d = want.remove(&i).expect("comes back once");
-                assert!(d <= at.0 && at.0 < d + (2 << TICK_SHIFT), "entry {i}: due {d}, came {}", at.0);
+                assert!(
+                    d <= at.0 && at.0 < d + (2 << TICK_SHIFT),
+                    "entry {i}: due {d}, came {}",
+                    at.0
+                );
             }
         }
         assert!(want.is_empty());
