@@ -3,6 +3,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::segment::{be16, be32};
 use crate::siphash::Key;
 
 /// A connection's four-tuple as seen from here.
@@ -77,6 +78,24 @@ impl FlowKey {
     }
     pub(crate) fn is_v6(&self) -> bool {
         self.v6
+    }
+
+    /// `b` holds local and remote address and both ports, as a header of ours does.
+    #[inline]
+    pub(crate) fn is_at(&self, b: &[u8]) -> bool {
+        *self == Self::read(b)
+    }
+
+    /// From 12 bytes (IPv4) or 36 (IPv6).
+    #[inline]
+    pub(crate) fn read(b: &[u8]) -> Self {
+        if b.len() == 12 {
+            FlowKey::v4(be32(b, 0), be32(b, 4), be16(b, 8), be16(b, 10))
+        } else {
+            let half = |at| u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4));
+            let (local, remote) = ([half(0), half(8)], [half(16), half(24)]);
+            FlowKey::v6(local, remote, be16(b, 32), be16(b, 34))
+        }
     }
 
     #[inline]

@@ -27,11 +27,10 @@ impl<B: RecvBuf, R> Conn<B, R> {
     /// Takes over what the peer's SYN says.
     pub(crate) fn negotiate(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
         let h = &mut self.hot;
-        self.irs = seg.seq;
         h.rcv_nxt = seg.seq + 1;
         h.last_ack_sent = h.rcv_nxt;
         h.rcv_adv = h.rcv_nxt + config.recv_window.min(0xffff);
-        let v6 = self.key.is_v6();
+        let v6 = self.template.is_v6();
         let (overhead, default) = if v6 {
             (60, MSS_DEFAULT_V6)
         } else {
@@ -299,7 +298,10 @@ impl Shared {
         }
         let mut seg = *seg;
         // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
-        if c.hot.state == State::SynReceived && seg.flags & (SYN | RST) == SYN && seg.seq == c.irs {
+        if c.hot.state == State::SynReceived
+            && seg.flags & (SYN | RST) == SYN
+            && seg.seq + 1 == c.hot.rcv_nxt
+        {
             if seg.flags & ACK == 0 {
                 self.owe(index, &mut c.hot, flag::NEED_SYN);
                 return Verdict::Done;
@@ -462,11 +464,7 @@ impl Shared {
         seg: &Segment,
         now: Instant,
     ) -> Option<Verdict> {
-        if c.hot.has(flag::PASSIVE)
-            && !c
-                .listener
-                .is_some_and(|l| self.listeners.contains_key(&l.0))
-        {
+        if c.hot.has(flag::PASSIVE) && !self.listeners.contains_key(&c.listener) {
             // Nobody listens any more.
             self.closed(index, c);
             c.hot.flags |= flag::RELEASED;
@@ -603,7 +601,8 @@ impl Shared {
             fin = false;
         }
         if fin {
-            c.fin_at = Some(seq + b.remaining() as u32);
+            c.fin_at = seq + b.remaining() as u32;
+            h.flags |= flag::FIN_SEEN;
         }
         if b.remaining() > 0 {
             let held = c.rx.buffers() + c.ooo.as_ref().map_or(0, |o| o.buffers());
@@ -637,7 +636,8 @@ impl Shared {
                 }
             }
         }
-        if c.fin_at == Some(c.hot.rcv_nxt) && !c.hot.has(flag::FIN_RECEIVED) {
+        let seen = c.hot.flags & (flag::FIN_SEEN | flag::FIN_RECEIVED) == flag::FIN_SEEN;
+        if seen && c.fin_at == c.hot.rcv_nxt {
             self.fin_received(index, c, now);
         } else if fin {
             self.owe(index, &mut c.hot, flag::NEED_ACK);

@@ -173,7 +173,7 @@ impl Shared {
         } else {
             self.recv_wscale
         });
-        let overhead = if c.key.is_v6() { 60 } else { 40 };
+        let overhead = if c.template.is_v6() { 60 } else { 40 };
         let mut o = [1u8; 20];
         o[..2].copy_from_slice(&[2, 4]);
         o[2..4].copy_from_slice(&(self.config.mtu - overhead).to_be_bytes());
@@ -203,7 +203,8 @@ impl Shared {
         }
         let window = self.recv_window.min(0xffff) as u16;
         let fields = Fields {
-            seq: c.iss,
+            // Until it is acknowledged, our SYN is the first unacknowledged.
+            seq: c.hot.snd_una,
             ack: if answer { c.hot.rcv_nxt } else { SeqNr(0) },
             flags: if answer { SYN | ACK } else { SYN },
             window,

@@ -11,7 +11,7 @@ use crate::neighbour::{Lookup, Neighbours};
 use crate::rate::Bucket;
 use crate::rtt::RtoLimits;
 use crate::siphash::Key;
-use crate::stack::{ConnId, ListenerId, State};
+use crate::stack::{ConnId, State};
 use crate::wheel::Wheel;
 use crate::{Events, Instant, RecvBuf, SeqNr, StackConfig, Stats};
 
@@ -137,7 +137,7 @@ impl Shared {
         if c.hot.has(flag::SELF) {
             c.template.set_destination(self.config.mac);
         } else {
-            let Some(hop) = self.next_hop(c.key.remote().ip()) else {
+            let Some(hop) = self.next_hop(c.template.key().remote().ip()) else {
                 return false;
             };
             match self.neighbours.lookup(hop, index, now) {
@@ -159,16 +159,21 @@ impl Shared {
         SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
     }
 
+    /// RFC 7323 section 5.4: offsets of the timestamp clock that tell strangers nothing.
+    pub(crate) fn ts_offset(&self, key: &FlowKey) -> u32 {
+        (key.hash::<2, 4>(self.isn_key) >> 32) as u32
+    }
+
     /// RFC 7323 section 5.4: a clock of about 1 ms per tick, offset per connection.
     #[inline]
     pub(crate) fn ts_now(now: Instant, offset: u32) -> u32 {
         ((now.0 >> 20) as u32).wrapping_add(offset)
     }
 
-    pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: Option<ListenerId>) {
+    pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: u32) {
         if h.has(flag::BACKLOG) {
             h.flags &= !flag::BACKLOG;
-            if let Some(l) = listener.and_then(|l| self.listeners.get_mut(&l.0)) {
+            if let Some(l) = self.listeners.get_mut(&listener) {
                 l.pending = l.pending.saturating_sub(1);
             }
         }
@@ -195,7 +200,7 @@ impl Shared {
         self.update_active(c);
         if c.hot.has(flag::HASHED) {
             c.hot.flags &= !flag::HASHED;
-            self.table.remove(c.hash, index);
+            self.table.remove(u64::from(c.hash), index);
         }
     }
 

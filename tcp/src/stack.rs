@@ -5,7 +5,7 @@ use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 
 use crate::congestion::Controller;
-use crate::conn::{Conn, Hot, Phase, flag};
+use crate::conn::{Conn, Hot, NO_LISTENER, Phase, flag};
 use crate::control::{Control, Icmpv6, Origin};
 use crate::flow_table::{FlowKey, FlowTable};
 use crate::inbound::{self, Inbound, Link};
@@ -245,13 +245,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let known = self
             .conns
             .get(*last as usize)
-            .is_some_and(|c| c.key == *key && c.hot.has(flag::HASHED));
+            .is_some_and(|c| c.template.carries(key) && c.hot.has(flag::HASHED));
         if !known {
             let hash = key.hash::<1, 3>(self.sh.hash_key);
             match self
                 .sh
                 .table
-                .find(hash, |i| self.conns[i as usize].key == *key)
+                .find(hash, |i| self.conns[i as usize].template.carries(key))
             {
                 Some(i) => *last = i,
                 None => return self.stranger(now, key, seg, b.remaining() as u32, src_mac),
@@ -329,7 +329,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             l.pending += 1;
         }
         let c = &mut self.conns[index as usize];
-        c.listener = Some(ListenerId(listener));
+        c.listener = listener;
         c.hot.user = user;
         c.hot.state = State::SynReceived;
         c.hot.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
@@ -340,11 +340,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Common start of active and passive opens.
     fn open(&mut self, index: u32, now: Instant) {
         let c = &mut self.conns[index as usize];
-        c.iss = self.sh.isn(&c.key, now);
-        c.ts_offset = c.hash as u32 ^ c.iss.0.rotate_left(16);
-        c.hot.snd_una = c.iss;
-        c.hot.snd_nxt = c.iss + 1;
-        c.hot.snd_wl2 = c.iss;
+        let key = c.template.key();
+        let iss = self.sh.isn(&key, now);
+        c.ts_offset = self.sh.ts_offset(&key);
+        c.hot.snd_una = iss;
+        c.hot.snd_nxt = iss + 1;
+        c.hot.snd_wl2 = iss;
         c.cwnd_mark = c.hot.snd_nxt;
         self.sh.owe(index, &mut c.hot, flag::NEED_SYN);
         self.sh.restart_rto(index, &mut c.hot, now);
@@ -461,12 +462,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(index) = self
             .sh
             .table
-            .find(hash, |i| self.conns[i as usize].key == *key)
+            .find(hash, |i| self.conns[i as usize].template.carries(key))
         else {
             return;
         };
         let c = &mut self.conns[index as usize];
-        if c.hot.state == State::SynSent && seq == c.iss {
+        if c.hot.state == State::SynSent && seq == c.hot.snd_una {
             self.sh.stats.attempt_fails += 1;
             self.sh.fail(index, c, Events::UNREACHABLE);
             self.reap(index);
@@ -552,19 +553,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
             template: Template::new(sh.config.mac, [0; 6], sh.config.vlan, &key),
             neighbour_generation: 0,
             ts_offset: 0,
-            hash,
+            hash: hash as u32,
             cc: Controller::new(sh.config.congestion),
             cwnd_used: 0,
             cwnd_mark: SeqNr(0),
-            iss: SeqNr(0),
-            irs: SeqNr(0),
             stalled_since: 0,
             generation: 0,
             retransmits: 0,
             timeouts: 0,
-            listener: None,
-            fin_at: None,
-            key,
+            listener: NO_LISTENER,
+            fin_at: SeqNr(0),
         };
         if sh.own(key.remote().ip()) {
             c.hot.flags |= flag::SELF;
@@ -673,7 +671,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if let Some(index) = self
             .sh
             .table
-            .find(hash, |i| self.conns[i as usize].key == key)
+            .find(hash, |i| self.conns[i as usize].template.carries(&key))
         {
             let c = &mut self.conns[index as usize];
             if c.hot.state != State::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
@@ -699,7 +697,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let used = self
                 .sh
                 .table
-                .find(hash, |i| self.conns[i as usize].key == key)
+                .find(hash, |i| self.conns[i as usize].template.carries(&key))
                 .is_some();
             if !used && key.local() != remote {
                 return Some(key);
@@ -753,10 +751,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let h = &c.hot;
         Some(ConnInfo {
             state: h.state,
-            local: c.key.local(),
-            remote: c.key.remote(),
+            local: c.template.key().local(),
+            remote: c.template.key().remote(),
             user: h.user,
-            listener: c.listener,
+            listener: (c.listener != NO_LISTENER).then_some(ListenerId(c.listener)),
             emss: usize::from(h.emss),
             cwnd: h.cwnd,
             ssthresh: h.ssthresh,

@@ -91,6 +91,28 @@ impl Template {
         }
     }
 
+    pub(crate) fn is_v6(&self) -> bool {
+        self.v6
+    }
+
+    /// This is the connection of `key`: saves a copy of the four-tuple beside the template.
+    #[inline]
+    pub(crate) fn carries(&self, key: &FlowKey) -> bool {
+        let ip = &self.bytes[usize::from(self.l2)..];
+        self.v6 == key.is_v6()
+            && if self.v6 {
+                key.is_at(&ip[8..44])
+            } else {
+                key.is_at(&ip[12..24])
+            }
+    }
+
+    /// The four-tuple, read back.
+    pub(crate) fn key(&self) -> FlowKey {
+        let ip = &self.bytes[usize::from(self.l2)..];
+        FlowKey::read(if self.v6 { &ip[8..44] } else { &ip[12..24] })
+    }
+
     pub(crate) fn set_destination(&mut self, mac: [u8; 6]) {
         self.bytes[..6].copy_from_slice(&mac);
     }

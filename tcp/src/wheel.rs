@@ -14,12 +14,24 @@ const NIL: u32 = u32::MAX;
 struct Node {
     prev: u32,
     next: u32,
-    tick: u64,
-    /// Level and slot, or `UNLINKED`.
-    place: u16,
+    /// Tick above, level and slot (or `UNLINKED`) in the low 10 bits.
+    word: u64,
 }
 
-const UNLINKED: u16 = u16::MAX;
+const PLACE_BITS: u32 = 10;
+const UNLINKED: u16 = (1 << PLACE_BITS) - 1;
+
+impl Node {
+    fn tick(self) -> u64 {
+        self.word >> PLACE_BITS
+    }
+    fn place(self) -> u16 {
+        self.word as u16 & UNLINKED
+    }
+    fn set(&mut self, tick: u64, place: u16) {
+        self.word = tick << PLACE_BITS | u64::from(place);
+    }
+}
 
 pub(crate) struct Wheel {
     now: u64,
@@ -51,20 +63,19 @@ impl Wheel {
                 Node {
                     prev: NIL,
                     next: NIL,
-                    tick: 0,
-                    place: UNLINKED,
+                    word: u64::from(UNLINKED),
                 },
             );
         }
         let tick = (at.0 >> TICK_SHIFT) + u64::from(at.0 & ((1 << TICK_SHIFT) - 1) != 0);
         let node = self.nodes[i];
-        if node.place != UNLINKED {
-            if node.tick <= tick {
+        if node.place() != UNLINKED {
+            if node.tick() <= tick {
                 return;
             }
             self.unlink(index);
         }
-        self.nodes[i].tick = tick.max(self.now);
+        self.nodes[i].set(tick.max(self.now), UNLINKED);
         self.link(index);
     }
 
@@ -72,14 +83,14 @@ impl Wheel {
         if self
             .nodes
             .get(index as usize)
-            .is_some_and(|n| n.place != UNLINKED)
+            .is_some_and(|n| n.place() != UNLINKED)
         {
             self.unlink(index);
         }
     }
 
     fn link(&mut self, index: u32) {
-        let tick = self.nodes[index as usize].tick;
+        let tick = self.nodes[index as usize].tick();
         // The highest bit in which the tick differs from now says how coarse its slot may be.
         let differ = tick ^ self.now;
         let level = if differ == 0 {
@@ -92,7 +103,7 @@ impl Wheel {
         let n = &mut self.nodes[index as usize];
         n.prev = NIL;
         n.next = head;
-        n.place = (level * SLOTS + slot) as u16;
+        n.set(tick, (level * SLOTS + slot) as u16);
         if head != NIL {
             self.nodes[head as usize].prev = index;
         }
@@ -102,7 +113,10 @@ impl Wheel {
 
     fn unlink(&mut self, index: u32) {
         let n = self.nodes[index as usize];
-        let (level, slot) = (usize::from(n.place) / SLOTS, usize::from(n.place) % SLOTS);
+        let (level, slot) = (
+            usize::from(n.place()) / SLOTS,
+            usize::from(n.place()) % SLOTS,
+        );
         if n.prev == NIL {
             self.heads[level][slot] = n.next;
             if n.next == NIL {
@@ -114,7 +128,7 @@ impl Wheel {
         if n.next != NIL {
             self.nodes[n.next as usize].prev = n.prev;
         }
-        self.nodes[index as usize].place = UNLINKED;
+        self.nodes[index as usize].set(n.tick(), UNLINKED);
     }
 
     /// The earliest occupied slot and the tick at which it begins.
