@@ -4,7 +4,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::checksum::Sum;
 use crate::flow_table::FlowKey;
-use crate::segment::{be16, be32};
+use crate::segment::{be16, be32, be64};
 use crate::stack::RxChecksum;
 use crate::{RecvBuf, Stats};
 
@@ -29,10 +29,6 @@ pub(crate) enum Inbound {
 pub(crate) struct Link {
     pub mac: [u8; 6],
     pub vlan: Option<u16>,
-}
-
-fn be64(b: &[u8], at: usize) -> u64 {
-    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
 }
 
 /// Classifies and strips; `None`: dropped and counted. `src_mac` is left for the answers.

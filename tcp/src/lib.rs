@@ -26,6 +26,7 @@ mod config;
 mod congestion;
 mod conn;
 mod control;
+mod demux;
 mod error;
 mod events;
 mod flow_table;

@@ -38,6 +38,11 @@ pub(crate) fn be32(b: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
 
+#[inline]
+pub(crate) fn be64(b: &[u8], at: usize) -> u64 {
+    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+}
+
 impl Segment {
     /// Reads the header that `tcp` starts with; `false` when it does not fit or is malformed.
     /// In place: moving a value just written piecemeal would stall. `sack` is left as it is
