@@ -391,11 +391,17 @@ fn several_threads_post_and_poll_the_same_objects() {
     let d = FakeDaemon::start();
     let (a, b) = pair(&d);
     let (threads, each) = (4u64, 500u64);
+    // The completion queue holds 128: no more may be unpolled.
+    let credits = std::sync::atomic::AtomicI64::new(100);
     std::thread::scope(|s| {
         for t in 0..threads {
-            let (a, b) = (&a, &b);
+            let (a, b, credits) = (&a, &b, &credits);
             s.spawn(move || {
                 for i in 0..each {
+                    while credits.fetch_sub(1, Ordering::Relaxed) <= 0 {
+                        credits.fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
+                    }
                     let id = t * each + i;
                     let wr = SendWr::write(id, Data::Inline(b"z"), b.mr.addr(), b.mr.rkey());
                     while let Err(e) = a.qp.post_send(&[wr]) {
@@ -409,6 +415,7 @@ fn several_threads_post_and_poll_the_same_objects() {
         let mut wc = [Wc::default(); 16];
         while seen.len() < (threads * each) as usize {
             let n = a.cq.wait(&mut wc, Some(SEC)).unwrap();
+            credits.fetch_add(n as i64, Ordering::Relaxed);
             for w in &wc[..n] {
                 assert_eq!(w.status, WcStatus::SUCCESS);
                 assert!(seen.insert(w.wr_id));

@@ -59,6 +59,8 @@ impl FakeDaemon {
 
     /// As if the daemon died.
     pub fn kill(&mut self) {
+        // A child of a parallel test may hold the listener between fork and exec.
+        let _ = std::fs::remove_file(&self.path);
         self.stop.store(true, Ordering::Release);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         if let Some(t) = self.thread.take() {
@@ -70,7 +72,6 @@ impl FakeDaemon {
 impl Drop for FakeDaemon {
     fn drop(&mut self) {
         self.kill();
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -89,7 +90,7 @@ struct Client {
     alloc: QueueAlloc,
     next: u32,
     arenas: HashMap<u32, Arc<Region>>,
-    channels: HashMap<u32, Conn>,
+    channels: HashMap<u32, OwnedFd>,
     cqs: HashMap<u32, CqState>,
     cms: HashMap<u32, Conn>,
 }
@@ -387,7 +388,7 @@ impl Fake {
                 self.ok::<DeregMr>(id, seq, &none, &[])
             }
             Request::CreateChannel(_) => {
-                let (mine, theirs) = Conn::pair().unwrap();
+                let (mine, theirs) = event_pipe().unwrap();
                 c.channels.insert(new.id, mine);
                 self.ok::<CreateChannel>(id, seq, &new, &[&theirs])
             }
@@ -908,7 +909,7 @@ impl Fake {
         if q.ring.take_event()
             && let Some(ch) = c.channels.get(&q.channel)
         {
-            let _ = ch.send(&q.cookie.to_ne_bytes(), &[]);
+            let _ = rustix::io::write(ch, &q.cookie.to_ne_bytes());
         }
     }
 }
