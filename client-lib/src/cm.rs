@@ -73,7 +73,7 @@ fn private_data(d: &[u8]) -> Result<PrivateData, Error> {
 }
 
 /// What an event tells about a connection. Fields without meaning are empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConnInfo {
     pub cookie: u64,
     pub qp_num: u32,

@@ -33,6 +33,7 @@ mod memory;
 mod qp;
 
 #[allow(unsafe_code)]
+#[doc(hidden)]
 pub mod capi;
 
 pub use cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, Listener};

@@ -131,6 +131,11 @@ impl Qp {
         }
     }
 
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.0.pd
+    }
+
     fn check(&self, wr: &SendWr<'_>) -> Result<(), Error> {
         match wr.data {
             Data::Sges(s) if s.len() > self.0.caps.max_send_sge as usize => {

@@ -43,6 +43,13 @@ impl QueuePair {
             }
             keep
         });
+        self.awaits_release()
+    }
+
+    /// Something only waits for the port: call [`poll_releases`](Self::poll_releases) from time to
+    /// time, and before the queue pair is dropped until this is false.
+    #[inline]
+    pub fn awaits_release(&self) -> bool {
         !self.zombies.is_empty()
             || self.sq.front().is_some_and(is_done)
             || self.inbound.acked_front().is_some()

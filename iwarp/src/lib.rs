@@ -6,9 +6,32 @@
 //! The way of a byte: received slices ([`RxStream`]) -> FPDU and CRC ([`fpdu`]) -> headers ([`ddp`],
 //! [`rdmap`]) -> key check and placement -> completion. To send: work request -> [`Fpdu`] record ->
 //! [`QueuePair::build`] into a [`FrameBuilder`], again at each retransmission.
+//!
+//! # How a worker drives it
+//!
+//! Set-up: [`mpa::Initiator`] or [`mpa::Responder`] read the stream and give frames, which go out as
+//! [`TxRecord::Stream`], each in one segment. [`mpa::MpaConfig`] names the timers' lengths. When both
+//! frames have passed, [`Negotiated`] goes into [`QueuePair::set_rts`].
+//!
+//! A segment arrived: [`QueuePair::receive`] with the payload, then [`QueuePair::acked`] for every
+//! record that its ACK covers, in order, then [`QueuePair::next_record`] while there is room. The
+//! receive window must be able to hold [`fpdu::MAX_FPDU`] bytes.
+//!
+//! A doorbell rang: [`QueuePair::next_record`] until `None`; in ERROR, [`QueuePair::flush`].
+//!
+//! A segment leaves or is sent again: [`QueuePair::build`] for each record in it. When only a part of
+//! a record is wanted, build it into scratch memory and cut. After a [`BuildError`]:
+//! [`QueuePair::build_failed`].
+//!
+//! Buffers came back from the port: [`QueuePair::poll_releases`] for queue pairs that wait for some.
+//!
+//! After each of these: [`QueuePair::wants_close`]. [`CloseKind::Graceful`] sends FIN behind the
+//! records that TCP has, and wants a timer: a peer that never closes ends with
+//! [`QueuePair::tcp_closed`] too. The peer's FIN is [`QueuePair::peer_closed`], after `receive`.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod builder;
 mod completion;
 pub mod ddp;
 mod env;

@@ -154,6 +154,14 @@ impl Default for MpaConfig {
     }
 }
 
+/// The IRD to tell a peer: a power of two as far as the device allows, because Linux siw rounds its
+/// ORD up to one.
+fn announced_ird(cfg: &MpaConfig, ird: u16) -> u16 {
+    let ird = ird.min(DEPTH_UNNEGOTIATED >> 1);
+    let up = if ird == 0 { 0 } else { ird.next_power_of_two() };
+    up.min(cfg.max_ird)
+}
+
 /// What both sides agreed on; goes into [`QueuePair::set_rts`](crate::QueuePair::set_rts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {

@@ -425,6 +425,7 @@ fn a_send_completes_only_when_the_port_released_its_buffers() {
     a.env.post(&remote(Opcode::Write, 2, &[], 0, dst));
     run(&mut a, &mut b);
     assert!(a.env.sent.is_empty());
+    assert!(a.qp.awaits_release());
     assert!(a.qp.poll_releases(&mut a.env));
     a.env.held = false;
     assert!(!a.qp.poll_releases(&mut a.env));

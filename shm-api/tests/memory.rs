@@ -286,7 +286,7 @@ fn queues_share_chunks_and_reused_memory_is_zero() {
     let two = a.alloc(5000).unwrap();
     assert!(one.new_region && !two.new_region);
     assert_eq!(one.region_id, two.region_id);
-    assert!(two.offset >= one.offset + 5000 && two.offset % 64 == 0);
+    assert!(two.offset >= one.offset + 5000 && two.offset.is_multiple_of(64));
     assert!(one.len >= 5000 && one.len <= 6250);
     one.region.write(one.offset, &[9; 5000]).unwrap();
     let at = one.offset;

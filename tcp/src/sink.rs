@@ -45,6 +45,15 @@ pub trait FrameSink<R> {
     /// `false`: no buffer or TX space now; the stack keeps the work and tries again at the next
     /// `poll` or `flush`. After `false` neither `append`, `bytes` nor `end` is called.
     fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool;
+    /// As `begin` for headers of `len` bytes (at most 128) that `fill` writes: a sink that hands
+    /// out its packet memory spares a copy that stalls on the stores just made. `fill` gets
+    /// exactly `len` bytes and is called once, or not at all when the answer is `false`.
+    #[inline]
+    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+        let mut headers = [0u8; 128];
+        fill(&mut headers[..len]);
+        self.begin(&headers[..len], meta)
+    }
     /// The bytes `[offset, offset + len)` of this record come next. `user` is the connection's.
     fn append(&mut self, user: u64, record: &R, offset: u32, len: u32);
     /// Raw payload bytes (control frames).

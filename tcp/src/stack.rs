@@ -1,10 +1,26 @@
 //! The public face: one device's stack in one worker.
 
-use core::marker::PhantomData;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
+use std::collections::{HashMap, VecDeque};
 
-use crate::{Error, Events, FrameSink, Instant, RecvBuf, StackConfig, Stats};
+use crate::conn::{Conn, Hot, Phase, flag};
+use crate::congestion::Controller;
+use crate::control::{Control, Icmpv6, Origin};
+use crate::flow_table::{FlowKey, FlowTable};
+use crate::inbound::{self, Inbound, Link};
+use crate::input::Verdict;
+use crate::neighbour::Neighbours;
+use crate::rate::Bucket;
+use crate::rtt::{RtoLimits, Rtt};
+use crate::rx_queue::RxQueue;
+use crate::segment::{self, Segment};
+use crate::send_queue::SendQueue;
+use crate::shared::{Listener, Shared};
+use crate::siphash::Key;
+use crate::template::Template;
+use crate::wheel::Wheel;
+use crate::{Error, Events, FrameSink, Instant, RecvBuf, SeqNr, StackConfig, Stats};
 
 /// A connection of one stack. Stale ids are harmless: every call with one does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,58 +94,441 @@ pub struct ConnInfo {
     pub peer_fin: bool,
 }
 
-/// In-order received bytes of one connection, in owned buffers.
-pub struct RxQueue<B> {
-    bytes: usize,
-    _b: PhantomData<B>,
-}
-
-impl<B: RecvBuf> RxQueue<B> {
-    /// Bytes in order and not yet consumed.
-    pub fn len_bytes(&self) -> usize {
-        self.bytes
-    }
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-    /// All pieces in order; none is empty.
-    pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
-        let r: Option<&[u8]> = None;
-        r.into_iter()
-    }
-    /// Calls `f` with the pieces of `[offset, offset + len)`; returns how many bytes it saw, less
-    /// than `len` only when that much is not here.
-    pub fn for_each(&self, _offset: usize, _len: usize, _f: impl FnMut(&[u8])) -> usize {
-        todo!()
-    }
-    /// Copies from `offset`; `false` (and nothing copied) when not all of it is here.
-    pub fn peek(&self, _offset: usize, _out: &mut [u8]) -> bool {
-        todo!()
-    }
-    /// Drops the first `n` bytes (at most what is here) and so opens the window; it is advertised
-    /// lazily, by the next data, ACK or `poll`. Returns how many were dropped.
-    pub fn consume(&mut self, _n: usize) -> usize {
-        todo!()
-    }
-}
-
 /// The stack of one device in one worker. `B` is a received frame, `R` a record to send.
 pub struct Stack<B: RecvBuf, R> {
-    stats: Stats,
-    _b: PhantomData<(B, R)>,
+    conns: Vec<Conn<B, R>>,
+    free: Vec<u32>,
+    pub(crate) sh: Shared,
 }
 
-#[allow(unused_variables)]
+/// Ephemeral ports (RFC 6335 section 6).
+const PORT_FIRST: u16 = 49152;
+const PORT_COUNT: u32 = 65536 - PORT_FIRST as u32;
+/// Connects try so many ports before they give up; with a quarter of the ports free it fails once
+/// in 10^8.
+const PORT_TRIES: u32 = 64;
+
+fn check(c: &StackConfig) -> Result<(), Error> {
+    let bad = |s: String| Err(Error::Config(s));
+    if c.mac[0] & 1 != 0 || c.mac == [0; 6] {
+        return bad(format!("MAC {:02x?} is not a unicast address", c.mac));
+    }
+    if c.addrs.is_empty() {
+        return bad("a device needs at least one address".into());
+    }
+    let v6 = c.addrs.iter().any(|a| a.addr.is_ipv6());
+    let min = if v6 { 1280 } else { 576 };
+    if c.mtu < min || c.mtu > 9000 {
+        return bad(format!("MTU {} is not in {min}..=9000", c.mtu));
+    }
+    if c.vlan.is_some_and(|v| v == 0 || v > 4094) {
+        return bad("a VLAN is 1..=4094".into());
+    }
+    if c.recv_window < 4096 || c.recv_window > 1 << 30 {
+        return bad(format!("receive window {} is not in 4096..=1073741824", c.recv_window));
+    }
+    if c.rto_min.is_zero() || c.rto_max < c.rto_min || c.rto_initial.is_zero() {
+        return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
+    }
+    if c.max_connections == 0 || c.max_connections > 1 << 24 {
+        return bad("max_connections is 1..=16777216".into());
+    }
+    if c.max_recv_buffers < 64 {
+        return bad("max_recv_buffers is at least 64".into());
+    }
+    if c.delayed_ack.as_millis() >= 500 {
+        return bad("delayed_ack is below 500 ms (RFC 9293 section 3.8.6.3)".into());
+    }
+    Ok(())
+}
+
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Checks the configuration.
     pub fn new(config: StackConfig, now: Instant) -> Result<Self, Error> {
-        todo!()
+        check(&config)?;
+        let mut wscale = 0;
+        while wscale < 14 && config.recv_window >> wscale > 0xffff {
+            wscale += 1;
+        }
+        let mut sh = Shared {
+            rto: RtoLimits::new(&config),
+            delayed_ack: crate::time::nanos(config.delayed_ack),
+            recv_window: config.recv_window,
+            recv_wscale: wscale,
+            isn_key: Key::new(&config.isn_key),
+            hash_key: Key::new(&config.hash_key),
+            table: FlowTable::new(config.max_connections),
+            wheel: Wheel::new(now),
+            work: VecDeque::new(),
+            dirty: VecDeque::new(),
+            listeners: HashMap::new(),
+            ports: HashMap::new(),
+            next_listener: 0,
+            neighbours: Neighbours::new(config.neighbours),
+            control: Control::new(config.mac, config.vlan, Bucket::new(config.control_rate, now)),
+            time_wait: VecDeque::new(),
+            active: 0,
+            resets: Bucket::new(config.control_rate, now),
+            challenges: Bucket::new(config.control_rate, now),
+            port_draws: 0,
+            stats: Stats::default(),
+            config,
+        };
+        if sh.config.gratuitous_arp {
+            for c in &sh.config.addrs {
+                if let IpAddr::V4(a) = c.addr {
+                    sh.control.gratuitous_arp(a, &mut sh.stats);
+                }
+            }
+        }
+        // Untouched pages until used; growing would copy every connection in one batch.
+        let conns = Vec::with_capacity(sh.config.max_connections);
+        Ok(Stack { conns, free: Vec::new(), sh })
     }
 
     /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
     /// leave with the next `poll`.
     pub fn receive(&mut self, now: Instant, frames: impl Iterator<Item = (B, FrameInfo)>) {
-        todo!()
+        let link = Link { mac: self.sh.config.mac, vlan: self.sh.config.vlan };
+        // A burst is mostly of one flow: the last connection is tried before hashing.
+        let mut last = u32::MAX;
+        let mut seg = Segment::default();
+        for (mut b, info) in frames {
+            self.sh.stats.frames_in += 1;
+            let mut src_mac = [0; 6];
+            match inbound::classify(&link, &mut b, info.checksum, &mut src_mac, &mut self.sh.stats) {
+                Some(Inbound::Tcp { key }) => {
+                    if !seg.parse(b.chunk()) {
+                        self.sh.stats.in_errs += 1;
+                        continue;
+                    }
+                    self.sh.stats.in_segs += 1;
+                    b.advance(usize::from(seg.header_len));
+                    self.tcp(now, &key, &seg, b, src_mac, &mut last);
+                }
+                Some(other) => self.other(now, other, b, src_mac),
+                None => {}
+            }
+        }
+    }
+
+    #[inline]
+    fn tcp(&mut self, now: Instant, key: &FlowKey, seg: &Segment, b: B, src_mac: [u8; 6], last: &mut u32) {
+        let known = self.conns.get(*last as usize).is_some_and(|c| c.key == *key && c.hot.has(flag::HASHED));
+        if !known {
+            let hash = key.hash::<1, 3>(self.sh.hash_key);
+            match self.sh.table.find(hash, |i| self.conns[i as usize].key == *key) {
+                Some(i) => *last = i,
+                None => return self.stranger(now, key, seg, b.remaining() as u32, src_mac),
+            }
+        }
+        let index = *last;
+        let c = &mut self.conns[index as usize];
+        if let Err(b) = self.sh.predicted(index, c, seg, b, now) {
+            let payload = b.remaining() as u32;
+            match self.sh.segment(index, c, seg, b, now) {
+                Verdict::Done => self.reap(index),
+                Verdict::Reset => {
+                    self.reap(index);
+                    self.refuse(now, key, seg, payload, src_mac);
+                }
+                Verdict::Reopen => {
+                    self.sh.stats.time_wait_recycled += 1;
+                    self.sh.closed(index, c);
+                    self.reap(index);
+                    self.stranger(now, key, seg, payload, src_mac);
+                }
+            }
+        }
+    }
+
+    /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
+    #[cold]
+    fn stranger(&mut self, now: Instant, key: &FlowKey, seg: &Segment, payload: u32, src_mac: [u8; 6]) {
+        let (local, remote) = (key.local(), key.remote());
+        if !self.sh.own(local.ip()) {
+            self.sh.stats.not_for_us += 1;
+            return;
+        }
+        if !(inbound::peer_address(remote.ip()) && remote.port() != 0)
+            || (self.sh.own(remote.ip()) && src_mac != self.sh.config.mac)
+            || seg.flags & (segment::SYN | segment::FIN) == segment::SYN | segment::FIN
+        {
+            self.sh.stats.martians += 1;
+            return;
+        }
+        if seg.flags & segment::RST != 0 {
+            return;
+        }
+        let ports = &self.sh.ports;
+        let listener = ports.get(&(local.port(), Some(local.ip()))).or_else(|| ports.get(&(local.port(), None)));
+        let Some(&listener) = listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN) else {
+            self.sh.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
+            return self.refuse(now, key, seg, payload, src_mac);
+        };
+        let Some(l) = self.sh.listeners.get_mut(&listener) else { return };
+        if l.pending >= l.backlog {
+            self.sh.stats.listen_overflows += 1;
+            self.sh.stats.listen_drops += 1;
+            return;
+        }
+        let user = l.user;
+        let Some(index) = self.alloc(*key) else {
+            self.sh.stats.listen_drops += 1;
+            return;
+        };
+        if let Some(l) = self.sh.listeners.get_mut(&listener) {
+            l.pending += 1;
+        }
+        let c = &mut self.conns[index as usize];
+        c.listener = Some(ListenerId(listener));
+        c.hot.user = user;
+        c.hot.state = State::SynReceived;
+        c.hot.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
+        c.negotiate(seg, &self.sh.config, self.sh.recv_wscale);
+        self.open(index, now);
+    }
+
+    /// Common start of active and passive opens.
+    fn open(&mut self, index: u32, now: Instant) {
+        let c = &mut self.conns[index as usize];
+        c.iss = self.sh.isn(&c.key, now);
+        c.ts_offset = c.hash as u32 ^ c.iss.0.rotate_left(16);
+        c.hot.snd_una = c.iss;
+        c.hot.snd_nxt = c.iss + 1;
+        c.hot.snd_wl2 = c.iss;
+        c.cwnd_mark = c.hot.snd_nxt;
+        self.sh.owe(index, &mut c.hot, flag::NEED_SYN);
+        self.sh.restart_rto(index, &mut c.hot, now);
+        self.sh.update_active(c);
+    }
+
+    fn refuse(&mut self, now: Instant, key: &FlowKey, seg: &Segment, payload: u32, src_mac: [u8; 6]) {
+        if seg.flags & segment::RST == 0 && self.sh.resets.take(now) {
+            self.sh.control.reset(src_mac, key, seg, payload, &mut self.sh.stats);
+        }
+    }
+
+    /// ARP, NDP and ICMP.
+    #[cold]
+    fn other(&mut self, now: Instant, what: Inbound, b: B, src_mac: [u8; 6]) {
+        let sh = &mut self.sh;
+        let addrs = &sh.config.addrs;
+        let own = |a: IpAddr| addrs.iter().any(|c| c.addr == a);
+        match what {
+            Inbound::Tcp { .. } => {}
+            Inbound::Arp => {
+                let claim = sh.control.receive_arp(b.chunk(), own, &mut sh.stats);
+                if let Some((addr, mac, reply)) = claim {
+                    self.heard(now, addr, mac, reply);
+                }
+            }
+            Inbound::Icmpv4 { src, dst } => {
+                let o = Origin { src_mac, src: src.into(), dst: dst.into() };
+                if !own(o.dst) || !inbound::peer_address(o.src) {
+                    sh.stats.martians += 1;
+                } else if sh.control.receive_icmpv4(now, &o, &b, &mut sh.stats) {
+                    let q = b.chunk().get(8..).unwrap_or(&[]);
+                    let header = q.first().map_or(0, |v| usize::from(v & 15) * 4);
+                    if let (Some(ip), Some(tcp)) = (q.get(..20), q.get(header..header + 8))
+                        && header >= 20
+                        && ip[9] == 6
+                    {
+                        let (l, r) = (segment::be32(ip, 12), segment::be32(ip, 16));
+                        let key = FlowKey::v4(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
+                        self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
+                    }
+                }
+            }
+            Inbound::Icmpv6 { src, dst, hop_limit } => {
+                let o = Origin { src_mac, src: src.into(), dst: dst.into() };
+                match sh.control.receive_icmpv6(now, &o, hop_limit, &b, own, &mut sh.stats) {
+                    Icmpv6::Done => {}
+                    Icmpv6::Claim(addr, mac, answer) => self.heard(now, addr, mac, answer),
+                    Icmpv6::Error => {
+                        let q = b.chunk().get(8..).unwrap_or(&[]);
+                        if let (Some(ip), Some(tcp)) = (q.get(..40), q.get(40..48))
+                            && ip[6] == 6
+                        {
+                            let half = |at| u64::from(segment::be32(ip, at)) << 32 | u64::from(segment::be32(ip, at + 4));
+                            let (l, r) = ([half(8), half(16)], [half(24), half(32)]);
+                            let key = FlowKey::v6(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
+                            self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A neighbour said where it is. Claims that nobody asked for change nothing.
+    fn heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
+        if answer && !self.sh.neighbours.asked(addr) {
+            return;
+        }
+        // Only neighbours on the link are worth remembering.
+        if self.sh.next_hop(addr) != Some(addr) {
+            return;
+        }
+        for index in self.sh.neighbours.heard(addr, mac, !answer, now) {
+            if let Some(c) = self.conns.get_mut(index as usize) {
+                self.sh.owe(index, &mut c.hot, 0);
+            }
+        }
+    }
+
+    /// ICMP errors end only connections that are being opened (RFC 5927 section 5.2), and only
+    /// when they quote our SYN.
+    fn unreachable(&mut self, key: &FlowKey, seq: SeqNr) {
+        self.sh.stats.icmp_errors_in += 1;
+        let hash = key.hash::<1, 3>(self.sh.hash_key);
+        let Some(index) = self.sh.table.find(hash, |i| self.conns[i as usize].key == *key) else { return };
+        let c = &mut self.conns[index as usize];
+        if c.hot.state == State::SynSent && seq == c.iss {
+            self.sh.stats.attempt_fails += 1;
+            self.sh.fail(index, c, Events::UNREACHABLE);
+            self.reap(index);
+        }
+    }
+
+    /// Frees a closed connection that nobody owns.
+    fn reap(&mut self, index: u32) {
+        let h = &self.conns[index as usize].hot;
+        if h.state == State::Closed && h.has(flag::RELEASED) {
+            self.free(index);
+        }
+    }
+
+    fn free(&mut self, index: u32) {
+        let c = &mut self.conns[index as usize];
+        self.sh.closed(index, c);
+        self.sh.wheel.remove(index);
+        c.generation = c.generation.wrapping_add(1);
+        c.hot.flags &= flag::IN_WORK;
+        c.hot.events = 0;
+        c.tx = SendQueue::new();
+        c.rx.clear();
+        self.free.push(index);
+    }
+
+    /// A slot for a new connection, in the flow table, in state CLOSED. The key is not in use.
+    fn alloc(&mut self, key: FlowKey) -> Option<u32> {
+        let max = self.sh.config.max_connections;
+        if self.free.is_empty() && self.conns.len() >= max {
+            self.evict_time_wait();
+        }
+        if self.sh.time_wait.len() > 2 * max {
+            let conns = &self.conns;
+            self.sh.time_wait.retain(|id| {
+                let c = &conns[id.index as usize];
+                c.generation == id.generation && c.hot.state == State::TimeWait
+            });
+        }
+        let hash = key.hash::<1, 3>(self.sh.hash_key);
+        let sh = &self.sh;
+        let overhead = if key.is_v6() { 60 } else { 40 };
+        let emss = sh.config.mtu - overhead - if sh.config.timestamps { 12 } else { 0 };
+        let hot = Hot {
+            rcv_nxt: SeqNr(0),
+            snd_una: SeqNr(0),
+            snd_nxt: SeqNr(0),
+            snd_wnd: 0,
+            snd_wl1: SeqNr(0),
+            snd_wl2: SeqNr(0),
+            rcv_adv: SeqNr(0),
+            last_ack_sent: SeqNr(0),
+            ts_recent: 0,
+            cwnd: 0,
+            pipe: 0,
+            unsent: 0,
+            ssthresh: u32::MAX,
+            flags: flag::HASHED,
+            state: State::SynSent,
+            snd_wscale: 0,
+            rcv_wscale: 0,
+            unacked_segs: 0,
+            emss,
+            events: 0,
+            rto_at: 0,
+            ack_at: 0,
+            wheel_at: u64::MAX,
+            user: 0,
+            last_rx: 0,
+            rtt: Rtt::default(),
+            max_snd_wnd: 0,
+            backoff: 0,
+            dup_acks: 0,
+            probes: 0,
+            phase: Phase::Open,
+        };
+        let mut c = Conn {
+            hot,
+            tx: SendQueue::new(),
+            rx: RxQueue::new(),
+            ooo: None,
+            recovery: None,
+            template: Template::new(sh.config.mac, [0; 6], sh.config.vlan, &key),
+            neighbour_generation: 0,
+            ts_offset: 0,
+            hash,
+            cc: Controller::new(sh.config.congestion),
+            cwnd_used: 0,
+            cwnd_mark: SeqNr(0),
+            iss: SeqNr(0),
+            irs: SeqNr(0),
+            stalled_since: 0,
+            generation: 0,
+            retransmits: 0,
+            timeouts: 0,
+            listener: None,
+            fin_at: None,
+            key,
+        };
+        if sh.own(key.remote().ip()) {
+            c.hot.flags |= flag::SELF;
+        }
+        let index = match self.free.pop() {
+            Some(i) => {
+                let slot = &mut self.conns[i as usize];
+                c.generation = slot.generation;
+                c.hot.flags |= slot.hot.flags & flag::IN_WORK;
+                *slot = c;
+                i
+            }
+            None if self.conns.len() < self.sh.config.max_connections => {
+                self.conns.push(c);
+                self.conns.len() as u32 - 1
+            }
+            None => return None,
+        };
+        self.sh.table.insert(hash, index);
+        Some(index)
+    }
+
+    /// The oldest TIME-WAIT without an owner gives way.
+    fn evict_time_wait(&mut self) {
+        while let Some(id) = self.sh.time_wait.pop_front() {
+            let Some(c) = self.conns.get(id.index as usize) else { continue };
+            if c.generation == id.generation && c.hot.state == State::TimeWait && c.hot.has(flag::RELEASED) {
+                self.sh.stats.time_wait_evicted += 1;
+                self.free(id.index);
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn get(&self, id: ConnId) -> Option<&Conn<B, R>> {
+        self.conns
+            .get(id.index as usize)
+            .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
+    }
+
+    #[inline]
+    fn get_mut(&mut self, id: ConnId) -> Option<&mut Conn<B, R>> {
+        self.conns
+            .get_mut(id.index as usize)
+            .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
     }
 
     /// Active open; ends in `CONNECTED`, or `CLOSED` with one of `REFUSED`, `UNREACHABLE`,
@@ -142,116 +541,376 @@ impl<B: RecvBuf, R> Stack<B, R> {
         remote: SocketAddr,
         user: u64,
     ) -> Result<ConnId, Error> {
-        todo!()
+        let to = remote.ip();
+        if remote.port() == 0 || !inbound::peer_address(to) {
+            return Err(Error::BadRemote(remote));
+        }
+        let from = match local {
+            Some(a) if !self.sh.own(a) => return Err(Error::NotOurAddress(a)),
+            Some(a) if a.is_ipv4() != to.is_ipv4() => return Err(Error::NoSource(to)),
+            Some(a) => a,
+            None if self.sh.own(to) => to,
+            None => {
+                let addrs = &self.sh.config.addrs;
+                let on_link = addrs.iter().find(|c| c.contains(to));
+                let family = addrs.iter().find(|c| c.addr.is_ipv4() == to.is_ipv4());
+                on_link.or(family).ok_or(Error::NoSource(to))?.addr
+            }
+        };
+        if !self.sh.own(to) && self.sh.next_hop(to).is_none() {
+            return Err(Error::NoRoute(to));
+        }
+        let key = match local_port {
+            Some(p) => self.usable(from, p, remote).ok_or(Error::AddrInUse(p))?,
+            None => self.draw_port(from, remote).ok_or(Error::NoPorts)?,
+        };
+        let max = self.sh.config.max_connections;
+        let index = self.alloc(key).ok_or(Error::TooManyConnections(max))?;
+        let c = &mut self.conns[index as usize];
+        c.hot.user = user;
+        self.sh.stats.active_opens += 1;
+        self.open(index, now);
+        Ok(ConnId { index, generation: self.conns[index as usize].generation })
+    }
+
+    /// The four-tuple if it is free, or in a TIME-WAIT that timestamps let us reuse (RFC 6191).
+    fn usable(&mut self, from: IpAddr, port: u16, remote: SocketAddr) -> Option<FlowKey> {
+        let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
+        if port == 0 || key.local() == remote {
+            return None;
+        }
+        let hash = key.hash::<1, 3>(self.sh.hash_key);
+        if let Some(index) = self.sh.table.find(hash, |i| self.conns[i as usize].key == key) {
+            let c = &mut self.conns[index as usize];
+            if c.hot.state != State::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
+                return None;
+            }
+            self.sh.stats.time_wait_recycled += 1;
+            self.sh.closed(index, c);
+            self.reap(index);
+        }
+        Some(key)
+    }
+
+    /// RFC 6056 section 3.3.3: a keyed offset per destination, and a counter.
+    fn draw_port(&mut self, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
+        let offset = FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
+        for _ in 0..PORT_TRIES {
+            let n = offset.wrapping_add(self.sh.port_draws) % PORT_COUNT;
+            self.sh.port_draws = self.sh.port_draws.wrapping_add(1);
+            let port = PORT_FIRST + n as u16;
+            let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
+            let hash = key.hash::<1, 3>(self.sh.hash_key);
+            let used = self.sh.table.find(hash, |i| self.conns[i as usize].key == key).is_some();
+            if !used && key.local() != remote {
+                return Some(key);
+            }
+        }
+        None
     }
 
     /// Passive open on one address or all. `backlog` bounds connections that are not yet
     /// established plus those whose `ACCEPTED` was not yet fetched. `user` becomes the user of
     /// new connections until `set_user`.
-    pub fn listen(
-        &mut self,
-        local: Option<IpAddr>,
-        port: u16,
-        backlog: usize,
-        user: u64,
-    ) -> Result<ListenerId, Error> {
-        todo!()
+    pub fn listen(&mut self, local: Option<IpAddr>, port: u16, backlog: usize, user: u64) -> Result<ListenerId, Error> {
+        if let Some(a) = local.filter(|&a| !self.sh.own(a)) {
+            return Err(Error::NotOurAddress(a));
+        }
+        if port == 0 || self.sh.ports.contains_key(&(port, local)) {
+            return Err(Error::AddrInUse(port));
+        }
+        let id = self.sh.next_listener;
+        self.sh.next_listener += 1;
+        self.sh.ports.insert((port, local), id);
+        self.sh.listeners.insert(id, Listener { local, port, backlog: backlog.max(1), pending: 0, user });
+        Ok(ListenerId(id))
     }
 
-    /// Stops listening. Half-open connections are reset; established ones live on.
-    pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
-        todo!()
+    /// Stops listening. Half-open connections are reset when their peer next speaks; established
+    /// ones live on.
+    pub fn unlisten(&mut self, _now: Instant, listener: ListenerId) {
+        if let Some(l) = self.sh.listeners.remove(&listener.0) {
+            self.sh.ports.remove(&(l.port, l.local));
+        }
     }
 
     pub fn conn(&self, id: ConnId) -> Option<ConnInfo> {
-        todo!()
+        let c = self.get(id)?;
+        let h = &c.hot;
+        Some(ConnInfo {
+            state: h.state,
+            local: c.key.local(),
+            remote: c.key.remote(),
+            user: h.user,
+            listener: c.listener,
+            emss: usize::from(h.emss),
+            cwnd: h.cwnd,
+            ssthresh: h.ssthresh,
+            send_window: h.snd_wnd,
+            in_flight: h.flight(),
+            unsent: h.unsent,
+            readable: c.rx.len_bytes(),
+            srtt: (h.rtt.srtt > 0).then(|| Duration::from_nanos(h.rtt.srtt)),
+            rto: Duration::from_nanos(h.rtt.rto(&self.sh.rto, h.backoff)),
+            retransmits: c.retransmits,
+            timeouts: c.timeouts,
+            peer_fin: h.has(flag::FIN_RECEIVED),
+        })
     }
 
     pub fn set_user(&mut self, id: ConnId, user: u64) {
-        todo!()
+        if let Some(c) = self.get_mut(id) {
+            c.hot.user = user;
+        }
     }
 
     /// Sends FIN after the queued records. Received data can still be read (half close). No
     /// records can be pushed any more.
-    pub fn close(&mut self, now: Instant, id: ConnId) {
-        todo!()
+    pub fn close(&mut self, _now: Instant, id: ConnId) {
+        if self.get(id).is_some() {
+            self.start_close(id.index);
+        }
+    }
+
+    fn start_close(&mut self, index: u32) {
+        let c = &mut self.conns[index as usize];
+        let h = &mut c.hot;
+        if h.has(flag::FIN_QUEUED) {
+            return;
+        }
+        match h.state {
+            State::SynSent => {
+                self.sh.fail(index, c, Events::NONE);
+                return;
+            }
+            State::SynReceived => {}
+            State::Established => {
+                h.state = State::FinWait1;
+                self.sh.stats.curr_estab -= 1;
+            }
+            State::CloseWait => {
+                h.state = State::LastAck;
+                self.sh.stats.curr_estab -= 1;
+            }
+            _ => return,
+        }
+        h.flags |= flag::FIN_QUEUED;
+        self.sh.owe(index, h, 0);
+        self.sh.update_active(c);
     }
 
     /// Resets the connection at once; queued records stay until `take_unacked` or `release`.
     pub fn abort(&mut self, now: Instant, id: ConnId) {
-        todo!()
+        if self.get(id).is_some() {
+            let c = &mut self.conns[id.index as usize];
+            if c.hot.state != State::Closed {
+                self.sh.send_reset(c, now);
+                self.sh.fail(id.index, c, Events::NONE);
+            }
+        }
     }
 
     /// The owner forgets the connection: no more events. One that is closing lives on until
     /// TIME-WAIT or LAST-ACK ends; one that is open is closed first (reset when received data
     /// was not read, RFC 2525 section 2.17).
     pub fn release(&mut self, now: Instant, id: ConnId) {
-        todo!()
+        if self.get(id).is_none() {
+            return;
+        }
+        let index = id.index;
+        let c = &mut self.conns[index as usize];
+        self.sh.leave_backlog(&mut c.hot, c.listener);
+        if matches!(c.hot.state, State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait)
+            && !c.rx.is_empty()
+        {
+            self.sh.send_reset(c, now);
+            self.sh.closed(index, c);
+        }
+        self.start_close(index);
+        let c = &mut self.conns[index as usize];
+        c.hot.flags |= flag::RELEASED;
+        c.hot.events = 0;
+        c.rx.clear();
+        if c.hot.state == State::FinWait2 {
+            c.hot.rto_at = now.0 + crate::time::nanos(self.sh.config.time_wait);
+            let at = c.hot.rto_at;
+            self.sh.arm(index, &mut c.hot, at);
+        }
+        self.reap(index);
     }
 
     /// The next connection with news, each at most once, flags OR-ed together.
     pub fn next_event(&mut self) -> Option<(ConnId, u64, Events)> {
-        todo!()
+        while let Some(index) = self.sh.dirty.pop_front() {
+            let c = &mut self.conns[index as usize];
+            let events = Events(core::mem::take(&mut c.hot.events));
+            if events.is_empty() || c.hot.has(flag::RELEASED) {
+                continue;
+            }
+            if events.contains(Events::ACCEPTED) {
+                self.sh.leave_backlog(&mut c.hot, c.listener);
+            }
+            return Some((ConnId { index, generation: c.generation }, c.hot.user, events));
+        }
+        None
     }
 
     /// Received bytes, in order.
+    #[inline]
     pub fn rx_queue(&mut self, id: ConnId) -> Option<&mut RxQueue<B>> {
-        todo!()
+        self.get(id)?;
+        let c = &mut self.conns[id.index as usize];
+        // The caller may consume and so open the window: `poll` looks.
+        if c.hot.state != State::Closed {
+            self.sh.owe(id.index, &mut c.hot, 0);
+        }
+        Some(&mut c.rx)
     }
 
     /// Most payload bytes of a segment now: make records no longer than this. 0 for a stale id.
+    #[inline]
     pub fn emss(&self, id: ConnId) -> usize {
-        todo!()
+        self.get(id).map_or(0, |c| usize::from(c.hot.emss))
     }
 
     /// Bytes that may be queued now so that they leave at once: min(cwnd, peer's window) less
     /// what is in flight and queued. At least one segment when nothing is queued on an open
     /// connection, so that a record can wait for the window; 0 when not writable.
+    #[inline]
     pub fn send_room(&self, id: ConnId) -> usize {
-        todo!()
+        let Some(c) = self.get(id) else { return 0 };
+        let h = &c.hot;
+        if !matches!(h.state, State::Established | State::CloseWait) {
+            return 0;
+        }
+        let floor = if h.unsent == 0 { u32::from(h.emss) } else { 0 };
+        h.room().max(floor) as usize
     }
 
     /// Queues a record of `len` bytes behind the others; `push` ends a message (PSH). Nothing
     /// bounds the queue but the caller's respect for `send_room`. Gives the record back when the
     /// connection cannot send (stale, closing, closed, or `len` 0).
+    #[inline]
     pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
-        todo!()
+        let open = |h: &Hot| matches!(h.state, State::Established | State::CloseWait);
+        if len == 0 || !self.get(id).is_some_and(|c| open(&c.hot) && c.hot.unsent.checked_add(len).is_some()) {
+            return Err(record);
+        }
+        let c = &mut self.conns[id.index as usize];
+        c.tx.push(len, record, push);
+        c.hot.unsent += len;
+        if !c.hot.has(flag::ACTIVE) {
+            self.sh.update_active(c);
+        }
+        self.sh.owe(id.index, &mut c.hot, 0);
+        Ok(())
     }
 
     /// Emits what the windows allow, repetitions first; data carries an owed ACK.
     pub fn flush(&mut self, now: Instant, id: ConnId, tx: &mut impl FrameSink<R>) {
-        todo!()
+        if self.get(id).is_some() {
+            let c = &mut self.conns[id.index as usize];
+            // A pure ACK can still find company in this batch; `poll` sends it.
+            let ack = c.hot.flags & flag::NEED_ACK;
+            let data = c.hot.unsent > 0 || c.hot.has(flag::RECOVERING | flag::FIN_QUEUED);
+            if data && self.sh.output_data(id.index, c, now, tx).is_err() {
+                c.hot.flags |= ack;
+                self.sh.owe(id.index, &mut c.hot, 0);
+            }
+        }
     }
 
     /// Hands out the records that are fully acknowledged, in order.
+    #[inline]
     pub fn take_acked(&mut self, id: ConnId, f: impl FnMut(R)) {
-        todo!()
+        if let Some(c) = self.get_mut(id) {
+            c.tx.take_acked(f);
+        }
     }
 
     /// Hands out every record that is still here once the connection is closed (acknowledged or
     /// not), in order; does nothing while it can still send.
     pub fn take_unacked(&mut self, id: ConnId, f: impl FnMut(R)) {
-        todo!()
+        if let Some(c) = self.get_mut(id)
+            && matches!(c.hot.state, State::Closed | State::TimeWait)
+        {
+            c.tx.drain(f);
+        }
     }
 
-    /// Timers, and everything owed: pure ACKs (at most one per connection and batch),
-    /// repetitions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
+    /// Timers, and everything owed: pure ACKs (at most one per connection and batch, more only
+    /// to tell of many holes), repetitions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
     pub fn poll(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
-        todo!()
+        while let Some(index) = self.sh.wheel.pop_due(now) {
+            let c = &mut self.conns[index as usize];
+            if self.sh.on_timer(index, c, now) {
+                self.free(index);
+            }
+        }
+        // One round: what is owed anew while the list is worked waits for the next poll.
+        for _ in 0..self.sh.work.len() {
+            let Some(index) = self.sh.work.pop_front() else { break };
+            let c = &mut self.conns[index as usize];
+            if !c.hot.has(flag::IN_WORK) {
+                continue;
+            }
+            c.hot.flags &= !flag::IN_WORK;
+            if self.sh.output(index, c, now, tx).is_err() {
+                c.hot.flags |= flag::IN_WORK;
+                self.sh.work.push_front(index);
+                return;
+            }
+        }
+        for index in self.sh.neighbours.poll(now) {
+            self.sh.stats.neighbour_failures += 1;
+            let Some(c) = self.conns.get_mut(index as usize) else { continue };
+            match c.hot.state {
+                State::SynSent => self.sh.fail(index, c, Events::UNREACHABLE),
+                State::SynReceived => self.sh.closed(index, c),
+                State::Closed => {}
+                _ if c.hot.rto_at == 0 => self.sh.restart_rto(index, &mut c.hot, now),
+                _ => {}
+            }
+            self.reap(index);
+        }
+        while let Some(s) = self.sh.neighbours.solicits.pop() {
+            let addrs = &self.sh.config.addrs;
+            let source = addrs.iter().find(|a| a.contains(s.target));
+            let source = source.or_else(|| addrs.iter().find(|a| a.addr.is_ipv4() == s.target.is_ipv4()));
+            if let Some(source) = source {
+                self.sh.control.solicit(&s, source.addr, &mut self.sh.stats);
+            }
+        }
+        if !self.sh.control.is_empty() {
+            self.sh.control.flush(tx, &mut self.sh.stats);
+        }
     }
 
     /// When `poll` must be called though nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
-        todo!()
+        match (self.sh.wheel.next_deadline(), self.sh.neighbours.next_deadline()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// `poll` would send something now (if the sink has room).
+    pub fn owes(&self) -> bool {
+        !self.sh.work.is_empty() || !self.sh.control.is_empty() || !self.sh.neighbours.solicits.is_empty()
     }
 
     /// Nothing is in flight, queued or owed: if the peers' stacks are idle too, only timers and
     /// new work can wake this one.
     pub fn idle(&self) -> bool {
-        todo!()
+        self.sh.active == 0 && !self.owes() && !self.sh.neighbours.resolving()
     }
 
     pub fn stats(&self) -> &Stats {
-        &self.stats
+        &self.sh.stats
+    }
+
+    /// Connections that occupy a slot, TIME-WAIT included.
+    pub fn connections(&self) -> usize {
+        self.conns.len() - self.free.len()
     }
 }

@@ -152,6 +152,7 @@ impl Worker {
                 recv_cq: setup.recv_cq,
                 fault: None,
                 popped: false,
+                letting_go: false,
                 events: Vec::new(),
             },
             phase: Phase::Idle,
@@ -236,14 +237,16 @@ impl Worker {
             if reset || !clean {
                 stack.abort(now, conn);
             }
-            self.with_qp(slot, |qp, env| qp.modify_to_error(env));
             let stack = &mut self.lanes[lane].stack;
             stack.set_user(conn, User::Nobody.into());
             stack.close(now, conn);
             stack.release(now, conn);
-        } else {
-            self.with_qp(slot, |qp, env| qp.modify_to_error(env));
         }
+        self.with_qp(slot, |qp, env| {
+            env.rings.letting_go = true;
+            qp.modify_to_error(env);
+            qp.poll_releases(env);
+        });
         let qp = self.qps.remove(slot)?;
         if let Some(d) = qp.close_deadline {
             self.timers.remove(&(d, User::Qp(slot).into()));

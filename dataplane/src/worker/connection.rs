@@ -98,8 +98,7 @@ impl Worker {
                     machine.acked(&mut env, &f);
                 }
             });
-            let owners = env.owners;
-            if owners.take_waited() && !qp.releasing {
+            if machine.awaits_release() && !qp.releasing {
                 qp.releasing = true;
                 self.releasing.push(slot);
             }

@@ -1,7 +1,6 @@
 //! Which work requests still have buffers in a port: one owner per message in flight, with
 //! a tracker from its first referenced byte on.
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use dpdk::{ExtMemory, ExtTracker, Mbuf, TrackerPool};
@@ -21,8 +20,6 @@ pub struct Owners {
     owners: Vec<Owner>,
     free: Vec<u32>,
     trackers: TrackerPool,
-    /// Somebody found buffers still out since [`Owners::take_waited`].
-    waited: Cell<bool>,
 }
 
 impl Owners {
@@ -32,7 +29,6 @@ impl Owners {
             owners: Vec::new(),
             free: Vec::new(),
             trackers: TrackerPool::new(capacity),
-            waited: Cell::new(false),
         }
     }
 
@@ -60,21 +56,10 @@ impl Owners {
     /// No port holds a buffer of this message any more.
     #[inline]
     pub fn released(&self, owner: TxOwner) -> bool {
-        let released = self
-            .owners
+        self.owners
             .get(owner.0 as usize)
             .and_then(|o| o.tracker.as_ref())
-            .is_none_or(|t| t.outstanding() == 0);
-        if !released {
-            self.waited.set(true);
-        }
-        released
-    }
-
-    /// Whether something that could complete waits for a port to release its buffers.
-    #[inline]
-    pub fn take_waited(&mut self) -> bool {
-        self.waited.take()
+            .is_none_or(|t| t.outstanding() == 0)
     }
 
     /// Points `mbuf` at registered memory on behalf of a message. False: copy instead.

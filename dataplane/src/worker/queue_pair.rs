@@ -22,6 +22,8 @@ pub struct Rings {
     pub fault: Option<Fault>,
     /// Slots were popped since the last release.
     pub popped: bool,
+    /// The queue pair is going: what a port still holds is the trackers' affair alone.
+    pub letting_go: bool,
     /// Asynchronous events not yet told.
     pub events: Vec<AsyncEvent>,
 }
@@ -246,7 +248,7 @@ impl QpEnv for Env<'_> {
 
     #[inline]
     fn released(&self, owner: TxOwner) -> bool {
-        self.owners.released(owner)
+        self.rings.letting_go || self.owners.released(owner)
     }
 
     #[inline]

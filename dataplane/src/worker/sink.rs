@@ -216,8 +216,12 @@ impl FrameBuilder for Scratch<'_> {
 }
 
 impl FrameSink<TxRecord> for Sink<'_> {
-    #[inline]
     fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.begin_with(headers.len(), meta, |room| room.copy_from_slice(headers))
+    }
+
+    #[inline]
+    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
         if self.out.batch.is_full() {
             self.out.burst();
             if self.out.batch.is_full() {
@@ -231,10 +235,11 @@ impl FrameSink<TxRecord> for Sink<'_> {
             return false;
         };
         let mut chain = ChainBuilder::new(head);
-        if !chain.append_slice(headers) {
+        let Some(room) = chain.append_room(len as u16) else {
             self.cache.free(chain.finish());
             return false;
-        }
+        };
+        fill(room);
         self.frame = Some(Frame {
             chain,
             meta: *meta,

@@ -46,24 +46,17 @@ impl Initiator {
     /// Prepares the request. `ird`, `ord`: what the consumer asks for; they are cut to what the
     /// device has. Fails when the private data does not fit (508 bytes with revision 2, else 512).
     pub fn new(cfg: &MpaConfig, ird: u16, ord: u16, private_data: &[u8]) -> Result<Self, MpaError> {
-        let ird = ird.min(cfg.max_ird);
+        let ird = super::announced_ird(cfg, ird);
         let ord = ord.min(cfg.max_ord);
         if !(1..=2).contains(&cfg.rev) {
             return Err(MpaError::BadRevision(cfg.rev));
         }
-        let mut rtr = cfg.rtr;
-        if ord == 0 {
-            // A Read needs a place in the responder's IRD; it would still be legal (conformance
-            // 24), but a consumer that asks for none may face a peer that holds none.
-            rtr.read = rtr.read && rtr == RtrKinds::only(super::RtrKind::Read);
-        }
+        // Read is offered with ORD 0 too: it is the only kind that Chelsio knows, and the responder
+        // keeps IRD >= 1 for it (conformance 24).
+        let p2p = cfg.peer_to_peer && !cfg.rtr.is_empty();
         let enhanced = (cfg.rev == 2).then_some(Enhanced {
-            peer_to_peer: cfg.peer_to_peer && !rtr.is_empty(),
-            rtr: if cfg.peer_to_peer {
-                rtr
-            } else {
-                RtrKinds::NONE
-            },
+            peer_to_peer: p2p,
+            rtr: if p2p { cfg.rtr } else { RtrKinds::NONE },
             ird,
             ord,
         });
@@ -157,6 +150,8 @@ impl Initiator {
         let asked = self.cfg.rev == 2;
         let Some(e) = f.enhanced else {
             // Conformance 5, 6: enhanced data is answered with enhanced data.
+            // Revision 1 negotiates no depth: hold as many reads as the device can.
+            n.ird = self.cfg.max_ird.max(1);
             return if asked {
                 Err(Some(MpaError::EnhancedMismatch))
             } else {

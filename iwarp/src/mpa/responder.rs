@@ -137,6 +137,7 @@ impl Responder {
             if n.rtr == Some(RtrKind::Read) {
                 n.ird = n.ird.max(1);
             }
+            n.ird = super::announced_ird(&self.cfg, n.ird);
             enhanced = Some(Enhanced {
                 peer_to_peer: n.rtr.is_some(),
                 rtr: n.rtr.map_or(RtrKinds::NONE, RtrKinds::only),
@@ -152,6 +153,10 @@ impl Responder {
                     n.ord
                 },
             });
+        }
+        if f.enhanced.is_none() {
+            // Revision 1 negotiates no depth: hold as many reads as the device can.
+            n.ird = self.cfg.max_ird;
         }
         // A revision 1 peer in peer-to-peer mode starts with a zero-length Read (Chelsio).
         n.ird = n.ird.max(1);

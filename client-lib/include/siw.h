@@ -1,0 +1,285 @@
+/* siw.h - RDMA verbs for applications of siwd (C API of libsiw).
+ *
+ * Calls return 0 or a positive errno unless said otherwise; siw_last_error()
+ * then tells in words what went wrong. All objects may be used from several
+ * threads. Destroy objects before what they were made from; pointers may be
+ * NULL where a destroy function takes them.
+ *
+ * Names and meanings follow libibverbs and librdmacm: see ibv_post_send(3),
+ * ibv_poll_cq(3), ibv_req_notify_cq(3), rdma_cm(7).
+ */
+#ifndef SIW_H
+#define SIW_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct siw_context siw_context;   /* connection to the daemon */
+typedef struct siw_pd siw_pd;             /* protection domain */
+typedef struct siw_mr siw_mr;             /* registered memory */
+typedef struct siw_channel siw_channel;   /* completion channel */
+typedef struct siw_cq siw_cq;             /* completion queue */
+typedef struct siw_qp siw_qp;             /* queue pair */
+typedef struct siw_cm_channel siw_cm_channel; /* connection events */
+typedef struct siw_listener siw_listener;
+typedef struct siw_request siw_request;   /* a peer that wants to connect */
+
+/* Access of memory regions; local reads are always allowed. */
+enum {
+	SIW_ACCESS_LOCAL_WRITE = 1,
+	SIW_ACCESS_REMOTE_WRITE = 2,
+	SIW_ACCESS_REMOTE_READ = 4,
+	SIW_ACCESS_ZERO_BASED = 32,
+};
+
+enum siw_opcode {
+	SIW_WR_RDMA_WRITE = 1,
+	SIW_WR_RDMA_READ = 2,
+	SIW_WR_SEND = 3,
+	SIW_WR_SEND_WITH_INV = 4,
+};
+
+/* Flags of send work requests. */
+enum {
+	SIW_SEND_SIGNALED = 1,
+	SIW_SEND_SOLICITED = 2,
+	SIW_SEND_FENCE = 4,
+	SIW_SEND_INLINE = 8, /* data is copied from addr during the call; lkey unused */
+};
+
+enum siw_wc_opcode {
+	SIW_WC_SEND = 0,
+	SIW_WC_RDMA_WRITE = 1,
+	SIW_WC_RDMA_READ = 2,
+	SIW_WC_RECV = 128,
+};
+
+enum siw_wc_status {
+	SIW_WC_SUCCESS = 0,
+	SIW_WC_LOC_LEN_ERR = 1,
+	SIW_WC_LOC_QP_OP_ERR = 2,
+	SIW_WC_LOC_PROT_ERR = 4,
+	SIW_WC_WR_FLUSH_ERR = 5,
+	SIW_WC_LOC_ACCESS_ERR = 8,
+	SIW_WC_REM_INV_REQ_ERR = 9,
+	SIW_WC_REM_ACCESS_ERR = 10,
+	SIW_WC_REM_OP_ERR = 11,
+	SIW_WC_FATAL_ERR = 19,
+	SIW_WC_GENERAL_ERR = 21,
+};
+
+enum { SIW_WC_WITH_INV = 8, SIW_WC_SOLICITED = 0x100 };
+
+enum siw_qp_state {
+	SIW_QPS_IDLE = 0,
+	SIW_QPS_RTR = 1,
+	SIW_QPS_RTS = 2,
+	SIW_QPS_CLOSING = 3,
+	SIW_QPS_TERMINATE = 4,
+	SIW_QPS_ERROR = 5,
+};
+
+struct siw_sge {
+	uint64_t addr;
+	uint32_t length;
+	uint32_t lkey;
+};
+
+struct siw_send_wr {
+	uint64_t wr_id;
+	const struct siw_sge *sg_list;
+	uint32_t num_sge;
+	uint32_t opcode;      /* enum siw_opcode */
+	uint32_t flags;       /* SIW_SEND_* */
+	uint32_t inv_rkey;    /* SEND_WITH_INV */
+	uint64_t remote_addr; /* RDMA_WRITE, RDMA_READ */
+	uint32_t rkey;
+	uint32_t reserved;
+};
+
+struct siw_recv_wr {
+	uint64_t wr_id;
+	const struct siw_sge *sg_list;
+	uint32_t num_sge;
+	uint32_t reserved;
+};
+
+struct siw_wc {
+	uint64_t wr_id;
+	uint32_t status;  /* enum siw_wc_status */
+	uint32_t opcode;  /* enum siw_wc_opcode */
+	uint32_t qp_num;
+	uint32_t byte_len;
+	uint32_t flags;
+	uint32_t invalidated_rkey;
+	uint32_t vendor_err;
+	uint32_t reserved;
+};
+
+struct siw_qp_init_attr {
+	siw_cq *send_cq;
+	siw_cq *recv_cq;
+	uint32_t max_send_wr;
+	uint32_t max_recv_wr;
+	uint32_t max_send_sge;
+	uint32_t max_recv_sge;
+	uint32_t max_inline_data;
+	uint32_t sq_sig_all;
+};
+
+struct siw_device_attr {
+	char name[32];
+	uint8_t mac[8]; /* 6 used */
+	uint32_t index;
+	uint32_t mtu;
+	uint32_t active;
+	uint32_t num_addrs;
+	struct sockaddr_storage addrs[8];
+};
+
+/* SIW_ANY_DEVICE routes by address. */
+#define SIW_ANY_DEVICE UINT32_MAX
+
+/* Zero-initialise, then set what matters. */
+struct siw_conn_param {
+	const void *private_data; /* up to 512 bytes */
+	uint32_t private_data_len;
+	uint32_t initiator_depth;     /* ORD; 0: 16 */
+	uint32_t responder_resources; /* IRD; 0: 16 */
+	uint32_t timeout_ms;          /* connect; 0: the daemon's default */
+	int32_t crc;     /* 0: the device's setting, 1: on, -1: off */
+	int32_t mpa_rev; /* 0: the device's setting, 1, 2 */
+	uint64_t cookie; /* comes back in the connection's events */
+};
+
+enum siw_cm_event_type {
+	SIW_CM_CONNECT_REQUEST = 1,
+	SIW_CM_ESTABLISHED = 2,
+	SIW_CM_REJECTED = 3,
+	SIW_CM_UNREACHABLE = 4,
+	SIW_CM_CONNECT_ERROR = 5,
+	SIW_CM_DISCONNECTED = 6,
+	SIW_CM_REQUEST_CANCELLED = 7,
+	SIW_CM_DEVICE_REMOVAL = 8,
+};
+
+struct siw_cm_event {
+	uint32_t type; /* enum siw_cm_event_type */
+	int32_t err;   /* errno, 0 when nothing failed */
+	uint64_t cookie;
+	siw_request *request; /* CONNECT_REQUEST: pass to siw_accept or siw_reject */
+	uint32_t qp_num;
+	uint32_t request_id;  /* also in REQUEST_CANCELLED */
+	uint32_t device;
+	uint32_t initiator_depth;
+	uint32_t responder_resources;
+	uint32_t crc;
+	uint32_t mpa_rev;
+	uint32_t private_data_len;
+	struct sockaddr_storage local;
+	struct sockaddr_storage peer;
+	char reason[128];
+	uint8_t private_data[512];
+};
+
+enum siw_async_event_type {
+	SIW_EVENT_CQ_ERR = 0,
+	SIW_EVENT_QP_FATAL = 1,
+	SIW_EVENT_QP_REQ_ERR = 2,
+	SIW_EVENT_QP_ACCESS_ERR = 3,
+	SIW_EVENT_SQ_DRAINED = 5,
+	SIW_EVENT_DEVICE_FATAL = 8,
+	SIW_EVENT_PORT_ACTIVE = 9,
+	SIW_EVENT_PORT_ERR = 10,
+};
+
+struct siw_async_event {
+	uint32_t type; /* enum siw_async_event_type, or unknown to this header */
+	uint32_t object; /* QP number, CQ number or device index */
+	char reason[128];
+};
+
+/* In words, for the calling thread's last failed call; never NULL. */
+const char *siw_last_error(void);
+const char *siw_wc_status_str(uint32_t status);
+
+/* socket_path NULL: $SIWD_SOCKET, else /run/siwd/siwd.sock. */
+int siw_open(const char *socket_path, siw_context **out);
+void siw_close(siw_context *ctx);
+/* 0 once the daemon is gone. */
+int siw_is_alive(siw_context *ctx);
+/* Number of devices, or a negative errno; fills at most n. */
+int siw_query_devices(siw_context *ctx, struct siw_device_attr *out, uint32_t n);
+/* Readable when an event waits or the daemon is gone. */
+int siw_async_fd(siw_context *ctx);
+/* timeout_ms < 0 waits for ever; ETIMEDOUT, ENODEV after the last event. */
+int siw_get_async_event(siw_context *ctx, struct siw_async_event *out, int timeout_ms);
+
+int siw_alloc_pd(siw_context *ctx, siw_pd **out);
+void siw_dealloc_pd(siw_pd *pd);
+
+/* Zeroed memory, registered as a whole; zero copy both ways. */
+int siw_alloc_mr(siw_pd *pd, size_t len, uint32_t access, siw_mr **out);
+/* Nobody touches the memory any more when it returns. */
+void siw_free_mr(siw_mr *mr);
+void *siw_mr_ptr(const siw_mr *mr);
+uint64_t siw_mr_addr(const siw_mr *mr); /* for work requests and the peer */
+size_t siw_mr_len(const siw_mr *mr);
+uint32_t siw_mr_lkey(const siw_mr *mr);
+uint32_t siw_mr_rkey(const siw_mr *mr);
+
+int siw_create_channel(siw_context *ctx, siw_channel **out);
+void siw_destroy_channel(siw_channel *ch);
+int siw_channel_fd(const siw_channel *ch);
+/* Cookie of an armed queue with completions. */
+int siw_get_cq_event(siw_channel *ch, uint64_t *cookie, int timeout_ms);
+
+/* ch may be NULL. */
+int siw_create_cq(siw_context *ctx, uint32_t cqe, siw_channel *ch, uint64_t cookie, siw_cq **out);
+void siw_destroy_cq(siw_cq *cq);
+/* Number of completions, or a negative errno (-ENODEV: the daemon is gone). */
+int siw_poll_cq(siw_cq *cq, uint32_t n, struct siw_wc *out);
+/* Spins, then blocks on the queue's own channel; like siw_poll_cq, -ETIMEDOUT. */
+int siw_wait_cq(siw_cq *cq, uint32_t n, struct siw_wc *out, int timeout_ms);
+int siw_req_notify_cq(siw_cq *cq, int solicited_only);
+
+int siw_create_qp(siw_pd *pd, const struct siw_qp_init_attr *attr, siw_qp **out);
+void siw_destroy_qp(siw_qp *qp);
+uint32_t siw_qp_num(const siw_qp *qp);
+/* enum siw_qp_state, or a negative errno. */
+int siw_qp_state(const siw_qp *qp);
+int siw_qp_set_error(siw_qp *qp);
+/* Posts wr[0..n]; on failure *bad (may be NULL) is the index of the first one that
+ * was not posted. ENOMEM: the queue is full. EINVAL: the request makes no sense. */
+int siw_post_send(siw_qp *qp, const struct siw_send_wr *wr, uint32_t n, uint32_t *bad);
+int siw_post_recv(siw_qp *qp, const struct siw_recv_wr *wr, uint32_t n, uint32_t *bad);
+
+int siw_create_cm_channel(siw_context *ctx, siw_cm_channel **out);
+void siw_destroy_cm_channel(siw_cm_channel *ch);
+int siw_cm_channel_fd(const siw_cm_channel *ch);
+int siw_get_cm_event(siw_cm_channel *ch, struct siw_cm_event *out, int timeout_ms);
+
+/* Returns at once; ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR follows on
+ * ch. param may be NULL. */
+int siw_connect(siw_qp *qp, siw_cm_channel *ch, uint32_t device, const struct sockaddr *dst,
+		socklen_t dst_len, const struct siw_conn_param *param);
+int siw_disconnect(siw_qp *qp);
+/* Port 0: see siw_listener_addr. */
+int siw_listen(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr,
+	       socklen_t addr_len, uint32_t backlog, uint64_t cookie, siw_listener **out);
+int siw_listener_addr(const siw_listener *l, struct sockaddr_storage *out);
+void siw_destroy_listener(siw_listener *l);
+/* Both free the request, whatever they return. ESTABLISHED follows on ch, or on
+ * the listener's channel when ch is NULL. param may be NULL. */
+int siw_accept(siw_request *req, siw_qp *qp, siw_cm_channel *ch, const struct siw_conn_param *param);
+int siw_reject(siw_request *req, const void *private_data, uint32_t len);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

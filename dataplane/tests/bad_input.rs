@@ -1,0 +1,478 @@
+//! What a user gets for bad configurations, missing resources, hostile clients.
+
+mod common;
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use common::*;
+use nix::sys::signal::Signal;
+use siw::{CmEvent, Data, Opcode, SendWr, WcStatus, WrFlags};
+use siw_shm::control::messages as m;
+use siw_shm::control::{CallError, Conn, codec};
+use siw_shm::region::Region;
+
+fn refused(config: &str, args: &[&str]) -> String {
+    let (status, _, stderr) = run(config, args);
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    stderr
+}
+
+#[test]
+fn a_check_names_file_line_and_column() {
+    let e = refused("[workers]\ncoers = [1]\n", &["--check"]);
+    assert!(e.contains("siwd.toml:2:1: ") && e.contains("coers") && e.contains("cores"), "{e}");
+    let (status, out, _) = run(LOOPBACK, &["--check"]);
+    assert!(status.success() && out.contains("ok, 2 device(s)"), "{out}");
+    let (_, out, _) = run("x = 1", &["--check", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["ok"], false);
+}
+
+#[test]
+fn a_missing_configuration_is_named() {
+    let out = std::process::Command::new(env!("CARGO_BIN_EXE_siwd"))
+        .args(["--config", "/nonexistent/siwd.toml"])
+        .output()
+        .unwrap();
+    let e = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && e.contains("/nonexistent/siwd.toml: cannot read"), "{e}");
+}
+
+#[test]
+fn missing_hugepages_are_named_with_the_command_that_brings_them() {
+    let config = LOOPBACK
+        .replace("hugepages = \"never\"", "hugepages = \"require\"")
+        .replace("buffers = 4096", "buffers = 40000000");
+    let e = refused(&config, &[]);
+    assert!(e.contains("not enough hugepages") && e.contains("nr_hugepages"), "{e}");
+}
+
+#[test]
+fn a_core_that_does_not_exist_is_refused_with_those_that_do() {
+    let e = refused(&LOOPBACK.replace("[workers]", "[workers]\ncores = [1000]"), &[]);
+    assert!(e.contains("core 1000") && e.contains("may run on cores"), "{e}");
+}
+
+#[test]
+fn a_link_that_does_not_exist_is_named() {
+    let config = r#"
+[dpdk]
+hugepages = "never"
+buffers = 4096
+[[device]]
+name = "siw0"
+devargs = "net_af_packet0,iface=no-such-if"
+addresses = ["10.1.0.1/24"]
+"#;
+    let e = refused(config, &[]);
+    assert!(e.contains("device siw0") && e.contains("no-such-if"), "{e}");
+}
+
+#[test]
+fn a_second_daemon_on_the_same_socket_is_refused_and_the_first_goes_on() {
+    let d = Daemon::loopback();
+    let out = spawn(d.dir.path(), LOOPBACK, &[]).wait_with_output().unwrap();
+    let e = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && e.contains("another siwd"), "{e}");
+    assert!(e.contains(&d.child.id().to_string()), "{e}");
+    d.context().devices().unwrap();
+}
+
+#[test]
+fn a_stale_socket_of_a_killed_daemon_does_not_hinder_the_next() {
+    let mut d = Daemon::loopback();
+    d.signal(Signal::SIGKILL);
+    common::wait(&mut d.child);
+    assert!(d.socket.exists());
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(&d.socket, dir.path().join("siwd.sock")).unwrap();
+    let next = spawn(d.dir.path(), LOOPBACK, &[]);
+    let next = Daemon::wait_ready(dir, next);
+    siw::Context::open(Some(&d.socket)).unwrap().devices().unwrap();
+    drop(next);
+}
+
+#[test]
+fn a_stop_is_clean_and_tells_every_client() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let socket = d.socket.clone();
+    d.signal(Signal::SIGTERM);
+    for end in [&a, &b] {
+        let event = end.ctx.get_async_event(Some(PATIENCE)).unwrap();
+        assert_eq!(event.kind, Some(siw::AsyncEventKind::DeviceFatal));
+        assert!(event.reason.contains("stopping"), "{event:?}");
+    }
+    let status = d.stop();
+    assert!(status.success());
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_killed_daemon_is_an_error_for_its_clients_and_no_hang() {
+    let mut d = Daemon::loopback();
+    let (a, _b) = pair(&d, 4096);
+    d.signal(Signal::SIGKILL);
+    common::wait(&mut d.child);
+    let mut wc = [siw::Wc::default()];
+    let e = a.cq.wait(&mut wc, Some(PATIENCE)).unwrap_err();
+    assert!(matches!(e, siw::Error::DaemonGone), "{e}");
+    assert!(a.ctx.alloc_pd().is_err());
+    let e = a.cm.get_event(Some(PATIENCE)).unwrap_err();
+    assert!(matches!(e, siw::Error::DaemonGone), "{e}");
+    let e = siw::Context::open(Some(&d.socket)).err().unwrap().to_string();
+    assert!(e.contains("is it running"), "{e}");
+}
+
+#[test]
+fn a_socket_without_permission_is_an_error_that_says_so() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can become another user");
+        return;
+    }
+    // The test keeps root's group.
+    let d = Daemon::start(&format!("{LOOPBACK}[control]\nmode = \"0600\"\n"), &[]);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(d.dir.path(), mode).unwrap();
+    let socket = d.socket.clone();
+    // A thread of its own: the user is set for it alone.
+    let e = std::thread::spawn(move || {
+        let nobody = nix::unistd::Uid::from_raw(65_534);
+        nix::unistd::setfsuid(nobody);
+        siw::Context::open(Some(&socket)).err().map(|e| e.to_string())
+    })
+    .join()
+    .unwrap();
+    let e = e.expect("nobody may not open the socket");
+    assert!(e.contains("Permission denied") && e.contains("may this user open"), "{e}");
+}
+
+#[test]
+fn a_wrong_protocol_version_is_refused_in_words() {
+    let d = Daemon::loopback();
+    let conn = Conn::connect(&d.socket).unwrap();
+    let hello = m::Hello {
+        version: 999,
+        pid: 1,
+        name: m::Text::new("x"),
+    };
+    match conn.call(1, &hello, &[]) {
+        Err(CallError::Refused { reason, errno }) => {
+            assert_eq!(errno, nix::libc::EPROTONOSUPPORT);
+            assert!(reason.contains("version 999"), "{reason}");
+        }
+        other => panic!("{:?}", other.map(|r| r.0)),
+    }
+    let mut packet = codec::encode_request(2, &hello);
+    packet[4..6].copy_from_slice(&77u16.to_le_bytes());
+    conn.send(&packet, &[]).unwrap();
+    let reply = conn.recv().unwrap();
+    let e = codec::decode_reply::<m::Hello>(2, &reply.bytes).unwrap_err().to_string();
+    assert!(e.contains("77"), "{e}");
+}
+
+#[test]
+fn garbage_on_the_control_socket_disturbs_nobody() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    for seed in 1..40u64 {
+        let conn = Conn::connect(&d.socket).unwrap();
+        let mut bytes = pattern(seed, (seed as usize * 97) % 4000 + 1);
+        if seed % 2 == 0 && bytes.len() > 24 {
+            // A right header before the garbage.
+            bytes[..4].copy_from_slice(b"siwd");
+            bytes[4..6].copy_from_slice(&1u16.to_le_bytes());
+            bytes[6..8].copy_from_slice(&((seed % 27) as u16).to_le_bytes());
+            let len = bytes.len() as u32;
+            bytes[8..12].copy_from_slice(&len.to_le_bytes());
+        }
+        // The daemon may have closed the socket by the second packet.
+        let _ = conn.send(&bytes, &[]);
+        let _ = conn.send(&bytes, &[std::io::stderr().as_fd()]);
+        let _ = conn.recv();
+    }
+    ping(&a, &b);
+}
+
+#[test]
+fn every_request_with_random_arguments_is_answered_or_refused() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let conn = Conn::connect(&d.socket).unwrap();
+    let hello = m::Hello {
+        version: m::VERSION.into(),
+        pid: 1,
+        name: m::Text::new("hostile"),
+    };
+    conn.call(1, &hello, &[]).unwrap();
+    let mut answered = 0;
+    for seed in 1..600u64 {
+        let mut packet = codec::encode_request(seed as u32, &m::AllocPd { device: 0, reserved: 0 });
+        let kind = (seed % 26) as u16;
+        packet.truncate(24);
+        let sizes = [72, 8, 8, 8, 16, 8, 40, 8, 8, 8, 16, 8, 40, 8, 8, 8, 8, 8, 600, 48, 8, 560, 520, 8, 8];
+        let mut body = pattern(seed, sizes[usize::from(kind).min(24)]);
+        if seed % 3 == 0 {
+            // Small numbers hit objects that exist.
+            for b in body.iter_mut().enumerate().filter(|(i, _)| i % 4 != 0) {
+                *b.1 = 0;
+            }
+        }
+        packet.extend_from_slice(&body);
+        packet[6..8].copy_from_slice(&kind.to_le_bytes());
+        let len = packet.len() as u32;
+        packet[8..12].copy_from_slice(&len.to_le_bytes());
+        if conn.send(&packet, &[]).is_err() || conn.recv().is_err() {
+            break;
+        }
+        answered += 1;
+    }
+    assert!(answered > 0);
+    ping(&a, &b);
+}
+
+/// A client that speaks the protocol itself, to write into its queues what it likes.
+struct Hostile {
+    conn: Conn,
+    _fds: Vec<std::os::fd::OwnedFd>,
+    queues: Arc<Region>,
+    qp: m::QpReply,
+    bells: Region,
+    wake: std::os::fd::OwnedFd,
+}
+
+impl Hostile {
+    fn new(d: &Daemon, end: &End) -> Hostile {
+        let conn = Conn::connect(&d.socket).unwrap();
+        let hello = m::Hello {
+            version: m::VERSION.into(),
+            pid: std::process::id(),
+            name: m::Text::new("hostile"),
+        };
+        let (h, mut fds) = conn.call(1, &hello, &[]).unwrap();
+        let wake = fds.remove(3);
+        let bells = fds.remove(1);
+        let len = siw_shm::doorbell::ring_len(h.doorbell_capacity);
+        let bells = Region::map(bells, len).unwrap();
+        let (pd, _) = conn.call(2, &m::AllocPd { device: 0, reserved: 0 }, &[]).unwrap();
+        let cq = m::CreateCq { cqe: 64, channel: 0, cookie: 0 };
+        let (cq, mut cq_fds) = conn.call(3, &cq, &[]).unwrap();
+        let region = cq_fds.pop().unwrap();
+        let create = m::CreateQp {
+            pd: pd.id,
+            send_cq: cq.cq,
+            recv_cq: cq.cq,
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline: 64,
+            sq_sig_all: 1,
+            reserved: 0,
+        };
+        let (qp, _) = conn.call(4, &create, &[]).unwrap();
+        let queues = Arc::new(Region::map(region, qp.mem.region_len as usize).unwrap());
+        let (ch, mut ch_fds) = conn.call(5, &m::CreateCmChannel { reserved: 0 }, &[]).unwrap();
+        let events = Conn::from(ch_fds.pop().unwrap());
+        events.set_nonblocking(false).unwrap();
+        let listener =
+            siw::Listener::new(&end.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
+        let connect = m::Connect {
+            qp_num: qp.qp_num,
+            device: m::ANY_DEVICE,
+            cm_channel: ch.id,
+            timeout_ms: 0,
+            cookie: 0,
+            dst: listener.local_addr().into(),
+            src: m::Addr::NONE,
+            params: m::ConnParams {
+                ord: 4,
+                ird: 4,
+                crc: m::BY_DEVICE,
+                mpa_rev: m::BY_DEVICE,
+                reserved: [0; 2],
+                private_data: m::PrivateData::new(&[]).unwrap(),
+            },
+        };
+        conn.call(6, &connect, &[]).unwrap();
+        let CmEvent::ConnectRequest(r) = end.cm.get_event(Some(PATIENCE)).unwrap() else {
+            panic!("no request");
+        };
+        r.accept(&end.qp, None, &siw::ConnectOptions::default()).unwrap();
+        let e = events.recv().unwrap();
+        let e: m::CmEvent = codec::decode_event(m::KIND_CM_EVENT, &e.bytes).unwrap();
+        assert_eq!(e.kind, m::CmEventKind::Established as u32);
+        fds.extend(ch_fds);
+        Hostile {
+            conn,
+            _fds: fds,
+            queues,
+            qp,
+            bells,
+            wake,
+        }
+    }
+
+    /// Writes the send queue's producer index and rings.
+    fn ring(&self, tail: u32) {
+        use std::sync::atomic::Ordering::SeqCst;
+        let at = self.qp.mem.offset as usize;
+        self.queues.atomic_u32(at).unwrap().store(tail, SeqCst);
+        self.queues.atomic_u32(at + 4).unwrap().store(1, SeqCst);
+        let bell = self.bells.atomic_u32(0).unwrap().fetch_add(1, SeqCst);
+        let slot = siw_shm::doorbell::HEADER + bell as usize * 4;
+        self.bells.atomic_u32(slot).unwrap().store(self.qp.qp_num + 1, SeqCst);
+        let _ = nix::unistd::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+#[test]
+fn impossible_ring_indices_close_that_client_and_no_other() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let end = End::new(&d.context(), 4096);
+    let h = Hostile::new(&d, &end);
+    h.ring(0x8000_0000);
+    // Closed: the next receive says so.
+    assert!(h.conn.recv().is_err());
+    assert!(matches!(
+        end.cm.get_event(Some(PATIENCE)).unwrap(),
+        CmEvent::Established(_)
+    ));
+    assert!(matches!(
+        end.cm.get_event(Some(PATIENCE)).unwrap(),
+        CmEvent::Disconnected(_)
+    ));
+    ping(&a, &b);
+}
+
+#[test]
+fn garbage_work_requests_end_their_queue_pair_and_nothing_else() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    for seed in 1..20 {
+        let end = End::new(&d.context(), 4096);
+        let h = Hostile::new(&d, &end);
+        let at = h.qp.mem.offset as usize + siw_shm::work_queue::HEADER;
+        let mut slots = pattern(seed, 64 * 8);
+        if seed % 2 == 0 {
+            // A right opcode and slot count before garbage addresses and keys.
+            slots[..4].copy_from_slice(&[1, 1, 1, 1]);
+        }
+        h.queues.write(at, &slots).unwrap();
+        h.ring(8);
+        // Its peer sees the end, whatever the garbage was.
+        loop {
+            match end.cm.get_event(Some(PATIENCE)).unwrap() {
+                CmEvent::Disconnected(_) => break,
+                CmEvent::Established(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    ping(&a, &b);
+}
+
+#[test]
+fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let observer = d.context();
+    let server = End::new(&d.context(), 1 << 20);
+    let listener =
+        siw::Listener::new(&server.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
+    // This test binary, as a client process of its own.
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "helper_that_writes_for_ever", "--include-ignored", "--nocapture"])
+        .env("SIW_TEST_SOCKET", &d.socket)
+        .env("SIW_TEST_TARGET", listener.local_addr().to_string())
+        .env("SIW_TEST_MR", format!("{} {}", server.mr.addr(), server.mr.rkey()))
+        .stdout(std::process::Stdio::null())
+        .stdin(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let CmEvent::ConnectRequest(r) = server.cm.get_event(Some(PATIENCE)).unwrap() else {
+        panic!("no request");
+    };
+    r.accept(&server.qp, None, &siw::ConnectOptions::default()).unwrap();
+    assert!(matches!(
+        server.cm.get_event(Some(PATIENCE)).unwrap(),
+        CmEvent::Established(_)
+    ));
+    // The transfer is under way when bytes have arrived.
+    while server.mr.byte(0).unwrap() == 0 {
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(matches!(
+        server.cm.get_event(Some(PATIENCE)).unwrap(),
+        CmEvent::Disconnected(_)
+    ));
+    ping(&a, &b);
+    // Nothing of it is left: its queue pair is gone, all buffers come back.
+    let stats = |key: &str| -> serde_json::Value {
+        let text = observer.stats().unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()[key].clone()
+    };
+    let end = std::time::Instant::now() + PATIENCE;
+    while stats("clients").as_array().unwrap().iter().any(|c| c["pid"] == child.id()) {
+        assert!(std::time::Instant::now() < end);
+    }
+    assert_eq!(stats("workers")[0]["queue_pairs"], 3);
+}
+
+#[test]
+#[ignore = "a client process for the test above"]
+fn helper_that_writes_for_ever() {
+    let Ok(socket) = std::env::var("SIW_TEST_SOCKET") else {
+        return;
+    };
+    let ctx = siw::Context::open(Some(socket.as_ref())).unwrap();
+    let end = End::new(&ctx, 1 << 20);
+    end.fill(3);
+    end.mr.write(0, &[1]).unwrap();
+    let target = std::env::var("SIW_TEST_TARGET").unwrap();
+    let mr = std::env::var("SIW_TEST_MR").unwrap();
+    let (addr, key) = mr.split_once(' ').unwrap();
+    end.qp
+        .connect(&end.cm, target.parse().unwrap(), &siw::ConnectOptions::default())
+        .unwrap();
+    assert!(matches!(end.cm.get_event(Some(PATIENCE)).unwrap(), CmEvent::Established(_)));
+    let started = std::time::Instant::now();
+    while started.elapsed() < PATIENCE {
+        let wr = SendWr {
+            opcode: Opcode::Write,
+            flags: WrFlags::SIGNALED,
+            wr_id: 1,
+            imm: 0,
+            remote_addr: addr.parse().unwrap(),
+            rkey: key.parse().unwrap(),
+            data: Data::Sges(&[end.mr.sge(0, 1 << 20)]),
+        };
+        if end.qp.post_send(&[wr]).is_err() {
+            let mut wc = [siw::Wc::default(); 64];
+            let _ = end.cq.poll_spin(&mut wc, PATIENCE);
+        }
+    }
+    let _ = std::io::stdout().flush();
+}
+
+/// A connection that still works.
+fn ping(a: &End, b: &End) {
+    a.fill(99);
+    let wr = SendWr {
+        opcode: Opcode::Write,
+        flags: WrFlags::SIGNALED,
+        wr_id: 1,
+        imm: 0,
+        remote_addr: b.mr.addr(),
+        rkey: b.mr.rkey(),
+        data: Data::Sges(&[a.mr.sge(0, 4096)]),
+    };
+    a.qp.post_send(&[wr]).unwrap();
+    assert_eq!(a.wc().status, WcStatus::SUCCESS);
+    assert_eq!(a.read(0, 4096), b.read(0, 4096));
+}

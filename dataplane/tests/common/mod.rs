@@ -1,0 +1,263 @@
+//! A real daemon for a test: its own socket, its own folder, stopped by process id.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use siw::{
+    Access, CmChannel, CmEvent, ConnectOptions, Context, Cq, Listener, Mr, Pd, Qp, QpInit, Wc,
+};
+use tempfile::TempDir;
+
+/// No step of a test takes longer; only a hang does.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub const LOOPBACK: &str = r#"
+[workers]
+idle = "adaptive"
+[dpdk]
+hugepages = "never"
+buffers = 4096
+[[device]]
+name = "siw0"
+pair = "lo"
+addresses = ["10.77.0.1/24", "fd77::1/64"]
+[[device]]
+name = "siw1"
+pair = "lo"
+addresses = ["10.77.0.2/24", "fd77::2/64"]
+"#;
+
+pub struct Daemon {
+    pub child: Child,
+    pub socket: PathBuf,
+    pub dir: TempDir,
+    pub ready: String,
+}
+
+/// `siwd` with a configuration and arguments, not waited for.
+pub fn spawn(dir: &Path, config: &str, args: &[&str]) -> Child {
+    let file = dir.join("siwd.toml");
+    std::fs::write(&file, config).unwrap();
+    command(dir, &file, args).spawn().unwrap()
+}
+
+fn command(dir: &Path, file: &Path, args: &[&str]) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_siwd"));
+    c.arg("--config")
+        .arg(file)
+        .arg("--socket")
+        .arg(dir.join("siwd.sock"))
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    c
+}
+
+/// Runs `siwd` that is expected to end by itself: status, stdout, stderr.
+pub fn run(config: &str, args: &[&str]) -> (ExitStatus, String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let out = spawn(dir.path(), config, args).wait_with_output().unwrap();
+    (
+        out.status,
+        String::from_utf8_lossy(&out.stdout).into_owned(),
+        String::from_utf8_lossy(&out.stderr).into_owned(),
+    )
+}
+
+impl Daemon {
+    pub fn loopback() -> Daemon {
+        Daemon::start(LOOPBACK, &[])
+    }
+
+    pub fn start(config: &str, args: &[&str]) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let child = spawn(dir.path(), config, args);
+        Daemon::wait_ready(dir, child)
+    }
+
+    /// Takes over a child that prints the ready line.
+    pub fn wait_ready(dir: TempDir, mut child: Child) -> Daemon {
+        let stdout = child.stdout.take().unwrap();
+        let mut stderr = child.stderr.take().unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut lines = BufReader::new(stdout).lines();
+            let _ = tell.send(lines.next());
+            lines.for_each(drop);
+        });
+        let (log, logged) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stderr.read_to_string(&mut text);
+            let _ = log.send(text);
+        });
+        let ready = match told.recv_timeout(PATIENCE) {
+            Ok(Some(Ok(line))) => line,
+            _ => {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!(
+                    "siwd did not become ready: {}",
+                    logged.recv_timeout(PATIENCE).unwrap_or_default()
+                );
+            }
+        };
+        Daemon {
+            socket: dir.path().join("siwd.sock"),
+            child,
+            dir,
+            ready,
+        }
+    }
+
+    pub fn context(&self) -> Context {
+        Context::open(Some(&self.socket)).unwrap()
+    }
+
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        nix::sys::signal::kill(pid, signal).unwrap();
+    }
+
+    /// SIGTERM, and how it ended.
+    pub fn stop(mut self) -> ExitStatus {
+        self.signal(nix::sys::signal::Signal::SIGTERM);
+        wait(&mut self.child)
+    }
+}
+
+pub fn wait(child: &mut Child) -> ExitStatus {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(Instant::now() < end, "the process did not end");
+        std::thread::yield_now();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.try_wait().ok().flatten().is_none() {
+            self.signal(nix::sys::signal::Signal::SIGTERM);
+            let end = Instant::now() + Duration::from_secs(10);
+            while self.child.try_wait().ok().flatten().is_none() {
+                if Instant::now() > end {
+                    let _ = self.child.kill();
+                    let _ = self.child.wait();
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// One side of a connection.
+pub struct End {
+    pub ctx: Context,
+    pub pd: Pd,
+    pub cq: Cq,
+    pub cm: CmChannel,
+    pub qp: Qp,
+    pub mr: Mr,
+}
+
+pub const ALL: Access = Access(7);
+
+impl End {
+    pub fn new(ctx: &Context, memory: usize) -> End {
+        End::with(ctx, memory, &QpInit::default())
+    }
+
+    pub fn with(ctx: &Context, memory: usize, init: &QpInit) -> End {
+        let pd = ctx.alloc_pd().unwrap();
+        let cq = Cq::new(ctx, 1024, None).unwrap();
+        let qp = pd.create_qp(&cq, &cq, init).unwrap();
+        let mr = pd.alloc_mr(memory, ALL).unwrap();
+        let cm = CmChannel::new(ctx).unwrap();
+        End {
+            ctx: ctx.clone(),
+            pd,
+            cq,
+            cm,
+            qp,
+            mr,
+        }
+    }
+
+    /// The next completion.
+    pub fn wc(&self) -> Wc {
+        let mut wc = [Wc::default()];
+        match self.cq.wait(&mut wc, Some(PATIENCE)) {
+            Ok(1) => wc[0],
+            other => panic!("no completion: {other:?}"),
+        }
+    }
+
+    /// Fills the memory with a pattern of this seed.
+    pub fn fill(&self, seed: u64) {
+        let bytes: Vec<u8> = pattern(seed, self.mr.len());
+        self.mr.write(0, &bytes).unwrap();
+    }
+
+    pub fn read(&self, off: usize, len: usize) -> Vec<u8> {
+        let mut v = vec![0; len];
+        self.mr.read(off, &mut v).unwrap();
+        v
+    }
+}
+
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed | 1;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            x as u8
+        })
+        .collect()
+}
+
+/// Listens on `to`, connects from `from`, and sees both sides established.
+pub fn connect(a: &End, b: &End, from: &str, to: SocketAddr) {
+    connect_with(a, b, from, to, &ConnectOptions::default());
+}
+
+pub fn connect_with(a: &End, b: &End, from: &str, to: SocketAddr, opt: &ConnectOptions<'_>) {
+    let listener = Listener::new(&b.cm, None, to, 8, 0).unwrap();
+    let device = a.ctx.device_by_name(from).unwrap();
+    let opt = ConnectOptions {
+        device: Some(device.index),
+        ..*opt
+    };
+    a.qp.connect(&a.cm, listener.local_addr(), &opt).unwrap();
+    match b.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::ConnectRequest(r) => r.accept(&b.qp, None, &ConnectOptions::default()).unwrap(),
+        other => panic!("{other:?}"),
+    }
+    for end in [b, a] {
+        match end.cm.get_event(Some(PATIENCE)).unwrap() {
+            CmEvent::Established(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// siw0 to siw1 through the ring pair.
+pub fn pair(daemon: &Daemon, memory: usize) -> (End, End) {
+    let (a, b) = (
+        End::new(&daemon.context(), memory),
+        End::new(&daemon.context(), memory),
+    );
+    connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+    (a, b)
+}

@@ -1,0 +1,218 @@
+//! What the protocol costs per FPDU beyond copy and CRC: `cargo run --release -p siw-iwarp --example
+//! fpdu_cost`. Prints one JSON line per direction; the bare loop and the whole path alternate in the
+//! same run, the best of many rounds counts, because machines are noisy.
+
+use siw_iwarp::*;
+use siw_shm::wqe::{Data, SendDesc};
+use siw_shm::{
+    Access, Cqe, KeyTable, Mr, Opcode, Reader, RecvWqe, Region, SendWqe, Sge, Stag, WrFlags, crc,
+};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+const EMSS: u32 = 1448;
+const PAYLOAD: usize = 1428;
+const COUNT: usize = 64;
+const ROUNDS: usize = 4000;
+
+struct Env {
+    keys: Reader,
+    wqe: SendWqe,
+    posted: u32,
+    done: u32,
+}
+
+impl QpEnv for Env {
+    fn keys(&self) -> &Reader {
+        &self.keys
+    }
+    fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
+        if self.posted == 0 {
+            return Ok(None);
+        }
+        self.posted -= 1;
+        Ok(Some(&self.wqe))
+    }
+    fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
+        Ok(None)
+    }
+    fn complete_send(&mut self, _: Option<&Cqe>) {
+        self.done += 1;
+    }
+    fn complete_recv(&mut self, _: &Cqe) {}
+    fn released(&self, _: TxOwner) -> bool {
+        true
+    }
+    fn event(&mut self, _: AsyncEvent) {}
+}
+
+/// A received train of whole segments, as the fast path has it: one slice each.
+struct Train<'a> {
+    frames: &'a [Vec<u8>],
+    at: usize,
+}
+
+impl RxStream for Train<'_> {
+    #[inline]
+    fn available(&self) -> usize {
+        self.frames.get(self.at).map_or(0, Vec::len)
+    }
+    #[inline]
+    fn peek(&self, off: usize, out: &mut [u8]) {
+        out.copy_from_slice(&self.frames[self.at][off..off + out.len()]);
+    }
+    #[inline]
+    fn for_each(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
+        f(&self.frames[self.at][off..off + len]);
+    }
+    #[inline]
+    fn consume(&mut self, _n: usize) {
+        self.at += 1;
+    }
+}
+
+/// Counts what a NIC would be told; copies headers as an mbuf would take them.
+struct Gather {
+    buf: [u8; 64],
+    refs: u64,
+}
+
+impl FrameBuilder for Gather {
+    #[inline]
+    fn bytes(&mut self, b: &[u8]) {
+        self.buf[..b.len()].copy_from_slice(b);
+    }
+    #[inline]
+    fn memory(&mut self, mr: &Mr, off: u64, len: u32, _: TxOwner) {
+        self.refs = self
+            .refs
+            .wrapping_add(mr.ptr_at(off, len as usize).map_or(0, |p| p as u64));
+    }
+}
+
+fn time(f: impl FnOnce()) -> f64 {
+    let t = Instant::now();
+    f();
+    t.elapsed().as_nanos() as f64 / COUNT as f64
+}
+
+fn main() {
+    let table = KeyTable::new(64, 1);
+    let region = Arc::new(Region::anonymous(1 << 20).expect("memory"));
+    let mr = Mr::new(region.clone(), 0, 1 << 20, 0, 1, None, Access(7)).expect("in range");
+    let key = table.insert(mr).expect("room");
+    let keys = table.reader().expect("a reader is free");
+    let s = [Sge {
+        addr: 0,
+        length: (PAYLOAD * COUNT) as u32,
+        lkey: key.0,
+    }];
+    let wqe = SendWqe::from_desc(&SendDesc {
+        opcode: Opcode::Write,
+        flags: WrFlags::SIGNALED,
+        wr_id: 0,
+        imm: 0,
+        remote_addr: 0,
+        rkey: key.0,
+        data: Data::Sges(&s),
+    })
+    .expect("valid");
+    let mut env = Env {
+        keys,
+        wqe,
+        posted: 0,
+        done: 0,
+    };
+    let attr = QpAttr {
+        qpn: 1,
+        pd: 1,
+        max_send_wr: 64,
+        max_recv_wr: 64,
+        sq_sig_all: false,
+    };
+    let mut qp = QueuePair::new(attr);
+    qp.set_rts(
+        Negotiated {
+            initiator: true,
+            crc: true,
+            ird: 1,
+            ord: 1,
+            rtr: None,
+            rev: 2,
+        },
+        EMSS,
+    );
+
+    let frames: Vec<Vec<u8>> = (0..COUNT)
+        .map(|i| {
+            let to = (i * PAYLOAD) as u64;
+            fpdu::encode(
+                &[
+                    &[0xc1, 0x40],
+                    &key.0.to_be_bytes(),
+                    &to.to_be_bytes(),
+                    &[i as u8; PAYLOAD],
+                ],
+                true,
+            )
+            .into_vec()
+        })
+        .collect();
+
+    let (mut rx, mut rx_bare, mut tx, mut tx_bare) = (f64::MAX, f64::MAX, f64::MAX, f64::MAX);
+    for _ in 0..ROUNDS {
+        rx_bare = rx_bare.min(time(|| {
+            for (i, f) in frames.iter().enumerate() {
+                black_box(crc::crc32c(f));
+                region
+                    .write(i * PAYLOAD, &f[16..16 + PAYLOAD])
+                    .expect("in range");
+            }
+        }));
+        rx = rx.min(time(|| {
+            let mut t = Train {
+                frames: &frames,
+                at: 0,
+            };
+            let p = qp.receive(&mut env, &mut t);
+            assert_eq!(p.fpdus as usize, COUNT);
+        }));
+        tx_bare = tx_bare.min(time(|| {
+            for i in 0..COUNT {
+                black_box(region.crc32c(i * PAYLOAD, PAYLOAD, 0).expect("in range"));
+            }
+        }));
+        env.posted = 1;
+        let mut recs = [None; COUNT];
+        tx = tx.min(time(|| {
+            let mut g = Gather {
+                buf: [0; 64],
+                refs: 0,
+            };
+            for slot in &mut recs {
+                let Some((TxRecord::Fpdu(rec), _, _)) = qp.next_record(&mut env, 1 << 20) else {
+                    panic!("more to send")
+                };
+                qp.build(&env.keys, &rec, &mut g).expect("the key is there");
+                *slot = Some(rec);
+            }
+            for rec in recs.iter().flatten() {
+                qp.acked(&mut env, rec);
+            }
+            black_box(g.refs);
+        }));
+    }
+    assert_eq!(env.done as usize, ROUNDS);
+    assert!(env.keys.lookup(Stag(key.0)).is_some());
+    for (name, whole, bare) in [("rx", rx, rx_bare), ("tx", tx, tx_bare)] {
+        println!(
+            "{{\"figure\":\"iwarp_fpdu_{name}\",\"ns\":{whole:.1},\"bare_ns\":{bare:.1},\"beyond_ns\":{:.1}}}",
+            whole - bare
+        );
+    }
+    println!(
+        "{{\"figure\":\"iwarp_queue_pair_bytes\",\"value\":{}}}",
+        size_of::<QueuePair>()
+    );
+}

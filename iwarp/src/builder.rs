@@ -1,0 +1,249 @@
+//! From a record to the bytes of its FPDU; again, and identically, at each retransmission.
+//!
+//! TCP's transmit path calls it through [`QueuePair::build`] with a builder over packet buffers.
+
+use crate::ddp::{
+    Control, MAX_HDR_LEN, Msn, QN_READ_REQUEST, QN_SEND, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN,
+    Untagged,
+};
+use crate::env::{Fpdu, FpduKind, FrameBuilder, TxOwner};
+use crate::fpdu::{self, CRC_LEN, LEN_FIELD};
+use crate::mpa::RtrKind;
+use crate::queue_pair::{BuildError, QueuePair};
+use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::send_queue::Entry;
+use crate::sender::{DUMMY_STAG, sink_stag};
+use crate::terminate::Payload;
+use siw_shm::key_table::Stag;
+use siw_shm::{Access, Opcode as WrOpcode, Reader, crc};
+
+impl QueuePair {
+    /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.
+    #[inline]
+    pub fn build(
+        &self,
+        keys: &Reader,
+        rec: &Fpdu,
+        out: &mut impl FrameBuilder,
+    ) -> Result<(), BuildError> {
+        let mut f = Build::new(self.crc, rec.ulpdu_len, out);
+        match rec.kind {
+            FpduKind::Request => {
+                let e = self.sq.get(rec.slot).ok_or(BuildError::Gone)?;
+                self.build_request(keys, rec, e, &mut f)?;
+            }
+            FpduKind::Response => {
+                let r = self.inbound.get(rec.slot).ok_or(BuildError::Gone)?;
+                let to = r.req.sink_to.wrapping_add(u64::from(rec.offset));
+                f.tagged(Opcode::ReadResponse, rec.last, r.req.sink_stag, to);
+                let n = u32::from(rec.ulpdu_len) - TAGGED_HDR_LEN as u32;
+                let from = r.req.src_to.wrapping_add(u64::from(rec.offset));
+                let need = Access::REMOTE_READ;
+                self.memory(keys, r.req.src_stag, from, n, need, r.owner, &mut f)?;
+            }
+            FpduKind::Rtr => match self.rtr.ok_or(BuildError::Gone)? {
+                RtrKind::Write => f.tagged(Opcode::Write, true, DUMMY_STAG, 0),
+                RtrKind::Send => f.untagged(Opcode::Send, true, 0, Msn::FIRST, 0),
+                RtrKind::Read => f.read_request(
+                    Msn::FIRST,
+                    &ReadRequest {
+                        sink_stag: DUMMY_STAG,
+                        src_stag: DUMMY_STAG,
+                        ..ReadRequest::default()
+                    },
+                ),
+            },
+            FpduKind::Terminate => {
+                let o = self.outgoing.as_ref().ok_or(BuildError::Gone)?;
+                f.header(&Payload::header().to_bytes());
+                f.bytes(o.payload.as_bytes());
+            }
+        }
+        f.finish(rec.ulpdu_len);
+        Ok(())
+    }
+
+    #[inline]
+    fn build_request<B: FrameBuilder>(
+        &self,
+        keys: &Reader,
+        rec: &Fpdu,
+        e: &Entry,
+        f: &mut Build<'_, B>,
+    ) -> Result<(), BuildError> {
+        let hdr = match e.opcode {
+            WrOpcode::Write => {
+                let to = e.remote_addr.wrapping_add(u64::from(rec.offset));
+                f.tagged(Opcode::Write, rec.last, e.rkey, to);
+                TAGGED_HDR_LEN
+            }
+            WrOpcode::Read => {
+                let sink = self.sq.sges(e).first().copied().unwrap_or_default();
+                f.read_request(
+                    Msn(e.msn),
+                    &ReadRequest {
+                        sink_stag: sink_stag(sink.lkey),
+                        sink_to: sink.addr,
+                        size: e.length,
+                        src_stag: e.rkey,
+                        src_to: e.remote_addr,
+                    },
+                );
+                return Ok(());
+            }
+            op => {
+                let kind = match (op == WrOpcode::SendWithInv, e.solicited()) {
+                    (false, false) => Opcode::Send,
+                    (false, true) => Opcode::SendSe,
+                    (true, false) => Opcode::SendInv,
+                    (true, true) => Opcode::SendSeInv,
+                };
+                f.untagged(kind, rec.last, e.inv_stag, Msn(e.msn), rec.offset);
+                UNTAGGED_HDR_LEN
+            }
+        };
+        let len = u32::from(rec.ulpdu_len) - hdr as u32;
+        if e.is_inline() {
+            let at = rec.offset as usize;
+            let d = self.sq.inline(e);
+            f.bytes(d.get(at..at + len as usize).ok_or(BuildError::Gone)?);
+            return Ok(());
+        }
+        let (mut skip, mut left) = (rec.offset, len);
+        for s in self.sq.sges(e) {
+            if left == 0 {
+                break;
+            }
+            if skip >= s.length {
+                skip -= s.length;
+                continue;
+            }
+            let n = left.min(s.length - skip);
+            let from = s.addr.wrapping_add(u64::from(skip));
+            self.memory(keys, s.lkey, from, n, Access::NONE, e.owner, f)?;
+            left -= n;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    fn memory<B: FrameBuilder>(
+        &self,
+        keys: &Reader,
+        stag: u32,
+        addr: u64,
+        len: u32,
+        need: Access,
+        owner: TxOwner,
+        f: &mut Build<'_, B>,
+    ) -> Result<(), BuildError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (mr, off) = keys
+            .check(Stag(stag), addr, len, need, self.attr.pd, self.attr.qpn)
+            .map_err(|_| BuildError::KeyGone)?;
+        if f.crc {
+            f.sum = mr
+                .crc32c(off, len as usize, f.sum)
+                .map_err(|_| BuildError::KeyGone)?;
+        }
+        f.out.memory(mr, off, len, owner);
+        Ok(())
+    }
+}
+
+/// One FPDU in the making.
+struct Build<'a, B> {
+    out: &'a mut B,
+    len: u16,
+    crc: bool,
+    sum: u32,
+}
+
+impl<'a, B: FrameBuilder> Build<'a, B> {
+    #[inline]
+    fn new(crc: bool, len: u16, out: &'a mut B) -> Self {
+        Self {
+            out,
+            len,
+            crc,
+            sum: 0,
+        }
+    }
+
+    #[inline]
+    fn bytes(&mut self, b: &[u8]) {
+        if self.crc {
+            self.sum = crc::update(self.sum, b);
+        }
+        self.out.bytes(b);
+    }
+
+    /// Length field and DDP header in one piece.
+    #[inline]
+    fn header(&mut self, hdr: &[u8]) {
+        let mut b = [0; LEN_FIELD + MAX_HDR_LEN + READ_REQUEST_LEN];
+        b[..LEN_FIELD].copy_from_slice(&self.len.to_be_bytes());
+        b[LEN_FIELD..LEN_FIELD + hdr.len()].copy_from_slice(hdr);
+        self.bytes(&b[..LEN_FIELD + hdr.len()]);
+    }
+
+    #[inline]
+    fn tagged(&mut self, op: Opcode, last: bool, stag: u32, to: u64) {
+        let control = Control::new(op, last);
+        let mut b = [0; LEN_FIELD + TAGGED_HDR_LEN];
+        b[..LEN_FIELD].copy_from_slice(&self.len.to_be_bytes());
+        b[LEN_FIELD..].copy_from_slice(&Tagged { control, stag, to }.to_bytes());
+        self.bytes(&b);
+    }
+
+    #[inline]
+    fn untagged(&mut self, op: Opcode, last: bool, inv_stag: u32, msn: Msn, mo: u32) {
+        let h = Untagged {
+            control: Control::new(op, last),
+            inv_stag,
+            qn: QN_SEND,
+            msn,
+            mo,
+        };
+        let mut b = [0; LEN_FIELD + UNTAGGED_HDR_LEN];
+        b[..LEN_FIELD].copy_from_slice(&self.len.to_be_bytes());
+        b[LEN_FIELD..].copy_from_slice(&h.to_bytes());
+        self.bytes(&b);
+    }
+
+    fn read_request(&mut self, msn: Msn, r: &ReadRequest) {
+        let h = Untagged {
+            control: Control::new(Opcode::ReadRequest, true),
+            inv_stag: 0,
+            qn: QN_READ_REQUEST,
+            msn,
+            mo: 0,
+        };
+        let mut b = [0; UNTAGGED_HDR_LEN + READ_REQUEST_LEN];
+        b[..UNTAGGED_HDR_LEN].copy_from_slice(&h.to_bytes());
+        b[UNTAGGED_HDR_LEN..].copy_from_slice(&r.to_bytes());
+        self.header(&b);
+    }
+
+    /// Pad and CRC (RFC 5044 section 4.3 and 4.4).
+    #[inline]
+    fn finish(self, ulpdu_len: u16) {
+        let pad = fpdu::pad_len(ulpdu_len);
+        if pad == 0 {
+            // Every full segment at the usual EMSS.
+            let sum = if self.crc { self.sum } else { 0 };
+            self.out.bytes(&sum.to_le_bytes());
+            return;
+        }
+        let mut b = [0; 3 + CRC_LEN];
+        if self.crc {
+            let sum = crc::update(self.sum, &b[..pad]);
+            b[pad..pad + CRC_LEN].copy_from_slice(&sum.to_le_bytes());
+        }
+        self.out.bytes(&b[..pad + CRC_LEN]);
+    }
+}

@@ -1,0 +1,377 @@
+//! The queue pairs over the project's own TCP, on a simulated network that loses, reorders,
+//! duplicates and corrupts: set-up, random traffic, and the end, in virtual time. Repetitions are
+//! rebuilt from work requests. Also the pattern for whoever drives both crates.
+mod common;
+use common::model::*;
+use common::*;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+use siw_iwarp::mpa::{Initiator, InitiatorStep, Responder, ResponderStep};
+use siw_iwarp::*;
+use siw_shm::WcStatus;
+use siw_tcp::sim::{Impairment, RecordBytes, Rng, SimNet, host_config};
+use siw_tcp::{ConnId, Events, RxQueue, VecBuf};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+struct Rx<'a>(&'a mut RxQueue<VecBuf>);
+
+impl RxStream for Rx<'_> {
+    fn available(&self) -> usize {
+        self.0.len_bytes()
+    }
+    fn peek(&self, off: usize, out: &mut [u8]) {
+        self.0.peek(off, out);
+    }
+    fn for_each(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
+        self.0.for_each(off, len, f);
+    }
+    fn consume(&mut self, n: usize) {
+        self.0.consume(n);
+    }
+}
+
+/// What TCP keeps: the record, and the way to its bytes.
+struct Rec(TxRecord, Rc<RefCell<Side>>);
+
+impl RecordBytes for Rec {
+    fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>) {
+        let (from, to) = (offset as usize, (offset + len) as usize);
+        match &self.0 {
+            TxRecord::Stream(b) => out.extend_from_slice(&b[from..to]),
+            TxRecord::Fpdu(rec) => {
+                let s = self.1.borrow();
+                let mut f = Frame::default();
+                let built = s.end.qp.build(&s.end.env.keys, rec, &mut f);
+                if built.is_err() {
+                    // Flushed meanwhile: the reset is on its way.
+                    f.bytes.resize(to, 0);
+                }
+                out.extend_from_slice(&f.bytes[from..to]);
+            }
+        }
+    }
+}
+
+enum Phase {
+    Connecting(Initiator),
+    Accepting(Responder),
+    Rts,
+    Over,
+}
+
+struct Host {
+    side: Rc<RefCell<Side>>,
+    id: Option<ConnId>,
+    phase: Phase,
+    fin: bool,
+    ended: Option<CloseReason>,
+    closing: bool,
+}
+
+type Net = SimNet<Rec>;
+
+impl Host {
+    fn push(&self, net: &mut Net, i: usize, id: ConnId, rec: TxRecord, len: u32, push: bool) {
+        let rec = Rec(rec, self.side.clone());
+        assert!(
+            net.hosts[i].push_record(id, len, rec, push).is_ok(),
+            "room was there"
+        );
+    }
+
+    fn stream(&self, net: &mut Net, i: usize, id: ConnId, b: Box<[u8]>) {
+        let len = b.len() as u32;
+        self.push(net, i, id, TxRecord::Stream(b), len, true);
+    }
+
+    fn work(&mut self, net: &mut Net, i: usize) {
+        while let Some((id, _, ev)) = net.hosts[i].next_event() {
+            self.id = Some(id);
+            if ev.contains(Events::CONNECTED)
+                && let Phase::Connecting(m) = &self.phase
+            {
+                let f = m.request();
+                self.stream(net, i, id, f);
+            }
+            self.fin |= ev.contains(Events::PEER_FIN);
+            if ev.contains(Events::RESET) {
+                self.ended = Some(CloseReason::Reset);
+            } else if ev.contains(Events::TIMED_OUT) {
+                self.ended = Some(CloseReason::TimedOut);
+            } else if ev.contains(Events::CLOSED) {
+                self.ended.get_or_insert(CloseReason::Closed);
+            }
+        }
+        let Some(id) = self.id else { return };
+        self.set_up(net, i, id);
+        if matches!(self.phase, Phase::Rts) {
+            self.transfer(net, i, id);
+        }
+        net.flush(i, id);
+    }
+
+    fn set_up(&mut self, net: &mut Net, i: usize, id: ConnId) {
+        let emss = net.hosts[i].emss(id) as u32;
+        let Some(rx) = net.hosts[i].rx_queue(id) else {
+            return;
+        };
+        let mut rx = Rx(rx);
+        let (n, reply) = match &mut self.phase {
+            Phase::Connecting(m) => match m.on_stream(&mut rx) {
+                InitiatorStep::NeedMore => return,
+                InitiatorStep::Accepted {
+                    negotiated,
+                    private_data,
+                } => {
+                    assert_eq!(private_data, b"pong");
+                    (negotiated, None)
+                }
+                s => panic!("{s:?}"),
+            },
+            Phase::Accepting(m) => match m.on_stream(&mut rx) {
+                ResponderStep::NeedMore => return,
+                ResponderStep::Request(q) => {
+                    assert_eq!(q.private_data, b"ping");
+                    let (f, n) = m.accept(2, 2, b"pong").expect("fits");
+                    (n, Some(f))
+                }
+                s => panic!("{s:?}"),
+            },
+            _ => return,
+        };
+        if let Some(f) = reply {
+            self.stream(net, i, id, f);
+        }
+        self.side.borrow_mut().end.qp.set_rts(n, emss);
+        self.phase = Phase::Rts;
+    }
+
+    fn transfer(&mut self, net: &mut Net, i: usize, id: ConnId) {
+        let side = self.side.clone();
+        {
+            let mut s = side.borrow_mut();
+            let End { qp, env, .. } = &mut s.end;
+            qp.set_emss(net.hosts[i].emss(id) as u32);
+            let mut left = 0;
+            if let Some(rx) = net.hosts[i].rx_queue(id) {
+                let mut rx = Rx(rx);
+                qp.receive(env, &mut rx);
+                left = rx.available();
+            }
+            net.hosts[i].take_acked(id, |r| {
+                if let TxRecord::Fpdu(f) = r.0 {
+                    qp.acked(env, &f);
+                }
+            });
+            if self.fin {
+                qp.peer_closed(env, left);
+            }
+            if let Some(why) = self.ended {
+                qp.tcp_closed(env, why);
+                qp.poll_releases(env);
+                self.phase = Phase::Over;
+                return;
+            }
+        }
+        loop {
+            let room = net.hosts[i].send_room(id);
+            let next = {
+                let mut s = side.borrow_mut();
+                let End { qp, env, .. } = &mut s.end;
+                qp.next_record(env, room)
+            };
+            let Some((rec, len, push)) = next else { break };
+            self.push(net, i, id, rec, len, push);
+        }
+        let wants = side.borrow().end.qp.wants_close();
+        match wants {
+            Some(CloseKind::Graceful) if !self.closing => {
+                self.closing = true;
+                net.hosts[i].close(net.now, id);
+            }
+            Some(CloseKind::Abort) => net.hosts[i].abort(net.now, id),
+            _ => {}
+        }
+    }
+}
+
+fn micros(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
+
+fn link(rng: &mut Rng) -> Impairment {
+    let mut l = Impairment::perfect(micros(5 + rng.below(500)));
+    if rng.chance(0.7) {
+        l.loss = rng.below(100) as f64 / 1000.0;
+        l.reorder = rng.below(100) as f64 / 1000.0;
+        l.jitter = micros(rng.below(200));
+        l.duplicate = rng.below(100) as f64 / 1000.0;
+        l.corrupt = rng.below(20) as f64 / 1000.0;
+    }
+    l
+}
+
+fn start(seed: u64) -> (Net, [Host; 2]) {
+    let mut rng = Rng::new(seed);
+    let mtu = [1500, 9000, 1280][rng.below(3) as usize];
+    let configs = [0, 1].map(|i| {
+        let mut c = host_config(i);
+        c.mtu = mtu;
+        c.user_timeout = Duration::from_secs(3600);
+        c.syn_retries = 30;
+        c.rto_initial = Duration::from_millis(50);
+        c.rto_max = Duration::from_secs(1);
+        c.neighbours.probes = 50;
+        c.neighbours.retransmit = Duration::from_millis(20);
+        c
+    });
+    let links = [link(&mut rng), link(&mut rng)];
+    let mut net = Net::new(seed, configs, links);
+    let crc = if rng.chance(0.8) {
+        mpa::CrcPolicy::Required
+    } else {
+        mpa::CrcPolicy::IfAsked
+    };
+    let cfg = MpaConfig {
+        crc,
+        ..MpaConfig::default()
+    };
+    net.hosts[1].listen(None, 7174, 4, 0).expect("free");
+    let to = std::net::SocketAddr::from(([10, 0, 0, 2], 7174));
+    net.hosts[0]
+        .connect(net.now, None, None, to, 0)
+        .expect("a route");
+    let host = |i: usize, phase| {
+        let mut s = side(i == 0);
+        s.end.qp = QueuePair::new(attr());
+        Host {
+            side: Rc::new(RefCell::new(s)),
+            id: None,
+            phase,
+            fin: false,
+            ended: None,
+            closing: false,
+        }
+    };
+    let i = Initiator::new(&cfg, 2, 2, b"ping").expect("fits");
+    let hosts = [
+        host(0, Phase::Connecting(i)),
+        host(1, Phase::Accepting(Responder::new(&cfg))),
+    ];
+    // The same operations for the same seed.
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = proptest::test_runner::TestRng::from_seed(
+        proptest::test_runner::RngAlgorithm::ChaCha,
+        &bytes,
+    );
+    let mut runner = TestRunner::new_with_rng(Default::default(), rng);
+    for (a, b) in [(0, 1), (1, 0)] {
+        let ops = proptest::collection::vec(op(), 0..60)
+            .new_tree(&mut runner)
+            .expect("a value")
+            .current();
+        let (a, b): (&Host, &Host) = (&hosts[a], &hosts[b]);
+        post(&mut a.side.borrow_mut(), &mut b.side.borrow_mut(), &ops);
+    }
+    (net, hosts)
+}
+
+fn run(net: &mut Net, hosts: &mut [Host; 2], secs: u64, done: impl Fn(&[Host; 2]) -> bool) -> bool {
+    net.run(Duration::from_secs(secs), |net| {
+        for (i, h) in hosts.iter_mut().enumerate() {
+            h.work(net, i);
+        }
+        done(hosts)
+    })
+}
+
+fn all_sent(h: &[Host; 2]) -> bool {
+    h.iter().all(|h| {
+        let s = h.side.borrow();
+        s.end.env.sent.len() == s.posted.len()
+    })
+}
+
+#[test]
+fn everything_arrives_and_both_ends_close_whatever_the_network_does() {
+    let (mut lost, mut completed) = (0, 0);
+    for seed in 0..150 {
+        let (mut net, mut hosts) = start(seed);
+        assert!(
+            run(&mut net, &mut hosts, 600, all_sent),
+            "seed {seed} wedged"
+        );
+        for h in &hosts {
+            let s = h.side.borrow();
+            check_order(&s, true);
+            assert!(
+                s.end
+                    .env
+                    .sent
+                    .iter()
+                    .flatten()
+                    .all(|c| c.status == WcStatus::SUCCESS)
+            );
+            assert!(
+                contents(&s.mem, MEM) == s.model,
+                "seed {seed}: memory equals the model"
+            );
+        }
+        hosts[(seed % 2) as usize]
+            .side
+            .borrow_mut()
+            .end
+            .qp
+            .disconnect();
+        let over = |h: &[Host; 2]| h.iter().all(|h| matches!(h.phase, Phase::Over));
+        assert!(
+            run(&mut net, &mut hosts, 600, over),
+            "seed {seed} does not close"
+        );
+        for h in &hosts {
+            let s = h.side.borrow();
+            assert_eq!(s.end.qp.state(), QpState::Idle, "seed {seed}");
+            assert!(s.end.env.events.is_empty() && s.end.env.live.is_empty());
+            completed += s.posted.len();
+        }
+        lost += net.lost;
+    }
+    println!("{completed} work requests completed, {lost} frames lost");
+    assert!(lost > 500 && completed > 5000, "the network did its part");
+}
+
+#[test]
+fn an_abort_in_the_middle_completes_everything_once_on_both_sides() {
+    for seed in 0..60 {
+        let (mut net, mut hosts) = start(seed);
+        run(&mut net, &mut hosts, 600, |h| {
+            h[0].side.borrow().end.env.sent.len() >= (seed % 7) as usize
+                && matches!(h[0].phase, Phase::Rts)
+                && matches!(h[1].phase, Phase::Rts)
+        });
+        {
+            let mut s = hosts[0].side.borrow_mut();
+            let End { qp, env, .. } = &mut s.end;
+            qp.modify_to_error(env);
+        }
+        // A RST may be lost; the other side then learns from the answer to its own segments, or is
+        // told by its owner.
+        let over = |h: &[Host; 2]| h.iter().all(|h| matches!(h.phase, Phase::Over));
+        if !run(&mut net, &mut hosts, 60, over) {
+            let mut s = hosts[1].side.borrow_mut();
+            let End { qp, env, .. } = &mut s.end;
+            qp.modify_to_error(env);
+        }
+        for h in &hosts {
+            let mut s = h.side.borrow_mut();
+            let End { qp, env, .. } = &mut s.end;
+            qp.poll_releases(env);
+            assert!(env.live.is_empty(), "seed {seed}");
+            assert_eq!(qp.state(), QpState::Error);
+            check_order(&s, true);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Nanoseconds per data segment of a bulk transfer between two stacks in one thread: sending,
+//! receiving and the ACKs, without payload copies or checksums. Profile with `perf record`.
+//!
+//! `cargo run --release -p siw-tcp --example segments [-- SEGMENTS [CONNECTIONS]]`
+
+use std::cell::RefCell;
+use std::time::Instant as Clock;
+
+use siw_tcp::sim::host_config;
+use siw_tcp::{ConnId, Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack};
+
+static PAYLOAD: [u8; 9000] = [7; 9000];
+
+struct Frame {
+    header: [u8; 128],
+    len: u32,
+    start: u32,
+    payload: u32,
+    payload_start: u32,
+}
+
+#[derive(Default)]
+struct Pool(RefCell<Vec<Box<Frame>>>);
+
+/// A handle as small as an mbuf pointer and its pool.
+struct Buf {
+    frame: Option<Box<Frame>>,
+    pool: &'static Pool,
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        if let Some(f) = self.frame.take() {
+            self.pool.0.borrow_mut().push(f);
+        }
+    }
+}
+
+impl Buf {
+    fn f(&self) -> &Frame {
+        self.frame.as_ref().unwrap()
+    }
+}
+
+impl RecvBuf for Buf {
+    type Chunks<'a> = std::iter::Chain<std::option::IntoIter<&'a [u8]>, std::option::IntoIter<&'a [u8]>>;
+    fn remaining(&self) -> usize {
+        let f = self.f();
+        (f.len - f.start + f.payload - f.payload_start) as usize
+    }
+    fn chunk(&self) -> &[u8] {
+        let f = self.f();
+        if f.start < f.len {
+            &f.header[f.start as usize..f.len as usize]
+        } else {
+            &PAYLOAD[f.payload_start as usize..f.payload as usize]
+        }
+    }
+    fn chunks(&self) -> Self::Chunks<'_> {
+        let f = self.f();
+        let head = &f.header[f.start as usize..f.len as usize];
+        let tail = &PAYLOAD[f.payload_start as usize..f.payload as usize];
+        let some = |s: &'static [u8]| (!s.is_empty()).then_some(s).into_iter();
+        (!head.is_empty()).then_some(head).into_iter().chain(some(tail))
+    }
+    fn advance(&mut self, n: usize) {
+        let f = self.frame.as_mut().unwrap();
+        let h = (n as u32).min(f.len - f.start);
+        f.start += h;
+        f.payload_start += n as u32 - h;
+        assert!(f.payload_start <= f.payload);
+    }
+    fn truncate(&mut self, n: usize) {
+        let f = self.frame.as_mut().unwrap();
+        let h = (n as u32).min(f.len - f.start);
+        f.len = f.start + h;
+        f.payload = f.payload_start + n as u32 - h;
+    }
+}
+
+struct Ring {
+    frames: Vec<Buf>,
+    pool: &'static Pool,
+    data: u64,
+}
+
+impl FrameSink<[u64; 4]> for Ring {
+    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.begin_with(headers.len(), meta, |h| h.copy_from_slice(headers))
+    }
+    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+        let new = || Box::new(Frame { header: [0; 128], len: 0, start: 0, payload: 0, payload_start: 0 });
+        let mut f = self.pool.0.borrow_mut().pop().unwrap_or_else(new);
+        fill(&mut f.header[..len]);
+        (f.len, f.start) = (len as u32, 0);
+        (f.payload, f.payload_start) = (meta.payload_len, 0);
+        self.data += u64::from(meta.payload_len > 0);
+        self.frames.push(Buf { frame: Some(f), pool: self.pool });
+        true
+    }
+    fn append(&mut self, _user: u64, record: &[u64; 4], offset: u32, len: u32) {
+        std::hint::black_box((record[0], offset, len));
+    }
+    fn bytes(&mut self, _: &[u8]) {}
+    fn end(&mut self) {}
+}
+
+type Host = Stack<Buf, [u64; 4]>;
+
+fn main() {
+    let mut args = std::env::args().skip(1).map(|a| a.parse::<u64>().expect("a number"));
+    let goal = args.next().unwrap_or(20_000_000);
+    let conns = args.next().unwrap_or(1) as usize;
+    let pool: &'static Pool = Box::leak(Box::default());
+    let mut hosts = [0, 1].map(|i| {
+        let mut c = host_config(i);
+        c.tx_checksum = false;
+        c.max_connections = 200_000;
+        Host::new(c, Instant(1)).unwrap()
+    });
+    let mut rings = [0, 1].map(|_| Ring { frames: vec![], pool, data: 0 });
+    let start = Clock::now();
+    let now = || Instant(1 + start.elapsed().as_nanos() as u64);
+    hosts[1].listen(None, 1, 1 << 20, 0).unwrap();
+    let info = FrameInfo { checksum: RxChecksum::Good, rss_hash: 0 };
+    let mut ids: Vec<ConnId> = vec![];
+    for i in 0..conns {
+        let port = 10_000 + (i % 50_000) as u16;
+        ids.push(hosts[0].connect(now(), None, Some(port), "10.0.0.2:1".parse().unwrap(), i as u64).unwrap());
+    }
+    let mut open = 0;
+    let mut begun = None;
+    let mut bytes = 0u64;
+    let mut turn = 0;
+    let emss = 1448;
+    loop {
+        let t = now();
+        for h in 0..2 {
+            let mut out = std::mem::take(&mut rings[1 - h].frames);
+            while !out.is_empty() {
+                let n = out.len().min(64);
+                hosts[h].receive(t, out.drain(..n).map(|b| (b, info)));
+                while let Some((id, _, e)) = hosts[h].next_event() {
+                    if e.contains(Events::CONNECTED) {
+                        open += 1;
+                    }
+                    if e.contains(Events::READABLE)
+                        && let Some(rx) = hosts[h].rx_queue(id)
+                    {
+                        let n = rx.len_bytes();
+                        bytes += rx.consume(n) as u64;
+                    }
+                    if e.contains(Events::ACKED) {
+                        hosts[h].take_acked(id, |r| {
+                            std::hint::black_box(r);
+                        });
+                    }
+                }
+                hosts[h].poll(t, &mut rings[h]);
+            }
+            rings[1 - h].frames = out;
+        }
+        if open == conns {
+            if begun.is_none() {
+                begun = Some((Clock::now(), rings[0].data));
+                println!("{conns} connections open");
+            }
+            // One batch a turn, of up to 64 segments.
+            for _ in 0..if conns > 1 { 64 } else { 1 } {
+                let id = ids[turn % conns];
+                turn += 1;
+                let burst = if conns > 1 { 1 } else { 64 };
+                for _ in 0..burst {
+                    if hosts[0].send_room(id) < emss {
+                        break;
+                    }
+                    hosts[0].push_record(id, emss as u32, [bytes, 0, 0, 0], false).unwrap();
+                }
+                hosts[0].flush(t, id, &mut rings[0]);
+            }
+        }
+        for h in 0..2 {
+            hosts[h].poll(t, &mut rings[h]);
+        }
+        if rings[0].data >= goal {
+            break;
+        }
+    }
+    let (begun, first) = begun.unwrap();
+    let n = rings[0].data - first;
+    let ns = begun.elapsed().as_nanos() as f64 / n as f64;
+    let acks = hosts[1].stats().pure_acks_out;
+    let c = hosts[0].conn(ids[0]).unwrap();
+    println!("{ns:.1} ns/segment (send + receive + ACKs), {n} segments, {acks} ACKs, {bytes} bytes, {c:?}");
+    let s = hosts[1].stats();
+    println!("predicted {} of {} in; retransmits {}", s.hp_hits, s.in_segs, hosts[0].stats().retrans_segs);
+}

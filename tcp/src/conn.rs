@@ -1,0 +1,226 @@
+//! The state of one connection. What every segment touches comes first, in two cache lines.
+
+use crate::congestion::Controller;
+use crate::flow_table::FlowKey;
+use crate::reassembly::Reassembly;
+use crate::recovery::Recovery;
+use crate::rtt::Rtt;
+use crate::rx_queue::RxQueue;
+use crate::send_queue::SendQueue;
+use crate::stack::{ListenerId, State};
+use crate::template::Template;
+use crate::{RecvBuf, SeqNr};
+
+/// Bits of [`Hot::flags`].
+pub(crate) mod flag {
+    /// Owed: an ACK, our SYN or SYN-ACK, a window probe, a keepalive probe.
+    pub const NEED_ACK: u32 = 1 << 0;
+    pub const NEED_SYN: u32 = 1 << 1;
+    pub const NEED_PROBE: u32 = 1 << 2;
+    pub const NEED_KEEPALIVE: u32 = 1 << 3;
+    /// Is in the work list.
+    pub const IN_WORK: u32 = 1 << 4;
+    /// Counted in `Shared::active`.
+    pub const ACTIVE: u32 = 1 << 5;
+    /// No owner: no events, freed when closed.
+    pub const RELEASED: u32 = 1 << 6;
+    pub const FIN_QUEUED: u32 = 1 << 7;
+    pub const FIN_SENT: u32 = 1 << 8;
+    pub const FIN_RECEIVED: u32 = 1 << 9;
+    pub const TIMESTAMPS: u32 = 1 << 10;
+    pub const SACK: u32 = 1 << 11;
+    /// The other end is this very device.
+    pub const SELF: u32 = 1 << 12;
+    /// Passive open.
+    pub const PASSIVE: u32 = 1 << 13;
+    /// Counted in its listener's backlog.
+    pub const BACKLOG: u32 = 1 << 14;
+    /// SACKed or lost segments, or a recovery in progress: not the straight path.
+    pub const RECOVERING: u32 = 1 << 15;
+    /// `rto_at` is the persist timer.
+    pub const PERSIST: u32 = 1 << 16;
+    /// Is in the flow table.
+    pub const HASHED: u32 = 1 << 17;
+    /// The persist timer fired: a part of a record may leave.
+    pub const CUT: u32 = 1 << 18;
+}
+
+/// 128 bytes: what every segment touches.
+#[repr(C, align(64))]
+pub(crate) struct Hot {
+    pub rcv_nxt: SeqNr,
+    pub snd_una: SeqNr,
+    pub snd_nxt: SeqNr,
+    pub snd_wnd: u32,
+    pub snd_wl1: SeqNr,
+    pub snd_wl2: SeqNr,
+    /// Right edge of the window we advertised; never moves left.
+    pub rcv_adv: SeqNr,
+    pub last_ack_sent: SeqNr,
+    pub ts_recent: u32,
+    pub cwnd: u32,
+    /// Payload bytes deemed on the wire (RFC 6675).
+    pub pipe: u32,
+    /// Payload bytes queued and never sent.
+    pub unsent: u32,
+    pub ssthresh: u32,
+    pub flags: u32,
+    pub state: State,
+    pub snd_wscale: u8,
+    pub rcv_wscale: u8,
+    /// Segments received since our last ACK.
+    pub unacked_segs: u8,
+    pub emss: u16,
+    pub events: u16,
+    // Second line.
+    /// Retransmission, persist, SYN or TIME-WAIT deadline in ns; 0: none.
+    pub rto_at: u64,
+    pub ack_at: u64,
+    /// Where the wheel entry is, u64::MAX: nowhere.
+    pub wheel_at: u64,
+    pub user: u64,
+    pub last_rx: u64,
+    pub rtt: Rtt,
+    /// The largest window the peer ever offered.
+    pub max_snd_wnd: u32,
+    pub backoff: u8,
+    pub dup_acks: u8,
+    pub probes: u8,
+    pub phase: Phase,
+}
+
+/// Loss recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Phase {
+    Open,
+    /// Fast recovery (RFC 6675, 6937).
+    Recovery,
+    /// After a retransmission timeout.
+    Loss,
+}
+
+impl Hot {
+    #[inline]
+    pub(crate) fn has(&self, f: u32) -> bool {
+        self.flags & f != 0
+    }
+    /// Sequence space in flight, SYN and FIN included.
+    #[inline]
+    pub(crate) fn flight(&self) -> u32 {
+        self.snd_nxt - self.snd_una
+    }
+    /// Bytes that the windows allow beyond what is queued; see `Stack::send_room`.
+    #[inline]
+    pub(crate) fn room(&self) -> u32 {
+        let c = self.cwnd.saturating_sub(self.pipe);
+        let w = self.snd_wnd.saturating_sub(self.flight());
+        c.min(w).saturating_sub(self.unsent)
+    }
+    pub(crate) fn can_send_data(&self) -> bool {
+        matches!(self.state, State::Established | State::CloseWait | State::FinWait1 | State::Closing | State::LastAck)
+    }
+}
+
+#[repr(C, align(64))]
+pub(crate) struct Conn<B, R> {
+    pub hot: Hot,
+    pub tx: SendQueue<R>,
+    pub rx: RxQueue<B>,
+    pub ooo: Option<Box<Reassembly<B>>>,
+    pub recovery: Option<Box<Recovery>>,
+    pub key: FlowKey,
+    pub template: Template,
+    /// The template's destination was looked up in this generation of the neighbour table; 0: never.
+    pub neighbour_generation: u32,
+    pub ts_offset: u32,
+    pub hash: u64,
+    pub cc: Controller,
+    /// Most bytes in the pipe since `cwnd_mark` was passed: growth needs a used window
+    /// (RFC 9438 section 5.8, RFC 7661).
+    pub cwnd_used: u32,
+    pub cwnd_mark: SeqNr,
+    pub iss: SeqNr,
+    pub irs: SeqNr,
+    /// When the current series of timeouts began; 0: none.
+    pub stalled_since: u64,
+    pub generation: u32,
+    pub retransmits: u32,
+    pub timeouts: u32,
+    pub listener: Option<ListenerId>,
+    /// Sequence number of the peer's FIN, once seen, in order or not.
+    pub fin_at: Option<SeqNr>,
+}
+
+impl<B: RecvBuf, R> Conn<B, R> {
+    pub(crate) fn has_holes(&self) -> bool {
+        self.ooo.as_ref().is_some_and(|o| !o.is_empty())
+    }
+
+    /// Something of ours is unacknowledged or waits to be sent.
+    #[inline]
+    pub(crate) fn busy(&self) -> bool {
+        let h = &self.hot;
+        h.state != State::Closed
+            && (h.snd_una != h.snd_nxt || h.unsent > 0 || h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED)
+    }
+
+    /// The receive window to advertise: the field's value and the right edge it means. The edge
+    /// never moves left (RFC 9293 section 3.8.6.2.1), and moves right only by useful amounts
+    /// (silly window avoidance, section 3.8.6.2.2).
+    #[inline]
+    pub(crate) fn window(&self, limit: u32) -> (u16, SeqNr) {
+        let h = &self.hot;
+        let free = limit.saturating_sub(self.rx.len_bytes() as u32);
+        let now = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
+        let step = (limit / 2).min(u32::from(h.emss));
+        let want = if free >= now.saturating_add(step) { free } else { now };
+        let shift = h.rcv_wscale;
+        let mut field = want >> shift;
+        if field << shift < now {
+            field += 1; // rounding must not shrink the window
+        }
+        let field = field.min(0xffff);
+        (field as u16, h.rcv_nxt + (field << shift))
+    }
+
+    /// A pure ACK is worth sending for the window alone.
+    pub(crate) fn window_update_due(&self, limit: u32) -> bool {
+        let h = &self.hot;
+        let left = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
+        if left >= limit / 2 {
+            return false;
+        }
+        let gain = (self.window(limit).1 - h.rcv_nxt).saturating_sub(left);
+        gain >= limit / 4 || (left < 2 * u32::from(h.emss) && gain > 0)
+    }
+
+    /// Idle connections keep no buffers.
+    pub(crate) fn shrink(&mut self) {
+        self.tx.shrink();
+        self.rx.shrink();
+        if !self.has_holes() {
+            self.ooo = None;
+        }
+        if !self.hot.has(flag::RECOVERING) {
+            self.recovery = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::VecBuf;
+    use crate::wheel::Wheel;
+
+    #[test]
+    fn an_idle_connection_costs_at_most_512_bytes_and_its_hot_part_128() {
+        assert_eq!(size_of::<Hot>(), 128);
+        let slot = size_of::<Conn<VecBuf, [u64; 4]>>();
+        // Two table slots of 8 bytes a connection at half load.
+        let all = slot + Wheel::NODE + 2 * 8;
+        println!("conn {slot}, with wheel entry and table share {all}");
+        assert!(slot <= 512, "{all}");
+    }
+}

@@ -1,0 +1,186 @@
+//! From a segment's four-tuple to its connection: open addressing, a tag beside each index, keyed
+//! so that peers cannot aim at one bucket. Sized for all connections at the start: never rehashes.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::siphash::Key;
+
+/// A connection's four-tuple as seen from here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FlowKey {
+    local: [u64; 2],
+    remote: [u64; 2],
+    /// Local port above, remote port below.
+    ports: u32,
+    v6: bool,
+}
+
+fn halves(a: Ipv6Addr) -> [u64; 2] {
+    let b = a.to_bits();
+    [(b >> 64) as u64, b as u64]
+}
+
+impl FlowKey {
+    #[inline]
+    pub(crate) fn v4(local: u32, remote: u32, local_port: u16, remote_port: u16) -> Self {
+        FlowKey {
+            local: [0, u64::from(local)],
+            remote: [0, u64::from(remote)],
+            ports: u32::from(local_port) << 16 | u32::from(remote_port),
+            v6: false,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn v6(local: [u64; 2], remote: [u64; 2], local_port: u16, remote_port: u16) -> Self {
+        FlowKey { local, remote, ports: u32::from(local_port) << 16 | u32::from(remote_port), v6: true }
+    }
+
+    pub(crate) fn new(local: IpAddr, local_port: u16, remote: IpAddr, remote_port: u16) -> Option<Self> {
+        match (local, remote) {
+            (IpAddr::V4(l), IpAddr::V4(r)) => Some(Self::v4(l.to_bits(), r.to_bits(), local_port, remote_port)),
+            (IpAddr::V6(l), IpAddr::V6(r)) => Some(Self::v6(halves(l), halves(r), local_port, remote_port)),
+            _ => None,
+        }
+    }
+
+    fn addr(&self, a: [u64; 2]) -> IpAddr {
+        if self.v6 {
+            Ipv6Addr::from_bits(u128::from(a[0]) << 64 | u128::from(a[1])).into()
+        } else {
+            Ipv4Addr::from_bits(a[1] as u32).into()
+        }
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        SocketAddr::new(self.addr(self.local), self.local_port())
+    }
+    pub(crate) fn remote(&self) -> SocketAddr {
+        SocketAddr::new(self.addr(self.remote), self.ports as u16)
+    }
+    pub(crate) fn local_port(&self) -> u16 {
+        (self.ports >> 16) as u16
+    }
+    pub(crate) fn is_v6(&self) -> bool {
+        self.v6
+    }
+
+    #[inline]
+    pub(crate) fn hash<const C: usize, const D: usize>(&self, key: Key) -> u64 {
+        if self.v6 {
+            let [a, b] = self.local;
+            let [c, d] = self.remote;
+            key.hash::<C, D>(&[a, b, c, d, u64::from(self.ports)])
+        } else {
+            key.hash::<C, D>(&[self.local[1] | self.remote[1] << 32, u64::from(self.ports)])
+        }
+    }
+}
+
+/// Slot: tag (low half of the hash) above, index + 1 below; 0 is empty, so that a fresh table is
+/// untouched zero pages.
+pub(crate) struct FlowTable {
+    slots: Vec<u64>,
+    mask: usize,
+}
+
+impl FlowTable {
+    pub(crate) fn new(max: usize) -> Self {
+        let n = (max.max(8) * 2).next_power_of_two();
+        FlowTable { slots: vec![0; n], mask: n - 1 }
+    }
+
+    #[inline]
+    fn home(&self, tag: u32) -> usize {
+        tag as usize & self.mask
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, hash: u64, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
+        let tag = hash as u32;
+        let mut i = self.home(tag);
+        loop {
+            let s = self.slots[i];
+            if s == 0 {
+                return None;
+            }
+            if (s >> 32) as u32 == tag {
+                let index = s as u32 - 1;
+                if is(index) {
+                    return Some(index);
+                }
+            }
+            i = (i + 1) & self.mask;
+        }
+    }
+
+    /// The caller knows that the key is not here and that at most `max` entries are.
+    pub(crate) fn insert(&mut self, hash: u64, index: u32) {
+        let tag = hash as u32;
+        let mut i = self.home(tag);
+        while self.slots[i] != 0 {
+            i = (i + 1) & self.mask;
+        }
+        self.slots[i] = u64::from(tag) << 32 | u64::from(index + 1);
+    }
+
+    pub(crate) fn remove(&mut self, hash: u64, index: u32) {
+        let want = u64::from(hash as u32) << 32 | u64::from(index + 1);
+        let mut i = self.home(hash as u32);
+        while self.slots[i] != want {
+            if self.slots[i] == 0 {
+                return;
+            }
+            i = (i + 1) & self.mask;
+        }
+        // Backward shift: close the gap with entries that may live there; leaves no tombstones.
+        let mut hole = i;
+        loop {
+            i = (i + 1) & self.mask;
+            let s = self.slots[i];
+            if s == 0 {
+                break;
+            }
+            let home = self.home((s >> 32) as u32);
+            if (i.wrapping_sub(home) & self.mask) >= (i.wrapping_sub(hole) & self.mask) {
+                self.slots[hole] = s;
+                hole = i;
+            }
+        }
+        self.slots[hole] = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_found_until_removed_under_heavy_collision() {
+        let mut t = FlowTable::new(256);
+        // Hashes collide by construction: only 16 different homes.
+        let hash = |i: u32| u64::from(i % 16) | u64::from(i) << 32;
+        let mut alive = std::collections::HashSet::new();
+        let mut x = 1u32;
+        for _ in 0..20_000 {
+            x = x.wrapping_mul(1664525).wrapping_add(1013904223);
+            let i = (x >> 8) % 256;
+            if alive.remove(&i) {
+                t.remove(hash(i), i);
+            } else {
+                alive.insert(i);
+                t.insert(hash(i), i);
+            }
+            let probe = (x >> 20) % 256;
+            assert_eq!(t.find(hash(probe), |k| k == probe).is_some(), alive.contains(&probe));
+        }
+    }
+
+    #[test]
+    fn a_key_keeps_its_addresses() {
+        let k = FlowKey::new("fd00::1".parse().unwrap(), 1, "fd00::2".parse().unwrap(), 2).unwrap();
+        assert_eq!(k.local(), "[fd00::1]:1".parse().unwrap());
+        assert_eq!(k.remote(), "[fd00::2]:2".parse().unwrap());
+        assert!(FlowKey::new("10.0.0.1".parse().unwrap(), 1, "fd00::2".parse().unwrap(), 2).is_none());
+    }
+}

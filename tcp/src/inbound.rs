@@ -1,0 +1,213 @@
+//! From a frame to what it is: Ethernet, VLAN and IP headers checked in place.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::checksum::Sum;
+use crate::flow_table::FlowKey;
+use crate::segment::{be16, be32};
+use crate::stack::RxChecksum;
+use crate::{RecvBuf, Stats};
+
+/// A frame's content; the buffer was advanced to its first byte and truncated to its last.
+pub(crate) enum Inbound {
+    Tcp { key: FlowKey },
+    Arp,
+    Icmpv4 { src: Ipv4Addr, dst: Ipv4Addr },
+    Icmpv6 { src: Ipv6Addr, dst: Ipv6Addr, hop_limit: u8 },
+}
+
+/// What of the link layer the check needs.
+pub(crate) struct Link {
+    pub mac: [u8; 6],
+    pub vlan: Option<u16>,
+}
+
+fn be64(b: &[u8], at: usize) -> u64 {
+    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+}
+
+/// Classifies and strips; `None`: dropped and counted. `src_mac` is left for the answers.
+#[inline]
+pub(crate) fn classify<B: RecvBuf>(
+    link: &Link,
+    b: &mut B,
+    checksum: RxChecksum,
+    src_mac: &mut [u8; 6],
+    stats: &mut Stats,
+) -> Option<Inbound> {
+    let h = b.chunk();
+    if h.len() < 14 {
+        stats.in_errs += 1;
+        return None;
+    }
+    if h[..6] != link.mac && h[0] & 1 == 0 {
+        stats.not_for_us += 1;
+        return None;
+    }
+    src_mac.copy_from_slice(&h[6..12]);
+    let mut ethertype = be16(h, 12);
+    let mut l2 = 14;
+    let mut vlan = 0;
+    if ethertype == 0x8100 {
+        if h.len() < 18 {
+            stats.in_errs += 1;
+            return None;
+        }
+        vlan = be16(h, 14) & 0xfff;
+        ethertype = be16(h, 16);
+        l2 = 18;
+    }
+    // A priority tag (VLAN 0) is as good as none.
+    if vlan != link.vlan.unwrap_or(0) {
+        stats.not_for_us += 1;
+        return None;
+    }
+    let multicast = h[0] & 1 != 0;
+    match ethertype {
+        0x0800 => ipv4(b, l2, checksum, multicast, stats),
+        0x86dd => ipv6(b, l2, checksum, multicast, stats),
+        0x0806 => {
+            b.advance(l2);
+            Some(Inbound::Arp)
+        }
+        _ => {
+            stats.not_for_us += 1;
+            None
+        }
+    }
+}
+
+#[inline]
+fn ipv4<B: RecvBuf>(b: &mut B, l2: usize, checksum: RxChecksum, multicast: bool, stats: &mut Stats) -> Option<Inbound> {
+    let ip = &b.chunk()[l2..];
+    if ip.len() < 20 || ip[0] >> 4 != 4 {
+        stats.in_errs += 1;
+        return None;
+    }
+    let header = usize::from(ip[0] & 15) * 4;
+    let total = usize::from(be16(ip, 2));
+    if header < 20 || total < header || ip.len() < header || b.remaining() - l2 < total {
+        stats.in_errs += 1;
+        return None;
+    }
+    // More fragments, or an offset.
+    if be16(ip, 6) & 0x3fff != 0 {
+        stats.ip_fragments += 1;
+        return None;
+    }
+    if checksum != RxChecksum::Good {
+        let mut s = Sum::new();
+        s.add(&ip[..header]);
+        if checksum == RxChecksum::Bad || s.value() != 0xffff {
+            stats.csum_errors += 1;
+            return None;
+        }
+    }
+    let (src, dst) = (be32(ip, 12), be32(ip, 16));
+    match ip[9] {
+        6 => {
+            let ports = ip.get(header..header + 4)?;
+            let key = FlowKey::v4(dst, src, be16(ports, 2), be16(ports, 0));
+            if multicast {
+                stats.martians += 1;
+                return None;
+            }
+            b.truncate(l2 + total);
+            b.advance(l2 + header);
+            if checksum == RxChecksum::Unknown {
+                let mut s = Sum::new();
+                for w in [src, dst] {
+                    s.add_word((w >> 16) as u16);
+                    s.add_word(w as u16);
+                }
+                tcp_checksum(s, b, stats)?;
+            }
+            Some(Inbound::Tcp { key })
+        }
+        1 => {
+            b.truncate(l2 + total);
+            b.advance(l2 + header);
+            Some(Inbound::Icmpv4 { src: src.into(), dst: dst.into() })
+        }
+        _ => {
+            stats.not_for_us += 1;
+            None
+        }
+    }
+}
+
+#[inline]
+fn ipv6<B: RecvBuf>(b: &mut B, l2: usize, checksum: RxChecksum, multicast: bool, stats: &mut Stats) -> Option<Inbound> {
+    let ip = &b.chunk()[l2..];
+    if ip.len() < 40 || ip[0] >> 4 != 6 {
+        stats.in_errs += 1;
+        return None;
+    }
+    let len = usize::from(be16(ip, 4));
+    if b.remaining() - l2 < 40 + len {
+        stats.in_errs += 1;
+        return None;
+    }
+    if checksum == RxChecksum::Bad {
+        stats.csum_errors += 1;
+        return None;
+    }
+    let src = [be64(ip, 8), be64(ip, 16)];
+    let dst = [be64(ip, 24), be64(ip, 32)];
+    let hop_limit = ip[7];
+    let addr = |a: [u64; 2]| Ipv6Addr::from_bits(u128::from(a[0]) << 64 | u128::from(a[1]));
+    match ip[6] {
+        6 => {
+            let ports = ip.get(40..44)?;
+            let key = FlowKey::v6(dst, src, be16(ports, 2), be16(ports, 0));
+            if multicast {
+                stats.martians += 1;
+                return None;
+            }
+            b.truncate(l2 + 40 + len);
+            b.advance(l2 + 40);
+            if checksum == RxChecksum::Unknown {
+                let mut s = Sum::new();
+                for w in [src[0], src[1], dst[0], dst[1]] {
+                    for shift in [48, 32, 16, 0] {
+                        s.add_word((w >> shift) as u16);
+                    }
+                }
+                tcp_checksum(s, b, stats)?;
+            }
+            Some(Inbound::Tcp { key })
+        }
+        58 => {
+            b.truncate(l2 + 40 + len);
+            b.advance(l2 + 40);
+            Some(Inbound::Icmpv6 { src: addr(src), dst: addr(dst), hop_limit })
+        }
+        44 => {
+            stats.ip_fragments += 1;
+            None
+        }
+        _ => {
+            stats.not_for_us += 1;
+            None
+        }
+    }
+}
+
+fn tcp_checksum<B: RecvBuf>(mut s: Sum, b: &B, stats: &mut Stats) -> Option<()> {
+    s.add_word(6);
+    s.add_word(b.remaining() as u16);
+    b.chunks().for_each(|c| s.add(c));
+    if s.value() != 0xffff {
+        stats.csum_errors += 1;
+        return None;
+    }
+    Some(())
+}
+
+/// An address that a TCP peer can have (RFC 1122 section 3.2.1.3, RFC 4291).
+pub(crate) fn peer_address(a: IpAddr) -> bool {
+    match a {
+        IpAddr::V4(a) => !(a.is_unspecified() || a.is_broadcast() || a.is_multicast() || a.octets()[0] == 0),
+        IpAddr::V6(a) => !(a.is_unspecified() || a.is_multicast()),
+    }
+}

@@ -1,0 +1,434 @@
+//! What a connection sends: repetitions, new segments, probes, SYNs, ACKs, in that order of right.
+
+use crate::conn::{Conn, Phase, flag};
+use crate::segment::{ACK, FIN, PSH, SYN};
+use crate::send_queue::{self, Sent};
+use crate::shared::Shared;
+use crate::stack::{ConnId, State};
+use crate::template::Fields;
+use crate::{FrameMeta, FrameSink, Instant, RecvBuf, SeqNr, TxChecksum};
+
+/// The sink has no room now.
+pub(crate) struct Blocked;
+
+impl Shared {
+    fn finish_meta<B: RecvBuf, R>(&self, index: u32, c: &Conn<B, R>, meta: &mut FrameMeta) {
+        meta.checksum = if self.config.tx_checksum { TxChecksum::Partial } else { TxChecksum::Offload };
+        meta.self_addressed = c.hot.has(flag::SELF);
+        meta.conn = Some(ConnId { index, generation: c.generation });
+    }
+
+    /// Receive window limit that the peer's window scaling allows.
+    #[inline]
+    pub(crate) fn window_limit<B: RecvBuf, R>(&self, c: &Conn<B, R>) -> u32 {
+        self.recv_window.min(0xffff << c.hot.rcv_wscale)
+    }
+
+    /// A frame that acknowledges left: the window it advertised is promised, the ACK paid.
+    #[inline]
+    fn acknowledged<B: RecvBuf, R>(c: &mut Conn<B, R>, edge: SeqNr) {
+        let h = &mut c.hot;
+        h.rcv_adv = h.rcv_adv.max(edge);
+        h.last_ack_sent = h.rcv_nxt;
+        h.unacked_segs = 0;
+        h.ack_at = 0;
+    }
+
+    /// One data (or FIN) segment.
+    #[inline]
+    fn emit<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        s: &Sent,
+        again: bool,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        let (window, edge) = c.window(self.window_limit(c));
+        let h = &c.hot;
+        let mut flags = ACK;
+        if s.flags & send_queue::PUSH != 0 {
+            flags |= PSH;
+        }
+        if s.flags & send_queue::FIN != 0 {
+            flags |= FIN;
+        }
+        let ts = h.has(flag::TIMESTAMPS).then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
+        let fields = Fields { seq: s.seq, ack: h.rcv_nxt, flags, window, ts, options: &[], payload: s.len };
+        let (n, mut meta) = c.template.meta(&fields);
+        self.finish_meta(index, c, &mut meta);
+        meta.retransmission = again;
+        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
+            return Err(Blocked);
+        }
+        let user = c.hot.user;
+        c.tx.gather(s, |r, offset, len| tx.append(user, r, offset, len));
+        tx.end();
+        Self::acknowledged(c, edge);
+        if !c.has_holes() {
+            c.hot.flags &= !flag::NEED_ACK;
+        }
+        self.stats.frames_out += 1;
+        self.stats.out_segs += 1;
+        self.stats.out_bytes += u64::from(s.len);
+        Ok(())
+    }
+
+    /// A segment without payload: pure ACK or probe.
+    fn emit_bare<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seq: SeqNr,
+        skip_blocks: usize,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        let (window, edge) = c.window(self.window_limit(c));
+        let h = &c.hot;
+        let ts = h.has(flag::TIMESTAMPS).then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
+        let mut options = [1u8; 36];
+        let mut n = 0;
+        if h.has(flag::SACK)
+            && let Some(o) = c.ooo.as_ref().filter(|o| !o.is_empty())
+        {
+            // RFC 2018 section 3: three blocks fit beside timestamps, four without.
+            let mut blocks = [(SeqNr(0), SeqNr(0)); 4];
+            let k = o.blocks(skip_blocks, h.rcv_nxt, &mut blocks[..if ts.is_some() { 3 } else { 4 }]);
+            if k > 0 {
+                options[2] = 5;
+                options[3] = (2 + 8 * k) as u8;
+                for (b, (lo, hi)) in options[4..].chunks_exact_mut(8).zip(&blocks[..k]) {
+                    b[..4].copy_from_slice(&lo.0.to_be_bytes());
+                    b[4..].copy_from_slice(&hi.0.to_be_bytes());
+                }
+                n = 4 + 8 * k;
+            }
+        }
+        let fields = Fields { seq, ack: h.rcv_nxt, flags: ACK, window, ts, options: &options[..n], payload: 0 };
+        let (n, mut meta) = c.template.meta(&fields);
+        self.finish_meta(index, c, &mut meta);
+        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
+            return Err(Blocked);
+        }
+        tx.end();
+        Self::acknowledged(c, edge);
+        self.stats.frames_out += 1;
+        self.stats.out_segs += 1;
+        Ok(())
+    }
+
+    fn emit_syn<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        let answer = c.hot.state == State::SynReceived;
+        // A SYN-ACK repeats only what the SYN offered; a SYN offers what we were told to.
+        let (ts, sack, scale) = if answer {
+            (c.hot.has(flag::TIMESTAMPS), c.hot.has(flag::SACK), c.hot.rcv_wscale > 0 || c.hot.snd_wscale > 0)
+        } else {
+            (self.config.timestamps, self.config.sack, true)
+        };
+        let scale = scale.then_some(if answer { c.hot.rcv_wscale } else { self.recv_wscale });
+        let overhead = if c.key.is_v6() { 60 } else { 40 };
+        let mut o = [1u8; 20];
+        o[..2].copy_from_slice(&[2, 4]);
+        o[2..4].copy_from_slice(&(self.config.mtu - overhead).to_be_bytes());
+        let mut n = 4;
+        if sack {
+            o[n..n + 4].copy_from_slice(&[1, 1, 4, 2]);
+            n += 4;
+        }
+        if ts {
+            if sack {
+                n -= 4;
+                o[n..n + 2].copy_from_slice(&[4, 2]);
+                n += 2;
+            } else {
+                o[n..n + 2].copy_from_slice(&[1, 1]);
+                n += 2;
+            }
+            o[n..n + 2].copy_from_slice(&[8, 10]);
+            o[n + 2..n + 6].copy_from_slice(&Self::ts_now(now, c.ts_offset).to_be_bytes());
+            o[n + 6..n + 10].copy_from_slice(&(if answer { c.hot.ts_recent } else { 0 }).to_be_bytes());
+            n += 10;
+        }
+        if let Some(s) = scale {
+            o[n..n + 4].copy_from_slice(&[1, 3, 3, s]);
+            n += 4;
+        }
+        let window = self.recv_window.min(0xffff) as u16;
+        let fields = Fields {
+            seq: c.iss,
+            ack: if answer { c.hot.rcv_nxt } else { SeqNr(0) },
+            flags: if answer { SYN | ACK } else { SYN },
+            window,
+            ts: None,
+            options: &o[..n],
+            payload: 0,
+        };
+        let (n, mut meta) = c.template.meta(&fields);
+        self.finish_meta(index, c, &mut meta);
+        meta.retransmission = c.hot.backoff > 0;
+        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
+            return Err(Blocked);
+        }
+        tx.end();
+        // The handshake's round trip is measured from here.
+        c.hot.last_rx = now.0;
+        if answer {
+            Self::acknowledged(c, c.hot.rcv_nxt + u32::from(window));
+        }
+        self.stats.syn_retrans += u64::from(c.hot.backoff > 0);
+        self.stats.frames_out += 1;
+        self.stats.out_segs += 1;
+        Ok(())
+    }
+
+    /// Sends all that the connection owes and may send.
+    pub(crate) fn output<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        const OWED: u32 = flag::NEED_ACK | flag::NEED_SYN | flag::NEED_PROBE | flag::NEED_KEEPALIVE;
+        if c.hot.state == State::Closed {
+            return Ok(());
+        }
+        let fin = c.hot.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
+        let lost = c.hot.has(flag::RECOVERING) && c.recovery.as_ref().is_some_and(|r| r.lost > 0);
+        let data = c.hot.can_send_data() && (c.hot.unsent > 0 || fin || lost);
+        if !data && !c.hot.has(OWED) && !c.window_update_due(self.window_limit(c)) {
+            return Ok(());
+        }
+        if !self.resolved(index, c, now) {
+            if c.hot.rto_at == 0 && (data || c.hot.has(OWED)) {
+                self.restart_rto(index, &mut c.hot, now);
+            }
+            return Ok(());
+        }
+        if c.hot.has(flag::NEED_SYN) {
+            self.emit_syn(index, c, now, tx)?;
+            c.hot.flags &= !(flag::NEED_SYN | flag::NEED_ACK);
+        }
+        if matches!(c.hot.state, State::SynSent | State::SynReceived) {
+            return Ok(());
+        }
+        if data {
+            self.send_data(index, c, now, tx)?;
+        }
+        if c.hot.has(flag::NEED_PROBE | flag::NEED_KEEPALIVE) {
+            // A segment left of the window makes the peer answer with its ACK and window
+            // (RFC 9293 section 3.8.4); no byte of a record is risked for it.
+            self.emit_bare(index, c, c.hot.snd_una - 1, 0, now, tx)?;
+            self.stats.zero_window_probes += u64::from(c.hot.has(flag::NEED_PROBE));
+            self.stats.keepalive_probes += u64::from(c.hot.has(flag::NEED_KEEPALIVE));
+            c.hot.flags &= !(flag::NEED_PROBE | flag::NEED_KEEPALIVE);
+        }
+        if c.hot.has(flag::NEED_ACK) || c.window_update_due(self.window_limit(c)) {
+            self.send_acks(index, c, now, tx)?;
+        }
+        Ok(())
+    }
+
+    /// `flush`: data only; the ACK it carries is one less to send.
+    pub(crate) fn output_data<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        if !c.hot.can_send_data() {
+            return Ok(());
+        }
+        if c.neighbour_generation != self.neighbours.generation {
+            // `poll` resolves.
+            self.owe(index, &mut c.hot, 0);
+            return Ok(());
+        }
+        self.send_data(index, c, now, tx)
+    }
+
+    #[inline]
+    fn send_data<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        if c.hot.has(flag::RECOVERING) && c.recovery.as_ref().is_some_and(|r| r.lost > 0) {
+            self.repeat_lost(index, c, now, tx)?;
+        }
+        self.send_new(index, c, now, tx)
+    }
+
+    fn send_acks<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        // SND.NXT, unless the peer's window has shrunk below it: that would be unacceptable.
+        let h = &c.hot;
+        let seq = h.snd_nxt.min(h.snd_una + h.snd_wnd.max(h.flight().min(1)));
+        self.emit_bare(index, c, seq, 0, now, tx)?;
+        self.stats.pure_acks_out += 1;
+        c.hot.flags &= !flag::NEED_ACK;
+        // A batch can open more holes than one ACK can tell of; untold ones would look lost.
+        let told = if c.hot.has(flag::TIMESTAMPS) { 3 } else { 4 };
+        let more = c.ooo.as_ref().map_or(0, |o| o.unreported());
+        if c.hot.has(flag::SACK) {
+            for skip in (told..more).step_by(told) {
+                self.emit_bare(index, c, seq, skip, now, tx)?;
+                self.stats.pure_acks_out += 1;
+            }
+        } else {
+            // Without SACK the peer counts duplicates (RFC 5681 section 3.2).
+            for _ in 1..more.min(3) {
+                self.emit_bare(index, c, seq, 0, now, tx)?;
+                self.stats.pure_acks_out += 1;
+            }
+        }
+        if let Some(o) = &mut c.ooo {
+            o.reported();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn repeat_lost<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        let Some(mut r) = c.recovery.take() else { return Ok(()) };
+        let mut result = Ok(());
+        while let Some(i) = r.next_lost(&c.tx) {
+            let s = c.tx.sent[i];
+            if c.hot.pipe > 0 && c.hot.pipe + s.len > c.hot.cwnd {
+                break;
+            }
+            if self.emit(index, c, &s, true, now, tx).is_err() {
+                result = Err(Blocked);
+                break;
+            }
+            r.repeat(&mut c.hot, &mut c.tx, i, now.0);
+            c.retransmits += 1;
+            self.stats.retrans_segs += 1;
+            if c.hot.rto_at == 0 {
+                self.restart_rto(index, &mut c.hot, now);
+            }
+        }
+        c.recovery = Some(r);
+        result
+    }
+
+    #[inline]
+    fn send_new<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        let emss = u32::from(c.hot.emss);
+        let mut sent = 0;
+        let mut result = Ok(());
+        while c.hot.unsent > 0 {
+            let h = &mut c.hot;
+            let window = h.snd_wnd.saturating_sub(h.flight());
+            let usable = window.min(h.cwnd.saturating_sub(h.pipe));
+            let Some(mut plan) = c.tx.plan(emss, usable) else { break };
+            if plan.len > window {
+                if h.flight() > 0 {
+                    break; // its ACK brings the window
+                }
+                // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part leaves when it
+                // is half of the largest window seen, or when waiting did not help.
+                if window > 0 && (window >= h.max_snd_wnd / 2 || h.has(flag::CUT)) {
+                    plan = c.tx.cut(window.min(plan.len - 1).min(h.cwnd.max(1)));
+                } else {
+                    self.persist(index, c, now);
+                    break;
+                }
+            } else if plan.len > usable && h.pipe > 0 {
+                break;
+            }
+            let h = &mut c.hot;
+            let fin = h.unsent == plan.len && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
+            let segment = c.tx.make(&plan, h.snd_nxt, fin, now.0);
+            if let Err(e) = self.emit_new(index, c, &segment, now, tx) {
+                result = Err(e);
+                break;
+            }
+            c.tx.made(&plan);
+            let h = &mut c.hot;
+            h.pipe += plan.len;
+            h.unsent -= plan.len;
+            h.flags &= !flag::CUT;
+            sent += plan.len;
+        }
+        let h = &c.hot;
+        if result.is_ok() && h.unsent == 0 && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED {
+            let segment = c.tx.make_fin(h.snd_nxt, now.0);
+            result = self.emit_new(index, c, &segment, now, tx);
+        }
+        c.cwnd_used = c.cwnd_used.max(c.hot.pipe);
+        if sent > 0
+            && c.hot.phase == Phase::Recovery
+            && let Some(r) = &mut c.recovery
+        {
+            r.sent(sent);
+        }
+        result
+    }
+
+    /// Sends a new segment and notes it; nothing changes when the sink is full.
+    #[inline]
+    fn emit_new<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        s: &Sent,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        self.emit(index, c, s, false, now, tx)?;
+        c.tx.sent.push_back(*s);
+        let h = &mut c.hot;
+        h.snd_nxt = s.end();
+        if s.flags & send_queue::FIN != 0 {
+            h.flags |= flag::FIN_SENT;
+        }
+        if h.has(flag::PERSIST) {
+            h.backoff = 0;
+            h.rto_at = 0;
+        }
+        if h.rto_at == 0 {
+            self.restart_rto(index, h, now);
+        }
+        Ok(())
+    }
+
+    /// Nothing is in flight and the window holds the next record back: probe it in time
+    /// (RFC 9293 section 3.8.6.1).
+    fn persist<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+        let h = &mut c.hot;
+        if h.has(flag::PERSIST) && h.rto_at != 0 {
+            return;
+        }
+        self.restart_rto(index, h, now);
+        h.flags |= flag::PERSIST;
+    }
+}

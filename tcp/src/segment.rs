@@ -1,0 +1,181 @@
+//! The TCP header of a received segment (RFC 9293 section 3.1) and its options, read in place.
+
+use crate::SeqNr;
+
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
+pub(crate) const PSH: u8 = 0x08;
+pub(crate) const ACK: u8 = 0x10;
+
+/// `NOP NOP TIMESTAMP 10`: how everybody lays out the one option of a data segment.
+pub(crate) const TS_ALIGNED: u32 = 0x0101_080a;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub seq: SeqNr,
+    pub ack: SeqNr,
+    pub flags: u8,
+    pub window: u16,
+    pub header_len: u8,
+    pub has_ts: bool,
+    pub sack_permitted: bool,
+    pub sacks: u8,
+    pub ts_val: u32,
+    pub ts_ecr: u32,
+    pub mss: Option<u16>,
+    pub wscale: Option<u8>,
+    pub sack: [(SeqNr, SeqNr); 4],
+}
+
+#[inline]
+pub(crate) fn be16(b: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([b[at], b[at + 1]])
+}
+
+#[inline]
+pub(crate) fn be32(b: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+impl Segment {
+    /// Reads the header that `tcp` starts with; `false` when it does not fit or is malformed.
+    /// In place: moving a value just written piecemeal would stall. `sack` is left as it is
+    /// beyond `sacks`.
+    #[inline]
+    pub(crate) fn parse(&mut self, tcp: &[u8]) -> bool {
+        let Some(fixed) = tcp.get(..20) else { return false };
+        let header_len = usize::from(fixed[12] >> 4) * 4;
+        if header_len < 20 {
+            return false;
+        }
+        let Some(options) = tcp.get(20..header_len) else { return false };
+        self.seq = SeqNr(be32(fixed, 4));
+        self.ack = SeqNr(be32(fixed, 8));
+        self.flags = fixed[13];
+        self.window = be16(fixed, 14);
+        self.header_len = header_len as u8;
+        self.sacks = 0;
+        if options.len() == 12 && be32(options, 0) == TS_ALIGNED {
+            self.has_ts = true;
+            self.sack_permitted = false;
+            self.mss = None;
+            self.wscale = None;
+            self.ts_val = be32(options, 4);
+            self.ts_ecr = be32(options, 8);
+        } else {
+            self.has_ts = false;
+            self.sack_permitted = false;
+            self.mss = None;
+            self.wscale = None;
+            self.parse_options(options);
+        }
+        true
+    }
+
+    /// Unknown options are skipped, malformed ones end the walk (RFC 9293 section 3.1, MUST-7).
+    #[cold]
+    fn parse_options(&mut self, mut o: &[u8]) {
+        while let Some((&kind, rest)) = o.split_first() {
+            match kind {
+                0 => return,
+                1 => {
+                    o = rest;
+                    continue;
+                }
+                _ => {}
+            }
+            let Some(&len) = rest.first() else { return };
+            let len = usize::from(len);
+            if len < 2 || len > o.len() {
+                return;
+            }
+            let body = &o[2..len];
+            match (kind, body.len()) {
+                (2, 2) if self.flags & SYN != 0 => self.mss = Some(be16(body, 0)),
+                // RFC 7323 section 2.3: more than 14 counts as 14.
+                (3, 1) if self.flags & SYN != 0 => self.wscale = Some(body[0].min(14)),
+                (4, 0) if self.flags & SYN != 0 => self.sack_permitted = true,
+                (5, n) if n % 8 == 0 && n <= 32 => {
+                    self.sacks = (n / 8) as u8;
+                    for (i, b) in body.chunks_exact(8).enumerate() {
+                        self.sack[i] = (SeqNr(be32(b, 0)), SeqNr(be32(b, 4)));
+                    }
+                }
+                (8, 8) => {
+                    self.has_ts = true;
+                    self.ts_val = be32(body, 0);
+                    self.ts_ecr = be32(body, 4);
+                }
+                _ => {}
+            }
+            o = &o[len..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(b: &[u8]) -> Option<Segment> {
+        let mut s = Segment::default();
+        s.parse(b).then_some(s)
+    }
+
+    fn header(flags: u8, options: &[u8]) -> Vec<u8> {
+        let mut h = vec![0u8; 20];
+        h[4..8].copy_from_slice(&7u32.to_be_bytes());
+        h[8..12].copy_from_slice(&9u32.to_be_bytes());
+        h[12] = (((20 + options.len()) / 4) as u8) << 4;
+        h[13] = flags;
+        h[14..16].copy_from_slice(&500u16.to_be_bytes());
+        h.extend_from_slice(options);
+        h
+    }
+
+    #[test]
+    fn options_of_a_syn_are_read() {
+        let s = parse(&header(SYN, &[2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 15])).unwrap();
+        assert_eq!((s.seq, s.ack, s.window), (SeqNr(7), SeqNr(9), 500));
+        assert_eq!(s.mss, Some(1460));
+        assert_eq!(s.wscale, Some(14), "RFC 7323 section 2.3");
+        assert!(s.sack_permitted && s.has_ts);
+        assert_eq!((s.ts_val, s.ts_ecr), (1, 2));
+    }
+
+    #[test]
+    fn sack_blocks_are_read() {
+        let mut o = vec![1, 1, 5, 18];
+        for w in [10u32, 20, 30, 40] {
+            o.extend_from_slice(&w.to_be_bytes());
+        }
+        let s = parse(&header(ACK, &o)).unwrap();
+        assert_eq!(s.sacks, 2);
+        assert_eq!(s.sack[1], (SeqNr(30), SeqNr(40)));
+    }
+
+    #[test]
+    fn garbage_options_neither_panic_nor_loop() {
+        assert!(parse(&header(SYN, &[2, 0, 0, 0])).unwrap().mss.is_none());
+        assert!(parse(&header(SYN, &[8, 255, 0, 0])).is_some());
+        assert!(parse(&header(SYN, &[1, 1, 1, 2])).is_some());
+        assert!(parse(&header(ACK, &[5, 7, 0, 0, 0, 0, 0, 0])).unwrap().sacks == 0);
+        let mut x = 3u64;
+        for _ in 0..20_000 {
+            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let n = (x >> 33) as usize % 61;
+            let mut b: Vec<u8> = (0..n).map(|i| (x.rotate_left(i as u32) >> 7) as u8).collect();
+            let _ = parse(&b);
+            if n > 20 {
+                b[12] = 0xf0;
+                let _ = parse(&b);
+            }
+        }
+        let mut short = header(ACK, &[]);
+        short[12] = 0x40;
+        assert!(parse(&short).is_none(), "data offset below 5");
+        short[12] = 0x60;
+        assert!(parse(&short).is_none(), "data offset beyond the segment");
+    }
+}

@@ -1,0 +1,207 @@
+//! Everything of a stack beside its connections, so that a connection and this can be borrowed at
+//! the same time.
+
+use core::net::IpAddr;
+use std::collections::{HashMap, VecDeque};
+
+use crate::conn::{Conn, Hot, flag};
+use crate::control::Control;
+use crate::flow_table::{FlowKey, FlowTable};
+use crate::neighbour::{Lookup, Neighbours};
+use crate::rate::Bucket;
+use crate::rtt::RtoLimits;
+use crate::siphash::Key;
+use crate::stack::{ConnId, ListenerId, State};
+use crate::wheel::Wheel;
+use crate::{Events, Instant, RecvBuf, SeqNr, StackConfig, Stats};
+
+pub(crate) struct Listener {
+    pub local: Option<IpAddr>,
+    pub port: u16,
+    pub backlog: usize,
+    /// Half-open, and established ones whose ACCEPTED was not fetched.
+    pub pending: usize,
+    pub user: u64,
+}
+
+pub(crate) struct Shared {
+    pub config: StackConfig,
+    pub rto: RtoLimits,
+    pub delayed_ack: u64,
+    pub recv_window: u32,
+    pub recv_wscale: u8,
+    pub isn_key: Key,
+    pub hash_key: Key,
+    pub table: FlowTable,
+    pub wheel: Wheel,
+    /// Connections that owe something on the wire.
+    pub work: VecDeque<u32>,
+    /// Connections with events, at most once each.
+    pub dirty: VecDeque<u32>,
+    pub listeners: HashMap<u32, Listener>,
+    pub ports: HashMap<(u16, Option<IpAddr>), u32>,
+    pub next_listener: u32,
+    pub neighbours: Neighbours,
+    pub control: Control,
+    /// In order of entry; the oldest give way when the stack is full.
+    pub time_wait: VecDeque<ConnId>,
+    /// Connections with something unacknowledged or unsent.
+    pub active: usize,
+    pub resets: Bucket,
+    pub challenges: Bucket,
+    pub port_draws: u32,
+    pub stats: Stats,
+}
+
+impl Shared {
+    #[inline]
+    pub(crate) fn event(&mut self, index: u32, h: &mut Hot, e: Events) {
+        if h.has(flag::RELEASED) {
+            return;
+        }
+        if h.events == 0 {
+            self.dirty.push_back(index);
+        }
+        h.events |= e.0;
+    }
+
+    #[inline]
+    pub(crate) fn owe(&mut self, index: u32, h: &mut Hot, what: u32) {
+        h.flags |= what;
+        if !h.has(flag::IN_WORK) {
+            h.flags |= flag::IN_WORK;
+            self.work.push_back(index);
+        }
+    }
+
+    /// Makes sure the wheel brings the connection back by `at`.
+    #[inline]
+    pub(crate) fn arm(&mut self, index: u32, h: &mut Hot, at: u64) {
+        if at < h.wheel_at {
+            h.wheel_at = at;
+            self.wheel.schedule(index, Instant(at));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn update_active<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) {
+        let busy = c.busy();
+        if busy != c.hot.has(flag::ACTIVE) {
+            c.hot.flags ^= flag::ACTIVE;
+            if busy {
+                self.active += 1;
+            } else {
+                self.active -= 1;
+            }
+        }
+    }
+
+    /// (Re)starts the retransmission timer (RFC 6298 section 5).
+    #[inline]
+    pub(crate) fn restart_rto(&mut self, index: u32, h: &mut Hot, now: Instant) {
+        h.flags &= !flag::PERSIST;
+        h.rto_at = now.0 + h.rtt.rto(&self.rto, h.backoff);
+        self.arm(index, h, h.rto_at);
+    }
+
+    pub(crate) fn own(&self, a: IpAddr) -> bool {
+        self.config.addrs.iter().any(|c| c.addr == a)
+    }
+
+    /// Where frames to `remote` go: itself when on-link, else the gateway.
+    pub(crate) fn next_hop(&self, remote: IpAddr) -> Option<IpAddr> {
+        let link_local = matches!(remote, IpAddr::V6(a) if a.is_unicast_link_local());
+        if link_local || self.config.addrs.iter().any(|c| c.contains(remote)) {
+            return Some(remote);
+        }
+        match remote {
+            IpAddr::V4(_) => self.config.gateway_v4.map(IpAddr::V4),
+            IpAddr::V6(_) => self.config.gateway_v6.map(IpAddr::V6),
+        }
+    }
+
+    /// The connection's template has a destination that is believed now. `false`: it waits for
+    /// the neighbour and comes back when there is an answer.
+    #[inline]
+    pub(crate) fn resolved<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> bool {
+        c.neighbour_generation == self.neighbours.generation || self.resolve(index, c, now)
+    }
+
+    #[cold]
+    fn resolve<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> bool {
+        if c.hot.has(flag::SELF) {
+            c.template.set_destination(self.config.mac);
+        } else {
+            let Some(hop) = self.next_hop(c.key.remote().ip()) else { return false };
+            match self.neighbours.lookup(hop, index, now) {
+                Lookup::Found(mac) => c.template.set_destination(mac),
+                Lookup::Wait => return false,
+                Lookup::Full => {
+                    self.stats.neighbour_overflows += 1;
+                    // Nobody will call: the retransmission timer tries again.
+                    return false;
+                }
+            }
+        }
+        c.neighbour_generation = self.neighbours.generation;
+        true
+    }
+
+    /// RFC 6528: ISN = M + F(four-tuple, secret), M a 4 us clock.
+    pub(crate) fn isn(&self, key: &FlowKey, now: Instant) -> SeqNr {
+        SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
+    }
+
+    /// RFC 7323 section 5.4: a clock of about 1 ms per tick, offset per connection.
+    #[inline]
+    pub(crate) fn ts_now(now: Instant, offset: u32) -> u32 {
+        ((now.0 >> 20) as u32).wrapping_add(offset)
+    }
+
+    pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: Option<ListenerId>) {
+        if h.has(flag::BACKLOG) {
+            h.flags &= !flag::BACKLOG;
+            if let Some(l) = listener.and_then(|l| self.listeners.get_mut(&l.0)) {
+                l.pending = l.pending.saturating_sub(1);
+            }
+        }
+    }
+
+    /// The connection is over: out of the flow table, no timers; what it held for the wire goes.
+    pub(crate) fn closed<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>) {
+        if c.hot.state == State::Closed {
+            return;
+        }
+        if matches!(c.hot.state, State::Established | State::CloseWait) {
+            self.stats.curr_estab = self.stats.curr_estab.saturating_sub(1);
+        }
+        c.hot.state = State::Closed;
+        let owed = flag::NEED_ACK | flag::NEED_SYN | flag::NEED_PROBE | flag::NEED_KEEPALIVE;
+        c.hot.flags &= !(owed | flag::RECOVERING);
+        c.hot.rto_at = 0;
+        c.hot.ack_at = 0;
+        c.hot.pipe = 0;
+        c.hot.unsent = 0;
+        c.ooo = None;
+        c.recovery = None;
+        self.leave_backlog(&mut c.hot, c.listener);
+        self.update_active(c);
+        if c.hot.has(flag::HASHED) {
+            c.hot.flags &= !flag::HASHED;
+            self.table.remove(c.hash, index);
+        }
+    }
+
+    /// Enters TIME-WAIT (RFC 9293 section 3.6).
+    pub(crate) fn enter_time_wait<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+        c.hot.state = State::TimeWait;
+        c.hot.backoff = 0;
+        c.hot.flags &= !flag::PERSIST;
+        c.hot.rto_at = now.0 + crate::time::nanos(self.config.time_wait);
+        let at = c.hot.rto_at;
+        self.arm(index, &mut c.hot, at);
+        self.event(index, &mut c.hot, Events::CLOSED);
+        self.update_active(c);
+        self.time_wait.push_back(ConnId { index, generation: c.generation });
+    }
+}

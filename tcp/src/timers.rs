@@ -1,0 +1,161 @@
+//! What happens when a connection's deadlines pass. The wheel brings the connection here; it
+//! looks at its own deadlines and goes back to the wheel for the earliest.
+
+use crate::conn::{Conn, Phase, flag};
+use crate::recovery::Recovery;
+use crate::segment;
+use crate::shared::Shared;
+use crate::stack::State;
+use crate::template::Fields;
+use crate::time::nanos;
+use crate::{Events, Instant, RecvBuf};
+
+impl Shared {
+    /// Returns `true` when the connection ended and nobody owns it.
+    pub(crate) fn on_timer<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> bool {
+        c.hot.wheel_at = u64::MAX;
+        if c.hot.ack_at != 0 && now.0 >= c.hot.ack_at {
+            c.hot.ack_at = 0;
+            self.stats.delayed_acks += 1;
+            self.owe(index, &mut c.hot, flag::NEED_ACK);
+        }
+        if c.hot.rto_at != 0 && now.0 >= c.hot.rto_at {
+            c.hot.rto_at = 0;
+            self.on_rto(index, c, now);
+        }
+        let mut next = self.keepalive(index, c, now);
+        for at in [c.hot.ack_at, c.hot.rto_at] {
+            if at != 0 {
+                next = next.min(at);
+            }
+        }
+        if next != u64::MAX {
+            self.arm(index, &mut c.hot, next);
+        }
+        if c.hot.rto_at == 0 {
+            c.shrink();
+        }
+        c.hot.state == State::Closed && c.hot.has(flag::RELEASED)
+    }
+
+    fn on_rto<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+        match c.hot.state {
+            State::Closed => {}
+            State::TimeWait => self.closed(index, c),
+            State::FinWait2 => {
+                // Only an orphan is timed here: its peer never closed.
+                self.closed(index, c);
+            }
+            State::SynSent | State::SynReceived => {
+                if c.hot.backoff >= self.config.syn_retries {
+                    self.stats.attempt_fails += 1;
+                    self.fail(index, c, Events::TIMED_OUT);
+                    return;
+                }
+                c.hot.backoff += 1;
+                self.owe(index, &mut c.hot, flag::NEED_SYN);
+                self.restart_rto(index, &mut c.hot, now);
+            }
+            _ if c.hot.has(flag::PERSIST) => {
+                if self.given_up(c, now) {
+                    self.give_up(index, c, now);
+                    return;
+                }
+                c.hot.backoff = c.hot.backoff.saturating_add(1);
+                let what = if c.hot.snd_wnd > 0 { flag::CUT } else { flag::NEED_PROBE };
+                self.owe(index, &mut c.hot, what);
+                self.restart_rto(index, &mut c.hot, now);
+                c.hot.flags |= flag::PERSIST;
+            }
+            _ => self.retransmission_timeout(index, c, now),
+        }
+    }
+
+    /// RFC 6298 (5.4) to (5.6), RFC 5681 section 3.1.
+    fn retransmission_timeout<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+        if c.tx.sent.is_empty() {
+            // What was to leave found no neighbour; try again.
+            self.owe(index, &mut c.hot, 0);
+            return;
+        }
+        if self.given_up(c, now) {
+            self.give_up(index, c, now);
+            return;
+        }
+        self.stats.timeouts += 1;
+        c.timeouts += 1;
+        let h = &mut c.hot;
+        let mss = u32::from(h.emss);
+        if h.phase != Phase::Loss {
+            h.ssthresh = c.cc.on_loss(h.cwnd, h.flight(), mss);
+        }
+        h.cwnd = mss;
+        h.backoff = h.backoff.saturating_add(1);
+        h.dup_acks = 0;
+        c.recovery.get_or_insert_with(|| Box::new(Recovery::new(h.snd_una))).timeout(h, &mut c.tx);
+        self.owe(index, h, 0);
+        self.restart_rto(index, h, now);
+    }
+
+    /// The user timeout passed without progress (RFC 9293 section 3.8.3).
+    fn given_up<B: RecvBuf, R>(&self, c: &mut Conn<B, R>, now: Instant) -> bool {
+        if c.stalled_since == 0 {
+            c.stalled_since = c.tx.sent.front().map_or(now.0, |s| s.at).max(1);
+        }
+        now.0.saturating_sub(c.stalled_since) >= nanos(self.config.user_timeout)
+    }
+
+    fn give_up<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+        self.stats.abort_on_timeout += 1;
+        self.send_reset(c, now);
+        self.fail(index, c, Events::TIMED_OUT);
+    }
+
+    /// The connection ends badly.
+    pub(crate) fn fail<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, why: Events) {
+        self.closed(index, c);
+        self.event(index, &mut c.hot, why | Events::CLOSED);
+    }
+
+    /// A reset from a synchronised connection; lost when the neighbour is not known now.
+    pub(crate) fn send_reset<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, _now: Instant) {
+        if c.neighbour_generation == 0 || matches!(c.hot.state, State::SynSent | State::Closed | State::TimeWait) {
+            return;
+        }
+        let f = Fields {
+            seq: c.hot.snd_nxt.min(c.hot.snd_una + c.hot.snd_wnd.max(1)),
+            ack: c.hot.rcv_nxt,
+            flags: segment::RST | segment::ACK,
+            window: 0,
+            ts: None,
+            options: &[],
+            payload: 0,
+        };
+        self.stats.out_rsts += 1;
+        self.control.tcp(&c.template, &f, &mut self.stats);
+    }
+
+    /// Returns the keepalive deadline, u64::MAX without one.
+    fn keepalive<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> u64 {
+        let Some(k) = self.config.keepalive else { return u64::MAX };
+        let open = matches!(
+            c.hot.state,
+            State::Established | State::CloseWait | State::FinWait2
+        );
+        if !open {
+            return u64::MAX;
+        }
+        let (idle, interval) = (nanos(k.idle), nanos(k.interval));
+        let due = |c: &Conn<B, R>| c.hot.last_rx.saturating_add(idle) + u64::from(c.hot.probes) * interval;
+        // Data in flight has its own timer.
+        if now.0 >= due(c) && c.hot.snd_una == c.hot.snd_nxt {
+            if c.hot.probes >= k.probes {
+                self.give_up(index, c, now);
+                return u64::MAX;
+            }
+            c.hot.probes += 1;
+            self.owe(index, &mut c.hot, flag::NEED_KEEPALIVE);
+        }
+        due(c).max(now.0 + 1)
+    }
+}

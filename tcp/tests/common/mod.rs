@@ -1,0 +1,179 @@
+//! A bulk transfer both ways between the two hosts of a simulated network.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use siw_tcp::sim::{Impairment, Pattern, Rng, SentSegment, SimNet, host_config};
+use siw_tcp::{ConnId, Events, StackConfig, State};
+
+pub const PORT: u16 = 7000;
+
+pub type Net = SimNet<Pattern>;
+
+/// One direction's progress.
+#[derive(Default, Clone)]
+pub struct Side {
+    pub id: Option<ConnId>,
+    pub salt: u64,
+    pub goal: u64,
+    pub pushed: u64,
+    pub acked: u64,
+    pub received: u64,
+    pub peer_salt: u64,
+    pub peer_goal: u64,
+    pub closing: bool,
+    pub peer_fin: bool,
+    pub ended: Events,
+    /// Records are this long at most; 0: whatever the segment takes.
+    pub record: u32,
+    /// Reads only so many bytes at each look.
+    pub read_step: usize,
+}
+
+impl Side {
+    /// Fetches events, reads and checks, sends what there is room for.
+    pub fn work(&mut self, net: &mut Net, host: usize, rng: &mut Rng) {
+        let Some(id) = self.id else { return };
+        let mut acked = 0;
+        let mut next = self.acked;
+        net.hosts[host].take_acked(id, |r| {
+            assert!(r.start >= next, "records are acknowledged in order");
+            next = r.start + 1;
+            acked += 1;
+        });
+        if acked > 0 {
+            self.acked = next;
+        }
+        if let Some(rx) = net.hosts[host].rx_queue(id) {
+            let n = rx.len_bytes().min(if self.read_step > 0 { self.read_step } else { usize::MAX });
+            let mut at = self.received;
+            rx.for_each(0, n, |c| {
+                for &b in c {
+                    assert_eq!(b, Pattern::byte(self.peer_salt, at), "byte {at} at host {host}");
+                    at += 1;
+                }
+            });
+            assert_eq!(rx.consume(n), n);
+            self.received = at;
+        }
+        assert!(self.received <= self.peer_goal);
+        let stack = &mut net.hosts[host];
+        while self.pushed < self.goal {
+            let room = stack.send_room(id) as u64;
+            let emss = stack.emss(id) as u64;
+            let max = if self.record > 0 { u64::from(self.record) } else { emss };
+            let len = (1 + rng.below(max)).min(self.goal - self.pushed);
+            let len = if rng.chance(0.7) { max.min(self.goal - self.pushed) } else { len };
+            // With nothing queued one record of any length may wait for the window.
+            if room < len && (room == 0 || stack.conn(id).is_none_or(|c| c.unsent > 0)) {
+                break;
+            }
+            let record = Pattern { salt: self.salt, start: self.pushed };
+            let last = self.pushed + len == self.goal;
+            if stack.push_record(id, len as u32, record, last || rng.chance(0.2)).is_err() {
+                break;
+            }
+            self.pushed += len;
+        }
+        if self.pushed == self.goal && !self.closing && stack.conn(id).is_some_and(|c| c.state != State::SynSent) {
+            self.closing = true;
+            let now = net.now;
+            net.hosts[host].close(now, id);
+        }
+        net.flush(host, id);
+    }
+}
+
+pub struct Transfer {
+    pub net: Net,
+    pub sides: [Side; 2],
+    pub rng: Rng,
+}
+
+impl Transfer {
+    pub fn new(seed: u64, configs: [StackConfig; 2], links: [Impairment; 2], goals: [u64; 2]) -> Self {
+        let mut net = Net::new(seed, configs, links);
+        net.log = Some(vec![]);
+        let side = |i: usize| Side {
+            salt: seed.wrapping_mul(31) + i as u64,
+            peer_salt: seed.wrapping_mul(31) + 1 - i as u64,
+            goal: goals[i],
+            peer_goal: goals[1 - i],
+            ..Side::default()
+        };
+        Transfer { net, sides: [side(0), side(1)], rng: Rng::new(seed ^ 0xabcdef) }
+    }
+
+    pub fn connect(&mut self, v6: bool) {
+        let now = self.net.now;
+        self.net.hosts[1].listen(None, PORT, 8, 1).unwrap();
+        let to = if v6 { format!("[fd00::2]:{PORT}") } else { format!("10.0.0.2:{PORT}") };
+        let id = self.net.hosts[0].connect(now, None, None, to.parse().unwrap(), 0).unwrap();
+        self.sides[0].id = Some(id);
+    }
+
+    pub fn events(&mut self) {
+        for h in 0..2 {
+            while let Some((id, _, e)) = self.net.hosts[h].next_event() {
+                if e.contains(Events::ACCEPTED) {
+                    self.sides[h].id = Some(id);
+                }
+                if self.sides[h].id != Some(id) {
+                    continue;
+                }
+                self.sides[h].ended |= e;
+                self.sides[h].peer_fin |= e.contains(Events::PEER_FIN);
+            }
+        }
+    }
+
+    pub fn done(&self) -> bool {
+        self.sides.iter().all(|s| s.received == s.peer_goal && s.ended.contains(Events::CLOSED))
+    }
+
+    /// Runs until both directions are delivered and closed; `false` after `time` of virtual time.
+    pub fn run(&mut self, time: Duration) -> bool {
+        let limit = self.net.now + time;
+        loop {
+            self.events();
+            for h in 0..2 {
+                let mut side = std::mem::take(&mut self.sides[h]);
+                side.work(&mut self.net, h, &mut self.rng);
+                self.sides[h] = side;
+            }
+            if self.done() {
+                return true;
+            }
+            let unread = (0..2).any(|h| {
+                let id = self.sides[h].id;
+                id.and_then(|id| self.net.hosts[h].conn(id)).is_some_and(|c| c.readable > 0)
+            });
+            if !self.net.step(limit) && !unread {
+                self.events();
+                return self.done();
+            }
+        }
+    }
+
+    /// Every repetition has the boundaries of a first transmission.
+    pub fn check_boundaries(&self) {
+        let mut first: [BTreeMap<u32, u32>; 2] = Default::default();
+        for s in self.net.log.as_ref().unwrap() {
+            let SentSegment { from, seq, payload, retransmission } = *s;
+            if retransmission {
+                assert_eq!(first[from].get(&seq), Some(&payload), "a repetition at {seq} changed its length");
+            } else {
+                assert_eq!(first[from].insert(seq, payload), None, "{seq} was new twice");
+            }
+        }
+    }
+}
+
+pub fn configs() -> [StackConfig; 2] {
+    [host_config(0), host_config(1)]
+}
+
+pub fn micros(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
