@@ -14,7 +14,7 @@ use crate::bounds::gbps;
 use crate::end::{End, check};
 use crate::plan::{Op, Plan};
 use crate::progress::Progress;
-use crate::report::{Measured, bytes};
+use crate::report::{self, Measured, bytes};
 use crate::{pattern, session};
 use hdrhistogram::Histogram;
 use siw::{CmEvent, Data, Error, SendWr, Sge, Wc};
@@ -106,7 +106,7 @@ impl<'a> Initiator<'a> {
                 })
                 .collect(),
             waiting: Vec::with_capacity(plan.qps as usize),
-            latency: Histogram::new(3).map_err(|e| e.to_string())?,
+            latency: report::histogram()?,
             messages: 0,
             verified: 0,
             inline: [0x5a; siw_shm::wqe::MAX_INLINE],

@@ -8,11 +8,11 @@
 //! that the daemon copies instead of referring to it is copied here, too.
 
 use crate::plan::{Op, Plan};
+use crate::report;
 use dpdk::{
     BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool, Port,
     PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepages,
 };
-use hdrhistogram::Histogram;
 use serde::Serialize;
 use siw_shm::Region;
 use siw_shm::region::Pages;
@@ -330,7 +330,7 @@ impl Link {
         let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
         let header = vec![0x42u8; framing.header];
         let (mut out, mut inn) = (TxBatch::new(), RxBatch::new());
-        let mut times = Histogram::<u64>::new(3).map_err(|e| e.to_string())?;
+        let mut times = report::histogram()?;
         let begin = Instant::now();
         let mut last = begin;
         while last - begin < TIME {

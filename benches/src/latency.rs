@@ -8,8 +8,7 @@ use crate::end::{End, check};
 use crate::pattern;
 use crate::plan::Op;
 use crate::progress::Progress;
-use crate::report::{Measured, bytes};
-use hdrhistogram::Histogram;
+use crate::report::{self, Measured, bytes};
 use siw::{Data, Error, SendWr, Wc, WrFlags};
 use std::time::{Duration, Instant};
 
@@ -217,7 +216,7 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
         prepare(b)?;
     }
     let warm_up = (time / 4).min(Duration::from_millis(300));
-    let mut latency = Histogram::<u64>::new(3).map_err(|e| e.to_string())?;
+    let mut latency = report::histogram()?;
     let mut progress = Progress::new();
     let mut begin = Instant::now();
     let mut last = begin;

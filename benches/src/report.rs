@@ -27,6 +27,11 @@ impl From<&Histogram<u64>> for Quantiles {
     }
 }
 
+/// For times from a nanosecond to a minute, to three digits.
+pub fn histogram() -> Result<Histogram<u64>, String> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|e| e.to_string())
+}
+
 /// What a transfer measured.
 #[derive(Debug, Clone)]
 pub struct Measured {
@@ -213,9 +218,9 @@ mod tests {
     use crate::plan::example;
 
     fn report(mode: Mode, bound: Bound) -> Report {
-        let mut latency = Histogram::new(3).unwrap();
+        let mut latency = histogram().unwrap();
         for us in 1..=1000u64 {
-            latency.record(us * 1000).unwrap();
+            latency.saturating_record(us * 1000);
         }
         let measured = Measured {
             messages: 2000,

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use dpdk::EalConfig;
 use siw_bench::args::{Args, Ends};
 use siw_bench::bounds::{Bound, Bounds, Framing};
 use siw_bench::end::{End, Role, device, open};
@@ -29,9 +30,8 @@ fn run(args: &Args) -> Result<Option<Report>, String> {
     let plan = args.plan()?;
     let ends = args.ends()?;
     let ctx = open(args.socket.as_deref())?;
-    if let Some(core) = args.core {
-        dpdk::pin_current_thread(core).map_err(|e| format!("--core: {e}"))?;
-    }
+    let core = args.core.unwrap_or(EalConfig::default().main_core);
+    dpdk::pin_current_thread(core).map_err(|e| format!("--core: {e}"))?;
     match ends {
         Ends::Both { from, to } => {
             let (from, to) = (device(&ctx, &from)?, device(&ctx, &to)?);
