@@ -98,6 +98,7 @@ fn start(
                     tx_checksum: !software,
                     rx_checksum: !software,
                     tso: false,
+                    rx_interrupt: !pair,
                     ..Offloads::USUAL
                 },
                 ..PortConfig::default()
@@ -105,6 +106,7 @@ fn start(
             std::slice::from_ref(pool),
         )
         .map_err(fail)?;
+    tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
     let own_mac = port.mac().unwrap_or([0; 6]);
     let mac = match config.mac {
         Some(MacAddress(m)) => {
@@ -120,6 +122,7 @@ fn start(
         None => own_mac,
     };
     let taken = port.start().map_err(fail)?;
+    let caps = port.caps().unwrap_or(caps);
     if !pair {
         // NDP needs multicast; ports that always deliver it refuse the call.
         let _ = port.set_allmulticast(true);
@@ -190,6 +193,7 @@ impl Device {
             external: self.driver != "net_virtio_user",
             tx_offload: offload,
             rx_checksum: offloads.rx_checksum && !software && !self.pair,
+            rx_interrupt: offloads.rx_interrupt && !self.pair,
             tap: None,
         })
     }

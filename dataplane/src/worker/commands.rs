@@ -139,6 +139,7 @@ impl Worker {
     fn add_qp(&mut self, setup: QpSetup, lane: usize) -> u32 {
         // A doorbell that was rung before any worker knew the queue pair found nobody.
         setup.sq.clear_pending();
+        setup.sq.set_worker(self.index as u32);
         self.qps.insert(Box::new(QpSlot {
             client: setup.client,
             lane,
@@ -151,7 +152,6 @@ impl Worker {
                 send_cq: setup.send_cq,
                 recv_cq: setup.recv_cq,
                 fault: None,
-                popped: false,
                 letting_go: false,
                 events: Vec::new(),
             },
