@@ -92,15 +92,15 @@ impl QueuePair {
                 TAGGED_HDR_LEN
             }
             WrOpcode::Read => {
-                let sink = self.sq.sges(e).first().copied().unwrap_or_default();
+                let (nth, sink) = self.sq.read_sink(e, rec.offset);
                 f.read_request(
-                    Msn(e.msn),
+                    Msn(e.msn.wrapping_add(nth)),
                     &ReadRequest {
                         sink_stag: sink_stag(sink.lkey),
                         sink_to: sink.addr,
-                        size: e.length,
+                        size: sink.length,
                         src_stag: e.rkey,
-                        src_to: e.remote_addr,
+                        src_to: e.remote_addr.wrapping_add(u64::from(rec.offset)),
                     },
                 );
                 return Ok(());

@@ -43,11 +43,14 @@ mod placement;
 mod queue_pair;
 pub mod rdmap;
 mod read_queue;
+mod reads;
 mod receiver;
+mod responses;
 mod send_queue;
 mod sender;
 mod stream;
 pub mod terminate;
+mod terminate_in;
 
 pub use env::{AsyncEvent, Fpdu, FpduKind, FrameBuilder, QpEnv, RingFault, TxOwner, TxRecord};
 pub use mpa::{MarkerPolicy, MpaConfig, MpaError, Negotiated};

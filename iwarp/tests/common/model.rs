@@ -129,7 +129,10 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
             }
             _ => {
                 let at = SLICE + o.to;
-                let sink = [sge(VA + at as u64, o.len, me.key)];
+                let sink = [
+                    sge(VA + at as u64, cut, me.key),
+                    sge(VA + (at + cut) as u64, o.len - cut, me.key),
+                ];
                 me.end.env.post(&SendDesc {
                     flags,
                     remote_addr: VA + o.from as u64,
