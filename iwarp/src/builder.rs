@@ -107,7 +107,7 @@ impl QueuePair {
                 f.tagged(Opcode::Write, rec.last, e.rkey, to);
                 TAGGED_HDR_LEN
             }
-            WrOpcode::Read => {
+            WrOpcode::Read | WrOpcode::ReadWithInv => {
                 let (nth, sink) = self.sq.read_sink(e, rec.offset);
                 f.read_request(
                     Msn(e.msn.wrapping_add(nth)),

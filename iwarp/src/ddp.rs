@@ -268,7 +268,7 @@ mod tests {
 
     /// Conformance 39, 57.
     #[test]
-    fn reserved_bits_do_not_matter_and_msn_wraps_to_zero() {
+    fn c39_reserved_bits_do_not_matter_and_msn_wraps_to_zero() {
         let c = Control {
             ddp: 0x3d,
             rdmap: 0x43,

@@ -42,6 +42,8 @@ pub mod fpdu;
 mod immediate;
 pub mod marker;
 pub mod mpa;
+#[cfg(test)]
+mod msn_wrap;
 mod placement;
 mod queue_pair;
 pub mod rdmap;

@@ -13,7 +13,7 @@ use crate::sender::{Next, sink_stag};
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
 use siw_shm::key_table::Stag;
-use siw_shm::{Access, KeyError, WcStatus};
+use siw_shm::{Access, KeyError, Opcode, WcStatus};
 
 impl QueuePair {
     /// The Read Request for the next element of the data sink.
@@ -107,9 +107,27 @@ impl QueuePair {
             self.outbound.pop_front();
             if whole && let Some(e) = slot.and_then(|s| self.sq.get_mut(s)) {
                 e.answered = true;
+                if e.opcode == Opcode::ReadWithInv {
+                    return self.invalidate_sink(env, slot);
+                }
                 self.complete_ready(env);
             }
         }
+        Ok(())
+    }
+
+    /// The end of READ_WITH_INV.
+    fn invalidate_sink<E: QpEnv>(&mut self, env: &mut E, slot: Option<u32>) -> Result<(), Fault> {
+        let e = slot.and_then(|s| self.sq.get(s));
+        let key = e
+            .and_then(|e| self.sq.sges(e).first())
+            .map_or(0, |s| s.lkey);
+        let (pd, qpn) = (self.attr.pd, self.attr.qpn);
+        if env.keys().invalidate(Stag(key), pd, qpn).is_err() {
+            self.fail_request(slot, WcStatus::LOC_PROT_ERR);
+            return Err(TermCode::LOCAL_CATASTROPHIC.into());
+        }
+        self.complete_ready(env);
         Ok(())
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Entry {
     /// Bytes of the message.
     pub length: u32,
     pub rkey: u32,
-    /// STag to invalidate at the peer, or immediate data.
+    /// STag to invalidate, or immediate data.
     pub imm: u32,
     /// Bytes handed to TCP.
     pub sent: u32,
@@ -163,6 +163,12 @@ impl SendQueue {
     pub fn get_mut(&mut self, slot: u32) -> Option<&mut Entry> {
         let i = self.index(slot);
         self.entries.get_mut(i)
+    }
+
+    /// It is the oldest that is not completed.
+    #[inline]
+    pub fn is_front(&self, slot: u32) -> bool {
+        slot == self.base
     }
 
     #[inline]

@@ -74,47 +74,86 @@ impl QueuePair {
         self.sq.get(slot).is_none_or(|e| {
             (!e.started() && e.fence() && !self.outbound.is_empty())
                 || (e.opcode.awaits_answer() && self.outbound.len() >= usize::from(self.ord))
+                // What came before may still be sent again from the memory.
+                || (e.opcode == WrOpcode::LocalInv && !self.sq.is_front(slot))
         })
     }
 
     /// Sees to it that there is a current work request, and that it may go.
     #[inline]
     fn request_ready<E: QpEnv>(&mut self, env: &mut E) -> bool {
-        if self.cur.is_none() {
-            let slot = match env.next_send() {
-                Ok(Some(w)) => self.sq.push(w),
-                Ok(None) => return false,
-                Err(_) => {
-                    self.fault(env, TermCode::LOCAL_CATASTROPHIC, None);
-                    return false;
-                }
-            };
-            self.cur = Some(slot);
-            let Some(e) = self.sq.get(slot) else {
+        loop {
+            if self.cur.is_none() && !self.take_request(env) {
+                return false;
+            }
+            let Some(slot) = self.cur.filter(|&c| !self.stalled(c)) else {
                 return false;
             };
-            let status = self.validate(env.keys(), e);
-            let referenced = status == WcStatus::SUCCESS
-                && !e.is_inline()
-                && e.length > 0
-                && !e.opcode.awaits_answer();
-            let owner = if referenced {
-                env.alloc_owner(e.length)
-            } else {
-                TxOwner::NONE
-            };
-            if let Some(e) = self.sq.get_mut(slot) {
-                e.owner = owner;
-                e.status = status;
+            let local = |e: &Entry| e.opcode == WrOpcode::LocalInv;
+            if !self.sq.get(slot).is_some_and(local) {
+                return true;
             }
-            if status != WcStatus::SUCCESS {
-                self.cur = None;
-                self.fault(env, TermCode::LOCAL_CATASTROPHIC, None);
-                self.complete_ready(env);
+            if !self.local_invalidate(env, slot) {
                 return false;
             }
         }
-        self.cur.is_some_and(|c| !self.stalled(c))
+    }
+
+    /// Takes a work request out of the ring; false: there is none, or it is wrong.
+    #[inline]
+    fn take_request<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        let slot = match env.next_send() {
+            Ok(Some(w)) => self.sq.push(w),
+            Ok(None) => return false,
+            Err(_) => {
+                self.fault(env, TermCode::LOCAL_CATASTROPHIC, None);
+                return false;
+            }
+        };
+        self.cur = Some(slot);
+        let Some(e) = self.sq.get(slot) else {
+            return false;
+        };
+        let status = self.validate(env.keys(), e);
+        if status != WcStatus::SUCCESS {
+            self.refuse_current(env, slot, status);
+            return false;
+        }
+        let referenced = !e.is_inline() && e.length > 0 && !e.opcode.awaits_answer();
+        let owner = if referenced {
+            env.alloc_owner(e.length)
+        } else {
+            TxOwner::NONE
+        };
+        if let Some(e) = self.sq.get_mut(slot) {
+            e.owner = owner;
+        }
+        true
+    }
+
+    fn refuse_current<E: QpEnv>(&mut self, env: &mut E, slot: u32, status: WcStatus) {
+        if let Some(e) = self.sq.get_mut(slot) {
+            e.status = status;
+        }
+        self.cur = None;
+        self.fault(env, TermCode::LOCAL_CATASTROPHIC, None);
+        self.complete_ready(env);
+    }
+
+    /// LOCAL_INV; false: the key is not of this queue pair.
+    fn local_invalidate<E: QpEnv>(&mut self, env: &mut E, slot: u32) -> bool {
+        let (pd, qpn) = (self.attr.pd, self.attr.qpn);
+        let key = self.sq.get(slot).map_or(0, |e| e.imm);
+        if env.keys().invalidate(Stag(key), pd, qpn).is_err() {
+            self.refuse_current(env, slot, WcStatus::LOC_PROT_ERR);
+            return false;
+        }
+        self.cur = None;
+        if let Some(e) = self.sq.get_mut(slot) {
+            e.acked = true;
+        }
+        self.complete_ready(env);
+        true
     }
 
     /// Local checks of a work request, before a byte of it leaves.
@@ -126,8 +165,10 @@ impl QueuePair {
             | WrOpcode::SendWithInv
             | WrOpcode::WriteWithImm
             | WrOpcode::SendWithImm => Access::NONE,
-            WrOpcode::Read | WrOpcode::FetchAdd | WrOpcode::CmpSwap => {
-                if self.ord == 0 {
+            WrOpcode::LocalInv => Access::NONE,
+            WrOpcode::Read | WrOpcode::ReadWithInv | WrOpcode::FetchAdd | WrOpcode::CmpSwap => {
+                let one = e.opcode != WrOpcode::ReadWithInv || self.sq.sges(e).len() == 1;
+                if self.ord == 0 || !one {
                     return WcStatus::LOC_QP_OP_ERR;
                 }
                 if e.opcode.is_atomic() && e.length != WORD {

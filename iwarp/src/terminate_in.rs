@@ -60,7 +60,8 @@ impl QueuePair {
                     && th.to.wrapping_sub(e.remote_addr) < u64::from(e.length.max(1))
             }
             Some(Opcode::ReadRequest) => {
-                e.opcode == WrOpcode::Read && uh.msn.0.wrapping_sub(e.msn) < u32::from(e.parts)
+                matches!(e.opcode, WrOpcode::Read | WrOpcode::ReadWithInv)
+                    && uh.msn.0.wrapping_sub(e.msn) < u32::from(e.parts)
             }
             Some(Opcode::Send | Opcode::SendInv | Opcode::SendSe | Opcode::SendSeInv) => {
                 match e.opcode {

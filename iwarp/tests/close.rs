@@ -151,7 +151,7 @@ fn a_disconnect_ends_the_message_under_way_and_flushes_the_rest() {
 
 /// Conformance 36.
 #[test]
-fn a_fin_inside_of_an_fpdu_or_message_is_a_lost_stream() {
+fn c36_a_fin_inside_of_an_fpdu_or_message_is_a_lost_stream() {
     let mut a = loaded();
     let f = write(1, 0, &[1; 8]);
     a.give(&f[..10]);

@@ -66,7 +66,7 @@ fn accepted(step: InitiatorStep) -> (Negotiated, Vec<u8>) {
 
 /// Conformance 18, and both ends agree.
 #[test]
-fn crc_is_on_when_either_side_asks() {
+fn c18_crc_is_on_when_either_side_asks() {
     use CrcPolicy::*;
     for (a, b, on) in [
         (IfAsked, IfAsked, false),
@@ -85,7 +85,7 @@ fn crc_is_on_when_either_side_asks() {
 
 /// Conformance 4, 5, 6.
 #[test]
-fn revision_and_s_bit_are_answered_in_kind() {
+fn c4_c5_c6_revision_and_s_bit_are_answered_in_kind() {
     for rev in [1, 2] {
         let (step, reply, n) = connect(&MpaConfig { rev, ..cfg() }, &cfg(), [4; 4]);
         let (m, pd) = accepted(step);
@@ -110,7 +110,7 @@ fn revision_and_s_bit_are_answered_in_kind() {
 
 /// Conformance 3.
 #[test]
-fn unsupported_revisions_fail() {
+fn c3_unsupported_revisions_fail() {
     let fails = |cfg: &MpaConfig, f: &[u8], e| {
         let s = Responder::new(cfg).on_stream(&mut stream(f));
         assert_eq!(
@@ -142,7 +142,7 @@ fn unsupported_revisions_fail() {
 
 /// Conformance 1, 2, 9, 10.
 #[test]
-fn wrong_openings_fail() {
+fn c1_c2_c8_c9_c10_wrong_openings_fail() {
     let bad = |f: &[u8]| match Responder::new(&cfg()).on_stream(&mut stream(f)) {
         ResponderStep::Failed { error, send: None } => error,
         s => panic!("{s:?}"),
@@ -198,7 +198,7 @@ fn bytes_before_the_answer_fail_a_responder_that_still_decides() {
 
 /// Conformance 11.
 #[test]
-fn both_machines_take_one_byte_fragments() {
+fn c11_both_machines_take_one_byte_fragments() {
     let mut i = Initiator::new(&cfg(), 4, 4, &[7; 100]).expect("valid");
     let mut r = Responder::new(&cfg());
     let mut s = ByteStream::new();
@@ -225,7 +225,7 @@ fn both_machines_take_one_byte_fragments() {
 
 /// Conformance 7.
 #[test]
-fn private_data_fills_the_frame_to_its_limit() {
+fn c7_private_data_fills_the_frame_to_its_limit() {
     for (rev, max) in [(1, 512), (2, 508)] {
         let c = MpaConfig { rev, ..cfg() };
         for n in [0, 1, 248, 252, max] {
@@ -253,7 +253,7 @@ fn private_data_fills_the_frame_to_its_limit() {
 
 /// Conformance 14, 15, 16.
 #[test]
-fn reserved_bits_and_r_in_a_request_are_ignored_and_r_in_a_reply_rejects() {
+fn c14_c15_c16_reserved_bits_and_r_in_a_request_are_ignored_and_r_in_a_reply_rejects() {
     let mut r = Responder::new(&cfg());
     let s = r.on_stream(&mut stream(&frame(REQ, 0x2f, 1, b"hi")));
     assert!(matches!(s, ResponderStep::Request(q) if q.private_data == b"hi"));
@@ -330,7 +330,7 @@ fn c17_each_side_sends_markers_when_the_other_asked_for_them() {
 
 /// Conformance 20, 21, 22: every combination of offers and abilities.
 #[test]
-fn rtr_is_one_kind_that_both_sides_know() {
+fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
     let sets: Vec<RtrKinds> = (0..8)
         .map(|i| RtrKinds {
             send: i & 1 != 0,
@@ -381,7 +381,7 @@ fn rtr_is_one_kind_that_both_sides_know() {
 
 /// Conformance 20: siw asks with A=0 and stray options would not count.
 #[test]
-fn without_a_the_options_do_not_count() {
+fn c20_without_a_the_options_do_not_count() {
     let mut r = Responder::new(&cfg());
     let e = enhanced(false, true, 8, true, true, 8);
     assert!(matches!(
@@ -395,7 +395,7 @@ fn without_a_the_options_do_not_count() {
 
 /// Conformance 22: the Terminate FPDU goes out without a queue pair.
 #[test]
-fn a_reply_with_an_unknown_rtr_is_2_0_07() {
+fn c22_a_reply_with_an_unknown_rtr_is_2_0_07() {
     let mut i = Initiator::new(&cfg(), 4, 4, b"").expect("valid");
     for e in [
         enhanced(true, true, 4, false, false, 4),
@@ -414,7 +414,7 @@ fn a_reply_with_an_unknown_rtr_is_2_0_07() {
 
 /// Conformance 23: ORD of the responder above our IRD raises it up to the device's limit.
 #[test]
-fn a_responder_that_reads_deeper_than_the_device_is_2_0_06() {
+fn c23_a_responder_that_reads_deeper_than_the_device_is_2_0_06() {
     let reply = |ird, ord| frame(REP, 0x50, 2, &enhanced(true, false, ird, true, false, ord));
     let mut i = Initiator::new(&cfg(), 4, 8, b"").expect("valid");
     let (n, _) = accepted(i.on_stream(&mut stream(&reply(3, 16))));
@@ -441,7 +441,7 @@ fn a_responder_that_reads_deeper_than_the_device_is_2_0_06() {
 
 /// Conformance 24, 25, RFC 6581 section 9.1: each side's ORD fits the other's IRD.
 #[test]
-fn depths_fit_each_other() {
+fn c25_depths_fit_each_other() {
     for ii in [0, 1, 4, 16] {
         for io in [0, 1, 4, 16] {
             for ri in [0, 1, 4, 16] {
@@ -475,7 +475,7 @@ fn depths_fit_each_other() {
 
 /// A Read as RTR with ORD 0 still finds a place at the responder.
 #[test]
-fn an_rtr_read_reserves_ird() {
+fn c24_an_rtr_read_reserves_ird() {
     let mut r = Responder::new(&cfg());
     let e = enhanced(true, false, 0, false, true, 0);
     assert!(matches!(

@@ -738,6 +738,61 @@ fn both_nibble_orders_are_told_apart_for_every_code() {
     }
 }
 
+/// Conformance 37, 79: after the first error nothing is processed, reported, completed or sent but the
+/// one Terminate.
+#[test]
+fn c37_c79_nothing_happens_after_the_first_error() {
+    let mut v = victim();
+    v.end.env.post(&wr(Opcode::Send, 5, Data::Inline(b"later")));
+    let mut bytes = write(v.key ^ 0x100, VA, &[1]);
+    bytes.extend(send(9, 0, true, &[2]));
+    bytes.extend(send(1, 0, true, &[3; 10]));
+    bytes.extend(write(v.key, VA, &[4]));
+    v.end.give(&bytes);
+    v.end.expect_terminate("1/1/00");
+    v.end.give(&read_request(1, &read(&v)));
+    assert!(v.end.pull().is_none());
+    assert_eq!(contents(&v.mem, LEN), vec![0; LEN]);
+    assert!(v.end.env.received.is_empty());
+    assert_eq!(v.end.env.events.len(), 1, "told once");
+}
+
+/// Conformance 81: RFC 5040 figure 10, which headers a Terminate quotes, for each layer and type.
+#[test]
+fn c81_the_header_control_bits_follow_figure_10() {
+    let by = terminate::Offender {
+        ulpdu_len: 46,
+        hdr: hdr18(&[0x41; 18]),
+        read: Some(ReadRequest::default()),
+    };
+    for (layer, etype, hct, len) in [
+        (0, 0, 0x00, 4),
+        (0, 1, 0xe0, 4 + 2 + 18 + 28),
+        (0, 2, 0xe0, 4 + 2 + 18 + 28),
+        (1, 0, 0x00, 4),
+        (1, 1, 0xc0, 4 + 2 + 18),
+        (1, 2, 0xc0, 4 + 2 + 18),
+        (2, 0, 0x00, 4),
+    ] {
+        let code = TermCode {
+            layer,
+            etype,
+            code: 1,
+        };
+        let p = terminate::Payload::new(code, Some(&by));
+        let b = p.as_bytes();
+        assert_eq!(
+            (b[0], b[2], b[3], b.len()),
+            (layer << 4 | etype, hct, 0, len)
+        );
+        if hct & 0x80 != 0 {
+            assert_eq!(b[4..6], [0, 46], "the length of the ULPDU");
+        }
+        let alone = terminate::Payload::new(code, None);
+        assert_eq!(alone.as_bytes()[2], 0, "nothing to quote");
+    }
+}
+
 #[test]
 fn a_user_terminate_leaves_and_closes() {
     let (mut a, _) = busy();

@@ -49,7 +49,7 @@ fn a_write_of_any_size_arrives_and_completes_when_acknowledged() {
 
 /// Conformance 60: a zero-length Send consumes a receive work request.
 #[test]
-fn a_send_of_any_size_fills_one_receive_work_request() {
+fn c60_a_send_of_any_size_fills_one_receive_work_request() {
     for n in SIZES {
         let (mut a, mut b) = pair();
         let (src, mem) = a.env.mr(0, n.max(1), Access::NONE);
@@ -290,7 +290,7 @@ fn responses_and_requests_take_turns_message_by_message() {
 
 /// Conformance 19, RFC 5044 section 7.1.2.
 #[test]
-fn a_responder_keeps_quiet_until_the_first_fpdu_arrived() {
+fn c19_a_responder_keeps_quiet_until_the_first_fpdu_arrived() {
     let (mut a, mut b) = pair();
     let (key, _) = a.env.mr(0, 64, REMOTE);
     b.env.post(&SendDesc {
@@ -354,7 +354,7 @@ fn each_kind_of_rtr_opens_the_stream() {
 
 /// Conformance 34, 35: the stream may be cut anywhere.
 #[test]
-fn fpdus_are_taken_from_any_cut_of_the_stream() {
+fn c34_c35_fpdus_are_taken_from_any_cut_of_the_stream() {
     for cut in [1, 2, 3, 7, 64, 1447, 1449, 4000] {
         let mut b = End::new(negotiated(false));
         let mut a = End::new(negotiated(true));
@@ -446,7 +446,7 @@ fn an_idle_queue_pair_is_small() {
 
 /// Conformance 28.
 #[test]
-fn without_crc_the_field_is_zero_and_garbage_is_accepted() {
+fn c28_without_crc_the_field_is_zero_and_garbage_is_accepted() {
     let n = |i| Negotiated {
         crc: false,
         ..negotiated(i)

@@ -56,7 +56,7 @@ pub struct WqeHeader {
     pub flags: u8,
     pub num_sge: u8,
     pub slots: u8,
-    /// Immediate data, or the key to invalidate at the peer.
+    /// Immediate data, or the key to invalidate (at the peer, or here for LocalInv).
     pub imm: u32,
     pub wr_id: u64,
     pub remote_addr: u64,
@@ -87,9 +87,10 @@ pub enum Opcode {
     SendWithImm = 6,
     FetchAdd = 7,
     CmpSwap = 8,
-    // Reserved: refused by `parse` until the daemon implements them.
     LocalInv = 9,
+    // Reserved: refused by `parse` until the daemon implements it.
     RegMr = 10,
+    // Reserved likewise.
     BindMw = 11,
     ReadWithInv = 12,
 }
@@ -122,7 +123,7 @@ impl Opcode {
     /// Whether this version executes it.
     #[inline]
     pub fn is_supported(self) -> bool {
-        self as u8 <= Opcode::CmpSwap as u8
+        !matches!(self, Opcode::RegMr | Opcode::BindMw)
     }
 
     /// Whether it is an operation of RFC 7306 on one 64-bit word.
@@ -336,6 +337,23 @@ impl<'a> SendDesc<'a> {
                 wr_id,
                 Data::Atomic(sge, AtomicArgs::cmp_swap(compare, swap)),
             )
+        }
+    }
+
+    /// RDMA READ into one element, whose key is invalidated when the data is there.
+    pub fn read_with_inv(wr_id: u64, sge: &'a [Sge; 1], remote_addr: u64, rkey: u32) -> Self {
+        SendDesc {
+            opcode: Opcode::ReadWithInv,
+            ..Self::read(wr_id, sge, remote_addr, rkey)
+        }
+    }
+
+    /// Invalidates a key of this side, after everything posted before it completed.
+    pub fn local_inv(wr_id: u64, key: u32) -> Self {
+        SendDesc {
+            opcode: Opcode::LocalInv,
+            imm: key,
+            ..Self::send(wr_id, Data::Sges(&[]))
         }
     }
 
