@@ -540,7 +540,7 @@ impl Worker {
 
     fn stats(&self) -> WorkerStats {
         WorkerStats {
-            queue_pairs: self.qps.len(),
+            queue_pairs: self.qps.count(),
             iterations: self.iterations,
             sleeps: self.idle.sleeps(),
             devices: self
