@@ -53,7 +53,7 @@ struct Lane {
 struct Initiator<'a> {
     end: &'a End,
     lanes: Vec<Lane>,
-    /// QPs that may post again: they wait for credits.
+    /// QPs that could not post all they may: for want of credits or slots.
     waiting: Vec<u32>,
     latency: Histogram<u64>,
     messages: u64,
@@ -242,6 +242,7 @@ impl<'a> Initiator<'a> {
                 lane.posted += 1;
             }
             if done < n {
+                self.waiting.push(qp);
                 return Ok(());
             }
         }
@@ -419,6 +420,10 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
             if spins.is_multiple_of(1024) && now - alive > STALL {
                 return Err(stalled(&initiator));
             }
+            // The other process may need this core.
+            if target.is_none() && spins.is_multiple_of(1024) {
+                std::thread::yield_now();
+            }
         }
         match (&mut measured, counted) {
             (None, None) if now - begin >= warm_up => {
@@ -495,7 +500,7 @@ fn finish(end: &End, initiator: &Initiator) -> Result<u64, String> {
     }
     while end.control_byte(0, OFF_DONE)? == 0 {
         late(deadline)?;
-        std::hint::spin_loop();
+        std::thread::yield_now();
     }
     let wrong = end.control_u64(0, 0)?;
     if wrong > 0 {
@@ -567,7 +572,7 @@ pub fn idle(end: &End, look: &mut Instant) -> Result<(), String> {
     if end.plan.op != Op::Send {
         std::thread::sleep(Duration::from_millis(1));
     } else {
-        std::hint::spin_loop();
+        std::thread::yield_now();
     }
     let now = Instant::now();
     if now - *look < Duration::from_millis(50) {

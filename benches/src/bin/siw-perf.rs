@@ -30,8 +30,11 @@ fn run(args: &Args) -> Result<Option<Report>, String> {
     let plan = args.plan()?;
     let ends = args.ends()?;
     let ctx = open(args.socket.as_deref())?;
-    let core = args.core.unwrap_or(EalConfig::default().main_core);
-    dpdk::pin_current_thread(core).map_err(|e| format!("--core: {e}"))?;
+    // Two processes find their places themselves.
+    let first = matches!(ends, Ends::Both { .. }).then(|| EalConfig::default().main_core);
+    if let Some(core) = args.core.or(first) {
+        dpdk::pin_current_thread(core).map_err(|e| format!("--core: {e}"))?;
+    }
     match ends {
         Ends::Both { from, to } => {
             let (from, to) = (device(&ctx, &from)?, device(&ctx, &to)?);
