@@ -1,6 +1,10 @@
 //! A real daemon for a test: its own socket, its own folder, stopped by process id.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod guest;
+pub mod net;
+pub mod peer;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
