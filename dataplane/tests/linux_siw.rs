@@ -35,13 +35,27 @@ crc = "{crc}"
 }
 
 fn boot(ns: &Netns) -> Guest {
-    Guest::boot(ns, &["--ip", "10.77.0.2/24", "--ip6", "fd77::2/64", "--crc", "off"])
+    Guest::boot(
+        ns,
+        &[
+            "--ip",
+            "10.77.0.2/24",
+            "--ip6",
+            "fd77::2/64",
+            "--crc",
+            "off",
+        ],
+    )
 }
 
 fn capture(ns: &Netns, crc: &str) -> (Daemon, PathBuf, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("siw.pcapng");
-    (ns.siwd(&config(crc), &["--capture", file.to_str().unwrap()]), file, dir)
+    (
+        ns.siwd(&config(crc), &["--capture", file.to_str().unwrap()]),
+        file,
+        dir,
+    )
 }
 
 /// What rping writes into ping number `n`.
@@ -55,9 +69,17 @@ fn ping_text(n: usize, size: usize) -> String {
 /// Every ping was printed in order with exactly its data.
 fn assert_pings(out: &str, prefix: &str, size: usize, who: &str) {
     let lines: Vec<&str> = out.lines().filter_map(|l| l.strip_prefix(prefix)).collect();
-    assert_eq!(lines.len(), PINGS, "{who}: {} pings of {size} bytes", lines.len());
+    assert_eq!(
+        lines.len(),
+        PINGS,
+        "{who}: {} pings of {size} bytes",
+        lines.len()
+    );
     for (n, line) in lines.iter().enumerate() {
-        assert!(*line == ping_text(n, size), "{who}: data of ping {n} of {size} bytes is wrong");
+        assert!(
+            *line == ping_text(n, size),
+            "{who}: data of ping {n} of {size} bytes is wrong"
+        );
     }
 }
 
@@ -66,7 +88,9 @@ struct Ping(Child);
 impl Ping {
     fn start(daemon: &Daemon, args: &str) -> Ping {
         let mut c = siw_ping(daemon, args);
-        c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        c.stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         Ping(c.spawn().unwrap())
     }
 
@@ -114,13 +138,20 @@ impl Drop for Ping {
 fn rping_connects(siwd: &Daemon, guest: &Guest, addr: &str, size: usize, who: &str) {
     let server = Ping::server(siwd, &format!("-s -a {addr} -v"));
     let done = guest
-        .start(&format!("rping -c -a {addr} -p 7174 -C {PINGS} -S {size} -v -V"))
+        .start(&format!(
+            "rping -c -a {addr} -p 7174 -C {PINGS} -S {size} -v -V"
+        ))
         .wait(GUEST_PATIENCE);
     assert_eq!(done.status, Some(0), "{who}: {}", done.err);
     assert_pings(&done.out, "ping data: ", size, &format!("{who}, rping"));
     let (status, out, err) = server.wait();
     assert_eq!((status, &err[..]), (Some(0), ""), "{who}");
-    assert_pings(&out, "server ping data: ", size, &format!("{who}, siw-ping"));
+    assert_pings(
+        &out,
+        "server ping data: ",
+        size,
+        &format!("{who}, siw-ping"),
+    );
 }
 
 fn siw_ping_connects(siwd: &Daemon, guest: &Guest, addr: &str, size: usize, who: &str) {
@@ -132,7 +163,12 @@ fn siw_ping_connects(siwd: &Daemon, guest: &Guest, addr: &str, size: usize, who:
     assert_pings(&out, "ping data: ", size, &format!("{who}, siw-ping"));
     let done = server.wait(GUEST_PATIENCE);
     assert_eq!(done.status, Some(0), "{who}: {}", done.err);
-    assert_pings(&done.out, "server ping data: ", size, &format!("{who}, rping"));
+    assert_pings(
+        &done.out,
+        "server ping data: ",
+        size,
+        &format!("{who}, rping"),
+    );
 }
 
 #[test]
@@ -143,7 +179,9 @@ fn rping_and_siw_ping_understand_each_other_both_ways_with_and_without_crc_over_
     // Who asks for CRC: nobody, siwd, the guest.
     for (ours, theirs) in [("off", 0), ("on", 0), ("off", 1)] {
         let crc = ours == "on" || theirs == 1;
-        guest.run(&format!("echo {theirs} >/sys/module/siw/parameters/mpa_crc_required"));
+        guest.run(&format!(
+            "echo {theirs} >/sys/module/siw/parameters/mpa_crc_required"
+        ));
         let (siwd, file, _dir) = capture(&ns, ours);
         let mut connections = 0;
         for (us, them) in [("10.77.0.1", "10.77.0.2"), ("fd77::1", "fd77::2")] {
@@ -159,10 +197,17 @@ fn rping_and_siw_ping_understand_each_other_both_ways_with_and_without_crc_over_
         let replies = tshark_fields(&file, "iwarp_mpa.rep", &["iwarp_mpa.crc_flag"]);
         assert_eq!(replies.len(), connections, "MPA replies in the capture");
         let on = if crc { "1" } else { "0" };
-        assert!(replies.iter().all(|r| r[0] == on), "CRC negotiated: {replies:?}");
+        assert!(
+            replies.iter().all(|r| r[0] == on),
+            "CRC negotiated: {replies:?}"
+        );
         if crc {
             // Each ping is at least a READ with its response, a WRITE and four SENDs.
-            assert!(verdict.good_crcs >= connections * PINGS * 7, "{}", verdict.good_crcs);
+            assert!(
+                verdict.good_crcs >= connections * PINGS * 7,
+                "{}",
+                verdict.good_crcs
+            );
         } else {
             assert_eq!(verdict.good_crcs, 0);
         }
@@ -177,7 +222,9 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     let siwd = ns.siwd(&config("on"), &[]);
 
     // Nobody listens, at either end. (rping reports and then waits for ever.)
-    let done = guest.start("rping -c -a 10.77.0.1 -p 7999 -C 1").wait(Duration::from_secs(15));
+    let done = guest
+        .start("rping -c -a 10.77.0.1 -p 7999 -C 1")
+        .wait(Duration::from_secs(15));
     assert!(done.err.contains("Connection refused"), "{done:?}");
     let (status, _, err) = Ping::start(&siwd, "-c -a 10.77.0.2 -p 7999 -C 1").wait();
     assert_eq!(status, Some(1));
@@ -198,7 +245,10 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     client.kill();
     // An orderly end between two pings is no error to a server; one within a ping is.
     let (status, _, err) = server.wait();
-    assert!(status == Some(0) || err.contains("connection broke"), "{status:?} {err}");
+    assert!(
+        status == Some(0) || err.contains("connection broke"),
+        "{status:?} {err}"
+    );
 
     // The guest's server is killed.
     let server = guest.start("rping -s -a 10.77.0.2 -p 7174");
@@ -212,7 +262,10 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     server.kill();
     let (status, _, err) = client.wait();
     assert_eq!(status, Some(1));
-    assert!(err.contains("closed the connection early") || err.contains("broke"), "{err}");
+    assert!(
+        err.contains("closed the connection early") || err.contains("broke"),
+        "{err}"
+    );
 
     // The whole machine goes away, without a word.
     let _server = guest.start("rping -s -a 10.77.0.2 -p 7175");

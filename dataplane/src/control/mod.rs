@@ -108,6 +108,8 @@ impl Numbers {
 enum Pending {
     /// All workers passed a fence; then the completion queue's memory is free.
     FreeCq { cq: u32, token: u64, left: usize },
+    /// The worker has moved the queue pair to its new state.
+    ModifyQp { qpn: u32, token: u64 },
     /// The worker let the queue pair go.
     DestroyQp { qpn: u32 },
     /// No worker can touch the region any more.
@@ -570,6 +572,16 @@ impl Control {
                 d.left = d.left.saturating_sub(1);
                 return;
             }
+        }
+        let moved = self.clients.iter().find_map(|(id, c)| match &c.waiting {
+            Some(Waiting {
+                what: Pending::ModifyQp { token: t, .. },
+                ..
+            }) if *t == token => Some(*id),
+            _ => None,
+        });
+        if let Some(id) = moved {
+            return self.finish_modify(id);
         }
         let found = self
             .clients

@@ -234,7 +234,7 @@ impl Control {
                 }))
             }
             Request::CreateQp(r) => self.create_qp(id, seq, r),
-            Request::ModifyQp(r) => self.modify_qp(id, seq, r),
+            Request::ModifyQp(r) => self.modify_qp(id, r),
             Request::QueryQp(r) => {
                 let c = self.client(id)?;
                 let reply = qp_state(c, r.qp_num)?;
@@ -740,7 +740,7 @@ impl Control {
         })
     }
 
-    fn modify_qp(&mut self, id: u32, seq: u32, r: &m::ModifyQp) -> Outcome {
+    fn modify_qp(&mut self, id: u32, r: &m::ModifyQp) -> Outcome {
         let qpn = r.qp_num;
         let c = self.client(id)?;
         let qp = c
@@ -774,9 +774,27 @@ impl Control {
         };
         let worker = self.client(id)?.qps.get(&qpn).map_or(0, |q| q.worker);
         self.command(worker, command);
-        let c = self.client(id)?;
-        let reply = qp_state(c, qpn)?;
-        send::<m::ModifyQp>(c, seq, &reply)
+        self.tokens += 1;
+        let token = self.tokens;
+        self.command(worker, Command::Fence { token });
+        Ok(Done::Wait(Pending::ModifyQp { qpn, token }))
+    }
+
+    pub(super) fn finish_modify(&mut self, id: u32) {
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(Waiting {
+            seq,
+            what: Pending::ModifyQp { qpn, .. },
+        }) = c.waiting.take()
+        else {
+            return;
+        };
+        if let Ok(reply) = qp_state(c, qpn) {
+            let _ = c.conn.reply::<m::ModifyQp>(seq, &reply, &[]);
+        }
+        self.answered(id);
     }
 
     fn destroy_qp(&mut self, id: u32, seq: u32, qpn: u32) -> Outcome {

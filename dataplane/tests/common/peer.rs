@@ -74,7 +74,10 @@ pub struct Peer(pub TcpStream);
 
 impl Peer {
     pub fn connect(ns: &Netns, to: SocketAddr) -> Peer {
-        Peer::of(ns.run(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap())
+        Peer::of(
+            ns.run(|| TcpStream::connect_timeout(&to, PATIENCE))
+                .unwrap(),
+        )
     }
 
     pub fn accept(listener: &TcpListener) -> Peer {
@@ -150,7 +153,10 @@ impl Peer {
 
     /// RST instead of FIN.
     pub fn reset(self) {
-        let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        let linger = nix::libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
         nix::sys::socket::setsockopt(&self.0, nix::sys::socket::sockopt::Linger, &linger).unwrap();
     }
 
