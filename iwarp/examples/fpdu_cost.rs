@@ -98,6 +98,18 @@ fn time(f: impl FnOnce()) -> f64 {
 }
 
 fn main() {
+    for markers in [false, true] {
+        measure(markers);
+    }
+    println!(
+        "{{\"figure\":\"iwarp_queue_pair_bytes\",\"value\":{}}}",
+        size_of::<QueuePair>()
+    );
+}
+
+/// A stream with markers carries as much in a segment less its markers.
+fn measure(markers: bool) {
+    let payload = PAYLOAD - if markers { 12 } else { 0 };
     let table = KeyTable::new(64, 1);
     let region = Arc::new(Region::anonymous(1 << 20).expect("memory"));
     let mr = Mr::new(region.clone(), 0, 1 << 20, 0, 1, None, Access(7)).expect("in range");
@@ -105,7 +117,7 @@ fn main() {
     let keys = table.reader().expect("a reader is free");
     let s = [Sge {
         addr: 0,
-        length: (PAYLOAD * COUNT) as u32,
+        length: (payload * COUNT) as u32,
         lkey: key.0,
     }];
     let wqe = SendWqe::from_desc(&SendDesc {
@@ -131,32 +143,40 @@ fn main() {
         max_recv_wr: 64,
         sq_sig_all: false,
     };
-    let mut qp = QueuePair::new(attr);
-    qp.set_rts(
-        Negotiated {
+    let fresh = || {
+        let mut qp = QueuePair::new(attr);
+        let n = Negotiated {
             initiator: true,
             crc: true,
+            markers_in: markers,
+            markers_out: markers,
             ird: 1,
             ord: 1,
             rtr: None,
             rev: 2,
-        },
-        EMSS,
-    );
+        };
+        qp.set_rts(n, EMSS);
+        qp
+    };
+    let mut qp = fresh();
 
+    let mut phase = marker::Phase::start(markers);
     let frames: Vec<Vec<u8>> = (0..COUNT)
         .map(|i| {
-            let to = (i * PAYLOAD) as u64;
-            fpdu::encode(
+            let to = (i * payload) as u64;
+            let f = fpdu::encode_at(
                 &[
                     &[0xc1, 0x40],
                     &key.0.to_be_bytes(),
                     &to.to_be_bytes(),
-                    &[i as u8; PAYLOAD],
+                    &vec![i as u8; payload],
                 ],
                 true,
+                phase,
             )
-            .into_vec()
+            .into_vec();
+            phase = phase.after(f.len());
+            f
         })
         .collect();
 
@@ -166,21 +186,23 @@ fn main() {
             for (i, f) in frames.iter().enumerate() {
                 black_box(crc::crc32c(f));
                 region
-                    .write(i * PAYLOAD, &f[16..16 + PAYLOAD])
+                    .write(i * payload, &f[16..16 + payload])
                     .expect("in range");
             }
         }));
+        // The train is the start of a stream every time.
+        let mut sink = fresh();
         rx = rx.min(time(|| {
             let mut t = Train {
                 frames: &frames,
                 at: 0,
             };
-            let p = qp.receive(&mut env, &mut t);
+            let p = sink.receive(&mut env, &mut t);
             assert_eq!(p.fpdus as usize, COUNT);
         }));
         tx_bare = tx_bare.min(time(|| {
             for i in 0..COUNT {
-                black_box(region.crc32c(i * PAYLOAD, PAYLOAD, 0).expect("in range"));
+                black_box(region.crc32c(i * payload, payload, 0).expect("in range"));
             }
         }));
         env.posted = 1;
@@ -205,14 +227,11 @@ fn main() {
     }
     assert_eq!(env.done as usize, ROUNDS);
     assert!(env.keys.lookup(Stag(key.0)).is_some());
+    let with = if markers { "_markers" } else { "" };
     for (name, whole, bare) in [("rx", rx, rx_bare), ("tx", tx, tx_bare)] {
         println!(
-            "{{\"figure\":\"iwarp_fpdu_{name}\",\"ns\":{whole:.1},\"bare_ns\":{bare:.1},\"beyond_ns\":{:.1}}}",
+            "{{\"figure\":\"iwarp_fpdu_{name}{with}\",\"ns\":{whole:.1},\"bare_ns\":{bare:.1},\"beyond_ns\":{:.1}}}",
             whole - bare
         );
     }
-    println!(
-        "{{\"figure\":\"iwarp_queue_pair_bytes\",\"value\":{}}}",
-        size_of::<QueuePair>()
-    );
 }

@@ -8,6 +8,7 @@ use crate::ddp::{
 };
 use crate::env::{Fpdu, FpduKind, FrameBuilder, TxOwner};
 use crate::fpdu::{self, CRC_LEN, LEN_FIELD};
+use crate::marker::{self, MARKER_LEN};
 use crate::mpa::RtrKind;
 use crate::queue_pair::{BuildError, QueuePair};
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
@@ -15,7 +16,7 @@ use crate::send_queue::Entry;
 use crate::sender::{DUMMY_STAG, sink_stag};
 use crate::terminate::Payload;
 use siw_shm::key_table::Stag;
-use siw_shm::{Access, Opcode as WrOpcode, Reader, crc};
+use siw_shm::{Access, Mr, Opcode as WrOpcode, Reader, crc};
 
 impl QueuePair {
     /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.
@@ -26,7 +27,20 @@ impl QueuePair {
         rec: &Fpdu,
         out: &mut impl FrameBuilder,
     ) -> Result<(), BuildError> {
-        let mut f = Build::new(self.crc, rec.ulpdu_len, out);
+        if rec.phase.is_on() {
+            self.build_fpdu(keys, rec, Build::<_, true>::new(self.crc, rec, out))
+        } else {
+            self.build_fpdu(keys, rec, Build::<_, false>::new(self.crc, rec, out))
+        }
+    }
+
+    #[inline]
+    fn build_fpdu<B: FrameBuilder, const MARKERS: bool>(
+        &self,
+        keys: &Reader,
+        rec: &Fpdu,
+        mut f: Build<'_, B, MARKERS>,
+    ) -> Result<(), BuildError> {
         match rec.kind {
             FpduKind::Request => {
                 let e = self.sq.get(rec.slot).ok_or(BuildError::Gone)?;
@@ -59,17 +73,17 @@ impl QueuePair {
                 f.bytes(o.payload.as_bytes());
             }
         }
-        f.finish(rec.ulpdu_len);
+        f.finish();
         Ok(())
     }
 
     #[inline]
-    fn build_request<B: FrameBuilder>(
+    fn build_request<B: FrameBuilder, const MARKERS: bool>(
         &self,
         keys: &Reader,
         rec: &Fpdu,
         e: &Entry,
-        f: &mut Build<'_, B>,
+        f: &mut Build<'_, B, MARKERS>,
     ) -> Result<(), BuildError> {
         let hdr = match e.opcode {
             WrOpcode::Write => {
@@ -78,15 +92,15 @@ impl QueuePair {
                 TAGGED_HDR_LEN
             }
             WrOpcode::Read => {
-                let sink = self.sq.sges(e).first().copied().unwrap_or_default();
+                let (nth, sink) = self.sq.read_sink(e, rec.offset);
                 f.read_request(
-                    Msn(e.msn),
+                    Msn(e.msn.wrapping_add(nth)),
                     &ReadRequest {
                         sink_stag: sink_stag(sink.lkey),
                         sink_to: sink.addr,
-                        size: e.length,
+                        size: sink.length,
                         src_stag: e.rkey,
-                        src_to: e.remote_addr,
+                        src_to: e.remote_addr.wrapping_add(u64::from(rec.offset)),
                     },
                 );
                 return Ok(());
@@ -129,7 +143,7 @@ impl QueuePair {
 
     #[inline]
     #[allow(clippy::too_many_arguments)]
-    fn memory<B: FrameBuilder>(
+    fn memory<B: FrameBuilder, const MARKERS: bool>(
         &self,
         keys: &Reader,
         stag: u32,
@@ -137,7 +151,7 @@ impl QueuePair {
         len: u32,
         need: Access,
         owner: TxOwner,
-        f: &mut Build<'_, B>,
+        f: &mut Build<'_, B, MARKERS>,
     ) -> Result<(), BuildError> {
         if len == 0 {
             return Ok(());
@@ -145,41 +159,107 @@ impl QueuePair {
         let (mr, off) = keys
             .check(Stag(stag), addr, len, need, self.attr.pd, self.attr.qpn)
             .map_err(|_| BuildError::KeyGone)?;
-        if f.crc {
-            f.sum = mr
-                .crc32c(off, len as usize, f.sum)
-                .map_err(|_| BuildError::KeyGone)?;
-        }
-        f.out.memory(mr, off, len, owner);
-        Ok(())
+        f.memory(mr, off, len, owner)
     }
 }
 
-/// One FPDU in the making.
-struct Build<'a, B> {
+/// One FPDU in the making; without markers it costs nothing that it could have some.
+struct Build<'a, B, const MARKERS: bool> {
     out: &'a mut B,
     len: u16,
     crc: bool,
     sum: u32,
+    /// Octets to the next marker.
+    until: usize,
+    /// Octets since the start of the length field.
+    done: usize,
 }
 
-impl<'a, B: FrameBuilder> Build<'a, B> {
+impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     #[inline]
-    fn new(crc: bool, len: u16, out: &'a mut B) -> Self {
+    fn new(crc: bool, rec: &Fpdu, out: &'a mut B) -> Self {
         Self {
             out,
-            len,
+            len: rec.ulpdu_len,
             crc,
             sum: 0,
+            until: rec.phase.until_marker(),
+            done: 0,
         }
     }
 
     #[inline]
     fn bytes(&mut self, b: &[u8]) {
+        if !MARKERS {
+            return self.plain(b);
+        }
+        let mut rest = b;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(self.stretch(rest.len()));
+            self.plain(now);
+            rest = later;
+        }
+    }
+
+    #[inline]
+    fn plain(&mut self, b: &[u8]) {
         if self.crc {
             self.sum = crc::update(self.sum, b);
         }
         self.out.bytes(b);
+    }
+
+    #[inline]
+    fn memory(&mut self, mr: &Mr, off: u64, len: u32, owner: TxOwner) -> Result<(), BuildError> {
+        if !MARKERS {
+            return self.plain_memory(mr, off, len, owner);
+        }
+        let mut at = 0;
+        while at < len {
+            let n = self.stretch((len - at) as usize) as u32;
+            self.plain_memory(mr, off + u64::from(at), n, owner)?;
+            at += n;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn plain_memory(
+        &mut self,
+        mr: &Mr,
+        off: u64,
+        len: u32,
+        owner: TxOwner,
+    ) -> Result<(), BuildError> {
+        if self.crc {
+            self.sum = mr
+                .crc32c(off, len as usize, self.sum)
+                .map_err(|_| BuildError::KeyGone)?;
+        }
+        self.out.memory(mr, off, len, owner);
+        Ok(())
+    }
+
+    /// Puts a marker where one is due; how many of the next `want` octets may follow it.
+    #[inline]
+    fn stretch(&mut self, want: usize) -> usize {
+        self.marker();
+        let n = want.min(self.until);
+        self.until -= n;
+        self.done += n;
+        n
+    }
+
+    #[inline]
+    fn marker(&mut self) {
+        if self.until == 0 {
+            self.plain(&marker::encode(self.done));
+            self.until = marker::INTERVAL - MARKER_LEN;
+            // In front of the length field, it does not count.
+            if self.done > 0 {
+                self.done += MARKER_LEN;
+            }
+        }
     }
 
     /// Length field and DDP header in one piece.
@@ -231,19 +311,22 @@ impl<'a, B: FrameBuilder> Build<'a, B> {
 
     /// Pad and CRC (RFC 5044 section 4.3 and 4.4).
     #[inline]
-    fn finish(self, ulpdu_len: u16) {
-        let pad = fpdu::pad_len(ulpdu_len);
-        if pad == 0 {
-            // Every full segment at the usual EMSS.
-            let sum = if self.crc { self.sum } else { 0 };
-            self.out.bytes(&sum.to_le_bytes());
+    fn finish(mut self) {
+        let pad = fpdu::pad_len(self.len);
+        if MARKERS {
+            self.bytes(&[0; 3][..pad]);
+            self.marker();
+        } else if pad != 0 {
+            let mut b = [0; 3 + CRC_LEN];
+            if self.crc {
+                let sum = crc::update(self.sum, &b[..pad]);
+                b[pad..pad + CRC_LEN].copy_from_slice(&sum.to_le_bytes());
+            }
+            self.out.bytes(&b[..pad + CRC_LEN]);
             return;
         }
-        let mut b = [0; 3 + CRC_LEN];
-        if self.crc {
-            let sum = crc::update(self.sum, &b[..pad]);
-            b[pad..pad + CRC_LEN].copy_from_slice(&sum.to_le_bytes());
-        }
-        self.out.bytes(&b[..pad + CRC_LEN]);
+        // Every full segment at the usual EMSS comes here directly.
+        let sum = if self.crc { self.sum } else { 0 };
+        self.out.bytes(&sum.to_le_bytes());
     }
 }

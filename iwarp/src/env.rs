@@ -4,6 +4,8 @@
 //! [`FrameBuilder`] over mbufs; tests implement both over plain memory. Everything is a generic
 //! parameter: no dynamic dispatch on the data path.
 
+use crate::fpdu;
+use crate::marker::Phase;
 use siw_shm::{Cqe, Mr, Reader, RecvWqe, SendWqe};
 
 /// Counts the references that a port still holds into the buffers of one work request or one read
@@ -51,6 +53,16 @@ pub struct Fpdu {
     pub slot: u32,
     /// Offset of the payload in the message.
     pub offset: u32,
+    /// Where in the stream it starts, as far as markers are concerned.
+    pub phase: Phase,
+}
+
+impl Fpdu {
+    /// Its length on the wire, markers included.
+    #[inline]
+    pub fn wire_len(&self) -> usize {
+        self.phase.stream_len(fpdu::wire_len(self.ulpdu_len))
+    }
 }
 
 /// Where a record is built. Calls come in wire order.

@@ -1,9 +1,10 @@
 //! FPDU framing (RFC 5044 section 4): length, pad, CRC, and how large a ULPDU may be.
 //!
 //! The receiver finds and verifies FPDUs in the stream with it, the sender sizes and closes them.
-//! Markers would change `wire_len`, `mulpdu` and the CRC walk, nothing above this file.
+//! Lengths here are without markers; [`crate::marker`] adds them.
 
 use crate::ddp::MAX_HDR_LEN;
+use crate::marker::{self, MARKER_LEN, Phase};
 use crate::stream::RxStream;
 use siw_shm::crc;
 
@@ -11,8 +12,9 @@ use siw_shm::crc;
 pub const LEN_FIELD: usize = 2;
 /// CRC field; always there, zero when CRC is off (RFC 5044 section 4.4).
 pub const CRC_LEN: usize = 4;
-/// The longest FPDU: a TCP receive buffer below this size can wedge.
-pub const MAX_FPDU: usize = wire_len(u16::MAX);
+/// The longest FPDU, markers included: a TCP receive buffer below this size can wedge.
+pub const MAX_FPDU: usize =
+    wire_len(u16::MAX) + MARKER_LEN * (wire_len(u16::MAX) / (marker::INTERVAL - MARKER_LEN) + 1);
 
 /// Zero octets that bring length field and ULPDU to a multiple of four.
 #[inline]
@@ -81,6 +83,11 @@ pub(crate) fn crc_ok(rx: &impl RxStream, wire_len: usize) -> bool {
 
 /// A whole FPDU in one piece; for the rare messages that are not built from records.
 pub fn encode(parts: &[&[u8]], with_crc: bool) -> Box<[u8]> {
+    encode_at(parts, with_crc, Phase::OFF)
+}
+
+/// The same at a place in a stream that may carry markers.
+pub fn encode_at(parts: &[&[u8]], with_crc: bool, phase: Phase) -> Box<[u8]> {
     let len: usize = parts.iter().map(|p| p.len()).sum();
     let ulpdu_len = u16::try_from(len).unwrap_or(u16::MAX);
     let mut out = Vec::with_capacity(wire_len(ulpdu_len));
@@ -89,6 +96,9 @@ pub fn encode(parts: &[&[u8]], with_crc: bool) -> Box<[u8]> {
         out.extend_from_slice(p);
     }
     out.resize(out.len() + pad_len(ulpdu_len), 0);
+    if phase.is_on() {
+        out = marker::insert(&out, phase);
+    }
     let sum = if with_crc { crc::crc32c(&out) } else { 0 };
     out.extend_from_slice(&sum.to_le_bytes());
     out.into_boxed_slice()
@@ -119,7 +129,10 @@ mod tests {
             assert_eq!(pad_len(ulpdu), pad);
             assert_eq!(wire_len(ulpdu) % 4, 0);
         }
-        assert_eq!(wire_len(u16::MAX), MAX_FPDU);
+        for at in (0..512).step_by(4) {
+            let n = Phase::START.after(at).stream_len(wire_len(u16::MAX));
+            assert!(n <= MAX_FPDU && n + 8 > MAX_FPDU);
+        }
     }
 
     /// RFC 5044 section 4.5; EMSS 1448 gives 1442 [seen on the wire from siw].

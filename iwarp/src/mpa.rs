@@ -35,6 +35,19 @@ pub enum CrcPolicy {
     Required,
 }
 
+/// Markers in the streams of a device (RFC 5044 sections 4.3 and 7.1.1): each side tells whether it
+/// wants to receive them, and the other must then send them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MarkerPolicy {
+    /// Neither ask for them nor send any: a peer that wants them is refused.
+    Never,
+    /// Send them to a peer that wants them.
+    #[default]
+    Accept,
+    /// Want to receive them, too. Linux siw and most hardware refuse such a connection.
+    Request,
+}
+
 /// The kinds of ready-to-receive message (RFC 6581 section 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RtrKind {
@@ -119,6 +132,8 @@ pub struct MpaConfig {
     pub rev: u8,
     /// CRC policy.
     pub crc: CrcPolicy,
+    /// Marker policy.
+    pub markers: MarkerPolicy,
     /// Ask for a ready-to-receive exchange (A flag), so that either side may send first.
     pub peer_to_peer: bool,
     /// RTR kinds that are offered, and accepted from a peer.
@@ -142,6 +157,7 @@ impl Default for MpaConfig {
         Self {
             rev: 2,
             crc: CrcPolicy::Required,
+            markers: MarkerPolicy::Accept,
             peer_to_peer: true,
             rtr: RtrKinds::WRITE_READ,
             max_ird: 128,
@@ -169,6 +185,10 @@ pub struct Negotiated {
     pub initiator: bool,
     /// FPDUs carry a CRC.
     pub crc: bool,
+    /// The peer sends markers, because this side asked for them.
+    pub markers_in: bool,
+    /// This side sends markers, because the peer asked for them.
+    pub markers_out: bool,
     /// Reads that the peer may have outstanding towards us.
     pub ird: u16,
     /// Reads that we may have outstanding towards the peer.
@@ -212,7 +232,7 @@ pub enum MpaError {
     #[error("peer sent bytes after its MPA frame before it may")]
     TrailingBytes,
     /// The peer wants markers.
-    #[error("peer asks for MPA markers, which this device does not send")]
+    #[error("peer asks for MPA markers, which this device is configured not to send")]
     MarkersUnsupported,
     /// No RTR kind in common.
     #[error("no ready-to-receive message that both sides know")]

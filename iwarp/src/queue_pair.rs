@@ -22,6 +22,7 @@ use crate::ddp::Msn;
 use crate::env::{AsyncEvent, Fpdu, FpduKind, QpEnv, TxOwner};
 use crate::errors::event_of;
 use crate::fpdu;
+use crate::marker::{self, Phase};
 use crate::mpa::{Negotiated, RtrKind};
 use crate::read_queue::{InboundQueue, Outbound};
 use crate::send_queue::SendQueue;
@@ -154,6 +155,8 @@ pub struct QueuePair {
     pub(crate) ird: u16,
     pub(crate) ord: u16,
     pub(crate) mulpdu: u16,
+    pub(crate) tx_phase: Phase,
+    pub(crate) rx_phase: Phase,
     /// The work request that is taken out of the ring and not sent completely.
     pub(crate) cur: Option<u32>,
     pub(crate) send_msn: Msn,
@@ -191,6 +194,8 @@ impl QueuePair {
             ird: 0,
             ord: 0,
             mulpdu: 0,
+            tx_phase: Phase::OFF,
+            rx_phase: Phase::OFF,
             cur: None,
             send_msn: Msn::FIRST,
             read_msn: Msn::FIRST,
@@ -219,6 +224,8 @@ impl QueuePair {
         self.state = QpState::Rts;
         self.stream_open = true;
         self.crc = n.crc;
+        self.tx_phase = Phase::start(n.markers_out);
+        self.rx_phase = Phase::start(n.markers_in);
         self.ird = n.ird.max(1);
         self.ord = n.ord;
         self.rtr = n.rtr;
@@ -230,7 +237,11 @@ impl QueuePair {
 
     /// The effective MSS changed; FPDUs not yet handed to TCP follow it.
     pub fn set_emss(&mut self, emss: u32) {
-        self.mulpdu = fpdu::mulpdu(emss);
+        self.mulpdu = if self.tx_phase.is_on() {
+            marker::mulpdu(emss)
+        } else {
+            fpdu::mulpdu(emss)
+        };
     }
 
     /// Creation attributes.

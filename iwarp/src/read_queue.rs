@@ -19,6 +19,8 @@ pub(crate) struct Outbound {
     pub sink_to: u64,
     pub len: u32,
     pub placed: u32,
+    /// The last Read Request of its work request: the answer completes it.
+    pub last: bool,
 }
 
 /// A read that the peer issued.

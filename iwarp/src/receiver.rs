@@ -3,29 +3,27 @@
 //! Order of the checks: MPA (CRC, length), DDP (version, queue, buffer), RDMAP (version, opcode,
 //! rights). The first that fails names the Terminate code.
 
-use crate::ddp::{
-    Control, DDP_VERSION, Msn, QN_TERMINATE, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged,
-};
-use crate::env::{AsyncEvent, QpEnv, TxOwner};
-use crate::errors::{event_of, read_source, status_of, tagged};
+use crate::ddp::{Control, DDP_VERSION, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged};
+use crate::env::QpEnv;
+use crate::errors::tagged;
 use crate::fpdu::{self, Frame, LEN_FIELD};
+use crate::marker::{FpduSource, Plain, Unmarked};
 use crate::placement::place;
 use crate::queue_pair::{Progress, QpState, QueuePair};
-use crate::rdmap::{Opcode, RDMAP_VERSION, READ_REQUEST_LEN, ReadRequest};
-use crate::read_queue::Inbound;
+use crate::rdmap::{Opcode, RDMAP_VERSION, ReadRequest};
 use crate::stream::RxStream;
-use crate::terminate::{self, Offender, Received, TermCode};
+use crate::terminate::{Offender, TermCode};
 use siw_shm::key_table::Stag;
-use siw_shm::{Access, KeyError, Opcode as WrOpcode, WcFlags, WcStatus};
+use siw_shm::{Access, KeyError, WcFlags, WcStatus};
 
 /// Untagged queues of RFC 5040 and RFC 7306.
 const QUEUES: u32 = 4;
 
 /// Why a segment ends the stream.
-struct Fault {
-    code: TermCode,
+pub(crate) struct Fault {
+    pub code: TermCode,
     /// The offender is this Read Request.
-    read: Option<ReadRequest>,
+    pub read: Option<ReadRequest>,
 }
 
 impl From<TermCode> for Fault {
@@ -42,17 +40,35 @@ impl QueuePair {
     /// Call it before [`acked`](Self::acked) for the acknowledgement of the same segment: a
     /// Terminate then still finds the work request that it is about.
     pub fn receive<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl RxStream) -> Progress {
+        let mut p = if self.rx_phase.is_on() {
+            let mut rx = Unmarked::new(rx, self.rx_phase);
+            let p = self.fpdus(env, &mut rx);
+            self.rx_phase = rx.phase;
+            p
+        } else {
+            self.fpdus(env, &mut Plain(&mut *rx))
+        };
+        if matches!(self.state, QpState::Terminate | QpState::Error) {
+            let n = rx.available();
+            rx.consume(n);
+            p.bytes += n;
+        }
+        p.tx = self.has_work();
+        p
+    }
+
+    #[inline]
+    fn fpdus<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl FpduSource) -> Progress {
         let mut p = Progress::default();
         while matches!(self.state, QpState::Rts | QpState::Closing) {
             let Some(f) = fpdu::next(rx) else { break };
-            if self.crc && !fpdu::crc_ok(rx, f.wire_len) {
-                self.fault(env, TermCode::MPA_CRC, None);
+            if let Err(code) = rx.verify(f.wire_len, self.crc) {
+                self.fault(env, code, None);
                 break;
             }
             let result = self.segment(env, rx, &f);
-            rx.consume(f.wire_len);
             p.fpdus += 1;
-            p.bytes += f.wire_len;
+            p.bytes += rx.take(f.wire_len);
             if !self.first_seen {
                 self.first_seen = true;
                 self.may_send = true;
@@ -67,12 +83,6 @@ impl QueuePair {
                 self.fault(env, fault.code, Some(&by));
             }
         }
-        if matches!(self.state, QpState::Terminate | QpState::Error) {
-            let n = rx.available();
-            rx.consume(n);
-            p.bytes += n;
-        }
-        p.tx = self.has_work();
         p
     }
 
@@ -162,124 +172,6 @@ impl QueuePair {
             .map_err(tagged)?;
         place(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
             .map_err(|_| TermCode::LOCAL_CATASTROPHIC.into())
-    }
-
-    /// RDMA Read Response: must continue the oldest outstanding read, nothing else (RFC 5040
-    /// section 5.5, conformance 65 and 66).
-    fn read_response<E: QpEnv>(
-        &mut self,
-        env: &mut E,
-        rx: &impl RxStream,
-        h: &Tagged,
-        len: u32,
-    ) -> Result<(), Fault> {
-        let Some(r) = self.outbound.front_mut() else {
-            return Err(TermCode::RDMAP_OPCODE.into());
-        };
-        let slot = r.slot;
-        let last = h.control.last();
-        let mut mismatch = None;
-        let empty = len == 0 && r.len == 0 && last;
-        if !empty {
-            if h.stag != r.sink_stag {
-                mismatch = Some(TermCode::DDP_STAG);
-            } else if h.to != r.sink_to.wrapping_add(u64::from(r.placed))
-                || len > r.len - r.placed
-                || last != (len == r.len - r.placed)
-            {
-                mismatch = Some(TermCode::DDP_BOUNDS);
-            }
-        }
-        if let Some(code) = mismatch {
-            self.fail_request(slot, WcStatus::BAD_RESP_ERR);
-            return Err(code.into());
-        }
-        if len > 0 {
-            let placed = env
-                .keys()
-                .check(
-                    Stag(h.stag),
-                    h.to,
-                    len,
-                    Access::LOCAL_WRITE,
-                    self.attr.pd,
-                    self.attr.qpn,
-                )
-                .and_then(|(mr, off)| {
-                    place(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
-                        .map_err(|_| KeyError::Access)
-                });
-            if let Err(e) = placed {
-                self.fail_request(slot, WcStatus::LOC_PROT_ERR);
-                return Err(tagged(e).into());
-            }
-            r.placed += len;
-        }
-        if last {
-            self.outbound.pop_front();
-            if let Some(e) = slot.and_then(|s| self.sq.get_mut(s)) {
-                e.answered = true;
-                self.complete_ready(env);
-            }
-        }
-        Ok(())
-    }
-
-    fn fail_request(&mut self, slot: Option<u32>, status: WcStatus) {
-        if let Some(e) = slot.and_then(|s| self.sq.get_mut(s)) {
-            e.status = status;
-        }
-    }
-
-    /// RDMA Read Request (RFC 5040 section 4.4).
-    fn read_request<E: QpEnv>(
-        &mut self,
-        rx: &impl RxStream,
-        env: &mut E,
-        h: &Untagged,
-        len: u32,
-    ) -> Result<(), Fault> {
-        if h.msn != self.rx_read_msn {
-            return Err(TermCode::DDP_MSN.into());
-        }
-        if h.mo != 0 {
-            return Err(TermCode::DDP_MO.into());
-        }
-        if len as usize != READ_REQUEST_LEN || !h.control.last() {
-            return Err(TermCode::RDMAP_UNSPECIFIED.into());
-        }
-        if self.inbound.unsent() >= usize::from(self.ird) {
-            return Err(TermCode::DDP_NO_BUFFER.into());
-        }
-        let mut b = [0; READ_REQUEST_LEN];
-        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b);
-        let req = ReadRequest::parse(&b);
-        if req.size > 0 {
-            env.keys()
-                .check(
-                    Stag(req.src_stag),
-                    req.src_to,
-                    req.size,
-                    Access::REMOTE_READ,
-                    self.attr.pd,
-                    self.attr.qpn,
-                )
-                .map_err(|e| Fault {
-                    code: read_source(e),
-                    read: Some(req),
-                })?;
-        }
-        self.rx_read_msn = self.rx_read_msn.next();
-        if self.state == QpState::Rts {
-            self.inbound.push(Inbound {
-                req,
-                msn: h.msn,
-                sent: 0,
-                owner: TxOwner::NONE,
-                acked: false,
-            });
-        }
-        Ok(())
     }
 
     /// Send in its four kinds (RFC 5040 sections 4.6 and 5.3).
@@ -414,66 +306,5 @@ impl QueuePair {
             KeyError::Pd | KeyError::Stream => TermCode::RDMAP_CANNOT_INVALIDATE_PROT,
             _ => TermCode::RDMAP_CANNOT_INVALIDATE,
         })
-    }
-
-    /// The peer's Terminate ends the stream; none goes back (RFC 5040 section 4.8).
-    fn terminate_arrived<E: QpEnv>(
-        &mut self,
-        env: &mut E,
-        rx: &impl RxStream,
-        h: &Untagged,
-        len: u32,
-    ) {
-        let mut b = [0; terminate::MAX_LEN];
-        let n = (len as usize).min(b.len());
-        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b[..n]);
-        let sound = h.qn == QN_TERMINATE && h.msn == Msn::FIRST && h.mo == 0 && h.control.last();
-        let parsed = Received::parse(&b[..n]).ok().filter(|_| sound);
-        self.state = QpState::Terminate;
-        self.in_message = crate::queue_pair::InMessage::None;
-        let Some(t) = parsed else {
-            // Conformance 78: a malformed Terminate is an error of this stream all the same.
-            self.local_error = Some(TermCode::RDMAP_UNSPECIFIED);
-            env.event(AsyncEvent::QpFatal);
-            return;
-        };
-        self.received = Some(t.code);
-        env.event(event_of(t.code));
-        self.blame(&t);
-        self.complete_ready(env);
-    }
-
-    /// Finds the work request that a Terminate is about: by the header that it quotes, else the
-    /// oldest that is not finished.
-    fn blame(&mut self, t: &Received) {
-        let status = status_of(t.code);
-        let Some(hdr) = t.ddp else {
-            if let Some(e) = self.sq.iter_mut().find(|e| !e.acked || !e.answered) {
-                e.status = status;
-            }
-            return;
-        };
-        let c = Control {
-            ddp: hdr[0],
-            rdmap: hdr[1],
-        };
-        let (th, uh) = (Tagged::parse(&hdr), Untagged::parse(&hdr));
-        let hit = |e: &crate::send_queue::Entry| match Opcode::from_wire(c.opcode()) {
-            Some(Opcode::Write) => {
-                e.opcode == WrOpcode::Write
-                    && e.rkey == th.stag
-                    && th.to.wrapping_sub(e.remote_addr) < u64::from(e.length.max(1))
-            }
-            Some(Opcode::ReadRequest) => e.opcode == WrOpcode::Read && e.msn == uh.msn.0,
-            Some(Opcode::Send | Opcode::SendInv | Opcode::SendSe | Opcode::SendSeInv) => {
-                matches!(e.opcode, WrOpcode::Send | WrOpcode::SendWithInv) && e.msn == uh.msn.0
-            }
-            _ => false,
-        };
-        if let Some(e) = self.sq.iter_mut().find(|e| hit(e)) {
-            e.status = status;
-            // Whatever the acknowledgement says, the peer did not do it.
-            e.acked = false;
-        }
     }
 }

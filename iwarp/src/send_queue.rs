@@ -35,6 +35,8 @@ pub(crate) struct Entry {
     pub opcode: Opcode,
     flags: WrFlags,
     num_sge: u8,
+    /// Read Requests that went out for it.
+    pub parts: u8,
     /// Other than success: fails as soon as it is its turn.
     pub status: WcStatus,
     /// The last segment is acknowledged.
@@ -99,6 +101,7 @@ impl SendQueue {
             opcode: w.opcode,
             flags: w.flags,
             num_sge: 0,
+            parts: 0,
             status: WcStatus::SUCCESS,
             acked: false,
             answered: false,
@@ -177,6 +180,26 @@ impl SendQueue {
             &self.big[e.big as usize]
         };
         &all[..usize::from(e.num_sge)]
+    }
+
+    /// The data sink of the Read Request that asks for the bytes from `offset` on, and its place among
+    /// the requests of its work request: there is one for each element that is not empty, because a
+    /// Read Request names one tagged buffer (RFC 5040 section 4.4).
+    pub fn read_sink(&self, e: &Entry, offset: u32) -> (u32, Sge) {
+        let sges = self.sges(e);
+        if e.length == 0 {
+            let s = sges.first().copied().unwrap_or_default();
+            return (0, Sge { length: 0, ..s });
+        }
+        let mut at = 0u32;
+        let full = sges.iter().filter(|s| s.length > 0);
+        for (i, s) in full.enumerate() {
+            if at == offset {
+                return (i as u32, *s);
+            }
+            at = at.wrapping_add(s.length);
+        }
+        (0, Sge::default())
     }
 
     /// Bytes of an inline message.

@@ -2,7 +2,6 @@
 
 use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
 use crate::env::{Fpdu, FpduKind, QpEnv, TxOwner, TxRecord};
-use crate::errors::read_source;
 use crate::fpdu;
 use crate::mpa::RtrKind;
 use crate::queue_pair::{InMessage, QpState, QueuePair};
@@ -17,7 +16,7 @@ use siw_shm::{Access, Opcode as WrOpcode, Reader, WcStatus};
 pub(crate) const DUMMY_STAG: u32 = 1;
 
 /// What [`QueuePair::next_record`] hands out: record, length on the wire, push.
-type Next = Option<(TxRecord, u32, bool)>;
+pub(crate) type Next = Option<(TxRecord, u32, bool)>;
 
 impl QueuePair {
     /// The next FPDU that may leave: record, its length on the wire, and whether to push (end of a
@@ -71,9 +70,8 @@ impl QueuePair {
     #[inline]
     pub(crate) fn stalled(&self, slot: u32) -> bool {
         self.sq.get(slot).is_none_or(|e| {
-            e.sent == 0
-                && ((e.fence() && !self.outbound.is_empty())
-                    || (e.opcode == WrOpcode::Read && self.outbound.len() >= usize::from(self.ord)))
+            (e.sent == 0 && e.fence() && !self.outbound.is_empty())
+                || (e.opcode == WrOpcode::Read && self.outbound.len() >= usize::from(self.ord))
         })
     }
 
@@ -123,7 +121,7 @@ impl QueuePair {
         let need = match e.opcode {
             WrOpcode::Write | WrOpcode::Send | WrOpcode::SendWithInv => Access::NONE,
             WrOpcode::Read => {
-                if self.ord == 0 || self.sq.sges(e).len() > 1 {
+                if self.ord == 0 {
                     return WcStatus::LOC_QP_OP_ERR;
                 }
                 Access::LOCAL_WRITE
@@ -157,49 +155,27 @@ impl QueuePair {
         let slot = self.cur?;
         let mulpdu = u32::from(self.mulpdu);
         let e = self.sq.get_mut(slot)?;
-        let (ulpdu, n) = match e.opcode {
-            WrOpcode::Read => ((UNTAGGED_HDR_LEN + READ_REQUEST_LEN) as u32, e.length),
-            op => {
-                let hdr = if op == WrOpcode::Write {
-                    TAGGED_HDR_LEN
-                } else {
-                    UNTAGGED_HDR_LEN
-                } as u32;
-                let n = (e.length - e.sent).min(mulpdu - hdr);
-                (hdr + n, n)
-            }
-        };
-        let wire = fpdu::wire_len(ulpdu as u16);
+        if e.opcode == WrOpcode::Read {
+            return self.read_record(slot, room);
+        }
+        let hdr = if e.opcode == WrOpcode::Write {
+            TAGGED_HDR_LEN
+        } else {
+            UNTAGGED_HDR_LEN
+        } as u32;
+        let n = (e.length - e.sent).min(mulpdu - hdr);
+        let ulpdu = hdr + n;
+        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu as u16));
         if wire > room {
             return None;
         }
         let offset = e.sent;
-        if offset == 0 {
-            match e.opcode {
-                WrOpcode::Read => {
-                    e.msn = self.read_msn.0;
-                    self.read_msn = self.read_msn.next();
-                }
-                WrOpcode::Write => {}
-                _ => {
-                    e.msn = self.send_msn.0;
-                    self.send_msn = self.send_msn.next();
-                }
-            }
+        if offset == 0 && e.opcode != WrOpcode::Write {
+            e.msn = self.send_msn.0;
+            self.send_msn = self.send_msn.next();
         }
         e.sent += n;
         let last = e.sent == e.length;
-        if e.opcode == WrOpcode::Read {
-            let (length, e) = (e.length, *e);
-            let sink = self.sq.sges(&e).first().copied().unwrap_or_default();
-            self.outbound.push_back(Outbound {
-                slot: Some(slot),
-                sink_stag: sink_stag(sink.lkey),
-                sink_to: sink.addr,
-                len: length,
-                placed: 0,
-            });
-        }
         if last {
             self.cur = None;
             self.in_message = InMessage::None;
@@ -207,57 +183,29 @@ impl QueuePair {
         } else {
             self.in_message = InMessage::Request;
         }
-        let rec = Fpdu {
-            kind: FpduKind::Request,
-            last,
-            ulpdu_len: ulpdu as u16,
-            slot,
-            offset,
-        };
-        Some((TxRecord::Fpdu(rec), wire as u32, last))
+        self.record(FpduKind::Request, last, ulpdu as u16, slot, offset, wire)
     }
 
-    fn response_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
-        let max = u32::from(self.mulpdu) - TAGGED_HDR_LEN as u32;
-        let (pd, qpn) = (self.attr.pd, self.attr.qpn);
-        let (slot, r) = self.inbound.current()?;
-        let n = (r.req.size - r.sent).min(max);
-        let ulpdu_len = (TAGGED_HDR_LEN as u32 + n) as u16;
-        let wire = fpdu::wire_len(ulpdu_len);
-        if wire > room {
-            return None;
-        }
-        if n > 0 {
-            // The key may have gone since the request was accepted.
-            let to = r.req.src_to.wrapping_add(u64::from(r.sent));
-            if let Err(e) =
-                env.keys()
-                    .check(Stag(r.req.src_stag), to, n, Access::REMOTE_READ, pd, qpn)
-            {
-                let offender = r.offender();
-                self.fault(env, read_source(e), Some(&offender));
-                return None;
-            }
-            if r.sent == 0 {
-                r.owner = env.alloc_owner(r.req.size);
-            }
-        }
-        let offset = r.sent;
-        r.sent += n;
-        let last = r.sent == r.req.size;
-        if last {
-            self.inbound.finish_current();
-            self.in_message = InMessage::None;
-            self.prefer_response = false;
-        } else {
-            self.in_message = InMessage::Response;
-        }
+    /// The record of an FPDU that takes `wire` octets of the stream from here on.
+    #[inline]
+    pub(crate) fn record(
+        &mut self,
+        kind: FpduKind,
+        last: bool,
+        ulpdu_len: u16,
+        slot: u32,
+        offset: u32,
+        wire: usize,
+    ) -> Next {
+        let phase = self.tx_phase;
+        self.tx_phase = phase.after(wire);
         let rec = Fpdu {
-            kind: FpduKind::Response,
+            kind,
             last,
             ulpdu_len,
             slot,
             offset,
+            phase,
         };
         Some((TxRecord::Fpdu(rec), wire as u32, last))
     }
@@ -270,7 +218,7 @@ impl QueuePair {
             RtrKind::Send => UNTAGGED_HDR_LEN,
             RtrKind::Read => UNTAGGED_HDR_LEN + READ_REQUEST_LEN,
         } as u16;
-        let wire = fpdu::wire_len(ulpdu_len);
+        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -286,35 +234,22 @@ impl QueuePair {
                     sink_to: 0,
                     len: 0,
                     placed: 0,
+                    last: false,
                 });
             }
         }
-        let rec = Fpdu {
-            kind: FpduKind::Rtr,
-            last: true,
-            ulpdu_len,
-            slot: 0,
-            offset: 0,
-        };
-        Some((TxRecord::Fpdu(rec), wire as u32, true))
+        self.record(FpduKind::Rtr, true, ulpdu_len, 0, 0, wire)
     }
 
     fn terminate_record(&mut self, room: usize) -> Next {
         let o = self.outgoing.as_mut().filter(|o| !o.queued)?;
         let ulpdu_len = (UNTAGGED_HDR_LEN + o.payload.as_bytes().len()) as u16;
-        let wire = fpdu::wire_len(ulpdu_len);
+        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
         o.queued = true;
-        let rec = Fpdu {
-            kind: FpduKind::Terminate,
-            last: true,
-            ulpdu_len,
-            slot: 0,
-            offset: 0,
-        };
-        Some((TxRecord::Fpdu(rec), wire as u32, true))
+        self.record(FpduKind::Terminate, true, ulpdu_len, 0, 0, wire)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::ddp::{
     Control, MAX_HDR_LEN, Msn, QN_TERMINATE, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, Untagged,
 };
 use crate::fpdu;
+use crate::marker::Phase;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
 
 /// Layer, error type and code of a Terminate (RFC 5040 section 4.8, RFC 6580 section 3.2).
@@ -194,9 +195,10 @@ impl Payload {
 
 /// A whole Terminate FPDU for a stream that has no queue pair yet: an initiator that cannot accept
 /// the reply (RFC 6581 section 7).
-pub fn standalone(code: TermCode, crc: bool) -> Box<[u8]> {
+pub fn standalone(code: TermCode, crc: bool, markers: bool) -> Box<[u8]> {
     let p = Payload::new(code, None);
-    fpdu::encode(&[&Payload::header().to_bytes(), p.as_bytes()], crc)
+    let phase = Phase::start(markers);
+    fpdu::encode_at(&[&Payload::header().to_bytes(), p.as_bytes()], crc, phase)
 }
 
 /// A Terminate that a peer sent.

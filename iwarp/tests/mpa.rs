@@ -173,7 +173,6 @@ fn wrong_openings_fail() {
     assert_eq!(badi(&frame(REQ, 0x10, 2, &e)), MpaError::BothInitiators);
     assert_eq!(badi(&frame(REP, 0x00, 2, b"")), MpaError::EnhancedMismatch);
     assert_eq!(badi(&frame(REP, 0x00, 1, b"")), MpaError::EnhancedMismatch);
-    assert_eq!(badi(&frame(REP, 0x90, 2, &e)), MpaError::MarkersUnsupported);
     let mut f = frame(REP, 0x10, 2, &e);
     f.push(0);
     assert_eq!(badi(&f), MpaError::TrailingBytes);
@@ -274,10 +273,14 @@ fn reserved_bits_and_r_in_a_request_are_ignored_and_r_in_a_reply_rejects() {
     }
 }
 
-/// Conformance 17 is not built: a request for markers is refused with a reply that says so.
+/// RFC 5044 section 7.1.1: a device that cannot send markers may not accept a peer that needs them.
 #[test]
-fn a_request_for_markers_is_rejected_politely() {
-    let s = Responder::new(&cfg()).on_stream(&mut stream(&frame(REQ, 0x80, 1, b"")));
+fn a_request_for_markers_is_rejected_politely_when_they_are_off() {
+    let never = MpaConfig {
+        markers: MarkerPolicy::Never,
+        ..cfg()
+    };
+    let s = Responder::new(&never).on_stream(&mut stream(&frame(REQ, 0x80, 1, b"")));
     let ResponderStep::Failed {
         error: MpaError::MarkersUnsupported,
         send: Some(reply),
@@ -287,6 +290,42 @@ fn a_request_for_markers_is_rejected_politely() {
     };
     assert_eq!(reply[..16], REP[..]);
     assert_eq!(reply[16] & 0x20, 0x20);
+    let mut i = Initiator::new(&never, 4, 4, b"").expect("valid");
+    let reply = frame(REP, 0xd0, 2, &enhanced(false, false, 4, false, false, 4));
+    assert_eq!(
+        i.on_stream(&mut stream(&reply)),
+        InitiatorStep::Failed {
+            error: MpaError::MarkersUnsupported,
+            send: None
+        }
+    );
+}
+
+/// Conformance 17: M of either frame decides about the direction towards its sender.
+#[test]
+fn c17_each_side_sends_markers_when_the_other_asked_for_them() {
+    use MarkerPolicy::*;
+    for (ci, cr) in [
+        (Accept, Accept),
+        (Accept, Request),
+        (Request, Accept),
+        (Request, Request),
+    ] {
+        let with = |markers| MpaConfig { markers, ..cfg() };
+        let (step, reply, r) = connect(&with(ci), &with(cr), [4; 4]);
+        let (i, _) = accepted(step);
+        assert_eq!(reply[16] & 0x80 != 0, cr == Request, "M of the reply");
+        assert_eq!(
+            (r.markers_in, r.markers_out),
+            (cr == Request, ci == Request)
+        );
+        assert_eq!(
+            (i.markers_in, i.markers_out),
+            (ci == Request, cr == Request)
+        );
+    }
+    let i = Initiator::new(&cfg(), 4, 4, b"").expect("valid");
+    assert_eq!(i.request()[16] & 0x80, 0, "not asked for by default");
 }
 
 /// Conformance 20, 21, 22: every combination of offers and abilities.

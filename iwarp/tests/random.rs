@@ -61,8 +61,9 @@ proptest! {
         y in prop::collection::vec(op(), 0..24),
         steps in prop::collection::vec((0usize..4, 0usize..4000, 0usize..4, any::<bool>()), 0..80),
         kill in prop::option::of(0usize..80),
+        markers in any::<[bool; 2]>(),
     ) {
-        let (mut a, mut b) = (side(true), side(false));
+        let (mut a, mut b) = (side_with(true, markers), side_with(false, markers));
         post(&mut a, &mut b, &x);
         post(&mut b, &mut a, &y);
         for (i, &(n, cut, acks, who)) in steps.iter().enumerate() {

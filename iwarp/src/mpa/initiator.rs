@@ -1,8 +1,8 @@
 //! The side that connects.
 
 use super::{
-    CrcPolicy, DEPTH_UNNEGOTIATED, Enhanced, Frame, FrameKind, MpaConfig, MpaError, Negotiated,
-    RtrKinds,
+    CrcPolicy, DEPTH_UNNEGOTIATED, Enhanced, Frame, FrameKind, MarkerPolicy, MpaConfig, MpaError,
+    Negotiated, RtrKinds,
 };
 use crate::stream::RxStream;
 use crate::terminate;
@@ -62,7 +62,7 @@ impl Initiator {
         });
         let request = Frame {
             kind: FrameKind::Request,
-            markers: false,
+            markers: cfg.markers == MarkerPolicy::Request,
             crc: cfg.crc == CrcPolicy::Required,
             reject: false,
             rev: cfg.rev,
@@ -111,7 +111,7 @@ impl Initiator {
                 error,
                 send: error
                     .term_code()
-                    .map(|c| terminate::standalone(c, self.crc_on(&frame))),
+                    .map(|c| terminate::standalone(c, self.crc_on(&frame), frame.markers)),
             },
         }
     }
@@ -136,12 +136,14 @@ impl Initiator {
             // The responder sends no FPDU before it has received one (RFC 5044 section 7.1.2).
             return Err(Some(MpaError::TrailingBytes));
         }
-        if f.markers {
+        if f.markers && self.cfg.markers == MarkerPolicy::Never {
             return Err(Some(MpaError::MarkersUnsupported));
         }
         let mut n = Negotiated {
             initiator: true,
             crc: self.crc_on(f),
+            markers_in: self.cfg.markers == MarkerPolicy::Request,
+            markers_out: f.markers,
             ird: self.ird,
             ord: self.ord,
             rtr: None,

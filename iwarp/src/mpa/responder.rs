@@ -1,8 +1,8 @@
 //! The side that listens.
 
 use super::{
-    CrcPolicy, DEPTH_UNNEGOTIATED, Enhanced, Frame, FrameKind, MpaConfig, MpaError, Negotiated,
-    RtrKind, RtrKinds,
+    CrcPolicy, DEPTH_UNNEGOTIATED, Enhanced, Frame, FrameKind, MarkerPolicy, MpaConfig, MpaError,
+    Negotiated, RtrKind, RtrKinds,
 };
 use crate::stream::RxStream;
 
@@ -77,7 +77,7 @@ impl Responder {
         if rx.available() > 0 {
             return failed(MpaError::TrailingBytes);
         }
-        if f.markers {
+        if f.markers && self.cfg.markers == MarkerPolicy::Never {
             let send = self.reply(&f, true, Self::reject_data(&f), &[]).ok();
             return ResponderStep::Failed {
                 error: MpaError::MarkersUnsupported,
@@ -116,6 +116,8 @@ impl Responder {
         let mut n = Negotiated {
             initiator: false,
             crc: f.crc || self.cfg.crc == CrcPolicy::Required,
+            markers_in: self.cfg.markers == MarkerPolicy::Request,
+            markers_out: f.markers,
             ird: ird.min(self.cfg.max_ird),
             ord: ord.min(self.cfg.max_ord),
             rtr: None,
@@ -193,7 +195,7 @@ impl Responder {
     ) -> Result<Box<[u8]>, MpaError> {
         Frame {
             kind: FrameKind::Reply,
-            markers: false,
+            markers: !reject && self.cfg.markers == MarkerPolicy::Request,
             crc: request.crc || self.cfg.crc == CrcPolicy::Required,
             reject,
             rev: request.rev,

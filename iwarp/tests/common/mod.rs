@@ -185,6 +185,8 @@ pub fn negotiated(initiator: bool) -> Negotiated {
     Negotiated {
         initiator,
         crc: true,
+        markers_in: false,
+        markers_out: false,
         ird: 4,
         ord: 4,
         rtr: None,

@@ -51,10 +51,17 @@ pub struct Side {
 }
 
 pub fn side(initiator: bool) -> Side {
+    side_with(initiator, [false; 2])
+}
+
+/// `markers`: those that the initiator sends, and those that the responder sends.
+pub fn side_with(initiator: bool, markers: [bool; 2]) -> Side {
     let mut end = End::new(Negotiated {
         ird: 2,
         ord: 2,
         rtr: initiator.then_some(mpa::RtrKind::Read),
+        markers_in: markers[usize::from(initiator)],
+        markers_out: markers[usize::from(!initiator)],
         ..negotiated(initiator)
     });
     end.env.track = true;
@@ -122,7 +129,10 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
             }
             _ => {
                 let at = SLICE + o.to;
-                let sink = [sge(VA + at as u64, o.len, me.key)];
+                let sink = [
+                    sge(VA + at as u64, cut, me.key),
+                    sge(VA + (at + cut) as u64, o.len - cut, me.key),
+                ];
                 me.end.env.post(&SendDesc {
                     flags,
                     remote_addr: VA + o.from as u64,

@@ -1,0 +1,349 @@
+//! MPA markers (RFC 5044 section 4.3): four octets at every multiple of 512 octets of the stream,
+//! counted from the first octet after the MPA frames, each of which tells how far back its FPDU
+//! starts.
+//!
+//! The receiver reads through [`Unmarked`], which hides them; the sender puts them in while it
+//! builds. A marker belongs to the FPDU whose next octet follows it: one that falls between two
+//! FPDUs counts, with pointer zero, into the CRC of the second, one behind the pad into the CRC of
+//! the first.
+
+use crate::fpdu;
+use crate::stream::RxStream;
+use crate::terminate::TermCode;
+
+/// Distance of markers.
+pub const INTERVAL: usize = 512;
+/// A marker: 16 reserved bits, 16 bits FPDUPTR.
+pub const MARKER_LEN: usize = 4;
+const DATA: usize = INTERVAL - MARKER_LEN;
+
+/// Where in the marker grid the next octet of a stream lies, or that the stream has no markers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Phase(u16);
+
+impl Phase {
+    /// The stream carries no markers.
+    pub const OFF: Phase = Phase(u16::MAX);
+    /// A marker comes next: the start of every stream that has them.
+    pub const START: Phase = Phase(0);
+
+    /// The start of a stream with or without markers.
+    #[inline]
+    pub fn start(markers: bool) -> Self {
+        if markers { Self::START } else { Self::OFF }
+    }
+
+    /// The stream carries markers.
+    #[inline]
+    pub fn is_on(self) -> bool {
+        self != Self::OFF
+    }
+
+    /// Octets from here to the next marker.
+    #[inline]
+    pub fn until_marker(self) -> usize {
+        (INTERVAL - usize::from(self.0) % INTERVAL) % INTERVAL
+    }
+
+    /// The phase `n` octets of stream (markers included) further.
+    #[inline]
+    pub fn after(self, n: usize) -> Self {
+        if self.is_on() {
+            Phase(((usize::from(self.0) + n) % INTERVAL) as u16)
+        } else {
+            self
+        }
+    }
+
+    /// Octets of stream that `n` octets and the markers before and between them take.
+    #[inline]
+    pub fn stream_len(self, n: usize) -> usize {
+        let before = self.until_marker();
+        if !self.is_on() || n <= before {
+            n
+        } else {
+            n + MARKER_LEN * (1 + (n - before - 1) / DATA)
+        }
+    }
+
+    /// How many of `n` octets of stream are not of markers.
+    #[inline]
+    fn data_len(self, n: usize) -> usize {
+        let before = self.until_marker();
+        match n.checked_sub(before) {
+            None => n,
+            Some(r) => before + r / INTERVAL * DATA + (r % INTERVAL).saturating_sub(MARKER_LEN),
+        }
+    }
+
+    /// Where the octet number `n` that is not of a marker lies in the stream.
+    #[inline]
+    fn offset_of(self, n: usize) -> usize {
+        self.stream_len(n + 1) - 1
+    }
+}
+
+/// MULPDU of a stream with markers: room for as many as a segment can meet (RFC 5044 section 4.5).
+#[inline]
+pub fn mulpdu(emss: u32) -> u16 {
+    let markers = MARKER_LEN as u32 * emss.div_ceil(INTERVAL as u32);
+    emss.saturating_sub(6 + markers + emss % 4)
+        .clamp(128, 64768) as u16
+}
+
+/// The marker that stands `back` octets behind the start of its FPDU's length field.
+#[inline]
+pub fn encode(back: usize) -> [u8; MARKER_LEN] {
+    let p = (back as u16).to_be_bytes();
+    [0, 0, p[0], p[1]]
+}
+
+/// A stream out of which whole FPDUs are taken; markers, if any, are invisible in it.
+pub(crate) trait FpduSource: RxStream {
+    /// CRC and markers of the FPDU at the start, of `wire_len` octets without markers.
+    fn verify(&self, wire_len: usize, crc: bool) -> Result<(), TermCode>;
+
+    /// Consumes it; how many octets of the stream those were.
+    fn take(&mut self, wire_len: usize) -> usize;
+}
+
+/// A stream without markers.
+pub(crate) struct Plain<'a, R>(pub &'a mut R);
+
+impl<R: RxStream> RxStream for Plain<'_, R> {
+    #[inline]
+    fn available(&self) -> usize {
+        self.0.available()
+    }
+    #[inline]
+    fn peek(&self, off: usize, out: &mut [u8]) {
+        self.0.peek(off, out);
+    }
+    #[inline]
+    fn for_each(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
+        self.0.for_each(off, len, f);
+    }
+    #[inline]
+    fn consume(&mut self, n: usize) {
+        self.0.consume(n);
+    }
+}
+
+impl<R: RxStream> FpduSource for Plain<'_, R> {
+    #[inline]
+    fn verify(&self, wire_len: usize, crc: bool) -> Result<(), TermCode> {
+        if crc && !fpdu::crc_ok(self.0, wire_len) {
+            return Err(TermCode::MPA_CRC);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn take(&mut self, wire_len: usize) -> usize {
+        self.0.consume(wire_len);
+        wire_len
+    }
+}
+
+/// A stream with markers, seen without them.
+pub(crate) struct Unmarked<'a, R> {
+    rx: &'a mut R,
+    /// Of the first octet that is not consumed.
+    pub phase: Phase,
+}
+
+impl<'a, R: RxStream> Unmarked<'a, R> {
+    pub fn new(rx: &'a mut R, phase: Phase) -> Self {
+        Self { rx, phase }
+    }
+}
+
+impl<R: RxStream> RxStream for Unmarked<'_, R> {
+    #[inline]
+    fn available(&self) -> usize {
+        self.phase.data_len(self.rx.available())
+    }
+
+    #[inline]
+    fn peek(&self, off: usize, out: &mut [u8]) {
+        let mut at = 0;
+        self.for_each(off, out.len(), |s| {
+            if let Some(o) = out.get_mut(at..at + s.len()) {
+                o.copy_from_slice(s);
+            }
+            at += s.len();
+        });
+    }
+
+    #[inline]
+    fn for_each(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
+        let (mut at, mut left) = (self.phase.offset_of(off), len);
+        while left > 0 {
+            // `at` is never that of a marker, so there is something before the next one.
+            let n = match self.phase.after(at).until_marker() {
+                0 => return,
+                n => n.min(left),
+            };
+            self.rx.for_each(at, n, &mut f);
+            left -= n;
+            at += n + MARKER_LEN;
+        }
+    }
+
+    #[inline]
+    fn consume(&mut self, n: usize) {
+        self.take(n);
+    }
+}
+
+impl<R: RxStream> FpduSource for Unmarked<'_, R> {
+    #[inline]
+    fn verify(&self, wire_len: usize, crc: bool) -> Result<(), TermCode> {
+        let total = self.phase.stream_len(wire_len);
+        if crc && !fpdu::crc_ok(self.rx, total) {
+            return Err(TermCode::MPA_CRC);
+        }
+        let first = self.phase.until_marker();
+        // A marker in front of the length field does not shift what the others count from.
+        let start = if first == 0 { MARKER_LEN } else { 0 };
+        for at in (first..total).step_by(INTERVAL) {
+            let mut m = [0; MARKER_LEN];
+            self.rx.peek(at, &mut m);
+            // Reserved bits and the two lowest of the pointer do not matter (conformance 32, 33).
+            let back = usize::from(u16::from_be_bytes([m[2], m[3]]) & !3);
+            if back != at.saturating_sub(start) {
+                return Err(TermCode::MPA_LENGTH);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn take(&mut self, wire_len: usize) -> usize {
+        let n = self.phase.stream_len(wire_len);
+        self.rx.consume(n);
+        self.phase = self.phase.after(n);
+        n
+    }
+}
+
+/// Puts markers into octets as they go to the wire. For FPDUs in one piece; the fast path has its
+/// own in the builder.
+pub fn insert(fpdu_without_crc: &[u8], phase: Phase) -> Vec<u8> {
+    let mut out = Vec::with_capacity(phase.stream_len(fpdu_without_crc.len()) + MARKER_LEN);
+    let mut start = 0;
+    let mut rest = fpdu_without_crc;
+    loop {
+        if phase.is_on() && phase.after(out.len()).until_marker() == 0 {
+            out.extend_from_slice(&encode(out.len() - start));
+            if start == 0 && rest.len() == fpdu_without_crc.len() {
+                start = MARKER_LEN;
+            }
+        }
+        if rest.is_empty() {
+            return out;
+        }
+        let n = match phase.is_on() {
+            true => phase.after(out.len()).until_marker().min(rest.len()),
+            false => rest.len(),
+        };
+        out.extend_from_slice(&rest[..n]);
+        rest = &rest[n..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::ByteStream;
+
+    #[test]
+    fn positions_agree_with_a_stream_counted_octet_by_octet() {
+        for start in (0..512).step_by(4) {
+            let phase = Phase(start);
+            let marker = |at: usize| (usize::from(start) + at) % 512 < 4;
+            // A stream never begins inside of a marker.
+            let mut data = 0;
+            for at in 0..2000 {
+                assert_eq!(phase.data_len(at), data, "phase {start} at {at}");
+                if !marker(at) {
+                    assert_eq!(phase.offset_of(data), at);
+                    data += 1;
+                    assert_eq!(phase.stream_len(data), at + 1);
+                }
+            }
+        }
+        assert_eq!(Phase::OFF.stream_len(5000), 5000);
+    }
+
+    /// RFC 5044 section 4.5.
+    #[test]
+    fn mulpdu_leaves_room_for_every_marker_a_segment_can_meet() {
+        assert_eq!(mulpdu(1448), 1448 - (6 + 12));
+        for emss in 160..9100 {
+            let n = usize::from(mulpdu(emss));
+            for start in (0..512).step_by(4) {
+                let len = Phase(start).stream_len(fpdu::wire_len(n as u16));
+                assert!(len <= emss as usize, "{emss} at {start}: {len}");
+            }
+        }
+    }
+
+    /// RFC 5044 figures 5 and 6: the first FPDU of a stream behind its marker, and the second, of the
+    /// next message, with a marker 20 octets into it.
+    #[test]
+    fn the_crc_covers_markers_as_in_the_examples_of_the_rfc() {
+        let mut f = vec![0; 44];
+        f[1] = 0x2a;
+        f[2..4].copy_from_slice(&[0x41, 0x43]);
+        f[15] = 1;
+        let crc = |b: &[u8]| siw_shm::crc::crc32c(b).to_le_bytes();
+        let m = insert(&f, Phase::START);
+        assert_eq!((m.len(), &m[..4]), (48, &[0; 4][..]));
+        assert_eq!(crc(&m), [0x52, 0x23, 0x99, 0x83]);
+        f[15] = 2;
+        let m = insert(&f, Phase(512 - 20));
+        assert_eq!((m.len(), &m[20..24]), (48, &[0, 0, 0, 20][..]));
+        assert_eq!(crc(&m), [0x84, 0x92, 0x58, 0x98]);
+    }
+
+    #[test]
+    fn a_marker_between_fpdus_has_pointer_zero_and_one_behind_the_pad_is_in_the_crc() {
+        let f = [7; 44];
+        let front = insert(&f, Phase::START);
+        assert_eq!((front.len(), &front[..4]), (48, &[0; 4][..]));
+        let behind = insert(&f, Phase(512 - 44));
+        assert_eq!((behind.len(), &behind[44..]), (48, &[0, 0, 0, 44][..]));
+        let after = insert(&f, Phase(512 - 48));
+        assert_eq!(
+            after.len(),
+            44,
+            "a marker behind the CRC is of the next FPDU"
+        );
+    }
+
+    #[test]
+    fn data_is_read_around_markers_whatever_the_chunks() {
+        let data: Vec<u8> = (0..3000u32).map(|i| i as u8).collect();
+        for start in [0u16, 4, 256, 504, 508] {
+            let wire = insert(&data, Phase(start));
+            for chunk in [1, 3, 511, 4096] {
+                let mut s = ByteStream::new();
+                for c in wire.chunks(chunk) {
+                    s.push(c);
+                }
+                let mut u = Unmarked::new(&mut s, Phase(start));
+                assert_eq!(u.available(), data.len());
+                for (off, len) in [(0, 3000), (0, 20), (507, 3), (1000, 1999), (2999, 1)] {
+                    let mut b = vec![0; len];
+                    u.peek(off, &mut b);
+                    assert!(b == data[off..off + len], "{start} {chunk} {off} {len}");
+                }
+                u.consume(1000);
+                let mut b = [0; 8];
+                u.peek(0, &mut b);
+                assert_eq!(b, data[1000..1008]);
+            }
+        }
+    }
+}

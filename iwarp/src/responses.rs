@@ -1,0 +1,106 @@
+//! RDMA Read as its responder: Read Requests in, Read Responses out (RFC 5040 sections 4.4, 4.5, 5.5).
+
+use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, Untagged};
+use crate::env::{FpduKind, QpEnv, TxOwner};
+use crate::errors::read_source;
+use crate::fpdu::{self, LEN_FIELD};
+use crate::queue_pair::{InMessage, QpState, QueuePair};
+use crate::rdmap::{READ_REQUEST_LEN, ReadRequest};
+use crate::read_queue::Inbound;
+use crate::receiver::Fault;
+use crate::sender::Next;
+use crate::stream::RxStream;
+use crate::terminate::TermCode;
+use siw_shm::Access;
+use siw_shm::key_table::Stag;
+
+impl QueuePair {
+    /// RDMA Read Request (RFC 5040 section 4.4).
+    pub(crate) fn read_request<E: QpEnv>(
+        &mut self,
+        rx: &impl RxStream,
+        env: &mut E,
+        h: &Untagged,
+        len: u32,
+    ) -> Result<(), Fault> {
+        if h.msn != self.rx_read_msn {
+            return Err(TermCode::DDP_MSN.into());
+        }
+        if h.mo != 0 {
+            return Err(TermCode::DDP_MO.into());
+        }
+        if len as usize != READ_REQUEST_LEN || !h.control.last() {
+            return Err(TermCode::RDMAP_UNSPECIFIED.into());
+        }
+        if self.inbound.unsent() >= usize::from(self.ird) {
+            return Err(TermCode::DDP_NO_BUFFER.into());
+        }
+        let mut b = [0; READ_REQUEST_LEN];
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b);
+        let req = ReadRequest::parse(&b);
+        if req.size > 0 {
+            env.keys()
+                .check(
+                    Stag(req.src_stag),
+                    req.src_to,
+                    req.size,
+                    Access::REMOTE_READ,
+                    self.attr.pd,
+                    self.attr.qpn,
+                )
+                .map_err(|e| Fault {
+                    code: read_source(e),
+                    read: Some(req),
+                })?;
+        }
+        self.rx_read_msn = self.rx_read_msn.next();
+        if self.state == QpState::Rts {
+            self.inbound.push(Inbound {
+                req,
+                msn: h.msn,
+                sent: 0,
+                owner: TxOwner::NONE,
+                acked: false,
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn response_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+        let max = u32::from(self.mulpdu) - TAGGED_HDR_LEN as u32;
+        let (pd, qpn) = (self.attr.pd, self.attr.qpn);
+        let (slot, r) = self.inbound.current()?;
+        let n = (r.req.size - r.sent).min(max);
+        let ulpdu_len = (TAGGED_HDR_LEN as u32 + n) as u16;
+        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
+        if wire > room {
+            return None;
+        }
+        if n > 0 {
+            // The key may have gone since the request was accepted.
+            let to = r.req.src_to.wrapping_add(u64::from(r.sent));
+            if let Err(e) =
+                env.keys()
+                    .check(Stag(r.req.src_stag), to, n, Access::REMOTE_READ, pd, qpn)
+            {
+                let offender = r.offender();
+                self.fault(env, read_source(e), Some(&offender));
+                return None;
+            }
+            if r.sent == 0 {
+                r.owner = env.alloc_owner(r.req.size);
+            }
+        }
+        let offset = r.sent;
+        r.sent += n;
+        let last = r.sent == r.req.size;
+        if last {
+            self.inbound.finish_current();
+            self.in_message = InMessage::None;
+            self.prefer_response = false;
+        } else {
+            self.in_message = InMessage::Response;
+        }
+        self.record(FpduKind::Response, last, ulpdu_len, slot, offset, wire)
+    }
+}

@@ -1,0 +1,76 @@
+//! A Terminate that arrives: what it ends, and which work request it blames.
+
+use crate::ddp::{Control, Msn, QN_TERMINATE, Tagged, UNTAGGED_HDR_LEN, Untagged};
+use crate::env::{AsyncEvent, QpEnv};
+use crate::errors::{event_of, status_of};
+use crate::fpdu::LEN_FIELD;
+use crate::queue_pair::{InMessage, QpState, QueuePair};
+use crate::rdmap::Opcode;
+use crate::stream::RxStream;
+use crate::terminate::{self, Received, TermCode};
+use siw_shm::Opcode as WrOpcode;
+
+impl QueuePair {
+    /// The peer's Terminate ends the stream; none goes back (RFC 5040 section 4.8).
+    pub(crate) fn terminate_arrived<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        h: &Untagged,
+        len: u32,
+    ) {
+        let mut b = [0; terminate::MAX_LEN];
+        let n = (len as usize).min(b.len());
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b[..n]);
+        let sound = h.qn == QN_TERMINATE && h.msn == Msn::FIRST && h.mo == 0 && h.control.last();
+        let parsed = Received::parse(&b[..n]).ok().filter(|_| sound);
+        self.state = QpState::Terminate;
+        self.in_message = InMessage::None;
+        let Some(t) = parsed else {
+            // Conformance 78: a malformed Terminate is an error of this stream all the same.
+            self.local_error = Some(TermCode::RDMAP_UNSPECIFIED);
+            env.event(AsyncEvent::QpFatal);
+            return;
+        };
+        self.received = Some(t.code);
+        env.event(event_of(t.code));
+        self.blame(&t);
+        self.complete_ready(env);
+    }
+
+    /// Finds the work request that a Terminate is about: by the header that it quotes, else the
+    /// oldest that is not finished.
+    fn blame(&mut self, t: &Received) {
+        let status = status_of(t.code);
+        let Some(hdr) = t.ddp else {
+            if let Some(e) = self.sq.iter_mut().find(|e| !e.acked || !e.answered) {
+                e.status = status;
+            }
+            return;
+        };
+        let c = Control {
+            ddp: hdr[0],
+            rdmap: hdr[1],
+        };
+        let (th, uh) = (Tagged::parse(&hdr), Untagged::parse(&hdr));
+        let hit = |e: &crate::send_queue::Entry| match Opcode::from_wire(c.opcode()) {
+            Some(Opcode::Write) => {
+                e.opcode == WrOpcode::Write
+                    && e.rkey == th.stag
+                    && th.to.wrapping_sub(e.remote_addr) < u64::from(e.length.max(1))
+            }
+            Some(Opcode::ReadRequest) => {
+                e.opcode == WrOpcode::Read && uh.msn.0.wrapping_sub(e.msn) < u32::from(e.parts)
+            }
+            Some(Opcode::Send | Opcode::SendInv | Opcode::SendSe | Opcode::SendSeInv) => {
+                matches!(e.opcode, WrOpcode::Send | WrOpcode::SendWithInv) && e.msn == uh.msn.0
+            }
+            _ => false,
+        };
+        if let Some(e) = self.sq.iter_mut().find(|e| hit(e)) {
+            e.status = status;
+            // Whatever the acknowledgement says, the peer did not do it.
+            e.acked = false;
+        }
+    }
+}
