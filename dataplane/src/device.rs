@@ -15,6 +15,8 @@ use crate::worker::LaneConfig;
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
 const PAIR_RING: u32 = 1024;
 
+const TAP_DRIVER: &str = "net_tap";
+
 /// A started port and what its lanes need to know.
 pub struct Device {
     pub config: DeviceConfig,
@@ -107,10 +109,16 @@ fn start(
         )
         .map_err(fail)?;
     tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
-    let own_mac = port.mac().unwrap_or([0; 6]);
+    // DPDK gives a tap one address for both ends of the wire, but Linux must keep its own:
+    // neither takes frames from its own address. A tap passes all that is sent to it.
+    let shared_mac = info.driver == TAP_DRIVER;
+    let own_mac = match port.mac() {
+        Ok(m) if !shared_mac => m,
+        _ => [0; 6],
+    };
     let mac = match config.mac {
         Some(MacAddress(m)) => {
-            if !pair && m != own_mac && port.set_mac(m).is_err() {
+            if !pair && !shared_mac && m != own_mac && port.set_mac(m).is_err() {
                 // The link delivers only its own address then, unless it is told otherwise.
                 if let Err(e) = port.set_promiscuous(true) {
                     tracing::warn!(device = %name, "neither the address nor promiscuous mode could be set: {e}");

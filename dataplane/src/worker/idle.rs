@@ -158,7 +158,8 @@ impl Worker {
             *place = Some(PollFd::new(fd, PollFlags::POLLIN));
             n += 1;
         }
-        let mut fds = fds.map(|f| f.unwrap_or(PollFd::new(self.idle.epoll.0.as_fd(), PollFlags::empty())));
+        let mut fds =
+            fds.map(|f| f.unwrap_or(PollFd::new(self.idle.epoll.0.as_fd(), PollFlags::empty())));
         ppoll(&mut fds[..n], Some(TimeSpec::from(limit)), None).is_ok_and(|n| n > 0)
     }
 
@@ -168,7 +169,10 @@ impl Worker {
             match lane.rx.arm_interrupt() {
                 Ok(()) => any = true,
                 Err(e) => {
-                    tracing::debug!(device = lane.device, "no receive interrupts: {e}; napping instead");
+                    tracing::debug!(
+                        device = lane.device,
+                        "no receive interrupts: {e}; napping instead"
+                    );
                     lane.rx_interrupt = false;
                 }
             }

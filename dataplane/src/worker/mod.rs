@@ -402,11 +402,6 @@ impl Worker {
             budget -= 1;
             room = room.saturating_sub(len as usize);
         }
-        if qp.rings.popped {
-            qp.rings.popped = false;
-            qp.rings.sq.release();
-            qp.rings.rq.release();
-        }
         let mut sink = Sink::new(
             &mut lane.out,
             &mut self.cache,
@@ -523,13 +518,7 @@ impl Worker {
             owners: &mut self.owners,
             scratch: &mut self.scratch,
         };
-        let out = f(qp, &mut env);
-        if rings.popped {
-            rings.popped = false;
-            rings.sq.release();
-            rings.rq.release();
-        }
-        Some(out)
+        Some(f(qp, &mut env))
     }
 
     /// Queues an event for the control thread.
@@ -551,7 +540,7 @@ impl Worker {
 
     fn stats(&self) -> WorkerStats {
         WorkerStats {
-            queue_pairs: self.qps.len(),
+            queue_pairs: self.qps.count(),
             iterations: self.iterations,
             sleeps: self.idle.sleeps(),
             devices: self
