@@ -5,6 +5,7 @@ use clap::Parser;
 use dpdk::EalConfig;
 use siw_bench::args::{Args, Ends};
 use siw_bench::bounds::{Bound, Bounds, Framing};
+use siw_bench::daemon::Repeats;
 use siw_bench::end::{End, Role, device, open};
 use siw_bench::plan::{Mode, Plan};
 use siw_bench::report::{Measured, Path, Report};
@@ -108,7 +109,10 @@ fn measure(
         };
     }
     let before = bounds.as_mut().map(Bounds::measure).transpose()?;
+    let repeats = || a.ctx.stats().map(|s| Repeats::of(&s)).unwrap_or_default();
+    let earlier = repeats();
     let measured = transfer(plan, a, b, args.secs)?;
+    let tcp = repeats().since(earlier);
     let after = match &mut bounds {
         Some(b) => {
             // The worker falls asleep first.
@@ -120,7 +124,7 @@ fn measure(
     let bound = before
         .unwrap_or_default()
         .best(after.unwrap_or(Bound::default()));
-    Ok(Report::new(plan, path, &measured, bound, notes))
+    Ok(Report::new(plan, path, &measured, bound, tcp, notes))
 }
 
 fn transfer(plan: &Plan, a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String> {
