@@ -17,6 +17,10 @@ const PAIR_RING: u32 = 1024;
 
 const TAP_DRIVER: &str = "net_tap";
 
+/// Receive windows where the configuration names none.
+const WINDOW: u32 = 1 << 20;
+const PAIR_WINDOW: u32 = 256 << 10;
+
 /// A started port and what its lanes need to know.
 pub struct Device {
     pub config: DeviceConfig,
@@ -244,7 +248,11 @@ impl Device {
             vlan: c.vlan.as_ref().map(|v| *v.get_ref()),
             rto_min: Duration::from_millis(t.rto_min_ms.max(1).into()),
             delayed_ack: Duration::from_micros(t.delayed_ack_us.min(500_000).into()),
-            recv_window: u32::try_from(t.receive_window.0).unwrap_or(1 << 30),
+            recv_window: t
+                .receive_window
+                .map_or(if self.pair { PAIR_WINDOW } else { WINDOW }, |w| {
+                    u32::try_from(w.0).unwrap_or(1 << 30)
+                }),
             congestion: match t.congestion {
                 CongestionName::Cubic => Congestion::Cubic,
                 CongestionName::Newreno => Congestion::NewReno,

@@ -113,7 +113,9 @@ mod tests {
     #[test]
     fn running_form_equals_the_whole() {
         let data: Vec<u8> = (0..5000u32).map(|i| (i * 7 + (i >> 8)) as u8).collect();
-        let lens = [0, 1, 7, 8, 9, 20, 64, 255, 256, 257, 319, 320, 511, 512, 575, 1428, 1460, 5000];
+        let lens = [
+            0, 1, 7, 8, 9, 20, 64, 255, 256, 257, 319, 320, 511, 512, 575, 1428, 1460, 5000,
+        ];
         for len in lens {
             let whole = ::crc32c::crc32c(&data[..len]);
             assert_eq!(crc32c(&data[..len]), whole, "len {len}");

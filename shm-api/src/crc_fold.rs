@@ -77,7 +77,12 @@ pub(crate) unsafe fn update(crc: u32, data: &[u8]) -> u32 {
         debug_assert!(false, "shorter than LEAST");
         return crc;
     };
-    let mut a = [load(&first[0]), load(&first[1]), load(&first[2]), load(&first[3])];
+    let mut a = [
+        load(&first[0]),
+        load(&first[1]),
+        load(&first[2]),
+        load(&first[3]),
+    ];
     // The running CRC goes in where the first four bytes are.
     a[0] = _mm512_xor_si512(a[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(!crc as i32)));
     let k = constants(BY_2048);
@@ -96,13 +101,21 @@ pub(crate) unsafe fn update(crc: u32, data: &[u8]) -> u32 {
         x = fold(x, k, load(b));
     }
     // Four lanes into one: the last stays, the others come forward to it.
-    let k = _mm512_set_epi64(0, 0, BY_128.1, BY_128.0, BY_256.1, BY_256.0, BY_384.1, BY_384.0);
+    let k = _mm512_set_epi64(
+        0, 0, BY_128.1, BY_128.0, BY_256.1, BY_256.0, BY_384.1, BY_384.0,
+    );
     let low = _mm512_clmulepi64_epi128::<0x00>(x, k);
     let high = _mm512_clmulepi64_epi128::<0x11>(x, k);
     let y = _mm512_xor_si512(low, high);
     let lane = _mm_xor_si128(
-        _mm_xor_si128(_mm512_extracti32x4_epi32::<0>(y), _mm512_extracti32x4_epi32::<1>(y)),
-        _mm_xor_si128(_mm512_extracti32x4_epi32::<2>(y), _mm512_extracti32x4_epi32::<3>(x)),
+        _mm_xor_si128(
+            _mm512_extracti32x4_epi32::<0>(y),
+            _mm512_extracti32x4_epi32::<1>(y),
+        ),
+        _mm_xor_si128(
+            _mm512_extracti32x4_epi32::<2>(y),
+            _mm512_extracti32x4_epi32::<3>(x),
+        ),
     );
     let mut c = _mm_crc32_u64(0, _mm_cvtsi128_si64(lane) as u64);
     c = _mm_crc32_u64(c, _mm_extract_epi64::<1>(lane) as u64);

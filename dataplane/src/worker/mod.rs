@@ -151,8 +151,58 @@ pub struct Worker {
     idle: Idle,
     batch: RxBatch,
     iterations: u64,
+    timers_held: TimerHold,
     stopping: Option<Instant>,
     stopped: bool,
+}
+
+/// Retransmission timers wait while what would stop them may still lie in a receive ring:
+/// after a burst that came up full, and after the thread was away.
+#[derive(Default)]
+struct TimerHold {
+    last_turn: Instant,
+    /// Turns left to hold.
+    turns: u32,
+    /// When holding began.
+    since: Instant,
+    /// What timers think the time is.
+    now: Instant,
+}
+
+impl TimerHold {
+    const AWAY_NS: u64 = 300_000;
+    /// Data, its acknowledgement, and what that releases each take a turn.
+    const TURNS: u32 = 3;
+    /// A flood must not stop the clock.
+    const LONGEST_NS: u64 = 10_000_000;
+
+    /// Once a turn, before frames are taken.
+    #[inline]
+    fn turn(&mut self, now: Instant) {
+        if now.0.saturating_sub(self.last_turn.0) > Self::AWAY_NS {
+            self.hold(now);
+        }
+        self.last_turn = now;
+    }
+
+    /// More may wait than was taken.
+    #[inline]
+    fn hold(&mut self, now: Instant) {
+        if self.turns == 0 {
+            self.since = now;
+        }
+        self.turns = Self::TURNS;
+    }
+
+    /// The time for timers, after frames were taken.
+    #[inline]
+    fn now(&mut self, now: Instant) -> Instant {
+        if self.turns == 0 || now.0.saturating_sub(self.since.0) > Self::LONGEST_NS {
+            self.now = now;
+        }
+        self.turns = self.turns.saturating_sub(1);
+        self.now
+    }
 }
 
 impl Worker {
@@ -213,6 +263,7 @@ impl Worker {
             idle,
             batch: RxBatch::new(),
             iterations: 0,
+            timers_held: TimerHold::default(),
             stopping: None,
             stopped: false,
         })
@@ -236,14 +287,16 @@ impl Worker {
     /// One batch. True when anything was done.
     fn turn(&mut self, now: Instant) -> bool {
         self.iterations = self.iterations.wrapping_add(1);
+        self.timers_held.turn(now);
         let mut busy = self.take_commands(now);
         for lane in 0..self.lanes.len() {
             busy |= self.receive(now, lane);
         }
         busy |= self.take_doorbells(now);
         busy |= self.pump_ready(now);
+        let timers = self.timers_held.now(now);
         for lane in 0..self.lanes.len() {
-            busy |= self.finish_lane(now, lane);
+            busy |= self.finish_lane(timers, lane);
         }
         if !self.failures.is_empty() {
             self.build_failures(now);
@@ -271,6 +324,9 @@ impl Worker {
         lane.rx.burst(&mut self.batch);
         let mut any = !self.batch.is_empty();
         if any {
+            if self.batch.is_full() {
+                self.timers_held.hold(now);
+            }
             lane.received += self.batch.len() as u64;
             if lane.out.tap.is_some() && !lane.pair {
                 capture(lane, &self.batch, self.clock.wall(now));
