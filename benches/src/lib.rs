@@ -1,1 +1,22 @@
+//! What `siw-perf` and `./benches/figures` measure with.
+//!
+//! ```text
+//!  args -> plan ──► session (connect, parameters) ──► bandwidth │ latency ──► report
+//!                                      bounds (raw frames, copy, CRC32c) ──────┘
+//! ```
+//! One thread drives both ends of a transfer when they are in one process: the
+//! daemon's worker then has the other core to itself.
+#![forbid(unsafe_code)]
 
+pub mod args;
+pub mod bandwidth;
+pub mod bounds;
+pub mod daemon;
+pub mod end;
+pub mod figure;
+pub mod latency;
+pub mod pattern;
+pub mod plan;
+pub mod progress;
+pub mod report;
+pub mod session;

@@ -7,6 +7,7 @@ use siw_shm::control::{
     Addr, Connect, CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp,
 };
 use siw_shm::spin::SpinLock;
+use siw_shm::work_queue::SqWatch;
 use siw_shm::{RqProducer, SqProducer, WqeError};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -57,6 +58,7 @@ pub struct Qp(Arc<QpInner>);
 struct QpInner {
     sq: SpinLock<SqProducer>,
     rq: SpinLock<RqProducer>,
+    watch: SqWatch,
     caps: QpReply,
     sig_all: bool,
     pd: Pd,
@@ -101,6 +103,7 @@ impl Pd {
         let sq = SqProducer::new(region.clone(), sq_at, r.sq_slots, r.max_send_wr)?;
         let rq = RqProducer::new(region, rq_at, r.rq_slots, r.max_recv_wr)?;
         Ok(Qp(Arc::new(QpInner {
+            watch: sq.watch(),
             sq: SpinLock::new(sq),
             rq: SpinLock::new(rq),
             caps: r,
@@ -153,11 +156,11 @@ impl Qp {
     /// QP is connected they are refused.
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostError> {
-        let mut sq = self.0.sq.lock();
-        if sq.qp_state() == QpState::Idle as u32 {
+        if self.0.watch.qp_state() == QpState::Idle as u32 {
             let error = Error::Invalid("the QP is not connected");
             return Err(PostError { index: 0, error });
         }
+        let mut sq = self.0.sq.lock();
         let mut result = Ok(());
         for (index, wr) in list.iter().enumerate() {
             let pushed = self.check(wr).and_then(|()| {
@@ -175,9 +178,10 @@ impl Qp {
                 break;
             }
         }
-        if sq.publish() {
-            let worker = sq.worker();
-            self.0.pd.ctx().ring(worker, self.number());
+        let ring = sq.publish();
+        drop(sq);
+        if ring {
+            self.0.pd.ctx().ring(self.0.watch.worker(), self.number());
         }
         result
     }
@@ -201,16 +205,16 @@ impl Qp {
         rq.publish();
         drop(rq);
         // In the error state nobody looks at the queue unless told.
-        let sq = self.0.sq.lock();
-        if sq.qp_state() >= QpState::Terminate as u32 && sq.mark_pending() {
-            self.0.pd.ctx().ring(sq.worker(), self.number());
+        let watch = &self.0.watch;
+        if watch.qp_state() >= QpState::Terminate as u32 && watch.mark_pending() {
+            self.0.pd.ctx().ring(watch.worker(), self.number());
         }
         result
     }
 
     /// State as the daemon last wrote it; no system call.
     pub fn state(&self) -> Option<QpState> {
-        QpState::from_u32(self.0.sq.lock().qp_state())
+        QpState::from_u32(self.0.watch.qp_state())
     }
 
     /// Send work requests that are not finished.

@@ -100,6 +100,7 @@ fn start(
                     tx_checksum: !software,
                     rx_checksum: !software,
                     tso: false,
+                    rx_interrupt: !pair,
                     ..Offloads::USUAL
                 },
                 ..PortConfig::default()
@@ -107,6 +108,7 @@ fn start(
             std::slice::from_ref(pool),
         )
         .map_err(fail)?;
+    tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
     // DPDK gives a tap one address for both ends of the wire, but Linux must keep its own:
     // neither takes frames from its own address. A tap passes all that is sent to it.
     let shared_mac = info.driver == TAP_DRIVER;
@@ -128,6 +130,7 @@ fn start(
         None => own_mac,
     };
     let taken = port.start().map_err(fail)?;
+    let caps = port.caps().unwrap_or(caps);
     if !pair {
         // NDP needs multicast; ports that always deliver it refuse the call.
         let _ = port.set_allmulticast(true);
@@ -198,6 +201,7 @@ impl Device {
             external: self.driver != "net_virtio_user",
             tx_offload: offload,
             rx_checksum: offloads.rx_checksum && !software && !self.pair,
+            rx_interrupt: offloads.rx_interrupt && !self.pair,
             tap: None,
         })
     }

@@ -22,7 +22,10 @@ fn refused(config: &str, args: &[&str]) -> String {
 #[test]
 fn a_check_names_file_line_and_column() {
     let e = refused("[workers]\ncoers = [1]\n", &["--check"]);
-    assert!(e.contains("siwd.toml:2:1: ") && e.contains("coers") && e.contains("cores"), "{e}");
+    assert!(
+        e.contains("siwd.toml:2:1: ") && e.contains("coers") && e.contains("cores"),
+        "{e}"
+    );
     let (status, out, _) = run(LOOPBACK, &["--check"]);
     assert!(status.success() && out.contains("ok, 2 device(s)"), "{out}");
     let (_, out, _) = run("x = 1", &["--check", "--json"]);
@@ -37,7 +40,10 @@ fn a_missing_configuration_is_named() {
         .output()
         .unwrap();
     let e = String::from_utf8_lossy(&out.stderr);
-    assert!(!out.status.success() && e.contains("/nonexistent/siwd.toml: cannot read"), "{e}");
+    assert!(
+        !out.status.success() && e.contains("/nonexistent/siwd.toml: cannot read"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -46,13 +52,22 @@ fn missing_hugepages_are_named_with_the_command_that_brings_them() {
         .replace("hugepages = \"never\"", "hugepages = \"require\"")
         .replace("buffers = 4096", "buffers = 40000000");
     let e = refused(&config, &[]);
-    assert!(e.contains("not enough hugepages") && e.contains("nr_hugepages"), "{e}");
+    assert!(
+        e.contains("not enough hugepages") && e.contains("nr_hugepages"),
+        "{e}"
+    );
 }
 
 #[test]
 fn a_core_that_does_not_exist_is_refused_with_those_that_do() {
-    let e = refused(&LOOPBACK.replace("[workers]", "[workers]\ncores = [1000]"), &[]);
-    assert!(e.contains("core 1000") && e.contains("may run on cores"), "{e}");
+    let e = refused(
+        &LOOPBACK.replace("[workers]", "[workers]\ncores = [1000]"),
+        &[],
+    );
+    assert!(
+        e.contains("core 1000") && e.contains("may run on cores"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -73,7 +88,9 @@ addresses = ["10.1.0.1/24"]
 #[test]
 fn a_second_daemon_on_the_same_socket_is_refused_and_the_first_goes_on() {
     let d = Daemon::loopback();
-    let out = spawn(d.dir.path(), LOOPBACK, &[]).wait_with_output().unwrap();
+    let out = spawn(d.dir.path(), LOOPBACK, &[])
+        .wait_with_output()
+        .unwrap();
     let e = String::from_utf8_lossy(&out.stderr);
     assert!(!out.status.success() && e.contains("another siwd"), "{e}");
     assert!(e.contains(&d.child.id().to_string()), "{e}");
@@ -90,7 +107,10 @@ fn a_stale_socket_of_a_killed_daemon_does_not_hinder_the_next() {
     std::os::unix::fs::symlink(&d.socket, dir.path().join("siwd.sock")).unwrap();
     let next = spawn(d.dir.path(), LOOPBACK, &[]);
     let next = Daemon::wait_ready(dir, next);
-    siw::Context::open(Some(&d.socket)).unwrap().devices().unwrap();
+    siw::Context::open(Some(&d.socket))
+        .unwrap()
+        .devices()
+        .unwrap();
     drop(next);
 }
 
@@ -122,7 +142,10 @@ fn a_killed_daemon_is_an_error_for_its_clients_and_no_hang() {
     assert!(a.ctx.alloc_pd().is_err());
     let e = a.cm.get_event(Some(PATIENCE)).unwrap_err();
     assert!(matches!(e, siw::Error::DaemonGone), "{e}");
-    let e = siw::Context::open(Some(&d.socket)).err().unwrap().to_string();
+    let e = siw::Context::open(Some(&d.socket))
+        .err()
+        .unwrap()
+        .to_string();
     assert!(e.contains("is it running"), "{e}");
 }
 
@@ -141,12 +164,17 @@ fn a_socket_without_permission_is_an_error_that_says_so() {
     let e = std::thread::spawn(move || {
         let nobody = nix::unistd::Uid::from_raw(65_534);
         nix::unistd::setfsuid(nobody);
-        siw::Context::open(Some(&socket)).err().map(|e| e.to_string())
+        siw::Context::open(Some(&socket))
+            .err()
+            .map(|e| e.to_string())
     })
     .join()
     .unwrap();
     let e = e.expect("nobody may not open the socket");
-    assert!(e.contains("Permission denied") && e.contains("may this user open"), "{e}");
+    assert!(
+        e.contains("Permission denied") && e.contains("may this user open"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -169,7 +197,9 @@ fn a_wrong_protocol_version_is_refused_in_words() {
     packet[4..6].copy_from_slice(&77u16.to_le_bytes());
     conn.send(&packet, &[]).unwrap();
     let reply = conn.recv().unwrap();
-    let e = codec::decode_reply::<m::Hello>(2, &reply.bytes).unwrap_err().to_string();
+    let e = codec::decode_reply::<m::Hello>(2, &reply.bytes)
+        .unwrap_err()
+        .to_string();
     assert!(e.contains("77"), "{e}");
 }
 
@@ -209,10 +239,18 @@ fn every_request_with_random_arguments_is_answered_or_refused() {
     conn.call(1, &hello, &[]).unwrap();
     let mut answered = 0;
     for seed in 1..600u64 {
-        let mut packet = codec::encode_request(seed as u32, &m::AllocPd { device: 0, reserved: 0 });
+        let mut packet = codec::encode_request(
+            seed as u32,
+            &m::AllocPd {
+                device: 0,
+                reserved: 0,
+            },
+        );
         let kind = (seed % 26) as u16;
         packet.truncate(24);
-        let sizes = [72, 8, 8, 8, 16, 8, 40, 8, 8, 8, 16, 8, 40, 8, 8, 8, 8, 8, 600, 48, 8, 560, 520, 8, 8];
+        let sizes = [
+            72, 8, 8, 8, 16, 8, 40, 8, 8, 8, 16, 8, 40, 8, 8, 8, 8, 8, 600, 48, 8, 560, 520, 8, 8,
+        ];
         let mut body = pattern(seed, sizes[usize::from(kind).min(24)]);
         if seed % 3 == 0 {
             // Small numbers hit objects that exist.
@@ -256,8 +294,21 @@ impl Hostile {
         let bells = fds.remove(1);
         let len = siw_shm::doorbell::ring_len(h.doorbell_capacity);
         let bells = Region::map(bells, len).unwrap();
-        let (pd, _) = conn.call(2, &m::AllocPd { device: 0, reserved: 0 }, &[]).unwrap();
-        let cq = m::CreateCq { cqe: 64, channel: 0, cookie: 0 };
+        let (pd, _) = conn
+            .call(
+                2,
+                &m::AllocPd {
+                    device: 0,
+                    reserved: 0,
+                },
+                &[],
+            )
+            .unwrap();
+        let cq = m::CreateCq {
+            cqe: 64,
+            channel: 0,
+            cookie: 0,
+        };
         let (cq, mut cq_fds) = conn.call(3, &cq, &[]).unwrap();
         let region = cq_fds.pop().unwrap();
         let create = m::CreateQp {
@@ -274,7 +325,9 @@ impl Hostile {
         };
         let (qp, _) = conn.call(4, &create, &[]).unwrap();
         let queues = Arc::new(Region::map(region, qp.mem.region_len as usize).unwrap());
-        let (ch, mut ch_fds) = conn.call(5, &m::CreateCmChannel { reserved: 0 }, &[]).unwrap();
+        let (ch, mut ch_fds) = conn
+            .call(5, &m::CreateCmChannel { reserved: 0 }, &[])
+            .unwrap();
         let events = Conn::from(ch_fds.pop().unwrap());
         events.set_nonblocking(false).unwrap();
         let listener =
@@ -300,7 +353,8 @@ impl Hostile {
         let CmEvent::ConnectRequest(r) = end.cm.get_event(Some(PATIENCE)).unwrap() else {
             panic!("no request");
         };
-        r.accept(&end.qp, None, &siw::ConnectOptions::default()).unwrap();
+        r.accept(&end.qp, None, &siw::ConnectOptions::default())
+            .unwrap();
         let e = events.recv().unwrap();
         let e: m::CmEvent = codec::decode_event(m::KIND_CM_EVENT, &e.bytes).unwrap();
         assert_eq!(e.kind, m::CmEventKind::Established as u32);
@@ -323,7 +377,10 @@ impl Hostile {
         self.queues.atomic_u32(at + 4).unwrap().store(1, SeqCst);
         let bell = self.bells.atomic_u32(0).unwrap().fetch_add(1, SeqCst);
         let slot = siw_shm::doorbell::HEADER + bell as usize * 4;
-        self.bells.atomic_u32(slot).unwrap().store(self.qp.qp_num + 1, SeqCst);
+        self.bells
+            .atomic_u32(slot)
+            .unwrap()
+            .store(self.qp.qp_num + 1, SeqCst);
         let _ = nix::unistd::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
@@ -385,10 +442,18 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
         siw::Listener::new(&server.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
     // This test binary, as a client process of its own.
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "helper_that_writes_for_ever", "--include-ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "helper_that_writes_for_ever",
+            "--include-ignored",
+            "--nocapture",
+        ])
         .env("SIW_TEST_SOCKET", &d.socket)
         .env("SIW_TEST_TARGET", listener.local_addr().to_string())
-        .env("SIW_TEST_MR", format!("{} {}", server.mr.addr(), server.mr.rkey()))
+        .env(
+            "SIW_TEST_MR",
+            format!("{} {}", server.mr.addr(), server.mr.rkey()),
+        )
         .stdout(std::process::Stdio::null())
         .stdin(std::process::Stdio::null())
         .spawn()
@@ -396,7 +461,8 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
     let CmEvent::ConnectRequest(r) = server.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
-    r.accept(&server.qp, None, &siw::ConnectOptions::default()).unwrap();
+    r.accept(&server.qp, None, &siw::ConnectOptions::default())
+        .unwrap();
     assert!(matches!(
         server.cm.get_event(Some(PATIENCE)).unwrap(),
         CmEvent::Established(_)
@@ -418,7 +484,12 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
         serde_json::from_str::<serde_json::Value>(&text).unwrap()[key].clone()
     };
     let end = std::time::Instant::now() + PATIENCE;
-    while stats("clients").as_array().unwrap().iter().any(|c| c["pid"] == child.id()) {
+    while stats("clients")
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|c| c["pid"] == child.id())
+    {
         assert!(std::time::Instant::now() < end);
     }
     assert_eq!(stats("workers")[0]["queue_pairs"], 3);
@@ -438,9 +509,16 @@ fn helper_that_writes_for_ever() {
     let mr = std::env::var("SIW_TEST_MR").unwrap();
     let (addr, key) = mr.split_once(' ').unwrap();
     end.qp
-        .connect(&end.cm, target.parse().unwrap(), &siw::ConnectOptions::default())
+        .connect(
+            &end.cm,
+            target.parse().unwrap(),
+            &siw::ConnectOptions::default(),
+        )
         .unwrap();
-    assert!(matches!(end.cm.get_event(Some(PATIENCE)).unwrap(), CmEvent::Established(_)));
+    assert!(matches!(
+        end.cm.get_event(Some(PATIENCE)).unwrap(),
+        CmEvent::Established(_)
+    ));
     let started = std::time::Instant::now();
     while started.elapsed() < PATIENCE {
         let wr = SendWr {

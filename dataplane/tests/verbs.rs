@@ -11,7 +11,9 @@ fn a_write_of_every_awkward_size_arrives_byte_for_byte() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 256 * 1024);
     a.fill(7);
-    for len in [0, 1, 3, 4, 63, 64, 65, 511, 512, 513, 1427, 1428, 1429, 2856, 65_536, 200_000] {
+    for len in [
+        0, 1, 3, 4, 63, 64, 65, 511, 512, 513, 1427, 1428, 1429, 2856, 65_536, 200_000,
+    ] {
         b.mr.write(0, &vec![0; len + 64]).unwrap();
         let wr = SendWr {
             opcode: Opcode::Write,
@@ -47,7 +49,10 @@ fn a_read_brings_the_peers_bytes() {
         };
         a.qp.post_send(&[wr]).unwrap();
         let wc = a.wc();
-        assert_eq!((wc.status, wc.opcode), (WcStatus::SUCCESS, WcOpcode::RDMA_READ));
+        assert_eq!(
+            (wc.status, wc.opcode),
+            (WcStatus::SUCCESS, WcOpcode::RDMA_READ)
+        );
         assert_eq!(a.read(0, len), b.read(0, len));
     }
 }
@@ -60,11 +65,16 @@ fn sends_meet_receives_in_order_and_say_their_length() {
     let sizes = [0usize, 5, 64, 1424, 1425, 30_000];
     for (i, _) in sizes.iter().enumerate() {
         let sge = [b.mr.sge(i * 32_768, 32_768)];
-        b.qp.post_recv(&[RecvWr { wr_id: i as u64, sges: &sge }]).unwrap();
+        b.qp.post_recv(&[RecvWr {
+            wr_id: i as u64,
+            sges: &sge,
+        }])
+        .unwrap();
     }
     for (i, len) in sizes.iter().enumerate() {
         let sge = [a.mr.sge(i, *len)];
-        a.qp.post_send(&[SendWr::send(100 + i as u64, Data::Sges(&sge))]).unwrap();
+        a.qp.post_send(&[SendWr::send(100 + i as u64, Data::Sges(&sge))])
+            .unwrap();
     }
     for (i, len) in sizes.iter().enumerate() {
         let wc = b.wc();
@@ -79,7 +89,11 @@ fn a_send_with_invalidate_takes_the_key_away() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 4096);
     let victim = b.pd.alloc_mr(4096, ALL).unwrap();
-    b.qp.post_recv(&[RecvWr { wr_id: 1, sges: &[b.mr.sge(0, 64)] }]).unwrap();
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 1,
+        sges: &[b.mr.sge(0, 64)],
+    }])
+    .unwrap();
     let inv = SendWr {
         opcode: Opcode::SendWithInv,
         flags: WrFlags::SIGNALED,
@@ -103,14 +117,21 @@ fn a_send_with_invalidate_takes_the_key_away() {
         data: Data::Sges(&[a.mr.sge(0, 8)]),
     };
     a.qp.post_send(&[write]).unwrap();
-    assert_ne!(a.wc().status, WcStatus::SUCCESS, "the key must not work any more");
+    assert_ne!(
+        a.wc().status,
+        WcStatus::SUCCESS,
+        "the key must not work any more"
+    );
 }
 
 #[test]
 fn a_connection_to_the_devices_own_address_works() {
     let d = Daemon::loopback();
     for to in ["10.77.0.1:0", "[fd77::1]:0"] {
-        let (a, b) = (End::new(&d.context(), 65_536), End::new(&d.context(), 65_536));
+        let (a, b) = (
+            End::new(&d.context(), 65_536),
+            End::new(&d.context(), 65_536),
+        );
         connect(&a, &b, "siw0", to.parse().unwrap());
         a.fill(5);
         write(&a, &b, 60_000);
@@ -123,8 +144,15 @@ fn a_connection_to_the_devices_own_address_works() {
 fn connections_run_over_ipv6_without_crc_and_with_mpa_revision_1() {
     let d = Daemon::loopback();
     for (crc, rev) in [(Some(false), None), (None, Some(1)), (Some(true), Some(1))] {
-        let opt = ConnectOptions { crc, mpa_rev: rev, ..Default::default() };
-        let (a, b) = (End::new(&d.context(), 65_536), End::new(&d.context(), 65_536));
+        let opt = ConnectOptions {
+            crc,
+            mpa_rev: rev,
+            ..Default::default()
+        };
+        let (a, b) = (
+            End::new(&d.context(), 65_536),
+            End::new(&d.context(), 65_536),
+        );
         connect_with(&a, &b, "siw0", "[fd77::2]:0".parse().unwrap(), &opt);
         a.fill(9);
         write(&a, &b, 50_000);
@@ -162,7 +190,10 @@ fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
     let CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
-    let answer = ConnectOptions { private_data: b"me", ..Default::default() };
+    let answer = ConnectOptions {
+        private_data: b"me",
+        ..Default::default()
+    };
     r.accept(&b.qp, None, &answer).unwrap();
     match a.cm.get_event(Some(PATIENCE)).unwrap() {
         CmEvent::Established(info) => assert_eq!(info.private_data, b"me"),
@@ -174,7 +205,12 @@ fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
 fn connecting_where_nobody_listens_is_told_at_once() {
     let d = Daemon::loopback();
     let a = End::new(&d.context(), 4096);
-    a.qp.connect(&a.cm, "10.77.0.2:9".parse().unwrap(), &ConnectOptions::default()).unwrap();
+    a.qp.connect(
+        &a.cm,
+        "10.77.0.2:9".parse().unwrap(),
+        &ConnectOptions::default(),
+    )
+    .unwrap();
     match a.cm.get_event(Some(PATIENCE)).unwrap() {
         CmEvent::Rejected(info) => assert!(info.reason.contains("nothing listens"), "{info:?}"),
         other => panic!("{other:?}"),
@@ -185,7 +221,11 @@ fn connecting_where_nobody_listens_is_told_at_once() {
 fn a_disconnect_reaches_both_sides_and_flushes_what_is_posted() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 4096);
-    b.qp.post_recv(&[RecvWr { wr_id: 9, sges: &[b.mr.sge(0, 64)] }]).unwrap();
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 9,
+        sges: &[b.mr.sge(0, 64)],
+    }])
+    .unwrap();
     a.qp.disconnect().unwrap();
     for end in [&a, &b] {
         match end.cm.get_event(Some(PATIENCE)).unwrap() {
@@ -247,7 +287,8 @@ fn an_unknown_local_key_and_a_length_beyond_the_region_are_protection_errors() {
 fn a_send_without_a_receive_ends_the_connection() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 4096);
-    a.qp.post_send(&[SendWr::send(1, Data::Sges(&[a.mr.sge(0, 8)]))]).unwrap();
+    a.qp.post_send(&[SendWr::send(1, Data::Sges(&[a.mr.sge(0, 8)]))])
+        .unwrap();
     // The bytes are acknowledged by TCP, so the send itself may complete; both ends close.
     for end in [&a, &b] {
         match end.cm.get_event(Some(PATIENCE)).unwrap() {
@@ -266,22 +307,32 @@ fn an_armed_queue_wakes_its_reader_once() {
     let qp = b.pd.create_qp(&cq, &cq, &siw::QpInit::default()).unwrap();
     let c = End::new(&a.ctx, 4096);
     let listener = siw::Listener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
-    c.qp.connect(&c.cm, listener.local_addr(), &ConnectOptions::default()).unwrap();
+    c.qp.connect(&c.cm, listener.local_addr(), &ConnectOptions::default())
+        .unwrap();
     let CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
     r.accept(&qp, None, &ConnectOptions::default()).unwrap();
-    assert!(matches!(c.cm.get_event(Some(PATIENCE)).unwrap(), CmEvent::Established(_)));
+    assert!(matches!(
+        c.cm.get_event(Some(PATIENCE)).unwrap(),
+        CmEvent::Established(_)
+    ));
     for i in 0..3 {
-        qp.post_recv(&[RecvWr { wr_id: i, sges: &[b.mr.sge(0, 64)] }]).unwrap();
+        qp.post_recv(&[RecvWr {
+            wr_id: i,
+            sges: &[b.mr.sge(0, 64)],
+        }])
+        .unwrap();
     }
     cq.req_notify(false).unwrap();
-    c.qp.post_send(&[SendWr::send(1, Data::Sges(&[c.mr.sge(0, 8)]))]).unwrap();
+    c.qp.post_send(&[SendWr::send(1, Data::Sges(&[c.mr.sge(0, 8)]))])
+        .unwrap();
     assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 42);
     let mut wc = [siw::Wc::default(); 4];
     assert_eq!(cq.poll(&mut wc).unwrap(), 1);
     // Not armed: no event for the next one.
-    c.qp.post_send(&[SendWr::send(2, Data::Sges(&[c.mr.sge(0, 8)]))]).unwrap();
+    c.qp.post_send(&[SendWr::send(2, Data::Sges(&[c.mr.sge(0, 8)]))])
+        .unwrap();
     assert_eq!(cq.poll_spin(&mut wc, PATIENCE).unwrap(), 1);
     assert!(channel.get_event(Some(std::time::Duration::ZERO)).is_err());
 }

@@ -108,6 +108,7 @@ pub fn ring_len(slots: u32) -> usize {
 }
 
 /// Checked pointers into the region, kept alive by the Arc.
+#[derive(Clone)]
 struct RingMem {
     base: NonNull<u8>,
     _region: Arc<Region>,
@@ -116,6 +117,8 @@ struct RingMem {
 // SAFETY: the words are atomics, the slots are copied raw; the Arc keeps the
 // mapping alive on whatever thread.
 unsafe impl Send for RingMem {}
+// SAFETY: as above; slots are only stored to through a `Producer`, which is `&mut`.
+unsafe impl Sync for RingMem {}
 
 impl RingMem {
     fn new(region: Arc<Region>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
@@ -242,27 +245,44 @@ impl SqProducer {
         lockfree::mark_pending(self.0.mem.word(OFF_PENDING))
     }
 
-    /// Marks the QP as pending without new requests: see [`RqProducer::publish`].
-    #[inline]
-    pub fn mark_pending(&self) -> bool {
-        lockfree::mark_pending(self.0.mem.word(OFF_PENDING))
-    }
-
-    /// The QP state that the daemon last wrote (`control::QpState` as u32).
-    #[inline]
-    pub fn qp_state(&self) -> u32 {
-        self.0.mem.word(OFF_QP_STATE).load(Ordering::Acquire)
-    }
-
-    /// Whose doorbell ring the QP uses now.
-    #[inline]
-    pub fn worker(&self) -> u32 {
-        self.0.mem.word(OFF_WORKER).load(Ordering::Relaxed)
+    /// A view of what the daemon says about the QP, for any thread.
+    pub fn watch(&self) -> SqWatch {
+        SqWatch(self.0.mem.clone())
     }
 
     /// Requests that are not finished.
     pub fn outstanding(&self) -> u32 {
         self.0.outstanding()
+    }
+}
+
+/// What the daemon says about a QP in its send queue's header.
+pub struct SqWatch(RingMem);
+
+impl SqWatch {
+    /// The QP state that the daemon last wrote (`control::QpState` as u32).
+    #[inline]
+    pub fn qp_state(&self) -> u32 {
+        self.0.word(OFF_QP_STATE).load(Ordering::Acquire)
+    }
+
+    /// Whose doorbell ring the QP uses. Read it after [`Self::qp_state`]: the
+    /// daemon writes it before RTS.
+    #[inline]
+    pub fn worker(&self) -> u32 {
+        self.0.word(OFF_WORKER).load(Ordering::Relaxed)
+    }
+
+    /// Marks the QP as pending without new requests: see [`RqProducer::publish`].
+    #[inline]
+    pub fn mark_pending(&self) -> bool {
+        lockfree::mark_pending(self.0.word(OFF_PENDING))
+    }
+
+    /// Send requests finished so far, modulo 2^32.
+    #[inline]
+    pub fn wr_done(&self) -> u32 {
+        self.0.word(OFF_WR_DONE).load(Ordering::Acquire)
     }
 }
 
@@ -294,7 +314,7 @@ impl RqProducer {
 
     /// Shows all pushed requests to the worker, which looks by itself when a
     /// message arrives. Only when the QP is in error afterwards
-    /// ([`SqProducer::qp_state`]) the caller rings the QP's doorbell, so that the
+    /// ([`SqWatch::qp_state`]) the caller rings the QP's doorbell, so that the
     /// worker flushes them.
     #[inline]
     pub fn publish(&mut self) {
@@ -413,7 +433,11 @@ impl SqConsumer {
     }
 
     /// Tells the client whose doorbell ring to use: when the QP is created, and
-    /// before RTS when the connection went to another worker.
+    /// before [`Self::set_qp_state`] to RTS when the connection goes to another
+    /// worker. Clients ring only after they have seen a state beyond IDLE. A worker
+    /// that pops the number of a QP it does not own passes it to the owner, and the
+    /// owner clears the pending word and looks once when it adopts a QP: otherwise a
+    /// number that was lost leaves the word set for ever.
     pub fn set_worker(&self, worker: u32) {
         self.0.mem.word(OFF_WORKER).store(worker, Ordering::Relaxed);
     }

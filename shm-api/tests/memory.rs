@@ -86,6 +86,7 @@ fn without_hugepages_a_region_falls_back_and_says_so() {
     let r = Region::create("t", 100, Pages::TryHuge).unwrap();
     assert_eq!(r.len(), r.page_size());
     assert_eq!(r.is_huge(), r.page_size() > 4096);
+    assert_eq!(Region::map(fd_of(&r), 100).unwrap().is_huge(), r.is_huge());
     r.write(r.len() - 1, &[1]).unwrap();
 }
 

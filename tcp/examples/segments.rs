@@ -7,7 +7,9 @@ use std::cell::RefCell;
 use std::time::Instant as Clock;
 
 use siw_tcp::sim::host_config;
-use siw_tcp::{ConnId, Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack};
+use siw_tcp::{
+    ConnId, Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack,
+};
 
 static PAYLOAD: [u8; 9000] = [7; 9000];
 
@@ -19,6 +21,8 @@ struct Frame {
     payload_start: u32,
 }
 
+// Frames stay where they are: handles move, packet memory does not.
+#[allow(clippy::vec_box)]
 #[derive(Default)]
 struct Pool(RefCell<Vec<Box<Frame>>>);
 
@@ -43,7 +47,8 @@ impl Buf {
 }
 
 impl RecvBuf for Buf {
-    type Chunks<'a> = std::iter::Chain<std::option::IntoIter<&'a [u8]>, std::option::IntoIter<&'a [u8]>>;
+    type Chunks<'a> =
+        std::iter::Chain<std::option::IntoIter<&'a [u8]>, std::option::IntoIter<&'a [u8]>>;
     fn remaining(&self) -> usize {
         let f = self.f();
         (f.len - f.start + f.payload - f.payload_start) as usize
@@ -61,7 +66,10 @@ impl RecvBuf for Buf {
         let head = &f.header[f.start as usize..f.len as usize];
         let tail = &PAYLOAD[f.payload_start as usize..f.payload as usize];
         let some = |s: &'static [u8]| (!s.is_empty()).then_some(s).into_iter();
-        (!head.is_empty()).then_some(head).into_iter().chain(some(tail))
+        (!head.is_empty())
+            .then_some(head)
+            .into_iter()
+            .chain(some(tail))
     }
     fn advance(&mut self, n: usize) {
         let f = self.frame.as_mut().unwrap();
@@ -89,13 +97,24 @@ impl FrameSink<[u64; 4]> for Ring {
         self.begin_with(headers.len(), meta, |h| h.copy_from_slice(headers))
     }
     fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
-        let new = || Box::new(Frame { header: [0; 128], len: 0, start: 0, payload: 0, payload_start: 0 });
+        let new = || {
+            Box::new(Frame {
+                header: [0; 128],
+                len: 0,
+                start: 0,
+                payload: 0,
+                payload_start: 0,
+            })
+        };
         let mut f = self.pool.0.borrow_mut().pop().unwrap_or_else(new);
         fill(&mut f.header[..len]);
         (f.len, f.start) = (len as u32, 0);
         (f.payload, f.payload_start) = (meta.payload_len, 0);
         self.data += u64::from(meta.payload_len > 0);
-        self.frames.push(Buf { frame: Some(f), pool: self.pool });
+        self.frames.push(Buf {
+            frame: Some(f),
+            pool: self.pool,
+        });
         true
     }
     fn append(&mut self, _user: u64, record: &[u64; 4], offset: u32, len: u32) {
@@ -108,7 +127,9 @@ impl FrameSink<[u64; 4]> for Ring {
 type Host = Stack<Buf, [u64; 4]>;
 
 fn main() {
-    let mut args = std::env::args().skip(1).map(|a| a.parse::<u64>().expect("a number"));
+    let mut args = std::env::args()
+        .skip(1)
+        .map(|a| a.parse::<u64>().expect("a number"));
     let goal = args.next().unwrap_or(20_000_000);
     let conns = args.next().unwrap_or(1) as usize;
     let pool: &'static Pool = Box::leak(Box::default());
@@ -118,15 +139,32 @@ fn main() {
         c.max_connections = 200_000;
         Host::new(c, Instant(1)).unwrap()
     });
-    let mut rings = [0, 1].map(|_| Ring { frames: vec![], pool, data: 0 });
+    let mut rings = [0, 1].map(|_| Ring {
+        frames: vec![],
+        pool,
+        data: 0,
+    });
     let start = Clock::now();
     let now = || Instant(1 + start.elapsed().as_nanos() as u64);
     hosts[1].listen(None, 1, 1 << 20, 0).unwrap();
-    let info = FrameInfo { checksum: RxChecksum::Good, rss_hash: 0 };
+    let info = FrameInfo {
+        checksum: RxChecksum::Good,
+        rss_hash: 0,
+    };
     let mut ids: Vec<ConnId> = vec![];
     for i in 0..conns {
         let port = 10_000 + (i % 50_000) as u16;
-        ids.push(hosts[0].connect(now(), None, Some(port), "10.0.0.2:1".parse().unwrap(), i as u64).unwrap());
+        ids.push(
+            hosts[0]
+                .connect(
+                    now(),
+                    None,
+                    Some(port),
+                    "10.0.0.2:1".parse().unwrap(),
+                    i as u64,
+                )
+                .unwrap(),
+        );
     }
     let mut open = 0;
     let mut begun = None;
@@ -174,7 +212,9 @@ fn main() {
                     if hosts[0].send_room(id) < emss {
                         break;
                     }
-                    hosts[0].push_record(id, emss as u32, [bytes, 0, 0, 0], false).unwrap();
+                    hosts[0]
+                        .push_record(id, emss as u32, [bytes, 0, 0, 0], false)
+                        .unwrap();
                 }
                 hosts[0].flush(t, id, &mut rings[0]);
             }
@@ -191,7 +231,14 @@ fn main() {
     let ns = begun.elapsed().as_nanos() as f64 / n as f64;
     let acks = hosts[1].stats().pure_acks_out;
     let c = hosts[0].conn(ids[0]).unwrap();
-    println!("{ns:.1} ns/segment (send + receive + ACKs), {n} segments, {acks} ACKs, {bytes} bytes, {c:?}");
+    println!(
+        "{ns:.1} ns/segment (send + receive + ACKs), {n} segments, {acks} ACKs, {bytes} bytes, {c:?}"
+    );
     let s = hosts[1].stats();
-    println!("predicted {} of {} in; retransmits {}", s.hp_hits, s.in_segs, hosts[0].stats().retrans_segs);
+    println!(
+        "predicted {} of {} in; retransmits {}",
+        s.hp_hits,
+        s.in_segs,
+        hosts[0].stats().retrans_segs
+    );
 }

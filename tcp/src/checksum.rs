@@ -106,7 +106,7 @@ mod tests {
 
     fn equal(a: u16, b: u16) -> bool {
         // 0 and 0xffff are both zero in one's complement.
-        a == b || (a % 0xffff == 0 && b % 0xffff == 0)
+        a == b || (a.is_multiple_of(0xffff) && b.is_multiple_of(0xffff))
     }
 
     #[test]

@@ -40,7 +40,15 @@ impl Controller {
 
     /// `acked` new bytes arrived at the peer while the window was in full use.
     #[inline]
-    pub(crate) fn on_ack(&mut self, cwnd: &mut u32, ssthresh: u32, acked: u32, mss: u32, now: u64, srtt: u64) {
+    pub(crate) fn on_ack(
+        &mut self,
+        cwnd: &mut u32,
+        ssthresh: u32,
+        acked: u32,
+        mss: u32,
+        now: u64,
+        srtt: u64,
+    ) {
         if *cwnd < ssthresh {
             // Slow start. ACKs are coalesced per batch, so all acked bytes count (RFC 3465 with
             // no limit, as Linux); what crosses ssthresh waits for the next ACK.
@@ -70,7 +78,11 @@ impl Controller {
             Controller::Cubic(c) => {
                 let w = cwnd as f32;
                 // Fast convergence, section 4.7.
-                c.w_max = if w < c.w_max { w * ((1.0 + BETA as f32) / 2.0) } else { w };
+                c.w_max = if w < c.w_max {
+                    w * ((1.0 + BETA as f32) / 2.0)
+                } else {
+                    w
+                };
                 c.cwnd_prior = w;
                 c.epoch = 0;
                 ((f64::from(cwnd) * BETA) as u32).max(floor)
@@ -103,7 +115,11 @@ impl Cubic {
         let t = now.saturating_sub(self.epoch) as f64 / 1e9;
         let rtt = srtt as f64 / 1e9;
         let at = |t: f64| C * m * (t - f64::from(self.k)).powi(3) + f64::from(self.w_max);
-        let alpha = if self.w_est >= self.cwnd_prior { 1.0 } else { ALPHA };
+        let alpha = if self.w_est >= self.cwnd_prior {
+            1.0
+        } else {
+            ALPHA
+        };
         self.w_est = (f64::from(self.w_est) + alpha * m * f64::from(acked) / w) as f32;
         let est = f64::from(self.w_est);
         let new = if at(t) < est {
@@ -164,7 +180,9 @@ mod tests {
         // Section 4.7: a second loss below the plateau remembers less.
         let half = before / 2;
         c.on_loss(half, half, MSS);
-        let Controller::Cubic(c) = c else { unreachable!() };
+        let Controller::Cubic(c) = c else {
+            unreachable!()
+        };
         assert!(c.w_max < half as f32);
     }
 }

@@ -1,13 +1,12 @@
 //! The state of one connection. What every segment touches comes first, in two cache lines.
 
 use crate::congestion::Controller;
-use crate::flow_table::FlowKey;
 use crate::reassembly::Reassembly;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
 use crate::rx_queue::RxQueue;
 use crate::send_queue::SendQueue;
-use crate::stack::{ListenerId, State};
+use crate::stack::State;
 use crate::template::Template;
 use crate::{RecvBuf, SeqNr};
 
@@ -43,6 +42,8 @@ pub(crate) mod flag {
     pub const HASHED: u32 = 1 << 17;
     /// The persist timer fired: a part of a record may leave.
     pub const CUT: u32 = 1 << 18;
+    /// The peer's FIN arrived, perhaps before its data.
+    pub const FIN_SEEN: u32 = 1 << 19;
 }
 
 /// 128 bytes: what every segment touches.
@@ -118,9 +119,19 @@ impl Hot {
         c.min(w).saturating_sub(self.unsent)
     }
     pub(crate) fn can_send_data(&self) -> bool {
-        matches!(self.state, State::Established | State::CloseWait | State::FinWait1 | State::Closing | State::LastAck)
+        matches!(
+            self.state,
+            State::Established
+                | State::CloseWait
+                | State::FinWait1
+                | State::Closing
+                | State::LastAck
+        )
     }
 }
+
+/// No listener has this id.
+pub(crate) const NO_LISTENER: u32 = u32::MAX;
 
 #[repr(C, align(64))]
 pub(crate) struct Conn<B, R> {
@@ -129,27 +140,26 @@ pub(crate) struct Conn<B, R> {
     pub rx: RxQueue<B>,
     pub ooo: Option<Box<Reassembly<B>>>,
     pub recovery: Option<Box<Recovery>>,
-    pub key: FlowKey,
     pub template: Template,
     /// The template's destination was looked up in this generation of the neighbour table; 0: never.
     pub neighbour_generation: u32,
     pub ts_offset: u32,
-    pub hash: u64,
+    /// The low half of its hash: what the flow table keeps.
+    pub hash: u32,
     pub cc: Controller,
     /// Most bytes in the pipe since `cwnd_mark` was passed: growth needs a used window
     /// (RFC 9438 section 5.8, RFC 7661).
     pub cwnd_used: u32,
     pub cwnd_mark: SeqNr,
-    pub iss: SeqNr,
-    pub irs: SeqNr,
     /// When the current series of timeouts began; 0: none.
     pub stalled_since: u64,
     pub generation: u32,
     pub retransmits: u32,
     pub timeouts: u32,
-    pub listener: Option<ListenerId>,
-    /// Sequence number of the peer's FIN, once seen, in order or not.
-    pub fin_at: Option<SeqNr>,
+    /// Of a passive open, else `NO_LISTENER`.
+    pub listener: u32,
+    /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
+    pub fin_at: SeqNr,
 }
 
 impl<B: RecvBuf, R> Conn<B, R> {
@@ -162,7 +172,9 @@ impl<B: RecvBuf, R> Conn<B, R> {
     pub(crate) fn busy(&self) -> bool {
         let h = &self.hot;
         h.state != State::Closed
-            && (h.snd_una != h.snd_nxt || h.unsent > 0 || h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED)
+            && (h.snd_una != h.snd_nxt
+                || h.unsent > 0
+                || h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED)
     }
 
     /// The receive window to advertise: the field's value and the right edge it means. The edge
@@ -174,7 +186,11 @@ impl<B: RecvBuf, R> Conn<B, R> {
         let free = limit.saturating_sub(self.rx.len_bytes() as u32);
         let now = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
         let step = (limit / 2).min(u32::from(h.emss));
-        let want = if free >= now.saturating_add(step) { free } else { now };
+        let want = if free >= now.saturating_add(step) {
+            free
+        } else {
+            now
+        };
         let shift = h.rcv_wscale;
         let mut field = want >> shift;
         if field << shift < now {
@@ -221,6 +237,6 @@ mod tests {
         // Two table slots of 8 bytes a connection at half load.
         let all = slot + Wheel::NODE + 2 * 8;
         println!("conn {slot}, with wheel entry and table share {all}");
-        assert!(slot <= 512, "{all}");
+        assert!(all <= 512, "{all}");
     }
 }

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
-    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv6Packet, Icmpv6Repr, Ipv4Packet, Ipv6Packet,
-    NdiscNeighborFlags, NdiscRepr,
+    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv6Packet, Icmpv6Repr, Ipv4Packet,
+    Ipv6Packet, NdiscNeighborFlags, NdiscRepr,
 };
 
 use crate::flow_table::FlowKey;
@@ -37,7 +37,13 @@ pub(crate) struct Origin {
 
 impl Control {
     pub(crate) fn new(mac: [u8; 6], vlan: Option<u16>, icmp: Bucket) -> Self {
-        Control { queue: VecDeque::new(), pool: Vec::new(), mac, vlan, icmp }
+        Control {
+            queue: VecDeque::new(),
+            pool: Vec::new(),
+            mac,
+            vlan,
+            icmp,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -123,16 +129,37 @@ impl Control {
     }
 
     /// The answer to a segment that no connection takes (RFC 9293 section 3.10.7.1).
-    pub(crate) fn reset(&mut self, dst_mac: [u8; 6], key: &FlowKey, seg: &Segment, payload: u32, stats: &mut Stats) {
+    pub(crate) fn reset(
+        &mut self,
+        dst_mac: [u8; 6],
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        stats: &mut Stats,
+    ) {
         let t = Template::new(self.mac, dst_mac, self.vlan, key);
-        let len = payload + u32::from(seg.flags & segment::SYN != 0) + u32::from(seg.flags & segment::FIN != 0);
+        let len = payload
+            + u32::from(seg.flags & segment::SYN != 0)
+            + u32::from(seg.flags & segment::FIN != 0);
         let (seq, ack, flags) = if seg.flags & segment::ACK != 0 {
             (seg.ack, SeqNr(0), segment::RST)
         } else {
             (SeqNr(0), seg.seq + len, segment::RST | segment::ACK)
         };
         stats.out_rsts += 1;
-        self.tcp(&t, &Fields { seq, ack, flags, window: 0, ts: None, options: &[], payload: 0 }, stats);
+        self.tcp(
+            &t,
+            &Fields {
+                seq,
+                ack,
+                flags,
+                window: 0,
+                ts: None,
+                options: &[],
+                payload: 0,
+            },
+            stats,
+        );
     }
 
     fn arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut Stats) {
@@ -172,7 +199,14 @@ impl Control {
                 let o = target.octets();
                 // RFC 4861 section 7.2.2: to the solicited-node multicast address.
                 let group = Ipv6Addr::new(
-                    0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(o[13]), u16::from_be_bytes([o[14], o[15]]),
+                    0xff02,
+                    0,
+                    0,
+                    0,
+                    0,
+                    1,
+                    0xff00 | u16::from(o[13]),
+                    u16::from_be_bytes([o[14], o[15]]),
                 );
                 let (mac, ip) = match s.to {
                     Some(mac) => (mac, target),
@@ -189,7 +223,14 @@ impl Control {
         }
     }
 
-    fn icmpv6(&mut self, mac: [u8; 6], src: Ipv6Addr, dst: Ipv6Addr, repr: &Icmpv6Repr<'_>, stats: &mut Stats) {
+    fn icmpv6(
+        &mut self,
+        mac: [u8; 6],
+        src: Ipv6Addr,
+        dst: Ipv6Addr,
+        repr: &Icmpv6Repr<'_>,
+        stats: &mut Stats,
+    ) {
         let mut b = self.frame(mac, 0x86dd);
         let l2 = b.len();
         let len = repr.buffer_len();
@@ -201,7 +242,12 @@ impl Control {
         ip.set_hop_limit(255);
         ip.set_src_addr(src);
         ip.set_dst_addr(dst);
-        repr.emit(&src, &dst, &mut Icmpv6Packet::new_unchecked(&mut b[l2 + 40..]), &ChecksumCapabilities::default());
+        repr.emit(
+            &src,
+            &dst,
+            &mut Icmpv6Packet::new_unchecked(&mut b[l2 + 40..]),
+            &ChecksumCapabilities::default(),
+        );
         self.queue(b, 40, true, stats);
     }
 
@@ -241,14 +287,27 @@ impl Control {
             self.arp(source_hardware_addr.0, &repr, stats);
         }
         // RFC 5227: a probe from 0.0.0.0 claims nothing.
-        let unicast = !source_protocol_addr.is_unspecified() && !source_protocol_addr.is_multicast();
-        unicast.then_some((sender, source_hardware_addr.0, operation == ArpOperation::Reply))
+        let unicast =
+            !source_protocol_addr.is_unspecified() && !source_protocol_addr.is_multicast();
+        unicast.then_some((
+            sender,
+            source_hardware_addr.0,
+            operation == ArpOperation::Reply,
+        ))
     }
 
     /// Echo request to echo reply (RFC 792); returns the quoted packet of an error message.
-    pub(crate) fn receive_icmpv4<B: RecvBuf>(&mut self, now: Instant, o: &Origin, b: &B, stats: &mut Stats) -> bool {
+    pub(crate) fn receive_icmpv4<B: RecvBuf>(
+        &mut self,
+        now: Instant,
+        o: &Origin,
+        b: &B,
+        stats: &mut Stats,
+    ) -> bool {
         stats.icmp_in += 1;
-        let (IpAddr::V4(src), IpAddr::V4(dst)) = (o.src, o.dst) else { return false };
+        let (IpAddr::V4(src), IpAddr::V4(dst)) = (o.src, o.dst) else {
+            return false;
+        };
         let mut sum = crate::checksum::Sum::new();
         b.chunks().for_each(|c| sum.add(c));
         let head = b.chunk();
@@ -300,7 +359,9 @@ impl Control {
         stats: &mut Stats,
     ) -> Icmpv6 {
         stats.icmp_in += 1;
-        let (IpAddr::V6(src), IpAddr::V6(dst)) = (o.src, o.dst) else { return Icmpv6::Done };
+        let (IpAddr::V6(src), IpAddr::V6(dst)) = (o.src, o.dst) else {
+            return Icmpv6::Done;
+        };
         let mut flat = self.pool.pop().unwrap_or_default();
         flat.clear();
         b.chunks().for_each(|c| flat.extend_from_slice(c));
@@ -314,7 +375,8 @@ impl Control {
         if packet.msg_type().is_error() {
             return Icmpv6::Error;
         }
-        let Ok(repr) = Icmpv6Repr::parse(&src, &dst, &packet, &ChecksumCapabilities::default()) else {
+        let Ok(repr) = Icmpv6Repr::parse(&src, &dst, &packet, &ChecksumCapabilities::default())
+        else {
             return Icmpv6::Done;
         };
         let mac_of = |a: Option<smoltcp::wire::RawHardwareAddress>| {
@@ -322,22 +384,34 @@ impl Control {
             <[u8; 6]>::try_from(b.as_bytes()).ok()
         };
         match repr {
-            Icmpv6Repr::EchoRequest { ident, seq_no, data } => {
-                if own(dst.into()) && self.queue.len() < QUEUE_MAX && self.icmp.take(now) {
-                    let reply = Icmpv6Repr::EchoReply { ident, seq_no, data };
-                    self.icmpv6(o.src_mac, dst, src, &reply, stats);
-                    stats.icmp_out += 1;
-                }
+            Icmpv6Repr::EchoRequest {
+                ident,
+                seq_no,
+                data,
+            } if own(dst.into()) && self.queue.len() < QUEUE_MAX && self.icmp.take(now) => {
+                let reply = Icmpv6Repr::EchoReply {
+                    ident,
+                    seq_no,
+                    data,
+                };
+                self.icmpv6(o.src_mac, dst, src, &reply, stats);
+                stats.icmp_out += 1;
             }
             Icmpv6Repr::Ndisc(_) if hop_limit != 255 => stats.martians += 1,
-            Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit { target_addr, lladdr }) => {
+            Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit {
+                target_addr,
+                lladdr,
+            }) => {
                 stats.ndp_in += 1;
                 if !own(target_addr.into()) || self.queue.len() >= QUEUE_MAX {
                     return Icmpv6::Done;
                 }
                 let mut flags = NdiscNeighborFlags::OVERRIDE;
                 let (mac, to) = if src.is_unspecified() {
-                    ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1))
+                    (
+                        [0x33, 0x33, 0, 0, 0, 1],
+                        Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
+                    )
                 } else {
                     flags |= NdiscNeighborFlags::SOLICITED;
                     (o.src_mac, src)
@@ -355,10 +429,18 @@ impl Control {
                     return Icmpv6::Claim(src.into(), mac, false);
                 }
             }
-            Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { target_addr, lladdr, .. }) => {
+            Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
+                target_addr,
+                lladdr,
+                ..
+            }) => {
                 stats.ndp_in += 1;
                 if !own(target_addr.into()) {
-                    return Icmpv6::Claim(target_addr.into(), mac_of(lladdr).unwrap_or(o.src_mac), true);
+                    return Icmpv6::Claim(
+                        target_addr.into(),
+                        mac_of(lladdr).unwrap_or(o.src_mac),
+                        true,
+                    );
                 }
             }
             _ => {}

@@ -3,6 +3,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::segment::{be16, be32};
 use crate::siphash::Key;
 
 /// A connection's four-tuple as seen from here.
@@ -33,13 +34,27 @@ impl FlowKey {
 
     #[inline]
     pub(crate) fn v6(local: [u64; 2], remote: [u64; 2], local_port: u16, remote_port: u16) -> Self {
-        FlowKey { local, remote, ports: u32::from(local_port) << 16 | u32::from(remote_port), v6: true }
+        FlowKey {
+            local,
+            remote,
+            ports: u32::from(local_port) << 16 | u32::from(remote_port),
+            v6: true,
+        }
     }
 
-    pub(crate) fn new(local: IpAddr, local_port: u16, remote: IpAddr, remote_port: u16) -> Option<Self> {
+    pub(crate) fn new(
+        local: IpAddr,
+        local_port: u16,
+        remote: IpAddr,
+        remote_port: u16,
+    ) -> Option<Self> {
         match (local, remote) {
-            (IpAddr::V4(l), IpAddr::V4(r)) => Some(Self::v4(l.to_bits(), r.to_bits(), local_port, remote_port)),
-            (IpAddr::V6(l), IpAddr::V6(r)) => Some(Self::v6(halves(l), halves(r), local_port, remote_port)),
+            (IpAddr::V4(l), IpAddr::V4(r)) => {
+                Some(Self::v4(l.to_bits(), r.to_bits(), local_port, remote_port))
+            }
+            (IpAddr::V6(l), IpAddr::V6(r)) => {
+                Some(Self::v6(halves(l), halves(r), local_port, remote_port))
+            }
             _ => None,
         }
     }
@@ -65,6 +80,24 @@ impl FlowKey {
         self.v6
     }
 
+    /// Local and remote address, and the ports, as they stand in an IPv4 header of ours.
+    #[inline(always)]
+    pub(crate) fn is_v4(&self, addresses: u64, ports: u32) -> bool {
+        !self.v6 && addresses == self.local[1] << 32 | self.remote[1] && ports == self.ports
+    }
+
+    /// From 12 bytes (IPv4) or 36 (IPv6).
+    #[inline]
+    pub(crate) fn read(b: &[u8]) -> Self {
+        if b.len() == 12 {
+            FlowKey::v4(be32(b, 0), be32(b, 4), be16(b, 8), be16(b, 10))
+        } else {
+            let half = |at| u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4));
+            let (local, remote) = ([half(0), half(8)], [half(16), half(24)]);
+            FlowKey::v6(local, remote, be16(b, 32), be16(b, 34))
+        }
+    }
+
     #[inline]
     pub(crate) fn hash<const C: usize, const D: usize>(&self, key: Key) -> u64 {
         if self.v6 {
@@ -87,7 +120,10 @@ pub(crate) struct FlowTable {
 impl FlowTable {
     pub(crate) fn new(max: usize) -> Self {
         let n = (max.max(8) * 2).next_power_of_two();
-        FlowTable { slots: vec![0; n], mask: n - 1 }
+        FlowTable {
+            slots: vec![0; n],
+            mask: n - 1,
+        }
     }
 
     #[inline]
@@ -172,7 +208,10 @@ mod tests {
                 t.insert(hash(i), i);
             }
             let probe = (x >> 20) % 256;
-            assert_eq!(t.find(hash(probe), |k| k == probe).is_some(), alive.contains(&probe));
+            assert_eq!(
+                t.find(hash(probe), |k| k == probe).is_some(),
+                alive.contains(&probe)
+            );
         }
     }
 
@@ -181,6 +220,14 @@ mod tests {
         let k = FlowKey::new("fd00::1".parse().unwrap(), 1, "fd00::2".parse().unwrap(), 2).unwrap();
         assert_eq!(k.local(), "[fd00::1]:1".parse().unwrap());
         assert_eq!(k.remote(), "[fd00::2]:2".parse().unwrap());
-        assert!(FlowKey::new("10.0.0.1".parse().unwrap(), 1, "fd00::2".parse().unwrap(), 2).is_none());
+        assert!(
+            FlowKey::new(
+                "10.0.0.1".parse().unwrap(),
+                1,
+                "fd00::2".parse().unwrap(),
+                2
+            )
+            .is_none()
+        );
     }
 }

@@ -4,26 +4,31 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::checksum::Sum;
 use crate::flow_table::FlowKey;
-use crate::segment::{be16, be32};
+use crate::segment::{be16, be32, be64};
 use crate::stack::RxChecksum;
 use crate::{RecvBuf, Stats};
 
 /// A frame's content; the buffer was advanced to its first byte and truncated to its last.
 pub(crate) enum Inbound {
-    Tcp { key: FlowKey },
+    Tcp {
+        key: FlowKey,
+    },
     Arp,
-    Icmpv4 { src: Ipv4Addr, dst: Ipv4Addr },
-    Icmpv6 { src: Ipv6Addr, dst: Ipv6Addr, hop_limit: u8 },
+    Icmpv4 {
+        src: Ipv4Addr,
+        dst: Ipv4Addr,
+    },
+    Icmpv6 {
+        src: Ipv6Addr,
+        dst: Ipv6Addr,
+        hop_limit: u8,
+    },
 }
 
 /// What of the link layer the check needs.
 pub(crate) struct Link {
     pub mac: [u8; 6],
     pub vlan: Option<u16>,
-}
-
-fn be64(b: &[u8], at: usize) -> u64 {
-    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
 }
 
 /// Classifies and strips; `None`: dropped and counted. `src_mac` is left for the answers.
@@ -78,7 +83,13 @@ pub(crate) fn classify<B: RecvBuf>(
 }
 
 #[inline]
-fn ipv4<B: RecvBuf>(b: &mut B, l2: usize, checksum: RxChecksum, multicast: bool, stats: &mut Stats) -> Option<Inbound> {
+fn ipv4<B: RecvBuf>(
+    b: &mut B,
+    l2: usize,
+    checksum: RxChecksum,
+    multicast: bool,
+    stats: &mut Stats,
+) -> Option<Inbound> {
     let ip = &b.chunk()[l2..];
     if ip.len() < 20 || ip[0] >> 4 != 4 {
         stats.in_errs += 1;
@@ -127,7 +138,10 @@ fn ipv4<B: RecvBuf>(b: &mut B, l2: usize, checksum: RxChecksum, multicast: bool,
         1 => {
             b.truncate(l2 + total);
             b.advance(l2 + header);
-            Some(Inbound::Icmpv4 { src: src.into(), dst: dst.into() })
+            Some(Inbound::Icmpv4 {
+                src: src.into(),
+                dst: dst.into(),
+            })
         }
         _ => {
             stats.not_for_us += 1;
@@ -137,7 +151,13 @@ fn ipv4<B: RecvBuf>(b: &mut B, l2: usize, checksum: RxChecksum, multicast: bool,
 }
 
 #[inline]
-fn ipv6<B: RecvBuf>(b: &mut B, l2: usize, checksum: RxChecksum, multicast: bool, stats: &mut Stats) -> Option<Inbound> {
+fn ipv6<B: RecvBuf>(
+    b: &mut B,
+    l2: usize,
+    checksum: RxChecksum,
+    multicast: bool,
+    stats: &mut Stats,
+) -> Option<Inbound> {
     let ip = &b.chunk()[l2..];
     if ip.len() < 40 || ip[0] >> 4 != 6 {
         stats.in_errs += 1;
@@ -180,7 +200,11 @@ fn ipv6<B: RecvBuf>(b: &mut B, l2: usize, checksum: RxChecksum, multicast: bool,
         58 => {
             b.truncate(l2 + 40 + len);
             b.advance(l2 + 40);
-            Some(Inbound::Icmpv6 { src: addr(src), dst: addr(dst), hop_limit })
+            Some(Inbound::Icmpv6 {
+                src: addr(src),
+                dst: addr(dst),
+                hop_limit,
+            })
         }
         44 => {
             stats.ip_fragments += 1;
@@ -207,7 +231,9 @@ fn tcp_checksum<B: RecvBuf>(mut s: Sum, b: &B, stats: &mut Stats) -> Option<()> 
 /// An address that a TCP peer can have (RFC 1122 section 3.2.1.3, RFC 4291).
 pub(crate) fn peer_address(a: IpAddr) -> bool {
     match a {
-        IpAddr::V4(a) => !(a.is_unspecified() || a.is_broadcast() || a.is_multicast() || a.octets()[0] == 0),
+        IpAddr::V4(a) => {
+            !(a.is_unspecified() || a.is_broadcast() || a.is_multicast() || a.octets()[0] == 0)
+        }
         IpAddr::V6(a) => !(a.is_unspecified() || a.is_multicast()),
     }
 }

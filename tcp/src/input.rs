@@ -27,13 +27,20 @@ impl<B: RecvBuf, R> Conn<B, R> {
     /// Takes over what the peer's SYN says.
     pub(crate) fn negotiate(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
         let h = &mut self.hot;
-        self.irs = seg.seq;
         h.rcv_nxt = seg.seq + 1;
         h.last_ack_sent = h.rcv_nxt;
         h.rcv_adv = h.rcv_nxt + config.recv_window.min(0xffff);
-        let v6 = self.key.is_v6();
-        let (overhead, default) = if v6 { (60, MSS_DEFAULT_V6) } else { (40, MSS_DEFAULT_V4) };
-        let mut emss = seg.mss.unwrap_or(default).max(MSS_FLOOR).min(config.mtu - overhead);
+        let v6 = self.template.is_v6();
+        let (overhead, default) = if v6 {
+            (60, MSS_DEFAULT_V6)
+        } else {
+            (40, MSS_DEFAULT_V4)
+        };
+        let mut emss = seg
+            .mss
+            .unwrap_or(default)
+            .max(MSS_FLOOR)
+            .min(config.mtu - overhead);
         h.flags &= !(flag::TIMESTAMPS | flag::SACK);
         if config.timestamps && seg.has_ts {
             h.flags |= flag::TIMESTAMPS;
@@ -52,7 +59,11 @@ impl<B: RecvBuf, R> Conn<B, R> {
         h.max_snd_wnd = h.snd_wnd;
         h.snd_wl1 = seg.seq;
         h.snd_wl2 = seg.ack;
-        h.cwnd = config.initial_window.max(1).saturating_mul(u32::from(emss)).min(1 << 30);
+        h.cwnd = config
+            .initial_window
+            .max(1)
+            .saturating_mul(u32::from(emss))
+            .min(1 << 30);
     }
 }
 
@@ -102,7 +113,14 @@ impl Shared {
 
     /// In-order payload: to the receive queue, and the ACK policy (RFC 9293 section 3.8.6.3).
     #[inline]
-    fn deliver<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, b: B, push: bool, now: Instant) {
+    fn deliver<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        b: B,
+        push: bool,
+        now: Instant,
+    ) {
         let len = b.remaining();
         self.stats.in_bytes += len as u64;
         let h = &mut c.hot;
@@ -120,7 +138,14 @@ impl Shared {
 
     /// The ACK and window of an acceptable segment; its ACK is at most SND.NXT.
     #[inline]
-    fn acknowledge<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, seg: &Segment, len: usize, now: Instant) {
+    fn acknowledge<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        len: usize,
+        now: Instant,
+    ) {
         let h = &mut c.hot;
         let emss = u32::from(h.emss);
         let room = h.room();
@@ -159,7 +184,8 @@ impl Shared {
             // The peer answers probes: it is alive (RFC 9293 section 3.8.6.1).
             c.stalled_since = 0;
         }
-        let dup = !new && len == 0 && h.snd_wnd == old_window && h.flight() > 0 && seg.ack == h.snd_una;
+        let dup =
+            !new && len == 0 && h.snd_wnd == old_window && h.flight() > 0 && seg.ack == h.snd_una;
         if h.has(flag::RECOVERING) || seg.sacks > 0 || dup {
             self.recover(index, c, seg, new, dup, delivered, now);
         }
@@ -168,7 +194,11 @@ impl Shared {
             // Growth needs a window that was in use since it was last passed.
             let slow_start = h.cwnd < h.ssthresh;
             let used = h.phase == Phase::Loss
-                || if slow_start { c.cwnd_used.saturating_mul(2) >= h.cwnd } else { c.cwnd_used + 2 * emss > h.cwnd };
+                || if slow_start {
+                    c.cwnd_used.saturating_mul(2) >= h.cwnd
+                } else {
+                    c.cwnd_used + 2 * emss > h.cwnd
+                };
             if used {
                 c.cc.on_ack(&mut h.cwnd, h.ssthresh, delivered, emss, now.0, h.rtt.srtt);
             }
@@ -207,7 +237,9 @@ impl Shared {
         now: Instant,
     ) {
         let h = &mut c.hot;
-        let r = c.recovery.get_or_insert_with(|| Box::new(Recovery::new(h.snd_una)));
+        let r = c
+            .recovery
+            .get_or_insert_with(|| Box::new(Recovery::new(h.snd_una)));
         self.stats.dup_acks_in += u64::from(dup);
         if h.has(flag::SACK) {
             let (segs, bytes) = r.sack(h, &mut c.tx, seg, now.0);
@@ -266,7 +298,10 @@ impl Shared {
         }
         let mut seg = *seg;
         // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
-        if c.hot.state == State::SynReceived && seg.flags & (SYN | RST) == SYN && seg.seq == c.irs {
+        if c.hot.state == State::SynReceived
+            && seg.flags & (SYN | RST) == SYN
+            && seg.seq + 1 == c.hot.rcv_nxt
+        {
             if seg.flags & ACK == 0 {
                 self.owe(index, &mut c.hot, flag::NEED_SYN);
                 return Verdict::Done;
@@ -344,7 +379,11 @@ impl Shared {
         if seg.flags & ACK == 0 {
             return Verdict::Done;
         }
-        h.last_rx = if h.state == State::SynReceived { h.last_rx } else { now.0 };
+        h.last_rx = if h.state == State::SynReceived {
+            h.last_rx
+        } else {
+            now.0
+        };
         h.probes = 0;
         if seg.has_ts && seg.seq.le(h.last_ack_sent) {
             h.ts_recent = seg.ts_val;
@@ -377,10 +416,20 @@ impl Shared {
         }
     }
 
-    fn syn_sent<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, seg: &Segment, now: Instant) -> Verdict {
+    fn syn_sent<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        now: Instant,
+    ) -> Verdict {
         let acked = seg.flags & ACK != 0;
         if acked && seg.ack != c.hot.snd_nxt {
-            return if seg.flags & RST != 0 { Verdict::Done } else { Verdict::Reset };
+            return if seg.flags & RST != 0 {
+                Verdict::Done
+            } else {
+                Verdict::Reset
+            };
         }
         if seg.flags & RST != 0 {
             if acked {
@@ -408,8 +457,14 @@ impl Shared {
     }
 
     /// Our SYN is acknowledged.
-    fn established<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, seg: &Segment, now: Instant) -> Option<Verdict> {
-        if c.hot.has(flag::PASSIVE) && !c.listener.is_some_and(|l| self.listeners.contains_key(&l.0)) {
+    fn established<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        now: Instant,
+    ) -> Option<Verdict> {
+        if c.hot.has(flag::PASSIVE) && !self.listeners.contains_key(&c.listener) {
             // Nobody listens any more.
             self.closed(index, c);
             c.hot.flags |= flag::RELEASED;
@@ -449,7 +504,13 @@ impl Shared {
 
     /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only the exact next sequence
     /// number resets; in the window it is asked for again.
-    fn reset_received<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, seg: &Segment, now: Instant) -> Verdict {
+    fn reset_received<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        now: Instant,
+    ) -> Verdict {
         if c.hot.state == State::TimeWait {
             return Verdict::Done; // RFC 1337
         }
@@ -469,7 +530,12 @@ impl Shared {
     }
 
     /// State changes that the ACK of our FIN brings.
-    fn fin_acknowledged<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> Option<Verdict> {
+    fn fin_acknowledged<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) -> Option<Verdict> {
         let h = &mut c.hot;
         if !h.has(flag::FIN_SENT) || h.snd_una != h.snd_nxt {
             return None;
@@ -497,9 +563,19 @@ impl Shared {
     }
 
     /// Payload and FIN of an acceptable segment.
-    fn payload<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, seg: &Segment, mut b: B, now: Instant) -> Verdict {
+    fn payload<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        mut b: B,
+        now: Instant,
+    ) -> Verdict {
         let h = &mut c.hot;
-        if !matches!(h.state, State::Established | State::FinWait1 | State::FinWait2) {
+        if !matches!(
+            h.state,
+            State::Established | State::FinWait1 | State::FinWait2
+        ) {
             // After the peer's FIN there is nothing new (section 3.10.7.4 seventh); acknowledge again.
             self.owe(index, h, flag::NEED_ACK);
             return Verdict::Done;
@@ -525,7 +601,8 @@ impl Shared {
             fin = false;
         }
         if fin {
-            c.fin_at = Some(seq + b.remaining() as u32);
+            c.fin_at = seq + b.remaining() as u32;
+            h.flags |= flag::FIN_SEEN;
         }
         if b.remaining() > 0 {
             let held = c.rx.buffers() + c.ooo.as_ref().map_or(0, |o| o.buffers());
@@ -559,7 +636,8 @@ impl Shared {
                 }
             }
         }
-        if c.fin_at == Some(c.hot.rcv_nxt) && !c.hot.has(flag::FIN_RECEIVED) {
+        let seen = c.hot.flags & (flag::FIN_SEEN | flag::FIN_RECEIVED) == flag::FIN_SEEN;
+        if seen && c.fin_at == c.hot.rcv_nxt {
             self.fin_received(index, c, now);
         } else if fin {
             self.owe(index, &mut c.hot, flag::NEED_ACK);

@@ -56,7 +56,14 @@ const WAITERS_MAX: usize = 65536;
 
 impl Neighbours {
     pub(crate) fn new(config: NeighbourConfig) -> Self {
-        Neighbours { entries: HashMap::new(), config, generation: 1, next_at: u64::MAX, solicits: Vec::new(), incomplete: 0 }
+        Neighbours {
+            entries: HashMap::new(),
+            config,
+            generation: 1,
+            next_at: u64::MAX,
+            solicits: Vec::new(),
+            incomplete: 0,
+        }
     }
 
     fn bump(&mut self) {
@@ -73,7 +80,10 @@ impl Neighbours {
                     e.sent = 1;
                     e.at = now.0 + retransmit;
                     self.next_at = self.next_at.min(e.at);
-                    self.solicits.push(Solicit { target: addr, to: Some(e.mac) });
+                    self.solicits.push(Solicit {
+                        target: addr,
+                        to: Some(e.mac),
+                    });
                     return Lookup::Found(e.mac);
                 }
                 Status::Incomplete => {
@@ -90,15 +100,33 @@ impl Neighbours {
         let at = now.0 + retransmit;
         self.next_at = self.next_at.min(at);
         self.incomplete += 1;
-        self.entries.insert(addr, Entry { mac: [0; 6], status: Status::Incomplete, at, sent: 1, waiters: vec![waiter] });
-        self.solicits.push(Solicit { target: addr, to: None });
+        self.entries.insert(
+            addr,
+            Entry {
+                mac: [0; 6],
+                status: Status::Incomplete,
+                at,
+                sent: 1,
+                waiters: vec![waiter],
+            },
+        );
+        self.solicits.push(Solicit {
+            target: addr,
+            to: None,
+        });
         Lookup::Wait
     }
 
     /// Makes room: any entry that nobody waits for, those not confirmed first.
     fn evict(&mut self) -> bool {
-        let victim = self.entries.iter().filter(|(_, e)| e.status != Status::Incomplete);
-        let Some(addr) = victim.min_by_key(|(_, e)| (e.status != Status::Stale, e.at)).map(|(a, _)| *a) else {
+        let victim = self
+            .entries
+            .iter()
+            .filter(|(_, e)| e.status != Status::Incomplete);
+        let Some(addr) = victim
+            .min_by_key(|(_, e)| (e.status != Status::Stale, e.at))
+            .map(|(a, _)| *a)
+        else {
             return false;
         };
         self.entries.remove(&addr);
@@ -109,7 +137,13 @@ impl Neighbours {
     /// `addr` is at `mac`. `answer`: in reply to our solicitation; an unsolicited claim only
     /// refreshes what we know, or is remembered when the sender talks to us (`learn`).
     /// Returns the connections that waited.
-    pub(crate) fn heard(&mut self, addr: IpAddr, mac: [u8; 6], learn: bool, now: Instant) -> Vec<u32> {
+    pub(crate) fn heard(
+        &mut self,
+        addr: IpAddr,
+        mac: [u8; 6],
+        learn: bool,
+        now: Instant,
+    ) -> Vec<u32> {
         if mac[0] & 1 != 0 || mac == [0; 6] {
             return Vec::new();
         }
@@ -117,12 +151,20 @@ impl Neighbours {
             if !learn || (self.entries.len() >= self.config.max_entries && !self.evict()) {
                 return Vec::new();
             }
-            let e = Entry { mac, status: Status::Stale, at: u64::MAX, sent: 0, waiters: Vec::new() };
+            let e = Entry {
+                mac,
+                status: Status::Stale,
+                at: u64::MAX,
+                sent: 0,
+                waiters: Vec::new(),
+            };
             self.entries.insert(addr, e);
         }
         let at = now.0 + nanos(self.config.reachable);
         self.next_at = self.next_at.min(at);
-        let Some(e) = self.entries.get_mut(&addr) else { return Vec::new() };
+        let Some(e) = self.entries.get_mut(&addr) else {
+            return Vec::new();
+        };
         let changed = e.mac != mac;
         if e.status == Status::Incomplete {
             self.incomplete -= 1;
@@ -140,7 +182,9 @@ impl Neighbours {
 
     /// A claim nobody asked for may refresh only an entry that is being asked about.
     pub(crate) fn asked(&self, addr: IpAddr) -> bool {
-        self.entries.get(&addr).is_some_and(|e| matches!(e.status, Status::Incomplete | Status::Probe))
+        self.entries
+            .get(&addr)
+            .is_some_and(|e| matches!(e.status, Status::Incomplete | Status::Probe))
     }
 
     /// Timers. Returns the connections whose neighbour did not answer.
@@ -153,7 +197,8 @@ impl Neighbours {
         let mut stale = false;
         let mut next = u64::MAX;
         let (retransmit, reachable) = (nanos(self.config.retransmit), nanos(self.config.reachable));
-        let (probes, solicits, incomplete) = (self.config.probes, &mut self.solicits, &mut self.incomplete);
+        let (probes, solicits, incomplete) =
+            (self.config.probes, &mut self.solicits, &mut self.incomplete);
         self.entries.retain(|addr, e| {
             if now.0 >= e.at {
                 match e.status {
@@ -208,7 +253,10 @@ mod tests {
     const A: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2));
 
     fn table(max_entries: usize) -> Neighbours {
-        Neighbours::new(NeighbourConfig { max_entries, ..NeighbourConfig::default() })
+        Neighbours::new(NeighbourConfig {
+            max_entries,
+            ..NeighbourConfig::default()
+        })
     }
 
     #[test]
@@ -236,8 +284,15 @@ mod tests {
         n.poll(Instant(1) + Duration::from_secs(31));
         assert_ne!(n.generation, g, "connections ask again");
         n.solicits.clear();
-        assert!(matches!(n.lookup(A, 7, Instant::from_millis(31_000)), Lookup::Found(_)));
-        assert_eq!(n.solicits[0].to, Some([2; 6]), "RFC 4861 section 7.3.3: a unicast probe");
+        assert!(matches!(
+            n.lookup(A, 7, Instant::from_millis(31_000)),
+            Lookup::Found(_)
+        ));
+        assert_eq!(
+            n.solicits[0].to,
+            Some([2; 6]),
+            "RFC 4861 section 7.3.3: a unicast probe"
+        );
     }
 
     #[test]
@@ -253,6 +308,9 @@ mod tests {
         assert!(n.entries.len() <= 8);
         assert!(matches!(n.lookup(A, 1, Instant(1)), Lookup::Full));
         n.heard(A, [0xff; 6], true, Instant(1));
-        assert!(!n.entries.contains_key(&A), "a multicast MAC is no neighbour's");
+        assert!(
+            !n.entries.contains_key(&A),
+            "a multicast MAC is no neighbour's"
+        );
     }
 }

@@ -13,9 +13,16 @@ pub(crate) struct Blocked;
 
 impl Shared {
     fn finish_meta<B: RecvBuf, R>(&self, index: u32, c: &Conn<B, R>, meta: &mut FrameMeta) {
-        meta.checksum = if self.config.tx_checksum { TxChecksum::Partial } else { TxChecksum::Offload };
+        meta.checksum = if self.config.tx_checksum {
+            TxChecksum::Partial
+        } else {
+            TxChecksum::Offload
+        };
         meta.self_addressed = c.hot.has(flag::SELF);
-        meta.conn = Some(ConnId { index, generation: c.generation });
+        meta.conn = Some(ConnId {
+            index,
+            generation: c.generation,
+        });
     }
 
     /// Receive window limit that the peer's window scaling allows.
@@ -54,8 +61,18 @@ impl Shared {
         if s.flags & send_queue::FIN != 0 {
             flags |= FIN;
         }
-        let ts = h.has(flag::TIMESTAMPS).then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
-        let fields = Fields { seq: s.seq, ack: h.rcv_nxt, flags, window, ts, options: &[], payload: s.len };
+        let ts = h
+            .has(flag::TIMESTAMPS)
+            .then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
+        let fields = Fields {
+            seq: s.seq,
+            ack: h.rcv_nxt,
+            flags,
+            window,
+            ts,
+            options: &[],
+            payload: s.len,
+        };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
         meta.retransmission = again;
@@ -87,7 +104,9 @@ impl Shared {
     ) -> Result<(), Blocked> {
         let (window, edge) = c.window(self.window_limit(c));
         let h = &c.hot;
-        let ts = h.has(flag::TIMESTAMPS).then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
+        let ts = h
+            .has(flag::TIMESTAMPS)
+            .then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
         let mut options = [1u8; 36];
         let mut n = 0;
         if h.has(flag::SACK)
@@ -95,7 +114,11 @@ impl Shared {
         {
             // RFC 2018 section 3: three blocks fit beside timestamps, four without.
             let mut blocks = [(SeqNr(0), SeqNr(0)); 4];
-            let k = o.blocks(skip_blocks, h.rcv_nxt, &mut blocks[..if ts.is_some() { 3 } else { 4 }]);
+            let k = o.blocks(
+                skip_blocks,
+                h.rcv_nxt,
+                &mut blocks[..if ts.is_some() { 3 } else { 4 }],
+            );
             if k > 0 {
                 options[2] = 5;
                 options[3] = (2 + 8 * k) as u8;
@@ -106,7 +129,15 @@ impl Shared {
                 n = 4 + 8 * k;
             }
         }
-        let fields = Fields { seq, ack: h.rcv_nxt, flags: ACK, window, ts, options: &options[..n], payload: 0 };
+        let fields = Fields {
+            seq,
+            ack: h.rcv_nxt,
+            flags: ACK,
+            window,
+            ts,
+            options: &options[..n],
+            payload: 0,
+        };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
         if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
@@ -129,12 +160,20 @@ impl Shared {
         let answer = c.hot.state == State::SynReceived;
         // A SYN-ACK repeats only what the SYN offered; a SYN offers what we were told to.
         let (ts, sack, scale) = if answer {
-            (c.hot.has(flag::TIMESTAMPS), c.hot.has(flag::SACK), c.hot.rcv_wscale > 0 || c.hot.snd_wscale > 0)
+            (
+                c.hot.has(flag::TIMESTAMPS),
+                c.hot.has(flag::SACK),
+                c.hot.rcv_wscale > 0 || c.hot.snd_wscale > 0,
+            )
         } else {
             (self.config.timestamps, self.config.sack, true)
         };
-        let scale = scale.then_some(if answer { c.hot.rcv_wscale } else { self.recv_wscale });
-        let overhead = if c.key.is_v6() { 60 } else { 40 };
+        let scale = scale.then_some(if answer {
+            c.hot.rcv_wscale
+        } else {
+            self.recv_wscale
+        });
+        let overhead = if c.template.is_v6() { 60 } else { 40 };
         let mut o = [1u8; 20];
         o[..2].copy_from_slice(&[2, 4]);
         o[2..4].copy_from_slice(&(self.config.mtu - overhead).to_be_bytes());
@@ -154,7 +193,8 @@ impl Shared {
             }
             o[n..n + 2].copy_from_slice(&[8, 10]);
             o[n + 2..n + 6].copy_from_slice(&Self::ts_now(now, c.ts_offset).to_be_bytes());
-            o[n + 6..n + 10].copy_from_slice(&(if answer { c.hot.ts_recent } else { 0 }).to_be_bytes());
+            o[n + 6..n + 10]
+                .copy_from_slice(&(if answer { c.hot.ts_recent } else { 0 }).to_be_bytes());
             n += 10;
         }
         if let Some(s) = scale {
@@ -163,7 +203,8 @@ impl Shared {
         }
         let window = self.recv_window.min(0xffff) as u16;
         let fields = Fields {
-            seq: c.iss,
+            // Until it is acknowledged, our SYN is the first unacknowledged.
+            seq: c.hot.snd_una,
             ack: if answer { c.hot.rcv_nxt } else { SeqNr(0) },
             flags: if answer { SYN | ACK } else { SYN },
             window,
@@ -292,8 +333,10 @@ impl Shared {
                 self.stats.pure_acks_out += 1;
             }
         } else {
-            // Without SACK the peer counts duplicates (RFC 5681 section 3.2).
-            for _ in 1..more.min(3) {
+            // Without SACK the peer counts duplicates, three beyond the first ACK
+            // (RFC 5681 section 3.2).
+            let duplicates = c.ooo.as_ref().map_or(0, |o| o.arrived()).min(3);
+            for _ in 0..duplicates {
                 self.emit_bare(index, c, seq, 0, now, tx)?;
                 self.stats.pure_acks_out += 1;
             }
@@ -312,7 +355,9 @@ impl Shared {
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        let Some(mut r) = c.recovery.take() else { return Ok(()) };
+        let Some(mut r) = c.recovery.take() else {
+            return Ok(());
+        };
         let mut result = Ok(());
         while let Some(i) = r.next_lost(&c.tx) {
             let s = c.tx.sent[i];
@@ -349,7 +394,9 @@ impl Shared {
             let h = &mut c.hot;
             let window = h.snd_wnd.saturating_sub(h.flight());
             let usable = window.min(h.cwnd.saturating_sub(h.pipe));
-            let Some(mut plan) = c.tx.plan(emss, usable) else { break };
+            let Some(mut plan) = c.tx.plan(emss, usable) else {
+                break;
+            };
             if plan.len > window {
                 if h.flight() > 0 {
                     break; // its ACK brings the window
@@ -366,7 +413,8 @@ impl Shared {
                 break;
             }
             let h = &mut c.hot;
-            let fin = h.unsent == plan.len && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
+            let fin = h.unsent == plan.len
+                && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
             let segment = c.tx.make(&plan, h.snd_nxt, fin, now.0);
             if let Err(e) = self.emit_new(index, c, &segment, now, tx) {
                 result = Err(e);
@@ -380,7 +428,10 @@ impl Shared {
             sent += plan.len;
         }
         let h = &c.hot;
-        if result.is_ok() && h.unsent == 0 && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED {
+        if result.is_ok()
+            && h.unsent == 0
+            && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED
+        {
             let segment = c.tx.make_fin(h.snd_nxt, now.0);
             result = self.emit_new(index, c, &segment, now, tx);
         }

@@ -19,6 +19,8 @@ pub(crate) struct Reassembly<B> {
     recent_len: u8,
     /// So many of `recent` changed since the last ACK.
     unreported: u8,
+    /// Segments that arrived since the last ACK.
+    arrived: u8,
 }
 
 impl<B: RecvBuf> Reassembly<B> {
@@ -29,6 +31,7 @@ impl<B: RecvBuf> Reassembly<B> {
             recent: [SeqNr(0); RECENT],
             recent_len: 0,
             unreported: 0,
+            arrived: 0,
         }
     }
 
@@ -43,6 +46,7 @@ impl<B: RecvBuf> Reassembly<B> {
     /// Keeps what of `b` (which starts at `seq`, beyond the next expected byte) is new; returns
     /// how many bytes that was.
     pub(crate) fn insert(&mut self, mut seq: SeqNr, mut b: B) -> usize {
+        self.arrived = self.arrived.saturating_add(1);
         let mut end = seq + b.remaining() as u32;
         let first = (seq, end);
         let mut at = self.bufs.partition_point(|(s, _)| s.lt(seq));
@@ -171,7 +175,13 @@ impl<B: RecvBuf> Reassembly<B> {
         usize::from(self.unreported)
     }
 
+    /// Segments that arrived since the last `reported`.
+    pub(crate) fn arrived(&self) -> usize {
+        usize::from(self.arrived)
+    }
+
     pub(crate) fn reported(&mut self) {
+        self.arrived = 0;
         self.unreported = 0;
     }
 }
@@ -218,7 +228,10 @@ mod tests {
                 let n = r.blocks(0, next, &mut blocks);
                 for &(s, e) in &blocks[..n] {
                     let (s, e) = ((s - origin) as usize, (e - origin) as usize);
-                    assert!(have[s..e].iter().all(|&h| h), "a block claims only what arrived");
+                    assert!(
+                        have[s..e].iter().all(|&h| h),
+                        "a block claims only what arrived"
+                    );
                     assert!(s == 0 || !have[s - 1], "blocks are maximal");
                     assert!(e == data.len() || !have[e]);
                 }
@@ -240,7 +253,10 @@ mod tests {
         r.insert(SeqNr(110), buf(10));
         let mut b = [(SeqNr(0), SeqNr(0)); 3];
         assert_eq!(r.blocks(0, SeqNr(50), &mut b), 3);
-        assert_eq!(b, [(100, 120), (200, 210), (300, 310)].map(|(s, e)| (SeqNr(s), SeqNr(e))));
+        assert_eq!(
+            b,
+            [(100, 120), (200, 210), (300, 310)].map(|(s, e)| (SeqNr(s), SeqNr(e)))
+        );
         assert_eq!(r.unreported(), 3);
     }
 }

@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 
 use crate::SeqNr;
-use crate::conn::{Hot, Phase, flag};
 use crate::congestion::Controller;
+use crate::conn::{Hot, Phase, flag};
 use crate::segment::Segment;
 use crate::send_queue::{LOST, RETX, SACKED, SendQueue};
 
@@ -66,7 +66,13 @@ impl Recovery {
     }
 
     /// Marks what the blocks newly cover; returns (segments, bytes).
-    pub(crate) fn sack<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>, seg: &Segment, now: u64) -> (u32, u32) {
+    pub(crate) fn sack<R>(
+        &mut self,
+        h: &mut Hot,
+        tx: &mut SendQueue<R>,
+        seg: &Segment,
+        now: u64,
+    ) -> (u32, u32) {
         let (mut segs, mut bytes) = (0, 0);
         let old = self.cache;
         let mut fresh = 0;
@@ -211,7 +217,11 @@ impl Recovery {
             let share = share.div_ceil(u64::from(self.recover_flight)) as u32;
             share.saturating_sub(self.prr_out)
         } else {
-            let limit = self.prr_delivered.saturating_sub(self.prr_out).max(delivered) + mss;
+            let limit = self
+                .prr_delivered
+                .saturating_sub(self.prr_out)
+                .max(delivered)
+                + mss;
             limit.min(h.ssthresh - h.pipe)
         };
         // The first repetition always leaves.

@@ -13,7 +13,11 @@ pub(crate) struct RtoLimits {
 
 impl RtoLimits {
     pub(crate) fn new(c: &StackConfig) -> Self {
-        RtoLimits { min: nanos(c.rto_min), max: nanos(c.rto_max), initial: nanos(c.rto_initial) }
+        RtoLimits {
+            min: nanos(c.rto_min),
+            max: nanos(c.rto_max),
+            initial: nanos(c.rto_initial),
+        }
     }
 }
 
@@ -42,8 +46,14 @@ impl Rtt {
     /// longer than the minimum keeps a margin.
     #[inline]
     pub(crate) fn rto(&self, l: &RtoLimits, backoff: u8) -> u64 {
-        let base = if self.srtt == 0 { l.initial } else { self.srtt + (4 * self.var).max(l.min) };
-        let backed = base.checked_shl(u32::from(backoff.min(20))).filter(|&v| v >> backoff.min(20) == base);
+        let base = if self.srtt == 0 {
+            l.initial
+        } else {
+            self.srtt + (4 * self.var).max(l.min)
+        };
+        let backed = base
+            .checked_shl(u32::from(backoff.min(20)))
+            .filter(|&v| v >> backoff.min(20) == base);
         backed.unwrap_or(u64::MAX).min(l.max.max(l.min))
     }
 }
@@ -54,7 +64,11 @@ mod tests {
 
     #[test]
     fn the_timeout_follows_rfc_6298() {
-        let l = RtoLimits { min: 5_000_000, max: 60_000_000_000, initial: 1_000_000_000 };
+        let l = RtoLimits {
+            min: 5_000_000,
+            max: 60_000_000_000,
+            initial: 1_000_000_000,
+        };
         let mut r = Rtt::default();
         assert_eq!(r.rto(&l, 0), 1_000_000_000, "(2.1)");
         assert_eq!(r.rto(&l, 2), 4_000_000_000, "(5.5)");
@@ -64,6 +78,9 @@ mod tests {
         for _ in 0..100 {
             r.sample(100_000_000);
         }
-        assert!(r.rto(&l, 0) >= 105_000_000 && r.rto(&l, 0) < 106_000_000, "(2.4)");
+        assert!(
+            r.rto(&l, 0) >= 105_000_000 && r.rto(&l, 0) < 106_000_000,
+            "(2.4)"
+        );
     }
 }

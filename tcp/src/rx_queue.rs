@@ -13,7 +13,10 @@ pub struct RxQueue<B> {
 
 impl<B: RecvBuf> RxQueue<B> {
     pub(crate) fn new() -> Self {
-        RxQueue { bufs: VecDeque::new(), bytes: 0 }
+        RxQueue {
+            bufs: VecDeque::new(),
+            bytes: 0,
+        }
     }
 
     /// `b` is not empty.
@@ -52,7 +55,10 @@ impl<B: RecvBuf> RxQueue<B> {
     /// All pieces in order; none is empty.
     #[inline]
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
-        self.bufs.iter().flat_map(|b| b.chunks()).filter(|c| !c.is_empty())
+        self.bufs
+            .iter()
+            .flat_map(|b| b.chunks())
+            .filter(|c| !c.is_empty())
     }
 
     /// Calls `f` with the pieces of `[offset, offset + len)`; returns how many bytes it saw, less
@@ -88,11 +94,18 @@ impl<B: RecvBuf> RxQueue<B> {
     /// Copies from `offset`; `false` (and `out` untouched) when not all of it is here.
     #[inline]
     pub fn peek(&self, offset: usize, out: &mut [u8]) -> bool {
-        if offset.checked_add(out.len()).is_none_or(|end| end > self.bytes) {
+        if offset
+            .checked_add(out.len())
+            .is_none_or(|end| end > self.bytes)
+        {
             return false;
         }
         // Nearly always the bytes are contiguous in the first buffer.
-        if let Some(c) = self.bufs.front().and_then(|b| b.chunk().get(offset..offset + out.len())) {
+        if let Some(c) = self
+            .bufs
+            .front()
+            .and_then(|b| b.chunk().get(offset..offset + out.len()))
+        {
             out.copy_from_slice(c);
             return true;
         }
@@ -111,7 +124,9 @@ impl<B: RecvBuf> RxQueue<B> {
         let n = n.min(self.bytes);
         let mut left = n;
         while left > 0 {
-            let Some(b) = self.bufs.front_mut() else { break };
+            let Some(b) = self.bufs.front_mut() else {
+                break;
+            };
             let have = b.remaining();
             if left < have {
                 b.advance(left);

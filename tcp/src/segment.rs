@@ -38,18 +38,27 @@ pub(crate) fn be32(b: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
 
+#[inline]
+pub(crate) fn be64(b: &[u8], at: usize) -> u64 {
+    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+}
+
 impl Segment {
     /// Reads the header that `tcp` starts with; `false` when it does not fit or is malformed.
     /// In place: moving a value just written piecemeal would stall. `sack` is left as it is
     /// beyond `sacks`.
     #[inline]
     pub(crate) fn parse(&mut self, tcp: &[u8]) -> bool {
-        let Some(fixed) = tcp.get(..20) else { return false };
+        let Some(fixed) = tcp.get(..20) else {
+            return false;
+        };
         let header_len = usize::from(fixed[12] >> 4) * 4;
         if header_len < 20 {
             return false;
         }
-        let Some(options) = tcp.get(20..header_len) else { return false };
+        let Some(options) = tcp.get(20..header_len) else {
+            return false;
+        };
         self.seq = SeqNr(be32(fixed, 4));
         self.ack = SeqNr(be32(fixed, 8));
         self.flags = fixed[13];
@@ -136,7 +145,13 @@ mod tests {
 
     #[test]
     fn options_of_a_syn_are_read() {
-        let s = parse(&header(SYN, &[2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 15])).unwrap();
+        let s = parse(&header(
+            SYN,
+            &[
+                2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 15,
+            ],
+        ))
+        .unwrap();
         assert_eq!((s.seq, s.ack, s.window), (SeqNr(7), SeqNr(9), 500));
         assert_eq!(s.mss, Some(1460));
         assert_eq!(s.wscale, Some(14), "RFC 7323 section 2.3");
@@ -160,12 +175,21 @@ mod tests {
         assert!(parse(&header(SYN, &[2, 0, 0, 0])).unwrap().mss.is_none());
         assert!(parse(&header(SYN, &[8, 255, 0, 0])).is_some());
         assert!(parse(&header(SYN, &[1, 1, 1, 2])).is_some());
-        assert!(parse(&header(ACK, &[5, 7, 0, 0, 0, 0, 0, 0])).unwrap().sacks == 0);
+        assert!(
+            parse(&header(ACK, &[5, 7, 0, 0, 0, 0, 0, 0]))
+                .unwrap()
+                .sacks
+                == 0
+        );
         let mut x = 3u64;
         for _ in 0..20_000 {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            x = x
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             let n = (x >> 33) as usize % 61;
-            let mut b: Vec<u8> = (0..n).map(|i| (x.rotate_left(i as u32) >> 7) as u8).collect();
+            let mut b: Vec<u8> = (0..n)
+                .map(|i| (x.rotate_left(i as u32) >> 7) as u8)
+                .collect();
             let _ = parse(&b);
             if n > 20 {
                 b[12] = 0xf0;

@@ -84,7 +84,14 @@ pub(crate) struct SendQueue<R> {
 
 impl<R> SendQueue<R> {
     pub(crate) fn new() -> Self {
-        SendQueue { records: VecDeque::new(), sent: VecDeque::new(), base: 0, acked: 0, next_record: 0, next_offset: 0 }
+        SendQueue {
+            records: VecDeque::new(),
+            sent: VecDeque::new(),
+            base: 0,
+            acked: 0,
+            next_record: 0,
+            next_offset: 0,
+        }
     }
 
     #[inline]
@@ -116,7 +123,12 @@ impl<R> SendQueue<R> {
             });
         }
         let limit = emss.min(usable);
-        let mut plan = Plan { len: first.len, push: first.push, next_record: self.next_record.wrapping_add(1), next_offset: 0 };
+        let mut plan = Plan {
+            len: first.len,
+            push: first.push,
+            next_record: self.next_record.wrapping_add(1),
+            next_offset: 0,
+        };
         let mut i = i + 1;
         while plan.len < limit {
             match self.records.get(i) {
@@ -134,14 +146,26 @@ impl<R> SendQueue<R> {
 
     /// The peer's window forces a part of the first record.
     pub(crate) fn cut(&self, len: u32) -> Plan {
-        Plan { len, push: false, next_record: self.next_record, next_offset: self.next_offset + len }
+        Plan {
+            len,
+            push: false,
+            next_record: self.next_record,
+            next_offset: self.next_offset + len,
+        }
     }
 
     /// The planned segment; [`SendQueue::made`] once it left.
     #[inline]
     pub(crate) fn make(&self, plan: &Plan, seq: SeqNr, fin: bool, at: u64) -> Sent {
         let flags = if plan.push { PUSH } else { 0 } | if fin { FIN } else { 0 };
-        Sent { seq, len: plan.len, record: self.next_record, offset: self.next_offset, at, flags }
+        Sent {
+            seq,
+            len: plan.len,
+            record: self.next_record,
+            offset: self.next_offset,
+            at,
+            flags,
+        }
     }
 
     #[inline]
@@ -151,7 +175,14 @@ impl<R> SendQueue<R> {
     }
 
     pub(crate) fn make_fin(&self, seq: SeqNr, at: u64) -> Sent {
-        Sent { seq, len: 0, record: self.next_record, offset: self.next_offset, at, flags: FIN }
+        Sent {
+            seq,
+            len: 0,
+            record: self.next_record,
+            offset: self.next_offset,
+            at,
+            flags: FIN,
+        }
     }
 
     /// The pieces of a segment.
@@ -299,7 +330,11 @@ mod tests {
         let (end, mut pipe) = send_all(&mut q, 1000);
         let first = q.sent[0].seq;
         let a = q.ack_to(first + 2499, &mut pipe);
-        assert_eq!((a.delivered, a.records), (2000, false), "a part of a segment does not count");
+        assert_eq!(
+            (a.delivered, a.records),
+            (2000, false),
+            "a part of a segment does not count"
+        );
         q.take_acked(|_| panic!("nothing is complete"));
         let a = q.ack_to(first + 2500, &mut pipe);
         assert!(a.records);

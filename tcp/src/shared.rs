@@ -11,7 +11,7 @@ use crate::neighbour::{Lookup, Neighbours};
 use crate::rate::Bucket;
 use crate::rtt::RtoLimits;
 use crate::siphash::Key;
-use crate::stack::{ConnId, ListenerId, State};
+use crate::stack::{ConnId, State};
 use crate::wheel::Wheel;
 use crate::{Events, Instant, RecvBuf, SeqNr, StackConfig, Stats};
 
@@ -123,7 +123,12 @@ impl Shared {
     /// The connection's template has a destination that is believed now. `false`: it waits for
     /// the neighbour and comes back when there is an answer.
     #[inline]
-    pub(crate) fn resolved<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> bool {
+    pub(crate) fn resolved<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) -> bool {
         c.neighbour_generation == self.neighbours.generation || self.resolve(index, c, now)
     }
 
@@ -132,7 +137,9 @@ impl Shared {
         if c.hot.has(flag::SELF) {
             c.template.set_destination(self.config.mac);
         } else {
-            let Some(hop) = self.next_hop(c.key.remote().ip()) else { return false };
+            let Some(hop) = self.next_hop(c.template.key().remote().ip()) else {
+                return false;
+            };
             match self.neighbours.lookup(hop, index, now) {
                 Lookup::Found(mac) => c.template.set_destination(mac),
                 Lookup::Wait => return false,
@@ -152,16 +159,21 @@ impl Shared {
         SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
     }
 
+    /// RFC 7323 section 5.4: offsets of the timestamp clock that tell strangers nothing.
+    pub(crate) fn ts_offset(&self, key: &FlowKey) -> u32 {
+        (key.hash::<2, 4>(self.isn_key) >> 32) as u32
+    }
+
     /// RFC 7323 section 5.4: a clock of about 1 ms per tick, offset per connection.
     #[inline]
     pub(crate) fn ts_now(now: Instant, offset: u32) -> u32 {
         ((now.0 >> 20) as u32).wrapping_add(offset)
     }
 
-    pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: Option<ListenerId>) {
+    pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: u32) {
         if h.has(flag::BACKLOG) {
             h.flags &= !flag::BACKLOG;
-            if let Some(l) = listener.and_then(|l| self.listeners.get_mut(&l.0)) {
+            if let Some(l) = self.listeners.get_mut(&listener) {
                 l.pending = l.pending.saturating_sub(1);
             }
         }
@@ -188,12 +200,17 @@ impl Shared {
         self.update_active(c);
         if c.hot.has(flag::HASHED) {
             c.hot.flags &= !flag::HASHED;
-            self.table.remove(c.hash, index);
+            self.table.remove(u64::from(c.hash), index);
         }
     }
 
     /// Enters TIME-WAIT (RFC 9293 section 3.6).
-    pub(crate) fn enter_time_wait<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+    pub(crate) fn enter_time_wait<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) {
         c.hot.state = State::TimeWait;
         c.hot.backoff = 0;
         c.hot.flags &= !flag::PERSIST;
@@ -202,6 +219,9 @@ impl Shared {
         self.arm(index, &mut c.hot, at);
         self.event(index, &mut c.hot, Events::CLOSED);
         self.update_active(c);
-        self.time_wait.push_back(ConnId { index, generation: c.generation });
+        self.time_wait.push_back(ConnId {
+            index,
+            generation: c.generation,
+        });
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::checksum::{self, Sum};
 use crate::{
-    FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, RecvBuf, RxChecksum, Stack, StackConfig, TxChecksum, VecBuf,
+    FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, RecvBuf, RxChecksum, Stack, StackConfig,
+    TxChecksum, VecBuf,
 };
 
 /// SplitMix64: good enough for dice, the same everywhere.
@@ -94,11 +95,19 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
         sum.add(&f[at..]);
     }
     fn bytes(&mut self, b: &[u8]) {
-        self.open.as_mut().expect("bytes outside a frame").0.extend_from_slice(b);
+        self.open
+            .as_mut()
+            .expect("bytes outside a frame")
+            .0
+            .extend_from_slice(b);
     }
     fn end(&mut self) {
         let (mut f, meta, headers, sum) = self.open.take().expect("end outside a frame");
-        assert_eq!(f.len(), headers + meta.payload_len as usize, "payload_len tells the truth");
+        assert_eq!(
+            f.len(),
+            headers + meta.payload_len as usize,
+            "payload_len tells the truth"
+        );
         if meta.checksum == TxChecksum::Partial {
             let done = checksum::finish(&f[..headers], &meta, sum);
             let at = checksum::tcp_field(&meta);
@@ -186,7 +195,10 @@ pub fn host_config(i: usize) -> StackConfig {
     let n = i as u8 + 1;
     let addrs: [IpCidr; 2] = [
         IpCidr::new(std::net::Ipv4Addr::new(10, 0, 0, n).into(), 24),
-        IpCidr::new(std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()).into(), 64),
+        IpCidr::new(
+            std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()).into(),
+            64,
+        ),
     ];
     let mut c = StackConfig::new([2, 0, 0, 0, 0, n], addrs.to_vec());
     c.isn_key = [n; 16];
@@ -202,7 +214,11 @@ impl<R: RecordBytes> SimNet<R> {
             now,
             hosts: configs.map(|c| Stack::new(c, now).expect("a valid configuration")),
             rng: Rng::new(seed),
-            links: links.map(|what| Link { what, in_burst: false, free_at: 0 }),
+            links: links.map(|what| Link {
+                what,
+                in_burst: false,
+                free_at: 0,
+            }),
             arrivals: BinaryHeap::new(),
             frames: BTreeMap::new(),
             serial: 0,
@@ -243,7 +259,12 @@ impl<R: RecordBytes> SimNet<R> {
         {
             let at = usize::from(meta.l2_len) + usize::from(meta.l3_len) + 4;
             let seq = u32::from_be_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
-            log.push(SentSegment { from, seq, payload: meta.payload_len, retransmission: meta.retransmission });
+            log.push(SentSegment {
+                from,
+                seq,
+                payload: meta.payload_len,
+                retransmission: meta.retransmission,
+            });
         }
         if meta.self_addressed {
             return self.carry(from, self.now.0, frame);
@@ -256,15 +277,18 @@ impl<R: RecordBytes> SimNet<R> {
         let link = &mut self.links[from];
         let w = link.what;
         let rng = &mut self.rng;
-        link.in_burst = if link.in_burst { !rng.chance(w.burst.1) } else { rng.chance(w.burst.0) };
+        link.in_burst = if link.in_burst {
+            !rng.chance(w.burst.1)
+        } else {
+            rng.chance(w.burst.0)
+        };
         if rng.chance(w.loss) || (link.in_burst && rng.chance(0.5)) {
             self.lost += 1;
             return;
         }
         let mut leave = self.now.0;
-        if w.rate > 0 {
-            let bits = (frame.len() as u64 + 24) * 8;
-            let time = bits * 1_000_000_000 / w.rate;
+        let bits = (frame.len() as u64 + 24) * 8;
+        if let Some(time) = (bits * 1_000_000_000).checked_div(w.rate) {
             let start = leave.max(link.free_at);
             if start - leave > time * w.queue as u64 {
                 self.lost += 1;
@@ -278,7 +302,9 @@ impl<R: RecordBytes> SimNet<R> {
         if rng.chance(w.reorder) {
             at += 4 * delay;
         }
-        let again = rng.chance(w.duplicate).then(|| at + rng.below(2 * delay + 1));
+        let again = rng
+            .chance(w.duplicate)
+            .then(|| at + rng.below(2 * delay + 1));
         if rng.chance(w.corrupt) && frame.len() > 14 && frame[12..14] != [8, 6] {
             let bit = rng.below((frame.len() as u64 - 14) * 8);
             frame[14 + bit as usize / 8] ^= 1 << (bit % 8);
@@ -314,7 +340,11 @@ impl<R: RecordBytes> SimNet<R> {
 
     fn next_time(&self) -> Option<u64> {
         let frame = self.arrivals.peek().map(|Reverse((at, _, _))| *at);
-        let timers = self.hosts.iter().filter_map(|h| h.next_deadline()).map(|d| d.0);
+        let timers = self
+            .hosts
+            .iter()
+            .filter_map(|h| h.next_deadline())
+            .map(|d| d.0);
         frame.into_iter().chain(timers).min()
     }
 
@@ -322,7 +352,9 @@ impl<R: RecordBytes> SimNet<R> {
     /// `false`: nothing will ever happen, or `limit` is reached.
     pub fn step(&mut self, limit: Instant) -> bool {
         self.poll();
-        let Some(next) = self.next_time() else { return false };
+        let Some(next) = self.next_time() else {
+            return false;
+        };
         if next > limit.0 {
             self.now = self.now.max(limit);
             return false;
@@ -338,7 +370,10 @@ impl<R: RecordBytes> SimNet<R> {
                 bursts[to].push(f.into());
             }
         }
-        let info = FrameInfo { checksum: RxChecksum::Unknown, rss_hash: 0 };
+        let info = FrameInfo {
+            checksum: RxChecksum::Unknown,
+            rss_hash: 0,
+        };
         for (host, burst) in self.hosts.iter_mut().zip(bursts) {
             if !burst.is_empty() {
                 host.receive(self.now, burst.into_iter().map(|b| (b, info)));
@@ -368,7 +403,9 @@ impl<R: RecordBytes> SimNet<R> {
 
 /// Reads everything in order and consumes it.
 pub fn read_all<R>(host: &mut Stack<VecBuf, R>, id: crate::ConnId) -> Vec<u8> {
-    let Some(rx) = host.rx_queue(id) else { return vec![] };
+    let Some(rx) = host.rx_queue(id) else {
+        return vec![];
+    };
     let mut v = Vec::with_capacity(rx.len_bytes());
     rx.chunks().for_each(|c| v.extend_from_slice(c));
     let n = v.len();

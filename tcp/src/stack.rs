@@ -4,17 +4,15 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 
-use crate::conn::{Conn, Hot, Phase, flag};
 use crate::congestion::Controller;
-use crate::control::{Control, Icmpv6, Origin};
+use crate::conn::{Conn, Hot, NO_LISTENER, Phase, flag};
+use crate::control::Control;
 use crate::flow_table::{FlowKey, FlowTable};
-use crate::inbound::{self, Inbound, Link};
-use crate::input::Verdict;
+use crate::inbound;
 use crate::neighbour::Neighbours;
 use crate::rate::Bucket;
 use crate::rtt::{RtoLimits, Rtt};
 use crate::rx_queue::RxQueue;
-use crate::segment::{self, Segment};
 use crate::send_queue::SendQueue;
 use crate::shared::{Listener, Shared};
 use crate::siphash::Key;
@@ -96,7 +94,7 @@ pub struct ConnInfo {
 
 /// The stack of one device in one worker. `B` is a received frame, `R` a record to send.
 pub struct Stack<B: RecvBuf, R> {
-    conns: Vec<Conn<B, R>>,
+    pub(crate) conns: Vec<Conn<B, R>>,
     free: Vec<u32>,
     pub(crate) sh: Shared,
 }
@@ -125,7 +123,10 @@ fn check(c: &StackConfig) -> Result<(), Error> {
         return bad("a VLAN is 1..=4094".into());
     }
     if c.recv_window < 4096 || c.recv_window > 1 << 30 {
-        return bad(format!("receive window {} is not in 4096..=1073741824", c.recv_window));
+        return bad(format!(
+            "receive window {} is not in 4096..=1073741824",
+            c.recv_window
+        ));
     }
     if c.rto_min.is_zero() || c.rto_max < c.rto_min || c.rto_initial.is_zero() {
         return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
@@ -165,7 +166,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             ports: HashMap::new(),
             next_listener: 0,
             neighbours: Neighbours::new(config.neighbours),
-            control: Control::new(config.mac, config.vlan, Bucket::new(config.control_rate, now)),
+            control: Control::new(
+                config.mac,
+                config.vlan,
+                Bucket::new(config.control_rate, now),
+            ),
             time_wait: VecDeque::new(),
             active: 0,
             resets: Bucket::new(config.control_rate, now),
@@ -183,216 +188,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         // Untouched pages until used; growing would copy every connection in one batch.
         let conns = Vec::with_capacity(sh.config.max_connections);
-        Ok(Stack { conns, free: Vec::new(), sh })
-    }
-
-    /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
-    /// leave with the next `poll`.
-    pub fn receive(&mut self, now: Instant, frames: impl Iterator<Item = (B, FrameInfo)>) {
-        let link = Link { mac: self.sh.config.mac, vlan: self.sh.config.vlan };
-        // A burst is mostly of one flow: the last connection is tried before hashing.
-        let mut last = u32::MAX;
-        let mut seg = Segment::default();
-        for (mut b, info) in frames {
-            self.sh.stats.frames_in += 1;
-            let mut src_mac = [0; 6];
-            match inbound::classify(&link, &mut b, info.checksum, &mut src_mac, &mut self.sh.stats) {
-                Some(Inbound::Tcp { key }) => {
-                    if !seg.parse(b.chunk()) {
-                        self.sh.stats.in_errs += 1;
-                        continue;
-                    }
-                    self.sh.stats.in_segs += 1;
-                    b.advance(usize::from(seg.header_len));
-                    self.tcp(now, &key, &seg, b, src_mac, &mut last);
-                }
-                Some(other) => self.other(now, other, b, src_mac),
-                None => {}
-            }
-        }
-    }
-
-    #[inline]
-    fn tcp(&mut self, now: Instant, key: &FlowKey, seg: &Segment, b: B, src_mac: [u8; 6], last: &mut u32) {
-        let known = self.conns.get(*last as usize).is_some_and(|c| c.key == *key && c.hot.has(flag::HASHED));
-        if !known {
-            let hash = key.hash::<1, 3>(self.sh.hash_key);
-            match self.sh.table.find(hash, |i| self.conns[i as usize].key == *key) {
-                Some(i) => *last = i,
-                None => return self.stranger(now, key, seg, b.remaining() as u32, src_mac),
-            }
-        }
-        let index = *last;
-        let c = &mut self.conns[index as usize];
-        if let Err(b) = self.sh.predicted(index, c, seg, b, now) {
-            let payload = b.remaining() as u32;
-            match self.sh.segment(index, c, seg, b, now) {
-                Verdict::Done => self.reap(index),
-                Verdict::Reset => {
-                    self.reap(index);
-                    self.refuse(now, key, seg, payload, src_mac);
-                }
-                Verdict::Reopen => {
-                    self.sh.stats.time_wait_recycled += 1;
-                    self.sh.closed(index, c);
-                    self.reap(index);
-                    self.stranger(now, key, seg, payload, src_mac);
-                }
-            }
-        }
-    }
-
-    /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
-    #[cold]
-    fn stranger(&mut self, now: Instant, key: &FlowKey, seg: &Segment, payload: u32, src_mac: [u8; 6]) {
-        let (local, remote) = (key.local(), key.remote());
-        if !self.sh.own(local.ip()) {
-            self.sh.stats.not_for_us += 1;
-            return;
-        }
-        if !(inbound::peer_address(remote.ip()) && remote.port() != 0)
-            || (self.sh.own(remote.ip()) && src_mac != self.sh.config.mac)
-            || seg.flags & (segment::SYN | segment::FIN) == segment::SYN | segment::FIN
-        {
-            self.sh.stats.martians += 1;
-            return;
-        }
-        if seg.flags & segment::RST != 0 {
-            return;
-        }
-        let ports = &self.sh.ports;
-        let listener = ports.get(&(local.port(), Some(local.ip()))).or_else(|| ports.get(&(local.port(), None)));
-        let Some(&listener) = listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN) else {
-            self.sh.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
-            return self.refuse(now, key, seg, payload, src_mac);
-        };
-        let Some(l) = self.sh.listeners.get_mut(&listener) else { return };
-        if l.pending >= l.backlog {
-            self.sh.stats.listen_overflows += 1;
-            self.sh.stats.listen_drops += 1;
-            return;
-        }
-        let user = l.user;
-        let Some(index) = self.alloc(*key) else {
-            self.sh.stats.listen_drops += 1;
-            return;
-        };
-        if let Some(l) = self.sh.listeners.get_mut(&listener) {
-            l.pending += 1;
-        }
-        let c = &mut self.conns[index as usize];
-        c.listener = Some(ListenerId(listener));
-        c.hot.user = user;
-        c.hot.state = State::SynReceived;
-        c.hot.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
-        c.negotiate(seg, &self.sh.config, self.sh.recv_wscale);
-        self.open(index, now);
-    }
-
-    /// Common start of active and passive opens.
-    fn open(&mut self, index: u32, now: Instant) {
-        let c = &mut self.conns[index as usize];
-        c.iss = self.sh.isn(&c.key, now);
-        c.ts_offset = c.hash as u32 ^ c.iss.0.rotate_left(16);
-        c.hot.snd_una = c.iss;
-        c.hot.snd_nxt = c.iss + 1;
-        c.hot.snd_wl2 = c.iss;
-        c.cwnd_mark = c.hot.snd_nxt;
-        self.sh.owe(index, &mut c.hot, flag::NEED_SYN);
-        self.sh.restart_rto(index, &mut c.hot, now);
-        self.sh.update_active(c);
-    }
-
-    fn refuse(&mut self, now: Instant, key: &FlowKey, seg: &Segment, payload: u32, src_mac: [u8; 6]) {
-        if seg.flags & segment::RST == 0 && self.sh.resets.take(now) {
-            self.sh.control.reset(src_mac, key, seg, payload, &mut self.sh.stats);
-        }
-    }
-
-    /// ARP, NDP and ICMP.
-    #[cold]
-    fn other(&mut self, now: Instant, what: Inbound, b: B, src_mac: [u8; 6]) {
-        let sh = &mut self.sh;
-        let addrs = &sh.config.addrs;
-        let own = |a: IpAddr| addrs.iter().any(|c| c.addr == a);
-        match what {
-            Inbound::Tcp { .. } => {}
-            Inbound::Arp => {
-                let claim = sh.control.receive_arp(b.chunk(), own, &mut sh.stats);
-                if let Some((addr, mac, reply)) = claim {
-                    self.heard(now, addr, mac, reply);
-                }
-            }
-            Inbound::Icmpv4 { src, dst } => {
-                let o = Origin { src_mac, src: src.into(), dst: dst.into() };
-                if !own(o.dst) || !inbound::peer_address(o.src) {
-                    sh.stats.martians += 1;
-                } else if sh.control.receive_icmpv4(now, &o, &b, &mut sh.stats) {
-                    let q = b.chunk().get(8..).unwrap_or(&[]);
-                    let header = q.first().map_or(0, |v| usize::from(v & 15) * 4);
-                    if let (Some(ip), Some(tcp)) = (q.get(..20), q.get(header..header + 8))
-                        && header >= 20
-                        && ip[9] == 6
-                    {
-                        let (l, r) = (segment::be32(ip, 12), segment::be32(ip, 16));
-                        let key = FlowKey::v4(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
-                        self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
-                    }
-                }
-            }
-            Inbound::Icmpv6 { src, dst, hop_limit } => {
-                let o = Origin { src_mac, src: src.into(), dst: dst.into() };
-                match sh.control.receive_icmpv6(now, &o, hop_limit, &b, own, &mut sh.stats) {
-                    Icmpv6::Done => {}
-                    Icmpv6::Claim(addr, mac, answer) => self.heard(now, addr, mac, answer),
-                    Icmpv6::Error => {
-                        let q = b.chunk().get(8..).unwrap_or(&[]);
-                        if let (Some(ip), Some(tcp)) = (q.get(..40), q.get(40..48))
-                            && ip[6] == 6
-                        {
-                            let half = |at| u64::from(segment::be32(ip, at)) << 32 | u64::from(segment::be32(ip, at + 4));
-                            let (l, r) = ([half(8), half(16)], [half(24), half(32)]);
-                            let key = FlowKey::v6(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
-                            self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// A neighbour said where it is. Claims that nobody asked for change nothing.
-    fn heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
-        if answer && !self.sh.neighbours.asked(addr) {
-            return;
-        }
-        // Only neighbours on the link are worth remembering.
-        if self.sh.next_hop(addr) != Some(addr) {
-            return;
-        }
-        for index in self.sh.neighbours.heard(addr, mac, !answer, now) {
-            if let Some(c) = self.conns.get_mut(index as usize) {
-                self.sh.owe(index, &mut c.hot, 0);
-            }
-        }
-    }
-
-    /// ICMP errors end only connections that are being opened (RFC 5927 section 5.2), and only
-    /// when they quote our SYN.
-    fn unreachable(&mut self, key: &FlowKey, seq: SeqNr) {
-        self.sh.stats.icmp_errors_in += 1;
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
-        let Some(index) = self.sh.table.find(hash, |i| self.conns[i as usize].key == *key) else { return };
-        let c = &mut self.conns[index as usize];
-        if c.hot.state == State::SynSent && seq == c.iss {
-            self.sh.stats.attempt_fails += 1;
-            self.sh.fail(index, c, Events::UNREACHABLE);
-            self.reap(index);
-        }
+        Ok(Stack {
+            conns,
+            free: Vec::new(),
+            sh,
+        })
     }
 
     /// Frees a closed connection that nobody owns.
-    fn reap(&mut self, index: u32) {
+    pub(crate) fn reap(&mut self, index: u32) {
         let h = &self.conns[index as usize].hot;
         if h.state == State::Closed && h.has(flag::RELEASED) {
             self.free(index);
@@ -412,7 +216,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// A slot for a new connection, in the flow table, in state CLOSED. The key is not in use.
-    fn alloc(&mut self, key: FlowKey) -> Option<u32> {
+    pub(crate) fn alloc(&mut self, key: FlowKey) -> Option<u32> {
         let max = self.sh.config.max_connections;
         if self.free.is_empty() && self.conns.len() >= max {
             self.evict_time_wait();
@@ -470,19 +274,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
             template: Template::new(sh.config.mac, [0; 6], sh.config.vlan, &key),
             neighbour_generation: 0,
             ts_offset: 0,
-            hash,
+            hash: hash as u32,
             cc: Controller::new(sh.config.congestion),
             cwnd_used: 0,
             cwnd_mark: SeqNr(0),
-            iss: SeqNr(0),
-            irs: SeqNr(0),
             stalled_since: 0,
             generation: 0,
             retransmits: 0,
             timeouts: 0,
-            listener: None,
-            fin_at: None,
-            key,
+            listener: NO_LISTENER,
+            fin_at: SeqNr(0),
         };
         if sh.own(key.remote().ip()) {
             c.hot.flags |= flag::SELF;
@@ -508,8 +309,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// The oldest TIME-WAIT without an owner gives way.
     fn evict_time_wait(&mut self) {
         while let Some(id) = self.sh.time_wait.pop_front() {
-            let Some(c) = self.conns.get(id.index as usize) else { continue };
-            if c.generation == id.generation && c.hot.state == State::TimeWait && c.hot.has(flag::RELEASED) {
+            let Some(c) = self.conns.get(id.index as usize) else {
+                continue;
+            };
+            if c.generation == id.generation
+                && c.hot.state == State::TimeWait
+                && c.hot.has(flag::RELEASED)
+            {
                 self.sh.stats.time_wait_evicted += 1;
                 self.free(id.index);
                 return;
@@ -570,7 +376,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.hot.user = user;
         self.sh.stats.active_opens += 1;
         self.open(index, now);
-        Ok(ConnId { index, generation: self.conns[index as usize].generation })
+        Ok(ConnId {
+            index,
+            generation: self.conns[index as usize].generation,
+        })
     }
 
     /// The four-tuple if it is free, or in a TIME-WAIT that timestamps let us reuse (RFC 6191).
@@ -580,7 +389,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return None;
         }
         let hash = key.hash::<1, 3>(self.sh.hash_key);
-        if let Some(index) = self.sh.table.find(hash, |i| self.conns[i as usize].key == key) {
+        if let Some(index) = self
+            .sh
+            .table
+            .find(hash, |i| self.conns[i as usize].template.carries(&key))
+        {
             let c = &mut self.conns[index as usize];
             if c.hot.state != State::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
                 return None;
@@ -594,14 +407,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// RFC 6056 section 3.3.3: a keyed offset per destination, and a counter.
     fn draw_port(&mut self, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
-        let offset = FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
+        let offset =
+            FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
         for _ in 0..PORT_TRIES {
             let n = offset.wrapping_add(self.sh.port_draws) % PORT_COUNT;
             self.sh.port_draws = self.sh.port_draws.wrapping_add(1);
             let port = PORT_FIRST + n as u16;
             let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
             let hash = key.hash::<1, 3>(self.sh.hash_key);
-            let used = self.sh.table.find(hash, |i| self.conns[i as usize].key == key).is_some();
+            let used = self
+                .sh
+                .table
+                .find(hash, |i| self.conns[i as usize].template.carries(&key))
+                .is_some();
             if !used && key.local() != remote {
                 return Some(key);
             }
@@ -612,7 +430,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Passive open on one address or all. `backlog` bounds connections that are not yet
     /// established plus those whose `ACCEPTED` was not yet fetched. `user` becomes the user of
     /// new connections until `set_user`.
-    pub fn listen(&mut self, local: Option<IpAddr>, port: u16, backlog: usize, user: u64) -> Result<ListenerId, Error> {
+    pub fn listen(
+        &mut self,
+        local: Option<IpAddr>,
+        port: u16,
+        backlog: usize,
+        user: u64,
+    ) -> Result<ListenerId, Error> {
         if let Some(a) = local.filter(|&a| !self.sh.own(a)) {
             return Err(Error::NotOurAddress(a));
         }
@@ -622,7 +446,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let id = self.sh.next_listener;
         self.sh.next_listener += 1;
         self.sh.ports.insert((port, local), id);
-        self.sh.listeners.insert(id, Listener { local, port, backlog: backlog.max(1), pending: 0, user });
+        self.sh.listeners.insert(
+            id,
+            Listener {
+                local,
+                port,
+                backlog: backlog.max(1),
+                pending: 0,
+                user,
+            },
+        );
         Ok(ListenerId(id))
     }
 
@@ -639,10 +472,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let h = &c.hot;
         Some(ConnInfo {
             state: h.state,
-            local: c.key.local(),
-            remote: c.key.remote(),
+            local: c.template.key().local(),
+            remote: c.template.key().remote(),
             user: h.user,
-            listener: c.listener,
+            listener: (c.listener != NO_LISTENER).then_some(ListenerId(c.listener)),
             emss: usize::from(h.emss),
             cwnd: h.cwnd,
             ssthresh: h.ssthresh,
@@ -720,8 +553,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let index = id.index;
         let c = &mut self.conns[index as usize];
         self.sh.leave_backlog(&mut c.hot, c.listener);
-        if matches!(c.hot.state, State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait)
-            && !c.rx.is_empty()
+        if matches!(
+            c.hot.state,
+            State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait
+        ) && !c.rx.is_empty()
         {
             self.sh.send_reset(c, now);
             self.sh.closed(index, c);
@@ -750,7 +585,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
             if events.contains(Events::ACCEPTED) {
                 self.sh.leave_backlog(&mut c.hot, c.listener);
             }
-            return Some((ConnId { index, generation: c.generation }, c.hot.user, events));
+            return Some((
+                ConnId {
+                    index,
+                    generation: c.generation,
+                },
+                c.hot.user,
+                events,
+            ));
         }
         None
     }
@@ -793,7 +635,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
         let open = |h: &Hot| matches!(h.state, State::Established | State::CloseWait);
-        if len == 0 || !self.get(id).is_some_and(|c| open(&c.hot) && c.hot.unsent.checked_add(len).is_some()) {
+        if len == 0
+            || !self
+                .get(id)
+                .is_some_and(|c| open(&c.hot) && c.hot.unsent.checked_add(len).is_some())
+        {
             return Err(record);
         }
         let c = &mut self.conns[id.index as usize];
@@ -849,7 +695,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         // One round: what is owed anew while the list is worked waits for the next poll.
         for _ in 0..self.sh.work.len() {
-            let Some(index) = self.sh.work.pop_front() else { break };
+            let Some(index) = self.sh.work.pop_front() else {
+                break;
+            };
             let c = &mut self.conns[index as usize];
             if !c.hot.has(flag::IN_WORK) {
                 continue;
@@ -863,7 +711,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         for index in self.sh.neighbours.poll(now) {
             self.sh.stats.neighbour_failures += 1;
-            let Some(c) = self.conns.get_mut(index as usize) else { continue };
+            let Some(c) = self.conns.get_mut(index as usize) else {
+                continue;
+            };
             match c.hot.state {
                 State::SynSent => self.sh.fail(index, c, Events::UNREACHABLE),
                 State::SynReceived => self.sh.closed(index, c),
@@ -876,7 +726,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         while let Some(s) = self.sh.neighbours.solicits.pop() {
             let addrs = &self.sh.config.addrs;
             let source = addrs.iter().find(|a| a.contains(s.target));
-            let source = source.or_else(|| addrs.iter().find(|a| a.addr.is_ipv4() == s.target.is_ipv4()));
+            let source = source.or_else(|| {
+                addrs
+                    .iter()
+                    .find(|a| a.addr.is_ipv4() == s.target.is_ipv4())
+            });
             if let Some(source) = source {
                 self.sh.control.solicit(&s, source.addr, &mut self.sh.stats);
             }
@@ -888,7 +742,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// When `poll` must be called though nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
-        match (self.sh.wheel.next_deadline(), self.sh.neighbours.next_deadline()) {
+        match (
+            self.sh.wheel.next_deadline(),
+            self.sh.neighbours.next_deadline(),
+        ) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
@@ -896,7 +753,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// `poll` would send something now (if the sink has room).
     pub fn owes(&self) -> bool {
-        !self.sh.work.is_empty() || !self.sh.control.is_empty() || !self.sh.neighbours.solicits.is_empty()
+        !self.sh.work.is_empty()
+            || !self.sh.control.is_empty()
+            || !self.sh.neighbours.solicits.is_empty()
     }
 
     /// Nothing is in flight, queued or owed: if the peers' stacks are idle too, only timers and

@@ -2,7 +2,7 @@
 
 use crate::checksum::fold;
 use crate::flow_table::FlowKey;
-use crate::segment::TS_ALIGNED;
+use crate::segment::{TS_ALIGNED, be32, be64};
 use crate::{FrameMeta, SeqNr, TxChecksum};
 
 /// Ethernet + VLAN + IPv6 + TCP without options.
@@ -34,7 +34,9 @@ pub(crate) struct Fields<'a> {
 
 /// Sum of 16-bit words of an even slice; cold.
 fn words(b: &[u8]) -> u32 {
-    b.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum()
+    b.chunks_exact(2)
+        .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
+        .sum()
 }
 
 impl Template {
@@ -80,7 +82,41 @@ impl Template {
         let tcp = &mut ip[if v6 { 40 } else { 20 }..];
         tcp[..2].copy_from_slice(&local.port().to_be_bytes());
         tcp[2..4].copy_from_slice(&remote.port().to_be_bytes());
-        Template { bytes, l2: l2 as u8, v6, ip_sum, pseudo }
+        Template {
+            bytes,
+            l2: l2 as u8,
+            v6,
+            ip_sum,
+            pseudo,
+        }
+    }
+
+    pub(crate) fn is_v6(&self) -> bool {
+        self.v6
+    }
+
+    /// This is the connection of `key`: saves a copy of the four-tuple beside the template.
+    #[inline(always)]
+    pub(crate) fn carries(&self, key: &FlowKey) -> bool {
+        let l2 = usize::from(self.l2);
+        if self.v6 {
+            return key.is_v6() && FlowKey::read(&self.bytes[l2 + 8..l2 + 44]) == *key;
+        }
+        // One bounds check, two compares: this runs for every segment.
+        let Some(b) = self
+            .bytes
+            .get(l2 + 12..)
+            .and_then(|b| b.first_chunk::<12>())
+        else {
+            return false;
+        };
+        key.is_v4(be64(b, 0), be32(b, 8))
+    }
+
+    /// The four-tuple, read back.
+    pub(crate) fn key(&self) -> FlowKey {
+        let ip = &self.bytes[usize::from(self.l2)..];
+        FlowKey::read(if self.v6 { &ip[8..44] } else { &ip[12..24] })
     }
 
     pub(crate) fn set_destination(&mut self, mac: [u8; 6]) {
@@ -187,16 +223,27 @@ mod tests {
                 let ip = &frame[usize::from(meta.l2_len)..];
                 let (src, dst, tcp) = if meta.ipv6 {
                     let p = Ipv6Packet::new_checked(ip).unwrap();
-                    (p.src_addr().into(), p.dst_addr().into(), p.payload().to_vec())
+                    (
+                        p.src_addr().into(),
+                        p.dst_addr().into(),
+                        p.payload().to_vec(),
+                    )
                 } else {
                     let p = Ipv4Packet::new_checked(ip).unwrap();
                     assert!(p.verify_checksum());
-                    (p.src_addr().into(), p.dst_addr().into(), p.payload().to_vec())
+                    (
+                        p.src_addr().into(),
+                        p.dst_addr().into(),
+                        p.payload().to_vec(),
+                    )
                 };
                 let t = TcpPacket::new_checked(&tcp[..]).unwrap();
                 assert!(t.verify_checksum(&src, &dst));
                 assert_eq!(t.seq_number().0 as u32, 0xdead_beef);
-                assert_eq!((t.src_port(), t.dst_port(), t.window_len(), t.payload()), (4000, 5000, 999, &b"hello"[..]));
+                assert_eq!(
+                    (t.src_port(), t.dst_port(), t.window_len(), t.payload()),
+                    (4000, 5000, 999, &b"hello"[..])
+                );
             }
         }
     }

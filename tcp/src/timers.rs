@@ -12,7 +12,12 @@ use crate::{Events, Instant, RecvBuf};
 
 impl Shared {
     /// Returns `true` when the connection ended and nobody owns it.
-    pub(crate) fn on_timer<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> bool {
+    pub(crate) fn on_timer<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) -> bool {
         c.hot.wheel_at = u64::MAX;
         if c.hot.ack_at != 0 && now.0 >= c.hot.ack_at {
             c.hot.ack_at = 0;
@@ -62,7 +67,11 @@ impl Shared {
                     return;
                 }
                 c.hot.backoff = c.hot.backoff.saturating_add(1);
-                let what = if c.hot.snd_wnd > 0 { flag::CUT } else { flag::NEED_PROBE };
+                let what = if c.hot.snd_wnd > 0 {
+                    flag::CUT
+                } else {
+                    flag::NEED_PROBE
+                };
                 self.owe(index, &mut c.hot, what);
                 self.restart_rto(index, &mut c.hot, now);
                 c.hot.flags |= flag::PERSIST;
@@ -72,7 +81,12 @@ impl Shared {
     }
 
     /// RFC 6298 (5.4) to (5.6), RFC 5681 section 3.1.
-    fn retransmission_timeout<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+    fn retransmission_timeout<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) {
         if c.tx.sent.is_empty() {
             // What was to leave found no neighbour; try again.
             self.owe(index, &mut c.hot, 0);
@@ -92,7 +106,9 @@ impl Shared {
         h.cwnd = mss;
         h.backoff = h.backoff.saturating_add(1);
         h.dup_acks = 0;
-        c.recovery.get_or_insert_with(|| Box::new(Recovery::new(h.snd_una))).timeout(h, &mut c.tx);
+        c.recovery
+            .get_or_insert_with(|| Box::new(Recovery::new(h.snd_una)))
+            .timeout(h, &mut c.tx);
         self.owe(index, h, 0);
         self.restart_rto(index, h, now);
     }
@@ -119,7 +135,12 @@ impl Shared {
 
     /// A reset from a synchronised connection; lost when the neighbour is not known now.
     pub(crate) fn send_reset<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, _now: Instant) {
-        if c.neighbour_generation == 0 || matches!(c.hot.state, State::SynSent | State::Closed | State::TimeWait) {
+        if c.neighbour_generation == 0
+            || matches!(
+                c.hot.state,
+                State::SynSent | State::Closed | State::TimeWait
+            )
+        {
             return;
         }
         let f = Fields {
@@ -137,7 +158,9 @@ impl Shared {
 
     /// Returns the keepalive deadline, u64::MAX without one.
     fn keepalive<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> u64 {
-        let Some(k) = self.config.keepalive else { return u64::MAX };
+        let Some(k) = self.config.keepalive else {
+            return u64::MAX;
+        };
         let open = matches!(
             c.hot.state,
             State::Established | State::CloseWait | State::FinWait2
@@ -146,7 +169,9 @@ impl Shared {
             return u64::MAX;
         }
         let (idle, interval) = (nanos(k.idle), nanos(k.interval));
-        let due = |c: &Conn<B, R>| c.hot.last_rx.saturating_add(idle) + u64::from(c.hot.probes) * interval;
+        let due = |c: &Conn<B, R>| {
+            c.hot.last_rx.saturating_add(idle) + u64::from(c.hot.probes) * interval
+        };
         // Data in flight has its own timer.
         if now.0 >= due(c) && c.hot.snd_una == c.hot.snd_nxt {
             if c.hot.probes >= k.probes {

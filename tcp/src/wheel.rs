@@ -14,12 +14,24 @@ const NIL: u32 = u32::MAX;
 struct Node {
     prev: u32,
     next: u32,
-    tick: u64,
-    /// Level and slot, or `UNLINKED`.
-    place: u16,
+    /// Tick above, level and slot (or `UNLINKED`) in the low 10 bits.
+    word: u64,
 }
 
-const UNLINKED: u16 = u16::MAX;
+const PLACE_BITS: u32 = 10;
+const UNLINKED: u16 = (1 << PLACE_BITS) - 1;
+
+impl Node {
+    fn tick(self) -> u64 {
+        self.word >> PLACE_BITS
+    }
+    fn place(self) -> u16 {
+        self.word as u16 & UNLINKED
+    }
+    fn set(&mut self, tick: u64, place: u16) {
+        self.word = tick << PLACE_BITS | u64::from(place);
+    }
+}
 
 pub(crate) struct Wheel {
     now: u64,
@@ -30,7 +42,12 @@ pub(crate) struct Wheel {
 
 impl Wheel {
     pub(crate) fn new(now: Instant) -> Self {
-        Wheel { now: now.0 >> TICK_SHIFT, heads: [[NIL; SLOTS]; LEVELS], occupied: [0; LEVELS], nodes: Vec::new() }
+        Wheel {
+            now: now.0 >> TICK_SHIFT,
+            heads: [[NIL; SLOTS]; LEVELS],
+            occupied: [0; LEVELS],
+            nodes: Vec::new(),
+        }
     }
 
     /// Bytes of a connection's entry.
@@ -41,37 +58,52 @@ impl Wheel {
     pub(crate) fn schedule(&mut self, index: u32, at: Instant) {
         let i = index as usize;
         if i >= self.nodes.len() {
-            self.nodes.resize(i + 1, Node { prev: NIL, next: NIL, tick: 0, place: UNLINKED });
+            self.nodes.resize(
+                i + 1,
+                Node {
+                    prev: NIL,
+                    next: NIL,
+                    word: u64::from(UNLINKED),
+                },
+            );
         }
         let tick = (at.0 >> TICK_SHIFT) + u64::from(at.0 & ((1 << TICK_SHIFT) - 1) != 0);
         let node = self.nodes[i];
-        if node.place != UNLINKED {
-            if node.tick <= tick {
+        if node.place() != UNLINKED {
+            if node.tick() <= tick {
                 return;
             }
             self.unlink(index);
         }
-        self.nodes[i].tick = tick.max(self.now);
+        self.nodes[i].set(tick.max(self.now), UNLINKED);
         self.link(index);
     }
 
     pub(crate) fn remove(&mut self, index: u32) {
-        if self.nodes.get(index as usize).is_some_and(|n| n.place != UNLINKED) {
+        if self
+            .nodes
+            .get(index as usize)
+            .is_some_and(|n| n.place() != UNLINKED)
+        {
             self.unlink(index);
         }
     }
 
     fn link(&mut self, index: u32) {
-        let tick = self.nodes[index as usize].tick;
+        let tick = self.nodes[index as usize].tick();
         // The highest bit in which the tick differs from now says how coarse its slot may be.
         let differ = tick ^ self.now;
-        let level = if differ == 0 { 0 } else { (63 - differ.leading_zeros()) / BITS } as usize;
+        let level = if differ == 0 {
+            0
+        } else {
+            (63 - differ.leading_zeros()) / BITS
+        } as usize;
         let slot = (tick >> (BITS * level as u32)) as usize & (SLOTS - 1);
         let head = self.heads[level][slot];
         let n = &mut self.nodes[index as usize];
         n.prev = NIL;
         n.next = head;
-        n.place = (level * SLOTS + slot) as u16;
+        n.set(tick, (level * SLOTS + slot) as u16);
         if head != NIL {
             self.nodes[head as usize].prev = index;
         }
@@ -81,7 +113,10 @@ impl Wheel {
 
     fn unlink(&mut self, index: u32) {
         let n = self.nodes[index as usize];
-        let (level, slot) = (usize::from(n.place) / SLOTS, usize::from(n.place) % SLOTS);
+        let (level, slot) = (
+            usize::from(n.place()) / SLOTS,
+            usize::from(n.place()) % SLOTS,
+        );
         if n.prev == NIL {
             self.heads[level][slot] = n.next;
             if n.next == NIL {
@@ -93,7 +128,7 @@ impl Wheel {
         if n.next != NIL {
             self.nodes[n.next as usize].prev = n.prev;
         }
-        self.nodes[index as usize].place = UNLINKED;
+        self.nodes[index as usize].set(n.tick(), UNLINKED);
     }
 
     /// The earliest occupied slot and the tick at which it begins.
@@ -139,7 +174,8 @@ impl Wheel {
 
     /// When `pop_due` may next have something; early for far entries, never late.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.next_slot().map(|(_, _, start)| Instant(start << TICK_SHIFT))
+        self.next_slot()
+            .map(|(_, _, start)| Instant(start << TICK_SHIFT))
     }
 }
 
@@ -154,7 +190,9 @@ mod tests {
         let mut x = 9u64;
         let mut want = std::collections::BTreeMap::new();
         for i in 0..2000u32 {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            x = x
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             let at = origin + (x >> 20) % (1u64 << (10 + x % 34));
             w.schedule(i, Instant(at));
             // Later is ignored, earlier moves.
@@ -167,10 +205,17 @@ mod tests {
         while let Some(at) = w.next_deadline() {
             guard += 1;
             assert!(guard < 100_000);
-            assert!(want.values().all(|&d| at.0 <= d + (1 << TICK_SHIFT)), "a deadline is never late");
+            assert!(
+                want.values().all(|&d| at.0 <= d + (1 << TICK_SHIFT)),
+                "a deadline is never late"
+            );
             while let Some(i) = w.pop_due(at) {
                 let d = want.remove(&i).expect("comes back once");
-                assert!(d <= at.0 && at.0 < d + (2 << TICK_SHIFT), "entry {i}: due {d}, came {}", at.0);
+                assert!(
+                    d <= at.0 && at.0 < d + (2 << TICK_SHIFT),
+                    "entry {i}: due {d}, came {}",
+                    at.0
+                );
             }
         }
         assert!(want.is_empty());

@@ -44,7 +44,11 @@ fn scenario(seed: u64) {
     for c in &mut c {
         c.vlan = vlan;
         c.mtu = mtu;
-        c.congestion = if rng.chance(0.5) { Congestion::Cubic } else { Congestion::NewReno };
+        c.congestion = if rng.chance(0.5) {
+            Congestion::Cubic
+        } else {
+            Congestion::NewReno
+        };
         c.recv_window = 16384 << rng.below(8);
         c.timestamps = !rng.chance(0.2);
         c.sack = !rng.chance(0.2);
@@ -56,12 +60,27 @@ fn scenario(seed: u64) {
         c.neighbours.retransmit = Duration::from_millis(20);
         c.time_wait = Duration::from_secs(60);
     }
-    let goals = [rng.below(300_000), if rng.chance(0.5) { rng.below(300_000) } else { 0 }];
+    let goals = [
+        rng.below(300_000),
+        if rng.chance(0.5) {
+            rng.below(300_000)
+        } else {
+            0
+        },
+    ];
     let links = [link(&mut rng), link(&mut rng)];
     let mut t = Transfer::new(seed, c, links, goals);
     for s in &mut t.sides {
-        s.record = if rng.chance(0.3) { 1 + rng.below(20_000) as u32 } else { 0 };
-        s.read_step = if rng.chance(0.2) { 1000 + rng.below(5000) as usize } else { 0 };
+        s.record = if rng.chance(0.3) {
+            1 + rng.below(20_000) as u32
+        } else {
+            0
+        };
+        s.read_step = if rng.chance(0.2) {
+            1000 + rng.below(5000) as usize
+        } else {
+            0
+        };
     }
     t.connect(rng.chance(0.4));
     let done = t.run(Duration::from_secs(900));
@@ -69,12 +88,30 @@ fn scenario(seed: u64) {
         let s = &t.sides[i];
         format!(
             "host {i}: pushed {}/{} received {}/{} {:?} {:?}",
-            s.pushed, s.goal, s.received, s.peer_goal, s.ended, s.id.and_then(|id| t.net.hosts[i].conn(id))
+            s.pushed,
+            s.goal,
+            s.received,
+            s.peer_goal,
+            s.ended,
+            s.id.and_then(|id| t.net.hosts[i].conn(id))
         )
     };
-    assert!(done, "wedged at {:?} lost {}\n{}\n{}\n{links:?}", t.net.now, t.net.lost, show(0), show(1));
+    assert!(
+        done,
+        "wedged at {:?} lost {}\n{}\n{}\n{links:?}",
+        t.net.now,
+        t.net.lost,
+        show(0),
+        show(1)
+    );
     for i in 0..2 {
-        assert!(!t.sides[i].ended.intersects(Events::RESET | Events::TIMED_OUT), "{}", show(i));
+        assert!(
+            !t.sides[i]
+                .ended
+                .intersects(Events::RESET | Events::TIMED_OUT),
+            "{}",
+            show(i)
+        );
         assert!(t.sides[i].peer_fin);
     }
     t.check_boundaries();
@@ -112,7 +149,10 @@ fn goodput(loss: f64, rtt_us: u64, congestion: Congestion) -> (f64, u64) {
         t.run(micros(1000));
     }
     let seconds = (t.net.now - start).as_secs_f64();
-    (size as f64 * 8.0 / seconds / 1e9, t.net.hosts[0].stats().timeouts)
+    (
+        size as f64 * 8.0 / seconds / 1e9,
+        t.net.hosts[0].stats().timeouts,
+    )
 }
 
 #[test]

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 /// RDMA ping-pong that speaks the protocol of rping.
 #[derive(Debug, Parser)]
-#[command(name = "siw-ping", version)]
+#[command(name = "siw-ping", version, disable_version_flag = true)]
 struct Args {
     /// Run as server
     #[arg(short, conflicts_with = "client")]
@@ -79,6 +79,10 @@ struct Args {
     /// Print one JSON line with the result
     #[arg(long)]
     json: bool,
+    // -V is rping's "validate".
+    /// Print the version
+    #[arg(long, action = clap::ArgAction::Version)]
+    version: Option<bool>,
 }
 
 /// rping's smallest buffer: its format with the longest number.

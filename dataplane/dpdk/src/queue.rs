@@ -6,7 +6,7 @@ use crate::{Error, Result, RxBatch, TxBatch, error};
 use dpdk_sys as sys;
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
 /// A receive queue: owned, movable to a worker, not shareable.
@@ -73,6 +73,14 @@ impl RxQueue {
         // SAFETY: the queue exists.
         let fd = unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.port_id, self.queue) };
         (fd >= 0).then_some(fd)
+    }
+
+    /// [`Self::interrupt_fd`] to hand to poll(2); it stays open while the port is.
+    pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor belongs to the port's driver, which this queue keeps alive;
+        // one that changes meanwhile makes poll(2) look at another file, no more.
+        self.interrupt_fd()
+            .map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// Asks for an interrupt at the next packet. Poll once more after it, then

@@ -11,7 +11,7 @@ use siw_shm::control::{
 
 use super::Control;
 use super::resources::QpPhase;
-use crate::worker::messages::{Command, ConnectFailure, Event, RequestId};
+use crate::worker::messages::{Breakdown, Command, ConnectFailure, Event, RequestId};
 
 impl Control {
     pub(super) fn worker_event(&mut self, worker: usize, event: Event) {
@@ -87,7 +87,7 @@ impl Control {
                 self.cm_event(id, channel, &e);
             }
             Event::ConnectFailed { qpn, failure } => self.connect_failed(qpn, failure),
-            Event::Disconnected { qpn } => {
+            Event::Disconnected { qpn, failure } => {
                 let Some(id) = self.owner(qpn) else { return };
                 let Some(qp) = self.qp_mut(id, qpn) else {
                     return;
@@ -99,6 +99,24 @@ impl Control {
                 e.device = qp.device as u32;
                 e.local = qp.local;
                 e.peer = qp.peer;
+                if let Some(failure) = failure {
+                    let (errno, reason) = match failure {
+                        Breakdown::Reset => {
+                            (libc::ECONNRESET, "the peer reset the connection".to_owned())
+                        }
+                        Breakdown::TimedOut => {
+                            (libc::ETIMEDOUT, "the peer stopped answering".to_owned())
+                        }
+                        Breakdown::Terminated(code) => {
+                            (libc::EREMOTEIO, format!("the peer sent Terminate: {code}"))
+                        }
+                        Breakdown::Failed(code) => {
+                            (libc::EPROTO, format!("ended by this side: {code}"))
+                        }
+                    };
+                    e.errno = errno as u32;
+                    e.reason = Text::new(&reason);
+                }
                 let channel = qp.cm_channel;
                 self.cm_event(id, channel, &e);
             }

@@ -445,6 +445,8 @@ impl Control {
             .config
             .limits
             .queue_pairs_per_client
+            // A destroyed queue pair may leave an entry behind.
+            .saturating_mul(2)
             .next_power_of_two()
             .clamp(64, doorbell::MAX_CAPACITY);
         let len = doorbell::ring_len(capacity) * workers as usize;

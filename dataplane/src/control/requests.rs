@@ -499,11 +499,7 @@ impl Control {
     // ---- queues ------------------------------------------------------------------------
 
     fn create_channel(&mut self, id: u32, seq: u32) -> Outcome {
-        let flags = nix::fcntl::OFlag::O_CLOEXEC | nix::fcntl::OFlag::O_NONBLOCK;
-        let (read, write) = nix::unistd::pipe2(flags).map_err(|e| Refusal::memory(e.into()))?;
-        // The client reads it blocking or not as it likes; only our end never blocks.
-        let fl = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty());
-        nix::fcntl::fcntl(&read, fl).map_err(|e| Refusal::memory(e.into()))?;
+        let (write, read) = siw_shm::control::event_pipe().map_err(Refusal::memory)?;
         let c = self.client(id)?;
         let channel = c.number();
         let reply = m::IdReply {

@@ -12,7 +12,7 @@ use siw_shm::control;
 use siw_tcp::{ConnId, Events, Instant};
 
 use super::frame::Stream;
-use super::messages::{ConnectFailure, ConnectParams, Event, RequestId};
+use super::messages::{Breakdown, ConnectFailure, ConnectParams, Event, RequestId};
 use super::queue_pair::{Connecting, Inbound, Phase};
 use super::user::User;
 use super::{ENDINGS, Worker};
@@ -127,15 +127,9 @@ impl Worker {
             self.connection_over(now, lane_index, conn, slot, reason);
             return;
         }
-        if let Some(qp) = self.qps.get_mut(slot) {
-            if qp.rings.popped {
-                qp.rings.popped = false;
-                qp.rings.sq.release();
-                qp.rings.rq.release();
-            }
-            if qp.qp.has_work() || events.intersects(Events::WRITABLE | Events::ACKED) {
-                self.make_ready(slot);
-            }
+        let wakes = events.intersects(Events::WRITABLE | Events::ACKED);
+        if wakes || self.qps.get(slot).is_some_and(|q| q.qp.has_work()) {
+            self.make_ready(slot);
         }
         self.after(now, slot);
     }
@@ -156,17 +150,25 @@ impl Worker {
             qp.phase = Phase::Over;
         }
         self.publish_state(slot);
-        self.tell_disconnected(slot);
+        self.tell_disconnected(slot, reason);
         self.after_slow(now, slot);
         self.finish_destroy(now, slot);
     }
 
-    fn tell_disconnected(&mut self, slot: u32) {
+    fn tell_disconnected(&mut self, slot: u32, reason: CloseReason) {
         if let Some(qp) = self.qps.get_mut(slot)
             && !std::mem::replace(&mut qp.told_over, true)
         {
             let qpn = qp.rings.qpn;
-            self.tell(Event::Disconnected { qpn });
+            let by_reason = match reason {
+                CloseReason::Closed => None,
+                CloseReason::Reset => Some(Breakdown::Reset),
+                CloseReason::TimedOut => Some(Breakdown::TimedOut),
+            };
+            let received = qp.qp.terminate_received().map(Breakdown::Terminated);
+            let sent = qp.qp.terminate_sent().map(Breakdown::Failed);
+            let failure = received.or(sent).or(by_reason);
+            self.tell(Event::Disconnected { qpn, failure });
         }
     }
 

@@ -21,6 +21,8 @@ use crate::config::IdlePolicy;
 const NAP: Duration = Duration::from_millis(1);
 /// Naps while connections have something in flight on such a port.
 const SHORT_NAP: Duration = Duration::from_micros(50);
+/// Ports whose interrupts one worker sleeps on; further ones are napped for.
+const INTERRUPTS: usize = 15;
 /// Longest sleep at all: counters and capture stay fresh.
 const LONG: Duration = Duration::from_secs(10);
 
@@ -87,14 +89,48 @@ impl Idle {
 impl Worker {
     /// Sleeps until something may have to be done.
     pub(super) fn sleep(&mut self, now: Instant) {
+        let limit = self.sleep_limit(now);
+        if limit < Duration::from_micros(5) {
+            return;
+        }
+        // What came before an interrupt was armed raises none: look once more.
+        if self.arm_interrupts() && self.turn(now) {
+            self.disarm_interrupts();
+            self.idle.busy(now);
+            return;
+        }
+        self.cache.flush();
+        self.idle.flag.announce_sleep();
+        let work = !self.mailbox.commands.is_empty()
+            || self.clients.iter().any(|c| c.doorbells.has_work());
+        if work {
+            self.idle.busy(now);
+        } else {
+            self.keys.offline();
+            self.idle.sleeps += 1;
+            let woken = self.block(limit);
+            self.keys.online();
+            // A nap that found nothing leads to the next one, a wake-up to a spell of spinning.
+            if woken {
+                self.drain_wakes();
+            }
+        }
+        self.idle.flag.announce_awake();
+        self.disarm_interrupts();
+    }
+
+    fn sleep_limit(&self, now: Instant) -> Duration {
         let mut limit = LONG;
         for lane in &self.lanes {
-            if !lane.pair {
+            if !lane.pair && !lane.rx_interrupt {
                 let quiet = lane.stack.idle();
                 limit = limit.min(if quiet { NAP } else { SHORT_NAP });
             }
             if let Some(at) = lane.stack.next_deadline() {
                 limit = limit.min(at.since(now));
+            }
+            if !lane.out.batch.is_empty() {
+                limit = limit.min(SHORT_NAP);
             }
         }
         if let Some((&(at, _), ())) = self.timers.first_key_value() {
@@ -106,27 +142,47 @@ impl Worker {
         if self.cqs.owes() || !self.releasing.is_empty() || self.told {
             limit = limit.min(NAP);
         }
-        if limit < Duration::from_micros(5) {
-            return;
+        limit
+    }
+
+    fn block(&self, limit: Duration) -> bool {
+        let mut fds: [Option<PollFd<'_>>; 1 + INTERRUPTS] = [const { None }; 1 + INTERRUPTS];
+        fds[0] = Some(PollFd::new(self.idle.epoll.0.as_fd(), PollFlags::POLLIN));
+        let ports = self
+            .lanes
+            .iter()
+            .filter(|l| l.rx_interrupt)
+            .filter_map(|l| l.rx.interrupt());
+        let mut n = 1;
+        for (place, fd) in fds[1..].iter_mut().zip(ports) {
+            *place = Some(PollFd::new(fd, PollFlags::POLLIN));
+            n += 1;
         }
-        self.cache.flush();
-        self.idle.flag.announce_sleep();
-        let work = !self.mailbox.commands.is_empty()
-            || self.clients.iter().any(|c| c.doorbells.has_work());
-        if !work {
-            self.keys.offline();
-            self.idle.sleeps += 1;
-            let mut fds = [PollFd::new(self.idle.epoll.0.as_fd(), PollFlags::POLLIN)];
-            let woken = ppoll(&mut fds, Some(TimeSpec::from(limit)), None).is_ok_and(|n| n > 0);
-            if woken {
-                self.drain_wakes();
+        let mut fds =
+            fds.map(|f| f.unwrap_or(PollFd::new(self.idle.epoll.0.as_fd(), PollFlags::empty())));
+        ppoll(&mut fds[..n], Some(TimeSpec::from(limit)), None).is_ok_and(|n| n > 0)
+    }
+
+    fn arm_interrupts(&mut self) -> bool {
+        let mut any = false;
+        for lane in self.lanes.iter_mut().filter(|l| l.rx_interrupt) {
+            match lane.rx.arm_interrupt() {
+                Ok(()) => any = true,
+                Err(e) => {
+                    tracing::debug!(
+                        device = lane.device,
+                        "no receive interrupts: {e}; napping instead"
+                    );
+                    lane.rx_interrupt = false;
+                }
             }
-            self.keys.online();
         }
-        self.idle.flag.announce_awake();
-        // A nap that found nothing leads to the next one, a wake-up to a spell of spinning.
-        if work {
-            self.idle.busy(now);
+        any
+    }
+
+    fn disarm_interrupts(&mut self) {
+        for lane in self.lanes.iter_mut().filter(|l| l.rx_interrupt) {
+            let _ = lane.rx.disarm_interrupt();
         }
     }
 

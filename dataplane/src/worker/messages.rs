@@ -136,6 +136,17 @@ pub enum ConnectFailure {
     Local(String),
 }
 
+/// How a connection broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Breakdown {
+    Reset,
+    TimedOut,
+    /// Terminate codes: layer, error type, code.
+    Terminated(siw_iwarp::TermCode),
+    /// This side found the error.
+    Failed(siw_iwarp::TermCode),
+}
+
 /// Worker to control thread.
 pub enum Event {
     ConnectRequest {
@@ -165,6 +176,7 @@ pub enum Event {
     },
     Disconnected {
         qpn: u32,
+        failure: Option<Breakdown>,
     },
     QpDestroyed {
         qpn: u32,

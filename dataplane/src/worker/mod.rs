@@ -82,6 +82,8 @@ pub struct LaneConfig {
     pub external: bool,
     pub tx_offload: bool,
     pub rx_checksum: bool,
+    /// The port can wake a sleeping worker.
+    pub rx_interrupt: bool,
     pub tap: Option<Tap>,
 }
 
@@ -109,6 +111,7 @@ struct Lane {
     pair: bool,
     trusted: bool,
     rx_checksum: bool,
+    rx_interrupt: bool,
     received: u64,
     /// TCP's listeners by the daemon's numbers.
     listeners: Vec<(u32, ListenerId)>,
@@ -181,6 +184,7 @@ impl Worker {
                     pair: l.pair,
                     trusted: l.trusted,
                     rx_checksum: l.rx_checksum,
+                    rx_interrupt: l.rx_interrupt,
                     received: 0,
                     listeners: Vec::new(),
                 })
@@ -398,11 +402,6 @@ impl Worker {
             budget -= 1;
             room = room.saturating_sub(len as usize);
         }
-        if qp.rings.popped {
-            qp.rings.popped = false;
-            qp.rings.sq.release();
-            qp.rings.rq.release();
-        }
         let mut sink = Sink::new(
             &mut lane.out,
             &mut self.cache,
@@ -519,13 +518,7 @@ impl Worker {
             owners: &mut self.owners,
             scratch: &mut self.scratch,
         };
-        let out = f(qp, &mut env);
-        if rings.popped {
-            rings.popped = false;
-            rings.sq.release();
-            rings.rq.release();
-        }
-        Some(out)
+        Some(f(qp, &mut env))
     }
 
     /// Queues an event for the control thread.
@@ -547,7 +540,7 @@ impl Worker {
 
     fn stats(&self) -> WorkerStats {
         WorkerStats {
-            queue_pairs: self.qps.len(),
+            queue_pairs: self.qps.count(),
             iterations: self.iterations,
             sleeps: self.idle.sleeps(),
             devices: self

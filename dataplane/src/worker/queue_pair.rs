@@ -20,8 +20,6 @@ pub struct Rings {
     pub send_cq: u32,
     pub recv_cq: u32,
     pub fault: Option<Fault>,
-    /// Slots were popped since the last release.
-    pub popped: bool,
     /// The queue pair is going: what a port still holds is the trackers' affair alone.
     pub letting_go: bool,
     /// Asynchronous events not yet told.
@@ -144,7 +142,7 @@ impl QpTable {
             .collect()
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 }
@@ -200,7 +198,8 @@ impl QpEnv for Env<'_> {
         }
         match self.rings.sq.pop(&mut self.scratch.send) {
             Ok(Some(())) => {
-                self.rings.popped = true;
+                // Copied: the client may have the slots back.
+                self.rings.sq.release();
                 Ok(Some(&self.scratch.send))
             }
             Ok(None) => Ok(None),
@@ -219,7 +218,7 @@ impl QpEnv for Env<'_> {
         }
         match self.rings.rq.pop(&mut self.scratch.recv) {
             Ok(Some(())) => {
-                self.rings.popped = true;
+                self.rings.rq.release();
                 Ok(Some(&self.scratch.recv))
             }
             Ok(None) => Ok(None),

@@ -98,6 +98,8 @@ impl Conn {
             None,
         )?;
         rustix::io::ioctl_fionbio(&a, true)?;
+        // Events queue up in the sender's buffer: as many as the system allows.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&a, 1 << 20);
         Ok((Conn { fd: a }, Conn { fd: b }))
     }
 
@@ -227,4 +229,13 @@ impl Conn {
     pub fn refuse(&self, kind: u16, seq: u32, errno: i32, reason: &str) -> io::Result<()> {
         self.send(&codec::encode_error(kind, seq, errno, reason), &[])
     }
+}
+
+/// Daemon: a completion channel, its writing (non-blocking) and its reading end. A
+/// pipe queues 8192 cookies of 8 bytes and more; an event that does not fit finds a
+/// reader that has thousands of others to read.
+pub fn event_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&write, true)?;
+    Ok((write, read))
 }

@@ -403,7 +403,7 @@ pub struct DeregMr {
 }
 
 /// Completion channel. One fd in the [`IdReply`]: the client reads 8-byte cookies
-/// from it (a SOCK_SEQPACKET socket or a pipe), one per event.
+/// from it (the reading end of [`super::event_pipe`]), one per event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateChannel {

@@ -11,7 +11,7 @@ pub mod conn;
 pub mod messages;
 
 pub use codec::{CallError, ProtoError, Request, decode_event, encode_event};
-pub use conn::{Conn, Packet, RecvError};
+pub use conn::{Conn, Packet, RecvError, event_pipe};
 pub use messages::*;
 
 /// Where the daemon listens unless told otherwise.

@@ -7,6 +7,8 @@ use std::time::Duration;
 use siw_tcp::sim::{Impairment, Pattern, Rng, SentSegment, SimNet, host_config};
 use siw_tcp::{ConnId, Events, StackConfig, State};
 
+pub mod wire;
+
 pub const PORT: u16 = 7000;
 
 pub type Net = SimNet<Pattern>;
@@ -46,11 +48,19 @@ impl Side {
             self.acked = next;
         }
         if let Some(rx) = net.hosts[host].rx_queue(id) {
-            let n = rx.len_bytes().min(if self.read_step > 0 { self.read_step } else { usize::MAX });
+            let n = rx.len_bytes().min(if self.read_step > 0 {
+                self.read_step
+            } else {
+                usize::MAX
+            });
             let mut at = self.received;
             rx.for_each(0, n, |c| {
                 for &b in c {
-                    assert_eq!(b, Pattern::byte(self.peer_salt, at), "byte {at} at host {host}");
+                    assert_eq!(
+                        b,
+                        Pattern::byte(self.peer_salt, at),
+                        "byte {at} at host {host}"
+                    );
                     at += 1;
                 }
             });
@@ -62,21 +72,38 @@ impl Side {
         while self.pushed < self.goal {
             let room = stack.send_room(id) as u64;
             let emss = stack.emss(id) as u64;
-            let max = if self.record > 0 { u64::from(self.record) } else { emss };
+            let max = if self.record > 0 {
+                u64::from(self.record)
+            } else {
+                emss
+            };
             let len = (1 + rng.below(max)).min(self.goal - self.pushed);
-            let len = if rng.chance(0.7) { max.min(self.goal - self.pushed) } else { len };
+            let len = if rng.chance(0.7) {
+                max.min(self.goal - self.pushed)
+            } else {
+                len
+            };
             // With nothing queued one record of any length may wait for the window.
             if room < len && (room == 0 || stack.conn(id).is_none_or(|c| c.unsent > 0)) {
                 break;
             }
-            let record = Pattern { salt: self.salt, start: self.pushed };
+            let record = Pattern {
+                salt: self.salt,
+                start: self.pushed,
+            };
             let last = self.pushed + len == self.goal;
-            if stack.push_record(id, len as u32, record, last || rng.chance(0.2)).is_err() {
+            if stack
+                .push_record(id, len as u32, record, last || rng.chance(0.2))
+                .is_err()
+            {
                 break;
             }
             self.pushed += len;
         }
-        if self.pushed == self.goal && !self.closing && stack.conn(id).is_some_and(|c| c.state != State::SynSent) {
+        if self.pushed == self.goal
+            && !self.closing
+            && stack.conn(id).is_some_and(|c| c.state != State::SynSent)
+        {
             self.closing = true;
             let now = net.now;
             net.hosts[host].close(now, id);
@@ -92,7 +119,12 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    pub fn new(seed: u64, configs: [StackConfig; 2], links: [Impairment; 2], goals: [u64; 2]) -> Self {
+    pub fn new(
+        seed: u64,
+        configs: [StackConfig; 2],
+        links: [Impairment; 2],
+        goals: [u64; 2],
+    ) -> Self {
         let mut net = Net::new(seed, configs, links);
         net.log = Some(vec![]);
         let side = |i: usize| Side {
@@ -102,14 +134,24 @@ impl Transfer {
             peer_goal: goals[1 - i],
             ..Side::default()
         };
-        Transfer { net, sides: [side(0), side(1)], rng: Rng::new(seed ^ 0xabcdef) }
+        Transfer {
+            net,
+            sides: [side(0), side(1)],
+            rng: Rng::new(seed ^ 0xabcdef),
+        }
     }
 
     pub fn connect(&mut self, v6: bool) {
         let now = self.net.now;
         self.net.hosts[1].listen(None, PORT, 8, 1).unwrap();
-        let to = if v6 { format!("[fd00::2]:{PORT}") } else { format!("10.0.0.2:{PORT}") };
-        let id = self.net.hosts[0].connect(now, None, None, to.parse().unwrap(), 0).unwrap();
+        let to = if v6 {
+            format!("[fd00::2]:{PORT}")
+        } else {
+            format!("10.0.0.2:{PORT}")
+        };
+        let id = self.net.hosts[0]
+            .connect(now, None, None, to.parse().unwrap(), 0)
+            .unwrap();
         self.sides[0].id = Some(id);
     }
 
@@ -129,7 +171,9 @@ impl Transfer {
     }
 
     pub fn done(&self) -> bool {
-        self.sides.iter().all(|s| s.received == s.peer_goal && s.ended.contains(Events::CLOSED))
+        self.sides
+            .iter()
+            .all(|s| s.received == s.peer_goal && s.ended.contains(Events::CLOSED))
     }
 
     /// Runs until both directions are delivered and closed; `false` after `time` of virtual time.
@@ -147,7 +191,8 @@ impl Transfer {
             }
             let unread = (0..2).any(|h| {
                 let id = self.sides[h].id;
-                id.and_then(|id| self.net.hosts[h].conn(id)).is_some_and(|c| c.readable > 0)
+                id.and_then(|id| self.net.hosts[h].conn(id))
+                    .is_some_and(|c| c.readable > 0)
             });
             if !self.net.step(limit) && !unread {
                 self.events();
@@ -160,11 +205,24 @@ impl Transfer {
     pub fn check_boundaries(&self) {
         let mut first: [BTreeMap<u32, u32>; 2] = Default::default();
         for s in self.net.log.as_ref().unwrap() {
-            let SentSegment { from, seq, payload, retransmission } = *s;
+            let SentSegment {
+                from,
+                seq,
+                payload,
+                retransmission,
+            } = *s;
             if retransmission {
-                assert_eq!(first[from].get(&seq), Some(&payload), "a repetition at {seq} changed its length");
+                assert_eq!(
+                    first[from].get(&seq),
+                    Some(&payload),
+                    "a repetition at {seq} changed its length"
+                );
             } else {
-                assert_eq!(first[from].insert(seq, payload), None, "{seq} was new twice");
+                assert_eq!(
+                    first[from].insert(seq, payload),
+                    None,
+                    "{seq} was new twice"
+                );
             }
         }
     }

@@ -1,0 +1,504 @@
+//! What this machine can do at most, measured on the client's core while the
+//! daemon idles: raw frames over a ring pair, copying with CRC32c, CRC32c alone.
+//! Called before and after a transfer; the better of both counts.
+//!
+//! The frames are those of the transfer: each message is cut into FPDUs of one
+//! segment (RFC 5044 section 4.5), and a frame is a buffer with the headers, an
+//! external buffer with the payload, and the four bytes of CRC behind it. Payload
+//! that the daemon copies instead of referring to it is copied here, too.
+
+use crate::plan::{Op, Plan};
+use crate::report;
+use dpdk::{
+    BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool, Port,
+    PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepages,
+};
+use serde::Serialize;
+use siw_shm::Region;
+use siw_shm::region::Pages;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time for one figure, once.
+const TIME: Duration = Duration::from_millis(150);
+/// Bytes between two looks at the clock.
+const CLOCK_BYTES: usize = 256 << 10;
+/// The daemon copies payload up to this into the header's buffer.
+const COPY_MAX: usize = 512;
+/// Memory of our own EAL.
+const EAL_MB: u32 = 48;
+
+/// The bounds in Gb/s of payload; absent ones were not measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Bound {
+    pub raw_gbps: Option<f64>,
+    pub copy_crc_gbps: Option<f64>,
+    pub crc_gbps: Option<f64>,
+    /// Copying alone: counts when the connection has no CRC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy_gbps: Option<f64>,
+    /// A message there and back over the rings, median.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub raw_rtt_us: Option<f64>,
+}
+
+impl Bound {
+    /// What a transfer could reach if each byte costs what the parts cost one after
+    /// the other: 1/(1/raw + 1/copy_crc + 1/crc). Without CRC 1/(1/raw + 1/copy).
+    pub fn gbps(&self, crc: bool) -> Option<f64> {
+        let cost = if crc {
+            1.0 / self.raw_gbps? + 1.0 / self.copy_crc_gbps? + 1.0 / self.crc_gbps?
+        } else {
+            1.0 / self.raw_gbps? + 1.0 / self.copy_gbps?
+        };
+        Some(1.0 / cost)
+    }
+
+    /// The better of two measurements.
+    pub fn best(self, other: Bound) -> Bound {
+        let max = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.max(b)),
+            (a, b) => a.or(b),
+        };
+        Bound {
+            raw_gbps: max(self.raw_gbps, other.raw_gbps),
+            copy_crc_gbps: max(self.copy_crc_gbps, other.copy_crc_gbps),
+            crc_gbps: max(self.crc_gbps, other.crc_gbps),
+            copy_gbps: max(self.copy_gbps, other.copy_gbps),
+            raw_rtt_us: match (self.raw_rtt_us, other.raw_rtt_us) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            },
+        }
+    }
+}
+
+/// Sizes of the frames of one message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Framing {
+    /// Ethernet, IP, TCP with timestamps, MPA length, DDP and RDMAP.
+    pub header: usize,
+    /// Most payload bytes of an FPDU.
+    pub payload: usize,
+}
+
+/// CRC field of an FPDU.
+const TRAILER: usize = 4;
+/// MPA length field.
+const MPA_LEN: usize = 2;
+
+impl Framing {
+    /// Of WRITEs and READ responses (tagged), or SENDs, at an MTU.
+    pub fn new(mtu: u32, ipv6: bool, op: Op) -> Framing {
+        let ip = if ipv6 { 40 } else { 20 };
+        let tcp = 20 + 12;
+        let ddp = if op == Op::Send { 18 } else { 14 };
+        let segment = (mtu as usize).saturating_sub(ip + tcp).max(136);
+        let ulpdu = segment - TRAILER - MPA_LEN - segment % 4;
+        Framing {
+            header: 14 + ip + tcp + MPA_LEN + ddp,
+            payload: ulpdu - ddp,
+        }
+    }
+
+    /// Offset and length of each FPDU's payload in a message.
+    fn pieces(self, size: usize) -> impl Iterator<Item = (usize, usize)> {
+        (0..size)
+            .step_by(self.payload)
+            .map(move |at| (at, self.payload.min(size - at)))
+    }
+}
+
+/// Memory and a link like those of the transfer.
+pub struct Bounds {
+    plan: Plan,
+    framing: Framing,
+    src: Arc<Region>,
+    dst: Region,
+    link: Option<Link>,
+    crc: bool,
+    round_trip: bool,
+}
+
+impl Bounds {
+    /// Takes memory like the transfer's, and a ring pair if its link is one. The
+    /// thread that measures calls it.
+    pub fn new(
+        plan: Plan,
+        framing: Framing,
+        huge: bool,
+        ring_pair: bool,
+        crc: bool,
+    ) -> Result<Bounds, String> {
+        let pages = if huge { Pages::TryHuge } else { Pages::Normal };
+        let memory = |len: usize| {
+            let r = Region::create("siw-perf", len, pages)
+                .map_err(|e| format!("memory for the bounds: {e}"))?;
+            let page = [0x5a; 4096];
+            for at in (0..r.len()).step_by(page.len()) {
+                r.write(at, &page).map_err(|e| e.to_string())?;
+            }
+            Ok::<_, String>(r)
+        };
+        Ok(Bounds {
+            plan,
+            framing,
+            src: Arc::new(memory(plan.initiator_bytes())?),
+            dst: memory(plan.target_bytes())?,
+            link: ring_pair.then(Link::new).transpose()?,
+            crc,
+            round_trip: plan.mode == crate::plan::Mode::Lat,
+        })
+    }
+
+    /// Measures everything once.
+    pub fn measure(&mut self) -> Result<Bound, String> {
+        let oob = |e: siw_shm::OutOfBounds| e.to_string();
+        let (src, dst) = (self.src.clone(), &self.dst);
+        let copy_crc = self.walk(|from, to, n| {
+            black_box(src.crc32c(from, n, 0).map_err(oob)?);
+            src.copy(from, dst, to, n).map_err(oob)
+        })?;
+        let crc = self.walk(|from, _, n| {
+            black_box(src.crc32c(from, n, 0).map_err(oob)?);
+            Ok(())
+        })?;
+        let copy = if self.crc {
+            None
+        } else {
+            Some(self.walk(|from, to, n| src.copy(from, dst, to, n).map_err(oob))?)
+        };
+        let (mut raw, mut rtt) = (None, None);
+        if let Some(link) = &mut self.link {
+            raw = Some(link.stream(&self.plan, self.framing, &self.src)?);
+            if self.round_trip {
+                rtt = Some(link.round_trip(&self.plan, self.framing, &self.src)?);
+            }
+        }
+        Ok(Bound {
+            raw_gbps: raw,
+            copy_crc_gbps: Some(copy_crc),
+            crc_gbps: Some(crc),
+            copy_gbps: copy,
+            raw_rtt_us: rtt,
+        })
+    }
+
+    /// Gb/s of `work` over the FPDUs of all messages of the working set.
+    fn walk(
+        &self,
+        mut work: impl FnMut(usize, usize, usize) -> Result<(), String>,
+    ) -> Result<f64, String> {
+        let (size, stride) = (self.plan.size as usize, self.plan.stride());
+        let slots = self.plan.initiator_bytes() / stride;
+        let to_slots = self.plan.target_bytes() / stride;
+        let (mut i, mut bytes, mut unclocked) = (0, 0u64, 0);
+        // Once without counting: pages and caches as in the middle of a transfer.
+        let mut start = Instant::now();
+        let mut warm = false;
+        loop {
+            let (from, to) = ((i % slots) * stride, (i % to_slots) * stride);
+            for (at, n) in self.framing.pieces(size) {
+                work(from + at, to + at, n)?;
+            }
+            i += 1;
+            bytes += size as u64;
+            unclocked += size;
+            if unclocked >= CLOCK_BYTES || i == to_slots {
+                unclocked = 0;
+                let now = Instant::now();
+                if !warm && (i >= to_slots || now - start > TIME / 4) {
+                    (warm, start, bytes) = (true, now, 0);
+                } else if warm && now - start >= TIME {
+                    return Ok(gbps(bytes, now - start));
+                }
+            }
+        }
+    }
+}
+
+/// Payload bandwidth.
+pub fn gbps(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 * 8.0 / time.as_secs_f64() / 1e9
+}
+
+/// A ring pair of our own, like the one inside of the daemon.
+struct Link {
+    ab: (TxQueue, RxQueue),
+    ba: (TxQueue, RxQueue),
+    cache: MbufCache,
+    trackers: TrackerPool,
+    _ports: (Port, Port),
+    _registered: RegisteredThread,
+}
+
+impl Link {
+    fn new() -> Result<Link, String> {
+        let free_kb: u64 = hugepages().iter().map(|h| h.free * h.page_kb).sum();
+        let fail = |e: dpdk::Error| format!("the raw link cannot be measured: {e}");
+        let eal = Eal::init(EalConfig {
+            file_prefix: format!("siw-perf-{}", std::process::id()),
+            hugepages: free_kb >= u64::from(EAL_MB) * 1024,
+            memory_mb: EAL_MB,
+            log_level: "error".into(),
+            ..EalConfig::default()
+        })
+        .map_err(fail)?;
+        let registered = eal.register_thread().map_err(fail)?;
+        let pool = Mempool::new(&eal, "siw-perf", 8191, 256, 2048, None).map_err(fail)?;
+        let (mut a, mut b) = Port::ring_pair(&eal, "siwperf", 1, 1024).map_err(fail)?;
+        for port in [&mut a, &mut b] {
+            port.configure(&PortConfig::default(), std::slice::from_ref(&pool))
+                .map_err(fail)?;
+        }
+        let queues = |port: &mut Port| {
+            let (rx, tx) = port.start().map_err(fail)?.remove(0);
+            Ok::<_, String>((
+                rx.ok_or("the ring has no receive queue")?,
+                tx.ok_or("the ring has no transmit queue")?,
+            ))
+        };
+        let (a_rx, a_tx) = queues(&mut a)?;
+        let (b_rx, b_tx) = queues(&mut b)?;
+        Ok(Link {
+            ab: (a_tx, b_rx),
+            ba: (b_tx, a_rx),
+            cache: MbufCache::new(&pool),
+            trackers: TrackerPool::new(4),
+            _ports: (a, b),
+            _registered: registered,
+        })
+    }
+
+    /// Gb/s of payload in one direction, both ends in this thread.
+    fn stream(&mut self, plan: &Plan, framing: Framing, src: &Arc<Region>) -> Result<f64, String> {
+        let memory: Arc<dyn ExtMemory> = src.clone();
+        let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
+        let (size, stride) = (plan.size as usize, plan.stride());
+        let set = plan.initiator_bytes();
+        let (mut out, mut inn) = (TxBatch::new(), RxBatch::new());
+        let (mut slot, mut at, mut bytes, mut seen) = (0, 0, 0u64, 0u64);
+        let header = vec![0x42u8; framing.header];
+        let mut start = Instant::now();
+        let mut warm = false;
+        let result = loop {
+            while !out.is_full() {
+                let n = framing.payload.min(size - at);
+                let Some(frame) = frame(&mut self.cache, &tracker, src, &header, slot + at, n)
+                else {
+                    break;
+                };
+                if out.push(frame).is_err() {
+                    break;
+                }
+                at += n;
+                if at == size {
+                    at = 0;
+                    slot = (slot + stride) % set;
+                }
+            }
+            self.ab.0.burst(&mut out);
+            self.ab.1.burst(&mut inn);
+            for m in inn.drain() {
+                // The payload is what is neither headers nor CRC.
+                bytes += u64::from(m.pkt_len()) - (framing.header + TRAILER) as u64;
+                seen ^= u64::from(m.data()[framing.header - 1]);
+                self.cache.free(m);
+            }
+            let now = Instant::now();
+            if !warm && now - start > TIME / 8 {
+                (warm, start, bytes) = (true, now, 0);
+            } else if warm && now - start >= TIME {
+                break gbps(bytes, now - start);
+            }
+        };
+        black_box(seen);
+        self.drain(&mut out);
+        self.trackers.free(tracker);
+        Ok(result)
+    }
+
+    /// Median microseconds of one message there and back.
+    fn round_trip(
+        &mut self,
+        plan: &Plan,
+        framing: Framing,
+        src: &Arc<Region>,
+    ) -> Result<f64, String> {
+        let memory: Arc<dyn ExtMemory> = src.clone();
+        let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
+        let header = vec![0x42u8; framing.header];
+        let (mut out, mut inn) = (TxBatch::new(), RxBatch::new());
+        let mut times = report::histogram()?;
+        let begin = Instant::now();
+        let mut last = begin;
+        while last - begin < TIME {
+            for (tx, rx) in [
+                (&mut self.ab.0, &mut self.ab.1),
+                (&mut self.ba.0, &mut self.ba.1),
+            ] {
+                let mut left = plan.size as usize;
+                for (at, n) in framing.pieces(plan.size as usize) {
+                    if let Some(f) = frame(&mut self.cache, &tracker, src, &header, at, n) {
+                        let _ = out.push(f);
+                    }
+                    if out.len() == BURST || at + n == plan.size as usize {
+                        while !out.is_empty() {
+                            tx.burst(&mut out);
+                        }
+                        rx.burst(&mut inn);
+                        for m in inn.drain() {
+                            left -= m.pkt_len() as usize - framing.header - TRAILER;
+                            self.cache.free(m);
+                        }
+                    }
+                }
+                if left != 0 {
+                    return Err("frames were lost on the ring".into());
+                }
+            }
+            let now = Instant::now();
+            times.saturating_record((now - last).as_nanos() as u64);
+            last = now;
+        }
+        self.trackers.free(tracker);
+        Ok(times.value_at_quantile(0.5) as f64 / 1e3)
+    }
+
+    fn drain(&mut self, out: &mut TxBatch) {
+        while let Some(m) = out.pop() {
+            self.cache.free(m);
+        }
+        let mut inn = RxBatch::new();
+        while self.ab.1.burst(&mut inn) > 0 {
+            for m in inn.drain() {
+                self.cache.free(m);
+            }
+        }
+    }
+}
+
+/// A frame with the payload bytes `off..off + n` of the memory.
+#[inline]
+fn frame(
+    cache: &mut MbufCache,
+    tracker: &ExtTracker,
+    src: &Region,
+    header: &[u8],
+    off: usize,
+    n: usize,
+) -> Option<Mbuf> {
+    let mut chain = ChainBuilder::new(cache.alloc()?);
+    chain.append_slice(header);
+    if n > COPY_MAX {
+        let mut payload = cache.alloc()?;
+        if !tracker.attach(&mut payload, off as u64, n as u16) {
+            return None;
+        }
+        chain.push(payload).ok()?;
+        chain.push(cache.alloc()?).ok()?;
+    } else {
+        src.read(off, chain.append_room(n as u16)?).ok()?;
+    }
+    chain.append_slice(&[0; TRAILER]);
+    Some(chain.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::example;
+
+    #[test]
+    fn the_bound_adds_the_costs_of_a_byte() {
+        let b = Bound {
+            raw_gbps: Some(100.0),
+            copy_crc_gbps: Some(50.0),
+            crc_gbps: Some(100.0),
+            ..Bound::default()
+        };
+        // 10 + 20 + 10 ps a bit.
+        assert!((b.gbps(true).unwrap() - 25.0).abs() < 1e-9);
+        assert_eq!(b.gbps(false), None);
+        let plain = Bound {
+            copy_gbps: Some(100.0),
+            ..b
+        };
+        assert!((plain.gbps(false).unwrap() - 50.0).abs() < 1e-9);
+        assert_eq!(Bound::default().gbps(true), None);
+    }
+
+    #[test]
+    fn the_better_of_two_measurements_counts() {
+        let a = Bound {
+            raw_gbps: Some(3.0),
+            raw_rtt_us: Some(2.0),
+            ..Bound::default()
+        };
+        let b = Bound {
+            raw_gbps: Some(4.0),
+            raw_rtt_us: Some(3.0),
+            crc_gbps: Some(1.0),
+            ..Bound::default()
+        };
+        let best = a.best(b);
+        assert_eq!(best.raw_gbps, Some(4.0));
+        assert_eq!(best.raw_rtt_us, Some(2.0));
+        assert_eq!(best.crc_gbps, Some(1.0));
+        assert_eq!(best.copy_gbps, None);
+    }
+
+    #[test]
+    fn frames_are_full_at_the_mtu() {
+        let f = Framing::new(1500, false, Op::Write);
+        assert_eq!((f.header, f.payload), (14 + 20 + 32 + 16, 1428));
+        assert_eq!(f.header + f.payload + TRAILER, 1514);
+        let f = Framing::new(1500, false, Op::Send);
+        assert_eq!(f.payload, 1424);
+        let f = Framing::new(9000, true, Op::Read);
+        assert_eq!(f.header + f.payload + TRAILER, 9014);
+    }
+
+    #[test]
+    fn the_pieces_of_a_message_cover_it_once() {
+        let f = Framing::new(1500, false, Op::Write);
+        for size in [1, 1428, 1429, 65536] {
+            let mut next = 0;
+            for (at, n) in f.pieces(size) {
+                assert_eq!(at, next);
+                assert!(n > 0 && n <= f.payload);
+                next += n;
+            }
+            assert_eq!(next, size);
+        }
+    }
+
+    #[test]
+    fn a_bound_is_measured_over_rings_of_its_own() {
+        let plan = Plan {
+            size: 4096,
+            mode: crate::plan::Mode::Lat,
+            ..example()
+        };
+        let framing = Framing::new(1500, false, plan.op);
+        let mut bounds = match Bounds::new(plan, framing, false, true, false) {
+            Ok(b) => b,
+            Err(e) => {
+                println!("skipped: {e}");
+                return;
+            }
+        };
+        let b = bounds.measure().unwrap();
+        for value in [
+            b.raw_gbps,
+            b.copy_crc_gbps,
+            b.crc_gbps,
+            b.copy_gbps,
+            b.raw_rtt_us,
+        ] {
+            assert!(value.unwrap() > 0.0, "{b:?}");
+        }
+        assert!(b.crc_gbps > b.copy_crc_gbps, "{b:?}");
+    }
+}

@@ -1,0 +1,106 @@
+//! What a running daemon costs, as the kernel counts it: CPU time of its threads
+//! and private memory.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A process by its number.
+pub struct Process {
+    proc: PathBuf,
+    pid: u32,
+}
+
+impl Process {
+    pub fn new(pid: u32) -> Process {
+        Process {
+            proc: format!("/proc/{pid}").into(),
+            pid,
+        }
+    }
+
+    fn gone(&self, e: std::io::Error) -> String {
+        format!("process {}: {e}; is siwd still running?", self.pid)
+    }
+
+    /// CPU time of all its threads.
+    pub fn cpu_time(&self) -> Result<Duration, String> {
+        let mut ns = 0;
+        for task in fs::read_dir(self.proc.join("task")).map_err(|e| self.gone(e))? {
+            let task = task.map_err(|e| self.gone(e))?.path();
+            // A thread may end meanwhile.
+            if let Ok(text) = fs::read_to_string(task.join("schedstat")) {
+                ns += schedstat_ns(&text).unwrap_or(0);
+            } else if let Ok(text) = fs::read_to_string(task.join("stat")) {
+                ns += stat_ns(&text).unwrap_or(0);
+            }
+        }
+        Ok(Duration::from_nanos(ns))
+    }
+
+    /// Bytes of anonymous memory in RAM: not shared rings, arenas or hugepages.
+    pub fn private_bytes(&self) -> Result<u64, String> {
+        let text = fs::read_to_string(self.proc.join("status")).map_err(|e| self.gone(e))?;
+        rss_anon(&text).ok_or_else(|| "the kernel does not tell RssAnon".into())
+    }
+}
+
+/// Nanoseconds on a CPU: the first number of proc_pid_schedstat(5).
+fn schedstat_ns(text: &str) -> Option<u64> {
+    text.split_whitespace().next()?.parse().ok()
+}
+
+/// utime and stime of proc_pid_stat(5), in clock ticks of 10 ms. The name before
+/// them may contain spaces and parentheses.
+fn stat_ns(text: &str) -> Option<u64> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some((user + system) * 10_000_000)
+}
+
+fn rss_anon(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
+    let kb: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kb * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_read_behind_a_name_with_parentheses() {
+        let line = "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 30 12 0 0 20 0";
+        assert_eq!(stat_ns(line), Some(420_000_000));
+        assert_eq!(stat_ns("nonsense"), None);
+        assert_eq!(schedstat_ns("123456 7 8\n"), Some(123_456));
+    }
+
+    #[test]
+    fn private_memory_is_the_anonymous_part() {
+        let status = "VmRSS:\t900 kB\nRssAnon:\t  300 kB\nRssShmem:\t600 kB\n";
+        assert_eq!(rss_anon(status), Some(300 * 1024));
+        assert_eq!(rss_anon("VmRSS: 3 kB"), None);
+    }
+
+    #[test]
+    fn the_own_process_has_used_time_and_memory() {
+        let me = Process::new(std::process::id());
+        let before = me.cpu_time().unwrap();
+        let mut x = 1u64;
+        while me.cpu_time().unwrap() == before {
+            for i in 0..100_000 {
+                x = std::hint::black_box(x.wrapping_mul(31).wrapping_add(i));
+            }
+        }
+        assert!(me.private_bytes().unwrap() > 0);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_told() {
+        let e = Process::new(u32::MAX).cpu_time().unwrap_err();
+        assert!(e.contains("still running"), "{e}");
+    }
+}

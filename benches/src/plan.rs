@@ -1,0 +1,207 @@
+//! What to measure, checked: the sizes of a transfer and of its working set. Made
+//! from the command line, or from what the other process sends.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Bandwidth and message rate with `depth` messages in flight on each QP.
+    Bw,
+    /// Round trips, one at a time.
+    Lat,
+}
+
+/// How the data moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    Write,
+    Read,
+    Send,
+}
+
+impl Op {
+    /// As it is in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Write => "write",
+            Op::Read => "read",
+            Op::Send => "send",
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    pub mode: Mode,
+    pub op: Op,
+    /// Bytes of a message.
+    pub size: u32,
+    /// Messages in flight on each QP.
+    pub depth: u32,
+    pub qps: u32,
+    /// Received data is checked.
+    pub verify: bool,
+    /// Payload travels in the work request.
+    pub inline: bool,
+}
+
+/// Longest message.
+const MAX_SIZE: u32 = 1 << 30;
+/// Largest working set of one end.
+const MAX_SET: u64 = 4 << 30;
+/// Round trips have two buffers: what is sent, what arrives.
+const LAT_SLOTS: u32 = 2;
+
+impl Plan {
+    /// Why it cannot be measured, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let Plan {
+            size, depth, qps, ..
+        } = *self;
+        if size == 0 || size > MAX_SIZE {
+            return Err(format!(
+                "--size {size}: a message has 1 byte to 1 GiB; write 64, 4K or 1M"
+            ));
+        }
+        if depth == 0 || depth > 16384 {
+            return Err(format!(
+                "--depth {depth}: 1 to 16384 messages can be in flight on a QP"
+            ));
+        }
+        if qps == 0 || qps > 16384 {
+            return Err(format!("--qps {qps}: 1 to 16384 queue pairs can be used"));
+        }
+        if self.mode == Mode::Lat && qps > 1 {
+            return Err(format!(
+                "--qps {qps}: lat measures one round trip at a time, so one queue pair"
+            ));
+        }
+        if self.inline && self.op == Op::Read {
+            return Err("--inline: a READ sends no data of its own; use write or send".into());
+        }
+        if self.inline && self.size as usize > siw_shm::wqe::MAX_INLINE {
+            return Err(format!(
+                "--inline: {size} bytes do not fit in a work request, at most {} do",
+                siw_shm::wqe::MAX_INLINE
+            ));
+        }
+        let set = self.target_bytes() as u64;
+        if set > MAX_SET {
+            return Err(format!(
+                "size x depth x qps is {} GiB, at most {} GiB are used; lower one of them",
+                set >> 30,
+                MAX_SET >> 30
+            ));
+        }
+        Ok(())
+    }
+
+    /// Bytes between two messages in memory.
+    pub fn stride(&self) -> usize {
+        (self.size as usize).next_multiple_of(64)
+    }
+
+    /// Messages that each QP has memory for at the initiator.
+    pub fn slots(&self) -> u32 {
+        match self.mode {
+            Mode::Bw => self.depth,
+            Mode::Lat => LAT_SLOTS,
+        }
+    }
+
+    /// The same at the target. SENDs need receives that wait while those that came
+    /// are being looked at.
+    pub fn target_slots(&self) -> u32 {
+        match (self.mode, self.op) {
+            (Mode::Bw, Op::Send) => 2 * self.depth,
+            _ => self.slots(),
+        }
+    }
+
+    /// Registered bytes at the initiator.
+    pub fn initiator_bytes(&self) -> usize {
+        self.stride() * self.slots() as usize * self.qps as usize
+    }
+
+    /// Registered bytes at the target.
+    pub fn target_bytes(&self) -> usize {
+        self.stride() * self.target_slots() as usize * self.qps as usize
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn example() -> Plan {
+    Plan {
+        mode: Mode::Bw,
+        op: Op::Write,
+        size: 1 << 20,
+        depth: 8,
+        qps: 2,
+        verify: false,
+        inline: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_set_is_size_times_depth_times_queue_pairs() {
+        let p = example();
+        assert_eq!(p.initiator_bytes(), 16 << 20);
+        assert_eq!(p.target_bytes(), 16 << 20);
+        let odd = Plan {
+            size: 65,
+            depth: 4,
+            qps: 1,
+            ..p
+        };
+        assert_eq!(odd.initiator_bytes(), 4 * 128);
+    }
+
+    #[test]
+    fn receives_of_sends_have_memory_while_others_are_looked_at() {
+        let p = Plan {
+            op: Op::Send,
+            ..example()
+        };
+        assert_eq!(p.target_bytes(), 2 * p.initiator_bytes());
+    }
+
+    #[test]
+    fn sizes_that_cannot_work_are_refused_in_words() {
+        let bad = |p: Plan, word: &str| {
+            let e = p.check().unwrap_err();
+            assert!(e.contains(word), "{e}");
+        };
+        let p = example();
+        bad(Plan { size: 0, ..p }, "--size 0");
+        bad(Plan { depth: 0, ..p }, "--depth 0");
+        bad(Plan { qps: 0, ..p }, "--qps 0");
+        bad(
+            Plan {
+                mode: Mode::Lat,
+                ..p
+            },
+            "one queue pair",
+        );
+        bad(Plan { inline: true, ..p }, "do not fit");
+        bad(
+            Plan {
+                inline: true,
+                op: Op::Read,
+                size: 8,
+                ..p
+            },
+            "READ",
+        );
+        bad(Plan { size: 1 << 30, ..p }, "16 GiB");
+        assert_eq!(p.check(), Ok(()));
+    }
+}

@@ -1,0 +1,313 @@
+//! The result: one line of JSON for programs, a few lines for people.
+
+use crate::bounds::Bound;
+use crate::plan::{Mode, Plan};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use std::fmt;
+use std::time::Duration;
+
+/// Microseconds at three quantiles.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Quantiles {
+    pub p50: f64,
+    pub p99: f64,
+    pub p999: f64,
+}
+
+impl From<&Histogram<u64>> for Quantiles {
+    /// From nanoseconds.
+    fn from(h: &Histogram<u64>) -> Quantiles {
+        let us = |q| h.value_at_quantile(q) as f64 / 1e3;
+        Quantiles {
+            p50: us(0.5),
+            p99: us(0.99),
+            p999: us(0.999),
+        }
+    }
+}
+
+/// For times from a nanosecond to a minute, to three digits.
+pub fn histogram() -> Result<Histogram<u64>, String> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|e| e.to_string())
+}
+
+/// What a transfer measured.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    pub messages: u64,
+    /// Payload of them.
+    pub bytes: u64,
+    pub time: Duration,
+    /// Nanoseconds: of a round trip, or from post to completion.
+    pub latency: Histogram<u64>,
+    /// Messages whose bytes were compared.
+    pub verified: u64,
+}
+
+/// Facts about the way the data took.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Path {
+    pub from: String,
+    pub to: String,
+    pub driver: String,
+    pub mtu: u32,
+    /// The connections have CRCs.
+    pub crc: bool,
+}
+
+/// Everything that is printed.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    pub mode: Mode,
+    pub op: &'static str,
+    pub size: u32,
+    pub depth: u32,
+    pub qps: u32,
+    pub mtu: u32,
+    pub crc: bool,
+    pub gbps: f64,
+    pub mmsgs: f64,
+    pub lat_us: Quantiles,
+    pub bound: Bound,
+    /// Bandwidth over what the bounds allow; null for latency and without bounds.
+    pub ratio: Option<f64>,
+    pub secs: f64,
+    pub messages: u64,
+    pub verified: u64,
+    pub inline: bool,
+    pub from: String,
+    pub to: String,
+    pub driver: String,
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    /// Puts a result beside its bounds.
+    pub fn new(
+        plan: &Plan,
+        path: Path,
+        measured: &Measured,
+        bound: Bound,
+        notes: Vec<String>,
+    ) -> Report {
+        let secs = measured.time.as_secs_f64().max(1e-9);
+        let gbps = measured.bytes as f64 * 8.0 / secs / 1e9;
+        let limit = bound.gbps(path.crc);
+        Report {
+            mode: plan.mode,
+            op: plan.op.name(),
+            size: plan.size,
+            depth: plan.depth,
+            qps: plan.qps,
+            mtu: path.mtu,
+            crc: path.crc,
+            gbps: round(gbps),
+            mmsgs: round(measured.messages as f64 / secs / 1e6),
+            lat_us: Quantiles::from(&measured.latency),
+            bound: Bound {
+                raw_gbps: bound.raw_gbps.map(round),
+                copy_crc_gbps: bound.copy_crc_gbps.map(round),
+                crc_gbps: bound.crc_gbps.map(round),
+                copy_gbps: bound.copy_gbps.map(round),
+                raw_rtt_us: bound.raw_rtt_us,
+            },
+            ratio: (plan.mode == Mode::Bw)
+                .then_some(())
+                .and(limit)
+                .map(|l| round(gbps / l)),
+            secs: round(secs),
+            messages: measured.messages,
+            verified: measured.verified,
+            inline: plan.inline,
+            from: path.from,
+            to: path.to,
+            driver: path.driver,
+            notes,
+        }
+    }
+
+    /// One line.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// Six digits behind the point: small rates stay visible.
+fn round(x: f64) -> f64 {
+    (x * 1e6).round() / 1e6
+}
+
+/// 65536 as "64 KiB".
+pub fn bytes(n: u32) -> String {
+    match n {
+        n if n >= 1 << 20 && n % (1 << 20) == 0 => format!("{} MiB", n >> 20),
+        n if n >= 1 << 10 && n % (1 << 10) == 0 => format!("{} KiB", n >> 10),
+        n => format!("{n} B"),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let l = &self.lat_us;
+        let what = match self.mode {
+            Mode::Bw => format!("depth {}, {} QP", self.depth, self.qps),
+            Mode::Lat => "round trips".into(),
+        };
+        writeln!(
+            f,
+            "{} {}, {what}, {} -> {} ({}), MTU {}, CRC {}",
+            self.op.to_uppercase(),
+            bytes(self.size),
+            self.from,
+            self.to,
+            self.driver,
+            self.mtu,
+            if self.crc { "on" } else { "off" }
+        )?;
+        writeln!(
+            f,
+            "  {:.2} Gb/s  {:.4} M messages/s  {} messages in {:.2} s{}",
+            self.gbps,
+            self.mmsgs,
+            self.messages,
+            self.secs,
+            match self.verified {
+                0 => String::new(),
+                n => format!(", {n} of them checked"),
+            }
+        )?;
+        writeln!(
+            f,
+            "  latency p50 {:.2}  p99 {:.2}  p99.9 {:.2} us{}",
+            l.p50,
+            l.p99,
+            l.p999,
+            match self.bound.raw_rtt_us {
+                Some(raw) => format!("; raw frames there and back {raw:.2} us"),
+                None => String::new(),
+            }
+        )?;
+        let b = &self.bound;
+        let parts: Vec<String> = [
+            ("raw frames", b.raw_gbps),
+            ("copy+CRC", b.copy_crc_gbps),
+            ("CRC", b.crc_gbps),
+            ("copy", b.copy_gbps),
+        ]
+        .iter()
+        .filter_map(|(name, v)| v.map(|v| format!("{name} {v:.1}")))
+        .collect();
+        if !parts.is_empty() {
+            write!(f, "  bounds: {} Gb/s", parts.join(", "))?;
+            match self.ratio {
+                Some(r) => writeln!(f, "; together {:.1}, ratio {r:.2}", self.gbps / r)?,
+                None => writeln!(f)?,
+            }
+        }
+        for note in &self.notes {
+            writeln!(f, "  note: {note}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::example;
+
+    fn report(mode: Mode, bound: Bound) -> Report {
+        let mut latency = histogram().unwrap();
+        for us in 1..=1000u64 {
+            latency.saturating_record(us * 1000);
+        }
+        let measured = Measured {
+            messages: 2000,
+            bytes: 2000 << 20,
+            time: Duration::from_secs(1),
+            latency,
+            verified: 0,
+        };
+        let path = Path {
+            from: "siw0".into(),
+            to: "siw1".into(),
+            driver: "net_ring".into(),
+            mtu: 1500,
+            crc: true,
+        };
+        let plan = Plan { mode, ..example() };
+        Report::new(&plan, path, &measured, bound, vec![])
+    }
+
+    fn bound() -> Bound {
+        Bound {
+            raw_gbps: Some(100.0),
+            copy_crc_gbps: Some(100.0),
+            crc_gbps: Some(100.0),
+            ..Bound::default()
+        }
+    }
+
+    #[test]
+    fn the_json_has_the_keys_that_programs_read() {
+        let r = report(Mode::Bw, bound());
+        let v: serde_json::Value = serde_json::from_str(&r.json()).unwrap();
+        for key in [
+            "op", "size", "qps", "mtu", "crc", "gbps", "mmsgs", "lat_us", "bound", "ratio",
+        ] {
+            assert!(v.get(key).is_some(), "{key} is missing in {v}");
+        }
+        for key in ["p50", "p99", "p999"] {
+            assert!(v["lat_us"][key].is_f64(), "{key} in {v}");
+        }
+        for key in ["raw_gbps", "copy_crc_gbps", "crc_gbps"] {
+            assert!(v["bound"][key].is_f64(), "{key} in {v}");
+        }
+        assert_eq!(v["op"], "write");
+        assert_eq!(v["crc"], true);
+        assert!(!r.json().contains('\n'));
+    }
+
+    #[test]
+    fn bounds_that_were_not_measured_are_null() {
+        let r = report(Mode::Bw, Bound::default());
+        let v: serde_json::Value = serde_json::from_str(&r.json()).unwrap();
+        assert!(
+            v["bound"]["raw_gbps"].is_null() && v["ratio"].is_null(),
+            "{v}"
+        );
+    }
+
+    #[test]
+    fn the_ratio_is_bandwidth_over_the_harmonic_bound() {
+        let r = report(Mode::Bw, bound());
+        let gbps = 2000.0 * f64::from(1 << 20) * 8.0 / 1e9;
+        assert!((r.gbps - gbps).abs() < 1e-3);
+        assert!((r.ratio.unwrap() - gbps / (100.0 / 3.0)).abs() < 1e-3);
+        assert_eq!(report(Mode::Lat, bound()).ratio, None);
+    }
+
+    #[test]
+    fn quantiles_are_microseconds() {
+        let q = report(Mode::Lat, bound()).lat_us;
+        assert!((q.p50 - 500.0).abs() < 1.0, "{q:?}");
+        assert!((q.p99 - 990.0).abs() < 1.0, "{q:?}");
+        assert!((q.p999 - 999.0).abs() < 1.0, "{q:?}");
+    }
+
+    #[test]
+    fn people_see_the_figures_and_their_bounds() {
+        let text = report(Mode::Bw, bound()).to_string();
+        for part in [
+            "WRITE 1 MiB",
+            "siw0 -> siw1",
+            "CRC on",
+            "16.78 Gb/s",
+            "raw frames 100.0",
+            "ratio 0.50",
+        ] {
+            assert!(text.contains(part), "{part:?} is missing in\n{text}");
+        }
+    }
+}

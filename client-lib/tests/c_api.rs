@@ -1,0 +1,167 @@
+//! The C API: header and Rust agree on every layout; NULL is refused.
+
+use siw::capi::*;
+use std::mem::{offset_of, size_of};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn dir() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A fresh directory, removed when dropped.
+struct Temp(PathBuf);
+
+impl Temp {
+    fn new(name: &str) -> Temp {
+        let p = std::env::temp_dir().join(format!("siw-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&p).unwrap();
+        Temp(p)
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn cc() -> Option<Command> {
+    let found = Command::new("cc")
+        .arg("--version")
+        .output()
+        .is_ok_and(|o| o.status.success());
+    if !found {
+        println!("skipped: no C compiler (cc) on this machine");
+        return None;
+    }
+    let mut c = Command::new("cc");
+    c.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(dir().join("include"));
+    Some(c)
+}
+
+macro_rules! layout {
+    ($out:ident, $c:literal, $t:ty, { $($rust:ident = $field:literal),* $(,)? }) => {
+        $out += &format!("_Static_assert(sizeof(struct {}) == {}, \"size\");\n", $c, size_of::<$t>());
+        $($out += &format!(
+            "_Static_assert(offsetof(struct {}, {}) == {}, \"{}\");\n",
+            $c, $field, offset_of!($t, $rust), $field
+        );)*
+    };
+}
+
+#[test]
+fn the_header_has_the_layouts_and_numbers_of_the_library() {
+    let Some(mut cc) = cc() else { return };
+    let mut c = String::from("#include <siw.h>\n#include <stddef.h>\n");
+    layout!(c, "siw_sge", siw::Sge, { addr = "addr", length = "length", lkey = "lkey" });
+    layout!(c, "siw_send_wr", SiwSendWr, {
+        wr_id = "wr_id", sg_list = "sg_list", num_sge = "num_sge", opcode = "opcode",
+        flags = "flags", inv_rkey = "inv_rkey", remote_addr = "remote_addr", rkey = "rkey",
+    });
+    layout!(c, "siw_recv_wr", SiwRecvWr, { wr_id = "wr_id", sg_list = "sg_list", num_sge = "num_sge" });
+    layout!(c, "siw_wc", SiwWc, {
+        wr_id = "wr_id", status = "status", opcode = "opcode", qp_num = "qp_num",
+        byte_len = "byte_len", flags = "flags", invalidated_rkey = "invalidated_rkey",
+        vendor_err = "vendor_err",
+    });
+    layout!(c, "siw_qp_init_attr", SiwQpInitAttr, {
+        send_cq = "send_cq", recv_cq = "recv_cq", max_send_wr = "max_send_wr",
+        max_recv_wr = "max_recv_wr", max_send_sge = "max_send_sge",
+        max_recv_sge = "max_recv_sge", max_inline_data = "max_inline_data",
+        sq_sig_all = "sq_sig_all",
+    });
+    layout!(c, "siw_device_attr", SiwDeviceAttr, {
+        name = "name", mac = "mac", index = "index", mtu = "mtu", active = "active",
+        num_addrs = "num_addrs", addrs = "addrs",
+    });
+    layout!(c, "siw_conn_param", SiwConnParam, {
+        private_data = "private_data", private_data_len = "private_data_len",
+        initiator_depth = "initiator_depth", responder_resources = "responder_resources",
+        timeout_ms = "timeout_ms", crc = "crc", mpa_rev = "mpa_rev", cookie = "cookie",
+    });
+    layout!(c, "siw_cm_event", SiwCmEvent, {
+        kind = "type", err = "err", cookie = "cookie", request = "request", qp_num = "qp_num",
+        request_id = "request_id", device = "device", initiator_depth = "initiator_depth",
+        responder_resources = "responder_resources", crc = "crc", mpa_rev = "mpa_rev",
+        private_data_len = "private_data_len", local = "local", peer = "peer",
+        reason = "reason", private_data = "private_data",
+    });
+    layout!(c, "siw_async_event", SiwAsyncEvent, { kind = "type", object = "object", reason = "reason" });
+    let numbers = [
+        ("SIW_WR_RDMA_WRITE", siw::Opcode::Write as u64),
+        ("SIW_WR_RDMA_READ", siw::Opcode::Read as u64),
+        ("SIW_WR_SEND", siw::Opcode::Send as u64),
+        ("SIW_WR_SEND_WITH_INV", siw::Opcode::SendWithInv as u64),
+        ("SIW_SEND_SIGNALED", siw::WrFlags::SIGNALED.0.into()),
+        ("SIW_SEND_SOLICITED", siw::WrFlags::SOLICITED.0.into()),
+        ("SIW_SEND_FENCE", siw::WrFlags::FENCE.0.into()),
+        ("SIW_SEND_INLINE", siw::WrFlags::INLINE.0.into()),
+        ("SIW_WC_RDMA_READ", siw::WcOpcode::RDMA_READ.0.into()),
+        ("SIW_WC_RECV", siw::WcOpcode::RECV.0.into()),
+        ("SIW_WC_WR_FLUSH_ERR", siw::WcStatus::WR_FLUSH_ERR.0.into()),
+        ("SIW_WC_GENERAL_ERR", siw::WcStatus::GENERAL_ERR.0.into()),
+        ("SIW_WC_WITH_INV", siw::WcFlags::WITH_INV.0.into()),
+        ("SIW_WC_SOLICITED", siw::WcFlags::SOLICITED.0.into()),
+        ("SIW_ACCESS_REMOTE_READ", siw::Access::REMOTE_READ.0.into()),
+        (
+            "SIW_ACCESS_REMOTE_WRITE",
+            siw::Access::REMOTE_WRITE.0.into(),
+        ),
+        ("SIW_ACCESS_LOCAL_WRITE", siw::Access::LOCAL_WRITE.0.into()),
+        ("SIW_ACCESS_ZERO_BASED", siw::Access::ZERO_BASED.0.into()),
+        ("SIW_QPS_RTS", siw::QpState::Rts as u64),
+        ("SIW_QPS_ERROR", siw::QpState::Error as u64),
+        (
+            "SIW_CM_DISCONNECTED",
+            siw_shm::control::CmEventKind::Disconnected as u64,
+        ),
+        (
+            "SIW_CM_DEVICE_REMOVAL",
+            siw_shm::control::CmEventKind::DeviceRemoval as u64,
+        ),
+        (
+            "SIW_EVENT_DEVICE_FATAL",
+            siw::AsyncEventKind::DeviceFatal as u64,
+        ),
+        ("SIW_EVENT_PORT_ERR", siw::AsyncEventKind::PortErr as u64),
+    ];
+    for (name, value) in numbers {
+        c += &format!("_Static_assert({name} == {value}, \"{name}\");\n");
+    }
+    let temp = Temp::new("layout");
+    let file = temp.0.join("layout.c");
+    std::fs::write(&file, c).unwrap();
+    let out = cc.arg("-fsyntax-only").arg(&file).output().unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+#[test]
+fn null_pointers_are_refused_and_not_followed() {
+    use std::ptr::{null, null_mut};
+    // SAFETY: the header allows NULL everywhere here.
+    unsafe {
+        assert_eq!(siw_open(null(), null_mut()), libc::EINVAL);
+        assert_eq!(siw_alloc_pd(null(), null_mut()), libc::EINVAL);
+        assert_eq!(siw_poll_cq(null(), 1, null_mut()), -libc::EINVAL);
+        assert_eq!(siw_post_send(null(), null(), 1, null_mut()), libc::EINVAL);
+        assert_eq!(siw_post_recv(null(), null(), 0, null_mut()), libc::EINVAL);
+        assert_eq!(siw_accept(null_mut(), null(), null(), null()), libc::EINVAL);
+        assert_eq!(siw_get_cm_event(null(), null_mut(), 0), libc::EINVAL);
+        assert_eq!(siw_qp_state(null()), -libc::EINVAL);
+        assert_eq!(siw_qp_num(null()), 0);
+        assert!(siw_mr_ptr(null()).is_null());
+        siw_close(null_mut());
+        siw_destroy_qp(null_mut());
+        let text = std::ffi::CStr::from_ptr(siw_last_error());
+        assert!(text.to_str().unwrap().contains("NULL"));
+        let text = std::ffi::CStr::from_ptr(siw_wc_status_str(5));
+        assert_eq!(text.to_str().unwrap(), "work request flushed");
+        siw_wc_status_str(u32::MAX);
+    }
+}

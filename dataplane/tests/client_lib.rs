@@ -1,0 +1,576 @@
+//! The Rust verbs against the daemon.
+
+mod common;
+
+use common::Daemon;
+use siw::*;
+use siw_shm::control::{Conn, HelloReply};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const SEC: Duration = Duration::from_secs(10);
+
+struct Side {
+    ctx: Context,
+    pd: Pd,
+    channel: Arc<CompletionChannel>,
+    cq: Cq,
+    mr: Mr,
+    qp: Qp,
+}
+
+fn side_of(ctx: &Context, init: &QpInit) -> Side {
+    let pd = ctx.alloc_pd().unwrap();
+    let channel = CompletionChannel::new(ctx).unwrap();
+    let cq = Cq::new(ctx, 128, Some((&channel, 42))).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let mr = pd.alloc_mr(8192, access).unwrap();
+    let qp = pd.create_qp(&cq, &cq, init).unwrap();
+    Side {
+        ctx: ctx.clone(),
+        pd,
+        channel,
+        cq,
+        mr,
+        qp,
+    }
+}
+
+fn init() -> QpInit {
+    QpInit {
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_inline: 100,
+        ..QpInit::default()
+    }
+}
+
+fn connect(a: &Side, b: &Side) -> (CmChannel, CmChannel, ConnInfo) {
+    let server = CmChannel::new(&b.ctx).unwrap();
+    let addr: SocketAddr = "10.77.0.2:0".parse().unwrap();
+    let l = Listener::new(&server, None, addr, 1, 7).unwrap();
+    let client = CmChannel::new(&a.ctx).unwrap();
+    let opt = ConnectOptions {
+        private_data: b"hi",
+        cookie: 5,
+        ..Default::default()
+    };
+    a.qp.connect(&client, l.local_addr(), &opt).unwrap();
+    let CmEvent::ConnectRequest(req) = server.get_event(Some(SEC)).unwrap() else {
+        panic!()
+    };
+    assert_eq!(
+        (req.info().cookie, &req.info().private_data[..]),
+        (7, &b"hi"[..])
+    );
+    let opt = ConnectOptions {
+        private_data: b"there",
+        cookie: 6,
+        ..Default::default()
+    };
+    req.accept(&b.qp, None, &opt).unwrap();
+    let CmEvent::Established(i) = client.get_event(Some(SEC)).unwrap() else {
+        panic!()
+    };
+    let CmEvent::Established(j) = server.get_event(Some(SEC)).unwrap() else {
+        panic!()
+    };
+    assert_eq!((i.cookie, j.cookie), (5, 6));
+    (client, server, i)
+}
+
+fn pair(d: &Daemon) -> (Side, Side) {
+    let (a, b) = (
+        side_of(&d.context(), &init()),
+        side_of(&d.context(), &init()),
+    );
+    let (_, _, info) = connect(&a, &b);
+    assert_eq!(info.private_data, b"there");
+    (a, b)
+}
+
+fn one(cq: &Cq) -> Wc {
+    let mut wc = [Wc::default(); 1];
+    assert_eq!(cq.wait(&mut wc, Some(SEC)).unwrap(), 1);
+    wc[0]
+}
+
+#[test]
+fn data_goes_by_write_read_and_send_between_two_clients() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d);
+    a.mr.write(0, b"written").unwrap();
+    let sge = [a.mr.sge(0, 7)];
+    let wr = SendWr::write(1, Data::Sges(&sge), b.mr.addr() + 100, b.mr.rkey());
+    a.qp.post_send(&[wr]).unwrap();
+    assert_eq!(
+        (one(&a.cq).wr_id, one_status(&b, 100, 7)),
+        (1, b"written".to_vec())
+    );
+    b.mr.write(200, b"read").unwrap();
+    let sge = [a.mr.sge(50, 4)];
+    a.qp.post_send(&[SendWr::read(2, &sge, b.mr.addr() + 200, b.mr.rkey())])
+        .unwrap();
+    let wc = one(&a.cq);
+    assert_eq!(
+        (wc.wr_id, wc.status, wc.opcode),
+        (2, WcStatus::SUCCESS, WcOpcode::RDMA_READ)
+    );
+    assert_eq!(one_status(&a, 50, 4), b"read");
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 3,
+        sges: &[b.mr.sge(0, 64)],
+    }])
+    .unwrap();
+    a.qp.post_send(&[SendWr::send(4, Data::Inline(b"sent"))])
+        .unwrap();
+    assert_eq!(one(&a.cq).wr_id, 4);
+    let wc = one(&b.cq);
+    assert_eq!((wc.wr_id, wc.opcode, wc.byte_len), (3, WcOpcode::RECV, 4));
+    assert_eq!(wc.qp_num, b.qp.number());
+    assert_eq!(one_status(&b, 0, 4), b"sent");
+    assert_eq!(b.mr.byte(1).unwrap(), b'e');
+}
+
+fn one_status(s: &Side, off: usize, len: usize) -> Vec<u8> {
+    let mut b = vec![0; len];
+    s.mr.read(off, &mut b).unwrap();
+    b
+}
+
+#[test]
+fn posting_refuses_what_verbs_refuse() {
+    let d = Daemon::loopback();
+    let a = side_of(&d.context(), &init());
+    let s = |data| SendWr::send(1, data);
+    let e = a.qp.post_send(&[s(Data::Inline(b"x"))]).unwrap_err();
+    assert_eq!(
+        (e.index, e.error.errno()),
+        (0, nix::libc::EINVAL),
+        "not connected"
+    );
+    let b = side_of(&d.context(), &init());
+    connect(&a, &b);
+    let sges = [a.mr.sge(0, 1); 5];
+    let ok = s(Data::Inline(b"x"));
+    let e = a.qp.post_send(&[ok, s(Data::Sges(&sges))]).unwrap_err();
+    assert_eq!(
+        (e.index, e.error.errno()),
+        (1, nix::libc::EINVAL),
+        "too many SGEs"
+    );
+    let e = a.qp.post_send(&[s(Data::Inline(&[0; 101]))]).unwrap_err();
+    assert_eq!(e.error.errno(), nix::libc::EINVAL, "inline too long");
+    let reserved = SendWr {
+        opcode: Opcode::FetchAdd,
+        ..ok
+    };
+    assert_eq!(
+        a.qp.post_send(&[reserved]).unwrap_err().error.errno(),
+        nix::libc::EINVAL
+    );
+    let e =
+        a.qp.post_recv(&[RecvWr {
+            wr_id: 0,
+            sges: &sges,
+        }])
+        .unwrap_err();
+    assert_eq!(e.error.errno(), nix::libc::EINVAL);
+    // One SEND waits for a receive request; 63 more fill the queue.
+    for i in 0..63 {
+        a.qp.post_send(&[ok]).unwrap_or_else(|e| panic!("{i}: {e}"));
+    }
+    assert_eq!(
+        a.qp.post_send(&[ok]).unwrap_err().error.errno(),
+        nix::libc::ENOMEM
+    );
+    assert_eq!(a.qp.outstanding_sends(), 64);
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 0,
+        sges: &[b.mr.sge(0, 8)],
+    }])
+    .unwrap();
+    assert_eq!(one(&a.cq).status, WcStatus::SUCCESS);
+    a.qp.post_send(&[ok]).unwrap();
+    assert!(matches!(a.mr.write(8190, b"xyz"), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn a_sleeping_worker_is_woken_and_the_channel_delivers_the_cookie() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d);
+    b.cq.req_notify(false).unwrap();
+    assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 9,
+        sges: &[b.mr.sge(0, 8)],
+    }])
+    .unwrap();
+    a.qp.post_send(&[SendWr::send(4, Data::Inline(b"x"))])
+        .unwrap();
+    assert_eq!(b.channel.get_event(Some(SEC)).unwrap(), 42);
+    assert_eq!(one(&b.cq).wr_id, 9);
+    assert!(matches!(
+        b.channel.get_event(Some(Duration::ZERO)),
+        Err(Error::Timeout)
+    ));
+    // A post between two sleeps of the worker needs its eventfd; none may be lost.
+    let sleeps = || {
+        let stats: serde_json::Value = serde_json::from_str(&a.ctx.stats().unwrap()).unwrap();
+        stats["workers"][0]["sleeps"].as_u64().unwrap()
+    };
+    let before = sleeps();
+    one(&a.cq);
+    while sleeps() < before + 20 {
+        let wr = SendWr::write(5, Data::Inline(b"y"), b.mr.addr(), b.mr.rkey());
+        a.qp.post_send(&[wr]).unwrap();
+        one(&a.cq);
+    }
+}
+
+#[test]
+fn only_solicited_messages_wake_a_receiver_that_asked_for_them() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d);
+    for i in 0..2 {
+        b.qp.post_recv(&[RecvWr {
+            wr_id: i,
+            sges: &[b.mr.sge(0, 8)],
+        }])
+        .unwrap();
+    }
+    b.cq.req_notify(true).unwrap();
+    let plain = SendWr::send(1, Data::Inline(b"x"));
+    a.qp.post_send(&[plain]).unwrap();
+    one(&a.cq);
+    assert!(matches!(
+        b.channel.get_event(Some(Duration::ZERO)),
+        Err(Error::Timeout)
+    ));
+    a.qp.post_send(&[plain.flags(WrFlags::SIGNALED | WrFlags::SOLICITED)])
+        .unwrap();
+    assert_eq!(b.channel.get_event(Some(SEC)).unwrap(), 42);
+}
+
+#[test]
+fn everything_outstanding_is_flushed_in_the_error_state() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d);
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 1,
+        sges: &[],
+    }])
+    .unwrap();
+    b.qp.set_error().unwrap();
+    assert_eq!(b.qp.state(), Some(QpState::Error));
+    assert_eq!(one(&b.cq).status, WcStatus::WR_FLUSH_ERR);
+    // Posted later: flushed as well.
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 2,
+        sges: &[],
+    }])
+    .unwrap();
+    let wc = one(&b.cq);
+    assert_eq!((wc.wr_id, wc.status), (2, WcStatus::WR_FLUSH_ERR));
+    b.qp.post_send(&[SendWr::send(3, Data::Inline(&[])).flags(WrFlags::NONE)])
+        .unwrap();
+    let wc = one(&b.cq);
+    assert_eq!(
+        (wc.wr_id, wc.status),
+        (3, WcStatus::WR_FLUSH_ERR),
+        "unsignaled failures complete"
+    );
+    assert_eq!(b.qp.query().unwrap().state, Some(QpState::Error));
+    drop(a);
+}
+
+#[test]
+fn unsignaled_sends_complete_silently_unless_the_qp_signals_all() {
+    let d = Daemon::loopback();
+    for sq_sig_all in [false, true] {
+        let all = QpInit {
+            sq_sig_all,
+            ..init()
+        };
+        let (a, b) = (side_of(&d.context(), &all), side_of(&d.context(), &init()));
+        connect(&a, &b);
+        let quiet = SendWr::write(1, Data::Inline(b"q"), b.mr.addr(), b.mr.rkey());
+        let loud = SendWr { wr_id: 2, ..quiet };
+        a.qp.post_send(&[quiet.flags(WrFlags::NONE), loud]).unwrap();
+        assert_eq!(one(&a.cq).wr_id, if sq_sig_all { 1 } else { 2 });
+    }
+}
+
+#[test]
+fn a_rejected_or_refused_connect_says_why() {
+    let d = Daemon::loopback();
+    let (a, b) = (side_of(&d.context(), &init()), d.context());
+    let server = CmChannel::new(&b).unwrap();
+    let l = Listener::new(&server, None, "10.77.0.2:0".parse().unwrap(), 1, 0).unwrap();
+    let addr = l.local_addr();
+    let client = CmChannel::new(&a.ctx).unwrap();
+    for by_drop in [false, true] {
+        a.qp.connect(&client, addr, &ConnectOptions::default())
+            .unwrap();
+        let CmEvent::ConnectRequest(r) = server.get_event(Some(SEC)).unwrap() else {
+            panic!()
+        };
+        if by_drop {
+            drop(r)
+        } else {
+            r.reject(b"busy").unwrap()
+        }
+        let CmEvent::Rejected(i) = client.get_event(Some(SEC)).unwrap() else {
+            panic!()
+        };
+        assert_eq!(i.private_data, if by_drop { &b""[..] } else { b"busy" });
+    }
+    drop(l);
+    let e =
+        a.qp.connect_blocking(addr, &ConnectOptions::default())
+            .err()
+            .unwrap();
+    assert!(e.to_string().contains("nothing listens"), "{e}");
+    let long = ConnectOptions {
+        private_data: &[0; 513],
+        ..Default::default()
+    };
+    assert_eq!(
+        a.qp.connect(&client, addr, &long).unwrap_err().errno(),
+        nix::libc::EINVAL
+    );
+    let e = Listener::new(&server, None, addr, 1, 0)
+        .map(|_| ())
+        .and_then(|()| {
+            let _keep = Listener::new(&server, None, addr, 1, 0)?;
+            Listener::new(&server, None, addr, 1, 0).map(|_| ())
+        });
+    assert_eq!(e.unwrap_err().errno(), nix::libc::EADDRINUSE);
+}
+
+#[test]
+fn refusals_name_the_reason_and_leave_the_context_usable() {
+    let d = Daemon::loopback();
+    let ctx = d.context();
+    let pd = ctx.alloc_pd().unwrap();
+    let cq = Cq::new(&ctx, 8, None).unwrap();
+    let big = QpInit {
+        max_send_wr: 50_000,
+        ..init()
+    };
+    let e = pd.create_qp(&cq, &cq, &big).err().unwrap();
+    assert!(e.to_string().contains("at most 32768"), "{e}");
+    assert_eq!(e.errno(), nix::libc::EINVAL);
+    assert!(pd.create_qp(&cq, &cq, &init()).is_ok());
+    let other = d.context();
+    let foreign = Cq::new(&other, 8, None).unwrap();
+    assert!(matches!(
+        pd.create_qp(&foreign, &foreign, &init()),
+        Err(Error::Invalid(_))
+    ));
+    assert_eq!(ctx.devices().unwrap()[1].name, "siw1");
+    assert_eq!(ctx.device_by_name("siw0").unwrap().ips.len(), 2);
+    assert!(ctx.device_by_name("nope").is_err());
+    assert_eq!(ctx.stats().unwrap().len(), 5000 + 10);
+}
+
+#[test]
+fn many_queues_share_few_mappings() {
+    let d = Daemon::loopback();
+    let a = side_of(&d.context(), &init());
+    let qps: Vec<Qp> = (0..300)
+        .map(|_| a.pd.create_qp(&a.cq, &a.cq, &init()).unwrap())
+        .collect();
+    let numbers: std::collections::HashSet<u32> = qps.iter().map(Qp::number).collect();
+    assert_eq!(numbers.len(), 300);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    // Other tests of this process map queues, too; 300 QPs of 13 KiB are 2 chunks.
+    assert!(maps.matches("siwd-queues").count() < 200);
+    drop(qps);
+    a.pd.create_qp(&a.cq, &a.cq, &init()).unwrap();
+}
+
+#[test]
+fn several_threads_post_and_poll_the_same_objects() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d);
+    let (threads, each) = (4u64, 500u64);
+    // The completion queue holds 128: no more may be unpolled.
+    let credits = std::sync::atomic::AtomicI64::new(100);
+    std::thread::scope(|s| {
+        for t in 0..threads {
+            let (a, b, credits) = (&a, &b, &credits);
+            s.spawn(move || {
+                for i in 0..each {
+                    while credits.fetch_sub(1, Ordering::Relaxed) <= 0 {
+                        credits.fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
+                    }
+                    let id = t * each + i;
+                    let wr = SendWr::write(id, Data::Inline(b"z"), b.mr.addr(), b.mr.rkey());
+                    while let Err(e) = a.qp.post_send(&[wr]) {
+                        assert!(matches!(e.error, Error::QueueFull), "{e}");
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        let mut seen = std::collections::HashSet::new();
+        let mut wc = [Wc::default(); 16];
+        while seen.len() < (threads * each) as usize {
+            let n = a.cq.wait(&mut wc, Some(SEC)).unwrap();
+            credits.fetch_add(n as i64, Ordering::Relaxed);
+            for w in &wc[..n] {
+                assert_eq!(w.status, WcStatus::SUCCESS);
+                assert!(seen.insert(w.wr_id));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_dead_daemon_ends_every_wait() {
+    let mut d = Daemon::loopback();
+    let a = side_of(&d.context(), &init());
+    let bare = Cq::new(&a.ctx, 8, None).unwrap();
+    let cm = CmChannel::new(&a.ctx).unwrap();
+    assert!(a.ctx.is_alive());
+    std::thread::scope(|s| {
+        let mut waits = Vec::new();
+        waits.push(s.spawn(|| a.cq.wait(&mut [Wc::default()], None).unwrap_err()));
+        waits.push(s.spawn(|| bare.wait(&mut [Wc::default()], None).unwrap_err()));
+        waits.push(s.spawn(|| a.channel.get_event(None).unwrap_err()));
+        waits.push(s.spawn(|| cm.get_event(None).unwrap_err()));
+        waits.push(s.spawn(|| a.ctx.get_async_event(None).unwrap_err()));
+        waits.push(s.spawn(|| {
+            loop {
+                // Plain polling, without any help.
+                if let Err(e) = bare.poll(&mut [Wc::default()]) {
+                    return e;
+                }
+            }
+        }));
+        d.kill();
+        for w in waits {
+            let e = w.join().unwrap();
+            assert!(matches!(e, Error::DaemonGone), "{e}");
+        }
+    });
+    assert!(!a.ctx.is_alive());
+    assert!(matches!(a.ctx.alloc_pd().err(), Some(Error::DaemonGone)));
+    assert_eq!(Error::DaemonGone.errno(), nix::libc::ENODEV);
+    // Posting into shared memory does not crash; destructors do not hang.
+    let _ = a.qp.post_recv(&[RecvWr {
+        wr_id: 0,
+        sges: &[],
+    }]);
+}
+
+#[test]
+fn completions_before_the_daemons_death_are_delivered() {
+    let mut d = Daemon::loopback();
+    let (a, b) = pair(&d);
+    let wr = SendWr::write(1, Data::Inline(b"z"), b.mr.addr(), b.mr.rkey());
+    a.qp.post_send(&[wr; 3]).unwrap();
+    while a.qp.outstanding_sends() > 0 {
+        std::thread::yield_now();
+    }
+    d.kill();
+    assert!(!a.ctx.is_alive());
+    let mut wc = [Wc::default(); 8];
+    assert_eq!(a.cq.poll(&mut wc).unwrap(), 3);
+    assert!(matches!(a.cq.poll(&mut wc), Err(Error::DaemonGone)));
+}
+
+#[test]
+fn an_overflowed_completion_queue_reports_it() {
+    let d = Daemon::loopback();
+    let (ctx, b) = (d.context(), side_of(&d.context(), &init()));
+    let mut a = side_of(&ctx, &init());
+    a.cq = Cq::new(&ctx, 4, None).unwrap();
+    a.qp = a.pd.create_qp(&a.cq, &a.cq, &init()).unwrap();
+    connect(&a, &b);
+    let wr = SendWr::write(1, Data::Inline(b"z"), b.mr.addr(), b.mr.rkey());
+    a.qp.post_send(&[wr; 5]).unwrap();
+    let e = ctx.get_async_event(Some(SEC)).unwrap();
+    assert_eq!(
+        (e.kind, e.object),
+        (Some(AsyncEventKind::CqErr), a.cq.number())
+    );
+    assert_eq!(a.cq.poll(&mut [Wc::default(); 8]).unwrap(), 4);
+    let e = a.cq.poll_spin(&mut [Wc::default(); 8], SEC).unwrap_err();
+    assert_eq!(e.errno(), nix::libc::EOVERFLOW);
+}
+
+#[test]
+fn no_daemon_is_told_with_the_path() {
+    let e = Context::open(Some("/nonexistent/siwd.sock".as_ref()))
+        .err()
+        .unwrap();
+    assert!(e.to_string().contains("/nonexistent/siwd.sock"), "{e}");
+    assert_eq!(e.errno(), nix::libc::ENOENT);
+}
+
+/// Opens a context while `answer` plays the daemon for one request.
+fn open_against(answer: impl FnOnce(&Conn, u32) + Send + 'static) -> Error {
+    let (daemon, client) = Conn::pair().unwrap();
+    daemon.set_nonblocking(false).unwrap();
+    let t = std::thread::spawn(move || {
+        let p = daemon.recv().unwrap();
+        let (_, seq) = siw_shm::control::codec::peek(&p.bytes).unwrap();
+        answer(&daemon, seq);
+    });
+    let e = Context::from_conn(client).err().unwrap();
+    t.join().unwrap();
+    e
+}
+
+#[test]
+fn a_daemon_of_another_version_is_refused_in_words() {
+    let e = open_against(|d, seq| {
+        let mut p = siw_shm::control::codec::encode_error(1, seq, 93, "this is siwd protocol 9");
+        p[4] = 9;
+        d.send(&p, &[]).unwrap();
+    });
+    assert!(e.to_string().contains("this is siwd protocol 9"), "{e}");
+    let e = open_against(|d, seq| {
+        let r: HelloReply = bytemuck::Zeroable::zeroed();
+        let mut p = siw_shm::control::codec::encode_reply::<siw_shm::control::Hello>(seq, &r);
+        p[4] = 9;
+        d.send(&p, &[]).unwrap();
+    });
+    assert_eq!(e.errno(), nix::libc::EPROTONOSUPPORT, "{e}");
+}
+
+#[test]
+fn a_hello_reply_without_descriptors_or_sense_is_refused() {
+    let e = open_against(|d, seq| {
+        let r = HelloReply {
+            n_workers: 4,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        d.reply::<siw_shm::control::Hello>(seq, &r, &[]).unwrap();
+    });
+    assert!(e.to_string().contains("file descriptor"), "{e}");
+    assert!(matches!(open_against(|_, _| ()), Error::DaemonGone));
+    let e = open_against(|d, _| d.send(b"nonsense", &[]).unwrap());
+    assert_eq!(e.errno(), nix::libc::EPROTO, "{e}");
+}
+
+#[test]
+fn shared_memory_shorter_than_promised_is_refused_instead_of_faulting() {
+    let e = open_against(|d, seq| {
+        let r = HelloReply {
+            n_workers: 1,
+            doorbell_capacity: 1 << 16,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let short = siw_shm::Region::create("s", 64, siw_shm::region::Pages::Normal).unwrap();
+        let fd = short.fd().unwrap();
+        d.reply::<siw_shm::control::Hello>(seq, &r, &[fd; 4])
+            .unwrap();
+    });
+    assert!(e.to_string().contains("promised"), "{e}");
+}
