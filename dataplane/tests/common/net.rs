@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::IoSlice;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -196,33 +196,11 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// `siw-ping`, built with the profile of this test and found beside siwd.
+/// `siw-ping` at this daemon, arguments separated by spaces.
 pub fn siw_ping(daemon: &Daemon, args: &str) -> Command {
-    let mut c = Command::new(siw_ping_path());
+    let mut c = Command::new(super::siw_ping());
     c.args(args.split(' ')).arg("--socket").arg(&daemon.socket);
     c
-}
-
-fn siw_ping_path() -> &'static Path {
-    static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    PATH.get_or_init(|| {
-        // Cargo builds the binaries of this package for its tests, not those of others.
-        let siwd = Path::new(env!("CARGO_BIN_EXE_siwd"));
-        let folder = siwd.parent().unwrap();
-        let profile = match folder.file_name().and_then(|n| n.to_str()) {
-            Some("debug") | None => "dev",
-            Some(p) => p,
-        };
-        let out = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "siw", "--bin", "siw-ping", "--profile", profile])
-            .arg("--target-dir")
-            .arg(folder.parent().unwrap())
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .output()
-            .unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        folder.join("siw-ping")
-    })
 }
 
 /// What tshark says about the frames of a capture that match `filter`: these fields, one frame
