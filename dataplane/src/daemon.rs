@@ -72,7 +72,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         .map_err(os("signals cannot be received"))?;
 
     let cores = worker_cores(&config);
-    let claims = host::claim_cores(Path::new("/run/siwd"), &cores, config.workers.idle)?;
+    let claims = host::claim_cores(&host::lock_folder(), &cores, config.workers.idle)?;
     refuse_second_daemon(&config.control.socket)?;
 
     let configs: Vec<_> = config.devices.iter().map(|d| d.get_ref().clone()).collect();

@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn every_way_of_computing_gives_the_same() {
-        let data: Vec<u8> = (0..3000u32).map(|i| (i * i >> 3) as u8).collect();
+        let data: Vec<u8> = (0..3000u32).map(|i| ((i * i) >> 3) as u8).collect();
         for len in 256..data.len() {
             for crc in [0, 1, 0xdead_beef, u32::MAX] {
                 let want = ::crc32c::crc32c_append(crc, &data[..len]);

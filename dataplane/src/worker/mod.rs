@@ -13,6 +13,7 @@
 //! One turn of [`Worker::turn`] is one batch: the clock is read once, nothing is scanned,
 //! nothing is allocated in steady state.
 
+mod active;
 mod clock;
 mod commands;
 pub mod completion;
@@ -21,8 +22,10 @@ mod frame;
 mod idle;
 pub mod messages;
 mod owners;
+mod passive;
 pub mod queue_pair;
 mod sink;
+mod timer_hold;
 mod user;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -47,6 +50,7 @@ use messages::{Command, Event, WorkerStats};
 use owners::Owners;
 use queue_pair::{Env, Fault, Inbound, Phase, QpSlot, QpTable, Scratch};
 use sink::{BuildFailure, Output, Sink};
+use timer_hold::TimerHold;
 use user::User;
 
 /// Frames that one queue pair may queue in one turn; then the next has its turn.
@@ -154,55 +158,6 @@ pub struct Worker {
     timers_held: TimerHold,
     stopping: Option<Instant>,
     stopped: bool,
-}
-
-/// Retransmission timers wait while what would stop them may still lie in a receive ring:
-/// after a burst that came up full, and after the thread was away.
-#[derive(Default)]
-struct TimerHold {
-    last_turn: Instant,
-    /// Turns left to hold.
-    turns: u32,
-    /// When holding began.
-    since: Instant,
-    /// What timers think the time is.
-    now: Instant,
-}
-
-impl TimerHold {
-    const AWAY_NS: u64 = 300_000;
-    /// Data, its acknowledgement, and what that releases each take a turn.
-    const TURNS: u32 = 3;
-    /// A flood must not stop the clock.
-    const LONGEST_NS: u64 = 10_000_000;
-
-    /// Once a turn, before frames are taken.
-    #[inline]
-    fn turn(&mut self, now: Instant) {
-        if now.0.saturating_sub(self.last_turn.0) > Self::AWAY_NS {
-            self.hold(now);
-        }
-        self.last_turn = now;
-    }
-
-    /// More may wait than was taken.
-    #[inline]
-    fn hold(&mut self, now: Instant) {
-        if self.turns == 0 {
-            self.since = now;
-        }
-        self.turns = Self::TURNS;
-    }
-
-    /// The time for timers, after frames were taken.
-    #[inline]
-    fn now(&mut self, now: Instant) -> Instant {
-        if self.turns == 0 || now.0.saturating_sub(self.since.0) > Self::LONGEST_NS {
-            self.now = now;
-        }
-        self.turns = self.turns.saturating_sub(1);
-        self.now
-    }
 }
 
 impl Worker {

@@ -35,7 +35,7 @@ pub fn reply(flags: u8, rev: u8, data: &[u8]) -> Vec<u8> {
 pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     let mut f = (ulpdu.len() as u16).to_be_bytes().to_vec();
     f.extend(ulpdu);
-    while f.len() % 4 != 0 {
+    while !f.len().is_multiple_of(4) {
         f.push(0);
     }
     let crc = crc32c::crc32c(&f);
