@@ -2,16 +2,17 @@
 //!
 //! TCP's transmit path calls it through [`QueuePair::build`] with a builder over packet buffers.
 
+use crate::atomic::{ATOMIC_REQUEST_LEN, AtomicOp, AtomicRequest, AtomicResponse};
 use crate::ddp::{
-    Control, MAX_HDR_LEN, Msn, QN_READ_REQUEST, QN_SEND, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN,
-    Untagged,
+    Control, MAX_HDR_LEN, Msn, QN_SEND, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged,
 };
 use crate::env::{Fpdu, FpduKind, FrameBuilder, TxOwner};
 use crate::fpdu::{self, CRC_LEN, LEN_FIELD};
+use crate::immediate;
 use crate::marker::{self, MARKER_LEN};
 use crate::mpa::RtrKind;
 use crate::queue_pair::{BuildError, QueuePair};
-use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::rdmap::{Opcode, ReadRequest};
 use crate::send_queue::Entry;
 use crate::sender::{DUMMY_STAG, sink_stag};
 use crate::terminate::Payload;
@@ -46,8 +47,23 @@ impl QueuePair {
                 let e = self.sq.get(rec.slot).ok_or(BuildError::Gone)?;
                 self.build_request(keys, rec, e, &mut f)?;
             }
+            FpduKind::Immediate => {
+                let e = self.sq.get(rec.slot).ok_or(BuildError::Gone)?;
+                let (op, payload) = immediate::message(e);
+                f.untagged(op, true, 0, Msn(e.msn), 0);
+                f.bytes(&payload);
+            }
             FpduKind::Response => {
                 let r = self.inbound.get(rec.slot).ok_or(BuildError::Gone)?;
+                if let Some(a) = r.atomic {
+                    let response = AtomicResponse {
+                        id: a.req.id,
+                        original: a.original,
+                    };
+                    f.message(Opcode::AtomicResponse, a.msn, &response.to_bytes());
+                    f.finish();
+                    return Ok(());
+                }
                 let to = r.req.sink_to.wrapping_add(u64::from(rec.offset));
                 f.tagged(Opcode::ReadResponse, rec.last, r.req.sink_stag, to);
                 let n = u32::from(rec.ulpdu_len) - TAGGED_HDR_LEN as u32;
@@ -86,7 +102,7 @@ impl QueuePair {
         f: &mut Build<'_, B, MARKERS>,
     ) -> Result<(), BuildError> {
         let hdr = match e.opcode {
-            WrOpcode::Write => {
+            WrOpcode::Write | WrOpcode::WriteWithImm => {
                 let to = e.remote_addr.wrapping_add(u64::from(rec.offset));
                 f.tagged(Opcode::Write, rec.last, e.rkey, to);
                 TAGGED_HDR_LEN
@@ -105,6 +121,21 @@ impl QueuePair {
                 );
                 return Ok(());
             }
+            WrOpcode::FetchAdd | WrOpcode::CmpSwap => {
+                let req = AtomicRequest {
+                    op: if e.opcode == WrOpcode::FetchAdd {
+                        AtomicOp::FetchAdd
+                    } else {
+                        AtomicOp::CmpSwap
+                    },
+                    id: e.msn,
+                    stag: e.rkey,
+                    to: e.remote_addr,
+                    args: self.sq.atomic_args(e).ok_or(BuildError::Gone)?,
+                };
+                f.message(Opcode::AtomicRequest, Msn(e.msn), &req.to_bytes());
+                return Ok(());
+            }
             op => {
                 let kind = match (op == WrOpcode::SendWithInv, e.solicited()) {
                     (false, false) => Opcode::Send,
@@ -112,7 +143,13 @@ impl QueuePair {
                     (true, false) => Opcode::SendInv,
                     (true, true) => Opcode::SendSeInv,
                 };
-                f.untagged(kind, rec.last, e.inv_stag, Msn(e.msn), rec.offset);
+                let inv_stag = if op == WrOpcode::SendWithInv {
+                    e.imm
+                } else {
+                    0
+                };
+                let msn = immediate::send_msn(e);
+                f.untagged(kind, rec.last, inv_stag, msn, rec.offset);
                 UNTAGGED_HDR_LEN
             }
         };
@@ -265,7 +302,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     /// Length field and DDP header in one piece.
     #[inline]
     fn header(&mut self, hdr: &[u8]) {
-        let mut b = [0; LEN_FIELD + MAX_HDR_LEN + READ_REQUEST_LEN];
+        let mut b = [0; LEN_FIELD + MAX_HDR_LEN + ATOMIC_REQUEST_LEN];
         b[..LEN_FIELD].copy_from_slice(&self.len.to_be_bytes());
         b[LEN_FIELD..LEN_FIELD + hdr.len()].copy_from_slice(hdr);
         self.bytes(&b[..LEN_FIELD + hdr.len()]);
@@ -296,17 +333,23 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     }
 
     fn read_request(&mut self, msn: Msn, r: &ReadRequest) {
+        self.message(Opcode::ReadRequest, msn, &r.to_bytes());
+    }
+
+    /// An untagged message of one segment whose payload is a header of RDMAP.
+    fn message(&mut self, op: Opcode, msn: Msn, payload: &[u8]) {
         let h = Untagged {
-            control: Control::new(Opcode::ReadRequest, true),
+            control: Control::new(op, true),
             inv_stag: 0,
-            qn: QN_READ_REQUEST,
+            qn: op.queue().unwrap_or(0),
             msn,
             mo: 0,
         };
-        let mut b = [0; UNTAGGED_HDR_LEN + READ_REQUEST_LEN];
+        let mut b = [0; UNTAGGED_HDR_LEN + ATOMIC_REQUEST_LEN];
         b[..UNTAGGED_HDR_LEN].copy_from_slice(&h.to_bytes());
-        b[UNTAGGED_HDR_LEN..].copy_from_slice(&r.to_bytes());
-        self.header(&b);
+        let n = UNTAGGED_HDR_LEN + payload.len();
+        b[UNTAGGED_HDR_LEN..n].copy_from_slice(payload);
+        self.header(&b[..n]);
     }
 
     /// Pad and CRC (RFC 5044 section 4.3 and 4.4).

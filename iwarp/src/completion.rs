@@ -16,8 +16,12 @@ impl QueuePair {
             return;
         }
         match rec.kind {
-            FpduKind::Request => {
-                if let Some(e) = self.sq.get_mut(rec.slot) {
+            FpduKind::Request | FpduKind::Immediate => {
+                // Immediate Data is the last message of WRITE_WITH_IMM, the first of SEND_WITH_IMM.
+                let immediate = rec.kind == FpduKind::Immediate;
+                if let Some(e) = self.sq.get_mut(rec.slot)
+                    && immediate == (e.opcode == Opcode::WriteWithImm)
+                {
                     e.acked = true;
                     self.complete_ready(env);
                 }
@@ -122,13 +126,14 @@ impl QueuePair {
         }
     }
 
-    /// The Send that is being received ends with `status`.
+    /// The Send that is being received ends with `status`. `imm`: immediate data or the STag that was
+    /// invalidated, as `flags` say.
     pub(crate) fn finish_recv<E: QpEnv>(
         &mut self,
         env: &mut E,
         status: WcStatus,
         flags: WcFlags,
-        inv_stag: u32,
+        imm: u32,
     ) {
         if !self.recv.active {
             return;
@@ -141,7 +146,7 @@ impl QueuePair {
             opcode: WcOpcode::RECV,
             flags,
             byte_len: self.recv.received,
-            imm: inv_stag,
+            imm,
             vendor_err: self.vendor_err(status),
             ..Cqe::default()
         };
@@ -210,7 +215,7 @@ impl QueuePair {
 /// Nothing more happens to it on the wire.
 #[inline]
 fn is_done(e: &Entry) -> bool {
-    e.acked && (e.opcode != Opcode::Read || e.answered)
+    e.acked && (!e.opcode.awaits_answer() || e.answered)
 }
 
 #[inline]

@@ -21,8 +21,10 @@ pub const DDP_VERSION: u8 = 1;
 
 /// Queue of Sends (RFC 5040 section 4.1).
 pub const QN_SEND: u32 = 0;
-/// Queue of Read Requests.
+/// Queue of Read Requests and Atomic Requests.
 pub const QN_READ_REQUEST: u32 = 1;
+/// Queue of Atomic Responses (RFC 7306).
+pub const QN_ATOMIC_RESPONSE: u32 = 3;
 /// Queue of the Terminate message.
 pub const QN_TERMINATE: u32 = 2;
 
@@ -254,6 +256,10 @@ mod tests {
             (Opcode::SendSe, true, [0x41, 0x45]),
             (Opcode::SendSeInv, true, [0x41, 0x46]),
             (Opcode::Terminate, true, [0x41, 0x47]),
+            (Opcode::Immediate, true, [0x41, 0x48]),
+            (Opcode::ImmediateSe, true, [0x41, 0x49]),
+            (Opcode::AtomicRequest, true, [0x41, 0x4a]),
+            (Opcode::AtomicResponse, true, [0x41, 0x4b]),
         ] {
             let c = Control::new(op, last);
             assert_eq!([c.ddp, c.rdmap], want, "{op:?}");

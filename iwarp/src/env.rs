@@ -30,9 +30,11 @@ pub enum TxRecord {
 /// What an FPDU carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FpduKind {
-    /// A segment of a send-queue work request (Write, Send kinds, Read Request).
+    /// A segment of a send-queue work request (Write, Send kinds, Read and Atomic Requests).
     Request,
-    /// A segment of a Read Response.
+    /// The Immediate Data message of a send-queue work request (RFC 7306).
+    Immediate,
+    /// A segment of a Read Response, or an Atomic Response.
     Response,
     /// The ready-to-receive message of RFC 6581.
     Rtr,

@@ -1,4 +1,4 @@
-//! iWARP without I/O: MPA, DDP, RDMAP and the queue-pair state machine (RFC 5040, 5041, 5044, 6581).
+//! iWARP without I/O: MPA, DDP, RDMAP and the queue-pair state machine (RFC 5040, 5041, 5044, 6581, 7306).
 //!
 //! No TCP, no clock, no device: the daemon's worker drives [`QueuePair`] and the MPA machines with
 //! bytes in order, acknowledgements and doorbells, and gives TCP the records that come out.
@@ -31,12 +31,15 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod atomic;
+mod atomics;
 mod builder;
 mod completion;
 pub mod ddp;
 mod env;
 mod errors;
 pub mod fpdu;
+mod immediate;
 pub mod marker;
 pub mod mpa;
 mod placement;

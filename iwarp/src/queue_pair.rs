@@ -25,7 +25,7 @@ use crate::fpdu;
 use crate::marker::{self, Phase};
 use crate::mpa::{Negotiated, RtrKind};
 use crate::read_queue::{InboundQueue, Outbound};
-use crate::send_queue::SendQueue;
+use crate::send_queue::{Entry, SendQueue};
 use crate::terminate::{Offender, Payload, TermCode};
 use siw_shm::{Sge, WcStatus};
 use std::collections::VecDeque;
@@ -163,10 +163,18 @@ pub struct QueuePair {
     pub(crate) read_msn: Msn,
     pub(crate) rx_send_msn: Msn,
     pub(crate) rx_read_msn: Msn,
+    /// Of Atomic Responses.
+    pub(crate) atomic_msn: Msn,
+    pub(crate) rx_atomic_msn: Msn,
     pub(crate) sq: SendQueue,
     pub(crate) outbound: VecDeque<Outbound>,
     pub(crate) inbound: InboundQueue,
     pub(crate) recv: Receiving,
+    /// Bytes of the last RDMA Write that arrived: what Immediate Data right behind it reports.
+    pub(crate) write_len: u32,
+    pub(crate) write_open: bool,
+    /// Immediate data of the Send that comes next.
+    pub(crate) send_imm: Option<u32>,
     pub(crate) outgoing: Option<Box<Outgoing>>,
     pub(crate) local_error: Option<TermCode>,
     pub(crate) received: Option<TermCode>,
@@ -201,10 +209,15 @@ impl QueuePair {
             read_msn: Msn::FIRST,
             rx_send_msn: Msn::FIRST,
             rx_read_msn: Msn::FIRST,
+            atomic_msn: Msn::FIRST,
+            rx_atomic_msn: Msn::FIRST,
             sq: SendQueue::default(),
             outbound: VecDeque::new(),
             inbound: InboundQueue::default(),
             recv: Receiving::default(),
+            write_len: 0,
+            write_open: false,
+            send_imm: None,
             outgoing: None,
             local_error: None,
             received: None,
@@ -299,7 +312,7 @@ impl QueuePair {
             InMessage::Request => self
                 .cur
                 .and_then(|c| self.sq.get(c))
-                .is_some_and(|e| e.sent > 0),
+                .is_some_and(Entry::started),
             InMessage::Response => true,
             InMessage::None => false,
         };

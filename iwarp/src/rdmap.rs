@@ -27,10 +27,18 @@ pub enum Opcode {
     SendSeInv = 6,
     /// Terminate.
     Terminate = 7,
+    /// Immediate Data (RFC 7306 section 6).
+    Immediate = 8,
+    /// Immediate Data with Solicited Event.
+    ImmediateSe = 9,
+    /// Atomic Request (RFC 7306 section 5).
+    AtomicRequest = 10,
+    /// Atomic Response.
+    AtomicResponse = 11,
 }
 
 impl Opcode {
-    /// The opcode of a received field; `None` for the reserved ones and those of RFC 7306.
+    /// The opcode of a received field; `None` for the reserved ones.
     #[inline]
     pub fn from_wire(v: u8) -> Option<Self> {
         Some(match v {
@@ -42,6 +50,10 @@ impl Opcode {
             5 => Self::SendSe,
             6 => Self::SendSeInv,
             7 => Self::Terminate,
+            8 => Self::Immediate,
+            9 => Self::ImmediateSe,
+            10 => Self::AtomicRequest,
+            11 => Self::AtomicResponse,
             _ => return None,
         })
     }
@@ -61,7 +73,7 @@ impl Opcode {
     /// The message asks for a solicited event.
     #[inline]
     pub fn solicited(self) -> bool {
-        matches!(self, Self::SendSe | Self::SendSeInv)
+        matches!(self, Self::SendSe | Self::SendSeInv | Self::ImmediateSe)
     }
 
     /// The untagged queue that the message belongs to; `None` for tagged messages.
@@ -69,7 +81,8 @@ impl Opcode {
     pub fn queue(self) -> Option<u32> {
         match self {
             Self::Write | Self::ReadResponse => None,
-            Self::ReadRequest => Some(crate::ddp::QN_READ_REQUEST),
+            Self::ReadRequest | Self::AtomicRequest => Some(crate::ddp::QN_READ_REQUEST),
+            Self::AtomicResponse => Some(crate::ddp::QN_ATOMIC_RESPONSE),
             Self::Terminate => Some(crate::ddp::QN_TERMINATE),
             _ => Some(crate::ddp::QN_SEND),
         }
@@ -142,11 +155,11 @@ mod tests {
     }
 
     #[test]
-    fn opcodes_of_rfc_7306_and_reserved_ones_are_unknown() {
-        for v in 8..16 {
+    fn reserved_opcodes_are_unknown() {
+        for v in 12..16 {
             assert_eq!(Opcode::from_wire(v), None);
         }
-        for v in 0..8 {
+        for v in 0..12 {
             assert_eq!(Opcode::from_wire(v).map(|o| o as u8), Some(v));
         }
     }

@@ -4,6 +4,7 @@
 //! (RFC 5040 section 5.5). [`Inbound`] (bounded by IRD) is what the peer asked for; the sender turns
 //! it into Read Responses, and keeps each until it is acknowledged, for retransmission.
 
+use crate::atomic::{ATOMIC_REQUEST_LEN, AtomicRequest};
 use crate::ddp::{Control, Msn, QN_READ_REQUEST, UNTAGGED_HDR_LEN, Untagged};
 use crate::env::TxOwner;
 use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
@@ -21,12 +22,26 @@ pub(crate) struct Outbound {
     pub placed: u32,
     /// The last Read Request of its work request: the answer completes it.
     pub last: bool,
+    /// It is an atomic with this request identifier.
+    pub atomic: Option<u32>,
 }
 
-/// A read that the peer issued.
+/// An atomic that the peer issued.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InboundAtomic {
+    pub req: AtomicRequest,
+    /// MSN of the response.
+    pub msn: Msn,
+    /// Once it is done.
+    pub original: u64,
+}
+
+/// A read or an atomic that the peer issued.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inbound {
+    /// All zero for an atomic.
     pub req: ReadRequest,
+    pub atomic: Option<InboundAtomic>,
     pub msn: Msn,
     /// Bytes handed to TCP.
     pub sent: u32,
@@ -38,17 +53,17 @@ impl Inbound {
     /// The request as a Terminate quotes it: the header updated to the current position (RFC 5040
     /// section 4.8, conformance 82).
     pub fn offender(&self) -> Offender {
+        if self.atomic.is_some() {
+            return Offender {
+                ulpdu_len: (UNTAGGED_HDR_LEN + ATOMIC_REQUEST_LEN) as u16,
+                hdr: self.header(Opcode::AtomicRequest),
+                read: None,
+            };
+        }
         let done = u64::from(self.sent);
         Offender {
             ulpdu_len: (UNTAGGED_HDR_LEN + READ_REQUEST_LEN) as u16,
-            hdr: Untagged {
-                control: Control::new(Opcode::ReadRequest, true),
-                inv_stag: 0,
-                qn: QN_READ_REQUEST,
-                msn: self.msn,
-                mo: 0,
-            }
-            .to_bytes(),
+            hdr: self.header(Opcode::ReadRequest),
             read: Some(ReadRequest {
                 sink_to: self.req.sink_to.wrapping_add(done),
                 src_to: self.req.src_to.wrapping_add(done),
@@ -56,6 +71,17 @@ impl Inbound {
                 ..self.req
             }),
         }
+    }
+
+    fn header(&self, op: Opcode) -> [u8; UNTAGGED_HDR_LEN] {
+        Untagged {
+            control: Control::new(op, true),
+            inv_stag: 0,
+            qn: QN_READ_REQUEST,
+            msn: self.msn,
+            mo: 0,
+        }
+        .to_bytes()
     }
 }
 

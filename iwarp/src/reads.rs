@@ -41,6 +41,7 @@ impl QueuePair {
             len: sink.length,
             placed: 0,
             last,
+            atomic: None,
         });
         if last {
             self.cur = None;
@@ -59,7 +60,7 @@ impl QueuePair {
         h: &Tagged,
         len: u32,
     ) -> Result<(), Fault> {
-        let Some(r) = self.outbound.front_mut() else {
+        let Some(r) = self.outbound.front_mut().filter(|r| r.atomic.is_none()) else {
             return Err(TermCode::RDMAP_OPCODE.into());
         };
         let slot = r.slot;
@@ -112,7 +113,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn fail_request(&mut self, slot: Option<u32>, status: WcStatus) {
+    pub(crate) fn fail_request(&mut self, slot: Option<u32>, status: WcStatus) {
         if let Some(e) = slot.and_then(|s| self.sq.get_mut(s)) {
             e.status = status;
         }

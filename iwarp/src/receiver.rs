@@ -129,6 +129,9 @@ impl QueuePair {
             }
             match op {
                 Opcode::ReadRequest => self.read_request(rx, env, &h, n),
+                Opcode::AtomicRequest => self.atomic_request(rx, env, &h, n),
+                Opcode::AtomicResponse => self.atomic_response(rx, env, &h, n),
+                Opcode::Immediate | Opcode::ImmediateSe => self.immediate(env, rx, op, &h, n),
                 Opcode::Terminate => {
                     self.terminate_arrived(env, rx, &h, n);
                     Ok(())
@@ -155,6 +158,11 @@ impl QueuePair {
         h: &Tagged,
         len: u32,
     ) -> Result<(), Fault> {
+        if !self.write_open {
+            self.write_len = 0;
+        }
+        self.write_open = !h.control.last();
+        self.write_len = self.write_len.wrapping_add(len);
         if len == 0 {
             // Zero-length: STag and TO are not looked at (RFC 5040 section 5.2).
             return Ok(());
@@ -225,6 +233,7 @@ impl QueuePair {
         match env.next_recv() {
             Ok(Some(w)) => {
                 self.recv.active = true;
+                self.write_len = 0;
                 self.recv.wr_id = w.wr_id;
                 self.recv.capacity = w.length;
                 self.recv.received = 0;
@@ -276,6 +285,7 @@ impl QueuePair {
     /// The message is complete: invalidate what it asks for, then complete.
     fn deliver<E: QpEnv>(&mut self, env: &mut E, op: Opcode, stag: u32) -> Result<(), Fault> {
         let mut flags = WcFlags::NONE;
+        let imm = self.send_imm.take();
         if op.solicited() {
             flags = flags | WcFlags::SOLICITED;
         }
@@ -285,6 +295,8 @@ impl QueuePair {
                 return Err(code.into());
             }
             self.finish_recv(env, WcStatus::SUCCESS, flags | WcFlags::WITH_INV, stag);
+        } else if let Some(imm) = imm {
+            self.finish_recv(env, WcStatus::SUCCESS, flags | WcFlags::WITH_IMM, imm);
         } else {
             self.finish_recv(env, WcStatus::SUCCESS, flags, 0);
         }

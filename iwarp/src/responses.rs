@@ -57,6 +57,7 @@ impl QueuePair {
         if self.state == QpState::Rts {
             self.inbound.push(Inbound {
                 req,
+                atomic: None,
                 msn: h.msn,
                 sent: 0,
                 owner: TxOwner::NONE,
@@ -70,6 +71,9 @@ impl QueuePair {
         let max = u32::from(self.mulpdu) - TAGGED_HDR_LEN as u32;
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
         let (slot, r) = self.inbound.current()?;
+        if r.atomic.is_some() {
+            return self.atomic_response_record(env, room);
+        }
         let n = (r.req.size - r.sent).min(max);
         let ulpdu_len = (TAGGED_HDR_LEN as u32 + n) as u16;
         let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));

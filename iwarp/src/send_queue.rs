@@ -6,7 +6,7 @@
 
 use crate::env::TxOwner;
 use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
-use siw_shm::{Opcode, SendWqe, Sge, WcStatus, WrFlags};
+use siw_shm::{AtomicArgs, Opcode, SendWqe, Sge, WcStatus, WrFlags};
 use std::collections::VecDeque;
 
 const SMALL_SGES: usize = 2;
@@ -25,17 +25,18 @@ pub(crate) struct Entry {
     /// Bytes of the message.
     pub length: u32,
     pub rkey: u32,
-    pub inv_stag: u32,
+    /// STag to invalidate at the peer, or immediate data.
+    pub imm: u32,
     /// Bytes handed to TCP.
     pub sent: u32,
-    /// MSN of an untagged message, from its first segment on.
+    /// MSN of its (first) untagged message, from its first segment on.
     pub msn: u32,
     pub owner: TxOwner,
     big: u32,
     pub opcode: Opcode,
     flags: WrFlags,
     num_sge: u8,
-    /// Read Requests that went out for it.
+    /// Read Requests, or Immediate Data messages, that went out for it.
     pub parts: u8,
     /// Other than success: fails as soon as it is its turn.
     pub status: WcStatus,
@@ -56,6 +57,12 @@ impl Entry {
     #[inline]
     pub fn fence(&self) -> bool {
         self.flags.contains(WrFlags::FENCE)
+    }
+
+    /// Something of it is handed to TCP.
+    #[inline]
+    pub fn started(&self) -> bool {
+        self.sent > 0 || self.parts > 0
     }
 
     #[inline]
@@ -93,7 +100,7 @@ impl SendQueue {
             small: [Sge::default(); SMALL_SGES],
             length: w.length,
             rkey: w.rkey,
-            inv_stag: w.inv_rkey().unwrap_or(0),
+            imm: w.imm,
             sent: 0,
             msn: 0,
             owner: TxOwner::NONE,
@@ -114,6 +121,12 @@ impl SendQueue {
                 let b = &mut self.big[e.big as usize];
                 bytemuck::cast_slice_mut::<Sge, u8>(b)[..d.len()].copy_from_slice(d);
             }
+        } else if let (Some(a), Some(sge)) = (w.atomic_args(), w.sges().first()) {
+            e.num_sge = 1;
+            e.big = self.take_big();
+            let words = bytemuck::cast_slice_mut::<Sge, u64>(&mut self.big[e.big as usize][1..3]);
+            words.copy_from_slice(&[a.add_or_swap, a.add_or_swap_mask, a.compare, a.compare_mask]);
+            self.big[e.big as usize][0] = *sge;
         } else {
             let s = w.sges();
             e.num_sge = s.len() as u8;
@@ -200,6 +213,18 @@ impl SendQueue {
             at = at.wrapping_add(s.length);
         }
         (0, Sge::default())
+    }
+
+    /// Operands of an atomic.
+    pub fn atomic_args(&self, e: &Entry) -> Option<AtomicArgs> {
+        let b = self.big.get(e.big as usize)?;
+        let w = bytemuck::cast_slice::<Sge, u64>(&b[1..3]);
+        Some(AtomicArgs {
+            add_or_swap: w[0],
+            add_or_swap_mask: w[1],
+            compare: w[2],
+            compare_mask: w[3],
+        })
     }
 
     /// Bytes of an inline message.

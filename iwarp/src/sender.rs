@@ -1,8 +1,10 @@
 //! The sending half of a queue pair: which FPDU comes next.
 
+use crate::atomic::WORD;
 use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
 use crate::env::{Fpdu, FpduKind, QpEnv, TxOwner, TxRecord};
 use crate::fpdu;
+use crate::immediate;
 use crate::mpa::RtrKind;
 use crate::queue_pair::{InMessage, QpState, QueuePair};
 use crate::rdmap::READ_REQUEST_LEN;
@@ -70,8 +72,8 @@ impl QueuePair {
     #[inline]
     pub(crate) fn stalled(&self, slot: u32) -> bool {
         self.sq.get(slot).is_none_or(|e| {
-            (e.sent == 0 && e.fence() && !self.outbound.is_empty())
-                || (e.opcode == WrOpcode::Read && self.outbound.len() >= usize::from(self.ord))
+            (!e.started() && e.fence() && !self.outbound.is_empty())
+                || (e.opcode.awaits_answer() && self.outbound.len() >= usize::from(self.ord))
         })
     }
 
@@ -95,7 +97,7 @@ impl QueuePair {
             let referenced = status == WcStatus::SUCCESS
                 && !e.is_inline()
                 && e.length > 0
-                && e.opcode != WrOpcode::Read;
+                && !e.opcode.awaits_answer();
             let owner = if referenced {
                 env.alloc_owner(e.length)
             } else {
@@ -119,10 +121,17 @@ impl QueuePair {
     #[inline]
     fn validate(&self, keys: &Reader, e: &Entry) -> WcStatus {
         let need = match e.opcode {
-            WrOpcode::Write | WrOpcode::Send | WrOpcode::SendWithInv => Access::NONE,
-            WrOpcode::Read => {
+            WrOpcode::Write
+            | WrOpcode::Send
+            | WrOpcode::SendWithInv
+            | WrOpcode::WriteWithImm
+            | WrOpcode::SendWithImm => Access::NONE,
+            WrOpcode::Read | WrOpcode::FetchAdd | WrOpcode::CmpSwap => {
                 if self.ord == 0 {
                     return WcStatus::LOC_QP_OP_ERR;
+                }
+                if e.opcode.is_atomic() && e.length != WORD {
+                    return WcStatus::LOC_LEN_ERR;
                 }
                 Access::LOCAL_WRITE
             }
@@ -155,10 +164,18 @@ impl QueuePair {
         let slot = self.cur?;
         let mulpdu = u32::from(self.mulpdu);
         let e = self.sq.get_mut(slot)?;
-        if e.opcode == WrOpcode::Read {
-            return self.read_record(slot, room);
+        if e.opcode.awaits_answer() {
+            return if e.opcode.is_atomic() {
+                self.atomic_record(slot, room)
+            } else {
+                self.read_record(slot, room)
+            };
         }
-        let hdr = if e.opcode == WrOpcode::Write {
+        if immediate::is_due(e) {
+            return self.immediate_record(slot, room);
+        }
+        let is_write = matches!(e.opcode, WrOpcode::Write | WrOpcode::WriteWithImm);
+        let hdr = if is_write {
             TAGGED_HDR_LEN
         } else {
             UNTAGGED_HDR_LEN
@@ -170,13 +187,18 @@ impl QueuePair {
             return None;
         }
         let offset = e.sent;
-        if offset == 0 && e.opcode != WrOpcode::Write {
-            e.msn = self.send_msn.0;
+        if offset == 0 && !is_write {
+            if e.opcode != WrOpcode::SendWithImm {
+                e.msn = self.send_msn.0;
+            }
             self.send_msn = self.send_msn.next();
         }
         e.sent += n;
         let last = e.sent == e.length;
-        if last {
+        if last && e.opcode == WrOpcode::WriteWithImm {
+            e.parts = 1;
+            self.in_message = InMessage::Request;
+        } else if last {
             self.cur = None;
             self.in_message = InMessage::None;
             self.prefer_response = true;
@@ -235,6 +257,7 @@ impl QueuePair {
                     len: 0,
                     placed: 0,
                     last: false,
+                    atomic: None,
                 });
             }
         }

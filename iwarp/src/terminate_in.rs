@@ -55,7 +55,7 @@ impl QueuePair {
         let (th, uh) = (Tagged::parse(&hdr), Untagged::parse(&hdr));
         let hit = |e: &crate::send_queue::Entry| match Opcode::from_wire(c.opcode()) {
             Some(Opcode::Write) => {
-                e.opcode == WrOpcode::Write
+                matches!(e.opcode, WrOpcode::Write | WrOpcode::WriteWithImm)
                     && e.rkey == th.stag
                     && th.to.wrapping_sub(e.remote_addr) < u64::from(e.length.max(1))
             }
@@ -63,8 +63,18 @@ impl QueuePair {
                 e.opcode == WrOpcode::Read && uh.msn.0.wrapping_sub(e.msn) < u32::from(e.parts)
             }
             Some(Opcode::Send | Opcode::SendInv | Opcode::SendSe | Opcode::SendSeInv) => {
-                matches!(e.opcode, WrOpcode::Send | WrOpcode::SendWithInv) && e.msn == uh.msn.0
+                match e.opcode {
+                    WrOpcode::Send | WrOpcode::SendWithInv => e.msn == uh.msn.0,
+                    WrOpcode::SendWithImm => e.msn.wrapping_add(1) == uh.msn.0,
+                    _ => false,
+                }
             }
+            Some(Opcode::Immediate | Opcode::ImmediateSe) => {
+                matches!(e.opcode, WrOpcode::WriteWithImm | WrOpcode::SendWithImm)
+                    && e.parts > 0
+                    && e.msn == uh.msn.0
+            }
+            Some(Opcode::AtomicRequest) => e.opcode.is_atomic() && e.msn == uh.msn.0,
             _ => false,
         };
         if let Some(e) = self.sq.iter_mut().find(|e| hit(e)) {

@@ -234,8 +234,14 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
     } else {
         mpa::CrcPolicy::IfAsked
     };
+    let markers = if rng.chance(0.3) {
+        MarkerPolicy::Request
+    } else {
+        MarkerPolicy::Accept
+    };
     let cfg = MpaConfig {
         crc,
+        markers,
         ..MpaConfig::default()
     };
     net.hosts[1].listen(None, 7174, 4, 0).expect("free");
@@ -298,7 +304,7 @@ fn all_sent(h: &[Host; 2]) -> bool {
 #[test]
 fn everything_arrives_and_both_ends_close_whatever_the_network_does() {
     let (mut lost, mut completed) = (0, 0);
-    for seed in 0..150 {
+    for seed in 0..200 {
         let (mut net, mut hosts) = start(seed);
         assert!(
             run(&mut net, &mut hosts, 600, all_sent),

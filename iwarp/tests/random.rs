@@ -5,7 +5,7 @@ use common::model::*;
 use common::*;
 use proptest::prelude::*;
 use siw_iwarp::*;
-use siw_shm::WcStatus;
+use siw_shm::{WcFlags, WcOpcode, WcStatus};
 
 /// One step of `a`: send up to `n` FPDUs, deliver `cut` bytes to `b`, acknowledge `acks` records.
 fn step(a: &mut Side, b: &mut Side, n: usize, cut: usize, acks: usize) -> bool {
@@ -80,7 +80,7 @@ proptest! {
                             .all(|c| c.status == WcStatus::WR_FLUSH_ERR));
                     }
                 }
-                prop_assert_eq!(a.end.env.received.len(), y.iter().filter(|o| o.kind == 1).count());
+                prop_assert_eq!(a.end.env.received.len(), y.iter().filter(|o| takes_recv(o)).count());
                 return Ok(());
             }
             if who { step(&mut a, &mut b, n, cut, acks); } else { step(&mut b, &mut a, n, cut, acks); }
@@ -99,6 +99,11 @@ proptest! {
             let mut sorted = ids.clone();
             sorted.sort_unstable();
             prop_assert_eq!(ids, sorted);
+            for c in &s.end.env.received {
+                let with = c.flags.contains(WcFlags::WITH_IMM);
+                prop_assert!(!with || u64::from(c.imm) == c.wr_id);
+                prop_assert!(with || c.opcode == WcOpcode::RECV);
+            }
         }
     }
 
@@ -106,7 +111,7 @@ proptest! {
     /// Terminate.
     #[test]
     fn a_hostile_peer_gets_at_most_one_terminate(
-        frames in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..80), 0u8..8, any::<bool>()), 1..12),
+        frames in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..80), 0u8..13, any::<bool>()), 1..12),
         cut in 1usize..200,
     ) {
         let mut v = side(false);
@@ -118,7 +123,7 @@ proptest! {
                 u[0] = if t { 0xc1 } else { 0x41 };
                 u[1] = 0x40 | op;
                 if t { u[2..6].copy_from_slice(&v.key.0.to_be_bytes()); u[6..12].fill(0); }
-                else { u[6..13].fill(0); u[9] = match op { 1 => 1, 7 => 2, _ => 0 }; u[13] &= 3; u[14..18].fill(0); }
+                else { u[6..13].fill(0); u[9] = match op { 1 | 10 => 1, 7 => 2, 11 => 3, _ => 0 }; u[13] &= 3; u[14..18].fill(0); }
             }
             bytes.extend(raw(&[&u]));
         }

@@ -8,7 +8,7 @@
 
 use crate::epoch::{Table, TableReader, Ticket};
 use crate::region::{OutOfBounds, Region};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -217,6 +217,16 @@ impl Mr {
     #[inline]
     pub fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
         self.region.read(self.inside(off, dst.len())?, dst)
+    }
+
+    /// The word at a region offset obtained from [`Mr::check`]: inside, 8-aligned in
+    /// memory, and writable, or an error.
+    #[inline]
+    pub fn atomic_at(&self, off: u64) -> Result<&AtomicU64, OutOfBounds> {
+        if !self.region.is_writable() {
+            return Err(OutOfBounds);
+        }
+        self.region.atomic_u64(self.inside(off, 8)?)
     }
 
     /// Continues a CRC32c over bytes at a region offset.

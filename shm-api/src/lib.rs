@@ -23,6 +23,8 @@ pub mod lockfree;
 pub mod sync;
 
 #[cfg(not(loom))]
+pub mod atomic;
+#[cfg(not(loom))]
 pub mod completion_queue;
 #[cfg(not(loom))]
 pub mod control;
@@ -45,6 +47,8 @@ pub mod work_queue;
 #[cfg(not(loom))]
 pub mod wqe;
 
+#[cfg(not(loom))]
+pub use atomic::AtomicArgs;
 #[cfg(not(loom))]
 pub use completion_queue::{
     CqConsumer, CqGeometry, CqOverflow, CqProducer, Cqe, WcFlags, WcOpcode, WcStatus,

@@ -8,12 +8,17 @@
 //! 16  remote_addr                                64 bytes of inline data
 //! 24  rkey  length
 //! 32  sge0 { addr, length, lkey }  \ inline data
-//! 48  arg0 arg1 (atomics, later)   / starts here
+//! 48  arg0 arg1 (atomics)          / starts here
 //! ```
+//!
+//! Atomics: arg0 is the summand or the new value, arg1 what to compare with. Masks
+//! other than those of plain 64-bit operations follow in a second slot, in the
+//! same order.
 //!
 //! The client library builds them with [`SendDesc`]; the worker copies a slot
 //! once and validates the copy.
 
+use crate::atomic::AtomicArgs;
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 
@@ -59,7 +64,7 @@ pub struct WqeHeader {
     /// Total bytes; the daemon recomputes it unless the data is inline.
     pub length: u32,
     pub sge0: Sge,
-    /// Atomics: add or compare operand, swap operand.
+    /// Atomics: add or swap operand, compare operand.
     pub args: [u64; 2],
 }
 
@@ -78,11 +83,11 @@ pub enum Opcode {
     Read = 2,
     Send = 3,
     SendWithInv = 4,
-    // Reserved: refused by `parse` until the daemon implements them.
     WriteWithImm = 5,
     SendWithImm = 6,
     FetchAdd = 7,
     CmpSwap = 8,
+    // Reserved: refused by `parse` until the daemon implements them.
     LocalInv = 9,
     RegMr = 10,
     BindMw = 11,
@@ -117,7 +122,19 @@ impl Opcode {
     /// Whether this version executes it.
     #[inline]
     pub fn is_supported(self) -> bool {
-        self as u8 <= Opcode::SendWithInv as u8
+        self as u8 <= Opcode::CmpSwap as u8
+    }
+
+    /// Whether it is an operation of RFC 7306 on one 64-bit word.
+    #[inline]
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Opcode::FetchAdd | Opcode::CmpSwap)
+    }
+
+    /// Whether an answer of the peer, beyond an acknowledgement, completes it.
+    #[inline]
+    pub fn awaits_answer(self) -> bool {
+        matches!(self, Opcode::Read | Opcode::ReadWithInv) || self.is_atomic()
     }
 
     /// Whether it carries data from local memory to the peer, so that inline
@@ -184,6 +201,8 @@ pub enum WqeError {
     InlineTooLong(usize),
     #[error("inline data makes no sense with this opcode")]
     InlineNotAllowed,
+    #[error("operands belong to FetchAdd and CmpSwap, which take one element of 8 bytes")]
+    BadAtomic,
     #[error("the elements add up to 4 GiB or more")]
     LengthOverflow,
     #[error("the ring ends in the middle of the request")]
@@ -210,6 +229,8 @@ pub fn slots_per_request(max_sge: usize, max_inline: usize) -> usize {
 pub enum Data<'a> {
     Sges(&'a [Sge]),
     Inline(&'a [u8]),
+    /// An atomic: where the old value goes, and the operands.
+    Atomic(Sge, AtomicArgs),
 }
 
 /// A send work request on its way into the ring.
@@ -263,6 +284,61 @@ impl<'a> SendDesc<'a> {
         }
     }
 
+    /// RDMA WRITE that completes a receive work request with `imm`.
+    pub fn write_with_imm(
+        wr_id: u64,
+        data: Data<'a>,
+        remote_addr: u64,
+        rkey: u32,
+        imm: u32,
+    ) -> Self {
+        SendDesc {
+            opcode: Opcode::WriteWithImm,
+            imm,
+            ..Self::write(wr_id, data, remote_addr, rkey)
+        }
+    }
+
+    /// SEND with immediate data.
+    pub fn send_with_imm(wr_id: u64, data: Data<'a>, imm: u32) -> Self {
+        SendDesc {
+            opcode: Opcode::SendWithImm,
+            imm,
+            ..Self::send(wr_id, data)
+        }
+    }
+
+    /// Adds to the 64-bit word at `remote_addr`; the old value goes to `sge`.
+    pub fn fetch_add(wr_id: u64, sge: Sge, remote_addr: u64, rkey: u32, add: u64) -> Self {
+        SendDesc {
+            opcode: Opcode::FetchAdd,
+            remote_addr,
+            rkey,
+            ..Self::send(wr_id, Data::Atomic(sge, AtomicArgs::fetch_add(add)))
+        }
+    }
+
+    /// Writes `swap` to the 64-bit word at `remote_addr` if it holds `compare`; the
+    /// old value goes to `sge` either way.
+    pub fn cmp_swap(
+        wr_id: u64,
+        sge: Sge,
+        remote_addr: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    ) -> Self {
+        SendDesc {
+            opcode: Opcode::CmpSwap,
+            remote_addr,
+            rkey,
+            ..Self::send(
+                wr_id,
+                Data::Atomic(sge, AtomicArgs::cmp_swap(compare, swap)),
+            )
+        }
+    }
+
     /// The same with other flags.
     pub fn flags(self, flags: WrFlags) -> Self {
         SendDesc { flags, ..self }
@@ -277,6 +353,9 @@ impl SendDesc<'_> {
             return Err(WqeError::Unsupported(self.opcode));
         }
         match self.data {
+            Data::Atomic(_, a) if self.opcode.is_atomic() => Ok(slots_for_atomic(self.opcode, &a)),
+            Data::Atomic(..) => Err(WqeError::BadAtomic),
+            _ if self.opcode.is_atomic() => Err(WqeError::BadAtomic),
             Data::Sges(s) if s.len() > MAX_SGE => Err(WqeError::TooManySge(s.len())),
             Data::Sges(s) => Ok(slots_for_sges(s.len()) as u32),
             Data::Inline(_) if !self.opcode.sends_data() => Err(WqeError::InlineNotAllowed),
@@ -299,6 +378,18 @@ impl SendDesc<'_> {
         };
         match self.data {
             Data::Sges(s) => encode_sges(h, s, put),
+            Data::Atomic(sge, a) => {
+                h.num_sge = 1;
+                h.slots = slots_for_atomic(self.opcode, &a) as u8;
+                h.length = sge.length;
+                h.sge0 = sge;
+                h.args = [a.add_or_swap, a.compare];
+                put(0, &bytemuck::cast(h));
+                if h.slots > 1 {
+                    let (m, n) = (a.add_or_swap_mask, a.compare_mask);
+                    put(1, &Slot([m, n, 0, 0, 0, 0, 0, 0]));
+                }
+            }
             Data::Inline(d) => {
                 let d = &d[..d.len().min(MAX_INLINE)];
                 h.flags |= WrFlags::INLINE.0;
@@ -316,6 +407,21 @@ impl SendDesc<'_> {
                 }
             }
         }
+    }
+}
+
+/// Masks of the plain operations need no slot.
+#[inline]
+fn slots_for_atomic(op: Opcode, a: &AtomicArgs) -> u32 {
+    1 + u32::from((a.add_or_swap_mask, a.compare_mask) != plain_masks(op))
+}
+
+#[inline]
+fn plain_masks(op: Opcode) -> (u64, u64) {
+    if op == Opcode::FetchAdd {
+        (0, 0)
+    } else {
+        (u64::MAX, u64::MAX)
     }
 }
 
@@ -449,6 +555,17 @@ impl SendWqe {
             .then(|| &bytemuck::cast_slice::<u64, u8>(&self.payload.0)[..self.length as usize])
     }
 
+    /// Operands of an atomic.
+    #[inline]
+    pub fn atomic_args(&self) -> Option<AtomicArgs> {
+        self.opcode.is_atomic().then(|| AtomicArgs {
+            add_or_swap: self.payload.0[2],
+            add_or_swap_mask: self.payload.0[3],
+            compare: self.payload.0[4],
+            compare_mask: self.payload.0[5],
+        })
+    }
+
     /// Whether a successful completion is wanted.
     #[inline]
     pub fn is_signaled(&self) -> bool {
@@ -494,6 +611,9 @@ impl SendWqe {
         self.remote_addr = h.remote_addr;
         self.rkey = h.rkey;
         self.imm = h.imm;
+        if opcode.is_atomic() {
+            return self.parse_atomic(&h, have, more);
+        }
         if self.flags.contains(WrFlags::INLINE) {
             if !opcode.sends_data() {
                 return Err(WqeError::InlineNotAllowed);
@@ -520,6 +640,30 @@ impl SendWqe {
             self.length = length;
             Ok(takes)
         }
+    }
+
+    fn parse_atomic(
+        &mut self,
+        h: &WqeHeader,
+        have: u32,
+        mut more: impl FnMut(u32) -> Slot,
+    ) -> Result<u32, WqeError> {
+        if h.num_sge != 1 || self.flags.contains(WrFlags::INLINE) {
+            return Err(WqeError::BadAtomic);
+        }
+        let takes = if h.slots == 2 { 2 } else { 1 };
+        check_slots(h.slots, takes, have)?;
+        let (m, n) = if takes == 2 {
+            let s = more(1);
+            (s.0[0], s.0[1])
+        } else {
+            plain_masks(self.opcode)
+        };
+        self.num_sge = 1;
+        self.length = h.sge0.length;
+        let sge: [u64; 2] = bytemuck::cast(h.sge0);
+        self.payload.0[..6].copy_from_slice(&[sge[0], sge[1], h.args[0], m, h.args[1], n]);
+        Ok(takes as u32)
     }
 }
 

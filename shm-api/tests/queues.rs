@@ -189,8 +189,63 @@ fn what_the_daemon_could_not_parse_is_refused_at_post() {
     let mut d = send(0, Data::Inline(&[1]));
     d.opcode = Opcode::Read;
     assert_eq!(p.push(&d), err(WqeError::InlineNotAllowed));
+    d.opcode = Opcode::BindMw;
+    assert_eq!(p.push(&d), err(WqeError::Unsupported(Opcode::BindMw)));
     d.opcode = Opcode::CmpSwap;
-    assert_eq!(p.push(&d), err(WqeError::Unsupported(Opcode::CmpSwap)));
+    assert_eq!(p.push(&d), err(WqeError::BadAtomic));
+    let operands = Data::Atomic(sges(1)[0], AtomicArgs::fetch_add(1));
+    assert_eq!(p.push(&send(0, operands)), err(WqeError::BadAtomic));
+}
+
+#[test]
+fn atomics_carry_operands_and_masks_through_the_ring() {
+    let (mut p, mut c, _r) = sq(8, 8);
+    let mut w = SendWqe::new();
+    let sge = Sge {
+        addr: 0x1000,
+        length: 8,
+        lkey: 7,
+    };
+    let masked = AtomicArgs {
+        add_or_swap: 1,
+        add_or_swap_mask: 2,
+        compare: 3,
+        compare_mask: 4,
+    };
+    for round in 0..10 {
+        let plain = [
+            SendDesc::fetch_add(round, sge, 0x20, 9, 5),
+            SendDesc::cmp_swap(round, sge, 0x20, 9, 6, 7),
+        ];
+        let with = |d: SendDesc<'static>| SendDesc {
+            data: Data::Atomic(sge, masked),
+            ..d
+        };
+        for (d, want, slots) in [
+            (plain[0], AtomicArgs::fetch_add(5), 1),
+            (plain[1], AtomicArgs::cmp_swap(6, 7), 1),
+            (with(plain[0]), masked, 2),
+            (with(plain[1]), masked, 2),
+        ] {
+            assert_eq!(d.slots(), Ok(slots));
+            p.push(&d).unwrap();
+            p.publish();
+            assert!(c.pop(&mut w).unwrap().is_some());
+            assert_eq!(w.atomic_args(), Some(want));
+            assert_eq!((w.sges(), w.length), (&[sge][..], 8));
+            assert_eq!((w.wr_id, w.remote_addr, w.rkey), (round, 0x20, 9));
+            c.release();
+            c.complete(1);
+        }
+    }
+    let mut slots = [Slot([0; 8]); 2];
+    SendDesc::fetch_add(1, sge, 0, 0, 1).encode(|i, s| slots[i as usize] = *s);
+    // num_sge of the header, then the slot count.
+    for (byte, v) in [(2, 0u64), (2, 2), (3, 0), (3, 3), (1, 8)] {
+        let mut bad = slots;
+        bad[0].0[0] = bad[0].0[0] & !(0xff << (8 * byte)) | v << (8 * byte);
+        assert!(SendWqe::parse(&bad).is_err(), "byte {byte} = {v}");
+    }
 }
 
 #[test]

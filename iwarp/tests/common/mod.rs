@@ -9,8 +9,8 @@ use siw_iwarp::terminate::Received;
 use siw_iwarp::*;
 use siw_shm::wqe::{Data, RecvDesc, SendDesc};
 use siw_shm::{
-    Access, Cqe, KeyTable, Mr, Opcode, Reader, RecvWqe, Region, SendWqe, Sge, Stag, WcStatus,
-    WrFlags,
+    Access, AtomicArgs, Cqe, KeyTable, Mr, Opcode, Reader, RecvWqe, Region, SendWqe, Sge, Stag,
+    WcStatus, WrFlags,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -3,8 +3,13 @@
 use super::*;
 use proptest::prelude::*;
 
-pub const MEM: usize = 16 * 1024;
 pub const SLICE: usize = 4096;
+pub const MEM: usize = 4 * SLICE + 8;
+
+/// The operation completes a receive work request of the peer.
+pub fn takes_recv(o: &Op) -> bool {
+    matches!(o.kind, 1 | 3 | 4)
+}
 
 #[derive(Debug, Clone)]
 pub struct Op {
@@ -20,7 +25,7 @@ pub struct Op {
 
 pub fn op() -> impl Strategy<Value = Op> {
     (
-        0u8..3,
+        0u8..7,
         0..SLICE,
         0..SLICE,
         prop_oneof![0..9usize, 0..200usize, 1400..1500usize, 0..SLICE],
@@ -65,7 +70,7 @@ pub fn side_with(initiator: bool, markers: [bool; 2]) -> Side {
         ..negotiated(initiator)
     });
     end.env.track = true;
-    let (key, mem) = end.env.mr(0x4000, MEM, REMOTE);
+    let (key, mem) = end.env.mr(0x4000, MEM, Access(REMOTE.0 | 8));
     let model = pattern(MEM, u8::from(initiator));
     mem.write(0, &model).expect("in range");
     Side {
@@ -80,8 +85,9 @@ pub fn side_with(initiator: bool, markers: [bool; 2]) -> Side {
 }
 
 /// Memory of each side: [0, SLICE) source of its own requests, [SLICE, 2*SLICE) sink of its Reads,
-/// [2*SLICE, 3*SLICE) target of the peer's Writes, [3*SLICE, 4*SLICE) receive buffers. So the model
-/// does not depend on timing; Reads take from the peer's source slice.
+/// [2*SLICE, 3*SLICE) target of the peer's Writes, [3*SLICE, 4*SLICE) receive buffers, and one word
+/// for the peer's atomics. So the model does not depend on timing; Reads take from the peer's source
+/// slice.
 pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
     const VA: u64 = 0x4000;
     for (i, o) in ops.iter().enumerate() {
@@ -106,26 +112,58 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
             Data::Sges(&two)
         };
         match o.kind {
-            0 => {
+            0 | 3 => {
+                let imm = o.kind == 3;
+                if imm {
+                    peer.end.env.post_recv(id, &[]);
+                }
+                let op = [Opcode::Write, Opcode::WriteWithImm][usize::from(imm)];
                 let at = 2 * SLICE + o.to;
                 me.end.env.post(&SendDesc {
                     flags,
                     remote_addr: VA + at as u64,
                     rkey: peer.key.0,
-                    ..wr(Opcode::Write, id, data)
+                    imm: id as u32,
+                    ..wr(op, id, data)
                 });
                 peer.model[at..at + o.len].copy_from_slice(src);
             }
-            1 => {
+            1 | 4 => {
+                let op = [Opcode::Send, Opcode::SendWithImm][usize::from(o.kind == 4)];
                 let at = 3 * SLICE + o.to;
                 peer.end
                     .env
                     .post_recv(id, &[sge(VA + at as u64, o.len, peer.key)]);
                 me.end.env.post(&SendDesc {
                     flags,
-                    ..wr(Opcode::Send, id, data)
+                    imm: id as u32,
+                    ..wr(op, id, data)
                 });
                 peer.model[at..at + o.len].copy_from_slice(src);
+            }
+            5 | 6 => {
+                let (at, word) = (SLICE + o.to.min(SLICE - 8), 4 * SLICE);
+                let old = peer.model[word..].try_into().map(u64::from_ne_bytes);
+                let old = old.expect("eight octets");
+                let args = AtomicArgs {
+                    add_or_swap: 0x0123_4567_89ab_cdef ^ o.from as u64,
+                    add_or_swap_mask: o.split as u64 * 0x11_0101,
+                    compare: o.to as u64,
+                    compare_mask: o.len as u64 & 1,
+                };
+                let (op, new) = if o.kind == 5 {
+                    (Opcode::FetchAdd, args.added(old))
+                } else {
+                    (Opcode::CmpSwap, args.swapped(old).unwrap_or(old))
+                };
+                me.end.env.post(&SendDesc {
+                    flags,
+                    remote_addr: VA + word as u64,
+                    rkey: peer.key.0,
+                    ..wr(op, id, Data::Atomic(sge(VA + at as u64, 8, me.key), args))
+                });
+                me.model[at..at + 8].copy_from_slice(&old.to_ne_bytes());
+                peer.model[word..].copy_from_slice(&new.to_ne_bytes());
             }
             _ => {
                 let at = SLICE + o.to;

@@ -1,0 +1,558 @@
+//! Immediate Data and atomics (RFC 7306), at the level of octets and between two queue pairs.
+mod common;
+use common::*;
+use siw_iwarp::atomic::{AtomicOp, AtomicRequest, AtomicResponse};
+use siw_iwarp::*;
+use siw_shm::wqe::{Data, SendDesc};
+use siw_shm::{Access, AtomicArgs, Opcode, Region, Stag, WcFlags, WcOpcode, WcStatus, WrFlags};
+use std::sync::Arc;
+
+const VA: u64 = 0x10_0000;
+const ATOMIC: Access = Access(1 | 2 | 4 | 8);
+
+fn word(r: &Region) -> u64 {
+    r.atomic_u64(0)
+        .expect("aligned")
+        .load(std::sync::atomic::Ordering::SeqCst)
+}
+
+fn set(r: &Region, v: u64) {
+    r.write(0, &v.to_ne_bytes()).expect("in range");
+}
+
+/// A responder whose memory at VA starts with `v`.
+fn responder(v: u64) -> (End, Stag, Arc<Region>) {
+    let end = End::new(negotiated(false));
+    let (key, mem) = end.env.mr(VA, 64, ATOMIC);
+    set(&mem, v);
+    (end, key, mem)
+}
+
+fn request(key: Stag, to: u64, args: AtomicArgs) -> AtomicRequest {
+    AtomicRequest {
+        op: AtomicOp::FetchAdd,
+        id: 0xcafe,
+        stag: key.0,
+        to,
+        args,
+    }
+}
+
+fn atomic(msn: u32, r: &AtomicRequest) -> Vec<u8> {
+    untagged([0x41, 0x4a], 0, 1, msn, 0, &r.to_bytes())
+}
+
+fn response(msn: u32, id: u32, original: u64) -> Vec<u8> {
+    let p = AtomicResponse { id, original }.to_bytes();
+    untagged([0x41, 0x4b], 0, 3, msn, 0, &p)
+}
+
+/// RFC 7306 sections 5.1 and 5.2: big endian on the wire, native in memory on both sides.
+#[test]
+fn fetch_add_and_cmp_swap_work_between_two_queue_pairs() {
+    let (mut a, mut b) = pair();
+    let (ka, ma) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
+    let (kb, mb) = b.env.mr(VA, 64, ATOMIC);
+    set(&mb, 0x0102_0304_0506_0708);
+    let s = |i: u64| sge(VA + 8 * i, 8, ka);
+    a.env.post(&SendDesc::fetch_add(1, s(0), VA, kb.0, 0x10));
+    a.env.post(&SendDesc::cmp_swap(
+        2,
+        s(1),
+        VA,
+        kb.0,
+        0x0102_0304_0506_0718,
+        99,
+    ));
+    a.env.post(&SendDesc::cmp_swap(3, s(2), VA, kb.0, 1, 2));
+    let masked = AtomicArgs {
+        add_or_swap: 0xff,
+        add_or_swap_mask: 0x80,
+        compare: 0,
+        compare_mask: 0,
+    };
+    a.env.post(&SendDesc {
+        remote_addr: VA,
+        rkey: kb.0,
+        ..wr(Opcode::FetchAdd, 4, Data::Atomic(s(3), masked))
+    });
+    run(&mut a, &mut b);
+    let want: Vec<u8> = [0x0102_0304_0506_0708u64, 0x0102_0304_0506_0718, 99, 99]
+        .iter()
+        .flat_map(|v| v.to_ne_bytes())
+        .collect();
+    assert_eq!(contents(&ma, 32), want);
+    // 99 + 0xff in a field of eight bits.
+    assert_eq!(word(&mb), (99 + 0xff) & 0xff);
+    assert_eq!(
+        a.env.statuses(),
+        [1, 2, 3, 4].map(|i| (i, WcStatus::SUCCESS))
+    );
+    let ops: Vec<_> = a
+        .env
+        .sent
+        .iter()
+        .flatten()
+        .map(|c| (c.opcode, c.byte_len))
+        .collect();
+    assert_eq!(
+        ops,
+        [
+            (WcOpcode::FETCH_ADD, 8),
+            (WcOpcode::COMP_SWAP, 8),
+            (WcOpcode::COMP_SWAP, 8),
+            (WcOpcode::FETCH_ADD, 8)
+        ]
+    );
+}
+
+/// Conformance 84: neither an odd address nor odd memory behind an even one.
+#[test]
+fn c84_an_unaligned_atomic_is_0_2_07_and_changes_nothing() {
+    for off in 1..8 {
+        let (mut b, key, mem) = responder(5);
+        b.give(&atomic(
+            1,
+            &request(key, VA + off, AtomicArgs::fetch_add(1)),
+        ));
+        b.expect_terminate("0/2/07");
+        assert_eq!(contents(&mem, 16)[8..], [0; 8]);
+        assert_eq!(word(&mem), 5);
+    }
+    let mut b = End::new(negotiated(false));
+    let (key, mem) = b.env.mr(VA - 4, 64, ATOMIC);
+    b.give(&atomic(1, &request(key, VA, AtomicArgs::fetch_add(1))));
+    b.expect_terminate("0/2/07");
+    assert_eq!(contents(&mem, 64), [0; 64]);
+}
+
+/// Conformance 85.
+#[test]
+fn c85_an_unknown_atomic_opcode_is_0_2_06() {
+    for op in [1u8, 3, 15] {
+        let (mut b, key, mem) = responder(5);
+        let mut r = request(key, VA, AtomicArgs::fetch_add(1)).to_bytes();
+        r[3] = op;
+        b.give(&untagged([0x41, 0x4a], 0, 1, 1, 0, &r));
+        b.expect_terminate("0/2/06");
+        assert_eq!(word(&mem), 5);
+    }
+}
+
+#[test]
+fn an_atomic_needs_its_right_its_key_its_bounds_and_its_length() {
+    let cases: [(u64, u32, &str); 4] = [
+        (VA, 0x100, "0/1/00"),
+        (VA + 64, 0, "0/1/01"),
+        (VA - 8, 0, "0/1/01"),
+        (u64::MAX - 7, 0, "0/1/04"),
+    ];
+    for (to, other, code) in cases {
+        let (mut b, key, mem) = responder(5);
+        let mut r = request(key, to, AtomicArgs::fetch_add(1));
+        r.stag ^= other;
+        b.give(&atomic(1, &r));
+        let code = if to == u64::MAX - 7 {
+            &["0/1/01", "0/1/04"][..]
+        } else {
+            &[code][..]
+        };
+        let t = parse_terminate(&b.pull().expect("a Terminate"));
+        assert!(code.contains(&t.code.to_string().as_str()), "{}", t.code);
+        assert!(t.ddp.is_some() && t.read.is_none());
+        assert_eq!(word(&mem), 5);
+    }
+    let mut b = End::new(negotiated(false));
+    let (key, _) = b.env.mr(VA, 64, REMOTE);
+    b.give(&atomic(1, &request(key, VA, AtomicArgs::fetch_add(1))));
+    b.expect_terminate("0/1/02");
+    let (mut b, key, _) = responder(5);
+    let r = request(key, VA, AtomicArgs::fetch_add(1)).to_bytes();
+    b.give(&untagged([0x41, 0x4a], 0, 1, 1, 0, &r[..51]));
+    b.expect_terminate("0/2/ff");
+    let (mut b, key, _) = responder(5);
+    let r = request(key, VA, AtomicArgs::fetch_add(1));
+    b.give(&untagged([0x41, 0x4a], 0, 0, 1, 0, &r.to_bytes()));
+    b.expect_terminate("1/2/01");
+}
+
+/// Reads and atomics share MSNs and the IRD.
+#[test]
+fn c74_atomics_count_against_ird_together_with_reads() {
+    let (mut b, key, mem) = responder(0);
+    for msn in 1..=4 {
+        if msn == 2 {
+            let r = rdmap::ReadRequest {
+                sink_stag: 1,
+                sink_to: 0,
+                size: 8,
+                src_stag: key.0,
+                src_to: VA,
+            };
+            b.give(&read_request(msn, &r));
+        } else {
+            b.give(&atomic(msn, &request(key, VA, AtomicArgs::fetch_add(1))));
+        }
+    }
+    assert_eq!(word(&mem), 0, "not done before it is its turn");
+    b.give(&atomic(5, &request(key, VA, AtomicArgs::fetch_add(1))));
+    b.expect_terminate("1/2/02");
+}
+
+/// Conformance 87: the response has the MSN of its own queue, and the identifier of its request.
+#[test]
+fn c87_responses_count_from_one_and_reflect_the_identifier() {
+    let (mut b, key, _) = responder(7);
+    for (msn, id) in [(1, 0xaaaa), (2, 0xbbbb)] {
+        let r = AtomicRequest {
+            id,
+            ..request(key, VA, AtomicArgs::fetch_add(1))
+        };
+        b.give(&atomic(msn, &r));
+        let f = b.pull().expect("a response");
+        let h = untagged_of(&f);
+        assert_eq!(
+            (ulpdu(&f)[..2].to_vec(), h.qn, h.msn.0),
+            (vec![0x41, 0x4b], 3, msn)
+        );
+        let p: &[u8; 12] = ulpdu(&f)[18..].try_into().expect("12 octets");
+        let want = AtomicResponse {
+            id,
+            original: 6 + u64::from(msn),
+        };
+        assert_eq!(AtomicResponse::parse(p), want);
+        // Resent as it was, and done once.
+        let mut again = Frame::default();
+        let rec = *b.unacked.back().expect("pulled");
+        b.qp.build(&b.env.keys, &rec, &mut again).expect("kept");
+        assert_eq!(again.bytes, f);
+    }
+}
+
+fn requester() -> (End, Arc<Region>) {
+    let mut a = End::new(negotiated(true));
+    let (k, mem) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
+    a.env.post(&SendDesc::fetch_add(1, sge(VA, 8, k), 0, 9, 1));
+    a.pull_all();
+    a.ack_all();
+    (a, mem)
+}
+
+/// Conformance 87, from the other side.
+#[test]
+fn c87_a_response_that_answers_nothing_ends_the_stream() {
+    for (f, code, status) in [
+        (response(2, 1, 7), "1/2/03", WcStatus::BAD_RESP_ERR),
+        (response(1, 2, 7), "0/2/ff", WcStatus::BAD_RESP_ERR),
+        (
+            untagged([0x41, 0x4b], 0, 3, 1, 0, &[0; 11]),
+            "0/2/ff",
+            WcStatus::BAD_RESP_ERR,
+        ),
+        (
+            read_response(true, 1, 0, &[]),
+            "0/2/06",
+            WcStatus::WR_FLUSH_ERR,
+        ),
+    ] {
+        let (mut a, mem) = requester();
+        a.give(&f);
+        a.expect_terminate(code);
+        a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+        assert_eq!(a.env.statuses(), [(1, status)]);
+        assert_eq!(contents(&mem, 8), [0; 8]);
+    }
+    let (mut a, mem) = requester();
+    a.give(&response(1, 1, 7));
+    assert_eq!(a.env.statuses(), [(1, WcStatus::SUCCESS)]);
+    assert_eq!(word(&mem), 7);
+    a.give(&response(2, 2, 7));
+    a.expect_terminate("0/2/06");
+}
+
+/// Conformance 88, on the wire (the arithmetic has its test beside it).
+#[test]
+fn c88_a_masked_add_carries_within_its_fields() {
+    let (mut b, key, mem) = responder(0x00ff_ffff_00ff_ffff);
+    let args = AtomicArgs {
+        add_or_swap_mask: 0x8000_0000_8000_0000,
+        ..AtomicArgs::fetch_add(0xff00_0001_ff00_0001)
+    };
+    b.give(&atomic(1, &request(key, VA, args)));
+    b.pull_all();
+    assert_eq!(word(&mem), 0);
+}
+
+/// Conformance 89: Read, atomic, Read: each Read sees the word as of its place in the sequence.
+#[test]
+fn c89_reads_and_atomics_are_done_in_the_order_of_their_requests() {
+    let (mut a, mut b) = pair();
+    let (ka, ma) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
+    let (kb, mb) = b.env.mr(VA, 64, ATOMIC);
+    set(&mb, 10);
+    let s = |i: u64| [sge(VA + 8 * i, 8, ka)];
+    a.env.post(&remote(Opcode::Read, 1, &s(0), VA, kb));
+    a.env.post(&SendDesc::fetch_add(2, s(1)[0], VA, kb.0, 1));
+    a.env.post(&remote(Opcode::Read, 3, &s(2), VA, kb));
+    a.env
+        .post(&SendDesc::cmp_swap(4, s(3)[0], VA, kb.0, 11, 20));
+    // All requests are there before the first answer.
+    b.give(&a.pull_all());
+    a.ack_all();
+    let kinds: Vec<u8> = std::iter::from_fn(|| b.pull())
+        .map(|f| {
+            a.give(&f);
+            ulpdu(&f)[1]
+        })
+        .collect();
+    assert_eq!(kinds, [0x42, 0x4b, 0x42, 0x4b]);
+    let want: Vec<u8> = [10u64, 10, 11, 11]
+        .iter()
+        .flat_map(|v| v.to_ne_bytes())
+        .collect();
+    assert_eq!(contents(&ma, 32), want);
+    assert_eq!(word(&mb), 20);
+    assert_eq!(a.env.statuses().len(), 4);
+}
+
+/// A key that goes away between the request and its turn.
+#[test]
+fn an_atomic_whose_memory_went_away_is_refused_at_its_turn() {
+    let (mut b, key, mem) = responder(5);
+    b.give(&atomic(1, &request(key, VA, AtomicArgs::fetch_add(1))));
+    b.env.table.remove(key).expect("there");
+    b.expect_terminate("0/1/00");
+    assert_eq!(word(&mem), 5);
+}
+
+#[test]
+fn an_atomic_of_another_length_or_without_ord_fails_locally() {
+    for (len, ord, status) in [
+        (7, 4, WcStatus::LOC_LEN_ERR),
+        (16, 4, WcStatus::LOC_LEN_ERR),
+        (8, 0, WcStatus::LOC_QP_OP_ERR),
+    ] {
+        let mut a = End::new(Negotiated {
+            ord,
+            ..negotiated(true)
+        });
+        let (k, _) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
+        a.env
+            .post(&SendDesc::fetch_add(1, sge(VA, len, k), 0, 9, 1));
+        a.expect_terminate("0/0/00");
+        assert_eq!(a.env.statuses(), [(1, status)]);
+    }
+}
+
+/// A fence waits for an atomic, and a Terminate that quotes one blames it.
+#[test]
+fn fences_and_terminates_know_atomics() {
+    let mut a = End::new(negotiated(true));
+    let (k, _) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
+    a.env.post(&SendDesc::fetch_add(1, sge(VA, 8, k), 0, 9, 1));
+    a.env.post(&SendDesc {
+        flags: WrFlags::FENCE,
+        ..remote(Opcode::Write, 2, &[], 0, Stag(1))
+    });
+    let f = a.pull().expect("the atomic");
+    assert!(a.pull().is_none(), "fenced");
+    let mut t = vec![0x01, 0x01, 0xc0, 0];
+    t.extend((ulpdu(&f).len() as u16).to_be_bytes());
+    t.extend(&ulpdu(&f)[..18]);
+    a.give(&untagged([0x41, 0x47], 0, 2, 1, 0, &t));
+    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    assert_eq!(
+        a.env.statuses(),
+        [(1, WcStatus::REM_ACCESS_ERR), (2, WcStatus::WR_FLUSH_ERR)]
+    );
+}
+
+// Immediate Data.
+
+#[test]
+fn a_write_with_immediate_is_a_write_and_immediate_data() {
+    for n in [0, 1, 5000] {
+        let (mut a, mut b) = pair();
+        let (ka, ma) = a.env.mr(VA, 8192, Access::NONE);
+        let (kb, mb) = b.env.mr(VA, 8192, REMOTE);
+        ma.write(0, &pattern(n, 3)).expect("in range");
+        b.env.post_recv(7, &[]);
+        b.env.post_recv(8, &[]);
+        // A Write before it does not count into the length.
+        a.env
+            .post(&remote(Opcode::Write, 1, &[sge(VA, 9, ka)], VA + 8000, kb));
+        let s = [sge(VA, n, ka)];
+        a.env.post(&SendDesc::write_with_imm(
+            2,
+            Data::Sges(&s),
+            VA,
+            kb.0,
+            0x0102_0304,
+        ));
+        let s = [sge(VA, 4, ka)];
+        a.env.post(&SendDesc {
+            flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
+            ..SendDesc::write_with_imm(3, Data::Sges(&s), VA + 8100, kb.0, 5)
+        });
+        let frames: Vec<Vec<u8>> = std::iter::from_fn(|| a.pull()).collect();
+        for f in &frames {
+            b.give(f);
+        }
+        let imm: Vec<_> = frames.iter().filter(|f| ulpdu(f)[1] & 0x0f > 7).collect();
+        assert_eq!(ulpdu(imm[0])[..2], [0x41, 0x48]);
+        assert_eq!(ulpdu(imm[0])[18..], [1, 2, 3, 4, 0, 0, 0, 0]);
+        assert_eq!(ulpdu(imm[1])[..2], [0x41, 0x49]);
+        assert_eq!(
+            (untagged_of(imm[0]).msn.0, untagged_of(imm[1]).msn.0),
+            (1, 2)
+        );
+        // The completion waits for the acknowledgement of the last message.
+        let last = a.unacked.pop_back().expect("sent");
+        a.ack_all();
+        assert_eq!(a.env.statuses().len(), 2);
+        a.qp.acked(&mut a.env, &last);
+        assert_eq!(a.env.statuses(), [1, 2, 3].map(|i| (i, WcStatus::SUCCESS)));
+        let c = a.env.sent[1].expect("signaled");
+        assert_eq!((c.opcode, c.byte_len as usize), (WcOpcode::RDMA_WRITE, n));
+        assert_eq!(contents(&mb, n), pattern(n, 3));
+        let got: Vec<_> = b
+            .env
+            .received
+            .iter()
+            .map(|c| (c.wr_id, c.opcode, c.flags, c.imm, c.byte_len as usize))
+            .collect();
+        let (op, with) = (WcOpcode::RECV_RDMA_WITH_IMM, WcFlags::WITH_IMM);
+        assert_eq!(
+            got,
+            [
+                (7, op, with, 0x0102_0304, n),
+                (8, op, with | WcFlags::SOLICITED, 5, 4)
+            ]
+        );
+    }
+}
+
+/// One receive work request and one completion for both messages.
+#[test]
+fn a_send_with_immediate_completes_one_receive() {
+    for n in [0, 3, 5000] {
+        let (mut a, mut b) = pair();
+        let (ka, ma) = a.env.mr(VA, 8192, Access::NONE);
+        let (kb, mb) = b.env.mr(VA, 8192, REMOTE);
+        ma.write(0, &pattern(n, 3)).expect("in range");
+        b.env.post_recv(7, &[sge(VA, 8192, kb)]);
+        b.env.post_recv(8, &[sge(VA + 5000, 10, kb)]);
+        let s = [sge(VA, n, ka)];
+        a.env.post(&SendDesc {
+            flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
+            ..SendDesc::send_with_imm(1, Data::Sges(&s), 0xfeed)
+        });
+        a.env.post(&SendDesc::send(2, Data::Inline(b"x")));
+        run(&mut a, &mut b);
+        assert_eq!(
+            a.env.statuses(),
+            [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)]
+        );
+        let got: Vec<_> = b
+            .env
+            .received
+            .iter()
+            .map(|c| (c.wr_id, c.opcode, c.flags, c.imm, c.byte_len as usize))
+            .collect();
+        assert_eq!(
+            got,
+            [
+                (
+                    7,
+                    WcOpcode::RECV,
+                    WcFlags::WITH_IMM | WcFlags::SOLICITED,
+                    0xfeed,
+                    n
+                ),
+                (8, WcOpcode::RECV, WcFlags::NONE, 0, 1)
+            ]
+        );
+        assert_eq!(contents(&mb, n), pattern(n, 3));
+    }
+}
+
+fn immediate(msn: u32, payload: &[u8]) -> Vec<u8> {
+    untagged([0x41, 0x48], 0, 0, msn, 0, payload)
+}
+
+/// Conformance 86.
+#[test]
+fn c86_immediate_data_of_another_length_is_0_2_ff() {
+    for n in [0, 4, 7, 9, 16] {
+        let mut b = End::new(negotiated(false));
+        b.env.post_recv(1, &[]);
+        b.give(&immediate(1, &vec![0; n]));
+        b.expect_terminate("0/2/ff");
+        assert!(b.env.received.is_empty());
+    }
+    let mut b = End::new(negotiated(false));
+    b.env.post_recv(1, &[]);
+    b.give(&untagged([0x01, 0x48], 0, 0, 1, 0, &[0; 8]));
+    b.expect_terminate("0/2/ff");
+}
+
+/// It is a message of queue 0: its MSN, its buffer, its place between Sends.
+#[test]
+fn immediate_data_obeys_the_rules_of_queue_0() {
+    let cases: [(Vec<u8>, &str); 5] = [
+        (immediate(1, &[0; 8]), "1/2/02"),
+        (immediate(2, &[0; 8]), "1/2/03"),
+        (untagged([0x41, 0x48], 0, 0, 1, 4, &[0; 8]), "1/2/04"),
+        (untagged([0x41, 0x48], 0, 1, 1, 0, &[0; 8]), "1/2/01"),
+        (raw(&[&[0xc1, 0x48], &[0; 12], &[0; 8]]), "0/2/06"),
+    ];
+    for (f, code) in cases {
+        let mut b = End::new(negotiated(false));
+        b.give(&f);
+        b.expect_terminate(code);
+    }
+    let mut b = End::new(negotiated(false));
+    let (k, _) = b.env.mr(VA, 64, REMOTE);
+    b.env.post_recv(1, &[sge(VA, 64, k)]);
+    b.give(&send(1, 0, false, &[1]));
+    b.give(&immediate(1, &[0; 8]));
+    b.expect_terminate("0/2/06");
+}
+
+/// A Terminate about Immediate Data blames its work request.
+#[test]
+fn a_refused_immediate_fails_its_write() {
+    let (mut a, mut b) = pair();
+    let (kb, _) = b.env.mr(VA, 64, REMOTE);
+    a.env.post(&SendDesc::write_with_imm(
+        1,
+        Data::Inline(b"abc"),
+        VA,
+        kb.0,
+        1,
+    ));
+    a.env
+        .post(&SendDesc::send_with_imm(2, Data::Inline(b"abc"), 1));
+    let frames = a.pull_all();
+    b.give(&frames);
+    a.ack_all();
+    // The acknowledgement came too early for this Terminate: only what is not complete can fail.
+    a.give(&b.pull_all());
+    assert_eq!(
+        a.qp.terminate_received().expect("told").to_string(),
+        "1/2/02"
+    );
+    let (mut a, mut b) = pair();
+    let (kb, _) = b.env.mr(VA, 64, REMOTE);
+    a.env.post(&SendDesc::write_with_imm(
+        1,
+        Data::Inline(b"abc"),
+        VA,
+        kb.0,
+        1,
+    ));
+    b.give(&a.pull_all());
+    a.give(&b.pull_all());
+    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    assert_eq!(a.env.statuses(), [(1, WcStatus::REM_OP_ERR)]);
+}

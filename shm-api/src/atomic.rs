@@ -1,0 +1,137 @@
+//! Operands of FetchAdd and CmpSwap (RFC 7306 section 5), and what a responder does with them.
+//!
+//! Applications put them into work requests, the wire carries them, and the worker of the peer
+//! applies them to registered memory. The value in memory is a native 64-bit integer of its host.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Operands of an atomic work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AtomicArgs {
+    /// Summand, or the new value.
+    pub add_or_swap: u64,
+    /// Add: each set bit is the highest of a field, which keeps its carry. Swap: the bits that change.
+    pub add_or_swap_mask: u64,
+    /// What the memory must hold for a swap.
+    pub compare: u64,
+    /// The bits that are compared.
+    pub compare_mask: u64,
+}
+
+impl AtomicArgs {
+    /// A 64-bit addition.
+    pub const fn fetch_add(add: u64) -> Self {
+        AtomicArgs {
+            add_or_swap: add,
+            add_or_swap_mask: 0,
+            compare: 0,
+            compare_mask: 0,
+        }
+    }
+
+    /// A 64-bit compare and swap.
+    pub const fn cmp_swap(compare: u64, swap: u64) -> Self {
+        AtomicArgs {
+            add_or_swap: swap,
+            add_or_swap_mask: u64::MAX,
+            compare,
+            compare_mask: u64::MAX,
+        }
+    }
+
+    /// What FetchAdd makes of `old`: fields are added separately, none carries into its neighbour.
+    #[inline]
+    pub fn added(&self, old: u64) -> u64 {
+        let (top, add) = (self.add_or_swap_mask, self.add_or_swap);
+        // Without the highest bits no field overflows; they are added without carry.
+        (old & !top).wrapping_add(add & !top) ^ ((old ^ add) & top)
+    }
+
+    /// What CmpSwap makes of `old`; `None` when it does not match.
+    #[inline]
+    pub fn swapped(&self, old: u64) -> Option<u64> {
+        let m = self.add_or_swap_mask;
+        ((old ^ self.compare) & self.compare_mask == 0).then_some(old & !m | self.add_or_swap & m)
+    }
+
+    /// FetchAdd on shared memory; the value before.
+    pub fn fetch_add_on(&self, word: &AtomicU64) -> u64 {
+        self.update(word, |old| Some(self.added(old)))
+    }
+
+    /// CmpSwap on shared memory; the value before.
+    pub fn cmp_swap_on(&self, word: &AtomicU64) -> u64 {
+        self.update(word, |old| self.swapped(old))
+    }
+
+    #[inline]
+    fn update(&self, word: &AtomicU64, f: impl FnMut(u64) -> Option<u64>) -> u64 {
+        // SeqCst: the application may use the same word with its own atomics.
+        match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, f) {
+            Ok(old) | Err(old) => old,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The addition as RFC 7306 section 5 words it, bit by bit.
+    fn slow_add(old: u64, add: u64, mask: u64) -> u64 {
+        let (mut carry, mut out) = (0, 0);
+        for bit in 0..64 {
+            let sum = carry + (old >> bit & 1) + (add >> bit & 1);
+            out |= (sum & 1) << bit;
+            carry = if mask >> bit & 1 == 1 { 0 } else { sum >> 1 };
+        }
+        out
+    }
+
+    #[test]
+    fn a_masked_add_keeps_carries_within_its_fields() {
+        let samples = [
+            0,
+            1,
+            u64::MAX,
+            0x8000_0000_8000_0000,
+            0x00ff_00ff_00ff_00ff,
+            0x7fff_ffff_ffff_ffff,
+            0x0123_4567_89ab_cdef,
+            0xfedc_ba98_7654_3210,
+        ];
+        for old in samples {
+            for add in samples {
+                for mask in samples {
+                    let a = AtomicArgs {
+                        add_or_swap_mask: mask,
+                        ..AtomicArgs::fetch_add(add)
+                    };
+                    assert_eq!(
+                        a.added(old),
+                        slow_add(old, add, mask),
+                        "{old:x} {add:x} {mask:x}"
+                    );
+                }
+            }
+        }
+        assert_eq!(AtomicArgs::fetch_add(2).added(u64::MAX), 1);
+    }
+
+    #[test]
+    fn a_masked_swap_compares_and_changes_only_its_bits() {
+        let a = AtomicArgs {
+            add_or_swap: 0xaaaa,
+            add_or_swap_mask: 0x0ff0,
+            compare: 0x1200,
+            compare_mask: 0xff00,
+        };
+        assert_eq!(a.swapped(0x1234), Some(0x1aa4));
+        assert_eq!(a.swapped(0x1334), None);
+        let w = AtomicU64::new(5);
+        assert_eq!(AtomicArgs::cmp_swap(4, 9).cmp_swap_on(&w), 5);
+        assert_eq!(AtomicArgs::cmp_swap(5, 9).cmp_swap_on(&w), 5);
+        assert_eq!(AtomicArgs::fetch_add(1).fetch_add_on(&w), 9);
+        assert_eq!(w.into_inner(), 10);
+    }
+}
