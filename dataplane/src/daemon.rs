@@ -74,7 +74,11 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
     refuse_second_daemon(&config.control.socket)?;
 
     let configs: Vec<_> = config.devices.iter().map(|d| d.get_ref().clone()).collect();
-    let room = configs.iter().map(device::buffer_room).max().unwrap_or(2048);
+    let room = configs
+        .iter()
+        .map(device::buffer_room)
+        .max()
+        .unwrap_or(2048);
     let (eal, hugepages) = start_eal(&config, room, cores[0])?;
     let pool = Mempool::new(&eal, "siwd", config.dpdk.buffers, 256, room, None)?;
     let mut devices = device::open(&eal, &configs, &pool, cores.len()).map_err(Error::Device)?;

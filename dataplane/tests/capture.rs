@@ -14,7 +14,13 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
     let d = Daemon::start(LOOPBACK, &["--capture", file.to_str().unwrap()]);
     let (a, b) = pair(&d, 65_536);
     a.fill(21);
-    let recv = |i| b.qp.post_recv(&[RecvWr { wr_id: i, sges: &[b.mr.sge(0, 8192)] }]).unwrap();
+    let recv = |i| {
+        b.qp.post_recv(&[RecvWr {
+            wr_id: i,
+            sges: &[b.mr.sge(0, 8192)],
+        }])
+        .unwrap()
+    };
     (0..3).for_each(recv);
     let post = |opcode, flags, imm, len, rkey| {
         let wr = SendWr {
@@ -31,17 +37,32 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
     };
     let (none, rkey) = (WrFlags::NONE, b.mr.rkey());
     let victim = b.pd.alloc_mr(4096, ALL).unwrap();
-    assert_eq!(post(Opcode::Write, none, 0, 20_001, rkey), WcStatus::SUCCESS);
+    assert_eq!(
+        post(Opcode::Write, none, 0, 20_001, rkey),
+        WcStatus::SUCCESS
+    );
     assert_eq!(post(Opcode::Read, none, 0, 9_999, rkey), WcStatus::SUCCESS);
     assert_eq!(post(Opcode::Send, none, 0, 4_001, 0), WcStatus::SUCCESS);
-    assert_eq!(post(Opcode::Send, WrFlags::SOLICITED, 0, 65, 0), WcStatus::SUCCESS);
-    assert_eq!(post(Opcode::SendWithInv, none, victim.rkey(), 0, 0), WcStatus::SUCCESS);
+    assert_eq!(
+        post(Opcode::Send, WrFlags::SOLICITED, 0, 65, 0),
+        WcStatus::SUCCESS
+    );
+    assert_eq!(
+        post(Opcode::SendWithInv, none, victim.rkey(), 0, 0),
+        WcStatus::SUCCESS
+    );
     for _ in 0..3 {
         assert_eq!(b.wc().status, WcStatus::SUCCESS);
     }
-    assert_ne!(post(Opcode::Write, none, 0, 8, rkey ^ 0x77), WcStatus::SUCCESS);
+    assert_ne!(
+        post(Opcode::Write, none, 0, 8, rkey ^ 0x77),
+        WcStatus::SUCCESS
+    );
     for end in [&a, &b] {
-        assert!(matches!(end.cm.get_event(Some(PATIENCE)).unwrap(), CmEvent::Disconnected(_)));
+        assert!(matches!(
+            end.cm.get_event(Some(PATIENCE)).unwrap(),
+            CmEvent::Disconnected(_)
+        ));
     }
     drop((a, b));
     assert!(d.stop().success());
@@ -54,7 +75,11 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
         .collect();
     let count = |op| opcodes.iter().filter(|o| **o == op).count();
     // ULPDUs of 1442 bytes at MTU 1500 with timestamps: 1428 of payload tagged, 1424 untagged.
-    assert_eq!(count(0), 15 + 1 + 1, "WRITE: the data, the refused one, the ready-to-receive");
+    assert_eq!(
+        count(0),
+        15 + 1 + 1,
+        "WRITE: the data, the refused one, the ready-to-receive"
+    );
     assert_eq!(count(1), 1, "READ request");
     assert_eq!(count(2), 8, "READ response");
     assert_eq!(count(3), 3, "SEND");

@@ -14,15 +14,24 @@ use common::*;
 
 /// A file of config/, with normal pages and a core that is there: tests share the machine.
 fn config(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../config")
+        .join(name);
     let text = std::fs::read_to_string(path).unwrap();
     let text = replaced(&text, "cores = [1]", "");
-    replaced(&text, "hugepages = \"auto\"", "hugepages = \"never\"\nbuffers = 4096")
+    replaced(
+        &text,
+        "hugepages = \"auto\"",
+        "hugepages = \"never\"\nbuffers = 4096",
+    )
 }
 
 /// A replacement that must find something.
 fn replaced(text: &str, from: &str, to: &str) -> String {
-    assert!(text.contains(from), "{from:?} is not in the configuration:\n{text}");
+    assert!(
+        text.contains(from),
+        "{from:?} is not in the configuration:\n{text}"
+    );
     text.replace(from, to)
 }
 
@@ -32,7 +41,11 @@ fn ip(a: &str) -> IpAddr {
 
 fn ping_at(server: &Daemon, client: &Daemon, addr: &str, size: usize) -> Output {
     let mut s = siw_ping(server, &format!("-s -a {addr} --timeout 30"));
-    let mut s = s.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut s = s
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut err = BufReader::new(s.stderr.take().unwrap());
     let mut line = String::new();
     err.read_line(&mut line).unwrap();
@@ -41,7 +54,11 @@ fn ping_at(server: &Daemon, client: &Daemon, addr: &str, size: usize) -> Output 
     if !out.status.success() {
         let _ = s.kill();
     }
-    assert_eq!(s.wait().unwrap().success(), out.status.success(), "the server: {line}");
+    assert_eq!(
+        s.wait().unwrap().success(),
+        out.status.success(),
+        "the server: {line}"
+    );
     out
 }
 
@@ -49,23 +66,44 @@ fn ping_at(server: &Daemon, client: &Daemon, addr: &str, size: usize) -> Output 
 fn pings(server: &Daemon, client: &Daemon, addr: &str, size: usize) {
     let out = ping_at(server, client, addr, size);
     let err = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && err.is_empty(), "{addr}, {size} bytes: {err}");
+    assert!(
+        out.status.success() && err.is_empty(),
+        "{addr}, {size} bytes: {err}"
+    );
     let text = String::from_utf8_lossy(&out.stdout);
-    assert_eq!(text.lines().filter(|l| l.contains("rdma-ping-")).count(), 3, "{text}");
+    assert_eq!(
+        text.lines().filter(|l| l.contains("rdma-ping-")).count(),
+        3,
+        "{text}"
+    );
 }
 
 /// Linux, in this namespace, reaches siwd and is told that a port is closed.
 fn linux_reaches(ns: &Netns, siwd: &str) {
     ns.wait_ping(ip(siwd));
     let closed = SocketAddr::new(ip(siwd), 9);
-    let e = ns.run(|| TcpStream::connect_timeout(&closed, PATIENCE)).unwrap_err();
-    assert_eq!(e.kind(), std::io::ErrorKind::ConnectionRefused, "{siwd}: {e}");
+    let e = ns
+        .run(|| TcpStream::connect_timeout(&closed, PATIENCE))
+        .unwrap_err();
+    assert_eq!(
+        e.kind(),
+        std::io::ErrorKind::ConnectionRefused,
+        "{siwd}: {e}"
+    );
 }
 
 #[test]
 fn the_configurations_that_need_special_hardware_pass_their_check() {
-    for name in ["pci.toml", "loopback.toml", "tap.toml", "af_packet.toml", "vhost-user.toml"] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config").join(name);
+    for name in [
+        "pci.toml",
+        "loopback.toml",
+        "tap.toml",
+        "af_packet.toml",
+        "vhost-user.toml",
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../config")
+            .join(name);
         let out = std::process::Command::new(env!("CARGO_BIN_EXE_siwd"))
             .arg("--config")
             .arg(path)
@@ -88,10 +126,19 @@ fn the_tap_configuration_lets_linux_ping_siwd_and_get_resets() {
     ns.ip("link set siwtap0 up");
     linux_reaches(&ns, "10.77.0.1");
     linux_reaches(&ns, "fd77::1");
-    assert!(ns.ping(ip("10.77.0.1"), 1400, PATIENCE), "nearly a whole frame");
-    assert!(ns.ping(ip("fd77::1"), 1400, PATIENCE), "nearly a whole frame");
+    assert!(
+        ns.ping(ip("10.77.0.1"), 1400, PATIENCE),
+        "nearly a whole frame"
+    );
+    assert!(
+        ns.ping(ip("fd77::1"), 1400, PATIENCE),
+        "nearly a whole frame"
+    );
     assert!(siwd.stop().success());
-    assert!(!ns.ip("link").contains("siwtap0"), "the interface goes with the daemon");
+    assert!(
+        !ns.ip("link").contains("siwtap0"),
+        "the interface goes with the daemon"
+    );
 }
 
 #[test]
@@ -172,7 +219,10 @@ fn jumbo_frames_are_filled_over_veth() {
         .collect();
     let most = sizes.iter().copied().max().unwrap();
     // FPDUs are multiples of four: at most three bytes of each frame stay free.
-    assert!((8997..=9000).contains(&most), "the longest packet has {most} bytes");
+    assert!(
+        (8997..=9000).contains(&most),
+        "the longest packet has {most} bytes"
+    );
     common::net::judge(&file);
 }
 
@@ -183,7 +233,10 @@ fn a_tap_that_cannot_carry_jumbo_frames_says_what_it_can() {
     let text = replaced(&config("tap.toml"), "mtu = 1500", "mtu = 9000");
     let (status, _, err) = ns.run(|| run(&text, &[]));
     assert_eq!(status.code(), Some(1));
-    assert!(err.contains("device siw0") && err.contains("max frame size (1522)"), "{err}");
+    assert!(
+        err.contains("device siw0") && err.contains("max frame size (1522)"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -196,7 +249,11 @@ fn a_vlan_device_speaks_in_its_vlan_and_hears_nothing_else() {
     let ns = Netns::new();
     ns.veth(1504);
     ns.ip("link set veth1 arp off");
-    let text = replaced(&config("af_packet.toml"), "mtu = 1500", "mtu = 1500\nvlan = 100");
+    let text = replaced(
+        &config("af_packet.toml"),
+        "mtu = 1500",
+        "mtu = 1500\nvlan = 100",
+    );
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("vlan.pcapng");
     let a = ns.siwd(&text, &["--capture", file.to_str().unwrap()]);
@@ -206,9 +263,14 @@ fn a_vlan_device_speaks_in_its_vlan_and_hears_nothing_else() {
     // Neither Linux without a tag, nor a daemon in another VLAN, is heard.
     let other = replaced(&other_end(&text), "vlan = 100", "vlan = 101");
     let c = ns.siwd(&other, &[]);
-    let out = siw_ping(&c, "-c -a 10.77.0.1 -C 1 --timeout 8").output().unwrap();
+    let out = siw_ping(&c, "-c -a 10.77.0.1 -C 1 --timeout 8")
+        .output()
+        .unwrap();
     let err = String::from_utf8_lossy(&out.stderr);
-    assert!(!out.status.success() && err.contains("no neighbour"), "{err}");
+    assert!(
+        !out.status.success() && err.contains("no neighbour"),
+        "{err}"
+    );
     drop(c);
     ns.ip("link set veth1 arp on");
     ns.address("veth1", "10.77.0.2/24");
@@ -216,8 +278,15 @@ fn a_vlan_device_speaks_in_its_vlan_and_hears_nothing_else() {
     assert!(a.stop().success());
     let mac = "eth.src == 02:00:00:77:00:01";
     let sent = tshark_fields(&file, mac, &["vlan.id"]);
-    assert!(sent.len() > 10 && sent.iter().all(|r| r[0] == "100"), "{sent:?}");
-    let heard = tshark_fields(&file, "tcp && vlan.id == 100 && !(eth.src == 02:00:00:77:00:01)", &["tcp.len"]);
+    assert!(
+        sent.len() > 10 && sent.iter().all(|r| r[0] == "100"),
+        "{sent:?}"
+    );
+    let heard = tshark_fields(
+        &file,
+        "tcp && vlan.id == 100 && !(eth.src == 02:00:00:77:00:01)",
+        &["tcp.len"],
+    );
     assert!(heard.len() > 10, "the peer's frames are tagged too");
 }
 
@@ -225,7 +294,10 @@ fn vhost(dir: &Path) -> (String, PathBuf) {
     let socket = dir.join("vhost0.sock");
     let text = config("vhost-user.toml");
     let iface = "iface=/run/siwd/vhost0.sock";
-    (replaced(&text, iface, &format!("iface={}", socket.display())), socket)
+    (
+        replaced(&text, iface, &format!("iface={}", socket.display())),
+        socket,
+    )
 }
 
 #[test]
@@ -273,7 +345,11 @@ mtu = 1500
 fn a_listener_of_linux_and_siwd_meet_on_the_tap_over_a_gateway_address() {
     skip_if!(lacks_network());
     let ns = Netns::new();
-    let text = replaced(&config("tap.toml"), "mtu = 1500", "mtu = 1500\ngateway = \"10.77.0.2\"");
+    let text = replaced(
+        &config("tap.toml"),
+        "mtu = 1500",
+        "mtu = 1500\ngateway = \"10.77.0.2\"",
+    );
     let siwd = ns.siwd(&text, &[]);
     ns.address("siwtap0", "10.77.0.2/24");
     ns.ip("link set siwtap0 up");
@@ -283,7 +359,11 @@ fn a_listener_of_linux_and_siwd_meet_on_the_tap_over_a_gateway_address() {
     let listener = ns.run(|| TcpListener::bind("192.0.2.7:0")).unwrap();
     let app = End::new(&siwd.context(), 4096);
     app.qp
-        .connect(&app.cm, listener.local_addr().unwrap(), &siw::ConnectOptions::default())
+        .connect(
+            &app.cm,
+            listener.local_addr().unwrap(),
+            &siw::ConnectOptions::default(),
+        )
         .unwrap();
     let (_, from) = listener.accept().unwrap();
     assert_eq!(from.ip(), ip("10.77.0.1"));

@@ -37,13 +37,27 @@ crc = "{crc}"
 }
 
 fn boot(ns: &Netns) -> Guest {
-    Guest::boot(ns, &["--ip", "10.77.0.2/24", "--ip6", "fd77::2/64", "--crc", "off"])
+    Guest::boot(
+        ns,
+        &[
+            "--ip",
+            "10.77.0.2/24",
+            "--ip6",
+            "fd77::2/64",
+            "--crc",
+            "off",
+        ],
+    )
 }
 
 fn capture(ns: &Netns, crc: &str) -> (Daemon, PathBuf, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("siw.pcapng");
-    (ns.siwd(&config(crc), &["--capture", file.to_str().unwrap()]), file, dir)
+    (
+        ns.siwd(&config(crc), &["--capture", file.to_str().unwrap()]),
+        file,
+        dir,
+    )
 }
 
 /// What rping writes into ping number `n`.
@@ -57,9 +71,17 @@ fn ping_text(n: usize, size: usize) -> String {
 /// Every ping was printed in order with exactly its data.
 fn assert_pings(out: &str, prefix: &str, size: usize, who: &str) {
     let lines: Vec<&str> = out.lines().filter_map(|l| l.strip_prefix(prefix)).collect();
-    assert_eq!(lines.len(), PINGS, "{who}: {} pings of {size} bytes", lines.len());
+    assert_eq!(
+        lines.len(),
+        PINGS,
+        "{who}: {} pings of {size} bytes",
+        lines.len()
+    );
     for (n, line) in lines.iter().enumerate() {
-        assert!(*line == ping_text(n, size), "{who}: data of ping {n} of {size} bytes is wrong");
+        assert!(
+            *line == ping_text(n, size),
+            "{who}: data of ping {n} of {size} bytes is wrong"
+        );
     }
 }
 
@@ -73,7 +95,9 @@ struct Ping {
 impl Ping {
     fn start(daemon: &Daemon, args: &str) -> Ping {
         let mut c = siw_ping(daemon, args);
-        c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        c.stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = c.spawn().unwrap();
         let out = lines(child.stdout.take().unwrap());
         let err = lines(child.stderr.take().unwrap());
@@ -104,7 +128,11 @@ impl Ping {
             assert!(Instant::now() < end, "siw-ping hangs");
             std::thread::sleep(Duration::from_millis(5));
         };
-        (status.code(), self.out.iter().collect(), self.err.iter().collect())
+        (
+            status.code(),
+            self.out.iter().collect(),
+            self.err.iter().collect(),
+        )
     }
 }
 
@@ -128,13 +156,20 @@ impl Drop for Ping {
 fn rping_connects(siwd: &Daemon, guest: &Guest, addr: &str, size: usize, who: &str) {
     let server = Ping::server(siwd, &format!("-s -a {addr} -v"));
     let done = guest
-        .start(&format!("rping -c -a {addr} -p 7174 -C {PINGS} -S {size} -v -V"))
+        .start(&format!(
+            "rping -c -a {addr} -p 7174 -C {PINGS} -S {size} -v -V"
+        ))
         .wait(GUEST_PATIENCE);
     assert_eq!(done.status, Some(0), "{who}: {}", done.err);
     assert_pings(&done.out, "ping data: ", size, &format!("{who}, rping"));
     let (status, out, err) = server.wait();
     assert_eq!((status, &err[..]), (Some(0), ""), "{who}");
-    assert_pings(&out, "server ping data: ", size, &format!("{who}, siw-ping"));
+    assert_pings(
+        &out,
+        "server ping data: ",
+        size,
+        &format!("{who}, siw-ping"),
+    );
 }
 
 /// A `siw-ping` client that has done its first ping with rping's server in the guest.
@@ -166,10 +201,20 @@ fn siw_ping_connects(siwd: &Daemon, guest: &Guest, addr: &str, size: usize, who:
     let (server, ping, first) = first_ping(siwd, guest, &rping, &args);
     let (status, out, err) = ping.wait();
     assert_eq!((status, &err[..]), (Some(0), ""), "{who}");
-    assert_pings(&(first + &out), "ping data: ", size, &format!("{who}, siw-ping"));
+    assert_pings(
+        &(first + &out),
+        "ping data: ",
+        size,
+        &format!("{who}, siw-ping"),
+    );
     let done = server.wait(GUEST_PATIENCE);
     assert_eq!(done.status, Some(0), "{who}: {}", done.err);
-    assert_pings(&done.out, "server ping data: ", size, &format!("{who}, rping"));
+    assert_pings(
+        &done.out,
+        "server ping data: ",
+        size,
+        &format!("{who}, rping"),
+    );
 }
 
 #[test]
@@ -179,7 +224,9 @@ fn rping_and_siw_ping_understand_each_other_both_ways_with_and_without_crc_over_
     let guest = boot(&ns);
     // Who asks for CRC: nobody, siwd, the guest.
     for (ours, theirs) in [("off", 0), ("on", 0), ("off", 1)] {
-        guest.run(&format!("echo {theirs} >/sys/module/siw/parameters/mpa_crc_required"));
+        guest.run(&format!(
+            "echo {theirs} >/sys/module/siw/parameters/mpa_crc_required"
+        ));
         let (siwd, file, _dir) = capture(&ns, ours);
         for (us, them) in [("10.77.0.1", "10.77.0.2"), ("fd77::1", "fd77::2")] {
             for size in SIZES {
@@ -197,12 +244,20 @@ fn rping_and_siw_ping_understand_each_other_both_ways_with_and_without_crc_over_
         for r in &replies {
             // siw as responder does not ask for CRC, whatever it requires.
             let crc = ours == "on" || (theirs == 1 && r[0] == MAC);
-            assert_eq!(r[1], if crc { "1" } else { "0" }, "CRC {ours}/{theirs}: {replies:?}");
+            assert_eq!(
+                r[1],
+                if crc { "1" } else { "0" },
+                "CRC {ours}/{theirs}: {replies:?}"
+            );
         }
         // Each ping is at least a READ with its response, a WRITE and four SENDs.
         let with_crc = replies.iter().filter(|r| r[1] == "1").count();
         let pings = with_crc.min(4 * SIZES.len()) * PINGS;
-        assert!(verdict.good_crcs >= pings * 7, "{} good CRCs", verdict.good_crcs);
+        assert!(
+            verdict.good_crcs >= pings * 7,
+            "{} good CRCs",
+            verdict.good_crcs
+        );
         assert_eq!(verdict.good_crcs > 0, with_crc > 0);
     }
 }
@@ -215,7 +270,9 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     let siwd = ns.siwd(&config("on"), &[]);
 
     // Nobody listens, at either end. (rping reports and then waits for ever.)
-    let done = guest.start("rping -c -a 10.77.0.1 -p 7999 -C 1").wait(Duration::from_secs(15));
+    let done = guest
+        .start("rping -c -a 10.77.0.1 -p 7999 -C 1")
+        .wait(Duration::from_secs(15));
     assert!(done.err.contains("Connection refused"), "{done:?}");
     let (status, _, err) = Ping::start(&siwd, "-c -a 10.77.0.2 -p 7999 -C 1").wait();
     assert_eq!(status, Some(1));
@@ -231,7 +288,10 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     client.kill();
     // An orderly end between two pings is no error to a server; one within a ping is.
     let (status, _, err) = server.wait();
-    assert!(status == Some(0) || err.contains("connection broke"), "{status:?} {err}");
+    assert!(
+        status == Some(0) || err.contains("connection broke"),
+        "{status:?} {err}"
+    );
 
     // The guest's server is killed.
     let rping = "rping -s -a 10.77.0.2 -p 7174";
@@ -239,13 +299,19 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     server.kill();
     let (status, _, err) = ping.wait();
     assert_eq!(status, Some(1));
-    assert!(err.contains("closed the connection early") || err.contains("broke"), "{err}");
+    assert!(
+        err.contains("closed the connection early") || err.contains("broke"),
+        "{err}"
+    );
 
     // The whole machine goes away, without a word.
     let (_server, ping, _) = first_ping(&siwd, &guest, rping, "-a 10.77.0.2");
     guest.kill();
     let (status, _, err) = ping.wait();
     assert_eq!(status, Some(1));
-    assert!(err.contains("timed out waiting for") || err.contains("stopped answering"), "{err}");
+    assert!(
+        err.contains("timed out waiting for") || err.contains("stopped answering"),
+        "{err}"
+    );
     assert!(siwd.stop().success());
 }

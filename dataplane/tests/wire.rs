@@ -46,7 +46,12 @@ impl Bench {
         let app = End::new(&siwd.context(), 65_536);
         let any: SocketAddr = "10.77.0.1:0".parse().unwrap();
         let listener = Listener::new(&app.cm, None, any, 8, 0).unwrap();
-        Bench { app, listener, ns, _siwd: siwd }
+        Bench {
+            app,
+            listener,
+            ns,
+            _siwd: siwd,
+        }
     }
 
     fn peer(&self) -> Peer {
@@ -66,9 +71,14 @@ impl Bench {
 
     /// The request that the application sees; it says yes.
     fn accept(&self, private_data: &[u8]) -> ConnInfo {
-        let CmEvent::ConnectRequest(r) = self.event() else { panic!("no request") };
+        let CmEvent::ConnectRequest(r) = self.event() else {
+            panic!("no request")
+        };
         let info = r.info().clone();
-        let opt = ConnectOptions { private_data, ..Default::default() };
+        let opt = ConnectOptions {
+            private_data,
+            ..Default::default()
+        };
         r.accept(&self.app.qp, None, &opt).unwrap();
         info
     }
@@ -99,13 +109,20 @@ impl Bench {
 
     fn recv(&self, wr_id: u64, at: usize, len: usize) {
         let sge = [self.app.mr.sge(at, len)];
-        self.app.qp.post_recv(&[RecvWr { wr_id, sges: &sge }]).unwrap();
+        self.app
+            .qp
+            .post_recv(&[RecvWr { wr_id, sges: &sge }])
+            .unwrap();
     }
 
     /// The error that ended the connection: one event, the receive flushed, the end told.
     fn broken(&self, kind: AsyncEventKind) {
         let e = self.app.ctx.get_async_event(Some(PATIENCE)).unwrap();
-        assert_eq!((e.kind, e.object), (Some(kind), self.app.qp.number()), "{e:?}");
+        assert_eq!(
+            (e.kind, e.object),
+            (Some(kind), self.app.qp.number()),
+            "{e:?}"
+        );
         self.disconnected();
         let wc = self.app.wc();
         assert_eq!((wc.status, wc.wr_id), (WcStatus::WR_FLUSH_ERR, 99));
@@ -116,8 +133,11 @@ impl Bench {
         let next = End::new(&self.app.ctx, 4096);
         let mut peer = self.peer();
         peer.send(&request(C, 1, b""));
-        let CmEvent::ConnectRequest(r) = self.event() else { panic!("no request") };
-        r.accept(&next.qp, None, &ConnectOptions::default()).unwrap();
+        let CmEvent::ConnectRequest(r) = self.event() else {
+            panic!("no request")
+        };
+        r.accept(&next.qp, None, &ConnectOptions::default())
+            .unwrap();
         peer.take_mpa(b"MPA ID Rep Frame");
     }
 }
@@ -152,7 +172,10 @@ fn a_revision_2_request_is_answered_with_depths_and_one_ready_to_receive_kind() 
     data.extend(b"two");
     peer.send(&request(S | C, 2, &data));
     let info = b.accept(b"");
-    assert_eq!((&info.private_data[..], info.ird, info.ord), (&b"two"[..], 2, 4));
+    assert_eq!(
+        (&info.private_data[..], info.ird, info.ord),
+        (&b"two"[..], 2, 4)
+    );
     let (flags, rev, data) = peer.take_mpa(b"MPA ID Rep Frame");
     assert_eq!((flags, rev), (S | C, 2));
     let (ird, ord) = (
@@ -160,7 +183,10 @@ fn a_revision_2_request_is_answered_with_depths_and_one_ready_to_receive_kind() 
         u16::from_be_bytes([data[2], data[3]]),
     );
     assert_eq!(ird & 0xc000, 0x8000, "A, not B");
-    assert!(matches!(ord & 0xc000, 0x8000 | 0x4000), "exactly one of C and D: {ord:#x}");
+    assert!(
+        matches!(ord & 0xc000, 0x8000 | 0x4000),
+        "exactly one of C and D: {ord:#x}"
+    );
     assert!((2..=128).contains(&(ird & 0x3fff)) && (ird & 0x3fff).is_power_of_two());
     assert_eq!(ord & 0x3fff, 4, "no more reads than the initiator holds");
     let info = b.established();
@@ -251,7 +277,11 @@ fn a_peer_that_never_asks_is_closed_after_the_request_timeout() {
     let began = std::time::Instant::now();
     assert_eq!(silent.rest(), b"");
     assert_eq!(slow.rest(), b"");
-    assert!(began.elapsed() > Duration::from_millis(400), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() > Duration::from_millis(400),
+        "{:?}",
+        began.elapsed()
+    );
     b.nothing_heard();
     b.goes_on();
 }
@@ -262,10 +292,15 @@ fn a_rejected_peer_gets_the_reason_and_the_end() {
     let b = Bench::new();
     let mut peer = b.peer();
     peer.send(&request(S | C, 2, &[0, 1, 0, 1]));
-    let CmEvent::ConnectRequest(r) = b.event() else { panic!("no request") };
+    let CmEvent::ConnectRequest(r) = b.event() else {
+        panic!("no request")
+    };
     r.reject(b"no room").unwrap();
     let (flags, rev, data) = peer.take_mpa(b"MPA ID Rep Frame");
-    assert_eq!((flags & (R | S), rev, &data[4..]), (R | S, 2, &b"no room"[..]));
+    assert_eq!(
+        (flags & (R | S), rev, &data[4..]),
+        (R | S, 2, &b"no room"[..])
+    );
     assert_eq!(peer.rest(), b"");
 }
 
@@ -275,7 +310,9 @@ fn a_peer_that_leaves_before_the_answer_cancels_its_request() {
     let b = Bench::new();
     let mut peer = b.peer();
     peer.send(&request(C, 1, b""));
-    let CmEvent::ConnectRequest(r) = b.event() else { panic!("no request") };
+    let CmEvent::ConnectRequest(r) = b.event() else {
+        panic!("no request")
+    };
     peer.reset();
     match b.event() {
         CmEvent::RequestCancelled { request } => assert_eq!(request, r.id()),
@@ -299,7 +336,10 @@ fn an_fpdu_split_at_every_byte_and_several_in_one_segment_are_the_same_to_the_ap
     peer.send_bytewise(&write(true, key, at, b"placed byte by byte"));
     peer.send_bytewise(&send(true, 1, 0, b"delivered"));
     let wc = b.app.wc();
-    assert_eq!((wc.status, wc.wr_id, wc.byte_len), (WcStatus::SUCCESS, 0, 9));
+    assert_eq!(
+        (wc.status, wc.wr_id, wc.byte_len),
+        (WcStatus::SUCCESS, 0, 9)
+    );
     assert_eq!(b.app.read(1000, 19), b"placed byte by byte");
 
     // Two parts of a message, a Write and a message in one segment.
@@ -312,10 +352,16 @@ fn an_fpdu_split_at_every_byte_and_several_in_one_segment_are_the_same_to_the_ap
     .concat();
     peer.send(&all);
     let wc = b.app.wc();
-    assert_eq!((wc.status, wc.wr_id, wc.byte_len), (WcStatus::SUCCESS, 1, 15));
+    assert_eq!(
+        (wc.status, wc.wr_id, wc.byte_len),
+        (WcStatus::SUCCESS, 1, 15)
+    );
     assert_eq!(b.app.read(64, 15), b"in two segments");
     let wc = b.app.wc();
-    assert_eq!((wc.status, wc.wr_id, wc.byte_len), (WcStatus::SUCCESS, 2, 0));
+    assert_eq!(
+        (wc.status, wc.wr_id, wc.byte_len),
+        (WcStatus::SUCCESS, 2, 0)
+    );
     assert_eq!(b.app.read(1000, 8), b"together");
 }
 
@@ -333,7 +379,10 @@ fn an_fpdu_cut_at_each_of_its_bytes_is_put_together() {
         peer.send(&f[..cut]);
         peer.send(&f[cut..]);
         let wc = b.app.wc();
-        assert_eq!((wc.status, wc.wr_id, wc.byte_len), (WcStatus::SUCCESS, cut as u64, 10));
+        assert_eq!(
+            (wc.status, wc.wr_id, wc.byte_len),
+            (WcStatus::SUCCESS, cut as u64, 10)
+        );
         assert_eq!(b.app.read(0, 10), text);
     }
 }
@@ -352,7 +401,12 @@ fn fpdus_that_ignore_segments_carry_a_large_write() {
     for size in (1..).map(|i| [7, 9_001, 1, 20_000, 333][i % 5]) {
         let n = size.min(data.len() - sent);
         let last = sent + n == data.len();
-        stream.extend(write(last, b.app.mr.rkey(), at + sent as u64, &data[sent..sent + n]));
+        stream.extend(write(
+            last,
+            b.app.mr.rkey(),
+            at + sent as u64,
+            &data[sent..sent + n],
+        ));
         sent += n;
         if last {
             break;
@@ -467,7 +521,10 @@ fn the_longest_ulpdu_is_waited_for_and_delivered() {
     let data = pattern(3, usize::from(u16::MAX) - 18);
     peer.send(&send(true, 1, 0, &data));
     let wc = b.app.wc();
-    assert_eq!((wc.status, wc.byte_len as usize), (WcStatus::SUCCESS, data.len()));
+    assert_eq!(
+        (wc.status, wc.byte_len as usize),
+        (WcStatus::SUCCESS, data.len())
+    );
     assert!(b.app.read(0, data.len()) == data);
 }
 
@@ -484,7 +541,11 @@ fn an_end_within_an_fpdu_is_an_error_of_the_connection() {
             peer.reset();
         } else {
             peer.fin();
-            assert_eq!(peer.rest(), b"", "a lost stream is not terminated (local 2/0/01)");
+            assert_eq!(
+                peer.rest(),
+                b"",
+                "a lost stream is not terminated (local 2/0/01)"
+            );
         }
         b.broken(AsyncEventKind::QpFatal);
     }

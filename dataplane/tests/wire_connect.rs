@@ -47,7 +47,13 @@ impl Bench {
         let listener = ns.run(|| TcpListener::bind(addr)).unwrap();
         let to = listener.local_addr().unwrap();
         let app = End::new(&siwd.context(), 65_536);
-        Bench { app, listener, to, _ns: ns, _siwd: siwd }
+        Bench {
+            app,
+            listener,
+            to,
+            _ns: ns,
+            _siwd: siwd,
+        }
     }
 
     fn connect(&self, opt: &ConnectOptions<'_>) {
@@ -87,18 +93,33 @@ fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_fi
     skip_if!(lacks_network());
     for addr in ["10.77.0.2:0", "[fd77::2]:0"] {
         let b = Bench::at(addr);
-        let opt = ConnectOptions { private_data: b"hi", ord: 4, ird: 4, ..Default::default() };
+        let opt = ConnectOptions {
+            private_data: b"hi",
+            ord: 4,
+            ird: 4,
+            ..Default::default()
+        };
         b.connect(&opt);
         let mut peer = Peer::accept(&b.listener);
         let (flags, rev, data) = peer.take_mpa(b"MPA ID Req Frame");
         // A with IRD 4; C and D with ORD 4.
-        assert_eq!((flags, rev, &data[..]), (S | C, 2, &[0x80, 4, 0xc0, 4, b'h', b'i'][..]));
+        assert_eq!(
+            (flags, rev, &data[..]),
+            (S | C, 2, &[0x80, 4, 0xc0, 4, b'h', b'i'][..])
+        );
         peer.send(&reply(S | C, 2, &[0x80, 4, 0x80, 4, b'y', b'o']));
         let info = b.established();
-        assert_eq!((&info.private_data[..], info.mpa_rev, info.crc), (&b"yo"[..], 2, true));
+        assert_eq!(
+            (&info.private_data[..], info.mpa_rev, info.crc),
+            (&b"yo"[..], 2, true)
+        );
         assert_eq!((info.ird, info.ord), (4, 4));
         let rtr = peer.take_fpdu();
-        assert_eq!((&rtr[..2], rtr.len()), (&[0xc1, 0x40][..], 14), "a Write of nothing");
+        assert_eq!(
+            (&rtr[..2], rtr.len()),
+            (&[0xc1, 0x40][..], 14),
+            "a Write of nothing"
+        );
         assert_ne!(rtr[2..6], [0; 4], "hardware refuses STag 0");
 
         b.app.mr.write(0, b"from the application").unwrap();
@@ -128,8 +149,15 @@ fn a_responder_without_ready_to_receive_is_met_without_it() {
     let info = b.established();
     assert!(info.crc, "asked for by this side");
     let sge = [b.app.mr.sge(0, 4)];
-    b.app.qp.post_send(&[SendWr::send(1, Data::Sges(&sge))]).unwrap();
-    assert_eq!(peer.take_fpdu()[..2], [0x41, 0x43], "a Send, and nothing before it");
+    b.app
+        .qp
+        .post_send(&[SendWr::send(1, Data::Sges(&sge))])
+        .unwrap();
+    assert_eq!(
+        peer.take_fpdu()[..2],
+        [0x41, 0x43],
+        "a Send, and nothing before it"
+    );
 }
 
 #[test]
@@ -175,7 +203,11 @@ fn an_unusable_reply_with_a_ready_to_receive_nobody_offered_is_terminated() {
     // A and B: a zero-length Send, which was not offered.
     let mut peer = b.answer(&reply(S | C, 2, &[0xc0, 1, 0, 1]));
     let t = peer.take_fpdu();
-    assert_eq!(t[18..22], [0x20, 0x07, 0, 0], "no matching ready-to-receive: 2/0/07");
+    assert_eq!(
+        t[18..22],
+        [0x20, 0x07, 0, 0],
+        "no matching ready-to-receive: 2/0/07"
+    );
     assert_eq!(peer.rest(), b"");
     b.fails("ready-to-receive");
 }
@@ -184,7 +216,10 @@ fn an_unusable_reply_with_a_ready_to_receive_nobody_offered_is_terminated() {
 fn a_reset_of_revision_2_leads_to_a_second_attempt_with_revision_1() {
     skip_if!(lacks_network());
     let b = Bench::new();
-    b.connect(&ConnectOptions { private_data: b"again", ..Default::default() });
+    b.connect(&ConnectOptions {
+        private_data: b"again",
+        ..Default::default()
+    });
     let mut first = Peer::accept(&b.listener);
     let (_, rev, data) = first.take_mpa(b"MPA ID Req Frame");
     assert_eq!((rev, &data[4..]), (2, &b"again"[..]));
@@ -196,7 +231,10 @@ fn a_reset_of_revision_2_leads_to_a_second_attempt_with_revision_1() {
     let info = b.established();
     assert_eq!((info.mpa_rev, &info.private_data[..]), (1, &b"old"[..]));
     let sge = [b.app.mr.sge(0, 4)];
-    b.app.qp.post_send(&[SendWr::send(1, Data::Sges(&sge))]).unwrap();
+    b.app
+        .qp
+        .post_send(&[SendWr::send(1, Data::Sges(&sge))])
+        .unwrap();
     assert_eq!(second.take_fpdu()[..2], [0x41, 0x43]);
 }
 
@@ -236,22 +274,36 @@ fn a_peer_that_never_answers_is_unreachable_after_the_reply_timeout() {
         CmEvent::Unreachable(i) => assert!(i.reason.contains("did not answer in time"), "{i:?}"),
         other => panic!("{other:?}"),
     }
-    assert!(began.elapsed() > Duration::from_millis(600), "{:?}", began.elapsed());
+    assert!(
+        began.elapsed() > Duration::from_millis(600),
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(peer.rest(), b"");
 }
 
 #[test]
 fn a_closed_port_and_an_absent_host_are_told_apart() {
     skip_if!(lacks_network());
-    let Bench { app, listener, to, _ns, _siwd } = Bench::new();
+    let Bench {
+        app,
+        listener,
+        to,
+        _ns,
+        _siwd,
+    } = Bench::new();
     drop(listener);
-    app.qp.connect(&app.cm, to, &ConnectOptions::default()).unwrap();
+    app.qp
+        .connect(&app.cm, to, &ConnectOptions::default())
+        .unwrap();
     match app.cm.get_event(Some(PATIENCE)).unwrap() {
         CmEvent::Rejected(i) => assert!(i.reason.contains("nothing listens"), "{i:?}"),
         other => panic!("{other:?}"),
     }
     let absent = "10.77.0.200:7174".parse().unwrap();
-    app.qp.connect(&app.cm, absent, &ConnectOptions::default()).unwrap();
+    app.qp
+        .connect(&app.cm, absent, &ConnectOptions::default())
+        .unwrap();
     match app.cm.get_event(Some(PATIENCE)).unwrap() {
         CmEvent::Unreachable(i) => assert!(i.reason.contains("no neighbour"), "{i:?}"),
         other => panic!("{other:?}"),

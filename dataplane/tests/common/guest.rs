@@ -27,7 +27,9 @@ pub fn lacks_guest() -> Option<String> {
         .or_else(|| missing_program("python3"))
         .or_else(|| {
             let out = lab().join("out");
-            let built = ["vmlinux", "initramfs.cpio"].iter().all(|f| out.join(f).is_file());
+            let built = ["vmlinux", "initramfs.cpio"]
+                .iter()
+                .all(|f| out.join(f).is_file());
             (!built).then(|| "the Linux siw guest is not built (deploy/lab/linux-siw/build)".into())
         })
 }
@@ -75,7 +77,11 @@ impl Guest {
             let _ = BufReader::new(stdout).read_line(&mut line);
             let _ = tell.send(line);
         });
-        let guest = Guest { script, control, dir };
+        let guest = Guest {
+            script,
+            control,
+            dir,
+        };
         let line = told.recv_timeout(GUEST_PATIENCE).unwrap_or_default();
         assert_eq!(line, "READY\n", "the guest did not boot");
         guest
@@ -90,7 +96,11 @@ impl Guest {
         std::thread::spawn(move || {
             let _ = tell.send(follow(socket));
         });
-        Running { command: command.into(), writer, told }
+        Running {
+            command: command.into(),
+            writer,
+            told,
+        }
     }
 
     /// Runs a shell command that must succeed: its standard output.
@@ -159,7 +169,10 @@ fn follow(socket: UnixStream) -> Option<Done> {
     let status = loop {
         let mut line = String::new();
         socket.read_line(&mut line).ok().filter(|n| *n > 0)?;
-        let (word, rest) = line.trim_end().split_once(' ').unwrap_or((line.trim_end(), ""));
+        let (word, rest) = line
+            .trim_end()
+            .split_once(' ')
+            .unwrap_or((line.trim_end(), ""));
         let into = match word {
             "out" => &mut out,
             "err" => &mut err,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6,
-    recvfrom, sendmsg, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, recvfrom,
+    sendmsg, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 
@@ -86,7 +86,10 @@ impl Netns {
         self.run(|| {
             let out = Command::new(program)
                 .args(args.split(' '))
-                .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
+                .env(
+                    "PATH",
+                    std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin",
+                )
                 .output()
                 .unwrap_or_else(|e| panic!("{program}: {e}"));
             assert!(
@@ -107,9 +110,14 @@ impl Netns {
 
     /// A veth pair as siwd's configuration asks for it: up, silent, without offloads.
     pub fn veth(&self, mtu: u32) {
-        self.ip(&format!("link add veth0 mtu {mtu} type veth peer name veth1 mtu {mtu}"));
+        self.ip(&format!(
+            "link add veth0 mtu {mtu} type veth peer name veth1 mtu {mtu}"
+        ));
         for end in ["veth0", "veth1"] {
-            self.command("ethtool", &format!("-K {end} tso off gso off gro off rx off tx off"));
+            self.command(
+                "ethtool",
+                &format!("-K {end} tso off gso off gro off rx off tx off"),
+            );
             self.ip(&format!("link set {end} addrgenmode none"));
         }
         self.ip("link set veth0 up arp off");
@@ -171,13 +179,20 @@ fn ping(to: IpAddr, data: usize, wait: Duration) -> bool {
         if left.is_zero() {
             return false;
         }
-        let timeout = TimeVal::new(left.as_secs() as i64, i64::from(left.subsec_micros()).max(1));
+        let timeout = TimeVal::new(
+            left.as_secs() as i64,
+            i64::from(left.subsec_micros()).max(1),
+        );
         setsockopt(&s, sockopt::ReceiveTimeout, &timeout).unwrap();
         let Ok((n, _)) = recvfrom::<()>(s.as_raw_fd(), &mut buffer) else {
             continue;
         };
         // IPv4 raw sockets deliver the IP header too.
-        let at = if to.is_ipv4() { usize::from(buffer[0] & 15) * 4 } else { 0 };
+        let at = if to.is_ipv4() {
+            usize::from(buffer[0] & 15) * 4
+        } else {
+            0
+        };
         let icmp = &buffer[at..n];
         if icmp.len() >= 8 && icmp[0] == reply && icmp[4..] == packet[4..] {
             return true;
@@ -225,9 +240,14 @@ pub fn tshark_text(capture: &Path, filter: &str) -> String {
 fn tshark(capture: &Path, filter: &str) -> Command {
     let mut c = Command::new("tshark");
     // Without rpcordma, which takes iWARP payloads for NFS; with checksums, since siwd makes them.
-    c.args(["--disable-protocol", "rpcordma", "-o", "tcp.check_checksum:TRUE"])
-        .args(["-o", "ip.check_checksum:TRUE", "-2", "-r"])
-        .arg(capture);
+    c.args([
+        "--disable-protocol",
+        "rpcordma",
+        "-o",
+        "tcp.check_checksum:TRUE",
+    ])
+    .args(["-o", "ip.check_checksum:TRUE", "-2", "-r"])
+    .arg(capture);
     if !filter.is_empty() {
         c.args(["-Y", filter]);
     }
@@ -236,7 +256,11 @@ fn tshark(capture: &Path, filter: &str) -> Command {
 
 fn output(c: &mut Command) -> String {
     let out = c.output().unwrap();
-    assert!(out.status.success(), "tshark: {}", String::from_utf8_lossy(&out.stderr));
+    assert!(
+        out.status.success(),
+        "tshark: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 

@@ -35,7 +35,7 @@ pub fn reply(flags: u8, rev: u8, data: &[u8]) -> Vec<u8> {
 pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     let mut f = (ulpdu.len() as u16).to_be_bytes().to_vec();
     f.extend(ulpdu);
-    while f.len() % 4 != 0 {
+    while !f.len().is_multiple_of(4) {
         f.push(0);
     }
     let crc = crc32c::crc32c(&f);
@@ -74,7 +74,10 @@ pub struct Peer(pub TcpStream);
 
 impl Peer {
     pub fn connect(ns: &Netns, to: SocketAddr) -> Peer {
-        Peer::of(ns.run(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap())
+        Peer::of(
+            ns.run(|| TcpStream::connect_timeout(&to, PATIENCE))
+                .unwrap(),
+        )
     }
 
     pub fn accept(listener: &TcpListener) -> Peer {
@@ -150,7 +153,10 @@ impl Peer {
 
     /// RST instead of FIN.
     pub fn reset(self) {
-        let linger = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        let linger = nix::libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
         nix::sys::socket::setsockopt(&self.0, nix::sys::socket::sockopt::Linger, &linger).unwrap();
     }
 
