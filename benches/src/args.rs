@@ -72,7 +72,7 @@ pub struct Args {
     pub socket: Option<PathBuf>,
 
     /// The core to measure on; the daemon's workers should have others
-    /// [default: the first that this process may use].
+    /// [default: the first that this process may use, when both ends are in it].
     #[arg(long, value_name = "N")]
     pub core: Option<usize>,
 }

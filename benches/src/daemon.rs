@@ -1,9 +1,46 @@
 //! What a running daemon costs, as the kernel counts it: CPU time of its threads
-//! and private memory.
+//! and private memory. And what its TCP had to repeat, as it counts it itself.
 
+use serde::Serialize;
+use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Work of the daemon's TCP that a loss-free link does not need.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Repeats {
+    pub retrans_segs: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+}
+
+impl Repeats {
+    /// From the daemon's statistics; zero for what it does not count.
+    pub fn of(stats: &str) -> Repeats {
+        let json: Value = serde_json::from_str(stats).unwrap_or_default();
+        let list = |v: &Value, key: &str| v[key].as_array().cloned().unwrap_or_default();
+        let sum = |key: &str| {
+            list(&json, "workers")
+                .iter()
+                .flat_map(|w| list(w, "devices"))
+                .filter_map(|d| d["tcp"][key].as_u64())
+                .sum()
+        };
+        Repeats {
+            retrans_segs: sum("retrans_segs"),
+            timeouts: sum("timeouts"),
+        }
+    }
+
+    /// What came since `before`.
+    pub fn since(self, before: Repeats) -> Repeats {
+        Repeats {
+            retrans_segs: self.retrans_segs.saturating_sub(before.retrans_segs),
+            timeouts: self.timeouts.saturating_sub(before.timeouts),
+        }
+    }
+}
 
 /// A process by its number.
 pub struct Process {
@@ -96,6 +133,20 @@ mod tests {
             }
         }
         assert!(me.private_bytes().unwrap() > 0);
+    }
+
+    #[test]
+    fn repetitions_of_all_workers_and_devices_add_up() {
+        let stats = r#"{"workers":[
+            {"devices":[{"tcp":{"retrans_segs":2,"timeouts":1}},{"tcp":{"retrans_segs":3}}]},
+            {"devices":[{"tcp":{"retrans_segs":5,"timeouts":1}}]}]}"#;
+        let all = Repeats {
+            retrans_segs: 10,
+            timeouts: 2,
+        };
+        assert_eq!(Repeats::of(stats), all);
+        assert_eq!(all.since(all), Repeats::default());
+        assert_eq!(Repeats::of("no JSON"), Repeats::default());
     }
 
     #[test]

@@ -9,11 +9,15 @@ use siw::{
 };
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Bytes of a control line; each QP has one. See `bandwidth.rs` for what is in it.
 pub const LINE: usize = 64;
 /// Receives of a ping-pong by SEND.
 const LAT_RECEIVES: u32 = 16;
+
+/// After this a full receive queue is an error.
+const FREED: Duration = Duration::from_millis(100);
 
 /// Which part an end plays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,11 +214,27 @@ impl End {
                 wr_id: u64::from(qp),
                 sges: &[sge],
             };
-            self.qps[qp as usize]
-                .post_recv(&[wr])
-                .map_err(|e| format!("receive on queue pair {qp}: {e}"))?;
+            self.post_receive(qp, &wr)?;
         }
         Ok(())
+    }
+
+    /// The worker may free the slot of a receive a little after its completion.
+    #[inline]
+    fn post_receive(&self, qp: u32, wr: &RecvWr) -> Result<(), String> {
+        let mut since = None;
+        loop {
+            match self.qps[qp as usize].post_recv(&[*wr]) {
+                Ok(()) => return Ok(()),
+                Err(e)
+                    if matches!(e.error, Error::QueueFull)
+                        && since.get_or_insert_with(Instant::now).elapsed() < FREED =>
+                {
+                    std::hint::spin_loop();
+                }
+                Err(e) => return Err(format!("receive on queue pair {qp}: {e}")),
+            }
+        }
     }
 
     /// Writes `bytes` into the peer's control line, at `at`, without a completion.

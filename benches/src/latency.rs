@@ -18,6 +18,8 @@ const RX: u64 = 1;
 const LOOK: u64 = 256;
 /// Polls between two looks at the clock while nothing comes.
 const PATIENCE: u32 = 1 << 14;
+/// Polls before the core is offered to others.
+const YIELD: u32 = 1 << 10;
 
 /// The last byte of round `i`: two rounds in a row differ, and none is 0.
 fn tag(i: u64) -> u8 {
@@ -184,6 +186,10 @@ impl Patience {
     fn spin(&mut self, end: &End) -> Result<(), String> {
         std::hint::spin_loop();
         self.polls += 1;
+        if self.polls.is_multiple_of(YIELD) {
+            // The other end may be a process that needs this core.
+            std::thread::yield_now();
+        }
         if self.polls >= PATIENCE {
             self.look(end)?;
         }

@@ -48,11 +48,20 @@ pub fn mismatch(
     qp: u32,
     message: u64,
 ) -> Result<Option<usize>, siw::Error> {
+    compare(len, qp, message, |at, part| mr.read(off + at, part))
+}
+
+fn compare<E>(
+    len: usize,
+    qp: u32,
+    message: u64,
+    mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+) -> Result<Option<usize>, E> {
     let (mut want, mut have) = ([0; CHUNK], [0; CHUNK]);
     for at in (0..len).step_by(CHUNK) {
         let n = CHUNK.min(len - at);
         bytes(qp, message, at, &mut want[..n]);
-        mr.read(off + at, &mut have[..n])?;
+        read(at, &mut have[..n])?;
         if want[..n] != have[..n] {
             let i = (0..n).find(|i| want[*i] != have[*i]);
             return Ok(i.map(|i| at + i));
@@ -78,6 +87,28 @@ mod tests {
             assert!(same < 8, "{same} of 64 bytes are the same");
         }
         assert_eq!(first, part(0, 0, 0));
+    }
+
+    #[test]
+    fn one_wrong_byte_anywhere_is_found() {
+        let mut message = vec![0; 10_001];
+        bytes(2, 9, 0, &mut message);
+        let look = |m: &[u8], number| {
+            compare(m.len(), 2, number, |at, part| {
+                part.copy_from_slice(&m[at..at + part.len()]);
+                Ok::<_, ()>(())
+            })
+        };
+        assert_eq!(look(&message, 9), Ok(None));
+        assert!(
+            look(&message, 8).is_ok_and(|at| at.is_some()),
+            "another message"
+        );
+        for at in [0, 4095, 4096, 10_000] {
+            message[at] ^= 1;
+            assert_eq!(look(&message, 9), Ok(Some(at)));
+            message[at] ^= 1;
+        }
     }
 
     #[test]

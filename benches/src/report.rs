@@ -1,6 +1,7 @@
 //! The result: one line of JSON for programs, a few lines for people.
 
 use crate::bounds::Bound;
+use crate::daemon::Repeats;
 use crate::plan::{Mode, Plan};
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -75,6 +76,8 @@ pub struct Report {
     pub secs: f64,
     pub messages: u64,
     pub verified: u64,
+    /// What the daemon's TCP repeated meanwhile, for whatever client.
+    pub tcp: Repeats,
     pub inline: bool,
     pub from: String,
     pub to: String,
@@ -89,6 +92,7 @@ impl Report {
         path: Path,
         measured: &Measured,
         bound: Bound,
+        tcp: Repeats,
         notes: Vec<String>,
     ) -> Report {
         let secs = measured.time.as_secs_f64().max(1e-9);
@@ -119,6 +123,7 @@ impl Report {
             secs: round(secs),
             messages: measured.messages,
             verified: measured.verified,
+            tcp,
             inline: plan.inline,
             from: path.from,
             to: path.to,
@@ -205,6 +210,13 @@ impl fmt::Display for Report {
                 None => writeln!(f)?,
             }
         }
+        if self.tcp != Repeats::default() {
+            writeln!(
+                f,
+                "  TCP repeated {} segments, {} of its timers expired",
+                self.tcp.retrans_segs, self.tcp.timeouts
+            )?;
+        }
         for note in &self.notes {
             writeln!(f, "  note: {note}")?;
         }
@@ -237,7 +249,7 @@ mod tests {
             crc: true,
         };
         let plan = Plan { mode, ..example() };
-        Report::new(&plan, path, &measured, bound, vec![])
+        Report::new(&plan, path, &measured, bound, Repeats::default(), vec![])
     }
 
     fn bound() -> Bound {

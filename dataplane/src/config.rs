@@ -3,15 +3,16 @@
 //! `siwd --config FILE` loads it here; `--check` stops after it. Every error names
 //! file:line:column, what is wrong and what is allowed.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+mod values;
+
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer};
 use toml::Spanned;
+
+pub use values::{ByteSize, Cidr, DeviceName, FileMode, MacAddress, PciAddress};
 
 /// Workers that completion queues have rings for.
 const MAX_WORKERS: usize = siw_shm::completion_queue::MAX_WORKERS as usize;
@@ -356,8 +357,9 @@ pub struct TcpSettings {
     pub congestion: CongestionName,
     /// Least retransmission timeout in milliseconds (RFC 6298 allows less than 1 s on fabrics).
     pub rto_min_ms: u32,
-    /// Receive window of one connection.
-    pub receive_window: ByteSize,
+    /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, whose
+    /// round trip is so short that more only leaves the processor's cache.
+    pub receive_window: Option<ByteSize>,
     /// Delayed acknowledgement in microseconds, at most 500 000.
     pub delayed_ack_us: u32,
     /// Seconds of silence before a keepalive probe; absent: none.
@@ -369,209 +371,10 @@ impl Default for TcpSettings {
         TcpSettings {
             congestion: CongestionName::Cubic,
             rto_min_ms: 5,
-            receive_window: ByteSize(1 << 20),
+            receive_window: None,
             delayed_ack_us: 1_000,
             keepalive_s: None,
         }
-    }
-}
-
-macro_rules! from_text {
-    ($t:ty) => {
-        impl<'de> Deserialize<'de> for $t {
-            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                let s = String::deserialize(d)?;
-                s.parse().map_err(de::Error::custom)
-            }
-        }
-    };
-}
-
-/// A verbs device name: 1 to 63 letters, digits, `_` or `-`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct DeviceName(pub String);
-from_text!(DeviceName);
-
-impl FromStr for DeviceName {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let plain = s
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
-        if s.is_empty() || s.len() > 63 || !plain {
-            return Err(format!(
-                "device name {s:?}: use 1 to 63 letters, digits, '_' or '-', for example \"siw0\""
-            ));
-        }
-        Ok(DeviceName(s.to_owned()))
-    }
-}
-
-/// A PCI address, domain included.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PciAddress(pub String);
-from_text!(PciAddress);
-
-impl FromStr for PciAddress {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let shape = |t: &str| -> Option<()> {
-            let (head, func) = t.rsplit_once('.')?;
-            let mut parts = head.rsplit(':');
-            let (dev, bus) = (parts.next()?, parts.next()?);
-            let domain = parts.next().unwrap_or("0000");
-            let hex = |p: &str, n: usize| p.len() == n && p.bytes().all(|b| b.is_ascii_hexdigit());
-            (parts.next().is_none() && hex(domain, 4) && hex(bus, 2) && hex(dev, 2) && hex(func, 1))
-                .then_some(())
-        };
-        match shape(s) {
-            Some(()) => Ok(PciAddress(s.to_owned())),
-            None => Err(format!(
-                "PCI address {s:?}: write domain:bus:device.function, for example \"0000:03:00.0\""
-            )),
-        }
-    }
-}
-
-/// A unicast Ethernet address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MacAddress(pub [u8; 6]);
-from_text!(MacAddress);
-
-impl FromStr for MacAddress {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "Ethernet address {s:?}: write six hex octets of a unicast address, for example \"02:00:00:00:00:01\""
-            )
-        };
-        let mut mac = [0u8; 6];
-        let mut parts = s.split(':');
-        for octet in &mut mac {
-            let part = parts.next().filter(|p| p.len() == 2).ok_or_else(bad)?;
-            *octet = u8::from_str_radix(part, 16).map_err(|_| bad())?;
-        }
-        if parts.next().is_some() || mac[0] & 1 != 0 || mac == [0; 6] {
-            return Err(bad());
-        }
-        Ok(MacAddress(mac))
-    }
-}
-
-impl fmt::Display for MacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let m = self.0;
-        write!(
-            f,
-            "{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}",
-            m[0], m[1], m[2], m[3], m[4], m[5]
-        )
-    }
-}
-
-/// An address with its prefix length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cidr {
-    /// The device's own address.
-    pub addr: IpAddr,
-    /// Bits of the network part.
-    pub prefix: u8,
-}
-from_text!(Cidr);
-
-impl FromStr for Cidr {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let bad = |why: &str| {
-            format!(
-                "address {s:?}: {why}; write address/prefix, for example \"10.77.0.1/24\" or \"fd77::1/64\""
-            )
-        };
-        let (addr, prefix) = s
-            .split_once('/')
-            .ok_or_else(|| bad("the prefix length is missing"))?;
-        let addr: IpAddr = addr.parse().map_err(|_| bad("not an IP address"))?;
-        let max = if addr.is_ipv4() { 32 } else { 128 };
-        let prefix: u8 = prefix
-            .parse()
-            .ok()
-            .filter(|p| *p >= 1 && *p <= max)
-            .ok_or_else(|| bad("the prefix length is out of range"))?;
-        if addr.is_unspecified() || addr.is_multicast() || addr.is_loopback() {
-            return Err(bad("a device needs a unicast address of its own"));
-        }
-        Ok(Cidr { addr, prefix })
-    }
-}
-
-/// A count of bytes: 4096, "64KiB", "1 GiB".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ByteSize(pub u64);
-
-impl FromStr for ByteSize {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "size {s:?}: write bytes, or a number with KiB, MiB, GiB or TiB, for example \"64MiB\""
-            )
-        };
-        let digits = s.find(|c: char| !c.is_ascii_digit()).unwrap_or(s.len());
-        let number: u64 = s[..digits].parse().map_err(|_| bad())?;
-        let shift = match s[digits..].trim() {
-            "" | "B" => 0,
-            "KiB" => 10,
-            "MiB" => 20,
-            "GiB" => 30,
-            "TiB" => 40,
-            _ => return Err(bad()),
-        };
-        number
-            .checked_shl(shift)
-            .filter(|n| n >> shift == number)
-            .map(ByteSize)
-            .ok_or_else(bad)
-    }
-}
-
-impl<'de> Deserialize<'de> for ByteSize {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        struct V;
-        impl de::Visitor<'_> for V {
-            type Value = ByteSize;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number of bytes or text such as \"64MiB\"")
-            }
-            fn visit_i64<E: de::Error>(self, v: i64) -> Result<ByteSize, E> {
-                u64::try_from(v)
-                    .map(ByteSize)
-                    .map_err(|_| E::custom("a size cannot be negative"))
-            }
-            fn visit_u64<E: de::Error>(self, v: u64) -> Result<ByteSize, E> {
-                Ok(ByteSize(v))
-            }
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<ByteSize, E> {
-                v.parse().map_err(E::custom)
-            }
-        }
-        d.deserialize_any(V)
-    }
-}
-
-/// Permission bits as octal text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileMode(pub u32);
-from_text!(FileMode);
-
-impl FromStr for FileMode {
-    type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        u32::from_str_radix(s, 8)
-            .ok()
-            .filter(|m| *m <= 0o777)
-            .map(FileMode)
-            .ok_or_else(|| format!("mode {s:?}: write octal permission bits, for example \"0660\""))
     }
 }
 

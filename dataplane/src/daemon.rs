@@ -51,8 +51,6 @@ fn os(what: &'static str) -> impl Fn(nix::errno::Errno) -> Error {
 
 /// Commands and events that fit between a worker and the control thread.
 const MAILBOX: usize = 4096;
-/// Longest frame beside its IP packet: Ethernet, VLAN tag, checksum.
-const FRAME_OVERHEAD: u16 = 32;
 /// What DPDK needs beside the packet buffers.
 const EAL_OVERHEAD_MB: u32 = 32;
 
@@ -72,16 +70,15 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         .map_err(os("signals cannot be received"))?;
 
     let cores = worker_cores(&config);
-    let claims = host::claim_cores(Path::new("/run/siwd"), &cores, config.workers.idle)?;
+    let claims = host::claim_cores(&host::lock_folder(), &cores, config.workers.idle)?;
     refuse_second_daemon(&config.control.socket)?;
 
     let configs: Vec<_> = config.devices.iter().map(|d| d.get_ref().clone()).collect();
-    let mtu = configs
+    let room = configs
         .iter()
-        .map(|d| *d.mtu.get_ref())
+        .map(device::buffer_room)
         .max()
-        .unwrap_or(1500);
-    let room = (mtu + FRAME_OVERHEAD).max(2048);
+        .unwrap_or(2048);
     let (eal, hugepages) = start_eal(&config, room, cores[0])?;
     let pool = Mempool::new(&eal, "siwd", config.dpdk.buffers, 256, room, None)?;
     let mut devices = device::open(&eal, &configs, &pool, cores.len()).map_err(Error::Device)?;

@@ -15,6 +15,17 @@ use crate::worker::LaneConfig;
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
 const PAIR_RING: u32 = 1024;
 
+/// Longest frame beside its IP packet: Ethernet, VLAN tag, checksum.
+const FRAME_OVERHEAD: u16 = 32;
+/// What the kernel puts in front of each frame in a ring (`TPACKET2_HDRLEN`), without the
+/// address.
+const RING_HEADER: u16 = 32;
+const TAP_DRIVER: &str = "net_tap";
+
+/// Receive windows where the configuration names none.
+const WINDOW: u32 = 1 << 20;
+const PAIR_WINDOW: u32 = 256 << 10;
+
 /// A started port and what its lanes need to know.
 pub struct Device {
     pub config: DeviceConfig,
@@ -58,12 +69,41 @@ pub fn open(
                     (a, true)
                 }
             },
-            Link::Vdev(args) => (Port::vdev(eal, &args).map_err(fail)?, false),
+            Link::Vdev(args) => {
+                let args = with_ring_frames(config, args);
+                (Port::vdev(eal, &args).map_err(fail)?, false)
+            }
             Link::Pci(addr) => (Port::pci(eal, &addr).map_err(fail)?, false),
         };
         devices.push(start(config, port, pair, pool, wanted)?);
     }
     Ok(devices)
+}
+
+/// Bytes that a packet buffer must hold for the device.
+pub fn buffer_room(config: &DeviceConfig) -> u16 {
+    let ring = match config.link() {
+        Link::Vdev(args) => ring_frame(config, &args).map_or(0, |f| f - RING_HEADER),
+        _ => 0,
+    };
+    (config.mtu.get_ref() + FRAME_OVERHEAD).max(2048).max(ring)
+}
+
+/// What a ring of AF_PACKET sockets must be told to take frames of this MTU: its own default
+/// drops what is longer than 1982 bytes, without a word. `None`: the default, or the user's word.
+fn ring_frame(config: &DeviceConfig, args: &str) -> Option<u16> {
+    let mtu = *config.mtu.get_ref();
+    let own = args.contains("framesz=") || args.contains("blocksz=");
+    (args.starts_with("net_af_packet") && mtu > 1900 && !own)
+        .then(|| (mtu + FRAME_OVERHEAD + RING_HEADER * 2).next_multiple_of(1024))
+}
+
+fn with_ring_frames(config: &DeviceConfig, args: String) -> String {
+    match ring_frame(config, &args) {
+        // Blocks are whole pages, and four of any such frame fill them without a gap.
+        Some(f) => format!("{args},framesz={f},blocksz={}", u32::from(f) * 4),
+        None => args,
+    }
 }
 
 fn start(
@@ -107,10 +147,16 @@ fn start(
         )
         .map_err(fail)?;
     tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
-    let own_mac = port.mac().unwrap_or([0; 6]);
+    // DPDK gives a tap one address for both ends of the wire, but Linux must keep its own:
+    // neither takes frames from its own address. A tap passes all that is sent to it.
+    let shared_mac = info.driver == TAP_DRIVER;
+    let own_mac = match port.mac() {
+        Ok(m) if !shared_mac => m,
+        _ => [0; 6],
+    };
     let mac = match config.mac {
         Some(MacAddress(m)) => {
-            if !pair && m != own_mac && port.set_mac(m).is_err() {
+            if !pair && !shared_mac && m != own_mac && port.set_mac(m).is_err() {
                 // The link delivers only its own address then, unless it is told otherwise.
                 if let Err(e) = port.set_promiscuous(true) {
                     tracing::warn!(device = %name, "neither the address nor promiscuous mode could be set: {e}");
@@ -236,7 +282,11 @@ impl Device {
             vlan: c.vlan.as_ref().map(|v| *v.get_ref()),
             rto_min: Duration::from_millis(t.rto_min_ms.max(1).into()),
             delayed_ack: Duration::from_micros(t.delayed_ack_us.min(500_000).into()),
-            recv_window: u32::try_from(t.receive_window.0).unwrap_or(1 << 30),
+            recv_window: t
+                .receive_window
+                .map_or(if self.pair { PAIR_WINDOW } else { WINDOW }, |w| {
+                    u32::try_from(w.0).unwrap_or(1 << 30)
+                }),
             congestion: match t.congestion {
                 CongestionName::Cubic => Congestion::Cubic,
                 CongestionName::Newreno => Congestion::NewReno,

@@ -4,11 +4,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::Pid;
+use nix::unistd::{AccessFlags, Pid};
 
 use crate::config::IdlePolicy;
 
@@ -73,6 +73,19 @@ fn no_such_core(core: usize) -> HostError {
 
 /// The claim of one worker on its core: exclusive when it polls, shared when it sleeps.
 pub struct CoreClaim(#[allow(dead_code, reason = "held for its lock")] Flock<File>);
+
+/// Where core locks lie: one folder for the machine, or for the user who may not write there.
+pub fn lock_folder() -> PathBuf {
+    let machine = PathBuf::from("/run/siwd");
+    if fs::create_dir_all(&machine).is_ok()
+        && nix::unistd::access(&machine, AccessFlags::W_OK).is_ok()
+    {
+        return machine;
+    }
+    std::env::var_os("XDG_RUNTIME_DIR")
+        .map_or_else(std::env::temp_dir, PathBuf::from)
+        .join("siwd")
+}
 
 /// Claims every core for this process.
 ///

@@ -22,5 +22,7 @@ pub(crate) fn place(
         ok &= mr.write_at(off, s).is_ok();
         off += s.len() as u64;
     });
+    // Messages are placed front to back: the next FPDU goes where this one ends.
+    mr.region().prefetch_range(off as usize, len);
     if ok { Ok(()) } else { Err(NotWritable) }
 }

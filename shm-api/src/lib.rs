@@ -31,6 +31,8 @@ pub mod control;
 #[cfg(not(loom))]
 pub mod crc;
 #[cfg(not(loom))]
+mod crc_fold;
+#[cfg(not(loom))]
 pub mod doorbell;
 #[cfg(not(loom))]
 pub mod key_table;

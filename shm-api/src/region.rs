@@ -295,6 +295,17 @@ impl Region {
         }
     }
 
+    /// [`Region::prefetch_read`] for every line of a range, as far as it lies inside.
+    #[inline]
+    pub fn prefetch_range(&self, off: usize, len: usize) {
+        let end = off.saturating_add(len).min(self.len);
+        let mut at = off;
+        while at < end {
+            prefetch(self.ptr.as_ptr().wrapping_add(at));
+            at += 64;
+        }
+    }
+
     /// A word shared with the peer: 4-aligned and inside, or an error.
     #[inline]
     pub fn atomic_u32(&self, off: usize) -> Result<&AtomicU32, OutOfBounds> {

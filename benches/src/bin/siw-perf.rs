@@ -5,6 +5,7 @@ use clap::Parser;
 use dpdk::EalConfig;
 use siw_bench::args::{Args, Ends};
 use siw_bench::bounds::{Bound, Bounds, Framing};
+use siw_bench::daemon::Repeats;
 use siw_bench::end::{End, Role, device, open};
 use siw_bench::plan::{Mode, Plan};
 use siw_bench::report::{Measured, Path, Report};
@@ -30,8 +31,11 @@ fn run(args: &Args) -> Result<Option<Report>, String> {
     let plan = args.plan()?;
     let ends = args.ends()?;
     let ctx = open(args.socket.as_deref())?;
-    let core = args.core.unwrap_or(EalConfig::default().main_core);
-    dpdk::pin_current_thread(core).map_err(|e| format!("--core: {e}"))?;
+    // Two processes find their places themselves.
+    let first = matches!(ends, Ends::Both { .. }).then(|| EalConfig::default().main_core);
+    if let Some(core) = args.core.or(first) {
+        dpdk::pin_current_thread(core).map_err(|e| format!("--core: {e}"))?;
+    }
     match ends {
         Ends::Both { from, to } => {
             let (from, to) = (device(&ctx, &from)?, device(&ctx, &to)?);
@@ -105,7 +109,10 @@ fn measure(
         };
     }
     let before = bounds.as_mut().map(Bounds::measure).transpose()?;
+    let repeats = || a.ctx.stats().map(|s| Repeats::of(&s)).unwrap_or_default();
+    let earlier = repeats();
     let measured = transfer(plan, a, b, args.secs)?;
+    let tcp = repeats().since(earlier);
     let after = match &mut bounds {
         Some(b) => {
             // The worker falls asleep first.
@@ -117,7 +124,7 @@ fn measure(
     let bound = before
         .unwrap_or_default()
         .best(after.unwrap_or(Bound::default()));
-    Ok(Report::new(plan, path, &measured, bound, notes))
+    Ok(Report::new(plan, path, &measured, bound, tcp, notes))
 }
 
 fn transfer(plan: &Plan, a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String> {

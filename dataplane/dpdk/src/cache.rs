@@ -4,6 +4,7 @@
 //! A buffer freed here that came from the same pool is the next one allocated,
 //! still warm in the CPU's cache.
 
+use crate::mbuf::prefetch;
 use crate::{Mbuf, Mempool};
 use dpdk_sys as sys;
 use std::ptr::{self, NonNull};
@@ -70,6 +71,14 @@ impl MbufCache {
         }
         self.len -= 1;
         let m = self.stack[self.len];
+        if let Some(next) = self.len.checked_sub(1) {
+            // The next allocation writes its two lines and the first two of its data, which
+            // lie right behind the headroom.
+            let next = self.stack[next].cast::<u8>().cast_const();
+            for line in [0, 64, 256, 320] {
+                prefetch(next.wrapping_add(line));
+            }
+        }
         // SAFETY: buffers on the stack are free ones of `pool`, owned by us.
         unsafe {
             init_raw(m, self.buf_len);

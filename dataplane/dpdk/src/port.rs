@@ -66,6 +66,15 @@ pub struct PortInfo {
     pub(crate) min_rx_bufsize: u32,
 }
 
+/// The longest MTU that a driver can be told. AF_PACKET announces the frames of plain
+/// Ethernet, whatever its interface carries, and never looks at the MTU.
+fn announced_mtu(driver: &str) -> u32 {
+    match driver {
+        "net_af_packet" => 1500,
+        _ => u32::MAX,
+    }
+}
+
 impl Port {
     pub(crate) fn adopt(eal: &Eal, id: u16, name: &str, rings: Option<Arc<Rings>>) -> Result<Self> {
         let raw = raw_info(id, name)?;
@@ -186,7 +195,7 @@ impl Port {
             rx_offloads: n.rx,
             tx_offloads: n.tx,
             rss_types: n.rss_types,
-            mtu,
+            mtu: mtu.min(announced_mtu(&info.driver)),
             max_lro_pkt_size: if n.granted.lro {
                 info.max_lro_pkt_size
             } else {

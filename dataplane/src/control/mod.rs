@@ -10,9 +10,15 @@
 //! leaves the client in `pending` until that answer comes, and the client's next request waits.
 
 mod cm;
+mod connections;
+mod hello;
+mod memory;
 mod outbox;
+mod queues;
+mod reclaim;
 mod requests;
 mod resources;
+mod statistics;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -25,12 +31,11 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::signalfd::SignalFd;
 use siw_shm::control::{AsyncEventKind, Conn, RecvError, Request};
 use siw_shm::control::{codec, messages};
-use siw_shm::{DoorbellConsumer, KeyTable, Region, WorkerPage, doorbell};
+use siw_shm::{KeyTable, Region, WorkerPage};
 
 use crate::config::LimitsConfig;
 use crate::worker::Mailbox;
 use crate::worker::messages::{Command, Event, RequestId, WorkerStats};
-use outbox::Outbox;
 use resources::Client;
 
 /// What clients see of one device.
@@ -108,6 +113,8 @@ impl Numbers {
 enum Pending {
     /// All workers passed a fence; then the completion queue's memory is free.
     FreeCq { cq: u32, token: u64, left: usize },
+    /// The worker has moved the queue pair to its new state.
+    ModifyQp { qpn: u32, token: u64 },
     /// The worker let the queue pair go.
     DestroyQp { qpn: u32 },
     /// No worker can touch the region any more.
@@ -276,8 +283,6 @@ impl Control {
         (token, self.config.mailboxes.len())
     }
 
-    // ---- clients -----------------------------------------------------------------------
-
     fn accept_clients(&mut self) {
         loop {
             match Conn::accept(self.config.listener.as_fd()) {
@@ -428,168 +433,6 @@ impl Control {
             self.remove_client(id, "broke the rules of its queues");
         }
     }
-
-    fn hello(&mut self, id: u32, seq: u32, m: &messages::Hello) -> Result<(), requests::Refusal> {
-        let workers = self.config.mailboxes.len() as u32;
-        let Some(client) = self.clients.get_mut(&id) else {
-            return Ok(());
-        };
-        if client.greeted {
-            return Err(requests::Refusal::new(
-                nix::libc::EISCONN,
-                "HELLO was said already",
-            ));
-        }
-        client.name = m.name.to_text();
-        let capacity = self
-            .config
-            .limits
-            .queue_pairs_per_client
-            // A destroyed queue pair may leave an entry behind.
-            .saturating_mul(2)
-            .next_power_of_two()
-            .clamp(64, doorbell::MAX_CAPACITY);
-        let len = doorbell::ring_len(capacity) * workers as usize;
-        let region = Arc::new(
-            Region::create("siwd-doorbells", len, siw_shm::region::Pages::Normal)
-                .map_err(requests::Refusal::memory)?,
-        );
-        let (events, theirs) = Conn::pair().map_err(requests::Refusal::memory)?;
-        let mut ends = Vec::new();
-        for w in 0..workers {
-            let ring =
-                DoorbellConsumer::new(region.clone(), doorbell::ring_offset(w, capacity), capacity)
-                    .map_err(|e| requests::Refusal::new(nix::libc::EINVAL, e.to_string()))?;
-            let wake = nix::sys::eventfd::EventFd::from_value_and_flags(
-                0,
-                nix::sys::eventfd::EfdFlags::EFD_NONBLOCK
-                    | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
-            )
-            .map_err(|e| requests::Refusal::memory(e.into()))?;
-            ends.push((ring, Arc::new(OwnedFd::from(wake))));
-        }
-        let reply = messages::HelloReply {
-            version: messages::VERSION.into(),
-            client_id: id,
-            n_workers: workers,
-            n_devices: self.config.devices.len() as u32,
-            doorbell_capacity: capacity,
-            reserved: 0,
-            limits: requests::limits(&self.config.limits, &self.config.devices),
-            daemon: messages::Text::new(concat!("siwd ", env!("CARGO_PKG_VERSION"))),
-        };
-        let page = self.config.page.region().fd();
-        let (Some(page), Some(bells)) = (page, region.fd()) else {
-            return Err(requests::Refusal::new(
-                nix::libc::ENOMEM,
-                "shared memory has no descriptor",
-            ));
-        };
-        let mut fds = vec![page, bells, theirs.as_fd()];
-        fds.extend(ends.iter().map(|e| e.1.as_fd()));
-        client
-            .conn
-            .reply::<messages::Hello>(seq, &reply, &fds)
-            .map_err(requests::Refusal::memory)?;
-        client.greeted = true;
-        self.outboxes_no += 1;
-        client.events = Some(Outbox::new(
-            events,
-            TOKEN_OUTBOX | u64::from(self.outboxes_no),
-        ));
-        client.doorbells = Some(region);
-        for (w, (doorbells, wake)) in ends.into_iter().enumerate() {
-            self.command(
-                w,
-                Command::AddClient {
-                    client: id,
-                    doorbells,
-                    wake,
-                },
-            );
-        }
-        Ok(())
-    }
-
-    // ---- memory that waits for workers --------------------------------------------------
-
-    fn waits_for_reclaim(&self) -> bool {
-        self.dying.iter().any(|d| d.left == 0)
-            || self.clients.values().any(|c| {
-                c.waiting
-                    .as_ref()
-                    .is_some_and(|w| matches!(w.what, Pending::Dereg { .. }))
-            })
-    }
-
-    /// Answers deregistrations and frees clients that no worker can touch any more.
-    fn reclaim(&mut self) {
-        let waits = self.config.keys.try_reclaim();
-        let quiet: Vec<u32> = self
-            .clients
-            .iter()
-            .filter(|(_, c)| {
-                matches!(&c.waiting, Some(Waiting { what: Pending::Dereg { ticket, .. }, .. })
-                    if self.config.keys.is_quiescent(*ticket))
-            })
-            .map(|(id, _)| *id)
-            .collect();
-        for id in quiet {
-            self.finish_dereg(id);
-        }
-        if self.dying.is_empty() {
-            return;
-        }
-        for d in &mut self.dying {
-            if d.left == 0 && !d.client.keys_removed {
-                d.client.keys_removed = true;
-                for lkey in d.client.mrs.keys() {
-                    self.config.keys.remove(siw_shm::Stag(*lkey));
-                }
-            }
-        }
-        if waits == 0 && self.config.keys.try_reclaim() == 0 {
-            let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.dying)
-                .into_iter()
-                .partition(|d| d.left == 0 && d.client.keys_removed);
-            self.dying = wait;
-            for d in done {
-                for qpn in d.client.qps.keys() {
-                    self.qpns.give(*qpn);
-                }
-                for cq in d.client.cqs.keys() {
-                    self.cqs.give(*cq);
-                }
-            }
-        }
-    }
-
-    fn fenced(&mut self, token: u64) {
-        for d in &mut self.dying {
-            if d.token == token {
-                d.left = d.left.saturating_sub(1);
-                return;
-            }
-        }
-        let found = self
-            .clients
-            .iter_mut()
-            .find_map(|(id, c)| match &mut c.waiting {
-                Some(Waiting {
-                    what: Pending::FreeCq { token: t, left, .. },
-                    ..
-                }) if *t == token => {
-                    *left = left.saturating_sub(1);
-                    Some((*id, *left))
-                }
-                _ => None,
-            });
-        if let Some((id, 0)) = found {
-            self.finish_free_cq(id);
-        }
-    }
-
-    // ---- events to clients --------------------------------------------------------------
 
     fn async_event(&mut self, id: u32, kind: AsyncEventKind, object: u32, reason: &str) {
         let Some(client) = self.clients.get_mut(&id) else {

@@ -109,11 +109,11 @@ impl Worker {
                     qp.phase = Phase::Over;
                     qp.told_over = true;
                 }
-                self.to_error(now, slot);
+                self.end_in_error(now, slot);
             }
             Command::ToError { qpn } => {
                 if let Some(slot) = self.qps.find(qpn) {
-                    self.to_error(now, slot);
+                    self.end_in_error(now, slot);
                 }
             }
             Command::DestroyQp { qpn } => match self.qps.find(qpn) {
@@ -184,7 +184,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn to_error(&mut self, now: Instant, slot: u32) {
+    pub(super) fn end_in_error(&mut self, now: Instant, slot: u32) {
         self.with_qp(slot, |qp, env| qp.modify_to_error(env));
         self.after_slow(now, slot);
     }
@@ -296,7 +296,7 @@ impl Worker {
                 .qps
                 .select(|q| q.rings.send_cq == cq || q.rings.recv_cq == cq)
             {
-                self.to_error(now, slot);
+                self.end_in_error(now, slot);
             }
         }
     }

@@ -13,6 +13,7 @@
 //! One turn of [`Worker::turn`] is one batch: the clock is read once, nothing is scanned,
 //! nothing is allocated in steady state.
 
+mod active;
 mod clock;
 mod commands;
 pub mod completion;
@@ -21,8 +22,10 @@ mod frame;
 mod idle;
 pub mod messages;
 mod owners;
+mod passive;
 pub mod queue_pair;
 mod sink;
+mod timer_hold;
 mod user;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -47,6 +50,7 @@ use messages::{Command, Event, WorkerStats};
 use owners::Owners;
 use queue_pair::{Env, Fault, Inbound, Phase, QpSlot, QpTable, Scratch};
 use sink::{BuildFailure, Output, Sink};
+use timer_hold::TimerHold;
 use user::User;
 
 /// Frames that one queue pair may queue in one turn; then the next has its turn.
@@ -151,6 +155,7 @@ pub struct Worker {
     idle: Idle,
     batch: RxBatch,
     iterations: u64,
+    timers_held: TimerHold,
     stopping: Option<Instant>,
     stopped: bool,
 }
@@ -213,6 +218,7 @@ impl Worker {
             idle,
             batch: RxBatch::new(),
             iterations: 0,
+            timers_held: TimerHold::default(),
             stopping: None,
             stopped: false,
         })
@@ -236,14 +242,16 @@ impl Worker {
     /// One batch. True when anything was done.
     fn turn(&mut self, now: Instant) -> bool {
         self.iterations = self.iterations.wrapping_add(1);
+        self.timers_held.turn(now);
         let mut busy = self.take_commands(now);
         for lane in 0..self.lanes.len() {
             busy |= self.receive(now, lane);
         }
         busy |= self.take_doorbells(now);
         busy |= self.pump_ready(now);
+        let timers = self.timers_held.now(now);
         for lane in 0..self.lanes.len() {
-            busy |= self.finish_lane(now, lane);
+            busy |= self.finish_lane(timers, lane);
         }
         if !self.failures.is_empty() {
             self.build_failures(now);
@@ -271,6 +279,9 @@ impl Worker {
         lane.rx.burst(&mut self.batch);
         let mut any = !self.batch.is_empty();
         if any {
+            if self.batch.is_full() {
+                self.timers_held.hold(now);
+            }
             lane.received += self.batch.len() as u64;
             if lane.out.tap.is_some() && !lane.pair {
                 capture(lane, &self.batch, self.clock.wall(now));
@@ -540,7 +551,7 @@ impl Worker {
 
     fn stats(&self) -> WorkerStats {
         WorkerStats {
-            queue_pairs: self.qps.len(),
+            queue_pairs: self.qps.count(),
             iterations: self.iterations,
             sleeps: self.idle.sleeps(),
             devices: self

@@ -142,7 +142,7 @@ impl QpTable {
             .collect()
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 }

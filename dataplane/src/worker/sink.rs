@@ -160,6 +160,9 @@ impl FrameBuilder for Builder<'_> {
 
     #[inline]
     fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: TxOwner) {
+        // The next FPDU of the message is built right after this one.
+        mr.region()
+            .prefetch_range(region_off as usize + len as usize, len as usize);
         if self.external && len > COPY_MAX {
             // The owner counts the reference; without a buffer the frame is dropped and
             // repeated later.

@@ -1,6 +1,10 @@
 //! A real daemon for a test: its own socket, its own folder, stopped by process id.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod guest;
+pub mod net;
+pub mod peer;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -125,6 +129,12 @@ impl Daemon {
         nix::sys::signal::kill(pid, signal).unwrap();
     }
 
+    /// As if it crashed.
+    pub fn kill(&mut self) {
+        self.signal(nix::sys::signal::Signal::SIGKILL);
+        wait(&mut self.child);
+    }
+
     /// SIGTERM, and how it ended.
     pub fn stop(mut self) -> ExitStatus {
         self.signal(nix::sys::signal::Signal::SIGTERM);
@@ -158,6 +168,32 @@ impl Drop for Daemon {
             }
         }
     }
+}
+
+/// The path of `siw-ping`, built with the profile of this test.
+pub fn siw_ping() -> &'static Path {
+    static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    PATH.get_or_init(|| {
+        // Cargo builds the programs of this package for its tests, not those of others.
+        let folder = Path::new(env!("CARGO_BIN_EXE_siwd")).parent().unwrap();
+        let profile = match folder.file_name().and_then(|n| n.to_str()) {
+            Some("debug") | None => "dev",
+            Some(p) => p,
+        };
+        let out = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "siw", "--bin", "siw-ping"])
+            .args(["--profile", profile, "--target-dir"])
+            .arg(folder.parent().unwrap())
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .unwrap();
+        assert!(
+            out.status.success(),
+            "{}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        folder.join("siw-ping")
+    })
 }
 
 /// One side of a connection.

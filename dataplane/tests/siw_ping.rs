@@ -1,15 +1,15 @@
-//! siw-ping as two processes over a small in-process daemon.
+//! siw-ping as two processes over the daemon.
 
-mod fake_daemon;
+mod common;
 
-use fake_daemon::FakeDaemon;
+use common::Daemon;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-fn ping(d: &FakeDaemon, args: &[&str]) -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_siw-ping"));
+fn ping(d: &Daemon, args: &[&str]) -> Command {
+    let mut c = Command::new(common::siw_ping());
     c.arg("--socket")
-        .arg(d.path())
+        .arg(&d.socket)
         .args(["--timeout", "10"])
         .args(args);
     c.stdin(Stdio::null())
@@ -19,9 +19,9 @@ fn ping(d: &FakeDaemon, args: &[&str]) -> Command {
 }
 
 /// A server that listens, with its port.
-fn server(d: &FakeDaemon, args: &[&str]) -> (Server, String) {
+fn server(d: &Daemon, args: &[&str]) -> (Server, String) {
     let mut child = ping(d, args)
-        .args(["-s", "-a", "10.0.0.1", "-p", "0"])
+        .args(["-s", "-a", "10.77.0.2", "-p", "0"])
         .spawn()
         .unwrap();
     let mut err = BufReader::new(child.stderr.take().unwrap());
@@ -63,9 +63,9 @@ impl Drop for Server {
     }
 }
 
-fn client(d: &FakeDaemon, port: &str, args: &[&str]) -> (bool, String, String) {
+fn client(d: &Daemon, port: &str, args: &[&str]) -> (bool, String, String) {
     let out = ping(d, args)
-        .args(["-c", "-a", "10.0.0.1", "-p", port])
+        .args(["-c", "-a", "10.77.0.2", "-p", port])
         .output()
         .unwrap();
     let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
@@ -74,7 +74,7 @@ fn client(d: &FakeDaemon, port: &str, args: &[&str]) -> (bool, String, String) {
 
 #[test]
 fn client_and_server_exchange_verified_pings() {
-    let d = FakeDaemon::start();
+    let d = Daemon::loopback();
     let (s, port) = server(&d, &["-v", "--json"]);
     let (ok, out, err) = client(&d, &port, &["-C", "3", "-v", "-V", "-S", "30", "--json"]);
     assert!(ok, "{err}");
@@ -104,7 +104,7 @@ fn client_and_server_exchange_verified_pings() {
 
 #[test]
 fn a_persistent_server_serves_one_client_after_the_other() {
-    let d = FakeDaemon::start();
+    let d = Daemon::loopback();
     let (_s, port) = server(&d, &["-P"]);
     for size in ["64", "65535"] {
         let (ok, _, err) = client(&d, &port, &["-C", "5", "-V", "-S", size]);
@@ -114,10 +114,10 @@ fn a_persistent_server_serves_one_client_after_the_other() {
 
 #[test]
 fn nobody_listening_and_no_daemon_are_told_apart() {
-    let mut d = FakeDaemon::start();
+    let mut d = Daemon::loopback();
     let (ok, out, err) = client(&d, "1", &["-C", "1", "--json"]);
     assert!(
-        !ok && err.contains("cannot connect to 10.0.0.1: connection refused"),
+        !ok && err.contains("cannot connect to 10.77.0.2: connection refused"),
         "{err}"
     );
     assert!(out.contains("\"ok\":false"), "{out}");
@@ -128,7 +128,7 @@ fn nobody_listening_and_no_daemon_are_told_apart() {
 
 #[test]
 fn a_server_whose_daemon_dies_ends_with_an_error() {
-    let mut d = FakeDaemon::start();
+    let mut d = Daemon::loopback();
     let (s, _) = server(&d, &[]);
     d.kill();
     let (ok, _) = s.output();

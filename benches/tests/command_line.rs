@@ -1,0 +1,76 @@
+//! What a user sees of `siw-perf` and `./benches/figures` when something is wrong.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn siw_perf(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_siw-perf"))
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn stderr(out: &Output) -> String {
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+#[test]
+fn without_a_daemon_it_exits_with_the_way_to_start_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("siwd.sock");
+    let out = siw_perf(&["bw", "--json", "--socket", socket.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(out.stdout.is_empty(), "only results go to stdout");
+    let said = stderr(&out);
+    assert!(said.contains("siwd is not running"), "{said}");
+    assert!(
+        said.contains("siwd --config config/loopback.toml"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_bad_size_is_refused_before_the_daemon_is_asked() {
+    let out = siw_perf(&["bw", "--size", "0", "--socket", "/nonexistent"]);
+    assert!(!out.status.success());
+    assert!(stderr(&out).contains("1 byte to 1 GiB"), "{}", stderr(&out));
+    let out = siw_perf(&["lat", "--size", "many"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(
+        stderr(&out).contains("64, 4K, 1M or 1G"),
+        "{}",
+        stderr(&out)
+    );
+}
+
+#[test]
+fn an_unknown_group_of_figures_lists_those_that_exist() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("figures");
+    let out = Command::new(&script).arg("no-such-group").output().unwrap();
+    assert!(!out.status.success());
+    assert!(stderr(&out).contains("first-light"), "{}", stderr(&out));
+    let out = Command::new(&script).arg("--list").output().unwrap();
+    assert!(out.status.success());
+    assert!(
+        String::from_utf8_lossy(&out.stdout)
+            .lines()
+            .any(|l| l == "first-light")
+    );
+}
+
+#[test]
+fn a_figure_that_cannot_be_measured_is_null_and_its_reason_is_told() {
+    let out = Command::new(env!("CARGO_BIN_EXE_siw-figures"))
+        .args(["best", "/nonexistent", "--key", "gbps", "--figure", "f"])
+        .args(["--unit", "Gb/s", "--floor", "20", "--goal", "40"])
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    let line = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert_eq!(
+        line.trim_end(),
+        r#"{"figure":"f","value":null,"unit":"Gb/s","floor":20.0,"goal":40.0,"holds":false}"#
+    );
+    assert!(stderr(&out).contains("/nonexistent"), "{}", stderr(&out));
+}

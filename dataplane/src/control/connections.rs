@@ -1,0 +1,227 @@
+//! CM channels, connects, listeners, accepts: requests of clients.
+
+use std::os::fd::AsFd;
+
+use nix::libc;
+use siw_shm::control::Conn;
+use siw_shm::control::messages as m;
+
+use super::outbox::Outbox;
+use super::requests::*;
+use super::resources::{Client, Qp, QpPhase};
+use super::{Control, Listener, TOKEN_OUTBOX, cm};
+use crate::worker::messages::{Command, ConnectParams};
+
+impl Control {
+    pub(super) fn create_cm_channel(&mut self, id: u32, seq: u32) -> Outcome {
+        let (ours, theirs) = Conn::pair().map_err(Refusal::memory)?;
+        self.outboxes_no += 1;
+        let token = TOKEN_OUTBOX | u64::from(self.outboxes_no);
+        let c = self.client(id)?;
+        let channel = c.number();
+        let reply = m::IdReply {
+            id: channel,
+            reserved: 0,
+        };
+        send_fds::<m::CreateCmChannel>(c, seq, &reply, &[theirs.as_fd()])?;
+        c.cm_channels.insert(channel, Outbox::new(ours, token));
+        Ok(Done::Replied)
+    }
+
+    pub(super) fn detached(c: &mut Client, qpn: u32, cm_channel: u32) -> Result<&mut Qp, Refusal> {
+        if !c.cm_channels.contains_key(&cm_channel) {
+            return Err(Refusal::unknown("CM channel", cm_channel));
+        }
+        let qp = c
+            .qps
+            .get_mut(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        if qp.phase != QpPhase::Detached {
+            return Err(Refusal::new(
+                libc::EISCONN,
+                "the queue pair is or was connected; create a new one",
+            ));
+        }
+        Ok(qp)
+    }
+
+    pub(super) fn connect(&mut self, id: u32, seq: u32, r: &m::Connect) -> Outcome {
+        let remote = cm::socket_addr(r.dst).ok_or_else(|| {
+            Refusal::new(libc::EDESTADDRREQ, "the destination address is missing")
+        })?;
+        let local = cm::socket_addr(r.src).filter(|a| !a.ip().is_unspecified());
+        let device = match r.device {
+            m::ANY_DEVICE => self
+                .route(local.map(|a| a.ip()), remote.ip())
+                .ok_or_else(|| {
+                    Refusal::new(
+                        libc::EHOSTUNREACH,
+                        format!(
+                            "no device reaches {}: not on a device's network, and no gateway",
+                            remote.ip()
+                        ),
+                    )
+                })?,
+            n => n as usize,
+        };
+        if device >= self.config.devices.len() {
+            return Err(Refusal::new(libc::ENODEV, format!("no device {device}")));
+        }
+        let worker = self.worker_for(device);
+        let c = self.client(id)?;
+        let qp = Self::detached(c, r.qp_num, r.cm_channel)?;
+        qp.phase = QpPhase::Connecting;
+        qp.worker = worker;
+        qp.device = device;
+        qp.cookie = r.cookie;
+        qp.cm_channel = r.cm_channel;
+        let setup = Box::new(Self::setup(c, r.qp_num)?);
+        let depth = |n: u32| u16::try_from(n).unwrap_or(u16::MAX).min(0x3FFE);
+        let params = Box::new(ConnectParams {
+            device,
+            local: local.map(|a| a.ip()),
+            local_port: local.map(|a| a.port()).filter(|p| *p != 0),
+            remote,
+            private_data: r.params.private_data.as_bytes().to_vec(),
+            ird: depth(r.params.ird),
+            ord: depth(r.params.ord),
+            crc: (r.params.crc != m::BY_DEVICE).then_some(r.params.crc != 0),
+            revision: (r.params.mpa_rev != m::BY_DEVICE).then_some(r.params.mpa_rev),
+        });
+        self.command(worker, Command::Connect { setup, params });
+        send::<m::Connect>(self.client(id)?, seq, &EMPTY)
+    }
+
+    pub(super) fn listen(&mut self, id: u32, seq: u32, r: &m::Listen) -> Outcome {
+        let addr = cm::socket_addr(r.addr);
+        let local = addr.map(|a| a.ip()).filter(|a| !a.is_unspecified());
+        let n = self.config.devices.len();
+        let devices: Vec<usize> = match (r.device, local) {
+            (m::ANY_DEVICE, None) => (0..n).collect(),
+            (m::ANY_DEVICE, Some(ip)) => self.route(Some(ip), ip).into_iter().collect(),
+            (d, None) if (d as usize) < n => vec![d as usize],
+            (d, Some(ip)) if (d as usize) < n => self
+                .route(Some(ip), ip)
+                .filter(|x| *x == d as usize)
+                .into_iter()
+                .collect(),
+            (d, _) => return Err(Refusal::new(libc::ENODEV, format!("no device {d}"))),
+        };
+        if devices.is_empty() {
+            let ip = local.map_or_else(String::new, |i| i.to_string());
+            return Err(Refusal::new(
+                libc::EADDRNOTAVAIL,
+                format!("{ip} is no address of this device; listen on one of its own or on any"),
+            ));
+        }
+        let asked = addr.map_or(r.addr.port, |a| a.port());
+        let port = match asked {
+            0 => self
+                .free_port(&devices, local)
+                .ok_or_else(|| Refusal::new(libc::EADDRINUSE, "no free port"))?,
+            p if self.port_taken(&devices, local, p) => {
+                return Err(Refusal::new(
+                    libc::EADDRINUSE,
+                    format!("port {p} is in use"),
+                ));
+            }
+            p => p,
+        };
+        let c = self.client(id)?;
+        if !c.cm_channels.contains_key(&r.cm_channel) {
+            return Err(Refusal::unknown("CM channel", r.cm_channel));
+        }
+        self.listeners_no += 1;
+        let listener = self.listeners_no;
+        for &device in &devices {
+            for w in self.config.devices[device].workers.clone() {
+                self.command(
+                    w,
+                    Command::Listen {
+                        listener,
+                        device,
+                        local,
+                        port,
+                        backlog: (r.backlog as usize).clamp(1, 4096),
+                    },
+                );
+            }
+        }
+        let mut bound = r.addr;
+        if bound.family == 0 {
+            bound.family = 4;
+        }
+        bound.port = port;
+        self.listeners.insert(
+            listener,
+            Listener {
+                client: id,
+                cm_channel: r.cm_channel,
+                cookie: r.cookie,
+                devices,
+                local,
+                port,
+            },
+        );
+        let reply = m::ListenReply {
+            listener,
+            reserved: 0,
+            addr: bound,
+        };
+        send::<m::Listen>(self.client(id)?, seq, &reply)
+    }
+
+    pub(super) fn take_request(
+        &mut self,
+        id: u32,
+        number: u32,
+    ) -> Result<(crate::worker::messages::RequestId, u32), Refusal> {
+        let ours = self
+            .requests
+            .get(&number)
+            .and_then(|(_, l)| self.listeners.get(l))
+            .is_some_and(|l| l.client == id);
+        if !ours {
+            return Err(Refusal::new(
+                libc::ENOENT,
+                format!("connection request {number} is gone: answered, or its peer gave up"),
+            ));
+        }
+        self.requests
+            .remove(&number)
+            .ok_or_else(|| Refusal::unknown("connection request", number))
+    }
+
+    pub(super) fn accept(&mut self, id: u32, seq: u32, r: &m::Accept) -> Outcome {
+        let listener = self.requests.get(&r.request).map(|x| x.1);
+        let channel = match r.cm_channel {
+            0 => listener
+                .and_then(|l| self.listeners.get(&l))
+                .map_or(0, |l| l.cm_channel),
+            n => n,
+        };
+        if listener.is_some() {
+            Self::detached(self.client(id)?, r.qp_num, channel)?;
+        }
+        let (request, _) = self.take_request(id, r.request)?;
+        let c = self.client(id)?;
+        let qp = Self::detached(c, r.qp_num, channel)?;
+        qp.phase = QpPhase::Connecting;
+        qp.worker = request.worker();
+        qp.cookie = r.cookie;
+        qp.cm_channel = channel;
+        let setup = Box::new(Self::setup(c, r.qp_num)?);
+        let depth = |n: u32| u16::try_from(n).unwrap_or(u16::MAX).min(0x3FFE);
+        self.command(
+            request.worker(),
+            Command::Accept {
+                setup,
+                request,
+                private_data: r.params.private_data.as_bytes().to_vec(),
+                ird: depth(r.params.ird),
+                ord: depth(r.params.ord),
+            },
+        );
+        send::<m::Accept>(self.client(id)?, seq, &EMPTY)
+    }
+}

@@ -1,0 +1,100 @@
+//! A client's first message: its doorbells, its event socket, and what it may ask for.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use siw_shm::control::{Conn, messages};
+use siw_shm::{DoorbellConsumer, Region, doorbell};
+
+use super::outbox::Outbox;
+use super::{Control, TOKEN_OUTBOX, requests};
+use crate::worker::messages::Command;
+
+impl Control {
+    pub(super) fn hello(
+        &mut self,
+        id: u32,
+        seq: u32,
+        m: &messages::Hello,
+    ) -> Result<(), requests::Refusal> {
+        let workers = self.config.mailboxes.len() as u32;
+        let Some(client) = self.clients.get_mut(&id) else {
+            return Ok(());
+        };
+        if client.greeted {
+            return Err(requests::Refusal::new(
+                nix::libc::EISCONN,
+                "HELLO was said already",
+            ));
+        }
+        client.name = m.name.to_text();
+        let capacity = self
+            .config
+            .limits
+            .queue_pairs_per_client
+            // A destroyed queue pair may leave an entry behind.
+            .saturating_mul(2)
+            .next_power_of_two()
+            .clamp(64, doorbell::MAX_CAPACITY);
+        let len = doorbell::ring_len(capacity) * workers as usize;
+        let region = Arc::new(
+            Region::create("siwd-doorbells", len, siw_shm::region::Pages::Normal)
+                .map_err(requests::Refusal::memory)?,
+        );
+        let (events, theirs) = Conn::pair().map_err(requests::Refusal::memory)?;
+        let mut ends = Vec::new();
+        for w in 0..workers {
+            let ring =
+                DoorbellConsumer::new(region.clone(), doorbell::ring_offset(w, capacity), capacity)
+                    .map_err(|e| requests::Refusal::new(nix::libc::EINVAL, e.to_string()))?;
+            let wake = nix::sys::eventfd::EventFd::from_value_and_flags(
+                0,
+                nix::sys::eventfd::EfdFlags::EFD_NONBLOCK
+                    | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
+            )
+            .map_err(|e| requests::Refusal::memory(e.into()))?;
+            ends.push((ring, Arc::new(OwnedFd::from(wake))));
+        }
+        let reply = messages::HelloReply {
+            version: messages::VERSION.into(),
+            client_id: id,
+            n_workers: workers,
+            n_devices: self.config.devices.len() as u32,
+            doorbell_capacity: capacity,
+            reserved: 0,
+            limits: requests::limits(&self.config.limits, &self.config.devices),
+            daemon: messages::Text::new(concat!("siwd ", env!("CARGO_PKG_VERSION"))),
+        };
+        let page = self.config.page.region().fd();
+        let (Some(page), Some(bells)) = (page, region.fd()) else {
+            return Err(requests::Refusal::new(
+                nix::libc::ENOMEM,
+                "shared memory has no descriptor",
+            ));
+        };
+        let mut fds = vec![page, bells, theirs.as_fd()];
+        fds.extend(ends.iter().map(|e| e.1.as_fd()));
+        client
+            .conn
+            .reply::<messages::Hello>(seq, &reply, &fds)
+            .map_err(requests::Refusal::memory)?;
+        client.greeted = true;
+        self.outboxes_no += 1;
+        client.events = Some(Outbox::new(
+            events,
+            TOKEN_OUTBOX | u64::from(self.outboxes_no),
+        ));
+        client.doorbells = Some(region);
+        for (w, (doorbells, wake)) in ends.into_iter().enumerate() {
+            self.command(
+                w,
+                Command::AddClient {
+                    client: id,
+                    doorbells,
+                    wake,
+                },
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,380 @@
+//! Completion channels, completion queues and queue pairs: requests of clients.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::libc;
+use siw_iwarp::QpAttr;
+use siw_shm::control::messages as m;
+use siw_shm::{CqGeometry, CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
+
+use super::requests::*;
+use super::resources::{Channel, Client, Cq, Qp, QpPhase};
+use super::{Control, Pending, Waiting};
+use crate::worker::completion::CqEnd;
+use crate::worker::messages::{Command, QpSetup};
+
+impl Control {
+    pub(super) fn create_channel(&mut self, id: u32, seq: u32) -> Outcome {
+        let (write, read) = siw_shm::control::event_pipe().map_err(Refusal::memory)?;
+        let c = self.client(id)?;
+        let channel = c.number();
+        let reply = m::IdReply {
+            id: channel,
+            reserved: 0,
+        };
+        send_fds::<m::CreateChannel>(c, seq, &reply, &[read.as_fd()])?;
+        let writer: Arc<OwnedFd> = Arc::new(write);
+        c.channels.insert(channel, Channel { writer, cqs: 0 });
+        Ok(Done::Replied)
+    }
+
+    pub(super) fn create_cq(&mut self, id: u32, seq: u32, r: &m::CreateCq) -> Outcome {
+        let workers = self.config.mailboxes.len() as u32;
+        let (most, deepest) = (
+            self.config.limits.completion_queues_per_client,
+            self.config.limits.completions,
+        );
+        if r.cqe == 0 || r.cqe > deepest {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!("{} entries: 1 to {deepest} are allowed", r.cqe),
+            ));
+        }
+        let geometry = CqGeometry::new(r.cqe, workers)
+            .ok_or_else(|| Refusal::new(libc::EINVAL, format!("{} entries are too many", r.cqe)))?;
+        let number = self.cqs.take();
+        let made = (|| {
+            let c = self.client(id)?;
+            if c.cqs.len() >= most as usize {
+                return Err(Refusal::limit("completion queues", most.into()));
+            }
+            let channel = match r.channel {
+                0 => None,
+                n => Some(
+                    c.channels
+                        .get_mut(&n)
+                        .map(|ch| {
+                            ch.cqs += 1;
+                            ch.writer.clone()
+                        })
+                        .ok_or_else(|| Refusal::unknown("completion channel", n))?,
+                ),
+            };
+            let mem = c
+                .queues
+                .alloc(geometry.len)
+                .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
+            Ok((channel, mem))
+        })();
+        let (channel, mem) = match made {
+            Ok(x) => x,
+            Err(e) => {
+                self.cqs.give(number);
+                return Err(e);
+            }
+        };
+        for w in 0..workers {
+            let producer = CqProducer::new(mem.region.clone(), mem.offset, geometry, w)
+                .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
+            self.command(
+                w as usize,
+                Command::AddCq(Box::new(CqEnd {
+                    id: number,
+                    client: id,
+                    producer,
+                    channel: channel.clone(),
+                    cookie: r.cookie,
+                })),
+            );
+        }
+        let c = self.client(id)?;
+        let reply = m::CqReply {
+            cq: number,
+            entries: geometry.entries,
+            workers,
+            reserved: 0,
+            mem: (&mem).into(),
+        };
+        let fd = mem.region.fd().filter(|_| mem.new_region);
+        send_fds::<m::CreateCq>(c, seq, &reply, fd.as_slice())?;
+        c.cqs.insert(
+            number,
+            Cq {
+                mem,
+                channel: r.channel,
+                qps: 0,
+            },
+        );
+        Ok(Done::Replied)
+    }
+
+    pub(super) fn finish_free_cq(&mut self, id: u32) {
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(Waiting {
+            seq,
+            what: Pending::FreeCq { cq, .. },
+        }) = c.waiting.take()
+        else {
+            return;
+        };
+        if let Some(q) = c.cqs.remove(&cq) {
+            if let Some(ch) = c.channels.get_mut(&q.channel) {
+                ch.cqs -= 1;
+            }
+            c.queues.free(q.mem);
+        }
+        let _ = c.conn.reply::<m::DestroyCq>(seq, &EMPTY, &[]);
+        self.cqs.give(cq);
+        self.answered(id);
+    }
+
+    pub(super) fn create_qp(&mut self, id: u32, seq: u32, r: &m::CreateQp) -> Outcome {
+        let l = &self.config.limits;
+        let (most, deepest) = (l.queue_pairs_per_client, l.work_requests);
+        for (what, n) in [("send", r.max_send_wr), ("receive", r.max_recv_wr)] {
+            if n > deepest {
+                return Err(Refusal::new(
+                    libc::EINVAL,
+                    format!("{n} {what} work requests: at most {deepest} are allowed"),
+                ));
+            }
+        }
+        if r.max_send_sge.max(r.max_recv_sge) > wqe::MAX_SGE as u32
+            || r.max_inline > wqe::MAX_INLINE as u32
+        {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!(
+                    "at most {} scatter/gather elements and {} inline bytes are allowed",
+                    wqe::MAX_SGE,
+                    wqe::MAX_INLINE
+                ),
+            ));
+        }
+        let geometry = QpGeometry::new(
+            r.max_send_wr,
+            r.max_recv_wr,
+            r.max_send_sge,
+            r.max_recv_sge,
+            r.max_inline,
+        )
+        .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues would be too long"))?;
+        let c = self.client(id)?;
+        if c.qps.len() >= most as usize {
+            return Err(Refusal::limit("queue pairs", most.into()));
+        }
+        for cq in [r.send_cq, r.recv_cq] {
+            if !c.cqs.contains_key(&cq) {
+                return Err(Refusal::unknown("completion queue", cq));
+            }
+        }
+        if !c.pds.contains_key(&r.pd) {
+            return Err(Refusal::unknown("protection domain", r.pd));
+        }
+        let mem = c
+            .queues
+            .alloc(geometry.len)
+            .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
+        let qpn = self.qpns.take();
+        let c = self.client(id)?;
+        for cq in [r.send_cq, r.recv_cq] {
+            if let Some(cq) = c.cqs.get_mut(&cq) {
+                cq.qps += 1;
+            }
+        }
+        if let Some(pd) = c.pds.get_mut(&r.pd) {
+            pd.users += 1;
+        }
+        let reply = m::QpReply {
+            qp_num: qpn,
+            worker: 0,
+            sq_slots: geometry.sq_slots,
+            rq_slots: geometry.rq_slots,
+            rq_offset: geometry.rq_offset as u32,
+            max_send_wr: r.max_send_wr,
+            max_recv_wr: r.max_recv_wr,
+            max_send_sge: r.max_send_sge.max(1),
+            max_recv_sge: r.max_recv_sge.max(1),
+            max_inline: r.max_inline.max(wqe::INLINE_IN_HEADER as u32),
+            mem: (&mem).into(),
+        };
+        let fd = mem.region.fd().filter(|_| mem.new_region);
+        send_fds::<m::CreateQp>(c, seq, &reply, fd.as_slice())?;
+        c.qps.insert(
+            qpn,
+            Qp {
+                attr: QpAttr {
+                    qpn,
+                    pd: r.pd,
+                    max_send_wr: r.max_send_wr.max(1),
+                    max_recv_wr: r.max_recv_wr.max(1),
+                    sq_sig_all: r.sq_sig_all != 0,
+                },
+                geometry,
+                mem,
+                send_cq: r.send_cq,
+                recv_cq: r.recv_cq,
+                phase: QpPhase::Detached,
+                worker: 0,
+                cookie: 0,
+                cm_channel: 0,
+                device: 0,
+                state: m::QpState::Idle,
+                ird: 0,
+                ord: 0,
+                local: m::Addr::NONE,
+                peer: m::Addr::NONE,
+            },
+        );
+        Ok(Done::Replied)
+    }
+
+    /// The worker's ends of a queue pair's rings.
+    pub(super) fn setup(c: &Client, qpn: u32) -> Result<QpSetup, Refusal> {
+        let qp = c
+            .qps
+            .get(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        let (region, at) = (&qp.mem.region, qp.mem.offset);
+        let bad = |e: siw_shm::OutOfBounds| Refusal::new(libc::EINVAL, e.to_string());
+        let sq = SqConsumer::new(region.clone(), at, qp.geometry.sq_slots).map_err(bad)?;
+        let rq = RqConsumer::new(
+            region.clone(),
+            at + qp.geometry.rq_offset,
+            qp.geometry.rq_slots,
+        )
+        .map_err(bad)?;
+        Ok(QpSetup {
+            client: c.id,
+            attr: qp.attr,
+            sq,
+            rq,
+            send_cq: qp.send_cq,
+            recv_cq: qp.recv_cq,
+        })
+    }
+
+    pub(super) fn modify_qp(&mut self, id: u32, r: &m::ModifyQp) -> Outcome {
+        let qpn = r.qp_num;
+        let c = self.client(id)?;
+        let qp = c
+            .qps
+            .get_mut(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        let command = match m::QpState::from_u32(r.state) {
+            Some(m::QpState::Error) => {
+                qp.state = m::QpState::Error;
+                if qp.phase == QpPhase::Detached {
+                    qp.phase = QpPhase::Attached;
+                    qp.worker = 0;
+                    let setup = Box::new(Self::setup(c, qpn)?);
+                    Command::Adopt { setup }
+                } else {
+                    Command::ToError { qpn }
+                }
+            }
+            Some(m::QpState::Closing) if qp.phase != QpPhase::Detached => {
+                Command::Disconnect { qpn }
+            }
+            other => {
+                let state = other.map_or_else(|| r.state.to_string(), |s| format!("{s:?}"));
+                return Err(Refusal::new(
+                    libc::EINVAL,
+                    format!(
+                        "a queue pair cannot be moved to {state} here: ERROR always, CLOSING when connected"
+                    ),
+                ));
+            }
+        };
+        let worker = self.client(id)?.qps.get(&qpn).map_or(0, |q| q.worker);
+        self.command(worker, command);
+        self.tokens += 1;
+        let token = self.tokens;
+        self.command(worker, Command::Fence { token });
+        Ok(Done::Wait(Pending::ModifyQp { qpn, token }))
+    }
+
+    pub(super) fn finish_modify(&mut self, id: u32) {
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let Some(Waiting {
+            seq,
+            what: Pending::ModifyQp { qpn, .. },
+        }) = c.waiting.take()
+        else {
+            return;
+        };
+        if let Ok(reply) = qp_state(c, qpn) {
+            let _ = c.conn.reply::<m::ModifyQp>(seq, &reply, &[]);
+        }
+        self.answered(id);
+    }
+
+    pub(super) fn destroy_qp(&mut self, id: u32, seq: u32, qpn: u32) -> Outcome {
+        let c = self.client(id)?;
+        let qp = c
+            .qps
+            .get(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        if qp.phase == QpPhase::Detached {
+            self.free_qp(id, qpn);
+            return send::<m::DestroyQp>(self.client(id)?, seq, &EMPTY);
+        }
+        let worker = qp.worker;
+        self.command(worker, Command::DestroyQp { qpn });
+        Ok(Done::Wait(Pending::DestroyQp { qpn }))
+    }
+
+    pub(super) fn free_qp(&mut self, id: u32, qpn: u32) {
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if let Some(qp) = c.qps.remove(&qpn) {
+            for cq in [qp.send_cq, qp.recv_cq] {
+                if let Some(cq) = c.cqs.get_mut(&cq) {
+                    cq.qps -= 1;
+                }
+            }
+            if let Some(pd) = c.pds.get_mut(&qp.attr.pd) {
+                pd.users -= 1;
+            }
+            c.queues.free(qp.mem);
+            self.qpns.give(qpn);
+        }
+    }
+
+    pub(super) fn finish_destroy_qp(&mut self, qpn: u32) {
+        let Some(id) = self.owner(qpn) else { return };
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let waits = matches!(&c.waiting, Some(Waiting { what: Pending::DestroyQp { qpn: q }, .. }) if *q == qpn);
+        if !waits {
+            return;
+        }
+        if let Some(w) = c.waiting.take() {
+            let _ = c.conn.reply::<m::DestroyQp>(w.seq, &EMPTY, &[]);
+        }
+        self.free_qp(id, qpn);
+        self.answered(id);
+    }
+}
+
+pub(super) fn qp_state(c: &Client, qpn: u32) -> Result<m::QpStateReply, Refusal> {
+    let qp = c
+        .qps
+        .get(&qpn)
+        .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+    Ok(m::QpStateReply {
+        state: qp.state as u32,
+        worker: qp.worker as u32,
+        ird: qp.ird.into(),
+        ord: qp.ord.into(),
+        local: qp.local,
+        peer: qp.peer,
+    })
+}

@@ -1,0 +1,92 @@
+//! What may be freed only when no worker can touch it: memory regions, completion queues,
+//! and everything of a client that is gone.
+
+use super::{Control, Pending, Waiting};
+
+impl Control {
+    pub(super) fn waits_for_reclaim(&self) -> bool {
+        self.dying.iter().any(|d| d.left == 0)
+            || self.clients.values().any(|c| {
+                c.waiting
+                    .as_ref()
+                    .is_some_and(|w| matches!(w.what, Pending::Dereg { .. }))
+            })
+    }
+
+    /// Answers deregistrations and frees clients that no worker can touch any more.
+    pub(super) fn reclaim(&mut self) {
+        let waits = self.config.keys.try_reclaim();
+        let quiet: Vec<u32> = self
+            .clients
+            .iter()
+            .filter(|(_, c)| {
+                matches!(&c.waiting, Some(Waiting { what: Pending::Dereg { ticket, .. }, .. })
+                    if self.config.keys.is_quiescent(*ticket))
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in quiet {
+            self.finish_dereg(id);
+        }
+        if self.dying.is_empty() {
+            return;
+        }
+        for d in &mut self.dying {
+            if d.left == 0 && !d.client.keys_removed {
+                d.client.keys_removed = true;
+                for lkey in d.client.mrs.keys() {
+                    self.config.keys.remove(siw_shm::Stag(*lkey));
+                }
+            }
+        }
+        if waits == 0 && self.config.keys.try_reclaim() == 0 {
+            let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.dying)
+                .into_iter()
+                .partition(|d| d.left == 0 && d.client.keys_removed);
+            self.dying = wait;
+            for d in done {
+                for qpn in d.client.qps.keys() {
+                    self.qpns.give(*qpn);
+                }
+                for cq in d.client.cqs.keys() {
+                    self.cqs.give(*cq);
+                }
+            }
+        }
+    }
+
+    pub(super) fn fenced(&mut self, token: u64) {
+        for d in &mut self.dying {
+            if d.token == token {
+                d.left = d.left.saturating_sub(1);
+                return;
+            }
+        }
+        let moved = self.clients.iter().find_map(|(id, c)| match &c.waiting {
+            Some(Waiting {
+                what: Pending::ModifyQp { token: t, .. },
+                ..
+            }) if *t == token => Some(*id),
+            _ => None,
+        });
+        if let Some(id) = moved {
+            return self.finish_modify(id);
+        }
+        let found = self
+            .clients
+            .iter_mut()
+            .find_map(|(id, c)| match &mut c.waiting {
+                Some(Waiting {
+                    what: Pending::FreeCq { token: t, left, .. },
+                    ..
+                }) if *t == token => {
+                    *left = left.saturating_sub(1);
+                    Some((*id, *left))
+                }
+                _ => None,
+            });
+        if let Some((id, 0)) = found {
+            self.finish_free_cq(id);
+        }
+    }
+}

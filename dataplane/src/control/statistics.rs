@@ -1,0 +1,112 @@
+//! Counters of workers and clients as JSON.
+
+use siw_shm::control::AsyncEventKind;
+use siw_shm::control::messages as m;
+
+use super::requests::*;
+use super::{Control, Pending};
+use crate::worker::messages::Command;
+
+impl Control {
+    pub(super) fn stats_request(&mut self, id: u32, seq: u32, offset: u32) -> Outcome {
+        if offset > 0 {
+            let c = self.client(id)?;
+            let text = c.stats_text.clone();
+            return send::<m::Stats>(c, seq, &stats_part(&text, offset));
+        }
+        self.tokens += 1;
+        let token = self.tokens;
+        let left = self.config.mailboxes.len();
+        for w in 0..left {
+            self.command(w, Command::Stats { token });
+        }
+        Ok(Done::Wait(Pending::Stats { token, left }))
+    }
+
+    pub(super) fn finish_stats(&mut self, id: u32) {
+        let text = self.stats_json();
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if let Some(w) = c.waiting.take() {
+            let _ = c.conn.reply::<m::Stats>(w.seq, &stats_part(&text, 0), &[]);
+            c.stats_text = text;
+        }
+        self.answered(id);
+    }
+
+    pub(super) fn stats_json(&self) -> String {
+        let workers: Vec<serde_json::Value> = self
+            .stats
+            .iter()
+            .map(|s| {
+                let devices: Vec<serde_json::Value> = s
+                    .devices
+                    .iter()
+                    .map(|(d, rx, tx, tcp)| {
+                        serde_json::json!({
+                            "device": self.config.devices.get(*d).map_or("", |v| v.name.as_str()),
+                            "rx_frames": rx,
+                            "tx_frames": tx,
+                            "tcp": tcp
+                                .iter()
+                                .map(|(k, v)| (k.to_owned(), serde_json::Value::from(v)))
+                                .collect::<serde_json::Map<_, _>>(),
+                        })
+                    })
+                    .collect();
+                serde_json::json!({
+                    "queue_pairs": s.queue_pairs,
+                    "iterations": s.iterations,
+                    "sleeps": s.sleeps,
+                    "buffers": s.buffers,
+                    "buffers_free": s.buffers_free,
+                    "devices": devices,
+                })
+            })
+            .collect();
+        let clients: Vec<serde_json::Value> = self
+            .clients
+            .values()
+            .map(|c| {
+                serde_json::json!({
+                    "id": c.id,
+                    "pid": c.pid,
+                    "name": c.name,
+                    "queue_pairs": c.qps.len(),
+                    "completion_queues": c.cqs.len(),
+                    "memory_regions": c.mrs.len(),
+                    "arena_bytes": c.memory,
+                })
+            })
+            .collect();
+        serde_json::json!({ "workers": workers, "clients": clients, "listeners": self.listeners.len() })
+            .to_string()
+    }
+
+    /// A link went up or down.
+    #[allow(dead_code, reason = "called once ports report link changes")]
+    pub(super) fn link_changed(&mut self, device: u32, up: bool) {
+        let kind = if up {
+            AsyncEventKind::PortActive
+        } else {
+            AsyncEventKind::PortErr
+        };
+        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.async_event(id, kind, device, "");
+        }
+    }
+}
+
+fn stats_part(text: &str, offset: u32) -> m::StatsReply {
+    let mut reply = m::StatsReply {
+        total: text.len() as u32,
+        len: 0,
+        text: [0; 4096],
+    };
+    let rest = text.as_bytes().get(offset as usize..).unwrap_or(&[]);
+    let n = rest.len().min(reply.text.len());
+    reply.text[..n].copy_from_slice(&rest[..n]);
+    reply.len = n as u32;
+    reply
+}

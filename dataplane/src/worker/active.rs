@@ -1,0 +1,209 @@
+//! The connecting side: TCP, then the MPA request and its reply (RFC 5044 section 7, RFC 6581).
+
+use siw_iwarp::TxRecord;
+use siw_iwarp::mpa::{CrcPolicy, Initiator, InitiatorStep};
+use siw_tcp::{ConnId, Events, Instant};
+
+use super::frame::Stream;
+use super::messages::{ConnectFailure, ConnectParams, Event};
+use super::queue_pair::{Connecting, Phase};
+use super::user::User;
+use super::{ENDINGS, Worker};
+
+impl Worker {
+    /// Starts a connection for a queue pair that is already in the table.
+    pub(super) fn connect(&mut self, now: Instant, slot: u32, params: ConnectParams) {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let lane = &mut self.lanes[qp.lane];
+        let mut config = lane.mpa.clone();
+        if let Some(crc) = params.crc {
+            config.crc = if crc {
+                CrcPolicy::Required
+            } else {
+                CrcPolicy::IfAsked
+            };
+        }
+        if let Some(rev) = params.revision {
+            config.rev = rev;
+        }
+        let initiator = match Initiator::new(&config, params.ird, params.ord, &params.private_data)
+        {
+            Ok(i) => i,
+            Err(e) => {
+                return self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string()));
+            }
+        };
+        let started = lane.stack.connect(
+            now,
+            params.local,
+            params.local_port,
+            params.remote,
+            User::Qp(slot).into(),
+        );
+        let conn = match started {
+            Ok(c) => c,
+            Err(e) => return self.connect_failed(now, slot, ConnectFailure::Local(e.to_string())),
+        };
+        // TCP has its own timer until the connection stands; this one only bounds nonsense.
+        let deadline = Instant(now.0 + 200_000_000_000);
+        qp.conn = Some(conn);
+        qp.phase = Phase::Connecting(Box::new(Connecting {
+            initiator,
+            params,
+            config,
+            request_sent: false,
+            deadline,
+        }));
+    }
+
+    pub(super) fn connecting_event(
+        &mut self,
+        now: Instant,
+        lane_index: usize,
+        conn: ConnId,
+        slot: u32,
+        events: Events,
+    ) {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let Phase::Connecting(c) = &mut qp.phase else {
+            // Late news of a connection that is over for its owner.
+            if events.intersects(ENDINGS) {
+                qp.conn = None;
+                self.lanes[lane_index].stack.release(now, conn);
+            }
+            return;
+        };
+        let lane = &mut self.lanes[lane_index];
+        if events.contains(Events::CONNECTED) && !c.request_sent {
+            c.request_sent = true;
+            let request = c.initiator.request();
+            let len = request.len() as u32;
+            let _ = lane
+                .stack
+                .push_record(conn, len, TxRecord::Stream(request), true);
+            c.deadline = Instant(now.0 + u64::from(c.config.reply_timeout_ms) * 1_000_000);
+            self.timers.insert((c.deadline, User::Qp(slot).into()), ());
+            self.flush_lane(now, lane_index, conn);
+        }
+        let lane = &mut self.lanes[lane_index];
+        lane.stack.take_acked(conn, |_| {});
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let Phase::Connecting(c) = &mut qp.phase else {
+            return;
+        };
+        if events.contains(Events::READABLE)
+            && let Some(rx) = lane.stack.rx_queue(conn)
+        {
+            match c.initiator.on_stream(&mut Stream(rx)) {
+                InitiatorStep::NeedMore => {}
+                InitiatorStep::Accepted {
+                    negotiated,
+                    private_data,
+                } => {
+                    self.timers.remove(&(c.deadline, User::Qp(slot).into()));
+                    self.established(now, slot, conn, negotiated, private_data);
+                    // FPDUs may follow the reply in the same batch, and TCP may have ended.
+                    let rest = Events(events.0 & !Events::CONNECTED.0);
+                    return self.running_event(now, lane_index, conn, slot, rest);
+                }
+                InitiatorStep::Rejected { private_data } => {
+                    let failure = ConnectFailure::Rejected(private_data);
+                    return self.connect_failed(now, slot, failure);
+                }
+                InitiatorStep::Failed { error, send } => {
+                    if let Some(bytes) = send {
+                        let len = bytes.len() as u32;
+                        let _ = lane
+                            .stack
+                            .push_record(conn, len, TxRecord::Stream(bytes), true);
+                    }
+                    let failure = ConnectFailure::Protocol(error.to_string());
+                    return self.connect_failed(now, slot, failure);
+                }
+            }
+        }
+        if !events.intersects(ENDINGS | Events::PEER_FIN) {
+            return;
+        }
+        let failure = if events.contains(Events::REFUSED) {
+            ConnectFailure::Refused
+        } else if events.contains(Events::UNREACHABLE) {
+            ConnectFailure::Unreachable
+        } else if events.contains(Events::TIMED_OUT) {
+            ConnectFailure::TimedOut
+        } else {
+            // RFC 6581 section 10: a revision 1 peer resets what it does not know.
+            if events.contains(Events::RESET)
+                && c.request_sent
+                && let Some(config) = c.initiator.fallback()
+            {
+                let mut params = c.params.clone();
+                params.revision = Some(config.rev);
+                self.timers.remove(&(c.deadline, User::Qp(slot).into()));
+                self.lanes[lane_index].stack.release(now, conn);
+                tracing::debug!(remote = %params.remote, "reset on MPA revision 2: trying revision 1");
+                return self.connect(now, slot, params);
+            }
+            ConnectFailure::Reset
+        };
+        self.connect_failed(now, slot, failure);
+    }
+
+    /// Tells the consumer, and forgets the connection.
+    pub(super) fn connect_failed(&mut self, now: Instant, slot: u32, failure: ConnectFailure) {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let qpn = qp.rings.qpn;
+        if let Phase::Connecting(c) = std::mem::replace(&mut qp.phase, Phase::Idle) {
+            self.timers.remove(&(c.deadline, User::Qp(slot).into()));
+        }
+        if let Some(conn) = qp.conn.take() {
+            let lane = qp.lane;
+            let stack = &mut self.lanes[lane].stack;
+            stack.set_user(conn, User::Nobody.into());
+            stack.close(now, conn);
+            stack.release(now, conn);
+        }
+        // Back to where a new attempt may start: the control thread hands the rings in again.
+        self.qps.remove(slot);
+        self.tell(Event::ConnectFailed { qpn, failure });
+    }
+
+    /// MPA is through: the stream is in FPDU mode.
+    pub(super) fn established(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        conn: ConnId,
+        negotiated: siw_iwarp::Negotiated,
+        private_data: Vec<u8>,
+    ) {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let stack = &self.lanes[qp.lane].stack;
+        qp.qp.set_rts(negotiated, stack.emss(conn) as u32);
+        qp.phase = Phase::Running;
+        let qpn = qp.rings.qpn;
+        let addresses = stack.conn(conn).map(|c| (c.local, c.remote));
+        self.publish_state(slot);
+        self.make_ready(slot);
+        if let Some((local, remote)) = addresses {
+            self.tell(Event::Established {
+                qpn,
+                negotiated,
+                private_data,
+                local,
+                remote,
+            });
+        }
+        self.after(now, slot);
+    }
+}

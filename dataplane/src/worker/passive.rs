@@ -1,0 +1,198 @@
+//! The listening side: from a TCP connection to an application's answer (RFC 5044 section 7).
+
+use siw_iwarp::TxRecord;
+use siw_iwarp::mpa::{Responder, ResponderStep};
+use siw_tcp::{ConnId, Events, Instant};
+
+use super::frame::Stream;
+use super::messages::{ConnectFailure, Event, RequestId};
+use super::queue_pair::Inbound;
+use super::user::User;
+use super::{ENDINGS, Worker};
+
+impl Worker {
+    pub(super) fn accepted(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        conn: ConnId,
+        listener: u32,
+        events: Events,
+    ) {
+        if events.intersects(ENDINGS) {
+            return self.lanes[lane].stack.release(now, conn);
+        }
+        let slot = self
+            .inbound
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.inbound.push(None);
+                self.inbound.len() - 1
+            });
+        let l = &mut self.lanes[lane];
+        let deadline = Instant(now.0 + u64::from(l.mpa.request_timeout_ms) * 1_000_000);
+        self.inbound_generation = self.inbound_generation.wrapping_add(1) & 0xFF_FFFF;
+        self.inbound[slot] = Some(Inbound {
+            lane,
+            conn,
+            listener,
+            responder: Responder::new(&l.mpa),
+            asked: false,
+            deadline,
+            generation: self.inbound_generation,
+        });
+        let user = User::Inbound(slot as u32);
+        l.stack.set_user(conn, user.into());
+        self.timers.insert((deadline, user.into()), ());
+        self.inbound_event(now, lane, conn, slot as u32, events);
+    }
+
+    pub(super) fn inbound_event(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        conn: ConnId,
+        slot: u32,
+        events: Events,
+    ) {
+        let worker = self.index as u32;
+        let Some(Some(inbound)) = self.inbound.get_mut(slot as usize) else {
+            return self.lanes[lane].stack.release(now, conn);
+        };
+        if inbound.conn != conn {
+            return;
+        }
+        let stack = &mut self.lanes[lane].stack;
+        if events.contains(Events::READABLE)
+            && let Some(rx) = stack.rx_queue(conn)
+        {
+            match inbound.responder.on_stream(&mut Stream(rx)) {
+                ResponderStep::NeedMore => {}
+                ResponderStep::Request(request) => {
+                    inbound.asked = true;
+                    let user: u64 = User::Inbound(slot).into();
+                    self.timers.remove(&(inbound.deadline, user));
+                    let wait = self.lanes[lane].accept_timeout;
+                    inbound.deadline = now + wait;
+                    self.timers.insert((inbound.deadline, user), ());
+                    let id = RequestId::new(worker, slot, inbound.generation);
+                    let listener = inbound.listener;
+                    if let Some(info) = self.lanes[lane].stack.conn(conn) {
+                        self.tell(Event::ConnectRequest {
+                            request: id,
+                            listener,
+                            local: info.local,
+                            remote: info.remote,
+                            private_data: request.private_data,
+                            peer_ird: request.peer_ird,
+                            peer_ord: request.peer_ord,
+                        });
+                    }
+                }
+                ResponderStep::Failed { error, send } => {
+                    tracing::debug!(%error, "connection refused");
+                    if let Some(bytes) = send {
+                        let len = bytes.len() as u32;
+                        let _ = stack.push_record(conn, len, TxRecord::Stream(bytes), true);
+                    }
+                    return self.drop_inbound(now, slot, false);
+                }
+            }
+        }
+        if events.intersects(ENDINGS | Events::PEER_FIN) {
+            self.drop_inbound(now, slot, false);
+        }
+    }
+
+    /// Closes a connection that no queue pair took.
+    pub(super) fn drop_inbound(&mut self, now: Instant, slot: u32, reset: bool) {
+        let Some(inbound) = self.inbound.get_mut(slot as usize).and_then(Option::take) else {
+            return;
+        };
+        self.timers
+            .remove(&(inbound.deadline, User::Inbound(slot).into()));
+        let stack = &mut self.lanes[inbound.lane].stack;
+        stack.set_user(inbound.conn, User::Nobody.into());
+        if reset {
+            stack.abort(now, inbound.conn);
+        } else {
+            stack.close(now, inbound.conn);
+        }
+        stack.release(now, inbound.conn);
+        if inbound.asked {
+            self.tell(Event::RequestGone {
+                request: RequestId::new(self.index as u32, slot, inbound.generation),
+                listener: inbound.listener,
+            });
+        }
+    }
+
+    /// The application took the connection: the reply goes out, the queue pair runs.
+    pub(super) fn accept(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        request: RequestId,
+        private_data: &[u8],
+        depths: (u16, u16),
+    ) {
+        let found = self
+            .inbound
+            .get_mut(request.slot() as usize)
+            .filter(|i| {
+                i.as_ref()
+                    .is_some_and(|i| i.generation == request.generation())
+            })
+            .and_then(Option::take);
+        let Some(inbound) = found else {
+            return self.connect_failed(now, slot, ConnectFailure::Reset);
+        };
+        self.timers
+            .remove(&(inbound.deadline, User::Inbound(request.slot()).into()));
+        let Inbound {
+            lane,
+            conn,
+            responder,
+            ..
+        } = inbound;
+        let reply = responder.accept(depths.0, depths.1, private_data);
+        if let Some(qp) = self.qps.get_mut(slot) {
+            qp.lane = lane;
+            qp.conn = Some(conn);
+        }
+        let stack = &mut self.lanes[lane].stack;
+        stack.set_user(conn, User::Qp(slot).into());
+        match reply {
+            Ok((frame, negotiated)) => {
+                let len = frame.len() as u32;
+                let _ = stack.push_record(conn, len, TxRecord::Stream(frame), true);
+                self.established(now, slot, conn, negotiated, Vec::new());
+                self.flush_lane(now, lane, conn);
+            }
+            Err(e) => self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string())),
+        }
+    }
+
+    /// The application refused the connection.
+    pub(super) fn reject(&mut self, now: Instant, request: RequestId, private_data: &[u8]) {
+        let slot = request.slot();
+        let Some(Some(inbound)) = self.inbound.get_mut(slot as usize) else {
+            return;
+        };
+        if inbound.generation != request.generation() {
+            return;
+        }
+        inbound.asked = false;
+        let (lane, conn) = (inbound.lane, inbound.conn);
+        match inbound.responder.reject(private_data) {
+            Ok(frame) => {
+                let len = frame.len() as u32;
+                let stack = &mut self.lanes[lane].stack;
+                let _ = stack.push_record(conn, len, TxRecord::Stream(frame), true);
+            }
+            Err(e) => tracing::debug!(error = %e, "no reject frame could be made"),
+        }
+        self.drop_inbound(now, slot, false);
+    }
+}

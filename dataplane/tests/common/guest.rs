@@ -1,0 +1,192 @@
+//! The lab guest: a Linux siw under QEMU on a tap, driven through deploy/lab/linux-siw/guest.
+//! It ends with the test, however that ends: the script watches a pipe that the test holds.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::net::{Netns, lacks_network, missing_program};
+
+/// Emulated, on a machine that runs other tests too: slow is normal, a hang is not.
+pub const GUEST_PATIENCE: Duration = Duration::from_secs(180);
+
+fn lab() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/lab/linux-siw")
+}
+
+/// Why this machine cannot run the guest; `None`: it can.
+pub fn lacks_guest() -> Option<String> {
+    lacks_network()
+        .or_else(|| missing_program("qemu-system-x86_64"))
+        .or_else(|| missing_program("python3"))
+        .or_else(|| {
+            let out = lab().join("out");
+            let built = ["vmlinux", "initramfs.cpio"]
+                .iter()
+                .all(|f| out.join(f).is_file());
+            (!built).then(|| "the Linux siw guest is not built (deploy/lab/linux-siw/build)".into())
+        })
+}
+
+pub struct Guest {
+    script: Child,
+    control: PathBuf,
+    dir: TempDir,
+}
+
+/// What a command in the guest did.
+#[derive(Debug)]
+pub struct Done {
+    /// `None`: killed when its time was over.
+    pub status: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Guest {
+    /// Makes the tap lab0 in the namespace and boots the guest on it.
+    pub fn boot(ns: &Netns, args: &[&str]) -> Guest {
+        let script = lab().join("tap");
+        ns.command(script.to_str().unwrap(), "up lab0");
+        let dir = tempfile::tempdir().unwrap();
+        let control = dir.path().join("control");
+        let mut script = ns.run(|| {
+            Command::new(lab().join("guest"))
+                .args(["--tap", "lab0", "--until-eof", "--boot-timeout", "180"])
+                .arg("--control")
+                .arg(&control)
+                .arg("--pid-file")
+                .arg(dir.path().join("qemu.pid"))
+                .args(args)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::inherit())
+                .spawn()
+                .unwrap()
+        });
+        let stdout = script.stdout.take().unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            let _ = BufReader::new(stdout).read_line(&mut line);
+            let _ = tell.send(line);
+        });
+        let guest = Guest {
+            script,
+            control,
+            dir,
+        };
+        let line = told.recv_timeout(GUEST_PATIENCE).unwrap_or_default();
+        assert_eq!(line, "READY\n", "the guest did not boot");
+        guest
+    }
+
+    /// Starts a shell command in the guest.
+    pub fn start(&self, command: &str) -> Running {
+        let mut socket = UnixStream::connect(&self.control).unwrap();
+        socket.write_all(format!("{command}\n").as_bytes()).unwrap();
+        let writer = socket.try_clone().unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            let _ = tell.send(follow(socket));
+        });
+        Running {
+            command: command.into(),
+            writer,
+            told,
+        }
+    }
+
+    /// Runs a shell command that must succeed: its standard output.
+    pub fn run(&self, command: &str) -> String {
+        let done = self.start(command).wait(GUEST_PATIENCE);
+        assert_eq!(done.status, Some(0), "{command}: {done:?}");
+        done.out
+    }
+
+    /// Pulls the plug: no FIN, no RST, nothing.
+    pub fn kill(&mut self) {
+        let pid = std::fs::read_to_string(self.dir.path().join("qemu.pid")).unwrap();
+        let pid = nix::unistd::Pid::from_raw(pid.trim().parse().unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        drop(self.script.stdin.take());
+        let end = Instant::now() + Duration::from_secs(10);
+        while self.script.try_wait().ok().flatten().is_none() {
+            if Instant::now() > end {
+                // QEMU dies with the script.
+                let _ = self.script.kill();
+                let _ = self.script.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A command that runs in the guest.
+pub struct Running {
+    command: String,
+    writer: UnixStream,
+    told: mpsc::Receiver<Option<Done>>,
+}
+
+impl Running {
+    /// Its end; after `time` it is killed with its session.
+    pub fn wait(self, time: Duration) -> Done {
+        let done = match self.told.recv_timeout(time) {
+            Err(mpsc::RecvTimeoutError::Timeout) => return self.kill(),
+            Ok(done) => done,
+            Err(e) => panic!("{}: {e}", self.command),
+        };
+        done.unwrap_or_else(|| panic!("{}: the guest is gone", self.command))
+    }
+
+    /// Ends it with SIGKILL; what it printed until then.
+    pub fn kill(self) -> Done {
+        let _ = self.writer.shutdown(Shutdown::Write);
+        match self.told.recv_timeout(GUEST_PATIENCE) {
+            Ok(Some(done)) => done,
+            _ => panic!("{}: the guest is gone", self.command),
+        }
+    }
+}
+
+/// Reads `out N`, `err N` with their bytes, until `exit N` or `killed`.
+fn follow(socket: UnixStream) -> Option<Done> {
+    let mut socket = BufReader::new(socket);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let status = loop {
+        let mut line = String::new();
+        socket.read_line(&mut line).ok().filter(|n| *n > 0)?;
+        let (word, rest) = line
+            .trim_end()
+            .split_once(' ')
+            .unwrap_or((line.trim_end(), ""));
+        let into = match word {
+            "out" => &mut out,
+            "err" => &mut err,
+            "exit" => break Some(rest.parse().ok()?),
+            "killed" => break None,
+            _ => return None,
+        };
+        let at = into.len();
+        into.resize(at + rest.parse::<usize>().ok()?, 0);
+        socket.read_exact(&mut into[at..]).ok()?;
+    };
+    Some(Done {
+        status,
+        out: String::from_utf8_lossy(&out).into_owned(),
+        err: String::from_utf8_lossy(&err).into_owned(),
+    })
+}

@@ -1,0 +1,289 @@
+//! A network of one's own for a test: a namespace without a name that vanishes with the last
+//! process in it, so that interfaces may have the names that the configuration files use.
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, recvfrom,
+    sendmsg, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+
+use super::{Daemon, spawn};
+
+/// Why this machine cannot run tests with interfaces; `None`: it can.
+pub fn lacks_network() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("interfaces need root".into());
+    }
+    if !Path::new("/dev/net/tun").exists() {
+        return Some("/dev/net/tun is missing (modprobe tun)".into());
+    }
+    missing_program("ip")
+}
+
+/// Why a program cannot be used.
+pub fn missing_program(name: &str) -> Option<String> {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let found = path.split(':').any(|d| Path::new(d).join(name).is_file());
+    (!found).then(|| format!("{name} is not installed"))
+}
+
+/// Ends the test early, with the line that deploy/test looks for.
+#[macro_export]
+macro_rules! skip_if {
+    ($why:expr) => {
+        if let Some(why) = $why {
+            println!("\nskipped: {why}");
+            return;
+        }
+    };
+}
+
+pub struct Netns(File);
+
+impl Netns {
+    pub fn new() -> Netns {
+        let file = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            File::open("/proc/thread-self/ns/net").unwrap()
+        })
+        .join()
+        .unwrap();
+        let ns = Netns(file);
+        ns.ip("link set lo up");
+        ns
+    }
+
+    /// Runs in the namespace; sockets and processes made there stay there.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|s| {
+            let t = s.spawn(|| {
+                setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
+                f()
+            });
+            match t.join() {
+                Ok(v) => v,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// One `ip` command.
+    pub fn ip(&self, args: &str) -> String {
+        self.command("ip", args)
+    }
+
+    /// A program with arguments separated by spaces, which must succeed.
+    pub fn command(&self, program: &str, args: &str) -> String {
+        self.run(|| {
+            let out = Command::new(program)
+                .args(args.split(' '))
+                .env(
+                    "PATH",
+                    std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin",
+                )
+                .output()
+                .unwrap_or_else(|e| panic!("{program}: {e}"));
+            assert!(
+                out.status.success(),
+                "{program} {args}: {}",
+                String::from_utf8_lossy(&out.stderr)
+            );
+            String::from_utf8_lossy(&out.stdout).into_owned()
+        })
+    }
+
+    /// `siwd` in this namespace, ready.
+    pub fn siwd(&self, config: &str, args: &[&str]) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let child = self.run(|| spawn(dir.path(), config, args));
+        Daemon::wait_ready(dir, child)
+    }
+
+    /// A veth pair as siwd's configuration asks for it: up, silent, without offloads.
+    pub fn veth(&self, mtu: u32) {
+        self.ip(&format!(
+            "link add veth0 mtu {mtu} type veth peer name veth1 mtu {mtu}"
+        ));
+        for end in ["veth0", "veth1"] {
+            self.command(
+                "ethtool",
+                &format!("-K {end} tso off gso off gro off rx off tx off"),
+            );
+            self.ip(&format!("link set {end} addrgenmode none"));
+        }
+        self.ip("link set veth0 up arp off");
+        self.ip("link set veth1 up");
+    }
+
+    /// Gives Linux an address, usable at once.
+    pub fn address(&self, dev: &str, cidr: &str) {
+        let nodad = if cidr.contains(':') { " nodad" } else { "" };
+        self.ip(&format!("addr add {cidr} dev {dev}{nodad}"));
+    }
+
+    /// One ICMP echo of Linux with this much data; false when no answer came in time.
+    pub fn ping(&self, to: IpAddr, data: usize, wait: Duration) -> bool {
+        self.run(|| ping(to, data, wait))
+    }
+
+    /// Pings until an answer comes: links and neighbours need a moment after the start.
+    pub fn wait_ping(&self, to: IpAddr) {
+        let end = Instant::now() + super::PATIENCE;
+        while !self.ping(to, 56, Duration::from_millis(500)) {
+            assert!(Instant::now() < end, "no echo reply from {to}");
+        }
+    }
+}
+
+fn ping(to: IpAddr, data: usize, wait: Duration) -> bool {
+    let (family, protocol, echo, reply) = match to {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8, 0),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6, 128, 129),
+    };
+    let s = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).unwrap();
+    let id = (nix::unistd::gettid().as_raw() as u16).to_be_bytes();
+    let mut packet = vec![echo, 0, 0, 0, id[0], id[1], 0, 1];
+    packet.extend(super::pattern(u64::from(id[1]) + 1, data));
+    if to.is_ipv4() {
+        let sum = internet_checksum(&packet).to_be_bytes();
+        packet[2..4].copy_from_slice(&sum);
+    }
+    let iov = [IoSlice::new(&packet)];
+    let sent = match to {
+        IpAddr::V4(a) => {
+            let a = SockaddrIn::from(std::net::SocketAddrV4::new(a, 0));
+            sendmsg(s.as_raw_fd(), &iov, &[], MsgFlags::empty(), Some(&a))
+        }
+        IpAddr::V6(a) => {
+            let a = SockaddrIn6::from(std::net::SocketAddrV6::new(a, 0, 0, 0));
+            sendmsg(s.as_raw_fd(), &iov, &[], MsgFlags::empty(), Some(&a))
+        }
+    };
+    if sent.is_err() {
+        // No route yet.
+        return false;
+    }
+    let end = Instant::now() + wait;
+    let mut buffer = vec![0u8; 65_536];
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        let timeout = TimeVal::new(
+            left.as_secs() as i64,
+            i64::from(left.subsec_micros()).max(1),
+        );
+        setsockopt(&s, sockopt::ReceiveTimeout, &timeout).unwrap();
+        let Ok((n, _)) = recvfrom::<()>(s.as_raw_fd(), &mut buffer) else {
+            continue;
+        };
+        // IPv4 raw sockets deliver the IP header too.
+        let at = if to.is_ipv4() {
+            usize::from(buffer[0] & 15) * 4
+        } else {
+            0
+        };
+        let icmp = &buffer[at..n];
+        if icmp.len() >= 8 && icmp[0] == reply && icmp[4..] == packet[4..] {
+            return true;
+        }
+    }
+}
+
+fn internet_checksum(bytes: &[u8]) -> u16 {
+    let mut sum: u32 = bytes
+        .chunks(2)
+        .map(|c| u32::from(c[0]) << 8 | c.get(1).map_or(0, |b| u32::from(*b)))
+        .sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// `siw-ping` at this daemon, arguments separated by spaces.
+pub fn siw_ping(daemon: &Daemon, args: &str) -> Command {
+    let mut c = Command::new(super::siw_ping());
+    c.args(args.split(' ')).arg("--socket").arg(&daemon.socket);
+    c
+}
+
+/// What tshark says about the frames of a capture that match `filter`: these fields, one frame
+/// a line, values separated by tabs.
+pub fn tshark_fields(capture: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<String>> {
+    let mut c = tshark(capture, filter);
+    c.args(["-T", "fields", "-E", "occurrence=a", "-E", "separator=/t"]);
+    for f in fields {
+        c.args(["-e", f]);
+    }
+    output(&mut c)
+        .lines()
+        .map(|l| l.split('\t').map(str::to_owned).collect())
+        .collect()
+}
+
+/// The whole dissection as text.
+pub fn tshark_text(capture: &Path, filter: &str) -> String {
+    output(tshark(capture, filter).arg("-V"))
+}
+
+fn tshark(capture: &Path, filter: &str) -> Command {
+    let mut c = Command::new("tshark");
+    // Without rpcordma, which takes iWARP payloads for NFS; with checksums, since siwd makes them.
+    c.args([
+        "--disable-protocol",
+        "rpcordma",
+        "-o",
+        "tcp.check_checksum:TRUE",
+    ])
+    .args(["-o", "ip.check_checksum:TRUE", "-2", "-r"])
+    .arg(capture);
+    if !filter.is_empty() {
+        c.args(["-Y", filter]);
+    }
+    c
+}
+
+fn output(c: &mut Command) -> String {
+    let out = c.output().unwrap();
+    assert!(
+        out.status.success(),
+        "tshark: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// What every capture of siwd must stand: nothing malformed, every checksum right, and as many
+/// good CRCs as tshark finds CRCs.
+pub struct Verdict {
+    pub good_crcs: usize,
+    pub text: String,
+}
+
+pub fn judge(capture: &Path) -> Verdict {
+    let bad = tshark_fields(
+        capture,
+        "_ws.malformed || tcp.checksum.status == 0 || ip.checksum.status == 0",
+        &["frame.number", "_ws.col.Info"],
+    );
+    assert!(bad.is_empty(), "malformed frames or bad checksums: {bad:?}");
+    let text = tshark_text(capture, "iwarp_mpa || iwarp_ddp_rdmap");
+    let count = |what: &str| text.lines().filter(|l| l.contains(what)).count();
+    assert_eq!(count("Bad CRC32"), 0, "bad CRCs in the capture");
+    assert_eq!(count("Malformed"), 0);
+    Verdict {
+        good_crcs: count("Good CRC32"),
+        text,
+    }
+}

@@ -1,0 +1,167 @@
+//! An iWARP peer written by hand over a TCP socket of Linux: the bytes of RFC 5044, 5040 and
+//! 5041 are spelled out here and not made by the crates under test.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use super::PATIENCE;
+use super::net::Netns;
+
+/// Flags of an MPA frame.
+pub const M: u8 = 0x80;
+pub const C: u8 = 0x40;
+pub const R: u8 = 0x20;
+pub const S: u8 = 0x10;
+
+/// An MPA frame (RFC 5044 section 7.1.1) whose PD_Length says what is there.
+pub fn mpa(key: &[u8; 16], flags: u8, rev: u8, data: &[u8]) -> Vec<u8> {
+    let mut f = key.to_vec();
+    f.extend([flags, rev]);
+    f.extend((data.len() as u16).to_be_bytes());
+    f.extend(data);
+    f
+}
+
+pub fn request(flags: u8, rev: u8, data: &[u8]) -> Vec<u8> {
+    mpa(b"MPA ID Req Frame", flags, rev, data)
+}
+
+pub fn reply(flags: u8, rev: u8, data: &[u8]) -> Vec<u8> {
+    mpa(b"MPA ID Rep Frame", flags, rev, data)
+}
+
+/// Adds length, pad and CRC to a ULPDU (RFC 5044 section 4).
+pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
+    let mut f = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    f.extend(ulpdu);
+    while !f.len().is_multiple_of(4) {
+        f.push(0);
+    }
+    let crc = crc32c::crc32c(&f);
+    f.extend(crc.to_le_bytes());
+    f
+}
+
+/// A tagged DDP segment with an RDMA Write (RFC 5041 section 4.1, RFC 5040 section 4.3).
+pub fn write(last: bool, stag: u32, to: u64, data: &[u8]) -> Vec<u8> {
+    let mut u = vec![if last { 0xc1 } else { 0x81 }, 0x40];
+    u.extend(stag.to_be_bytes());
+    u.extend(to.to_be_bytes());
+    u.extend(data);
+    fpdu(&u)
+}
+
+/// An untagged DDP segment with a Send (RFC 5041 section 4.2, RFC 5040 section 4.6).
+pub fn send(last: bool, msn: u32, mo: u32, data: &[u8]) -> Vec<u8> {
+    let mut u = vec![if last { 0x41 } else { 0x01 }, 0x43, 0, 0, 0, 0, 0, 0, 0, 0];
+    u.extend(msn.to_be_bytes());
+    u.extend(mo.to_be_bytes());
+    u.extend(data);
+    fpdu(&u)
+}
+
+/// The Terminate that this side expects: control words, then what is quoted.
+pub fn terminate(control: [u8; 4], quoted: &[u8]) -> Vec<u8> {
+    let mut u = vec![0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0];
+    u.extend(control);
+    u.extend(quoted);
+    fpdu(&u)
+}
+
+/// One side of a TCP connection of Linux's.
+pub struct Peer(pub TcpStream);
+
+impl Peer {
+    pub fn connect(ns: &Netns, to: SocketAddr) -> Peer {
+        Peer::of(
+            ns.run(|| TcpStream::connect_timeout(&to, PATIENCE))
+                .unwrap(),
+        )
+    }
+
+    pub fn accept(listener: &TcpListener) -> Peer {
+        Peer::of(listener.accept().unwrap().0)
+    }
+
+    fn of(stream: TcpStream) -> Peer {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Peer(stream)
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).unwrap();
+    }
+
+    /// Each byte in a segment of its own, as far as Linux does as it is told.
+    pub fn send_bytewise(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.send(&[*b]);
+            // Nagle is off; acknowledgements of the peer are not waited for.
+        }
+    }
+
+    /// Exactly so many bytes.
+    pub fn take(&mut self, n: usize) -> Vec<u8> {
+        let mut b = vec![0; n];
+        self.0.read_exact(&mut b).unwrap();
+        b
+    }
+
+    /// A whole MPA frame: flags, revision, private data.
+    pub fn take_mpa(&mut self, key: &[u8; 16]) -> (u8, u8, Vec<u8>) {
+        let h = self.take(20);
+        assert_eq!(&h[..16], key);
+        let n = usize::from(u16::from_be_bytes([h[18], h[19]]));
+        (h[16], h[17], self.take(n))
+    }
+
+    /// A whole FPDU, CRC verified: its ULPDU.
+    pub fn take_fpdu(&mut self) -> Vec<u8> {
+        let head = self.take(2);
+        let len = usize::from(u16::from_be_bytes([head[0], head[1]]));
+        let rest = self.take((len + 2).next_multiple_of(4) - 2 + 4);
+        assert_eq!(fpdu(&rest[..len])[2..], rest, "CRC or pad of the FPDU");
+        rest[..len].to_vec()
+    }
+
+    /// The connection ends, and this is what came before it did.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut all = Vec::new();
+        let mut b = [0; 4096];
+        loop {
+            match self.0.read(&mut b) {
+                Ok(0) => return all,
+                Ok(n) => all.extend(&b[..n]),
+                Err(e) if e.kind() == ErrorKind::ConnectionReset => return all,
+                Err(e) => panic!("the peer keeps the connection open: {e}"),
+            }
+        }
+    }
+
+    /// Nothing comes, and the connection stays, for a while.
+    pub fn is_quiet(&mut self, so_long: Duration) {
+        self.0.set_read_timeout(Some(so_long)).unwrap();
+        let mut b = [0];
+        match self.0.read(&mut b) {
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            other => panic!("expected silence: {other:?} {b:?}"),
+        }
+        self.0.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+
+    /// RST instead of FIN.
+    pub fn reset(self) {
+        let linger = nix::libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        nix::sys::socket::setsockopt(&self.0, nix::sys::socket::sockopt::Linger, &linger).unwrap();
+    }
+
+    /// FIN; the other direction stays open.
+    pub fn fin(&self) {
+        self.0.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+}

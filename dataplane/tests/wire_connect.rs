@@ -1,0 +1,311 @@
+//! siwd connects to listeners of Linux that do not do what they should, and to one, written by
+//! hand, that does.
+
+mod common;
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use common::net::{Netns, lacks_network};
+use common::peer::{C, M, Peer, R, S, reply, request};
+use common::*;
+use siw::{CmEvent, ConnInfo, ConnectOptions, Data, Opcode, SendWr, WcStatus, WrFlags};
+
+const CONFIG: &str = r#"
+[dpdk]
+hugepages = "never"
+buffers = 4096
+[[device]]
+name = "siw0"
+devargs = "net_tap0,iface=tap0"
+mac = "02:00:00:77:00:01"
+addresses = ["10.77.0.1/24", "fd77::1/64"]
+[device.mpa]
+reply_timeout_ms = 700
+"#;
+
+struct Bench {
+    app: End,
+    listener: TcpListener,
+    to: SocketAddr,
+    _ns: Netns,
+    _siwd: Daemon,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        Bench::at("10.77.0.2:0")
+    }
+
+    fn at(addr: &str) -> Bench {
+        let ns = Netns::new();
+        let siwd = ns.siwd(CONFIG, &[]);
+        ns.address("tap0", "10.77.0.2/24");
+        ns.address("tap0", "fd77::2/64");
+        ns.ip("link set tap0 up");
+        ns.wait_ping("10.77.0.1".parse().unwrap());
+        let listener = ns.run(|| TcpListener::bind(addr)).unwrap();
+        let to = listener.local_addr().unwrap();
+        let app = End::new(&siwd.context(), 65_536);
+        Bench {
+            app,
+            listener,
+            to,
+            _ns: ns,
+            _siwd: siwd,
+        }
+    }
+
+    fn connect(&self, opt: &ConnectOptions<'_>) {
+        self.app.qp.connect(&self.app.cm, self.to, opt).unwrap();
+    }
+
+    /// Connects, takes the request, gives this answer.
+    fn answer(&self, bytes: &[u8]) -> Peer {
+        self.connect(&ConnectOptions::default());
+        let mut peer = Peer::accept(&self.listener);
+        peer.take_mpa(b"MPA ID Req Frame");
+        peer.send(bytes);
+        peer
+    }
+
+    fn event(&self) -> CmEvent {
+        self.app.cm.get_event(Some(PATIENCE)).unwrap()
+    }
+
+    fn fails(&self, words: &str) {
+        match self.event() {
+            CmEvent::ConnectError(i) => assert!(i.reason.contains(words) && i.errno > 0, "{i:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn established(&self) -> ConnInfo {
+        match self.event() {
+            CmEvent::Established(i) => i,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_first() {
+    skip_if!(lacks_network());
+    for addr in ["10.77.0.2:0", "[fd77::2]:0"] {
+        let b = Bench::at(addr);
+        let opt = ConnectOptions {
+            private_data: b"hi",
+            ord: 4,
+            ird: 4,
+            ..Default::default()
+        };
+        b.connect(&opt);
+        let mut peer = Peer::accept(&b.listener);
+        let (flags, rev, data) = peer.take_mpa(b"MPA ID Req Frame");
+        // A with IRD 4; C and D with ORD 4.
+        assert_eq!(
+            (flags, rev, &data[..]),
+            (S | C, 2, &[0x80, 4, 0xc0, 4, b'h', b'i'][..])
+        );
+        peer.send(&reply(S | C, 2, &[0x80, 4, 0x80, 4, b'y', b'o']));
+        let info = b.established();
+        assert_eq!(
+            (&info.private_data[..], info.mpa_rev, info.crc),
+            (&b"yo"[..], 2, true)
+        );
+        assert_eq!((info.ird, info.ord), (4, 4));
+        let rtr = peer.take_fpdu();
+        assert_eq!(
+            (&rtr[..2], rtr.len()),
+            (&[0xc1, 0x40][..], 14),
+            "a Write of nothing"
+        );
+        assert_ne!(rtr[2..6], [0; 4], "hardware refuses STag 0");
+
+        b.app.mr.write(0, b"from the application").unwrap();
+        let wr = SendWr {
+            opcode: Opcode::Write,
+            flags: WrFlags::SIGNALED,
+            wr_id: 8,
+            imm: 0,
+            remote_addr: 0x0102_0304_0506_0708,
+            rkey: 0x0a0b_0c0d,
+            data: Data::Sges(&[b.app.mr.sge(0, 20)]),
+        };
+        b.app.qp.post_send(&[wr]).unwrap();
+        let mut expected = vec![0xc1, 0x40, 10, 11, 12, 13, 1, 2, 3, 4, 5, 6, 7, 8];
+        expected.extend(b"from the application");
+        assert_eq!(peer.take_fpdu(), expected);
+        assert_eq!(b.app.wc().status, WcStatus::SUCCESS);
+    }
+}
+
+#[test]
+fn a_responder_without_ready_to_receive_is_met_without_it() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    // As Linux siw answers with A clear: no RTR.
+    let mut peer = b.answer(&reply(S, 2, &[0, 1, 0, 1]));
+    let info = b.established();
+    assert!(info.crc, "asked for by this side");
+    let sge = [b.app.mr.sge(0, 4)];
+    b.app
+        .qp
+        .post_send(&[SendWr::send(1, Data::Sges(&sge))])
+        .unwrap();
+    assert_eq!(
+        peer.take_fpdu()[..2],
+        [0x41, 0x43],
+        "a Send, and nothing before it"
+    );
+}
+
+#[test]
+fn garbage_instead_of_a_reply_is_a_connect_error_that_says_so() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    for (answer, words) in [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "key is wrong"),
+        (request(S | C, 2, &[0, 1, 0, 1]), "initiator"),
+        (reply(C, 2, b""), "enhanced"),
+        (reply(S | C, 3, &[0, 1, 0, 1]), "revision 3"),
+        (reply(M | S | C, 2, &[0, 1, 0, 1]), "markers"),
+        (
+            [&b"MPA ID Rep Frame"[..], &[C, 1, 0xff, 0xff]].concat(),
+            "private data",
+        ),
+    ] {
+        let mut peer = b.answer(&answer);
+        b.fails(words);
+        assert_eq!(peer.rest(), b"", "{words}");
+    }
+    // The queue pair may try again, and this one works.
+    let _peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1]));
+    b.established();
+}
+
+#[test]
+fn a_reject_brings_the_private_data_of_the_peer() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    let mut peer = b.answer(&reply(R | S | C, 2, &[0, 1, 0, 1, b'n', b'o']));
+    match b.event() {
+        CmEvent::Rejected(i) => assert_eq!(i.private_data, b"no"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(peer.rest(), b"");
+}
+
+#[test]
+fn an_unusable_reply_with_a_ready_to_receive_nobody_offered_is_terminated() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    // A and B: a zero-length Send, which was not offered.
+    let mut peer = b.answer(&reply(S | C, 2, &[0xc0, 1, 0, 1]));
+    let t = peer.take_fpdu();
+    assert_eq!(
+        t[18..22],
+        [0x20, 0x07, 0, 0],
+        "no matching ready-to-receive: 2/0/07"
+    );
+    assert_eq!(peer.rest(), b"");
+    b.fails("ready-to-receive");
+}
+
+#[test]
+fn a_reset_of_revision_2_leads_to_a_second_attempt_with_revision_1() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    b.connect(&ConnectOptions {
+        private_data: b"again",
+        ..Default::default()
+    });
+    let mut first = Peer::accept(&b.listener);
+    let (_, rev, data) = first.take_mpa(b"MPA ID Req Frame");
+    assert_eq!((rev, &data[4..]), (2, &b"again"[..]));
+    first.reset();
+    let mut second = Peer::accept(&b.listener);
+    let (flags, rev, data) = second.take_mpa(b"MPA ID Req Frame");
+    assert_eq!((flags, rev, &data[..]), (C, 1, &b"again"[..]));
+    second.send(&reply(C, 1, b"old"));
+    let info = b.established();
+    assert_eq!((info.mpa_rev, &info.private_data[..]), (1, &b"old"[..]));
+    let sge = [b.app.mr.sge(0, 4)];
+    b.app
+        .qp
+        .post_send(&[SendWr::send(1, Data::Sges(&sge))])
+        .unwrap();
+    assert_eq!(second.take_fpdu()[..2], [0x41, 0x43]);
+}
+
+#[test]
+fn a_peer_that_always_resets_is_tried_twice_and_told() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    b.connect(&ConnectOptions::default());
+    for _ in 0..2 {
+        let mut peer = Peer::accept(&b.listener);
+        peer.take_mpa(b"MPA ID Req Frame");
+        peer.reset();
+    }
+    b.fails("closed the connection during set-up");
+    b.listener.set_nonblocking(true).unwrap();
+    assert!(b.listener.accept().is_err(), "no third attempt");
+}
+
+#[test]
+fn a_peer_that_closes_instead_of_answering_is_told_and_not_tried_again() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    b.connect(&ConnectOptions::default());
+    let mut peer = Peer::accept(&b.listener);
+    peer.take_mpa(b"MPA ID Req Frame");
+    drop(peer);
+    b.fails("closed the connection during set-up");
+}
+
+#[test]
+fn a_peer_that_never_answers_is_unreachable_after_the_reply_timeout() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    let began = Instant::now();
+    let mut peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1])[..19]);
+    match b.event() {
+        CmEvent::Unreachable(i) => assert!(i.reason.contains("did not answer in time"), "{i:?}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(
+        began.elapsed() > Duration::from_millis(600),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(peer.rest(), b"");
+}
+
+#[test]
+fn a_closed_port_and_an_absent_host_are_told_apart() {
+    skip_if!(lacks_network());
+    let Bench {
+        app,
+        listener,
+        to,
+        _ns,
+        _siwd,
+    } = Bench::new();
+    drop(listener);
+    app.qp
+        .connect(&app.cm, to, &ConnectOptions::default())
+        .unwrap();
+    match app.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::Rejected(i) => assert!(i.reason.contains("nothing listens"), "{i:?}"),
+        other => panic!("{other:?}"),
+    }
+    let absent = "10.77.0.200:7174".parse().unwrap();
+    app.qp
+        .connect(&app.cm, absent, &ConnectOptions::default())
+        .unwrap();
+    match app.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::Unreachable(i) => assert!(i.reason.contains("no neighbour"), "{i:?}"),
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,131 @@
+//! CRC32c by carry-less multiplication of 512-bit vectors, for CPUs that have AVX-512 and
+//! VPCLMULQDQ: the kernel behind [`crate::crc`] for FPDU-sized buffers.
+//!
+//! The message is taken 64 bytes at a time as four 128-bit lanes. A lane A that lies D bits
+//! before the end of the data contributes A * x^D; multiplying its two halves by the constants
+//! x^(D+32) and x^(D-32) modulo P brings it forward by D bits without dividing. In the end one
+//! lane is left, whose remainder two CRC32 instructions compute. (Gopal et al., Fast CRC
+//! Computation for Generic Polynomials Using PCLMULQDQ, Intel 2009.)
+
+use core::arch::x86_64::*;
+
+/// Shortest buffer that the kernel takes.
+pub(crate) const LEAST: usize = 256;
+
+/// P without its highest term, bit-reflected (RFC 3720 appendix B.4).
+const POLYNOMIAL: u32 = 0x82F6_3B78;
+
+/// x^n mod P, bit-reflected, shifted as reflected products want it.
+const fn power(n: u32) -> i64 {
+    let mut r = 0x8000_0000u32;
+    let mut i = 0;
+    while i < n {
+        r = (r >> 1) ^ (POLYNOMIAL & (r & 1).wrapping_neg());
+        i += 1;
+    }
+    (r as i64) << 1
+}
+
+/// What brings a lane forward by D bits: for its low half, and for its high half.
+const fn forward(d: u32) -> (i64, i64) {
+    (power(d + 32), power(d - 32))
+}
+
+const BY_2048: (i64, i64) = forward(2048);
+const BY_512: (i64, i64) = forward(512);
+const BY_384: (i64, i64) = forward(384);
+const BY_256: (i64, i64) = forward(256);
+const BY_128: (i64, i64) = forward(128);
+
+/// Whether this CPU can run [`update`].
+#[inline]
+pub(crate) fn available() -> bool {
+    std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("vpclmulqdq")
+        && std::arch::is_x86_feature_detected!("pclmulqdq")
+        && std::arch::is_x86_feature_detected!("sse4.2")
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+fn constants(k: (i64, i64)) -> __m512i {
+    _mm512_set_epi64(k.1, k.0, k.1, k.0, k.1, k.0, k.1, k.0)
+}
+
+/// `acc` brought forward, plus `next`.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+fn fold(acc: __m512i, k: __m512i, next: __m512i) -> __m512i {
+    let low = _mm512_clmulepi64_epi128::<0x00>(acc, k);
+    let high = _mm512_clmulepi64_epi128::<0x11>(acc, k);
+    // 0x96: exclusive or of all three.
+    _mm512_ternarylogic_epi64::<0x96>(low, high, next)
+}
+
+/// CRC32c of earlier bytes with CRC `crc`, followed by `data` of at least [`LEAST`] bytes.
+///
+/// # Safety
+/// [`available`] said yes.
+#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
+pub(crate) unsafe fn update(crc: u32, data: &[u8]) -> u32 {
+    let (blocks, tail) = data.as_chunks::<64>();
+    let load = |b: &[u8; 64]| {
+        // SAFETY: an unaligned load of 64 bytes from a reference to 64 bytes.
+        unsafe { _mm512_loadu_si512(b.as_ptr().cast()) }
+    };
+    let Some((first, blocks)) = blocks.split_first_chunk::<4>() else {
+        debug_assert!(false, "shorter than LEAST");
+        return crc;
+    };
+    let mut a = [
+        load(&first[0]),
+        load(&first[1]),
+        load(&first[2]),
+        load(&first[3]),
+    ];
+    // The running CRC goes in where the first four bytes are.
+    a[0] = _mm512_xor_si512(a[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(!crc as i32)));
+    let k = constants(BY_2048);
+    let (quads, rest) = blocks.as_chunks::<4>();
+    for q in quads {
+        a[0] = fold(a[0], k, load(&q[0]));
+        a[1] = fold(a[1], k, load(&q[1]));
+        a[2] = fold(a[2], k, load(&q[2]));
+        a[3] = fold(a[3], k, load(&q[3]));
+    }
+    let k = constants(BY_512);
+    let mut x = fold(a[0], k, a[1]);
+    x = fold(x, k, a[2]);
+    x = fold(x, k, a[3]);
+    for b in rest {
+        x = fold(x, k, load(b));
+    }
+    // Four lanes into one: the last stays, the others come forward to it.
+    let k = _mm512_set_epi64(
+        0, 0, BY_128.1, BY_128.0, BY_256.1, BY_256.0, BY_384.1, BY_384.0,
+    );
+    let low = _mm512_clmulepi64_epi128::<0x00>(x, k);
+    let high = _mm512_clmulepi64_epi128::<0x11>(x, k);
+    let y = _mm512_xor_si512(low, high);
+    let lane = _mm_xor_si128(
+        _mm_xor_si128(
+            _mm512_extracti32x4_epi32::<0>(y),
+            _mm512_extracti32x4_epi32::<1>(y),
+        ),
+        _mm_xor_si128(
+            _mm512_extracti32x4_epi32::<2>(y),
+            _mm512_extracti32x4_epi32::<3>(x),
+        ),
+    );
+    let mut c = _mm_crc32_u64(0, _mm_cvtsi128_si64(lane) as u64);
+    c = _mm_crc32_u64(c, _mm_extract_epi64::<1>(lane) as u64);
+    let (words, bytes) = tail.as_chunks::<8>();
+    for w in words {
+        c = _mm_crc32_u64(c, u64::from_le_bytes(*w));
+    }
+    let mut c = c as u32;
+    for b in bytes {
+        c = _mm_crc32_u8(c, *b);
+    }
+    !c
+}
