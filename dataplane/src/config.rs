@@ -266,6 +266,18 @@ pub enum RtrName {
     Read,
 }
 
+/// MPA markers (RFC 5044, section 4.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MarkersName {
+    /// A peer that wants them is refused.
+    Never,
+    /// Sent to a peer that wants them.
+    Accept,
+    /// Asked for, too; Linux siw and most hardware refuse that.
+    Request,
+}
+
 /// One `[[device]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -320,6 +332,8 @@ pub struct MpaSettings {
     pub revision: Spanned<u8>,
     /// CRC policy.
     pub crc: CrcPolicy,
+    /// Markers.
+    pub markers: MarkersName,
     /// RTR frames offered in revision 2; empty means no peer-to-peer set-up.
     pub rtr: Vec<RtrName>,
     /// Inbound RDMA Reads granted at most (IRD).
@@ -339,6 +353,7 @@ impl Default for MpaSettings {
         MpaSettings {
             revision: Spanned::new(0..0, 2),
             crc: CrcPolicy::On,
+            markers: MarkersName::Accept,
             rtr: vec![RtrName::Write, RtrName::Read],
             ird: Spanned::new(0..0, 128),
             ord: Spanned::new(0..0, 128),

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
-use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MpaConfig, RtrKinds};
+use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
 use siw_tcp::{Congestion, IpCidr, Keepalive, StackConfig};
 
 use crate::config::{
-    ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, RtrName,
+    ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName, RtrName,
 };
 use crate::control::DeviceView;
 use crate::worker::LaneConfig;
@@ -251,6 +251,11 @@ impl Device {
             crc: match m.crc {
                 CrcPolicy::Off => MpaCrc::IfAsked,
                 CrcPolicy::On | CrcPolicy::Required => MpaCrc::Required,
+            },
+            markers: match m.markers {
+                MarkersName::Never => MarkerPolicy::Never,
+                MarkersName::Accept => MarkerPolicy::Accept,
+                MarkersName::Request => MarkerPolicy::Request,
             },
             peer_to_peer: !m.rtr.is_empty(),
             rtr: RtrKinds {

@@ -37,8 +37,12 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
+        Bench::with(CONFIG)
+    }
+
+    fn with(config: &str) -> Bench {
         let ns = Netns::new();
-        let siwd = ns.siwd(CONFIG, &[]);
+        let siwd = ns.siwd(config, &[]);
         ns.address("tap0", "10.77.0.2/24");
         ns.address("tap0", "fd77::2/64");
         ns.ip("link set tap0 up");
@@ -230,9 +234,21 @@ fn wrong_frames_close_the_connection_and_the_application_hears_nothing() {
 }
 
 #[test]
-fn a_request_for_markers_is_rejected_with_a_reply() {
+fn a_request_for_markers_is_granted_without_asking_for_any() {
     skip_if!(lacks_network());
     let b = Bench::new();
+    let mut peer = b.peer();
+    peer.send(&request(M | C, 1, b""));
+    b.accept(b"");
+    let (flags, rev, _) = peer.take_mpa(b"MPA ID Rep Frame");
+    assert_eq!((flags, rev), (C, 1));
+    b.established();
+}
+
+#[test]
+fn a_device_without_markers_rejects_a_request_for_them_with_a_reply() {
+    skip_if!(lacks_network());
+    let b = Bench::with(&format!("{CONFIG}markers = \"never\"\n"));
     let mut peer = b.peer();
     peer.send(&request(M | C, 1, b""));
     let (flags, rev, _) = peer.take_mpa(b"MPA ID Rep Frame");
