@@ -110,7 +110,7 @@ fn data_goes_by_write_read_and_send_between_two_clients() {
         (1, b"written".to_vec())
     );
     b.mr.write(200, b"read").unwrap();
-    let sge = [a.mr.sge(50, 4)];
+    let sge = [a.mr.sge(50, 2), a.mr.sge(60, 2)];
     a.qp.post_send(&[SendWr::read(2, &sge, b.mr.addr() + 200, b.mr.rkey())])
         .unwrap();
     let wc = one(&a.cq);
@@ -118,7 +118,8 @@ fn data_goes_by_write_read_and_send_between_two_clients() {
         (wc.wr_id, wc.status, wc.opcode),
         (2, WcStatus::SUCCESS, WcOpcode::RDMA_READ)
     );
-    assert_eq!(one_status(&a, 50, 4), b"read");
+    assert_eq!(one_status(&a, 50, 2), b"re");
+    assert_eq!(one_status(&a, 60, 2), b"ad");
     b.qp.post_recv(&[RecvWr {
         wr_id: 3,
         sges: &[b.mr.sge(0, 64)],

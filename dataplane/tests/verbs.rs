@@ -358,6 +358,79 @@ fn many_connections_at_once_keep_their_data_apart() {
     }
 }
 
+#[test]
+fn immediate_data_arrives_with_a_write_and_with_a_send() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 65_536);
+    a.fill(21);
+    for wr_id in 0..2 {
+        let sge = [b.mr.sge(0, 64)];
+        b.qp.post_recv(&[RecvWr { wr_id, sges: &sge }]).unwrap();
+    }
+    let sge = [a.mr.sge(0, 40_000)];
+    let data = Data::Sges(&sge);
+    let wr = SendWr::write_with_imm(1, data, b.mr.addr() + 64, b.mr.rkey(), 0xdead_beef);
+    a.qp.post_send(&[wr]).unwrap();
+    let wc = b.wc();
+    assert_eq!(
+        (wc.status, wc.opcode, wc.wr_id),
+        (WcStatus::SUCCESS, WcOpcode::RECV_RDMA_WITH_IMM, 0)
+    );
+    assert_eq!(wc.imm, 0xdead_beef);
+    assert_eq!(b.read(64, 25_000), a.read(0, 25_000));
+    let sge = [a.mr.sge(100, 32)];
+    a.qp.post_send(&[SendWr::send_with_imm(2, Data::Sges(&sge), 7)])
+        .unwrap();
+    let wc = b.wc();
+    assert_eq!((wc.opcode, wc.imm, wc.byte_len), (WcOpcode::RECV, 7, 32));
+    assert_eq!(b.read(0, 32), a.read(100, 32));
+}
+
+#[test]
+fn atomics_change_the_peers_word_and_bring_its_old_value() {
+    let d = Daemon::loopback();
+    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+    let word = b.pd.alloc_mr(4096, siw::Access(15)).unwrap();
+    word.write(0, &40u64.to_ne_bytes()).unwrap();
+    let old = || u64::from_ne_bytes(a.read(0, 8).try_into().unwrap());
+    let now = || {
+        let mut v = [0; 8];
+        word.read(0, &mut v).unwrap();
+        u64::from_ne_bytes(v)
+    };
+    let sge = a.mr.sge(0, 8);
+    a.qp.post_send(&[SendWr::fetch_add(1, sge, word.addr(), word.rkey(), 2)])
+        .unwrap();
+    assert_eq!((a.wc().status, old(), now()), (WcStatus::SUCCESS, 40, 42));
+    a.qp.post_send(&[SendWr::cmp_swap(2, sge, word.addr(), word.rkey(), 42, 7)])
+        .unwrap();
+    assert_eq!((a.wc().status, old(), now()), (WcStatus::SUCCESS, 42, 7));
+    a.qp.post_send(&[SendWr::cmp_swap(3, sge, word.addr(), word.rkey(), 42, 9)])
+        .unwrap();
+    assert_eq!((a.wc().status, old(), now()), (WcStatus::SUCCESS, 7, 7));
+}
+
+#[test]
+fn markers_of_both_sides_change_no_byte() {
+    let config = LOOPBACK.replace(
+        "[[device]]\nname = \"siw1\"",
+        "[device.mpa]\nmarkers = \"request\"\n[[device]]\nname = \"siw1\"",
+    );
+    let d = Daemon::start(
+        &format!("{config}[device.mpa]\nmarkers = \"request\"\n"),
+        &[],
+    );
+    let (a, b) = pair(&d, 200_000);
+    a.fill(17);
+    for len in [1, 500, 512, 1400, 1428, 100_000, 200_000] {
+        b.mr.write(0, &vec![0; len]).unwrap();
+        write(&a, &b, len);
+        assert_eq!(a.wc().status, WcStatus::SUCCESS);
+        assert_eq!(a.read(0, len), b.read(0, len), "{len} bytes");
+    }
+}
+
 fn write(a: &End, b: &End, len: usize) {
     let wr = SendWr {
         opcode: Opcode::Write,

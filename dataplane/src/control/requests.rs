@@ -68,7 +68,7 @@ pub fn limits(c: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
         max_qp: c.queue_pairs_per_client,
         max_qp_wr: c.work_requests,
         max_sge: wqe::MAX_SGE as u32,
-        max_sge_rd: 1,
+        max_sge_rd: wqe::MAX_SGE as u32,
         max_inline: wqe::MAX_INLINE as u32,
         max_cq: c.completion_queues_per_client,
         max_cqe: c.completions,
@@ -338,7 +338,7 @@ impl Control {
             crc: d.crc.into(),
             mpa_rev: d.mpa_rev,
             reserved: [0; 6],
-            caps: 0,
+            caps: m::CAP_IMMEDIATE | m::CAP_ATOMIC | m::CAP_MARKERS | m::CAP_LOCAL_INV,
             ips,
         };
         send::<m::QueryDevice>(self.client(id)?, seq, &reply)

@@ -300,6 +300,15 @@ pub struct QueryDevice {
     pub reserved: u32,
 }
 
+/// Immediate data with SEND and WRITE (RFC 7306 section 6).
+pub const CAP_IMMEDIATE: u64 = 1;
+/// FetchAdd and CmpSwap (RFC 7306 section 5).
+pub const CAP_ATOMIC: u64 = 2;
+/// MPA markers (RFC 5044 section 4.3).
+pub const CAP_MARKERS: u64 = 4;
+/// Local invalidate, and READ with it.
+pub const CAP_LOCAL_INV: u64 = 8;
+
 /// Port state.
 pub const PORT_DOWN: u32 = 1;
 /// Port state.
@@ -325,7 +334,7 @@ pub struct DeviceReply {
     pub crc: u8,
     pub mpa_rev: u8,
     pub reserved: [u8; 6],
-    /// Bits of capabilities beyond WRITE, READ, SEND; none yet.
+    /// `CAP_` bits: capabilities beyond WRITE, READ, SEND.
     pub caps: u64,
     pub ips: [Addr; 8],
 }
