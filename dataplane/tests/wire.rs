@@ -7,9 +7,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use common::net::{Netns, lacks_network};
-use common::peer::{C, M, Peer, R, S, fpdu, mpa, reply, request, send, terminate, write};
+use common::peer::{
+    C, M, Peer, R, S, fpdu, mpa, reply, request, send, terminate, with_markers, write,
+};
 use common::*;
-use siw::{AsyncEventKind, CmEvent, ConnInfo, ConnectOptions, Listener, RecvWr, WcStatus};
+use siw::{
+    AsyncEventKind, CmEvent, ConnInfo, ConnectOptions, Data, Listener, RecvWr, SendWr, WcStatus,
+};
 
 /// How long nothing must happen where nothing may.
 const SILENCE: Duration = Duration::from_millis(200);
@@ -234,15 +238,26 @@ fn wrong_frames_close_the_connection_and_the_application_hears_nothing() {
 }
 
 #[test]
-fn a_request_for_markers_is_granted_without_asking_for_any() {
+fn a_peer_that_asks_for_markers_gets_them_every_512_bytes() {
     skip_if!(lacks_network());
     let b = Bench::new();
     let mut peer = b.peer();
     peer.send(&request(M | C, 1, b""));
     b.accept(b"");
-    let (flags, rev, _) = peer.take_mpa(b"MPA ID Rep Frame");
-    assert_eq!((flags, rev), (C, 1));
+    let (flags, _, _) = peer.take_mpa(b"MPA ID Rep Frame");
+    assert_eq!(flags, C, "siwd itself asks for none");
     b.established();
+    b.recv(1, 0, 64);
+    peer.send(&send(true, 1, 0, b"first"));
+    assert_eq!(b.app.wc().status, WcStatus::SUCCESS);
+
+    b.app.fill(9);
+    let sge = [b.app.mr.sge(0, 1200)];
+    let wr = SendWr::send(2, Data::Sges(&sge));
+    b.app.qp.post_send(&[wr]).unwrap();
+    let expected = with_markers(&send(true, 1, 0, &b.app.read(0, 1200)));
+    assert_eq!(peer.take(expected.len()), expected);
+    assert_eq!(b.app.wc().status, WcStatus::SUCCESS);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use common::net::{Netns, lacks_network};
-use common::peer::{C, M, Peer, R, S, reply, request};
+use common::peer::{C, M, Peer, R, S, reply, request, with_markers, write};
 use common::*;
 use siw::{CmEvent, ConnInfo, ConnectOptions, Data, Opcode, SendWr, WcStatus, WrFlags};
 
@@ -161,6 +161,16 @@ fn a_responder_without_ready_to_receive_is_met_without_it() {
 }
 
 #[test]
+fn a_responder_that_asks_for_markers_gets_them_from_the_first_fpdu_on() {
+    skip_if!(lacks_network());
+    let b = Bench::new();
+    let mut peer = b.answer(&reply(M | S | C, 2, &[0x80, 1, 0x80, 1]));
+    b.established();
+    let rtr = with_markers(&write(true, 1, 0, b""));
+    assert_eq!(peer.take(rtr.len()), rtr);
+}
+
+#[test]
 fn garbage_instead_of_a_reply_is_a_connect_error_that_says_so() {
     skip_if!(lacks_network());
     let b = Bench::new();
@@ -169,7 +179,6 @@ fn garbage_instead_of_a_reply_is_a_connect_error_that_says_so() {
         (request(S | C, 2, &[0, 1, 0, 1]), "initiator"),
         (reply(C, 2, b""), "enhanced"),
         (reply(S | C, 3, &[0, 1, 0, 1]), "revision 3"),
-        (reply(M | S | C, 2, &[0, 1, 0, 1]), "markers"),
         (
             [&b"MPA ID Rep Frame"[..], &[C, 1, 0xff, 0xff]].concat(),
             "private data",

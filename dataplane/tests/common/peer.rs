@@ -43,6 +43,25 @@ pub fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
     f
 }
 
+/// The same FPDU as the first of a stream with markers (RFC 5044 section 4.3): one wherever the
+/// stream's position is a multiple of 512, saying how far back the FPDU began; the CRC covers them.
+pub fn with_markers(fpdu: &[u8]) -> Vec<u8> {
+    let (body, _crc) = fpdu.split_at(fpdu.len() - 4);
+    let mut f: Vec<u8> = Vec::new();
+    for b in body {
+        if f.len().is_multiple_of(512) {
+            // The first one stands directly before the FPDU.
+            let back = f.len().saturating_sub(4) as u16;
+            f.extend([0, 0]);
+            f.extend(back.to_be_bytes());
+        }
+        f.push(*b);
+    }
+    let crc = crc32c::crc32c(&f);
+    f.extend(crc.to_le_bytes());
+    f
+}
+
 /// A tagged DDP segment with an RDMA Write (RFC 5041 section 4.1, RFC 5040 section 4.3).
 pub fn write(last: bool, stag: u32, to: u64, data: &[u8]) -> Vec<u8> {
     let mut u = vec![if last { 0xc1 } else { 0x81 }, 0x40];
