@@ -431,6 +431,35 @@ fn markers_of_both_sides_change_no_byte() {
     }
 }
 
+/// RFC 5044 section 7.1.2: without an RTR message the responder keeps quiet until the
+/// initiator's first FPDU.
+#[test]
+fn what_a_responder_posts_early_leaves_with_the_initiators_first_fpdu() {
+    let d = Daemon::loopback();
+    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let sge = [a.mr.sge(0, 64)];
+    a.qp.post_recv(&[RecvWr {
+        wr_id: 9,
+        sges: &sge,
+    }])
+    .unwrap();
+    let opt = ConnectOptions {
+        mpa_rev: Some(1),
+        ..Default::default()
+    };
+    connect_with(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap(), &opt);
+    b.qp.post_send(&[SendWr::send(1, Data::Inline(b"early"))])
+        .unwrap();
+    // The worker has seen the doorbell when it has answered a later request.
+    b.ctx.stats().unwrap();
+    write(&a, &b, 8);
+    for _ in 0..2 {
+        let wc = a.wc();
+        assert_eq!(wc.status, WcStatus::SUCCESS);
+    }
+    assert_eq!(a.read(0, 5), b"early");
+}
+
 fn write(a: &End, b: &End, len: usize) {
     let wr = SendWr {
         opcode: Opcode::Write,

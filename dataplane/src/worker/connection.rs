@@ -77,7 +77,11 @@ impl Worker {
                 owners: &mut self.owners,
                 scratch: &mut self.scratch,
             };
-            qp.qp.receive(&mut env, &mut Stream(rx));
+            let progress = qp.qp.receive(&mut env, &mut Stream(rx));
+            // A responder may send from its first FPDU on: what was posted before waits.
+            if progress.first_fpdu || progress.tx {
+                self.make_ready(slot);
+            }
         }
         if events.contains(Events::ACKED) {
             let Some(qp) = self.qps.get_mut(slot) else {

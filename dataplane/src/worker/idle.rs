@@ -129,7 +129,7 @@ impl Worker {
             if let Some(at) = lane.stack.next_deadline() {
                 limit = limit.min(at.since(now));
             }
-            if !lane.out.batch.is_empty() {
+            if !lane.out.batch.is_empty() || lane.stack.owes() {
                 limit = limit.min(SHORT_NAP);
             }
         }
