@@ -431,6 +431,46 @@ fn markers_of_both_sides_change_no_byte() {
     }
 }
 
+#[test]
+fn two_workers_share_the_connections_and_one_completion_queue_serves_both() {
+    let allowed = std::thread::available_parallelism().map_or(1, usize::from);
+    if allowed < 2 {
+        println!("skipped: one core, two are needed");
+        return;
+    }
+    let d = Daemon::start(
+        &LOOPBACK.replace("[workers]", "[workers]\ncores = [0, 1]"),
+        &[],
+    );
+    let (ca, cb) = (d.context(), d.context());
+    let first = End::new(&ca, 4096);
+    let ends: Vec<(End, End)> = (0..8)
+        .map(|_| {
+            let mut a = End::new(&ca, 65_536);
+            a.qp =
+                a.pd.create_qp(&first.cq, &first.cq, &siw::QpInit::default())
+                    .unwrap();
+            let b = End::new(&cb, 65_536);
+            connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+            a.fill(u64::from(a.qp.number()));
+            (a, b)
+        })
+        .collect();
+    for (a, b) in &ends {
+        write(a, b, 65_536);
+    }
+    for _ in &ends {
+        assert_eq!(first.wc().status, WcStatus::SUCCESS);
+    }
+    for (a, b) in &ends {
+        assert_eq!(a.read(0, 65_536), b.read(0, 65_536));
+    }
+    let stats: serde_json::Value = serde_json::from_str(&ca.stats().unwrap()).unwrap();
+    for w in 0..2 {
+        assert_eq!(stats["workers"][w]["queue_pairs"], 8, "{stats}");
+    }
+}
+
 /// RFC 5044 section 7.1.2: without an RTR message the responder keeps quiet until the
 /// initiator's first FPDU.
 #[test]
