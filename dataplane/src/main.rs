@@ -59,7 +59,8 @@ fn main() -> ExitCode {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .init();
     match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
+        // Threads of drivers may still run: no exit handlers.
+        Ok(()) => dpdk::exit(0),
         Err(message) => {
             if args.json && args.check {
                 println!("{}", serde_json::json!({ "ok": false, "error": message }));

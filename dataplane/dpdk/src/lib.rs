@@ -39,7 +39,7 @@ mod tsc;
 pub use batch::{BURST, Drain, MbufBatch, RxBatch, TxBatch};
 pub use cache::MbufCache;
 pub use chain::{ChainBuilder, Segments, SplitChain};
-pub use eal::{Eal, EalConfig};
+pub use eal::{Eal, EalConfig, exit};
 pub use error::{Error, Result};
 pub use ext::{ExtTracker, TrackerPool};
 pub use ext_memory::{ExtMemory, ExtSlice, ExternalRegion, OwnedMemory};
