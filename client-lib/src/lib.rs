@@ -44,6 +44,6 @@ pub use memory::{Arena, Mr, Pd};
 pub use qp::{Qp, QpAttr, QpInit};
 pub use siw_shm::control::{AsyncEventKind, Limits, QpState};
 pub use siw_shm::{
-    Access, AtomicArgs, Cqe as Wc, Data, Opcode, RecvDesc as RecvWr, SendDesc as SendWr, Sge, WcFlags,
-    WcOpcode, WcStatus, WrFlags,
+    Access, AtomicArgs, Cqe as Wc, Data, Opcode, RecvDesc as RecvWr, SendDesc as SendWr, Sge,
+    WcFlags, WcOpcode, WcStatus, WrFlags,
 };
