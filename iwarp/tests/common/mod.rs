@@ -1,6 +1,7 @@
 //! Two queue pairs, or one and a scripted peer, over plain memory.
 #![allow(dead_code)]
 
+pub mod fuzz;
 pub mod model;
 
 use siw_iwarp::ddp::{MAX_HDR_LEN, T_BIT, Tagged, Untagged};
