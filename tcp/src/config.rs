@@ -193,6 +193,44 @@ impl StackConfig {
     }
 }
 
+/// What `Stack::new` refuses.
+pub(crate) fn check(c: &StackConfig) -> Result<(), Error> {
+    let bad = |s: String| Err(Error::Config(s));
+    if c.mac[0] & 1 != 0 || c.mac == [0; 6] {
+        return bad(format!("MAC {:02x?} is not a unicast address", c.mac));
+    }
+    if c.addrs.is_empty() {
+        return bad("a device needs at least one address".into());
+    }
+    let v6 = c.addrs.iter().any(|a| a.addr.is_ipv6());
+    let min = if v6 { 1280 } else { 576 };
+    if c.mtu < min || c.mtu > 9000 {
+        return bad(format!("MTU {} is not in {min}..=9000", c.mtu));
+    }
+    if c.vlan.is_some_and(|v| v == 0 || v > 4094) {
+        return bad("a VLAN is 1..=4094".into());
+    }
+    if c.recv_window < 4096 || c.recv_window > 1 << 30 {
+        return bad(format!(
+            "receive window {} is not in 4096..=1073741824",
+            c.recv_window
+        ));
+    }
+    if c.rto_min.is_zero() || c.rto_max < c.rto_min || c.rto_initial.is_zero() {
+        return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
+    }
+    if c.max_connections == 0 || c.max_connections > 1 << 24 {
+        return bad("max_connections is 1..=16777216".into());
+    }
+    if c.max_recv_buffers < 64 {
+        return bad("max_recv_buffers is at least 64".into());
+    }
+    if c.delayed_ack.as_millis() >= 500 {
+        return bad("delayed_ack is below 500 ms (RFC 9293 section 3.8.6.3)".into());
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,16 +1,13 @@
-//! From a burst of frames to connections: classification, lookup, and what is for none of them
-//! (listeners, strangers, ARP, NDP, ICMP).
-
-use core::net::IpAddr;
+//! From a burst of frames to connections: classification, lookup, and segments for none of them
+//! (listeners, strangers).
 
 use crate::conn::flag;
-use crate::control::{Icmpv6, Origin};
 use crate::flow_table::FlowKey;
 use crate::inbound::{self, Inbound, Link};
 use crate::input::Verdict;
 use crate::segment::{self, Segment};
 use crate::stack::{FrameInfo, Stack, State};
-use crate::{Events, Instant, RecvBuf, SeqNr};
+use crate::{Instant, RecvBuf};
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
@@ -153,21 +150,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.open(index, now);
     }
 
-    /// Common start of active and passive opens.
-    pub(crate) fn open(&mut self, index: u32, now: Instant) {
-        let c = &mut self.conns[index as usize];
-        let key = c.template.key();
-        let iss = self.sh.isn(&key, now);
-        c.ts_offset = self.sh.ts_offset(&key);
-        c.hot.snd_una = iss;
-        c.hot.snd_nxt = iss + 1;
-        c.hot.snd_wl2 = iss;
-        c.cwnd_mark = c.hot.snd_nxt;
-        self.sh.owe(index, &mut c.hot, flag::NEED_SYN);
-        self.sh.restart_rto(index, &mut c.hot, now);
-        self.sh.update_active(c);
-    }
-
     fn refuse(
         &mut self,
         now: Instant,
@@ -180,113 +162,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.sh
                 .control
                 .reset(src_mac, key, seg, payload, &mut self.sh.stats);
-        }
-    }
-
-    /// ARP, NDP and ICMP.
-    #[cold]
-    fn other(&mut self, now: Instant, what: Inbound, b: B, src_mac: [u8; 6]) {
-        let sh = &mut self.sh;
-        let addrs = &sh.config.addrs;
-        let own = |a: IpAddr| addrs.iter().any(|c| c.addr == a);
-        match what {
-            Inbound::Tcp { .. } => {}
-            Inbound::Arp => {
-                let claim = sh.control.receive_arp(b.chunk(), own, &mut sh.stats);
-                if let Some((addr, mac, reply)) = claim {
-                    self.heard(now, addr, mac, reply);
-                }
-            }
-            Inbound::Icmpv4 { src, dst } => {
-                let o = Origin {
-                    src_mac,
-                    src: src.into(),
-                    dst: dst.into(),
-                };
-                if !own(o.dst) || !inbound::peer_address(o.src) {
-                    sh.stats.martians += 1;
-                } else if sh.control.receive_icmpv4(now, &o, &b, &mut sh.stats) {
-                    let q = b.chunk().get(8..).unwrap_or(&[]);
-                    let header = q.first().map_or(0, |v| usize::from(v & 15) * 4);
-                    if let (Some(ip), Some(tcp)) = (q.get(..20), q.get(header..header + 8))
-                        && header >= 20
-                        && ip[9] == 6
-                    {
-                        let (l, r) = (segment::be32(ip, 12), segment::be32(ip, 16));
-                        let key = FlowKey::v4(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
-                        self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
-                    }
-                }
-            }
-            Inbound::Icmpv6 {
-                src,
-                dst,
-                hop_limit,
-            } => {
-                let o = Origin {
-                    src_mac,
-                    src: src.into(),
-                    dst: dst.into(),
-                };
-                match sh
-                    .control
-                    .receive_icmpv6(now, &o, hop_limit, &b, own, &mut sh.stats)
-                {
-                    Icmpv6::Done => {}
-                    Icmpv6::Claim(addr, mac, answer) => self.heard(now, addr, mac, answer),
-                    Icmpv6::Error => {
-                        let q = b.chunk().get(8..).unwrap_or(&[]);
-                        if let (Some(ip), Some(tcp)) = (q.get(..40), q.get(40..48))
-                            && ip[6] == 6
-                        {
-                            let half = |at| {
-                                u64::from(segment::be32(ip, at)) << 32
-                                    | u64::from(segment::be32(ip, at + 4))
-                            };
-                            let (l, r) = ([half(8), half(16)], [half(24), half(32)]);
-                            let key =
-                                FlowKey::v6(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
-                            self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// A neighbour said where it is. Claims that nobody asked for change nothing.
-    fn heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
-        if answer && !self.sh.neighbours.asked(addr) {
-            return;
-        }
-        // Only neighbours on the link are worth remembering.
-        if self.sh.next_hop(addr) != Some(addr) {
-            return;
-        }
-        for index in self.sh.neighbours.heard(addr, mac, !answer, now) {
-            if let Some(c) = self.conns.get_mut(index as usize) {
-                self.sh.owe(index, &mut c.hot, 0);
-            }
-        }
-    }
-
-    /// ICMP errors end only connections that are being opened (RFC 5927 section 5.2), and only
-    /// when they quote our SYN.
-    fn unreachable(&mut self, key: &FlowKey, seq: SeqNr) {
-        self.sh.stats.icmp_errors_in += 1;
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
-        let Some(index) = self
-            .sh
-            .table
-            .find(hash, |i| self.conns[i as usize].template.carries(key))
-        else {
-            return;
-        };
-        let c = &mut self.conns[index as usize];
-        if c.hot.state == State::SynSent && seq == c.hot.snd_una {
-            self.sh.stats.attempt_fails += 1;
-            self.sh.fail(index, c, Events::UNREACHABLE);
-            self.reap(index);
         }
     }
 }

@@ -20,6 +20,7 @@
 //! peer's window forces it, and a retransmission rebuilds the same segments.
 #![forbid(unsafe_code)]
 
+mod acks;
 mod buf;
 pub mod checksum;
 mod config;
@@ -30,9 +31,12 @@ mod demux;
 mod error;
 mod events;
 mod flow_table;
+mod handshake;
+mod icmp;
 mod inbound;
 mod input;
 mod neighbour;
+mod open;
 mod output;
 mod rate;
 mod reassembly;
@@ -47,6 +51,7 @@ mod shared;
 pub mod sim;
 mod sink;
 mod siphash;
+mod slots;
 mod stack;
 mod stats;
 mod template;
