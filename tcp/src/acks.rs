@@ -2,7 +2,7 @@
 //! congestion window for the rest.
 
 use crate::conn::{Conn, Phase, flag};
-use crate::recovery::Recovery;
+use crate::rack;
 use crate::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 use crate::shared::Shared;
 use crate::stack::State;
@@ -101,6 +101,10 @@ impl Shared {
         let new = seg.ack.gt(h.snd_una);
         let mut delivered = 0;
         if new {
+            if let Some(r) = &mut c.recovery {
+                let echo = (seg.has_ts && h.has(flag::TIMESTAMPS)).then_some(seg.ts_ecr);
+                r.before_ack(h, &c.tx, seg.ack, (echo, c.ts_offset), now.0);
+            }
             let a = c.tx.ack_to(seg.ack, &mut h.pipe);
             h.snd_una = seg.ack;
             h.backoff = 0;
@@ -111,7 +115,7 @@ impl Shared {
                 h.rtt.sample(now.0.saturating_sub(at));
             }
             if let Some(r) = &mut c.recovery {
-                r.acked(seg.ack, a.sacked_segs, a.lost_segs, a.newest);
+                r.acked(seg.ack, a.sacked_segs, a.lost_segs);
             }
             if a.records {
                 self.event(index, h, Events::ACKED);
@@ -177,11 +181,32 @@ impl Shared {
         mut delivered: u32,
         now: Instant,
     ) {
+        c.start_recovery();
         let h = &mut c.hot;
-        let r = c
-            .recovery
-            .get_or_insert_with(|| Box::new(Recovery::new(h.snd_una)));
+        let Some(r) = &mut c.recovery else { return };
         self.stats.dup_acks_in += u64::from(dup);
+        if rack::dsack(seg).is_some() && h.has(flag::SACK) {
+            self.stats.dsacks_in += 1;
+            if r.duplicate(h) && (h.phase == Phase::Open || r.done(h.snd_una)) {
+                self.stats.spurious += 1;
+                r.undo(h, &mut c.cc, &mut c.tx);
+            }
+        }
+        if new && h.phase == Phase::Loss && seg.has_ts && h.has(flag::TIMESTAMPS) {
+            let h = &mut c.hot;
+            if r.needless(seg.ts_ecr, c.ts_offset) {
+                self.stats.spurious += 1;
+                r.undo(h, &mut c.cc, &mut c.tx);
+            }
+        }
+        let h = &mut c.hot;
+        if r.probe_answered(seg, dup) {
+            // The probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
+            self.stats.tlp_recoveries += 1;
+            h.ssthresh = c.cc.on_loss(h.cwnd, h.flight(), u32::from(h.emss));
+            h.cwnd = h.cwnd.min(h.ssthresh);
+        }
+        let mut due = 0;
         if h.has(flag::SACK) {
             let (segs, bytes) = r.sack(h, &mut c.tx, seg, now.0);
             self.stats.sacked_segs += u64::from(segs);
@@ -197,13 +222,17 @@ impl Shared {
         } else if new && h.phase == Phase::Recovery && !r.done(h.snd_una) {
             r.lose_first(h, &mut c.tx); // partial ACK, RFC 6582 section 3.2 (5)
         }
-        r.judge(h, &mut c.tx);
-        self.stats.lost_retransmit += r.judge_repeated(h, &mut c.tx);
+        if h.has(flag::SACK) {
+            let (again, at) = r.detect(h, &mut c.tx, now.0);
+            self.stats.lost_retransmit += again;
+            due = at;
+        }
         if new && h.phase != Phase::Open && r.done(h.snd_una) {
             if h.phase == Phase::Recovery {
                 h.cwnd = h.ssthresh;
             }
             h.phase = Phase::Open;
+            r.rack.recovered();
         }
         match h.phase {
             Phase::Open if r.lost > 0 => {
@@ -216,5 +245,57 @@ impl Shared {
         }
         r.settle(h);
         self.owe(index, h, 0);
+        self.retime(index, c, due, new, now);
+    }
+
+    /// One timer for all (RFC 8985 section 8): the reordering timer while RACK waits, no probe
+    /// while a recovery runs, else the usual.
+    fn retime<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        due: u64,
+        new: bool,
+        now: Instant,
+    ) {
+        let h = &mut c.hot;
+        if h.snd_una == h.snd_nxt {
+            return;
+        }
+        if due != 0 {
+            if h.rto_at == 0 || h.rto_at > due || h.has(flag::REO | flag::PTO) {
+                h.rto_at = due;
+                h.flags = h.flags & !(flag::PTO | flag::PERSIST) | flag::REO;
+                self.arm(index, h, due);
+            }
+        } else if h.has(flag::REO)
+            || h.flags & (flag::PTO | flag::RECOVERING) == flag::PTO | flag::RECOVERING
+            || (new && !h.has(flag::PTO | flag::RECOVERING))
+        {
+            self.restart_rto(index, h, now);
+        }
+    }
+
+    /// The reordering timer fired (RFC 8985 section 6.2 step 5): what was waited for is lost.
+    pub(crate) fn reordering_timeout<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) {
+        let h = &mut c.hot;
+        let Some(r) = &mut c.recovery else { return };
+        let (again, due) = r.detect(h, &mut c.tx, now.0);
+        self.stats.lost_retransmit += again;
+        if h.phase == Phase::Open && r.lost > 0 {
+            self.stats.fast_recovery += 1;
+            r.enter(h, &mut c.cc);
+        }
+        if h.phase == Phase::Recovery {
+            r.reduce(h, 0);
+        }
+        self.owe(index, h, 0);
+        self.restart_rto(index, h, now);
+        self.retime(index, c, due, false, now);
     }
 }

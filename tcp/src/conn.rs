@@ -1,6 +1,7 @@
 //! The state of one connection. What every segment touches comes first, in two cache lines.
 
 use crate::congestion::Controller;
+use crate::rack::Patience;
 use crate::reassembly::Reassembly;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
@@ -17,6 +18,7 @@ pub(crate) mod flag {
     pub const NEED_SYN: u32 = 1 << 1;
     pub const NEED_PROBE: u32 = 1 << 2;
     pub const NEED_KEEPALIVE: u32 = 1 << 3;
+    pub const OWED: u32 = NEED_ACK | NEED_SYN | NEED_PROBE | NEED_KEEPALIVE | NEED_TLP;
     /// Is in the work list.
     pub const IN_WORK: u32 = 1 << 4;
     /// Counted in `Shared::active`.
@@ -44,6 +46,13 @@ pub(crate) mod flag {
     pub const CUT: u32 = 1 << 18;
     /// The peer's FIN arrived, perhaps before its data.
     pub const FIN_SEEN: u32 = 1 << 19;
+    /// Owed: a tail loss probe.
+    pub const NEED_TLP: u32 = 1 << 20;
+    /// `rto_at` is the probe timeout, or the reordering timer (RFC 8985 section 8).
+    pub const PTO: u32 = 1 << 21;
+    pub const REO: u32 = 1 << 22;
+    /// The path was seen to reorder (RACK.reordering_seen).
+    pub const REORDERING: u32 = 1 << 23;
 }
 
 /// 128 bytes: what every segment touches.
@@ -158,6 +167,8 @@ pub(crate) struct Conn<B, R> {
     pub timeouts: u32,
     /// Of a passive open, else `NO_LISTENER`.
     pub listener: u32,
+    /// What RACK learnt, while there is no `recovery`.
+    pub patience: Patience,
     /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
     pub fin_at: SeqNr,
 }
@@ -165,6 +176,31 @@ pub(crate) struct Conn<B, R> {
 impl<B: RecvBuf, R> Conn<B, R> {
     pub(crate) fn has_holes(&self) -> bool {
         self.ooo.as_ref().is_some_and(|o| !o.is_empty())
+    }
+
+    /// SACK or D-SACK blocks wait for a pure ACK.
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.ooo.as_ref().is_some_and(|o| !o.is_idle())
+    }
+
+    /// The recovery state, made when it is first needed.
+    #[cold]
+    pub(crate) fn start_recovery(&mut self) {
+        if self.recovery.is_none() {
+            let mut r = Box::new(Recovery::new(self.hot.snd_una));
+            r.rack.patience = self.patience;
+            self.recovery = Some(r);
+        }
+    }
+
+    /// The peer hears of what it sent twice (RFC 2883).
+    #[cold]
+    pub(crate) fn duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
+        if self.hot.has(flag::SACK) && lo.lt(hi) {
+            self.ooo
+                .get_or_insert_with(|| Box::new(Reassembly::new()))
+                .duplicate(lo, hi);
+        }
     }
 
     /// Something of ours is unacknowledged or waits to be sent.
@@ -215,11 +251,13 @@ impl<B: RecvBuf, R> Conn<B, R> {
     pub(crate) fn shrink(&mut self) {
         self.tx.shrink();
         self.rx.shrink();
-        if !self.has_holes() {
+        if !self.has_blocks() {
             self.ooo = None;
         }
-        if !self.hot.has(flag::RECOVERING) {
-            self.recovery = None;
+        if !self.hot.has(flag::RECOVERING)
+            && let Some(r) = self.recovery.take()
+        {
+            self.patience = r.rack.patience;
         }
     }
 }

@@ -105,6 +105,10 @@ impl Shared {
             if span > 0 || self.challenges.take(now) {
                 self.stats.dup_bytes_in += u64::from(len);
                 self.owe(index, h, flag::NEED_ACK);
+                // RFC 2883 section 4; not for what lies beyond any window of ours.
+                if end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= self.recv_window {
+                    c.duplicate(seg.seq, seg.seq + len);
+                }
             }
             return Verdict::Done;
         }
@@ -246,9 +250,11 @@ impl Shared {
             let old = (h.rcv_nxt - seq).min(b.remaining() as u32);
             self.stats.dup_bytes_in += u64::from(old);
             b.advance(old as usize);
-            seq += old;
             self.owe(index, h, flag::NEED_ACK);
+            c.duplicate(seq, seq + old);
+            seq += old;
         }
+        let h = &mut c.hot;
         let space = h.rcv_adv.dist(seq).max(0) as usize;
         if b.remaining() > space {
             b.truncate(space);
@@ -272,7 +278,7 @@ impl Shared {
                     let before = c.rx.len_bytes();
                     c.hot.rcv_nxt = o.deliver(c.hot.rcv_nxt, &mut c.rx);
                     self.stats.in_bytes += (c.rx.len_bytes() - before) as u64;
-                    if o.is_empty() {
+                    if o.is_idle() {
                         c.ooo = None;
                     }
                     self.owe(index, &mut c.hot, flag::NEED_ACK);
@@ -286,6 +292,9 @@ impl Shared {
                     let o = c.ooo.get_or_insert_with(|| Box::new(Reassembly::new()));
                     let len = b.remaining();
                     let kept = o.insert(seq, b);
+                    if kept == 0 && c.hot.has(flag::SACK) {
+                        o.duplicate(seq, seq + len as u32);
+                    }
                     self.stats.dup_bytes_in += (len - kept) as u64;
                 }
             }

@@ -38,6 +38,7 @@ mod input;
 mod neighbour;
 mod open;
 mod output;
+mod rack;
 mod rate;
 mod reassembly;
 mod recovery;

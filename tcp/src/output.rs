@@ -83,7 +83,7 @@ impl Shared {
         c.tx.gather(s, |r, offset, len| tx.append(user, r, offset, len));
         tx.end();
         Self::acknowledged(c, edge);
-        if !c.has_holes() {
+        if !c.has_blocks() {
             c.hot.flags &= !flag::NEED_ACK;
         }
         self.stats.frames_out += 1;
@@ -110,15 +110,23 @@ impl Shared {
         let mut options = [1u8; 36];
         let mut n = 0;
         if h.has(flag::SACK)
-            && let Some(o) = c.ooo.as_ref().filter(|o| !o.is_empty())
+            && let Some(o) = c.ooo.as_ref().filter(|o| !o.is_idle())
         {
-            // RFC 2018 section 3: three blocks fit beside timestamps, four without.
+            // RFC 2018 section 3: three blocks fit beside timestamps, four without; a D-SACK
+            // comes first (RFC 2883 section 4).
             let mut blocks = [(SeqNr(0), SeqNr(0)); 4];
-            let k = o.blocks(
-                skip_blocks,
-                h.rcv_nxt,
-                &mut blocks[..if ts.is_some() { 3 } else { 4 }],
-            );
+            let max = if ts.is_some() { 3 } else { 4 };
+            let mut k = 0;
+            if let Some(d) = o.dsack().filter(|_| skip_blocks == 0) {
+                blocks[0] = d;
+                k = 1;
+            }
+            let count = o.blocks(skip_blocks, h.rcv_nxt, &mut blocks[k..max]);
+            // A FIN that came early is in its block as well.
+            for b in &mut blocks[k..k + count] {
+                b.1 += u32::from(h.has(flag::FIN_SEEN) && b.1 == c.fin_at);
+            }
+            k += count;
             if k > 0 {
                 options[2] = 5;
                 options[3] = (2 + 8 * k) as u8;
@@ -238,7 +246,7 @@ impl Shared {
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        const OWED: u32 = flag::NEED_ACK | flag::NEED_SYN | flag::NEED_PROBE | flag::NEED_KEEPALIVE;
+        const OWED: u32 = flag::OWED;
         if c.hot.state == State::Closed {
             return Ok(());
         }
@@ -263,6 +271,10 @@ impl Shared {
         }
         if data {
             self.send_data(index, c, now, tx)?;
+        }
+        if c.hot.has(flag::NEED_TLP) {
+            self.tail_probe(index, c, now, tx)?;
+            c.hot.flags &= !flag::NEED_TLP;
         }
         if c.hot.has(flag::NEED_PROBE | flag::NEED_KEEPALIVE) {
             // A segment left of the window makes the peer answer with its ACK and window
@@ -328,7 +340,8 @@ impl Shared {
         let told = if c.hot.has(flag::TIMESTAMPS) { 3 } else { 4 };
         let more = c.ooo.as_ref().map_or(0, |o| o.unreported());
         if c.hot.has(flag::SACK) {
-            for skip in (told..more).step_by(told) {
+            let first = told - usize::from(c.ooo.as_ref().is_some_and(|o| o.dsack().is_some()));
+            for skip in (first..more).step_by(told) {
                 self.emit_bare(index, c, seq, skip, now, tx)?;
                 self.stats.pure_acks_out += 1;
             }
@@ -342,7 +355,11 @@ impl Shared {
             }
         }
         if let Some(o) = &mut c.ooo {
+            self.stats.dsacks_out += u64::from(o.dsack().is_some());
             o.reported();
+            if o.is_idle() {
+                c.ooo = None;
+            }
         }
         Ok(())
     }
@@ -436,6 +453,9 @@ impl Shared {
             result = self.emit_new(index, c, &segment, now, tx);
         }
         c.cwnd_used = c.cwnd_used.max(c.hot.pipe);
+        if sent > 0 && c.hot.has(flag::PTO) {
+            self.restart_rto(index, &mut c.hot, now);
+        }
         if sent > 0
             && c.hot.phase == Phase::Recovery
             && let Some(r) = &mut c.recovery
@@ -443,6 +463,48 @@ impl Shared {
             r.sent(sent);
         }
         result
+    }
+
+    /// The probe timeout fired (RFC 8985 section 7.3): a new segment whatever the congestion
+    /// window, else the last one again, makes the peer tell what it has.
+    #[cold]
+    fn tail_probe<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        let h = &c.hot;
+        if h.has(flag::RECOVERING) || !h.can_send_data() {
+            return Ok(()); // an ACK came in between
+        }
+        let Some(last) = c.tx.sent.back().copied() else {
+            return Ok(());
+        };
+        let window = h.snd_wnd.saturating_sub(h.flight());
+        let plan =
+            c.tx.plan(u32::from(h.emss), window)
+                .filter(|p| p.len <= window);
+        let again = plan.is_none();
+        if let Some(plan) = plan {
+            let segment = c.tx.make(&plan, h.snd_nxt, false, now.0);
+            self.emit_new(index, c, &segment, now, tx)?;
+            c.tx.made(&plan);
+            c.hot.pipe += plan.len;
+            c.hot.unsent -= plan.len;
+        } else {
+            self.emit(index, c, &last, true, now, tx)?;
+            c.retransmits += 1;
+            self.stats.retrans_segs += 1;
+        }
+        self.stats.tlp_probes += 1;
+        c.start_recovery();
+        if let Some(r) = &mut c.recovery {
+            r.probed(&mut c.hot, &mut c.tx, again, now.0);
+        }
+        self.restart_rto(index, &mut c.hot, now);
+        Ok(())
     }
 
     /// Sends a new segment and notes it; nothing changes when the sink is full.

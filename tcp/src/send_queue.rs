@@ -65,8 +65,6 @@ pub(crate) struct Acked {
     pub lost_segs: u32,
     /// When the newest segment was sent, if the ACK measures a round trip (Karn).
     pub sent_at: Option<u64>,
-    /// Newest sending time of all it took, for the detection of lost repetitions.
-    pub newest: u64,
     pub retransmitted: bool,
     pub records: bool,
 }
@@ -226,7 +224,6 @@ impl<R> SendQueue<R> {
                 r.lost_segs += u32::from(s.flags & LOST != 0);
                 r.retransmitted |= s.flags & RETX != 0;
             }
-            r.newest = r.newest.max(s.at);
             self.sent.pop_front();
         }
         if r.retransmitted {

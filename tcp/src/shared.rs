@@ -99,8 +99,22 @@ impl Shared {
     /// (Re)starts the retransmission timer (RFC 6298 section 5).
     #[inline]
     pub(crate) fn restart_rto(&mut self, index: u32, h: &mut Hot, now: Instant) {
-        h.flags &= !flag::PERSIST;
-        h.rto_at = now.0 + h.rtt.rto(&self.rto, h.backoff);
+        h.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
+        let mut after = h.rtt.rto(&self.rto, h.backoff);
+        // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
+        // the tail is probed first.
+        if h.flags & (flag::SACK | flag::RECOVERING) == flag::SACK
+            && h.rtt.srtt > 0
+            && h.backoff == 0
+            && h.snd_una != h.snd_nxt
+        {
+            let probe = h.rtt.pto(&self.rto, h.flight() <= u32::from(h.emss));
+            if probe < after {
+                after = probe;
+                h.flags |= flag::PTO;
+            }
+        }
+        h.rto_at = now.0 + after;
         self.arm(index, h, h.rto_at);
     }
 
@@ -188,7 +202,7 @@ impl Shared {
             self.stats.curr_estab = self.stats.curr_estab.saturating_sub(1);
         }
         c.hot.state = State::Closed;
-        let owed = flag::NEED_ACK | flag::NEED_SYN | flag::NEED_PROBE | flag::NEED_KEEPALIVE;
+        let owed = flag::OWED;
         c.hot.flags &= !(owed | flag::RECOVERING);
         c.hot.rto_at = 0;
         c.hot.ack_at = 0;
@@ -213,7 +227,7 @@ impl Shared {
     ) {
         c.hot.state = State::TimeWait;
         c.hot.backoff = 0;
-        c.hot.flags &= !flag::PERSIST;
+        c.hot.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
         c.hot.rto_at = now.0 + crate::time::nanos(self.config.time_wait);
         let at = c.hot.rto_at;
         self.arm(index, &mut c.hot, at);

@@ -3,6 +3,7 @@
 use crate::congestion::Controller;
 use crate::conn::{Conn, Hot, NO_LISTENER, Phase, flag};
 use crate::flow_table::FlowKey;
+use crate::rack::Patience;
 use crate::rtt::Rtt;
 use crate::rx_queue::RxQueue;
 use crate::send_queue::SendQueue;
@@ -99,6 +100,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             retransmits: 0,
             timeouts: 0,
             listener: NO_LISTENER,
+            patience: Patience::default(),
             fin_at: SeqNr(0),
         };
         if sh.own(key.remote().ip()) {

@@ -37,6 +37,14 @@ counters! {
     /// Retransmission timeouts.
     timeouts,
     fast_recovery,
+    /// Tail loss probes sent, and those that repaired a loss (RFC 8985).
+    tlp_probes,
+    tlp_recoveries,
+    /// Reductions taken back since nothing was lost (RFC 3522, 3708).
+    spurious,
+    /// D-SACK blocks (RFC 2883).
+    dsacks_in,
+    dsacks_out,
     /// Retransmissions found lost by later deliveries, without a timeout.
     lost_retransmit,
     /// Segments that SACK blocks newly covered.
