@@ -1,9 +1,10 @@
 //! What an acknowledgement does: header prediction for the straight path, the scoreboard and the
 //! congestion window for the rest.
 
+use crate::congestion::Ack;
 use crate::conn::{Conn, Phase, flag};
 use crate::rack;
-use crate::segment::{ACK, FIN, PSH, RST, SYN, Segment};
+use crate::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
 use crate::shared::Shared;
 use crate::stack::State;
 use crate::{Events, Instant, RecvBuf};
@@ -24,7 +25,8 @@ impl Shared {
         let len = b.remaining();
         let ack = seg.ack.0.wrapping_sub(h.snd_una.0);
         if h.state != State::Established
-            || seg.flags & (FIN | SYN | RST | ACK) != ACK
+            || seg.flags & (FIN | SYN | RST | ACK | ECE | CWR) != ACK
+            || seg.ce != h.has(flag::MARKED)
             || seg.seq != h.rcv_nxt
             || h.has(flag::RECOVERING | flag::RELEASED)
             || seg.has_ts != h.has(flag::TIMESTAMPS)
@@ -100,6 +102,8 @@ impl Shared {
         self.stats.pure_acks_in += u64::from(len == 0);
         let new = seg.ack.gt(h.snd_una);
         let mut delivered = 0;
+        let mut rtt = 0;
+        let newly = seg.ack.dist(h.snd_una).max(0) as u32;
         if new {
             if let Some(r) = &mut c.recovery {
                 let echo = (seg.has_ts && h.has(flag::TIMESTAMPS)).then_some(seg.ts_ecr);
@@ -112,7 +116,8 @@ impl Shared {
             c.stalled_since = 0;
             delivered = a.delivered;
             if let Some(at) = a.sent_at {
-                h.rtt.sample(now.0.saturating_sub(at));
+                rtt = now.0.saturating_sub(at);
+                h.rtt.sample(rtt);
             }
             if let Some(r) = &mut c.recovery {
                 r.acked(seg.ack, a.sacked_segs, a.lost_segs);
@@ -134,6 +139,9 @@ impl Shared {
         if h.has(flag::RECOVERING) || seg.sacks > 0 || dup {
             self.recover(index, c, seg, new, dup, delivered, now);
         }
+        if c.hot.has(flag::ECN) {
+            self.echoed(c, seg, newly);
+        }
         let h = &mut c.hot;
         if delivered > 0 && h.phase != Phase::Recovery {
             // Growth needs a window that was in use since it was last passed.
@@ -145,7 +153,16 @@ impl Shared {
                     c.cwnd_used + 2 * emss > h.cwnd
                 };
             if used {
-                c.cc.on_ack(&mut h.cwnd, h.ssthresh, delivered, emss, now.0, h.rtt.srtt);
+                let ack = Ack {
+                    acked: delivered,
+                    mss: emss,
+                    now: now.0,
+                    srtt: h.rtt.srtt,
+                    rtt,
+                    una: h.snd_una,
+                    nxt: h.snd_nxt,
+                };
+                c.cc.on_ack(&mut h.cwnd, &mut h.ssthresh, &ack);
             }
             if seg.ack.ge(c.cwnd_mark) {
                 c.cwnd_mark = h.snd_nxt;

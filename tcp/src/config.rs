@@ -70,6 +70,8 @@ pub enum Congestion {
     Cubic,
     /// RFC 5681, 6582.
     NewReno,
+    /// RFC 8257: for fabrics whose switches mark and whose hosts all use it. Asks for ECN.
+    Dctcp,
 }
 
 /// Keepalive (RFC 9293 section 3.8.4).
@@ -152,6 +154,8 @@ pub struct StackConfig {
     /// Offer timestamps (RFC 7323) and SACK (RFC 2018).
     pub timestamps: bool,
     pub sack: bool,
+    /// Offer and accept ECN (RFC 3168). [`Congestion::Dctcp`] does in any case.
+    pub ecn: bool,
     pub neighbours: NeighbourConfig,
     /// Announce our IPv4 addresses at the start.
     pub gratuitous_arp: bool,
@@ -160,6 +164,10 @@ pub struct StackConfig {
 }
 
 impl StackConfig {
+    pub(crate) fn wants_ecn(&self) -> bool {
+        self.ecn || self.congestion == Congestion::Dctcp
+    }
+
     pub fn new(mac: [u8; 6], addrs: Vec<IpCidr>) -> Self {
         StackConfig {
             mac,
@@ -186,6 +194,7 @@ impl StackConfig {
             time_wait: Duration::from_secs(60),
             timestamps: true,
             sack: true,
+            ecn: false,
             neighbours: NeighbourConfig::default(),
             gratuitous_arp: false,
             control_rate: 1000,

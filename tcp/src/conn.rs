@@ -53,6 +53,13 @@ pub(crate) mod flag {
     pub const REO: u32 = 1 << 22;
     /// The path was seen to reorder (RACK.reordering_seen).
     pub const REORDERING: u32 = 1 << 23;
+    /// ECN is agreed (RFC 3168 section 6.1.1).
+    pub const ECN: u32 = 1 << 24;
+    /// Our ACKs carry ECE; our next new segment carries CWR.
+    pub const ECE_OWED: u32 = 1 << 25;
+    pub const CWR_OWED: u32 = 1 << 26;
+    /// DCTCP.CE (RFC 8257 section 3.2): the last data segment was marked.
+    pub const MARKED: u32 = 1 << 27;
 }
 
 /// 128 bytes: what every segment touches.
@@ -160,6 +167,10 @@ pub(crate) struct Conn<B, R> {
     /// (RFC 9438 section 5.8, RFC 7661).
     pub cwnd_used: u32,
     pub cwnd_mark: SeqNr,
+    /// Marks before this were answered (RFC 3168 section 6.1.2: once a window).
+    pub ecn_mark: SeqNr,
+    /// When new data last left, in ms (2^20 ns); for RFC 7661's question after a pause.
+    pub sent_at: u32,
     /// When the current series of timeouts began; 0: none.
     pub stalled_since: u64,
     pub generation: u32,

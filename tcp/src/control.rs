@@ -157,6 +157,7 @@ impl Control {
                 ts: None,
                 options: &[],
                 payload: 0,
+                ect: false,
             },
             stats,
         );

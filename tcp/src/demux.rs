@@ -30,11 +30,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 &mut src_mac,
                 &mut self.sh.stats,
             ) {
-                Some(Inbound::Tcp { key }) => {
+                Some(Inbound::Tcp { key, ce }) => {
                     if !seg.parse(b.chunk()) {
                         self.sh.stats.in_errs += 1;
                         continue;
                     }
+                    seg.ce = ce;
                     self.sh.stats.in_segs += 1;
                     b.advance(usize::from(seg.header_len));
                     self.tcp(now, &key, &seg, b, src_mac, &mut last);

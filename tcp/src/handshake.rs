@@ -1,8 +1,9 @@
 //! Opening handshakes: what the peer's SYN says, and the way to ESTABLISHED.
 
+use crate::congestion::Controller;
 use crate::conn::{Conn, flag};
 use crate::input::Verdict;
-use crate::segment::{ACK, RST, SYN, Segment};
+use crate::segment::{ACK, CWR, ECE, RST, SYN, Segment};
 use crate::shared::Shared;
 use crate::stack::State;
 use crate::{Events, Instant, RecvBuf, StackConfig};
@@ -12,6 +13,10 @@ const MSS_DEFAULT_V4: u16 = 536;
 const MSS_DEFAULT_V6: u16 = 1220;
 /// Smaller offers are attacks on our packet rate.
 const MSS_FLOOR: u16 = 64;
+
+/// How a SYN asks for ECN and a SYN-ACK agrees (RFC 3168 section 6.1.1).
+const ASK: u8 = ECE | CWR;
+const ANSWER: u8 = ACK | ECE;
 
 impl<B: RecvBuf, R> Conn<B, R> {
     /// Takes over what the peer's SYN says.
@@ -31,7 +36,16 @@ impl<B: RecvBuf, R> Conn<B, R> {
             .unwrap_or(default)
             .max(MSS_FLOOR)
             .min(config.mtu - overhead);
-        h.flags &= !(flag::TIMESTAMPS | flag::SACK);
+        // A repeated SYN is sent without ECN, for what drops such SYNs (RFC 3168 section 6.1.1.1).
+        let asks = match seg.flags & (ACK | ECE | CWR) {
+            ASK => true,
+            ANSWER => h.backoff == 0,
+            _ => false,
+        };
+        h.flags &= !(flag::TIMESTAMPS | flag::SACK | flag::ECN);
+        if asks && config.wants_ecn() {
+            h.flags |= flag::ECN;
+        }
         if config.timestamps && seg.has_ts {
             h.flags |= flag::TIMESTAMPS;
             h.ts_recent = seg.ts_val;
@@ -115,6 +129,10 @@ impl Shared {
         let h = &mut c.hot;
         h.snd_una = seg.ack;
         c.cwnd_mark = seg.ack;
+        c.ecn_mark = seg.ack;
+        if let Controller::Dctcp(d) = &mut c.cc {
+            d.begin(seg.ack);
+        }
         h.flags &= !flag::NEED_SYN;
         h.state = State::Established;
         h.rto_at = 0;

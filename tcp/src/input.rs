@@ -153,6 +153,9 @@ impl Shared {
         if let Some(v) = self.fin_acknowledged(index, c, now) {
             return v;
         }
+        if len > 0 && c.hot.has(flag::ECN) {
+            self.marked(c, &seg, now);
+        }
         if span > 0 {
             self.payload(index, c, &seg, b, now)
         } else {

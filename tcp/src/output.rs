@@ -1,7 +1,7 @@
 //! What a connection sends: repetitions, new segments, probes, SYNs, ACKs, in that order of right.
 
 use crate::conn::{Conn, Phase, flag};
-use crate::segment::{ACK, FIN, PSH, SYN};
+use crate::segment::{ACK, CWR, ECE, FIN, PSH, SYN};
 use crate::send_queue::{self, Sent};
 use crate::shared::Shared;
 use crate::stack::{ConnId, State};
@@ -61,6 +61,13 @@ impl Shared {
         if s.flags & send_queue::FIN != 0 {
             flags |= FIN;
         }
+        let mut ect = false;
+        if h.has(flag::ECN) {
+            // Repetitions are not ECN-capable (RFC 3168 section 6.1.5).
+            ect = !again && s.len > 0;
+            flags |= if h.has(flag::ECE_OWED) { ECE } else { 0 };
+            flags |= if ect && h.has(flag::CWR_OWED) { CWR } else { 0 };
+        }
         let ts = h
             .has(flag::TIMESTAMPS)
             .then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
@@ -72,12 +79,16 @@ impl Shared {
             ts,
             options: &[],
             payload: s.len,
+            ect,
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
         meta.retransmission = again;
         if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
+        }
+        if ect {
+            c.hot.flags &= !flag::CWR_OWED;
         }
         let user = c.hot.user;
         c.tx.gather(s, |r, offset, len| tx.append(user, r, offset, len));
@@ -140,11 +151,16 @@ impl Shared {
         let fields = Fields {
             seq,
             ack: h.rcv_nxt,
-            flags: ACK,
+            flags: if h.has(flag::ECE_OWED) {
+                ACK | ECE
+            } else {
+                ACK
+            },
             window,
             ts,
             options: &options[..n],
             payload: 0,
+            ect: false,
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
@@ -210,15 +226,22 @@ impl Shared {
             n += 4;
         }
         let window = self.recv_window.min(0xffff) as u16;
+        let flags = match answer {
+            true if c.hot.has(flag::ECN) => SYN | ACK | ECE,
+            true => SYN | ACK,
+            false if self.config.wants_ecn() && c.hot.backoff == 0 => SYN | ECE | CWR,
+            false => SYN,
+        };
         let fields = Fields {
             // Until it is acknowledged, our SYN is the first unacknowledged.
             seq: c.hot.snd_una,
             ack: if answer { c.hot.rcv_nxt } else { SeqNr(0) },
-            flags: if answer { SYN | ACK } else { SYN },
+            flags,
             window,
             ts: None,
             options: &o[..n],
             payload: 0,
+            ect: false,
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
@@ -404,6 +427,9 @@ impl Shared {
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
+        if c.hot.flight() == 0 && c.hot.unsent > 0 {
+            self.validate(c, now);
+        }
         let emss = u32::from(c.hot.emss);
         let mut sent = 0;
         let mut result = Ok(());
@@ -453,8 +479,11 @@ impl Shared {
             result = self.emit_new(index, c, &segment, now, tx);
         }
         c.cwnd_used = c.cwnd_used.max(c.hot.pipe);
-        if sent > 0 && c.hot.has(flag::PTO) {
-            self.restart_rto(index, &mut c.hot, now);
+        if sent > 0 {
+            c.sent_at = (now.0 >> 20) as u32;
+            if c.hot.has(flag::PTO) {
+                self.restart_rto(index, &mut c.hot, now);
+            }
         }
         if sent > 0
             && c.hot.phase == Phase::Recovery
@@ -463,6 +492,28 @@ impl Shared {
             r.sent(sent);
         }
         result
+    }
+
+    /// After a pause the window says little about the path: it halves for each timeout that
+    /// passed, down to the initial one, and slow start may bring it back
+    /// (RFC 2861 section 3.1, RFC 7661 section 4.4).
+    #[inline]
+    fn validate<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, now: Instant) {
+        let idle = u64::from(((now.0 >> 20) as u32).wrapping_sub(c.sent_at)) << 20;
+        let h = &mut c.hot;
+        let rto = h.rtt.rto(&self.rto, 0);
+        if idle <= rto || c.sent_at == 0 || h.phase != Phase::Open {
+            return;
+        }
+        let initial = self.config.initial_window.saturating_mul(u32::from(h.emss));
+        if h.cwnd > initial {
+            h.ssthresh = h.ssthresh.max(h.cwnd / 4 * 3);
+            let halvings = (idle / rto).min(31) as u32;
+            h.cwnd = (h.cwnd >> halvings).max(initial);
+            c.cwnd_used = 0;
+            c.cc.on_idle();
+            self.stats.idle_restarts += 1;
+        }
     }
 
     /// The probe timeout fired (RFC 8985 section 7.3): a new segment whatever the congestion

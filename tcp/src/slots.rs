@@ -95,6 +95,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             cc: Controller::new(sh.config.congestion),
             cwnd_used: 0,
             cwnd_mark: SeqNr(0),
+            ecn_mark: SeqNr(0),
+            sent_at: 0,
             stalled_since: 0,
             generation: 0,
             retransmits: 0,

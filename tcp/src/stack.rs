@@ -387,6 +387,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 self.free(index);
             }
         }
+        // ACKs that had to be made on the spot come before later ones.
+        if !self.sh.control.is_empty() {
+            self.sh.control.flush(tx, &mut self.sh.stats);
+        }
         // One round: what is owed anew while the list is worked waits for the next poll.
         for _ in 0..self.sh.work.len() {
             let Some(index) = self.sh.work.pop_front() else {

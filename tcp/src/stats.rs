@@ -42,6 +42,12 @@ counters! {
     tlp_recoveries,
     /// Reductions taken back since nothing was lost (RFC 3522, 3708).
     spurious,
+    /// Data segments marked on their way here, and reductions since the peer echoed marks
+    /// (RFC 3168).
+    ce_received,
+    ecn_reductions,
+    /// Windows reduced after a pause (RFC 2861).
+    idle_restarts,
     /// D-SACK blocks (RFC 2883).
     dsacks_in,
     dsacks_out,

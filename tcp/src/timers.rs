@@ -156,6 +156,7 @@ impl Shared {
             ts: None,
             options: &[],
             payload: 0,
+            ect: false,
         };
         self.stats.out_rsts += 1;
         self.control.tcp(&c.template, &f, &mut self.stats);

@@ -12,6 +12,8 @@ pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 pub const PSH: u8 = 8;
 pub const ACK: u8 = 16;
+pub const ECE: u8 = 64;
+pub const CWR: u8 = 128;
 
 /// An IPv4 TCP segment without VLAN.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
