@@ -60,6 +60,8 @@ pub(crate) mod flag {
     pub const CWR_OWED: u32 = 1 << 26;
     /// DCTCP.CE (RFC 8257 section 3.2): the last data segment was marked.
     pub const MARKED: u32 = 1 << 27;
+    /// `emss` is below what the ends agreed on.
+    pub const NARROW: u32 = 1 << 28;
 }
 
 /// 128 bytes: what every segment touches.
@@ -162,6 +164,8 @@ pub(crate) struct Conn<B, R> {
     pub ts_offset: u32,
     /// The low half of its hash: what the flow table keeps.
     pub hash: u32,
+    /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
+    pub fin_at: SeqNr,
     pub cc: Controller,
     /// Most bytes in the pipe since `cwnd_mark` was passed: growth needs a used window
     /// (RFC 9438 section 5.8, RFC 7661).
@@ -178,10 +182,12 @@ pub(crate) struct Conn<B, R> {
     pub timeouts: u32,
     /// Of a passive open, else `NO_LISTENER`.
     pub listener: u32,
+    /// What the ends agreed on.
+    pub emss_agreed: u16,
     /// What RACK learnt, while there is no `recovery`.
     pub patience: Patience,
-    /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
-    pub fin_at: SeqNr,
+    /// When (in 2^20 ns) a narrow path is tried with full segments again.
+    pub narrow_until: u32,
 }
 
 impl<B: RecvBuf, R> Conn<B, R> {

@@ -59,6 +59,7 @@ impl<B: RecvBuf, R> Conn<B, R> {
             None => (0, 0),
         };
         h.emss = emss;
+        self.emss_agreed = emss;
         h.snd_wnd = u32::from(seg.window); // a SYN's window is never scaled
         h.max_snd_wnd = h.snd_wnd;
         h.snd_wl1 = seg.seq;
@@ -126,6 +127,7 @@ impl Shared {
             c.hot.flags |= flag::RELEASED;
             return Some(Verdict::Reset);
         }
+        self.known_path(c, now);
         let h = &mut c.hot;
         h.snd_una = seg.ack;
         c.cwnd_mark = seg.ack;

@@ -5,9 +5,14 @@ use core::net::IpAddr;
 use crate::control::{Icmpv6, Origin};
 use crate::flow_table::FlowKey;
 use crate::inbound::{self, Inbound};
+use crate::path_mtu;
 use crate::segment;
 use crate::stack::{Stack, State};
 use crate::{Events, Instant, RecvBuf, SeqNr};
+
+/// Type and code (RFC 1191 section 4), type (RFC 4443 section 3.2).
+const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
+const PACKET_TOO_BIG: u8 = 2;
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// ARP, NDP and ICMP.
@@ -41,7 +46,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     {
                         let (l, r) = (segment::be32(ip, 12), segment::be32(ip, 16));
                         let key = FlowKey::v4(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
-                        self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
+                        let seq = SeqNr(segment::be32(tcp, 4));
+                        let head = b.chunk();
+                        if head[..2] == FRAGMENTATION_NEEDED {
+                            let total = segment::be16(ip, 2);
+                            let mtu = path_mtu::from_v4(segment::be16(head, 6), total);
+                            self.too_big(&key, seq, mtu, now);
+                        } else {
+                            self.unreachable(&key, seq);
+                        }
                     }
                 }
             }
@@ -73,7 +86,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
                             let (l, r) = ([half(8), half(16)], [half(24), half(32)]);
                             let key =
                                 FlowKey::v6(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
-                            self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
+                            let seq = SeqNr(segment::be32(tcp, 4));
+                            let head = b.chunk();
+                            if head[0] == PACKET_TOO_BIG {
+                                let mtu = segment::be32(head, 4).min(0xffff) as u16;
+                                self.too_big(&key, seq, mtu, now);
+                            } else {
+                                self.unreachable(&key, seq);
+                            }
                         }
                     }
                 }

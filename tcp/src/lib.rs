@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod acks;
+mod bare;
 mod buf;
 pub mod checksum;
 mod config;
@@ -40,6 +41,7 @@ mod input;
 mod neighbour;
 mod open;
 mod output;
+mod path_mtu;
 mod rack;
 mod rate;
 mod reassembly;

@@ -332,6 +332,17 @@ impl Recovery {
         h.flags |= flag::RECOVERING;
     }
 
+    /// Segments were cut and marked: counts anew. No congestion (RFC 1191 section 6.5).
+    pub(crate) fn recount<R>(&mut self, h: &mut Hot, tx: &SendQueue<R>) {
+        (self.lost, h.pipe) = (0, 0);
+        for s in &tx.sent {
+            self.lost += u32::from(s.flags & LOST != 0);
+            h.pipe += if s.in_pipe() { s.len } else { 0 };
+        }
+        self.cursor = h.snd_una;
+        h.flags |= flag::RECOVERING;
+    }
+
     /// Index of the next segment to repeat.
     pub(crate) fn next_lost<R>(&mut self, tx: &SendQueue<R>) -> Option<usize> {
         if self.lost == 0 {

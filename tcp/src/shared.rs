@@ -8,6 +8,7 @@ use crate::conn::{Conn, Hot, flag};
 use crate::control::Control;
 use crate::flow_table::{FlowKey, FlowTable};
 use crate::neighbour::{Lookup, Neighbours};
+use crate::path_mtu::Paths;
 use crate::rate::Bucket;
 use crate::rtt::RtoLimits;
 use crate::siphash::Key;
@@ -50,6 +51,7 @@ pub(crate) struct Shared {
     pub resets: Bucket,
     pub challenges: Bucket,
     pub port_draws: u32,
+    pub paths: Paths,
     pub stats: Stats,
 }
 

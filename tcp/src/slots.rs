@@ -102,6 +102,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             retransmits: 0,
             timeouts: 0,
             listener: NO_LISTENER,
+            emss_agreed: emss,
+            narrow_until: 0,
             patience: Patience::default(),
             fin_at: SeqNr(0),
         };

@@ -8,6 +8,7 @@ use crate::conn::{Conn, Hot, NO_LISTENER, flag};
 use crate::control::Control;
 use crate::flow_table::FlowTable;
 use crate::neighbour::Neighbours;
+use crate::path_mtu::Paths;
 use crate::rate::Bucket;
 use crate::rtt::RtoLimits;
 use crate::rx_queue::RxQueue;
@@ -128,6 +129,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             resets: Bucket::new(config.control_rate, now),
             challenges: Bucket::new(config.control_rate, now),
             port_draws: 0,
+            paths: Paths::default(),
             stats: Stats::default(),
             config,
         };

@@ -94,6 +94,9 @@ counters! {
     icmp_in,
     icmp_out,
     icmp_errors_in,
+    /// EMSS reductions: told by ICMP (RFC 1191, 8201), and guessed from silence (RFC 4821).
+    pmtu_reductions,
+    black_holes,
     neighbour_failures,
     neighbour_overflows,
     control_drops,

@@ -104,6 +104,7 @@ impl Shared {
         }
         self.stats.timeouts += 1;
         c.timeouts += 1;
+        self.suspect_black_hole(index, c, now);
         c.start_recovery();
         let h = &mut c.hot;
         let mss = u32::from(h.emss);
