@@ -8,6 +8,37 @@ use crate::stack::State;
 use crate::template::Fields;
 use crate::{FrameSink, Instant, RecvBuf, SeqNr};
 
+/// The options of a SYN, in the order that everybody sends them, and their length.
+pub(crate) fn syn_options(
+    mss: u16,
+    sack: bool,
+    ts: Option<(u32, u32)>,
+    scale: Option<u8>,
+) -> ([u8; 20], usize) {
+    let mut o = [1u8; 20];
+    o[..2].copy_from_slice(&[2, 4]);
+    o[2..4].copy_from_slice(&mss.to_be_bytes());
+    let mut n = 4;
+    if let Some((value, echo)) = ts {
+        // SACK-permitted, or two NOPs, aligns the timestamps.
+        if sack {
+            o[n..n + 2].copy_from_slice(&[4, 2]);
+        }
+        o[n + 2..n + 4].copy_from_slice(&[8, 10]);
+        o[n + 4..n + 8].copy_from_slice(&value.to_be_bytes());
+        o[n + 8..n + 12].copy_from_slice(&echo.to_be_bytes());
+        n += 12;
+    } else if sack {
+        o[n + 2..n + 4].copy_from_slice(&[4, 2]);
+        n += 4;
+    }
+    if let Some(s) = scale {
+        o[n..n + 4].copy_from_slice(&[1, 3, 3, s]);
+        n += 4;
+    }
+    (o, n)
+}
+
 impl Shared {
     /// A segment without payload: pure ACK or probe.
     pub(crate) fn emit_bare<B: RecvBuf, R>(
@@ -103,34 +134,12 @@ impl Shared {
         } else {
             self.recv_wscale
         });
-        let overhead = if c.template.is_v6() { 60 } else { 40 };
-        let mut o = [1u8; 20];
-        o[..2].copy_from_slice(&[2, 4]);
-        o[2..4].copy_from_slice(&(self.config.mtu - overhead).to_be_bytes());
-        let mut n = 4;
-        if sack {
-            o[n..n + 4].copy_from_slice(&[1, 1, 4, 2]);
-            n += 4;
-        }
-        if ts {
-            if sack {
-                n -= 4;
-                o[n..n + 2].copy_from_slice(&[4, 2]);
-                n += 2;
-            } else {
-                o[n..n + 2].copy_from_slice(&[1, 1]);
-                n += 2;
-            }
-            o[n..n + 2].copy_from_slice(&[8, 10]);
-            o[n + 2..n + 6].copy_from_slice(&Self::ts_now(now, c.ts_offset).to_be_bytes());
-            o[n + 6..n + 10]
-                .copy_from_slice(&(if answer { c.hot.ts_recent } else { 0 }).to_be_bytes());
-            n += 10;
-        }
-        if let Some(s) = scale {
-            o[n..n + 4].copy_from_slice(&[1, 3, 3, s]);
-            n += 4;
-        }
+        let ts = ts.then(|| {
+            let echo = if answer { c.hot.ts_recent } else { 0 };
+            (Self::ts_now(now, c.ts_offset), echo)
+        });
+        let mss = self.config.mtu - if c.template.is_v6() { 60 } else { 40 };
+        let (o, n) = syn_options(mss, sack, ts, scale);
         let window = self.recv_window.min(0xffff) as u16;
         let flags = match answer {
             true if c.hot.has(flag::ECN) => SYN | ACK | ECE,

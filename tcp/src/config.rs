@@ -159,6 +159,8 @@ pub struct StackConfig {
     pub neighbours: NeighbourConfig,
     /// Announce our IPv4 addresses at the start.
     pub gratuitous_arp: bool,
+    /// Answer SYNs beyond a listener's backlog without keeping anything (RFC 4987 section 3.6).
+    pub syn_cookies: bool,
     /// Resets, challenge ACKs (RFC 5961 section 7) and ICMP replies per second, each.
     pub control_rate: u32,
 }
@@ -197,6 +199,7 @@ impl StackConfig {
             ecn: false,
             neighbours: NeighbourConfig::default(),
             gratuitous_arp: false,
+            syn_cookies: true,
             control_rate: 1000,
         }
     }

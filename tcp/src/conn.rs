@@ -62,6 +62,8 @@ pub(crate) mod flag {
     pub const MARKED: u32 = 1 << 27;
     /// `emss` is below what the ends agreed on.
     pub const NARROW: u32 = 1 << 28;
+    /// Established, and counted in its listener's `ready`.
+    pub const READY: u32 = 1 << 29;
 }
 
 /// 128 bytes: what every segment touches.

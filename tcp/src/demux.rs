@@ -68,6 +68,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .find(hash, |i| self.conns[i as usize].template.carries(key))
             {
                 Some(i) => *last = i,
+                None if seg.flags & (segment::SYN | segment::RST | segment::ACK)
+                    == segment::ACK
+                    && let Some(opened) = self.cookie_returned(now, key, seg, src_mac) =>
+                {
+                    let Some(i) = opened else { return };
+                    *last = i;
+                }
                 None => return self.stranger(now, key, seg, b.remaining() as u32, src_mac),
             }
         }
@@ -91,6 +98,24 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
+    /// Who listens there: on the address first, then on all.
+    pub(crate) fn listener_of(&self, key: &FlowKey) -> Option<u32> {
+        let local = key.local();
+        let ports = &self.sh.ports;
+        let one = ports.get(&(local.port(), Some(local.ip())));
+        one.or_else(|| ports.get(&(local.port(), None))).copied()
+    }
+
+    /// A stranger's segment that can be meant: from an address that a peer can have and that is
+    /// not ours (LAND), and no SYN with FIN.
+    pub(crate) fn sound(&self, key: &FlowKey, seg: &Segment, src_mac: [u8; 6]) -> bool {
+        let remote = key.remote();
+        inbound::peer_address(remote.ip())
+            && remote.port() != 0
+            && !(self.sh.own(remote.ip()) && src_mac != self.sh.config.mac)
+            && seg.flags & (segment::SYN | segment::FIN) != segment::SYN | segment::FIN
+    }
+
     /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
     #[cold]
     fn stranger(
@@ -101,34 +126,28 @@ impl<B: RecvBuf, R> Stack<B, R> {
         payload: u32,
         src_mac: [u8; 6],
     ) {
-        let (local, remote) = (key.local(), key.remote());
-        if !self.sh.own(local.ip()) {
-            self.sh.stats.not_for_us += 1;
-            return;
-        }
-        if !(inbound::peer_address(remote.ip()) && remote.port() != 0)
-            || (self.sh.own(remote.ip()) && src_mac != self.sh.config.mac)
-            || seg.flags & (segment::SYN | segment::FIN) == segment::SYN | segment::FIN
-        {
-            self.sh.stats.martians += 1;
+        let own = self.sh.own(key.local().ip());
+        if !own || !self.sound(key, seg, src_mac) {
+            self.sh.stats.not_for_us += u64::from(!own);
+            self.sh.stats.martians += u64::from(own);
             return;
         }
         if seg.flags & segment::RST != 0 {
             return;
         }
-        let ports = &self.sh.ports;
-        let listener = ports
-            .get(&(local.port(), Some(local.ip())))
-            .or_else(|| ports.get(&(local.port(), None)));
-        let Some(&listener) =
-            listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN)
-        else {
+        let listener = self
+            .listener_of(key)
+            .filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN);
+        let Some(listener) = listener else {
             self.sh.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
             return self.refuse(now, key, seg, payload, src_mac);
         };
         let Some(l) = self.sh.listeners.get_mut(&listener) else {
             return;
         };
+        if l.pending >= l.backlog && l.ready < l.backlog && self.sh.config.syn_cookies {
+            return self.send_cookie(now, key, seg, listener, src_mac);
+        }
         if l.pending >= l.backlog {
             self.sh.stats.listen_overflows += 1;
             self.sh.stats.listen_drops += 1;

@@ -144,6 +144,12 @@ impl Shared {
         h.backoff = 0;
         h.last_rx = now.0;
         self.stats.curr_estab += 1;
+        if h.has(flag::BACKLOG)
+            && let Some(l) = self.listeners.get_mut(&c.listener)
+        {
+            h.flags |= flag::READY;
+            l.ready += 1;
+        }
         if h.has(flag::PASSIVE) {
             h.flags &= !flag::RELEASED;
             self.stats.passive_opens += 1;

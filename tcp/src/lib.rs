@@ -28,6 +28,7 @@ mod config;
 mod congestion;
 mod conn;
 mod control;
+mod cookie;
 mod demux;
 mod ecn;
 mod error;

@@ -108,7 +108,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Passive open on one address or all. `backlog` bounds connections that are not yet
-    /// established plus those whose `ACCEPTED` was not yet fetched. `user` becomes the user of
+    /// established plus those whose `ACCEPTED` was not yet fetched; SYNs beyond are answered with
+    /// cookies while fewer than `backlog` wait to be fetched. `user` becomes the user of
     /// new connections until `set_user`.
     pub fn listen(
         &mut self,
@@ -133,6 +134,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 port,
                 backlog: backlog.max(1),
                 pending: 0,
+                ready: 0,
+                cookies_until: 0,
                 user,
             },
         );

@@ -22,6 +22,10 @@ pub(crate) struct Listener {
     pub backlog: usize,
     /// Half-open, and established ones whose ACCEPTED was not fetched.
     pub pending: usize,
+    /// The latter alone.
+    pub ready: usize,
+    /// Cookies that were sent may come back until then, ns.
+    pub cookies_until: u64,
     pub user: u64,
 }
 
@@ -188,9 +192,11 @@ impl Shared {
 
     pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: u32) {
         if h.has(flag::BACKLOG) {
-            h.flags &= !flag::BACKLOG;
+            let ready = usize::from(h.has(flag::READY));
+            h.flags &= !(flag::BACKLOG | flag::READY);
             if let Some(l) = self.listeners.get_mut(&listener) {
                 l.pending = l.pending.saturating_sub(1);
+                l.ready = l.ready.saturating_sub(ready);
             }
         }
     }

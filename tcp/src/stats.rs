@@ -75,6 +75,10 @@ counters! {
     abort_on_timeout,
     listen_drops,
     listen_overflows,
+    /// SYN cookies (RFC 4987): sent, come back right, come back wrong or late.
+    cookies_sent,
+    cookies_recv,
+    cookies_failed,
     syn_retrans,
     time_wait_recycled,
     time_wait_evicted,

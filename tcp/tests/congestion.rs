@@ -17,14 +17,14 @@ fn bottleneck(mark: usize) -> Impairment {
     l
 }
 
-/// Moves 40 MB through a marking bottleneck: (Gb/s, sender's counters, frames lost, marked).
+/// Moves 12 MB through a marking bottleneck: (Gb/s, sender's counters, frames lost, marked).
 fn through(congestion: Congestion, ecn: bool, v6: bool) -> (f64, Stats, u64, u64) {
     let mut c = configs();
     for c in &mut c {
         c.congestion = congestion;
         c.ecn = ecn;
     }
-    let size = 40_000_000;
+    let size = 12_000_000;
     let mut t = Transfer::new(5, c, [bottleneck(60), bottleneck(0)], [size, 0]);
     t.connect(v6);
     let start = t.net.now;
