@@ -62,6 +62,15 @@ impl FromStr for IpCidr {
     }
 }
 
+/// Packets to these addresses go through this neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// Destinations; the longest matching prefix wins, an address of the link among equals.
+    pub to: IpCidr,
+    /// On the link of one of our addresses.
+    pub via: IpAddr,
+}
+
 /// Which congestion controller new connections use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
@@ -117,6 +126,8 @@ pub struct StackConfig {
     pub addrs: Vec<IpCidr>,
     pub gateway_v4: Option<Ipv4Addr>,
     pub gateway_v6: Option<Ipv6Addr>,
+    /// Beside the links and the two default gateways.
+    pub routes: Vec<Route>,
     /// IP packet size, 576..=9000 (1280.. when there is an IPv6 address).
     pub mtu: u16,
     /// 802.1Q tag of all our frames; frames of other VLANs are ignored.
@@ -176,6 +187,7 @@ impl StackConfig {
             addrs,
             gateway_v4: None,
             gateway_v6: None,
+            routes: Vec::new(),
             mtu: 1500,
             vlan: None,
             rto_min: Duration::from_millis(5),
@@ -213,6 +225,21 @@ pub(crate) fn check(c: &StackConfig) -> Result<(), Error> {
     }
     if c.addrs.is_empty() {
         return bad("a device needs at least one address".into());
+    }
+    for r in &c.routes {
+        if r.to.addr.is_ipv4() != r.via.is_ipv4() {
+            return bad(format!(
+                "route via {}: not of the family of {}",
+                r.via, r.to.addr
+            ));
+        }
+        let link_local = matches!(r.via, IpAddr::V6(a) if a.is_unicast_link_local());
+        if !link_local && !c.addrs.iter().any(|a| a.contains(r.via)) {
+            return bad(format!(
+                "route via {}: no address of this device is on its link; add one",
+                r.via
+            ));
+        }
     }
     let v6 = c.addrs.iter().any(|a| a.addr.is_ipv6());
     let min = if v6 { 1280 } else { 576 };

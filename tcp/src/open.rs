@@ -37,10 +37,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
             Some(a) => a,
             None if self.sh.own(to) => to,
             None => {
+                // The address on the link that the packets leave by.
+                let hop = self.sh.next_hop(to);
                 let addrs = &self.sh.config.addrs;
-                let on_link = addrs.iter().find(|c| c.contains(to));
+                let near = addrs.iter().find(|c| hop.is_some_and(|h| c.contains(h)));
                 let family = addrs.iter().find(|c| c.addr.is_ipv4() == to.is_ipv4());
-                on_link.or(family).ok_or(Error::NoSource(to))?.addr
+                near.or(family).ok_or(Error::NoSource(to))?.addr
             }
         };
         if !self.sh.own(to) && self.sh.next_hop(to).is_none() {

@@ -128,16 +128,24 @@ impl Shared {
         self.config.addrs.iter().any(|c| c.addr == a)
     }
 
-    /// Where frames to `remote` go: itself when on-link, else the gateway.
+    /// Where frames to `remote` go: itself when on-link, else a gateway; the longest prefix
+    /// decides (RFC 1812 section 5.2.4.3). Asked when a connection opens or its neighbour changed.
     pub(crate) fn next_hop(&self, remote: IpAddr) -> Option<IpAddr> {
-        let link_local = matches!(remote, IpAddr::V6(a) if a.is_unicast_link_local());
-        if link_local || self.config.addrs.iter().any(|c| c.contains(remote)) {
+        if matches!(remote, IpAddr::V6(a) if a.is_unicast_link_local()) {
             return Some(remote);
         }
-        match remote {
+        let links = self.config.addrs.iter().map(|a| (*a, remote));
+        let routes = self.config.routes.iter().map(|r| (r.to, r.via));
+        // Of equals, the last: links beat routes.
+        let best = routes
+            .chain(links)
+            .filter(|(to, _)| to.contains(remote))
+            .max_by_key(|(to, _)| to.prefix);
+        let default = match remote {
             IpAddr::V4(_) => self.config.gateway_v4.map(IpAddr::V4),
             IpAddr::V6(_) => self.config.gateway_v6.map(IpAddr::V6),
-        }
+        };
+        best.map(|(_, via)| via).or(default)
     }
 
     /// The connection's template has a destination that is believed now. `false`: it waits for
