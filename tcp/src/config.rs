@@ -62,6 +62,15 @@ impl FromStr for IpCidr {
     }
 }
 
+/// Packets to these addresses go through this neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// Destinations; the longest matching prefix wins, an address of the link among equals.
+    pub to: IpCidr,
+    /// On the link of one of our addresses.
+    pub via: IpAddr,
+}
+
 /// Which congestion controller new connections use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
@@ -70,6 +79,8 @@ pub enum Congestion {
     Cubic,
     /// RFC 5681, 6582.
     NewReno,
+    /// RFC 8257: for fabrics whose switches mark and whose hosts all use it. Asks for ECN.
+    Dctcp,
 }
 
 /// Keepalive (RFC 9293 section 3.8.4).
@@ -115,6 +126,8 @@ pub struct StackConfig {
     pub addrs: Vec<IpCidr>,
     pub gateway_v4: Option<Ipv4Addr>,
     pub gateway_v6: Option<Ipv6Addr>,
+    /// Beside the links and the two default gateways.
+    pub routes: Vec<Route>,
     /// IP packet size, 576..=9000 (1280.. when there is an IPv6 address).
     pub mtu: u16,
     /// 802.1Q tag of all our frames; frames of other VLANs are ignored.
@@ -152,20 +165,29 @@ pub struct StackConfig {
     /// Offer timestamps (RFC 7323) and SACK (RFC 2018).
     pub timestamps: bool,
     pub sack: bool,
+    /// Offer and accept ECN (RFC 3168). [`Congestion::Dctcp`] does in any case.
+    pub ecn: bool,
     pub neighbours: NeighbourConfig,
     /// Announce our IPv4 addresses at the start.
     pub gratuitous_arp: bool,
+    /// Answer SYNs beyond a listener's backlog without keeping anything (RFC 4987 section 3.6).
+    pub syn_cookies: bool,
     /// Resets, challenge ACKs (RFC 5961 section 7) and ICMP replies per second, each.
     pub control_rate: u32,
 }
 
 impl StackConfig {
+    pub(crate) fn wants_ecn(&self) -> bool {
+        self.ecn || self.congestion == Congestion::Dctcp
+    }
+
     pub fn new(mac: [u8; 6], addrs: Vec<IpCidr>) -> Self {
         StackConfig {
             mac,
             addrs,
             gateway_v4: None,
             gateway_v6: None,
+            routes: Vec::new(),
             mtu: 1500,
             vlan: None,
             rto_min: Duration::from_millis(5),
@@ -186,11 +208,66 @@ impl StackConfig {
             time_wait: Duration::from_secs(60),
             timestamps: true,
             sack: true,
+            ecn: false,
             neighbours: NeighbourConfig::default(),
             gratuitous_arp: false,
+            syn_cookies: true,
             control_rate: 1000,
         }
     }
+}
+
+/// What `Stack::new` refuses.
+pub(crate) fn check(c: &StackConfig) -> Result<(), Error> {
+    let bad = |s: String| Err(Error::Config(s));
+    if c.mac[0] & 1 != 0 || c.mac == [0; 6] {
+        return bad(format!("MAC {:02x?} is not a unicast address", c.mac));
+    }
+    if c.addrs.is_empty() {
+        return bad("a device needs at least one address".into());
+    }
+    for r in &c.routes {
+        if r.to.addr.is_ipv4() != r.via.is_ipv4() {
+            return bad(format!(
+                "route via {}: not of the family of {}",
+                r.via, r.to.addr
+            ));
+        }
+        let link_local = matches!(r.via, IpAddr::V6(a) if a.is_unicast_link_local());
+        if !link_local && !c.addrs.iter().any(|a| a.contains(r.via)) {
+            return bad(format!(
+                "route via {}: no address of this device is on its link; add one",
+                r.via
+            ));
+        }
+    }
+    let v6 = c.addrs.iter().any(|a| a.addr.is_ipv6());
+    let min = if v6 { 1280 } else { 576 };
+    if c.mtu < min || c.mtu > 9000 {
+        return bad(format!("MTU {} is not in {min}..=9000", c.mtu));
+    }
+    if c.vlan.is_some_and(|v| v == 0 || v > 4094) {
+        return bad("a VLAN is 1..=4094".into());
+    }
+    if c.recv_window < 4096 || c.recv_window > 1 << 30 {
+        return bad(format!(
+            "receive window {} is not in 4096..=1073741824",
+            c.recv_window
+        ));
+    }
+    if c.rto_min.is_zero() || c.rto_max < c.rto_min || c.rto_initial.is_zero() {
+        return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
+    }
+    if c.max_connections == 0 || c.max_connections > 1 << 24 {
+        return bad("max_connections is 1..=16777216".into());
+    }
+    if c.max_recv_buffers < 64 {
+        return bad("max_recv_buffers is at least 64".into());
+    }
+    if c.delayed_ack.as_millis() >= 500 {
+        return bad("delayed_ack is below 500 ms (RFC 9293 section 3.8.6.3)".into());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Congestion control: how the window grows and shrinks. One enum, no dynamic dispatch.
 
-use crate::Congestion;
+use crate::hystart::HyStart;
+use crate::{Congestion, SeqNr};
 
 /// RFC 9438 section 4.1: C, beta.
 const C: f64 = 0.4;
@@ -13,8 +14,70 @@ const MAX_WINDOW: u32 = 1 << 30;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Controller {
-    NewReno { acked: u32 },
+    NewReno {
+        acked: u32,
+    },
+    /// CUBIC before its first congestion event: slow start that looks ahead.
+    HyStart(HyStart),
     Cubic(Cubic),
+    Dctcp(Dctcp),
+}
+
+/// What an ACK tells a controller.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Ack {
+    /// Bytes that arrived at the peer.
+    pub acked: u32,
+    pub mss: u32,
+    pub now: u64,
+    pub srtt: u64,
+    /// This ACK's own sample, 0: none.
+    pub rtt: u64,
+    pub una: SeqNr,
+    pub nxt: SeqNr,
+}
+
+/// RFC 8257: how many bytes were marked decides how far the window shrinks.
+#[derive(Clone, Copy)]
+pub(crate) struct Dctcp {
+    /// DCTCP.Alpha.
+    alpha: f32,
+    bytes: u32,
+    marked: u32,
+    /// Bytes towards the next segment of growth.
+    grown: u32,
+    /// DCTCP.WindowEnd.
+    window_end: SeqNr,
+}
+
+/// Section 4.2: estimation gain g.
+const GAIN: f32 = 1.0 / 16.0;
+
+impl Dctcp {
+    #[inline]
+    pub(crate) fn acked(&mut self, bytes: u32, marked: bool, una: SeqNr, nxt: SeqNr) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if marked {
+            self.marked = self.marked.saturating_add(bytes);
+        }
+        if una.gt(self.window_end) {
+            self.round();
+            self.window_end = nxt;
+        }
+    }
+
+    pub(crate) fn begin(&mut self, una: SeqNr) {
+        self.window_end = una;
+    }
+
+    /// An observation window ended (section 3.3 steps 5 to 8).
+    fn round(&mut self) {
+        if self.bytes > 0 {
+            let m = self.marked as f32 / self.bytes as f32;
+            self.alpha += GAIN * (m - self.alpha);
+        }
+        (self.bytes, self.marked) = (0, 0);
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -34,44 +97,70 @@ impl Controller {
     pub(crate) fn new(which: Congestion) -> Self {
         match which {
             Congestion::NewReno => Controller::NewReno { acked: 0 },
-            Congestion::Cubic => Controller::Cubic(Cubic::default()),
+            Congestion::Cubic => Controller::HyStart(HyStart::default()),
+            // Section 4.2: alpha starts at 1.
+            Congestion::Dctcp => Controller::Dctcp(Dctcp {
+                alpha: 1.0,
+                bytes: 0,
+                marked: 0,
+                grown: 0,
+                window_end: SeqNr(0),
+            }),
         }
     }
 
-    /// `acked` new bytes arrived at the peer while the window was in full use.
+    /// New bytes arrived at the peer while the window was in full use.
     #[inline]
-    pub(crate) fn on_ack(
-        &mut self,
-        cwnd: &mut u32,
-        ssthresh: u32,
-        acked: u32,
-        mss: u32,
-        now: u64,
-        srtt: u64,
-    ) {
-        if *cwnd < ssthresh {
+    pub(crate) fn on_ack(&mut self, cwnd: &mut u32, ssthresh: &mut u32, a: &Ack) {
+        if *cwnd < *ssthresh {
             // Slow start. ACKs are coalesced per batch, so all acked bytes count (RFC 3465 with
             // no limit, as Linux); what crosses ssthresh waits for the next ACK.
-            *cwnd = (*cwnd).saturating_add(acked).min(ssthresh).min(MAX_WINDOW);
+            let grow = match self {
+                Controller::HyStart(h) => h.slow_start(a, *cwnd, ssthresh),
+                _ => a.acked,
+            };
+            *cwnd = (*cwnd)
+                .saturating_add(grow)
+                .min((*ssthresh).max(*cwnd))
+                .min(MAX_WINDOW);
             return;
         }
         match self {
-            Controller::NewReno { acked: sum } => {
-                *sum = sum.saturating_add(acked);
+            Controller::NewReno { acked: sum } | Controller::Dctcp(Dctcp { grown: sum, .. }) => {
+                *sum = sum.saturating_add(a.acked);
                 if *sum >= *cwnd {
                     *sum -= *cwnd;
-                    *cwnd = cwnd.saturating_add(mss).min(MAX_WINDOW);
+                    *cwnd = cwnd.saturating_add(a.mss).min(MAX_WINDOW);
                 }
             }
-            Controller::Cubic(c) => c.avoid(cwnd, acked, mss, now, srtt),
+            Controller::HyStart(_) => {
+                let mut c = Cubic::default();
+                c.avoid(cwnd, a.acked, a.mss, a.now, a.srtt);
+                *self = Controller::Cubic(c);
+            }
+            Controller::Cubic(c) => c.avoid(cwnd, a.acked, a.mss, a.now, a.srtt),
         }
+    }
+
+    /// The peer echoed a mark: the new ssthresh (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
+    pub(crate) fn on_mark(&mut self, cwnd: u32, in_flight: u32, mss: u32) -> u32 {
+        if let Controller::Dctcp(d) = self {
+            let cut = (cwnd as f32 * d.alpha / 2.0) as u32;
+            return cwnd.saturating_sub(cut).max(2 * mss);
+        }
+        self.on_loss(cwnd, in_flight, mss)
     }
 
     /// A loss was found: the new ssthresh (RFC 5681 section 3.1 (4), RFC 9438 section 4.6).
     pub(crate) fn on_loss(&mut self, cwnd: u32, in_flight: u32, mss: u32) -> u32 {
         let floor = 2 * mss;
+        if let Controller::HyStart(_) = self {
+            *self = Controller::Cubic(Cubic::default());
+        }
         match self {
-            Controller::NewReno { acked } => {
+            Controller::HyStart(_) => floor,
+            // RFC 8257 section 3.5: a loss is answered as ever.
+            Controller::NewReno { acked } | Controller::Dctcp(Dctcp { grown: acked, .. }) => {
                 *acked = 0;
                 (in_flight.min(cwnd) / 2).max(floor)
             }
@@ -138,12 +227,41 @@ mod tests {
 
     const MSS: u32 = 1448;
 
+    fn ack(c: &mut Controller, w: &mut u32, mut ssthresh: u32, acked: u32, now: u64, srtt: u64) {
+        let a = Ack {
+            acked,
+            mss: MSS,
+            now,
+            srtt,
+            ..Ack::default()
+        };
+        c.on_ack(w, &mut ssthresh, &a);
+    }
+
+    #[test]
+    fn dctcp_shrinks_by_the_share_of_marked_bytes_rfc_8257_3_3() {
+        let mut c = Controller::new(Congestion::Dctcp);
+        let w = 100 * MSS;
+        assert_eq!(c.on_mark(w, w, MSS), w / 2, "alpha starts at 1");
+        // A tenth of the bytes is marked, for long.
+        for _ in 0..200 {
+            let Controller::Dctcp(d) = &mut c else {
+                unreachable!()
+            };
+            d.acked(9 * MSS, false, SeqNr(0), SeqNr(0));
+            d.acked(MSS, true, SeqNr(1), SeqNr(0));
+        }
+        let after = f64::from(c.on_mark(w, w, MSS)) / f64::from(w);
+        assert!((after - 0.95).abs() < 0.001, "{after}");
+        assert_eq!(c.on_loss(w, w, MSS), w / 2, "section 3.5");
+    }
+
     #[test]
     fn slow_start_doubles_each_round_trip_rfc_5681_3_1() {
         for which in [Congestion::Cubic, Congestion::NewReno] {
             let mut c = Controller::new(which);
             let mut w = 10 * MSS;
-            c.on_ack(&mut w, u32::MAX, 10 * MSS, MSS, 1, 1000);
+            ack(&mut c, &mut w, u32::MAX, 10 * MSS, 1, 1000);
             assert_eq!(w, 20 * MSS);
         }
     }
@@ -153,7 +271,7 @@ mod tests {
         let mut c = Controller::new(Congestion::NewReno);
         let mut w = 20 * MSS;
         for _ in 0..20 {
-            c.on_ack(&mut w, 10 * MSS, MSS, MSS, 1, 1000);
+            ack(&mut c, &mut w, 10 * MSS, MSS, 1, 1000);
         }
         assert_eq!(w, 21 * MSS);
         assert_eq!(c.on_loss(w, w, MSS), w / 2);
@@ -172,7 +290,7 @@ mod tests {
         let end = now + (k * 1e9) as u64;
         while now < end {
             let acked = w;
-            c.on_ack(&mut w, ssthresh, acked, MSS, now, rtt);
+            ack(&mut c, &mut w, ssthresh, acked, now, rtt);
             now += rtt;
         }
         let ratio = f64::from(w) / f64::from(before);

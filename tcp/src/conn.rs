@@ -1,6 +1,7 @@
 //! The state of one connection. What every segment touches comes first, in two cache lines.
 
 use crate::congestion::Controller;
+use crate::rack::Patience;
 use crate::reassembly::Reassembly;
 use crate::recovery::Recovery;
 use crate::rtt::Rtt;
@@ -17,6 +18,7 @@ pub(crate) mod flag {
     pub const NEED_SYN: u32 = 1 << 1;
     pub const NEED_PROBE: u32 = 1 << 2;
     pub const NEED_KEEPALIVE: u32 = 1 << 3;
+    pub const OWED: u32 = NEED_ACK | NEED_SYN | NEED_PROBE | NEED_KEEPALIVE | NEED_TLP;
     /// Is in the work list.
     pub const IN_WORK: u32 = 1 << 4;
     /// Counted in `Shared::active`.
@@ -44,6 +46,24 @@ pub(crate) mod flag {
     pub const CUT: u32 = 1 << 18;
     /// The peer's FIN arrived, perhaps before its data.
     pub const FIN_SEEN: u32 = 1 << 19;
+    /// Owed: a tail loss probe.
+    pub const NEED_TLP: u32 = 1 << 20;
+    /// `rto_at` is the probe timeout, or the reordering timer (RFC 8985 section 8).
+    pub const PTO: u32 = 1 << 21;
+    pub const REO: u32 = 1 << 22;
+    /// The path was seen to reorder (RACK.reordering_seen).
+    pub const REORDERING: u32 = 1 << 23;
+    /// ECN is agreed (RFC 3168 section 6.1.1).
+    pub const ECN: u32 = 1 << 24;
+    /// Our ACKs carry ECE; our next new segment carries CWR.
+    pub const ECE_OWED: u32 = 1 << 25;
+    pub const CWR_OWED: u32 = 1 << 26;
+    /// DCTCP.CE (RFC 8257 section 3.2): the last data segment was marked.
+    pub const MARKED: u32 = 1 << 27;
+    /// `emss` is below what the ends agreed on.
+    pub const NARROW: u32 = 1 << 28;
+    /// Established, and counted in its listener's `ready`.
+    pub const READY: u32 = 1 << 29;
 }
 
 /// 128 bytes: what every segment touches.
@@ -146,11 +166,17 @@ pub(crate) struct Conn<B, R> {
     pub ts_offset: u32,
     /// The low half of its hash: what the flow table keeps.
     pub hash: u32,
+    /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
+    pub fin_at: SeqNr,
     pub cc: Controller,
     /// Most bytes in the pipe since `cwnd_mark` was passed: growth needs a used window
     /// (RFC 9438 section 5.8, RFC 7661).
     pub cwnd_used: u32,
     pub cwnd_mark: SeqNr,
+    /// Marks before this were answered (RFC 3168 section 6.1.2: once a window).
+    pub ecn_mark: SeqNr,
+    /// When new data last left, in ms (2^20 ns); for RFC 7661's question after a pause.
+    pub sent_at: u32,
     /// When the current series of timeouts began; 0: none.
     pub stalled_since: u64,
     pub generation: u32,
@@ -158,13 +184,42 @@ pub(crate) struct Conn<B, R> {
     pub timeouts: u32,
     /// Of a passive open, else `NO_LISTENER`.
     pub listener: u32,
-    /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
-    pub fin_at: SeqNr,
+    /// What the ends agreed on.
+    pub emss_agreed: u16,
+    /// What RACK learnt, while there is no `recovery`.
+    pub patience: Patience,
+    /// When (in 2^20 ns) a narrow path is tried with full segments again.
+    pub narrow_until: u32,
 }
 
 impl<B: RecvBuf, R> Conn<B, R> {
     pub(crate) fn has_holes(&self) -> bool {
         self.ooo.as_ref().is_some_and(|o| !o.is_empty())
+    }
+
+    /// SACK or D-SACK blocks wait for a pure ACK.
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.ooo.as_ref().is_some_and(|o| !o.is_idle())
+    }
+
+    /// The recovery state, made when it is first needed.
+    #[cold]
+    pub(crate) fn start_recovery(&mut self) {
+        if self.recovery.is_none() {
+            let mut r = Box::new(Recovery::new(self.hot.snd_una));
+            r.rack.patience = self.patience;
+            self.recovery = Some(r);
+        }
+    }
+
+    /// The peer hears of what it sent twice (RFC 2883).
+    #[cold]
+    pub(crate) fn duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
+        if self.hot.has(flag::SACK) && lo.lt(hi) {
+            self.ooo
+                .get_or_insert_with(|| Box::new(Reassembly::new()))
+                .duplicate(lo, hi);
+        }
     }
 
     /// Something of ours is unacknowledged or waits to be sent.
@@ -215,11 +270,13 @@ impl<B: RecvBuf, R> Conn<B, R> {
     pub(crate) fn shrink(&mut self) {
         self.tx.shrink();
         self.rx.shrink();
-        if !self.has_holes() {
+        if !self.has_blocks() {
             self.ooo = None;
         }
-        if !self.hot.has(flag::RECOVERING) {
-            self.recovery = None;
+        if !self.hot.has(flag::RECOVERING)
+            && let Some(r) = self.recovery.take()
+        {
+            self.patience = r.rack.patience;
         }
     }
 }

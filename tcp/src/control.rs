@@ -128,6 +128,11 @@ impl Control {
         self.queue(b, meta.l3_len, meta.ipv6, stats);
     }
 
+    /// Half of the queue is for what answers strangers without limit of rate.
+    pub(crate) fn crowded(&self) -> bool {
+        self.queue.len() >= QUEUE_MAX / 2
+    }
+
     /// The answer to a segment that no connection takes (RFC 9293 section 3.10.7.1).
     pub(crate) fn reset(
         &mut self,
@@ -157,6 +162,7 @@ impl Control {
                 ts: None,
                 options: &[],
                 payload: 0,
+                ect: false,
             },
             stats,
         );

@@ -1,16 +1,13 @@
-//! From a burst of frames to connections: classification, lookup, and what is for none of them
-//! (listeners, strangers, ARP, NDP, ICMP).
-
-use core::net::IpAddr;
+//! From a burst of frames to connections: classification, lookup, and segments for none of them
+//! (listeners, strangers).
 
 use crate::conn::flag;
-use crate::control::{Icmpv6, Origin};
 use crate::flow_table::FlowKey;
 use crate::inbound::{self, Inbound, Link};
 use crate::input::Verdict;
 use crate::segment::{self, Segment};
 use crate::stack::{FrameInfo, Stack, State};
-use crate::{Events, Instant, RecvBuf, SeqNr};
+use crate::{Instant, RecvBuf};
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
@@ -33,11 +30,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 &mut src_mac,
                 &mut self.sh.stats,
             ) {
-                Some(Inbound::Tcp { key }) => {
+                Some(Inbound::Tcp { key, ce }) => {
                     if !seg.parse(b.chunk()) {
                         self.sh.stats.in_errs += 1;
                         continue;
                     }
+                    seg.ce = ce;
                     self.sh.stats.in_segs += 1;
                     b.advance(usize::from(seg.header_len));
                     self.tcp(now, &key, &seg, b, src_mac, &mut last);
@@ -70,6 +68,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .find(hash, |i| self.conns[i as usize].template.carries(key))
             {
                 Some(i) => *last = i,
+                None if seg.flags & (segment::SYN | segment::RST | segment::ACK)
+                    == segment::ACK
+                    && let Some(opened) = self.cookie_returned(now, key, seg, src_mac) =>
+                {
+                    let Some(i) = opened else { return };
+                    *last = i;
+                }
                 None => return self.stranger(now, key, seg, b.remaining() as u32, src_mac),
             }
         }
@@ -93,6 +98,24 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
+    /// Who listens there: on the address first, then on all.
+    pub(crate) fn listener_of(&self, key: &FlowKey) -> Option<u32> {
+        let local = key.local();
+        let ports = &self.sh.ports;
+        let one = ports.get(&(local.port(), Some(local.ip())));
+        one.or_else(|| ports.get(&(local.port(), None))).copied()
+    }
+
+    /// A stranger's segment that can be meant: from an address that a peer can have and that is
+    /// not ours (LAND), and no SYN with FIN.
+    pub(crate) fn sound(&self, key: &FlowKey, seg: &Segment, src_mac: [u8; 6]) -> bool {
+        let remote = key.remote();
+        inbound::peer_address(remote.ip())
+            && remote.port() != 0
+            && !(self.sh.own(remote.ip()) && src_mac != self.sh.config.mac)
+            && seg.flags & (segment::SYN | segment::FIN) != segment::SYN | segment::FIN
+    }
+
     /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
     #[cold]
     fn stranger(
@@ -103,34 +126,28 @@ impl<B: RecvBuf, R> Stack<B, R> {
         payload: u32,
         src_mac: [u8; 6],
     ) {
-        let (local, remote) = (key.local(), key.remote());
-        if !self.sh.own(local.ip()) {
-            self.sh.stats.not_for_us += 1;
-            return;
-        }
-        if !(inbound::peer_address(remote.ip()) && remote.port() != 0)
-            || (self.sh.own(remote.ip()) && src_mac != self.sh.config.mac)
-            || seg.flags & (segment::SYN | segment::FIN) == segment::SYN | segment::FIN
-        {
-            self.sh.stats.martians += 1;
+        let own = self.sh.own(key.local().ip());
+        if !own || !self.sound(key, seg, src_mac) {
+            self.sh.stats.not_for_us += u64::from(!own);
+            self.sh.stats.martians += u64::from(own);
             return;
         }
         if seg.flags & segment::RST != 0 {
             return;
         }
-        let ports = &self.sh.ports;
-        let listener = ports
-            .get(&(local.port(), Some(local.ip())))
-            .or_else(|| ports.get(&(local.port(), None)));
-        let Some(&listener) =
-            listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN)
-        else {
+        let listener = self
+            .listener_of(key)
+            .filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN);
+        let Some(listener) = listener else {
             self.sh.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
             return self.refuse(now, key, seg, payload, src_mac);
         };
         let Some(l) = self.sh.listeners.get_mut(&listener) else {
             return;
         };
+        if l.pending >= l.backlog && l.ready < l.backlog && self.sh.config.syn_cookies {
+            return self.send_cookie(now, key, seg, listener, src_mac);
+        }
         if l.pending >= l.backlog {
             self.sh.stats.listen_overflows += 1;
             self.sh.stats.listen_drops += 1;
@@ -153,21 +170,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.open(index, now);
     }
 
-    /// Common start of active and passive opens.
-    pub(crate) fn open(&mut self, index: u32, now: Instant) {
-        let c = &mut self.conns[index as usize];
-        let key = c.template.key();
-        let iss = self.sh.isn(&key, now);
-        c.ts_offset = self.sh.ts_offset(&key);
-        c.hot.snd_una = iss;
-        c.hot.snd_nxt = iss + 1;
-        c.hot.snd_wl2 = iss;
-        c.cwnd_mark = c.hot.snd_nxt;
-        self.sh.owe(index, &mut c.hot, flag::NEED_SYN);
-        self.sh.restart_rto(index, &mut c.hot, now);
-        self.sh.update_active(c);
-    }
-
     fn refuse(
         &mut self,
         now: Instant,
@@ -180,113 +182,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.sh
                 .control
                 .reset(src_mac, key, seg, payload, &mut self.sh.stats);
-        }
-    }
-
-    /// ARP, NDP and ICMP.
-    #[cold]
-    fn other(&mut self, now: Instant, what: Inbound, b: B, src_mac: [u8; 6]) {
-        let sh = &mut self.sh;
-        let addrs = &sh.config.addrs;
-        let own = |a: IpAddr| addrs.iter().any(|c| c.addr == a);
-        match what {
-            Inbound::Tcp { .. } => {}
-            Inbound::Arp => {
-                let claim = sh.control.receive_arp(b.chunk(), own, &mut sh.stats);
-                if let Some((addr, mac, reply)) = claim {
-                    self.heard(now, addr, mac, reply);
-                }
-            }
-            Inbound::Icmpv4 { src, dst } => {
-                let o = Origin {
-                    src_mac,
-                    src: src.into(),
-                    dst: dst.into(),
-                };
-                if !own(o.dst) || !inbound::peer_address(o.src) {
-                    sh.stats.martians += 1;
-                } else if sh.control.receive_icmpv4(now, &o, &b, &mut sh.stats) {
-                    let q = b.chunk().get(8..).unwrap_or(&[]);
-                    let header = q.first().map_or(0, |v| usize::from(v & 15) * 4);
-                    if let (Some(ip), Some(tcp)) = (q.get(..20), q.get(header..header + 8))
-                        && header >= 20
-                        && ip[9] == 6
-                    {
-                        let (l, r) = (segment::be32(ip, 12), segment::be32(ip, 16));
-                        let key = FlowKey::v4(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
-                        self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
-                    }
-                }
-            }
-            Inbound::Icmpv6 {
-                src,
-                dst,
-                hop_limit,
-            } => {
-                let o = Origin {
-                    src_mac,
-                    src: src.into(),
-                    dst: dst.into(),
-                };
-                match sh
-                    .control
-                    .receive_icmpv6(now, &o, hop_limit, &b, own, &mut sh.stats)
-                {
-                    Icmpv6::Done => {}
-                    Icmpv6::Claim(addr, mac, answer) => self.heard(now, addr, mac, answer),
-                    Icmpv6::Error => {
-                        let q = b.chunk().get(8..).unwrap_or(&[]);
-                        if let (Some(ip), Some(tcp)) = (q.get(..40), q.get(40..48))
-                            && ip[6] == 6
-                        {
-                            let half = |at| {
-                                u64::from(segment::be32(ip, at)) << 32
-                                    | u64::from(segment::be32(ip, at + 4))
-                            };
-                            let (l, r) = ([half(8), half(16)], [half(24), half(32)]);
-                            let key =
-                                FlowKey::v6(l, r, segment::be16(tcp, 0), segment::be16(tcp, 2));
-                            self.unreachable(&key, SeqNr(segment::be32(tcp, 4)));
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// A neighbour said where it is. Claims that nobody asked for change nothing.
-    fn heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
-        if answer && !self.sh.neighbours.asked(addr) {
-            return;
-        }
-        // Only neighbours on the link are worth remembering.
-        if self.sh.next_hop(addr) != Some(addr) {
-            return;
-        }
-        for index in self.sh.neighbours.heard(addr, mac, !answer, now) {
-            if let Some(c) = self.conns.get_mut(index as usize) {
-                self.sh.owe(index, &mut c.hot, 0);
-            }
-        }
-    }
-
-    /// ICMP errors end only connections that are being opened (RFC 5927 section 5.2), and only
-    /// when they quote our SYN.
-    fn unreachable(&mut self, key: &FlowKey, seq: SeqNr) {
-        self.sh.stats.icmp_errors_in += 1;
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
-        let Some(index) = self
-            .sh
-            .table
-            .find(hash, |i| self.conns[i as usize].template.carries(key))
-        else {
-            return;
-        };
-        let c = &mut self.conns[index as usize];
-        if c.hot.state == State::SynSent && seq == c.hot.snd_una {
-            self.sh.stats.attempt_fails += 1;
-            self.sh.fail(index, c, Events::UNREACHABLE);
-            self.reap(index);
         }
     }
 }

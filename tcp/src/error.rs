@@ -9,7 +9,9 @@ pub enum Error {
     NotOurAddress(core::net::IpAddr),
     #[error("this device has no address of the family of {0}; give it one")]
     NoSource(core::net::IpAddr),
-    #[error("no route to {0}: it is off-link and there is no gateway of that family")]
+    #[error(
+        "no route to {0}: it is off-link and neither a route nor a gateway of its family leads there"
+    )]
     NoRoute(core::net::IpAddr),
     #[error("{0} is not an address that a connection can have at its far end")]
     BadRemote(core::net::SocketAddr),

@@ -98,6 +98,13 @@ impl FlowKey {
         }
     }
 
+    /// A hash for another purpose, over `extra` too.
+    pub(crate) fn hash_with(&self, key: Key, extra: u64) -> u64 {
+        let [a, b] = self.local;
+        let [c, d] = self.remote;
+        key.hash::<2, 4>(&[a, b, c, d, u64::from(self.ports), extra])
+    }
+
     #[inline]
     pub(crate) fn hash<const C: usize, const D: usize>(&self, key: Key) -> u64 {
         if self.v6 {

@@ -12,6 +12,8 @@ use crate::{RecvBuf, Stats};
 pub(crate) enum Inbound {
     Tcp {
         key: FlowKey,
+        /// Congestion experienced (RFC 3168 section 5).
+        ce: bool,
     },
     Arp,
     Icmpv4 {
@@ -115,6 +117,7 @@ fn ipv4<B: RecvBuf>(
         }
     }
     let (src, dst) = (be32(ip, 12), be32(ip, 16));
+    let ce = ip[1] & 3 == 3;
     match ip[9] {
         6 => {
             let ports = ip.get(header..header + 4)?;
@@ -133,7 +136,7 @@ fn ipv4<B: RecvBuf>(
                 }
                 tcp_checksum(s, b, stats)?;
             }
-            Some(Inbound::Tcp { key })
+            Some(Inbound::Tcp { key, ce })
         }
         1 => {
             b.truncate(l2 + total);
@@ -175,6 +178,7 @@ fn ipv6<B: RecvBuf>(
     let src = [be64(ip, 8), be64(ip, 16)];
     let dst = [be64(ip, 24), be64(ip, 32)];
     let hop_limit = ip[7];
+    let ce = ip[1] >> 4 & 3 == 3;
     let addr = |a: [u64; 2]| Ipv6Addr::from_bits(u128::from(a[0]) << 64 | u128::from(a[1]));
     match ip[6] {
         6 => {
@@ -195,7 +199,7 @@ fn ipv6<B: RecvBuf>(
                 }
                 tcp_checksum(s, b, stats)?;
             }
-            Some(Inbound::Tcp { key })
+            Some(Inbound::Tcp { key, ce })
         }
         58 => {
             b.truncate(l2 + 40 + len);

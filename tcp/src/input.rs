@@ -1,18 +1,11 @@
 //! What a received segment does to its connection (RFC 9293 section 3.10.7).
 
-use crate::conn::{Conn, Phase, flag};
+use crate::conn::{Conn, flag};
 use crate::reassembly::Reassembly;
-use crate::recovery::Recovery;
 use crate::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 use crate::shared::Shared;
 use crate::stack::State;
-use crate::{Events, Instant, RecvBuf, StackConfig};
-
-/// RFC 9293 section 3.7.1 (MUST-15): when the peer does not say.
-const MSS_DEFAULT_V4: u16 = 536;
-const MSS_DEFAULT_V6: u16 = 1220;
-/// Smaller offers are attacks on our packet rate.
-const MSS_FLOOR: u16 = 64;
+use crate::{Events, Instant, RecvBuf};
 
 /// What else the stack must do after a segment.
 pub(crate) enum Verdict {
@@ -23,260 +16,7 @@ pub(crate) enum Verdict {
     Reopen,
 }
 
-impl<B: RecvBuf, R> Conn<B, R> {
-    /// Takes over what the peer's SYN says.
-    pub(crate) fn negotiate(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
-        let h = &mut self.hot;
-        h.rcv_nxt = seg.seq + 1;
-        h.last_ack_sent = h.rcv_nxt;
-        h.rcv_adv = h.rcv_nxt + config.recv_window.min(0xffff);
-        let v6 = self.template.is_v6();
-        let (overhead, default) = if v6 {
-            (60, MSS_DEFAULT_V6)
-        } else {
-            (40, MSS_DEFAULT_V4)
-        };
-        let mut emss = seg
-            .mss
-            .unwrap_or(default)
-            .max(MSS_FLOOR)
-            .min(config.mtu - overhead);
-        h.flags &= !(flag::TIMESTAMPS | flag::SACK);
-        if config.timestamps && seg.has_ts {
-            h.flags |= flag::TIMESTAMPS;
-            h.ts_recent = seg.ts_val;
-            emss -= 12;
-        }
-        if config.sack && seg.sack_permitted {
-            h.flags |= flag::SACK;
-        }
-        (h.snd_wscale, h.rcv_wscale) = match seg.wscale {
-            Some(s) => (s, wscale),
-            None => (0, 0),
-        };
-        h.emss = emss;
-        h.snd_wnd = u32::from(seg.window); // a SYN's window is never scaled
-        h.max_snd_wnd = h.snd_wnd;
-        h.snd_wl1 = seg.seq;
-        h.snd_wl2 = seg.ack;
-        h.cwnd = config
-            .initial_window
-            .max(1)
-            .saturating_mul(u32::from(emss))
-            .min(1 << 30);
-    }
-}
-
 impl Shared {
-    /// Header prediction: an established connection, the next expected segment, nothing special.
-    /// Gives the buffer back when it is anything else.
-    #[inline]
-    pub(crate) fn predicted<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seg: &Segment,
-        b: B,
-        now: Instant,
-    ) -> Result<(), B> {
-        let h = &mut c.hot;
-        let len = b.remaining();
-        let ack = seg.ack.0.wrapping_sub(h.snd_una.0);
-        if h.state != State::Established
-            || seg.flags & (FIN | SYN | RST | ACK) != ACK
-            || seg.seq != h.rcv_nxt
-            || h.has(flag::RECOVERING | flag::RELEASED)
-            || seg.has_ts != h.has(flag::TIMESTAMPS)
-            || (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0 && seg.has_ts
-            || seg.sacks != 0
-            || ack > h.flight()
-            || len as u32 > h.rcv_adv - h.rcv_nxt
-            || (len == 0 && ack == 0)
-        {
-            return Err(b);
-        }
-        if len > 0 && (c.ooo.is_some() || c.rx.buffers() >= self.config.max_recv_buffers) {
-            return Err(b);
-        }
-        self.stats.hp_hits += 1;
-        h.last_rx = now.0;
-        h.probes = 0;
-        if seg.seq.le(h.last_ack_sent) {
-            h.ts_recent = if seg.has_ts { seg.ts_val } else { h.ts_recent };
-        }
-        self.acknowledge(index, c, seg, len, now);
-        if len > 0 {
-            self.deliver(index, c, b, seg.flags & PSH != 0, now);
-        }
-        Ok(())
-    }
-
-    /// In-order payload: to the receive queue, and the ACK policy (RFC 9293 section 3.8.6.3).
-    #[inline]
-    fn deliver<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        b: B,
-        push: bool,
-        now: Instant,
-    ) {
-        let len = b.remaining();
-        self.stats.in_bytes += len as u64;
-        let h = &mut c.hot;
-        h.rcv_nxt += len as u32;
-        c.rx.push(b);
-        h.unacked_segs = h.unacked_segs.saturating_add(1);
-        if push || h.unacked_segs >= 2 {
-            self.owe(index, h, flag::NEED_ACK);
-        } else if h.ack_at == 0 {
-            h.ack_at = now.0 + self.delayed_ack;
-            self.arm(index, h, h.ack_at);
-        }
-        self.event(index, h, Events::READABLE);
-    }
-
-    /// The ACK and window of an acceptable segment; its ACK is at most SND.NXT.
-    #[inline]
-    fn acknowledge<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seg: &Segment,
-        len: usize,
-        now: Instant,
-    ) {
-        let h = &mut c.hot;
-        let emss = u32::from(h.emss);
-        let room = h.room();
-        let old_window = h.snd_wnd;
-        if h.snd_wl1.lt(seg.seq) || (h.snd_wl1 == seg.seq && h.snd_wl2.le(seg.ack)) {
-            h.snd_wnd = u32::from(seg.window) << h.snd_wscale;
-            h.max_snd_wnd = h.max_snd_wnd.max(h.snd_wnd);
-            h.snd_wl1 = seg.seq;
-            h.snd_wl2 = seg.ack;
-        }
-        self.stats.pure_acks_in += u64::from(len == 0);
-        let new = seg.ack.gt(h.snd_una);
-        let mut delivered = 0;
-        if new {
-            let a = c.tx.ack_to(seg.ack, &mut h.pipe);
-            h.snd_una = seg.ack;
-            h.backoff = 0;
-            h.dup_acks = 0;
-            c.stalled_since = 0;
-            delivered = a.delivered;
-            if let Some(at) = a.sent_at {
-                h.rtt.sample(now.0.saturating_sub(at));
-            }
-            if let Some(r) = &mut c.recovery {
-                r.acked(seg.ack, a.sacked_segs, a.lost_segs, a.newest);
-            }
-            if a.records {
-                self.event(index, h, Events::ACKED);
-            }
-            if h.snd_una == h.snd_nxt {
-                h.rto_at = 0;
-            } else {
-                self.restart_rto(index, h, now);
-            }
-        } else if h.has(flag::PERSIST) {
-            // The peer answers probes: it is alive (RFC 9293 section 3.8.6.1).
-            c.stalled_since = 0;
-        }
-        let dup =
-            !new && len == 0 && h.snd_wnd == old_window && h.flight() > 0 && seg.ack == h.snd_una;
-        if h.has(flag::RECOVERING) || seg.sacks > 0 || dup {
-            self.recover(index, c, seg, new, dup, delivered, now);
-        }
-        let h = &mut c.hot;
-        if delivered > 0 && h.phase != Phase::Recovery {
-            // Growth needs a window that was in use since it was last passed.
-            let slow_start = h.cwnd < h.ssthresh;
-            let used = h.phase == Phase::Loss
-                || if slow_start {
-                    c.cwnd_used.saturating_mul(2) >= h.cwnd
-                } else {
-                    c.cwnd_used + 2 * emss > h.cwnd
-                };
-            if used {
-                c.cc.on_ack(&mut h.cwnd, h.ssthresh, delivered, emss, now.0, h.rtt.srtt);
-            }
-            if seg.ack.ge(c.cwnd_mark) {
-                c.cwnd_mark = h.snd_nxt;
-                c.cwnd_used = h.pipe;
-                if h.pipe == 0 && h.unsent == 0 {
-                    c.cc.on_idle();
-                }
-            }
-        }
-        let h = &mut c.hot;
-        if room < emss && h.room() >= emss {
-            self.event(index, h, Events::WRITABLE);
-        }
-        let fin = h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
-        if h.unsent > 0 || h.has(flag::RECOVERING) || fin {
-            self.owe(index, h, 0);
-        }
-        if new && h.snd_una == h.snd_nxt {
-            self.update_active(c);
-        }
-    }
-
-    /// SACK, duplicate ACKs and what follows from them (RFC 6675, 6582, 6937).
-    #[cold]
-    #[allow(clippy::too_many_arguments)]
-    fn recover<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seg: &Segment,
-        new: bool,
-        dup: bool,
-        mut delivered: u32,
-        now: Instant,
-    ) {
-        let h = &mut c.hot;
-        let r = c
-            .recovery
-            .get_or_insert_with(|| Box::new(Recovery::new(h.snd_una)));
-        self.stats.dup_acks_in += u64::from(dup);
-        if h.has(flag::SACK) {
-            let (segs, bytes) = r.sack(h, &mut c.tx, seg, now.0);
-            self.stats.sacked_segs += u64::from(segs);
-            delivered += bytes;
-        } else if dup {
-            h.dup_acks = h.dup_acks.saturating_add(1);
-            if h.dup_acks == 3 && h.phase == Phase::Open {
-                r.lose_first(h, &mut c.tx);
-            }
-            if h.phase == Phase::Recovery {
-                delivered += u32::from(h.emss);
-            }
-        } else if new && h.phase == Phase::Recovery && !r.done(h.snd_una) {
-            r.lose_first(h, &mut c.tx); // partial ACK, RFC 6582 section 3.2 (5)
-        }
-        r.judge(h, &mut c.tx);
-        self.stats.lost_retransmit += r.judge_repeated(h, &mut c.tx);
-        if new && h.phase != Phase::Open && r.done(h.snd_una) {
-            if h.phase == Phase::Recovery {
-                h.cwnd = h.ssthresh;
-            }
-            h.phase = Phase::Open;
-        }
-        match h.phase {
-            Phase::Open if r.lost > 0 => {
-                self.stats.fast_recovery += 1;
-                r.enter(h, &mut c.cc);
-                r.reduce(h, delivered);
-            }
-            Phase::Recovery => r.reduce(h, delivered),
-            _ => {}
-        }
-        r.settle(h);
-        self.owe(index, h, 0);
-    }
-
     fn challenge<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
         if self.challenges.take(now) {
             self.stats.challenge_acks += 1;
@@ -365,6 +105,10 @@ impl Shared {
             if span > 0 || self.challenges.take(now) {
                 self.stats.dup_bytes_in += u64::from(len);
                 self.owe(index, h, flag::NEED_ACK);
+                // RFC 2883 section 4; not for what lies beyond any window of ours.
+                if end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= self.recv_window {
+                    c.duplicate(seg.seq, seg.seq + len);
+                }
             }
             return Verdict::Done;
         }
@@ -409,97 +153,14 @@ impl Shared {
         if let Some(v) = self.fin_acknowledged(index, c, now) {
             return v;
         }
+        if len > 0 && c.hot.has(flag::ECN) {
+            self.marked(c, &seg, now);
+        }
         if span > 0 {
             self.payload(index, c, &seg, b, now)
         } else {
             Verdict::Done
         }
-    }
-
-    fn syn_sent<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seg: &Segment,
-        now: Instant,
-    ) -> Verdict {
-        let acked = seg.flags & ACK != 0;
-        if acked && seg.ack != c.hot.snd_nxt {
-            return if seg.flags & RST != 0 {
-                Verdict::Done
-            } else {
-                Verdict::Reset
-            };
-        }
-        if seg.flags & RST != 0 {
-            if acked {
-                self.stats.in_rsts += 1;
-                self.stats.attempt_fails += 1;
-                self.fail(index, c, Events::REFUSED);
-            }
-            return Verdict::Done;
-        }
-        if seg.flags & SYN == 0 {
-            return Verdict::Done;
-        }
-        c.negotiate(seg, &self.config, self.recv_wscale);
-        if acked {
-            if let Some(v) = self.established(index, c, seg, now) {
-                return v;
-            }
-            self.owe(index, &mut c.hot, flag::NEED_ACK);
-        } else {
-            // Simultaneous open (RFC 9293 figure 8).
-            c.hot.state = State::SynReceived;
-            self.owe(index, &mut c.hot, flag::NEED_SYN);
-        }
-        Verdict::Done
-    }
-
-    /// Our SYN is acknowledged.
-    fn established<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seg: &Segment,
-        now: Instant,
-    ) -> Option<Verdict> {
-        if c.hot.has(flag::PASSIVE) && !self.listeners.contains_key(&c.listener) {
-            // Nobody listens any more.
-            self.closed(index, c);
-            c.hot.flags |= flag::RELEASED;
-            return Some(Verdict::Reset);
-        }
-        let h = &mut c.hot;
-        h.snd_una = seg.ack;
-        c.cwnd_mark = seg.ack;
-        h.flags &= !flag::NEED_SYN;
-        h.state = State::Established;
-        h.rto_at = 0;
-        if h.backoff == 0 {
-            h.rtt.sample(now.0.saturating_sub(h.last_rx));
-        }
-        h.backoff = 0;
-        h.last_rx = now.0;
-        self.stats.curr_estab += 1;
-        if h.has(flag::PASSIVE) {
-            h.flags &= !flag::RELEASED;
-            self.stats.passive_opens += 1;
-            self.event(index, h, Events::ACCEPTED);
-        } else {
-            self.event(index, h, Events::CONNECTED | Events::WRITABLE);
-        }
-        if h.has(flag::FIN_QUEUED) {
-            h.state = State::FinWait1;
-            self.stats.curr_estab -= 1;
-        }
-        self.update_active(c);
-        if let Some(k) = self.config.keepalive {
-            let at = now.0 + crate::time::nanos(k.idle);
-            self.arm(index, &mut c.hot, at);
-        }
-        self.owe(index, &mut c.hot, 0);
-        None
     }
 
     /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only the exact next sequence
@@ -592,9 +253,11 @@ impl Shared {
             let old = (h.rcv_nxt - seq).min(b.remaining() as u32);
             self.stats.dup_bytes_in += u64::from(old);
             b.advance(old as usize);
-            seq += old;
             self.owe(index, h, flag::NEED_ACK);
+            c.duplicate(seq, seq + old);
+            seq += old;
         }
+        let h = &mut c.hot;
         let space = h.rcv_adv.dist(seq).max(0) as usize;
         if b.remaining() > space {
             b.truncate(space);
@@ -618,7 +281,7 @@ impl Shared {
                     let before = c.rx.len_bytes();
                     c.hot.rcv_nxt = o.deliver(c.hot.rcv_nxt, &mut c.rx);
                     self.stats.in_bytes += (c.rx.len_bytes() - before) as u64;
-                    if o.is_empty() {
+                    if o.is_idle() {
                         c.ooo = None;
                     }
                     self.owe(index, &mut c.hot, flag::NEED_ACK);
@@ -632,6 +295,9 @@ impl Shared {
                     let o = c.ooo.get_or_insert_with(|| Box::new(Reassembly::new()));
                     let len = b.remaining();
                     let kept = o.insert(seq, b);
+                    if kept == 0 && c.hot.has(flag::SACK) {
+                        o.duplicate(seq, seq + len as u32);
+                    }
                     self.stats.dup_bytes_in += (len - kept) as u64;
                 }
             }

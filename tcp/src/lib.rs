@@ -20,20 +20,30 @@
 //! peer's window forces it, and a retransmission rebuilds the same segments.
 #![forbid(unsafe_code)]
 
+mod acks;
+mod bare;
 mod buf;
 pub mod checksum;
 mod config;
 mod congestion;
 mod conn;
 mod control;
+mod cookie;
 mod demux;
+mod ecn;
 mod error;
 mod events;
 mod flow_table;
+mod handshake;
+mod hystart;
+mod icmp;
 mod inbound;
 mod input;
 mod neighbour;
+mod open;
 mod output;
+mod path_mtu;
+mod rack;
 mod rate;
 mod reassembly;
 mod recovery;
@@ -47,6 +57,7 @@ mod shared;
 pub mod sim;
 mod sink;
 mod siphash;
+mod slots;
 mod stack;
 mod stats;
 mod template;
@@ -55,7 +66,7 @@ mod timers;
 mod wheel;
 
 pub use buf::{RecvBuf, VecBuf};
-pub use config::{Congestion, IpCidr, Keepalive, NeighbourConfig, StackConfig};
+pub use config::{Congestion, IpCidr, Keepalive, NeighbourConfig, Route, StackConfig};
 pub use error::Error;
 pub use events::Events;
 pub use rx_queue::RxQueue;

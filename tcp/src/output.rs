@@ -1,7 +1,7 @@
 //! What a connection sends: repetitions, new segments, probes, SYNs, ACKs, in that order of right.
 
 use crate::conn::{Conn, Phase, flag};
-use crate::segment::{ACK, FIN, PSH, SYN};
+use crate::segment::{ACK, CWR, ECE, FIN, PSH};
 use crate::send_queue::{self, Sent};
 use crate::shared::Shared;
 use crate::stack::{ConnId, State};
@@ -12,7 +12,12 @@ use crate::{FrameMeta, FrameSink, Instant, RecvBuf, SeqNr, TxChecksum};
 pub(crate) struct Blocked;
 
 impl Shared {
-    fn finish_meta<B: RecvBuf, R>(&self, index: u32, c: &Conn<B, R>, meta: &mut FrameMeta) {
+    pub(crate) fn finish_meta<B: RecvBuf, R>(
+        &self,
+        index: u32,
+        c: &Conn<B, R>,
+        meta: &mut FrameMeta,
+    ) {
         meta.checksum = if self.config.tx_checksum {
             TxChecksum::Partial
         } else {
@@ -33,7 +38,7 @@ impl Shared {
 
     /// A frame that acknowledges left: the window it advertised is promised, the ACK paid.
     #[inline]
-    fn acknowledged<B: RecvBuf, R>(c: &mut Conn<B, R>, edge: SeqNr) {
+    pub(crate) fn acknowledged<B: RecvBuf, R>(c: &mut Conn<B, R>, edge: SeqNr) {
         let h = &mut c.hot;
         h.rcv_adv = h.rcv_adv.max(edge);
         h.last_ack_sent = h.rcv_nxt;
@@ -61,6 +66,13 @@ impl Shared {
         if s.flags & send_queue::FIN != 0 {
             flags |= FIN;
         }
+        let mut ect = false;
+        if h.has(flag::ECN) {
+            // Repetitions are not ECN-capable (RFC 3168 section 6.1.5).
+            ect = !again && s.len > 0;
+            flags |= if h.has(flag::ECE_OWED) { ECE } else { 0 };
+            flags |= if ect && h.has(flag::CWR_OWED) { CWR } else { 0 };
+        }
         let ts = h
             .has(flag::TIMESTAMPS)
             .then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
@@ -72,6 +84,7 @@ impl Shared {
             ts,
             options: &[],
             payload: s.len,
+            ect,
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
@@ -79,154 +92,19 @@ impl Shared {
         if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
         }
+        if ect {
+            c.hot.flags &= !flag::CWR_OWED;
+        }
         let user = c.hot.user;
         c.tx.gather(s, |r, offset, len| tx.append(user, r, offset, len));
         tx.end();
         Self::acknowledged(c, edge);
-        if !c.has_holes() {
+        if !c.has_blocks() {
             c.hot.flags &= !flag::NEED_ACK;
         }
         self.stats.frames_out += 1;
         self.stats.out_segs += 1;
         self.stats.out_bytes += u64::from(s.len);
-        Ok(())
-    }
-
-    /// A segment without payload: pure ACK or probe.
-    fn emit_bare<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seq: SeqNr,
-        skip_blocks: usize,
-        now: Instant,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
-        let (window, edge) = c.window(self.window_limit(c));
-        let h = &c.hot;
-        let ts = h
-            .has(flag::TIMESTAMPS)
-            .then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
-        let mut options = [1u8; 36];
-        let mut n = 0;
-        if h.has(flag::SACK)
-            && let Some(o) = c.ooo.as_ref().filter(|o| !o.is_empty())
-        {
-            // RFC 2018 section 3: three blocks fit beside timestamps, four without.
-            let mut blocks = [(SeqNr(0), SeqNr(0)); 4];
-            let k = o.blocks(
-                skip_blocks,
-                h.rcv_nxt,
-                &mut blocks[..if ts.is_some() { 3 } else { 4 }],
-            );
-            if k > 0 {
-                options[2] = 5;
-                options[3] = (2 + 8 * k) as u8;
-                for (b, (lo, hi)) in options[4..].chunks_exact_mut(8).zip(&blocks[..k]) {
-                    b[..4].copy_from_slice(&lo.0.to_be_bytes());
-                    b[4..].copy_from_slice(&hi.0.to_be_bytes());
-                }
-                n = 4 + 8 * k;
-            }
-        }
-        let fields = Fields {
-            seq,
-            ack: h.rcv_nxt,
-            flags: ACK,
-            window,
-            ts,
-            options: &options[..n],
-            payload: 0,
-        };
-        let (n, mut meta) = c.template.meta(&fields);
-        self.finish_meta(index, c, &mut meta);
-        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
-            return Err(Blocked);
-        }
-        tx.end();
-        Self::acknowledged(c, edge);
-        self.stats.frames_out += 1;
-        self.stats.out_segs += 1;
-        Ok(())
-    }
-
-    fn emit_syn<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
-        let answer = c.hot.state == State::SynReceived;
-        // A SYN-ACK repeats only what the SYN offered; a SYN offers what we were told to.
-        let (ts, sack, scale) = if answer {
-            (
-                c.hot.has(flag::TIMESTAMPS),
-                c.hot.has(flag::SACK),
-                c.hot.rcv_wscale > 0 || c.hot.snd_wscale > 0,
-            )
-        } else {
-            (self.config.timestamps, self.config.sack, true)
-        };
-        let scale = scale.then_some(if answer {
-            c.hot.rcv_wscale
-        } else {
-            self.recv_wscale
-        });
-        let overhead = if c.template.is_v6() { 60 } else { 40 };
-        let mut o = [1u8; 20];
-        o[..2].copy_from_slice(&[2, 4]);
-        o[2..4].copy_from_slice(&(self.config.mtu - overhead).to_be_bytes());
-        let mut n = 4;
-        if sack {
-            o[n..n + 4].copy_from_slice(&[1, 1, 4, 2]);
-            n += 4;
-        }
-        if ts {
-            if sack {
-                n -= 4;
-                o[n..n + 2].copy_from_slice(&[4, 2]);
-                n += 2;
-            } else {
-                o[n..n + 2].copy_from_slice(&[1, 1]);
-                n += 2;
-            }
-            o[n..n + 2].copy_from_slice(&[8, 10]);
-            o[n + 2..n + 6].copy_from_slice(&Self::ts_now(now, c.ts_offset).to_be_bytes());
-            o[n + 6..n + 10]
-                .copy_from_slice(&(if answer { c.hot.ts_recent } else { 0 }).to_be_bytes());
-            n += 10;
-        }
-        if let Some(s) = scale {
-            o[n..n + 4].copy_from_slice(&[1, 3, 3, s]);
-            n += 4;
-        }
-        let window = self.recv_window.min(0xffff) as u16;
-        let fields = Fields {
-            // Until it is acknowledged, our SYN is the first unacknowledged.
-            seq: c.hot.snd_una,
-            ack: if answer { c.hot.rcv_nxt } else { SeqNr(0) },
-            flags: if answer { SYN | ACK } else { SYN },
-            window,
-            ts: None,
-            options: &o[..n],
-            payload: 0,
-        };
-        let (n, mut meta) = c.template.meta(&fields);
-        self.finish_meta(index, c, &mut meta);
-        meta.retransmission = c.hot.backoff > 0;
-        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
-            return Err(Blocked);
-        }
-        tx.end();
-        // The handshake's round trip is measured from here.
-        c.hot.last_rx = now.0;
-        if answer {
-            Self::acknowledged(c, c.hot.rcv_nxt + u32::from(window));
-        }
-        self.stats.syn_retrans += u64::from(c.hot.backoff > 0);
-        self.stats.frames_out += 1;
-        self.stats.out_segs += 1;
         Ok(())
     }
 
@@ -238,7 +116,7 @@ impl Shared {
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        const OWED: u32 = flag::NEED_ACK | flag::NEED_SYN | flag::NEED_PROBE | flag::NEED_KEEPALIVE;
+        const OWED: u32 = flag::OWED;
         if c.hot.state == State::Closed {
             return Ok(());
         }
@@ -263,6 +141,10 @@ impl Shared {
         }
         if data {
             self.send_data(index, c, now, tx)?;
+        }
+        if c.hot.has(flag::NEED_TLP) {
+            self.tail_probe(index, c, now, tx)?;
+            c.hot.flags &= !flag::NEED_TLP;
         }
         if c.hot.has(flag::NEED_PROBE | flag::NEED_KEEPALIVE) {
             // A segment left of the window makes the peer answer with its ACK and window
@@ -311,42 +193,6 @@ impl Shared {
         self.send_new(index, c, now, tx)
     }
 
-    fn send_acks<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
-        // SND.NXT, unless the peer's window has shrunk below it: that would be unacceptable.
-        let h = &c.hot;
-        let seq = h.snd_nxt.min(h.snd_una + h.snd_wnd.max(h.flight().min(1)));
-        self.emit_bare(index, c, seq, 0, now, tx)?;
-        self.stats.pure_acks_out += 1;
-        c.hot.flags &= !flag::NEED_ACK;
-        // A batch can open more holes than one ACK can tell of; untold ones would look lost.
-        let told = if c.hot.has(flag::TIMESTAMPS) { 3 } else { 4 };
-        let more = c.ooo.as_ref().map_or(0, |o| o.unreported());
-        if c.hot.has(flag::SACK) {
-            for skip in (told..more).step_by(told) {
-                self.emit_bare(index, c, seq, skip, now, tx)?;
-                self.stats.pure_acks_out += 1;
-            }
-        } else {
-            // Without SACK the peer counts duplicates, three beyond the first ACK
-            // (RFC 5681 section 3.2).
-            let duplicates = c.ooo.as_ref().map_or(0, |o| o.arrived()).min(3);
-            for _ in 0..duplicates {
-                self.emit_bare(index, c, seq, 0, now, tx)?;
-                self.stats.pure_acks_out += 1;
-            }
-        }
-        if let Some(o) = &mut c.ooo {
-            o.reported();
-        }
-        Ok(())
-    }
-
     #[cold]
     fn repeat_lost<B: RecvBuf, R>(
         &mut self,
@@ -387,6 +233,12 @@ impl Shared {
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
+        if c.hot.flight() == 0 && c.hot.unsent > 0 {
+            self.validate(c, now);
+        }
+        if c.hot.has(flag::NARROW) {
+            self.widen(index, c, now);
+        }
         let emss = u32::from(c.hot.emss);
         let mut sent = 0;
         let mut result = Ok(());
@@ -436,6 +288,12 @@ impl Shared {
             result = self.emit_new(index, c, &segment, now, tx);
         }
         c.cwnd_used = c.cwnd_used.max(c.hot.pipe);
+        if sent > 0 {
+            c.sent_at = (now.0 >> 20) as u32;
+            if c.hot.has(flag::PTO) {
+                self.restart_rto(index, &mut c.hot, now);
+            }
+        }
         if sent > 0
             && c.hot.phase == Phase::Recovery
             && let Some(r) = &mut c.recovery
@@ -443,6 +301,70 @@ impl Shared {
             r.sent(sent);
         }
         result
+    }
+
+    /// After a pause the window says little about the path: it halves for each timeout that
+    /// passed, down to the initial one, and slow start may bring it back
+    /// (RFC 2861 section 3.1, RFC 7661 section 4.4).
+    #[inline]
+    fn validate<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, now: Instant) {
+        let idle = u64::from(((now.0 >> 20) as u32).wrapping_sub(c.sent_at)) << 20;
+        let h = &mut c.hot;
+        let rto = h.rtt.rto(&self.rto, 0);
+        if idle <= rto || c.sent_at == 0 || h.phase != Phase::Open {
+            return;
+        }
+        let initial = self.config.initial_window.saturating_mul(u32::from(h.emss));
+        if h.cwnd > initial {
+            h.ssthresh = h.ssthresh.max(h.cwnd / 4 * 3);
+            let halvings = (idle / rto).min(31) as u32;
+            h.cwnd = (h.cwnd >> halvings).max(initial);
+            c.cwnd_used = 0;
+            c.cc.on_idle();
+            self.stats.idle_restarts += 1;
+        }
+    }
+
+    /// The probe timeout fired (RFC 8985 section 7.3): a new segment whatever the congestion
+    /// window, else the last one again, makes the peer tell what it has.
+    #[cold]
+    fn tail_probe<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<(), Blocked> {
+        let h = &c.hot;
+        if h.has(flag::RECOVERING) || !h.can_send_data() {
+            return Ok(()); // an ACK came in between
+        }
+        let Some(last) = c.tx.sent.back().copied() else {
+            return Ok(());
+        };
+        let window = h.snd_wnd.saturating_sub(h.flight());
+        let plan =
+            c.tx.plan(u32::from(h.emss), window)
+                .filter(|p| p.len <= window);
+        let again = plan.is_none();
+        if let Some(plan) = plan {
+            let segment = c.tx.make(&plan, h.snd_nxt, false, now.0);
+            self.emit_new(index, c, &segment, now, tx)?;
+            c.tx.made(&plan);
+            c.hot.pipe += plan.len;
+            c.hot.unsent -= plan.len;
+        } else {
+            self.emit(index, c, &last, true, now, tx)?;
+            c.retransmits += 1;
+            self.stats.retrans_segs += 1;
+        }
+        self.stats.tlp_probes += 1;
+        c.start_recovery();
+        if let Some(r) = &mut c.recovery {
+            r.probed(&mut c.hot, &mut c.tx, again, now.0);
+        }
+        self.restart_rto(index, &mut c.hot, now);
+        Ok(())
     }
 
     /// Sends a new segment and notes it; nothing changes when the sink is full.

@@ -21,6 +21,8 @@ pub(crate) struct Reassembly<B> {
     unreported: u8,
     /// Segments that arrived since the last ACK.
     arrived: u8,
+    /// Received twice, for the next ACK (RFC 2883).
+    dsack: Option<(SeqNr, SeqNr)>,
 }
 
 impl<B: RecvBuf> Reassembly<B> {
@@ -32,11 +34,29 @@ impl<B: RecvBuf> Reassembly<B> {
             recent_len: 0,
             unreported: 0,
             arrived: 0,
+            dsack: None,
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.bufs.is_empty()
+    }
+
+    /// Nothing is held and nothing to be told.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.bufs.is_empty() && self.dsack.is_none()
+    }
+
+    /// `[lo, hi)` was received before. Duplicates of one batch that touch are told as one.
+    pub(crate) fn duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
+        self.dsack = Some(match self.dsack {
+            Some((a, b)) if lo.le(b) && hi.ge(a) => (a.min(lo), b.max(hi)),
+            _ => (lo, hi),
+        });
+    }
+
+    pub(crate) fn dsack(&self) -> Option<(SeqNr, SeqNr)> {
+        self.dsack
     }
 
     pub(crate) fn buffers(&self) -> usize {
@@ -183,6 +203,7 @@ impl<B: RecvBuf> Reassembly<B> {
     pub(crate) fn reported(&mut self) {
         self.arrived = 0;
         self.unreported = 0;
+        self.dsack = None;
     }
 }
 

@@ -1,17 +1,28 @@
-//! Loss recovery: the RFC 6675 scoreboard kept on the sent segments, proportional rate reduction
-//! (RFC 6937), and detection of lost repetitions by later deliveries (RFC 8985's idea). Exists
-//! only for connections that met a loss or a SACK block.
-
-use std::collections::VecDeque;
+//! Loss recovery: the scoreboard kept on the sent segments (RFC 2018, 6675), what RACK-TLP judges
+//! (RFC 8985), proportional rate reduction (RFC 6937), and taking a reduction back that was for
+//! nothing. Exists only for connections that met a loss, a SACK block or a silent tail.
 
 use crate::SeqNr;
 use crate::congestion::Controller;
 use crate::conn::{Hot, Phase, flag};
+use crate::rack::{self, Probe, Rack};
 use crate::segment::Segment;
 use crate::send_queue::{LOST, RETX, SACKED, SendQueue};
 
 /// RFC 6675 section 2.
 const DUP_THRESH: u32 = 3;
+
+/// What a reduction replaced, until it is known to be deserved.
+#[derive(Clone, Copy)]
+struct Prior {
+    cwnd: u32,
+    ssthresh: u32,
+    cc: Controller,
+    /// Repetitions that no D-SACK called needless yet.
+    open: u32,
+    /// When the first repetition left, 0: not yet.
+    first: u64,
+}
 
 #[derive(Default)]
 pub(crate) struct Recovery {
@@ -21,18 +32,14 @@ pub(crate) struct Recovery {
     pub sacked: u32,
     /// Lost segments in `sent` that still await their repetition.
     pub lost: u32,
-    /// End of the highest SACKed segment.
-    high_sacked: SeqNr,
-    /// Unsacked segments before this were all judged lost already.
-    edge: SeqNr,
     /// No segment before this awaits repetition.
     cursor: SeqNr,
-    /// Repetitions in the order they left.
-    repeated: VecDeque<(SeqNr, u64)>,
     /// Blocks seen last: only what they grew by is walked.
     cache: [(SeqNr, SeqNr); 4],
-    /// Newest sending time of all delivered segments.
-    delivered_at: u64,
+    pub rack: Rack,
+    /// A tail loss probe whose answer is not in.
+    pub probe: Option<Probe>,
+    prior: Option<Prior>,
     prr_delivered: u32,
     prr_out: u32,
     recover_flight: u32,
@@ -42,22 +49,42 @@ impl Recovery {
     pub(crate) fn new(una: SeqNr) -> Self {
         Recovery {
             point: una,
-            high_sacked: una,
-            edge: una,
             cursor: una,
             cache: [(una, una); 4],
+            rack: Rack::new(una),
             ..Recovery::default()
         }
     }
 
+    /// The cumulative ACK is about to take off what is before `ack`.
+    pub(crate) fn before_ack<R>(
+        &mut self,
+        h: &mut Hot,
+        tx: &SendQueue<R>,
+        ack: SeqNr,
+        (echo, offset): (Option<u32>, u32),
+        now: u64,
+    ) {
+        for s in tx.sent.iter().take_while(|s| s.end().le(ack)) {
+            if s.flags & SACKED != 0 {
+                continue;
+            }
+            let again = s.flags & RETX != 0;
+            self.rack.order(h, s.end(), again);
+            // An echo from before the repetition answers the original (section 6.2 step 2).
+            let old = |e: u32| again && older(e, s.at, offset);
+            if !echo.is_some_and(old) {
+                self.rack.delivered(s.at, s.end(), again, h.rtt.min, now);
+            }
+        }
+    }
+
     /// The cumulative ACK took segments off the queue.
-    pub(crate) fn acked(&mut self, una: SeqNr, sacked: u32, lost: u32, newest: u64) {
+    pub(crate) fn acked(&mut self, una: SeqNr, sacked: u32, lost: u32) {
         self.sacked -= sacked;
         self.lost -= lost;
-        self.delivered_at = self.delivered_at.max(newest);
-        self.edge = self.edge.max(una);
+        self.rack.edge = self.rack.edge.max(una);
         self.cursor = self.cursor.max(una);
-        self.high_sacked = self.high_sacked.max(una);
         for c in &mut self.cache {
             if c.0.lt(una) {
                 *c = (una, c.1.max(una));
@@ -110,11 +137,9 @@ impl Recovery {
                 s.flags = (s.flags | SACKED) & !LOST;
                 segs += 1;
                 bytes += s.len;
-                self.high_sacked = self.high_sacked.max(s.end());
-                // A repetition that seems to arrive at once is the original (RFC 8985 section 6.2).
-                if s.flags & RETX == 0 || now.saturating_sub(s.at) > h.rtt.srtt / 2 {
-                    self.delivered_at = self.delivered_at.max(s.at);
-                }
+                let again = s.flags & RETX != 0;
+                self.rack.order(h, s.end(), again);
+                self.rack.delivered(s.at, s.end(), again, h.rtt.min, now);
             }
         }
         self.sacked += segs;
@@ -136,60 +161,63 @@ impl Recovery {
         }
     }
 
-    /// IsLost of RFC 6675 section 4 for every segment at once: lost is what has DupThresh SACKed
-    /// segments above it. The edge only moves up, so each segment is judged once.
-    pub(crate) fn judge<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>) {
-        if self.sacked < DUP_THRESH {
-            return;
-        }
-        let mut i = tx.first_after(self.high_sacked);
-        let mut above = 0;
-        while i > 0 {
-            let s = &tx.sent[i - 1];
-            if s.end().le(self.edge) {
-                return;
+    /// RACK's judgement of everything in flight; returns (lost repetitions, when to look again).
+    pub(crate) fn detect<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>, now: u64) -> (u64, u64) {
+        let in_doubt = h.phase == Phase::Open && self.sacked < DUP_THRESH;
+        let mut rack = core::mem::take(&mut self.rack);
+        let found = rack.detect(h, tx, in_doubt, now, |h, tx, i| self.lose(h, tx, i));
+        self.rack = rack;
+        (found.repeated, found.due)
+    }
+
+    /// D-SACK: adapts RACK, and tells whether all repetitions of the last recovery were needless
+    /// (RFC 3708).
+    pub(crate) fn duplicate(&mut self, h: &Hot) -> bool {
+        self.rack.dsack(h);
+        let Some(p) = &mut self.prior else {
+            return false;
+        };
+        p.open = p.open.saturating_sub(1);
+        p.open == 0 && p.first != 0
+    }
+
+    /// The peer echoes a time before the first repetition: the originals arrived
+    /// (Eifel, RFC 3522 section 3.2).
+    pub(crate) fn needless(&self, echo: u32, offset: u32) -> bool {
+        self.prior
+            .as_ref()
+            .is_some_and(|p| p.first != 0 && older(echo, p.first, offset))
+    }
+
+    /// Takes the reduction back (RFC 4015 section 3): the window as it was, nothing lost.
+    pub(crate) fn undo<R>(&mut self, h: &mut Hot, cc: &mut Controller, tx: &mut SendQueue<R>) {
+        let Some(p) = self.prior.take() else { return };
+        h.cwnd = h.cwnd.max(p.cwnd);
+        h.ssthresh = h.ssthresh.max(p.ssthresh);
+        *cc = p.cc;
+        cc.on_idle();
+        h.phase = Phase::Open;
+        h.backoff = 0;
+        if self.lost > 0 {
+            for s in tx.sent.iter_mut().filter(|s| s.flags & LOST != 0) {
+                s.flags &= !LOST;
+                h.pipe += s.len;
             }
-            i -= 1;
-            above += u32::from(s.flags & SACKED != 0);
-            if above == DUP_THRESH {
-                let edge = s.seq;
-                if edge.le(self.edge) {
-                    return;
-                }
-                let mut k = tx.first_after(self.edge);
-                while k < i {
-                    if tx.sent[k].flags & RETX == 0 {
-                        self.lose(h, tx, k);
-                    }
-                    k += 1;
-                }
-                self.edge = edge;
-                return;
-            }
+            self.lost = 0;
         }
     }
 
-    /// A repetition is lost when something sent clearly later was delivered. Returns how many.
-    pub(crate) fn judge_repeated<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>) -> u64 {
-        let mut n = 0;
-        let slack = h.rtt.srtt / 4;
-        while let Some(&(seq, at)) = self.repeated.front() {
-            if seq.ge(h.snd_una) {
-                let i = tx.first_after(seq);
-                if let Some(s) = tx.sent.get_mut(i)
-                    && s.at == at
-                    && s.flags & SACKED == 0
-                {
-                    if self.delivered_at <= at + slack {
-                        break;
-                    }
-                    self.lose(h, tx, i);
-                    n += 1;
-                }
-            }
-            self.repeated.pop_front();
+    /// Section 7.4.2: does this ACK end the probe's episode, and did the probe repair a loss?
+    pub(crate) fn probe_answered(&mut self, seg: &Segment, dup: bool) -> bool {
+        let Some(p) = self.probe.filter(|p| seg.ack.ge(p.end)) else {
+            return false;
+        };
+        let twice = rack::dsack(seg).is_some_and(|(_, hi)| hi == p.end);
+        let repaired = p.again && !twice && seg.ack.gt(p.end);
+        if !p.again || twice || repaired || (dup && seg.sacks == 0) {
+            self.probe = None;
         }
-        n
+        repaired
     }
 
     /// Without SACK (RFC 6582): the first segment is the lost one.
@@ -205,7 +233,19 @@ impl Recovery {
         self.recover_flight = h.flight().max(1);
         self.prr_delivered = 0;
         self.prr_out = 0;
+        self.probe = None;
+        self.remember(h, cc);
         h.ssthresh = cc.on_loss(h.cwnd, h.flight(), u32::from(h.emss));
+    }
+
+    fn remember(&mut self, h: &Hot, cc: &Controller) {
+        self.prior = Some(Prior {
+            cwnd: h.cwnd,
+            ssthresh: h.ssthresh,
+            cc: *cc,
+            open: 0,
+            first: 0,
+        });
     }
 
     /// RFC 6937 section 3: how much may leave in answer to this ACK.
@@ -240,38 +280,66 @@ impl Recovery {
 
     /// Back to the straight path when nothing is marked any more.
     pub(crate) fn settle(&mut self, h: &mut Hot) {
-        if h.phase == Phase::Open && self.sacked == 0 && self.lost == 0 {
+        if h.phase == Phase::Open && self.sacked == 0 && self.lost == 0 && self.probe.is_none() {
             h.flags &= !flag::RECOVERING;
-            self.repeated.clear();
+            self.rack.settle();
         }
     }
 
-    /// Retransmission timeout (RFC 6675 section 5.1, RFC 5681): all that is not SACKed is lost.
+    /// Retransmission timeout (RFC 8985 section 6.3): the first segment and what had its time is
+    /// lost; without SACK all is (RFC 5681). Returns the new slow start threshold of a first one.
     /// SND.NXT stays where it is: going back would make our pure ACKs unacceptable.
-    pub(crate) fn timeout<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>) {
+    pub(crate) fn timeout<R>(
+        &mut self,
+        h: &mut Hot,
+        cc: &mut Controller,
+        tx: &mut SendQueue<R>,
+        now: u64,
+    ) {
+        if h.phase != Phase::Loss {
+            // A recovery that was under way has reduced already; what it replaced stays known.
+            if h.phase == Phase::Open {
+                self.remember(h, cc);
+            }
+            h.ssthresh = cc.on_loss(h.cwnd, h.flight(), u32::from(h.emss));
+        }
         // A SACKed first segment means the peer took its word back (RFC 2018 section 8).
         let renege = tx.sent.front().is_some_and(|s| s.flags & SACKED != 0);
-        self.lost = 0;
-        for s in &mut tx.sent {
+        let all = !h.has(flag::SACK);
+        (self.lost, h.pipe) = (0, 0);
+        for (i, s) in tx.sent.iter_mut().enumerate() {
             if renege {
                 s.flags &= !SACKED;
             }
-            if s.flags & SACKED == 0 {
-                s.flags = (s.flags | LOST) & !RETX;
+            if s.flags & SACKED != 0 {
+                continue;
+            }
+            if i == 0 || all || s.flags & LOST != 0 || self.rack.expired(h, s.at, now) {
+                s.flags |= LOST;
                 self.lost += 1;
+            } else {
+                h.pipe += s.len;
             }
         }
         if renege {
             self.sacked = 0;
-            self.high_sacked = h.snd_una;
         }
-        self.repeated.clear();
         self.cache = [(h.snd_una, h.snd_una); 4];
         self.point = h.snd_nxt;
-        self.edge = h.snd_nxt;
         self.cursor = h.snd_una;
-        h.pipe = 0;
+        self.probe = None;
         h.phase = Phase::Loss;
+        h.flags |= flag::RECOVERING;
+    }
+
+    /// Segments were cut and marked: counts anew. No congestion (RFC 1191 section 6.5).
+    pub(crate) fn recount<R>(&mut self, h: &mut Hot, tx: &SendQueue<R>) {
+        (self.lost, h.pipe) = (0, 0);
+        for s in &tx.sent {
+            self.lost += u32::from(s.flags & LOST != 0);
+            h.pipe += if s.in_pipe() { s.len } else { 0 };
+        }
+        self.cursor = h.snd_una;
         h.flags |= flag::RECOVERING;
     }
 
@@ -301,7 +369,31 @@ impl Recovery {
         self.lost -= 1;
         self.cursor = s.end();
         h.pipe += s.len;
-        self.repeated.push_back((s.seq, now));
+        self.rack.repeat(s.seq, now);
+        if let Some(p) = &mut self.prior {
+            p.open += 1;
+            p.first = if p.first == 0 { now } else { p.first };
+        }
         self.prr_out = self.prr_out.saturating_add(s.len);
     }
+
+    /// The last segment was sent again as a probe (RFC 8985 section 7.3): still once in the pipe.
+    pub(crate) fn probed<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>, again: bool, now: u64) {
+        self.probe = Some(Probe {
+            end: h.snd_nxt,
+            again,
+        });
+        h.flags |= flag::RECOVERING;
+        if again && let Some(s) = tx.sent.back_mut() {
+            s.flags |= RETX;
+            s.at = now;
+            self.rack.repeat(s.seq, now);
+        }
+    }
+}
+
+/// The echoed time is before that of a segment sent at `at`.
+fn older(echo: u32, at: u64, offset: u32) -> bool {
+    let sent = crate::shared::Shared::ts_now(crate::Instant(at), offset);
+    (echo.wrapping_sub(sent) as i32) < 0
 }

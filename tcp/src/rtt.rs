@@ -21,11 +21,17 @@ impl RtoLimits {
     }
 }
 
+/// Workers serve timers between batches: a probe that is earlier than that is for nothing.
+const PTO_SLACK: u64 = 2_000_000;
+
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Rtt {
     /// 0: no sample yet.
     pub srtt: u64,
-    var: u64,
+    var: u32,
+    /// Near the least of recent samples (RFC 8985 section 6.2 step 1): falls at once, forgets
+    /// slowly. Saturates at 4 s.
+    pub min: u32,
 }
 
 impl Rtt {
@@ -33,13 +39,34 @@ impl Rtt {
     #[inline]
     pub(crate) fn sample(&mut self, rtt: u64) {
         let rtt = rtt.max(1);
+        let short = u32::try_from(rtt).unwrap_or(u32::MAX);
         if self.srtt == 0 {
             self.srtt = rtt;
-            self.var = rtt / 2;
+            self.var = Self::units(rtt / 2);
+            self.min = short;
         } else {
-            self.var = self.var - self.var / 4 + self.srtt.abs_diff(rtt) / 4;
+            self.var =
+                (self.var - self.var / 4).saturating_add(Self::units(self.srtt.abs_diff(rtt)) / 4);
             self.srtt = (self.srtt - self.srtt / 8 + rtt / 8).max(1);
+            self.min = short.min(self.min + (short.saturating_sub(self.min) >> 10));
         }
+    }
+
+    /// The variance counts in 64 ns: 275 s are enough.
+    fn units(ns: u64) -> u32 {
+        u32::try_from(ns >> 6).unwrap_or(u32::MAX)
+    }
+
+    /// Probe timeout (RFC 8985 section 7.2), without a sample none. A lone segment may wait for a
+    /// delayed ACK: half the minimum timeout, which already says how long peers may sit on one.
+    #[inline]
+    pub(crate) fn pto(&self, l: &RtoLimits, alone: bool) -> u64 {
+        let slack = if alone {
+            l.min / 2
+        } else {
+            (l.min / 4).min(PTO_SLACK)
+        };
+        2 * self.srtt + slack
     }
 
     /// The minimum bounds the variance term, not the sum: as Linux does it, so that a steady path
@@ -49,7 +76,7 @@ impl Rtt {
         let base = if self.srtt == 0 {
             l.initial
         } else {
-            self.srtt + (4 * self.var).max(l.min)
+            self.srtt + (u64::from(self.var) << 8).max(l.min)
         };
         let backed = base
             .checked_shl(u32::from(backoff.min(20)))

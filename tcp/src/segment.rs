@@ -7,6 +7,9 @@ pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
 pub(crate) const PSH: u8 = 0x08;
 pub(crate) const ACK: u8 = 0x10;
+/// RFC 3168 section 6.1.
+pub(crate) const ECE: u8 = 0x40;
+pub(crate) const CWR: u8 = 0x80;
 
 /// `NOP NOP TIMESTAMP 10`: how everybody lays out the one option of a data segment.
 pub(crate) const TS_ALIGNED: u32 = 0x0101_080a;
@@ -18,6 +21,8 @@ pub(crate) struct Segment {
     pub flags: u8,
     pub window: u16,
     pub header_len: u8,
+    /// From the IP header: congestion experienced.
+    pub ce: bool,
     pub has_ts: bool,
     pub sack_permitted: bool,
     pub sacks: u8,

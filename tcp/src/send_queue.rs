@@ -65,8 +65,6 @@ pub(crate) struct Acked {
     pub lost_segs: u32,
     /// When the newest segment was sent, if the ACK measures a round trip (Karn).
     pub sent_at: Option<u64>,
-    /// Newest sending time of all it took, for the detection of lost repetitions.
-    pub newest: u64,
     pub retransmitted: bool,
     pub records: bool,
 }
@@ -226,7 +224,6 @@ impl<R> SendQueue<R> {
                 r.lost_segs += u32::from(s.flags & LOST != 0);
                 r.retransmitted |= s.flags & RETX != 0;
             }
-            r.newest = r.newest.max(s.at);
             self.sent.pop_front();
         }
         if r.retransmitted {
@@ -265,6 +262,50 @@ impl<R> SendQueue<R> {
     #[inline]
     pub(crate) fn first_after(&self, seq: SeqNr) -> usize {
         self.sent.partition_point(|s| s.end().le(seq))
+    }
+
+    /// Segments above `emss` are cut, between records where that fits, and count as lost: the path
+    /// does not carry them. SACKed ones arrived.
+    pub(crate) fn resegment(&mut self, emss: u32) {
+        let emss = emss.max(1);
+        for s in core::mem::take(&mut self.sent) {
+            if s.len <= emss || s.flags & SACKED != 0 {
+                self.sent.push_back(s);
+                continue;
+            }
+            let mut rest = s;
+            rest.flags |= LOST;
+            while rest.len > emss {
+                let (mut len, mut record, mut offset) = (0, rest.record, rest.offset);
+                while let Some(r) = self.records.get(self.index(record)) {
+                    let left = r.len - offset;
+                    if left > emss - len {
+                        if len == 0 {
+                            (len, offset) = (emss, offset + emss);
+                        }
+                        break;
+                    }
+                    len += left;
+                    (record, offset) = (record.wrapping_add(1), 0);
+                }
+                if len == 0 {
+                    break;
+                }
+                self.sent.push_back(Sent {
+                    len,
+                    flags: rest.flags & !(PUSH | FIN),
+                    ..rest
+                });
+                rest = Sent {
+                    seq: rest.seq + len,
+                    len: rest.len - len,
+                    record,
+                    offset,
+                    ..rest
+                };
+            }
+            self.sent.push_back(rest);
+        }
     }
 
     pub(crate) fn shrink(&mut self) {
@@ -322,6 +363,33 @@ mod tests {
         assert_eq!(pieces(&q, 1), [(0, 1000, 1000)]);
         assert_eq!(pieces(&q, 2), [(0, 2000, 500)]);
         assert_eq!(pieces(&q, 3), [(1, 0, 100), (2, 0, 100)]);
+    }
+
+    #[test]
+    fn a_smaller_emss_cuts_between_records_and_inside_them_only_when_it_must() {
+        let mut q = queue(&[400, 500, 300, 1300, 200]);
+        send_all(&mut q, 1400);
+        assert_eq!(q.sent.len(), 3);
+        let end = q.sent[2].end();
+        q.resegment(600);
+        let all: Vec<_> = (0..q.sent.len()).map(|i| pieces(&q, i)).collect();
+        assert_eq!(
+            all,
+            [
+                vec![(0, 0, 400)],
+                vec![(1, 0, 500)],
+                vec![(2, 0, 300)],
+                vec![(3, 0, 600)],
+                vec![(3, 600, 600)],
+                vec![(3, 1200, 100)],
+                vec![(4, 0, 200)],
+            ]
+        );
+        for w in q.sent.make_contiguous().windows(2) {
+            assert_eq!(w[0].end(), w[1].seq);
+        }
+        assert_eq!(q.sent[6].end(), end);
+        assert_eq!(q.sent[6].flags & LOST, 0, "what fits may still arrive");
     }
 
     #[test]

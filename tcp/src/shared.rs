@@ -8,6 +8,7 @@ use crate::conn::{Conn, Hot, flag};
 use crate::control::Control;
 use crate::flow_table::{FlowKey, FlowTable};
 use crate::neighbour::{Lookup, Neighbours};
+use crate::path_mtu::Paths;
 use crate::rate::Bucket;
 use crate::rtt::RtoLimits;
 use crate::siphash::Key;
@@ -21,6 +22,10 @@ pub(crate) struct Listener {
     pub backlog: usize,
     /// Half-open, and established ones whose ACCEPTED was not fetched.
     pub pending: usize,
+    /// The latter alone.
+    pub ready: usize,
+    /// Cookies that were sent may come back until then, ns.
+    pub cookies_until: u64,
     pub user: u64,
 }
 
@@ -50,6 +55,7 @@ pub(crate) struct Shared {
     pub resets: Bucket,
     pub challenges: Bucket,
     pub port_draws: u32,
+    pub paths: Paths,
     pub stats: Stats,
 }
 
@@ -99,8 +105,22 @@ impl Shared {
     /// (Re)starts the retransmission timer (RFC 6298 section 5).
     #[inline]
     pub(crate) fn restart_rto(&mut self, index: u32, h: &mut Hot, now: Instant) {
-        h.flags &= !flag::PERSIST;
-        h.rto_at = now.0 + h.rtt.rto(&self.rto, h.backoff);
+        h.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
+        let mut after = h.rtt.rto(&self.rto, h.backoff);
+        // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
+        // the tail is probed first.
+        if h.flags & (flag::SACK | flag::RECOVERING) == flag::SACK
+            && h.rtt.srtt > 0
+            && h.backoff == 0
+            && h.snd_una != h.snd_nxt
+        {
+            let probe = h.rtt.pto(&self.rto, h.flight() <= u32::from(h.emss));
+            if probe < after {
+                after = probe;
+                h.flags |= flag::PTO;
+            }
+        }
+        h.rto_at = now.0 + after;
         self.arm(index, h, h.rto_at);
     }
 
@@ -108,16 +128,24 @@ impl Shared {
         self.config.addrs.iter().any(|c| c.addr == a)
     }
 
-    /// Where frames to `remote` go: itself when on-link, else the gateway.
+    /// Where frames to `remote` go: itself when on-link, else a gateway; the longest prefix
+    /// decides (RFC 1812 section 5.2.4.3). Asked when a connection opens or its neighbour changed.
     pub(crate) fn next_hop(&self, remote: IpAddr) -> Option<IpAddr> {
-        let link_local = matches!(remote, IpAddr::V6(a) if a.is_unicast_link_local());
-        if link_local || self.config.addrs.iter().any(|c| c.contains(remote)) {
+        if matches!(remote, IpAddr::V6(a) if a.is_unicast_link_local()) {
             return Some(remote);
         }
-        match remote {
+        let links = self.config.addrs.iter().map(|a| (*a, remote));
+        let routes = self.config.routes.iter().map(|r| (r.to, r.via));
+        // Of equals, the last: links beat routes.
+        let best = routes
+            .chain(links)
+            .filter(|(to, _)| to.contains(remote))
+            .max_by_key(|(to, _)| to.prefix);
+        let default = match remote {
             IpAddr::V4(_) => self.config.gateway_v4.map(IpAddr::V4),
             IpAddr::V6(_) => self.config.gateway_v6.map(IpAddr::V6),
-        }
+        };
+        best.map(|(_, via)| via).or(default)
     }
 
     /// The connection's template has a destination that is believed now. `false`: it waits for
@@ -172,9 +200,11 @@ impl Shared {
 
     pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: u32) {
         if h.has(flag::BACKLOG) {
-            h.flags &= !flag::BACKLOG;
+            let ready = usize::from(h.has(flag::READY));
+            h.flags &= !(flag::BACKLOG | flag::READY);
             if let Some(l) = self.listeners.get_mut(&listener) {
                 l.pending = l.pending.saturating_sub(1);
+                l.ready = l.ready.saturating_sub(ready);
             }
         }
     }
@@ -188,7 +218,7 @@ impl Shared {
             self.stats.curr_estab = self.stats.curr_estab.saturating_sub(1);
         }
         c.hot.state = State::Closed;
-        let owed = flag::NEED_ACK | flag::NEED_SYN | flag::NEED_PROBE | flag::NEED_KEEPALIVE;
+        let owed = flag::OWED;
         c.hot.flags &= !(owed | flag::RECOVERING);
         c.hot.rto_at = 0;
         c.hot.ack_at = 0;
@@ -213,7 +243,7 @@ impl Shared {
     ) {
         c.hot.state = State::TimeWait;
         c.hot.backoff = 0;
-        c.hot.flags &= !flag::PERSIST;
+        c.hot.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
         c.hot.rto_at = now.0 + crate::time::nanos(self.config.time_wait);
         let at = c.hot.rto_at;
         self.arm(index, &mut c.hot, at);

@@ -136,6 +136,8 @@ pub struct Impairment {
     pub rate: u64,
     /// Frames waiting for `rate` before the tail is dropped.
     pub queue: usize,
+    /// Frames waiting before ECN-capable ones are marked (RFC 3168); 0: never.
+    pub mark: usize,
 }
 
 impl Impairment {
@@ -150,6 +152,7 @@ impl Impairment {
             corrupt: 0.0,
             rate: 0,
             queue: 1000,
+            mark: 0,
         }
     }
 }
@@ -188,6 +191,29 @@ pub struct SimNet<R> {
     pub log: Option<Vec<SentSegment>>,
     pub lost: u64,
     pub carried: u64,
+    /// Frames marked with congestion experienced.
+    pub marked: u64,
+}
+
+/// Congestion experienced, if the packet can say so (RFC 3168 section 5).
+pub fn mark(frame: &mut [u8]) -> bool {
+    let l2 = if frame[12..14] == [0x81, 0] { 18 } else { 14 };
+    match frame[l2 - 2..l2] {
+        [8, 0] if frame[l2 + 1] & 3 != 0 => {
+            frame[l2 + 1] |= 3;
+            frame[l2 + 10..l2 + 12].fill(0);
+            let mut sum = Sum::new();
+            sum.add(&frame[l2..l2 + 20]);
+            let sum = !sum.value();
+            frame[l2 + 10..l2 + 12].copy_from_slice(&sum.to_be_bytes());
+            true
+        }
+        [0x86, 0xdd] if frame[l2 + 1] & 0x30 != 0 => {
+            frame[l2 + 1] |= 0x30;
+            true
+        }
+        _ => false,
+    }
 }
 
 /// Usual configuration of host `i`: 10.0.0.1/24 and fd00::1/64, or .2 and ::2.
@@ -227,6 +253,7 @@ impl<R: RecordBytes> SimNet<R> {
             log: None,
             lost: 0,
             carried: 0,
+            marked: 0,
         }
     }
 
@@ -293,6 +320,9 @@ impl<R: RecordBytes> SimNet<R> {
             if start - leave > time * w.queue as u64 {
                 self.lost += 1;
                 return;
+            }
+            if w.mark > 0 && start - leave > time * w.mark as u64 {
+                self.marked += u64::from(mark(&mut frame));
             }
             link.free_at = start + time;
             leave = start + time;

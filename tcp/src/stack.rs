@@ -4,21 +4,18 @@ use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 
-use crate::congestion::Controller;
-use crate::conn::{Conn, Hot, NO_LISTENER, Phase, flag};
+use crate::conn::{Conn, Hot, NO_LISTENER, flag};
 use crate::control::Control;
-use crate::flow_table::{FlowKey, FlowTable};
-use crate::inbound;
+use crate::flow_table::FlowTable;
 use crate::neighbour::Neighbours;
+use crate::path_mtu::Paths;
 use crate::rate::Bucket;
-use crate::rtt::{RtoLimits, Rtt};
+use crate::rtt::RtoLimits;
 use crate::rx_queue::RxQueue;
-use crate::send_queue::SendQueue;
-use crate::shared::{Listener, Shared};
+use crate::shared::Shared;
 use crate::siphash::Key;
-use crate::template::Template;
 use crate::wheel::Wheel;
-use crate::{Error, Events, FrameSink, Instant, RecvBuf, SeqNr, StackConfig, Stats};
+use crate::{Error, Events, FrameSink, Instant, RecvBuf, StackConfig, Stats};
 
 /// A connection of one stack. Stale ids are harmless: every call with one does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,58 +92,14 @@ pub struct ConnInfo {
 /// The stack of one device in one worker. `B` is a received frame, `R` a record to send.
 pub struct Stack<B: RecvBuf, R> {
     pub(crate) conns: Vec<Conn<B, R>>,
-    free: Vec<u32>,
+    pub(crate) free: Vec<u32>,
     pub(crate) sh: Shared,
-}
-
-/// Ephemeral ports (RFC 6335 section 6).
-const PORT_FIRST: u16 = 49152;
-const PORT_COUNT: u32 = 65536 - PORT_FIRST as u32;
-/// Connects try so many ports before they give up; with a quarter of the ports free it fails once
-/// in 10^8.
-const PORT_TRIES: u32 = 64;
-
-fn check(c: &StackConfig) -> Result<(), Error> {
-    let bad = |s: String| Err(Error::Config(s));
-    if c.mac[0] & 1 != 0 || c.mac == [0; 6] {
-        return bad(format!("MAC {:02x?} is not a unicast address", c.mac));
-    }
-    if c.addrs.is_empty() {
-        return bad("a device needs at least one address".into());
-    }
-    let v6 = c.addrs.iter().any(|a| a.addr.is_ipv6());
-    let min = if v6 { 1280 } else { 576 };
-    if c.mtu < min || c.mtu > 9000 {
-        return bad(format!("MTU {} is not in {min}..=9000", c.mtu));
-    }
-    if c.vlan.is_some_and(|v| v == 0 || v > 4094) {
-        return bad("a VLAN is 1..=4094".into());
-    }
-    if c.recv_window < 4096 || c.recv_window > 1 << 30 {
-        return bad(format!(
-            "receive window {} is not in 4096..=1073741824",
-            c.recv_window
-        ));
-    }
-    if c.rto_min.is_zero() || c.rto_max < c.rto_min || c.rto_initial.is_zero() {
-        return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
-    }
-    if c.max_connections == 0 || c.max_connections > 1 << 24 {
-        return bad("max_connections is 1..=16777216".into());
-    }
-    if c.max_recv_buffers < 64 {
-        return bad("max_recv_buffers is at least 64".into());
-    }
-    if c.delayed_ack.as_millis() >= 500 {
-        return bad("delayed_ack is below 500 ms (RFC 9293 section 3.8.6.3)".into());
-    }
-    Ok(())
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Checks the configuration.
     pub fn new(config: StackConfig, now: Instant) -> Result<Self, Error> {
-        check(&config)?;
+        crate::config::check(&config)?;
         let mut wscale = 0;
         while wscale < 14 && config.recv_window >> wscale > 0xffff {
             wscale += 1;
@@ -176,6 +129,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             resets: Bucket::new(config.control_rate, now),
             challenges: Bucket::new(config.control_rate, now),
             port_draws: 0,
+            paths: Paths::default(),
             stats: Stats::default(),
             config,
         };
@@ -195,136 +149,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })
     }
 
-    /// Frees a closed connection that nobody owns.
-    pub(crate) fn reap(&mut self, index: u32) {
-        let h = &self.conns[index as usize].hot;
-        if h.state == State::Closed && h.has(flag::RELEASED) {
-            self.free(index);
-        }
-    }
-
-    fn free(&mut self, index: u32) {
-        let c = &mut self.conns[index as usize];
-        self.sh.closed(index, c);
-        self.sh.wheel.remove(index);
-        c.generation = c.generation.wrapping_add(1);
-        c.hot.flags &= flag::IN_WORK;
-        c.hot.events = 0;
-        c.tx = SendQueue::new();
-        c.rx.clear();
-        self.free.push(index);
-    }
-
-    /// A slot for a new connection, in the flow table, in state CLOSED. The key is not in use.
-    pub(crate) fn alloc(&mut self, key: FlowKey) -> Option<u32> {
-        let max = self.sh.config.max_connections;
-        if self.free.is_empty() && self.conns.len() >= max {
-            self.evict_time_wait();
-        }
-        if self.sh.time_wait.len() > 2 * max {
-            let conns = &self.conns;
-            self.sh.time_wait.retain(|id| {
-                let c = &conns[id.index as usize];
-                c.generation == id.generation && c.hot.state == State::TimeWait
-            });
-        }
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
-        let sh = &self.sh;
-        let overhead = if key.is_v6() { 60 } else { 40 };
-        let emss = sh.config.mtu - overhead - if sh.config.timestamps { 12 } else { 0 };
-        let hot = Hot {
-            rcv_nxt: SeqNr(0),
-            snd_una: SeqNr(0),
-            snd_nxt: SeqNr(0),
-            snd_wnd: 0,
-            snd_wl1: SeqNr(0),
-            snd_wl2: SeqNr(0),
-            rcv_adv: SeqNr(0),
-            last_ack_sent: SeqNr(0),
-            ts_recent: 0,
-            cwnd: 0,
-            pipe: 0,
-            unsent: 0,
-            ssthresh: u32::MAX,
-            flags: flag::HASHED,
-            state: State::SynSent,
-            snd_wscale: 0,
-            rcv_wscale: 0,
-            unacked_segs: 0,
-            emss,
-            events: 0,
-            rto_at: 0,
-            ack_at: 0,
-            wheel_at: u64::MAX,
-            user: 0,
-            last_rx: 0,
-            rtt: Rtt::default(),
-            max_snd_wnd: 0,
-            backoff: 0,
-            dup_acks: 0,
-            probes: 0,
-            phase: Phase::Open,
-        };
-        let mut c = Conn {
-            hot,
-            tx: SendQueue::new(),
-            rx: RxQueue::new(),
-            ooo: None,
-            recovery: None,
-            template: Template::new(sh.config.mac, [0; 6], sh.config.vlan, &key),
-            neighbour_generation: 0,
-            ts_offset: 0,
-            hash: hash as u32,
-            cc: Controller::new(sh.config.congestion),
-            cwnd_used: 0,
-            cwnd_mark: SeqNr(0),
-            stalled_since: 0,
-            generation: 0,
-            retransmits: 0,
-            timeouts: 0,
-            listener: NO_LISTENER,
-            fin_at: SeqNr(0),
-        };
-        if sh.own(key.remote().ip()) {
-            c.hot.flags |= flag::SELF;
-        }
-        let index = match self.free.pop() {
-            Some(i) => {
-                let slot = &mut self.conns[i as usize];
-                c.generation = slot.generation;
-                c.hot.flags |= slot.hot.flags & flag::IN_WORK;
-                *slot = c;
-                i
-            }
-            None if self.conns.len() < self.sh.config.max_connections => {
-                self.conns.push(c);
-                self.conns.len() as u32 - 1
-            }
-            None => return None,
-        };
-        self.sh.table.insert(hash, index);
-        Some(index)
-    }
-
-    /// The oldest TIME-WAIT without an owner gives way.
-    fn evict_time_wait(&mut self) {
-        while let Some(id) = self.sh.time_wait.pop_front() {
-            let Some(c) = self.conns.get(id.index as usize) else {
-                continue;
-            };
-            if c.generation == id.generation
-                && c.hot.state == State::TimeWait
-                && c.hot.has(flag::RELEASED)
-            {
-                self.sh.stats.time_wait_evicted += 1;
-                self.free(id.index);
-                return;
-            }
-        }
-    }
-
     #[inline]
-    fn get(&self, id: ConnId) -> Option<&Conn<B, R>> {
+    pub(crate) fn get(&self, id: ConnId) -> Option<&Conn<B, R>> {
         self.conns
             .get(id.index as usize)
             .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
@@ -335,136 +161,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.conns
             .get_mut(id.index as usize)
             .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
-    }
-
-    /// Active open; ends in `CONNECTED`, or `CLOSED` with one of `REFUSED`, `UNREACHABLE`,
-    /// `TIMED_OUT`. `local` must be one of the device's addresses. The SYN leaves with `poll`.
-    pub fn connect(
-        &mut self,
-        now: Instant,
-        local: Option<IpAddr>,
-        local_port: Option<u16>,
-        remote: SocketAddr,
-        user: u64,
-    ) -> Result<ConnId, Error> {
-        let to = remote.ip();
-        if remote.port() == 0 || !inbound::peer_address(to) {
-            return Err(Error::BadRemote(remote));
-        }
-        let from = match local {
-            Some(a) if !self.sh.own(a) => return Err(Error::NotOurAddress(a)),
-            Some(a) if a.is_ipv4() != to.is_ipv4() => return Err(Error::NoSource(to)),
-            Some(a) => a,
-            None if self.sh.own(to) => to,
-            None => {
-                let addrs = &self.sh.config.addrs;
-                let on_link = addrs.iter().find(|c| c.contains(to));
-                let family = addrs.iter().find(|c| c.addr.is_ipv4() == to.is_ipv4());
-                on_link.or(family).ok_or(Error::NoSource(to))?.addr
-            }
-        };
-        if !self.sh.own(to) && self.sh.next_hop(to).is_none() {
-            return Err(Error::NoRoute(to));
-        }
-        let key = match local_port {
-            Some(p) => self.usable(from, p, remote).ok_or(Error::AddrInUse(p))?,
-            None => self.draw_port(from, remote).ok_or(Error::NoPorts)?,
-        };
-        let max = self.sh.config.max_connections;
-        let index = self.alloc(key).ok_or(Error::TooManyConnections(max))?;
-        let c = &mut self.conns[index as usize];
-        c.hot.user = user;
-        self.sh.stats.active_opens += 1;
-        self.open(index, now);
-        Ok(ConnId {
-            index,
-            generation: self.conns[index as usize].generation,
-        })
-    }
-
-    /// The four-tuple if it is free, or in a TIME-WAIT that timestamps let us reuse (RFC 6191).
-    fn usable(&mut self, from: IpAddr, port: u16, remote: SocketAddr) -> Option<FlowKey> {
-        let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
-        if port == 0 || key.local() == remote {
-            return None;
-        }
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
-        if let Some(index) = self
-            .sh
-            .table
-            .find(hash, |i| self.conns[i as usize].template.carries(&key))
-        {
-            let c = &mut self.conns[index as usize];
-            if c.hot.state != State::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
-                return None;
-            }
-            self.sh.stats.time_wait_recycled += 1;
-            self.sh.closed(index, c);
-            self.reap(index);
-        }
-        Some(key)
-    }
-
-    /// RFC 6056 section 3.3.3: a keyed offset per destination, and a counter.
-    fn draw_port(&mut self, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
-        let offset =
-            FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
-        for _ in 0..PORT_TRIES {
-            let n = offset.wrapping_add(self.sh.port_draws) % PORT_COUNT;
-            self.sh.port_draws = self.sh.port_draws.wrapping_add(1);
-            let port = PORT_FIRST + n as u16;
-            let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
-            let hash = key.hash::<1, 3>(self.sh.hash_key);
-            let used = self
-                .sh
-                .table
-                .find(hash, |i| self.conns[i as usize].template.carries(&key))
-                .is_some();
-            if !used && key.local() != remote {
-                return Some(key);
-            }
-        }
-        None
-    }
-
-    /// Passive open on one address or all. `backlog` bounds connections that are not yet
-    /// established plus those whose `ACCEPTED` was not yet fetched. `user` becomes the user of
-    /// new connections until `set_user`.
-    pub fn listen(
-        &mut self,
-        local: Option<IpAddr>,
-        port: u16,
-        backlog: usize,
-        user: u64,
-    ) -> Result<ListenerId, Error> {
-        if let Some(a) = local.filter(|&a| !self.sh.own(a)) {
-            return Err(Error::NotOurAddress(a));
-        }
-        if port == 0 || self.sh.ports.contains_key(&(port, local)) {
-            return Err(Error::AddrInUse(port));
-        }
-        let id = self.sh.next_listener;
-        self.sh.next_listener += 1;
-        self.sh.ports.insert((port, local), id);
-        self.sh.listeners.insert(
-            id,
-            Listener {
-                local,
-                port,
-                backlog: backlog.max(1),
-                pending: 0,
-                user,
-            },
-        );
-        Ok(ListenerId(id))
-    }
-
-    /// Stops listening. Half-open connections are reset when their peer next speaks; established
-    /// ones live on.
-    pub fn unlisten(&mut self, _now: Instant, listener: ListenerId) {
-        if let Some(l) = self.sh.listeners.remove(&listener.0) {
-            self.sh.ports.remove(&(l.port, l.local));
-        }
     }
 
     pub fn conn(&self, id: ConnId) -> Option<ConnInfo> {
@@ -692,6 +388,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
             if self.sh.on_timer(index, c, now) {
                 self.free(index);
             }
+        }
+        // ACKs that had to be made on the spot come before later ones.
+        if !self.sh.control.is_empty() {
+            self.sh.control.flush(tx, &mut self.sh.stats);
         }
         // One round: what is owed anew while the list is worked waits for the next poll.
         for _ in 0..self.sh.work.len() {

@@ -37,6 +37,20 @@ counters! {
     /// Retransmission timeouts.
     timeouts,
     fast_recovery,
+    /// Tail loss probes sent, and those that repaired a loss (RFC 8985).
+    tlp_probes,
+    tlp_recoveries,
+    /// Reductions taken back since nothing was lost (RFC 3522, 3708).
+    spurious,
+    /// Data segments marked on their way here, and reductions since the peer echoed marks
+    /// (RFC 3168).
+    ce_received,
+    ecn_reductions,
+    /// Windows reduced after a pause (RFC 2861).
+    idle_restarts,
+    /// D-SACK blocks (RFC 2883).
+    dsacks_in,
+    dsacks_out,
     /// Retransmissions found lost by later deliveries, without a timeout.
     lost_retransmit,
     /// Segments that SACK blocks newly covered.
@@ -61,6 +75,10 @@ counters! {
     abort_on_timeout,
     listen_drops,
     listen_overflows,
+    /// SYN cookies (RFC 4987): sent, come back right, come back wrong or late.
+    cookies_sent,
+    cookies_recv,
+    cookies_failed,
     syn_retrans,
     time_wait_recycled,
     time_wait_evicted,
@@ -80,6 +98,9 @@ counters! {
     icmp_in,
     icmp_out,
     icmp_errors_in,
+    /// EMSS reductions: told by ICMP (RFC 1191, 8201), and guessed from silence (RFC 4821).
+    pmtu_reductions,
+    black_holes,
     neighbour_failures,
     neighbour_overflows,
     control_drops,

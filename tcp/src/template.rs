@@ -30,6 +30,8 @@ pub(crate) struct Fields<'a> {
     /// Further options, a multiple of 4 bytes.
     pub options: &'a [u8],
     pub payload: u32,
+    /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
+    pub ect: bool,
 }
 
 /// Sum of 16-bit words of an even slice; cold.
@@ -160,11 +162,14 @@ impl Template {
         let l4 = h.len() - l3;
         let tcp_len = l4 as u32 + f.payload;
         if self.v6 {
+            h[1] |= u8::from(f.ect) << 5;
             h[4..6].copy_from_slice(&(tcp_len as u16).to_be_bytes());
         } else {
             let total = tcp_len + 20;
+            let tos = u32::from(f.ect) << 1;
+            h[1] = tos as u8;
             h[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-            h[10..12].copy_from_slice(&(!fold(u64::from(self.ip_sum + total))).to_be_bytes());
+            h[10..12].copy_from_slice(&(!fold(u64::from(self.ip_sum + total + tos))).to_be_bytes());
         }
         let t = &mut h[l3..];
         let t = &mut t[..l4];
@@ -207,6 +212,7 @@ mod tests {
                     ts: Some((5, 6)),
                     options: &[1, 1, 1, 1],
                     payload: 5,
+                    ect: vlan.is_some(),
                 };
                 let (n, meta) = t.meta(&f);
                 t.build(&mut out[..n], &f);

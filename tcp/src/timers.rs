@@ -1,8 +1,7 @@
 //! What happens when a connection's deadlines pass. The wheel brings the connection here; it
 //! looks at its own deadlines and goes back to the wheel for the earliest.
 
-use crate::conn::{Conn, Phase, flag};
-use crate::recovery::Recovery;
+use crate::conn::{Conn, flag};
 use crate::segment;
 use crate::shared::Shared;
 use crate::stack::State;
@@ -76,6 +75,13 @@ impl Shared {
                 self.restart_rto(index, &mut c.hot, now);
                 c.hot.flags |= flag::PERSIST;
             }
+            _ if c.hot.has(flag::REO) => self.reordering_timeout(index, c, now),
+            _ if c.hot.has(flag::PTO) => {
+                self.owe(index, &mut c.hot, flag::NEED_TLP);
+                // The timeout proper, should the probe not leave.
+                c.hot.flags &= !flag::PTO;
+                c.hot.rto_at = now.0 + c.hot.rtt.rto(&self.rto, 0);
+            }
             _ => self.retransmission_timeout(index, c, now),
         }
     }
@@ -98,17 +104,17 @@ impl Shared {
         }
         self.stats.timeouts += 1;
         c.timeouts += 1;
+        self.suspect_black_hole(index, c, now);
+        c.start_recovery();
         let h = &mut c.hot;
         let mss = u32::from(h.emss);
-        if h.phase != Phase::Loss {
-            h.ssthresh = c.cc.on_loss(h.cwnd, h.flight(), mss);
+        if let Some(r) = &mut c.recovery {
+            r.timeout(h, &mut c.cc, &mut c.tx, now.0);
         }
-        h.cwnd = mss;
+        // One segment, beside those that may still arrive.
+        h.cwnd = h.pipe + mss;
         h.backoff = h.backoff.saturating_add(1);
         h.dup_acks = 0;
-        c.recovery
-            .get_or_insert_with(|| Box::new(Recovery::new(h.snd_una)))
-            .timeout(h, &mut c.tx);
         self.owe(index, h, 0);
         self.restart_rto(index, h, now);
     }
@@ -151,6 +157,7 @@ impl Shared {
             ts: None,
             options: &[],
             payload: 0,
+            ect: false,
         };
         self.stats.out_rsts += 1;
         self.control.tcp(&c.template, &f, &mut self.stats);

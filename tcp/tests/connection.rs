@@ -652,7 +652,8 @@ fn a_fin_that_overtakes_data_waits_for_it() {
     let now = l.net.now;
     l.net.hosts[0].close(now, a);
     l.net.poll();
-    l.run_ms(2);
+    l.net.run(common::micros(100), |_| false);
+    l.collect();
     assert!(!l.got(1).contains(Events::PEER_FIN));
     assert_eq!(l.last(0).flags & FIN, FIN);
     l.run_ms(50);

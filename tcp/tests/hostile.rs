@@ -33,6 +33,7 @@ fn syn(sport: u16, dport: u16) -> Seg {
 fn a_syn_flood_is_bounded_by_the_backlog_and_forgotten_rfc_4987() {
     let mut c = [host_config(0), host_config(1)];
     c[1].syn_retries = 1;
+    c[1].syn_cookies = false;
     let mut l = Lab::with(c);
     l.net.hosts[1].listen(None, 80, 20, 0).unwrap();
     for p in 1..2000 {

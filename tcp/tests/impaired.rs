@@ -32,6 +32,7 @@ fn link(rng: &mut Rng) -> Impairment {
     if rng.chance(0.3) {
         l.rate = 50_000_000 + rng.below(10_000_000_000);
         l.queue = 20 + rng.below(200) as usize;
+        l.mark = rng.below(40) as usize;
     }
     l
 }
@@ -46,9 +47,12 @@ fn scenario(seed: u64) {
         c.mtu = mtu;
         c.congestion = if rng.chance(0.5) {
             Congestion::Cubic
-        } else {
+        } else if rng.chance(0.5) {
             Congestion::NewReno
+        } else {
+            Congestion::Dctcp
         };
+        c.ecn = rng.chance(0.5);
         c.recv_window = 16384 << rng.below(8);
         c.timestamps = !rng.chance(0.2);
         c.sack = !rng.chance(0.2);

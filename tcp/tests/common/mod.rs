@@ -201,7 +201,7 @@ impl Transfer {
         }
     }
 
-    /// Every repetition has the boundaries of a first transmission.
+    /// Every repetition has the boundaries of a first transmission, unless the path narrowed.
     pub fn check_boundaries(&self) {
         let mut first: [BTreeMap<u32, u32>; 2] = Default::default();
         for s in self.net.log.as_ref().unwrap() {
@@ -211,6 +211,10 @@ impl Transfer {
                 payload,
                 retransmission,
             } = *s;
+            let s = self.net.hosts[from].stats();
+            if s.black_holes + s.pmtu_reductions > 0 {
+                continue;
+            }
             if retransmission {
                 assert_eq!(
                     first[from].get(&seq),

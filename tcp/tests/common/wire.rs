@@ -12,6 +12,8 @@ pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 pub const PSH: u8 = 8;
 pub const ACK: u8 = 16;
+pub const ECE: u8 = 64;
+pub const CWR: u8 = 128;
 
 /// An IPv4 TCP segment without VLAN.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -98,6 +100,23 @@ pub fn sum(data: &[u8], start: u32) -> [u8; 2] {
         s = (s & 0xffff) + (s >> 16);
     }
     (!(s as u16)).to_be_bytes()
+}
+
+/// An ICMPv4 error towards host 0 that quotes `s`, a segment of its own.
+pub fn icmp_error(s: &Seg, what: [u8; 2], mtu: u16) -> Vec<u8> {
+    let f = s.frame();
+    let mut icmp = vec![what[0], what[1], 0, 0, 0, 0];
+    icmp.extend(mtu.to_be_bytes());
+    icmp.extend_from_slice(&f[14..42]);
+    let c = sum(&icmp, 0);
+    icmp[2..4].copy_from_slice(&c);
+    let mut ip = vec![
+        0x45, 0, 0, 0, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1,
+    ];
+    ip[2..4].copy_from_slice(&(20 + icmp.len() as u16).to_be_bytes());
+    let c = sum(&ip, 0);
+    ip[10..12].copy_from_slice(&c);
+    [vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0], ip, icmp].concat()
 }
 
 pub type Net = SimNet<Vec<u8>>;

@@ -1,0 +1,202 @@
+//! Congestion signals: marks, delay, pauses.
+
+mod common;
+
+use std::time::Duration;
+
+use common::wire::{ACK, CWR, ECE, Lab, SYN, pattern};
+use common::{Transfer, configs, micros};
+use siw_tcp::sim::{Impairment, host_config};
+use siw_tcp::{Congestion, Stats};
+
+fn bottleneck(mark: usize) -> Impairment {
+    let mut l = Impairment::perfect(micros(50));
+    l.rate = 10_000_000_000;
+    l.queue = 1000;
+    l.mark = mark;
+    l
+}
+
+/// Moves 12 MB through a marking bottleneck: (Gb/s, sender's counters, frames lost, marked).
+fn through(congestion: Congestion, ecn: bool, v6: bool) -> (f64, Stats, u64, u64) {
+    let mut c = configs();
+    for c in &mut c {
+        c.congestion = congestion;
+        c.ecn = ecn;
+    }
+    let size = 12_000_000;
+    let mut t = Transfer::new(5, c, [bottleneck(60), bottleneck(0)], [size, 0]);
+    t.connect(v6);
+    let start = t.net.now;
+    while t.sides[1].received < size {
+        t.run(micros(500));
+    }
+    let gbps = size as f64 * 8.0 / (t.net.now - start).as_secs_f64() / 1e9;
+    (
+        gbps,
+        t.net.hosts[0].stats().clone(),
+        t.net.lost,
+        t.net.marked,
+    )
+}
+
+#[test]
+fn marks_slow_a_flow_down_before_anything_is_lost_rfc_3168() {
+    for congestion in [Congestion::Cubic, Congestion::NewReno, Congestion::Dctcp] {
+        for v6 in [false, true] {
+            let (gbps, s, lost, marked) = through(congestion, true, v6);
+            println!(
+                "{congestion:?}: {gbps:.2} Gb/s, {marked} marked, {} reductions",
+                s.ecn_reductions
+            );
+            assert_eq!((lost, s.retrans_segs), (0, 0), "{congestion:?}");
+            assert!(marked > 0 && s.ecn_reductions > 0, "{congestion:?}");
+            assert!(gbps > 5.0, "{congestion:?} {gbps}");
+        }
+    }
+    let (_, s, lost, marked) = through(Congestion::NewReno, false, false);
+    assert!(
+        lost > 0 && s.retrans_segs > 0 && marked == 0,
+        "without ECN the queue overflows"
+    );
+}
+
+#[test]
+fn dctcp_keeps_more_of_its_window_than_reno_under_marks_rfc_8257() {
+    let (dctcp, d, ..) = through(Congestion::Dctcp, true, false);
+    let (reno, ..) = through(Congestion::NewReno, true, false);
+    assert!(dctcp > reno, "{dctcp} {reno}");
+    assert!(d.ecn_reductions > 3);
+}
+
+#[test]
+fn ecn_is_negotiated_and_each_mark_answered_until_cwr_rfc_3168_6_1() {
+    let mut c = [host_config(0), host_config(1)];
+    c.iter_mut().for_each(|c| c.ecn = true);
+    let mut l = Lab::with(c);
+    let [a, b] = l.connect();
+    let flags = |l: &Lab, i: usize| l.seen.borrow()[i].flags;
+    assert_eq!(flags(&l, 0), SYN | ECE | CWR);
+    assert_eq!(flags(&l, 1), SYN | ACK | ECE);
+    l.send(0, a, b"x");
+    l.run_ms(5);
+    // A marked segment, forged; its sender hears ECE until it says CWR.
+    let mut s = l.forge(0);
+    s.payload = b"y".to_vec();
+    let mut frame = s.frame();
+    frame[15] = 2;
+    frame[24..26].fill(0);
+    let sum = common::wire::sum(&frame[14..34], 0);
+    frame[24..26].copy_from_slice(&sum);
+    assert!(siw_tcp::sim::mark(&mut frame));
+    l.net.inject(0, frame);
+    l.run_ms(5);
+    assert_eq!(l.net.hosts[1].stats().ce_received, 1);
+    assert_eq!(l.last(1).flags, ACK | ECE);
+    s.seq = s.seq.wrapping_add(1);
+    l.inject(&s);
+    l.run_ms(5);
+    assert_eq!(l.last(1).flags, ACK | ECE, "still");
+    s.seq = s.seq.wrapping_add(1);
+    s.flags |= CWR;
+    l.inject(&s);
+    l.run_ms(5);
+    assert_eq!(l.last(1).flags, ACK);
+    assert_eq!(l.read(1, b), b"xyyy");
+}
+
+#[test]
+fn an_echo_is_answered_once_a_window_and_with_cwr_rfc_3168_6_1_2() {
+    let mut c = [host_config(0), host_config(1)];
+    c.iter_mut().for_each(|c| c.ecn = true);
+    let mut l = Lab::with(c);
+    let [a, _] = l.connect();
+    for _ in 0..10 {
+        l.net.hosts[0]
+            .push_record(a, 1448, pattern(1448), false)
+            .unwrap();
+    }
+    l.net.flush(0, a);
+    let before = l.net.hosts[0].conn(a).unwrap().cwnd;
+    let base = l.forge(1);
+    for i in 1..4u32 {
+        let mut s = base.clone();
+        s.flags = ACK | ECE;
+        s.ack = s.ack.wrapping_add(i * 1448);
+        l.inject(&s);
+    }
+    l.run_ms(1);
+    let after = l.net.hosts[0].conn(a).unwrap();
+    assert_eq!(l.net.hosts[0].stats().ecn_reductions, 1);
+    assert!(after.cwnd < before);
+    l.send(0, a, b"next");
+    l.run_ms(1);
+    let cwr = |s: &&common::wire::Seg| s.from == 0 && s.flags & CWR != 0 && s.flags & SYN == 0;
+    assert_eq!(l.seen.borrow().iter().filter(cwr).count(), 1);
+}
+
+#[test]
+fn a_peer_without_ecn_gets_none() {
+    let mut c = [host_config(0), host_config(1)];
+    c[0].ecn = true;
+    let mut l = Lab::with(c);
+    let [a, b] = l.connect();
+    l.send(0, a, &pattern(5000));
+    l.run_ms(5);
+    assert_eq!(l.read(1, b).len(), 5000);
+    let seen = l.seen.borrow();
+    assert!(seen.iter().skip(1).all(|s| s.flags & (ECE | CWR) == 0));
+}
+
+#[test]
+fn hystart_leaves_slow_start_when_the_queue_grows_rfc_9406() {
+    let mut l = Impairment::perfect(Duration::from_millis(1));
+    l.rate = 1_000_000_000;
+    l.queue = usize::MAX >> 32;
+    let mut c = configs();
+    c.iter_mut().for_each(|c| c.recv_window = 64 << 20);
+    let size = 25_000_000;
+    let mut t = Transfer::new(5, c, [l, l], [size, 0]);
+    t.connect(false);
+    while t.sides[1].received < size {
+        t.run(micros(5000));
+    }
+    let info = t.sides[0].id.and_then(|id| t.net.hosts[0].conn(id));
+    assert_eq!(t.net.lost, 0, "{info:?}");
+    let info = info.unwrap();
+    // The path holds 250 KB; the queue would take all 25 MB.
+    assert!(info.ssthresh < 12_000_000, "{info:?}");
+    assert!(info.cwnd > 500_000, "{info:?}");
+}
+
+#[test]
+fn a_window_unused_for_long_is_not_believed_rfc_2861() {
+    let mut l = Lab::new();
+    let [a, b] = l.connect();
+    for _ in 0..6 {
+        for _ in 0..100 {
+            if l.net.hosts[0].send_room(a) >= 1448 {
+                l.net.hosts[0]
+                    .push_record(a, 1448, pattern(1448), false)
+                    .unwrap();
+            }
+        }
+        l.net.flush(0, a);
+        l.run_ms(2);
+        l.read(1, b);
+    }
+    let wide = l.net.hosts[0].conn(a).unwrap();
+    assert!(wide.cwnd > 40 * 1448, "{wide:?}");
+    l.run_ms(5);
+    l.send(0, a, b"soon");
+    let soon = l.net.hosts[0].conn(a).unwrap().cwnd;
+    assert_eq!(soon, wide.cwnd / 2, "one timeout has passed");
+    l.run_ms(1000);
+    l.send(0, a, b"late");
+    let late = l.net.hosts[0].conn(a).unwrap();
+    assert_eq!(late.cwnd, 10 * 1448, "down to the initial window");
+    assert!(
+        late.ssthresh >= wide.cwnd / 4,
+        "slow start may bring it back"
+    );
+}

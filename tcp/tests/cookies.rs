@@ -1,0 +1,270 @@
+//! Listeners under attack, and beside each other.
+
+mod common;
+
+use std::time::Duration;
+
+use common::wire::{ACK, Lab, SYN, Seg, pattern};
+use common::{PORT, Transfer, configs, micros};
+use siw_tcp::sim::{Impairment, Rng, host_config};
+use siw_tcp::{Events, FrameInfo, RxChecksum, State, VecBuf};
+
+const INFO: FrameInfo = FrameInfo {
+    checksum: RxChecksum::Good,
+    rss_hash: 0,
+};
+
+/// A segment from any IPv4 address; checksums are left to `RxChecksum::Good`.
+fn from(addr: [u8; 4], s: &Seg) -> VecBuf {
+    let mut f = s.frame();
+    f[26..30].copy_from_slice(&addr);
+    f[6..12].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
+    f.into()
+}
+
+fn flood(rng: &mut Rng, dport: u16, flags: u8) -> VecBuf {
+    let s = Seg {
+        from: 0,
+        sport: 1 + rng.below(65535) as u16,
+        dport,
+        seq: rng.next_u64() as u32,
+        ack: rng.next_u64() as u32,
+        flags,
+        window: 1000,
+        ..Seg::default()
+    };
+    // Half of them claim to be neighbours.
+    let near = rng.chance(0.5);
+    let r = rng.next_u64();
+    let a = if near {
+        [10, 0, 0, 3 + (r % 250) as u8]
+    } else {
+        [198, 51, (r >> 8) as u8, 1 + (r % 250) as u8]
+    };
+    from(a, &s)
+}
+
+fn fill(l: &mut Lab, port: u16, n: usize) {
+    let mut rng = Rng::new(8);
+    let now = l.net.now;
+    let burst: Vec<_> = (0..n).map(|_| (flood(&mut rng, port, SYN), INFO)).collect();
+    l.net.hosts[1].receive(now, burst.into_iter());
+}
+
+#[test]
+fn a_full_backlog_is_answered_with_cookies_that_bring_the_options_back_rfc_4987() {
+    for (ts, v6) in [(true, false), (false, false), (true, true)] {
+        let mut c = [host_config(0), host_config(1)];
+        c[0].timestamps = ts;
+        c.iter_mut().for_each(|c| c.ecn = true);
+        let mut l = Lab::with(c);
+        l.net.hosts[1].listen(None, 80, 8, 7).unwrap();
+        fill(&mut l, 80, 100);
+        assert_eq!(
+            l.net.hosts[1].connections(),
+            8,
+            "nothing is kept of the rest"
+        );
+        assert_eq!(l.net.hosts[1].stats().cookies_sent, 92);
+        let now = l.net.now;
+        let to = if v6 { "[fd00::2]:80" } else { "10.0.0.2:80" };
+        let a = l.net.hosts[0]
+            .connect(now, None, None, to.parse().unwrap(), 0)
+            .unwrap();
+        l.run_ms(20);
+        assert_eq!(l.net.hosts[1].stats().cookies_recv, 1);
+        let (b, e) = l.events[1][0];
+        assert!(e.contains(Events::ACCEPTED));
+        let info = l.net.hosts[1].conn(b).unwrap();
+        assert_eq!((info.state, info.user), (State::Established, 7));
+        let overhead = if v6 { 60 } else { 40 } + if ts { 12 } else { 0 };
+        // The nearest MSS of the table.
+        let mss = if v6 { 1440 } else { 1460 } + if v6 { 60 } else { 40 };
+        assert_eq!(info.emss, mss - overhead);
+        // With timestamps, window scaling and SACK survived.
+        let data = pattern(400_000);
+        l.send(0, a, &data);
+        l.send(1, b, &data);
+        let (mut there, mut back) = (vec![], vec![]);
+        for _ in 0..40 {
+            l.run_ms(5);
+            there.extend(l.read(1, b));
+            back.extend(l.read(0, a));
+        }
+        assert!(there == data && back == data);
+        let window = l.net.hosts[1].conn(b).unwrap().send_window;
+        assert_eq!(window > 0xffff, ts, "{window}");
+    }
+}
+
+#[test]
+fn a_lost_ack_is_made_good_by_the_data_behind_it() {
+    let mut l = Lab::new();
+    l.connect();
+    l.net.hosts[1].listen(None, 90, 4, 0).unwrap();
+    fill(&mut l, 90, 50);
+    let mut left = 1;
+    l.lose(move |from, f| {
+        let hit = from == 0 && left > 0 && Seg::parse(0, f).is_some_and(|s| s.flags == ACK);
+        left -= i32::from(hit);
+        hit
+    });
+    let now = l.net.now;
+    let a = l.net.hosts[0]
+        .connect(now, None, None, "10.0.0.2:90".parse().unwrap(), 0)
+        .unwrap();
+    l.run_ms(1);
+    l.send(0, a, b"first words");
+    l.run_ms(5);
+    let b = l.events[1].last().unwrap().0;
+    assert_eq!(l.read(1, b), b"first words");
+}
+
+#[test]
+fn forged_and_stale_cookies_open_nothing() {
+    let mut l = Lab::new();
+    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let mut rng = Rng::new(4);
+    // Nobody is attacked: no cookie is even looked at.
+    let now = l.net.now;
+    let b = flood(&mut rng, 80, ACK);
+    l.net.hosts[1].receive(now, std::iter::once((b, INFO)));
+    assert_eq!(l.net.hosts[1].stats().cookies_failed, 0);
+    fill(&mut l, 80, 50);
+    let acks: Vec<_> = (0..20_000)
+        .map(|_| (flood(&mut rng, 80, ACK), INFO))
+        .collect();
+    l.net.hosts[1].receive(now, acks.into_iter());
+    let s = l.net.hosts[1].stats();
+    assert_eq!((s.cookies_recv, s.cookies_failed), (0, 20_000));
+    assert!(s.out_rsts <= 1000, "rate limited");
+    // A right one, too late.
+    l.net.poll();
+    l.lose(|from, f| from == 0 && Seg::parse(0, f).is_some_and(|s| s.flags == ACK));
+    let now = l.net.now;
+    l.net.hosts[0]
+        .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
+        .unwrap();
+    l.run_ms(1);
+    let ack = l.last(0);
+    assert_eq!(ack.flags, ACK);
+    l.lose(|_, _| false);
+    l.net.now = l.net.now + Duration::from_secs(140);
+    fill(&mut l, 80, 50);
+    l.inject(&ack);
+    l.run_ms(1);
+    assert_eq!(l.net.hosts[1].stats().cookies_recv, 0);
+}
+
+#[test]
+fn a_flood_beside_a_bulk_flow_costs_that_flow_no_byte() {
+    let mut link = Impairment::perfect(micros(50));
+    link.rate = 400_000_000;
+    link.queue = 1 << 30;
+    let size = 3_000_000;
+    let mut t = Transfer::new(
+        3,
+        configs(),
+        [link, Impairment::perfect(micros(50))],
+        [size, size],
+    );
+    t.connect(false);
+    let mut rng = Rng::new(77);
+    let limit = t.net.now + Duration::from_secs(10);
+    let mut frames = 0;
+    while !t.sides.iter().all(|s| s.received == size) {
+        assert!(t.net.now < limit, "wedged");
+        let now = t.net.now;
+        let burst: Vec<_> = (0..200)
+            .map(|i| {
+                let port = [PORT, 81][i % 2];
+                let flags = [SYN, ACK, SYN, SYN | ACK, 4, 0x29][rng.below(6) as usize];
+                (flood(&mut rng, port, flags), INFO)
+            })
+            .collect();
+        frames += burst.len();
+        t.net.hosts[1].receive(now, burst.into_iter());
+        t.run(micros(100));
+    }
+    let s = t.net.hosts[1].stats();
+    println!("{frames} hostile frames: {s:?}");
+    assert!(s.cookies_sent > 1000 && s.out_rsts < 5000);
+    assert!(
+        t.net.hosts[1].connections() <= 9,
+        "the backlog and the flow"
+    );
+    for h in &t.net.hosts {
+        assert_eq!((h.stats().retrans_segs, h.stats().timeouts), (0, 0));
+    }
+}
+
+#[test]
+fn several_listeners_live_beside_each_other() {
+    let mut l = Lab::new();
+    let one = l.net.hosts[1].listen(None, 80, 4, 1).unwrap();
+    let two = l.net.hosts[1]
+        .listen(Some("10.0.0.2".parse().unwrap()), 80, 4, 2)
+        .unwrap();
+    let three = l.net.hosts[1].listen(None, 81, 4, 3).unwrap();
+    assert!(l.net.hosts[1].listen(None, 81, 4, 3).is_err(), "taken");
+    fill(&mut l, 80, 50);
+    for to in ["10.0.0.2:80", "[fd00::2]:80", "10.0.0.2:81"] {
+        let now = l.net.now;
+        l.net.hosts[0]
+            .connect(now, None, None, to.parse().unwrap(), 0)
+            .unwrap();
+        l.run_ms(10);
+    }
+    let by: Vec<_> = l.events[1]
+        .iter()
+        .map(|(id, _)| l.net.hosts[1].conn(*id).unwrap())
+        .map(|c| (c.listener.unwrap(), c.user))
+        .collect();
+    assert_eq!(
+        by,
+        [(two, 2), (one, 1), (three, 3)],
+        "the closest address wins"
+    );
+    let s = l.net.hosts[1].stats();
+    assert_eq!(
+        s.cookies_recv, 1,
+        "only the flooded listener needed a cookie"
+    );
+    let now = l.net.now;
+    l.net.hosts[1].unlisten(now, two);
+    let c = l.net.hosts[0]
+        .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
+        .unwrap();
+    l.run_ms(10);
+    assert_eq!(
+        l.net.hosts[0].conn(c).unwrap().state,
+        State::Established,
+        "the wildcard takes over"
+    );
+}
+
+#[test]
+fn established_connections_that_nobody_fetches_are_bounded_too() {
+    let mut l = Lab::new();
+    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let now = l.net.now;
+    let mut ids = vec![];
+    for _ in 0..30 {
+        ids.push(
+            l.net.hosts[0]
+                .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
+                .unwrap(),
+        );
+    }
+    // Nobody calls next_event on host 1.
+    l.net.run(Duration::from_millis(20), |_| false);
+    // As many by cookie as the backlog, and those that were half-open.
+    assert!(l.net.hosts[1].stats().curr_estab <= 8);
+    assert!(l.net.hosts[1].stats().listen_overflows > 0);
+    l.collect();
+    l.run_ms(5000);
+    assert!(
+        l.net.hosts[1].stats().curr_estab > 4,
+        "those who come again get in"
+    );
+}

@@ -1,0 +1,110 @@
+//! Which neighbour packets go to, and which address they come from.
+
+use siw_tcp::sim::{Pattern, SimNet, VecSink, host_config};
+use siw_tcp::{Error, Instant, Route, Stack, StackConfig, VecBuf};
+
+fn route(to: &str, via: &str) -> Route {
+    Route {
+        to: to.parse().unwrap(),
+        via: via.parse().unwrap(),
+    }
+}
+
+/// The neighbour that a connect to `to` asks for, and the source address it asks with.
+fn asked(c: &StackConfig, to: &str) -> Option<(String, String)> {
+    let now = Instant::from_millis(1);
+    let mut s = Stack::<VecBuf, Pattern>::new(c.clone(), now).unwrap();
+    let to = to.parse().unwrap();
+    match s.connect(now, None, None, to, 0) {
+        Err(Error::NoRoute(_)) => return None,
+        r => r.unwrap(),
+    };
+    let mut sink = VecSink::default();
+    s.poll(now, &mut sink);
+    s.poll(now, &mut sink);
+    let (f, _) = sink.frames.pop_front().expect("a solicitation");
+    Some(if f[12..14] == [8, 6] {
+        let ip = |at: usize| format!("{}.{}.{}.{}", f[at], f[at + 1], f[at + 2], f[at + 3]);
+        (ip(38), ip(28))
+    } else {
+        let ip = |at: usize| {
+            let b: [u8; 16] = f[at..at + 16].try_into().unwrap();
+            std::net::Ipv6Addr::from(b).to_string()
+        };
+        (ip(62), ip(22))
+    })
+}
+
+fn pair(a: &str, b: &str) -> Option<(String, String)> {
+    Some((a.into(), b.into()))
+}
+
+#[test]
+fn the_longest_prefix_decides_and_the_source_is_on_the_way_rfc_1812_5_2_4_3() {
+    let mut c = host_config(0);
+    c.addrs.push("172.16.0.1/16".parse().unwrap());
+    c.gateway_v4 = Some("10.0.0.254".parse().unwrap());
+    c.routes = vec![
+        route("192.0.2.0/24", "10.0.0.253"),
+        route("192.0.2.128/25", "172.16.0.9"),
+        route("192.0.2.200/32", "10.0.0.7"),
+        route("172.16.5.0/24", "172.16.0.8"),
+        route("10.0.0.0/24", "172.16.0.8"),
+        route("2001:db8::/32", "fd00::9"),
+        route("2001:db8:1::/48", "fe80::1"),
+    ];
+    for (to, via, from) in [
+        ("198.51.100.1:1", "10.0.0.254", "10.0.0.1"),
+        ("192.0.2.1:1", "10.0.0.253", "10.0.0.1"),
+        ("192.0.2.129:1", "172.16.0.9", "172.16.0.1"),
+        ("192.0.2.200:1", "10.0.0.7", "10.0.0.1"),
+        ("172.16.9.9:1", "172.16.9.9", "172.16.0.1"),
+        ("172.16.5.5:1", "172.16.0.8", "172.16.0.1"),
+        // The link beats a route of the same length.
+        ("10.0.0.77:1", "10.0.0.77", "10.0.0.1"),
+        ("[2001:db8::1]:1", "fd00::9", "fd00::1"),
+        ("[2001:db8:1::1]:1", "fe80::1", "fd00::1"),
+    ] {
+        assert_eq!(asked(&c, to), pair(via, from), "{to}");
+    }
+    assert_eq!(asked(&c, "[2001:db9::1]:1"), None);
+}
+
+#[test]
+fn a_route_that_cannot_work_is_refused() {
+    for (to, via, why) in [
+        (
+            "192.0.2.0/24",
+            "203.0.113.1",
+            "no address of this device is on its link",
+        ),
+        ("192.0.2.0/24", "fd00::9", "family"),
+    ] {
+        let mut c = host_config(0);
+        c.routes = vec![route(to, via)];
+        let e = Stack::<VecBuf, Pattern>::new(c, Instant(1)).err().unwrap();
+        assert!(e.to_string().contains(why), "{e}");
+    }
+}
+
+#[test]
+fn two_routed_networks_talk_through_each_other() {
+    let mut c = [host_config(0), host_config(1)];
+    c[1].addrs.push("192.0.2.7/32".parse().unwrap());
+    c[0].routes = vec![route("192.0.2.0/24", "10.0.0.2")];
+    let link = siw_tcp::sim::Impairment::perfect(std::time::Duration::from_micros(50));
+    let mut net = SimNet::<Pattern>::new(1, c, [link; 2]);
+    let now = net.now;
+    net.hosts[1]
+        .listen(Some("192.0.2.7".parse().unwrap()), 80, 4, 0)
+        .unwrap();
+    let a = net.hosts[0]
+        .connect(now, None, None, "192.0.2.7:80".parse().unwrap(), 0)
+        .unwrap();
+    let up = |n: &mut SimNet<Pattern>| {
+        n.hosts[0]
+            .conn(a)
+            .is_some_and(|c| c.state == siw_tcp::State::Established)
+    };
+    assert!(net.run(std::time::Duration::from_millis(10), up));
+}
