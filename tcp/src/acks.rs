@@ -69,7 +69,9 @@ impl Shared {
         let h = &mut c.hot;
         h.rcv_nxt += len as u32;
         c.rx.push(b);
-        h.unacked_segs = h.unacked_segs.saturating_add(1);
+        // What a port put together counts as several (RFC 9293 section 3.8.6.3).
+        let segs = 1 + u8::from(len > usize::from(h.emss));
+        h.unacked_segs = h.unacked_segs.saturating_add(segs);
         if push || h.unacked_segs >= 2 {
             self.owe(index, h, flag::NEED_ACK);
         } else if h.ack_at == 0 {

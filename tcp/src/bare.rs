@@ -98,6 +98,7 @@ impl Shared {
             options: &options[..n],
             payload: 0,
             ect: false,
+            tso: false,
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
@@ -157,6 +158,7 @@ impl Shared {
             options: &o[..n],
             payload: 0,
             ect: false,
+            tso: false,
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);

@@ -71,6 +71,15 @@ pub struct Route {
     pub via: IpAddr,
 }
 
+/// TCP segmentation by the port: limits of one super-segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tso {
+    /// Wire segments, at least 2.
+    pub max_segments: u16,
+    /// Payload bytes, at most 65000.
+    pub max_bytes: u32,
+}
+
 /// Which congestion controller new connections use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
@@ -155,6 +164,9 @@ pub struct StackConfig {
     pub max_connections: usize,
     /// Leave the sink to complete checksums in software ([`crate::TxChecksum::Partial`]).
     pub tx_checksum: bool,
+    /// The port cuts super-segments ([`crate::FrameMeta::tso_segsz`]); needs `tx_checksum` off,
+    /// since only it can then compute checksums.
+    pub tso: Option<Tso>,
     pub keepalive: Option<Keepalive>,
     /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
     pub user_timeout: Duration,
@@ -202,6 +214,7 @@ impl StackConfig {
             hash_key: [0xa5; 16],
             max_connections: 65536,
             tx_checksum: true,
+            tso: None,
             keepalive: None,
             user_timeout: Duration::from_secs(120),
             syn_retries: 6,
@@ -225,6 +238,14 @@ pub(crate) fn check(c: &StackConfig) -> Result<(), Error> {
     }
     if c.addrs.is_empty() {
         return bad("a device needs at least one address".into());
+    }
+    if let Some(t) = c.tso {
+        if c.tx_checksum {
+            return bad("TSO needs checksum offload: set tx_checksum to false".into());
+        }
+        if t.max_segments < 2 || t.max_bytes > 65000 {
+            return bad("TSO: at least 2 segments and at most 65000 bytes".into());
+        }
     }
     for r in &c.routes {
         if r.to.addr.is_ipv4() != r.via.is_ipv4() {

@@ -163,6 +163,7 @@ impl Control {
                 options: &[],
                 payload: 0,
                 ect: false,
+                tso: false,
             },
             stats,
         );

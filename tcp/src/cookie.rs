@@ -87,6 +87,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             options: &o[..n],
             payload: 0,
             ect: false,
+            tso: false,
         };
         let t = Template::new(sh.config.mac, src_mac, sh.config.vlan, key);
         sh.control.tcp(&t, &fields, &mut sh.stats);

@@ -50,6 +50,7 @@ impl Shared {
                 options: &[],
                 payload: 0,
                 ect: false,
+                tso: false,
             };
             self.control.tcp(&c.template, &fields, &mut self.stats);
             self.stats.pure_acks_out += 1;

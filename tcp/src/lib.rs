@@ -66,7 +66,7 @@ mod timers;
 mod wheel;
 
 pub use buf::{RecvBuf, VecBuf};
-pub use config::{Congestion, IpCidr, Keepalive, NeighbourConfig, Route, StackConfig};
+pub use config::{Congestion, IpCidr, Keepalive, NeighbourConfig, Route, StackConfig, Tso};
 pub use error::Error;
 pub use events::Events;
 pub use rx_queue::RxQueue;

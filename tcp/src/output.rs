@@ -85,10 +85,14 @@ impl Shared {
             options: &[],
             payload: s.len,
             ect,
+            tso: s.len > u32::from(h.emss),
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
         meta.retransmission = again;
+        if fields.tso {
+            meta.tso_segsz = c.hot.emss;
+        }
         if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
         }
@@ -264,6 +268,22 @@ impl Shared {
             } else if plan.len > usable && h.pipe > 0 {
                 break;
             }
+            if let Some(tso) = self.config.tso
+                && plan.len == emss
+                && plan.len <= usable
+                && !c.hot.has(flag::CWR_OWED)
+            {
+                match self.send_train(index, c, (emss, usable), &tso, now, tx) {
+                    Ok(n) => {
+                        sent += n;
+                        continue;
+                    }
+                    Err(e) => {
+                        result = Err(e);
+                        break;
+                    }
+                }
+            }
             let h = &mut c.hot;
             let fin = h.unsent == plan.len
                 && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
@@ -367,6 +387,37 @@ impl Shared {
         Ok(())
     }
 
+    /// Several new segments as one frame that the port cuts; noted one by one, so that repetitions
+    /// know nothing of it. The FIN goes alone.
+    #[cold]
+    fn send_train<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        budget: (u32, u32),
+        tso: &crate::Tso,
+        now: Instant,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<u32, Blocked> {
+        let (cursor, before) = (c.tx.cursor(), c.tx.sent.len());
+        let Some((whole, count)) = c.tx.train(budget, tso, c.hot.snd_nxt, now.0) else {
+            return Ok(0);
+        };
+        if let Err(e) = self.emit(index, c, &whole, false, now, tx) {
+            c.tx.sent.truncate(before);
+            c.tx.rewind(cursor);
+            return Err(e);
+        }
+        self.stats.out_segs += u64::from(count - 1);
+        self.stats.tso_frames += u64::from(count > 1);
+        self.sent_new(index, c, &whole, now);
+        let h = &mut c.hot;
+        h.pipe += whole.len;
+        h.unsent -= whole.len;
+        h.flags &= !flag::CUT;
+        Ok(whole.len)
+    }
+
     /// Sends a new segment and notes it; nothing changes when the sink is full.
     #[inline]
     fn emit_new<B: RecvBuf, R>(
@@ -379,6 +430,12 @@ impl Shared {
     ) -> Result<(), Blocked> {
         self.emit(index, c, s, false, now, tx)?;
         c.tx.sent.push_back(*s);
+        self.sent_new(index, c, s, now);
+        Ok(())
+    }
+
+    #[inline]
+    fn sent_new<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, s: &Sent, now: Instant) {
         let h = &mut c.hot;
         h.snd_nxt = s.end();
         if s.flags & send_queue::FIN != 0 {
@@ -391,7 +448,6 @@ impl Shared {
         if h.rto_at == 0 {
             self.restart_rto(index, h, now);
         }
-        Ok(())
     }
 
     /// Nothing is in flight and the window holds the next record back: probe it in time

@@ -152,6 +152,41 @@ impl<R> SendQueue<R> {
         }
     }
 
+    /// Takes up to `limit` full segments and what follows them, `usable` bytes together, into
+    /// `sent`, and returns them as one: records are consecutive, so the pieces are too.
+    #[cold]
+    pub(crate) fn train(
+        &mut self,
+        (emss, usable): (u32, u32),
+        limit: &crate::Tso,
+        seq: SeqNr,
+        at: u64,
+    ) -> Option<(Sent, u32)> {
+        let mut whole: Option<Sent> = None;
+        let mut count = 0;
+        while count < u32::from(limit.max_segments) {
+            let len = whole.map_or(0, |w| w.len);
+            let left = usable - len;
+            let plan = self.plan(emss, left);
+            // The first goes in any case.
+            let fits = |p: &Plan| p.len <= left && (count == 0 || len + p.len <= limit.max_bytes);
+            let Some(plan) = plan.filter(fits) else {
+                break;
+            };
+            let s = self.make(&plan, seq + len, false, at);
+            self.made(&plan);
+            self.sent.push_back(s);
+            count += 1;
+            let w = whole.get_or_insert(Sent { len: 0, ..s });
+            w.len += s.len;
+            w.flags |= s.flags;
+            if s.len < emss {
+                break;
+            }
+        }
+        whole.map(|w| (w, count))
+    }
+
     /// The planned segment; [`SendQueue::made`] once it left.
     #[inline]
     pub(crate) fn make(&self, plan: &Plan, seq: SeqNr, fin: bool, at: u64) -> Sent {
@@ -170,6 +205,17 @@ impl<R> SendQueue<R> {
     pub(crate) fn made(&mut self, plan: &Plan) {
         self.next_record = plan.next_record;
         self.next_offset = plan.next_offset;
+    }
+
+    /// Where the next new segment begins, to come back to with [`SendQueue::rewind`].
+    #[inline]
+    pub(crate) fn cursor(&self) -> (u32, u32) {
+        (self.next_record, self.next_offset)
+    }
+
+    #[inline]
+    pub(crate) fn rewind(&mut self, (record, offset): (u32, u32)) {
+        (self.next_record, self.next_offset) = (record, offset);
     }
 
     pub(crate) fn make_fin(&self, seq: SeqNr, at: u64) -> Sent {

@@ -73,8 +73,55 @@ impl RecordBytes for Pattern {
 pub struct VecSink {
     pub frames: VecDeque<(Vec<u8>, FrameMeta)>,
     open: Option<(Vec<u8>, FrameMeta, usize, Sum)>,
+    /// Most payload that one frame had.
+    pub largest: u32,
     /// So many more frames are taken; `None`: all.
     pub space: Option<usize>,
+}
+
+impl VecSink {
+    /// TCP segmentation offload, as a NIC does it.
+    fn segment(&mut self, f: &[u8], meta: FrameMeta, headers: usize) {
+        let (l2, l3) = (usize::from(meta.l2_len), usize::from(meta.l3_len));
+        let (head, payload) = f.split_at(headers);
+        let size = usize::from(meta.tso_segsz);
+        assert!(payload.len() > size, "a super-segment has several segments");
+        let tcp = l2 + l3;
+        let seq = u32::from_be_bytes([head[tcp + 4], head[tcp + 5], head[tcp + 6], head[tcp + 7]]);
+        let count = payload.len().div_ceil(size);
+        for (i, part) in payload.chunks(size).enumerate() {
+            let mut h = head.to_vec();
+            let tcp_len = (headers - tcp + part.len()) as u16;
+            if meta.ipv6 {
+                h[l2 + 4..l2 + 6].copy_from_slice(&tcp_len.to_be_bytes());
+            } else {
+                h[l2 + 2..l2 + 4].copy_from_slice(&(tcp_len + 20).to_be_bytes());
+                h[l2 + 10..l2 + 12].fill(0);
+                let mut s = Sum::new();
+                s.add(&h[l2..tcp]);
+                h[l2 + 10..l2 + 12].copy_from_slice(&(!s.value()).to_be_bytes());
+            }
+            h[tcp + 4..tcp + 8].copy_from_slice(&seq.wrapping_add((i * size) as u32).to_be_bytes());
+            if i + 1 < count {
+                h[tcp + 13] &= !0x09; // FIN and PSH go with the last
+            }
+            let mut length = Sum::new();
+            length.add(&h[tcp + 16..tcp + 18]);
+            length.add_word(tcp_len);
+            h[tcp + 16..tcp + 18].copy_from_slice(&length.value().to_be_bytes());
+            let meta = FrameMeta {
+                payload_len: part.len() as u32,
+                tso_segsz: 0,
+                ..meta
+            };
+            let mut sum = Sum::new();
+            sum.add(part);
+            let done = checksum::finish(&h, &meta, sum);
+            h[tcp + 16..tcp + 18].copy_from_slice(&done);
+            h.extend_from_slice(part);
+            self.frames.push_back((h, meta));
+        }
+    }
 }
 
 impl<R: RecordBytes> FrameSink<R> for VecSink {
@@ -108,7 +155,12 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
             headers + meta.payload_len as usize,
             "payload_len tells the truth"
         );
-        if meta.checksum == TxChecksum::Partial {
+        self.largest = self.largest.max(meta.payload_len);
+        if meta.tso_segsz > 0 {
+            return self.segment(&f, meta, headers);
+        }
+        // As a NIC does, or as the daemon's sink.
+        if meta.checksum != TxChecksum::Complete && meta.l4_len > 0 {
             let done = checksum::finish(&f[..headers], &meta, sum);
             let at = checksum::tcp_field(&meta);
             f[at..at + 2].copy_from_slice(&done);

@@ -33,6 +33,9 @@ pub struct FrameMeta {
     /// Payload bytes that follow the headers.
     pub payload_len: u32,
     /// Payload per wire segment when the frame is a TSO super-segment; 0: an ordinary frame.
+    /// Every wire segment of it but the last is full, and each carries whole records (unless a
+    /// record exceeds the segment). The TCP checksum field of a super-segment holds the
+    /// pseudo-header sum without a length, as DPDK's `rte_ipv4_phdr_cksum` makes it for TSO.
     pub tso_segsz: u16,
     /// `None` for ARP, NDP, ICMP and resets that belong to no connection.
     pub conn: Option<ConnId>,

@@ -24,6 +24,8 @@ counters! {
     frames_out,
     in_segs,
     out_segs,
+    /// Frames that carried several segments for the port to cut.
+    tso_frames,
     in_bytes,
     out_bytes,
     /// Established segments that took the straight path.

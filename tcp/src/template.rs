@@ -32,6 +32,8 @@ pub(crate) struct Fields<'a> {
     pub payload: u32,
     /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
     pub ect: bool,
+    /// A super-segment: its parts have lengths of their own.
+    pub tso: bool,
 }
 
 /// Sum of 16-bit words of an even slice; cold.
@@ -178,7 +180,8 @@ impl Template {
         t[12] = (l4 as u8 / 4) << 4;
         t[13] = f.flags;
         t[14..16].copy_from_slice(&f.window.to_be_bytes());
-        t[16..18].copy_from_slice(&fold(u64::from(self.pseudo) + u64::from(tcp_len)).to_be_bytes());
+        let summed = if f.tso { 0 } else { tcp_len };
+        t[16..18].copy_from_slice(&fold(u64::from(self.pseudo) + u64::from(summed)).to_be_bytes());
         let mut at = 20;
         if let Some((val, ecr)) = f.ts {
             t[20..24].copy_from_slice(&TS_ALIGNED.to_be_bytes());
@@ -213,6 +216,7 @@ mod tests {
                     options: &[1, 1, 1, 1],
                     payload: 5,
                     ect: vlan.is_some(),
+                    tso: false,
                 };
                 let (n, meta) = t.meta(&f);
                 t.build(&mut out[..n], &f);

@@ -158,6 +158,7 @@ impl Shared {
             options: &[],
             payload: 0,
             ect: false,
+            tso: false,
         };
         self.stats.out_rsts += 1;
         self.control.tcp(&c.template, &f, &mut self.stats);

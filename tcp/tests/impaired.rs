@@ -53,6 +53,13 @@ fn scenario(seed: u64) {
             Congestion::Dctcp
         };
         c.ecn = rng.chance(0.5);
+        if rng.chance(0.3) {
+            c.tx_checksum = false;
+            c.tso = Some(siw_tcp::Tso {
+                max_segments: 2 + rng.below(60) as u16,
+                max_bytes: 5_000 + rng.below(60_000) as u32,
+            });
+        }
         c.recv_window = 16384 << rng.below(8);
         c.timestamps = !rng.chance(0.2);
         c.sack = !rng.chance(0.2);

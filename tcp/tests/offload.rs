@@ -1,0 +1,196 @@
+//! Super-segments out, coalesced chains in.
+
+mod common;
+
+use std::collections::VecDeque;
+
+use common::{Transfer, configs, micros};
+use siw_tcp::sim::{Impairment, Pattern, RecordBytes, host_config};
+use siw_tcp::{
+    Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack, StackConfig, Tso,
+};
+
+const TSO: Tso = Tso {
+    max_segments: 40,
+    max_bytes: 60_000,
+};
+
+fn with_tso(mut c: StackConfig) -> StackConfig {
+    c.tx_checksum = false;
+    c.tso = Some(TSO);
+    c
+}
+
+#[test]
+fn full_segments_leave_as_trains_and_losses_are_repaired_one_by_one() {
+    for (loss, v6) in [(0.0, false), (0.02, false), (0.02, true)] {
+        let mut link = Impairment::perfect(micros(50));
+        link.loss = loss;
+        let mut t = Transfer::new(9, configs().map(with_tso), [link; 2], [3_000_000, 100_000]);
+        t.connect(v6);
+        assert!(t.run(std::time::Duration::from_secs(20)));
+        let s = t.net.hosts[0].stats();
+        assert!(s.tso_frames > 50, "{s:?}");
+        assert!(s.frames_out < s.out_segs);
+        let largest = t.net.sinks[0].largest;
+        assert!(largest > 10_000 && largest <= TSO.max_bytes, "{largest}");
+        t.check_boundaries();
+    }
+}
+
+#[test]
+fn a_configuration_that_cannot_work_is_refused() {
+    let mut c = with_tso(host_config(0));
+    c.tx_checksum = true;
+    assert!(Stack::<Chain, Pattern>::new(c.clone(), Instant(1)).is_err());
+    c.tx_checksum = false;
+    c.tso = Some(Tso {
+        max_segments: 40,
+        max_bytes: 70_000,
+    });
+    assert!(Stack::<Chain, Pattern>::new(c, Instant(1)).is_err());
+}
+
+/// A received frame of many buffers, as LRO ports and virtio deliver them.
+#[derive(Default)]
+struct Chain {
+    parts: VecDeque<Vec<u8>>,
+}
+
+impl RecvBuf for Chain {
+    type Chunks<'a> =
+        std::iter::Map<std::collections::vec_deque::Iter<'a, Vec<u8>>, fn(&'a Vec<u8>) -> &'a [u8]>;
+    fn remaining(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
+    }
+    fn chunk(&self) -> &[u8] {
+        self.parts.front().map_or(&[], |p| p)
+    }
+    fn chunks(&self) -> Self::Chunks<'_> {
+        self.parts.iter().map(|p| p)
+    }
+    fn advance(&mut self, mut n: usize) {
+        while n > 0 {
+            let p = self.parts.front_mut().unwrap();
+            if p.len() > n {
+                p.drain(..n);
+                return;
+            }
+            n -= p.len();
+            self.parts.pop_front();
+        }
+    }
+    fn truncate(&mut self, n: usize) {
+        let mut left = n;
+        for p in &mut self.parts {
+            p.truncate(left);
+            left -= p.len();
+        }
+        self.parts.retain(|p| !p.is_empty());
+    }
+}
+
+/// A memory link that carries super-segments whole; records where records begin.
+#[derive(Default)]
+struct Wire {
+    frames: Vec<Chain>,
+    /// Of each train: its segment size and the lengths of its pieces.
+    trains: Vec<(u16, Vec<u32>)>,
+    open: Chain,
+    segsz: u16,
+    pieces: Vec<u32>,
+}
+
+impl FrameSink<Pattern> for Wire {
+    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.open.parts = VecDeque::from([headers.to_vec()]);
+        self.segsz = meta.tso_segsz;
+        true
+    }
+    fn append(&mut self, _: u64, r: &Pattern, offset: u32, len: u32) {
+        let mut v = vec![];
+        r.read(offset, len, &mut v);
+        self.open.parts.extend(v.chunks(1000).map(<[u8]>::to_vec));
+        self.pieces.push(len);
+    }
+    fn bytes(&mut self, b: &[u8]) {
+        self.open.parts.push_back(b.to_vec());
+    }
+    fn end(&mut self) {
+        self.frames.push(std::mem::take(&mut self.open));
+        let pieces = std::mem::take(&mut self.pieces);
+        if self.segsz > 0 {
+            self.trains.push((self.segsz, pieces));
+        }
+    }
+}
+
+#[test]
+fn a_train_carries_whole_records_and_a_chain_of_them_is_received_in_place() {
+    let start = Instant::from_millis(1000);
+    let mut hosts = [0, 1].map(|i| {
+        let mut c = with_tso(host_config(i));
+        c.initial_window = 100;
+        Stack::<Chain, Pattern>::new(c, start).unwrap()
+    });
+    hosts[1].listen(None, 80, 4, 0).unwrap();
+    let a = hosts[0]
+        .connect(start, None, None, "10.0.0.2:80".parse().unwrap(), 0)
+        .unwrap();
+    let mut wires = [Wire::default(), Wire::default()];
+    let mut b = None;
+    // Full records, two halves that share a segment, a short one that ends a train.
+    let lens = [1448, 1448, 724, 724, 1448, 500, 1448, 1448, 1000, 1000];
+    let total: u32 = lens.iter().sum();
+    let mut pushed = false;
+    let mut got = 0u64;
+    for step in 0..60u64 {
+        let now = Instant(start.0 + step * 50_000);
+        for i in 0..2 {
+            let info = FrameInfo {
+                checksum: RxChecksum::Good,
+                rss_hash: 0,
+            };
+            let frames = std::mem::take(&mut wires[1 - i].frames);
+            hosts[i].receive(now, frames.into_iter().map(|f| (f, info)));
+            while let Some((id, _, e)) = hosts[i].next_event() {
+                if e.contains(Events::ACCEPTED) {
+                    b = Some(id);
+                }
+                if e.contains(Events::CONNECTED) && !pushed {
+                    pushed = true;
+                    let mut at = 0;
+                    for len in lens {
+                        let r = Pattern { salt: 3, start: at };
+                        hosts[0].push_record(a, len, r, false).unwrap();
+                        at += u64::from(len);
+                    }
+                    hosts[0].flush(now, a, &mut wires[0]);
+                }
+            }
+            hosts[i].poll(now, &mut wires[i]);
+        }
+        if let Some(rx) = b.and_then(|b| hosts[1].rx_queue(b)) {
+            let n = rx.len_bytes();
+            rx.for_each(0, n, |c| {
+                for &x in c {
+                    assert_eq!(x, Pattern::byte(3, got));
+                    got += 1;
+                }
+            });
+            rx.consume(n);
+        }
+    }
+    assert_eq!(got, u64::from(total));
+    assert_eq!(
+        wires[0].trains,
+        [
+            (1448, vec![1448, 1448, 724, 724, 1448, 500]),
+            (1448, vec![1448, 1448, 1000]),
+        ],
+        "each segment but the last of a train is full"
+    );
+    assert!(hosts[0].idle() && hosts[0].stats().retrans_segs == 0);
+    let acks = hosts[1].stats().pure_acks_out;
+    assert!(acks <= 2, "a chain is acknowledged at once: {acks}");
+}
