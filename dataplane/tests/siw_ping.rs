@@ -117,7 +117,7 @@ fn nobody_listening_and_no_daemon_are_told_apart() {
     let mut d = Daemon::loopback();
     let (ok, out, err) = client(&d, "1", &["-C", "1", "--json"]);
     assert!(
-        !ok && err.contains("cannot connect to 10.77.0.2: connection refused"),
+        !ok && err.contains("cannot connect to 10.77.0.2: nothing listens"),
         "{err}"
     );
     assert!(out.contains("\"ok\":false"), "{out}");

@@ -503,8 +503,10 @@ fn run_client(args: &Args, ctx: &Context) -> Result<u64, Stop> {
     s.qp.connect(&s.cm, SocketAddr::new(ip, args.port), &opt)?;
     match s.cm.get_event(Some(s.timeout + Duration::from_secs(2)))? {
         CmEvent::Established(i) => s.established(&i),
-        CmEvent::Rejected(i) => return Err(Stop::Failed(format!("rejected: {}", i.reason))),
-        CmEvent::Unreachable(i) | CmEvent::ConnectError(i) | CmEvent::Disconnected(i) => {
+        CmEvent::Rejected(i)
+        | CmEvent::Unreachable(i)
+        | CmEvent::ConnectError(i)
+        | CmEvent::Disconnected(i) => {
             return Err(Stop::Failed(format!(
                 "cannot connect to {ip}: {}",
                 i.reason

@@ -506,6 +506,8 @@ impl Worker {
                 if waits {
                     self.releasing.push(slot);
                 } else {
+                    // What waited for this completion may go now.
+                    self.make_ready(slot);
                     self.after(now, slot);
                 }
             }

@@ -272,7 +272,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
             builder.frame.broken = true;
             return;
         };
-        let built = if offset == 0 && len as usize == siw_iwarp::fpdu::wire_len(fpdu.ulpdu_len) {
+        let built = if offset == 0 && len as usize == fpdu.wire_len() {
             qp.qp.build(self.keys, fpdu, &mut builder)
         } else {
             self.out.scratch.clear();
