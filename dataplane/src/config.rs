@@ -252,6 +252,8 @@ pub enum CongestionName {
     Cubic,
     /// RFC 5681 with RFC 6582.
     Newreno,
+    /// RFC 8257, for fabrics whose switches mark; asks for ECN.
+    Dctcp,
 }
 
 /// A ready-to-run frame announced to the peer (RFC 6581, section 9).
@@ -298,6 +300,9 @@ pub struct DeviceConfig {
     pub gateway: Option<Ipv4Addr>,
     /// IPv6 router for other networks.
     pub gateway6: Option<Ipv6Addr>,
+    /// Networks behind other routers than the gateway; the longest prefix wins.
+    #[serde(default)]
+    pub routes: Vec<RouteConfig>,
     /// IP bytes in a frame, 1280 to 9000 (576 without IPv6).
     #[serde(default = "default_mtu")]
     pub mtu: Spanned<u16>,
@@ -322,6 +327,16 @@ fn default_mtu() -> Spanned<u16> {
 
 fn default_checksum() -> ChecksumPolicy {
     ChecksumPolicy::Auto
+}
+
+/// A route: `{ to = "10.80.0.0/16", via = "10.77.0.254" }`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteConfig {
+    /// Destinations.
+    pub to: Cidr,
+    /// A router on one of the device's networks.
+    pub via: Spanned<std::net::IpAddr>,
 }
 
 /// `[device.mpa]`: connection set-up (RFC 5044, RFC 6581).
@@ -370,6 +385,8 @@ impl Default for MpaSettings {
 pub struct TcpSettings {
     /// Congestion control.
     pub congestion: CongestionName,
+    /// Offer and accept Explicit Congestion Notification (RFC 3168).
+    pub ecn: bool,
     /// Least retransmission timeout in milliseconds (RFC 6298 allows less than 1 s on fabrics).
     pub rto_min_ms: u32,
     /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, whose
@@ -385,6 +402,7 @@ impl Default for TcpSettings {
     fn default() -> Self {
         TcpSettings {
             congestion: CongestionName::Cubic,
+            ecn: false,
             rto_min_ms: 5,
             receive_window: None,
             delayed_ack_us: 1_000,
@@ -566,6 +584,22 @@ impl DeviceConfig {
                 format!("queues {}: 1 to {} are allowed", q.get_ref(), MAX_WORKERS),
             ));
         }
+        for r in &self.routes {
+            let via = *r.via.get_ref();
+            let on_link = self
+                .addresses
+                .get_ref()
+                .iter()
+                .any(|a| siw_tcp::IpCidr::new(a.addr, a.prefix).contains(via));
+            if !on_link || via.is_ipv4() != r.to.addr.is_ipv4() {
+                return Err((
+                    r.via.span(),
+                    format!(
+                        "router {via}: it has to be on one of the device's own networks, of the destination's family"
+                    ),
+                ));
+            }
+        }
         let m = &self.mpa;
         if !(1..=2).contains(m.revision.get_ref()) {
             return Err((
@@ -654,6 +688,17 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
         assert!(error(&two).contains("names 2 links"));
         let none = GOOD.replacen("pair = \"lo\"\n", "", 1);
         assert!(error(&none).contains("names 0 links"));
+    }
+
+    #[test]
+    fn a_route_through_a_router_that_is_not_on_the_link_is_refused() {
+        let with = |via: &str| {
+            let route =
+                format!("pair = \"lo\"\nroutes = [{{ to = \"10.80.0.0/16\", via = \"{via}\" }}]");
+            GOOD.replacen("pair = \"lo\"", &route, 1)
+        };
+        assert!(Config::parse(Path::new("x.toml"), &with("10.77.0.254")).is_ok());
+        assert!(error(&with("10.78.0.1")).contains("router 10.78.0.1"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
-use siw_tcp::{Congestion, IpCidr, Keepalive, StackConfig};
+use siw_tcp::{Congestion, IpCidr, Keepalive, Route, StackConfig};
 
 use crate::config::{
     ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName, RtrName,
@@ -25,6 +25,8 @@ const TAP_DRIVER: &str = "net_tap";
 /// Receive windows where the configuration names none.
 const WINDOW: u32 = 1 << 20;
 const PAIR_WINDOW: u32 = 256 << 10;
+/// Segments that a connection of a pair may send at once after silence.
+const PAIR_INITIAL_WINDOW: u32 = 256;
 
 /// A started port and what its lanes need to know.
 pub struct Device {
@@ -204,6 +206,7 @@ impl Device {
             name: self.config.name.get_ref().0.clone(),
             driver: self.driver.clone(),
             mac: self.mac,
+            routes: self.config.routes.iter().map(|r| r.to).collect(),
             gateway: self.config.gateway.is_some(),
             gateway6: self.config.gateway6.is_some(),
             addresses,
@@ -295,7 +298,17 @@ impl Device {
             congestion: match t.congestion {
                 CongestionName::Cubic => Congestion::Cubic,
                 CongestionName::Newreno => Congestion::NewReno,
+                CongestionName::Dctcp => Congestion::Dctcp,
             },
+            ecn: t.ecn,
+            routes: c
+                .routes
+                .iter()
+                .map(|r| Route {
+                    to: IpCidr::new(r.to.addr, r.to.prefix),
+                    via: *r.via.get_ref(),
+                })
+                .collect(),
             isn_key: keys.isn,
             hash_key: keys.hash,
             max_connections: keys.connections,
@@ -306,6 +319,8 @@ impl Device {
                 probes: 5,
             }),
             gratuitous_arp: !self.pair,
+            // A pair has no queue between its ends that a first burst could overrun.
+            initial_window: if self.pair { PAIR_INITIAL_WINDOW } else { 10 },
             ..StackConfig::new(self.mac, addrs)
         }
     }

@@ -263,7 +263,8 @@ impl Control {
     }
 
     /// The device through which a peer is reached: its own address turns the connection
-    /// round, then whoever is on the peer's link, then whoever has a gateway.
+    /// round, then whoever is on the peer's link, then the longest route, then whoever has a
+    /// gateway.
     pub(super) fn route(&self, src: Option<IpAddr>, dst: IpAddr) -> Option<usize> {
         let devices = &self.config.devices;
         if let Some(src) = src {
@@ -284,7 +285,22 @@ impl Control {
                 .iter()
                 .position(|d| if dst.is_ipv4() { d.gateway } else { d.gateway6 })
         };
-        own.or_else(on_link).or_else(by_gateway)
+        let by_route = || {
+            let longest = |d: &super::DeviceView| {
+                d.routes
+                    .iter()
+                    .filter(|r| contains(r, dst))
+                    .map(|r| r.prefix)
+                    .max()
+            };
+            devices
+                .iter()
+                .enumerate()
+                .filter_map(|(i, d)| Some((longest(d)?, std::cmp::Reverse(i))))
+                .max()
+                .map(|(_, i)| i.0)
+        };
+        own.or_else(on_link).or_else(by_route).or_else(by_gateway)
     }
 
     /// Takes turns among the workers that have a queue of the device.

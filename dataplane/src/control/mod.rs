@@ -45,6 +45,8 @@ pub struct DeviceView {
     pub driver: String,
     pub mac: [u8; 6],
     pub addresses: Vec<crate::config::Cidr>,
+    /// Networks behind routers on its link.
+    pub routes: Vec<crate::config::Cidr>,
     pub gateway: bool,
     pub gateway6: bool,
     pub mtu: u16,
