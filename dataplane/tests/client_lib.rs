@@ -157,7 +157,7 @@ fn posting_refuses_what_verbs_refuse() {
     let sges = [a.mr.sge(0, 1); 5];
     let ok = SendWr::write(1, Data::Inline(b"x"), b.mr.addr(), b.mr.rkey());
     // Nobody takes work requests while the daemon is stopped.
-    d.signal(nix::sys::signal::Signal::SIGSTOP);
+    let paused = d.pause();
     let e = a.qp.post_send(&[ok, s(Data::Sges(&sges))]).unwrap_err();
     assert_eq!(
         (e.index, e.error.errno()),
@@ -190,7 +190,7 @@ fn posting_refuses_what_verbs_refuse() {
         nix::libc::ENOMEM
     );
     assert_eq!(a.qp.outstanding_sends(), 64);
-    d.signal(nix::sys::signal::Signal::SIGCONT);
+    drop(paused);
     assert_eq!(one(&a.cq).status, WcStatus::SUCCESS);
     a.qp.post_send(&[ok]).unwrap();
     assert!(matches!(a.mr.write(8190, b"xyz"), Err(Error::Invalid(_))));

@@ -129,6 +129,17 @@ impl Daemon {
         nix::sys::signal::kill(pid, signal).unwrap();
     }
 
+    /// Stops the whole process until the guard is dropped; it has stopped when this returns.
+    pub fn pause(&self) -> Paused {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        self.signal(nix::sys::signal::Signal::SIGSTOP);
+        let untraced = nix::sys::wait::WaitPidFlag::WUNTRACED;
+        match nix::sys::wait::waitpid(pid, Some(untraced)) {
+            Ok(nix::sys::wait::WaitStatus::Stopped(..)) => Paused(pid),
+            other => panic!("the daemon did not stop: {other:?}"),
+        }
+    }
+
     /// As if it crashed.
     pub fn kill(&mut self) {
         self.signal(nix::sys::signal::Signal::SIGKILL);
@@ -139,6 +150,15 @@ impl Daemon {
     pub fn stop(mut self) -> ExitStatus {
         self.signal(nix::sys::signal::Signal::SIGTERM);
         wait(&mut self.child)
+    }
+}
+
+/// See [`Daemon::pause`].
+pub struct Paused(nix::unistd::Pid);
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        let _ = nix::sys::signal::kill(self.0, nix::sys::signal::Signal::SIGCONT);
     }
 }
 
