@@ -2,28 +2,14 @@
 
 mod common;
 
-use common::{as_ext, bytes, eal, filled, pattern, pool, unique};
+use common::{as_ext, bytes, eal, filled, pattern, pool, start, unique};
 use dpdk::{
-    BURST, ChainBuilder, Error, ExternalRegion, Mbuf, MbufCache, Mempool, Offloads, Port,
-    PortConfig, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue,
+    BURST, ChainBuilder, Error, ExternalRegion, Mbuf, MbufCache, Offloads, Port, PortConfig,
+    RxBatch, TrackerPool, TxBatch,
 };
 
 fn pair(queues: u16, size: u32) -> (Port, Port) {
     Port::ring_pair(eal(), &unique("t"), queues, size).expect("a ring pair")
-}
-
-fn start(port: &mut Port, pool: &Mempool, queues: u16) -> Vec<(RxQueue, TxQueue)> {
-    let config = PortConfig {
-        rx_queues: queues,
-        tx_queues: queues,
-        ..PortConfig::default()
-    };
-    port.configure(&config, std::slice::from_ref(pool)).unwrap();
-    let queues = port.start().unwrap();
-    queues
-        .into_iter()
-        .map(|(rx, tx)| (rx.unwrap(), tx.unwrap()))
-        .collect()
 }
 
 #[test]

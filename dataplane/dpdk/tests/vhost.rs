@@ -4,10 +4,8 @@
 
 mod common;
 
-use common::{bytes, eal, filled, pool, unique};
-use dpdk::{
-    ChainBuilder, MbufCache, Mempool, Port, PortConfig, RxBatch, RxQueue, TxBatch, TxQueue,
-};
+use common::{bytes, eal, filled, pool, start, unique};
+use dpdk::{ChainBuilder, MbufCache, Port, RxBatch, TxBatch};
 
 fn main() {
     println!("\nrunning 1 test");
@@ -20,20 +18,6 @@ fn main() {
         u8::from(!passed)
     );
     dpdk::exit(if passed { 0 } else { 101 });
-}
-
-fn start(port: &mut Port, pool: &Mempool, queues: u16) -> Vec<(RxQueue, TxQueue)> {
-    let config = PortConfig {
-        rx_queues: queues,
-        tx_queues: queues,
-        ..PortConfig::default()
-    };
-    port.configure(&config, std::slice::from_ref(pool)).unwrap();
-    let queues = port.start().unwrap();
-    queues
-        .into_iter()
-        .map(|(rx, tx)| (rx.unwrap(), tx.unwrap()))
-        .collect()
 }
 
 /// A virtio port and the vhost port behind it, over a socket: what a guest or a

@@ -2,7 +2,10 @@
 //! privileges nor reserved hugepages.
 #![allow(dead_code)]
 
-use dpdk::{Eal, EalConfig, ExtMemory, Mbuf, MbufCache, Mempool, OwnedMemory};
+use dpdk::{
+    Eal, EalConfig, ExtMemory, Mbuf, MbufCache, Mempool, OwnedMemory, Port, PortConfig, RxQueue,
+    TxQueue,
+};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -51,4 +54,19 @@ pub fn filled(cache: &mut MbufCache, bytes: &[u8]) -> Mbuf {
 
 pub fn bytes(m: &Mbuf) -> Vec<u8> {
     m.segments().flatten().copied().collect()
+}
+
+/// Configures a port with so many queues, starts it and takes them.
+pub fn start(port: &mut Port, pool: &Mempool, queues: u16) -> Vec<(RxQueue, TxQueue)> {
+    let config = PortConfig {
+        rx_queues: queues,
+        tx_queues: queues,
+        ..PortConfig::default()
+    };
+    port.configure(&config, std::slice::from_ref(pool)).unwrap();
+    let queues = port.start().unwrap();
+    queues
+        .into_iter()
+        .map(|(rx, tx)| (rx.unwrap(), tx.unwrap()))
+        .collect()
 }
