@@ -471,6 +471,28 @@ fn two_workers_share_the_connections_and_one_completion_queue_serves_both() {
     }
 }
 
+/// Segments of one connection carry timestamps that never go back, whatever made them: data,
+/// acknowledgements, windows (RFC 7323 section 5).
+#[test]
+fn bulk_reads_lose_no_segment_to_old_timestamps() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 1 << 20);
+    b.fill(31);
+    for _ in 0..16 {
+        let sge = [a.mr.sge(0, 1 << 20)];
+        let wr = SendWr::read(1, &sge, b.mr.addr(), b.mr.rkey());
+        a.qp.post_send(&[wr; 8]).unwrap();
+        for _ in 0..8 {
+            assert_eq!(a.wc().status, WcStatus::SUCCESS);
+        }
+    }
+    assert_eq!(a.read(0, 1 << 20), b.read(0, 1 << 20));
+    let stats: serde_json::Value = serde_json::from_str(&a.ctx.stats().unwrap()).unwrap();
+    for device in stats["workers"][0]["devices"].as_array().unwrap() {
+        assert_eq!(device["tcp"]["paws_drops"], 0, "{stats}");
+    }
+}
+
 /// RFC 5044 section 7.1.2: without an RTR message the responder keeps quiet until the
 /// initiator's first FPDU.
 #[test]

@@ -389,6 +389,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 self.free(index);
             }
         }
+        self.poll_owed(now, tx);
+        self.poll_neighbours(now, tx);
+    }
+
+    /// [`poll`](Self::poll) without timers: for a caller who knows that received frames still
+    /// wait which may stop a retransmission timer.
+    pub fn poll_owed(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
         // ACKs that had to be made on the spot come before later ones.
         if !self.sh.control.is_empty() {
             self.sh.control.flush(tx, &mut self.sh.stats);
@@ -409,6 +416,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 return;
             }
         }
+    }
+
+    fn poll_neighbours(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
         for index in self.sh.neighbours.poll(now) {
             self.sh.stats.neighbour_failures += 1;
             let Some(c) = self.conns.get_mut(index as usize) else {

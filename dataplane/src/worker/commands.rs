@@ -324,7 +324,7 @@ impl Worker {
         }
         // The resets have to leave before the thread does.
         for lane in 0..self.lanes.len() {
-            self.finish_lane(now, lane);
+            self.finish_lane(now, lane, true);
         }
         let worker = self.index;
         self.tell(Event::Stopped { worker });

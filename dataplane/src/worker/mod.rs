@@ -249,9 +249,9 @@ impl Worker {
         }
         busy |= self.take_doorbells(now);
         busy |= self.pump_ready(now);
-        let timers = self.timers_held.now(now);
+        let timers = !self.timers_held.held(now);
         for lane in 0..self.lanes.len() {
-            busy |= self.finish_lane(timers, lane);
+            busy |= self.finish_lane(now, lane, timers);
         }
         if !self.failures.is_empty() {
             self.build_failures(now);
@@ -429,7 +429,7 @@ impl Worker {
 
     /// Acknowledgements, timers and repetitions of one stack; then the burst.
     #[inline]
-    fn finish_lane(&mut self, now: Instant, index: usize) -> bool {
+    fn finish_lane(&mut self, now: Instant, index: usize, timers: bool) -> bool {
         let lane = &mut self.lanes[index];
         let mut sink = Sink::new(
             &mut lane.out,
@@ -440,7 +440,11 @@ impl Worker {
             &mut self.failures,
             self.clock.wall(now),
         );
-        lane.stack.poll(now, &mut sink);
+        if timers {
+            lane.stack.poll(now, &mut sink);
+        } else {
+            lane.stack.poll_owed(now, &mut sink);
+        }
         let any = !lane.out.batch.is_empty() || !lane.out.turned.is_empty();
         lane.out.burst();
         any

@@ -1,6 +1,6 @@
 //! Retransmission timers wait while what would stop them may still lie in a receive ring:
-//! after a burst that came up full, and after the thread was away. The worker asks this for
-//! the time that its stacks' timers go by.
+//! after a burst that came up full, and after the thread was away. The worker asks this
+//! whether to let its stacks' timers run.
 
 use siw_tcp::Instant;
 
@@ -12,8 +12,6 @@ pub struct TimerHold {
     turns: u32,
     /// When holding began.
     since: Instant,
-    /// What timers think the time is.
-    now: Instant,
 }
 
 impl TimerHold {
@@ -41,13 +39,40 @@ impl TimerHold {
         self.turns = Self::TURNS;
     }
 
-    /// The time for timers, after frames were taken.
+    /// Whether timers wait this turn; asked once a turn, after frames were taken.
     #[inline]
-    pub fn now(&mut self, now: Instant) -> Instant {
-        if self.turns == 0 || now.0.saturating_sub(self.since.0) > Self::LONGEST_NS {
-            self.now = now;
-        }
+    pub fn held(&mut self, now: Instant) -> bool {
+        let held = self.turns > 0 && now.0.saturating_sub(self.since.0) <= Self::LONGEST_NS;
         self.turns = self.turns.saturating_sub(1);
-        self.now
+        held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_wait_three_turns_after_the_thread_was_away_and_no_flood_holds_them_for_ever() {
+        let mut hold = TimerHold::default();
+        hold.turn(Instant(5_000_000));
+        for _ in 0..3 {
+            assert!(hold.held(Instant(5_000_000)));
+        }
+        assert!(!hold.held(Instant(5_000_000)));
+        hold.turn(Instant(5_000_100));
+        assert!(
+            !hold.held(Instant(5_000_100)),
+            "turns in quick succession hold nothing"
+        );
+        let mut now = 5_000_100;
+        let mut held = 0;
+        for _ in 0..1000 {
+            now += 100_000;
+            hold.turn(Instant(now));
+            hold.hold(Instant(now));
+            held += u32::from(hold.held(Instant(now)));
+        }
+        assert!(held <= 101, "{held} turns of 0.1 ms");
     }
 }
