@@ -321,10 +321,12 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
     let client = guest.start("rping -c -a 10.77.0.1 -p 7174 -v");
     server.begins("server ping data: rdma-ping-0");
     client.kill();
-    // An orderly end between two pings is no error to a server; one within a ping is.
+    // An orderly end between two pings is no error to a server. One within a ping is, in
+    // words that depend on the step it hit: a READ refused, a request flushed, a connection
+    // that broke.
     let (status, _, err) = server.wait();
     assert!(
-        status == Some(0) || err.contains("connection broke"),
+        status == Some(0) || (status == Some(1) && err.starts_with("siw-ping: ")),
         "{status:?} {err}"
     );
 
