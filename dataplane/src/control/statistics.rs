@@ -1,6 +1,5 @@
 //! Counters of workers and clients as JSON.
 
-use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 
 use super::requests::*;
@@ -82,19 +81,6 @@ impl Control {
             .collect();
         serde_json::json!({ "workers": workers, "clients": clients, "listeners": self.listeners.len() })
             .to_string()
-    }
-
-    /// A link went up or down.
-    #[allow(dead_code, reason = "called once ports report link changes")]
-    pub(super) fn link_changed(&mut self, device: u32, up: bool) {
-        let kind = if up {
-            AsyncEventKind::PortActive
-        } else {
-            AsyncEventKind::PortErr
-        };
-        for id in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.async_event(id, kind, device, "");
-        }
     }
 }
 
