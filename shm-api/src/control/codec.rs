@@ -1,7 +1,7 @@
 //! Packets to structs and back. Structs are copied out of packets; lengths and
 //! numbers are checked first.
 
-use super::messages::*;
+use super::messages::{for_each_message, *};
 use bytemuck::{Pod, Zeroable, bytes_of};
 use core::mem::size_of;
 
@@ -175,7 +175,7 @@ pub fn peek(p: &[u8]) -> Option<(u16, u32)> {
 }
 
 macro_rules! requests {
-    ($($name:ident),* $(,)?) => {
+    ($($kind:literal $name:ident -> $reply:ty;)*) => {
         /// Daemon: any request.
         #[derive(Debug, Clone, Copy)]
         pub enum Request { $($name($name)),* }
@@ -204,12 +204,7 @@ macro_rules! requests {
     };
 }
 
-requests! {
-    Hello, QueryDevice, AllocPd, DeallocPd, AllocArena, FreeArena, RegMr, DeregMr,
-    CreateChannel, DestroyChannel, CreateCq, DestroyCq, CreateQp, ModifyQp, QueryQp,
-    DestroyQp, CreateCmChannel, DestroyCmChannel, Connect, Listen, Unlisten, Accept,
-    Reject, Disconnect, Stats,
-}
+for_each_message!(requests);
 
 impl CmEvent {
     /// All zero but the kind.

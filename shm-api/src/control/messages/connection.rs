@@ -1,0 +1,184 @@
+//! Connection management: channels, connects, listeners, and what is told of them.
+
+use super::{Addr, PrivateData, Text};
+use bytemuck::{Pod, Zeroable};
+
+/// One fd in the [`IdReply`]: a SOCK_SEQPACKET socket with [`CmEvent`] packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct CreateCmChannel {
+    pub reserved: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DestroyCmChannel {
+    pub channel: u32,
+    pub reserved: u32,
+}
+
+/// Any device: route by address.
+pub const ANY_DEVICE: u32 = u32::MAX;
+
+/// Per-connection override of a device setting.
+pub const BY_DEVICE: u8 = 0xff;
+
+/// How a connection is made; used by [`Connect`] and [`Accept`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ConnParams {
+    /// Reads we may have outstanding (initiator_depth).
+    pub ord: u32,
+    /// Reads the peer may have outstanding (responder_resources).
+    pub ird: u32,
+    /// 0 off, 1 on, [`BY_DEVICE`].
+    pub crc: u8,
+    /// 1, 2, [`BY_DEVICE`].
+    pub mpa_rev: u8,
+    pub reserved: [u8; 2],
+    pub private_data: PrivateData,
+}
+
+/// Answered at once; the outcome is a CM event with `cookie`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Connect {
+    pub qp_num: u32,
+    /// Index or [`ANY_DEVICE`].
+    pub device: u32,
+    pub cm_channel: u32,
+    /// Milliseconds; 0 for the default.
+    pub timeout_ms: u32,
+    pub cookie: u64,
+    pub dst: Addr,
+    /// Family 0: chosen by the daemon.
+    pub src: Addr,
+    pub params: ConnParams,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Listen {
+    /// Index or [`ANY_DEVICE`].
+    pub device: u32,
+    pub backlog: u32,
+    pub cm_channel: u32,
+    pub reserved: u32,
+    /// Comes back in each CONNECT_REQUEST.
+    pub cookie: u64,
+    /// Family 0 or the unspecified address: any. Port 0: the daemon chooses.
+    pub addr: Addr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ListenReply {
+    pub listener: u32,
+    pub reserved: u32,
+    /// With the port in use.
+    pub addr: Addr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Unlisten {
+    pub listener: u32,
+    pub reserved: u32,
+}
+
+/// Answers a CONNECT_REQUEST with a QP; ESTABLISHED with `cookie` follows on the
+/// listener's CM channel, or on `cm_channel` when it is not 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Accept {
+    pub request: u32,
+    pub qp_num: u32,
+    pub cookie: u64,
+    pub cm_channel: u32,
+    pub reserved: u32,
+    pub params: ConnParams,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Reject {
+    pub request: u32,
+    pub private_data: PrivateData,
+}
+
+/// Graceful close; DISCONNECTED follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Disconnect {
+    pub qp_num: u32,
+    pub reserved: u32,
+}
+
+/// What happened to a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum CmEventKind {
+    /// `request` waits for [`Accept`] or [`Reject`]; `cookie` is the listener's.
+    ConnectRequest = 1,
+    Established = 2,
+    /// The peer said no, with private data.
+    Rejected = 3,
+    /// No answer, or no route.
+    Unreachable = 4,
+    /// Anything else that stops a connect: `errno` and `reason` say what.
+    ConnectError = 5,
+    /// Either side closed, or the connection broke (`errno` not 0).
+    Disconnected = 6,
+    /// A pending `request` is gone: its peer gave up.
+    RequestCancelled = 7,
+    /// The listener's device is gone.
+    DeviceRemoval = 8,
+}
+
+impl CmEventKind {
+    /// The kind with that number.
+    pub fn from_u32(v: u32) -> Option<CmEventKind> {
+        use CmEventKind::*;
+        [
+            ConnectRequest,
+            Established,
+            Rejected,
+            Unreachable,
+            ConnectError,
+            Disconnected,
+            RequestCancelled,
+            DeviceRemoval,
+        ]
+        .get((v as usize).wrapping_sub(1))
+        .copied()
+    }
+}
+
+/// One packet on a CM channel. Fields without meaning for the kind are zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct CmEvent {
+    /// [`CmEventKind`].
+    pub kind: u32,
+    /// Positive errno.
+    pub errno: u32,
+    /// Of [`Connect`], [`Accept`], or [`Listen`] for CONNECT_REQUEST.
+    pub cookie: u64,
+    pub qp_num: u32,
+    pub request: u32,
+    pub listener: u32,
+    pub device: u32,
+    /// Whose doorbell ring the QP uses from now on (ESTABLISHED).
+    pub worker: u32,
+    /// Negotiated (ESTABLISHED) or the peer's offer (CONNECT_REQUEST).
+    pub ird: u32,
+    pub ord: u32,
+    pub crc: u8,
+    pub mpa_rev: u8,
+    pub reserved: [u8; 2],
+    pub local: Addr,
+    pub peer: Addr,
+    pub reason: Text<120>,
+    pub private_data: PrivateData,
+    pub reserved2: u32,
+}

@@ -1,0 +1,133 @@
+//! Fixed structs of the control protocol. Every struct is `repr(C)`, without
+//! implicit padding, and copied out of packets, never cast.
+//!
+//! Ids are per client, start at 1, and 0 means none, unless said otherwise.
+//! Addresses are [`Addr`], strings are zero-padded UTF-8.
+
+mod completion;
+mod connection;
+mod event;
+mod memory;
+mod queue_pair;
+mod session;
+mod values;
+
+pub use completion::*;
+pub use connection::*;
+pub use event::*;
+pub use memory::*;
+pub use queue_pair::*;
+pub use session::*;
+pub use values::*;
+
+use bytemuck::{Pod, Zeroable};
+use core::mem::size_of;
+
+/// First word of each packet: "siwd".
+pub const MAGIC: u32 = u32::from_le_bytes(*b"siwd");
+/// Raised with every change of a struct or layout in this crate.
+pub const VERSION: u16 = 1;
+/// Longest packet.
+pub const MAX_PACKET: usize = 8192;
+/// Most fds in one packet.
+pub const MAX_FDS: usize = 72;
+/// Most private data in MPA (RFC 5044 section 7.1.1).
+pub const MAX_PRIVATE_DATA: usize = 512;
+
+/// Before each message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Header {
+    pub magic: u32,
+    pub version: u16,
+    /// [`Message::KIND`]; replies repeat the request's.
+    pub kind: u16,
+    /// Bytes of the packet, header included.
+    pub len: u32,
+    /// Chosen by the client, repeated in the reply; 0 in events.
+    pub seq: u32,
+    /// 0, or the errno of a failed request: then an [`ErrorReply`] follows.
+    pub status: i32,
+    pub reserved: u32,
+}
+
+/// What went wrong, for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ErrorReply {
+    pub reason: Text<120>,
+}
+
+/// A request and what answers it.
+pub trait Message: Pod {
+    const KIND: u16;
+    type Reply: Pod;
+}
+
+/// The one table of requests: number, request, reply. Hands it to the macro `$then`.
+macro_rules! for_each_message {
+    ($then:ident) => {
+        $then! {
+            1 Hello -> HelloReply;
+            2 QueryDevice -> DeviceReply;
+            3 AllocPd -> IdReply;
+            4 DeallocPd -> Empty;
+            5 AllocArena -> ArenaReply;
+            6 FreeArena -> Empty;
+            7 RegMr -> MrReply;
+            8 DeregMr -> Empty;
+            9 CreateChannel -> IdReply;
+            10 DestroyChannel -> Empty;
+            11 CreateCq -> CqReply;
+            12 DestroyCq -> Empty;
+            13 CreateQp -> QpReply;
+            14 ModifyQp -> QpStateReply;
+            15 QueryQp -> QpStateReply;
+            16 DestroyQp -> Empty;
+            17 CreateCmChannel -> IdReply;
+            18 DestroyCmChannel -> Empty;
+            19 Connect -> Empty;
+            20 Listen -> ListenReply;
+            21 Unlisten -> Empty;
+            22 Accept -> Empty;
+            23 Reject -> Empty;
+            24 Disconnect -> Empty;
+            25 Stats -> StatsReply;
+        }
+    };
+}
+pub(super) use for_each_message;
+
+macro_rules! message {
+    ($($kind:literal $req:ident -> $reply:ty;)*) => {
+        $(impl Message for $req {
+            const KIND: u16 = $kind;
+            type Reply = $reply;
+        })*
+    };
+}
+for_each_message!(message);
+
+/// [`CmEvent`] packets.
+pub const KIND_CM_EVENT: u16 = 100;
+/// [`AsyncEvent`] packets.
+pub const KIND_ASYNC_EVENT: u16 = 101;
+
+/// Nothing to say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Empty {
+    pub reserved: u64,
+}
+
+/// The id of what was created.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct IdReply {
+    pub id: u32,
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<Header>() == 24 && size_of::<Addr>() == 24);
+const _: () = assert!(size_of::<StatsReply>() + size_of::<Header>() <= MAX_PACKET);
+const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEvent>() == 736);

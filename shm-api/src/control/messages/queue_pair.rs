@@ -1,0 +1,96 @@
+//! Queue pairs.
+
+use super::{Addr, QueueRef};
+use bytemuck::{Pod, Zeroable};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct CreateQp {
+    pub pd: u32,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline: u32,
+    /// 1: every send work request completes with a CQE.
+    pub sq_sig_all: u32,
+    pub reserved: u32,
+}
+
+/// The send queue is at `mem.offset`, the receive queue `rq_offset` after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct QpReply {
+    /// Unique in the daemon.
+    pub qp_num: u32,
+    /// Whose doorbell ring to use; may change when the connection is established.
+    pub worker: u32,
+    pub sq_slots: u32,
+    pub rq_slots: u32,
+    pub rq_offset: u32,
+    /// Granted, at least what was asked for.
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline: u32,
+    pub mem: QueueRef,
+}
+
+/// QP states of RFC 5040, numbered as `enum siw_qp_state` is ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum QpState {
+    Idle = 0,
+    Rtr = 1,
+    Rts = 2,
+    Closing = 3,
+    Terminate = 4,
+    Error = 5,
+}
+
+impl QpState {
+    /// The state with that number.
+    pub fn from_u32(v: u32) -> Option<QpState> {
+        use QpState::*;
+        [Idle, Rtr, Rts, Closing, Terminate, Error]
+            .get(v as usize)
+            .copied()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ModifyQp {
+    pub qp_num: u32,
+    /// [`QpState`]: Error and Closing are accepted from clients.
+    pub state: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct QueryQp {
+    pub qp_num: u32,
+    pub reserved: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct QpStateReply {
+    /// [`QpState`].
+    pub state: u32,
+    pub worker: u32,
+    pub ird: u32,
+    pub ord: u32,
+    pub local: Addr,
+    pub peer: Addr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DestroyQp {
+    pub qp_num: u32,
+    pub reserved: u32,
+}

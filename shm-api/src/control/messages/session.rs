@@ -1,0 +1,118 @@
+//! A client's first words, devices and limits, statistics.
+
+use super::{Addr, Text};
+use bytemuck::{Pod, Zeroable};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Hello {
+    pub version: u32,
+    pub pid: u32,
+    /// For status output.
+    pub name: Text<64>,
+}
+
+/// Reply to [`Hello`]. Fds in this order: worker state page (map read-only,
+/// `n_workers * 64` bytes), doorbell region (`n_workers` rings of
+/// `doorbell_capacity`, see `doorbell::ring_offset`), async event socket, then
+/// `n_workers` eventfds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct HelloReply {
+    pub version: u32,
+    pub client_id: u32,
+    pub n_workers: u32,
+    pub n_devices: u32,
+    /// Entries of each doorbell ring, a power of two.
+    pub doorbell_capacity: u32,
+    pub reserved: u32,
+    pub limits: Limits,
+    pub daemon: Text<64>,
+}
+
+/// What a client may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Limits {
+    pub max_qp: u32,
+    pub max_qp_wr: u32,
+    pub max_sge: u32,
+    /// SGEs of a READ's local side.
+    pub max_sge_rd: u32,
+    pub max_inline: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_mr: u32,
+    pub max_pd: u32,
+    pub max_ord: u32,
+    pub max_ird: u32,
+    pub max_private_data: u32,
+    pub max_msg: u64,
+    pub max_mr_size: u64,
+    pub max_arena: u64,
+}
+
+/// Asks about device `index`, 0-based and below `n_devices`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct QueryDevice {
+    pub index: u32,
+    pub reserved: u32,
+}
+
+/// Immediate data with SEND and WRITE (RFC 7306 section 6).
+pub const CAP_IMMEDIATE: u64 = 1;
+/// FetchAdd and CmpSwap (RFC 7306 section 5).
+pub const CAP_ATOMIC: u64 = 2;
+/// MPA markers (RFC 5044 section 4.3).
+pub const CAP_MARKERS: u64 = 4;
+/// Local invalidate, and READ with it.
+pub const CAP_LOCAL_INV: u64 = 8;
+
+/// Port state.
+pub const PORT_DOWN: u32 = 1;
+/// Port state.
+pub const PORT_ACTIVE: u32 = 4;
+
+/// A device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DeviceReply {
+    pub index: u32,
+    /// [`PORT_ACTIVE`] or [`PORT_DOWN`].
+    pub port_state: u32,
+    pub name: Text<32>,
+    /// DPDK driver name.
+    pub driver: Text<32>,
+    pub mac: [u8; 6],
+    /// Entries used in `ips`.
+    pub n_ips: u16,
+    pub mtu: u32,
+    /// Mb/s, 0 when unknown.
+    pub link_mbps: u32,
+    /// 1 when CRC is wanted by default.
+    pub crc: u8,
+    pub mpa_rev: u8,
+    pub reserved: [u8; 6],
+    /// `CAP_` bits: capabilities beyond WRITE, READ, SEND.
+    pub caps: u64,
+    pub ips: [Addr; 8],
+}
+
+/// JSON statistics, from byte `offset` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Stats {
+    pub offset: u32,
+    pub reserved: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct StatsReply {
+    /// Of the whole text.
+    pub total: u32,
+    /// Bytes used in `text`.
+    pub len: u32,
+    pub text: [u8; 4096],
+}

@@ -1,0 +1,166 @@
+//! Values that messages are made of: text, addresses, private data, places of queues.
+
+use super::MAX_PRIVATE_DATA;
+use bytemuck::{Pod, Zeroable};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+/// Zero-padded UTF-8.
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct Text<const N: usize>(pub [u8; N])
+where
+    [u8; N]: Pod;
+
+impl<const N: usize> Text<N> {
+    /// Cuts `s` at a character boundary.
+    pub fn new(s: &str) -> Self {
+        let mut end = s.len().min(N);
+        while !s.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut t = [0; N];
+        t[..end].copy_from_slice(&s.as_bytes()[..end]);
+        Text(t)
+    }
+
+    /// What precedes the first zero; replacement characters for what is not UTF-8.
+    pub fn to_text(&self) -> String {
+        let end = self.0.iter().position(|b| *b == 0).unwrap_or(N);
+        String::from_utf8_lossy(&self.0[..end]).into_owned()
+    }
+}
+
+impl<const N: usize> std::fmt::Debug for Text<N> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.to_text())
+    }
+}
+
+/// An IP address and port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Addr {
+    /// 0 none, 4, 6.
+    pub family: u16,
+    /// Host order.
+    pub port: u16,
+    pub scope_id: u32,
+    /// Network order; IPv4 in the first four bytes.
+    pub ip: [u8; 16],
+}
+
+impl Addr {
+    /// No address.
+    pub const NONE: Addr = Addr {
+        family: 0,
+        port: 0,
+        scope_id: 0,
+        ip: [0; 16],
+    };
+
+    /// None for family 0 and unknown families.
+    pub fn to_socket_addr(self) -> Option<SocketAddr> {
+        match self.family {
+            4 => {
+                let [a, b, c, d, ..] = self.ip;
+                Some(SocketAddrV4::new(Ipv4Addr::new(a, b, c, d), self.port).into())
+            }
+            6 => {
+                let ip = Ipv6Addr::from(self.ip);
+                Some(SocketAddrV6::new(ip, self.port, 0, self.scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+impl From<SocketAddr> for Addr {
+    fn from(a: SocketAddr) -> Addr {
+        let mut r = Addr {
+            port: a.port(),
+            ..Addr::from(a.ip())
+        };
+        if let SocketAddr::V6(v6) = a {
+            r.scope_id = v6.scope_id();
+        }
+        r
+    }
+}
+
+impl From<IpAddr> for Addr {
+    fn from(a: IpAddr) -> Addr {
+        let mut ip = [0; 16];
+        let family = match a {
+            IpAddr::V4(v4) => {
+                ip[..4].copy_from_slice(&v4.octets());
+                4
+            }
+            IpAddr::V6(v6) => {
+                ip = v6.octets();
+                6
+            }
+        };
+        Addr {
+            family,
+            port: 0,
+            scope_id: 0,
+            ip,
+        }
+    }
+}
+
+/// Private data of a connection request or answer.
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct PrivateData {
+    pub len: u32,
+    pub data: [u8; MAX_PRIVATE_DATA],
+}
+
+impl PrivateData {
+    /// None when it is longer than [`MAX_PRIVATE_DATA`].
+    pub fn new(d: &[u8]) -> Option<PrivateData> {
+        let mut p = PrivateData {
+            len: d.len() as u32,
+            data: [0; MAX_PRIVATE_DATA],
+        };
+        p.data.get_mut(..d.len())?.copy_from_slice(d);
+        Some(p)
+    }
+
+    /// The bytes; a length out of range counts as the maximum.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.data[..(self.len as usize).min(MAX_PRIVATE_DATA)]
+    }
+}
+
+impl std::fmt::Debug for PrivateData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PrivateData({:02x?})", self.as_bytes())
+    }
+}
+
+/// Where queue memory is. An fd comes with the reply when `fd` is 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct QueueRef {
+    pub region: u32,
+    /// 1: the fd of this region is in the reply; the client keeps it mapped.
+    pub fd: u16,
+    /// 1: the region belongs to this queue alone.
+    pub dedicated: u16,
+    pub region_len: u64,
+    pub offset: u64,
+}
+
+impl From<&crate::queue_alloc::QueueMem> for QueueRef {
+    fn from(m: &crate::queue_alloc::QueueMem) -> QueueRef {
+        QueueRef {
+            region: m.region_id,
+            fd: m.new_region.into(),
+            dedicated: m.dedicated.into(),
+            region_len: m.region.len() as u64,
+            offset: m.offset as u64,
+        }
+    }
+}
