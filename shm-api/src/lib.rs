@@ -4,6 +4,7 @@
 //!  application (client-lib)                         siwd
 //!  ------------------------                         ----
 //!  SqProducer  --- work queue in a Region --------> SqConsumer   (worker)
+//!  SrqProducer --- shared receive queue ----------> SrqConsumer  (any worker)
 //!  DoorbellProducer --- (client, worker) ring ----> DoorbellConsumer
 //!  CqConsumer  <-- one ring per worker ------------ CqProducer   (worker)
 //!  control::Conn <== SOCK_SEQPACKET + fds ========> control::Conn (control thread)
@@ -41,6 +42,8 @@ pub mod queue_alloc;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
+pub mod shared_receive_queue;
+#[cfg(not(loom))]
 pub mod spin;
 #[cfg(not(loom))]
 pub mod work_queue;
@@ -59,6 +62,8 @@ pub use doorbell::{DoorbellConsumer, DoorbellProducer, WorkerPage, WorkerPageVie
 pub use key_table::{Access, KeyError, KeyTable, Mr, Reader, Retired, Stag};
 #[cfg(not(loom))]
 pub use region::{OutOfBounds, Region};
+#[cfg(not(loom))]
+pub use shared_receive_queue::{LowWater, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
 #[cfg(not(loom))]
 pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
 #[cfg(not(loom))]

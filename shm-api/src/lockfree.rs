@@ -4,7 +4,7 @@
 //! [`crate::doorbell`]) hand in the atomic words, wherever they live; loom hands
 //! in its own. Each step says what it pairs with.
 
-use crate::sync::{AtomicU32, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// A peer's index is further away than the ring is long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +135,87 @@ impl SpscConsumer {
         // Pairs with the Acquire in `SpscProducer::reserve`.
         head.store(self.head, Ordering::Release);
     }
+}
+
+/// Set in the count of taken entries while a low-water event may be wanted.
+const LOW_WATER: u64 = 1 << 63;
+
+/// Worker: takes the next entry of a ring that several workers consume: its running number, and
+/// whether a low-water event may be wanted (then see [`take_low_water`]). `claimed` counts the
+/// entries taken and lies in the daemon's own memory; `tail` is the client's. Lock-free: a
+/// failed exchange means that another worker got an entry.
+#[inline]
+pub fn claim_entry(
+    claimed: &AtomicU64,
+    tail: &AtomicU32,
+    entries: u32,
+) -> Result<Option<(u32, bool)>, Nonsense> {
+    let mut c = claimed.load(Ordering::Acquire);
+    loop {
+        // Pairs with the Release in `publish_entries`.
+        let n = tail.load(Ordering::Acquire).wrapping_sub(c as u32);
+        if n == 0 {
+            return Ok(None);
+        }
+        if n > entries {
+            // The tail may have been read long after the count.
+            let again = claimed.load(Ordering::Acquire);
+            if again as u32 == c as u32 {
+                return Err(Nonsense);
+            }
+            c = again;
+            continue;
+        }
+        // Acquire pairs with `arm_low_water`: who sees the mark sees the limit.
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        match claimed.compare_exchange_weak(c, c + 1, success, failure) {
+            Ok(_) => return Ok(Some((c as u32, c & LOW_WATER != 0))),
+            Err(now) => c = now,
+        }
+    }
+}
+
+/// Worker: the entry is copied, the client may fill it again.
+#[inline]
+pub fn release_entry(flag: &AtomicU32) {
+    // Pairs with the Acquire in `is_entry_free`.
+    flag.store(0, Ordering::Release);
+}
+
+/// Client: whether an entry of a shared ring may be filled.
+#[inline]
+pub fn is_entry_free(flag: &AtomicU32) -> bool {
+    flag.load(Ordering::Acquire) == 0
+}
+
+/// Client: shows every filled entry to the workers.
+#[inline]
+pub fn publish_entries(tail: &AtomicU32, to: u32) {
+    // Pairs with the Acquire in `claim_entry`.
+    tail.store(to, Ordering::Release);
+}
+
+/// Entries that are posted and not taken; at most `entries`, whatever the client wrote.
+#[inline]
+pub fn stock(claimed: &AtomicU64, tail: &AtomicU32, entries: u32) -> u32 {
+    let c = claimed.load(Ordering::Acquire) as u32;
+    let n = tail.load(Ordering::Acquire).wrapping_sub(c);
+    if n > entries { 0 } else { n }
+}
+
+/// Control thread: an event is wanted when the stock falls below `limit`. Look at the stock
+/// with [`take_low_water`] afterwards: either it counts what a worker took, or that worker sees
+/// the mark, which is in the same word.
+#[inline]
+pub fn arm_low_water(wanted: &AtomicU32, limit: u32, claimed: &AtomicU64) {
+    wanted.store(limit, Ordering::Release);
+    claimed.fetch_or(LOW_WATER, Ordering::AcqRel);
+}
+
+/// Whether the caller owes the low-water event, which takes the arming away.
+#[inline]
+pub fn take_low_water(wanted: &AtomicU32, stock: u32) -> bool {
+    wanted.load(Ordering::Acquire) > stock && wanted.swap(0, Ordering::AcqRel) != 0
 }
 
 /// Nobody waits for the completion queue's event.

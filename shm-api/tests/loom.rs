@@ -8,7 +8,7 @@ use loom::sync::Arc;
 use loom::thread;
 use siw_shm::epoch::Table;
 use siw_shm::lockfree::*;
-use siw_shm::sync::{AtomicU32, Ordering};
+use siw_shm::sync::{AtomicU32, AtomicU64, Ordering};
 
 fn word() -> AtomicU32 {
     AtomicU32::new(0)
@@ -63,6 +63,93 @@ fn a_work_queue_delivers_every_request_once_and_in_order() {
             ring.advance(1);
         }
         assert_eq!(got, (1..=sent).collect::<Vec<_>>());
+    });
+}
+
+struct SharedRing {
+    tail: AtomicU32,
+    claimed: AtomicU64,
+    flags: [AtomicU32; 2],
+    slots: [UnsafeCell<u32>; 2],
+}
+
+impl SharedRing {
+    fn new() -> Arc<SharedRing> {
+        Arc::new(SharedRing {
+            tail: word(),
+            claimed: AtomicU64::new(0),
+            flags: [word(), word()],
+            slots: [UnsafeCell::new(0), UnsafeCell::new(0)],
+        })
+    }
+
+    /// Posts up to `n` requests; how many found room.
+    fn post(&self, n: u32) -> u32 {
+        for p in 0..n {
+            let i = (p & 1) as usize;
+            if !is_entry_free(&self.flags[i]) {
+                return p;
+            }
+            // SAFETY: loom checks that no worker is reading it.
+            self.slots[i].with_mut(|s| unsafe { *s = p + 1 });
+            self.flags[i].store(1, Ordering::Relaxed);
+            publish_entries(&self.tail, p + 1);
+        }
+        n
+    }
+
+    fn take(&self) -> Option<u32> {
+        let (p, _) = claim_entry(&self.claimed, &self.tail, 2).expect("an honest client")?;
+        let i = (p & 1) as usize;
+        // SAFETY: loom checks that the client is not writing it.
+        let v = self.slots[i].with(|s| unsafe { *s });
+        release_entry(&self.flags[i]);
+        Some(v)
+    }
+}
+
+#[test]
+fn a_shared_receive_queue_gives_each_request_to_one_worker() {
+    loom::model(|| {
+        let r = SharedRing::new();
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                let r = r.clone();
+                thread::spawn(move || (r.take(), r.take()))
+            })
+            .collect();
+        let posted = r.post(3);
+        let mut got = Vec::new();
+        for w in workers {
+            let (a, b) = w.join().unwrap();
+            assert!(
+                a.is_none() || b.is_none() || a < b,
+                "each worker takes them in order"
+            );
+            got.extend(a);
+            got.extend(b);
+        }
+        got.extend(std::iter::from_fn(|| r.take()));
+        got.sort_unstable();
+        assert_eq!(got, (1..=posted).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_low_water_mark_is_never_missed() {
+    loom::model(|| {
+        let r = SharedRing::new();
+        r.post(2);
+        let limit = Arc::new(word());
+        let (w, l) = (r.clone(), limit.clone());
+        let worker = thread::spawn(move || {
+            let (_, marked) = claim_entry(&w.claimed, &w.tail, 2).unwrap().unwrap();
+            marked && take_low_water(&l, stock(&w.claimed, &w.tail, 2))
+        });
+        arm_low_water(&limit, 2, &r.claimed);
+        let told = take_low_water(&limit, stock(&r.claimed, &r.tail, 2));
+        let worker_told = worker.join().unwrap();
+        assert!(told ^ worker_told, "one event for one arming");
     });
 }
 
