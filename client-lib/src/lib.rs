@@ -31,6 +31,7 @@ mod cq;
 mod error;
 mod memory;
 mod qp;
+mod srq;
 
 #[allow(unsafe_code)]
 #[doc(hidden)]
@@ -47,3 +48,4 @@ pub use siw_shm::{
     Access, AtomicArgs, Cqe as Wc, Data, Opcode, RecvDesc as RecvWr, SendDesc as SendWr, Sge,
     WcFlags, WcOpcode, WcStatus, WrFlags,
 };
+pub use srq::{Srq, SrqAttr, SrqInit};

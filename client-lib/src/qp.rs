@@ -2,7 +2,7 @@
 //! no system call unless the worker sleeps.
 
 use crate::cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions};
-use crate::{Cq, Data, Error, Pd, PostError, RecvWr, SendWr, WrFlags};
+use crate::{Cq, Data, Error, Pd, PostError, RecvWr, SendWr, Srq, WrFlags};
 use siw_shm::control::{
     Addr, Connect, CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp,
 };
@@ -64,6 +64,7 @@ struct QpInner {
     pd: Pd,
     _send_cq: Cq,
     _recv_cq: Cq,
+    srq: Option<Srq>,
 }
 
 impl Drop for QpInner {
@@ -80,6 +81,38 @@ impl Pd {
     /// A queue pair that completes sends into one queue and receives into another
     /// (or the same).
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, init: &QpInit) -> Result<Qp, Error> {
+        self.create(send_cq, recv_cq, None, init)
+    }
+
+    /// A queue pair that receives into the requests of a shared receive queue of this
+    /// protection domain; `max_recv_wr` and `max_recv_sge` mean nothing then.
+    pub fn create_qp_with_srq(
+        &self,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: &Srq,
+        init: &QpInit,
+    ) -> Result<Qp, Error> {
+        if !Arc::ptr_eq(self.ctx(), srq.pd().ctx()) {
+            return Err(Error::Invalid(
+                "the shared receive queue belongs to another context",
+            ));
+        }
+        let init = QpInit {
+            max_recv_wr: 0,
+            max_recv_sge: 0,
+            ..*init
+        };
+        self.create(send_cq, recv_cq, Some(srq), &init)
+    }
+
+    fn create(
+        &self,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: Option<&Srq>,
+        init: &QpInit,
+    ) -> Result<Qp, Error> {
         if !Arc::ptr_eq(self.ctx(), send_cq.ctx()) || !Arc::ptr_eq(self.ctx(), recv_cq.ctx()) {
             return Err(Error::Invalid(
                 "the completion queues belong to another context",
@@ -95,7 +128,7 @@ impl Pd {
             max_recv_sge: init.max_recv_sge,
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all.into(),
-            reserved: 0,
+            srq: srq.map_or(0, Srq::id),
         })?;
         let region = self.ctx().region(&r.mem, fds)?;
         let sq_at = r.mem.offset as usize;
@@ -111,6 +144,7 @@ impl Pd {
             pd: self.clone(),
             _send_cq: send_cq.clone(),
             _recv_cq: recv_cq.clone(),
+            srq: srq.cloned(),
         })))
     }
 }
@@ -189,6 +223,10 @@ impl Qp {
     /// Posts receive requests in order (ibv_post_recv(3)).
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
+        if self.0.srq.is_some() {
+            let error = Error::Invalid("the QP receives through its shared receive queue");
+            return Err(PostError { index: 0, error });
+        }
         let mut result = Ok(());
         let mut rq = self.0.rq.lock();
         for (index, wr) in list.iter().enumerate() {

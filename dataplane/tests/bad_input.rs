@@ -321,7 +321,7 @@ impl Hostile {
             max_recv_sge: 4,
             max_inline: 64,
             sq_sig_all: 1,
-            reserved: 0,
+            srq: 0,
         };
         let (qp, _) = conn.call(4, &create, &[]).unwrap();
         let queues = Arc::new(Region::map(region, qp.mem.region_len as usize).unwrap());

@@ -198,7 +198,7 @@ impl QueuePair {
 
     pub(crate) fn flush_recv<E: QpEnv>(&mut self, env: &mut E) {
         self.finish_recv(env, WcStatus::WR_FLUSH_ERR, WcFlags::NONE, 0);
-        while let Ok(Some(w)) = env.next_recv() {
+        while let Ok(Some(w)) = env.next_flushed_recv() {
             let cqe = Cqe {
                 wr_id: w.wr_id,
                 qp_num: self.attr.qpn,

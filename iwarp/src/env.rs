@@ -111,6 +111,12 @@ pub trait QpEnv {
     /// Takes one receive work request out of the receive queue (or the SRQ), likewise.
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault>;
 
+    /// As [`next_recv`](Self::next_recv), for the flush of a queue pair in ERROR: a shared receive
+    /// queue gives nothing then, its requests are everybody's.
+    fn next_flushed_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
+        self.next_recv()
+    }
+
     /// One more send work request is finished: called exactly once for each, in posting order.
     /// `None`: it was unsignalled and succeeded, only its slot is free again.
     fn complete_send(&mut self, cqe: Option<&Cqe>);

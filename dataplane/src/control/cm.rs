@@ -146,6 +146,11 @@ impl Control {
                 let why = "the completion queue overflowed: make it deeper or poll it sooner";
                 self.async_event(client, AsyncEventKind::CqErr, cq, why);
             }
+            Event::SrqLimit { client, srq } => self.srq_limit(client, srq),
+            Event::LastWqe { client, qpn } => {
+                let why = "nothing more is taken from the shared receive queue";
+                self.async_event(client, AsyncEventKind::QpLastWqeReached, qpn, why);
+            }
             Event::BadRequest {
                 client,
                 qpn,

@@ -18,6 +18,7 @@ mod queues;
 mod reclaim;
 mod requests;
 mod resources;
+mod shared_receive;
 mod statistics;
 
 use std::collections::HashMap;
@@ -121,6 +122,8 @@ enum Pending {
     DestroyQp { qpn: u32 },
     /// No worker can touch the region any more.
     Dereg { lkey: u32, ticket: siw_shm::Retired },
+    /// All workers passed a fence; then the shared receive queue's memory is free.
+    FreeSrq { srq: u32, token: u64, left: usize },
     /// Counters of all workers.
     Stats { token: u64, left: usize },
 }
@@ -156,6 +159,7 @@ pub struct Control {
     pds: u32,
     qpns: Numbers,
     cqs: Numbers,
+    srqs: Numbers,
     listeners_no: u32,
     requests_no: u32,
     outboxes_no: u32,
@@ -186,6 +190,7 @@ impl Control {
             pds: 0,
             qpns: Numbers::default(),
             cqs: Numbers::default(),
+            srqs: Numbers::default(),
             listeners_no: 0,
             requests_no: 0,
             outboxes_no: 0,

@@ -116,7 +116,9 @@ impl Control {
         let Some(Waiting {
             seq,
             what: Pending::FreeCq { cq, .. },
-        }) = c.waiting.take()
+        }) = c
+            .waiting
+            .take_if(|w| matches!(w.what, Pending::FreeCq { .. }))
         else {
             return;
         };
@@ -174,10 +176,25 @@ impl Control {
         if !c.pds.contains_key(&r.pd) {
             return Err(Refusal::unknown("protection domain", r.pd));
         }
+        if r.srq != 0 {
+            let srq = c
+                .srqs
+                .get(&r.srq)
+                .ok_or_else(|| Refusal::unknown("shared receive queue", r.srq))?;
+            if srq.pd != r.pd {
+                return Err(Refusal::new(
+                    libc::EINVAL,
+                    "the shared receive queue belongs to another protection domain",
+                ));
+            }
+        }
         let mem = c
             .queues
             .alloc(geometry.len)
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
+        if let Some(srq) = c.srqs.get_mut(&r.srq) {
+            srq.qps += 1;
+        }
         let qpn = self.qpns.take();
         let c = self.client(id)?;
         for cq in [r.send_cq, r.recv_cq] {
@@ -217,6 +234,7 @@ impl Control {
                 mem,
                 send_cq: r.send_cq,
                 recv_cq: r.recv_cq,
+                srq: r.srq,
                 phase: QpPhase::Detached,
                 worker: 0,
                 cookie: 0,
@@ -254,6 +272,7 @@ impl Control {
             rq,
             send_cq: qp.send_cq,
             recv_cq: qp.recv_cq,
+            srq: qp.srq,
         })
     }
 
@@ -341,6 +360,9 @@ impl Control {
             }
             if let Some(pd) = c.pds.get_mut(&qp.attr.pd) {
                 pd.users -= 1;
+            }
+            if let Some(srq) = c.srqs.get_mut(&qp.srq) {
+                srq.qps -= 1;
             }
             c.queues.free(qp.mem);
             self.qpns.give(qpn);

@@ -51,6 +51,9 @@ impl Control {
                 for cq in d.client.cqs.keys() {
                     self.cqs.give(*cq);
                 }
+                for srq in d.client.srqs.keys() {
+                    self.srqs.give(*srq);
+                }
             }
         }
     }
@@ -72,21 +75,24 @@ impl Control {
         if let Some(id) = moved {
             return self.finish_modify(id);
         }
-        let found = self
-            .clients
-            .iter_mut()
-            .find_map(|(id, c)| match &mut c.waiting {
-                Some(Waiting {
-                    what: Pending::FreeCq { token: t, left, .. },
-                    ..
-                }) if *t == token => {
-                    *left = left.saturating_sub(1);
-                    Some((*id, *left))
-                }
-                _ => None,
-            });
+        let found =
+            self.clients
+                .iter_mut()
+                .find_map(|(id, c)| match &mut c.waiting {
+                    Some(Waiting {
+                        what:
+                            Pending::FreeCq { token: t, left, .. }
+                            | Pending::FreeSrq { token: t, left, .. },
+                        ..
+                    }) if *t == token => {
+                        *left = left.saturating_sub(1);
+                        Some((*id, *left))
+                    }
+                    _ => None,
+                });
         if let Some((id, 0)) = found {
             self.finish_free_cq(id);
+            self.finish_free_srq(id);
         }
     }
 }

@@ -77,6 +77,10 @@ pub fn limits(c: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
         max_ord: most(|d| d.max_ord).into(),
         max_ird: most(|d| d.max_ird).into(),
         max_private_data: m::MAX_PRIVATE_DATA as u32,
+        max_srq: c.queue_pairs_per_client,
+        max_srq_wr: super::shared_receive::srq_depth(c),
+        max_srq_sge: wqe::MAX_SGE as u32,
+        reserved: 0,
         max_msg: u64::from(u32::MAX),
         max_mr_size: c.memory_per_client.0,
         max_arena: c.memory_per_client.0,
@@ -232,6 +236,10 @@ impl Control {
                 send::<m::QueryQp>(c, seq, &reply)
             }
             Request::DestroyQp(r) => self.destroy_qp(id, seq, r.qp_num),
+            Request::CreateSrq(r) => self.create_srq(id, seq, r),
+            Request::ModifySrq(r) => self.modify_srq(id, seq, r),
+            Request::QuerySrq(r) => self.query_srq(id, seq, r.srq),
+            Request::DestroySrq(r) => self.destroy_srq(id, r.srq),
             Request::CreateCmChannel(_) => self.create_cm_channel(id, seq),
             Request::DestroyCmChannel(r) => {
                 let used = self

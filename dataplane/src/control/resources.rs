@@ -1,4 +1,4 @@
-//! What a client holds: the resource tree (client > PD > MR, QP; client > CQ, channel,
+//! What a client holds: the resource tree (client > PD > MR, QP, SRQ; client > CQ, channel,
 //! listener, arena). Dropping a client frees its subtree.
 
 use std::collections::HashMap;
@@ -13,6 +13,7 @@ use siw_shm::region::{Pages, Region};
 
 use super::Waiting;
 use super::outbox::Outbox;
+use super::shared_receive::Srq;
 use crate::config::LimitsConfig;
 
 /// Memory that the client may register.
@@ -62,6 +63,8 @@ pub struct Qp {
     pub mem: QueueMem,
     pub send_cq: u32,
     pub recv_cq: u32,
+    /// Shared receive queue, 0 for none.
+    pub srq: u32,
     pub phase: QpPhase,
     pub worker: usize,
     pub cookie: u64,
@@ -89,6 +92,7 @@ pub struct Client {
     pub mrs: HashMap<u32, MemoryRegion>,
     pub channels: HashMap<u32, Channel>,
     pub cqs: HashMap<u32, Cq>,
+    pub srqs: HashMap<u32, Srq>,
     pub qps: HashMap<u32, Qp>,
     pub cm_channels: HashMap<u32, Outbox>,
     pub queues: QueueAlloc,
@@ -122,6 +126,7 @@ impl Client {
             mrs: HashMap::new(),
             channels: HashMap::new(),
             cqs: HashMap::new(),
+            srqs: HashMap::new(),
             qps: HashMap::new(),
             cm_channels: HashMap::new(),
             queues: QueueAlloc::new(pages, queue_bytes),

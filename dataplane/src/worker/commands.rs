@@ -49,6 +49,9 @@ impl Worker {
             Command::RemoveClient { client } => self.remove_client(now, client),
             Command::AddCq(end) => self.cqs.insert(*end),
             Command::RemoveCq { cq } => self.cqs.remove(cq),
+            Command::AddSrq(end) => self.srqs.insert(*end),
+            Command::RemoveSrq { srq } => self.srqs.remove(srq),
+            Command::SettleSrq { srq } => self.srqs.settle(srq),
             Command::Connect { setup, params } => {
                 match self.lanes.iter().position(|l| l.device == params.device) {
                     Some(lane) => {
@@ -151,6 +154,8 @@ impl Worker {
                 rq: setup.rq,
                 send_cq: setup.send_cq,
                 recv_cq: setup.recv_cq,
+                srq: setup.srq,
+                told_last: false,
                 fault: None,
                 letting_go: false,
                 events: Vec::new(),
@@ -279,6 +284,7 @@ impl Worker {
             self.drop_qp(now, slot, true);
         }
         self.cqs.remove_client(client);
+        self.srqs.remove_client(client);
         if let Some(at) = self.clients.iter().position(|c| c.client == client) {
             let end = self.clients.swap_remove(at);
             self.idle.unwatch(&end.wake);

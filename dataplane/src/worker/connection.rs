@@ -74,6 +74,7 @@ impl Worker {
                 rings: &mut qp.rings,
                 keys: &self.keys,
                 cqs: &mut self.cqs,
+                srqs: &mut self.srqs,
                 owners: &mut self.owners,
                 scratch: &mut self.scratch,
             };
@@ -92,6 +93,7 @@ impl Worker {
                 rings: &mut qp.rings,
                 keys: &self.keys,
                 cqs: &mut self.cqs,
+                srqs: &mut self.srqs,
                 owners: &mut self.owners,
                 scratch: &mut self.scratch,
             };
@@ -190,6 +192,19 @@ impl Worker {
         qp.rings.sq.set_qp_state(state as u32);
         if matches!(qp.qp.state(), QpState::Error) || matches!(qp.phase, Phase::Over) {
             self.with_qp(slot, |qp, env| qp.flush(env));
+            self.tell_last_wqe(slot);
+        }
+    }
+
+    /// A queue pair with a shared receive queue is over: what it had taken is completed.
+    fn tell_last_wqe(&mut self, slot: u32) {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let told = qp.rings.srq == 0 || qp.destroying;
+        if !told && !std::mem::replace(&mut qp.rings.told_last, true) {
+            let (client, qpn) = (qp.client, qp.rings.qpn);
+            self.tell(Event::LastWqe { client, qpn });
         }
     }
 

@@ -8,6 +8,7 @@ use siw_iwarp::{AsyncEvent, Negotiated, QpAttr};
 use siw_shm::{DoorbellConsumer, RqConsumer, SqConsumer};
 
 use super::completion::CqEnd;
+use super::shared_receive::SrqEnd;
 
 /// A connection request at a listener: worker, slot, generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,6 +39,8 @@ pub struct QpSetup {
     pub rq: RqConsumer,
     pub send_cq: u32,
     pub recv_cq: u32,
+    /// Shared receive queue, 0 for none.
+    pub srq: u32,
 }
 
 /// An active connect.
@@ -70,6 +73,14 @@ pub enum Command {
     AddCq(Box<CqEnd>),
     RemoveCq {
         cq: u32,
+    },
+    AddSrq(Box<SrqEnd>),
+    RemoveSrq {
+        srq: u32,
+    },
+    /// A resize put a new ring behind the old one.
+    SettleSrq {
+        srq: u32,
     },
     Connect {
         setup: Box<QpSetup>,
@@ -190,6 +201,16 @@ pub enum Event {
     CqOverflow {
         client: u32,
         cq: u32,
+    },
+    /// The stock of a shared receive queue fell below its limit.
+    SrqLimit {
+        client: u32,
+        srq: u32,
+    },
+    /// The queue pair takes nothing more from its shared receive queue.
+    LastWqe {
+        client: u32,
+        qpn: u32,
     },
     /// A work request could not be executed.
     BadRequest {

@@ -24,6 +24,7 @@ pub mod messages;
 mod owners;
 mod passive;
 pub mod queue_pair;
+pub mod shared_receive;
 mod sink;
 mod timer_hold;
 mod user;
@@ -49,6 +50,7 @@ use idle::Idle;
 use messages::{Command, Event, WorkerStats};
 use owners::Owners;
 use queue_pair::{Env, Fault, Inbound, Phase, QpSlot, QpTable, Scratch};
+use shared_receive::SrqTable;
 use sink::{BuildFailure, Output, Sink};
 use timer_hold::TimerHold;
 use user::User;
@@ -137,6 +139,7 @@ pub struct Worker {
     inbound: Vec<Option<Inbound>>,
     inbound_generation: u32,
     cqs: CqTable,
+    srqs: SrqTable,
     owners: Owners,
     scratch: Scratch,
     cache: MbufCache,
@@ -204,6 +207,7 @@ impl Worker {
             inbound: Vec::new(),
             inbound_generation: 0,
             cqs: CqTable::default(),
+            srqs: SrqTable::default(),
             owners: Owners::new(TRACKERS),
             scratch: Scratch::default(),
             cache: MbufCache::new(&config.pool),
@@ -263,6 +267,9 @@ impl Worker {
         self.cqs.notify();
         if !self.cqs.overflows.is_empty() {
             self.overflows(now);
+        }
+        while let Some((client, srq)) = self.srqs.low.pop() {
+            self.tell(Event::SrqLimit { client, srq });
         }
         frame::recycle(&mut self.cache);
         if self.told {
@@ -393,6 +400,7 @@ impl Worker {
             rings: &mut qp.rings,
             keys: &self.keys,
             cqs: &mut self.cqs,
+            srqs: &mut self.srqs,
             owners: &mut self.owners,
             scratch: &mut self.scratch,
         };
@@ -532,6 +540,7 @@ impl Worker {
             rings,
             keys: &self.keys,
             cqs: &mut self.cqs,
+            srqs: &mut self.srqs,
             owners: &mut self.owners,
             scratch: &mut self.scratch,
         };

@@ -11,6 +11,7 @@ use siw_tcp::{ConnId, Instant};
 use super::completion::CqTable;
 use super::messages::ConnectParams;
 use super::owners::Owners;
+use super::shared_receive::SrqTable;
 
 /// The rings of a queue pair, and what went wrong in them.
 pub struct Rings {
@@ -19,6 +20,10 @@ pub struct Rings {
     pub rq: RqConsumer,
     pub send_cq: u32,
     pub recv_cq: u32,
+    /// Shared receive queue instead of `rq`; 0 for none.
+    pub srq: u32,
+    /// The consumer was told that nothing more is taken from the shared receive queue.
+    pub told_last: bool,
     pub fault: Option<Fault>,
     /// The queue pair is going: what a port still holds is the trackers' affair alone.
     pub letting_go: bool,
@@ -152,6 +157,7 @@ pub struct Env<'a> {
     pub rings: &'a mut Rings,
     pub keys: &'a Reader,
     pub cqs: &'a mut CqTable,
+    pub srqs: &'a mut SrqTable,
     pub owners: &'a mut Owners,
     pub scratch: &'a mut Scratch,
 }
@@ -216,9 +222,17 @@ impl QpEnv for Env<'_> {
         if self.rings.fault.is_some() {
             return Ok(None);
         }
-        match self.rings.rq.pop(&mut self.scratch.recv) {
+        let shared = self.rings.srq;
+        let popped = if shared != 0 {
+            self.srqs.pop(shared, &mut self.scratch.recv)
+        } else {
+            self.rings.rq.pop(&mut self.scratch.recv)
+        };
+        match popped {
             Ok(Some(())) => {
-                self.rings.rq.release();
+                if shared == 0 {
+                    self.rings.rq.release();
+                }
                 Ok(Some(&self.scratch.recv))
             }
             Ok(None) => Ok(None),
@@ -228,6 +242,13 @@ impl QpEnv for Env<'_> {
                 Err(self.fault(e, (cq, WcOpcode::RECV)))
             }
         }
+    }
+
+    fn next_flushed_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
+        if self.rings.srq != 0 {
+            return Ok(None);
+        }
+        self.next_recv()
     }
 
     #[inline]

@@ -11,11 +11,17 @@ pub enum AsyncEventKind {
     QpFatal = 1,
     QpReqErr = 2,
     QpAccessErr = 3,
+    /// The numbering's COMM_EST: never sent, ESTABLISHED always comes first.
+    CommEst = 4,
     SqDrained = 5,
     /// The daemon ends, or closes this client for the given reason.
     DeviceFatal = 8,
     PortActive = 9,
     PortErr = 10,
+    /// Fewer receive requests are posted than the limit that was armed.
+    SrqLimitReached = 15,
+    /// The queue pair takes nothing more from its shared receive queue.
+    QpLastWqeReached = 16,
 }
 
 impl AsyncEventKind {
@@ -27,10 +33,13 @@ impl AsyncEventKind {
             QpFatal,
             QpReqErr,
             QpAccessErr,
+            CommEst,
             SqDrained,
             DeviceFatal,
             PortActive,
             PortErr,
+            SrqLimitReached,
+            QpLastWqeReached,
         ]
         .into_iter()
         .find(|k| *k as u32 == v)
@@ -43,7 +52,7 @@ impl AsyncEventKind {
 pub struct AsyncEvent {
     /// [`AsyncEventKind`].
     pub kind: u32,
-    /// QP number, CQ id or device index.
+    /// QP number, CQ id, SRQ id or device index.
     pub object: u32,
     pub reason: Text<120>,
 }

@@ -10,6 +10,7 @@ mod event;
 mod memory;
 mod queue_pair;
 mod session;
+mod shared_receive_queue;
 mod values;
 
 pub use completion::*;
@@ -18,6 +19,7 @@ pub use event::*;
 pub use memory::*;
 pub use queue_pair::*;
 pub use session::*;
+pub use shared_receive_queue::*;
 pub use values::*;
 
 use bytemuck::{Pod, Zeroable};
@@ -93,6 +95,10 @@ macro_rules! for_each_message {
             23 Reject -> Empty;
             24 Disconnect -> Empty;
             25 Stats -> StatsReply;
+            40 CreateSrq -> SrqReply;
+            41 ModifySrq -> SrqReply;
+            42 QuerySrq -> SrqStateReply;
+            43 DestroySrq -> Empty;
         }
     };
 }

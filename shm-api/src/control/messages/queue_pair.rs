@@ -16,7 +16,8 @@ pub struct CreateQp {
     pub max_inline: u32,
     /// 1: every send work request completes with a CQE.
     pub sq_sig_all: u32,
-    pub reserved: u32,
+    /// Shared receive queue instead of an own one; 0 for none.
+    pub srq: u32,
 }
 
 /// The send queue is at `mem.offset`, the receive queue `rq_offset` after it.

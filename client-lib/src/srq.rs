@@ -1,0 +1,171 @@
+//! Shared receive queues: receive requests that several queue pairs take from, on whatever
+//! worker they run (ibv_create_srq(3), ibv_modify_srq(3), ibv_post_srq_recv(3)).
+
+use crate::{Error, Pd, PostError, RecvWr};
+use siw_shm::control::{
+    CreateSrq, DestroySrq, ModifySrq, QuerySrq, SRQ_LIMIT, SRQ_MAX_WR, SrqReply,
+};
+use siw_shm::spin::SpinLock;
+use siw_shm::{SrqGeometry, SrqProducer};
+use std::sync::Arc;
+
+/// What a shared receive queue is created with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Receive requests that no queue pair has taken yet.
+    pub max_wr: u32,
+    pub max_sge: u32,
+    /// Low-water mark: one SRQ_LIMIT_REACHED event when fewer requests are posted; 0 for none.
+    pub limit: u32,
+}
+
+impl Default for SrqInit {
+    fn default() -> Self {
+        SrqInit {
+            max_wr: 64,
+            max_sge: 1,
+            limit: 0,
+        }
+    }
+}
+
+/// State of a shared receive queue (ibv_query_srq(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SrqAttr {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    /// 0 when no event is armed: the event disarms it.
+    pub limit: u32,
+    /// Requests posted that no queue pair has taken.
+    pub posted: u32,
+}
+
+/// Shared receive queue; clones are the same queue.
+#[derive(Clone)]
+pub struct Srq(Arc<SrqInner>);
+
+struct SrqInner {
+    pd: Pd,
+    id: u32,
+    max_sge: u32,
+    ring: SpinLock<SrqProducer>,
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        self.pd.ctx().call_quietly(&DestroySrq {
+            srq: self.id,
+            reserved: 0,
+        });
+    }
+}
+
+impl Pd {
+    /// A shared receive queue of this protection domain.
+    pub fn create_srq(&self, init: &SrqInit) -> Result<Srq, Error> {
+        let (r, fds) = self.ctx().call(&CreateSrq {
+            pd: self.id(),
+            max_wr: init.max_wr,
+            max_sge: init.max_sge,
+            limit: init.limit,
+        })?;
+        let ring = producer(self, &r, fds)?;
+        Ok(Srq(Arc::new(SrqInner {
+            pd: self.clone(),
+            id: r.srq,
+            max_sge: r.max_sge,
+            ring: SpinLock::new(ring),
+        })))
+    }
+}
+
+fn producer(pd: &Pd, r: &SrqReply, fds: Vec<rustix::fd::OwnedFd>) -> Result<SrqProducer, Error> {
+    let region = pd.ctx().region(&r.mem, fds)?;
+    let geometry = SrqGeometry::exact(r.entries, r.stride).ok_or(Error::Invalid(
+        "siwd sent an impossible shared receive queue geometry",
+    ))?;
+    Ok(SrqProducer::new(
+        region,
+        r.mem.offset as usize,
+        geometry,
+        r.max_wr,
+    )?)
+}
+
+impl Srq {
+    /// Id in asynchronous events (SRQ_LIMIT_REACHED).
+    pub fn number(&self) -> u32 {
+        self.0.id
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.0.pd
+    }
+
+    /// Posts receive requests in order (ibv_post_srq_recv(3)). After an error those before
+    /// `index` are posted; [`Error::QueueFull`] when `max_wr` wait already. No system call.
+    #[inline]
+    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let mut ring = self.0.ring.lock();
+        let mut result = Ok(());
+        for (index, wr) in list.iter().enumerate() {
+            let pushed = if wr.sges.len() > self.0.max_sge as usize {
+                Err(siw_shm::WqeError::TooManySge(wr.sges.len()).into())
+            } else {
+                ring.push(wr).map_err(Error::from)
+            };
+            if let Err(error) = pushed {
+                result = Err(PostError { index, error });
+                break;
+            }
+        }
+        ring.publish();
+        result
+    }
+
+    /// Arms the low-water event: one SRQ_LIMIT_REACHED when fewer than `limit` requests are
+    /// posted, at once when they are already. 0 disarms.
+    pub fn arm_limit(&self, limit: u32) -> Result<(), Error> {
+        self.0.pd.ctx().call(&ModifySrq {
+            srq: self.0.id,
+            mask: SRQ_LIMIT,
+            max_wr: 0,
+            limit,
+        })?;
+        Ok(())
+    }
+
+    /// Makes the queue larger or smaller; what is posted stays, in order. EINVAL when more is
+    /// posted than the new size. Posting waits meanwhile.
+    pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
+        let ctx = self.0.pd.ctx();
+        let mut ring = self.0.ring.lock();
+        let (r, fds) = ctx.call(&ModifySrq {
+            srq: self.0.id,
+            mask: SRQ_MAX_WR,
+            max_wr,
+            limit: 0,
+        })?;
+        *ring = producer(&self.0.pd, &r, fds)?;
+        Ok(())
+    }
+
+    /// Asks the daemon.
+    pub fn query(&self) -> Result<SrqAttr, Error> {
+        let (r, _) = self.0.pd.ctx().call(&QuerySrq {
+            srq: self.0.id,
+            reserved: 0,
+        })?;
+        Ok(SrqAttr {
+            max_wr: r.max_wr,
+            max_sge: r.max_sge,
+            limit: r.limit,
+            posted: r.posted,
+        })
+    }
+}

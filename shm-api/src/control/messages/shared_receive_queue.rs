@@ -1,0 +1,71 @@
+//! Shared receive queues.
+
+use super::QueueRef;
+use bytemuck::{Pod, Zeroable};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct CreateSrq {
+    pub pd: u32,
+    pub max_wr: u32,
+    pub max_sge: u32,
+    /// Low-water mark, 0 for none: see [`SRQ_LIMIT`].
+    pub limit: u32,
+}
+
+/// A new queue, or what a resize made of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct SrqReply {
+    pub srq: u32,
+    /// Entries of the ring, a power of two.
+    pub entries: u32,
+    /// Slots of an entry.
+    pub stride: u32,
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub reserved: u32,
+    pub mem: QueueRef,
+}
+
+/// [`ModifySrq`] takes `max_wr`: the reply names a new ring, and the client posts to it only.
+pub const SRQ_MAX_WR: u32 = 1;
+/// [`ModifySrq`] takes `limit`: one SRQ_LIMIT_REACHED follows when fewer requests are posted.
+pub const SRQ_LIMIT: u32 = 2;
+
+/// ibv_modify_srq(3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ModifySrq {
+    pub srq: u32,
+    /// [`SRQ_MAX_WR`], [`SRQ_LIMIT`].
+    pub mask: u32,
+    pub max_wr: u32,
+    pub limit: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct QuerySrq {
+    pub srq: u32,
+    pub reserved: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct SrqStateReply {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    /// 0 when no event is armed.
+    pub limit: u32,
+    /// Requests posted that no queue pair has taken.
+    pub posted: u32,
+}
+
+/// Refused while queue pairs use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DestroySrq {
+    pub srq: u32,
+    pub reserved: u32,
+}
