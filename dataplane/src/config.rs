@@ -280,6 +280,20 @@ pub enum MarkersName {
     Request,
 }
 
+/// Placement out of order (RFC 5041, section 5.2); always of FPDUs with a good CRC only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OutOfOrderName {
+    /// Everything is placed in order.
+    Off,
+    /// In streams with markers.
+    Markers,
+    /// Also in streams of peers that have put each FPDU into one segment so far. An FPDU inside
+    /// of somebody's payload could be taken for one, should a middlebox start to cut segments
+    /// anew: for networks without such.
+    Aligned,
+}
+
 /// One `[[device]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -351,6 +365,8 @@ pub struct MpaSettings {
     pub markers: MarkersName,
     /// RTR frames offered in revision 2; empty means no peer-to-peer set-up.
     pub rtr: Vec<RtrName>,
+    /// Which streams place payload that arrives beyond a hole at once (delivery stays in order).
+    pub out_of_order: OutOfOrderName,
     /// Inbound RDMA Reads granted at most (IRD).
     pub ird: Spanned<u16>,
     /// Outbound RDMA Reads asked for at most (ORD).
@@ -370,6 +386,7 @@ impl Default for MpaSettings {
             crc: CrcPolicy::On,
             markers: MarkersName::Accept,
             rtr: vec![RtrName::Write, RtrName::Read],
+            out_of_order: OutOfOrderName::Off,
             ird: Spanned::new(0..0, 128),
             ord: Spanned::new(0..0, 128),
             request_timeout_ms: 5_000,

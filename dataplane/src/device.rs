@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
+use siw_iwarp::OutOfOrder;
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
 use siw_tcp::{Congestion, IpCidr, Keepalive, Route, StackConfig};
 
 use crate::config::{
-    ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName, RtrName,
+    ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName,
+    OutOfOrderName, RtrName,
 };
 use crate::control::DeviceView;
 use crate::worker::LaneConfig;
@@ -234,6 +236,7 @@ impl Device {
             tx,
             stack: self.stack(keys, !(offload || no_checksum)),
             mpa: self.mpa(),
+            out_of_order: self.out_of_order(),
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
             pair: self.pair,
             trusted: no_checksum,
@@ -245,6 +248,14 @@ impl Device {
             rx_interrupt: offloads.rx_interrupt && !self.pair,
             tap: None,
         })
+    }
+
+    fn out_of_order(&self) -> OutOfOrder {
+        match self.config.mpa.out_of_order {
+            OutOfOrderName::Off => OutOfOrder::Off,
+            OutOfOrderName::Markers => OutOfOrder::Markers,
+            OutOfOrderName::Aligned => OutOfOrder::Aligned,
+        }
     }
 
     fn mpa(&self) -> MpaConfig {
@@ -295,6 +306,7 @@ impl Device {
                 .map_or(if self.pair { PAIR_WINDOW } else { WINDOW }, |w| {
                     u32::try_from(w.0).unwrap_or(1 << 30)
                 }),
+            show_out_of_order: self.out_of_order() != OutOfOrder::Off,
             congestion: match t.congestion {
                 CongestionName::Cubic => Congestion::Cubic,
                 CongestionName::Newreno => Congestion::NewReno,

@@ -44,6 +44,7 @@ pub mod marker;
 pub mod mpa;
 #[cfg(test)]
 mod msn_wrap;
+mod out_of_order;
 mod placement;
 mod queue_pair;
 pub mod rdmap;
@@ -59,6 +60,7 @@ mod terminate_in;
 
 pub use env::{AsyncEvent, Fpdu, FpduKind, FrameBuilder, QpEnv, RingFault, TxOwner, TxRecord};
 pub use mpa::{MarkerPolicy, MpaConfig, MpaError, Negotiated};
+pub use out_of_order::OutOfOrder;
 pub use queue_pair::{BuildError, CloseKind, CloseReason, Progress, QpAttr, QpState, QueuePair};
 pub use stream::{ByteStream, RxStream};
 pub use terminate::TermCode;

@@ -24,6 +24,7 @@ use crate::errors::event_of;
 use crate::fpdu;
 use crate::marker::{self, Phase};
 use crate::mpa::{Negotiated, RtrKind};
+use crate::out_of_order::Early;
 use crate::read_queue::{InboundQueue, Outbound};
 use crate::send_queue::{Entry, SendQueue};
 use crate::terminate::{Offender, Payload, TermCode};
@@ -178,6 +179,8 @@ pub struct QueuePair {
     pub(crate) outgoing: Option<Box<Outgoing>>,
     pub(crate) local_error: Option<TermCode>,
     pub(crate) received: Option<TermCode>,
+    /// What was placed before its turn.
+    pub(crate) early: Early,
     /// Owners of finished messages whose buffers the port still holds.
     pub(crate) zombies: Vec<TxOwner>,
 }
@@ -221,6 +224,7 @@ impl QueuePair {
             outgoing: None,
             local_error: None,
             received: None,
+            early: Early::default(),
             zombies: Vec::new(),
         }
     }
@@ -232,8 +236,10 @@ impl QueuePair {
             return;
         }
         let zombies = std::mem::take(&mut self.zombies);
+        let early = Early::new(self.early.policy);
         *self = Self::new(self.attr);
         self.zombies = zombies;
+        self.early = early;
         self.state = QpState::Rts;
         self.stream_open = true;
         self.crc = n.crc;

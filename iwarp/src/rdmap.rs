@@ -64,6 +64,15 @@ impl Opcode {
         matches!(self, Self::Write | Self::ReadResponse)
     }
 
+    /// One of the four kinds of Send.
+    #[inline]
+    pub fn is_send(self) -> bool {
+        matches!(
+            self,
+            Self::Send | Self::SendInv | Self::SendSe | Self::SendSeInv
+        )
+    }
+
     /// The message invalidates an STag of its receiver.
     #[inline]
     pub fn invalidates(self) -> bool {

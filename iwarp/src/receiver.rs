@@ -8,6 +8,7 @@ use crate::env::QpEnv;
 use crate::errors::tagged;
 use crate::fpdu::{self, Frame, LEN_FIELD};
 use crate::marker::{FpduSource, Plain, Unmarked};
+use crate::out_of_order::Done;
 use crate::placement::place;
 use crate::queue_pair::{Progress, QpState, QueuePair};
 use crate::rdmap::{Opcode, RDMAP_VERSION, ReadRequest};
@@ -32,6 +33,13 @@ impl From<TermCode> for Fault {
     }
 }
 
+/// In how many pieces the first `len` octets lie.
+fn pieces(rx: &impl RxStream, len: usize) -> u32 {
+    let mut n = 0;
+    rx.for_each(0, len, |_| n += 1);
+    n
+}
+
 impl QueuePair {
     /// Consumes every FPDU that is complete in `rx`: checks, places, completes, queues responses;
     /// stops at an incomplete one. On a protocol error it queues the Terminate; from then on it
@@ -48,6 +56,7 @@ impl QueuePair {
         } else {
             self.fpdus(env, &mut Plain(&mut *rx))
         };
+        self.early.position += p.bytes as u64;
         if matches!(self.state, QpState::Terminate | QpState::Error) {
             let n = rx.available();
             rx.consume(n);
@@ -66,7 +75,15 @@ impl QueuePair {
                 self.fault(env, code, None);
                 break;
             }
-            let result = self.segment(env, rx, &f);
+            if self.early.watches() && pieces(rx, f.wire_len) > 1 {
+                self.early.unaligned = true;
+            }
+            let at = self.early.position + p.bytes as u64;
+            let result = if !self.early.is_empty() && self.early.take(at, &f) {
+                self.segment(env, &Done(rx), &f)
+            } else {
+                self.segment(env, rx, &f)
+            };
             p.fpdus += 1;
             p.bytes += rx.take(f.wire_len);
             if !self.first_seen {
@@ -216,7 +233,7 @@ impl QueuePair {
             return Err(TermCode::DDP_TOO_LONG.into());
         }
         if len > 0 {
-            if self.scatter(env, rx, len).is_err() {
+            if self.scatter(env, rx, self.recv.received, len).is_err() {
                 self.finish_recv(env, WcStatus::LOC_PROT_ERR, WcFlags::NONE, 0);
                 return Err(TermCode::LOCAL_CATASTROPHIC.into());
             }
@@ -247,14 +264,15 @@ impl QueuePair {
         }
     }
 
-    /// Places the payload of one segment behind what has been received of the message.
-    fn scatter<E: QpEnv>(
+    /// Places the payload of one segment at offset `mo` of the message that is being received.
+    pub(crate) fn scatter<E: QpEnv>(
         &mut self,
         env: &mut E,
         rx: &impl RxStream,
+        mo: u32,
         len: u32,
     ) -> Result<(), KeyError> {
-        let (mut skip, mut left) = (self.recv.received, len);
+        let (mut skip, mut left) = (mo, len);
         let mut at = LEN_FIELD + UNTAGGED_HDR_LEN;
         for s in &self.recv.sges {
             if left == 0 {

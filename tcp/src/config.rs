@@ -153,6 +153,8 @@ pub struct StackConfig {
     /// Most received buffers a connection may hold, in order and out of order together, so that
     /// tiny segments cannot pin the whole buffer pool.
     pub max_recv_buffers: usize,
+    /// Raise [`crate::Events::OUT_OF_ORDER`].
+    pub show_out_of_order: bool,
     pub congestion: Congestion,
     /// In segments; RFC 6928 says 10, a fabric may start wider.
     pub initial_window: u32,
@@ -208,6 +210,7 @@ impl StackConfig {
             delayed_ack: Duration::from_millis(1),
             recv_window: 4 << 20,
             max_recv_buffers: 8192,
+            show_out_of_order: false,
             congestion: Congestion::Cubic,
             initial_window: 10,
             isn_key: [0x5a; 16],

@@ -36,7 +36,11 @@ impl Events {
     /// `emss` changed: size new records by it.
     pub const EMSS_CHANGED: Events = Events(1 << 11);
 
-    const NAMES: [&'static str; 12] = [
+    /// Segments beyond a hole arrived and are kept: `Stack::out_of_order` shows them. Only with
+    /// [`crate::StackConfig::show_out_of_order`].
+    pub const OUT_OF_ORDER: Events = Events(1 << 12);
+
+    const NAMES: [&'static str; 13] = [
         "CONNECTED",
         "ACCEPTED",
         "READABLE",
@@ -49,6 +53,7 @@ impl Events {
         "UNREACHABLE",
         "CLOSED",
         "EMSS_CHANGED",
+        "OUT_OF_ORDER",
     ];
 
     /// All of `other` are set.

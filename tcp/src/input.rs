@@ -298,6 +298,10 @@ impl Shared {
                     if kept == 0 && c.hot.has(flag::SACK) {
                         o.duplicate(seq, seq + len as u32);
                     }
+                    if kept > 0 && self.config.show_out_of_order {
+                        o.remember_unseen(seq);
+                        self.event(index, &mut c.hot, Events::OUT_OF_ORDER);
+                    }
                     self.stats.dup_bytes_in += (len - kept) as u64;
                 }
             }

@@ -23,6 +23,8 @@ pub(crate) struct Reassembly<B> {
     arrived: u8,
     /// Received twice, for the next ACK (RFC 2883).
     dsack: Option<(SeqNr, SeqNr)>,
+    /// Where segments begin that the owner has not been shown; of owners who want to see them.
+    unseen: Vec<SeqNr>,
 }
 
 impl<B: RecvBuf> Reassembly<B> {
@@ -35,6 +37,7 @@ impl<B: RecvBuf> Reassembly<B> {
             unreported: 0,
             arrived: 0,
             dsack: None,
+            unseen: Vec::new(),
         }
     }
 
@@ -107,6 +110,26 @@ impl<B: RecvBuf> Reassembly<B> {
         debug_assert!(end.ge(seq));
         self.touch(first.0, first.1);
         new
+    }
+
+    /// The segment that begins at `seq` is to be shown to the owner. At most as many as buffers are
+    /// held are remembered.
+    pub(crate) fn remember_unseen(&mut self, seq: SeqNr) {
+        if self.unseen.len() < self.bufs.len() {
+            self.unseen.push(seq);
+        }
+    }
+
+    /// Shows each held segment that was not shown yet, in the order of their arrival.
+    pub(crate) fn show(&mut self, mut f: impl FnMut(SeqNr, &B)) {
+        for seq in self.unseen.drain(..) {
+            let i = self.bufs.partition_point(|(s, _)| s.lt(seq));
+            if let Some((s, b)) = self.bufs.get(i)
+                && *s == seq
+            {
+                f(seq, b);
+            }
+        }
     }
 
     /// Merges `[start, end)` into the ranges and makes its range the most recent.

@@ -305,6 +305,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(&mut c.rx)
     }
 
+    /// Shows each segment beyond a hole that was not shown yet: how many bytes after the first byte
+    /// of [`rx_queue`](Self::rx_queue) it begins, and its payload, or what of it is new. It stays
+    /// held, and comes through the queue in its turn.
+    pub fn out_of_order(&mut self, id: ConnId, mut f: impl FnMut(usize, &B)) {
+        if self.get(id).is_none() {
+            return;
+        }
+        let c = &mut self.conns[id.index as usize];
+        let (next, queued) = (c.hot.rcv_nxt, c.rx.len_bytes());
+        if let Some(o) = &mut c.ooo {
+            o.show(|seq, b| f(queued + (seq - next) as usize, b));
+        }
+    }
+
     /// Most payload bytes of a segment now: make records no longer than this. 0 for a stale id.
     #[inline]
     pub fn emss(&self, id: ConnId) -> usize {

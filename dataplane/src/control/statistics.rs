@@ -58,6 +58,7 @@ impl Control {
                     "queue_pairs": s.queue_pairs,
                     "iterations": s.iterations,
                     "sleeps": s.sleeps,
+                    "placed_out_of_order": s.placed_out_of_order,
                     "buffers": s.buffers,
                     "buffers_free": s.buffers_free,
                     "devices": devices,

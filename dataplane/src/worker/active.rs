@@ -188,7 +188,9 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let stack = &self.lanes[qp.lane].stack;
+        let lane = &self.lanes[qp.lane];
+        let stack = &lane.stack;
+        qp.qp.set_out_of_order(lane.out_of_order);
         qp.qp.set_rts(negotiated, stack.emss(conn) as u32);
         qp.phase = Phase::Running;
         let qpn = qp.rings.qpn;

@@ -10,7 +10,7 @@ use siw_iwarp::{CloseKind, CloseReason, QpState, TxRecord};
 use siw_shm::control;
 use siw_tcp::{ConnId, Events, Instant};
 
-use super::frame::Stream;
+use super::frame::{Held, Stream};
 use super::messages::{Breakdown, ConnectFailure, Event};
 use super::queue_pair::Phase;
 use super::user::User;
@@ -84,6 +84,9 @@ impl Worker {
                 self.make_ready(slot);
             }
         }
+        if events.contains(Events::OUT_OF_ORDER) {
+            self.out_of_order(lane_index, conn, slot);
+        }
         if events.contains(Events::ACKED) {
             let Some(qp) = self.qps.get_mut(slot) else {
                 return;
@@ -137,6 +140,28 @@ impl Worker {
             self.make_ready(slot);
         }
         self.after(now, slot);
+    }
+
+    /// Segments beyond a hole: what may be placed of them is placed now.
+    #[cold]
+    fn out_of_order(&mut self, lane: usize, conn: ConnId, slot: u32) {
+        let Some(qp) = self.qps.get_mut(slot) else {
+            return;
+        };
+        let mut env = super::Env {
+            rings: &mut qp.rings,
+            keys: &self.keys,
+            cqs: &mut self.cqs,
+            owners: &mut self.owners,
+            scratch: &mut self.scratch,
+            srqs: &mut self.srqs,
+        };
+        let machine = &mut qp.qp;
+        let mut placed = 0;
+        self.lanes[lane].stack.out_of_order(conn, |offset, held| {
+            placed += machine.receive_out_of_order(&mut env, offset, &Held(held));
+        });
+        self.placed_early += u64::from(placed);
     }
 
     /// The connection of a running queue pair is gone: everything outstanding completes.

@@ -113,3 +113,40 @@ impl RxStream for Stream<'_> {
         self.0.consume(n);
     }
 }
+
+/// A segment that TCP holds behind a hole.
+pub struct Held<'a>(pub &'a RxFrame);
+
+impl RxStream for Held<'_> {
+    fn available(&self) -> usize {
+        self.0.remaining()
+    }
+
+    fn peek(&self, off: usize, out: &mut [u8]) {
+        let mut at = 0;
+        self.for_each(off, out.len(), |s| {
+            out[at..at + s.len()].copy_from_slice(s);
+            at += s.len();
+        });
+    }
+
+    fn for_each(&self, mut off: usize, mut len: usize, mut f: impl FnMut(&[u8])) {
+        for c in self.0.chunks() {
+            if off >= c.len() {
+                off -= c.len();
+                continue;
+            }
+            let n = len.min(c.len() - off);
+            if n > 0 {
+                f(&c[off..off + n]);
+            }
+            len -= n;
+            off = 0;
+            if len == 0 {
+                return;
+            }
+        }
+    }
+
+    fn consume(&mut self, _n: usize) {}
+}

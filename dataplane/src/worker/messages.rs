@@ -247,6 +247,8 @@ pub struct WorkerStats {
     pub queue_pairs: usize,
     pub iterations: u64,
     pub sleeps: u64,
+    /// FPDUs whose payload was placed before a hole in front of them was filled.
+    pub placed_out_of_order: u64,
     /// Frames to and from ports, by device.
     pub devices: Vec<(usize, u64, u64, siw_tcp::Stats)>,
     pub buffers_free: u32,

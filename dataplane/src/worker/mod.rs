@@ -36,7 +36,7 @@ use std::sync::Arc;
 use crossbeam::queue::ArrayQueue;
 use dpdk::{BURST, Checksum, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
-use siw_iwarp::{QpState, TxRecord};
+use siw_iwarp::{OutOfOrder, QpState, TxRecord};
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{DoorbellConsumer, Reader};
 use siw_tcp::{Events, FrameInfo, Instant, ListenerId, RxChecksum, Stack};
@@ -80,6 +80,8 @@ pub struct LaneConfig {
     pub stack: siw_tcp::StackConfig,
     pub mpa: MpaConfig,
     pub accept_timeout: std::time::Duration,
+    /// Which streams place payload beyond a hole.
+    pub out_of_order: OutOfOrder,
     /// The far end is in this daemon: memory, no wire.
     pub pair: bool,
     /// Received frames are good as they are.
@@ -113,6 +115,7 @@ struct Lane {
     out: Output,
     stack: Stack<RxFrame, TxRecord>,
     mpa: MpaConfig,
+    out_of_order: OutOfOrder,
     accept_timeout: std::time::Duration,
     pair: bool,
     trusted: bool,
@@ -149,6 +152,8 @@ pub struct Worker {
     /// Queue pairs that wait for a port to release buffers.
     releasing: Vec<u32>,
     failures: Vec<BuildFailure>,
+    /// FPDUs placed before their turn.
+    placed_early: u64,
     /// Connection set-up and close timers: the time, and whose.
     timers: BTreeMap<(Instant, u64), ()>,
     mailbox: Arc<Mailbox>,
@@ -189,6 +194,7 @@ impl Worker {
                     stack: Stack::new(l.stack, now).map_err(|e| e.to_string())?,
                     mpa: l.mpa,
                     accept_timeout: l.accept_timeout,
+                    out_of_order: l.out_of_order,
                     pair: l.pair,
                     trusted: l.trusted,
                     rx_checksum: l.rx_checksum,
@@ -215,6 +221,7 @@ impl Worker {
             ready: VecDeque::new(),
             releasing: Vec::new(),
             failures: Vec::new(),
+            placed_early: 0,
             timers: BTreeMap::new(),
             mailbox: config.mailbox,
             backlog: VecDeque::new(),
@@ -569,6 +576,7 @@ impl Worker {
             queue_pairs: self.qps.count(),
             iterations: self.iterations,
             sleeps: self.idle.sleeps(),
+            placed_out_of_order: self.placed_early,
             devices: self
                 .lanes
                 .iter()

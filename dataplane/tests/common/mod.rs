@@ -4,6 +4,7 @@
 pub mod guest;
 pub mod net;
 pub mod peer;
+pub mod raw;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;

@@ -27,6 +27,8 @@ pub struct Side {
     pub closing: bool,
     pub peer_fin: bool,
     pub ended: Events,
+    /// Bytes that were shown beyond a hole.
+    pub shown: u64,
     /// Records are this long at most; 0: whatever the segment takes.
     pub record: u32,
     /// Reads only so many bytes at each look.
@@ -163,6 +165,18 @@ impl Transfer {
                 }
                 if self.sides[h].id != Some(id) {
                     continue;
+                }
+                if e.contains(Events::OUT_OF_ORDER) {
+                    let side = &mut self.sides[h];
+                    let (salt, at) = (side.peer_salt, side.received);
+                    let seen = &mut side.shown;
+                    self.net.hosts[h].out_of_order(id, |offset, b| {
+                        assert!(offset > 0);
+                        for (i, &byte) in b.as_slice().iter().enumerate() {
+                            assert_eq!(byte, Pattern::byte(salt, at + (offset + i) as u64));
+                        }
+                        *seen += b.as_slice().len() as u64;
+                    });
                 }
                 self.sides[h].ended |= e;
                 self.sides[h].peer_fin |= e.contains(Events::PEER_FIN);
