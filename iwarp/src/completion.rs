@@ -3,7 +3,7 @@
 
 use crate::env::{Fpdu, FpduKind, QpEnv, TxOwner};
 use crate::errors::vendor;
-use crate::queue_pair::{QpState, QueuePair};
+use crate::queue_pair::{Drain, QpState, QueuePair};
 use crate::send_queue::Entry;
 use siw_shm::{Cqe, Opcode, WcFlags, WcOpcode, WcStatus};
 
@@ -62,6 +62,14 @@ impl QueuePair {
     /// Pops finished work requests off the front.
     #[inline]
     pub(crate) fn complete_ready<E: QpEnv>(&mut self, env: &mut E) {
+        self.complete_front(env);
+        if self.drain == Drain::Draining {
+            self.check_drained(env);
+        }
+    }
+
+    #[inline]
+    fn complete_front<E: QpEnv>(&mut self, env: &mut E) {
         // After the first failure only the flush completes anything.
         while !self.send_failed
             && let Some(e) = self.sq.front()

@@ -61,6 +61,8 @@ mod terminate_in;
 pub use env::{AsyncEvent, Fpdu, FpduKind, FrameBuilder, QpEnv, RingFault, TxOwner, TxRecord};
 pub use mpa::{MarkerPolicy, MpaConfig, MpaError, Negotiated};
 pub use out_of_order::OutOfOrder;
-pub use queue_pair::{BuildError, CloseKind, CloseReason, Progress, QpAttr, QpState, QueuePair};
+pub use queue_pair::{
+    BuildError, CloseKind, CloseReason, Drain, Progress, QpAttr, QpState, QueuePair,
+};
 pub use stream::{ByteStream, RxStream};
 pub use terminate::TermCode;

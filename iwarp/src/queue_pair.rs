@@ -17,6 +17,9 @@
 //!                    |--protocol error, Terminate received--> TERMINATE --closed--> ERROR
 //!                    '--RST, modify_to_error--> ERROR
 //! ```
+//!
+//! In RTS the send queue can be drained (verbs' SQD): what is started goes on to its completion,
+//! nothing else starts until [`QueuePair::resume`].
 
 use crate::ddp::Msn;
 use crate::env::{AsyncEvent, Fpdu, FpduKind, QpEnv, TxOwner};
@@ -44,6 +47,18 @@ pub enum QpState {
     Terminate,
     /// Everything is flushed, and so is what comes later.
     Error,
+}
+
+/// How far the draining of the send queue is (ibv_modify_qp(3), IBV_QPS_SQD).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Drain {
+    /// Work requests start as they come.
+    #[default]
+    No,
+    /// No work request starts; some that did are not completed.
+    Draining,
+    /// No work request starts, and all that did are completed: SQ_DRAINED was told.
+    Drained,
 }
 
 /// What a queue pair is created with.
@@ -151,6 +166,7 @@ pub struct QueuePair {
     pub(crate) prefer_response: bool,
     /// A send work request completed in error: those after it are flushed.
     pub(crate) send_failed: bool,
+    pub(crate) drain: Drain,
     pub(crate) in_message: InMessage,
     pub(crate) rtr: Option<RtrKind>,
     pub(crate) ird: u16,
@@ -200,6 +216,7 @@ impl QueuePair {
             absorb_send: false,
             prefer_response: false,
             send_failed: false,
+            drain: Drain::No,
             in_message: InMessage::None,
             rtr: None,
             ird: 0,
@@ -312,6 +329,47 @@ impl QueuePair {
         }
     }
 
+    /// Starts no further work request until [`resume`](Self::resume); SQ_DRAINED is told when
+    /// those that are started are completed. False: not in RTS.
+    pub fn drain<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        if self.state != QpState::Rts {
+            return false;
+        }
+        if self.drain == Drain::No {
+            self.drain = Drain::Draining;
+        }
+        self.check_drained(env);
+        true
+    }
+
+    /// From draining or drained back to sending. False: not in RTS.
+    pub fn resume(&mut self) -> bool {
+        let rts = self.state == QpState::Rts;
+        if rts {
+            self.drain = Drain::No;
+        }
+        rts
+    }
+
+    /// How far a drain is; means nothing outside of RTS.
+    pub fn draining(&self) -> Drain {
+        self.drain
+    }
+
+    /// The last work request that was started is completed.
+    #[cold]
+    pub(crate) fn check_drained<E: QpEnv>(&mut self, env: &mut E) {
+        // One that was taken out of the ring and waits for its turn is not started.
+        let started = match self.sq.front() {
+            None => false,
+            Some(e) => e.started() || self.cur.is_none_or(|c| !self.sq.is_front(c)),
+        };
+        if self.drain == Drain::Draining && self.state == QpState::Rts && !started {
+            self.drain = Drain::Drained;
+            env.event(AsyncEvent::SqDrained);
+        }
+    }
+
     fn start_closing(&mut self) {
         self.state = QpState::Closing;
         let started = match self.in_message {
@@ -419,6 +477,21 @@ impl QueuePair {
     /// Work requests taken out of the send ring and not completed.
     pub fn send_outstanding(&self) -> bool {
         !self.sq.is_empty()
+    }
+
+    /// Reads that the peer may have outstanding, and reads that this side may.
+    pub fn read_depths(&self) -> (u16, u16) {
+        (self.ird, self.ord)
+    }
+
+    /// Largest ULPDU of an FPDU as of now (RFC 5044 section 4.1).
+    pub fn mulpdu(&self) -> u16 {
+        self.mulpdu
+    }
+
+    /// A responder that has not received an FPDU yet, and may not send therefore.
+    pub fn awaits_first_fpdu(&self) -> bool {
+        self.state == QpState::Rts && !self.may_send
     }
 
     /// An error that the peer shall hear of. The first one wins (RFC 5040 section 4.8, conformance

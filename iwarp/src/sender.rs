@@ -6,7 +6,7 @@ use crate::env::{Fpdu, FpduKind, QpEnv, TxOwner, TxRecord};
 use crate::fpdu;
 use crate::immediate;
 use crate::mpa::RtrKind;
-use crate::queue_pair::{InMessage, QpState, QueuePair};
+use crate::queue_pair::{Drain, InMessage, QpState, QueuePair};
 use crate::rdmap::READ_REQUEST_LEN;
 use crate::read_queue::Outbound;
 use crate::send_queue::Entry;
@@ -72,7 +72,8 @@ impl QueuePair {
     #[inline]
     pub(crate) fn stalled(&self, slot: u32) -> bool {
         self.sq.get(slot).is_none_or(|e| {
-            (!e.started() && e.fence() && !self.outbound.is_empty())
+            (!e.started() && self.drain != Drain::No)
+                || (!e.started() && e.fence() && !self.outbound.is_empty())
                 || (e.opcode.awaits_answer() && self.outbound.len() >= usize::from(self.ord))
                 // What came before may still be sent again from the memory.
                 || (e.opcode == WrOpcode::LocalInv && !self.sq.is_front(slot))
@@ -83,7 +84,7 @@ impl QueuePair {
     #[inline]
     fn request_ready<E: QpEnv>(&mut self, env: &mut E) -> bool {
         loop {
-            if self.cur.is_none() && !self.take_request(env) {
+            if self.cur.is_none() && (self.drain != Drain::No || !self.take_request(env)) {
                 return false;
             }
             let Some(slot) = self.cur.filter(|&c| !self.stalled(c)) else {
