@@ -28,6 +28,7 @@
 mod cm;
 mod context;
 mod cq;
+mod drain;
 mod error;
 mod memory;
 mod qp;
@@ -40,9 +41,10 @@ pub mod capi;
 pub use cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, Listener};
 pub use context::{AsyncEvent, Context, Device};
 pub use cq::{CompletionChannel, Cq};
+pub use drain::DRAIN_WR_ID;
 pub use error::{Error, PostError};
 pub use memory::{Arena, Mr, Pd};
-pub use qp::{Qp, QpAttr, QpInit};
+pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, Limits, QpState};
 pub use siw_shm::{
     Access, AtomicArgs, Cqe as Wc, Data, Opcode, RecvDesc as RecvWr, SendDesc as SendWr, Sge,

@@ -8,7 +8,7 @@ use siw_shm::control::{
 };
 use siw_shm::spin::SpinLock;
 use siw_shm::work_queue::SqWatch;
-use siw_shm::{RqProducer, SqProducer, WqeError};
+use siw_shm::{Region, RqProducer, SqProducer, WqeError};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,11 +38,43 @@ impl Default for QpInit {
     }
 }
 
+/// Queue pair states of verbs (`enum ibv_qp_state`), as Linux siw maps its own to them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum VerbsQpState {
+    Reset = 0,
+    Init = 1,
+    Rtr = 2,
+    Rts = 3,
+    Sqd = 4,
+    Sqe = 5,
+    Err = 6,
+}
+
+impl From<QpState> for VerbsQpState {
+    /// IDLE is INIT: receives may be posted. CLOSING sends nothing more, as SQD; TERMINATE is
+    /// SQE.
+    fn from(s: QpState) -> VerbsQpState {
+        match s {
+            QpState::Idle => VerbsQpState::Init,
+            QpState::Rtr => VerbsQpState::Rtr,
+            QpState::Rts => VerbsQpState::Rts,
+            QpState::Closing | QpState::Sqd => VerbsQpState::Sqd,
+            QpState::Terminate => VerbsQpState::Sqe,
+            QpState::Error => VerbsQpState::Err,
+        }
+    }
+}
+
 /// State of a QP (ibv_query_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpAttr {
     /// None for a state of a newer daemon.
     pub state: Option<QpState>,
+    /// In SQD: something that was started is not completed yet.
+    pub draining: bool,
+    /// Largest ULPDU of an FPDU as of now; 0 without a connection.
+    pub mulpdu: u32,
     /// Reads the peer may have outstanding.
     pub ird: u32,
     /// Reads this side may have outstanding.
@@ -60,10 +92,11 @@ struct QpInner {
     rq: SpinLock<RqProducer>,
     watch: SqWatch,
     caps: QpReply,
+    region: Arc<Region>,
     sig_all: bool,
     pd: Pd,
-    _send_cq: Cq,
-    _recv_cq: Cq,
+    send_cq: Cq,
+    recv_cq: Cq,
     srq: Option<Srq>,
 }
 
@@ -131,22 +164,29 @@ impl Pd {
             srq: srq.map_or(0, Srq::id),
         })?;
         let region = self.ctx().region(&r.mem, fds)?;
-        let sq_at = r.mem.offset as usize;
-        let rq_at = sq_at.saturating_add(r.rq_offset as usize);
-        let sq = SqProducer::new(region.clone(), sq_at, r.sq_slots, r.max_send_wr)?;
-        let rq = RqProducer::new(region, rq_at, r.rq_slots, r.max_recv_wr)?;
+        let (sq, rq) = rings(&region, &r)?;
         Ok(Qp(Arc::new(QpInner {
             watch: sq.watch(),
             sq: SpinLock::new(sq),
             rq: SpinLock::new(rq),
             caps: r,
+            region,
             sig_all: init.sq_sig_all,
             pd: self.clone(),
-            _send_cq: send_cq.clone(),
-            _recv_cq: recv_cq.clone(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
             srq: srq.cloned(),
         })))
     }
+}
+
+/// The application's ends of both rings, at their beginning.
+fn rings(region: &Arc<Region>, r: &QpReply) -> Result<(SqProducer, RqProducer), Error> {
+    let sq_at = r.mem.offset as usize;
+    let rq_at = sq_at.saturating_add(r.rq_offset as usize);
+    let sq = SqProducer::new(region.clone(), sq_at, r.sq_slots, r.max_send_wr)?;
+    let rq = RqProducer::new(region.clone(), rq_at, r.rq_slots, r.max_recv_wr)?;
+    Ok((sq, rq))
 }
 
 impl Qp {
@@ -166,6 +206,19 @@ impl Qp {
             max_inline: c.max_inline,
             sq_sig_all: self.0.sig_all,
         }
+    }
+
+    pub(crate) fn send_cq(&self) -> &Cq {
+        &self.0.send_cq
+    }
+
+    pub(crate) fn recv_cq(&self) -> &Cq {
+        &self.0.recv_cq
+    }
+
+    /// Its shared receive queue, if it has one.
+    pub fn srq(&self) -> Option<&Srq> {
+        self.0.srq.as_ref()
     }
 
     /// Its protection domain.
@@ -250,7 +303,8 @@ impl Qp {
         result
     }
 
-    /// State as the daemon last wrote it; no system call.
+    /// State as the daemon last wrote it; no system call. RTR and SQD show as RTS: see
+    /// [`Self::query`].
     pub fn state(&self) -> Option<QpState> {
         QpState::from_u32(self.0.watch.qp_state())
     }
@@ -262,11 +316,44 @@ impl Qp {
 
     /// To the error state: outstanding work is flushed.
     pub fn set_error(&self) -> Result<(), Error> {
-        let state = QpState::Error as u32;
+        self.modify(QpState::Error)
+    }
+
+    /// Stops sending (verbs' SQD): work requests that are started are completed, those posted
+    /// later wait. SQ_DRAINED follows when none is left. Only in RTS.
+    pub fn drain_start(&self) -> Result<(), Error> {
+        self.modify(QpState::Sqd)
+    }
+
+    /// Sends again after [`Self::drain_start`].
+    pub fn drain_end(&self) -> Result<(), Error> {
+        self.modify(QpState::Rts)
+    }
+
+    /// ibv_modify_qp(3). CLOSING disconnects, SQD and RTS stop and resume sending, TERMINATE
+    /// sends one to the peer, ERROR flushes, IDLE is [`Self::reset`].
+    pub fn modify(&self, to: QpState) -> Result<(), Error> {
+        if to == QpState::Idle {
+            return self.reset();
+        }
         self.0.pd.ctx().call(&ModifyQp {
             qp_num: self.number(),
-            state,
+            state: to as u32,
         })?;
+        Ok(())
+    }
+
+    /// Back to IDLE from any state (verbs' RESET): a connection is reset, both queues are
+    /// emptied, what the peer has not acknowledged is flushed, and the QP can be connected
+    /// again. Posting waits meanwhile.
+    pub fn reset(&self) -> Result<(), Error> {
+        let mut sq = self.0.sq.lock();
+        let mut rq = self.0.rq.lock();
+        self.0.pd.ctx().call(&ModifyQp {
+            qp_num: self.number(),
+            state: QpState::Idle as u32,
+        })?;
+        (*sq, *rq) = rings(&self.0.region, &self.0.caps)?;
         Ok(())
     }
 
@@ -278,6 +365,8 @@ impl Qp {
         })?;
         Ok(QpAttr {
             state: QpState::from_u32(r.state),
+            draining: r.draining != 0,
+            mulpdu: r.mulpdu,
             ird: r.ird,
             ord: r.ord,
             local: r.local.to_socket_addr(),

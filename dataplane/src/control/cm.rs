@@ -121,6 +121,7 @@ impl Control {
                 self.cm_event(id, channel, &e);
             }
             Event::QpDestroyed { qpn } => self.finish_destroy_qp(qpn),
+            Event::QpInfo { qpn, token, info } => self.qp_info(qpn, token, &info),
             Event::Async { client, qpn, event } => {
                 use siw_iwarp::AsyncEvent as A;
                 let (kind, why) = match event {

@@ -13,6 +13,7 @@ mod cm;
 mod connections;
 mod hello;
 mod memory;
+mod modify;
 mod outbox;
 mod queues;
 mod reclaim;
@@ -116,8 +117,10 @@ impl Numbers {
 enum Pending {
     /// All workers passed a fence; then the completion queue's memory is free.
     FreeCq { cq: u32, token: u64, left: usize },
-    /// The worker has moved the queue pair to its new state.
-    ModifyQp { qpn: u32, token: u64 },
+    /// The worker tells the queue pair's state: the answer to MODIFY_QP, or to QUERY_QP.
+    QpInfo { token: u64, modify: bool },
+    /// The worker lets the queue pair go, which then is as new.
+    ResetQp { qpn: u32 },
     /// The worker let the queue pair go.
     DestroyQp { qpn: u32 },
     /// No worker can touch the region any more.

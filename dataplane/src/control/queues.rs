@@ -276,63 +276,6 @@ impl Control {
         })
     }
 
-    pub(super) fn modify_qp(&mut self, id: u32, r: &m::ModifyQp) -> Outcome {
-        let qpn = r.qp_num;
-        let c = self.client(id)?;
-        let qp = c
-            .qps
-            .get_mut(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
-        let command = match m::QpState::from_u32(r.state) {
-            Some(m::QpState::Error) => {
-                qp.state = m::QpState::Error;
-                if qp.phase == QpPhase::Detached {
-                    qp.phase = QpPhase::Attached;
-                    qp.worker = 0;
-                    let setup = Box::new(Self::setup(c, qpn)?);
-                    Command::Adopt { setup }
-                } else {
-                    Command::ToError { qpn }
-                }
-            }
-            Some(m::QpState::Closing) if qp.phase != QpPhase::Detached => {
-                Command::Disconnect { qpn }
-            }
-            other => {
-                let state = other.map_or_else(|| r.state.to_string(), |s| format!("{s:?}"));
-                return Err(Refusal::new(
-                    libc::EINVAL,
-                    format!(
-                        "a queue pair cannot be moved to {state} here: ERROR always, CLOSING when connected"
-                    ),
-                ));
-            }
-        };
-        let worker = self.client(id)?.qps.get(&qpn).map_or(0, |q| q.worker);
-        self.command(worker, command);
-        self.tokens += 1;
-        let token = self.tokens;
-        self.command(worker, Command::Fence { token });
-        Ok(Done::Wait(Pending::ModifyQp { qpn, token }))
-    }
-
-    pub(super) fn finish_modify(&mut self, id: u32) {
-        let Some(c) = self.clients.get_mut(&id) else {
-            return;
-        };
-        let Some(Waiting {
-            seq,
-            what: Pending::ModifyQp { qpn, .. },
-        }) = c.waiting.take()
-        else {
-            return;
-        };
-        if let Ok(reply) = qp_state(c, qpn) {
-            let _ = c.conn.reply::<m::ModifyQp>(seq, &reply, &[]);
-        }
-        self.answered(id);
-    }
-
     pub(super) fn destroy_qp(&mut self, id: u32, seq: u32, qpn: u32) -> Outcome {
         let c = self.client(id)?;
         let qp = c
@@ -371,6 +314,9 @@ impl Control {
 
     pub(super) fn finish_destroy_qp(&mut self, qpn: u32) {
         let Some(id) = self.owner(qpn) else { return };
+        if self.finish_reset(id, qpn) {
+            return;
+        }
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
@@ -384,19 +330,4 @@ impl Control {
         self.free_qp(id, qpn);
         self.answered(id);
     }
-}
-
-pub(super) fn qp_state(c: &Client, qpn: u32) -> Result<m::QpStateReply, Refusal> {
-    let qp = c
-        .qps
-        .get(&qpn)
-        .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
-    Ok(m::QpStateReply {
-        state: qp.state as u32,
-        worker: qp.worker as u32,
-        ird: qp.ird.into(),
-        ord: qp.ord.into(),
-        local: qp.local,
-        peer: qp.peer,
-    })
 }

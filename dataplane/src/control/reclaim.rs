@@ -65,16 +65,6 @@ impl Control {
                 return;
             }
         }
-        let moved = self.clients.iter().find_map(|(id, c)| match &c.waiting {
-            Some(Waiting {
-                what: Pending::ModifyQp { token: t, .. },
-                ..
-            }) if *t == token => Some(*id),
-            _ => None,
-        });
-        if let Some(id) = moved {
-            return self.finish_modify(id);
-        }
         let found =
             self.clients
                 .iter_mut()

@@ -229,12 +229,8 @@ impl Control {
                 }))
             }
             Request::CreateQp(r) => self.create_qp(id, seq, r),
-            Request::ModifyQp(r) => self.modify_qp(id, r),
-            Request::QueryQp(r) => {
-                let c = self.client(id)?;
-                let reply = super::queues::qp_state(c, r.qp_num)?;
-                send::<m::QueryQp>(c, seq, &reply)
-            }
+            Request::ModifyQp(r) => self.modify_qp(id, seq, r),
+            Request::QueryQp(r) => self.query_qp(id, seq, r.qp_num),
             Request::DestroyQp(r) => self.destroy_qp(id, seq, r.qp_num),
             Request::CreateSrq(r) => self.create_srq(id, seq, r),
             Request::ModifySrq(r) => self.modify_srq(id, seq, r),

@@ -114,10 +114,12 @@ impl Worker {
                 }
                 self.end_in_error(now, slot);
             }
-            Command::ToError { qpn } => {
+            Command::Modify { qpn, to, token } => self.modify(now, qpn, to, token),
+            Command::ResetQp { qpn } => {
                 if let Some(slot) = self.qps.find(qpn) {
-                    self.end_in_error(now, slot);
+                    self.drop_qp(now, slot, true);
                 }
+                self.tell(Event::QpDestroyed { qpn });
             }
             Command::DestroyQp { qpn } => match self.qps.find(qpn) {
                 Some(slot) => self.destroy(now, slot),
@@ -169,7 +171,7 @@ impl Worker {
         }))
     }
 
-    fn disconnect(&mut self, now: Instant, slot: u32) {
+    pub(super) fn disconnect(&mut self, now: Instant, slot: u32) {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };

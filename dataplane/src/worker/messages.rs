@@ -114,10 +114,18 @@ pub enum Command {
     Adopt {
         setup: Box<QpSetup>,
     },
-    ToError {
+    /// Moves a queue pair to another state, or nowhere; answered with [`Event::QpInfo`].
+    Modify {
         qpn: u32,
+        to: Option<Move>,
+        token: u64,
     },
     DestroyQp {
+        qpn: u32,
+    },
+    /// Takes a queue pair out at once, its connection is reset; answered with
+    /// [`Event::QpDestroyed`].
+    ResetQp {
         qpn: u32,
     },
     /// Answered with [`Event::Fenced`] when all earlier commands are done.
@@ -130,6 +138,43 @@ pub enum Command {
     },
     /// Close all connections and end the thread.
     Stop,
+}
+
+/// Where a consumer moves a queue pair that a worker has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Move {
+    /// From SQD back.
+    ReadyToSend,
+    SendQueueDrain,
+    Closing,
+    Terminate,
+    Error,
+}
+
+/// What a worker knows of a queue pair.
+#[derive(Debug, Clone)]
+pub struct QpInfo {
+    pub state: siw_shm::control::QpState,
+    /// In SQD: nothing that was started is left.
+    pub drained: bool,
+    pub ird: u16,
+    pub ord: u16,
+    pub mulpdu: u16,
+    /// Why the queue pair is not where it was asked to go.
+    pub refused: Option<&'static str>,
+}
+
+impl Default for QpInfo {
+    fn default() -> Self {
+        QpInfo {
+            state: siw_shm::control::QpState::Idle,
+            drained: false,
+            ird: 0,
+            ord: 0,
+            mulpdu: 0,
+            refused: None,
+        }
+    }
 }
 
 /// Why a connection did not come about.
@@ -191,6 +236,11 @@ pub enum Event {
     },
     QpDestroyed {
         qpn: u32,
+    },
+    QpInfo {
+        qpn: u32,
+        token: u64,
+        info: Box<QpInfo>,
     },
     Async {
         client: u32,

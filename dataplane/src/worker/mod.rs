@@ -21,6 +21,7 @@ mod connection;
 mod frame;
 mod idle;
 pub mod messages;
+mod modify;
 mod owners;
 mod passive;
 pub mod queue_pair;

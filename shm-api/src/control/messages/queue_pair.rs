@@ -50,13 +50,16 @@ pub enum QpState {
     Closing = 3,
     Terminate = 4,
     Error = 5,
+    /// RTS, but no work request starts (verbs' send queue drain). In the state word of the send
+    /// queue's header it is RTS.
+    Sqd = 6,
 }
 
 impl QpState {
     /// The state with that number.
     pub fn from_u32(v: u32) -> Option<QpState> {
         use QpState::*;
-        [Idle, Rtr, Rts, Closing, Terminate, Error]
+        [Idle, Rtr, Rts, Closing, Terminate, Error, Sqd]
             .get(v as usize)
             .copied()
     }
@@ -66,7 +69,9 @@ impl QpState {
 #[repr(C)]
 pub struct ModifyQp {
     pub qp_num: u32,
-    /// [`QpState`]: Error and Closing are accepted from clients.
+    /// [`QpState`]: Idle empties the queues and gives up the connection (verbs' RESET: the client
+    /// starts over at the beginning of both rings), Sqd and Rts stop and resume sending, Closing
+    /// disconnects, Terminate sends one, Error flushes.
     pub state: u32,
 }
 
@@ -85,6 +90,10 @@ pub struct QpStateReply {
     pub worker: u32,
     pub ird: u32,
     pub ord: u32,
+    /// In [`QpState::Sqd`]: 1 until everything that was started is completed.
+    pub draining: u32,
+    /// Largest ULPDU of an FPDU (RFC 5044 section 4.1); 0 without a connection.
+    pub mulpdu: u32,
     pub local: Addr,
     pub peer: Addr,
 }

@@ -1,0 +1,77 @@
+//! Draining a queue pair before its memory is taken away: everything that was posted has
+//! completed when these return (the kernel's ib_drain_qp; verbs programs do it by hand).
+
+use crate::{Cq, Data, Error, Qp, RecvWr, SendWr, Wc, WcOpcode};
+use siw_shm::control::QpState;
+use std::time::{Duration, Instant};
+
+/// Work request id of the marker that a drain posts behind all others; of completions with it
+/// the drain consumes one.
+pub const DRAIN_WR_ID: u64 = u64::MAX;
+
+impl Qp {
+    /// Moves the QP to ERROR, posts a marker behind every posted send and waits for its
+    /// completion. All other completions found on the way, of this and of other queue pairs,
+    /// go to `seen` in order.
+    pub fn drain_sq(&self, timeout: Duration, mut seen: impl FnMut(&Wc)) -> Result<(), Error> {
+        let marker = SendWr::send(DRAIN_WR_ID, Data::Sges(&[]));
+        let post = || self.post_send(&[marker]).map_err(|e| e.error);
+        self.drain(self.send_cq(), timeout, &mut seen, post, |o| o.0 < 128)
+    }
+
+    /// The same for the receive queue. A QP with a shared receive queue has none: wait for
+    /// QP_LAST_WQE_REACHED and poll its completion queue empty instead.
+    pub fn drain_rq(&self, timeout: Duration, mut seen: impl FnMut(&Wc)) -> Result<(), Error> {
+        let marker = RecvWr {
+            wr_id: DRAIN_WR_ID,
+            sges: &[],
+        };
+        let post = || self.post_recv(&[marker]).map_err(|e| e.error);
+        self.drain(self.recv_cq(), timeout, &mut seen, post, |o| o.0 >= 128)
+    }
+
+    fn drain(
+        &self,
+        cq: &Cq,
+        timeout: Duration,
+        seen: &mut impl FnMut(&Wc),
+        post: impl Fn() -> Result<(), Error>,
+        ours: impl Fn(WcOpcode) -> bool,
+    ) -> Result<(), Error> {
+        let deadline = Instant::now() + timeout;
+        if self.state() != Some(QpState::Error) {
+            self.set_error()?;
+        }
+        let mut posted = false;
+        let mut wc = [Wc::default(); 32];
+        loop {
+            if !posted {
+                // A full queue has room when its flush is polled.
+                posted = match post() {
+                    Ok(()) => true,
+                    Err(Error::QueueFull) => false,
+                    Err(e) => return Err(e),
+                };
+            }
+            let n = cq.poll_spin(&mut wc, Duration::from_micros(50))?;
+            let mut done = false;
+            for wc in &wc[..n] {
+                let marker = wc.wr_id == DRAIN_WR_ID && wc.qp_num == self.number();
+                if marker && ours(wc.opcode) && !done {
+                    done = true;
+                } else {
+                    seen(wc);
+                }
+            }
+            if done {
+                return Ok(());
+            }
+            if n == 0 {
+                if Instant::now() >= deadline {
+                    return Err(Error::Timeout);
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+}

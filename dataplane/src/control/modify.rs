@@ -1,0 +1,175 @@
+//! ibv_modify_qp(3) and ibv_query_qp(3): the control thread knows queue pairs that no worker has,
+//! all others are asked of their worker.
+
+use nix::libc;
+use siw_shm::control::messages as m;
+
+use super::requests::*;
+use super::resources::{Client, QpPhase};
+use super::{Control, Pending, Waiting};
+use crate::worker::messages::{Command, Move, QpInfo};
+
+impl Control {
+    pub(super) fn modify_qp(&mut self, id: u32, seq: u32, r: &m::ModifyQp) -> Outcome {
+        let qpn = r.qp_num;
+        let c = self.client(id)?;
+        let qp = c
+            .qps
+            .get_mut(&qpn)
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        let detached = qp.phase == QpPhase::Detached;
+        let Some(state) = m::QpState::from_u32(r.state) else {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!("there is no queue pair state {}", r.state),
+            ));
+        };
+        let to = match state {
+            m::QpState::Idle if detached => {
+                clear_queues(qp)?;
+                let reply = qp_state(c, qpn, None)?;
+                return send::<m::ModifyQp>(c, seq, &reply);
+            }
+            m::QpState::Idle => {
+                let worker = qp.worker;
+                self.command(worker, Command::ResetQp { qpn });
+                return Ok(Done::Wait(Pending::ResetQp { qpn }));
+            }
+            m::QpState::Error if detached => {
+                qp.state = m::QpState::Error;
+                qp.phase = QpPhase::Attached;
+                qp.worker = 0;
+                let setup = Box::new(Self::setup(c, qpn)?);
+                self.command(0, Command::Adopt { setup });
+                None
+            }
+            _ if detached => {
+                return Err(Refusal::new(
+                    libc::EINVAL,
+                    format!(
+                        "a queue pair that is not connected cannot be moved to {state:?}: only to IDLE and ERROR"
+                    ),
+                ));
+            }
+            m::QpState::Error => {
+                qp.state = m::QpState::Error;
+                Some(Move::Error)
+            }
+            m::QpState::Closing => Some(Move::Closing),
+            m::QpState::Sqd => Some(Move::SendQueueDrain),
+            m::QpState::Rts => Some(Move::ReadyToSend),
+            m::QpState::Terminate => Some(Move::Terminate),
+            m::QpState::Rtr => {
+                return Err(Refusal::new(
+                    libc::EINVAL,
+                    "a queue pair gets to RTR by accepting a connection",
+                ));
+            }
+        };
+        self.ask_worker(id, qpn, to, true)
+    }
+
+    pub(super) fn query_qp(&mut self, id: u32, seq: u32, qpn: u32) -> Outcome {
+        let c = self.client(id)?;
+        let reply = qp_state(c, qpn, None)?;
+        let detached = c
+            .qps
+            .get(&qpn)
+            .is_some_and(|q| q.phase == QpPhase::Detached);
+        if detached {
+            return send::<m::QueryQp>(c, seq, &reply);
+        }
+        self.ask_worker(id, qpn, None, false)
+    }
+
+    fn ask_worker(&mut self, id: u32, qpn: u32, to: Option<Move>, modify: bool) -> Outcome {
+        let worker = self.client(id)?.qps.get(&qpn).map_or(0, |q| q.worker);
+        self.tokens += 1;
+        let token = self.tokens;
+        self.command(worker, Command::Modify { qpn, to, token });
+        Ok(Done::Wait(Pending::QpInfo { token, modify }))
+    }
+
+    pub(super) fn qp_info(&mut self, qpn: u32, token: u64, info: &QpInfo) {
+        let Some(id) = self.owner(qpn) else { return };
+        let Some(c) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let waits =
+            |w: &mut Waiting| matches!(w.what, Pending::QpInfo { token: t, .. } if t == token);
+        let Some(Waiting {
+            seq,
+            what: Pending::QpInfo { modify, .. },
+        }) = c.waiting.take_if(waits)
+        else {
+            return;
+        };
+        let kind = if modify {
+            <m::ModifyQp as m::Message>::KIND
+        } else {
+            <m::QueryQp as m::Message>::KIND
+        };
+        if let Some(why) = info.refused {
+            let why = format!("the queue pair is in {:?}: {why}", info.state);
+            let _ = c.conn.refuse(kind, seq, libc::EINVAL, &why);
+        } else if let Ok(reply) = qp_state(c, qpn, Some(info)) {
+            let _ = if modify {
+                c.conn.reply::<m::ModifyQp>(seq, &reply, &[])
+            } else {
+                c.conn.reply::<m::QueryQp>(seq, &reply, &[])
+            };
+        }
+        self.answered(id);
+    }
+
+    /// The worker let the queue pair go for a reset: it is as new. False: none waits for that.
+    pub(super) fn finish_reset(&mut self, id: u32, qpn: u32) -> bool {
+        let Some(c) = self.clients.get_mut(&id) else {
+            return false;
+        };
+        let waits = |w: &mut Waiting| matches!(w.what, Pending::ResetQp { qpn: q } if q == qpn);
+        let Some(w) = c.waiting.take_if(waits) else {
+            return false;
+        };
+        if let Some(qp) = c.qps.get_mut(&qpn) {
+            let _ = clear_queues(qp);
+            qp.phase = QpPhase::Detached;
+            qp.state = m::QpState::Idle;
+            (qp.worker, qp.ird, qp.ord) = (0, 0, 0);
+            (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
+        }
+        if let Ok(reply) = qp_state(c, qpn, None) {
+            let _ = c.conn.reply::<m::ModifyQp>(w.seq, &reply, &[]);
+        }
+        self.answered(id);
+        true
+    }
+}
+
+/// Empties the rings of a queue pair that no worker has; the client starts over in them.
+fn clear_queues(qp: &super::resources::Qp) -> Result<(), Refusal> {
+    let len = qp.geometry.len;
+    qp.mem
+        .region
+        .zero(qp.mem.offset, len)
+        .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))
+}
+
+fn qp_state(c: &Client, qpn: u32, info: Option<&QpInfo>) -> Result<m::QpStateReply, Refusal> {
+    let qp = c
+        .qps
+        .get(&qpn)
+        .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+    Ok(m::QpStateReply {
+        state: info.map_or(qp.state, |i| i.state) as u32,
+        worker: qp.worker as u32,
+        ird: info.map_or(qp.ird, |i| i.ird).into(),
+        ord: info.map_or(qp.ord, |i| i.ord).into(),
+        draining: info
+            .is_some_and(|i| i.state == m::QpState::Sqd && !i.drained)
+            .into(),
+        mulpdu: info.map_or(0, |i| i.mulpdu).into(),
+        local: qp.local,
+        peer: qp.peer,
+    })
+}

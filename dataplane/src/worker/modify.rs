@@ -1,0 +1,83 @@
+//! State changes of queue pairs that their consumer asks for (ibv_modify_qp(3)), and the answer
+//! to ibv_query_qp(3): the worker alone knows the true state.
+
+use siw_iwarp::{Drain, QpState, TermCode};
+use siw_shm::control;
+use siw_tcp::Instant;
+
+use super::Worker;
+use super::messages::{Event, Move, QpInfo};
+use super::queue_pair::QpSlot;
+
+impl Worker {
+    /// Answers with what became of the queue pair, and why not what was asked.
+    pub(super) fn modify(&mut self, now: Instant, qpn: u32, to: Option<Move>, token: u64) {
+        let found = self.qps.find(qpn);
+        let refused = match (to, found) {
+            (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),
+            (Some(_), None) => Some("its connection failed just now"),
+            (None, _) => None,
+        };
+        let info = found
+            .and_then(|slot| self.qps.get(slot))
+            .map(info)
+            .unwrap_or_default();
+        let info = Box::new(QpInfo { refused, ..info });
+        self.tell(Event::QpInfo { qpn, token, info });
+    }
+
+    fn move_to(&mut self, now: Instant, slot: u32, to: Move) -> Result<(), &'static str> {
+        match to {
+            Move::Error => {
+                self.end_in_error(now, slot);
+                return Ok(());
+            }
+            Move::Closing => {
+                self.disconnect(now, slot);
+                return Ok(());
+            }
+            _ => {}
+        }
+        let moved = self.with_qp(slot, |qp, env| match to {
+            Move::SendQueueDrain => qp.drain(env),
+            Move::ReadyToSend => qp.resume(),
+            Move::Terminate => {
+                let rts = qp.state() == QpState::Rts;
+                qp.terminate(TermCode::LOCAL_CATASTROPHIC);
+                rts
+            }
+            Move::Error | Move::Closing => true,
+        });
+        if moved != Some(true) {
+            return Err("only a queue pair in RTS can be moved there");
+        }
+        self.make_ready(slot);
+        self.after_slow(now, slot);
+        Ok(())
+    }
+}
+
+fn info(qp: &QpSlot) -> QpInfo {
+    let (ird, ord) = qp.qp.read_depths();
+    QpInfo {
+        state: consumer_state(qp),
+        drained: qp.qp.draining() == Drain::Drained,
+        ird,
+        ord,
+        mulpdu: qp.qp.mulpdu(),
+        refused: None,
+    }
+}
+
+/// The state in the consumer's terms.
+fn consumer_state(qp: &QpSlot) -> control::QpState {
+    match qp.qp.state() {
+        QpState::Idle => control::QpState::Idle,
+        QpState::Rts if qp.qp.draining() != Drain::No => control::QpState::Sqd,
+        QpState::Rts if qp.qp.awaits_first_fpdu() => control::QpState::Rtr,
+        QpState::Rts => control::QpState::Rts,
+        QpState::Closing => control::QpState::Closing,
+        QpState::Terminate => control::QpState::Terminate,
+        QpState::Error => control::QpState::Error,
+    }
+}
