@@ -2,11 +2,13 @@
 //! (ibv_poll_cq(3), ibv_req_notify_cq(3), ibv_get_cq_event(3)).
 
 use crate::context::Inner;
+use crate::credit::Credits;
 use crate::{Context, Error, Wc};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use siw_shm::control::{CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
+use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
 use siw_shm::spin::SpinLock;
 use siw_shm::{CqConsumer, CqGeometry};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -75,10 +77,34 @@ pub struct Cq(Arc<CqInner>);
 struct CqInner {
     ctx: Arc<Inner>,
     id: u32,
-    ring: SpinLock<CqConsumer>,
-    entries: u32,
+    ring: SpinLock<Polling>,
+    entries: AtomicU32,
     channel: Option<Arc<CompletionChannel>>,
     empty_polls: AtomicU32,
+}
+
+/// What polling needs, under one lock.
+pub(crate) struct Polling {
+    pub ring: CqConsumer,
+    /// What was left in the rings from before a resize: older than all in `ring`.
+    pub left: VecDeque<Wc>,
+    pub credits: Credits,
+}
+
+impl Polling {
+    #[inline]
+    fn poll(&mut self, out: &mut [Wc]) -> usize {
+        let mut n = 0;
+        if !self.left.is_empty() {
+            n = out.len().min(self.left.len());
+            for (to, from) in out.iter_mut().zip(self.left.drain(..n)) {
+                *to = from;
+            }
+        }
+        n += self.ring.poll(&mut out[n..]);
+        self.credits.count(&out[..n]);
+        n
+    }
 }
 
 /// Empty polls between two looks at the control socket: some tens of microseconds.
@@ -96,6 +122,15 @@ impl Drop for CqInner {
     }
 }
 
+/// The application's end of new rings.
+pub(crate) fn consumer(ctx: &Inner, r: &CqReply, fds: Vec<OwnedFd>) -> Result<CqConsumer, Error> {
+    let region = ctx.region(&r.mem, fds)?;
+    let geometry = CqGeometry::exact(r.entries, r.workers).ok_or(Error::Invalid(
+        "siwd sent an impossible completion queue geometry",
+    ))?;
+    Ok(CqConsumer::new(region, r.mem.offset as usize, geometry)?)
+}
+
 impl Cq {
     /// A queue of at least `cqe` entries, with an event channel and the cookie that
     /// it delivers for this queue.
@@ -109,16 +144,16 @@ impl Cq {
             channel: channel.map_or(0, |(c, _)| c.id),
             cookie: channel.map_or(0, |(_, cookie)| cookie),
         })?;
-        let region = ctx.0.region(&r.mem, fds)?;
-        let geometry = CqGeometry::exact(r.entries, r.workers).ok_or(Error::Invalid(
-            "siwd sent an impossible completion queue geometry",
-        ))?;
-        let ring = CqConsumer::new(region, r.mem.offset as usize, geometry)?;
+        let ring = Polling {
+            ring: consumer(&ctx.0, &r, fds)?,
+            left: VecDeque::new(),
+            credits: Credits::default(),
+        };
         Ok(Cq(Arc::new(CqInner {
             ctx: ctx.0.clone(),
             id: r.cq,
             ring: SpinLock::new(ring),
-            entries: r.entries,
+            entries: AtomicU32::new(r.entries),
             channel: channel.map(|(c, _)| c.clone()),
             empty_polls: AtomicU32::new(0),
         })))
@@ -139,7 +174,15 @@ impl Cq {
 
     /// Completions it can hold (per worker).
     pub fn capacity(&self) -> u32 {
-        self.0.entries
+        self.0.entries.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn polling(&self) -> &SpinLock<Polling> {
+        &self.0.ring
+    }
+
+    pub(crate) fn set_capacity(&self, entries: u32) {
+        self.0.entries.store(entries, Ordering::Relaxed);
     }
 
     /// Takes completions that are there, at most `out.len()`.
@@ -173,7 +216,7 @@ impl Cq {
         if !self.0.ctx.known_alive() {
             return Err(Error::DaemonGone);
         }
-        if self.0.ring.lock().error() != 0 {
+        if self.0.ring.lock().ring.error() != 0 {
             return Err(Error::CqOverflow);
         }
         Ok(())
@@ -182,7 +225,7 @@ impl Cq {
     /// Arms the channel: the next completion, or the next solicited or failed one,
     /// raises one event. Poll once more before waiting for it.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
-        self.0.ring.lock().arm(solicited_only);
+        self.0.ring.lock().ring.arm(solicited_only);
         Ok(())
     }
 

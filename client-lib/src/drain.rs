@@ -16,7 +16,9 @@ impl Qp {
     pub fn drain_sq(&self, timeout: Duration, mut seen: impl FnMut(&Wc)) -> Result<(), Error> {
         let marker = SendWr::send(DRAIN_WR_ID, Data::Sges(&[]));
         let post = || self.post_send(&[marker]).map_err(|e| e.error);
-        self.drain(self.send_cq(), timeout, &mut seen, post, |o| o.0 < 128)
+        self.drain(self.send_cq(), timeout, &mut seen, post, |o| {
+            !o.is_receive()
+        })
     }
 
     /// The same for the receive queue. A QP with a shared receive queue has none: wait for
@@ -27,7 +29,13 @@ impl Qp {
             sges: &[],
         };
         let post = || self.post_recv(&[marker]).map_err(|e| e.error);
-        self.drain(self.recv_cq(), timeout, &mut seen, post, |o| o.0 >= 128)
+        self.drain(
+            self.recv_cq(),
+            timeout,
+            &mut seen,
+            post,
+            WcOpcode::is_receive,
+        )
     }
 
     fn drain(

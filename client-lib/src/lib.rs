@@ -28,6 +28,8 @@
 mod cm;
 mod context;
 mod cq;
+mod cq_resize;
+mod credit;
 mod drain;
 mod error;
 mod memory;

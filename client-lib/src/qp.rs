@@ -2,6 +2,7 @@
 //! no system call unless the worker sleeps.
 
 use crate::cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions};
+use crate::credit::Credit;
 use crate::{Cq, Data, Error, Pd, PostError, RecvWr, SendWr, Srq, WrFlags};
 use siw_shm::control::{
     Addr, Connect, CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp,
@@ -11,6 +12,7 @@ use siw_shm::work_queue::SqWatch;
 use siw_shm::{Region, RqProducer, SqProducer, WqeError};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What a QP is created with (ibv_create_qp(3)).
@@ -87,9 +89,16 @@ pub struct QpAttr {
 #[derive(Clone)]
 pub struct Qp(Arc<QpInner>);
 
+/// One end of a ring, and how many of its requests will complete visibly.
+struct Posting<P> {
+    ring: P,
+    posted: u32,
+}
+
 struct QpInner {
-    sq: SpinLock<SqProducer>,
-    rq: SpinLock<RqProducer>,
+    sq: SpinLock<Posting<SqProducer>>,
+    rq: SpinLock<Posting<RqProducer>>,
+    credit: Arc<Credit>,
     watch: SqWatch,
     caps: QpReply,
     region: Arc<Region>,
@@ -107,6 +116,9 @@ impl Drop for QpInner {
             qp_num,
             reserved: 0,
         });
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.polling().lock().credits.detach(qp_num);
+        }
     }
 }
 
@@ -165,10 +177,21 @@ impl Pd {
         })?;
         let region = self.ctx().region(&r.mem, fds)?;
         let (sq, rq) = rings(&region, &r)?;
+        let credit = Arc::new(Credit::default());
+        for cq in [send_cq, recv_cq] {
+            cq.polling().lock().credits.attach(r.qp_num, &credit);
+        }
         Ok(Qp(Arc::new(QpInner {
             watch: sq.watch(),
-            sq: SpinLock::new(sq),
-            rq: SpinLock::new(rq),
+            sq: SpinLock::new(Posting {
+                ring: sq,
+                posted: 0,
+            }),
+            rq: SpinLock::new(Posting {
+                ring: rq,
+                posted: 0,
+            }),
+            credit,
             caps: r,
             region,
             sig_all: init.sq_sig_all,
@@ -239,7 +262,8 @@ impl Qp {
     }
 
     /// Posts work requests in order (ibv_post_send(3)). After an error those before
-    /// `index` are posted. In the error state they complete as flushed; before the
+    /// `index` are posted. A signaled request has its place in the queue until its completion
+    /// is polled: [`Error::QueueFull`] may mean that polling is due. In the error state they complete as flushed; before the
     /// QP is connected they are refused.
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostError> {
@@ -255,7 +279,14 @@ impl Qp {
                 if self.0.sig_all {
                     wr.flags = wr.flags | WrFlags::SIGNALED;
                 }
-                Ok(sq.push(&wr)?)
+                let visible = wr.flags.contains(WrFlags::SIGNALED);
+                let (polled, most) = (&self.0.credit.sends, self.0.caps.max_send_wr);
+                if visible && Credit::is_full(polled, sq.posted, most) {
+                    return Err(Error::QueueFull);
+                }
+                sq.ring.push(&wr)?;
+                sq.posted = sq.posted.wrapping_add(visible.into());
+                Ok(())
             });
             if let Err(error) = pushed {
                 if index == 0 {
@@ -265,7 +296,7 @@ impl Qp {
                 break;
             }
         }
-        let ring = sq.publish();
+        let ring = sq.ring.publish();
         drop(sq);
         if ring {
             self.0.pd.ctx().ring(self.0.watch.worker(), self.number());
@@ -273,7 +304,8 @@ impl Qp {
         result
     }
 
-    /// Posts receive requests in order (ibv_post_recv(3)).
+    /// Posts receive requests in order (ibv_post_recv(3)). Each has its place in the queue until
+    /// its completion is polled.
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostError> {
         if self.0.srq.is_some() {
@@ -285,15 +317,18 @@ impl Qp {
         for (index, wr) in list.iter().enumerate() {
             let pushed = if wr.sges.len() > self.0.caps.max_recv_sge as usize {
                 Err(WqeError::TooManySge(wr.sges.len()).into())
+            } else if Credit::is_full(&self.0.credit.receives, rq.posted, self.0.caps.max_recv_wr) {
+                Err(Error::QueueFull)
             } else {
-                rq.push(wr).map_err(Error::from)
+                rq.ring.push(wr).map_err(Error::from)
             };
             if let Err(error) = pushed {
                 result = Err(PostError { index, error });
                 break;
             }
+            rq.posted = rq.posted.wrapping_add(1);
         }
-        rq.publish();
+        rq.ring.publish();
         drop(rq);
         // In the error state nobody looks at the queue unless told.
         let watch = &self.0.watch;
@@ -311,7 +346,7 @@ impl Qp {
 
     /// Send work requests that are not finished.
     pub fn outstanding_sends(&self) -> u32 {
-        self.0.sq.lock().outstanding()
+        self.0.sq.lock().ring.outstanding()
     }
 
     /// To the error state: outstanding work is flushed.
@@ -353,7 +388,10 @@ impl Qp {
             qp_num: self.number(),
             state: QpState::Idle as u32,
         })?;
-        (*sq, *rq) = rings(&self.0.region, &self.0.caps)?;
+        (sq.ring, rq.ring) = rings(&self.0.region, &self.0.caps)?;
+        let credit = &self.0.credit;
+        sq.posted = credit.sends.load(Ordering::Acquire);
+        rq.posted = credit.receives.load(Ordering::Acquire);
         Ok(())
     }
 

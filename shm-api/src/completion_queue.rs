@@ -97,6 +97,14 @@ impl WcOpcode {
     pub const RECV_RDMA_WITH_IMM: WcOpcode = WcOpcode(129);
 }
 
+impl WcOpcode {
+    /// Whether a receive work request completed.
+    #[inline]
+    pub fn is_receive(self) -> bool {
+        self.0 & Self::RECV.0 != 0
+    }
+}
+
 impl From<crate::wqe::Opcode> for WcOpcode {
     fn from(o: crate::wqe::Opcode) -> WcOpcode {
         use crate::wqe::Opcode::*;
@@ -340,6 +348,12 @@ impl CqProducer {
         lockfree::take_arm(self.mem.word(OFF_ARMED), solicited)
     }
 
+    /// Hands an arming over to the queue that a resize puts in this one's place.
+    pub fn move_arming(&self, to: &CqProducer) {
+        let level = lockfree::disarm(self.mem.word(OFF_ARMED));
+        lockfree::arm(to.mem.word(OFF_ARMED), level.min(lockfree::ARM_NEXT));
+    }
+
     /// Whether pushes wait for [`Self::take_event`].
     #[inline]
     pub fn has_unflushed(&self) -> bool {
@@ -439,6 +453,32 @@ impl CqConsumer {
             lockfree::ARM_NEXT
         };
         lockfree::arm(self.mem.word(OFF_ARMED), level);
+    }
+
+    /// Takes an arming back. True: there was one.
+    pub fn disarm(&self) -> bool {
+        lockfree::disarm(self.mem.word(OFF_ARMED)) != lockfree::ARM_NONE
+    }
+
+    /// Completions that wait, counted up to `most`.
+    pub fn waiting(&self, most: usize) -> usize {
+        let all = self.mem.workers().load(Ordering::Acquire);
+        let mut n = 0;
+        for w in (0..self.mem.geometry.workers).filter(|w| all >> w & 1 == 1) {
+            let mut pos = self.heads[w as usize];
+            while n < most && self.is_filled(w, pos) {
+                pos = pos.wrapping_add(1);
+                n += 1;
+            }
+        }
+        n
+    }
+
+    #[inline]
+    fn is_filled(&self, worker: u32, pos: u32) -> bool {
+        let seq = self.mem.entry_off(worker, pos) + offset_of!(Cqe, seq);
+        // Pairs with the Release in `CqProducer::push`.
+        self.mem.word(seq).load(Ordering::Acquire) == pos.wrapping_add(1)
     }
 
     /// The errno with which the daemon broke the queue; 0 while it works.

@@ -251,6 +251,12 @@ pub fn take_arm(armed: &AtomicU32, solicited: bool) -> bool {
     armed.swap(ARM_NONE, Ordering::AcqRel) != ARM_NONE
 }
 
+/// Takes an arming away without an event; the level it had.
+#[inline]
+pub fn disarm(armed: &AtomicU32) -> u32 {
+    armed.swap(ARM_NONE, Ordering::SeqCst)
+}
+
 /// Client: marks a queue as having work. `true` tells the caller to push the
 /// queue's number on the doorbell ring; otherwise it is there already.
 #[inline]

@@ -10,6 +10,7 @@
 //! leaves the client in `pending` until that answer comes, and the client's next request waits.
 
 mod cm;
+mod completion;
 mod connections;
 mod hello;
 mod memory;
@@ -117,6 +118,13 @@ impl Numbers {
 enum Pending {
     /// All workers passed a fence; then the completion queue's memory is free.
     FreeCq { cq: u32, token: u64, left: usize },
+    /// All workers passed a fence: they write to the new rings.
+    ResizeCq {
+        cq: u32,
+        geometry: siw_shm::CqGeometry,
+        token: u64,
+        left: usize,
+    },
     /// The worker tells the queue pair's state: the answer to MODIFY_QP, or to QUERY_QP.
     QpInfo { token: u64, modify: bool },
     /// The worker lets the queue pair go, which then is as new.

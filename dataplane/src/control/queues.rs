@@ -6,8 +6,9 @@ use std::sync::Arc;
 use nix::libc;
 use siw_iwarp::QpAttr;
 use siw_shm::control::messages as m;
-use siw_shm::{CqGeometry, CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
+use siw_shm::{CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
 
+use super::completion::cq_reply;
 use super::requests::*;
 use super::resources::{Channel, Client, Cq, Qp, QpPhase};
 use super::{Control, Pending, Waiting};
@@ -31,18 +32,8 @@ impl Control {
 
     pub(super) fn create_cq(&mut self, id: u32, seq: u32, r: &m::CreateCq) -> Outcome {
         let workers = self.config.mailboxes.len() as u32;
-        let (most, deepest) = (
-            self.config.limits.completion_queues_per_client,
-            self.config.limits.completions,
-        );
-        if r.cqe == 0 || r.cqe > deepest {
-            return Err(Refusal::new(
-                libc::EINVAL,
-                format!("{} entries: 1 to {deepest} are allowed", r.cqe),
-            ));
-        }
-        let geometry = CqGeometry::new(r.cqe, workers)
-            .ok_or_else(|| Refusal::new(libc::EINVAL, format!("{} entries are too many", r.cqe)))?;
+        let most = self.config.limits.completion_queues_per_client;
+        let geometry = self.cq_geometry(r.cqe)?;
         let number = self.cqs.take();
         let made = (|| {
             let c = self.client(id)?;
@@ -89,19 +80,14 @@ impl Control {
             );
         }
         let c = self.client(id)?;
-        let reply = m::CqReply {
-            cq: number,
-            entries: geometry.entries,
-            workers,
-            reserved: 0,
-            mem: (&mem).into(),
-        };
+        let reply = cq_reply(number, geometry, &mem);
         let fd = mem.region.fd().filter(|_| mem.new_region);
         send_fds::<m::CreateCq>(c, seq, &reply, fd.as_slice())?;
         c.cqs.insert(
             number,
             Cq {
                 mem,
+                old: None,
                 channel: r.channel,
                 qps: 0,
             },
@@ -127,6 +113,9 @@ impl Control {
                 ch.cqs -= 1;
             }
             c.queues.free(q.mem);
+            if let Some(old) = q.old {
+                c.queues.free(old);
+            }
         }
         let _ = c.conn.reply::<m::DestroyCq>(seq, &EMPTY, &[]);
         self.cqs.give(cq);

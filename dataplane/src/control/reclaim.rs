@@ -65,24 +65,26 @@ impl Control {
                 return;
             }
         }
-        let found =
-            self.clients
-                .iter_mut()
-                .find_map(|(id, c)| match &mut c.waiting {
-                    Some(Waiting {
-                        what:
-                            Pending::FreeCq { token: t, left, .. }
-                            | Pending::FreeSrq { token: t, left, .. },
-                        ..
-                    }) if *t == token => {
-                        *left = left.saturating_sub(1);
-                        Some((*id, *left))
-                    }
-                    _ => None,
-                });
+        let found = self
+            .clients
+            .iter_mut()
+            .find_map(|(id, c)| match &mut c.waiting {
+                Some(Waiting {
+                    what:
+                        Pending::FreeCq { token: t, left, .. }
+                        | Pending::FreeSrq { token: t, left, .. }
+                        | Pending::ResizeCq { token: t, left, .. },
+                    ..
+                }) if *t == token => {
+                    *left = left.saturating_sub(1);
+                    Some((*id, *left))
+                }
+                _ => None,
+            });
         if let Some((id, 0)) = found {
             self.finish_free_cq(id);
             self.finish_free_srq(id);
+            self.finish_resize_cq(id);
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Channel {
 
 pub struct Cq {
     pub mem: QueueMem,
+    /// The rings from before a resize, until the client has emptied them.
+    pub old: Option<QueueMem>,
     pub channel: u32,
     pub qps: u32,
 }

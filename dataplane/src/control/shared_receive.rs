@@ -248,10 +248,11 @@ impl Control {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
+        let waits = |w: &mut Waiting| matches!(w.what, Pending::FreeSrq { .. });
         let Some(Waiting {
             seq,
             what: Pending::FreeSrq { srq, .. },
-        }) = c.waiting.take()
+        }) = c.waiting.take_if(waits)
         else {
             return;
         };

@@ -1,9 +1,11 @@
 //! The worker's ends of completion queues, and the events that armed ones owe.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use siw_shm::{CqProducer, Cqe};
+use siw_tcp::Instant;
 
 /// A completion queue as one worker sees it.
 pub struct CqEnd {
@@ -18,10 +20,24 @@ pub struct CqEnd {
     pub cookie: u64,
 }
 
+/// When an armed queue raises its event (ibv_modify_cq(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moderation {
+    /// Completions that raise it.
+    pub count: u32,
+    /// Nanoseconds from the first of them.
+    pub period: u64,
+}
+
 struct Slot {
     end: CqEnd,
     touched: bool,
     overflown: bool,
+    moderation: Option<Moderation>,
+    /// Completions since the event was last looked at.
+    fresh: u32,
+    /// When moderated completions raise the event.
+    due: Option<Instant>,
 }
 
 /// All completion queues of one worker, by daemon-wide number.
@@ -32,6 +48,8 @@ pub struct CqTable {
     touched: Vec<u32>,
     /// Events that a full channel did not take yet.
     owed: Vec<u32>,
+    /// Queues whose completions wait for more of them, by the end of the wait.
+    due: BTreeSet<(Instant, u32)>,
     /// Queues that overflowed and whose queue pairs have to end.
     pub overflows: Vec<u32>,
 }
@@ -47,7 +65,55 @@ impl CqTable {
             end,
             touched: false,
             overflown: false,
+            moderation: None,
+            fresh: 0,
+            due: None,
         }));
+    }
+
+    /// Completions go to another memory from now on.
+    pub fn resize(&mut self, id: u32, producer: CqProducer) {
+        let Some(Some(slot)) = self.slots.get_mut(id as usize) else {
+            return;
+        };
+        if slot.end.producer.take_event() && slot.end.channel.is_some() {
+            self.owed.push(id);
+        }
+        slot.end.producer.move_arming(&producer);
+        if slot.overflown {
+            producer.set_error(nix::libc::EOVERFLOW as u32);
+        }
+        slot.end.producer = producer;
+    }
+
+    /// Raises the event whatever the arming.
+    pub fn raise(&mut self, id: u32) {
+        if let Some(Some(slot)) = self.slots.get(id as usize)
+            && slot.end.channel.is_some()
+        {
+            self.owed.push(id);
+        }
+    }
+
+    /// Sets or ends the moderation of a queue.
+    pub fn moderate(&mut self, id: u32, moderation: Option<Moderation>) {
+        let Some(Some(slot)) = self.slots.get_mut(id as usize) else {
+            return;
+        };
+        slot.moderation = moderation;
+        if let Some(at) = slot.due.take() {
+            self.due.remove(&(at, id));
+        }
+        // What waits is looked at anew.
+        if slot.end.producer.has_unflushed() && !slot.touched {
+            slot.touched = true;
+            self.touched.push(id);
+        }
+    }
+
+    /// When [`Self::notify`] has something to do at the latest.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
     }
 
     /// Forgets a queue.
@@ -55,6 +121,7 @@ impl CqTable {
         if let Some(s) = self.slots.get_mut(id as usize) {
             *s = None;
         }
+        self.due.retain(|(_, q)| *q != id);
     }
 
     /// Forgets every queue of a client.
@@ -64,6 +131,9 @@ impl CqTable {
                 *s = None;
             }
         }
+        let slots = &self.slots;
+        self.due
+            .retain(|(_, q)| slots.get(*q as usize).is_some_and(Option::is_some));
     }
 
     /// The client of a queue.
@@ -86,6 +156,7 @@ impl CqTable {
             }
             return;
         }
+        slot.fresh = slot.fresh.saturating_add(1);
         if !slot.touched {
             slot.touched = true;
             self.touched.push(id);
@@ -94,21 +165,43 @@ impl CqTable {
 
     /// Writes the event channels of queues that are armed and got something. Once a batch.
     #[inline]
-    pub fn notify(&mut self) {
-        if self.touched.is_empty() && self.owed.is_empty() {
+    pub fn notify(&mut self, now: Instant) {
+        let due = self.next_due().is_some_and(|at| at <= now);
+        if self.touched.is_empty() && self.owed.is_empty() && !due {
             return;
         }
-        self.notify_touched();
+        self.notify_touched(now);
     }
 
-    fn notify_touched(&mut self) {
+    fn notify_touched(&mut self, now: Instant) {
         let mut owed = std::mem::take(&mut self.owed);
+        while let Some(&(at, id)) = self.due.first() {
+            if at > now {
+                break;
+            }
+            self.touched.push(id);
+            self.due.pop_first();
+        }
         for id in self.touched.drain(..) {
-            if let Some(Some(slot)) = self.slots.get_mut(id as usize) {
-                slot.touched = false;
-                if slot.end.producer.take_event() && slot.end.channel.is_some() {
-                    owed.push(id);
+            let Some(Some(slot)) = self.slots.get_mut(id as usize) else {
+                continue;
+            };
+            slot.touched = false;
+            if let Some(m) = slot.moderation
+                && slot.fresh < m.count
+            {
+                let at = *slot.due.get_or_insert(Instant(now.0 + m.period));
+                if at > now {
+                    self.due.insert((at, id));
+                    continue;
                 }
+            }
+            if let Some(at) = slot.due.take() {
+                self.due.remove(&(at, id));
+            }
+            slot.fresh = 0;
+            if slot.end.producer.take_event() && slot.end.channel.is_some() {
+                owed.push(id);
             }
         }
         owed.retain(|id| {

@@ -136,6 +136,9 @@ impl Worker {
         if let Some((&(at, _), ())) = self.timers.first_key_value() {
             limit = limit.min(at.since(now));
         }
+        if let Some(at) = self.cqs.next_due() {
+            limit = limit.min(at.since(now));
+        }
         if let Some(at) = self.stopping {
             limit = limit.min(at.since(now)).min(NAP);
         }

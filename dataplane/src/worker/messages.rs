@@ -7,7 +7,7 @@ use std::sync::Arc;
 use siw_iwarp::{AsyncEvent, Negotiated, QpAttr};
 use siw_shm::{DoorbellConsumer, RqConsumer, SqConsumer};
 
-use super::completion::CqEnd;
+use super::completion::{CqEnd, Moderation};
 use super::shared_receive::SrqEnd;
 
 /// A connection request at a listener: worker, slot, generation.
@@ -72,6 +72,19 @@ pub enum Command {
     },
     AddCq(Box<CqEnd>),
     RemoveCq {
+        cq: u32,
+    },
+    /// Completions go to other memory from now on.
+    ResizeCq {
+        cq: u32,
+        producer: Box<siw_shm::CqProducer>,
+    },
+    ModerateCq {
+        cq: u32,
+        moderation: Option<Moderation>,
+    },
+    /// Raises a completion queue's event.
+    RaiseCq {
         cq: u32,
     },
     AddSrq(Box<SrqEnd>),

@@ -272,7 +272,7 @@ impl Worker {
             self.poll_releases(now);
         }
         self.expire_timers(now);
-        self.cqs.notify();
+        self.cqs.notify(now);
         if !self.cqs.overflows.is_empty() {
             self.overflows(now);
         }

@@ -46,3 +46,32 @@ pub struct DestroyCq {
     pub cq: u32,
     pub reserved: u32,
 }
+
+/// ibv_resize_cq(3). Answered when every worker writes to the new rings: those before hold what
+/// completed earlier, until [`FreeCqRing`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ResizeCq {
+    pub cq: u32,
+    pub cqe: u32,
+}
+
+/// The client has emptied the rings from before a resize.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FreeCqRing {
+    pub cq: u32,
+    /// 1: the client found completions there after it had armed the queue, whose event may have
+    /// got lost: raise one.
+    pub notify: u32,
+}
+
+/// ibv_modify_cq(3): an armed queue raises its event after `count` completions, or `period`
+/// microseconds after the first of them. Zeroes end the moderation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ModerateCq {
+    pub cq: u32,
+    pub count: u16,
+    pub period: u16,
+}

@@ -99,6 +99,9 @@ macro_rules! for_each_message {
             41 ModifySrq -> SrqReply;
             42 QuerySrq -> SrqStateReply;
             43 DestroySrq -> Empty;
+            44 ResizeCq -> CqReply;
+            45 FreeCqRing -> Empty;
+            46 ModerateCq -> Empty;
         }
     };
 }

@@ -1,0 +1,63 @@
+//! Changes of a living completion queue: its size (ibv_resize_cq(3)), and when it raises events
+//! (ibv_modify_cq(3)).
+
+use crate::cq::consumer;
+use crate::{Cq, Error, Wc};
+use siw_shm::control::{FreeCqRing, ModerateCq, ResizeCq};
+use std::time::Duration;
+
+impl Cq {
+    /// Makes the queue longer or shorter; completions that wait stay, in order. EINVAL when more
+    /// wait than the new size. Polling waits meanwhile.
+    pub fn resize(&self, cqe: u32) -> Result<(), Error> {
+        let ctx = self.ctx();
+        let mut p = self.polling().lock();
+        let new_size = cqe.max(1).checked_next_power_of_two().unwrap_or(u32::MAX) as usize;
+        let waiting = p.left.len() + p.ring.waiting(new_size + 1);
+        if waiting > new_size {
+            return Err(Error::Invalid(
+                "more completions wait to be polled than the new size",
+            ));
+        }
+        let (r, fds) = ctx.call(&ResizeCq {
+            cq: self.number(),
+            cqe,
+        })?;
+        let new = consumer(ctx, &r, fds)?;
+        // No worker writes to the old rings any more.
+        let mut wc = [Wc::default(); 64];
+        let mut found = false;
+        loop {
+            let n = p.ring.poll(&mut wc);
+            if n == 0 {
+                break;
+            }
+            found = true;
+            p.left.extend(&wc[..n]);
+        }
+        p.ring = new;
+        self.set_capacity(r.entries);
+        // One worker may have taken the arming along while another completed into its old ring.
+        let notify = found && p.ring.disarm();
+        drop(p);
+        ctx.call(&FreeCqRing {
+            cq: self.number(),
+            notify: notify.into(),
+        })?;
+        Ok(())
+    }
+
+    /// Lets an armed queue raise its event only after `count` completions, or `period` (up to 65
+    /// ms) after the first of them. One completion or no period ends the moderation. Each worker
+    /// counts its own completions.
+    pub fn moderate(&self, count: u16, period: Duration) -> Result<(), Error> {
+        let period = u16::try_from(period.as_micros())
+            .map_err(|_| Error::Invalid("a period of 65535 microseconds is the longest"))?;
+        self.ctx().call(&ModerateCq {
+            cq: self.number(),
+            count,
+            period,
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,318 @@
+//! Completion queues against the daemon: resize, overflow, moderation, notification.
+
+mod common;
+
+use common::*;
+use siw::{
+    AsyncEventKind, CompletionChannel, Cq, Data, Opcode, QpInit, RecvWr, SendWr, Wc, WcStatus,
+    WrFlags,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An end with a completion queue of its own, and with a channel.
+struct Armed {
+    end: End,
+    channel: Arc<CompletionChannel>,
+}
+
+fn with_channel(d: &Daemon, cqe: u32, init: &QpInit) -> Armed {
+    let mut end = End::new(&d.context(), 65_536);
+    let channel = CompletionChannel::new(&end.ctx).unwrap();
+    end.cq = Cq::new(&end.ctx, cqe, Some((&channel, 7))).unwrap();
+    end.qp = end.pd.create_qp(&end.cq, &end.cq, init).unwrap();
+    Armed { end, channel }
+}
+
+fn to_siw1(a: &End, b: &End) {
+    connect(a, b, "siw0", "10.77.0.2:0".parse().unwrap());
+}
+
+fn deep() -> QpInit {
+    QpInit {
+        max_send_wr: 256,
+        max_recv_wr: 256,
+        ..QpInit::default()
+    }
+}
+
+fn write(from: &End, to: &End, wr_id: u64) -> Result<(), siw::PostError> {
+    let wr = SendWr::write(wr_id, Data::Inline(b"x"), to.mr.addr(), to.mr.rkey());
+    from.qp.post_send(&[wr])
+}
+
+fn quiet(channel: &CompletionChannel) -> bool {
+    channel.get_event(Some(Duration::ZERO)).is_err()
+}
+
+#[test]
+fn resizing_under_load_loses_and_reorders_nothing() {
+    let d = Daemon::start(
+        &LOOPBACK.replace("[workers]", "[workers]\ncores = [0, 1]"),
+        &[],
+    );
+    let ctx = d.context();
+    let cq = Cq::new(&ctx, 2048, None).unwrap();
+    let peer = d.context();
+    let ends: Vec<(End, End)> = (0..4)
+        .map(|_| {
+            let mut a = End::new(&ctx, 4096);
+            a.qp = a.pd.create_qp(&cq, &cq, &deep()).unwrap();
+            let b = End::new(&peer, 4096);
+            to_siw1(&a, &b);
+            (a, b)
+        })
+        .collect();
+    let sizes = [1024u32, 4096, 1100, 2048, 8192];
+    let mut posted = vec![0u64; ends.len()];
+    let mut polled = vec![0u64; ends.len()];
+    let mut wc = [Wc::default(); 16];
+    for round in 0..60 {
+        for (i, (a, b)) in ends.iter().enumerate() {
+            while write(a, b, posted[i]).is_ok() {
+                posted[i] += 1;
+            }
+        }
+        cq.resize(sizes[round % sizes.len()]).unwrap();
+        assert!(cq.capacity() >= sizes[round % sizes.len()]);
+        for _ in 0..20 {
+            let n = cq.poll(&mut wc).unwrap();
+            check(&wc[..n], &ends, &mut polled);
+        }
+    }
+    while polled != posted {
+        let n = cq.poll_spin(&mut wc, PATIENCE).unwrap();
+        assert_ne!(n, 0, "{polled:?} of {posted:?}");
+        check(&wc[..n], &ends, &mut polled);
+    }
+    assert_eq!(cq.poll(&mut wc).unwrap(), 0);
+}
+
+fn check(wc: &[Wc], ends: &[(End, End)], polled: &mut [u64]) {
+    for wc in wc {
+        let i = ends.iter().position(|(a, _)| a.qp.number() == wc.qp_num);
+        let i = i.expect("a queue pair of this test");
+        assert_eq!((wc.status, wc.wr_id), (WcStatus::SUCCESS, polled[i]));
+        polled[i] += 1;
+    }
+}
+
+#[test]
+fn a_queue_does_not_shrink_below_what_waits_in_it() {
+    let d = Daemon::loopback();
+    let a = with_channel(&d, 64, &deep()).end;
+    let b = End::new(&d.context(), 4096);
+    to_siw1(&a, &b);
+    for i in 0..20 {
+        write(&a, &b, i).unwrap();
+    }
+    while a.qp.outstanding_sends() > 0 {
+        std::thread::yield_now();
+    }
+    let e = a.cq.resize(16).unwrap_err();
+    assert_eq!(e.errno(), nix::libc::EINVAL);
+    a.cq.resize(32).unwrap();
+    let mut wc = [Wc::default(); 6];
+    assert_eq!(a.cq.poll(&mut wc).unwrap(), 6);
+    a.cq.resize(16).unwrap();
+    for i in 6..20 {
+        assert_eq!(a.wc().wr_id, i);
+    }
+    for bad in [0, a.ctx.limits().max_cqe + 1] {
+        let e = a.cq.resize(bad).unwrap_err();
+        assert!(e.to_string().contains("3276800 are allowed"), "{e}");
+    }
+}
+
+#[test]
+fn an_armed_queue_keeps_its_arming_through_a_resize() {
+    let d = Daemon::loopback();
+    let Armed { end: a, channel } = with_channel(&d, 64, &deep());
+    let b = End::new(&d.context(), 4096);
+    to_siw1(&a, &b);
+    for round in 0..50 {
+        a.cq.req_notify(false).unwrap();
+        if round % 2 == 0 {
+            a.cq.resize(64 << (round % 3)).unwrap();
+            write(&a, &b, round).unwrap();
+        } else {
+            write(&a, &b, round).unwrap();
+            a.cq.resize(64 << (round % 3)).unwrap();
+        }
+        assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
+        assert_eq!(a.wc_polled().wr_id, round);
+    }
+}
+
+#[test]
+fn an_overflow_ends_the_queue_pairs_of_that_queue_and_nobody_else() {
+    let d = Daemon::loopback();
+    let (a, other) = (
+        with_channel(&d, 4, &deep()).end,
+        End::new(&d.context(), 4096),
+    );
+    let (b, c) = (
+        End::with(&d.context(), 4096, &deep()),
+        End::new(&d.context(), 4096),
+    );
+    to_siw1(&a, &b);
+    // A second queue pair of the same client with its own queue, and another client's.
+    let second = End::new(&a.ctx, 4096);
+    let e = End::new(&d.context(), 4096);
+    to_siw1(&second, &e);
+    to_siw1(&other, &c);
+    for i in 0..8 {
+        write(&a, &b, i).unwrap();
+    }
+    let ev = a.ctx.get_async_event(Some(PATIENCE)).unwrap();
+    assert_eq!(
+        (ev.kind, ev.object),
+        (Some(AsyncEventKind::CqErr), a.cq.number())
+    );
+    let mut wc = [Wc::default(); 16];
+    let n = a.cq.poll(&mut wc).unwrap();
+    assert_eq!(n, 4);
+    assert!(wc[..n].iter().enumerate().all(|(i, w)| w.wr_id == i as u64));
+    assert!(a.cq.poll_spin(&mut wc, PATIENCE).is_err());
+    for (x, y) in [(&second, &e), (&other, &c)] {
+        write(x, y, 9).unwrap();
+        assert_eq!(x.wc().status, WcStatus::SUCCESS);
+    }
+    let q = a.qp.query().unwrap();
+    assert_eq!(q.state, Some(siw::QpState::Error));
+}
+
+#[test]
+fn posting_until_enomem_without_polling_overflows_no_queue() {
+    let d = Daemon::loopback();
+    let init = QpInit {
+        max_send_wr: 16,
+        max_recv_wr: 16,
+        ..QpInit::default()
+    };
+    let mut a = with_channel(&d, 16, &init).end;
+    let rcq = Cq::new(&a.ctx, 16, None).unwrap();
+    a.qp = a.pd.create_qp(&a.cq, &rcq, &init).unwrap();
+    let b = End::with(&d.context(), 4096, &deep());
+    to_siw1(&a, &b);
+    let recv = |wr_id| a.qp.post_recv(&[RecvWr { wr_id, sges: &[] }]);
+    let mut sent = 0;
+    let mut received = 0;
+    for i in 0..300 {
+        // The daemon finishes requests between the posts: that alone makes no room.
+        if write(&a, &b, i).is_ok() {
+            sent += 1;
+        }
+        if recv(i).is_ok() {
+            received += 1;
+            b.qp.post_send(&[SendWr::send(i, Data::Sges(&[]))]).unwrap();
+        }
+        if i % 100 == 0 {
+            a.ctx.stats().unwrap();
+        }
+    }
+    assert_eq!((sent, received), (16, 16));
+    let e = write(&a, &b, 0).unwrap_err();
+    assert_eq!(e.error.errno(), nix::libc::ENOMEM);
+    for _ in 0..16 {
+        assert_eq!(a.wc().status, WcStatus::SUCCESS);
+        assert_eq!(rcq.wait(&mut [Wc::default()], Some(PATIENCE)).unwrap(), 1);
+    }
+    write(&a, &b, 0).unwrap();
+    recv(0).unwrap();
+    // Unsignaled requests occupy the queue only until they are done.
+    let quiet = SendWr {
+        opcode: Opcode::Write,
+        flags: WrFlags::NONE,
+        ..SendWr::write(5, Data::Inline(b"x"), b.mr.addr(), b.mr.rkey())
+    };
+    let end = Instant::now() + PATIENCE;
+    for _ in 0..100 {
+        while a.qp.post_send(&[quiet]).is_err() {
+            assert!(Instant::now() < end);
+        }
+    }
+}
+
+#[test]
+fn a_moderated_queue_raises_one_event_for_many_completions_or_after_a_while() {
+    let d = Daemon::loopback();
+    let Armed { end: a, channel } = with_channel(&d, 256, &deep());
+    let b = End::new(&d.context(), 4096);
+    to_siw1(&a, &b);
+    // Longer than the test takes to post.
+    a.cq.moderate(10, Duration::from_micros(60_000)).unwrap();
+    a.cq.req_notify(false).unwrap();
+    let start = Instant::now();
+    for i in 0..9 {
+        write(&a, &b, i).unwrap();
+    }
+    for _ in 0..9 {
+        a.wc_polled();
+    }
+    if start.elapsed() < Duration::from_millis(50) {
+        assert!(quiet(&channel), "nine of ten, and no time has passed");
+    }
+    write(&a, &b, 9).unwrap();
+    assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
+    a.wc_polled();
+    // One alone: the period raises it.
+    a.cq.req_notify(false).unwrap();
+    let start = Instant::now();
+    write(&a, &b, 10).unwrap();
+    assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
+    assert!(
+        start.elapsed() >= Duration::from_millis(59),
+        "{:?}",
+        start.elapsed()
+    );
+    a.wc_polled();
+    // Without moderation at once; and what waited when it ends is told.
+    a.cq.req_notify(false).unwrap();
+    a.cq.moderate(100, Duration::from_micros(65_535)).unwrap();
+    write(&a, &b, 11).unwrap();
+    a.wc_polled();
+    a.cq.moderate(0, Duration::ZERO).unwrap();
+    assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
+    assert!(a.cq.moderate(2, Duration::from_secs(1)).is_err());
+}
+
+#[test]
+fn a_queue_armed_for_solicited_events_sleeps_through_others() {
+    let d = Daemon::loopback();
+    let Armed { end: b, channel } = with_channel(&d, 64, &deep());
+    let a = End::new(&d.context(), 4096);
+    to_siw1(&a, &b);
+    for wr_id in 0..4 {
+        b.qp.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap();
+    }
+    let send = |flags| {
+        let wr = SendWr::send(1, Data::Sges(&[])).flags(flags);
+        a.qp.post_send(&[wr]).unwrap();
+    };
+    b.cq.req_notify(true).unwrap();
+    send(WrFlags::SIGNALED);
+    assert_eq!(b.wc_polled().wr_id, 0);
+    b.ctx.stats().unwrap();
+    assert!(quiet(&channel));
+    send(WrFlags::SIGNALED | WrFlags::SOLICITED);
+    assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
+    assert_eq!(b.wc_polled().wr_id, 1);
+    // A failed completion counts as solicited.
+    b.cq.req_notify(true).unwrap();
+    b.qp.set_error().unwrap();
+    assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);
+}
+
+trait Polled {
+    fn wc_polled(&self) -> Wc;
+}
+
+impl Polled for End {
+    /// The next completion, without arming the queue.
+    fn wc_polled(&self) -> Wc {
+        let mut wc = [Wc::default()];
+        assert_eq!(self.cq.poll_spin(&mut wc, PATIENCE).unwrap(), 1);
+        wc[0]
+    }
+}
