@@ -67,6 +67,10 @@ impl RxStream for Train<'_> {
         f(&self.frames[self.at][off..off + len]);
     }
     #[inline]
+    fn contiguous(&self, off: usize, len: usize) -> Option<&[u8]> {
+        self.frames.get(self.at)?.get(off..off + len)
+    }
+    #[inline]
     fn consume(&mut self, _n: usize) {
         self.at += 1;
     }

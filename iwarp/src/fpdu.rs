@@ -41,7 +41,10 @@ const RESIDUE: u32 = 0x4867_4bc7;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub ulpdu_len: u16,
+    /// Octets of it, without markers.
     pub wire_len: usize,
+    /// Octets of the stream that it takes, markers included.
+    pub stream_len: usize,
     /// What follows the length field: the DDP header, when the ULPDU is long enough.
     pub hdr: [u8; MAX_HDR_LEN],
 }
@@ -69,6 +72,7 @@ pub(crate) fn next(rx: &impl RxStream) -> Option<Frame> {
     Some(Frame {
         ulpdu_len,
         wire_len,
+        stream_len: wire_len,
         hdr,
     })
 }
@@ -79,6 +83,12 @@ pub(crate) fn crc_ok(rx: &impl RxStream, wire_len: usize) -> bool {
     let mut sum = 0;
     rx.for_each(0, wire_len, |s| sum = crc::update(sum, s));
     sum == RESIDUE
+}
+
+/// The same of an FPDU in one piece.
+#[inline]
+pub(crate) fn crc_is_right(fpdu: &[u8]) -> bool {
+    crc::crc32c(fpdu) == RESIDUE
 }
 
 /// A whole FPDU in one piece; for the rare messages that are not built from records.

@@ -7,9 +7,11 @@
 //! FPDUs counts, with pointer zero, into the CRC of the second, one behind the pad into the CRC of
 //! the first.
 
-use crate::fpdu;
+use crate::ddp::MAX_HDR_LEN;
+use crate::fpdu::{self, Frame, LEN_FIELD};
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
+use siw_shm::Mr;
 
 /// Distance of markers.
 pub const INTERVAL: usize = 512;
@@ -100,11 +102,14 @@ pub fn encode(back: usize) -> [u8; MARKER_LEN] {
 
 /// A stream out of which whole FPDUs are taken; markers, if any, are invisible in it.
 pub(crate) trait FpduSource: RxStream {
-    /// CRC and markers of the FPDU at the start, of `wire_len` octets without markers.
-    fn verify(&self, wire_len: usize, crc: bool) -> Result<(), TermCode>;
+    /// The FPDU at the start; `None` until all of it is there.
+    fn next_fpdu(&self) -> Option<Frame>;
 
-    /// Consumes it; how many octets of the stream those were.
-    fn take(&mut self, wire_len: usize) -> usize;
+    /// CRC and markers of the FPDU at the start.
+    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TermCode>;
+
+    /// Consumes it.
+    fn take(&mut self, f: &Frame);
 }
 
 /// A stream without markers.
@@ -124,6 +129,14 @@ impl<R: RxStream> RxStream for Plain<'_, R> {
         self.0.for_each(off, len, f);
     }
     #[inline]
+    fn contiguous(&self, off: usize, len: usize) -> Option<&[u8]> {
+        self.0.contiguous(off, len)
+    }
+    #[inline]
+    fn copy_to(&self, off: usize, len: usize, mr: &Mr, region_off: u64) -> bool {
+        self.0.copy_to(off, len, mr, region_off)
+    }
+    #[inline]
     fn consume(&mut self, n: usize) {
         self.0.consume(n);
     }
@@ -131,17 +144,21 @@ impl<R: RxStream> RxStream for Plain<'_, R> {
 
 impl<R: RxStream> FpduSource for Plain<'_, R> {
     #[inline]
-    fn verify(&self, wire_len: usize, crc: bool) -> Result<(), TermCode> {
-        if crc && !fpdu::crc_ok(self.0, wire_len) {
+    fn next_fpdu(&self) -> Option<Frame> {
+        fpdu::next(self.0)
+    }
+
+    #[inline]
+    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TermCode> {
+        if crc && !fpdu::crc_ok(self.0, f.wire_len) {
             return Err(TermCode::MPA_CRC);
         }
         Ok(())
     }
 
     #[inline]
-    fn take(&mut self, wire_len: usize) -> usize {
-        self.0.consume(wire_len);
-        wire_len
+    fn take(&mut self, f: &Frame) {
+        self.0.consume(f.stream_len);
     }
 }
 
@@ -166,6 +183,11 @@ impl<R: RxStream> RxStream for Unmarked<'_, R> {
 
     #[inline]
     fn peek(&self, off: usize, out: &mut [u8]) {
+        // A header is seldom cut by a marker.
+        let start = self.phase.offset_of(off);
+        if self.phase.after(start).until_marker() >= out.len() {
+            return self.rx.peek(start, out);
+        }
         let mut at = 0;
         self.for_each(off, out.len(), |s| {
             if let Some(o) = out.get_mut(at..at + s.len()) {
@@ -191,39 +213,114 @@ impl<R: RxStream> RxStream for Unmarked<'_, R> {
     }
 
     #[inline]
+    fn copy_to(&self, off: usize, len: usize, mr: &Mr, mut region_off: u64) -> bool {
+        let at = self.phase.offset_of(off);
+        let phase = self.phase.after(at);
+        if let Some(s) = self.rx.contiguous(at, phase.stream_len(len)) {
+            let mut rest = s;
+            let mut n = phase.until_marker().min(rest.len());
+            loop {
+                if mr.write_at(region_off, &rest[..n]).is_err() {
+                    return false;
+                }
+                region_off += n as u64;
+                match rest.get(n + MARKER_LEN..) {
+                    None | Some([]) => return true,
+                    Some(r) => rest = r,
+                }
+                n = DATA.min(rest.len());
+            }
+        }
+        let mut ok = true;
+        self.for_each(off, len, |s| {
+            ok &= mr.write_at(region_off, s).is_ok();
+            region_off += s.len() as u64;
+        });
+        ok
+    }
+
+    #[inline]
     fn consume(&mut self, n: usize) {
-        self.take(n);
+        let n = self.phase.stream_len(n);
+        self.rx.consume(n);
+        self.phase = self.phase.after(n);
     }
 }
 
 impl<R: RxStream> FpduSource for Unmarked<'_, R> {
     #[inline]
-    fn verify(&self, wire_len: usize, crc: bool) -> Result<(), TermCode> {
-        let total = self.phase.stream_len(wire_len);
-        if crc && !fpdu::crc_ok(self.rx, total) {
-            return Err(TermCode::MPA_CRC);
+    fn next_fpdu(&self) -> Option<Frame> {
+        const HEAD: usize = LEN_FIELD + MAX_HDR_LEN;
+        let first = self.phase.until_marker();
+        let start = if first == 0 { MARKER_LEN } else { 0 };
+        // A header is seldom cut by a marker.
+        let mut head = [0; HEAD];
+        match self.rx.contiguous(start, HEAD) {
+            Some(h) if first == 0 || first >= HEAD => head.copy_from_slice(h),
+            _ => {
+                let mut f = fpdu::next(self)?;
+                f.stream_len = self.phase.stream_len(f.wire_len);
+                return Some(f);
+            }
         }
+        let ulpdu_len = u16::from_be_bytes([head[0], head[1]]);
+        let wire_len = fpdu::wire_len(ulpdu_len);
+        let stream_len = self.phase.stream_len(wire_len);
+        if self.rx.available() < stream_len {
+            return None;
+        }
+        let mut hdr = [0; MAX_HDR_LEN];
+        hdr.copy_from_slice(&head[LEN_FIELD..]);
+        Some(Frame {
+            ulpdu_len,
+            wire_len,
+            stream_len,
+            hdr,
+        })
+    }
+
+    #[inline]
+    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TermCode> {
+        let total = f.stream_len;
         let first = self.phase.until_marker();
         // A marker in front of the length field does not shift what the others count from.
         let start = if first == 0 { MARKER_LEN } else { 0 };
-        for at in (first..total).step_by(INTERVAL) {
-            let mut m = [0; MARKER_LEN];
-            self.rx.peek(at, &mut m);
+        let right = |at: usize, m: [u8; MARKER_LEN]| {
             // Reserved bits and the two lowest of the pointer do not matter (conformance 32, 33).
             let back = usize::from(u16::from_be_bytes([m[2], m[3]]) & !3);
-            if back != at.saturating_sub(start) {
+            back == at.saturating_sub(start)
+        };
+        let mut at = first;
+        if let Some(s) = self.rx.contiguous(0, total) {
+            if crc && !fpdu::crc_is_right(s) {
+                return Err(TermCode::MPA_CRC);
+            }
+            while let Some(m) = s.get(at..).and_then(|m| m.first_chunk()) {
+                if !right(at, *m) {
+                    return Err(TermCode::MPA_LENGTH);
+                }
+                at += INTERVAL;
+            }
+            return Ok(());
+        }
+        if crc && !fpdu::crc_ok(self.rx, total) {
+            return Err(TermCode::MPA_CRC);
+        }
+        while at < total {
+            let mut m = [0; MARKER_LEN];
+            self.rx.peek(at, &mut m);
+            if !right(at, m) {
                 return Err(TermCode::MPA_LENGTH);
             }
+            at += INTERVAL;
         }
         Ok(())
     }
 
     #[inline]
-    fn take(&mut self, wire_len: usize) -> usize {
-        let n = self.phase.stream_len(wire_len);
-        self.rx.consume(n);
-        self.phase = self.phase.after(n);
-        n
+    fn take(&mut self, f: &Frame) {
+        self.rx.consume(f.stream_len);
+        self.phase = self.phase.after(f.stream_len);
     }
 }
 

@@ -13,13 +13,13 @@ use crate::ddp::{
     Control, DDP_VERSION, MAX_HDR_LEN, QN_SEND, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged,
 };
 use crate::env::QpEnv;
-use crate::fpdu::{self, Frame, LEN_FIELD};
+use crate::fpdu::{Frame, LEN_FIELD};
 use crate::marker::{FpduSource, INTERVAL, MARKER_LEN, Phase, Plain, Unmarked};
 use crate::placement::place;
 use crate::queue_pair::{QpState, QueuePair};
 use crate::rdmap::{Opcode, RDMAP_VERSION};
 use crate::stream::RxStream;
-use siw_shm::Access;
+use siw_shm::{Access, Mr};
 use siw_shm::key_table::Stag;
 
 /// So many FPDUs are remembered; those beyond are placed in order.
@@ -130,6 +130,9 @@ impl<R: RxStream> RxStream for Done<'_, R> {
         self.0.peek(off, out);
     }
     fn for_each(&self, _off: usize, _len: usize, _f: impl FnMut(&[u8])) {}
+    fn copy_to(&self, _off: usize, _len: usize, _mr: &Mr, _region_off: u64) -> bool {
+        true
+    }
     fn consume(&mut self, _n: usize) {}
 }
 
@@ -203,8 +206,8 @@ impl QueuePair {
         rx: &mut impl FpduSource,
         at: u64,
     ) -> Option<(usize, bool)> {
-        let f = fpdu::next(rx)?;
-        rx.verify(f.wire_len, true).ok()?;
+        let f = rx.next_fpdu()?;
+        rx.verify(&f, true).ok()?;
         let done = match self.early.index(at) {
             // A duplicate: what was placed may be in use already.
             Ok(_) => false,
@@ -222,7 +225,8 @@ impl QueuePair {
                 done
             }
         };
-        Some((rx.take(f.wire_len), done))
+        rx.take(&f);
+        Some((f.stream_len, done))
     }
 
     /// Payload whose memory is known already: of Writes, of responses to outstanding Read Requests,

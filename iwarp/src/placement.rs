@@ -16,13 +16,8 @@ pub(crate) fn place(
     mr: &Mr,
     region_off: u64,
 ) -> Result<(), NotWritable> {
-    let mut off = region_off;
-    let mut ok = true;
-    rx.for_each(at, len, |s| {
-        ok &= mr.write_at(off, s).is_ok();
-        off += s.len() as u64;
-    });
+    let ok = rx.copy_to(at, len, mr, region_off);
     // Messages are placed front to back: the next FPDU goes where this one ends.
-    mr.region().prefetch_range(off as usize, len);
+    mr.region().prefetch_range(region_off as usize + len, len);
     if ok { Ok(()) } else { Err(NotWritable) }
 }

@@ -6,7 +6,7 @@
 use crate::ddp::{Control, DDP_VERSION, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged};
 use crate::env::QpEnv;
 use crate::errors::tagged;
-use crate::fpdu::{self, Frame, LEN_FIELD};
+use crate::fpdu::{Frame, LEN_FIELD};
 use crate::marker::{FpduSource, Plain, Unmarked};
 use crate::out_of_order::Done;
 use crate::placement::place;
@@ -70,8 +70,8 @@ impl QueuePair {
     fn fpdus<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl FpduSource) -> Progress {
         let mut p = Progress::default();
         while matches!(self.state, QpState::Rts | QpState::Closing) {
-            let Some(f) = fpdu::next(rx) else { break };
-            if let Err(code) = rx.verify(f.wire_len, self.crc) {
+            let Some(f) = rx.next_fpdu() else { break };
+            if let Err(code) = rx.verify(&f, self.crc) {
                 self.fault(env, code, None);
                 break;
             }
@@ -85,7 +85,8 @@ impl QueuePair {
                 self.segment(env, rx, &f)
             };
             p.fpdus += 1;
-            p.bytes += rx.take(f.wire_len);
+            rx.take(&f);
+            p.bytes += f.stream_len;
             if !self.first_seen {
                 self.first_seen = true;
                 self.may_send = true;

@@ -4,6 +4,7 @@
 //! [`ByteStream`]. MPA and the FPDU parser read through it, so that nothing is copied before it is
 //! placed.
 
+use siw_shm::Mr;
 use std::collections::VecDeque;
 
 /// In-order stream bytes that the connection has not consumed yet.
@@ -20,6 +21,25 @@ pub trait RxStream {
 
     /// Hands the bytes of `off..off + len` to `f`, in order, in as many slices as the stream has.
     fn for_each(&self, off: usize, len: usize, f: impl FnMut(&[u8]));
+
+    /// The bytes of `off..off + len` when they lie in one piece and are quickly found, as nearly
+    /// always; `None` makes the caller use [`for_each`](Self::for_each).
+    fn contiguous(&self, _off: usize, _len: usize) -> Option<&[u8]> {
+        None
+    }
+
+    /// Copies the bytes of `off..off + len` to a place of `mr` that [`Mr::check`] gave; `false`
+    /// when they may not be written there.
+    #[inline]
+    fn copy_to(&self, off: usize, len: usize, mr: &Mr, region_off: u64) -> bool {
+        let mut at = region_off;
+        let mut ok = true;
+        self.for_each(off, len, |s| {
+            ok &= mr.write_at(at, s).is_ok();
+            at += s.len() as u64;
+        });
+        ok
+    }
 
     /// Forgets the first `n` bytes; their buffers go back to the pool.
     fn consume(&mut self, n: usize);
@@ -92,6 +112,11 @@ impl RxStream for ByteStream {
             left -= n;
             skip = 0;
         }
+    }
+
+    fn contiguous(&self, off: usize, len: usize) -> Option<&[u8]> {
+        let at = self.head + off;
+        self.chunks.front()?.get(at..at + len)
     }
 
     fn consume(&mut self, n: usize) {

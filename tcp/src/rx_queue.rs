@@ -91,6 +91,12 @@ impl<B: RecvBuf> RxQueue<B> {
         len - left
     }
 
+    /// The bytes of `[offset, offset + len)` when they lie in the first piece, as nearly always.
+    #[inline]
+    pub fn contiguous(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        self.bufs.front()?.chunk().get(offset..offset + len)
+    }
+
     /// Copies from `offset`; `false` (and `out` untouched) when not all of it is here.
     #[inline]
     pub fn peek(&self, offset: usize, out: &mut [u8]) -> bool {

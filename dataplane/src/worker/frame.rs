@@ -109,6 +109,11 @@ impl RxStream for Stream<'_> {
     }
 
     #[inline]
+    fn contiguous(&self, off: usize, len: usize) -> Option<&[u8]> {
+        self.0.contiguous(off, len)
+    }
+
+    #[inline]
     fn consume(&mut self, n: usize) {
         self.0.consume(n);
     }
