@@ -11,6 +11,7 @@
 pub mod args;
 pub mod bandwidth;
 pub mod bounds;
+pub mod churn;
 pub mod daemon;
 pub mod end;
 pub mod figure;

@@ -96,15 +96,32 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         source: e,
     })?;
     let control_wake = Arc::new(event_fd()?);
+    let control_asleep = WorkerPage::create(1)
+        .map_err(|source| Error::Os {
+            what: "shared memory cannot be made",
+            source,
+        })?
+        .flag(0)
+        .map(Arc::new)
+        .ok_or_else(|| Error::Device("no memory for a flag".into()))?;
     let mut mailboxes = Vec::new();
     let mut threads = Vec::new();
     let keys = Keys::draw(config.limits.connections as usize);
     for (index, core) in cores.iter().copied().enumerate() {
+        let (Some(reader), Some(sleeping), Some(worker_asleep)) = (
+            table.reader(),
+            page.flag(index as u32),
+            page.flag(index as u32),
+        ) else {
+            return Err(Error::Device("too many workers".into()));
+        };
         let mailbox = Arc::new(Mailbox {
             commands: ArrayQueue::new(MAILBOX),
             events: ArrayQueue::new(MAILBOX),
             worker_wake: event_fd()?,
+            worker_asleep,
             control_wake: control_wake.clone(),
+            control_asleep: control_asleep.clone(),
         });
         let lanes = devices
             .iter_mut()
@@ -115,9 +132,6 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
                 Some(lane)
             })
             .collect();
-        let (Some(reader), Some(sleeping)) = (table.reader(), page.flag(index as u32)) else {
-            return Err(Error::Device("too many workers".into()));
-        };
         let worker = WorkerConfig {
             index,
             core,
@@ -163,6 +177,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         listener,
         signals,
         wake: control_wake,
+        asleep: control_asleep,
         limits: config.limits.clone(),
         devices: views,
         mailboxes,

@@ -197,6 +197,12 @@ impl SleepFlag {
     pub fn announce_awake(&self) {
         lockfree::announce_awake(self.word());
     }
+
+    /// As [`WorkerPageView::must_wake`], for whoever shares this word inside one process.
+    #[inline]
+    pub fn must_wake(&self) -> bool {
+        lockfree::must_wake(self.word())
+    }
 }
 
 /// Client's view of the worker state page.

@@ -9,12 +9,17 @@ use crate::shared::Listener;
 use crate::stack::{ConnId, ListenerId, Stack, State};
 use crate::{Error, Instant, RecvBuf};
 
-/// Ephemeral ports (RFC 6335 section 6).
-const PORT_FIRST: u16 = 49152;
+/// Ephemeral ports: all that are not reserved (RFC 6056 section 3.2).
+const PORT_FIRST: u16 = 1024;
 const PORT_COUNT: u32 = 65536 - PORT_FIRST as u32;
 /// Connects try so many ports before they give up; with a quarter of the ports free it fails once
 /// in 10^8.
 const PORT_TRIES: u32 = 64;
+/// After so many the port of an old connection in TIME-WAIT will do.
+const FRESH_TRIES: u32 = 4;
+/// So long in TIME-WAIT is a port left alone: a tick of any peer's timestamp clock (RFC 7323
+/// section 5.4), so that its PAWS tells the connections apart.
+const PORT_REST: u64 = 1_000_000_000;
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Active open; ends in `CONNECTED`, or `CLOSED` with one of `REFUSED`, `UNREACHABLE`,
@@ -50,7 +55,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let key = match local_port {
             Some(p) => self.usable(from, p, remote).ok_or(Error::AddrInUse(p))?,
-            None => self.draw_port(from, remote).ok_or(Error::NoPorts)?,
+            None => self.draw_port(now, from, remote).ok_or(Error::NoPorts)?,
         };
         let max = self.sh.config.max_connections;
         let index = self.alloc(key).ok_or(Error::TooManyConnections(max))?;
@@ -87,26 +92,43 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(key)
     }
 
-    /// RFC 6056 section 3.3.3: a keyed offset per destination, and a counter.
-    fn draw_port(&mut self, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
+    /// RFC 6056 section 3.3.3: a keyed offset per destination, and a counter. Prefers ports that
+    /// nobody has to those that only TIME-WAIT holds.
+    fn draw_port(&mut self, now: Instant, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
         let offset =
             FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
-        for _ in 0..PORT_TRIES {
+        let time_wait = crate::time::nanos(self.sh.config.time_wait);
+        let mut rested = None;
+        for i in 0..PORT_TRIES {
+            if i >= FRESH_TRIES
+                && let Some(port) = rested
+            {
+                return self.usable(from, port, remote);
+            }
             let n = offset.wrapping_add(self.sh.port_draws) % PORT_COUNT;
             self.sh.port_draws = self.sh.port_draws.wrapping_add(1);
             let port = PORT_FIRST + n as u16;
             let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
             let hash = key.hash::<1, 3>(self.sh.hash_key);
-            let used = self
+            let holder = self
                 .sh
                 .table
-                .find(hash, |i| self.conns[i as usize].template.carries(&key))
-                .is_some();
-            if !used && key.local() != remote {
-                return Some(key);
+                .find(hash, |i| self.conns[i as usize].template.carries(&key));
+            match holder {
+                _ if key.local() == remote => {}
+                None => return Some(key),
+                Some(index) => {
+                    let h = &self.conns[index as usize].hot;
+                    if h.state == State::TimeWait
+                        && h.has(flag::TIMESTAMPS)
+                        && h.rto_at.saturating_sub(time_wait) + PORT_REST <= now.0
+                    {
+                        rested = Some(port);
+                    }
+                }
             }
         }
-        None
+        self.usable(from, rested?, remote)
     }
 
     /// Passive open on one address or all. `backlog` bounds connections that are not yet

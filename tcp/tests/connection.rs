@@ -553,6 +553,35 @@ fn a_new_syn_takes_over_time_wait_rfc_6191() {
 }
 
 #[test]
+fn a_port_that_only_an_old_time_wait_holds_is_drawn_when_no_other_is_left() {
+    const FREE: u16 = 5000;
+    let to = "10.0.0.2:80".parse().unwrap();
+    let mut l = Lab::new();
+    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let now = l.net.now;
+    let a = l.net.hosts[0]
+        .connect(now, None, Some(FREE), to, 0)
+        .unwrap();
+    l.run_ms(10);
+    l.net.hosts[0].release(l.net.now, a);
+    l.run_ms(5);
+    let (b, _) = l.events[1][0];
+    l.net.hosts[1].release(l.net.now, b);
+    l.run_ms(5);
+    // All others are taken; every draw looks at some ports, so that these many look at all.
+    let now = l.net.now;
+    let host = &mut l.net.hosts[0];
+    for port in (1024..=65535).filter(|p| *p != FREE) {
+        host.connect(now, None, Some(port), to, 0).unwrap();
+    }
+    let mut draw = |now| (0..1100).any(|_| host.connect(now, None, None, to, 0).is_ok());
+    assert!(!draw(now), "it rests");
+    let later = now + Duration::from_millis(1100);
+    assert!(draw(later));
+    assert_eq!(l.net.hosts[0].stats().time_wait_recycled, 1);
+}
+
+#[test]
 fn a_device_can_connect_to_its_own_address() {
     let mut l = Lab::new();
     let now = l.net.now;

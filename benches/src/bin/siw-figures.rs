@@ -8,7 +8,7 @@ use siw_bench::daemon::Process;
 use siw_bench::end::{End, Role, device, open};
 use siw_bench::figure::{Figure, Good, best};
 use siw_bench::plan::{Mode, Op, Plan};
-use siw_bench::session;
+use siw_bench::{churn, session};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -59,6 +59,26 @@ enum What {
         /// Connections between each pair.
         #[arg(long, default_value_t = 8)]
         connections: u32,
+    },
+    /// Queue pairs per second that are created, connected, closed and destroyed.
+    QpChurn {
+        #[command(flatten)]
+        daemon: Daemon,
+        #[arg(long, default_value_t = 3.0)]
+        secs: f64,
+        /// Connections on their way at a time.
+        #[arg(long, default_value_t = 64)]
+        in_flight: u32,
+    },
+    /// Private bytes that the daemon grows by while queue pairs are created and destroyed.
+    QpGrowth {
+        #[command(flatten)]
+        daemon: Daemon,
+        #[arg(long, default_value_t = 100_000)]
+        count: u32,
+        /// Queue pairs that exist at a time.
+        #[arg(long, default_value_t = 64)]
+        alive: u32,
     },
     /// Private bytes of the daemon for each end of an idle connection.
     IdleMemory {
@@ -130,6 +150,37 @@ fn measure(cli: &Cli, good: Good) -> Result<f64, String> {
             std::thread::sleep(Duration::from_secs_f64(secs.clamp(0.1, 600.0)));
             let used = process.cpu_time()?.saturating_sub(used);
             Ok(100.0 * used.as_secs_f64() / start.elapsed().as_secs_f64())
+        }
+        What::QpChurn {
+            daemon,
+            secs,
+            in_flight,
+        } => {
+            let pair = Pair::new(daemon)?;
+            let from = device(&pair.a, &daemon.from)?;
+            let to = device(&pair.b, &daemon.to)?;
+            let ip = to.ips.first().ok_or("the target device has no address")?;
+            churn::queue_pairs_per_second(
+                &pair.a,
+                from.index,
+                &pair.b,
+                (*ip, 0).into(),
+                *in_flight,
+                Duration::from_secs_f64(secs.clamp(0.1, 600.0)),
+            )
+        }
+        What::QpGrowth {
+            daemon,
+            count,
+            alive,
+        } => {
+            let process = Process::new(daemon.pid);
+            let pair = Pair::new(daemon)?;
+            // First allocations are no growth.
+            churn::create_and_destroy(&pair.a, 2 * alive, *alive)?;
+            let before = process.private_bytes()?;
+            churn::create_and_destroy(&pair.a, *count, *alive)?;
+            Ok(process.private_bytes()?.saturating_sub(before) as f64)
         }
         What::IdleMemory {
             daemon,

@@ -72,6 +72,7 @@ pub struct ControlConfig {
     pub listener: OwnedFd,
     pub signals: SignalFd,
     pub wake: Arc<OwnedFd>,
+    pub asleep: Arc<siw_shm::doorbell::SleepFlag>,
     pub limits: LimitsConfig,
     pub devices: Vec<DeviceView>,
     pub mailboxes: Vec<Arc<Mailbox>>,
@@ -224,7 +225,13 @@ impl Control {
             } else {
                 EpollTimeout::NONE
             };
-            let n = match self.epoll.wait(&mut events, timeout) {
+            // Announce, look once more, sleep: no event is missed.
+            self.config.asleep.announce_sleep();
+            let told = self.config.mailboxes.iter().any(|m| !m.events.is_empty());
+            let timeout = if told { EpollTimeout::ZERO } else { timeout };
+            let waited = self.epoll.wait(&mut events, timeout);
+            self.config.asleep.announce_awake();
+            let n = match waited {
                 Ok(n) => n,
                 Err(nix::errno::Errno::EINTR) => 0,
                 Err(e) => {
@@ -288,7 +295,9 @@ impl Control {
             let _ = nix::unistd::write(&mailbox.worker_wake, &1u64.to_ne_bytes());
             std::thread::sleep(Duration::from_micros(50));
         }
-        let _ = nix::unistd::write(&mailbox.worker_wake, &1u64.to_ne_bytes());
+        if mailbox.worker_asleep.must_wake() {
+            let _ = nix::unistd::write(&mailbox.worker_wake, &1u64.to_ne_bytes());
+        }
     }
 
     /// Sends a fence to every worker; the events come with this token.
@@ -342,13 +351,16 @@ impl Control {
     }
 
     fn client_readable(&mut self, id: u32) {
-        for _ in 0..32 {
+        for i in 0..32 {
             let Some(client) = self.clients.get_mut(&id) else {
                 return;
             };
             if client.waiting.is_some() {
-                client.more_input = true;
-                self.watch_client(id, false);
+                // Most clients wait for the answer before they ask again.
+                if i == 0 {
+                    client.more_input = true;
+                    self.watch_client(id, false);
+                }
                 return;
             }
             match client.conn.recv() {

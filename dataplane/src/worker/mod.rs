@@ -69,8 +69,12 @@ pub struct Mailbox {
     pub events: ArrayQueue<Event>,
     /// Wakes the worker.
     pub worker_wake: OwnedFd,
+    /// The worker sleeps; else it looks at `commands` by itself.
+    pub worker_asleep: SleepFlag,
     /// Wakes the control thread; shared by all workers.
     pub control_wake: Arc<OwnedFd>,
+    /// The control thread sleeps; else it looks at `events` by itself.
+    pub control_asleep: Arc<SleepFlag>,
 }
 
 /// What a worker is given of one device.
@@ -569,7 +573,9 @@ impl Worker {
             }
         }
         self.told = !self.backlog.is_empty();
-        let _ = nix::unistd::write(&*self.mailbox.control_wake, &1u64.to_ne_bytes());
+        if self.mailbox.control_asleep.must_wake() {
+            let _ = nix::unistd::write(&*self.mailbox.control_wake, &1u64.to_ne_bytes());
+        }
     }
 
     fn stats(&self) -> WorkerStats {
