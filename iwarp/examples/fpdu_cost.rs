@@ -1,6 +1,7 @@
 //! What the protocol costs per FPDU beyond copy and CRC: `cargo run --release -p siw-iwarp --example
-//! fpdu_cost`. Prints one JSON line per direction; the bare loop and the whole path alternate in the
-//! same run, the best of many rounds counts, because machines are noisy.
+//! fpdu_cost`. Prints one JSON line; the bare loop and the whole path alternate in the same run, the
+//! best of many rounds counts, because machines are noisy. `*_ns` are whole, `*_beyond_ns` less the
+//! bare loop, `*_markers_ratio` the whole with markers by the whole without.
 
 use siw_iwarp::*;
 use siw_shm::wqe::{Data, SendDesc};
@@ -102,17 +103,29 @@ fn time(f: impl FnOnce()) -> f64 {
 }
 
 fn main() {
-    for markers in [false, true] {
-        measure(markers);
-    }
+    let (plain, marked) = (measure(false), measure(true));
     println!(
-        "{{\"figure\":\"iwarp_queue_pair_bytes\",\"value\":{}}}",
+        "{{\"rx_ns\":{:.1},\"rx_beyond_ns\":{:.1},\"rx_markers_ratio\":{:.3},\"tx_ns\":{:.1},\"tx_beyond_ns\":{:.1},\"tx_markers_ratio\":{:.3},\"queue_pair_bytes\":{}}}",
+        plain.rx,
+        plain.rx - plain.rx_bare,
+        marked.rx / plain.rx,
+        plain.tx,
+        plain.tx - plain.tx_bare,
+        marked.tx / plain.tx,
         size_of::<QueuePair>()
     );
 }
 
+/// Nanoseconds of an FPDU.
+struct Cost {
+    rx: f64,
+    rx_bare: f64,
+    tx: f64,
+    tx_bare: f64,
+}
+
 /// A stream with markers carries as much in a segment less its markers.
-fn measure(markers: bool) {
+fn measure(markers: bool) -> Cost {
     let payload = PAYLOAD - if markers { 12 } else { 0 };
     let table = KeyTable::new(64, 1);
     let region = Arc::new(Region::anonymous(1 << 20).expect("memory"));
@@ -231,11 +244,10 @@ fn measure(markers: bool) {
     }
     assert_eq!(env.done as usize, ROUNDS);
     assert!(env.keys.lookup(Stag(key.0)).is_some());
-    let with = if markers { "_markers" } else { "" };
-    for (name, whole, bare) in [("rx", rx, rx_bare), ("tx", tx, tx_bare)] {
-        println!(
-            "{{\"figure\":\"iwarp_fpdu_{name}{with}\",\"ns\":{whole:.1},\"bare_ns\":{bare:.1},\"beyond_ns\":{:.1}}}",
-            whole - bare
-        );
+    Cost {
+        rx,
+        rx_bare,
+        tx,
+        tx_bare,
     }
 }

@@ -556,7 +556,9 @@ fn a_new_syn_takes_over_time_wait_rfc_6191() {
 fn a_port_that_only_an_old_time_wait_holds_is_drawn_when_no_other_is_left() {
     const FREE: u16 = 5000;
     let to = "10.0.0.2:80".parse().unwrap();
-    let mut l = Lab::new();
+    let mut config = host_config(0);
+    config.max_connections = 65_536;
+    let mut l = Lab::with([config, host_config(1)]);
     l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     let now = l.net.now;
     let a = l.net.hosts[0]
