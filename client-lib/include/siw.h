@@ -24,6 +24,7 @@ typedef struct siw_pd siw_pd;             /* protection domain */
 typedef struct siw_mr siw_mr;             /* registered memory */
 typedef struct siw_channel siw_channel;   /* completion channel */
 typedef struct siw_cq siw_cq;             /* completion queue */
+typedef struct siw_srq siw_srq;           /* shared receive queue */
 typedef struct siw_qp siw_qp;             /* queue pair */
 typedef struct siw_cm_channel siw_cm_channel; /* connection events */
 typedef struct siw_listener siw_listener;
@@ -82,6 +83,7 @@ enum siw_qp_state {
 	SIW_QPS_CLOSING = 3,
 	SIW_QPS_TERMINATE = 4,
 	SIW_QPS_ERROR = 5,
+	SIW_QPS_SQD = 6, /* RTS, but no work request starts */
 };
 
 struct siw_sge {
@@ -130,6 +132,57 @@ struct siw_qp_init_attr {
 	uint32_t max_recv_sge;
 	uint32_t max_inline_data;
 	uint32_t sq_sig_all;
+	siw_srq *srq; /* NULL: max_recv_wr and max_recv_sge of its own */
+};
+
+/* ibv_query_qp(3) */
+struct siw_qp_attr {
+	uint32_t state;       /* enum siw_qp_state, as the daemon has it */
+	uint32_t verbs_state; /* enum ibv_qp_state: INIT 1, RTR 2, RTS 3, SQD 4, SQE 5, ERR 6 */
+	uint32_t sq_draining; /* in SQD: 1 until what was started is completed */
+	uint32_t mulpdu;      /* largest ULPDU of an FPDU, 0 without a connection */
+	uint32_t initiator_depth;
+	uint32_t responder_resources;
+	uint32_t max_send_wr;
+	uint32_t max_recv_wr;
+	uint32_t max_send_sge;
+	uint32_t max_recv_sge;
+	uint32_t max_inline_data;
+	uint32_t reserved;
+	struct sockaddr_storage local;
+	struct sockaddr_storage peer;
+};
+
+struct siw_srq_attr {
+	uint32_t max_wr;    /* requests that no queue pair has taken yet */
+	uint32_t max_sge;
+	uint32_t srq_limit; /* one SRQ_LIMIT_REACHED below it; 0: none is armed */
+	uint32_t posted;    /* siw_query_srq */
+};
+
+/* What siw_modify_srq takes. */
+enum { SIW_SRQ_MAX_WR = 1, SIW_SRQ_LIMIT = 2 };
+
+/* What this client may ask for; the larger of all devices where they differ. */
+struct siw_limits {
+	uint32_t max_qp;
+	uint32_t max_qp_wr;
+	uint32_t max_sge;
+	uint32_t max_sge_rd;
+	uint32_t max_inline_data;
+	uint32_t max_cq;
+	uint32_t max_cqe;
+	uint32_t max_mr;
+	uint32_t max_pd;
+	uint32_t max_srq;
+	uint32_t max_srq_wr;
+	uint32_t max_srq_sge;
+	uint32_t max_initiator_depth;
+	uint32_t max_responder_resources;
+	uint32_t max_private_data;
+	uint32_t reserved;
+	uint64_t max_msg;
+	uint64_t max_mr_size;
 };
 
 struct siw_device_attr {
@@ -196,11 +249,13 @@ enum siw_async_event_type {
 	SIW_EVENT_DEVICE_FATAL = 8,
 	SIW_EVENT_PORT_ACTIVE = 9,
 	SIW_EVENT_PORT_ERR = 10,
+	SIW_EVENT_SRQ_LIMIT_REACHED = 15,
+	SIW_EVENT_QP_LAST_WQE_REACHED = 16,
 };
 
 struct siw_async_event {
 	uint32_t type; /* enum siw_async_event_type, or unknown to this header */
-	uint32_t object; /* QP number, CQ number or device index */
+	uint32_t object; /* QP, CQ or SRQ number, or device index */
 	char reason[128];
 };
 
@@ -247,15 +302,51 @@ int siw_poll_cq(siw_cq *cq, uint32_t n, struct siw_wc *out);
 /* Spins, then blocks on the queue's own channel; like siw_poll_cq, -ETIMEDOUT. */
 int siw_wait_cq(siw_cq *cq, uint32_t n, struct siw_wc *out, int timeout_ms);
 int siw_req_notify_cq(siw_cq *cq, int solicited_only);
+uint32_t siw_cq_num(const siw_cq *cq);
+uint32_t siw_cq_capacity(const siw_cq *cq);
+/* Larger or smaller; completions that wait stay, in order. EINVAL when more wait than
+ * the new size. */
+int siw_resize_cq(siw_cq *cq, uint32_t cqe);
+/* An armed queue raises its event after count completions, or period_us after the
+ * first of them; zeroes end that (ibv_modify_cq(3)). */
+int siw_modify_cq(siw_cq *cq, uint16_t count, uint16_t period_us);
+
+int siw_query_limits(siw_context *ctx, struct siw_limits *out);
+
+/* Several queue pairs of the protection domain receive into it: siw_qp_init_attr. */
+int siw_create_srq(siw_pd *pd, const struct siw_srq_attr *attr, siw_srq **out);
+void siw_destroy_srq(siw_srq *srq);
+uint32_t siw_srq_num(const siw_srq *srq);
+/* SIW_SRQ_MAX_WR resizes, and refuses to lose what is posted. SIW_SRQ_LIMIT arms one
+ * SRQ_LIMIT_REACHED, which comes at once when fewer are posted already. */
+int siw_modify_srq(siw_srq *srq, const struct siw_srq_attr *attr, uint32_t mask);
+int siw_query_srq(siw_srq *srq, struct siw_srq_attr *out);
+/* As siw_post_recv. */
+int siw_post_srq_recv(siw_srq *srq, const struct siw_recv_wr *wr, uint32_t n, uint32_t *bad);
 
 int siw_create_qp(siw_pd *pd, const struct siw_qp_init_attr *attr, siw_qp **out);
 void siw_destroy_qp(siw_qp *qp);
 uint32_t siw_qp_num(const siw_qp *qp);
-/* enum siw_qp_state, or a negative errno. */
+/* enum siw_qp_state as the daemon last published it (SQD and RTR show as RTS), or a
+ * negative errno. No system call. */
 int siw_qp_state(const siw_qp *qp);
 int siw_qp_set_error(siw_qp *qp);
+/* enum siw_qp_state: IDLE is verbs' RESET, after which the queue pair connects again;
+ * SQD stops sending, SQ_DRAINED follows, RTS resumes; CLOSING disconnects; TERMINATE
+ * sends one; ERROR flushes. */
+int siw_modify_qp(siw_qp *qp, uint32_t state);
+int siw_query_qp(siw_qp *qp, struct siw_qp_attr *out);
+/* Both move the queue pair to ERROR and return when everything posted has completed.
+ * The completions, and those of other queue pairs found on the way, go to seen (may be
+ * NULL). They post with wr_id UINT64_MAX. With an SRQ there is no receive queue to
+ * drain: wait for QP_LAST_WQE_REACHED and poll the completion queue empty. */
+int siw_drain_sq(siw_qp *qp, void (*seen)(const struct siw_wc *wc, void *arg), void *arg,
+		 int timeout_ms);
+int siw_drain_rq(siw_qp *qp, void (*seen)(const struct siw_wc *wc, void *arg), void *arg,
+		 int timeout_ms);
 /* Posts wr[0..n]; on failure *bad (may be NULL) is the index of the first one that
- * was not posted. ENOMEM: the queue is full. EINVAL: the request makes no sense. */
+ * was not posted. ENOMEM: the queue is full; a request that completes visibly has its
+ * place until its completion is polled. EINVAL: the request makes no sense. */
 int siw_post_send(siw_qp *qp, const struct siw_send_wr *wr, uint32_t n, uint32_t *bad);
 int siw_post_recv(siw_qp *qp, const struct siw_recv_wr *wr, uint32_t n, uint32_t *bad);
 

@@ -70,7 +70,27 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         send_cq = "send_cq", recv_cq = "recv_cq", max_send_wr = "max_send_wr",
         max_recv_wr = "max_recv_wr", max_send_sge = "max_send_sge",
         max_recv_sge = "max_recv_sge", max_inline_data = "max_inline_data",
-        sq_sig_all = "sq_sig_all",
+        sq_sig_all = "sq_sig_all", srq = "srq",
+    });
+    layout!(c, "siw_qp_attr", SiwQpAttr, {
+        state = "state", verbs_state = "verbs_state", sq_draining = "sq_draining",
+        mulpdu = "mulpdu", initiator_depth = "initiator_depth",
+        responder_resources = "responder_resources", max_send_wr = "max_send_wr",
+        max_recv_wr = "max_recv_wr", max_send_sge = "max_send_sge",
+        max_recv_sge = "max_recv_sge", max_inline_data = "max_inline_data",
+        local = "local", peer = "peer",
+    });
+    layout!(c, "siw_srq_attr", SiwSrqAttr, {
+        max_wr = "max_wr", max_sge = "max_sge", srq_limit = "srq_limit", posted = "posted",
+    });
+    layout!(c, "siw_limits", SiwLimits, {
+        max_qp = "max_qp", max_qp_wr = "max_qp_wr", max_sge = "max_sge",
+        max_sge_rd = "max_sge_rd", max_inline_data = "max_inline_data", max_cq = "max_cq",
+        max_cqe = "max_cqe", max_mr = "max_mr", max_pd = "max_pd", max_srq = "max_srq",
+        max_srq_wr = "max_srq_wr", max_srq_sge = "max_srq_sge",
+        max_initiator_depth = "max_initiator_depth",
+        max_responder_resources = "max_responder_resources",
+        max_private_data = "max_private_data", max_msg = "max_msg", max_mr_size = "max_mr_size",
     });
     layout!(c, "siw_device_attr", SiwDeviceAttr, {
         name = "name", mac = "mac", index = "index", mtu = "mtu", active = "active",
@@ -126,6 +146,17 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
             siw::AsyncEventKind::DeviceFatal as u64,
         ),
         ("SIW_EVENT_PORT_ERR", siw::AsyncEventKind::PortErr as u64),
+        (
+            "SIW_EVENT_SRQ_LIMIT_REACHED",
+            siw::AsyncEventKind::SrqLimitReached as u64,
+        ),
+        (
+            "SIW_EVENT_QP_LAST_WQE_REACHED",
+            siw::AsyncEventKind::QpLastWqeReached as u64,
+        ),
+        ("SIW_QPS_SQD", siw::QpState::Sqd as u64),
+        ("SIW_SRQ_MAX_WR", siw_shm::control::SRQ_MAX_WR.into()),
+        ("SIW_SRQ_LIMIT", siw_shm::control::SRQ_LIMIT.into()),
     ];
     for (name, value) in numbers {
         c += &format!("_Static_assert({name} == {value}, \"{name}\");\n");
@@ -155,6 +186,16 @@ fn null_pointers_are_refused_and_not_followed() {
         assert_eq!(siw_get_cm_event(null(), null_mut(), 0), libc::EINVAL);
         assert_eq!(siw_qp_state(null()), -libc::EINVAL);
         assert_eq!(siw_qp_num(null()), 0);
+        assert_eq!(siw_create_srq(null(), null(), null_mut()), libc::EINVAL);
+        assert_eq!(
+            siw_post_srq_recv(null(), null(), 1, null_mut()),
+            libc::EINVAL
+        );
+        assert_eq!(siw_modify_srq(null(), null(), 1), libc::EINVAL);
+        assert_eq!(siw_resize_cq(null(), 1), libc::EINVAL);
+        assert_eq!(siw_query_qp(null(), null_mut()), libc::EINVAL);
+        assert_eq!(siw_drain_sq(null(), None, null_mut(), 0), libc::EINVAL);
+        siw_destroy_srq(null_mut());
         assert!(siw_mr_ptr(null()).is_null());
         siw_close(null_mut());
         siw_destroy_qp(null_mut());

@@ -1,18 +1,19 @@
-//! The C example against the daemon: a WRITE, a READ and a SEND from a C program.
+//! The C examples against the daemon: messages and memory, shared receive queues,
+//! states of queue pairs from C programs.
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::Daemon;
 
-#[test]
-fn the_c_example_runs_between_two_devices() {
+/// Builds an example against the header and the shared library; None without a compiler.
+fn build(name: &str, temp: &Path) -> Option<PathBuf> {
     let found = Command::new("cc").arg("--version").output();
     if !found.is_ok_and(|o| o.status.success()) {
         println!("skipped: no C compiler (cc) on this machine");
-        return;
+        return None;
     }
     let client_lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../client-lib");
     let mut cc = Command::new("cc");
@@ -25,10 +26,9 @@ fn the_c_example_runs_between_two_devices() {
         .into_iter()
         .find(|d| d.join("libsiw.so").exists())
         .expect("cargo builds libsiw.so with the tests");
-    let temp = tempfile::tempdir().unwrap();
-    let bin = temp.path().join("ping");
+    let bin = temp.join(name);
     let out = cc
-        .arg(client_lib.join("examples/ping.c"))
+        .arg(client_lib.join(format!("examples/{name}.c")))
         .arg("-o")
         .arg(&bin)
         .arg("-L")
@@ -42,8 +42,18 @@ fn the_c_example_runs_between_two_devices() {
         "{}",
         String::from_utf8_lossy(&out.stderr)
     );
-    let d = Daemon::loopback();
-    let out = Command::new(&bin).arg(&d.socket).output().unwrap();
+    Some(bin)
+}
+
+/// Cargo's own library path may name an older library than the one linked to.
+fn program(bin: &Path) -> Command {
+    let mut c = Command::new(bin);
+    c.env_remove("LD_LIBRARY_PATH");
+    c
+}
+
+fn says_ok(bin: &Path, d: &Daemon) {
+    let out = program(bin).arg(&d.socket).output().unwrap();
     assert_eq!(
         (
             String::from_utf8_lossy(&out.stdout),
@@ -51,7 +61,16 @@ fn the_c_example_runs_between_two_devices() {
         ),
         ("ok\n".into(), "".into())
     );
-    let out = Command::new(&bin)
+}
+
+#[test]
+fn the_c_example_runs_between_two_devices() {
+    let temp = tempfile::tempdir().unwrap();
+    let Some(bin) = build("ping", temp.path()) else {
+        return;
+    };
+    says_ok(&bin, &Daemon::loopback());
+    let out = program(&bin)
         .arg(temp.path().join("nobody"))
         .output()
         .unwrap();
@@ -60,4 +79,12 @@ fn the_c_example_runs_between_two_devices() {
         !out.status.success() && err.contains("cannot reach siwd"),
         "{err}"
     );
+}
+
+#[test]
+fn a_c_program_shares_a_receive_queue_and_drains_its_send_queue() {
+    let temp = tempfile::tempdir().unwrap();
+    if let Some(bin) = build("shared", temp.path()) {
+        says_ok(&bin, &Daemon::loopback());
+    }
 }

@@ -1,6 +1,6 @@
 //! The structs of `siw.h`.
 
-use crate::{AsyncEvent, Cq, Device, Sge, Wc};
+use crate::{AsyncEvent, Cq, Device, Sge, Srq, Wc};
 use std::ffi::c_char;
 use std::net::SocketAddr;
 
@@ -69,6 +69,7 @@ pub struct SiwQpInitAttr {
     pub max_recv_sge: u32,
     pub max_inline_data: u32,
     pub sq_sig_all: u32,
+    pub srq: *const Srq,
 }
 
 /// `struct siw_device_attr`

@@ -9,9 +9,13 @@
 
 mod cm;
 mod layout;
+mod queue_layout;
+mod queues;
 
 pub use cm::*;
 pub use layout::*;
+pub use queue_layout::*;
+pub use queues::*;
 
 use crate::{
     Access, CompletionChannel, Context, Cq, Data, Error, Mr, Opcode, Pd, PostError, Qp, QpInit,
@@ -413,7 +417,11 @@ pub unsafe extern "C" fn siw_create_qp(
                 max_inline: a.max_inline_data,
                 sq_sig_all: a.sq_sig_all != 0,
             };
-            pd.create_qp(get(a.send_cq)?, get(a.recv_cq)?, &init)
+            let (send, recv) = (get(a.send_cq)?, get(a.recv_cq)?);
+            match a.srq.as_ref() {
+                Some(srq) => pd.create_qp_with_srq(send, recv, srq, &init),
+                None => pd.create_qp(send, recv, &init),
+            }
         })
     };
     // SAFETY: module contract.
@@ -534,6 +542,39 @@ unsafe fn posted_status(r: Result<(), PostError>, bad: *mut u32) -> c_int {
     )
 }
 
+/// Posts receive requests one by one, to whatever takes them.
+///
+/// # Safety
+/// `wr` and its lists are valid, `bad` is NULL or writable.
+unsafe fn post_receives<T>(
+    to: Result<&T, Error>,
+    wr: *const SiwRecvWr,
+    n: u32,
+    bad: *mut u32,
+    post: impl Fn(&T, RecvWr<'_>) -> Result<(), PostError>,
+) -> c_int {
+    let posted = to
+        .map_err(|error| PostError { index: 0, error })
+        .and_then(|to| {
+            // SAFETY: by the caller's contract.
+            let list =
+                unsafe { slice(wr, n as usize) }.map_err(|error| PostError { index: 0, error })?;
+            for (index, wr) in list.iter().enumerate() {
+                // SAFETY: by the caller's contract.
+                let sges = unsafe { slice(wr.sg_list, wr.num_sge as usize) }
+                    .map_err(|error| PostError { index, error })?;
+                let wr_id = wr.wr_id;
+                post(to, RecvWr { wr_id, sges }).map_err(|e| PostError {
+                    index,
+                    error: e.error,
+                })?;
+            }
+            Ok(())
+        });
+    // SAFETY: by the caller's contract.
+    unsafe { posted_status(posted, bad) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_post_recv(
     qp: *const Qp,
@@ -542,27 +583,5 @@ pub unsafe extern "C" fn siw_post_recv(
     bad: *mut u32,
 ) -> c_int {
     // SAFETY: module contract.
-    let posted = unsafe { get(qp) }
-        .map_err(|error| PostError { index: 0, error })
-        .and_then(|qp| {
-            // SAFETY: module contract.
-            let list =
-                unsafe { slice(wr, n as usize) }.map_err(|error| PostError { index: 0, error })?;
-            for (index, wr) in list.iter().enumerate() {
-                // SAFETY: module contract.
-                let sges = unsafe { slice(wr.sg_list, wr.num_sge as usize) }
-                    .map_err(|error| PostError { index, error })?;
-                qp.post_recv(&[RecvWr {
-                    wr_id: wr.wr_id,
-                    sges,
-                }])
-                .map_err(|e| PostError {
-                    index,
-                    error: e.error,
-                })?;
-            }
-            Ok(())
-        });
-    // SAFETY: module contract.
-    unsafe { posted_status(posted, bad) }
+    unsafe { post_receives(get(qp), wr, n, bad, |q, wr| q.post_recv(&[wr])) }
 }
