@@ -21,9 +21,10 @@ pub struct ConnectOptions<'a> {
     pub src: Option<SocketAddr>,
     /// At most 512 bytes.
     pub private_data: &'a [u8],
-    /// Reads this side may have outstanding (initiator_depth).
+    /// Reads this side may have outstanding (initiator_depth). More than the device's limit is
+    /// cut to it; ESTABLISHED tells what was negotiated.
     pub ord: u32,
-    /// Reads the peer may have outstanding (responder_resources).
+    /// Reads the peer may have outstanding (responder_resources); likewise.
     pub ird: u32,
     /// MPA CRC; None for the device's setting.
     pub crc: Option<bool>,

@@ -124,7 +124,7 @@ impl Default for LimitsConfig {
         LimitsConfig {
             clients: 1024,
             queue_pairs_per_client: 102_400,
-            completion_queues_per_client: 65_536,
+            completion_queues_per_client: 102_400,
             memory_regions_per_client: 1_024_000,
             memory_per_client: ByteSize(8 << 30),
             work_requests: 32_768,

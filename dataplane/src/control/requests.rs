@@ -61,6 +61,9 @@ pub(super) enum Done {
 
 pub(super) type Outcome = Result<Done, Refusal>;
 
+/// Most protection domains of one client: as many as Linux siw has.
+const MAX_PD: u32 = 102_400;
+
 /// What a client may ask for, as the configuration and this version allow.
 pub fn limits(c: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
     let most = |f: fn(&DeviceView) -> u16| devices.iter().map(f).max().unwrap_or(0);
@@ -73,7 +76,7 @@ pub fn limits(c: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
         max_cq: c.completion_queues_per_client,
         max_cqe: c.completions,
         max_mr: c.memory_regions_per_client,
-        max_pd: 65_536,
+        max_pd: MAX_PD,
         max_ord: most(|d| d.max_ord).into(),
         max_ird: most(|d| d.max_ird).into(),
         max_private_data: m::MAX_PRIVATE_DATA as u32,
@@ -154,6 +157,9 @@ impl Control {
             }
             Request::QueryDevice(q) => self.query_device(id, seq, q.index),
             Request::AllocPd(_) => {
+                if self.client(id)?.pds.len() >= MAX_PD as usize {
+                    return Err(Refusal::limit("protection domains", MAX_PD.into()));
+                }
                 self.pds += 1;
                 let pd = self.pds;
                 let c = self.client(id)?;
