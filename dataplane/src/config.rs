@@ -322,7 +322,8 @@ pub struct DeviceConfig {
     pub mtu: Spanned<u16>,
     /// 802.1Q tag, 1 to 4094.
     pub vlan: Option<Spanned<u16>>,
-    /// RX/TX queue pairs to use; absent: one per worker as far as the port has them.
+    /// Workers that serve the device; absent: all. Those beyond the port's queues receive and
+    /// send through the others.
     pub queues: Option<Spanned<u16>>,
     /// Who computes checksums.
     #[serde(default = "default_checksum")]

@@ -20,7 +20,7 @@ use crate::config::{Config, EalLog, Hugepages};
 use crate::control::{Control, ControlConfig};
 use crate::device::{self, Keys};
 use crate::host::{self, HostError};
-use crate::worker::{Mailbox, Worker, WorkerConfig};
+use crate::worker::{Mailbox, Worker, WorkerConfig, forward};
 
 /// The daemon cannot start, or could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -104,25 +104,27 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         .flag(0)
         .map(Arc::new)
         .ok_or_else(|| Error::Device("no memory for a flag".into()))?;
-    let mut mailboxes = Vec::new();
     let mut threads = Vec::new();
     let keys = Keys::draw(config.limits.connections as usize);
+    let too_many = || Error::Device("too many workers".into());
+    let mailboxes = (0..cores.len() as u32)
+        .map(|index| {
+            Ok(Arc::new(Mailbox {
+                commands: ArrayQueue::new(MAILBOX),
+                events: ArrayQueue::new(MAILBOX),
+                frames: ArrayQueue::new(forward::FRAMES),
+                worker_wake: event_fd()?,
+                worker_asleep: page.flag(index).ok_or_else(too_many)?,
+                control_wake: control_wake.clone(),
+                control_asleep: control_asleep.clone(),
+            }))
+        })
+        .collect::<Result<Vec<_>, Error>>()?;
+    let all: Arc<[Arc<Mailbox>]> = mailboxes.clone().into();
     for (index, core) in cores.iter().copied().enumerate() {
-        let (Some(reader), Some(sleeping), Some(worker_asleep)) = (
-            table.reader(),
-            page.flag(index as u32),
-            page.flag(index as u32),
-        ) else {
-            return Err(Error::Device("too many workers".into()));
+        let (Some(reader), Some(sleeping)) = (table.reader(), page.flag(index as u32)) else {
+            return Err(too_many());
         };
-        let mailbox = Arc::new(Mailbox {
-            commands: ArrayQueue::new(MAILBOX),
-            events: ArrayQueue::new(MAILBOX),
-            worker_wake: event_fd()?,
-            worker_asleep,
-            control_wake: control_wake.clone(),
-            control_asleep: control_asleep.clone(),
-        });
         let lanes = devices
             .iter_mut()
             .enumerate()
@@ -141,10 +143,10 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
             pool: pool.clone(),
             keys: reader,
             sleeping,
-            mailbox: mailbox.clone(),
+            mailbox: all[index].clone(),
+            all: all.clone(),
         };
         threads.push(start_worker(&eal, worker)?);
-        mailboxes.push(mailbox);
     }
 
     let socket = config.control.socket.clone();
@@ -198,6 +200,8 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         }
     }
     drop(control);
+    // Frames may wait in them, whose pool goes next.
+    drop(all);
     drop(capture);
     for d in devices {
         d.port.close();

@@ -1,11 +1,14 @@
 //! Devices: the configuration's links become DPDK ports, with one lane per worker.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::OutOfOrder;
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
-use siw_tcp::{Congestion, IpCidr, Keepalive, Route, StackConfig};
+use siw_tcp::{
+    Congestion, Home, IpCidr, Keepalive, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering,
+};
 
 use crate::config::{
     ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName,
@@ -39,6 +42,8 @@ pub struct Device {
     caps: dpdk::PortCaps,
     driver: String,
     queues: Vec<Option<(RxQueue, TxQueue)>>,
+    /// Who of the device's workers owns a connection.
+    steering: Arc<Steering>,
 }
 
 /// Opens and starts every port.
@@ -56,11 +61,16 @@ pub fn open(
     for config in configs {
         let name = &config.name.get_ref().0;
         let fail = |e: dpdk::Error| format!("device {name}: {e}");
-        let wanted = config
-            .queues
-            .as_ref()
-            .map_or(workers, |q| usize::from(*q.get_ref()))
-            .min(workers) as u16;
+        // Queue `i` of one end of a pair is joined to queue `i` of the other.
+        let ends = |o: &&DeviceConfig| {
+            o.name == config.name || (o.pair.is_some() && o.pair == config.pair)
+        };
+        let wanted = configs
+            .iter()
+            .filter(ends)
+            .filter_map(|o| o.queues.as_ref())
+            .map(|q| usize::from(*q.get_ref()))
+            .fold(workers, usize::min) as u16;
         let (port, pair) = match config.link() {
             Link::Pair(pair) => match pairs.iter().position(|(n, _)| *n == pair) {
                 Some(at) => (pairs.swap_remove(at).1, true),
@@ -121,16 +131,10 @@ fn start(
     let fail = |e: dpdk::Error| format!("device {name}: {e}");
     let info = port.info().map_err(fail)?;
     let mtu = *config.mtu.get_ref();
-    // Without RSS a port delivers everything to one queue, so that one worker serves it.
-    let spreads = pair || info.reta_size > 0;
-    let queues = if spreads {
-        wanted
-            .min(info.max_rx_queues)
-            .min(info.max_tx_queues)
-            .max(1)
-    } else {
-        1
-    };
+    let queues = wanted
+        .min(info.max_rx_queues)
+        .min(info.max_tx_queues)
+        .max(1);
     let software = config.checksum == ChecksumPolicy::Software;
     let caps = port
         .configure(
@@ -145,6 +149,7 @@ fn start(
                     rx_interrupt: !pair,
                     ..Offloads::USUAL
                 },
+                rss_key: Some(SYMMETRIC_RSS_KEY),
                 ..PortConfig::default()
             },
             std::slice::from_ref(pool),
@@ -177,6 +182,13 @@ fn start(
         // NDP needs multicast; ports that always deliver it refuse the call.
         let _ = port.set_allmulticast(true);
     }
+    let steering = Steering::new(usize::from(wanted), caps.reta_size);
+    if caps.reta_size > 0 && queues == wanted {
+        // Without it the port's own table decides, and workers sort what comes to the wrong one.
+        if let Err(e) = port.set_rss_table(&steering.table()) {
+            tracing::warn!(device = %name, "workers will forward frames to each other: {e}");
+        }
+    }
     let queues = taken.into_iter().map(|(rx, tx)| Some((rx?, tx?))).collect();
     Ok(Device {
         config: config.clone(),
@@ -186,6 +198,7 @@ fn start(
         caps,
         driver: info.driver,
         queues,
+        steering: Arc::new(steering),
     })
 }
 
@@ -219,22 +232,41 @@ impl Device {
             mpa_rev: *self.config.mpa.revision.get_ref(),
             max_ird: *self.config.mpa.ird.get_ref(),
             max_ord: *self.config.mpa.ord.get_ref(),
-            workers: (0..self.queues.len()).collect(),
+            workers: (0..self.steering.workers()).collect(),
+            steering: self.steering.clone(),
         }
     }
 
-    /// The lane of one worker, if the port has a queue for it.
+    /// The lane of one worker, if it serves the device. Workers beyond the port's queues receive
+    /// and send through those that have one.
     pub fn lane(&mut self, device: usize, worker: usize, keys: &Keys) -> Option<LaneConfig> {
-        let (rx, tx) = self.queues.get_mut(worker)?.take()?;
+        let workers = self.steering.workers();
+        if worker >= workers {
+            return None;
+        }
+        let home = (workers > 1).then(|| Home {
+            steering: self.steering.clone(),
+            worker,
+        });
+        let has = self.queues.len();
+        let queues = match self.queues.get_mut(worker) {
+            Some(own) => Ok(own.take()?),
+            None => Err(worker % has),
+        };
         let offloads = self.caps.offloads;
         let software = self.config.checksum == ChecksumPolicy::Software;
         let offload = offloads.tx_checksum && !software && !self.pair;
         let no_checksum = self.pair && !software;
         Some(LaneConfig {
             device,
-            rx,
-            tx,
-            stack: self.stack(keys, !(offload || no_checksum)),
+            queues,
+            // Each ring of a pair joins the same worker's ends, and flows are symmetric.
+            sorts: !self.pair,
+            stack: StackConfig {
+                gratuitous_arp: !self.pair && worker == 0,
+                home,
+                ..self.stack(keys, !(offload || no_checksum))
+            },
             mpa: self.mpa(),
             out_of_order: self.out_of_order(),
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
@@ -330,7 +362,6 @@ impl Device {
                 interval: Duration::from_secs(5),
                 probes: 5,
             }),
-            gratuitous_arp: !self.pair,
             // A pair has no queue between its ends that a first burst could overrun.
             initial_window: if self.pair { PAIR_INITIAL_WINDOW } else { 10 },
             ..StackConfig::new(self.mac, addrs)

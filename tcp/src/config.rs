@@ -4,7 +4,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 use core::time::Duration;
 
-use crate::Error;
+use crate::{Error, Home};
 
 /// An address of this device and the prefix that is on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -169,6 +169,9 @@ pub struct StackConfig {
     /// The port cuts super-segments ([`crate::FrameMeta::tso_segsz`]); needs `tx_checksum` off,
     /// since only it can then compute checksums.
     pub tso: Option<Tso>,
+    /// Which worker this is when several share the device: connects then draw source ports
+    /// whose flow comes home. `None`: it is alone.
+    pub home: Option<Home>,
     pub keepalive: Option<Keepalive>,
     /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
     pub user_timeout: Duration,
@@ -218,6 +221,7 @@ impl StackConfig {
             max_connections: 65536,
             tx_checksum: true,
             tso: None,
+            home: None,
             keepalive: None,
             user_timeout: Duration::from_secs(120),
             syn_retries: 6,

@@ -26,6 +26,8 @@ pub(crate) struct Control {
     mac: [u8; 6],
     vlan: Option<u16>,
     icmp: Bucket,
+    /// Another worker answers what is received now.
+    pub silent: bool,
 }
 
 /// Where a frame came from and to, for the answer.
@@ -43,6 +45,7 @@ impl Control {
             mac,
             vlan,
             icmp,
+            silent: false,
         }
     }
 
@@ -283,7 +286,7 @@ impl Control {
         if !own(target_protocol_addr.into()) || own(sender) || source_hardware_addr.is_multicast() {
             return None;
         }
-        if operation == ArpOperation::Request && self.queue.len() < QUEUE_MAX {
+        if operation == ArpOperation::Request && !self.silent && self.queue.len() < QUEUE_MAX {
             let repr = ArpRepr::EthernetIpv4 {
                 operation: ArpOperation::Reply,
                 source_hardware_addr: EthernetAddress(self.mac),
@@ -428,8 +431,10 @@ impl Control {
                     target_addr,
                     lladdr: Some(EthernetAddress(self.mac).into()),
                 });
-                self.icmpv6(mac, target_addr, to, &advert, stats);
-                stats.ndp_out += 1;
+                if !self.silent {
+                    self.icmpv6(mac, target_addr, to, &advert, stats);
+                    stats.ndp_out += 1;
+                }
                 if !src.is_unspecified()
                     && let Some(mac) = mac_of(lladdr)
                 {

@@ -6,7 +6,7 @@ use crate::flow_table::FlowKey;
 use crate::inbound::{self, Inbound, Link};
 use crate::input::Verdict;
 use crate::segment::{self, Segment};
-use crate::stack::{FrameInfo, Stack, State};
+use crate::stack::{FrameInfo, RxChecksum, Stack, State};
 use crate::{Instant, RecvBuf};
 
 impl<B: RecvBuf, R> Stack<B, R> {
@@ -43,6 +43,28 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 Some(other) => self.other(now, other, b, src_mac),
                 None => {}
             }
+        }
+    }
+
+    /// Takes a copy of a frame that another worker received and answers: what every worker of
+    /// a device has to know (neighbours, ICMP errors), see [`crate::Destination::Everyone`].
+    pub fn overhear(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
+        let link = Link {
+            mac: self.sh.config.mac,
+            vlan: self.sh.config.vlan,
+        };
+        let mut src_mac = [0; 6];
+        let what = inbound::classify(
+            &link,
+            &mut frame,
+            checksum,
+            &mut src_mac,
+            &mut self.sh.stats,
+        );
+        if let Some(what) = what {
+            self.sh.control.silent = true;
+            self.other(now, what, frame, src_mac);
+            self.sh.control.silent = false;
         }
     }
 

@@ -60,9 +60,11 @@ mod siphash;
 mod slots;
 mod stack;
 mod stats;
+mod steering;
 mod template;
 mod time;
 mod timers;
+mod toeplitz;
 mod wheel;
 
 pub use buf::{RecvBuf, VecBuf};
@@ -74,4 +76,6 @@ pub use seq::SeqNr;
 pub use sink::{FrameMeta, FrameSink, TxChecksum};
 pub use stack::{ConnId, ConnInfo, FrameInfo, ListenerId, RxChecksum, Stack, State};
 pub use stats::Stats;
+pub use steering::{Destination, Home, Steering};
 pub use time::Instant;
+pub use toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};

@@ -12,8 +12,8 @@ use crate::{Error, Instant, RecvBuf};
 /// Ephemeral ports: all that are not reserved (RFC 6056 section 3.2).
 const PORT_FIRST: u16 = 1024;
 const PORT_COUNT: u32 = 65536 - PORT_FIRST as u32;
-/// Connects try so many ports before they give up; with a quarter of the ports free it fails once
-/// in 10^8.
+/// Connects try so many ports, times the workers that share the device, before they give up;
+/// with a quarter of the ports free it fails once in 10^8.
 const PORT_TRIES: u32 = 64;
 /// After so many the port of an old connection in TIME-WAIT will do.
 const FRESH_TRIES: u32 = 4;
@@ -99,7 +99,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
             FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
         let time_wait = crate::time::nanos(self.sh.config.time_wait);
         let mut rested = None;
-        for i in 0..PORT_TRIES {
+        let home = self.sh.config.home.clone();
+        let tries = PORT_TRIES * home.as_ref().map_or(1, |h| h.steering.workers() as u32);
+        for i in 0..tries {
             if i >= FRESH_TRIES
                 && let Some(port) = rested
             {
@@ -108,6 +110,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let n = offset.wrapping_add(self.sh.port_draws) % PORT_COUNT;
             self.sh.port_draws = self.sh.port_draws.wrapping_add(1);
             let port = PORT_FIRST + n as u16;
+            let local = SocketAddr::new(from, port);
+            if home.as_ref().is_some_and(|h| !h.owns(local, remote)) {
+                continue;
+            }
             let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
             let hash = key.hash::<1, 3>(self.sh.hash_key);
             let holder = self

@@ -33,7 +33,6 @@ mod probe;
 mod queue;
 mod ring_pair;
 mod thread;
-mod toeplitz;
 mod tsc;
 
 pub use batch::{BURST, Drain, MbufBatch, RxBatch, TxBatch};
@@ -52,7 +51,6 @@ pub use port_config::{Offloads, PortCaps, PortConfig};
 pub use port_control::{Link, PortStats};
 pub use queue::{RxQueue, TxQueue};
 pub use thread::{RegisteredThread, pin_current_thread};
-pub use toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};
 pub use tsc::{tsc_hz, tsc_now};
 
 /// Bytes that a fresh mbuf keeps free before its data, for headers to prepend.

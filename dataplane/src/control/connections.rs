@@ -67,7 +67,11 @@ impl Control {
         if device >= self.config.devices.len() {
             return Err(Refusal::new(libc::ENODEV, format!("no device {device}")));
         }
-        let worker = self.worker_for(device);
+        let worker = match local.filter(|a| a.port() != 0) {
+            // Its answers come to the worker that the addresses name.
+            Some(local) => self.config.devices[device].steering.owner(local, remote),
+            None => self.worker_for(device),
+        };
         let c = self.client(id)?;
         let qp = Self::detached(c, r.qp_num, r.cm_channel)?;
         qp.phase = QpPhase::Connecting;

@@ -59,8 +59,10 @@ pub struct DeviceView {
     pub mpa_rev: u8,
     pub max_ird: u16,
     pub max_ord: u16,
-    /// Workers that own a queue of it.
+    /// Workers that serve it.
     pub workers: Vec<usize>,
+    /// Which of them a connection belongs to.
+    pub steering: Arc<siw_tcp::Steering>,
 }
 
 /// A registered arena also has to be known to DPDK before a NIC may read it.
@@ -295,9 +297,7 @@ impl Control {
             let _ = nix::unistd::write(&mailbox.worker_wake, &1u64.to_ne_bytes());
             std::thread::sleep(Duration::from_micros(50));
         }
-        if mailbox.worker_asleep.must_wake() {
-            let _ = nix::unistd::write(&mailbox.worker_wake, &1u64.to_ne_bytes());
-        }
+        mailbox.wake_worker();
     }
 
     /// Sends a fence to every worker; the events come with this token.

@@ -21,6 +21,8 @@ use crate::config::IdlePolicy;
 const NAP: Duration = Duration::from_millis(1);
 /// Naps while connections have something in flight on such a port.
 const SHORT_NAP: Duration = Duration::from_micros(50);
+/// Naps stay short for so long after another worker handed over a frame.
+const RECENT: Duration = Duration::from_millis(10);
 /// Ports whose interrupts one worker sleeps on; further ones are napped for.
 const INTERRUPTS: usize = 15;
 /// Longest sleep at all: counters and capture stay fresh.
@@ -102,6 +104,7 @@ impl Worker {
         self.cache.flush();
         self.idle.flag.announce_sleep();
         let work = !self.mailbox.commands.is_empty()
+            || !self.mailbox.frames.is_empty()
             || self.clients.iter().any(|c| c.doorbells.has_work());
         if work {
             self.idle.busy(now);
@@ -122,8 +125,9 @@ impl Worker {
     fn sleep_limit(&self, now: Instant) -> Duration {
         let mut limit = LONG;
         for lane in &self.lanes {
-            if !lane.pair && !lane.rx_interrupt {
-                let quiet = lane.stack.idle();
+            if !lane.pair && !lane.rx_interrupt && lane.rx.is_some() {
+                // Others whose frames come and go here may have something in flight too.
+                let quiet = lane.stack.idle() && now.since(self.handed_at) > RECENT;
                 limit = limit.min(if quiet { NAP } else { SHORT_NAP });
             }
             if let Some(at) = lane.stack.next_deadline() {
@@ -155,7 +159,7 @@ impl Worker {
             .lanes
             .iter()
             .filter(|l| l.rx_interrupt)
-            .filter_map(|l| l.rx.interrupt());
+            .filter_map(|l| l.rx.as_ref()?.interrupt());
         let mut n = 1;
         for (place, fd) in fds[1..].iter_mut().zip(ports) {
             *place = Some(PollFd::new(fd, PollFlags::POLLIN));
@@ -169,7 +173,8 @@ impl Worker {
     fn arm_interrupts(&mut self) -> bool {
         let mut any = false;
         for lane in self.lanes.iter_mut().filter(|l| l.rx_interrupt) {
-            match lane.rx.arm_interrupt() {
+            let Some(rx) = &mut lane.rx else { continue };
+            match rx.arm_interrupt() {
                 Ok(()) => any = true,
                 Err(e) => {
                     tracing::debug!(
@@ -185,7 +190,9 @@ impl Worker {
 
     fn disarm_interrupts(&mut self) {
         for lane in self.lanes.iter_mut().filter(|l| l.rx_interrupt) {
-            let _ = lane.rx.disarm_interrupt();
+            if let Some(rx) = &mut lane.rx {
+                let _ = rx.disarm_interrupt();
+            }
         }
     }
 

@@ -310,6 +310,7 @@ pub struct WorkerStats {
     pub queue_pairs: usize,
     pub iterations: u64,
     pub sleeps: u64,
+    pub forward: super::forward::ForwardStats,
     /// FPDUs whose payload was placed before a hole in front of them was filled.
     pub placed_out_of_order: u64,
     /// Frames to and from ports, by device.

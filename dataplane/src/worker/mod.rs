@@ -18,6 +18,7 @@ mod clock;
 mod commands;
 pub mod completion;
 mod connection;
+pub mod forward;
 mod frame;
 mod idle;
 pub mod messages;
@@ -40,19 +41,20 @@ use siw_iwarp::mpa::MpaConfig;
 use siw_iwarp::{OutOfOrder, QpState, TxRecord};
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{DoorbellConsumer, Reader};
-use siw_tcp::{Events, FrameInfo, Instant, ListenerId, RxChecksum, Stack};
+use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, RxChecksum, Stack};
 
 use crate::capture::{Direction, Tap};
 use crate::config::IdlePolicy;
 use clock::Clock;
 use completion::CqTable;
+use forward::{Forward, Parcel, Through};
 use frame::RxFrame;
 use idle::Idle;
 use messages::{Command, Event, WorkerStats};
 use owners::Owners;
 use queue_pair::{Env, Fault, Inbound, Phase, QpSlot, QpTable, Scratch};
 use shared_receive::SrqTable;
-use sink::{BuildFailure, Output, Sink};
+use sink::{BuildFailure, Exit, Output, Sink};
 use timer_hold::TimerHold;
 use user::User;
 
@@ -67,6 +69,8 @@ const TRACKERS: usize = 65_536;
 pub struct Mailbox {
     pub commands: ArrayQueue<Command>,
     pub events: ArrayQueue<Event>,
+    /// Frames that other workers hand over, see `forward.rs`.
+    pub frames: ArrayQueue<Parcel>,
     /// Wakes the worker.
     pub worker_wake: OwnedFd,
     /// The worker sleeps; else it looks at `commands` by itself.
@@ -77,11 +81,22 @@ pub struct Mailbox {
     pub control_asleep: Arc<SleepFlag>,
 }
 
+impl Mailbox {
+    /// After something was put into one of the worker's queues.
+    #[inline]
+    pub fn wake_worker(&self) {
+        if self.worker_asleep.must_wake() {
+            let _ = nix::unistd::write(&self.worker_wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
 /// What a worker is given of one device.
 pub struct LaneConfig {
     pub device: usize,
-    pub rx: RxQueue,
-    pub tx: TxQueue,
+    /// The worker's queues of the port; or the worker that receives and sends for this one,
+    /// when the port has too few.
+    pub queues: Result<(RxQueue, TxQueue), usize>,
     pub stack: siw_tcp::StackConfig,
     pub mpa: MpaConfig,
     pub accept_timeout: std::time::Duration,
@@ -89,6 +104,8 @@ pub struct LaneConfig {
     pub out_of_order: OutOfOrder,
     /// The far end is in this daemon: memory, no wire.
     pub pair: bool,
+    /// Received frames may be another worker's.
+    pub sorts: bool,
     /// Received frames are good as they are.
     pub trusted: bool,
     pub multi_segs: bool,
@@ -111,12 +128,18 @@ pub struct WorkerConfig {
     pub keys: Reader,
     pub sleeping: SleepFlag,
     pub mailbox: Arc<Mailbox>,
+    /// The mailboxes of all workers, this one's among them.
+    pub all: Arc<[Arc<Mailbox>]>,
 }
 
 /// One queue of one device, and the stack above it.
 struct Lane {
     device: usize,
-    rx: RxQueue,
+    rx: Option<RxQueue>,
+    /// Sorts received frames by worker.
+    home: Option<Home>,
+    /// Frames that other workers received for this one.
+    handed: Vec<(RxFrame, FrameInfo)>,
     out: Output,
     stack: Stack<RxFrame, TxRecord>,
     mpa: MpaConfig,
@@ -164,6 +187,9 @@ pub struct Worker {
     mailbox: Arc<Mailbox>,
     /// Events that the full mailbox did not take.
     backlog: VecDeque<Event>,
+    forward: Forward,
+    /// When another worker last handed over a frame.
+    handed_at: Instant,
     told: bool,
     idle: Idle,
     batch: RxBatch,
@@ -187,14 +213,23 @@ impl Worker {
             .lanes
             .into_iter()
             .map(|l| {
-                let mut out = Output::new(l.tx, l.device as u32);
+                let (rx, exit) = match l.queues {
+                    Ok((rx, tx)) => (Some(rx), Exit::Port(tx)),
+                    Err(w) => {
+                        let to = config.all.get(w).ok_or("no such worker")?;
+                        (None, Exit::Worker(Through::new(l.device, to.clone())))
+                    }
+                };
+                let mut out = Output::new(exit, l.device as u32);
                 out.multi_segs = l.multi_segs;
                 out.external = l.external;
                 out.offload = l.tx_offload;
                 out.tap = l.tap;
                 Ok(Lane {
                     device: l.device,
-                    rx: l.rx,
+                    rx,
+                    home: l.stack.home.clone().filter(|_| l.sorts),
+                    handed: Vec::with_capacity(BURST),
                     out,
                     stack: Stack::new(l.stack, now).map_err(|e| e.to_string())?,
                     mpa: l.mpa,
@@ -230,6 +265,8 @@ impl Worker {
             timers: BTreeMap::new(),
             mailbox: config.mailbox,
             backlog: VecDeque::new(),
+            forward: Forward::new(config.index, config.all),
+            handed_at: Instant::ZERO,
             told: false,
             idle,
             batch: RxBatch::new(),
@@ -260,6 +297,7 @@ impl Worker {
         self.iterations = self.iterations.wrapping_add(1);
         self.timers_held.turn(now);
         let mut busy = self.take_commands(now);
+        busy |= self.take_parcels(now);
         for lane in 0..self.lanes.len() {
             busy |= self.receive(now, lane);
         }
@@ -295,7 +333,9 @@ impl Worker {
     #[inline]
     fn receive(&mut self, now: Instant, index: usize) -> bool {
         let lane = &mut self.lanes[index];
-        lane.rx.burst(&mut self.batch);
+        if let Some(rx) = &mut lane.rx {
+            rx.burst(&mut self.batch);
+        }
         let mut any = !self.batch.is_empty();
         if any {
             if self.batch.is_full() {
@@ -308,7 +348,9 @@ impl Worker {
             let trusted = lane.trusted;
             let port_checks = lane.rx_checksum;
             self.batch.prefetch(4);
-            let frames = self.batch.drain().map(|mut m| {
+            let home = lane.home.as_ref();
+            let device = lane.device;
+            let frames = self.batch.drain().filter_map(|mut m| {
                 let checksum = if trusted {
                     RxChecksum::Good
                 } else if port_checks {
@@ -322,9 +364,19 @@ impl Worker {
                 };
                 let rss_hash = m.rss_hash().unwrap_or(0);
                 m.clear_offload();
-                (RxFrame::new(m), FrameInfo { checksum, rss_hash })
+                if let Some(h) = home {
+                    m = self
+                        .forward
+                        .sort(&h.steering, device, m, checksum, &mut self.cache)?;
+                }
+                Some((RxFrame::new(m), FrameInfo { checksum, rss_hash }))
             });
             lane.stack.receive(now, frames);
+            self.forward.wake();
+        }
+        if !lane.handed.is_empty() {
+            any = true;
+            lane.stack.receive(now, lane.handed.drain(..));
         }
         if !lane.out.turned.is_empty() {
             any = true;
@@ -519,7 +571,7 @@ impl Worker {
 
     fn poll_releases(&mut self, now: Instant) {
         for lane in &mut self.lanes {
-            lane.out.queue.done_cleanup(0);
+            lane.out.release();
         }
         for slot in std::mem::take(&mut self.releasing) {
             let waits = self
@@ -584,6 +636,7 @@ impl Worker {
             iterations: self.iterations,
             sleeps: self.idle.sleeps(),
             placed_out_of_order: self.placed_early,
+            forward: self.forward.stats,
             devices: self
                 .lanes
                 .iter()

@@ -13,6 +13,7 @@ use siw_iwarp::{BuildError, Fpdu, FrameBuilder, TxOwner, TxRecord};
 use siw_shm::{Mr, Reader};
 use siw_tcp::{FrameMeta, FrameSink, TxChecksum, checksum};
 
+use super::forward::Through;
 use super::owners::Owners;
 use super::queue_pair::QpTable;
 use super::user::User;
@@ -26,9 +27,16 @@ pub const COPY_MAX: u32 = 512;
 /// more than [`COPY_MAX`] bytes.
 const RESERVE: usize = 40;
 
+/// Where a lane's frames leave.
+pub enum Exit {
+    Port(TxQueue),
+    /// The port has no queue for this worker: another one sends.
+    Worker(Through),
+}
+
 /// The sending half of a lane.
 pub struct Output {
-    pub queue: TxQueue,
+    exit: Exit,
     pub batch: TxBatch,
     /// Frames to this device's own address, turned around before the port.
     pub turned: Vec<Mbuf>,
@@ -46,9 +54,9 @@ pub struct Output {
 }
 
 impl Output {
-    pub fn new(queue: TxQueue, interface: u32) -> Output {
+    pub fn new(exit: Exit, interface: u32) -> Output {
         Output {
-            queue,
+            exit,
             batch: TxBatch::new(),
             turned: Vec::new(),
             multi_segs: true,
@@ -65,7 +73,18 @@ impl Output {
     #[inline]
     pub fn burst(&mut self) {
         if !self.batch.is_empty() {
-            self.sent += self.queue.burst(&mut self.batch) as u64;
+            let n = match &mut self.exit {
+                Exit::Port(queue) => queue.burst(&mut self.batch),
+                Exit::Worker(through) => through.burst(&mut self.batch),
+            };
+            self.sent += n as u64;
+        }
+    }
+
+    /// Asks the port to let go of what it has sent.
+    pub fn release(&mut self) {
+        if let Exit::Port(queue) = &mut self.exit {
+            queue.done_cleanup(0);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The Toeplitz hash of receive-side scaling, in software: for links without
-//! RSS, and for choosing a source port whose answers come to the own worker.
+//! The Toeplitz hash of receive-side scaling, in software: for links without RSS, and for
+//! choosing a source port whose answers come to the own worker (see `steering.rs`).
 
 /// The key that Microsoft's RSS specification verifies with.
 pub const DEFAULT_RSS_KEY: [u8; 40] = [
@@ -27,6 +27,7 @@ pub struct Toeplitz {
 }
 
 impl Toeplitz {
+    /// Unrolls a key.
     pub fn new(key: &[u8; 40]) -> Self {
         let mut tables = Box::new([[0u32; 256]; MAX_INPUT]);
         for (i, table) in tables.iter_mut().enumerate() {
