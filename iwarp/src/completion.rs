@@ -170,18 +170,22 @@ impl QueuePair {
         }
     }
 
-    /// Send queue: what is finished succeeds, the failing work request gets its status, all after it
-    /// WR_FLUSH_ERR. True: something did not succeed.
+    /// Send queue: what is finished before everything else succeeds, the failing work request gets its
+    /// status, all others WR_FLUSH_ERR. True: something did not succeed.
     pub(crate) fn flush_send<E: QpEnv>(&mut self, env: &mut E) -> bool {
         self.cur = None;
         self.in_message = crate::queue_pair::InMessage::None;
         self.outbound.clear();
+        // Told already, or still among those that are flushed.
+        let mut cause_told = self.send_failed;
         while let Some(e) = self.sq.front() {
             let status = match e.status {
-                _ if self.send_failed => WcStatus::WR_FLUSH_ERR,
-                WcStatus::SUCCESS if is_done(e) => WcStatus::SUCCESS,
-                WcStatus::SUCCESS => WcStatus::WR_FLUSH_ERR,
-                s => s,
+                WcStatus::SUCCESS if is_done(e) && !self.send_failed => WcStatus::SUCCESS,
+                s if s != WcStatus::SUCCESS && !cause_told => {
+                    cause_told = true;
+                    s
+                }
+                _ => WcStatus::WR_FLUSH_ERR,
             };
             self.finish_front(env, status);
         }
