@@ -7,17 +7,17 @@ use siw_shm::Mr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotWritable;
 
-/// Copies `len` stream bytes from `at` to `region_off`, which [`Mr::check`] gave for this range.
+/// Copies `len` stream bytes from `at` to `mr_off`, which [`Mr::check`] gave for this range.
 #[inline]
 pub(crate) fn place(
     rx: &impl RxStream,
     at: usize,
     len: usize,
     mr: &Mr,
-    region_off: u64,
+    mr_off: u64,
 ) -> Result<(), NotWritable> {
-    let ok = rx.copy_to(at, len, mr, region_off);
+    let ok = rx.copy_to(at, len, mr, mr_off);
     // Messages are placed front to back: the next FPDU goes where this one ends.
-    mr.region().prefetch_range(region_off as usize + len, len);
+    mr.prefetch(mr_off + len as u64, len);
     if ok { Ok(()) } else { Err(NotWritable) }
 }

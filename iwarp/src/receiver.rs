@@ -324,15 +324,8 @@ impl QueuePair {
 
     /// Only memory that the peer may use at all can be invalidated by it (RFC 5040 section 8.1.1).
     fn invalidate<E: QpEnv>(&self, env: &mut E, stag: u32) -> Result<(), TermCode> {
-        const REMOTE: u32 =
-            Access::REMOTE_READ.0 | Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0;
-        let keys = env.keys();
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
-        let result = match keys.lookup(Stag(stag)) {
-            None => Err(KeyError::Stag),
-            Some(mr) if mr.pd() == pd && mr.access().0 & REMOTE == 0 => Err(KeyError::Access),
-            Some(_) => keys.invalidate(Stag(stag), pd, qpn),
-        };
+        let result = env.keys().invalidate_remote(Stag(stag), pd, qpn);
         result.map_err(|e| match e {
             KeyError::Pd | KeyError::Stream => TermCode::RDMAP_CANNOT_INVALIDATE_PROT,
             _ => TermCode::RDMAP_CANNOT_INVALIDATE,

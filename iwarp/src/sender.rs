@@ -12,7 +12,7 @@ use crate::read_queue::Outbound;
 use crate::send_queue::Entry;
 use crate::terminate::TermCode;
 use siw_shm::key_table::Stag;
-use siw_shm::{Access, Opcode as WrOpcode, Reader, WcStatus};
+use siw_shm::{Access, BindMw, FastReg, Opcode as WrOpcode, Reader, WcStatus};
 
 /// STag of messages that name no memory. Hardware refuses zero even at zero length.
 pub(crate) const DUMMY_STAG: u32 = 1;
@@ -90,11 +90,11 @@ impl QueuePair {
             let Some(slot) = self.cur.filter(|&c| !self.stalled(c)) else {
                 return false;
             };
-            let local = |e: &Entry| e.opcode == WrOpcode::LocalInv;
+            let local = |e: &Entry| e.opcode.is_local();
             if !self.sq.get(slot).is_some_and(local) {
                 return true;
             }
-            if !self.local_invalidate(env, slot) {
+            if !self.local_operation(env, slot) {
                 return false;
             }
         }
@@ -141,12 +141,31 @@ impl QueuePair {
         self.complete_ready(env);
     }
 
-    /// LOCAL_INV; false: the key is not of this queue pair.
-    fn local_invalidate<E: QpEnv>(&mut self, env: &mut E, slot: u32) -> bool {
+    /// LOCAL_INV, BIND_MW, REG_MR: done at once when it is their turn. False: refused, which ends
+    /// the queue pair.
+    fn local_operation<E: QpEnv>(&mut self, env: &mut E, slot: u32) -> bool {
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
-        let key = self.sq.get(slot).map_or(0, |e| e.imm);
-        if env.keys().invalidate(Stag(key), pd, qpn).is_err() {
-            self.refuse_current(env, slot, WcStatus::LOC_PROT_ERR);
+        let Some(e) = self.sq.get(slot) else {
+            return false;
+        };
+        let sge = self.sq.sges(e).first().copied().unwrap_or_default();
+        let keys = env.keys();
+        let (done, status) = match e.opcode {
+            WrOpcode::BindMw => {
+                let b = BindMw::from_fields(e.imm, e.rkey, e.remote_addr, &sge);
+                (keys.bind(&b, pd, qpn), WcStatus::MW_BIND_ERR)
+            }
+            WrOpcode::RegMr => {
+                let r = FastReg::from_fields(e.imm, e.rkey, e.remote_addr, &sge);
+                (keys.register(&r, pd), WcStatus::MW_BIND_ERR)
+            }
+            _ => (
+                keys.invalidate(Stag(e.imm), pd, qpn),
+                WcStatus::LOC_PROT_ERR,
+            ),
+        };
+        if done.is_err() {
+            self.refuse_current(env, slot, status);
             return false;
         }
         self.cur = None;
@@ -166,7 +185,7 @@ impl QueuePair {
             | WrOpcode::SendWithInv
             | WrOpcode::WriteWithImm
             | WrOpcode::SendWithImm => Access::NONE,
-            WrOpcode::LocalInv => Access::NONE,
+            op if op.is_local() => return WcStatus::SUCCESS,
             WrOpcode::Read | WrOpcode::ReadWithInv | WrOpcode::FetchAdd | WrOpcode::CmpSwap => {
                 let one = e.opcode != WrOpcode::ReadWithInv || self.sq.sges(e).len() == 1;
                 if self.ord == 0 || !one {

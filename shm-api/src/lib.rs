@@ -20,11 +20,14 @@
 //! x86-64 `repr(C)` with asserted sizes and offsets.
 
 pub mod epoch;
+pub mod key_cell;
 pub mod lockfree;
 pub mod sync;
 
 #[cfg(not(loom))]
 pub mod atomic;
+#[cfg(not(loom))]
+pub mod binding;
 #[cfg(not(loom))]
 pub mod completion_queue;
 #[cfg(not(loom))]
@@ -37,6 +40,10 @@ mod crc_fold;
 pub mod doorbell;
 #[cfg(not(loom))]
 pub mod key_table;
+#[cfg(not(loom))]
+pub mod local_wqe;
+#[cfg(not(loom))]
+pub mod memory_region;
 #[cfg(not(loom))]
 pub mod queue_alloc;
 #[cfg(not(loom))]
@@ -59,7 +66,11 @@ pub use completion_queue::{
 #[cfg(not(loom))]
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, WorkerPage, WorkerPageView};
 #[cfg(not(loom))]
-pub use key_table::{Access, KeyError, KeyTable, Mr, Reader, Retired, Stag};
+pub use key_table::{DeregError, KeyTable, Reader, Retired, Stag};
+#[cfg(not(loom))]
+pub use local_wqe::{BindMw, FastReg};
+#[cfg(not(loom))]
+pub use memory_region::{Access, KeyError, Mr, WindowType};
 #[cfg(not(loom))]
 pub use region::{OutOfBounds, Region};
 #[cfg(not(loom))]

@@ -88,9 +88,9 @@ pub enum Opcode {
     FetchAdd = 7,
     CmpSwap = 8,
     LocalInv = 9,
-    // Reserved: refused by `parse` until the daemon implements it.
+    /// Fast registration of pages ([`crate::FastReg`]).
     RegMr = 10,
-    // Reserved likewise.
+    /// Binds or unbinds a memory window ([`crate::BindMw`]).
     BindMw = 11,
     ReadWithInv = 12,
 }
@@ -99,7 +99,7 @@ pub enum Opcode {
 pub const OPCODE_RECV: u8 = 0x80;
 
 impl Opcode {
-    /// The opcode with that number, implemented or reserved.
+    /// The opcode with that number.
     #[inline]
     pub fn from_u8(v: u8) -> Option<Opcode> {
         use Opcode::*;
@@ -120,10 +120,16 @@ impl Opcode {
         ALL.get(usize::from(v).wrapping_sub(1)).copied()
     }
 
-    /// Whether this version executes it.
+    /// Whether it changes a key of this side, and sends nothing.
     #[inline]
-    pub fn is_supported(self) -> bool {
-        !matches!(self, Opcode::RegMr | Opcode::BindMw)
+    pub fn is_local(self) -> bool {
+        matches!(self, Opcode::LocalInv | Opcode::RegMr | Opcode::BindMw)
+    }
+
+    /// Whether it takes [`Data::Local`].
+    #[inline]
+    fn takes_local(self) -> bool {
+        matches!(self, Opcode::RegMr | Opcode::BindMw)
     }
 
     /// Whether it is an operation of RFC 7306 on one 64-bit word.
@@ -190,8 +196,6 @@ impl std::ops::BitOr for WrFlags {
 pub enum WqeError {
     #[error("opcode {0} does not exist")]
     BadOpcode(u8),
-    #[error("opcode {0:?} is not supported yet")]
-    Unsupported(Opcode),
     #[error("unknown flag bits {0:#04x}")]
     BadFlags(u8),
     #[error("the request says {said} slots, its contents take {takes}")]
@@ -204,6 +208,8 @@ pub enum WqeError {
     InlineNotAllowed,
     #[error("operands belong to FetchAdd and CmpSwap, which take one element of 8 bytes")]
     BadAtomic,
+    #[error("what BIND_MW and REG_MR take belongs to them alone")]
+    BadLocal,
     #[error("the elements add up to 4 GiB or more")]
     LengthOverflow,
     #[error("the ring ends in the middle of the request")]
@@ -232,6 +238,8 @@ pub enum Data<'a> {
     Inline(&'a [u8]),
     /// An atomic: where the old value goes, and the operands.
     Atomic(Sge, AtomicArgs),
+    /// What BIND_MW and REG_MR work on; see [`crate::local_wqe`].
+    Local(Sge),
 }
 
 /// A send work request on its way into the ring.
@@ -367,13 +375,13 @@ impl SendDesc<'_> {
     /// Slots it takes; refuses what could not be parsed back.
     #[inline]
     pub fn slots(&self) -> Result<u32, WqeError> {
-        if !self.opcode.is_supported() {
-            return Err(WqeError::Unsupported(self.opcode));
-        }
         match self.data {
             Data::Atomic(_, a) if self.opcode.is_atomic() => Ok(slots_for_atomic(self.opcode, &a)),
             Data::Atomic(..) => Err(WqeError::BadAtomic),
             _ if self.opcode.is_atomic() => Err(WqeError::BadAtomic),
+            Data::Local(_) if self.opcode.takes_local() => Ok(1),
+            Data::Local(_) => Err(WqeError::BadLocal),
+            _ if self.opcode.takes_local() => Err(WqeError::BadLocal),
             Data::Sges(s) if s.len() > MAX_SGE => Err(WqeError::TooManySge(s.len())),
             Data::Sges(s) => Ok(slots_for_sges(s.len()) as u32),
             Data::Inline(_) if !self.opcode.sends_data() => Err(WqeError::InlineNotAllowed),
@@ -396,6 +404,12 @@ impl SendDesc<'_> {
         };
         match self.data {
             Data::Sges(s) => encode_sges(h, s, put),
+            Data::Local(sge) => {
+                h.num_sge = 1;
+                h.slots = 1;
+                h.sge0 = sge;
+                put(0, &bytemuck::cast(h));
+            }
             Data::Atomic(sge, a) => {
                 h.num_sge = 1;
                 h.slots = slots_for_atomic(self.opcode, &a) as u8;
@@ -618,9 +632,6 @@ impl SendWqe {
         let h: WqeHeader = bytemuck::cast(*first);
         self.wr_id = h.wr_id;
         let opcode = Opcode::from_u8(h.opcode).ok_or(WqeError::BadOpcode(h.opcode))?;
-        if !opcode.is_supported() {
-            return Err(WqeError::Unsupported(opcode));
-        }
         if h.flags & !WrFlags::ALL != 0 {
             return Err(WqeError::BadFlags(h.flags));
         }
@@ -631,6 +642,9 @@ impl SendWqe {
         self.imm = h.imm;
         if opcode.is_atomic() {
             return self.parse_atomic(&h, have, more);
+        }
+        if opcode.takes_local() {
+            return self.parse_local(&h, have);
         }
         if self.flags.contains(WrFlags::INLINE) {
             if !opcode.sends_data() {
@@ -658,6 +672,18 @@ impl SendWqe {
             self.length = length;
             Ok(takes)
         }
+    }
+
+    fn parse_local(&mut self, h: &WqeHeader, have: u32) -> Result<u32, WqeError> {
+        if h.num_sge != 1 || self.flags.contains(WrFlags::INLINE) {
+            return Err(WqeError::BadLocal);
+        }
+        check_slots(h.slots, 1, have)?;
+        self.num_sge = 1;
+        self.length = 0;
+        let sge: [u64; 2] = bytemuck::cast(h.sge0);
+        self.payload.0[..2].copy_from_slice(&sge);
+        Ok(1)
     }
 
     fn parse_atomic(

@@ -147,7 +147,7 @@ fn a_registration_outside_of_its_region_or_with_wrapping_addresses_is_refused() 
 fn a_removed_key_is_not_found_and_its_memory_lives_until_the_batch_ends() {
     let t = KeyTable::new(16, 2);
     let m = mr(Access::LOCAL_WRITE);
-    let alive = Arc::downgrade(m.region());
+    let alive = Arc::downgrade(m.region().unwrap());
     let stag = t.insert(m).unwrap();
     let mut r = t.reader().unwrap();
     let found = r.lookup(stag).unwrap();

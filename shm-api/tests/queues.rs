@@ -190,7 +190,7 @@ fn what_the_daemon_could_not_parse_is_refused_at_post() {
     d.opcode = Opcode::Read;
     assert_eq!(p.push(&d), err(WqeError::InlineNotAllowed));
     d.opcode = Opcode::BindMw;
-    assert_eq!(p.push(&d), err(WqeError::Unsupported(Opcode::BindMw)));
+    assert_eq!(p.push(&d), err(WqeError::BadLocal));
     d.opcode = Opcode::CmpSwap;
     assert_eq!(p.push(&d), err(WqeError::BadAtomic));
     let operands = Data::Atomic(sges(1)[0], AtomicArgs::fetch_add(1));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
 use siw_iwarp::{BuildError, Fpdu, FrameBuilder, TxOwner, TxRecord};
-use siw_shm::{Mr, Reader};
+use siw_shm::{Mr, Reader, Region};
 use siw_tcp::{FrameMeta, FrameSink, TxChecksum, checksum};
 
 use super::forward::Through;
@@ -167,6 +167,45 @@ impl Builder<'_> {
         }
         room
     }
+
+    /// References memory in place, or copies it.
+    #[inline]
+    fn piece(&mut self, region: &Arc<Region>, at: usize, len: usize, owner: TxOwner) {
+        if self.external && len > COPY_MAX as usize {
+            // The owner counts the reference; without a buffer the frame is dropped and
+            // repeated later.
+            let Some(mut m) = self.cache.alloc() else {
+                self.frame.broken = true;
+                return;
+            };
+            if self
+                .owners
+                .attach(owner, region, at as u64, len as u16, &mut m)
+            {
+                if self.frame.chain.push(m).is_err() {
+                    self.frame.broken = true;
+                }
+                return;
+            }
+            self.cache.free(m);
+        }
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let have = usize::from(self.frame.chain.tailroom());
+            let n = if have == 0 {
+                left.min(1024)
+            } else {
+                left.min(have)
+            };
+            let Some(room) = self.room(n) else { return };
+            if region.read(at, room).is_err() {
+                self.frame.broken = true;
+                return;
+            }
+            at += n;
+            left -= n;
+        }
+    }
 }
 
 impl FrameBuilder for Builder<'_> {
@@ -178,43 +217,17 @@ impl FrameBuilder for Builder<'_> {
     }
 
     #[inline]
-    fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: TxOwner) {
+    fn memory(&mut self, mr: &Mr, off: u64, len: u32, owner: TxOwner) {
         // The next FPDU of the message is built right after this one.
-        mr.region()
-            .prefetch_range(region_off as usize + len as usize, len as usize);
-        if self.external && len > COPY_MAX {
-            // The owner counts the reference; without a buffer the frame is dropped and
-            // repeated later.
-            let Some(mut m) = self.cache.alloc() else {
-                self.frame.broken = true;
-                return;
-            };
-            let region: &Arc<_> = mr.region();
-            if self
-                .owners
-                .attach(owner, region, region_off, len as u16, &mut m)
-            {
-                if self.frame.chain.push(m).is_err() {
-                    self.frame.broken = true;
-                }
-                return;
-            }
-            self.cache.free(m);
-        }
-        let mut off = region_off;
-        let mut left = len as usize;
+        mr.prefetch(off + u64::from(len), len as usize);
+        let (mut off, mut left) = (off, len as usize);
         while left > 0 {
-            let have = usize::from(self.frame.chain.tailroom());
-            let n = if have == 0 {
-                left.min(1024)
-            } else {
-                left.min(have)
-            };
-            let Some(room) = self.room(n) else { return };
-            if mr.read_at(off, room).is_err() {
+            // One piece, unless pages were registered that do not lie side by side.
+            let Ok((region, at, n)) = mr.piece(off, left) else {
                 self.frame.broken = true;
                 return;
-            }
+            };
+            self.piece(region, at, n, owner);
             off += n as u64;
             left -= n;
         }

@@ -1,0 +1,278 @@
+//! What work requests do to memory keys: bind and unbind windows, register pages, invalidate.
+//! Workers call it on their [`Reader`], in the order of a send queue; nothing here allocates,
+//! locks or waits.
+//!
+//! ```text
+//!  window 1:  unbound <--bind, length 0-- bound --bind--> bound with another key
+//!  window 2:  unbound --bind--> bound to a stream --invalidate--> unbound
+//!  fast MR:   invalid --register--> valid --invalidate--> invalid
+//!  MR:        valid --invalidate--> invalid for ever
+//! ```
+//! A region keeps the count of its windows: with some it is neither invalidated nor deregistered.
+
+use crate::key_cell::KeyWord;
+use crate::key_table::{Reader, Stag};
+use crate::local_wqe::{BindMw, FastReg};
+use crate::memory_region::{Access, KeyError, Kind, Mr, Scope, WindowType};
+use core::sync::atomic::Ordering;
+
+/// Smallest page of a fast registration: 4 KiB.
+pub const MIN_PAGE_SHIFT: u8 = 12;
+/// Largest: 1 GiB.
+pub const MAX_PAGE_SHIFT: u8 = 30;
+/// Most pages of a fast registration.
+pub const MAX_FAST_PAGES: u32 = 512;
+
+impl Reader {
+    /// The rest of [`Reader::check`] for what changes in place.
+    #[cold]
+    pub(crate) fn check_bound<'a>(
+        &'a self,
+        mr: &'a Mr,
+        word: KeyWord,
+        off: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<(&'a Mr, u64), KeyError> {
+        let parent = mr.parent();
+        // What was read belongs together.
+        if !mr.cell().still(word) {
+            return Err(KeyError::Stag);
+        }
+        if !matches!(mr.kind(), Kind::Window(_)) {
+            return Ok((mr, off));
+        }
+        // A window has an rkey, but no lkey.
+        if !need.intersects(Access::REMOTE) {
+            return Err(KeyError::Access);
+        }
+        let region = self.entry(parent).ok_or(KeyError::Stag)?;
+        let word = region.word();
+        if !word.is_valid() {
+            return Err(KeyError::Stag);
+        }
+        let off = region.check_range(off, u64::from(len))?;
+        if !region.is_fixed() && !region.cell().still(word) {
+            return Err(KeyError::Stag);
+        }
+        Ok((region, off))
+    }
+
+    /// BIND_MW (ibv_bind_mw(3), and IBV_WR_BIND_MW of ibv_post_send(3)). Length 0 unbinds.
+    pub fn bind(&self, b: &BindMw, pd: u32, qp: u32) -> Result<(), KeyError> {
+        let (old, new) = (Stag(b.rkey), Stag(b.new_rkey));
+        let mw = self.entry(old).ok_or(KeyError::Stag)?;
+        let word = mw.word();
+        let Kind::Window(kind) = mw.kind() else {
+            return Err(KeyError::Stag);
+        };
+        if word.stag() != old.0 || new.index() != old.index() || !word.is_settled() {
+            return Err(KeyError::Stag);
+        }
+        if mw.pd() != pd {
+            return Err(KeyError::Pd);
+        }
+        if kind == WindowType::Two && word.is_valid() {
+            if mw.qp() != Some(qp) {
+                return Err(KeyError::Stream);
+            }
+            if b.length > 0 {
+                return Err(KeyError::Access);
+            }
+        }
+        let scope = match b.length {
+            0 => None,
+            _ => Some(self.window_scope(b, kind, pd, qp)?),
+        };
+        if !mw.cell().claim(word) {
+            if let Some((region, _)) = scope {
+                region.window_left();
+            }
+            return Err(KeyError::Stag);
+        }
+        let before = word.is_valid().then(|| mw.parent());
+        if let Some((_, scope)) = &scope {
+            mw.set_scope(scope);
+        }
+        mw.cell().publish(new.0, scope.is_some());
+        self.window_left(before);
+        Ok(())
+    }
+
+    /// Checks a binding, and counts the window at its region.
+    fn window_scope(
+        &self,
+        b: &BindMw,
+        kind: WindowType,
+        pd: u32,
+        qp: u32,
+    ) -> Result<(&Mr, Scope), KeyError> {
+        const ALLOWED: Access = Access(Access::REMOTE.0 | Access::ZERO_BASED.0);
+        let mr = self.entry(Stag(b.lkey)).ok_or(KeyError::Stag)?;
+        let word = mr.word();
+        if !word.is_valid_for(b.lkey) || matches!(mr.kind(), Kind::Window(_)) {
+            return Err(KeyError::Stag);
+        }
+        if mr.pd() != pd {
+            return Err(KeyError::Pd);
+        }
+        if mr.qp().is_some_and(|q| q != qp) {
+            return Err(KeyError::Stream);
+        }
+        let writes = b.access.remote_changes();
+        if !ALLOWED.contains(b.access)
+            || !mr.access().contains(Access::MW_BIND)
+            || (writes && !mr.access().contains(Access::LOCAL_WRITE))
+        {
+            return Err(KeyError::Access);
+        }
+        mr.check_range(b.addr, b.length)?;
+        if !mr.window_comes() {
+            return Err(KeyError::Stag);
+        }
+        // Invalidated, or registered anew, before the window was counted?
+        if !mr.cell().still(word) {
+            mr.window_left();
+            return Err(KeyError::Stag);
+        }
+        let zero = b.access.contains(Access::ZERO_BASED);
+        Ok((
+            mr,
+            Scope {
+                qp: (kind == WindowType::Two).then_some(qp),
+                access: b.access,
+                base: if zero { 0 } else { b.addr },
+                len: b.length,
+                offset: b.addr,
+                parent: mr.home(),
+            },
+        ))
+    }
+
+    fn window_left(&self, region: Option<Stag>) {
+        if let Some(mr) = region.and_then(|p| self.entry(p)) {
+            mr.window_left();
+        }
+    }
+
+    /// FAST_REG (IB_WR_REG_MR): the pages of the list become addressable from `iova` on. The
+    /// list is copied out of shared memory once and checked in the copy.
+    pub fn register(&self, r: &FastReg, pd: u32) -> Result<(), KeyError> {
+        let key = Stag(r.key);
+        let mr = self.entry(key).ok_or(KeyError::Stag)?;
+        let word = mr.word();
+        if mr.kind() != Kind::Fast || word.is_valid() || !word.is_settled() {
+            return Err(KeyError::Stag);
+        }
+        if mr.pd() != pd {
+            return Err(KeyError::Pd);
+        }
+        let access = r.access.without(Access::OPTIONAL);
+        if !Access::ALL.contains(access)
+            || (access.remote_changes() && !access.contains(Access::LOCAL_WRITE))
+        {
+            return Err(KeyError::Access);
+        }
+        let zero = access.contains(Access::ZERO_BASED);
+        let base = if zero { 0 } else { r.iova };
+        base.checked_add(u64::from(r.length))
+            .ok_or(KeyError::Wrap)?;
+        if !mr.cell().claim(word) {
+            return Err(KeyError::Stag);
+        }
+        if let Err(e) = copy_pages(mr, r) {
+            mr.cell().restore(word);
+            return Err(e);
+        }
+        mr.set_scope(&Scope {
+            qp: None,
+            access,
+            base,
+            len: r.length.into(),
+            offset: r.first_offset.into(),
+            parent: Stag(0),
+        });
+        mr.unlock_windows();
+        mr.cell().publish(key.0, true);
+        Ok(())
+    }
+
+    /// LOCAL_INV, and the end of READ_WITH_INV: the key stops working for all workers. A region
+    /// that was registered by the control path still has to be deregistered.
+    pub fn invalidate(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
+        let mr = self.entry(stag).ok_or(KeyError::Stag)?;
+        let word = mr.word();
+        if !word.is_valid_for(stag.0) {
+            return Err(KeyError::Stag);
+        }
+        if mr.pd() != pd {
+            return Err(KeyError::Pd);
+        }
+        if mr.qp().is_some_and(|q| q != qp) {
+            return Err(KeyError::Stream);
+        }
+        match mr.kind() {
+            // Shared by the streams of its protection domain: unbound by a bind of length 0.
+            Kind::Window(WindowType::One) => return Err(KeyError::Access),
+            Kind::Window(WindowType::Two) => {}
+            Kind::Fixed | Kind::Fast if mr.lock_windows() > 0 => return Err(KeyError::Access),
+            Kind::Fixed | Kind::Fast => {}
+        }
+        if !mr.cell().claim(word) {
+            return Err(KeyError::Stag);
+        }
+        let parent = matches!(mr.kind(), Kind::Window(_)).then(|| mr.parent());
+        mr.cell().publish(stag.0, false);
+        self.window_left(parent);
+        Ok(())
+    }
+
+    /// Send with Invalidate: as [`Self::invalidate`], for what the peer may use at all (RFC 5040
+    /// section 8.1.1).
+    pub fn invalidate_remote(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
+        if let Some(mr) = self.lookup(stag)
+            && mr.pd() == pd
+            && mr.qp().is_none_or(|q| q == qp)
+            && !mr.access().intersects(Access::REMOTE)
+        {
+            return Err(KeyError::Access);
+        }
+        self.invalidate(stag, pd, qp)
+    }
+}
+
+/// The page list, once out of shared memory.
+fn copy_pages(mr: &Mr, r: &FastReg) -> Result<(), KeyError> {
+    let (Some(pages), Some(region)) = (mr.pages(), mr.region()) else {
+        return Err(KeyError::Stag);
+    };
+    if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&r.page_shift) {
+        return Err(KeyError::Bounds);
+    }
+    let size = 1u64 << r.page_shift;
+    if u64::from(r.first_offset) >= size {
+        return Err(KeyError::Bounds);
+    }
+    let n = (u64::from(r.first_offset) + u64::from(r.length)).div_ceil(size);
+    let places = usize::try_from(n)
+        .ok()
+        .and_then(|n| pages.offsets.get(..n))
+        .ok_or(KeyError::Bounds)?;
+    for (i, place) in places.iter().enumerate() {
+        let mut b = [0; 8];
+        pages
+            .list
+            .read(pages.list_at + i * 8, &mut b)
+            .map_err(|_| KeyError::Bounds)?;
+        let at = u64::from_le_bytes(b);
+        let fits = at
+            .checked_add(size)
+            .is_some_and(|end| end <= region.len() as u64);
+        if !at.is_multiple_of(1 << MIN_PAGE_SHIFT) || !fits {
+            return Err(KeyError::Bounds);
+        }
+        place.store(at, Ordering::Relaxed);
+    }
+    pages.shift.store(r.page_shift.into(), Ordering::Relaxed);
+    Ok(())
+}

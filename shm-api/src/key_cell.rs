@@ -1,0 +1,114 @@
+//! The word that says which key an entry of the key table answers to, and whether it works:
+//! a sequence lock for what a worker changes in place (a window's binding, a fast
+//! registration) while others read it. Used by [`crate::memory_region`]; loom explores it.
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+const VALID: u64 = 1 << 32;
+const BUSY: u64 = 1 << 33;
+const GONE: u64 = 1 << 34;
+const STEP: u64 = 1 << 35;
+
+/// What a [`KeyCell`] said at one moment: STag, state, and a count of changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyWord(u64);
+
+impl KeyWord {
+    /// The STag that works, or worked last.
+    #[inline]
+    pub fn stag(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// It has this STag, and accesses are allowed.
+    #[inline]
+    pub fn is_valid_for(self, stag: u32) -> bool {
+        self.0 & (VALID | 0xffff_ffff) == VALID | u64::from(stag)
+    }
+
+    /// Accesses are allowed.
+    #[inline]
+    pub fn is_valid(self) -> bool {
+        self.0 & VALID != 0
+    }
+
+    /// Nobody changes it, and it is not on its way out of the table.
+    #[inline]
+    pub fn is_settled(self) -> bool {
+        self.0 & (BUSY | GONE) == 0
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct KeyCell(AtomicU64);
+
+impl KeyCell {
+    /// Answers to `stag`, at once or after the first [`Self::publish`].
+    pub fn new(stag: u32, valid: bool) -> KeyCell {
+        let valid = if valid { VALID } else { 0 };
+        KeyCell(AtomicU64::new(u64::from(stag) | valid))
+    }
+
+    /// Before the fields are read.
+    #[inline]
+    pub fn load(&self) -> KeyWord {
+        // Acquire: pairs with the Release in `publish`, the fields are complete.
+        KeyWord(self.0.load(Ordering::Acquire))
+    }
+
+    /// After the fields were read: they are those of `word`.
+    #[inline]
+    pub fn still(&self, word: KeyWord) -> bool {
+        // Pairs with the fence in `claim`: who read a new field sees the claim.
+        fence(Ordering::Acquire);
+        self.0.load(Ordering::Relaxed) == word.0
+    }
+
+    /// The caller alone may change the fields, until it calls [`Self::publish`] or
+    /// [`Self::restore`]. False: something happened since `word`.
+    pub fn claim(&self, word: KeyWord) -> bool {
+        let busy = (word.0 & !VALID).wrapping_add(STEP) | BUSY;
+        let claimed = word.is_settled()
+            && self
+                .0
+                .compare_exchange(word.0, busy, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok();
+        fence(Ordering::Release);
+        claimed
+    }
+
+    /// Ends a claim: the fields are written.
+    pub fn publish(&self, stag: u32, valid: bool) {
+        let count = self.0.load(Ordering::Relaxed) & !(STEP - 1);
+        let valid = if valid { VALID } else { 0 };
+        self.0
+            .store(count | valid | u64::from(stag), Ordering::Release);
+    }
+
+    /// Ends a claim that led to nothing.
+    pub fn restore(&self, word: KeyWord) {
+        self.publish(word.stag(), word.is_valid());
+    }
+
+    /// The entry leaves the table: no claim succeeds any more. What it said before; waits for a
+    /// claim to end.
+    pub fn retire(&self) -> KeyWord {
+        loop {
+            let word = self.load();
+            let gone = (word.0 & !VALID).wrapping_add(STEP) | GONE;
+            if word.0 & BUSY == 0
+                && self
+                    .0
+                    .compare_exchange(word.0, gone, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return word;
+            }
+            #[cfg(loom)]
+            loom::thread::yield_now();
+            #[cfg(not(loom))]
+            std::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,541 @@
+//! What a memory key stands for: a registered region, a region that workers register by work
+//! request, or a window on one of those. Entries of [`crate::key_table`]; workers check and
+//! copy through them, [`crate::binding`] changes them.
+
+use crate::key_cell::{KeyCell, KeyWord};
+use crate::key_table::Stag;
+use crate::region::{OutOfBounds, Region};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// What memory may be used for; bits of `enum ibv_access_flags`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Access(pub u32);
+
+impl Access {
+    /// Local reads: always allowed.
+    pub const NONE: Access = Access(0);
+    pub const LOCAL_WRITE: Access = Access(1);
+    pub const REMOTE_WRITE: Access = Access(2);
+    pub const REMOTE_READ: Access = Access(4);
+    pub const REMOTE_ATOMIC: Access = Access(8);
+    pub const MW_BIND: Access = Access(16);
+    pub const ZERO_BASED: Access = Access(32);
+    /// Order of placement may be relaxed; it is not.
+    pub const RELAXED_ORDERING: Access = Access(1 << 20);
+    /// Bits that a provider may ignore (IBV_ACCESS_OPTIONAL_RANGE).
+    pub const OPTIONAL: Access = Access(0x3ff0_0000);
+    /// Everything a peer may do.
+    pub const REMOTE: Access = Access(2 | 4 | 8);
+    /// All bits that mean something.
+    pub const ALL: Access = Access(63);
+
+    /// Whether all bits of `o` are set.
+    #[inline]
+    pub fn contains(self, o: Access) -> bool {
+        self.0 & o.0 == o.0
+    }
+
+    /// Whether some bit of `o` is set.
+    #[inline]
+    pub fn intersects(self, o: Access) -> bool {
+        self.0 & o.0 != 0
+    }
+
+    /// What remains when the bits of `o` are cleared.
+    #[inline]
+    pub fn without(self, o: Access) -> Access {
+        Access(self.0 & !o.0)
+    }
+
+    /// A peer may change the memory.
+    #[inline]
+    pub fn remote_changes(self) -> bool {
+        self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+    }
+}
+
+impl std::ops::BitOr for Access {
+    type Output = Access;
+    fn bitor(self, o: Access) -> Access {
+        Access(self.0 | o.0)
+    }
+}
+
+/// Why an access is refused; maps to the Terminate codes of RFC 5040 section 4.8
+/// and RFC 5041 section 6.2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    #[error("invalid STag")]
+    Stag,
+    #[error("access rights violation")]
+    Access,
+    #[error("STag belongs to another protection domain")]
+    Pd,
+    #[error("STag is not associated with this stream")]
+    Stream,
+    #[error("base or bounds violation")]
+    Bounds,
+    #[error("tagged offset wraps")]
+    Wrap,
+}
+
+/// Memory windows of ibv_alloc_mw(3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowType {
+    /// Any queue pair of its protection domain; bound again without being unbound.
+    One,
+    /// One queue pair (2B: of its protection domain); invalidated before it is bound again.
+    Two,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Fixed,
+    Fast,
+    Window(WindowType),
+}
+
+/// Any stream of the protection domain.
+const ANY: u64 = u64::MAX;
+/// In the count of windows: no window can be bound any more.
+const LOCKED: u32 = u32::MAX;
+
+/// Pages of a fast registration.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    /// Where the application writes the list.
+    pub list: Arc<Region>,
+    pub list_at: usize,
+    /// The checked private copy: offsets in the region.
+    pub offsets: Box<[AtomicU64]>,
+    pub shift: AtomicU32,
+}
+
+impl Pages {
+    /// Where octet `off`, counted from the first page on, lies, and how many octets follow it
+    /// without a gap, at most `len`.
+    fn piece(&self, off: usize, len: usize) -> Result<(usize, usize), OutOfBounds> {
+        let size = 1usize << self.shift.load(Ordering::Relaxed);
+        let page = |i: usize| -> Result<usize, OutOfBounds> {
+            let p = self.offsets.get(i).ok_or(OutOfBounds)?;
+            Ok(p.load(Ordering::Relaxed) as usize)
+        };
+        let (mut i, at) = (off / size, off % size);
+        let from = page(i)?;
+        let mut n = size - at;
+        while n < len && page(i + 1)? == page(i)? + size {
+            i += 1;
+            n += size;
+        }
+        Ok((from + at, n.min(len)))
+    }
+}
+
+/// A registered memory region or a window, daemon side.
+#[derive(Debug)]
+pub struct Mr {
+    key: KeyCell,
+    home: Stag,
+    pd: u32,
+    kind: Kind,
+    /// The only stream that may use it, or [`ANY`]. This and what follows changes under a claim
+    /// of `key` alone.
+    qp: AtomicU64,
+    access: AtomicU32,
+    /// Of windows: the region that it is bound to.
+    parent: AtomicU32,
+    base: AtomicU64,
+    len: AtomicU64,
+    /// Of the first octet: in the region, in the first page, or (windows) its address in the
+    /// parent.
+    offset: AtomicU64,
+    region: Option<Arc<Region>>,
+    pages: Option<Box<Pages>>,
+    /// Bound to it, or [`LOCKED`].
+    windows: AtomicU32,
+}
+
+/// Where and how an entry may be used.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scope {
+    pub qp: Option<u32>,
+    pub access: Access,
+    pub base: u64,
+    pub len: u64,
+    pub offset: u64,
+    pub parent: Stag,
+}
+
+impl Mr {
+    fn with(kind: Kind, pd: u32, region: Option<Arc<Region>>) -> Mr {
+        Mr {
+            key: KeyCell::new(0, kind == Kind::Fixed),
+            home: Stag(0),
+            pd,
+            kind,
+            qp: AtomicU64::new(ANY),
+            access: AtomicU32::new(0),
+            parent: AtomicU32::new(0),
+            base: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            offset: AtomicU64::new(0),
+            region,
+            pages: None,
+            windows: AtomicU32::new(0),
+        }
+    }
+
+    /// `len` bytes at `offset` of `region`, addressed by peers and work requests
+    /// from `base` on. `pd` is unique in the daemon; `qp` limits the key to one
+    /// stream. Refuses ranges outside of the region and addresses that wrap.
+    pub fn new(
+        region: Arc<Region>,
+        offset: u64,
+        len: u64,
+        base: u64,
+        pd: u32,
+        qp: Option<u32>,
+        access: Access,
+    ) -> Result<Mr, OutOfBounds> {
+        let base = if access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            base
+        };
+        let end = offset.checked_add(len).ok_or(OutOfBounds)?;
+        if end > region.len() as u64 || base.checked_add(len).is_none() {
+            return Err(OutOfBounds);
+        }
+        let mr = Mr::with(Kind::Fixed, pd, Some(region));
+        mr.set_scope(&Scope {
+            qp,
+            access,
+            base,
+            len,
+            offset,
+            parent: Stag(0),
+        });
+        Ok(mr)
+    }
+
+    /// A region of at most `max_pages` pages of `region` that FAST_REG work requests fill
+    /// (ib_alloc_mr). The application writes the page list, offsets in `region` as u64, at
+    /// `list_at` of `list`. Its key works from the first registration on.
+    pub fn fast(
+        region: Arc<Region>,
+        max_pages: usize,
+        list: Arc<Region>,
+        list_at: usize,
+        pd: u32,
+    ) -> Result<Mr, OutOfBounds> {
+        list.ptr_at(list_at, max_pages.checked_mul(8).ok_or(OutOfBounds)?)?;
+        let mut mr = Mr::with(Kind::Fast, pd, Some(region));
+        mr.pages = Some(Box::new(Pages {
+            list,
+            list_at,
+            offsets: (0..max_pages).map(|_| AtomicU64::new(0)).collect(),
+            shift: AtomicU32::new(12),
+        }));
+        Ok(mr)
+    }
+
+    /// A memory window, not bound.
+    pub fn window(pd: u32, kind: WindowType) -> Mr {
+        Mr::with(Kind::Window(kind), pd, None)
+    }
+
+    /// The key it got when it went into the table.
+    pub(crate) fn set_home(&mut self, stag: Stag) {
+        self.home = stag;
+        self.key = KeyCell::new(stag.0, self.kind == Kind::Fixed);
+    }
+
+    /// The key that [`crate::KeyTable::insert`] gave.
+    #[inline]
+    pub fn home(&self) -> Stag {
+        self.home
+    }
+
+    /// Its key as of now; zero before it is in the table.
+    #[inline]
+    pub fn stag(&self) -> Stag {
+        Stag(self.key.load().stag())
+    }
+    #[inline]
+    pub fn pd(&self) -> u32 {
+        self.pd
+    }
+    /// The only stream that may use it, if limited.
+    #[inline]
+    pub fn qp(&self) -> Option<u32> {
+        u32::try_from(self.qp.load(Ordering::Relaxed)).ok()
+    }
+    #[inline]
+    pub fn access(&self) -> Access {
+        Access(self.access.load(Ordering::Relaxed))
+    }
+    /// First address.
+    #[inline]
+    pub fn base(&self) -> u64 {
+        self.base.load(Ordering::Relaxed)
+    }
+    /// Bytes.
+    #[inline]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+    /// The memory it lies in; none for windows. Cloning the Arc keeps it mapped while a NIC
+    /// reads it.
+    #[inline]
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        self.region.as_ref()
+    }
+    /// What [`Mr::check`] gives for the first byte.
+    #[inline]
+    pub fn offset(&self) -> u64 {
+        self.offset.load(Ordering::Relaxed)
+    }
+    /// Windows that are bound to it.
+    pub fn windows(&self) -> u32 {
+        match self.windows.load(Ordering::Relaxed) {
+            LOCKED => 0,
+            n => n,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn cell(&self) -> &KeyCell {
+        &self.key
+    }
+    #[inline]
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+    #[inline]
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.kind == Kind::Fixed
+    }
+    pub(crate) fn parent(&self) -> Stag {
+        Stag(self.parent.load(Ordering::Relaxed))
+    }
+    pub(crate) fn pages(&self) -> Option<&Pages> {
+        self.pages.as_deref()
+    }
+    #[inline]
+    pub(crate) fn word(&self) -> KeyWord {
+        self.key.load()
+    }
+    #[inline]
+    pub(crate) fn is_valid(&self, stag: Stag) -> bool {
+        self.key.load().is_valid_for(stag.0)
+    }
+
+    pub(crate) fn set_scope(&self, s: &Scope) {
+        self.qp
+            .store(s.qp.map_or(ANY, u64::from), Ordering::Relaxed);
+        self.access.store(s.access.0, Ordering::Relaxed);
+        self.parent.store(s.parent.0, Ordering::Relaxed);
+        self.base.store(s.base, Ordering::Relaxed);
+        self.len.store(s.len, Ordering::Relaxed);
+        self.offset.store(s.offset, Ordering::Relaxed);
+    }
+
+    /// One more window is about to be bound to it; false: it is on its way out.
+    pub(crate) fn window_comes(&self) -> bool {
+        self.windows
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
+                (n < LOCKED - 1).then_some(n + 1)
+            })
+            .is_ok()
+    }
+
+    pub(crate) fn window_left(&self) {
+        let _ = self
+            .windows
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
+                (n != LOCKED && n > 0).then_some(n - 1)
+            });
+    }
+
+    /// No window can be bound any more, if none is; how many are.
+    pub(crate) fn lock_windows(&self) -> u32 {
+        match self
+            .windows
+            .compare_exchange(0, LOCKED, Ordering::AcqRel, Ordering::Relaxed)
+        {
+            Ok(_) | Err(LOCKED) => 0,
+            Err(n) => n,
+        }
+    }
+
+    pub(crate) fn unlock_windows(&self) {
+        let _ = self
+            .windows
+            .compare_exchange(LOCKED, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// It leaves the table; the region that a window was bound to.
+    pub(crate) fn retire(&self) -> Option<Stag> {
+        let word = self.key.retire();
+        let bound = matches!(self.kind, Kind::Window(_)) && word.is_valid();
+        bound.then(|| self.parent())
+    }
+
+    /// A window of this stream is unbound; the region that it was bound to.
+    pub(crate) fn unbind_stream(&self, qp: u32) -> Option<Stag> {
+        loop {
+            let word = self.key.load();
+            if !word.is_valid() || !word.is_settled() || self.qp() != Some(qp) {
+                return None;
+            }
+            if self.key.claim(word) {
+                let parent = self.parent();
+                self.key.publish(word.stag(), false);
+                return Some(parent);
+            }
+        }
+    }
+
+    /// Everything but validity of the key: PD, stream, access, then wrap before
+    /// bounds. Returns where the bytes are, for the accessors below. Zero-length accesses are
+    /// not checked by iWARP: the caller skips the call.
+    #[inline]
+    pub fn check(
+        &self,
+        addr: u64,
+        len: u32,
+        need: Access,
+        pd: u32,
+        qp: u32,
+    ) -> Result<u64, KeyError> {
+        if self.pd != pd {
+            return Err(KeyError::Pd);
+        }
+        let only = self.qp.load(Ordering::Relaxed);
+        if only != ANY && only != u64::from(qp) {
+            return Err(KeyError::Stream);
+        }
+        if !self.access().contains(need) {
+            return Err(KeyError::Access);
+        }
+        self.check_range(addr, u64::from(len))
+    }
+
+    /// The range alone.
+    #[inline]
+    pub fn check_range(&self, addr: u64, len: u64) -> Result<u64, KeyError> {
+        let end = addr.checked_add(len).ok_or(KeyError::Wrap)?;
+        let base = self.base();
+        // base + len does not wrap: checked when it was set.
+        if addr < base || end > base.wrapping_add(self.len()) {
+            return Err(KeyError::Bounds);
+        }
+        Ok(self.offset().wrapping_add(addr - base))
+    }
+
+    /// Whether `len` bytes at `off` lie in this MR.
+    #[inline]
+    fn inside(&self, off: u64, len: usize) -> Result<(&Region, usize), OutOfBounds> {
+        let rel = off.checked_sub(self.offset()).ok_or(OutOfBounds)?;
+        match rel.checked_add(len as u64) {
+            Some(end) if end <= self.len() => {
+                Ok((self.region.as_deref().ok_or(OutOfBounds)?, off as usize))
+            }
+            _ => Err(OutOfBounds),
+        }
+    }
+
+    /// Hands the pieces of `len` bytes at `off` to `f`: offset in the region, offset in the
+    /// range, bytes.
+    #[inline]
+    fn each(
+        &self,
+        off: u64,
+        len: usize,
+        mut f: impl FnMut(&Region, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
+    ) -> Result<(), OutOfBounds> {
+        let (region, off) = self.inside(off, len)?;
+        let Some(pages) = &self.pages else {
+            return f(region, off, 0..len);
+        };
+        let mut done = 0;
+        while done < len {
+            let (at, n) = pages.piece(off + done, len - done)?;
+            f(region, at, done..done + n)?;
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Places bytes at an offset obtained from [`Mr::check`].
+    #[inline]
+    pub fn write_at(&self, off: u64, src: &[u8]) -> Result<(), OutOfBounds> {
+        self.each(off, src.len(), |r, at, part| r.write(at, &src[part]))
+    }
+
+    /// Reads bytes at an offset obtained from [`Mr::check`].
+    #[inline]
+    pub fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.each(off, dst.len(), |r, at, part| r.read(at, &mut dst[part]))
+    }
+
+    /// The word at an offset obtained from [`Mr::check`]: inside, 8-aligned in
+    /// memory, and writable, or an error.
+    #[inline]
+    pub fn atomic_at(&self, off: u64) -> Result<&AtomicU64, OutOfBounds> {
+        let (region, at, n) = self.piece(off, 8)?;
+        if !region.is_writable() || n < 8 {
+            return Err(OutOfBounds);
+        }
+        region.atomic_u64(at)
+    }
+
+    /// Continues a CRC32c over bytes at an offset obtained from [`Mr::check`].
+    #[inline]
+    pub fn crc32c(&self, off: u64, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
+        let mut sum = crc;
+        self.each(off, len, |r, at, part| {
+            sum = r.crc32c(at, part.len(), sum)?;
+            Ok(())
+        })?;
+        Ok(sum)
+    }
+
+    /// Region, offset in it, and how many of `len` bytes lie there without a gap: for gather
+    /// lists of a NIC.
+    #[inline]
+    pub fn piece(&self, off: u64, len: usize) -> Result<(&Arc<Region>, usize, usize), OutOfBounds> {
+        let (_, off) = self.inside(off, len)?;
+        let region = self.region.as_ref().ok_or(OutOfBounds)?;
+        match &self.pages {
+            None => Ok((region, off, len)),
+            Some(p) => p.piece(off, len).map(|(at, n)| (region, at, n)),
+        }
+    }
+
+    /// Address in this process of `len` bytes that lie without a gap.
+    #[inline]
+    pub fn ptr_at(&self, off: u64, len: usize) -> Result<*const u8, OutOfBounds> {
+        let (region, at, n) = self.piece(off, len)?;
+        if n < len {
+            return Err(OutOfBounds);
+        }
+        region.ptr_at(at, len).map(<*mut u8>::cast_const)
+    }
+
+    /// Hints the cache about bytes that come next; harmless outside.
+    #[inline]
+    pub fn prefetch(&self, off: u64, len: usize) {
+        match (&self.region, &self.pages) {
+            (Some(r), None) => r.prefetch_range(off as usize, len),
+            (Some(r), Some(p)) => {
+                if let Ok((at, n)) = p.piece(off as usize, len) {
+                    r.prefetch_range(at, n);
+                }
+            }
+            _ => {}
+        }
+    }
+}
