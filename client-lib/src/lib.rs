@@ -32,9 +32,11 @@ mod cq_resize;
 mod credit;
 mod drain;
 mod error;
+mod fast_mr;
 mod memory;
 mod qp;
 mod srq;
+mod window;
 
 #[allow(unsafe_code)]
 #[doc(hidden)]
@@ -45,7 +47,8 @@ pub use context::{AsyncEvent, Context, Device};
 pub use cq::{CompletionChannel, Cq};
 pub use drain::DRAIN_WR_ID;
 pub use error::{Error, PostError};
-pub use memory::{Arena, Mr, Pd};
+pub use fast_mr::FastMr;
+pub use memory::{Arena, Mr, Pd, Rereg};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, Limits, QpState};
 pub use siw_shm::{
@@ -53,3 +56,4 @@ pub use siw_shm::{
     WcFlags, WcOpcode, WcStatus, WrFlags,
 };
 pub use srq::{Srq, SrqAttr, SrqInit};
+pub use window::{Mw, MwBind, WindowType, inc_rkey};

@@ -5,7 +5,10 @@
 use crate::context::Inner;
 use crate::{Access, Context, Error, Sge};
 use siw_shm::Region;
-use siw_shm::control::{AllocArena, DeallocPd, DeregMr, FreeArena, ProtoError, RegMr};
+use siw_shm::control::{
+    AllocArena, DeallocPd, DeregMr, FreeArena, ProtoError, REREG_ACCESS, REREG_PD,
+    REREG_TRANSLATION, RegMr, ReregMr,
+};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -54,34 +57,59 @@ impl Pd {
         range: Range<usize>,
         access: Access,
     ) -> Result<Mr, Error> {
-        let len = range
-            .end
-            .checked_sub(range.start)
-            .ok_or(Error::Invalid("the range is reversed"))?;
-        let ptr = arena.region.ptr_at(range.start, len)?;
+        let iova = arena.as_ptr().wrapping_add(range.start) as u64;
+        self.reg_mr_iova(arena, range, iova, access)
+    }
+
+    /// The same, named from `iova` on (ibv_reg_mr_iova(3)).
+    pub fn reg_mr_iova(
+        &self,
+        arena: &Arc<Arena>,
+        range: Range<usize>,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, Error> {
+        let len = length(arena, &range)?;
         let (r, _) = self.0.ctx.call(&RegMr {
             pd: self.0.id,
             arena: arena.id,
             offset: range.start as u64,
             len: len as u64,
-            va: ptr as u64,
+            va: iova,
             access: access.0,
             reserved: 0,
         })?;
         Ok(Mr {
-            addr: if access.contains(Access::ZERO_BASED) {
-                0
-            } else {
-                ptr as u64
-            },
+            iova,
+            access,
             lkey: r.lkey,
             rkey: r.rkey,
             offset: range.start,
             len,
             arena: arena.clone(),
             pd: self.clone(),
+            gone: false,
         })
     }
+}
+
+/// Bytes of a range, if it lies in the arena.
+pub(crate) fn length(arena: &Arena, range: &Range<usize>) -> Result<usize, Error> {
+    let len = range
+        .end
+        .checked_sub(range.start)
+        .ok_or(Error::Invalid("the range is reversed"))?;
+    arena.region.ptr_at(range.start, len)?;
+    Ok(len)
+}
+
+/// What [`Mr::rereg`] changes (ibv_rereg_mr(3)); `None` stays as it is.
+#[derive(Clone, Copy, Default)]
+pub struct Rereg<'a> {
+    /// Another part of this or another arena, named by its address in this process.
+    pub range: Option<(&'a Arc<Arena>, usize, usize)>,
+    pub pd: Option<&'a Pd>,
+    pub access: Option<Access>,
 }
 
 /// Shared memory to register parts of.
@@ -124,6 +152,20 @@ impl Arena {
     pub fn as_ptr(&self) -> *mut u8 {
         self.region.as_ptr()
     }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Copies `src` to `off`; works with and without a registration.
+    pub fn write(&self, off: usize, src: &[u8]) -> Result<(), Error> {
+        Ok(self.region.write(off, src)?)
+    }
+
+    /// Copies out of it.
+    pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), Error> {
+        Ok(self.region.read(off, dst)?)
+    }
 }
 
 impl Drop for Arena {
@@ -135,21 +177,43 @@ impl Drop for Arena {
     }
 }
 
-/// Registered memory. Dropping deregisters it: when that returns nobody touches it.
+/// Registered memory. Dropping deregisters it: when that returns nobody touches it. With windows
+/// bound to it the daemon refuses that ([`Mr::dereg`] tells): free them first.
 pub struct Mr {
-    addr: u64,
+    /// Address without ZERO_BASED.
+    iova: u64,
+    access: Access,
     lkey: u32,
     rkey: u32,
     offset: usize,
     len: usize,
     arena: Arc<Arena>,
     pd: Pd,
+    /// Deregistered already.
+    gone: bool,
 }
 
 impl Mr {
     /// Address for work requests and peers.
+    #[inline]
     pub fn addr(&self) -> u64 {
-        self.addr
+        if self.access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            self.iova
+        }
+    }
+    /// What it may be used for.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+    /// The arena that it lies in.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
     }
     /// Key for own work requests.
     pub fn lkey(&self) -> u32 {
@@ -174,7 +238,7 @@ impl Mr {
     #[inline]
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         Sge {
-            addr: self.addr + offset as u64,
+            addr: self.addr().wrapping_add(offset as u64),
             length: len as u32,
             lkey: self.lkey,
         }
@@ -207,8 +271,74 @@ impl Mr {
     }
 }
 
+impl Mr {
+    /// Deregisters it and registers it with these changes, in one call: new keys, and no worker
+    /// touches anything by the old ones when it returns. EBUSY while windows are bound. After an
+    /// error that names a limit or a lost daemon the region is gone; after others it is as it was.
+    pub fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), Error> {
+        let (mut flags, mut arena, mut offset, mut len) = (0, &self.arena, self.offset, self.len);
+        let mut iova = self.iova;
+        if let Some((a, from, n)) = change.range {
+            length(a, &(from..from.saturating_add(n)))?;
+            (arena, offset, len) = (a, from, n);
+            iova = a.as_ptr().wrapping_add(from) as u64;
+            flags |= REREG_TRANSLATION;
+        }
+        let pd = change.pd.unwrap_or(&self.pd);
+        if change.pd.is_some() {
+            flags |= REREG_PD;
+        }
+        let access = change.access.unwrap_or(self.access);
+        if change.access.is_some() {
+            flags |= REREG_ACCESS;
+        }
+        let foreign = |ctx: &Arc<Inner>| !Arc::ptr_eq(ctx, self.pd.ctx());
+        if foreign(pd.ctx()) || foreign(&arena.ctx) {
+            return Err(Error::Invalid("the region belongs to another context"));
+        }
+        let (r, _) = self.pd.ctx().call(&ReregMr {
+            lkey: self.lkey,
+            flags,
+            pd: pd.0.id,
+            arena: arena.id,
+            offset: offset as u64,
+            len: len as u64,
+            va: iova,
+            access: access.0,
+            reserved: 0,
+        })?;
+        let (arena, pd) = (arena.clone(), pd.clone());
+        (self.lkey, self.rkey, self.iova, self.access) = (r.lkey, r.rkey, iova, access);
+        (self.arena, self.pd, self.offset, self.len) = (arena, pd, offset, len);
+        Ok(())
+    }
+
+    /// Deregisters it and says whether that worked: EBUSY, with the region back, while memory
+    /// windows are bound to it (ibv_dereg_mr(3)).
+    pub fn dereg(mut self) -> Result<(), (Mr, Error)> {
+        match self.call_dereg() {
+            Ok(()) => {
+                self.gone = true;
+                Ok(())
+            }
+            Err(e) => Err((self, e)),
+        }
+    }
+
+    fn call_dereg(&self) -> Result<(), Error> {
+        self.pd.ctx().call(&DeregMr {
+            lkey: self.lkey,
+            reserved: 0,
+        })?;
+        Ok(())
+    }
+}
+
 impl Drop for Mr {
     fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
         self.pd.ctx().call_quietly(&DeregMr {
             lkey: self.lkey,
             reserved: 0,

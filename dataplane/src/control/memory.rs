@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use nix::libc;
 use siw_shm::control::messages as m;
+use siw_shm::queue_alloc::QueueMem;
 use siw_shm::region::{Pages, Region};
-use siw_shm::{Access, Mr, Stag};
+use siw_shm::{Access, DeregError, Mr, Stag};
 
 use super::requests::*;
-use super::resources::{Arena, MemoryRegion};
+use super::resources::{Arena, Client, MemoryRegion};
 use super::{Control, Pending, Waiting};
 
 impl Control {
@@ -51,66 +52,14 @@ impl Control {
     }
 
     pub(super) fn reg_mr(&mut self, id: u32, seq: u32, r: &m::RegMr) -> Outcome {
-        let limit = self.config.limits.memory_regions_per_client;
+        self.room_for_key(id)?;
         let keys = self.config.keys.clone();
         let c = self.client(id)?;
-        if c.mrs.len() >= limit as usize {
-            return Err(Refusal::limit("memory regions", limit.into()));
-        }
-        let access = Access(r.access);
-        if !Access::ALL.contains(access) {
-            return Err(Refusal::new(
-                libc::EINVAL,
-                format!("unknown access bits {:#x}", r.access),
-            ));
-        }
-        let writes = access.0 & (Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0) != 0;
-        if writes && !access.contains(Access::LOCAL_WRITE) {
-            return Err(Refusal::new(
-                libc::EINVAL,
-                "remote write and remote atomic need local write too (ibv_reg_mr(3))",
-            ));
-        }
-        let arena = c
-            .arenas
-            .get_mut(&r.arena)
-            .ok_or_else(|| Refusal::unknown("arena", r.arena))?;
-        let pd = c
-            .pds
-            .get_mut(&r.pd)
-            .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
-        let mr = Mr::new(
-            arena.region.clone(),
-            r.offset,
-            r.len,
-            r.va,
-            r.pd,
-            None,
-            access,
-        )
-        .map_err(|_| {
-            Refusal::new(
-                libc::EINVAL,
-                format!(
-                    "{} bytes at {} do not lie in the arena of {} bytes, or their address wraps",
-                    r.len,
-                    r.offset,
-                    arena.region.len()
-                ),
-            )
-        })?;
+        let mr = new_mr(c, r)?;
         let stag = keys
             .insert(mr)
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        arena.mrs += 1;
-        pd.users += 1;
-        c.mrs.insert(
-            stag.0,
-            MemoryRegion {
-                pd: r.pd,
-                arena: r.arena,
-            },
-        );
+        hold(c, stag, r.pd, r.arena, None);
         let reply = m::MrReply {
             lkey: stag.0,
             rkey: stag.0,
@@ -118,38 +67,190 @@ impl Control {
         send::<m::RegMr>(c, seq, &reply)
     }
 
-    pub(super) fn dereg_mr(&mut self, id: u32, lkey: u32) -> Outcome {
-        let keys = self.config.keys.clone();
+    /// Regions and windows share the keys.
+    pub(super) fn room_for_key(&mut self, id: u32) -> Result<(), Refusal> {
+        let limit = self.config.limits.memory_regions_per_client;
         let c = self.client(id)?;
-        if !c.mrs.contains_key(&lkey) {
-            return Err(Refusal::unknown("memory region with lkey", lkey));
+        if c.mrs.len() + c.mws.len() >= limit as usize {
+            return Err(Refusal::limit("memory regions and windows", limit.into()));
         }
-        let ticket = keys
-            .remove(Stag(lkey))
-            .ok_or_else(|| Refusal::unknown("memory region with lkey", lkey))?;
-        Ok(Done::Wait(Pending::Dereg { lkey, ticket }))
+        Ok(())
     }
 
-    pub(super) fn finish_dereg(&mut self, id: u32) {
+    /// As the manual says, deregistration followed by registration: the old keys never work
+    /// again. A request that makes no sense leaves the region as it is.
+    pub(super) fn rereg_mr(&mut self, id: u32, r: &m::ReregMr) -> Outcome {
+        let keys = self.config.keys.clone();
+        let c = self.client(id)?;
+        let old = c
+            .mrs
+            .get(&r.lkey)
+            .ok_or_else(|| Refusal::unknown("memory region with lkey", r.lkey))?;
+        if old.list.is_some() {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                "a region for fast registration changes by REG_MR work requests alone",
+            ));
+        }
+        const ALL: u32 = m::REREG_TRANSLATION | m::REREG_PD | m::REREG_ACCESS;
+        if r.flags == 0 || r.flags & !ALL != 0 {
+            return Err(Refusal::new(
+                libc::EINVAL,
+                format!("flags {:#x}: 1 to 7 are allowed (ibv_rereg_mr(3))", r.flags),
+            ));
+        }
+        let has = |f| r.flags & f != 0;
+        let (offset, len, access) = keys
+            .with(Stag(r.lkey), |mr| (mr.offset(), mr.len(), mr.access()))
+            .ok_or_else(|| Refusal::unknown("memory region with lkey", r.lkey))?;
+        let moved = has(m::REREG_TRANSLATION);
+        let new = m::RegMr {
+            pd: if has(m::REREG_PD) { r.pd } else { old.pd },
+            arena: if moved { r.arena } else { old.arena },
+            offset: if moved { r.offset } else { offset },
+            len: if moved { r.len } else { len },
+            va: r.va,
+            access: if has(m::REREG_ACCESS) {
+                r.access
+            } else {
+                access.0
+            },
+            reserved: 0,
+        };
+        let mr = new_mr(c, &new)?;
+        let ticket = keys.deregister(Stag(r.lkey)).map_err(refusal)?;
+        let_go(c, r.lkey);
+        let stag = keys
+            .insert(mr)
+            .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
+        hold(c, stag, new.pd, new.arena, None);
+        let then = Then::Rereg { lkey: stag.0 };
+        Ok(Done::Wait(Pending::Quiet { ticket, then }))
+    }
+
+    pub(super) fn dereg_mr(&mut self, id: u32, lkey: u32) -> Outcome {
+        let keys = self.config.keys.clone();
+        if !self.client(id)?.mrs.contains_key(&lkey) {
+            return Err(Refusal::unknown("memory region with lkey", lkey));
+        }
+        let ticket = keys.deregister(Stag(lkey)).map_err(refusal)?;
+        let then = Then::Dereg { lkey };
+        Ok(Done::Wait(Pending::Quiet { ticket, then }))
+    }
+
+    /// No worker uses the key any more: what waited for that is answered.
+    pub(super) fn finish_quiet(&mut self, id: u32) {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
+        let waits = |w: &mut Waiting| matches!(w.what, Pending::Quiet { .. });
         let Some(Waiting {
             seq,
-            what: Pending::Dereg { lkey, .. },
-        }) = c.waiting.take()
+            what: Pending::Quiet { then, .. },
+        }) = c.waiting.take_if(waits)
         else {
             return;
         };
-        if let Some(mr) = c.mrs.remove(&lkey) {
-            if let Some(a) = c.arenas.get_mut(&mr.arena) {
-                a.mrs -= 1;
+        let _ = match then {
+            Then::Dereg { lkey } => {
+                let_go(c, lkey);
+                c.conn.reply::<m::DeregMr>(seq, &EMPTY, &[])
             }
-            if let Some(pd) = c.pds.get_mut(&mr.pd) {
-                pd.users -= 1;
+            Then::Rereg { lkey } => {
+                let reply = m::MrReply { lkey, rkey: lkey };
+                c.conn.reply::<m::ReregMr>(seq, &reply, &[])
             }
-        }
-        let _ = c.conn.reply::<m::DeregMr>(seq, &EMPTY, &[]);
+            Then::DeallocMw => c.conn.reply::<m::DeallocMw>(seq, &EMPTY, &[]),
+        };
         self.answered(id);
+    }
+}
+
+/// What is answered when a key is quiet.
+pub(super) enum Then {
+    Dereg {
+        lkey: u32,
+    },
+    /// With the new key.
+    Rereg {
+        lkey: u32,
+    },
+    DeallocMw,
+}
+
+fn refusal(e: DeregError) -> Refusal {
+    let errno = match e {
+        DeregError::Unknown => libc::ENOENT,
+        DeregError::Bound(_) => libc::EBUSY,
+    };
+    Refusal::new(errno, e.to_string())
+}
+
+/// Checks a registration.
+fn new_mr(c: &Client, r: &m::RegMr) -> Result<Mr, Refusal> {
+    let access = Access(r.access).without(Access::OPTIONAL);
+    if !Access::ALL.contains(access) {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            format!("unknown access bits {:#x}", r.access),
+        ));
+    }
+    if access.remote_changes() && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Refusal::new(
+            libc::EINVAL,
+            "remote write and remote atomic need local write too (ibv_reg_mr(3))",
+        ));
+    }
+    let arena = c
+        .arenas
+        .get(&r.arena)
+        .ok_or_else(|| Refusal::unknown("arena", r.arena))?;
+    if !c.pds.contains_key(&r.pd) {
+        return Err(Refusal::unknown("protection domain", r.pd));
+    }
+    Mr::new(
+        arena.region.clone(),
+        r.offset,
+        r.len,
+        r.va,
+        r.pd,
+        None,
+        access,
+    )
+    .map_err(|_| {
+        Refusal::new(
+            libc::EINVAL,
+            format!(
+                "{} bytes at {} do not lie in the arena of {} bytes, or their address wraps",
+                r.len,
+                r.offset,
+                arena.region.len()
+            ),
+        )
+    })
+}
+
+/// Enters a region among what the client holds.
+pub(super) fn hold(c: &mut Client, key: Stag, pd: u32, arena: u32, list: Option<QueueMem>) {
+    if let Some(a) = c.arenas.get_mut(&arena) {
+        a.mrs += 1;
+    }
+    if let Some(pd) = c.pds.get_mut(&pd) {
+        pd.users += 1;
+    }
+    c.mrs.insert(key.0, MemoryRegion { pd, arena, list });
+}
+
+fn let_go(c: &mut Client, lkey: u32) {
+    if let Some(mr) = c.mrs.remove(&lkey) {
+        if let Some(a) = c.arenas.get_mut(&mr.arena) {
+            a.mrs -= 1;
+        }
+        if let Some(pd) = c.pds.get_mut(&mr.pd) {
+            pd.users -= 1;
+        }
+        if let Some(list) = mr.list {
+            c.queues.free(list);
+        }
     }
 }

@@ -22,6 +22,7 @@ mod requests;
 mod resources;
 mod shared_receive;
 mod statistics;
+mod windows;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -134,8 +135,11 @@ enum Pending {
     ResetQp { qpn: u32 },
     /// The worker let the queue pair go.
     DestroyQp { qpn: u32 },
-    /// No worker can touch the region any more.
-    Dereg { lkey: u32, ticket: siw_shm::Retired },
+    /// No worker can use the old key any more.
+    Quiet {
+        ticket: siw_shm::Retired,
+        then: memory::Then,
+    },
     /// All workers passed a fence; then the shared receive queue's memory is free.
     FreeSrq { srq: u32, token: u64, left: usize },
     /// Counters of all workers.

@@ -285,6 +285,10 @@ impl Control {
             return;
         };
         if let Some(qp) = c.qps.remove(&qpn) {
+            // The number comes back: no window may be its next owner's.
+            for mw in c.mws.keys() {
+                self.config.keys.unbind_stream(siw_shm::Stag(*mw), qpn);
+            }
             for cq in [qp.send_cq, qp.recv_cq] {
                 if let Some(cq) = c.cqs.get_mut(&cq) {
                     cq.qps -= 1;

@@ -9,7 +9,7 @@ impl Control {
             || self.clients.values().any(|c| {
                 c.waiting
                     .as_ref()
-                    .is_some_and(|w| matches!(w.what, Pending::Dereg { .. }))
+                    .is_some_and(|w| matches!(w.what, Pending::Quiet { .. }))
             })
     }
 
@@ -20,13 +20,13 @@ impl Control {
             .clients
             .iter()
             .filter(|(_, c)| {
-                matches!(&c.waiting, Some(Waiting { what: Pending::Dereg { ticket, .. }, .. })
+                matches!(&c.waiting, Some(Waiting { what: Pending::Quiet { ticket, .. }, .. })
                     if self.config.keys.is_quiescent(*ticket))
             })
             .map(|(id, _)| *id)
             .collect();
         for id in quiet {
-            self.finish_dereg(id);
+            self.finish_quiet(id);
         }
         if self.dying.is_empty() {
             return;
@@ -34,8 +34,8 @@ impl Control {
         for d in &mut self.dying {
             if d.left == 0 && !d.client.keys_removed {
                 d.client.keys_removed = true;
-                for lkey in d.client.mrs.keys() {
-                    self.config.keys.remove(siw_shm::Stag(*lkey));
+                for key in d.client.mws.keys().chain(d.client.mrs.keys()) {
+                    self.config.keys.remove(siw_shm::Stag(*key));
                 }
             }
         }

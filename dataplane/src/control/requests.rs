@@ -83,6 +83,8 @@ pub fn limits(c: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
         max_srq: c.queue_pairs_per_client,
         max_srq_wr: super::shared_receive::srq_depth(c),
         max_srq_sge: wqe::MAX_SGE as u32,
+        max_mw: c.memory_regions_per_client,
+        max_fast_pages: siw_shm::binding::MAX_FAST_PAGES,
         reserved: 0,
         max_msg: u64::from(u32::MAX),
         max_mr_size: c.memory_per_client.0,
@@ -201,6 +203,10 @@ impl Control {
             }
             Request::RegMr(r) => self.reg_mr(id, seq, r),
             Request::DeregMr(r) => self.dereg_mr(id, r.lkey),
+            Request::ReregMr(r) => self.rereg_mr(id, r),
+            Request::AllocFastMr(r) => self.alloc_fast_mr(id, seq, r),
+            Request::AllocMw(r) => self.alloc_mw(id, seq, r),
+            Request::DeallocMw(r) => self.dealloc_mw(id, r.rkey),
             Request::CreateChannel(_) => self.create_channel(id, seq),
             Request::DestroyChannel(r) => {
                 let c = self.client(id)?;
@@ -351,7 +357,12 @@ impl Control {
             crc: d.crc.into(),
             mpa_rev: d.mpa_rev,
             reserved: [0; 6],
-            caps: m::CAP_IMMEDIATE | m::CAP_ATOMIC | m::CAP_MARKERS | m::CAP_LOCAL_INV,
+            caps: m::CAP_IMMEDIATE
+                | m::CAP_ATOMIC
+                | m::CAP_MARKERS
+                | m::CAP_LOCAL_INV
+                | m::CAP_MEM_WINDOW
+                | m::CAP_FAST_REG,
             ips,
         };
         send::<m::QueryDevice>(self.client(id)?, seq, &reply)

@@ -29,6 +29,12 @@ pub struct Arena {
 pub struct MemoryRegion {
     pub pd: u32,
     pub arena: u32,
+    /// Of a fast registration: where its client writes page lists.
+    pub list: Option<QueueMem>,
+}
+
+pub struct MemoryWindow {
+    pub pd: u32,
 }
 
 pub struct Pd {
@@ -91,7 +97,10 @@ pub struct Client {
     pub doorbells: Option<Arc<Region>>,
     pub pds: HashMap<u32, Pd>,
     pub arenas: HashMap<u32, Arena>,
+    /// By the key of the registration.
     pub mrs: HashMap<u32, MemoryRegion>,
+    /// By the key of the allocation.
+    pub mws: HashMap<u32, MemoryWindow>,
     pub channels: HashMap<u32, Channel>,
     pub cqs: HashMap<u32, Cq>,
     pub srqs: HashMap<u32, Srq>,
@@ -126,6 +135,7 @@ impl Client {
             pds: HashMap::new(),
             arenas: HashMap::new(),
             mrs: HashMap::new(),
+            mws: HashMap::new(),
             channels: HashMap::new(),
             cqs: HashMap::new(),
             srqs: HashMap::new(),

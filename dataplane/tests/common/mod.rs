@@ -250,6 +250,19 @@ impl End {
         }
     }
 
+    /// Another queue pair of the same protection domain.
+    pub fn another(&self) -> End {
+        let cq = Cq::new(&self.ctx, 64, None).unwrap();
+        End {
+            ctx: self.ctx.clone(),
+            pd: self.pd.clone(),
+            qp: self.pd.create_qp(&cq, &cq, &QpInit::default()).unwrap(),
+            cq,
+            cm: CmChannel::new(&self.ctx).unwrap(),
+            mr: self.pd.alloc_mr(64, ALL).unwrap(),
+        }
+    }
+
     /// The next completion.
     pub fn wc(&self) -> Wc {
         let mut wc = [Wc::default()];

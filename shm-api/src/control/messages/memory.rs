@@ -66,7 +66,82 @@ pub struct MrReply {
     pub rkey: u32,
 }
 
-/// Answered when no worker can touch the memory any more.
+/// In [`ReregMr`]: bits of `enum ibv_rereg_mr_flags`.
+pub const REREG_TRANSLATION: u32 = 1;
+/// In [`ReregMr`].
+pub const REREG_PD: u32 = 2;
+/// In [`ReregMr`].
+pub const REREG_ACCESS: u32 = 4;
+
+/// Deregisters a region and registers it with what `flags` names changed (ibv_rereg_mr(3)).
+/// Answered with its new keys when no worker can touch the memory by the old one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct ReregMr {
+    /// As of the registration.
+    pub lkey: u32,
+    /// `REREG_` bits.
+    pub flags: u32,
+    pub pd: u32,
+    pub arena: u32,
+    pub offset: u64,
+    pub len: u64,
+    /// Always the address of the first byte from now on.
+    pub va: u64,
+    pub access: u32,
+    pub reserved: u32,
+}
+
+/// A region for REG_MR work requests over pages of one arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AllocFastMr {
+    pub pd: u32,
+    pub arena: u32,
+    pub max_pages: u32,
+    pub reserved: u32,
+}
+
+/// The page list is at `list`: `max_pages` offsets in the arena, u64 each, written by the client
+/// before it posts REG_MR and left alone until that completes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct FastMrReply {
+    pub lkey: u32,
+    pub rkey: u32,
+    pub max_pages: u32,
+    pub reserved: u32,
+    pub list: super::QueueRef,
+}
+
+/// A memory window (ibv_alloc_mw(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct AllocMw {
+    pub pd: u32,
+    /// 1 or 2, as `enum ibv_mw_type`.
+    pub kind: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct MwReply {
+    /// Names the window in control messages; the key of its first bind differs in the low octet.
+    pub rkey: u32,
+    pub reserved: u32,
+}
+
+/// Answered when no worker can use the window any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct DeallocMw {
+    /// As of the allocation.
+    pub rkey: u32,
+    pub reserved: u32,
+}
+
+/// Answered when no worker can touch the memory any more. Refused (EBUSY) while windows are
+/// bound to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DeregMr {

@@ -95,6 +95,10 @@ macro_rules! for_each_message {
             23 Reject -> Empty;
             24 Disconnect -> Empty;
             25 Stats -> StatsReply;
+            50 ReregMr -> MrReply;
+            51 AllocFastMr -> FastMrReply;
+            52 AllocMw -> MwReply;
+            53 DeallocMw -> Empty;
             40 CreateSrq -> SrqReply;
             41 ModifySrq -> SrqReply;
             42 QuerySrq -> SrqStateReply;

@@ -50,6 +50,9 @@ pub struct Limits {
     pub max_srq: u32,
     pub max_srq_wr: u32,
     pub max_srq_sge: u32,
+    pub max_mw: u32,
+    /// Pages of a fast registration.
+    pub max_fast_pages: u32,
     pub reserved: u32,
     pub max_msg: u64,
     pub max_mr_size: u64,
@@ -72,6 +75,11 @@ pub const CAP_ATOMIC: u64 = 2;
 pub const CAP_MARKERS: u64 = 4;
 /// Local invalidate, and READ with it.
 pub const CAP_LOCAL_INV: u64 = 8;
+
+/// Memory windows of both types.
+pub const CAP_MEM_WINDOW: u64 = 16;
+/// Registration by work request.
+pub const CAP_FAST_REG: u64 = 32;
 
 /// Port state.
 pub const PORT_DOWN: u32 = 1;

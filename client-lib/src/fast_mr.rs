@@ -1,0 +1,162 @@
+//! Fast registration: pages of an arena under one key, put there by a work request in the order
+//! of the send queue (ib_alloc_mr, ib_map_mr_sg, IB_WR_REG_MR), taken back by LOCAL_INV or by the
+//! peer's SEND_WITH_INV.
+
+use crate::memory::Arena;
+use crate::{Access, Error, Pd, SendWr};
+use siw_shm::control::{AllocFastMr, DeregMr};
+use siw_shm::{FastReg, Region};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A region to be registered by work requests. Dropping frees it.
+pub struct FastMr {
+    pd: Pd,
+    arena: Arc<Arena>,
+    list: Arc<Region>,
+    list_at: usize,
+    max_pages: u32,
+    /// As of the allocation: names it to the daemon.
+    home: u32,
+    key: u32,
+    mapped: Option<Mapped>,
+}
+
+/// What [`FastMr::map`] wrote into the page list.
+#[derive(Debug, Clone, Copy)]
+struct Mapped {
+    length: u32,
+    first_offset: u32,
+    page_shift: u8,
+}
+
+impl Pd {
+    /// A region of at most `max_pages` pages of an arena. Its key works from the first REG_MR on.
+    pub fn alloc_fast_mr(&self, arena: &Arc<Arena>, max_pages: u32) -> Result<FastMr, Error> {
+        let (r, fds) = self.ctx().call(&AllocFastMr {
+            pd: self.id(),
+            arena: arena.id(),
+            max_pages,
+            reserved: 0,
+        })?;
+        let list = self.ctx().region(&r.list, fds)?;
+        Ok(FastMr {
+            pd: self.clone(),
+            arena: arena.clone(),
+            list,
+            list_at: r.list.offset as usize,
+            max_pages: r.max_pages,
+            home: r.lkey,
+            key: r.lkey,
+            mapped: None,
+        })
+    }
+}
+
+impl FastMr {
+    /// The key as of the last [`Self::reg`]: lkey and rkey are the same.
+    pub fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// Writes the pages of these ranges into the page list, as ib_map_mr_sg does: the first may
+    /// start inside of a page of 2^page_shift bytes (12 to 30), the last may end inside of one,
+    /// and nothing else. How many ranges fit. Not while a REG_MR is outstanding.
+    pub fn map(&mut self, ranges: &[Range<usize>], page_shift: u8) -> Result<usize, Error> {
+        if !(siw_shm::binding::MIN_PAGE_SHIFT..=siw_shm::binding::MAX_PAGE_SHIFT)
+            .contains(&page_shift)
+        {
+            return Err(Error::Invalid("pages are of 2^12 to 2^30 bytes"));
+        }
+        let size = 1usize << page_shift;
+        let (mut pages, mut length, mut first_offset, mut used) = (0u32, 0usize, 0usize, 0);
+        let mut open = true;
+        for r in ranges {
+            let len = crate::memory::length(&self.arena, r)?;
+            let at = r.start % size;
+            let n = (at + len).div_ceil(size);
+            if !open || (used > 0 && at != 0) {
+                break;
+            }
+            let all = pages.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
+            let sum = length.saturating_add(len);
+            if all > self.max_pages || u32::try_from(sum).is_err() {
+                break;
+            }
+            for (i, page) in (r.start - at..).step_by(size).take(n).enumerate() {
+                let to = self.list_at + (pages as usize + i) * 8;
+                self.list.write(to, &(page as u64).to_le_bytes())?;
+            }
+            if used == 0 {
+                first_offset = at;
+            }
+            (pages, length) = (all, sum);
+            open = r.end.is_multiple_of(size);
+            used += 1;
+        }
+        if used == 0 {
+            return Err(Error::Invalid(
+                "the first range does not fit into the region's pages",
+            ));
+        }
+        self.mapped = Some(Mapped {
+            length: length as u32,
+            first_offset: first_offset as u32,
+            page_shift,
+        });
+        Ok(used)
+    }
+
+    /// The REG_MR work request for what was mapped, signaled: from its place in the send queue
+    /// on, `key` (the same region, any low octet) names it from `iova` on, or from 0 with
+    /// ZERO_BASED. Refused with MW_BIND_ERR while an older key of it works.
+    pub fn reg(
+        &mut self,
+        wr_id: u64,
+        key: u32,
+        iova: u64,
+        access: Access,
+    ) -> Result<SendWr<'static>, Error> {
+        let m = self
+            .mapped
+            .ok_or(Error::Invalid("nothing was mapped into the region"))?;
+        self.key = key;
+        Ok(SendWr::fast_reg(
+            wr_id,
+            &FastReg {
+                key,
+                iova,
+                length: m.length,
+                first_offset: m.first_offset,
+                page_shift: m.page_shift,
+                access,
+            },
+        ))
+    }
+
+    /// Bytes that are mapped.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.mapped.map_or(0, |m| m.length as usize)
+    }
+
+    /// The arena that its pages are of.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    /// Where the application writes the page list: for tests of what a hostile one could write.
+    #[doc(hidden)]
+    pub fn list(&self) -> (&Arc<Region>, usize) {
+        (&self.list, self.list_at)
+    }
+}
+
+impl Drop for FastMr {
+    fn drop(&mut self) {
+        self.pd.ctx().call_quietly(&DeregMr {
+            lkey: self.home,
+            reserved: 0,
+        });
+    }
+}

@@ -1,0 +1,137 @@
+//! Memory windows (ibv_alloc_mw(3), ibv_bind_mw(3)): parts of a region that peers may use under
+//! a key of their own, bound and unbound by work requests.
+
+use crate::{Access, Error, Mr, Pd, PostError, Qp, SendWr, WrFlags};
+use siw_shm::BindMw;
+use siw_shm::control::{AllocMw, DeallocMw};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+pub use siw_shm::WindowType;
+
+/// The next key of the same window or region (ibv_inc_rkey(3)).
+pub fn inc_rkey(rkey: u32) -> u32 {
+    (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
+}
+
+/// A memory window. Dropping frees it: when that returns no peer can use it.
+pub struct Mw {
+    pd: Pd,
+    kind: WindowType,
+    home: u32,
+    rkey: AtomicU32,
+}
+
+/// What a window shows (`struct ibv_mw_bind_info`). Length 0 unbinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MwBind {
+    /// Key of the region, which needs MW_BIND.
+    pub lkey: u32,
+    /// First address in the region.
+    pub addr: u64,
+    pub length: u64,
+    /// Remote access, and ZERO_BASED.
+    pub access: Access,
+}
+
+impl MwBind {
+    /// `len` bytes at `offset` of a region.
+    pub fn of(mr: &Mr, offset: usize, len: usize, access: Access) -> MwBind {
+        MwBind {
+            lkey: mr.lkey(),
+            addr: mr.addr().wrapping_add(offset as u64),
+            length: len as u64,
+            access,
+        }
+    }
+
+    /// Nothing.
+    pub const NONE: MwBind = MwBind {
+        lkey: 0,
+        addr: 0,
+        length: 0,
+        access: Access::NONE,
+    };
+}
+
+impl Pd {
+    /// A window that is not bound. Type 1 works on every queue pair of the protection domain,
+    /// type 2 (2B) on the one that it is bound through.
+    pub fn alloc_mw(&self, kind: WindowType) -> Result<Mw, Error> {
+        let (r, _) = self.ctx().call(&AllocMw {
+            pd: self.id(),
+            kind: match kind {
+                WindowType::One => 1,
+                WindowType::Two => 2,
+            },
+        })?;
+        Ok(Mw {
+            pd: self.clone(),
+            kind,
+            home: r.rkey,
+            rkey: AtomicU32::new(r.rkey),
+        })
+    }
+}
+
+impl Mw {
+    /// Key for peers, as of the last bind that was posted.
+    pub fn rkey(&self) -> u32 {
+        self.rkey.load(Ordering::Relaxed)
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> WindowType {
+        self.kind
+    }
+
+    /// Posts a bind under the next key (ibv_bind_mw(3)); completes as BIND_MW. Where it is
+    /// refused the queue pair ends with MW_BIND_ERR. The new key: also in [`Self::rkey`].
+    pub fn bind(&self, qp: &Qp, wr_id: u64, flags: WrFlags, b: &MwBind) -> Result<u32, PostError> {
+        let new = inc_rkey(self.rkey());
+        self.bind_as(qp, wr_id, flags, b, new)?;
+        Ok(new)
+    }
+
+    /// The same under a key of the caller's choice in the low octet.
+    pub fn bind_as(
+        &self,
+        qp: &Qp,
+        wr_id: u64,
+        flags: WrFlags,
+        b: &MwBind,
+        new_rkey: u32,
+    ) -> Result<(), PostError> {
+        qp.post_send(&[self.request(wr_id, b, new_rkey).flags(flags)])?;
+        self.rkey.store(new_rkey, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The work request alone, to be posted among others; then tell [`Self::posted`].
+    pub fn request(&self, wr_id: u64, b: &MwBind, new_rkey: u32) -> SendWr<'static> {
+        SendWr::bind_mw(
+            wr_id,
+            &BindMw {
+                rkey: self.rkey(),
+                new_rkey,
+                lkey: b.lkey,
+                addr: b.addr,
+                length: b.length,
+                access: b.access,
+            },
+        )
+    }
+
+    /// A bind with this key was posted.
+    pub fn posted(&self, rkey: u32) {
+        self.rkey.store(rkey, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        self.pd.ctx().call_quietly(&DeallocMw {
+            rkey: self.home,
+            reserved: 0,
+        });
+    }
+}
