@@ -80,6 +80,87 @@ pub fn send(last: bool, msn: u32, mo: u32, data: &[u8]) -> Vec<u8> {
     fpdu(&u)
 }
 
+/// A tagged DDP segment with these control octets (RFC 5041 section 4.1).
+pub fn tagged(control: [u8; 2], stag: u32, to: u64, data: &[u8]) -> Vec<u8> {
+    let mut u = control.to_vec();
+    u.extend(stag.to_be_bytes());
+    u.extend(to.to_be_bytes());
+    u.extend(data);
+    fpdu(&u)
+}
+
+/// An untagged DDP segment with these control octets (RFC 5041 section 4.2). `stag`: the STag to
+/// invalidate, or reserved.
+pub fn untagged(control: [u8; 2], stag: u32, qn: u32, msn: u32, mo: u32, data: &[u8]) -> Vec<u8> {
+    let mut u = control.to_vec();
+    for field in [stag, qn, msn, mo] {
+        u.extend(field.to_be_bytes());
+    }
+    u.extend(data);
+    fpdu(&u)
+}
+
+/// An RDMA Read Request (RFC 5040 section 4.4).
+#[derive(Clone, Copy)]
+pub struct ReadRequest {
+    pub sink_stag: u32,
+    pub sink_to: u64,
+    pub size: u32,
+    pub src_stag: u32,
+    pub src_to: u64,
+}
+
+impl ReadRequest {
+    /// Its 28 octets.
+    pub fn octets(&self) -> Vec<u8> {
+        let mut b = self.sink_stag.to_be_bytes().to_vec();
+        b.extend(self.sink_to.to_be_bytes());
+        b.extend(self.size.to_be_bytes());
+        b.extend(self.src_stag.to_be_bytes());
+        b.extend(self.src_to.to_be_bytes());
+        b
+    }
+
+    /// As the message number `msn` of queue 1.
+    pub fn message(&self, msn: u32) -> Vec<u8> {
+        untagged([0x41, 0x41], 0, 1, msn, 0, &self.octets())
+    }
+}
+
+/// An Atomic Request (RFC 7306 section 5).
+#[derive(Clone, Copy, Default)]
+pub struct AtomicRequest {
+    /// 0 FetchAdd, 2 CmpSwap.
+    pub op: u32,
+    pub id: u32,
+    pub stag: u32,
+    pub to: u64,
+    pub add_or_swap: u64,
+    pub mask: u64,
+    pub compare: u64,
+    pub compare_mask: u64,
+}
+
+impl AtomicRequest {
+    /// As the message number `msn` of queue 1.
+    pub fn message(&self, msn: u32) -> Vec<u8> {
+        let mut b = Vec::new();
+        for field in [self.op, self.id, self.stag] {
+            b.extend(field.to_be_bytes());
+        }
+        for field in [
+            self.to,
+            self.add_or_swap,
+            self.mask,
+            self.compare,
+            self.compare_mask,
+        ] {
+            b.extend(field.to_be_bytes());
+        }
+        untagged([0x41, 0x4a], 0, 1, msn, 0, &b)
+    }
+}
+
 /// The Terminate that this side expects: control words, then what is quoted.
 pub fn terminate(control: [u8; 4], quoted: &[u8]) -> Vec<u8> {
     let mut u = vec![0x41, 0x47, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0];

@@ -1,98 +1,20 @@
 //! siwd connects to listeners of Linux that do not do what they should, and to one, written by
 //! hand, that does.
 
-mod common;
-
-use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use common::net::{Netns, lacks_network};
-use common::peer::{C, M, Peer, R, S, reply, request, with_markers, write};
-use common::*;
-use siw::{CmEvent, ConnInfo, ConnectOptions, Data, Opcode, SendWr, WcStatus, WrFlags};
-
-const CONFIG: &str = r#"
-[dpdk]
-hugepages = "never"
-buffers = 4096
-[[device]]
-name = "siw0"
-devargs = "net_tap0,iface=tap0"
-mac = "02:00:00:77:00:01"
-addresses = ["10.77.0.1/24", "fd77::1/64"]
-[device.mpa]
-reply_timeout_ms = 700
-"#;
-
-struct Bench {
-    app: End,
-    listener: TcpListener,
-    to: SocketAddr,
-    _ns: Netns,
-    _siwd: Daemon,
-}
-
-impl Bench {
-    fn new() -> Bench {
-        Bench::at("10.77.0.2:0")
-    }
-
-    fn at(addr: &str) -> Bench {
-        let ns = Netns::new();
-        let siwd = ns.siwd(CONFIG, &[]);
-        ns.address("tap0", "10.77.0.2/24");
-        ns.address("tap0", "fd77::2/64");
-        ns.ip("link set tap0 up");
-        ns.wait_ping("10.77.0.1".parse().unwrap());
-        let listener = ns.run(|| TcpListener::bind(addr)).unwrap();
-        let to = listener.local_addr().unwrap();
-        let app = End::new(&siwd.context(), 65_536);
-        Bench {
-            app,
-            listener,
-            to,
-            _ns: ns,
-            _siwd: siwd,
-        }
-    }
-
-    fn connect(&self, opt: &ConnectOptions<'_>) {
-        self.app.qp.connect(&self.app.cm, self.to, opt).unwrap();
-    }
-
-    /// Connects, takes the request, gives this answer.
-    fn answer(&self, bytes: &[u8]) -> Peer {
-        self.connect(&ConnectOptions::default());
-        let mut peer = Peer::accept(&self.listener);
-        peer.take_mpa(b"MPA ID Req Frame");
-        peer.send(bytes);
-        peer
-    }
-
-    fn event(&self) -> CmEvent {
-        self.app.cm.get_event(Some(PATIENCE)).unwrap()
-    }
-
-    fn fails(&self, words: &str) {
-        match self.event() {
-            CmEvent::ConnectError(i) => assert!(i.reason.contains(words) && i.errno > 0, "{i:?}"),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn established(&self) -> ConnInfo {
-        match self.event() {
-            CmEvent::Established(i) => i,
-            other => panic!("{other:?}"),
-        }
-    }
-}
+use crate::bench::Initiator;
+use crate::common::net::lacks_network;
+use crate::common::peer::{C, M, Peer, R, S, reply, request, with_markers, write};
+use crate::common::*;
+use crate::skip_if;
+use siw::{CmEvent, ConnectOptions, Data, Opcode, SendWr, WcStatus, WrFlags};
 
 #[test]
 fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_first() {
     skip_if!(lacks_network());
     for addr in ["10.77.0.2:0", "[fd77::2]:0"] {
-        let b = Bench::at(addr);
+        let b = Initiator::at(addr);
         let opt = ConnectOptions {
             private_data: b"hi",
             ord: 4,
@@ -143,7 +65,7 @@ fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_fi
 #[test]
 fn a_responder_without_ready_to_receive_is_met_without_it() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     // As Linux siw answers with A clear: no RTR.
     let mut peer = b.answer(&reply(S, 2, &[0, 1, 0, 1]));
     let info = b.established();
@@ -163,7 +85,7 @@ fn a_responder_without_ready_to_receive_is_met_without_it() {
 #[test]
 fn a_responder_that_asks_for_markers_gets_them_from_the_first_fpdu_on() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     let mut peer = b.answer(&reply(M | S | C, 2, &[0x80, 1, 0x80, 1]));
     b.established();
     let rtr = with_markers(&write(true, 1, 0, b""));
@@ -173,7 +95,7 @@ fn a_responder_that_asks_for_markers_gets_them_from_the_first_fpdu_on() {
 #[test]
 fn garbage_instead_of_a_reply_is_a_connect_error_that_says_so() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     for (answer, words) in [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "key is wrong"),
         (request(S | C, 2, &[0, 1, 0, 1]), "initiator"),
@@ -194,9 +116,9 @@ fn garbage_instead_of_a_reply_is_a_connect_error_that_says_so() {
 }
 
 #[test]
-fn a_reject_brings_the_private_data_of_the_peer() {
+fn c16_a_reject_brings_the_private_data_of_the_peer() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     let mut peer = b.answer(&reply(R | S | C, 2, &[0, 1, 0, 1, b'n', b'o']));
     match b.event() {
         CmEvent::Rejected(i) => assert_eq!(i.private_data, b"no"),
@@ -206,9 +128,9 @@ fn a_reject_brings_the_private_data_of_the_peer() {
 }
 
 #[test]
-fn an_unusable_reply_with_a_ready_to_receive_nobody_offered_is_terminated() {
+fn c22_an_unusable_reply_with_a_ready_to_receive_nobody_offered_is_terminated() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     // A and B: a zero-length Send, which was not offered.
     let mut peer = b.answer(&reply(S | C, 2, &[0xc0, 1, 0, 1]));
     let t = peer.take_fpdu();
@@ -224,7 +146,7 @@ fn an_unusable_reply_with_a_ready_to_receive_nobody_offered_is_terminated() {
 #[test]
 fn a_reset_of_revision_2_leads_to_a_second_attempt_with_revision_1() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     b.connect(&ConnectOptions {
         private_data: b"again",
         ..Default::default()
@@ -250,7 +172,7 @@ fn a_reset_of_revision_2_leads_to_a_second_attempt_with_revision_1() {
 #[test]
 fn a_peer_that_always_resets_is_tried_twice_and_told() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     b.connect(&ConnectOptions::default());
     for _ in 0..2 {
         let mut peer = Peer::accept(&b.listener);
@@ -265,7 +187,7 @@ fn a_peer_that_always_resets_is_tried_twice_and_told() {
 #[test]
 fn a_peer_that_closes_instead_of_answering_is_told_and_not_tried_again() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     b.connect(&ConnectOptions::default());
     let mut peer = Peer::accept(&b.listener);
     peer.take_mpa(b"MPA ID Req Frame");
@@ -274,9 +196,9 @@ fn a_peer_that_closes_instead_of_answering_is_told_and_not_tried_again() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_unreachable_after_the_reply_timeout() {
+fn c13_a_peer_that_never_answers_is_unreachable_after_the_reply_timeout() {
     skip_if!(lacks_network());
-    let b = Bench::new();
+    let b = Initiator::new();
     let began = Instant::now();
     let mut peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1])[..19]);
     match b.event() {
@@ -294,13 +216,13 @@ fn a_peer_that_never_answers_is_unreachable_after_the_reply_timeout() {
 #[test]
 fn a_closed_port_and_an_absent_host_are_told_apart() {
     skip_if!(lacks_network());
-    let Bench {
+    let Initiator {
         app,
         listener,
         to,
         _ns,
         _siwd,
-    } = Bench::new();
+    } = Initiator::new();
     drop(listener);
     app.qp
         .connect(&app.cm, to, &ConnectOptions::default())
@@ -317,4 +239,28 @@ fn a_closed_port_and_an_absent_host_are_told_apart() {
         CmEvent::Unreachable(i) => assert!(i.reason.contains("no neighbour"), "{i:?}"),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn c23_a_responder_that_reads_deeper_than_the_device_may_is_terminated_with_2_0_06() {
+    skip_if!(lacks_network());
+    let b = Initiator::new();
+    // ORD 200; a device has 128 at most.
+    let mut peer = b.answer(&reply(S | C, 2, &[0x80, 1, 0x80, 200]));
+    let t = peer.take_fpdu();
+    assert_eq!(t[18..22], [0x20, 0x06, 0, 0]);
+    assert_eq!(peer.rest(), b"");
+    b.fails("exceeds the 128 inbound reads");
+}
+
+#[test]
+fn c26_an_initiator_whose_queue_pair_goes_in_set_up_closes() {
+    skip_if!(lacks_network());
+    let b = Initiator::new();
+    b.connect(&ConnectOptions::default());
+    let mut peer = Peer::accept(&b.listener);
+    peer.take_mpa(b"MPA ID Req Frame");
+    let Initiator { app, .. } = b;
+    drop(app.qp);
+    assert_eq!(peer.rest(), b"");
 }
