@@ -2,7 +2,8 @@
 //!
 //! A work request occupies its place in the queue until its completion is polled, as with
 //! hardware: an application that posts until ENOMEM and polls late cannot overflow a completion
-//! queue that is as long as its work queues.
+//! queue that is as long as its work queues. An unsignaled request leaves its place when it is
+//! done: one that fails completes visibly in the place that it still has.
 
 use siw_shm::Cqe;
 use std::collections::HashMap;
@@ -18,12 +19,100 @@ pub(crate) struct Credit {
     pub receives: AtomicU32,
 }
 
-impl Credit {
-    /// Whether `posted` requests, of which this many completions were polled, fill a queue.
-    /// An error completes unsignaled requests too: more than was counted as posted.
+/// Places of a receive queue: every request completes visibly.
+pub(crate) struct ReceivePlaces {
+    posted: u32,
+    most: u32,
+}
+
+impl ReceivePlaces {
+    /// All free.
+    pub fn new(most: u32, credit: &Credit) -> Self {
+        ReceivePlaces {
+            posted: credit.receives.load(Ordering::Acquire),
+            most,
+        }
+    }
+
     #[inline]
-    pub fn is_full(polled: &AtomicU32, posted: u32, most: u32) -> bool {
-        posted.wrapping_sub(polled.load(Ordering::Acquire)) as i32 >= most as i32
+    pub fn is_full(&self, credit: &Credit) -> bool {
+        let polled = credit.receives.load(Ordering::Acquire);
+        self.posted.wrapping_sub(polled) >= self.most
+    }
+
+    #[inline]
+    pub fn take(&mut self) {
+        self.posted = self.posted.wrapping_add(1);
+    }
+}
+
+/// Places of a send queue.
+pub(crate) struct SendPlaces {
+    /// Which requests are signaled, by place; a power of two of bits.
+    signaled: Box<[u64]>,
+    posted: u32,
+    /// Requests that are known to be done.
+    done: u32,
+    /// Signaled ones among them.
+    done_signaled: u32,
+    most: u32,
+    /// Places that are free for sure.
+    free: u32,
+}
+
+impl SendPlaces {
+    /// All free.
+    pub fn new(most: u32, credit: &Credit) -> Self {
+        let words = (most as usize).div_ceil(64).next_power_of_two();
+        SendPlaces {
+            signaled: vec![0; words].into(),
+            posted: 0,
+            done: 0,
+            done_signaled: credit.sends.load(Ordering::Acquire),
+            most,
+            free: most,
+        }
+    }
+
+    /// Whether a request finds no place; `done` counts those that the daemon has finished, and is
+    /// looked at when the places known to be free are used up.
+    #[inline]
+    pub fn is_full(&mut self, credit: &Credit, done: impl FnOnce() -> u32) -> bool {
+        self.free == 0 && self.look(credit, done())
+    }
+
+    fn look(&mut self, credit: &Credit, done: u32) -> bool {
+        // The daemon cannot have finished more than was posted.
+        let news = done
+            .wrapping_sub(self.done)
+            .min(self.posted.wrapping_sub(self.done));
+        for _ in 0..news {
+            let (word, bit) = self.place(self.done);
+            self.done_signaled = self
+                .done_signaled
+                .wrapping_add((self.signaled[word] >> bit & 1) as u32);
+            self.done = self.done.wrapping_add(1);
+        }
+        let polled = credit.sends.load(Ordering::Acquire);
+        // An error completes unsignaled requests too: more are polled than were signaled.
+        let unpolled = (self.done_signaled.wrapping_sub(polled) as i32).max(0) as u32;
+        let used = self.posted.wrapping_sub(self.done) + unpolled;
+        self.free = self.most.saturating_sub(used);
+        self.free == 0
+    }
+
+    fn place(&self, request: u32) -> (usize, u32) {
+        let bit = request as usize & (self.signaled.len() * 64 - 1);
+        (bit / 64, bit as u32 % 64)
+    }
+
+    #[inline]
+    pub fn take(&mut self, signaled: bool) {
+        let (word, bit) = self.place(self.posted);
+        let w = &mut self.signaled[word];
+        *w = *w & !(1 << bit) | u64::from(signaled) << bit;
+        self.posted = self.posted.wrapping_add(1);
+        self.free -= 1;
     }
 }
 
@@ -86,5 +175,85 @@ impl Credits {
             add(&credit.receives, receives);
             add(&credit.sends, run.len() as u32 - receives);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wc(qp_num: u32, opcode: siw_shm::WcOpcode) -> Cqe {
+        Cqe {
+            qp_num,
+            opcode,
+            ..Cqe::default()
+        }
+    }
+
+    #[test]
+    fn places_are_those_that_a_flush_could_need() {
+        let credit = Credit::default();
+        for most in [1u32, 3, 64, 100] {
+            let mut p = SendPlaces::new(most, &credit);
+            let (mut posted, mut done) = (0u32, 0u32);
+            let mut queue = std::collections::VecDeque::new();
+            let mut unpolled = 0;
+            let mut x = 88172645463325252u64;
+            for _ in 0..20_000 {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                match x % 4 {
+                    0 | 1 => {
+                        let full = posted - done + unpolled >= most;
+                        assert_eq!(p.is_full(&credit, || done), full, "{most}");
+                        if !full {
+                            let signaled = x & 64 == 0;
+                            p.take(signaled);
+                            queue.push_back(signaled);
+                            posted += 1;
+                        }
+                    }
+                    2 => {
+                        if let Some(signaled) = queue.pop_front() {
+                            done += 1;
+                            unpolled += u32::from(signaled);
+                        }
+                    }
+                    _ => {
+                        if unpolled > 0 {
+                            unpolled -= 1;
+                            credit.sends.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            }
+            credit.sends.fetch_add(unpolled, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn completions_are_counted_for_their_queue_pair_and_kind() {
+        use siw_shm::WcOpcode as O;
+        let (a, b) = (Arc::<Credit>::default(), Arc::<Credit>::default());
+        let mut all = Credits::default();
+        all.attach(1, &a);
+        all.attach(2, &b);
+        all.count(&[
+            wc(1, O::SEND),
+            wc(1, O::RECV),
+            wc(2, O::RDMA_READ),
+            wc(1, O::RECV),
+        ]);
+        all.count(&[wc(3, O::SEND), wc(2, O::RECV_RDMA_WITH_IMM)]);
+        all.detach(2);
+        all.count(&[wc(2, O::SEND)]);
+        let read = |c: &Credit| {
+            (
+                c.sends.load(Ordering::Relaxed),
+                c.receives.load(Ordering::Relaxed),
+            )
+        };
+        assert_eq!((read(&a), read(&b)), ((1, 2), (1, 1)));
     }
 }

@@ -2,7 +2,7 @@
 //! no system call unless the worker sleeps.
 
 use crate::cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions};
-use crate::credit::Credit;
+use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::{Cq, Data, Error, Pd, PostError, RecvWr, SendWr, Srq, WrFlags};
 use siw_shm::control::{
     Addr, Connect, CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp,
@@ -12,7 +12,6 @@ use siw_shm::work_queue::SqWatch;
 use siw_shm::{Region, RqProducer, SqProducer, WqeError};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What a QP is created with (ibv_create_qp(3)).
@@ -89,15 +88,15 @@ pub struct QpAttr {
 #[derive(Clone)]
 pub struct Qp(Arc<QpInner>);
 
-/// One end of a ring, and how many of its requests will complete visibly.
-struct Posting<P> {
+/// One end of a ring, and which places of it are taken.
+struct Posting<P, T> {
     ring: P,
-    posted: u32,
+    places: T,
 }
 
 struct QpInner {
-    sq: SpinLock<Posting<SqProducer>>,
-    rq: SpinLock<Posting<RqProducer>>,
+    sq: SpinLock<Posting<SqProducer, SendPlaces>>,
+    rq: SpinLock<Posting<RqProducer, ReceivePlaces>>,
     credit: Arc<Credit>,
     watch: SqWatch,
     caps: QpReply,
@@ -185,11 +184,11 @@ impl Pd {
             watch: sq.watch(),
             sq: SpinLock::new(Posting {
                 ring: sq,
-                posted: 0,
+                places: SendPlaces::new(r.max_send_wr, &credit),
             }),
             rq: SpinLock::new(Posting {
                 ring: rq,
-                posted: 0,
+                places: ReceivePlaces::new(r.max_recv_wr, &credit),
             }),
             credit,
             caps: r,
@@ -279,13 +278,12 @@ impl Qp {
                 if self.0.sig_all {
                     wr.flags = wr.flags | WrFlags::SIGNALED;
                 }
-                let visible = wr.flags.contains(WrFlags::SIGNALED);
-                let (polled, most) = (&self.0.credit.sends, self.0.caps.max_send_wr);
-                if visible && Credit::is_full(polled, sq.posted, most) {
+                let done = || self.0.watch.wr_done();
+                if sq.places.is_full(&self.0.credit, done) {
                     return Err(Error::QueueFull);
                 }
                 sq.ring.push(&wr)?;
-                sq.posted = sq.posted.wrapping_add(visible.into());
+                sq.places.take(wr.flags.contains(WrFlags::SIGNALED));
                 Ok(())
             });
             if let Err(error) = pushed {
@@ -317,7 +315,7 @@ impl Qp {
         for (index, wr) in list.iter().enumerate() {
             let pushed = if wr.sges.len() > self.0.caps.max_recv_sge as usize {
                 Err(WqeError::TooManySge(wr.sges.len()).into())
-            } else if Credit::is_full(&self.0.credit.receives, rq.posted, self.0.caps.max_recv_wr) {
+            } else if rq.places.is_full(&self.0.credit) {
                 Err(Error::QueueFull)
             } else {
                 rq.ring.push(wr).map_err(Error::from)
@@ -326,7 +324,7 @@ impl Qp {
                 result = Err(PostError { index, error });
                 break;
             }
-            rq.posted = rq.posted.wrapping_add(1);
+            rq.places.take();
         }
         rq.ring.publish();
         drop(rq);
@@ -389,9 +387,8 @@ impl Qp {
             state: QpState::Idle as u32,
         })?;
         (sq.ring, rq.ring) = rings(&self.0.region, &self.0.caps)?;
-        let credit = &self.0.credit;
-        sq.posted = credit.sends.load(Ordering::Acquire);
-        rq.posted = credit.receives.load(Ordering::Acquire);
+        sq.places = SendPlaces::new(self.0.caps.max_send_wr, &self.0.credit);
+        rq.places = ReceivePlaces::new(self.0.caps.max_recv_wr, &self.0.credit);
         Ok(())
     }
 

@@ -277,12 +277,19 @@ struct Hostile {
     _fds: Vec<std::os::fd::OwnedFd>,
     queues: Arc<Region>,
     qp: m::QpReply,
+    /// In `queues` too.
+    srq: m::SrqReply,
     bells: Region,
     wake: std::os::fd::OwnedFd,
 }
 
 impl Hostile {
     fn new(d: &Daemon, end: &End) -> Hostile {
+        Hostile::with(d, end, false)
+    }
+
+    /// `shared`: the queue pair receives through a shared receive queue.
+    fn with(d: &Daemon, end: &End, shared: bool) -> Hostile {
         let conn = Conn::connect(&d.socket).unwrap();
         let hello = m::Hello {
             version: m::VERSION.into(),
@@ -311,6 +318,13 @@ impl Hostile {
         };
         let (cq, mut cq_fds) = conn.call(3, &cq, &[]).unwrap();
         let region = cq_fds.pop().unwrap();
+        let srq = m::CreateSrq {
+            pd: pd.id,
+            max_wr: 16,
+            max_sge: 4,
+            limit: if shared { 4 } else { 0 },
+        };
+        let (srq, _) = conn.call(7, &srq, &[]).unwrap();
         let create = m::CreateQp {
             pd: pd.id,
             send_cq: cq.cq,
@@ -321,7 +335,7 @@ impl Hostile {
             max_recv_sge: 4,
             max_inline: 64,
             sq_sig_all: 1,
-            srq: 0,
+            srq: if shared { srq.srq } else { 0 },
         };
         let (qp, _) = conn.call(4, &create, &[]).unwrap();
         let queues = Arc::new(Region::map(region, qp.mem.region_len as usize).unwrap());
@@ -364,6 +378,7 @@ impl Hostile {
             _fds: fds,
             queues,
             qp,
+            srq,
             bells,
             wake,
         }
@@ -430,6 +445,42 @@ fn garbage_work_requests_end_their_queue_pair_and_nothing_else() {
         }
     }
     ping(&a, &b);
+}
+
+#[test]
+fn a_hostile_shared_receive_queue_ends_its_own_streams_only() {
+    use std::sync::atomic::Ordering::SeqCst;
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    for seed in 1..20 {
+        let end = End::new(&d.context(), 4096);
+        let h = Hostile::with(&d, &end, true);
+        let at = h.srq.mem.offset as usize;
+        let mut slots = pattern(seed, 64 * 16);
+        if seed % 2 == 0 {
+            // A receive of one element: garbage address and key.
+            slots[..4].copy_from_slice(&[0x80, 0, 1, 1]);
+        }
+        let first = at + siw_shm::shared_receive_queue::HEADER;
+        h.queues.write(first, &slots).unwrap();
+        let tail = [1, 16, 17, u32::MAX][seed as usize % 4];
+        h.queues.atomic_u32(at).unwrap().store(tail, SeqCst);
+        end.qp
+            .post_send(&[SendWr::send(1, Data::Inline(b"x"))])
+            .unwrap();
+        loop {
+            match end.cm.get_event(Some(PATIENCE)).unwrap() {
+                CmEvent::Disconnected(_) => break,
+                CmEvent::Established(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        // An index that cannot be closes the client.
+        if tail > 16 {
+            assert!(h.conn.recv().is_err());
+        }
+        ping(&a, &b);
+    }
 }
 
 #[test]

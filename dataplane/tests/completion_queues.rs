@@ -235,6 +235,57 @@ fn posting_until_enomem_without_polling_overflows_no_queue() {
 }
 
 #[test]
+fn an_error_behind_unpolled_completions_overflows_no_queue() {
+    let d = Daemon::loopback();
+    let init = QpInit {
+        max_send_wr: 16,
+        ..QpInit::default()
+    };
+    let mut a = with_channel(&d, 16, &init).end;
+    let rcq = Cq::new(&a.ctx, 64, None).unwrap();
+    for round in 0..5u64 {
+        a.qp = a.pd.create_qp(&a.cq, &rcq, &init).unwrap();
+        a.cm = siw::CmChannel::new(&a.ctx).unwrap();
+        let b = End::with(&d.context(), 4096, &deep());
+        to_siw1(&a, &b);
+        for i in 0..8 {
+            write(&a, &b, i).unwrap();
+        }
+        while a.qp.outstanding_sends() > 0 {
+            std::thread::yield_now();
+        }
+        // Eight completions wait; the daemon takes no more for now.
+        let paused = d.pause();
+        let mut posted = 8;
+        while posted < 30 {
+            let flags = if posted % 4 == round % 4 {
+                WrFlags::SIGNALED
+            } else {
+                WrFlags::NONE
+            };
+            // The first of them fails, the others are flushed.
+            let lkey = if posted == 8 { 1 } else { a.mr.lkey() };
+            let sge = [siw::Sge {
+                lkey,
+                ..a.mr.sge(0, 1)
+            }];
+            let wr = SendWr::write(posted, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
+            if a.qp.post_send(&[wr.flags(flags)]).is_err() {
+                break;
+            }
+            posted += 1;
+        }
+        assert_eq!(posted, 16);
+        drop(paused);
+        for i in 0..16 {
+            let wc = a.wc_polled();
+            assert_eq!((wc.wr_id, wc.status == WcStatus::SUCCESS), (i, i < 8));
+        }
+        assert_eq!(a.cq.poll(&mut [Wc::default()]).unwrap(), 0);
+    }
+}
+
+#[test]
 fn a_moderated_queue_raises_one_event_for_many_completions_or_after_a_while() {
     let d = Daemon::loopback();
     let Armed { end: a, channel } = with_channel(&d, 256, &deep());

@@ -66,6 +66,23 @@ fn a_query_tells_the_state_the_depths_and_the_addresses() {
 }
 
 #[test]
+fn a_responder_is_ready_to_receive_until_the_first_fpdu_comes() {
+    let d = Daemon::loopback();
+    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    // Revision 1 has no ready-to-receive message of its own.
+    let opt = ConnectOptions {
+        mpa_rev: Some(1),
+        ..Default::default()
+    };
+    connect_with(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap(), &opt);
+    assert_eq!((state(&a), state(&b)), (QpState::Rts, QpState::Rtr));
+    let wr = SendWr::write(1, Data::Inline(b"x"), b.mr.addr(), b.mr.rkey());
+    a.qp.post_send(&[wr]).unwrap();
+    assert_eq!(a.wc().status, WcStatus::SUCCESS);
+    assert_eq!(state(&b), QpState::Rts);
+}
+
+#[test]
 fn sqd_holds_new_sends_back_and_rts_lets_them_go() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 4096);

@@ -142,5 +142,8 @@ pub struct IdReply {
 }
 
 const _: () = assert!(size_of::<Header>() == 24 && size_of::<Addr>() == 24);
+const _: () = assert!(size_of::<Limits>() == 96 && size_of::<QueueRef>() == 24);
+const _: () = assert!(size_of::<SrqReply>() == 48 && size_of::<ModifySrq>() == 16);
+const _: () = assert!(size_of::<QpStateReply>() == 72 && size_of::<CqReply>() == 40);
 const _: () = assert!(size_of::<StatsReply>() + size_of::<Header>() <= MAX_PACKET);
 const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEvent>() == 736);
