@@ -21,7 +21,10 @@ extern "C" {
 
 typedef struct siw_context siw_context;   /* connection to the daemon */
 typedef struct siw_pd siw_pd;             /* protection domain */
+typedef struct siw_arena siw_arena;       /* memory to register parts of */
 typedef struct siw_mr siw_mr;             /* registered memory */
+typedef struct siw_fast_mr siw_fast_mr;   /* pages registered by work requests */
+typedef struct siw_mw siw_mw;             /* memory window */
 typedef struct siw_channel siw_channel;   /* completion channel */
 typedef struct siw_cq siw_cq;             /* completion queue */
 typedef struct siw_srq siw_srq;           /* shared receive queue */
@@ -35,7 +38,10 @@ enum {
 	SIW_ACCESS_LOCAL_WRITE = 1,
 	SIW_ACCESS_REMOTE_WRITE = 2,
 	SIW_ACCESS_REMOTE_READ = 4,
+	SIW_ACCESS_REMOTE_ATOMIC = 8,
+	SIW_ACCESS_MW_BIND = 16,
 	SIW_ACCESS_ZERO_BASED = 32,
+	SIW_ACCESS_RELAXED_ORDERING = 1 << 20,
 };
 
 enum siw_opcode {
@@ -43,6 +49,14 @@ enum siw_opcode {
 	SIW_WR_RDMA_READ = 2,
 	SIW_WR_SEND = 3,
 	SIW_WR_SEND_WITH_INV = 4,
+	SIW_WR_RDMA_WRITE_WITH_IMM = 5,
+	SIW_WR_SEND_WITH_IMM = 6,
+	SIW_WR_ATOMIC_FETCH_AND_ADD = 7,
+	SIW_WR_ATOMIC_CMP_AND_SWP = 8,
+	SIW_WR_LOCAL_INV = 9,
+	SIW_WR_REG_MR = 10,
+	SIW_WR_BIND_MW = 11,
+	SIW_WR_RDMA_READ_WITH_INV = 12,
 };
 
 /* Flags of send work requests. */
@@ -57,7 +71,12 @@ enum siw_wc_opcode {
 	SIW_WC_SEND = 0,
 	SIW_WC_RDMA_WRITE = 1,
 	SIW_WC_RDMA_READ = 2,
+	SIW_WC_COMP_SWAP = 3,
+	SIW_WC_FETCH_ADD = 4,
+	SIW_WC_BIND_MW = 5,
+	SIW_WC_LOCAL_INV = 6, /* also of REG_MR */
 	SIW_WC_RECV = 128,
+	SIW_WC_RECV_RDMA_WITH_IMM = 129,
 };
 
 enum siw_wc_status {
@@ -66,6 +85,8 @@ enum siw_wc_status {
 	SIW_WC_LOC_QP_OP_ERR = 2,
 	SIW_WC_LOC_PROT_ERR = 4,
 	SIW_WC_WR_FLUSH_ERR = 5,
+	SIW_WC_MW_BIND_ERR = 6, /* BIND_MW or REG_MR refused */
+	SIW_WC_BAD_RESP_ERR = 7,
 	SIW_WC_LOC_ACCESS_ERR = 8,
 	SIW_WC_REM_INV_REQ_ERR = 9,
 	SIW_WC_REM_ACCESS_ERR = 10,
@@ -74,7 +95,7 @@ enum siw_wc_status {
 	SIW_WC_GENERAL_ERR = 21,
 };
 
-enum { SIW_WC_WITH_INV = 8, SIW_WC_SOLICITED = 0x100 };
+enum { SIW_WC_WITH_IMM = 2, SIW_WC_WITH_INV = 8, SIW_WC_SOLICITED = 0x100 };
 
 enum siw_qp_state {
 	SIW_QPS_IDLE = 0,
@@ -92,16 +113,50 @@ struct siw_sge {
 	uint32_t lkey;
 };
 
+/* What a memory window shows; length 0 unbinds it (ibv_bind_mw(3)). */
+struct siw_mw_bind {
+	uint64_t addr; /* in the region */
+	uint64_t length;
+	uint32_t lkey; /* of a region with SIW_ACCESS_MW_BIND */
+	uint32_t access; /* SIW_ACCESS_REMOTE_*, SIW_ACCESS_ZERO_BASED */
+};
+
 struct siw_send_wr {
 	uint64_t wr_id;
 	const struct siw_sge *sg_list;
 	uint32_t num_sge;
 	uint32_t opcode;      /* enum siw_opcode */
 	uint32_t flags;       /* SIW_SEND_* */
-	uint32_t inv_rkey;    /* SEND_WITH_INV */
-	uint64_t remote_addr; /* RDMA_WRITE, RDMA_READ */
+	union {
+		uint32_t inv_rkey; /* SEND_WITH_INV: the peer's; LOCAL_INV: one of this side */
+		uint32_t imm_data; /* RDMA_WRITE_WITH_IMM, SEND_WITH_IMM */
+	};
+	uint64_t remote_addr; /* RDMA_WRITE*, RDMA_READ*, ATOMIC_* */
 	uint32_t rkey;
 	uint32_t reserved;
+	union {
+		/* On the 8-aligned word at remote_addr; its old value goes to sg_list. Masks of
+		 * zero: the plain operation (RFC 7306 section 5.2). */
+		struct {
+			uint64_t compare_add; /* FETCH_AND_ADD: what to add */
+			uint64_t swap;
+			uint64_t compare_add_mask;
+			uint64_t swap_mask;
+		} atomic;
+		struct {
+			siw_mw *mw;
+			struct siw_mw_bind info;
+			uint32_t rkey; /* from then on; siw_inc_rkey(siw_mw_rkey(mw)) */
+			uint32_t reserved;
+		} bind_mw;
+		/* What siw_map_fast_mr took is addressed from iova on. */
+		struct {
+			siw_fast_mr *mr;
+			uint64_t iova;
+			uint32_t key; /* from then on; siw_inc_rkey(siw_fast_mr_key(mr)) */
+			uint32_t access;
+		} reg_mr;
+	};
 };
 
 struct siw_recv_wr {
@@ -118,7 +173,10 @@ struct siw_wc {
 	uint32_t qp_num;
 	uint32_t byte_len;
 	uint32_t flags;
-	uint32_t invalidated_rkey;
+	union {
+		uint32_t invalidated_rkey; /* SIW_WC_WITH_INV */
+		uint32_t imm_data;         /* SIW_WC_WITH_IMM */
+	};
 	uint32_t vendor_err;
 	uint32_t reserved;
 };
@@ -180,6 +238,8 @@ struct siw_limits {
 	uint32_t max_initiator_depth;
 	uint32_t max_responder_resources;
 	uint32_t max_private_data;
+	uint32_t max_mw; /* together with the regions: max_mr */
+	uint32_t max_fast_pages;
 	uint32_t reserved;
 	uint64_t max_msg;
 	uint64_t max_mr_size;
@@ -282,6 +342,55 @@ void siw_dealloc_pd(siw_pd *pd);
 int siw_alloc_mr(siw_pd *pd, size_t len, uint32_t access, siw_mr **out);
 /* Nobody touches the memory any more when it returns. */
 void siw_free_mr(siw_mr *mr);
+/* The same, unless memory windows are bound to it: EBUSY, and it stays. */
+int siw_dereg_mr(siw_mr *mr);
+
+/* Zeroed memory, from hugepages if there are any and huge is not 0. Lives until it and
+ * everything registered in it is freed. */
+int siw_alloc_arena(siw_context *ctx, size_t len, int huge, siw_arena **out);
+void siw_free_arena(siw_arena *arena);
+void *siw_arena_ptr(const siw_arena *arena);
+size_t siw_arena_len(const siw_arena *arena);
+/* len bytes at offset of an arena, named by their address in this process. */
+int siw_reg_mr(siw_pd *pd, siw_arena *arena, size_t offset, size_t len, uint32_t access,
+	       siw_mr **out);
+/* The same, named from iova on. */
+int siw_reg_mr_iova(siw_pd *pd, siw_arena *arena, size_t offset, size_t len, uint64_t iova,
+		    uint32_t access, siw_mr **out);
+/* Deregisters and registers anew, with what flags name changed: new keys. EBUSY while
+ * windows are bound. No other thread uses mr meanwhile (ibv_rereg_mr(3)). */
+enum { SIW_REREG_TRANSLATION = 1, SIW_REREG_PD = 2, SIW_REREG_ACCESS = 4 };
+int siw_rereg_mr(siw_mr *mr, uint32_t flags, siw_pd *pd, siw_arena *arena, size_t offset,
+		 size_t len, uint32_t access);
+
+/* Up to max_pages pages of an arena that SIW_WR_REG_MR puts under one key. */
+int siw_alloc_fast_mr(siw_pd *pd, siw_arena *arena, uint32_t max_pages, siw_fast_mr **out);
+void siw_free_fast_mr(siw_fast_mr *mr);
+/* lkey and rkey, as of the last SIW_WR_REG_MR that was posted. */
+uint32_t siw_fast_mr_key(const siw_fast_mr *mr);
+struct siw_range {
+	size_t offset; /* in the arena */
+	size_t length;
+};
+/* Takes what the next SIW_WR_REG_MR registers: only the first range starts and only the
+ * last one ends inside of a page of 2^page_shift bytes. Number of ranges that fit, or a
+ * negative errno. Not while a SIW_WR_REG_MR is outstanding, nor from two threads. */
+int siw_map_fast_mr(siw_fast_mr *mr, const struct siw_range *ranges, uint32_t n,
+		    uint32_t page_shift);
+
+/* Type 1: for every queue pair of the protection domain; type 2: for the one that it is
+ * bound through, until it is invalidated (2B). */
+int siw_alloc_mw(siw_pd *pd, uint32_t type, siw_mw **out);
+void siw_dealloc_mw(siw_mw *mw);
+/* As of the last bind that was posted. */
+uint32_t siw_mw_rkey(const siw_mw *mw);
+/* Posts SIW_WR_BIND_MW under the next key. */
+int siw_bind_mw(siw_qp *qp, siw_mw *mw, uint64_t wr_id, uint32_t flags,
+		const struct siw_mw_bind *info);
+static inline uint32_t siw_inc_rkey(uint32_t rkey)
+{
+	return (rkey & 0xffffff00u) | ((rkey + 1) & 0xffu);
+}
 void *siw_mr_ptr(const siw_mr *mr);
 uint64_t siw_mr_addr(const siw_mr *mr); /* for work requests and the peer */
 size_t siw_mr_len(const siw_mr *mr);

@@ -315,17 +315,22 @@ impl Mr {
 
     /// Deregisters it and says whether that worked: EBUSY, with the region back, while memory
     /// windows are bound to it (ibv_dereg_mr(3)).
-    pub fn dereg(mut self) -> Result<(), (Mr, Error)> {
-        match self.call_dereg() {
+    pub fn dereg(self) -> Result<(), (Mr, Error)> {
+        match self.deregister() {
             Ok(()) => {
-                self.gone = true;
+                self.forget();
                 Ok(())
             }
             Err(e) => Err((self, e)),
         }
     }
 
-    fn call_dereg(&self) -> Result<(), Error> {
+    /// It is deregistered.
+    pub(crate) fn forget(mut self) {
+        self.gone = true;
+    }
+
+    pub(crate) fn deregister(&self) -> Result<(), Error> {
         self.pd.ctx().call(&DeregMr {
             lkey: self.lkey,
             reserved: 0,

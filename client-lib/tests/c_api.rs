@@ -59,11 +59,38 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
     layout!(c, "siw_send_wr", SiwSendWr, {
         wr_id = "wr_id", sg_list = "sg_list", num_sge = "num_sge", opcode = "opcode",
         flags = "flags", inv_rkey = "inv_rkey", remote_addr = "remote_addr", rkey = "rkey",
+        inv_rkey = "imm_data", what = "atomic", what = "bind_mw", what = "reg_mr",
     });
+    layout!(c, "siw_mw_bind", SiwMwBind, {
+        addr = "addr", length = "length", lkey = "lkey", access = "access",
+    });
+    layout!(c, "siw_range", SiwRange, { offset = "offset", length = "length" });
+    let at = offset_of!(SiwSendWr, what);
+    for (field, offset) in [
+        ("atomic.compare_add", offset_of!(SiwAtomic, compare_add)),
+        ("atomic.swap", offset_of!(SiwAtomic, swap)),
+        (
+            "atomic.compare_add_mask",
+            offset_of!(SiwAtomic, compare_add_mask),
+        ),
+        ("atomic.swap_mask", offset_of!(SiwAtomic, swap_mask)),
+        ("bind_mw.mw", offset_of!(SiwBind, mw)),
+        ("bind_mw.info", offset_of!(SiwBind, info)),
+        ("bind_mw.rkey", offset_of!(SiwBind, rkey)),
+        ("reg_mr.mr", offset_of!(SiwReg, mr)),
+        ("reg_mr.iova", offset_of!(SiwReg, iova)),
+        ("reg_mr.key", offset_of!(SiwReg, key)),
+        ("reg_mr.access", offset_of!(SiwReg, access)),
+    ] {
+        c += &format!(
+            "_Static_assert(offsetof(struct siw_send_wr, {field}) == {}, \"{field}\");\n",
+            at + offset
+        );
+    }
     layout!(c, "siw_recv_wr", SiwRecvWr, { wr_id = "wr_id", sg_list = "sg_list", num_sge = "num_sge" });
     layout!(c, "siw_wc", SiwWc, {
         wr_id = "wr_id", status = "status", opcode = "opcode", qp_num = "qp_num",
-        byte_len = "byte_len", flags = "flags", invalidated_rkey = "invalidated_rkey",
+        byte_len = "byte_len", flags = "flags", invalidated_rkey = "invalidated_rkey", invalidated_rkey = "imm_data",
         vendor_err = "vendor_err",
     });
     layout!(c, "siw_qp_init_attr", SiwQpInitAttr, {
@@ -90,7 +117,7 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         max_srq_wr = "max_srq_wr", max_srq_sge = "max_srq_sge",
         max_initiator_depth = "max_initiator_depth",
         max_responder_resources = "max_responder_resources",
-        max_private_data = "max_private_data", max_msg = "max_msg", max_mr_size = "max_mr_size",
+        max_private_data = "max_private_data", max_mw = "max_mw", max_fast_pages = "max_fast_pages", max_msg = "max_msg", max_mr_size = "max_mr_size",
     });
     layout!(c, "siw_device_attr", SiwDeviceAttr, {
         name = "name", mac = "mac", index = "index", mtu = "mtu", active = "active",
@@ -114,6 +141,43 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
         ("SIW_WR_RDMA_READ", siw::Opcode::Read as u64),
         ("SIW_WR_SEND", siw::Opcode::Send as u64),
         ("SIW_WR_SEND_WITH_INV", siw::Opcode::SendWithInv as u64),
+        (
+            "SIW_WR_RDMA_WRITE_WITH_IMM",
+            siw::Opcode::WriteWithImm as u64,
+        ),
+        ("SIW_WR_SEND_WITH_IMM", siw::Opcode::SendWithImm as u64),
+        ("SIW_WR_ATOMIC_FETCH_AND_ADD", siw::Opcode::FetchAdd as u64),
+        ("SIW_WR_ATOMIC_CMP_AND_SWP", siw::Opcode::CmpSwap as u64),
+        ("SIW_WR_LOCAL_INV", siw::Opcode::LocalInv as u64),
+        ("SIW_WR_REG_MR", siw::Opcode::RegMr as u64),
+        ("SIW_WR_BIND_MW", siw::Opcode::BindMw as u64),
+        ("SIW_WR_RDMA_READ_WITH_INV", siw::Opcode::ReadWithInv as u64),
+        ("SIW_WC_COMP_SWAP", siw::WcOpcode::COMP_SWAP.0.into()),
+        ("SIW_WC_FETCH_ADD", siw::WcOpcode::FETCH_ADD.0.into()),
+        ("SIW_WC_BIND_MW", siw::WcOpcode::BIND_MW.0.into()),
+        ("SIW_WC_LOCAL_INV", siw::WcOpcode::LOCAL_INV.0.into()),
+        (
+            "SIW_WC_RECV_RDMA_WITH_IMM",
+            siw::WcOpcode::RECV_RDMA_WITH_IMM.0.into(),
+        ),
+        ("SIW_WC_MW_BIND_ERR", siw::WcStatus::MW_BIND_ERR.0.into()),
+        ("SIW_WC_BAD_RESP_ERR", siw::WcStatus::BAD_RESP_ERR.0.into()),
+        ("SIW_WC_WITH_IMM", siw::WcFlags::WITH_IMM.0.into()),
+        (
+            "SIW_ACCESS_REMOTE_ATOMIC",
+            siw::Access::REMOTE_ATOMIC.0.into(),
+        ),
+        ("SIW_ACCESS_MW_BIND", siw::Access::MW_BIND.0.into()),
+        (
+            "SIW_ACCESS_RELAXED_ORDERING",
+            siw::Access::RELAXED_ORDERING.0.into(),
+        ),
+        (
+            "SIW_REREG_TRANSLATION",
+            siw_shm::control::REREG_TRANSLATION.into(),
+        ),
+        ("SIW_REREG_PD", siw_shm::control::REREG_PD.into()),
+        ("SIW_REREG_ACCESS", siw_shm::control::REREG_ACCESS.into()),
         ("SIW_SEND_SIGNALED", siw::WrFlags::SIGNALED.0.into()),
         ("SIW_SEND_SOLICITED", siw::WrFlags::SOLICITED.0.into()),
         ("SIW_SEND_FENCE", siw::WrFlags::FENCE.0.into()),
@@ -196,6 +260,17 @@ fn null_pointers_are_refused_and_not_followed() {
         assert_eq!(siw_query_qp(null(), null_mut()), libc::EINVAL);
         assert_eq!(siw_drain_sq(null(), None, null_mut(), 0), libc::EINVAL);
         siw_destroy_srq(null_mut());
+        assert_eq!(siw_dereg_mr(null_mut()), libc::EINVAL);
+        assert_eq!(
+            siw_rereg_mr(null_mut(), 4, null(), null(), 0, 0, 1),
+            libc::EINVAL
+        );
+        assert_eq!(siw_alloc_mw(null(), 2, null_mut()), libc::EINVAL);
+        assert_eq!(siw_bind_mw(null(), null(), 1, 0, null()), libc::EINVAL);
+        assert_eq!(siw_map_fast_mr(null_mut(), null(), 1, 12), -libc::EINVAL);
+        siw_dealloc_mw(null_mut());
+        siw_free_fast_mr(null_mut());
+        siw_free_arena(null_mut());
         assert!(siw_mr_ptr(null()).is_null());
         siw_close(null_mut());
         siw_destroy_qp(null_mut());

@@ -88,3 +88,12 @@ fn a_c_program_shares_a_receive_queue_and_drains_its_send_queue() {
         says_ok(&bin, &Daemon::loopback());
     }
 }
+
+#[test]
+fn a_c_program_uses_atomics_windows_and_fast_registration() {
+    let temp = tempfile::tempdir().unwrap();
+    let Some(bin) = build("windows", temp.path()) else {
+        return;
+    };
+    says_ok(&bin, &Daemon::loopback());
+}

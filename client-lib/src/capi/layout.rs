@@ -1,5 +1,6 @@
 //! The structs of `siw.h`.
 
+use super::SiwWrUnion;
 use crate::{AsyncEvent, Cq, Device, Sge, Srq, Wc};
 use std::ffi::c_char;
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ pub struct SiwSendWr {
     pub remote_addr: u64,
     pub rkey: u32,
     pub reserved: u32,
+    pub what: SiwWrUnion,
 }
 
 /// `struct siw_recv_wr`

@@ -9,11 +9,15 @@
 
 mod cm;
 mod layout;
+mod memory;
+mod memory_layout;
 mod queue_layout;
 mod queues;
 
 pub use cm::*;
 pub use layout::*;
+pub use memory::*;
+pub use memory_layout::*;
 pub use queue_layout::*;
 pub use queues::*;
 
@@ -21,6 +25,7 @@ use crate::{
     Access, CompletionChannel, Context, Cq, Data, Error, Mr, Opcode, Pd, PostError, Qp, QpInit,
     RecvWr, SendWr, Sge, Wc, WcStatus, WrFlags,
 };
+use memory::post_special;
 use rustix::fd::{AsFd, AsRawFd};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -484,6 +489,10 @@ unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), 
     let flags = WrFlags(flags);
     // SAFETY: by the caller's contract.
     let sges = unsafe { slice(wr.sg_list, wr.num_sge as usize) }?;
+    if opcode.is_atomic() || matches!(opcode, Opcode::RegMr | Opcode::BindMw) {
+        // SAFETY: by the caller's contract.
+        return unsafe { post_special(qp, wr, opcode, flags, sges) };
+    }
     let data = if flags.contains(WrFlags::INLINE) {
         // SAFETY: by the caller's contract.
         let n = unsafe { gather(sges, last) }?;

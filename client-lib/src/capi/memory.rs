@@ -1,0 +1,276 @@
+//! Arenas, registration with an address, memory windows, fast registration, and the work
+//! requests that are not messages: the C API.
+
+use super::{
+    SiwMwBind, SiwRange, SiwSendWr, fail, free, get, null, posted_status, put_box, slice, status,
+};
+use crate::{
+    Access, Arena, AtomicArgs, Context, Data, Error, FastMr, Mr, Mw, Opcode, Pd, PostError, Qp,
+    Rereg, SendWr, Sge, WindowType, WrFlags,
+};
+use siw_shm::control::{REREG_ACCESS, REREG_PD, REREG_TRANSLATION};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+// Each `unsafe` below relies on the header's contract, see the parent module.
+
+/// # Safety
+/// NULL, or valid and used by nobody else meanwhile.
+unsafe fn get_mut<'a, T>(p: *mut T) -> Result<&'a mut T, Error> {
+    // SAFETY: by the caller's contract.
+    unsafe { p.as_mut() }.ok_or_else(null)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_alloc_arena(
+    ctx: *const Context,
+    len: usize,
+    huge: c_int,
+    out: *mut *mut Arc<Arena>,
+) -> c_int {
+    // SAFETY: module contract.
+    unsafe { put_box(out, get(ctx).and_then(|c| Arena::alloc(c, len, huge != 0))) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_free_arena(arena: *mut Arc<Arena>) {
+    // SAFETY: module contract.
+    unsafe { free(arena) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_arena_ptr(arena: *const Arc<Arena>) -> *mut c_void {
+    // SAFETY: module contract.
+    unsafe { get(arena) }.map_or(std::ptr::null_mut(), |a| a.as_ptr().cast())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_arena_len(arena: *const Arc<Arena>) -> usize {
+    // SAFETY: module contract.
+    unsafe { get(arena) }.map_or(0, |a| a.len())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_reg_mr(
+    pd: *const Pd,
+    arena: *const Arc<Arena>,
+    offset: usize,
+    len: usize,
+    access: u32,
+    out: *mut *mut Mr,
+) -> c_int {
+    // SAFETY: module contract.
+    unsafe {
+        let made = get(pd).and_then(|pd| {
+            let range = offset..offset.saturating_add(len);
+            pd.reg_mr(get(arena)?, range, Access(access))
+        });
+        put_box(out, made)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_reg_mr_iova(
+    pd: *const Pd,
+    arena: *const Arc<Arena>,
+    offset: usize,
+    len: usize,
+    iova: u64,
+    access: u32,
+    out: *mut *mut Mr,
+) -> c_int {
+    // SAFETY: module contract.
+    unsafe {
+        let made = get(pd).and_then(|pd| {
+            let range = offset..offset.saturating_add(len);
+            pd.reg_mr_iova(get(arena)?, range, iova, Access(access))
+        });
+        put_box(out, made)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_dereg_mr(mr: *mut Mr) -> c_int {
+    // SAFETY: module contract.
+    let tried = unsafe { get(mr) }.and_then(Mr::deregister);
+    if tried.is_ok() {
+        // SAFETY: module contract; deregistered already.
+        unsafe { Box::from_raw(mr) }.forget();
+    }
+    status(tried)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_rereg_mr(
+    mr: *mut Mr,
+    flags: u32,
+    pd: *const Pd,
+    arena: *const Arc<Arena>,
+    offset: usize,
+    len: usize,
+    access: u32,
+) -> c_int {
+    let has = |f| flags & f != 0;
+    // SAFETY: module contract.
+    status(unsafe {
+        get_mut(mr).and_then(|mr| {
+            if flags & !(REREG_TRANSLATION | REREG_PD | REREG_ACCESS) != 0 {
+                return Err(Error::Invalid("unknown flags of siw_rereg_mr"));
+            }
+            let mut change = Rereg::default();
+            if has(REREG_TRANSLATION) {
+                change.range = Some((get(arena)?, offset, len));
+            }
+            if has(REREG_PD) {
+                change.pd = Some(get(pd)?);
+            }
+            if has(REREG_ACCESS) {
+                change.access = Some(Access(access));
+            }
+            mr.rereg(&change)
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_alloc_fast_mr(
+    pd: *const Pd,
+    arena: *const Arc<Arena>,
+    max_pages: u32,
+    out: *mut *mut FastMr,
+) -> c_int {
+    // SAFETY: module contract.
+    unsafe {
+        let made = get(pd).and_then(|pd| pd.alloc_fast_mr(get(arena)?, max_pages));
+        put_box(out, made)
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_free_fast_mr(mr: *mut FastMr) {
+    // SAFETY: module contract.
+    unsafe { free(mr) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_fast_mr_key(mr: *const FastMr) -> u32 {
+    // SAFETY: module contract.
+    unsafe { get(mr) }.map_or(0, FastMr::key)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_map_fast_mr(
+    mr: *mut FastMr,
+    ranges: *const SiwRange,
+    n: u32,
+    page_shift: u32,
+) -> c_int {
+    // SAFETY: module contract.
+    let mapped = unsafe {
+        get_mut(mr).and_then(|mr| {
+            let ranges: Vec<_> = slice(ranges, n as usize)?
+                .iter()
+                .map(|r| r.offset..r.offset.saturating_add(r.length))
+                .collect();
+            mr.map(&ranges, u8::try_from(page_shift).unwrap_or(u8::MAX))
+        })
+    };
+    mapped.map_or_else(|e| -fail(e), |n| n as c_int)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_alloc_mw(pd: *const Pd, kind: u32, out: *mut *mut Mw) -> c_int {
+    let kind = match kind {
+        1 => Ok(WindowType::One),
+        2 => Ok(WindowType::Two),
+        _ => Err(Error::Invalid("memory windows are of type 1 or 2")),
+    };
+    // SAFETY: module contract.
+    unsafe { put_box(out, get(pd).and_then(|pd| pd.alloc_mw(kind?))) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_dealloc_mw(mw: *mut Mw) {
+    // SAFETY: module contract.
+    unsafe { free(mw) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_mw_rkey(mw: *const Mw) -> u32 {
+    // SAFETY: module contract.
+    unsafe { get(mw) }.map_or(0, Mw::rkey)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_bind_mw(
+    qp: *const Qp,
+    mw: *const Mw,
+    wr_id: u64,
+    flags: u32,
+    info: *const SiwMwBind,
+) -> c_int {
+    let flags = u8::try_from(flags).map_err(|_| Error::Invalid("unknown send flags"));
+    // SAFETY: module contract.
+    let posted = unsafe {
+        get(qp)
+            .and_then(|qp| Ok((qp, get(mw)?, get(info)?, flags?)))
+            .map_err(|error| PostError { index: 0, error })
+            .and_then(|(qp, mw, b, flags)| mw.bind(qp, wr_id, WrFlags(flags), &b.into()))
+    };
+    // SAFETY: NULL is allowed.
+    unsafe { posted_status(posted.map(|_| ()), std::ptr::null_mut()) }
+}
+
+/// Posts an atomic, BIND_MW or REG_MR.
+///
+/// # Safety
+/// The part of `wr` that `opcode` names is valid.
+pub(super) unsafe fn post_special(
+    qp: &Qp,
+    wr: &SiwSendWr,
+    opcode: Opcode,
+    flags: WrFlags,
+    sges: &[Sge],
+) -> Result<(), Error> {
+    let post = |wr: SendWr<'_>| qp.post_send(&[wr.flags(flags)]).map_err(|e| e.error);
+    match opcode {
+        Opcode::BindMw => {
+            // SAFETY: by the caller's contract.
+            let (b, mw) = unsafe { (wr.what.bind_mw, get(wr.what.bind_mw.mw)?) };
+            post(mw.request(wr.wr_id, &(&b.info).into(), b.rkey))?;
+            mw.posted(b.rkey);
+            Ok(())
+        }
+        Opcode::RegMr => {
+            // SAFETY: by the caller's contract.
+            let (r, mr) = unsafe { (wr.what.reg_mr, get_mut(wr.what.reg_mr.mr)?) };
+            post(mr.reg(wr.wr_id, r.key, r.iova, Access(r.access))?)
+        }
+        _ => {
+            // SAFETY: by the caller's contract.
+            let a = unsafe { wr.what.atomic };
+            let &[sge] = sges else {
+                return Err(Error::Invalid("an atomic takes one element of 8 bytes"));
+            };
+            let plain = (a.compare_add_mask, a.swap_mask) == (0, 0);
+            let args = match (opcode, plain) {
+                (Opcode::FetchAdd, _) => AtomicArgs {
+                    add_or_swap_mask: a.compare_add_mask,
+                    ..AtomicArgs::fetch_add(a.compare_add)
+                },
+                (_, true) => AtomicArgs::cmp_swap(a.compare_add, a.swap),
+                (_, false) => AtomicArgs {
+                    compare_mask: a.compare_add_mask,
+                    add_or_swap_mask: a.swap_mask,
+                    ..AtomicArgs::cmp_swap(a.compare_add, a.swap)
+                },
+            };
+            post(SendWr {
+                opcode,
+                remote_addr: wr.remote_addr,
+                rkey: wr.rkey,
+                ..SendWr::send(wr.wr_id, Data::Atomic(sge, args))
+            })
+        }
+    }
+}
