@@ -440,7 +440,7 @@ uint32_t siw_qp_num(const siw_qp *qp);
  * negative errno. No system call. */
 int siw_qp_state(const siw_qp *qp);
 int siw_qp_set_error(siw_qp *qp);
-/* enum siw_qp_state: IDLE is verbs' RESET, after which the queue pair connects again;
+/* enum siw_qp_state: IDLE is verbs' RESET: unpolled completions go, it connects again;
  * SQD stops sending, SQ_DRAINED follows, RTS resumes; CLOSING disconnects; TERMINATE
  * sends one; ERROR flushes. */
 int siw_modify_qp(siw_qp *qp, uint32_t state);

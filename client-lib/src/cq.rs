@@ -107,6 +107,28 @@ impl Polling {
     }
 }
 
+impl Polling {
+    /// Moves what waits in the rings to what is left of earlier ones. True: there was something.
+    pub fn drain_rings(&mut self) -> bool {
+        let mut wc = [Wc::default(); 64];
+        let mut found = false;
+        loop {
+            let n = self.ring.poll(&mut wc);
+            if n == 0 {
+                return found;
+            }
+            found = true;
+            self.left.extend(&wc[..n]);
+        }
+    }
+
+    /// Forgets the completions of a queue pair.
+    pub fn purge(&mut self, qp_num: u32) {
+        self.drain_rings();
+        self.left.retain(|wc| wc.qp_num != qp_num);
+    }
+}
+
 /// Empty polls between two looks at the control socket: some tens of microseconds.
 const ALIVE_CHECK: u32 = 4096;
 

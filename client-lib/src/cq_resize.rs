@@ -2,7 +2,7 @@
 //! (ibv_modify_cq(3)).
 
 use crate::cq::consumer;
-use crate::{Cq, Error, Wc};
+use crate::{Cq, Error};
 use siw_shm::control::{FreeCqRing, ModerateCq, ResizeCq};
 use std::time::Duration;
 
@@ -25,16 +25,7 @@ impl Cq {
         })?;
         let new = consumer(ctx, &r, fds)?;
         // No worker writes to the old rings any more.
-        let mut wc = [Wc::default(); 64];
-        let mut found = false;
-        loop {
-            let n = p.ring.poll(&mut wc);
-            if n == 0 {
-                break;
-            }
-            found = true;
-            p.left.extend(&wc[..n]);
-        }
+        let found = p.drain_rings();
         p.ring = new;
         self.set_capacity(r.entries);
         // One worker may have taken the arming along while another completed into its old ring.

@@ -377,7 +377,7 @@ impl Qp {
     }
 
     /// Back to IDLE from any state (verbs' RESET): a connection is reset, both queues are
-    /// emptied, what the peer has not acknowledged is flushed, and the QP can be connected
+    /// emptied, completions that were not polled are removed, and the QP can be connected
     /// again. Posting waits meanwhile.
     pub fn reset(&self) -> Result<(), Error> {
         let mut sq = self.0.sq.lock();
@@ -387,6 +387,9 @@ impl Qp {
             state: QpState::Idle as u32,
         })?;
         (sq.ring, rq.ring) = rings(&self.0.region, &self.0.caps)?;
+        for cq in [&self.0.send_cq, &self.0.recv_cq] {
+            cq.polling().lock().purge(self.number());
+        }
         sq.places = SendPlaces::new(self.0.caps.max_send_wr, &self.0.credit);
         rq.places = ReceivePlaces::new(self.0.caps.max_recv_wr, &self.0.credit);
         Ok(())
