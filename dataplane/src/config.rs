@@ -244,6 +244,18 @@ pub enum ChecksumPolicy {
     Software,
 }
 
+/// Whether the port cuts TCP segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TsoPolicy {
+    /// When it can.
+    Auto,
+    /// It has to: a port that cannot is an error.
+    On,
+    /// Never.
+    Off,
+}
+
 /// Congestion control by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -328,6 +340,9 @@ pub struct DeviceConfig {
     /// Who computes checksums.
     #[serde(default = "default_checksum")]
     pub checksum: ChecksumPolicy,
+    /// Whether the port cuts super-segments of whole FPDUs (TSO); needs its checksums.
+    #[serde(default = "default_tso")]
+    pub tso: Spanned<TsoPolicy>,
     /// `[device.mpa]`
     #[serde(default)]
     pub mpa: MpaSettings,
@@ -338,6 +353,10 @@ pub struct DeviceConfig {
 
 fn default_mtu() -> Spanned<u16> {
     Spanned::new(0..0, 1500)
+}
+
+fn default_tso() -> Spanned<TsoPolicy> {
+    Spanned::new(0..0, TsoPolicy::Auto)
 }
 
 fn default_checksum() -> ChecksumPolicy {
@@ -600,6 +619,12 @@ impl DeviceConfig {
             return Err((
                 q.span(),
                 format!("queues {}: 1 to {} are allowed", q.get_ref(), MAX_WORKERS),
+            ));
+        }
+        if *self.tso.get_ref() == TsoPolicy::On && self.checksum == ChecksumPolicy::Software {
+            return Err((
+                self.tso.span(),
+                "tso \"on\": the port can cut only what it computes the checksums of; leave checksum = \"auto\"".into(),
             ));
         }
         for r in &self.routes {

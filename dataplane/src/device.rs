@@ -7,12 +7,12 @@ use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::OutOfOrder;
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
 use siw_tcp::{
-    Congestion, Home, IpCidr, Keepalive, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering,
+    Congestion, Home, IpCidr, Keepalive, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, Tso,
 };
 
 use crate::config::{
     ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName,
-    OutOfOrderName, RtrName,
+    OutOfOrderName, RtrName, TsoPolicy,
 };
 use crate::control::DeviceView;
 use crate::worker::LaneConfig;
@@ -26,6 +26,12 @@ const FRAME_OVERHEAD: u16 = 32;
 /// address.
 const RING_HEADER: u16 = 32;
 const TAP_DRIVER: &str = "net_tap";
+/// Drivers whose peer, on the same machine, hands over what it has not cut.
+const VIRTIO_DRIVERS: [&str; 2] = ["net_virtio_user", "net_vhost"];
+
+/// Wire segments of a super-segment: 64 KB of plain Ethernet, and what a tap cuts at most.
+const TSO_SEGMENTS: u16 = 44;
+const TSO_BYTES: u32 = 64_000;
 
 /// Receive windows where the configuration names none.
 const WINDOW: u32 = 1 << 20;
@@ -136,16 +142,25 @@ fn start(
         .min(info.max_tx_queues)
         .max(1);
     let software = config.checksum == ChecksumPolicy::Software;
+    let tso =
+        wants_tso(config, &info, software, pair).map_err(|e| format!("device {name}: {e}"))?;
+    let tap_room = if tso && info.driver == TAP_DRIVER {
+        TAP_TSO_ROOM
+    } else {
+        0
+    };
     let caps = port
         .configure(
             &PortConfig {
                 rx_queues: queues,
                 tx_queues: queues,
-                mtu: mtu + if config.vlan.is_some() && !pair { 4 } else { 0 },
+                mtu: mtu + tap_room + if config.vlan.is_some() && !pair { 4 } else { 0 },
                 offloads: Offloads {
                     tx_checksum: !software,
                     rx_checksum: !software,
-                    tso: false,
+                    tso,
+                    lro: VIRTIO_DRIVERS.contains(&&*info.driver)
+                        && *config.tso.get_ref() != TsoPolicy::Off,
                     rx_interrupt: !pair,
                     ..Offloads::USUAL
                 },
@@ -155,6 +170,12 @@ fn start(
             std::slice::from_ref(pool),
         )
         .map_err(fail)?;
+    if *config.tso.get_ref() == TsoPolicy::On && !caps.offloads.tso {
+        return Err(format!(
+            "device {name}: tso = \"on\", but the {} link cannot cut TCP segments; use \"auto\"",
+            info.driver
+        ));
+    }
     tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
     // DPDK gives a tap one address for both ends of the wire, but Linux must keep its own:
     // neither takes frames from its own address. A tap passes all that is sent to it.
@@ -200,6 +221,40 @@ fn start(
         queues,
         steering: Arc::new(steering),
     })
+}
+
+/// What a tap counts to the MTU when it cuts: Ethernet header and VLAN tag.
+const TAP_TSO_ROOM: u16 = 18;
+/// The longest MTU of a DPDK tap.
+const TAP_MTU: u16 = 1500;
+
+/// Whether the port is asked for TSO. Taps cut in software, IPv4 only, and only what is shorter
+/// than their MTU with the Ethernet header.
+fn wants_tso(
+    config: &DeviceConfig,
+    info: &dpdk::PortInfo,
+    software: bool,
+    pair: bool,
+) -> Result<bool, String> {
+    let policy = *config.tso.get_ref();
+    if software || pair || policy == TsoPolicy::Off {
+        return Ok(false);
+    }
+    if info.driver != TAP_DRIVER {
+        return Ok(true);
+    }
+    let most = TAP_MTU - TAP_TSO_ROOM - if config.vlan.is_some() { 4 } else { 0 };
+    let six = config.addresses.get_ref().iter().any(|a| a.addr.is_ipv6());
+    match policy {
+        TsoPolicy::On if six => Err(
+            "tso = \"on\": a tap cuts IPv4 only; leave the IPv6 addresses out, or use \"auto\""
+                .into(),
+        ),
+        TsoPolicy::On if *config.mtu.get_ref() > most => Err(format!(
+            "tso = \"on\": a tap cuts at an mtu of at most {most}; use that, or \"auto\""
+        )),
+        _ => Ok(!six && *config.mtu.get_ref() <= most),
+    }
 }
 
 /// A locally administered address that stays the same for the same device.
@@ -257,6 +312,7 @@ impl Device {
         let software = self.config.checksum == ChecksumPolicy::Software;
         let offload = offloads.tx_checksum && !software && !self.pair;
         let no_checksum = self.pair && !software;
+        let tso = (offload && offloads.tso).then(|| self.super_segments());
         Some(LaneConfig {
             device,
             queues,
@@ -265,6 +321,7 @@ impl Device {
             stack: StackConfig {
                 gratuitous_arp: !self.pair && worker == 0,
                 home,
+                tso,
                 ..self.stack(keys, !(offload || no_checksum))
             },
             mpa: self.mpa(),
@@ -276,10 +333,23 @@ impl Device {
             // virtio_user would have to tell its far end about the memory, which it cannot.
             external: self.driver != "net_virtio_user",
             tx_offload: offload,
+            tx_ip_checksum: offloads.tx_ip_checksum,
+            // A tap adds each buffer's sum as if it began at an even byte.
+            even_buffers: offload && self.driver == TAP_DRIVER,
+            chain_max: (self.caps.tx_mtu_seg_max, self.caps.tx_seg_max),
             rx_checksum: offloads.rx_checksum && !software && !self.pair,
             rx_interrupt: offloads.rx_interrupt && !self.pair,
             tap: None,
         })
+    }
+
+    /// What the port takes at once: a header, and two buffers for each FPDU.
+    fn super_segments(&self) -> Tso {
+        let by_buffers = self.caps.tx_seg_max.saturating_sub(1) / 2;
+        Tso {
+            max_segments: by_buffers.clamp(2, TSO_SEGMENTS),
+            max_bytes: TSO_BYTES,
+        }
     }
 
     fn out_of_order(&self) -> OutOfOrder {

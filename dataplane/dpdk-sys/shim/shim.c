@@ -45,6 +45,11 @@ uint16_t siw_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **pkts, uin
 	return rte_eth_tx_burst(port, queue, pkts, n);
 }
 
+uint16_t siw_tx_prepare(uint16_t port, uint16_t queue, struct rte_mbuf **pkts, uint16_t n)
+{
+	return rte_eth_tx_prepare(port, queue, pkts, n);
+}
+
 int siw_mempool_get_bulk(struct rte_mempool *mp, struct rte_mbuf **objs, unsigned int n)
 {
 	return rte_mempool_get_bulk(mp, (void **)objs, n);

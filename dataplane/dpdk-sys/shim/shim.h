@@ -23,6 +23,7 @@
 /* Per packet and per burst. */
 uint16_t siw_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **pkts, uint16_t n);
 uint16_t siw_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **pkts, uint16_t n);
+uint16_t siw_tx_prepare(uint16_t port, uint16_t queue, struct rte_mbuf **pkts, uint16_t n);
 int siw_mempool_get_bulk(struct rte_mempool *mp, struct rte_mbuf **objs, unsigned int n);
 void siw_mempool_put_bulk(struct rte_mempool *mp, struct rte_mbuf *const *objs, unsigned int n);
 

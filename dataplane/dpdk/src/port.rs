@@ -310,7 +310,8 @@ impl Port {
         let queues = (0..state.rx_queues.max(state.tx_queues))
             .map(|q| {
                 let rx = (q < state.rx_queues).then(|| RxQueue::new(&self.inner, q));
-                let tx = (q < state.tx_queues).then(|| TxQueue::new(&self.inner, q));
+                let tx =
+                    (q < state.tx_queues).then(|| TxQueue::new(&self.inner, q, caps.offloads.tso));
                 (rx, tx)
             })
             .collect();

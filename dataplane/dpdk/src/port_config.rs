@@ -10,6 +10,9 @@ pub struct Offloads {
     pub rx_checksum: bool,
     /// Fill in IPv4 and TCP checksums.
     pub tx_checksum: bool,
+    /// Granted beside `tx_checksum`: fill in the IPv4 header's checksum of each packet that
+    /// asks. As a wish it says nothing.
+    pub tx_ip_checksum: bool,
     /// Cut large TCP segments.
     pub tso: bool,
     /// Merge received TCP segments.
@@ -30,6 +33,7 @@ impl Offloads {
     pub const NONE: Self = Self {
         rx_checksum: false,
         tx_checksum: false,
+        tx_ip_checksum: false,
         tso: false,
         lro: false,
         scatter: false,
@@ -150,9 +154,7 @@ pub(crate) fn negotiate(config: &PortConfig, info: &PortInfo) -> Negotiated {
     };
     let multi_segs = take_tx(want.multi_segs, sys::RTE_ETH_TX_OFFLOAD_MULTI_SEGS);
     let tx_checksum = take_tx(want.tx_checksum, sys::RTE_ETH_TX_OFFLOAD_TCP_CKSUM);
-    if tx_checksum {
-        take_tx(true, sys::RTE_ETH_TX_OFFLOAD_IPV4_CKSUM);
-    }
+    let tx_ip_checksum = tx_checksum && take_tx(true, sys::RTE_ETH_TX_OFFLOAD_IPV4_CKSUM);
     // A TSO packet is a chain, and its segments need their checksums.
     let tso = tx_checksum && multi_segs && take_tx(want.tso, sys::RTE_ETH_TX_OFFLOAD_TCP_TSO);
     let vlan_insert = take_tx(want.vlan_insert, sys::RTE_ETH_TX_OFFLOAD_VLAN_INSERT);
@@ -161,6 +163,7 @@ pub(crate) fn negotiate(config: &PortConfig, info: &PortInfo) -> Negotiated {
         granted: Offloads {
             rx_checksum,
             tx_checksum,
+            tx_ip_checksum,
             tso,
             lro,
             scatter,

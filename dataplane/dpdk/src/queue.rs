@@ -23,6 +23,8 @@ pub struct RxQueue {
 pub struct TxQueue {
     port_id: u16,
     queue: u16,
+    /// Super-segments may come: each driver wants their headers in its own way.
+    prepare: bool,
     port: Arc<Inner>,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -122,11 +124,12 @@ impl RxQueue {
 }
 
 impl TxQueue {
-    pub(crate) fn new(port: &Arc<Inner>, queue: u16) -> Self {
+    pub(crate) fn new(port: &Arc<Inner>, queue: u16, prepare: bool) -> Self {
         port.queue_taken();
         Self {
             port_id: port.id,
             queue,
+            prepare,
             port: port.clone(),
             _not_sync: PhantomData,
         }
@@ -148,16 +151,20 @@ impl TxQueue {
         if pending.is_empty() {
             return 0;
         }
+        let mut len = pending.len() as u16;
+        if self.prepare {
+            // SAFETY: as below; the headers are in writable segments.
+            len =
+                unsafe { sys::siw_tx_prepare(self.port_id, self.queue, pending.as_mut_ptr(), len) };
+            if len == 0 {
+                // The driver can never send the first: as if the network had lost it.
+                drop(batch.pop());
+                return 0;
+            }
+        }
         // SAFETY: the port is started while a queue of it lives, this is the
         // only handle of the queue, and `pending` holds owned packets.
-        let n = unsafe {
-            sys::siw_tx_burst(
-                self.port_id,
-                self.queue,
-                pending.as_mut_ptr(),
-                pending.len() as u16,
-            )
-        };
+        let n = unsafe { sys::siw_tx_burst(self.port_id, self.queue, pending.as_mut_ptr(), len) };
         // SAFETY: the driver owns the first `n` now.
         unsafe { batch.sent(usize::from(n)) };
         usize::from(n)

@@ -111,6 +111,12 @@ pub struct LaneConfig {
     pub multi_segs: bool,
     pub external: bool,
     pub tx_offload: bool,
+    /// The port fills in the IPv4 header checksums of what it cuts.
+    pub tx_ip_checksum: bool,
+    /// Buffers that the port takes in one wire segment, and in one packet that it cuts.
+    pub chain_max: (u16, u16),
+    /// The port's checksums are wrong when a buffer but the last has an odd length.
+    pub even_buffers: bool,
     pub rx_checksum: bool,
     /// The port can wake a sleeping worker.
     pub rx_interrupt: bool,
@@ -224,6 +230,9 @@ impl Worker {
                 out.multi_segs = l.multi_segs;
                 out.external = l.external;
                 out.offload = l.tx_offload;
+                out.ip_checksum = l.tx_ip_checksum;
+                out.chain_max = l.chain_max;
+                out.even_buffers = l.even_buffers;
                 out.tap = l.tap;
                 Ok(Lane {
                     device: l.device,

@@ -46,6 +46,12 @@ pub struct Output {
     pub external: bool,
     /// The port computes TCP checksums.
     pub offload: bool,
+    /// The port fills in the IPv4 header checksums of what it cuts.
+    pub ip_checksum: bool,
+    /// Buffers that the port takes in one wire segment, and in one packet that it cuts.
+    pub chain_max: (u16, u16),
+    /// The port's checksums are wrong when a buffer but the last has an odd length.
+    pub even_buffers: bool,
     pub tap: Option<Tap>,
     pub interface: u32,
     /// Frames sent since the worker last looked.
@@ -62,6 +68,9 @@ impl Output {
             multi_segs: true,
             external: true,
             offload: false,
+            ip_checksum: false,
+            chain_max: (u16::MAX, u16::MAX),
+            even_buffers: false,
             tap: None,
             interface,
             sent: 0,
@@ -112,7 +121,29 @@ pub struct Sink<'a> {
 struct Frame {
     chain: ChainBuilder,
     meta: FrameMeta,
+    /// Payload bytes that are still to come, those of the record being built among them.
+    left: u32,
+    /// References in this wire segment.
+    pieces: u16,
+    /// As many as the port takes, and buffers of the whole frame.
+    pieces_max: u16,
+    chain_max: u16,
+    even_buffers: bool,
     broken: bool,
+}
+
+impl Frame {
+    /// A reference and what follows it in a buffer of its own still fit. What is left is
+    /// copied otherwise, which needs a buffer for each kilobyte at most.
+    #[inline]
+    fn takes_reference(&self, len: usize) -> bool {
+        if self.even_buffers && (self.chain.pkt_len() as usize | len) & 1 != 0 {
+            return false;
+        }
+        let rest = self.left / 1024 + 3;
+        self.pieces < self.pieces_max
+            && u32::from(self.chain.nb_segs()) + rest <= u32::from(self.chain_max)
+    }
 }
 
 impl<'a> Sink<'a> {
@@ -171,7 +202,7 @@ impl Builder<'_> {
     /// References memory in place, or copies it.
     #[inline]
     fn piece(&mut self, region: &Arc<Region>, at: usize, len: usize, owner: TxOwner) {
-        if self.external && len > COPY_MAX as usize {
+        if self.external && len > COPY_MAX as usize && self.frame.takes_reference(len) {
             // The owner counts the reference; without a buffer the frame is dropped and
             // repeated later.
             let Some(mut m) = self.cache.alloc() else {
@@ -185,6 +216,7 @@ impl Builder<'_> {
                 if self.frame.chain.push(m).is_err() {
                     self.frame.broken = true;
                 }
+                self.frame.pieces += 1;
                 return;
             }
             self.cache.free(m);
@@ -278,6 +310,15 @@ impl FrameSink<TxRecord> for Sink<'_> {
         self.frame = Some(Frame {
             chain,
             meta: *meta,
+            left: meta.payload_len,
+            pieces: 0,
+            pieces_max: self.out.chain_max.0.saturating_sub(2) / 2,
+            chain_max: if meta.tso_segsz > 0 {
+                self.out.chain_max.1
+            } else {
+                self.out.chain_max.0
+            },
+            even_buffers: self.out.even_buffers,
             broken: false,
         });
         true
@@ -286,6 +327,10 @@ impl FrameSink<TxRecord> for Sink<'_> {
     #[inline]
     fn append(&mut self, user: u64, record: &TxRecord, offset: u32, len: u32) {
         let Some(frame) = &mut self.frame else { return };
+        if frame.meta.tso_segsz > 0 {
+            // Each record is a wire segment.
+            frame.pieces = 0;
+        }
         let mut builder = Builder {
             frame,
             cache: self.cache,
@@ -317,6 +362,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
             }
             built
         };
+        builder.frame.left = builder.frame.left.saturating_sub(len);
         if let Err(error) = built {
             builder.frame.broken = true;
             if let Some(slot) = User::from(user).qp() {
@@ -346,6 +392,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
             chain,
             meta,
             broken,
+            ..
         }) = self.frame.take()
         else {
             return;
@@ -383,7 +430,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
                 l3_len: u16::from(meta.l3_len),
                 l4_len: meta.l4_len,
                 ipv6: meta.ipv6,
-                ip_checksum: false,
+                ip_checksum: meta.tso_segsz > 0 && self.out.ip_checksum,
                 tcp_checksum: true,
                 tso_segsz: meta.tso_segsz,
             });
