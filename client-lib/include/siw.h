@@ -216,6 +216,11 @@ struct siw_srq_attr {
 	uint32_t max_sge;
 	uint32_t srq_limit; /* one SRQ_LIMIT_REACHED below it; 0: none is armed */
 	uint32_t posted;    /* siw_query_srq */
+	/* siw_create_srq: requests that one queue pair may hold, being filled or completed
+	 * and not polled; one that needs more ends for want of a buffer (RFC 5042 section
+	 * 6.4.3.1). 0: no bound. */
+	uint32_t max_share;
+	uint32_t reserved;
 };
 
 /* What siw_modify_srq takes. */

@@ -17,6 +17,10 @@ pub struct SrqInit {
     pub max_sge: u32,
     /// Low-water mark: one SRQ_LIMIT_REACHED event when fewer requests are posted; 0 for none.
     pub limit: u32,
+    /// Requests that one queue pair may hold, being filled or completed and not polled: a stream
+    /// that needs more ends for want of a buffer, and cannot starve the others (RFC 5042 section
+    /// 6.4.3.1). 0: no bound.
+    pub share: u32,
 }
 
 impl Default for SrqInit {
@@ -25,6 +29,7 @@ impl Default for SrqInit {
             max_wr: 64,
             max_sge: 1,
             limit: 0,
+            share: 0,
         }
     }
 }
@@ -38,6 +43,8 @@ pub struct SrqAttr {
     pub limit: u32,
     /// Requests posted that no queue pair has taken.
     pub posted: u32,
+    /// As created.
+    pub share: u32,
 }
 
 /// Shared receive queue; clones are the same queue.
@@ -68,6 +75,8 @@ impl Pd {
             max_wr: init.max_wr,
             max_sge: init.max_sge,
             limit: init.limit,
+            share: init.share,
+            reserved: 0,
         })?;
         let ring = producer(self, &r, fds)?;
         Ok(Srq(Arc::new(SrqInner {
@@ -166,6 +175,7 @@ impl Srq {
             max_sge: r.max_sge,
             limit: r.limit,
             posted: r.posted,
+            share: r.share,
         })
     }
 }

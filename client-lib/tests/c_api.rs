@@ -109,6 +109,7 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
     });
     layout!(c, "siw_srq_attr", SiwSrqAttr, {
         max_wr = "max_wr", max_sge = "max_sge", srq_limit = "srq_limit", posted = "posted",
+        max_share = "max_share",
     });
     layout!(c, "siw_limits", SiwLimits, {
         max_qp = "max_qp", max_qp_wr = "max_qp_wr", max_sge = "max_sge",

@@ -323,6 +323,8 @@ impl Hostile {
             max_wr: 16,
             max_sge: 4,
             limit: if shared { 4 } else { 0 },
+            share: 0,
+            reserved: 0,
         };
         let (srq, _) = conn.call(7, &srq, &[]).unwrap();
         let create = m::CreateQp {

@@ -269,6 +269,45 @@ fn a_resize_keeps_what_is_posted_and_refuses_to_lose_any() {
 }
 
 #[test]
+fn a_stream_that_holds_its_share_cannot_starve_the_others() {
+    let d = Daemon::loopback();
+    let init = SrqInit {
+        max_wr: 16,
+        share: 4,
+        ..SrqInit::default()
+    };
+    let hub = Hub::new(&d.context(), &init);
+    assert_eq!(hub.srq.query().unwrap().share, 4);
+    let (greedy, modest) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let (qg, qm) = (hub.join(&greedy), hub.join(&modest));
+    for wr_id in 0..16 {
+        hub.post(wr_id);
+    }
+    // As much as it likes while the application keeps up.
+    for i in 0..40u64 {
+        send(&greedy, i, b"x");
+        let wc = hub.end.wc();
+        assert_eq!((wc.status, wc.qp_num), (WcStatus::SUCCESS, qg.number()));
+        hub.post(16 + i);
+    }
+    // Nobody polls: four are the share.
+    for i in 0..10 {
+        send(&greedy, i, b"x");
+    }
+    match greedy.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::Disconnected(i) => assert!(i.reason.contains("1/2/02"), "{}", i.reason),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(hub.srq.query().unwrap().posted, 12);
+    send(&modest, 1, b"mine");
+    for i in 0..5 {
+        let wc = hub.end.wc();
+        let from = if i < 4 { &qg } else { &qm };
+        assert_eq!((wc.status, wc.qp_num), (WcStatus::SUCCESS, from.number()));
+    }
+}
+
+#[test]
 fn queue_pairs_of_several_workers_share_one_queue_without_losing_a_message() {
     let d = Daemon::start(
         &LOOPBACK.replace("[workers]", "[workers]\ncores = [0, 1]"),
@@ -362,6 +401,7 @@ fn what_makes_no_sense_is_refused_in_words() {
             max_wr,
             max_sge,
             limit,
+            share: 0,
         })
     };
     let says = |r: Result<Srq, siw::Error>, what: &str| {

@@ -335,6 +335,23 @@ impl CqProducer {
         Ok(())
     }
 
+    /// Number of the completion that was pushed last.
+    #[inline]
+    pub fn last(&self) -> u32 {
+        self.tail.wrapping_sub(1)
+    }
+
+    /// Whether the client has taken the completion of that number. Its word for it: a client that
+    /// lies about it fools its own share.
+    #[inline]
+    pub fn is_polled(&self, number: u32) -> bool {
+        let head = self
+            .mem
+            .word(self.mem.ring_off(self.worker))
+            .load(Ordering::Acquire);
+        head.wrapping_sub(number) as i32 > 0
+    }
+
     /// After a batch of pushes: whether this worker has to write the event
     /// channel now.
     #[inline]

@@ -8,7 +8,8 @@
 //! ```
 //! Workers take entries one at a time from a counter in the daemon's own memory, in posting
 //! order: nobody hoards requests that another worker's queue pair needs, which is the fair share
-//! of RFC 5042 section 6.4.3.1 among workers. The client's words are read, never trusted: a tail
+//! of RFC 5042 section 6.4.3.1 among workers; the share of one stream is the worker's affair (see
+//! `CreateSrq`). The client's words are read, never trusted: a tail
 //! that cannot be closes the client, and flags are only for the client itself.
 //!
 //! A resize starts a new ring behind the old one: workers empty the old one first.

@@ -10,6 +10,8 @@ pub struct SiwSrqAttr {
     pub max_sge: u32,
     pub srq_limit: u32,
     pub posted: u32,
+    pub max_share: u32,
+    pub reserved: u32,
 }
 
 impl From<&SrqAttr> for SiwSrqAttr {
@@ -19,6 +21,8 @@ impl From<&SrqAttr> for SiwSrqAttr {
             max_sge: a.max_sge,
             srq_limit: a.limit,
             posted: a.posted,
+            max_share: a.share,
+            reserved: 0,
         }
     }
 }

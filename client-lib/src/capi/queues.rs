@@ -31,6 +31,7 @@ pub unsafe extern "C" fn siw_create_srq(
                 max_wr: a.max_wr,
                 max_sge: a.max_sge,
                 limit: a.srq_limit,
+                share: a.max_share,
             })
         })
     };

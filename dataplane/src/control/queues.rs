@@ -262,6 +262,7 @@ impl Control {
             send_cq: qp.send_cq,
             recv_cq: qp.recv_cq,
             srq: qp.srq,
+            share: c.srqs.get(&qp.srq).map_or(0, |s| s.share),
         })
     }
 

@@ -20,6 +20,8 @@ pub const WORK_REQUESTS_FACTOR: u32 = 10;
 pub struct Srq {
     pub pd: u32,
     pub qps: u32,
+    /// Requests that one queue pair may hold; 0: no bound.
+    pub share: u32,
     max_wr: u32,
     max_sge: u32,
     low: Arc<LowWater>,
@@ -40,7 +42,7 @@ impl Srq {
             stride: g.stride,
             max_wr: self.max_wr,
             max_sge: self.max_sge,
-            reserved: 0,
+            share: self.share,
             mem: mem.into(),
         })
     }
@@ -106,6 +108,7 @@ impl Control {
         let srq = Srq {
             pd: r.pd,
             qps: 0,
+            share: r.share,
             max_wr: r.max_wr,
             max_sge: r.max_sge.max(1),
             low,
@@ -227,6 +230,8 @@ impl Control {
             max_sge: s.max_sge,
             limit: s.low.limit(),
             posted: s.posted(),
+            share: s.share,
+            reserved: 0,
         };
         send::<m::QuerySrq>(c, seq, &reply)
     }

@@ -160,6 +160,8 @@ impl Worker {
                 send_cq: setup.send_cq,
                 recv_cq: setup.recv_cq,
                 srq: setup.srq,
+                share: setup.share,
+                held: std::collections::VecDeque::new(),
                 told_last: false,
                 fault: None,
                 letting_go: false,

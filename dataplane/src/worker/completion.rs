@@ -29,10 +29,19 @@ pub struct Moderation {
     pub period: u64,
 }
 
+/// A completion in its queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pushed {
+    ring: u32,
+    number: u32,
+}
+
 struct Slot {
     end: CqEnd,
     touched: bool,
     overflown: bool,
+    /// Resizes so far: numbers of completions start over with each.
+    ring: u32,
     moderation: Option<Moderation>,
     /// Completions since the event was last looked at.
     fresh: u32,
@@ -65,6 +74,7 @@ impl CqTable {
             end,
             touched: false,
             overflown: false,
+            ring: 0,
             moderation: None,
             fresh: 0,
             due: None,
@@ -84,6 +94,7 @@ impl CqTable {
             producer.set_error(nix::libc::EOVERFLOW as u32);
         }
         slot.end.producer = producer;
+        slot.ring = slot.ring.wrapping_add(1);
     }
 
     /// Raises the event whatever the arming.
@@ -134,6 +145,23 @@ impl CqTable {
         let slots = &self.slots;
         self.due
             .retain(|(_, q)| slots.get(*q as usize).is_some_and(Option::is_some));
+    }
+
+    /// Names the completion that was pushed last.
+    pub fn last(&self, id: u32) -> Option<Pushed> {
+        let slot = self.slots.get(id as usize)?.as_ref()?;
+        Some(Pushed {
+            ring: slot.ring,
+            number: slot.end.producer.last(),
+        })
+    }
+
+    /// Whether the client has polled a completion of a queue. After a resize it counts as polled.
+    pub fn is_polled(&self, id: u32, pushed: Pushed) -> bool {
+        let Some(Some(slot)) = self.slots.get(id as usize) else {
+            return true;
+        };
+        slot.ring != pushed.ring || slot.end.producer.is_polled(pushed.number)
     }
 
     /// The client of a queue.

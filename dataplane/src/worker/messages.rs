@@ -41,6 +41,8 @@ pub struct QpSetup {
     pub recv_cq: u32,
     /// Shared receive queue, 0 for none.
     pub srq: u32,
+    /// Of it: how many requests the queue pair may hold, 0 for no bound.
+    pub share: u32,
 }
 
 /// An active connect.

@@ -1,5 +1,7 @@
 //! A queue pair in its worker: the iWARP state machine, its rings, its connection.
 
+use std::collections::VecDeque;
+
 use siw_iwarp::mpa::{Initiator, MpaConfig, Responder};
 use siw_iwarp::{AsyncEvent, QpEnv, QueuePair, RingFault, TxOwner};
 use siw_shm::{
@@ -8,7 +10,7 @@ use siw_shm::{
 };
 use siw_tcp::{ConnId, Instant};
 
-use super::completion::CqTable;
+use super::completion::{CqTable, Pushed};
 use super::messages::ConnectParams;
 use super::owners::Owners;
 use super::shared_receive::SrqTable;
@@ -22,6 +24,10 @@ pub struct Rings {
     pub recv_cq: u32,
     /// Shared receive queue instead of `rq`; 0 for none.
     pub srq: u32,
+    /// Requests of the shared receive queue that it may hold; 0: no bound.
+    pub share: u32,
+    /// Completions of such requests that the client may not have polled yet.
+    pub held: VecDeque<Pushed>,
     /// The consumer was told that nothing more is taken from the shared receive queue.
     pub told_last: bool,
     pub fault: Option<Fault>,
@@ -170,6 +176,17 @@ pub struct Scratch {
 }
 
 impl Env<'_> {
+    /// Whether the stream may take one more of the shared requests (RFC 5042 section 6.4.3.1).
+    fn is_within_share(&mut self) -> bool {
+        let Rings { held, recv_cq, .. } = &mut *self.rings;
+        while let Some(oldest) = held.front()
+            && self.cqs.is_polled(*recv_cq, *oldest)
+        {
+            held.pop_front();
+        }
+        held.len() < self.rings.share as usize
+    }
+
     #[cold]
     fn fault(&mut self, e: RingError, wr_id_cq: (u32, WcOpcode)) -> RingFault {
         match e {
@@ -223,6 +240,9 @@ impl QpEnv for Env<'_> {
             return Ok(None);
         }
         let shared = self.rings.srq;
+        if self.rings.share != 0 && !self.is_within_share() {
+            return Ok(None);
+        }
         let popped = if shared != 0 {
             self.srqs.pop(shared, &mut self.scratch.recv)
         } else {
@@ -264,6 +284,9 @@ impl QpEnv for Env<'_> {
     fn complete_recv(&mut self, cqe: &Cqe) {
         self.rings.rq.complete(1);
         self.cqs.push(self.rings.recv_cq, cqe);
+        if self.rings.share != 0 {
+            self.rings.held.extend(self.cqs.last(self.rings.recv_cq));
+        }
     }
 
     #[inline]

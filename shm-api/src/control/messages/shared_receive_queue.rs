@@ -11,6 +11,10 @@ pub struct CreateSrq {
     pub max_sge: u32,
     /// Low-water mark, 0 for none: see [`SRQ_LIMIT`].
     pub limit: u32,
+    /// Requests that one queue pair may hold: being filled, or completed and not polled. A stream
+    /// that needs another one finds no buffer (RFC 5042 section 6.4.3.1). 0: no bound.
+    pub share: u32,
+    pub reserved: u32,
 }
 
 /// A new queue, or what a resize made of one.
@@ -24,7 +28,7 @@ pub struct SrqReply {
     pub stride: u32,
     pub max_wr: u32,
     pub max_sge: u32,
-    pub reserved: u32,
+    pub share: u32,
     pub mem: QueueRef,
 }
 
@@ -60,6 +64,9 @@ pub struct SrqStateReply {
     pub limit: u32,
     /// Requests posted that no queue pair has taken.
     pub posted: u32,
+    /// As created.
+    pub share: u32,
+    pub reserved: u32,
 }
 
 /// Refused while queue pairs use it.
