@@ -477,6 +477,21 @@ int siw_disconnect(siw_qp *qp);
 /* Port 0: see siw_listener_addr. */
 int siw_listen(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr,
 	       socklen_t addr_len, uint32_t backlog, uint64_t cookie, siw_listener **out);
+#define SIW_BY_DEVICE 0xff
+/* How a listener sets up connections where it differs from its device. */
+struct siw_mpa_options {
+	uint8_t crc;		     /* 0 off, 1 on, SIW_BY_DEVICE */
+	uint8_t mpa_rev;	     /* highest: 1, 2, SIW_BY_DEVICE */
+	uint8_t markers;	     /* 0 never, 1 accept, 2 request, SIW_BY_DEVICE */
+	uint8_t rtr;		     /* 1 Send, 2 Write, 4 Read OR-ed, SIW_BY_DEVICE */
+	uint16_t max_ird, max_ord;   /* UINT16_MAX: by device */
+	uint32_t request_timeout_ms; /* 0: by device */
+	uint32_t accept_timeout_ms;  /* 0: by device */
+};
+/* As siw_listen, with mpa (may be NULL). */
+int siw_listen_mpa(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr,
+		   socklen_t addr_len, uint32_t backlog, uint64_t cookie,
+		   const struct siw_mpa_options *mpa, siw_listener **out);
 int siw_listener_addr(const siw_listener *l, struct sockaddr_storage *out);
 void siw_destroy_listener(siw_listener *l);
 /* Both free the request, whatever they return. ESTABLISHED follows on ch, or on

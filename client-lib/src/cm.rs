@@ -6,7 +6,7 @@ use crate::{Context, Error, Qp};
 use rustix::fd::{AsFd, BorrowedFd};
 use siw_shm::control::{
     self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CmEventKind, Conn, ConnParams, CreateCmChannel,
-    DestroyCmChannel, KIND_CM_EVENT, Listen, PrivateData, ProtoError, Reject, Unlisten,
+    DestroyCmChannel, KIND_CM_EVENT, Listen, MpaOptions, PrivateData, ProtoError, Reject, Unlisten,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -190,6 +190,78 @@ impl CmChannel {
     }
 }
 
+/// How a listener sets up connections; None as its device does (`[device.mpa]` of siwd).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// Device index; None for all that the address fits.
+    pub device: Option<u32>,
+    /// Connection requests that may wait; 0 for 128.
+    pub backlog: u32,
+    /// Comes back in the events of its requests.
+    pub cookie: u64,
+    /// MPA CRC.
+    pub crc: Option<bool>,
+    /// Highest MPA revision, 1 or 2.
+    pub mpa_rev: Option<u8>,
+    /// Markers (RFC 5044 section 4.3).
+    pub markers: Option<Markers>,
+    /// Ready-to-receive kinds (RFC 6581 section 9).
+    pub rtr: Option<RtrKinds>,
+    /// Reads that peers may have outstanding, at most.
+    pub max_ird: Option<u16>,
+    /// Reads that this side may have outstanding, at most.
+    pub max_ord: Option<u16>,
+    /// How long a peer may take to send its MPA request.
+    pub request_timeout: Option<Duration>,
+    /// How long the application may take to answer one.
+    pub accept_timeout: Option<Duration>,
+}
+
+/// What a listener does about MPA markers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Markers {
+    /// Refuses peers that want them.
+    Never = 0,
+    /// Sends them to peers that want them.
+    Accept = 1,
+    /// Asks for them, too.
+    Request = 2,
+}
+
+/// A set of ready-to-receive kinds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RtrKinds {
+    /// A zero-length Send.
+    pub send: bool,
+    /// A zero-length RDMA Write.
+    pub write: bool,
+    /// A zero-length RDMA Read.
+    pub read: bool,
+}
+
+impl ListenOptions {
+    fn mpa(&self) -> MpaOptions {
+        let ms = |t: Option<Duration>| {
+            t.map_or(0, |t| {
+                u32::try_from(t.as_millis()).unwrap_or(u32::MAX).max(1)
+            })
+        };
+        MpaOptions {
+            crc: self.crc.map_or(BY_DEVICE, u8::from),
+            mpa_rev: self.mpa_rev.unwrap_or(BY_DEVICE),
+            markers: self.markers.map_or(BY_DEVICE, |m| m as u8),
+            rtr: self.rtr.map_or(BY_DEVICE, |r| {
+                u8::from(r.send) | u8::from(r.write) << 1 | u8::from(r.read) << 2
+            }),
+            max_ird: self.max_ird.unwrap_or(u16::MAX),
+            max_ord: self.max_ord.unwrap_or(u16::MAX),
+            request_timeout_ms: ms(self.request_timeout),
+            accept_timeout_ms: ms(self.accept_timeout),
+        }
+    }
+}
+
 /// Accepts connections until dropped; its requests arrive on the channel.
 pub struct Listener {
     ctx: Arc<Inner>,
@@ -206,12 +278,37 @@ impl Listener {
         backlog: u32,
         cookie: u64,
     ) -> Result<Listener, Error> {
+        let opt = ListenOptions {
+            device,
+            backlog: backlog.max(1),
+            cookie,
+            ..Default::default()
+        };
+        Self::with(channel, addr, &opt)
+    }
+
+    /// Listens and sets up connections in its own way.
+    pub fn with(
+        channel: &CmChannel,
+        addr: SocketAddr,
+        opt: &ListenOptions,
+    ) -> Result<Listener, Error> {
+        Self::listen(channel, addr, opt, opt.mpa())
+    }
+
+    pub(crate) fn listen(
+        channel: &CmChannel,
+        addr: SocketAddr,
+        opt: &ListenOptions,
+        mpa: MpaOptions,
+    ) -> Result<Listener, Error> {
         let (r, _) = channel.ctx.call(&Listen {
-            device: device.unwrap_or(ANY_DEVICE),
-            backlog,
+            device: opt.device.unwrap_or(ANY_DEVICE),
+            backlog: if opt.backlog == 0 { 128 } else { opt.backlog },
             cm_channel: channel.id,
             reserved: 0,
-            cookie,
+            cookie: opt.cookie,
+            mpa,
             addr: Addr::from(addr),
         })?;
         let bound = r.addr.to_socket_addr().unwrap_or(addr);

@@ -42,7 +42,10 @@ mod window;
 #[doc(hidden)]
 pub mod capi;
 
-pub use cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, Listener};
+pub use cm::{
+    CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, ListenOptions, Listener, Markers,
+    RtrKinds,
+};
 pub use context::{AsyncEvent, Context, Device};
 pub use cq::{CompletionChannel, Cq};
 pub use drain::DRAIN_WR_ID;

@@ -55,6 +55,11 @@ macro_rules! layout {
 fn the_header_has_the_layouts_and_numbers_of_the_library() {
     let Some(mut cc) = cc() else { return };
     let mut c = String::from("#include <siw.h>\n#include <stddef.h>\n");
+    layout!(c, "siw_mpa_options", siw_shm::control::MpaOptions, {
+        crc = "crc", mpa_rev = "mpa_rev", markers = "markers", rtr = "rtr",
+        max_ird = "max_ird", max_ord = "max_ord",
+        request_timeout_ms = "request_timeout_ms", accept_timeout_ms = "accept_timeout_ms"
+    });
     layout!(c, "siw_sge", siw::Sge, { addr = "addr", length = "length", lkey = "lkey" });
     layout!(c, "siw_send_wr", SiwSendWr, {
         wr_id = "wr_id", sg_list = "sg_list", num_sge = "num_sge", opcode = "opcode",

@@ -3,6 +3,7 @@
 //! `siwd --config FILE` loads it here; `--check` stops after it. Every error names
 //! file:line:column, what is wrong and what is allowed.
 
+mod mpa;
 mod values;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::Spanned;
 
+pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use values::{ByteSize, Cidr, DeviceName, FileMode, MacAddress, PciAddress};
 
 /// Workers that completion queues have rings for.
@@ -268,44 +270,6 @@ pub enum CongestionName {
     Dctcp,
 }
 
-/// A ready-to-run frame announced to the peer (RFC 6581, section 9).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RtrName {
-    /// Zero-length Send.
-    Send,
-    /// Zero-length RDMA Write.
-    Write,
-    /// Zero-length RDMA Read.
-    Read,
-}
-
-/// MPA markers (RFC 5044, section 4.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum MarkersName {
-    /// A peer that wants them is refused.
-    Never,
-    /// Sent to a peer that wants them.
-    Accept,
-    /// Asked for, too; Linux siw and most hardware refuse that.
-    Request,
-}
-
-/// Placement out of order (RFC 5041, section 5.2); always of FPDUs with a good CRC only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OutOfOrderName {
-    /// Everything is placed in order.
-    Off,
-    /// In streams with markers.
-    Markers,
-    /// Also in streams of peers that have put each FPDU into one segment so far. An FPDU inside
-    /// of somebody's payload could be taken for one, should a middlebox start to cut segments
-    /// anew: for networks without such.
-    Aligned,
-}
-
 /// One `[[device]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -371,49 +335,6 @@ pub struct RouteConfig {
     pub to: Cidr,
     /// A router on one of the device's networks.
     pub via: Spanned<std::net::IpAddr>,
-}
-
-/// `[device.mpa]`: connection set-up (RFC 5044, RFC 6581).
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct MpaSettings {
-    /// Highest MPA revision offered: 1 or 2.
-    pub revision: Spanned<u8>,
-    /// CRC policy.
-    pub crc: CrcPolicy,
-    /// Markers.
-    pub markers: MarkersName,
-    /// RTR frames offered in revision 2; empty means no peer-to-peer set-up.
-    pub rtr: Vec<RtrName>,
-    /// Which streams place payload that arrives beyond a hole at once (delivery stays in order).
-    pub out_of_order: OutOfOrderName,
-    /// Inbound RDMA Reads granted at most (IRD).
-    pub ird: Spanned<u16>,
-    /// Outbound RDMA Reads asked for at most (ORD).
-    pub ord: Spanned<u16>,
-    /// Milliseconds to wait for an MPA request after the TCP connection stands.
-    pub request_timeout_ms: u32,
-    /// Milliseconds to wait for an MPA reply.
-    pub reply_timeout_ms: u32,
-    /// Milliseconds an application may take to accept or reject.
-    pub accept_timeout_ms: u32,
-}
-
-impl Default for MpaSettings {
-    fn default() -> Self {
-        MpaSettings {
-            revision: Spanned::new(0..0, 2),
-            crc: CrcPolicy::On,
-            markers: MarkersName::Accept,
-            rtr: vec![RtrName::Write, RtrName::Read],
-            out_of_order: OutOfOrderName::Off,
-            ird: Spanned::new(0..0, 128),
-            ord: Spanned::new(0..0, 128),
-            request_timeout_ms: 5_000,
-            reply_timeout_ms: 10_000,
-            accept_timeout_ms: 30_000,
-        }
-    }
 }
 
 /// `[device.tcp]`
@@ -643,22 +564,7 @@ impl DeviceConfig {
                 ));
             }
         }
-        let m = &self.mpa;
-        if !(1..=2).contains(m.revision.get_ref()) {
-            return Err((
-                m.revision.span(),
-                format!("MPA revision {}: 1 or 2 are allowed", m.revision.get_ref()),
-            ));
-        }
-        for (what, v) in [("ird", &m.ird), ("ord", &m.ord)] {
-            if *v.get_ref() > 0x3FFE {
-                return Err((
-                    v.span(),
-                    format!("{what} {}: 0 to 16382 are allowed", v.get_ref()),
-                ));
-            }
-        }
-        Ok(())
+        self.mpa.check()
     }
 }
 

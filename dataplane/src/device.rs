@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
-use siw_iwarp::OutOfOrder;
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
+use siw_iwarp::{OutOfOrder, TerminateOrder};
 use siw_tcp::{
     Congestion, Home, IpCidr, Keepalive, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, Tso,
 };
 
 use crate::config::{
     ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName,
-    OutOfOrderName, RtrName, TsoPolicy,
+    OutOfOrderName, RtrName, TerminateName, TsoPolicy,
 };
 use crate::control::DeviceView;
 use crate::worker::LaneConfig;
@@ -381,9 +381,14 @@ impl Device {
             },
             max_ird: *m.ird.get_ref(),
             max_ord: *m.ord.get_ref(),
+            max_private_data: *m.private_data.get_ref(),
+            fallback_to_rev1: m.fallback,
+            terminate: match m.terminate {
+                TerminateName::Rfc => TerminateOrder::Rfc,
+                TerminateName::Siw => TerminateOrder::Siw,
+            },
             request_timeout_ms: m.request_timeout_ms,
             reply_timeout_ms: m.reply_timeout_ms,
-            ..MpaConfig::default()
         }
     }
 

@@ -65,4 +65,4 @@ pub use queue_pair::{
     BuildError, CloseKind, CloseReason, Drain, Progress, QpAttr, QpState, QueuePair,
 };
 pub use stream::{ByteStream, RxStream};
-pub use terminate::TermCode;
+pub use terminate::{TermCode, TerminateOrder};

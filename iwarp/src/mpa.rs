@@ -20,7 +20,7 @@ pub use frame::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, MPA_HEADER_LEN};
 pub use initiator::{Initiator, InitiatorStep};
 pub use responder::{ConnectRequest, Responder, ResponderStep};
 
-use crate::terminate::TermCode;
+use crate::terminate::{TermCode, TerminateOrder};
 
 /// IRD/ORD value that means "not negotiated here" (RFC 6581 section 9.1).
 pub const DEPTH_UNNEGOTIATED: u16 = 0x3fff;
@@ -146,6 +146,8 @@ pub struct MpaConfig {
     pub max_private_data: u16,
     /// Try again with revision 1 when the peer resets a revision 2 request.
     pub fallback_to_rev1: bool,
+    /// How Terminates begin.
+    pub terminate: TerminateOrder,
     /// How long a responder waits for a request.
     pub request_timeout_ms: u32,
     /// How long an initiator waits for a reply.
@@ -164,6 +166,7 @@ impl Default for MpaConfig {
             max_ord: 128,
             max_private_data: MAX_PRIVATE_DATA as u16,
             fallback_to_rev1: true,
+            terminate: TerminateOrder::Rfc,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
         }

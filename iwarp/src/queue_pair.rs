@@ -30,7 +30,7 @@ use crate::mpa::{Negotiated, RtrKind};
 use crate::out_of_order::Early;
 use crate::read_queue::{InboundQueue, Outbound};
 use crate::send_queue::{Entry, SendQueue};
-use crate::terminate::{Offender, Payload, TermCode};
+use crate::terminate::{Offender, Payload, TermCode, TerminateOrder};
 use siw_shm::{Sge, WcStatus};
 use std::collections::VecDeque;
 
@@ -195,6 +195,7 @@ pub struct QueuePair {
     pub(crate) outgoing: Option<Box<Outgoing>>,
     pub(crate) local_error: Option<TermCode>,
     pub(crate) received: Option<TermCode>,
+    pub(crate) terminate_order: TerminateOrder,
     /// What was placed before its turn.
     pub(crate) early: Early,
     /// Owners of finished messages whose buffers the port still holds.
@@ -241,6 +242,7 @@ impl QueuePair {
             outgoing: None,
             local_error: None,
             received: None,
+            terminate_order: TerminateOrder::Rfc,
             early: Early::default(),
             zombies: Vec::new(),
         }
@@ -254,7 +256,9 @@ impl QueuePair {
         }
         let zombies = std::mem::take(&mut self.zombies);
         let early = Early::new(self.early.policy);
+        let terminate_order = self.terminate_order;
         *self = Self::new(self.attr);
+        self.terminate_order = terminate_order;
         self.zombies = zombies;
         self.early = early;
         self.state = QpState::Rts;
@@ -269,6 +273,11 @@ impl QueuePair {
         self.rtr_pending = n.initiator && n.rtr.is_some();
         self.absorb_send = !n.initiator && n.rtr == Some(RtrKind::Send);
         self.set_emss(emss);
+    }
+
+    /// How Terminates of this queue pair begin; before [`set_rts`](Self::set_rts).
+    pub fn set_terminate_order(&mut self, order: TerminateOrder) {
+        self.terminate_order = order;
     }
 
     /// The effective MSS changed; FPDUs not yet handed to TCP follow it.
@@ -519,7 +528,7 @@ impl QueuePair {
         self.state = QpState::Terminate;
         self.in_message = InMessage::None;
         self.outgoing = Some(Box::new(Outgoing {
-            payload: Payload::new(code, by),
+            payload: Payload::new(code, by).in_order(self.terminate_order),
             queued: false,
         }));
     }

@@ -139,6 +139,16 @@ pub struct Offender {
 /// Longest Terminate payload: control word, segment length, untagged header, Read Request.
 pub const MAX_LEN: usize = 4 + 2 + UNTAGGED_HDR_LEN + READ_REQUEST_LEN;
 
+/// How the first octet of a Terminate is put together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum TerminateOrder {
+    /// Layer in the high half, type in the low one (RFC 5040 figure 9).
+    #[default]
+    Rfc,
+    /// The halves swapped, as Linux siw sends and understands it.
+    Siw,
+}
+
 /// The payload of a Terminate message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Payload {
@@ -176,6 +186,14 @@ impl Payload {
         }
     }
 
+    /// The same with its first octet in this order.
+    pub fn in_order(mut self, order: TerminateOrder) -> Self {
+        if order == TerminateOrder::Siw {
+            self.bytes[0] = self.bytes[0].rotate_left(4);
+        }
+        self
+    }
+
     /// The bytes of the payload.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
@@ -195,8 +213,8 @@ impl Payload {
 
 /// A whole Terminate FPDU for a stream that has no queue pair yet: an initiator that cannot accept
 /// the reply (RFC 6581 section 7).
-pub fn standalone(code: TermCode, crc: bool, markers: bool) -> Box<[u8]> {
-    let p = Payload::new(code, None);
+pub fn standalone(code: TermCode, order: TerminateOrder, crc: bool, markers: bool) -> Box<[u8]> {
+    let p = Payload::new(code, None).in_order(order);
     let phase = Phase::start(markers);
     fpdu::encode_at(&[&Payload::header().to_bytes(), p.as_bytes()], crc, phase)
 }

@@ -203,7 +203,7 @@ fn c27_every_damaged_octet_of_a_marked_fpdu_breaks_the_crc() {
 /// A Terminate that an initiator sends before there is a queue pair obeys the reply's M flag.
 #[test]
 fn a_standalone_terminate_starts_with_a_marker_when_the_peer_wants_them() {
-    let f = terminate::standalone(TermCode::MPA_NO_RTR, true, true);
+    let f = terminate::standalone(TermCode::MPA_NO_RTR, TerminateOrder::Rfc, true, true);
     assert_eq!(strip(&f).len(), 1);
     assert_eq!(f[..4], [0; 4]);
 }

@@ -5,10 +5,11 @@ use super::{
     status, timeout, to_socket_addr,
 };
 use crate::{
-    CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, Context, Error, Listener, Qp,
+    CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, Context, Error, ListenOptions,
+    Listener, Qp,
 };
 use rustix::fd::{AsFd, AsRawFd};
-use siw_shm::control::{ANY_DEVICE, CmEventKind};
+use siw_shm::control::{ANY_DEVICE, CmEventKind, MpaOptions};
 use std::ffi::c_int;
 use std::time::Duration;
 
@@ -192,6 +193,36 @@ pub unsafe extern "C" fn siw_listen(
         get(ch).and_then(|ch| {
             let at = to_socket_addr(addr, addr_len).ok_or(BAD_ADDR)?;
             Listener::new(ch, device(dev), at, backlog, cookie)
+        })
+    };
+    // SAFETY: module contract.
+    unsafe { put_box(out, made) }
+}
+
+/// `struct siw_mpa_options` is laid out as the control message has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_listen_mpa(
+    ch: *const CmChannel,
+    dev: u32,
+    addr: *const libc::sockaddr,
+    addr_len: libc::socklen_t,
+    backlog: u32,
+    cookie: u64,
+    mpa: *const MpaOptions,
+    out: *mut *mut Listener,
+) -> c_int {
+    // SAFETY: module contract.
+    let made = unsafe {
+        get(ch).and_then(|ch| {
+            let at = to_socket_addr(addr, addr_len).ok_or(BAD_ADDR)?;
+            let mpa = mpa.as_ref().copied().unwrap_or(MpaOptions::BY_DEVICE);
+            let opt = ListenOptions {
+                device: device(dev),
+                backlog,
+                cookie,
+                ..Default::default()
+            };
+            Listener::listen(ch, at, &opt, mpa)
         })
     };
     // SAFETY: module contract.

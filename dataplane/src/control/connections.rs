@@ -97,6 +97,7 @@ impl Control {
     }
 
     pub(super) fn listen(&mut self, id: u32, seq: u32, r: &m::Listen) -> Outcome {
+        check_options(&r.mpa)?;
         let addr = cm::socket_addr(r.addr);
         let local = addr.map(|a| a.ip()).filter(|a| !a.is_unspecified());
         let n = self.config.devices.len();
@@ -147,6 +148,7 @@ impl Control {
                         local,
                         port,
                         backlog: (r.backlog as usize).clamp(1, 4096),
+                        mpa: r.mpa,
                     },
                 );
             }
@@ -227,5 +229,22 @@ impl Control {
             },
         );
         send::<m::Accept>(self.client(id)?, seq, &EMPTY)
+    }
+}
+
+/// Values that mean nothing are refused, with those that do.
+fn check_options(o: &m::MpaOptions) -> Result<(), Refusal> {
+    let bad = |what: &str, allowed: &str| {
+        Err(Refusal::new(
+            libc::EINVAL,
+            format!("listen: {what} means nothing; allowed are {allowed}, or 255 for the device's"),
+        ))
+    };
+    match o {
+        _ if !matches!(o.crc, 0 | 1 | m::BY_DEVICE) => bad("this CRC", "0 and 1"),
+        _ if !matches!(o.mpa_rev, 1 | 2 | m::BY_DEVICE) => bad("this MPA revision", "1 and 2"),
+        _ if !matches!(o.markers, 0..=2 | m::BY_DEVICE) => bad("this marker policy", "0 to 2"),
+        _ if !matches!(o.rtr, 0..=7 | m::BY_DEVICE) => bad("this set of RTR kinds", "0 to 7"),
+        _ => Ok(()),
     }
 }

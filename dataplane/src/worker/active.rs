@@ -191,6 +191,7 @@ impl Worker {
         let lane = &self.lanes[qp.lane];
         let stack = &lane.stack;
         qp.qp.set_out_of_order(lane.out_of_order);
+        qp.qp.set_terminate_order(lane.mpa.terminate);
         qp.qp.set_rts(negotiated, stack.emss(conn) as u32);
         qp.phase = Phase::Running;
         let qpn = qp.rings.qpn;

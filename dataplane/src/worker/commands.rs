@@ -1,9 +1,11 @@
 //! What the control thread asks of a worker.
 
 use siw_iwarp::QueuePair;
+use siw_shm::control::MpaOptions;
 use siw_tcp::Instant;
 
 use super::messages::{Command, Event, QpSetup};
+use super::passive::ListenerSetup;
 use super::queue_pair::{Phase, QpSlot, Rings};
 use super::user::User;
 use super::{ClientEnd, Worker};
@@ -88,11 +90,18 @@ impl Worker {
                 local,
                 port,
                 backlog,
+                mpa,
             } => {
                 for lane in self.lanes.iter_mut().filter(|l| l.device == device) {
                     let user = User::Listener(listener).into();
                     match lane.stack.listen(local, port, backlog, user) {
-                        Ok(id) => lane.listeners.push((listener, id)),
+                        Ok(id) => {
+                            lane.listeners.push((listener, id));
+                            if mpa != MpaOptions::BY_DEVICE {
+                                let setup = ListenerSetup::new(lane, &mpa);
+                                lane.setups.insert(listener, setup);
+                            }
+                        }
                         Err(e) => {
                             self.backlog.push_back(Event::ListenFailed {
                                 listener,
@@ -274,6 +283,7 @@ impl Worker {
             if let Some(at) = lane.listeners.iter().position(|(l, _)| *l == listener) {
                 let (_, id) = lane.listeners.swap_remove(at);
                 lane.stack.unlisten(now, id);
+                lane.setups.remove(&listener);
             }
         }
         for slot in 0..self.inbound.len() {

@@ -118,6 +118,7 @@ pub enum Command {
         local: Option<IpAddr>,
         port: u16,
         backlog: usize,
+        mpa: siw_shm::control::MpaOptions,
     },
     Unlisten {
         listener: u32,

@@ -31,6 +31,7 @@ mod sink;
 mod timer_hold;
 mod user;
 
+use std::collections::HashMap;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -158,6 +159,8 @@ struct Lane {
     received: u64,
     /// TCP's listeners by the daemon's numbers.
     listeners: Vec<(u32, ListenerId)>,
+    /// Of listeners that do something in another way than the device.
+    setups: HashMap<u32, passive::ListenerSetup>,
 }
 
 struct ClientEnd {
@@ -250,6 +253,7 @@ impl Worker {
                     rx_interrupt: l.rx_interrupt,
                     received: 0,
                     listeners: Vec::new(),
+                    setups: HashMap::new(),
                 })
             })
             .collect::<Result<Vec<_>, String>>()?;

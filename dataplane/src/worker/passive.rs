@@ -1,14 +1,68 @@
 //! The listening side: from a TCP connection to an application's answer (RFC 5044 section 7).
 
+use std::time::Duration;
+
 use siw_iwarp::TxRecord;
-use siw_iwarp::mpa::{Responder, ResponderStep};
+use siw_iwarp::mpa::{CrcPolicy, MarkerPolicy, MpaConfig, Responder, ResponderStep, RtrKinds};
+use siw_shm::control::{BY_DEVICE, MpaOptions};
 use siw_tcp::{ConnId, Events, Instant};
 
 use super::frame::Stream;
 use super::messages::{ConnectFailure, Event, RequestId};
 use super::queue_pair::Inbound;
 use super::user::User;
-use super::{ENDINGS, Worker};
+use super::{ENDINGS, Lane, Worker};
+
+/// How a listener sets up its connections, where it differs from its device.
+pub(super) struct ListenerSetup {
+    mpa: MpaConfig,
+    accept_timeout: Duration,
+}
+
+impl ListenerSetup {
+    pub(super) fn new(lane: &Lane, o: &MpaOptions) -> ListenerSetup {
+        let mut mpa = lane.mpa.clone();
+        match o.crc {
+            0 => mpa.crc = CrcPolicy::IfAsked,
+            1 => mpa.crc = CrcPolicy::Required,
+            _ => {}
+        }
+        if o.mpa_rev != BY_DEVICE {
+            mpa.rev = o.mpa_rev;
+        }
+        match o.markers {
+            0 => mpa.markers = MarkerPolicy::Never,
+            1 => mpa.markers = MarkerPolicy::Accept,
+            2 => mpa.markers = MarkerPolicy::Request,
+            _ => {}
+        }
+        if o.rtr != BY_DEVICE {
+            mpa.rtr = RtrKinds {
+                send: o.rtr & 1 != 0,
+                write: o.rtr & 2 != 0,
+                read: o.rtr & 4 != 0,
+            };
+            mpa.peer_to_peer = o.rtr != 0;
+        }
+        if o.max_ird != u16::MAX {
+            mpa.max_ird = o.max_ird;
+        }
+        if o.max_ord != u16::MAX {
+            mpa.max_ord = o.max_ord;
+        }
+        if o.request_timeout_ms != 0 {
+            mpa.request_timeout_ms = o.request_timeout_ms;
+        }
+        let accept_timeout = match o.accept_timeout_ms {
+            0 => lane.accept_timeout,
+            ms => Duration::from_millis(ms.into()),
+        };
+        ListenerSetup {
+            mpa,
+            accept_timeout,
+        }
+    }
+}
 
 impl Worker {
     pub(super) fn accepted(
@@ -31,13 +85,17 @@ impl Worker {
                 self.inbound.len() - 1
             });
         let l = &mut self.lanes[lane];
-        let deadline = Instant(now.0 + u64::from(l.mpa.request_timeout_ms) * 1_000_000);
+        let setup = l.setups.get(&listener);
+        let mpa = setup.map_or(&l.mpa, |s| &s.mpa);
+        let accept_timeout = setup.map_or(l.accept_timeout, |s| s.accept_timeout);
+        let deadline = Instant(now.0 + u64::from(mpa.request_timeout_ms) * 1_000_000);
         self.inbound_generation = self.inbound_generation.wrapping_add(1) & 0xFF_FFFF;
         self.inbound[slot] = Some(Inbound {
             lane,
             conn,
             listener,
-            responder: Responder::new(&l.mpa),
+            responder: Responder::new(mpa),
+            accept_timeout,
             asked: false,
             deadline,
             generation: self.inbound_generation,
@@ -73,8 +131,7 @@ impl Worker {
                     inbound.asked = true;
                     let user: u64 = User::Inbound(slot).into();
                     self.timers.remove(&(inbound.deadline, user));
-                    let wait = self.lanes[lane].accept_timeout;
-                    inbound.deadline = now + wait;
+                    inbound.deadline = now + inbound.accept_timeout;
                     self.timers.insert((inbound.deadline, user), ());
                     let id = RequestId::new(worker, slot, inbound.generation);
                     let listener = inbound.listener;

@@ -73,6 +73,7 @@ pub struct Inbound {
     pub conn: ConnId,
     pub listener: u32,
     pub responder: Responder,
+    pub accept_timeout: std::time::Duration,
     /// The application was asked.
     pub asked: bool,
     pub deadline: Instant,

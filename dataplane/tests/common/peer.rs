@@ -226,6 +226,17 @@ impl Peer {
         rest[..len].to_vec()
     }
 
+    /// The same, or none when the stream is reset instead.
+    pub fn try_fpdu(&mut self) -> Option<Vec<u8>> {
+        let mut head = [0; 2];
+        self.0.read_exact(&mut head).ok()?;
+        let len = usize::from(u16::from_be_bytes(head));
+        let mut rest = vec![0; (len + 2).next_multiple_of(4) - 2 + 4];
+        self.0.read_exact(&mut rest).ok()?;
+        assert_eq!(fpdu(&rest[..len])[2..], rest, "CRC or pad of the FPDU");
+        Some(rest[..len].to_vec())
+    }
+
     /// The connection ends, and this is what came before it did.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut all = Vec::new();

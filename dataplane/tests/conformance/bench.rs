@@ -193,9 +193,17 @@ impl Initiator {
         Initiator::at("10.77.0.2:0")
     }
 
+    pub fn with(config: &str) -> Initiator {
+        Initiator::start(config, "10.77.0.2:0")
+    }
+
     pub fn at(addr: &str) -> Initiator {
+        Initiator::start(CONFIG, addr)
+    }
+
+    fn start(config: &str, addr: &str) -> Initiator {
         let ns = Netns::new();
-        let siwd = ns.siwd(CONFIG, &[]);
+        let siwd = ns.siwd(config, &[]);
         ns.address("tap0", "10.77.0.2/24");
         ns.address("tap0", "fd77::2/64");
         ns.ip("link set tap0 up");

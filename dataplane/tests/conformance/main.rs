@@ -9,6 +9,7 @@ mod bench;
 mod extensions;
 mod fpdus;
 mod markers;
+mod presets;
 mod rdmap;
 mod replies;
 mod requests;

@@ -109,9 +109,10 @@ impl Initiator {
             },
             Err(Some(error)) => InitiatorStep::Failed {
                 error,
-                send: error
-                    .term_code()
-                    .map(|c| terminate::standalone(c, self.crc_on(&frame), frame.markers)),
+                send: error.term_code().map(|c| {
+                    let order = self.cfg.terminate;
+                    terminate::standalone(c, order, self.crc_on(&frame), frame.markers)
+                }),
             },
         }
     }

@@ -56,6 +56,41 @@ pub struct Connect {
     pub params: ConnParams,
 }
 
+/// What a listener does in another way than its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct MpaOptions {
+    /// 0 off, 1 on, [`BY_DEVICE`].
+    pub crc: u8,
+    /// Highest revision: 1, 2, [`BY_DEVICE`].
+    pub mpa_rev: u8,
+    /// 0 never, 1 accept, 2 request, [`BY_DEVICE`].
+    pub markers: u8,
+    /// Ready-to-receive kinds: 1 Send, 2 Write, 4 Read, OR-ed; [`BY_DEVICE`].
+    pub rtr: u8,
+    /// Reads at most; `u16::MAX` by the device.
+    pub max_ird: u16,
+    pub max_ord: u16,
+    /// Milliseconds to wait for an MPA request; 0 by the device.
+    pub request_timeout_ms: u32,
+    /// Milliseconds an application may take to answer; 0 by the device.
+    pub accept_timeout_ms: u32,
+}
+
+impl MpaOptions {
+    /// Everything as the device has it.
+    pub const BY_DEVICE: MpaOptions = MpaOptions {
+        crc: BY_DEVICE,
+        mpa_rev: BY_DEVICE,
+        markers: BY_DEVICE,
+        rtr: BY_DEVICE,
+        max_ird: u16::MAX,
+        max_ord: u16::MAX,
+        request_timeout_ms: 0,
+        accept_timeout_ms: 0,
+    };
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Listen {
@@ -66,6 +101,7 @@ pub struct Listen {
     pub reserved: u32,
     /// Comes back in each CONNECT_REQUEST.
     pub cookie: u64,
+    pub mpa: MpaOptions,
     /// Family 0 or the unspecified address: any. Port 0: the daemon chooses.
     pub addr: Addr,
 }

@@ -1,0 +1,253 @@
+//! `[device.mpa]`: how a device sets up connections (RFC 5044, RFC 6581), and presets for peers
+//! that want it their way.
+
+use std::ops::Range;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::CrcPolicy;
+
+/// A ready-to-run frame announced to the peer (RFC 6581, section 9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RtrName {
+    /// Zero-length Send.
+    Send,
+    /// Zero-length RDMA Write.
+    Write,
+    /// Zero-length RDMA Read.
+    Read,
+}
+
+/// MPA markers (RFC 5044, section 4.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MarkersName {
+    /// A peer that wants them is refused.
+    Never,
+    /// Sent to a peer that wants them.
+    Accept,
+    /// Asked for, too; Linux siw and most hardware refuse that.
+    Request,
+}
+
+/// Placement out of order (RFC 5041, section 5.2); always of FPDUs with a good CRC only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OutOfOrderName {
+    /// Everything is placed in order.
+    Off,
+    /// In streams with markers.
+    Markers,
+    /// Also in streams of peers that have put each FPDU into one segment so far. An FPDU inside
+    /// of somebody's payload could be taken for one, should a middlebox start to cut segments
+    /// anew: for networks without such.
+    Aligned,
+}
+
+/// How the Terminates of a device begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TerminateName {
+    /// Layer in the high half of the first octet (RFC 5040, section 4.8).
+    Rfc,
+    /// In the low half, as Linux siw sends and reads it.
+    Siw,
+}
+
+/// Peers that are known to want it their way. Every setting can be given beside a preset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Preset {
+    /// Linux siw: no markers, Terminates as it reads them.
+    Siw,
+    /// Chelsio T4 to T6: a Read as ready-to-receive and no other, no markers, 32 reads, 256 bytes
+    /// of private data.
+    Chelsio,
+    /// Intel X722 and E810: Read before Write, no markers, 63 reads, no second attempt but after a
+    /// reset.
+    Intel,
+}
+
+/// `[device.mpa]`, after presets and defaults. The defaults suit all of the known peers.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(from = "Written")]
+pub struct MpaSettings {
+    /// Highest MPA revision offered and accepted: 1 or 2.
+    pub revision: Spanned<u8>,
+    /// CRC policy.
+    pub crc: CrcPolicy,
+    /// Markers.
+    pub markers: MarkersName,
+    /// RTR frames offered in revision 2; empty means no peer-to-peer set-up.
+    pub rtr: Vec<RtrName>,
+    /// Which streams place payload that arrives beyond a hole at once (delivery stays in order).
+    pub out_of_order: OutOfOrderName,
+    /// How Terminates begin.
+    pub terminate: TerminateName,
+    /// Inbound RDMA Reads granted at most (IRD).
+    pub ird: Spanned<u16>,
+    /// Outbound RDMA Reads asked for at most (ORD).
+    pub ord: Spanned<u16>,
+    /// Private data that is accepted from a peer, in bytes; RFC 5044 allows 512.
+    pub private_data: Spanned<u16>,
+    /// Ask again with revision 1 when a peer resets a request of revision 2.
+    pub fallback: bool,
+    /// Milliseconds to wait for an MPA request after the TCP connection stands.
+    pub request_timeout_ms: u32,
+    /// Milliseconds to wait for an MPA reply.
+    pub reply_timeout_ms: u32,
+    /// Milliseconds an application may take to accept or reject.
+    pub accept_timeout_ms: u32,
+}
+
+/// What the file says.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Written {
+    preset: Option<Preset>,
+    revision: Option<Spanned<u8>>,
+    crc: Option<CrcPolicy>,
+    markers: Option<MarkersName>,
+    rtr: Option<Vec<RtrName>>,
+    out_of_order: Option<OutOfOrderName>,
+    terminate: Option<TerminateName>,
+    ird: Option<Spanned<u16>>,
+    ord: Option<Spanned<u16>>,
+    private_data: Option<Spanned<u16>>,
+    fallback: Option<bool>,
+    request_timeout_ms: Option<u32>,
+    reply_timeout_ms: Option<u32>,
+    accept_timeout_ms: Option<u32>,
+}
+
+impl Default for MpaSettings {
+    fn default() -> Self {
+        Written::default().into()
+    }
+}
+
+impl MpaSettings {
+    fn preset(preset: Option<Preset>) -> MpaSettings {
+        let at = |n| Spanned::new(0..0, n);
+        let plain = MpaSettings {
+            revision: Spanned::new(0..0, 2),
+            crc: CrcPolicy::On,
+            markers: MarkersName::Accept,
+            rtr: vec![RtrName::Write, RtrName::Read],
+            out_of_order: OutOfOrderName::Off,
+            terminate: TerminateName::Rfc,
+            ird: at(128),
+            ord: at(128),
+            private_data: at(512),
+            fallback: true,
+            request_timeout_ms: 5_000,
+            reply_timeout_ms: 10_000,
+            accept_timeout_ms: 30_000,
+        };
+        match preset {
+            None => plain,
+            Some(Preset::Siw) => MpaSettings {
+                markers: MarkersName::Never,
+                terminate: TerminateName::Siw,
+                ..plain
+            },
+            Some(Preset::Chelsio) => MpaSettings {
+                markers: MarkersName::Never,
+                rtr: vec![RtrName::Read],
+                ird: at(32),
+                ord: at(32),
+                private_data: at(256),
+                ..plain
+            },
+            Some(Preset::Intel) => MpaSettings {
+                markers: MarkersName::Never,
+                rtr: vec![RtrName::Read, RtrName::Write],
+                ird: at(64),
+                ord: at(63),
+                ..plain
+            },
+        }
+    }
+
+    /// Where and what is out of its range.
+    pub(super) fn check(&self) -> Result<(), (Range<usize>, String)> {
+        let r = &self.revision;
+        if !(1..=2).contains(r.get_ref()) {
+            let n = r.get_ref();
+            return Err((r.span(), format!("MPA revision {n}: 1 or 2 are allowed")));
+        }
+        for (what, v, most) in [
+            ("ird", &self.ird, 0x3FFE),
+            ("ord", &self.ord, 0x3FFE),
+            ("private_data", &self.private_data, 512),
+        ] {
+            let n = *v.get_ref();
+            if n > most {
+                return Err((v.span(), format!("{what} {n}: 0 to {most} are allowed")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<Written> for MpaSettings {
+    fn from(w: Written) -> MpaSettings {
+        let p = MpaSettings::preset(w.preset);
+        MpaSettings {
+            revision: w.revision.unwrap_or(p.revision),
+            crc: w.crc.unwrap_or(p.crc),
+            markers: w.markers.unwrap_or(p.markers),
+            rtr: w.rtr.unwrap_or(p.rtr),
+            out_of_order: w.out_of_order.unwrap_or(p.out_of_order),
+            terminate: w.terminate.unwrap_or(p.terminate),
+            ird: w.ird.unwrap_or(p.ird),
+            ord: w.ord.unwrap_or(p.ord),
+            private_data: w.private_data.unwrap_or(p.private_data),
+            fallback: w.fallback.unwrap_or(p.fallback),
+            request_timeout_ms: w.request_timeout_ms.unwrap_or(p.request_timeout_ms),
+            reply_timeout_ms: w.reply_timeout_ms.unwrap_or(p.reply_timeout_ms),
+            accept_timeout_ms: w.accept_timeout_ms.unwrap_or(p.accept_timeout_ms),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<MpaSettings, String> {
+        toml::from_str::<MpaSettings>(text).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_preset_gives_defaults_and_what_is_written_counts_more() {
+        let s = parse("preset = \"chelsio\"\nird = 16").unwrap();
+        assert_eq!(s.rtr, [RtrName::Read]);
+        assert_eq!((*s.ird.get_ref(), *s.ord.get_ref()), (16, 32));
+        assert_eq!(*s.private_data.get_ref(), 256);
+        let s = parse("preset = \"siw\"\nterminate = \"rfc\"").unwrap();
+        assert_eq!(
+            (s.terminate, s.markers),
+            (TerminateName::Rfc, MarkersName::Never)
+        );
+        let s = parse("preset = \"intel\"").unwrap();
+        assert_eq!(s.rtr, [RtrName::Read, RtrName::Write]);
+        assert_eq!(parse("").unwrap().markers, MarkersName::Accept);
+    }
+
+    #[test]
+    fn an_unknown_preset_or_key_is_refused_with_those_that_there_are() {
+        let e = parse("preset = \"acme\"").unwrap_err();
+        assert!(e.contains("chelsio") && e.contains("intel"), "{e}");
+        let e = parse("preest = \"siw\"").unwrap_err();
+        assert!(e.contains("preset"), "{e}");
+    }
+
+    #[test]
+    fn more_private_data_than_the_rfc_allows_is_refused() {
+        let (_, why) = parse("private_data = 513").unwrap().check().unwrap_err();
+        assert!(why.contains("512"), "{why}");
+    }
+}

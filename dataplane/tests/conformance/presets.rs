@@ -1,0 +1,195 @@
+//! Settings of devices and listeners, met by peers that behave as those do for which they are
+//! (protocol facts of Linux siw, Chelsio cxgb4 and Intel irdma).
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::bench::{CONFIG, Initiator, Responder, SILENCE};
+use crate::common::net::lacks_network;
+use crate::common::peer::{C, M, Peer, R, S, reply, request, terminate, write};
+use crate::common::*;
+use crate::skip_if;
+use siw::{CmEvent, ConnectOptions, ListenOptions, Listener, Markers, RtrKinds};
+
+fn preset(name: &str) -> String {
+    format!("{CONFIG}preset = \"{name}\"\n")
+}
+
+#[test]
+fn with_the_siw_preset_terminates_go_out_as_linux_siw_reads_them() {
+    skip_if!(lacks_network());
+    let b = Responder::with(&preset("siw"));
+    let mut peer = b.stream();
+    let f = write(true, 0x00bb_aa01, 0, b"whose");
+    peer.send(&f);
+    assert_eq!(peer.rest(), terminate([0x11, 0x00, 0xc0, 0], &f[..16]));
+    drop(peer);
+    b.disconnected();
+    b.app.qp.reset().unwrap();
+    let mut peer = b.stream();
+    let mut f = write(true, b.app.mr.rkey(), b.app.mr.addr(), b"damaged");
+    *f.last_mut().unwrap() ^= 1;
+    peer.send(&f);
+    // Layer 2, type 0, as Linux siw writes it.
+    assert_eq!(peer.rest(), terminate([0x02, 0x02, 0, 0], b""));
+}
+
+#[test]
+fn with_the_siw_preset_a_refused_reply_is_told_in_the_same_order() {
+    skip_if!(lacks_network());
+    let b = Initiator::with(&preset("siw"));
+    let mut peer = b.answer(&reply(S | C, 2, &[0x80, 1, 0x80, 200]));
+    assert_eq!(peer.take_fpdu()[18..22], [0x02, 0x06, 0, 0]);
+}
+
+/// cxgb4 takes a reply only when its ready-to-receive kind is exactly Read, and offers it alone.
+#[test]
+fn with_the_chelsio_preset_read_is_the_only_ready_to_receive() {
+    skip_if!(lacks_network());
+    let b = Initiator::with(&preset("chelsio"));
+    b.connect(&ConnectOptions::default());
+    let mut peer = Peer::accept(&b.listener);
+    let (flags, rev, data) = peer.take_mpa(b"MPA ID Req Frame");
+    assert_eq!((flags, rev), (S | C, 2));
+    assert_eq!((data[0] & 0xc0, data[2] & 0xc0), (0x80, 0x40), "A; D alone");
+    assert!(u16::from_be_bytes([data[0], data[1]]) & 0x3fff <= 32);
+    peer.send(&reply(S | C, 2, &[0x80, 16, 0x40, 16]));
+    b.established();
+    let rtr = peer.take_fpdu();
+    assert_eq!(
+        (&rtr[..2], rtr.len()),
+        (&[0x41, 0x41][..], 46),
+        "a Read of nothing"
+    );
+    assert_ne!(rtr[18..22], [0; 4], "hardware refuses STag 0");
+    assert_eq!(rtr[30..34], [0; 4]);
+
+    let b = Responder::with(&preset("chelsio"));
+    let mut peer = b.peer();
+    peer.send(&request(S | C, 2, &[0x80, 16, 0x40, 16]));
+    b.accept(b"");
+    let (_, _, data) = peer.take_mpa(b"MPA ID Rep Frame");
+    assert_eq!((data[0] & 0xc0, data[2] & 0xc0), (0x80, 0x40));
+    // More private data than it has room for.
+    let mut peer = b.peer();
+    peer.send(&request(C, 1, &[7; 257]));
+    assert_eq!(peer.rest(), b"");
+}
+
+/// irdma always asks for CRC and both kinds, refuses A=0, and does not put frames together.
+#[test]
+fn with_the_intel_preset_a_reply_keeps_a_and_names_one_kind_in_one_segment() {
+    skip_if!(lacks_network());
+    let b = Responder::with(&preset("intel"));
+    let mut peer = b.peer();
+    peer.send(&request(S | C, 2, &[0x80, 63, 0xc0, 63]));
+    b.accept(&[9; 100]);
+    let (flags, rev, data) = peer.take_mpa(b"MPA ID Rep Frame");
+    assert_eq!((flags, rev, data[0] & 0xc0), (S | C, 2, 0x80));
+    assert!(
+        matches!(data[2] & 0xc0, 0x80 | 0x40),
+        "exactly one of C and D"
+    );
+    assert!(u16::from_be_bytes([data[0], data[1]]) & 0x3fff >= 63);
+
+    let b = Initiator::with(&preset("intel"));
+    b.connect(&ConnectOptions {
+        private_data: &[1; 400],
+        ..Default::default()
+    });
+    let mut peer = Peer::accept(&b.listener);
+    let mut whole = [0; 1024];
+    let n = std::io::Read::read(&mut peer.0, &mut whole).unwrap();
+    assert_eq!(n, 20 + 4 + 400, "the request lies in one segment");
+}
+
+#[test]
+fn a_device_without_fallback_asks_once() {
+    skip_if!(lacks_network());
+    let b = Initiator::with(&format!("{CONFIG}fallback = false\n"));
+    b.connect(&ConnectOptions::default());
+    let mut peer = Peer::accept(&b.listener);
+    peer.take_mpa(b"MPA ID Req Frame");
+    peer.reset();
+    assert!(matches!(b.event(), CmEvent::ConnectError(_)));
+    b.listener.set_nonblocking(true).unwrap();
+    assert!(b.listener.accept().is_err(), "no second attempt");
+}
+
+/// A listener of its own ways beside one of the device's.
+fn listener(b: &Responder, opt: &ListenOptions) -> Listener {
+    let any: SocketAddr = "10.77.0.1:0".parse().unwrap();
+    Listener::with(&b.app.cm, any, opt).unwrap()
+}
+
+#[test]
+fn a_listener_may_differ_from_its_device_in_everything() {
+    skip_if!(lacks_network());
+    let b = Responder::new();
+    let own = ListenOptions {
+        crc: Some(false),
+        mpa_rev: Some(1),
+        markers: Some(Markers::Never),
+        request_timeout: Some(Duration::from_millis(100)),
+        ..Default::default()
+    };
+    let l = listener(&b, &own);
+    // CRC only when asked for; the device of CONFIG would insist.
+    let mut peer = Peer::connect(&b.ns, l.local_addr());
+    peer.send(&request(0, 1, b""));
+    b.accept(b"");
+    assert_eq!(peer.take_mpa(b"MPA ID Rep Frame").0, 0);
+    assert!(!b.established().crc);
+    // Markers are refused.
+    let mut peer = Peer::connect(&b.ns, l.local_addr());
+    peer.send(&request(M | C, 1, b""));
+    assert_eq!(peer.take_mpa(b"MPA ID Rep Frame").0 & R, R);
+    // Revision 2 is too new, and silence ends sooner than the device's 700 ms.
+    let mut newer = Peer::connect(&b.ns, l.local_addr());
+    newer.send(&request(S | C, 2, &[0, 1, 0, 1]));
+    assert_eq!(newer.rest(), b"");
+    let began = std::time::Instant::now();
+    let mut silent = Peer::connect(&b.ns, l.local_addr());
+    assert_eq!(silent.rest(), b"");
+    assert!(
+        began.elapsed() < Duration::from_millis(600),
+        "{:?}",
+        began.elapsed()
+    );
+    b.nothing_heard();
+
+    let reads = ListenOptions {
+        rtr: Some(RtrKinds {
+            read: true,
+            ..Default::default()
+        }),
+        max_ird: Some(4),
+        max_ord: Some(2),
+        accept_timeout: Some(Duration::from_millis(100)),
+        ..Default::default()
+    };
+    let l = listener(&b, &reads);
+    let next = End::new(&b.app.ctx, 4096);
+    let mut peer = Peer::connect(&b.ns, l.local_addr());
+    peer.send(&request(S | C, 2, &[0x80, 16, 0xc0, 4]));
+    let CmEvent::ConnectRequest(r) = b.event() else {
+        panic!("no request")
+    };
+    r.accept(&next.qp, None, &ConnectOptions::default())
+        .unwrap();
+    let (_, _, data) = peer.take_mpa(b"MPA ID Rep Frame");
+    assert_eq!(data[..4], [0x80, 4, 0x40, 2]);
+    // Nobody answers in time.
+    b.established();
+    let mut peer = Peer::connect(&b.ns, l.local_addr());
+    peer.send(&request(C, 1, b""));
+    let CmEvent::ConnectRequest(r) = b.event() else {
+        panic!("no request")
+    };
+    assert_eq!(peer.rest(), b"");
+    drop(r);
+    // The device's own listener is as it was.
+    b.app.qp.reset().unwrap();
+    while b.app.cm.get_event(Some(SILENCE)).is_ok() {}
+    b.stream();
+}
