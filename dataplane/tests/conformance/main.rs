@@ -16,3 +16,4 @@ mod requests;
 mod security;
 mod tagged;
 mod untagged;
+mod windows;

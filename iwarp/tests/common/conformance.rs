@@ -304,8 +304,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
 ];
 
 /// Numbers without a test against a running siwd, and why.
-pub const NOT_RUNNING: [(u32, &str); 3] = [
-    (44, "only memory windows are bound to a stream"),
+pub const NOT_RUNNING: [(u32, &str); 2] = [
     (57, "after 2^32 messages"),
     (83, "nothing outside can make the host fail"),
 ];
