@@ -28,8 +28,9 @@ impl Cq {
         let found = p.drain_rings();
         p.ring = new;
         self.set_capacity(r.entries);
-        // One worker may have taken the arming along while another completed into its old ring.
-        let notify = found && p.ring.disarm();
+        // One worker may have taken the arming along while another completed into its old ring, or
+        // into its new one just before the arming got there.
+        let notify = (found || p.ring.waiting(1) > 0) && p.ring.disarm();
         drop(p);
         ctx.call(&FreeCqRing {
             cq: self.number(),

@@ -161,6 +161,31 @@ fn moves_that_make_no_sense_are_refused_with_the_state() {
     drop(a);
 }
 
+/// RFC 5040 section 5.1: CLOSING ends in IDLE when nothing of the send queue is flushed.
+#[test]
+fn closing_ends_in_idle_or_when_sends_are_lost_in_error() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    recv(&a, 5);
+    a.qp.modify(QpState::Closing).unwrap();
+    for e in [&a, &b] {
+        match e.cm.get_event(Some(PATIENCE)).unwrap() {
+            CmEvent::Disconnected(i) => assert_eq!(i.errno, 0, "{i:?}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(state(e), QpState::Idle);
+    }
+    assert_eq!(a.wc().status, WcStatus::WR_FLUSH_ERR);
+    let (a, b) = pair(&d, 4096);
+    // Held back, so that it cannot have been sent.
+    a.qp.drain_start().unwrap();
+    a.qp.post_send(&[send(1)]).unwrap();
+    a.qp.modify(QpState::Closing).unwrap();
+    assert_eq!(a.wc().status, WcStatus::WR_FLUSH_ERR);
+    until(&a, QpState::Error);
+    until(&b, QpState::Idle);
+}
+
 #[test]
 fn a_terminate_of_the_consumer_reaches_the_peer() {
     let d = Daemon::loopback();

@@ -367,8 +367,7 @@ impl CqProducer {
 
     /// Hands an arming over to the queue that a resize puts in this one's place.
     pub fn move_arming(&self, to: &CqProducer) {
-        let level = lockfree::disarm(self.mem.word(OFF_ARMED));
-        lockfree::arm(to.mem.word(OFF_ARMED), level.min(lockfree::ARM_NEXT));
+        lockfree::move_arming(self.mem.word(OFF_ARMED), to.mem.word(OFF_ARMED));
     }
 
     /// Whether pushes wait for [`Self::take_event`].

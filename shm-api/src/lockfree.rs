@@ -257,6 +257,15 @@ pub fn disarm(armed: &AtomicU32) -> u32 {
     armed.swap(ARM_NONE, Ordering::SeqCst)
 }
 
+/// Worker, between completions to the old memory of a queue and those to its new memory: takes an
+/// arming along. When every worker has moved, the client looks for completions in both and, if
+/// there are any, disarms and raises the event itself: what completed while the arming was on
+/// its way raised none.
+#[inline]
+pub fn move_arming(old: &AtomicU32, new: &AtomicU32) {
+    arm(new, disarm(old).min(ARM_NEXT));
+}
+
 /// Client: marks a queue as having work. `true` tells the caller to push the
 /// queue's number on the doorbell ring; otherwise it is there already.
 #[inline]

@@ -231,6 +231,61 @@ fn two_workers_raise_one_event_for_one_arming() {
     });
 }
 
+/// One memory of a completion queue: the arming, and whether each of two workers wrote.
+struct Rings {
+    armed: AtomicU32,
+    seq: [AtomicU32; 2],
+}
+
+impl Rings {
+    fn new() -> Rings {
+        Rings {
+            armed: word(),
+            seq: [word(), word()],
+        }
+    }
+
+    fn complete(&self, worker: usize, events: &AtomicU32) {
+        self.seq[worker].store(1, Ordering::Release);
+        if take_arm(&self.armed, false) {
+            events.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn any(&self) -> bool {
+        self.seq.iter().any(|s| s.load(Ordering::Acquire) == 1)
+    }
+}
+
+#[test]
+fn an_arming_survives_a_resize_whoever_completes_meanwhile() {
+    // Worker 0 completes before or after it has moved, worker 1 only moves.
+    for before in [false, true] {
+        loom::model(move || {
+            let q = Arc::new((Rings::new(), Rings::new(), word()));
+            arm(&q.0.armed, ARM_NEXT);
+            let (a, b) = (q.clone(), q.clone());
+            let a = thread::spawn(move || {
+                let (old, new, events) = &*a;
+                if before {
+                    old.complete(0, events);
+                }
+                move_arming(&old.armed, &new.armed);
+                if !before {
+                    new.complete(0, events);
+                }
+            });
+            let b = thread::spawn(move || move_arming(&b.0.armed, &b.1.armed));
+            a.join().unwrap();
+            b.join().unwrap();
+            let (old, new, events) = &*q;
+            let raised = (old.any() || new.any()) && disarm(&new.armed) != ARM_NONE;
+            let told = events.load(Ordering::Relaxed) + u32::from(raised);
+            assert_eq!(told, 1, "lost or doubled");
+        });
+    }
+}
+
 struct Bell {
     sq_tail: [AtomicU32; 2],
     pending: [AtomicU32; 2],
