@@ -17,6 +17,7 @@ use siw_shm::{KeyTable, WorkerPage};
 
 use crate::capture::{Capture, CaptureError};
 use crate::config::{Config, EalLog, Hugepages};
+use crate::control::links::Links;
 use crate::control::{Control, ControlConfig};
 use crate::device::{self, Keys};
 use crate::host::{self, HostError};
@@ -151,6 +152,8 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
 
     let socket = config.control.socket.clone();
     let listener = bind(&config)?;
+    let links = devices.iter().map(|d| (!d.pair).then(|| d.port.share()));
+    let links = Links::new(links.collect());
     let views: Vec<_> = devices.iter().map(device::Device::view).collect();
     let summary = ready_line(&config, &cores, hugepages, json);
     let dma_ports: Vec<_> = devices
@@ -182,6 +185,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         asleep: control_asleep,
         limits: config.limits.clone(),
         devices: views,
+        links,
         mailboxes,
         keys: table,
         page,

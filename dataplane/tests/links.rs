@@ -368,3 +368,24 @@ fn a_listener_of_linux_and_siwd_meet_on_the_tap_over_a_gateway_address() {
     let (_, from) = listener.accept().unwrap();
     assert_eq!(from.ip(), ip("10.77.0.1"));
 }
+
+#[test]
+fn a_link_that_goes_down_and_up_is_told_to_every_client() {
+    skip_if!(lacks_network());
+    let ns = Netns::new();
+    let siwd = ns.siwd(&config("tap.toml"), &[]);
+    let clients = [siwd.context(), siwd.context()];
+    let active = |c: &siw::Context| c.device(0).unwrap().active;
+    for (state, kind) in [
+        ("down", siw::AsyncEventKind::PortErr),
+        ("up", siw::AsyncEventKind::PortActive),
+        ("down", siw::AsyncEventKind::PortErr),
+    ] {
+        ns.ip(&format!("link set siwtap0 {state}"));
+        for c in &clients {
+            let event = c.get_async_event(Some(PATIENCE)).unwrap();
+            assert_eq!((event.kind, event.object), (Some(kind), 0), "{event:?}");
+            assert_eq!(active(c), state == "up");
+        }
+    }
+}

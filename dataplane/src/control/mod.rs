@@ -13,6 +13,7 @@ mod cm;
 mod completion;
 mod connections;
 mod hello;
+pub mod links;
 mod memory;
 mod modify;
 mod outbox;
@@ -78,6 +79,7 @@ pub struct ControlConfig {
     pub asleep: Arc<siw_shm::doorbell::SleepFlag>,
     pub limits: LimitsConfig,
     pub devices: Vec<DeviceView>,
+    pub links: links::Links,
     pub mailboxes: Vec<Arc<Mailbox>>,
     pub keys: Arc<KeyTable>,
     pub page: WorkerPage,
@@ -229,7 +231,8 @@ impl Control {
             } else if self.stopping.is_some() {
                 EpollTimeout::from(50u8)
             } else {
-                EpollTimeout::NONE
+                let wait = self.config.links.wait().map(|w| w.as_millis() as u16 + 1);
+                wait.map_or(EpollTimeout::NONE, EpollTimeout::from)
             };
             // Announce, look once more, sleep: no event is missed.
             self.config.asleep.announce_sleep();
@@ -259,6 +262,7 @@ impl Control {
             }
             self.worker_events();
             self.reclaim();
+            self.look_at_links();
             if self.stopping.is_some_and(|d| Instant::now() > d) {
                 tracing::error!("a worker did not stop in time");
                 return;

@@ -1,0 +1,65 @@
+//! Links that go down and come up again: looked at now and then, since few virtual links raise
+//! an interrupt for it, and told to every client.
+
+use std::time::{Duration, Instant};
+
+use siw_shm::control::AsyncEventKind;
+
+use super::Control;
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// The ports of the devices, by device index; `None` for those whose link is memory.
+pub struct Links {
+    ports: Vec<Option<dpdk::Port>>,
+    look_at: Instant,
+}
+
+impl Links {
+    pub fn new(ports: Vec<Option<dpdk::Port>>) -> Links {
+        Links {
+            ports,
+            look_at: Instant::now(),
+        }
+    }
+
+    /// How long the control thread may sleep; `None`: there is nothing to look at.
+    pub(super) fn wait(&self) -> Option<Duration> {
+        let any = self.ports.iter().any(Option::is_some);
+        any.then(|| self.look_at.saturating_duration_since(Instant::now()))
+    }
+}
+
+impl Control {
+    /// Tells clients of links that changed since the last look.
+    pub(super) fn look_at_links(&mut self) {
+        let links = &mut self.config.links;
+        let now = Instant::now();
+        if now < links.look_at {
+            return;
+        }
+        links.look_at = now + EVERY;
+        for device in 0..self.config.devices.len() {
+            let port = self.config.links.ports.get(device).and_then(Option::as_ref);
+            let Some(port) = port else { continue };
+            // A port that cannot tell any more has lost its interface.
+            let link = port.link().ok();
+            let up = link.is_some_and(|l| l.up);
+            let view = &mut self.config.devices[device];
+            view.link_mbps = link.map_or(0, |l| l.mbps);
+            if std::mem::replace(&mut view.link_up, up) == up {
+                continue;
+            }
+            let (kind, why) = if up {
+                (AsyncEventKind::PortActive, "the link is up")
+            } else {
+                (AsyncEventKind::PortErr, "the link is down")
+            };
+            tracing::info!(device = %view.name, "{why}");
+            for id in self.clients.keys().copied().collect::<Vec<_>>() {
+                self.async_event(id, kind, device as u32, why);
+            }
+        }
+    }
+}
