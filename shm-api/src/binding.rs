@@ -24,6 +24,11 @@ pub const MAX_PAGE_SHIFT: u8 = 30;
 pub const MAX_FAST_PAGES: u32 = 512;
 
 impl Reader {
+    /// The key that a window or region answers to, or answered to last; 0 when it is gone.
+    pub fn entry_key(&self, any: Stag) -> u32 {
+        self.entry(any).map_or(0, |mr| mr.word().stag())
+    }
+
     /// The rest of [`Reader::check`] for what changes in place.
     #[cold]
     pub(crate) fn check_bound<'a>(

@@ -7,6 +7,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use siw_shm::epoch::Table;
+use siw_shm::key_cell::{KeyCell, KeyWord};
 use siw_shm::lockfree::*;
 use siw_shm::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -458,5 +459,95 @@ fn a_worker_that_wakes_does_not_find_what_was_freed_while_it_slept() {
         t.try_reclaim();
         worker.join().unwrap();
         assert_eq!(t.try_reclaim(), 0);
+    });
+}
+
+/// A binding as [`siw_shm::memory_region`] keeps it: two fields that belong together.
+struct Binding {
+    cell: KeyCell,
+    base: AtomicU32,
+    len: AtomicU32,
+}
+
+impl Binding {
+    fn bind(&self, word: KeyWord, stag: u32) -> bool {
+        let claimed = self.cell.claim(word);
+        if claimed {
+            self.base.store(stag, Ordering::Relaxed);
+            self.len.store(stag, Ordering::Relaxed);
+            self.cell.publish(stag, true);
+        }
+        claimed
+    }
+
+    /// What a worker does that looks a key up.
+    fn read(&self) -> Option<(u32, u32, u32)> {
+        let word = self.cell.load();
+        let (base, len) = (
+            self.base.load(Ordering::Relaxed),
+            self.len.load(Ordering::Relaxed),
+        );
+        (word.is_valid() && self.cell.still(word)).then_some((word.stag(), base, len))
+    }
+}
+
+fn binding() -> Arc<Binding> {
+    Arc::new(Binding {
+        cell: KeyCell::new(1, true),
+        base: AtomicU32::new(1),
+        len: AtomicU32::new(1),
+    })
+}
+
+#[test]
+fn a_key_is_never_seen_with_the_fields_of_another_binding() {
+    loom::model(|| {
+        let b = binding();
+        let w = b.clone();
+        let worker = thread::spawn(move || {
+            let first = w.cell.load();
+            assert!(w.bind(first, 2));
+            let word = w.cell.load();
+            assert!(w.bind(word, 3));
+        });
+        for _ in 0..2 {
+            if let Some((key, base, len)) = b.read() {
+                assert_eq!((base, len), (key, key));
+            }
+        }
+        worker.join().unwrap();
+        assert_eq!(b.read(), Some((3, 3, 3)));
+    });
+}
+
+#[test]
+fn of_two_workers_that_bind_one_window_one_wins() {
+    loom::model(|| {
+        let b = binding();
+        let (x, y) = (b.clone(), b.clone());
+        let word = b.cell.load();
+        let other = thread::spawn(move || x.bind(word, 2));
+        let mine = y.bind(word, 3);
+        let theirs = other.join().unwrap();
+        assert!(mine != theirs);
+        let key = if mine { 3 } else { 2 };
+        assert_eq!(b.read(), Some((key, key, key)));
+    });
+}
+
+#[test]
+fn nothing_is_bound_to_what_leaves_the_table() {
+    loom::model(|| {
+        let b = binding();
+        let w = b.clone();
+        let worker = thread::spawn(move || {
+            let word = w.cell.load();
+            w.bind(word, 2)
+        });
+        let last = b.cell.retire();
+        let bound = worker.join().unwrap();
+        assert_eq!(last.stag(), if bound { 2 } else { 1 });
+        assert_eq!(b.read(), None);
+        assert!(!b.bind(b.cell.load(), 4));
     });
 }

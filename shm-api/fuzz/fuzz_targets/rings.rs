@@ -1,0 +1,8 @@
+//! Rings, doorbells and completion queues that a client writes over. `cargo +nightly fuzz run rings`
+//! in shm-api/, or `deploy/sanitize fuzz`.
+#![no_main]
+
+#[path = "../../tests/common/hostile.rs"]
+mod hostile;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| hostile::rings(data));
