@@ -201,10 +201,16 @@ pub fn siw_ping() -> &'static Path {
             Some("debug") | None => "dev",
             Some(p) => p,
         };
+        let mut target_dir = folder.parent().unwrap();
+        // With an explicit target, cargo adds its folder again.
+        let target = std::env::var_os("CARGO_BUILD_TARGET");
+        if target.is_some() && target.as_deref() == target_dir.file_name() {
+            target_dir = target_dir.parent().unwrap();
+        }
         let out = Command::new(env!("CARGO"))
             .args(["build", "--quiet", "--package", "siw", "--bin", "siw-ping"])
             .args(["--profile", profile, "--target-dir"])
-            .arg(folder.parent().unwrap())
+            .arg(target_dir)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .output()
             .unwrap();
