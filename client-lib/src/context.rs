@@ -229,7 +229,7 @@ impl Inner {
         if !self.alive.load(Ordering::Relaxed) {
             return Err(Error::DaemonGone);
         }
-        *seq = seq.wrapping_add(1);
+        *seq = seq.wrapping_add(1).max(1);
         let r = self.conn.call(*seq, m, &[]);
         drop(seq);
         r.map_err(|e| {
@@ -240,6 +240,15 @@ impl Inner {
             }
             e
         })
+    }
+
+    /// A request that nobody waits for: it is done before any later one, and what it says is
+    /// lost.
+    pub(crate) fn post<M: Message>(&self, m: &M) {
+        let _one_at_a_time = locked(&self.seq);
+        if self.alive.load(Ordering::Relaxed) && self.conn.post(m).is_err() {
+            self.alive.store(false, Ordering::Release);
+        }
     }
 
     /// For destructors: nobody is left to tell about failures.
@@ -337,11 +346,9 @@ impl Inner {
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, Error> {
         loop {
-            self.wait_readable(from.as_fd(), timeout)?;
             match from.try_recv() {
                 Ok(p) => return Ok(p.bytes),
-                // Another thread was faster.
-                Err(RecvError::WouldBlock) => {}
+                Err(RecvError::WouldBlock) => self.wait_readable(from.as_fd(), timeout)?,
                 Err(RecvError::Closed) => {
                     self.check_alive();
                     return Err(Error::DaemonGone);

@@ -111,10 +111,19 @@ struct QpInner {
 impl Drop for QpInner {
     fn drop(&mut self) {
         let qp_num = self.caps.qp_num;
-        self.pd.ctx().call_quietly(&DestroyQp {
+        let destroy = DestroyQp {
             qp_num,
             reserved: 0,
-        });
+        };
+        // With nothing posted nothing can complete any more: no reason to wait.
+        let idle = self.srq.is_none()
+            && self.sq.lock().ring.outstanding() == 0
+            && self.rq.lock().ring.outstanding() == 0;
+        if idle {
+            self.pd.ctx().post(&destroy);
+        } else {
+            self.pd.ctx().call_quietly(&destroy);
+        }
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.polling().lock().credits.detach(qp_num);
         }

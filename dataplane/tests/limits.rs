@@ -390,3 +390,22 @@ fn only_signaled_requests_complete_visibly_unless_all_do() {
         assert_eq!(a.qp.outstanding_sends(), 0);
     }
 }
+
+/// A queue pair without requests is destroyed without waiting: whatever needs its place or what it
+/// used waits instead, and is never refused for it.
+#[test]
+fn what_a_destroyed_queue_pair_held_is_free_for_the_next_request() {
+    let limit = "[limits]\nqueue_pairs_per_client = 1\ncompletion_queues_per_client = 1\n";
+    let d = Daemon::start(&format!("{LOOPBACK}{limit}"), &[]);
+    let (a, b) = (d.context(), d.context());
+    for _ in 0..50 {
+        let (a, b) = (End::new(&a, 64), End::new(&b, 64));
+        connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+    }
+    let stats: serde_json::Value = serde_json::from_str(&a.stats().unwrap()).unwrap();
+    for client in stats["clients"].as_array().unwrap() {
+        assert_eq!(client["queue_pairs"], 0, "{client}");
+        assert_eq!(client["completion_queues"], 0, "{client}");
+        assert_eq!(client["memory_regions"], 0, "{client}");
+    }
+}

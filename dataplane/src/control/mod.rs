@@ -197,7 +197,8 @@ impl Control {
             |fd: BorrowedFd<'_>, token| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token));
         watch(config.listener.as_fd(), TOKEN_LISTENER)?;
         watch(config.signals.as_fd(), TOKEN_SIGNAL)?;
-        watch(config.wake.as_fd(), TOKEN_WAKE)?;
+        let wakes = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, TOKEN_WAKE);
+        epoll.add(config.wake.as_fd(), wakes)?;
         let workers = config.mailboxes.len();
         Ok(Control {
             config,
@@ -253,9 +254,8 @@ impl Control {
                 match e.data() {
                     TOKEN_LISTENER => self.accept_clients(),
                     TOKEN_SIGNAL => self.signal(),
-                    TOKEN_WAKE => {
-                        let _ = nix::unistd::read(&*self.config.wake, &mut [0u8; 8]);
-                    }
+                    // Watched by its edges: it need not be read.
+                    TOKEN_WAKE => {}
                     token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
                     token => self.client_readable(token as u32),
                 }
@@ -359,38 +359,39 @@ impl Control {
     }
 
     fn client_readable(&mut self, id: u32) {
-        for i in 0..32 {
-            let Some(client) = self.clients.get_mut(&id) else {
-                return;
-            };
-            if client.waiting.is_some() {
-                // Most clients wait for the answer before they ask again.
-                if i == 0 {
-                    client.more_input = true;
-                    self.watch_client(id, false);
-                }
-                return;
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if client.parked.is_some() {
+            client.more_input = true;
+            return self.watch_client(id, false);
+        }
+        match client.conn.recv() {
+            Ok(packet) if client.waiting.is_some() => client.parked = Some(packet.bytes),
+            // One at a time: most clients wait for the answer before they ask again; of the
+            // others, epoll tells.
+            Ok(packet) => self.packet(id, &packet.bytes),
+            Err(RecvError::WouldBlock) => {}
+            Err(RecvError::Closed) => self.remove_client(id, "closed its socket"),
+            Err(RecvError::Truncated) => {
+                let _ = client
+                    .conn
+                    .refuse(0, 0, nix::libc::EMSGSIZE, "packet too long");
+                self.remove_client(id, "sent an overlong packet");
             }
-            match client.conn.recv() {
-                Ok(packet) => self.packet(id, &packet.bytes),
-                Err(RecvError::WouldBlock) => return,
-                Err(RecvError::Closed) => return self.remove_client(id, "closed its socket"),
-                Err(RecvError::Truncated) => {
-                    let _ = client
-                        .conn
-                        .refuse(0, 0, nix::libc::EMSGSIZE, "packet too long");
-                    return self.remove_client(id, "sent an overlong packet");
-                }
-                Err(RecvError::Io(e)) => {
-                    return self.remove_client(id, &format!("socket failed: {e}"));
-                }
-            }
+            Err(RecvError::Io(e)) => self.remove_client(id, &format!("socket failed: {e}")),
         }
     }
 
     fn packet(&mut self, id: u32, bytes: &[u8]) {
         match Request::decode(bytes) {
-            Ok((seq, request)) => self.request(id, seq, &request),
+            Ok((seq, request)) => {
+                if self.request(id, seq, &request) == requests::Turn::Later
+                    && let Some(client) = self.clients.get_mut(&id)
+                {
+                    client.parked = Some(bytes.to_vec());
+                }
+            }
             Err(e) => {
                 let Some(client) = self.clients.get_mut(&id) else {
                     return;
@@ -425,9 +426,16 @@ impl Control {
 
     /// The deferred request is answered: the next one may be read.
     fn answered(&mut self, id: u32) {
-        if let Some(client) = self.clients.get_mut(&id)
-            && std::mem::take(&mut client.more_input)
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let watch = std::mem::take(&mut client.more_input);
+        if client.waiting.is_none()
+            && let Some(bytes) = client.parked.take()
         {
+            self.packet(id, &bytes);
+        }
+        if watch {
             self.watch_client(id, true);
         }
     }

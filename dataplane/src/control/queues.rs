@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use nix::libc;
 use siw_iwarp::QpAttr;
+use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
 use siw_shm::{CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
 
@@ -154,7 +155,7 @@ impl Control {
         )
         .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues would be too long"))?;
         let c = self.client(id)?;
-        if c.qps.len() >= most as usize {
+        if c.qps.len() + c.dying_qps.len() >= most as usize {
             return Err(Refusal::limit("queue pairs", most.into()));
         }
         for cq in [r.send_cq, r.recv_cq] {
@@ -278,14 +279,22 @@ impl Control {
         }
         let worker = qp.worker;
         self.command(worker, Command::DestroyQp { qpn });
-        Ok(Done::Wait(Pending::DestroyQp { qpn }))
+        if seq != UNANSWERED {
+            return Ok(Done::Wait(Pending::DestroyQp { qpn }));
+        }
+        // Nobody waits: gone for its client, here until its worker has let it go.
+        let c = self.client(id)?;
+        if let Some(qp) = c.qps.remove(&qpn) {
+            c.dying_qps.insert(qpn, qp);
+        }
+        Ok(Done::Replied)
     }
 
     pub(super) fn free_qp(&mut self, id: u32, qpn: u32) {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
-        if let Some(qp) = c.qps.remove(&qpn) {
+        if let Some(qp) = c.qps.remove(&qpn).or_else(|| c.dying_qps.remove(&qpn)) {
             // The number comes back: no window may be its next owner's.
             for mw in c.mws.keys() {
                 self.config.keys.unbind_stream(siw_shm::Stag(*mw), qpn);
@@ -314,6 +323,17 @@ impl Control {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
+        if c.dying_qps.contains_key(&qpn) {
+            self.free_qp(id, qpn);
+            if self
+                .clients
+                .get(&id)
+                .is_some_and(|c| c.dying_qps.is_empty())
+            {
+                self.answered(id);
+            }
+            return;
+        }
         let waits = matches!(&c.waiting, Some(Waiting { what: Pending::DestroyQp { qpn: q }, .. }) if *q == qpn);
         if !waits {
             return;

@@ -45,7 +45,7 @@ impl Control {
                 .partition(|d| d.left == 0 && d.client.keys_removed);
             self.dying = wait;
             for d in done {
-                for qpn in d.client.qps.keys() {
+                for qpn in d.client.qps.keys().chain(d.client.dying_qps.keys()) {
                     self.qpns.give(*qpn);
                 }
                 for cq in d.client.cqs.keys() {

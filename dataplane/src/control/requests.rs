@@ -2,6 +2,7 @@
 //! done or handed to a worker.
 
 use nix::libc;
+use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
 use siw_shm::control::{Message, Request};
 use siw_shm::{KeyError, wqe};
@@ -28,6 +29,10 @@ impl Refusal {
     pub fn memory(e: std::io::Error) -> Refusal {
         let errno = e.raw_os_error().unwrap_or(libc::ENOMEM);
         Refusal::new(errno, format!("no shared memory: {e}"))
+    }
+    /// Whether it may be different once queue pairs that are on their way out are gone.
+    fn may_pass(&self) -> bool {
+        matches!(self.errno, libc::EBUSY | libc::ENOMEM)
     }
     pub(super) fn unknown(what: &str, id: u32) -> Refusal {
         Refusal::new(libc::ENOENT, format!("no {what} {id} of this client"))
@@ -57,6 +62,14 @@ pub(super) enum Done {
     Replied,
     /// A worker has to answer first.
     Wait(Pending),
+}
+
+/// Whether a request is through.
+#[derive(PartialEq, Eq)]
+pub(super) enum Turn {
+    Over,
+    /// Again, when no queue pair of the client is on its way out any more.
+    Later,
 }
 
 pub(super) type Outcome = Result<Done, Refusal>;
@@ -112,7 +125,7 @@ pub(super) fn send_fds<M: Message>(
 pub(super) const EMPTY: m::Empty = m::Empty { reserved: 0 };
 
 impl Control {
-    pub(super) fn request(&mut self, id: u32, seq: u32, request: &Request) {
+    pub(super) fn request(&mut self, id: u32, seq: u32, request: &Request) -> Turn {
         let kind = request.kind();
         let greeted = self.clients.get(&id).is_some_and(|c| c.greeted);
         let outcome = if !greeted && !matches!(request, Request::Hello(_)) {
@@ -125,11 +138,12 @@ impl Control {
         };
         tracing::trace!(client = id, request = request.name(), ok = outcome.is_ok());
         let Some(client) = self.clients.get_mut(&id) else {
-            return;
+            return Turn::Over;
         };
         match outcome {
             Ok(Done::Replied) => {}
             Ok(Done::Wait(what)) => client.waiting = Some(Waiting { seq, what }),
+            Err(r) if r.may_pass() && !client.dying_qps.is_empty() => return Turn::Later,
             Err(r) => {
                 tracing::debug!(
                     client = id,
@@ -137,9 +151,12 @@ impl Control {
                     "refused: {}",
                     r.reason
                 );
-                let _ = client.conn.refuse(kind, seq, r.errno, &r.reason);
+                if seq != UNANSWERED {
+                    let _ = client.conn.refuse(kind, seq, r.errno, &r.reason);
+                }
             }
         }
+        Turn::Over
     }
 
     fn execute(&mut self, id: u32, seq: u32, request: &Request) -> Outcome {
@@ -322,7 +339,7 @@ impl Control {
     pub(super) fn owner(&self, qpn: u32) -> Option<u32> {
         self.clients
             .iter()
-            .find(|(_, c)| c.qps.contains_key(&qpn))
+            .find(|(_, c)| c.qps.contains_key(&qpn) || c.dying_qps.contains_key(&qpn))
             .map(|(id, _)| *id)
     }
 

@@ -105,12 +105,16 @@ pub struct Client {
     pub cqs: HashMap<u32, Cq>,
     pub srqs: HashMap<u32, Srq>,
     pub qps: HashMap<u32, Qp>,
+    /// Destroyed without waiting: their worker has not let them go yet.
+    pub dying_qps: HashMap<u32, Qp>,
     pub cm_channels: HashMap<u32, Outbox>,
     pub queues: QueueAlloc,
     pub memory: u64,
     pub next_id: u32,
     pub waiting: Option<Waiting>,
-    /// Requests wait in the socket until the one under way is answered.
+    /// A request that came while another was under way.
+    pub parked: Option<Vec<u8>>,
+    /// Further requests wait in the socket, which is not watched, until those are answered.
     pub more_input: bool,
     pub keys_removed: bool,
     pub stats_text: String,
@@ -140,11 +144,13 @@ impl Client {
             cqs: HashMap::new(),
             srqs: HashMap::new(),
             qps: HashMap::new(),
+            dying_qps: HashMap::new(),
             cm_channels: HashMap::new(),
             queues: QueueAlloc::new(pages, queue_bytes),
             memory: 0,
             next_id: 0,
             waiting: None,
+            parked: None,
             more_input: false,
             keys_removed: false,
             stats_text: String::new(),

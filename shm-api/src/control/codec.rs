@@ -101,6 +101,10 @@ fn body_as<T: Pod>(kind: u16, body: &[u8]) -> Result<T, ProtoError> {
     Ok(bytemuck::pod_read_unaligned(body))
 }
 
+/// Sequence number of requests that want no reply: the client does not wait for them, and what
+/// they would say is lost. Requests are still executed in the order in which they were sent.
+pub const UNANSWERED: u32 = 0;
+
 /// Client: a request.
 pub fn encode_request<M: Message>(seq: u32, m: &M) -> Vec<u8> {
     packet(M::KIND, seq, 0, bytes_of(m))

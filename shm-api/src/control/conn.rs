@@ -9,6 +9,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
@@ -154,13 +155,20 @@ impl Conn {
     }
 
     fn recv_flags(&self, flags: RecvFlags) -> Result<Packet, RecvError> {
+        thread_local! {
+            /// Room for the longest packet, cleared once.
+            static ROOM: RefCell<Box<[u8; MAX_PACKET]>> = RefCell::new(Box::new([0; MAX_PACKET]));
+        }
+        ROOM.with_borrow_mut(|room| self.recv_into(&mut room[..], flags))
+    }
+
+    fn recv_into(&self, room: &mut [u8], flags: RecvFlags) -> Result<Packet, RecvError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut bytes = vec![0; MAX_PACKET];
         let (got, fds) = loop {
             let mut anc = RecvAncillaryBuffer::new(&mut space);
             let r = rustix::net::recvmsg(
                 &self.fd,
-                &mut [IoSliceMut::new(&mut bytes)],
+                &mut [IoSliceMut::new(room)],
                 &mut anc,
                 flags | RecvFlags::CMSG_CLOEXEC,
             );
@@ -189,23 +197,37 @@ impl Conn {
         if got.bytes == 0 {
             return Err(RecvError::Closed);
         }
-        bytes.truncate(got.bytes);
+        let bytes = room.get(..got.bytes).unwrap_or_default().to_vec();
         Ok(Packet { bytes, fds })
     }
 
+    /// Client: sends a request that gets no reply ([`codec::UNANSWERED`]).
+    pub fn post<M: Message>(&self, m: &M) -> Result<(), CallError> {
+        self.request(codec::UNANSWERED, m, &[])
+    }
+
+    fn request<M: Message>(
+        &self,
+        seq: u32,
+        m: &M,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), CallError> {
+        self.send(&codec::encode_request(seq, m), fds)
+            .map_err(|e| match e.raw_os_error() {
+                Some(32 | 104) => CallError::Closed,
+                _ => CallError::Io(e),
+            })
+    }
+
     /// Client: sends a request and waits for its reply, on a blocking socket. One
-    /// caller at a time.
+    /// caller at a time; `seq` is not [`codec::UNANSWERED`].
     pub fn call<M: Message>(
         &self,
         seq: u32,
         m: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(M::Reply, Vec<OwnedFd>), CallError> {
-        self.send(&codec::encode_request(seq, m), fds)
-            .map_err(|e| match e.raw_os_error() {
-                Some(32 | 104) => CallError::Closed,
-                _ => CallError::Io(e),
-            })?;
+        self.request(seq, m, fds)?;
         let p = self.recv().map_err(|e| match e {
             RecvError::Closed => CallError::Closed,
             RecvError::Io(e) => CallError::Io(e),
@@ -215,13 +237,16 @@ impl Conn {
         Ok((codec::decode_reply::<M>(seq, &p.bytes)?, p.fds))
     }
 
-    /// Daemon: answers a request of type `M`.
+    /// Daemon: answers a request of type `M`, if it wants an answer.
     pub fn reply<M: Message>(
         &self,
         seq: u32,
         r: &M::Reply,
         fds: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
+        if seq == codec::UNANSWERED {
+            return Ok(());
+        }
         self.send(&codec::encode_reply::<M>(seq, r), fds)
     }
 
