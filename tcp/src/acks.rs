@@ -101,6 +101,12 @@ impl Shared {
             h.snd_wl1 = seg.seq;
             h.snd_wl2 = seg.ack;
         }
+        if old_window < h.flight() && h.snd_wnd >= h.flight() {
+            // What a window that shrank kept out was no loss of the path.
+            h.backoff = 0;
+            c.stalled_since = now.0;
+            self.restart_rto(index, h, now);
+        }
         self.stats.pure_acks_in += u64::from(len == 0);
         let new = seg.ack.gt(h.snd_una);
         let mut delivered = 0;
@@ -136,8 +142,13 @@ impl Shared {
             // The peer answers probes: it is alive (RFC 9293 section 3.8.6.1).
             c.stalled_since = 0;
         }
-        let dup =
-            !new && len == 0 && h.snd_wnd == old_window && h.flight() > 0 && seg.ack == h.snd_una;
+        // RFC 5681 section 2: SYN and FIN are off.
+        let dup = !new
+            && len == 0
+            && h.snd_wnd == old_window
+            && h.flight() > 0
+            && seg.ack == h.snd_una
+            && seg.flags & FIN == 0;
         if h.has(flag::RECOVERING) || seg.sacks > 0 || dup {
             self.recover(index, c, seg, new, dup, delivered, now);
         }
@@ -226,6 +237,7 @@ impl Shared {
             h.cwnd = h.cwnd.min(h.ssthresh);
         }
         let mut due = 0;
+        let mut partial = false;
         if h.has(flag::SACK) {
             let (segs, bytes) = r.sack(h, &mut c.tx, seg, now.0);
             self.stats.sacked_segs += u64::from(segs);
@@ -239,6 +251,7 @@ impl Shared {
                 delivered += u32::from(h.emss);
             }
         } else if new && h.phase == Phase::Recovery && !r.done(h.snd_una) {
+            partial = true;
             r.lose_first(h, &mut c.tx); // partial ACK, RFC 6582 section 3.2 (5)
         }
         if h.has(flag::SACK) {
@@ -259,7 +272,13 @@ impl Shared {
                 r.enter(h, &mut c.cc);
                 r.reduce(h, delivered);
             }
-            Phase::Recovery => r.reduce(h, delivered),
+            Phase::Recovery => {
+                r.reduce(h, delivered);
+                if partial {
+                    // It names the next lost segment, which leaves in any case.
+                    h.cwnd = h.cwnd.max(h.pipe + u32::from(h.emss));
+                }
+            }
             _ => {}
         }
         r.settle(h);

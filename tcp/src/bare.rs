@@ -188,6 +188,7 @@ impl Shared {
         // SND.NXT, unless the peer's window has shrunk below it: that would be unacceptable.
         let h = &c.hot;
         let seq = h.snd_nxt.min(h.snd_una + h.snd_wnd.max(h.flight().min(1)));
+        let again = h.last_ack_sent == h.rcv_nxt;
         self.emit_bare(index, c, seq, 0, now, tx)?;
         self.stats.pure_acks_out += 1;
         c.hot.flags &= !flag::NEED_ACK;
@@ -201,10 +202,10 @@ impl Shared {
                 self.stats.pure_acks_out += 1;
             }
         } else {
-            // Without SACK the peer counts duplicates, three beyond the first ACK
-            // (RFC 5681 section 3.2).
+            // Without SACK the peer counts duplicates, one for each segment, of which three
+            // suffice (RFC 5681 section 3.2).
             let duplicates = c.ooo.as_ref().map_or(0, |o| o.arrived()).min(3);
-            for _ in 0..duplicates {
+            for _ in usize::from(again)..duplicates {
                 self.emit_bare(index, c, seq, 0, now, tx)?;
                 self.stats.pure_acks_out += 1;
             }

@@ -236,8 +236,9 @@ fn tcp_checksum<B: RecvBuf>(mut s: Sum, b: &B, stats: &mut Stats) -> Option<()> 
 pub(crate) fn peer_address(a: IpAddr) -> bool {
     match a {
         IpAddr::V4(a) => {
-            !(a.is_unspecified() || a.is_broadcast() || a.is_multicast() || a.octets()[0] == 0)
+            let never = a.is_broadcast() || a.is_multicast() || a.is_loopback();
+            !(never || a.octets()[0] == 0)
         }
-        IpAddr::V6(a) => !(a.is_unspecified() || a.is_multicast()),
+        IpAddr::V6(a) => !(a.is_unspecified() || a.is_multicast() || a.is_loopback()),
     }
 }

@@ -88,6 +88,11 @@ impl Shared {
         let end = seg.seq + span;
         let acceptable = if span == 0 {
             seg.seq.ge(h.last_ack_sent) && seg.seq.le(right)
+        } else if window == 0 && seg.seq == h.rcv_nxt {
+            // Nothing of it fits, but its ACK counts; it is answered.
+            self.stats.out_of_window += 1;
+            self.owe(index, h, flag::NEED_ACK);
+            true
         } else {
             seg.seq.lt(right) && end.gt(h.rcv_nxt)
         };
@@ -263,9 +268,17 @@ impl Shared {
             b.truncate(space);
             fin = false;
         }
-        if fin {
+        if fin && !h.has(flag::FIN_SEEN) {
             c.fin_at = seq + b.remaining() as u32;
             h.flags |= flag::FIN_SEEN;
+            if let Some(o) = &mut c.ooo {
+                o.cut(c.fin_at);
+            }
+        }
+        if h.has(flag::FIN_SEEN) {
+            // There is nothing behind a FIN (section 3.10.7.4 seventh).
+            let space = c.fin_at.dist(seq).max(0) as usize;
+            b.truncate(b.remaining().min(space));
         }
         if b.remaining() > 0 {
             let held = c.rx.buffers() + c.ooo.as_ref().map_or(0, |o| o.buffers());

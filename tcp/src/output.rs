@@ -249,7 +249,14 @@ impl Shared {
         while c.hot.unsent > 0 {
             let h = &mut c.hot;
             let window = h.snd_wnd.saturating_sub(h.flight());
-            let usable = window.min(h.cwnd.saturating_sub(h.pipe));
+            // Limited transmit (RFC 3042): a segment for each of the first two duplicates, which
+            // are only counted without SACK.
+            let limited = if h.phase == Phase::Open {
+                u32::from(h.dup_acks.min(2))
+            } else {
+                0
+            };
+            let usable = window.min((h.cwnd + limited * emss).saturating_sub(h.pipe));
             let Some(mut plan) = c.tx.plan(emss, usable) else {
                 break;
             };

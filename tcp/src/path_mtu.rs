@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use crate::conn::{Conn, flag};
 use crate::flow_table::FlowKey;
+use crate::send_queue::{SACKED, Sent};
 use crate::shared::Shared;
 use crate::stack::{Stack, State};
 use crate::{Events, Instant, RecvBuf, SeqNr};
@@ -171,7 +172,13 @@ impl Shared {
         } else {
             c.emss_for(BASE_V4)
         };
-        if first > u32::from(base) && base < c.hot.emss {
+        // A closed window swallows repetitions too, and what was SACKed passed the path.
+        let passes = |s: &Sent| s.flags & SACKED != 0 && s.len > u32::from(base);
+        if first > u32::from(base)
+            && base < c.hot.emss
+            && c.hot.snd_wnd >= c.hot.flight()
+            && !c.tx.sent.iter().any(passes)
+        {
             self.stats.black_holes += 1;
             self.narrow(index, c, base, ticks(now) + GUESSED, now);
         }

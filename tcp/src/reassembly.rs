@@ -112,6 +112,23 @@ impl<B: RecvBuf> Reassembly<B> {
         new
     }
 
+    /// Drops everything from `end` on.
+    #[cold]
+    pub(crate) fn cut(&mut self, end: SeqNr) {
+        while self.bufs.back().is_some_and(|(s, _)| s.ge(end)) {
+            self.bufs.pop_back();
+        }
+        if let Some((s, b)) = self.bufs.back_mut() {
+            b.truncate(b.remaining().min((end - *s) as usize));
+        }
+        while self.ranges.back().is_some_and(|r| r.0.ge(end)) {
+            self.ranges.pop_back();
+        }
+        if let Some(r) = self.ranges.back_mut() {
+            r.1 = r.1.min(end);
+        }
+    }
+
     /// The segment that begins at `seq` is to be shown to the owner. At most as many as buffers are
     /// held are remembered.
     pub(crate) fn remember_unseen(&mut self, seq: SeqNr) {

@@ -124,7 +124,14 @@ impl Shared {
         if c.stalled_since == 0 {
             c.stalled_since = c.tx.sent.front().map_or(now.0, |s| s.at).max(1);
         }
-        now.0.saturating_sub(c.stalled_since) >= nanos(self.config.user_timeout)
+        // A peer that shrank its window below what is in flight and still answers is not dead
+        // (RFC 9293 section 3.8.6, SHLD-17).
+        let heard = if c.hot.snd_wnd < c.hot.flight() {
+            c.hot.last_rx
+        } else {
+            0
+        };
+        now.0.saturating_sub(c.stalled_since.max(heard)) >= nanos(self.config.user_timeout)
     }
 
     fn give_up<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
