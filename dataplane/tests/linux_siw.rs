@@ -9,7 +9,7 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use common::guest::{GUEST_PATIENCE, Guest, Running, lacks_guest};
+use common::guest::{Evidence, GUEST_PATIENCE, Guest, Running, lacks_guest};
 use common::net::{Netns, judge, missing_program, siw_ping, tshark_fields};
 use common::*;
 
@@ -48,18 +48,6 @@ fn boot(ns: &Netns) -> Guest {
             "off",
         ],
     )
-}
-
-/// The folder of a capture, which stays when the test fails: a guest does not fail twice alike.
-struct Evidence(tempfile::TempDir);
-
-impl Drop for Evidence {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.disable_cleanup(true);
-            println!("the capture stays in {}", self.0.path().display());
-        }
-    }
 }
 
 fn capture(ns: &Netns, crc: &str) -> (Daemon, PathBuf, Evidence) {

@@ -190,3 +190,15 @@ fn follow(socket: UnixStream) -> Option<Done> {
         err: String::from_utf8_lossy(&err).into_owned(),
     })
 }
+
+/// The folder of a capture, which stays when the test fails: a guest does not fail twice alike.
+pub struct Evidence(pub TempDir);
+
+impl Drop for Evidence {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.disable_cleanup(true);
+            println!("the capture stays in {}", self.0.path().display());
+        }
+    }
+}

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod guest;
+pub mod matrix;
 pub mod net;
 pub mod peer;
 pub mod raw;
