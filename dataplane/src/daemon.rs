@@ -218,7 +218,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
 }
 
 /// The configured cores, or the last one that this process may use.
-fn worker_cores(config: &Config) -> Vec<usize> {
+pub(crate) fn worker_cores(config: &Config) -> Vec<usize> {
     let cores = config.workers.cores.get_ref();
     if cores.is_empty() {
         host::allowed_cores().last().copied().into_iter().collect()
@@ -240,7 +240,7 @@ fn event_fd() -> Result<OwnedFd, Error> {
 }
 
 /// Starts DPDK with hugepages, or without where the configuration allows it.
-fn start_eal(config: &Config, room: u16, core: usize) -> Result<(Eal, bool), Error> {
+pub(crate) fn start_eal(config: &Config, room: u16, core: usize) -> Result<(Eal, bool), Error> {
     let buffer = u64::from(room) + u64::from(dpdk::HEADROOM) + 256;
     let memory_mb = (u64::from(config.dpdk.buffers) * buffer / (1 << 20)) as u32 + EAL_OVERHEAD_MB;
     let pci: Vec<String> = config

@@ -16,4 +16,5 @@ pub mod control;
 pub mod daemon;
 pub mod device;
 pub mod host;
+pub mod stream;
 pub mod worker;

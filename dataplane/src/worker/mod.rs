@@ -14,12 +14,12 @@
 //! nothing is allocated in steady state.
 
 mod active;
-mod clock;
+pub(crate) mod clock;
 mod commands;
 pub mod completion;
 mod connection;
 pub mod forward;
-mod frame;
+pub(crate) mod frame;
 mod idle;
 pub mod messages;
 mod modify;
@@ -27,8 +27,8 @@ mod owners;
 mod passive;
 pub mod queue_pair;
 pub mod shared_receive;
-mod sink;
-mod timer_hold;
+pub(crate) mod sink;
+pub(crate) mod timer_hold;
 mod user;
 
 use std::collections::HashMap;

@@ -90,6 +90,50 @@ impl Output {
         }
     }
 
+    /// A whole frame leaves with the next burst, or is turned around: with its checksum, or
+    /// what the port needs to know to make it. `wall` is for captures, in nanoseconds since the
+    /// epoch.
+    #[inline]
+    pub fn send(&mut self, mut mbuf: Mbuf, meta: &FrameMeta, cache: &mut MbufCache, wall: u64) {
+        if meta.checksum == TxChecksum::Partial {
+            complete_checksum(&mut mbuf, meta);
+        }
+        if let Some(tap) = &self.tap {
+            let fix = meta.checksum == TxChecksum::Offload;
+            tap.frame(self.interface, Direction::Outbound, wall, fix, |v| {
+                for s in mbuf.segments() {
+                    v.extend_from_slice(s);
+                }
+            });
+        }
+        if meta.self_addressed {
+            self.turned.push(mbuf);
+            return;
+        }
+        if meta.checksum == TxChecksum::Offload && self.offload {
+            mbuf.set_tx_offload(TxOffload {
+                l2_len: meta.l2_len,
+                l3_len: u16::from(meta.l3_len),
+                l4_len: meta.l4_len,
+                ipv6: meta.ipv6,
+                ip_checksum: meta.tso_segsz > 0 && self.ip_checksum,
+                tcp_checksum: true,
+                tso_segsz: meta.tso_segsz,
+            });
+        }
+        if !self.multi_segs && mbuf.nb_segs() > 1 {
+            let flat = mbuf.linearize(cache);
+            cache.free(mbuf);
+            match flat {
+                Some(f) => mbuf = f,
+                None => return,
+            }
+        }
+        if let Err(back) = self.batch.push(mbuf) {
+            cache.free(back);
+        }
+    }
+
     /// Asks the port to let go of what it has sent.
     pub fn release(&mut self) {
         if let Exit::Port(queue) = &mut self.exit {
@@ -397,55 +441,13 @@ impl FrameSink<TxRecord> for Sink<'_> {
         else {
             return;
         };
-        let mut mbuf = chain.finish();
+        let mbuf = chain.finish();
         if broken {
             // As if the network had lost it: TCP repeats, or the queue pair ends.
             self.cache.free(mbuf);
             return;
         }
-        if meta.checksum == TxChecksum::Partial {
-            complete_checksum(&mut mbuf, &meta);
-        }
-        if let Some(tap) = &self.out.tap {
-            let fix = meta.checksum == TxChecksum::Offload;
-            tap.frame(
-                self.out.interface,
-                Direction::Outbound,
-                self.wall,
-                fix,
-                |v| {
-                    for s in mbuf.segments() {
-                        v.extend_from_slice(s);
-                    }
-                },
-            );
-        }
-        if meta.self_addressed {
-            self.out.turned.push(mbuf);
-            return;
-        }
-        if meta.checksum == TxChecksum::Offload && self.out.offload {
-            mbuf.set_tx_offload(TxOffload {
-                l2_len: meta.l2_len,
-                l3_len: u16::from(meta.l3_len),
-                l4_len: meta.l4_len,
-                ipv6: meta.ipv6,
-                ip_checksum: meta.tso_segsz > 0 && self.out.ip_checksum,
-                tcp_checksum: true,
-                tso_segsz: meta.tso_segsz,
-            });
-        }
-        if !self.out.multi_segs && mbuf.nb_segs() > 1 {
-            let flat = mbuf.linearize(self.cache);
-            self.cache.free(mbuf);
-            match flat {
-                Some(f) => mbuf = f,
-                None => return,
-            }
-        }
-        if let Err(back) = self.out.batch.push(mbuf) {
-            self.cache.free(back);
-        }
+        self.out.send(mbuf, &meta, self.cache, self.wall);
     }
 }
 

@@ -6,6 +6,7 @@ pub mod matrix;
 pub mod net;
 pub mod peer;
 pub mod raw;
+pub mod stream;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;

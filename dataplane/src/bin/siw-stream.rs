@@ -1,0 +1,291 @@
+//! `siw-stream`: byte-stream services over siwd's TCP on a DPDK port, for peers that are plain
+//! socket programs.
+
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{ArgGroup, Parser};
+use siwd::config::{ByteSize, CaptureConfig, Config};
+use siwd::device::Device;
+use siwd::stream::{Connects, Offer, Plan, Service};
+
+/// Byte-stream services over siwd's own TCP on a DPDK port.
+///
+/// Linux as a peer, over a tap:
+///   siw-stream --devargs net_tap0,iface=siwtap0 --address 10.77.0.1/24 --listen echo:7
+///   ip addr add 10.77.0.2/24 dev siwtap0 && ip link set siwtap0 up && nc 10.77.0.1 7
+#[derive(Debug, Parser)]
+#[command(name = "siw-stream", version, verbatim_doc_comment)]
+#[command(group(ArgGroup::new("port").required(true).args(["config", "devargs", "pci"])))]
+#[command(group(ArgGroup::new("task").required(true).multiple(true).args(["listen", "connect"])))]
+struct Args {
+    /// Take devices, idle policy and buffers from this file, as siwd does.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A DPDK virtual device, for example net_tap0,iface=siwtap0 or net_af_packet0,iface=veth0.
+    #[arg(long, value_name = "ARGS")]
+    devargs: Option<String>,
+    /// A PCI NIC that is bound to vfio-pci, for example 0000:03:00.0.
+    #[arg(long, value_name = "ADDRESS")]
+    pci: Option<String>,
+    /// An address with its prefix length; give the option once for each.
+    #[arg(long, value_name = "IP/PREFIX", conflicts_with = "config")]
+    address: Vec<String>,
+    /// IPv4 router for other networks.
+    #[arg(long, value_name = "IP", conflicts_with = "config")]
+    gateway: Option<Ipv4Addr>,
+    /// IPv6 router for other networks.
+    #[arg(long, value_name = "IP", conflicts_with = "config")]
+    gateway6: Option<Ipv6Addr>,
+    /// IP bytes in a frame, 576 to 9000; 1500 when absent.
+    #[arg(long, value_name = "BYTES", conflicts_with = "config")]
+    mtu: Option<u16>,
+    /// Ethernet address; the port's own, or a drawn one, when absent.
+    #[arg(long, value_name = "MAC", conflicts_with = "config")]
+    mac: Option<String>,
+    /// 802.1Q tag.
+    #[arg(long, value_name = "1..4094", conflicts_with = "config")]
+    vlan: Option<u16>,
+    /// Receive window of a connection, for example 256KiB.
+    #[arg(long, value_name = "SIZE", conflicts_with = "config")]
+    window: Option<ByteSize>,
+    /// Least retransmission timeout, milliseconds.
+    #[arg(long, value_name = "MS", conflicts_with = "config")]
+    rto_min: Option<u32>,
+    /// Packet buffers.
+    #[arg(long, value_name = "COUNT", conflicts_with = "config")]
+    buffers: Option<u32>,
+    /// Use hugepages, or fail; else they are used when enough are free.
+    #[arg(long, conflicts_with = "config")]
+    hugepages: bool,
+    /// Use normal pages.
+    #[arg(long, conflicts_with_all = ["config", "hugepages"])]
+    no_hugepages: bool,
+    /// The core to run on; the last allowed one when absent.
+    #[arg(long, value_name = "CORE", conflicts_with = "config")]
+    core: Option<usize>,
+    /// Spin when idle.
+    #[arg(long, conflicts_with = "config")]
+    poll: bool,
+
+    /// Offer a service: discard, echo, source, check, exchange or reset.
+    #[arg(long, value_name = "SERVICE:PORT")]
+    listen: Vec<Offer>,
+    /// Connections that may wait to be accepted, of each service.
+    #[arg(long, value_name = "COUNT", default_value_t = 1024)]
+    backlog: usize,
+    /// Open connections to this address and port.
+    #[arg(long, value_name = "IP:PORT")]
+    connect: Option<SocketAddr>,
+    /// What to do on connections opened from here.
+    #[arg(
+        long,
+        value_name = "SERVICE",
+        default_value = "source",
+        requires = "connect"
+    )]
+    role: Service,
+    /// So many connections at once.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "connect")]
+    count: u32,
+    /// Connect from this address.
+    #[arg(long, value_name = "IP", requires = "connect")]
+    source: Option<IpAddr>,
+    /// Connect from this device of the configuration; its first when absent.
+    #[arg(long, value_name = "NAME", requires = "connect")]
+    device: Option<String>,
+    /// Length of each stream of the pattern, for example 64MiB; without, it ends with the time.
+    #[arg(long, value_name = "SIZE")]
+    bytes: Option<ByteSize>,
+    /// Close everything after so many seconds and end.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Seed of the pattern that is sent and compared with.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Leave what arrives unread for so long after a connection's opening.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pause: u64,
+    /// Most connections, those that linger among them.
+    #[arg(long, value_name = "COUNT", default_value_t = 16384)]
+    connections: usize,
+
+    /// Write every frame to this pcapng file.
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Print the ready line and the result as JSON, one object a line.
+    #[arg(long)]
+    json: bool,
+    /// What to log: error, warn, info, debug, trace.
+    #[arg(long, value_name = "FILTER", default_value = "warn")]
+    log: String,
+}
+
+fn seconds(s: &str) -> Result<f64, String> {
+    s.parse::<f64>()
+        .ok()
+        .filter(|x| x.is_finite() && *x > 0.0 && *x < 1e9)
+        .ok_or_else(|| format!("{s:?}: write seconds above 0, for example 2.5"))
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = match tracing_subscriber::EnvFilter::try_new(&args.log) {
+        Ok(f) => f,
+        Err(e) => {
+            eprintln!(
+                "siw-stream: --log {:?}: {e}; write error, warn, info, debug or trace",
+                args.log
+            );
+            return ExitCode::from(2);
+        }
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+    match run(&args) {
+        // Threads of drivers may still run: no exit handlers.
+        Ok(good) => dpdk::exit(i32::from(!good)),
+        Err(message) => {
+            if args.json {
+                println!("{}", serde_json::json!({ "error": message }));
+            }
+            eprintln!("siw-stream: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<bool, String> {
+    let config = config(args)?;
+    let plan = Plan {
+        offers: args.listen.clone(),
+        connects: args.connect.map(|to| Connects {
+            to,
+            service: args.role,
+            count: args.count,
+            source: args.source,
+        }),
+        backlog: args.backlog,
+        connections: args.connections,
+        bytes: args.bytes.map(|b| b.0),
+        seconds: args.seconds,
+        seed: args.seed,
+        pause: Duration::from_millis(args.pause),
+        device: args.device.clone(),
+    };
+    let report = siwd::stream::run(&config, &plan, |devices| say_ready(args, devices))?;
+    if args.json {
+        println!("{}", report.json());
+    } else {
+        println!("{}", report.text());
+    }
+    let _ = std::io::stdout().flush();
+    Ok(report.totals.failures() == 0)
+}
+
+fn say_ready(args: &Args, devices: &[Device]) {
+    let views: Vec<_> = devices.iter().map(Device::view).collect();
+    if args.json {
+        let devices: Vec<_> = views
+            .iter()
+            .map(|v| {
+                let addresses: Vec<_> = v.addresses.iter().map(|a| a.addr.to_string()).collect();
+                let mac: Vec<_> = v.mac.iter().map(|b| format!("{b:02x}")).collect();
+                serde_json::json!({
+                    "name": v.name, "mac": mac.join(":"), "addresses": addresses, "mtu": v.mtu,
+                })
+            })
+            .collect();
+        println!(
+            "{}",
+            serde_json::json!({ "ready": true, "devices": devices })
+        );
+    } else {
+        for v in &views {
+            let addresses: Vec<_> = v.addresses.iter().map(|a| a.addr.to_string()).collect();
+            println!("siw-stream ready: {} {}", v.name, addresses.join(" "));
+        }
+    }
+    let _ = std::io::stdout().flush();
+}
+
+/// The file, or one made from the options, so that both are checked alike.
+fn config(args: &Args) -> Result<Config, String> {
+    let mut config = match &args.config {
+        Some(path) => Config::load(path).map_err(|e| e.to_string())?,
+        None => {
+            let text = as_file(args);
+            Config::parse(Path::new("options"), &text).map_err(|e| match e {
+                siwd::config::ConfigError::Invalid { message, .. } => message,
+                e => e.to_string(),
+            })?
+        }
+    };
+    if let Some(file) = &args.capture {
+        config.capture = Some(CaptureConfig {
+            file: file.clone(),
+            limit: config.capture.map_or(ByteSize(256 << 20), |c| c.limit),
+        });
+    }
+    Ok(config)
+}
+
+fn as_file(args: &Args) -> String {
+    use toml::Value;
+    let mut device = toml::Table::new();
+    let mut set = |key: &str, value: Option<Value>| {
+        if let Some(v) = value {
+            device.insert(key.into(), v);
+        }
+    };
+    let text = |s: &dyn ToString| Value::String(s.to_string());
+    let number = |n: u32| Value::Integer(n.into());
+    set("name", Some(text(&"stream0")));
+    set("devargs", args.devargs.as_ref().map(|s| text(s)));
+    set("pci", args.pci.as_ref().map(|s| text(s)));
+    let addresses = args.address.iter().map(|a| text(a)).collect();
+    set("addresses", Some(Value::Array(addresses)));
+    set("gateway", args.gateway.map(|a| text(&a)));
+    set("gateway6", args.gateway6.map(|a| text(&a)));
+    set("mtu", args.mtu.map(|m| number(m.into())));
+    set("mac", args.mac.as_ref().map(|m| text(m)));
+    set("vlan", args.vlan.map(|v| number(v.into())));
+    let mut tcp = toml::Table::new();
+    if let Some(w) = args.window {
+        tcp.insert("receive_window".into(), text(&w.0));
+    }
+    if let Some(ms) = args.rto_min {
+        tcp.insert("rto_min_ms".into(), number(ms));
+    }
+    set("tcp", Some(Value::Table(tcp)));
+
+    let mut dpdk = toml::Table::new();
+    let hugepages = match (args.hugepages, args.no_hugepages) {
+        (true, _) => "require",
+        (_, true) => "never",
+        _ => "auto",
+    };
+    dpdk.insert("hugepages".into(), text(&hugepages));
+    if let Some(n) = args.buffers {
+        dpdk.insert("buffers".into(), number(n));
+    }
+    let mut workers = toml::Table::new();
+    let idle = if args.poll { "poll" } else { "adaptive" };
+    workers.insert("idle".into(), text(&idle));
+    if let Some(c) = args.core {
+        workers.insert("cores".into(), Value::Array(vec![number(c as u32)]));
+    }
+    let mut file = toml::Table::new();
+    file.insert("device".into(), Value::Array(vec![Value::Table(device)]));
+    file.insert("dpdk".into(), Value::Table(dpdk));
+    file.insert("workers".into(), Value::Table(workers));
+    file.to_string()
+}

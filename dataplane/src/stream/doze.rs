@@ -1,0 +1,111 @@
+//! What the endpoint does when nothing is to be done: spin, or sleep until a frame, a timer or a
+//! signal, as the daemon's workers do.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::signalfd::SignalFd;
+use nix::sys::time::TimeSpec;
+use siw_tcp::Instant;
+
+use super::endpoint::Lane;
+use crate::config::IdlePolicy;
+
+/// Longest sleep on a port without receive interrupts; and while something is in flight.
+const NAP: Duration = Duration::from_millis(1);
+const SHORT_NAP: Duration = Duration::from_micros(50);
+/// Longest sleep at all.
+const LONG: Duration = Duration::from_secs(10);
+/// Ports that one sleep waits for.
+const PORTS: usize = 15;
+
+/// The sleeping half.
+pub(super) struct Doze {
+    policy: IdlePolicy,
+    spin: u64,
+    busy_at: Instant,
+    signals: SignalFd,
+}
+
+impl Doze {
+    pub(super) fn new(policy: IdlePolicy, spin: Duration, signals: SignalFd) -> Doze {
+        Doze {
+            policy,
+            spin: spin.as_nanos() as u64,
+            busy_at: Instant::ZERO,
+            signals,
+        }
+    }
+
+    #[inline]
+    pub(super) fn busy(&mut self, now: Instant) {
+        self.busy_at = now;
+    }
+
+    #[inline]
+    pub(super) fn may_sleep(&self, now: Instant) -> bool {
+        self.policy == IdlePolicy::Adaptive && now.0.saturating_sub(self.busy_at.0) >= self.spin
+    }
+
+    /// SIGTERM or SIGINT came.
+    pub(super) fn told_to_stop(&self) -> bool {
+        matches!(self.signals.read_signal(), Ok(Some(_)))
+    }
+
+    /// How long all lanes can wait.
+    pub(super) fn limit(lanes: &[Lane], now: Instant) -> Duration {
+        let mut limit = LONG;
+        for l in lanes {
+            if !l.rx_interrupt && !l.pair {
+                limit = limit.min(if l.stack.idle() { NAP } else { SHORT_NAP });
+            }
+            if let Some(at) = l.stack.next_deadline() {
+                limit = limit.min(at.since(now));
+            }
+            if !l.out.batch.is_empty() || !l.out.turned.is_empty() || l.stack.owes() {
+                limit = limit.min(SHORT_NAP);
+            }
+        }
+        limit
+    }
+
+    /// Interrupts of the ports that have them; true when there is one, and the caller must look
+    /// for frames once more before it sleeps: what came earlier raises none.
+    pub(super) fn arm(lanes: &mut [Lane]) -> bool {
+        let mut any = false;
+        for l in lanes.iter_mut().filter(|l| l.rx_interrupt) {
+            match l.rx.arm_interrupt() {
+                Ok(()) => any = true,
+                Err(e) => {
+                    tracing::debug!("no receive interrupts: {e}; napping instead");
+                    l.rx_interrupt = false;
+                }
+            }
+        }
+        any
+    }
+
+    pub(super) fn disarm(lanes: &mut [Lane]) {
+        for l in lanes.iter_mut().filter(|l| l.rx_interrupt) {
+            let _ = l.rx.disarm_interrupt();
+        }
+    }
+
+    /// Sleeps; true when something woke it.
+    pub(super) fn sleep(&self, lanes: &[Lane], limit: Duration) -> bool {
+        let signals = self.signals.as_fd();
+        let mut fds: [_; 1 + PORTS] =
+            std::array::from_fn(|_| PollFd::new(signals, PollFlags::POLLIN));
+        let ports = lanes
+            .iter()
+            .filter(|l| l.rx_interrupt)
+            .filter_map(|l| l.rx.interrupt());
+        let mut n = 1;
+        for (place, fd) in fds[1..].iter_mut().zip(ports) {
+            *place = PollFd::new(fd, PollFlags::POLLIN);
+            n += 1;
+        }
+        ppoll(&mut fds[..n], Some(TimeSpec::from(limit)), None).is_ok_and(|n| n > 0)
+    }
+}

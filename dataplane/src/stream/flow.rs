@@ -1,0 +1,217 @@
+//! One connection: what it still sends, what it does with what it reads.
+
+use siw_tcp::{ConnId, Events, Instant, Stack};
+
+use super::pattern::Pattern;
+use super::service::Service;
+use super::sink::Piece;
+use crate::worker::frame::RxFrame;
+
+/// Records queued for one connection in one turn; then the next has its turn.
+const RECORDS: u32 = 64;
+
+pub(super) struct Flow {
+    pub conn: ConnId,
+    pub lane: usize,
+    pub service: Service,
+    /// It was opened from here.
+    pub active: bool,
+    /// In the list of those that have something to do.
+    pub ready: bool,
+    /// What arrives is left unread until then.
+    pub unread_until: Instant,
+    /// Bytes of the pattern queued, and how many there are to be.
+    sent: u64,
+    bytes: Option<u64>,
+    read: u64,
+    checked: u64,
+    bad: bool,
+    peer_fin: bool,
+    /// Our FIN is queued.
+    pub closing: bool,
+    pub aborted: bool,
+}
+
+/// What a step of a flow did.
+pub(super) struct Step {
+    /// There is more to do at once.
+    pub more: bool,
+    pub read: u64,
+    pub checked: u64,
+    /// A wrong byte or a wrong length was found just now.
+    pub bad: bool,
+}
+
+/// What flows need of their surroundings.
+pub(super) struct Around<'a> {
+    pub stack: &'a mut Stack<RxFrame, Piece>,
+    pub pattern: Pattern,
+    /// Blocks for what is returned, to be used again.
+    pub blocks: &'a mut Vec<Vec<u8>>,
+    pub now: Instant,
+}
+
+impl Flow {
+    pub(super) fn new(conn: ConnId, lane: usize, service: Service, bytes: Option<u64>) -> Flow {
+        Flow {
+            conn,
+            lane,
+            service,
+            active: false,
+            ready: false,
+            unread_until: Instant::ZERO,
+            sent: 0,
+            bytes,
+            read: 0,
+            checked: 0,
+            bad: false,
+            peer_fin: false,
+            closing: false,
+            aborted: false,
+        }
+    }
+
+    /// Notes what TCP says; `step` acts on it.
+    pub(super) fn note(&mut self, events: Events) {
+        self.peer_fin |= events.contains(Events::PEER_FIN);
+    }
+
+    /// No more of the pattern is sent: the time is over.
+    pub(super) fn stop_sending(&mut self) {
+        if self.service.sends() {
+            self.bytes = Some(self.sent);
+        }
+    }
+
+    /// Reads and queues what can be read and queued now.
+    pub(super) fn step(&mut self, a: &mut Around<'_>) -> Step {
+        let (read, checked, bad) = (self.read, self.checked, self.bad);
+        let mut more = false;
+        if self.service == Service::Echo {
+            more |= self.give_back(a);
+        } else if self.unread_until <= a.now {
+            self.take_in(a);
+        }
+        if !self.closing && !self.aborted {
+            more |= self.send(a);
+            self.finish(a);
+        }
+        Step {
+            more,
+            read: self.read - read,
+            checked: self.checked - checked,
+            bad: self.bad && !bad,
+        }
+    }
+
+    fn take_in(&mut self, a: &mut Around<'_>) {
+        let Some(rx) = a.stack.rx_queue(self.conn) else {
+            return;
+        };
+        let n = rx.len_bytes();
+        if self.service.checks() && !self.bad {
+            let mut at = self.read;
+            let (pattern, mut right) = (a.pattern, true);
+            rx.for_each(0, n, |b| {
+                right = right && pattern.matching(at, b) == b.len();
+                at += b.len() as u64;
+            });
+            self.bad = !right;
+            if right {
+                self.checked += n as u64;
+            }
+        }
+        rx.consume(n);
+        self.read += n as u64;
+        if n > 0 && self.service == Service::Reset || self.bad {
+            self.abort(a);
+        }
+    }
+
+    pub(super) fn abort(&mut self, a: &mut Around<'_>) {
+        if !self.aborted {
+            self.aborted = true;
+            a.stack.abort(a.now, self.conn);
+        }
+    }
+
+    /// What was read goes back; what finds no room stays in the receive queue, whose window
+    /// tells the peer to wait.
+    fn give_back(&mut self, a: &mut Around<'_>) -> bool {
+        if self.unread_until > a.now {
+            return false;
+        }
+        let emss = a.stack.emss(self.conn);
+        let mut room = a.stack.send_room(self.conn);
+        for _ in 0..RECORDS {
+            let Some(rx) = a.stack.rx_queue(self.conn) else {
+                return false;
+            };
+            let n = rx.len_bytes().min(emss);
+            if n == 0 || n > room {
+                return false;
+            }
+            let mut block = a.blocks.pop().unwrap_or_default();
+            block.resize(n, 0);
+            rx.peek(0, &mut block);
+            rx.consume(n);
+            self.read += n as u64;
+            if let Err(Piece::Block(b)) =
+                a.stack
+                    .push_record(self.conn, n as u32, Piece::Block(block), true)
+            {
+                a.blocks.push(b);
+                return false;
+            }
+            room -= n;
+        }
+        true
+    }
+
+    /// Queues whole segments of the pattern as far as the windows reach.
+    fn send(&mut self, a: &mut Around<'_>) -> bool {
+        if !self.service.sends() {
+            return false;
+        }
+        let emss = a.stack.emss(self.conn) as u64;
+        let mut room = a.stack.send_room(self.conn) as u64;
+        for _ in 0..RECORDS {
+            let left = self.bytes.map_or(u64::MAX, |b| b - self.sent);
+            let n = left.min(emss);
+            if n == 0 || n > room {
+                return false;
+            }
+            let piece = Piece::Pattern {
+                at: self.sent,
+                len: n as u32,
+            };
+            if a.stack
+                .push_record(self.conn, n as u32, piece, n == left)
+                .is_err()
+            {
+                return false;
+            }
+            self.sent += n;
+            room -= n;
+        }
+        true
+    }
+
+    /// Closes our direction once everything is said.
+    fn finish(&mut self, a: &mut Around<'_>) {
+        let done = if self.service.sends() {
+            self.bytes == Some(self.sent)
+        } else {
+            self.peer_fin && a.stack.rx_queue(self.conn).is_none_or(|r| r.is_empty())
+        };
+        if done {
+            self.closing = true;
+            a.stack.close(a.now, self.conn);
+        }
+    }
+
+    /// The connection is over: whether its stream was too short or too long.
+    pub(super) fn wrong_length(&self) -> bool {
+        self.service.checks() && !self.bad && self.bytes.is_some_and(|b| b != self.read)
+    }
+}

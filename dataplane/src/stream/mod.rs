@@ -1,0 +1,133 @@
+//! The byte-stream endpoint: plain services over our TCP, without iWARP, so that any program with
+//! a socket can be its peer. `siw-stream` is its command line.
+//!
+//! ```text
+//!  rx_burst -> Stack::receive -> events -> Flow: read, check, return
+//!                                            |
+//!  tx_burst <- Sink <- Stack::flush/poll <- push_record
+//! ```
+//! It uses the stack and the ports as a worker of the daemon does, with one worker: bursts, one
+//! clock reading a turn, nothing scanned or allocated in steady state.
+
+mod doze;
+mod endpoint;
+mod flow;
+mod pattern;
+mod report;
+mod service;
+mod sink;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use dpdk::Mempool;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::capture::Capture;
+use crate::config::Config;
+use crate::device::{self, Keys};
+use crate::{daemon, host};
+
+pub use pattern::Pattern;
+pub use report::{Report, Totals};
+pub use service::{Offer, Service};
+
+use endpoint::Endpoint;
+
+/// Connections to open.
+#[derive(Debug, Clone)]
+pub struct Connects {
+    pub to: SocketAddr,
+    pub service: Service,
+    pub count: u32,
+    pub source: Option<IpAddr>,
+}
+
+/// What one run does.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub offers: Vec<Offer>,
+    pub connects: Option<Connects>,
+    /// Connections that wait to be accepted, of each offer; further ones get SYN cookies.
+    pub backlog: usize,
+    /// Connections at most.
+    pub connections: usize,
+    /// Bytes that each stream of the pattern has; without, it ends with the time.
+    pub bytes: Option<u64>,
+    pub seconds: Option<f64>,
+    /// Seed of the pattern that is sent and compared with.
+    pub seed: u64,
+    /// What is received on a connection stays unread for so long after its opening.
+    pub pause: Duration,
+    /// Name of the device that connects; without, the first.
+    pub device: Option<String>,
+}
+
+/// Runs until the connections that it opened are over; with offers until SIGTERM or SIGINT; in
+/// any case no longer than [`Plan::seconds`]. `ready` is called once ports are up.
+///
+/// # Errors
+/// A text that says what is missing or wrong.
+pub fn run(
+    config: &Config,
+    plan: &Plan,
+    ready: impl FnOnce(&[device::Device]),
+) -> Result<Report, String> {
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGINT);
+    // Before any thread exists, so that all inherit the mask.
+    signals.thread_block().map_err(|e| text(&e))?;
+    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+        .map_err(|e| format!("signals cannot be received: {e}"))?;
+
+    let cores = daemon::worker_cores(config);
+    let core = *cores.first().ok_or("no core may be used")?;
+    let _claims = host::claim_cores(&host::lock_folder(), &[core], config.workers.idle)
+        .map_err(|e| text(&e))?;
+    let configs: Vec<_> = config.devices.iter().map(|d| d.get_ref().clone()).collect();
+    let room = configs
+        .iter()
+        .map(device::buffer_room)
+        .max()
+        .unwrap_or(2048);
+    let (eal, _) = daemon::start_eal(config, room, core).map_err(|e| text(&e))?;
+    let pool = Mempool::new(&eal, "siw-stream", config.dpdk.buffers, 0, room, None)
+        .map_err(|e| text(&e))?;
+    let mut devices = device::open(&eal, &configs, &pool, 1)?;
+    let names: Vec<String> = configs.iter().map(|d| d.name.get_ref().0.clone()).collect();
+    let capture = config
+        .capture
+        .as_ref()
+        .map(|c| Capture::start(c, &names))
+        .transpose()
+        .map_err(|e| text(&e))?;
+    let keys = Keys::draw(plan.connections);
+    let lanes = devices
+        .iter_mut()
+        .enumerate()
+        .filter_map(|(i, d)| {
+            let mut lane = d.lane(i, 0, &keys)?;
+            lane.tap = capture.as_ref().map(Capture::tap);
+            Some(lane)
+        })
+        .collect();
+
+    host::pin_to(core).map_err(|e| text(&e))?;
+    let registered = eal.register_thread().map_err(|e| text(&e))?;
+    let spin = Duration::from_micros(config.workers.spin_us.into());
+    let doze = doze::Doze::new(config.workers.idle, spin, signals);
+    let mut endpoint = Endpoint::new(lanes, &names, &pool, plan, doze)?;
+    ready(&devices);
+    endpoint.run()?;
+    let report = endpoint.report();
+    drop(endpoint);
+    drop(registered);
+    drop(capture);
+    for d in devices {
+        d.port.close();
+    }
+    Ok(report)
+}

@@ -1,0 +1,89 @@
+//! The bytes that a stream carries: a function of a seed and of the place in the stream alone, so
+//! that the sender keeps nothing for repetitions and the receiver checks what it gets where it lies.
+
+/// A stream's contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pattern {
+    seed: u64,
+}
+
+impl Pattern {
+    /// Different seeds give unrelated streams.
+    pub fn new(seed: u64) -> Pattern {
+        Pattern { seed }
+    }
+
+    /// The eight bytes at `8 * index`: the finaliser of SplitMix64 over a Weyl sequence.
+    #[inline]
+    fn word(self, index: u64) -> [u8; 8] {
+        let mut z = self
+            .seed
+            .wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)).to_le_bytes()
+    }
+
+    /// Calls `f` with each piece of `len` bytes from `at` on: its range in them, and its bytes.
+    #[inline]
+    fn words(self, at: u64, len: usize, mut f: impl FnMut(std::ops::Range<usize>, &[u8])) {
+        let mut done = 0;
+        while done < len {
+            let pos = at + done as u64;
+            let skip = (pos & 7) as usize;
+            let n = (8 - skip).min(len - done);
+            f(done..done + n, &self.word(pos >> 3)[skip..skip + n]);
+            done += n;
+        }
+    }
+
+    /// Writes the bytes from `at` on.
+    #[inline]
+    pub fn fill(self, at: u64, out: &mut [u8]) {
+        self.words(at, out.len(), |r, b| out[r].copy_from_slice(b));
+    }
+
+    /// How many of `data` are as they have to be from `at` on, before the first that is not.
+    #[inline]
+    pub fn matching(self, at: u64, data: &[u8]) -> usize {
+        let mut good = 0;
+        self.words(at, data.len(), |r, b| {
+            if good == r.start {
+                good += data[r].iter().zip(b).take_while(|(x, y)| x == y).count();
+            }
+        });
+        good
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_is_the_same_however_it_is_cut() {
+        let p = Pattern::new(7);
+        let mut whole = vec![0; 4099];
+        p.fill(3, &mut whole);
+        for cut in [1, 7, 8, 9, 1448] {
+            let mut at = 0;
+            for piece in whole.chunks(cut) {
+                assert_eq!(p.matching(3 + at, piece), piece.len());
+                at += piece.len() as u64;
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_wrong_byte_is_found_wherever_it_lies() {
+        let p = Pattern::new(1);
+        let mut data = vec![0; 40];
+        p.fill(5, &mut data);
+        for i in 0..data.len() {
+            data[i] ^= 1;
+            assert_eq!(p.matching(5, &data), i);
+            data[i] ^= 1;
+        }
+        assert!(Pattern::new(2).matching(5, &data) < 8);
+    }
+}

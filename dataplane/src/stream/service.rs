@@ -1,0 +1,99 @@
+//! What the endpoint does on a connection: the small services of RFC 862 to 864, and those that
+//! tests of a TCP need beside them.
+
+use std::str::FromStr;
+
+/// What happens on a connection, whichever side opened it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Service {
+    /// Throws away what it reads; closes when the peer has (RFC 863).
+    Discard,
+    /// Returns what it reads; closes when the peer has and all of it is returned (RFC 862).
+    Echo,
+    /// Sends the pattern, then closes; throws away what it reads.
+    Source,
+    /// Compares what it reads with the pattern; closes when the peer has.
+    Check,
+    /// Source and check at once.
+    Exchange,
+    /// Resets the connection: one that it opened at once, another at its first byte.
+    Reset,
+}
+
+impl Service {
+    const NAMES: [(&'static str, Service); 6] = [
+        ("discard", Service::Discard),
+        ("echo", Service::Echo),
+        ("source", Service::Source),
+        ("check", Service::Check),
+        ("exchange", Service::Exchange),
+        ("reset", Service::Reset),
+    ];
+
+    /// As the command line writes it.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|n| n.1 == self).map_or("", |n| n.0)
+    }
+
+    /// Sends bytes of its own.
+    pub fn sends(self) -> bool {
+        matches!(self, Service::Source | Service::Exchange)
+    }
+
+    /// Compares what it reads.
+    pub fn checks(self) -> bool {
+        matches!(self, Service::Check | Service::Exchange)
+    }
+}
+
+impl FromStr for Service {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Service, String> {
+        let names: Vec<_> = Self::NAMES.iter().map(|n| n.0).collect();
+        Self::NAMES
+            .iter()
+            .find(|n| n.0 == s)
+            .map(|n| n.1)
+            .ok_or_else(|| format!("{s:?} is no service: write one of {}", names.join(", ")))
+    }
+}
+
+/// A service and the port that it is offered at: `echo:7`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    pub service: Service,
+    pub port: u16,
+}
+
+impl FromStr for Offer {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Offer, String> {
+        let (service, port) = s
+            .split_once(':')
+            .ok_or_else(|| format!("{s:?}: write SERVICE:PORT, for example echo:7"))?;
+        Ok(Offer {
+            service: service.parse()?,
+            port: port
+                .parse()
+                .ok()
+                .filter(|p| *p != 0)
+                .ok_or_else(|| format!("port {port:?}: write a number from 1 to 65535"))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_is_a_service_and_a_port_and_errors_say_so() {
+        let o: Offer = "echo:7".parse().unwrap();
+        assert_eq!((o.service, o.port), (Service::Echo, 7));
+        let e = |s: &str| s.parse::<Offer>().unwrap_err();
+        assert!(e("echo").contains("SERVICE:PORT"));
+        assert!(e("ecko:7").contains("discard, echo"));
+        assert!(e("echo:0").contains("1 to 65535"));
+        assert!(e("echo:70000").contains("1 to 65535"));
+    }
+}

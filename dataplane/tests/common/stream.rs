@@ -1,0 +1,195 @@
+//! `siw-stream` in a network of the test's own, and Linux sockets that speak with it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use serde_json::Value;
+use siwd::stream::Pattern;
+
+use super::PATIENCE;
+use super::net::Netns;
+
+pub const SEED: u64 = 0x5eed;
+/// Ours, and Linux's.
+pub const OURS: &str = "10.77.0.1";
+pub const OURS6: &str = "fd77::1";
+pub const LINUX: &str = "10.77.0.2";
+pub const LINUX6: &str = "fd77::2";
+
+/// A running endpoint.
+pub struct Endpoint {
+    child: Child,
+    lines: Receiver<String>,
+    pub mac: [u8; 6],
+}
+
+/// What it said at its end.
+pub struct Outcome {
+    pub success: bool,
+    pub result: Value,
+}
+
+impl Outcome {
+    pub fn count(&self, name: &str) -> u64 {
+        match self.result[name].as_u64() {
+            Some(n) => n,
+            None => panic!("no {name} in {}", self.result),
+        }
+    }
+
+    /// A counter of TCP.
+    pub fn tcp(&self, name: &str) -> u64 {
+        match self.result["tcp"][name].as_u64() {
+            Some(n) => n,
+            None => panic!("no tcp counter {name} in {}", self.result),
+        }
+    }
+}
+
+fn lines(out: ChildStdout) -> Receiver<String> {
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(out).lines().map_while(Result::ok) {
+            let _ = tell.send(line);
+        }
+    });
+    told
+}
+
+/// A pair of interfaces with Linux's addresses on `veth1`; the endpoint takes `veth0`.
+pub fn network(mtu: u32) -> Netns {
+    let ns = Netns::new();
+    ns.veth(mtu);
+    ns.address("veth1", "10.77.0.2/24");
+    ns.address("veth1", "fd77::2/64");
+    ns
+}
+
+/// The program with arguments separated by spaces.
+pub fn command(args: &str) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_siw-stream"));
+    c.args(args.split(' '))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit());
+    c
+}
+
+impl Endpoint {
+    /// On `veth0`, ready.
+    pub fn start(ns: &Netns, args: &str) -> Endpoint {
+        Endpoint::on(ns, "net_af_packet0,iface=veth0", args)
+    }
+
+    /// On a port by its devargs, ready.
+    pub fn on(ns: &Netns, devargs: &str, args: &str) -> Endpoint {
+        let args = format!(
+            "--devargs {devargs} --mac 02:00:00:77:00:01 --address {OURS}/24 --address {OURS6}/64 \
+             --no-hugepages --json --seed {SEED} {args}"
+        );
+        let mut child = ns.run(|| command(&args).spawn().unwrap());
+        let lines = lines(child.stdout.take().unwrap());
+        let mut e = Endpoint {
+            child,
+            lines,
+            mac: [0; 6],
+        };
+        let ready = e.line();
+        assert_eq!(ready["ready"], true, "{ready}");
+        let mac = ready["devices"][0]["mac"].as_str().unwrap();
+        for (to, from) in e.mac.iter_mut().zip(mac.split(':')) {
+            *to = u8::from_str_radix(from, 16).unwrap();
+        }
+        e
+    }
+
+    fn line(&mut self) -> Value {
+        match self.lines.recv_timeout(2 * PATIENCE) {
+            Ok(line) => serde_json::from_str(&line).unwrap(),
+            Err(_) => panic!("siw-stream said nothing"),
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The result, when it ends by itself.
+    pub fn wait(mut self) -> Outcome {
+        let result = self.line();
+        let status = super::wait(&mut self.child);
+        assert!(result["result"].is_object(), "{result}");
+        Outcome {
+            success: status.success(),
+            result: result["result"].clone(),
+        }
+    }
+
+    /// SIGTERM, and the result.
+    pub fn stop(self) -> Outcome {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.wait()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if self.child.try_wait().ok().flatten().is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A socket of Linux in this namespace that gives up when nothing moves.
+pub fn dial(ns: &Netns, ip: &str, port: u16) -> std::io::Result<TcpStream> {
+    let to = SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port);
+    let s = ns.run(|| TcpStream::connect_timeout(&to, PATIENCE))?;
+    patient(&s);
+    Ok(s)
+}
+
+pub fn patient(s: &TcpStream) {
+    s.set_read_timeout(Some(PATIENCE)).unwrap();
+    s.set_write_timeout(Some(PATIENCE)).unwrap();
+}
+
+/// Writes so many bytes of the endpoint's pattern.
+pub fn write_pattern(mut s: &TcpStream, bytes: u64) {
+    let pattern = Pattern::new(SEED);
+    let mut block = vec![0; 64 << 10];
+    let mut at = 0;
+    while at < bytes {
+        let n = (block.len() as u64).min(bytes - at) as usize;
+        pattern.fill(at, &mut block[..n]);
+        s.write_all(&block[..n]).unwrap();
+        at += n as u64;
+    }
+}
+
+/// Reads to the end, which must come after exactly so many bytes of the pattern.
+pub fn read_pattern(s: &TcpStream, bytes: u64) {
+    assert_eq!(read_matching(s), bytes, "the stream's length");
+}
+
+/// Reads to the end; every byte must be the pattern's. Returns how many there were.
+pub fn read_matching(mut s: &TcpStream) -> u64 {
+    let pattern = Pattern::new(SEED);
+    let mut block = vec![0; 64 << 10];
+    let mut at = 0;
+    loop {
+        let n = s.read(&mut block).unwrap();
+        if n == 0 {
+            return at;
+        }
+        assert_eq!(
+            pattern.matching(at, &block[..n]),
+            n,
+            "a wrong byte after {at}"
+        );
+        at += n as u64;
+    }
+}
