@@ -1,0 +1,50 @@
+//! Errors of system calls, by Linux's numbers and names.
+
+/// An error number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+macro_rules! errnos {
+    ($($name:ident = $value:literal),* $(,)?) => {
+        impl Errno {
+            $(pub const $name: Errno = Errno($value);)*
+
+            /// The symbol, if it is one that a call here can give.
+            pub fn name(self) -> &'static str {
+                match self.0 {
+                    $($value => stringify!($name),)*
+                    _ => "an unknown error",
+                }
+            }
+        }
+    };
+}
+
+errnos! {
+    EBADF = 9,
+    EAGAIN = 11,
+    EINVAL = 22,
+    EPIPE = 32,
+    EDESTADDRREQ = 89,
+    ENOPROTOOPT = 92,
+    EOPNOTSUPP = 95,
+    EAFNOSUPPORT = 97,
+    EADDRINUSE = 98,
+    EADDRNOTAVAIL = 99,
+    ENETUNREACH = 101,
+    ECONNRESET = 104,
+    ENOBUFS = 105,
+    EISCONN = 106,
+    ENOTCONN = 107,
+    ETIMEDOUT = 110,
+    ECONNREFUSED = 111,
+    EHOSTUNREACH = 113,
+    EALREADY = 114,
+    EINPROGRESS = 115,
+}
+
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,54 @@
+//! Every script below `scripts/`, a test for each directory. A script that fails names itself, its
+//! line, and what was expected.
+
+use std::path::Path;
+
+fn directory(name: &str) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("scripts")
+        .join(name);
+    let mut scripts: Vec<_> = std::fs::read_dir(&dir)
+        .expect("the directory")
+        .map(|e| e.expect("an entry").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "pkt"))
+        .collect();
+    scripts.sort();
+    assert!(!scripts.is_empty(), "{} has no scripts", dir.display());
+    let mut failures = vec![];
+    for path in scripts {
+        let text = std::fs::read_to_string(&path).expect("a script");
+        let outcome = siw_drill::run(&path.display().to_string(), &text);
+        if let Err(f) = outcome.result {
+            failures.push(format!("{f}\n{}", outcome.trace.join("\n")));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}
+
+macro_rules! directories {
+    ($($name:ident),* $(,)?) => {
+        $(
+            #[test]
+            fn $name() {
+                directory(stringify!($name));
+            }
+        )*
+
+        #[test]
+        fn every_directory_of_scripts_is_run() {
+            let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
+            let mut found: Vec<_> = std::fs::read_dir(all)
+                .expect("the scripts")
+                .map(|e| e.expect("an entry").file_name().into_string().expect("a name"))
+                .collect();
+            found.sort();
+            let mut listed = vec![$(stringify!($name)),*];
+            listed.sort_unstable();
+            assert_eq!(found, listed);
+        }
+    };
+}
+
+directories! {
+    rfc9293,
+}
