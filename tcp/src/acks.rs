@@ -28,7 +28,7 @@ impl Shared {
             || seg.flags & (FIN | SYN | RST | ACK | ECE | CWR) != ACK
             || seg.ce != h.has(flag::MARKED)
             || seg.seq != h.rcv_nxt
-            || h.has(flag::RECOVERING | flag::RELEASED)
+            || h.has(flag::RECOVERING | flag::RELEASED | flag::FIN_SEEN)
             || seg.has_ts != h.has(flag::TIMESTAMPS)
             || (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0 && seg.has_ts
             || seg.sacks != 0
