@@ -38,7 +38,7 @@ impl Shared {
         {
             return Err(b);
         }
-        if len > 0 && (c.ooo.is_some() || c.rx.buffers() >= self.config.max_recv_buffers) {
+        if len > 0 && (c.ooo.is_some() || self.full(c.rx.counted)) {
             return Err(b);
         }
         self.stats.hp_hits += 1;
@@ -69,6 +69,8 @@ impl Shared {
         let h = &mut c.hot;
         h.rcv_nxt += len as u32;
         c.rx.push(b);
+        c.rx.counted += 1;
+        self.held += 1;
         // What a port put together counts as several (RFC 9293 section 3.8.6.3).
         let segs = 1 + u8::from(len > usize::from(h.emss));
         h.unacked_segs = h.unacked_segs.saturating_add(segs);

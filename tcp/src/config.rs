@@ -151,8 +151,11 @@ pub struct StackConfig {
     /// Receive window of each connection in bytes, up to 1 GiB; scaled as RFC 7323 says.
     pub recv_window: u32,
     /// Most received buffers a connection may hold, in order and out of order together, so that
-    /// tiny segments cannot pin the whole buffer pool.
+    /// tiny segments cannot pin the whole buffer pool; an eighth more for what fills holes.
     pub max_recv_buffers: usize,
+    /// Most received buffers that all connections hold together, and one for each beyond: below
+    /// what the port needs to go on receiving.
+    pub max_held_buffers: usize,
     /// Raise [`crate::Events::OUT_OF_ORDER`].
     pub show_out_of_order: bool,
     pub congestion: Congestion,
@@ -213,6 +216,7 @@ impl StackConfig {
             delayed_ack: Duration::from_millis(1),
             recv_window: 4 << 20,
             max_recv_buffers: 8192,
+            max_held_buffers: usize::MAX,
             show_out_of_order: false,
             congestion: Congestion::Cubic,
             initial_window: 10,
@@ -289,8 +293,8 @@ pub(crate) fn check(c: &StackConfig) -> Result<(), Error> {
     if c.max_connections == 0 || c.max_connections > 1 << 24 {
         return bad("max_connections is 1..=16777216".into());
     }
-    if c.max_recv_buffers < 64 {
-        return bad("max_recv_buffers is at least 64".into());
+    if c.max_recv_buffers < 64 || c.max_held_buffers < 64 {
+        return bad("max_recv_buffers and max_held_buffers are at least 64".into());
     }
     if c.delayed_ack.as_millis() >= 500 {
         return bad("delayed_ack is below 500 ms (RFC 9293 section 3.8.6.3)".into());

@@ -193,10 +193,6 @@ pub(crate) struct Conn<B, R> {
 }
 
 impl<B: RecvBuf, R> Conn<B, R> {
-    pub(crate) fn has_holes(&self) -> bool {
-        self.ooo.as_ref().is_some_and(|o| !o.is_empty())
-    }
-
     /// SACK or D-SACK blocks wait for a pure ACK.
     pub(crate) fn has_blocks(&self) -> bool {
         self.ooo.as_ref().is_some_and(|o| !o.is_idle())

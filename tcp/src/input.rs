@@ -105,14 +105,30 @@ impl Shared {
                 h.rto_at = now.0 + crate::time::nanos(self.config.time_wait);
                 self.arm(index, h, h.rto_at);
             }
+            let old = end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= self.recv_window;
             // Data again means our ACK was lost; a bare segment may be one of two stacks
             // correcting each other for ever: limited.
             if span > 0 || self.challenges.take(now) {
                 self.stats.dup_bytes_in += u64::from(len);
                 self.owe(index, h, flag::NEED_ACK);
                 // RFC 2883 section 4; not for what lies beyond any window of ours.
-                if end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= self.recv_window {
+                if old {
                     c.duplicate(seg.seq, seg.seq + len);
+                }
+            }
+            // The ACK of an old segment counts all the same: two ends whose windows shrank would
+            // else ignore each other for ever. Its window and blocks do not.
+            let h = &c.hot;
+            if old
+                && seg.flags & (SYN | ACK) == ACK
+                && h.state != State::SynReceived
+                && seg.ack.gt(h.snd_una)
+                && seg.ack.le(h.snd_nxt)
+            {
+                seg.sacks = 0;
+                self.acknowledge(index, c, &seg, 1, now);
+                if let Some(v) = self.fin_acknowledged(index, c, now) {
+                    return v;
                 }
             }
             return Verdict::Done;
@@ -281,10 +297,12 @@ impl Shared {
             b.truncate(b.remaining().min(space));
         }
         if b.remaining() > 0 {
-            let held = c.rx.buffers() + c.ooo.as_ref().map_or(0, |o| o.buffers());
-            if seq == h.rcv_nxt {
-                // What fills a hole may always pass, or a full hold could never drain.
-                if held >= self.config.max_recv_buffers && !c.has_holes() {
+            self.recount(c);
+            let full = self.full(c.rx.counted);
+            if seq == c.hot.rcv_nxt {
+                // What fills a hole may pass, or a full hold could never drain; when many did, it
+                // takes the place of the last that is held (RFC 2018 section 8).
+                if full && !self.make_room(c) {
                     self.stats.rcv_q_drop += 1;
                     self.owe(index, &mut c.hot, flag::NEED_ACK);
                     return Verdict::Done;
@@ -300,8 +318,8 @@ impl Shared {
                     self.owe(index, &mut c.hot, flag::NEED_ACK);
                 }
             } else {
-                self.owe(index, h, flag::NEED_ACK);
-                if held >= self.config.max_recv_buffers {
+                self.owe(index, &mut c.hot, flag::NEED_ACK);
+                if full {
                     self.stats.rcv_q_drop += 1;
                 } else {
                     self.stats.ofo_queue += 1;
@@ -319,6 +337,7 @@ impl Shared {
                 }
             }
         }
+        self.recount(c);
         let seen = c.hot.flags & (flag::FIN_SEEN | flag::FIN_RECEIVED) == flag::FIN_SEEN;
         if seen && c.fin_at == c.hot.rcv_nxt {
             self.fin_received(index, c, now);
@@ -326,6 +345,22 @@ impl Shared {
             self.owe(index, &mut c.hot, flag::NEED_ACK);
         }
         Verdict::Done
+    }
+
+    /// Room for a segment that fills a hole of a connection that holds all it may: some above the
+    /// limit, then in exchange.
+    #[cold]
+    fn make_room<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) -> bool {
+        let limit = self.config.max_recv_buffers;
+        let Some(o) = c.ooo.as_mut().filter(|o| o.buffers() > 0) else {
+            return false;
+        };
+        let all = self.config.max_held_buffers;
+        if (c.rx.counted as usize) < limit + limit / 8 && self.held < all.saturating_add(all / 8) {
+            return true;
+        }
+        self.stats.rcv_pruned += 1;
+        o.drop_last()
     }
 
     /// Section 3.10.7.4 eighth.

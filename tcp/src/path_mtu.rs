@@ -164,7 +164,7 @@ impl Shared {
         if c.hot.backoff < SUSPICIOUS {
             return;
         }
-        let first = c.tx.sent.front().map_or(0, |s| s.len);
+        let (first, at) = c.tx.sent.front().map_or((0, 0), |s| (s.len, s.at));
         let base = if c.template.is_v6() {
             c.emss_for(MIN_V6)
         } else if c.hot.backoff < 2 * SUSPICIOUS {
@@ -172,13 +172,11 @@ impl Shared {
         } else {
             c.emss_for(BASE_V4)
         };
-        // A closed window swallows repetitions too, and what was SACKed passed the path.
-        let passes = |s: &Sent| s.flags & SACKED != 0 && s.len > u32::from(base);
-        if first > u32::from(base)
-            && base < c.hot.emss
-            && c.hot.snd_wnd >= c.hot.flight()
-            && !c.tx.sent.iter().any(passes)
-        {
+        // A window that shrank swallows repetitions too, but they are answered. What was sent no
+        // earlier and SACKed passed the path.
+        let shut = c.hot.snd_wnd < c.hot.flight() && c.hot.last_rx >= at;
+        let passes = |s: &Sent| s.flags & SACKED != 0 && s.len > u32::from(base) && s.at >= at;
+        if first > u32::from(base) && base < c.hot.emss && !shut && !c.tx.sent.iter().any(passes) {
             self.stats.black_holes += 1;
             self.narrow(index, c, base, ticks(now) + GUESSED, now);
         }

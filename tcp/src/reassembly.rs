@@ -41,10 +41,6 @@ impl<B: RecvBuf> Reassembly<B> {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.bufs.is_empty()
-    }
-
     /// Nothing is held and nothing to be told.
     pub(crate) fn is_idle(&self) -> bool {
         self.bufs.is_empty() && self.dsack.is_none()
@@ -110,6 +106,16 @@ impl<B: RecvBuf> Reassembly<B> {
         debug_assert!(end.ge(seq));
         self.touch(first.0, first.1);
         new
+    }
+
+    /// Gives up the last buffer; `false`: there is none.
+    #[cold]
+    pub(crate) fn drop_last(&mut self) -> bool {
+        let Some((s, _)) = self.bufs.pop_back() else {
+            return false;
+        };
+        self.cut(s);
+        true
     }
 
     /// Drops everything from `end` on.

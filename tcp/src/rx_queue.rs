@@ -8,7 +8,10 @@ use crate::RecvBuf;
 /// In-order received bytes of one connection, in owned buffers.
 pub struct RxQueue<B> {
     bufs: VecDeque<B>,
-    bytes: usize,
+    /// At most the largest window, 1 GiB.
+    bytes: u32,
+    /// Buffers of this connection, held ones out of order included, that the stack's total counts.
+    pub(crate) counted: u32,
 }
 
 impl<B: RecvBuf> RxQueue<B> {
@@ -16,13 +19,14 @@ impl<B: RecvBuf> RxQueue<B> {
         RxQueue {
             bufs: VecDeque::new(),
             bytes: 0,
+            counted: 0,
         }
     }
 
     /// `b` is not empty.
     #[inline]
     pub(crate) fn push(&mut self, b: B) {
-        self.bytes += b.remaining();
+        self.bytes += b.remaining() as u32;
         self.bufs.push_back(b);
     }
 
@@ -44,7 +48,7 @@ impl<B: RecvBuf> RxQueue<B> {
     /// Bytes in order and not yet consumed.
     #[inline]
     pub fn len_bytes(&self) -> usize {
-        self.bytes
+        self.bytes as usize
     }
 
     #[inline]
@@ -102,7 +106,7 @@ impl<B: RecvBuf> RxQueue<B> {
     pub fn peek(&self, offset: usize, out: &mut [u8]) -> bool {
         if offset
             .checked_add(out.len())
-            .is_none_or(|end| end > self.bytes)
+            .is_none_or(|end| end > self.len_bytes())
         {
             return false;
         }
@@ -127,7 +131,7 @@ impl<B: RecvBuf> RxQueue<B> {
     /// lazily, by the next data, ACK or `poll`. Returns how many were dropped.
     #[inline]
     pub fn consume(&mut self, n: usize) -> usize {
-        let n = n.min(self.bytes);
+        let n = n.min(self.len_bytes());
         let mut left = n;
         while left > 0 {
             let Some(b) = self.bufs.front_mut() else {
@@ -141,7 +145,7 @@ impl<B: RecvBuf> RxQueue<B> {
             left -= have;
             self.bufs.pop_front();
         }
-        self.bytes -= n;
+        self.bytes -= n as u32;
         n
     }
 }

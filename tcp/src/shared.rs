@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     pub challenges: Bucket,
     pub port_draws: u32,
     pub paths: Paths,
+    /// Received buffers that connections hold, as last counted.
+    pub held: usize,
     pub stats: Stats,
 }
 
@@ -122,6 +124,24 @@ impl Shared {
         }
         h.rto_at = now.0 + after;
         self.arm(index, h, h.rto_at);
+    }
+
+    /// Brings `held` up to date with what the connection holds now.
+    #[inline]
+    pub(crate) fn recount<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) {
+        let now = c.rx.buffers() + c.ooo.as_ref().map_or(0, |o| o.buffers());
+        self.held = self.held + now - c.rx.counted as usize;
+        c.rx.counted = now as u32;
+    }
+
+    /// No buffer of the next new segment may be kept: the connection, or all together, hold as
+    /// many as they may. A connection that holds none gets its one, so that nobody starves.
+    /// `counted`: what the connection holds.
+    #[inline]
+    pub(crate) fn full(&self, counted: u32) -> bool {
+        let own = counted as usize;
+        own >= self.config.max_recv_buffers
+            || (self.held >= self.config.max_held_buffers && own > 0)
     }
 
     pub(crate) fn own(&self, a: IpAddr) -> bool {
@@ -226,6 +246,7 @@ impl Shared {
         c.hot.unsent = 0;
         c.ooo = None;
         c.recovery = None;
+        self.recount(c);
         self.leave_backlog(&mut c.hot, c.listener);
         self.update_active(c);
         if c.hot.has(flag::HASHED) {

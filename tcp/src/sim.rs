@@ -5,6 +5,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
+mod mangle;
+
+pub use mangle::mark;
+
 use crate::checksum::{self, Sum};
 use crate::{
     FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, RecvBuf, RxChecksum, Stack, StackConfig,
@@ -190,6 +194,12 @@ pub struct Impairment {
     pub queue: usize,
     /// Frames waiting before ECN-capable ones are marked (RFC 3168); 0: never.
     pub mark: usize,
+    /// Longest IP packet, 0: any. Longer ones vanish.
+    pub mtu: u16,
+    /// Probability that the sender is told of one that vanished (ICMP).
+    pub told: f64,
+    /// Probability that a segment's window is made smaller on its way, down to nothing.
+    pub shrink: f64,
 }
 
 impl Impairment {
@@ -205,6 +215,9 @@ impl Impairment {
             rate: 0,
             queue: 1000,
             mark: 0,
+            mtu: 0,
+            told: 0.0,
+            shrink: 0.0,
         }
     }
 }
@@ -239,33 +252,21 @@ pub struct SimNet<R> {
     /// Frames for which this says `false` vanish: (sender, frame).
     #[allow(clippy::type_complexity)]
     pub filter: Option<Box<dyn FnMut(usize, &[u8]) -> bool>>,
+    /// Is shown every frame that a host sends (`true`) or receives: (when, host, sent, frame).
+    #[allow(clippy::type_complexity)]
+    pub tap: Option<Box<dyn FnMut(Instant, usize, bool, &[u8])>>,
     /// Every TCP segment with payload, when wanted.
     pub log: Option<Vec<SentSegment>>,
     pub lost: u64,
     pub carried: u64,
     /// Frames marked with congestion experienced.
     pub marked: u64,
-}
-
-/// Congestion experienced, if the packet can say so (RFC 3168 section 5).
-pub fn mark(frame: &mut [u8]) -> bool {
-    let l2 = if frame[12..14] == [0x81, 0] { 18 } else { 14 };
-    match frame[l2 - 2..l2] {
-        [8, 0] if frame[l2 + 1] & 3 != 0 => {
-            frame[l2 + 1] |= 3;
-            frame[l2 + 10..l2 + 12].fill(0);
-            let mut sum = Sum::new();
-            sum.add(&frame[l2..l2 + 20]);
-            let sum = !sum.value();
-            frame[l2 + 10..l2 + 12].copy_from_slice(&sum.to_be_bytes());
-            true
-        }
-        [0x86, 0xdd] if frame[l2 + 1] & 0x30 != 0 => {
-            frame[l2 + 1] |= 0x30;
-            true
-        }
-        _ => false,
-    }
+    /// Windows that were made smaller, packets that were too big.
+    pub shrunk: u64,
+    pub too_big: u64,
+    /// For tests of tests: in every so many frames a byte of the payload is forged and the
+    /// checksum made right; 0: never.
+    pub forge: u64,
 }
 
 /// Usual configuration of host `i`: 10.0.0.1/24 and fd00::1/64, or .2 and ::2.
@@ -302,10 +303,14 @@ impl<R: RecordBytes> SimNet<R> {
             serial: 0,
             sinks: [VecSink::default(), VecSink::default()],
             filter: None,
+            tap: None,
             log: None,
             lost: 0,
             carried: 0,
             marked: 0,
+            shrunk: 0,
+            too_big: 0,
+            forge: 0,
         }
     }
 
@@ -349,13 +354,32 @@ impl<R: RecordBytes> SimNet<R> {
             return self.carry(from, self.now.0, frame);
         }
         self.carried += 1;
+        if let Some(tap) = &mut self.tap {
+            tap(self.now, from, true, &frame);
+        }
         if self.filter.as_mut().is_some_and(|f| !f(from, &frame)) {
             self.lost += 1;
             return;
         }
+        let w = self.links[from].what;
+        if w.mtu > 0 && mangle::packet_len(&frame) > usize::from(w.mtu) {
+            self.too_big += 1;
+            if self.rng.chance(w.told)
+                && let Some(answer) = mangle::too_big(&frame, w.mtu)
+            {
+                self.carry(from, self.now.0 + w.delay.as_nanos() as u64, answer);
+            }
+            return;
+        }
+        if self.forge > 0 && self.carried.is_multiple_of(self.forge) && meta.payload_len > 0 {
+            mangle::forge(&mut frame, meta);
+        }
         let link = &mut self.links[from];
-        let w = link.what;
         let rng = &mut self.rng;
+        if w.shrink > 0.0 && rng.chance(w.shrink) {
+            let share = if rng.chance(0.3) { 0 } else { rng.below(256) };
+            self.shrunk += u64::from(mangle::shrink_window(&mut frame, share as u8));
+        }
         link.in_burst = if link.in_burst {
             !rng.chance(w.burst.1)
         } else {
@@ -387,7 +411,8 @@ impl<R: RecordBytes> SimNet<R> {
         let again = rng
             .chance(w.duplicate)
             .then(|| at + rng.below(2 * delay + 1));
-        if rng.chance(w.corrupt) && frame.len() > 14 && frame[12..14] != [8, 6] {
+        let arp = frame[12..14] == [8, 6] || frame[12..14] == [0x81, 0] && frame[16..18] == [8, 6];
+        if rng.chance(w.corrupt) && !arp {
             let bit = rng.below((frame.len() as u64 - 14) * 8);
             frame[14 + bit as usize / 8] ^= 1 << (bit % 8);
         }
@@ -449,6 +474,9 @@ impl<R: RecordBytes> SimNet<R> {
             }
             self.arrivals.pop();
             if let Some(f) = self.frames.remove(&serial) {
+                if let Some(tap) = &mut self.tap {
+                    tap(self.now, to, false, &f);
+                }
                 bursts[to].push(f.into());
             }
         }

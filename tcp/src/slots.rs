@@ -29,6 +29,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.hot.events = 0;
         c.tx = SendQueue::new();
         c.rx.clear();
+        self.sh.recount(c);
         self.free.push(index);
     }
 

@@ -130,6 +130,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             challenges: Bucket::new(config.control_rate, now),
             port_draws: 0,
             paths: Paths::default(),
+            held: 0,
             stats: Stats::default(),
             config,
         };
@@ -262,6 +263,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.hot.flags |= flag::RELEASED;
         c.hot.events = 0;
         c.rx.clear();
+        self.sh.recount(c);
         if c.hot.state == State::FinWait2 {
             c.hot.rto_at = now.0 + crate::time::nanos(self.sh.config.time_wait);
             let at = c.hot.rto_at;
@@ -298,6 +300,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn rx_queue(&mut self, id: ConnId) -> Option<&mut RxQueue<B>> {
         self.get(id)?;
         let c = &mut self.conns[id.index as usize];
+        self.sh.recount(c);
         // The caller may consume and so open the window: `poll` looks.
         if c.hot.state != State::Closed {
             self.sh.owe(id.index, &mut c.hot, 0);
@@ -424,6 +427,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 continue;
             }
             c.hot.flags &= !flag::IN_WORK;
+            self.sh.recount(c);
             if self.sh.output(index, c, now, tx).is_err() {
                 c.hot.flags |= flag::IN_WORK;
                 self.sh.work.push_front(index);
@@ -490,6 +494,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     pub fn stats(&self) -> &Stats {
         &self.sh.stats
+    }
+
+    /// Received buffers that connections hold for their owners or out of order; what owners
+    /// consumed since the last `poll` is still among them. At most
+    /// [`StackConfig::max_held_buffers`], and one for each connection.
+    pub fn held_buffers(&self) -> usize {
+        self.sh.held
     }
 
     /// Connections that occupy a slot, TIME-WAIT included.

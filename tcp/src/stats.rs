@@ -68,6 +68,8 @@ counters! {
     ofo_queue,
     /// Out-of-order or in-order data dropped since a cap was reached.
     rcv_q_drop,
+    /// Buffers held out of order that gave way to what fills a hole.
+    rcv_pruned,
     /// Bytes that had been received before.
     dup_bytes_in,
     paws_drops,

@@ -155,7 +155,7 @@ fn smoltcp_a_received_sack_spares_what_it_covers_even_after_a_timeout() {
         let hit =
             from == 0 && Seg::parse(0, f).is_some_and(|s| s.seq == first && !s.payload.is_empty());
         n += usize::from(hit);
-        hit && n <= 4
+        hit && n <= 3
     });
     let from = seen(&l);
     let data = push(&mut l, 0, a, 20);
@@ -666,7 +666,7 @@ fn xarxa_087_090_a_window_shrunk_to_zero_over_data_in_flight_neither_wedges_nor_
     assert!(
         since(&l, 0, from)
             .iter()
-            .any(|s| s.seq == second && s.payload.len() == MSS)
+            .any(|s| s.seq == second && !s.payload.is_empty())
     );
     // A peer that says nothing at all is given up.
     l.run_ms(120_000);

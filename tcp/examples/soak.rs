@@ -1,0 +1,157 @@
+//! Runs seeds of the impaired network until one fails or all are done:
+//! `cargo run -p siw-tcp --release --example soak -- --seeds 1000000 --from 0 --threads 4`.
+//! A seed that fails is printed with its replay command and leaves a pcapng in `--dir` (here).
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::scenario::{self, Failure, Outcome};
+
+const USAGE: &str = "usage: soak [--seeds N] [--from S] [--threads T] [--dir PATH] [--keep-going] \
+                     [--json]";
+
+struct Args {
+    seeds: u64,
+    from: u64,
+    threads: usize,
+    dir: PathBuf,
+    keep_going: bool,
+    json: bool,
+}
+
+fn args() -> Result<Args, String> {
+    let mut a = Args {
+        seeds: 100_000,
+        from: 0,
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        dir: PathBuf::from("."),
+        keep_going: false,
+        json: false,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(w) = words.next() {
+        let mut number = || -> Result<u64, String> {
+            let v = words.next().ok_or(format!("{w} wants a number"))?;
+            v.parse().map_err(|_| format!("{w} {v}: not a number"))
+        };
+        match w.as_str() {
+            "--seeds" => a.seeds = number()?,
+            "--from" => a.from = number()?,
+            "--threads" => a.threads = number()?.clamp(1, 1024) as usize,
+            "--dir" => a.dir = words.next().ok_or("--dir wants a folder")?.into(),
+            "--keep-going" => a.keep_going = true,
+            "--json" => a.json = true,
+            _ => return Err(format!("{w} is unknown\n{USAGE}")),
+        }
+    }
+    Ok(a)
+}
+
+fn main() -> ExitCode {
+    let a = match args() {
+        Ok(a) => a,
+        Err(e) => {
+            eprintln!("{e}");
+            return ExitCode::from(2);
+        }
+    };
+    let end = a.from.saturating_add(a.seeds);
+    let (next, done, stop) = (
+        AtomicU64::new(a.from),
+        AtomicU64::new(0),
+        AtomicBool::new(false),
+    );
+    let sum = Mutex::new((Outcome::default(), Vec::<Failure>::new()));
+    let start = Instant::now();
+    std::thread::scope(|s| {
+        for _ in 0..a.threads {
+            s.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end {
+                        break;
+                    }
+                    let r = scenario::run(seed, None, &a.dir);
+                    let Ok(mut sum) = sum.lock() else { break };
+                    match r {
+                        Ok(o) => sum.0.add(&o),
+                        Err(f) => {
+                            sum.1.push(f);
+                            stop.fetch_or(!a.keep_going, Ordering::Relaxed);
+                        }
+                    }
+                    drop(sum);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        s.spawn(|| {
+            let mut told = Instant::now();
+            while !stop.load(Ordering::Relaxed) && done.load(Ordering::Relaxed) < a.seeds {
+                std::thread::sleep(Duration::from_millis(50));
+                if told.elapsed() >= Duration::from_secs(10) {
+                    told = Instant::now();
+                    let n = done.load(Ordering::Relaxed);
+                    eprintln!("{n} of {} seeds, {:?}", a.seeds, start.elapsed());
+                }
+            }
+        });
+    });
+    let Ok((sum, failures)) = sum.into_inner() else {
+        return ExitCode::FAILURE;
+    };
+    report(&a, done.into_inner(), start.elapsed(), &sum, &failures);
+    if failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn report(a: &Args, seeds: u64, took: Duration, sum: &Outcome, failures: &[Failure]) {
+    let rows = [
+        ("seeds", seeds),
+        ("from", a.from),
+        ("milliseconds", took.as_millis() as u64),
+        ("bytes", sum.bytes),
+        ("frames", sum.frames),
+        ("lost", sum.lost),
+        ("retransmits", sum.retransmits),
+        ("timeouts", sum.timeouts),
+        ("windows_shrunk", sum.shrunk),
+        ("packets_too_big", sum.too_big),
+        ("paths_narrowed", sum.narrowed),
+        ("buffers_pruned", sum.pruned),
+        ("failures", failures.len() as u64),
+    ];
+    if a.json {
+        let rows = rows.map(|(k, v)| format!("\"{k}\":{v}")).join(",");
+        let quote = |s: &str| format!("{s:?}").replace("\\'", "'");
+        let failed = failures.iter().map(|f| {
+            let file = f
+                .pcapng
+                .as_ref()
+                .map_or("null".into(), |p| quote(&p.to_string_lossy()));
+            let replay = quote(&f.replay);
+            format!(
+                "{{\"seed\":{},\"replay\":{replay},\"pcapng\":{file}}}",
+                f.seed
+            )
+        });
+        let failed = failed.collect::<Vec<_>>().join(",");
+        println!("{{{rows},\"failed\":[{failed}]}}");
+        return;
+    }
+    for (k, v) in rows {
+        println!("{k:>16} {v}");
+    }
+    for f in failures {
+        println!("seed {}: {}\n  replay: {}", f.seed, f.why, f.replay);
+    }
+}

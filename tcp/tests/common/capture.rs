@@ -1,0 +1,83 @@
+//! What the hosts of a simulated network send and receive, as a pcapng.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{BufWriter, Result, Write};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pcap_file::DataLink;
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use siw_tcp::Instant;
+use siw_tcp::sim::{RecordBytes, SimNet};
+
+/// Frames kept at most: a failure that takes longer shows its end.
+const KEEP: usize = 200_000;
+
+struct Frame {
+    at: Instant,
+    host: usize,
+    sent: bool,
+    bytes: Vec<u8>,
+}
+
+/// Collects from `net` until it is written.
+#[derive(Clone, Default)]
+pub struct Capture(Rc<RefCell<std::collections::VecDeque<Frame>>>);
+
+impl Capture {
+    pub fn of<R: RecordBytes>(net: &mut SimNet<R>) -> Capture {
+        let c = Capture::default();
+        let frames = c.0.clone();
+        net.tap = Some(Box::new(move |at, host, sent, bytes| {
+            let mut f = frames.borrow_mut();
+            if f.len() == KEEP {
+                f.pop_front();
+            }
+            let bytes = bytes.to_vec();
+            f.push_back(Frame {
+                at,
+                host,
+                sent,
+                bytes,
+            });
+        }));
+        c
+    }
+
+    /// One interface for each host; what it received is inbound, what it sent outbound.
+    pub fn write(&self, path: &Path) -> Result<usize> {
+        let err = |e: pcap_file::PcapError| std::io::Error::other(e);
+        let mut w = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(err)?;
+        for host in 0..2 {
+            w.write_pcapng_block(InterfaceDescriptionBlock {
+                linktype: DataLink::ETHERNET,
+                snaplen: 0,
+                options: vec![
+                    InterfaceDescriptionOption::IfName(Cow::Owned(format!("host{host}"))),
+                    InterfaceDescriptionOption::IfTsResol(9),
+                ],
+            })
+            .map_err(err)?;
+        }
+        let frames = self.0.borrow();
+        for f in frames.iter() {
+            w.write_pcapng_block(EnhancedPacketBlock {
+                interface_id: f.host as u32,
+                timestamp: Duration::from_nanos(f.at.0),
+                original_len: f.bytes.len() as u32,
+                data: Cow::Borrowed(&f.bytes),
+                options: vec![EnhancedPacketOption::Flags(if f.sent { 2 } else { 1 })],
+            })
+            .map_err(err)?;
+        }
+        w.get_mut().flush()?;
+        Ok(frames.len())
+    }
+}
