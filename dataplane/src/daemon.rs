@@ -106,7 +106,11 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         .map(Arc::new)
         .ok_or_else(|| Error::Device("no memory for a flag".into()))?;
     let mut threads = Vec::new();
-    let keys = Keys::draw(config.limits.connections as usize);
+    let keys = Keys::draw(
+        config.limits.connections as usize,
+        config.dpdk.buffers,
+        cores.len() * config.devices.len(),
+    );
     let too_many = || Error::Device("too many workers".into());
     let mailboxes = (0..cores.len() as u32)
         .map(|index| {

@@ -431,6 +431,7 @@ impl Device {
             isn_key: keys.isn,
             hash_key: keys.hash,
             max_connections: keys.connections,
+            max_held_buffers: keys.held,
             tx_checksum,
             keepalive: t.keepalive_s.map(|s| Keepalive {
                 idle: Duration::from_secs(s.into()),
@@ -449,11 +450,13 @@ pub struct Keys {
     pub isn: [u8; 16],
     pub hash: [u8; 16],
     pub connections: usize,
+    /// Received buffers that one stack's connections may hold together.
+    pub held: usize,
 }
 
 impl Keys {
-    /// Fresh secrets.
-    pub fn draw(connections: usize) -> Keys {
+    /// Fresh secrets. `buffers` of the pool are shared by `stacks`; a quarter is for the ports.
+    pub fn draw(connections: usize, buffers: u32, stacks: usize) -> Keys {
         let random = || {
             let mut key = [0u8; 16];
             for half in key.chunks_exact_mut(8) {
@@ -467,6 +470,7 @@ impl Keys {
             isn: random(),
             hash: random(),
             connections,
+            held: (buffers as usize / 4 * 3 / stacks.max(1)).max(64),
         }
     }
 }

@@ -270,7 +270,7 @@ impl Shared {
         }
         match h.phase {
             Phase::Open if r.lost > 0 => {
-                self.stats.fast_recovery += 1;
+                self.stats.recovery(h);
                 r.enter(h, &mut c.cc);
                 r.reduce(h, delivered);
             }
@@ -328,7 +328,7 @@ impl Shared {
         let (again, due) = r.detect(h, &mut c.tx, now.0);
         self.stats.lost_retransmit += again;
         if h.phase == Phase::Open && r.lost > 0 {
-            self.stats.fast_recovery += 1;
+            self.stats.recovery(h);
             r.enter(h, &mut c.cc);
         }
         if h.phase == Phase::Recovery {

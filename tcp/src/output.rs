@@ -220,7 +220,7 @@ impl Shared {
             }
             r.repeat(&mut c.hot, &mut c.tx, i, now.0);
             c.retransmits += 1;
-            self.stats.retrans_segs += 1;
+            self.stats.repeated(&c.hot);
             if c.hot.rto_at == 0 {
                 self.restart_rto(index, &mut c.hot, now);
             }

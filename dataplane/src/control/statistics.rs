@@ -47,10 +47,8 @@ impl Control {
                             "device": self.config.devices.get(*d).map_or("", |v| v.name.as_str()),
                             "rx_frames": rx,
                             "tx_frames": tx,
-                            "tcp": tcp
-                                .iter()
-                                .map(|(k, v)| (k.to_owned(), serde_json::Value::from(v)))
-                                .collect::<serde_json::Map<_, _>>(),
+                            "tcp": map(tcp.iter()),
+                            "mib": map(tcp.mib()),
                         })
                     })
                     .collect();
@@ -85,9 +83,44 @@ impl Control {
                 })
             })
             .collect();
-        serde_json::json!({ "workers": workers, "clients": clients, "listeners": self.listeners.len() })
-            .to_string()
+        serde_json::json!({
+            "workers": workers,
+            "total": self.totals(),
+            "clients": clients,
+            "listeners": self.listeners.len(),
+        })
+        .to_string()
     }
+
+    /// Each device's counters, all workers together.
+    fn totals(&self) -> Vec<serde_json::Value> {
+        let mut sums: Vec<(u64, u64, siw_tcp::Stats)> = Vec::new();
+        sums.resize_with(self.config.devices.len(), Default::default);
+        for (d, rx, tx, tcp) in self.stats.iter().flat_map(|s| &s.devices) {
+            if let Some(sum) = sums.get_mut(*d) {
+                sum.0 += rx;
+                sum.1 += tx;
+                sum.2.merge(tcp);
+            }
+        }
+        let devices = self.config.devices.iter().zip(sums);
+        devices
+            .map(|(d, (rx, tx, tcp))| {
+                serde_json::json!({
+                    "device": d.name.as_str(),
+                    "rx_frames": rx,
+                    "tx_frames": tx,
+                    "mib": map(tcp.mib()),
+                })
+            })
+            .collect()
+    }
+}
+
+fn map<'a>(
+    counters: impl Iterator<Item = (&'a str, u64)>,
+) -> serde_json::Map<String, serde_json::Value> {
+    counters.map(|(k, v)| (k.to_owned(), v.into())).collect()
 }
 
 fn stats_part(text: &str, offset: u32) -> m::StatsReply {

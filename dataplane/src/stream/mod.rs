@@ -104,7 +104,7 @@ pub fn run(
         .map(|c| Capture::start(c, &names))
         .transpose()
         .map_err(|e| text(&e))?;
-    let keys = Keys::draw(plan.connections);
+    let keys = Keys::draw(plan.connections, config.dpdk.buffers, configs.len());
     let lanes = devices
         .iter_mut()
         .enumerate()

@@ -196,33 +196,36 @@ impl Drop for Daemon {
 /// The path of `siw-ping`, built with the profile of this test.
 pub fn siw_ping() -> &'static Path {
     static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    PATH.get_or_init(|| {
-        // Cargo builds the programs of this package for its tests, not those of others.
-        let folder = Path::new(env!("CARGO_BIN_EXE_siwd")).parent().unwrap();
-        let profile = match folder.file_name().and_then(|n| n.to_str()) {
-            Some("debug") | None => "dev",
-            Some(p) => p,
-        };
-        let mut target_dir = folder.parent().unwrap();
-        // With an explicit target, cargo adds its folder again.
-        let target = std::env::var_os("CARGO_BUILD_TARGET");
-        if target.is_some() && target.as_deref() == target_dir.file_name() {
-            target_dir = target_dir.parent().unwrap();
-        }
-        let out = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "siw", "--bin", "siw-ping"])
-            .args(["--profile", profile, "--target-dir"])
-            .arg(target_dir)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .output()
-            .unwrap();
-        assert!(
-            out.status.success(),
-            "{}",
-            String::from_utf8_lossy(&out.stderr)
-        );
-        folder.join("siw-ping")
-    })
+    PATH.get_or_init(|| client_program("siw-ping"))
+}
+
+/// The path of a program of the client library, built with the profile of this test.
+pub fn client_program(name: &str) -> PathBuf {
+    // Cargo builds the programs of this package for its tests, not those of others.
+    let folder = Path::new(env!("CARGO_BIN_EXE_siwd")).parent().unwrap();
+    let profile = match folder.file_name().and_then(|n| n.to_str()) {
+        Some("debug") | None => "dev",
+        Some(p) => p,
+    };
+    let mut target_dir = folder.parent().unwrap();
+    // With an explicit target, cargo adds its folder again.
+    let target = std::env::var_os("CARGO_BUILD_TARGET");
+    if target.is_some() && target.as_deref() == target_dir.file_name() {
+        target_dir = target_dir.parent().unwrap();
+    }
+    let out = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "siw", "--bin", name])
+        .args(["--profile", profile, "--target-dir"])
+        .arg(target_dir)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    folder.join(name)
 }
 
 /// One side of a connection.

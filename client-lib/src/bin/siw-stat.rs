@@ -1,0 +1,165 @@
+//! The counters of a running siwd: by device, merged over workers and for each of them, by the
+//! names that nstat and TCP-MIB (RFC 4022) have.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Show the counters of siwd, merged and for each worker.
+#[derive(Debug, Parser)]
+#[command(name = "siw-stat", version)]
+struct Args {
+    /// Control socket of siwd
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// This device alone
+    #[arg(long)]
+    device: Option<String>,
+    /// Counters whose names contain this, in any case
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Counters that are zero, too
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object, zeros included
+    #[arg(long)]
+    json: bool,
+}
+
+/// A counter: merged, and of each worker.
+type Row = (u64, Vec<u64>);
+type Rows = BTreeMap<String, Row>;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(e) => {
+            eprintln!("siw-stat: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<String, String> {
+    let context = siw::Context::open(args.socket.as_deref()).map_err(|e| e.to_string())?;
+    let text = context.stats().map_err(|e| e.to_string())?;
+    let stats: Value =
+        serde_json::from_str(&text).map_err(|e| format!("what siwd answers: {e}"))?;
+    let devices = devices(&stats, args)?;
+    let workers = workers(&stats);
+    if args.json {
+        return Ok(format!("{}\n", as_json(&devices, &workers)));
+    }
+    Ok(as_text(&devices, &workers, args.all))
+}
+
+fn list<'a>(v: &'a Value, key: &str) -> &'a [Value] {
+    v[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The counters of each device.
+fn devices(stats: &Value, args: &Args) -> Result<Vec<(String, Rows)>, String> {
+    let mut out = Vec::new();
+    let mut names = Vec::new();
+    let wanted = args.only.as_ref().map(|t| t.to_lowercase());
+    for total in list(stats, "total") {
+        let name = total["device"].as_str().unwrap_or_default();
+        names.push(name);
+        if args.device.as_ref().is_some_and(|d| d != name) {
+            continue;
+        }
+        let of = |v: &Value, key: &str| match key {
+            "rx_frames" | "tx_frames" => v[key].as_u64(),
+            _ => v["mib"][key].as_u64(),
+        };
+        let mib = total["mib"].as_object().into_iter().flat_map(Map::keys);
+        let keys = ["rx_frames", "tx_frames"]
+            .into_iter()
+            .chain(mib.map(String::as_str));
+        let keys = keys.filter(|k| wanted.as_ref().is_none_or(|w| k.to_lowercase().contains(w)));
+        let rows = keys.map(|key| {
+            let each = list(stats, "workers").iter().map(|w| {
+                let lane = list(w, "devices").iter().find(|d| d["device"] == name);
+                lane.and_then(|d| of(d, key)).unwrap_or(0)
+            });
+            (
+                key.to_owned(),
+                (of(total, key).unwrap_or(0), each.collect()),
+            )
+        });
+        out.push((name.to_owned(), rows.collect()));
+    }
+    match &args.device {
+        Some(d) if out.is_empty() => Err(format!("no device {d:?}; siwd has {}", names.join(", "))),
+        _ => Ok(out),
+    }
+}
+
+/// What workers count beside devices.
+fn workers(stats: &Value) -> Rows {
+    let mut rows = Rows::new();
+    let workers = list(stats, "workers");
+    for (i, w) in workers.iter().enumerate() {
+        for (k, v) in w.as_object().into_iter().flatten() {
+            let Some(v) = v.as_u64() else { continue };
+            let row = rows
+                .entry(k.clone())
+                .or_insert_with(|| (0, vec![0; workers.len()]));
+            row.0 += v;
+            row.1[i] = v;
+        }
+    }
+    rows
+}
+
+fn as_json(devices: &[(String, Rows)], workers: &Rows) -> Value {
+    let section = |rows: &Rows| {
+        let merged: Map<_, _> = rows.iter().map(|(k, r)| (k.clone(), r.0.into())).collect();
+        let count = rows.values().next().map_or(0, |r| r.1.len());
+        let each = (0..count).map(|i| {
+            let of = rows.iter().map(|(k, r)| (k.clone(), r.1[i].into()));
+            Value::Object(of.collect())
+        });
+        (merged, each.collect::<Vec<_>>())
+    };
+    let devices = devices.iter().map(|(name, rows)| {
+        let (merged, each) = section(rows);
+        json!({ "device": name, "merged": merged, "workers": each })
+    });
+    let devices: Vec<_> = devices.collect();
+    let (merged, each) = section(workers);
+    json!({ "devices": devices, "merged": merged, "workers": each })
+}
+
+fn as_text(devices: &[(String, Rows)], workers: &Rows, all: bool) -> String {
+    let mut out = String::new();
+    let mut table = |title: &str, rows: &Rows| {
+        let count = rows.values().next().map_or(0, |r| r.1.len());
+        let _ = write!(out, "{title:<32} {:>14}", "merged");
+        for w in 0..count {
+            let _ = write!(out, " {:>13}", format!("worker {w}"));
+        }
+        out.push('\n');
+        for (k, (sum, each)) in rows.iter().filter(|(_, r)| all || r.0 > 0) {
+            let _ = write!(out, "  {k:<30} {sum:>14}");
+            for v in each {
+                let _ = write!(out, " {v:>13}");
+            }
+            out.push('\n');
+        }
+        out.push('\n');
+    };
+    table("siwd", workers);
+    for (name, rows) in devices {
+        table(name, rows);
+    }
+    out
+}

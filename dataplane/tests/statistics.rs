@@ -1,0 +1,105 @@
+//! What users see of the counters of a running daemon: `siw-stat`, over its DPDK ring pair.
+
+mod common;
+
+use common::{Daemon, client_program};
+use serde_json::Value;
+use std::process::{Command, Stdio};
+
+fn stat(d: &Daemon, args: &[&str]) -> (bool, String, String) {
+    let out = Command::new(client_program("siw-stat"))
+        .arg("--socket")
+        .arg(&d.socket)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
+    (out.status.success(), text(&out.stdout), text(&out.stderr))
+}
+
+/// Connects from siw0 to siw1 and exchanges some data.
+fn traffic(d: &Daemon) {
+    let (a, b) = common::pair(d, 4096);
+    drop((a, b));
+}
+
+#[test]
+fn counters_have_the_names_of_tcp_mib_merged_and_for_each_worker() {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = if processors > 1 { "[0, 1]" } else { "[0]" };
+    let pair = common::LOOPBACK.split_once("[[device]]").unwrap().1;
+    let head = format!("[workers]\ncores = {cores}\nidle = \"adaptive\"\n");
+    let pool = "[dpdk]\nhugepages = \"never\"\nbuffers = 16384\n";
+    let d = Daemon::start(&format!("{head}{pool}[[device]]{pair}"), &[]);
+    traffic(&d);
+    let (ok, out, err) = stat(&d, &["--json"]);
+    assert!(ok, "{err}");
+    let v: Value = serde_json::from_str(&out).unwrap();
+    let devices = v["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 2);
+    for device in devices {
+        let (merged, workers) = (&device["merged"], device["workers"].as_array().unwrap());
+        assert_eq!(workers.len(), processors.min(2));
+        for (name, n) in merged.as_object().unwrap() {
+            let sum: u64 = workers.iter().map(|w| w[name].as_u64().unwrap()).sum();
+            assert_eq!(n.as_u64(), Some(sum), "{name}");
+        }
+        // RFC 4022, and Linux's names.
+        for name in [
+            "TcpActiveOpens",
+            "TcpPassiveOpens",
+            "TcpAttemptFails",
+            "TcpEstabResets",
+            "TcpCurrEstab",
+            "TcpInSegs",
+            "TcpOutSegs",
+            "TcpRetransSegs",
+            "TcpInErrs",
+            "TcpOutRsts",
+            "TcpExtTCPTimeouts",
+            "TcpExtTCPLostRetransmit",
+            "TcpExtTCPFastRetrans",
+            "TcpExtTCPSackRecovery",
+            "TcpExtTCPLossProbes",
+            "TcpExtTCPOFOQueue",
+            "TcpExtTCPDSACKRecv",
+            "TcpExtPAWSEstab",
+            "TcpExtListenOverflows",
+            "TcpExtSyncookiesSent",
+            "IpInAddrErrors",
+            "IcmpInMsgs",
+            "ArpIn",
+        ] {
+            assert!(merged[name].is_u64(), "{name}");
+        }
+        assert!(merged["TcpInSegs"].as_u64() > Some(4) && merged["rx_frames"].as_u64() > Some(4));
+    }
+    assert!(devices[0]["merged"]["TcpActiveOpens"].as_u64() > Some(0));
+    assert!(devices[1]["merged"]["TcpPassiveOpens"].as_u64() > Some(0));
+    assert!(v["merged"]["iterations"].as_u64() > Some(0));
+}
+
+#[test]
+fn a_table_shows_what_is_not_zero_and_a_wrong_device_is_named() {
+    let d = Daemon::loopback();
+    traffic(&d);
+    let (ok, out, err) = stat(&d, &["--device", "siw0"]);
+    assert!(ok, "{err}");
+    assert!(out.contains("merged") && out.contains("worker 0"), "{out}");
+    assert!(out.contains("TcpActiveOpens"), "{out}");
+    assert!(
+        !out.contains("TcpPassiveOpens") && !out.contains("siw1"),
+        "{out}"
+    );
+    let (_, all, _) = stat(&d, &["--device", "siw0", "--all", "--only", "passive"]);
+    assert!(
+        all.contains("TcpPassiveOpens") && !all.contains("TcpActiveOpens"),
+        "{all}"
+    );
+    let (ok, _, err) = stat(&d, &["--device", "eth0"]);
+    assert!(
+        !ok && err.contains("eth0") && err.contains("siw0, siw1"),
+        "{err}"
+    );
+}
