@@ -197,6 +197,24 @@ impl Transfer {
         self.run_watching(time, |_| ())
     }
 
+    /// `run`; `watch` may also say how many frames the sinks take.
+    pub fn run_all(
+        &mut self,
+        time: Duration,
+        mut watch: impl FnMut(&mut Net, &mut [Option<usize>; 2]),
+    ) -> bool {
+        let mut space = [None; 2];
+        self.run_watching(time, |net| {
+            let before = space;
+            watch(net, &mut space);
+            for h in 0..2 {
+                if before[h] != space[h] {
+                    net.sinks[h].space = space[h];
+                }
+            }
+        })
+    }
+
     /// `run`; `watch` is shown the network whenever something happened.
     pub fn run_watching(&mut self, time: Duration, mut watch: impl FnMut(&mut Net)) -> bool {
         let limit = self.net.now + time;

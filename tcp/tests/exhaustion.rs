@@ -1,0 +1,216 @@
+//! Buffers that run out: what cannot be received or sent is dropped and comes again, what is held
+//! stays within its bounds, nobody is stuck.
+
+mod common;
+
+use std::time::Duration;
+
+use common::wire::{ACK, Lab, Seg, pattern};
+use common::{Transfer, configs, micros};
+use siw_tcp::sim::{Impairment, Rng, host_config};
+use siw_tcp::{Events, FrameInfo, RxChecksum};
+
+const MSS: usize = 1448;
+
+fn give(l: &mut Lab, host: usize, s: &Seg) {
+    let info = FrameInfo {
+        checksum: RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    let now = l.net.now;
+    l.net.hosts[host].receive(now, std::iter::once((s.frame().into(), info)));
+}
+
+#[test]
+fn whatever_windows_of_exhaustion_come_every_byte_arrives_and_both_ends_close() {
+    let mut all = 0;
+    for seed in 0..300u64 {
+        let mut rng = Rng::new(seed ^ 0x5eed);
+        let mut link = Impairment::perfect(micros(20 + rng.below(500)));
+        link.loss = rng.below(30) as f64 / 1000.0;
+        let mut c = configs();
+        for c in &mut c {
+            c.user_timeout = Duration::from_secs(3600);
+            c.rto_max = Duration::from_secs(1);
+            c.syn_retries = 60;
+            c.neighbours.probes = 200;
+            c.neighbours.retransmit = Duration::from_millis(20);
+            c.sack = rng.chance(0.8);
+        }
+        let goals = [50_000 + rng.below(200_000), rng.below(100_000)];
+        let mut t = Transfer::new(seed, c, [link; 2], goals);
+        // A pool that is empty takes nothing from the wire, and the port takes nothing to send.
+        let deaf = std::rc::Rc::new(std::cell::Cell::new([false; 2]));
+        let hears = deaf.clone();
+        t.net.filter = Some(Box::new(move |from, _| !hears.get()[1 - from]));
+        t.connect(rng.chance(0.5));
+        let mut next = [t.net.now; 2];
+        let mut windows = 0;
+        let end = t.net.now + Duration::from_secs(5);
+        let done = t.run_all(Duration::from_secs(600), |net, sinks| {
+            for h in 0..2 {
+                if net.now < next[h] {
+                    continue;
+                }
+                let mut d = deaf.get();
+                // In the end the pools recover.
+                let out = !d[h] && net.now < end && rng.chance(0.5);
+                d[h] = out;
+                deaf.set(d);
+                windows += u32::from(out);
+                sinks[h] = match out {
+                    // Nothing at all, or a few frames.
+                    true => Some(if rng.chance(0.5) {
+                        0
+                    } else {
+                        rng.below(5) as usize
+                    }),
+                    false => None,
+                };
+                next[h] = net.now + micros(50 + rng.below(20_000));
+            }
+        });
+        assert!(done, "seed {seed}: wedged at {:?}", t.net.now);
+        all += windows;
+        for s in &t.sides {
+            assert!(
+                !s.ended.intersects(Events::RESET | Events::TIMED_OUT),
+                "seed {seed}"
+            );
+        }
+        t.check_boundaries();
+    }
+    assert!(all > 300, "{all}");
+}
+
+#[test]
+fn a_connection_holds_no_more_than_its_limit_in_order_and_out_of_order_together() {
+    let mut c = [host_config(0), host_config(1)];
+    c[1].max_recv_buffers = 64;
+    let mut l = Lab::with(c);
+    let [_, b] = l.connect();
+    l.lose(|from, f| from == 1 && f[12..14] == [8, 0]);
+    let first = l.forge(0);
+    let byte = |at: u32| {
+        let mut s = first.clone();
+        s.seq = s.seq.wrapping_add(at);
+        s.payload = vec![at as u8];
+        s
+    };
+    // Far beyond a hole, then in order up to it: both are bounded, and so is what fills the hole.
+    for at in (2..4000).step_by(2) {
+        give(&mut l, 1, &byte(at));
+    }
+    assert_eq!(l.net.hosts[1].held_buffers(), 64);
+    assert!(l.net.hosts[1].stats().rcv_q_drop > 1000);
+    for at in 0..4000 {
+        give(&mut l, 1, &byte(at));
+        l.net.poll();
+        let held = l.net.hosts[1].held_buffers();
+        assert!(held <= 64 + 8, "{held}");
+    }
+    assert!(
+        l.net.hosts[1].stats().rcv_pruned > 0,
+        "reneged on, RFC 2018 section 8"
+    );
+    // The reader drains, the sender repeats: on it goes.
+    let mut got = 0;
+    for _ in 0..200 {
+        for b in l.read(1, b) {
+            assert_eq!(b, got as u8);
+            got += 1;
+        }
+        for at in got..(got + 70).min(4000) {
+            give(&mut l, 1, &byte(at));
+        }
+        l.net.poll();
+    }
+    assert_eq!(got, 4000);
+    assert_eq!(l.net.hosts[1].held_buffers(), 0);
+}
+
+#[test]
+fn all_connections_together_hold_no_more_than_the_workers_share_and_none_starves() {
+    const CONNS: usize = 50;
+    let mut c = [host_config(0), host_config(1)];
+    c[1].max_held_buffers = 200;
+    c[1].syn_cookies = false;
+    let mut l = Lab::with(c);
+    let now = l.net.now;
+    l.net.hosts[1].listen(None, 80, 2 * CONNS, 0).unwrap();
+    let ids: Vec<_> = (0..CONNS).map(|_| l.connect()).collect();
+    let _ = now;
+    // Nobody reads at first.
+    let data = pattern(40 * MSS);
+    for [a, _] in &ids {
+        for c in data.chunks(MSS) {
+            l.net.hosts[0]
+                .push_record(*a, MSS as u32, c.to_vec(), false)
+                .unwrap();
+        }
+        l.net.flush(0, *a);
+    }
+    for _ in 0..50 {
+        l.run_ms(2);
+        let held = l.net.hosts[1].held_buffers();
+        assert!(held <= 200 + CONNS, "{held}");
+    }
+    assert!(l.net.hosts[1].held_buffers() >= 200);
+    let each = ids
+        .iter()
+        .map(|[_, b]| l.net.hosts[1].conn(*b).unwrap().readable);
+    assert!(each.min().unwrap() > 0, "each has its one");
+    // One reads on though the others do not; then all.
+    let mut got = vec![vec![]; CONNS];
+    for round in 0..1_500 {
+        for (k, [_, b]) in ids.iter().enumerate() {
+            if k == 7 || round > 800 {
+                let more = l.read(1, *b);
+                got[k].extend(more);
+            }
+        }
+        l.run_ms(5);
+        assert!(l.net.hosts[1].held_buffers() <= 225 + CONNS);
+        if round == 800 {
+            assert!(got[7] == data, "{}", got[7].len());
+        }
+    }
+    assert!(got.iter().all(|g| *g == data));
+    assert_eq!(l.net.hosts[1].held_buffers(), 0);
+    let s = l.net.hosts[0].stats();
+    assert_eq!((s.estab_resets, s.abort_on_timeout), (0, 0));
+}
+
+#[test]
+fn what_a_connection_held_is_given_back_however_it_ends() {
+    let mut l = Lab::new();
+    for how in 0..3 {
+        let [a, b] = l.connect();
+        l.send(0, a, &pattern(MSS));
+        l.run_ms(2);
+        let mut far = l.forge(0);
+        far.flags = ACK;
+        far.seq = far.seq.wrapping_add(5000);
+        far.payload = vec![1; 100];
+        give(&mut l, 1, &far);
+        assert_eq!(l.net.hosts[1].held_buffers(), 2);
+        let now = l.net.now;
+        match how {
+            0 => l.net.hosts[1].release(now, b),
+            1 => {
+                l.net.hosts[1].abort(now, b);
+                l.net.hosts[1].release(now, b);
+            }
+            _ => {
+                l.net.hosts[0].abort(now, a);
+                l.run_ms(2);
+                // What came in order can still be read.
+                assert_eq!(l.net.hosts[1].held_buffers(), 1);
+                l.net.hosts[1].release(now, b);
+            }
+        }
+        assert_eq!(l.net.hosts[1].held_buffers(), 0, "{how}");
+        l.net.hosts[0].release(now, a);
+        l.run_ms(5);
+    }
+}
