@@ -139,13 +139,14 @@ pub struct Offender {
 /// Longest Terminate payload: control word, segment length, untagged header, Read Request.
 pub const MAX_LEN: usize = 4 + 2 + UNTAGGED_HDR_LEN + READ_REQUEST_LEN;
 
-/// How the first octet of a Terminate is put together.
+/// How the octets of a Terminate's control word are put together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum TerminateOrder {
     /// Layer in the high half, type in the low one (RFC 5040 figure 9).
     #[default]
     Rfc,
-    /// The halves swapped, as Linux siw sends and understands it.
+    /// The halves swapped and the header control bits at the other end of theirs, as Linux siw
+    /// sends and understands it: its bit fields begin at the lowest bit.
     Siw,
 }
 
@@ -186,10 +187,11 @@ impl Payload {
         }
     }
 
-    /// The same with its first octet in this order.
+    /// The same with its control word in this order.
     pub fn in_order(mut self, order: TerminateOrder) -> Self {
         if order == TerminateOrder::Siw {
             self.bytes[0] = self.bytes[0].rotate_left(4);
+            self.bytes[2] = self.bytes[2].reverse_bits();
         }
         self
     }
@@ -247,11 +249,15 @@ impl Received {
         let (hi, lo) = (b[0] >> 4, b[0] & 0x0f);
         let as_rfc = normal(hi, lo, b[1]);
         let as_siw = normal(lo, hi, b[1]);
-        let headers = b[2] & 0x40 != 0;
+        // siw's control bits: M is the lowest.
+        let by_siw = b[2] & 0xe0 == 0 && b[2] & 0x07 != 0 && as_siw.is_some();
+        let flags = if by_siw { b[2].reverse_bits() } else { b[2] };
+        let headers = flags & 0x40 != 0;
         // Some octets mean something in both orders (10 00 is DDP catastrophic, or siw's STag
-        // violation): whether a header is quoted tells them apart.
+        // violation): where the control bits are, and whether a header is quoted, tells them apart.
         let fits = |c: &Option<TermCode>| c.is_some_and(|c| c.has_ddp_header() == headers);
         let (code, swapped) = match (as_rfc, as_siw) {
+            (_, Some(c)) if by_siw => (c, true),
             (Some(c), s) if fits(&as_rfc) || !fits(&s) => (c, false),
             (_, Some(c)) => (c, true),
             _ => (
@@ -263,7 +269,6 @@ impl Received {
                 false,
             ),
         };
-        let flags = b[2];
         let (m, d, r) = (flags & 0x80 != 0, flags & 0x40 != 0, flags & 0x20 != 0);
         let mut at = 4;
         if m || d {
@@ -287,7 +292,8 @@ impl Received {
             at += hl;
         }
         let mut read = None;
-        if r {
+        // siw sets the bit for other messages as well and quotes no such header then.
+        if r && !(by_siw && b.len() == at) {
             let src: &[u8; READ_REQUEST_LEN] = b
                 .get(at..at + READ_REQUEST_LEN)
                 .and_then(|s| s.try_into().ok())

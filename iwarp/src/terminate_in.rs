@@ -61,7 +61,11 @@ impl QueuePair {
             }
             Some(Opcode::ReadRequest) => {
                 matches!(e.opcode, WrOpcode::Read | WrOpcode::ReadWithInv)
-                    && uh.msn.0.wrapping_sub(e.msn) < u32::from(e.parts)
+                    && match t.read.filter(|_| t.swapped) {
+                        // siw quotes the length of the read for its MSN (siw_send_terminate).
+                        Some(r) => !e.answered && e.rkey == r.src_stag,
+                        None => uh.msn.0.wrapping_sub(e.msn) < u32::from(e.parts),
+                    }
             }
             Some(Opcode::Send | Opcode::SendInv | Opcode::SendSe | Opcode::SendSeInv) => {
                 match e.opcode {

@@ -671,6 +671,37 @@ fn a_received_terminate_blames_the_work_request_that_it_quotes() {
 }
 
 #[test]
+fn a_read_that_linux_siw_refuses_is_blamed_although_siw_quotes_its_length_for_its_msn() {
+    let (mut a, frames) = busy();
+    // RDMAP, remote protection, STag; M, D and R; no segment length; the header of the request.
+    let mut p = vec![0x10, 0, 0x07, 0, 0, 0];
+    p.extend(&ulpdu(&frames[2])[..46]);
+    p[16..20].copy_from_slice(&16u32.to_be_bytes());
+    a.give(&term(&p));
+    assert_eq!(a.qp.terminate_received(), Some(TermCode::RDMAP_STAG));
+    a.ack_all();
+    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    let statuses: Vec<WcStatus> = a.env.statuses().iter().map(|s| s.1).collect();
+    let want = [
+        WcStatus::SUCCESS,
+        WcStatus::SUCCESS,
+        WcStatus::REM_ACCESS_ERR,
+        WcStatus::WR_FLUSH_ERR,
+    ];
+    assert_eq!(statuses, want);
+}
+
+#[test]
+fn siw_sets_the_read_header_bit_without_a_read_header() {
+    let (mut a, frames) = busy();
+    let mut p = vec![0x10, 9, 0x07, 0, 0, 0];
+    p.extend(&ulpdu(&frames[1])[..18]);
+    a.give(&term(&p));
+    let code = a.qp.terminate_received().expect("sound");
+    assert_eq!(code, TermCode::RDMAP_CANNOT_INVALIDATE_PROT);
+}
+
+#[test]
 fn a_terminate_without_headers_blames_the_oldest() {
     for p in [[0x20, 2, 0, 0], [0x02, 2, 0, 0], [0x23, 2, 0, 0]] {
         let (mut a, _) = busy();
@@ -731,6 +762,12 @@ fn both_nibble_orders_are_told_apart_for_every_code() {
             let same = l == t;
             // 1/2 and 2/1: only one of them is registered.
             assert_eq!((r.code, r.swapped), (c, !same), "{c}");
+            // siw's control bits are at the other end: they tell even 1/1.
+            let p = p.in_order(terminate::TerminateOrder::Siw);
+            let r = terminate::Received::parse(p.as_bytes()).expect("sound");
+            let quotes = p.as_bytes().len() > 4;
+            assert_eq!((r.code, r.swapped), (c, quotes || !same), "{c}");
+            assert_eq!(r.ddp, quotes.then_some(quoted.hdr));
         }
     }
 }

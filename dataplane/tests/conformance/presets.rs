@@ -22,7 +22,8 @@ fn with_the_siw_preset_terminates_go_out_as_linux_siw_reads_them() {
     let mut peer = b.stream();
     let f = write(true, 0x00bb_aa01, 0, b"whose");
     peer.send(&f);
-    assert_eq!(peer.rest(), terminate([0x11, 0x00, 0xc0, 0], &f[..16]));
+    // M and D at the low end of the octet, where siw's bit fields begin.
+    assert_eq!(peer.rest(), terminate([0x11, 0x00, 0x03, 0], &f[..16]));
     drop(peer);
     b.disconnected();
     b.app.qp.reset().unwrap();
