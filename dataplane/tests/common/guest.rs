@@ -50,10 +50,10 @@ pub struct Done {
 }
 
 impl Guest {
-    /// Makes the tap lab0 in the namespace and boots the guest on it.
+    /// Makes the tap lab0 in the namespace, wide enough for all MTUs, and boots the guest on it.
     pub fn boot(ns: &Netns, args: &[&str]) -> Guest {
         let script = lab().join("tap");
-        ns.command(script.to_str().unwrap(), "up lab0");
+        ns.command(script.to_str().unwrap(), "up lab0 --mtu 9000");
         let dir = tempfile::tempdir().unwrap();
         let control = dir.path().join("control");
         let mut script = ns.run(|| {

@@ -15,9 +15,12 @@ use super::guest::{GUEST_PATIENCE, Guest, Running};
 use super::{ALL, Daemon};
 
 const DEPTH: u64 = 64;
-const READS: usize = 32;
-const BURST: u64 = 48;
-const INBOXES: usize = 2;
+/// READs that are posted at once.
+pub const READS: usize = 32;
+/// Requests that are outstanding when a connection is lost on purpose.
+pub const BURST: u64 = 48;
+/// Receives that are.
+pub const INBOXES: usize = 2;
 /// Room behind the memory, for words.
 const ROOM: usize = 64;
 
@@ -48,9 +51,9 @@ pub struct Plan {
     pub crc: bool,
     /// Bytes of memory of each side.
     pub length: usize,
-    /// ORD and IRD that this application asks for, and the guest's.
-    pub depth: (u32, u32),
-    pub guest_depth: (u32, u32),
+    /// ORD and IRD of this side, which its listener holds to as well, and of the guest's.
+    pub depth: (u16, u16),
+    pub guest_depth: (u16, u16),
     /// As the guest sees them.
     pub ops: Vec<String>,
 }
@@ -177,8 +180,8 @@ impl Side {
         hello.extend([0; 4]);
         let options = ConnectOptions {
             private_data: &hello,
-            ord: plan.depth.0,
-            ird: plan.depth.1,
+            ord: plan.depth.0.into(),
+            ird: plan.depth.1.into(),
             crc: Some(plan.crc),
             ..Default::default()
         };
@@ -203,6 +206,8 @@ impl Side {
             Role::Responder => {
                 let listen = ListenOptions {
                     crc: Some(plan.crc),
+                    max_ord: Some(plan.depth.0),
+                    max_ird: Some(plan.depth.1),
                     ..Default::default()
                 };
                 let at = SocketAddr::new(plan.us, 0);
@@ -375,11 +380,13 @@ impl Side {
                 self.hear(n, op);
                 self.clear(bytes * count);
                 let before = self.finished;
-                for at in (0..count).map(|i| i * bytes) {
-                    let sge = [self.memory.sge(at, bytes)];
-                    let wr = SendWr::read(0, &sge, addr + at as u64, key);
-                    self.qp.post_send(&[wr]).unwrap();
-                }
+                let sges: Vec<_> = (0..count)
+                    .map(|i| [self.memory.sge(i * bytes, bytes)])
+                    .collect();
+                let wrs: Vec<_> = (0..count)
+                    .map(|i| SendWr::read(0, &sges[i], addr + (i * bytes) as u64, key))
+                    .collect();
+                self.qp.post_send(&wrs).unwrap();
                 self.wait_for(before + count);
                 self.check(bytes * count, n, op);
                 self.say(n, 0);

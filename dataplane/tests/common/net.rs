@@ -232,9 +232,9 @@ pub fn tshark_fields(capture: &Path, filter: &str, fields: &[&str]) -> Vec<Vec<S
         .collect()
 }
 
-/// The whole dissection as text.
+/// The dissection of iWARP as text; the other layers in a line each.
 pub fn tshark_text(capture: &Path, filter: &str) -> String {
-    output(tshark(capture, filter).arg("-V"))
+    output(tshark(capture, filter).args(["-O", "iwarp_mpa,iwarp_ddp_rdmap"]))
 }
 
 fn tshark(capture: &Path, filter: &str) -> Command {

@@ -15,8 +15,8 @@
  * After each one both sides have said so with a word: its number and a key, big-endian. The
  * initiator says word 0 first. Byte i of operation n is pattern(n, i). The host's side is
  * dataplane/tests/common/matrix.rs.
- * Prints "ready" when it listens, "depth ORD IRD" as negotiated, "lost OK FAILED" after a burst,
- * "done N" at the end. Errors go to stderr, exit status 1.
+ * Prints "ready" when it listens, "depth ORD IRD" as negotiated, "refused: STATUS" of the read of
+ * k, "lost OK FAILED" after a burst, "done N" at the end. Errors go to stderr, exit status 1.
  */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -331,6 +331,7 @@ static int operation(unsigned n, const char *op)
 		while (wc.wr_id != 0);
 		if (!wc.status)
 			die("operation %u (%s): the key still works", n, op);
+		printf("refused: %s\n", ibv_wc_status_str(wc.status));
 		return 0;
 	case 'I':
 	case 'K':
