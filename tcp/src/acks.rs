@@ -96,6 +96,7 @@ impl Shared {
         let h = &mut c.hot;
         let emss = u32::from(h.emss);
         let room = h.room();
+        let phase = h.phase;
         let old_window = h.snd_wnd;
         if h.snd_wl1.lt(seg.seq) || (h.snd_wl1 == seg.seq && h.snd_wl2.le(seg.ack)) {
             h.snd_wnd = u32::from(seg.window) << h.snd_wscale;
@@ -158,7 +159,8 @@ impl Shared {
             self.echoed(c, seg, newly);
         }
         let h = &mut c.hot;
-        if delivered > 0 && h.phase != Phase::Recovery {
+        // The ACK that ends a recovery leaves the window at ssthresh (RFC 6582 section 3.2, RFC 6937).
+        if delivered > 0 && phase != Phase::Recovery && h.phase != Phase::Recovery {
             // Growth needs a window that was in use since it was last passed.
             let slow_start = h.cwnd < h.ssthresh;
             let used = h.phase == Phase::Loss
