@@ -33,7 +33,7 @@ impl Shared {
         }
         // RFC 8257 section 3.2: what came before the change is acknowledged with the old mark.
         if c.hot.unacked_segs > 0 && c.neighbour_generation != 0 {
-            let (window, _) = c.window(self.window_limit(c));
+            let (window, edge) = c.window(self.window_limit(c));
             let h = &c.hot;
             let fields = Fields {
                 seq: h.snd_nxt,
@@ -54,7 +54,7 @@ impl Shared {
             };
             self.control.tcp(&c.template, &fields, &mut self.stats);
             self.stats.pure_acks_out += 1;
-            c.hot.unacked_segs = 0;
+            Self::acknowledged(c, edge);
         }
         c.hot.flags ^= flag::MARKED;
         c.hot.flags &= !flag::ECE_OWED;
