@@ -50,5 +50,28 @@ macro_rules! directories {
 }
 
 directories! {
+    keepalive,
+    rfc1191,
+    rfc2018,
+    rfc2883,
+    rfc3042,
+    rfc3168,
+    rfc4987,
+    rfc5681,
+    rfc5961,
+    rfc6298,
+    rfc6528,
+    rfc6582,
+    rfc6675,
+    rfc6937,
+    rfc7323,
+    rfc7661,
+    rfc8201,
+    rfc8257,
+    rfc8899,
+    rfc8985,
     rfc9293,
+    rfc9406,
+    rfc9438,
+    user_timeout,
 }
