@@ -11,7 +11,7 @@ use crate::ddp::MAX_HDR_LEN;
 use crate::fpdu::{self, Frame, LEN_FIELD};
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
-use siw_shm::Mr;
+use siw_shm::{Mr, Stripes};
 
 /// Distance of markers.
 pub const INTERVAL: usize = 512;
@@ -81,7 +81,15 @@ impl Phase {
     /// Where the octet number `n` that is not of a marker lies in the stream.
     #[inline]
     fn offset_of(self, n: usize) -> usize {
-        self.stream_len(n + 1) - 1
+        // Headers and what follows them are seldom behind the second marker.
+        let before = self.until_marker();
+        if n < before {
+            n
+        } else if n - before < DATA {
+            n + MARKER_LEN
+        } else {
+            self.stream_len(n + 1) - 1
+        }
     }
 }
 
@@ -217,18 +225,13 @@ impl<R: RxStream> RxStream for Unmarked<'_, R> {
         let at = self.phase.offset_of(off);
         let phase = self.phase.after(at);
         if let Some(s) = self.rx.contiguous(at, phase.stream_len(len)) {
-            let mut rest = s;
-            let mut n = phase.until_marker().min(rest.len());
-            loop {
-                if mr.write_at(region_off, &rest[..n]).is_err() {
-                    return false;
-                }
-                region_off += n as u64;
-                match rest.get(n + MARKER_LEN..) {
-                    None | Some([]) => return true,
-                    Some(r) => rest = r,
-                }
-                n = DATA.min(rest.len());
+            let stripes = Stripes {
+                first: phase.until_marker(),
+                stripe: DATA,
+                gap: MARKER_LEN,
+            };
+            if mr.write_stripes_at(region_off, s, stripes) {
+                return true;
             }
         }
         let mut ok = true;

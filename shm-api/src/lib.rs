@@ -53,6 +53,8 @@ pub mod shared_receive_queue;
 #[cfg(not(loom))]
 pub mod spin;
 #[cfg(not(loom))]
+pub mod stripes;
+#[cfg(not(loom))]
 pub mod work_queue;
 #[cfg(not(loom))]
 pub mod wqe;
@@ -75,6 +77,7 @@ pub use memory_region::{Access, KeyError, Mr, WindowType};
 pub use region::{OutOfBounds, Region};
 #[cfg(not(loom))]
 pub use shared_receive_queue::{LowWater, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
+pub use stripes::Stripes;
 #[cfg(not(loom))]
 pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
 #[cfg(not(loom))]

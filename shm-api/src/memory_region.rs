@@ -5,6 +5,7 @@
 use crate::key_cell::{KeyCell, KeyWord};
 use crate::key_table::Stag;
 use crate::region::{OutOfBounds, Region};
+use crate::stripes::Stripes;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -473,6 +474,16 @@ impl Mr {
     #[inline]
     pub fn write_at(&self, off: u64, src: &[u8]) -> Result<(), OutOfBounds> {
         self.each(off, src.len(), |r, at, part| r.write(at, &src[part]))
+    }
+
+    /// Places what counts of `src` at an offset obtained from [`Mr::check`]. False: it does not
+    /// lie in one piece there, and nothing was written.
+    #[inline]
+    pub fn write_stripes_at(&self, off: u64, src: &[u8], stripes: Stripes) -> bool {
+        let Ok((region, at)) = self.inside(off, stripes.data_len(src.len())) else {
+            return false;
+        };
+        self.pages.is_none() && region.write_stripes(at, src, stripes).is_ok()
     }
 
     /// Reads bytes at an offset obtained from [`Mr::check`].

@@ -5,6 +5,7 @@
 //! exists: access is by bounds-checked raw copies and by atomic words. The
 //! daemon's queues, arenas and key table, and all of client-lib, sit on this.
 
+use crate::stripes::Stripes;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -237,6 +238,20 @@ impl Region {
         // the region's bytes exists, so the two cannot overlap. A peer process may
         // access the same bytes: it sees torn data at worst.
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
+        Ok(())
+    }
+
+    /// Copies what counts of `src` to `off`.
+    #[inline]
+    pub fn write_stripes(
+        &self,
+        off: usize,
+        src: &[u8],
+        stripes: Stripes,
+    ) -> Result<(), OutOfBounds> {
+        let dst = self.ptr_mut(off, stripes.data_len(src.len()))?;
+        // SAFETY: as in `write`.
+        unsafe { crate::stripes::copy(src.as_ptr(), src.len(), dst, stripes) };
         Ok(())
     }
 
