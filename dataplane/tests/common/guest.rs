@@ -26,11 +26,12 @@ pub fn lacks_guest() -> Option<String> {
         .or_else(|| missing_program("qemu-system-x86_64"))
         .or_else(|| missing_program("python3"))
         .or_else(|| {
-            let out = lab().join("out");
-            let built = ["vmlinux", "initramfs.cpio"]
-                .iter()
-                .all(|f| out.join(f).is_file());
-            (!built).then(|| "the Linux siw guest is not built (deploy/lab/linux-siw/build)".into())
+            let built = Command::new(lab().join("build")).arg("--check").status();
+            (!built.unwrap().success()).then(|| {
+                "the Linux siw guest is not built, or not from these files \
+                 (deploy/lab/linux-siw/build)"
+                    .into()
+            })
         })
 }
 
