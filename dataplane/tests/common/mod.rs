@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod guest;
+pub mod impaired_link;
 pub mod matrix;
 pub mod net;
 pub mod peer;

@@ -124,6 +124,14 @@ impl Netns {
         self.ip("link set veth1 up");
     }
 
+    /// Moves an interface into another namespace, where it is up and silent.
+    pub fn give(&self, dev: &str, to: &Netns) {
+        let path = format!("/proc/{}/fd/{}", std::process::id(), to.0.as_raw_fd());
+        self.ip(&format!("link set {dev} netns {path}"));
+        to.ip(&format!("link set {dev} addrgenmode none"));
+        to.ip(&format!("link set {dev} up arp off"));
+    }
+
     /// Gives Linux an address, usable at once.
     pub fn address(&self, dev: &str, cidr: &str) {
         let nodad = if cidr.contains(':') { " nodad" } else { "" };

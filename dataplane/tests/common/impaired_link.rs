@@ -1,0 +1,201 @@
+//! A wire that loses, delays, reorders and doubles frames as a seed says: netem for kernels
+//! without it. It lies between two veth pairs, in a namespace of its own.
+//!
+//! ```text
+//!  siw-stream - veth0 ~ veth1 - forwarder - veth2 ~ veth3 - Linux
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::socket::{LinkAddr, MsgFlags, recvfrom, send, setsockopt, sockopt};
+use nix::sys::time::TimeSpec;
+
+use super::net::Netns;
+use super::raw::packet_socket;
+
+/// What happens to frames, the same in both directions. Chances are in parts of 1000.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Impairment {
+    pub seed: u64,
+    pub delay: Duration,
+    /// A lost frame takes so many after it along.
+    pub loss: u32,
+    pub burst: u32,
+    pub duplicate: u32,
+    /// A frame that comes so much later than its delay.
+    pub late: u32,
+    pub lateness: Duration,
+}
+
+/// What the link did, both directions together.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub passed: AtomicU64,
+    pub lost: AtomicU64,
+    pub late: AtomicU64,
+    pub doubled: AtomicU64,
+}
+
+impl Counts {
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+/// The forwarder; it ends with the value.
+pub struct ImpairedLink {
+    /// Where the endpoints are: `veth0` for ours, `veth3` with Linux's addresses.
+    pub ns: Netns,
+    pub counts: Arc<Counts>,
+    over: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    _middle: Netns,
+}
+
+impl ImpairedLink {
+    pub fn new(mtu: u32, how: Impairment) -> ImpairedLink {
+        let (ns, middle) = (Netns::new(), Netns::new());
+        for (a, b) in [("veth0", "veth1"), ("veth3", "veth2")] {
+            ns.ip(&format!(
+                "link add {a} mtu {mtu} type veth peer name {b} mtu {mtu}"
+            ));
+            for end in [a, b] {
+                ns.command(
+                    "ethtool",
+                    &format!("-K {end} tso off gso off gro off rx off tx off"),
+                );
+                ns.ip(&format!("link set {end} addrgenmode none"));
+            }
+            ns.give(b, &middle);
+        }
+        ns.ip("link set veth0 up arp off");
+        ns.ip("link set veth3 up");
+        ns.address("veth3", "10.77.0.2/24");
+        ns.address("veth3", "fd77::2/64");
+        let (counts, over) = (
+            Arc::new(Counts::default()),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let ends = ["veth1", "veth2"].map(|i| Arc::new(packet_socket(&middle, i)));
+        for e in &ends {
+            fcntl(&**e, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+            let _ = setsockopt(e, sockopt::RcvBufForce, &(16 << 20));
+        }
+        let threads = [(0, 1), (1, 0)]
+            .map(|(from, to)| {
+                let direction = Direction {
+                    from: ends[from].clone(),
+                    to: ends[to].clone(),
+                    how,
+                    random: how.seed.wrapping_mul(2) + from as u64 + 0x9e37_79b9,
+                    dropping: 0,
+                    waiting: BinaryHeap::new(),
+                    number: 0,
+                    counts: counts.clone(),
+                };
+                let over = over.clone();
+                std::thread::spawn(move || direction.run(&over))
+            })
+            .into();
+        ImpairedLink {
+            ns,
+            counts,
+            over,
+            threads,
+            _middle: middle,
+        }
+    }
+}
+
+impl Drop for ImpairedLink {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for t in self.threads.drain(..) {
+            let _ = t.join();
+        }
+    }
+}
+
+struct Direction {
+    from: Arc<OwnedFd>,
+    to: Arc<OwnedFd>,
+    how: Impairment,
+    random: u64,
+    /// Frames of a burst that are still to be lost.
+    dropping: u32,
+    waiting: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
+    number: u64,
+    counts: Arc<Counts>,
+}
+
+impl Direction {
+    fn run(mut self, over: &AtomicBool) {
+        let mut b = vec![0; 65_536];
+        while !over.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            while let Some(Reverse((due, ..))) = self.waiting.peek()
+                && *due <= now
+                && let Some(Reverse((_, _, frame))) = self.waiting.pop()
+            {
+                // A full queue loses it, as wires do.
+                let _ = send(self.to.as_raw_fd(), &frame, MsgFlags::MSG_DONTWAIT);
+            }
+            let next = self.waiting.peek().map(|Reverse((due, ..))| *due);
+            let wait = next.map_or(Duration::from_millis(50), |d| {
+                d.saturating_duration_since(now)
+            });
+            let mut fd = [PollFd::new(self.from.as_fd(), PollFlags::POLLIN)];
+            let _ = ppoll(&mut fd, Some(TimeSpec::from(wait)), None);
+            for _ in 0..64 {
+                let got = recvfrom::<LinkAddr>(self.from.as_raw_fd(), &mut b);
+                let Ok((n, from)) = got else { break };
+                // Not what was sent here by the other direction.
+                if from.is_some_and(|f| f.pkttype() != libc::PACKET_OUTGOING) {
+                    self.take(&b[..n]);
+                }
+            }
+        }
+    }
+
+    fn chance(&mut self, of_1000: u32) -> bool {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        of_1000 > 0 && (self.random >> 20) % 1000 < u64::from(of_1000)
+    }
+
+    fn take(&mut self, frame: &[u8]) {
+        let count = |c: &AtomicU64| c.fetch_add(1, Ordering::Relaxed);
+        if self.dropping > 0 || self.chance(self.how.loss) {
+            self.dropping = match self.dropping {
+                0 => self.how.burst,
+                n => n - 1,
+            };
+            count(&self.counts.lost);
+            return;
+        }
+        let mut due = Instant::now() + self.how.delay;
+        if self.chance(self.how.late) {
+            due += self.how.lateness;
+            count(&self.counts.late);
+        }
+        let copies = 1 + usize::from(self.chance(self.how.duplicate));
+        for _ in 0..copies {
+            self.number += 1;
+            self.waiting
+                .push(Reverse((due, self.number, frame.to_vec())));
+        }
+        count(&self.counts.passed);
+        if copies > 1 {
+            count(&self.counts.doubled);
+        }
+    }
+}
