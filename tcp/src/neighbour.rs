@@ -134,8 +134,10 @@ impl Neighbours {
         true
     }
 
-    /// `addr` is at `mac`. `answer`: in reply to our solicitation; an unsolicited claim only
-    /// refreshes what we know, or is remembered when the sender talks to us (`learn`).
+    /// `addr` is at `mac`, says an answer to our solicitation, or (`learn`) somebody who asks us.
+    /// Who asks is remembered as unconfirmed while there is room (RFC 4861 section 7.2.3), and
+    /// evicts nobody. A claim that contradicts what we know is not believed, since anybody can
+    /// make it: the known address is probed, and forgotten only when it no longer answers.
     /// Returns the connections that waited.
     pub(crate) fn heard(
         &mut self,
@@ -147,37 +149,50 @@ impl Neighbours {
         if mac[0] & 1 != 0 || mac == [0; 6] {
             return Vec::new();
         }
-        if !self.entries.contains_key(&addr) {
-            if !learn || (self.entries.len() >= self.config.max_entries && !self.evict()) {
-                return Vec::new();
-            }
-            let e = Entry {
-                mac,
-                status: Status::Stale,
-                at: u64::MAX,
-                sent: 0,
-                waiters: Vec::new(),
-            };
-            self.entries.insert(addr, e);
-        }
-        let at = now.0 + nanos(self.config.reachable);
-        self.next_at = self.next_at.min(at);
+        let (retransmit, reachable) = (nanos(self.config.retransmit), nanos(self.config.reachable));
+        let (status, at) = if learn {
+            (Status::Stale, now.0 + 10 * reachable)
+        } else {
+            (Status::Reachable, now.0 + reachable)
+        };
+        let room = self.entries.len() < self.config.max_entries;
         let Some(e) = self.entries.get_mut(&addr) else {
+            if learn && room {
+                self.next_at = self.next_at.min(at);
+                let e = Entry {
+                    mac,
+                    status,
+                    at,
+                    sent: 0,
+                    waiters: Vec::new(),
+                };
+                self.entries.insert(addr, e);
+            }
             return Vec::new();
         };
-        let changed = e.mac != mac;
         if e.status == Status::Incomplete {
             self.incomplete -= 1;
-        }
-        e.mac = mac;
-        e.status = Status::Reachable;
-        e.at = at;
-        e.sent = 0;
-        let waiters = core::mem::take(&mut e.waiters);
-        if changed {
+            e.mac = mac;
+            let waiters = core::mem::take(&mut e.waiters);
+            (e.status, e.at, e.sent) = (status, at, 0);
+            self.next_at = self.next_at.min(at);
             self.bump();
+            return waiters;
         }
-        waiters
+        if e.mac == mac {
+            if !learn {
+                (e.status, e.at, e.sent) = (status, at, 0);
+                self.next_at = self.next_at.min(at);
+            }
+        } else if e.status != Status::Probe {
+            (e.status, e.at, e.sent) = (Status::Probe, now.0 + retransmit, 1);
+            self.next_at = self.next_at.min(e.at);
+            self.solicits.push(Solicit {
+                target: addr,
+                to: Some(e.mac),
+            });
+        }
+        Vec::new()
     }
 
     /// A claim nobody asked for may refresh only an entry that is being asked about.
@@ -293,6 +308,50 @@ mod tests {
             Some([2; 6]),
             "RFC 4861 section 7.3.3: a unicast probe"
         );
+    }
+
+    #[test]
+    fn a_contradicting_claim_is_believed_only_when_the_old_address_is_silent() {
+        let mut n = table(8);
+        let mut now = Instant(1);
+        n.lookup(A, 7, now);
+        n.heard(A, [2; 6], false, now);
+        n.solicits.clear();
+        for learn in [true, false, true] {
+            n.heard(A, [6; 6], learn, now);
+            assert!(matches!(n.lookup(A, 7, now), Lookup::Found(m) if m == [2; 6]));
+        }
+        assert_eq!(n.solicits.len(), 1, "one probe, however many claims");
+        assert_eq!(n.solicits[0].to, Some([2; 6]));
+        n.heard(A, [2; 6], false, now);
+        assert!(n.entries[&A].status == Status::Reachable);
+        // The same again, and nobody answers.
+        n.heard(A, [6; 6], true, now);
+        for _ in 0..3 {
+            now = now + Duration::from_secs(1);
+            n.poll(now);
+        }
+        assert!(matches!(n.lookup(A, 7, now), Lookup::Wait));
+        assert_eq!(n.heard(A, [6; 6], false, now), [7]);
+        assert!(matches!(n.lookup(A, 7, now), Lookup::Found(m) if m == [6; 6]));
+    }
+
+    #[test]
+    fn strangers_who_ask_do_not_push_out_a_neighbour_in_use() {
+        let mut n = table(8);
+        n.lookup(A, 7, Instant(1));
+        n.heard(A, [2; 6], false, Instant(1));
+        for i in 0..1000u32 {
+            n.heard(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
+        }
+        assert!(matches!(n.lookup(A, 7, Instant(3)), Lookup::Found(_)));
+        // Neighbours of our own find room at the strangers' cost.
+        for i in 0..7u32 {
+            let addr = IpAddr::V4((i + 5000).into());
+            assert!(matches!(n.lookup(addr, 1, Instant(3)), Lookup::Wait));
+            n.heard(addr, [4; 6], false, Instant(3));
+        }
+        assert!(matches!(n.lookup(A, 7, Instant(3)), Lookup::Found(_)));
     }
 
     #[test]
