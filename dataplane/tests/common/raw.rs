@@ -114,37 +114,6 @@ impl Wire {
     }
 }
 
-/// Everything that passes an interface of this namespace, and what is sent on it.
-pub fn packet_socket(ns: &Netns, interface: &str) -> OwnedFd {
-    ns.run(|| {
-        let s = socket(
-            AddressFamily::Packet,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::EthAll,
-        )
-        .unwrap();
-        let to = libc::sockaddr_ll {
-            sll_family: libc::AF_PACKET as u16,
-            sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
-            sll_ifindex: nix::net::if_::if_nametoindex(interface).unwrap() as i32,
-            sll_hatype: 0,
-            sll_pkttype: 0,
-            sll_halen: 0,
-            sll_addr: [0; 8],
-        };
-        // SAFETY: `to` is a whole sockaddr_ll of family AF_PACKET and outlives the call.
-        let to = unsafe {
-            LinkAddr::from_raw(
-                (&raw const to).cast(),
-                Some(size_of::<libc::sockaddr_ll>() as u32),
-            )
-        };
-        bind(s.as_raw_fd(), &to.unwrap()).unwrap();
-        s
-    })
-}
-
 /// A received segment.
 #[derive(Debug, Clone)]
 pub struct Segment {
