@@ -55,6 +55,13 @@ impl Host {
         }
     }
 
+    /// The stack's address; of no effect once the stack is there.
+    pub fn set_local(&mut self, local: std::net::IpAddr) {
+        if self.stack.is_none() {
+            self.setup.local = local;
+        }
+    }
+
     pub fn now(&self) -> Instant {
         self.now
     }

@@ -1,0 +1,63 @@
+//! Socket addresses, between C's and Rust's.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use siw_drill::Errno;
+
+/// # Safety
+/// `addr` points to `len` readable bytes.
+pub(crate) unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
+    let len = len as usize;
+    if addr.is_null() || len < size_of::<libc::sa_family_t>() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the caller vouches for `len` bytes; the family is within them.
+    let family = i32::from(unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() });
+    if family == libc::AF_INET && len >= size_of::<sockaddr_in>() {
+        // SAFETY: the caller vouches for `len` bytes, enough for this type of plain integers.
+        let a = unsafe { addr.cast::<sockaddr_in>().read_unaligned() };
+        let ip = Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
+        return Ok(SocketAddr::new(ip.into(), u16::from_be(a.sin_port)));
+    }
+    if family == libc::AF_INET6 && len >= size_of::<sockaddr_in6>() {
+        // SAFETY: as above.
+        let a = unsafe { addr.cast::<sockaddr_in6>().read_unaligned() };
+        let ip = Ipv6Addr::from(a.sin6_addr.s6_addr);
+        return Ok(SocketAddr::new(ip.into(), u16::from_be(a.sin6_port)));
+    }
+    Err(Errno::EAFNOSUPPORT)
+}
+
+/// Writes `a`, cut to what there is room for; nothing when `addr` or `len` is null.
+///
+/// # Safety
+/// `addr` points to as many writable bytes as `len` points to the number of.
+pub(crate) unsafe fn write(a: SocketAddr, addr: *mut sockaddr, len: *mut socklen_t) {
+    if addr.is_null() || len.is_null() {
+        return;
+    }
+    // SAFETY: all-zero is a value of these types of plain integers.
+    let (mut v4, mut v6): (sockaddr_in, sockaddr_in6) = unsafe { std::mem::zeroed() };
+    let (from, size) = match a {
+        SocketAddr::V4(a) => {
+            v4.sin_family = libc::AF_INET as libc::sa_family_t;
+            v4.sin_port = a.port().to_be();
+            v4.sin_addr.s_addr = u32::from(*a.ip()).to_be();
+            ((&raw const v4).cast::<u8>(), size_of::<sockaddr_in>())
+        }
+        SocketAddr::V6(a) => {
+            v6.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+            v6.sin6_port = a.port().to_be();
+            v6.sin6_addr.s6_addr = a.ip().octets();
+            ((&raw const v6).cast::<u8>(), size_of::<sockaddr_in6>())
+        }
+    };
+    // SAFETY: `from` has `size` bytes, `addr` has `*len`; the lesser of both is copied, and the two
+    // do not overlap since one is local.
+    unsafe {
+        let room = (*len as usize).min(size);
+        std::ptr::copy_nonoverlapping(from, addr.cast::<u8>(), room);
+        *len = size as socklen_t;
+    }
+}

@@ -1,0 +1,19 @@
+//! packetdrill's shared-object interface over siwd's TCP: `packetdrill --so_filename=` this library
+//! runs packetdrill's own scripts against [`siw_tcp::Stack`], in real time.
+//!
+//! packetdrill loads the library, calls [`packetdrill_interface_init`] with the text of
+//! `--so_flags`, and from then on makes system calls through the table instead of the kernel, hands
+//! IP packets to `netdev_send` and takes those of the stack from `netdev_receive`. Blocking calls
+//! come from a second thread. The flags are those of [`siw_drill::engine_flags`]; an active open
+//! needs `local_ip=` there, since nothing else tells the stack its address before the SYN.
+//!
+//! ```text
+//! init(flags, table) -> Adapter { Mutex<Host>, start }
+//!     every call: lock, let the host's clock catch up, act; blocking ones try again until they can
+//! ```
+
+mod adapter;
+mod address;
+mod table;
+
+pub use table::{Interface, packetdrill_interface_init};

@@ -1,0 +1,192 @@
+//! Drives a connection through the function table of the built library, as packetdrill does.
+
+use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use siw_packetdrill::Interface;
+use siw_tcp::checksum::Sum;
+
+type Init = unsafe extern "C" fn(*const c_char, *mut Interface);
+
+const LOCAL: [u8; 4] = [192, 168, 0, 77];
+const REMOTE: [u8; 4] = [192, 0, 2, 1];
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const PSH: u8 = 8;
+const ACK: u8 = 16;
+
+/// A table that the loaded library filled.
+struct Drill(Interface);
+
+impl Drill {
+    fn load(flags: &CStr) -> Drill {
+        let mut path = std::env::current_exe().unwrap();
+        path.pop();
+        if !path.join("libsiw_packetdrill.so").exists() {
+            path.pop();
+        }
+        let path = path.join("libsiw_packetdrill.so");
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: the path is a string; the symbol has the type that the interface says; the
+        // library stays loaded.
+        unsafe {
+            let lib = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+            assert!(
+                !lib.is_null(),
+                "{path:?}: {:?}",
+                CStr::from_ptr(libc::dlerror())
+            );
+            let init = libc::dlsym(lib, c"packetdrill_interface_init".as_ptr());
+            assert!(!init.is_null());
+            let init: Init = std::mem::transmute(init);
+            let mut table = MaybeUninit::uninit();
+            init(flags.as_ptr(), table.as_mut_ptr());
+            Drill(table.assume_init())
+        }
+    }
+
+    fn inject(&self, flags: u8, seq: u32, ack: u32, payload: &[u8]) {
+        let p = segment(flags, seq, ack, payload);
+        // SAFETY: the packet is there for the call.
+        let r = unsafe { (self.0.netdev_send)(self.0.userdata, p.as_ptr().cast(), p.len()) };
+        assert_eq!(r, 0);
+    }
+
+    /// Flags, sequence number, acknowledgment, payload of the next packet.
+    fn next(&self) -> (u8, u32, u32, Vec<u8>) {
+        let mut buf = [0u8; 2000];
+        let mut len = buf.len();
+        let mut at: c_longlong = -1;
+        // SAFETY: the buffer, its length and the time are there for the call.
+        let r = unsafe {
+            (self.0.netdev_receive)(self.0.userdata, buf.as_mut_ptr().cast(), &mut len, &mut at)
+        };
+        assert_eq!(r, 0);
+        assert!(len >= 40, "a packet");
+        assert!(at >= 0);
+        let p = &buf[..len];
+        assert_eq!((&p[12..16], &p[16..20]), (&LOCAL[..], &REMOTE[..]));
+        let b32 = |i: usize| u32::from_be_bytes([p[i], p[i + 1], p[i + 2], p[i + 3]]);
+        let header = 20 + usize::from(p[32] >> 4) * 4;
+        (p[33], b32(24), b32(28), p[header..].to_vec())
+    }
+}
+
+fn segment(flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
+    let mut t = vec![0; 20];
+    t[0..2].copy_from_slice(&40000u16.to_be_bytes());
+    t[2..4].copy_from_slice(&8080u16.to_be_bytes());
+    t[4..8].copy_from_slice(&seq.to_be_bytes());
+    t[8..12].copy_from_slice(&ack.to_be_bytes());
+    t[12] = 0x50;
+    t[13] = flags;
+    t[14..16].copy_from_slice(&60000u16.to_be_bytes());
+    t.extend(payload);
+    let mut sum = Sum::new();
+    sum.add(&REMOTE);
+    sum.add(&LOCAL);
+    sum.add_word(6 + t.len() as u16);
+    sum.add(&t);
+    t[16..18].copy_from_slice(&(!sum.value()).to_be_bytes());
+    let mut ip = vec![0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0];
+    ip.extend(REMOTE);
+    ip.extend(LOCAL);
+    ip[2..4].copy_from_slice(&(20 + t.len() as u16).to_be_bytes());
+    let mut sum = Sum::new();
+    sum.add(&ip);
+    ip[10..12].copy_from_slice(&(!sum.value()).to_be_bytes());
+    [ip, t].concat()
+}
+
+#[test]
+fn a_connection_opens_carries_data_and_closes_through_the_table() {
+    let d = Drill::load(c"delayed_ack_usecs=1000 congestion=newreno");
+    let (t, u) = (&d.0, d.0.userdata);
+    let addr = libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: 8080u16.to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes(LOCAL),
+        },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: every pointer is to something that lives through its call; the table is the
+    // library's, and `free` comes last.
+    unsafe {
+        let fd = (t.socket)(u, libc::AF_INET, libc::SOCK_STREAM, 0);
+        assert_eq!(fd, 3);
+        let len = size_of::<libc::sockaddr_in>() as u32;
+        assert_eq!((t.bind)(u, fd, (&raw const addr).cast(), len), 0);
+        assert_eq!((t.listen)(u, fd, 1), 0);
+        assert_eq!((t.fcntl)(u, fd, libc::F_SETFL, libc::O_NONBLOCK as u64), 0);
+        let (mut peer, mut peer_len): (libc::sockaddr_in, u32) = (addr, len);
+        let none = (t.accept)(u, fd, (&raw mut peer).cast(), &mut peer_len);
+        assert_eq!(none, -1);
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        assert_eq!(errno, Some(libc::EAGAIN));
+
+        d.inject(SYN, 100, 0, &[]);
+        let (flags, isn, ack, _) = d.next();
+        assert_eq!((flags, ack), (SYN | ACK, 101));
+        d.inject(ACK, 101, isn + 1, &[]);
+        let c = (t.accept)(u, fd, (&raw mut peer).cast(), &mut peer_len);
+        assert_eq!(c, 4);
+        assert_eq!(u16::from_be(peer.sin_port), 40000);
+        assert_eq!(peer.sin_addr.s_addr, u32::from_ne_bytes(REMOTE));
+
+        // A blocking read in this thread, the data from another.
+        let mut buf = [0u8; 100];
+        let got = std::thread::scope(|s| {
+            let d = SendDrill(&d);
+            s.spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                d.get().inject(PSH | ACK, 101, isn + 1, b"question");
+            });
+            (t.read)(u, c, buf.as_mut_ptr().cast(), buf.len())
+        });
+        assert_eq!(&buf[..got as usize], b"question");
+        assert_eq!(d.next().2, 109);
+
+        assert_eq!((t.write)(u, c, b"answer".as_ptr().cast(), 6), 6);
+        let (flags, seq, ack, payload) = d.next();
+        assert_eq!((flags, seq, ack), (PSH | ACK, isn + 1, 109));
+        assert_eq!(payload, b"answer");
+        // Nobody acknowledges: its timer sends it again.
+        let (_, again, _, payload) = d.next();
+        assert_eq!((again, &payload[..]), (isn + 1, &b"answer"[..]));
+        d.inject(ACK, 109, isn + 7, &[]);
+
+        d.inject(FIN | ACK, 109, isn + 7, &[]);
+        assert_eq!(d.next().2, 110);
+        let mut p = libc::pollfd {
+            fd: c,
+            events: libc::POLLIN | libc::POLLRDHUP,
+            revents: 0,
+        };
+        assert_eq!((t.poll)(u, &mut p, 1, 1000), 1);
+        assert_eq!(p.revents, libc::POLLIN | libc::POLLRDHUP);
+        assert_eq!((t.read)(u, c, buf.as_mut_ptr().cast(), buf.len()), 0);
+        assert_eq!((t.close)(u, c), 0);
+        let (flags, seq, _, _) = d.next();
+        assert_eq!((flags, seq), (FIN | ACK, isn + 7));
+        d.inject(ACK, 110, isn + 8, &[]);
+        let bad = (t.read)(u, c, buf.as_mut_ptr().cast::<c_void>(), 1);
+        let errno: Option<c_int> = std::io::Error::last_os_error().raw_os_error();
+        assert_eq!((bad, errno), (-1, Some(libc::EBADF)));
+        (t.free)(u);
+    }
+}
+
+/// packetdrill calls the table from two threads as well.
+#[derive(Clone, Copy)]
+struct SendDrill<'a>(&'a Drill);
+
+// SAFETY: the library guards its state by a lock.
+unsafe impl Send for SendDrill<'_> {}
+
+impl<'a> SendDrill<'a> {
+    fn get(self) -> &'a Drill {
+        self.0
+    }
+}
