@@ -24,3 +24,4 @@ mod raw_link;
 pub mod report;
 pub mod session;
 mod target;
+pub mod tcp;

@@ -17,6 +17,11 @@ pub trait RecvBuf {
     fn advance(&mut self, n: usize);
     /// Keeps the first `n` bytes; the stack never asks for more than remain.
     fn truncate(&mut self, n: usize);
+    /// Asks the CPU for the cache line at an address that need not be valid. Whoever receives in
+    /// bursts for many connections gives the instruction, which this crate, without `unsafe`,
+    /// cannot; by default nothing happens.
+    #[inline]
+    fn prefetch<T>(_at: *const T) {}
 }
 
 /// A frame in one `Vec`, for tests and simulations.

@@ -193,6 +193,25 @@ pub(crate) struct Conn<B, R> {
 }
 
 impl<B: RecvBuf, R> Conn<B, R> {
+    /// Asks for every line that a segment of the straight path touches.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        B::prefetch(&raw const self.hot);
+        B::prefetch(&raw const self.hot.rto_at);
+        B::prefetch(&raw const self.tx);
+        B::prefetch(&raw const self.rx);
+        B::prefetch(&raw const self.template);
+        B::prefetch(&raw const self.neighbour_generation);
+        B::prefetch(&raw const self.cwnd_used);
+    }
+
+    /// The second stage: what the lines of the first say where it is.
+    #[inline]
+    pub(crate) fn prefetch_queues(&self) {
+        self.tx.prefetch::<B>();
+        self.rx.prefetch();
+    }
+
     /// SACK or D-SACK blocks wait for a pure ACK.
     pub(crate) fn has_blocks(&self) -> bool {
         self.ooo.as_ref().is_some_and(|o| !o.is_idle())
@@ -262,6 +281,14 @@ impl<B: RecvBuf, R> Conn<B, R> {
         gain >= limit / 4 || (left < 2 * u32::from(h.emss) && gain > 0)
     }
 
+    /// `shrink` would give something back.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.tx.holds_memory()
+            || self.rx.holds_memory()
+            || self.ooo.is_some()
+            || self.recovery.is_some()
+    }
+
     /// Idle connections keep no buffers.
     pub(crate) fn shrink(&mut self) {
         self.tx.shrink();
@@ -279,17 +306,13 @@ impl<B: RecvBuf, R> Conn<B, R> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::VecBuf;
-    use crate::wheel::Wheel;
 
     #[test]
     fn an_idle_connection_costs_at_most_512_bytes_and_its_hot_part_128() {
-        assert_eq!(size_of::<Hot>(), 128);
-        let slot = size_of::<Conn<VecBuf, [u64; 4]>>();
-        // Two table slots of 8 bytes a connection at half load.
-        let all = slot + Wheel::NODE + 2 * 8;
-        println!("conn {slot}, with wheel entry and table share {all}");
+        type S = crate::Stack<VecBuf, [u64; 4]>;
+        assert_eq!(S::HOT_BYTES, 128);
+        let all = S::CONNECTION_BYTES;
         assert!(all <= 512, "{all}");
     }
 }

@@ -1,13 +1,34 @@
 //! From a burst of frames to connections: classification, lookup, and segments for none of them
 //! (listeners, strangers).
+//!
+//! A segment of the connection that came last is worked at once. Others wait in a short row, so
+//! that the CPU fetches their table slots, then their connections, then their queues, all of the
+//! row side by side, before the first of them is needed:
+//! ```text
+//! classify, hash ─► slots ─► connections ─► queues ─► each segment in its turn
+//! ```
 
 use crate::conn::flag;
 use crate::flow_table::FlowKey;
 use crate::inbound::{self, Inbound, Link};
 use crate::input::Verdict;
 use crate::segment::{self, Segment};
-use crate::stack::{FrameInfo, RxChecksum, Stack, State};
+use crate::stack::{ConnId, FrameInfo, RxChecksum, Stack, State};
 use crate::{Instant, RecvBuf};
+
+/// Segments in the row. More would push the first out of a small cache before its turn.
+const ROW: usize = 32;
+
+/// A segment whose connection is being fetched.
+pub(crate) struct Staged<B> {
+    buf: B,
+    key: FlowKey,
+    hash: u64,
+    /// Where its connection probably is.
+    index: u32,
+    src_mac: [u8; 6],
+    ce: bool,
+}
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
@@ -17,8 +38,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             mac: self.sh.config.mac,
             vlan: self.sh.config.vlan,
         };
-        // A burst is mostly of one flow: the last connection is tried before hashing.
-        let mut last = u32::MAX;
+        let mut row = core::mem::take(&mut self.row);
         let mut seg = Segment::default();
         for (mut b, info) in frames {
             self.sh.stats.frames_in += 1;
@@ -30,19 +50,92 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 &mut src_mac,
                 &mut self.sh.stats,
             ) {
-                Some(Inbound::Tcp { key, ce }) => {
-                    if !seg.parse(b.chunk()) {
-                        self.sh.stats.in_errs += 1;
-                        continue;
+                // Behind a waiting segment all wait: connections see theirs in order.
+                Some(Inbound::Tcp { key, ce }) if row.is_empty() && self.is_last(&key) => {
+                    if let Some(b) = self.parsed(&mut seg, b, ce) {
+                        self.known(now, self.last, &key, &seg, b, src_mac);
                     }
-                    seg.ce = ce;
-                    self.sh.stats.in_segs += 1;
-                    b.advance(usize::from(seg.header_len));
-                    self.tcp(now, &key, &seg, b, src_mac, &mut last);
+                }
+                Some(Inbound::Tcp { key, ce }) => {
+                    let hash = key.hash::<1, 3>(self.sh.hash_key);
+                    B::prefetch(self.sh.table.start(hash));
+                    row.push(Staged {
+                        buf: b,
+                        key,
+                        hash,
+                        index: u32::MAX,
+                        src_mac,
+                        ce,
+                    });
+                    if row.len() == ROW {
+                        self.work_row(now, &mut row, &mut seg);
+                    }
                 }
                 Some(other) => self.other(now, other, b, src_mac),
                 None => {}
             }
+        }
+        self.work_row(now, &mut row, &mut seg);
+        self.row = row;
+    }
+
+    #[inline]
+    fn work_row(&mut self, now: Instant, row: &mut Vec<Staged<B>>, seg: &mut Segment) {
+        if row.len() > 1 {
+            for s in row.iter_mut() {
+                s.index = self.sh.table.guess(s.hash).unwrap_or(u32::MAX);
+                if let Some(c) = self.conns.get(s.index as usize) {
+                    c.prefetch();
+                }
+            }
+            for s in row.iter() {
+                if let Some(c) = self.conns.get(s.index as usize) {
+                    c.prefetch_queues();
+                }
+            }
+        }
+        for s in row.drain(..) {
+            if let Some(b) = self.parsed(seg, s.buf, s.ce) {
+                self.tcp(now, &s.key, s.hash, seg, b, s.src_mac);
+            }
+        }
+    }
+
+    /// The segment's header, and the buffer behind it; `None`: malformed.
+    #[inline]
+    fn parsed(&mut self, seg: &mut Segment, mut b: B, ce: bool) -> Option<B> {
+        if !seg.parse(b.chunk()) {
+            self.sh.stats.in_errs += 1;
+            return None;
+        }
+        seg.ce = ce;
+        self.sh.stats.in_segs += 1;
+        b.advance(usize::from(seg.header_len));
+        Some(b)
+    }
+
+    /// A burst is mostly of one flow: the last connection is tried before hashing.
+    #[inline]
+    fn is_last(&self, key: &FlowKey) -> bool {
+        self.conns
+            .get(self.last as usize)
+            .is_some_and(|c| c.template.carries(key) && c.hot.has(flag::HASHED))
+    }
+
+    /// Asks the CPU for a connection that the caller is about to use, and does nothing else:
+    /// worth it some connections ahead, when many have their turn one after another.
+    #[inline]
+    pub fn prefetch(&self, id: ConnId) {
+        if let Some(c) = self.conns.get(id.index as usize) {
+            c.prefetch();
+        }
+    }
+
+    /// As [`prefetch`](Self::prefetch), for the queues of a connection that should have arrived.
+    #[inline]
+    pub fn prefetch_queues(&self, id: ConnId) {
+        if let Some(c) = self.conns.get(id.index as usize) {
+            c.prefetch_queues();
         }
     }
 
@@ -73,34 +166,41 @@ impl<B: RecvBuf, R> Stack<B, R> {
         &mut self,
         now: Instant,
         key: &FlowKey,
+        hash: u64,
         seg: &Segment,
         b: B,
         src_mac: [u8; 6],
-        last: &mut u32,
     ) {
-        let known = self
-            .conns
-            .get(*last as usize)
-            .is_some_and(|c| c.template.carries(key) && c.hot.has(flag::HASHED));
-        if !known {
-            let hash = key.hash::<1, 3>(self.sh.hash_key);
+        if !self.is_last(key) {
             match self
                 .sh
                 .table
                 .find(hash, |i| self.conns[i as usize].template.carries(key))
             {
-                Some(i) => *last = i,
+                Some(i) => self.last = i,
                 None if seg.flags & (segment::SYN | segment::RST | segment::ACK)
                     == segment::ACK
                     && let Some(opened) = self.cookie_returned(now, key, seg, src_mac) =>
                 {
                     let Some(i) = opened else { return };
-                    *last = i;
+                    self.last = i;
                 }
                 None => return self.stranger(now, key, seg, b.remaining() as u32, src_mac),
             }
         }
-        let index = *last;
+        self.known(now, self.last, key, seg, b, src_mac);
+    }
+
+    #[inline]
+    fn known(
+        &mut self,
+        now: Instant,
+        index: u32,
+        key: &FlowKey,
+        seg: &Segment,
+        b: B,
+        src_mac: [u8; 6],
+    ) {
         let c = &mut self.conns[index as usize];
         if let Err(b) = self.sh.predicted(index, c, seg, b, now) {
             let payload = b.remaining() as u32;

@@ -125,6 +125,9 @@ pub(crate) struct FlowTable {
 }
 
 impl FlowTable {
+    /// Bytes for each connection of a full table: two slots.
+    pub(crate) const SHARE: usize = 2 * size_of::<u64>();
+
     pub(crate) fn new(max: usize) -> Self {
         let n = (max.max(8) * 2).next_power_of_two();
         FlowTable {
@@ -136,6 +139,18 @@ impl FlowTable {
     #[inline]
     fn home(&self, tag: u32) -> usize {
         tag as usize & self.mask
+    }
+
+    /// Where the search for this hash begins: to prefetch.
+    #[inline]
+    pub(crate) fn start(&self, hash: u64) -> *const u64 {
+        &raw const self.slots[self.home(hash as u32)]
+    }
+
+    /// The first entry that may be meant, without a look at its connection.
+    #[inline]
+    pub(crate) fn guess(&self, hash: u64) -> Option<u32> {
+        self.find(hash, |_| true)
     }
 
     #[inline]

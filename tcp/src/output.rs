@@ -221,7 +221,11 @@ impl Shared {
             r.repeat(&mut c.hot, &mut c.tx, i, now.0);
             c.retransmits += 1;
             self.stats.repeated(&c.hot);
-            if c.hot.rto_at == 0 {
+            // The timer has to leave the repetition its round trip: else a loss that an ACK told
+            // of in time looks like silence.
+            if c.hot.rto_at == 0
+                || (i == 0 && c.hot.phase == Phase::Recovery && !c.hot.has(flag::REO))
+            {
                 self.restart_rto(index, &mut c.hot, now);
             }
         }

@@ -23,6 +23,12 @@ impl<B: RecvBuf> RxQueue<B> {
         }
     }
 
+    /// Asks for where the next buffer is noted.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        B::prefetch(self.bufs.as_slices().0.as_ptr());
+    }
+
     /// `b` is not empty.
     #[inline]
     pub(crate) fn push(&mut self, b: B) {
@@ -37,6 +43,11 @@ impl<B: RecvBuf> RxQueue<B> {
     pub(crate) fn clear(&mut self) {
         self.bufs = VecDeque::new();
         self.bytes = 0;
+    }
+
+    /// Of an empty queue.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.bufs.is_empty() && self.bufs.capacity() > 0
     }
 
     pub(crate) fn shrink(&mut self) {

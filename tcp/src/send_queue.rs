@@ -92,6 +92,13 @@ impl<R> SendQueue<R> {
         }
     }
 
+    /// Asks for where the first records and segments lie.
+    #[inline]
+    pub(crate) fn prefetch<B: crate::RecvBuf>(&self) {
+        B::prefetch(self.records.as_slices().0.as_ptr());
+        B::prefetch(self.sent.as_slices().0.as_ptr());
+    }
+
     #[inline]
     pub(crate) fn push(&mut self, len: u32, record: R, push: bool) {
         self.records.push_back(Record { len, push, record });
@@ -352,6 +359,13 @@ impl<R> SendQueue<R> {
             }
             self.sent.push_back(rest);
         }
+    }
+
+    /// Of empty queues.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.records.is_empty()
+            && self.sent.is_empty()
+            && self.records.capacity() + self.sent.capacity() > 0
     }
 
     pub(crate) fn shrink(&mut self) {

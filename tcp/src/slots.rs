@@ -2,16 +2,23 @@
 
 use crate::congestion::Controller;
 use crate::conn::{Conn, Hot, NO_LISTENER, Phase, flag};
-use crate::flow_table::FlowKey;
+use crate::flow_table::{FlowKey, FlowTable};
 use crate::rack::Patience;
 use crate::rtt::Rtt;
 use crate::rx_queue::RxQueue;
 use crate::send_queue::SendQueue;
 use crate::stack::{Stack, State};
 use crate::template::Template;
+use crate::wheel::Wheel;
 use crate::{RecvBuf, SeqNr};
 
 impl<B: RecvBuf, R> Stack<B, R> {
+    /// Bytes of an idle connection in this crate: its slot, its entry of the timer wheel and its
+    /// share of the flow table.
+    pub const CONNECTION_BYTES: usize = size_of::<Conn<B, R>>() + Wheel::NODE + FlowTable::SHARE;
+    /// Bytes of those that every segment touches.
+    pub const HOT_BYTES: usize = size_of::<Hot>();
+
     /// Frees a closed connection that nobody owns.
     pub(crate) fn reap(&mut self, index: u32) {
         let h = &self.conns[index as usize].hot;

@@ -6,6 +6,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::conn::{Conn, Hot, NO_LISTENER, flag};
 use crate::control::Control;
+use crate::demux::Staged;
 use crate::flow_table::FlowTable;
 use crate::neighbour::Neighbours;
 use crate::path_mtu::Paths;
@@ -93,6 +94,10 @@ pub struct ConnInfo {
 pub struct Stack<B: RecvBuf, R> {
     pub(crate) conns: Vec<Conn<B, R>>,
     pub(crate) free: Vec<u32>,
+    /// Whose segment came last.
+    pub(crate) last: u32,
+    /// Empty between bursts.
+    pub(crate) row: Vec<Staged<B>>,
     pub(crate) sh: Shared,
 }
 
@@ -146,6 +151,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Ok(Stack {
             conns,
             free: Vec::new(),
+            last: u32::MAX,
+            row: Vec::new(),
             sh,
         })
     }

@@ -9,6 +9,9 @@ use crate::template::Fields;
 use crate::time::nanos;
 use crate::{Events, Instant, RecvBuf};
 
+/// After so long a silence, in ns, an idle connection gives back the memory of its queues.
+const REST: u64 = 100_000_000;
+
 impl Shared {
     /// Returns `true` when the connection ended and nobody owns it.
     pub(crate) fn on_timer<B: RecvBuf, R>(
@@ -33,11 +36,17 @@ impl Shared {
                 next = next.min(at);
             }
         }
+        if c.hot.rto_at == 0 && c.holds_memory() {
+            // Who speaks again in a moment would only have to ask for it again.
+            let rested = c.hot.last_rx.saturating_add(REST);
+            if now.0 >= rested || c.hot.state == State::Closed {
+                c.shrink();
+            } else {
+                next = next.min(rested);
+            }
+        }
         if next != u64::MAX {
             self.arm(index, &mut c.hot, next);
-        }
-        if c.hot.rto_at == 0 {
-            c.shrink();
         }
         c.hot.state == State::Closed && c.hot.has(flag::RELEASED)
     }

@@ -51,7 +51,6 @@ impl Wheel {
     }
 
     /// Bytes of a connection's entry.
-    #[cfg(test)]
     pub(crate) const NODE: usize = size_of::<Node>();
 
     /// Has `index` come back at or after `at`, but not later than its earlier entry if any.

@@ -43,7 +43,7 @@ pub use error::{Error, Result};
 pub use ext::{ExtTracker, TrackerPool};
 pub use ext_memory::{ExtMemory, ExtSlice, ExternalRegion, OwnedMemory};
 pub use hugepages::{Hugepages, hugepages};
-pub use mbuf::Mbuf;
+pub use mbuf::{Mbuf, prefetch};
 pub use mempool::Mempool;
 pub use offload::{Checksum, TxOffload};
 pub use port::{Port, PortInfo};

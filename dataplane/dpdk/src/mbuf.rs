@@ -390,8 +390,9 @@ pub(crate) fn prefetch_data(m: NonNull<sys::rte_mbuf>) {
     }
 }
 
+/// Asks the CPU for the cache line at `p`, which need not be valid.
 #[inline]
-pub(crate) fn prefetch(p: *const u8) {
+pub fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, whatever the address.
     unsafe {

@@ -87,6 +87,11 @@ impl RecvBuf for RxFrame {
             m.truncate(n as u32);
         }
     }
+
+    #[inline]
+    fn prefetch<T>(at: *const T) {
+        dpdk::prefetch(at.cast());
+    }
 }
 
 /// TCP's receive queue as iWARP reads it.

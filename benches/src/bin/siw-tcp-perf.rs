@@ -1,0 +1,384 @@
+//! `siw-tcp-perf`: siw-tcp beside raw frames, and under loss; prints a line of JSON. Called by
+//! the group `tcp` of `./benches/figures`.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Parser, Subcommand};
+use dpdk::{MbufCache, Port, PortConfig};
+use serde_json::{Value, json};
+use siw_bench::daemon::Process;
+use siw_bench::tcp::forward::{Forwarder, Loss};
+use siw_bench::tcp::link::{End, Machine};
+use siw_bench::tcp::pair::{Link, Pair, PairConfig};
+use siw_bench::tcp::raw::{self, Buffers};
+use siw_bench::tcp::{Clock, MSS};
+use siw_tcp::{Congestion, Tso};
+
+/// Slices of a measurement whose parts take turns, so that what else the machine does meets all.
+const SLICES: usize = 9;
+
+#[derive(Debug, Parser)]
+#[command(version, about = "Measures siw-tcp with both ends in one thread")]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// One flow, one beside idle connections, and many in turn, over a ring pair; beside raw
+    /// frames of a header and a reference to memory.
+    Stream {
+        /// Idle, or active in turn.
+        #[arg(long, default_value_t = 10_000)]
+        connections: usize,
+        #[arg(long, default_value_t = 4.0)]
+        secs: f64,
+        /// Only one part, for a profiler.
+        #[arg(long, value_parser = ["raw", "one", "idle", "active"])]
+        only: Option<String>,
+    },
+    /// Super-segments from a virtio_user port to the vhost port behind it, beside raw ones.
+    Tso {
+        #[arg(long, default_value_t = 4.0)]
+        secs: f64,
+    },
+    /// Flows over a link that loses and delays.
+    Impaired {
+        #[command(flatten)]
+        link: Impairment,
+        #[arg(long, default_value_t = 1)]
+        flows: usize,
+        #[arg(long, default_value_t = 5.0)]
+        secs: f64,
+    },
+    /// Bytes of an idle connection: as the types say, and as the process grows.
+    State {
+        #[arg(long, default_value_t = 20_000)]
+        connections: usize,
+    },
+    /// Such a link between two interfaces, for other stacks; ends when its input does.
+    Forward {
+        left: String,
+        right: String,
+        #[command(flatten)]
+        link: Impairment,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Impairment {
+    /// Microseconds there and back.
+    #[arg(long, default_value_t = 100.0)]
+    rtt: f64,
+    /// Probability that a data segment is lost.
+    #[arg(long, default_value_t = 0.01)]
+    loss: f64,
+    /// Instead: so many segments close together once in --every.
+    #[arg(long)]
+    burst: Option<u64>,
+    #[arg(long, default_value_t = 500)]
+    every: u64,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+impl Impairment {
+    fn forwarder(&self, ends: [End; 2]) -> Forwarder {
+        let rtt = Duration::from_nanos((self.rtt.clamp(0.0, 1e7) * 1e3) as u64);
+        let loss = match self.burst {
+            Some(lost) => Loss::Burst {
+                lost,
+                every: self.every.max(1),
+            },
+            None => Loss::Random(self.loss),
+        };
+        Forwarder::new(ends, rtt, loss, self.seed)
+    }
+}
+
+fn main() -> ExitCode {
+    let code = match run(&Cli::parse().what) {
+        Ok(line) => {
+            println!("{line}");
+            0
+        }
+        Err(e) => {
+            eprintln!("siw-tcp-perf: {e}");
+            2
+        }
+    };
+    // The threads of a vhost port outlive it, and must not meet exit handlers.
+    dpdk::exit(code)
+}
+
+fn run(what: &What) -> Result<Value, String> {
+    let machine = Machine::start()?;
+    match what {
+        What::Stream {
+            connections,
+            secs,
+            only,
+        } => stream(&machine, *connections, *secs, only.as_deref()),
+        What::State { connections } => state(&machine, *connections),
+        What::Tso { secs } => tso(&machine, *secs),
+        What::Impaired { link, flows, secs } => impaired(&machine, link, *flows, *secs),
+        What::Forward { left, right, link } => forward(&machine, left, right, link),
+    }
+}
+
+const ONE: PairConfig = PairConfig {
+    connections: 1,
+    tso: None,
+    software_checksum: false,
+    congestion: Congestion::Cubic,
+};
+
+/// The middle one: neither the luckiest nor the most disturbed slice.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn stream(
+    machine: &Machine,
+    connections: usize,
+    secs: f64,
+    only: Option<&str>,
+) -> Result<Value, String> {
+    let mut ends = machine.rings("tcp")?;
+    let (mut source, _trackers) = machine.source(true)?;
+    let clock = Clock::new();
+    let mut pairs = Vec::new();
+    for n in [1, connections, connections] {
+        let config = PairConfig {
+            connections: n,
+            ..ONE
+        };
+        let mut pair = Pair::new(clock, &config)?;
+        let mut link = Link {
+            ends: &mut ends,
+            source: &mut source,
+            forward: None,
+        };
+        pair.connect(&mut link, n)?;
+        pairs.push(pair);
+    }
+    // Parts: raw, one flow, one beside idle ones, all in turn; then the round trips.
+    let slice = Duration::from_secs_f64(secs.clamp(0.1, 600.0) / (7 * SLICES) as f64);
+    let mut parts: [Vec<f64>; 7] = Default::default();
+    let wanted = |part: &str| only.is_none_or(|o| o == part);
+    for _ in 0..SLICES {
+        if wanted("raw") {
+            let mut raw = |b| raw::stream(&mut ends, &mut source, MSS, b, slice);
+            parts[0].push(raw(Buffers::Pool));
+            parts[6].push(raw(Buffers::Cache));
+        }
+        let mut link = Link {
+            ends: &mut ends,
+            source: &mut source,
+            forward: None,
+        };
+        let rest = Duration::from_millis(2);
+        for (i, part) in ["one", "idle", "active"].into_iter().enumerate() {
+            if !wanted(part) {
+                continue;
+            }
+            let pair = &mut pairs[i];
+            parts[1 + i].push(match part {
+                "active" => pair.round_robin(&mut link, connections, slice),
+                _ => pair.stream(&mut link, 1, slice),
+            });
+            pair.settle(&mut link, rest);
+        }
+        for i in 0..2 {
+            if only.is_none() {
+                parts[4 + i].push(pairs[i].round_trip(&mut link, slice)?);
+                pairs[i].settle(&mut link, rest);
+            }
+        }
+    }
+    let ratio = |a: &[f64], b: &[f64], high: bool| {
+        // Slice by slice: neighbours in time share their disturbances.
+        let mut r: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
+        if !high {
+            r.iter_mut().for_each(|v| *v = 1.0 / *v);
+        }
+        median(&mut r)
+    };
+    let idle_stream = ratio(&parts[2], &parts[1], true);
+    let idle_rtt = ratio(&parts[5], &parts[4], true);
+    let active = ratio(&parts[3], &parts[1], true);
+    let of_raw = ratio(&parts[1], &parts[0], true);
+    let of_cached = ratio(&parts[1], &parts[6], true);
+    let [raw, one, idle, many, rtt, rtt_idle, cached] = parts.each_mut().map(|p| median(p));
+    Ok(json!({
+        "raw_gbps": raw, "gbps": one, "ratio": of_raw,
+        "raw_cached_gbps": cached, "cached_ratio": of_cached,
+        "idle_gbps": idle, "idle_cost_percent": 100.0 * (1.0 - idle_stream),
+        "active_gbps": many, "active_ratio": active,
+        "rtt_ns": rtt, "idle_rtt_ns": rtt_idle,
+        "idle_rtt_cost_percent": 100.0 * (idle_rtt - 1.0),
+        "timeouts": pairs.iter().map(|p| p.stats().timeouts).sum::<u64>(),
+        "retransmits": pairs.iter().map(|p| p.stats().retrans_segs).sum::<u64>(),
+    }))
+}
+
+fn state(machine: &Machine, connections: usize) -> Result<Value, String> {
+    let mut ends = machine.rings("tcp")?;
+    let (mut source, _trackers) = machine.source(true)?;
+    let mut link = Link {
+        ends: &mut ends,
+        source: &mut source,
+        forward: None,
+    };
+    let config = PairConfig { connections, ..ONE };
+    let process = Process::new(std::process::id());
+    // First allocations are no connection's.
+    Pair::new(Clock::new(), &ONE)?.connect(&mut link, 500)?;
+    let before = process.private_bytes()?;
+    let mut pair = Pair::new(Clock::new(), &config)?;
+    pair.connect(&mut link, connections)?;
+    let grown = process.private_bytes()?.saturating_sub(before);
+    Ok(json!({
+        "idle_bytes": Pair::CONNECTION_BYTES, "hot_bytes": Pair::HOT_BYTES,
+        "grown_bytes": grown as f64 / (2 * connections) as f64,
+    }))
+}
+
+fn tso(machine: &Machine, secs: f64) -> Result<Value, String> {
+    // Two fill a turn.
+    const SEGMENTS: u16 = 32;
+    let dir = std::env::temp_dir().join(format!("siw-tcp-perf-{}", std::process::id()));
+    std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    let socket = dir.join("sock");
+    let socket = socket.display();
+    let port = |args: String| Port::vdev(&machine.eal, &args).map_err(|e| e.to_string());
+    let config = PortConfig {
+        rx_desc: 256,
+        tx_desc: 256,
+        ..PortConfig::default()
+    };
+    let back = port(format!("net_vhost0,iface={socket},queues=1,tso=1"))?;
+    let back = machine.open(back, &config)?;
+    let front = port(format!(
+        "net_virtio_user0,path={socket},queues=1,queue_size=256,mrg_rxbuf=1"
+    ))?;
+    let front = machine.open(front, &config)?;
+    if !front.tso {
+        return Err("the virtio_user port cuts no segments".into());
+    }
+    let mut ends = [front, back];
+    let (mut source, _trackers) = machine.source(false)?;
+    let clock = Clock::new();
+    let bytes = u32::from(SEGMENTS) * MSS as u32;
+    let config = PairConfig {
+        tso: Some(Tso {
+            max_segments: SEGMENTS,
+            max_bytes: bytes,
+        }),
+        ..ONE
+    };
+    let mut pair = Pair::new(clock, &config)?;
+    let slice = Duration::from_secs_f64(secs.clamp(0.1, 600.0) / (2 * SLICES) as f64);
+    let mut link = Link {
+        ends: &mut ends,
+        source: &mut source,
+        forward: None,
+    };
+    pair.connect(&mut link, 1)?;
+    let (mut raws, mut tcps, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..SLICES {
+        let raw = raw::stream(
+            link.ends,
+            link.source,
+            bytes as usize,
+            Buffers::Cache,
+            slice,
+        );
+        let tcp = pair.stream(&mut link, 1, slice);
+        pair.settle(&mut link, Duration::from_millis(2));
+        ratios.push(tcp / raw);
+        raws.push(raw);
+        tcps.push(tcp);
+    }
+    let stats = pair.stats();
+    let frames = stats.tso_frames;
+    let _ = std::fs::remove_dir_all(&dir);
+    Ok(json!({
+        "raw_gbps": median(&mut raws), "gbps": median(&mut tcps), "ratio": median(&mut ratios),
+        "tso_frames": frames, "segments_per_frame": stats.out_segs as f64 / stats.frames_out as f64,
+        "retransmits": stats.retrans_segs,
+    }))
+}
+
+fn impaired(
+    machine: &Machine,
+    link: &Impairment,
+    flows: usize,
+    secs: f64,
+) -> Result<Value, String> {
+    let [a, a_far] = machine.rings("left")?;
+    let [b, b_far] = machine.rings("right")?;
+    let (mut source, _trackers) = machine.source(true)?;
+    let config = PairConfig {
+        connections: flows,
+        ..ONE
+    };
+    let mut pair = Pair::new(Clock::new(), &config)?;
+    let mut ends = [a, b];
+    let mut link = Link {
+        ends: &mut ends,
+        source: &mut source,
+        forward: Some(link.forwarder([a_far, b_far])),
+    };
+    pair.connect(&mut link, flows)?;
+    let gbps = pair.stream(
+        &mut link,
+        flows,
+        Duration::from_secs_f64(secs.clamp(0.1, 600.0)),
+    );
+    let stats = pair.stats();
+    let (data, full) = link.forward.as_ref().map_or((0, 0), Forwarder::counts);
+    Ok(json!({
+        "gbps": gbps, "mbps": 1e3 * gbps, "timeouts": stats.timeouts,
+        "retransmits": stats.retrans_segs, "fast_recoveries": stats.fast_recovery,
+        "tail_probes": stats.tlp_probes, "spurious": stats.spurious,
+        "lost": link.forward.as_ref().map_or(0, |f| f.lost), "data": data, "full": full,
+        "srtt_us": pair.srtt().map(|d| d.as_secs_f64() * 1e6),
+    }))
+}
+
+fn forward(machine: &Machine, left: &str, right: &str, link: &Impairment) -> Result<Value, String> {
+    let open = |n: u8, iface: &str| {
+        let args = format!(
+            "net_af_packet{n},iface={iface},blocksz=65536,framesz=2048,framecnt=4096,qdisc_bypass=1"
+        );
+        let port = Port::vdev(&machine.eal, &args).map_err(|e| format!("{iface}: {e}"))?;
+        machine.open(port, &PortConfig::default())
+    };
+    let mut forward = link.forwarder([open(0, left)?, open(1, right)?]);
+    let mut cache = MbufCache::new(&machine.pool);
+    let clock = Clock::new();
+    println!("ready");
+    // Whoever started this holds the other end of its input.
+    let gone = std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    });
+    let mut look = Instant::now();
+    loop {
+        if !forward.turn(clock.now(), &mut cache) {
+            std::hint::spin_loop();
+        }
+        if look.elapsed() > Duration::from_millis(20) {
+            if gone.is_finished() {
+                break;
+            }
+            look = Instant::now();
+        }
+    }
+    let (data, full) = forward.counts();
+    Ok(json!({ "data": data, "lost": forward.lost, "full": full }))
+}

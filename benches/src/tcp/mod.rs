@@ -1,0 +1,53 @@
+//! siw-tcp over DPDK links, both ends in one thread: what the figures of TCP are measured with.
+//! Called by `siw-tcp-perf`.
+//!
+//! ```text
+//!  pair (two stacks) ──► sink ──► link (ring pair, virtio_user and vhost) ──► the other stack
+//!                                   └──► forward (loss and delay) ──┘
+//! ```
+
+pub mod forward;
+mod frame;
+pub mod link;
+pub mod pair;
+pub mod raw;
+mod sink;
+
+use siw_tcp::Instant;
+
+/// Payload of a full segment at an MTU of 1500 with timestamps.
+pub const MSS: usize = 1448;
+/// Ethernet, IPv4, and TCP with timestamps.
+pub const HEADER: usize = 66;
+
+/// The TSC as the stacks' clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    base: u64,
+    /// Nanoseconds per tick, 32.32 fixed point.
+    scale: u64,
+}
+
+impl Clock {
+    /// After the EAL has started, which calibrates.
+    pub fn new() -> Clock {
+        let hz = dpdk::tsc_hz().max(1);
+        Clock {
+            base: dpdk::tsc_now(),
+            scale: ((1_000_000_000u128 << 32) / u128::from(hz)) as u64,
+        }
+    }
+
+    #[inline]
+    pub fn now(&self) -> Instant {
+        let ticks = dpdk::tsc_now().wrapping_sub(self.base);
+        // No stack's time begins at 0.
+        Instant::from_nanos(1 + ((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64)
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,314 @@
+//! Two stacks, one behind each end of a link, driven by one thread as the daemon's worker drives
+//! its lanes: receive, events, new records, what is owed, the burst; one look at the clock a turn.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use siw_tcp::{
+    Congestion, ConnId, Events, FrameInfo, Instant, IpCidr, Stack, StackConfig, Stats, Tso,
+};
+
+use super::forward::Forwarder;
+use super::frame::{Frame, recycle};
+use super::link::{End, MEMORY, SourceMemory};
+use super::sink::{Piece, Sink};
+use super::{Clock, MSS};
+use crate::bounds::gbps;
+use crate::report;
+
+const PORT: u16 = 7;
+/// Segments that one connection may queue in a turn; connections that get a turn when there are
+/// many.
+const TURN: usize = 64;
+/// Segments of the longest record: a stream hands over more than a segment at a time.
+const RECORD: usize = 32;
+/// So many connections before its turn is one fetched.
+const AHEAD: usize = 12;
+
+/// What the sending side does in a turn.
+#[derive(Clone, Copy)]
+enum Load {
+    Nothing,
+    /// The first so many connections, as far as their windows allow.
+    Full(usize),
+    /// A segment on each of the next [`TURN`] connections.
+    RoundRobin(usize),
+}
+
+/// A link, and two stacks with the connections between them.
+pub struct Pair {
+    hosts: [Stack<Frame, Piece>; 2],
+    conns: Vec<ConnId>,
+    clock: Clock,
+    opened: [usize; 2],
+    received: u64,
+    /// The second host answers with as many bytes.
+    echo: bool,
+    /// Bytes that came back.
+    echoed: u64,
+    next: usize,
+    at: usize,
+}
+
+/// What makes a pair differ from another.
+#[derive(Debug, Clone)]
+pub struct PairConfig {
+    pub connections: usize,
+    pub tso: Option<Tso>,
+    /// The stacks compute checksums.
+    pub software_checksum: bool,
+    pub congestion: Congestion,
+}
+
+impl Pair {
+    /// See [`Stack::CONNECTION_BYTES`].
+    pub const CONNECTION_BYTES: usize = Stack::<Frame, Piece>::CONNECTION_BYTES;
+    pub const HOT_BYTES: usize = Stack::<Frame, Piece>::HOT_BYTES;
+
+    pub fn new(clock: Clock, config: &PairConfig) -> Result<Pair, String> {
+        let stack = |n: u8| {
+            let addr = std::net::Ipv4Addr::new(10, 77, 1, n);
+            let mut c = StackConfig::new([2, 0, 0, 77, 1, n], vec![IpCidr::new(addr.into(), 24)]);
+            c.isn_key = [n; 16];
+            c.hash_key = [0x40 + n; 16];
+            c.max_connections = config.connections.max(1024);
+            c.tx_checksum = config.software_checksum;
+            c.tso = config.tso;
+            c.congestion = config.congestion;
+            Stack::new(c, clock.now()).map_err(|e| e.to_string())
+        };
+        let mut hosts = [stack(1)?, stack(2)?];
+        hosts[1]
+            .listen(None, PORT, 4096, 0)
+            .map_err(|e| e.to_string())?;
+        Ok(Pair {
+            hosts,
+            conns: Vec::with_capacity(config.connections),
+            clock,
+            opened: [0; 2],
+            received: 0,
+            echo: false,
+            echoed: 0,
+            next: 0,
+            at: 0,
+        })
+    }
+
+    /// Opens connections until there are so many.
+    pub fn connect(&mut self, link: &mut Link<'_>, connections: usize) -> Result<(), String> {
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while self.conns.len() < connections || self.opened != [connections; 2] {
+            // The listener's backlog bounds those on their way.
+            let now = self.clock.now();
+            while self.conns.len() < connections && self.conns.len() < self.opened[1] + 256 {
+                let to = (std::net::Ipv4Addr::new(10, 77, 1, 2), PORT).into();
+                let conn = self.hosts[0].connect(now, None, None, to, 0);
+                self.conns.push(conn.map_err(|e| e.to_string())?);
+            }
+            self.turn(link, Load::Nothing);
+            if std::time::Instant::now() > end {
+                return Err(format!(
+                    "{:?} of {connections} connections are open after 20 s",
+                    self.opened
+                ));
+            }
+        }
+        self.settle(link, Duration::from_millis(20));
+        Ok(())
+    }
+
+    /// Lets what is on its way arrive.
+    pub fn settle(&mut self, link: &mut Link<'_>, time: Duration) {
+        let end = self.clock.now() + time;
+        while self.clock.now() < end {
+            self.turn(link, Load::Nothing);
+        }
+    }
+
+    #[inline]
+    fn turn(&mut self, link: &mut Link<'_>, load: Load) {
+        let now = self.clock.now();
+        if let Some(f) = &mut link.forward {
+            f.turn(now, &mut link.source.0.cache);
+        }
+        for h in 0..2 {
+            self.receive(link, now, h);
+        }
+        match load {
+            Load::Nothing => {}
+            Load::Full(n) => {
+                for i in 0..n {
+                    self.send(link, now, i, TURN);
+                }
+            }
+            Load::RoundRobin(n) => {
+                for _ in 0..TURN {
+                    let ahead = |k: usize| self.conns[(self.next + k) % n];
+                    self.hosts[0].prefetch(ahead(AHEAD));
+                    self.hosts[0].prefetch_queues(ahead(AHEAD / 2));
+                    self.next = (self.next + 1) % n;
+                    self.send(link, now, self.next, 1);
+                }
+            }
+        }
+        for h in 0..2 {
+            let end = &mut link.ends[h];
+            let mut sink = Sink::new(end, &mut link.source.0);
+            self.hosts[h].poll(now, &mut sink);
+            if !end.out.is_empty() {
+                end.tx.burst(&mut end.out);
+            }
+        }
+        recycle(&mut link.source.0.cache);
+    }
+
+    #[inline]
+    fn receive(&mut self, link: &mut Link<'_>, now: Instant, h: usize) {
+        let end = &mut link.ends[h];
+        let mut inn = std::mem::take(&mut end.inn);
+        end.rx.burst(&mut inn);
+        if !inn.is_empty() {
+            for i in 0..inn.len() {
+                inn.prefetch(i);
+            }
+            let end = &*end;
+            self.hosts[h].receive(
+                now,
+                inn.drain().map(|mut m| {
+                    let checksum = end.checksum(&m);
+                    m.clear_offload();
+                    let info = FrameInfo {
+                        checksum,
+                        rss_hash: 0,
+                    };
+                    (Frame::new(m), info)
+                }),
+            );
+        }
+        link.ends[h].inn = inn;
+        while let Some((id, _, e)) = self.hosts[h].next_event() {
+            if e.intersects(Events::CONNECTED | Events::ACCEPTED) {
+                self.opened[h] += 1;
+            }
+            if e.contains(Events::READABLE)
+                && let Some(rx) = self.hosts[h].rx_queue(id)
+            {
+                let n = rx.len_bytes();
+                rx.consume(n);
+                if h == 1 {
+                    self.received += n as u64;
+                    if self.echo {
+                        let _ = self.hosts[1].push_record(id, n as u32, Piece(0), true);
+                        let mut sink = Sink::new(&mut link.ends[1], &mut link.source.0);
+                        self.hosts[1].flush(now, id, &mut sink);
+                    }
+                } else {
+                    self.echoed += n as u64;
+                }
+            }
+            if e.contains(Events::ACKED) {
+                self.hosts[h].take_acked(id, |r| {
+                    std::hint::black_box(r);
+                });
+            }
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, link: &mut Link<'_>, now: Instant, i: usize, most: usize) {
+        let id = self.conns[i];
+        let mut room = self.hosts[0].send_room(id) / MSS;
+        let mut left = most;
+        while left > 0 && room > 0 {
+            let segments = room.min(left).min(RECORD);
+            let bytes = segments * MSS;
+            if self.at + bytes > MEMORY {
+                self.at = 0;
+            }
+            let record = Piece(self.at as u32);
+            // Alone, it is a whole message.
+            if self.hosts[0]
+                .push_record(id, bytes as u32, record, most == 1)
+                .is_err()
+            {
+                break;
+            }
+            self.at += bytes;
+            room -= segments;
+            left -= segments;
+        }
+        if left < most {
+            let mut sink = Sink::new(&mut link.ends[0], &mut link.source.0);
+            self.hosts[0].flush(now, id, &mut sink);
+        }
+    }
+
+    fn run(&mut self, link: &mut Link<'_>, time: Duration, load: Load) -> f64 {
+        let end = self.clock.now() + time / 8;
+        while self.clock.now() < end {
+            self.turn(link, load);
+        }
+        let (start, before) = (self.clock.now(), self.received);
+        let end = start + time;
+        loop {
+            self.turn(link, load);
+            let now = self.clock.now();
+            if now >= end {
+                return gbps(self.received - before, now - start);
+            }
+        }
+    }
+
+    /// Gb/s of payload that the first connections deliver together, each sending what it may.
+    pub fn stream(&mut self, link: &mut Link<'_>, connections: usize, time: Duration) -> f64 {
+        self.run(link, time, Load::Full(connections))
+    }
+
+    /// Gb/s of payload when the first connections send a segment each in turn.
+    pub fn round_robin(&mut self, link: &mut Link<'_>, connections: usize, time: Duration) -> f64 {
+        self.run(link, time, Load::RoundRobin(connections))
+    }
+
+    /// Median nanoseconds of 64 bytes there and back on the first connection.
+    pub fn round_trip(&mut self, link: &mut Link<'_>, time: Duration) -> Result<f64, String> {
+        let mut times: Histogram<u64> = report::histogram()?;
+        self.echo = true;
+        let id = self.conns[0];
+        let begin = self.clock.now();
+        let mut last = begin;
+        while last - begin < time {
+            let want = self.echoed + 64;
+            self.hosts[0]
+                .push_record(id, 64, Piece(0), true)
+                .map_err(|_| "the connection does not take records")?;
+            let mut sink = Sink::new(&mut link.ends[0], &mut link.source.0);
+            self.hosts[0].flush(last, id, &mut sink);
+            while self.echoed < want {
+                self.turn(link, Load::Nothing);
+            }
+            let now = self.clock.now();
+            times.saturating_record((now - last).as_nanos() as u64);
+            last = now;
+        }
+        self.echo = false;
+        Ok(times.value_at_quantile(0.5) as f64)
+    }
+
+    /// The sender's counters.
+    pub fn stats(&self) -> &Stats {
+        self.hosts[0].stats()
+    }
+
+    /// The sender's smoothed round-trip time on its first connection.
+    pub fn srtt(&self) -> Option<Duration> {
+        self.hosts[0].conn(*self.conns.first()?)?.srtt
+    }
+}
+
+/// What a pair sends over.
+pub struct Link<'a> {
+    pub ends: &'a mut [End; 2],
+    pub source: &'a mut SourceMemory,
+    /// Joins the far sides of the two ends.
+    pub forward: Option<Forwarder>,
+}

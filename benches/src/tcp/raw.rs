@@ -1,0 +1,134 @@
+//! The bound: frames of the same shape over the same link in the same thread, with no TCP.
+//! Buffers come from DPDK's pool by DPDK's own functions, as in every program that uses it, or
+//! from the thread's cache that the daemon has.
+
+use std::time::Duration;
+
+use dpdk::{BURST, ChainBuilder, Mbuf, TxOffload};
+
+use super::link::{End, MEMORY, SourceMemory};
+use super::sink::Source;
+use super::{Clock, HEADER, MSS};
+use crate::bounds::gbps;
+
+/// Headers that a port can make sense of; lengths and sums are left out.
+const HEADERS: [u8; HEADER] = {
+    let mut h = [0x42; HEADER];
+    (h[0], h[6]) = (2, 2);
+    (h[12], h[13]) = (8, 0);
+    // IPv4 without options, TCP with timestamps.
+    (h[14], h[23]) = (0x45, 6);
+    (h[20], h[21]) = (0x40, 0);
+    h[46] = 0x80;
+    h[47] = 0x10;
+    h
+};
+
+/// Where raw frames take buffers from and return them to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Buffers {
+    /// `rte_pktmbuf_alloc` and `rte_pktmbuf_free`.
+    Pool,
+    /// [`dpdk::MbufCache`].
+    Cache,
+}
+
+/// A header and a reference to `len` bytes of the memory, by DPDK's functions alone.
+#[inline]
+fn plain(source: &mut Source, at: usize, len: usize) -> Option<Mbuf> {
+    let mut header = Mbuf::alloc(source.cache.pool())?;
+    header.append_slice(&HEADERS);
+    let mut payload = Mbuf::alloc(source.cache.pool())?;
+    if !source.tracker.attach(&mut payload, at as u64, len as u16) {
+        return None;
+    }
+    header.chain(payload).ok()?;
+    Some(header)
+}
+
+#[inline]
+fn frame(source: &mut Source, at: usize, len: usize, tso: bool) -> Option<Mbuf> {
+    let mut chain = ChainBuilder::new(source.cache.alloc()?);
+    chain.append_slice(&HEADERS);
+    if !source.payload(&mut chain, at as u64, len as u32) {
+        source.cache.free(chain.finish());
+        return None;
+    }
+    let mut m = chain.finish();
+    if tso {
+        m.set_tx_offload(TxOffload {
+            l2_len: 14,
+            l3_len: 20,
+            l4_len: (HEADER - 34) as u8,
+            ipv6: false,
+            ip_checksum: false,
+            tcp_checksum: true,
+            tso_segsz: MSS as u16,
+        });
+    }
+    Some(m)
+}
+
+/// Gb/s of payload in frames of `payload` bytes from the first end to the second, as many in a
+/// turn as make 64 full segments.
+pub fn stream(
+    ends: &mut [End; 2],
+    source: &mut SourceMemory,
+    payload: usize,
+    buffers: Buffers,
+    time: Duration,
+) -> f64 {
+    let turn = (BURST * MSS).div_ceil(payload);
+    let [a, b] = ends;
+    let source = &mut source.0;
+    let tso = payload > MSS;
+    let clock = Clock::new();
+    let warm = time / 8;
+    let (mut at, mut bytes, mut start) = (0, 0u64, None);
+    let begin = clock.now();
+    let result = loop {
+        while a.out.len() < turn {
+            if at + payload > MEMORY {
+                at = 0;
+            }
+            let m = match buffers {
+                Buffers::Pool => plain(source, at, payload),
+                Buffers::Cache => frame(source, at, payload, tso),
+            };
+            let Some(m) = m else { break };
+            at += payload;
+            if let Err(m) = a.out.push(m) {
+                source.cache.free(m);
+                break;
+            }
+        }
+        a.tx.burst(&mut a.out);
+        b.rx.burst(&mut b.inn);
+        for m in b.inn.drain() {
+            bytes += u64::from(m.pkt_len()) - HEADER as u64;
+            match buffers {
+                Buffers::Pool => drop(m),
+                Buffers::Cache => source.cache.free(m),
+            }
+        }
+        let now = clock.now();
+        match start {
+            None if now - begin > warm => (start, bytes) = (Some(now), 0),
+            Some(s) if now - s >= time => break gbps(bytes, now - s),
+            _ => {}
+        }
+    };
+    while let Some(m) = a.out.pop() {
+        source.cache.free(m);
+    }
+    // A port with a thread behind it may take a moment.
+    let quiet = std::time::Instant::now();
+    while quiet.elapsed() < Duration::from_millis(2) {
+        b.rx.burst(&mut b.inn);
+        for m in b.inn.drain() {
+            source.cache.free(m);
+        }
+    }
+    a.tx.done_cleanup(0);
+    result
+}

@@ -1,0 +1,140 @@
+//! Frames out of a stack: headers in a buffer, payload as references to memory, as the daemon
+//! sends it, or as room in buffers for ports that take no references.
+
+use dpdk::{ChainBuilder, ExtTracker, MbufCache, TxOffload};
+use siw_tcp::{FrameMeta, FrameSink};
+
+use super::link::End;
+
+/// Payload of at most this many bytes goes into the header's buffer, as in the daemon.
+const COPY_MAX: u32 = 512;
+/// Buffers that one frame may need.
+const RESERVE: usize = 48;
+
+/// A record: bytes of the source memory from here on.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece(pub u32);
+
+/// Where payload comes from.
+pub(super) struct Source {
+    pub cache: MbufCache,
+    pub tracker: ExtTracker,
+    /// The port sends references to the memory; else buffers whose bytes nobody writes.
+    pub external: bool,
+}
+
+impl Source {
+    /// Adds `len` payload bytes from `at` on; `false`: no buffer.
+    #[inline]
+    pub(super) fn payload(&mut self, chain: &mut ChainBuilder, at: u64, len: u32) -> bool {
+        if self.external && len > COPY_MAX {
+            let Some(mut m) = self.cache.alloc() else {
+                return false;
+            };
+            return self.tracker.attach(&mut m, at, len as u16) && chain.push(m).is_ok();
+        }
+        let mut left = len as u16;
+        while left > 0 {
+            if chain.tailroom() == 0 {
+                let Some(m) = self.cache.alloc() else {
+                    return false;
+                };
+                if chain.push(m).is_err() {
+                    return false;
+                }
+            }
+            let n = left.min(chain.tailroom());
+            if chain.append_room(n).is_none() {
+                return false;
+            }
+            left -= n;
+        }
+        true
+    }
+}
+
+pub(super) struct Sink<'a> {
+    pub end: &'a mut End,
+    pub source: &'a mut Source,
+    frame: Option<(ChainBuilder, FrameMeta, bool)>,
+}
+
+impl<'a> Sink<'a> {
+    #[inline]
+    pub(super) fn new(end: &'a mut End, source: &'a mut Source) -> Sink<'a> {
+        Sink {
+            end,
+            source,
+            frame: None,
+        }
+    }
+}
+
+impl FrameSink<Piece> for Sink<'_> {
+    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.begin_with(headers.len(), meta, |room| room.copy_from_slice(headers))
+    }
+
+    #[inline]
+    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+        if self.end.out.is_full() {
+            self.end.tx.burst(&mut self.end.out);
+            if self.end.out.is_full() {
+                return false;
+            }
+        }
+        if !self.source.cache.reserve(RESERVE) {
+            return false;
+        }
+        let Some(head) = self.source.cache.alloc() else {
+            return false;
+        };
+        let mut chain = ChainBuilder::new(head);
+        let Some(room) = chain.append_room(len as u16) else {
+            self.source.cache.free(chain.finish());
+            return false;
+        };
+        fill(room);
+        self.frame = Some((chain, *meta, true));
+        true
+    }
+
+    #[inline]
+    fn append(&mut self, _user: u64, record: &Piece, offset: u32, len: u32) {
+        if let Some((chain, _, whole)) = &mut self.frame {
+            let at = u64::from(record.0) + u64::from(offset);
+            *whole &= self.source.payload(chain, at, len);
+        }
+    }
+
+    fn bytes(&mut self, b: &[u8]) {
+        if let Some((chain, _, whole)) = &mut self.frame {
+            *whole &= chain.append_slice(b);
+        }
+    }
+
+    #[inline]
+    fn end(&mut self) {
+        let Some((chain, meta, whole)) = self.frame.take() else {
+            return;
+        };
+        let mut m = chain.finish();
+        if !whole {
+            return self.source.cache.free(m);
+        }
+        if self.end.offload && meta.l4_len > 0 {
+            m.set_tx_offload(TxOffload {
+                l2_len: meta.l2_len,
+                l3_len: u16::from(meta.l3_len),
+                l4_len: meta.l4_len,
+                ipv6: meta.ipv6,
+                ip_checksum: false,
+                tcp_checksum: true,
+                tso_segsz: meta.tso_segsz,
+            });
+        }
+        if let Err(m) = self.end.out.push(m) {
+            self.source.cache.free(m);
+        }
+    }
+}
