@@ -1,0 +1,209 @@
+//! Many connections in one stack: each lives, none costs the others, and all of it comes back.
+
+use std::time::{Duration, Instant as Clock};
+
+use siw_tcp::sim::{Pattern, VecSink, host_config};
+use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
+
+const CONNECTIONS: usize = 100_000;
+const AT_A_TIME: usize = 2_000;
+const BYTES: u64 = 100;
+
+type Host = Stack<VecBuf, Pattern>;
+
+struct Net {
+    now: Instant,
+    hosts: [Host; 2],
+    sinks: [VecSink; 2],
+    /// By the connecting side's number, at each host.
+    ids: [Vec<Option<ConnId>>; 2],
+    received: [Vec<u64>; 2],
+    acked: usize,
+    closed: [usize; 2],
+}
+
+impl Net {
+    fn new(max: usize) -> Net {
+        let now = Instant::from_millis(1000);
+        let host = |i| {
+            let mut c = host_config(i);
+            c.max_connections = max;
+            c.tx_checksum = false;
+            Host::new(c, now).unwrap()
+        };
+        let mut hosts = [host(0), host(1)];
+        for port in [1, 2] {
+            hosts[1].listen(None, port, AT_A_TIME, 0).unwrap();
+        }
+        Net {
+            now,
+            hosts,
+            sinks: [VecSink::default(), VecSink::default()],
+            ids: [vec![None; max], vec![None; max]],
+            received: [vec![0; max], vec![0; max]],
+            acked: 0,
+            closed: [0; 2],
+        }
+    }
+
+    /// The number of a connection, from its ports; so both ends agree.
+    fn number(&self, h: usize, id: ConnId) -> usize {
+        let c = self.hosts[h].conn(id).unwrap();
+        let (theirs, ours) = if h == 0 {
+            (c.local, c.remote)
+        } else {
+            (c.remote, c.local)
+        };
+        usize::from(theirs.port()) - 1024 + 50_000 * (usize::from(ours.port()) - 1)
+    }
+
+    fn connect(&mut self, n: usize) {
+        let to = format!("10.0.0.2:{}", 1 + n / 50_000).parse().unwrap();
+        let port = Some(1024 + (n % 50_000) as u16);
+        let id = self.hosts[0].connect(self.now, None, port, to, 0).unwrap();
+        self.ids[0][n] = Some(id);
+    }
+
+    fn push(&mut self, h: usize, n: usize) {
+        let record = Pattern {
+            salt: (2 * n + h) as u64,
+            start: 0,
+        };
+        let id = self.ids[h][n].unwrap();
+        self.hosts[h]
+            .push_record(id, BYTES as u32, record, true)
+            .ok()
+            .unwrap();
+        self.hosts[h].flush(self.now, id, &mut self.sinks[h]);
+    }
+
+    /// Carries frames to and fro until none is left.
+    fn exchange(&mut self) {
+        loop {
+            self.now = self.now + Duration::from_micros(10);
+            for h in 0..2 {
+                self.hosts[h].poll(self.now, &mut self.sinks[h]);
+            }
+            if self.sinks.iter().all(|s| s.frames.is_empty()) {
+                return;
+            }
+            for h in 0..2 {
+                let info = FrameInfo {
+                    checksum: RxChecksum::Good,
+                    rss_hash: 0,
+                };
+                let frames = self.sinks[1 - h].frames.drain(..);
+                let frames = frames.map(|(f, _)| (VecBuf::from(f), info));
+                self.hosts[h].receive(self.now, frames);
+                self.events(h);
+            }
+        }
+    }
+
+    fn events(&mut self, h: usize) {
+        while let Some((id, _, e)) = self.hosts[h].next_event() {
+            let n = self.number(h, id);
+            if e.intersects(Events::CONNECTED | Events::ACCEPTED) {
+                self.ids[h][n] = Some(id);
+            }
+            if e.contains(Events::READABLE) {
+                let mut at = self.received[h][n];
+                let rx = self.hosts[h].rx_queue(id).unwrap();
+                for b in rx.chunks().flatten() {
+                    assert_eq!(
+                        *b,
+                        Pattern::byte((2 * n + 1 - h) as u64, at),
+                        "connection {n}"
+                    );
+                    at += 1;
+                }
+                rx.consume(usize::MAX);
+                self.received[h][n] = at;
+            }
+            if e.contains(Events::ACKED) {
+                let acked = &mut self.acked;
+                self.hosts[h].take_acked(id, |_| *acked += 1);
+            }
+            if e.contains(Events::PEER_FIN) {
+                self.hosts[h].close(self.now, id);
+            }
+            if e.contains(Events::CLOSED) {
+                self.hosts[h].release(self.now, id);
+                self.closed[h] += 1;
+            }
+        }
+    }
+
+    /// Time for so many idle polls and round trips on one connection.
+    fn effort(&mut self) -> Duration {
+        let begin = Clock::now();
+        for _ in 0..2000 {
+            self.push(0, 0);
+            self.exchange();
+            self.received[1][0] = 0;
+        }
+        begin.elapsed()
+    }
+}
+
+#[test]
+fn a_hundred_thousand_connections_live_in_one_stack_and_leave_nothing_behind() {
+    let mut net = Net::new(CONNECTIONS);
+    net.connect(0);
+    net.exchange();
+    let alone = (0..3).map(|_| net.effort()).min().unwrap();
+    for first in (0..CONNECTIONS).step_by(AT_A_TIME) {
+        for n in first.max(1)..first + AT_A_TIME {
+            net.connect(n);
+        }
+        net.exchange();
+    }
+    assert_eq!(net.hosts[0].connections(), CONNECTIONS);
+    assert_eq!(net.hosts[1].connections(), CONNECTIONS);
+    assert_eq!(net.hosts[1].stats().curr_estab, CONNECTIONS as u64);
+
+    // A scan over all would take thousands of times as long; fuller caches do not.
+    let among = (0..3).map(|_| net.effort()).min().unwrap();
+    assert!(
+        among < 20 * alone,
+        "alone {alone:?}, among {CONNECTIONS} {among:?}"
+    );
+
+    net.acked = 0;
+    for first in (0..CONNECTIONS).step_by(AT_A_TIME) {
+        for n in first..first + AT_A_TIME {
+            for h in 0..2 {
+                net.push(h, n);
+            }
+        }
+        net.exchange();
+    }
+    // ACKs that waited for company.
+    net.now = net.now + Duration::from_millis(2);
+    net.exchange();
+    assert!(net.received[0].iter().all(|&n| n == BYTES));
+    assert!(net.received[1].iter().all(|&n| n == BYTES));
+    assert_eq!(net.acked, 2 * CONNECTIONS);
+    for h in 0..2 {
+        let s = net.hosts[h].stats();
+        assert_eq!(
+            (s.retrans_segs, s.timeouts, s.out_rsts),
+            (0, 0, 0),
+            "host {h}"
+        );
+    }
+
+    for first in (0..CONNECTIONS).step_by(AT_A_TIME) {
+        for n in first..first + AT_A_TIME {
+            let id = net.ids[0][n].unwrap();
+            net.hosts[0].close(net.now, id);
+        }
+        net.exchange();
+    }
+    assert_eq!(net.closed, [CONNECTIONS; 2]);
+    assert_eq!(net.hosts[1].connections(), 0);
+    net.now = net.now + Duration::from_secs(61);
+    net.exchange();
+    assert_eq!(net.hosts[0].connections(), 0, "TIME-WAIT is over");
+    assert!(net.hosts.iter().all(Host::idle));
+}
