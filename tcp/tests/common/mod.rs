@@ -8,6 +8,7 @@ use siw_tcp::sim::{Impairment, Pattern, Rng, SentSegment, SimNet, host_config};
 use siw_tcp::{ConnId, Events, StackConfig, State};
 
 pub mod capture;
+pub mod fuzz;
 pub mod scenario;
 pub mod wire;
 
