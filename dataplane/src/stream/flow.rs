@@ -23,6 +23,8 @@ pub(super) struct Flow {
     /// Bytes of the pattern queued, and how many there are to be.
     sent: u64,
     bytes: Option<u64>,
+    /// Bytes that the peer's stream has to have.
+    expected: Option<u64>,
     read: u64,
     checked: u64,
     bad: bool,
@@ -62,6 +64,7 @@ impl Flow {
             unread_until: Instant::ZERO,
             sent: 0,
             bytes,
+            expected: bytes,
             read: 0,
             checked: 0,
             bad: false,
@@ -212,6 +215,6 @@ impl Flow {
 
     /// The connection is over: whether its stream was too short or too long.
     pub(super) fn wrong_length(&self) -> bool {
-        self.service.checks() && !self.bad && self.bytes.is_some_and(|b| b != self.read)
+        self.service.checks() && !self.bad && self.expected.is_some_and(|b| b != self.read)
     }
 }
