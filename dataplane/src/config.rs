@@ -590,6 +590,50 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
             .to_string()
     }
 
+    /// Without the places in the file.
+    fn values(c: &Config) -> String {
+        let all = format!("{c:?}");
+        let mut parts = all.split("span: ");
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            out += part.split_once(", ").map_or(part, |p| p.1);
+        }
+        out
+    }
+
+    #[test]
+    fn the_reference_names_every_setting_with_its_default() {
+        let text = include_str!("../../config/reference.toml");
+        let all = Config::parse(Path::new("reference.toml"), text).unwrap();
+        let short = GOOD
+            .replace("\"lo\"", "\"loopback\"")
+            .replace("\"10.77.0.1/24\"", "\"10.77.0.1/24\", \"fd77::1/64\"");
+        let few = Config::parse(Path::new("x.toml"), &short).unwrap();
+        assert_eq!(values(&all), values(&few));
+        for table in [
+            "workers",
+            "limits",
+            "control",
+            "dpdk",
+            "capture",
+            "device.mpa",
+            "device.tcp",
+        ] {
+            let e = error(&format!("{GOOD}\n[{table}]\nno_such = 1"));
+            for name in e.split('`').skip(3).step_by(2) {
+                let named = |l: &str| {
+                    l.trim_start_matches("# ")
+                        .starts_with(&format!("{name} = "))
+                };
+                assert!(text.lines().any(named), "[{table}] {name}: {e}");
+            }
+        }
+        let e = error(&GOOD.replacen("pair", "no_such = 1\npair", 1));
+        for name in e.split('`').skip(3).step_by(2) {
+            assert!(text.contains(name), "{name}: {e}");
+        }
+    }
+
     #[test]
     fn a_small_file_gets_every_default() {
         let c = Config::parse(Path::new("x.toml"), GOOD).unwrap();
