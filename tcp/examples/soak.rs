@@ -82,6 +82,7 @@ fn main() -> ExitCode {
                     match r {
                         Ok(o) => sum.0.add(&o),
                         Err(f) => {
+                            eprintln!("{f}");
                             sum.1.push(f);
                             stop.fetch_or(!a.keep_going, Ordering::Relaxed);
                         }
@@ -150,8 +151,5 @@ fn report(a: &Args, seeds: u64, took: Duration, sum: &Outcome, failures: &[Failu
     }
     for (k, v) in rows {
         println!("{k:>16} {v}");
-    }
-    for f in failures {
-        println!("seed {}: {}\n  replay: {}", f.seed, f.why, f.replay);
     }
 }

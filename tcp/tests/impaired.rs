@@ -28,7 +28,7 @@ fn everything_arrives_in_order_and_both_ends_close_whatever_the_network_does() {
                 for seed in (k..n).step_by(threads) {
                     match scenario::run(seed, None, dir()) {
                         Ok(o) => sum.add(&o),
-                        Err(f) => panic!("{}\nreplay: {}", f.why, f.replay),
+                        Err(f) => panic!("{f}"),
                     }
                 }
                 sum
@@ -72,7 +72,9 @@ fn a_broken_property_prints_how_to_replay_it_and_writes_a_pcapng_that_parses() {
         assert!(f.why.contains(says), "{fault:?}: {}", f.why);
         let replay = format!("--example soak -- --seeds 1 --from {}", f.seed);
         assert!(f.replay.starts_with("cargo run -p siw-tcp") && f.replay.ends_with(&replay));
-        let file = std::fs::File::open(f.pcapng.expect("written")).unwrap();
+        let (said, file) = (f.to_string(), f.pcapng.expect("written"));
+        assert!(said.contains(&f.replay) && said.contains(&file.display().to_string()));
+        let file = std::fs::File::open(file).unwrap();
         let mut reader = pcap_file::pcapng::PcapNgReader::new(file).unwrap();
         let (mut ways, mut last) = ([0; 4], std::time::Duration::ZERO);
         while let Some(block) = reader.next_block() {
@@ -87,6 +89,17 @@ fn a_broken_property_prints_how_to_replay_it_and_writes_a_pcapng_that_parses() {
         // Both hosts' frames, both ways: at least a handshake.
         assert!(ways.iter().all(|&n| n > 0), "{fault:?}: {ways:?}");
     }
+}
+
+#[test]
+fn properties_broken_on_purpose_put_no_panic_into_the_log() {
+    let test = "a_broken_property_prints_how_to_replay_it_and_writes_a_pcapng_that_parses";
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let done = again.args(["--exact", test, "--nocapture"]).output();
+    let done = done.unwrap();
+    let log = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    assert!(done.status.success() && log.contains("1 passed"), "{log}");
+    assert!(!log.contains("panicked"), "{log}");
 }
 
 /// Goodput in Gb/s of 20 MB over a 10 Gb/s link.

@@ -9,6 +9,7 @@ use siw_tcp::{ConnId, Events, StackConfig, State};
 
 pub mod capture;
 pub mod fuzz;
+pub mod quiet;
 pub mod scenario;
 pub mod wire;
 

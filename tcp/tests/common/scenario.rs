@@ -2,7 +2,7 @@
 //! must hold whatever happens: what is delivered is a prefix of what was sent, all of it arrives,
 //! both ends close, repetitions keep their boundaries, memory stays bounded.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use siw_tcp::sim::{Impairment, Rng};
 use siw_tcp::{Congestion, Events, StackConfig, Tso};
 
 use super::capture::Capture;
+use super::quiet::caught;
 use super::{Transfer, configs, micros};
 
 /// A fault put in on purpose, to see that it is found.
@@ -60,6 +61,20 @@ pub struct Failure {
     pub why: String,
     pub replay: String,
     pub pcapng: Option<PathBuf>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "seed {} failed: {}\nreplay: {}",
+            self.seed, self.why, self.replay
+        )?;
+        if let Some(p) = &self.pcapng {
+            write!(f, "\nwhat the network carried: {}", p.display())?;
+        }
+        Ok(())
+    }
 }
 
 fn link(rng: &mut Rng) -> Impairment {
@@ -282,37 +297,24 @@ fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> Outc
 }
 
 /// Runs a seed. When a property breaks, runs it again and writes what the network carried into
-/// `dir`; prints how to replay it.
+/// `dir`. What broke by itself prints its panic, once; what `fault` broke prints nothing.
 pub fn run(seed: u64, fault: Option<Fault>, dir: &Path) -> Result<Outcome, Failure> {
-    let broke = |capture: &mut Option<Capture>| {
-        catch_unwind(AssertUnwindSafe(|| story(seed, fault, capture)))
-    };
-    let panic = match broke(&mut None) {
+    let why = match caught(fault.is_some(), || story(seed, fault, &mut None)) {
         Ok(o) => return Ok(o),
-        Err(p) => p,
+        Err(why) => why,
     };
-    let text = panic.downcast_ref::<String>().cloned();
-    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
     let mut capture = Some(Capture::default());
-    let _ = broke(&mut capture);
+    let _ = caught(true, || story(seed, fault, &mut capture));
     let path = dir.join(format!("siw-tcp-seed-{seed}.pcapng"));
-    let pcapng = match capture.map(|c| c.write(&path)) {
-        Some(Ok(_)) => Some(path),
-        Some(Err(e)) => {
-            eprintln!("{}: {e}", path.display());
-            None
-        }
-        None => None,
-    };
-    let f = Failure {
+    let pcapng = capture.map(|c| c.write(&path).map(|_| path.clone()));
+    let pcapng = pcapng.transpose().unwrap_or_else(|e| {
+        eprintln!("{}: {e}", path.display());
+        None
+    });
+    Err(Failure {
         seed,
-        why: text.unwrap_or_default(),
+        why,
         replay: format!("cargo run -p siw-tcp --release --example soak -- --seeds 1 --from {seed}"),
         pcapng,
-    };
-    eprintln!("seed {seed} failed; replay: {}", f.replay);
-    if let Some(p) = &f.pcapng {
-        eprintln!("what the network carried: {}", p.display());
-    }
-    Err(f)
+    })
 }
