@@ -253,8 +253,14 @@ fn tshark(capture: &Path, filter: &str) -> Command {
         "rpcordma",
         "-o",
         "tcp.check_checksum:TRUE",
+        "-o",
+        "ip.check_checksum:TRUE",
+        // Else the bytes that a retransmission brings are left out of the stream.
+        "-o",
+        "tcp.reassemble_out_of_order:TRUE",
+        "-2",
+        "-r",
     ])
-    .args(["-o", "ip.check_checksum:TRUE", "-2", "-r"])
     .arg(capture);
     if !filter.is_empty() {
         c.args(["-Y", filter]);
