@@ -353,6 +353,23 @@ impl Consumer {
             .map_err(|_| RingError::Nonsense)
     }
 
+    /// Has `parse(first slot, slots there, the others by index)` take a request, which
+    /// returns how many slots it has.
+    #[inline]
+    fn pop(
+        &mut self,
+        parse: impl FnOnce(&Slot, u32, &dyn Fn(u32) -> Slot) -> Result<u32, RingError>,
+    ) -> Result<Option<()>, RingError> {
+        let have = self.available()?;
+        if have == 0 {
+            return Ok(None);
+        }
+        let Consumer { mem, ring, .. } = self;
+        let n = parse(&mem.load(ring.slot(0)), have, &|i| mem.load(ring.slot(i)))?;
+        self.ring.advance(n);
+        Ok(Some(()))
+    }
+
     #[inline]
     fn complete(&mut self, n: u32) {
         self.done = self.done.wrapping_add(n);
@@ -387,20 +404,13 @@ impl SqConsumer {
     /// when the queue is empty. After an error the queue must not be read again.
     #[inline]
     pub fn pop(&mut self, w: &mut SendWqe) -> Result<Option<()>, RingError> {
-        let have = self.0.available()?;
-        if have == 0 {
-            return Ok(None);
-        }
-        let Consumer { mem, ring, .. } = &self.0;
-        let first = mem.load(ring.slot(0));
-        let n = w
-            .parse_into(&first, have, |i| mem.load(ring.slot(i)))
-            .map_err(|error| RingError::Wqe {
-                wr_id: w.wr_id,
-                error,
-            })?;
-        self.0.ring.advance(n);
-        Ok(Some(()))
+        self.0.pop(|first, have, more| {
+            w.parse_into(first, have, more)
+                .map_err(|error| RingError::Wqe {
+                    wr_id: w.wr_id,
+                    error,
+                })
+        })
     }
 
     /// Whether requests wait (looks at the client's line when none is cached).
@@ -462,20 +472,13 @@ impl RqConsumer {
     /// As [`SqConsumer::pop`].
     #[inline]
     pub fn pop(&mut self, w: &mut RecvWqe) -> Result<Option<()>, RingError> {
-        let have = self.0.available()?;
-        if have == 0 {
-            return Ok(None);
-        }
-        let Consumer { mem, ring, .. } = &self.0;
-        let first = mem.load(ring.slot(0));
-        let n = w
-            .parse_into(&first, have, |i| mem.load(ring.slot(i)))
-            .map_err(|error| RingError::Wqe {
-                wr_id: w.wr_id,
-                error,
-            })?;
-        self.0.ring.advance(n);
-        Ok(Some(()))
+        self.0.pop(|first, have, more| {
+            w.parse_into(first, have, more)
+                .map_err(|error| RingError::Wqe {
+                    wr_id: w.wr_id,
+                    error,
+                })
+        })
     }
 
     /// Whether requests wait.
