@@ -325,6 +325,7 @@ impl Shared {
         c: &mut Conn<B, R>,
         now: Instant,
     ) {
+        c.split_trains();
         let h = &mut c.hot;
         let Some(r) = &mut c.recovery else { return };
         let (again, due) = r.detect(h, &mut c.tx, now.0);

@@ -64,6 +64,8 @@ pub(crate) mod flag {
     pub const NARROW: u32 = 1 << 28;
     /// Established, and counted in its listener's `ready`.
     pub const READY: u32 = 1 << 29;
+    /// Frames of several segments may be among what was sent.
+    pub const TRAINS: u32 = 1 << 30;
 }
 
 /// 128 bytes: what every segment touches.
@@ -217,13 +219,22 @@ impl<B: RecvBuf, R> Conn<B, R> {
         self.ooo.as_ref().is_some_and(|o| !o.is_idle())
     }
 
-    /// The recovery state, made when it is first needed.
+    /// The recovery state, made when it is first needed, and the segments ready to be marked.
     #[cold]
     pub(crate) fn start_recovery(&mut self) {
+        self.split_trains();
         if self.recovery.is_none() {
             let mut r = Box::new(Recovery::new(self.hot.snd_una));
             r.rack.patience = self.patience;
             self.recovery = Some(r);
+        }
+    }
+
+    /// Segments are about to be marked.
+    pub(crate) fn split_trains(&mut self) {
+        if self.hot.has(flag::TRAINS) {
+            self.hot.flags &= !flag::TRAINS;
+            self.tx.split(0);
         }
     }
 

@@ -370,6 +370,8 @@ impl Shared {
         if h.has(flag::RECOVERING) || !h.can_send_data() {
             return Ok(()); // an ACK came in between
         }
+        c.start_recovery();
+        let h = &c.hot;
         let Some(last) = c.tx.sent.back().copied() else {
             return Ok(());
         };
@@ -390,7 +392,6 @@ impl Shared {
             self.stats.retrans_segs += 1;
         }
         self.stats.tlp_probes += 1;
-        c.start_recovery();
         if let Some(r) = &mut c.recovery {
             r.probed(&mut c.hot, &mut c.tx, again, now.0);
         }
@@ -398,9 +399,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Several new segments as one frame that the port cuts; noted one by one, so that repetitions
-    /// know nothing of it. The FIN goes alone.
-    #[cold]
+    /// Several new segments as one frame that the port cuts. While segments are marked each is
+    /// noted alone. The FIN goes alone.
     fn send_train<B: RecvBuf, R>(
         &mut self,
         index: u32,
@@ -421,6 +421,11 @@ impl Shared {
         }
         self.stats.out_segs += u64::from(count - 1);
         self.stats.tso_frames += u64::from(count > 1);
+        if c.hot.has(flag::RECOVERING) {
+            c.tx.split(before);
+        } else {
+            c.hot.flags |= flag::TRAINS;
+        }
         self.sent_new(index, c, &whole, now);
         let h = &mut c.hot;
         h.pipe += whole.len;

@@ -129,6 +129,7 @@ impl Shared {
         c.hot.flags |= flag::NARROW;
         c.narrow_until = until;
         self.event(index, &mut c.hot, Events::EMSS_CHANGED);
+        c.split_trains();
         if c.tx.sent.iter().any(|s| s.len > u32::from(emss)) {
             c.tx.resegment(u32::from(emss));
             c.start_recovery();
@@ -164,6 +165,7 @@ impl Shared {
         if c.hot.backoff < SUSPICIOUS {
             return;
         }
+        c.split_trains();
         let (first, at) = c.tx.sent.front().map_or((0, 0), |s| (s.len, s.at));
         let base = if c.template.is_v6() {
             c.emss_for(MIN_V6)

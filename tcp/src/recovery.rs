@@ -65,16 +65,24 @@ impl Recovery {
         (echo, offset): (Option<u32>, u32),
         now: u64,
     ) {
-        for s in tx.sent.iter().take_while(|s| s.end().le(ack)) {
+        for s in &tx.sent {
+            let end = if s.end().le(ack) {
+                s.end()
+            } else {
+                s.seq + s.whole_to(ack)
+            };
+            if end == s.seq {
+                break;
+            }
             if s.flags & SACKED != 0 {
                 continue;
             }
             let again = s.flags & RETX != 0;
-            self.rack.order(h, s.end(), again);
+            self.rack.order(h, end, again);
             // An echo from before the repetition answers the original (section 6.2 step 2).
             let old = |e: u32| again && older(e, s.at, offset);
             if !echo.is_some_and(old) {
-                self.rack.delivered(s.at, s.end(), again, h.rtt.min, now);
+                self.rack.delivered(s.at, end, again, h.rtt.min, now);
             }
         }
     }

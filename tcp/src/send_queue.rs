@@ -22,7 +22,8 @@ struct Record<R> {
     record: R,
 }
 
-/// A segment on its way. Payload: `len` bytes from `offset` of record `record` on.
+/// A segment on its way, or several that left as one frame for the port to cut. Payload: `len`
+/// bytes from `offset` of record `record` on.
 #[derive(Clone, Copy)]
 pub(crate) struct Sent {
     pub seq: SeqNr,
@@ -33,12 +34,23 @@ pub(crate) struct Sent {
     /// When it was last sent, ns.
     pub at: u64,
     pub flags: u8,
+    /// Of several: what each carries, the last perhaps less. 0: one segment. Only segments alone
+    /// are ever marked, see [`SendQueue::split`].
+    pub mss: u16,
 }
 
 impl Sent {
     #[inline]
     pub(crate) fn end(&self) -> SeqNr {
         self.seq + self.len + u32::from(self.flags & FIN != 0)
+    }
+    /// Bytes of the segments of a frame of several that end at or before `una`, inside of it.
+    #[inline]
+    pub(crate) fn whole_to(&self, una: SeqNr) -> u32 {
+        match u32::from(self.mss) {
+            0 => 0,
+            mss => una.dist(self.seq).max(0) as u32 / mss * mss,
+        }
     }
     /// Counts as on the wire (RFC 6675's pipe).
     #[inline]
@@ -78,6 +90,29 @@ pub(crate) struct SendQueue<R> {
     acked: u32,
     next_record: u32,
     next_offset: u32,
+}
+
+/// `len` bytes from `offset` of record `record` on: where they end, and whether a message does.
+fn walk<R>(
+    records: &VecDeque<Record<R>>,
+    base: u32,
+    (mut record, mut offset): (u32, u32),
+    mut len: u32,
+) -> ((u32, u32), bool) {
+    let mut push = false;
+    while len > 0 {
+        let Some(r) = records.get(record.wrapping_sub(base) as usize) else {
+            break;
+        };
+        let n = len.min(r.len - offset);
+        len -= n;
+        offset += n;
+        if offset == r.len {
+            push |= r.push;
+            (record, offset) = (record.wrapping_add(1), 0);
+        }
+    }
+    ((record, offset), push)
 }
 
 impl<R> SendQueue<R> {
@@ -160,8 +195,8 @@ impl<R> SendQueue<R> {
     }
 
     /// Takes up to `limit` full segments and what follows them, `usable` bytes together, into
-    /// `sent`, and returns them as one: records are consecutive, so the pieces are too.
-    #[cold]
+    /// `sent` as one, and returns it and how many they are: records are consecutive, so the
+    /// pieces are too.
     pub(crate) fn train(
         &mut self,
         (emss, usable): (u32, u32),
@@ -169,29 +204,80 @@ impl<R> SendQueue<R> {
         seq: SeqNr,
         at: u64,
     ) -> Option<(Sent, u32)> {
-        let mut whole: Option<Sent> = None;
-        let mut count = 0;
-        while count < u32::from(limit.max_segments) {
-            let len = whole.map_or(0, |w| w.len);
+        let most = u32::from(limit.max_segments);
+        let (record, offset) = self.cursor();
+        let (mut len, mut count, mut push) = (0, 0, false);
+        while count < most {
             let left = usable - len;
-            let plan = self.plan(emss, left);
-            // The first goes in any case.
-            let fits = |p: &Plan| p.len <= left && (count == 0 || len + p.len <= limit.max_bytes);
-            let Some(plan) = plan.filter(fits) else {
+            let room = if count == 0 {
+                left
+            } else {
+                left.min(limit.max_bytes.saturating_sub(len))
+            };
+            // Full segments of one record are taken at once.
+            let first = self.records.get(self.index(self.next_record));
+            let here = first.map_or(0, |r| r.len - self.next_offset);
+            let full =
+                (here.min(left).min(limit.max_bytes.saturating_sub(len)) / emss).min(most - count);
+            if full > 1 {
+                self.next_offset += full * emss;
+                if full * emss == here {
+                    push |= first.is_some_and(|r| r.push);
+                    (self.next_record, self.next_offset) = (self.next_record.wrapping_add(1), 0);
+                }
+                len += full * emss;
+                count += full;
+                continue;
+            }
+            let Some(plan) = self.plan(emss, left).filter(|p| p.len <= room) else {
                 break;
             };
-            let s = self.make(&plan, seq + len, false, at);
             self.made(&plan);
-            self.sent.push_back(s);
+            len += plan.len;
             count += 1;
-            let w = whole.get_or_insert(Sent { len: 0, ..s });
-            w.len += s.len;
-            w.flags |= s.flags;
-            if s.len < emss {
+            push |= plan.push;
+            if plan.len < emss {
                 break;
             }
         }
-        whole.map(|w| (w, count))
+        let whole = Sent {
+            seq,
+            len,
+            record,
+            offset,
+            at,
+            flags: if push { PUSH } else { 0 },
+            mss: if count > 1 { emss as u16 } else { 0 },
+        };
+        if count == 0 {
+            return None;
+        }
+        self.sent.push_back(whole);
+        Some((whole, count))
+    }
+
+    /// Segments that left as one frame become segments of their own: what marks them calls this
+    /// first, for those from `first` on.
+    #[cold]
+    pub(crate) fn split(&mut self, first: usize) {
+        let Some(i) = self.sent.range(first..).position(|s| s.mss != 0) else {
+            return;
+        };
+        for mut s in self.sent.split_off(first + i) {
+            let mss = u32::from(core::mem::take(&mut s.mss));
+            while mss != 0 && s.len > mss {
+                let (end, push) = walk(&self.records, self.base, (s.record, s.offset), mss);
+                self.sent.push_back(Sent {
+                    len: mss,
+                    flags: if push { PUSH } else { 0 },
+                    ..s
+                });
+                s.seq += mss;
+                s.len -= mss;
+                (s.record, s.offset) = end;
+            }
+            self.sent.push_back(s);
+        }
     }
 
     /// The planned segment; [`SendQueue::made`] once it left.
@@ -205,6 +291,7 @@ impl<R> SendQueue<R> {
             offset: self.next_offset,
             at,
             flags,
+            mss: 0,
         }
     }
 
@@ -233,6 +320,7 @@ impl<R> SendQueue<R> {
             offset: self.next_offset,
             at,
             flags: FIN,
+            mss: 0,
         }
     }
 
@@ -252,13 +340,26 @@ impl<R> SendQueue<R> {
         }
     }
 
-    /// Takes off every segment that ends at or before `una`. A segment acknowledged in part stays
-    /// whole: its repetition keeps its boundaries and the peer trims.
+    /// Takes off every segment that ends at or before `una`, also from a frame of several. A segment
+    /// acknowledged in part stays whole: its repetition keeps its boundaries and the peer trims.
     #[inline]
     pub(crate) fn ack_to(&mut self, una: SeqNr, pipe: &mut u32) -> Acked {
         let mut r = Acked::default();
-        while let Some(s) = self.sent.front() {
+        while let Some(s) = self.sent.front_mut() {
             if s.end().gt(una) {
+                let gone = s.whole_to(una);
+                if gone > 0 {
+                    *pipe -= gone;
+                    r.delivered += gone;
+                    r.sent_at = Some(s.at);
+                    let from = (s.record, s.offset);
+                    ((s.record, s.offset), _) = walk(&self.records, self.base, from, gone);
+                    s.seq += gone;
+                    s.len -= gone;
+                    if s.len <= u32::from(s.mss) {
+                        s.mss = 0;
+                    }
+                }
                 break;
             }
             if s.flags & (SACKED | LOST | RETX) == 0 {
@@ -450,6 +551,51 @@ mod tests {
         }
         assert_eq!(q.sent[6].end(), end);
         assert_eq!(q.sent[6].flags & LOST, 0, "what fits may still arrive");
+    }
+
+    #[test]
+    fn a_frame_of_several_is_acknowledged_and_split_as_if_each_segment_left_alone() {
+        // One long record, full ones, two that share a segment, and a short end.
+        let lens = [3500, 1000, 1000, 400, 600, 1000, 300];
+        let mut alone = queue(&lens);
+        let mut train = queue(&lens);
+        for q in [&mut alone, &mut train] {
+            q.records[3].push = true;
+            q.records[6].push = true;
+        }
+        let (end, mut pipe) = send_all(&mut alone, 1000);
+        let tso = crate::Tso {
+            max_segments: 64,
+            max_bytes: 60_000,
+        };
+        let mut seq = alone.sent[0].seq;
+        while seq != end {
+            let (s, n) = train.train((1000, 60_000), &tso, seq, 0).unwrap();
+            assert_eq!(n, s.len.div_ceil(1000));
+            seq = s.end();
+        }
+        assert_eq!(train.sent.len(), 2, "the long record's tail ends a frame");
+        let mut pipes = [pipe, pipe];
+        for at in [500, 1000, 2700, 5500, 6400, 7800] {
+            let una = alone.sent[0].seq + (at - (lens.iter().sum::<u32>() - pipe));
+            let a = alone.ack_to(una, &mut pipes[0]);
+            let b = train.ack_to(una, &mut pipes[1]);
+            assert_eq!((a.delivered, a.records), (b.delivered, b.records), "{at}");
+            assert_eq!(pipes[0], pipes[1]);
+            pipe = pipes[0];
+            let mut copy = queue(&lens);
+            for (r, c) in copy.records.iter_mut().zip(&train.records) {
+                r.push = c.push;
+            }
+            copy.sent = train.sent.clone();
+            copy.split(0);
+            let parts = |q: &SendQueue<usize>| {
+                let whole = |(i, s): (usize, &Sent)| (s.seq, s.flags, s.mss, pieces(q, i));
+                q.sent.iter().enumerate().map(whole).collect::<Vec<_>>()
+            };
+            assert_eq!(parts(&copy), parts(&alone), "{at}");
+        }
+        assert!(train.sent.is_empty() && pipe == 0);
     }
 
     #[test]

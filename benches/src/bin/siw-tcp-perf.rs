@@ -44,6 +44,9 @@ enum What {
     Tso {
         #[arg(long, default_value_t = 4.0)]
         secs: f64,
+        /// Only one part, for a profiler.
+        #[arg(long, value_parser = ["raw", "tcp"])]
+        only: Option<String>,
     },
     /// Flows over a link that loses and delays.
     Impaired {
@@ -123,7 +126,7 @@ fn run(what: &What) -> Result<Value, String> {
             only,
         } => stream(&machine, *connections, *secs, only.as_deref()),
         What::State { connections } => state(&machine, *connections),
-        What::Tso { secs } => tso(&machine, *secs),
+        What::Tso { secs, only } => tso(&machine, *secs, only.as_deref()),
         What::Impaired { link, flows, secs } => impaired(&machine, link, *flows, *secs),
         What::Forward { left, right, link } => forward(&machine, left, right, link),
     }
@@ -248,7 +251,7 @@ fn state(machine: &Machine, connections: usize) -> Result<Value, String> {
     }))
 }
 
-fn tso(machine: &Machine, secs: f64) -> Result<Value, String> {
+fn tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String> {
     // Two fill a turn.
     const SEGMENTS: u16 = 32;
     let dir = std::env::temp_dir().join(format!("siw-tcp-perf-{}", std::process::id()));
@@ -291,15 +294,21 @@ fn tso(machine: &Machine, secs: f64) -> Result<Value, String> {
     pair.connect(&mut link, 1)?;
     let (mut raws, mut tcps, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..SLICES {
-        let raw = raw::stream(
-            link.ends,
-            link.source,
-            bytes as usize,
-            Buffers::Cache,
-            slice,
-        );
-        let tcp = pair.stream(&mut link, 1, slice);
-        pair.settle(&mut link, Duration::from_millis(2));
+        let mut raw = f64::NAN;
+        if only != Some("tcp") {
+            raw = raw::stream(
+                link.ends,
+                link.source,
+                bytes as usize,
+                Buffers::Cache,
+                slice,
+            );
+        }
+        let mut tcp = f64::NAN;
+        if only != Some("raw") {
+            tcp = pair.stream(&mut link, 1, slice);
+            pair.settle(&mut link, Duration::from_millis(2));
+        }
         ratios.push(tcp / raw);
         raws.push(raw);
         tcps.push(tcp);
