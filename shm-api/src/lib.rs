@@ -77,6 +77,7 @@ pub use memory_region::{Access, KeyError, Mr, WindowType};
 pub use region::{OutOfBounds, Region};
 #[cfg(not(loom))]
 pub use shared_receive_queue::{LowWater, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
+#[cfg(not(loom))]
 pub use stripes::Stripes;
 #[cfg(not(loom))]
 pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
