@@ -11,7 +11,7 @@ use siw::{AsyncEventKind, CmEvent, ConnInfo, ConnectOptions, Listener, RecvWr, W
 /// How long nothing must happen where nothing may.
 pub const SILENCE: Duration = Duration::from_millis(200);
 
-/// Ends in `[device.mpa]`: tests add their settings.
+/// Ends in `[device.mpa]`: tests add their settings. Its time limits outlast a slow machine.
 pub const CONFIG: &str = r#"
 [dpdk]
 hugepages = "never"
@@ -22,9 +22,14 @@ devargs = "net_tap0,iface=tap0"
 mac = "02:00:00:77:00:01"
 addresses = ["10.77.0.1/24", "fd77::1/64"]
 [device.mpa]
-request_timeout_ms = 700
-reply_timeout_ms = 700
+request_timeout_ms = 30000
+reply_timeout_ms = 30000
 "#;
+
+/// The same with time limits that a test can wait for.
+pub fn impatient() -> String {
+    CONFIG.replace("30000", "700")
+}
 
 /// siwd with a listening application, Linux on the other end of the wire.
 pub struct Responder {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bench::Initiator;
+use crate::bench::{Initiator, impatient};
 use crate::common::net::lacks_network;
 use crate::common::peer::{C, M, Peer, R, S, reply, request, with_markers, write};
 use crate::common::*;
@@ -198,7 +198,7 @@ fn a_peer_that_closes_instead_of_answering_is_told_and_not_tried_again() {
 #[test]
 fn c13_a_peer_that_never_answers_is_unreachable_after_the_reply_timeout() {
     skip_if!(lacks_network());
-    let b = Initiator::new();
+    let b = Initiator::with(&impatient());
     let began = Instant::now();
     let mut peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1])[..19]);
     match b.event() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::bench::{CONFIG, Responder, SILENCE};
+use crate::bench::{CONFIG, Responder, SILENCE, impatient};
 use crate::common::net::lacks_network;
 use crate::common::peer::{C, M, R, S, mpa, reply, request, send, with_markers, write};
 use crate::common::*;
@@ -159,14 +159,14 @@ fn c11_a_request_in_single_bytes_is_accepted() {
 #[test]
 fn c12_a_peer_that_never_asks_is_closed_after_the_request_timeout() {
     skip_if!(lacks_network());
-    let b = Responder::new();
+    let b = Responder::with(&impatient());
+    let began = std::time::Instant::now();
     let (mut silent, mut slow) = (b.peer(), b.peer());
     slow.send(&request(C, 1, b"")[..10]);
-    let began = std::time::Instant::now();
     assert_eq!(silent.rest(), b"");
     assert_eq!(slow.rest(), b"");
     assert!(
-        began.elapsed() > Duration::from_millis(400),
+        began.elapsed() > Duration::from_millis(600),
         "{:?}",
         began.elapsed()
     );

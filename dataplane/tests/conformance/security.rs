@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use crate::bench::{Responder, quoting};
+use crate::bench::{Responder, impatient, quoting};
 use crate::common::net::lacks_network;
 use crate::common::peer::{Peer, send, write};
 use crate::common::*;
@@ -53,7 +53,7 @@ fn a_flood_of_wrong_streams_is_answered_and_forgotten() {
 #[test]
 fn silent_connections_are_bounded_and_reaped() {
     skip_if!(lacks_network());
-    let b = Responder::new();
+    let b = Responder::with(&impatient());
     let mut silent: Vec<Peer> = (0..64).map(|_| b.peer()).collect();
     for p in &mut silent {
         assert_eq!(p.rest(), b"");
