@@ -247,25 +247,47 @@ pub fn tshark_text(capture: &Path, filter: &str) -> String {
 
 fn tshark(capture: &Path, filter: &str) -> Command {
     let mut c = Command::new("tshark");
-    // Without rpcordma, which takes iWARP payloads for NFS; with checksums, since siwd makes them.
-    c.args([
-        "--disable-protocol",
-        "rpcordma",
-        "-o",
-        "tcp.check_checksum:TRUE",
-        "-o",
-        "ip.check_checksum:TRUE",
+    for name in not_iwarp() {
+        c.args(["--disable-protocol", name]);
+    }
+    // With checksums, since siwd makes them.
+    c.args(["-o", "tcp.check_checksum:TRUE"])
+        .args(["-o", "ip.check_checksum:TRUE"])
         // Else the bytes that a retransmission brings are left out of the stream.
-        "-o",
-        "tcp.reassemble_out_of_order:TRUE",
-        "-2",
-        "-r",
-    ])
-    .arg(capture);
+        .args(["-o", "tcp.reassemble_out_of_order:TRUE", "-2", "-r"])
+        .arg(capture);
     if !filter.is_empty() {
         c.args(["-Y", filter]);
     }
     c
+}
+
+/// What tshark could take a TCP stream for, by its port or by its bytes, that is not iWARP. Ports
+/// are drawn, and one of X11's makes an X11 stream of everything, mostly a malformed one.
+fn not_iwarp() -> &'static [String] {
+    static NAMES: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
+    NAMES.get_or_init(|| {
+        let table = |which| output(Command::new("tshark").args(["-G", which]));
+        // Lines of table, value and protocol, and of table, protocol and whether it is on.
+        let (ports, guesses) = (table("decodes"), table("heuristic-decodes"));
+        let ports = ports.lines().filter_map(|l| {
+            let mut l = l.split('\t');
+            (l.next() == Some("tcp.port")).then(|| l.nth(1))?
+        });
+        let guesses = guesses.lines().filter_map(|l| {
+            let (table, rest) = l.split_once('\t')?;
+            matches!(table, "tcp" | "iwarp_ddp_rdmap").then(|| rest.split('\t').next())?
+        });
+        let mut names: Vec<String> = ports.chain(guesses).map(String::from).collect();
+        names.sort();
+        names.dedup();
+        names.retain(|n| n != "iwarp_mpa");
+        assert!(
+            names.len() > 100,
+            "tshark's tables have another form: {names:?}"
+        );
+        names
+    })
 }
 
 fn output(c: &mut Command) -> String {
