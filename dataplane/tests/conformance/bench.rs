@@ -151,6 +151,27 @@ impl Responder {
         });
     }
 
+    /// A second stream of the application, in the same protection domain, on which siwd may send.
+    pub fn second(&self) -> (End, Peer) {
+        let end = self.app.another();
+        let peer = self.stream_of(&end);
+        (end, peer)
+    }
+
+    /// A stream of this queue pair, on which siwd may send.
+    pub fn stream_of(&self, end: &End) -> Peer {
+        let mut peer = self.peer();
+        peer.send(&request(C, 1, b""));
+        let CmEvent::ConnectRequest(r) = self.event() else {
+            panic!("no request")
+        };
+        r.accept(&end.qp, None, &ConnectOptions::default()).unwrap();
+        peer.take_mpa(b"MPA ID Rep Frame");
+        self.established();
+        self.begin(&mut peer);
+        peer
+    }
+
     /// An empty Write that gives siwd leave to send.
     pub fn begin(&self, peer: &mut Peer) {
         peer.send(&crate::common::peer::write(true, 1, 0, b""));

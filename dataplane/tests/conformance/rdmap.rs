@@ -5,7 +5,7 @@ use crate::common::net::lacks_network;
 use crate::common::peer::{Peer, ReadRequest, send, tagged, terminate, untagged, write};
 use crate::common::*;
 use crate::skip_if;
-use siw::{Access, AsyncEventKind, Data, Opcode, SendWr, WcStatus, WrFlags};
+use siw::{Access, AsyncEventKind, Data, Opcode, RecvWr, SendWr, WcStatus, WrFlags};
 
 const ACCESS: AsyncEventKind = AsyncEventKind::QpAccessErr;
 const REQUEST: AsyncEventKind = AsyncEventKind::QpReqErr;
@@ -242,8 +242,7 @@ fn c73_a_read_of_nothing_is_answered_by_nothing_whatever_its_stags() {
 fn c74_more_reads_than_agreed_on_end_their_own_stream_only() {
     skip_if!(lacks_network());
     let b = Responder::new();
-    let other = Responder::new();
-    let mut bystander = other.stream();
+    let (other, mut bystander) = b.second();
     let mut peer = b.peer();
     peer.send(&crate::common::peer::request(0x50, 2, &[0, 4, 0, 2]));
     b.accept(b"");
@@ -264,9 +263,15 @@ fn c74_more_reads_than_agreed_on_end_their_own_stream_only() {
     );
     drop(peer);
     b.broken(REQUEST);
-    other.recv(1, 0, 64);
-    bystander.send(&send(true, 1, 0, b"unharmed"));
-    assert_eq!(other.app.wc().status, WcStatus::SUCCESS);
+    other
+        .qp
+        .post_recv(&[RecvWr {
+            wr_id: 1,
+            sges: &[],
+        }])
+        .unwrap();
+    bystander.send(&send(true, 1, 0, b""));
+    assert_eq!(other.wc().status, WcStatus::SUCCESS);
     b.goes_on();
 }
 
@@ -419,4 +424,45 @@ fn refused_in_its_middle() -> bool {
     assert_eq!(t[22 + 20..], left.octets());
     assert_eq!(peer.rest(), b"");
     true
+}
+
+/// What ends a stream without the peer's doing has no header to quote.
+#[test]
+fn c83_an_error_of_this_side_is_told_by_terminate_0_0_00_without_headers() {
+    skip_if!(lacks_network());
+    let b = Responder::new();
+    let mut peer = b.stream();
+    b.recv(99, 0, 64);
+    b.begin(&mut peer);
+    let good = [b.app.mr.sge(0, 8)];
+    // One octet beyond the region.
+    let bad = [b.app.mr.sge(0, 8), b.app.mr.sge(0, 8)].map(|mut s| {
+        s.addr += 65_536 - 7;
+        s
+    });
+    let post = |wr_id, sges: &[siw::Sge]| {
+        let wr = SendWr::write(wr_id, Data::Sges(sges), 0x1000, 0x2000);
+        b.app.qp.post_send(&[wr]).unwrap();
+    };
+    post(1, &good);
+    post(2, &bad[..1]);
+    post(3, &good);
+    assert_eq!(peer.take_fpdu()[..2], [0xc1, 0x40], "the one in front");
+    assert_eq!(peer.rest(), terminate([0x00, 0x00, 0, 0], b""));
+    drop(peer);
+    for (wr_id, status) in [
+        (1, WcStatus::SUCCESS),
+        (2, WcStatus::LOC_PROT_ERR),
+        (3, WcStatus::WR_FLUSH_ERR),
+    ] {
+        let wc = b.app.wc();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, status));
+    }
+    b.broken(FATAL);
+    // And when the application itself wants the end.
+    b.app.qp.reset().unwrap();
+    let mut peer = b.stream();
+    b.app.qp.modify(siw::QpState::Terminate).unwrap();
+    b.begin(&mut peer);
+    assert_eq!(peer.rest(), terminate([0x00, 0x00, 0, 0], b""));
 }

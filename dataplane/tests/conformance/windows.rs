@@ -4,12 +4,11 @@
 
 use crate::bench::{Responder, quoting};
 use crate::common::net::lacks_network;
-use crate::common::peer::{C, Peer, ReadRequest, request, send, untagged, write};
+use crate::common::peer::{ReadRequest, send, untagged, write};
 use crate::common::*;
 use crate::skip_if;
 use siw::{
-    Access, AsyncEventKind, CmEvent, Mr, Mw, MwBind, Qp, SendWr, WcOpcode, WcStatus, WindowType,
-    WrFlags,
+    Access, AsyncEventKind, Mr, Mw, MwBind, Qp, SendWr, WcOpcode, WcStatus, WindowType, WrFlags,
 };
 
 const BINDABLE: Access = Access(31);
@@ -31,26 +30,11 @@ fn contents(mr: &Mr, at: usize, len: usize) -> Vec<u8> {
     v
 }
 
-/// A second stream of the application, in the same protection domain.
-fn second(b: &Responder) -> (End, Peer) {
-    let end = b.app.another();
-    let mut peer = b.peer();
-    peer.send(&request(C, 1, b""));
-    let CmEvent::ConnectRequest(r) = b.event() else {
-        panic!("no request")
-    };
-    r.accept(&end.qp, None, &Default::default()).unwrap();
-    peer.take_mpa(b"MPA ID Rep Frame");
-    b.established();
-    b.begin(&mut peer);
-    (end, peer)
-}
-
 #[test]
 fn c44_a_window_of_another_stream_is_answered_by_terminate_1_1_02() {
     skip_if!(lacks_network());
     let b = Responder::new();
-    let (end, mut own) = second(&b);
+    let (end, mut own) = b.second();
     let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.app.pd.alloc_mw(WindowType::Two).unwrap();
     let all = Access::REMOTE_READ | Access::REMOTE_WRITE;
@@ -69,7 +53,7 @@ fn c44_a_window_of_another_stream_is_answered_by_terminate_1_1_02() {
 fn c69_a_read_through_a_window_of_another_stream_is_answered_by_terminate_0_1_03() {
     skip_if!(lacks_network());
     let b = Responder::new();
-    let (end, _own) = second(&b);
+    let (end, _own) = b.second();
     let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.app.pd.alloc_mw(WindowType::Two).unwrap();
     let to = MwBind::of(&mr, 0, 64, Access::REMOTE_READ);
@@ -88,7 +72,7 @@ fn c69_a_read_through_a_window_of_another_stream_is_answered_by_terminate_0_1_03
 fn c45_c46_a_window_ends_at_its_own_bytes_and_not_at_its_regions() {
     skip_if!(lacks_network());
     let b = Responder::new();
-    let (end, _own) = second(&b);
+    let (end, _own) = b.second();
     let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
     let one = b.app.pd.alloc_mw(WindowType::One).unwrap();
     let to = MwBind::of(&mr, 100, 10, Access::REMOTE_WRITE);
@@ -114,7 +98,7 @@ fn c45_c46_a_window_ends_at_its_own_bytes_and_not_at_its_regions() {
 fn c77_neither_a_shared_window_nor_a_region_with_windows_is_the_peers_to_invalidate() {
     skip_if!(lacks_network());
     let b = Responder::new();
-    let (end, _own) = second(&b);
+    let (end, _own) = b.second();
     let mr = b.app.pd.alloc_mr(4096, BINDABLE).unwrap();
     let one = b.app.pd.alloc_mw(WindowType::One).unwrap();
     let to = MwBind::of(&mr, 0, 64, Access::REMOTE_READ);
