@@ -487,6 +487,10 @@ struct siw_mpa_options {
 	uint16_t max_ird, max_ord;   /* UINT16_MAX: by device */
 	uint32_t request_timeout_ms; /* 0: by device */
 	uint32_t accept_timeout_ms;  /* 0: by device */
+	uint16_t private_data;	     /* accepted from a peer, up to 512; UINT16_MAX: by device */
+	uint8_t terminate;	     /* how Terminates begin: 0 as the RFC, 1 as Linux siw, SIW_BY_DEVICE */
+	uint8_t out_of_order;	     /* placement: 0 off, 1 with markers, 2 if aligned, SIW_BY_DEVICE */
+	uint32_t reserved;	     /* 0 */
 };
 /* As siw_listen, with mpa (may be NULL). */
 int siw_listen_mpa(siw_cm_channel *ch, uint32_t device, const struct sockaddr *addr,

@@ -215,6 +215,47 @@ pub struct ListenOptions {
     pub request_timeout: Option<Duration>,
     /// How long the application may take to answer one.
     pub accept_timeout: Option<Duration>,
+    /// Private data accepted from a peer, in bytes; 512 at most.
+    pub max_private_data: Option<u16>,
+    /// How Terminates to its peers begin.
+    pub terminate: Option<TerminateOrder>,
+    /// Which of its streams place payload that arrives beyond a hole.
+    pub out_of_order: Option<OutOfOrder>,
+}
+
+/// The order of layer and type in the first octet of a Terminate (RFC 5040 section 4.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum TerminateOrder {
+    /// Layer in the high half.
+    Rfc = 0,
+    /// Layer in the low half, as Linux siw sends and reads it.
+    Siw = 1,
+}
+
+/// Placement out of order (RFC 5041 section 5.2); always of FPDUs with a good CRC only, and never
+/// delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum OutOfOrder {
+    /// Everything is placed in order.
+    Off = 0,
+    /// In streams with markers.
+    Markers = 1,
+    /// Also in streams whose peer has put each FPDU into one segment so far.
+    Aligned = 2,
+}
+
+/// Peers that are known to want it their way; the same as `preset` of `[device.mpa]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preset {
+    /// Linux siw: no markers, Terminates as it reads them.
+    Siw,
+    /// Chelsio T4 to T6: Read as the only ready-to-receive, no markers, 32 reads, 256 bytes of
+    /// private data.
+    Chelsio,
+    /// Intel X722 and E810: Read or Write as ready-to-receive, no markers, 64 and 63 reads.
+    Intel,
 }
 
 /// What a listener does about MPA markers.
@@ -241,6 +282,38 @@ pub struct RtrKinds {
 }
 
 impl ListenOptions {
+    /// As peers of this kind want it; every field may then be changed.
+    pub fn preset(preset: Preset) -> ListenOptions {
+        let plain = ListenOptions {
+            markers: Some(Markers::Never),
+            ..Default::default()
+        };
+        let kinds = |write| RtrKinds {
+            send: false,
+            write,
+            read: true,
+        };
+        match preset {
+            Preset::Siw => ListenOptions {
+                terminate: Some(TerminateOrder::Siw),
+                ..plain
+            },
+            Preset::Chelsio => ListenOptions {
+                rtr: Some(kinds(false)),
+                max_ird: Some(32),
+                max_ord: Some(32),
+                max_private_data: Some(256),
+                ..plain
+            },
+            Preset::Intel => ListenOptions {
+                rtr: Some(kinds(true)),
+                max_ird: Some(64),
+                max_ord: Some(63),
+                ..plain
+            },
+        }
+    }
+
     fn mpa(&self) -> MpaOptions {
         let ms = |t: Option<Duration>| {
             t.map_or(0, |t| {
@@ -258,6 +331,10 @@ impl ListenOptions {
             max_ord: self.max_ord.unwrap_or(u16::MAX),
             request_timeout_ms: ms(self.request_timeout),
             accept_timeout_ms: ms(self.accept_timeout),
+            private_data: self.max_private_data.unwrap_or(u16::MAX),
+            terminate: self.terminate.map_or(BY_DEVICE, |t| t as u8),
+            out_of_order: self.out_of_order.map_or(BY_DEVICE, |o| o as u8),
+            reserved: 0,
         }
     }
 }

@@ -44,7 +44,7 @@ pub mod capi;
 
 pub use cm::{
     CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, ListenOptions, Listener, Markers,
-    RtrKinds,
+    OutOfOrder, Preset, RtrKinds, TerminateOrder,
 };
 pub use context::{AsyncEvent, Context, Device};
 pub use cq::{CompletionChannel, Cq};

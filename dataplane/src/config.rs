@@ -231,7 +231,7 @@ pub enum CrcPolicy {
     Off,
     /// Asked for.
     On,
-    /// A connection without it is refused.
+    /// Asked for. A reply that leaves it out is refused, and no application turns it off.
     Required,
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
+use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
 use siw_iwarp::{OutOfOrder, TerminateOrder};
 use siw_tcp::{
@@ -284,6 +285,7 @@ impl Device {
             link_mbps: link.as_ref().map_or(0, |l| l.mbps),
             link_up: self.pair || link.is_none_or(|l| l.up),
             crc: self.config.mpa.crc != CrcPolicy::Off,
+            crc_required: self.config.mpa.crc == CrcPolicy::Required,
             mpa_rev: *self.config.mpa.revision.get_ref(),
             max_ird: *self.config.mpa.ird.get_ref(),
             max_ord: *self.config.mpa.ord.get_ref(),
@@ -325,7 +327,6 @@ impl Device {
                 ..self.stack(keys, !(offload || no_checksum))
             },
             mpa: self.mpa(),
-            out_of_order: self.out_of_order(),
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
             pair: self.pair,
             trusted: no_checksum,
@@ -366,7 +367,8 @@ impl Device {
             rev: *m.revision.get_ref(),
             crc: match m.crc {
                 CrcPolicy::Off => MpaCrc::IfAsked,
-                CrcPolicy::On | CrcPolicy::Required => MpaCrc::Required,
+                CrcPolicy::On => MpaCrc::Asked,
+                CrcPolicy::Required => MpaCrc::Required,
             },
             markers: match m.markers {
                 MarkersName::Never => MarkerPolicy::Never,
@@ -387,6 +389,8 @@ impl Device {
                 TerminateName::Rfc => TerminateOrder::Rfc,
                 TerminateName::Siw => TerminateOrder::Siw,
             },
+            out_of_order: self.out_of_order(),
+            first_msn: Msn(m.first_msn),
             request_timeout_ms: m.request_timeout_ms,
             reply_timeout_ms: m.reply_timeout_ms,
         }
@@ -413,7 +417,8 @@ impl Device {
                 .map_or(if self.pair { PAIR_WINDOW } else { WINDOW }, |w| {
                     u32::try_from(w.0).unwrap_or(1 << 30)
                 }),
-            show_out_of_order: self.out_of_order() != OutOfOrder::Off,
+            // A listener may want it though its device does not.
+            show_out_of_order: true,
             congestion: match t.congestion {
                 CongestionName::Cubic => Congestion::Cubic,
                 CongestionName::Newreno => Congestion::NewReno,
@@ -435,7 +440,7 @@ impl Device {
             tx_checksum,
             keepalive: t.keepalive_s.map(|s| Keepalive {
                 idle: Duration::from_secs(s.into()),
-                interval: Duration::from_secs(5),
+                interval: Duration::from_secs(s.min(5).into()),
                 probes: 5,
             }),
             // A pair has no queue between its ends that a first burst could overrun.

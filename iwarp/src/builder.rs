@@ -73,9 +73,9 @@ impl QueuePair {
             }
             FpduKind::Rtr => match self.rtr.ok_or(BuildError::Gone)? {
                 RtrKind::Write => f.tagged(Opcode::Write, true, DUMMY_STAG, 0),
-                RtrKind::Send => f.untagged(Opcode::Send, true, 0, Msn::FIRST, 0),
+                RtrKind::Send => f.untagged(Opcode::Send, true, 0, self.first_msn, 0),
                 RtrKind::Read => f.read_request(
-                    Msn::FIRST,
+                    self.first_msn,
                     &ReadRequest {
                         sink_stag: DUMMY_STAG,
                         src_stag: DUMMY_STAG,

@@ -20,6 +20,8 @@ pub use frame::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, MPA_HEADER_LEN};
 pub use initiator::{Initiator, InitiatorStep};
 pub use responder::{ConnectRequest, Responder, ResponderStep};
 
+use crate::ddp::Msn;
+use crate::out_of_order::OutOfOrder;
 use crate::terminate::{TermCode, TerminateOrder};
 
 /// IRD/ORD value that means "not negotiated here" (RFC 6581 section 9.1).
@@ -30,9 +32,17 @@ pub const DEPTH_UNNEGOTIATED: u16 = 0x3fff;
 pub enum CrcPolicy {
     /// Do not ask for it; use it when the peer asks.
     IfAsked,
-    /// Ask for it.
+    /// Ask for it, and use it even if the peer's reply does not say so.
     #[default]
+    Asked,
+    /// Ask for it, and refuse a reply that does not say so.
     Required,
+}
+
+impl CrcPolicy {
+    fn asks(self) -> bool {
+        self != Self::IfAsked
+    }
 }
 
 /// Markers in the streams of a device (RFC 5044 sections 4.3 and 7.1.1): each side tells whether it
@@ -148,6 +158,11 @@ pub struct MpaConfig {
     pub fallback_to_rev1: bool,
     /// How Terminates begin.
     pub terminate: TerminateOrder,
+    /// Which streams place payload beyond a hole.
+    pub out_of_order: OutOfOrder,
+    /// Number of the first message of each queue, both ways: 1 (RFC 5041 section 4.3). Another one
+    /// is for validating what comes after 2^32 messages, with a peer that begins there as well.
+    pub first_msn: Msn,
     /// How long a responder waits for a request.
     pub request_timeout_ms: u32,
     /// How long an initiator waits for a reply.
@@ -158,7 +173,7 @@ impl Default for MpaConfig {
     fn default() -> Self {
         Self {
             rev: 2,
-            crc: CrcPolicy::Required,
+            crc: CrcPolicy::Asked,
             markers: MarkerPolicy::Accept,
             peer_to_peer: true,
             rtr: RtrKinds::WRITE_READ,
@@ -167,6 +182,8 @@ impl Default for MpaConfig {
             max_private_data: MAX_PRIVATE_DATA as u16,
             fallback_to_rev1: true,
             terminate: TerminateOrder::Rfc,
+            out_of_order: OutOfOrder::Off,
+            first_msn: Msn::FIRST,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
         }
@@ -237,6 +254,9 @@ pub enum MpaError {
     /// The peer wants markers.
     #[error("peer asks for MPA markers, which this device is configured not to send")]
     MarkersUnsupported,
+    /// The peer's reply leaves the CRC out.
+    #[error("peer's reply leaves out the CRC that this device requires")]
+    CrcRefused,
     /// No RTR kind in common.
     #[error("no ready-to-receive message that both sides know")]
     NoRtr,
@@ -260,6 +280,8 @@ impl MpaError {
         match self {
             Self::NoRtr => Some(TermCode::MPA_NO_RTR),
             Self::InsufficientIrd { .. } => Some(TermCode::MPA_INSUFFICIENT_IRD),
+            // The reply is sound, and this side cannot do as it says.
+            Self::MarkersUnsupported | Self::CrcRefused => Some(TermCode::MPA_CATASTROPHIC),
             _ => None,
         }
     }

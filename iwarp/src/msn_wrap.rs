@@ -63,16 +63,8 @@ fn end(initiator: bool) -> (QueuePair, Env) {
         rtr: None,
         rev: 2,
     };
+    qp.set_first_msn(Msn(u32::MAX));
     qp.set_rts(n, 1448);
-    let last = Msn(u32::MAX);
-    for m in [
-        &mut qp.send_msn,
-        &mut qp.read_msn,
-        &mut qp.rx_send_msn,
-        &mut qp.rx_read_msn,
-    ] {
-        *m = last;
-    }
     let keys = KeyTable::new(8, 1).reader().expect("a reader is free");
     let recv = RecvWqe::from_desc(&RecvDesc {
         wr_id: 5,

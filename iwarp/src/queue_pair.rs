@@ -176,6 +176,7 @@ pub struct QueuePair {
     pub(crate) rx_phase: Phase,
     /// The work request that is taken out of the ring and not sent completely.
     pub(crate) cur: Option<u32>,
+    pub(crate) first_msn: Msn,
     pub(crate) send_msn: Msn,
     pub(crate) read_msn: Msn,
     pub(crate) rx_send_msn: Msn,
@@ -226,6 +227,7 @@ impl QueuePair {
             tx_phase: Phase::OFF,
             rx_phase: Phase::OFF,
             cur: None,
+            first_msn: Msn::FIRST,
             send_msn: Msn::FIRST,
             read_msn: Msn::FIRST,
             rx_send_msn: Msn::FIRST,
@@ -256,9 +258,16 @@ impl QueuePair {
         }
         let zombies = std::mem::take(&mut self.zombies);
         let early = Early::new(self.early.policy);
-        let terminate_order = self.terminate_order;
+        let (terminate_order, first) = (self.terminate_order, self.first_msn);
         *self = Self::new(self.attr);
         self.terminate_order = terminate_order;
+        self.first_msn = first;
+        self.send_msn = first;
+        self.read_msn = first;
+        self.rx_send_msn = first;
+        self.rx_read_msn = first;
+        self.atomic_msn = first;
+        self.rx_atomic_msn = first;
         self.zombies = zombies;
         self.early = early;
         self.state = QpState::Rts;
@@ -278,6 +287,12 @@ impl QueuePair {
     /// How Terminates of this queue pair begin; before [`set_rts`](Self::set_rts).
     pub fn set_terminate_order(&mut self, order: TerminateOrder) {
         self.terminate_order = order;
+    }
+
+    /// Number of the first message of each queue in both directions, of Terminates aside; before
+    /// [`set_rts`](Self::set_rts). See [`MpaConfig::first_msn`](crate::MpaConfig::first_msn).
+    pub fn set_first_msn(&mut self, first: Msn) {
+        self.first_msn = first;
     }
 
     /// The effective MSS changed; FPDUs not yet handed to TCP follow it.

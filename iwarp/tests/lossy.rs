@@ -230,7 +230,7 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
     let links = [link(&mut rng), link(&mut rng)];
     let mut net = Net::new(seed, configs, links);
     let crc = if rng.chance(0.8) {
-        mpa::CrcPolicy::Required
+        mpa::CrcPolicy::Asked
     } else {
         mpa::CrcPolicy::IfAsked
     };

@@ -70,9 +70,11 @@ fn c18_crc_is_on_when_either_side_asks() {
     use CrcPolicy::*;
     for (a, b, on) in [
         (IfAsked, IfAsked, false),
+        (IfAsked, Asked, true),
+        (Asked, IfAsked, true),
+        (Asked, Asked, true),
         (IfAsked, Required, true),
         (Required, IfAsked, true),
-        (Required, Required, true),
     ] {
         for rev in [1, 2] {
             let c = |crc| MpaConfig { crc, rev, ..cfg() };
@@ -292,13 +294,35 @@ fn a_request_for_markers_is_rejected_politely_when_they_are_off() {
     assert_eq!(reply[16] & 0x20, 0x20);
     let mut i = Initiator::new(&never, 4, 4, b"").expect("valid");
     let reply = frame(REP, 0xd0, 2, &enhanced(false, false, 4, false, false, 4));
+    let InitiatorStep::Failed { error, send } = i.on_stream(&mut stream(&reply)) else {
+        panic!("taken")
+    };
+    assert_eq!(error, MpaError::MarkersUnsupported);
+    // Conformance 26; with the marker that the peer expects.
+    let term = send.expect("a Terminate");
     assert_eq!(
-        i.on_stream(&mut stream(&reply)),
-        InitiatorStep::Failed {
-            error: MpaError::MarkersUnsupported,
-            send: None
-        }
+        (&term[..4], &term[24..28]),
+        (&[0; 4][..], &[0x20, 5, 0, 0][..])
     );
+}
+
+/// Conformance 18, 26: a reply without C is no obstacle to who asked, but to who insists.
+#[test]
+fn c26_a_reply_without_the_required_crc_is_2_0_05() {
+    let reply = frame(REP, 0x10, 2, &enhanced(false, false, 4, false, false, 4));
+    let answer = |crc| {
+        let mut i = Initiator::new(&MpaConfig { crc, ..cfg() }, 4, 4, b"").expect("valid");
+        i.on_stream(&mut stream(&reply))
+    };
+    let (n, _) = accepted(answer(CrcPolicy::Asked));
+    assert!(n.crc);
+    match answer(CrcPolicy::Required) {
+        InitiatorStep::Failed {
+            error: MpaError::CrcRefused,
+            send: Some(term),
+        } => assert_eq!(term[20..24], [0x20, 5, 0, 0]),
+        s => panic!("{s:?}"),
+    }
 }
 
 /// Conformance 17: M of either frame decides about the direction towards its sender.

@@ -92,6 +92,9 @@ pub struct MpaSettings {
     pub ord: Spanned<u16>,
     /// Private data that is accepted from a peer, in bytes; RFC 5044 allows 512.
     pub private_data: Spanned<u16>,
+    /// Number of the first message of each queue, both ways: 1 as in RFC 5041, section 4.3. Others
+    /// validate what a peer that begins there as well does when the numbers wrap.
+    pub first_msn: u32,
     /// Ask again with revision 1 when a peer resets a request of revision 2.
     pub fallback: bool,
     /// Milliseconds to wait for an MPA request after the TCP connection stands.
@@ -116,6 +119,7 @@ struct Written {
     ird: Option<Spanned<u16>>,
     ord: Option<Spanned<u16>>,
     private_data: Option<Spanned<u16>>,
+    first_msn: Option<u32>,
     fallback: Option<bool>,
     request_timeout_ms: Option<u32>,
     reply_timeout_ms: Option<u32>,
@@ -141,6 +145,7 @@ impl MpaSettings {
             ird: at(128),
             ord: at(128),
             private_data: at(512),
+            first_msn: 1,
             fallback: true,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
@@ -205,6 +210,7 @@ impl From<Written> for MpaSettings {
             ird: w.ird.unwrap_or(p.ird),
             ord: w.ord.unwrap_or(p.ord),
             private_data: w.private_data.unwrap_or(p.private_data),
+            first_msn: w.first_msn.unwrap_or(p.first_msn),
             fallback: w.fallback.unwrap_or(p.fallback),
             request_timeout_ms: w.request_timeout_ms.unwrap_or(p.request_timeout_ms),
             reply_timeout_ms: w.reply_timeout_ms.unwrap_or(p.reply_timeout_ms),

@@ -67,6 +67,7 @@ impl Control {
         if device >= self.config.devices.len() {
             return Err(Refusal::new(libc::ENODEV, format!("no device {device}")));
         }
+        self.check_crc(&[device], r.params.crc)?;
         let worker = match local.filter(|a| a.port() != 0) {
             // Its answers come to the worker that the addresses name.
             Some(local) => self.config.devices[device].steering.owner(local, remote),
@@ -91,6 +92,7 @@ impl Control {
             ord: depth(r.params.ord),
             crc: (r.params.crc != m::BY_DEVICE).then_some(r.params.crc != 0),
             revision: (r.params.mpa_rev != m::BY_DEVICE).then_some(r.params.mpa_rev),
+            timeout_ms: (r.timeout_ms != 0).then_some(r.timeout_ms),
         });
         self.command(worker, Command::Connect { setup, params });
         send::<m::Connect>(self.client(id)?, seq, &EMPTY)
@@ -119,6 +121,7 @@ impl Control {
                 format!("{ip} is no address of this device; listen on one of its own or on any"),
             ));
         }
+        self.check_crc(&devices, r.mpa.crc)?;
         let asked = addr.map_or(r.addr.port, |a| a.port());
         let port = match asked {
             0 => self
@@ -232,6 +235,23 @@ impl Control {
     }
 }
 
+impl Control {
+    /// No application turns off what the configuration requires.
+    fn check_crc(&self, devices: &[usize], crc: u8) -> Result<(), Refusal> {
+        let strict = |d: &&usize| self.config.devices[**d].crc_required;
+        match devices.iter().find(strict).filter(|_| crc == 0) {
+            Some(d) => Err(Refusal::new(
+                libc::EPERM,
+                format!(
+                    "device {} requires CRC (crc = \"required\" in its configuration)",
+                    self.config.devices[*d].name
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Values that mean nothing are refused, with those that do.
 fn check_options(o: &m::MpaOptions) -> Result<(), Refusal> {
     let bad = |what: &str, allowed: &str| {
@@ -245,6 +265,12 @@ fn check_options(o: &m::MpaOptions) -> Result<(), Refusal> {
         _ if !matches!(o.mpa_rev, 1 | 2 | m::BY_DEVICE) => bad("this MPA revision", "1 and 2"),
         _ if !matches!(o.markers, 0..=2 | m::BY_DEVICE) => bad("this marker policy", "0 to 2"),
         _ if !matches!(o.rtr, 0..=7 | m::BY_DEVICE) => bad("this set of RTR kinds", "0 to 7"),
+        _ if !matches!(o.terminate, 0 | 1 | m::BY_DEVICE) => bad("this Terminate order", "0 and 1"),
+        _ if !matches!(o.out_of_order, 0..=2 | m::BY_DEVICE) => bad("this placement", "0 to 2"),
+        _ if !matches!(o.private_data, 0..=512 | u16::MAX) => Err(Refusal::new(
+            libc::EINVAL,
+            "listen: private data of 512 bytes at most, or 65535 for the device's limit",
+        )),
         _ => Ok(()),
     }
 }

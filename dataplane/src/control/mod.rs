@@ -58,6 +58,8 @@ pub struct DeviceView {
     pub link_mbps: u32,
     pub link_up: bool,
     pub crc: bool,
+    /// No application may do without CRC.
+    pub crc_required: bool,
     pub mpa_rev: u8,
     pub max_ird: u16,
     pub max_ord: u16,

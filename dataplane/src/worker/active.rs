@@ -18,12 +18,13 @@ impl Worker {
         };
         let lane = &mut self.lanes[qp.lane];
         let mut config = lane.mpa.clone();
-        if let Some(crc) = params.crc {
-            config.crc = if crc {
-                CrcPolicy::Required
-            } else {
-                CrcPolicy::IfAsked
-            };
+        match params.crc {
+            Some(true) if config.crc == CrcPolicy::IfAsked => config.crc = CrcPolicy::Asked,
+            Some(false) => config.crc = CrcPolicy::IfAsked,
+            _ => {}
+        }
+        if let Some(ms) = params.timeout_ms {
+            config.reply_timeout_ms = ms;
         }
         if let Some(rev) = params.revision {
             config.rev = rev;
@@ -107,6 +108,7 @@ impl Worker {
                     private_data,
                 } => {
                     self.timers.remove(&(c.deadline, User::Qp(slot).into()));
+                    super::passive::adopt(&mut qp.qp, &c.config);
                     self.established(now, slot, conn, negotiated, private_data);
                     // FPDUs may follow the reply in the same batch, and TCP may have ended.
                     let rest = Events(events.0 & !Events::CONNECTED.0);
@@ -188,10 +190,7 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let lane = &self.lanes[qp.lane];
-        let stack = &lane.stack;
-        qp.qp.set_out_of_order(lane.out_of_order);
-        qp.qp.set_terminate_order(lane.mpa.terminate);
+        let stack = &self.lanes[qp.lane].stack;
         qp.qp.set_rts(negotiated, stack.emss(conn) as u32);
         qp.phase = Phase::Running;
         let qpn = qp.rings.qpn;

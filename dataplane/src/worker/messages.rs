@@ -58,6 +58,8 @@ pub struct ConnectParams {
     /// The device's setting, or the consumer's own.
     pub crc: Option<bool>,
     pub revision: Option<u8>,
+    /// For the TCP connection, and again for the MPA reply.
+    pub timeout_ms: Option<u32>,
 }
 
 /// Control thread to worker. Executed in order.

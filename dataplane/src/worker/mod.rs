@@ -39,7 +39,7 @@ use std::sync::Arc;
 use crossbeam::queue::ArrayQueue;
 use dpdk::{BURST, Checksum, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
-use siw_iwarp::{OutOfOrder, QpState, TxRecord};
+use siw_iwarp::{QpState, TxRecord};
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{DoorbellConsumer, Reader};
 use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, RxChecksum, Stack};
@@ -101,8 +101,6 @@ pub struct LaneConfig {
     pub stack: siw_tcp::StackConfig,
     pub mpa: MpaConfig,
     pub accept_timeout: std::time::Duration,
-    /// Which streams place payload beyond a hole.
-    pub out_of_order: OutOfOrder,
     /// The far end is in this daemon: memory, no wire.
     pub pair: bool,
     /// Received frames may be another worker's.
@@ -150,7 +148,6 @@ struct Lane {
     out: Output,
     stack: Stack<RxFrame, TxRecord>,
     mpa: MpaConfig,
-    out_of_order: OutOfOrder,
     accept_timeout: std::time::Duration,
     pair: bool,
     trusted: bool,
@@ -246,7 +243,6 @@ impl Worker {
                     stack: Stack::new(l.stack, now).map_err(|e| e.to_string())?,
                     mpa: l.mpa,
                     accept_timeout: l.accept_timeout,
-                    out_of_order: l.out_of_order,
                     pair: l.pair,
                     trusted: l.trusted,
                     rx_checksum: l.rx_checksum,

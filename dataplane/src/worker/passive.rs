@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use siw_iwarp::TxRecord;
 use siw_iwarp::mpa::{CrcPolicy, MarkerPolicy, MpaConfig, Responder, ResponderStep, RtrKinds};
+use siw_iwarp::{OutOfOrder, QueuePair, TerminateOrder, TxRecord};
 use siw_shm::control::{BY_DEVICE, MpaOptions};
 use siw_tcp::{ConnId, Events, Instant};
 
@@ -24,7 +24,7 @@ impl ListenerSetup {
         let mut mpa = lane.mpa.clone();
         match o.crc {
             0 => mpa.crc = CrcPolicy::IfAsked,
-            1 => mpa.crc = CrcPolicy::Required,
+            1 if mpa.crc == CrcPolicy::IfAsked => mpa.crc = CrcPolicy::Asked,
             _ => {}
         }
         if o.mpa_rev != BY_DEVICE {
@@ -53,6 +53,20 @@ impl ListenerSetup {
         if o.request_timeout_ms != 0 {
             mpa.request_timeout_ms = o.request_timeout_ms;
         }
+        if o.private_data != u16::MAX {
+            mpa.max_private_data = o.private_data;
+        }
+        match o.terminate {
+            0 => mpa.terminate = TerminateOrder::Rfc,
+            1 => mpa.terminate = TerminateOrder::Siw,
+            _ => {}
+        }
+        match o.out_of_order {
+            0 => mpa.out_of_order = OutOfOrder::Off,
+            1 => mpa.out_of_order = OutOfOrder::Markers,
+            2 => mpa.out_of_order = OutOfOrder::Aligned,
+            _ => {}
+        }
         let accept_timeout = match o.accept_timeout_ms {
             0 => lane.accept_timeout,
             ms => Duration::from_millis(ms.into()),
@@ -62,6 +76,13 @@ impl ListenerSetup {
             accept_timeout,
         }
     }
+}
+
+/// What the stream of a queue pair does as its device or listener wants it.
+pub(super) fn adopt(qp: &mut QueuePair, config: &MpaConfig) {
+    qp.set_out_of_order(config.out_of_order);
+    qp.set_terminate_order(config.terminate);
+    qp.set_first_msn(config.first_msn);
 }
 
 impl Worker {
@@ -224,6 +245,9 @@ impl Worker {
             Ok((frame, negotiated)) => {
                 let len = frame.len() as u32;
                 let _ = stack.push_record(conn, len, TxRecord::Stream(frame), true);
+                if let Some(qp) = self.qps.get_mut(slot) {
+                    adopt(&mut qp.qp, responder.config());
+                }
                 self.established(now, slot, conn, negotiated, Vec::new());
                 self.flush_lane(now, lane, conn);
             }

@@ -17,3 +17,4 @@ mod security;
 mod tagged;
 mod untagged;
 mod windows;
+mod wrap;

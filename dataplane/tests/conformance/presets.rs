@@ -9,7 +9,9 @@ use crate::common::net::lacks_network;
 use crate::common::peer::{C, M, Peer, R, S, reply, request, terminate, write};
 use crate::common::*;
 use crate::skip_if;
-use siw::{CmEvent, ConnectOptions, ListenOptions, Listener, Markers, RtrKinds};
+use siw::{
+    CmEvent, ConnectOptions, ListenOptions, Listener, Markers, Preset, RtrKinds, TerminateOrder,
+};
 
 fn preset(name: &str) -> String {
     format!("{CONFIG}preset = \"{name}\"\n")
@@ -171,6 +173,30 @@ fn a_listener_may_differ_from_its_device_in_everything() {
     let (_, _, data) = peer.take_mpa(b"MPA ID Rep Frame");
     assert_eq!(data[..4], [0x80, 4, 0x40, 2]);
     b.established();
+    let narrow = ListenOptions {
+        max_private_data: Some(8),
+        terminate: Some(TerminateOrder::Siw),
+        ..Default::default()
+    };
+    let l = listener(&b, &narrow);
+    let mut peer = Peer::connect(&b.ns, l.local_addr());
+    peer.send(&request(C, 1, &[1; 9]));
+    assert_eq!(peer.rest(), b"", "9 octets are too many");
+    let own = End::new(&b.app.ctx, 4096);
+    let mut peer = Peer::connect(&b.ns, l.local_addr());
+    peer.send(&request(C, 1, &[1; 8]));
+    let CmEvent::ConnectRequest(r) = b.event() else {
+        panic!("no request")
+    };
+    r.accept(&own.qp, None, &ConnectOptions::default()).unwrap();
+    peer.take_mpa(b"MPA ID Rep Frame");
+    b.established();
+    let f = write(true, 0x00bb_aa01, 0, b"whose");
+    peer.send(&f);
+    assert_eq!(peer.rest(), terminate([0x11, 0x00, 0x03, 0], &f[..16]));
+    drop(peer);
+    b.disconnected();
+
     // The device's own listener is as it was.
     let third = End::new(&b.app.ctx, 4096);
     let mut peer = b.peer();
@@ -220,4 +246,33 @@ fn a_listener_may_be_less_patient_than_its_device() {
         "{:?}",
         began.elapsed()
     );
+}
+
+/// The same answers as from devices that are configured so.
+#[test]
+fn a_listener_takes_a_preset_of_its_own() {
+    skip_if!(lacks_network());
+    let b = Responder::new();
+    for (preset, ird, rtr) in [
+        (Preset::Siw, 100, [0x80, 0x80]),
+        (Preset::Chelsio, 32, [0x80, 0x40]),
+        (Preset::Intel, 64, [0x80, 0x80]),
+    ] {
+        let l = listener(&b, &ListenOptions::preset(preset));
+        let mut peer = Peer::connect(&b.ns, l.local_addr());
+        peer.send(&request(M | C, 1, b""));
+        assert_eq!(peer.take_mpa(b"MPA ID Rep Frame").0 & R, R, "{preset:?}");
+        let end = End::new(&b.app.ctx, 4096);
+        let mut peer = Peer::connect(&b.ns, l.local_addr());
+        peer.send(&request(S | C, 2, &[0x80, 16, 0xc0, 100]));
+        let CmEvent::ConnectRequest(r) = b.event() else {
+            panic!("no request")
+        };
+        r.accept(&end.qp, None, &ConnectOptions::default()).unwrap();
+        let (_, _, data) = peer.take_mpa(b"MPA ID Rep Frame");
+        assert_eq!([data[0] & 0xc0, data[2] & 0xc0], rtr, "{preset:?}");
+        let told = u16::from_be_bytes([data[0], data[1]]) & 0x3fff;
+        assert_eq!(told.min(100), ird, "{preset:?}");
+        b.established();
+    }
 }

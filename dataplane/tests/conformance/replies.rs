@@ -3,12 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bench::{Initiator, impatient};
+use crate::bench::{CONFIG, Initiator, impatient};
 use crate::common::net::lacks_network;
-use crate::common::peer::{C, M, Peer, R, S, reply, request, with_markers, write};
+use crate::common::peer::{C, M, Peer, R, S, fpdu, reply, request, terminate, with_markers, write};
 use crate::common::*;
 use crate::skip_if;
-use siw::{CmEvent, ConnectOptions, Data, Opcode, SendWr, WcStatus, WrFlags};
+use siw::{
+    CmEvent, ConnectOptions, Data, ListenOptions, Listener, Opcode, SendWr, WcStatus, WrFlags,
+};
 
 #[test]
 fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_first() {
@@ -254,7 +256,118 @@ fn c23_a_responder_that_reads_deeper_than_the_device_may_is_terminated_with_2_0_
 }
 
 #[test]
-fn c26_an_initiator_whose_queue_pair_goes_in_set_up_closes() {
+fn c26_a_reply_that_this_side_cannot_do_as_it_says_is_terminated_with_2_0_05() {
+    skip_if!(lacks_network());
+    // Markers that the device does not send. The peer expects one before the Terminate.
+    let b = Initiator::with(&format!("{CONFIG}markers = \"never\"\n"));
+    let mut peer = b.answer(&reply(M | S | C, 2, &[0, 1, 0, 1]));
+    let told = terminate([0x20, 0x05, 0, 0], b"");
+    assert_eq!(peer.rest(), with_markers(&told));
+    b.fails("markers");
+    // A reply that leaves the CRC out, when the device insists on it.
+    let b = Initiator::with(&format!("{CONFIG}crc = \"required\"\n"));
+    let mut peer = b.answer(&reply(S, 2, &[0, 1, 0, 1]));
+    assert_eq!(peer.rest(), told);
+    b.fails("CRC");
+    let _peer = b.answer(&reply(S | C, 2, &[0, 1, 0, 1]));
+    assert!(b.established().crc);
+}
+
+#[test]
+fn an_application_cannot_do_without_a_crc_that_its_device_requires() {
+    skip_if!(lacks_network());
+    let b = Initiator::with(&format!("{CONFIG}crc = \"required\"\n"));
+    let without = ConnectOptions {
+        crc: Some(false),
+        ..Default::default()
+    };
+    let e = b.app.qp.connect(&b.app.cm, b.to, &without).err().unwrap();
+    assert!(e.to_string().contains("siw0 requires CRC"), "{e}");
+    let listen = ListenOptions {
+        crc: Some(false),
+        ..Default::default()
+    };
+    let any = "10.77.0.1:0".parse().unwrap();
+    let e = Listener::with(&b.app.cm, any, &listen).err().unwrap();
+    assert!(e.to_string().contains("siw0 requires CRC"), "{e}");
+}
+
+#[test]
+fn a_connect_waits_for_its_reply_as_long_as_the_application_says() {
+    skip_if!(lacks_network());
+    let b = Initiator::new();
+    let began = Instant::now();
+    b.connect(&ConnectOptions {
+        timeout: Some(Duration::from_millis(100)),
+        ..Default::default()
+    });
+    let mut peer = Peer::accept(&b.listener);
+    match b.event() {
+        CmEvent::Unreachable(i) => assert!(i.reason.contains("did not answer in time"), "{i:?}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "half of what the device would have waited: {:?}",
+        began.elapsed()
+    );
+    peer.take_mpa(b"MPA ID Req Frame");
+    assert_eq!(peer.rest(), b"");
+}
+
+/// Every kind of ready-to-receive, as its initiator (RFC 6581 section 9).
+#[test]
+fn the_ready_to_receive_that_the_reply_names_is_sent_before_anything_else() {
+    skip_if!(lacks_network());
+    // B beside the IRD, C and D beside the ORD.
+    for (kind, b_flag, cd, control) in [
+        ("send", 0xc0, 0x00, [0x41, 0x43]),
+        ("write", 0x80, 0x80, [0xc1, 0x40]),
+        ("read", 0x80, 0x40, [0x41, 0x41]),
+    ] {
+        let b = Initiator::with(&format!("{CONFIG}rtr = [\"{kind}\"]\n"));
+        b.connect(&ConnectOptions::default());
+        let mut peer = Peer::accept(&b.listener);
+        let (_, _, data) = peer.take_mpa(b"MPA ID Req Frame");
+        assert_eq!((data[0] & 0xc0, data[2] & 0xc0), (b_flag, cd), "{kind}");
+        peer.send(&reply(S | C, 2, &[b_flag, 4, cd, 4]));
+        b.established();
+        let sge = [b.app.mr.sge(0, 4)];
+        b.app
+            .qp
+            .post_send(&[SendWr::send(1, Data::Sges(&sge))])
+            .unwrap();
+        let rtr = peer.take_fpdu();
+        assert_eq!(rtr[..2], control, "{kind}");
+        let empty = match kind {
+            "send" => rtr.len() == 18,
+            "write" => rtr.len() == 14,
+            _ => rtr.len() == 46 && rtr[30..34] == [0; 4],
+        };
+        assert!(empty, "{kind}: {rtr:02x?}");
+        if kind == "read" {
+            let mut answer = vec![0xc1, 0x42];
+            answer.extend(&rtr[18..30]);
+            peer.send(&fpdu(&answer));
+        }
+        // The ready-to-receive Send has taken message number 1.
+        let u = peer.take_fpdu();
+        let msn = 1 + u32::from(kind == "send");
+        assert_eq!(
+            (&u[..2], &u[10..14]),
+            (&[0x41, 0x43][..], &msn.to_be_bytes()[..])
+        );
+        let wc = b.app.wc();
+        assert_eq!(
+            (wc.status, wc.wr_id),
+            (WcStatus::SUCCESS, 1),
+            "and no other"
+        );
+    }
+}
+
+#[test]
+fn an_initiator_whose_queue_pair_goes_in_set_up_closes() {
     skip_if!(lacks_network());
     let b = Initiator::new();
     b.connect(&ConnectOptions::default());

@@ -63,6 +63,71 @@ fn c6_c21_a_revision_2_request_is_answered_with_depths_and_one_ready_to_receive_
     assert_eq!(b.app.wc().status, WcStatus::SUCCESS);
 }
 
+/// Every kind of ready-to-receive, met as the responder (RFC 6581 section 9): none of them takes a
+/// receive work request, and siwd may send behind it.
+#[test]
+fn a_ready_to_receive_of_every_kind_opens_the_stream_and_takes_no_receive() {
+    skip_if!(lacks_network());
+    for (kind, b_flag, cd) in [
+        ("send", 0xc0, 0x00),
+        ("write", 0x80, 0x80),
+        ("read", 0x80, 0x40),
+    ] {
+        let b = Responder::with(&format!("{CONFIG}rtr = [\"{kind}\"]\n"));
+        let mut peer = b.peer();
+        peer.send(&request(S | C, 2, &[0xc0, 4, 0xc0, 4]));
+        b.accept(b"");
+        let (_, _, data) = peer.take_mpa(b"MPA ID Rep Frame");
+        assert_eq!((data[0] & 0xc0, data[2] & 0xc0), (b_flag, cd), "{kind}");
+        b.established();
+        b.recv(1, 0, 64);
+        let sge = [b.app.mr.sge(0, 4)];
+        b.app
+            .qp
+            .post_send(&[SendWr::send(2, Data::Sges(&sge))])
+            .unwrap();
+        let empty_read = crate::common::peer::ReadRequest {
+            sink_stag: 1,
+            sink_to: 0,
+            size: 0,
+            src_stag: 1,
+            src_to: 0,
+        };
+        peer.send(&match kind {
+            "send" => send(true, 1, 0, b""),
+            "write" => write(true, 1, 0, b""),
+            _ => empty_read.message(1),
+        });
+        // Both may come first.
+        let mut first = peer.take_fpdu();
+        if kind == "read" {
+            let second = peer.take_fpdu();
+            let answer = if first[1] == 0x42 { &first } else { &second };
+            assert_eq!((&answer[..2], answer.len()), (&[0xc1, 0x42][..], 14));
+            if first[1] == 0x42 {
+                first = second;
+            }
+        }
+        assert_eq!(first[..2], [0x41, 0x43], "{kind}");
+        assert_eq!(b.app.wc().wr_id, 2, "{kind}: the Send of this side");
+        let msn = 1 + u32::from(kind == "send");
+        peer.send(&send(true, msn, 0, b"first"));
+        let wc = b.app.wc();
+        assert_eq!((wc.wr_id, wc.byte_len), (1, 5), "{kind}");
+    }
+}
+
+#[test]
+fn c4_c5_revision_2_without_enhanced_data_is_answered_without() {
+    skip_if!(lacks_network());
+    let b = Responder::new();
+    let mut peer = b.peer();
+    peer.send(&request(C, 2, b"plain"));
+    assert_eq!(b.accept(b"").private_data, b"plain");
+    assert_eq!(peer.take_mpa(b"MPA ID Rep Frame"), (C, 2, vec![]));
+    b.established();
+}
+
 #[test]
 fn c18_crc_is_used_when_only_the_device_asks_for_it() {
     skip_if!(lacks_network());
@@ -229,6 +294,7 @@ fn c18_crc_is_off_only_when_nobody_wants_it() {
         ("off", true, true),
         ("on", false, true),
         ("on", true, true),
+        ("required", false, true),
     ] {
         let b = Responder::with(&format!("{CONFIG}crc = \"{device}\"\n"));
         let mut peer = b.peer();

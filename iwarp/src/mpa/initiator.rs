@@ -63,7 +63,7 @@ impl Initiator {
         let request = Frame {
             kind: FrameKind::Request,
             markers: cfg.markers == MarkerPolicy::Request,
-            crc: cfg.crc == CrcPolicy::Required,
+            crc: cfg.crc.asks(),
             reject: false,
             rev: cfg.rev,
             enhanced,
@@ -119,7 +119,7 @@ impl Initiator {
 
     /// On when either side asked (RFC 5044 section 7.1.1, conformance 18).
     fn crc_on(&self, reply: &Frame) -> bool {
-        reply.crc || self.cfg.crc == CrcPolicy::Required
+        reply.crc || self.cfg.crc.asks()
     }
 
     /// `Err(None)`: rejected by the peer's consumer.
@@ -139,6 +139,9 @@ impl Initiator {
         }
         if f.markers && self.cfg.markers == MarkerPolicy::Never {
             return Err(Some(MpaError::MarkersUnsupported));
+        }
+        if !f.crc && self.cfg.crc == CrcPolicy::Required {
+            return Err(Some(MpaError::CrcRefused));
         }
         let mut n = Negotiated {
             initiator: true,

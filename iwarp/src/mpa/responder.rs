@@ -1,8 +1,8 @@
 //! The side that listens.
 
 use super::{
-    CrcPolicy, DEPTH_UNNEGOTIATED, Enhanced, Frame, FrameKind, MarkerPolicy, MpaConfig, MpaError,
-    Negotiated, RtrKind, RtrKinds,
+    DEPTH_UNNEGOTIATED, Enhanced, Frame, FrameKind, MarkerPolicy, MpaConfig, MpaError, Negotiated,
+    RtrKind, RtrKinds,
 };
 use crate::stream::RxStream;
 
@@ -50,6 +50,11 @@ impl Responder {
             cfg: cfg.clone(),
             request: None,
         }
+    }
+
+    /// What it works by.
+    pub fn config(&self) -> &MpaConfig {
+        &self.cfg
     }
 
     /// Looks for the request; after it, watches that the initiator keeps quiet until it is answered
@@ -115,7 +120,7 @@ impl Responder {
         let f = self.request.as_ref().ok_or(MpaError::WrongState)?;
         let mut n = Negotiated {
             initiator: false,
-            crc: f.crc || self.cfg.crc == CrcPolicy::Required,
+            crc: f.crc || self.cfg.crc.asks(),
             markers_in: self.cfg.markers == MarkerPolicy::Request,
             markers_out: f.markers,
             ird: ird.min(self.cfg.max_ird),
@@ -196,7 +201,7 @@ impl Responder {
         Frame {
             kind: FrameKind::Reply,
             markers: !reject && self.cfg.markers == MarkerPolicy::Request,
-            crc: request.crc || self.cfg.crc == CrcPolicy::Required,
+            crc: request.crc || self.cfg.crc.asks(),
             reject,
             rev: request.rev,
             enhanced,

@@ -75,6 +75,14 @@ pub struct MpaOptions {
     pub request_timeout_ms: u32,
     /// Milliseconds an application may take to answer; 0 by the device.
     pub accept_timeout_ms: u32,
+    /// Octets of private data accepted from a peer, 512 at most; `u16::MAX` by the device.
+    pub private_data: u16,
+    /// How Terminates begin: 0 as in the RFC, 1 as Linux siw has it, [`BY_DEVICE`].
+    pub terminate: u8,
+    /// Placement beyond holes: 0 off, 1 with markers, 2 also where segments are aligned,
+    /// [`BY_DEVICE`].
+    pub out_of_order: u8,
+    pub reserved: u32,
 }
 
 impl MpaOptions {
@@ -88,6 +96,10 @@ impl MpaOptions {
         max_ord: u16::MAX,
         request_timeout_ms: 0,
         accept_timeout_ms: 0,
+        private_data: u16::MAX,
+        terminate: BY_DEVICE,
+        out_of_order: BY_DEVICE,
+        reserved: 0,
     };
 }
 

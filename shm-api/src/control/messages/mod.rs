@@ -28,7 +28,7 @@ use core::mem::size_of;
 /// First word of each packet: "siwd".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"siwd");
 /// Raised with every change of a struct or layout in this crate.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Longest packet.
 pub const MAX_PACKET: usize = 8192;
 /// Most fds in one packet.
