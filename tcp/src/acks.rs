@@ -64,16 +64,29 @@ impl Shared {
         push: bool,
         now: Instant,
     ) {
-        let len = b.remaining();
-        self.stats.in_bytes += len as u64;
-        let h = &mut c.hot;
-        h.rcv_nxt += len as u32;
+        let len = b.remaining() as u32;
         c.rx.push(b);
-        c.rx.counted += 1;
-        self.held += 1;
         // What a port put together counts as several (RFC 9293 section 3.8.6.3).
-        let segs = 1 + u8::from(len > usize::from(h.emss));
-        h.unacked_segs = h.unacked_segs.saturating_add(segs);
+        let counted = 1 + u32::from(len > u32::from(c.hot.emss));
+        self.arrived(index, c, (1, counted, len), push, now);
+    }
+
+    /// `bytes` in so many buffers were put into the receive queue: what `deliver` does beside.
+    #[inline]
+    pub(crate) fn arrived<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        (buffers, segs, bytes): (u32, u32, u32),
+        push: bool,
+        now: Instant,
+    ) {
+        self.stats.in_bytes += u64::from(bytes);
+        let h = &mut c.hot;
+        h.rcv_nxt += bytes;
+        c.rx.counted += buffers;
+        self.held += buffers as usize;
+        h.unacked_segs = (u32::from(h.unacked_segs) + segs).min(255) as u8;
         if push || h.unacked_segs >= 2 {
             self.owe(index, h, flag::NEED_ACK);
         } else if h.ack_at == 0 {

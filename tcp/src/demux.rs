@@ -14,6 +14,7 @@ use crate::inbound::{self, Inbound, Link};
 use crate::input::Verdict;
 use crate::segment::{self, Segment};
 use crate::stack::{ConnId, FrameInfo, RxChecksum, Stack, State};
+use crate::train::Train;
 use crate::{Instant, RecvBuf};
 
 /// Segments in the row. More would push the first out of a small cache before its turn.
@@ -40,8 +41,26 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         let mut row = core::mem::take(&mut self.row);
         let mut seg = Segment::default();
+        let mut train = Train::new(link.mac, link.vlan);
         for (mut b, info) in frames {
             self.sh.stats.frames_in += 1;
+            if info.checksum != RxChecksum::Bad
+                && let Some(w) = train.next(&b)
+            {
+                if info.checksum == RxChecksum::Unknown && !train.verified(&w, &b) {
+                    self.sh.stats.csum_errors += 1;
+                    continue;
+                }
+                train.take(&w);
+                let end = w.headers + w.len as usize;
+                if b.remaining() > end {
+                    b.truncate(end);
+                }
+                b.advance(w.headers);
+                self.conns[train.index as usize].rx.push(b);
+                continue;
+            }
+            self.end_train(now, &mut train);
             let mut src_mac = [0; 6];
             match inbound::classify(
                 &link,
@@ -53,7 +72,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 // Behind a waiting segment all wait: connections see theirs in order.
                 Some(Inbound::Tcp { key, ce }) if row.is_empty() && self.is_last(&key) => {
                     if let Some(b) = self.parsed(&mut seg, b, ce) {
+                        let payload = b.remaining() > 0;
                         self.known(now, self.last, &key, &seg, b, src_mac);
+                        if payload {
+                            let c = &self.conns[self.last as usize];
+                            train.begin(&self.sh, self.last, c);
+                        }
                     }
                 }
                 Some(Inbound::Tcp { key, ce }) => {
@@ -75,8 +99,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 None => {}
             }
         }
+        self.end_train(now, &mut train);
         self.work_row(now, &mut row, &mut seg);
         self.row = row;
+    }
+
+    #[inline]
+    fn end_train(&mut self, now: Instant, train: &mut Train) {
+        if let Some(c) = self.conns.get_mut(train.index as usize) {
+            self.sh.train_ended(train, c, now);
+        }
     }
 
     #[inline]

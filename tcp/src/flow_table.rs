@@ -86,6 +86,17 @@ impl FlowKey {
         !self.v6 && addresses == self.local[1] << 32 | self.remote[1] && ports == self.ports
     }
 
+    /// Addresses and ports as they stand in the peer's headers: its own first, IPv4 in one word.
+    pub(crate) fn in_peer_headers(&self) -> ([u64; 4], u32) {
+        let ([a, b], [c, d]) = (self.local, self.remote);
+        let addresses = if self.v6 {
+            [c, d, a, b]
+        } else {
+            [d << 32 | b, 0, 0, 0]
+        };
+        (addresses, self.ports.rotate_left(16))
+    }
+
     /// From 12 bytes (IPv4) or 36 (IPv6).
     #[inline]
     pub(crate) fn read(b: &[u8]) -> Self {

@@ -65,6 +65,7 @@ mod template;
 mod time;
 mod timers;
 mod toeplitz;
+mod train;
 mod wheel;
 
 pub use buf::{RecvBuf, VecBuf};

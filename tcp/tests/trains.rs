@@ -1,0 +1,157 @@
+//! A burst is taken as its frames are one by one: what the stack makes of segments that follow
+//! each other does not depend on how the port hands them over.
+
+mod common;
+
+use common::wire::{ACK, ECE, FIN, Lab, PSH, Seg, pattern};
+use siw_tcp::sim::{Rng, host_config};
+use siw_tcp::{FrameInfo, IpCidr, RxChecksum, VecBuf};
+
+const INFO: FrameInfo = FrameInfo {
+    checksum: RxChecksum::Unknown,
+    rss_hash: 0,
+};
+
+/// Everything about the receiver that a burst can change.
+fn outcome(lab: &mut Lab, ids: [siw_tcp::ConnId; 2]) -> String {
+    lab.run_ms(0);
+    let sent: Vec<_> = lab.seen.borrow().clone();
+    let conn = lab.net.hosts[1].conn(ids[1]);
+    let state = conn.map(|c| (c.state, c.readable, c.send_window, c.in_flight, c.peer_fin));
+    let read = lab.read(1, ids[1]);
+    let mut s = lab.net.hosts[1].stats().clone();
+    // A burst is one look at the ACKs owed, frames alone are many; how segments were recognised
+    // is the same for both.
+    (s.frames_out, s.out_segs, s.pure_acks_out) = (0, 0, 0);
+    let last = sent.iter().rev().find(|s| s.from == 1).cloned();
+    format!("{state:?} {last:?} {s:?} {read:?}")
+}
+
+/// Frames of a flow from host 0, some of them spoilt.
+fn frames(lab: &Lab, rng: &mut Rng) -> Vec<Vec<u8>> {
+    let mut next = lab.forge(0);
+    let mut frames = vec![];
+    for i in 0..24u64 {
+        let mut s = next.clone();
+        s.payload = pattern(1 + rng.below(1400) as usize);
+        s.flags = if rng.chance(0.2) { ACK | PSH } else { ACK };
+        let after = s.seq.wrapping_add(s.payload.len() as u32);
+        let mut keep = true;
+        let mut f = None;
+        match rng.below(40) {
+            0 => s.flags |= FIN,
+            1 => keep = false,
+            2 => s.seq = s.seq.wrapping_sub(700),
+            3 => s.ack = s.ack.wrapping_add(1),
+            4 => s.window += 1,
+            5 => s.flags |= ECE,
+            6 => s.options = vec![],
+            7 => s.sport += 1,
+            8 => s.payload.clear(),
+            9 => s.options[4] ^= 0x80,
+            10 => {
+                let mut spoilt = s.frame();
+                let at = rng.below(spoilt.len() as u64) as usize;
+                spoilt[at] ^= 1 << rng.below(8);
+                f = Some(spoilt);
+            }
+            11 => {
+                let mut padded = s.frame();
+                padded.resize(padded.len() + 7, 0xee);
+                f = Some(padded);
+            }
+            12 => {
+                let mut short = s.frame();
+                short.truncate(short.len() - 1);
+                f = Some(short);
+            }
+            _ => {}
+        }
+        if keep || i == 0 {
+            frames.push(f.unwrap_or_else(|| s.frame()));
+        }
+        next.seq = after;
+    }
+    frames
+}
+
+#[test]
+fn a_burst_does_what_its_frames_do_one_by_one() {
+    for seed in 0..3000u64 {
+        let run = |alone: bool| {
+            let mut rng = Rng::new(seed);
+            let mut config = host_config(1);
+            // Some bursts run into the limits of window and buffers.
+            if rng.chance(0.3) {
+                config.recv_window = 4096 + rng.below(20_000) as u32;
+            }
+            if rng.chance(0.1) {
+                config.max_recv_buffers = 64;
+            }
+            let mut lab = Lab::with([host_config(0), config]);
+            let ids = lab.connect();
+            lab.send(0, ids[0], b"first");
+            lab.run_ms(1);
+            lab.read(1, ids[1]);
+            let frames = frames(&lab, &mut rng);
+            let now = lab.net.now;
+            let host = &mut lab.net.hosts[1];
+            if alone {
+                for f in frames {
+                    host.receive(now, [(VecBuf::from(f), INFO)].into_iter());
+                }
+            } else {
+                host.receive(now, frames.into_iter().map(|f| (VecBuf::from(f), INFO)));
+            }
+            outcome(&mut lab, ids)
+        };
+        assert_eq!(run(false), run(true), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_burst_of_data_is_answered_with_one_ack_of_all_of_it() {
+    let mut lab = Lab::new();
+    let ids = lab.connect();
+    lab.send(0, ids[0], b"first");
+    lab.run_ms(5);
+    lab.read(1, ids[1]);
+    let before = lab.net.hosts[1].stats().pure_acks_out;
+    let first = lab.forge(0);
+    let frames: Vec<_> = (0..20u32)
+        .map(|i| Seg {
+            seq: first.seq.wrapping_add(100 * i),
+            payload: pattern(100),
+            ..first.clone()
+        })
+        .map(|s| (VecBuf::from(s.frame()), INFO))
+        .collect();
+    let now = lab.net.now;
+    lab.net.hosts[1].receive(now, frames.into_iter());
+    assert_eq!(lab.read(1, ids[1]), pattern(100).repeat(20));
+    lab.net.hosts[1].poll(now, &mut lab.net.sinks[1]);
+    assert_eq!(lab.net.hosts[1].stats().pure_acks_out, before + 1);
+    assert!(lab.net.hosts[1].stats().hp_hits >= 20);
+}
+
+#[test]
+fn trains_of_ipv6_and_of_a_vlan_arrive_whole() {
+    for (v6, vlan) in [(true, None), (false, Some(9)), (true, Some(9))] {
+        let configs = [0, 1].map(|i| {
+            let mut c = host_config(i);
+            c.vlan = vlan;
+            let six = format!("fd00::{}/64", i + 1).parse::<IpCidr>().unwrap();
+            if !c.addrs.contains(&six) {
+                c.addrs.push(six);
+            }
+            c
+        });
+        let link = siw_tcp::sim::Impairment::perfect(common::micros(50));
+        let mut t = common::Transfer::new(7, configs, [link; 2], [400_000, 100_000]);
+        t.connect(v6);
+        assert!(t.run(std::time::Duration::from_secs(20)), "{v6} {vlan:?}");
+        let s = t.net.hosts[1].stats();
+        assert!(s.hp_hits > 100, "{v6} {vlan:?}: {}", s.hp_hits);
+        assert_eq!(s.csum_errors, 0);
+    }
+}
