@@ -107,11 +107,29 @@ pub struct End {
 
 impl End {
     #[inline]
-    pub(super) fn checksum(&self, m: &dpdk::Mbuf) -> RxChecksum {
-        if self.trusted {
+    pub(super) fn trust(&self) -> Trust {
+        Trust {
+            always: self.trusted,
+            verdict: self.rx_checksum,
+        }
+    }
+}
+
+/// Whose word counts for the checksums of received frames.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Trust {
+    always: bool,
+    /// The port's.
+    verdict: bool,
+}
+
+impl Trust {
+    #[inline]
+    pub(super) fn checksum(self, m: &dpdk::Mbuf) -> RxChecksum {
+        if self.always {
             return RxChecksum::Good;
         }
-        if !self.rx_checksum {
+        if !self.verdict {
             return RxChecksum::Unknown;
         }
         match m.rx_l4_checksum() {

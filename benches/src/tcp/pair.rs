@@ -120,13 +120,12 @@ impl Pair {
     /// Lets what is on its way arrive.
     pub fn settle(&mut self, link: &mut Link<'_>, time: Duration) {
         let end = self.clock.now() + time;
-        while self.clock.now() < end {
-            self.turn(link, Load::Nothing);
-        }
+        while self.turn(link, Load::Nothing) < end {}
     }
 
+    /// Returns what time it was.
     #[inline]
-    fn turn(&mut self, link: &mut Link<'_>, load: Load) {
+    fn turn(&mut self, link: &mut Link<'_>, load: Load) -> Instant {
         let now = self.clock.now();
         if let Some(f) = &mut link.forward {
             f.turn(now, &mut link.source.0.cache);
@@ -134,6 +133,8 @@ impl Pair {
         for h in 0..2 {
             self.receive(link, now, h);
         }
+        // While they are warm, and before others are asked for.
+        recycle(&mut link.source.0.cache);
         match load {
             Load::Nothing => {}
             Load::Full(n) => {
@@ -159,33 +160,29 @@ impl Pair {
                 end.tx.burst(&mut end.out);
             }
         }
-        recycle(&mut link.source.0.cache);
+        now
     }
 
     #[inline]
     fn receive(&mut self, link: &mut Link<'_>, now: Instant, h: usize) {
         let end = &mut link.ends[h];
-        let mut inn = std::mem::take(&mut end.inn);
-        end.rx.burst(&mut inn);
-        if !inn.is_empty() {
-            for i in 0..inn.len() {
-                inn.prefetch(i);
+        let trust = end.trust();
+        end.rx.burst(&mut end.inn);
+        if !end.inn.is_empty() {
+            for i in 0..end.inn.len() {
+                end.inn.prefetch(i);
             }
-            let end = &*end;
-            self.hosts[h].receive(
-                now,
-                inn.drain().map(|mut m| {
-                    let checksum = end.checksum(&m);
-                    m.clear_offload();
-                    let info = FrameInfo {
-                        checksum,
-                        rss_hash: 0,
-                    };
-                    (Frame::new(m), info)
-                }),
-            );
+            let frames = end.inn.drain().map(|mut m| {
+                let checksum = trust.checksum(&m);
+                m.clear_offload();
+                let info = FrameInfo {
+                    checksum,
+                    rss_hash: 0,
+                };
+                (Frame::new(m), info)
+            });
+            self.hosts[h].receive(now, frames);
         }
-        link.ends[h].inn = inn;
         while let Some((id, _, e)) = self.hosts[h].next_event() {
             if e.intersects(Events::CONNECTED | Events::ACCEPTED) {
                 self.opened[h] += 1;
@@ -245,14 +242,14 @@ impl Pair {
 
     fn run(&mut self, link: &mut Link<'_>, time: Duration, load: Load) -> f64 {
         let end = self.clock.now() + time / 8;
-        while self.clock.now() < end {
-            self.turn(link, load);
+        let mut start = self.turn(link, load);
+        while start < end {
+            start = self.turn(link, load);
         }
-        let (start, before) = (self.clock.now(), self.received);
+        let before = self.received;
         let end = start + time;
         loop {
-            self.turn(link, load);
-            let now = self.clock.now();
+            let now = self.turn(link, load);
             if now >= end {
                 return gbps(self.received - before, now - start);
             }
