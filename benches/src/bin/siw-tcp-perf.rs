@@ -52,6 +52,9 @@ enum What {
     Impaired {
         #[command(flatten)]
         link: Impairment,
+        /// The link is what lies between these two interfaces, and impairs by itself.
+        #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"])]
+        between: Option<Vec<String>>,
         #[arg(long, default_value_t = 1)]
         flows: usize,
         #[arg(long, default_value_t = 5.0)]
@@ -127,7 +130,12 @@ fn run(what: &What) -> Result<Value, String> {
         } => stream(&machine, *connections, *secs, only.as_deref()),
         What::State { connections } => state(&machine, *connections),
         What::Tso { secs, only } => tso(&machine, *secs, only.as_deref()),
-        What::Impaired { link, flows, secs } => impaired(&machine, link, *flows, *secs),
+        What::Impaired {
+            link,
+            between,
+            flows,
+            secs,
+        } => impaired(&machine, link, between.as_deref(), *flows, *secs),
         What::Forward { left, right, link } => forward(&machine, left, right, link),
     }
 }
@@ -326,22 +334,27 @@ fn tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String
 fn impaired(
     machine: &Machine,
     link: &Impairment,
+    between: Option<&[String]>,
     flows: usize,
     secs: f64,
 ) -> Result<Value, String> {
-    let [a, a_far] = machine.rings("left")?;
-    let [b, b_far] = machine.rings("right")?;
-    let (mut source, _trackers) = machine.source(true)?;
+    let (mut ends, forward) = if let Some([left, right]) = between {
+        (interfaces(machine, left, right)?, None)
+    } else {
+        let [a, a_far] = machine.rings("left")?;
+        let [b, b_far] = machine.rings("right")?;
+        ([a, b], Some(link.forwarder([a_far, b_far])))
+    };
+    let (mut source, _trackers) = machine.source(between.is_none())?;
     let config = PairConfig {
         connections: flows,
         ..ONE
     };
     let mut pair = Pair::new(Clock::new(), &config)?;
-    let mut ends = [a, b];
     let mut link = Link {
         ends: &mut ends,
         source: &mut source,
-        forward: Some(link.forwarder([a_far, b_far])),
+        forward,
     };
     pair.connect(&mut link, flows)?;
     let gbps = pair.stream(
@@ -360,15 +373,23 @@ fn impaired(
     }))
 }
 
-fn forward(machine: &Machine, left: &str, right: &str, link: &Impairment) -> Result<Value, String> {
+/// Packet sockets on two interfaces that nobody else uses.
+fn interfaces(machine: &Machine, left: &str, right: &str) -> Result<[End; 2], String> {
     let open = |n: u8, iface: &str| {
         let args = format!(
             "net_af_packet{n},iface={iface},blocksz=65536,framesz=2048,framecnt=4096,qdisc_bypass=1"
         );
         let port = Port::vdev(&machine.eal, &args).map_err(|e| format!("{iface}: {e}"))?;
-        machine.open(port, &PortConfig::default())
+        let mut end = machine.open(port, &PortConfig::default())?;
+        // Veth devices change no frame on its way.
+        (end.offload, end.trusted) = (false, true);
+        Ok::<_, String>(end)
     };
-    let mut forward = link.forwarder([open(0, left)?, open(1, right)?]);
+    Ok([open(0, left)?, open(1, right)?])
+}
+
+fn forward(machine: &Machine, left: &str, right: &str, link: &Impairment) -> Result<Value, String> {
+    let mut forward = link.forwarder(interfaces(machine, left, right)?);
     let mut cache = MbufCache::new(&machine.pool);
     let clock = Clock::new();
     println!("ready");
