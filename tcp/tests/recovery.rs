@@ -80,6 +80,42 @@ fn no_rto_for_up_to_3_losses_in_a_window_wherever_they_are_rfc_8985() {
 }
 
 #[test]
+fn a_repetition_has_its_round_trip_before_the_timer_takes_it_for_silence_rfc_6298_5_1() {
+    // A round trip just below the shortest timeout: whoever starts the timer when the first
+    // segment leaves, and not again when it is repeated, times out before the ACK can be here.
+    for rtt_us in [2_600, 3_500, 4_400, 4_800] {
+        let mut c = [host_config(0), host_config(1)];
+        c[0].initial_window = 12;
+        let mut l = Lab::with(c);
+        let half = Impairment::perfect(Duration::from_micros(rtt_us / 2));
+        (0..2).for_each(|from| l.net.set_link(from, half));
+        l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+        let now = l.net.now;
+        let to = "10.0.0.2:80".parse().unwrap();
+        let id = l.net.hosts[0].connect(now, None, None, to, 0).unwrap();
+        l.run_ms(20);
+        let peer = l.events[1][0].0;
+        // The round trip is known to be steady.
+        for _ in 0..50 {
+            l.send(0, id, b"tick");
+            l.run_ms(10);
+        }
+        assert_eq!(l.read(1, peer).len(), 200);
+        lose(&mut l, &[0]);
+        let start = l.net.now;
+        let data = push(&mut l, id, 12);
+        let took = until_read(&mut l, peer, data.len(), start);
+        assert_eq!(l.read(1, peer), data);
+        let s = l.net.hosts[0].stats();
+        assert_eq!((s.timeouts, s.fast_retrans), (0, 1), "{rtt_us} us");
+        assert!(
+            took < Duration::from_micros(2 * rtt_us),
+            "{rtt_us} us: {took:?}"
+        );
+    }
+}
+
+#[test]
 fn a_lost_tail_is_repaired_by_a_probe_before_the_timeout_rfc_8985_7() {
     // The whole flight, its last segment, and a lone segment.
     for (n, lost) in [(3, vec![0, 1, 2]), (10, vec![9]), (1, vec![0])] {
