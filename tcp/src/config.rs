@@ -34,6 +34,19 @@ impl IpCidr {
             _ => false,
         }
     }
+
+    /// `other` means everybody on this link, in one of the two ways (RFC 1122 section 3.2.1.3
+    /// (d), and its old form). Point-to-point links have none (RFC 3021).
+    pub(crate) fn is_broadcast(&self, other: IpAddr) -> bool {
+        let (IpAddr::V4(a), IpAddr::V4(b)) = (self.addr, other) else {
+            return false;
+        };
+        if self.prefix > 30 || !self.contains(other) || a == b {
+            return false;
+        }
+        let host = u32::MAX >> self.prefix;
+        b.to_bits() & host == host || b.to_bits() & host == 0
+    }
 }
 
 impl FromStr for IpCidr {
@@ -153,8 +166,8 @@ pub struct StackConfig {
     /// Most received buffers a connection may hold, in order and out of order together, so that
     /// tiny segments cannot pin the whole buffer pool; an eighth more for what fills holes.
     pub max_recv_buffers: usize,
-    /// Most received buffers that all connections hold together, and one for each beyond: below
-    /// what the port needs to go on receiving.
+    /// Most received buffers that all connections hold together, an eighth more for those that
+    /// hold few, and one for each beyond: below what the port needs to go on receiving.
     pub max_held_buffers: usize,
     /// Raise [`crate::Events::OUT_OF_ORDER`].
     pub show_out_of_order: bool,
@@ -314,6 +327,11 @@ mod tests {
         assert!(!c.contains("fd00::1".parse().unwrap()));
         let all: IpCidr = "10.1.2.3/0".parse().unwrap();
         assert!(all.contains("192.0.2.1".parse().unwrap()));
+        let everybody = |a: &str| c.is_broadcast(a.parse().unwrap());
+        assert!(everybody("10.1.2.255") && everybody("10.1.2.0"));
+        assert!(!everybody("10.1.2.3") && !everybody("10.1.3.255") && !everybody("fd00::"));
+        let link: IpCidr = "10.1.2.2/31".parse().unwrap();
+        assert!(!link.is_broadcast("10.1.2.3".parse().unwrap()));
         let six: IpCidr = "fd00::1/64".parse().unwrap();
         assert!(six.contains("fd00::ffff".parse().unwrap()));
         assert!(!six.contains("fd01::1".parse().unwrap()));

@@ -54,7 +54,7 @@ impl Control {
     }
 
     /// A buffer with the Ethernet header in it.
-    fn frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
+    pub(crate) fn frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
         let mut b = self.pool.pop().unwrap_or_default();
         b.clear();
         b.extend_from_slice(&dst);
@@ -71,7 +71,7 @@ impl Control {
         if self.vlan.is_some() { 18 } else { 14 }
     }
 
-    fn queue(&mut self, frame: Vec<u8>, l3_len: u8, ipv6: bool, stats: &mut Stats) {
+    pub(crate) fn queue(&mut self, frame: Vec<u8>, l3_len: u8, ipv6: bool, stats: &mut Stats) {
         if self.queue.len() >= QUEUE_MAX {
             stats.control_drops += 1;
             if self.pool.len() < POOL_MAX {
@@ -129,6 +129,24 @@ impl Control {
         b.extend_from_slice(&out[..n]);
         stats.out_segs += 1;
         self.queue(b, meta.l3_len, meta.ipv6, stats);
+    }
+
+    /// There is room for an answer; else it is counted as lost, and not made.
+    fn has_room(&self, stats: &mut Stats) -> bool {
+        let room = self.queue.len() < QUEUE_MAX;
+        stats.control_drops += u64::from(!room);
+        room
+    }
+
+    /// The same for answers of ICMP, whose rate is limited (RFC 1812 section 4.3.2.8, RFC 4443
+    /// section 2.4 (f)).
+    pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut Stats) -> bool {
+        let may = self.has_room(stats);
+        if may && !self.icmp.take(now) {
+            stats.control_drops += 1;
+            return false;
+        }
+        may
     }
 
     /// Half of the queue is for what answers strangers without limit of rate.
@@ -242,20 +260,14 @@ impl Control {
         stats: &mut Stats,
     ) {
         let mut b = self.frame(mac, 0x86dd);
-        let l2 = b.len();
         let len = repr.buffer_len();
-        b.resize(l2 + 40 + len, 0);
-        let mut ip = Ipv6Packet::new_unchecked(&mut b[l2..]);
-        ip.set_version(6);
-        ip.set_payload_len(len as u16);
-        ip.set_next_header(smoltcp::wire::IpProtocol::Icmpv6);
-        ip.set_hop_limit(255);
-        ip.set_src_addr(src);
-        ip.set_dst_addr(dst);
+        ipv6_header(&mut b, src, dst, len);
+        let at = b.len();
+        b.resize(at + len, 0);
         repr.emit(
             &src,
             &dst,
-            &mut Icmpv6Packet::new_unchecked(&mut b[l2 + 40..]),
+            &mut Icmpv6Packet::new_unchecked(&mut b[at..]),
             &ChecksumCapabilities::default(),
         );
         self.queue(b, 40, true, stats);
@@ -286,7 +298,7 @@ impl Control {
         if !own(target_protocol_addr.into()) || own(sender) || source_hardware_addr.is_multicast() {
             return None;
         }
-        if operation == ArpOperation::Request && !self.silent && self.queue.len() < QUEUE_MAX {
+        if operation == ArpOperation::Request && !self.silent && self.has_room(stats) {
             let repr = ArpRepr::EthernetIpv4 {
                 operation: ArpOperation::Reply,
                 source_hardware_addr: EthernetAddress(self.mac),
@@ -328,23 +340,11 @@ impl Control {
         if head[0] != 8 {
             return matches!(head[0], 3 | 11 | 12);
         }
-        if self.queue.len() >= QUEUE_MAX || !self.icmp.take(now) {
-            stats.control_drops += 1;
+        if !self.may_answer(now, stats) {
             return false;
         }
         let mut f = self.frame(o.src_mac, 0x0800);
-        let l2 = f.len();
-        f.resize(l2 + 20, 0);
-        let mut ip = Ipv4Packet::new_unchecked(&mut f[l2..]);
-        ip.set_version(4);
-        ip.set_header_len(20);
-        ip.set_total_len(20 + b.remaining() as u16);
-        ip.set_dont_frag(true);
-        ip.set_hop_limit(64);
-        ip.set_next_header(smoltcp::wire::IpProtocol::Icmp);
-        ip.set_src_addr(dst);
-        ip.set_dst_addr(src);
-        ip.fill_checksum();
+        ipv4_header(&mut f, dst, src, b.remaining());
         let at = f.len();
         b.chunks().for_each(|c| f.extend_from_slice(c));
         f[at] = 0;
@@ -398,7 +398,10 @@ impl Control {
                 ident,
                 seq_no,
                 data,
-            } if own(dst.into()) && self.queue.len() < QUEUE_MAX && self.icmp.take(now) => {
+            } if own(dst.into()) && !src.is_unspecified() => {
+                if !self.may_answer(now, stats) {
+                    return Icmpv6::Done;
+                }
                 let reply = Icmpv6Repr::EchoReply {
                     ident,
                     seq_no,
@@ -413,7 +416,7 @@ impl Control {
                 lladdr,
             }) => {
                 stats.ndp_in += 1;
-                if !own(target_addr.into()) || self.queue.len() >= QUEUE_MAX {
+                if !own(target_addr.into()) {
                     return Icmpv6::Done;
                 }
                 let mut flags = NdiscNeighborFlags::OVERRIDE;
@@ -431,7 +434,7 @@ impl Control {
                     target_addr,
                     lladdr: Some(EthernetAddress(self.mac).into()),
                 });
-                if !self.silent {
+                if !self.silent && self.has_room(stats) {
                     self.icmpv6(mac, target_addr, to, &advert, stats);
                     stats.ndp_out += 1;
                 }
@@ -459,6 +462,35 @@ impl Control {
         }
         Icmpv6::Done
     }
+}
+
+/// Appends the IPv4 header of an ICMP message of `len` bytes.
+pub(crate) fn ipv4_header(f: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len: usize) {
+    let l2 = f.len();
+    f.resize(l2 + 20, 0);
+    let mut ip = Ipv4Packet::new_unchecked(&mut f[l2..]);
+    ip.set_version(4);
+    ip.set_header_len(20);
+    ip.set_total_len(20 + len as u16);
+    ip.set_dont_frag(true);
+    ip.set_hop_limit(64);
+    ip.set_next_header(smoltcp::wire::IpProtocol::Icmp);
+    ip.set_src_addr(src);
+    ip.set_dst_addr(dst);
+    ip.fill_checksum();
+}
+
+/// Appends the IPv6 header of an ICMP message of `len` bytes.
+pub(crate) fn ipv6_header(f: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, len: usize) {
+    let l2 = f.len();
+    f.resize(l2 + 40, 0);
+    let mut ip = Ipv6Packet::new_unchecked(&mut f[l2..]);
+    ip.set_version(6);
+    ip.set_payload_len(len as u16);
+    ip.set_next_header(smoltcp::wire::IpProtocol::Icmpv6);
+    ip.set_hop_limit(255);
+    ip.set_src_addr(src);
+    ip.set_dst_addr(dst);
 }
 
 /// What an ICMPv6 message asks of the stack.

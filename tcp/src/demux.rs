@@ -136,7 +136,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// The segment's header, and the buffer behind it; `None`: malformed.
     #[inline]
     fn parsed(&mut self, seg: &mut Segment, mut b: B, ce: bool) -> Option<B> {
-        if !seg.parse(b.chunk()) {
+        if !seg.parse(b.chunk(), &mut self.sh.stats.bad_options) {
             self.sh.stats.in_errs += 1;
             return None;
         }
@@ -264,9 +264,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// not ours (LAND), and no SYN with FIN.
     pub(crate) fn sound(&self, key: &FlowKey, seg: &Segment, src_mac: [u8; 6]) -> bool {
         let remote = key.remote();
-        inbound::peer_address(remote.ip())
+        self.sh.can_be_peer(remote.ip(), src_mac)
             && remote.port() != 0
-            && !(self.sh.own(remote.ip()) && src_mac != self.sh.config.mac)
             && seg.flags & (segment::SYN | segment::FIN) != segment::SYN | segment::FIN
     }
 
@@ -286,12 +285,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.sh.stats.martians += u64::from(own);
             return;
         }
+        self.sh.stats.no_connection += u64::from(seg.flags & segment::SYN == 0);
         if seg.flags & segment::RST != 0 {
             return;
         }
-        let listener = self
-            .listener_of(key)
-            .filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN);
+        let listener = self.listener_of(key);
+        if listener.is_some() && seg.flags & (segment::SYN | segment::ACK) == 0 {
+            // Nothing for LISTEN (section 3.10.7.2, fourth).
+            return;
+        }
+        let listener =
+            listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN);
         let Some(listener) = listener else {
             self.sh.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
             return self.refuse(now, key, seg, payload, src_mac);
@@ -299,7 +303,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(l) = self.sh.listeners.get_mut(&listener) else {
             return;
         };
-        if l.pending >= l.backlog && l.ready < l.backlog && self.sh.config.syn_cookies {
+        // A cookie needs neither a slot nor a neighbour: it goes where the SYN came from.
+        let pressed = l.pending >= l.backlog || self.sh.neighbours.crowded();
+        if pressed && l.ready < l.backlog && self.sh.config.syn_cookies {
             return self.send_cookie(now, key, seg, listener, src_mac);
         }
         if l.pending >= l.backlog {
@@ -332,10 +338,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
         payload: u32,
         src_mac: [u8; 6],
     ) {
-        if seg.flags & segment::RST == 0 && self.sh.resets.take(now) {
+        if seg.flags & segment::RST != 0 {
+            return;
+        }
+        if self.sh.resets.take(now) {
             self.sh
                 .control
                 .reset(src_mac, key, seg, payload, &mut self.sh.stats);
+        } else {
+            self.sh.stats.resets_skipped += 1;
         }
     }
 }

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use crate::control::{Icmpv6, Origin};
 use crate::flow_table::FlowKey;
-use crate::inbound::{self, Inbound};
+use crate::inbound::Inbound;
 use crate::path_mtu;
 use crate::segment;
 use crate::stack::{Stack, State};
@@ -15,14 +15,25 @@ const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
 const PACKET_TOO_BIG: u8 = 2;
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// ARP, NDP and ICMP.
+    /// ARP, NDP, ICMP, and what is none of what we speak.
     #[cold]
     pub(crate) fn other(&mut self, now: Instant, what: Inbound, b: B, src_mac: [u8; 6]) {
         let sh = &mut self.sh;
         let addrs = &sh.config.addrs;
         let own = |a: IpAddr| addrs.iter().any(|c| c.addr == a);
+        let can_be_peer = match &what {
+            Inbound::Icmpv4 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
+            Inbound::Icmpv6 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
+            Inbound::Unknown { src, .. } => sh.can_be_peer(*src, src_mac),
+            _ => true,
+        };
         match what {
             Inbound::Tcp { .. } => {}
+            Inbound::Unknown { src, dst } if own(dst) && can_be_peer => {
+                let o = Origin { src_mac, src, dst };
+                sh.control.unknown_protocol(now, &o, &b, &mut sh.stats);
+            }
+            Inbound::Unknown { dst, .. } => sh.stats.martians += u64::from(own(dst)),
             Inbound::Arp => {
                 let claim = sh.control.receive_arp(b.chunk(), own, &mut sh.stats);
                 if let Some((addr, mac, reply)) = claim {
@@ -35,7 +46,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     src: src.into(),
                     dst: dst.into(),
                 };
-                if !own(o.dst) || !inbound::peer_address(o.src) {
+                if !own(o.dst) || !can_be_peer {
                     sh.stats.martians += 1;
                 } else if sh.control.receive_icmpv4(now, &o, &b, &mut sh.stats) {
                     let q = b.chunk().get(8..).unwrap_or(&[]);
@@ -68,6 +79,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     src: src.into(),
                     dst: dst.into(),
                 };
+                // Who asks whether an address is free has none yet (RFC 4862 section 5.4.2).
+                if !can_be_peer && !src.is_unspecified() {
+                    sh.stats.martians += 1;
+                    return;
+                }
                 match sh
                     .control
                     .receive_icmpv6(now, &o, hop_limit, &b, own, &mut sh.stats)

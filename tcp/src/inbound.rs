@@ -25,7 +25,15 @@ pub(crate) enum Inbound {
         dst: Ipv6Addr,
         hop_limit: u8,
     },
+    /// IP to one of us with another protocol inside; the buffer begins with the IP header.
+    Unknown {
+        src: IpAddr,
+        dst: IpAddr,
+    },
 }
+
+/// Nothing follows the IPv6 header (RFC 8200 section 4.7).
+const NO_NEXT_HEADER: u8 = 59;
 
 /// What of the link layer the check needs.
 pub(crate) struct Link {
@@ -49,6 +57,11 @@ pub(crate) fn classify<B: RecvBuf>(
     }
     if h[..6] != link.mac && h[0] & 1 == 0 {
         stats.not_for_us += 1;
+        return None;
+    }
+    // A group sends nothing (IEEE 802.3 clause 3.2.3); answers would go to all of it.
+    if h[6] & 1 != 0 {
+        stats.martians += 1;
         return None;
     }
     src_mac.copy_from_slice(&h[6..12]);
@@ -147,8 +160,14 @@ fn ipv4<B: RecvBuf>(
             })
         }
         _ => {
-            stats.not_for_us += 1;
-            None
+            stats.unknown_protocols += 1;
+            b.truncate(l2 + total);
+            b.advance(l2);
+            let (src, dst): (Ipv4Addr, Ipv4Addr) = (src.into(), dst.into());
+            (!multicast).then_some(Inbound::Unknown {
+                src: src.into(),
+                dst: dst.into(),
+            })
         }
     }
 }
@@ -214,9 +233,14 @@ fn ipv6<B: RecvBuf>(
             stats.ip_fragments += 1;
             None
         }
-        _ => {
-            stats.not_for_us += 1;
-            None
+        next => {
+            stats.unknown_protocols += 1;
+            b.truncate(l2 + 40 + len);
+            b.advance(l2);
+            (!multicast && next != NO_NEXT_HEADER).then_some(Inbound::Unknown {
+                src: addr(src).into(),
+                dst: addr(dst).into(),
+            })
         }
     }
 }

@@ -18,10 +18,29 @@ pub(crate) enum Verdict {
 
 impl Shared {
     fn challenge<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
-        if self.challenges.take(now) {
+        if self.may_challenge(now) {
             self.stats.challenge_acks += 1;
             self.owe(index, &mut c.hot, flag::NEED_ACK);
         }
+    }
+
+    /// RFC 5961 section 4: wherever it lies.
+    fn syn_on_connection<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) -> Verdict {
+        self.stats.syn_challenges += 1;
+        self.challenge(index, c, now);
+        Verdict::Done
+    }
+
+    /// RFC 5961 section 7.
+    fn may_challenge(&mut self, now: Instant) -> bool {
+        let may = self.challenges.take(now);
+        self.stats.challenges_skipped += u64::from(!may);
+        may
     }
 
     /// Everything that `predicted` does not take.
@@ -65,18 +84,20 @@ impl Shared {
                 return Verdict::Reopen;
             }
         }
+        // RFC 7323 section 3.2. A SYN is let through: a peer that starts anew has to be told of
+        // the connection (RFC 5961 section 4).
+        if h.has(flag::TIMESTAMPS) && !seg.has_ts && seg.flags & (RST | SYN) == 0 {
+            self.stats.in_errs += 1;
+            return Verdict::Done;
+        }
         // PAWS (RFC 7323 section 5.3); resets are exempt.
-        if h.has(flag::TIMESTAMPS) && seg.flags & RST == 0 {
-            if !seg.has_ts {
-                self.stats.in_errs += 1;
-                return Verdict::Done;
-            }
+        if h.has(flag::TIMESTAMPS) && seg.has_ts && seg.flags & RST == 0 {
             let old = (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0;
             // Section 5.5: after 24 days of silence the comparison means nothing.
             if old && now.0.saturating_sub(h.last_rx) < 24 * 86_400 * 1_000_000_000 {
                 self.stats.paws_drops += 1;
-                if span > 0 || self.challenges.take(now) {
-                    self.owe(index, h, flag::NEED_ACK);
+                if span > 0 || self.may_challenge(now) {
+                    self.owe(index, &mut c.hot, flag::NEED_ACK);
                 }
                 return Verdict::Done;
             }
@@ -101,6 +122,9 @@ impl Shared {
             if seg.flags & RST != 0 {
                 return Verdict::Done;
             }
+            if seg.flags & SYN != 0 && h.state != State::SynReceived {
+                return self.syn_on_connection(index, c, now);
+            }
             if h.state == State::TimeWait && seg.flags & FIN != 0 {
                 h.rto_at = now.0 + crate::time::nanos(self.config.time_wait);
                 self.arm(index, h, h.rto_at);
@@ -108,9 +132,9 @@ impl Shared {
             let old = end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= self.recv_window;
             // Data again means our ACK was lost; a bare segment may be one of two stacks
             // correcting each other for ever: limited.
-            if span > 0 || self.challenges.take(now) {
+            if span > 0 || self.may_challenge(now) {
                 self.stats.dup_bytes_in += u64::from(len);
-                self.owe(index, h, flag::NEED_ACK);
+                self.owe(index, &mut c.hot, flag::NEED_ACK);
                 // RFC 2883 section 4; not for what lies beyond any window of ours.
                 if old {
                     c.duplicate(seg.seq, seg.seq + len);
@@ -136,10 +160,8 @@ impl Shared {
         if seg.flags & RST != 0 {
             return self.reset_received(index, c, &seg, now);
         }
-        // RFC 5961 section 4.
         if seg.flags & SYN != 0 {
-            self.challenge(index, c, now);
-            return Verdict::Done;
+            return self.syn_on_connection(index, c, now);
         }
         if seg.flags & ACK == 0 {
             return Verdict::Done;
@@ -150,9 +172,6 @@ impl Shared {
             now.0
         };
         h.probes = 0;
-        if seg.has_ts && seg.seq.le(h.last_ack_sent) {
-            h.ts_recent = seg.ts_val;
-        }
         if h.state == State::SynReceived {
             if seg.ack != h.snd_nxt {
                 return Verdict::Reset;
@@ -167,6 +186,11 @@ impl Shared {
             self.stats.bad_acks += 1;
             self.challenge(index, c, now);
             return Verdict::Done;
+        }
+        // Not before the ACK proved good: a timestamp from the future that is believed makes
+        // everything else that comes look old.
+        if seg.has_ts && seg.seq.le(h.last_ack_sent) {
+            h.ts_recent = seg.ts_val;
         }
         if seg.ack.ge(h.snd_una) {
             self.acknowledge(index, c, &seg, b.remaining(), now);

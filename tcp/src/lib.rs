@@ -66,6 +66,7 @@ mod time;
 mod timers;
 mod toeplitz;
 mod train;
+mod unreachable;
 mod wheel;
 
 pub use buf::{RecvBuf, VecBuf};

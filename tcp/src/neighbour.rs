@@ -24,6 +24,8 @@ struct Entry {
     /// Next solicitation or expiry, ns.
     at: u64,
     sent: u8,
+    /// Only half-open connections of strangers wait.
+    strangers: bool,
     /// Connections that wait for the answer.
     waiters: Vec<u32>,
 }
@@ -50,6 +52,8 @@ pub(crate) struct Neighbours {
     next_at: u64,
     pub solicits: Vec<Solicit>,
     incomplete: usize,
+    /// Of those, the ones that only strangers want.
+    for_strangers: usize,
 }
 
 const WAITERS_MAX: usize = 65536;
@@ -63,6 +67,7 @@ impl Neighbours {
             next_at: u64::MAX,
             solicits: Vec::new(),
             incomplete: 0,
+            for_strangers: 0,
         }
     }
 
@@ -70,7 +75,16 @@ impl Neighbours {
         self.generation = self.generation.wrapping_add(1).max(1);
     }
 
-    pub(crate) fn lookup(&mut self, addr: IpAddr, waiter: u32, now: Instant) -> Lookup {
+    /// Where `addr` is, for the connection `waiter`. A `stranger` claims an address and has not
+    /// proved it: whoever floods us with SYNs of many neighbours occupies a quarter of the table
+    /// and pushes nobody out (RFC 6583 section 6).
+    pub(crate) fn lookup(
+        &mut self,
+        addr: IpAddr,
+        waiter: u32,
+        stranger: bool,
+        now: Instant,
+    ) -> Lookup {
         let retransmit = nanos(self.config.retransmit);
         if let Some(e) = self.entries.get_mut(&addr) {
             match e.status {
@@ -87,6 +101,10 @@ impl Neighbours {
                     return Lookup::Found(e.mac);
                 }
                 Status::Incomplete => {
+                    if e.strangers && !stranger {
+                        e.strangers = false;
+                        self.for_strangers -= 1;
+                    }
                     if !e.waiters.contains(&waiter) && e.waiters.len() < WAITERS_MAX {
                         e.waiters.push(waiter);
                     }
@@ -94,9 +112,14 @@ impl Neighbours {
                 }
             }
         }
-        if self.entries.len() >= self.config.max_entries && !self.evict() {
+        let full = self.entries.len() >= self.config.max_entries;
+        if stranger && self.crowded() {
             return Lookup::Full;
         }
+        if full && !self.evict(stranger) {
+            return Lookup::Full;
+        }
+        self.for_strangers += usize::from(stranger);
         let at = now.0 + retransmit;
         self.next_at = self.next_at.min(at);
         self.incomplete += 1;
@@ -107,6 +130,7 @@ impl Neighbours {
                 status: Status::Incomplete,
                 at,
                 sent: 1,
+                strangers: stranger,
                 waiters: vec![waiter],
             },
         );
@@ -117,12 +141,19 @@ impl Neighbours {
         Lookup::Wait
     }
 
-    /// Makes room: any entry that nobody waits for, those not confirmed first.
-    fn evict(&mut self) -> bool {
-        let victim = self
-            .entries
-            .iter()
-            .filter(|(_, e)| e.status != Status::Incomplete);
+    /// Strangers wait for all the neighbours that they may.
+    pub(crate) fn crowded(&self) -> bool {
+        self.for_strangers >= self.config.max_entries / 4
+    }
+
+    /// Makes room: any entry that nobody waits for, those not confirmed first, and those alone
+    /// for a stranger.
+    fn evict(&mut self, stranger: bool) -> bool {
+        let victim = self.entries.iter().filter(|(_, e)| match e.status {
+            Status::Incomplete => false,
+            Status::Stale => true,
+            _ => !stranger,
+        });
         let Some(addr) = victim
             .min_by_key(|(_, e)| (e.status != Status::Stale, e.at))
             .map(|(a, _)| *a)
@@ -164,6 +195,7 @@ impl Neighbours {
                     status,
                     at,
                     sent: 0,
+                    strangers: false,
                     waiters: Vec::new(),
                 };
                 self.entries.insert(addr, e);
@@ -172,6 +204,7 @@ impl Neighbours {
         };
         if e.status == Status::Incomplete {
             self.incomplete -= 1;
+            self.for_strangers -= usize::from(core::mem::take(&mut e.strangers));
             e.mac = mac;
             let waiters = core::mem::take(&mut e.waiters);
             (e.status, e.at, e.sent) = (status, at, 0);
@@ -212,8 +245,12 @@ impl Neighbours {
         let mut stale = false;
         let mut next = u64::MAX;
         let (retransmit, reachable) = (nanos(self.config.retransmit), nanos(self.config.reachable));
-        let (probes, solicits, incomplete) =
-            (self.config.probes, &mut self.solicits, &mut self.incomplete);
+        let (probes, solicits, incomplete, for_strangers) = (
+            self.config.probes,
+            &mut self.solicits,
+            &mut self.incomplete,
+            &mut self.for_strangers,
+        );
         self.entries.retain(|addr, e| {
             if now.0 >= e.at {
                 match e.status {
@@ -226,6 +263,7 @@ impl Neighbours {
                     Status::Incomplete => {
                         failed.append(&mut e.waiters);
                         *incomplete -= 1;
+                        *for_strangers -= usize::from(e.strangers);
                         return false;
                     }
                     Status::Probe => {
@@ -278,8 +316,8 @@ mod tests {
     fn an_unanswered_solicitation_is_repeated_then_fails_its_waiters() {
         let mut n = table(8);
         let mut now = Instant(1);
-        assert!(matches!(n.lookup(A, 7, now), Lookup::Wait));
-        assert!(matches!(n.lookup(A, 7, now), Lookup::Wait));
+        assert!(matches!(n.lookup(A, 7, false, now), Lookup::Wait));
+        assert!(matches!(n.lookup(A, 7, false, now), Lookup::Wait));
         for _ in 0..2 {
             now = now + Duration::from_secs(1);
             assert!(n.poll(now).is_empty());
@@ -293,14 +331,14 @@ mod tests {
     #[test]
     fn an_old_answer_is_probed_while_it_is_used() {
         let mut n = table(8);
-        n.lookup(A, 7, Instant(1));
+        n.lookup(A, 7, false, Instant(1));
         assert_eq!(n.heard(A, [2; 6], false, Instant(1)), [7]);
         let g = n.generation;
         n.poll(Instant(1) + Duration::from_secs(31));
         assert_ne!(n.generation, g, "connections ask again");
         n.solicits.clear();
         assert!(matches!(
-            n.lookup(A, 7, Instant::from_millis(31_000)),
+            n.lookup(A, 7, false, Instant::from_millis(31_000)),
             Lookup::Found(_)
         ));
         assert_eq!(
@@ -314,12 +352,12 @@ mod tests {
     fn a_contradicting_claim_is_believed_only_when_the_old_address_is_silent() {
         let mut n = table(8);
         let mut now = Instant(1);
-        n.lookup(A, 7, now);
+        n.lookup(A, 7, false, now);
         n.heard(A, [2; 6], false, now);
         n.solicits.clear();
         for learn in [true, false, true] {
             n.heard(A, [6; 6], learn, now);
-            assert!(matches!(n.lookup(A, 7, now), Lookup::Found(m) if m == [2; 6]));
+            assert!(matches!(n.lookup(A, 7, false, now), Lookup::Found(m) if m == [2; 6]));
         }
         assert_eq!(n.solicits.len(), 1, "one probe, however many claims");
         assert_eq!(n.solicits[0].to, Some([2; 6]));
@@ -331,27 +369,67 @@ mod tests {
             now = now + Duration::from_secs(1);
             n.poll(now);
         }
-        assert!(matches!(n.lookup(A, 7, now), Lookup::Wait));
+        assert!(matches!(n.lookup(A, 7, false, now), Lookup::Wait));
         assert_eq!(n.heard(A, [6; 6], false, now), [7]);
-        assert!(matches!(n.lookup(A, 7, now), Lookup::Found(m) if m == [6; 6]));
+        assert!(matches!(n.lookup(A, 7, false, now), Lookup::Found(m) if m == [6; 6]));
     }
 
     #[test]
     fn strangers_who_ask_do_not_push_out_a_neighbour_in_use() {
         let mut n = table(8);
-        n.lookup(A, 7, Instant(1));
+        n.lookup(A, 7, false, Instant(1));
         n.heard(A, [2; 6], false, Instant(1));
         for i in 0..1000u32 {
             n.heard(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
         }
-        assert!(matches!(n.lookup(A, 7, Instant(3)), Lookup::Found(_)));
+        assert!(matches!(
+            n.lookup(A, 7, false, Instant(3)),
+            Lookup::Found(_)
+        ));
         // Neighbours of our own find room at the strangers' cost.
         for i in 0..7u32 {
             let addr = IpAddr::V4((i + 5000).into());
-            assert!(matches!(n.lookup(addr, 1, Instant(3)), Lookup::Wait));
+            assert!(matches!(n.lookup(addr, 1, false, Instant(3)), Lookup::Wait));
             n.heard(addr, [4; 6], false, Instant(3));
         }
-        assert!(matches!(n.lookup(A, 7, Instant(3)), Lookup::Found(_)));
+        assert!(matches!(
+            n.lookup(A, 7, false, Instant(3)),
+            Lookup::Found(_)
+        ));
+    }
+
+    #[test]
+    fn half_open_connections_of_strangers_leave_the_table_to_those_in_use() {
+        let mut n = table(16);
+        let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
+        for i in 0..12 {
+            n.lookup(near(i), i, false, Instant(1));
+            n.heard(near(i), [2; 6], false, Instant(1));
+        }
+        for i in 100..1000 {
+            n.lookup(near(i), i, true, Instant(2));
+        }
+        assert_eq!((n.entries.len(), n.for_strangers), (16, 4));
+        for i in 0..12 {
+            assert!(matches!(
+                n.lookup(near(i), i, false, Instant(3)),
+                Lookup::Found(_)
+            ));
+        }
+        // One whom we want to reach counts no more as the strangers'.
+        assert!(matches!(
+            n.lookup(near(100), 7, false, Instant(3)),
+            Lookup::Wait
+        ));
+        assert_eq!(n.for_strangers, 3);
+        assert_eq!(n.heard(near(100), [4; 6], false, Instant(3)), [100, 7]);
+        assert_eq!(n.heard(near(101), [4; 6], false, Instant(3)), [101]);
+        let mut now = Instant(3);
+        for _ in 0..4 {
+            now = now + Duration::from_secs(1);
+            n.poll(now);
+        }
+        assert_eq!((n.incomplete, n.for_strangers), (0, 0));
     }
 
     #[test]
@@ -362,10 +440,10 @@ mod tests {
             assert!(n.entries.len() <= 8);
         }
         for i in 0..20u32 {
-            n.lookup(IpAddr::V4((i + 5000).into()), 1, Instant(1));
+            n.lookup(IpAddr::V4((i + 5000).into()), 1, false, Instant(1));
         }
         assert!(n.entries.len() <= 8);
-        assert!(matches!(n.lookup(A, 1, Instant(1)), Lookup::Full));
+        assert!(matches!(n.lookup(A, 1, false, Instant(1)), Lookup::Full));
         n.heard(A, [0xff; 6], true, Instant(1));
         assert!(
             !n.entries.contains_key(&A),

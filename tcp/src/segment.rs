@@ -51,9 +51,9 @@ pub(crate) fn be64(b: &[u8], at: usize) -> u64 {
 impl Segment {
     /// Reads the header that `tcp` starts with; `false` when it does not fit or is malformed.
     /// In place: moving a value just written piecemeal would stall. `sack` is left as it is
-    /// beyond `sacks`.
+    /// beyond `sacks`. Counts in `bad_options` a segment whose options are malformed.
     #[inline]
-    pub(crate) fn parse(&mut self, tcp: &[u8]) -> bool {
+    pub(crate) fn parse(&mut self, tcp: &[u8], bad_options: &mut u64) -> bool {
         let Some(fixed) = tcp.get(..20) else {
             return false;
         };
@@ -82,27 +82,32 @@ impl Segment {
             self.sack_permitted = false;
             self.mss = None;
             self.wscale = None;
-            self.parse_options(options);
+            *bad_options += u64::from(!self.parse_options(options));
         }
         true
     }
 
-    /// Unknown options are skipped, malformed ones end the walk (RFC 9293 section 3.1, MUST-7).
+    /// Unknown options are skipped, and known ones of a wrong length; a length that cannot be, or
+    /// reaches beyond the header, ends the walk (RFC 9293 section 3.1, MUST-7). Either is malformed,
+    /// which `false` says; what was read before counts.
     #[cold]
-    fn parse_options(&mut self, mut o: &[u8]) {
+    fn parse_options(&mut self, mut o: &[u8]) -> bool {
+        let mut sound = true;
         while let Some((&kind, rest)) = o.split_first() {
             match kind {
-                0 => return,
+                0 => return sound,
                 1 => {
                     o = rest;
                     continue;
                 }
                 _ => {}
             }
-            let Some(&len) = rest.first() else { return };
+            let Some(&len) = rest.first() else {
+                return false;
+            };
             let len = usize::from(len);
             if len < 2 || len > o.len() {
-                return;
+                return false;
             }
             let body = &o[2..len];
             match (kind, body.len()) {
@@ -121,10 +126,14 @@ impl Segment {
                     self.ts_val = be32(body, 0);
                     self.ts_ecr = be32(body, 4);
                 }
+                // Of a SYN, elsewhere.
+                (2, 2) | (3, 1) | (4, 0) => {}
+                (2..=5 | 8, _) => sound = false,
                 _ => {}
             }
             o = &o[len..];
         }
+        sound
     }
 }
 
@@ -134,7 +143,14 @@ mod tests {
 
     fn parse(b: &[u8]) -> Option<Segment> {
         let mut s = Segment::default();
-        s.parse(b).then_some(s)
+        s.parse(b, &mut 0).then_some(s)
+    }
+
+    /// Segments whose options count as malformed.
+    fn bad(flags: u8, options: &[u8]) -> u64 {
+        let mut n = 0;
+        assert!(Segment::default().parse(&header(flags, options), &mut n));
+        n
     }
 
     fn header(flags: u8, options: &[u8]) -> Vec<u8> {
@@ -173,6 +189,37 @@ mod tests {
         let s = parse(&header(ACK, &o)).unwrap();
         assert_eq!(s.sacks, 2);
         assert_eq!(s.sack[1], (SeqNr(30), SeqNr(40)));
+    }
+
+    #[test]
+    fn options_that_cannot_be_are_told_from_those_that_are_unknown() {
+        let good: [&[u8]; 6] = [
+            &[],
+            &[1, 1, 1, 0],
+            &[0, 2, 0, 0],
+            &[254, 4, 9, 9],
+            &[2, 4, 5, 0xb4],
+            &[1, 3, 3, 7],
+        ];
+        for o in good {
+            assert_eq!((bad(SYN, o), bad(ACK, o)), (0, 0), "{o:?}");
+        }
+        let wrong: [&[u8]; 8] = [
+            &[254, 0, 0, 0],
+            &[254, 1, 0, 0],
+            &[254, 5, 0, 0],
+            &[1, 1, 1, 254],
+            &[2, 3, 5, 1],
+            &[3, 4, 1, 1],
+            &[5, 4, 0, 0],
+            &[8, 4, 0, 0],
+        ];
+        for o in wrong {
+            assert_eq!((bad(SYN, o), bad(ACK, o)), (1, 1), "{o:?}");
+        }
+        // What came before the malformed one counts.
+        let s = parse(&header(SYN, &[2, 4, 5, 0xb4, 254, 0, 0, 0])).unwrap();
+        assert_eq!(s.mss, Some(1460));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::conn::{Conn, Hot, flag};
 use crate::control::Control;
 use crate::flow_table::{FlowKey, FlowTable};
+use crate::inbound;
 use crate::neighbour::{Lookup, Neighbours};
 use crate::path_mtu::Paths;
 use crate::rate::Bucket;
@@ -14,7 +15,10 @@ use crate::rtt::RtoLimits;
 use crate::siphash::Key;
 use crate::stack::{ConnId, State};
 use crate::wheel::Wheel;
-use crate::{Events, Instant, RecvBuf, SeqNr, StackConfig, Stats};
+use crate::{Events, Instant, IpCidr, RecvBuf, SeqNr, StackConfig, Stats};
+
+/// Buffers that are not many.
+const FEW: usize = 16;
 
 pub(crate) struct Listener {
     pub local: Option<IpAddr>,
@@ -135,17 +139,28 @@ impl Shared {
     }
 
     /// No buffer of the next new segment may be kept: the connection, or all together, hold as
-    /// many as they may. A connection that holds none gets its one, so that nobody starves.
+    /// many as they may. Those that hold few may hold some beyond, so that who reads goes on at
+    /// a pace beside those who do not; one that holds none gets its one, so that nobody starves.
     /// `counted`: what the connection holds.
     #[inline]
     pub(crate) fn full(&self, counted: u32) -> bool {
         let own = counted as usize;
+        let all = self.config.max_held_buffers;
         own >= self.config.max_recv_buffers
-            || (self.held >= self.config.max_held_buffers && own > 0)
+            || (self.held >= all
+                && own > 0
+                && (own >= FEW || self.held >= all.saturating_add(all / 8)))
     }
 
     pub(crate) fn own(&self, a: IpAddr) -> bool {
         self.config.addrs.iter().any(|c| c.addr == a)
+    }
+
+    /// Whoever sends from `a` can be meant: an address that a peer can have, neither ours (LAND)
+    /// nor a broadcast address of our links (RFC 1122 section 3.2.1.3), unless it is ourselves.
+    pub(crate) fn can_be_peer(&self, a: IpAddr, src_mac: [u8; 6]) -> bool {
+        let never = |c: &IpCidr| c.addr == a && src_mac != self.config.mac || c.is_broadcast(a);
+        inbound::peer_address(a) && !self.config.addrs.iter().any(never)
     }
 
     /// Where frames to `remote` go: itself when on-link, else a gateway; the longest prefix
@@ -188,7 +203,8 @@ impl Shared {
             let Some(hop) = self.next_hop(c.template.key().remote().ip()) else {
                 return false;
             };
-            match self.neighbours.lookup(hop, index, now) {
+            let stranger = c.hot.state == State::SynReceived && c.hot.has(flag::PASSIVE);
+            match self.neighbours.lookup(hop, index, stranger, now) {
                 Lookup::Found(mac) => c.template.set_destination(mac),
                 Lookup::Wait => return false,
                 Lookup::Full => {

@@ -132,7 +132,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             time_wait: VecDeque::new(),
             active: 0,
             resets: Bucket::new(config.control_rate, now),
-            challenges: Bucket::new(config.control_rate, now),
+            challenges: Bucket::veiled(config.control_rate, now, Key::new(&config.isn_key)),
             port_draws: 0,
             paths: Paths::default(),
             held: 0,
@@ -505,7 +505,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Received buffers that connections hold for their owners or out of order; what owners
     /// consumed since the last `poll` is still among them. At most
-    /// [`StackConfig::max_held_buffers`], and one for each connection.
+    /// [`StackConfig::max_held_buffers`], an eighth more, and one for each connection.
     pub fn held_buffers(&self) -> usize {
         self.sh.held
     }

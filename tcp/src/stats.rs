@@ -112,6 +112,11 @@ counters! {
     out_rsts = "TcpOutRsts",
     in_rsts = "SiwInRsts",
     challenge_acks = "TcpExtTCPChallengeACK",
+    /// SYNs on open connections (RFC 5961 section 4).
+    syn_challenges = "TcpExtTCPSYNChallenge",
+    /// Challenge ACKs and resets that the limit of their rate kept back.
+    challenges_skipped = "TcpExtTCPACKSkippedChallenge",
+    resets_skipped = "SiwResetsSkipped",
     /// Segments queued out of order.
     ofo_queue = "TcpExtTCPOFOQueue",
     /// Out-of-order or in-order data dropped since a cap was reached.
@@ -138,11 +143,17 @@ counters! {
     bad_acks = "SiwBadAcks",
     csum_errors = "TcpInCsumErrors",
     in_errs = "TcpInErrs",
+    /// Segments with options of impossible length.
+    bad_options = "SiwBadOptions",
     ip_fragments = "IpReasmFails",
     martians = "IpInAddrErrors",
-    /// Not for this device, VLAN or a protocol known here.
+    /// Not for this device or VLAN, or no IP.
     not_for_us = "SiwNotForUs",
+    /// IP that is neither TCP nor ICMP.
+    unknown_protocols = "IpInUnknownProtos",
+    /// SYNs to ports where nobody listens, and other segments of no connection.
     no_ports = "SiwNoPorts",
+    no_connection = "SiwNoConnection",
     arp_in = "ArpIn",
     arp_out = "ArpOut",
     ndp_in = "NdpIn",
@@ -150,10 +161,13 @@ counters! {
     icmp_in = "IcmpInMsgs",
     icmp_out = "IcmpOutMsgs",
     icmp_errors_in = "SiwIcmpErrorsIn",
+    /// Of those sent: errors that tell of an unknown protocol.
+    icmp_unreachables_out = "IcmpOutDestUnreachs",
     /// EMSS reductions: told by ICMP (RFC 1191, 8201), and guessed from silence (RFC 4821).
     pmtu_reductions = "SiwPmtuReductions",
     black_holes = "SiwBlackHoles",
     neighbour_failures = "ArpFailures",
     neighbour_overflows = "ArpTableFull",
+    /// Answers of ARP, NDP and ICMP, resets and cookies that found no room or were too many.
     control_drops = "SiwControlDrops",
 }
