@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use dpdk::{Checksum, MbufCache, Mempool, RxBatch, RxQueue};
+use dpdk::{MbufCache, Mempool, RxBatch, RxQueue};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, Stats};
 
 use super::Plan;
@@ -238,12 +238,10 @@ impl<'a> Endpoint<'a> {
             let (trusted, port_checks) = (lane.trusted, lane.rx_checksum);
             self.batch.prefetch(4);
             let frames = self.batch.drain().map(|mut m| {
-                let checksum = match m.rx_l4_checksum() {
-                    _ if trusted => RxChecksum::Good,
-                    _ if !port_checks => RxChecksum::Unknown,
-                    Checksum::Good | Checksum::NotNeeded => RxChecksum::Good,
-                    Checksum::Bad => RxChecksum::Bad,
-                    Checksum::Unknown => RxChecksum::Unknown,
+                let checksum = match (trusted, port_checks) {
+                    (true, _) => RxChecksum::Good,
+                    (_, true) => frame::port_says(&m),
+                    _ => RxChecksum::Unknown,
                 };
                 let rss_hash = m.rss_hash().unwrap_or(0);
                 m.clear_offload();

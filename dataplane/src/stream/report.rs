@@ -81,6 +81,11 @@ impl Report {
             .iter()
             .map(|(name, n)| (name.to_owned(), n.into()))
             .collect();
+        let mib: serde_json::Map<_, _> = self
+            .tcp
+            .mib()
+            .map(|(name, n)| (name.to_owned(), n.into()))
+            .collect();
         json!({
             "result": {
                 "device": self.device,
@@ -105,6 +110,7 @@ impl Report {
                 "buffers_free": self.buffers[1],
                 "buffers_least_free": self.buffers[2],
                 "tcp": tcp,
+                "mib": mib,
             }
         })
     }

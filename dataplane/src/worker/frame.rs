@@ -3,9 +3,9 @@
 
 use std::cell::RefCell;
 
-use dpdk::{Mbuf, MbufCache, Segments};
+use dpdk::{Checksum, Mbuf, MbufCache, Segments};
 use siw_iwarp::RxStream;
-use siw_tcp::{RecvBuf, RxQueue};
+use siw_tcp::{RecvBuf, RxChecksum, RxQueue};
 
 thread_local! {
     /// Buffers dropped since the last [`recycle`]; frames are dropped deep inside TCP, where
@@ -21,6 +21,17 @@ pub fn recycle(cache: &mut MbufCache) {
             cache.free(m);
         }
     });
+}
+
+/// What a port that checks says about a frame, IP and TCP together (RFC 1122 section 3.2.1.2: the
+/// IP header's checksum is the host's to verify, whatever lies behind it).
+#[inline]
+pub fn port_says(m: &Mbuf) -> RxChecksum {
+    match (m.rx_l4_checksum(), m.rx_ip_checksum()) {
+        (Checksum::Bad, _) | (_, Checksum::Bad) => RxChecksum::Bad,
+        (Checksum::Good | Checksum::NotNeeded, _) => RxChecksum::Good,
+        (Checksum::Unknown, _) => RxChecksum::Unknown,
+    }
 }
 
 /// A received frame, or what is left of it.

@@ -37,7 +37,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crossbeam::queue::ArrayQueue;
-use dpdk::{BURST, Checksum, MbufCache, RxBatch, RxQueue, TxQueue};
+use dpdk::{BURST, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
 use siw_iwarp::{QpState, TxRecord};
 use siw_shm::doorbell::SleepFlag;
@@ -363,11 +363,7 @@ impl Worker {
                 let checksum = if trusted {
                     RxChecksum::Good
                 } else if port_checks {
-                    match m.rx_l4_checksum() {
-                        Checksum::Good | Checksum::NotNeeded => RxChecksum::Good,
-                        Checksum::Bad => RxChecksum::Bad,
-                        Checksum::Unknown => RxChecksum::Unknown,
-                    }
+                    frame::port_says(&m)
                 } else {
                     RxChecksum::Unknown
                 };

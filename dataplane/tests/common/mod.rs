@@ -1,6 +1,8 @@
 //! A real daemon for a test: its own socket, its own folder, stopped by process id.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod attacker;
+pub mod flood;
 pub mod guest;
 pub mod impaired_link;
 pub mod matrix;

@@ -39,6 +39,14 @@ impl Outcome {
         }
     }
 
+    /// A counter by its name in nstat or a MIB.
+    pub fn mib(&self, name: &str) -> u64 {
+        match self.result["mib"][name].as_u64() {
+            Some(n) => n,
+            None => panic!("no {name} in {}", self.result),
+        }
+    }
+
     /// A counter of TCP.
     pub fn tcp(&self, name: &str) -> u64 {
         match self.result["tcp"][name].as_u64() {

@@ -1,0 +1,184 @@
+//! A hostile host on the link: frames of any kind from a packet socket.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
+use nix::sys::time::TimeVal;
+use serde_json::Value;
+use siw_tcp::sim::forge::Ends;
+
+use super::net::Netns;
+use super::raw::packet_socket;
+use super::{Daemon, PATIENCE, client_program};
+
+/// The device under attack, as the tests configure it.
+pub const MAC: [u8; 6] = [2, 0, 0, 0x77, 0, 1];
+pub const IP: &str = "10.77.0.1";
+pub const IP6: &str = "fd77::1";
+/// The attacker's own.
+pub const STRANGER: [u8; 6] = [2, 6, 6, 6, 6, 6];
+
+/// Frames between two marks: fewer than a receive ring and a queue of answers hold.
+const BURST: usize = 100;
+
+pub struct Attacker {
+    socket: OwnedFd,
+    marks: u16,
+}
+
+/// From a stranger who claims this address, to the device.
+pub fn ends(from: &str) -> Ends {
+    let from: IpAddr = from.parse().unwrap();
+    let to = if from.is_ipv4() { IP } else { IP6 };
+    Ends {
+        mac: [STRANGER, MAC],
+        ip: [from, to.parse().unwrap()],
+    }
+}
+
+impl Attacker {
+    pub fn on(ns: &Netns, interface: &str) -> Attacker {
+        let socket = packet_socket(ns, interface);
+        let _ = setsockopt(&socket, sockopt::RcvBufForce, &(16 << 20));
+        Attacker { socket, marks: 0 }
+    }
+
+    pub fn send(&self, frame: &[u8]) {
+        loop {
+            match send(self.socket.as_raw_fd(), frame, MsgFlags::empty()) {
+                Ok(n) => return assert_eq!(n, frame.len()),
+                Err(Errno::ENOBUFS) => std::thread::yield_now(),
+                Err(e) => panic!("sending {} bytes: {e}", frame.len()),
+            }
+        }
+    }
+
+    /// Everything, in bursts that the device has worked before the next comes. Returns the frames
+    /// that it sent in the meantime.
+    pub fn flood(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
+        let mut back = Vec::new();
+        let mut n = 0;
+        for f in frames {
+            self.send(&f);
+            n += 1;
+            if n % BURST == 0 {
+                self.settle(&mut back);
+            }
+        }
+        // Connections have their turn after strangers: what they owe has left when a second
+        // question is answered.
+        self.settle(&mut back);
+        self.settle(&mut back);
+        back
+    }
+
+    /// The answers to one frame.
+    pub fn ask(&mut self, frame: Vec<u8>) -> Vec<Vec<u8>> {
+        self.flood([frame])
+    }
+
+    /// Waits until the device has worked all that was sent: a question that it answers behind the
+    /// others.
+    fn settle(&mut self, back: &mut Vec<Vec<u8>>) {
+        self.marks += 1;
+        let [a, b] = self.marks.to_be_bytes();
+        let mark = [2, 0x4d, 0x41, 0x52, a, b];
+        // A probe, which claims no address (RFC 5227 section 2.1).
+        let mut e = ends("0.0.0.0");
+        e.mac = [mark, [0xff; 6]];
+        self.send(&e.arp(1));
+        let end = Instant::now() + PATIENCE;
+        while let Some(f) = self.recv(end) {
+            if f[..6] == mark {
+                return;
+            }
+            if f[6..12] == MAC {
+                back.push(f);
+            }
+        }
+        panic!("the device is silent");
+    }
+
+    /// ARP questions that this was, beside those of the test.
+    pub fn marks(&self) -> u64 {
+        self.marks.into()
+    }
+
+    /// The next segments with SYN on the link: whole frames.
+    pub fn syns<const N: usize>(&self) -> [Vec<u8>; N] {
+        let end = Instant::now() + PATIENCE;
+        [0; N].map(|_| {
+            loop {
+                let f = self.recv(end).expect("a segment with SYN");
+                if f.len() >= 54 && f[12..14] == [8, 0] && f[23] == 6 && f[47] & 2 != 0 {
+                    return f;
+                }
+            }
+        })
+    }
+
+    fn recv(&self, until: Instant) -> Option<Vec<u8>> {
+        let mut b = vec![0; 65_536];
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let left = left.max(Duration::from_millis(1));
+            let t = TimeVal::new(left.as_secs() as i64, left.subsec_micros().into());
+            setsockopt(&self.socket, sockopt::ReceiveTimeout, &t).unwrap();
+            match recv(self.socket.as_raw_fd(), &mut b, MsgFlags::empty()) {
+                Ok(n) if n >= 14 => {
+                    b.truncate(n);
+                    return Some(b);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The merged counters of a daemon's first device, and those of its workers, as `siw-stat` shows
+/// them.
+pub struct Counters(BTreeMap<String, u64>);
+
+impl Counters {
+    pub fn of(d: &Daemon) -> Counters {
+        static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+        let program = PROGRAM.get_or_init(|| client_program("siw-stat"));
+        let out = Command::new(program)
+            .args(["--json", "--socket"])
+            .arg(&d.socket)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let err = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "siw-stat: {err}");
+        let v: Value = serde_json::from_slice(&out.stdout).unwrap();
+        let both = [&v["devices"][0]["merged"], &v["merged"]];
+        let rows = both.into_iter().filter_map(Value::as_object).flatten();
+        Counters(
+            rows.map(|(k, v)| (k.clone(), v.as_u64().unwrap()))
+                .collect(),
+        )
+    }
+
+    pub fn get(&self, name: &str) -> u64 {
+        match self.0.get(name) {
+            Some(n) => *n,
+            None => panic!("siw-stat shows no {name}"),
+        }
+    }
+
+    /// What was counted since.
+    pub fn since(&self, before: &Counters, name: &str) -> u64 {
+        self.get(name) - before.get(name)
+    }
+}
