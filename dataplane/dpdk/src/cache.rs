@@ -14,6 +14,8 @@ const REFILL: usize = 64;
 const STACK: usize = 512;
 /// Kept when a full stack is emptied: the warmest.
 const KEEP: usize = STACK / 2;
+/// Kept when the pool runs dry.
+const SPARE: usize = 16;
 
 /// One a worker; the worker's thread is registered with DPDK.
 pub struct MbufCache {
@@ -174,16 +176,23 @@ impl MbufCache {
         }
     }
 
-    /// Gives the coldest buffers back.
     #[cold]
     fn spill(&mut self) {
-        let give = STACK - KEEP;
+        self.give_back(KEEP);
+    }
+
+    /// Gives the coldest buffers back, all but `keep`.
+    fn give_back(&mut self, keep: usize) {
+        let give = self.len.saturating_sub(keep);
+        if give == 0 {
+            return;
+        }
         // SAFETY: the first `give` entries are free buffers of this pool.
         unsafe {
             sys::siw_mempool_put_bulk(self.pool.as_ptr(), self.stack.as_ptr(), give as u32);
         }
-        self.stack.copy_within(give.., 0);
-        self.len = KEEP;
+        self.stack.copy_within(give..self.len, 0);
+        self.len = keep;
     }
 
     #[cold]
@@ -208,11 +217,16 @@ impl MbufCache {
         }
     }
 
-    /// Gives back the buffers of other pools; an idle worker does this, so that
-    /// a peer does not run dry.
-    #[inline]
+    /// Gives back the buffers of other pools, so that a peer does not run dry;
+    /// and most of its own when their pool has few: ports receive into buffers
+    /// that they take from the pool, and without them nothing arrives that
+    /// would make a worker free or use what it has here. For a worker that goes
+    /// idle, and for a busy one now and then.
     pub fn flush(&mut self) {
         self.flush_foreign();
+        if self.len > SPARE && (self.pool.available() as usize) < STACK {
+            self.give_back(SPARE);
+        }
     }
 }
 

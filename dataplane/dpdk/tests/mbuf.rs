@@ -22,6 +22,26 @@ fn an_exhausted_pool_gives_none_and_recovers() {
 }
 
 #[test]
+fn a_workers_stack_leaves_the_last_buffers_to_the_ports() {
+    let pool = pool(255);
+    let mut cache = MbufCache::new(&pool);
+    let held: Vec<Mbuf> = std::iter::from_fn(|| cache.alloc()).collect();
+    assert_eq!((held.len(), pool.available()), (255, 0));
+    let mut held = held.into_iter();
+    held.by_ref().take(100).for_each(|m| cache.free(m));
+    assert_eq!((cache.cached(), pool.available()), (100, 0));
+    cache.flush();
+    // A port receives into these.
+    assert!(pool.available() > 80, "{}", pool.available());
+    assert_eq!(cache.cached() as u32 + pool.available(), 100);
+    // What is left can be used, and the rest asked for again.
+    let again: Vec<Mbuf> = std::iter::from_fn(|| cache.alloc()).collect();
+    assert_eq!(again.len(), 100);
+    drop((again, held, cache));
+    assert_eq!(pool.available(), 255);
+}
+
+#[test]
 fn a_bulk_allocation_is_all_or_nothing() {
     let pool = pool(15);
     let mut out = Vec::new();

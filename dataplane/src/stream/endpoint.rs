@@ -405,6 +405,7 @@ impl<'a> Endpoint<'a> {
     /// Now and then: signals, the time, the pool.
     #[cold]
     fn look(&mut self, now: Instant) {
+        self.cache.flush();
         let free = self.cache.pool().available() + self.cache.cached() as u32;
         self.least_free = self.least_free.min(free);
         let open = self.flows.len() - self.free.len();

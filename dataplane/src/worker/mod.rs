@@ -63,6 +63,8 @@ use user::User;
 const PUMP_RECORDS: u32 = 64;
 /// Doorbells taken from one client in one turn.
 const DOORBELLS: usize = 64;
+/// Turns between looks at whether the pool runs dry.
+const FLUSH: u64 = 1024;
 /// Messages with referenced memory in flight per worker; beyond it payload is copied.
 const TRACKERS: usize = 65_536;
 
@@ -304,6 +306,9 @@ impl Worker {
     /// One batch. True when anything was done.
     fn turn(&mut self, now: Instant) -> bool {
         self.iterations = self.iterations.wrapping_add(1);
+        if self.iterations.is_multiple_of(FLUSH) {
+            self.cache.flush();
+        }
         self.timers_held.turn(now);
         let mut busy = self.take_commands(now);
         busy |= self.take_parcels(now);
