@@ -17,7 +17,7 @@ use crate::send_queue::Entry;
 use crate::sender::{DUMMY_STAG, sink_stag};
 use crate::terminate::Payload;
 use siw_shm::key_table::Stag;
-use siw_shm::{Access, Mr, Opcode as WrOpcode, Reader, crc};
+use siw_shm::{Access, Mr, Opcode as WrOpcode, Reader, Weave, crc};
 
 impl QueuePair {
     /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.
@@ -196,6 +196,8 @@ impl QueuePair {
         let (mr, off) = keys
             .check(Stag(stag), addr, len, need, self.attr.pd, self.attr.qpn)
             .map_err(|_| BuildError::KeyGone)?;
+        // The next FPDU of the message is built right after this one.
+        mr.prefetch(off + u64::from(len), len as usize);
         f.memory(mr, off, len, owner)
     }
 }
@@ -230,6 +232,12 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         if !MARKERS {
             return self.plain(b);
         }
+        // A header is seldom cut by a marker.
+        if b.len() <= self.until {
+            self.until -= b.len();
+            self.done += b.len();
+            return self.plain(b);
+        }
         let mut rest = b;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(self.stretch(rest.len()));
@@ -251,13 +259,46 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         if !MARKERS {
             return self.plain_memory(mr, off, len, owner);
         }
-        let mut at = 0;
-        while at < len {
-            let n = self.stretch((len - at) as usize) as u32;
-            self.plain_memory(mr, off + u64::from(at), n, owner)?;
-            at += n;
+        let (mut off, mut left) = (off, len as usize);
+        while left > 0 {
+            let n = self.woven(mr, off, left)?;
+            if n == 0 {
+                // The builder drops the frame.
+                return Ok(());
+            }
+            off += n as u64;
+            left -= n;
         }
         Ok(())
+    }
+
+    /// Copies as much of the payload as lies in one piece and has room in one piece, markers and
+    /// all; how much that is. What markers leave in one piece is too short for a reference.
+    #[inline]
+    fn woven(&mut self, mr: &Mr, off: u64, len: usize) -> Result<usize, BuildError> {
+        let (region, at, len) = mr.piece(off, len).map_err(|_| BuildError::KeyGone)?;
+        let how = Weave {
+            first: self.until,
+            back: self.done,
+        };
+        let want = how.woven_len(len);
+        let have = self.out.contiguous(want);
+        let (n, woven) = if have < want {
+            let n = how.payload_len(have);
+            (n, how.woven_len(n))
+        } else {
+            (len, want)
+        };
+        let Some(room) = self.out.room(woven) else {
+            return Ok(0);
+        };
+        let crc = self.crc.then_some(self.sum);
+        self.sum = region
+            .weave(at, n, room, how, crc)
+            .map_err(|_| BuildError::KeyGone)?;
+        self.done += woven;
+        self.until = how.until_marker(n);
+        Ok(n)
     }
 
     #[inline]
@@ -354,10 +395,12 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
 
     /// Pad and CRC (RFC 5044 section 4.3 and 4.4).
     #[inline]
-    fn finish(mut self) {
+    fn finish(&mut self) {
         let pad = fpdu::pad_len(self.len);
         if MARKERS {
-            self.bytes(&[0; 3][..pad]);
+            if pad != 0 {
+                self.bytes(&[0; 3][..pad]);
+            }
             self.marker();
         } else if pad != 0 {
             let mut b = [0; 3 + CRC_LEN];

@@ -75,6 +75,14 @@ pub trait FrameBuilder {
     /// `len` bytes of registered memory from `region_off`: referenced in place (counted for
     /// `owner`), or copied when they are few.
     fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: TxOwner);
+
+    /// Of the next `want` bytes, how many [`room`](Self::room) gives in one piece: all, or enough
+    /// for payload behind a marker if one is due; none, if the frame is dropped anyway.
+    fn contiguous(&mut self, want: usize) -> usize;
+
+    /// Room for `len` bytes that the caller writes: payload with markers in it, which is copied.
+    /// `None`, if there is none, has the frame dropped.
+    fn room(&mut self, len: usize) -> Option<&mut [u8]>;
 }
 
 /// An affiliated asynchronous event of a queue pair (ibv_get_async_event(3)).

@@ -43,6 +43,12 @@ impl FrameBuilder for Bytes {
         self.0.extend_from_slice(b);
     }
     fn memory(&mut self, _: &Mr, _: u64, _: u32, _: TxOwner) {}
+    fn contiguous(&mut self, want: usize) -> usize {
+        want
+    }
+    fn room(&mut self, _: usize) -> Option<&mut [u8]> {
+        None
+    }
 }
 
 fn end(initiator: bool) -> (QueuePair, Env) {

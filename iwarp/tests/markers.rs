@@ -4,7 +4,7 @@ mod common;
 use common::*;
 use siw_iwarp::*;
 use siw_shm::wqe::Data;
-use siw_shm::{Opcode, Stag};
+use siw_shm::{Opcode, Sge, Stag};
 
 const VA: u64 = 0x10_0000;
 
@@ -98,6 +98,39 @@ fn c34_marked_fpdus_are_taken_from_any_split_of_the_stream() {
         assert_eq!(bytes, stream.len(), "every octet is accounted for");
         assert!(contents(&mb, 19_999) == pattern(20_000, 1)[..19_999]);
         assert_eq!(b.env.recv_statuses().len(), 1);
+    }
+}
+
+/// Payload of gather lists begins and ends at any octet, and a builder may have room for a part of it
+/// only, as buffers of a pool do for the FPDUs of large segments.
+#[test]
+fn an_fpdu_is_the_same_in_whatever_pieces_it_is_gathered_and_stored() {
+    for first in [1, 3, 64, 255, 500, 700] {
+        let whole = [sge(VA, 1400, Stag(0))];
+        let cut = [
+            sge(VA, first, Stag(0)),
+            sge(VA + first as u64, 1400 - first, Stag(0)),
+        ];
+        let mut built = Vec::new();
+        for (sges, piece) in [(&whole[..], 0), (&cut[..], 0), (&cut, 5), (&whole, 300)] {
+            let mut a = marked(true);
+            let (k, m) = a.env.mr(VA, 4096, REMOTE);
+            m.write(0, &pattern(4096, 5)).expect("in range");
+            let sges: Vec<_> = sges.iter().map(|s| Sge { lkey: k.0, ..*s }).collect();
+            a.env.post(&remote(Opcode::Write, 1, &sges, VA, Stag(77)));
+            let (rec, _, _) = a.qp.next_record(&mut a.env, 1 << 20).expect("an FPDU");
+            let TxRecord::Fpdu(rec) = rec else {
+                panic!("an FPDU")
+            };
+            let mut f = Frame {
+                piece,
+                ..Frame::default()
+            };
+            a.qp.build(&a.env.keys, &rec, &mut f).expect("built");
+            built.push(f.bytes);
+        }
+        assert_eq!(strip(&built[0]).len(), 1);
+        assert!(built.iter().all(|b| *b == built[0]), "{first}");
     }
 }
 

@@ -68,7 +68,7 @@ const FOLD_FROM: usize = crate::crc_fold::LEAST;
 fn update_short(crc: u32, data: &[u8]) -> u32 {
     if std::arch::is_x86_feature_detected!("sse4.2") {
         // SAFETY: the CPU has SSE4.2.
-        return unsafe { update_sse42(crc, data) };
+        return unsafe { !crate::crc_fold::continue_short(!crc, data) };
     }
     update_portable(crc, data)
 }
@@ -88,22 +88,6 @@ fn update_portable(crc: u32, data: &[u8]) -> u32 {
     let mut d = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     d.update(data);
     d.finalize() as u32
-}
-
-// SAFETY: callers make sure of SSE4.2.
-#[target_feature(enable = "sse4.2")]
-unsafe fn update_sse42(crc: u32, data: &[u8]) -> u32 {
-    use core::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u64};
-    let mut c = u64::from(!crc);
-    let (words, rest) = data.as_chunks::<8>();
-    for w in words {
-        c = _mm_crc32_u64(c, u64::from_le_bytes(*w));
-    }
-    let mut c = c as u32;
-    for b in rest {
-        c = _mm_crc32_u8(c, *b);
-    }
-    !c
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! Computation for Generic Polynomials Using PCLMULQDQ, Intel 2009.)
 
 use core::arch::x86_64::*;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 /// Shortest buffer that the kernel takes.
 pub(crate) const LEAST: usize = 256;
@@ -37,10 +38,26 @@ const BY_384: (i64, i64) = forward(384);
 const BY_256: (i64, i64) = forward(256);
 const BY_128: (i64, i64) = forward(128);
 
-/// Whether this CPU can run [`update`].
+/// Whether this CPU can run [`update`] and what else is built of its steps: asked for every
+/// FPDU, so the answer is kept in one place.
 #[inline]
 pub(crate) fn available() -> bool {
+    static ANSWER: AtomicU8 = AtomicU8::new(0);
+    const YES: u8 = 2;
+    match ANSWER.load(Ordering::Relaxed) {
+        0 => {
+            let yes = detect();
+            ANSWER.store(1 + u8::from(yes), Ordering::Relaxed);
+            yes
+        }
+        answer => answer == YES,
+    }
+}
+
+#[cold]
+fn detect() -> bool {
     std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("vpclmulqdq")
         && std::arch::is_x86_feature_detected!("pclmulqdq")
         && std::arch::is_x86_feature_detected!("sse4.2")
@@ -62,44 +79,83 @@ fn fold(acc: __m512i, k: __m512i, next: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<0x96>(low, high, next)
 }
 
+/// Bytes of a vector.
+pub(crate) const LINE: usize = 64;
+
+/// Four lines.
+pub(crate) const QUAD: usize = 4 * LINE;
+
 /// CRC32c of earlier bytes with CRC `crc`, followed by `data` of at least [`LEAST`] bytes.
 ///
 /// # Safety
 /// [`available`] said yes.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
 pub(crate) unsafe fn update(crc: u32, data: &[u8]) -> u32 {
-    let (blocks, tail) = data.as_chunks::<64>();
-    let load = |b: &[u8; 64]| {
+    let load = |b: &[u8; LINE]| {
         // SAFETY: an unaligned load of 64 bytes from a reference to 64 bytes.
         unsafe { _mm512_loadu_si512(b.as_ptr().cast()) }
     };
-    let Some((first, blocks)) = blocks.split_first_chunk::<4>() else {
+    let load_quad = |q: &[[u8; LINE]; 4]| [load(&q[0]), load(&q[1]), load(&q[2]), load(&q[3])];
+    let (lines, tail) = data.as_chunks::<LINE>();
+    let (quads, rest) = lines.as_chunks::<4>();
+    let Some((first, quads)) = quads.split_first() else {
         debug_assert!(false, "shorter than LEAST");
         return crc;
     };
-    let mut a = [
-        load(&first[0]),
-        load(&first[1]),
-        load(&first[2]),
-        load(&first[3]),
-    ];
-    // The running CRC goes in where the first four bytes are.
-    a[0] = _mm512_xor_si512(a[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(!crc as i32)));
-    let k = constants(BY_2048);
-    let (quads, rest) = blocks.as_chunks::<4>();
+    let mut a = begin(!crc, load_quad(first));
     for q in quads {
-        a[0] = fold(a[0], k, load(&q[0]));
-        a[1] = fold(a[1], k, load(&q[1]));
-        a[2] = fold(a[2], k, load(&q[2]));
-        a[3] = fold(a[3], k, load(&q[3]));
+        a = fold_quad(a, load_quad(q));
     }
-    let k = constants(BY_512);
-    let mut x = fold(a[0], k, a[1]);
-    x = fold(x, k, a[2]);
-    x = fold(x, k, a[3]);
+    let mut x = join(a);
     for b in rest {
-        x = fold(x, k, load(b));
+        x = fold_line(x, load(b));
     }
+    !continue_short(remainder(x), tail)
+}
+
+/// The first four lines of a message, after earlier bytes with remainder `crc`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn begin(crc: u32, quad: [__m512i; 4]) -> [__m512i; 4] {
+    // The running CRC goes in where the first four bytes are.
+    let crc = _mm512_zextsi128_si512(_mm_cvtsi32_si128(crc as i32));
+    let [first, second, third, fourth] = quad;
+    [_mm512_xor_si512(first, crc), second, third, fourth]
+}
+
+/// Four lines more.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+pub(crate) fn fold_quad(a: [__m512i; 4], next: [__m512i; 4]) -> [__m512i; 4] {
+    let k = constants(BY_2048);
+    [
+        fold(a[0], k, next[0]),
+        fold(a[1], k, next[1]),
+        fold(a[2], k, next[2]),
+        fold(a[3], k, next[3]),
+    ]
+}
+
+/// Four lines side by side into one.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+pub(crate) fn join(a: [__m512i; 4]) -> __m512i {
+    let x = fold_line(a[0], a[1]);
+    let x = fold_line(x, a[2]);
+    fold_line(x, a[3])
+}
+
+/// One line more.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+pub(crate) fn fold_line(x: __m512i, next: __m512i) -> __m512i {
+    fold(x, constants(BY_512), next)
+}
+
+/// The remainder of all that was folded into `x`.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
+pub(crate) fn remainder(x: __m512i) -> u32 {
     // Four lanes into one: the last stays, the others come forward to it.
     let k = _mm512_set_epi64(
         0, 0, BY_128.1, BY_128.0, BY_256.1, BY_256.0, BY_384.1, BY_384.0,
@@ -117,15 +173,26 @@ pub(crate) unsafe fn update(crc: u32, data: &[u8]) -> u32 {
             _mm512_extracti32x4_epi32::<3>(x),
         ),
     );
-    let mut c = _mm_crc32_u64(0, _mm_cvtsi128_si64(lane) as u64);
-    c = _mm_crc32_u64(c, _mm_extract_epi64::<1>(lane) as u64);
-    let (words, bytes) = tail.as_chunks::<8>();
+    let c = _mm_crc32_u64(0, _mm_cvtsi128_si64(lane) as u64);
+    _mm_crc32_u64(c, _mm_extract_epi64::<1>(lane) as u64) as u32
+}
+
+/// The remainder after earlier bytes with remainder `crc` and a few more.
+#[inline]
+#[target_feature(enable = "sse4.2")]
+pub(crate) fn continue_short(crc: u32, data: &[u8]) -> u32 {
+    let (words, bytes) = data.as_chunks::<8>();
+    let mut c = u64::from(crc);
     for w in words {
         c = _mm_crc32_u64(c, u64::from_le_bytes(*w));
     }
+    let (words, bytes) = bytes.as_chunks::<4>();
     let mut c = c as u32;
+    for w in words {
+        c = _mm_crc32_u32(c, u32::from_le_bytes(*w));
+    }
     for b in bytes {
         c = _mm_crc32_u8(c, *b);
     }
-    !c
+    c
 }

@@ -55,6 +55,8 @@ pub mod spin;
 #[cfg(not(loom))]
 pub mod stripes;
 #[cfg(not(loom))]
+pub mod weave;
+#[cfg(not(loom))]
 pub mod work_queue;
 #[cfg(not(loom))]
 pub mod wqe;
@@ -79,6 +81,8 @@ pub use region::{OutOfBounds, Region};
 pub use shared_receive_queue::{LowWater, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
 #[cfg(not(loom))]
 pub use stripes::Stripes;
+#[cfg(not(loom))]
+pub use weave::Weave;
 #[cfg(not(loom))]
 pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
 #[cfg(not(loom))]

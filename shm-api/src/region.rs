@@ -6,6 +6,7 @@
 //! daemon's queues, arenas and key table, and all of client-lib, sit on this.
 
 use crate::stripes::Stripes;
+use crate::weave::Weave;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -253,6 +254,26 @@ impl Region {
         // SAFETY: as in `write`.
         unsafe { crate::stripes::copy(src.as_ptr(), src.len(), dst, stripes) };
         Ok(())
+    }
+
+    /// Copies `len` bytes from `off` into `dst` with markers in them, see [`crate::weave`]; the
+    /// running CRC32c over all of that, if there is one. `dst` has the length that it takes.
+    #[inline]
+    pub fn weave(
+        &self,
+        off: usize,
+        len: usize,
+        dst: &mut [u8],
+        how: Weave,
+        crc: Option<u32>,
+    ) -> Result<u32, OutOfBounds> {
+        let src = self.ptr_at(off, len)?;
+        if dst.len() != how.woven_len(len) {
+            return Err(OutOfBounds);
+        }
+        // SAFETY: src is readable for len bytes, and no Rust reference reaches into the region.
+        // Bytes that the peer changes meanwhile are read once: copy and CRC agree.
+        Ok(unsafe { crate::weave::weave(src, len, dst, how, crc) })
     }
 
     /// Copies from `off` into `dst`.

@@ -225,7 +225,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     #[inline]
-    fn room(&mut self, n: usize) -> Option<&mut [u8]> {
+    fn space(&mut self, n: usize) -> Option<&mut [u8]> {
         if usize::from(self.frame.chain.tailroom()) < n {
             let pushed = self
                 .cache
@@ -273,7 +273,7 @@ impl Builder<'_> {
             } else {
                 left.min(have)
             };
-            let Some(room) = self.room(n) else { return };
+            let Some(room) = self.space(n) else { return };
             if region.read(at, room).is_err() {
                 self.frame.broken = true;
                 return;
@@ -287,15 +287,13 @@ impl Builder<'_> {
 impl FrameBuilder for Builder<'_> {
     #[inline]
     fn bytes(&mut self, b: &[u8]) {
-        if let Some(room) = self.room(b.len()) {
+        if let Some(room) = self.space(b.len()) {
             room.copy_from_slice(b);
         }
     }
 
     #[inline]
     fn memory(&mut self, mr: &Mr, off: u64, len: u32, owner: TxOwner) {
-        // The next FPDU of the message is built right after this one.
-        mr.prefetch(off + u64::from(len), len as usize);
         let (mut off, mut left) = (off, len as usize);
         while left > 0 {
             // One piece, unless pages were registered that do not lie side by side.
@@ -307,6 +305,30 @@ impl FrameBuilder for Builder<'_> {
             off += n as u64;
             left -= n;
         }
+    }
+
+    #[inline]
+    fn contiguous(&mut self, want: usize) -> usize {
+        let have = usize::from(self.frame.chain.tailroom());
+        let odd = self.frame.even_buffers && self.frame.chain.pkt_len() & 1 != 0;
+        if have >= want.min(COPY_MAX as usize) || (odd && have > 0) {
+            return have.min(want);
+        }
+        // The buffer is full, or as good as full.
+        let Some(next) = self.cache.alloc() else {
+            self.frame.broken = true;
+            return 0;
+        };
+        if self.frame.chain.push(next).is_err() {
+            self.frame.broken = true;
+            return 0;
+        }
+        usize::from(self.frame.chain.tailroom()).min(want)
+    }
+
+    #[inline]
+    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.space(len)
     }
 }
 
@@ -323,6 +345,14 @@ impl FrameBuilder for Scratch<'_> {
         if mr.read_at(region_off, &mut self.0[at..]).is_err() {
             self.1 = true;
         }
+    }
+    fn contiguous(&mut self, want: usize) -> usize {
+        want
+    }
+    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+        let at = self.0.len();
+        self.0.resize(at + len, 0);
+        self.0.get_mut(at..)
     }
 }
 

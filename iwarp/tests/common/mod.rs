@@ -25,6 +25,8 @@ pub const REMOTE: Access = Access(1 | 2 | 4);
 pub struct Frame {
     pub bytes: Vec<u8>,
     pub owners: Vec<TxOwner>,
+    /// The most octets of room in one piece; zero: any number.
+    pub piece: usize,
 }
 
 impl FrameBuilder for Frame {
@@ -37,6 +39,18 @@ impl FrameBuilder for Frame {
         mr.read_at(region_off, &mut self.bytes[at..])
             .expect("checked");
         self.owners.push(owner);
+    }
+    fn contiguous(&mut self, want: usize) -> usize {
+        if self.piece == 0 {
+            want
+        } else {
+            want.min(self.piece)
+        }
+    }
+    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+        let at = self.bytes.len();
+        self.bytes.resize(at + len, 0);
+        self.bytes.get_mut(at..)
     }
 }
 
