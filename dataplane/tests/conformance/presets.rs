@@ -262,8 +262,9 @@ fn a_listener_takes_a_preset_of_its_own() {
         let mut peer = Peer::connect(&b.ns, l.local_addr());
         peer.send(&request(M | C, 1, b""));
         assert_eq!(peer.take_mpa(b"MPA ID Rep Frame").0 & R, R, "{preset:?}");
-        let end = End::new(&b.app.ctx, 4096);
         let mut peer = Peer::connect(&b.ns, l.local_addr());
+        // Goes before its peer does: no event of this connection meets the next one's.
+        let end = End::new(&b.app.ctx, 4096);
         peer.send(&request(S | C, 2, &[0x80, 16, 0xc0, 100]));
         let CmEvent::ConnectRequest(r) = b.event() else {
             panic!("no request")
