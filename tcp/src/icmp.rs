@@ -126,9 +126,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.sh.next_hop(addr) != Some(addr) {
             return;
         }
-        for index in self.sh.neighbours.heard(addr, mac, !answer, now) {
-            if let Some(c) = self.conns.get_mut(index as usize) {
-                self.sh.owe(index, &mut c.hot, 0);
+        for id in self.sh.neighbours.heard(addr, mac, !answer, now) {
+            let c = self.conns.get_mut(id.index as usize);
+            if let Some(c) = c.filter(|c| c.generation == id.generation) {
+                self.sh.owe(id.index, &mut c.hot, 0);
             }
         }
     }

@@ -63,6 +63,7 @@ mod stats;
 mod steering;
 mod template;
 mod time;
+mod time_wait;
 mod timers;
 mod toeplitz;
 mod train;

@@ -1,13 +1,14 @@
 //! Who has which address on the link: one table for ARP (RFC 826) and NDP (RFC 4861 section 7.3).
 //! Connections cache the answer in their template; a new generation makes them ask again.
 
-use core::net::IpAddr;
-use std::collections::HashMap;
+use core::net::{IpAddr, Ipv4Addr};
+use std::collections::{BTreeSet, HashMap};
 
+use crate::stack::ConnId;
 use crate::time::nanos;
 use crate::{Instant, NeighbourConfig};
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     /// Solicited, no answer yet.
     Incomplete,
@@ -18,6 +19,28 @@ enum Status {
     Probe,
 }
 
+/// Who gives way first when the table is full; those that are waited for never do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Worth {
+    Unconfirmed,
+    Believed,
+    Awaited,
+}
+
+impl Worth {
+    const ALL: [Worth; 3] = [Worth::Unconfirmed, Worth::Believed, Worth::Awaited];
+}
+
+impl Status {
+    fn worth(self) -> Worth {
+        match self {
+            Status::Stale => Worth::Unconfirmed,
+            Status::Reachable | Status::Probe => Worth::Believed,
+            Status::Incomplete => Worth::Awaited,
+        }
+    }
+}
+
 struct Entry {
     mac: [u8; 6],
     status: Status,
@@ -26,8 +49,8 @@ struct Entry {
     sent: u8,
     /// Only half-open connections of strangers wait.
     strangers: bool,
-    /// Connections that wait for the answer.
-    waiters: Vec<u32>,
+    /// Connections that wait for the answer, by slot and generation.
+    waiters: BTreeSet<(u32, u32)>,
 }
 
 /// A solicitation to send: multicast/broadcast without a MAC.
@@ -45,10 +68,16 @@ pub(crate) enum Lookup {
 
 pub(crate) struct Neighbours {
     entries: HashMap<IpAddr, Entry>,
-    config: NeighbourConfig,
+    /// Every entry by its worth and `at`: timers and evictions find theirs without a search.
+    order: BTreeSet<(Worth, u64, IpAddr)>,
+    max_entries: usize,
+    /// ns, both.
+    retransmit: u64,
+    reachable: u64,
+    probes: u8,
     /// Starts at 1; connections whose own is another look up again.
     pub generation: u32,
-    /// Earliest `at` of all entries.
+    /// No `at` of any entry is earlier.
     next_at: u64,
     pub solicits: Vec<Solicit>,
     incomplete: usize,
@@ -56,13 +85,20 @@ pub(crate) struct Neighbours {
     for_strangers: usize,
 }
 
-const WAITERS_MAX: usize = 65536;
+/// Of one entry. Who comes later asks again with its own timer.
+const WAITERS_MAX: usize = 1 << 17;
+/// The first of all addresses, as they are ordered.
+const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Neighbours {
     pub(crate) fn new(config: NeighbourConfig) -> Self {
         Neighbours {
             entries: HashMap::new(),
-            config,
+            order: BTreeSet::new(),
+            max_entries: config.max_entries,
+            retransmit: nanos(config.retransmit).max(1),
+            reachable: nanos(config.reachable).max(1),
+            probes: config.probes,
             generation: 1,
             next_at: u64::MAX,
             solicits: Vec::new(),
@@ -75,63 +111,94 @@ impl Neighbours {
         self.generation = self.generation.wrapping_add(1).max(1);
     }
 
+    fn add(&mut self, addr: IpAddr, e: Entry) {
+        self.order.insert((e.status.worth(), e.at, addr));
+        self.next_at = self.next_at.min(e.at);
+        self.incomplete += usize::from(e.status == Status::Incomplete);
+        self.for_strangers += usize::from(e.strangers);
+        self.entries.insert(addr, e);
+    }
+
+    fn remove(&mut self, addr: IpAddr) -> Option<Entry> {
+        let e = self.entries.remove(&addr)?;
+        self.order.remove(&(e.status.worth(), e.at, addr));
+        self.incomplete -= usize::from(e.status == Status::Incomplete);
+        self.for_strangers -= usize::from(e.strangers);
+        Some(e)
+    }
+
+    /// The entry has come to `status`, in which it stays until `at`.
+    fn set(&mut self, addr: IpAddr, status: Status, at: u64, sent: u8) {
+        let Some(e) = self.entries.get_mut(&addr) else {
+            return;
+        };
+        self.order.remove(&(e.status.worth(), e.at, addr));
+        self.incomplete -= usize::from(e.status == Status::Incomplete);
+        (e.status, e.at, e.sent) = (status, at, sent);
+        self.order.insert((status.worth(), at, addr));
+        self.incomplete += usize::from(status == Status::Incomplete);
+        self.next_at = self.next_at.min(at);
+    }
+
+    /// Somebody we know waits too, or the answer is there.
+    fn not_for_strangers(&mut self, addr: IpAddr) {
+        if let Some(e) = self.entries.get_mut(&addr) {
+            self.for_strangers -= usize::from(core::mem::take(&mut e.strangers));
+        }
+    }
+
+    /// The known address is asked whether it still is there.
+    fn probe(&mut self, addr: IpAddr, mac: [u8; 6], now: Instant) {
+        self.set(addr, Status::Probe, now.0 + self.retransmit, 1);
+        self.solicits.push(Solicit {
+            target: addr,
+            to: Some(mac),
+        });
+    }
+
     /// Where `addr` is, for the connection `waiter`. A `stranger` claims an address and has not
     /// proved it: whoever floods us with SYNs of many neighbours occupies a quarter of the table
     /// and pushes nobody out (RFC 6583 section 6).
     pub(crate) fn lookup(
         &mut self,
         addr: IpAddr,
-        waiter: u32,
+        waiter: ConnId,
         stranger: bool,
         now: Instant,
     ) -> Lookup {
-        let retransmit = nanos(self.config.retransmit);
+        let waiter = (waiter.index, waiter.generation);
         if let Some(e) = self.entries.get_mut(&addr) {
+            let mac = e.mac;
             match e.status {
-                Status::Reachable | Status::Probe => return Lookup::Found(e.mac),
-                Status::Stale => {
-                    e.status = Status::Probe;
-                    e.sent = 1;
-                    e.at = now.0 + retransmit;
-                    self.next_at = self.next_at.min(e.at);
-                    self.solicits.push(Solicit {
-                        target: addr,
-                        to: Some(e.mac),
-                    });
-                    return Lookup::Found(e.mac);
-                }
+                Status::Reachable | Status::Probe => {}
+                Status::Stale => self.probe(addr, mac, now),
                 Status::Incomplete => {
-                    if e.strangers && !stranger {
-                        e.strangers = false;
-                        self.for_strangers -= 1;
+                    if e.waiters.len() < WAITERS_MAX {
+                        e.waiters.insert(waiter);
                     }
-                    if !e.waiters.contains(&waiter) && e.waiters.len() < WAITERS_MAX {
-                        e.waiters.push(waiter);
+                    if !stranger {
+                        self.not_for_strangers(addr);
                     }
                     return Lookup::Wait;
                 }
             }
+            return Lookup::Found(mac);
         }
-        let full = self.entries.len() >= self.config.max_entries;
         if stranger && self.crowded() {
             return Lookup::Full;
         }
-        if full && !self.evict(stranger) {
+        if self.entries.len() >= self.max_entries && !self.evict(stranger) {
             return Lookup::Full;
         }
-        self.for_strangers += usize::from(stranger);
-        let at = now.0 + retransmit;
-        self.next_at = self.next_at.min(at);
-        self.incomplete += 1;
-        self.entries.insert(
+        self.add(
             addr,
             Entry {
                 mac: [0; 6],
                 status: Status::Incomplete,
-                at,
+                at: now.0 + self.retransmit,
                 sent: 1,
                 strangers: stranger,
-                waiters: vec![waiter],
+                waiters: BTreeSet::from([waiter]),
             },
         );
         self.solicits.push(Solicit {
@@ -143,24 +210,19 @@ impl Neighbours {
 
     /// Strangers wait for all the neighbours that they may.
     pub(crate) fn crowded(&self) -> bool {
-        self.for_strangers >= self.config.max_entries / 4
+        self.for_strangers >= self.max_entries / 4
     }
 
     /// Makes room: any entry that nobody waits for, those not confirmed first, and those alone
     /// for a stranger.
     fn evict(&mut self, stranger: bool) -> bool {
-        let victim = self.entries.iter().filter(|(_, e)| match e.status {
-            Status::Incomplete => false,
-            Status::Stale => true,
-            _ => !stranger,
-        });
-        let Some(addr) = victim
-            .min_by_key(|(_, e)| (e.status != Status::Stale, e.at))
-            .map(|(a, _)| *a)
-        else {
+        let Some(&(worth, _, addr)) = self.order.first() else {
             return false;
         };
-        self.entries.remove(&addr);
+        if worth == Worth::Awaited || (stranger && worth == Worth::Believed) {
+            return false;
+        }
+        self.remove(addr);
         self.bump();
         true
     }
@@ -176,54 +238,44 @@ impl Neighbours {
         mac: [u8; 6],
         learn: bool,
         now: Instant,
-    ) -> Vec<u32> {
+    ) -> Vec<ConnId> {
         if mac[0] & 1 != 0 || mac == [0; 6] {
             return Vec::new();
         }
-        let (retransmit, reachable) = (nanos(self.config.retransmit), nanos(self.config.reachable));
         let (status, at) = if learn {
-            (Status::Stale, now.0 + 10 * reachable)
+            (Status::Stale, now.0 + 10 * self.reachable)
         } else {
-            (Status::Reachable, now.0 + reachable)
+            (Status::Reachable, now.0 + self.reachable)
         };
-        let room = self.entries.len() < self.config.max_entries;
         let Some(e) = self.entries.get_mut(&addr) else {
-            if learn && room {
-                self.next_at = self.next_at.min(at);
+            if learn && self.entries.len() < self.max_entries {
                 let e = Entry {
                     mac,
                     status,
                     at,
                     sent: 0,
                     strangers: false,
-                    waiters: Vec::new(),
+                    waiters: BTreeSet::new(),
                 };
-                self.entries.insert(addr, e);
+                self.add(addr, e);
             }
             return Vec::new();
         };
         if e.status == Status::Incomplete {
-            self.incomplete -= 1;
-            self.for_strangers -= usize::from(core::mem::take(&mut e.strangers));
             e.mac = mac;
-            let waiters = core::mem::take(&mut e.waiters);
-            (e.status, e.at, e.sent) = (status, at, 0);
-            self.next_at = self.next_at.min(at);
+            let waiters = ids(core::mem::take(&mut e.waiters));
+            self.not_for_strangers(addr);
+            self.set(addr, status, at, 0);
             self.bump();
             return waiters;
         }
         if e.mac == mac {
             if !learn {
-                (e.status, e.at, e.sent) = (status, at, 0);
-                self.next_at = self.next_at.min(at);
+                self.set(addr, status, at, 0);
             }
         } else if e.status != Status::Probe {
-            (e.status, e.at, e.sent) = (Status::Probe, now.0 + retransmit, 1);
-            self.next_at = self.next_at.min(e.at);
-            self.solicits.push(Solicit {
-                target: addr,
-                to: Some(e.mac),
-            });
+            let known = e.mac;
+            self.probe(addr, known, now);
         }
         Vec::new()
     }
@@ -236,54 +288,45 @@ impl Neighbours {
     }
 
     /// Timers. Returns the connections whose neighbour did not answer.
-    pub(crate) fn poll(&mut self, now: Instant) -> Vec<u32> {
+    pub(crate) fn poll(&mut self, now: Instant) -> Vec<ConnId> {
         let mut failed = Vec::new();
         if now.0 < self.next_at {
             return failed;
         }
-        let mut gone = false;
-        let mut stale = false;
-        let mut next = u64::MAX;
-        let (retransmit, reachable) = (nanos(self.config.retransmit), nanos(self.config.reachable));
-        let (probes, solicits, incomplete, for_strangers) = (
-            self.config.probes,
-            &mut self.solicits,
-            &mut self.incomplete,
-            &mut self.for_strangers,
-        );
-        self.entries.retain(|addr, e| {
-            if now.0 >= e.at {
-                match e.status {
-                    Status::Incomplete | Status::Probe if e.sent < probes => {
-                        e.sent += 1;
-                        e.at = now.0 + retransmit;
-                        let to = (e.status == Status::Probe).then_some(e.mac);
-                        solicits.push(Solicit { target: *addr, to });
-                    }
-                    Status::Incomplete => {
-                        failed.append(&mut e.waiters);
-                        *incomplete -= 1;
-                        *for_strangers -= usize::from(e.strangers);
-                        return false;
-                    }
-                    Status::Probe => {
-                        gone = true;
-                        return false;
+        let mut changed = false;
+        self.next_at = u64::MAX;
+        for worth in Worth::ALL {
+            while let Some(&(w, at, addr)) = self.order.range((worth, 0, FIRST)..).next()
+                && w == worth
+            {
+                if at > now.0 {
+                    self.next_at = self.next_at.min(at);
+                    break;
+                }
+                let Some(e) = self.entries.get(&addr) else {
+                    break;
+                };
+                let (status, sent, mac) = (e.status, e.sent, e.mac);
+                match status {
+                    Status::Incomplete | Status::Probe if sent < self.probes => {
+                        self.set(addr, status, now.0 + self.retransmit, sent + 1);
+                        let to = (status == Status::Probe).then_some(mac);
+                        self.solicits.push(Solicit { target: addr, to });
                     }
                     Status::Reachable => {
-                        e.status = Status::Stale;
-                        e.at = now.0 + 10 * reachable;
-                        stale = true;
+                        self.set(addr, Status::Stale, now.0 + 10 * self.reachable, sent);
+                        changed = true;
                     }
-                    // Unused for long.
-                    Status::Stale => return false,
+                    // No answer, or unused for long.
+                    Status::Incomplete | Status::Probe | Status::Stale => {
+                        changed |= status == Status::Probe;
+                        let gone = self.remove(addr);
+                        failed.extend(gone.map(|e| ids(e.waiters)).unwrap_or_default());
+                    }
                 }
             }
-            next = next.min(e.at);
-            true
-        });
-        self.next_at = next;
-        if gone || stale {
+        }
+        if changed {
             self.bump();
         }
         failed
@@ -298,12 +341,24 @@ impl Neighbours {
     }
 }
 
+fn ids(waiters: BTreeSet<(u32, u32)>) -> Vec<ConnId> {
+    let id = |(index, generation)| ConnId { index, generation };
+    waiters.into_iter().map(id).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use core::time::Duration;
 
     const A: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2));
+
+    fn conn(index: u32) -> ConnId {
+        ConnId {
+            index,
+            generation: 0,
+        }
+    }
 
     fn table(max_entries: usize) -> Neighbours {
         Neighbours::new(NeighbourConfig {
@@ -316,29 +371,29 @@ mod tests {
     fn an_unanswered_solicitation_is_repeated_then_fails_its_waiters() {
         let mut n = table(8);
         let mut now = Instant(1);
-        assert!(matches!(n.lookup(A, 7, false, now), Lookup::Wait));
-        assert!(matches!(n.lookup(A, 7, false, now), Lookup::Wait));
+        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
+        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
         for _ in 0..2 {
             now = now + Duration::from_secs(1);
             assert!(n.poll(now).is_empty());
         }
         assert_eq!(n.solicits.len(), 3);
         now = now + Duration::from_secs(1);
-        assert_eq!(n.poll(now), [7]);
+        assert_eq!(n.poll(now), [conn(7)]);
         assert!(n.next_deadline().is_none());
     }
 
     #[test]
     fn an_old_answer_is_probed_while_it_is_used() {
         let mut n = table(8);
-        n.lookup(A, 7, false, Instant(1));
-        assert_eq!(n.heard(A, [2; 6], false, Instant(1)), [7]);
+        n.lookup(A, conn(7), false, Instant(1));
+        assert_eq!(n.heard(A, [2; 6], false, Instant(1)), [conn(7)]);
         let g = n.generation;
         n.poll(Instant(1) + Duration::from_secs(31));
         assert_ne!(n.generation, g, "connections ask again");
         n.solicits.clear();
         assert!(matches!(
-            n.lookup(A, 7, false, Instant::from_millis(31_000)),
+            n.lookup(A, conn(7), false, Instant::from_millis(31_000)),
             Lookup::Found(_)
         ));
         assert_eq!(
@@ -352,12 +407,12 @@ mod tests {
     fn a_contradicting_claim_is_believed_only_when_the_old_address_is_silent() {
         let mut n = table(8);
         let mut now = Instant(1);
-        n.lookup(A, 7, false, now);
+        n.lookup(A, conn(7), false, now);
         n.heard(A, [2; 6], false, now);
         n.solicits.clear();
         for learn in [true, false, true] {
             n.heard(A, [6; 6], learn, now);
-            assert!(matches!(n.lookup(A, 7, false, now), Lookup::Found(m) if m == [2; 6]));
+            assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Found(m) if m == [2; 6]));
         }
         assert_eq!(n.solicits.len(), 1, "one probe, however many claims");
         assert_eq!(n.solicits[0].to, Some([2; 6]));
@@ -369,31 +424,31 @@ mod tests {
             now = now + Duration::from_secs(1);
             n.poll(now);
         }
-        assert!(matches!(n.lookup(A, 7, false, now), Lookup::Wait));
-        assert_eq!(n.heard(A, [6; 6], false, now), [7]);
-        assert!(matches!(n.lookup(A, 7, false, now), Lookup::Found(m) if m == [6; 6]));
+        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
+        assert_eq!(n.heard(A, [6; 6], false, now), [conn(7)]);
+        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Found(m) if m == [6; 6]));
     }
 
     #[test]
     fn strangers_who_ask_do_not_push_out_a_neighbour_in_use() {
         let mut n = table(8);
-        n.lookup(A, 7, false, Instant(1));
+        n.lookup(A, conn(7), false, Instant(1));
         n.heard(A, [2; 6], false, Instant(1));
         for i in 0..1000u32 {
             n.heard(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
         }
         assert!(matches!(
-            n.lookup(A, 7, false, Instant(3)),
+            n.lookup(A, conn(7), false, Instant(3)),
             Lookup::Found(_)
         ));
         // Neighbours of our own find room at the strangers' cost.
         for i in 0..7u32 {
             let addr = IpAddr::V4((i + 5000).into());
-            assert!(matches!(n.lookup(addr, 1, false, Instant(3)), Lookup::Wait));
+            assert!(matches!(n.lookup(addr, conn(1), false, Instant(3)), Lookup::Wait));
             n.heard(addr, [4; 6], false, Instant(3));
         }
         assert!(matches!(
-            n.lookup(A, 7, false, Instant(3)),
+            n.lookup(A, conn(7), false, Instant(3)),
             Lookup::Found(_)
         ));
     }
@@ -403,27 +458,27 @@ mod tests {
         let mut n = table(16);
         let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
         for i in 0..12 {
-            n.lookup(near(i), i, false, Instant(1));
+            n.lookup(near(i), conn(i), false, Instant(1));
             n.heard(near(i), [2; 6], false, Instant(1));
         }
         for i in 100..1000 {
-            n.lookup(near(i), i, true, Instant(2));
+            n.lookup(near(i), conn(i), true, Instant(2));
         }
         assert_eq!((n.entries.len(), n.for_strangers), (16, 4));
         for i in 0..12 {
             assert!(matches!(
-                n.lookup(near(i), i, false, Instant(3)),
+                n.lookup(near(i), conn(i), false, Instant(3)),
                 Lookup::Found(_)
             ));
         }
         // One whom we want to reach counts no more as the strangers'.
         assert!(matches!(
-            n.lookup(near(100), 7, false, Instant(3)),
+            n.lookup(near(100), conn(7), false, Instant(3)),
             Lookup::Wait
         ));
         assert_eq!(n.for_strangers, 3);
-        assert_eq!(n.heard(near(100), [4; 6], false, Instant(3)), [100, 7]);
-        assert_eq!(n.heard(near(101), [4; 6], false, Instant(3)), [101]);
+        assert_eq!(n.heard(near(100), [4; 6], false, Instant(3)), [7, 100].map(conn));
+        assert_eq!(n.heard(near(101), [4; 6], false, Instant(3)), [conn(101)]);
         let mut now = Instant(3);
         for _ in 0..4 {
             now = now + Duration::from_secs(1);
@@ -440,10 +495,10 @@ mod tests {
             assert!(n.entries.len() <= 8);
         }
         for i in 0..20u32 {
-            n.lookup(IpAddr::V4((i + 5000).into()), 1, false, Instant(1));
+            n.lookup(IpAddr::V4((i + 5000).into()), conn(1), false, Instant(1));
         }
         assert!(n.entries.len() <= 8);
-        assert!(matches!(n.lookup(A, 1, false, Instant(1)), Lookup::Full));
+        assert!(matches!(n.lookup(A, conn(1), false, Instant(1)), Lookup::Full));
         n.heard(A, [0xff; 6], true, Instant(1));
         assert!(
             !n.entries.contains_key(&A),

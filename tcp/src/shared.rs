@@ -14,6 +14,7 @@ use crate::rate::Bucket;
 use crate::rtt::RtoLimits;
 use crate::siphash::Key;
 use crate::stack::{ConnId, State};
+use crate::time_wait::TimeWait;
 use crate::wheel::Wheel;
 use crate::{Events, Instant, IpCidr, RecvBuf, SeqNr, StackConfig, Stats};
 
@@ -52,8 +53,8 @@ pub(crate) struct Shared {
     pub next_listener: u32,
     pub neighbours: Neighbours,
     pub control: Control,
-    /// In order of entry; the oldest give way when the stack is full.
-    pub time_wait: VecDeque<ConnId>,
+    /// The oldest give way when the stack is full.
+    pub time_wait: TimeWait,
     /// Connections with something unacknowledged or unsent.
     pub active: usize,
     pub resets: Bucket,
@@ -204,7 +205,11 @@ impl Shared {
                 return false;
             };
             let stranger = c.hot.state == State::SynReceived && c.hot.has(flag::PASSIVE);
-            match self.neighbours.lookup(hop, index, stranger, now) {
+            let waiter = ConnId {
+                index,
+                generation: c.generation,
+            };
+            match self.neighbours.lookup(hop, waiter, stranger, now) {
                 Lookup::Found(mac) => c.template.set_destination(mac),
                 Lookup::Wait => return false,
                 Lookup::Full => {
@@ -253,6 +258,9 @@ impl Shared {
         if matches!(c.hot.state, State::Established | State::CloseWait) {
             self.stats.curr_estab = self.stats.curr_estab.saturating_sub(1);
         }
+        if c.hot.state == State::TimeWait {
+            self.time_wait.remove(index);
+        }
         c.hot.state = State::Closed;
         let owed = flag::OWED;
         c.hot.flags &= !(owed | flag::RECOVERING);
@@ -286,9 +294,6 @@ impl Shared {
         self.arm(index, &mut c.hot, at);
         self.event(index, &mut c.hot, Events::CLOSED);
         self.update_active(c);
-        self.time_wait.push_back(ConnId {
-            index,
-            generation: c.generation,
-        });
+        self.time_wait.push(index);
     }
 }

@@ -9,13 +9,15 @@ use crate::rx_queue::RxQueue;
 use crate::send_queue::SendQueue;
 use crate::stack::{Stack, State};
 use crate::template::Template;
+use crate::time_wait::TimeWait;
 use crate::wheel::Wheel;
 use crate::{RecvBuf, SeqNr};
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Bytes of an idle connection in this crate: its slot, its entry of the timer wheel and its
-    /// share of the flow table.
-    pub const CONNECTION_BYTES: usize = size_of::<Conn<B, R>>() + Wheel::NODE + FlowTable::SHARE;
+    /// Bytes of an idle connection in this crate: its slot, its entries of the timer wheel and the
+    /// TIME-WAIT list, and its share of the flow table.
+    pub const CONNECTION_BYTES: usize =
+        size_of::<Conn<B, R>>() + Wheel::NODE + TimeWait::NODE + FlowTable::SHARE;
     /// Bytes of those that every segment touches.
     pub const HOT_BYTES: usize = size_of::<Hot>();
 
@@ -45,13 +47,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let max = self.sh.config.max_connections;
         if self.free.is_empty() && self.conns.len() >= max {
             self.evict_time_wait();
-        }
-        if self.sh.time_wait.len() > 2 * max {
-            let conns = &self.conns;
-            self.sh.time_wait.retain(|id| {
-                let c = &conns[id.index as usize];
-                c.generation == id.generation && c.hot.state == State::TimeWait
-            });
         }
         let hash = key.hash::<1, 3>(self.sh.hash_key);
         let sh = &self.sh;
@@ -136,18 +131,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(index)
     }
 
-    /// The oldest TIME-WAIT without an owner gives way.
+    /// The oldest TIME-WAIT without an owner gives way. One with an owner has its turn again when
+    /// it is released.
     fn evict_time_wait(&mut self) {
-        while let Some(id) = self.sh.time_wait.pop_front() {
-            let Some(c) = self.conns.get(id.index as usize) else {
-                continue;
-            };
-            if c.generation == id.generation
-                && c.hot.state == State::TimeWait
-                && c.hot.has(flag::RELEASED)
-            {
+        while let Some(index) = self.sh.time_wait.pop_oldest() {
+            if self.conns[index as usize].hot.has(flag::RELEASED) {
                 self.sh.stats.time_wait_evicted += 1;
-                self.free(id.index);
+                self.free(index);
                 return;
             }
         }

@@ -15,6 +15,7 @@ use crate::rtt::RtoLimits;
 use crate::rx_queue::RxQueue;
 use crate::shared::Shared;
 use crate::siphash::Key;
+use crate::time_wait::TimeWait;
 use crate::wheel::Wheel;
 use crate::{Error, Events, FrameSink, Instant, RecvBuf, StackConfig, Stats};
 
@@ -129,7 +130,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 config.vlan,
                 Bucket::new(config.control_rate, now),
             ),
-            time_wait: VecDeque::new(),
+            time_wait: TimeWait::new(),
             active: 0,
             resets: Bucket::new(config.control_rate, now),
             challenges: Bucket::veiled(config.control_rate, now, Key::new(&config.isn_key)),
@@ -271,6 +272,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.hot.events = 0;
         c.rx.clear();
         self.sh.recount(c);
+        if c.hot.state == State::TimeWait {
+            self.sh.time_wait.push(index);
+        }
         if c.hot.state == State::FinWait2 {
             c.hot.rto_at = now.0 + crate::time::nanos(self.sh.config.time_wait);
             let at = c.hot.rto_at;
@@ -444,9 +448,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     fn poll_neighbours(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
-        for index in self.sh.neighbours.poll(now) {
+        for ConnId { index, generation } in self.sh.neighbours.poll(now) {
             self.sh.stats.neighbour_failures += 1;
-            let Some(c) = self.conns.get_mut(index as usize) else {
+            let c = self.conns.get_mut(index as usize);
+            let Some(c) = c.filter(|c| c.generation == generation) else {
                 continue;
             };
             match c.hot.state {

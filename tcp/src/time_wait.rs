@@ -1,0 +1,117 @@
+//! Connections in TIME-WAIT (RFC 9293 section 3.6) in the order in which they came there: the
+//! oldest gives way when the stack is full. A list through an array beside the connections, since
+//! they leave it from anywhere: by their timer, or for a new connection with the same addresses.
+
+const NIL: u32 = u32::MAX;
+
+#[derive(Clone, Copy)]
+struct Node {
+    older: u32,
+    /// Itself when it is not in the list.
+    newer: u32,
+}
+
+pub(crate) struct TimeWait {
+    nodes: Vec<Node>,
+    oldest: u32,
+    newest: u32,
+}
+
+impl TimeWait {
+    /// Bytes of a connection's entry.
+    pub(crate) const NODE: usize = size_of::<Node>();
+
+    pub(crate) fn new() -> Self {
+        TimeWait {
+            nodes: Vec::new(),
+            oldest: NIL,
+            newest: NIL,
+        }
+    }
+
+    fn contains(&self, index: u32) -> bool {
+        let node = self.nodes.get(index as usize);
+        node.is_some_and(|n| n.newer != index)
+    }
+
+    /// As the newest, unless it is in the list.
+    pub(crate) fn push(&mut self, index: u32) {
+        if self.contains(index) {
+            return;
+        }
+        for i in self.nodes.len() as u32..=index {
+            self.nodes.push(Node {
+                older: NIL,
+                newer: i,
+            });
+        }
+        self.nodes[index as usize] = Node {
+            older: self.newest,
+            newer: NIL,
+        };
+        match self.nodes.get_mut(self.newest as usize) {
+            Some(last) => last.newer = index,
+            None => self.oldest = index,
+        }
+        self.newest = index;
+    }
+
+    /// Does nothing for one that is not in the list.
+    pub(crate) fn remove(&mut self, index: u32) {
+        if !self.contains(index) {
+            return;
+        }
+        let Node { older, newer } = self.nodes[index as usize];
+        match self.nodes.get_mut(older as usize) {
+            Some(n) => n.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.nodes.get_mut(newer as usize) {
+            Some(n) => n.older = older,
+            None => self.newest = older,
+        }
+        self.nodes[index as usize].newer = index;
+    }
+
+    pub(crate) fn pop_oldest(&mut self) -> Option<u32> {
+        let index = self.oldest;
+        self.remove(index);
+        (index != NIL).then_some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_come_first_whoever_left_in_between() {
+        let mut list = TimeWait::new();
+        let mut model: Vec<u32> = Vec::new();
+        let mut x = 7u32;
+        for _ in 0..20_000 {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let index = (x >> 8) % 64;
+            match x >> 30 {
+                0 => assert_eq!(
+                    list.pop_oldest(),
+                    (!model.is_empty()).then(|| model.remove(0))
+                ),
+                1 => {
+                    list.remove(index);
+                    model.retain(|i| *i != index);
+                }
+                _ => {
+                    list.push(index);
+                    if !model.contains(&index) {
+                        model.push(index);
+                    }
+                }
+            }
+        }
+        while let Some(i) = list.pop_oldest() {
+            assert_eq!(i, model.remove(0));
+        }
+        assert!(model.is_empty());
+    }
+}

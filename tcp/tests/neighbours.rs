@@ -1,0 +1,104 @@
+//! Connections and the neighbours that they wait for.
+
+mod common;
+
+use std::time::{Duration, Instant as Clock};
+
+use common::wire::Lab;
+use siw_tcp::sim::{Pattern, VecSink, host_config};
+use siw_tcp::{Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
+
+type Host = Stack<VecBuf, Pattern>;
+
+#[test]
+fn what_became_of_a_neighbour_is_nothing_to_who_took_the_slot_of_a_connect_given_up() {
+    let mut l = Lab::new();
+    // The peer is there, but its answers to a SYN are not.
+    l.lose(|_, f| f[12..14] == [8, 0] && f.get(47).is_some_and(|flags| flags & 2 != 0));
+    let now = l.net.now;
+    let host = &mut l.net.hosts[0];
+    let nobody = "10.0.0.77:80".parse().unwrap();
+    let given_up = host.connect(now, None, None, nobody, 0).unwrap();
+    l.run_ms(500);
+    let now = l.net.now;
+    let host = &mut l.net.hosts[0];
+    host.abort(now, given_up);
+    host.release(now, given_up);
+    let peer = "10.0.0.2:80".parse().unwrap();
+    let id = host.connect(now, None, None, peer, 0).unwrap();
+    assert_eq!(host.connections(), 1, "in the same slot");
+    // Three questions, a second apart, find nobody.
+    l.run_ms(4000);
+    assert_eq!(l.net.hosts[0].stats().neighbour_failures, 1);
+    assert!(!l.got(0).contains(Events::UNREACHABLE));
+    assert!(l.net.hosts[0].conn(id).is_some());
+}
+
+/// Time for `n` connects that wait for one neighbour; its answer brings them all.
+fn waiting(n: usize) -> Duration {
+    let mut config = host_config(0);
+    config.max_connections = n;
+    let now = Instant::from_millis(1);
+    let mut host = Host::new(config, now).unwrap();
+    let mut peer = Host::new(host_config(1), now).unwrap();
+    let mut sink = VecSink::default();
+    let begin = Clock::now();
+    for i in 0..n {
+        let to = ([10, 0, 0, 2], 1000 + (i / 10_000) as u16).into();
+        host.connect(now, None, None, to, 0).unwrap();
+        host.poll(now, &mut sink);
+    }
+    let took = begin.elapsed();
+    assert_eq!(sink.frames.len(), 1, "one question");
+    let info = FrameInfo {
+        checksum: RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    let frame = |f: (Vec<u8>, _)| (VecBuf::from(f.0), info);
+    peer.receive(now, sink.frames.drain(..).map(frame));
+    peer.poll(now, &mut sink);
+    host.receive(now, sink.frames.drain(..).map(frame));
+    host.poll(now, &mut sink);
+    assert_eq!(sink.frames.len(), n, "a SYN of each");
+    took
+}
+
+#[test]
+fn each_connection_that_waits_for_a_neighbour_costs_as_little_as_the_first() {
+    // A search through those that wait would take a hundred times as long.
+    let (few, many) = (
+        (0..3).map(|_| waiting(5_000)).min().unwrap(),
+        (0..3).map(|_| waiting(50_000)).min().unwrap(),
+    );
+    assert!(many < 40 * few, "{few:?} for 5000, {many:?} for 50000");
+}
+
+#[test]
+fn a_time_wait_gives_way_as_soon_as_it_has_no_owner() {
+    let mut config = host_config(0);
+    config.max_connections = 2;
+    let mut l = Lab::with([config, host_config(1)]);
+    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let to = "10.0.0.2:80".parse().unwrap();
+    let mut ids = vec![];
+    for _ in 0..2 {
+        let now = l.net.now;
+        ids.push(l.net.hosts[0].connect(now, None, None, to, 0).unwrap());
+        l.run_ms(5);
+        let now = l.net.now;
+        l.net.hosts[0].close(now, ids[ids.len() - 1]);
+        l.run_ms(5);
+        let peers: Vec<_> = l.events[1].drain(..).map(|(id, _)| id).collect();
+        let now = l.net.now;
+        peers.iter().for_each(|p| l.net.hosts[1].release(now, *p));
+        l.run_ms(5);
+    }
+    let now = l.net.now;
+    let host = &mut l.net.hosts[0];
+    // Both are in TIME-WAIT and still somebody's.
+    assert!(host.connect(now, None, None, to, 0).is_err());
+    host.release(now, ids[1]);
+    assert!(host.connect(now, None, None, to, 0).is_ok());
+    assert_eq!(host.stats().time_wait_evicted, 1);
+    assert!(host.conn(ids[0]).is_some(), "the other is not touched");
+}
