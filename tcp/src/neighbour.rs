@@ -444,7 +444,10 @@ mod tests {
         // Neighbours of our own find room at the strangers' cost.
         for i in 0..7u32 {
             let addr = IpAddr::V4((i + 5000).into());
-            assert!(matches!(n.lookup(addr, conn(1), false, Instant(3)), Lookup::Wait));
+            assert!(matches!(
+                n.lookup(addr, conn(1), false, Instant(3)),
+                Lookup::Wait
+            ));
             n.heard(addr, [4; 6], false, Instant(3));
         }
         assert!(matches!(
@@ -477,7 +480,10 @@ mod tests {
             Lookup::Wait
         ));
         assert_eq!(n.for_strangers, 3);
-        assert_eq!(n.heard(near(100), [4; 6], false, Instant(3)), [7, 100].map(conn));
+        assert_eq!(
+            n.heard(near(100), [4; 6], false, Instant(3)),
+            [7, 100].map(conn)
+        );
         assert_eq!(n.heard(near(101), [4; 6], false, Instant(3)), [conn(101)]);
         let mut now = Instant(3);
         for _ in 0..4 {
@@ -498,7 +504,10 @@ mod tests {
             n.lookup(IpAddr::V4((i + 5000).into()), conn(1), false, Instant(1));
         }
         assert!(n.entries.len() <= 8);
-        assert!(matches!(n.lookup(A, conn(1), false, Instant(1)), Lookup::Full));
+        assert!(matches!(
+            n.lookup(A, conn(1), false, Instant(1)),
+            Lookup::Full
+        ));
         n.heard(A, [0xff; 6], true, Instant(1));
         assert!(
             !n.entries.contains_key(&A),

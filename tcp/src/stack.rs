@@ -51,7 +51,9 @@ pub enum State {
 pub enum RxChecksum {
     /// IP and TCP are good (or the frame never left this machine).
     Good,
-    /// Verify in software.
+    /// TCP is good; verify the IPv4 header in software.
+    TcpGood,
+    /// Verify both in software.
     Unknown,
     Bad,
 }

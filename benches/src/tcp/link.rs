@@ -132,10 +132,11 @@ impl Trust {
         if !self.verdict {
             return RxChecksum::Unknown;
         }
-        match m.rx_l4_checksum() {
-            Checksum::Good | Checksum::NotNeeded => RxChecksum::Good,
-            Checksum::Bad => RxChecksum::Bad,
-            Checksum::Unknown => RxChecksum::Unknown,
+        match (m.rx_ip_checksum(), m.rx_l4_checksum()) {
+            (Checksum::Bad, _) | (_, Checksum::Bad) => RxChecksum::Bad,
+            (_, Checksum::Unknown) => RxChecksum::Unknown,
+            (Checksum::Unknown, _) => RxChecksum::TcpGood,
+            _ => RxChecksum::Good,
         }
     }
 }

@@ -23,14 +23,16 @@ pub fn recycle(cache: &mut MbufCache) {
     });
 }
 
-/// What a port that checks says about a frame, IP and TCP together (RFC 1122 section 3.2.1.2: the
-/// IP header's checksum is the host's to verify, whatever lies behind it).
+/// What a port that checks says about a frame (RFC 1122 section 3.2.1.2: the IP header's checksum is
+/// the host's to verify, whatever lies behind it, and not every port looks at both).
 #[inline]
 pub fn port_says(m: &Mbuf) -> RxChecksum {
-    match (m.rx_l4_checksum(), m.rx_ip_checksum()) {
-        (Checksum::Bad, _) | (_, Checksum::Bad) => RxChecksum::Bad,
-        (Checksum::Good | Checksum::NotNeeded, _) => RxChecksum::Good,
-        (Checksum::Unknown, _) => RxChecksum::Unknown,
+    use Checksum::{Bad, Good, NotNeeded, Unknown};
+    match (m.rx_ip_checksum(), m.rx_l4_checksum()) {
+        (Bad, _) | (_, Bad) => RxChecksum::Bad,
+        (_, Unknown) => RxChecksum::Unknown,
+        (Unknown, Good | NotNeeded) => RxChecksum::TcpGood,
+        (Good | NotNeeded, Good | NotNeeded) => RxChecksum::Good,
     }
 }
 
@@ -170,4 +172,158 @@ impl RxStream for Held<'_> {
     }
 
     fn consume(&mut self, _n: usize) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use dpdk::{ChainBuilder, Eal, EalConfig, Mempool};
+    use siw_tcp::sim::{Pattern, RecordBytes, VecSink, host_config};
+    use siw_tcp::{Events, FrameInfo, FrameMeta, FrameSink, Instant, Stack, Tso, VecBuf};
+
+    use super::*;
+
+    /// A link that carries super-segments whole.
+    #[derive(Default)]
+    struct Whole {
+        frames: Vec<Vec<u8>>,
+        open: Vec<u8>,
+    }
+
+    impl FrameSink<Pattern> for Whole {
+        fn begin(&mut self, headers: &[u8], _: &FrameMeta) -> bool {
+            self.open = headers.to_vec();
+            true
+        }
+        fn append(&mut self, _: u64, r: &Pattern, offset: u32, len: u32) {
+            r.read(offset, len, &mut self.open);
+        }
+        fn bytes(&mut self, b: &[u8]) {
+            self.open.extend_from_slice(b);
+        }
+        fn end(&mut self) {
+            self.frames.push(std::mem::take(&mut self.open));
+        }
+    }
+
+    /// The frame as a port with LRO gives it: the headers in the first buffer, which the others
+    /// continue with so many bytes each, some with none.
+    fn chain(frame: &[u8], cache: &mut MbufCache, sizes: &[usize]) -> Mbuf {
+        let buffer = |cache: &mut MbufCache, b: &[u8]| {
+            let mut m = cache.alloc().unwrap();
+            assert!(m.append_slice(b));
+            m
+        };
+        let (head, mut rest) = frame.split_at(frame.len().min(100));
+        let mut c = ChainBuilder::new(buffer(cache, head));
+        for n in sizes.iter().cycle() {
+            if rest.is_empty() {
+                break;
+            }
+            let (now, later) = rest.split_at((*n).min(rest.len()));
+            assert!(c.push(buffer(cache, now)).is_ok());
+            rest = later;
+        }
+        c.finish()
+    }
+
+    const BUFFERS: u32 = 4095;
+    const TRAINS: u64 = 6;
+    const TRAIN: u64 = 40 * 1448;
+
+    /// Merged segments of 58 KB, in chains of many buffers, in the order of `arrive`: the bytes
+    /// come out as they were sent, from the very buffers, all of which return to the pool.
+    fn received(pool: &Mempool, arrive: &[usize], sizes: &[usize]) {
+        let now = Instant::from_millis(1000);
+        let mut cache = MbufCache::new(pool);
+        let mut sender = host_config(0);
+        sender.tx_checksum = false;
+        sender.initial_window = 1000;
+        sender.tso = Some(Tso {
+            max_segments: 40,
+            max_bytes: 64_000,
+        });
+        let mut sender = Stack::<VecBuf, Pattern>::new(sender, now).unwrap();
+        let mut receiver = Stack::<RxFrame, Pattern>::new(host_config(1), now).unwrap();
+        receiver.listen(None, 80, 4, 0).unwrap();
+        let to = "10.0.0.2:80".parse().unwrap();
+        let id = sender.connect(now, None, None, to, 0).unwrap();
+        let info = FrameInfo {
+            checksum: RxChecksum::Good,
+            rss_hash: 0,
+        };
+        let (mut there, mut back) = (Whole::default(), VecSink::default());
+        let mut accepted = None;
+        for _ in 0..4 {
+            sender.poll(now, &mut there);
+            for f in there.frames.drain(..) {
+                let m = chain(&f, &mut cache, sizes);
+                receiver.receive(now, std::iter::once((RxFrame::new(m), info)));
+            }
+            while let Some((id, _, e)) = receiver.next_event() {
+                if e.contains(Events::ACCEPTED) {
+                    accepted = Some(id);
+                }
+            }
+            receiver.poll(now, &mut back);
+            let frames = back.frames.drain(..).map(|(f, _)| (VecBuf::from(f), info));
+            sender.receive(now, frames);
+        }
+        let accepted = accepted.expect("a connection");
+        for start in (0..TRAINS * 40).map(|n| n * 1448) {
+            let r = Pattern { salt: 5, start };
+            sender.push_record(id, 1448, r, false).unwrap();
+        }
+        sender.flush(now, id, &mut there);
+        let trains = std::mem::take(&mut there.frames);
+        assert_eq!(trains.len() as u64, TRAINS);
+        let mut lie = Vec::new();
+        for i in arrive {
+            let m = chain(&trains[*i], &mut cache, sizes);
+            assert!(m.nb_segs() > 20);
+            lie.extend(m.segments().map(<[u8]>::as_ptr_range));
+            receiver.receive(now, std::iter::once((RxFrame::new(m), info)));
+        }
+        let rx = receiver.rx_queue(accepted).unwrap();
+        let all = rx.len_bytes();
+        assert_eq!(all as u64, TRAINS * TRAIN);
+        let mut at = 0;
+        let seen = rx.for_each(0, all, |c| {
+            let here = c.as_ptr_range();
+            assert!(
+                lie.iter()
+                    .any(|m| m.start <= here.start && here.end <= m.end)
+            );
+            for b in c {
+                assert_eq!(*b, Pattern::byte(5, at), "byte {at}");
+                at += 1;
+            }
+        });
+        assert_eq!(seen, all);
+        // Consumed in steps that end inside of buffers.
+        while rx.consume(9999) > 0 {}
+        receiver.poll(now, &mut back);
+        assert_eq!(receiver.held_buffers(), 0);
+        drop(receiver);
+        recycle(&mut cache);
+        drop(cache);
+        assert_eq!(pool.available(), BUFFERS);
+    }
+
+    #[test]
+    fn chains_of_merged_segments_are_read_in_place_in_order_and_out_of_it() {
+        let eal = Eal::init(EalConfig {
+            file_prefix: format!("siwd-unit-{}", std::process::id()),
+            hugepages: false,
+            memory_mb: 64,
+            log_level: "error".into(),
+            ..EalConfig::default()
+        })
+        .unwrap();
+        let pool = Mempool::new(&eal, "chains", BUFFERS, 0, 2048, None).unwrap();
+        received(&pool, &[0, 1, 2, 3, 4, 5], &[2048]);
+        received(&pool, &[0, 1, 2, 3, 4, 5], &[1, 2047, 0, 700, 1448]);
+        received(&pool, &[1, 5, 0, 3, 2, 4], &[1448]);
+        // Some twice, before and after their turn.
+        received(&pool, &[2, 2, 0, 0, 4, 1, 1, 3, 3, 5], &[999, 0, 1001]);
+    }
 }
