@@ -35,16 +35,10 @@ impl Control {
                 self.connect_request(worker, request, listener, e);
             }
             Event::RequestGone { request, listener } => {
-                let Some(number) = self
-                    .requests
-                    .iter()
-                    .find(|(_, (id, _))| *id == request)
-                    .map(|(n, _)| *n)
-                else {
+                let Some(number) = self.requests.gone(request) else {
                     return;
                 };
-                self.requests.remove(&number);
-                let Some(l) = self.listeners.get(&listener) else {
+                let Some(l) = self.listeners.get(listener) else {
                     return;
                 };
                 let mut e = CmEvent::new(CmEventKind::RequestCancelled);
@@ -183,7 +177,7 @@ impl Control {
         listener: u32,
         mut e: CmEvent,
     ) {
-        let Some(l) = self.listeners.get(&listener) else {
+        let Some(l) = self.listeners.get(listener) else {
             let private_data = Vec::new();
             return self.command(
                 worker,
@@ -205,7 +199,7 @@ impl Control {
             .position(|d| d.addresses.iter().any(|c| Some(c.addr) == local))
             .unwrap_or(0) as u32;
         let (client, channel) = (l.client, l.cm_channel);
-        self.requests.insert(e.request, (request, listener));
+        self.requests.insert(e.request, request, listener);
         self.cm_event(client, channel, &e);
     }
 
@@ -320,8 +314,8 @@ impl Control {
     }
 
     pub(super) fn unlisten(&mut self, listener: u32) {
-        if self.listeners.remove(&listener).is_some() {
-            self.requests.retain(|_, (_, l)| *l != listener);
+        if self.listeners.remove(listener).is_some() {
+            self.requests.forget(listener);
             for w in 0..self.config.mailboxes.len() {
                 self.command(w, Command::Unlisten { listener });
             }
@@ -333,15 +327,7 @@ impl Control {
         let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
         (0..28_000u16)
             .map(|i| 32_768 + (start.wrapping_add(i) % 28_000))
-            .find(|p| !self.port_taken(devices, local, *p))
-    }
-
-    pub(super) fn port_taken(&self, devices: &[usize], local: Option<IpAddr>, port: u16) -> bool {
-        self.listeners.values().any(|l| {
-            l.port == port
-                && l.devices.iter().any(|d| devices.contains(d))
-                && (l.local.is_none() || local.is_none() || l.local == local)
-        })
+            .find(|p| !self.listeners.taken(devices, local, *p))
     }
 }
 

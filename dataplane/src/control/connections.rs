@@ -127,7 +127,7 @@ impl Control {
             0 => self
                 .free_port(&devices, local)
                 .ok_or_else(|| Refusal::new(libc::EADDRINUSE, "no free port"))?,
-            p if self.port_taken(&devices, local, p) => {
+            p if self.listeners.taken(&devices, local, p) => {
                 return Err(Refusal::new(
                     libc::EADDRINUSE,
                     format!("port {p} is in use"),
@@ -187,7 +187,7 @@ impl Control {
     ) -> Result<(crate::worker::messages::RequestId, u32), Refusal> {
         let ours = self
             .requests
-            .get(&number)
+            .get(number)
             .and_then(|(_, l)| self.listeners.get(l))
             .is_some_and(|l| l.client == id);
         if !ours {
@@ -197,15 +197,15 @@ impl Control {
             ));
         }
         self.requests
-            .remove(&number)
+            .remove(number)
             .ok_or_else(|| Refusal::unknown("connection request", number))
     }
 
     pub(super) fn accept(&mut self, id: u32, seq: u32, r: &m::Accept) -> Outcome {
-        let listener = self.requests.get(&r.request).map(|x| x.1);
+        let listener = self.requests.get(r.request).map(|x| x.1);
         let channel = match r.cm_channel {
             0 => listener
-                .and_then(|l| self.listeners.get(&l))
+                .and_then(|l| self.listeners.get(l))
                 .map_or(0, |l| l.cm_channel),
             n => n,
         };

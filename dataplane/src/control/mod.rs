@@ -14,6 +14,7 @@ mod completion;
 mod connections;
 mod hello;
 pub mod links;
+mod listening;
 mod memory;
 mod modify;
 mod outbox;
@@ -40,7 +41,8 @@ use siw_shm::{KeyTable, Region, WorkerPage};
 
 use crate::config::LimitsConfig;
 use crate::worker::Mailbox;
-use crate::worker::messages::{Command, Event, RequestId, WorkerStats};
+use crate::worker::messages::{Command, Event, WorkerStats};
+use listening::{Listeners, Requests};
 use resources::Client;
 
 /// What clients see of one device.
@@ -174,9 +176,8 @@ pub struct Control {
     epoll: Epoll,
     clients: HashMap<u32, Client>,
     dying: Vec<Dying>,
-    listeners: HashMap<u32, Listener>,
-    /// Connection requests that wait for an answer, by the number the client knows.
-    requests: HashMap<u32, (RequestId, u32)>,
+    listeners: Listeners,
+    requests: Requests,
     clients_no: u32,
     pds: u32,
     qpns: Numbers,
@@ -207,8 +208,8 @@ impl Control {
             epoll,
             clients: HashMap::new(),
             dying: Vec::new(),
-            listeners: HashMap::new(),
-            requests: HashMap::new(),
+            listeners: Listeners::default(),
+            requests: Requests::default(),
             clients_no: 0,
             pds: 0,
             qpns: Numbers::default(),
@@ -453,7 +454,7 @@ impl Control {
             .listeners
             .iter()
             .filter(|(_, l)| l.client == id)
-            .map(|(n, _)| *n)
+            .map(|(n, _)| n)
             .collect();
         for listener in gone {
             self.unlisten(listener);

@@ -272,8 +272,8 @@ impl Control {
             Request::DestroyCmChannel(r) => {
                 let used = self
                     .listeners
-                    .values()
-                    .filter(|l| l.client == id && l.cm_channel == r.channel)
+                    .iter()
+                    .filter(|(_, l)| l.client == id && l.cm_channel == r.channel)
                     .count();
                 if used > 0 {
                     return Err(Refusal::busy("CM channel", used as u32));
@@ -289,7 +289,7 @@ impl Control {
             Request::Unlisten(r) => {
                 if self
                     .listeners
-                    .get(&r.listener)
+                    .get(r.listener)
                     .is_none_or(|l| l.client != id)
                 {
                     return Err(Refusal::unknown("listener", r.listener));

@@ -286,13 +286,8 @@ impl Worker {
                 lane.setups.remove(&listener);
             }
         }
-        for slot in 0..self.inbound.len() {
-            if self.inbound[slot]
-                .as_ref()
-                .is_some_and(|i| i.listener == listener)
-            {
-                self.drop_inbound(now, slot as u32, true);
-            }
+        for slot in self.inbound.select(|i| i.listener == listener) {
+            self.drop_inbound(now, slot, true);
         }
     }
 
@@ -329,8 +324,8 @@ impl Worker {
             return;
         }
         self.stopping = Some(Instant(now.0 + STOP_GRACE_NS));
-        for slot in 0..self.inbound.len() {
-            self.drop_inbound(now, slot as u32, true);
+        for slot in self.inbound.select(|_| true) {
+            self.drop_inbound(now, slot, true);
         }
         for slot in self.qps.select(|q| matches!(q.phase, Phase::Running)) {
             self.disconnect(now, slot);

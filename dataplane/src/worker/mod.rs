@@ -21,6 +21,7 @@ mod connection;
 pub mod forward;
 pub(crate) mod frame;
 mod idle;
+mod inbound;
 pub mod messages;
 mod modify;
 mod owners;
@@ -51,9 +52,10 @@ use completion::CqTable;
 use forward::{Forward, Parcel, Through};
 use frame::RxFrame;
 use idle::Idle;
+use inbound::Inbounds;
 use messages::{Command, Event, WorkerStats};
 use owners::Owners;
-use queue_pair::{Env, Fault, Inbound, Phase, QpSlot, QpTable, Scratch};
+use queue_pair::{Env, Fault, Phase, QpSlot, QpTable, Scratch};
 use shared_receive::SrqTable;
 use sink::{BuildFailure, Exit, Output, Sink};
 use timer_hold::TimerHold;
@@ -175,8 +177,7 @@ pub struct Worker {
     lanes: Vec<Lane>,
     clients: Vec<ClientEnd>,
     qps: QpTable,
-    inbound: Vec<Option<Inbound>>,
-    inbound_generation: u32,
+    inbound: Inbounds,
     cqs: CqTable,
     srqs: SrqTable,
     owners: Owners,
@@ -261,8 +262,7 @@ impl Worker {
             lanes,
             clients: Vec::new(),
             qps: QpTable::default(),
-            inbound: Vec::new(),
-            inbound_generation: 0,
+            inbound: Inbounds::default(),
             cqs: CqTable::default(),
             srqs: SrqTable::default(),
             owners: Owners::new(TRACKERS),

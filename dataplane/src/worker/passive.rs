@@ -8,8 +8,8 @@ use siw_shm::control::{BY_DEVICE, MpaOptions};
 use siw_tcp::{ConnId, Events, Instant};
 
 use super::frame::Stream;
+use super::inbound::Inbound;
 use super::messages::{ConnectFailure, Event, RequestId};
-use super::queue_pair::Inbound;
 use super::user::User;
 use super::{ENDINGS, Lane, Worker};
 
@@ -97,21 +97,12 @@ impl Worker {
         if events.intersects(ENDINGS) {
             return self.lanes[lane].stack.release(now, conn);
         }
-        let slot = self
-            .inbound
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or_else(|| {
-                self.inbound.push(None);
-                self.inbound.len() - 1
-            });
         let l = &mut self.lanes[lane];
         let setup = l.setups.get(&listener);
         let mpa = setup.map_or(&l.mpa, |s| &s.mpa);
         let accept_timeout = setup.map_or(l.accept_timeout, |s| s.accept_timeout);
         let deadline = Instant(now.0 + u64::from(mpa.request_timeout_ms) * 1_000_000);
-        self.inbound_generation = self.inbound_generation.wrapping_add(1) & 0xFF_FFFF;
-        self.inbound[slot] = Some(Inbound {
+        let slot = self.inbound.insert(Inbound {
             lane,
             conn,
             listener,
@@ -119,12 +110,12 @@ impl Worker {
             accept_timeout,
             asked: false,
             deadline,
-            generation: self.inbound_generation,
+            generation: 0,
         });
-        let user = User::Inbound(slot as u32);
+        let user = User::Inbound(slot);
         l.stack.set_user(conn, user.into());
         self.timers.insert((deadline, user.into()), ());
-        self.inbound_event(now, lane, conn, slot as u32, events);
+        self.inbound_event(now, lane, conn, slot, events);
     }
 
     pub(super) fn inbound_event(
@@ -136,7 +127,7 @@ impl Worker {
         events: Events,
     ) {
         let worker = self.index as u32;
-        let Some(Some(inbound)) = self.inbound.get_mut(slot as usize) else {
+        let Some(inbound) = self.inbound.get_mut(slot) else {
             return self.lanes[lane].stack.release(now, conn);
         };
         if inbound.conn != conn {
@@ -185,7 +176,7 @@ impl Worker {
 
     /// Closes a connection that no queue pair took.
     pub(super) fn drop_inbound(&mut self, now: Instant, slot: u32, reset: bool) {
-        let Some(inbound) = self.inbound.get_mut(slot as usize).and_then(Option::take) else {
+        let Some(inbound) = self.inbound.take(slot) else {
             return;
         };
         self.timers
@@ -215,14 +206,9 @@ impl Worker {
         private_data: &[u8],
         depths: (u16, u16),
     ) {
-        let found = self
-            .inbound
-            .get_mut(request.slot() as usize)
-            .filter(|i| {
-                i.as_ref()
-                    .is_some_and(|i| i.generation == request.generation())
-            })
-            .and_then(Option::take);
+        let is = |i: &mut Inbound| i.generation == request.generation();
+        let there = self.inbound.get_mut(request.slot()).is_some_and(is);
+        let found = there.then(|| self.inbound.take(request.slot())).flatten();
         let Some(inbound) = found else {
             return self.connect_failed(now, slot, ConnectFailure::Reset);
         };
@@ -258,7 +244,7 @@ impl Worker {
     /// The application refused the connection.
     pub(super) fn reject(&mut self, now: Instant, request: RequestId, private_data: &[u8]) {
         let slot = request.slot();
-        let Some(Some(inbound)) = self.inbound.get_mut(slot as usize) else {
+        let Some(inbound) = self.inbound.get_mut(slot) else {
             return;
         };
         if inbound.generation != request.generation() {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use siw_iwarp::mpa::{Initiator, MpaConfig, Responder};
+use siw_iwarp::mpa::{Initiator, MpaConfig};
 use siw_iwarp::{AsyncEvent, QpEnv, QueuePair, RingFault, TxOwner};
 use siw_shm::{
     Cqe, Opcode, Reader, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, WcFlags, WcOpcode,
@@ -65,20 +65,6 @@ pub struct Connecting {
     pub config: MpaConfig,
     pub request_sent: bool,
     pub deadline: Instant,
-}
-
-/// A connection that came to a listener, until an application accepts or rejects it.
-pub struct Inbound {
-    pub lane: usize,
-    pub conn: ConnId,
-    pub listener: u32,
-    pub responder: Responder,
-    pub accept_timeout: std::time::Duration,
-    /// The application was asked.
-    pub asked: bool,
-    pub deadline: Instant,
-    /// Distinguishes this request from earlier ones with the same index.
-    pub generation: u32,
 }
 
 /// One queue pair of a worker.

@@ -1,0 +1,136 @@
+//! Listeners and the connection requests that came to them, found by either of their names
+//! however many there are.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::Listener;
+use crate::worker::messages::RequestId;
+
+/// All listeners, by number and by port.
+#[derive(Default)]
+pub(super) struct Listeners {
+    all: HashMap<u32, Listener>,
+    by_port: HashMap<u16, Vec<u32>>,
+}
+
+impl Listeners {
+    pub fn insert(&mut self, number: u32, listener: Listener) {
+        self.by_port.entry(listener.port).or_default().push(number);
+        self.all.insert(number, listener);
+    }
+
+    pub fn remove(&mut self, number: u32) -> Option<Listener> {
+        let listener = self.all.remove(&number)?;
+        if let Some(same) = self.by_port.get_mut(&listener.port) {
+            same.retain(|n| *n != number);
+            if same.is_empty() {
+                self.by_port.remove(&listener.port);
+            }
+        }
+        Some(listener)
+    }
+
+    pub fn get(&self, number: u32) -> Option<&Listener> {
+        self.all.get(&number)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Listener)> {
+        self.all.iter().map(|(n, l)| (*n, l))
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Somebody listens on the port of one of these devices, on this address or on all.
+    pub fn taken(&self, devices: &[usize], local: Option<IpAddr>, port: u16) -> bool {
+        let same = self.by_port.get(&port).into_iter().flatten();
+        same.filter_map(|n| self.all.get(n)).any(|l| {
+            l.devices.iter().any(|d| devices.contains(d))
+                && (l.local.is_none() || local.is_none() || l.local == local)
+        })
+    }
+}
+
+/// Requests that wait for an answer, by the number that the client knows and by the worker's.
+#[derive(Default)]
+pub(super) struct Requests {
+    all: HashMap<u32, (RequestId, u32)>,
+    numbers: HashMap<RequestId, u32>,
+}
+
+impl Requests {
+    pub fn insert(&mut self, number: u32, request: RequestId, listener: u32) {
+        self.numbers.insert(request, number);
+        self.all.insert(number, (request, listener));
+    }
+
+    /// The worker's request, and the listener.
+    pub fn get(&self, number: u32) -> Option<(RequestId, u32)> {
+        self.all.get(&number).copied()
+    }
+
+    pub fn remove(&mut self, number: u32) -> Option<(RequestId, u32)> {
+        let (request, listener) = self.all.remove(&number)?;
+        self.numbers.remove(&request);
+        Some((request, listener))
+    }
+
+    /// Takes out what the worker says is gone; its number.
+    pub fn gone(&mut self, request: RequestId) -> Option<u32> {
+        let number = self.numbers.remove(&request)?;
+        self.all.remove(&number);
+        Some(number)
+    }
+
+    /// Forgets those of a listener that ended.
+    pub fn forget(&mut self, listener: u32) {
+        self.all.retain(|_, (_, l)| *l != listener);
+        let all = &self.all;
+        self.numbers.retain(|_, number| all.contains_key(number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_taken_where_its_address_and_a_device_meet_and_free_again_afterwards() {
+        let mut all = Listeners::default();
+        let one: Option<IpAddr> = Some([10, 0, 0, 1].into());
+        let other = Some([10, 0, 0, 2].into());
+        let listener = |devices: &[usize], local| Listener {
+            client: 1,
+            cm_channel: 0,
+            cookie: 0,
+            devices: devices.to_vec(),
+            local,
+            port: 7,
+        };
+        all.insert(1, listener(&[0, 1], one));
+        all.insert(2, listener(&[0], other));
+        assert!(all.taken(&[1], None, 7) && all.taken(&[0], one, 7));
+        assert!(!all.taken(&[1], other, 7) && !all.taken(&[2], one, 7));
+        assert!(!all.taken(&[0], one, 8));
+        assert!(all.remove(1).is_some() && all.remove(1).is_none());
+        assert!(!all.taken(&[1], None, 7) && all.taken(&[0], None, 7));
+        assert_eq!((all.len(), all.iter().count()), (1, 1));
+    }
+
+    #[test]
+    fn a_request_goes_by_either_name() {
+        let mut r = Requests::default();
+        for n in 1..5 {
+            r.insert(n, RequestId(u64::from(n) + 100), n % 2);
+        }
+        assert_eq!(r.gone(RequestId(101)), Some(1));
+        assert_eq!(r.gone(RequestId(101)), None);
+        assert_eq!(r.remove(2), Some((RequestId(102), 0)));
+        assert_eq!(r.gone(RequestId(102)), None);
+        r.forget(1);
+        assert_eq!((r.get(3), r.gone(RequestId(103))), (None, None));
+        assert_eq!(r.get(4), Some((RequestId(104), 0)));
+    }
+}
