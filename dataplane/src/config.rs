@@ -4,6 +4,7 @@
 //! file:line:column, what is wrong and what is allowed.
 
 mod mpa;
+mod tcp;
 mod values;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
+pub use tcp::{CongestionName, NeighbourSettings, TcpSettings};
 pub use values::{ByteSize, Cidr, DeviceName, FileMode, MacAddress, PciAddress};
 
 /// Workers that completion queues have rings for.
@@ -258,18 +260,6 @@ pub enum TsoPolicy {
     Off,
 }
 
-/// Congestion control by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CongestionName {
-    /// RFC 9438.
-    Cubic,
-    /// RFC 5681 with RFC 6582.
-    Newreno,
-    /// RFC 8257, for fabrics whose switches mark; asks for ECN.
-    Dctcp,
-}
-
 /// One `[[device]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -313,6 +303,9 @@ pub struct DeviceConfig {
     /// `[device.tcp]`
     #[serde(default)]
     pub tcp: TcpSettings,
+    /// `[device.neighbours]`
+    #[serde(default)]
+    pub neighbours: NeighbourSettings,
 }
 
 fn default_mtu() -> Spanned<u16> {
@@ -335,38 +328,6 @@ pub struct RouteConfig {
     pub to: Cidr,
     /// A router on one of the device's networks.
     pub via: Spanned<std::net::IpAddr>,
-}
-
-/// `[device.tcp]`
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TcpSettings {
-    /// Congestion control.
-    pub congestion: CongestionName,
-    /// Offer and accept Explicit Congestion Notification (RFC 3168).
-    pub ecn: bool,
-    /// Least retransmission timeout in milliseconds (RFC 6298 allows less than 1 s on fabrics).
-    pub rto_min_ms: u32,
-    /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, whose
-    /// round trip is so short that more only leaves the processor's cache.
-    pub receive_window: Option<ByteSize>,
-    /// Delayed acknowledgement in microseconds, at most 500 000.
-    pub delayed_ack_us: u32,
-    /// Seconds of silence before a keepalive probe; absent: none.
-    pub keepalive_s: Option<u32>,
-}
-
-impl Default for TcpSettings {
-    fn default() -> Self {
-        TcpSettings {
-            congestion: CongestionName::Cubic,
-            ecn: false,
-            rto_min_ms: 5,
-            receive_window: None,
-            delayed_ack_us: 1_000,
-            keepalive_s: None,
-        }
-    }
 }
 
 /// Where a device's frames go.
@@ -564,6 +525,8 @@ impl DeviceConfig {
                 ));
             }
         }
+        self.tcp.check()?;
+        self.neighbours.check()?;
         self.mpa.check()
     }
 }
@@ -618,6 +581,7 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
             "capture",
             "device.mpa",
             "device.tcp",
+            "device.neighbours",
         ] {
             let e = error(&format!("{GOOD}\n[{table}]\nno_such = 1"));
             for name in e.split('`').skip(3).step_by(2) {

@@ -7,13 +7,11 @@ use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
 use siw_iwarp::{OutOfOrder, TerminateOrder};
-use siw_tcp::{
-    Congestion, Home, IpCidr, Keepalive, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, Tso,
-};
+use siw_tcp::{Home, IpCidr, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, Tso};
 
 use crate::config::{
-    ChecksumPolicy, CongestionName, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName,
-    OutOfOrderName, RtrName, TerminateName, TsoPolicy,
+    ChecksumPolicy, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName, OutOfOrderName,
+    RtrName, TerminateName, TsoPolicy,
 };
 use crate::control::DeviceView;
 use crate::worker::LaneConfig;
@@ -404,27 +402,13 @@ impl Device {
             .iter()
             .map(|a| IpCidr::new(a.addr, a.prefix))
             .collect();
-        let t = &c.tcp;
-        StackConfig {
+        let mut config = StackConfig {
             gateway_v4: c.gateway,
             gateway_v6: c.gateway6,
             mtu: *c.mtu.get_ref(),
             vlan: c.vlan.as_ref().map(|v| *v.get_ref()),
-            rto_min: Duration::from_millis(t.rto_min_ms.max(1).into()),
-            delayed_ack: Duration::from_micros(t.delayed_ack_us.min(500_000).into()),
-            recv_window: t
-                .receive_window
-                .map_or(if self.pair { PAIR_WINDOW } else { WINDOW }, |w| {
-                    u32::try_from(w.0).unwrap_or(1 << 30)
-                }),
             // A listener may want it though its device does not.
             show_out_of_order: true,
-            congestion: match t.congestion {
-                CongestionName::Cubic => Congestion::Cubic,
-                CongestionName::Newreno => Congestion::NewReno,
-                CongestionName::Dctcp => Congestion::Dctcp,
-            },
-            ecn: t.ecn,
             routes: c
                 .routes
                 .iter()
@@ -438,15 +422,17 @@ impl Device {
             max_connections: keys.connections,
             max_held_buffers: keys.held,
             tx_checksum,
-            keepalive: t.keepalive_s.map(|s| Keepalive {
-                idle: Duration::from_secs(s.into()),
-                interval: Duration::from_secs(s.min(5).into()),
-                probes: 5,
-            }),
-            // A pair has no queue between its ends that a first burst could overrun.
-            initial_window: if self.pair { PAIR_INITIAL_WINDOW } else { 10 },
+            neighbours: c.neighbours.table(),
             ..StackConfig::new(self.mac, addrs)
-        }
+        };
+        // A pair has no queue between its ends that a first burst could overrun.
+        let (window, initial_window) = if self.pair {
+            (PAIR_WINDOW, PAIR_INITIAL_WINDOW)
+        } else {
+            (WINDOW, config.initial_window)
+        };
+        c.tcp.apply(window, initial_window, &mut config);
+        config
     }
 }
 

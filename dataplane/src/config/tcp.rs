@@ -1,0 +1,302 @@
+//! `[device.tcp]` and `[device.neighbours]`: how a device's TCP behaves, and what it remembers of
+//! its link.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use serde::Deserialize;
+use siw_tcp::{Congestion, Keepalive, NeighbourConfig, StackConfig};
+use toml::Spanned;
+
+use super::ByteSize;
+
+/// Congestion control by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CongestionName {
+    /// RFC 9438.
+    Cubic,
+    /// RFC 5681 with RFC 6582.
+    Newreno,
+    /// RFC 8257, for fabrics whose switches mark; asks for ECN.
+    Dctcp,
+}
+
+/// `[device.tcp]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TcpSettings {
+    /// Congestion control.
+    pub congestion: CongestionName,
+    /// Offer and accept Explicit Congestion Notification (RFC 3168).
+    pub ecn: bool,
+    /// Offer timestamps (RFC 7323): round trips of every segment, and PAWS.
+    pub timestamps: bool,
+    /// Offer selective acknowledgements (RFC 2018).
+    pub sack: bool,
+    /// Least retransmission timeout in milliseconds (RFC 6298 allows less than 1 s on fabrics).
+    pub rto_min_ms: Spanned<u32>,
+    /// Before the first round trip is measured (RFC 6298 section 2.1).
+    pub rto_initial_ms: Spanned<u32>,
+    /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, whose
+    /// round trip is so short that more only leaves the processor's cache.
+    pub receive_window: Option<Spanned<ByteSize>>,
+    /// Segments that a new connection may send at once (RFC 6928). Absent: 10, and 256 on a
+    /// pair.
+    pub initial_window: Option<Spanned<u32>>,
+    /// Delayed acknowledgement in microseconds, below 500 000.
+    pub delayed_ack_us: Spanned<u32>,
+    /// Seconds that data may stay unacknowledged before the connection ends (RFC 9293
+    /// section 3.8.3).
+    pub user_timeout_s: Spanned<u32>,
+    /// Seconds of silence before a keepalive probe; absent: none.
+    pub keepalive_s: Option<Spanned<u32>>,
+    /// Seconds between keepalive probes; absent: as `keepalive_s`, at most 5.
+    pub keepalive_interval_s: Option<Spanned<u32>>,
+    /// Probes without an answer before the connection ends.
+    pub keepalive_probes: Spanned<u8>,
+    /// Repetitions of a SYN or SYN-ACK.
+    pub syn_retries: u8,
+    /// Answer SYNs beyond a listener's backlog without keeping anything (RFC 4987).
+    pub syn_cookies: bool,
+    /// Seconds in TIME-WAIT.
+    pub time_wait_s: u32,
+}
+
+impl Default for TcpSettings {
+    fn default() -> Self {
+        TcpSettings {
+            congestion: CongestionName::Cubic,
+            ecn: false,
+            timestamps: true,
+            sack: true,
+            rto_min_ms: at_none(5),
+            rto_initial_ms: at_none(1000),
+            receive_window: None,
+            initial_window: None,
+            delayed_ack_us: at_none(1_000),
+            user_timeout_s: at_none(120),
+            keepalive_s: None,
+            keepalive_interval_s: None,
+            keepalive_probes: at_none(5),
+            syn_retries: 6,
+            syn_cookies: true,
+            time_wait_s: 60,
+        }
+    }
+}
+
+/// `[device.neighbours]`: the table of ARP and NDP.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NeighbourSettings {
+    /// Most entries, resolved or not.
+    pub entries: Spanned<u32>,
+    /// Seconds that an answer is believed before the neighbour is asked again.
+    pub reachable_s: Spanned<u32>,
+    /// Milliseconds between questions.
+    pub retransmit_ms: Spanned<u32>,
+    /// Questions before a neighbour counts as gone.
+    pub probes: Spanned<u8>,
+}
+
+impl Default for NeighbourSettings {
+    fn default() -> Self {
+        NeighbourSettings {
+            entries: at_none(1024),
+            reachable_s: at_none(30),
+            retransmit_ms: at_none(1000),
+            probes: at_none(3),
+        }
+    }
+}
+
+/// A default, which stands nowhere in the file.
+fn at_none<T>(value: T) -> Spanned<T> {
+    Spanned::new(0..0, value)
+}
+
+fn seconds(s: &Spanned<u32>) -> Duration {
+    Duration::from_secs((*s.get_ref()).into())
+}
+
+fn millis(ms: &Spanned<u32>) -> Duration {
+    Duration::from_millis((*ms.get_ref()).into())
+}
+
+type Wrong = (Range<usize>, String);
+
+fn within<T: Copy + Into<u64>>(
+    name: &str,
+    value: &Spanned<T>,
+    allowed: std::ops::RangeInclusive<u64>,
+) -> Result<(), Wrong> {
+    let v = (*value.get_ref()).into();
+    if allowed.contains(&v) {
+        return Ok(());
+    }
+    let (least, most) = allowed.into_inner();
+    let why = format!("{name} {v}: {least} to {most} are allowed");
+    Err((value.span(), why))
+}
+
+impl TcpSettings {
+    pub(super) fn check(&self) -> Result<(), Wrong> {
+        within("rto_min_ms", &self.rto_min_ms, 1..=60_000)?;
+        within("rto_initial_ms", &self.rto_initial_ms, 1..=60_000)?;
+        within("delayed_ack_us", &self.delayed_ack_us, 0..=499_999)?;
+        within("user_timeout_s", &self.user_timeout_s, 1..=86_400)?;
+        within("keepalive_probes", &self.keepalive_probes, 1..=255)?;
+        for (name, value) in [
+            ("keepalive_s", &self.keepalive_s),
+            ("keepalive_interval_s", &self.keepalive_interval_s),
+        ] {
+            if let Some(s) = value {
+                within(name, s, 1..=86_400)?;
+            }
+        }
+        if let Some(n) = &self.initial_window {
+            within("initial_window", n, 1..=65_535)?;
+        }
+        if let Some(w) = &self.receive_window
+            && !(4096..=1 << 30).contains(&w.get_ref().0)
+        {
+            let why = format!(
+                "receive_window {}: \"4 KiB\" to \"1 GiB\" are allowed",
+                w.get_ref().0
+            );
+            return Err((w.span(), why));
+        }
+        Ok(())
+    }
+
+    /// Puts the settings, or what is common for a device where there are none, into `c`.
+    pub(crate) fn apply(&self, window: u32, initial_window: u32, c: &mut StackConfig) {
+        c.congestion = match self.congestion {
+            CongestionName::Cubic => Congestion::Cubic,
+            CongestionName::Newreno => Congestion::NewReno,
+            CongestionName::Dctcp => Congestion::Dctcp,
+        };
+        c.ecn = self.ecn;
+        c.timestamps = self.timestamps;
+        c.sack = self.sack;
+        c.rto_min = millis(&self.rto_min_ms);
+        c.rto_initial = millis(&self.rto_initial_ms);
+        c.recv_window = self
+            .receive_window
+            .as_ref()
+            .map_or(window, |w| u32::try_from(w.get_ref().0).unwrap_or(1 << 30));
+        c.initial_window = self
+            .initial_window
+            .as_ref()
+            .map_or(initial_window, |n| *n.get_ref());
+        c.delayed_ack = Duration::from_micros((*self.delayed_ack_us.get_ref()).into());
+        c.user_timeout = seconds(&self.user_timeout_s);
+        c.keepalive = self.keepalive_s.as_ref().map(|idle| Keepalive {
+            idle: seconds(idle),
+            interval: self
+                .keepalive_interval_s
+                .as_ref()
+                .map_or(seconds(idle).min(Duration::from_secs(5)), seconds),
+            probes: *self.keepalive_probes.get_ref(),
+        });
+        c.syn_retries = self.syn_retries;
+        c.syn_cookies = self.syn_cookies;
+        c.time_wait = Duration::from_secs(self.time_wait_s.into());
+    }
+}
+
+impl NeighbourSettings {
+    pub(super) fn check(&self) -> Result<(), Wrong> {
+        within("entries", &self.entries, 8..=1 << 20)?;
+        within("reachable_s", &self.reachable_s, 1..=86_400)?;
+        within("retransmit_ms", &self.retransmit_ms, 10..=60_000)?;
+        within("probes", &self.probes, 1..=255)
+    }
+
+    pub(crate) fn table(&self) -> NeighbourConfig {
+        NeighbourConfig {
+            max_entries: *self.entries.get_ref() as usize,
+            reachable: seconds(&self.reachable_s),
+            retransmit: millis(&self.retransmit_ms),
+            probes: *self.probes.get_ref(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use siw_tcp::IpCidr;
+
+    fn stack(text: &str) -> StackConfig {
+        let s: TcpSettings = toml::from_str(text).unwrap();
+        s.check().unwrap();
+        let addrs = vec!["10.0.0.1/24".parse::<IpCidr>().unwrap()];
+        let mut c = StackConfig::new([2, 0, 0, 0, 0, 1], addrs);
+        s.apply(1 << 20, 10, &mut c);
+        c
+    }
+
+    #[test]
+    fn every_setting_reaches_the_stack() {
+        let c = stack(
+            "congestion = \"newreno\"\necn = true\ntimestamps = false\nsack = false\n\
+             rto_min_ms = 200\nrto_initial_ms = 3000\nreceive_window = \"64 KiB\"\n\
+             initial_window = 4\ndelayed_ack_us = 40000\nuser_timeout_s = 30\n\
+             keepalive_s = 60\nkeepalive_interval_s = 7\nkeepalive_probes = 9\n\
+             syn_retries = 2\nsyn_cookies = false\ntime_wait_s = 1",
+        );
+        assert_eq!(c.congestion, Congestion::NewReno);
+        assert!(c.ecn && !c.timestamps && !c.sack && !c.syn_cookies);
+        let s = Duration::from_secs;
+        assert_eq!((c.rto_min, c.rto_initial), (s(1) / 5, s(3)));
+        assert_eq!((c.recv_window, c.initial_window), (65_536, 4));
+        assert_eq!((c.delayed_ack, c.user_timeout), (s(1) / 25, s(30)));
+        let (idle, interval, probes) = (s(60), s(7), 9);
+        let keepalive = Keepalive {
+            idle,
+            interval,
+            probes,
+        };
+        assert_eq!(c.keepalive, Some(keepalive));
+        assert_eq!((c.syn_retries, c.time_wait), (2, s(1)));
+        let n: NeighbourSettings = toml::from_str("entries = 9\nreachable_s = 2").unwrap();
+        assert_eq!((n.table().max_entries, n.table().reachable), (9, s(2)));
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_a_fabric_as_the_stack_has_them() {
+        let c = stack("");
+        let plain = StackConfig::new(c.mac, c.addrs.clone());
+        let differ = StackConfig {
+            recv_window: c.recv_window,
+            ..plain
+        };
+        assert_eq!(format!("{c:?}"), format!("{differ:?}"));
+        let n = NeighbourSettings::default().table();
+        assert_eq!(n, NeighbourConfig::default());
+    }
+
+    #[test]
+    fn what_the_stack_would_refuse_is_told_with_what_is_allowed() {
+        for (bad, says) in [
+            ("rto_min_ms = 0", "rto_min_ms 0: 1 to 60000"),
+            ("rto_min_ms = 60001", "1 to 60000"),
+            ("delayed_ack_us = 500000", "0 to 499999"),
+            ("receive_window = \"1 KiB\"", "\"4 KiB\" to \"1 GiB\""),
+            ("receive_window = \"2 GiB\"", "\"4 KiB\" to \"1 GiB\""),
+            ("keepalive_s = 0", "keepalive_s 0: 1 to"),
+            ("keepalive_probes = 0", "1 to 255"),
+            ("user_timeout_s = 0", "1 to 86400"),
+            ("initial_window = 0", "1 to 65535"),
+        ] {
+            let s: TcpSettings = toml::from_str(bad).unwrap();
+            let (place, why) = s.check().unwrap_err();
+            assert!(why.contains(says), "{bad}: {why}");
+            assert_eq!(place.end, bad.len(), "{bad}");
+        }
+        let n: NeighbourSettings = toml::from_str("entries = 1").unwrap();
+        assert!(n.check().unwrap_err().1.contains("8 to"));
+    }
+}
