@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpListener};
 use std::time::Duration;
 
 use common::impaired_link::{ImpairedLink, Impairment};
@@ -99,4 +99,40 @@ fn streams_in_jumbo_frames_survive_a_tenth_of_all_frames_lost() {
     };
     let (o, _) = exchange(how, 9000, OURS, 4, 512 << 10);
     assert!(o.tcp("retrans_segs") > 0);
+}
+
+#[test]
+fn connections_that_we_open_come_about_and_carry_their_streams_though_a_tenth_is_lost() {
+    skip_if!(lacks_network().or_else(|| missing_program("ethtool")));
+    let how = Impairment {
+        seed: seed(14),
+        delay: Duration::from_micros(500),
+        loss: 100,
+        ..Impairment::default()
+    };
+    let (link, count, bytes) = (ImpairedLink::new(1500, how), 8, 256 << 10);
+    let listener = link.ns.run(|| TcpListener::bind((LINUX, 0)).unwrap());
+    let to = listener.local_addr().unwrap();
+    let args = format!("--connect {to} --role exchange --count {count} --bytes {bytes}");
+    let e = Endpoint::start(&link.ns, &args);
+    std::thread::scope(|s| {
+        for _ in 0..count {
+            let (tcp, _) = listener.accept().unwrap();
+            patient(&tcp);
+            s.spawn(move || {
+                std::thread::scope(|t| {
+                    t.spawn(|| {
+                        write_pattern(&tcp, bytes);
+                        tcp.shutdown(Shutdown::Write).unwrap();
+                    });
+                    read_pattern(&tcp, bytes);
+                });
+            });
+        }
+    });
+    let o = e.wait();
+    assert!(o.success, "{}", o.result);
+    assert_eq!((o.count("connected"), o.count("closed")), (count, count));
+    assert_eq!(o.count("bytes_checked"), count * bytes);
+    assert!(link.counts.lost() > 0 && o.tcp("retrans_segs") > 0);
 }

@@ -90,13 +90,18 @@ fn bulk_streams_pass_through_a_tap() {
 #[test]
 fn we_connect_to_linux_and_exchange_streams() {
     skip_if!(lacks());
-    let ns = network(1500);
-    for (ip, bytes) in [(LINUX, 8 * MIB + 1), (LINUX6, 2 * MIB + 3)] {
+    for (mtu, ip, bytes) in [
+        (1500, LINUX, 8 * MIB + 1),
+        (1500, LINUX6, 2 * MIB + 3),
+        (9000, LINUX, 8 * MIB + 5),
+        (9000, LINUX6, 2 * MIB + 7),
+    ] {
+        let ns = network(mtu);
         let listener = ns.run(|| TcpListener::bind((ip, 0)).unwrap());
         let to = listener.local_addr().unwrap();
         let e = Endpoint::start(
             &ns,
-            &format!("--connect {to} --role exchange --bytes {bytes}"),
+            &format!("--mtu {mtu} --connect {to} --role exchange --bytes {bytes}"),
         );
         let (s, _) = listener.accept().unwrap();
         patient(&s);
@@ -151,6 +156,36 @@ fn we_close_one_direction_and_still_read_everything_from_the_other() {
         (o.count("closed"), o.count("bytes_checked")),
         (1, 3_000_001)
     );
+}
+
+#[test]
+fn whoever_connected_each_side_may_close_its_direction_first() {
+    skip_if!(lacks());
+    let (ns, bytes) = (network(1500), 1_000_003);
+    for ours_first in [true, false] {
+        let listener = ns.run(|| TcpListener::bind((LINUX, 0)).unwrap());
+        let to = listener.local_addr().unwrap();
+        let args = format!("--connect {to} --role exchange --bytes {bytes}");
+        let e = Endpoint::start(&ns, &args);
+        let (s, _) = listener.accept().unwrap();
+        patient(&s);
+        let write = || {
+            write_pattern(&s, bytes);
+            s.shutdown(Shutdown::Write).unwrap();
+        };
+        if ours_first {
+            read_pattern(&s, bytes);
+            write();
+        } else {
+            // Their windows hold what they may not read yet.
+            write();
+            read_pattern(&s, bytes);
+        }
+        drop(s);
+        let o = e.wait();
+        assert!(o.success);
+        assert_eq!((o.count("closed"), o.count("bytes_checked")), (1, bytes));
+    }
 }
 
 #[test]

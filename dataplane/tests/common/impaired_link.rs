@@ -33,6 +33,8 @@ pub struct Impairment {
     /// A frame that comes so much later than its delay.
     pub late: u32,
     pub lateness: Duration,
+    /// Frames of Linux get this 802.1Q tag; those of ours lose theirs in the kernel.
+    pub vlan: Option<u16>,
 }
 
 /// What the link did, both directions together.
@@ -95,6 +97,7 @@ impl ImpairedLink {
                     from: ends[from].clone(),
                     to: ends[to].clone(),
                     how,
+                    tag: how.vlan.filter(|_| from == 1),
                     random: how.seed.wrapping_mul(2) + from as u64 + 0x9e37_79b9,
                     dropping: 0,
                     waiting: BinaryHeap::new(),
@@ -128,6 +131,7 @@ struct Direction {
     from: Arc<OwnedFd>,
     to: Arc<OwnedFd>,
     how: Impairment,
+    tag: Option<u16>,
     random: u64,
     /// Frames of a burst that are still to be lost.
     dropping: u32,
@@ -187,11 +191,16 @@ impl Direction {
             due += self.how.lateness;
             count(&self.counts.late);
         }
+        let mut frame = frame.to_vec();
+        if let Some(vlan) = self.tag {
+            let [high, low] = vlan.to_be_bytes();
+            frame.splice(12..12, [0x81, 0, high, low]);
+        }
         let copies = 1 + usize::from(self.chance(self.how.duplicate));
         for _ in 0..copies {
             self.number += 1;
             self.waiting
-                .push(Reverse((due, self.number, frame.to_vec())));
+                .push(Reverse((due, self.number, frame.clone())));
         }
         count(&self.counts.passed);
         if copies > 1 {

@@ -168,6 +168,11 @@ impl RawTcp {
 
     /// One segment, wherever it lies.
     pub fn emit(&self, seq: u32, flags: u8, options: &[u8], payload: &[u8]) {
+        self.wire.send(&self.frame(seq, flags, options, payload));
+    }
+
+    /// Its frame, with right checksums.
+    pub fn frame(&self, seq: u32, flags: u8, options: &[u8], payload: &[u8]) -> Vec<u8> {
         let mut t = self.port.to_be_bytes().to_vec();
         t.extend(self.to.port().to_be_bytes());
         t.extend(seq.to_be_bytes());
@@ -202,7 +207,7 @@ impl RawTcp {
         f.extend([8, 0]);
         f.extend(ip);
         f.extend(t);
-        self.wire.send(&f);
+        f
     }
 
     /// The next bytes of the stream, in order.

@@ -93,10 +93,29 @@ impl Endpoint {
 
     /// On a port by its devargs, ready.
     pub fn on(ns: &Netns, devargs: &str, args: &str) -> Endpoint {
-        let args = format!(
-            "--devargs {devargs} --mac 02:00:00:77:00:01 --address {OURS}/24 --address {OURS6}/64 \
-             --no-hugepages --json --seed {SEED} {args}"
+        Endpoint::spawn(
+            ns,
+            &format!(
+                "--devargs {devargs} --mac 02:00:00:77:00:01 --address {OURS}/24 \
+                 --address {OURS6}/64 --no-hugepages {args}"
+            ),
+        )
+    }
+
+    /// On `veth0`, as these lines of a configuration's device say, ready.
+    pub fn configured(ns: &Netns, device: &str, args: &str) -> Endpoint {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("stream.toml");
+        let text = format!(
+            "[dpdk]\nhugepages = \"never\"\nbuffers = 4096\n[[device]]\nname = \"siw0\"\n\
+             devargs = \"net_af_packet0,iface=veth0\"\nmac = \"02:00:00:77:00:01\"\n{device}\n"
         );
+        std::fs::write(&file, text).unwrap();
+        Endpoint::spawn(ns, &format!("--config {} {args}", file.display()))
+    }
+
+    fn spawn(ns: &Netns, args: &str) -> Endpoint {
+        let args = format!("--json --seed {SEED} {args}");
         let mut child = ns.run(|| command(&args).spawn().unwrap());
         let lines = lines(child.stdout.take().unwrap());
         let mut e = Endpoint {
