@@ -115,17 +115,15 @@ impl Shared {
         h.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
         let mut after = h.rtt.rto(&self.rto, h.backoff);
         // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
-        // the tail is probed first.
+        // the tail is probed first, in the timeout's place when that comes sooner.
         if h.flags & (flag::SACK | flag::RECOVERING) == flag::SACK
             && h.rtt.srtt > 0
             && h.backoff == 0
             && h.snd_una != h.snd_nxt
         {
             let probe = h.rtt.pto(&self.rto, h.flight() <= u32::from(h.emss));
-            if probe < after {
-                after = probe;
-                h.flags |= flag::PTO;
-            }
+            after = after.min(probe);
+            h.flags |= flag::PTO;
         }
         h.rto_at = now.0 + after;
         self.arm(index, h, h.rto_at);

@@ -155,8 +155,9 @@ impl Shared {
         self.event(index, &mut c.hot, why | Events::CLOSED);
     }
 
-    /// A reset from a synchronised connection; lost when the neighbour is not known now.
-    pub(crate) fn send_reset<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, _now: Instant) {
+    /// A reset from a synchronised connection, with timestamps where they are agreed (RFC 7323
+    /// section 3.2); lost when the neighbour is not known now.
+    pub(crate) fn send_reset<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, now: Instant) {
         if c.neighbour_generation == 0
             || matches!(
                 c.hot.state,
@@ -170,7 +171,10 @@ impl Shared {
             ack: c.hot.rcv_nxt,
             flags: segment::RST | segment::ACK,
             window: 0,
-            ts: None,
+            ts: c
+                .hot
+                .has(flag::TIMESTAMPS)
+                .then(|| (Self::ts_now(now, c.ts_offset), c.hot.ts_recent)),
             options: &[],
             payload: 0,
             ect: false,
