@@ -23,6 +23,7 @@ macro_rules! errnos {
 errnos! {
     EBADF = 9,
     EAGAIN = 11,
+    EFAULT = 14,
     EINVAL = 22,
     EPIPE = 32,
     EDESTADDRREQ = 89,

@@ -21,6 +21,8 @@ pub struct Setup {
     pub tolerance: Duration,
     /// Bytes that a socket takes before they are acknowledged.
     pub send_buffer: u32,
+    /// The last byte of each `write` ends a message (PSH).
+    pub push: bool,
 }
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -46,6 +48,7 @@ impl Setup {
             connect_port: 8080,
             tolerance: Duration::from_millis(1),
             send_buffer: 16 << 20,
+            push: true,
         }
     }
 
@@ -164,6 +167,7 @@ pub fn engine_flags(setup: &mut Setup, flags: &str) -> Result<(), String> {
             }
             "recv_window" => c.recv_window = value_of(name, v)?,
             "send_buffer" => setup.send_buffer = value_of(name, v)?,
+            "push" => setup.push = switch(name, v)?,
             "max_recv_buffers" => c.max_recv_buffers = value_of(name, v)?,
             "max_connections" => c.max_connections = value_of(name, v)?,
             "initial_window" => c.initial_window = value_of(name, v)?,

@@ -24,6 +24,8 @@ pub(crate) struct Socket {
     bound: Option<SocketAddr>,
     /// SO_LINGER with a time of 0.
     abort: bool,
+    /// After SHUT_RD nothing is waited for.
+    deaf: bool,
     /// Of a listener: established, not yet accepted.
     pub queue: VecDeque<ConnId>,
 }
@@ -114,6 +116,7 @@ impl Host {
             v6,
             bound: None,
             abort: false,
+            deaf: false,
             queue: VecDeque::new(),
         };
         self.sockets.insert(fd, socket);
@@ -212,7 +215,8 @@ impl Host {
         }
     }
 
-    /// Takes what the send buffer has room for; the last byte taken ends a message (PSH).
+    /// Takes what the send buffer has room for; the last byte taken ends a message (PSH), unless
+    /// the setup says otherwise.
     pub fn write(&mut self, fd: i32, data: &[u8]) -> Result<usize, Errno> {
         let id = self.connection(fd).map_err(|e| match e {
             Errno::ENOTCONN => Errno::EPIPE,
@@ -228,7 +232,7 @@ impl Host {
         if !c.connected {
             return Err(Errno::EAGAIN);
         }
-        let buffer = self.setup.send_buffer as usize;
+        let (buffer, push) = (self.setup.send_buffer as usize, self.setup.push);
         let stack = self.stack()?;
         let info = stack.conn(id).ok_or(Errno::EPIPE)?;
         let room = buffer.saturating_sub((info.unsent + info.in_flight) as usize);
@@ -240,7 +244,12 @@ impl Host {
         while !left.is_empty() {
             let (record, rest) = left.split_at(left.len().min(info.emss));
             stack
-                .push_record(id, record.len() as u32, record.to_vec(), rest.is_empty())
+                .push_record(
+                    id,
+                    record.len() as u32,
+                    record.to_vec(),
+                    push && rest.is_empty(),
+                )
                 .map_err(|_| Errno::EPIPE)?;
             left = rest;
         }
@@ -251,6 +260,7 @@ impl Host {
     /// At most `max` bytes; none: the peer closed its direction.
     pub fn read(&mut self, fd: i32, max: usize) -> Result<Vec<u8>, Errno> {
         let id = self.connection(fd)?;
+        let deaf = self.find(fd)?.deaf;
         let c = *self.condition(id);
         let mut out = vec![];
         if let Some(rx) = self.stack()?.rx_queue(id) {
@@ -267,14 +277,21 @@ impl Host {
         let error = self.condition(id).error.take();
         match error {
             Some(e) => Err(e),
-            None if c.peer_fin || c.closed => Ok(out),
+            None if c.peer_fin || c.closed || deaf => Ok(out),
             None => Err(Errno::EAGAIN),
         }
+    }
+
+    /// Bytes that `read` would give (SIOCINQ).
+    pub fn unread(&mut self, fd: i32) -> Result<usize, Errno> {
+        let id = self.connection(fd)?;
+        Ok(self.stack()?.conn(id).map_or(0, |c| c.readable))
     }
 
     pub fn shutdown(&mut self, fd: i32, how: Shutdown) -> Result<(), Errno> {
         let id = self.connection(fd)?;
         let now = self.now;
+        self.find(fd)?.deaf |= how != Shutdown::Write;
         if how != Shutdown::Read {
             self.stack()?.close(now, id);
             self.turn();
@@ -381,12 +398,13 @@ impl Host {
             }
             Kind::Conn(id) => id,
         };
+        let deaf = s.deaf;
         let c = *self.condition(id);
         let info = self.stack()?.conn(id);
         let over = c.closed || c.error.is_some();
         let room = info.is_some_and(|i| i.unsent + i.in_flight < buffer);
         Ok(Ready {
-            readable: info.is_some_and(|i| i.readable > 0) || c.peer_fin || over,
+            readable: info.is_some_and(|i| i.readable > 0) || c.peer_fin || deaf || over,
             writable: c.connected && room || over,
             error: c.error.is_some(),
             peer_closed: c.peer_fin || over,

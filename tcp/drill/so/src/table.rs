@@ -211,11 +211,19 @@ unsafe extern "C" fn connect(d: Data, fd: c_int, addr: *const sockaddr, len: soc
     unit(to.and_then(|to| a.wait(fd, |s| s.host.connect(fd, to))))
 }
 
+/// A buffer that should hold something is nowhere.
+fn lacks_memory(iov: &[iovec]) -> bool {
+    iov.iter().any(|v| v.iov_base.is_null() && v.iov_len > 0)
+}
+
 /// # Safety
 /// `iov` points to `n` buffers as for readv(2).
 unsafe fn receive(d: Data, fd: c_int, iov: &[iovec], flags: c_int) -> ssize_t {
     // SAFETY: our userdata.
     let a = unsafe { of(d) };
+    if lacks_memory(iov) {
+        return fail(Errno::EFAULT) as ssize_t;
+    }
     let room = iov.iter().map(|v| v.iov_len).sum();
     let read = |s: &mut crate::adapter::State| s.host.read(fd, room);
     let got = if flags & libc::MSG_DONTWAIT != 0 {
@@ -240,6 +248,9 @@ unsafe fn receive(d: Data, fd: c_int, iov: &[iovec], flags: c_int) -> ssize_t {
 unsafe fn transmit(d: Data, fd: c_int, iov: &[iovec], flags: c_int) -> ssize_t {
     // SAFETY: our userdata.
     let a = unsafe { of(d) };
+    if lacks_memory(iov) {
+        return fail(Errno::EFAULT) as ssize_t;
+    }
     let mut data = vec![];
     for v in iov.iter().filter(|v| v.iov_len > 0) {
         // SAFETY: the caller vouches for `iov_len` readable bytes.
@@ -361,8 +372,17 @@ unsafe extern "C" fn fcntl(d: Data, fd: c_int, command: c_int, arg: c_ulong) -> 
     }
 }
 
-unsafe extern "C" fn ioctl(_d: Data, _fd: c_int, _request: c_ulong, _arg: c_ulong) -> c_int {
-    fail(Errno::EINVAL)
+unsafe extern "C" fn ioctl(d: Data, fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
+    // SIOCINQ has this number, too.
+    if request != libc::FIONREAD {
+        return fail(Errno::EINVAL);
+    }
+    // SAFETY: our userdata.
+    let unread = unsafe { of(d) }.lock().host.unread(fd);
+    unit(unread.map(|n| {
+        // SAFETY: FIONREAD's argument points to an int that is written.
+        unsafe { (arg as *mut c_int).write_unaligned(n as c_int) };
+    }))
 }
 
 unsafe extern "C" fn close(d: Data, fd: c_int) -> c_int {
@@ -426,7 +446,10 @@ fn option(level: c_int, name: c_int, value: &[u8]) -> Option<SockOpt> {
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => Some(SockOpt::KeepAlive(int(0)? != 0)),
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some(SockOpt::ReceiveBuffer(unsigned()?)),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(SockOpt::SendBuffer(unsigned()?)),
+        // Twice what is asked for, as on Linux.
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+            Some(SockOpt::SendBuffer(unsigned()?.saturating_mul(2)))
+        }
         (libc::SOL_SOCKET, libc::SO_LINGER) => Some(SockOpt::Linger(int(0)? != 0 && int(4)? == 0)),
         (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_REUSEPORT)
         | (libc::SOL_TCP, libc::TCP_NODELAY) => Some(SockOpt::Harmless),
