@@ -129,10 +129,10 @@ impl CqTable {
 
     /// Forgets a queue.
     pub fn remove(&mut self, id: u32) {
-        if let Some(s) = self.slots.get_mut(id as usize) {
-            *s = None;
+        let slot = self.slots.get_mut(id as usize).and_then(Option::take);
+        if let Some(at) = slot.and_then(|s| s.due) {
+            self.due.remove(&(at, id));
         }
-        self.due.retain(|(_, q)| *q != id);
     }
 
     /// Forgets every queue of a client.

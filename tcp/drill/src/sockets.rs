@@ -334,6 +334,17 @@ impl Host {
         }
     }
 
+    /// SO_SNDBUF.
+    pub fn send_buffer(&self) -> u32 {
+        self.setup.send_buffer
+    }
+
+    /// TCP_MAXSEG: payload of a segment now.
+    pub fn mss(&mut self, fd: i32) -> Result<u16, Errno> {
+        let id = self.connection(fd)?;
+        Ok(self.stack()?.emss(id) as u16)
+    }
+
     pub fn set_option(&mut self, fd: i32, o: SockOpt) -> Result<(), Errno> {
         let s = self.find(fd)?;
         match o {

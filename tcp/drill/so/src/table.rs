@@ -417,16 +417,19 @@ unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    if (level, name) != (libc::SOL_SOCKET, libc::SO_ERROR) {
-        return fail(Errno::ENOPROTOOPT);
-    }
     // SAFETY: our userdata.
-    let error = unsafe { of(d) }.lock().host.take_error(fd);
-    unit(error.map(|e| {
+    let mut s = unsafe { of(d) }.lock();
+    let answer = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => s.host.take_error(fd).map(|e| e.map_or(0, |e| e.0)),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => Ok(s.host.send_buffer() as c_int),
+        (libc::SOL_TCP, libc::TCP_MAXSEG) => s.host.mss(fd).map(c_int::from),
+        _ => Err(Errno::ENOPROTOOPT),
+    };
+    unit(answer.map(|n| {
         // SAFETY: a value and length as for getsockopt(2).
         unsafe {
             if *len as usize >= size_of::<c_int>() {
-                value.cast::<c_int>().write_unaligned(e.map_or(0, |e| e.0));
+                value.cast::<c_int>().write_unaligned(n);
                 *len = size_of::<c_int>() as socklen_t;
             }
         }
