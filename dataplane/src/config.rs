@@ -7,7 +7,7 @@ mod mpa;
 mod tcp;
 mod values;
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -277,9 +277,9 @@ pub struct DeviceConfig {
     /// Addresses with prefix length: "10.77.0.1/24", "fd77::1/64".
     pub addresses: Spanned<Vec<Cidr>>,
     /// IPv4 router for other networks.
-    pub gateway: Option<Ipv4Addr>,
+    pub gateway: Option<Spanned<Ipv4Addr>>,
     /// IPv6 router for other networks.
-    pub gateway6: Option<Ipv6Addr>,
+    pub gateway6: Option<Spanned<Ipv6Addr>>,
     /// Networks behind other routers than the gateway; the longest prefix wins.
     #[serde(default)]
     pub routes: Vec<RouteConfig>,
@@ -327,7 +327,7 @@ pub struct RouteConfig {
     /// Destinations.
     pub to: Cidr,
     /// A router on one of the device's networks.
-    pub via: Spanned<std::net::IpAddr>,
+    pub via: Spanned<IpAddr>,
 }
 
 /// Where a device's frames go.
@@ -509,25 +509,54 @@ impl DeviceConfig {
                 "tso \"on\": the port can cut only what it computes the checksums of; leave checksum = \"auto\"".into(),
             ));
         }
-        for r in &self.routes {
-            let via = *r.via.get_ref();
-            let on_link = self
-                .addresses
-                .get_ref()
-                .iter()
-                .any(|a| siw_tcp::IpCidr::new(a.addr, a.prefix).contains(via));
-            if !on_link || via.is_ipv4() != r.to.addr.is_ipv4() {
+        let addresses = self.addresses.get_ref();
+        for (i, a) in addresses.iter().enumerate() {
+            if addresses[..i].iter().any(|b| b.addr == a.addr) {
                 return Err((
-                    r.via.span(),
-                    format!(
-                        "router {via}: it has to be on one of the device's own networks, of the destination's family"
-                    ),
+                    self.addresses.span(),
+                    format!("address {} is given twice", a.addr),
                 ));
             }
+        }
+        let gateways = [
+            self.gateway
+                .as_ref()
+                .map(|g| (IpAddr::V4(*g.get_ref()), g.span())),
+            self.gateway6
+                .as_ref()
+                .map(|g| (IpAddr::V6(*g.get_ref()), g.span())),
+        ];
+        for (router, span) in gateways.into_iter().flatten() {
+            self.router(router, router, span)?;
+        }
+        for r in &self.routes {
+            self.router(*r.via.get_ref(), r.to.addr, r.via.span())?;
         }
         self.tcp.check()?;
         self.neighbours.check()?;
         self.mpa.check()
+    }
+
+    /// A router has to be a neighbour: on a network of the device, or of IPv6's link.
+    fn router(
+        &self,
+        router: IpAddr,
+        to: IpAddr,
+        span: Range<usize>,
+    ) -> Result<(), (Range<usize>, String)> {
+        let near = self.addresses.get_ref().iter().any(|a| match router {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => a.addr.is_ipv6(),
+            _ => a.addr != router && siw_tcp::IpCidr::new(a.addr, a.prefix).contains(router),
+        });
+        if near && router.is_ipv4() == to.is_ipv4() {
+            return Ok(());
+        }
+        Err((
+            span,
+            format!(
+                "router {router}: it has to be on one of the device's own networks (or fe80::/10), of the destination's family, and not the device itself"
+            ),
+        ))
     }
 }
 
@@ -656,6 +685,29 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
         };
         assert!(Config::parse(Path::new("x.toml"), &with("10.77.0.254")).is_ok());
         assert!(error(&with("10.78.0.1")).contains("router 10.78.0.1"));
+        assert!(error(&with("10.77.0.1")).contains("not the device itself"));
+    }
+
+    #[test]
+    fn a_gateway_has_to_be_a_neighbour_too() {
+        let with =
+            |line: &str| GOOD.replacen("\"fd77::2/64\"]", &format!("\"fd77::2/64\"]\n{line}"), 1);
+        for good in [
+            "gateway = \"10.77.0.254\"",
+            "gateway6 = \"fd77::fe\"",
+            "gateway6 = \"fe80::1\"",
+        ] {
+            assert!(
+                Config::parse(Path::new("x.toml"), &with(good)).is_ok(),
+                "{good}"
+            );
+        }
+        for bad in ["gateway = \"10.78.0.254\"", "gateway6 = \"fd78::fe\""] {
+            let e = error(&with(bad));
+            assert!(e.starts_with("x.toml:11:") && e.contains("router"), "{e}");
+        }
+        let e = error(&GOOD.replacen("\"10.77.0.1/24\"", "\"10.77.0.1/24\", \"10.77.0.1/16\"", 1));
+        assert!(e.contains("given twice"), "{e}");
     }
 
     #[test]

@@ -403,8 +403,8 @@ impl Device {
             .map(|a| IpCidr::new(a.addr, a.prefix))
             .collect();
         let mut config = StackConfig {
-            gateway_v4: c.gateway,
-            gateway_v6: c.gateway6,
+            gateway_v4: c.gateway.as_ref().map(|g| *g.get_ref()),
+            gateway_v6: c.gateway6.as_ref().map(|g| *g.get_ref()),
             mtu: *c.mtu.get_ref(),
             vlan: c.vlan.as_ref().map(|v| *v.get_ref()),
             // A listener may want it though its device does not.
