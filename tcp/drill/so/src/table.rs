@@ -256,12 +256,24 @@ unsafe fn transmit(d: Data, fd: c_int, iov: &[iovec], flags: c_int) -> ssize_t {
         // SAFETY: the caller vouches for `iov_len` readable bytes.
         data.extend_from_slice(unsafe { std::slice::from_raw_parts(v.iov_base.cast(), v.iov_len) });
     }
-    let write = |s: &mut crate::adapter::State| s.host.write(fd, &data);
-    size(if flags & libc::MSG_DONTWAIT != 0 {
-        write(&mut a.lock())
-    } else {
-        a.wait(fd, write)
-    })
+    // A call that may wait returns when all is taken, others with what there is room for now.
+    let mut taken = 0;
+    loop {
+        let write = |s: &mut crate::adapter::State| s.host.write(fd, &data[taken..]);
+        let more = if flags & libc::MSG_DONTWAIT != 0 {
+            write(&mut a.lock())
+        } else {
+            a.wait(fd, write)
+        };
+        match more {
+            Err(_) if taken > 0 => return taken as ssize_t,
+            Err(e) => return fail(e) as ssize_t,
+            Ok(n) => taken += n,
+        }
+        if taken == data.len() {
+            return taken as ssize_t;
+        }
+    }
 }
 
 /// # Safety
