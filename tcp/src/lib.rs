@@ -23,6 +23,7 @@
 mod acks;
 mod bare;
 mod buf;
+mod burst;
 pub mod checksum;
 mod config;
 mod congestion;

@@ -279,20 +279,28 @@ impl Shared {
             } else if plan.len > usable && h.pipe > 0 {
                 break;
             }
-            if let Some(tso) = self.config.tso
-                && plan.len == emss
-                && plan.len <= usable
-                && !c.hot.has(flag::CWR_OWED)
-            {
-                match self.send_train(index, c, (emss, usable), &tso, now, tx) {
-                    Ok(n) => {
-                        sent += n;
-                        continue;
+            if plan.len == emss && plan.len <= usable && !c.hot.has(flag::CWR_OWED) {
+                if let Some(tso) = self.config.tso {
+                    match self.send_train(index, c, (emss, usable), &tso, now, tx) {
+                        Ok(n) => {
+                            sent += n;
+                            continue;
+                        }
+                        Err(e) => {
+                            result = Err(e);
+                            break;
+                        }
                     }
-                    Err(e) => {
-                        result = Err(e);
+                }
+                // The last may carry a FIN.
+                if usable.min(c.hot.unsent) >= 2 * emss && !c.hot.has(flag::FIN_QUEUED) {
+                    let n;
+                    (n, result) = self.send_together(index, c, (emss, usable), now, tx);
+                    sent += n;
+                    if result.is_err() {
                         break;
                     }
+                    continue;
                 }
             }
             let h = &mut c.hot;
@@ -451,7 +459,13 @@ impl Shared {
     }
 
     #[inline]
-    fn sent_new<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, s: &Sent, now: Instant) {
+    pub(crate) fn sent_new<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        s: &Sent,
+        now: Instant,
+    ) {
         let h = &mut c.hot;
         h.snd_nxt = s.end();
         if s.flags & send_queue::FIN != 0 {

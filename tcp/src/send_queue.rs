@@ -22,7 +22,7 @@ struct Record<R> {
     record: R,
 }
 
-/// A segment on its way, or several that left as one frame for the port to cut. Payload: `len`
+/// A segment on its way, or several that left together, perhaps as one frame for the port to cut. Payload: `len`
 /// bytes from `offset` of record `record` on.
 #[derive(Clone, Copy)]
 pub(crate) struct Sent {
@@ -93,6 +93,7 @@ pub(crate) struct SendQueue<R> {
 }
 
 /// `len` bytes from `offset` of record `record` on: where they end, and whether a message does.
+#[inline]
 fn walk<R>(
     records: &VecDeque<Record<R>>,
     base: u32,
@@ -254,6 +255,19 @@ impl<R> SendQueue<R> {
         }
         self.sent.push_back(whole);
         Some((whole, count))
+    }
+
+    /// Where `len` bytes from a place on end, and whether a message ends with a record in them.
+    #[inline]
+    pub(crate) fn walk(&self, from: (u32, u32), len: u32) -> ((u32, u32), bool) {
+        walk(&self.records, self.base, from, len)
+    }
+
+    /// The record in which all of `len` bytes from a place on lie, if one does.
+    #[inline]
+    pub(crate) fn piece(&self, (record, offset): (u32, u32), len: u32) -> Option<&R> {
+        let r = self.records.get(self.index(record))?;
+        (len <= r.len - offset).then_some(&r.record)
     }
 
     /// Segments that left as one frame become segments of their own: what marks them calls this

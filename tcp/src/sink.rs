@@ -57,6 +57,23 @@ pub trait FrameSink<R> {
         fill(&mut headers[..len]);
         self.begin(&headers[..len], meta)
     }
+    /// A whole frame whose payload, `meta.payload_len` bytes, is one piece of a record:
+    /// `begin_with`, `append` and `end` in one, for sinks that have a short way.
+    #[inline]
+    fn single(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+        (user, record, offset): (u64, &R, u32),
+    ) -> bool {
+        let begun = self.begin_with(len, meta, fill);
+        if begun {
+            self.append(user, record, offset, meta.payload_len);
+            self.end();
+        }
+        begun
+    }
     /// The bytes `[offset, offset + len)` of this record come next. `user` is the connection's.
     fn append(&mut self, user: u64, record: &R, offset: u32, len: u32);
     /// Raw payload bytes (control frames).

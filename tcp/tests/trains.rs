@@ -1,5 +1,5 @@
-//! A burst is taken as its frames are one by one: what the stack makes of segments that follow
-//! each other does not depend on how the port hands them over.
+//! Segments that follow each other are received and sent together, and nobody can tell: not from
+//! how the port hands them over, nor from how many it takes.
 
 mod common;
 
@@ -106,6 +106,60 @@ fn a_burst_does_what_its_frames_do_one_by_one() {
             outcome(&mut lab, ids)
         };
         assert_eq!(run(false), run(true), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_port_that_takes_few_frames_at_a_time_gets_the_same_segments() {
+    for seed in 0..500u64 {
+        let run = |narrow: bool| {
+            let mut rng = Rng::new(seed);
+            let mut config = host_config(0);
+            config.initial_window = 40;
+            config.timestamps = seed % 3 > 0;
+            let mut lab = Lab::with([config, host_config(1)]);
+            let ids = lab.connect();
+            lab.seen.borrow_mut().clear();
+            let emss = lab.net.hosts[0].emss(ids[0]) as u64;
+            let mut sent = vec![];
+            for _ in 0..2 + rng.below(8) {
+                let len = match rng.below(4) {
+                    0 => emss,
+                    1 => 1 + rng.below(emss),
+                    2 => emss * (1 + rng.below(6)),
+                    _ => 1 + rng.below(5 * emss),
+                };
+                let data = pattern(len as usize);
+                sent.extend_from_slice(&data);
+                let end = rng.chance(0.4);
+                lab.net.hosts[0]
+                    .push_record(ids[0], len as u32, data, end)
+                    .unwrap();
+            }
+            let mut steps = 0;
+            loop {
+                lab.net.sinks[0].space = narrow.then(|| rng.below(5) as usize);
+                lab.net.flush(0, ids[0]);
+                lab.net.sinks[0].space = None;
+                if lab.net.hosts[0].conn(ids[0]).unwrap().unsent == 0 {
+                    break;
+                }
+                // What the port did not take at once must not wait for an ACK.
+                steps += 1;
+                if !narrow || steps % 64 == 0 {
+                    lab.run_ms(1);
+                }
+            }
+            lab.run_ms(20);
+            assert_eq!(lab.read(1, ids[1]), sent, "seed {seed}");
+            assert_eq!(lab.net.hosts[0].stats().retrans_segs, 0, "seed {seed}");
+            let seen = lab.seen.borrow();
+            seen.iter()
+                .filter(|s| s.from == 0 && !s.payload.is_empty())
+                .map(|s| (s.seq, s.flags, s.window, s.payload.len()))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(run(true), run(false), "seed {seed}");
     }
 }
 

@@ -68,6 +68,52 @@ impl<'a> Sink<'a> {
             frame: None,
         }
     }
+
+    /// A buffer with the headers in it; `None`: no room in the port, or no buffer.
+    #[inline]
+    fn header(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<ChainBuilder> {
+        if self.end.out.is_full() {
+            self.end.tx.burst(&mut self.end.out);
+            if self.end.out.is_full() {
+                return None;
+            }
+        }
+        if !self.source.cache.reserve(RESERVE) {
+            return None;
+        }
+        let Some(head) = self.source.cache.alloc() else {
+            return None;
+        };
+        let mut chain = ChainBuilder::new(head);
+        let Some(room) = chain.append_room(len as u16) else {
+            self.source.cache.free(chain.finish());
+            return None;
+        };
+        fill(room);
+        Some(chain)
+    }
+
+    #[inline]
+    fn leave(&mut self, chain: ChainBuilder, meta: &FrameMeta, whole: bool) {
+        let mut m = chain.finish();
+        if !whole {
+            return self.source.cache.free(m);
+        }
+        if self.end.offload && meta.l4_len > 0 {
+            m.set_tx_offload(TxOffload {
+                l2_len: meta.l2_len,
+                l3_len: u16::from(meta.l3_len),
+                l4_len: meta.l4_len,
+                ipv6: meta.ipv6,
+                ip_checksum: false,
+                tcp_checksum: true,
+                tso_segsz: meta.tso_segsz,
+            });
+        }
+        if let Err(m) = self.end.out.push(m) {
+            self.source.cache.free(m);
+        }
+    }
 }
 
 impl FrameSink<Piece> for Sink<'_> {
@@ -77,25 +123,26 @@ impl FrameSink<Piece> for Sink<'_> {
 
     #[inline]
     fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
-        if self.end.out.is_full() {
-            self.end.tx.burst(&mut self.end.out);
-            if self.end.out.is_full() {
-                return false;
-            }
-        }
-        if !self.source.cache.reserve(RESERVE) {
-            return false;
-        }
-        let Some(head) = self.source.cache.alloc() else {
+        let chain = self.header(len, fill);
+        let begun = chain.is_some();
+        self.frame = chain.map(|c| (c, *meta, true));
+        begun
+    }
+
+    #[inline]
+    fn single(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+        (_, record, offset): (u64, &Piece, u32),
+    ) -> bool {
+        let Some(mut chain) = self.header(len, fill) else {
             return false;
         };
-        let mut chain = ChainBuilder::new(head);
-        let Some(room) = chain.append_room(len as u16) else {
-            self.source.cache.free(chain.finish());
-            return false;
-        };
-        fill(room);
-        self.frame = Some((chain, *meta, true));
+        let at = u64::from(record.0) + u64::from(offset);
+        let whole = self.source.payload(&mut chain, at, meta.payload_len);
+        self.leave(chain, meta, whole);
         true
     }
 
@@ -118,23 +165,6 @@ impl FrameSink<Piece> for Sink<'_> {
         let Some((chain, meta, whole)) = self.frame.take() else {
             return;
         };
-        let mut m = chain.finish();
-        if !whole {
-            return self.source.cache.free(m);
-        }
-        if self.end.offload && meta.l4_len > 0 {
-            m.set_tx_offload(TxOffload {
-                l2_len: meta.l2_len,
-                l3_len: u16::from(meta.l3_len),
-                l4_len: meta.l4_len,
-                ipv6: meta.ipv6,
-                ip_checksum: false,
-                tcp_checksum: true,
-                tso_segsz: meta.tso_segsz,
-            });
-        }
-        if let Err(m) = self.end.out.push(m) {
-            self.source.cache.free(m);
-        }
+        self.leave(chain, &meta, whole);
     }
 }
