@@ -13,11 +13,7 @@ thread_local! {
 /// Gives dropped frames back to the cache.
 #[inline]
 pub(super) fn recycle(cache: &mut MbufCache) {
-    DROPPED.with_borrow_mut(|d| {
-        for m in d.drain(..) {
-            cache.free(m);
-        }
-    });
+    DROPPED.with_borrow_mut(|d| cache.free_all(d.drain(..)));
 }
 
 pub struct Frame(Option<Mbuf>);

@@ -81,9 +81,7 @@ impl<'a> Sink<'a> {
         if !self.source.cache.reserve(RESERVE) {
             return None;
         }
-        let Some(head) = self.source.cache.alloc() else {
-            return None;
-        };
+        let head = self.source.cache.alloc()?;
         let mut chain = ChainBuilder::new(head);
         let Some(room) = chain.append_room(len as u16) else {
             self.source.cache.free(chain.finish());

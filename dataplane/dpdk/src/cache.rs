@@ -7,6 +7,7 @@
 use crate::mbuf::prefetch;
 use crate::{Mbuf, Mempool};
 use dpdk_sys as sys;
+use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
@@ -122,21 +123,32 @@ impl MbufCache {
     /// with clones take the general path.
     #[inline]
     pub fn free(&mut self, mbuf: Mbuf) {
-        let mut seg = mbuf.into_raw().as_ptr();
-        while !seg.is_null() {
-            // SAFETY: the chain was owned by `mbuf`, so each segment is ours now.
-            unsafe {
-                let next = (*seg).next;
-                self.free_segment(seg);
-                seg = next;
+        self.free_all(std::iter::once(mbuf));
+    }
+
+    /// As [`Self::free`] for many: memory that neighbours point into hears of
+    /// them together, before this returns.
+    #[inline]
+    pub fn free_all(&mut self, mbufs: impl Iterator<Item = Mbuf>) {
+        let mut shares = Shares::none();
+        for mbuf in mbufs {
+            let mut seg = mbuf.into_raw().as_ptr();
+            while !seg.is_null() {
+                // SAFETY: the chain was owned by `mbuf`, so each segment is ours now.
+                unsafe {
+                    let next = (*seg).next;
+                    self.free_segment(seg, &mut shares);
+                    seg = next;
+                }
             }
         }
+        shares.give_back();
     }
 
     /// # Safety
     /// `seg` is owned by the caller, who does not use it any more.
     #[inline]
-    unsafe fn free_segment(&mut self, seg: *mut sys::rte_mbuf) {
+    unsafe fn free_segment(&mut self, seg: *mut sys::rte_mbuf, shares: &mut Shares) {
         // SAFETY: owned, see above.
         let m = unsafe { &mut *seg };
         // Acquire: the last reader's release comes before the buffer's reuse.
@@ -159,7 +171,7 @@ impl MbufCache {
                 self.foreign.buf_len
             };
             // SAFETY: an external segment that nobody else refers to.
-            unsafe { detach(m, buf_len, self.iova_is_va) };
+            unsafe { detach(m, buf_len, self.iova_is_va, shares) };
         }
         if own {
             if self.len == STACK {
@@ -262,26 +274,57 @@ pub(crate) unsafe fn init_raw(m: *mut sys::rte_mbuf, buf_len: u16) {
     m.tx_offload = 0;
 }
 
-/// What rte_pktmbuf_detach does to an external buffer: the memory's owner is
-/// told, and the mbuf gets its own room back.
+/// Shares of external memory that freed buffers had, not given back yet.
+struct Shares {
+    /// Null: none.
+    of: *mut sys::rte_mbuf_ext_shared_info,
+    count: u16,
+    buf_addr: *mut c_void,
+}
+
+impl Shares {
+    fn none() -> Shares {
+        Shares {
+            of: ptr::null_mut(),
+            count: 0,
+            buf_addr: ptr::null_mut(),
+        }
+    }
+
+    #[inline]
+    fn give_back(&mut self) {
+        let (of, count) = (self.of, std::mem::take(&mut self.count));
+        if count == 0 {
+            return;
+        }
+        // SAFETY: `count` buffers that counted themselves in `of` passed their shares on to
+        // us, and it lives until they are given back.
+        unsafe {
+            // Release: our reads of the memory come before its owner's reuse, which
+            // acquires the counter. Acquire: before the callback, all others' too.
+            if (*of).refcnt.fetch_sub(count, Ordering::AcqRel) == count
+                && let Some(free) = (*of).free_cb
+            {
+                free(self.buf_addr, (*of).fcb_opaque);
+            }
+        }
+    }
+}
+
+/// What rte_pktmbuf_detach does to an external buffer, but that the memory's owner
+/// is told later, by [`Shares::give_back`]: the mbuf gets its own room back.
 ///
 /// # Safety
 /// `m` has an external buffer attached, is owned by the caller, and its pool's
 /// buffers have `buf_len` bytes.
 #[inline]
-unsafe fn detach(m: &mut sys::rte_mbuf, buf_len: u16, iova_is_va: bool) {
-    let shinfo = m.shinfo;
-    // SAFETY: an attached mbuf counts itself in `shinfo`, which lives until that
-    // count is given back.
-    unsafe {
-        // Release: our reads of the memory come before its owner's reuse, which
-        // acquires the counter. Acquire: before the callback, all others' too.
-        if (*shinfo).refcnt.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(free) = (*shinfo).free_cb
-        {
-            free(m.buf_addr, (*shinfo).fcb_opaque);
-        }
+unsafe fn detach(m: &mut sys::rte_mbuf, buf_len: u16, iova_is_va: bool, shares: &mut Shares) {
+    if shares.of != m.shinfo {
+        shares.give_back();
+        shares.of = m.shinfo;
     }
+    shares.count += 1;
+    shares.buf_addr = m.buf_addr;
     let own = ptr::from_mut(m)
         .cast::<u8>()
         .wrapping_add(size_of::<sys::rte_mbuf>() + usize::from(m.priv_size));

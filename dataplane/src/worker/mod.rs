@@ -315,6 +315,8 @@ impl Worker {
         for lane in 0..self.lanes.len() {
             busy |= self.receive(now, lane);
         }
+        // While they are warm: what is sent now takes them.
+        frame::recycle(&mut self.cache);
         busy |= self.take_doorbells(now);
         busy |= self.pump_ready(now);
         let timers = !self.timers_held.held(now);
