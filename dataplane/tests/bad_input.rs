@@ -10,7 +10,7 @@ use common::*;
 use nix::sys::signal::Signal;
 use siw::{CmEvent, Data, Opcode, SendWr, WcStatus, WrFlags};
 use siw_shm::control::messages as m;
-use siw_shm::control::{CallError, Conn, codec};
+use siw_shm::control::{CallError, Conn, Message, codec};
 use siw_shm::region::Region;
 
 fn refused(config: &str, args: &[&str]) -> String {
@@ -213,8 +213,8 @@ fn garbage_on_the_control_socket_disturbs_nobody() {
         if seed % 2 == 0 && bytes.len() > 24 {
             // A right header before the garbage.
             bytes[..4].copy_from_slice(b"siwd");
-            bytes[4..6].copy_from_slice(&1u16.to_le_bytes());
-            bytes[6..8].copy_from_slice(&((seed % 27) as u16).to_le_bytes());
+            bytes[4..6].copy_from_slice(&m::VERSION.to_le_bytes());
+            bytes[6..8].copy_from_slice(&((seed % 57) as u16).to_le_bytes());
             let len = bytes.len() as u32;
             bytes[8..12].copy_from_slice(&len.to_le_bytes());
         }
@@ -226,48 +226,73 @@ fn garbage_on_the_control_socket_disturbs_nobody() {
     ping(&a, &b);
 }
 
+/// Kind and length of each request.
+fn requests() -> Vec<(u16, usize)> {
+    macro_rules! list {
+        ($($name:ident)*) => {
+            vec![$((<m::$name as Message>::KIND, size_of::<m::$name>())),*]
+        };
+    }
+    list!(
+        QueryDevice AllocPd DeallocPd AllocArena FreeArena RegMr DeregMr CreateChannel
+        DestroyChannel CreateCq DestroyCq CreateQp ModifyQp QueryQp DestroyQp CreateCmChannel
+        DestroyCmChannel Connect Listen Unlisten Accept Reject Disconnect Stats ReregMr AllocFastMr
+        AllocMw DeallocMw CreateSrq ModifySrq QuerySrq DestroySrq ResizeCq FreeCqRing ModerateCq
+    )
+}
+
 #[test]
 fn every_request_with_random_arguments_is_answered_or_refused() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 4096);
-    let conn = Conn::connect(&d.socket).unwrap();
-    let hello = m::Hello {
-        version: m::VERSION.into(),
-        pid: 1,
-        name: m::Text::new("hostile"),
+    let greeted = || {
+        let conn = Conn::connect(&d.socket).unwrap();
+        let hello = m::Hello {
+            version: m::VERSION.into(),
+            pid: 1,
+            name: m::Text::new("hostile"),
+        };
+        let (_, fds) = conn.call(1, &hello, &[]).unwrap();
+        (conn, fds)
     };
-    conn.call(1, &hello, &[]).unwrap();
-    let mut answered = 0;
-    for seed in 1..600u64 {
-        let mut packet = codec::encode_request(
-            seed as u32,
-            &m::AllocPd {
-                device: 0,
-                reserved: 0,
-            },
-        );
-        let kind = (seed % 26) as u16;
-        packet.truncate(24);
-        let sizes = [
-            72, 8, 8, 8, 16, 8, 40, 8, 8, 8, 16, 8, 40, 8, 8, 8, 8, 8, 600, 48, 8, 560, 520, 8, 8,
-        ];
-        let mut body = pattern(seed, sizes[usize::from(kind).min(24)]);
-        if seed % 3 == 0 {
-            // Small numbers hit objects that exist.
-            for b in body.iter_mut().enumerate().filter(|(i, _)| i % 4 != 0) {
-                *b.1 = 0;
+    let (mut conn, mut _fds) = greeted();
+    let requests = requests();
+    let mut seed = 0;
+    for round in 0..40 {
+        for &(kind, size) in &requests {
+            seed += 1;
+            let mut packet = codec::encode_request(
+                seed as u32,
+                &m::AllocPd {
+                    device: 0,
+                    reserved: 0,
+                },
+            );
+            packet.truncate(24);
+            let mut body = pattern(seed, size);
+            match round % 4 {
+                0 => {}
+                // Small numbers hit objects that exist.
+                1 => (0..size).filter(|i| i % 4 != 0).for_each(|i| body[i] = 0),
+                2 => (0..size).for_each(|i| body[i] = u8::from(i % 4 == 0)),
+                // A length that is not its own.
+                _ => body.truncate(seed as usize % (size + 1)),
+            }
+            packet.extend_from_slice(&body);
+            packet[6..8].copy_from_slice(&kind.to_le_bytes());
+            let len = packet.len() as u32;
+            packet[8..12].copy_from_slice(&len.to_le_bytes());
+            conn.send(&packet, &[])
+                .unwrap_or_else(|e| panic!("round {round}, before kind {kind}: {e}"));
+            let reply = conn.recv().unwrap();
+            assert_eq!(reply.bytes[12..16], (seed as u32).to_le_bytes());
+            // Who speaks another language is told so, and closed.
+            if packet.len() != 24 + size {
+                assert!(conn.recv().is_err(), "kind {kind}");
+                (conn, _fds) = greeted();
             }
         }
-        packet.extend_from_slice(&body);
-        packet[6..8].copy_from_slice(&kind.to_le_bytes());
-        let len = packet.len() as u32;
-        packet[8..12].copy_from_slice(&len.to_le_bytes());
-        if conn.send(&packet, &[]).is_err() || conn.recv().is_err() {
-            break;
-        }
-        answered += 1;
     }
-    assert!(answered > 0);
     ping(&a, &b);
 }
 

@@ -3,13 +3,14 @@
 //! (c41, c42), rights (c48, c70, c77), too many requests (c74), silence (c12).
 
 use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
-use crate::bench::{Responder, impatient, quoting};
+use crate::bench::{CONFIG, Responder, impatient, quoting};
 use crate::common::net::lacks_network;
-use crate::common::peer::{Peer, send, write};
+use crate::common::peer::{Peer, send, tagged, write};
 use crate::common::*;
 use crate::skip_if;
-use siw::{AsyncEventKind, WcStatus};
+use siw::{AsyncEventKind, RecvWr, SendWr, WcStatus};
 
 #[test]
 fn stags_are_unpredictable_and_slowly_reused() {
@@ -90,4 +91,132 @@ fn an_error_of_one_stream_leaves_the_others_alone() {
     }
     good.send(&send(true, 1, 0, b"unharmed"));
     assert_eq!(b.app.wc().status, WcStatus::SUCCESS);
+}
+
+/// What was asked for or offered before the key went is not placed after it (RFC 5042 section 6.1;
+/// for what the peer writes by itself see c42).
+#[test]
+fn nothing_is_placed_into_a_sink_or_a_receive_that_was_deregistered() {
+    skip_if!(lacks_network());
+    let b = Responder::new();
+    // In the middle of a Read Response.
+    let sink = b.app.pd.alloc_mr(4096, ALL).unwrap();
+    let mut peer = b.stream();
+    b.recv(98, 0, 16);
+    b.recv(99, 0, 16);
+    b.begin(&mut peer);
+    let sges = [sink.sge(0, 16)];
+    b.app
+        .qp
+        .post_send(&[SendWr::read(5, &sges, 0x1000, 0x2000)])
+        .unwrap();
+    let u = peer.take_fpdu();
+    let (stag, to) = (&u[18..22], &u[22..30]);
+    let stag = u32::from_be_bytes(stag.try_into().unwrap());
+    let to = u64::from_be_bytes(to.try_into().unwrap());
+    peer.send(&tagged([0x81, 0x42], stag, to, b"first 8!"));
+    peer.send(&send(true, 1, 0, b""));
+    assert_eq!(b.app.wc().wr_id, 98, "the first half was placed");
+    let arena = sink.arena().clone();
+    drop(sink);
+    let rest = tagged([0xc1, 0x42], stag, to + 8, b"second 8");
+    peer.send(&rest);
+    assert_eq!(peer.rest(), quoting([0x11, 0x00], &rest));
+    drop(peer);
+    let wc = b.app.wc();
+    assert_eq!((wc.wr_id, wc.status), (5, WcStatus::LOC_PROT_ERR));
+    b.broken(AsyncEventKind::QpAccessErr);
+    let mut now = [0; 16];
+    arena.read(0, &mut now).unwrap();
+    assert_eq!(&now, b"first 8!\0\0\0\0\0\0\0\0");
+
+    // A receive whose memory went before its message came.
+    b.app.qp.reset().unwrap();
+    let inbox = b.app.pd.alloc_mr(4096, ALL).unwrap();
+    let mut peer = b.stream();
+    b.app
+        .qp
+        .post_recv(&[RecvWr {
+            wr_id: 6,
+            sges: &[inbox.sge(0, 16)],
+        }])
+        .unwrap();
+    let arena = inbox.arena().clone();
+    drop(inbox);
+    peer.send(&send(true, 1, 0, b"for nobody"));
+    let t = peer.take_fpdu();
+    assert_eq!(
+        (&t[..2], &t[18..20]),
+        (&[0x41, 0x47][..], &[0x00, 0x00][..])
+    );
+    let wc = b.app.wc();
+    assert_eq!((wc.wr_id, wc.status), (6, WcStatus::LOC_PROT_ERR));
+    arena.read(0, &mut now).unwrap();
+    assert_eq!(now, [0; 16]);
+}
+
+/// A peer that fills a completion queue that is too short for what it may send ends the queue pairs
+/// of that queue (RFC 5042 section 6.4.3.2).
+#[test]
+fn a_peer_that_overflows_a_completion_queue_ends_its_own_queue_pairs_only() {
+    skip_if!(lacks_network());
+    let b = Responder::new();
+    let (other, mut bystander) = b.second();
+    let cq = siw::Cq::new(&b.app.ctx, 4, None).unwrap();
+    let qp = b.app.pd.create_qp(&cq, &cq, &Default::default()).unwrap();
+    let short = End {
+        qp,
+        cq,
+        ..b.app.another()
+    };
+    let mut peer = b.stream_of(&short);
+    let entries = 64;
+    for wr_id in 0..entries {
+        let wr = RecvWr { wr_id, sges: &[] };
+        short.qp.post_recv(&[wr]).unwrap();
+    }
+    let all: Vec<u8> = (1..=entries as u32)
+        .flat_map(|msn| send(true, msn, 0, b""))
+        .collect();
+    peer.send(&all);
+    peer.rest();
+    let e = b.app.ctx.get_async_event(Some(PATIENCE)).unwrap();
+    assert_eq!(
+        (e.kind, e.object),
+        (Some(AsyncEventKind::CqErr), short.cq.number())
+    );
+    b.disconnected();
+    let empty = RecvWr {
+        wr_id: 1,
+        sges: &[],
+    };
+    other.qp.post_recv(&[empty]).unwrap();
+    bystander.send(&send(true, 1, 0, b""));
+    assert_eq!(other.wc().status, WcStatus::SUCCESS);
+    b.goes_on();
+}
+
+/// An established stream whose peer is gone without a word is noticed by keepalive, where the
+/// configuration asks for it, and gives its resources back.
+#[test]
+fn an_idle_stream_whose_peer_has_vanished_is_reaped() {
+    skip_if!(lacks_network());
+    let config = format!("{CONFIG}[device.tcp]\nkeepalive_s = 1\n");
+    let b = Responder::with(&config);
+    let _peer = b.stream();
+    b.recv(99, 0, 64);
+    // One that is only idle answers the probes, and stays.
+    let probes = || {
+        let stats: serde_json::Value = serde_json::from_str(&b.app.ctx.stats().unwrap()).unwrap();
+        stats["total"][0]["mib"]["TcpExtTCPKeepAlive"].as_u64()
+    };
+    let end = Instant::now() + PATIENCE;
+    while probes() < Some(2) {
+        assert!(Instant::now() < end);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    b.nothing_heard();
+    // Nobody has the address any more: nothing is answered.
+    b.ns.ip("addr del 10.77.0.2/24 dev tap0");
+    b.broken(AsyncEventKind::QpFatal);
 }

@@ -1,0 +1,426 @@
+//! What RFC 5042 asks for, seen from a hostile client on the same machine (its section 2.3, "local
+//! peer"): it names objects and keys that are another's, reads nothing that it is sent, sends
+//! without an end, takes whatever it is given. Memory that it shares with the daemon is in
+//! `hostile_memory.rs` and `bad_input.rs`; the remote peer's side is in `conformance/security.rs`.
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use common::*;
+use siw::{
+    Access, AsyncEventKind, CmEvent, ConnectOptions, Data, Listener, MwBind, Opcode, RecvWr,
+    SendWr, Sge, WcStatus, WindowType, WrFlags,
+};
+use siw_shm::control::messages as m;
+use siw_shm::control::{CallError, Conn, Message};
+
+/// A client that speaks the control protocol itself.
+struct Raw {
+    conn: Conn,
+    _fds: Vec<OwnedFd>,
+}
+
+impl Raw {
+    fn new(d: &Daemon) -> Raw {
+        let conn = Conn::connect(&d.socket).unwrap();
+        let hello = m::Hello {
+            version: m::VERSION.into(),
+            pid: std::process::id(),
+            name: m::Text::new("hostile"),
+        };
+        let (_, fds) = conn.call(1, &hello, &[]).unwrap();
+        Raw { conn, _fds: fds }
+    }
+
+    fn call<M: Message>(&self, request: &M) -> Result<M::Reply, CallError> {
+        self.conn.call(2, request, &[]).map(|(reply, _)| reply)
+    }
+
+    /// Refused in words, and not by closing the connection.
+    fn refused<M: Message>(&self, what: &str, request: &M) {
+        match self.call(request) {
+            Err(CallError::Refused { errno, reason }) => {
+                assert!(errno > 0 && !reason.is_empty(), "{what}: {errno} {reason}")
+            }
+            Err(e) => panic!("{what}: {e}"),
+            Ok(_) => panic!("{what} was done"),
+        }
+    }
+}
+
+/// A WRITE that arrives.
+fn ping(a: &End, b: &End, seed: u64) {
+    a.fill(seed);
+    let sge = [a.mr.sge(0, 64)];
+    let wr = SendWr::write(seed, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
+    a.qp.post_send(&[wr, SendWr::read(seed, &[], b.mr.addr(), b.mr.rkey())])
+        .unwrap();
+    for _ in 0..2 {
+        assert_eq!(a.wc().status, WcStatus::SUCCESS);
+    }
+    assert_eq!(a.read(0, 64), b.read(0, 64));
+}
+
+fn params() -> m::ConnParams {
+    m::ConnParams {
+        ord: 1,
+        ird: 1,
+        crc: m::BY_DEVICE,
+        mpa_rev: m::BY_DEVICE,
+        reserved: [0; 2],
+        private_data: m::PrivateData::new(&[]).unwrap(),
+    }
+}
+
+/// Numbers that are the whole daemon's (queue pairs, keys, listeners, requests) name nothing to
+/// who does not own them; numbers of a client's own name nothing before it has made something.
+#[test]
+fn a_client_can_do_nothing_to_what_is_another_clients() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let window = a.pd.alloc_mw(WindowType::Two).unwrap();
+    let any = "10.77.0.1:0".parse().unwrap();
+    let listener = Listener::new(&a.cm, None, any, 8, 0).unwrap();
+    let caller = b.another();
+    let to = listener.local_addr();
+    let options = ConnectOptions::default();
+    caller.qp.connect(&caller.cm, to, &options).unwrap();
+    let CmEvent::ConnectRequest(request) = a.cm.get_event(Some(PATIENCE)).unwrap() else {
+        panic!("no request")
+    };
+
+    let h = Raw::new(&d);
+    let qp_num = a.qp.number();
+    let (lkey, rkey, reserved) = (a.mr.lkey(), window.rkey(), 0);
+    let channel = h.call(&m::CreateCmChannel { reserved: 0 }).unwrap().id;
+    h.refused(
+        "destroying a queue pair",
+        &m::DestroyQp { qp_num, reserved },
+    );
+    h.refused("querying a queue pair", &m::QueryQp { qp_num, reserved });
+    h.refused("disconnecting", &m::Disconnect { qp_num, reserved });
+    for state in 0..=7 {
+        h.refused("modifying a queue pair", &m::ModifyQp { qp_num, state });
+    }
+    let connect = m::Connect {
+        qp_num,
+        device: m::ANY_DEVICE,
+        cm_channel: channel,
+        timeout_ms: 0,
+        cookie: 0,
+        dst: to.into(),
+        src: m::Addr::NONE,
+        params: params(),
+    };
+    h.refused("connecting a queue pair", &connect);
+    h.refused("deregistering", &m::DeregMr { lkey, reserved });
+    for flags in 0..8 {
+        let again = m::ReregMr {
+            lkey,
+            flags,
+            pd: 1,
+            arena: 1,
+            offset: 0,
+            len: 64,
+            va: 0,
+            access: 7,
+            reserved,
+        };
+        h.refused("registering anew", &again);
+    }
+    h.refused("freeing a window", &m::DeallocMw { rkey, reserved });
+    h.refused(
+        "freeing a region as a window",
+        &m::DeallocMw {
+            rkey: lkey,
+            reserved,
+        },
+    );
+    for number in 0..64 {
+        let unlisten = m::Unlisten {
+            listener: number,
+            reserved,
+        };
+        h.refused("ending a listener", &unlisten);
+    }
+    let accept = m::Accept {
+        request: request.id(),
+        qp_num,
+        cookie: 0,
+        cm_channel: channel,
+        reserved,
+        params: params(),
+    };
+    h.refused("accepting a request", &accept);
+    let reject = m::Reject {
+        request: request.id(),
+        private_data: m::PrivateData::new(&[]).unwrap(),
+    };
+    h.refused("rejecting a request", &reject);
+    for id in 1..64 {
+        h.refused("a domain", &m::DeallocPd { pd: id, reserved });
+        h.refused(
+            "an arena",
+            &m::FreeArena {
+                arena: id,
+                reserved,
+            },
+        );
+        h.refused("a queue", &m::DestroyCq { cq: id, reserved });
+        h.refused("a queue", &m::ResizeCq { cq: id, cqe: 4 });
+        h.refused("a queue", &m::FreeCqRing { cq: id, notify: 0 });
+        let moderate = m::ModerateCq {
+            cq: id,
+            count: 1,
+            period: 1,
+        };
+        h.refused("a queue", &moderate);
+        h.refused("a window", &m::AllocMw { pd: id, kind: 1 });
+        let register = m::RegMr {
+            pd: id,
+            arena: id,
+            offset: 0,
+            len: 64,
+            va: 0,
+            access: 7,
+            reserved,
+        };
+        h.refused("a region", &register);
+    }
+
+    // All of it is as it was.
+    ping(&a, &b, 1);
+    ping(&b, &a, 2);
+    let own = a.another();
+    request.accept(&own.qp, None, &options).unwrap();
+    for end in [&caller, &a] {
+        let e = end.cm.get_event(Some(PATIENCE)).unwrap();
+        assert!(matches!(e, CmEvent::Established(_)), "{e:?}");
+    }
+    drop(window);
+}
+
+/// Keys are checked for the domain of the queue pair that uses them, on this side as on the wire.
+#[test]
+fn keys_of_another_client_serve_no_work_request() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let bindable = a.pd.alloc_mr(4096, Access(31)).unwrap();
+    a.fill(7);
+    bindable.write(0, b"secret").unwrap();
+    let before = a.read(0, 4096);
+    let theirs = Sge {
+        addr: a.mr.addr(),
+        length: 64,
+        lkey: a.mr.lkey(),
+    };
+    type Try<'t> = &'t dyn Fn(&End, &End);
+    let send = |x: &End, wr: SendWr<'_>| x.qp.post_send(&[wr]).unwrap();
+    let tries: [(&str, WcStatus, Try<'_>); 7] = [
+        ("SEND", WcStatus::LOC_PROT_ERR, &|x, _| {
+            send(x, SendWr::send(1, Data::Sges(&[theirs])))
+        }),
+        ("WRITE", WcStatus::LOC_PROT_ERR, &|x, y| {
+            let data = Data::Sges(std::slice::from_ref(&theirs));
+            send(x, SendWr::write(1, data, y.mr.addr(), y.mr.rkey()))
+        }),
+        ("READ", WcStatus::LOC_PROT_ERR, &|x, y| {
+            send(x, SendWr::read(1, &[theirs], y.mr.addr(), y.mr.rkey()))
+        }),
+        ("LOCAL_INV", WcStatus::LOC_PROT_ERR, &|x, _| {
+            send(x, SendWr::local_inv(1, theirs.lkey))
+        }),
+        ("BIND_MW", WcStatus::MW_BIND_ERR, &|x, _| {
+            let mw = x.pd.alloc_mw(WindowType::Two).unwrap();
+            let to = MwBind::of(&bindable, 0, 8, Access::REMOTE_READ);
+            mw.bind(&x.qp, 1, WrFlags::SIGNALED, &to).unwrap();
+        }),
+        ("RECV", WcStatus::LOC_PROT_ERR, &|x, y| {
+            x.qp.post_recv(&[RecvWr {
+                wr_id: 1,
+                sges: &[theirs],
+            }])
+            .unwrap();
+            y.qp.post_send(&[SendWr::send(2, Data::Inline(b"overwritten"))])
+                .unwrap();
+        }),
+        ("SEND_WITH_INV", WcStatus::REM_INV_REQ_ERR, &|x, y| {
+            x.qp.post_recv(&[RecvWr {
+                wr_id: 1,
+                sges: &[],
+            }])
+            .unwrap();
+            let wr = SendWr {
+                opcode: Opcode::SendWithInv,
+                imm: theirs.lkey,
+                ..SendWr::send(2, Data::Sges(&[]))
+            };
+            y.qp.post_send(&[wr]).unwrap();
+        }),
+    ];
+    for (what, status, attempt) in tries {
+        let (x, y) = pair(&d, 4096);
+        attempt(&x, &y);
+        let wc = x.wc();
+        assert_eq!((wc.status, wc.wr_id), (status, 1), "{what}");
+    }
+    assert_eq!(a.read(0, 4096), before);
+    ping(&b, &a, 3);
+    ping(&a, &b, 4);
+}
+
+/// One that reads none of its events is told of them in order when it does, and costs others
+/// nothing until then.
+#[test]
+fn events_that_a_client_does_not_read_keep_nobody_waiting() {
+    const ERRORS: u64 = 400;
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let deaf = End::new(&d.context(), 64);
+    let any = "10.77.0.2:0".parse().unwrap();
+    let listener = Listener::new(&deaf.cm, None, any, 8, 0).unwrap();
+    // Requests that nobody looks at, and whose peers give up.
+    for i in 0..ERRORS {
+        let caller = a.another();
+        let options = ConnectOptions {
+            cookie: i,
+            ..ConnectOptions::default()
+        };
+        let to = listener.local_addr();
+        caller.qp.connect(&caller.cm, to, &options).unwrap();
+        drop(caller);
+        if i % 50 == 0 {
+            ping(&a, &b, i);
+        }
+    }
+    // Errors of its queue pairs, one by one.
+    let mut qps = Vec::new();
+    for _ in 0..ERRORS / 10 {
+        let (x, y) = (deaf.another(), End::new(&d.context(), 64));
+        connect(&x, &y, "siw0", "10.77.0.2:0".parse().unwrap());
+        y.qp.modify(siw::QpState::Terminate).unwrap();
+        let e = x.cm.get_event(Some(PATIENCE)).unwrap();
+        assert!(matches!(e, CmEvent::Disconnected(_)), "{e:?}");
+        qps.push(x);
+    }
+    ping(&b, &a, 5);
+    for x in &qps {
+        let e = deaf.ctx.get_async_event(Some(PATIENCE)).unwrap();
+        assert_eq!(
+            (e.kind, e.object),
+            (Some(AsyncEventKind::QpFatal), x.qp.number())
+        );
+    }
+    // Of each request that came, that it is gone again.
+    let mut open = std::collections::HashSet::new();
+    let (mut came, end) = (0, Instant::now() + PATIENCE);
+    drop(listener);
+    let last = End::new(&d.context(), 64);
+    let listener = Listener::new(&deaf.cm, None, any, 8, 9).unwrap();
+    let to = listener.local_addr();
+    last.qp
+        .connect(&last.cm, to, &ConnectOptions::default())
+        .unwrap();
+    loop {
+        assert!(Instant::now() < end);
+        match deaf.cm.get_event(Some(PATIENCE)).unwrap() {
+            CmEvent::ConnectRequest(r) if r.info().cookie == 9 => break,
+            CmEvent::ConnectRequest(r) => {
+                came += 1;
+                assert!(open.insert(r.id()), "told once");
+            }
+            CmEvent::RequestCancelled { request } => assert!(open.remove(&request)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(came > 0, "some got as far as a request");
+}
+
+/// One that asks and asks and never takes an answer is not listened to for ever.
+#[test]
+fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let floods: Vec<Raw> = (0..4).map(|_| Raw::new(&d)).collect();
+    let request = siw_shm::control::codec::encode_request(
+        3,
+        &m::QueryDevice {
+            index: 0,
+            reserved: 0,
+        },
+    );
+    for h in &floods {
+        h.conn.set_nonblocking(true).unwrap();
+    }
+    for round in 0..50 {
+        for h in &floods {
+            for _ in 0..200 {
+                if h.conn.send(&request, &[]).is_err() {
+                    break;
+                }
+            }
+        }
+        if round % 10 == 0 {
+            // Control and data of others.
+            drop(a.another());
+            ping(&a, &b, round);
+        }
+    }
+    drop(floods);
+    drop(d.context().alloc_pd().unwrap());
+    ping(&b, &a, 60);
+    assert!(d.stop().success());
+}
+
+/// What one client may take is bounded; what another may is not less for it.
+#[test]
+fn a_client_that_takes_all_it_may_leaves_others_theirs() {
+    let limits = "[limits]\nqueue_pairs_per_client = 8\ncompletion_queues_per_client = 8\n\
+                  memory_regions_per_client = 8\nmemory_per_client = \"4 MiB\"\n";
+    let d = Daemon::start(&format!("{LOOPBACK}{limits}"), &[]);
+    let greedy = d.context();
+    let pd = greedy.alloc_pd().unwrap();
+    let (mut mrs, mut cqs, mut qps, mut arenas) = (vec![], vec![], vec![], vec![]);
+    let why = |e: siw::Error| e.to_string();
+    let mr = loop {
+        match pd.alloc_mr(64, ALL) {
+            Ok(mr) => mrs.push(mr),
+            Err(e) => break why(e),
+        }
+    };
+    assert_eq!(mrs.len(), 8, "{mr}");
+    let cq = loop {
+        match siw::Cq::new(&greedy, 4, None) {
+            Ok(cq) => cqs.push(cq),
+            Err(e) => break why(e),
+        }
+    };
+    assert_eq!(cqs.len(), 8, "{cq}");
+    let qp = loop {
+        match pd.create_qp(&cqs[0], &cqs[0], &siw::QpInit::default()) {
+            Ok(qp) => qps.push(qp),
+            Err(e) => break why(e),
+        }
+    };
+    assert_eq!(qps.len(), 8, "{qp}");
+    let memory = loop {
+        match siw::Arena::alloc(&greedy, 1 << 20, false) {
+            Ok(arena) => arenas.push(arena),
+            Err(e) => break why(e),
+        }
+        assert!(arenas.len() <= 4);
+    };
+    for (refusal, number) in [(mr, "8"), (cq, "8"), (qp, "8"), (memory, "4")] {
+        assert!(
+            refusal.contains(number),
+            "says what the limit is: {refusal}"
+        );
+    }
+    let (a, b) = pair(&d, 4096);
+    ping(&a, &b, 1);
+    // What it gives back it may take again.
+    drop((mrs, arenas));
+    let _again = pd.alloc_mr(1 << 20, ALL).unwrap();
+}
