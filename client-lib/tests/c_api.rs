@@ -58,7 +58,8 @@ fn the_header_has_the_layouts_and_numbers_of_the_library() {
     layout!(c, "siw_mpa_options", siw_shm::control::MpaOptions, {
         crc = "crc", mpa_rev = "mpa_rev", markers = "markers", rtr = "rtr",
         max_ird = "max_ird", max_ord = "max_ord",
-        request_timeout_ms = "request_timeout_ms", accept_timeout_ms = "accept_timeout_ms"
+        request_timeout_ms = "request_timeout_ms", accept_timeout_ms = "accept_timeout_ms",
+        private_data = "private_data", terminate = "terminate", out_of_order = "out_of_order",
     });
     layout!(c, "siw_sge", siw::Sge, { addr = "addr", length = "length", lkey = "lkey" });
     layout!(c, "siw_send_wr", SiwSendWr, {

@@ -305,11 +305,8 @@ impl CqProducer {
     pub fn push(&mut self, cqe: &Cqe) -> Result<(), CqOverflow> {
         let entries = self.mem.geometry.entries;
         if self.tail.wrapping_sub(self.head) >= entries {
-            // Pairs with the Release in `CqConsumer::poll`: the entry was copied.
-            self.head = self
-                .mem
-                .word(self.mem.ring_off(self.worker))
-                .load(Ordering::Acquire);
+            let head = self.mem.word(self.mem.ring_off(self.worker));
+            self.head = lockfree::released_completions(head);
             if self.tail.wrapping_sub(self.head) >= entries {
                 return Err(CqOverflow);
             }
@@ -328,8 +325,7 @@ impl CqProducer {
         // SAFETY: off is inside and 64-aligned; the client does not read the entry
         // before `seq` says so, and `seq` is rewritten with its old value here.
         unsafe { self.mem.base.as_ptr().add(off).cast::<Cqe>().write(e) };
-        // Pairs with the Acquire in `CqConsumer::poll`.
-        self.mem.word(seq_off).store(self.tail, Ordering::Release);
+        lockfree::show_completion(self.mem.word(seq_off), self.tail);
         self.any = true;
         self.solicited |= cqe.status != WcStatus::SUCCESS || cqe.flags.contains(WcFlags::SOLICITED);
         Ok(())
@@ -435,13 +431,8 @@ impl CqConsumer {
         for slot in out.iter_mut() {
             let off = self.mem.entry_off(worker, pos);
             let expect = pos.wrapping_add(1);
-            // Pairs with the Release in `CqProducer::push`.
-            if self
-                .mem
-                .word(off + offset_of!(Cqe, seq))
-                .load(Ordering::Acquire)
-                != expect
-            {
+            let seq = self.mem.word(off + offset_of!(Cqe, seq));
+            if !lockfree::is_completion(seq, expect) {
                 break;
             }
             // SAFETY: inside and 64-aligned; the worker does not touch the entry
@@ -451,10 +442,7 @@ impl CqConsumer {
         }
         if pos != start {
             self.heads[worker as usize] = pos;
-            // Pairs with the Acquire in `CqProducer::push`.
-            self.mem
-                .word(self.mem.ring_off(worker))
-                .store(pos, Ordering::Release);
+            lockfree::release_completions(self.mem.word(self.mem.ring_off(worker)), pos);
         }
         pos.wrapping_sub(start) as usize
     }
@@ -493,8 +481,7 @@ impl CqConsumer {
     #[inline]
     fn is_filled(&self, worker: u32, pos: u32) -> bool {
         let seq = self.mem.entry_off(worker, pos) + offset_of!(Cqe, seq);
-        // Pairs with the Release in `CqProducer::push`.
-        self.mem.word(seq).load(Ordering::Acquire) == pos.wrapping_add(1)
+        lockfree::is_completion(self.mem.word(seq), pos.wrapping_add(1))
     }
 
     /// The errno with which the daemon broke the queue; 0 while it works.

@@ -137,6 +137,34 @@ impl SpscConsumer {
     }
 }
 
+/// Worker: shows the completion that was written as number `n` of its ring, counted from one.
+#[inline]
+pub fn show_completion(seq: &AtomicU32, n: u32) {
+    // Pairs with the Acquire in `is_completion`.
+    seq.store(n, Ordering::Release);
+}
+
+/// Client: whether the entry holds completion number `n`.
+#[inline]
+pub fn is_completion(seq: &AtomicU32, n: u32) -> bool {
+    // Pairs with the Release in `show_completion`.
+    seq.load(Ordering::Acquire) == n
+}
+
+/// Client: completions below `to` are copied, their entries may be written again.
+#[inline]
+pub fn release_completions(head: &AtomicU32, to: u32) {
+    // Pairs with the Acquire in `released_completions`.
+    head.store(to, Ordering::Release);
+}
+
+/// Worker: how far the client says that it has copied.
+#[inline]
+pub fn released_completions(head: &AtomicU32) -> u32 {
+    // Pairs with the Release in `release_completions`.
+    head.load(Ordering::Acquire)
+}
+
 /// Set in the count of taken entries while a low-water event may be wanted.
 const LOW_WATER: u64 = 1 << 63;
 

@@ -174,20 +174,66 @@ impl Cq {
     fn complete(&self, i: usize, solicited: bool) {
         // SAFETY: loom checks that the client is not reading it.
         self.entry[i].with_mut(|p| unsafe { *p = 7 });
-        self.seq[i].store(1, Ordering::Release);
+        show_completion(&self.seq[i], 1);
         if take_arm(&self.armed, solicited) {
             self.events.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn poll(&self, i: usize) -> bool {
-        if self.seq[i].load(Ordering::Acquire) != 1 {
+        if !is_completion(&self.seq[i], 1) {
             return false;
         }
         // SAFETY: loom checks that the worker is not writing it.
         assert_eq!(self.entry[i].with(|p| unsafe { *p }), 7);
         true
     }
+}
+
+/// A ring of two entries through a second lap: an entry is written again only when its completion
+/// was copied, and a full ring is seen as full.
+#[test]
+fn a_completion_ring_delivers_every_completion_once_and_in_order() {
+    loom::model(|| {
+        let cq = Cq::new();
+        let head = Arc::new(word());
+        let (c, h) = (cq.clone(), head.clone());
+        let worker = thread::spawn(move || {
+            let mut pushed = 0u32;
+            for n in 1..=3 {
+                if pushed - released_completions(&h) >= 2 {
+                    // Overflow: nothing more is written.
+                    break;
+                }
+                let i = (n - 1) as usize % 2;
+                // SAFETY: loom checks that the client is not reading it.
+                c.entry[i].with_mut(|p| unsafe { *p = n });
+                show_completion(&c.seq[i], n);
+                pushed = n;
+            }
+            pushed
+        });
+        let mut got = 0;
+        let mut poll = || {
+            let i = got as usize % 2;
+            if is_completion(&cq.seq[i], got + 1) {
+                got += 1;
+                // SAFETY: loom checks that the worker is not writing it.
+                assert_eq!(cq.entry[i].with(|p| unsafe { *p }), got);
+                release_completions(&head, got);
+            }
+            got
+        };
+        for _ in 0..3 {
+            poll();
+            thread::yield_now();
+        }
+        let pushed = worker.join().unwrap();
+        for _ in 0..3 {
+            poll();
+        }
+        assert_eq!(poll(), pushed);
+    });
 }
 
 #[test]
@@ -247,14 +293,14 @@ impl Rings {
     }
 
     fn complete(&self, worker: usize, events: &AtomicU32) {
-        self.seq[worker].store(1, Ordering::Release);
+        show_completion(&self.seq[worker], 1);
         if take_arm(&self.armed, false) {
             events.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn any(&self) -> bool {
-        self.seq.iter().any(|s| s.load(Ordering::Acquire) == 1)
+        self.seq.iter().any(|s| is_completion(s, 1))
     }
 }
 
