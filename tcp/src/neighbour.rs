@@ -17,6 +17,8 @@ enum Status {
     Stale,
     /// Used while asking again.
     Probe,
+    /// The same, since somebody else claims the address.
+    Disputed,
 }
 
 /// Who gives way first when the table is full; those that are waited for never do.
@@ -35,7 +37,7 @@ impl Status {
     fn worth(self) -> Worth {
         match self {
             Status::Stale => Worth::Unconfirmed,
-            Status::Reachable | Status::Probe => Worth::Believed,
+            Status::Reachable | Status::Probe | Status::Disputed => Worth::Believed,
             Status::Incomplete => Worth::Awaited,
         }
     }
@@ -87,6 +89,9 @@ pub(crate) struct Neighbours {
 
 /// Of one entry. Who comes later asks again with its own timer.
 const WAITERS_MAX: usize = 1 << 17;
+/// A disputed address is asked so many times as often, and as many times more: who floods a link
+/// with claims makes it lose answers, too.
+const DISPUTED: u8 = 4;
 /// The first of all addresses, as they are ordered.
 const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
@@ -147,13 +152,25 @@ impl Neighbours {
         }
     }
 
-    /// The known address is asked whether it still is there.
-    fn probe(&mut self, addr: IpAddr, mac: [u8; 6], now: Instant) {
-        self.set(addr, Status::Probe, now.0 + self.retransmit, 1);
+    /// The known address is asked whether it still is there; `how` is one of the two states of
+    /// asking.
+    fn probe(&mut self, addr: IpAddr, mac: [u8; 6], how: Status, now: Instant) {
+        self.set(addr, how, now.0 + self.pace(how).0, 1);
         self.solicits.push(Solicit {
             target: addr,
             to: Some(mac),
         });
+    }
+
+    /// Time between questions, and their number.
+    fn pace(&self, status: Status) -> (u64, u8) {
+        match status {
+            Status::Disputed => (
+                self.retransmit / u64::from(DISPUTED),
+                self.probes.saturating_mul(DISPUTED),
+            ),
+            _ => (self.retransmit, self.probes),
+        }
     }
 
     /// Where `addr` is, for the connection `waiter`. A `stranger` claims an address and has not
@@ -170,8 +187,8 @@ impl Neighbours {
         if let Some(e) = self.entries.get_mut(&addr) {
             let mac = e.mac;
             match e.status {
-                Status::Reachable | Status::Probe => {}
-                Status::Stale => self.probe(addr, mac, now),
+                Status::Reachable | Status::Probe | Status::Disputed => {}
+                Status::Stale => self.probe(addr, mac, Status::Probe, now),
                 Status::Incomplete => {
                     if e.waiters.len() < WAITERS_MAX {
                         e.waiters.insert(waiter);
@@ -230,7 +247,8 @@ impl Neighbours {
     /// `addr` is at `mac`, says an answer to our solicitation, or (`learn`) somebody who asks us.
     /// Who asks is remembered as unconfirmed while there is room (RFC 4861 section 7.2.3), and
     /// evicts nobody. A claim that contradicts what we know is not believed, since anybody can
-    /// make it: the known address is probed, and forgotten only when it no longer answers.
+    /// make it: the known address is probed, and forgotten only when it no longer answers. Just
+    /// confirmed, it is not even that (as `locktime` of arp(7)).
     /// Returns the connections that waited.
     pub(crate) fn heard(
         &mut self,
@@ -273,9 +291,16 @@ impl Neighbours {
             if !learn {
                 self.set(addr, status, at, 0);
             }
-        } else if e.status != Status::Probe {
+            return Vec::new();
+        }
+        let doubtful = match e.status {
+            Status::Reachable => e.at.saturating_sub(self.reachable) + self.retransmit <= now.0,
+            Status::Stale | Status::Probe => true,
+            Status::Incomplete | Status::Disputed => false,
+        };
+        if doubtful {
             let known = e.mac;
-            self.probe(addr, known, now);
+            self.probe(addr, known, Status::Disputed, now);
         }
         Vec::new()
     }
@@ -284,7 +309,7 @@ impl Neighbours {
     pub(crate) fn asked(&self, addr: IpAddr) -> bool {
         self.entries
             .get(&addr)
-            .is_some_and(|e| matches!(e.status, Status::Incomplete | Status::Probe))
+            .is_some_and(|e| !matches!(e.status, Status::Reachable | Status::Stale))
     }
 
     /// Timers. Returns the connections whose neighbour did not answer.
@@ -307,10 +332,11 @@ impl Neighbours {
                     break;
                 };
                 let (status, sent, mac) = (e.status, e.sent, e.mac);
+                let (pause, most) = self.pace(status);
                 match status {
-                    Status::Incomplete | Status::Probe if sent < self.probes => {
-                        self.set(addr, status, now.0 + self.retransmit, sent + 1);
-                        let to = (status == Status::Probe).then_some(mac);
+                    Status::Incomplete | Status::Probe | Status::Disputed if sent < most => {
+                        self.set(addr, status, now.0 + pause, sent + 1);
+                        let to = (status != Status::Incomplete).then_some(mac);
                         self.solicits.push(Solicit { target: addr, to });
                     }
                     Status::Reachable => {
@@ -318,8 +344,8 @@ impl Neighbours {
                         changed = true;
                     }
                     // No answer, or unused for long.
-                    Status::Incomplete | Status::Probe | Status::Stale => {
-                        changed |= status == Status::Probe;
+                    Status::Incomplete | Status::Probe | Status::Disputed | Status::Stale => {
+                        changed |= matches!(status, Status::Probe | Status::Disputed);
                         let gone = self.remove(addr);
                         failed.extend(gone.map(|e| ids(e.waiters)).unwrap_or_default());
                     }
@@ -410,6 +436,10 @@ mod tests {
         n.lookup(A, conn(7), false, now);
         n.heard(A, [2; 6], false, now);
         n.solicits.clear();
+        // Just confirmed: not worth a question.
+        n.heard(A, [6; 6], true, now);
+        assert!(n.solicits.is_empty());
+        now = now + Duration::from_secs(2);
         for learn in [true, false, true] {
             n.heard(A, [6; 6], learn, now);
             assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Found(m) if m == [2; 6]));
@@ -418,12 +448,15 @@ mod tests {
         assert_eq!(n.solicits[0].to, Some([2; 6]));
         n.heard(A, [2; 6], false, now);
         assert!(n.entries[&A].status == Status::Reachable);
-        // The same again, and nobody answers.
+        // The same again, and nobody answers: twelve times within three seconds.
+        now = now + Duration::from_secs(2);
+        n.solicits.clear();
         n.heard(A, [6; 6], true, now);
-        for _ in 0..3 {
-            now = now + Duration::from_secs(1);
+        for _ in 0..12 {
+            now = now + Duration::from_millis(250);
             n.poll(now);
         }
+        assert_eq!(n.solicits.len(), 12);
         assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
         assert_eq!(n.heard(A, [6; 6], false, now), [conn(7)]);
         assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Found(m) if m == [6; 6]));

@@ -584,3 +584,27 @@ fn neighbour_discovery_from_beyond_the_link_and_claims_of_others_addresses_chang
     assert_eq!(l.read(0, a), b"still");
     assert_eq!(l.net.hosts[1].conn(b).unwrap().state, State::Established);
 }
+
+#[test]
+fn claims_of_a_neighbours_address_on_a_link_that_loses_much_turn_no_flow_away() {
+    let mut l = Lab::new();
+    let ids = l.connect();
+    let e = ends("10.0.0.1");
+    let mut rng = Rng::new(9);
+    // As a flood makes a receive ring lose: what would disprove the claims, too.
+    l.lose(move |from, f| from == 0 && f[12..14] == [8, 6] && rng.chance(0.4));
+    let start = stats(&l).arp_out;
+    for tick in 0..12_000 {
+        give(&mut l, e.arp(1 + tick as u8 % 2));
+        if tick % 100 == 0 {
+            l.send(1, ids[1], b"to the right one");
+        }
+        l.run_ms(10);
+        if tick % 100 == 0 {
+            assert_eq!(l.read(0, ids[0]), b"to the right one", "after {tick}0 ms");
+        }
+    }
+    // Each is no reason to ask, let alone to be told.
+    let asked = stats(&l).arp_out - start - 6000;
+    assert!(asked < 4 * 120, "{asked}");
+}

@@ -135,7 +135,8 @@ impl Mixer {
     /// A segment as if from the peer.
     fn forged(&self, seq: u32, ack: u32, flags: u8, timestamp: bool, payload: &[u8]) -> Vec<u8> {
         let mut o = [1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
-        let future = self.victim.stream.as_ref().map_or(0, |s| s.timestamp) + FAR;
+        let stamp = self.victim.stream.as_ref().map_or(0, |s| s.timestamp);
+        let future = stamp.wrapping_add(FAR);
         o[4..8].copy_from_slice(&future.to_be_bytes());
         let mut e = self.victim.ends;
         e.mac[0] = STRANGER;
