@@ -471,10 +471,20 @@ impl Qp {
 
     /// Closes gracefully; DISCONNECTED follows.
     pub fn disconnect(&self) -> Result<(), Error> {
-        self.0.pd.ctx().call(&Disconnect {
+        let disconnect = Disconnect {
             qp_num: self.number(),
             reserved: 0,
-        })?;
+        };
+        if self.0.watch.qp_state() == QpState::Idle as u32 {
+            // Whether there is a connection on its way, the daemon knows.
+            self.0.pd.ctx().call(&disconnect)?;
+        } else {
+            // It was connected, so it is not refused: no reason to wait.
+            self.0.pd.ctx().post(&disconnect);
+            if !self.0.pd.ctx().known_alive() {
+                return Err(Error::DaemonGone);
+            }
+        }
         Ok(())
     }
 }

@@ -164,6 +164,8 @@ struct Dying {
     left: usize,
 }
 
+/// Requests of one client that are served before those of others, when they have no answer.
+const READ_AHEAD: usize = 8;
 const TOKEN_LISTENER: u64 = u64::MAX;
 const TOKEN_SIGNAL: u64 = u64::MAX - 1;
 const TOKEN_WAKE: u64 = u64::MAX - 2;
@@ -362,18 +364,31 @@ impl Control {
     }
 
     fn client_readable(&mut self, id: u32) {
+        // One at a time: most clients wait for the answer before they ask again; of the others,
+        // epoll tells. After a request that has no answer the next one is near.
+        for _ in 0..READ_AHEAD {
+            if !self.read_request(id) {
+                return;
+            }
+        }
+    }
+
+    /// Serves a request, if one waits; whether it was one that has no answer.
+    fn read_request(&mut self, id: u32) -> bool {
         let Some(client) = self.clients.get_mut(&id) else {
-            return;
+            return false;
         };
         if client.parked.is_some() {
             client.more_input = true;
-            return self.watch_client(id, false);
+            self.watch_client(id, false);
+            return false;
         }
         match client.conn.recv() {
             Ok(packet) if client.waiting.is_some() => client.parked = Some(packet.bytes),
-            // One at a time: most clients wait for the answer before they ask again; of the
-            // others, epoll tells.
-            Ok(packet) => self.packet(id, &packet.bytes),
+            Ok(packet) => {
+                self.packet(id, &packet.bytes);
+                return codec::peek(&packet.bytes).is_some_and(|(_, seq)| seq == codec::UNANSWERED);
+            }
             Err(RecvError::WouldBlock) => {}
             Err(RecvError::Closed) => self.remove_client(id, "closed its socket"),
             Err(RecvError::Truncated) => {
@@ -384,6 +399,7 @@ impl Control {
             }
             Err(RecvError::Io(e)) => self.remove_client(id, &format!("socket failed: {e}")),
         }
+        false
     }
 
     fn packet(&mut self, id: u32, bytes: &[u8]) {
