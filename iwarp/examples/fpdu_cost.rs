@@ -5,8 +5,8 @@
 //! segment of 1448 octets, with markers too.
 //!
 //! Receive: finding the FPDU, CRC, markers, header checks, placement; bare: CRC and copy. Send: the
-//! next record, header, markers, CRC, acknowledgement; the payload is referenced, and with markers
-//! copied into the frame, as the daemon does both; bare: the CRC of the payload.
+//! next record, header, markers, CRC, and the payload as the daemon has it: a counted reference,
+//! with markers a copy in the frame; its release and acknowledgement. Bare: the CRC of the payload.
 
 use siw_iwarp::*;
 use siw_shm::wqe::{Data, SendDesc};
@@ -15,6 +15,7 @@ use siw_shm::{
 };
 use std::hint::black_box;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
 
 const EMSS: u32 = 1448;
@@ -82,13 +83,19 @@ impl RxStream for Train<'_> {
     }
 }
 
-/// Counts what a NIC would be told; copies headers, and payload that is copied, into buffers as a
-/// pool has them.
+/// What describes a buffer to a NIC: two lines, as an mbuf.
+#[derive(Default, Clone)]
+#[repr(align(64))]
+struct Descriptor([u64; 16]);
+
+/// Copies headers, and payload that is copied, into buffers as a pool has them; references take a
+/// descriptor each and are counted, as the daemon's are.
 struct Gather<'a> {
     bufs: &'a mut [[u8; 2048]],
     frame: usize,
     at: usize,
-    refs: u64,
+    descriptors: &'a mut [Descriptor],
+    references: &'a AtomicU16,
 }
 
 impl Gather<'_> {
@@ -98,6 +105,16 @@ impl Gather<'_> {
     fn next_frame(&mut self) {
         self.frame += 1;
         self.at = Self::HEADROOM;
+    }
+
+    /// The port has sent a frame.
+    fn release(&mut self, frame: usize) {
+        let d = &mut self.descriptors[frame];
+        if d.0[3] != 0 {
+            self.references.fetch_sub(1, Ordering::AcqRel);
+            d.0[3] = 0;
+            d.0[8] = 0;
+        }
     }
 }
 
@@ -120,9 +137,15 @@ impl FrameBuilder for Gather<'_> {
     }
     #[inline]
     fn memory(&mut self, mr: &Mr, off: u64, len: u32, _: TxOwner) {
-        self.refs = self
-            .refs
-            .wrapping_add(mr.ptr_at(off, len as usize).map_or(0, |p| p as u64));
+        let Ok(p) = mr.ptr_at(off, len as usize) else {
+            return;
+        };
+        self.references.fetch_add(1, Ordering::Relaxed);
+        let d = &mut self.descriptors[self.frame];
+        // Address, lengths, flags, counter; in the second line the next buffer.
+        d.0[..4].copy_from_slice(&[p as u64, len.into(), len.into(), 1]);
+        d.0[4] = std::ptr::from_ref(self.references) as u64;
+        d.0[8] = self.frame as u64;
     }
 }
 
@@ -207,6 +230,8 @@ fn measure(markers: bool) -> Cost {
     };
     let mut qp = fresh();
     let mut bufs = vec![[0; 2048]; COUNT];
+    let mut descriptors = vec![Descriptor::default(); COUNT];
+    let references = AtomicU16::new(0);
 
     let mut phase = marker::Phase::start(markers);
     let frames: Vec<Vec<u8>> = (0..COUNT)
@@ -260,7 +285,8 @@ fn measure(markers: bool) -> Cost {
                 bufs: &mut bufs,
                 frame: 0,
                 at: Gather::HEADROOM,
-                refs: 0,
+                descriptors: &mut descriptors,
+                references: &references,
             };
             for slot in &mut recs {
                 let Some((TxRecord::Fpdu(rec), _, _)) = qp.next_record(&mut env, 1 << 20) else {
@@ -270,10 +296,11 @@ fn measure(markers: bool) -> Cost {
                 g.next_frame();
                 *slot = Some(rec);
             }
-            for rec in recs.iter().flatten() {
+            for (i, rec) in recs.iter().flatten().enumerate() {
+                g.release(i);
                 qp.acked(&mut env, rec);
             }
-            black_box(g.refs);
+            black_box(g.descriptors);
         }));
     }
     assert_eq!(env.done as usize, ROUNDS);

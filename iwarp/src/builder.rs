@@ -297,7 +297,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
             .weave(at, n, room, how, crc)
             .map_err(|_| BuildError::KeyGone)?;
         self.done += woven;
-        self.until = how.until_marker(n);
+        self.until = how.until_marker(n, woven);
         Ok(n)
     }
 

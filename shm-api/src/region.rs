@@ -268,7 +268,7 @@ impl Region {
         crc: Option<u32>,
     ) -> Result<u32, OutOfBounds> {
         let src = self.ptr_at(off, len)?;
-        if dst.len() != how.woven_len(len) {
+        if !how.is_woven(len, dst.len()) {
             return Err(OutOfBounds);
         }
         // SAFETY: src is readable for len bytes, and no Rust reference reaches into the region.

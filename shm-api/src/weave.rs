@@ -52,13 +52,22 @@ impl Weave {
         }
     }
 
-    /// Octets of payload between `len` of them and the next marker.
+    /// Octets of payload between `len` of them, which are `woven` with their markers, and the next
+    /// marker.
     #[inline]
-    pub fn until_marker(self, len: usize) -> usize {
-        match len.checked_sub(self.first) {
-            None => self.first - len,
-            Some(rest) => (Self::DATA - rest % Self::DATA) % Self::DATA,
-        }
+    pub fn until_marker(self, len: usize, woven: usize) -> usize {
+        let markers = (woven - len) / Self::MARKER;
+        self.first + markers * Self::DATA - len
+    }
+
+    /// Whether `woven` is [`Weave::woven_len`] of `len`; it takes no division to see that.
+    #[inline]
+    pub fn is_woven(self, len: usize, woven: usize) -> bool {
+        let Some(more) = woven.checked_sub(len) else {
+            return false;
+        };
+        let end = self.first.saturating_add(more / Self::MARKER * Self::DATA);
+        more.is_multiple_of(Self::MARKER) && len <= end && (more == 0 || len > end - Self::DATA)
     }
 
     /// The marker at octet `at` of the woven ones.
@@ -222,7 +231,8 @@ mod tests {
                 let n = how.woven_len(len);
                 assert_eq!(n, want.len(), "{first} {len}");
                 assert_eq!(how.payload_len(n), len, "{first} {len}");
-                assert_eq!(how.until_marker(len), until, "{first} {len}");
+                assert_eq!(how.until_marker(len, n), until, "{first} {len}");
+                assert!((0..n + 9).all(|w| how.is_woven(len, w) == (w == n)));
                 for crc in [None, Some(0), Some(0xdead_beef)] {
                     let mut dst = vec![0xaa; n + 2];
                     // A copy of its own: an access beyond it is one that valgrind sees.
