@@ -37,6 +37,10 @@ devargs = "net_af_packet0,iface=lab0"
 mac = "{MAC}"
 addresses = ["10.77.0.1/24", "fd77::1/64"]
 mtu = {mtu}
+# The guest may stand still for a while.
+[device.mpa]
+request_timeout_ms = 60000
+reply_timeout_ms = 60000
 "#
     )
 }
@@ -73,6 +77,7 @@ impl Lab {
         self.siwd_with("")
     }
 
+    /// With more lines of `[device.mpa]`.
     fn siwd_with(&self, more: &str) -> (Daemon, PathBuf, Evidence) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("siw.pcapng");
@@ -257,7 +262,7 @@ fn an_invalidated_key_is_refused_by_both_sides() {
     skip_if!(lacks());
     let mut lab = Lab::new(1500);
     // siw swaps layer and type in its Terminate, and reads others so.
-    let (siwd, file, _dir) = lab.siwd_with("[device.mpa]\npreset = \"siw\"\n");
+    let (siwd, file, _dir) = lab.siwd_with("preset = \"siw\"\n");
     for role in [Role::Initiator, Role::Responder] {
         let mut plan = lab.plan(role, V4, 4096);
         plan.ops = vec!["i64".into(), "I64".into(), "k64".into()];

@@ -32,6 +32,9 @@ mac = "{MAC}"
 addresses = ["10.77.0.1/24", "fd77::1/64"]
 [device.mpa]
 crc = "{crc}"
+# The guest may stand still for a while.
+request_timeout_ms = 60000
+reply_timeout_ms = 60000
 "#
     )
 }

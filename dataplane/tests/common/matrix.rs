@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use siw::{
     Arena, CmChannel, CmEvent, CompletionChannel, ConnInfo, ConnectOptions, Cq, Data,
@@ -436,7 +436,9 @@ impl Side {
             "b" => {
                 self.clear(bytes);
                 // Nothing tells when a peer has written.
+                let end = Instant::now() + GUEST_PATIENCE;
                 while self.memory.byte(bytes - 1).unwrap() != pattern(n, bytes - 1) {
+                    assert!(Instant::now() < end, "operation {n} ({op}): nothing comes");
                     std::thread::yield_now();
                 }
                 self.qp.reset().unwrap();
