@@ -286,7 +286,7 @@ impl Shared {
         match h.phase {
             Phase::Open if r.lost > 0 => {
                 self.stats.recovery(h);
-                r.enter(h, &mut c.cc);
+                r.enter(h, &mut c.cc, c.cwnd_used);
                 r.reduce(h, delivered);
             }
             Phase::Recovery => {
@@ -345,7 +345,7 @@ impl Shared {
         self.stats.lost_retransmit += again;
         if h.phase == Phase::Open && r.lost > 0 {
             self.stats.recovery(h);
-            r.enter(h, &mut c.cc);
+            r.enter(h, &mut c.cc, c.cwnd_used);
         }
         if h.phase == Phase::Recovery {
             r.reduce(h, 0);

@@ -179,6 +179,16 @@ impl Controller {
         }
     }
 
+    /// A retransmission timeout: the new ssthresh. CUBIC begins anew where slow start ends, with no
+    /// plateau above it (RFC 9438 section 4.8).
+    pub(crate) fn on_timeout(&mut self, cwnd: u32, in_flight: u32, mss: u32) -> u32 {
+        let ssthresh = self.on_loss(cwnd, in_flight, mss);
+        if let Controller::Cubic(c) = self {
+            c.w_max = 0.0;
+        }
+        ssthresh
+    }
+
     /// The flow was idle: time spent silent must not count as growth (RFC 9438 section 5.8).
     pub(crate) fn on_idle(&mut self) {
         if let Controller::Cubic(c) = self {
@@ -295,6 +305,15 @@ mod tests {
         }
         let ratio = f64::from(w) / f64::from(before);
         assert!((0.97..1.1).contains(&ratio), "{ratio}");
+        // Section 4.8: after a timeout growth is convex from where slow start ends.
+        let mut late = c;
+        let ssthresh = late.on_timeout(before, before, MSS);
+        let mut w = ssthresh;
+        ack(&mut late, &mut w, ssthresh, MSS, now, rtt);
+        let Controller::Cubic(late) = late else {
+            unreachable!()
+        };
+        assert_eq!((late.k, late.w_max), (0.0, ssthresh as f32));
         // Section 4.7: a second loss below the plateau remembers less.
         let half = before / 2;
         c.on_loss(half, half, MSS);

@@ -66,6 +66,8 @@ pub(crate) mod flag {
     pub const READY: u32 = 1 << 29;
     /// Frames of several segments may be among what was sent.
     pub const TRAINS: u32 = 1 << 30;
+    /// New segments wait for `pace_at`.
+    pub const PACED: u32 = 1 << 31;
 }
 
 /// 128 bytes: what every segment touches.
@@ -132,6 +134,16 @@ impl Hot {
     #[inline]
     pub(crate) fn flight(&self) -> u32 {
         self.snd_nxt - self.snd_una
+    }
+    /// The window as far as it was in use: what congestion reduces (RFC 7661 section 4.4.1). `used`:
+    /// most bytes in the pipe of late.
+    pub(crate) fn validated(&self, used: u32) -> u32 {
+        let used = used.max(self.flight());
+        if used < self.cwnd / 2 {
+            used
+        } else {
+            self.cwnd
+        }
     }
     /// Bytes that the windows allow beyond what is queued; see `Stack::send_room`.
     #[inline]
@@ -223,11 +235,17 @@ impl<B: RecvBuf, R> Conn<B, R> {
     #[cold]
     pub(crate) fn start_recovery(&mut self) {
         self.split_trains();
-        if self.recovery.is_none() {
-            let mut r = Box::new(Recovery::new(self.hot.snd_una));
-            r.rack.patience = self.patience;
-            self.recovery = Some(r);
-        }
+        self.recovery_state();
+    }
+
+    /// The recovery state alone.
+    pub(crate) fn recovery_state(&mut self) -> &mut Recovery {
+        let (una, patience) = (self.hot.snd_una, self.patience);
+        self.recovery.get_or_insert_with(|| {
+            let mut r = Box::new(Recovery::new(una));
+            r.rack.patience = patience;
+            r
+        })
     }
 
     /// Segments are about to be marked.

@@ -43,6 +43,7 @@ mod input;
 mod neighbour;
 mod open;
 mod output;
+mod pacing;
 mod path_mtu;
 mod rack;
 mod rate;

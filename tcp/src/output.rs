@@ -250,7 +250,8 @@ impl Shared {
         let emss = u32::from(c.hot.emss);
         let mut sent = 0;
         let mut result = Ok(());
-        while c.hot.unsent > 0 {
+        let credit = self.pace(index, c, now);
+        while c.hot.unsent > 0 && sent < credit {
             let h = &mut c.hot;
             let window = h.snd_wnd.saturating_sub(h.flight());
             // Limited transmit (RFC 3042): a segment for each of the first two duplicates, which
@@ -280,8 +281,13 @@ impl Shared {
                 break;
             }
             if plan.len == emss && plan.len <= usable && !c.hot.has(flag::CWR_OWED) {
+                let most = if credit == u32::MAX {
+                    usable
+                } else {
+                    usable.min(((credit - sent) / emss).max(1) * emss)
+                };
                 if let Some(tso) = self.config.tso {
-                    match self.send_train(index, c, (emss, usable), &tso, now, tx) {
+                    match self.send_train(index, c, (emss, most), &tso, now, tx) {
                         Ok(n) => {
                             sent += n;
                             continue;
@@ -293,9 +299,9 @@ impl Shared {
                     }
                 }
                 // The last may carry a FIN.
-                if usable.min(c.hot.unsent) >= 2 * emss && !c.hot.has(flag::FIN_QUEUED) {
+                if most.min(c.hot.unsent) >= 2 * emss && !c.hot.has(flag::FIN_QUEUED) {
                     let n;
-                    (n, result) = self.send_together(index, c, (emss, usable), now, tx);
+                    (n, result) = self.send_together(index, c, (emss, most), now, tx);
                     sent += n;
                     if result.is_err() {
                         break;
@@ -328,6 +334,9 @@ impl Shared {
         }
         c.cwnd_used = c.cwnd_used.max(c.hot.pipe);
         if sent > 0 {
+            if credit != u32::MAX {
+                self.paced(index, c, sent, now);
+            }
             c.sent_at = (now.0 >> 20) as u32;
             if c.hot.has(flag::PTO) {
                 self.restart_rto(index, &mut c.hot, now);

@@ -39,6 +39,8 @@ pub(crate) struct Recovery {
     pub rack: Rack,
     /// A tail loss probe whose answer is not in.
     pub probe: Option<Probe>,
+    /// When new segments may leave, in ns; see [`crate::pacing`].
+    pub pace_at: u64,
     prior: Option<Prior>,
     prr_delivered: u32,
     prr_out: u32,
@@ -233,8 +235,8 @@ impl Recovery {
         self.lose(h, tx, 0);
     }
 
-    /// Enters fast recovery.
-    pub(crate) fn enter(&mut self, h: &mut Hot, cc: &mut Controller) {
+    /// Enters fast recovery; `used` as for [`Hot::validated`].
+    pub(crate) fn enter(&mut self, h: &mut Hot, cc: &mut Controller, used: u32) {
         h.phase = Phase::Recovery;
         h.flags |= flag::RECOVERING;
         self.point = h.snd_nxt;
@@ -243,7 +245,7 @@ impl Recovery {
         self.prr_out = 0;
         self.probe = None;
         self.remember(h, cc);
-        h.ssthresh = cc.on_loss(h.cwnd, h.flight(), u32::from(h.emss));
+        h.ssthresh = cc.on_loss(h.validated(used), h.flight(), u32::from(h.emss));
     }
 
     fn remember(&mut self, h: &Hot, cc: &Controller) {
@@ -302,6 +304,7 @@ impl Recovery {
         h: &mut Hot,
         cc: &mut Controller,
         tx: &mut SendQueue<R>,
+        used: u32,
         now: u64,
     ) {
         if h.phase != Phase::Loss {
@@ -309,7 +312,7 @@ impl Recovery {
             if h.phase == Phase::Open {
                 self.remember(h, cc);
             }
-            h.ssthresh = cc.on_loss(h.cwnd, h.flight(), u32::from(h.emss));
+            h.ssthresh = cc.on_timeout(h.validated(used), h.flight(), u32::from(h.emss));
         }
         // A SACKed first segment means the peer took its word back (RFC 2018 section 8).
         let renege = tx.sent.front().is_some_and(|s| s.flags & SACKED != 0);

@@ -98,6 +98,8 @@ counters! {
     ecn_reductions = "SiwEcnReductions",
     /// Windows reduced after a pause (RFC 2861).
     idle_restarts = "SiwIdleRestarts",
+    /// Times that pacing held new segments back.
+    paced = "SiwPaced",
     /// D-SACK blocks (RFC 2883).
     dsacks_in = "TcpExtTCPDSACKRecv",
     dsacks_out = "TcpExtTCPDSACKOldSent",

@@ -31,6 +31,12 @@ impl Shared {
             self.on_rto(index, c, now);
         }
         let mut next = self.keepalive(index, c, now);
+        if c.hot.has(flag::PACED) {
+            match c.recovery.as_ref().map(|r| r.pace_at) {
+                Some(at) if at > now.0 => next = next.min(at),
+                _ => self.owe(index, &mut c.hot, 0),
+            }
+        }
         for at in [c.hot.ack_at, c.hot.rto_at] {
             if at != 0 {
                 next = next.min(at);
@@ -118,7 +124,7 @@ impl Shared {
         let h = &mut c.hot;
         let mss = u32::from(h.emss);
         if let Some(r) = &mut c.recovery {
-            r.timeout(h, &mut c.cc, &mut c.tx, now.0);
+            r.timeout(h, &mut c.cc, &mut c.tx, c.cwnd_used, now.0);
         }
         // One segment, beside those that may still arrive.
         h.cwnd = h.pipe + mss;

@@ -51,6 +51,7 @@ macro_rules! directories {
 
 directories! {
     keepalive,
+    pacing,
     rfc1191,
     rfc2018,
     rfc2883,
