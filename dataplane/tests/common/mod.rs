@@ -47,6 +47,7 @@ pub struct Daemon {
     pub socket: PathBuf,
     pub dir: TempDir,
     pub ready: String,
+    logged: mpsc::Receiver<String>,
 }
 
 /// `siwd` with a configuration and arguments, not waited for.
@@ -123,6 +124,7 @@ impl Daemon {
             child,
             dir,
             ready,
+            logged,
         }
     }
 
@@ -155,7 +157,12 @@ impl Daemon {
     /// SIGTERM, and how it ended.
     pub fn stop(mut self) -> ExitStatus {
         self.signal(nix::sys::signal::Signal::SIGTERM);
-        wait(&mut self.child)
+        let how = wait(&mut self.child);
+        if !how.success() {
+            let said = self.logged.recv_timeout(PATIENCE).unwrap_or_default();
+            println!("siwd ended with {how}; it said: {said}");
+        }
+        how
     }
 }
 
