@@ -439,7 +439,9 @@ fn scans_of_ports_and_protocols_over_a_tap_are_told_what_the_rfcs_say() {
         "IcmpOutDestUnreachs",
         "SiwControlDrops",
     ]);
-    assert_eq!((unknown, told + kept), (3000, 3000));
+    // The tap's kernel itself reports groups that it joins, at times of its own.
+    assert!((3000..3020).contains(&unknown), "{unknown}");
+    assert_eq!(told + kept, 3000);
     assert!(kept > 0, "the limit is 1000 a second");
     assert_eq!(icmp(&back) as u64, told);
     r.over();
