@@ -226,6 +226,39 @@ impl<B: RecvBuf, R> Conn<B, R> {
         self.rx.prefetch();
     }
 
+    /// As `prefetch`, for a segment that carries data, or else an ACK: the other's lines would
+    /// only push out what is needed.
+    #[inline]
+    pub(crate) fn prefetch_for(&self, data: bool) {
+        B::prefetch(&raw const self.hot);
+        B::prefetch(&raw const self.hot.rto_at);
+        B::prefetch(&raw const self.rx);
+        B::prefetch(&raw const self.template);
+        B::prefetch(&raw const self.neighbour_generation);
+        if !data {
+            B::prefetch(&raw const self.tx);
+            B::prefetch(&raw const self.cwnd_used);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn prefetch_queues_for(&self, data: bool) {
+        if data {
+            self.rx.prefetch();
+        } else {
+            self.tx.prefetch::<B>();
+        }
+    }
+
+    /// Asks for what a timer looks at.
+    #[inline]
+    pub(crate) fn prefetch_timers(&self) {
+        B::prefetch(&raw const self.hot.flags);
+        B::prefetch(&raw const self.hot.rto_at);
+        B::prefetch(&raw const self.tx);
+        B::prefetch(&raw const self.rx);
+    }
+
     /// SACK or D-SACK blocks wait for a pure ACK.
     pub(crate) fn has_blocks(&self) -> bool {
         self.ooo.as_ref().is_some_and(|o| !o.is_idle())

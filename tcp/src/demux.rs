@@ -31,6 +31,14 @@ pub(crate) struct Staged<B> {
     ce: bool,
 }
 
+impl<B: RecvBuf> Staged<B> {
+    /// More than any TCP header holds.
+    #[inline]
+    fn has_data(&self) -> bool {
+        self.buf.remaining() > 60
+    }
+}
+
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
     /// leave with the next `poll`.
@@ -117,12 +125,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
             for s in row.iter_mut() {
                 s.index = self.sh.table.guess(s.hash).unwrap_or(u32::MAX);
                 if let Some(c) = self.conns.get(s.index as usize) {
-                    c.prefetch();
+                    c.prefetch_for(s.has_data());
                 }
             }
             for s in row.iter() {
                 if let Some(c) = self.conns.get(s.index as usize) {
-                    c.prefetch_queues();
+                    c.prefetch_queues_for(s.has_data());
                 }
             }
         }

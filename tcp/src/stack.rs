@@ -413,14 +413,35 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Timers, and everything owed: pure ACKs (at most one per connection and batch, more only
     /// to tell of many holes), repetitions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
     pub fn poll(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
-        while let Some(index) = self.sh.wheel.pop_due(now) {
-            let c = &mut self.conns[index as usize];
-            if self.sh.on_timer(index, c, now) {
-                self.free(index);
-            }
-        }
+        self.poll_timers(now);
         self.poll_owed(now, tx);
         self.poll_neighbours(now, tx);
+    }
+
+    /// Connections whose deadlines have come, some fetched side by side: in its turn each would
+    /// be waited for.
+    #[inline]
+    fn poll_timers(&mut self, now: Instant) {
+        let mut due = [0; 16];
+        loop {
+            let mut n = 0;
+            while n < due.len()
+                && let Some(index) = self.sh.wheel.pop_due(now)
+            {
+                self.conns[index as usize].prefetch_timers();
+                due[n] = index;
+                n += 1;
+            }
+            for &index in &due[..n] {
+                let c = &mut self.conns[index as usize];
+                if self.sh.on_timer(index, c, now) {
+                    self.free(index);
+                }
+            }
+            if n < due.len() {
+                return;
+            }
+        }
     }
 
     /// [`poll`](Self::poll) without timers: for a caller who knows that received frames still
