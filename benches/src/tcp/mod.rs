@@ -7,7 +7,6 @@
 //! ```
 
 pub mod forward;
-mod frame;
 pub mod link;
 pub mod pair;
 pub mod raw;

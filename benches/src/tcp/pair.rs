@@ -9,12 +9,12 @@ use siw_tcp::{
 };
 
 use super::forward::Forwarder;
-use super::frame::{Frame, recycle};
 use super::link::{End, MEMORY, SourceMemory};
 use super::sink::{Piece, Sink};
 use super::{Clock, MSS};
 use crate::bounds::gbps;
 use crate::report;
+use siwd::worker::frame::{RxFrame, recycle};
 
 const PORT: u16 = 7;
 /// Segments that one connection may queue in a turn; connections that get a turn when there are
@@ -37,7 +37,7 @@ enum Load {
 
 /// A link, and two stacks with the connections between them.
 pub struct Pair {
-    hosts: [Stack<Frame, Piece>; 2],
+    hosts: [Stack<RxFrame, Piece>; 2],
     conns: Vec<ConnId>,
     clock: Clock,
     opened: [usize; 2],
@@ -62,8 +62,8 @@ pub struct PairConfig {
 
 impl Pair {
     /// See [`Stack::CONNECTION_BYTES`].
-    pub const CONNECTION_BYTES: usize = Stack::<Frame, Piece>::CONNECTION_BYTES;
-    pub const HOT_BYTES: usize = Stack::<Frame, Piece>::HOT_BYTES;
+    pub const CONNECTION_BYTES: usize = Stack::<RxFrame, Piece>::CONNECTION_BYTES;
+    pub const HOT_BYTES: usize = Stack::<RxFrame, Piece>::HOT_BYTES;
 
     pub fn new(clock: Clock, config: &PairConfig) -> Result<Pair, String> {
         let stack = |n: u8| {
@@ -179,7 +179,7 @@ impl Pair {
                     checksum,
                     rss_hash: 0,
                 };
-                (Frame::new(m), info)
+                (RxFrame::new(m), info)
             });
             self.hosts[h].receive(now, frames);
         }

@@ -19,7 +19,7 @@ mod commands;
 pub mod completion;
 mod connection;
 pub mod forward;
-pub(crate) mod frame;
+pub mod frame;
 mod idle;
 mod inbound;
 pub mod messages;
