@@ -172,18 +172,18 @@ unsafe fn weave_avx512(src: *const u8, dst: &mut [u8], how: Weave, crc: u32) -> 
     let left = end - at;
     let within = (1 << left) - 1;
     let mut last = [0u8; LINE];
-    // SAFETY: `left` octets of payload, and a marker if there is one; then a line of `last`.
+    // SAFETY: `left` octets of payload, and a marker if there is one; what `dst` has left; then a
+    // line of `last`.
     unsafe {
         let x = if marker < end {
             blend(from, marker - at, how.marker(marker), within)
         } else {
             _mm512_maskz_loadu_epi8(within, from.cast())
         };
+        _mm512_mask_storeu_epi8(to.add(at).cast(), within, x);
         _mm512_storeu_si512(last.as_mut_ptr().cast(), x);
     }
-    let last = &last[..left];
-    dst[at..].copy_from_slice(last);
-    !crc_fold::continue_short(remainder, last)
+    !crc_fold::continue_short(remainder, &last[..left])
 }
 
 /// A line with a marker at its octet `at`, a multiple of four: payload from `from` on before it, and
