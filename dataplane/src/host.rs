@@ -174,6 +174,18 @@ pub fn notify(state: &str) {
     }
 }
 
+/// Sends what is logged at `levels`, the argument of `--log`, to stderr; once a process.
+pub fn log_to_stderr(levels: &str) -> Result<(), String> {
+    let filter = tracing_subscriber::EnvFilter::try_new(levels)
+        .map_err(|e| format!("--log {levels:?}: {e}; write error, warn, info, debug or trace"))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .init();
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -43,21 +43,10 @@ const EMBEDDED: &str = include_str!("../../config/loopback.toml");
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let filter = match tracing_subscriber::EnvFilter::try_new(&args.log) {
-        Ok(f) => f,
-        Err(e) => {
-            eprintln!(
-                "siwd: --log {:?}: {e}; write error, warn, info, debug or trace",
-                args.log
-            );
-            return ExitCode::from(2);
-        }
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
+    if let Err(e) = siwd::host::log_to_stderr(&args.log) {
+        eprintln!("siwd: {e}");
+        return ExitCode::from(2);
+    }
     match run(&args) {
         // Threads of drivers may still run: no exit handlers.
         Ok(()) => dpdk::exit(0),

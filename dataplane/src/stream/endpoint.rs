@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dpdk::{MbufCache, Mempool, RxBatch, RxQueue};
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, Stats};
+use siw_tcp::{ConnId, Events, FrameInfo, Instant, Stack, Stats};
 
 use super::Plan;
 use super::doze::Doze;
@@ -238,11 +238,7 @@ impl<'a> Endpoint<'a> {
             let (trusted, port_checks) = (lane.trusted, lane.rx_checksum);
             self.batch.prefetch(4);
             let frames = self.batch.drain().map(|mut m| {
-                let checksum = match (trusted, port_checks) {
-                    (true, _) => RxChecksum::Good,
-                    (_, true) => frame::port_says(&m),
-                    _ => RxChecksum::Unknown,
-                };
+                let checksum = frame::checksum(&m, trusted, port_checks);
                 let rss_hash = m.rss_hash().unwrap_or(0);
                 m.clear_offload();
                 (RxFrame::new(m), FrameInfo { checksum, rss_hash })
@@ -251,13 +247,7 @@ impl<'a> Endpoint<'a> {
         }
         if !lane.out.turned.is_empty() {
             any = true;
-            let turned = std::mem::take(&mut lane.out.turned);
-            let info = FrameInfo {
-                checksum: RxChecksum::Good,
-                rss_hash: 0,
-            };
-            lane.stack
-                .receive(now, turned.into_iter().map(|m| (RxFrame::new(m), info)));
+            lane.stack.receive(now, lane.out.take_turned());
         }
         while let Some((conn, user, events)) = self.lanes[index].stack.next_event() {
             any = true;

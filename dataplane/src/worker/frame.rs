@@ -22,13 +22,24 @@ pub fn recycle(cache: &mut MbufCache) {
 /// What a port that checks says about a frame (RFC 1122 section 3.2.1.2: the IP header's checksum is
 /// the host's to verify, whatever lies behind it, and not every port looks at both).
 #[inline]
-pub fn port_says(m: &Mbuf) -> RxChecksum {
+fn port_says(m: &Mbuf) -> RxChecksum {
     use Checksum::{Bad, Good, NotNeeded, Unknown};
     match (m.rx_ip_checksum(), m.rx_l4_checksum()) {
         (Bad, _) | (_, Bad) => RxChecksum::Bad,
         (_, Unknown) => RxChecksum::Unknown,
         (Unknown, Good | NotNeeded) => RxChecksum::TcpGood,
         (Good | NotNeeded, Good | NotNeeded) => RxChecksum::Good,
+    }
+}
+
+/// What is known of a frame's checksums before anybody adds them up: of a port that is `trusted`
+/// all are good, of one that checks it is what the port says.
+#[inline]
+pub fn checksum(m: &Mbuf, trusted: bool, port_checks: bool) -> RxChecksum {
+    match (trusted, port_checks) {
+        (true, _) => RxChecksum::Good,
+        (_, true) => port_says(m),
+        _ => RxChecksum::Unknown,
     }
 }
 

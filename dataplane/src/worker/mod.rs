@@ -43,7 +43,7 @@ use siw_iwarp::mpa::MpaConfig;
 use siw_iwarp::{QpState, TxRecord};
 use siw_shm::doorbell::SleepFlag;
 use siw_shm::{DoorbellConsumer, Reader};
-use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, RxChecksum, Stack};
+use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, Stack};
 
 use crate::capture::{Direction, Tap};
 use crate::config::IdlePolicy;
@@ -367,13 +367,7 @@ impl Worker {
             let home = lane.home.as_ref();
             let device = lane.device;
             let frames = self.batch.drain().filter_map(|mut m| {
-                let checksum = if trusted {
-                    RxChecksum::Good
-                } else if port_checks {
-                    frame::port_says(&m)
-                } else {
-                    RxChecksum::Unknown
-                };
+                let checksum = frame::checksum(&m, trusted, port_checks);
                 let rss_hash = m.rss_hash().unwrap_or(0);
                 m.clear_offload();
                 if let Some(h) = home {
@@ -392,13 +386,7 @@ impl Worker {
         }
         if !lane.out.turned.is_empty() {
             any = true;
-            let turned = std::mem::take(&mut lane.out.turned);
-            let info = FrameInfo {
-                checksum: RxChecksum::Good,
-                rss_hash: 0,
-            };
-            lane.stack
-                .receive(now, turned.into_iter().map(|m| (RxFrame::new(m), info)));
+            lane.stack.receive(now, lane.out.take_turned());
         }
         while let Some((conn, user, events)) = self.lanes[index].stack.next_event() {
             any = true;

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
 use siw_iwarp::{BuildError, Fpdu, FrameBuilder, TxOwner, TxRecord};
 use siw_shm::{Mr, Reader, Region};
-use siw_tcp::{FrameMeta, FrameSink, TxChecksum, checksum};
+use siw_tcp::{FrameInfo, FrameMeta, FrameSink, RxChecksum, TxChecksum, checksum};
 
 use super::forward::Through;
+use super::frame::RxFrame;
 use super::owners::Owners;
 use super::queue_pair::QpTable;
 use super::user::User;
@@ -88,6 +89,16 @@ impl Output {
             };
             self.sent += n as u64;
         }
+    }
+
+    /// The frames that were turned around, as received: their checksums are our own.
+    pub fn take_turned(&mut self) -> impl Iterator<Item = (RxFrame, FrameInfo)> + use<> {
+        let info = FrameInfo {
+            checksum: RxChecksum::Good,
+            rss_hash: 0,
+        };
+        let turned = std::mem::take(&mut self.turned);
+        turned.into_iter().map(move |m| (RxFrame::new(m), info))
     }
 
     /// A whole frame leaves with the next burst, or is turned around: with its checksum, or
