@@ -24,16 +24,29 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let can_be_peer = match &what {
             Inbound::Icmpv4 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
             Inbound::Icmpv6 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
-            Inbound::Unknown { src, .. } => sh.can_be_peer(*src, src_mac),
+            Inbound::Trouble { src, .. } => sh.can_be_peer(*src, src_mac),
             _ => true,
         };
         match what {
             Inbound::Tcp { .. } => {}
-            Inbound::Unknown { src, dst } if own(dst) && can_be_peer => {
-                let o = Origin { src_mac, src, dst };
-                sh.control.unknown_protocol(now, &o, &b, &mut sh.stats);
+            Inbound::Trouble {
+                src,
+                dst,
+                error,
+                group,
+            } => {
+                let dst = if group { sh.member(dst) } else { Some(dst) };
+                let Some(dst) = dst.filter(|d| own(*d)) else {
+                    return;
+                };
+                if can_be_peer {
+                    let o = Origin { src_mac, src, dst };
+                    let stats = &mut sh.stats;
+                    sh.control.icmp_error(now, &o, error, b.chunk(), stats);
+                } else {
+                    sh.stats.martians += 1;
+                }
             }
-            Inbound::Unknown { dst, .. } => sh.stats.martians += u64::from(own(dst)),
             Inbound::Arp => {
                 let claim = sh.control.receive_arp(b.chunk(), own, &mut sh.stats);
                 if let Some((addr, mac, reply)) = claim {

@@ -3,7 +3,9 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::checksum::Sum;
+use crate::extension::{self, Walk};
 use crate::flow_table::FlowKey;
+use crate::icmp_errors::IcmpError;
 use crate::segment::{be16, be32, be64};
 use crate::stack::RxChecksum;
 use crate::{RecvBuf, Stats};
@@ -25,10 +27,13 @@ pub(crate) enum Inbound {
         dst: Ipv6Addr,
         hop_limit: u8,
     },
-    /// IP to one of us with another protocol inside; the buffer begins with the IP header.
-    Unknown {
+    /// IP whose sender is told that it is not taken, when it is to one of us, or with `group` to a
+    /// group that we are in; the buffer begins with the IP header.
+    Trouble {
         src: IpAddr,
         dst: IpAddr,
+        error: IcmpError,
+        group: bool,
     },
 }
 
@@ -164,9 +169,11 @@ fn ipv4<B: RecvBuf>(
             b.truncate(l2 + total);
             b.advance(l2);
             let (src, dst): (Ipv4Addr, Ipv4Addr) = (src.into(), dst.into());
-            (!multicast).then_some(Inbound::Unknown {
+            (!multicast).then_some(Inbound::Trouble {
                 src: src.into(),
                 dst: dst.into(),
+                error: IcmpError::PROTOCOL,
+                group: false,
             })
         }
     }
@@ -194,53 +201,118 @@ fn ipv6<B: RecvBuf>(
         stats.csum_errors += 1;
         return None;
     }
-    let src = [be64(ip, 8), be64(ip, 16)];
-    let dst = [be64(ip, 24), be64(ip, 32)];
-    let hop_limit = ip[7];
-    let ce = ip[1] >> 4 & 3 == 3;
-    let addr = |a: [u64; 2]| Ipv6Addr::from_bits(u128::from(a[0]) << 64 | u128::from(a[1]));
+    let packet = Packet {
+        src: [be64(ip, 8), be64(ip, 16)],
+        dst: [be64(ip, 24), be64(ip, 32)],
+        hop_limit: ip[7],
+        ce: ip[1] >> 4 & 3 == 3,
+        checksum,
+        multicast,
+    };
     match ip[6] {
-        6 => {
-            let ports = ip.get(40..44)?;
-            let key = FlowKey::v6(dst, src, be16(ports, 2), be16(ports, 0));
-            if multicast {
-                stats.martians += 1;
-                return None;
-            }
+        6 => tcp6(b, &packet, l2, (40, len), stats),
+        next => {
             b.truncate(l2 + 40 + len);
-            b.advance(l2 + 40);
-            if checksum == RxChecksum::Unknown {
-                let mut s = Sum::new();
-                for w in [src[0], src[1], dst[0], dst[1]] {
-                    for shift in [48, 32, 16, 0] {
-                        s.add_word((w >> shift) as u16);
-                    }
-                }
-                tcp_checksum(s, b, stats)?;
-            }
-            Some(Inbound::Tcp { key, ce })
+            b.advance(l2);
+            other6(b, &packet, next, stats)
         }
-        58 => {
-            b.truncate(l2 + 40 + len);
-            b.advance(l2 + 40);
+    }
+}
+
+/// What is asked of an IPv6 header, and of the frame.
+struct Packet {
+    src: [u64; 2],
+    dst: [u64; 2],
+    hop_limit: u8,
+    ce: bool,
+    checksum: RxChecksum,
+    multicast: bool,
+}
+
+impl Packet {
+    fn addresses(&self) -> (Ipv6Addr, Ipv6Addr) {
+        let addr = |a: [u64; 2]| Ipv6Addr::from_bits(u128::from(a[0]) << 64 | u128::from(a[1]));
+        (addr(self.src), addr(self.dst))
+    }
+}
+
+/// TCP behind `at` bytes of IPv6 headers, `len` bytes long.
+#[inline(always)]
+fn tcp6<B: RecvBuf>(
+    b: &mut B,
+    p: &Packet,
+    l2: usize,
+    (at, len): (usize, usize),
+    stats: &mut Stats,
+) -> Option<Inbound> {
+    let ports = b.chunk().get(l2 + at..l2 + at + 4)?;
+    let key = FlowKey::v6(p.dst, p.src, be16(ports, 2), be16(ports, 0));
+    if p.multicast {
+        stats.martians += 1;
+        return None;
+    }
+    b.truncate(l2 + at + len);
+    b.advance(l2 + at);
+    if p.checksum == RxChecksum::Unknown {
+        let mut s = Sum::new();
+        for w in [p.src[0], p.src[1], p.dst[0], p.dst[1]] {
+            for shift in [48, 32, 16, 0] {
+                s.add_word((w >> shift) as u16);
+            }
+        }
+        tcp_checksum(s, b, stats)?;
+    }
+    Some(Inbound::Tcp { key, ce: p.ce })
+}
+
+/// Not TCP, or not at once; `b` is the packet.
+#[cold]
+fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut Stats) -> Option<Inbound> {
+    let (src, dst) = p.addresses();
+    let trouble = |error, group| Inbound::Trouble {
+        src: src.into(),
+        dst: dst.into(),
+        error,
+        group,
+    };
+    let packet = b.chunk();
+    match extension::walk(packet, next, 40, extension::NEXT) {
+        Walk::At { next: 6, at, .. } => {
+            let len = b.remaining() - at;
+            tcp6(b, p, 0, (at, len), stats)
+        }
+        Walk::At {
+            next: extension::ICMPV6,
+            at,
+            ..
+        } => {
+            b.advance(at);
             Some(Inbound::Icmpv6 {
-                src: addr(src),
-                dst: addr(dst),
-                hop_limit,
+                src,
+                dst,
+                hop_limit: p.hop_limit,
             })
         }
-        44 => {
+        Walk::At {
+            next: extension::FRAGMENT,
+            ..
+        } => {
             stats.ip_fragments += 1;
             None
         }
-        next => {
+        Walk::At { next, named, .. } => {
             stats.unknown_protocols += 1;
-            b.truncate(l2 + 40 + len);
-            b.advance(l2);
-            (!multicast && next != NO_NEXT_HEADER).then_some(Inbound::Unknown {
-                src: addr(src).into(),
-                dst: addr(dst).into(),
-            })
+            (!p.multicast && next != NO_NEXT_HEADER)
+                .then(|| trouble(IcmpError::parameter(1, named), false))
+        }
+        Walk::Drop => {
+            stats.header_errors += 1;
+            None
+        }
+        Walk::Tell { error, group } => {
+            stats.header_errors += 1;
+            let may = (group || !p.multicast) && !extension::tells_of_error(packet);
+            may.then(|| trouble(error, group))
         }
     }
 }

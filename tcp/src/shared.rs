@@ -66,6 +66,10 @@ pub(crate) struct Shared {
     pub stats: Stats,
 }
 
+/// The groups that every IPv6 node is in: ff02::1, and ff02::1:ff00:0 with the end of an address.
+const ALL_NODES: u128 = 0xff02 << 112 | 1;
+const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
+
 impl Shared {
     #[inline]
     pub(crate) fn event(&mut self, index: u32, h: &mut Hot, e: Events) {
@@ -153,6 +157,26 @@ impl Shared {
 
     pub(crate) fn own(&self, a: IpAddr) -> bool {
         self.config.addrs.iter().any(|c| c.addr == a)
+    }
+
+    /// Our address by which what was sent to `a` is answered: itself, or one of ours that is of the
+    /// group `a` (all nodes of the link, RFC 4291 section 2.7.1; the solicited-node groups).
+    #[cold]
+    pub(crate) fn member(&self, a: IpAddr) -> Option<IpAddr> {
+        let IpAddr::V6(g) = a else { return Some(a) };
+        let ours = self.config.addrs.iter().map(|c| c.addr);
+        let mut ours = ours.filter_map(|c| match c {
+            IpAddr::V6(c) => Some(c.to_bits()),
+            IpAddr::V4(_) => None,
+        });
+        let found = match g.to_bits() {
+            ALL_NODES => ours.next(),
+            bits if bits >> 24 == SOLICITED_NODE >> 24 => {
+                ours.find(|c| (c ^ bits) & 0xff_ffff == 0)
+            }
+            _ => return Some(a),
+        };
+        found.map(|c| core::net::Ipv6Addr::from_bits(c).into())
     }
 
     /// Whoever sends from `a` can be meant: an address that a peer can have, neither ours (LAND)

@@ -151,6 +151,8 @@ counters! {
     martians = "IpInAddrErrors",
     /// Not for this device or VLAN, or no IP.
     not_for_us = "SiwNotForUs",
+    /// IPv6 packets with extension headers that are malformed or ask for what is refused.
+    header_errors = "IpInHdrErrors",
     /// IP that is neither TCP nor ICMP.
     unknown_protocols = "IpInUnknownProtos",
     /// SYNs to ports where nobody listens, and other segments of no connection.
@@ -163,8 +165,10 @@ counters! {
     icmp_in = "IcmpInMsgs",
     icmp_out = "IcmpOutMsgs",
     icmp_errors_in = "SiwIcmpErrorsIn",
-    /// Of those sent: errors that tell of an unknown protocol.
+    /// Of those sent: errors that tell of an unknown protocol in IPv4; and of that or of a header
+    /// that cannot be in IPv6.
     icmp_unreachables_out = "IcmpOutDestUnreachs",
+    icmp_parameter_problems_out = "IcmpOutParmProbs",
     /// EMSS reductions: told by ICMP (RFC 1191, 8201), and guessed from silence (RFC 4821).
     pmtu_reductions = "SiwPmtuReductions",
     black_holes = "SiwBlackHoles",

@@ -10,6 +10,7 @@ use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use crate::extension;
 use crate::segment::be16;
 use crate::toeplitz::{SYMMETRIC_RSS_KEY, Toeplitz};
 
@@ -121,17 +122,21 @@ impl Steering {
             }
             0x86dd => {
                 let head = ip.get(..40)?;
-                match head[6] {
+                let (next, at) = match head[6] {
+                    next if extension::known(next) => extension::carried(ip, next, 40)?,
+                    next => (next, 40),
+                };
+                match next {
                     6 => {
                         let mut input = [0; 36];
                         input[..32].copy_from_slice(&head[8..40]);
-                        input[32..].copy_from_slice(ip.get(40..44)?);
+                        input[32..].copy_from_slice(ip.get(at..at + 4)?);
                         Some(Destination::Worker(self.worker(self.hash.hash(&input))))
                     }
                     // Errors are below 128 (RFC 4443 section 2.1); neighbour solicitation and
                     // advertisement (RFC 4861 section 4).
                     58 => {
-                        matches!(ip.get(40)?, 0..=127 | 135 | 136).then_some(Destination::Everyone)
+                        matches!(ip.get(at)?, 0..=127 | 135 | 136).then_some(Destination::Everyone)
                     }
                     _ => None,
                 }

@@ -513,7 +513,8 @@ fn protocols_that_nobody_speaks_are_told_so_no_faster_than_the_limit_rfc_1122_3_
     }
     let s = stats(&l);
     assert_eq!(told, 998);
-    assert_eq!((s.icmp_out, s.icmp_unreachables_out), (1000, 1000));
+    assert_eq!((s.icmp_out, s.icmp_unreachables_out), (1000, 500));
+    assert_eq!(s.icmp_parameter_problems_out, 500);
     assert_eq!((s.unknown_protocols, s.control_drops), (3003, 2002));
 }
 

@@ -158,3 +158,22 @@ pub fn fix_ipv4(p: &mut [u8]) {
     s.add(&p[..20]);
     p[10..12].copy_from_slice(&(!s.value()).to_be_bytes());
 }
+
+/// An IPv6 frame with extension headers before what it carries: the kind of each, and its bytes, of
+/// which the first is set to what follows.
+pub fn behind(frame: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
+    let (head, payload) = frame.split_at(14 + 40);
+    let mut f = head.to_vec();
+    let kinds = headers.iter().map(|h| h.0).chain([head[20]]);
+    let kinds: Vec<u8> = kinds.collect();
+    f[20] = kinds[0];
+    for ((_, h), next) in headers.iter().zip(&kinds[1..]) {
+        let at = f.len();
+        f.extend_from_slice(h);
+        f[at] = *next;
+    }
+    f.extend_from_slice(payload);
+    let len = (f.len() - 14 - 40) as u16;
+    f[18..20].copy_from_slice(&len.to_be_bytes());
+    f
+}

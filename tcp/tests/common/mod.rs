@@ -11,6 +11,7 @@ pub mod capture;
 pub mod fuzz;
 pub mod quiet;
 pub mod scenario;
+pub mod stranger;
 pub mod wire;
 
 pub const PORT: u16 = 7000;

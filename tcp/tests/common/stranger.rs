@@ -1,0 +1,130 @@
+//! A host that is no stack: it makes each frame that host 1 of a lab gets, and reads what comes.
+
+use siw_tcp::sim::forge::{Ends, Tcp};
+use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, StackConfig, Stats};
+
+use super::wire::{ACK, Lab, PSH, SYN};
+
+pub const MAC: [u8; 6] = [2, 9, 9, 9, 9, 9];
+const HOST: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const PORTS: [u16; 2] = [2000, 80];
+
+/// What is done to a frame on its way.
+pub type Way<'a> = &'a dyn Fn(Vec<u8>) -> Vec<Vec<u8>>;
+
+pub struct Stranger {
+    pub lab: Lab,
+    pub ends: Ends,
+    seq: u32,
+    ack: u32,
+}
+
+impl Stranger {
+    /// On the link of host 1, with an address of the family.
+    pub fn new(v6: bool) -> Stranger {
+        Stranger::of(v6, |_| {})
+    }
+
+    /// With changes to the configuration of host 1.
+    pub fn of(v6: bool, change: impl FnOnce(&mut StackConfig)) -> Stranger {
+        let mut c = [0, 1].map(siw_tcp::sim::host_config);
+        change(&mut c[1]);
+        let mut lab = Lab::with(c);
+        let now = lab.net.now;
+        lab.net.hosts[1].listen(None, 80, 16, 0).unwrap();
+        let ip = if v6 {
+            ["fd00::9", "fd00::2"]
+        } else {
+            ["10.0.0.9", "10.0.0.2"]
+        };
+        let ends = Ends {
+            mac: [MAC, HOST],
+            ip: ip.map(|a| a.parse().unwrap()),
+        };
+        let mut s = Stranger {
+            lab,
+            ends,
+            seq: 1000,
+            ack: 0,
+        };
+        let hello = if v6 { ends.solicit() } else { ends.arp(1) };
+        assert_eq!(s.answers(vec![hello]).len(), 1);
+        assert!(now <= s.now());
+        s
+    }
+
+    pub fn now(&self) -> Instant {
+        self.lab.net.now
+    }
+
+    pub fn give(&mut self, frames: Vec<Vec<u8>>) {
+        let info = FrameInfo {
+            checksum: RxChecksum::Unknown,
+            rss_hash: 0,
+        };
+        let now = self.now();
+        let frames = frames.into_iter().map(|f| (f.into(), info));
+        self.lab.net.hosts[1].receive(now, frames);
+    }
+
+    /// What host 1 sends at its next chance.
+    pub fn said(&mut self) -> Vec<Vec<u8>> {
+        let now = self.now();
+        let sink = &mut self.lab.net.sinks[1];
+        self.lab.net.hosts[1].poll(now, sink);
+        sink.frames.drain(..).map(|(f, _)| f).collect()
+    }
+
+    pub fn answers(&mut self, frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+        self.give(frames);
+        self.said()
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.lab.net.hosts[1].stats().clone()
+    }
+
+    fn segment(&self, flags: u8, payload: &[u8]) -> Vec<u8> {
+        self.ends.tcp(&Tcp {
+            ports: PORTS,
+            seq: self.seq,
+            ack: self.ack,
+            flags,
+            window: 60_000,
+            options: &[],
+            payload,
+        })
+    }
+
+    /// A connection to port 80, all of its segments by this way.
+    pub fn connect(&mut self, way: Way<'_>) -> ConnId {
+        // With an answer comes a question where we are.
+        let a = self.answers(way(self.segment(SYN, b"")));
+        let tcp = if self.ends.ip[0].is_ipv6() { 54 } else { 34 };
+        let s = a.iter().find_map(|f| {
+            let word = |at| u32::from_be_bytes(f[at..at + 4].try_into().unwrap());
+            (f[tcp..tcp + 2] == [0, 80] && f[tcp + 13] == SYN | ACK)
+                .then(|| (word(tcp + 4), word(tcp + 8)))
+        });
+        let (seq, ack) = s.expect("a SYN with an ACK");
+        assert_eq!(ack, self.seq + 1);
+        (self.seq, self.ack) = (ack, seq.wrapping_add(1));
+        self.give(way(self.segment(ACK, b"")));
+        self.lab.collect();
+        let (id, e) = *self.lab.events[1].last().expect("an event");
+        assert!(e.contains(Events::ACCEPTED));
+        id
+    }
+
+    /// Sends data; whether it was there at once.
+    pub fn delivers(&mut self, id: ConnId, data: &[u8], way: Way<'_>) -> bool {
+        self.give(way(self.segment(ACK | PSH, data)));
+        let got = self.lab.read(1, id);
+        if got.is_empty() {
+            return false;
+        }
+        assert!(got == data, "{} bytes of {}", got.len(), data.len());
+        self.seq += data.len() as u32;
+        true
+    }
+}

@@ -1,0 +1,208 @@
+//! IPv6 packets with extension headers (RFC 8200 section 4): what lies behind them is received, and
+//! what cannot be is told to whom sent it.
+
+mod common;
+
+use common::stranger::{Stranger, Way};
+use common::wire::pattern;
+use siw_tcp::sim::forge::behind;
+use siw_tcp::{Destination, Steering};
+
+/// Hop-by-hop with a router alert, destination options with padding, routing that is done with.
+const SKIPPED: [(u8, &[u8]); 3] = [
+    (0, &[0, 0, 5, 2, 0, 0, 1, 0]),
+    (60, &[0, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    (
+        43,
+        &[
+            0, 2, 0, 0, 9, 9, 9, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        ],
+    ),
+];
+/// An atomic fragment (RFC 6946).
+const ATOMIC: (u8, &[u8]) = (44, &[0, 0, 0, 0, 1, 2, 3, 4]);
+
+fn through<'a>(headers: &'a [(u8, &'a [u8])]) -> impl Fn(Vec<u8>) -> Vec<Vec<u8>> + 'a {
+    move |f| vec![behind(&f, headers)]
+}
+
+/// The error's type, code and pointer, and what it quotes.
+fn error(frame: &[u8]) -> ([u8; 2], u32, &[u8]) {
+    assert_eq!(frame[20], 58, "ICMPv6");
+    let pointer = u32::from_be_bytes(frame[58..62].try_into().unwrap());
+    ([frame[54], frame[55]], pointer, &frame[62..])
+}
+
+#[test]
+fn tcp_works_behind_extension_headers_that_are_skipped() {
+    let mut s = Stranger::new(true);
+    let all = [&SKIPPED[..], &SKIPPED[1..2]].concat();
+    let way: Way<'_> = &through(&all);
+    let id = s.connect(way);
+    for n in [1, 999, 1300] {
+        assert!(s.delivers(id, &pattern(n), way), "{n} bytes");
+    }
+    for one in &SKIPPED {
+        assert!(s.delivers(id, b"behind one", &through(&[*one])));
+    }
+    // The headers are not in the checksum of TCP, a wrong one is found behind them.
+    let spoilt = |f: Vec<u8>| {
+        let mut f = behind(&f, &SKIPPED);
+        *f.last_mut().unwrap() ^= 1;
+        vec![f]
+    };
+    assert!(!s.delivers(id, b"spoilt", &spoilt));
+    let stats = s.stats();
+    assert_eq!((stats.csum_errors, stats.header_errors), (1, 0));
+    assert_eq!(stats.unknown_protocols, 0);
+}
+
+#[test]
+fn echo_and_neighbour_discovery_work_behind_extension_headers() {
+    let mut s = Stranger::new(true);
+    for request in [
+        s.ends.icmp([128, 0], [0, 7, 0, 1], b"hello"),
+        s.ends.solicit(),
+    ] {
+        let a = s.answers(vec![request.clone()]);
+        assert_eq!(a.len(), 1);
+        assert_eq!(s.answers(vec![behind(&request, &SKIPPED)]), a);
+    }
+}
+
+#[test]
+fn options_are_processed_by_their_action_bits_rfc_8200_4_2() {
+    let mut s = Stranger::new(true);
+    let packet = s.ends.udp([1, 2], b"data");
+    let with = |kind: u8, option: u8| behind(&packet, &[(kind, &[0, 0, 1, 0, option, 2, 0, 0])]);
+    for kind in [0, 60] {
+        // Skipped: then what is behind cannot be had. The header names it in its first byte.
+        let f = with(kind, 0x1e);
+        let a = s.answers(vec![f.clone()]);
+        assert_eq!(error(&a[0]), ([4, 1], 40, &f[14..]));
+        assert!(s.answers(vec![with(kind, 0x5e)]).is_empty());
+        for option in [0x9e, 0xde, 0xc2] {
+            let f = with(kind, option);
+            let a = s.answers(vec![f.clone()]);
+            assert_eq!(error(&a[0]), ([4, 2], 44, &f[14..]), "{option:#x}");
+        }
+    }
+    let stats = s.stats();
+    assert_eq!(stats.header_errors, 8);
+    assert_eq!((stats.icmp_out, stats.icmp_parameter_problems_out), (8, 8));
+    assert_eq!(stats.icmp_unreachables_out, 0);
+}
+
+#[test]
+fn a_group_is_told_of_an_option_that_asks_for_it_and_of_nothing_else() {
+    let mut s = Stranger::new(true);
+    let ours = s.ends.ip[1];
+    let solicited: std::net::Ipv6Addr = "ff02::1:ff00:2".parse().unwrap();
+    for (group, member) in [
+        ("ff02::1", true),
+        ("ff02::1:ff00:2", true),
+        ("ff02::1:ff00:3", false),
+        ("ff02::5", false),
+    ] {
+        let mut e = s.ends;
+        e.ip[1] = group.parse().unwrap();
+        e.mac[1] = [0x33, 0x33, 0, 0, 0, 1];
+        let packet = e.udp([1, 2], b"data");
+        for (option, told) in [(0x9e, member), (0xde, false), (0x5e, false), (0x1e, false)] {
+            let f = behind(&packet, &[(60, &[0, 0, option, 4, 0, 0, 0, 0])]);
+            let a = s.answers(vec![f.clone()]);
+            assert_eq!(a.len(), usize::from(told), "{group}, {option:#x}");
+            if told {
+                assert_eq!(error(&a[0]), ([4, 2], 42, &f[14..]));
+                let std::net::IpAddr::V6(from) = ours else {
+                    unreachable!()
+                };
+                assert_eq!(a[0][22..38], from.octets(), "from an address of ours");
+            }
+        }
+    }
+    assert_eq!(solicited.octets()[13..], [0, 0, 2], "as our address ends");
+}
+
+#[test]
+fn routing_headers_with_segments_left_are_refused_rfc_5095() {
+    let mut s = Stranger::new(true);
+    let mut header = [0; 24];
+    (header[1], header[3]) = (2, 1);
+    let packet = s.ends.udp([1, 2], b"data");
+    for kind in [0, 2, 3, 4, 200] {
+        header[2] = kind;
+        let f = behind(&packet, &[SKIPPED[0], (43, &header)]);
+        let a = s.answers(vec![f.clone()]);
+        assert_eq!(a.len(), 1, "nothing is sent on, and its sender is told");
+        assert_eq!(error(&a[0]), ([4, 0], 48 + 2, &f[14..]));
+    }
+    // Not even for a listener.
+    let id = s.connect(&through(&[]));
+    assert!(!s.delivers(id, b"by a detour", &through(&[(43, &header)])));
+}
+
+#[test]
+fn errors_are_not_answered_with_errors_rfc_4443_2_4() {
+    let mut s = Stranger::new(true);
+    let quoted = [0; 48];
+    let error = s.ends.icmp([1, 4], [0; 4], &quoted);
+    let bad: (u8, &[u8]) = (60, &[0, 0, 0x9e, 4, 0, 0, 0, 0]);
+    assert!(s.answers(vec![behind(&error, &[bad])]).is_empty());
+    assert!(
+        s.answers(vec![behind(&error, &[bad, SKIPPED[1]])])
+            .is_empty()
+    );
+    let echo = s.ends.icmp([128, 0], [0; 4], &quoted);
+    assert_eq!(s.answers(vec![behind(&echo, &[bad, SKIPPED[1]])]).len(), 1);
+    assert_eq!(s.stats().header_errors, 3);
+}
+
+#[test]
+fn chains_that_are_too_long_or_cut_are_dropped_and_counted() {
+    let mut s = Stranger::new(true);
+    let packet = s.ends.udp([1, 2], b"data");
+    assert!(
+        s.answers(vec![behind(&packet, &[SKIPPED[1]; 9])])
+            .is_empty()
+    );
+    // A length that reaches beyond the packet.
+    let long: (u8, &[u8]) = (60, &[0, 200, 1, 4, 0, 0, 0, 0]);
+    assert!(s.answers(vec![behind(&packet, &[long])]).is_empty());
+    assert_eq!(s.stats().header_errors, 2);
+    // And with every byte cut off, nothing happens but counting.
+    let whole = behind(&packet, &SKIPPED);
+    for n in 14..whole.len() {
+        let mut f = whole[..n].to_vec();
+        if n >= 54 {
+            f[18..20].copy_from_slice(&(n as u16 - 54).to_be_bytes());
+        }
+        s.answers(vec![f]);
+    }
+}
+
+#[test]
+fn workers_find_whom_a_packet_behind_extension_headers_is_for() {
+    let s = Stranger::new(true);
+    let steering = Steering::new(4, 0);
+    let all = [&SKIPPED[..], &[ATOMIC]].concat();
+    let mut seen = [0; 4];
+    for port in 1..100 {
+        let t = siw_tcp::sim::forge::Tcp {
+            ports: [port, 80],
+            ..Default::default()
+        };
+        let f = s.ends.tcp(&t);
+        let Destination::Worker(w) = steering.look(&f) else {
+            panic!("TCP has an owner")
+        };
+        seen[w] += 1;
+        assert_eq!(steering.look(&behind(&f, &all)), Destination::Worker(w));
+    }
+    assert!(seen.iter().all(|n| *n > 0), "{seen:?}");
+    let everyone = behind(&s.ends.solicit(), &all);
+    assert_eq!(steering.look(&everyone), Destination::Everyone);
+    for n in 0..everyone.len() {
+        steering.look(&everyone[..n]);
+    }
+}
