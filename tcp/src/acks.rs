@@ -255,10 +255,12 @@ impl Shared {
         }
         let mut due = 0;
         let mut partial = false;
+        let mut heard = false;
         if h.has(flag::SACK) {
             let (segs, bytes) = r.sack(h, &mut c.tx, seg, now.0);
             self.stats.sacked_segs += u64::from(segs);
             delivered += bytes;
+            heard = segs > 0 && r.rack.all_before(&c.tx);
         } else if dup {
             h.dup_acks = h.dup_acks.saturating_add(1);
             if h.dup_acks == 3 && h.phase == Phase::Open {
@@ -300,6 +302,12 @@ impl Shared {
         }
         r.settle(h);
         self.owe(index, h, 0);
+        if heard && !h.has(flag::REO | flag::PTO) {
+            // RFC 6675 section 6 leaves room for it: whether a repetition was lost only shows in
+            // what left after it, and the wait for that must outlast the answers to what left
+            // before.
+            self.restart_rto(index, h, now);
+        }
         self.retime(index, c, due, new, now);
     }
 

@@ -119,6 +119,12 @@ impl Rack {
         }
     }
 
+    /// Nothing that left after the first unacknowledged segment last did was delivered yet: its
+    /// fate is open, and what does arrive shows that the path is not silent.
+    pub(crate) fn all_before<R>(&self, tx: &SendQueue<R>) -> bool {
+        tx.sent.front().is_some_and(|s| self.xmit < s.at)
+    }
+
     fn sent_before(&self, at: u64, end: SeqNr) -> bool {
         at < self.xmit || (at == self.xmit && end.lt(self.end))
     }

@@ -52,6 +52,19 @@ fn lose(l: &mut Lab, which: &[usize]) {
     });
 }
 
+/// Loses the next segment with payload of host 0, and its first repetition.
+fn lose_twice(l: &mut Lab) {
+    let (mut seen, mut first) = (0, None);
+    l.lose(move |from, f| {
+        let Some(s) = Seg::parse(from, f).filter(|s| from == 0 && !s.payload.is_empty()) else {
+            return false;
+        };
+        let first = *first.get_or_insert(s.seq);
+        seen += i32::from(s.seq == first);
+        s.seq == first && seen <= 2
+    });
+}
+
 #[test]
 fn no_rto_for_up_to_3_losses_in_a_window_wherever_they_are_rfc_8985() {
     const N: usize = 12;
@@ -210,23 +223,52 @@ fn a_needless_probe_is_told_by_d_sack_and_costs_nothing_rfc_2883() {
 #[test]
 fn a_lost_repetition_is_repeated_without_a_timeout_rfc_8985_6() {
     let (mut l, [id, peer]) = lab(20);
-    // The first of twenty, and its first repetition.
-    let mut seen = 0;
-    let mut first = None;
-    l.lose(move |from, f| {
-        let Some(s) = Seg::parse(from, f).filter(|s| from == 0 && !s.payload.is_empty()) else {
-            return false;
-        };
-        let first = *first.get_or_insert(s.seq);
-        seen += i32::from(s.seq == first);
-        s.seq == first && seen <= 2
-    });
+    lose_twice(&mut l);
     let data = push(&mut l, id, 60);
     l.run_ms(100);
     assert_eq!(l.read(1, peer), data);
     let s = l.net.hosts[0].stats();
     assert_eq!(s.timeouts, 0);
     assert!(s.lost_retransmit >= 1);
+}
+
+#[test]
+fn a_lost_repetition_is_found_before_the_timeout_while_sacks_arrive_rfc_6675_6() {
+    // The shortest timeout is half of the round trip beyond it. The first segment and its
+    // repetition are lost; what shows that leaves most of a round trip after the repetition.
+    let mut c = [host_config(0), host_config(1)];
+    c[0].initial_window = 16;
+    let mut l = Lab::with(c);
+    let half = Impairment::perfect(Duration::from_millis(5));
+    (0..2).for_each(|from| l.net.set_link(from, half));
+    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let now = l.net.now;
+    let to = "10.0.0.2:80".parse().unwrap();
+    let id = l.net.hosts[0].connect(now, None, None, to, 0).unwrap();
+    l.run_ms(60);
+    let peer = l.events[1][0].0;
+    for _ in 0..50 {
+        l.send(0, id, b"tick");
+        l.run_ms(20);
+    }
+    l.read(1, peer);
+    lose_twice(&mut l);
+    // The repetition leaves after 10 ms, alone; the answers to what left after 7.5 ms come after
+    // 17.5 ms, those to what leaves after the repetition no sooner than after 26 ms.
+    let mut data = push(&mut l, id, 4);
+    l.net.run(Duration::from_micros(7_500), |_| false);
+    data.extend(push(&mut l, id, 12));
+    l.net.run(Duration::from_micros(8_500), |_| false);
+    data.extend(push(&mut l, id, 8));
+    let start = l.net.now;
+    let took = until_read(&mut l, peer, data.len(), start);
+    assert_eq!(l.read(1, peer), data);
+    let s = l.net.hosts[0].stats();
+    assert_eq!(
+        (s.timeouts, s.lost_retransmit, s.retrans_segs),
+        (0, 1, 2),
+        "{took:?}"
+    );
 }
 
 #[test]
