@@ -102,10 +102,9 @@ impl Shared {
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
-        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
+        if !tx.bare(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
         }
-        tx.end();
         Self::acknowledged(c, edge);
         self.stats.frames_out += 1;
         self.stats.out_segs += 1;

@@ -1,11 +1,11 @@
 //! From a burst of frames to connections: classification, lookup, and segments for none of them
 //! (listeners, strangers).
 //!
-//! A segment of the connection that came last is worked at once. Others wait in a short row, so
-//! that the CPU fetches their table slots, then their connections, then their queues, all of the
-//! row side by side, before the first of them is needed:
+//! A frame of the connection that came last is worked at once. Others wait in a short row, so
+//! that the CPU fetches their table slots, then their connections, then their queues, while it
+//! works those before them:
 //! ```text
-//! classify, hash ─► slots ─► connections ─► queues ─► each segment in its turn
+//! flow, hash ─► slot ─► connection ─► queues ─► each frame in its turn
 //! ```
 
 use crate::conn::flag;
@@ -17,99 +17,150 @@ use crate::stack::{ConnId, FrameInfo, RxChecksum, Stack, State};
 use crate::train::Train;
 use crate::{Instant, RecvBuf};
 
-/// Segments in the row. More would push the first out of a small cache before its turn.
+/// Frames in the row. More would push the first out of a small cache before its turn.
 const ROW: usize = 32;
+/// So many frames before its own is a connection asked for, and its queues.
+const FAR: usize = 12;
+const NEAR: usize = 6;
 
-/// A segment whose connection is being fetched.
-pub(crate) struct Staged<B> {
-    buf: B,
-    key: FlowKey,
+/// What is known of a frame in the row.
+#[derive(Clone, Copy)]
+pub(crate) struct Staged {
     hash: u64,
     /// Where its connection probably is.
     index: u32,
-    src_mac: [u8; 6],
-    ce: bool,
+    checksum: RxChecksum,
+    /// `hash` is its flow's.
+    hashed: bool,
+    /// Its flow is that of the frame before.
+    follows: bool,
+    /// More than any headers.
+    data: bool,
 }
 
-impl<B: RecvBuf> Staged<B> {
-    /// More than any TCP header holds.
-    #[inline]
-    fn has_data(&self) -> bool {
-        self.buf.remaining() > 60
+impl Staged {
+    const NONE: Staged = Staged {
+        hash: 0,
+        index: u32::MAX,
+        checksum: RxChecksum::Bad,
+        hashed: false,
+        follows: false,
+        data: false,
+    };
+}
+
+/// Frames that wait, and what is known of them; empty between bursts.
+pub(crate) struct Row<B> {
+    frames: Vec<B>,
+    staged: Vec<Staged>,
+}
+
+impl<B> Default for Row<B> {
+    fn default() -> Self {
+        Row {
+            frames: Vec::new(),
+            staged: Vec::new(),
+        }
     }
+}
+
+/// A burst in work.
+struct Burst {
+    link: Link,
+    seg: Segment,
+    train: Train,
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
     /// leave with the next `poll`.
-    pub fn receive(&mut self, now: Instant, frames: impl Iterator<Item = (B, FrameInfo)>) {
-        let link = Link {
-            mac: self.sh.config.mac,
-            vlan: self.sh.config.vlan,
-        };
+    pub fn receive(&mut self, now: Instant, mut frames: impl Iterator<Item = (B, FrameInfo)>) {
+        let link = self.link();
+        let tagged = link.vlan.is_some();
         let mut row = core::mem::take(&mut self.row);
-        let mut seg = Segment::default();
-        let mut train = Train::new(link.mac, link.vlan);
-        for (mut b, info) in frames {
+        let mut burst = Burst {
+            train: Train::new(link.mac, link.vlan),
+            link,
+            seg: Segment::default(),
+        };
+        let mut flow = FlowKey::default();
+        while let Some((mut b, FrameInfo { checksum, .. })) = frames.next() {
             self.sh.stats.frames_in += 1;
-            if info.checksum != RxChecksum::Bad
-                && let Some(w) = train.next(&b)
-            {
-                if info.checksum == RxChecksum::Unknown && !train.verified(&w, &b) {
-                    self.sh.stats.csum_errors += 1;
-                    continue;
+            // Behind a waiting frame all wait: connections see theirs in order.
+            let first = row.frames.is_empty();
+            if first {
+                match self.ride(&mut burst.train, b, checksum) {
+                    Some(back) => b = back,
+                    None => continue,
                 }
-                train.take(&w);
-                let end = w.headers + w.len as usize;
-                if b.remaining() > end {
-                    b.truncate(end);
-                }
-                b.advance(w.headers);
-                self.conns[train.index as usize].rx.push(b);
-                continue;
             }
-            self.end_train(now, &mut train);
-            let mut src_mac = [0; 6];
-            match inbound::classify(
-                &link,
-                &mut b,
-                info.checksum,
-                &mut src_mac,
-                &mut self.sh.stats,
-            ) {
-                // Behind a waiting segment all wait: connections see theirs in order.
-                Some(Inbound::Tcp { key, ce }) if row.is_empty() && self.is_last(&key) => {
-                    if let Some(b) = self.parsed(&mut seg, b, ce) {
-                        let payload = b.remaining() > 0;
-                        self.known(now, self.last, &key, &seg, b, src_mac);
-                        if payload {
-                            let c = &self.conns[self.last as usize];
-                            train.begin(&self.sh, self.last, c);
-                        }
-                    }
+            let key = inbound::flow(b.chunk(), tagged);
+            let mut s = Staged {
+                checksum,
+                data: b.remaining() > 128,
+                ..Staged::NONE
+            };
+            if let Some(key) = key {
+                s.follows = !first && key == flow;
+                s.hashed = true;
+                if s.follows {
+                    s.hash = row.staged.last().map_or(0, |l| l.hash);
+                } else if first && self.is_last(&key) {
+                    let more = frames.size_hint().1 != Some(0);
+                    self.frame(now, b, &s, more, &mut burst);
+                    continue;
+                } else {
+                    s.hash = key.hash::<1, 3>(self.sh.hash_key);
+                    B::prefetch(self.sh.table.start(s.hash));
+                    flow = key;
                 }
-                Some(Inbound::Tcp { key, ce }) => {
-                    let hash = key.hash::<1, 3>(self.sh.hash_key);
-                    B::prefetch(self.sh.table.start(hash));
-                    row.push(Staged {
-                        buf: b,
-                        key,
-                        hash,
-                        index: u32::MAX,
-                        src_mac,
-                        ce,
-                    });
-                    if row.len() == ROW {
-                        self.work_row(now, &mut row, &mut seg);
-                    }
-                }
-                Some(other) => self.other(now, other, b, src_mac),
-                None => {}
+            } else if first {
+                self.frame(now, b, &s, false, &mut burst);
+                continue;
+            } else {
+                flow = FlowKey::default();
+            }
+            row.staged.push(s);
+            row.frames.push(b);
+            if row.frames.len() == ROW {
+                self.work_row(now, &mut row, &mut burst);
             }
         }
-        self.end_train(now, &mut train);
-        self.work_row(now, &mut row, &mut seg);
+        if !row.frames.is_empty() {
+            self.work_row(now, &mut row, &mut burst);
+        }
+        self.end_train(now, &mut burst.train);
         self.row = row;
+    }
+
+    fn link(&self) -> Link {
+        Link {
+            mac: self.sh.config.mac,
+            vlan: self.sh.config.vlan,
+        }
+    }
+
+    /// Takes the frame when it is the train's next; else gives it back.
+    #[inline]
+    fn ride(&mut self, train: &mut Train, mut b: B, checksum: RxChecksum) -> Option<B> {
+        if checksum == RxChecksum::Bad {
+            return Some(b);
+        }
+        let Some(w) = train.next(&b) else {
+            return Some(b);
+        };
+        if checksum == RxChecksum::Unknown && !train.verified(&w, &b) {
+            self.sh.stats.csum_errors += 1;
+            return None;
+        }
+        train.take(&w);
+        let end = w.headers + w.len as usize;
+        if b.remaining() > end {
+            b.truncate(end);
+        }
+        b.advance(w.headers);
+        self.conns[train.index as usize].rx.push(b);
+        None
     }
 
     #[inline]
@@ -119,25 +170,74 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    #[inline]
-    fn work_row(&mut self, now: Instant, row: &mut Vec<Staged<B>>, seg: &mut Segment) {
-        if row.len() > 1 {
-            for s in row.iter_mut() {
-                s.index = self.sh.table.guess(s.hash).unwrap_or(u32::MAX);
-                if let Some(c) = self.conns.get(s.index as usize) {
-                    c.prefetch_for(s.has_data());
-                }
+    fn work_row(&mut self, now: Instant, row: &mut Row<B>, burst: &mut Burst) {
+        let Row { frames, staged } = row;
+        if frames.len() > 1 {
+            for s in staged.iter_mut().take(FAR) {
+                self.fetch(s);
             }
-            for s in row.iter() {
-                if let Some(c) = self.conns.get(s.index as usize) {
-                    c.prefetch_queues_for(s.has_data());
-                }
+            for s in staged.iter().take(NEAR) {
+                self.fetch_queues(s);
             }
         }
-        for s in row.drain(..) {
-            if let Some(b) = self.parsed(seg, s.buf, s.ce) {
-                self.tcp(now, &s.key, s.hash, seg, b, s.src_mac);
+        for (i, b) in frames.drain(..).enumerate() {
+            if let Some(s) = staged.get_mut(i + FAR) {
+                self.fetch(s);
             }
+            if let Some(s) = staged.get(i + NEAR) {
+                self.fetch_queues(s);
+            }
+            let s = staged[i];
+            let more = staged.get(i + 1).is_none_or(|s| s.follows);
+            if !s.follows {
+                self.frame(now, b, &s, more, burst);
+            } else if let Some(b) = self.ride(&mut burst.train, b, s.checksum) {
+                self.frame(now, b, &s, more, burst);
+            }
+        }
+        staged.clear();
+    }
+
+    /// Asks for the connection, by what its slot says.
+    #[inline]
+    fn fetch(&self, s: &mut Staged) {
+        if s.hashed && !s.follows {
+            s.index = self.sh.table.guess(s.hash).unwrap_or(u32::MAX);
+            if let Some(c) = self.conns.get(s.index as usize) {
+                c.prefetch_for(s.data);
+            }
+        }
+    }
+
+    /// Asks for its queues, by what the connection says.
+    #[inline]
+    fn fetch_queues(&self, s: &Staged) {
+        if let Some(c) = self.conns.get(s.index as usize) {
+            c.prefetch_queues_for(s.data);
+        }
+    }
+
+    /// A frame in its turn. `more`: the next may be of the same flow.
+    #[inline]
+    fn frame(&mut self, now: Instant, mut b: B, s: &Staged, more: bool, burst: &mut Burst) {
+        self.end_train(now, &mut burst.train);
+        let mut src_mac = [0; 6];
+        let stats = &mut self.sh.stats;
+        match inbound::classify(&burst.link, &mut b, s.checksum, &mut src_mac, stats) {
+            Some(Inbound::Tcp { key, ce }) => {
+                let Some(b) = self.parsed(&mut burst.seg, b, ce) else {
+                    return;
+                };
+                let payload = b.remaining() > 0;
+                let hash = s.hashed.then_some(s.hash);
+                let known = self.tcp(now, &key, hash, &burst.seg, b, src_mac);
+                if known && payload && more {
+                    let c = &self.conns[self.last as usize];
+                    burst.train.begin(&self.sh, self.last, c);
+                }
+            }
+            Some(other) => self.other(now, other, b, src_mac),
+            None => {}
         }
     }
 
@@ -182,13 +282,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Takes a copy of a frame that another worker received and answers: what every worker of
     /// a device has to know (neighbours, ICMP errors), see [`crate::Destination::Everyone`].
     pub fn overhear(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
-        let link = Link {
-            mac: self.sh.config.mac,
-            vlan: self.sh.config.vlan,
-        };
         let mut src_mac = [0; 6];
         let what = inbound::classify(
-            &link,
+            &self.link(),
             &mut frame,
             checksum,
             &mut src_mac,
@@ -201,17 +297,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
+    /// `hash`: the key's, if somebody took it. `false`: it has no connection.
     #[inline]
     fn tcp(
         &mut self,
         now: Instant,
         key: &FlowKey,
-        hash: u64,
+        hash: Option<u64>,
         seg: &Segment,
         b: B,
         src_mac: [u8; 6],
-    ) {
+    ) -> bool {
         if !self.is_last(key) {
+            let hash = hash.unwrap_or_else(|| key.hash::<1, 3>(self.sh.hash_key));
             match self
                 .sh
                 .table
@@ -222,13 +320,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     == segment::ACK
                     && let Some(opened) = self.cookie_returned(now, key, seg, src_mac) =>
                 {
-                    let Some(i) = opened else { return };
+                    let Some(i) = opened else { return false };
                     self.last = i;
                 }
-                None => return self.stranger(now, key, seg, b.remaining() as u32, src_mac),
+                None => {
+                    self.stranger(now, key, seg, b.remaining() as u32, src_mac);
+                    return false;
+                }
             }
         }
         self.known(now, self.last, key, seg, b, src_mac);
+        true
     }
 
     #[inline]

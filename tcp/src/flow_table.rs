@@ -123,7 +123,7 @@ impl FlowKey {
             let [c, d] = self.remote;
             key.hash::<C, D>(&[a, b, c, d, u64::from(self.ports)])
         } else {
-            key.hash::<C, D>(&[self.local[1] | self.remote[1] << 32, u64::from(self.ports)])
+            key.hash_12_bytes::<C, D>(self.local[1] | self.remote[1] << 32, self.ports)
         }
     }
 }

@@ -46,6 +46,29 @@ pub(crate) struct Link {
     pub vlan: Option<u16>,
 }
 
+/// The flow that a plain TCP segment belongs to, from its addresses and ports alone: nothing is
+/// checked. `None`: something else, or options before TCP. `tagged`: frames have a VLAN tag here.
+#[inline]
+pub(crate) fn flow(h: &[u8], tagged: bool) -> Option<FlowKey> {
+    let l2 = if tagged { 18 } else { 14 };
+    if h.len() < l2 + 24 || tagged && be16(h, 12) != 0x8100 {
+        return None;
+    }
+    let ip = &h[l2..];
+    match be16(h, l2 - 2) {
+        0x0800 if ip[0] == 0x45 && ip[9] == 6 => {
+            let (src, dst) = (be32(ip, 12), be32(ip, 16));
+            Some(FlowKey::v4(dst, src, be16(ip, 22), be16(ip, 20)))
+        }
+        0x86dd if ip.len() >= 44 && ip[6] == 6 => {
+            let src = [be64(ip, 8), be64(ip, 16)];
+            let dst = [be64(ip, 24), be64(ip, 32)];
+            Some(FlowKey::v6(dst, src, be16(ip, 42), be16(ip, 40)))
+        }
+        _ => None,
+    }
+}
+
 /// Classifies and strips; `None`: dropped and counted. `src_mac` is left for the answers.
 #[inline]
 pub(crate) fn classify<B: RecvBuf>(

@@ -93,15 +93,25 @@ impl Shared {
         if fields.tso {
             meta.tso_segsz = c.hot.emss;
         }
-        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
+        let user = c.hot.user;
+        let fill = |out: &mut [u8]| c.template.build(out, &fields);
+        let begun = match c.tx.piece((s.record, s.offset), s.len) {
+            Some(r) if s.len > 0 && !fields.tso => tx.single(n, &meta, fill, (user, r, s.offset)),
+            _ => {
+                let begun = tx.begin_with(n, &meta, fill);
+                if begun {
+                    c.tx.gather(s, |r, offset, len| tx.append(user, r, offset, len));
+                    tx.end();
+                }
+                begun
+            }
+        };
+        if !begun {
             return Err(Blocked);
         }
         if ect {
             c.hot.flags &= !flag::CWR_OWED;
         }
-        let user = c.hot.user;
-        c.tx.gather(s, |r, offset, len| tx.append(user, r, offset, len));
-        tx.end();
         Self::acknowledged(c, edge);
         if !c.has_blocks() {
             c.hot.flags &= !flag::NEED_ACK;

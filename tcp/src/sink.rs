@@ -74,6 +74,15 @@ pub trait FrameSink<R> {
         }
         begun
     }
+    /// A whole frame without payload: `begin_with` and `end` in one.
+    #[inline]
+    fn bare(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+        let begun = self.begin_with(len, meta, fill);
+        if begun {
+            self.end();
+        }
+        begun
+    }
     /// The bytes `[offset, offset + len)` of this record come next. `user` is the connection's.
     fn append(&mut self, user: u64, record: &R, offset: u32, len: u32);
     /// Raw payload bytes (control frames).

@@ -25,15 +25,27 @@ impl Key {
         Key(k as u64, (k >> 64) as u64)
     }
 
+    /// Of whole words.
     #[inline]
     pub(crate) fn hash<const C: usize, const D: usize>(self, words: &[u64]) -> u64 {
+        self.blocks::<C, D>(words, (words.len() as u64 * 8) << 56)
+    }
+
+    /// Of a word and half of another: one block less than of two.
+    #[inline]
+    pub(crate) fn hash_12_bytes<const C: usize, const D: usize>(self, word: u64, half: u32) -> u64 {
+        self.blocks::<C, D>(&[word], 12 << 56 | u64::from(half))
+    }
+
+    /// `last`: what does not fill a word, and the length above it.
+    #[inline]
+    fn blocks<const C: usize, const D: usize>(self, words: &[u64], last: u64) -> u64 {
         let mut v = [
             self.0 ^ 0x736f_6d65_7073_6575,
             self.1 ^ 0x646f_7261_6e64_6f6d,
             self.0 ^ 0x6c79_6765_6e65_7261,
             self.1 ^ 0x7465_6462_7974_6573,
         ];
-        let last = (words.len() as u64 * 8) << 56;
         for &w in words.iter().chain(core::iter::once(&last)) {
             v[3] ^= w;
             for _ in 0..C {
@@ -61,5 +73,7 @@ mod tests {
         let m = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(k.hash::<2, 4>(&[m]), 0x93f5_f579_9a93_2462);
         assert_eq!(k.hash::<2, 4>(&[]), 0x726f_db47_dd0e_0e31);
+        let half = u32::from_le_bytes([8, 9, 10, 11]);
+        assert_eq!(k.hash_12_bytes::<2, 4>(m, half), 0x751e_8fbc_860e_e5fb);
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::conn::{Conn, Hot, NO_LISTENER, flag};
 use crate::control::Control;
-use crate::demux::Staged;
+use crate::demux::Row;
 use crate::flow_table::FlowTable;
 use crate::neighbour::Neighbours;
 use crate::path_mtu::Paths;
@@ -100,7 +100,7 @@ pub struct Stack<B: RecvBuf, R> {
     /// Whose segment came last.
     pub(crate) last: u32,
     /// Empty between bursts.
-    pub(crate) row: Vec<Staged<B>>,
+    pub(crate) row: Row<B>,
     pub(crate) sh: Shared,
 }
 
@@ -155,7 +155,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             conns,
             free: Vec::new(),
             last: u32::MAX,
-            row: Vec::new(),
+            row: Row::default(),
             sh,
         })
     }

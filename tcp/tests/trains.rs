@@ -110,6 +110,49 @@ fn a_burst_does_what_its_frames_do_one_by_one() {
 }
 
 #[test]
+fn flows_that_share_a_burst_do_what_their_frames_do_one_by_one() {
+    for seed in 0..1500u64 {
+        let run = |alone: bool| {
+            let mut rng = Rng::new(seed);
+            let mut lab = Lab::with([host_config(0), host_config(1)]);
+            let flows: Vec<_> = (0..2 + rng.below(8))
+                .map(|_| {
+                    let ids = lab.connect();
+                    lab.send(0, ids[0], b"first");
+                    lab.run_ms(1);
+                    lab.read(1, ids[1]);
+                    (ids, frames(&lab, &mut rng))
+                })
+                .collect();
+            // Runs of each, and between them what is no segment at all.
+            let mut left: Vec<_> = flows.iter().map(|f| f.1.iter().cloned()).collect();
+            let mut all = vec![];
+            while left.iter().any(|l| l.len() > 0) {
+                let l = &mut left[rng.below(flows.len() as u64) as usize];
+                all.extend(l.take(1 + rng.below(7) as usize));
+                if rng.chance(0.05) {
+                    all.push(vec![rng.below(256) as u8; 14 + rng.below(60) as usize]);
+                }
+            }
+            let now = lab.net.now;
+            let host = &mut lab.net.hosts[1];
+            if alone {
+                for f in all {
+                    host.receive(now, [(VecBuf::from(f), INFO)].into_iter());
+                }
+            } else {
+                host.receive(now, all.into_iter().map(|f| (VecBuf::from(f), INFO)));
+            }
+            flows
+                .iter()
+                .map(|(ids, _)| outcome(&mut lab, *ids))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(run(false), run(true), "seed {seed}");
+    }
+}
+
+#[test]
 fn a_port_that_takes_few_frames_at_a_time_gets_the_same_segments() {
     for seed in 0..500u64 {
         let run = |narrow: bool| {

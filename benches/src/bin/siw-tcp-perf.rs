@@ -34,6 +34,9 @@ enum What {
         /// Idle, or active in turn.
         #[arg(long, default_value_t = 10_000)]
         connections: usize,
+        /// Segments that each of those sends in its turn.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+        turn: u8,
         #[arg(long, default_value_t = 4.0)]
         secs: f64,
         /// Only one part, for a profiler.
@@ -125,9 +128,15 @@ fn run(what: &What) -> Result<Value, String> {
     match what {
         What::Stream {
             connections,
+            turn,
             secs,
             only,
-        } => stream(&machine, *connections, *secs, only.as_deref()),
+        } => stream(
+            &machine,
+            (*connections, usize::from(*turn)),
+            *secs,
+            only.as_deref(),
+        ),
         What::State { connections } => state(&machine, *connections),
         What::Tso { secs, only } => tso(&machine, *secs, only.as_deref()),
         What::Impaired {
@@ -155,7 +164,7 @@ fn median(values: &mut [f64]) -> f64 {
 
 fn stream(
     machine: &Machine,
-    connections: usize,
+    (connections, turn): (usize, usize),
     secs: f64,
     only: Option<&str>,
 ) -> Result<Value, String> {
@@ -199,7 +208,7 @@ fn stream(
             }
             let pair = &mut pairs[i];
             parts[1 + i].push(match part {
-                "active" => pair.round_robin(&mut link, connections, slice),
+                "active" => pair.round_robin(&mut link, (connections, turn), slice),
                 _ => pair.stream(&mut link, 1, slice),
             });
             pair.settle(&mut link, rest);

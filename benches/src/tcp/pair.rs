@@ -31,8 +31,8 @@ enum Load {
     Nothing,
     /// The first so many connections, as far as their windows allow.
     Full(usize),
-    /// A segment on each of the next [`TURN`] connections.
-    RoundRobin(usize),
+    /// So many connections in turn, each so many segments, [`TURN`] segments in all.
+    RoundRobin(usize, usize),
 }
 
 /// A link, and two stacks with the connections between them.
@@ -142,13 +142,13 @@ impl Pair {
                     self.send(link, now, i, TURN);
                 }
             }
-            Load::RoundRobin(n) => {
-                for _ in 0..TURN {
+            Load::RoundRobin(n, each) => {
+                for _ in 0..TURN.div_ceil(each) {
                     let ahead = |k: usize| self.conns[(self.next + k) % n];
                     self.hosts[0].prefetch(ahead(AHEAD));
                     self.hosts[0].prefetch_queues(ahead(AHEAD / 2));
                     self.next = (self.next + 1) % n;
-                    self.send(link, now, self.next, 1);
+                    self.send(link, now, self.next, each);
                 }
             }
         }
@@ -223,9 +223,9 @@ impl Pair {
                 self.at = 0;
             }
             let record = Piece(self.at as u32);
-            // Alone, it is a whole message.
+            // A turn is a message.
             if self.hosts[0]
-                .push_record(id, bytes as u32, record, most == 1)
+                .push_record(id, bytes as u32, record, most < TURN && left == segments)
                 .is_err()
             {
                 break;
@@ -261,9 +261,14 @@ impl Pair {
         self.run(link, time, Load::Full(connections))
     }
 
-    /// Gb/s of payload when the first connections send a segment each in turn.
-    pub fn round_robin(&mut self, link: &mut Link<'_>, connections: usize, time: Duration) -> f64 {
-        self.run(link, time, Load::RoundRobin(connections))
+    /// Gb/s of payload when the first connections send in turn, `each` segments at a time.
+    pub fn round_robin(
+        &mut self,
+        link: &mut Link<'_>,
+        (connections, each): (usize, usize),
+        time: Duration,
+    ) -> f64 {
+        self.run(link, time, Load::RoundRobin(connections, each))
     }
 
     /// Median nanoseconds of 64 bytes there and back on the first connection.

@@ -145,6 +145,15 @@ impl FrameSink<Piece> for Sink<'_> {
     }
 
     #[inline]
+    fn bare(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+        let Some(chain) = self.header(len, fill) else {
+            return false;
+        };
+        self.leave(chain, meta, true);
+        true
+    }
+
+    #[inline]
     fn append(&mut self, _user: u64, record: &Piece, offset: u32, len: u32) {
         if let Some((chain, _, whole)) = &mut self.frame {
             let at = u64::from(record.0) + u64::from(offset);
