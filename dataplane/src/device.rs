@@ -7,7 +7,9 @@ use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
 use siw_iwarp::{OutOfOrder, TerminateOrder};
-use siw_tcp::{Home, IpCidr, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, Tso};
+use siw_tcp::{
+    Home, IpCidr, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, Tso,
+};
 
 use crate::config::{
     ChecksumPolicy, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName, OutOfOrderName,
@@ -402,6 +404,8 @@ impl Device {
             .iter()
             .map(|a| IpCidr::new(a.addr, a.prefix))
             .collect();
+        // Of the same buffers.
+        let fragments = (keys.held / 16).min(512);
         let mut config = StackConfig {
             gateway_v4: c.gateway.as_ref().map(|g| *g.get_ref()),
             gateway_v6: c.gateway6.as_ref().map(|g| *g.get_ref()),
@@ -420,7 +424,11 @@ impl Device {
             isn_key: keys.isn,
             hash_key: keys.hash,
             max_connections: keys.connections,
-            max_held_buffers: keys.held,
+            max_held_buffers: keys.held - fragments,
+            reassembly: ReassemblyConfig {
+                max_fragments: fragments,
+                ..ReassemblyConfig::default()
+            },
             tx_checksum,
             neighbours: c.neighbours.table(),
             ..StackConfig::new(self.mac, addrs)
@@ -461,7 +469,7 @@ impl Keys {
             isn: random(),
             hash: random(),
             connections,
-            held: (buffers as usize / 4 * 3 / stacks.max(1)).max(64),
+            held: (buffers as usize / 4 * 3 / stacks.max(1)).max(72),
         }
     }
 }

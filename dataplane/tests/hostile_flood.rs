@@ -75,7 +75,7 @@ fn judge(n: impl Fn(&str) -> u64, sent: &Sent, time: Duration) {
     let of = |kind: &str| sent[KINDS.iter().position(|k| *k == kind).unwrap()];
     let seconds = time.as_secs() + 2;
     for (name, most) in [
-        ("IpReasmFails", of("fragment")),
+        ("IpReasmReqds", of("fragment")),
         ("IpInAddrErrors", of("martian")),
         ("IpInUnknownProtos", of("unknown protocol")),
         ("SiwNoPorts", of("SYN to a closed port")),
@@ -110,8 +110,9 @@ fn judge(n: impl Fn(&str) -> u64, sent: &Sent, time: Duration) {
     // Each frame is counted as one thing, or as two of which one is an error.
     let first = n("TcpInSegs")
         + n("TcpInCsumErrors")
-        + n("IpReasmFails")
+        + n("IpReasmReqds")
         + n("IpInUnknownProtos")
+        + n("IpInHdrErrors")
         + n("SiwNotForUs")
         + n("ArpIn")
         + n("IcmpInMsgs");

@@ -17,6 +17,15 @@ pub trait RecvBuf {
     fn advance(&mut self, n: usize);
     /// Keeps the first `n` bytes; the stack never asks for more than remain.
     fn truncate(&mut self, n: usize);
+    /// Appends another frame's bytes, copied or chained; gives it back when this kind of buffer
+    /// cannot, as by default. What is joined has the first buffer of before, and takes not much
+    /// more memory than its bytes. Datagrams of fragments are made so, off the fast path.
+    fn join(&mut self, tail: Self) -> Result<(), Self>
+    where
+        Self: Sized,
+    {
+        Err(tail)
+    }
     /// Asks the CPU for the cache line at an address that need not be valid. Whoever receives in
     /// bursts for many connections gives the instruction, which this crate, without `unsafe`,
     /// cannot; by default nothing happens.
@@ -66,5 +75,9 @@ impl RecvBuf for VecBuf {
     fn truncate(&mut self, n: usize) {
         assert!(n <= self.remaining());
         self.data.truncate(self.start + n);
+    }
+    fn join(&mut self, tail: Self) -> Result<(), Self> {
+        self.data.extend_from_slice(tail.as_slice());
+        Ok(())
     }
 }

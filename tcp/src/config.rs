@@ -4,7 +4,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 use core::time::Duration;
 
-use crate::{Error, Home};
+use crate::{Error, Home, ReassemblyConfig};
 
 /// An address of this device and the prefix that is on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -201,6 +201,7 @@ pub struct StackConfig {
     /// Offer and accept ECN (RFC 3168). [`Congestion::Dctcp`] does in any case.
     pub ecn: bool,
     pub neighbours: NeighbourConfig,
+    pub reassembly: ReassemblyConfig,
     /// Announce our IPv4 addresses at the start.
     pub gratuitous_arp: bool,
     /// Answer SYNs beyond a listener's backlog without keeping anything (RFC 4987 section 3.6).
@@ -247,6 +248,7 @@ impl StackConfig {
             sack: true,
             ecn: false,
             neighbours: NeighbourConfig::default(),
+            reassembly: ReassemblyConfig::default(),
             gratuitous_arp: false,
             syn_cookies: true,
             control_rate: 1000,

@@ -13,8 +13,9 @@ use crate::flow_table::FlowKey;
 use crate::neighbour::Solicit;
 use crate::rate::Bucket;
 use crate::segment::{self, Segment};
+use crate::siphash::Key;
 use crate::template::{Fields, HEADER_MAX, Template};
-use crate::{FrameMeta, FrameSink, Instant, RecvBuf, SeqNr, Stats, TxChecksum};
+use crate::{FrameMeta, FrameSink, Instant, RecvBuf, SeqNr, StackConfig, Stats, TxChecksum};
 
 const QUEUE_MAX: usize = 256;
 const POOL_MAX: usize = 16;
@@ -26,6 +27,11 @@ pub(crate) struct Control {
     mac: [u8; 6],
     vlan: Option<u16>,
     icmp: Bucket,
+    /// The longest packet of ours.
+    pub(crate) mtu: usize,
+    /// Fragmented packets, and what makes their numbers hard to guess (RFC 7739).
+    fragmented: u64,
+    secret: Key,
     /// Another worker answers what is received now.
     pub silent: bool,
 }
@@ -38,13 +44,16 @@ pub(crate) struct Origin {
 }
 
 impl Control {
-    pub(crate) fn new(mac: [u8; 6], vlan: Option<u16>, icmp: Bucket) -> Self {
+    pub(crate) fn new(config: &StackConfig, icmp: Bucket) -> Self {
         Control {
             queue: VecDeque::new(),
             pool: Vec::new(),
-            mac,
-            vlan,
+            mac: config.mac,
+            vlan: config.vlan,
             icmp,
+            mtu: config.mtu.into(),
+            fragmented: 0,
+            secret: Key::new(&config.isn_key),
             silent: false,
         }
     }
@@ -53,10 +62,29 @@ impl Control {
         self.queue.is_empty()
     }
 
-    /// A buffer with the Ethernet header in it.
-    pub(crate) fn frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
+    /// An empty buffer.
+    pub(crate) fn buffer(&mut self) -> Vec<u8> {
         let mut b = self.pool.pop().unwrap_or_default();
         b.clear();
+        b
+    }
+
+    /// Takes a buffer back that is not queued.
+    pub(crate) fn recycle(&mut self, b: Vec<u8>) {
+        if self.pool.len() < POOL_MAX {
+            self.pool.push(b);
+        }
+    }
+
+    /// The number of a packet that leaves in fragments.
+    pub(crate) fn next_id(&mut self) -> u32 {
+        self.fragmented += 1;
+        self.secret.hash::<1, 3>(&[self.fragmented, u64::MAX]) as u32
+    }
+
+    /// A buffer with the Ethernet header in it.
+    pub(crate) fn frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
+        let mut b = self.buffer();
         b.extend_from_slice(&dst);
         b.extend_from_slice(&self.mac);
         if let Some(v) = self.vlan {
@@ -67,16 +95,14 @@ impl Control {
         b
     }
 
-    fn l2(&self) -> usize {
+    pub(crate) fn l2(&self) -> usize {
         if self.vlan.is_some() { 18 } else { 14 }
     }
 
     pub(crate) fn queue(&mut self, frame: Vec<u8>, l3_len: u8, ipv6: bool, stats: &mut Stats) {
         if self.queue.len() >= QUEUE_MAX {
             stats.control_drops += 1;
-            if self.pool.len() < POOL_MAX {
-                self.pool.push(frame);
-            }
+            self.recycle(frame);
             return;
         }
         let meta = FrameMeta {
@@ -107,10 +133,8 @@ impl Control {
             }
             tx.end();
             stats.frames_out += 1;
-            if let Some((frame, _)) = self.queue.pop_front()
-                && self.pool.len() < POOL_MAX
-            {
-                self.pool.push(frame);
+            if let Some((frame, _)) = self.queue.pop_front() {
+                self.recycle(frame);
             }
         }
         true
@@ -124,8 +148,7 @@ impl Control {
         let at = crate::checksum::tcp_field(&meta);
         let done = crate::checksum::finish(&out[..n], &meta, crate::checksum::Sum::new());
         out[at..at + 2].copy_from_slice(&done);
-        let mut b = self.pool.pop().unwrap_or_default();
-        b.clear();
+        let mut b = self.buffer();
         b.extend_from_slice(&out[..n]);
         stats.out_segs += 1;
         self.queue(b, meta.l3_len, meta.ipv6, stats);
@@ -133,7 +156,12 @@ impl Control {
 
     /// There is room for an answer; else it is counted as lost, and not made.
     fn has_room(&self, stats: &mut Stats) -> bool {
-        let room = self.queue.len() < QUEUE_MAX;
+        self.has_room_for(1, stats)
+    }
+
+    /// The same for answers of several frames.
+    pub(crate) fn has_room_for(&self, frames: usize, stats: &mut Stats) -> bool {
+        let room = self.queue.len() + frames <= QUEUE_MAX;
         stats.control_drops += u64::from(!room);
         room
     }
@@ -270,7 +298,7 @@ impl Control {
             &mut Icmpv6Packet::new_unchecked(&mut b[at..]),
             &ChecksumCapabilities::default(),
         );
-        self.queue(b, 40, true, stats);
+        self.queue_long(b, true, stats);
     }
 
     /// Answers an ARP request for one of ours. Returns a claim to remember: (address, MAC, was a
@@ -340,7 +368,7 @@ impl Control {
         if head[0] != 8 {
             return matches!(head[0], 3 | 11 | 12);
         }
-        if !self.may_answer(now, stats) {
+        if self.silent || !self.may_answer(now, stats) {
             return false;
         }
         let mut f = self.frame(o.src_mac, 0x0800);
@@ -353,7 +381,7 @@ impl Control {
         sum.add(&f[at..]);
         f[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
         stats.icmp_out += 1;
-        self.queue(f, 20, false, stats);
+        self.queue_long(f, false, stats);
         false
     }
 
@@ -372,8 +400,7 @@ impl Control {
         let (IpAddr::V6(src), IpAddr::V6(dst)) = (o.src, o.dst) else {
             return Icmpv6::Done;
         };
-        let mut flat = self.pool.pop().unwrap_or_default();
-        flat.clear();
+        let mut flat = self.buffer();
         b.chunks().for_each(|c| flat.extend_from_slice(c));
         let parsed = Icmpv6Packet::new_checked(&flat[..])
             .ok()
@@ -399,7 +426,7 @@ impl Control {
                 seq_no,
                 data,
             } if own(dst.into()) && !src.is_unspecified() => {
-                if !self.may_answer(now, stats) {
+                if self.silent || !self.may_answer(now, stats) {
                     return Icmpv6::Done;
                 }
                 let reply = Icmpv6Repr::EchoReply {

@@ -243,7 +243,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// The segment's header, and the buffer behind it; `None`: malformed.
     #[inline]
-    fn parsed(&mut self, seg: &mut Segment, mut b: B, ce: bool) -> Option<B> {
+    pub(crate) fn parsed(&mut self, seg: &mut Segment, mut b: B, ce: bool) -> Option<B> {
         if !seg.parse(b.chunk(), &mut self.sh.stats.bad_options) {
             self.sh.stats.in_errs += 1;
             return None;
@@ -299,7 +299,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// `hash`: the key's, if somebody took it. `false`: it has no connection.
     #[inline]
-    fn tcp(
+    pub(crate) fn tcp(
         &mut self,
         now: Instant,
         key: &FlowKey,

@@ -137,10 +137,10 @@ pub(crate) fn atomic(header: &[u8]) -> bool {
     u16::from_be_bytes([header[2], header[3]]) & 0xfff9 == 0
 }
 
-/// The packet tells of an error, so that nobody may answer it with one (RFC 4443 section 2.4 (e)):
-/// errors are below 128, and a redirect is 137.
-pub(crate) fn tells_of_error(packet: &[u8]) -> bool {
-    match packet.get(NEXT).and_then(|n| carried(packet, *n, 40)) {
+/// What is carried from this header on tells of an error, so that nobody may answer it with one (RFC
+/// 4443 section 2.4 (e)): errors are below 128, and a redirect is 137.
+pub(crate) fn errs(packet: &[u8], next: u8, at: usize) -> bool {
+    match carried(packet, next, at) {
         Some((ICMPV6, at)) => matches!(packet.get(at), Some(0..=127 | 137)),
         _ => false,
     }
@@ -245,12 +245,12 @@ mod tests {
             (135, false),
             (137, true),
         ] {
-            assert_eq!(tells_of_error(&packet(58, &[&[kind, 0]])), is);
-            assert_eq!(tells_of_error(&packet(60, &[skip, &[kind, 0]])), is);
+            assert_eq!(errs(&packet(58, &[&[kind, 0]]), 58, 40), is);
+            assert_eq!(errs(&packet(60, &[skip, &[kind, 0]]), 60, 40), is);
             let atomic: &[u8] = &[58, 0, 0, 0, 0, 0, 0, 9];
-            assert_eq!(tells_of_error(&packet(44, &[atomic, &[kind, 0]])), is);
+            assert_eq!(errs(&packet(44, &[atomic, &[kind, 0]]), 44, 40), is);
         }
-        assert!(!tells_of_error(&packet(60, &[])));
-        assert!(!tells_of_error(&packet(6, &[&[1, 0]])));
+        assert!(!errs(&packet(60, &[]), 60, 40));
+        assert!(!errs(&packet(6, &[&[1, 0]]), 6, 40));
     }
 }

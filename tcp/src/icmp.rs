@@ -29,6 +29,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         match what {
             Inbound::Tcp { .. } => {}
+            Inbound::Fragment { header } => self.fragment(now, header, b, src_mac),
             Inbound::Trouble {
                 src,
                 dst,

@@ -29,8 +29,18 @@ impl IcmpError {
         word: 0,
     };
 
+    /// Time exceeded, of reassembly (RFC 792, RFC 4443 section 3.3).
+    pub(crate) const fn reassembly_time(v6: bool) -> IcmpError {
+        IcmpError {
+            kind: if v6 { 3 } else { 11 },
+            code: 1,
+            word: 0,
+        }
+    }
+
     /// Parameter problem (RFC 4443 section 3.4): 0 an erroneous field, 1 an unrecognised next
-    /// header, 2 an unrecognised option; and where in the packet.
+    /// header, 2 an unrecognised option, 3 headers that do not end in the first fragment (RFC 7112);
+    /// and where in the packet.
     pub(crate) const fn parameter(code: u8, pointer: usize) -> IcmpError {
         IcmpError {
             kind: 4,
@@ -70,6 +80,7 @@ impl Control {
                 sum.add(&f[at..]);
                 f[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
                 stats.icmp_unreachables_out += u64::from(kind == 3);
+                stats.icmp_time_exceeded_out += u64::from(kind == 11);
                 (f, 20)
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
@@ -81,6 +92,7 @@ impl Control {
                 f.extend_from_slice(quoted);
                 Icmpv6Packet::new_unchecked(&mut f[at..]).fill_checksum(&dst, &src);
                 stats.icmp_parameter_problems_out += u64::from(kind == 4);
+                stats.icmp_time_exceeded_out += u64::from(kind == 3);
                 (f, 40)
             }
             _ => return,

@@ -27,6 +27,11 @@ pub(crate) enum Inbound {
         dst: Ipv6Addr,
         hop_limit: u8,
     },
+    /// A part of a datagram to somebody here; the buffer begins with the IP header. In IPv6, where
+    /// the fragment header is.
+    Fragment {
+        header: Option<usize>,
+    },
     /// IP whose sender is told that it is not taken, when it is to one of us, or with `group` to a
     /// group that we are in; the buffer begins with the IP header.
     Trouble {
@@ -38,7 +43,7 @@ pub(crate) enum Inbound {
 }
 
 /// Nothing follows the IPv6 header (RFC 8200 section 4.7).
-const NO_NEXT_HEADER: u8 = 59;
+pub(crate) const NO_NEXT_HEADER: u8 = 59;
 
 /// What of the link layer the check needs.
 pub(crate) struct Link {
@@ -144,11 +149,6 @@ fn ipv4<B: RecvBuf>(
         stats.in_errs += 1;
         return None;
     }
-    // More fragments, or an offset.
-    if be16(ip, 6) & 0x3fff != 0 {
-        stats.ip_fragments += 1;
-        return None;
-    }
     if checksum != RxChecksum::Good {
         let mut s = Sum::new();
         s.add(&ip[..header]);
@@ -156,6 +156,10 @@ fn ipv4<B: RecvBuf>(
             stats.csum_errors += 1;
             return None;
         }
+    }
+    // More fragments, or an offset.
+    if be16(ip, 6) & 0x3fff != 0 {
+        return fragment4(b, l2, total, multicast, stats);
     }
     let (src, dst) = (be32(ip, 12), be32(ip, 16));
     let ce = ip[1] & 3 == 3;
@@ -200,6 +204,23 @@ fn ipv4<B: RecvBuf>(
             })
         }
     }
+}
+
+#[cold]
+fn fragment4<B: RecvBuf>(
+    b: &mut B,
+    l2: usize,
+    total: usize,
+    multicast: bool,
+    stats: &mut Stats,
+) -> Option<Inbound> {
+    if multicast {
+        stats.not_for_us += 1;
+        return None;
+    }
+    b.truncate(l2 + total);
+    b.advance(l2);
+    Some(Inbound::Fragment { header: None })
 }
 
 #[inline]
@@ -299,7 +320,28 @@ fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut Stats) -> Opt
         group,
     };
     let packet = b.chunk();
-    match extension::walk(packet, next, 40, extension::NEXT) {
+    let mut hop_limit = p.hop_limit;
+    let mut walk = extension::walk(packet, next, 40, extension::NEXT);
+    if let Walk::At {
+        next: extension::FRAGMENT,
+        at,
+        ..
+    } = walk
+    {
+        let Some(header) = packet.get(at..at + 8) else {
+            stats.header_errors += 1;
+            return None;
+        };
+        if !extension::atomic(header) {
+            stats.not_for_us += u64::from(p.multicast);
+            return (!p.multicast).then_some(Inbound::Fragment { header: Some(at) });
+        }
+        // Whole in itself, whatever else has its number (RFC 6946); but no neighbour discovery (RFC
+        // 6980), which wants 255 hops.
+        hop_limit = 0;
+        walk = extension::walk(packet, header[0], at + 8, at);
+    }
+    match walk {
         Walk::At { next: 6, at, .. } => {
             let len = b.remaining() - at;
             tcp6(b, p, 0, (at, len), stats)
@@ -313,15 +355,8 @@ fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut Stats) -> Opt
             Some(Inbound::Icmpv6 {
                 src,
                 dst,
-                hop_limit: p.hop_limit,
+                hop_limit,
             })
-        }
-        Walk::At {
-            next: extension::FRAGMENT,
-            ..
-        } => {
-            stats.ip_fragments += 1;
-            None
         }
         Walk::At { next, named, .. } => {
             stats.unknown_protocols += 1;
@@ -334,10 +369,23 @@ fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut Stats) -> Opt
         }
         Walk::Tell { error, group } => {
             stats.header_errors += 1;
-            let may = (group || !p.multicast) && !extension::tells_of_error(packet);
+            let may =
+                (group || !p.multicast) && !extension::errs(packet, packet[extension::NEXT], 40);
             may.then(|| trouble(error, group))
         }
     }
+}
+
+/// The checksum of a segment that was put together.
+pub(crate) fn segment_checksum<B: RecvBuf>(key: &FlowKey, b: &B, stats: &mut Stats) -> Option<()> {
+    let mut s = Sum::new();
+    for a in [key.local().ip(), key.remote().ip()] {
+        match a {
+            IpAddr::V4(a) => s.add(&a.octets()),
+            IpAddr::V6(a) => s.add(&a.octets()),
+        }
+    }
+    tcp_checksum(s, b, stats)
 }
 
 fn tcp_checksum<B: RecvBuf>(mut s: Sum, b: &B, stats: &mut Stats) -> Option<()> {

@@ -8,6 +8,7 @@ use crate::conn::{Conn, Hot, NO_LISTENER, flag};
 use crate::control::Control;
 use crate::demux::Row;
 use crate::flow_table::FlowTable;
+use crate::fragments::Fragments;
 use crate::neighbour::Neighbours;
 use crate::path_mtu::Paths;
 use crate::rate::Bucket;
@@ -101,6 +102,7 @@ pub struct Stack<B: RecvBuf, R> {
     pub(crate) last: u32,
     /// Empty between bursts.
     pub(crate) row: Row<B>,
+    pub(crate) fragments: Fragments<B>,
     pub(crate) sh: Shared,
 }
 
@@ -127,11 +129,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             ports: HashMap::new(),
             next_listener: 0,
             neighbours: Neighbours::new(config.neighbours),
-            control: Control::new(
-                config.mac,
-                config.vlan,
-                Bucket::new(config.control_rate, now),
-            ),
+            control: Control::new(&config, Bucket::new(config.control_rate, now)),
             time_wait: TimeWait::new(),
             active: 0,
             resets: Bucket::new(config.control_rate, now),
@@ -156,6 +154,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             free: Vec::new(),
             last: u32::MAX,
             row: Row::default(),
+            fragments: Fragments::new(),
             sh,
         })
     }
@@ -414,6 +413,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// to tell of many holes), repetitions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
     pub fn poll(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
         self.poll_timers(now);
+        if self.fragments.due(now) {
+            self.give_up_fragments(now);
+        }
         self.poll_owed(now, tx);
         self.poll_neighbours(now, tx);
     }
@@ -505,13 +507,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// When `poll` must be called though nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
-        match (
+        let all = [
             self.sh.wheel.next_deadline(),
             self.sh.neighbours.next_deadline(),
-        ) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+            self.fragments.next_deadline(),
+        ];
+        all.into_iter().flatten().min()
     }
 
     /// `poll` would send something now (if the sink has room).

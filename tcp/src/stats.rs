@@ -147,7 +147,12 @@ counters! {
     in_errs = "TcpInErrs",
     /// Segments with options of impossible length.
     bad_options = "SiwBadOptions",
-    ip_fragments = "IpReasmFails",
+    /// Of IPv4 and IPv6: fragments received, datagrams put together from them, fragments and
+    /// datagrams that could not be, and of the latter those whose time was out.
+    reassembly_required = "IpReasmReqds",
+    reassembly_oks = "IpReasmOKs",
+    reassembly_fails = "IpReasmFails",
+    reassembly_timeouts = "IpReasmTimeout",
     martians = "IpInAddrErrors",
     /// Not for this device or VLAN, or no IP.
     not_for_us = "SiwNotForUs",
@@ -165,10 +170,11 @@ counters! {
     icmp_in = "IcmpInMsgs",
     icmp_out = "IcmpOutMsgs",
     icmp_errors_in = "SiwIcmpErrorsIn",
-    /// Of those sent: errors that tell of an unknown protocol in IPv4; and of that or of a header
-    /// that cannot be in IPv6.
+    /// Of those sent: errors that tell of an unknown protocol in IPv4; of that or of a header that
+    /// cannot be in IPv6; and of fragments whose rest did not come.
     icmp_unreachables_out = "IcmpOutDestUnreachs",
     icmp_parameter_problems_out = "IcmpOutParmProbs",
+    icmp_time_exceeded_out = "IcmpOutTimeExcds",
     /// EMSS reductions: told by ICMP (RFC 1191, 8201), and guessed from silence (RFC 4821).
     pmtu_reductions = "SiwPmtuReductions",
     black_holes = "SiwBlackHoles",

@@ -106,7 +106,7 @@ impl Steering {
                 let head = ip.get(..20)?;
                 let len = usize::from(head[0] & 15) * 4;
                 if be16(head, 6) & 0x3fff != 0 {
-                    return None;
+                    return Some(Destination::Everyone);
                 }
                 match head[9] {
                     6 => {
@@ -138,6 +138,7 @@ impl Steering {
                     58 => {
                         matches!(ip.get(at)?, 0..=127 | 135 | 136).then_some(Destination::Everyone)
                     }
+                    extension::FRAGMENT => Some(Destination::Everyone),
                     _ => None,
                 }
             }
@@ -244,7 +245,7 @@ mod tests {
         icmp[34] = 3;
         assert_eq!(s.look(&icmp), Destination::Everyone);
         icmp[14 + 6] = 0x20;
-        assert_eq!(s.look(&icmp), Destination::Anyone, "a fragment");
+        assert_eq!(s.look(&icmp), Destination::Everyone, "a fragment");
         for n in 0..arp.len() {
             s.look(&arp[..n]);
         }

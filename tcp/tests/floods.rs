@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, pattern};
-use siw_tcp::sim::forge::{Ends, Tcp, fix_ipv4};
+use siw_tcp::sim::forge::{Ends, Tcp};
 use siw_tcp::sim::{Rng, host_config};
 use siw_tcp::{ConnId, Events, FrameInfo, RxChecksum, State, Stats};
 
@@ -351,22 +351,6 @@ fn options_of_length_zero_and_other_garbage_are_counted_and_end_nothing_rfc_9293
     assert_eq!(stats(&l).bad_options - before.bad_options, 15);
     assert_eq!(stats(&l).out_rsts, before.out_rsts);
     unharmed(&mut l, ids);
-}
-
-#[test]
-fn fragments_are_counted_and_neither_kept_nor_answered() {
-    let mut l = Lab::new();
-    for first in [[0x20, 0], [0x20, 7], [0, 7]] {
-        let mut f = ends("10.0.0.1").udp([5, 6], &[0; 64]);
-        f[20..22].copy_from_slice(&first);
-        fix_ipv4(&mut f[14..34]);
-        assert!(answers(&mut l, f).is_empty());
-    }
-    // A fragment header (RFC 8200 section 4.5).
-    let f = ends("fd00::1").ip(44, &[6, 0, 0, 1, 0, 0, 0, 9]);
-    assert!(answers(&mut l, f).is_empty());
-    assert_eq!(stats(&l).ip_fragments, 4);
-    assert_eq!(stats(&l).icmp_out, 0);
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn garbage_of_every_kind_is_dropped_and_a_flow_beside_it_loses_no_byte() {
 }
 
 #[test]
-fn fragments_and_martians_are_counted_and_dropped() {
+fn fragments_without_their_rest_and_martians_are_counted() {
     let mut l = Lab::new();
     l.net.hosts[1].listen(None, 80, 20, 0).unwrap();
     let mut f = syn(5, 80).frame();
@@ -125,7 +125,7 @@ fn fragments_and_martians_are_counted_and_dropped() {
     let c = sum(&f[14..34], 0);
     f[24..26].copy_from_slice(&c);
     give(&mut l, 1, f);
-    assert_eq!(l.net.hosts[1].stats().ip_fragments, 1);
+    assert_eq!(l.net.hosts[1].stats().reassembly_required, 1);
     // From its own address, from outside (LAND).
     let mut f = syn(80, 80).frame();
     f[29] = 2;

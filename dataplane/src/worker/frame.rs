@@ -108,6 +108,19 @@ impl RecvBuf for RxFrame {
         }
     }
 
+    /// Copied where the last buffer has room, as for small pieces; chained else.
+    #[cold]
+    fn join(&mut self, mut tail: RxFrame) -> Result<(), RxFrame> {
+        let (Some(all), Some(more)) = (&mut self.0, tail.0.take()) else {
+            return Ok(());
+        };
+        if more.nb_segs() == 1 && all.append_slice(more.data()) {
+            tail.0 = Some(more);
+            return Ok(());
+        }
+        all.chain(more).map_err(RxFrame::new)
+    }
+
     #[inline]
     fn prefetch<T>(at: *const T) {
         dpdk::prefetch(at.cast());
@@ -316,6 +329,45 @@ mod tests {
         assert_eq!(pool.available(), BUFFERS);
     }
 
+    /// Pieces of a datagram become one frame, small ones in the room behind what came before.
+    fn joined(pool: &Mempool) {
+        let mut cache = MbufCache::new(pool);
+        let byte = |i: usize| (i % 251) as u8;
+        let mut at = 0;
+        let mut piece = |n: usize| {
+            let bytes: Vec<u8> = (at..at + n).map(byte).collect();
+            at += n;
+            bytes
+        };
+        let small = |cache: &mut MbufCache, b: &[u8]| {
+            let mut m = cache.alloc().unwrap();
+            assert!(m.append_slice(b));
+            RxFrame::new(m)
+        };
+        let mut all = small(&mut cache, &piece(100));
+        for _ in 0..100 {
+            let tail = small(&mut cache, &piece(8));
+            assert!(all.join(tail).is_ok());
+        }
+        assert_eq!(all.chunks().count(), 1, "copied");
+        for _ in 0..3 {
+            let tail = small(&mut cache, &piece(1480));
+            assert!(all.join(tail).is_ok());
+        }
+        let long = piece(5000);
+        let tail = RxFrame::new(chain(&long, &mut cache, &[2000]));
+        assert!(all.join(tail).is_ok());
+        let got: Vec<u8> = all.chunks().flatten().copied().collect();
+        assert_eq!(all.remaining(), at);
+        assert!(got == (0..at).map(byte).collect::<Vec<_>>());
+        let buffers = all.0.as_ref().unwrap().nb_segs();
+        assert!(buffers <= 8, "{buffers} buffers");
+        drop(all);
+        recycle(&mut cache);
+        drop(cache);
+        assert_eq!(pool.available(), BUFFERS);
+    }
+
     #[test]
     fn chains_of_merged_segments_are_read_in_place_in_order_and_out_of_it() {
         let eal = Eal::init(EalConfig {
@@ -332,5 +384,6 @@ mod tests {
         received(&pool, &[1, 5, 0, 3, 2, 4], &[1448]);
         // Some twice, before and after their turn.
         received(&pool, &[2, 2, 0, 0, 4, 1, 1, 3, 3, 5], &[999, 0, 1001]);
+        joined(&pool);
     }
 }

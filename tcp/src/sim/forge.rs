@@ -177,3 +177,31 @@ pub fn behind(frame: &[u8], headers: &[(u8, &[u8])]) -> Vec<u8> {
     f[18..20].copy_from_slice(&len.to_be_bytes());
     f
 }
+
+/// A frame of either family as fragments that carry `most` bytes each at most, a multiple of eight,
+/// in their order.
+pub fn fragments(frame: &[u8], most: usize, id: u32) -> Vec<Vec<u8>> {
+    let v6 = frame[14] >> 4 == 6;
+    let (head, payload) = frame.split_at(14 + if v6 { 40 } else { 20 });
+    let parts = payload.chunks(most).enumerate();
+    let cut = |(i, part): (usize, &[u8])| {
+        let more = i * most + part.len() < payload.len();
+        let mut f = head.to_vec();
+        if v6 {
+            let offset = ((i * most) as u16 | u16::from(more)).to_be_bytes();
+            f[18..20].copy_from_slice(&(8 + part.len() as u16).to_be_bytes());
+            f[20] = 44;
+            f.extend_from_slice(&[head[20], 0, offset[0], offset[1]]);
+            f.extend_from_slice(&id.to_be_bytes());
+        } else {
+            let offset = (i * most / 8) as u16 | u16::from(more) << 13;
+            f[16..18].copy_from_slice(&(20 + part.len() as u16).to_be_bytes());
+            f[18..20].copy_from_slice(&(id as u16).to_be_bytes());
+            f[20..22].copy_from_slice(&offset.to_be_bytes());
+            fix_ipv4(&mut f[14..]);
+        }
+        f.extend_from_slice(part);
+        f
+    };
+    parts.map(cut).collect()
+}

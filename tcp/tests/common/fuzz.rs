@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use siw_tcp::sim::forge::fix_ipv4;
 use siw_tcp::sim::{Pattern, VecSink, host_config};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, State, VecBuf};
 
@@ -9,6 +10,7 @@ use super::wire::{ACK, FIN, RST, SYN, Seg};
 
 const SALT: u64 = 77;
 const HELD: usize = 64;
+const FRAGMENTS: usize = 16;
 
 type Host = Stack<VecBuf, Pattern>;
 
@@ -24,6 +26,9 @@ fn stack() -> Host {
     c.max_recv_buffers = HELD;
     c.max_held_buffers = 2 * HELD;
     c.max_connections = 8;
+    c.reassembly.max_datagrams = 4;
+    c.reassembly.max_fragments = FRAGMENTS;
+    c.reassembly.timeout = Duration::from_millis(20);
     c.recv_window = 20_000;
     Stack::new(c, Instant::from_millis(1)).expect("a valid configuration")
 }
@@ -45,6 +50,24 @@ pub fn frames(data: &[u8]) {
             f[12] = if n & 2 == 0 { 8 } else { 0x86 };
             f[13] = if n & 2 == 0 { 0 } else { 0xdd };
         }
+        // Sound enough for what lies behind the IP header to be looked at: extension headers and
+        // fragments of few datagrams from one neighbour.
+        if n & 17 == 16 && f.len() >= 54 {
+            let len = (f.len() - 14) as u16;
+            if n & 2 == 0 {
+                f[14] = 0x45;
+                f[16..18].copy_from_slice(&len.to_be_bytes());
+                f[18] = 0;
+                f[26..34].copy_from_slice(&[10, 0, 0, 9, 10, 0, 0, 2]);
+                fix_ipv4(&mut f[14..34]);
+            } else {
+                f[14] = 0x60;
+                f[18..20].copy_from_slice(&(len - 40).to_be_bytes());
+                f[20] = [0, 43, 44, 60][usize::from(f[20] & 3)];
+                f[22..54].fill(0);
+                (f[22], f[37], f[38], f[53]) = (0xfd, 9, 0xfd, 2);
+            }
+        }
         let checksum = match n & 12 {
             0 => RxChecksum::Unknown,
             _ => RxChecksum::Good,
@@ -54,6 +77,7 @@ pub fn frames(data: &[u8]) {
         while s.next_event().is_some() {}
         now = now + Duration::from_millis(u64::from(n & 7));
         assert!(s.connections() <= 8 && s.held_buffers() <= 2 * HELD + 8);
+        assert!(s.held_fragments() <= FRAGMENTS);
     }
     assert!(sink.frames.len() <= 8 * data.len() + 8, "no storm");
 }
