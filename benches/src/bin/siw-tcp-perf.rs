@@ -28,19 +28,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// One flow, one beside idle connections, and many in turn, over a ring pair; beside raw
-    /// frames of a header and a reference to memory.
+    /// One flow, one beside idle connections, and many in turn, also with a segment alone, over a
+    /// ring pair; beside raw frames of a header and a reference to memory.
     Stream {
         /// Idle, or active in turn.
         #[arg(long, default_value_t = 10_000)]
         connections: usize,
-        /// Segments that each of those sends in its turn.
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+        /// Most segments that each of those sends in its turn: siwd's workers let a queue pair
+        /// send so many before the next.
+        #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u8).range(1..=64))]
         turn: u8,
         #[arg(long, default_value_t = 4.0)]
         secs: f64,
         /// Only one part, for a profiler.
-        #[arg(long, value_parser = ["raw", "one", "idle", "active"])]
+        #[arg(long, value_parser = ["raw", "one", "idle", "active", "alone"])]
         only: Option<String>,
     },
     /// Super-segments from a virtio_user port to the vhost port behind it, beside raw ones.
@@ -186,9 +187,10 @@ fn stream(
         pair.connect(&mut link, n)?;
         pairs.push(pair);
     }
-    // Parts: raw, one flow, one beside idle ones, all in turn; then the round trips.
-    let slice = Duration::from_secs_f64(secs.clamp(0.1, 600.0) / (7 * SLICES) as f64);
-    let mut parts: [Vec<f64>; 7] = Default::default();
+    // Parts: raw, one flow, one beside idle ones, all in turn; then the round trips, raw frames of
+    // cached buffers, all in turn with a segment alone.
+    let slice = Duration::from_secs_f64(secs.clamp(0.1, 600.0) / (8 * SLICES) as f64);
+    let mut parts: [Vec<f64>; 8] = Default::default();
     let wanted = |part: &str| only.is_none_or(|o| o == part);
     for _ in 0..SLICES {
         if wanted("raw") {
@@ -202,13 +204,20 @@ fn stream(
             forward: None,
         };
         let rest = Duration::from_millis(2);
-        for (i, part) in ["one", "idle", "active"].into_iter().enumerate() {
+        let streams = [
+            ("one", 0, 1),
+            ("idle", 1, 2),
+            ("active", 2, 3),
+            ("alone", 2, 7),
+        ];
+        for (part, pair, to) in streams {
             if !wanted(part) {
                 continue;
             }
-            let pair = &mut pairs[i];
-            parts[1 + i].push(match part {
+            let pair = &mut pairs[pair];
+            parts[to].push(match part {
                 "active" => pair.round_robin(&mut link, (connections, turn), slice),
+                "alone" => pair.round_robin(&mut link, (connections, 1), slice),
                 _ => pair.stream(&mut link, 1, slice),
             });
             pair.settle(&mut link, rest);
@@ -233,12 +242,14 @@ fn stream(
     let active = ratio(&parts[3], &parts[1], true);
     let of_raw = ratio(&parts[1], &parts[0], true);
     let of_cached = ratio(&parts[1], &parts[6], true);
-    let [raw, one, idle, many, rtt, rtt_idle, cached] = parts.each_mut().map(|p| median(p));
+    let alone = ratio(&parts[7], &parts[1], true);
+    let [raw, one, idle, many, rtt, rtt_idle, cached, single] = parts.each_mut().map(|p| median(p));
     Ok(json!({
         "raw_gbps": raw, "gbps": one, "ratio": of_raw,
         "raw_cached_gbps": cached, "cached_ratio": of_cached,
         "idle_gbps": idle, "idle_cost_percent": 100.0 * (1.0 - idle_stream),
         "active_gbps": many, "active_ratio": active,
+        "alone_gbps": single, "alone_ratio": alone,
         "rtt_ns": rtt, "idle_rtt_ns": rtt_idle,
         "idle_rtt_cost_percent": 100.0 * (idle_rtt - 1.0),
         "timeouts": pairs.iter().map(|p| p.stats().timeouts).sum::<u64>(),
