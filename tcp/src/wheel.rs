@@ -35,6 +35,8 @@ impl Node {
 
 pub(crate) struct Wheel {
     now: u64,
+    /// Nothing is due before this tick.
+    quiet: u64,
     heads: [[u32; SLOTS]; LEVELS],
     occupied: [u64; LEVELS],
     nodes: Vec<Node>,
@@ -44,6 +46,7 @@ impl Wheel {
     pub(crate) fn new(now: Instant) -> Self {
         Wheel {
             now: now.0 >> TICK_SHIFT,
+            quiet: u64::MAX,
             heads: [[NIL; SLOTS]; LEVELS],
             occupied: [0; LEVELS],
             nodes: Vec::new(),
@@ -74,7 +77,9 @@ impl Wheel {
             }
             self.unlink(index);
         }
-        self.nodes[i].set(tick.max(self.now), UNLINKED);
+        let tick = tick.max(self.now);
+        self.nodes[i].set(tick, UNLINKED);
+        self.quiet = self.quiet.min(tick);
         self.link(index);
     }
 
@@ -147,16 +152,27 @@ impl Wheel {
     }
 
     /// The next connection whose entry is due; call until `None`.
+    #[inline]
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u32> {
         let target = now.0 >> TICK_SHIFT;
+        if target < self.quiet {
+            return None;
+        }
+        self.pop(target)
+    }
+
+    fn pop(&mut self, target: u64) -> Option<u32> {
+        self.quiet = u64::MAX;
         while let Some((level, slot, start)) = self.next_slot() {
             if start > target {
+                self.quiet = start;
                 break;
             }
             self.now = start;
             let mut index = self.heads[level][slot];
             if level == 0 {
                 self.unlink(index);
+                self.quiet = start;
                 return Some(index);
             }
             self.heads[level][slot] = NIL;
@@ -218,6 +234,33 @@ mod tests {
             }
         }
         assert!(want.is_empty());
+    }
+
+    #[test]
+    fn what_is_scheduled_after_a_quiet_time_is_not_late() {
+        let (mut w, mut now, mut x) = (Wheel::new(Instant(0)), 0, 5u64);
+        let mut due = std::collections::BTreeMap::new();
+        for i in 0..20_000u32 {
+            x = x
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            now += (x >> 40) % (1 << (10 + x % 20));
+            let late = |d: u64| d + (2 << TICK_SHIFT) < now;
+            while let Some(i) = w.pop_due(Instant(now)) {
+                let d = due.remove(&i).expect("was scheduled");
+                assert!(d <= now, "entry {i} is early");
+            }
+            assert!(!due.values().any(|&d| late(d)), "an entry is late");
+            if i % 3 == 0 {
+                let at = now + (x >> 30) % (1 << (12 + x % 24));
+                w.schedule(i, Instant(at));
+                due.insert(i, at);
+            } else if i % 7 == 0
+                && let Some((gone, _)) = due.pop_first()
+            {
+                w.remove(gone);
+            }
+        }
     }
 
     #[test]
