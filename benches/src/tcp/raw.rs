@@ -33,13 +33,17 @@ pub enum Buffers {
     Cache,
 }
 
-/// A header and a reference to `len` bytes of the memory, by DPDK's functions alone.
+/// A header and a reference to `len` bytes of the memory, by DPDK's functions alone, and with a step
+/// of the reference counter for each, as they count.
 #[inline]
 fn plain(source: &mut Source, at: usize, len: usize) -> Option<Mbuf> {
     let mut header = Mbuf::alloc(source.cache.pool())?;
     header.append_slice(&HEADERS);
     let mut payload = Mbuf::alloc(source.cache.pool())?;
-    if !source.tracker.attach(&mut payload, at as u64, len as u16) {
+    if !source
+        .tracker
+        .attach_alone(&mut payload, at as u64, len as u16)
+    {
         return None;
     }
     header.chain(payload).ok()?;

@@ -1,7 +1,7 @@
 //! Frames out of a stack: headers in a buffer, payload as references to memory, as the daemon
 //! sends it, or as room in buffers for ports that take no references.
 
-use dpdk::{ChainBuilder, ExtTracker, MbufCache, TxOffload};
+use dpdk::{ChainBuilder, ExtTracker, Mbuf, MbufCache, TxOffload};
 use siw_tcp::{FrameMeta, FrameSink};
 
 use super::link::End;
@@ -69,15 +69,18 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// A buffer with the headers in it; `None`: no room in the port, or no buffer.
+    /// The port takes another frame.
     #[inline]
-    fn header(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<ChainBuilder> {
+    fn room(&mut self) -> bool {
         if self.end.out.is_full() {
             self.end.tx.burst(&mut self.end.out);
-            if self.end.out.is_full() {
-                return None;
-            }
         }
+        !self.end.out.is_full()
+    }
+
+    /// A buffer with the headers in it; `None`: no buffer.
+    #[inline]
+    fn header(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<ChainBuilder> {
         if !self.source.cache.reserve(RESERVE) {
             return None;
         }
@@ -93,10 +96,15 @@ impl<'a> Sink<'a> {
 
     #[inline]
     fn leave(&mut self, chain: ChainBuilder, meta: &FrameMeta, whole: bool) {
-        let mut m = chain.finish();
+        let m = chain.finish();
         if !whole {
             return self.source.cache.free(m);
         }
+        self.push(m, meta);
+    }
+
+    #[inline]
+    fn push(&mut self, mut m: Mbuf, meta: &FrameMeta) {
         if self.end.offload && meta.l4_len > 0 {
             m.set_tx_offload(TxOffload {
                 l2_len: meta.l2_len,
@@ -121,6 +129,9 @@ impl FrameSink<Piece> for Sink<'_> {
 
     #[inline]
     fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+        if !self.room() {
+            return false;
+        }
         let chain = self.header(len, fill);
         let begun = chain.is_some();
         self.frame = chain.map(|c| (c, *meta, true));
@@ -135,10 +146,18 @@ impl FrameSink<Piece> for Sink<'_> {
         fill: impl FnOnce(&mut [u8]),
         (_, record, offset): (u64, &Piece, u32),
     ) -> bool {
+        if !self.room() {
+            return false;
+        }
+        let at = u64::from(record.0) + u64::from(offset);
+        if self.source.external && meta.payload_len > COPY_MAX {
+            let reference = (&self.source.tracker, at, meta.payload_len as u16);
+            let m = self.source.cache.alloc_frame(len as u16, fill, reference);
+            return m.map(|m| self.push(m, meta)).is_some();
+        }
         let Some(mut chain) = self.header(len, fill) else {
             return false;
         };
-        let at = u64::from(record.0) + u64::from(offset);
         let whole = self.source.payload(&mut chain, at, meta.payload_len);
         self.leave(chain, meta, whole);
         true

@@ -5,7 +5,7 @@
 //! still warm in the CPU's cache.
 
 use crate::mbuf::prefetch;
-use crate::{Mbuf, Mempool};
+use crate::{ExtTracker, Mbuf, Mempool};
 use dpdk_sys as sys;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -23,6 +23,8 @@ pub struct MbufCache {
     len: usize,
     stack: Box<[*mut sys::rte_mbuf; STACK]>,
     pool: Mempool,
+    /// The pool's address, to compare with.
+    own: *mut sys::rte_mempool,
     buf_len: u16,
     iova_is_va: bool,
     foreign: Foreign,
@@ -45,6 +47,7 @@ impl MbufCache {
         Self {
             len: 0,
             stack: Box::new([ptr::null_mut(); STACK]),
+            own: pool.as_ptr(),
             buf_len: pool.buf_len(),
             iova_is_va: pool.eal().iova_is_va(),
             pool: pool.clone(),
@@ -92,12 +95,63 @@ impl MbufCache {
     /// Makes sure that `n` allocations in a row succeed (`n` up to 64).
     #[inline]
     pub fn reserve(&mut self, n: usize) -> bool {
-        while self.len < n.min(REFILL) {
+        self.len >= n || self.refill_to(n.min(REFILL))
+    }
+
+    #[cold]
+    fn refill_to(&mut self, n: usize) -> bool {
+        while self.len < n {
             if !self.refill() {
                 return false;
             }
         }
         true
+    }
+
+    /// A packet of two buffers, made in one go: `headers` bytes (at most a buffer's
+    /// room), which `fill` writes, and a reference to `len` bytes of a tracker's memory.
+    /// `None`, and `fill` not called, when the pool is exhausted, the headers do not
+    /// fit, or [`ExtTracker::attach`] would refuse.
+    #[inline]
+    pub fn alloc_frame(
+        &mut self,
+        headers: u16,
+        fill: impl FnOnce(&mut [u8]),
+        (tracker, offset, len): (&ExtTracker, u64, u16),
+    ) -> Option<Mbuf> {
+        let at = tracker.place(offset, len)?;
+        let start = crate::HEADROOM.min(self.buf_len);
+        if headers > self.buf_len - start || !self.reserve(2) || !tracker.take_share() {
+            return None;
+        }
+        let (h, t) = (self.stack[self.len - 1], self.stack[self.len - 2]);
+        self.len -= 2;
+        // The frame after the next: what is written of its header's buffer and of the other.
+        if let Some(&[t, h]) = self.stack[..self.len].last_chunk::<2>() {
+            for line in [0, 64, 256, 320] {
+                prefetch(h.cast::<u8>().cast_const().wrapping_add(line));
+            }
+            for line in [0, 64] {
+                prefetch(t.cast::<u8>().cast_const().wrapping_add(line));
+            }
+        }
+        // SAFETY: both are free buffers of `pool`, owned by us and not the same; `headers`
+        // bytes fit behind the headroom, and pool memory is initialised.
+        unsafe {
+            init_raw(t, self.buf_len);
+            tracker.point(&mut *t, at, len);
+            init_raw(h, self.buf_len);
+            let m = &mut *h;
+            m.next = t;
+            m.nb_segs = 2;
+            m.data_len = headers;
+            m.pkt_len = u32::from(headers) + u32::from(len);
+            fill(std::slice::from_raw_parts_mut(
+                m.buf_addr.cast::<u8>().add(usize::from(start)),
+                usize::from(headers),
+            ));
+            Some(Mbuf::from_raw(NonNull::new_unchecked(h)))
+        }
     }
 
     #[cold]
@@ -136,7 +190,13 @@ impl MbufCache {
             while !seg.is_null() {
                 // SAFETY: the chain was owned by `mbuf`, so each segment is ours now.
                 unsafe {
-                    let next = (*seg).next;
+                    let mut next = (*seg).next;
+                    if !next.is_null() && (*next).next.is_null() {
+                        // The buffer that held headers is the next to hold some: those that
+                        // point elsewhere keep their own room out of the CPU's cache.
+                        self.free_segment(next, &mut shares);
+                        next = ptr::null_mut();
+                    }
                     self.free_segment(seg, &mut shares);
                     seg = next;
                 }
@@ -152,45 +212,58 @@ impl MbufCache {
         // SAFETY: owned, see above.
         let m = unsafe { &mut *seg };
         // Acquire: the last reader's release comes before the buffer's reuse.
+        if m.refcnt.load(Ordering::Acquire) != 1
+            || m.ol_flags & sys::RTE_MBUF_F_INDIRECT != 0
+            || m.pool != self.own
+            || self.len == STACK
+        {
+            // SAFETY: owned by the caller.
+            return unsafe { self.free_unusual(seg, shares) };
+        }
+        // As rte_pktmbuf_prefree_seg leaves it: pools hold single segments.
+        m.next = ptr::null_mut();
+        m.nb_segs = 1;
+        if m.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
+            // SAFETY: an external segment that nobody else refers to.
+            unsafe { detach(m, self.buf_len, self.iova_is_va, shares) };
+        }
+        self.stack[self.len] = seg;
+        self.len += 1;
+    }
+
+    /// What has clones, another pool's, and what finds the stack full.
+    ///
+    /// # Safety
+    /// As for [`Self::free_segment`].
+    #[inline(never)]
+    unsafe fn free_unusual(&mut self, seg: *mut sys::rte_mbuf, shares: &mut Shares) {
+        // SAFETY: owned, see above.
+        let m = unsafe { &mut *seg };
+        // Acquire: as in `free_segment`.
         if m.refcnt.load(Ordering::Acquire) != 1 || m.ol_flags & sys::RTE_MBUF_F_INDIRECT != 0 {
             // SAFETY: owned; DPDK counts the references down.
             unsafe { sys::siw_pktmbuf_free_seg(seg) };
             return;
         }
-        // As rte_pktmbuf_prefree_seg leaves it: pools hold single segments.
+        if m.pool == self.own {
+            self.give_back(KEEP);
+            // SAFETY: owned by the caller, and there is room for it.
+            return unsafe { self.free_segment(seg, shares) };
+        }
         m.next = ptr::null_mut();
         m.nb_segs = 1;
-        let own = m.pool == self.pool.as_ptr();
-        if !own && m.pool != self.foreign.pool {
+        if m.pool != self.foreign.pool {
             self.change_foreign(m.pool);
         }
         if m.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
-            let buf_len = if own {
-                self.buf_len
-            } else {
-                self.foreign.buf_len
-            };
             // SAFETY: an external segment that nobody else refers to.
-            unsafe { detach(m, buf_len, self.iova_is_va, shares) };
+            unsafe { detach(m, self.foreign.buf_len, self.iova_is_va, shares) };
         }
-        if own {
-            if self.len == STACK {
-                self.spill();
-            }
-            self.stack[self.len] = seg;
-            self.len += 1;
-        } else {
-            if self.foreign.len == REFILL {
-                self.flush_foreign();
-            }
-            self.foreign.bufs[self.foreign.len] = seg;
-            self.foreign.len += 1;
+        if self.foreign.len == REFILL {
+            self.flush_foreign();
         }
-    }
-
-    #[cold]
-    fn spill(&mut self) {
-        self.give_back(KEEP);
+        self.foreign.bufs[self.foreign.len] = seg;
+        self.foreign.len += 1;
     }
 
     /// Gives the coldest buffers back, all but `keep`.

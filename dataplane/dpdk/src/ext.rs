@@ -15,17 +15,21 @@
 //! DPDK's own counter does the counting. It starts at 1, the owner's share, so
 //! it never falls to zero and the callback never has work; a slot is reused only
 //! when the counter is back at 1. An mbuf gives its share back from whatever
-//! thread frees it.
+//! thread frees it. A tracker that sends much takes shares ahead of need: a step
+//! of the counter waits for all stores before it.
 
-use crate::{ExtMemory, Mbuf, eal};
+use crate::{ExtMemory, ExtSlice, Mbuf, eal};
 use dpdk_sys as sys;
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU16, Ordering};
 
-/// Shares one tracker can hand out: DPDK counts in 16 bits.
+/// Shares of one tracker, its owner's among them: DPDK counts in 16 bits.
 const MAX_SHARES: u16 = u16::MAX - 1;
+/// So many at most are taken from the counter at once.
+const AHEAD: u16 = 64;
 
 #[repr(C, align(64))]
 struct Slot {
@@ -97,7 +101,11 @@ impl TrackerPool {
         let slot = self.free.pop()?;
         // SAFETY: a slot on the free list belongs to us alone.
         unsafe { (*slot.as_ptr()).memory = Some(memory) };
-        Some(ExtTracker { slot })
+        Some(ExtTracker {
+            slot,
+            spare: Cell::new(0),
+            ahead: Cell::new(1),
+        })
     }
 
     /// Ends a tracker. When mbufs still refer to it, its slot and its memory
@@ -109,6 +117,7 @@ impl TrackerPool {
             drop(tracker);
             return;
         }
+        tracker.give_spare_back();
         let slot = tracker.slot;
         std::mem::forget(tracker);
         self.reclaim(slot);
@@ -196,6 +205,10 @@ impl Drop for TrackerPool {
 /// then finds it at its next sweep.
 pub struct ExtTracker {
     slot: NonNull<Slot>,
+    /// Shares that the counter has and no mbuf.
+    spare: Cell<u16>,
+    /// How many to take next time: as many as were handed out.
+    ahead: Cell<u16>,
 }
 
 // SAFETY: the tracker owns its slot except for the atomic counter.
@@ -206,29 +219,85 @@ impl ExtTracker {
     /// data is then these bytes and its packet length `len`.
     ///
     /// False, with the mbuf unchanged, when the range is not in the memory, the
-    /// mbuf is a chain, shared, or already external, or the tracker has 65534
+    /// mbuf is a chain, shared, or already external, or the tracker has 65533
     /// mbufs out.
     #[inline]
     #[must_use]
     pub fn attach(&self, mbuf: &mut Mbuf, offset: u64, len: u16) -> bool {
+        let Some(at) = self.place(offset, len) else {
+            return false;
+        };
+        if !mbuf.is_writable() || mbuf.nb_segs() != 1 || !self.take_share() {
+            return false;
+        }
+        self.point(mbuf.raw_mut(), at, len);
+        true
+    }
+
+    /// As [`Self::attach`] with a step of the counter for each mbuf, as `rte_mbuf_ext_refcnt_update`
+    /// counts: for what has to cost the same as in any other program that uses DPDK.
+    #[inline]
+    #[must_use]
+    pub fn attach_alone(&self, mbuf: &mut Mbuf, offset: u64, len: u16) -> bool {
+        let Some(at) = self.place(offset, len) else {
+            return false;
+        };
+        if !mbuf.is_writable() || mbuf.nb_segs() != 1 || !self.take(1) {
+            return false;
+        }
+        self.point(mbuf.raw_mut(), at, len);
+        true
+    }
+
+    /// Where these bytes are, if they are in the memory.
+    #[inline]
+    pub(crate) fn place(&self, offset: u64, len: u16) -> Option<ExtSlice> {
         // SAFETY: the slot is ours while the tracker lives.
-        let slot = unsafe { self.slot.as_ref() };
-        let Some(memory) = slot.memory.as_ref() else {
-            return false;
-        };
-        let Some(at) = memory.slice(offset, usize::from(len)) else {
-            return false;
-        };
-        if !mbuf.is_writable() || mbuf.nb_segs() != 1 {
+        let memory = unsafe { self.slot.as_ref() }.memory.as_ref()?;
+        memory.slice(offset, usize::from(len))
+    }
+
+    /// A share for one mbuf, which gives it back when it is freed.
+    #[inline]
+    pub(crate) fn take_share(&self) -> bool {
+        if self.spare.get() == 0 && !self.take_ahead() {
             return false;
         }
+        self.spare.set(self.spare.get() - 1);
+        true
+    }
+
+    #[inline(never)]
+    fn take_ahead(&self) -> bool {
+        // SAFETY: the slot is ours while the tracker lives. Relaxed: as in `take`.
+        let taken = unsafe { self.slot.as_ref() }
+            .shinfo
+            .refcnt
+            .load(Ordering::Relaxed);
+        let n = self.ahead.get().min(MAX_SHARES.saturating_sub(taken));
+        if n == 0 || !self.take(n) {
+            return false;
+        }
+        self.spare.set(n);
+        self.ahead.set((2 * self.ahead.get()).min(AHEAD));
+        true
+    }
+
+    #[inline]
+    fn take(&self, n: u16) -> bool {
+        // SAFETY: the slot is ours while the tracker lives.
+        let count = unsafe { &self.slot.as_ref().shinfo.refcnt };
         // Relaxed: the mbuf reaches other threads through a queue that orders.
-        if slot.shinfo.refcnt.load(Ordering::Relaxed) >= MAX_SHARES {
+        if count.load(Ordering::Relaxed) > MAX_SHARES - n {
             return false;
         }
-        slot.shinfo.refcnt.fetch_add(1, Ordering::Relaxed);
-        let m = mbuf.raw_mut();
-        // As rte_pktmbuf_attach_extbuf does it, with the data filled in.
+        count.fetch_add(n, Ordering::Relaxed);
+        true
+    }
+
+    /// As `rte_pktmbuf_attach_extbuf` does it, with the data filled in; the share is taken.
+    #[inline]
+    pub(crate) fn point(&self, m: &mut sys::rte_mbuf, at: ExtSlice, len: u16) {
         m.buf_addr = at.ptr.as_ptr().cast();
         m.buf_iova = at.iova;
         m.buf_len = len;
@@ -236,8 +305,23 @@ impl ExtTracker {
         m.data_len = len;
         m.pkt_len = u32::from(len);
         m.ol_flags |= sys::RTE_MBUF_F_EXTERNAL;
-        m.shinfo = ptr::from_ref(&slot.shinfo).cast_mut();
-        true
+        // SAFETY: the slot is ours while the tracker lives.
+        m.shinfo = unsafe { &raw mut (*self.slot.as_ptr()).shinfo };
+    }
+
+    fn give_spare_back(&self) {
+        let n = self.spare.replace(0);
+        if n > 0 {
+            // SAFETY: the slot is ours while the tracker lives.
+            let count = unsafe { &self.slot.as_ref().shinfo.refcnt };
+            // Alone with the counter, nobody steps it. Acquire: as in `outstanding`.
+            if count.load(Ordering::Acquire) == n + 1 {
+                count.store(1, Ordering::Relaxed);
+            } else {
+                // Release: ends a tracker that another thread may reclaim.
+                count.fetch_sub(n, Ordering::Release);
+            }
+        }
     }
 
     /// Mbufs that still point into the memory, wherever they are.
@@ -250,11 +334,13 @@ impl ExtTracker {
             .refcnt
             .load(Ordering::Acquire)
             - 1
+            - self.spare.get()
     }
 }
 
 impl Drop for ExtTracker {
     fn drop(&mut self) {
+        self.give_spare_back();
         // SAFETY: the slot is valid, and `home` lives while any slot is out.
         unsafe {
             let slot = self.slot.as_ref();

@@ -233,10 +233,14 @@ impl Mbuf {
     /// empty stay in the chain, without data; false when the packet is shorter.
     #[inline]
     pub fn advance(&mut self, n: u32) -> bool {
-        if n > self.pkt_len() {
+        let head = self.raw_mut();
+        if n <= u32::from(head.data_len) {
+            return self.adj(n as u16);
+        }
+        if n > head.pkt_len {
             return false;
         }
-        self.raw_mut().pkt_len -= n;
+        head.pkt_len -= n;
         let mut left = n;
         let mut seg = self.as_ptr();
         while left > 0 && !seg.is_null() {

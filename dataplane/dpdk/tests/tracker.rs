@@ -37,6 +37,130 @@ fn a_tracker_counts_the_mbufs_that_point_into_its_memory() {
 }
 
 #[test]
+fn shares_taken_ahead_count_as_nobodys() {
+    let pool = pool(511);
+    let memory = pattern();
+    let mut trackers = TrackerPool::new(2);
+    let mut cache = MbufCache::new(&pool);
+    for end in [true, false] {
+        for many in [1, 2, 3, 5, 64, 129, 300] {
+            let tracker = trackers.alloc(as_ext(&memory)).unwrap();
+            let mut held = Vec::new();
+            for n in 0..many {
+                let mut m = cache.alloc().unwrap();
+                let attach = [dpdk::ExtTracker::attach, dpdk::ExtTracker::attach_alone];
+                assert!(attach[usize::from(n % 7 == 6)](&tracker, &mut m, 0, 8));
+                held.push(m);
+                assert_eq!(usize::from(tracker.outstanding()), n + 1);
+            }
+            if end {
+                // Nobody is left: the slot is free at once.
+                cache.free_all(held.drain(..));
+                assert_eq!(tracker.outstanding(), 0);
+                trackers.free(tracker);
+                assert_eq!((trackers.available(), trackers.zombies()), (2, 0));
+                continue;
+            }
+            let last = held.pop();
+            cache.free_all(held.drain(..));
+            assert_eq!(tracker.outstanding(), 1);
+            if many % 2 == 0 {
+                trackers.free(tracker);
+            } else {
+                drop(tracker);
+            }
+            assert_eq!(trackers.sweep(), 0);
+            assert_eq!((trackers.available(), trackers.zombies()), (1, 1));
+            drop(last);
+            assert_eq!(trackers.sweep(), 1);
+        }
+    }
+    drop(cache);
+    assert_eq!(pool.available(), 511);
+}
+
+#[test]
+fn a_tracker_has_65533_shares() {
+    let pool = dpdk::Mempool::new(common::eal(), &common::unique("p"), 65_535, 0, 0, None).unwrap();
+    let memory = pattern();
+    let mut trackers = TrackerPool::new(1);
+    let tracker = trackers.alloc(as_ext(&memory)).unwrap();
+    let mut mbufs = Vec::new();
+    assert!(Mbuf::alloc_bulk(&pool, &mut mbufs, 65_534));
+    let mut spare = mbufs.pop().unwrap();
+    assert!(mbufs.iter_mut().all(|m| tracker.attach(m, 1, 1)));
+    assert_eq!(tracker.outstanding(), 65_533);
+    assert!(!tracker.attach(&mut spare, 1, 1) && !tracker.attach_alone(&mut spare, 1, 1));
+    assert!(!spare.is_external());
+    mbufs.pop();
+    assert!(tracker.attach(&mut spare, 1, 1));
+    assert!(!tracker.attach(&mut Mbuf::alloc(&pool).unwrap(), 1, 1));
+    mbufs.clear();
+    assert_eq!(tracker.outstanding(), 1);
+}
+
+#[test]
+fn a_frame_is_headers_and_a_reference() {
+    let pool = pool(127);
+    let memory = pattern();
+    let mut trackers = TrackerPool::new(1);
+    let tracker = trackers.alloc(as_ext(&memory)).unwrap();
+    let mut cache = MbufCache::new(&pool);
+    let fill = |b: &mut [u8]| b.fill(0xee);
+    let frame = |cache: &mut MbufCache| cache.alloc_frame(66, fill, (&tracker, 300, 1448));
+    // Buffers as an earlier packet left them.
+    let mut old = cache.alloc().unwrap();
+    assert!(old.append_slice(&[1; 2000]) && old.adj(7));
+    old.set_tx_offload(dpdk::TxOffload {
+        l2_len: 14,
+        l3_len: 20,
+        l4_len: 32,
+        ipv6: false,
+        ip_checksum: true,
+        tcp_checksum: true,
+        tso_segsz: 1448,
+    });
+    let mut pointing = cache.alloc().unwrap();
+    assert!(tracker.attach(&mut pointing, 0, 9));
+    cache.free_all([old, pointing].into_iter());
+    let mut headers = None;
+    for n in 0..300 {
+        let m = frame(&mut cache).unwrap();
+        assert_eq!((m.nb_segs(), m.pkt_len(), m.data_len()), (2, 1514, 66));
+        let mut all = vec![0xee; 66];
+        all.extend((300..300 + 1448).map(|i| (i % 251) as u8));
+        assert_eq!(bytes(&m), all);
+        assert!(m.is_writable() && m.tx_offload().is_none());
+        assert_eq!(m.headroom(), dpdk::HEADROOM);
+        assert_eq!(tracker.outstanding(), 1);
+        // The same buffer holds headers again, the other never.
+        let at = m.data().as_ptr();
+        assert!(n == 0 || headers == Some(at));
+        headers = Some(at);
+        cache.free(m);
+        assert_eq!(tracker.outstanding(), 0);
+    }
+    // All that the pool has, then no more; nothing is lost.
+    let held: Vec<Mbuf> = std::iter::from_fn(|| frame(&mut cache)).collect();
+    assert_eq!((held.len(), tracker.outstanding()), (63, 63));
+    let never = |_: &mut [u8]| panic!("there is no frame to fill");
+    assert!(cache.alloc_frame(66, never, (&tracker, 0, 1)).is_none());
+    cache.free_all(held.into_iter());
+    assert!(
+        cache
+            .alloc_frame(66, never, (&tracker, 65_530, 7))
+            .is_none()
+    );
+    assert!(cache.alloc_frame(2049, never, (&tracker, 0, 7)).is_none());
+    let widest = cache.alloc_frame(2048, fill, (&tracker, 0, 7)).unwrap();
+    assert_eq!(widest.pkt_len(), 2055);
+    cache.free(widest);
+    assert_eq!(tracker.outstanding(), 0);
+    drop(cache);
+    assert_eq!(pool.available(), 127);
+}
+
+#[test]
 fn what_does_not_fit_is_not_attached() {
     let pool = pool(63);
     let memory = pattern();

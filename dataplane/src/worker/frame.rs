@@ -85,7 +85,10 @@ impl RecvBuf for RxFrame {
 
     #[inline]
     fn chunk(&self) -> &[u8] {
-        self.chunks().next().unwrap_or(&[])
+        match self.0.as_ref().map_or(&[][..], Mbuf::data) {
+            [] => self.chunks().next().unwrap_or(&[]),
+            first => first,
+        }
     }
 
     #[inline]
