@@ -62,22 +62,22 @@ pub fn update(crc: u32, data: &[u8]) -> u32 {
 }
 
 /// Shorter buffers are done by the SSE4.2 instruction sooner than by folding.
-const FOLD_FROM: usize = crate::crc_fold::LEAST;
+const FOLD_FROM: usize = super::crc_fold::LEAST;
 
 #[inline]
 fn update_short(crc: u32, data: &[u8]) -> u32 {
     if std::arch::is_x86_feature_detected!("sse4.2") {
         // SAFETY: the CPU has SSE4.2.
-        return unsafe { !crate::crc_fold::continue_short(!crc, data) };
+        return unsafe { !super::crc_fold::continue_short(!crc, data) };
     }
     update_portable(crc, data)
 }
 
 #[inline]
 fn update_long(crc: u32, data: &[u8]) -> u32 {
-    if crate::crc_fold::available() {
+    if super::crc_fold::available() {
         // SAFETY: the CPU has what the kernel needs.
-        return unsafe { crate::crc_fold::update(crc, data) };
+        return unsafe { super::crc_fold::update(crc, data) };
     }
     update_portable(crc, data)
 }

@@ -6,9 +6,9 @@
 //! reference of each, cost twice what the FPDU costs without markers. Here one pass reads every
 //! line of the payload once, blends markers in, stores the line, and folds it into the CRC.
 
-use crate::crc;
 #[cfg(target_arch = "x86_64")]
-use crate::crc_fold::{self, LINE};
+use super::crc_fold::{self, LINE};
+use crate::crc;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
