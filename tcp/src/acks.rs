@@ -7,6 +7,7 @@ use crate::rack;
 use crate::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
 use crate::shared::Shared;
 use crate::stack::State;
+use crate::time::ticks;
 use crate::{Events, Instant, RecvBuf};
 
 impl Shared {
@@ -120,7 +121,7 @@ impl Shared {
         if old_window < h.flight() && h.snd_wnd >= h.flight() {
             // What a window that shrank kept out was no loss of the path.
             h.backoff = 0;
-            c.stalled_since = now.0;
+            c.stalled_since = ticks(now.0).max(1);
             self.restart_rto(index, h, now);
         }
         self.stats.pure_acks_in += u64::from(len == 0);
@@ -169,20 +170,19 @@ impl Shared {
             self.recover(index, c, seg, new, dup, delivered, now);
         }
         if c.hot.has(flag::ECN) {
-            self.echoed(c, seg, newly);
+            self.echoed(c, seg, newly, now);
         }
         let h = &mut c.hot;
         // The ACK that ends a recovery leaves the window at ssthresh (RFC 6582 section 3.2, RFC 6937).
         if delivered > 0 && phase != Phase::Recovery && h.phase != Phase::Recovery {
-            // Growth needs a window that was in use since it was last passed.
-            let slow_start = h.cwnd < h.ssthresh;
-            let used = h.phase == Phase::Loss
-                || if slow_start {
-                    c.cwnd_used.saturating_mul(2) >= h.cwnd
-                } else {
-                    c.cwnd_used + 2 * emss > h.cwnd
-                };
-            if used {
+            let limited = c.cwv.limited(h);
+            if c.cwv.round_ended(seg.ack) && phase == Phase::Open && h.phase == Phase::Open {
+                let initial = self.initial_window(h);
+                let adjusted = c.cwv.measure(h, &mut c.cc, initial, now.0);
+                self.stats.idle_restarts += u64::from(adjusted);
+            }
+            let grows = limited || h.phase == Phase::Loss || c.cwv.grows(h);
+            if grows {
                 let ack = Ack {
                     acked: delivered,
                     mss: emss,
@@ -194,12 +194,8 @@ impl Shared {
                 };
                 c.cc.on_ack(&mut h.cwnd, &mut h.ssthresh, &ack);
             }
-            if seg.ack.ge(c.cwnd_mark) {
-                c.cwnd_mark = h.snd_nxt;
-                c.cwnd_used = h.pipe;
-                if h.pipe == 0 && h.unsent == 0 {
-                    c.cc.on_idle();
-                }
+            if !grows || (h.pipe == 0 && h.unsent == 0) {
+                c.cc.on_limited(now.0);
             }
         }
         let h = &mut c.hot;
@@ -237,6 +233,7 @@ impl Shared {
             if r.duplicate(h) && (h.phase == Phase::Open || r.done(h.snd_una)) {
                 self.stats.spurious += 1;
                 r.undo(h, &mut c.cc, &mut c.tx);
+                c.cwv.round(h);
             }
         }
         if new && h.phase == Phase::Loss && seg.has_ts && h.has(flag::TIMESTAMPS) {
@@ -244,14 +241,16 @@ impl Shared {
             if r.needless(seg.ts_ecr, c.ts_offset) {
                 self.stats.spurious += 1;
                 r.undo(h, &mut c.cc, &mut c.tx);
+                c.cwv.round(h);
             }
         }
         let h = &mut c.hot;
         if r.probe_answered(seg, dup) {
             // The probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
             self.stats.tlp_recoveries += 1;
-            h.ssthresh = c.cc.on_loss(h.cwnd, h.flight(), u32::from(h.emss));
+            h.ssthresh = c.cwv.in_use(h).after_loss(h, &mut c.cc);
             h.cwnd = h.cwnd.min(h.ssthresh);
+            c.cwv.begin(h, now.0);
         }
         let mut due = 0;
         let mut partial = false;
@@ -280,15 +279,16 @@ impl Shared {
         }
         if new && h.phase != Phase::Open && r.done(h.snd_una) {
             if h.phase == Phase::Recovery {
-                h.cwnd = h.ssthresh;
+                r.leave(h);
             }
             h.phase = Phase::Open;
             r.rack.recovered();
+            c.cwv.begin(h, now.0);
         }
         match h.phase {
             Phase::Open if r.lost > 0 => {
                 self.stats.recovery(h);
-                r.enter(h, &mut c.cc, c.cwnd_used);
+                r.enter(h, &mut c.cc, c.cwv.in_use(h));
                 r.reduce(h, delivered);
             }
             Phase::Recovery => {
@@ -353,7 +353,7 @@ impl Shared {
         self.stats.lost_retransmit += again;
         if h.phase == Phase::Open && r.lost > 0 {
             self.stats.recovery(h);
-            r.enter(h, &mut c.cc, c.cwnd_used);
+            r.enter(h, &mut c.cc, c.cwv.in_use(h));
         }
         if h.phase == Phase::Recovery {
             r.reduce(h, 0);

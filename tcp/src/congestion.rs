@@ -1,6 +1,7 @@
 //! Congestion control: how the window grows and shrinks. One enum, no dynamic dispatch.
 
 use crate::hystart::HyStart;
+use crate::time::ticks;
 use crate::{Congestion, SeqNr};
 
 /// RFC 9438 section 4.1: C, beta.
@@ -8,6 +9,9 @@ const C: f64 = 0.4;
 const BETA: f64 = 0.7;
 /// RFC 9438 section 4.3.
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
+
+/// A tick in seconds.
+const TICK: f64 = (1 << 20) as f64 / 1e9;
 
 /// Kept below half the sequence space with room for arithmetic.
 const MAX_WINDOW: u32 = 1 << 30;
@@ -89,9 +93,13 @@ pub(crate) struct Cubic {
     /// The window a Reno flow would have, in bytes.
     w_est: f32,
     cwnd_prior: f32,
-    /// Start of the congestion avoidance stage, 0: not started.
-    epoch: u64,
+    /// Start of the congestion avoidance stage in ticks, 0: not started. With `HELD`: the time
+    /// that it has lasted, not passing now.
+    epoch: u32,
 }
+
+/// The flow is limited by something else than its window.
+const HELD: u32 = 1 << 31;
 
 impl Controller {
     pub(crate) fn new(which: Congestion) -> Self {
@@ -189,8 +197,20 @@ impl Controller {
         ssthresh
     }
 
-    /// The flow was idle: time spent silent must not count as growth (RFC 9438 section 5.8).
-    pub(crate) fn on_idle(&mut self) {
+    /// The window is not what limits the flow: until it is again, no time passes for CUBIC
+    /// (RFC 9438 section 5.8).
+    #[inline]
+    pub(crate) fn on_limited(&mut self, now: u64) {
+        if let Controller::Cubic(c) = self
+            && c.epoch != 0
+            && c.epoch & HELD == 0
+        {
+            c.epoch = HELD | c.lasted(ticks(now));
+        }
+    }
+
+    /// The window was reduced for what it was not used for: congestion avoidance begins anew.
+    pub(crate) fn restart(&mut self) {
         if let Controller::Cubic(c) = self {
             c.epoch = 0;
         }
@@ -198,11 +218,24 @@ impl Controller {
 }
 
 impl Cubic {
+    /// How long the stage has lasted, in ticks.
+    fn lasted(&self, now: u32) -> u32 {
+        if self.epoch & HELD != 0 {
+            self.epoch & !HELD
+        } else {
+            (now & !HELD).wrapping_sub(self.epoch) & !HELD
+        }
+    }
+
     fn avoid(&mut self, cwnd: &mut u32, acked: u32, mss: u32, now: u64, srtt: u64) {
         let w = f64::from(*cwnd);
         let m = f64::from(mss);
+        let tick = ticks(now);
+        if self.epoch & HELD != 0 {
+            self.epoch = (tick.wrapping_sub(self.lasted(tick)) & !HELD).max(1);
+        }
         if self.epoch == 0 {
-            self.epoch = now.max(1);
+            self.epoch = (tick & !HELD).max(1);
             self.w_est = *cwnd as f32;
             if f64::from(self.w_max) > w {
                 self.k = ((f64::from(self.w_max) - w) / (C * m)).cbrt() as f32;
@@ -211,7 +244,7 @@ impl Cubic {
                 self.w_max = *cwnd as f32;
             }
         }
-        let t = now.saturating_sub(self.epoch) as f64 / 1e9;
+        let t = f64::from(self.lasted(tick)) * TICK;
         let rtt = srtt as f64 / 1e9;
         let at = |t: f64| C * m * (t - f64::from(self.k)).powi(3) + f64::from(self.w_max);
         let alpha = if self.w_est >= self.cwnd_prior {
@@ -321,5 +354,37 @@ mod tests {
             unreachable!()
         };
         assert!(c.w_max < half as f32);
+    }
+
+    #[test]
+    fn time_in_which_the_window_was_not_the_limit_is_no_growth_rfc_9438_5_8() {
+        let before = 1000 * MSS;
+        let rtt = 50_000_000u64;
+        let run = |pauses: bool| {
+            let mut c = Controller::new(Congestion::Cubic);
+            let mut w = c.on_loss(before, before, MSS);
+            let ssthresh = w;
+            let mut now = 1_000_000_000u64;
+            for round in 0..400 {
+                let acked = w;
+                ack(&mut c, &mut w, ssthresh, acked, now, rtt);
+                now += rtt;
+                if pauses && round % 10 == 0 {
+                    // Limited by the application, then idle.
+                    for _ in 0..20 {
+                        c.on_limited(now);
+                        now += 500_000_000;
+                    }
+                }
+            }
+            w
+        };
+        let (straight, paused) = (f64::from(run(false)), f64::from(run(true)));
+        assert!(
+            straight > 1.3 * f64::from(before),
+            "convex by then: {straight}"
+        );
+        let ratio = paused / straight;
+        assert!((0.95..1.01).contains(&ratio), "{ratio}");
     }
 }

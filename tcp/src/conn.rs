@@ -9,6 +9,7 @@ use crate::rx_queue::RxQueue;
 use crate::send_queue::SendQueue;
 use crate::stack::State;
 use crate::template::Template;
+use crate::validation::Validation;
 use crate::{RecvBuf, SeqNr};
 
 /// Bits of [`Hot::flags`].
@@ -135,16 +136,6 @@ impl Hot {
     pub(crate) fn flight(&self) -> u32 {
         self.snd_nxt - self.snd_una
     }
-    /// The window as far as it was in use: what congestion reduces (RFC 7661 section 4.4.1). `used`:
-    /// most bytes in the pipe of late.
-    pub(crate) fn validated(&self, used: u32) -> u32 {
-        let used = used.max(self.flight());
-        if used < self.cwnd / 2 {
-            used
-        } else {
-            self.cwnd
-        }
-    }
     /// Bytes that the windows allow beyond what is queued; see `Stack::send_room`.
     #[inline]
     pub(crate) fn room(&self) -> u32 {
@@ -183,16 +174,11 @@ pub(crate) struct Conn<B, R> {
     /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
     pub fin_at: SeqNr,
     pub cc: Controller,
-    /// Most bytes in the pipe since `cwnd_mark` was passed: growth needs a used window
-    /// (RFC 9438 section 5.8, RFC 7661).
-    pub cwnd_used: u32,
-    pub cwnd_mark: SeqNr,
+    pub cwv: Validation,
     /// Marks before this were answered (RFC 3168 section 6.1.2: once a window).
     pub ecn_mark: SeqNr,
-    /// When new data last left, in ms (2^20 ns); for RFC 7661's question after a pause.
-    pub sent_at: u32,
-    /// When the current series of timeouts began; 0: none.
-    pub stalled_since: u64,
+    /// When the current series of timeouts began, in ticks; 0: none.
+    pub stalled_since: u32,
     pub generation: u32,
     pub retransmits: u32,
     pub timeouts: u32,
@@ -216,7 +202,7 @@ impl<B: RecvBuf, R> Conn<B, R> {
         B::prefetch(&raw const self.rx);
         B::prefetch(&raw const self.template);
         B::prefetch(&raw const self.neighbour_generation);
-        B::prefetch(&raw const self.cwnd_used);
+        B::prefetch(&raw const self.cwv);
     }
 
     /// The second stage: what the lines of the first say where it is.
@@ -237,7 +223,7 @@ impl<B: RecvBuf, R> Conn<B, R> {
         B::prefetch(&raw const self.neighbour_generation);
         if !data {
             B::prefetch(&raw const self.tx);
-            B::prefetch(&raw const self.cwnd_used);
+            B::prefetch(&raw const self.cwv);
         }
     }
 

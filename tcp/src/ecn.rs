@@ -65,7 +65,13 @@ impl Shared {
 
     /// The ACK of `newly` bytes on a connection with ECN.
     #[inline]
-    pub(crate) fn echoed<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, seg: &Segment, newly: u32) {
+    pub(crate) fn echoed<B: RecvBuf, R>(
+        &mut self,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        newly: u32,
+        now: Instant,
+    ) {
         let ece = seg.flags & ECE != 0;
         let h = &c.hot;
         if let Controller::Dctcp(d) = &mut c.cc {
@@ -73,7 +79,7 @@ impl Shared {
         }
         if h.snd_una.ge(c.ecn_mark) {
             if ece {
-                self.slow_down(c);
+                self.slow_down(c, now);
             } else {
                 // Follows, or it would be half the sequence space behind one day.
                 c.ecn_mark = h.snd_una;
@@ -83,15 +89,16 @@ impl Shared {
 
     /// Once a window (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
     #[cold]
-    fn slow_down<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) {
+    fn slow_down<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, now: Instant) {
         let h = &mut c.hot;
         c.ecn_mark = h.snd_nxt;
         h.flags |= flag::CWR_OWED;
         // A recovery has slowed down already.
         if h.phase == Phase::Open {
             self.stats.ecn_reductions += 1;
-            h.ssthresh = c.cc.on_mark(h.cwnd, h.flight(), u32::from(h.emss));
+            h.ssthresh = c.cwv.in_use(h).after_mark(h, &mut c.cc);
             h.cwnd = h.cwnd.min(h.ssthresh);
+            c.cwv.begin(h, now.0);
         }
     }
 }

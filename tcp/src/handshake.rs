@@ -130,7 +130,7 @@ impl Shared {
         self.known_path(c, now);
         let h = &mut c.hot;
         h.snd_una = seg.ack;
-        c.cwnd_mark = seg.ack;
+        c.cwv.begin(h, now.0);
         c.ecn_mark = seg.ack;
         if let Controller::Dctcp(d) = &mut c.cc {
             d.begin(seg.ack);

@@ -74,6 +74,7 @@ mod time_wait;
 mod timers;
 mod toeplitz;
 mod train;
+mod validation;
 mod wheel;
 
 pub use buf::{RecvBuf, VecBuf};

@@ -189,7 +189,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.hot.snd_una = iss;
         c.hot.snd_nxt = iss + 1;
         c.hot.snd_wl2 = iss;
-        c.cwnd_mark = c.hot.snd_nxt;
         c.ecn_mark = c.hot.snd_nxt;
         self.sh.owe(index, &mut c.hot, flag::NEED_SYN);
         self.sh.restart_rto(index, &mut c.hot, now);

@@ -1,6 +1,6 @@
 //! What a connection sends: repetitions, new segments, probes, SYNs, ACKs, in that order of right.
 
-use crate::conn::{Conn, Phase, flag};
+use crate::conn::{Conn, Hot, Phase, flag};
 use crate::segment::{ACK, CWR, ECE, FIN, PSH};
 use crate::send_queue::{self, Sent};
 use crate::shared::Shared;
@@ -342,12 +342,11 @@ impl Shared {
             let segment = c.tx.make_fin(h.snd_nxt, now.0);
             result = self.emit_new(index, c, &segment, now, tx);
         }
-        c.cwnd_used = c.cwnd_used.max(c.hot.pipe);
+        c.cwv.sent(c.hot.pipe);
         if sent > 0 {
             if credit != u32::MAX {
                 self.paced(index, c, sent, now);
             }
-            c.sent_at = (now.0 >> 20) as u32;
             if c.hot.has(flag::PTO) {
                 self.restart_rto(index, &mut c.hot, now);
             }
@@ -361,26 +360,22 @@ impl Shared {
         result
     }
 
-    /// After a pause the window says little about the path: it halves for each timeout that
-    /// passed, down to the initial one, and slow start may bring it back
-    /// (RFC 2861 section 3.1, RFC 7661 section 4.4).
+    /// New segments after a pause: the window may have gone unused for too long (RFC 7661).
     #[inline]
     fn validate<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, now: Instant) {
-        let idle = u64::from(((now.0 >> 20) as u32).wrapping_sub(c.sent_at)) << 20;
         let h = &mut c.hot;
-        let rto = h.rtt.rto(&self.rto, 0);
-        if idle <= rto || c.sent_at == 0 || h.phase != Phase::Open {
-            return;
+        if c.cwv.rested(now.0) && h.phase == Phase::Open {
+            let initial = self.initial_window(h);
+            let adjusted = c.cwv.rest(h, &mut c.cc, initial, now.0);
+            self.stats.idle_restarts += u64::from(adjusted);
         }
-        let initial = self.config.initial_window.saturating_mul(u32::from(h.emss));
-        if h.cwnd > initial {
-            h.ssthresh = h.ssthresh.max(h.cwnd / 4 * 3);
-            let halvings = (idle / rto).min(31) as u32;
-            h.cwnd = (h.cwnd >> halvings).max(initial);
-            c.cwnd_used = 0;
-            c.cc.on_idle();
-            self.stats.idle_restarts += 1;
-        }
+    }
+
+    /// In bytes (RFC 6928).
+    #[inline]
+    pub(crate) fn initial_window(&self, h: &Hot) -> u32 {
+        let segments = self.config.initial_window.max(1);
+        segments.saturating_mul(u32::from(h.emss))
     }
 
     /// The probe timeout fired (RFC 8985 section 7.3): a new segment whatever the congestion

@@ -8,6 +8,7 @@ use crate::conn::{Hot, Phase, flag};
 use crate::rack::{self, Probe, Rack};
 use crate::segment::Segment;
 use crate::send_queue::{LOST, RETX, SACKED, SendQueue};
+use crate::validation::InUse;
 
 /// RFC 6675 section 2.
 const DUP_THRESH: u32 = 3;
@@ -45,6 +46,10 @@ pub(crate) struct Recovery {
     prr_delivered: u32,
     prr_out: u32,
     recover_flight: u32,
+    /// RFC 7661 section 4.4.1: what was in use of a window that was not validated when this
+    /// recovery began, 0: it was validated; and R, the bytes that it repeated, each counted once.
+    unvalidated: u32,
+    repaired: u32,
 }
 
 impl Recovery {
@@ -199,13 +204,13 @@ impl Recovery {
             .is_some_and(|p| p.first != 0 && older(echo, p.first, offset))
     }
 
-    /// Takes the reduction back (RFC 4015 section 3): the window as it was, nothing lost.
+    /// Takes the reduction back (RFC 4015 section 3, RFC 9438 section 4.9): the window and the
+    /// controller as they were, nothing lost.
     pub(crate) fn undo<R>(&mut self, h: &mut Hot, cc: &mut Controller, tx: &mut SendQueue<R>) {
         let Some(p) = self.prior.take() else { return };
         h.cwnd = h.cwnd.max(p.cwnd);
         h.ssthresh = h.ssthresh.max(p.ssthresh);
         *cc = p.cc;
-        cc.on_idle();
         h.phase = Phase::Open;
         h.backoff = 0;
         if self.lost > 0 {
@@ -235,8 +240,8 @@ impl Recovery {
         self.lose(h, tx, 0);
     }
 
-    /// Enters fast recovery; `used` as for [`Hot::validated`].
-    pub(crate) fn enter(&mut self, h: &mut Hot, cc: &mut Controller, used: u32) {
+    /// Enters fast recovery.
+    pub(crate) fn enter(&mut self, h: &mut Hot, cc: &mut Controller, in_use: InUse) {
         h.phase = Phase::Recovery;
         h.flags |= flag::RECOVERING;
         self.point = h.snd_nxt;
@@ -245,7 +250,21 @@ impl Recovery {
         self.prr_out = 0;
         self.probe = None;
         self.remember(h, cc);
-        h.ssthresh = cc.on_loss(h.validated(used), h.flight(), u32::from(h.emss));
+        self.unvalidated = if in_use.unvalidated { in_use.bytes } else { 0 };
+        self.repaired = 0;
+        h.ssthresh = in_use.after_loss(h, cc);
+    }
+
+    /// Fast recovery ended: the window is ssthresh (RFC 6937 section 3), but for one that was not
+    /// validated half of what arrived of what was in use (RFC 7661 section 4.4.1).
+    pub(crate) fn leave(&self, h: &mut Hot) {
+        let mss = u32::from(h.emss);
+        h.cwnd = h.ssthresh;
+        if self.unvalidated > 0 {
+            let arrived = self.unvalidated.saturating_sub(self.repaired);
+            h.cwnd = (arrived / 2).clamp(mss, h.ssthresh.max(mss));
+            h.ssthresh = h.cwnd.max(2 * mss);
+        }
     }
 
     fn remember(&mut self, h: &Hot, cc: &Controller) {
@@ -298,13 +317,13 @@ impl Recovery {
 
     /// Retransmission timeout (RFC 8985 section 6.3): the first segment and what had its time is
     /// lost; without SACK all is (RFC 5681). Returns the new slow start threshold of a first one.
-    /// SND.NXT stays where it is: going back would make our pure ACKs unacceptable.
+    /// `in_use`: see [`crate::validation`]. SND.NXT stays where it is: going back would make our pure ACKs unacceptable.
     pub(crate) fn timeout<R>(
         &mut self,
         h: &mut Hot,
         cc: &mut Controller,
         tx: &mut SendQueue<R>,
-        used: u32,
+        in_use: u32,
         now: u64,
     ) {
         if h.phase != Phase::Loss {
@@ -312,7 +331,7 @@ impl Recovery {
             if h.phase == Phase::Open {
                 self.remember(h, cc);
             }
-            h.ssthresh = cc.on_timeout(h.validated(used), h.flight(), u32::from(h.emss));
+            h.ssthresh = cc.on_timeout(in_use, h.flight(), u32::from(h.emss));
         }
         // A SACKed first segment means the peer took its word back (RFC 2018 section 8).
         let renege = tx.sent.front().is_some_and(|s| s.flags & SACKED != 0);
@@ -375,6 +394,9 @@ impl Recovery {
     /// The segment at `i` was sent again.
     pub(crate) fn repeat<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>, i: usize, now: u64) {
         let s = &mut tx.sent[i];
+        if s.flags & RETX == 0 {
+            self.repaired = self.repaired.saturating_add(s.len);
+        }
         s.flags = (s.flags & !LOST) | RETX;
         s.at = now;
         self.lost -= 1;

@@ -10,6 +10,7 @@ use crate::send_queue::SendQueue;
 use crate::stack::{Stack, State};
 use crate::template::Template;
 use crate::time_wait::TimeWait;
+use crate::validation::Validation;
 use crate::wheel::Wheel;
 use crate::{RecvBuf, SeqNr};
 
@@ -96,10 +97,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             ts_offset: 0,
             hash: hash as u32,
             cc: Controller::new(sh.config.congestion),
-            cwnd_used: 0,
-            cwnd_mark: SeqNr(0),
+            cwv: Validation::NEW,
             ecn_mark: SeqNr(0),
-            sent_at: 0,
             stalled_since: 0,
             generation: 0,
             retransmits: 0,

@@ -10,6 +10,7 @@ use crate::demux::Row;
 use crate::flow_table::FlowTable;
 use crate::fragments::Fragments;
 use crate::neighbour::Neighbours;
+use crate::pacing;
 use crate::path_mtu::Paths;
 use crate::rate::Bucket;
 use crate::rtt::RtoLimits;
@@ -184,7 +185,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             listener: (c.listener != NO_LISTENER).then_some(ListenerId(c.listener)),
             emss: usize::from(h.emss),
             cwnd: h.cwnd,
-            ssthresh: h.ssthresh,
+            ssthresh: if h.ssthresh >= pacing::INFINITE {
+                u32::MAX
+            } else {
+                h.ssthresh
+            },
             send_window: h.snd_wnd,
             in_flight: h.flight(),
             unsent: h.unsent,

@@ -39,6 +39,12 @@ impl Sub for Instant {
     }
 }
 
+/// Nanoseconds in ticks of 2^20, about a millisecond; 52 days wrap.
+#[inline]
+pub(crate) fn ticks(ns: u64) -> u32 {
+    (ns >> 20) as u32
+}
+
 /// A duration as nanoseconds; 584 years and more saturate.
 pub(crate) fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)

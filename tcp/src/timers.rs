@@ -6,7 +6,7 @@ use crate::segment;
 use crate::shared::Shared;
 use crate::stack::State;
 use crate::template::Fields;
-use crate::time::nanos;
+use crate::time::{nanos, ticks};
 use crate::{Events, Instant, RecvBuf};
 
 /// After so long a silence, in ns, an idle connection gives back the memory of its queues: longer
@@ -125,8 +125,9 @@ impl Shared {
         let h = &mut c.hot;
         let mss = u32::from(h.emss);
         if let Some(r) = &mut c.recovery {
-            r.timeout(h, &mut c.cc, &mut c.tx, c.cwnd_used, now.0);
+            r.timeout(h, &mut c.cc, &mut c.tx, c.cwv.in_use(h).bytes, now.0);
         }
+        c.cwv.begin(h, now.0);
         // One segment, beside those that may still arrive.
         h.cwnd = h.pipe + mss;
         h.backoff = h.backoff.saturating_add(1);
@@ -138,7 +139,7 @@ impl Shared {
     /// The user timeout passed without progress (RFC 9293 section 3.8.3).
     fn given_up<B: RecvBuf, R>(&self, c: &mut Conn<B, R>, now: Instant) -> bool {
         if c.stalled_since == 0 {
-            c.stalled_since = c.tx.sent.front().map_or(now.0, |s| s.at).max(1);
+            c.stalled_since = ticks(c.tx.sent.front().map_or(now.0, |s| s.at)).max(1);
         }
         // A peer that shrank its window below what is in flight and still answers is not dead
         // (RFC 9293 section 3.8.6, SHLD-17).
@@ -147,7 +148,8 @@ impl Shared {
         } else {
             0
         };
-        now.0.saturating_sub(c.stalled_since.max(heard)) >= nanos(self.config.user_timeout)
+        let stalled = u64::from(ticks(now.0).wrapping_sub(c.stalled_since)) << 20;
+        stalled.min(now.0.saturating_sub(heard)) >= nanos(self.config.user_timeout)
     }
 
     fn give_up<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {

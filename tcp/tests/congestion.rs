@@ -169,34 +169,103 @@ fn hystart_leaves_slow_start_when_the_queue_grows_rfc_9406() {
     assert!(info.cwnd > 500_000, "{info:?}");
 }
 
-#[test]
-fn a_window_unused_for_long_is_not_believed_rfc_2861() {
-    let mut l = Lab::new();
-    let [a, b] = l.connect();
-    for _ in 0..6 {
-        for _ in 0..100 {
-            if l.net.hosts[0].send_room(a) >= 1448 {
-                l.net.hosts[0]
-                    .push_record(a, 1448, pattern(1448), false)
-                    .unwrap();
-            }
-        }
-        l.net.flush(0, a);
-        l.run_ms(2);
-        l.read(1, b);
+/// Sends `segments` on a quiet connection and lets them be acknowledged.
+fn burst(l: &mut Lab, [a, b]: [siw_tcp::ConnId; 2], segments: usize) {
+    for _ in 0..segments {
+        l.net.hosts[0]
+            .push_record(a, 1448, pattern(1448), false)
+            .unwrap();
     }
-    let wide = l.net.hosts[0].conn(a).unwrap();
-    assert!(wide.cwnd > 40 * 1448, "{wide:?}");
+    l.net.flush(0, a);
     l.run_ms(5);
-    l.send(0, a, b"soon");
-    let soon = l.net.hosts[0].conn(a).unwrap().cwnd;
-    assert_eq!(soon, wide.cwnd / 2, "one timeout has passed");
-    l.run_ms(1000);
-    l.send(0, a, b"late");
-    let late = l.net.hosts[0].conn(a).unwrap();
-    assert_eq!(late.cwnd, 10 * 1448, "down to the initial window");
+    assert_eq!(l.read(1, b).len(), segments * 1448);
+}
+
+/// So many seconds, also when nothing is to happen in them.
+fn wait(l: &mut Lab, seconds: u64) {
+    let end = l.net.now + Duration::from_secs(seconds);
+    l.run_ms(1000 * seconds);
+    l.net.now = end;
+}
+
+#[test]
+fn a_window_is_kept_for_five_minutes_without_use_and_then_halved_rfc_7661_4_4() {
+    let mut c = [host_config(0), host_config(1)];
+    c[0].congestion = Congestion::NewReno;
+    let mut l = Lab::with(c);
+    let ids = l.connect();
+    let info = |l: &Lab| l.net.hosts[0].conn(ids[0]).unwrap();
+    for n in [10, 20, 40] {
+        burst(&mut l, ids, n);
+    }
+    // A loss, so that there is a slow start threshold; then rounds that use the whole window.
+    let mut left = 1;
+    l.lose(move |from, f| {
+        let hit = from == 0 && f.len() > 1000 && left > 0;
+        left -= i32::from(hit);
+        hit
+    });
+    burst(&mut l, ids, 80);
+    let low = info(&l).ssthresh;
+    while info(&l).cwnd < low * 3 / 2 {
+        let segments = info(&l).cwnd as usize / 1448;
+        burst(&mut l, ids, segments);
+    }
+    let wide = info(&l).cwnd;
+    wait(&mut l, 299);
+    burst(&mut l, ids, 2);
+    assert_eq!((info(&l).cwnd, info(&l).ssthresh), (wide, low), "kept");
+    // It goes unused, but not idle.
+    for _ in 0..20 {
+        l.run_ms(200);
+        burst(&mut l, ids, 2);
+    }
+    let late = info(&l);
+    assert_eq!((late.cwnd, late.ssthresh), (wide / 2, wide / 4 * 3));
+    assert_eq!(l.net.hosts[0].stats().idle_restarts, 1);
+    wait(&mut l, 3_000);
+    burst(&mut l, ids, 1);
+    assert_eq!(info(&l).cwnd, 10 * 1448, "never below the initial window");
+}
+
+#[test]
+fn a_window_that_is_not_validated_grows_only_when_it_is_full_rfc_7661_4_4() {
+    let mut c = [host_config(0), host_config(1)];
+    c[0].initial_window = 40;
+    let mut l = Lab::with(c);
+    let ids = l.connect();
+    let cwnd = |l: &Lab| l.net.hosts[0].conn(ids[0]).unwrap().cwnd / 1448;
+    for _ in 0..10 {
+        burst(&mut l, ids, 15);
+    }
+    assert_eq!(cwnd(&l), 40, "slow start, and 3/8 of the window in use");
+    burst(&mut l, ids, 40);
+    assert!(cwnd(&l) > 40, "full");
+}
+
+#[test]
+fn a_mark_takes_a_window_that_is_not_validated_to_half_of_what_was_in_use_rfc_7661_4_4_1() {
+    let mut c = [host_config(0), host_config(1)];
+    c.iter_mut().for_each(|c| c.ecn = true);
+    c[0].initial_window = 100;
+    let mut l = Lab::with(c);
+    let ids = l.connect();
+    burst(&mut l, ids, 12);
+    let mut s = l.forge(1);
+    for _ in 0..6 {
+        let record = pattern(1448);
+        l.net.hosts[0]
+            .push_record(ids[0], 1448, record, false)
+            .unwrap();
+    }
+    l.net.flush(0, ids[0]);
+    s.flags = ACK | ECE;
+    s.ack = s.ack.wrapping_add(1448);
+    l.inject(&s);
+    l.run_ms(1);
+    let info = l.net.hosts[0].conn(ids[0]).unwrap();
     assert!(
-        late.ssthresh >= wide.cwnd / 4,
-        "slow start may bring it back"
+        info.ssthresh == 6 * 1448 && info.cwnd < 7 * 1448,
+        "{info:?}"
     );
 }
