@@ -189,8 +189,7 @@ impl Wheel {
 
     /// When `pop_due` may next have something; early for far entries, never late.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.next_slot()
-            .map(|(_, _, start)| Instant(start << TICK_SHIFT))
+        (self.quiet != u64::MAX).then_some(Instant(self.quiet << TICK_SHIFT))
     }
 }
 
@@ -251,6 +250,8 @@ mod tests {
                 assert!(d <= now, "entry {i} is early");
             }
             assert!(!due.values().any(|&d| late(d)), "an entry is late");
+            let next = w.next_deadline();
+            assert!(next.is_none_or(|d| d.0 > now), "who waits for it makes way");
             if i % 3 == 0 {
                 let at = now + (x >> 30) % (1 << (12 + x % 24));
                 w.schedule(i, Instant(at));
