@@ -225,6 +225,7 @@ impl Shared {
         now: Instant,
     ) {
         c.start_recovery();
+        let path = (c.id(index), c.template.key().remote().ip());
         let h = &mut c.hot;
         let Some(r) = &mut c.recovery else { return };
         self.stats.dup_acks_in += u64::from(dup);
@@ -252,7 +253,7 @@ impl Shared {
             h.cwnd = h.cwnd.min(h.ssthresh);
             c.cwv.begin(h, now.0);
         }
-        let mut due = 0;
+        let (mut due, mut fresh) = (0, 0);
         let mut partial = false;
         let mut heard = false;
         if h.has(flag::SACK) {
@@ -263,19 +264,29 @@ impl Shared {
         } else if dup {
             h.dup_acks = h.dup_acks.saturating_add(1);
             if h.dup_acks == 3 && h.phase == Phase::Open {
+                fresh = r.lost;
                 r.lose_first(h, &mut c.tx);
+                fresh = r.lost - fresh;
             }
             if h.phase == Phase::Recovery {
                 delivered += u32::from(h.emss);
             }
         } else if new && h.phase == Phase::Recovery && !r.done(h.snd_una) {
             partial = true;
+            fresh = r.lost;
             r.lose_first(h, &mut c.tx); // partial ACK, RFC 6582 section 3.2 (5)
+            fresh = r.lost - fresh;
         }
         if h.has(flag::SACK) {
+            fresh = r.lost;
             let (again, at) = r.detect(h, &mut c.tx, now.0);
+            fresh = r.lost - fresh;
             self.stats.lost_retransmit += again;
             due = at;
+        }
+        fresh = self.without_probe(path, (h, r, &mut c.tx), fresh, now);
+        if h.phase != Phase::Open {
+            fresh = r.lost;
         }
         if new && h.phase != Phase::Open && r.done(h.snd_una) {
             if h.phase == Phase::Recovery {
@@ -286,7 +297,8 @@ impl Shared {
             c.cwv.begin(h, now.0);
         }
         match h.phase {
-            Phase::Open if r.lost > 0 => {
+            // What was cut since the path does not carry it is lost too, but says no more.
+            Phase::Open if fresh > 0 => {
                 self.stats.recovery(h);
                 r.enter(h, &mut c.cc, c.cwv.in_use(h));
                 r.reduce(h, delivered);
@@ -347,11 +359,15 @@ impl Shared {
         now: Instant,
     ) {
         c.split_trains();
+        let path = (c.id(index), c.template.key().remote().ip());
         let h = &mut c.hot;
         let Some(r) = &mut c.recovery else { return };
+        let before = r.lost;
         let (again, due) = r.detect(h, &mut c.tx, now.0);
         self.stats.lost_retransmit += again;
-        if h.phase == Phase::Open && r.lost > 0 {
+        let fresh = r.lost - before;
+        let fresh = self.without_probe(path, (h, r, &mut c.tx), fresh, now);
+        if h.phase == Phase::Open && fresh > 0 {
             self.stats.recovery(h);
             r.enter(h, &mut c.cc, c.cwv.in_use(h));
         }

@@ -188,8 +188,8 @@ pub(crate) struct Conn<B, R> {
     pub emss_agreed: u16,
     /// What RACK learnt, while there is no `recovery`.
     pub patience: Patience,
-    /// When (in 2^20 ns) a narrow path is tried with full segments again.
-    pub narrow_until: u32,
+    /// When (in 2^20 ns) the connection looks after the search for its narrow path's MTU.
+    pub search_at: u32,
 }
 
 impl<B: RecvBuf, R> Conn<B, R> {

@@ -39,8 +39,11 @@ impl Events {
     /// Segments beyond a hole arrived and are kept: `Stack::out_of_order` shows them. Only with
     /// [`crate::StackConfig::show_out_of_order`].
     pub const OUT_OF_ORDER: Events = Events(1 << 12);
+    /// One record longer than `emss` is wanted, to probe the path with: see
+    /// [`crate::Stack::probe_len`]. Who leaves it at that loses nothing but the search.
+    pub const MTU_PROBE: Events = Events(1 << 13);
 
-    const NAMES: [&'static str; 13] = [
+    const NAMES: [&'static str; 14] = [
         "CONNECTED",
         "ACCEPTED",
         "READABLE",
@@ -54,6 +57,7 @@ impl Events {
         "CLOSED",
         "EMSS_CHANGED",
         "OUT_OF_ORDER",
+        "MTU_PROBE",
     ];
 
     /// All of `other` are set.

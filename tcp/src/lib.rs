@@ -17,7 +17,8 @@
 //!
 //! Records are what the upper layer pushes: a length and a handle `R` that the sink can gather
 //! from. A segment carries whole records; a record that fits a segment is never split unless the
-//! peer's window forces it, and a retransmission rebuilds the same segments.
+//! peer's window forces it or the path was found narrower, and a retransmission rebuilds the same
+//! segments.
 #![forbid(unsafe_code)]
 
 mod acks;
@@ -45,6 +46,8 @@ mod icmp;
 mod icmp_errors;
 mod inbound;
 mod input;
+mod mtu_probe;
+mod mtu_search;
 mod neighbour;
 mod open;
 mod output;

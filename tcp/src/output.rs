@@ -1,6 +1,7 @@
 //! What a connection sends: repetitions, new segments, probes, SYNs, ACKs, in that order of right.
 
 use crate::conn::{Conn, Hot, Phase, flag};
+use crate::mtu_probe::Step;
 use crate::segment::{ACK, CWR, ECE, FIN, PSH};
 use crate::send_queue::{self, Sent};
 use crate::shared::Shared;
@@ -85,7 +86,7 @@ impl Shared {
             options: &[],
             payload: s.len,
             ect,
-            tso: s.len > u32::from(h.emss),
+            tso: s.mss != 0,
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
@@ -219,8 +220,15 @@ impl Shared {
             return Ok(());
         };
         let mut result = Ok(());
+        let emss = u32::from(c.hot.emss);
         while let Some(i) = r.next_lost(&c.tx) {
             let s = c.tx.sent[i];
+            if s.is_probe(emss) {
+                // Its loss was nobody's answer: the search is another connection's by now.
+                c.tx.resegment(emss);
+                r.recount(&mut c.hot, &c.tx);
+                continue;
+            }
             if c.hot.pipe > 0 && c.hot.pipe + s.len > c.hot.cwnd {
                 break;
             }
@@ -254,14 +262,29 @@ impl Shared {
         if c.hot.flight() == 0 && c.hot.unsent > 0 {
             self.validate(c, now);
         }
-        if c.hot.has(flag::NARROW) {
-            self.widen(index, c, now);
-        }
-        let emss = u32::from(c.hot.emss);
+        // A search for what the path carries may go on here, between two segments.
+        let mut searching = c.hot.has(flag::NARROW) && Self::search_is_due(c, now);
+        let mut emss = u32::from(c.hot.emss);
         let mut sent = 0;
         let mut result = Ok(());
         let credit = self.pace(index, c, now);
         while c.hot.unsent > 0 && sent < credit {
+            if searching {
+                match self.probe_path(index, c, now, tx) {
+                    Ok(Step::Sent(n)) => sent += n,
+                    Ok(Step::Hold) => break,
+                    Ok(Step::Asked) => {}
+                    Ok(Step::Later) => searching = false,
+                    Err(e) => {
+                        result = Err(e);
+                        break;
+                    }
+                }
+                emss = u32::from(c.hot.emss);
+                if c.hot.unsent == 0 {
+                    break;
+                }
+            }
             let h = &mut c.hot;
             let window = h.snd_wnd.saturating_sub(h.flight());
             // Limited transmit (RFC 3042): a segment for each of the first two duplicates, which
@@ -290,7 +313,7 @@ impl Shared {
             } else if plan.len > usable && h.pipe > 0 {
                 break;
             }
-            if plan.len == emss && plan.len <= usable && !c.hot.has(flag::CWR_OWED) {
+            if plan.len == emss && plan.len <= usable && !c.hot.has(flag::CWR_OWED) && !searching {
                 let most = if credit == u32::MAX {
                     usable
                 } else {
@@ -458,7 +481,7 @@ impl Shared {
 
     /// Sends a new segment and notes it; nothing changes when the sink is full.
     #[inline]
-    fn emit_new<B: RecvBuf, R>(
+    pub(crate) fn emit_new<B: RecvBuf, R>(
         &mut self,
         index: u32,
         c: &mut Conn<B, R>,

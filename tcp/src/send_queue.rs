@@ -15,6 +15,8 @@ pub(crate) const RETX: u8 = 4;
 pub(crate) const PUSH: u8 = 8;
 /// Carries our FIN behind its payload.
 pub(crate) const FIN: u8 = 16;
+/// Longer than the path is known to carry (RFC 8899).
+pub(crate) const MTU_PROBE: u8 = 32;
 
 struct Record<R> {
     len: u32,
@@ -51,6 +53,11 @@ impl Sent {
             0 => 0,
             mss => una.dist(self.seq).max(0) as u32 / mss * mss,
         }
+    }
+    /// Still one segment above `emss`, to probe the path.
+    #[inline]
+    pub(crate) fn is_probe(&self, emss: u32) -> bool {
+        self.flags & MTU_PROBE != 0 && self.len > emss
     }
     /// Counts as on the wire (RFC 6675's pipe).
     #[inline]
@@ -183,6 +190,19 @@ impl<R> SendQueue<R> {
             }
         }
         Some(plan)
+    }
+
+    /// What is left of the record that goes next.
+    pub(crate) fn next_len(&self) -> u32 {
+        let first = self.records.get(self.index(self.next_record));
+        first.map_or(0, |r| r.len - self.next_offset)
+    }
+
+    /// Index of the probe that ends at `end`.
+    pub(crate) fn mtu_probe(&self, end: SeqNr) -> Option<usize> {
+        let i = self.sent.partition_point(|s| s.end().lt(end));
+        let s = self.sent.get(i)?;
+        (s.flags & MTU_PROBE != 0 && s.end() == end).then_some(i)
     }
 
     /// The peer's window forces a part of the first record.
@@ -442,7 +462,7 @@ impl<R> SendQueue<R> {
                 continue;
             }
             let mut rest = s;
-            rest.flags |= LOST;
+            rest.flags = (rest.flags | LOST) & !MTU_PROBE;
             while rest.len > emss {
                 let (mut len, mut record, mut offset) = (0, rest.record, rest.offset);
                 while let Some(r) = self.records.get(self.index(record)) {

@@ -105,7 +105,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             timeouts: 0,
             listener: NO_LISTENER,
             emss_agreed: emss,
-            narrow_until: 0,
+            search_at: 0,
             patience: Patience::default(),
             fin_at: SeqNr(0),
         };

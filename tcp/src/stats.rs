@@ -178,6 +178,9 @@ counters! {
     /// EMSS reductions: told by ICMP (RFC 1191, 8201), and guessed from silence (RFC 4821).
     pmtu_reductions = "SiwPmtuReductions",
     black_holes = "SiwBlackHoles",
+    /// MTU probes that arrived, and that were lost alone or unanswered (RFC 8899).
+    mtu_probes_passed = "TcpExtTCPMTUPSuccess",
+    mtu_probes_lost = "TcpExtTCPMTUPFail",
     neighbour_failures = "ArpFailures",
     neighbour_overflows = "ArpTableFull",
     /// Answers of ARP, NDP and ICMP, resets and cookies that found no room or were too many.

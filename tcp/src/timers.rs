@@ -93,6 +93,9 @@ impl Shared {
             }
             _ if c.hot.has(flag::REO) => self.reordering_timeout(index, c, now),
             _ if c.hot.has(flag::PTO) => {
+                if self.probe_unanswered(index, c, now) {
+                    return;
+                }
                 self.owe(index, &mut c.hot, flag::NEED_TLP);
                 // The timeout proper, should the probe not leave.
                 c.hot.flags &= !flag::PTO;
@@ -120,6 +123,9 @@ impl Shared {
         }
         self.stats.timeouts += 1;
         c.timeouts += 1;
+        if c.hot.has(flag::NARROW) {
+            self.probe_timed_out(index, c, now);
+        }
         self.suspect_black_hole(index, c, now);
         c.start_recovery();
         let h = &mut c.hot;

@@ -70,12 +70,15 @@ fn a_router_says_too_big_and_what_is_out_is_cut_rfc_1191() {
     assert_eq!(l.read(1, b), data);
     let s = l.net.hosts[0].stats();
     assert_eq!((s.timeouts, s.pmtu_reductions), (0, 1));
-    // Another connection starts narrow; after ten minutes the full size is tried.
+    // Another connection starts narrow; after ten minutes the full size is probed.
     let [c, _] = l.connect();
     assert_eq!(l.net.hosts[0].emss(c), 1200 - 52);
     l.lose(|_, _| false);
     l.net.now = l.net.now + Duration::from_secs(601);
-    l.send(0, a, b"x");
+    push(&mut l, a, &[5000]);
+    assert_eq!(l.net.hosts[0].emss(a), 1200 - 52, "not without a probe");
+    l.run_ms(20);
+    push(&mut l, a, &[1]);
     l.run_ms(20);
     assert_eq!(l.net.hosts[0].emss(a), 1448, "section 6.3");
     let [d, _] = l.connect();
@@ -113,11 +116,16 @@ fn a_black_hole_is_found_by_silence_rfc_8899() {
         assert_eq!(l.net.hosts[0].emss(a), narrow);
         assert!(l.net.hosts[0].stats().black_holes >= 1);
         assert!(l.got(0).contains(Events::EMSS_CHANGED));
-        // A guess is doubted after a minute.
+        // A guess is doubted at once, by a probe; and where nobody probes, after a minute.
         l.lose(|_, _| false);
+        let [c, _] = l.connect();
+        assert_eq!(l.net.hosts[0].emss(c), narrow);
         l.run_ms(61_000);
-        l.send(0, a, b"x");
+        let [c, _] = l.connect();
+        assert_eq!(l.net.hosts[0].emss(c), 1448);
+        push(&mut l, a, &[5000]);
         l.run_ms(1);
+        l.send(0, a, b"x");
         assert_eq!(l.net.hosts[0].emss(a), 1448);
     }
 }

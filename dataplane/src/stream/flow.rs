@@ -29,6 +29,8 @@ pub(super) struct Flow {
     checked: u64,
     bad: bool,
     peer_fin: bool,
+    /// TCP asked for a longer record.
+    probing: bool,
     /// Our FIN is queued.
     pub closing: bool,
     pub aborted: bool,
@@ -69,6 +71,7 @@ impl Flow {
             checked: 0,
             bad: false,
             peer_fin: false,
+            probing: false,
             closing: false,
             aborted: false,
         }
@@ -77,6 +80,7 @@ impl Flow {
     /// Notes what TCP says; `step` acts on it.
     pub(super) fn note(&mut self, events: Events) {
         self.peer_fin |= events.contains(Events::PEER_FIN);
+        self.probing |= events.contains(Events::MTU_PROBE);
     }
 
     /// No more of the pattern is sent: the time is over.
@@ -145,12 +149,12 @@ impl Flow {
             return false;
         }
         let emss = a.stack.emss(self.conn);
-        let mut room = a.stack.send_room(self.conn);
+        let (mut size, mut room) = self.sizes(a, emss);
         for _ in 0..RECORDS {
             let Some(rx) = a.stack.rx_queue(self.conn) else {
                 return false;
             };
-            let n = rx.len_bytes().min(emss);
+            let n = rx.len_bytes().min(size);
             if n == 0 || n > room {
                 return false;
             }
@@ -167,8 +171,20 @@ impl Flow {
                 return false;
             }
             room -= n;
+            size = emss;
         }
         true
+    }
+
+    /// How long the next record may be, and the room for it and what follows: one that probes a
+    /// narrow path (RFC 8899) is longer than the others, and may wait for the window.
+    fn sizes(&mut self, a: &Around<'_>, emss: usize) -> (usize, usize) {
+        let room = a.stack.send_room(self.conn);
+        let probe = core::mem::take(&mut self.probing).then(|| a.stack.probe_len(self.conn));
+        match probe.flatten() {
+            Some(n) => (n, room.max(n)),
+            None => (emss, room),
+        }
     }
 
     /// Queues whole segments of the pattern as far as the windows reach.
@@ -176,12 +192,12 @@ impl Flow {
         if !self.service.sends() {
             return false;
         }
-        let emss = a.stack.emss(self.conn) as u64;
-        let mut room = a.stack.send_room(self.conn) as u64;
+        let emss = a.stack.emss(self.conn);
+        let (mut size, mut room) = self.sizes(a, emss);
         for _ in 0..RECORDS {
             let left = self.bytes.map_or(u64::MAX, |b| b - self.sent);
-            let n = left.min(emss);
-            if n == 0 || n > room {
+            let n = left.min(size as u64);
+            if n == 0 || n > room as u64 {
                 return false;
             }
             let piece = Piece::Pattern {
@@ -195,7 +211,8 @@ impl Flow {
                 return false;
             }
             self.sent += n;
-            room -= n;
+            room -= n as usize;
+            size = emss;
         }
         true
     }

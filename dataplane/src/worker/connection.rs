@@ -117,6 +117,9 @@ impl Worker {
                 qp.qp.set_emss(emss as u32);
             }
         }
+        if events.contains(Events::MTU_PROBE) {
+            self.mtu_probe(lane_index, conn, slot);
+        }
         if events.contains(Events::PEER_FIN) {
             let left = self.lanes[lane_index]
                 .stack
@@ -140,6 +143,28 @@ impl Worker {
             self.make_ready(slot);
         }
         self.after(now, slot);
+    }
+
+    /// TCP probes a narrow path with one FPDU that is longer than a segment (RFC 8899): if the next
+    /// one can be. It waits for the window in TCP's queue.
+    #[cold]
+    fn mtu_probe(&mut self, lane: usize, conn: ConnId, slot: u32) {
+        let stack = &mut self.lanes[lane].stack;
+        let Some(len) = stack.probe_len(conn) else {
+            return;
+        };
+        let emss = stack.emss(conn) as u32;
+        let next = self.with_qp(slot, |qp, env| {
+            qp.set_emss(len as u32);
+            let next = qp.next_record(env, len);
+            qp.set_emss(emss);
+            next
+        });
+        if let Some(Some((record, len, push))) = next {
+            // As in `pump`: refused only by a connection that is over.
+            let _ = self.lanes[lane].stack.push_record(conn, len, record, push);
+        }
+        self.make_ready(slot);
     }
 
     /// Segments beyond a hole: what may be placed of them is placed now.

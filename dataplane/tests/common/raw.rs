@@ -286,7 +286,8 @@ impl Drop for RawTcp {
     }
 }
 
-fn checksum(parts: &[&[u8]]) -> [u8; 2] {
+/// The checksum of the Internet over all of them (RFC 1071).
+pub fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     let mut sum: u32 = parts
         .iter()
         .flat_map(|p| p.chunks(2))

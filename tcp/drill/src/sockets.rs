@@ -240,9 +240,11 @@ impl Host {
         if n == 0 && !data.is_empty() {
             return Err(Errno::EAGAIN);
         }
+        // Records as long as segments; of those that probe the path one is longer.
+        let mut most = stack.probe_len(id).unwrap_or(info.emss);
         let mut left = &data[..n];
         while !left.is_empty() {
-            let (record, rest) = left.split_at(left.len().min(info.emss));
+            let (record, rest) = left.split_at(left.len().min(most));
             stack
                 .push_record(
                     id,
@@ -251,7 +253,7 @@ impl Host {
                     push && rest.is_empty(),
                 )
                 .map_err(|_| Errno::EPIPE)?;
-            left = rest;
+            (left, most) = (rest, info.emss);
         }
         self.turn();
         Ok(n)
