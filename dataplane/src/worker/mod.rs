@@ -295,7 +295,7 @@ impl Worker {
             let busy = self.turn(now);
             if busy {
                 self.idle.busy(now);
-            } else if self.idle.may_sleep(now) {
+            } else if !self.stopped && self.idle.may_sleep(now) {
                 self.sleep(now);
             } else {
                 std::hint::spin_loop();
