@@ -60,8 +60,13 @@ impl Shared {
         {
             return Ok(Step::Later);
         }
-        // Without SACK a probe's loss is told late or by a timeout: those take over what others find.
-        let can = c.hot.has(flag::SACK);
+        if !c.hot.has(flag::SACK) {
+            self.paths.forget(c.template.key().remote().ip());
+            c.hot.emss = c.emss_agreed;
+            c.hot.flags &= !flag::NARROW;
+            self.event(index, &mut c.hot, Events::EMSS_CHANGED);
+            return Ok(Step::Later);
+        }
         let max = c.mtu_of(c.emss_agreed);
         let own = c.mtu_of(c.hot.emss);
         let Some(path) = self.paths.search(c.template.key().remote().ip(), own, t) else {
@@ -90,9 +95,8 @@ impl Shared {
             return Ok(Step::Later);
         }
         // Another connection's path may have a hole that this one's has not.
-        if path.plpmtu < own || !can || path.taken(me, t) {
-            let alone = path.plpmtu < own || !can;
-            let wait = if alone { RARELY } else { OTHERS };
+        if path.plpmtu < own || path.taken(me, t) {
+            let wait = if path.plpmtu < own { RARELY } else { OTHERS };
             c.search_at = t.wrapping_add(wait);
             return Ok(Step::Later);
         }

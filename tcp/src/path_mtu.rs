@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use crate::conn::{Conn, flag};
 use crate::flow_table::FlowKey;
-use crate::mtu_search::{Search, past};
+use crate::mtu_search::{RAISE, Search, past};
 use crate::send_queue::{SACKED, Sent};
 use crate::shared::Shared;
 use crate::stack::{ConnId, Stack, State};
@@ -63,6 +63,17 @@ impl<B: RecvBuf, R> Conn<B, R> {
     /// The packet of a segment with `payload`.
     pub(crate) fn mtu_of(&self, payload: u16) -> u16 {
         payload.saturating_add(self.headers())
+    }
+
+    /// When a connection whose path became narrow at `t` looks after that: at once where it can
+    /// probe. Without SACK a probe's loss is told late or by a timeout: there full segments are
+    /// tried after ten minutes (RFC 1191 section 6.3).
+    fn first_look(&self, t: u32) -> u32 {
+        if self.hot.has(flag::SACK) {
+            t
+        } else {
+            t.wrapping_add(RAISE)
+        }
     }
 
     pub(crate) fn id(&self, index: u32) -> ConnId {
@@ -180,7 +191,7 @@ impl Shared {
             } else if c.emss_for(s.plpmtu) < c.hot.emss {
                 c.hot.emss = c.emss_for(s.plpmtu);
                 c.hot.flags |= flag::NARROW;
-                c.search_at = t;
+                c.search_at = c.first_look(t);
             }
         }
     }
@@ -189,7 +200,7 @@ impl Shared {
     fn narrow<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, emss: u16, now: Instant) {
         c.hot.emss = emss;
         c.hot.flags |= flag::NARROW;
-        c.search_at = ticks(now);
+        c.search_at = c.first_look(ticks(now));
         self.event(index, &mut c.hot, Events::EMSS_CHANGED);
         c.split_trains();
         if c.tx.sent.iter().any(|s| s.len > u32::from(emss)) {

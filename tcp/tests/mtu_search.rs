@@ -439,7 +439,7 @@ fn with_super_segments_too() {
 }
 
 #[test]
-fn without_sack_nothing_is_probed() {
+fn without_sack_nothing_is_probed_and_full_segments_are_tried_after_ten_minutes_rfc_1191_6_3() {
     let mut c = [host_config(0), host_config(1)];
     c.iter_mut().for_each(|c| c.sack = false);
     let mut b = Bulk::with(Lab::with(c), Records::Fpdus, false);
@@ -450,6 +450,15 @@ fn without_sack_nothing_is_probed() {
     assert_eq!(b.emss(), 1200 - V4);
     assert_eq!((s.mtu_probes_passed, s.mtu_probes_lost, b.asked), (0, 0, 0));
     b.drain();
+    for (seconds, payload) in [(580, 1200 - V4), (40, 1500 - V4)] {
+        let end = b.l.net.now + Duration::from_secs(seconds);
+        b.l.net.run(Duration::from_secs(seconds), |_| false);
+        // Nothing was due any more.
+        b.l.net.now = end;
+        b.run_ms(5);
+        assert_eq!(b.emss(), payload);
+        b.drain();
+    }
 }
 
 #[test]
