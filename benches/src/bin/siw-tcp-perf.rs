@@ -280,8 +280,8 @@ fn state(machine: &Machine, connections: usize) -> Result<Value, String> {
 }
 
 fn tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String> {
-    // Two fill a turn.
-    const SEGMENTS: u16 = 32;
+    // As many as an IP packet holds.
+    const SEGMENTS: u16 = 44;
     let dir = std::env::temp_dir().join(format!("siw-tcp-perf-{}", std::process::id()));
     std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let socket = dir.join("sock");

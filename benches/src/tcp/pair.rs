@@ -17,11 +17,8 @@ use crate::report;
 use siwd::worker::frame::{RxFrame, recycle};
 
 const PORT: u16 = 7;
-/// Segments that one connection may queue in a turn; connections that get a turn when there are
-/// many.
+/// Segments of a turn, of one connection or of many together.
 const TURN: usize = 64;
-/// Segments of the longest record: a stream hands over more than a segment at a time.
-const RECORD: usize = 32;
 /// So many connections before its turn is one fetched.
 const AHEAD: usize = 12;
 
@@ -48,6 +45,9 @@ pub struct Pair {
     echoed: u64,
     next: usize,
     at: usize,
+    /// Segments that one connection may queue in a turn, in two records: a stream hands over more
+    /// than a segment at a time.
+    turn: usize,
 }
 
 /// What makes a pair differ from another.
@@ -91,6 +91,8 @@ impl Pair {
             echoed: 0,
             next: 0,
             at: 0,
+            // Whole super-segments, two of the longest.
+            turn: config.tso.map_or(TURN, |t| 2 * usize::from(t.max_segments)),
         })
     }
 
@@ -139,7 +141,7 @@ impl Pair {
             Load::Nothing => {}
             Load::Full(n) => {
                 for i in 0..n {
-                    self.send(link, now, i, TURN);
+                    self.send(link, now, i, self.turn);
                 }
             }
             Load::RoundRobin(n, each) => {
@@ -217,7 +219,7 @@ impl Pair {
         let mut room = self.hosts[0].send_room(id) / MSS;
         let mut left = most;
         while left > 0 && room > 0 {
-            let segments = room.min(left).min(RECORD);
+            let segments = room.min(left).min(self.turn / 2);
             let bytes = segments * MSS;
             if self.at + bytes > MEMORY {
                 self.at = 0;
@@ -225,7 +227,12 @@ impl Pair {
             let record = Piece(self.at as u32);
             // A turn is a message.
             if self.hosts[0]
-                .push_record(id, bytes as u32, record, most < TURN && left == segments)
+                .push_record(
+                    id,
+                    bytes as u32,
+                    record,
+                    most < self.turn && left == segments,
+                )
                 .is_err()
             {
                 break;
