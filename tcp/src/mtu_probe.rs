@@ -11,11 +11,11 @@
 use crate::conn::{Conn, Hot, Phase, flag};
 use crate::mtu_search::{Next, Search};
 use crate::output::Blocked;
-use crate::path_mtu::ticks;
 use crate::recovery::Recovery;
 use crate::send_queue::{LOST, MTU_PROBE, SendQueue};
 use crate::shared::Shared;
 use crate::stack::{ConnId, Stack, State};
+use crate::time::ticks;
 use crate::{Events, FrameSink, Instant, RecvBuf};
 
 /// A connection that cannot go on with the search looks again after so long, in 2^20 ns: while
@@ -37,7 +37,7 @@ pub(crate) enum Step {
 impl Shared {
     /// The connection looks after the search now. Of narrow paths only.
     pub(crate) fn search_is_due<B: RecvBuf, R>(c: &Conn<B, R>, now: Instant) -> bool {
-        crate::mtu_search::past(ticks(now), c.search_at)
+        crate::mtu_search::past(ticks(now.0), c.search_at)
     }
 
     /// Takes over what the path was found to carry, and probes it when that may be.
@@ -49,7 +49,7 @@ impl Shared {
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<Step, Blocked> {
-        let t = ticks(now);
+        let t = ticks(now.0);
         let me = c.id(index);
         // RFC 4821 section 7.4: no losses are outstanding.
         let open = matches!(c.hot.state, State::Established | State::CloseWait);
@@ -118,7 +118,7 @@ impl Shared {
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<Step, Blocked> {
-        let t = ticks(now);
+        let t = ticks(now.0);
         let me = c.id(index);
         let own = c.mtu_of(c.hot.emss);
         let to = c.template.key().remote().ip();
@@ -210,7 +210,7 @@ impl Shared {
         if tx.sent[i].flags & LOST == 0 {
             return fresh;
         }
-        let t = ticks(now);
+        let t = ticks(now.0);
         if fresh == 1 && h.phase == Phase::Open {
             self.stats.mtu_probes_lost += 1;
             path.lost(gap(h), t);
@@ -244,7 +244,7 @@ impl Shared {
             c.hot.rto_at = due;
             return true;
         }
-        let t = ticks(now);
+        let t = ticks(now.0);
         if let Some(path) = self.paths.known(c.template.key().remote().ip())
             && path.probe_of(c.id(index)).is_some()
         {
@@ -278,9 +278,9 @@ impl Shared {
         {
             if i == 0 {
                 self.stats.mtu_probes_lost += 1;
-                path.lost(RARELY, ticks(now));
+                path.lost(RARELY, ticks(now.0));
             } else {
-                path.unclear(RARELY, ticks(now));
+                path.unclear(RARELY, ticks(now.0));
             }
         }
         c.cut();

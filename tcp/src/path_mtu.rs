@@ -12,6 +12,7 @@ use crate::mtu_search::{RAISE, Search, past};
 use crate::send_queue::{SACKED, Sent};
 use crate::shared::Shared;
 use crate::stack::{ConnId, Stack, State};
+use crate::time::ticks;
 use crate::{Events, Instant, RecvBuf, SeqNr};
 
 /// Less than any link in use carries is an attack on our packet rate (RFC 5927 section 7).
@@ -28,10 +29,6 @@ const PATHS_MAX: usize = 4096;
 /// What is known of destinations beyond a narrow link (RFC 8899 section 3 item 9).
 #[derive(Default)]
 pub(crate) struct Paths(HashMap<IpAddr, Search>);
-
-pub(crate) fn ticks(now: Instant) -> u32 {
-    (now.0 >> 20) as u32
-}
 
 /// The next hop's MTU; routers from before RFC 1191 do not say and are met with its section 7's
 /// plateaus below the quoted packet's length.
@@ -121,7 +118,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if len <= u32::from(emss) {
             return;
         }
-        let t = ticks(now);
+        let t = ticks(now.0);
         let to = key.remote().ip();
         let probe = s.is_probe(u32::from(c.hot.emss));
         if emss < c.hot.emss {
@@ -183,7 +180,7 @@ impl Shared {
         if self.paths.0.is_empty() {
             return;
         }
-        let t = ticks(now);
+        let t = ticks(now.0);
         let to = c.template.key().remote().ip();
         if let Some(s) = self.paths.0.get(&to) {
             if past(t, s.until) {
@@ -200,7 +197,7 @@ impl Shared {
     fn narrow<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, emss: u16, now: Instant) {
         c.hot.emss = emss;
         c.hot.flags |= flag::NARROW;
-        c.search_at = c.first_look(ticks(now));
+        c.search_at = c.first_look(ticks(now.0));
         self.event(index, &mut c.hot, Events::EMSS_CHANGED);
         c.split_trains();
         if c.tx.sent.iter().any(|s| s.len > u32::from(emss)) {
@@ -242,7 +239,7 @@ impl Shared {
         let passes = |s: &Sent| s.flags & SACKED != 0 && s.len > u32::from(base) && s.at >= at;
         if first > u32::from(base) && base < c.hot.emss && !shut && !c.tx.sent.iter().any(passes) {
             self.stats.black_holes += 1;
-            let t = ticks(now);
+            let t = ticks(now.0);
             let to = c.template.key().remote().ip();
             let cut = (c.id(index), c.hot.snd_nxt);
             self.paths.learn(to, Search::base(mtu, least, cut, t), t);
