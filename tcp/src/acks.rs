@@ -253,7 +253,8 @@ impl Shared {
             h.cwnd = h.cwnd.min(h.ssthresh);
             c.cwv.begin(h, now.0);
         }
-        let (mut due, mut fresh) = (0, 0);
+        let mut due = 0;
+        let mut before = r.lost;
         let mut partial = false;
         let mut heard = false;
         if h.has(flag::SACK) {
@@ -261,30 +262,26 @@ impl Shared {
             self.stats.sacked_segs += u64::from(segs);
             delivered += bytes;
             heard = segs > 0 && r.rack.all_before(&c.tx);
+            before = r.lost;
         } else if dup {
             h.dup_acks = h.dup_acks.saturating_add(1);
             if h.dup_acks == 3 && h.phase == Phase::Open {
-                fresh = r.lost;
                 r.lose_first(h, &mut c.tx);
-                fresh = r.lost - fresh;
             }
             if h.phase == Phase::Recovery {
                 delivered += u32::from(h.emss);
             }
         } else if new && h.phase == Phase::Recovery && !r.done(h.snd_una) {
             partial = true;
-            fresh = r.lost;
             r.lose_first(h, &mut c.tx); // partial ACK, RFC 6582 section 3.2 (5)
-            fresh = r.lost - fresh;
         }
         if h.has(flag::SACK) {
-            fresh = r.lost;
             let (again, at) = r.detect(h, &mut c.tx, now.0);
-            fresh = r.lost - fresh;
             self.stats.lost_retransmit += again;
             due = at;
         }
-        fresh = self.without_probe(path, (h, r, &mut c.tx), fresh, now);
+        let fresh = r.lost - before;
+        let mut fresh = self.without_probe(path, (h, r, &mut c.tx), fresh, now);
         if h.phase != Phase::Open {
             fresh = r.lost;
         }

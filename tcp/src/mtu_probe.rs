@@ -62,9 +62,7 @@ impl Shared {
         }
         if !c.hot.has(flag::SACK) {
             self.paths.forget(c.template.key().remote().ip());
-            c.hot.emss = c.emss_agreed;
-            c.hot.flags &= !flag::NARROW;
-            self.event(index, &mut c.hot, Events::EMSS_CHANGED);
+            self.widen(index, c, c.emss_agreed);
             return Ok(Step::Later);
         }
         let max = c.mtu_of(c.emss_agreed);
@@ -86,11 +84,7 @@ impl Shared {
             if path.is_whole(max) {
                 self.paths.forget(c.template.key().remote().ip());
             }
-            c.hot.emss = emss;
-            if emss == c.emss_agreed {
-                c.hot.flags &= !flag::NARROW;
-            }
-            self.event(index, &mut c.hot, Events::EMSS_CHANGED);
+            self.widen(index, c, emss);
             // What its owner made of that comes first.
             return Ok(Step::Later);
         }
@@ -108,6 +102,15 @@ impl Shared {
             }
         };
         self.send_probe(index, c, size, now, tx)
+    }
+
+    /// From now on segments may carry `emss`.
+    fn widen<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, emss: u16) {
+        c.hot.emss = emss;
+        if emss == c.emss_agreed {
+            c.hot.flags &= !flag::NARROW;
+        }
+        self.event(index, &mut c.hot, Events::EMSS_CHANGED);
     }
 
     fn send_probe<B: RecvBuf, R>(
