@@ -6,7 +6,7 @@ use crate::plan::Plan;
 use crate::report;
 use dpdk::{
     BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool, Port,
-    PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepages,
+    PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepage_sizes,
 };
 use siw_shm::Region;
 use std::hint::black_box;
@@ -30,7 +30,7 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn new() -> Result<Link, String> {
-        let free_kb: u64 = hugepages().iter().map(|h| h.free * h.page_kb).sum();
+        let free_kb: u64 = hugepage_sizes().iter().map(|h| h.free * h.page_kb).sum();
         let fail = |e: dpdk::Error| format!("the raw link cannot be measured: {e}");
         let eal = Eal::init(EalConfig {
             file_prefix: format!("siw-perf-{}", std::process::id()),
@@ -42,7 +42,7 @@ impl Link {
         .map_err(fail)?;
         let registered = eal.register_thread().map_err(fail)?;
         let pool = Mempool::new(&eal, "siw-perf", 8191, 256, 2048, None).map_err(fail)?;
-        let (mut a, mut b) = Port::ring_pair(&eal, "siwperf", 1, 1024).map_err(fail)?;
+        let (mut a, mut b) = Port::create_ring_pair(&eal, "siwperf", 1, 1024).map_err(fail)?;
         for port in [&mut a, &mut b] {
             port.configure(&PortConfig::default(), std::slice::from_ref(&pool))
                 .map_err(fail)?;
@@ -98,8 +98,8 @@ impl Link {
                     slot = (slot + stride) % set;
                 }
             }
-            self.ab.0.burst(&mut out);
-            self.ab.1.burst(&mut inn);
+            self.ab.0.tx_burst(&mut out);
+            self.ab.1.rx_burst(&mut inn);
             for m in inn.drain() {
                 // The payload is what is neither headers nor CRC.
                 bytes += u64::from(m.pkt_len()) - (framing.header + TRAILER) as u64;
@@ -145,9 +145,9 @@ impl Link {
                     }
                     if out.len() == BURST || at + n == plan.size as usize {
                         while !out.is_empty() {
-                            tx.burst(&mut out);
+                            tx.tx_burst(&mut out);
                         }
-                        rx.burst(&mut inn);
+                        rx.rx_burst(&mut inn);
                         for m in inn.drain() {
                             left -= m.pkt_len() as usize - framing.header - TRAILER;
                             self.cache.free(m);
@@ -171,7 +171,7 @@ impl Link {
             self.cache.free(m);
         }
         let mut inn = RxBatch::new();
-        while self.ab.1.burst(&mut inn) > 0 {
+        while self.ab.1.rx_burst(&mut inn) > 0 {
             for m in inn.drain() {
                 self.cache.free(m);
             }

@@ -54,13 +54,13 @@ struct Shared {
 
 /// The writing end that each worker holds.
 #[derive(Clone)]
-pub struct Tap(Arc<Shared>);
+pub struct CaptureHandle(Arc<Shared>);
 
-impl Tap {
+impl CaptureHandle {
     /// Takes a copy of a frame whose bytes `fill` appends. A full queue is waited for
     /// briefly, since a capture with holes is worth little; then the frame is counted as
     /// dropped.
-    pub fn frame(
+    pub fn record_frame(
         &self,
         interface: u32,
         direction: Direction,
@@ -155,8 +155,8 @@ impl Capture {
     }
 
     /// A handle for a worker.
-    pub fn tap(&self) -> Tap {
-        Tap(self.shared.clone())
+    pub fn handle(&self) -> CaptureHandle {
+        CaptureHandle(self.shared.clone())
     }
 }
 
@@ -303,8 +303,8 @@ mod tests {
         };
         let capture = Capture::start(&config, &["siw0".into()]).unwrap();
         capture
-            .tap()
-            .frame(0, Direction::Outbound, 5, false, |b| b.extend([1; 60]));
+            .handle()
+            .record_frame(0, Direction::Outbound, 5, false, |b| b.extend([1; 60]));
         drop(capture);
         let mut reader = pcap_file::pcapng::PcapNgReader::new(File::open(&file).unwrap()).unwrap();
         let mut frames = 0;

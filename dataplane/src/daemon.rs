@@ -135,7 +135,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
             .enumerate()
             .filter_map(|(d, device)| {
                 let mut lane = device.lane(d, index, &keys)?;
-                lane.tap = capture.as_ref().map(Capture::tap);
+                lane.tap = capture.as_ref().map(Capture::handle);
                 Some(lane)
             })
             .collect();

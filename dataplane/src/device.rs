@@ -84,17 +84,17 @@ pub fn open(
                 None => {
                     // Device names of rings are global in DPDK and short.
                     let label = format!("siw_{}", pairs.len() + devices.len());
-                    let (a, b) =
-                        Port::ring_pair(eal, &label, workers as u16, PAIR_RING).map_err(fail)?;
+                    let (a, b) = Port::create_ring_pair(eal, &label, workers as u16, PAIR_RING)
+                        .map_err(fail)?;
                     pairs.push((pair, b));
                     (a, true)
                 }
             },
             Link::Vdev(args) => {
                 let args = with_ring_frames(config, args);
-                (Port::vdev(eal, &args).map_err(fail)?, false)
+                (Port::attach_vdev(eal, &args).map_err(fail)?, false)
             }
-            Link::Pci(addr) => (Port::pci(eal, &addr).map_err(fail)?, false),
+            Link::Pci(addr) => (Port::attach_pci(eal, &addr).map_err(fail)?, false),
         };
         devices.push(start(config, port, pair, pool, wanted)?);
     }
@@ -271,7 +271,7 @@ fn drawn_mac(name: &str, config: &DeviceConfig) -> [u8; 6] {
 impl Device {
     /// What clients see.
     pub fn view(&self) -> DeviceView {
-        let link = self.port.link().ok();
+        let link = self.port.link_status().ok();
         let addresses = self.config.addresses.get_ref().clone();
         DeviceView {
             name: self.config.name.get_ref().0.clone(),

@@ -286,7 +286,7 @@ fn tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String
     std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let socket = dir.join("sock");
     let socket = socket.display();
-    let port = |args: String| Port::vdev(&machine.eal, &args).map_err(|e| e.to_string());
+    let port = |args: String| Port::attach_vdev(&machine.eal, &args).map_err(|e| e.to_string());
     let config = PortConfig {
         rx_desc: 256,
         tx_desc: 256,
@@ -399,7 +399,7 @@ fn interfaces(machine: &Machine, left: &str, right: &str) -> Result<[End; 2], St
         let args = format!(
             "net_af_packet{n},iface={iface},blocksz=65536,framesz=2048,framecnt=4096,qdisc_bypass=1"
         );
-        let port = Port::vdev(&machine.eal, &args).map_err(|e| format!("{iface}: {e}"))?;
+        let port = Port::attach_vdev(&machine.eal, &args).map_err(|e| format!("{iface}: {e}"))?;
         let mut end = machine.open(port, &PortConfig::default())?;
         // Veth devices change no frame on its way.
         (end.offload, end.trusted) = (false, true);

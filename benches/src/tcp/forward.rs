@@ -90,7 +90,7 @@ impl Forwarder {
         let mut any = false;
         for from in 0..2 {
             let mut inn = std::mem::take(&mut self.ends[from].inn);
-            self.ends[from].rx.burst(&mut inn);
+            self.ends[from].rx.rx_burst(&mut inn);
             any |= !inn.is_empty();
             for m in inn.drain() {
                 if from == 0 && m.pkt_len() >= DATA && self.loses() {
@@ -113,7 +113,7 @@ impl Forwarder {
                 }
             }
             if !to.out.is_empty() {
-                to.tx.burst(&mut to.out);
+                to.tx.tx_burst(&mut to.out);
                 any = true;
             }
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dpdk::{
-    Checksum, Eal, EalConfig, ExtMemory, MbufCache, Mempool, OwnedMemory, Port, PortConfig,
-    RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepages,
+    ChecksumStatus, Eal, EalConfig, ExtMemory, MbufCache, Mempool, OwnedMemory, Port, PortConfig,
+    RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepage_sizes,
 };
 use siw_tcp::RxChecksum;
 
@@ -25,7 +25,7 @@ pub struct Machine {
 
 impl Machine {
     pub fn start() -> Result<Machine, String> {
-        let free_kb: u64 = hugepages().iter().map(|h| h.free * h.page_kb).sum();
+        let free_kb: u64 = hugepage_sizes().iter().map(|h| h.free * h.page_kb).sum();
         let eal = Eal::init(EalConfig {
             file_prefix: format!("siw-tcp-perf-{}", std::process::id()),
             hugepages: free_kb >= u64::from(EAL_MB) * 1024,
@@ -64,7 +64,7 @@ impl Machine {
 
     /// The ends of a link in memory, as the daemon's pairs are.
     pub fn rings(&self, name: &str) -> Result<[End; 2], String> {
-        let (a, b) = Port::ring_pair(&self.eal, name, 1, 1024).map_err(text)?;
+        let (a, b) = Port::create_ring_pair(&self.eal, name, 1, 1024).map_err(text)?;
         let open = |p| {
             let mut end = self.open(p, &PortConfig::default())?;
             // Nothing can change a frame on its way.
@@ -133,9 +133,9 @@ impl Trust {
             return RxChecksum::Unknown;
         }
         match (m.rx_ip_checksum(), m.rx_l4_checksum()) {
-            (Checksum::Bad, _) | (_, Checksum::Bad) => RxChecksum::Bad,
-            (_, Checksum::Unknown) => RxChecksum::Unknown,
-            (Checksum::Unknown, _) => RxChecksum::TcpGood,
+            (ChecksumStatus::Bad, _) | (_, ChecksumStatus::Bad) => RxChecksum::Bad,
+            (_, ChecksumStatus::Unknown) => RxChecksum::Unknown,
+            (ChecksumStatus::Unknown, _) => RxChecksum::TcpGood,
             _ => RxChecksum::Good,
         }
     }

@@ -159,7 +159,7 @@ impl Pair {
             let mut sink = Sink::new(end, &mut link.source.0);
             self.hosts[h].poll(now, &mut sink);
             if !end.out.is_empty() {
-                end.tx.burst(&mut end.out);
+                end.tx.tx_burst(&mut end.out);
             }
         }
         now
@@ -169,7 +169,7 @@ impl Pair {
     fn receive(&mut self, link: &mut Link<'_>, now: Instant, h: usize) {
         let end = &mut link.ends[h];
         let trust = end.trust();
-        end.rx.burst(&mut end.inn);
+        end.rx.rx_burst(&mut end.inn);
         if !end.inn.is_empty() {
             for i in 0..end.inn.len() {
                 end.inn.prefetch(i);

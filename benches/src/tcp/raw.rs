@@ -42,7 +42,7 @@ fn plain(source: &mut Source, at: usize, len: usize) -> Option<Mbuf> {
     let mut payload = Mbuf::alloc(source.cache.pool())?;
     if !source
         .tracker
-        .attach_alone(&mut payload, at as u64, len as u16)
+        .attach_unbatched(&mut payload, at as u64, len as u16)
     {
         return None;
     }
@@ -106,8 +106,8 @@ pub fn stream(
                 break;
             }
         }
-        a.tx.burst(&mut a.out);
-        b.rx.burst(&mut b.inn);
+        a.tx.tx_burst(&mut a.out);
+        b.rx.rx_burst(&mut b.inn);
         for m in b.inn.drain() {
             bytes += u64::from(m.pkt_len()) - HEADER as u64;
             match buffers {
@@ -128,7 +128,7 @@ pub fn stream(
     // A port with a thread behind it may take a moment.
     let quiet = std::time::Instant::now();
     while quiet.elapsed() < Duration::from_millis(2) {
-        b.rx.burst(&mut b.inn);
+        b.rx.rx_burst(&mut b.inn);
         for m in b.inn.drain() {
             source.cache.free(m);
         }

@@ -73,7 +73,7 @@ impl<'a> Sink<'a> {
     #[inline]
     fn room(&mut self) -> bool {
         if self.end.out.is_full() {
-            self.end.tx.burst(&mut self.end.out);
+            self.end.tx.tx_burst(&mut self.end.out);
         }
         !self.end.out.is_full()
     }

@@ -5,8 +5,8 @@
 
 use dpdk::{
     BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool,
-    OwnedMemory, Port, PortConfig, RxBatch, TrackerPool, TxBatch, hugepages, pin_current_thread,
-    tsc_hz, tsc_now,
+    OwnedMemory, Port, PortConfig, RxBatch, TrackerPool, TxBatch, hugepage_sizes,
+    pin_current_thread, tsc_hz, tsc_now,
 };
 use std::error::Error;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let secs: f64 = args.next().map_or(Ok(2.0), |s| s.parse())?;
     let core: usize = args.next().map_or(Ok(0), |s| s.parse())?;
-    let free_kb: u64 = hugepages().iter().map(|h| h.free * h.page_kb).sum();
+    let free_kb: u64 = hugepage_sizes().iter().map(|h| h.free * h.page_kb).sum();
     let eal = Eal::init(EalConfig {
         hugepages: free_kb >= 128 * 1024,
         memory_mb: 128,
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     pin_current_thread(core)?;
     let _registered = eal.register_thread()?;
     let pool = Mempool::new(&eal, "raw", 8191, 256, 2048, None)?;
-    let (mut a, mut b) = Port::ring_pair(&eal, "raw", 1, 1024)?;
+    let (mut a, mut b) = Port::create_ring_pair(&eal, "raw", 1, 1024)?;
     for port in [&mut a, &mut b] {
         port.configure(&PortConfig::default(), std::slice::from_ref(&pool))?;
     }
@@ -86,8 +86,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                     offset = 0;
                 }
             }
-            tx.burst(&mut out);
-            rx.burst(&mut inn);
+            tx.tx_burst(&mut out);
+            rx.rx_burst(&mut inn);
             for m in inn.drain() {
                 frames += 1;
                 bytes += u64::from(m.pkt_len() - u32::from(HEADER));

@@ -16,9 +16,9 @@ pub struct MbufBatch {
     bufs: [*mut sys::rte_mbuf; BURST],
 }
 
-/// What [`crate::RxQueue::burst`] fills.
+/// What [`crate::RxQueue::rx_burst`] fills.
 pub type RxBatch = MbufBatch;
-/// What [`crate::TxQueue::burst`] empties.
+/// What [`crate::TxQueue::tx_burst`] empties.
 pub type TxBatch = MbufBatch;
 
 // SAFETY: the batch owns its packets, which are bound to no thread.

@@ -25,7 +25,7 @@ pub struct EalConfig {
     pub no_pci: bool,
     /// PCI addresses to probe; empty means all that are bound to a DPDK driver.
     pub pci_allow: Vec<String>,
-    /// Virtual devices to create at start; [`crate::Port::vdev`] adds them later.
+    /// Virtual devices to create at start; [`crate::Port::attach_vdev`] adds them later.
     pub vdevs: Vec<String>,
     /// DPDK's name of a level: `error`, `warning`, `notice`, `info`, `debug`.
     pub log_level: String,

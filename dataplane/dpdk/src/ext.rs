@@ -238,7 +238,7 @@ impl ExtTracker {
     /// counts: for what has to cost the same as in any other program that uses DPDK.
     #[inline]
     #[must_use]
-    pub fn attach_alone(&self, mbuf: &mut Mbuf, offset: u64, len: u16) -> bool {
+    pub fn attach_unbatched(&self, mbuf: &mut Mbuf, offset: u64, len: u16) -> bool {
         let Some(at) = self.place(offset, len) else {
             return false;
         };

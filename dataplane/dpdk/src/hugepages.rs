@@ -9,7 +9,7 @@ const SYSFS: &str = "/sys/kernel/mm/hugepages";
 
 /// One page size of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hugepages {
+pub struct HugepageSize {
     pub page_kb: u64,
     pub total: u64,
     pub free: u64,
@@ -17,18 +17,18 @@ pub struct Hugepages {
 
 /// Every hugepage size of this machine, smallest first; empty when the kernel
 /// has none.
-pub fn hugepages() -> Vec<Hugepages> {
+pub fn hugepage_sizes() -> Vec<HugepageSize> {
     from_sysfs(Path::new(SYSFS))
 }
 
-fn from_sysfs(dir: &Path) -> Vec<Hugepages> {
+fn from_sysfs(dir: &Path) -> Vec<HugepageSize> {
     let count = |path: &Path| -> u64 {
         fs::read_to_string(path)
             .ok()
             .and_then(|s| s.trim().parse().ok())
             .unwrap_or(0)
     };
-    let mut sizes: Vec<Hugepages> = fs::read_dir(dir)
+    let mut sizes: Vec<HugepageSize> = fs::read_dir(dir)
         .into_iter()
         .flatten()
         .flatten()
@@ -38,7 +38,7 @@ fn from_sysfs(dir: &Path) -> Vec<Hugepages> {
                 .to_str()?
                 .strip_prefix("hugepages-")?
                 .strip_suffix("kB")?;
-            Some(Hugepages {
+            Some(HugepageSize {
                 page_kb: kb.parse().ok()?,
                 total: count(&entry.path().join("nr_hugepages")),
                 free: count(&entry.path().join("free_hugepages")),
@@ -51,16 +51,16 @@ fn from_sysfs(dir: &Path) -> Vec<Hugepages> {
 
 /// Whether `memory_mb` can be had. The error names the counter to raise.
 pub(crate) fn check(memory_mb: u32) -> Result<()> {
-    check_sizes(&hugepages(), memory_mb)
+    check_sizes(&hugepage_sizes(), memory_mb)
 }
 
-fn check_sizes(sizes: &[Hugepages], memory_mb: u32) -> Result<()> {
+fn check_sizes(sizes: &[HugepageSize], memory_mb: u32) -> Result<()> {
     let needed_kb = u64::from(memory_mb) * 1024;
     let free_kb: u64 = sizes.iter().map(|s| s.free * s.page_kb).sum();
     if free_kb >= needed_kb {
         return Ok(());
     }
-    let smallest = sizes.first().cloned().unwrap_or(Hugepages {
+    let smallest = sizes.first().cloned().unwrap_or(HugepageSize {
         page_kb: 2048,
         total: 0,
         free: 0,
@@ -79,8 +79,8 @@ fn check_sizes(sizes: &[Hugepages], memory_mb: u32) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn two_mb(total: u64, free: u64) -> Hugepages {
-        Hugepages {
+    fn two_mb(total: u64, free: u64) -> HugepageSize {
+        HugepageSize {
             page_kb: 2048,
             total,
             free,
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn pages_of_all_sizes_count() {
-        let gig = Hugepages {
+        let gig = HugepageSize {
             page_kb: 1 << 20,
             total: 1,
             free: 1,

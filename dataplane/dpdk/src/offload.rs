@@ -6,7 +6,7 @@ use dpdk_sys as sys;
 
 /// The NIC's word about a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Checksum {
+pub enum ChecksumStatus {
     /// Not looked at: software has to.
     Unknown,
     Good,
@@ -40,23 +40,23 @@ pub struct TxOffload {
 impl Mbuf {
     /// The IPv4 header checksum of a received packet.
     #[inline]
-    pub fn rx_ip_checksum(&self) -> Checksum {
+    pub fn rx_ip_checksum(&self) -> ChecksumStatus {
         match self.raw().ol_flags & sys::RTE_MBUF_F_RX_IP_CKSUM_MASK {
-            sys::RTE_MBUF_F_RX_IP_CKSUM_GOOD => Checksum::Good,
-            sys::RTE_MBUF_F_RX_IP_CKSUM_BAD => Checksum::Bad,
-            sys::RTE_MBUF_F_RX_IP_CKSUM_NONE => Checksum::NotNeeded,
-            _ => Checksum::Unknown,
+            sys::RTE_MBUF_F_RX_IP_CKSUM_GOOD => ChecksumStatus::Good,
+            sys::RTE_MBUF_F_RX_IP_CKSUM_BAD => ChecksumStatus::Bad,
+            sys::RTE_MBUF_F_RX_IP_CKSUM_NONE => ChecksumStatus::NotNeeded,
+            _ => ChecksumStatus::Unknown,
         }
     }
 
     /// The TCP or UDP checksum of a received packet.
     #[inline]
-    pub fn rx_l4_checksum(&self) -> Checksum {
+    pub fn rx_l4_checksum(&self) -> ChecksumStatus {
         match self.raw().ol_flags & sys::RTE_MBUF_F_RX_L4_CKSUM_MASK {
-            sys::RTE_MBUF_F_RX_L4_CKSUM_GOOD => Checksum::Good,
-            sys::RTE_MBUF_F_RX_L4_CKSUM_BAD => Checksum::Bad,
-            sys::RTE_MBUF_F_RX_L4_CKSUM_NONE => Checksum::NotNeeded,
-            _ => Checksum::Unknown,
+            sys::RTE_MBUF_F_RX_L4_CKSUM_GOOD => ChecksumStatus::Good,
+            sys::RTE_MBUF_F_RX_L4_CKSUM_BAD => ChecksumStatus::Bad,
+            sys::RTE_MBUF_F_RX_L4_CKSUM_NONE => ChecksumStatus::NotNeeded,
+            _ => ChecksumStatus::Unknown,
         }
     }
 

@@ -20,7 +20,7 @@ pub struct PortStats {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Link {
+pub struct LinkStatus {
     pub up: bool,
     /// Mb/s; `u32::MAX` when the port does not know.
     pub mbps: u32,
@@ -70,13 +70,13 @@ impl Port {
         })
     }
 
-    pub fn link(&self) -> Result<Link> {
+    pub fn link_status(&self) -> Result<LinkStatus> {
         let (mut up, mut mbps) = (false, 0);
         self.check("reading the link status", |id| {
             // SAFETY: both are written within the call.
             unsafe { sys::siw_port_link(id, &mut up, &mut mbps) }
         })?;
-        Ok(Link { up, mbps })
+        Ok(LinkStatus { up, mbps })
     }
 
     pub fn stats(&self) -> Result<PortStats> {

@@ -9,13 +9,13 @@ use std::path::Path;
 impl Port {
     /// Creates a virtual device from DPDK's devargs, as in
     /// `net_af_packet0,iface=eth0`, and adopts its port.
-    pub fn vdev(eal: &Eal, devargs: &str) -> Result<Self> {
+    pub fn attach_vdev(eal: &Eal, devargs: &str) -> Result<Self> {
         attach(eal, devargs)
     }
 
     /// Takes the NIC at a PCI address (`0000:03:00.0`, devargs may follow behind
     /// a comma). The environment must have been started with `no_pci: false`.
-    pub fn pci(eal: &Eal, address: &str) -> Result<Self> {
+    pub fn attach_pci(eal: &Eal, address: &str) -> Result<Self> {
         if !is_pci_address(address) {
             return Err(Error::Invalid {
                 what: "PCI address",

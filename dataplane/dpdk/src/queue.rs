@@ -51,7 +51,7 @@ impl RxQueue {
 
     /// Receives behind what is in `batch`, as many as fit; returns how many came.
     #[inline]
-    pub fn burst(&mut self, batch: &mut RxBatch) -> usize {
+    pub fn rx_burst(&mut self, batch: &mut RxBatch) -> usize {
         let room = batch.spare();
         // SAFETY: the port is started while a queue of it lives, this is the
         // only handle of the queue, and `room` holds that many pointers.
@@ -146,7 +146,7 @@ impl TxQueue {
     /// Sends from the front of `batch`; returns how many the port took. The rest
     /// stays, in order.
     #[inline]
-    pub fn burst(&mut self, batch: &mut TxBatch) -> usize {
+    pub fn tx_burst(&mut self, batch: &mut TxBatch) -> usize {
         let pending = batch.pending();
         if pending.is_empty() {
             return 0;

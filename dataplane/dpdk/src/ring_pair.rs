@@ -33,7 +33,12 @@ impl Port {
     /// A pair of ports; queue `i` of one is joined to queue `i` of the other in
     /// both directions by a ring of `ring_size` packets (rounded up to a power
     /// of two). `name` is unique in the process and at most 16 bytes long.
-    pub fn ring_pair(eal: &Eal, name: &str, queues: u16, ring_size: u32) -> Result<(Self, Self)> {
+    pub fn create_ring_pair(
+        eal: &Eal,
+        name: &str,
+        queues: u16,
+        ring_size: u32,
+    ) -> Result<(Self, Self)> {
         let invalid = |why: &str| Error::Invalid {
             what: "ring pair",
             value: name.to_owned(),

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{as_ext, bytes, eal, filled, pattern, pool};
-use dpdk::{ChainBuilder, Checksum, HEADROOM, Mbuf, MbufCache, TrackerPool, TxOffload};
+use dpdk::{ChainBuilder, ChecksumStatus, HEADROOM, Mbuf, MbufCache, TrackerPool, TxOffload};
 
 #[test]
 fn an_exhausted_pool_gives_none_and_recovers() {
@@ -317,8 +317,8 @@ fn offload_requests_read_back_as_they_were_written() {
     assert_eq!(m.tx_offload(), Some(tso));
     m.clear_offload();
     assert_eq!(m.tx_offload(), None);
-    assert_eq!(m.rx_l4_checksum(), Checksum::Unknown);
-    assert_eq!(m.rx_ip_checksum(), Checksum::Unknown);
+    assert_eq!(m.rx_l4_checksum(), ChecksumStatus::Unknown);
+    assert_eq!(m.rx_ip_checksum(), ChecksumStatus::Unknown);
     assert_eq!((m.rss_hash(), m.rx_vlan()), (None, None));
 }
 

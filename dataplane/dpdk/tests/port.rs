@@ -9,7 +9,7 @@ use dpdk::{
 };
 
 fn pair(queues: u16, size: u32) -> (Port, Port) {
-    Port::ring_pair(eal(), &unique("t"), queues, size).expect("a ring pair")
+    Port::create_ring_pair(eal(), &unique("t"), queues, size).expect("a ring pair")
 }
 
 #[test]
@@ -29,14 +29,14 @@ fn a_ring_pair_carries_frames_in_order_both_ways_on_each_queue() {
             for i in 0..50u8 {
                 out.push(filled(&mut cache, &[i, q as u8])).unwrap();
             }
-            assert_eq!(from[q].1.burst(&mut out), 50);
+            assert_eq!(from[q].1.tx_burst(&mut out), 50);
             assert!(out.is_empty());
             assert_eq!(
-                to[1 - q].0.burst(&mut inn),
+                to[1 - q].0.rx_burst(&mut inn),
                 0,
                 "the other queue stays empty"
             );
-            assert_eq!(to[q].0.burst(&mut inn), 50);
+            assert_eq!(to[q].0.rx_burst(&mut inn), 50);
             for (i, m) in inn.drain().enumerate() {
                 assert_eq!(m.data(), [i as u8, q as u8]);
                 cache.free(m);
@@ -65,11 +65,11 @@ fn a_frame_arrives_as_the_chain_that_was_sent_and_counts_until_freed() {
     chain.push(filled(&mut cache, b"crc!")).unwrap();
     let mut out = TxBatch::new();
     out.push(chain.finish()).unwrap();
-    assert_eq!(tx.burst(&mut out), 1);
+    assert_eq!(tx.tx_burst(&mut out), 1);
     assert_eq!(tracker.outstanding(), 1, "on the link");
 
     let mut inn = RxBatch::new();
-    assert_eq!(rx.burst(&mut inn), 1);
+    assert_eq!(rx.rx_burst(&mut inn), 1);
     let frame = inn.pop().unwrap();
     assert_eq!((frame.nb_segs(), frame.pkt_len()), (3, 15));
     assert_eq!(bytes(&frame), b"header\x64\x65\x66\x67\x68crc!");
@@ -92,7 +92,7 @@ fn what_a_full_ring_does_not_take_stays_in_the_batch_in_order() {
     assert!(out.is_full());
     let refused = out.push(filled(&mut cache, b"x"));
     cache.free(refused.unwrap_err());
-    let mut sent = tx.burst(&mut out);
+    let mut sent = tx.tx_burst(&mut out);
     assert!(sent > 0 && sent < BURST);
     assert_eq!(out.len(), BURST - sent);
     // Room at the front is room at the end.
@@ -100,14 +100,14 @@ fn what_a_full_ring_does_not_take_stays_in_the_batch_in_order() {
     let mut expected = 0u8;
     let mut inn = RxBatch::new();
     while expected <= BURST as u8 {
-        let n = rx.burst(&mut inn);
+        let n = rx.rx_burst(&mut inn);
         assert!(n > 0, "{expected} frames came, {sent} were sent");
         for m in inn.drain() {
             assert_eq!(m.data(), [expected]);
             expected += 1;
             cache.free(m);
         }
-        sent += tx.burst(&mut out);
+        sent += tx.tx_burst(&mut out);
     }
 }
 
@@ -134,14 +134,14 @@ fn frames_on_the_link_return_to_their_pool_when_the_pair_closes() {
     let mut cache = MbufCache::new(&pool);
     let name = unique("t");
     for round in 0..3 {
-        let (mut a, b) = Port::ring_pair(eal(), &name, 1, 64)
+        let (mut a, b) = Port::create_ring_pair(eal(), &name, 1, 64)
             .unwrap_or_else(|e| panic!("the name is free again in round {round}: {e}"));
         let mut tx = start(&mut a, &pool, 1).remove(0).1;
         let mut out = TxBatch::new();
         for _ in 0..20 {
             out.push(filled(&mut cache, b"lost")).unwrap();
         }
-        assert_eq!(tx.burst(&mut out), 20);
+        assert_eq!(tx.tx_burst(&mut out), 20);
         a.close();
         drop(tx);
         b.close();
@@ -161,8 +161,8 @@ fn a_queue_keeps_its_port_open() {
     b.close();
     let mut batch = TxBatch::new();
     batch.push(filled(&mut cache, b"still")).unwrap();
-    assert_eq!(tx.burst(&mut batch), 1);
-    assert_eq!(rx.burst(&mut batch), 1);
+    assert_eq!(tx.tx_burst(&mut batch), 1);
+    assert_eq!(rx.rx_burst(&mut batch), 1);
     assert_eq!(batch.peek(0).unwrap().data(), b"still");
 }
 
@@ -179,7 +179,7 @@ fn two_workers_exchange_frames_over_their_own_queues() {
         let mut cache = MbufCache::new(&there);
         let (mut batch, mut back, mut seen) = (RxBatch::new(), TxBatch::new(), 0);
         while seen < FRAMES || !back.is_empty() {
-            if qb.0.burst(&mut batch) == 0 {
+            if qb.0.rx_burst(&mut batch) == 0 {
                 std::thread::yield_now();
             }
             while back.room() > 0 {
@@ -191,7 +191,7 @@ fn two_workers_exchange_frames_over_their_own_queues() {
                 cache.free(m);
                 back.push(answer).unwrap();
             }
-            qb.1.burst(&mut back);
+            qb.1.tx_burst(&mut back);
         }
     });
     let mut cache = MbufCache::new(&pool);
@@ -201,8 +201,8 @@ fn two_workers_exchange_frames_over_their_own_queues() {
             out.push(filled(&mut cache, &sent.to_be_bytes())).unwrap();
             sent += 1;
         }
-        qa.1.burst(&mut out);
-        if qa.0.burst(&mut inn) == 0 {
+        qa.1.tx_burst(&mut out);
+        if qa.0.rx_burst(&mut inn) == 0 {
             std::thread::yield_now();
         }
         for m in inn.drain() {
@@ -229,7 +229,7 @@ fn a_ring_pair_grants_chains_and_refuses_what_it_lacks() {
     assert!(!a.caps().unwrap().offloads.rx_interrupt);
     assert_eq!(a.info().unwrap().driver, "net_ring");
     assert!(a.set_mac([2, 0, 0, 0, 0, 9]).unwrap_err().is_unsupported());
-    assert!(a.link().unwrap().up);
+    assert!(a.link_status().unwrap().up);
     a.set_promiscuous(true).unwrap();
 
     let jumbo = PortConfig {
@@ -257,17 +257,19 @@ fn a_ring_pair_grants_chains_and_refuses_what_it_lacks() {
 fn a_virtual_device_is_attached_at_run_time_and_removed() {
     let pool = pool(255);
     for _ in 0..2 {
-        let mut port = match Port::vdev(eal(), "net_null7,size=100") {
+        let mut port = match Port::attach_vdev(eal(), "net_null7,size=100") {
             Ok(port) => port,
             Err(e) => return println!("skipped: this DPDK has no net_null: {e}"),
         };
-        let again = Port::vdev(eal(), "net_null7").map(|_| ()).unwrap_err();
+        let again = Port::attach_vdev(eal(), "net_null7")
+            .map(|_| ())
+            .unwrap_err();
         assert!(again.to_string().contains("exists already"), "{again}");
         let (mut rx, mut tx) = start(&mut port, &pool, 1).remove(0);
         let mut batch = RxBatch::new();
-        assert_eq!(rx.burst(&mut batch), BURST);
+        assert_eq!(rx.rx_burst(&mut batch), BURST);
         assert_eq!(batch.peek(0).unwrap().pkt_len(), 100);
-        assert_eq!(tx.burst(&mut batch), BURST);
+        assert_eq!(tx.tx_burst(&mut batch), BURST);
         tx.done_cleanup(0);
     }
     assert_eq!(pool.available(), 255);
@@ -281,13 +283,13 @@ fn tap_and_af_packet_ports_carry_frames_through_the_kernel() {
     let mut cache = MbufCache::new(&pool);
     let iface = format!("siwt{}", std::process::id() % 1_000_000);
     let (tap, tap_queues, mut packet) = loop {
-        let mut tap = match Port::vdev(eal(), &format!("net_tap5,iface={iface}")) {
+        let mut tap = match Port::attach_vdev(eal(), &format!("net_tap5,iface={iface}")) {
             Ok(port) => port,
             Err(e) => return println!("skipped: {e}"),
         };
         // Started first, since that brings the interface up.
         let tap_queues = start(&mut tap, &pool, 1).remove(0);
-        match Port::vdev(eal(), &format!("net_af_packet5,iface={iface}")) {
+        match Port::attach_vdev(eal(), &format!("net_af_packet5,iface={iface}")) {
             Ok(packet) => break (tap, tap_queues, packet),
             // The driver takes its group from the process and interface numbers,
             // and another process may have the same: a new interface has another.
@@ -318,8 +320,8 @@ fn tap_and_af_packet_ports_carry_frames_through_the_kernel() {
         out.push(filled(&mut cache, &frame)).unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         let arrived = loop {
-            from.burst(&mut out);
-            to.burst(&mut inn);
+            from.tx_burst(&mut out);
+            to.rx_burst(&mut inn);
             match inn.drain().find(|m| m.data()[12..14] == [0x88, 0xb5]) {
                 Some(m) => break m,
                 None => std::thread::yield_now(),
@@ -349,14 +351,14 @@ fn a_wrong_device_is_told_what_is_wrong() {
         ("", "the name of the device is missing"),
         ("net_null\0", "NUL"),
     ] {
-        let err = Port::vdev(eal(), devargs).map(|_| ()).unwrap_err();
+        let err = Port::attach_vdev(eal(), devargs).map(|_| ()).unwrap_err();
         assert!(err.to_string().contains(expected), "{devargs}: {err}");
     }
     for (address, expected) in [
         ("eth0", "0000:03:00.0"),
         ("0000:ff:1f.7", "dpdk-devbind.py -b vfio-pci 0000:ff:1f.7"),
     ] {
-        let err = Port::pci(eal(), address).map(|_| ()).unwrap_err();
+        let err = Port::attach_pci(eal(), address).map(|_| ()).unwrap_err();
         assert!(err.to_string().contains(expected), "{address}: {err}");
     }
 }
@@ -370,12 +372,15 @@ fn a_wrong_ring_pair_is_refused() {
         ("q0", 0),
         ("q17", 17),
     ] {
-        assert!(Port::ring_pair(eal(), name, queues, 64).is_err(), "{name}");
+        assert!(
+            Port::create_ring_pair(eal(), name, queues, 64).is_err(),
+            "{name}"
+        );
     }
     let name = unique("t");
-    let _pair = Port::ring_pair(eal(), &name, 1, 64).unwrap();
-    assert!(Port::ring_pair(eal(), &name, 1, 64).is_err());
-    assert!(Port::ring_pair(eal(), &unique("t"), 1, u32::MAX).is_err());
+    let _pair = Port::create_ring_pair(eal(), &name, 1, 64).unwrap();
+    assert!(Port::create_ring_pair(eal(), &name, 1, 64).is_err());
+    assert!(Port::create_ring_pair(eal(), &unique("t"), 1, u32::MAX).is_err());
 }
 
 #[test]

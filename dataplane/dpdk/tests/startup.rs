@@ -95,7 +95,7 @@ fn everything_is_cleaned_up_in_whatever_order_it_is_dropped() {
     }
     let eal = Eal::init(config()).unwrap();
     let pool = Mempool::new(&eal, "p", 63, 0, 2048, None).unwrap();
-    let pair = Port::ring_pair(&eal, "x", 1, 64).unwrap();
+    let pair = Port::create_ring_pair(&eal, "x", 1, 64).unwrap();
     drop(eal);
     let cache = MbufCache::new(&pool);
     drop(pool);

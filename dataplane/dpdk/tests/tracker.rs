@@ -48,7 +48,7 @@ fn shares_taken_ahead_count_as_nobodys() {
             let mut held = Vec::new();
             for n in 0..many {
                 let mut m = cache.alloc().unwrap();
-                let attach = [dpdk::ExtTracker::attach, dpdk::ExtTracker::attach_alone];
+                let attach = [dpdk::ExtTracker::attach, dpdk::ExtTracker::attach_unbatched];
                 assert!(attach[usize::from(n % 7 == 6)](&tracker, &mut m, 0, 8));
                 held.push(m);
                 assert_eq!(usize::from(tracker.outstanding()), n + 1);
@@ -90,7 +90,7 @@ fn a_tracker_has_65533_shares() {
     let mut spare = mbufs.pop().unwrap();
     assert!(mbufs.iter_mut().all(|m| tracker.attach(m, 1, 1)));
     assert_eq!(tracker.outstanding(), 65_533);
-    assert!(!tracker.attach(&mut spare, 1, 1) && !tracker.attach_alone(&mut spare, 1, 1));
+    assert!(!tracker.attach(&mut spare, 1, 1) && !tracker.attach_unbatched(&mut spare, 1, 1));
     assert!(!spare.is_external());
     mbufs.pop();
     assert!(tracker.attach(&mut spare, 1, 1));

@@ -29,7 +29,7 @@ fn virtio_and_vhost_ports_carry_chains() {
     std::fs::create_dir(&dir).unwrap();
     let socket = dir.join("sock");
     let socket = socket.display();
-    let attach = |devargs: String| match Port::vdev(eal(), &devargs) {
+    let attach = |devargs: String| match Port::attach_vdev(eal(), &devargs) {
         Ok(port) => Some(port),
         Err(e) => {
             println!("skipped: {e}");
@@ -62,8 +62,8 @@ fn virtio_and_vhost_ports_carry_chains() {
         out.push(sent).unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         let arrived = loop {
-            from.burst(&mut out);
-            to.burst(&mut inn);
+            from.tx_burst(&mut out);
+            to.rx_burst(&mut inn);
             match inn.pop() {
                 Some(m) => break m,
                 None => std::thread::yield_now(),

@@ -44,7 +44,7 @@ impl Control {
             let port = self.config.links.ports.get(device).and_then(Option::as_ref);
             let Some(port) = port else { continue };
             // A port that cannot tell any more has lost its interface.
-            let link = port.link().ok();
+            let link = port.link_status().ok();
             let up = link.is_some_and(|l| l.up);
             let view = &mut self.config.devices[device];
             view.link_mbps = link.map_or(0, |l| l.mbps);

@@ -13,7 +13,7 @@ use super::pattern::Pattern;
 use super::report::{Report, Totals};
 use super::service::Service;
 use super::sink::{Piece, Sink};
-use crate::capture::{Direction, Tap};
+use crate::capture::{CaptureHandle, Direction};
 use crate::worker::LaneConfig;
 use crate::worker::clock::Clock;
 use crate::worker::frame::{self, RxFrame};
@@ -225,7 +225,7 @@ impl<'a> Endpoint<'a> {
 
     fn receive(&mut self, now: Instant, index: usize) -> bool {
         let lane = &mut self.lanes[index];
-        lane.rx.burst(&mut self.batch);
+        lane.rx.rx_burst(&mut self.batch);
         let mut any = !self.batch.is_empty();
         if any {
             if self.batch.is_full() {
@@ -540,10 +540,10 @@ fn sink<'a>(
 }
 
 #[cold]
-fn capture(tap: &Tap, interface: u32, batch: &RxBatch, wall: u64) {
+fn capture(tap: &CaptureHandle, interface: u32, batch: &RxBatch, wall: u64) {
     for i in 0..batch.len() {
         let Some(m) = batch.peek(i) else { break };
-        tap.frame(interface, Direction::Inbound, wall, false, |v| {
+        tap.record_frame(interface, Direction::Inbound, wall, false, |v| {
             for s in m.segments() {
                 v.extend_from_slice(s);
             }

@@ -110,7 +110,7 @@ pub fn run(
         .enumerate()
         .filter_map(|(i, d)| {
             let mut lane = d.lane(i, 0, &keys)?;
-            lane.tap = capture.as_ref().map(Capture::tap);
+            lane.tap = capture.as_ref().map(Capture::handle);
             Some(lane)
         })
         .collect();

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use dpdk::{Checksum, Mbuf, MbufCache, Segments};
+use dpdk::{ChecksumStatus, Mbuf, MbufCache, Segments};
 use siw_iwarp::RxStream;
 use siw_tcp::{RecvBuf, RxChecksum, RxQueue};
 
@@ -23,7 +23,7 @@ pub fn recycle(cache: &mut MbufCache) {
 /// the host's to verify, whatever lies behind it, and not every port looks at both).
 #[inline]
 fn port_says(m: &Mbuf) -> RxChecksum {
-    use Checksum::{Bad, Good, NotNeeded, Unknown};
+    use ChecksumStatus::{Bad, Good, NotNeeded, Unknown};
     match (m.rx_ip_checksum(), m.rx_l4_checksum()) {
         (Bad, _) | (_, Bad) => RxChecksum::Bad,
         (_, Unknown) => RxChecksum::Unknown,

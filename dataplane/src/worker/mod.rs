@@ -45,7 +45,7 @@ use siw_shm::doorbell::SleepFlag;
 use siw_shm::{DoorbellConsumer, Reader};
 use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, Stack};
 
-use crate::capture::{Direction, Tap};
+use crate::capture::{CaptureHandle, Direction};
 use crate::config::IdlePolicy;
 use clock::Clock;
 use completion::CqTable;
@@ -123,7 +123,7 @@ pub struct LaneConfig {
     pub rx_checksum: bool,
     /// The port can wake a sleeping worker.
     pub rx_interrupt: bool,
-    pub tap: Option<Tap>,
+    pub tap: Option<CaptureHandle>,
 }
 
 /// Everything a worker thread is started with.
@@ -350,7 +350,7 @@ impl Worker {
     fn receive(&mut self, now: Instant, index: usize) -> bool {
         let lane = &mut self.lanes[index];
         if let Some(rx) = &mut lane.rx {
-            rx.burst(&mut self.batch);
+            rx.rx_burst(&mut self.batch);
         }
         let mut any = !self.batch.is_empty();
         if any {
@@ -653,7 +653,7 @@ fn capture(lane: &Lane, batch: &RxBatch, wall: u64) {
     let Some(tap) = &lane.out.tap else { return };
     for i in 0..BURST {
         let Some(m) = batch.peek(i) else { break };
-        tap.frame(lane.out.interface, Direction::Inbound, wall, false, |v| {
+        tap.record_frame(lane.out.interface, Direction::Inbound, wall, false, |v| {
             for s in m.segments() {
                 v.extend_from_slice(s);
             }

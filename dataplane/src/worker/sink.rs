@@ -18,7 +18,7 @@ use super::frame::RxFrame;
 use super::owners::Owners;
 use super::queue_pair::QpTable;
 use super::user::User;
-use crate::capture::{Direction, Tap};
+use crate::capture::{CaptureHandle, Direction};
 
 /// Payload of at most this many bytes is copied into the header's buffer: below it a copy
 /// costs less than a second buffer and its reference.
@@ -53,7 +53,7 @@ pub struct Output {
     pub chain_max: (u16, u16),
     /// The port's checksums are wrong when a buffer but the last has an odd length.
     pub even_buffers: bool,
-    pub tap: Option<Tap>,
+    pub tap: Option<CaptureHandle>,
     pub interface: u32,
     /// Frames sent since the worker last looked.
     pub sent: u64,
@@ -84,7 +84,7 @@ impl Output {
     pub fn burst(&mut self) {
         if !self.batch.is_empty() {
             let n = match &mut self.exit {
-                Exit::Port(queue) => queue.burst(&mut self.batch),
+                Exit::Port(queue) => queue.tx_burst(&mut self.batch),
                 Exit::Worker(through) => through.burst(&mut self.batch),
             };
             self.sent += n as u64;
@@ -111,7 +111,7 @@ impl Output {
         }
         if let Some(tap) = &self.tap {
             let fix = meta.checksum == TxChecksum::Offload;
-            tap.frame(self.interface, Direction::Outbound, wall, fix, |v| {
+            tap.record_frame(self.interface, Direction::Outbound, wall, fix, |v| {
                 for s in mbuf.segments() {
                     v.extend_from_slice(s);
                 }
