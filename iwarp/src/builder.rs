@@ -9,7 +9,7 @@ use crate::ddp::{
 use crate::env::{Fpdu, FpduKind, FrameBuilder, TxOwner};
 use crate::fpdu::{self, CRC_LEN, LEN_FIELD};
 use crate::immediate;
-use crate::marker::{self, MARKER_LEN};
+use crate::marker::{self, MARKER_LEN, MarkerLayout};
 use crate::mpa::RtrKind;
 use crate::queue_pair::{BuildError, QueuePair};
 use crate::rdmap::{Opcode, ReadRequest};
@@ -17,7 +17,7 @@ use crate::send_queue::Entry;
 use crate::sender::{DUMMY_STAG, sink_stag};
 use crate::terminate::Payload;
 use siw_shm::key_table::Stag;
-use siw_shm::{Access, Mr, Opcode as WrOpcode, Reader, Weave, crc};
+use siw_shm::{Access, Mr, Opcode as WrOpcode, Reader, crc};
 
 impl QueuePair {
     /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.
@@ -261,7 +261,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         }
         let (mut off, mut left) = (off, len as usize);
         while left > 0 {
-            let n = self.woven(mr, off, left)?;
+            let n = self.marked_memory(mr, off, left)?;
             if n == 0 {
                 // The builder drops the frame.
                 return Ok(());
@@ -275,29 +275,30 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     /// Copies as much of the payload as lies in one piece and has room in one piece, markers and
     /// all; how much that is. What markers leave in one piece is too short for a reference.
     #[inline]
-    fn woven(&mut self, mr: &Mr, off: u64, len: usize) -> Result<usize, BuildError> {
+    fn marked_memory(&mut self, mr: &Mr, off: u64, len: usize) -> Result<usize, BuildError> {
         let (region, at, len) = mr.piece(off, len).map_err(|_| BuildError::KeyGone)?;
-        let how = Weave {
-            first: self.until,
-            back: self.done,
+        let layout = MarkerLayout {
+            until_marker: self.until,
+            fpdu_offset: self.done,
         };
-        let want = how.woven_len(len);
+        let want = layout.marked_len(len);
         let have = self.out.contiguous(want);
-        let (n, woven) = if have < want {
-            let n = how.payload_len(have);
-            (n, how.woven_len(n))
+        let (n, marked_len) = if have < want {
+            let n = layout.payload_len(have);
+            (n, layout.marked_len(n))
         } else {
             (len, want)
         };
-        let Some(room) = self.out.room(woven) else {
+        let Some(room) = self.out.room(marked_len) else {
             return Ok(0);
         };
         let crc = self.crc.then_some(self.sum);
+        let marker_at = |offset| layout.marker_at(offset);
         self.sum = region
-            .weave(at, n, room, how, crc)
+            .read_with_gaps(at, n, room, layout.gaps(), marker_at, crc)
             .map_err(|_| BuildError::KeyGone)?;
-        self.done += woven;
-        self.until = how.until_marker(n, woven);
+        self.done += marked_len;
+        self.until = layout.until_marker_after(n, marked_len);
         Ok(n)
     }
 

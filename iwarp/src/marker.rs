@@ -11,13 +11,88 @@ use crate::ddp::MAX_HDR_LEN;
 use crate::fpdu::{self, Frame, LEN_FIELD};
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
-use siw_shm::{Mr, Stripes};
+use siw_shm::Mr;
+use siw_shm::gap_copy::{GAP_LEN, Gaps};
 
 /// Distance of markers.
 pub const INTERVAL: usize = 512;
 /// A marker: 16 reserved bits, 16 bits FPDUPTR.
-pub const MARKER_LEN: usize = 4;
-const DATA: usize = INTERVAL - MARKER_LEN;
+pub const MARKER_LEN: usize = GAP_LEN;
+/// Octets between two markers.
+pub const DATA_LEN: usize = INTERVAL - MARKER_LEN;
+
+/// The markers of a stretch of stream, as the memory's copy routines see them.
+pub(crate) type MarkerGaps = Gaps<INTERVAL>;
+
+/// Octets of stream that `len` octets take together with the markers before and between them, when
+/// `until_marker` octets lie in front of the first marker.
+#[inline]
+pub(crate) fn marked_len(until_marker: usize, len: usize) -> usize {
+    if len <= until_marker {
+        len
+    } else {
+        len + MARKER_LEN * (1 + (len - until_marker - 1) / DATA_LEN)
+    }
+}
+
+/// How many of `marked_len` octets of stream are not of markers: the most of which [`marked_len`]
+/// does not exceed that.
+#[inline]
+pub(crate) fn unmarked_len(until_marker: usize, marked_len: usize) -> usize {
+    match marked_len.checked_sub(until_marker) {
+        None => marked_len,
+        Some(rest) => {
+            let last = (rest % INTERVAL).saturating_sub(MARKER_LEN);
+            until_marker + rest / INTERVAL * DATA_LEN + last
+        }
+    }
+}
+
+/// Where the markers of a piece of payload stand, and what they say.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MarkerLayout {
+    /// Octets of payload in front of the first marker, at most [`DATA_LEN`].
+    pub until_marker: usize,
+    /// Octets from the start of the FPDU to the start of this piece: what the FPDUPTR of a marker
+    /// there would be.
+    pub fpdu_offset: usize,
+}
+
+impl MarkerLayout {
+    /// Octets that `len` octets of payload take together with the markers before and between them.
+    #[inline]
+    pub fn marked_len(self, len: usize) -> usize {
+        marked_len(self.until_marker, len)
+    }
+
+    /// Octets of payload that fit, with their markers, in `marked_len` octets.
+    #[inline]
+    pub fn payload_len(self, marked_len: usize) -> usize {
+        unmarked_len(self.until_marker, marked_len)
+    }
+
+    /// Octets of payload between `len` of them, which take `marked_len` with their markers, and the
+    /// next marker.
+    #[inline]
+    pub fn until_marker_after(self, len: usize, marked_len: usize) -> usize {
+        let markers = (marked_len - len) / MARKER_LEN;
+        self.until_marker + markers * DATA_LEN - len
+    }
+
+    /// The same places as the memory's copy routines take them.
+    #[inline]
+    pub fn gaps(self) -> MarkerGaps {
+        MarkerGaps {
+            first: self.until_marker,
+        }
+    }
+
+    /// The marker that stands `offset` octets behind the start of this piece.
+    #[inline]
+    pub fn marker_at(self, offset: usize) -> [u8; MARKER_LEN] {
+        encode(self.fpdu_offset + offset)
+    }
+}
 
 /// Where in the marker grid the next octet of a stream lies, or that the stream has no markers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,22 +135,17 @@ impl Phase {
     /// Octets of stream that `n` octets and the markers before and between them take.
     #[inline]
     pub fn stream_len(self, n: usize) -> usize {
-        let before = self.until_marker();
-        if !self.is_on() || n <= before {
-            n
+        if self.is_on() {
+            marked_len(self.until_marker(), n)
         } else {
-            n + MARKER_LEN * (1 + (n - before - 1) / DATA)
+            n
         }
     }
 
     /// How many of `n` octets of stream are not of markers.
     #[inline]
     fn data_len(self, n: usize) -> usize {
-        let before = self.until_marker();
-        match n.checked_sub(before) {
-            None => n,
-            Some(r) => before + r / INTERVAL * DATA + (r % INTERVAL).saturating_sub(MARKER_LEN),
-        }
+        unmarked_len(self.until_marker(), n)
     }
 
     /// Where the octet number `n` that is not of a marker lies in the stream.
@@ -85,7 +155,7 @@ impl Phase {
         let before = self.until_marker();
         if n < before {
             n
-        } else if n - before < DATA {
+        } else if n - before < DATA_LEN {
             n + MARKER_LEN
         } else {
             self.stream_len(n + 1) - 1
@@ -225,12 +295,10 @@ impl<R: RxStream> RxStream for Unmarked<'_, R> {
         let at = self.phase.offset_of(off);
         let phase = self.phase.after(at);
         if let Some(s) = self.rx.contiguous(at, phase.stream_len(len)) {
-            let stripes = Stripes {
+            let gaps = MarkerGaps {
                 first: phase.until_marker(),
-                stripe: DATA,
-                gap: MARKER_LEN,
             };
-            if mr.write_stripes_at(region_off, s, stripes) {
+            if mr.write_without_gaps_at(region_off, len, s, gaps) {
                 return true;
             }
         }
@@ -374,6 +442,32 @@ mod tests {
             }
         }
         assert_eq!(Phase::OFF.stream_len(5000), 5000);
+    }
+
+    #[test]
+    fn layout_gives_the_most_payload_that_fits() {
+        for until_marker in [0, 1, 2, 3, 60, 100, 200, 444, 507, 508] {
+            let layout = MarkerLayout {
+                until_marker,
+                fpdu_offset: 16,
+            };
+            for room in 0..2600 {
+                let n = layout.payload_len(room);
+                assert!(layout.marked_len(n) <= room && layout.marked_len(n + 1) > room);
+            }
+            let (mut marked_len, mut until) = (0, until_marker);
+            for len in 1..3000 {
+                if until == 0 {
+                    marked_len += MARKER_LEN;
+                    until = DATA_LEN;
+                }
+                marked_len += 1;
+                until -= 1;
+                assert_eq!(layout.marked_len(len), marked_len);
+                assert_eq!(layout.payload_len(marked_len), len);
+                assert_eq!(layout.until_marker_after(len, marked_len), until);
+            }
+        }
     }
 
     /// RFC 5044 section 4.5.

@@ -40,6 +40,7 @@ mod shared {
     pub mod crc;
     mod crc_fold;
     pub mod doorbell;
+    pub mod gap_copy;
     pub mod key_table;
     pub mod local_wqe;
     pub mod memory_region;
@@ -47,8 +48,6 @@ mod shared {
     pub mod region;
     pub mod shared_receive_queue;
     pub mod spin;
-    pub mod stripes;
-    pub mod weave;
     pub mod work_queue;
     pub mod wqe;
 
@@ -57,13 +56,12 @@ mod shared {
         CqConsumer, CqGeometry, CqOverflow, CqProducer, Cqe, WcFlags, WcOpcode, WcStatus,
     };
     pub use doorbell::{DoorbellConsumer, DoorbellProducer, WorkerPage, WorkerPageView};
+    pub use gap_copy::Gaps;
     pub use key_table::{DeregError, KeyTable, Reader, Retired, Stag};
     pub use local_wqe::{BindMw, FastReg};
     pub use memory_region::{Access, KeyError, Mr, WindowType};
     pub use region::{OutOfBounds, Region};
     pub use shared_receive_queue::{LowWater, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
-    pub use stripes::Stripes;
-    pub use weave::Weave;
     pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
     pub use wqe::{Data, Opcode, RecvDesc, RecvWqe, SendDesc, SendWqe, Sge, WqeError, WrFlags};
 }

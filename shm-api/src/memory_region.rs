@@ -2,10 +2,10 @@
 //! request, or a window on one of those. Entries of [`crate::key_table`]; workers check and
 //! copy through them, [`crate::binding`] changes them.
 
+use crate::gap_copy::Gaps;
 use crate::key_cell::{KeyCell, KeyWord};
 use crate::key_table::Stag;
 use crate::region::{OutOfBounds, Region};
-use crate::stripes::Stripes;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -476,14 +476,20 @@ impl Mr {
         self.each(off, src.len(), |r, at, part| r.write(at, &src[part]))
     }
 
-    /// Places what counts of `src` at an offset obtained from [`Mr::check`]. False: it does not
-    /// lie in one piece there, and nothing was written.
+    /// Places the `len` bytes of data in `src`, without its gaps, at an offset obtained from
+    /// [`Mr::check`]. `false`: they do not lie in one piece there, and nothing was written.
     #[inline]
-    pub fn write_stripes_at(&self, off: u64, src: &[u8], stripes: Stripes) -> bool {
-        let Ok((region, at)) = self.inside(off, stripes.data_len(src.len())) else {
+    pub fn write_without_gaps_at<const SPACING: usize>(
+        &self,
+        off: u64,
+        len: usize,
+        src: &[u8],
+        gaps: Gaps<SPACING>,
+    ) -> bool {
+        let Ok((region, at)) = self.inside(off, len) else {
             return false;
         };
-        self.pages.is_none() && region.write_stripes(at, src, stripes).is_ok()
+        self.pages.is_none() && region.write_without_gaps(at, len, src, gaps).is_ok()
     }
 
     /// Reads bytes at an offset obtained from [`Mr::check`].

@@ -5,8 +5,7 @@
 //! exists: access is by bounds-checked raw copies and by atomic words. The
 //! daemon's queues, arenas and key table, and all of client-lib, sit on this.
 
-use crate::stripes::Stripes;
-use crate::weave::Weave;
+use crate::gap_copy::{self, GAP_LEN, Gaps};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -242,38 +241,41 @@ impl Region {
         Ok(())
     }
 
-    /// Copies what counts of `src` to `off`.
+    /// Copies the `len` bytes of data in `src` to `off` and leaves the gaps out. `src` has the length
+    /// that data and gaps take together, otherwise nothing is written.
     #[inline]
-    pub fn write_stripes(
+    pub fn write_without_gaps<const SPACING: usize>(
         &self,
         off: usize,
+        len: usize,
         src: &[u8],
-        stripes: Stripes,
+        gaps: Gaps<SPACING>,
     ) -> Result<(), OutOfBounds> {
-        let dst = self.ptr_mut(off, stripes.data_len(src.len()))?;
-        // SAFETY: as in `write`.
-        unsafe { crate::stripes::copy(src.as_ptr(), src.len(), dst, stripes) };
-        Ok(())
+        let dst = self.ptr_mut(off, len)?;
+        // SAFETY: dst is valid for len writable bytes; the rest as in `write`.
+        match unsafe { gap_copy::copy_without_gaps(src, dst, len, gaps) } {
+            true => Ok(()),
+            false => Err(OutOfBounds),
+        }
     }
 
-    /// Copies `len` bytes from `off` into `dst` with markers in them, see [`crate::weave`]; the
-    /// running CRC32c over all of that, if there is one. `dst` has the length that it takes.
+    /// Copies `len` bytes from `off` into `dst`, with gaps that `fill` provides for each offset in
+    /// `dst`; returns the running CRC32c over all of that, if there is one. `dst` has the length
+    /// that data and gaps take together, otherwise nothing is copied.
     #[inline]
-    pub fn weave(
+    pub fn read_with_gaps<const SPACING: usize>(
         &self,
         off: usize,
         len: usize,
         dst: &mut [u8],
-        how: Weave,
+        gaps: Gaps<SPACING>,
+        fill: impl Fn(usize) -> [u8; GAP_LEN],
         crc: Option<u32>,
     ) -> Result<u32, OutOfBounds> {
         let src = self.ptr_at(off, len)?;
-        if !how.is_woven(len, dst.len()) {
-            return Err(OutOfBounds);
-        }
         // SAFETY: src is readable for len bytes, and no Rust reference reaches into the region.
         // Bytes that the peer changes meanwhile are read once: copy and CRC agree.
-        Ok(unsafe { crate::weave::weave(src, len, dst, how, crc) })
+        unsafe { gap_copy::copy_with_gaps(src, len, dst, gaps, fill, crc) }.ok_or(OutOfBounds)
     }
 
     /// Copies from `off` into `dst`.

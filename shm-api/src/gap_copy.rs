@@ -1,0 +1,370 @@
+//! Copies between memory and a byte sequence that has gaps of four bytes at a fixed spacing.
+//!
+//! [`crate::Region::read_with_gaps`] copies memory into a frame and fills each gap on the way;
+//! [`crate::Region::write_without_gaps`] copies a frame into memory and leaves the gaps out. What
+//! the gaps are for is the caller's business: iWARP keeps the markers of its streams in them.
+//!
+//! Why this is a file of its own: gaps cut a frame into pieces of some hundred bytes. A copy and a
+//! CRC for each piece cost twice what the frame costs without gaps, since memcpy never reaches its
+//! aligned loop. Here one pass reads each vector of the source once, blends the gap in, stores the
+//! vector, and folds it into the CRC; in the other direction all stores but the first and the last
+//! of a piece are aligned.
+
+#[cfg(target_arch = "x86_64")]
+use super::crc_fold::{self, LINE};
+use crate::crc;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// Bytes of a gap: one 32-bit lane of a vector.
+pub const GAP_LEN: usize = 4;
+
+/// Where the gaps of a byte sequence lie: they begin `SPACING` bytes apart.
+///
+/// `SPACING` is a multiple of four and at least 128, so that no vector meets two gaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gaps<const SPACING: usize> {
+    /// Bytes of data before the first gap.
+    pub first: usize,
+}
+
+impl<const SPACING: usize> Gaps<SPACING> {
+    /// Bytes of data between two gaps.
+    pub const DATA_LEN: usize = {
+        assert!(SPACING >= 128 && SPACING.is_multiple_of(4));
+        SPACING - GAP_LEN
+    };
+
+    /// Whether `len` bytes of data, with the gaps before and between them, take `total` bytes. The
+    /// unsafe copies below rely on this check. It takes no division.
+    #[inline]
+    fn is_total_len(self, len: usize, total: usize) -> bool {
+        let Some(gap_bytes) = total.checked_sub(len) else {
+            return false;
+        };
+        let data_before = gap_bytes / GAP_LEN * Self::DATA_LEN;
+        let end = self.first.saturating_add(data_before);
+        gap_bytes.is_multiple_of(GAP_LEN)
+            && len <= end
+            && (gap_bytes == 0 || len > end - Self::DATA_LEN)
+    }
+
+    /// The pieces of data in a sequence of `total` bytes: offset in the sequence, offset in the
+    /// data, length.
+    #[inline]
+    fn for_each_piece(self, total: usize, mut visit: impl FnMut(usize, usize, usize)) {
+        let (mut from, mut to, mut piece_len) = (0, 0, self.first.min(total));
+        while from < total {
+            visit(from, to, piece_len);
+            from += piece_len + GAP_LEN;
+            to += piece_len;
+            piece_len = Self::DATA_LEN.min(total.saturating_sub(from));
+            if piece_len == 0 {
+                return;
+            }
+        }
+    }
+}
+
+/// Copies `len` bytes at `src` into `dst`, whose gaps `fill` provides: it is given the offset of a
+/// gap in `dst`. With the running CRC32c of earlier bytes, returns that of those and all of `dst`;
+/// without one, returns zero. `None`: `dst` does not have the length that data and gaps take.
+///
+/// # Safety
+///
+/// `src` is valid for reads of `len` bytes and does not overlap `dst`.
+#[inline]
+pub(crate) unsafe fn copy_with_gaps<const SPACING: usize>(
+    src: *const u8,
+    len: usize,
+    dst: &mut [u8],
+    gaps: Gaps<SPACING>,
+    fill: impl Fn(usize) -> [u8; GAP_LEN],
+    crc: Option<u32>,
+) -> Option<u32> {
+    if !gaps.is_total_len(len, dst.len()) {
+        return None;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(crc) = crc
+        && dst.len() >= crc_fold::LEAST
+        && gaps.first.is_multiple_of(GAP_LEN)
+        && crc_fold::available()
+    {
+        // SAFETY: the processor has what it needs; the lengths agree; the rest is the caller's
+        // promise.
+        return Some(unsafe { copy_with_gaps_avx512(src, dst, gaps, fill, crc) });
+    }
+    // SAFETY: the lengths agree; the rest is the caller's promise.
+    unsafe { copy_with_gaps_portable(src, len, dst, gaps, fill) };
+    Some(crc.map_or(0, |crc| crc::update(crc, dst)))
+}
+
+/// # Safety
+///
+/// As [`copy_with_gaps`].
+unsafe fn copy_with_gaps_portable<const SPACING: usize>(
+    src: *const u8,
+    len: usize,
+    dst: &mut [u8],
+    gaps: Gaps<SPACING>,
+    fill: impl Fn(usize) -> [u8; GAP_LEN],
+) {
+    let (mut from, mut at, mut until_gap) = (0, 0, gaps.first);
+    while from < len {
+        if until_gap == 0 {
+            if let Some(gap) = dst.get_mut(at..at + GAP_LEN) {
+                gap.copy_from_slice(&fill(at));
+            }
+            at += GAP_LEN;
+            until_gap = Gaps::<SPACING>::DATA_LEN;
+        }
+        let piece_len = until_gap.min(len - from);
+        let Some(to) = dst.get_mut(at..at + piece_len) else {
+            return;
+        };
+        // SAFETY: `from + piece_len <= len`.
+        unsafe { std::ptr::copy_nonoverlapping(src.add(from), to.as_mut_ptr(), piece_len) };
+        from += piece_len;
+        at += piece_len;
+        until_gap -= piece_len;
+    }
+}
+
+/// # Safety
+///
+/// As [`copy_with_gaps`]; moreover the lengths agree, `dst` has at least [`crc_fold::LEAST`] bytes,
+/// the first gap begins at a multiple of four, and the processor has what [`crc_fold::available`]
+/// asks for.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq,sse4.2")]
+unsafe fn copy_with_gaps_avx512<const SPACING: usize>(
+    src: *const u8,
+    dst: &mut [u8],
+    gaps: Gaps<SPACING>,
+    fill: impl Fn(usize) -> [u8; GAP_LEN],
+    crc: u32,
+) -> u32 {
+    let end = dst.len();
+    let to = dst.as_mut_ptr();
+    let (mut at, mut gap, mut from) = (0, gaps.first, src);
+    // The next vector goes to `at`; `from` is where its bytes lie as long as no gap is among them.
+    let mut next_line = || {
+        let line = if at + LINE <= gap {
+            // SAFETY: a vector of data without a gap in it.
+            unsafe { _mm512_loadu_si512(from.cast()) }
+        } else {
+            // SAFETY: the vector ends within `dst`, and its data within what the caller promised.
+            let line = unsafe { blend_gap(from, gap - at, fill(gap), u64::MAX) };
+            gap += SPACING;
+            from = from.wrapping_sub(GAP_LEN);
+            line
+        };
+        // SAFETY: a vector of `dst`: the calls below ask for no more of them than it has.
+        unsafe { _mm512_storeu_si512(to.add(at).cast(), line) };
+        at += LINE;
+        from = from.wrapping_add(LINE);
+        line
+    };
+    let first_quad = [next_line(), next_line(), next_line(), next_line()];
+    let mut quad = crc_fold::begin(!crc, first_quad);
+    for _ in 1..end / crc_fold::QUAD {
+        let next_quad = [next_line(), next_line(), next_line(), next_line()];
+        quad = crc_fold::fold_quad(quad, next_quad);
+    }
+    let mut folded = crc_fold::join(quad);
+    for _ in 0..end / LINE % 4 {
+        folded = crc_fold::fold_line(folded, next_line());
+    }
+    let remainder = crc_fold::remainder(folded);
+    let left = end - at;
+    let within = (1 << left) - 1;
+    let mut last = [0u8; LINE];
+    // SAFETY: `left` bytes of data, and a gap if there is one; what `dst` has left; then a vector
+    // of `last`.
+    unsafe {
+        let line = if gap < end {
+            blend_gap(from, gap - at, fill(gap), within)
+        } else {
+            _mm512_maskz_loadu_epi8(within, from.cast())
+        };
+        _mm512_mask_storeu_epi8(to.add(at).cast(), within, line);
+        _mm512_storeu_si512(last.as_mut_ptr().cast(), line);
+    }
+    !crc_fold::continue_short(remainder, &last[..left])
+}
+
+/// A vector with a gap at its byte `at`, a multiple of four: data from `from` on before the gap, and
+/// the data that follows it behind the gap. Of bytes that are not `within`, nothing is read.
+///
+/// # Safety
+///
+/// The data is there.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn blend_gap(from: *const u8, at: usize, gap: [u8; GAP_LEN], within: u64) -> __m512i {
+    let before = (1u64 << at) - 1;
+    let behind = u64::MAX << at << GAP_LEN;
+    let line = _mm512_set1_epi32(i32::from_le_bytes(gap));
+    // SAFETY: the masks leave out what is no data of this vector.
+    unsafe {
+        let line = _mm512_mask_loadu_epi8(line, before & within, from.cast());
+        _mm512_mask_loadu_epi8(line, behind & within, from.wrapping_sub(GAP_LEN).cast())
+    }
+}
+
+/// Copies the `len` bytes of data in `src` to `dst` and leaves the gaps out. `false`: `src` does not
+/// have the length that data and gaps take, and nothing was copied.
+///
+/// # Safety
+///
+/// `dst` is valid for writes of `len` bytes and does not overlap `src`.
+#[inline]
+pub(crate) unsafe fn copy_without_gaps<const SPACING: usize>(
+    src: &[u8],
+    dst: *mut u8,
+    len: usize,
+    gaps: Gaps<SPACING>,
+) -> bool {
+    if !gaps.is_total_len(len, src.len()) {
+        return false;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has AVX-512F; the lengths agree; the rest is the caller's promise.
+        unsafe { copy_without_gaps_avx512(src, dst, gaps) };
+        return true;
+    }
+    // SAFETY: the pieces lie within `src`, and there are `len` bytes of them.
+    gaps.for_each_piece(src.len(), |from, to, piece_len| unsafe {
+        std::ptr::copy_nonoverlapping(src.as_ptr().add(from), dst.add(to), piece_len);
+    });
+    true
+}
+
+/// # Safety
+///
+/// As [`copy_without_gaps`], with lengths that agree, on a processor with AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn copy_without_gaps_avx512<const SPACING: usize>(
+    src: &[u8],
+    dst: *mut u8,
+    gaps: Gaps<SPACING>,
+) {
+    gaps.for_each_piece(src.len(), |from, to, piece_len| {
+        // SAFETY: the piece lies within `src`, and its place within the bytes that `dst` has. With
+        // a vector or more, no access of a whole vector reaches beyond the piece.
+        unsafe {
+            let (from, to) = (src.as_ptr().add(from), dst.add(to));
+            if piece_len < LINE {
+                return std::ptr::copy_nonoverlapping(from, to, piece_len);
+            }
+            let head = _mm512_loadu_si512(from.cast::<__m512i>());
+            let tail = _mm512_loadu_si512(from.add(piece_len - LINE).cast::<__m512i>());
+            _mm512_storeu_si512(to.cast::<__m512i>(), head);
+            let mut done = LINE - to.addr() % LINE;
+            while done + LINE <= piece_len {
+                let line = _mm512_loadu_si512(from.add(done).cast::<__m512i>());
+                _mm512_store_si512(to.add(done).cast::<__m512i>(), line);
+                done += LINE;
+            }
+            _mm512_storeu_si512(to.add(piece_len - LINE).cast::<__m512i>(), tail);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPACING: usize = 512;
+    const DATA_LEN: usize = SPACING - GAP_LEN;
+
+    fn sample_bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
+    }
+
+    /// What a gap at `offset` holds here.
+    fn fill(offset: usize) -> [u8; GAP_LEN] {
+        (0x5a00_0000 + offset as u32).to_be_bytes()
+    }
+
+    /// `data` with gaps, put together byte by byte.
+    fn data_with_gaps(data: &[u8], first: usize) -> Vec<u8> {
+        let (mut out, mut until_gap) = (Vec::new(), first);
+        for byte in data {
+            if until_gap == 0 {
+                out.extend(fill(out.len()));
+                until_gap = DATA_LEN;
+            }
+            out.push(*byte);
+            until_gap -= 1;
+        }
+        out
+    }
+
+    #[test]
+    fn copy_with_gaps_fills_gaps_and_continues_crc() {
+        let src = sample_bytes(3000);
+        for first in [0, 1, 2, 3, 60, 61, 62, 63, 64, 65, 200, 444, 507, 508] {
+            for len in (1..1500).step_by(7).chain([508, 509, 512, 1424, 2999]) {
+                let gaps = Gaps::<SPACING> { first };
+                let want = data_with_gaps(&src[..len], first);
+                let total = want.len();
+                assert!((0..total + 9).all(|n| gaps.is_total_len(len, n) == (n == total)));
+                for crc in [None, Some(0), Some(0xdead_beef)] {
+                    let mut dst = vec![0xaa; total + 2];
+                    // A copy of its own: valgrind sees any access beyond it.
+                    let own = src[..len].to_vec();
+                    // SAFETY: `len` bytes to read.
+                    let got = unsafe {
+                        copy_with_gaps(own.as_ptr(), len, &mut dst[1..=total], gaps, fill, crc)
+                    };
+                    assert!(dst[1..=total] == want[..], "{first} {len}");
+                    assert_eq!((dst[0], dst[total + 1]), (0xaa, 0xaa));
+                    let sum = crc.map_or(0, |crc| ::crc32c::crc32c_append(crc, &want));
+                    assert_eq!(got, Some(sum), "{first} {len}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copy_without_gaps_leaves_out_exactly_the_gaps() {
+        let data = sample_bytes(2000);
+        for first in [0, 1, 60, 63, 64, 65, 200, 507, 508] {
+            let gaps = Gaps::<SPACING> { first };
+            for len in (0..1500).step_by(7).chain([508, 509, 512, 1016, 1424]) {
+                let src = data_with_gaps(&data[..len], first);
+                let mut dst = vec![0xaa; len + 130];
+                let shift = (len + first) % 65;
+                // SAFETY: at least `len` bytes to write from `shift` on.
+                assert!(unsafe { copy_without_gaps(&src, dst.as_mut_ptr().add(shift), len, gaps) });
+                assert_eq!(&dst[shift..shift + len], &data[..len], "{first} {len}");
+                let (before, behind) = (&dst[..shift], &dst[shift + len..]);
+                assert!(before.iter().chain(behind).all(|byte| *byte == 0xaa));
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_that_disagree_copy_nothing() {
+        let data = sample_bytes(1024);
+        let gaps = Gaps::<SPACING> { first: 100 };
+        let mut dst = [0xaa; 1024];
+        // SAFETY: 600 bytes to read, and as many to write.
+        unsafe {
+            let refused = copy_with_gaps(data.as_ptr(), 600, &mut dst[..600], gaps, fill, Some(0));
+            assert_eq!(refused, None);
+            assert!(!copy_without_gaps(
+                &data[..600],
+                dst.as_mut_ptr(),
+                600,
+                gaps
+            ));
+        }
+        assert!(dst.iter().all(|byte| *byte == 0xaa));
+    }
+}
