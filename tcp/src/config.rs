@@ -4,7 +4,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 use core::time::Duration;
 
-use crate::{Error, Home, ReassemblyConfig};
+use crate::base::error::Error;
+use crate::flow::steering::Home;
 
 /// An address of this device and the prefix that is on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -136,6 +137,29 @@ impl Default for NeighbourConfig {
             reachable: Duration::from_secs(30),
             retransmit: Duration::from_secs(1),
             probes: 3,
+        }
+    }
+}
+
+/// Limits of datagrams that are put together from fragments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReassemblyConfig {
+    /// Datagrams that wait for fragments; the oldest gives way to a new one. 0: none is put
+    /// together.
+    pub max_datagrams: usize,
+    /// Received buffers that wait, of all datagrams together.
+    pub max_fragments: usize,
+    /// From a datagram's first fragment to arrive until it is given up (RFC 1122 section 3.3.2 asks
+    /// for 60 to 120 s, RFC 8200 for 60 s).
+    pub timeout: Duration,
+}
+
+impl Default for ReassemblyConfig {
+    fn default() -> Self {
+        ReassemblyConfig {
+            max_datagrams: 64,
+            max_fragments: 512,
+            timeout: Duration::from_secs(60),
         }
     }
 }

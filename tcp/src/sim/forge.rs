@@ -3,7 +3,7 @@
 
 use core::net::IpAddr;
 
-use crate::checksum::Sum;
+use crate::wire::checksum::Sum;
 
 /// A TCP segment.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,7 @@
 //! What nodes on the path do to frames: marks, smaller windows, and words about what is too big.
 
-use crate::FrameMeta;
-use crate::checksum::{Sum, tcp_field};
+use crate::base::frame_sink::FrameMeta;
+use crate::wire::checksum::{Sum, tcp_field};
 
 /// Offset of the IP header; `None`: no IP.
 fn ip_at(frame: &[u8]) -> Option<usize> {

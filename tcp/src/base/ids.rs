@@ -1,0 +1,12 @@
+//! What connections and listeners are known by.
+
+/// A connection of one stack. Stale ids are harmless: every call with one does nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// A listener of one stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(pub(crate) u32);

@@ -1,0 +1,15 @@
+//! What everything else is built on: time, sequence numbers, buffers, sinks, counters, containers. Knows no connection.
+
+pub(crate) mod buffer;
+pub(crate) mod error;
+pub(crate) mod events;
+pub(crate) mod frame_info;
+pub(crate) mod frame_sink;
+pub(crate) mod ids;
+pub(crate) mod sequence;
+pub(crate) mod siphash;
+pub(crate) mod state;
+pub(crate) mod stats;
+pub(crate) mod time;
+pub(crate) mod timer_wheel;
+pub(crate) mod token_bucket;

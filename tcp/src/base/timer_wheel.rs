@@ -1,0 +1,275 @@
+//! The timer wheel: one entry per connection, which only brings the connection back to look at
+//! its own deadlines. Deadlines that move later cost nothing; scheduling is O(1).
+
+use crate::base::time::Instant;
+
+const TICK_SHIFT: u32 = 15; // 32.8 us
+const BITS: u32 = 6;
+const SLOTS: usize = 1 << BITS;
+/// 9 * 6 bits cover every tick of a 64-bit nanosecond clock: no overflow list, no wrap.
+const LEVELS: usize = 9;
+const NIL: u32 = u32::MAX;
+
+#[derive(Clone, Copy)]
+struct Node {
+    prev: u32,
+    next: u32,
+    /// Tick above, level and slot (or `UNLINKED`) in the low 10 bits.
+    word: u64,
+}
+
+const PLACE_BITS: u32 = 10;
+const UNLINKED: u16 = (1 << PLACE_BITS) - 1;
+
+impl Node {
+    fn tick(self) -> u64 {
+        self.word >> PLACE_BITS
+    }
+    fn place(self) -> u16 {
+        self.word as u16 & UNLINKED
+    }
+    fn set(&mut self, tick: u64, place: u16) {
+        self.word = tick << PLACE_BITS | u64::from(place);
+    }
+}
+
+pub(crate) struct Wheel {
+    now: u64,
+    /// Nothing is due before this tick.
+    quiet: u64,
+    heads: [[u32; SLOTS]; LEVELS],
+    occupied: [u64; LEVELS],
+    nodes: Vec<Node>,
+}
+
+impl Wheel {
+    pub(crate) fn new(now: Instant) -> Self {
+        Wheel {
+            now: now.0 >> TICK_SHIFT,
+            quiet: u64::MAX,
+            heads: [[NIL; SLOTS]; LEVELS],
+            occupied: [0; LEVELS],
+            nodes: Vec::new(),
+        }
+    }
+
+    /// Bytes of a connection's entry.
+    pub(crate) const NODE: usize = size_of::<Node>();
+
+    /// Has `index` come back at or after `at`, but not later than its earlier entry if any.
+    pub(crate) fn schedule(&mut self, index: u32, at: Instant) {
+        let i = index as usize;
+        if i >= self.nodes.len() {
+            self.nodes.resize(
+                i + 1,
+                Node {
+                    prev: NIL,
+                    next: NIL,
+                    word: u64::from(UNLINKED),
+                },
+            );
+        }
+        let tick = (at.0 >> TICK_SHIFT) + u64::from(at.0 & ((1 << TICK_SHIFT) - 1) != 0);
+        let node = self.nodes[i];
+        if node.place() != UNLINKED {
+            if node.tick() <= tick {
+                return;
+            }
+            self.unlink(index);
+        }
+        let tick = tick.max(self.now);
+        self.nodes[i].set(tick, UNLINKED);
+        self.quiet = self.quiet.min(tick);
+        self.link(index);
+    }
+
+    pub(crate) fn remove(&mut self, index: u32) {
+        if self
+            .nodes
+            .get(index as usize)
+            .is_some_and(|n| n.place() != UNLINKED)
+        {
+            self.unlink(index);
+        }
+    }
+
+    fn link(&mut self, index: u32) {
+        let tick = self.nodes[index as usize].tick();
+        // The highest bit in which the tick differs from now says how coarse its slot may be.
+        let differ = tick ^ self.now;
+        let level = if differ == 0 {
+            0
+        } else {
+            (63 - differ.leading_zeros()) / BITS
+        } as usize;
+        let slot = (tick >> (BITS * level as u32)) as usize & (SLOTS - 1);
+        let head = self.heads[level][slot];
+        let n = &mut self.nodes[index as usize];
+        n.prev = NIL;
+        n.next = head;
+        n.set(tick, (level * SLOTS + slot) as u16);
+        if head != NIL {
+            self.nodes[head as usize].prev = index;
+        }
+        self.heads[level][slot] = index;
+        self.occupied[level] |= 1 << slot;
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let n = self.nodes[index as usize];
+        let (level, slot) = (
+            usize::from(n.place()) / SLOTS,
+            usize::from(n.place()) % SLOTS,
+        );
+        if n.prev == NIL {
+            self.heads[level][slot] = n.next;
+            if n.next == NIL {
+                self.occupied[level] &= !(1 << slot);
+            }
+        } else {
+            self.nodes[n.prev as usize].next = n.next;
+        }
+        if n.next != NIL {
+            self.nodes[n.next as usize].prev = n.prev;
+        }
+        self.nodes[index as usize].set(n.tick(), UNLINKED);
+    }
+
+    /// The earliest occupied slot and the tick at which it begins.
+    fn next_slot(&self) -> Option<(usize, usize, u64)> {
+        for level in 0..LEVELS {
+            let occupied = self.occupied[level];
+            if occupied != 0 {
+                let shift = BITS * level as u32;
+                let slot = occupied.trailing_zeros() as usize;
+                // A linked slot is never behind now's own: time does not pass one unserved.
+                let base = self.now.checked_shr(shift + BITS).unwrap_or(0);
+                let start = (base << BITS | slot as u64) << shift;
+                return Some((level, slot, start.max(self.now)));
+            }
+        }
+        None
+    }
+
+    /// The next connection whose entry is due; call until `None`.
+    #[inline]
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u32> {
+        let target = now.0 >> TICK_SHIFT;
+        if target < self.quiet {
+            return None;
+        }
+        self.pop(target)
+    }
+
+    fn pop(&mut self, target: u64) -> Option<u32> {
+        self.quiet = u64::MAX;
+        while let Some((level, slot, start)) = self.next_slot() {
+            if start > target {
+                self.quiet = start;
+                break;
+            }
+            self.now = start;
+            let mut index = self.heads[level][slot];
+            if level == 0 {
+                self.unlink(index);
+                self.quiet = start;
+                return Some(index);
+            }
+            self.heads[level][slot] = NIL;
+            self.occupied[level] &= !(1 << slot);
+            while index != NIL {
+                let next = self.nodes[index as usize].next;
+                self.link(index);
+                index = next;
+            }
+        }
+        self.now = self.now.max(target);
+        None
+    }
+
+    /// When `pop_due` may next have something; early for far entries, never late.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        (self.quiet != u64::MAX).then_some(Instant(self.quiet << TICK_SHIFT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_entry_comes_back_on_time_and_once() {
+        let origin = 77_777_777_777_777u64;
+        let mut w = Wheel::new(Instant(origin));
+        let mut x = 9u64;
+        let mut want = std::collections::BTreeMap::new();
+        for i in 0..2000u32 {
+            x = x
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let at = origin + (x >> 20) % (1u64 << (10 + x % 34));
+            w.schedule(i, Instant(at));
+            // Later is ignored, earlier moves.
+            w.schedule(i, Instant(at + 999_999_999));
+            want.insert(i, at);
+        }
+        w.remove(5);
+        want.remove(&5);
+        let mut guard = 0;
+        while let Some(at) = w.next_deadline() {
+            guard += 1;
+            assert!(guard < 100_000);
+            assert!(
+                want.values().all(|&d| at.0 <= d + (1 << TICK_SHIFT)),
+                "a deadline is never late"
+            );
+            while let Some(i) = w.pop_due(at) {
+                let d = want.remove(&i).expect("comes back once");
+                assert!(
+                    d <= at.0 && at.0 < d + (2 << TICK_SHIFT),
+                    "entry {i}: due {d}, came {}",
+                    at.0
+                );
+            }
+        }
+        assert!(want.is_empty());
+    }
+
+    #[test]
+    fn what_is_scheduled_after_a_quiet_time_is_not_late() {
+        let (mut w, mut now, mut x) = (Wheel::new(Instant(0)), 0, 5u64);
+        let mut due = std::collections::BTreeMap::new();
+        for i in 0..20_000u32 {
+            x = x
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            now += (x >> 40) % (1 << (10 + x % 20));
+            let late = |d: u64| d + (2 << TICK_SHIFT) < now;
+            while let Some(i) = w.pop_due(Instant(now)) {
+                let d = due.remove(&i).expect("was scheduled");
+                assert!(d <= now, "entry {i} is early");
+            }
+            assert!(!due.values().any(|&d| late(d)), "an entry is late");
+            let next = w.next_deadline();
+            assert!(next.is_none_or(|d| d.0 > now), "who waits for it makes way");
+            if i % 3 == 0 {
+                let at = now + (x >> 30) % (1 << (12 + x % 24));
+                w.schedule(i, Instant(at));
+                due.insert(i, at);
+            } else if i % 7 == 0
+                && let Some((gone, _)) = due.pop_first()
+            {
+                w.remove(gone);
+            }
+        }
+    }
+
+    #[test]
+    fn an_earlier_deadline_moves_the_entry_forward() {
+        let mut w = Wheel::new(Instant(0));
+        w.schedule(1, Instant::from_millis(500));
+        w.schedule(1, Instant::from_millis(1));
+        assert_eq!(w.pop_due(Instant::from_millis(2)), Some(1));
+        assert_eq!(w.pop_due(Instant::from_millis(600)), None);
+    }
+}

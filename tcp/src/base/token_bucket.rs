@@ -1,0 +1,103 @@
+//! A token bucket for what strangers can make us send: resets, challenge ACKs, ICMP.
+
+use crate::base::siphash::Key;
+use crate::base::time::Instant;
+
+pub(crate) struct Bucket {
+    rate: u64,
+    tokens: u64,
+    filled: u64,
+    /// Draws how much of a full bucket is there.
+    secret: Option<Key>,
+    draws: u64,
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+impl Bucket {
+    pub(crate) fn new(rate: u32, now: Instant) -> Self {
+        let rate = u64::from(rate);
+        Bucket {
+            rate,
+            tokens: rate,
+            filled: now.0,
+            secret: None,
+            draws: 0,
+        }
+    }
+
+    /// Somewhere between half and one and a half times the rate, drawn anew each second. A limit
+    /// that is known tells whoever shares it, by what is left, what others were sent: enough to
+    /// find a stranger's sequence numbers by challenge ACKs (CVE-2016-5696).
+    pub(crate) fn veiled(rate: u32, now: Instant, secret: Key) -> Self {
+        let mut b = Bucket::new(rate, now);
+        b.secret = Some(secret);
+        b.tokens = b.draw();
+        b
+    }
+
+    fn draw(&mut self) -> u64 {
+        let Some(secret) = &self.secret else {
+            return self.rate;
+        };
+        self.draws += 1;
+        self.rate / 2 + secret.hash::<2, 4>(&[self.draws]) % self.rate.max(1)
+    }
+
+    pub(crate) fn take(&mut self, now: Instant) -> bool {
+        if self.tokens == 0 && self.rate > 0 {
+            self.fill(now);
+        }
+        if self.tokens == 0 {
+            return false;
+        }
+        self.tokens -= 1;
+        true
+    }
+
+    fn fill(&mut self, now: Instant) {
+        let age = now.0.saturating_sub(self.filled);
+        if age >= SECOND {
+            self.tokens = self.draw();
+            self.filled = now.0;
+        } else if self.secret.is_none() {
+            let step = (SECOND / self.rate).max(1);
+            self.tokens = age / step;
+            self.filled += self.tokens * step;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many are let through in each second of a flood.
+    fn seconds(b: &mut Bucket) -> Vec<usize> {
+        let second = |s: u64| {
+            let times = (0..5_000u64).map(|i| Instant(s * SECOND + i * 200_000));
+            times.filter(|t| b.take(*t)).count()
+        };
+        (0..50).map(second).collect()
+    }
+
+    #[test]
+    fn a_second_holds_the_rate_and_no_more_than_twice_it() {
+        let n = seconds(&mut Bucket::new(100, Instant(0)));
+        assert!(n.iter().all(|n| (99..=200).contains(n)), "{n:?}");
+        let mut b = Bucket::new(100, Instant(0));
+        while b.take(Instant(1)) {}
+        assert!(b.take(Instant(5 * SECOND)));
+        assert!(!Bucket::new(0, Instant(0)).take(Instant(1)));
+    }
+
+    #[test]
+    fn nobody_can_tell_from_what_is_left_of_a_veiled_limit_what_others_took() {
+        let n = seconds(&mut Bucket::veiled(100, Instant(0), Key::new(&[7; 16])));
+        assert!(n.iter().all(|n| (50..=150).contains(n)), "{n:?}");
+        assert!(n.iter().min() < Some(&70) && n.iter().max() > Some(&130));
+        let other = seconds(&mut Bucket::veiled(100, Instant(0), Key::new(&[8; 16])));
+        assert_ne!(n, other, "the draw is secret");
+        assert!(!Bucket::veiled(0, Instant(0), Key::new(&[7; 16])).take(Instant(1)));
+    }
+}

@@ -1,0 +1,128 @@
+//! HyStart++ (RFC 9406): slow start ends when round trips lengthen, not when packets are lost. For
+//! the first slow start of a CUBIC connection.
+
+use crate::base::sequence::SeqNr;
+use crate::congestion::controller::Ack;
+
+/// Section 4.3, in microseconds.
+const MIN_RTT_THRESH: u32 = 4_000;
+const MAX_RTT_THRESH: u32 = 16_000;
+const MIN_RTT_DIVISOR: u32 = 8;
+const N_RTT_SAMPLE: u32 = 8;
+const CSS_GROWTH_DIVISOR: u32 = 4;
+const CSS_ROUNDS: u8 = 5;
+
+/// Round trips in microseconds; 0: none yet.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct HyStart {
+    last_min: u32,
+    this_min: u32,
+    /// The round ends when this is acknowledged.
+    window_end: SeqNr,
+    /// cssBaselineMinRtt; 0: not in conservative slow start.
+    baseline: u32,
+    /// Segments of this round, N_RTT_SAMPLE at most: one ACK tells of many.
+    samples: u8,
+    css_rounds: u8,
+    begun: bool,
+}
+
+impl HyStart {
+    /// Section 4.2, for one ACK: how much the window grows. Ends slow start by lowering `ssthresh`.
+    pub(crate) fn slow_start(&mut self, a: &Ack, cwnd: u32, ssthresh: &mut u32) -> u32 {
+        if !self.begun || a.una.ge(self.window_end) {
+            if self.begun && self.baseline != 0 {
+                self.css_rounds += 1;
+                if self.css_rounds >= CSS_ROUNDS {
+                    *ssthresh = cwnd;
+                    return 0;
+                }
+            }
+            self.begun = true;
+            self.window_end = a.nxt;
+            self.last_min = self.this_min;
+            self.this_min = 0;
+            self.samples = 0;
+        }
+        if a.rtt > 0 {
+            let us = u32::try_from(a.rtt / 1000).unwrap_or(u32::MAX).max(1);
+            self.this_min = if self.this_min == 0 {
+                us
+            } else {
+                self.this_min.min(us)
+            };
+            let segments = (a.acked / a.mss.max(1)).clamp(1, N_RTT_SAMPLE);
+            self.samples = (u32::from(self.samples) + segments).min(N_RTT_SAMPLE) as u8;
+        }
+        let enough = u32::from(self.samples) >= N_RTT_SAMPLE && self.this_min != 0;
+        if self.baseline != 0 {
+            if enough && self.this_min < self.baseline {
+                // It was jitter.
+                self.baseline = 0;
+                self.css_rounds = 0;
+            } else {
+                return a.acked / CSS_GROWTH_DIVISOR;
+            }
+        } else if enough && self.last_min != 0 {
+            let thresh = (self.last_min / MIN_RTT_DIVISOR).clamp(MIN_RTT_THRESH, MAX_RTT_THRESH);
+            if self.this_min >= self.last_min.saturating_add(thresh) {
+                self.baseline = self.this_min;
+                self.css_rounds = 0;
+            }
+        }
+        a.acked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MSS: u32 = 1000;
+
+    /// One round of `w` bytes with this round trip in ms.
+    fn round(h: &mut HyStart, seq: &mut u32, w: &mut u32, ssthresh: &mut u32, ms: u64) {
+        let n = *w / MSS;
+        let end = *seq + n * MSS;
+        for _ in 0..n {
+            *seq += MSS;
+            let a = Ack {
+                acked: MSS,
+                mss: MSS,
+                rtt: ms * 1_000_000,
+                una: SeqNr(*seq),
+                nxt: SeqNr(end + *w),
+                ..Ack::default()
+            };
+            if *w < *ssthresh {
+                *w += h.slow_start(&a, *w, ssthresh);
+            }
+        }
+    }
+
+    #[test]
+    fn longer_round_trips_end_slow_start_after_five_rounds_rfc_9406_4_2() {
+        let (mut h, mut seq, mut w, mut ssthresh) = (HyStart::default(), 0, 10 * MSS, u32::MAX);
+        for _ in 0..3 {
+            round(&mut h, &mut seq, &mut w, &mut ssthresh, 20);
+        }
+        assert_eq!(h.baseline, 0);
+        let before = w;
+        round(&mut h, &mut seq, &mut w, &mut ssthresh, 30);
+        assert_ne!(h.baseline, 0, "delay rose by more than 4 ms");
+        assert!(w < 2 * before);
+        for _ in 0..8 {
+            round(&mut h, &mut seq, &mut w, &mut ssthresh, 30);
+        }
+        assert_eq!(ssthresh, w, "congestion avoidance");
+    }
+
+    #[test]
+    fn a_single_slow_round_trip_does_not_end_slow_start() {
+        let (mut h, mut seq, mut w, mut ssthresh) = (HyStart::default(), 0, 10 * MSS, u32::MAX);
+        for ms in [20, 20, 30, 20, 20, 20] {
+            round(&mut h, &mut seq, &mut w, &mut ssthresh, ms);
+        }
+        assert_eq!((h.baseline, ssthresh), (0, u32::MAX));
+    }
+}

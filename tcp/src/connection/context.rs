@@ -1,0 +1,328 @@
+//! Everything of a stack beside its connections, so that a connection and this can be borrowed at
+//! the same time.
+
+use core::net::IpAddr;
+use std::collections::{HashMap, VecDeque};
+
+use crate::base::buffer::RecvBuf;
+use crate::base::events::Events;
+use crate::base::ids::ConnId;
+use crate::base::sequence::SeqNr;
+use crate::base::siphash::Key;
+use crate::base::state::State;
+use crate::base::stats::Stats;
+use crate::base::time::Instant;
+use crate::base::timer_wheel::Wheel;
+use crate::base::token_bucket::Bucket;
+use crate::config::{IpCidr, StackConfig};
+use crate::connection::time_wait_list::TimeWait;
+use crate::connection::{Conn, Hot, flag};
+use crate::flow::table::FlowTable;
+use crate::link::control_queue::Control;
+use crate::link::neighbours::{Lookup, Neighbours};
+use crate::loss::rtt::RtoLimits;
+use crate::pmtu::path_mtu::Paths;
+use crate::wire::flow_key::FlowKey;
+use crate::wire::frame;
+
+/// Buffers that are not many.
+const FEW: usize = 16;
+
+pub(crate) struct Listener {
+    pub local: Option<IpAddr>,
+    pub port: u16,
+    pub backlog: usize,
+    /// Half-open, and established ones whose ACCEPTED was not fetched.
+    pub pending: usize,
+    /// The latter alone.
+    pub ready: usize,
+    /// Cookies that were sent may come back until then, ns.
+    pub cookies_until: u64,
+    pub user: u64,
+}
+
+pub(crate) struct Shared {
+    pub config: StackConfig,
+    pub rto: RtoLimits,
+    pub delayed_ack: u64,
+    pub recv_window: u32,
+    pub recv_wscale: u8,
+    pub isn_key: Key,
+    pub hash_key: Key,
+    pub table: FlowTable,
+    pub wheel: Wheel,
+    /// Connections that owe something on the wire.
+    pub work: VecDeque<u32>,
+    /// Connections with events, at most once each.
+    pub dirty: VecDeque<u32>,
+    pub listeners: HashMap<u32, Listener>,
+    pub ports: HashMap<(u16, Option<IpAddr>), u32>,
+    pub next_listener: u32,
+    pub neighbours: Neighbours,
+    pub control: Control,
+    /// The oldest give way when the stack is full.
+    pub time_wait: TimeWait,
+    /// Connections with something unacknowledged or unsent.
+    pub active: usize,
+    pub resets: Bucket,
+    pub challenges: Bucket,
+    pub port_draws: u32,
+    pub paths: Paths,
+    /// Received buffers that connections hold, as last counted.
+    pub held: usize,
+    pub stats: Stats,
+}
+
+/// The groups that every IPv6 node is in: ff02::1, and ff02::1:ff00:0 with the end of an address.
+const ALL_NODES: u128 = 0xff02 << 112 | 1;
+const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
+
+impl Shared {
+    #[inline]
+    pub(crate) fn event(&mut self, index: u32, h: &mut Hot, e: Events) {
+        if h.has(flag::RELEASED) {
+            return;
+        }
+        if h.events == 0 {
+            self.dirty.push_back(index);
+        }
+        h.events |= e.0;
+    }
+
+    #[inline]
+    pub(crate) fn owe(&mut self, index: u32, h: &mut Hot, what: u32) {
+        h.flags |= what;
+        if !h.has(flag::IN_WORK) {
+            h.flags |= flag::IN_WORK;
+            self.work.push_back(index);
+        }
+    }
+
+    /// Makes sure the wheel brings the connection back by `at`.
+    #[inline]
+    pub(crate) fn arm(&mut self, index: u32, h: &mut Hot, at: u64) {
+        if at < h.wheel_at {
+            h.wheel_at = at;
+            self.wheel.schedule(index, Instant(at));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn update_active<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) {
+        let busy = c.busy();
+        if busy != c.hot.has(flag::ACTIVE) {
+            c.hot.flags ^= flag::ACTIVE;
+            if busy {
+                self.active += 1;
+            } else {
+                self.active -= 1;
+            }
+        }
+    }
+
+    /// (Re)starts the retransmission timer (RFC 6298 section 5).
+    #[inline]
+    pub(crate) fn restart_rto(&mut self, index: u32, h: &mut Hot, now: Instant) {
+        h.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
+        let mut after = h.rtt.rto(&self.rto, h.backoff);
+        // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
+        // the tail is probed first, in the timeout's place when that comes sooner.
+        if h.flags & (flag::SACK | flag::RECOVERING) == flag::SACK
+            && h.rtt.srtt > 0
+            && h.backoff == 0
+            && h.snd_una != h.snd_nxt
+        {
+            let probe = h.rtt.pto(&self.rto, h.flight() <= u32::from(h.emss));
+            after = after.min(probe);
+            h.flags |= flag::PTO;
+        }
+        h.rto_at = now.0 + after;
+        self.arm(index, h, h.rto_at);
+    }
+
+    /// Brings `held` up to date with what the connection holds now.
+    #[inline]
+    pub(crate) fn recount<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) {
+        let now = c.rx.buffers() + c.ooo.as_ref().map_or(0, |o| o.buffers());
+        self.held = self.held + now - c.rx.counted as usize;
+        c.rx.counted = now as u32;
+    }
+
+    /// No buffer of the next new segment may be kept: the connection, or all together, hold as
+    /// many as they may. Those that hold few may hold some beyond, so that who reads goes on at
+    /// a pace beside those who do not; one that holds none gets its one, so that nobody starves.
+    /// `counted`: what the connection holds.
+    #[inline]
+    pub(crate) fn full(&self, counted: u32) -> bool {
+        let own = counted as usize;
+        let all = self.config.max_held_buffers;
+        own >= self.config.max_recv_buffers
+            || (self.held >= all
+                && own > 0
+                && (own >= FEW || self.held >= all.saturating_add(all / 8)))
+    }
+
+    pub(crate) fn own(&self, a: IpAddr) -> bool {
+        self.config.addrs.iter().any(|c| c.addr == a)
+    }
+
+    /// Our address by which what was sent to `a` is answered: itself, or one of ours that is of the
+    /// group `a` (all nodes of the link, RFC 4291 section 2.7.1; the solicited-node groups).
+    #[cold]
+    pub(crate) fn member(&self, a: IpAddr) -> Option<IpAddr> {
+        let IpAddr::V6(g) = a else { return Some(a) };
+        let ours = self.config.addrs.iter().map(|c| c.addr);
+        let mut ours = ours.filter_map(|c| match c {
+            IpAddr::V6(c) => Some(c.to_bits()),
+            IpAddr::V4(_) => None,
+        });
+        let found = match g.to_bits() {
+            ALL_NODES => ours.next(),
+            bits if bits >> 24 == SOLICITED_NODE >> 24 => {
+                ours.find(|c| (c ^ bits) & 0xff_ffff == 0)
+            }
+            _ => return Some(a),
+        };
+        found.map(|c| core::net::Ipv6Addr::from_bits(c).into())
+    }
+
+    /// Whoever sends from `a` can be meant: an address that a peer can have, neither ours (LAND)
+    /// nor a broadcast address of our links (RFC 1122 section 3.2.1.3), unless it is ourselves.
+    pub(crate) fn can_be_peer(&self, a: IpAddr, src_mac: [u8; 6]) -> bool {
+        let never = |c: &IpCidr| c.addr == a && src_mac != self.config.mac || c.is_broadcast(a);
+        frame::peer_address(a) && !self.config.addrs.iter().any(never)
+    }
+
+    /// Where frames to `remote` go: itself when on-link, else a gateway; the longest prefix
+    /// decides (RFC 1812 section 5.2.4.3). Asked when a connection opens or its neighbour changed.
+    pub(crate) fn next_hop(&self, remote: IpAddr) -> Option<IpAddr> {
+        if matches!(remote, IpAddr::V6(a) if a.is_unicast_link_local()) {
+            return Some(remote);
+        }
+        let links = self.config.addrs.iter().map(|a| (*a, remote));
+        let routes = self.config.routes.iter().map(|r| (r.to, r.via));
+        // Of equals, the last: links beat routes.
+        let best = routes
+            .chain(links)
+            .filter(|(to, _)| to.contains(remote))
+            .max_by_key(|(to, _)| to.prefix);
+        let default = match remote {
+            IpAddr::V4(_) => self.config.gateway_v4.map(IpAddr::V4),
+            IpAddr::V6(_) => self.config.gateway_v6.map(IpAddr::V6),
+        };
+        best.map(|(_, via)| via).or(default)
+    }
+
+    /// The connection's template has a destination that is believed now. `false`: it waits for
+    /// the neighbour and comes back when there is an answer.
+    #[inline]
+    pub(crate) fn resolved<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) -> bool {
+        c.neighbour_generation == self.neighbours.generation || self.resolve(index, c, now)
+    }
+
+    #[cold]
+    fn resolve<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> bool {
+        if c.hot.has(flag::SELF) {
+            c.template.set_destination(self.config.mac);
+        } else {
+            let Some(hop) = self.next_hop(c.template.key().remote().ip()) else {
+                return false;
+            };
+            let stranger = c.hot.state == State::SynReceived && c.hot.has(flag::PASSIVE);
+            let waiter = ConnId {
+                index,
+                generation: c.generation,
+            };
+            match self.neighbours.lookup(hop, waiter, stranger, now) {
+                Lookup::Found(mac) => c.template.set_destination(mac),
+                Lookup::Wait => return false,
+                Lookup::Full => {
+                    self.stats.neighbour_overflows += 1;
+                    // Nobody will call: the retransmission timer tries again.
+                    return false;
+                }
+            }
+        }
+        c.neighbour_generation = self.neighbours.generation;
+        true
+    }
+
+    /// RFC 6528: ISN = M + F(four-tuple, secret), M a 4 us clock.
+    pub(crate) fn isn(&self, key: &FlowKey, now: Instant) -> SeqNr {
+        SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
+    }
+
+    /// RFC 7323 section 5.4: offsets of the timestamp clock that tell strangers nothing.
+    pub(crate) fn ts_offset(&self, key: &FlowKey) -> u32 {
+        (key.hash::<2, 4>(self.isn_key) >> 32) as u32
+    }
+
+    /// RFC 7323 section 5.4: a clock of about 1 ms per tick, offset per connection.
+    #[inline]
+    pub(crate) fn ts_now(now: Instant, offset: u32) -> u32 {
+        ((now.0 >> 20) as u32).wrapping_add(offset)
+    }
+
+    pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: u32) {
+        if h.has(flag::BACKLOG) {
+            let ready = usize::from(h.has(flag::READY));
+            h.flags &= !(flag::BACKLOG | flag::READY);
+            if let Some(l) = self.listeners.get_mut(&listener) {
+                l.pending = l.pending.saturating_sub(1);
+                l.ready = l.ready.saturating_sub(ready);
+            }
+        }
+    }
+
+    /// The connection is over: out of the flow table, no timers; what it held for the wire goes.
+    pub(crate) fn closed<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>) {
+        if c.hot.state == State::Closed {
+            return;
+        }
+        if matches!(c.hot.state, State::Established | State::CloseWait) {
+            self.stats.curr_estab = self.stats.curr_estab.saturating_sub(1);
+        }
+        if c.hot.state == State::TimeWait {
+            self.time_wait.remove(index);
+        }
+        c.hot.state = State::Closed;
+        let owed = flag::OWED;
+        c.hot.flags &= !(owed | flag::RECOVERING);
+        c.hot.rto_at = 0;
+        c.hot.ack_at = 0;
+        c.hot.pipe = 0;
+        c.hot.unsent = 0;
+        c.ooo = None;
+        c.recovery = None;
+        self.recount(c);
+        self.leave_backlog(&mut c.hot, c.listener);
+        self.update_active(c);
+        if c.hot.has(flag::HASHED) {
+            c.hot.flags &= !flag::HASHED;
+            self.table.remove(u64::from(c.hash), index);
+        }
+    }
+
+    /// Enters TIME-WAIT (RFC 9293 section 3.6).
+    pub(crate) fn enter_time_wait<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) {
+        c.hot.state = State::TimeWait;
+        c.hot.backoff = 0;
+        c.hot.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
+        c.hot.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);
+        let at = c.hot.rto_at;
+        self.arm(index, &mut c.hot, at);
+        self.event(index, &mut c.hot, Events::CLOSED);
+        self.update_active(c);
+        self.time_wait.push(index);
+    }
+}

@@ -1,0 +1,175 @@
+//! Opening handshakes: what the peer's SYN says, and the way to ESTABLISHED.
+
+use crate::base::buffer::RecvBuf;
+use crate::base::events::Events;
+use crate::base::state::State;
+use crate::base::time::Instant;
+use crate::config::StackConfig;
+use crate::congestion::controller::Controller;
+use crate::connection::context::Shared;
+use crate::connection::input::Verdict;
+use crate::connection::{Conn, flag};
+use crate::wire::segment::{ACK, CWR, ECE, RST, SYN, Segment};
+
+/// RFC 9293 section 3.7.1 (MUST-15): when the peer does not say.
+const MSS_DEFAULT_V4: u16 = 536;
+const MSS_DEFAULT_V6: u16 = 1220;
+/// Smaller offers are attacks on our packet rate.
+const MSS_FLOOR: u16 = 64;
+
+/// How a SYN asks for ECN and a SYN-ACK agrees (RFC 3168 section 6.1.1).
+const ASK: u8 = ECE | CWR;
+const ANSWER: u8 = ACK | ECE;
+
+impl<B: RecvBuf, R> Conn<B, R> {
+    /// Takes over what the peer's SYN says.
+    pub(crate) fn negotiate(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
+        let h = &mut self.hot;
+        h.rcv_nxt = seg.seq + 1;
+        h.last_ack_sent = h.rcv_nxt;
+        h.rcv_adv = h.rcv_nxt + config.recv_window.min(0xffff);
+        let v6 = self.template.is_v6();
+        let (overhead, default) = if v6 {
+            (60, MSS_DEFAULT_V6)
+        } else {
+            (40, MSS_DEFAULT_V4)
+        };
+        let mut emss = seg
+            .mss
+            .unwrap_or(default)
+            .max(MSS_FLOOR)
+            .min(config.mtu - overhead);
+        // A repeated SYN is sent without ECN, for what drops such SYNs (RFC 3168 section 6.1.1.1).
+        let asks = match seg.flags & (ACK | ECE | CWR) {
+            ASK => true,
+            ANSWER => h.backoff == 0,
+            _ => false,
+        };
+        h.flags &= !(flag::TIMESTAMPS | flag::SACK | flag::ECN);
+        if asks && config.wants_ecn() {
+            h.flags |= flag::ECN;
+        }
+        if config.timestamps && seg.has_ts {
+            h.flags |= flag::TIMESTAMPS;
+            h.ts_recent = seg.ts_val;
+            emss -= 12;
+        }
+        if config.sack && seg.sack_permitted {
+            h.flags |= flag::SACK;
+        }
+        (h.snd_wscale, h.rcv_wscale) = match seg.wscale {
+            Some(s) => (s, wscale),
+            None => (0, 0),
+        };
+        h.emss = emss;
+        self.emss_agreed = emss;
+        h.snd_wnd = u32::from(seg.window); // a SYN's window is never scaled
+        h.max_snd_wnd = h.snd_wnd;
+        h.snd_wl1 = seg.seq;
+        h.snd_wl2 = seg.ack;
+        h.cwnd = config
+            .initial_window
+            .max(1)
+            .saturating_mul(u32::from(emss))
+            .min(1 << 30);
+    }
+}
+
+impl Shared {
+    pub(crate) fn syn_sent<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        now: Instant,
+    ) -> Verdict {
+        let acked = seg.flags & ACK != 0;
+        if acked && seg.ack != c.hot.snd_nxt {
+            return if seg.flags & RST != 0 {
+                Verdict::Done
+            } else {
+                Verdict::Reset
+            };
+        }
+        if seg.flags & RST != 0 {
+            if acked {
+                self.stats.in_rsts += 1;
+                self.stats.attempt_fails += 1;
+                self.fail(index, c, Events::REFUSED);
+            }
+            return Verdict::Done;
+        }
+        if seg.flags & SYN == 0 {
+            return Verdict::Done;
+        }
+        c.negotiate(seg, &self.config, self.recv_wscale);
+        if acked {
+            if let Some(v) = self.established(index, c, seg, now) {
+                return v;
+            }
+            self.owe(index, &mut c.hot, flag::NEED_ACK);
+        } else {
+            // Simultaneous open (RFC 9293 figure 8).
+            c.hot.state = State::SynReceived;
+            self.owe(index, &mut c.hot, flag::NEED_SYN);
+        }
+        Verdict::Done
+    }
+
+    /// Our SYN is acknowledged.
+    pub(crate) fn established<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        now: Instant,
+    ) -> Option<Verdict> {
+        if c.hot.has(flag::PASSIVE) && !self.listeners.contains_key(&c.listener) {
+            // Nobody listens any more.
+            self.closed(index, c);
+            c.hot.flags |= flag::RELEASED;
+            return Some(Verdict::Reset);
+        }
+        self.known_path(c, now);
+        let h = &mut c.hot;
+        h.snd_una = seg.ack;
+        c.cwv.begin(h, now.0);
+        c.ecn_mark = seg.ack;
+        if let Controller::Dctcp(d) = &mut c.cc {
+            d.begin(seg.ack);
+        }
+        h.flags &= !flag::NEED_SYN;
+        h.state = State::Established;
+        h.rto_at = 0;
+        if h.backoff == 0 {
+            h.rtt.sample(now.0.saturating_sub(h.last_rx));
+        }
+        h.backoff = 0;
+        h.last_rx = now.0;
+        self.stats.curr_estab += 1;
+        if h.has(flag::BACKLOG)
+            && let Some(l) = self.listeners.get_mut(&c.listener)
+        {
+            h.flags |= flag::READY;
+            l.ready += 1;
+        }
+        if h.has(flag::PASSIVE) {
+            h.flags &= !flag::RELEASED;
+            self.stats.passive_opens += 1;
+            self.event(index, h, Events::ACCEPTED);
+        } else {
+            self.event(index, h, Events::CONNECTED | Events::WRITABLE);
+        }
+        if h.has(flag::FIN_QUEUED) {
+            h.state = State::FinWait1;
+            self.stats.curr_estab -= 1;
+        }
+        self.update_active(c);
+        if let Some(k) = self.config.keepalive {
+            let at = now.0 + crate::base::time::nanos(k.idle);
+            self.arm(index, &mut c.hot, at);
+        }
+        self.owe(index, &mut c.hot, 0);
+        None
+    }
+}

@@ -1,0 +1,406 @@
+//! What a received segment does to its connection (RFC 9293 section 3.10.7).
+
+use crate::base::buffer::RecvBuf;
+use crate::base::events::Events;
+use crate::base::state::State;
+use crate::base::time::Instant;
+use crate::connection::context::Shared;
+use crate::connection::{Conn, flag};
+use crate::queues::out_of_order_queue::Reassembly;
+use crate::wire::segment::{ACK, FIN, PSH, RST, SYN, Segment};
+
+/// What else the stack must do after a segment.
+pub(crate) enum Verdict {
+    Done,
+    /// Answer with a reset: the segment fits no connection.
+    Reset,
+    /// TIME-WAIT gives way to this SYN (RFC 6191).
+    Reopen,
+}
+
+impl Shared {
+    fn challenge<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+        if self.may_challenge(now) {
+            self.stats.challenge_acks += 1;
+            self.owe(index, &mut c.hot, flag::NEED_ACK);
+        }
+    }
+
+    /// RFC 5961 section 4: wherever it lies.
+    fn syn_on_connection<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) -> Verdict {
+        self.stats.syn_challenges += 1;
+        self.challenge(index, c, now);
+        Verdict::Done
+    }
+
+    /// RFC 5961 section 7.
+    fn may_challenge(&mut self, now: Instant) -> bool {
+        let may = self.challenges.take(now);
+        self.stats.challenges_skipped += u64::from(!may);
+        may
+    }
+
+    /// Everything that `predicted` does not take.
+    pub(crate) fn segment<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        b: B,
+        now: Instant,
+    ) -> Verdict {
+        if c.hot.state == State::SynSent {
+            return self.syn_sent(index, c, seg, now);
+        }
+        let mut seg = *seg;
+        // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
+        if c.hot.state == State::SynReceived
+            && seg.flags & (SYN | RST) == SYN
+            && seg.seq + 1 == c.hot.rcv_nxt
+        {
+            if seg.flags & ACK == 0 {
+                self.owe(index, &mut c.hot, flag::NEED_SYN);
+                return Verdict::Done;
+            }
+            seg.seq += 1;
+            seg.flags &= !SYN;
+            // The window of a SYN-ACK is not scaled; the next segment brings the real one.
+            seg.window >>= c.hot.snd_wscale;
+        }
+        let len = b.remaining() as u32;
+        let span = len + u32::from(seg.flags & FIN != 0) + u32::from(seg.flags & SYN != 0);
+        let h = &mut c.hot;
+        if h.state == State::TimeWait && seg.flags & (SYN | ACK | RST) == SYN {
+            // RFC 6191, RFC 9293 section 3.6.1.
+            let newer = if seg.has_ts && h.has(flag::TIMESTAMPS) {
+                (seg.ts_val.wrapping_sub(h.ts_recent) as i32) > 0
+            } else {
+                seg.seq.gt(h.rcv_nxt)
+            };
+            if newer {
+                return Verdict::Reopen;
+            }
+        }
+        // RFC 7323 section 3.2. A SYN is let through: a peer that starts anew has to be told of
+        // the connection (RFC 5961 section 4).
+        if h.has(flag::TIMESTAMPS) && !seg.has_ts && seg.flags & (RST | SYN) == 0 {
+            self.stats.in_errs += 1;
+            return Verdict::Done;
+        }
+        // PAWS (RFC 7323 section 5.3); resets are exempt.
+        if h.has(flag::TIMESTAMPS) && seg.has_ts && seg.flags & RST == 0 {
+            let old = (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0;
+            // Section 5.5: after 24 days of silence the comparison means nothing.
+            if old && now.0.saturating_sub(h.last_rx) < 24 * 86_400 * 1_000_000_000 {
+                self.stats.paws_drops += 1;
+                if span > 0 || self.may_challenge(now) {
+                    self.owe(index, &mut c.hot, flag::NEED_ACK);
+                }
+                return Verdict::Done;
+            }
+        }
+        // Sequence check (section 3.10.7.4, first). A pure ACK may lie between our last ACK and
+        // RCV.NXT, or on the right edge, as Linux has it: both happen to honest peers.
+        let window = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
+        let right = h.rcv_nxt + window;
+        let end = seg.seq + span;
+        let acceptable = if span == 0 {
+            seg.seq.ge(h.last_ack_sent) && seg.seq.le(right)
+        } else if window == 0 && seg.seq == h.rcv_nxt {
+            // Nothing of it fits, but its ACK counts; it is answered.
+            self.stats.out_of_window += 1;
+            self.owe(index, h, flag::NEED_ACK);
+            true
+        } else {
+            seg.seq.lt(right) && end.gt(h.rcv_nxt)
+        };
+        if !acceptable {
+            self.stats.out_of_window += 1;
+            if seg.flags & RST != 0 {
+                return Verdict::Done;
+            }
+            if seg.flags & SYN != 0 && h.state != State::SynReceived {
+                return self.syn_on_connection(index, c, now);
+            }
+            if h.state == State::TimeWait && seg.flags & FIN != 0 {
+                h.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);
+                self.arm(index, h, h.rto_at);
+            }
+            let old = end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= self.recv_window;
+            // Data again means our ACK was lost; a bare segment may be one of two stacks
+            // correcting each other for ever: limited.
+            if span > 0 || self.may_challenge(now) {
+                self.stats.dup_bytes_in += u64::from(len);
+                self.owe(index, &mut c.hot, flag::NEED_ACK);
+                // RFC 2883 section 4; not for what lies beyond any window of ours.
+                if old {
+                    c.duplicate(seg.seq, seg.seq + len);
+                }
+            }
+            // The ACK of an old segment counts all the same: two ends whose windows shrank would
+            // else ignore each other for ever. Its window and blocks do not.
+            let h = &c.hot;
+            if old
+                && seg.flags & (SYN | ACK) == ACK
+                && h.state != State::SynReceived
+                && seg.ack.gt(h.snd_una)
+                && seg.ack.le(h.snd_nxt)
+            {
+                seg.sacks = 0;
+                self.acknowledge(index, c, &seg, 1, now);
+                if let Some(v) = self.fin_acknowledged(index, c, now) {
+                    return v;
+                }
+            }
+            return Verdict::Done;
+        }
+        if seg.flags & RST != 0 {
+            return self.reset_received(index, c, &seg, now);
+        }
+        if seg.flags & SYN != 0 {
+            return self.syn_on_connection(index, c, now);
+        }
+        if seg.flags & ACK == 0 {
+            return Verdict::Done;
+        }
+        h.last_rx = if h.state == State::SynReceived {
+            h.last_rx
+        } else {
+            now.0
+        };
+        h.probes = 0;
+        if h.state == State::SynReceived {
+            if seg.ack != h.snd_nxt {
+                return Verdict::Reset;
+            }
+            if let Some(v) = self.established(index, c, &seg, now) {
+                return v;
+            }
+        }
+        let h = &mut c.hot;
+        // RFC 5961 section 5.2, and what was never sent is never acknowledged.
+        if seg.ack.gt(h.snd_nxt) || seg.ack.lt(h.snd_una - h.max_snd_wnd) {
+            self.stats.bad_acks += 1;
+            self.challenge(index, c, now);
+            return Verdict::Done;
+        }
+        // Not before the ACK proved good: a timestamp from the future that is believed makes
+        // everything else that comes look old.
+        if seg.has_ts && seg.seq.le(h.last_ack_sent) {
+            h.ts_recent = seg.ts_val;
+        }
+        if seg.ack.ge(h.snd_una) {
+            self.acknowledge(index, c, &seg, b.remaining(), now);
+        }
+        if let Some(v) = self.fin_acknowledged(index, c, now) {
+            return v;
+        }
+        if len > 0 && c.hot.has(flag::ECN) {
+            self.marked(c, &seg, now);
+        }
+        if span > 0 {
+            self.payload(index, c, &seg, b, now)
+        } else {
+            Verdict::Done
+        }
+    }
+
+    /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only the exact next sequence
+    /// number resets; in the window it is asked for again.
+    fn reset_received<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        now: Instant,
+    ) -> Verdict {
+        if c.hot.state == State::TimeWait {
+            return Verdict::Done; // RFC 1337
+        }
+        if seg.seq != c.hot.rcv_nxt {
+            self.challenge(index, c, now);
+            return Verdict::Done;
+        }
+        self.stats.in_rsts += 1;
+        if c.hot.state == State::SynReceived {
+            self.stats.attempt_fails += 1;
+            self.fail(index, c, Events::REFUSED);
+        } else {
+            self.stats.estab_resets += 1;
+            self.fail(index, c, Events::RESET);
+        }
+        Verdict::Done
+    }
+
+    /// State changes that the ACK of our FIN brings.
+    fn fin_acknowledged<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        now: Instant,
+    ) -> Option<Verdict> {
+        let h = &mut c.hot;
+        if !h.has(flag::FIN_SENT) || h.snd_una != h.snd_nxt {
+            return None;
+        }
+        match h.state {
+            State::FinWait1 => {
+                h.state = State::FinWait2;
+                if h.has(flag::RELEASED) {
+                    h.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);
+                    self.arm(index, h, h.rto_at);
+                }
+                None
+            }
+            State::Closing => {
+                self.enter_time_wait(index, c, now);
+                None
+            }
+            State::LastAck => {
+                self.closed(index, c);
+                self.event(index, &mut c.hot, Events::CLOSED);
+                Some(Verdict::Done)
+            }
+            _ => None,
+        }
+    }
+
+    /// Payload and FIN of an acceptable segment.
+    fn payload<B: RecvBuf, R>(
+        &mut self,
+        index: u32,
+        c: &mut Conn<B, R>,
+        seg: &Segment,
+        mut b: B,
+        now: Instant,
+    ) -> Verdict {
+        let h = &mut c.hot;
+        if !matches!(
+            h.state,
+            State::Established | State::FinWait1 | State::FinWait2
+        ) {
+            // After the peer's FIN there is nothing new (section 3.10.7.4 seventh); acknowledge again.
+            self.owe(index, h, flag::NEED_ACK);
+            return Verdict::Done;
+        }
+        if h.has(flag::RELEASED) && b.remaining() > 0 {
+            // Data that nobody will read (RFC 9293 section 3.6, MAY-1).
+            self.send_reset(c, now);
+            self.closed(index, c);
+            return Verdict::Done;
+        }
+        let mut seq = seg.seq;
+        let mut fin = seg.flags & FIN != 0;
+        if seq.lt(h.rcv_nxt) {
+            let old = (h.rcv_nxt - seq).min(b.remaining() as u32);
+            self.stats.dup_bytes_in += u64::from(old);
+            b.advance(old as usize);
+            self.owe(index, h, flag::NEED_ACK);
+            c.duplicate(seq, seq + old);
+            seq += old;
+        }
+        let h = &mut c.hot;
+        let space = h.rcv_adv.dist(seq).max(0) as usize;
+        if b.remaining() > space {
+            b.truncate(space);
+            fin = false;
+        }
+        if fin && !h.has(flag::FIN_SEEN) {
+            c.fin_at = seq + b.remaining() as u32;
+            h.flags |= flag::FIN_SEEN;
+            if let Some(o) = &mut c.ooo {
+                o.cut(c.fin_at);
+            }
+        }
+        if h.has(flag::FIN_SEEN) {
+            // There is nothing behind a FIN (section 3.10.7.4 seventh).
+            let space = c.fin_at.dist(seq).max(0) as usize;
+            b.truncate(b.remaining().min(space));
+        }
+        if b.remaining() > 0 {
+            self.recount(c);
+            let full = self.full(c.rx.counted);
+            if seq == c.hot.rcv_nxt {
+                // What fills a hole may pass, or a full hold could never drain; when many did, it
+                // takes the place of the last that is held (RFC 2018 section 8).
+                if full && !self.make_room(c) {
+                    self.stats.rcv_q_drop += 1;
+                    self.owe(index, &mut c.hot, flag::NEED_ACK);
+                    return Verdict::Done;
+                }
+                self.deliver(index, c, b, seg.flags & PSH != 0, now);
+                if let Some(o) = &mut c.ooo {
+                    let before = c.rx.len_bytes();
+                    c.hot.rcv_nxt = o.deliver(c.hot.rcv_nxt, &mut c.rx);
+                    self.stats.in_bytes += (c.rx.len_bytes() - before) as u64;
+                    if o.is_idle() {
+                        c.ooo = None;
+                    }
+                    self.owe(index, &mut c.hot, flag::NEED_ACK);
+                }
+            } else {
+                self.owe(index, &mut c.hot, flag::NEED_ACK);
+                if full {
+                    self.stats.rcv_q_drop += 1;
+                } else {
+                    self.stats.ofo_queue += 1;
+                    let o = c.ooo.get_or_insert_with(|| Box::new(Reassembly::new()));
+                    let len = b.remaining();
+                    let kept = o.insert(seq, b);
+                    if kept == 0 && c.hot.has(flag::SACK) {
+                        o.duplicate(seq, seq + len as u32);
+                    }
+                    if kept > 0 && self.config.show_out_of_order {
+                        o.remember_unseen(seq);
+                        self.event(index, &mut c.hot, Events::OUT_OF_ORDER);
+                    }
+                    self.stats.dup_bytes_in += (len - kept) as u64;
+                }
+            }
+        }
+        self.recount(c);
+        let seen = c.hot.flags & (flag::FIN_SEEN | flag::FIN_RECEIVED) == flag::FIN_SEEN;
+        if seen && c.fin_at == c.hot.rcv_nxt {
+            self.fin_received(index, c, now);
+        } else if fin {
+            self.owe(index, &mut c.hot, flag::NEED_ACK);
+        }
+        Verdict::Done
+    }
+
+    /// Room for a segment that fills a hole of a connection that holds all it may: some above the
+    /// limit, then in exchange.
+    #[cold]
+    fn make_room<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) -> bool {
+        let limit = self.config.max_recv_buffers;
+        let Some(o) = c.ooo.as_mut().filter(|o| o.buffers() > 0) else {
+            return false;
+        };
+        let all = self.config.max_held_buffers;
+        if (c.rx.counted as usize) < limit + limit / 8 && self.held < all.saturating_add(all / 8) {
+            return true;
+        }
+        self.stats.rcv_pruned += 1;
+        o.drop_last()
+    }
+
+    /// Section 3.10.7.4 eighth.
+    fn fin_received<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
+        let h = &mut c.hot;
+        h.rcv_nxt += 1;
+        h.flags |= flag::FIN_RECEIVED;
+        self.owe(index, h, flag::NEED_ACK);
+        self.event(index, h, Events::PEER_FIN);
+        match h.state {
+            State::Established => h.state = State::CloseWait,
+            State::FinWait1 => h.state = State::Closing,
+            State::FinWait2 => self.enter_time_wait(index, c, now),
+            _ => {}
+        }
+    }
+}

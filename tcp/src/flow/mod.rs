@@ -1,0 +1,5 @@
+//! Which connection a segment belongs to, and which worker a connection.
+
+pub(crate) mod steering;
+pub(crate) mod table;
+pub(crate) mod toeplitz;

@@ -1,0 +1,259 @@
+//! Which worker a flow belongs to when several share a device. Whoever receives a frame, a
+//! NIC's RSS or software, comes to the same answer: the Toeplitz hash of the four-tuple picks a
+//! slot of the indirection table, and slot `i` belongs to worker `i` modulo their number.
+//!
+//! The key is symmetric, so that both directions of a flow have the same owner: a connection to
+//! the device's own address stays in one worker, and so does one between two devices that the
+//! same workers serve.
+
+use core::fmt;
+use core::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use crate::flow::toeplitz::{SYMMETRIC_RSS_KEY, Toeplitz};
+use crate::wire::bytes::be16;
+use crate::wire::extension_headers;
+
+/// Slots of the indirection table where the port has none of its own.
+const SLOTS: u32 = 512;
+
+/// For whom a received frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// The worker that owns the connection.
+    Worker(usize),
+    /// Whoever received it answers; all others learn from a copy ([`crate::Stack::overhear`]).
+    Everyone,
+    /// Whoever received it.
+    Anyone,
+}
+
+/// The rule of one device.
+pub struct Steering {
+    hash: Toeplitz,
+    slots: u32,
+    workers: u32,
+}
+
+impl fmt::Debug for Steering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Steering({} slots, {})", self.slots, self.workers)
+    }
+}
+
+impl Steering {
+    /// For `workers` workers. `reta_size` is the length of the port's indirection table, 0
+    /// without one.
+    pub fn new(workers: usize, reta_size: u16) -> Steering {
+        Steering {
+            hash: Toeplitz::new(&SYMMETRIC_RSS_KEY),
+            slots: if reta_size > 0 {
+                reta_size.into()
+            } else {
+                SLOTS
+            },
+            workers: workers.max(1) as u32,
+        }
+    }
+
+    /// Workers that share the device.
+    pub fn workers(&self) -> usize {
+        self.workers as usize
+    }
+
+    /// The indirection table that a port with RSS is given: a worker's number a slot.
+    pub fn table(&self) -> Vec<u16> {
+        (0..self.slots).map(|i| (i % self.workers) as u16).collect()
+    }
+
+    #[inline]
+    fn worker(&self, hash: u32) -> usize {
+        (hash % self.slots % self.workers) as usize
+    }
+
+    /// The worker that a connection belongs to; 0 for addresses of two families.
+    pub fn owner(&self, local: SocketAddr, remote: SocketAddr) -> usize {
+        let (sport, dport) = (remote.port(), local.port());
+        match (remote.ip(), local.ip()) {
+            (IpAddr::V4(s), IpAddr::V4(d)) => {
+                self.worker(self.hash.tcp_v4(s.octets(), d.octets(), sport, dport))
+            }
+            (IpAddr::V6(s), IpAddr::V6(d)) => {
+                self.worker(self.hash.tcp_v6(s.octets(), d.octets(), sport, dport))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Looks at a received frame's first bytes, Ethernet header first. What is no whole TCP
+    /// segment is for anyone: the stack counts and drops it.
+    #[inline]
+    pub fn look(&self, frame: &[u8]) -> Destination {
+        self.look_inside(frame).unwrap_or(Destination::Anyone)
+    }
+
+    #[inline]
+    fn look_inside(&self, frame: &[u8]) -> Option<Destination> {
+        let mut at = 12;
+        let mut ethertype = be16(frame.get(at..at + 2)?, 0);
+        if ethertype == 0x8100 {
+            at = 16;
+            ethertype = be16(frame.get(at..at + 2)?, 0);
+        }
+        let ip = &frame[at + 2..];
+        match ethertype {
+            0x0800 => {
+                let head = ip.get(..20)?;
+                let len = usize::from(head[0] & 15) * 4;
+                if be16(head, 6) & 0x3fff != 0 {
+                    return Some(Destination::Everyone);
+                }
+                match head[9] {
+                    6 => {
+                        let mut input = [0; 12];
+                        input[..8].copy_from_slice(&head[12..20]);
+                        input[8..].copy_from_slice(ip.get(len..len + 4)?);
+                        Some(Destination::Worker(self.worker(self.hash.hash(&input))))
+                    }
+                    // Destination unreachable, time exceeded, parameter problem (RFC 792).
+                    1 => matches!(ip.get(len)?, 3 | 11 | 12).then_some(Destination::Everyone),
+                    _ => None,
+                }
+            }
+            0x86dd => {
+                let head = ip.get(..40)?;
+                let (next, at) = match head[6] {
+                    next if extension_headers::known(next) => {
+                        extension_headers::carried(ip, next, 40)?
+                    }
+                    next => (next, 40),
+                };
+                match next {
+                    6 => {
+                        let mut input = [0; 36];
+                        input[..32].copy_from_slice(&head[8..40]);
+                        input[32..].copy_from_slice(ip.get(at..at + 4)?);
+                        Some(Destination::Worker(self.worker(self.hash.hash(&input))))
+                    }
+                    // Errors are below 128 (RFC 4443 section 2.1); neighbour solicitation and
+                    // advertisement (RFC 4861 section 4).
+                    58 => {
+                        matches!(ip.get(at)?, 0..=127 | 135 | 136).then_some(Destination::Everyone)
+                    }
+                    extension_headers::FRAGMENT => Some(Destination::Everyone),
+                    _ => None,
+                }
+            }
+            0x0806 => Some(Destination::Everyone),
+            _ => None,
+        }
+    }
+}
+
+/// One worker's place among those that share a device.
+#[derive(Clone, Debug)]
+pub struct Home {
+    pub steering: Arc<Steering>,
+    /// This worker's number, as the steering counts.
+    pub worker: usize,
+}
+
+impl Home {
+    /// Whether frames of this connection are this worker's.
+    #[inline]
+    pub fn owns(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        self.steering.owner(local, remote) == self.worker
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sock(a: &str) -> SocketAddr {
+        a.parse().unwrap()
+    }
+
+    fn tcp_v4(vlan: bool, src: [u8; 4], dst: [u8; 4], ports: [u16; 2]) -> Vec<u8> {
+        let mut f = vec![2; 12];
+        if vlan {
+            f.extend_from_slice(&[0x81, 0, 0, 100]);
+        }
+        f.extend_from_slice(&[8, 0]);
+        let mut ip = [0u8; 20];
+        ip[0] = 0x45;
+        ip[9] = 6;
+        ip[12..16].copy_from_slice(&src);
+        ip[16..].copy_from_slice(&dst);
+        f.extend_from_slice(&ip);
+        f.extend_from_slice(&ports[0].to_be_bytes());
+        f.extend_from_slice(&ports[1].to_be_bytes());
+        f
+    }
+
+    #[test]
+    fn a_frame_and_its_four_tuple_name_the_same_worker_in_both_directions() {
+        let s = Steering::new(3, 128);
+        let mut seen = [0; 3];
+        for port in 50_000..50_300u16 {
+            let (local, remote) = (
+                SocketAddr::new([10, 0, 0, 1].into(), 7174),
+                SocketAddr::new([10, 0, 0, 2].into(), port),
+            );
+            let owner = s.owner(local, remote);
+            assert_eq!(owner, s.owner(remote, local));
+            let frame = tcp_v4(port % 2 == 0, [10, 0, 0, 2], [10, 0, 0, 1], [port, 7174]);
+            assert_eq!(s.look(&frame), Destination::Worker(owner));
+            seen[owner] += 1;
+        }
+        assert!(seen.iter().all(|n| *n > 60), "badly spread: {seen:?}");
+    }
+
+    #[test]
+    fn ipv6_flows_spread_and_are_symmetric() {
+        let s = Steering::new(2, 0);
+        let mut seen = [0; 2];
+        for port in 50_000..50_200u16 {
+            let (a, b) = (
+                sock("[fd00::1]:7174"),
+                SocketAddr::new("fd00::2".parse().unwrap(), port),
+            );
+            assert_eq!(s.owner(a, b), s.owner(b, a));
+            seen[s.owner(a, b)] += 1;
+        }
+        assert!(seen.iter().all(|n| *n > 60), "badly spread: {seen:?}");
+    }
+
+    #[test]
+    fn the_table_of_the_port_agrees_with_the_rule() {
+        let s = Steering::new(3, 128);
+        let table = s.table();
+        assert_eq!(table.len(), 128);
+        for (i, w) in table.iter().enumerate() {
+            assert_eq!(s.worker(i as u32 + 128 * 77), usize::from(*w));
+        }
+    }
+
+    #[test]
+    fn every_worker_hears_of_neighbours_and_errors_but_one_answers_echoes() {
+        let s = Steering::new(2, 0);
+        let mut arp = vec![0xff; 12];
+        arp.extend_from_slice(&[8, 6]);
+        assert_eq!(s.look(&arp), Destination::Everyone);
+        let mut icmp = tcp_v4(false, [1; 4], [2; 4], [0, 0]);
+        icmp[14 + 9] = 1;
+        icmp[34] = 8;
+        assert_eq!(s.look(&icmp), Destination::Anyone);
+        icmp[34] = 3;
+        assert_eq!(s.look(&icmp), Destination::Everyone);
+        icmp[14 + 6] = 0x20;
+        assert_eq!(s.look(&icmp), Destination::Everyone, "a fragment");
+        for n in 0..arp.len() {
+            s.look(&arp[..n]);
+        }
+        let whole = tcp_v4(true, [1; 4], [2; 4], [9, 9]);
+        for n in 0..whole.len() {
+            assert_eq!(s.look(&whole[..n]), Destination::Anyone);
+        }
+    }
+}

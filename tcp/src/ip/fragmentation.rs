@@ -1,0 +1,52 @@
+//! Packets of our own that are longer than the link's MTU, cut into fragments: answers to echo
+//! requests that came in fragments (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2). All else that
+//! we send keeps to the MTU.
+
+use smoltcp::wire::{IpProtocol, Ipv4Packet, Ipv6Packet};
+
+use crate::base::stats::Stats;
+use crate::link::control_queue::Control;
+use crate::wire::extension_headers::{FRAGMENT, ICMPV6};
+
+impl Control {
+    /// Queues a frame with an ICMP message, in as many fragments as it needs.
+    pub(crate) fn queue_long(&mut self, frame: Vec<u8>, ipv6: bool, stats: &mut Stats) {
+        let (header, extra): (usize, _) = if ipv6 { (40, 8) } else { (20, 0) };
+        let l2 = self.l2();
+        if frame.len() <= l2 + self.mtu {
+            return self.queue(frame, header as u8, ipv6, stats);
+        }
+        let (head, payload) = frame.split_at(l2 + header);
+        // All but the last are of whole units of eight bytes.
+        let most = (self.mtu - header - extra) & !7;
+        if !self.has_room_for(payload.len().div_ceil(most), stats) {
+            return;
+        }
+        let id = self.next_id();
+        for (i, part) in payload.chunks(most).enumerate() {
+            let at = i * most;
+            let more = at + part.len() < payload.len();
+            let mut f = self.buffer();
+            f.extend_from_slice(head);
+            if ipv6 {
+                let mut ip = Ipv6Packet::new_unchecked(&mut f[l2..]);
+                ip.set_payload_len((extra + part.len()) as u16);
+                ip.set_next_header(IpProtocol::from(FRAGMENT));
+                let [a, b] = (at as u16 | u16::from(more)).to_be_bytes();
+                f.extend_from_slice(&[ICMPV6, 0, a, b]);
+                f.extend_from_slice(&id.to_be_bytes());
+            } else {
+                let mut ip = Ipv4Packet::new_unchecked(&mut f[l2..]);
+                ip.set_total_len((header + part.len()) as u16);
+                ip.set_ident(id as u16);
+                ip.set_dont_frag(false);
+                ip.set_more_frags(more);
+                ip.set_frag_offset(at as u16);
+                ip.fill_checksum();
+            }
+            f.extend_from_slice(part);
+            self.queue(f, (header + extra) as u8, ipv6, stats);
+        }
+        self.recycle(frame);
+    }
+}

@@ -1,0 +1,5 @@
+//! Fragments of IP datagrams, and ICMP errors.
+
+pub(crate) mod fragmentation;
+pub(crate) mod icmp_errors;
+pub(crate) mod reassembly;

@@ -1,0 +1,512 @@
+//! IP datagrams put together from fragments (RFC 791, RFC 1122 section 3.3.2; RFC 8200 section
+//! 4.5). Off the straight path, and bounded in every way: few datagrams and buffers, the oldest give
+//! way to new ones; no overlaps (RFC 5722), no first fragment without its headers (RFC 1858, 3128,
+//! 7112), nothing beyond 65535 bytes. Fragments are kept as the buffers they came in.
+//!
+//! ```text
+//! none ─► pieces ─┬─ all there ─► whole ─► received as any datagram
+//!                 ├─ time out ──► time exceeded, when the first was there
+//!                 └─ nonsense ──► spoilt: what else comes of it is dropped until its time is out
+//! ```
+
+use core::net::IpAddr;
+
+use crate::base::buffer::RecvBuf;
+use crate::base::time::Instant;
+use crate::config::ReassemblyConfig;
+
+/// Fragments of one datagram: 65535 bytes in links of 576 (RFC 1122 section 3.3.3).
+const MOST_PIECES: usize = 120;
+
+/// What fragments of one datagram have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DatagramKey {
+    pub src: IpAddr,
+    pub dst: IpAddr,
+    pub id: u32,
+    /// Of IPv4; 0 in IPv6, where the first fragment alone says it.
+    pub protocol: u8,
+}
+
+/// A fragment as its headers tell; its buffer begins with the IP header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fragment {
+    pub key: DatagramKey,
+    /// Where its part of the datagram begins, in the buffer and in the datagram.
+    pub at: usize,
+    pub start: u32,
+    pub more: bool,
+    /// What the datagram carries, and which byte of the buffer says so.
+    pub next: u8,
+    pub named: usize,
+    /// The ECN field of the IP header.
+    pub ecn: u8,
+}
+
+struct Piece<B> {
+    start: u32,
+    end: u32,
+    at: usize,
+    buf: B,
+}
+
+struct Datagram<B> {
+    key: DatagramKey,
+    /// By their place, without overlaps.
+    pieces: Vec<Piece<B>>,
+    /// Known from the last fragment.
+    end: Option<u32>,
+    have: u32,
+    until: Instant,
+    /// A bit for each ECN field.
+    ecn: u8,
+    spoilt: bool,
+    first: First,
+}
+
+/// What only the first fragment says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct First {
+    pub next: u8,
+    pub named: usize,
+    pub src_mac: [u8; 6],
+    /// This worker received it, and answers for the datagram.
+    pub ours: bool,
+}
+
+/// A datagram that is complete.
+pub(crate) struct Whole<B> {
+    pub key: DatagramKey,
+    pub first: First,
+    /// A fragment was marked, and none was of a sender who knows nothing of marks.
+    pub ce: bool,
+    /// The first fragment, with its headers.
+    pub head: B,
+    /// The headers' length.
+    pub at: usize,
+    rest: Vec<Piece<B>>,
+}
+
+impl<B: RecvBuf> Whole<B> {
+    /// Bytes behind the first fragment's headers.
+    pub(crate) fn len(&self) -> usize {
+        let rest = self.rest.iter().map(|p| (p.end - p.start) as usize);
+        self.head.remaining() - self.at + rest.sum::<usize>()
+    }
+
+    /// What lies behind the first `at` bytes of the head, in one buffer; `None` when buffers of this
+    /// kind cannot be joined.
+    pub(crate) fn joined(self, at: usize) -> Option<B> {
+        let mut all = self.head;
+        all.advance(at);
+        for mut p in self.rest {
+            p.buf.advance(p.at);
+            all.join(p.buf).ok()?;
+        }
+        Some(all)
+    }
+}
+
+/// What became of a fragment.
+pub(crate) enum Taken<B> {
+    Kept,
+    /// It, or with it its datagram, is of no use.
+    Failed,
+    Whole(Whole<B>),
+}
+
+/// The datagrams of one stack that wait for fragments, the oldest first.
+pub(crate) struct Fragments<B> {
+    waiting: Vec<Datagram<B>>,
+    pieces: usize,
+    /// The first deadline, far away when nothing waits.
+    due: Instant,
+}
+
+const NEVER: Instant = Instant(u64::MAX);
+
+impl<B: RecvBuf> Fragments<B> {
+    pub(crate) fn new() -> Self {
+        Fragments {
+            waiting: Vec::new(),
+            pieces: 0,
+            due: NEVER,
+        }
+    }
+
+    /// Buffers that wait.
+    pub(crate) fn buffers(&self) -> usize {
+        self.pieces
+    }
+
+    #[inline]
+    pub(crate) fn due(&self, now: Instant) -> bool {
+        self.due <= now
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        (self.due != NEVER).then_some(self.due)
+    }
+
+    fn remove(&mut self, i: usize) -> Datagram<B> {
+        let d = self.waiting.remove(i);
+        self.pieces -= d.pieces.len();
+        self.due = self.waiting.first().map_or(NEVER, |d| d.until);
+        d
+    }
+
+    /// The oldest datagram whose time is out: its first fragment when this worker has it and is to
+    /// tell, with what it said. Spoilt ones, which failed when they were, go without a word.
+    pub(crate) fn expired(&mut self, now: Instant) -> Option<(DatagramKey, First, Option<B>)> {
+        while self.due(now) {
+            let mut d = self.remove(0);
+            if !d.spoilt {
+                let first = d.pieces.first().is_some_and(|p| p.start == 0);
+                let head = (first && d.first.ours).then(|| d.pieces.swap_remove(0).buf);
+                return Some((d.key, d.first, head));
+            }
+        }
+        None
+    }
+
+    /// Room for one more, at the cost of the oldest; returns how many datagrams were given up.
+    fn make_room(&mut self, new: bool, limits: &ReassemblyConfig) -> u64 {
+        let mut failed = 0;
+        while !self.waiting.is_empty()
+            && (self.pieces >= limits.max_fragments
+                || new && self.waiting.len() >= limits.max_datagrams)
+        {
+            failed += u64::from(!self.remove(0).spoilt);
+        }
+        failed
+    }
+
+    /// Takes a fragment, whose length and offset were looked at. Counts datagrams that gave way in
+    /// `failed`.
+    pub(crate) fn take(
+        &mut self,
+        now: Instant,
+        f: &Fragment,
+        buf: B,
+        (src_mac, ours): ([u8; 6], bool),
+        limits: &ReassemblyConfig,
+        failed: &mut u64,
+    ) -> Taken<B> {
+        if limits.max_datagrams == 0 || limits.max_fragments == 0 {
+            return Taken::Failed;
+        }
+        let new = !self.waiting.iter().any(|d| d.key == f.key);
+        *failed += self.make_room(new, limits);
+        let i = match self.waiting.iter().position(|d| d.key == f.key) {
+            Some(i) => i,
+            None => {
+                self.waiting.push(Datagram {
+                    key: f.key,
+                    pieces: Vec::new(),
+                    end: None,
+                    have: 0,
+                    until: now + limits.timeout,
+                    ecn: 0,
+                    spoilt: false,
+                    first: First::default(),
+                });
+                self.due = self.waiting[0].until;
+                self.waiting.len() - 1
+            }
+        };
+        let d = &mut self.waiting[i];
+        if d.spoilt {
+            return Taken::Kept;
+        }
+        let end = f.start + (buf.remaining() - f.at) as u32;
+        let place = d.pieces.partition_point(|p| p.start < f.start);
+        if d.pieces
+            .get(place)
+            .is_some_and(|p| (p.start, p.end) == (f.start, end))
+        {
+            // The network may double a fragment (RFC 8200 section 4.5).
+            return Taken::Kept;
+        }
+        let before = place.checked_sub(1).map_or(0, |i| d.pieces[i].end);
+        let after = d.pieces.get(place).map_or(u32::MAX, |p| p.start);
+        let last = d.pieces.last().map_or(0, |p| p.end);
+        let sound = before <= f.start
+            && end <= after
+            && d.end.is_none_or(|e| end <= e && (f.more || end == e))
+            && (f.more || last <= end)
+            && d.pieces.len() < MOST_PIECES;
+        if !sound {
+            d.spoilt = true;
+            self.pieces -= d.pieces.len();
+            d.pieces = Vec::new();
+            return Taken::Failed;
+        }
+        if !f.more {
+            d.end = Some(end);
+        }
+        if f.start == 0 {
+            let (next, named) = (f.next, f.named);
+            d.first = First {
+                next,
+                named,
+                src_mac,
+                ours,
+            };
+        }
+        d.ecn |= 1 << f.ecn;
+        d.have += end - f.start;
+        let (start, at) = (f.start, f.at);
+        d.pieces.insert(
+            place,
+            Piece {
+                start,
+                end,
+                at,
+                buf,
+            },
+        );
+        self.pieces += 1;
+        if d.end != Some(d.have) {
+            return Taken::Kept;
+        }
+        let d = self.remove(i);
+        // Marked, though a part came from one who knows nothing of marks (RFC 3168 section 5.3).
+        if d.ecn & 0b1001 == 0b1001 {
+            return Taken::Failed;
+        }
+        let mut pieces = d.pieces.into_iter();
+        let Some(head) = pieces.next() else {
+            return Taken::Failed;
+        };
+        Taken::Whole(Whole {
+            key: d.key,
+            first: d.first,
+            ce: d.ecn & 0b1000 != 0,
+            head: head.buf,
+            at: head.at,
+            rest: pieces.collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+
+    use crate::base::buffer::VecBuf;
+
+    const HEADER: usize = 20;
+
+    struct Lab {
+        all: Fragments<VecBuf>,
+        limits: ReassemblyConfig,
+        now: Instant,
+        failed: u64,
+    }
+
+    impl Lab {
+        fn new() -> Lab {
+            Lab {
+                all: Fragments::new(),
+                limits: ReassemblyConfig::default(),
+                now: Instant::from_millis(1),
+                failed: 0,
+            }
+        }
+
+        /// Bytes `start..end` of a datagram, byte i of which is i modulo 251.
+        fn give(&mut self, id: u32, start: u32, end: u32, more: bool) -> Taken<VecBuf> {
+            self.give_marked(id, start, end, more, 2)
+        }
+
+        fn give_marked(
+            &mut self,
+            id: u32,
+            start: u32,
+            end: u32,
+            more: bool,
+            ecn: u8,
+        ) -> Taken<VecBuf> {
+            let key = DatagramKey {
+                src: [10, 0, 0, 1].into(),
+                dst: [10, 0, 0, 2].into(),
+                id,
+                protocol: 6,
+            };
+            let f = Fragment {
+                key,
+                at: HEADER,
+                start,
+                more,
+                next: 6,
+                named: 9,
+                ecn,
+            };
+            let mut b = vec![0xee; HEADER];
+            b.extend((start..end).map(|i| (i % 251) as u8));
+            let from = ([7; 6], true);
+            let taken = self
+                .all
+                .take(self.now, &f, b.into(), from, &self.limits, &mut self.failed);
+            let held: usize = self.all.waiting.iter().map(|d| d.pieces.len()).sum();
+            assert_eq!(held, self.all.pieces);
+            assert!(held <= self.limits.max_fragments);
+            assert!(self.all.waiting.len() <= self.limits.max_datagrams);
+            taken
+        }
+    }
+
+    fn kept(t: Taken<VecBuf>) -> bool {
+        matches!(t, Taken::Kept)
+    }
+
+    fn failed(t: Taken<VecBuf>) -> bool {
+        matches!(t, Taken::Failed)
+    }
+
+    fn whole(t: Taken<VecBuf>) -> Vec<u8> {
+        let Taken::Whole(w) = t else {
+            panic!("not whole")
+        };
+        let (len, at) = (w.len(), w.at);
+        let b = w.joined(at).unwrap();
+        assert_eq!(b.remaining(), len);
+        b.as_slice().to_vec()
+    }
+
+    fn expected(n: u32) -> Vec<u8> {
+        (0..n).map(|i| (i % 251) as u8).collect()
+    }
+
+    #[test]
+    fn fragments_in_any_order_and_doubled_make_the_datagram() {
+        let parts = [(0, 800), (800, 1600), (1600, 1608), (1608, 2001)];
+        let mut rng = crate::sim::Rng::new(1);
+        for round in 0..200 {
+            let mut lab = Lab::new();
+            let mut order: Vec<usize> = (0..4).collect();
+            for i in (1..4).rev() {
+                order.swap(i, rng.below(i as u64 + 1) as usize);
+            }
+            for (n, &i) in order.iter().enumerate() {
+                let (start, end) = parts[i];
+                let taken = lab.give(round, start, end, end != 2001);
+                if n == 3 {
+                    assert_eq!(whole(taken), expected(2001), "{order:?}");
+                    break;
+                }
+                assert!(kept(taken));
+                assert!(kept(lab.give(round, start, end, end != 2001)));
+            }
+            assert_eq!((lab.all.buffers(), lab.all.next_deadline()), (0, None));
+        }
+    }
+
+    #[test]
+    fn overlaps_spoil_the_datagram_and_what_else_comes_of_it_rfc_5722() {
+        // What is there, and a fragment that cannot be beside it: an overlap on either side, within,
+        // around; an end before what is there, another end, something behind the end.
+        let there = [(800, 1600, true), (2400, 3200, true)];
+        let bad = [
+            (0, 808, true),
+            (1592, 2400, true),
+            (1600, 2408, true),
+            (800, 1592, true),
+            (808, 1600, true),
+            (808, 1000, true),
+            (0, 4000, true),
+            (800, 2400, true),
+            (1600, 2400, false),
+        ];
+        for (start, end, more) in bad {
+            let mut lab = Lab::new();
+            for (s, e, m) in there {
+                assert!(kept(lab.give(1, s, e, m)));
+            }
+            assert!(failed(lab.give(1, start, end, more)), "{start}..{end}");
+            assert_eq!(lab.all.buffers(), 0, "nothing is held for it");
+            for (s, e, m) in [
+                (0, 800, true),
+                there[0],
+                (1600, 2400, true),
+                (2400, 3200, false),
+            ] {
+                assert!(kept(lab.give(1, s, e, m)), "and nothing comes of it");
+            }
+            assert_eq!(lab.all.buffers(), 0);
+            // Its time out, the number is as good as any.
+            lab.now = lab.now + lab.limits.timeout;
+            assert!(lab.all.expired(lab.now).is_none(), "it had failed already");
+            assert!(kept(lab.give(1, 0, 8, true)));
+            assert_eq!(whole(lab.give(1, 8, 16, false)).len(), 16);
+        }
+        for (start, end, more) in [(1600, 1608, true), (800, 1608, false), (800, 1200, false)] {
+            let mut lab = Lab::new();
+            assert!(kept(lab.give(1, 1200, 1600, false)));
+            assert!(failed(lab.give(1, start, end, more)), "{start}..{end}");
+        }
+    }
+
+    #[test]
+    fn datagrams_and_buffers_are_few_and_the_oldest_give_way() {
+        let mut lab = Lab::new();
+        for id in 0..1000 {
+            assert!(kept(lab.give(id, 0, 8, true)));
+        }
+        assert_eq!((lab.all.buffers(), lab.failed), (64, 1000 - 64));
+        assert_eq!(whole(lab.give(999, 8, 9, false)).len(), 9);
+        assert!(
+            kept(lab.give(935, 8, 9, false)),
+            "the rest of one that is gone"
+        );
+
+        // One of many small pieces is refused, and many of some give way.
+        let mut lab = Lab::new();
+        for i in 0..MOST_PIECES as u32 {
+            assert!(kept(lab.give(1, i * 8, i * 8 + 8, true)));
+        }
+        assert!(failed(lab.give(1, 8000, 8008, true)));
+        lab.limits.max_fragments = 100;
+        for i in 0..500 {
+            assert!(kept(lab.give(2 + i % 50, i / 50 * 8, i / 50 * 8 + 8, true)));
+        }
+        assert!(lab.all.buffers() <= 100);
+    }
+
+    #[test]
+    fn time_out_gives_back_the_first_fragment_when_it_is_there() {
+        let mut lab = Lab::new();
+        assert!(kept(lab.give(1, 0, 8, true)));
+        lab.now = lab.now + Duration::from_secs(10);
+        assert!(kept(lab.give(2, 8, 16, true)));
+        let first = lab.all.next_deadline().unwrap();
+        assert_eq!(first, Instant::from_millis(60_001));
+        assert!(lab.all.expired(Instant(first.0 - 1)).is_none());
+        let (key, from, head) = lab.all.expired(first).unwrap();
+        assert_eq!((key.id, from.src_mac), (1, [7; 6]));
+        assert_eq!(head.unwrap().remaining(), HEADER + 8);
+        assert!(lab.all.expired(first).is_none());
+        let (key, _, head) = lab.all.expired(first + Duration::from_secs(10)).unwrap();
+        assert!(key.id == 2 && head.is_none());
+        assert_eq!((lab.all.buffers(), lab.all.next_deadline()), (0, None));
+    }
+
+    #[test]
+    fn a_mark_counts_for_the_datagram_and_not_beside_a_part_of_no_ecn_rfc_3168_5_3() {
+        for (a, b, ce) in [
+            (2, 2, Some(false)),
+            (2, 3, Some(true)),
+            (3, 1, Some(true)),
+            (0, 0, Some(false)),
+            (0, 3, None),
+        ] {
+            let mut lab = Lab::new();
+            assert!(kept(lab.give_marked(1, 0, 8, true, a)));
+            match lab.give_marked(1, 8, 16, false, b) {
+                Taken::Whole(w) => assert_eq!(Some(w.ce), ce),
+                t => assert!(failed(t) && ce.is_none()),
+            }
+        }
+    }
+}

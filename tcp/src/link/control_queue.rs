@@ -1,0 +1,535 @@
+//! Frames that belong to no connection's queue: ARP, NDP, ICMP, resets. Bounded and pooled.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::collections::VecDeque;
+
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{
+    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv6Packet, Icmpv6Repr, Ipv4Packet,
+    Ipv6Packet, NdiscNeighborFlags, NdiscRepr,
+};
+
+use crate::base::buffer::RecvBuf;
+use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
+use crate::base::sequence::SeqNr;
+use crate::base::siphash::Key;
+use crate::base::stats::Stats;
+use crate::base::time::Instant;
+use crate::base::token_bucket::Bucket;
+use crate::config::StackConfig;
+use crate::link::neighbours::Solicit;
+use crate::wire::flow_key::FlowKey;
+use crate::wire::segment::{self, Segment};
+use crate::wire::template::{Fields, HEADER_MAX, Template};
+
+const QUEUE_MAX: usize = 256;
+const POOL_MAX: usize = 16;
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+pub(crate) struct Control {
+    queue: VecDeque<(Vec<u8>, FrameMeta)>,
+    pool: Vec<Vec<u8>>,
+    mac: [u8; 6],
+    vlan: Option<u16>,
+    icmp: Bucket,
+    /// The longest packet of ours.
+    pub(crate) mtu: usize,
+    /// Fragmented packets, and what makes their numbers hard to guess (RFC 7739).
+    fragmented: u64,
+    secret: Key,
+    /// Another worker answers what is received now.
+    pub silent: bool,
+}
+
+/// Where a frame came from and to, for the answer.
+pub(crate) struct Origin {
+    pub src_mac: [u8; 6],
+    pub src: IpAddr,
+    pub dst: IpAddr,
+}
+
+impl Control {
+    pub(crate) fn new(config: &StackConfig, icmp: Bucket) -> Self {
+        Control {
+            queue: VecDeque::new(),
+            pool: Vec::new(),
+            mac: config.mac,
+            vlan: config.vlan,
+            icmp,
+            mtu: config.mtu.into(),
+            fragmented: 0,
+            secret: Key::new(&config.isn_key),
+            silent: false,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// An empty buffer.
+    pub(crate) fn buffer(&mut self) -> Vec<u8> {
+        let mut b = self.pool.pop().unwrap_or_default();
+        b.clear();
+        b
+    }
+
+    /// Takes a buffer back that is not queued.
+    pub(crate) fn recycle(&mut self, b: Vec<u8>) {
+        if self.pool.len() < POOL_MAX {
+            self.pool.push(b);
+        }
+    }
+
+    /// The number of a packet that leaves in fragments.
+    pub(crate) fn next_id(&mut self) -> u32 {
+        self.fragmented += 1;
+        self.secret.hash::<1, 3>(&[self.fragmented, u64::MAX]) as u32
+    }
+
+    /// A buffer with the Ethernet header in it.
+    pub(crate) fn frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
+        let mut b = self.buffer();
+        b.extend_from_slice(&dst);
+        b.extend_from_slice(&self.mac);
+        if let Some(v) = self.vlan {
+            b.extend_from_slice(&0x8100u16.to_be_bytes());
+            b.extend_from_slice(&(v & 0xfff).to_be_bytes());
+        }
+        b.extend_from_slice(&ethertype.to_be_bytes());
+        b
+    }
+
+    pub(crate) fn l2(&self) -> usize {
+        if self.vlan.is_some() { 18 } else { 14 }
+    }
+
+    pub(crate) fn queue(&mut self, frame: Vec<u8>, l3_len: u8, ipv6: bool, stats: &mut Stats) {
+        if self.queue.len() >= QUEUE_MAX {
+            stats.control_drops += 1;
+            self.recycle(frame);
+            return;
+        }
+        let meta = FrameMeta {
+            l2_len: self.l2() as u8,
+            l3_len,
+            l4_len: 0,
+            ipv6,
+            checksum: TxChecksum::Complete,
+            self_addressed: frame[..6] == self.mac,
+            retransmission: false,
+            payload_len: 0,
+            tso_segsz: 0,
+            conn: None,
+        };
+        self.queue.push_back((frame, meta));
+    }
+
+    /// Sends what is queued; `false` when the sink is full.
+    pub(crate) fn flush<R>(&mut self, tx: &mut impl FrameSink<R>, stats: &mut Stats) -> bool {
+        while let Some((frame, meta)) = self.queue.front_mut() {
+            let (head, rest) = frame.split_at(frame.len().min(HEADER_MAX));
+            meta.payload_len = rest.len() as u32;
+            if !tx.begin(head, meta) {
+                return false;
+            }
+            if !rest.is_empty() {
+                tx.bytes(rest);
+            }
+            tx.end();
+            stats.frames_out += 1;
+            if let Some((frame, _)) = self.queue.pop_front() {
+                self.recycle(frame);
+            }
+        }
+        true
+    }
+
+    /// A complete TCP segment without payload.
+    pub(crate) fn tcp(&mut self, t: &Template, f: &Fields<'_>, stats: &mut Stats) {
+        let mut out = [0; HEADER_MAX];
+        let (n, meta) = t.meta(f);
+        t.build(&mut out[..n], f);
+        let at = crate::wire::checksum::tcp_field(&meta);
+        let done =
+            crate::wire::checksum::finish(&out[..n], &meta, crate::wire::checksum::Sum::new());
+        out[at..at + 2].copy_from_slice(&done);
+        let mut b = self.buffer();
+        b.extend_from_slice(&out[..n]);
+        stats.out_segs += 1;
+        self.queue(b, meta.l3_len, meta.ipv6, stats);
+    }
+
+    /// There is room for an answer; else it is counted as lost, and not made.
+    fn has_room(&self, stats: &mut Stats) -> bool {
+        self.has_room_for(1, stats)
+    }
+
+    /// The same for answers of several frames.
+    pub(crate) fn has_room_for(&self, frames: usize, stats: &mut Stats) -> bool {
+        let room = self.queue.len() + frames <= QUEUE_MAX;
+        stats.control_drops += u64::from(!room);
+        room
+    }
+
+    /// The same for answers of ICMP, whose rate is limited (RFC 1812 section 4.3.2.8, RFC 4443
+    /// section 2.4 (f)).
+    pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut Stats) -> bool {
+        let may = self.has_room(stats);
+        if may && !self.icmp.take(now) {
+            stats.control_drops += 1;
+            return false;
+        }
+        may
+    }
+
+    /// Half of the queue is for what answers strangers without limit of rate.
+    pub(crate) fn crowded(&self) -> bool {
+        self.queue.len() >= QUEUE_MAX / 2
+    }
+
+    /// The answer to a segment that no connection takes (RFC 9293 section 3.10.7.1).
+    pub(crate) fn reset(
+        &mut self,
+        dst_mac: [u8; 6],
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        stats: &mut Stats,
+    ) {
+        let t = Template::new(self.mac, dst_mac, self.vlan, key);
+        let len = payload
+            + u32::from(seg.flags & segment::SYN != 0)
+            + u32::from(seg.flags & segment::FIN != 0);
+        let (seq, ack, flags) = if seg.flags & segment::ACK != 0 {
+            (seg.ack, SeqNr(0), segment::RST)
+        } else {
+            (SeqNr(0), seg.seq + len, segment::RST | segment::ACK)
+        };
+        stats.out_rsts += 1;
+        self.tcp(
+            &t,
+            &Fields {
+                seq,
+                ack,
+                flags,
+                window: 0,
+                ts: None,
+                options: &[],
+                payload: 0,
+                ect: false,
+                tso: false,
+            },
+            stats,
+        );
+    }
+
+    fn arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut Stats) {
+        let mut b = self.frame(to, 0x0806);
+        let l2 = b.len();
+        b.resize(l2 + repr.buffer_len(), 0);
+        repr.emit(&mut ArpPacket::new_unchecked(&mut b[l2..]));
+        stats.arp_out += 1;
+        self.queue(b, 0, false, stats);
+    }
+
+    pub(crate) fn gratuitous_arp(&mut self, addr: Ipv4Addr, stats: &mut Stats) {
+        let repr = ArpRepr::EthernetIpv4 {
+            operation: ArpOperation::Request,
+            source_hardware_addr: EthernetAddress(self.mac),
+            source_protocol_addr: addr,
+            target_hardware_addr: EthernetAddress([0; 6]),
+            target_protocol_addr: addr,
+        };
+        self.arp(BROADCAST, &repr, stats);
+    }
+
+    /// Asks for a neighbour, from our address `source`.
+    pub(crate) fn solicit(&mut self, s: &Solicit, source: IpAddr, stats: &mut Stats) {
+        match (s.target, source) {
+            (IpAddr::V4(target), IpAddr::V4(source)) => {
+                let repr = ArpRepr::EthernetIpv4 {
+                    operation: ArpOperation::Request,
+                    source_hardware_addr: EthernetAddress(self.mac),
+                    source_protocol_addr: source,
+                    target_hardware_addr: EthernetAddress([0; 6]),
+                    target_protocol_addr: target,
+                };
+                self.arp(s.to.unwrap_or(BROADCAST), &repr, stats);
+            }
+            (IpAddr::V6(target), IpAddr::V6(source)) => {
+                let o = target.octets();
+                // RFC 4861 section 7.2.2: to the solicited-node multicast address.
+                let group = Ipv6Addr::new(
+                    0xff02,
+                    0,
+                    0,
+                    0,
+                    0,
+                    1,
+                    0xff00 | u16::from(o[13]),
+                    u16::from_be_bytes([o[14], o[15]]),
+                );
+                let (mac, ip) = match s.to {
+                    Some(mac) => (mac, target),
+                    None => ([0x33, 0x33, 0xff, o[13], o[14], o[15]], group),
+                };
+                let repr = Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit {
+                    target_addr: target,
+                    lladdr: Some(EthernetAddress(self.mac).into()),
+                });
+                self.icmpv6(mac, source, ip, &repr, stats);
+                stats.ndp_out += 1;
+            }
+            _ => {}
+        }
+    }
+
+    fn icmpv6(
+        &mut self,
+        mac: [u8; 6],
+        src: Ipv6Addr,
+        dst: Ipv6Addr,
+        repr: &Icmpv6Repr<'_>,
+        stats: &mut Stats,
+    ) {
+        let mut b = self.frame(mac, 0x86dd);
+        let len = repr.buffer_len();
+        ipv6_header(&mut b, src, dst, len);
+        let at = b.len();
+        b.resize(at + len, 0);
+        repr.emit(
+            &src,
+            &dst,
+            &mut Icmpv6Packet::new_unchecked(&mut b[at..]),
+            &ChecksumCapabilities::default(),
+        );
+        self.queue_long(b, true, stats);
+    }
+
+    /// Answers an ARP request for one of ours. Returns a claim to remember: (address, MAC, was a
+    /// reply).
+    pub(crate) fn receive_arp(
+        &mut self,
+        packet: &[u8],
+        own: impl Fn(IpAddr) -> bool,
+        stats: &mut Stats,
+    ) -> Option<(IpAddr, [u8; 6], bool)> {
+        stats.arp_in += 1;
+        let repr = ArpPacket::new_checked(packet).and_then(|p| ArpRepr::parse(&p));
+        let Ok(ArpRepr::EthernetIpv4 {
+            operation,
+            source_hardware_addr,
+            source_protocol_addr,
+            target_protocol_addr,
+            ..
+        }) = repr
+        else {
+            stats.in_errs += 1;
+            return None;
+        };
+        let sender = IpAddr::V4(source_protocol_addr);
+        if !own(target_protocol_addr.into()) || own(sender) || source_hardware_addr.is_multicast() {
+            return None;
+        }
+        if operation == ArpOperation::Request && !self.silent && self.has_room(stats) {
+            let repr = ArpRepr::EthernetIpv4 {
+                operation: ArpOperation::Reply,
+                source_hardware_addr: EthernetAddress(self.mac),
+                source_protocol_addr: target_protocol_addr,
+                target_hardware_addr: source_hardware_addr,
+                target_protocol_addr: source_protocol_addr,
+            };
+            self.arp(source_hardware_addr.0, &repr, stats);
+        }
+        // RFC 5227: a probe from 0.0.0.0 claims nothing.
+        let unicast =
+            !source_protocol_addr.is_unspecified() && !source_protocol_addr.is_multicast();
+        unicast.then_some((
+            sender,
+            source_hardware_addr.0,
+            operation == ArpOperation::Reply,
+        ))
+    }
+
+    /// Echo request to echo reply (RFC 792); returns the quoted packet of an error message.
+    pub(crate) fn receive_icmpv4<B: RecvBuf>(
+        &mut self,
+        now: Instant,
+        o: &Origin,
+        b: &B,
+        stats: &mut Stats,
+    ) -> bool {
+        stats.icmp_in += 1;
+        let (IpAddr::V4(src), IpAddr::V4(dst)) = (o.src, o.dst) else {
+            return false;
+        };
+        let mut sum = crate::wire::checksum::Sum::new();
+        b.chunks().for_each(|c| sum.add(c));
+        let head = b.chunk();
+        if head.len() < 8 || sum.value() != 0xffff {
+            stats.csum_errors += 1;
+            return false;
+        }
+        if head[0] != 8 {
+            return matches!(head[0], 3 | 11 | 12);
+        }
+        if self.silent || !self.may_answer(now, stats) {
+            return false;
+        }
+        let mut f = self.frame(o.src_mac, 0x0800);
+        ipv4_header(&mut f, dst, src, b.remaining());
+        let at = f.len();
+        b.chunks().for_each(|c| f.extend_from_slice(c));
+        f[at] = 0;
+        f[at + 2..at + 4].fill(0);
+        let mut sum = crate::wire::checksum::Sum::new();
+        sum.add(&f[at..]);
+        f[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
+        stats.icmp_out += 1;
+        self.queue_long(f, false, stats);
+        false
+    }
+
+    /// Echo (RFC 4443 section 4) and neighbour discovery. `hop_limit` guards the latter
+    /// (RFC 4861 section 7.1).
+    pub(crate) fn receive_icmpv6<B: RecvBuf>(
+        &mut self,
+        now: Instant,
+        o: &Origin,
+        hop_limit: u8,
+        b: &B,
+        own: impl Fn(IpAddr) -> bool,
+        stats: &mut Stats,
+    ) -> Icmpv6 {
+        stats.icmp_in += 1;
+        let (IpAddr::V6(src), IpAddr::V6(dst)) = (o.src, o.dst) else {
+            return Icmpv6::Done;
+        };
+        let mut flat = self.buffer();
+        b.chunks().for_each(|c| flat.extend_from_slice(c));
+        let parsed = Icmpv6Packet::new_checked(&flat[..])
+            .ok()
+            .filter(|p| p.verify_checksum(&src, &dst));
+        let Some(packet) = parsed else {
+            stats.csum_errors += 1;
+            return Icmpv6::Done;
+        };
+        if packet.msg_type().is_error() {
+            return Icmpv6::Error;
+        }
+        let Ok(repr) = Icmpv6Repr::parse(&src, &dst, &packet, &ChecksumCapabilities::default())
+        else {
+            return Icmpv6::Done;
+        };
+        let mac_of = |a: Option<smoltcp::wire::RawHardwareAddress>| {
+            let b = a?;
+            <[u8; 6]>::try_from(b.as_bytes()).ok()
+        };
+        match repr {
+            Icmpv6Repr::EchoRequest {
+                ident,
+                seq_no,
+                data,
+            } if own(dst.into()) && !src.is_unspecified() => {
+                if self.silent || !self.may_answer(now, stats) {
+                    return Icmpv6::Done;
+                }
+                let reply = Icmpv6Repr::EchoReply {
+                    ident,
+                    seq_no,
+                    data,
+                };
+                self.icmpv6(o.src_mac, dst, src, &reply, stats);
+                stats.icmp_out += 1;
+            }
+            Icmpv6Repr::Ndisc(_) if hop_limit != 255 => stats.martians += 1,
+            Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit {
+                target_addr,
+                lladdr,
+            }) => {
+                stats.ndp_in += 1;
+                if !own(target_addr.into()) {
+                    return Icmpv6::Done;
+                }
+                let mut flags = NdiscNeighborFlags::OVERRIDE;
+                let (mac, to) = if src.is_unspecified() {
+                    (
+                        [0x33, 0x33, 0, 0, 0, 1],
+                        Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
+                    )
+                } else {
+                    flags |= NdiscNeighborFlags::SOLICITED;
+                    (o.src_mac, src)
+                };
+                let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
+                    flags,
+                    target_addr,
+                    lladdr: Some(EthernetAddress(self.mac).into()),
+                });
+                if !self.silent && self.has_room(stats) {
+                    self.icmpv6(mac, target_addr, to, &advert, stats);
+                    stats.ndp_out += 1;
+                }
+                if !src.is_unspecified()
+                    && let Some(mac) = mac_of(lladdr)
+                {
+                    return Icmpv6::Claim(src.into(), mac, false);
+                }
+            }
+            Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
+                target_addr,
+                lladdr,
+                ..
+            }) => {
+                stats.ndp_in += 1;
+                if !own(target_addr.into()) {
+                    return Icmpv6::Claim(
+                        target_addr.into(),
+                        mac_of(lladdr).unwrap_or(o.src_mac),
+                        true,
+                    );
+                }
+            }
+            _ => {}
+        }
+        Icmpv6::Done
+    }
+}
+
+/// Appends the IPv4 header of an ICMP message of `len` bytes.
+pub(crate) fn ipv4_header(f: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len: usize) {
+    let l2 = f.len();
+    f.resize(l2 + 20, 0);
+    let mut ip = Ipv4Packet::new_unchecked(&mut f[l2..]);
+    ip.set_version(4);
+    ip.set_header_len(20);
+    ip.set_total_len(20 + len as u16);
+    ip.set_dont_frag(true);
+    ip.set_hop_limit(64);
+    ip.set_next_header(smoltcp::wire::IpProtocol::Icmp);
+    ip.set_src_addr(src);
+    ip.set_dst_addr(dst);
+    ip.fill_checksum();
+}
+
+/// Appends the IPv6 header of an ICMP message of `len` bytes.
+pub(crate) fn ipv6_header(f: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, len: usize) {
+    let l2 = f.len();
+    f.resize(l2 + 40, 0);
+    let mut ip = Ipv6Packet::new_unchecked(&mut f[l2..]);
+    ip.set_version(6);
+    ip.set_payload_len(len as u16);
+    ip.set_next_header(smoltcp::wire::IpProtocol::Icmpv6);
+    ip.set_hop_limit(255);
+    ip.set_src_addr(src);
+    ip.set_dst_addr(dst);
+}
+
+/// What an ICMPv6 message asks of the stack.
+pub(crate) enum Icmpv6 {
+    Done,
+    Error,
+    /// (address, MAC, is an answer)
+    Claim(IpAddr, [u8; 6], bool),
+}

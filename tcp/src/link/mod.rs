@@ -1,0 +1,4 @@
+//! Neighbours, and frames that belong to no connection.
+
+pub(crate) mod control_queue;
+pub(crate) mod neighbours;

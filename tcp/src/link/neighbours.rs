@@ -1,0 +1,551 @@
+//! Who has which address on the link: one table for ARP (RFC 826) and NDP (RFC 4861 section 7.3).
+//! Connections cache the answer in their template; a new generation makes them ask again.
+
+use core::net::{IpAddr, Ipv4Addr};
+use std::collections::{BTreeSet, HashMap};
+
+use crate::base::ids::ConnId;
+use crate::base::time::Instant;
+use crate::base::time::nanos;
+use crate::config::NeighbourConfig;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    /// Solicited, no answer yet.
+    Incomplete,
+    Reachable,
+    /// Not confirmed for long: the next use probes.
+    Stale,
+    /// Used while asking again.
+    Probe,
+    /// The same, since somebody else claims the address.
+    Disputed,
+}
+
+/// Who gives way first when the table is full; those that are waited for never do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Worth {
+    Unconfirmed,
+    Believed,
+    Awaited,
+}
+
+impl Worth {
+    const ALL: [Worth; 3] = [Worth::Unconfirmed, Worth::Believed, Worth::Awaited];
+}
+
+impl Status {
+    fn worth(self) -> Worth {
+        match self {
+            Status::Stale => Worth::Unconfirmed,
+            Status::Reachable | Status::Probe | Status::Disputed => Worth::Believed,
+            Status::Incomplete => Worth::Awaited,
+        }
+    }
+}
+
+struct Entry {
+    mac: [u8; 6],
+    status: Status,
+    /// Next solicitation or expiry, ns.
+    at: u64,
+    sent: u8,
+    /// Only half-open connections of strangers wait.
+    strangers: bool,
+    /// Connections that wait for the answer, by slot and generation.
+    waiters: BTreeSet<(u32, u32)>,
+}
+
+/// A solicitation to send: multicast/broadcast without a MAC.
+pub(crate) struct Solicit {
+    pub target: IpAddr,
+    pub to: Option<[u8; 6]>,
+}
+
+pub(crate) enum Lookup {
+    Found([u8; 6]),
+    Wait,
+    /// The table is full of unresolved entries.
+    Full,
+}
+
+pub(crate) struct Neighbours {
+    entries: HashMap<IpAddr, Entry>,
+    /// Every entry by its worth and `at`: timers and evictions find theirs without a search.
+    order: BTreeSet<(Worth, u64, IpAddr)>,
+    max_entries: usize,
+    /// ns, both.
+    retransmit: u64,
+    reachable: u64,
+    probes: u8,
+    /// Starts at 1; connections whose own is another look up again.
+    pub generation: u32,
+    /// No `at` of any entry is earlier.
+    next_at: u64,
+    pub solicits: Vec<Solicit>,
+    incomplete: usize,
+    /// Of those, the ones that only strangers want.
+    for_strangers: usize,
+}
+
+/// Of one entry. Who comes later asks again with its own timer.
+const WAITERS_MAX: usize = 1 << 17;
+/// A disputed address is asked so many times as often, and as many times more: who floods a link
+/// with claims makes it lose answers, too.
+const DISPUTED: u8 = 4;
+/// The first of all addresses, as they are ordered.
+const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+impl Neighbours {
+    pub(crate) fn new(config: NeighbourConfig) -> Self {
+        Neighbours {
+            entries: HashMap::new(),
+            order: BTreeSet::new(),
+            max_entries: config.max_entries,
+            retransmit: nanos(config.retransmit).max(1),
+            reachable: nanos(config.reachable).max(1),
+            probes: config.probes,
+            generation: 1,
+            next_at: u64::MAX,
+            solicits: Vec::new(),
+            incomplete: 0,
+            for_strangers: 0,
+        }
+    }
+
+    fn bump(&mut self) {
+        self.generation = self.generation.wrapping_add(1).max(1);
+    }
+
+    fn add(&mut self, addr: IpAddr, e: Entry) {
+        self.order.insert((e.status.worth(), e.at, addr));
+        self.next_at = self.next_at.min(e.at);
+        self.incomplete += usize::from(e.status == Status::Incomplete);
+        self.for_strangers += usize::from(e.strangers);
+        self.entries.insert(addr, e);
+    }
+
+    fn remove(&mut self, addr: IpAddr) -> Option<Entry> {
+        let e = self.entries.remove(&addr)?;
+        self.order.remove(&(e.status.worth(), e.at, addr));
+        self.incomplete -= usize::from(e.status == Status::Incomplete);
+        self.for_strangers -= usize::from(e.strangers);
+        Some(e)
+    }
+
+    /// The entry has come to `status`, in which it stays until `at`.
+    fn set(&mut self, addr: IpAddr, status: Status, at: u64, sent: u8) {
+        let Some(e) = self.entries.get_mut(&addr) else {
+            return;
+        };
+        self.order.remove(&(e.status.worth(), e.at, addr));
+        self.incomplete -= usize::from(e.status == Status::Incomplete);
+        (e.status, e.at, e.sent) = (status, at, sent);
+        self.order.insert((status.worth(), at, addr));
+        self.incomplete += usize::from(status == Status::Incomplete);
+        self.next_at = self.next_at.min(at);
+    }
+
+    /// Somebody we know waits too, or the answer is there.
+    fn not_for_strangers(&mut self, addr: IpAddr) {
+        if let Some(e) = self.entries.get_mut(&addr) {
+            self.for_strangers -= usize::from(core::mem::take(&mut e.strangers));
+        }
+    }
+
+    /// The known address is asked whether it still is there; `how` is one of the two states of
+    /// asking.
+    fn probe(&mut self, addr: IpAddr, mac: [u8; 6], how: Status, now: Instant) {
+        self.set(addr, how, now.0 + self.pace(how).0, 1);
+        self.solicits.push(Solicit {
+            target: addr,
+            to: Some(mac),
+        });
+    }
+
+    /// Time between questions, and their number.
+    fn pace(&self, status: Status) -> (u64, u8) {
+        match status {
+            Status::Disputed => (
+                self.retransmit / u64::from(DISPUTED),
+                self.probes.saturating_mul(DISPUTED),
+            ),
+            _ => (self.retransmit, self.probes),
+        }
+    }
+
+    /// Where `addr` is, for the connection `waiter`. A `stranger` claims an address and has not
+    /// proved it: whoever floods us with SYNs of many neighbours occupies a quarter of the table
+    /// and pushes nobody out (RFC 6583 section 6).
+    pub(crate) fn lookup(
+        &mut self,
+        addr: IpAddr,
+        waiter: ConnId,
+        stranger: bool,
+        now: Instant,
+    ) -> Lookup {
+        let waiter = (waiter.index, waiter.generation);
+        if let Some(e) = self.entries.get_mut(&addr) {
+            let mac = e.mac;
+            match e.status {
+                Status::Reachable | Status::Probe | Status::Disputed => {}
+                Status::Stale => self.probe(addr, mac, Status::Probe, now),
+                Status::Incomplete => {
+                    if e.waiters.len() < WAITERS_MAX {
+                        e.waiters.insert(waiter);
+                    }
+                    if !stranger {
+                        self.not_for_strangers(addr);
+                    }
+                    return Lookup::Wait;
+                }
+            }
+            return Lookup::Found(mac);
+        }
+        if stranger && self.crowded() {
+            return Lookup::Full;
+        }
+        if self.entries.len() >= self.max_entries && !self.evict(stranger) {
+            return Lookup::Full;
+        }
+        self.add(
+            addr,
+            Entry {
+                mac: [0; 6],
+                status: Status::Incomplete,
+                at: now.0 + self.retransmit,
+                sent: 1,
+                strangers: stranger,
+                waiters: BTreeSet::from([waiter]),
+            },
+        );
+        self.solicits.push(Solicit {
+            target: addr,
+            to: None,
+        });
+        Lookup::Wait
+    }
+
+    /// Strangers wait for all the neighbours that they may.
+    pub(crate) fn crowded(&self) -> bool {
+        self.for_strangers >= self.max_entries / 4
+    }
+
+    /// Makes room: any entry that nobody waits for, those not confirmed first, and those alone
+    /// for a stranger.
+    fn evict(&mut self, stranger: bool) -> bool {
+        let Some(&(worth, _, addr)) = self.order.first() else {
+            return false;
+        };
+        if worth == Worth::Awaited || (stranger && worth == Worth::Believed) {
+            return false;
+        }
+        self.remove(addr);
+        self.bump();
+        true
+    }
+
+    /// `addr` is at `mac`, says an answer to our solicitation, or (`learn`) somebody who asks us.
+    /// Who asks is remembered as unconfirmed while there is room (RFC 4861 section 7.2.3), and
+    /// evicts nobody. A claim that contradicts what we know is not believed, since anybody can
+    /// make it: the known address is probed, and forgotten only when it no longer answers. Just
+    /// confirmed, it is not even that (as `locktime` of arp(7)).
+    /// Returns the connections that waited.
+    pub(crate) fn heard(
+        &mut self,
+        addr: IpAddr,
+        mac: [u8; 6],
+        learn: bool,
+        now: Instant,
+    ) -> Vec<ConnId> {
+        if mac[0] & 1 != 0 || mac == [0; 6] {
+            return Vec::new();
+        }
+        let (status, at) = if learn {
+            (Status::Stale, now.0 + 10 * self.reachable)
+        } else {
+            (Status::Reachable, now.0 + self.reachable)
+        };
+        let Some(e) = self.entries.get_mut(&addr) else {
+            if learn && self.entries.len() < self.max_entries {
+                let e = Entry {
+                    mac,
+                    status,
+                    at,
+                    sent: 0,
+                    strangers: false,
+                    waiters: BTreeSet::new(),
+                };
+                self.add(addr, e);
+            }
+            return Vec::new();
+        };
+        if e.status == Status::Incomplete {
+            e.mac = mac;
+            let waiters = ids(core::mem::take(&mut e.waiters));
+            self.not_for_strangers(addr);
+            self.set(addr, status, at, 0);
+            self.bump();
+            return waiters;
+        }
+        if e.mac == mac {
+            if !learn {
+                self.set(addr, status, at, 0);
+            }
+            return Vec::new();
+        }
+        let doubtful = match e.status {
+            Status::Reachable => e.at.saturating_sub(self.reachable) + self.retransmit <= now.0,
+            Status::Stale | Status::Probe => true,
+            Status::Incomplete | Status::Disputed => false,
+        };
+        if doubtful {
+            let known = e.mac;
+            self.probe(addr, known, Status::Disputed, now);
+        }
+        Vec::new()
+    }
+
+    /// A claim nobody asked for may refresh only an entry that is being asked about.
+    pub(crate) fn asked(&self, addr: IpAddr) -> bool {
+        self.entries
+            .get(&addr)
+            .is_some_and(|e| !matches!(e.status, Status::Reachable | Status::Stale))
+    }
+
+    /// Timers. Returns the connections whose neighbour did not answer.
+    pub(crate) fn poll(&mut self, now: Instant) -> Vec<ConnId> {
+        let mut failed = Vec::new();
+        if now.0 < self.next_at {
+            return failed;
+        }
+        let mut changed = false;
+        self.next_at = u64::MAX;
+        for worth in Worth::ALL {
+            while let Some(&(w, at, addr)) = self.order.range((worth, 0, FIRST)..).next()
+                && w == worth
+            {
+                if at > now.0 {
+                    self.next_at = self.next_at.min(at);
+                    break;
+                }
+                let Some(e) = self.entries.get(&addr) else {
+                    break;
+                };
+                let (status, sent, mac) = (e.status, e.sent, e.mac);
+                let (pause, most) = self.pace(status);
+                match status {
+                    Status::Incomplete | Status::Probe | Status::Disputed if sent < most => {
+                        self.set(addr, status, now.0 + pause, sent + 1);
+                        let to = (status != Status::Incomplete).then_some(mac);
+                        self.solicits.push(Solicit { target: addr, to });
+                    }
+                    Status::Reachable => {
+                        self.set(addr, Status::Stale, now.0 + 10 * self.reachable, sent);
+                        changed = true;
+                    }
+                    // No answer, or unused for long.
+                    Status::Incomplete | Status::Probe | Status::Disputed | Status::Stale => {
+                        changed |= matches!(status, Status::Probe | Status::Disputed);
+                        let gone = self.remove(addr);
+                        failed.extend(gone.map(|e| ids(e.waiters)).unwrap_or_default());
+                    }
+                }
+            }
+        }
+        if changed {
+            self.bump();
+        }
+        failed
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        (self.next_at != u64::MAX).then_some(Instant(self.next_at))
+    }
+
+    pub(crate) fn resolving(&self) -> bool {
+        self.incomplete > 0 || !self.solicits.is_empty()
+    }
+}
+
+fn ids(waiters: BTreeSet<(u32, u32)>) -> Vec<ConnId> {
+    let id = |(index, generation)| ConnId { index, generation };
+    waiters.into_iter().map(id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+
+    const A: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2));
+
+    fn conn(index: u32) -> ConnId {
+        ConnId {
+            index,
+            generation: 0,
+        }
+    }
+
+    fn table(max_entries: usize) -> Neighbours {
+        Neighbours::new(NeighbourConfig {
+            max_entries,
+            ..NeighbourConfig::default()
+        })
+    }
+
+    #[test]
+    fn an_unanswered_solicitation_is_repeated_then_fails_its_waiters() {
+        let mut n = table(8);
+        let mut now = Instant(1);
+        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
+        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
+        for _ in 0..2 {
+            now = now + Duration::from_secs(1);
+            assert!(n.poll(now).is_empty());
+        }
+        assert_eq!(n.solicits.len(), 3);
+        now = now + Duration::from_secs(1);
+        assert_eq!(n.poll(now), [conn(7)]);
+        assert!(n.next_deadline().is_none());
+    }
+
+    #[test]
+    fn an_old_answer_is_probed_while_it_is_used() {
+        let mut n = table(8);
+        n.lookup(A, conn(7), false, Instant(1));
+        assert_eq!(n.heard(A, [2; 6], false, Instant(1)), [conn(7)]);
+        let g = n.generation;
+        n.poll(Instant(1) + Duration::from_secs(31));
+        assert_ne!(n.generation, g, "connections ask again");
+        n.solicits.clear();
+        assert!(matches!(
+            n.lookup(A, conn(7), false, Instant::from_millis(31_000)),
+            Lookup::Found(_)
+        ));
+        assert_eq!(
+            n.solicits[0].to,
+            Some([2; 6]),
+            "RFC 4861 section 7.3.3: a unicast probe"
+        );
+    }
+
+    #[test]
+    fn a_contradicting_claim_is_believed_only_when_the_old_address_is_silent() {
+        let mut n = table(8);
+        let mut now = Instant(1);
+        n.lookup(A, conn(7), false, now);
+        n.heard(A, [2; 6], false, now);
+        n.solicits.clear();
+        // Just confirmed: not worth a question.
+        n.heard(A, [6; 6], true, now);
+        assert!(n.solicits.is_empty());
+        now = now + Duration::from_secs(2);
+        for learn in [true, false, true] {
+            n.heard(A, [6; 6], learn, now);
+            assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Found(m) if m == [2; 6]));
+        }
+        assert_eq!(n.solicits.len(), 1, "one probe, however many claims");
+        assert_eq!(n.solicits[0].to, Some([2; 6]));
+        n.heard(A, [2; 6], false, now);
+        assert!(n.entries[&A].status == Status::Reachable);
+        // The same again, and nobody answers: twelve times within three seconds.
+        now = now + Duration::from_secs(2);
+        n.solicits.clear();
+        n.heard(A, [6; 6], true, now);
+        for _ in 0..12 {
+            now = now + Duration::from_millis(250);
+            n.poll(now);
+        }
+        assert_eq!(n.solicits.len(), 12);
+        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
+        assert_eq!(n.heard(A, [6; 6], false, now), [conn(7)]);
+        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Found(m) if m == [6; 6]));
+    }
+
+    #[test]
+    fn strangers_who_ask_do_not_push_out_a_neighbour_in_use() {
+        let mut n = table(8);
+        n.lookup(A, conn(7), false, Instant(1));
+        n.heard(A, [2; 6], false, Instant(1));
+        for i in 0..1000u32 {
+            n.heard(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
+        }
+        assert!(matches!(
+            n.lookup(A, conn(7), false, Instant(3)),
+            Lookup::Found(_)
+        ));
+        // Neighbours of our own find room at the strangers' cost.
+        for i in 0..7u32 {
+            let addr = IpAddr::V4((i + 5000).into());
+            assert!(matches!(
+                n.lookup(addr, conn(1), false, Instant(3)),
+                Lookup::Wait
+            ));
+            n.heard(addr, [4; 6], false, Instant(3));
+        }
+        assert!(matches!(
+            n.lookup(A, conn(7), false, Instant(3)),
+            Lookup::Found(_)
+        ));
+    }
+
+    #[test]
+    fn half_open_connections_of_strangers_leave_the_table_to_those_in_use() {
+        let mut n = table(16);
+        let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
+        for i in 0..12 {
+            n.lookup(near(i), conn(i), false, Instant(1));
+            n.heard(near(i), [2; 6], false, Instant(1));
+        }
+        for i in 100..1000 {
+            n.lookup(near(i), conn(i), true, Instant(2));
+        }
+        assert_eq!((n.entries.len(), n.for_strangers), (16, 4));
+        for i in 0..12 {
+            assert!(matches!(
+                n.lookup(near(i), conn(i), false, Instant(3)),
+                Lookup::Found(_)
+            ));
+        }
+        // One whom we want to reach counts no more as the strangers'.
+        assert!(matches!(
+            n.lookup(near(100), conn(7), false, Instant(3)),
+            Lookup::Wait
+        ));
+        assert_eq!(n.for_strangers, 3);
+        assert_eq!(
+            n.heard(near(100), [4; 6], false, Instant(3)),
+            [7, 100].map(conn)
+        );
+        assert_eq!(n.heard(near(101), [4; 6], false, Instant(3)), [conn(101)]);
+        let mut now = Instant(3);
+        for _ in 0..4 {
+            now = now + Duration::from_secs(1);
+            n.poll(now);
+        }
+        assert_eq!((n.incomplete, n.for_strangers), (0, 0));
+    }
+
+    #[test]
+    fn a_storm_of_strangers_cannot_grow_the_table() {
+        let mut n = table(8);
+        for i in 0..1000u32 {
+            n.heard(IpAddr::V4(i.into()), [2; 6], true, Instant(1));
+            assert!(n.entries.len() <= 8);
+        }
+        for i in 0..20u32 {
+            n.lookup(IpAddr::V4((i + 5000).into()), conn(1), false, Instant(1));
+        }
+        assert!(n.entries.len() <= 8);
+        assert!(matches!(
+            n.lookup(A, conn(1), false, Instant(1)),
+            Lookup::Full
+        ));
+        n.heard(A, [0xff; 6], true, Instant(1));
+        assert!(
+            !n.entries.contains_key(&A),
+            "a multicast MAC is no neighbour's"
+        );
+    }
+}

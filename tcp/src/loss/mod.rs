@@ -1,0 +1,5 @@
+//! Loss detection and recovery: round-trip times, RACK-TLP, what is marked lost.
+
+pub(crate) mod rack;
+pub(crate) mod recovery;
+pub(crate) mod rtt;

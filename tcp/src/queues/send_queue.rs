@@ -1,0 +1,655 @@
+//! What waits to be sent and what waits to be acknowledged: records as the upper layer pushed
+//! them, and the segments that carried them, so that a repetition rebuilds the same boundaries.
+
+use std::collections::VecDeque;
+
+use crate::base::sequence::SeqNr;
+
+/// Selectively acknowledged (RFC 2018).
+pub(crate) const SACKED: u8 = 1;
+/// Deemed lost (RFC 6675 section 4) and not yet repeated since.
+pub(crate) const LOST: u8 = 2;
+/// Sent more than once.
+pub(crate) const RETX: u8 = 4;
+/// Ends a message.
+pub(crate) const PUSH: u8 = 8;
+/// Carries our FIN behind its payload.
+pub(crate) const FIN: u8 = 16;
+/// Longer than the path is known to carry (RFC 8899).
+pub(crate) const MTU_PROBE: u8 = 32;
+
+struct Record<R> {
+    len: u32,
+    push: bool,
+    record: R,
+}
+
+/// A segment on its way, or several that left together, perhaps as one frame for the port to cut. Payload: `len`
+/// bytes from `offset` of record `record` on.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    pub seq: SeqNr,
+    pub len: u32,
+    /// Running number of its first record.
+    pub record: u32,
+    pub offset: u32,
+    /// When it was last sent, ns.
+    pub at: u64,
+    pub flags: u8,
+    /// Of several: what each carries, the last perhaps less. 0: one segment. Only segments alone
+    /// are ever marked, see [`SendQueue::split`].
+    pub mss: u16,
+}
+
+impl Sent {
+    #[inline]
+    pub(crate) fn end(&self) -> SeqNr {
+        self.seq + self.len + u32::from(self.flags & FIN != 0)
+    }
+    /// Bytes of the segments of a frame of several that end at or before `una`, inside of it.
+    #[inline]
+    pub(crate) fn whole_to(&self, una: SeqNr) -> u32 {
+        match u32::from(self.mss) {
+            0 => 0,
+            mss => una.dist(self.seq).max(0) as u32 / mss * mss,
+        }
+    }
+    /// Still one segment above `emss`, to probe the path.
+    #[inline]
+    pub(crate) fn is_probe(&self, emss: u32) -> bool {
+        self.flags & MTU_PROBE != 0 && self.len > emss
+    }
+    /// Counts as on the wire (RFC 6675's pipe).
+    #[inline]
+    pub(crate) fn in_pipe(&self) -> bool {
+        self.flags & (SACKED | LOST) == 0
+    }
+}
+
+/// A new segment, not yet made.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub len: u32,
+    push: bool,
+    next_record: u32,
+    next_offset: u32,
+}
+
+/// What a cumulative ACK took off the queue.
+#[derive(Default)]
+pub(crate) struct Acked {
+    /// Payload bytes that had not been selectively acknowledged before.
+    pub delivered: u32,
+    pub sacked_segs: u32,
+    pub lost_segs: u32,
+    /// When the newest segment was sent, if the ACK measures a round trip (Karn).
+    pub sent_at: Option<u64>,
+    pub retransmitted: bool,
+    pub records: bool,
+}
+
+pub(crate) struct SendQueue<R> {
+    records: VecDeque<Record<R>>,
+    pub sent: VecDeque<Sent>,
+    /// Running number of `records[0]`.
+    base: u32,
+    /// So many of the first records are fully acknowledged.
+    acked: u32,
+    next_record: u32,
+    next_offset: u32,
+}
+
+/// `len` bytes from `offset` of record `record` on: where they end, and whether a message does.
+#[inline]
+fn walk<R>(
+    records: &VecDeque<Record<R>>,
+    base: u32,
+    (mut record, mut offset): (u32, u32),
+    mut len: u32,
+) -> ((u32, u32), bool) {
+    let mut push = false;
+    while len > 0 {
+        let Some(r) = records.get(record.wrapping_sub(base) as usize) else {
+            break;
+        };
+        let n = len.min(r.len - offset);
+        len -= n;
+        offset += n;
+        if offset == r.len {
+            push |= r.push;
+            (record, offset) = (record.wrapping_add(1), 0);
+        }
+    }
+    ((record, offset), push)
+}
+
+impl<R> SendQueue<R> {
+    pub(crate) fn new() -> Self {
+        SendQueue {
+            records: VecDeque::new(),
+            sent: VecDeque::new(),
+            base: 0,
+            acked: 0,
+            next_record: 0,
+            next_offset: 0,
+        }
+    }
+
+    /// Asks for where the first records and segments lie.
+    #[inline]
+    pub(crate) fn prefetch<B: crate::base::buffer::RecvBuf>(&self) {
+        B::prefetch(self.records.as_slices().0.as_ptr());
+        B::prefetch(self.sent.as_slices().0.as_ptr());
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, len: u32, record: R, push: bool) {
+        self.records.push_back(Record { len, push, record });
+    }
+
+    #[inline]
+    fn index(&self, number: u32) -> usize {
+        number.wrapping_sub(self.base) as usize
+    }
+
+    /// The next new segment: whole records that fit `emss` and `usable` together; a record above
+    /// `emss`, and what is left of a split one, travel alone. The first record may exceed
+    /// `usable`: the caller decides whether to wait or to [`Plan::cut`].
+    #[inline]
+    pub(crate) fn plan(&self, emss: u32, usable: u32) -> Option<Plan> {
+        let i = self.index(self.next_record);
+        let first = self.records.get(i)?;
+        let left = first.len - self.next_offset;
+        if self.next_offset > 0 || first.len > emss {
+            let len = left.min(emss);
+            let whole = len == left;
+            return Some(Plan {
+                len,
+                push: whole && first.push,
+                next_record: self.next_record.wrapping_add(u32::from(whole)),
+                next_offset: if whole { 0 } else { self.next_offset + len },
+            });
+        }
+        let limit = emss.min(usable);
+        let mut plan = Plan {
+            len: first.len,
+            push: first.push,
+            next_record: self.next_record.wrapping_add(1),
+            next_offset: 0,
+        };
+        let mut i = i + 1;
+        while plan.len < limit {
+            match self.records.get(i) {
+                Some(r) if r.len <= limit - plan.len => {
+                    plan.len += r.len;
+                    plan.push |= r.push;
+                    plan.next_record = plan.next_record.wrapping_add(1);
+                    i += 1;
+                }
+                _ => break,
+            }
+        }
+        Some(plan)
+    }
+
+    /// What is left of the record that goes next.
+    pub(crate) fn next_len(&self) -> u32 {
+        let first = self.records.get(self.index(self.next_record));
+        first.map_or(0, |r| r.len - self.next_offset)
+    }
+
+    /// Index of the probe that ends at `end`.
+    pub(crate) fn mtu_probe(&self, end: SeqNr) -> Option<usize> {
+        let i = self.sent.partition_point(|s| s.end().lt(end));
+        let s = self.sent.get(i)?;
+        (s.flags & MTU_PROBE != 0 && s.end() == end).then_some(i)
+    }
+
+    /// The peer's window forces a part of the first record.
+    pub(crate) fn cut(&self, len: u32) -> Plan {
+        Plan {
+            len,
+            push: false,
+            next_record: self.next_record,
+            next_offset: self.next_offset + len,
+        }
+    }
+
+    /// Takes up to `limit` full segments and what follows them, `usable` bytes together, into
+    /// `sent` as one, and returns it and how many they are: records are consecutive, so the
+    /// pieces are too.
+    pub(crate) fn train(
+        &mut self,
+        (emss, usable): (u32, u32),
+        limit: &crate::config::Tso,
+        seq: SeqNr,
+        at: u64,
+    ) -> Option<(Sent, u32)> {
+        let most = u32::from(limit.max_segments);
+        let (record, offset) = self.cursor();
+        let (mut len, mut count, mut push) = (0, 0, false);
+        while count < most {
+            let left = usable - len;
+            let room = if count == 0 {
+                left
+            } else {
+                left.min(limit.max_bytes.saturating_sub(len))
+            };
+            // Full segments of one record are taken at once.
+            let first = self.records.get(self.index(self.next_record));
+            let here = first.map_or(0, |r| r.len - self.next_offset);
+            let full =
+                (here.min(left).min(limit.max_bytes.saturating_sub(len)) / emss).min(most - count);
+            if full > 1 {
+                self.next_offset += full * emss;
+                if full * emss == here {
+                    push |= first.is_some_and(|r| r.push);
+                    (self.next_record, self.next_offset) = (self.next_record.wrapping_add(1), 0);
+                }
+                len += full * emss;
+                count += full;
+                continue;
+            }
+            let Some(plan) = self.plan(emss, left).filter(|p| p.len <= room) else {
+                break;
+            };
+            self.made(&plan);
+            len += plan.len;
+            count += 1;
+            push |= plan.push;
+            if plan.len < emss {
+                break;
+            }
+        }
+        let whole = Sent {
+            seq,
+            len,
+            record,
+            offset,
+            at,
+            flags: if push { PUSH } else { 0 },
+            mss: if count > 1 { emss as u16 } else { 0 },
+        };
+        if count == 0 {
+            return None;
+        }
+        self.sent.push_back(whole);
+        Some((whole, count))
+    }
+
+    /// Where `len` bytes from a place on end, and whether a message ends with a record in them.
+    #[inline]
+    pub(crate) fn walk(&self, from: (u32, u32), len: u32) -> ((u32, u32), bool) {
+        walk(&self.records, self.base, from, len)
+    }
+
+    /// The record in which all of `len` bytes from a place on lie, if one does.
+    #[inline]
+    pub(crate) fn piece(&self, (record, offset): (u32, u32), len: u32) -> Option<&R> {
+        let r = self.records.get(self.index(record))?;
+        (len <= r.len - offset).then_some(&r.record)
+    }
+
+    /// Segments that left as one frame become segments of their own: what marks them calls this
+    /// first, for those from `first` on.
+    #[cold]
+    pub(crate) fn split(&mut self, first: usize) {
+        let Some(i) = self.sent.range(first..).position(|s| s.mss != 0) else {
+            return;
+        };
+        for mut s in self.sent.split_off(first + i) {
+            let mss = u32::from(core::mem::take(&mut s.mss));
+            while mss != 0 && s.len > mss {
+                let (end, push) = walk(&self.records, self.base, (s.record, s.offset), mss);
+                self.sent.push_back(Sent {
+                    len: mss,
+                    flags: if push { PUSH } else { 0 },
+                    ..s
+                });
+                s.seq += mss;
+                s.len -= mss;
+                (s.record, s.offset) = end;
+            }
+            self.sent.push_back(s);
+        }
+    }
+
+    /// The planned segment; [`SendQueue::made`] once it left.
+    #[inline]
+    pub(crate) fn make(&self, plan: &Plan, seq: SeqNr, fin: bool, at: u64) -> Sent {
+        let flags = if plan.push { PUSH } else { 0 } | if fin { FIN } else { 0 };
+        Sent {
+            seq,
+            len: plan.len,
+            record: self.next_record,
+            offset: self.next_offset,
+            at,
+            flags,
+            mss: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn made(&mut self, plan: &Plan) {
+        self.next_record = plan.next_record;
+        self.next_offset = plan.next_offset;
+    }
+
+    /// Where the next new segment begins, to come back to with [`SendQueue::rewind`].
+    #[inline]
+    pub(crate) fn cursor(&self) -> (u32, u32) {
+        (self.next_record, self.next_offset)
+    }
+
+    #[inline]
+    pub(crate) fn rewind(&mut self, (record, offset): (u32, u32)) {
+        (self.next_record, self.next_offset) = (record, offset);
+    }
+
+    pub(crate) fn make_fin(&self, seq: SeqNr, at: u64) -> Sent {
+        Sent {
+            seq,
+            len: 0,
+            record: self.next_record,
+            offset: self.next_offset,
+            at,
+            flags: FIN,
+            mss: 0,
+        }
+    }
+
+    /// The pieces of a segment.
+    #[inline]
+    pub(crate) fn gather(&self, s: &Sent, mut f: impl FnMut(&R, u32, u32)) {
+        let mut left = s.len;
+        let mut offset = s.offset;
+        let mut i = self.index(s.record);
+        while left > 0 {
+            let Some(r) = self.records.get(i) else { return };
+            let n = left.min(r.len - offset);
+            f(&r.record, offset, n);
+            left -= n;
+            offset = 0;
+            i += 1;
+        }
+    }
+
+    /// Takes off every segment that ends at or before `una`, also from a frame of several. A segment
+    /// acknowledged in part stays whole: its repetition keeps its boundaries and the peer trims.
+    #[inline]
+    pub(crate) fn ack_to(&mut self, una: SeqNr, pipe: &mut u32) -> Acked {
+        let mut r = Acked::default();
+        while let Some(s) = self.sent.front_mut() {
+            if s.end().gt(una) {
+                let gone = s.whole_to(una);
+                if gone > 0 {
+                    *pipe -= gone;
+                    r.delivered += gone;
+                    r.sent_at = Some(s.at);
+                    let from = (s.record, s.offset);
+                    ((s.record, s.offset), _) = walk(&self.records, self.base, from, gone);
+                    s.seq += gone;
+                    s.len -= gone;
+                    if s.len <= u32::from(s.mss) {
+                        s.mss = 0;
+                    }
+                }
+                break;
+            }
+            if s.flags & (SACKED | LOST | RETX) == 0 {
+                *pipe -= s.len;
+                r.delivered += s.len;
+                r.sent_at = Some(s.at);
+            } else {
+                if s.in_pipe() {
+                    *pipe -= s.len;
+                }
+                if s.flags & SACKED != 0 {
+                    r.sacked_segs += 1;
+                } else {
+                    r.delivered += s.len;
+                }
+                r.lost_segs += u32::from(s.flags & LOST != 0);
+                r.retransmitted |= s.flags & RETX != 0;
+            }
+            self.sent.pop_front();
+        }
+        if r.retransmitted {
+            r.sent_at = None;
+        }
+        let first_open = self.sent.front().map_or(self.next_record, |s| s.record);
+        let acked = first_open.wrapping_sub(self.base);
+        r.records = acked > self.acked;
+        self.acked = acked;
+        r
+    }
+
+    #[inline]
+    pub(crate) fn take_acked(&mut self, mut f: impl FnMut(R)) {
+        for _ in 0..core::mem::take(&mut self.acked) {
+            if let Some(r) = self.records.pop_front() {
+                self.base = self.base.wrapping_add(1);
+                f(r.record);
+            }
+        }
+    }
+
+    /// The connection is over: everything, in order.
+    pub(crate) fn drain(&mut self, mut f: impl FnMut(R)) {
+        self.sent.clear();
+        self.acked = 0;
+        self.base = self.base.wrapping_add(self.records.len() as u32);
+        self.next_record = self.base;
+        self.next_offset = 0;
+        for r in self.records.drain(..) {
+            f(r.record);
+        }
+    }
+
+    /// Index of the first segment that ends after `seq`.
+    #[inline]
+    pub(crate) fn first_after(&self, seq: SeqNr) -> usize {
+        self.sent.partition_point(|s| s.end().le(seq))
+    }
+
+    /// Segments above `emss` are cut, between records where that fits, and count as lost: the path
+    /// does not carry them. SACKed ones arrived.
+    pub(crate) fn resegment(&mut self, emss: u32) {
+        let emss = emss.max(1);
+        for s in core::mem::take(&mut self.sent) {
+            if s.len <= emss || s.flags & SACKED != 0 {
+                self.sent.push_back(s);
+                continue;
+            }
+            let mut rest = s;
+            rest.flags = (rest.flags | LOST) & !MTU_PROBE;
+            while rest.len > emss {
+                let (mut len, mut record, mut offset) = (0, rest.record, rest.offset);
+                while let Some(r) = self.records.get(self.index(record)) {
+                    let left = r.len - offset;
+                    if left > emss - len {
+                        if len == 0 {
+                            (len, offset) = (emss, offset + emss);
+                        }
+                        break;
+                    }
+                    len += left;
+                    (record, offset) = (record.wrapping_add(1), 0);
+                }
+                if len == 0 {
+                    break;
+                }
+                self.sent.push_back(Sent {
+                    len,
+                    flags: rest.flags & !(PUSH | FIN),
+                    ..rest
+                });
+                rest = Sent {
+                    seq: rest.seq + len,
+                    len: rest.len - len,
+                    record,
+                    offset,
+                    ..rest
+                };
+            }
+            self.sent.push_back(rest);
+        }
+    }
+
+    /// Of empty queues.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.records.is_empty()
+            && self.sent.is_empty()
+            && self.records.capacity() + self.sent.capacity() > 0
+    }
+
+    pub(crate) fn shrink(&mut self) {
+        if self.records.is_empty() && self.sent.is_empty() {
+            self.records = VecDeque::new();
+            self.sent = VecDeque::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(lens: &[u32]) -> SendQueue<usize> {
+        let mut q = SendQueue::new();
+        for (i, &l) in lens.iter().enumerate() {
+            q.push(l, i, false);
+        }
+        q
+    }
+
+    fn pieces(q: &SendQueue<usize>, i: usize) -> Vec<(usize, u32, u32)> {
+        let mut v = vec![];
+        q.gather(&q.sent[i], |r, o, l| v.push((*r, o, l)));
+        v
+    }
+
+    fn send_all(q: &mut SendQueue<usize>, emss: u32) -> (SeqNr, u32) {
+        let (mut seq, mut pipe) = (SeqNr(u32::MAX - 100), 0);
+        while let Some(p) = q.plan(emss, u32::MAX) {
+            q.sent.push_back(q.make(&p, seq, false, 0));
+            q.made(&p);
+            seq += p.len;
+            pipe += p.len;
+        }
+        (seq, pipe)
+    }
+
+    #[test]
+    fn small_records_share_a_segment_and_none_straddles_two() {
+        let mut q = queue(&[100, 200, 800, 300, 1000]);
+        send_all(&mut q, 1200);
+        assert_eq!(q.sent.len(), 3);
+        assert_eq!(pieces(&q, 0), [(0, 0, 100), (1, 0, 200), (2, 0, 800)]);
+        assert_eq!(pieces(&q, 1), [(3, 0, 300)]);
+        assert_eq!(pieces(&q, 2), [(4, 0, 1000)]);
+    }
+
+    #[test]
+    fn a_record_above_emss_is_cut_and_its_tail_travels_alone() {
+        let mut q = queue(&[2500, 100, 100]);
+        send_all(&mut q, 1000);
+        assert_eq!(pieces(&q, 0), [(0, 0, 1000)]);
+        assert_eq!(pieces(&q, 1), [(0, 1000, 1000)]);
+        assert_eq!(pieces(&q, 2), [(0, 2000, 500)]);
+        assert_eq!(pieces(&q, 3), [(1, 0, 100), (2, 0, 100)]);
+    }
+
+    #[test]
+    fn a_smaller_emss_cuts_between_records_and_inside_them_only_when_it_must() {
+        let mut q = queue(&[400, 500, 300, 1300, 200]);
+        send_all(&mut q, 1400);
+        assert_eq!(q.sent.len(), 3);
+        let end = q.sent[2].end();
+        q.resegment(600);
+        let all: Vec<_> = (0..q.sent.len()).map(|i| pieces(&q, i)).collect();
+        assert_eq!(
+            all,
+            [
+                vec![(0, 0, 400)],
+                vec![(1, 0, 500)],
+                vec![(2, 0, 300)],
+                vec![(3, 0, 600)],
+                vec![(3, 600, 600)],
+                vec![(3, 1200, 100)],
+                vec![(4, 0, 200)],
+            ]
+        );
+        for w in q.sent.make_contiguous().windows(2) {
+            assert_eq!(w[0].end(), w[1].seq);
+        }
+        assert_eq!(q.sent[6].end(), end);
+        assert_eq!(q.sent[6].flags & LOST, 0, "what fits may still arrive");
+    }
+
+    #[test]
+    fn a_frame_of_several_is_acknowledged_and_split_as_if_each_segment_left_alone() {
+        // One long record, full ones, two that share a segment, and a short end.
+        let lens = [3500, 1000, 1000, 400, 600, 1000, 300];
+        let mut alone = queue(&lens);
+        let mut train = queue(&lens);
+        for q in [&mut alone, &mut train] {
+            q.records[3].push = true;
+            q.records[6].push = true;
+        }
+        let (end, mut pipe) = send_all(&mut alone, 1000);
+        let tso = crate::config::Tso {
+            max_segments: 64,
+            max_bytes: 60_000,
+        };
+        let mut seq = alone.sent[0].seq;
+        while seq != end {
+            let (s, n) = train.train((1000, 60_000), &tso, seq, 0).unwrap();
+            assert_eq!(n, s.len.div_ceil(1000));
+            seq = s.end();
+        }
+        assert_eq!(train.sent.len(), 2, "the long record's tail ends a frame");
+        let mut pipes = [pipe, pipe];
+        for at in [500, 1000, 2700, 5500, 6400, 7800] {
+            let una = alone.sent[0].seq + (at - (lens.iter().sum::<u32>() - pipe));
+            let a = alone.ack_to(una, &mut pipes[0]);
+            let b = train.ack_to(una, &mut pipes[1]);
+            assert_eq!((a.delivered, a.records), (b.delivered, b.records), "{at}");
+            assert_eq!(pipes[0], pipes[1]);
+            pipe = pipes[0];
+            let mut copy = queue(&lens);
+            for (r, c) in copy.records.iter_mut().zip(&train.records) {
+                r.push = c.push;
+            }
+            copy.sent = train.sent.clone();
+            copy.split(0);
+            let parts = |q: &SendQueue<usize>| {
+                let whole = |(i, s): (usize, &Sent)| (s.seq, s.flags, s.mss, pieces(q, i));
+                q.sent.iter().enumerate().map(whole).collect::<Vec<_>>()
+            };
+            assert_eq!(parts(&copy), parts(&alone), "{at}");
+        }
+        assert!(train.sent.is_empty() && pipe == 0);
+    }
+
+    #[test]
+    fn records_complete_in_order_when_their_last_segment_is_acknowledged() {
+        let mut q = queue(&[2500, 100]);
+        let (end, mut pipe) = send_all(&mut q, 1000);
+        let first = q.sent[0].seq;
+        let a = q.ack_to(first + 2499, &mut pipe);
+        assert_eq!(
+            (a.delivered, a.records),
+            (2000, false),
+            "a part of a segment does not count"
+        );
+        q.take_acked(|_| panic!("nothing is complete"));
+        let a = q.ack_to(first + 2500, &mut pipe);
+        assert!(a.records);
+        let mut got = vec![];
+        q.take_acked(|r| got.push(r));
+        q.ack_to(end, &mut pipe);
+        q.take_acked(|r| got.push(r));
+        assert_eq!((got, pipe), (vec![0, 1], 0));
+    }
+}

@@ -1,0 +1,282 @@
+//! Fragments as the stack takes them: looked at one by one, kept in [`Fragments`], and received as
+//! what they make. Whoever shares a device with other workers hears of all fragments, since only a
+//! whole datagram says whose it is; it answers for those whose first fragment it received itself.
+//!
+//! [`Fragments`]: crate::ip::reassembly::Fragments
+
+use core::net::{IpAddr, Ipv6Addr};
+
+use crate::base::buffer::RecvBuf;
+use crate::base::time::Instant;
+use crate::ip::reassembly::{DatagramKey, Fragment, Taken, Whole};
+use crate::link::control_queue::Origin;
+use crate::stack::Stack;
+use crate::wire::bytes::{be16, be32, be64};
+use crate::wire::extension_headers::{self, ICMPV6, Walk};
+use crate::wire::flow_key::FlowKey;
+use crate::wire::frame::{self, Inbound};
+use crate::wire::icmp_error::IcmpError;
+use crate::wire::segment::Segment;
+
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+/// Bytes of the longest datagram; those of the IPv6 header do not count.
+const LONGEST: usize = 65_535;
+
+/// The headers of a fragment that were found sound; in IPv6 with the fragment header at `header`.
+fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
+    let Some(at) = header else {
+        let field = be16(packet.get(..20)?, 6);
+        let addr = |at| IpAddr::from(be32(packet, at).to_be_bytes());
+        return Some(Fragment {
+            key: DatagramKey {
+                src: addr(12),
+                dst: addr(16),
+                id: be16(packet, 4).into(),
+                protocol: packet[9],
+            },
+            at: usize::from(packet[0] & 15) * 4,
+            start: u32::from(field & 0x1fff) * 8,
+            more: field & 0x2000 != 0,
+            next: packet[9],
+            named: 9,
+            ecn: packet[1] & 3,
+        });
+    };
+    let half = |at| u128::from(be64(packet, at));
+    let addr = |at| Ipv6Addr::from_bits(half(at) << 64 | half(at + 8)).into();
+    let h = packet.get(at..at + 8)?;
+    Some(Fragment {
+        key: DatagramKey {
+            src: addr(8),
+            dst: addr(24),
+            id: be32(h, 4),
+            protocol: 0,
+        },
+        at: at + 8,
+        start: u32::from(be16(h, 2) & 0xfff8),
+        more: h[3] & 1 != 0,
+        next: h[0],
+        named: at,
+        ecn: packet[1] >> 4 & 3,
+    })
+}
+
+/// A fragment that can be part of a datagram; else what its sender is told, if anything. `len` is
+/// that of the whole packet, which `packet` begins.
+fn check(f: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError>> {
+    let part = len - f.at;
+    if part == 0 {
+        return Err(None);
+    }
+    let end = f.start as usize + part;
+    let holds = |at: usize, n: usize| packet.len() >= at + n;
+    // TCP whole to its last option (RFC 1858 section 3), as all of it is read in the first buffer.
+    let tcp = |at: usize| holds(at, 20) && holds(at, usize::from(packet[at + 12] >> 4) * 4);
+    if f.key.dst.is_ipv4() {
+        let first_ok = f.start != 0
+            || match f.next {
+                TCP => tcp(f.at),
+                ICMP => holds(f.at, 8),
+                _ => true,
+            };
+        // RFC 3128: what would lie over the flags of TCP.
+        let over_flags = f.next == TCP && f.start == 8;
+        let whole = !f.more || part.is_multiple_of(8);
+        let sound = whole && f.at + end <= LONGEST && first_ok && !over_flags;
+        return if sound { Ok(()) } else { Err(None) };
+    }
+    if f.more && !part.is_multiple_of(8) {
+        return Err(Some(IcmpError::parameter(0, 4)));
+    }
+    // Without the fragment header.
+    if f.at - 8 - 40 + end > LONGEST {
+        return Err(Some(IcmpError::parameter(0, f.at - 8 + 2)));
+    }
+    if f.start == 0 {
+        // All headers are in the first fragment (RFC 7112).
+        let complete = match extension_headers::carried(packet, f.next, f.at) {
+            Some((TCP, at)) => tcp(at),
+            Some((ICMPV6, at)) => holds(at, 8),
+            Some(_) => true,
+            None => false,
+        };
+        if !complete {
+            return Err(Some(IcmpError::parameter(3, 0)));
+        }
+    }
+    Ok(())
+}
+
+/// A datagram that begins with this fragment tells of an error, so that nobody may answer it with
+/// one (RFC 1122 section 3.2.2, RFC 4443 section 2.4 (e)).
+fn tells_of_error(f: &Fragment, packet: &[u8]) -> bool {
+    match f.key.dst {
+        IpAddr::V4(_) => f.next == ICMP && matches!(packet.get(f.at), Some(3 | 4 | 5 | 11 | 12)),
+        IpAddr::V6(_) => extension_headers::errs(packet, f.next, f.at),
+    }
+}
+
+impl<B: RecvBuf, R> Stack<B, R> {
+    /// `b` is an IP packet that is a fragment; in IPv6 by its fragment header at `header`.
+    #[cold]
+    pub(crate) fn fragment(&mut self, now: Instant, header: Option<usize>, b: B, src_mac: [u8; 6]) {
+        let Some(f) = parse(b.chunk(), header) else {
+            return;
+        };
+        let sh = &mut self.sh;
+        let (src, dst) = (f.key.src, f.key.dst);
+        if !sh.own(dst) {
+            sh.stats.not_for_us += 1;
+            return;
+        }
+        if !sh.can_be_peer(src, src_mac) {
+            sh.stats.martians += 1;
+            return;
+        }
+        sh.stats.reassembly_required += 1;
+        if let Err(error) = check(&f, b.chunk(), b.remaining()) {
+            sh.stats.reassembly_fails += 1;
+            if let Some(error) = error
+                && !(f.start == 0 && tells_of_error(&f, b.chunk()))
+            {
+                let o = Origin { src_mac, src, dst };
+                let stats = &mut sh.stats;
+                sh.control.icmp_error(now, &o, error, b.chunk(), stats);
+            }
+            return;
+        }
+        let from = (src_mac, !sh.control.silent);
+        let limits = &sh.config.reassembly;
+        let failed = &mut sh.stats.reassembly_fails;
+        match self.fragments.take(now, &f, b, from, limits, failed) {
+            Taken::Kept => {}
+            Taken::Failed => sh.stats.reassembly_fails += 1,
+            Taken::Whole(w) => {
+                let silent = core::mem::replace(&mut sh.control.silent, !w.first.ours);
+                self.whole(now, w);
+                self.sh.control.silent = silent;
+            }
+        }
+    }
+
+    /// A datagram that was put together is received.
+    fn whole(&mut self, now: Instant, w: Whole<B>) {
+        let stats = &mut self.sh.stats;
+        let (src, dst) = (w.key.src, w.key.dst);
+        let src_mac = w.first.src_mac;
+        // The MSS that we announce keeps segments below our MTU, and a buffer of a connection is
+        // counted as one.
+        let too_long = w.at + w.len() > usize::from(self.sh.config.mtu);
+        let (next, at, named) = if dst.is_ipv4() {
+            (w.first.next, w.at, 9)
+        } else {
+            let packet = w.head.chunk();
+            match extension_headers::walk(packet, w.first.next, w.at, w.first.named) {
+                Walk::At { next, at, named } => (next, at, named),
+                Walk::Drop => {
+                    stats.header_errors += 1;
+                    return;
+                }
+                Walk::Tell { error, .. } => {
+                    stats.header_errors += 1;
+                    if !extension_headers::errs(packet, w.first.next, w.at) {
+                        let o = Origin { src_mac, src, dst };
+                        self.sh.control.icmp_error(now, &o, error, packet, stats);
+                    }
+                    return;
+                }
+            }
+        };
+        let (first, ce) = (w.first, w.ce);
+        let what = match (src, dst) {
+            _ if next == TCP && too_long => {
+                stats.reassembly_fails += 1;
+                return;
+            }
+            (IpAddr::V4(src), IpAddr::V4(dst)) if next == ICMP => Inbound::Icmpv4 { src, dst },
+            // Neighbour discovery in fragments is for nobody (RFC 6980): it wants 255 hops.
+            (IpAddr::V6(src), IpAddr::V6(dst)) if next == ICMPV6 => Inbound::Icmpv6 {
+                src,
+                dst,
+                hop_limit: 0,
+            },
+            _ if next == TCP => {
+                let t = &w.head.chunk()[at..];
+                let ports = (be16(t, 2), be16(t, 0));
+                let Some(key) = FlowKey::new(dst, ports.0, src, ports.1) else {
+                    return;
+                };
+                Inbound::Tcp { key, ce }
+            }
+            _ => {
+                stats.reassembly_oks += 1;
+                stats.unknown_protocols += 1;
+                let error = match dst {
+                    IpAddr::V4(_) => IcmpError::PROTOCOL,
+                    IpAddr::V6(_) => IcmpError::parameter(1, named),
+                };
+                if next != frame::NO_NEXT_HEADER || dst.is_ipv4() {
+                    let o = Origin { src_mac, src, dst };
+                    let packet = w.head.chunk();
+                    self.sh.control.icmp_error(now, &o, error, packet, stats);
+                }
+                return;
+            }
+        };
+        let Some(b) = w.joined(at) else {
+            stats.reassembly_fails += 1;
+            return;
+        };
+        stats.reassembly_oks += 1;
+        match what {
+            Inbound::Tcp { key, ce } => self.whole_segment(now, &key, ce, b, first.src_mac),
+            what => self.other(now, what, b, first.src_mac),
+        }
+    }
+
+    fn whole_segment(&mut self, now: Instant, key: &FlowKey, ce: bool, b: B, src_mac: [u8; 6]) {
+        if let Some(home) = &self.sh.config.home
+            && !home.owns(key.local(), key.remote())
+        {
+            return;
+        }
+        if frame::segment_checksum(key, &b, &mut self.sh.stats).is_none() {
+            return;
+        }
+        let mut seg = Segment::default();
+        if let Some(b) = self.parsed(&mut seg, b, ce) {
+            self.tcp(now, key, None, &seg, b, src_mac);
+        }
+    }
+
+    /// Datagrams whose time is out are given up; of those whose first fragment came, the sender is
+    /// told (RFC 792, RFC 4443 section 3.3).
+    #[cold]
+    pub(crate) fn give_up_fragments(&mut self, now: Instant) {
+        while let Some((key, first, head)) = self.fragments.expired(now) {
+            let sh = &mut self.sh;
+            sh.stats.reassembly_timeouts += 1;
+            sh.stats.reassembly_fails += 1;
+            let Some(head) = head else { continue };
+            let packet = head.chunk();
+            let header = key.dst.is_ipv6().then_some(first.named);
+            if parse(packet, header).is_none_or(|f| tells_of_error(&f, packet)) {
+                continue;
+            }
+            let o = Origin {
+                src_mac: first.src_mac,
+                src: key.src,
+                dst: key.dst,
+            };
+            let error = IcmpError::reassembly_time(key.dst.is_ipv6());
+            sh.control.icmp_error(now, &o, error, packet, &mut sh.stats);
+        }
+    }
+
+    /// Received buffers of datagrams that wait for more fragments, at most
+    /// [`max_fragments`](crate::ReassemblyConfig::max_fragments).
+    pub fn held_fragments(&self) -> usize {
+        self.fragments.buffers()
+    }
+}

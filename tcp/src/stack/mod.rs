@@ -1,0 +1,520 @@
+//! The public face: one device's stack in one worker.
+
+mod fragment_input;
+mod icmp_input;
+mod open;
+pub(crate) mod receive;
+mod slots;
+mod syn_cookies;
+
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+use std::collections::{HashMap, VecDeque};
+
+use crate::base::buffer::RecvBuf;
+use crate::base::error::Error;
+use crate::base::events::Events;
+use crate::base::frame_sink::FrameSink;
+use crate::base::ids::{ConnId, ListenerId};
+use crate::base::siphash::Key;
+use crate::base::state::State;
+use crate::base::stats::Stats;
+use crate::base::time::Instant;
+use crate::base::timer_wheel::Wheel;
+use crate::base::token_bucket::Bucket;
+use crate::config::StackConfig;
+use crate::congestion::pacing;
+use crate::connection::context::Shared;
+use crate::connection::time_wait_list::TimeWait;
+use crate::connection::{Conn, Hot, NO_LISTENER, flag};
+use crate::flow::table::FlowTable;
+use crate::ip::reassembly::Fragments;
+use crate::link::control_queue::Control;
+use crate::link::neighbours::Neighbours;
+use crate::loss::rtt::RtoLimits;
+use crate::pmtu::path_mtu::Paths;
+use crate::queues::receive_queue::RxQueue;
+use crate::stack::receive::Row;
+
+/// A connection at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnInfo {
+    pub state: State,
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    pub user: u64,
+    /// Of a passive open.
+    pub listener: Option<ListenerId>,
+    pub emss: usize,
+    pub cwnd: u32,
+    pub ssthresh: u32,
+    /// The peer's window.
+    pub send_window: u32,
+    /// Sent and not cumulatively acknowledged.
+    pub in_flight: u32,
+    /// Queued and never sent.
+    pub unsent: u32,
+    /// In order and not consumed.
+    pub readable: usize,
+    pub srtt: Option<Duration>,
+    pub rto: Duration,
+    pub retransmits: u32,
+    pub timeouts: u32,
+    /// The peer's FIN was received.
+    pub peer_fin: bool,
+}
+
+/// The stack of one device in one worker. `B` is a received frame, `R` a record to send.
+pub struct Stack<B: RecvBuf, R> {
+    pub(crate) conns: Vec<Conn<B, R>>,
+    pub(crate) free: Vec<u32>,
+    /// Whose segment came last.
+    pub(crate) last: u32,
+    /// Empty between bursts.
+    pub(crate) row: Row<B>,
+    pub(crate) fragments: Fragments<B>,
+    pub(crate) sh: Shared,
+}
+
+impl<B: RecvBuf, R> Stack<B, R> {
+    /// Checks the configuration.
+    pub fn new(config: StackConfig, now: Instant) -> Result<Self, Error> {
+        crate::config::check(&config)?;
+        let mut wscale = 0;
+        while wscale < 14 && config.recv_window >> wscale > 0xffff {
+            wscale += 1;
+        }
+        let mut sh = Shared {
+            rto: RtoLimits::new(&config),
+            delayed_ack: crate::base::time::nanos(config.delayed_ack),
+            recv_window: config.recv_window,
+            recv_wscale: wscale,
+            isn_key: Key::new(&config.isn_key),
+            hash_key: Key::new(&config.hash_key),
+            table: FlowTable::new(config.max_connections),
+            wheel: Wheel::new(now),
+            work: VecDeque::new(),
+            dirty: VecDeque::new(),
+            listeners: HashMap::new(),
+            ports: HashMap::new(),
+            next_listener: 0,
+            neighbours: Neighbours::new(config.neighbours),
+            control: Control::new(&config, Bucket::new(config.control_rate, now)),
+            time_wait: TimeWait::new(),
+            active: 0,
+            resets: Bucket::new(config.control_rate, now),
+            challenges: Bucket::veiled(config.control_rate, now, Key::new(&config.isn_key)),
+            port_draws: 0,
+            paths: Paths::default(),
+            held: 0,
+            stats: Stats::default(),
+            config,
+        };
+        if sh.config.gratuitous_arp {
+            for c in &sh.config.addrs {
+                if let IpAddr::V4(a) = c.addr {
+                    sh.control.gratuitous_arp(a, &mut sh.stats);
+                }
+            }
+        }
+        // Untouched pages until used; growing would copy every connection in one batch.
+        let conns = Vec::with_capacity(sh.config.max_connections);
+        Ok(Stack {
+            conns,
+            free: Vec::new(),
+            last: u32::MAX,
+            row: Row::default(),
+            fragments: Fragments::new(),
+            sh,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: ConnId) -> Option<&Conn<B, R>> {
+        self.conns
+            .get(id.index as usize)
+            .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
+    }
+
+    #[inline]
+    fn get_mut(&mut self, id: ConnId) -> Option<&mut Conn<B, R>> {
+        self.conns
+            .get_mut(id.index as usize)
+            .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
+    }
+
+    pub fn conn(&self, id: ConnId) -> Option<ConnInfo> {
+        let c = self.get(id)?;
+        let h = &c.hot;
+        Some(ConnInfo {
+            state: h.state,
+            local: c.template.key().local(),
+            remote: c.template.key().remote(),
+            user: h.user,
+            listener: (c.listener != NO_LISTENER).then_some(ListenerId(c.listener)),
+            emss: usize::from(h.emss),
+            cwnd: h.cwnd,
+            ssthresh: if h.ssthresh >= pacing::INFINITE {
+                u32::MAX
+            } else {
+                h.ssthresh
+            },
+            send_window: h.snd_wnd,
+            in_flight: h.flight(),
+            unsent: h.unsent,
+            readable: c.rx.len_bytes(),
+            srtt: (h.rtt.srtt > 0).then(|| Duration::from_nanos(h.rtt.srtt)),
+            rto: Duration::from_nanos(h.rtt.rto(&self.sh.rto, h.backoff)),
+            retransmits: c.retransmits,
+            timeouts: c.timeouts,
+            peer_fin: h.has(flag::FIN_RECEIVED),
+        })
+    }
+
+    pub fn set_user(&mut self, id: ConnId, user: u64) {
+        if let Some(c) = self.get_mut(id) {
+            c.hot.user = user;
+        }
+    }
+
+    /// Sends FIN after the queued records. Received data can still be read (half close). No
+    /// records can be pushed any more.
+    pub fn close(&mut self, _now: Instant, id: ConnId) {
+        if self.get(id).is_some() {
+            self.start_close(id.index);
+        }
+    }
+
+    fn start_close(&mut self, index: u32) {
+        let c = &mut self.conns[index as usize];
+        let h = &mut c.hot;
+        if h.has(flag::FIN_QUEUED) {
+            return;
+        }
+        match h.state {
+            State::SynSent => {
+                self.sh.fail(index, c, Events::NONE);
+                return;
+            }
+            State::SynReceived => {}
+            State::Established => {
+                h.state = State::FinWait1;
+                self.sh.stats.curr_estab -= 1;
+            }
+            State::CloseWait => {
+                h.state = State::LastAck;
+                self.sh.stats.curr_estab -= 1;
+            }
+            _ => return,
+        }
+        h.flags |= flag::FIN_QUEUED;
+        self.sh.owe(index, h, 0);
+        self.sh.update_active(c);
+    }
+
+    /// Resets the connection at once; queued records stay until `take_unacked` or `release`.
+    pub fn abort(&mut self, now: Instant, id: ConnId) {
+        if self.get(id).is_some() {
+            let c = &mut self.conns[id.index as usize];
+            if c.hot.state != State::Closed {
+                self.sh.send_reset(c, now);
+                self.sh.fail(id.index, c, Events::NONE);
+            }
+        }
+    }
+
+    /// The owner forgets the connection: no more events. One that is closing lives on until
+    /// TIME-WAIT or LAST-ACK ends; one that is open is closed first (reset when received data
+    /// was not read, RFC 2525 section 2.17).
+    pub fn release(&mut self, now: Instant, id: ConnId) {
+        if self.get(id).is_none() {
+            return;
+        }
+        let index = id.index;
+        let c = &mut self.conns[index as usize];
+        self.sh.leave_backlog(&mut c.hot, c.listener);
+        if matches!(
+            c.hot.state,
+            State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait
+        ) && !c.rx.is_empty()
+        {
+            self.sh.send_reset(c, now);
+            self.sh.closed(index, c);
+        }
+        self.start_close(index);
+        let c = &mut self.conns[index as usize];
+        c.hot.flags |= flag::RELEASED;
+        c.hot.events = 0;
+        c.rx.clear();
+        self.sh.recount(c);
+        if c.hot.state == State::TimeWait {
+            self.sh.time_wait.push(index);
+        }
+        if c.hot.state == State::FinWait2 {
+            c.hot.rto_at = now.0 + crate::base::time::nanos(self.sh.config.time_wait);
+            let at = c.hot.rto_at;
+            self.sh.arm(index, &mut c.hot, at);
+        }
+        self.reap(index);
+    }
+
+    /// The next connection with news, each at most once, flags OR-ed together.
+    pub fn next_event(&mut self) -> Option<(ConnId, u64, Events)> {
+        while let Some(index) = self.sh.dirty.pop_front() {
+            let c = &mut self.conns[index as usize];
+            let events = Events(core::mem::take(&mut c.hot.events));
+            if events.is_empty() || c.hot.has(flag::RELEASED) {
+                continue;
+            }
+            if events.contains(Events::ACCEPTED) {
+                self.sh.leave_backlog(&mut c.hot, c.listener);
+            }
+            return Some((
+                ConnId {
+                    index,
+                    generation: c.generation,
+                },
+                c.hot.user,
+                events,
+            ));
+        }
+        None
+    }
+
+    /// Received bytes, in order.
+    #[inline]
+    pub fn rx_queue(&mut self, id: ConnId) -> Option<&mut RxQueue<B>> {
+        self.get(id)?;
+        let c = &mut self.conns[id.index as usize];
+        self.sh.recount(c);
+        // The caller may consume and so open the window: `poll` looks.
+        if c.hot.state != State::Closed {
+            self.sh.owe(id.index, &mut c.hot, 0);
+        }
+        Some(&mut c.rx)
+    }
+
+    /// Shows each segment beyond a hole that was not shown yet: how many bytes after the first byte
+    /// of [`rx_queue`](Self::rx_queue) it begins, and its payload, or what of it is new. It stays
+    /// held, and comes through the queue in its turn.
+    pub fn out_of_order(&mut self, id: ConnId, mut f: impl FnMut(usize, &B)) {
+        if self.get(id).is_none() {
+            return;
+        }
+        let c = &mut self.conns[id.index as usize];
+        let (next, queued) = (c.hot.rcv_nxt, c.rx.len_bytes());
+        if let Some(o) = &mut c.ooo {
+            o.show(|seq, b| f(queued + (seq - next) as usize, b));
+        }
+    }
+
+    /// Most payload bytes of a segment now: make records no longer than this. 0 for a stale id.
+    #[inline]
+    pub fn emss(&self, id: ConnId) -> usize {
+        self.get(id).map_or(0, |c| usize::from(c.hot.emss))
+    }
+
+    /// Bytes that may be queued now so that they leave at once: min(cwnd, peer's window) less
+    /// what is in flight and queued. At least one segment when nothing is queued on an open
+    /// connection, so that a record can wait for the window; 0 when not writable.
+    #[inline]
+    pub fn send_room(&self, id: ConnId) -> usize {
+        let Some(c) = self.get(id) else { return 0 };
+        let h = &c.hot;
+        if !matches!(h.state, State::Established | State::CloseWait) {
+            return 0;
+        }
+        let floor = if h.unsent == 0 { u32::from(h.emss) } else { 0 };
+        h.room().max(floor) as usize
+    }
+
+    /// Queues a record of `len` bytes behind the others; `push` ends a message (PSH). Nothing
+    /// bounds the queue but the caller's respect for `send_room`. Gives the record back when the
+    /// connection cannot send (stale, closing, closed, or `len` 0).
+    #[inline]
+    pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
+        let open = |h: &Hot| matches!(h.state, State::Established | State::CloseWait);
+        if len == 0
+            || !self
+                .get(id)
+                .is_some_and(|c| open(&c.hot) && c.hot.unsent.checked_add(len).is_some())
+        {
+            return Err(record);
+        }
+        let c = &mut self.conns[id.index as usize];
+        c.tx.push(len, record, push);
+        c.hot.unsent += len;
+        if !c.hot.has(flag::ACTIVE) {
+            self.sh.update_active(c);
+        }
+        self.sh.owe(id.index, &mut c.hot, 0);
+        Ok(())
+    }
+
+    /// Emits what the windows allow, repetitions first; data carries an owed ACK.
+    pub fn flush(&mut self, now: Instant, id: ConnId, tx: &mut impl FrameSink<R>) {
+        if self.get(id).is_some() {
+            let c = &mut self.conns[id.index as usize];
+            // A pure ACK can still find company in this batch; `poll` sends it.
+            let ack = c.hot.flags & flag::NEED_ACK;
+            let data = c.hot.unsent > 0 || c.hot.has(flag::RECOVERING | flag::FIN_QUEUED);
+            if data && self.sh.output_data(id.index, c, now, tx).is_err() {
+                c.hot.flags |= ack;
+                self.sh.owe(id.index, &mut c.hot, 0);
+            }
+        }
+    }
+
+    /// Hands out the records that are fully acknowledged, in order.
+    #[inline]
+    pub fn take_acked(&mut self, id: ConnId, f: impl FnMut(R)) {
+        if let Some(c) = self.get_mut(id) {
+            c.tx.take_acked(f);
+        }
+    }
+
+    /// Hands out every record that is still here once the connection is closed (acknowledged or
+    /// not), in order; does nothing while it can still send.
+    pub fn take_unacked(&mut self, id: ConnId, f: impl FnMut(R)) {
+        if let Some(c) = self.get_mut(id)
+            && matches!(c.hot.state, State::Closed | State::TimeWait)
+        {
+            c.tx.drain(f);
+        }
+    }
+
+    /// Timers, and everything owed: pure ACKs (at most one per connection and batch, more only
+    /// to tell of many holes), repetitions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
+    pub fn poll(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+        self.poll_timers(now);
+        if self.fragments.due(now) {
+            self.give_up_fragments(now);
+        }
+        self.poll_owed(now, tx);
+        self.poll_neighbours(now, tx);
+    }
+
+    /// Connections whose deadlines have come, some fetched side by side: in its turn each would
+    /// be waited for.
+    #[inline]
+    fn poll_timers(&mut self, now: Instant) {
+        let mut due = [0; 16];
+        loop {
+            let mut n = 0;
+            while n < due.len()
+                && let Some(index) = self.sh.wheel.pop_due(now)
+            {
+                self.conns[index as usize].prefetch_timers();
+                due[n] = index;
+                n += 1;
+            }
+            for &index in &due[..n] {
+                let c = &mut self.conns[index as usize];
+                if self.sh.on_timer(index, c, now) {
+                    self.free(index);
+                }
+            }
+            if n < due.len() {
+                return;
+            }
+        }
+    }
+
+    /// [`poll`](Self::poll) without timers: for a caller who knows that received frames still
+    /// wait which may stop a retransmission timer.
+    pub fn poll_owed(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+        // ACKs that had to be made on the spot come before later ones.
+        if !self.sh.control.is_empty() {
+            self.sh.control.flush(tx, &mut self.sh.stats);
+        }
+        // One round: what is owed anew while the list is worked waits for the next poll.
+        for _ in 0..self.sh.work.len() {
+            let Some(index) = self.sh.work.pop_front() else {
+                break;
+            };
+            let c = &mut self.conns[index as usize];
+            if !c.hot.has(flag::IN_WORK) {
+                continue;
+            }
+            c.hot.flags &= !flag::IN_WORK;
+            self.sh.recount(c);
+            if self.sh.output(index, c, now, tx).is_err() {
+                c.hot.flags |= flag::IN_WORK;
+                self.sh.work.push_front(index);
+                return;
+            }
+        }
+    }
+
+    fn poll_neighbours(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+        for ConnId { index, generation } in self.sh.neighbours.poll(now) {
+            self.sh.stats.neighbour_failures += 1;
+            let c = self.conns.get_mut(index as usize);
+            let Some(c) = c.filter(|c| c.generation == generation) else {
+                continue;
+            };
+            match c.hot.state {
+                State::SynSent => self.sh.fail(index, c, Events::UNREACHABLE),
+                State::SynReceived => self.sh.closed(index, c),
+                State::Closed => {}
+                _ if c.hot.rto_at == 0 => self.sh.restart_rto(index, &mut c.hot, now),
+                _ => {}
+            }
+            self.reap(index);
+        }
+        while let Some(s) = self.sh.neighbours.solicits.pop() {
+            let addrs = &self.sh.config.addrs;
+            let source = addrs.iter().find(|a| a.contains(s.target));
+            let source = source.or_else(|| {
+                addrs
+                    .iter()
+                    .find(|a| a.addr.is_ipv4() == s.target.is_ipv4())
+            });
+            if let Some(source) = source {
+                self.sh.control.solicit(&s, source.addr, &mut self.sh.stats);
+            }
+        }
+        if !self.sh.control.is_empty() {
+            self.sh.control.flush(tx, &mut self.sh.stats);
+        }
+    }
+
+    /// When `poll` must be called though nothing arrives. May be early, never late.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let all = [
+            self.sh.wheel.next_deadline(),
+            self.sh.neighbours.next_deadline(),
+            self.fragments.next_deadline(),
+        ];
+        all.into_iter().flatten().min()
+    }
+
+    /// `poll` would send something now (if the sink has room).
+    pub fn owes(&self) -> bool {
+        !self.sh.work.is_empty()
+            || !self.sh.control.is_empty()
+            || !self.sh.neighbours.solicits.is_empty()
+    }
+
+    /// Nothing is in flight, queued or owed: if the peers' stacks are idle too, only timers and
+    /// new work can wake this one.
+    pub fn idle(&self) -> bool {
+        self.sh.active == 0 && !self.owes() && !self.sh.neighbours.resolving()
+    }
+
+    pub fn stats(&self) -> &Stats {
+        &self.sh.stats
+    }
+
+    /// Received buffers that connections hold for their owners or out of order; what owners
+    /// consumed since the last `poll` is still among them. At most
+    /// [`StackConfig::max_held_buffers`], an eighth more, and one for each connection.
+    pub fn held_buffers(&self) -> usize {
+        self.sh.held
+    }
+
+    /// Connections that occupy a slot, TIME-WAIT included.
+    pub fn connections(&self) -> usize {
+        self.conns.len() - self.free.len()
+    }
+}

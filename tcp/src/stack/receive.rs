@@ -1,0 +1,466 @@
+//! From a burst of frames to connections: classification, lookup, and segments for none of them
+//! (listeners, strangers).
+//!
+//! A frame of the connection that came last is worked at once. Others wait in a short row, so
+//! that the CPU fetches their table slots, then their connections, then their queues, while it
+//! works those before them:
+//! ```text
+//! flow, hash ─► slot ─► connection ─► queues ─► each frame in its turn
+//! ```
+
+use crate::base::buffer::RecvBuf;
+use crate::base::frame_info::{FrameInfo, RxChecksum};
+use crate::base::ids::ConnId;
+use crate::base::state::State;
+use crate::base::time::Instant;
+use crate::connection::flag;
+use crate::connection::input::Verdict;
+use crate::connection::rx_coalescer::Train;
+use crate::stack::Stack;
+use crate::wire::flow_key::FlowKey;
+use crate::wire::frame::{self, Inbound, Link};
+use crate::wire::segment::{self, Segment};
+
+/// Frames in the row. More would push the first out of a small cache before its turn.
+const ROW: usize = 32;
+/// So many frames before its own is a connection asked for, and its queues.
+const FAR: usize = 12;
+const NEAR: usize = 6;
+
+/// What is known of a frame in the row.
+#[derive(Clone, Copy)]
+pub(crate) struct Staged {
+    hash: u64,
+    /// Where its connection probably is.
+    index: u32,
+    checksum: RxChecksum,
+    /// `hash` is its flow's.
+    hashed: bool,
+    /// Its flow is that of the frame before.
+    follows: bool,
+    /// More than any headers.
+    data: bool,
+}
+
+impl Staged {
+    const NONE: Staged = Staged {
+        hash: 0,
+        index: u32::MAX,
+        checksum: RxChecksum::Bad,
+        hashed: false,
+        follows: false,
+        data: false,
+    };
+}
+
+/// Frames that wait, and what is known of them; empty between bursts.
+pub(crate) struct Row<B> {
+    frames: Vec<B>,
+    staged: Vec<Staged>,
+}
+
+impl<B> Default for Row<B> {
+    fn default() -> Self {
+        Row {
+            frames: Vec::new(),
+            staged: Vec::new(),
+        }
+    }
+}
+
+/// A burst in work.
+struct Burst {
+    link: Link,
+    seg: Segment,
+    train: Train,
+}
+
+impl<B: RecvBuf, R> Stack<B, R> {
+    /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
+    /// leave with the next `poll`.
+    pub fn receive(&mut self, now: Instant, mut frames: impl Iterator<Item = (B, FrameInfo)>) {
+        let link = self.link();
+        let tagged = link.vlan.is_some();
+        let mut row = core::mem::take(&mut self.row);
+        let mut burst = Burst {
+            train: Train::new(link.mac, link.vlan),
+            link,
+            seg: Segment::default(),
+        };
+        let mut flow = FlowKey::default();
+        while let Some((mut b, FrameInfo { checksum, .. })) = frames.next() {
+            self.sh.stats.frames_in += 1;
+            // Behind a waiting frame all wait: connections see theirs in order.
+            let first = row.frames.is_empty();
+            if first {
+                match self.ride(&mut burst.train, b, checksum) {
+                    Some(back) => b = back,
+                    None => continue,
+                }
+            }
+            let key = frame::flow(b.chunk(), tagged);
+            let mut s = Staged {
+                checksum,
+                data: b.remaining() > 128,
+                ..Staged::NONE
+            };
+            if let Some(key) = key {
+                s.follows = !first && key == flow;
+                s.hashed = true;
+                if s.follows {
+                    s.hash = row.staged.last().map_or(0, |l| l.hash);
+                } else if first && self.is_last(&key) {
+                    let more = frames.size_hint().1 != Some(0);
+                    self.frame(now, b, &s, more, &mut burst);
+                    continue;
+                } else {
+                    s.hash = key.hash::<1, 3>(self.sh.hash_key);
+                    B::prefetch(self.sh.table.start(s.hash));
+                    flow = key;
+                }
+            } else if first {
+                self.frame(now, b, &s, false, &mut burst);
+                continue;
+            } else {
+                flow = FlowKey::default();
+            }
+            row.staged.push(s);
+            row.frames.push(b);
+            if row.frames.len() == ROW {
+                self.work_row(now, &mut row, &mut burst);
+            }
+        }
+        if !row.frames.is_empty() {
+            self.work_row(now, &mut row, &mut burst);
+        }
+        self.end_train(now, &mut burst.train);
+        self.row = row;
+    }
+
+    fn link(&self) -> Link {
+        Link {
+            mac: self.sh.config.mac,
+            vlan: self.sh.config.vlan,
+        }
+    }
+
+    /// Takes the frame when it is the train's next; else gives it back.
+    #[inline]
+    fn ride(&mut self, train: &mut Train, mut b: B, checksum: RxChecksum) -> Option<B> {
+        if checksum == RxChecksum::Bad {
+            return Some(b);
+        }
+        let Some(w) = train.next(&b) else {
+            return Some(b);
+        };
+        if checksum == RxChecksum::Unknown && !train.verified(&w, &b) {
+            self.sh.stats.csum_errors += 1;
+            return None;
+        }
+        train.take(&w);
+        let end = w.headers + w.len as usize;
+        if b.remaining() > end {
+            b.truncate(end);
+        }
+        b.advance(w.headers);
+        self.conns[train.index as usize].rx.push(b);
+        None
+    }
+
+    #[inline]
+    fn end_train(&mut self, now: Instant, train: &mut Train) {
+        if let Some(c) = self.conns.get_mut(train.index as usize) {
+            self.sh.train_ended(train, c, now);
+        }
+    }
+
+    fn work_row(&mut self, now: Instant, row: &mut Row<B>, burst: &mut Burst) {
+        let Row { frames, staged } = row;
+        if frames.len() > 1 {
+            for s in staged.iter_mut().take(FAR) {
+                self.fetch(s);
+            }
+            for s in staged.iter().take(NEAR) {
+                self.fetch_queues(s);
+            }
+        }
+        for (i, b) in frames.drain(..).enumerate() {
+            if let Some(s) = staged.get_mut(i + FAR) {
+                self.fetch(s);
+            }
+            if let Some(s) = staged.get(i + NEAR) {
+                self.fetch_queues(s);
+            }
+            let s = staged[i];
+            let more = staged.get(i + 1).is_none_or(|s| s.follows);
+            if !s.follows {
+                self.frame(now, b, &s, more, burst);
+            } else if let Some(b) = self.ride(&mut burst.train, b, s.checksum) {
+                self.frame(now, b, &s, more, burst);
+            }
+        }
+        staged.clear();
+    }
+
+    /// Asks for the connection, by what its slot says.
+    #[inline]
+    fn fetch(&self, s: &mut Staged) {
+        if s.hashed && !s.follows {
+            s.index = self.sh.table.guess(s.hash).unwrap_or(u32::MAX);
+            if let Some(c) = self.conns.get(s.index as usize) {
+                c.prefetch_for(s.data);
+            }
+        }
+    }
+
+    /// Asks for its queues, by what the connection says.
+    #[inline]
+    fn fetch_queues(&self, s: &Staged) {
+        if let Some(c) = self.conns.get(s.index as usize) {
+            c.prefetch_queues_for(s.data);
+        }
+    }
+
+    /// A frame in its turn. `more`: the next may be of the same flow.
+    #[inline]
+    fn frame(&mut self, now: Instant, mut b: B, s: &Staged, more: bool, burst: &mut Burst) {
+        self.end_train(now, &mut burst.train);
+        let mut src_mac = [0; 6];
+        let stats = &mut self.sh.stats;
+        match frame::classify(&burst.link, &mut b, s.checksum, &mut src_mac, stats) {
+            Some(Inbound::Tcp { key, ce }) => {
+                let Some(b) = self.parsed(&mut burst.seg, b, ce) else {
+                    return;
+                };
+                let payload = b.remaining() > 0;
+                let hash = s.hashed.then_some(s.hash);
+                let known = self.tcp(now, &key, hash, &burst.seg, b, src_mac);
+                if known && payload && more {
+                    let c = &self.conns[self.last as usize];
+                    burst.train.begin(&self.sh, self.last, c);
+                }
+            }
+            Some(other) => self.other(now, other, b, src_mac),
+            None => {}
+        }
+    }
+
+    /// The segment's header, and the buffer behind it; `None`: malformed.
+    #[inline]
+    pub(crate) fn parsed(&mut self, seg: &mut Segment, mut b: B, ce: bool) -> Option<B> {
+        if !seg.parse(b.chunk(), &mut self.sh.stats.bad_options) {
+            self.sh.stats.in_errs += 1;
+            return None;
+        }
+        seg.ce = ce;
+        self.sh.stats.in_segs += 1;
+        b.advance(usize::from(seg.header_len));
+        Some(b)
+    }
+
+    /// A burst is mostly of one flow: the last connection is tried before hashing.
+    #[inline]
+    fn is_last(&self, key: &FlowKey) -> bool {
+        self.conns
+            .get(self.last as usize)
+            .is_some_and(|c| c.template.carries(key) && c.hot.has(flag::HASHED))
+    }
+
+    /// Asks the CPU for a connection that the caller is about to use, and does nothing else:
+    /// worth it some connections ahead, when many have their turn one after another.
+    #[inline]
+    pub fn prefetch(&self, id: ConnId) {
+        if let Some(c) = self.conns.get(id.index as usize) {
+            c.prefetch();
+        }
+    }
+
+    /// As [`prefetch`](Self::prefetch), for the queues of a connection that should have arrived.
+    #[inline]
+    pub fn prefetch_queues(&self, id: ConnId) {
+        if let Some(c) = self.conns.get(id.index as usize) {
+            c.prefetch_queues();
+        }
+    }
+
+    /// Takes a copy of a frame that another worker received and answers: what every worker of
+    /// a device has to know (neighbours, ICMP errors), see [`crate::Destination::Everyone`].
+    pub fn overhear(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
+        let mut src_mac = [0; 6];
+        let what = frame::classify(
+            &self.link(),
+            &mut frame,
+            checksum,
+            &mut src_mac,
+            &mut self.sh.stats,
+        );
+        if let Some(what) = what {
+            self.sh.control.silent = true;
+            self.other(now, what, frame, src_mac);
+            self.sh.control.silent = false;
+        }
+    }
+
+    /// `hash`: the key's, if somebody took it. `false`: it has no connection.
+    #[inline]
+    pub(crate) fn tcp(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        hash: Option<u64>,
+        seg: &Segment,
+        b: B,
+        src_mac: [u8; 6],
+    ) -> bool {
+        if !self.is_last(key) {
+            let hash = hash.unwrap_or_else(|| key.hash::<1, 3>(self.sh.hash_key));
+            match self
+                .sh
+                .table
+                .find(hash, |i| self.conns[i as usize].template.carries(key))
+            {
+                Some(i) => self.last = i,
+                None if seg.flags & (segment::SYN | segment::RST | segment::ACK)
+                    == segment::ACK
+                    && let Some(opened) = self.cookie_returned(now, key, seg, src_mac) =>
+                {
+                    let Some(i) = opened else { return false };
+                    self.last = i;
+                }
+                None => {
+                    self.stranger(now, key, seg, b.remaining() as u32, src_mac);
+                    return false;
+                }
+            }
+        }
+        self.known(now, self.last, key, seg, b, src_mac);
+        true
+    }
+
+    #[inline]
+    fn known(
+        &mut self,
+        now: Instant,
+        index: u32,
+        key: &FlowKey,
+        seg: &Segment,
+        b: B,
+        src_mac: [u8; 6],
+    ) {
+        let c = &mut self.conns[index as usize];
+        if let Err(b) = self.sh.predicted(index, c, seg, b, now) {
+            let payload = b.remaining() as u32;
+            match self.sh.segment(index, c, seg, b, now) {
+                Verdict::Done => self.reap(index),
+                Verdict::Reset => {
+                    self.reap(index);
+                    self.refuse(now, key, seg, payload, src_mac);
+                }
+                Verdict::Reopen => {
+                    self.sh.stats.time_wait_recycled += 1;
+                    self.sh.closed(index, c);
+                    self.reap(index);
+                    self.stranger(now, key, seg, payload, src_mac);
+                }
+            }
+        }
+    }
+
+    /// Who listens there: on the address first, then on all.
+    pub(crate) fn listener_of(&self, key: &FlowKey) -> Option<u32> {
+        let local = key.local();
+        let ports = &self.sh.ports;
+        let one = ports.get(&(local.port(), Some(local.ip())));
+        one.or_else(|| ports.get(&(local.port(), None))).copied()
+    }
+
+    /// A stranger's segment that can be meant: from an address that a peer can have and that is
+    /// not ours (LAND), and no SYN with FIN.
+    pub(crate) fn sound(&self, key: &FlowKey, seg: &Segment, src_mac: [u8; 6]) -> bool {
+        let remote = key.remote();
+        self.sh.can_be_peer(remote.ip(), src_mac)
+            && remote.port() != 0
+            && seg.flags & (segment::SYN | segment::FIN) != segment::SYN | segment::FIN
+    }
+
+    /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
+    #[cold]
+    fn stranger(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        src_mac: [u8; 6],
+    ) {
+        let own = self.sh.own(key.local().ip());
+        if !own || !self.sound(key, seg, src_mac) {
+            self.sh.stats.not_for_us += u64::from(!own);
+            self.sh.stats.martians += u64::from(own);
+            return;
+        }
+        self.sh.stats.no_connection += u64::from(seg.flags & segment::SYN == 0);
+        if seg.flags & segment::RST != 0 {
+            return;
+        }
+        let listener = self.listener_of(key);
+        if listener.is_some() && seg.flags & (segment::SYN | segment::ACK) == 0 {
+            // Nothing for LISTEN (section 3.10.7.2, fourth).
+            return;
+        }
+        let listener =
+            listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN);
+        let Some(listener) = listener else {
+            self.sh.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
+            return self.refuse(now, key, seg, payload, src_mac);
+        };
+        let Some(l) = self.sh.listeners.get_mut(&listener) else {
+            return;
+        };
+        // A cookie needs neither a slot nor a neighbour: it goes where the SYN came from.
+        let pressed = l.pending >= l.backlog || self.sh.neighbours.crowded();
+        if pressed && l.ready < l.backlog && self.sh.config.syn_cookies {
+            return self.send_cookie(now, key, seg, listener, src_mac);
+        }
+        if l.pending >= l.backlog {
+            self.sh.stats.listen_overflows += 1;
+            self.sh.stats.listen_drops += 1;
+            return;
+        }
+        let user = l.user;
+        let Some(index) = self.alloc(*key) else {
+            self.sh.stats.listen_drops += 1;
+            return;
+        };
+        if let Some(l) = self.sh.listeners.get_mut(&listener) {
+            l.pending += 1;
+        }
+        let c = &mut self.conns[index as usize];
+        c.listener = listener;
+        c.hot.user = user;
+        c.hot.state = State::SynReceived;
+        c.hot.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
+        c.negotiate(seg, &self.sh.config, self.sh.recv_wscale);
+        self.open(index, now);
+    }
+
+    fn refuse(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        src_mac: [u8; 6],
+    ) {
+        if seg.flags & segment::RST != 0 {
+            return;
+        }
+        if self.sh.resets.take(now) {
+            self.sh
+                .control
+                .reset(src_mac, key, seg, payload, &mut self.sh.stats);
+        } else {
+            self.sh.stats.resets_skipped += 1;
+        }
+    }
+}

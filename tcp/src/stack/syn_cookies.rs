@@ -1,0 +1,170 @@
+//! SYN cookies (RFC 4987 section 3.6): a listener whose backlog is full answers SYNs and keeps
+//! nothing. The SYN-ACK's sequence number proves the peer's ACK; options come back in the low
+//! bits of the echoed timestamp, and are given up when the peer offers none.
+//!
+//! ```text
+//! sequence number   5 bits period | 3 bits MSS | 24 bits keyed hash
+//! timestamp value   clock         | ECN 1 | SACK 1 | window scale 4 (15: none)
+//! ```
+
+use crate::base::buffer::RecvBuf;
+use crate::base::sequence::SeqNr;
+use crate::base::state::State;
+use crate::base::time::Instant;
+use crate::connection::context::Shared;
+use crate::connection::control_segments::syn_options;
+use crate::connection::flag;
+use crate::stack::Stack;
+use crate::wire::flow_key::FlowKey;
+use crate::wire::segment::{ACK, CWR, ECE, SYN, Segment};
+use crate::wire::template::{Fields, Template};
+
+/// The greatest that is not above the peer's is taken.
+const MSS: [u16; 8] = [216, 536, 1220, 1440, 1460, 4036, 8940, 8960];
+/// A period is 69 s; the current one and the last are good.
+const PERIOD_SHIFT: u32 = 36;
+const PERIODS: u32 = 32;
+const LIFETIME: u64 = 2 << PERIOD_SHIFT;
+const NO_SCALE: u32 = 15;
+const OPTION_BITS: u32 = 6;
+
+fn period(now: Instant) -> u32 {
+    (now.0 >> PERIOD_SHIFT) as u32 & (PERIODS - 1)
+}
+
+impl Shared {
+    fn cookie(&self, key: &FlowKey, isn: SeqNr, period: u32, mss: u32) -> u32 {
+        let bound = u64::from(isn.0) << 32 | u64::from(period << 3 | mss);
+        let proof = key.hash_with(self.isn_key, bound) as u32 & 0xff_ffff;
+        period << 27 | mss << 24 | proof
+    }
+}
+
+impl<B: RecvBuf, R> Stack<B, R> {
+    /// Answers a SYN beyond the backlog.
+    pub(crate) fn send_cookie(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        seg: &Segment,
+        listener: u32,
+        src_mac: [u8; 6],
+    ) {
+        let sh = &mut self.sh;
+        if sh.control.crowded() {
+            sh.stats.listen_drops += 1;
+            return;
+        }
+        if let Some(l) = sh.listeners.get_mut(&listener) {
+            l.cookies_until = now.0 + LIFETIME;
+        }
+        sh.stats.cookies_sent += 1;
+        let offered = seg.mss.unwrap_or(if key.is_v6() { 1220 } else { 536 });
+        let mss = MSS.iter().rposition(|&m| m <= offered).unwrap_or(0) as u32;
+        let c = &sh.config;
+        let ts = c.timestamps && seg.has_ts;
+        // Without timestamps nothing brings these back.
+        let sack = ts && c.sack && seg.sack_permitted;
+        let scale = seg.wscale.filter(|_| ts);
+        let ecn = ts && c.wants_ecn() && seg.flags & (ECE | CWR) == ECE | CWR;
+        let bits = u32::from(ecn) << 5
+            | u32::from(sack) << 4
+            | scale.map_or(NO_SCALE, u32::from).min(NO_SCALE);
+        let ts = ts.then(|| {
+            let clock = Shared::ts_now(now, sh.ts_offset(key));
+            let mut value = clock >> OPTION_BITS << OPTION_BITS | bits;
+            // Never ahead of the clock: later segments must not look old.
+            if value.wrapping_sub(clock) as i32 > 0 {
+                value = value.wrapping_sub(1 << OPTION_BITS);
+            }
+            (value, seg.ts_val)
+        });
+        let own_mss = sh.config.mtu - if key.is_v6() { 60 } else { 40 };
+        let (o, n) = syn_options(own_mss, sack, ts, scale.map(|_| sh.recv_wscale));
+        let fields = Fields {
+            seq: SeqNr(sh.cookie(key, seg.seq, period(now), mss)),
+            ack: seg.seq + 1,
+            flags: if ecn { SYN | ACK | ECE } else { SYN | ACK },
+            window: sh.recv_window.min(0xffff) as u16,
+            ts: None,
+            options: &o[..n],
+            payload: 0,
+            ect: false,
+            tso: false,
+        };
+        let t = Template::new(sh.config.mac, src_mac, sh.config.vlan, key);
+        sh.control.tcp(&t, &fields, &mut sh.stats);
+    }
+
+    /// An ACK for no connection: if it carries a cookie of ours, the connection that it opens, in
+    /// SYN-RECEIVED, for the segment to be processed on; nothing when there is no room for one
+    /// now: the peer comes again.
+    #[cold]
+    pub(crate) fn cookie_returned(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        seg: &Segment,
+        src_mac: [u8; 6],
+    ) -> Option<Option<u32>> {
+        let listener = self.listener_of(key)?;
+        let (isn, got) = (seg.seq - 1, (seg.ack - 1).0);
+        let l = self.sh.listeners.get(&listener)?;
+        if now.0 >= l.cookies_until || !self.sound(key, seg, src_mac) {
+            return None;
+        }
+        let (of, mss) = (got >> 27, got >> 24 & 7);
+        let age = period(now).wrapping_sub(of) & (PERIODS - 1);
+        if age > 1 || got != self.sh.cookie(key, isn, of, mss) {
+            self.sh.stats.cookies_failed += 1;
+            return None;
+        }
+        let l = self.sh.listeners.get_mut(&listener)?;
+        if l.ready >= l.backlog {
+            self.sh.stats.listen_overflows += 1;
+            return Some(None);
+        }
+        let user = l.user;
+        let Some(index) = self.alloc(*key) else {
+            self.sh.stats.listen_drops += 1;
+            return Some(None);
+        };
+        if let Some(l) = self.sh.listeners.get_mut(&listener) {
+            l.pending += 1;
+        }
+        self.sh.stats.cookies_recv += 1;
+        let bits = if seg.has_ts { seg.ts_ecr } else { NO_SCALE };
+        let scale = bits & NO_SCALE;
+        let syn = Segment {
+            seq: isn,
+            flags: if bits >> 5 & 1 != 0 {
+                SYN | ECE | CWR
+            } else {
+                SYN
+            },
+            window: seg.window,
+            has_ts: seg.has_ts,
+            ts_val: seg.ts_val,
+            sack_permitted: bits >> 4 & 1 != 0,
+            wscale: (scale != NO_SCALE).then_some(scale as u8),
+            mss: Some(MSS[mss as usize]),
+            ..Segment::default()
+        };
+        let offset = self.sh.ts_offset(key);
+        let c = &mut self.conns[index as usize];
+        c.listener = listener;
+        c.ts_offset = offset;
+        c.negotiate(&syn, &self.sh.config, self.sh.recv_wscale);
+        let h = &mut c.hot;
+        h.user = user;
+        h.state = State::SynReceived;
+        h.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
+        h.snd_una = SeqNr(got);
+        h.snd_nxt = seg.ack;
+        h.snd_wl2 = SeqNr(got);
+        // Nothing tells when the SYN-ACK left: no round trip is measured.
+        h.backoff = 1;
+        self.sh.update_active(c);
+        Some(Some(index))
+    }
+}

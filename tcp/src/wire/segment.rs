@@ -1,0 +1,243 @@
+//! The TCP header of a received segment (RFC 9293 section 3.1) and its options, read in place.
+
+use crate::base::sequence::SeqNr;
+use crate::wire::bytes::{be16, be32};
+
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
+pub(crate) const PSH: u8 = 0x08;
+pub(crate) const ACK: u8 = 0x10;
+/// RFC 3168 section 6.1.
+pub(crate) const ECE: u8 = 0x40;
+pub(crate) const CWR: u8 = 0x80;
+
+/// `NOP NOP TIMESTAMP 10`: how everybody lays out the one option of a data segment.
+pub(crate) const TS_ALIGNED: u32 = 0x0101_080a;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub seq: SeqNr,
+    pub ack: SeqNr,
+    pub flags: u8,
+    pub window: u16,
+    pub header_len: u8,
+    /// From the IP header: congestion experienced.
+    pub ce: bool,
+    pub has_ts: bool,
+    pub sack_permitted: bool,
+    pub sacks: u8,
+    pub ts_val: u32,
+    pub ts_ecr: u32,
+    pub mss: Option<u16>,
+    pub wscale: Option<u8>,
+    pub sack: [(SeqNr, SeqNr); 4],
+}
+
+impl Segment {
+    /// Reads the header that `tcp` starts with; `false` when it does not fit or is malformed.
+    /// In place: moving a value just written piecemeal would stall. `sack` is left as it is
+    /// beyond `sacks`. Counts in `bad_options` a segment whose options are malformed.
+    #[inline]
+    pub(crate) fn parse(&mut self, tcp: &[u8], bad_options: &mut u64) -> bool {
+        let Some(fixed) = tcp.get(..20) else {
+            return false;
+        };
+        let header_len = usize::from(fixed[12] >> 4) * 4;
+        if header_len < 20 {
+            return false;
+        }
+        let Some(options) = tcp.get(20..header_len) else {
+            return false;
+        };
+        self.seq = SeqNr(be32(fixed, 4));
+        self.ack = SeqNr(be32(fixed, 8));
+        self.flags = fixed[13];
+        self.window = be16(fixed, 14);
+        self.header_len = header_len as u8;
+        self.sacks = 0;
+        if options.len() == 12 && be32(options, 0) == TS_ALIGNED {
+            self.has_ts = true;
+            self.sack_permitted = false;
+            self.mss = None;
+            self.wscale = None;
+            self.ts_val = be32(options, 4);
+            self.ts_ecr = be32(options, 8);
+        } else {
+            self.has_ts = false;
+            self.sack_permitted = false;
+            self.mss = None;
+            self.wscale = None;
+            *bad_options += u64::from(!self.parse_options(options));
+        }
+        true
+    }
+
+    /// Unknown options are skipped, and known ones of a wrong length; a length that cannot be, or
+    /// reaches beyond the header, ends the walk (RFC 9293 section 3.1, MUST-7). Either is malformed,
+    /// which `false` says; what was read before counts.
+    #[cold]
+    fn parse_options(&mut self, mut o: &[u8]) -> bool {
+        let mut sound = true;
+        while let Some((&kind, rest)) = o.split_first() {
+            match kind {
+                0 => return sound,
+                1 => {
+                    o = rest;
+                    continue;
+                }
+                _ => {}
+            }
+            let Some(&len) = rest.first() else {
+                return false;
+            };
+            let len = usize::from(len);
+            if len < 2 || len > o.len() {
+                return false;
+            }
+            let body = &o[2..len];
+            match (kind, body.len()) {
+                (2, 2) if self.flags & SYN != 0 => self.mss = Some(be16(body, 0)),
+                // RFC 7323 section 2.3: more than 14 counts as 14.
+                (3, 1) if self.flags & SYN != 0 => self.wscale = Some(body[0].min(14)),
+                (4, 0) if self.flags & SYN != 0 => self.sack_permitted = true,
+                (5, n) if n % 8 == 0 && n <= 32 => {
+                    self.sacks = (n / 8) as u8;
+                    for (i, b) in body.chunks_exact(8).enumerate() {
+                        self.sack[i] = (SeqNr(be32(b, 0)), SeqNr(be32(b, 4)));
+                    }
+                }
+                (8, 8) => {
+                    self.has_ts = true;
+                    self.ts_val = be32(body, 0);
+                    self.ts_ecr = be32(body, 4);
+                }
+                // Of a SYN, elsewhere.
+                (2, 2) | (3, 1) | (4, 0) => {}
+                (2..=5 | 8, _) => sound = false,
+                _ => {}
+            }
+            o = &o[len..];
+        }
+        sound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(b: &[u8]) -> Option<Segment> {
+        let mut s = Segment::default();
+        s.parse(b, &mut 0).then_some(s)
+    }
+
+    /// Segments whose options count as malformed.
+    fn bad(flags: u8, options: &[u8]) -> u64 {
+        let mut n = 0;
+        assert!(Segment::default().parse(&header(flags, options), &mut n));
+        n
+    }
+
+    fn header(flags: u8, options: &[u8]) -> Vec<u8> {
+        let mut h = vec![0u8; 20];
+        h[4..8].copy_from_slice(&7u32.to_be_bytes());
+        h[8..12].copy_from_slice(&9u32.to_be_bytes());
+        h[12] = (((20 + options.len()) / 4) as u8) << 4;
+        h[13] = flags;
+        h[14..16].copy_from_slice(&500u16.to_be_bytes());
+        h.extend_from_slice(options);
+        h
+    }
+
+    #[test]
+    fn options_of_a_syn_are_read() {
+        let s = parse(&header(
+            SYN,
+            &[
+                2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 15,
+            ],
+        ))
+        .unwrap();
+        assert_eq!((s.seq, s.ack, s.window), (SeqNr(7), SeqNr(9), 500));
+        assert_eq!(s.mss, Some(1460));
+        assert_eq!(s.wscale, Some(14), "RFC 7323 section 2.3");
+        assert!(s.sack_permitted && s.has_ts);
+        assert_eq!((s.ts_val, s.ts_ecr), (1, 2));
+    }
+
+    #[test]
+    fn sack_blocks_are_read() {
+        let mut o = vec![1, 1, 5, 18];
+        for w in [10u32, 20, 30, 40] {
+            o.extend_from_slice(&w.to_be_bytes());
+        }
+        let s = parse(&header(ACK, &o)).unwrap();
+        assert_eq!(s.sacks, 2);
+        assert_eq!(s.sack[1], (SeqNr(30), SeqNr(40)));
+    }
+
+    #[test]
+    fn options_that_cannot_be_are_told_from_those_that_are_unknown() {
+        let good: [&[u8]; 6] = [
+            &[],
+            &[1, 1, 1, 0],
+            &[0, 2, 0, 0],
+            &[254, 4, 9, 9],
+            &[2, 4, 5, 0xb4],
+            &[1, 3, 3, 7],
+        ];
+        for o in good {
+            assert_eq!((bad(SYN, o), bad(ACK, o)), (0, 0), "{o:?}");
+        }
+        let wrong: [&[u8]; 8] = [
+            &[254, 0, 0, 0],
+            &[254, 1, 0, 0],
+            &[254, 5, 0, 0],
+            &[1, 1, 1, 254],
+            &[2, 3, 5, 1],
+            &[3, 4, 1, 1],
+            &[5, 4, 0, 0],
+            &[8, 4, 0, 0],
+        ];
+        for o in wrong {
+            assert_eq!((bad(SYN, o), bad(ACK, o)), (1, 1), "{o:?}");
+        }
+        // What came before the malformed one counts.
+        let s = parse(&header(SYN, &[2, 4, 5, 0xb4, 254, 0, 0, 0])).unwrap();
+        assert_eq!(s.mss, Some(1460));
+    }
+
+    #[test]
+    fn garbage_options_neither_panic_nor_loop() {
+        assert!(parse(&header(SYN, &[2, 0, 0, 0])).unwrap().mss.is_none());
+        assert!(parse(&header(SYN, &[8, 255, 0, 0])).is_some());
+        assert!(parse(&header(SYN, &[1, 1, 1, 2])).is_some());
+        assert!(
+            parse(&header(ACK, &[5, 7, 0, 0, 0, 0, 0, 0]))
+                .unwrap()
+                .sacks
+                == 0
+        );
+        let mut x = 3u64;
+        for _ in 0..20_000 {
+            x = x
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let n = (x >> 33) as usize % 61;
+            let mut b: Vec<u8> = (0..n)
+                .map(|i| (x.rotate_left(i as u32) >> 7) as u8)
+                .collect();
+            let _ = parse(&b);
+            if n > 20 {
+                b[12] = 0xf0;
+                let _ = parse(&b);
+            }
+        }
+        let mut short = header(ACK, &[]);
+        short[12] = 0x40;
+        assert!(parse(&short).is_none(), "data offset below 5");
+        short[12] = 0x60;
+        assert!(parse(&short).is_none(), "data offset beyond the segment");
+    }
+}
