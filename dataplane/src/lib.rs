@@ -16,5 +16,6 @@ pub mod control;
 pub mod daemon;
 pub mod device;
 pub mod host;
+pub mod ids;
 pub mod stream;
 pub mod worker;

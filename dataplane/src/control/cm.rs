@@ -11,6 +11,7 @@ use siw_shm::control::{
 
 use super::Control;
 use super::resources::QpPhase;
+use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
 use crate::worker::messages::{Breakdown, Command, ConnectFailure, Event, RequestId};
 
 impl Control {
@@ -43,10 +44,10 @@ impl Control {
                 };
                 let mut e = CmEvent::new(CmEventKind::RequestCancelled);
                 e.cookie = l.cookie;
-                e.listener = listener;
-                e.request = number;
+                e.listener = listener.0;
+                e.request = number.0;
                 let (client, channel) = (l.client, l.cm_channel);
-                self.cm_event(client, channel, &e);
+                self.cm_event(client, Some(channel), &e);
             }
             Event::Established {
                 qpn,
@@ -67,7 +68,7 @@ impl Control {
                 qp.peer = remote.into();
                 let mut e = CmEvent::new(CmEventKind::Established);
                 e.cookie = qp.cookie;
-                e.qp_num = qpn;
+                e.qp_num = qpn.0;
                 e.worker = qp.worker as u32;
                 e.device = qp.device as u32;
                 e.ird = negotiated.ird.into();
@@ -89,7 +90,7 @@ impl Control {
                 qp.state = QpState::Error;
                 let mut e = CmEvent::new(CmEventKind::Disconnected);
                 e.cookie = qp.cookie;
-                e.qp_num = qpn;
+                e.qp_num = qpn.0;
                 e.device = qp.device as u32;
                 e.local = qp.local;
                 e.peer = qp.peer;
@@ -135,16 +136,16 @@ impl Control {
                 {
                     qp.state = QpState::Error;
                 }
-                self.async_event(client, kind, qpn, why);
+                self.async_event(client, kind, qpn.0, why);
             }
             Event::CqOverflow { client, cq } => {
                 let why = "the completion queue overflowed: make it deeper or poll it sooner";
-                self.async_event(client, AsyncEventKind::CqErr, cq, why);
+                self.async_event(client, AsyncEventKind::CqErr, cq.0, why);
             }
             Event::SrqLimit { client, srq } => self.srq_limit(client, srq),
             Event::LastWqe { client, qpn } => {
                 let why = "nothing more is taken from the shared receive queue";
-                self.async_event(client, AsyncEventKind::QpLastWqeReached, qpn, why);
+                self.async_event(client, AsyncEventKind::QpLastWqeReached, qpn.0, why);
             }
             Event::BadRequest {
                 client,
@@ -152,14 +153,14 @@ impl Control {
                 reason,
             } => {
                 let why = format!("work request refused: {reason}");
-                self.async_event(client, AsyncEventKind::QpFatal, qpn, &why);
+                self.async_event(client, AsyncEventKind::QpFatal, qpn.0, &why);
             }
             Event::ClientFault { client, qpn } => {
                 let why = format!("queue pair {qpn}: ring indices are impossible");
                 self.fault(client, &why);
             }
             Event::ListenFailed { listener, reason } => {
-                tracing::warn!(listener, "listening failed: {reason}");
+                tracing::warn!(listener = listener.0, "listening failed: {reason}");
             }
             Event::Stats {
                 worker,
@@ -174,7 +175,7 @@ impl Control {
         &mut self,
         worker: usize,
         request: RequestId,
-        listener: u32,
+        listener: CmListenerId,
         mut e: CmEvent,
     ) {
         let Some(l) = self.listeners.get(listener) else {
@@ -190,7 +191,7 @@ impl Control {
         self.requests_no = self.requests_no.wrapping_add(1).max(1);
         e.request = self.requests_no;
         e.cookie = l.cookie;
-        e.listener = listener;
+        e.listener = listener.0;
         let local = e.local.to_socket_addr().map(|a| a.ip());
         e.device = self
             .config
@@ -199,11 +200,12 @@ impl Control {
             .position(|d| d.addresses.iter().any(|c| Some(c.addr) == local))
             .unwrap_or(0) as u32;
         let (client, channel) = (l.client, l.cm_channel);
-        self.requests.insert(e.request, request, listener);
-        self.cm_event(client, channel, &e);
+        self.requests
+            .insert(ConnectRequestId(e.request), request, listener);
+        self.cm_event(client, Some(channel), &e);
     }
 
-    fn connect_failed(&mut self, qpn: u32, failure: ConnectFailure) {
+    fn connect_failed(&mut self, qpn: Qpn, failure: ConnectFailure) {
         let Some(id) = self.owner(qpn) else { return };
         let Some(qp) = self.qp_mut(id, qpn) else {
             return;
@@ -243,7 +245,7 @@ impl Control {
         };
         let mut e = CmEvent::new(kind);
         e.cookie = qp.cookie;
-        e.qp_num = qpn;
+        e.qp_num = qpn.0;
         e.errno = errno as u32;
         e.reason = Text::new(&reason);
         if let ConnectFailure::Rejected(data) = &failure {
@@ -253,11 +255,11 @@ impl Control {
         self.cm_event(id, channel, &e);
     }
 
-    fn cm_event(&mut self, client: u32, channel: u32, event: &CmEvent) {
+    fn cm_event(&mut self, client: ClientId, channel: Option<CmChannelId>, event: &CmEvent) {
         let Some(c) = self.clients.get_mut(&client) else {
             return;
         };
-        if let Some(outbox) = c.cm_channels.get_mut(&channel) {
+        if let Some(outbox) = channel.and_then(|channel| c.cm_channels.get_mut(&channel)) {
             outbox.send(&self.epoll, codec::encode_event(KIND_CM_EVENT, event));
         }
     }
@@ -313,7 +315,7 @@ impl Control {
             .unwrap_or(0)
     }
 
-    pub(super) fn unlisten(&mut self, listener: u32) {
+    pub(super) fn unlisten(&mut self, listener: CmListenerId) {
         if self.listeners.remove(listener).is_some() {
             self.requests.forget(listener);
             for w in 0..self.config.mailboxes.len() {

@@ -11,6 +11,7 @@ use siw_shm::{CqGeometry, CqProducer};
 
 use super::requests::*;
 use super::{Control, Pending, Waiting};
+use crate::ids::{ClientId, CqId};
 use crate::worker::completion::Moderation;
 use crate::worker::messages::Command;
 
@@ -28,12 +29,13 @@ impl Control {
             .ok_or_else(|| Refusal::new(libc::EINVAL, format!("{cqe} entries are too many")))
     }
 
-    pub(super) fn resize_cq(&mut self, id: u32, r: &m::ResizeCq) -> Outcome {
+    pub(super) fn resize_cq(&mut self, id: ClientId, r: &m::ResizeCq) -> Outcome {
         let geometry = self.cq_geometry(r.cqe)?;
         let c = self.client(id)?;
+        let number = CqId(r.cq);
         let cq = c
             .cqs
-            .get(&r.cq)
+            .get(&number)
             .ok_or_else(|| Refusal::unknown("completion queue", r.cq))?;
         if cq.old.is_some() {
             return Err(Refusal::new(
@@ -49,23 +51,24 @@ impl Control {
             .map(|w| CqProducer::new(mem.region.clone(), mem.offset, geometry, w))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
-        if let Some(cq) = c.cqs.get_mut(&r.cq) {
+        if let Some(cq) = c.cqs.get_mut(&number) {
             cq.old = Some(std::mem::replace(&mut cq.mem, mem));
         }
         for (w, producer) in producers.into_iter().enumerate() {
             let producer = Box::new(producer);
-            self.command(w, Command::ResizeCq { cq: r.cq, producer });
+            let cq = number;
+            self.command(w, Command::ResizeCq { cq, producer });
         }
         let (token, left) = self.fence();
         Ok(Done::Wait(Pending::ResizeCq {
-            cq: r.cq,
+            cq: number,
             geometry,
             token,
             left,
         }))
     }
 
-    pub(super) fn finish_resize_cq(&mut self, id: u32) {
+    pub(super) fn finish_resize_cq(&mut self, id: ClientId) {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
@@ -85,11 +88,11 @@ impl Control {
         self.answered(id);
     }
 
-    pub(super) fn free_cq_ring(&mut self, id: u32, seq: u32, r: &m::FreeCqRing) -> Outcome {
+    pub(super) fn free_cq_ring(&mut self, id: ClientId, seq: u32, r: &m::FreeCqRing) -> Outcome {
         let c = self.client(id)?;
         let cq = c
             .cqs
-            .get_mut(&r.cq)
+            .get_mut(&CqId(r.cq))
             .ok_or_else(|| Refusal::unknown("completion queue", r.cq))?;
         let old = cq
             .old
@@ -97,13 +100,13 @@ impl Control {
             .ok_or_else(|| Refusal::new(libc::EINVAL, "the completion queue was not resized"))?;
         c.queues.free(old);
         if r.notify != 0 {
-            self.command(0, Command::RaiseCq { cq: r.cq });
+            self.command(0, Command::RaiseCq { cq: CqId(r.cq) });
         }
         send::<m::FreeCqRing>(self.client(id)?, seq, &EMPTY)
     }
 
-    pub(super) fn moderate_cq(&mut self, id: u32, seq: u32, r: &m::ModerateCq) -> Outcome {
-        if !self.client(id)?.cqs.contains_key(&r.cq) {
+    pub(super) fn moderate_cq(&mut self, id: ClientId, seq: u32, r: &m::ModerateCq) -> Outcome {
+        if !self.client(id)?.cqs.contains_key(&CqId(r.cq)) {
             return Err(Refusal::unknown("completion queue", r.cq));
         }
         // One completion raises the event at once, and so does one that waits for no time.
@@ -112,7 +115,7 @@ impl Control {
             period: u64::from(r.period) * 1000,
         });
         for w in 0..self.config.mailboxes.len() {
-            let cq = r.cq;
+            let cq = CqId(r.cq);
             self.command(w, Command::ModerateCq { cq, moderation });
         }
         send::<m::ModerateCq>(self.client(id)?, seq, &EMPTY)
@@ -120,12 +123,12 @@ impl Control {
 }
 
 pub(super) fn cq_reply(
-    cq: u32,
+    cq: CqId,
     geometry: CqGeometry,
     mem: &siw_shm::queue_alloc::QueueMem,
 ) -> m::CqReply {
     m::CqReply {
-        cq,
+        cq: cq.0,
         entries: geometry.entries,
         workers: geometry.workers,
         reserved: 0,

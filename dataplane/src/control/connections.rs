@@ -10,17 +10,18 @@ use super::outbox::Outbox;
 use super::requests::*;
 use super::resources::{Client, Qp, QpPhase};
 use super::{Control, Listener, TOKEN_OUTBOX, cm};
-use crate::worker::messages::{Command, ConnectParams};
+use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
+use crate::worker::messages::{Command, ConnectParams, RequestId};
 
 impl Control {
-    pub(super) fn create_cm_channel(&mut self, id: u32, seq: u32) -> Outcome {
+    pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
         let (ours, theirs) = Conn::pair().map_err(Refusal::memory)?;
         self.outboxes_no += 1;
         let token = TOKEN_OUTBOX | u64::from(self.outboxes_no);
         let c = self.client(id)?;
-        let channel = c.number();
+        let channel = CmChannelId(c.number());
         let reply = m::IdReply {
-            id: channel,
+            id: channel.0,
             reserved: 0,
         };
         send_fds::<m::CreateCmChannel>(c, seq, &reply, &[theirs.as_fd()])?;
@@ -28,14 +29,18 @@ impl Control {
         Ok(Done::Replied)
     }
 
-    pub(super) fn detached(c: &mut Client, qpn: u32, cm_channel: u32) -> Result<&mut Qp, Refusal> {
+    pub(super) fn detached(
+        c: &mut Client,
+        qpn: Qpn,
+        cm_channel: CmChannelId,
+    ) -> Result<&mut Qp, Refusal> {
         if !c.cm_channels.contains_key(&cm_channel) {
-            return Err(Refusal::unknown("CM channel", cm_channel));
+            return Err(Refusal::unknown("CM channel", cm_channel.0));
         }
         let qp = c
             .qps
             .get_mut(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
         if qp.phase != QpPhase::Detached {
             return Err(Refusal::new(
                 libc::EISCONN,
@@ -45,7 +50,7 @@ impl Control {
         Ok(qp)
     }
 
-    pub(super) fn connect(&mut self, id: u32, seq: u32, r: &m::Connect) -> Outcome {
+    pub(super) fn connect(&mut self, id: ClientId, seq: u32, r: &m::Connect) -> Outcome {
         let remote = cm::socket_addr(r.dst).ok_or_else(|| {
             Refusal::new(libc::EDESTADDRREQ, "the destination address is missing")
         })?;
@@ -73,14 +78,15 @@ impl Control {
             Some(local) => self.config.devices[device].steering.owner(local, remote),
             None => self.worker_for(device),
         };
+        let (qpn, channel) = (Qpn(r.qp_num), CmChannelId(r.cm_channel));
         let c = self.client(id)?;
-        let qp = Self::detached(c, r.qp_num, r.cm_channel)?;
+        let qp = Self::detached(c, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
         qp.worker = worker;
         qp.device = device;
         qp.cookie = r.cookie;
-        qp.cm_channel = r.cm_channel;
-        let setup = Box::new(Self::setup(c, r.qp_num)?);
+        qp.cm_channel = Some(channel);
+        let setup = Box::new(Self::setup(c, qpn)?);
         let depth = |n: u32| u16::try_from(n).unwrap_or(u16::MAX).min(0x3FFE);
         let params = Box::new(ConnectParams {
             device,
@@ -98,7 +104,7 @@ impl Control {
         send::<m::Connect>(self.client(id)?, seq, &EMPTY)
     }
 
-    pub(super) fn listen(&mut self, id: u32, seq: u32, r: &m::Listen) -> Outcome {
+    pub(super) fn listen(&mut self, id: ClientId, seq: u32, r: &m::Listen) -> Outcome {
         check_options(&r.mpa)?;
         let addr = cm::socket_addr(r.addr);
         let local = addr.map(|a| a.ip()).filter(|a| !a.is_unspecified());
@@ -136,11 +142,12 @@ impl Control {
             p => p,
         };
         let c = self.client(id)?;
-        if !c.cm_channels.contains_key(&r.cm_channel) {
+        let cm_channel = CmChannelId(r.cm_channel);
+        if !c.cm_channels.contains_key(&cm_channel) {
             return Err(Refusal::unknown("CM channel", r.cm_channel));
         }
         self.listeners_no += 1;
-        let listener = self.listeners_no;
+        let listener = CmListenerId(self.listeners_no);
         for &device in &devices {
             for w in self.config.devices[device].workers.clone() {
                 self.command(
@@ -165,7 +172,7 @@ impl Control {
             listener,
             Listener {
                 client: id,
-                cm_channel: r.cm_channel,
+                cm_channel,
                 cookie: r.cookie,
                 devices,
                 local,
@@ -173,7 +180,7 @@ impl Control {
             },
         );
         let reply = m::ListenReply {
-            listener,
+            listener: listener.0,
             reserved: 0,
             addr: bound,
         };
@@ -182,9 +189,9 @@ impl Control {
 
     pub(super) fn take_request(
         &mut self,
-        id: u32,
-        number: u32,
-    ) -> Result<(crate::worker::messages::RequestId, u32), Refusal> {
+        id: ClientId,
+        number: ConnectRequestId,
+    ) -> Result<(RequestId, CmListenerId), Refusal> {
         let ours = self
             .requests
             .get(number)
@@ -198,28 +205,29 @@ impl Control {
         }
         self.requests
             .remove(number)
-            .ok_or_else(|| Refusal::unknown("connection request", number))
+            .ok_or_else(|| Refusal::unknown("connection request", number.0))
     }
 
-    pub(super) fn accept(&mut self, id: u32, seq: u32, r: &m::Accept) -> Outcome {
-        let listener = self.requests.get(r.request).map(|x| x.1);
+    pub(super) fn accept(&mut self, id: ClientId, seq: u32, r: &m::Accept) -> Outcome {
+        let (qpn, number) = (Qpn(r.qp_num), ConnectRequestId(r.request));
+        let listener = self.requests.get(number).map(|x| x.1);
         let channel = match r.cm_channel {
             0 => listener
                 .and_then(|l| self.listeners.get(l))
-                .map_or(0, |l| l.cm_channel),
-            n => n,
+                .map_or(CmChannelId(0), |l| l.cm_channel),
+            n => CmChannelId(n),
         };
         if listener.is_some() {
-            Self::detached(self.client(id)?, r.qp_num, channel)?;
+            Self::detached(self.client(id)?, qpn, channel)?;
         }
-        let (request, _) = self.take_request(id, r.request)?;
+        let (request, _) = self.take_request(id, number)?;
         let c = self.client(id)?;
-        let qp = Self::detached(c, r.qp_num, channel)?;
+        let qp = Self::detached(c, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
         qp.worker = request.worker();
         qp.cookie = r.cookie;
-        qp.cm_channel = channel;
-        let setup = Box::new(Self::setup(c, r.qp_num)?);
+        qp.cm_channel = Some(channel);
+        let setup = Box::new(Self::setup(c, qpn)?);
         let depth = |n: u32| u16::try_from(n).unwrap_or(u16::MAX).min(0x3FFE);
         self.command(
             request.worker(),

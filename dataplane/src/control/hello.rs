@@ -8,12 +8,13 @@ use siw_shm::{DoorbellConsumer, Region, doorbell};
 
 use super::outbox::Outbox;
 use super::{Control, TOKEN_OUTBOX, requests};
+use crate::ids::ClientId;
 use crate::worker::messages::Command;
 
 impl Control {
     pub(super) fn hello(
         &mut self,
-        id: u32,
+        id: ClientId,
         seq: u32,
         m: &messages::Hello,
     ) -> Result<(), requests::Refusal> {
@@ -57,7 +58,7 @@ impl Control {
         }
         let reply = messages::HelloReply {
             version: messages::VERSION.into(),
-            client_id: id,
+            client_id: id.0,
             n_workers: workers,
             n_devices: self.config.devices.len() as u32,
             doorbell_capacity: capacity,

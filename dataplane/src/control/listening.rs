@@ -5,22 +5,23 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::Listener;
+use crate::ids::{CmListenerId, ConnectRequestId};
 use crate::worker::messages::RequestId;
 
 /// All listeners, by number and by port.
 #[derive(Default)]
 pub(super) struct Listeners {
-    all: HashMap<u32, Listener>,
-    by_port: HashMap<u16, Vec<u32>>,
+    all: HashMap<CmListenerId, Listener>,
+    by_port: HashMap<u16, Vec<CmListenerId>>,
 }
 
 impl Listeners {
-    pub fn insert(&mut self, number: u32, listener: Listener) {
+    pub fn insert(&mut self, number: CmListenerId, listener: Listener) {
         self.by_port.entry(listener.port).or_default().push(number);
         self.all.insert(number, listener);
     }
 
-    pub fn remove(&mut self, number: u32) -> Option<Listener> {
+    pub fn remove(&mut self, number: CmListenerId) -> Option<Listener> {
         let listener = self.all.remove(&number)?;
         if let Some(same) = self.by_port.get_mut(&listener.port) {
             same.retain(|n| *n != number);
@@ -31,11 +32,11 @@ impl Listeners {
         Some(listener)
     }
 
-    pub fn get(&self, number: u32) -> Option<&Listener> {
+    pub fn get(&self, number: CmListenerId) -> Option<&Listener> {
         self.all.get(&number)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &Listener)> {
+    pub fn iter(&self) -> impl Iterator<Item = (CmListenerId, &Listener)> {
         self.all.iter().map(|(n, l)| (*n, l))
     }
 
@@ -56,36 +57,36 @@ impl Listeners {
 /// Requests that wait for an answer, by the number that the client knows and by the worker's.
 #[derive(Default)]
 pub(super) struct Requests {
-    all: HashMap<u32, (RequestId, u32)>,
-    numbers: HashMap<RequestId, u32>,
+    all: HashMap<ConnectRequestId, (RequestId, CmListenerId)>,
+    numbers: HashMap<RequestId, ConnectRequestId>,
 }
 
 impl Requests {
-    pub fn insert(&mut self, number: u32, request: RequestId, listener: u32) {
+    pub fn insert(&mut self, number: ConnectRequestId, request: RequestId, listener: CmListenerId) {
         self.numbers.insert(request, number);
         self.all.insert(number, (request, listener));
     }
 
     /// The worker's request, and the listener.
-    pub fn get(&self, number: u32) -> Option<(RequestId, u32)> {
+    pub fn get(&self, number: ConnectRequestId) -> Option<(RequestId, CmListenerId)> {
         self.all.get(&number).copied()
     }
 
-    pub fn remove(&mut self, number: u32) -> Option<(RequestId, u32)> {
+    pub fn remove(&mut self, number: ConnectRequestId) -> Option<(RequestId, CmListenerId)> {
         let (request, listener) = self.all.remove(&number)?;
         self.numbers.remove(&request);
         Some((request, listener))
     }
 
     /// Takes out what the worker says is gone; its number.
-    pub fn gone(&mut self, request: RequestId) -> Option<u32> {
+    pub fn gone(&mut self, request: RequestId) -> Option<ConnectRequestId> {
         let number = self.numbers.remove(&request)?;
         self.all.remove(&number);
         Some(number)
     }
 
     /// Forgets those of a listener that ended.
-    pub fn forget(&mut self, listener: u32) {
+    pub fn forget(&mut self, listener: CmListenerId) {
         self.all.retain(|_, (_, l)| *l != listener);
         let all = &self.all;
         self.numbers.retain(|_, number| all.contains_key(number));
@@ -95,6 +96,7 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{ClientId, CmChannelId};
 
     #[test]
     fn a_port_is_taken_where_its_address_and_a_device_meet_and_free_again_afterwards() {
@@ -102,19 +104,19 @@ mod tests {
         let one: Option<IpAddr> = Some([10, 0, 0, 1].into());
         let other = Some([10, 0, 0, 2].into());
         let listener = |devices: &[usize], local| Listener {
-            client: 1,
-            cm_channel: 0,
+            client: ClientId(1),
+            cm_channel: CmChannelId(0),
             cookie: 0,
             devices: devices.to_vec(),
             local,
             port: 7,
         };
-        all.insert(1, listener(&[0, 1], one));
-        all.insert(2, listener(&[0], other));
+        all.insert(CmListenerId(1), listener(&[0, 1], one));
+        all.insert(CmListenerId(2), listener(&[0], other));
         assert!(all.taken(&[1], None, 7) && all.taken(&[0], one, 7));
         assert!(!all.taken(&[1], other, 7) && !all.taken(&[2], one, 7));
         assert!(!all.taken(&[0], one, 8));
-        assert!(all.remove(1).is_some() && all.remove(1).is_none());
+        assert!(all.remove(CmListenerId(1)).is_some() && all.remove(CmListenerId(1)).is_none());
         assert!(!all.taken(&[1], None, 7) && all.taken(&[0], None, 7));
         assert_eq!((all.len(), all.iter().count()), (1, 1));
     }
@@ -123,14 +125,24 @@ mod tests {
     fn a_request_goes_by_either_name() {
         let mut r = Requests::default();
         for n in 1..5 {
-            r.insert(n, RequestId(u64::from(n) + 100), n % 2);
+            let worker_request = RequestId(u64::from(n) + 100);
+            r.insert(ConnectRequestId(n), worker_request, CmListenerId(n % 2));
         }
-        assert_eq!(r.gone(RequestId(101)), Some(1));
+        assert_eq!(r.gone(RequestId(101)), Some(ConnectRequestId(1)));
         assert_eq!(r.gone(RequestId(101)), None);
-        assert_eq!(r.remove(2), Some((RequestId(102), 0)));
+        assert_eq!(
+            r.remove(ConnectRequestId(2)),
+            Some((RequestId(102), CmListenerId(0)))
+        );
         assert_eq!(r.gone(RequestId(102)), None);
-        r.forget(1);
-        assert_eq!((r.get(3), r.gone(RequestId(103))), (None, None));
-        assert_eq!(r.get(4), Some((RequestId(104), 0)));
+        r.forget(CmListenerId(1));
+        assert_eq!(
+            (r.get(ConnectRequestId(3)), r.gone(RequestId(103))),
+            (None, None)
+        );
+        assert_eq!(
+            r.get(ConnectRequestId(4)),
+            Some((RequestId(104), CmListenerId(0)))
+        );
     }
 }

@@ -11,9 +11,10 @@ use siw_shm::{Access, DeregError, Mr, Stag};
 use super::requests::*;
 use super::resources::{Arena, Client, MemoryRegion};
 use super::{Control, Pending, Waiting};
+use crate::ids::{ArenaId, ClientId, PdId};
 
 impl Control {
-    pub(super) fn alloc_arena(&mut self, id: u32, seq: u32, r: &m::AllocArena) -> Outcome {
+    pub(super) fn alloc_arena(&mut self, id: ClientId, seq: u32, r: &m::AllocArena) -> Outcome {
         let limit = self.config.limits.memory_per_client.0;
         let huge = r.huge != 0 && self.config.hugepages;
         let c = self.client(id)?;
@@ -29,9 +30,9 @@ impl Control {
         let external =
             (self.config.map_arena)(&region).map_err(|e| Refusal::new(libc::ENOMEM, e))?;
         let c = self.client(id)?;
-        let arena = c.number();
+        let arena = ArenaId(c.number());
         let reply = m::ArenaReply {
-            arena,
+            arena: arena.0,
             huge: region.is_huge().into(),
             len: region.len() as u64,
         };
@@ -51,7 +52,7 @@ impl Control {
         Ok(Done::Replied)
     }
 
-    pub(super) fn reg_mr(&mut self, id: u32, seq: u32, r: &m::RegMr) -> Outcome {
+    pub(super) fn reg_mr(&mut self, id: ClientId, seq: u32, r: &m::RegMr) -> Outcome {
         self.room_for_key(id)?;
         let keys = self.config.keys.clone();
         let c = self.client(id)?;
@@ -59,7 +60,7 @@ impl Control {
         let stag = keys
             .insert(mr)
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        hold(c, stag, r.pd, r.arena, None);
+        hold(c, stag, PdId(r.pd), ArenaId(r.arena), None);
         let reply = m::MrReply {
             lkey: stag.0,
             rkey: stag.0,
@@ -68,7 +69,7 @@ impl Control {
     }
 
     /// Regions and windows share the keys.
-    pub(super) fn room_for_key(&mut self, id: u32) -> Result<(), Refusal> {
+    pub(super) fn room_for_key(&mut self, id: ClientId) -> Result<(), Refusal> {
         let limit = self.config.limits.memory_regions_per_client;
         let c = self.client(id)?;
         if c.mrs.len() + c.mws.len() >= limit as usize {
@@ -79,12 +80,12 @@ impl Control {
 
     /// As the manual says, deregistration followed by registration: the old keys never work
     /// again. A request that makes no sense leaves the region as it is.
-    pub(super) fn rereg_mr(&mut self, id: u32, r: &m::ReregMr) -> Outcome {
+    pub(super) fn rereg_mr(&mut self, id: ClientId, r: &m::ReregMr) -> Outcome {
         let keys = self.config.keys.clone();
         let c = self.client(id)?;
         let old = c
             .mrs
-            .get(&r.lkey)
+            .get(&Stag(r.lkey))
             .ok_or_else(|| Refusal::unknown("memory region with lkey", r.lkey))?;
         if old.list.is_some() {
             return Err(Refusal::new(
@@ -105,8 +106,8 @@ impl Control {
             .ok_or_else(|| Refusal::unknown("memory region with lkey", r.lkey))?;
         let moved = has(m::REREG_TRANSLATION);
         let new = m::RegMr {
-            pd: if has(m::REREG_PD) { r.pd } else { old.pd },
-            arena: if moved { r.arena } else { old.arena },
+            pd: if has(m::REREG_PD) { r.pd } else { old.pd.0 },
+            arena: if moved { r.arena } else { old.arena.0 },
             offset: if moved { r.offset } else { offset },
             len: if moved { r.len } else { len },
             va: r.va,
@@ -119,27 +120,27 @@ impl Control {
         };
         let mr = new_mr(c, &new)?;
         let ticket = keys.deregister(Stag(r.lkey)).map_err(refusal)?;
-        let_go(c, r.lkey);
+        let_go(c, Stag(r.lkey));
         let stag = keys
             .insert(mr)
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        hold(c, stag, new.pd, new.arena, None);
-        let then = Then::Rereg { lkey: stag.0 };
+        hold(c, stag, PdId(new.pd), ArenaId(new.arena), None);
+        let then = Then::Rereg { lkey: stag };
         Ok(Done::Wait(Pending::Quiet { ticket, then }))
     }
 
-    pub(super) fn dereg_mr(&mut self, id: u32, lkey: u32) -> Outcome {
+    pub(super) fn dereg_mr(&mut self, id: ClientId, lkey: Stag) -> Outcome {
         let keys = self.config.keys.clone();
         if !self.client(id)?.mrs.contains_key(&lkey) {
-            return Err(Refusal::unknown("memory region with lkey", lkey));
+            return Err(Refusal::unknown("memory region with lkey", lkey.0));
         }
-        let ticket = keys.deregister(Stag(lkey)).map_err(refusal)?;
+        let ticket = keys.deregister(lkey).map_err(refusal)?;
         let then = Then::Dereg { lkey };
         Ok(Done::Wait(Pending::Quiet { ticket, then }))
     }
 
     /// No worker uses the key any more: what waited for that is answered.
-    pub(super) fn finish_quiet(&mut self, id: u32) {
+    pub(super) fn finish_quiet(&mut self, id: ClientId) {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
@@ -157,7 +158,10 @@ impl Control {
                 c.conn.reply::<m::DeregMr>(seq, &EMPTY, &[])
             }
             Then::Rereg { lkey } => {
-                let reply = m::MrReply { lkey, rkey: lkey };
+                let reply = m::MrReply {
+                    lkey: lkey.0,
+                    rkey: lkey.0,
+                };
                 c.conn.reply::<m::ReregMr>(seq, &reply, &[])
             }
             Then::DeallocMw => c.conn.reply::<m::DeallocMw>(seq, &EMPTY, &[]),
@@ -169,11 +173,11 @@ impl Control {
 /// What is answered when a key is quiet.
 pub(super) enum Then {
     Dereg {
-        lkey: u32,
+        lkey: Stag,
     },
     /// With the new key.
     Rereg {
-        lkey: u32,
+        lkey: Stag,
     },
     DeallocMw,
 }
@@ -203,9 +207,9 @@ fn new_mr(c: &Client, r: &m::RegMr) -> Result<Mr, Refusal> {
     }
     let arena = c
         .arenas
-        .get(&r.arena)
+        .get(&ArenaId(r.arena))
         .ok_or_else(|| Refusal::unknown("arena", r.arena))?;
-    if !c.pds.contains_key(&r.pd) {
+    if !c.pds.contains_key(&PdId(r.pd)) {
         return Err(Refusal::unknown("protection domain", r.pd));
     }
     Mr::new(
@@ -231,17 +235,17 @@ fn new_mr(c: &Client, r: &m::RegMr) -> Result<Mr, Refusal> {
 }
 
 /// Enters a region among what the client holds.
-pub(super) fn hold(c: &mut Client, key: Stag, pd: u32, arena: u32, list: Option<QueueMem>) {
+pub(super) fn hold(c: &mut Client, key: Stag, pd: PdId, arena: ArenaId, list: Option<QueueMem>) {
     if let Some(a) = c.arenas.get_mut(&arena) {
         a.mrs += 1;
     }
     if let Some(pd) = c.pds.get_mut(&pd) {
         pd.users += 1;
     }
-    c.mrs.insert(key.0, MemoryRegion { pd, arena, list });
+    c.mrs.insert(key, MemoryRegion { pd, arena, list });
 }
 
-fn let_go(c: &mut Client, lkey: u32) {
+fn let_go(c: &mut Client, lkey: Stag) {
     if let Some(mr) = c.mrs.remove(&lkey) {
         if let Some(a) = c.arenas.get_mut(&mr.arena) {
             a.mrs -= 1;

@@ -40,6 +40,7 @@ use siw_shm::control::{codec, messages};
 use siw_shm::{KeyTable, Region, WorkerPage};
 
 use crate::config::LimitsConfig;
+use crate::ids::{ClientId, CmChannelId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
 use crate::worker::Mailbox;
 use crate::worker::messages::{Command, Event, WorkerStats};
 use listening::{Listeners, Requests};
@@ -93,8 +94,8 @@ pub struct ControlConfig {
 
 /// A listener, on all workers of its devices.
 struct Listener {
-    client: u32,
-    cm_channel: u32,
+    client: ClientId,
+    cm_channel: CmChannelId,
     cookie: u64,
     /// Device indices.
     devices: Vec<usize>,
@@ -127,29 +128,37 @@ impl Numbers {
 /// What a client's unanswered request waits for.
 enum Pending {
     /// All workers passed a fence; then the completion queue's memory is free.
-    FreeCq { cq: u32, token: u64, left: usize },
+    FreeCq {
+        cq: CqId,
+        token: CommandToken,
+        left: usize,
+    },
     /// All workers passed a fence: they write to the new rings.
     ResizeCq {
-        cq: u32,
+        cq: CqId,
         geometry: siw_shm::CqGeometry,
-        token: u64,
+        token: CommandToken,
         left: usize,
     },
     /// The worker tells the queue pair's state: the answer to MODIFY_QP, or to QUERY_QP.
-    QpInfo { token: u64, modify: bool },
+    QpInfo { token: CommandToken, modify: bool },
     /// The worker lets the queue pair go, which then is as new.
-    ResetQp { qpn: u32 },
+    ResetQp { qpn: Qpn },
     /// The worker let the queue pair go.
-    DestroyQp { qpn: u32 },
+    DestroyQp { qpn: Qpn },
     /// No worker can use the old key any more.
     Quiet {
         ticket: siw_shm::Retired,
         then: memory::Then,
     },
     /// All workers passed a fence; then the shared receive queue's memory is free.
-    FreeSrq { srq: u32, token: u64, left: usize },
+    FreeSrq {
+        srq: SrqId,
+        token: CommandToken,
+        left: usize,
+    },
     /// Counters of all workers.
-    Stats { token: u64, left: usize },
+    Stats { token: CommandToken, left: usize },
 }
 
 struct Waiting {
@@ -160,7 +169,7 @@ struct Waiting {
 /// A client that is gone, until no worker knows it any more.
 struct Dying {
     client: Client,
-    token: u64,
+    token: CommandToken,
     left: usize,
 }
 
@@ -176,7 +185,7 @@ const TOKEN_OUTBOX: u64 = 1 << 40;
 pub struct Control {
     config: ControlConfig,
     epoll: Epoll,
-    clients: HashMap<u32, Client>,
+    clients: HashMap<ClientId, Client>,
     dying: Vec<Dying>,
     listeners: Listeners,
     requests: Requests,
@@ -262,7 +271,7 @@ impl Control {
                     // Watched by its edges: it need not be read.
                     TOKEN_WAKE => {}
                     token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
-                    token => self.client_readable(token as u32),
+                    token => self.client_readable(ClientId(token as u32)),
                 }
             }
             self.worker_events();
@@ -289,7 +298,7 @@ impl Control {
         crate::host::notify("STOPPING=1");
         self.stopping = Some(Instant::now() + Duration::from_secs(5));
         let _ = self.epoll.delete(&self.config.listener);
-        let ids: Vec<u32> = self.clients.keys().copied().collect();
+        let ids: Vec<ClientId> = self.clients.keys().copied().collect();
         for id in ids {
             self.async_event(id, AsyncEventKind::DeviceFatal, 0, "siwd is stopping");
         }
@@ -313,10 +322,15 @@ impl Control {
         mailbox.wake_worker();
     }
 
-    /// Sends a fence to every worker; the events come with this token.
-    fn fence(&mut self) -> (u64, usize) {
+    /// A token that no command under way has.
+    fn next_token(&mut self) -> CommandToken {
         self.tokens += 1;
-        let token = self.tokens;
+        CommandToken(self.tokens)
+    }
+
+    /// Sends a fence to every worker; the events come with this token.
+    fn fence(&mut self) -> (CommandToken, usize) {
+        let token = self.next_token();
         for w in 0..self.config.mailboxes.len() {
             self.command(w, Command::Fence { token });
         }
@@ -346,14 +360,14 @@ impl Control {
             return;
         }
         self.clients_no += 1;
-        let id = self.clients_no;
+        let id = ClientId(self.clients_no);
         let pid = conn.peer().map_or(0, |p| p.0);
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, u64::from(id));
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, u64::from(id.0));
         if let Err(e) = self.epoll.add(conn.as_fd(), event) {
             tracing::warn!("a client could not be watched: {e}");
             return;
         }
-        tracing::debug!(client = id, pid, "client connected");
+        tracing::debug!(client = id.0, pid, "client connected");
         let pages = if self.config.hugepages {
             siw_shm::region::Pages::TryHuge
         } else {
@@ -363,7 +377,7 @@ impl Control {
             .insert(id, Client::new(id, pid, conn, pages, &self.config.limits));
     }
 
-    fn client_readable(&mut self, id: u32) {
+    fn client_readable(&mut self, id: ClientId) {
         // One at a time: most clients wait for the answer before they ask again; of the others,
         // epoll tells. After a request that has no answer the next one is near.
         for _ in 0..READ_AHEAD {
@@ -374,7 +388,7 @@ impl Control {
     }
 
     /// Serves a request, if one waits; whether it was one that has no answer.
-    fn read_request(&mut self, id: u32) -> bool {
+    fn read_request(&mut self, id: ClientId) -> bool {
         let Some(client) = self.clients.get_mut(&id) else {
             return false;
         };
@@ -402,7 +416,7 @@ impl Control {
         false
     }
 
-    fn packet(&mut self, id: u32, bytes: &[u8]) {
+    fn packet(&mut self, id: ClientId, bytes: &[u8]) {
         match Request::decode(bytes) {
             Ok((seq, request)) => {
                 if self.request(id, seq, &request) == requests::Turn::Later
@@ -421,7 +435,7 @@ impl Control {
                     codec::ProtoError::Kind(_) => nix::libc::EOPNOTSUPP,
                     _ => nix::libc::EPROTO,
                 };
-                tracing::warn!(client = id, pid = client.pid, "{e}");
+                tracing::warn!(client = id.0, pid = client.pid, "{e}");
                 let _ = client.conn.refuse(kind, seq, errno, &e.to_string());
                 if !matches!(e, codec::ProtoError::Kind(_)) {
                     self.remove_client(id, "spoke no protocol of ours");
@@ -431,20 +445,20 @@ impl Control {
     }
 
     /// Reads a client's requests, or lets them wait.
-    fn watch_client(&mut self, id: u32, on: bool) {
+    fn watch_client(&mut self, id: ClientId, on: bool) {
         if let Some(client) = self.clients.get(&id) {
             let flags = if on {
                 EpollFlags::EPOLLIN
             } else {
                 EpollFlags::empty()
             };
-            let mut event = EpollEvent::new(flags, u64::from(id));
+            let mut event = EpollEvent::new(flags, u64::from(id.0));
             let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
         }
     }
 
     /// The deferred request is answered: the next one may be read.
-    fn answered(&mut self, id: u32) {
+    fn answered(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
@@ -460,13 +474,13 @@ impl Control {
     }
 
     /// Frees a client's subtree: first in the workers, then its keys and memory.
-    fn remove_client(&mut self, id: u32, why: &str) {
+    fn remove_client(&mut self, id: ClientId, why: &str) {
         let Some(client) = self.clients.remove(&id) else {
             return;
         };
-        tracing::debug!(client = id, pid = client.pid, "client gone: it {why}");
+        tracing::debug!(client = id.0, pid = client.pid, "client gone: it {why}");
         let _ = self.epoll.delete(client.conn.as_fd());
-        let gone: Vec<u32> = self
+        let gone: Vec<CmListenerId> = self
             .listeners
             .iter()
             .filter(|(_, l)| l.client == id)
@@ -487,10 +501,10 @@ impl Control {
     }
 
     /// Ends a client that broke the rules of shared memory.
-    fn fault(&mut self, id: u32, reason: &str) {
+    fn fault(&mut self, id: ClientId, reason: &str) {
         if let Some(client) = self.clients.get(&id) {
             tracing::warn!(
-                client = id,
+                client = id.0,
                 pid = client.pid,
                 "closing the client: {reason}"
             );
@@ -499,7 +513,7 @@ impl Control {
         }
     }
 
-    fn async_event(&mut self, id: u32, kind: AsyncEventKind, object: u32, reason: &str) {
+    fn async_event(&mut self, id: ClientId, kind: AsyncEventKind, object: u32, reason: &str) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
@@ -543,7 +557,7 @@ impl Control {
     }
 
     /// Answers statistics once all workers have told theirs.
-    fn stats_arrived(&mut self, worker: usize, token: u64, stats: WorkerStats) {
+    fn stats_arrived(&mut self, worker: usize, token: CommandToken, stats: WorkerStats) {
         if let Some(s) = self.stats.get_mut(worker) {
             *s = stats;
         }

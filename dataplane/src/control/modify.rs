@@ -7,16 +7,17 @@ use siw_shm::control::messages as m;
 use super::requests::*;
 use super::resources::{Client, QpPhase};
 use super::{Control, Pending, Waiting};
+use crate::ids::{ClientId, CommandToken, Qpn};
 use crate::worker::messages::{Command, Move, QpInfo};
 
 impl Control {
-    pub(super) fn modify_qp(&mut self, id: u32, seq: u32, r: &m::ModifyQp) -> Outcome {
-        let qpn = r.qp_num;
+    pub(super) fn modify_qp(&mut self, id: ClientId, seq: u32, r: &m::ModifyQp) -> Outcome {
+        let qpn = Qpn(r.qp_num);
         let c = self.client(id)?;
         let qp = c
             .qps
             .get_mut(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
         let detached = qp.phase == QpPhase::Detached;
         let Some(state) = m::QpState::from_u32(r.state) else {
             return Err(Refusal::new(
@@ -69,7 +70,7 @@ impl Control {
         self.ask_worker(id, qpn, to, true)
     }
 
-    pub(super) fn query_qp(&mut self, id: u32, seq: u32, qpn: u32) -> Outcome {
+    pub(super) fn query_qp(&mut self, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
         let c = self.client(id)?;
         let reply = qp_state(c, qpn, None)?;
         let detached = c
@@ -82,15 +83,14 @@ impl Control {
         self.ask_worker(id, qpn, None, false)
     }
 
-    fn ask_worker(&mut self, id: u32, qpn: u32, to: Option<Move>, modify: bool) -> Outcome {
+    fn ask_worker(&mut self, id: ClientId, qpn: Qpn, to: Option<Move>, modify: bool) -> Outcome {
         let worker = self.client(id)?.qps.get(&qpn).map_or(0, |q| q.worker);
-        self.tokens += 1;
-        let token = self.tokens;
+        let token = self.next_token();
         self.command(worker, Command::Modify { qpn, to, token });
         Ok(Done::Wait(Pending::QpInfo { token, modify }))
     }
 
-    pub(super) fn qp_info(&mut self, qpn: u32, token: u64, info: &QpInfo) {
+    pub(super) fn qp_info(&mut self, qpn: Qpn, token: CommandToken, info: &QpInfo) {
         let Some(id) = self.owner(qpn) else { return };
         let Some(c) = self.clients.get_mut(&id) else {
             return;
@@ -123,7 +123,7 @@ impl Control {
     }
 
     /// The worker let the queue pair go for a reset: it is as new. False: none waits for that.
-    pub(super) fn finish_reset(&mut self, id: u32, qpn: u32) -> bool {
+    pub(super) fn finish_reset(&mut self, id: ClientId, qpn: Qpn) -> bool {
         let Some(c) = self.clients.get_mut(&id) else {
             return false;
         };
@@ -155,11 +155,11 @@ fn clear_queues(qp: &super::resources::Qp) -> Result<(), Refusal> {
         .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))
 }
 
-fn qp_state(c: &Client, qpn: u32, info: Option<&QpInfo>) -> Result<m::QpStateReply, Refusal> {
+fn qp_state(c: &Client, qpn: Qpn, info: Option<&QpInfo>) -> Result<m::QpStateReply, Refusal> {
     let qp = c
         .qps
         .get(&qpn)
-        .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+        .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
     Ok(m::QpStateReply {
         state: info.map_or(qp.state, |i| i.state) as u32,
         worker: qp.worker as u32,

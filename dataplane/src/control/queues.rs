@@ -13,16 +13,17 @@ use super::completion::cq_reply;
 use super::requests::*;
 use super::resources::{Channel, Client, Cq, Qp, QpPhase};
 use super::{Control, Pending, Waiting};
+use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion::CqEnd;
 use crate::worker::messages::{Command, QpSetup};
 
 impl Control {
-    pub(super) fn create_channel(&mut self, id: u32, seq: u32) -> Outcome {
+    pub(super) fn create_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
         let (write, read) = siw_shm::control::event_pipe().map_err(Refusal::memory)?;
         let c = self.client(id)?;
-        let channel = c.number();
+        let channel = CompletionChannelId(c.number());
         let reply = m::IdReply {
-            id: channel,
+            id: channel.0,
             reserved: 0,
         };
         send_fds::<m::CreateChannel>(c, seq, &reply, &[read.as_fd()])?;
@@ -31,26 +32,27 @@ impl Control {
         Ok(Done::Replied)
     }
 
-    pub(super) fn create_cq(&mut self, id: u32, seq: u32, r: &m::CreateCq) -> Outcome {
+    pub(super) fn create_cq(&mut self, id: ClientId, seq: u32, r: &m::CreateCq) -> Outcome {
         let workers = self.config.mailboxes.len() as u32;
         let most = self.config.limits.completion_queues_per_client;
         let geometry = self.cq_geometry(r.cqe)?;
-        let number = self.cqs.take();
+        let number = CqId(self.cqs.take());
+        let channel_id = (r.channel != 0).then_some(CompletionChannelId(r.channel));
         let made = (|| {
             let c = self.client(id)?;
             if c.cqs.len() >= most as usize {
                 return Err(Refusal::limit("completion queues", most.into()));
             }
-            let channel = match r.channel {
-                0 => None,
-                n => Some(
+            let channel = match channel_id {
+                None => None,
+                Some(channel) => Some(
                     c.channels
-                        .get_mut(&n)
+                        .get_mut(&channel)
                         .map(|ch| {
                             ch.cqs += 1;
                             ch.writer.clone()
                         })
-                        .ok_or_else(|| Refusal::unknown("completion channel", n))?,
+                        .ok_or_else(|| Refusal::unknown("completion channel", channel.0))?,
                 ),
             };
             let mem = c
@@ -62,7 +64,7 @@ impl Control {
         let (channel, mem) = match made {
             Ok(x) => x,
             Err(e) => {
-                self.cqs.give(number);
+                self.cqs.give(number.0);
                 return Err(e);
             }
         };
@@ -89,14 +91,14 @@ impl Control {
             Cq {
                 mem,
                 old: None,
-                channel: r.channel,
+                channel: channel_id,
                 qps: 0,
             },
         );
         Ok(Done::Replied)
     }
 
-    pub(super) fn finish_free_cq(&mut self, id: u32) {
+    pub(super) fn finish_free_cq(&mut self, id: ClientId) {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
@@ -110,7 +112,7 @@ impl Control {
             return;
         };
         if let Some(q) = c.cqs.remove(&cq) {
-            if let Some(ch) = c.channels.get_mut(&q.channel) {
+            if let Some(ch) = q.channel.and_then(|channel| c.channels.get_mut(&channel)) {
                 ch.cqs -= 1;
             }
             c.queues.free(q.mem);
@@ -119,11 +121,11 @@ impl Control {
             }
         }
         let _ = c.conn.reply::<m::DestroyCq>(seq, &EMPTY, &[]);
-        self.cqs.give(cq);
+        self.cqs.give(cq.0);
         self.answered(id);
     }
 
-    pub(super) fn create_qp(&mut self, id: u32, seq: u32, r: &m::CreateQp) -> Outcome {
+    pub(super) fn create_qp(&mut self, id: ClientId, seq: u32, r: &m::CreateQp) -> Outcome {
         let l = &self.config.limits;
         let (most, deepest) = (l.queue_pairs_per_client, l.work_requests);
         for (what, n) in [("send", r.max_send_wr), ("receive", r.max_recv_wr)] {
@@ -158,20 +160,23 @@ impl Control {
         if c.qps.len() + c.dying_qps.len() >= most as usize {
             return Err(Refusal::limit("queue pairs", most.into()));
         }
-        for cq in [r.send_cq, r.recv_cq] {
+        let pd_id = PdId(r.pd);
+        let srq_id = (r.srq != 0).then_some(SrqId(r.srq));
+        let (send_cq, recv_cq) = (CqId(r.send_cq), CqId(r.recv_cq));
+        for cq in [send_cq, recv_cq] {
             if !c.cqs.contains_key(&cq) {
-                return Err(Refusal::unknown("completion queue", cq));
+                return Err(Refusal::unknown("completion queue", cq.0));
             }
         }
-        if !c.pds.contains_key(&r.pd) {
+        if !c.pds.contains_key(&pd_id) {
             return Err(Refusal::unknown("protection domain", r.pd));
         }
-        if r.srq != 0 {
+        if let Some(number) = srq_id {
             let srq = c
                 .srqs
-                .get(&r.srq)
+                .get(&number)
                 .ok_or_else(|| Refusal::unknown("shared receive queue", r.srq))?;
-            if srq.pd != r.pd {
+            if srq.pd != pd_id {
                 return Err(Refusal::new(
                     libc::EINVAL,
                     "the shared receive queue belongs to another protection domain",
@@ -182,21 +187,21 @@ impl Control {
             .queues
             .alloc(geometry.len)
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        if let Some(srq) = c.srqs.get_mut(&r.srq) {
+        if let Some(srq) = srq_id.and_then(|srq| c.srqs.get_mut(&srq)) {
             srq.qps += 1;
         }
-        let qpn = self.qpns.take();
+        let qpn = Qpn(self.qpns.take());
         let c = self.client(id)?;
-        for cq in [r.send_cq, r.recv_cq] {
+        for cq in [send_cq, recv_cq] {
             if let Some(cq) = c.cqs.get_mut(&cq) {
                 cq.qps += 1;
             }
         }
-        if let Some(pd) = c.pds.get_mut(&r.pd) {
+        if let Some(pd) = c.pds.get_mut(&pd_id) {
             pd.users += 1;
         }
         let reply = m::QpReply {
-            qp_num: qpn,
+            qp_num: qpn.0,
             worker: 0,
             sq_slots: geometry.sq_slots,
             rq_slots: geometry.rq_slots,
@@ -214,7 +219,7 @@ impl Control {
             qpn,
             Qp {
                 attr: QpAttr {
-                    qpn,
+                    qpn: qpn.0,
                     pd: r.pd,
                     max_send_wr: r.max_send_wr.max(1),
                     max_recv_wr: r.max_recv_wr.max(1),
@@ -222,13 +227,13 @@ impl Control {
                 },
                 geometry,
                 mem,
-                send_cq: r.send_cq,
-                recv_cq: r.recv_cq,
-                srq: r.srq,
+                send_cq,
+                recv_cq,
+                srq: srq_id,
                 phase: QpPhase::Detached,
                 worker: 0,
                 cookie: 0,
-                cm_channel: 0,
+                cm_channel: None,
                 device: 0,
                 state: m::QpState::Idle,
                 ird: 0,
@@ -241,11 +246,11 @@ impl Control {
     }
 
     /// The worker's ends of a queue pair's rings.
-    pub(super) fn setup(c: &Client, qpn: u32) -> Result<QpSetup, Refusal> {
+    pub(super) fn setup(c: &Client, qpn: Qpn) -> Result<QpSetup, Refusal> {
         let qp = c
             .qps
             .get(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
         let (region, at) = (&qp.mem.region, qp.mem.offset);
         let bad = |e: siw_shm::OutOfBounds| Refusal::new(libc::EINVAL, e.to_string());
         let sq = SqConsumer::new(region.clone(), at, qp.geometry.sq_slots).map_err(bad)?;
@@ -263,16 +268,19 @@ impl Control {
             send_cq: qp.send_cq,
             recv_cq: qp.recv_cq,
             srq: qp.srq,
-            share: c.srqs.get(&qp.srq).map_or(0, |s| s.share),
+            share: qp
+                .srq
+                .and_then(|srq| c.srqs.get(&srq))
+                .map_or(0, |srq| srq.share),
         })
     }
 
-    pub(super) fn destroy_qp(&mut self, id: u32, seq: u32, qpn: u32) -> Outcome {
+    pub(super) fn destroy_qp(&mut self, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
         let c = self.client(id)?;
         let qp = c
             .qps
             .get(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn))?;
+            .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
         if qp.phase == QpPhase::Detached {
             self.free_qp(id, qpn);
             return send::<m::DestroyQp>(self.client(id)?, seq, &EMPTY);
@@ -290,32 +298,32 @@ impl Control {
         Ok(Done::Replied)
     }
 
-    pub(super) fn free_qp(&mut self, id: u32, qpn: u32) {
+    pub(super) fn free_qp(&mut self, id: ClientId, qpn: Qpn) {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
         if let Some(qp) = c.qps.remove(&qpn).or_else(|| c.dying_qps.remove(&qpn)) {
             // The number comes back: no window may be its next owner's.
             for mw in c.mws.keys() {
-                self.config.keys.unbind_stream(siw_shm::Stag(*mw), qpn);
+                self.config.keys.unbind_stream(*mw, qpn.0);
             }
             for cq in [qp.send_cq, qp.recv_cq] {
                 if let Some(cq) = c.cqs.get_mut(&cq) {
                     cq.qps -= 1;
                 }
             }
-            if let Some(pd) = c.pds.get_mut(&qp.attr.pd) {
+            if let Some(pd) = c.pds.get_mut(&PdId(qp.attr.pd)) {
                 pd.users -= 1;
             }
-            if let Some(srq) = c.srqs.get_mut(&qp.srq) {
+            if let Some(srq) = qp.srq.and_then(|srq| c.srqs.get_mut(&srq)) {
                 srq.qps -= 1;
             }
             c.queues.free(qp.mem);
-            self.qpns.give(qpn);
+            self.qpns.give(qpn.0);
         }
     }
 
-    pub(super) fn finish_destroy_qp(&mut self, qpn: u32) {
+    pub(super) fn finish_destroy_qp(&mut self, qpn: Qpn) {
         let Some(id) = self.owner(qpn) else { return };
         if self.finish_reset(id, qpn) {
             return;

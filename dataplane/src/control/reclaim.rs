@@ -2,6 +2,7 @@
 //! and everything of a client that is gone.
 
 use super::{Control, Pending, Waiting};
+use crate::ids::{ClientId, CommandToken};
 
 impl Control {
     pub(super) fn waits_for_reclaim(&self) -> bool {
@@ -16,7 +17,7 @@ impl Control {
     /// Answers deregistrations and frees clients that no worker can touch any more.
     pub(super) fn reclaim(&mut self) {
         let waits = self.config.keys.try_reclaim();
-        let quiet: Vec<u32> = self
+        let quiet: Vec<ClientId> = self
             .clients
             .iter()
             .filter(|(_, c)| {
@@ -35,7 +36,7 @@ impl Control {
             if d.left == 0 && !d.client.keys_removed {
                 d.client.keys_removed = true;
                 for key in d.client.mws.keys().chain(d.client.mrs.keys()) {
-                    self.config.keys.remove(siw_shm::Stag(*key));
+                    self.config.keys.remove(*key);
                 }
             }
         }
@@ -46,19 +47,19 @@ impl Control {
             self.dying = wait;
             for d in done {
                 for qpn in d.client.qps.keys().chain(d.client.dying_qps.keys()) {
-                    self.qpns.give(*qpn);
+                    self.qpns.give(qpn.0);
                 }
                 for cq in d.client.cqs.keys() {
-                    self.cqs.give(*cq);
+                    self.cqs.give(cq.0);
                 }
                 for srq in d.client.srqs.keys() {
-                    self.srqs.give(*srq);
+                    self.srqs.give(srq.0);
                 }
             }
         }
     }
 
-    pub(super) fn fenced(&mut self, token: u64) {
+    pub(super) fn fenced(&mut self, token: CommandToken) {
         for d in &mut self.dying {
             if d.token == token {
                 d.left = d.left.saturating_sub(1);

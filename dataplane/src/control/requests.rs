@@ -5,11 +5,15 @@ use nix::libc;
 use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
 use siw_shm::control::{Message, Request};
-use siw_shm::{KeyError, wqe};
+use siw_shm::{KeyError, Stag, wqe};
 
 use super::resources::{Client, Pd, Qp, QpPhase};
 use super::{Control, DeviceView, Pending, Waiting};
 use crate::config::LimitsConfig;
+use crate::ids::{
+    ArenaId, ClientId, CmChannelId, CmListenerId, CompletionChannelId, ConnectRequestId, CqId,
+    PdId, Qpn, SrqId,
+};
 use crate::worker::messages::Command;
 
 /// A request that is not done: errno and words.
@@ -117,7 +121,7 @@ pub(super) fn send_fds<M: Message>(
 ) -> Outcome {
     // A client that does not read its replies gets none; its next call fails.
     if let Err(e) = c.conn.reply::<M>(seq, r, fds) {
-        tracing::debug!(client = c.id, "reply not sent: {e}");
+        tracing::debug!(client = c.id.0, "reply not sent: {e}");
     }
     Ok(Done::Replied)
 }
@@ -125,7 +129,7 @@ pub(super) fn send_fds<M: Message>(
 pub(super) const EMPTY: m::Empty = m::Empty { reserved: 0 };
 
 impl Control {
-    pub(super) fn request(&mut self, id: u32, seq: u32, request: &Request) -> Turn {
+    pub(super) fn request(&mut self, id: ClientId, seq: u32, request: &Request) -> Turn {
         let kind = request.kind();
         let greeted = self.clients.get(&id).is_some_and(|c| c.greeted);
         let outcome = if !greeted && !matches!(request, Request::Hello(_)) {
@@ -136,7 +140,11 @@ impl Control {
         } else {
             self.execute(id, seq, request)
         };
-        tracing::trace!(client = id, request = request.name(), ok = outcome.is_ok());
+        tracing::trace!(
+            client = id.0,
+            request = request.name(),
+            ok = outcome.is_ok()
+        );
         let Some(client) = self.clients.get_mut(&id) else {
             return Turn::Over;
         };
@@ -146,7 +154,7 @@ impl Control {
             Err(r) if r.may_pass() && !client.dying_qps.is_empty() => return Turn::Later,
             Err(r) => {
                 tracing::debug!(
-                    client = id,
+                    client = id.0,
                     request = request.name(),
                     "refused: {}",
                     r.reason
@@ -159,7 +167,7 @@ impl Control {
         Turn::Over
     }
 
-    fn execute(&mut self, id: u32, seq: u32, request: &Request) -> Outcome {
+    fn execute(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
         match request {
             Request::Hello(h) => {
                 if h.version != u32::from(m::VERSION) {
@@ -180,14 +188,14 @@ impl Control {
                     return Err(Refusal::limit("protection domains", MAX_PD.into()));
                 }
                 self.pds += 1;
-                let pd = self.pds;
+                let pd = PdId(self.pds);
                 let c = self.client(id)?;
                 c.pds.insert(pd, Pd { users: 0 });
                 send::<m::AllocPd>(
                     c,
                     seq,
                     &m::IdReply {
-                        id: pd,
+                        id: pd.0,
                         reserved: 0,
                     },
                 )
@@ -196,12 +204,12 @@ impl Control {
                 let c = self.client(id)?;
                 let pd = c
                     .pds
-                    .get(&r.pd)
+                    .get(&PdId(r.pd))
                     .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
                 if pd.users > 0 {
                     return Err(Refusal::busy("protection domain", pd.users));
                 }
-                c.pds.remove(&r.pd);
+                c.pds.remove(&PdId(r.pd));
                 send::<m::DeallocPd>(c, seq, &EMPTY)
             }
             Request::AllocArena(r) => self.alloc_arena(id, seq, r),
@@ -209,78 +217,79 @@ impl Control {
                 let c = self.client(id)?;
                 let a = c
                     .arenas
-                    .get(&r.arena)
+                    .get(&ArenaId(r.arena))
                     .ok_or_else(|| Refusal::unknown("arena", r.arena))?;
                 if a.mrs > 0 {
                     return Err(Refusal::busy("arena", a.mrs));
                 }
                 c.memory -= a.region.len() as u64;
-                c.arenas.remove(&r.arena);
+                c.arenas.remove(&ArenaId(r.arena));
                 send::<m::FreeArena>(c, seq, &EMPTY)
             }
             Request::RegMr(r) => self.reg_mr(id, seq, r),
-            Request::DeregMr(r) => self.dereg_mr(id, r.lkey),
+            Request::DeregMr(r) => self.dereg_mr(id, Stag(r.lkey)),
             Request::ReregMr(r) => self.rereg_mr(id, r),
             Request::AllocFastMr(r) => self.alloc_fast_mr(id, seq, r),
             Request::AllocMw(r) => self.alloc_mw(id, seq, r),
-            Request::DeallocMw(r) => self.dealloc_mw(id, r.rkey),
+            Request::DeallocMw(r) => self.dealloc_mw(id, Stag(r.rkey)),
             Request::CreateChannel(_) => self.create_channel(id, seq),
             Request::DestroyChannel(r) => {
                 let c = self.client(id)?;
                 let ch = c
                     .channels
-                    .get(&r.channel)
+                    .get(&CompletionChannelId(r.channel))
                     .ok_or_else(|| Refusal::unknown("completion channel", r.channel))?;
                 if ch.cqs > 0 {
                     return Err(Refusal::busy("completion channel", ch.cqs));
                 }
-                c.channels.remove(&r.channel);
+                c.channels.remove(&CompletionChannelId(r.channel));
                 send::<m::DestroyChannel>(c, seq, &EMPTY)
             }
             Request::CreateCq(r) => self.create_cq(id, seq, r),
             Request::DestroyCq(r) => {
-                let c = self.client(id)?;
-                let cq = c
+                let number = CqId(r.cq);
+                let cq = self
+                    .client(id)?
                     .cqs
-                    .get(&r.cq)
+                    .get(&number)
                     .ok_or_else(|| Refusal::unknown("completion queue", r.cq))?;
                 if cq.qps > 0 {
                     return Err(Refusal::busy("completion queue", cq.qps));
                 }
                 for w in 0..self.config.mailboxes.len() {
-                    self.command(w, Command::RemoveCq { cq: r.cq });
+                    self.command(w, Command::RemoveCq { cq: number });
                 }
                 let (token, left) = self.fence();
                 Ok(Done::Wait(Pending::FreeCq {
-                    cq: r.cq,
+                    cq: number,
                     token,
                     left,
                 }))
             }
             Request::CreateQp(r) => self.create_qp(id, seq, r),
             Request::ModifyQp(r) => self.modify_qp(id, seq, r),
-            Request::QueryQp(r) => self.query_qp(id, seq, r.qp_num),
-            Request::DestroyQp(r) => self.destroy_qp(id, seq, r.qp_num),
+            Request::QueryQp(r) => self.query_qp(id, seq, Qpn(r.qp_num)),
+            Request::DestroyQp(r) => self.destroy_qp(id, seq, Qpn(r.qp_num)),
             Request::ResizeCq(r) => self.resize_cq(id, r),
             Request::FreeCqRing(r) => self.free_cq_ring(id, seq, r),
             Request::ModerateCq(r) => self.moderate_cq(id, seq, r),
             Request::CreateSrq(r) => self.create_srq(id, seq, r),
             Request::ModifySrq(r) => self.modify_srq(id, seq, r),
-            Request::QuerySrq(r) => self.query_srq(id, seq, r.srq),
-            Request::DestroySrq(r) => self.destroy_srq(id, r.srq),
+            Request::QuerySrq(r) => self.query_srq(id, seq, SrqId(r.srq)),
+            Request::DestroySrq(r) => self.destroy_srq(id, SrqId(r.srq)),
             Request::CreateCmChannel(_) => self.create_cm_channel(id, seq),
             Request::DestroyCmChannel(r) => {
                 let used = self
                     .listeners
                     .iter()
-                    .filter(|(_, l)| l.client == id && l.cm_channel == r.channel)
+                    .filter(|(_, l)| l.client == id && l.cm_channel == CmChannelId(r.channel))
                     .count();
                 if used > 0 {
                     return Err(Refusal::busy("CM channel", used as u32));
                 }
                 let c = self.client(id)?;
                 c.cm_channels
-                    .remove(&r.channel)
+                    .remove(&CmChannelId(r.channel))
                     .ok_or_else(|| Refusal::unknown("CM channel", r.channel))?;
                 send::<m::DestroyCmChannel>(c, seq, &EMPTY)
             }
@@ -289,17 +298,17 @@ impl Control {
             Request::Unlisten(r) => {
                 if self
                     .listeners
-                    .get(r.listener)
+                    .get(CmListenerId(r.listener))
                     .is_none_or(|l| l.client != id)
                 {
                     return Err(Refusal::unknown("listener", r.listener));
                 }
-                self.unlisten(r.listener);
+                self.unlisten(CmListenerId(r.listener));
                 send::<m::Unlisten>(self.client(id)?, seq, &EMPTY)
             }
             Request::Accept(r) => self.accept(id, seq, r),
             Request::Reject(r) => {
-                let (request, _) = self.take_request(id, r.request)?;
+                let (request, _) = self.take_request(id, ConnectRequestId(r.request))?;
                 let private_data = r.private_data.as_bytes().to_vec();
                 self.command(
                     request.worker(),
@@ -314,7 +323,7 @@ impl Control {
                 let c = self.client(id)?;
                 let qp = c
                     .qps
-                    .get(&r.qp_num)
+                    .get(&Qpn(r.qp_num))
                     .ok_or_else(|| Refusal::unknown("queue pair", r.qp_num))?;
                 if qp.phase == QpPhase::Detached {
                     return Err(Refusal::new(
@@ -323,31 +332,31 @@ impl Control {
                     ));
                 }
                 let worker = qp.worker;
-                self.command(worker, Command::Disconnect { qpn: r.qp_num });
+                self.command(worker, Command::Disconnect { qpn: Qpn(r.qp_num) });
                 send::<m::Disconnect>(self.client(id)?, seq, &EMPTY)
             }
             Request::Stats(r) => self.stats_request(id, seq, r.offset),
         }
     }
 
-    pub(super) fn client(&mut self, id: u32) -> Result<&mut Client, Refusal> {
+    pub(super) fn client(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
         self.clients
             .get_mut(&id)
             .ok_or_else(|| Refusal::new(libc::ENOTCONN, "client is gone"))
     }
 
-    pub(super) fn owner(&self, qpn: u32) -> Option<u32> {
+    pub(super) fn owner(&self, qpn: Qpn) -> Option<ClientId> {
         self.clients
             .iter()
             .find(|(_, c)| c.qps.contains_key(&qpn) || c.dying_qps.contains_key(&qpn))
             .map(|(id, _)| *id)
     }
 
-    pub(super) fn qp_mut(&mut self, id: u32, qpn: u32) -> Option<&mut Qp> {
+    pub(super) fn qp_mut(&mut self, id: ClientId, qpn: Qpn) -> Option<&mut Qp> {
         self.clients.get_mut(&id)?.qps.get_mut(&qpn)
     }
 
-    fn query_device(&mut self, id: u32, seq: u32, index: u32) -> Outcome {
+    fn query_device(&mut self, id: ClientId, seq: u32, index: u32) -> Outcome {
         let n = self.config.devices.len();
         let d = self.config.devices.get(index as usize).ok_or_else(|| {
             Refusal::new(libc::ENODEV, format!("no device {index}: there are {n}"))

@@ -6,15 +6,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use siw_iwarp::QpAttr;
-use siw_shm::QpGeometry;
 use siw_shm::control::{Addr, Conn, QpState};
 use siw_shm::queue_alloc::{QueueAlloc, QueueMem};
 use siw_shm::region::{Pages, Region};
+use siw_shm::{QpGeometry, Stag};
 
 use super::Waiting;
 use super::outbox::Outbox;
 use super::shared_receive::Srq;
 use crate::config::LimitsConfig;
+use crate::ids::{ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 
 /// Memory that the client may register.
 pub struct Arena {
@@ -27,14 +28,14 @@ pub struct Arena {
 }
 
 pub struct MemoryRegion {
-    pub pd: u32,
-    pub arena: u32,
+    pub pd: PdId,
+    pub arena: ArenaId,
     /// Of a fast registration: where its client writes page lists.
     pub list: Option<QueueMem>,
 }
 
 pub struct MemoryWindow {
-    pub pd: u32,
+    pub pd: PdId,
 }
 
 pub struct Pd {
@@ -50,7 +51,8 @@ pub struct Cq {
     pub mem: QueueMem,
     /// The rings from before a resize, until the client has emptied them.
     pub old: Option<QueueMem>,
-    pub channel: u32,
+    /// Where its events go, if anywhere.
+    pub channel: Option<CompletionChannelId>,
     pub qps: u32,
 }
 
@@ -69,14 +71,15 @@ pub struct Qp {
     pub attr: QpAttr,
     pub geometry: QpGeometry,
     pub mem: QueueMem,
-    pub send_cq: u32,
-    pub recv_cq: u32,
-    /// Shared receive queue, 0 for none.
-    pub srq: u32,
+    pub send_cq: CqId,
+    pub recv_cq: CqId,
+    /// Shared receive queue instead of its own.
+    pub srq: Option<SrqId>,
     pub phase: QpPhase,
     pub worker: usize,
     pub cookie: u64,
-    pub cm_channel: u32,
+    /// Where its connection's events go.
+    pub cm_channel: Option<CmChannelId>,
     pub device: usize,
     pub state: QpState,
     pub ird: u16,
@@ -87,7 +90,7 @@ pub struct Qp {
 
 /// One connected process.
 pub struct Client {
-    pub id: u32,
+    pub id: ClientId,
     pub pid: u32,
     pub name: String,
     pub conn: Conn,
@@ -95,19 +98,19 @@ pub struct Client {
     /// Asynchronous events.
     pub events: Option<Outbox>,
     pub doorbells: Option<Arc<Region>>,
-    pub pds: HashMap<u32, Pd>,
-    pub arenas: HashMap<u32, Arena>,
+    pub pds: HashMap<PdId, Pd>,
+    pub arenas: HashMap<ArenaId, Arena>,
     /// By the key of the registration.
-    pub mrs: HashMap<u32, MemoryRegion>,
+    pub mrs: HashMap<Stag, MemoryRegion>,
     /// By the key of the allocation.
-    pub mws: HashMap<u32, MemoryWindow>,
-    pub channels: HashMap<u32, Channel>,
-    pub cqs: HashMap<u32, Cq>,
-    pub srqs: HashMap<u32, Srq>,
-    pub qps: HashMap<u32, Qp>,
+    pub mws: HashMap<Stag, MemoryWindow>,
+    pub channels: HashMap<CompletionChannelId, Channel>,
+    pub cqs: HashMap<CqId, Cq>,
+    pub srqs: HashMap<SrqId, Srq>,
+    pub qps: HashMap<Qpn, Qp>,
     /// Destroyed without waiting: their worker has not let them go yet.
-    pub dying_qps: HashMap<u32, Qp>,
-    pub cm_channels: HashMap<u32, Outbox>,
+    pub dying_qps: HashMap<Qpn, Qp>,
+    pub cm_channels: HashMap<CmChannelId, Outbox>,
     pub queues: QueueAlloc,
     pub memory: u64,
     pub next_id: u32,
@@ -124,7 +127,7 @@ pub struct Client {
 const QUEUE_BYTES: usize = 16 << 30;
 
 impl Client {
-    pub fn new(id: u32, pid: u32, conn: Conn, pages: Pages, limits: &LimitsConfig) -> Client {
+    pub fn new(id: ClientId, pid: u32, conn: Conn, pages: Pages, limits: &LimitsConfig) -> Client {
         let queue_bytes = usize::try_from(limits.memory_per_client.0)
             .unwrap_or(QUEUE_BYTES)
             .min(QUEUE_BYTES);

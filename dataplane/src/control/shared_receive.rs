@@ -10,6 +10,7 @@ use siw_shm::{LowWater, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::requests::*;
 use super::{Control, Pending, Waiting};
+use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
 use crate::worker::shared_receive::SrqEnd;
 
@@ -18,7 +19,7 @@ pub const WORK_REQUESTS_FACTOR: u32 = 10;
 
 /// A shared receive queue of a client.
 pub struct Srq {
-    pub pd: u32,
+    pub pd: PdId,
     pub qps: u32,
     /// Requests that one queue pair may hold; 0: no bound.
     pub share: u32,
@@ -34,10 +35,10 @@ impl Srq {
         self.rings.first().map_or(0, |(r, _)| r.stock())
     }
 
-    fn reply(&self, srq: u32, g: SrqGeometry) -> Option<m::SrqReply> {
+    fn reply(&self, srq: SrqId, g: SrqGeometry) -> Option<m::SrqReply> {
         let (_, mem) = self.rings.last()?;
         Some(m::SrqReply {
-            srq,
+            srq: srq.0,
             entries: g.entries,
             stride: g.stride,
             max_wr: self.max_wr,
@@ -48,8 +49,8 @@ impl Srq {
     }
 }
 
-fn unknown(srq: u32) -> Refusal {
-    Refusal::unknown("shared receive queue", srq)
+fn unknown(srq: SrqId) -> Refusal {
+    Refusal::unknown("shared receive queue", srq.0)
 }
 
 impl Control {
@@ -74,7 +75,7 @@ impl Control {
             .ok_or_else(|| Refusal::new(libc::EINVAL, "the queue would be too long"))
     }
 
-    pub(super) fn create_srq(&mut self, id: u32, seq: u32, r: &m::CreateSrq) -> Outcome {
+    pub(super) fn create_srq(&mut self, id: ClientId, seq: u32, r: &m::CreateSrq) -> Outcome {
         let geometry = self.srq_geometry(r.max_wr, r.max_sge.max(1))?;
         let most = self.config.limits.queue_pairs_per_client;
         check_limit(r.limit, r.max_wr)?;
@@ -84,7 +85,7 @@ impl Control {
         }
         let pd = c
             .pds
-            .get_mut(&r.pd)
+            .get_mut(&PdId(r.pd))
             .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
         let mem = c
             .queues
@@ -93,7 +94,7 @@ impl Control {
         let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
             .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
         pd.users += 1;
-        let number = self.srqs.take();
+        let number = SrqId(self.srqs.take());
         let low = Arc::new(LowWater::default());
         for w in 0..self.config.mailboxes.len() {
             let end = SrqEnd {
@@ -106,7 +107,7 @@ impl Control {
         let owed = r.limit > 0 && low.arm(r.limit, &ring);
         let fd = mem.region.fd().filter(|_| mem.new_region);
         let srq = Srq {
-            pd: r.pd,
+            pd: PdId(r.pd),
             qps: 0,
             share: r.share,
             max_wr: r.max_wr,
@@ -125,7 +126,7 @@ impl Control {
         Ok(Done::Replied)
     }
 
-    pub(super) fn modify_srq(&mut self, id: u32, seq: u32, r: &m::ModifySrq) -> Outcome {
+    pub(super) fn modify_srq(&mut self, id: ClientId, seq: u32, r: &m::ModifySrq) -> Outcome {
         if r.mask & !(m::SRQ_MAX_WR | m::SRQ_LIMIT) != 0 {
             return Err(Refusal::new(
                 libc::EINVAL,
@@ -139,8 +140,8 @@ impl Control {
             let srq = self
                 .client(id)?
                 .srqs
-                .get(&r.srq)
-                .ok_or_else(|| unknown(r.srq))?;
+                .get(&SrqId(r.srq))
+                .ok_or_else(|| unknown(SrqId(r.srq)))?;
             srq.max_sge
         };
         let resize = r.mask & m::SRQ_MAX_WR != 0;
@@ -149,7 +150,10 @@ impl Control {
             false => None,
         };
         let c = self.client(id)?;
-        let srq = c.srqs.get_mut(&r.srq).ok_or_else(|| unknown(r.srq))?;
+        let srq = c
+            .srqs
+            .get_mut(&SrqId(r.srq))
+            .ok_or_else(|| unknown(SrqId(r.srq)))?;
         let max_wr = if resize { r.max_wr } else { srq.max_wr };
         if r.mask & m::SRQ_LIMIT != 0 {
             check_limit(r.limit, max_wr)?;
@@ -191,20 +195,26 @@ impl Control {
         drop(oldest);
         if resize {
             for w in 0..self.config.mailboxes.len() {
-                self.command(w, Command::SettleSrq { srq: r.srq });
+                self.command(w, Command::SettleSrq { srq: SrqId(r.srq) });
             }
         }
         let c = self.client(id)?;
-        let srq = c.srqs.get_mut(&r.srq).ok_or_else(|| unknown(r.srq))?;
+        let srq = c
+            .srqs
+            .get_mut(&SrqId(r.srq))
+            .ok_or_else(|| unknown(SrqId(r.srq)))?;
         // The oldest first: each ring holds its successor.
         while srq.rings.len() > 1 && Arc::strong_count(&srq.rings[0].0) == 1 {
             let (ring, mem) = srq.rings.remove(0);
             drop(ring);
             c.queues.free(mem);
         }
-        let srq = c.srqs.get(&r.srq).ok_or_else(|| unknown(r.srq))?;
+        let srq = c
+            .srqs
+            .get(&SrqId(r.srq))
+            .ok_or_else(|| unknown(SrqId(r.srq)))?;
         let g = geometry.or_else(|| SrqGeometry::new(srq.max_wr, srq.max_sge));
-        let reply = g.and_then(|g| srq.reply(r.srq, g));
+        let reply = g.and_then(|g| srq.reply(SrqId(r.srq), g));
         if let (Some(reply), Some((_, mem))) = (reply, srq.rings.last()) {
             let fd = mem.region.fd().filter(|_| resize && mem.new_region);
             let reply = m::SrqReply {
@@ -217,12 +227,12 @@ impl Control {
             send_fds::<m::ModifySrq>(c, seq, &reply, fd.as_slice())?;
         }
         if owed {
-            self.srq_limit(id, r.srq);
+            self.srq_limit(id, SrqId(r.srq));
         }
         Ok(Done::Replied)
     }
 
-    pub(super) fn query_srq(&mut self, id: u32, seq: u32, srq: u32) -> Outcome {
+    pub(super) fn query_srq(&mut self, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
         let c = self.client(id)?;
         let s = c.srqs.get(&srq).ok_or_else(|| unknown(srq))?;
         let reply = m::SrqStateReply {
@@ -236,7 +246,7 @@ impl Control {
         send::<m::QuerySrq>(c, seq, &reply)
     }
 
-    pub(super) fn destroy_srq(&mut self, id: u32, srq: u32) -> Outcome {
+    pub(super) fn destroy_srq(&mut self, id: ClientId, srq: SrqId) -> Outcome {
         let c = self.client(id)?;
         let s = c.srqs.get(&srq).ok_or_else(|| unknown(srq))?;
         if s.qps > 0 {
@@ -249,7 +259,7 @@ impl Control {
         Ok(Done::Wait(Pending::FreeSrq { srq, token, left }))
     }
 
-    pub(super) fn finish_free_srq(&mut self, id: u32) {
+    pub(super) fn finish_free_srq(&mut self, id: ClientId) {
         let Some(c) = self.clients.get_mut(&id) else {
             return;
         };
@@ -270,13 +280,13 @@ impl Control {
             }
         }
         let _ = c.conn.reply::<m::DestroySrq>(seq, &EMPTY, &[]);
-        self.srqs.give(srq);
+        self.srqs.give(srq.0);
         self.answered(id);
     }
 
-    pub(super) fn srq_limit(&mut self, client: u32, srq: u32) {
+    pub(super) fn srq_limit(&mut self, client: ClientId, srq: SrqId) {
         let why = "fewer receive requests are posted than the limit";
-        self.async_event(client, AsyncEventKind::SrqLimitReached, srq, why);
+        self.async_event(client, AsyncEventKind::SrqLimitReached, srq.0, why);
     }
 }
 

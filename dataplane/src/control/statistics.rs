@@ -4,17 +4,17 @@ use siw_shm::control::messages as m;
 
 use super::requests::*;
 use super::{Control, Pending};
+use crate::ids::ClientId;
 use crate::worker::messages::Command;
 
 impl Control {
-    pub(super) fn stats_request(&mut self, id: u32, seq: u32, offset: u32) -> Outcome {
+    pub(super) fn stats_request(&mut self, id: ClientId, seq: u32, offset: u32) -> Outcome {
         if offset > 0 {
             let c = self.client(id)?;
             let text = c.stats_text.clone();
             return send::<m::Stats>(c, seq, &stats_part(&text, offset));
         }
-        self.tokens += 1;
-        let token = self.tokens;
+        let token = self.next_token();
         let left = self.config.mailboxes.len();
         for w in 0..left {
             self.command(w, Command::Stats { token });
@@ -22,7 +22,7 @@ impl Control {
         Ok(Done::Wait(Pending::Stats { token, left }))
     }
 
-    pub(super) fn finish_stats(&mut self, id: u32) {
+    pub(super) fn finish_stats(&mut self, id: ClientId) {
         let text = self.stats_json();
         let Some(c) = self.clients.get_mut(&id) else {
             return;
@@ -73,7 +73,7 @@ impl Control {
             .values()
             .map(|c| {
                 serde_json::json!({
-                    "id": c.id,
+                    "id": c.id.0,
                     "pid": c.pid,
                     "name": c.name,
                     "queue_pairs": c.qps.len(),

@@ -10,9 +10,10 @@ use super::memory::{Then, hold};
 use super::requests::*;
 use super::resources::MemoryWindow;
 use super::{Control, Pending};
+use crate::ids::{ArenaId, ClientId, PdId};
 
 impl Control {
-    pub(super) fn alloc_mw(&mut self, id: u32, seq: u32, r: &m::AllocMw) -> Outcome {
+    pub(super) fn alloc_mw(&mut self, id: ClientId, seq: u32, r: &m::AllocMw) -> Outcome {
         self.room_for_key(id)?;
         let kind = match r.kind {
             1 => WindowType::One,
@@ -28,13 +29,13 @@ impl Control {
         let c = self.client(id)?;
         let pd = c
             .pds
-            .get_mut(&r.pd)
+            .get_mut(&PdId(r.pd))
             .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
         let stag = keys
             .insert(Mr::window(r.pd, kind))
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
         pd.users += 1;
-        c.mws.insert(stag.0, MemoryWindow { pd: r.pd });
+        c.mws.insert(stag, MemoryWindow { pd: PdId(r.pd) });
         let reply = m::MwReply {
             rkey: stag.0,
             reserved: 0,
@@ -42,20 +43,20 @@ impl Control {
         send::<m::AllocMw>(c, seq, &reply)
     }
 
-    pub(super) fn dealloc_mw(&mut self, id: u32, rkey: u32) -> Outcome {
+    pub(super) fn dealloc_mw(&mut self, id: ClientId, rkey: Stag) -> Outcome {
         let keys = self.config.keys.clone();
         let c = self.client(id)?;
-        let unknown = || Refusal::unknown("memory window with rkey", rkey);
+        let unknown = || Refusal::unknown("memory window with rkey", rkey.0);
         let mw = c.mws.remove(&rkey).ok_or_else(unknown)?;
         if let Some(pd) = c.pds.get_mut(&mw.pd) {
             pd.users -= 1;
         }
-        let ticket = keys.remove(Stag(rkey)).ok_or_else(unknown)?;
+        let ticket = keys.remove(rkey).ok_or_else(unknown)?;
         let then = Then::DeallocMw;
         Ok(Done::Wait(Pending::Quiet { ticket, then }))
     }
 
-    pub(super) fn alloc_fast_mr(&mut self, id: u32, seq: u32, r: &m::AllocFastMr) -> Outcome {
+    pub(super) fn alloc_fast_mr(&mut self, id: ClientId, seq: u32, r: &m::AllocFastMr) -> Outcome {
         self.room_for_key(id)?;
         if r.max_pages == 0 || r.max_pages > MAX_FAST_PAGES {
             return Err(Refusal::new(
@@ -65,12 +66,12 @@ impl Control {
         }
         let keys = self.config.keys.clone();
         let c = self.client(id)?;
-        if !c.pds.contains_key(&r.pd) {
+        if !c.pds.contains_key(&PdId(r.pd)) {
             return Err(Refusal::unknown("protection domain", r.pd));
         }
         let arena = c
             .arenas
-            .get(&r.arena)
+            .get(&ArenaId(r.arena))
             .ok_or_else(|| Refusal::unknown("arena", r.arena))?
             .region
             .clone();
@@ -106,7 +107,7 @@ impl Control {
         };
         let fd = list.region.fd().filter(|_| list.new_region);
         send_fds::<m::AllocFastMr>(c, seq, &reply, fd.as_slice())?;
-        hold(c, stag, r.pd, r.arena, Some(list));
+        hold(c, stag, PdId(r.pd), ArenaId(r.arena), Some(list));
         Ok(Done::Replied)
     }
 }

@@ -9,6 +9,7 @@ use super::passive::ListenerSetup;
 use super::queue_pair::{Phase, QpSlot, Rings};
 use super::user::User;
 use super::{ClientEnd, Worker};
+use crate::ids::{ClientId, CmListenerId, Qpn};
 
 /// Commands taken in one turn, so that a burst of them does not stall the data path.
 const COMMANDS: usize = 16;
@@ -163,7 +164,7 @@ impl Worker {
             conn: None,
             qp: QueuePair::new(setup.attr),
             rings: Rings {
-                qpn: setup.attr.qpn,
+                qpn: Qpn(setup.attr.qpn),
                 sq: setup.sq,
                 rq: setup.rq,
                 send_cq: setup.send_cq,
@@ -247,7 +248,7 @@ impl Worker {
     }
 
     /// Takes a queue pair out; its connection is closed, or reset.
-    fn drop_qp(&mut self, now: Instant, slot: u32, reset: bool) -> Option<u32> {
+    fn drop_qp(&mut self, now: Instant, slot: u32, reset: bool) -> Option<Qpn> {
         let conn = self.qps.get(slot)?.conn;
         let lane = self.qps.get(slot)?.lane;
         if let Some(conn) = conn {
@@ -278,7 +279,7 @@ impl Worker {
         Some(qp.rings.qpn)
     }
 
-    fn unlisten(&mut self, now: Instant, listener: u32) {
+    fn unlisten(&mut self, now: Instant, listener: CmListenerId) {
         for lane in &mut self.lanes {
             if let Some(at) = lane.listeners.iter().position(|(l, _)| *l == listener) {
                 let (_, id) = lane.listeners.swap_remove(at);
@@ -291,7 +292,7 @@ impl Worker {
         }
     }
 
-    fn remove_client(&mut self, now: Instant, client: u32) {
+    fn remove_client(&mut self, now: Instant, client: ClientId) {
         for slot in self.qps.select(|q| q.client == client) {
             self.drop_qp(now, slot, true);
         }

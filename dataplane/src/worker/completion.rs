@@ -7,12 +7,14 @@ use std::sync::Arc;
 use siw_shm::{CqProducer, Cqe};
 use siw_tcp::Instant;
 
+use crate::ids::{ClientId, CqId};
+
 /// A completion queue as one worker sees it.
 pub struct CqEnd {
     /// Daemon-wide number.
-    pub id: u32,
+    pub id: CqId,
     /// Number of the client that owns it.
-    pub client: u32,
+    pub client: ClientId,
     pub producer: CqProducer,
     /// Where an armed queue writes its cookie.
     pub channel: Option<Arc<OwnedFd>>,
@@ -54,19 +56,19 @@ struct Slot {
 pub struct CqTable {
     slots: Vec<Option<Box<Slot>>>,
     /// Queues written since the last [`CqTable::notify`].
-    touched: Vec<u32>,
+    touched: Vec<CqId>,
     /// Events that a full channel did not take yet.
-    owed: Vec<u32>,
+    owed: Vec<CqId>,
     /// Queues whose completions wait for more of them, by the end of the wait.
-    due: BTreeSet<(Instant, u32)>,
+    due: BTreeSet<(Instant, CqId)>,
     /// Queues that overflowed and whose queue pairs have to end.
-    pub overflows: Vec<u32>,
+    pub overflows: Vec<CqId>,
 }
 
 impl CqTable {
     /// Adds a queue.
     pub fn insert(&mut self, end: CqEnd) {
-        let at = end.id as usize;
+        let at = end.id.index();
         if self.slots.len() <= at {
             self.slots.resize_with(at + 1, || None);
         }
@@ -82,8 +84,8 @@ impl CqTable {
     }
 
     /// Completions go to another memory from now on.
-    pub fn resize(&mut self, id: u32, producer: CqProducer) {
-        let Some(Some(slot)) = self.slots.get_mut(id as usize) else {
+    pub fn resize(&mut self, id: CqId, producer: CqProducer) {
+        let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
             return;
         };
         if slot.end.producer.take_event() && slot.end.channel.is_some() {
@@ -98,8 +100,8 @@ impl CqTable {
     }
 
     /// Raises the event whatever the arming.
-    pub fn raise(&mut self, id: u32) {
-        if let Some(Some(slot)) = self.slots.get(id as usize)
+    pub fn raise(&mut self, id: CqId) {
+        if let Some(Some(slot)) = self.slots.get(id.index())
             && slot.end.channel.is_some()
         {
             self.owed.push(id);
@@ -107,8 +109,8 @@ impl CqTable {
     }
 
     /// Sets or ends the moderation of a queue.
-    pub fn moderate(&mut self, id: u32, moderation: Option<Moderation>) {
-        let Some(Some(slot)) = self.slots.get_mut(id as usize) else {
+    pub fn moderate(&mut self, id: CqId, moderation: Option<Moderation>) {
+        let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
             return;
         };
         slot.moderation = moderation;
@@ -128,15 +130,15 @@ impl CqTable {
     }
 
     /// Forgets a queue.
-    pub fn remove(&mut self, id: u32) {
-        let slot = self.slots.get_mut(id as usize).and_then(Option::take);
+    pub fn remove(&mut self, id: CqId) {
+        let slot = self.slots.get_mut(id.index()).and_then(Option::take);
         if let Some(at) = slot.and_then(|s| s.due) {
             self.due.remove(&(at, id));
         }
     }
 
     /// Forgets every queue of a client.
-    pub fn remove_client(&mut self, client: u32) {
+    pub fn remove_client(&mut self, client: ClientId) {
         for s in &mut self.slots {
             if s.as_ref().is_some_and(|s| s.end.client == client) {
                 *s = None;
@@ -144,12 +146,12 @@ impl CqTable {
         }
         let slots = &self.slots;
         self.due
-            .retain(|(_, q)| slots.get(*q as usize).is_some_and(Option::is_some));
+            .retain(|(_, q)| slots.get(q.index()).is_some_and(Option::is_some));
     }
 
     /// Names the completion that was pushed last.
-    pub fn last(&self, id: u32) -> Option<Pushed> {
-        let slot = self.slots.get(id as usize)?.as_ref()?;
+    pub fn last(&self, id: CqId) -> Option<Pushed> {
+        let slot = self.slots.get(id.index())?.as_ref()?;
         Some(Pushed {
             ring: slot.ring,
             number: slot.end.producer.last(),
@@ -157,23 +159,23 @@ impl CqTable {
     }
 
     /// Whether the client has polled a completion of a queue. After a resize it counts as polled.
-    pub fn is_polled(&self, id: u32, pushed: Pushed) -> bool {
-        let Some(Some(slot)) = self.slots.get(id as usize) else {
+    pub fn is_polled(&self, id: CqId, pushed: Pushed) -> bool {
+        let Some(Some(slot)) = self.slots.get(id.index()) else {
             return true;
         };
         slot.ring != pushed.ring || slot.end.producer.is_polled(pushed.number)
     }
 
     /// The client of a queue.
-    pub fn client(&self, id: u32) -> Option<u32> {
-        self.slots.get(id as usize)?.as_ref().map(|s| s.end.client)
+    pub fn client(&self, id: CqId) -> Option<ClientId> {
+        self.slots.get(id.index())?.as_ref().map(|s| s.end.client)
     }
 
     /// Appends a completion. A full ring breaks the queue (CQ_ERR): its queue pairs end, and
     /// nobody else's.
     #[inline]
-    pub fn push(&mut self, id: u32, cqe: &Cqe) {
-        let Some(Some(slot)) = self.slots.get_mut(id as usize) else {
+    pub fn push(&mut self, id: CqId, cqe: &Cqe) {
+        let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
             return;
         };
         if slot.end.producer.push(cqe).is_err() {
@@ -211,7 +213,7 @@ impl CqTable {
             self.due.pop_first();
         }
         for id in self.touched.drain(..) {
-            let Some(Some(slot)) = self.slots.get_mut(id as usize) else {
+            let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
                 continue;
             };
             slot.touched = false;
@@ -233,7 +235,7 @@ impl CqTable {
             }
         }
         owed.retain(|id| {
-            let Some(Some(slot)) = self.slots.get(*id as usize) else {
+            let Some(Some(slot)) = self.slots.get(id.index()) else {
                 return false;
             };
             let Some(fd) = &slot.end.channel else {

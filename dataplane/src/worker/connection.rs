@@ -251,7 +251,7 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let told = qp.rings.srq == 0 || qp.destroying;
+        let told = qp.rings.srq.is_none() || qp.destroying;
         if !told && !std::mem::replace(&mut qp.rings.told_last, true) {
             let (client, qpn) = (qp.client, qp.rings.qpn);
             self.tell(Event::LastWqe { client, qpn });

@@ -3,6 +3,8 @@
 use siw_iwarp::mpa::Responder;
 use siw_tcp::{ConnId, Instant};
 
+use crate::ids::CmListenerId;
+
 /// Generations have so many bits in a [`super::messages::RequestId`].
 const GENERATIONS: u32 = 0xFF_FFFF;
 
@@ -10,7 +12,7 @@ const GENERATIONS: u32 = 0xFF_FFFF;
 pub struct Inbound {
     pub lane: usize,
     pub conn: ConnId,
-    pub listener: u32,
+    pub listener: CmListenerId,
     pub responder: Responder,
     pub accept_timeout: std::time::Duration,
     /// The application was asked.

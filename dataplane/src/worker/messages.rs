@@ -9,6 +9,7 @@ use siw_shm::{DoorbellConsumer, RqConsumer, SqConsumer};
 
 use super::completion::{CqEnd, Moderation};
 use super::shared_receive::SrqEnd;
+use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
 
 /// A connection request at a listener: worker, slot, generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,14 +34,14 @@ impl RequestId {
 
 /// A queue pair on its way into a worker.
 pub struct QpSetup {
-    pub client: u32,
+    pub client: ClientId,
     pub attr: QpAttr,
     pub sq: SqConsumer,
     pub rq: RqConsumer,
-    pub send_cq: u32,
-    pub recv_cq: u32,
-    /// Shared receive queue, 0 for none.
-    pub srq: u32,
+    pub send_cq: CqId,
+    pub recv_cq: CqId,
+    /// Shared receive queue instead of its own.
+    pub srq: Option<SrqId>,
     /// Of it: how many requests the queue pair may hold, 0 for no bound.
     pub share: u32,
 }
@@ -65,39 +66,39 @@ pub struct ConnectParams {
 /// Control thread to worker. Executed in order.
 pub enum Command {
     AddClient {
-        client: u32,
+        client: ClientId,
         doorbells: DoorbellConsumer,
         /// Written by the client when the worker sleeps.
         wake: Arc<OwnedFd>,
     },
     /// Ends everything of a client: its connections are reset.
     RemoveClient {
-        client: u32,
+        client: ClientId,
     },
     AddCq(Box<CqEnd>),
     RemoveCq {
-        cq: u32,
+        cq: CqId,
     },
     /// Completions go to other memory from now on.
     ResizeCq {
-        cq: u32,
+        cq: CqId,
         producer: Box<siw_shm::CqProducer>,
     },
     ModerateCq {
-        cq: u32,
+        cq: CqId,
         moderation: Option<Moderation>,
     },
     /// Raises a completion queue's event.
     RaiseCq {
-        cq: u32,
+        cq: CqId,
     },
     AddSrq(Box<SrqEnd>),
     RemoveSrq {
-        srq: u32,
+        srq: SrqId,
     },
     /// A resize put a new ring behind the old one.
     SettleSrq {
-        srq: u32,
+        srq: SrqId,
     },
     Connect {
         setup: Box<QpSetup>,
@@ -115,7 +116,7 @@ pub enum Command {
         private_data: Vec<u8>,
     },
     Listen {
-        listener: u32,
+        listener: CmListenerId,
         device: usize,
         local: Option<IpAddr>,
         port: u16,
@@ -123,10 +124,10 @@ pub enum Command {
         mpa: siw_shm::control::MpaOptions,
     },
     Unlisten {
-        listener: u32,
+        listener: CmListenerId,
     },
     Disconnect {
-        qpn: u32,
+        qpn: Qpn,
     },
     /// A queue pair without a connection whose queues are to be flushed.
     Adopt {
@@ -134,25 +135,25 @@ pub enum Command {
     },
     /// Moves a queue pair to another state, or nowhere; answered with [`Event::QpInfo`].
     Modify {
-        qpn: u32,
+        qpn: Qpn,
         to: Option<Move>,
-        token: u64,
+        token: CommandToken,
     },
     DestroyQp {
-        qpn: u32,
+        qpn: Qpn,
     },
     /// Takes a queue pair out at once, its connection is reset; answered with
     /// [`Event::QpDestroyed`].
     ResetQp {
-        qpn: u32,
+        qpn: Qpn,
     },
     /// Answered with [`Event::Fenced`] when all earlier commands are done.
     Fence {
-        token: u64,
+        token: CommandToken,
     },
     /// Counters as of now, answered with [`Event::Stats`].
     Stats {
-        token: u64,
+        token: CommandToken,
     },
     /// Close all connections and end the thread.
     Stop,
@@ -225,7 +226,7 @@ pub enum Breakdown {
 pub enum Event {
     ConnectRequest {
         request: RequestId,
-        listener: u32,
+        listener: CmListenerId,
         local: SocketAddr,
         remote: SocketAddr,
         private_data: Vec<u8>,
@@ -235,73 +236,73 @@ pub enum Event {
     /// The peer gave up before the application answered.
     RequestGone {
         request: RequestId,
-        listener: u32,
+        listener: CmListenerId,
     },
     Established {
-        qpn: u32,
+        qpn: Qpn,
         negotiated: Negotiated,
         private_data: Vec<u8>,
         local: SocketAddr,
         remote: SocketAddr,
     },
     ConnectFailed {
-        qpn: u32,
+        qpn: Qpn,
         failure: ConnectFailure,
     },
     Disconnected {
-        qpn: u32,
+        qpn: Qpn,
         failure: Option<Breakdown>,
     },
     QpDestroyed {
-        qpn: u32,
+        qpn: Qpn,
     },
     QpInfo {
-        qpn: u32,
-        token: u64,
+        qpn: Qpn,
+        token: CommandToken,
         info: Box<QpInfo>,
     },
     Async {
-        client: u32,
-        qpn: u32,
+        client: ClientId,
+        qpn: Qpn,
         event: AsyncEvent,
     },
     /// A completion ring was full: the queue is broken.
     CqOverflow {
-        client: u32,
-        cq: u32,
+        client: ClientId,
+        cq: CqId,
     },
     /// The stock of a shared receive queue fell below its limit.
     SrqLimit {
-        client: u32,
-        srq: u32,
+        client: ClientId,
+        srq: SrqId,
     },
     /// The queue pair takes nothing more from its shared receive queue.
     LastWqe {
-        client: u32,
-        qpn: u32,
+        client: ClientId,
+        qpn: Qpn,
     },
     /// A work request could not be executed.
     BadRequest {
-        client: u32,
-        qpn: u32,
+        client: ClientId,
+        qpn: Qpn,
         reason: String,
     },
     /// A ring holds what no client library writes: the client is closed.
     ClientFault {
-        client: u32,
-        qpn: u32,
+        client: ClientId,
+        qpn: Qpn,
     },
     ListenFailed {
-        listener: u32,
+        listener: CmListenerId,
         reason: String,
     },
     Fenced {
         worker: usize,
-        token: u64,
+        token: CommandToken,
     },
     Stats {
         worker: usize,
-        token: u64,
+        token: CommandToken,
         stats: Box<WorkerStats>,
     },
     Stopped {

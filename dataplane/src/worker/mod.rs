@@ -47,6 +47,7 @@ use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, Stack};
 
 use crate::capture::{CaptureHandle, Direction};
 use crate::config::IdlePolicy;
+use crate::ids::{ClientId, CmListenerId, Qpn};
 use clock::Clock;
 use completion::CqTable;
 use forward::{Forward, Parcel, Through};
@@ -159,13 +160,13 @@ struct Lane {
     rx_interrupt: bool,
     received: u64,
     /// TCP's listeners by the daemon's numbers.
-    listeners: Vec<(u32, ListenerId)>,
+    listeners: Vec<(CmListenerId, ListenerId)>,
     /// Of listeners that do something in another way than the device.
-    setups: HashMap<u32, passive::ListenerSetup>,
+    setups: HashMap<CmListenerId, passive::ListenerSetup>,
 }
 
 struct ClientEnd {
-    client: u32,
+    client: ClientId,
     doorbells: DoorbellConsumer,
     wake: Arc<OwnedFd>,
 }
@@ -406,7 +407,7 @@ impl Worker {
                     break;
                 };
                 any = true;
-                let Some(slot) = self.qps.find(qpn) else {
+                let Some(slot) = self.qps.find(Qpn(qpn)) else {
                     continue;
                 };
                 let Some(qp) = self.qps.get_mut(slot).filter(|q| q.client == client) else {

@@ -8,10 +8,11 @@ use siw_tcp::Instant;
 use super::Worker;
 use super::messages::{Event, Move, QpInfo};
 use super::queue_pair::QpSlot;
+use crate::ids::{CommandToken, Qpn};
 
 impl Worker {
     /// Answers with what became of the queue pair, and why not what was asked.
-    pub(super) fn modify(&mut self, now: Instant, qpn: u32, to: Option<Move>, token: u64) {
+    pub(super) fn modify(&mut self, now: Instant, qpn: Qpn, to: Option<Move>, token: CommandToken) {
         let found = self.qps.find(qpn);
         let refused = match (to, found) {
             (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),

@@ -12,6 +12,7 @@ use super::inbound::Inbound;
 use super::messages::{ConnectFailure, Event, RequestId};
 use super::user::User;
 use super::{ENDINGS, Lane, Worker};
+use crate::ids::CmListenerId;
 
 /// How a listener sets up its connections, where it differs from its device.
 pub(super) struct ListenerSetup {
@@ -91,7 +92,7 @@ impl Worker {
         now: Instant,
         lane: usize,
         conn: ConnId,
-        listener: u32,
+        listener: CmListenerId,
         events: Events,
     ) {
         if events.intersects(ENDINGS) {

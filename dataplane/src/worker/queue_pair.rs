@@ -14,16 +14,17 @@ use super::completion::{CqTable, Pushed};
 use super::messages::ConnectParams;
 use super::owners::Owners;
 use super::shared_receive::SrqTable;
+use crate::ids::{ClientId, CqId, Qpn, SrqId};
 
 /// The rings of a queue pair, and what went wrong in them.
 pub struct Rings {
-    pub qpn: u32,
+    pub qpn: Qpn,
     pub sq: SqConsumer,
     pub rq: RqConsumer,
-    pub send_cq: u32,
-    pub recv_cq: u32,
-    /// Shared receive queue instead of `rq`; 0 for none.
-    pub srq: u32,
+    pub send_cq: CqId,
+    pub recv_cq: CqId,
+    /// Shared receive queue instead of `rq`.
+    pub srq: Option<SrqId>,
     /// Requests of the shared receive queue that it may hold; 0: no bound.
     pub share: u32,
     /// Completions of such requests that the client may not have polled yet.
@@ -69,7 +70,7 @@ pub struct Connecting {
 
 /// One queue pair of a worker.
 pub struct QpSlot {
-    pub client: u32,
+    pub client: ClientId,
     pub lane: usize,
     pub conn: Option<ConnId>,
     pub qp: QueuePair,
@@ -108,12 +109,12 @@ impl QpTable {
 
     /// The slot of a queue pair number.
     #[inline]
-    pub fn find(&self, qpn: u32) -> Option<u32> {
-        self.by_qpn.get(qpn as usize).copied()?.checked_sub(1)
+    pub fn find(&self, qpn: Qpn) -> Option<u32> {
+        self.by_qpn.get(qpn.index()).copied()?.checked_sub(1)
     }
 
     pub fn insert(&mut self, qp: Box<QpSlot>) -> u32 {
-        let qpn = qp.rings.qpn as usize;
+        let qpn = qp.rings.qpn.index();
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             (self.slots.len() - 1) as u32
@@ -128,7 +129,7 @@ impl QpTable {
 
     pub fn remove(&mut self, slot: u32) -> Option<Box<QpSlot>> {
         let qp = self.slots.get_mut(slot as usize)?.take()?;
-        self.by_qpn[qp.rings.qpn as usize] = 0;
+        self.by_qpn[qp.rings.qpn.index()] = 0;
         self.free.push(slot);
         Some(qp)
     }
@@ -175,13 +176,13 @@ impl Env<'_> {
     }
 
     #[cold]
-    fn fault(&mut self, e: RingError, wr_id_cq: (u32, WcOpcode)) -> RingFault {
+    fn fault(&mut self, e: RingError, wr_id_cq: (CqId, WcOpcode)) -> RingFault {
         match e {
             RingError::Nonsense => self.rings.fault = Some(Fault::Nonsense),
             RingError::Wqe { wr_id, error } => {
                 let cqe = Cqe {
                     wr_id,
-                    qp_num: self.rings.qpn,
+                    qp_num: self.rings.qpn.0,
                     status: WcStatus::LOC_QP_OP_ERR,
                     opcode: wr_id_cq.1,
                     flags: WcFlags::NONE,
@@ -230,14 +231,13 @@ impl QpEnv for Env<'_> {
         if self.rings.share != 0 && !self.is_within_share() {
             return Ok(None);
         }
-        let popped = if shared != 0 {
-            self.srqs.pop(shared, &mut self.scratch.recv)
-        } else {
-            self.rings.rq.pop(&mut self.scratch.recv)
+        let popped = match shared {
+            Some(srq) => self.srqs.pop(srq, &mut self.scratch.recv),
+            None => self.rings.rq.pop(&mut self.scratch.recv),
         };
         match popped {
             Ok(Some(())) => {
-                if shared == 0 {
+                if shared.is_none() {
                     self.rings.rq.release();
                 }
                 Ok(Some(&self.scratch.recv))
@@ -252,7 +252,7 @@ impl QpEnv for Env<'_> {
     }
 
     fn next_flushed_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
-        if self.rings.srq != 0 {
+        if self.rings.srq.is_some() {
             return Ok(None);
         }
         self.next_recv()

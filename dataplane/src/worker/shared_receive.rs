@@ -2,12 +2,14 @@
 
 use siw_shm::{RecvWqe, RingError, SrqConsumer};
 
+use crate::ids::{ClientId, SrqId};
+
 /// A shared receive queue as one worker sees it.
 pub struct SrqEnd {
     /// Daemon-wide number.
-    pub id: u32,
+    pub id: SrqId,
     /// Number of the client that owns it.
-    pub client: u32,
+    pub client: ClientId,
     pub consumer: SrqConsumer,
 }
 
@@ -16,25 +18,25 @@ pub struct SrqEnd {
 pub struct SrqTable {
     slots: Vec<Option<Box<SrqEnd>>>,
     /// Owners and numbers of queues whose low-water mark was passed: events to be told.
-    pub low: Vec<(u32, u32)>,
+    pub low: Vec<(ClientId, SrqId)>,
 }
 
 impl SrqTable {
     pub fn insert(&mut self, end: SrqEnd) {
-        let at = end.id as usize;
+        let at = end.id.index();
         if self.slots.len() <= at {
             self.slots.resize_with(at + 1, || None);
         }
         self.slots[at] = Some(Box::new(end));
     }
 
-    pub fn remove(&mut self, id: u32) {
-        if let Some(s) = self.slots.get_mut(id as usize) {
+    pub fn remove(&mut self, id: SrqId) {
+        if let Some(s) = self.slots.get_mut(id.index()) {
             *s = None;
         }
     }
 
-    pub fn remove_client(&mut self, client: u32) {
+    pub fn remove_client(&mut self, client: ClientId) {
         for s in &mut self.slots {
             if s.as_ref().is_some_and(|s| s.client == client) {
                 *s = None;
@@ -44,8 +46,8 @@ impl SrqTable {
 
     /// Takes the oldest request of a queue.
     #[inline]
-    pub fn pop(&mut self, id: u32, w: &mut RecvWqe) -> Result<Option<()>, RingError> {
-        let Some(Some(end)) = self.slots.get_mut(id as usize) else {
+    pub fn pop(&mut self, id: SrqId, w: &mut RecvWqe) -> Result<Option<()>, RingError> {
+        let Some(Some(end)) = self.slots.get_mut(id.index()) else {
             return Ok(None);
         };
         let taken = end.consumer.pop(w)?;
@@ -56,8 +58,8 @@ impl SrqTable {
     }
 
     /// After a resize: leaves the old ring if it is empty.
-    pub fn settle(&mut self, id: u32) {
-        if let Some(Some(end)) = self.slots.get_mut(id as usize) {
+    pub fn settle(&mut self, id: SrqId) {
+        if let Some(Some(end)) = self.slots.get_mut(id.index()) {
             end.consumer.settle();
         }
     }

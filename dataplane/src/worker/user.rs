@@ -1,5 +1,7 @@
 //! What a TCP connection belongs to, packed into the 64 bits that TCP carries for its owner.
 
+use crate::ids::CmListenerId;
+
 /// The owner of a connection or listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum User {
@@ -8,7 +10,7 @@ pub enum User {
     /// A connection whose MPA request has not been accepted yet.
     Inbound(u32),
     /// A listener, by the daemon's number.
-    Listener(u32),
+    Listener(CmListenerId),
     /// Nobody: late events of a connection that was given up.
     Nobody,
 }
@@ -30,7 +32,7 @@ impl From<User> for u64 {
         match u {
             User::Qp(n) => 1 << 32 | u64::from(n),
             User::Inbound(n) => 2 << 32 | u64::from(n),
-            User::Listener(n) => 3 << 32 | u64::from(n),
+            User::Listener(n) => 3 << 32 | u64::from(n.0),
             User::Nobody => 0,
         }
     }
@@ -43,7 +45,7 @@ impl From<u64> for User {
         match v >> 32 {
             1 => User::Qp(n),
             2 => User::Inbound(n),
-            3 => User::Listener(n),
+            3 => User::Listener(CmListenerId(n)),
             _ => User::Nobody,
         }
     }
@@ -58,7 +60,7 @@ mod tests {
         for u in [
             User::Qp(7),
             User::Inbound(u32::MAX),
-            User::Listener(0),
+            User::Listener(CmListenerId(0)),
             User::Nobody,
         ] {
             assert_eq!(User::from(u64::from(u)), u);
