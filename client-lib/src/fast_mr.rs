@@ -63,7 +63,7 @@ impl FastMr {
     /// start inside of a page of 2^page_shift bytes (12 to 30), the last may end inside of one,
     /// and nothing else. How many ranges fit. Not while a REG_MR is outstanding.
     pub fn map(&mut self, ranges: &[Range<usize>], page_shift: u8) -> Result<usize, Error> {
-        if !(siw_shm::binding::MIN_PAGE_SHIFT..=siw_shm::binding::MAX_PAGE_SHIFT)
+        if !(siw_shm::local_wqe::MIN_PAGE_SHIFT..=siw_shm::local_wqe::MAX_PAGE_SHIFT)
             .contains(&page_shift)
         {
             return Err(Error::Invalid("pages are of 2^12 to 2^30 bytes"));

@@ -12,8 +12,9 @@ use dpdk::{Eal, EalConfig, Mempool};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use siw_memory::KeyTable;
+use siw_shm::WorkerPage;
 use siw_shm::control::Conn;
-use siw_shm::{KeyTable, WorkerPage};
 
 use crate::capture::{Capture, CaptureError};
 use crate::config::{Config, EalLog, Hugepages};

@@ -9,10 +9,9 @@
 //! with markers a copy in the frame; its release and acknowledgement. Bare: the CRC of the payload.
 
 use siw_iwarp::*;
+use siw_memory::{KeyTable, Mr, Reader, Stag};
 use siw_shm::wqe::{Data, SendDesc};
-use siw_shm::{
-    Access, Cqe, KeyTable, Mr, Opcode, Reader, RecvWqe, Region, SendWqe, Sge, Stag, WrFlags, crc,
-};
+use siw_shm::{Access, Cqe, Opcode, RecvWqe, Region, SendWqe, Sge, WrFlags, crc};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};

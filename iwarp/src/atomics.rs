@@ -14,8 +14,9 @@ use crate::receiver::Fault;
 use crate::sender::Next;
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
-use siw_shm::key_table::Stag;
-use siw_shm::{Access, Reader, WcStatus};
+use siw_memory::Reader;
+use siw_memory::key_table::Stag;
+use siw_shm::{Access, WcStatus};
 use std::sync::atomic::AtomicU64;
 
 impl QueuePair {

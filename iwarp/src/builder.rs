@@ -16,8 +16,9 @@ use crate::rdmap::{Opcode, ReadRequest};
 use crate::send_queue::Entry;
 use crate::sender::{DUMMY_STAG, sink_stag};
 use crate::terminate::Payload;
-use siw_shm::key_table::Stag;
-use siw_shm::{Access, Mr, Opcode as WrOpcode, Reader, crc};
+use siw_memory::key_table::Stag;
+use siw_memory::{Mr, Reader};
+use siw_shm::{Access, Opcode as WrOpcode, crc};
 
 impl QueuePair {
     /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.

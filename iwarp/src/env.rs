@@ -6,7 +6,8 @@
 
 use crate::fpdu;
 use crate::marker::Phase;
-use siw_shm::{Cqe, Mr, Reader, RecvWqe, SendWqe};
+use siw_memory::{Mr, Reader};
+use siw_shm::{Cqe, RecvWqe, SendWqe};
 
 /// Counts the references that a port still holds into the buffers of one work request or one read
 /// response. The environment gives the numbers out; the queue pair passes them on.

@@ -3,7 +3,8 @@
 
 use crate::env::AsyncEvent;
 use crate::terminate::TermCode;
-use siw_shm::{KeyError, WcStatus};
+use siw_memory::KeyError;
+use siw_shm::WcStatus;
 
 /// A tagged segment may not be placed (RFC 5041 section 7.2; access rights are RDMAP's, RFC 5040
 /// section 7.2).

@@ -11,7 +11,7 @@ use crate::ddp::MAX_HDR_LEN;
 use crate::fpdu::{self, Frame, LEN_FIELD};
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
-use siw_shm::Mr;
+use siw_memory::Mr;
 use siw_shm::gap_copy::{GAP_LEN, Gaps};
 
 /// Distance of markers.

@@ -2,8 +2,9 @@
 
 use crate::ddp::Msn;
 use crate::*;
+use siw_memory::{KeyTable, Mr, Reader};
 use siw_shm::wqe::{Data, RecvDesc, SendDesc};
-use siw_shm::{Cqe, KeyTable, Mr, Reader, RecvWqe, SendWqe};
+use siw_shm::{Cqe, RecvWqe, SendWqe};
 
 struct Env {
     keys: Reader,

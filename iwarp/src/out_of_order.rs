@@ -19,8 +19,9 @@ use crate::placement::place;
 use crate::queue_pair::{QpState, QueuePair};
 use crate::rdmap::{Opcode, RDMAP_VERSION};
 use crate::stream::RxStream;
-use siw_shm::key_table::Stag;
-use siw_shm::{Access, Mr};
+use siw_memory::Mr;
+use siw_memory::key_table::Stag;
+use siw_shm::Access;
 
 /// So many FPDUs are remembered; those beyond are placed in order.
 const MAX_PLACED: usize = 4096;

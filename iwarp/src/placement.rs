@@ -1,7 +1,7 @@
 //! From the stream into registered memory: one pass over the received slices.
 
 use crate::stream::RxStream;
-use siw_shm::Mr;
+use siw_memory::Mr;
 
 /// The region refused bytes that its key had allowed: it is not writable for this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

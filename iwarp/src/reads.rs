@@ -12,8 +12,9 @@ use crate::receiver::Fault;
 use crate::sender::{Next, sink_stag};
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
-use siw_shm::key_table::Stag;
-use siw_shm::{Access, KeyError, Opcode, WcStatus};
+use siw_memory::KeyError;
+use siw_memory::key_table::Stag;
+use siw_shm::{Access, Opcode, WcStatus};
 
 impl QueuePair {
     /// The Read Request for the next element of the data sink.

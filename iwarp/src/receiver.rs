@@ -14,8 +14,9 @@ use crate::queue_pair::{Progress, QpState, QueuePair};
 use crate::rdmap::{Opcode, RDMAP_VERSION, ReadRequest};
 use crate::stream::RxStream;
 use crate::terminate::{Offender, TermCode};
-use siw_shm::key_table::Stag;
-use siw_shm::{Access, KeyError, WcFlags, WcStatus};
+use siw_memory::KeyError;
+use siw_memory::key_table::Stag;
+use siw_shm::{Access, WcFlags, WcStatus};
 
 /// Untagged queues of RFC 5040 and RFC 7306.
 const QUEUES: u32 = 4;

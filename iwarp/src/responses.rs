@@ -11,8 +11,8 @@ use crate::receiver::Fault;
 use crate::sender::Next;
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
+use siw_memory::key_table::Stag;
 use siw_shm::Access;
-use siw_shm::key_table::Stag;
 
 impl QueuePair {
     /// RDMA Read Request (RFC 5040 section 4.4).

@@ -11,8 +11,9 @@ use crate::rdmap::READ_REQUEST_LEN;
 use crate::read_queue::Outbound;
 use crate::send_queue::Entry;
 use crate::terminate::TermCode;
-use siw_shm::key_table::Stag;
-use siw_shm::{Access, BindMw, FastReg, Opcode as WrOpcode, Reader, WcStatus};
+use siw_memory::Reader;
+use siw_memory::key_table::Stag;
+use siw_shm::{Access, BindMw, FastReg, Opcode as WrOpcode, WcStatus};
 
 /// STag of messages that name no memory. Hardware refuses zero even at zero length.
 pub(crate) const DUMMY_STAG: u32 = 1;

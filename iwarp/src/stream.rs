@@ -4,7 +4,7 @@
 //! [`ByteStream`]. MPA and the FPDU parser read through it, so that nothing is copied before it is
 //! placed.
 
-use siw_shm::Mr;
+use siw_memory::Mr;
 use std::collections::VecDeque;
 
 /// In-order stream bytes that the connection has not consumed yet.

@@ -3,8 +3,9 @@ mod common;
 use common::*;
 use siw_iwarp::atomic::{AtomicOp, AtomicRequest, AtomicResponse};
 use siw_iwarp::*;
+use siw_memory::Stag;
 use siw_shm::wqe::{Data, SendDesc};
-use siw_shm::{Access, AtomicArgs, Opcode, Region, Stag, WcOpcode, WcStatus, WrFlags};
+use siw_shm::{Access, AtomicArgs, Opcode, Region, WcOpcode, WcStatus, WrFlags};
 use std::sync::Arc;
 
 const VA: u64 = 0x10_0000;

@@ -2,8 +2,9 @@
 mod common;
 use common::*;
 use siw_iwarp::*;
+use siw_memory::Stag;
 use siw_shm::wqe::Data;
-use siw_shm::{Access, Opcode, Stag, WcStatus};
+use siw_shm::{Access, Opcode, WcStatus};
 
 fn loaded() -> End {
     let mut a = End::new(negotiated(true));

@@ -2,8 +2,9 @@
 mod common;
 use common::*;
 use siw_iwarp::*;
+use siw_memory::Stag;
 use siw_shm::wqe::Data;
-use siw_shm::{Opcode, Stag, WcStatus, WrFlags};
+use siw_shm::{Opcode, WcStatus, WrFlags};
 
 fn drained(e: &End) -> usize {
     let is = |v: &&AsyncEvent| **v == AsyncEvent::SqDrained;

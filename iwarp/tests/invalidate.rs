@@ -1,8 +1,9 @@
 //! Local invalidation: LOCAL_INV, and READ_WITH_INV.
 mod common;
 use common::*;
+use siw_memory::Stag;
 use siw_shm::wqe::{Data, SendDesc};
-use siw_shm::{Access, Opcode, Stag, WcOpcode, WcStatus};
+use siw_shm::{Access, Opcode, WcOpcode, WcStatus};
 
 const VA: u64 = 0x10_0000;
 

@@ -3,8 +3,9 @@
 mod common;
 use common::*;
 use siw_iwarp::*;
+use siw_memory::Stag;
 use siw_shm::wqe::Data;
-use siw_shm::{Opcode, Sge, Stag};
+use siw_shm::{Opcode, Sge};
 
 const VA: u64 = 0x10_0000;
 

@@ -185,7 +185,7 @@ fn a_read_response_beyond_a_hole_is_placed_when_it_answers_an_outstanding_read()
         5,
         &sink,
         0x9000,
-        siw_shm::Stag(0x777),
+        siw_memory::Stag(0x777),
     ));
     let request = e.pull().expect("a Read Request");
     let r = ReadRequest::parse(ulpdu(&request)[18..].try_into().expect("28 octets"));

@@ -3,8 +3,9 @@ mod common;
 use common::*;
 use siw_iwarp::rdmap::{READ_REQUEST_LEN, ReadRequest};
 use siw_iwarp::*;
+use siw_memory::Stag;
 use siw_shm::wqe::SendDesc;
-use siw_shm::{Access, Opcode, Sge, Stag, WcOpcode, WcStatus, WrFlags};
+use siw_shm::{Access, Opcode, Sge, WcOpcode, WcStatus, WrFlags};
 
 const VA: u64 = 0x10_0000;
 

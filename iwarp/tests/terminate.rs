@@ -4,8 +4,9 @@ mod common;
 use common::*;
 use siw_iwarp::rdmap::ReadRequest;
 use siw_iwarp::*;
+use siw_memory::Stag;
 use siw_shm::wqe::Data;
-use siw_shm::{Access, Opcode, Stag, WcStatus};
+use siw_shm::{Access, Opcode, WcStatus};
 
 const VA: u64 = 0x10_0000;
 const LEN: usize = 4096;

@@ -10,11 +10,11 @@
 //! A CQE is valid when its `seq` equals its running number plus one: the client
 //! needs no producer index, and touches one line per completion.
 
-use crate::lockfree;
 use crate::region::{OutOfBounds, Region};
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use siw_lockfree::rings as lockfree;
 use std::ptr::NonNull;
 use std::sync::Arc;
 

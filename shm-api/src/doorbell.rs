@@ -12,9 +12,9 @@
 //! on the ring at most once, so a ring as long as the client's QP limit is never
 //! full, and a worker never scans QPs.
 
-use crate::lockfree;
 use crate::region::{OutOfBounds, Region};
 use core::sync::atomic::AtomicU32;
+use siw_lockfree::rings as lockfree;
 use std::ptr::NonNull;
 use std::sync::Arc;
 

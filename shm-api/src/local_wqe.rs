@@ -1,8 +1,15 @@
 //! Work requests on keys of this side: BIND_MW and FAST_REG. They take one slot; `sge0` holds
 //! what has no field of its own in the header.
 
-use crate::memory_region::Access;
+use crate::access::Access;
 use crate::wqe::{Data, Opcode, SendDesc, Sge};
+
+/// Smallest page of a fast registration: 4 KiB.
+pub const MIN_PAGE_SHIFT: u8 = 12;
+/// Largest: 1 GiB.
+pub const MAX_PAGE_SHIFT: u8 = 30;
+/// Most pages of a fast registration.
+pub const MAX_FAST_PAGES: u32 = 512;
 
 /// Binds a memory window (`struct ibv_mw_bind_info`), or unbinds it with length 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

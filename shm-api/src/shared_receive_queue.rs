@@ -14,12 +14,12 @@
 //!
 //! A resize starts a new ring behind the old one: workers empty the old one first.
 
-use crate::lockfree;
 use crate::region::{OutOfBounds, Region};
 use crate::work_queue::{PushError, RingError};
 use crate::wqe::{MAX_SGE, RecvDesc, RecvWqe, SLOT, Slot, WqeError, slots_per_request};
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64};
+use siw_lockfree::rings as lockfree;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 

@@ -12,10 +12,10 @@
 //! receive queues use it only when the QP is in error and posted receives have
 //! to be flushed: their doorbell is that of the QP's send queue.
 
-use crate::lockfree::{self, SpscConsumer, SpscProducer};
 use crate::region::{OutOfBounds, Region};
 use crate::wqe::{RecvDesc, RecvWqe, SLOT, SendDesc, SendWqe, Slot, WqeError, slots_per_request};
 use core::sync::atomic::{AtomicU32, Ordering, fence};
+use siw_lockfree::rings::{self as lockfree, SpscConsumer, SpscProducer};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

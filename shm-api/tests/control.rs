@@ -1,5 +1,4 @@
 //! The control protocol over real sockets, with garbage and foreign versions.
-#![cfg(not(loom))]
 
 use bytemuck::Zeroable;
 use proptest::prelude::*;

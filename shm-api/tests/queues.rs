@@ -1,6 +1,5 @@
 //! Work queues, completion queues and doorbells over real mappings, with an
 //! honest and with a hostile peer.
-#![cfg(not(loom))]
 
 use proptest::prelude::*;
 use siw_shm::completion_queue::{self as cq, CqGeometry};

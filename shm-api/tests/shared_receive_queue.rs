@@ -1,6 +1,5 @@
 //! Shared receive queues over real mappings, with honest and hostile clients and several
 //! workers.
-#![cfg(not(loom))]
 
 use siw_shm::region::Region;
 use siw_shm::shared_receive_queue::{HEADER, OFF_TAIL, Taken};

@@ -125,7 +125,7 @@ impl Control {
 pub(super) fn cq_reply(
     cq: CqId,
     geometry: CqGeometry,
-    mem: &siw_shm::queue_alloc::QueueMem,
+    mem: &siw_memory::queue_alloc::QueueMem,
 ) -> m::CqReply {
     m::CqReply {
         cq: cq.0,

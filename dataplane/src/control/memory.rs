@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use nix::libc;
+use siw_memory::queue_alloc::QueueMem;
+use siw_memory::{DeregError, Mr, Stag};
+use siw_shm::Access;
 use siw_shm::control::messages as m;
-use siw_shm::queue_alloc::QueueMem;
 use siw_shm::region::{Pages, Region};
-use siw_shm::{Access, DeregError, Mr, Stag};
 
 use super::requests::*;
 use super::resources::{Arena, Client, MemoryRegion};

@@ -35,9 +35,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signalfd::SignalFd;
+use siw_memory::KeyTable;
 use siw_shm::control::{AsyncEventKind, Conn, RecvError, Request};
 use siw_shm::control::{codec, messages};
-use siw_shm::{KeyTable, Region, WorkerPage};
+use siw_shm::{Region, WorkerPage};
 
 use crate::config::LimitsConfig;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
@@ -148,7 +149,7 @@ enum Pending {
     DestroyQp { qpn: Qpn },
     /// No worker can use the old key any more.
     Quiet {
-        ticket: siw_shm::Retired,
+        ticket: siw_memory::Retired,
         then: memory::Then,
     },
     /// All workers passed a fence; then the shared receive queue's memory is free.

@@ -2,10 +2,11 @@
 //! done or handed to a worker.
 
 use nix::libc;
+use siw_memory::{KeyError, Stag};
 use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
 use siw_shm::control::{Message, Request};
-use siw_shm::{KeyError, Stag, wqe};
+use siw_shm::wqe;
 
 use super::resources::{Client, Pd, Qp, QpPhase};
 use super::{Control, DeviceView, Pending, Waiting};
@@ -101,7 +102,7 @@ pub fn limits(c: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
         max_srq_wr: super::shared_receive::srq_depth(c),
         max_srq_sge: wqe::MAX_SGE as u32,
         max_mw: c.memory_regions_per_client,
-        max_fast_pages: siw_shm::binding::MAX_FAST_PAGES,
+        max_fast_pages: siw_shm::local_wqe::MAX_FAST_PAGES,
         reserved: 0,
         max_msg: u64::from(u32::MAX),
         max_mr_size: c.memory_per_client.0,

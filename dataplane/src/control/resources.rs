@@ -6,10 +6,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use siw_iwarp::QpAttr;
+use siw_memory::Stag;
+use siw_memory::queue_alloc::{QueueAlloc, QueueMem};
+use siw_shm::QpGeometry;
 use siw_shm::control::{Addr, Conn, QpState};
-use siw_shm::queue_alloc::{QueueAlloc, QueueMem};
 use siw_shm::region::{Pages, Region};
-use siw_shm::{QpGeometry, Stag};
 
 use super::Waiting;
 use super::outbox::Outbox;

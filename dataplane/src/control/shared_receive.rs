@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use nix::libc;
+use siw_memory::queue_alloc::QueueMem;
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
-use siw_shm::queue_alloc::QueueMem;
 use siw_shm::{LowWater, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::requests::*;

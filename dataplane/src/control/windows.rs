@@ -2,9 +2,10 @@
 //! workers bind and fill by work requests (ibv_alloc_mw(3), ib_alloc_mr).
 
 use nix::libc;
-use siw_shm::binding::MAX_FAST_PAGES;
+use siw_memory::{Mr, Stag};
+use siw_shm::WindowType;
 use siw_shm::control::messages as m;
-use siw_shm::{Mr, Stag, WindowType};
+use siw_shm::local_wqe::MAX_FAST_PAGES;
 
 use super::memory::{Then, hold};
 use super::requests::*;

@@ -41,8 +41,9 @@ use crossbeam::queue::ArrayQueue;
 use dpdk::{BURST, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
 use siw_iwarp::{QpState, TxRecord};
+use siw_memory::Reader;
+use siw_shm::DoorbellConsumer;
 use siw_shm::doorbell::SleepFlag;
-use siw_shm::{DoorbellConsumer, Reader};
 use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, Stack};
 
 use crate::capture::{CaptureHandle, Direction};

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use siw_iwarp::mpa::{Initiator, MpaConfig};
 use siw_iwarp::{AsyncEvent, QpEnv, QueuePair, RingFault, TxOwner};
+use siw_memory::Reader;
 use siw_shm::{
-    Cqe, Opcode, Reader, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, WcFlags, WcOpcode,
-    WcStatus,
+    Cqe, Opcode, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, WcFlags, WcOpcode, WcStatus,
 };
 use siw_tcp::{ConnId, Instant};
 

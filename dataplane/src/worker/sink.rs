@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
 use siw_iwarp::{BuildError, Fpdu, FrameBuilder, TxOwner, TxRecord};
-use siw_shm::{Mr, Reader, Region};
+use siw_memory::{Mr, Reader};
+use siw_shm::Region;
 use siw_tcp::{FrameInfo, FrameMeta, FrameSink, RxChecksum, TxChecksum, checksum};
 
 use super::forward::Through;

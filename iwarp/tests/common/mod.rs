@@ -8,11 +8,9 @@ use siw_iwarp::ddp::{MAX_HDR_LEN, T_BIT, Tagged, Untagged};
 use siw_iwarp::rdmap::ReadRequest;
 use siw_iwarp::terminate::Received;
 use siw_iwarp::*;
+use siw_memory::{KeyTable, Mr, Reader, Stag};
 use siw_shm::wqe::{Data, RecvDesc, SendDesc};
-use siw_shm::{
-    Access, AtomicArgs, Cqe, KeyTable, Mr, Opcode, Reader, RecvWqe, Region, SendWqe, Sge, Stag,
-    WcStatus, WrFlags,
-};
+use siw_shm::{Access, AtomicArgs, Cqe, Opcode, RecvWqe, Region, SendWqe, Sge, WcStatus, WrFlags};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

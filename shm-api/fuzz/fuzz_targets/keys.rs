@@ -2,7 +2,7 @@
 //! in shm-api/, or `deploy/sanitize fuzz`.
 #![no_main]
 
-#[path = "../../tests/common/hostile.rs"]
+#[path = "../../memory/tests/common/hostile.rs"]
 mod hostile;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| hostile::keys(data));

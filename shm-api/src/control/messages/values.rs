@@ -152,15 +152,3 @@ pub struct QueueRef {
     pub region_len: u64,
     pub offset: u64,
 }
-
-impl From<&crate::queue_alloc::QueueMem> for QueueRef {
-    fn from(m: &crate::queue_alloc::QueueMem) -> QueueRef {
-        QueueRef {
-            region: m.region_id,
-            fd: m.new_region.into(),
-            dedicated: m.dedicated.into(),
-            region_len: m.region.len() as u64,
-            offset: m.offset as u64,
-        }
-    }
-}

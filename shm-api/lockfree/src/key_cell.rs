@@ -1,8 +1,8 @@
 //! The word that says which key an entry of the key table answers to, and whether it works:
 //! a sequence lock for what a worker changes in place (a window's binding, a fast
-//! registration) while others read it. Used by [`crate::memory_region`]; loom explores it.
+//! registration) while others read it. Used by the regions of siw-memory.
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence, spin_loop};
 
 const VALID: u64 = 1 << 32;
 const BUSY: u64 = 1 << 33;
@@ -105,10 +105,7 @@ impl KeyCell {
             {
                 return word;
             }
-            #[cfg(loom)]
-            loom::thread::yield_now();
-            #[cfg(not(loom))]
-            std::hint::spin_loop();
+            spin_loop();
         }
     }
 }

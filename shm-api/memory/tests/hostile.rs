@@ -1,10 +1,10 @@
 //! Shared memory in the hands of a hostile client: the fuzz targets of `shm-api/fuzz` on random
 //! inputs, and the same while the other side runs.
-#![cfg(not(loom))]
 #[path = "common/hostile.rs"]
 mod hostile;
 
 use proptest::prelude::*;
+use siw_memory::*;
 use siw_shm::work_queue::ring_len;
 use siw_shm::*;
 use std::sync::Arc;

@@ -4,9 +4,9 @@
 //! A worker passes a batch boundary with [`TableReader::quiesce`]; an entry taken
 //! out of the table is freed when every worker has passed one since. A worker that
 //! is about to sleep goes [`TableReader::offline`] so that nobody waits for it.
-//! Used by [`crate::key_table`]; generic so that loom can explore it.
+//! The key table of siw-memory is one; generic so that loom can explore it.
 
-use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence};
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence, prefetch};
 use std::sync::{Arc, PoisonError};
 
 #[repr(align(128))]
@@ -195,12 +195,9 @@ impl<T: Send + Sync> TableReader<T> {
     /// Hints the cache about a slot.
     #[inline]
     pub fn prefetch(&self, slot: usize) {
-        #[cfg(not(loom))]
         if let Some(s) = self.table.slots.get(slot) {
-            crate::region::prefetch(std::ptr::from_ref(s).cast());
+            prefetch(std::ptr::from_ref(s).cast());
         }
-        #[cfg(loom)]
-        let _ = slot;
     }
 
     #[inline]

@@ -5,7 +5,9 @@
 //! lists per class, constant time. A queue larger than a quarter of a chunk gets a region of its
 //! own, which is unmapped when it is freed.
 
-use crate::region::{Pages, Region};
+use siw_shm::Region;
+use siw_shm::control::messages::QueueRef;
+use siw_shm::region::Pages;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -29,6 +31,18 @@ pub struct QueueMem {
     pub new_region: bool,
     /// The region holds this queue only: the client unmaps it with the queue.
     pub dedicated: bool,
+}
+
+impl From<&QueueMem> for QueueRef {
+    fn from(m: &QueueMem) -> QueueRef {
+        QueueRef {
+            region: m.region_id,
+            fd: m.new_region.into(),
+            dedicated: m.dedicated.into(),
+            region_len: m.region.len() as u64,
+            offset: m.offset as u64,
+        }
+    }
 }
 
 /// Why there is no memory for a queue.

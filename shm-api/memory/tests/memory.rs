@@ -1,7 +1,7 @@
 //! Regions, memory keys and queue memory.
-#![cfg(not(loom))]
 
-use siw_shm::queue_alloc::{AllocError, CHUNK, QueueAlloc};
+use siw_memory::queue_alloc::{AllocError, CHUNK, QueueAlloc};
+use siw_memory::*;
 use siw_shm::region::Pages;
 use siw_shm::*;
 use std::collections::HashSet;

@@ -2,66 +2,11 @@
 //! request, or a window on one of those. Entries of [`crate::key_table`]; workers check and
 //! copy through them, [`crate::binding`] changes them.
 
-use crate::gap_copy::Gaps;
-use crate::key_cell::{KeyCell, KeyWord};
 use crate::key_table::Stag;
-use crate::region::{OutOfBounds, Region};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use siw_lockfree::key_cell::{KeyCell, KeyWord};
+use siw_shm::{Access, Gaps, OutOfBounds, Region, WindowType};
 use std::sync::Arc;
-
-/// What memory may be used for; bits of `enum ibv_access_flags`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Access(pub u32);
-
-impl Access {
-    /// Local reads: always allowed.
-    pub const NONE: Access = Access(0);
-    pub const LOCAL_WRITE: Access = Access(1);
-    pub const REMOTE_WRITE: Access = Access(2);
-    pub const REMOTE_READ: Access = Access(4);
-    pub const REMOTE_ATOMIC: Access = Access(8);
-    pub const MW_BIND: Access = Access(16);
-    pub const ZERO_BASED: Access = Access(32);
-    /// Order of placement may be relaxed; it is not.
-    pub const RELAXED_ORDERING: Access = Access(1 << 20);
-    /// Bits that a provider may ignore (IBV_ACCESS_OPTIONAL_RANGE).
-    pub const OPTIONAL: Access = Access(0x3ff0_0000);
-    /// Everything a peer may do.
-    pub const REMOTE: Access = Access(2 | 4 | 8);
-    /// All bits that mean something.
-    pub const ALL: Access = Access(63);
-
-    /// Whether all bits of `o` are set.
-    #[inline]
-    pub fn contains(self, o: Access) -> bool {
-        self.0 & o.0 == o.0
-    }
-
-    /// Whether some bit of `o` is set.
-    #[inline]
-    pub fn intersects(self, o: Access) -> bool {
-        self.0 & o.0 != 0
-    }
-
-    /// What remains when the bits of `o` are cleared.
-    #[inline]
-    pub fn without(self, o: Access) -> Access {
-        Access(self.0 & !o.0)
-    }
-
-    /// A peer may change the memory.
-    #[inline]
-    pub fn remote_changes(self) -> bool {
-        self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-    }
-}
-
-impl std::ops::BitOr for Access {
-    type Output = Access;
-    fn bitor(self, o: Access) -> Access {
-        Access(self.0 | o.0)
-    }
-}
 
 /// Why an access is refused; maps to the Terminate codes of RFC 5040 section 4.8
 /// and RFC 5041 section 6.2.
@@ -79,15 +24,6 @@ pub enum KeyError {
     Bounds,
     #[error("tagged offset wraps")]
     Wrap,
-}
-
-/// Memory windows of ibv_alloc_mw(3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WindowType {
-    /// Any queue pair of its protection domain; bound again without being unbound.
-    One,
-    /// One queue pair (2B: of its protection domain); invalidated before it is bound again.
-    Two,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

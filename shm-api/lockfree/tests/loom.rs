@@ -1,15 +1,15 @@
 //! Loom explores every interleaving of the shared-memory steps:
-//! `RUSTFLAGS="--cfg loom" cargo test -p siw-shm --test loom --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p siw-lockfree --test loom --release`
 //! (with a target directory of its own).
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
-use siw_shm::epoch::Table;
-use siw_shm::key_cell::{KeyCell, KeyWord};
-use siw_shm::lockfree::*;
-use siw_shm::sync::{AtomicU32, AtomicU64, Ordering};
+use siw_lockfree::epoch::Table;
+use siw_lockfree::key_cell::{KeyCell, KeyWord};
+use siw_lockfree::rings::*;
+use siw_lockfree::sync::{AtomicU32, AtomicU64, Ordering};
 
 fn word() -> AtomicU32 {
     AtomicU32::new(0)
@@ -508,7 +508,7 @@ fn a_worker_that_wakes_does_not_find_what_was_freed_while_it_slept() {
     });
 }
 
-/// A binding as [`siw_shm::memory_region`] keeps it: two fields that belong together.
+/// A binding as siw-memory keeps it: two fields that belong together.
 struct Binding {
     cell: KeyCell,
     base: AtomicU32,

@@ -9,8 +9,9 @@
 //! permutation of all 256 values per index: unpredictable and slowly reused.
 //! Zero is never an STag.
 
-use crate::epoch::{Table, TableReader, Ticket};
-use crate::memory_region::{Access, KeyError, Mr};
+use crate::memory_region::{KeyError, Mr};
+use siw_lockfree::epoch::{Table, TableReader, Ticket};
+use siw_shm::Access;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -10,18 +10,12 @@
 //! ```
 //! A region keeps the count of its windows: with some it is neither invalidated nor deregistered.
 
-use crate::key_cell::KeyWord;
 use crate::key_table::{Reader, Stag};
-use crate::local_wqe::{BindMw, FastReg};
-use crate::memory_region::{Access, KeyError, Kind, Mr, Scope, WindowType};
+use crate::memory_region::{KeyError, Kind, Mr, Scope};
 use core::sync::atomic::Ordering;
-
-/// Smallest page of a fast registration: 4 KiB.
-pub const MIN_PAGE_SHIFT: u8 = 12;
-/// Largest: 1 GiB.
-pub const MAX_PAGE_SHIFT: u8 = 30;
-/// Most pages of a fast registration.
-pub const MAX_FAST_PAGES: u32 = 512;
+use siw_lockfree::key_cell::KeyWord;
+use siw_shm::local_wqe::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
+use siw_shm::{Access, BindMw, FastReg, WindowType};
 
 impl Reader {
     /// The key that a window or region answers to, or answered to last; 0 when it is gone.

@@ -1,8 +1,9 @@
 //! What a hostile client can do to shared memory, from the octets of a fuzzer: shared by the
 //! suite and by the fuzz targets in `shm-api/fuzz`. The consumers are those of the daemon.
 
-use siw_shm::binding::MAX_FAST_PAGES;
+use siw_memory::*;
 use siw_shm::completion_queue::CqGeometry;
+use siw_shm::local_wqe::MAX_FAST_PAGES;
 use siw_shm::work_queue::{QpGeometry, ring_len};
 use siw_shm::*;
 use std::sync::Arc;

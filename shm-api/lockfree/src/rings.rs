@@ -1,7 +1,6 @@
 //! The synchronisation steps of every shared-memory ring, free of memory layout.
 //!
-//! Callers ([`crate::work_queue`], [`crate::completion_queue`],
-//! [`crate::doorbell`]) hand in the atomic words, wherever they live; loom hands
+//! Callers (the work queues, completion queues and doorbells of siw-shm) hand in the atomic words, wherever they live; loom hands
 //! in its own. Each step says what it pairs with.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};

@@ -1,0 +1,18 @@
+//! Registered memory as the daemon sees it: which memory a key (STag) stands for and who may
+//! access it, and where the queues of a client lie. Applications do not link this crate.
+//!
+//! ```text
+//!  control thread --- insert, deregister ---> KeyTable
+//!  worker ----------- check, bind ----------> Reader, then read or write through an Mr
+//!  control thread --- alloc, free ----------> QueueAlloc
+//! ```
+//! Workers look keys up without a lock at the moment of every access (RFC 5042 section 6);
+//! what was deregistered is freed once no worker can still use it ([`siw_lockfree::epoch`]).
+
+pub mod binding;
+pub mod key_table;
+pub mod memory_region;
+pub mod queue_alloc;
+
+pub use key_table::{DeregError, KeyTable, Reader, Retired, Stag};
+pub use memory_region::{KeyError, Mr};
