@@ -1,0 +1,154 @@
+//! Counts what a reader notices first in the Rust code of this repository: names, comments,
+//! documentation, imports in circles, lengths, and words that the project no longer uses.
+//!
+//! `deploy/style-report` builds and runs it. Only non-test code is counted: no `#[cfg(test)]`
+//! items, no `tests/`, `benches/`, `examples/` of a crate, no fuzz crates; retired words and
+//! long files are looked for everywhere. [`limits`] has the limit of each metric.
+
+mod comments;
+mod counts;
+mod imports;
+mod limits;
+mod report;
+mod retired;
+mod source;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use report::{Metric, Report};
+
+const USAGE: &str = "\
+usage: deploy/style-report [OPTIONS]
+  --json           the table as JSON
+  --list METRIC    every finding as `path:line name`; METRIC is one of
+                   bindings, functions, comments, docs, type-names, conventional-type-names,
+                   circles, long-files, long-test-files, long-functions, retired
+  --crate CRATE    only this crate, by folder (tcp/drill) or package name (siw-drill)
+  --check          fails where a limit is exceeded, and says where
+  --rev REVISION   the code of that git revision instead of the working tree
+  --root FOLDER    the code in that folder";
+
+struct Options {
+    json: bool,
+    check: bool,
+    list: Option<Metric>,
+    krate: Option<String>,
+    revision: Option<String>,
+    root: PathBuf,
+}
+
+fn parse_options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options {
+        json: false,
+        check: false,
+        list: None,
+        krate: None,
+        revision: None,
+        root: PathBuf::from("."),
+    };
+    while let Some(argument) = arguments.next() {
+        let mut value = || {
+            arguments
+                .next()
+                .ok_or(format!("{argument} needs a value\n{USAGE}"))
+        };
+        match argument.as_str() {
+            "--json" => options.json = true,
+            "--check" => options.check = true,
+            "--list" => {
+                let name = value()?;
+                let metric = Metric::from_name(&name);
+                options.list = Some(metric.ok_or(format!("no metric `{name}`\n{USAGE}"))?);
+            }
+            "--crate" => options.krate = Some(value()?),
+            "--rev" => options.revision = Some(value()?),
+            "--root" => options.root = PathBuf::from(value()?),
+            "-h" | "--help" => return Err(USAGE.to_owned()),
+            _ => return Err(format!("no option `{argument}`\n{USAGE}")),
+        }
+    }
+    Ok(options)
+}
+
+/// A copy of the repository at one revision, removed when dropped.
+struct Checkout(PathBuf);
+
+impl Checkout {
+    fn new(repository: &Path, revision: &str) -> Result<Checkout, String> {
+        let folder = std::env::temp_dir().join(format!("style-report.{}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        let checkout = Checkout(folder);
+        let archive = checkout.0.join("archive.tar");
+        let run = |command: &mut Command| match command.status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("{command:?} failed: {status}")),
+            Err(error) => Err(format!("{command:?} failed: {error}")),
+        };
+        let mut git = Command::new("git");
+        git.arg("-C").arg(repository).args(["archive", "--output"]);
+        run(git.arg(&archive).arg(revision))?;
+        run(Command::new("tar")
+            .arg("-xf")
+            .arg(&archive)
+            .arg("-C")
+            .arg(&checkout.0))?;
+        std::fs::remove_file(&archive).map_err(|error| error.to_string())?;
+        Ok(checkout)
+    }
+}
+
+impl Drop for Checkout {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run(options: &Options) -> Result<ExitCode, String> {
+    let checkout = match &options.revision {
+        Some(revision) => Some(Checkout::new(&options.root, revision)?),
+        None => None,
+    };
+    let root = checkout
+        .as_ref()
+        .map_or(options.root.as_path(), |checkout| &checkout.0);
+    // The list in force is that of the working tree, whatever revision is looked at.
+    let list_path = options.root.join(retired::LIST);
+    let list = std::fs::read_to_string(&list_path)
+        .map_err(|error| format!("{}: {error}", list_path.display()))?;
+    let report = Report::measure(root, &retired::parse_list(&list)?)?;
+    if let Some(krate) = &options.krate
+        && !report.has_crate(krate)
+    {
+        return Err(format!("no crate `{krate}` here"));
+    }
+    let krate = options.krate.as_deref();
+    let output = match options.list {
+        Some(metric) => report.list_findings(metric, krate),
+        None if options.json => format!("{}\n", report.to_json(krate)),
+        None if options.check => String::new(),
+        None => report.to_table(krate),
+    };
+    // A reader such as `head` may close the pipe early.
+    let _ = std::io::stdout().write_all(output.as_bytes());
+    if options.check {
+        let exceeded = report.exceeded_limits(krate);
+        for line in &exceeded {
+            eprintln!("{line}");
+        }
+        if !exceeded.is_empty() {
+            eprintln!("deploy/style-report --list METRIC --crate CRATE shows each place");
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn main() -> ExitCode {
+    let result = parse_options(std::env::args().skip(1)).and_then(|options| run(&options));
+    result.unwrap_or_else(|message| {
+        eprintln!("{message}");
+        ExitCode::from(2)
+    })
+}
