@@ -118,7 +118,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
             Ok(Arc::new(Mailbox {
                 commands: ArrayQueue::new(MAILBOX),
                 events: ArrayQueue::new(MAILBOX),
-                frames: ArrayQueue::new(forward::FRAMES),
+                frames: ArrayQueue::new(forward::FORWARD_QUEUE_DEPTH),
                 worker_wake: event_fd()?,
                 worker_asleep: page.flag(index).ok_or_else(too_many)?,
                 control_wake: control_wake.clone(),
@@ -131,13 +131,13 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         let (Some(reader), Some(sleeping)) = (table.reader(), page.flag(index as u32)) else {
             return Err(too_many());
         };
-        let lanes = devices
+        let ports = devices
             .iter_mut()
             .enumerate()
             .filter_map(|(d, device)| {
-                let mut lane = device.lane(d, index, &keys)?;
-                lane.tap = capture.as_ref().map(Capture::handle);
-                Some(lane)
+                let mut worker_port = device.worker_port(d, index, &keys)?;
+                worker_port.tap = capture.as_ref().map(Capture::handle);
+                Some(worker_port)
             })
             .collect();
         let worker = WorkerConfig {
@@ -145,7 +145,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
             core,
             idle: config.workers.idle,
             spin: Duration::from_micros(config.workers.spin_us.into()),
-            lanes,
+            ports,
             pool: pool.clone(),
             keys: reader,
             sleeping,

@@ -1,4 +1,4 @@
-//! Devices: the configuration's links become DPDK ports, with one lane per worker.
+//! Devices: the configuration's links become DPDK ports, with one worker port for each worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::config::{
     RtrName, TerminateName, TsoPolicy,
 };
 use crate::control::DeviceView;
-use crate::worker::LaneConfig;
+use crate::worker::WorkerPortConfig;
 
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
 const PAIR_RING: u32 = 1024;
@@ -40,7 +40,7 @@ const PAIR_WINDOW: u32 = 256 << 10;
 /// Segments that a connection of a pair may send at once after silence.
 const PAIR_INITIAL_WINDOW: u32 = 256;
 
-/// A started port and what its lanes need to know.
+/// A started port and what its ports need to know.
 pub struct Device {
     pub config: DeviceConfig,
     pub port: Port,
@@ -294,9 +294,14 @@ impl Device {
         }
     }
 
-    /// The lane of one worker, if it serves the device. Workers beyond the port's queues receive
+    /// The port as one worker has it, if it serves the device. Workers beyond the port's queues receive
     /// and send through those that have one.
-    pub fn lane(&mut self, device: usize, worker: usize, keys: &Keys) -> Option<LaneConfig> {
+    pub fn worker_port(
+        &mut self,
+        device: usize,
+        worker: usize,
+        keys: &Keys,
+    ) -> Option<WorkerPortConfig> {
         let workers = self.steering.workers();
         if worker >= workers {
             return None;
@@ -315,7 +320,7 @@ impl Device {
         let offload = offloads.tx_checksum && !software && !self.pair;
         let no_checksum = self.pair && !software;
         let tso = (offload && offloads.tso).then(|| self.super_segments());
-        Some(LaneConfig {
+        Some(WorkerPortConfig {
             device,
             queues,
             // Each ring of a pair joins the same worker's ends, and flows are symmetric.

@@ -14,6 +14,7 @@ pub mod capture;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod datapath;
 pub mod device;
 pub mod host;
 pub mod ids;

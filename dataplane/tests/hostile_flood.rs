@@ -19,7 +19,7 @@ use common::stream::*;
 use common::*;
 use siw::{Data, Listener, RecvWr, SendWr, WcStatus};
 use siw_tcp::sim::forge::Ends;
-use siwd::stream::Pattern;
+use siwd::stream::StreamPattern;
 
 fn lacks() -> Option<String> {
     lacks_network().or_else(|| missing_program("ethtool"))
@@ -142,7 +142,7 @@ fn a_stream_echoed_beside_a_flood_of_everything_loses_no_byte() {
     let echoed = Arc::new(AtomicU64::new(0));
     let mut mixer = Mixer::new(seed, victim(&syn, Some((&answer, echoed.clone()))));
     let over = AtomicBool::new(false);
-    let pattern = Pattern::new(SEED);
+    let pattern = StreamPattern::new(SEED);
     let memory = resident(e.pid());
     let (written, took) = std::thread::scope(|t| {
         let writer = t.spawn(|| {

@@ -14,7 +14,7 @@ use super::sink::{Piece, Sink};
 use super::{Clock, MSS};
 use crate::bounds::gbps;
 use crate::report;
-use siwd::worker::frame::{RxFrame, recycle};
+use siwd::datapath::rx_frame::{RxFrame, recycle_dropped_frames};
 
 const PORT: u16 = 7;
 /// Segments of a turn, of one connection or of many together.
@@ -136,7 +136,7 @@ impl Pair {
             self.receive(link, now, h);
         }
         // While they are warm, and before others are asked for.
-        recycle(&mut link.source.0.cache);
+        recycle_dropped_frames(&mut link.source.0.cache);
         match load {
             Load::Nothing => {}
             Load::Full(n) => {

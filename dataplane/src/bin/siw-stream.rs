@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Parser};
 use siwd::config::{ByteSize, CaptureConfig, Config};
 use siwd::device::Device;
-use siwd::stream::{Connects, Offer, Plan, Service};
+use siwd::stream::{ConnectPlan, ServiceOffer, StreamPlan, StreamService};
 
 /// Byte-stream services over siwd's own TCP on a DPDK port.
 ///
@@ -73,9 +73,9 @@ struct Args {
     #[arg(long, conflicts_with = "config")]
     poll: bool,
 
-    /// Offer a service: discard, echo, source, check, exchange or reset.
+    /// ServiceOffer a service: discard, echo, source, check, exchange or reset.
     #[arg(long, value_name = "SERVICE:PORT")]
-    listen: Vec<Offer>,
+    listen: Vec<ServiceOffer>,
     /// Connections that may wait to be accepted, of each service.
     #[arg(long, value_name = "COUNT", default_value_t = 1024)]
     backlog: usize,
@@ -89,7 +89,7 @@ struct Args {
         default_value = "source",
         requires = "connect"
     )]
-    role: Service,
+    role: StreamService,
     /// So many connections at once.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "connect")]
     count: u32,
@@ -154,9 +154,9 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool, String> {
     let config = config(args)?;
-    let plan = Plan {
+    let plan = StreamPlan {
         offers: args.listen.clone(),
-        connects: args.connect.map(|to| Connects {
+        connects: args.connect.map(|to| ConnectPlan {
             to,
             service: args.role,
             count: args.count,

@@ -12,7 +12,7 @@ use siw_shm::control::{
 use super::Control;
 use super::resources::QpPhase;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
-use crate::worker::messages::{Breakdown, Command, ConnectFailure, Event, RequestId};
+use crate::worker::messages::{Command, ConnectFailure, DisconnectReason, Event, RequestId};
 
 impl Control {
     pub(super) fn worker_event(&mut self, worker: usize, event: Event) {
@@ -96,16 +96,16 @@ impl Control {
                 e.peer = qp.peer;
                 if let Some(failure) = failure {
                     let (errno, reason) = match failure {
-                        Breakdown::Reset => {
+                        DisconnectReason::Reset => {
                             (libc::ECONNRESET, "the peer reset the connection".to_owned())
                         }
-                        Breakdown::TimedOut => {
+                        DisconnectReason::TimedOut => {
                             (libc::ETIMEDOUT, "the peer stopped answering".to_owned())
                         }
-                        Breakdown::Terminated(code) => {
+                        DisconnectReason::TerminateReceived(code) => {
                             (libc::EREMOTEIO, format!("the peer sent Terminate: {code}"))
                         }
-                        Breakdown::Failed(code) => {
+                        DisconnectReason::TerminateSent(code) => {
                             (libc::EPROTO, format!("ended by this side: {code}"))
                         }
                     };
@@ -167,7 +167,7 @@ impl Control {
                 token,
                 stats,
             } => self.stats_arrived(worker, token, *stats),
-            Event::Fenced { .. } | Event::Stopped { .. } => {}
+            Event::BarrierReached { .. } | Event::Stopped { .. } => {}
         }
     }
 

@@ -12,7 +12,7 @@ use siw_shm::{CqGeometry, CqProducer};
 use super::requests::*;
 use super::{Control, Pending, Waiting};
 use crate::ids::{ClientId, CqId};
-use crate::worker::completion::Moderation;
+use crate::worker::completion_queues::CqModeration;
 use crate::worker::messages::Command;
 
 impl Control {
@@ -110,7 +110,7 @@ impl Control {
             return Err(Refusal::unknown("completion queue", r.cq));
         }
         // One completion raises the event at once, and so does one that waits for no time.
-        let moderation = (r.count > 1 && r.period > 0).then(|| Moderation {
+        let moderation = (r.count > 1 && r.period > 0).then(|| CqModeration {
             count: r.count.into(),
             period: u64::from(r.period) * 1000,
         });

@@ -333,7 +333,7 @@ impl Control {
     fn fence(&mut self) -> (CommandToken, usize) {
         let token = self.next_token();
         for w in 0..self.config.mailboxes.len() {
-            self.command(w, Command::Fence { token });
+            self.command(w, Command::Barrier { token });
         }
         (token, self.config.mailboxes.len())
     }
@@ -550,7 +550,7 @@ impl Control {
                         tracing::debug!(worker, "worker stopped");
                         self.workers_running -= 1;
                     }
-                    Event::Fenced { token, .. } => self.fenced(token),
+                    Event::BarrierReached { token, .. } => self.fenced(token),
                     other => self.worker_event(w, other),
                 }
             }

@@ -8,7 +8,7 @@ use super::requests::*;
 use super::resources::{Client, QpPhase};
 use super::{Control, Pending, Waiting};
 use crate::ids::{ClientId, CommandToken, Qpn};
-use crate::worker::messages::{Command, Move, QpInfo};
+use crate::worker::messages::{Command, ModifyTarget, QpInfo};
 
 impl Control {
     pub(super) fn modify_qp(&mut self, id: ClientId, seq: u32, r: &m::ModifyQp) -> Outcome {
@@ -41,7 +41,7 @@ impl Control {
                 qp.phase = QpPhase::Attached;
                 qp.worker = 0;
                 let setup = Box::new(Self::setup(c, qpn)?);
-                self.command(0, Command::Adopt { setup });
+                self.command(0, Command::InstallQp { setup });
                 None
             }
             _ if detached => {
@@ -54,12 +54,12 @@ impl Control {
             }
             m::QpState::Error => {
                 qp.state = m::QpState::Error;
-                Some(Move::Error)
+                Some(ModifyTarget::Error)
             }
-            m::QpState::Closing => Some(Move::Closing),
-            m::QpState::Sqd => Some(Move::SendQueueDrain),
-            m::QpState::Rts => Some(Move::ReadyToSend),
-            m::QpState::Terminate => Some(Move::Terminate),
+            m::QpState::Closing => Some(ModifyTarget::Closing),
+            m::QpState::Sqd => Some(ModifyTarget::SendQueueDrain),
+            m::QpState::Rts => Some(ModifyTarget::ReadyToSend),
+            m::QpState::Terminate => Some(ModifyTarget::Terminate),
             m::QpState::Rtr => {
                 return Err(Refusal::new(
                     libc::EINVAL,
@@ -83,7 +83,13 @@ impl Control {
         self.ask_worker(id, qpn, None, false)
     }
 
-    fn ask_worker(&mut self, id: ClientId, qpn: Qpn, to: Option<Move>, modify: bool) -> Outcome {
+    fn ask_worker(
+        &mut self,
+        id: ClientId,
+        qpn: Qpn,
+        to: Option<ModifyTarget>,
+        modify: bool,
+    ) -> Outcome {
         let worker = self.client(id)?.qps.get(&qpn).map_or(0, |q| q.worker);
         let token = self.next_token();
         self.command(worker, Command::Modify { qpn, to, token });

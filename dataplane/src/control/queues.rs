@@ -14,7 +14,7 @@ use super::requests::*;
 use super::resources::{Channel, Client, Cq, Qp, QpPhase};
 use super::{Control, Pending, Waiting};
 use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
-use crate::worker::completion::CqEnd;
+use crate::worker::completion_queues::WorkerCq;
 use crate::worker::messages::{Command, QpSetup};
 
 impl Control {
@@ -73,7 +73,7 @@ impl Control {
                 .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
             self.command(
                 w as usize,
-                Command::AddCq(Box::new(CqEnd {
+                Command::AddCq(Box::new(WorkerCq {
                     id: number,
                     client: id,
                     producer,

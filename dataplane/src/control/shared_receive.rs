@@ -12,7 +12,7 @@ use super::requests::*;
 use super::{Control, Pending, Waiting};
 use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
-use crate::worker::shared_receive::SrqEnd;
+use crate::worker::shared_receive_queues::WorkerSrq;
 
 /// Most requests that one shared receive queue holds: ten work queues, as Linux siw has it.
 pub const WORK_REQUESTS_FACTOR: u32 = 10;
@@ -97,7 +97,7 @@ impl Control {
         let number = SrqId(self.srqs.take());
         let low = Arc::new(LowWater::default());
         for w in 0..self.config.mailboxes.len() {
-            let end = SrqEnd {
+            let end = WorkerSrq {
                 id: number,
                 client: id,
                 consumer: SrqConsumer::new(ring.clone(), low.clone()),

@@ -6,19 +6,19 @@ use std::time::Duration;
 use dpdk::{MbufCache, Mempool, RxBatch, RxQueue};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, Stack, Stats};
 
-use super::Plan;
-use super::doze::Doze;
-use super::flow::{Around, Flow};
-use super::pattern::Pattern;
-use super::report::{Report, Totals};
-use super::service::Service;
-use super::sink::{Piece, Sink};
+use super::StreamPlan;
+use super::flow::{Flow, FlowContext};
+use super::idle::StreamIdle;
+use super::pattern::StreamPattern;
+use super::report::{StreamReport, StreamTotals};
+use super::service::StreamService;
+use super::sink::{Sink, StreamRecord};
 use crate::capture::{CaptureHandle, Direction};
-use crate::worker::LaneConfig;
-use crate::worker::clock::Clock;
-use crate::worker::frame::{self, RxFrame};
-use crate::worker::sink::{Exit, Output};
-use crate::worker::timer_hold::TimerHold;
+use crate::datapath::clock::Clock;
+use crate::datapath::rx_frame::{self, RxFrame};
+use crate::datapath::timer_hold::TimerHold;
+use crate::worker::WorkerPortConfig;
+use crate::worker::sink::{PortOutput, TxPath};
 
 /// Listeners' users; connections have their place in the table.
 const OFFER: u64 = 1 << 63;
@@ -30,10 +30,10 @@ const GRACE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(1);
 
 /// One port and the stack above it.
-pub(super) struct Lane {
+pub(super) struct StreamPort {
     pub rx: RxQueue,
-    pub out: Output,
-    pub stack: Stack<RxFrame, Piece>,
+    pub out: PortOutput,
+    pub stack: Stack<RxFrame, StreamRecord>,
     pub pair: bool,
     pub rx_interrupt: bool,
     trusted: bool,
@@ -50,10 +50,10 @@ enum Phase {
 }
 
 pub(super) struct Endpoint<'a> {
-    plan: &'a Plan,
+    plan: &'a StreamPlan,
     name: String,
-    lanes: Vec<Lane>,
-    connecting_lane: usize,
+    ports: Vec<StreamPort>,
+    connecting_port: usize,
     flows: Vec<Option<Flow>>,
     free: Vec<u32>,
     /// Flows that may have something to do.
@@ -61,13 +61,13 @@ pub(super) struct Endpoint<'a> {
     /// Flows that leave what arrives unread, oldest first.
     unread: VecDeque<(Instant, u32)>,
     blocks: Vec<Vec<u8>>,
-    pattern: Pattern,
+    pattern: StreamPattern,
     cache: MbufCache,
     batch: RxBatch,
     clock: Clock,
     hold: TimerHold,
-    doze: Doze,
-    totals: Totals,
+    idle: StreamIdle,
+    totals: StreamTotals,
     /// Connections of ours that are not over.
     ours: u32,
     phase: Phase,
@@ -80,19 +80,19 @@ pub(super) struct Endpoint<'a> {
 
 impl<'a> Endpoint<'a> {
     pub(super) fn new(
-        lanes: Vec<LaneConfig>,
+        ports: Vec<WorkerPortConfig>,
         names: &[String],
         pool: &Mempool,
-        plan: &'a Plan,
-        doze: Doze,
+        plan: &'a StreamPlan,
+        idle: StreamIdle,
     ) -> Result<Self, String> {
         let clock = Clock::new();
         let now = clock.now();
-        let lanes = lanes
+        let ports = ports
             .into_iter()
             .map(|l| {
                 let (rx, tx) = l.queues.map_err(|_| "the port has no queue for us")?;
-                let mut out = Output::new(Exit::Port(tx), l.device as u32);
+                let mut out = PortOutput::new(TxPath::Queue(tx), l.device as u32);
                 out.multi_segs = l.multi_segs;
                 out.offload = l.tx_offload;
                 out.ip_checksum = l.tx_ip_checksum;
@@ -103,7 +103,7 @@ impl<'a> Endpoint<'a> {
                         .listen(None, o.port, plan.backlog, OFFER | i as u64)
                         .map_err(|e| format!("{}:{}: {e}", o.service.name(), o.port))?;
                 }
-                Ok(Lane {
+                Ok(StreamPort {
                     rx,
                     out,
                     stack,
@@ -115,7 +115,7 @@ impl<'a> Endpoint<'a> {
                 })
             })
             .collect::<Result<Vec<_>, String>>()?;
-        let connecting_lane = match &plan.device {
+        let connecting_port = match &plan.device {
             Some(d) => names.iter().position(|n| n == d).ok_or_else(|| {
                 format!("no device is called {d:?}: there is {}", names.join(", "))
             })?,
@@ -124,20 +124,20 @@ impl<'a> Endpoint<'a> {
         Ok(Endpoint {
             plan,
             name: names.join(", "),
-            lanes,
-            connecting_lane,
+            ports,
+            connecting_port,
             flows: Vec::new(),
             free: Vec::new(),
             ready: VecDeque::new(),
             unread: VecDeque::new(),
             blocks: Vec::new(),
-            pattern: Pattern::new(plan.seed),
+            pattern: StreamPattern::new(plan.seed),
             cache: MbufCache::new(pool),
             batch: RxBatch::new(),
             clock,
             hold: TimerHold::default(),
-            doze,
-            totals: Totals::default(),
+            idle,
+            totals: StreamTotals::default(),
             ours: 0,
             phase: Phase::Running,
             deadline: plan.seconds.map(|s| now + Duration::from_secs_f64(s)),
@@ -153,9 +153,9 @@ impl<'a> Endpoint<'a> {
         self.connect()?;
         while self.phase != Phase::Over {
             let now = self.clock.now();
-            if self.turn(now) {
-                self.doze.busy(now);
-            } else if self.doze.may_sleep(now) {
+            if self.run_batch(now) {
+                self.idle.busy(now);
+            } else if self.idle.may_sleep(now) {
                 self.sleep(now);
             } else {
                 std::hint::spin_loop();
@@ -171,11 +171,11 @@ impl<'a> Endpoint<'a> {
         let now = self.clock.now();
         for _ in 0..c.count {
             let slot = self.place();
-            let conn = self.lanes[self.connecting_lane]
+            let conn = self.ports[self.connecting_port]
                 .stack
                 .connect(now, c.source, None, c.to, u64::from(slot))
                 .map_err(|e| format!("connecting to {}: {e}", c.to))?;
-            let mut flow = Flow::new(conn, self.connecting_lane, c.service, self.plan.bytes);
+            let mut flow = Flow::new(conn, self.connecting_port, c.service, self.plan.bytes);
             flow.active = true;
             self.flows[slot as usize] = Some(flow);
             self.ours += 1;
@@ -191,11 +191,11 @@ impl<'a> Endpoint<'a> {
     }
 
     /// One batch. True when anything was done.
-    fn turn(&mut self, now: Instant) -> bool {
-        self.hold.turn(now);
+    fn run_batch(&mut self, now: Instant) -> bool {
+        self.hold.on_batch_start(now);
         let mut busy = false;
-        for lane in 0..self.lanes.len() {
-            busy |= self.receive(now, lane);
+        for port in 0..self.ports.len() {
+            busy |= self.receive(now, port);
         }
         while let Some(&(at, slot)) = self.unread.front()
             && at <= now
@@ -204,18 +204,18 @@ impl<'a> Endpoint<'a> {
             self.make_ready(slot);
         }
         busy |= self.step_ready(now);
-        let timers = !self.hold.held(now);
-        for l in &mut self.lanes {
+        let timers = !self.hold.is_held(now);
+        for l in &mut self.ports {
             let mut sink = sink(&mut l.out, &mut self.cache, self.pattern, &self.clock, now);
             if timers {
                 l.stack.poll(now, &mut sink);
             } else {
                 l.stack.poll_owed(now, &mut sink);
             }
-            busy |= !l.out.batch.is_empty() || !l.out.turned.is_empty();
+            busy |= !l.out.batch.is_empty() || !l.out.loopback.is_empty();
             l.out.burst();
         }
-        frame::recycle(&mut self.cache);
+        rx_frame::recycle_dropped_frames(&mut self.cache);
         if self.look_at <= now {
             self.look_at = now + LOOK;
             self.look(now);
@@ -224,32 +224,32 @@ impl<'a> Endpoint<'a> {
     }
 
     fn receive(&mut self, now: Instant, index: usize) -> bool {
-        let lane = &mut self.lanes[index];
-        lane.rx.rx_burst(&mut self.batch);
+        let port = &mut self.ports[index];
+        port.rx.rx_burst(&mut self.batch);
         let mut any = !self.batch.is_empty();
         if any {
             if self.batch.is_full() {
-                self.hold.hold(now);
+                self.hold.hold_timers(now);
             }
-            lane.received += self.batch.len() as u64;
-            if let Some(tap) = lane.out.tap.as_ref().filter(|_| !lane.pair) {
-                capture(tap, lane.out.interface, &self.batch, self.clock.wall(now));
+            port.received += self.batch.len() as u64;
+            if let Some(tap) = port.out.tap.as_ref().filter(|_| !port.pair) {
+                capture(tap, port.out.interface, &self.batch, self.clock.wall(now));
             }
-            let (trusted, port_checks) = (lane.trusted, lane.rx_checksum);
+            let (trusted, port_checks) = (port.trusted, port.rx_checksum);
             self.batch.prefetch(4);
             let frames = self.batch.drain().map(|mut m| {
-                let checksum = frame::checksum(&m, trusted, port_checks);
+                let checksum = rx_frame::checksum(&m, trusted, port_checks);
                 let rss_hash = m.rss_hash().unwrap_or(0);
                 m.clear_offload();
                 (RxFrame::new(m), FrameInfo { checksum, rss_hash })
             });
-            lane.stack.receive(now, frames);
+            port.stack.receive(now, frames);
         }
-        if !lane.out.turned.is_empty() {
+        if !port.out.loopback.is_empty() {
             any = true;
-            lane.stack.receive(now, lane.out.take_turned());
+            port.stack.receive(now, port.out.take_loopback());
         }
-        while let Some((conn, user, events)) = self.lanes[index].stack.next_event() {
+        while let Some((conn, user, events)) = self.ports[index].stack.next_event() {
             any = true;
             self.event(now, index, conn, user, events);
         }
@@ -257,13 +257,13 @@ impl<'a> Endpoint<'a> {
     }
 
     #[inline]
-    fn event(&mut self, now: Instant, lane: usize, conn: ConnId, user: u64, events: Events) {
+    fn event(&mut self, now: Instant, port: usize, conn: ConnId, user: u64, events: Events) {
         let mut slot = user as u32;
         if user & OFFER != 0 {
             slot = self.place();
             let service = self.plan.offers[(user & !OFFER) as usize].service;
-            self.flows[slot as usize] = Some(Flow::new(conn, lane, service, self.plan.bytes));
-            self.lanes[lane].stack.set_user(conn, u64::from(slot));
+            self.flows[slot as usize] = Some(Flow::new(conn, port, service, self.plan.bytes));
+            self.ports[port].stack.set_user(conn, u64::from(slot));
             self.totals.accepted += 1;
         }
         let Some(flow) = self.flows.get_mut(slot as usize).and_then(Option::as_mut) else {
@@ -272,7 +272,7 @@ impl<'a> Endpoint<'a> {
         flow.note(events);
         if events.contains(Events::ACKED) {
             let (acked, blocks) = (&mut self.totals.bytes_out, &mut self.blocks);
-            self.lanes[lane].stack.take_acked(conn, |p| {
+            self.ports[port].stack.take_acked(conn, |p| {
                 *acked += u64::from(p.len());
                 keep(blocks, p);
             });
@@ -302,10 +302,10 @@ impl<'a> Endpoint<'a> {
         if self.phase != Phase::Running {
             flow.stop_sending();
         }
-        if flow.active && flow.service == Service::Reset {
-            let lane = &mut self.lanes[flow.lane];
-            flow.abort(&mut Around {
-                stack: &mut lane.stack,
+        if flow.active && flow.service == StreamService::Reset {
+            let port = &mut self.ports[flow.port];
+            flow.abort(&mut FlowContext {
+                stack: &mut port.stack,
                 pattern: self.pattern,
                 blocks: &mut self.blocks,
                 now,
@@ -323,10 +323,10 @@ impl<'a> Endpoint<'a> {
         let Some(flow) = self.flows[slot as usize].take() else {
             return;
         };
-        let lane = &mut self.lanes[flow.lane];
+        let port = &mut self.ports[flow.port];
         let blocks = &mut self.blocks;
-        lane.stack.take_unacked(flow.conn, |p| keep(blocks, p));
-        lane.stack.release(now, flow.conn);
+        port.stack.take_unacked(flow.conn, |p| keep(blocks, p));
+        port.stack.release(now, flow.conn);
         self.totals.ended(how, flow.aborted);
         let failed = how.intersects(FAILURES);
         self.totals.bad_streams += u64::from(!failed && !flow.aborted && flow.wrong_length());
@@ -368,9 +368,9 @@ impl<'a> Endpoint<'a> {
         let Some(flow) = &mut self.flows[slot as usize] else {
             return false;
         };
-        let lane = &mut self.lanes[flow.lane];
-        let step = flow.step(&mut Around {
-            stack: &mut lane.stack,
+        let port = &mut self.ports[flow.port];
+        let step = flow.step(&mut FlowContext {
+            stack: &mut port.stack,
             pattern: self.pattern,
             blocks: &mut self.blocks,
             now,
@@ -382,13 +382,13 @@ impl<'a> Endpoint<'a> {
             self.last = now;
         }
         let mut sink = sink(
-            &mut lane.out,
+            &mut port.out,
             &mut self.cache,
             self.pattern,
             &self.clock,
             now,
         );
-        lane.stack.flush(now, flow.conn, &mut sink);
+        port.stack.flush(now, flow.conn, &mut sink);
         step.more
     }
 
@@ -402,7 +402,7 @@ impl<'a> Endpoint<'a> {
         match self.phase {
             Phase::Running => {
                 let late = self.deadline.is_some_and(|d| d <= now);
-                if late || self.doze.told_to_stop() {
+                if late || self.idle.stop_requested() {
                     self.wind_up(now);
                 } else if self.plan.connects.is_some()
                     && self.ours == 0
@@ -416,8 +416,8 @@ impl<'a> Endpoint<'a> {
                     self.abort_all(now);
                     self.phase = Phase::Closing(Instant(u64::MAX));
                 }
-                let owes = |l: &Lane| l.stack.owes() || !l.out.batch.is_empty();
-                if open == 0 && !self.lanes.iter().any(owes) || self.doze.told_to_stop() {
+                let owes = |l: &StreamPort| l.stack.owes() || !l.out.batch.is_empty();
+                if open == 0 && !self.ports.iter().any(owes) || self.idle.stop_requested() {
                     self.phase = Phase::Over;
                 }
             }
@@ -437,7 +437,7 @@ impl<'a> Endpoint<'a> {
             f.stop_sending();
             if !f.service.sends() && !f.closing {
                 f.closing = true;
-                self.lanes[f.lane].stack.close(now, f.conn);
+                self.ports[f.port].stack.close(now, f.conn);
             }
             self.make_ready(slot as u32);
         }
@@ -446,8 +446,8 @@ impl<'a> Endpoint<'a> {
     fn abort_all(&mut self, now: Instant) {
         for slot in 0..self.flows.len() {
             if let Some(f) = &mut self.flows[slot] {
-                let stack = &mut self.lanes[f.lane].stack;
-                f.abort(&mut Around {
+                let stack = &mut self.ports[f.port].stack;
+                f.abort(&mut FlowContext {
                     stack,
                     pattern: self.pattern,
                     blocks: &mut self.blocks,
@@ -459,7 +459,7 @@ impl<'a> Endpoint<'a> {
     }
 
     fn sleep(&mut self, now: Instant) {
-        let mut limit = Doze::limit(&self.lanes, now);
+        let mut limit = StreamIdle::limit(&self.ports, now);
         if let Some(&(at, _)) = self.unread.front() {
             limit = limit.min(at.since(now));
         }
@@ -472,33 +472,33 @@ impl<'a> Endpoint<'a> {
         if limit < Duration::from_micros(5) {
             return;
         }
-        if Doze::arm(&mut self.lanes) && self.turn(now) {
-            Doze::disarm(&mut self.lanes);
-            self.doze.busy(now);
+        if StreamIdle::arm(&mut self.ports) && self.run_batch(now) {
+            StreamIdle::disarm(&mut self.ports);
+            self.idle.busy(now);
             return;
         }
         self.cache.flush();
-        if self.doze.sleep(&self.lanes, limit) {
+        if self.idle.sleep(&self.ports, limit) {
             let now = self.clock.now();
             self.look_at = now;
-            self.doze.busy(now);
+            self.idle.busy(now);
         }
-        Doze::disarm(&mut self.lanes);
+        StreamIdle::disarm(&mut self.ports);
     }
 
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> StreamReport {
         let mut tcp = Stats::default();
-        for l in &self.lanes {
+        for l in &self.ports {
             tcp.merge(l.stack.stats());
         }
         let free = self.cache.pool().available() + self.cache.cached() as u32;
-        Report {
+        StreamReport {
             totals: self.totals.clone(),
             seconds: self.first.map_or(0.0, |f| self.last.since(f).as_secs_f64()),
             device: self.name.clone(),
             tcp,
-            frames_in: self.lanes.iter().map(|l| l.received).sum(),
-            frames_out: self.lanes.iter().map(|l| l.out.sent).sum(),
+            frames_in: self.ports.iter().map(|l| l.received).sum(),
+            frames_out: self.ports.iter().map(|l| l.out.sent).sum(),
             buffers: [
                 self.cache.pool().capacity(),
                 free,
@@ -514,8 +514,8 @@ const FAILURES: Events = Events::RESET
     .union(Events::REFUSED)
     .union(Events::UNREACHABLE);
 
-fn keep(blocks: &mut Vec<Vec<u8>>, piece: Piece) {
-    if let Piece::Block(b) = piece
+fn keep(blocks: &mut Vec<Vec<u8>>, piece: StreamRecord) {
+    if let StreamRecord::Block(b) = piece
         && blocks.len() < BLOCKS
     {
         blocks.push(b);
@@ -524,9 +524,9 @@ fn keep(blocks: &mut Vec<Vec<u8>>, piece: Piece) {
 
 #[inline]
 fn sink<'a>(
-    out: &'a mut Output,
+    out: &'a mut PortOutput,
     cache: &'a mut MbufCache,
-    pattern: Pattern,
+    pattern: StreamPattern,
     clock: &Clock,
     now: Instant,
 ) -> Sink<'a> {

@@ -2,18 +2,18 @@
 
 use siw_tcp::{ConnId, Events, Instant, Stack};
 
-use super::pattern::Pattern;
-use super::service::Service;
-use super::sink::Piece;
-use crate::worker::frame::RxFrame;
+use super::pattern::StreamPattern;
+use super::service::StreamService;
+use super::sink::StreamRecord;
+use crate::datapath::rx_frame::RxFrame;
 
 /// Records queued for one connection in one turn; then the next has its turn.
 const RECORDS: u32 = 64;
 
 pub(super) struct Flow {
     pub conn: ConnId,
-    pub lane: usize,
-    pub service: Service,
+    pub port: usize,
+    pub service: StreamService,
     /// It was opened from here.
     pub active: bool,
     /// In the list of those that have something to do.
@@ -47,19 +47,24 @@ pub(super) struct Step {
 }
 
 /// What flows need of their surroundings.
-pub(super) struct Around<'a> {
-    pub stack: &'a mut Stack<RxFrame, Piece>,
-    pub pattern: Pattern,
+pub(super) struct FlowContext<'a> {
+    pub stack: &'a mut Stack<RxFrame, StreamRecord>,
+    pub pattern: StreamPattern,
     /// Blocks for what is returned, to be used again.
     pub blocks: &'a mut Vec<Vec<u8>>,
     pub now: Instant,
 }
 
 impl Flow {
-    pub(super) fn new(conn: ConnId, lane: usize, service: Service, bytes: Option<u64>) -> Flow {
+    pub(super) fn new(
+        conn: ConnId,
+        port: usize,
+        service: StreamService,
+        bytes: Option<u64>,
+    ) -> Flow {
         Flow {
             conn,
-            lane,
+            port,
             service,
             active: false,
             ready: false,
@@ -91,10 +96,10 @@ impl Flow {
     }
 
     /// Reads and queues what can be read and queued now.
-    pub(super) fn step(&mut self, a: &mut Around<'_>) -> Step {
+    pub(super) fn step(&mut self, a: &mut FlowContext<'_>) -> Step {
         let (read, checked, bad) = (self.read, self.checked, self.bad);
         let mut more = false;
-        if self.service == Service::Echo {
+        if self.service == StreamService::Echo {
             more |= self.give_back(a);
         } else if self.unread_until <= a.now {
             self.take_in(a);
@@ -111,7 +116,7 @@ impl Flow {
         }
     }
 
-    fn take_in(&mut self, a: &mut Around<'_>) {
+    fn take_in(&mut self, a: &mut FlowContext<'_>) {
         let Some(rx) = a.stack.rx_queue(self.conn) else {
             return;
         };
@@ -130,12 +135,12 @@ impl Flow {
         }
         rx.consume(n);
         self.read += n as u64;
-        if n > 0 && self.service == Service::Reset || self.bad {
+        if n > 0 && self.service == StreamService::Reset || self.bad {
             self.abort(a);
         }
     }
 
-    pub(super) fn abort(&mut self, a: &mut Around<'_>) {
+    pub(super) fn abort(&mut self, a: &mut FlowContext<'_>) {
         if !self.aborted {
             self.aborted = true;
             a.stack.abort(a.now, self.conn);
@@ -144,7 +149,7 @@ impl Flow {
 
     /// What was read goes back; what finds no room stays in the receive queue, whose window
     /// tells the peer to wait.
-    fn give_back(&mut self, a: &mut Around<'_>) -> bool {
+    fn give_back(&mut self, a: &mut FlowContext<'_>) -> bool {
         if self.unread_until > a.now {
             return false;
         }
@@ -163,9 +168,9 @@ impl Flow {
             rx.peek(0, &mut block);
             rx.consume(n);
             self.read += n as u64;
-            if let Err(Piece::Block(b)) =
+            if let Err(StreamRecord::Block(b)) =
                 a.stack
-                    .push_record(self.conn, n as u32, Piece::Block(block), true)
+                    .push_record(self.conn, n as u32, StreamRecord::Block(block), true)
             {
                 a.blocks.push(b);
                 return false;
@@ -178,7 +183,7 @@ impl Flow {
 
     /// How long the next record may be, and the room for it and what follows: one that probes a
     /// narrow path (RFC 8899) is longer than the others, and may wait for the window.
-    fn sizes(&mut self, a: &Around<'_>, emss: usize) -> (usize, usize) {
+    fn sizes(&mut self, a: &FlowContext<'_>, emss: usize) -> (usize, usize) {
         let room = a.stack.send_room(self.conn);
         let probe = core::mem::take(&mut self.probing).then(|| a.stack.probe_len(self.conn));
         match probe.flatten() {
@@ -188,7 +193,7 @@ impl Flow {
     }
 
     /// Queues whole segments of the pattern as far as the windows reach.
-    fn send(&mut self, a: &mut Around<'_>) -> bool {
+    fn send(&mut self, a: &mut FlowContext<'_>) -> bool {
         if !self.service.sends() {
             return false;
         }
@@ -200,7 +205,7 @@ impl Flow {
             if n == 0 || n > room as u64 {
                 return false;
             }
-            let piece = Piece::Pattern {
+            let piece = StreamRecord::Pattern {
                 at: self.sent,
                 len: n as u32,
             };
@@ -218,7 +223,7 @@ impl Flow {
     }
 
     /// Closes our direction once everything is said.
-    fn finish(&mut self, a: &mut Around<'_>) {
+    fn finish(&mut self, a: &mut FlowContext<'_>) {
         let done = if self.service.sends() {
             self.bytes == Some(self.sent)
         } else {

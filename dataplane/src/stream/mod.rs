@@ -9,9 +9,9 @@
 //! It uses the stack and the ports as a worker of the daemon does, with one worker: bursts, one
 //! clock reading a turn, nothing scanned or allocated in steady state.
 
-mod doze;
 mod endpoint;
 mod flow;
+mod idle;
 mod pattern;
 mod report;
 mod service;
@@ -29,26 +29,26 @@ use crate::config::Config;
 use crate::device::{self, Keys};
 use crate::{daemon, host};
 
-pub use pattern::Pattern;
-pub use report::{Report, Totals};
-pub use service::{Offer, Service};
+pub use pattern::StreamPattern;
+pub use report::{StreamReport, StreamTotals};
+pub use service::{ServiceOffer, StreamService};
 
 use endpoint::Endpoint;
 
 /// Connections to open.
 #[derive(Debug, Clone)]
-pub struct Connects {
+pub struct ConnectPlan {
     pub to: SocketAddr,
-    pub service: Service,
+    pub service: StreamService,
     pub count: u32,
     pub source: Option<IpAddr>,
 }
 
 /// What one run does.
 #[derive(Debug, Clone)]
-pub struct Plan {
-    pub offers: Vec<Offer>,
-    pub connects: Option<Connects>,
+pub struct StreamPlan {
+    pub offers: Vec<ServiceOffer>,
+    pub connects: Option<ConnectPlan>,
     /// Connections that wait to be accepted, of each offer; further ones get SYN cookies.
     pub backlog: usize,
     /// Connections at most.
@@ -65,15 +65,15 @@ pub struct Plan {
 }
 
 /// Runs until the connections that it opened are over; with offers until SIGTERM or SIGINT; in
-/// any case no longer than [`Plan::seconds`]. `ready` is called once ports are up.
+/// any case no longer than [`StreamPlan::seconds`]. `ready` is called once ports are up.
 ///
 /// # Errors
 /// A text that says what is missing or wrong.
 pub fn run(
     config: &Config,
-    plan: &Plan,
+    plan: &StreamPlan,
     ready: impl FnOnce(&[device::Device]),
-) -> Result<Report, String> {
+) -> Result<StreamReport, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
@@ -105,21 +105,21 @@ pub fn run(
         .transpose()
         .map_err(|e| text(&e))?;
     let keys = Keys::draw(plan.connections, config.dpdk.buffers, configs.len());
-    let lanes = devices
+    let ports = devices
         .iter_mut()
         .enumerate()
         .filter_map(|(i, d)| {
-            let mut lane = d.lane(i, 0, &keys)?;
-            lane.tap = capture.as_ref().map(Capture::handle);
-            Some(lane)
+            let mut port = d.worker_port(i, 0, &keys)?;
+            port.tap = capture.as_ref().map(Capture::handle);
+            Some(port)
         })
         .collect();
 
     host::pin_to(core).map_err(|e| text(&e))?;
     let registered = eal.register_thread().map_err(|e| text(&e))?;
     let spin = Duration::from_micros(config.workers.spin_us.into());
-    let doze = doze::Doze::new(config.workers.idle, spin, signals);
-    let mut endpoint = Endpoint::new(lanes, &names, &pool, plan, doze)?;
+    let idle = idle::StreamIdle::new(config.workers.idle, spin, signals);
+    let mut endpoint = Endpoint::new(ports, &names, &pool, plan, idle)?;
     ready(&devices);
     endpoint.run()?;
     let report = endpoint.report();

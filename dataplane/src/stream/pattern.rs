@@ -3,14 +3,14 @@
 
 /// A stream's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pattern {
+pub struct StreamPattern {
     seed: u64,
 }
 
-impl Pattern {
+impl StreamPattern {
     /// Different seeds give unrelated streams.
-    pub fn new(seed: u64) -> Pattern {
-        Pattern { seed }
+    pub fn new(seed: u64) -> StreamPattern {
+        StreamPattern { seed }
     }
 
     /// The eight bytes at `8 * index`: the finaliser of SplitMix64 over a Weyl sequence.
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_the_same_however_it_is_cut() {
-        let p = Pattern::new(7);
+        let p = StreamPattern::new(7);
         let mut whole = vec![0; 4099];
         p.fill(3, &mut whole);
         for cut in [1, 7, 8, 9, 1448] {
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_first_wrong_byte_is_found_wherever_it_lies() {
-        let p = Pattern::new(1);
+        let p = StreamPattern::new(1);
         let mut data = vec![0; 40];
         p.fill(5, &mut data);
         for i in 0..data.len() {
@@ -84,6 +84,6 @@ mod tests {
             assert_eq!(p.matching(5, &data), i);
             data[i] ^= 1;
         }
-        assert!(Pattern::new(2).matching(5, &data) < 8);
+        assert!(StreamPattern::new(2).matching(5, &data) < 8);
     }
 }

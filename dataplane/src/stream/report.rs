@@ -5,7 +5,7 @@ use siw_tcp::{Events, Stats};
 
 /// Connections by how they began and ended, and what they carried.
 #[derive(Debug, Default, Clone)]
-pub struct Totals {
+pub struct StreamTotals {
     pub accepted: u64,
     pub connected: u64,
     /// Both directions were closed in order.
@@ -26,7 +26,7 @@ pub struct Totals {
     pub bad_streams: u64,
 }
 
-impl Totals {
+impl StreamTotals {
     pub(super) fn ended(&mut self, how: Events, aborted: bool) {
         let place = if aborted {
             &mut self.aborted
@@ -44,7 +44,7 @@ impl Totals {
         *place += 1;
     }
 
-    /// Connects that did not come about, and streams that were wrong.
+    /// ConnectPlan that did not come about, and streams that were wrong.
     pub fn failures(&self) -> u64 {
         self.refused + self.unreachable + self.timed_out + self.bad_streams
     }
@@ -52,8 +52,8 @@ impl Totals {
 
 /// The whole result.
 #[derive(Debug, Clone)]
-pub struct Report {
-    pub totals: Totals,
+pub struct StreamReport {
+    pub totals: StreamTotals,
     /// From the first connection's opening to the last byte.
     pub seconds: f64,
     pub device: String,
@@ -65,7 +65,7 @@ pub struct Report {
     pub buffers: [u32; 3],
 }
 
-impl Report {
+impl StreamReport {
     fn gbps(&self, bytes: u64) -> f64 {
         if self.seconds > 0.0 {
             bytes as f64 * 8e-9 / self.seconds

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// What happens on a connection, whichever side opened it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Service {
+pub enum StreamService {
     /// Throws away what it reads; closes when the peer has (RFC 863).
     Discard,
     /// Returns what it reads; closes when the peer has and all of it is returned (RFC 862).
@@ -20,14 +20,14 @@ pub enum Service {
     Reset,
 }
 
-impl Service {
-    const NAMES: [(&'static str, Service); 6] = [
-        ("discard", Service::Discard),
-        ("echo", Service::Echo),
-        ("source", Service::Source),
-        ("check", Service::Check),
-        ("exchange", Service::Exchange),
-        ("reset", Service::Reset),
+impl StreamService {
+    const NAMES: [(&'static str, StreamService); 6] = [
+        ("discard", StreamService::Discard),
+        ("echo", StreamService::Echo),
+        ("source", StreamService::Source),
+        ("check", StreamService::Check),
+        ("exchange", StreamService::Exchange),
+        ("reset", StreamService::Reset),
     ];
 
     /// As the command line writes it.
@@ -37,18 +37,18 @@ impl Service {
 
     /// Sends bytes of its own.
     pub fn sends(self) -> bool {
-        matches!(self, Service::Source | Service::Exchange)
+        matches!(self, StreamService::Source | StreamService::Exchange)
     }
 
     /// Compares what it reads.
     pub fn checks(self) -> bool {
-        matches!(self, Service::Check | Service::Exchange)
+        matches!(self, StreamService::Check | StreamService::Exchange)
     }
 }
 
-impl FromStr for Service {
+impl FromStr for StreamService {
     type Err = String;
-    fn from_str(s: &str) -> Result<Service, String> {
+    fn from_str(s: &str) -> Result<StreamService, String> {
         let names: Vec<_> = Self::NAMES.iter().map(|n| n.0).collect();
         Self::NAMES
             .iter()
@@ -60,18 +60,18 @@ impl FromStr for Service {
 
 /// A service and the port that it is offered at: `echo:7`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Offer {
-    pub service: Service,
+pub struct ServiceOffer {
+    pub service: StreamService,
     pub port: u16,
 }
 
-impl FromStr for Offer {
+impl FromStr for ServiceOffer {
     type Err = String;
-    fn from_str(s: &str) -> Result<Offer, String> {
+    fn from_str(s: &str) -> Result<ServiceOffer, String> {
         let (service, port) = s
             .split_once(':')
             .ok_or_else(|| format!("{s:?}: write SERVICE:PORT, for example echo:7"))?;
-        Ok(Offer {
+        Ok(ServiceOffer {
             service: service.parse()?,
             port: port
                 .parse()
@@ -88,9 +88,9 @@ mod tests {
 
     #[test]
     fn an_offer_is_a_service_and_a_port_and_errors_say_so() {
-        let o: Offer = "echo:7".parse().unwrap();
-        assert_eq!((o.service, o.port), (Service::Echo, 7));
-        let e = |s: &str| s.parse::<Offer>().unwrap_err();
+        let o: ServiceOffer = "echo:7".parse().unwrap();
+        assert_eq!((o.service, o.port), (StreamService::Echo, 7));
+        let e = |s: &str| s.parse::<ServiceOffer>().unwrap_err();
         assert!(e("echo").contains("SERVICE:PORT"));
         assert!(e("ecko:7").contains("discard, echo"));
         assert!(e("echo:0").contains("1 to 65535"));

@@ -3,31 +3,31 @@
 use dpdk::{ChainBuilder, MbufCache};
 use siw_tcp::{FrameMeta, FrameSink};
 
-use super::pattern::Pattern;
-use crate::worker::sink::Output;
+use super::pattern::StreamPattern;
+use crate::worker::sink::PortOutput;
 
 /// What a connection has queued at TCP.
-pub(super) enum Piece {
+pub(super) enum StreamRecord {
     /// So many bytes of the pattern from here on.
     Pattern { at: u64, len: u32 },
     /// Bytes to return.
     Block(Vec<u8>),
 }
 
-impl Piece {
+impl StreamRecord {
     pub(super) fn len(&self) -> u32 {
         match self {
-            Piece::Pattern { len, .. } => *len,
-            Piece::Block(b) => b.len() as u32,
+            StreamRecord::Pattern { len, .. } => *len,
+            StreamRecord::Block(b) => b.len() as u32,
         }
     }
 }
 
 /// Where TCP's frames go during one call into a stack.
 pub(super) struct Sink<'a> {
-    pub out: &'a mut Output,
+    pub out: &'a mut PortOutput,
     pub cache: &'a mut MbufCache,
-    pub pattern: Pattern,
+    pub pattern: StreamPattern,
     /// Nanoseconds since the epoch, for captures.
     pub wall: u64,
     pub frame: Option<Frame>,
@@ -65,7 +65,7 @@ impl Frame {
     }
 }
 
-impl FrameSink<Piece> for Sink<'_> {
+impl FrameSink<StreamRecord> for Sink<'_> {
     fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
         self.begin_with(headers.len(), meta, |room| room.copy_from_slice(headers))
     }
@@ -100,16 +100,16 @@ impl FrameSink<Piece> for Sink<'_> {
     }
 
     #[inline]
-    fn append(&mut self, _user: u64, record: &Piece, offset: u32, len: u32) {
+    fn append(&mut self, _user: u64, record: &StreamRecord, offset: u32, len: u32) {
         let Some(frame) = &mut self.frame else { return };
         match record {
-            Piece::Pattern { at, .. } => {
+            StreamRecord::Pattern { at, .. } => {
                 let (pattern, from) = (self.pattern, at + u64::from(offset));
                 frame.fill(self.cache, len as usize, |i, room| {
                     pattern.fill(from + i as u64, room);
                 });
             }
-            Piece::Block(b) => match b.get(offset as usize..(offset + len) as usize) {
+            StreamRecord::Block(b) => match b.get(offset as usize..(offset + len) as usize) {
                 Some(b) => frame.fill(self.cache, b.len(), |i, room| {
                     room.copy_from_slice(&b[i..i + room.len()]);
                 }),

@@ -4,15 +4,15 @@ use siw_iwarp::QueuePair;
 use siw_shm::control::MpaOptions;
 use siw_tcp::Instant;
 
+use super::conn_owner::ConnOwner;
+use super::listen::ListenerSetup;
 use super::messages::{Command, Event, QpSetup};
-use super::passive::ListenerSetup;
-use super::queue_pair::{Phase, QpSlot, Rings};
-use super::user::User;
-use super::{ClientEnd, Worker};
+use super::worker_qp::{Phase, QpRings, WorkerQp};
+use super::{Worker, WorkerClient};
 use crate::ids::{ClientId, CmListenerId, Qpn};
 
 /// Commands taken in one turn, so that a burst of them does not stall the data path.
-const COMMANDS: usize = 16;
+const COMMANDS_PER_BATCH: usize = 16;
 /// How long a stop waits for connections to close gracefully.
 const STOP_GRACE_NS: u64 = 500_000_000;
 /// How long a destroyed queue pair may go on to get its last bytes acknowledged.
@@ -25,7 +25,7 @@ impl Worker {
             self.check_stopped(now, deadline);
         }
         let mut any = false;
-        for _ in 0..COMMANDS {
+        for _ in 0..COMMANDS_PER_BATCH {
             let Some(command) = self.mailbox.commands.pop() else {
                 break;
             };
@@ -43,7 +43,7 @@ impl Worker {
                 wake,
             } => {
                 self.idle.watch(&wake);
-                self.clients.push(ClientEnd {
+                self.clients.push(WorkerClient {
                     client,
                     doorbells,
                     wake,
@@ -59,9 +59,9 @@ impl Worker {
             Command::RemoveSrq { srq } => self.srqs.remove(srq),
             Command::SettleSrq { srq } => self.srqs.settle(srq),
             Command::Connect { setup, params } => {
-                match self.lanes.iter().position(|l| l.device == params.device) {
-                    Some(lane) => {
-                        let slot = self.add_qp(*setup, lane);
+                match self.ports.iter().position(|l| l.device == params.device) {
+                    Some(port) => {
+                        let slot = self.add_qp(*setup, port);
                         self.connect(now, slot, *params);
                     }
                     None => {
@@ -93,14 +93,14 @@ impl Worker {
                 backlog,
                 mpa,
             } => {
-                for lane in self.lanes.iter_mut().filter(|l| l.device == device) {
-                    let user = User::Listener(listener).into();
-                    match lane.stack.listen(local, port, backlog, user) {
+                for worker_port in self.ports.iter_mut().filter(|p| p.device == device) {
+                    let user = ConnOwner::Listener(listener).into();
+                    match worker_port.stack.listen(local, port, backlog, user) {
                         Ok(id) => {
-                            lane.listeners.push((listener, id));
+                            worker_port.listeners.push((listener, id));
                             if mpa != MpaOptions::BY_DEVICE {
-                                let setup = ListenerSetup::new(lane, &mpa);
-                                lane.setups.insert(listener, setup);
+                                let setup = ListenerSetup::new(worker_port, &mpa);
+                                worker_port.setups.insert(listener, setup);
                             }
                         }
                         Err(e) => {
@@ -108,7 +108,7 @@ impl Worker {
                                 listener,
                                 reason: e.to_string(),
                             });
-                            self.told = true;
+                            self.events_waiting = true;
                         }
                     }
                 }
@@ -119,11 +119,11 @@ impl Worker {
                     self.disconnect(now, slot);
                 }
             }
-            Command::Adopt { setup } => {
+            Command::InstallQp { setup } => {
                 let slot = self.add_qp(*setup, 0);
                 if let Some(qp) = self.qps.get_mut(slot) {
                     qp.phase = Phase::Over;
-                    qp.told_over = true;
+                    qp.disconnect_reported = true;
                 }
                 self.end_in_error(now, slot);
             }
@@ -132,19 +132,19 @@ impl Worker {
                 if let Some(slot) = self.qps.find(qpn) {
                     self.drop_qp(now, slot, true);
                 }
-                self.tell(Event::QpDestroyed { qpn });
+                self.post_event(Event::QpDestroyed { qpn });
             }
             Command::DestroyQp { qpn } => match self.qps.find(qpn) {
                 Some(slot) => self.destroy(now, slot),
-                None => self.tell(Event::QpDestroyed { qpn }),
+                None => self.post_event(Event::QpDestroyed { qpn }),
             },
-            Command::Fence { token } => {
+            Command::Barrier { token } => {
                 let worker = self.index;
-                self.tell(Event::Fenced { worker, token });
+                self.post_event(Event::BarrierReached { worker, token });
             }
             Command::Stats { token } => {
                 let (worker, stats) = (self.index, Box::new(self.stats()));
-                self.tell(Event::Stats {
+                self.post_event(Event::Stats {
                     worker,
                     token,
                     stats,
@@ -154,16 +154,16 @@ impl Worker {
         }
     }
 
-    fn add_qp(&mut self, setup: QpSetup, lane: usize) -> u32 {
+    fn add_qp(&mut self, setup: QpSetup, port: usize) -> u32 {
         // A doorbell that was rung before any worker knew the queue pair found nobody.
         setup.sq.clear_pending();
         setup.sq.set_worker(self.index as u32);
-        self.qps.insert(Box::new(QpSlot {
+        self.qps.insert(Box::new(WorkerQp {
             client: setup.client,
-            lane,
+            port,
             conn: None,
             qp: QueuePair::new(setup.attr),
-            rings: Rings {
+            rings: QpRings {
                 qpn: Qpn(setup.attr.qpn),
                 sq: setup.sq,
                 rq: setup.rq,
@@ -172,15 +172,15 @@ impl Worker {
                 srq: setup.srq,
                 share: setup.share,
                 held: std::collections::VecDeque::new(),
-                told_last: false,
+                last_wqe_reported: false,
                 fault: None,
-                letting_go: false,
+                abandoning: false,
                 events: Vec::new(),
             },
             phase: Phase::Idle,
             ready: false,
             releasing: false,
-            told_over: false,
+            disconnect_reported: false,
             destroying: false,
             close_deadline: None,
         }))
@@ -198,7 +198,7 @@ impl Worker {
             }
             Phase::Connecting(_) => {
                 if let Some(conn) = qp.conn {
-                    self.lanes[qp.lane].stack.abort(now, conn);
+                    self.ports[qp.port].stack.abort(now, conn);
                 }
                 self.connect_failed(now, slot, super::messages::ConnectFailure::Reset);
             }
@@ -216,10 +216,10 @@ impl Worker {
             return;
         };
         qp.destroying = true;
-        qp.told_over = true;
+        qp.disconnect_reported = true;
         if let (Phase::Running, Some(conn)) = (&qp.phase, qp.conn) {
-            let lane = qp.lane;
-            let pending = self.lanes[lane]
+            let port = qp.port;
+            let pending = self.ports[port]
                 .stack
                 .conn(conn)
                 .is_some_and(|c| c.in_flight > 0 || c.unsent > 0);
@@ -227,10 +227,11 @@ impl Worker {
                 // What was posted before the end still arrives when it can.
                 let deadline = Instant(now.0 + DESTROY_GRACE_NS);
                 qp.close_deadline = Some(deadline);
-                self.timers.insert((deadline, User::Qp(slot).into()), ());
+                self.timers
+                    .insert((deadline, ConnOwner::QueuePair(slot).into()), ());
                 qp.qp.disconnect();
                 self.make_ready(slot);
-                self.lanes[lane].stack.close(now, conn);
+                self.ports[port].stack.close(now, conn);
                 return;
             }
         }
@@ -243,52 +244,53 @@ impl Worker {
             return;
         }
         if let Some(qpn) = self.drop_qp(now, slot, false) {
-            self.tell(Event::QpDestroyed { qpn });
+            self.post_event(Event::QpDestroyed { qpn });
         }
     }
 
     /// Takes a queue pair out; its connection is closed, or reset.
     fn drop_qp(&mut self, now: Instant, slot: u32, reset: bool) -> Option<Qpn> {
         let conn = self.qps.get(slot)?.conn;
-        let lane = self.qps.get(slot)?.lane;
+        let port = self.qps.get(slot)?.port;
         if let Some(conn) = conn {
-            let stack = &mut self.lanes[lane].stack;
+            let stack = &mut self.ports[port].stack;
             let clean = stack
                 .conn(conn)
                 .is_none_or(|c| c.unsent == 0 && c.in_flight <= 1);
             if reset || !clean {
                 stack.abort(now, conn);
             }
-            let stack = &mut self.lanes[lane].stack;
-            stack.set_user(conn, User::Nobody.into());
+            let stack = &mut self.ports[port].stack;
+            stack.set_user(conn, ConnOwner::Nobody.into());
             stack.close(now, conn);
             stack.release(now, conn);
         }
         self.with_qp(slot, |qp, env| {
-            env.rings.letting_go = true;
+            env.rings.abandoning = true;
             qp.modify_to_error(env);
             qp.poll_releases(env);
         });
         let qp = self.qps.remove(slot)?;
         if let Some(d) = qp.close_deadline {
-            self.timers.remove(&(d, User::Qp(slot).into()));
+            self.timers.remove(&(d, ConnOwner::QueuePair(slot).into()));
         }
         if let Phase::Connecting(c) = &qp.phase {
-            self.timers.remove(&(c.deadline, User::Qp(slot).into()));
+            self.timers
+                .remove(&(c.deadline, ConnOwner::QueuePair(slot).into()));
         }
         Some(qp.rings.qpn)
     }
 
     fn unlisten(&mut self, now: Instant, listener: CmListenerId) {
-        for lane in &mut self.lanes {
-            if let Some(at) = lane.listeners.iter().position(|(l, _)| *l == listener) {
-                let (_, id) = lane.listeners.swap_remove(at);
-                lane.stack.unlisten(now, id);
-                lane.setups.remove(&listener);
+        for port in &mut self.ports {
+            if let Some(at) = port.listeners.iter().position(|(l, _)| *l == listener) {
+                let (_, id) = port.listeners.swap_remove(at);
+                port.stack.unlisten(now, id);
+                port.setups.remove(&listener);
             }
         }
-        for slot in self.inbound.select(|i| i.listener == listener) {
-            self.drop_inbound(now, slot, true);
+        for slot in self.pending.select(|i| i.listener == listener) {
+            self.drop_pending(now, slot, true);
         }
     }
 
@@ -309,7 +311,7 @@ impl Worker {
     pub(super) fn overflows(&mut self, now: Instant) {
         for cq in std::mem::take(&mut self.cqs.overflows) {
             if let Some(client) = self.cqs.client(cq) {
-                self.tell(Event::CqOverflow { client, cq });
+                self.post_event(Event::CqOverflow { client, cq });
             }
             for slot in self
                 .qps
@@ -325,8 +327,8 @@ impl Worker {
             return;
         }
         self.stopping = Some(Instant(now.0 + STOP_GRACE_NS));
-        for slot in self.inbound.select(|_| true) {
-            self.drop_inbound(now, slot, true);
+        for slot in self.pending.select(|_| true) {
+            self.drop_pending(now, slot, true);
         }
         for slot in self.qps.select(|q| matches!(q.phase, Phase::Running)) {
             self.disconnect(now, slot);
@@ -342,12 +344,12 @@ impl Worker {
             self.drop_qp(now, slot, true);
         }
         // The resets have to leave before the thread does.
-        for lane in 0..self.lanes.len() {
-            self.finish_lane(now, lane, true);
+        for port in 0..self.ports.len() {
+            self.poll_port(now, port, true);
         }
         let worker = self.index;
-        self.tell(Event::Stopped { worker });
-        self.tell_control();
+        self.post_event(Event::Stopped { worker });
+        self.deliver_events();
         self.stopped = true;
     }
 }

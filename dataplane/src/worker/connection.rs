@@ -10,11 +10,11 @@ use siw_iwarp::{CloseKind, CloseReason, QpState, TxRecord};
 use siw_shm::control;
 use siw_tcp::{ConnId, Events, Instant};
 
-use super::frame::{Held, Stream};
-use super::messages::{Breakdown, ConnectFailure, Event};
-use super::queue_pair::Phase;
-use super::user::User;
+use super::conn_owner::ConnOwner;
+use super::messages::{ConnectFailure, DisconnectReason, Event};
+use super::worker_qp::Phase;
 use super::{ENDINGS, Worker};
+use crate::datapath::rx_frame::{Held, Stream};
 
 /// How long a graceful close may take before the connection is reset.
 const CLOSE_TIMEOUT_MS: u64 = 2_000;
@@ -22,42 +22,42 @@ const CLOSE_TIMEOUT_MS: u64 = 2_000;
 impl Worker {
     /// What happened to one connection, from TCP's list of connections with news.
     #[inline]
-    pub(super) fn tcp_event(
+    pub(super) fn on_tcp_event(
         &mut self,
         now: Instant,
-        lane: usize,
+        port: usize,
         conn: ConnId,
-        user: User,
+        user: ConnOwner,
         events: Events,
     ) {
         match user {
-            User::Qp(slot) => {
+            ConnOwner::QueuePair(slot) => {
                 let running = self
                     .qps
                     .get(slot)
                     .filter(|q| q.conn == Some(conn))
                     .map(|q| matches!(q.phase, Phase::Running));
                 match running {
-                    Some(true) => self.running_event(now, lane, conn, slot, events),
-                    Some(false) => self.connecting_event(now, lane, conn, slot, events),
-                    None => self.lanes[lane].stack.release(now, conn),
+                    Some(true) => self.on_stream_event(now, port, conn, slot, events),
+                    Some(false) => self.on_connecting_event(now, port, conn, slot, events),
+                    None => self.ports[port].stack.release(now, conn),
                 }
             }
-            User::Listener(listener) => self.accepted(now, lane, conn, listener, events),
-            User::Inbound(slot) => self.inbound_event(now, lane, conn, slot, events),
-            User::Nobody => {
+            ConnOwner::Listener(listener) => self.on_accepted(now, port, conn, listener, events),
+            ConnOwner::Pending(slot) => self.on_pending_event(now, port, conn, slot, events),
+            ConnOwner::Nobody => {
                 if events.intersects(ENDINGS) {
-                    self.lanes[lane].stack.release(now, conn);
+                    self.ports[port].stack.release(now, conn);
                 }
             }
         }
     }
 
     #[inline]
-    pub(super) fn running_event(
+    pub(super) fn on_stream_event(
         &mut self,
         now: Instant,
-        lane_index: usize,
+        port_index: usize,
         conn: ConnId,
         slot: u32,
         events: Events,
@@ -66,8 +66,8 @@ impl Worker {
             let Some(qp) = self.qps.get_mut(slot) else {
                 return;
             };
-            let lane = &mut self.lanes[lane_index];
-            let Some(rx) = lane.stack.rx_queue(conn) else {
+            let port = &mut self.ports[port_index];
+            let Some(rx) = port.stack.rx_queue(conn) else {
                 return;
             };
             let mut env = super::Env {
@@ -75,7 +75,7 @@ impl Worker {
                 keys: &self.keys,
                 cqs: &mut self.cqs,
                 srqs: &mut self.srqs,
-                owners: &mut self.owners,
+                ext_bufs: &mut self.ext_bufs,
                 scratch: &mut self.scratch,
             };
             let progress = qp.qp.receive(&mut env, &mut Stream(rx));
@@ -85,23 +85,23 @@ impl Worker {
             }
         }
         if events.contains(Events::OUT_OF_ORDER) {
-            self.out_of_order(lane_index, conn, slot);
+            self.out_of_order(port_index, conn, slot);
         }
         if events.contains(Events::ACKED) {
             let Some(qp) = self.qps.get_mut(slot) else {
                 return;
             };
-            let lane = &mut self.lanes[lane_index];
+            let port = &mut self.ports[port_index];
             let mut env = super::Env {
                 rings: &mut qp.rings,
                 keys: &self.keys,
                 cqs: &mut self.cqs,
                 srqs: &mut self.srqs,
-                owners: &mut self.owners,
+                ext_bufs: &mut self.ext_bufs,
                 scratch: &mut self.scratch,
             };
             let machine = &mut qp.qp;
-            lane.stack.take_acked(conn, |record| {
+            port.stack.take_acked(conn, |record| {
                 if let TxRecord::Fpdu(f) = record {
                     machine.acked(&mut env, &f);
                 }
@@ -112,16 +112,16 @@ impl Worker {
             }
         }
         if events.contains(Events::EMSS_CHANGED) {
-            let emss = self.lanes[lane_index].stack.emss(conn);
+            let emss = self.ports[port_index].stack.emss(conn);
             if let Some(qp) = self.qps.get_mut(slot) {
                 qp.qp.set_emss(emss as u32);
             }
         }
         if events.contains(Events::MTU_PROBE) {
-            self.mtu_probe(lane_index, conn, slot);
+            self.mtu_probe(port_index, conn, slot);
         }
         if events.contains(Events::PEER_FIN) {
-            let left = self.lanes[lane_index]
+            let left = self.ports[port_index]
                 .stack
                 .rx_queue(conn)
                 .map_or(0, |q| q.len_bytes());
@@ -135,7 +135,7 @@ impl Worker {
             } else {
                 CloseReason::Closed
             };
-            self.connection_over(now, lane_index, conn, slot, reason);
+            self.connection_over(now, port_index, conn, slot, reason);
             return;
         }
         let wakes = events.intersects(Events::WRITABLE | Events::ACKED);
@@ -148,8 +148,8 @@ impl Worker {
     /// TCP probes a narrow path with one FPDU that is longer than a segment (RFC 8899): if the next
     /// one can be. It waits for the window in TCP's queue.
     #[cold]
-    fn mtu_probe(&mut self, lane: usize, conn: ConnId, slot: u32) {
-        let stack = &mut self.lanes[lane].stack;
+    fn mtu_probe(&mut self, port: usize, conn: ConnId, slot: u32) {
+        let stack = &mut self.ports[port].stack;
         let Some(len) = stack.probe_len(conn) else {
             return;
         };
@@ -161,15 +161,15 @@ impl Worker {
             next
         });
         if let Some(Some((record, len, push))) = next {
-            // As in `pump`: refused only by a connection that is over.
-            let _ = self.lanes[lane].stack.push_record(conn, len, record, push);
+            // As in `send_from`: refused only by a connection that is over.
+            let _ = self.ports[port].stack.push_record(conn, len, record, push);
         }
         self.make_ready(slot);
     }
 
     /// Segments beyond a hole: what may be placed of them is placed now.
     #[cold]
-    fn out_of_order(&mut self, lane: usize, conn: ConnId, slot: u32) {
+    fn out_of_order(&mut self, port: usize, conn: ConnId, slot: u32) {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
@@ -177,53 +177,56 @@ impl Worker {
             rings: &mut qp.rings,
             keys: &self.keys,
             cqs: &mut self.cqs,
-            owners: &mut self.owners,
+            ext_bufs: &mut self.ext_bufs,
             scratch: &mut self.scratch,
             srqs: &mut self.srqs,
         };
         let machine = &mut qp.qp;
         let mut placed = 0;
-        self.lanes[lane].stack.out_of_order(conn, |offset, held| {
+        self.ports[port].stack.out_of_order(conn, |offset, held| {
             placed += machine.receive_out_of_order(&mut env, offset, &Held(held));
         });
-        self.placed_early += u64::from(placed);
+        self.placed_out_of_order += u64::from(placed);
     }
 
     /// The connection of a running queue pair is gone: everything outstanding completes.
     pub(super) fn connection_over(
         &mut self,
         now: Instant,
-        lane: usize,
+        port: usize,
         conn: ConnId,
         slot: u32,
         reason: CloseReason,
     ) {
         self.with_qp(slot, |qp, env| qp.tcp_closed(env, reason));
-        self.lanes[lane].stack.release(now, conn);
+        self.ports[port].stack.release(now, conn);
         if let Some(qp) = self.qps.get_mut(slot) {
             qp.conn = None;
             qp.phase = Phase::Over;
         }
         self.publish_state(slot);
-        self.tell_disconnected(slot, reason);
+        self.post_disconnected(slot, reason);
         self.after_slow(now, slot);
         self.finish_destroy(now, slot);
     }
 
-    fn tell_disconnected(&mut self, slot: u32, reason: CloseReason) {
+    fn post_disconnected(&mut self, slot: u32, reason: CloseReason) {
         if let Some(qp) = self.qps.get_mut(slot)
-            && !std::mem::replace(&mut qp.told_over, true)
+            && !std::mem::replace(&mut qp.disconnect_reported, true)
         {
             let qpn = qp.rings.qpn;
             let by_reason = match reason {
                 CloseReason::Closed => None,
-                CloseReason::Reset => Some(Breakdown::Reset),
-                CloseReason::TimedOut => Some(Breakdown::TimedOut),
+                CloseReason::Reset => Some(DisconnectReason::Reset),
+                CloseReason::TimedOut => Some(DisconnectReason::TimedOut),
             };
-            let received = qp.qp.terminate_received().map(Breakdown::Terminated);
-            let sent = qp.qp.terminate_sent().map(Breakdown::Failed);
+            let received = qp
+                .qp
+                .terminate_received()
+                .map(DisconnectReason::TerminateReceived);
+            let sent = qp.qp.terminate_sent().map(DisconnectReason::TerminateSent);
             let failure = received.or(sent).or(by_reason);
-            self.tell(Event::Disconnected { qpn, failure });
+            self.post_event(Event::Disconnected { qpn, failure });
         }
     }
 
@@ -242,19 +245,19 @@ impl Worker {
         qp.rings.sq.set_qp_state(state as u32);
         if matches!(qp.qp.state(), QpState::Error) || matches!(qp.phase, Phase::Over) {
             self.with_qp(slot, |qp, env| qp.flush(env));
-            self.tell_last_wqe(slot);
+            self.post_last_wqe(slot);
         }
     }
 
     /// A queue pair with a shared receive queue is over: what it had taken is completed.
-    fn tell_last_wqe(&mut self, slot: u32) {
+    fn post_last_wqe(&mut self, slot: u32) {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let told = qp.rings.srq.is_none() || qp.destroying;
-        if !told && !std::mem::replace(&mut qp.rings.told_last, true) {
+        let events_waiting = qp.rings.srq.is_none() || qp.destroying;
+        if !events_waiting && !std::mem::replace(&mut qp.rings.last_wqe_reported, true) {
             let (client, qpn) = (qp.client, qp.rings.qpn);
-            self.tell(Event::LastWqe { client, qpn });
+            self.post_event(Event::LastWqe { client, qpn });
         }
     }
 
@@ -280,19 +283,20 @@ impl Worker {
         let (Some(conn), Some(kind)) = (qp.conn, qp.qp.wants_close()) else {
             return;
         };
-        let lane = qp.lane;
+        let port = qp.port;
         match kind {
             CloseKind::Graceful => {
                 if qp.close_deadline.is_none() {
                     let deadline = Instant(now.0 + CLOSE_TIMEOUT_MS * 1_000_000);
                     qp.close_deadline = Some(deadline);
-                    self.timers.insert((deadline, User::Qp(slot).into()), ());
-                    self.lanes[lane].stack.close(now, conn);
+                    self.timers
+                        .insert((deadline, ConnOwner::QueuePair(slot).into()), ());
+                    self.ports[port].stack.close(now, conn);
                 }
             }
             CloseKind::Abort => {
-                self.lanes[lane].stack.abort(now, conn);
-                self.connection_over(now, lane, conn, slot, CloseReason::Reset);
+                self.ports[port].stack.abort(now, conn);
+                self.connection_over(now, port, conn, slot, CloseReason::Reset);
             }
         }
     }
@@ -304,14 +308,14 @@ impl Worker {
                 return;
             }
             self.timers.pop_first();
-            match User::from(user) {
-                User::Inbound(slot) => {
+            match ConnOwner::from(user) {
+                ConnOwner::Pending(slot) => {
                     tracing::debug!(
                         "a connection was given up: no MPA request, or no answer to it"
                     );
-                    self.drop_inbound(now, slot, true);
+                    self.drop_pending(now, slot, true);
                 }
-                User::Qp(slot) => self.qp_timer(now, slot),
+                ConnOwner::QueuePair(slot) => self.qp_timer(now, slot),
                 _ => {}
             }
         }
@@ -324,15 +328,15 @@ impl Worker {
         match &qp.phase {
             Phase::Connecting(c) if c.deadline <= now => {
                 if let Some(conn) = qp.conn {
-                    self.lanes[qp.lane].stack.abort(now, conn);
+                    self.ports[qp.port].stack.abort(now, conn);
                 }
                 self.connect_failed(now, slot, ConnectFailure::TimedOut);
             }
             Phase::Running if qp.close_deadline.is_some_and(|d| d <= now) => {
                 if let Some(conn) = qp.conn {
-                    let lane = qp.lane;
-                    self.lanes[lane].stack.abort(now, conn);
-                    self.connection_over(now, lane, conn, slot, CloseReason::TimedOut);
+                    let port = qp.port;
+                    self.ports[port].stack.abort(now, conn);
+                    self.connection_over(now, port, conn, slot, CloseReason::TimedOut);
                 }
             }
             _ => self.finish_destroy(now, slot),
@@ -340,18 +344,18 @@ impl Worker {
     }
 
     /// Sends what is queued on one connection.
-    pub(super) fn flush_lane(&mut self, now: Instant, lane: usize, conn: ConnId) {
+    pub(super) fn flush_connection(&mut self, now: Instant, port: usize, conn: ConnId) {
         let wall = self.clock.wall(now);
-        let lane = &mut self.lanes[lane];
+        let port = &mut self.ports[port];
         let mut sink = super::Sink::new(
-            &mut lane.out,
+            &mut port.out,
             &mut self.cache,
-            &mut self.owners,
+            &mut self.ext_bufs,
             &self.keys,
             &self.qps,
             &mut self.failures,
             wall,
         );
-        lane.stack.flush(now, conn, &mut sink);
+        port.stack.flush(now, conn, &mut sink);
     }
 }

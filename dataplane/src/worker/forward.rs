@@ -13,16 +13,16 @@ use std::sync::Arc;
 use dpdk::{BURST, Mbuf, MbufCache};
 use siw_tcp::{Destination, FrameInfo, RxChecksum, Steering};
 
-use super::frame::RxFrame;
-use super::sink::Output;
+use super::sink::PortOutput;
 use super::{Mailbox, Worker};
+use crate::datapath::rx_frame::RxFrame;
 
 /// Frames that wait for one worker.
-pub const FRAMES: usize = 2048;
+pub const FORWARD_QUEUE_DEPTH: usize = 2048;
 
 /// What to do with a frame that another worker handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+enum ForwardPurpose {
     /// It was received for a connection of this worker.
     Receive(RxChecksum),
     /// A copy, to learn from.
@@ -32,9 +32,9 @@ enum Purpose {
 }
 
 /// A frame on its way between workers.
-pub struct Parcel {
+pub struct ForwardedFrame {
     device: usize,
-    purpose: Purpose,
+    purpose: ForwardPurpose,
     mbuf: Mbuf,
 }
 
@@ -54,7 +54,7 @@ pub struct ForwardStats {
 }
 
 /// One worker's way to the others.
-pub struct Forward {
+pub struct Forwarder {
     me: usize,
     all: Arc<[Arc<Mailbox>]>,
     /// Workers that were handed something since [`Self::wake`], a bit each.
@@ -62,10 +62,10 @@ pub struct Forward {
     pub stats: ForwardStats,
 }
 
-impl Forward {
+impl Forwarder {
     /// `all` holds every worker of the daemon, `me` is this one's place.
-    pub fn new(me: usize, all: Arc<[Arc<Mailbox>]>) -> Forward {
-        Forward {
+    pub fn new(me: usize, all: Arc<[Arc<Mailbox>]>) -> Forwarder {
+        Forwarder {
             me,
             all,
             fed: 0,
@@ -85,12 +85,12 @@ impl Forward {
     ) -> Option<Mbuf> {
         match steering.look(mbuf.data()) {
             Destination::Worker(w) if w != self.me => {
-                let parcel = Parcel {
+                let forwarded = ForwardedFrame {
                     device,
-                    purpose: Purpose::Receive(checksum),
+                    purpose: ForwardPurpose::Receive(checksum),
                     mbuf,
                 };
-                match self.push(w, parcel) {
+                match self.push(w, forwarded) {
                     Ok(()) => self.stats.forwarded += 1,
                     Err(p) => {
                         self.stats.dropped += 1;
@@ -127,12 +127,12 @@ impl Forward {
                 cache.free(copy);
                 return;
             }
-            let parcel = Parcel {
+            let forwarded = ForwardedFrame {
                 device,
-                purpose: Purpose::Overhear(checksum),
+                purpose: ForwardPurpose::Overhear(checksum),
                 mbuf: copy,
             };
-            match self.push(w, parcel) {
+            match self.push(w, forwarded) {
                 Ok(()) => self.stats.copied += 1,
                 Err(p) => {
                     self.stats.dropped += 1;
@@ -143,11 +143,11 @@ impl Forward {
     }
 
     #[inline]
-    fn push(&mut self, worker: usize, parcel: Parcel) -> Result<(), Parcel> {
+    fn push(&mut self, worker: usize, forwarded: ForwardedFrame) -> Result<(), ForwardedFrame> {
         let Some(to) = self.all.get(worker) else {
-            return Err(parcel);
+            return Err(forwarded);
         };
-        to.frames.push(parcel)?;
+        to.frames.push(forwarded)?;
         self.fed |= 1 << worker;
         Ok(())
     }
@@ -166,15 +166,15 @@ impl Forward {
 }
 
 /// The sending side of a worker that has no queue of a port.
-pub struct Through {
+pub struct ProxyTx {
     device: usize,
     to: Arc<Mailbox>,
 }
 
-impl Through {
+impl ProxyTx {
     /// `to` is the worker that sends instead.
-    pub fn new(device: usize, to: Arc<Mailbox>) -> Through {
-        Through { device, to }
+    pub fn new(device: usize, to: Arc<Mailbox>) -> ProxyTx {
+        ProxyTx { device, to }
     }
 
     /// Hands over from the front of `batch`; returns how many frames went. The rest stays.
@@ -182,13 +182,13 @@ impl Through {
         let mut n = 0;
         while !self.to.frames.is_full() {
             let Some(mbuf) = batch.pop() else { break };
-            let parcel = Parcel {
+            let forwarded = ForwardedFrame {
                 device: self.device,
-                purpose: Purpose::Send,
+                purpose: ForwardPurpose::Send,
                 mbuf,
             };
             // Another worker may have been faster: then the frame is lost, and TCP repeats it.
-            let _ = self.to.frames.push(parcel);
+            let _ = self.to.frames.push(forwarded);
             n += 1;
         }
         if n > 0 {
@@ -199,34 +199,34 @@ impl Through {
 }
 
 impl Worker {
-    /// What other workers handed over: received frames wait in their lane for
+    /// What other workers handed over: received frames wait in their port for
     /// [`Worker::receive`], frames to send go to the port.
     #[inline]
-    pub(super) fn take_parcels(&mut self, now: siw_tcp::Instant) -> bool {
+    pub(super) fn take_forwarded_frames(&mut self, now: siw_tcp::Instant) -> bool {
         let mut any = false;
         for _ in 0..BURST {
-            let Some(parcel) = self.mailbox.frames.pop() else {
+            let Some(forwarded) = self.mailbox.frames.pop() else {
                 break;
             };
             any = true;
-            let lane = self.lanes.iter_mut().find(|l| l.device == parcel.device);
-            let Some(lane) = lane else { continue };
-            match parcel.purpose {
-                Purpose::Receive(checksum) => {
+            let port = self.ports.iter_mut().find(|l| l.device == forwarded.device);
+            let Some(port) = port else { continue };
+            match forwarded.purpose {
+                ForwardPurpose::Receive(checksum) => {
                     self.forward.stats.taken += 1;
                     let info = FrameInfo {
                         checksum,
                         rss_hash: 0,
                     };
-                    lane.handed.push((RxFrame::new(parcel.mbuf), info));
+                    port.handed.push((RxFrame::new(forwarded.mbuf), info));
                 }
-                Purpose::Overhear(checksum) => {
-                    lane.stack
-                        .overhear(now, RxFrame::new(parcel.mbuf), checksum);
+                ForwardPurpose::Overhear(checksum) => {
+                    port.stack
+                        .overhear(now, RxFrame::new(forwarded.mbuf), checksum);
                 }
-                Purpose::Send => {
+                ForwardPurpose::Send => {
                     self.forward.stats.sent_for_others += 1;
-                    send(&mut lane.out, parcel.mbuf, &mut self.cache);
+                    send(&mut port.out, forwarded.mbuf, &mut self.cache);
                 }
             }
         }
@@ -238,7 +238,7 @@ impl Worker {
 }
 
 /// A full port drops, as a full NIC ring does.
-fn send(out: &mut Output, mbuf: Mbuf, cache: &mut MbufCache) {
+fn send(out: &mut PortOutput, mbuf: Mbuf, cache: &mut MbufCache) {
     if out.batch.is_full() {
         out.burst();
     }

@@ -96,7 +96,7 @@ impl Worker {
             return;
         }
         // What came before an interrupt was armed raises none: look once more.
-        if self.arm_interrupts() && self.turn(now) {
+        if self.arm_interrupts() && self.run_batch(now) {
             self.disarm_interrupts();
             self.idle.busy(now);
             return;
@@ -124,16 +124,16 @@ impl Worker {
 
     fn sleep_limit(&self, now: Instant) -> Duration {
         let mut limit = LONG;
-        for lane in &self.lanes {
-            if !lane.pair && !lane.rx_interrupt && lane.rx.is_some() {
+        for port in &self.ports {
+            if !port.pair && !port.rx_interrupt && port.rx.is_some() {
                 // Others whose frames come and go here may have something in flight too.
-                let quiet = lane.stack.idle() && now.since(self.handed_at) > RECENT;
+                let quiet = port.stack.idle() && now.since(self.handed_at) > RECENT;
                 limit = limit.min(if quiet { NAP } else { SHORT_NAP });
             }
-            if let Some(at) = lane.stack.next_deadline() {
+            if let Some(at) = port.stack.next_deadline() {
                 limit = limit.min(at.since(now));
             }
-            if !lane.out.batch.is_empty() || lane.stack.owes() {
+            if !port.out.batch.is_empty() || port.stack.owes() {
                 limit = limit.min(SHORT_NAP);
             }
         }
@@ -146,7 +146,7 @@ impl Worker {
         if let Some(at) = self.stopping {
             limit = limit.min(at.since(now)).min(NAP);
         }
-        if self.cqs.owes() || !self.releasing.is_empty() || self.told {
+        if self.cqs.owes() || !self.releasing.is_empty() || self.events_waiting {
             limit = limit.min(NAP);
         }
         limit
@@ -156,7 +156,7 @@ impl Worker {
         let mut fds: [Option<PollFd<'_>>; 1 + INTERRUPTS] = [const { None }; 1 + INTERRUPTS];
         fds[0] = Some(PollFd::new(self.idle.epoll.0.as_fd(), PollFlags::POLLIN));
         let ports = self
-            .lanes
+            .ports
             .iter()
             .filter(|l| l.rx_interrupt)
             .filter_map(|l| l.rx.as_ref()?.interrupt());
@@ -172,16 +172,16 @@ impl Worker {
 
     fn arm_interrupts(&mut self) -> bool {
         let mut any = false;
-        for lane in self.lanes.iter_mut().filter(|l| l.rx_interrupt) {
-            let Some(rx) = &mut lane.rx else { continue };
+        for port in self.ports.iter_mut().filter(|l| l.rx_interrupt) {
+            let Some(rx) = &mut port.rx else { continue };
             match rx.arm_interrupt() {
                 Ok(()) => any = true,
                 Err(e) => {
                     tracing::debug!(
-                        device = lane.device,
+                        device = port.device,
                         "no receive interrupts: {e}; napping instead"
                     );
-                    lane.rx_interrupt = false;
+                    port.rx_interrupt = false;
                 }
             }
         }
@@ -189,8 +189,8 @@ impl Worker {
     }
 
     fn disarm_interrupts(&mut self) {
-        for lane in self.lanes.iter_mut().filter(|l| l.rx_interrupt) {
-            if let Some(rx) = &mut lane.rx {
+        for port in self.ports.iter_mut().filter(|l| l.rx_interrupt) {
+            if let Some(rx) = &mut port.rx {
                 let _ = rx.disarm_interrupt();
             }
         }

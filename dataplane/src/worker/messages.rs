@@ -1,4 +1,4 @@
-//! What the control thread and the workers tell each other, through bounded queues.
+//! What the control thread and the workers say to each other, through bounded queues.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use siw_iwarp::{AsyncEvent, Negotiated, QpAttr};
 use siw_shm::{DoorbellConsumer, RqConsumer, SqConsumer};
 
-use super::completion::{CqEnd, Moderation};
-use super::shared_receive::SrqEnd;
+use super::completion_queues::{CqModeration, WorkerCq};
+use super::shared_receive_queues::WorkerSrq;
 use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
 
 /// A connection request at a listener: worker, slot, generation.
@@ -75,7 +75,7 @@ pub enum Command {
     RemoveClient {
         client: ClientId,
     },
-    AddCq(Box<CqEnd>),
+    AddCq(Box<WorkerCq>),
     RemoveCq {
         cq: CqId,
     },
@@ -86,13 +86,13 @@ pub enum Command {
     },
     ModerateCq {
         cq: CqId,
-        moderation: Option<Moderation>,
+        moderation: Option<CqModeration>,
     },
     /// Raises a completion queue's event.
     RaiseCq {
         cq: CqId,
     },
-    AddSrq(Box<SrqEnd>),
+    AddSrq(Box<WorkerSrq>),
     RemoveSrq {
         srq: SrqId,
     },
@@ -130,13 +130,13 @@ pub enum Command {
         qpn: Qpn,
     },
     /// A queue pair without a connection whose queues are to be flushed.
-    Adopt {
+    InstallQp {
         setup: Box<QpSetup>,
     },
     /// Moves a queue pair to another state, or nowhere; answered with [`Event::QpInfo`].
     Modify {
         qpn: Qpn,
-        to: Option<Move>,
+        to: Option<ModifyTarget>,
         token: CommandToken,
     },
     DestroyQp {
@@ -147,8 +147,8 @@ pub enum Command {
     ResetQp {
         qpn: Qpn,
     },
-    /// Answered with [`Event::Fenced`] when all earlier commands are done.
-    Fence {
+    /// Answered with [`Event::BarrierReached`] when all earlier commands are done.
+    Barrier {
         token: CommandToken,
     },
     /// Counters as of now, answered with [`Event::Stats`].
@@ -161,7 +161,7 @@ pub enum Command {
 
 /// Where a consumer moves a queue pair that a worker has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Move {
+pub enum ModifyTarget {
     /// From SQD back.
     ReadyToSend,
     SendQueueDrain,
@@ -213,13 +213,13 @@ pub enum ConnectFailure {
 
 /// How a connection broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Breakdown {
+pub enum DisconnectReason {
     Reset,
     TimedOut,
     /// Terminate codes: layer, error type, code.
-    Terminated(siw_iwarp::TermCode),
+    TerminateReceived(siw_iwarp::TermCode),
     /// This side found the error.
-    Failed(siw_iwarp::TermCode),
+    TerminateSent(siw_iwarp::TermCode),
 }
 
 /// Worker to control thread.
@@ -251,7 +251,7 @@ pub enum Event {
     },
     Disconnected {
         qpn: Qpn,
-        failure: Option<Breakdown>,
+        failure: Option<DisconnectReason>,
     },
     QpDestroyed {
         qpn: Qpn,
@@ -296,7 +296,7 @@ pub enum Event {
         listener: CmListenerId,
         reason: String,
     },
-    Fenced {
+    BarrierReached {
         worker: usize,
         token: CommandToken,
     },

@@ -10,27 +10,24 @@
 //!                                                    |
 //!  tx_burst <- Sink <- Stack::flush/poll <- push_record <- QueuePair::next_record
 //! ```
-//! One turn of [`Worker::turn`] is one batch: the clock is read once, nothing is scanned,
+//! One turn of [`Worker::run_batch`] is one batch: the clock is read once, nothing is scanned,
 //! nothing is allocated in steady state.
 
-mod active;
-pub(crate) mod clock;
 mod commands;
-pub mod completion;
+pub mod completion_queues;
+mod conn_owner;
+mod connect;
 mod connection;
+mod ext_bufs;
 pub mod forward;
-pub mod frame;
 mod idle;
-mod inbound;
+mod listen;
 pub mod messages;
 mod modify;
-mod owners;
-mod passive;
-pub mod queue_pair;
-pub mod shared_receive;
+mod pending_connections;
+pub mod shared_receive_queues;
 pub(crate) mod sink;
-pub(crate) mod timer_hold;
-mod user;
+pub mod worker_qp;
 
 use std::collections::HashMap;
 use std::collections::{BTreeMap, VecDeque};
@@ -48,36 +45,36 @@ use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, Stack};
 
 use crate::capture::{CaptureHandle, Direction};
 use crate::config::IdlePolicy;
+use crate::datapath::clock::Clock;
+use crate::datapath::rx_frame::{self, RxFrame};
+use crate::datapath::timer_hold::TimerHold;
 use crate::ids::{ClientId, CmListenerId, Qpn};
-use clock::Clock;
-use completion::CqTable;
-use forward::{Forward, Parcel, Through};
-use frame::RxFrame;
+use completion_queues::CqTable;
+use conn_owner::ConnOwner;
+use ext_bufs::ExtBufRefs;
+use forward::{ForwardedFrame, Forwarder, ProxyTx};
 use idle::Idle;
-use inbound::Inbounds;
 use messages::{Command, Event, WorkerStats};
-use owners::Owners;
-use queue_pair::{Env, Fault, Phase, QpSlot, QpTable, Scratch};
-use shared_receive::SrqTable;
-use sink::{BuildFailure, Exit, Output, Sink};
-use timer_hold::TimerHold;
-use user::User;
+use pending_connections::PendingConnections;
+use shared_receive_queues::SrqTable;
+use sink::{BuildFailure, PortOutput, Sink, TxPath};
+use worker_qp::{Env, Phase, QpTable, RingMisuse, Scratch, WorkerQp};
 
 /// Frames that one queue pair may queue in one turn; then the next has its turn.
-const PUMP_RECORDS: u32 = 64;
+const RECORDS_PER_BATCH: u32 = 64;
 /// Doorbells taken from one client in one turn.
-const DOORBELLS: usize = 64;
+const DOORBELLS_PER_BATCH: usize = 64;
 /// Turns between looks at whether the pool runs dry.
-const FLUSH: u64 = 1024;
+const CACHE_FLUSH_INTERVAL: u64 = 1024;
 /// Messages with referenced memory in flight per worker; beyond it payload is copied.
-const TRACKERS: usize = 65_536;
+const EXT_BUF_TRACKERS: usize = 65_536;
 
 /// Both directions of the queue between a worker and the control thread.
 pub struct Mailbox {
     pub commands: ArrayQueue<Command>,
     pub events: ArrayQueue<Event>,
     /// Frames that other workers hand over, see `forward.rs`.
-    pub frames: ArrayQueue<Parcel>,
+    pub frames: ArrayQueue<ForwardedFrame>,
     /// Wakes the worker.
     pub worker_wake: OwnedFd,
     /// The worker sleeps; else it looks at `commands` by itself.
@@ -99,7 +96,7 @@ impl Mailbox {
 }
 
 /// What a worker is given of one device.
-pub struct LaneConfig {
+pub struct WorkerPortConfig {
     pub device: usize,
     /// The worker's queues of the port; or the worker that receives and sends for this one,
     /// when the port has too few.
@@ -134,7 +131,7 @@ pub struct WorkerConfig {
     pub core: usize,
     pub idle: IdlePolicy,
     pub spin: std::time::Duration,
-    pub lanes: Vec<LaneConfig>,
+    pub ports: Vec<WorkerPortConfig>,
     pub pool: dpdk::Mempool,
     pub keys: Reader,
     pub sleeping: SleepFlag,
@@ -144,14 +141,14 @@ pub struct WorkerConfig {
 }
 
 /// One queue of one device, and the stack above it.
-struct Lane {
+struct WorkerPort {
     device: usize,
     rx: Option<RxQueue>,
     /// Sorts received frames by worker.
     home: Option<Home>,
     /// Frames that other workers received for this one.
     handed: Vec<(RxFrame, FrameInfo)>,
-    out: Output,
+    out: PortOutput,
     stack: Stack<RxFrame, TxRecord>,
     mpa: MpaConfig,
     accept_timeout: std::time::Duration,
@@ -163,10 +160,10 @@ struct Lane {
     /// TCP's listeners by the daemon's numbers.
     listeners: Vec<(CmListenerId, ListenerId)>,
     /// Of listeners that do something in another way than the device.
-    setups: HashMap<CmListenerId, passive::ListenerSetup>,
+    setups: HashMap<CmListenerId, listen::ListenerSetup>,
 }
 
-struct ClientEnd {
+struct WorkerClient {
     client: ClientId,
     doorbells: DoorbellConsumer,
     wake: Arc<OwnedFd>,
@@ -176,13 +173,13 @@ struct ClientEnd {
 pub struct Worker {
     index: usize,
     clock: Clock,
-    lanes: Vec<Lane>,
-    clients: Vec<ClientEnd>,
+    ports: Vec<WorkerPort>,
+    clients: Vec<WorkerClient>,
     qps: QpTable,
-    inbound: Inbounds,
+    pending: PendingConnections,
     cqs: CqTable,
     srqs: SrqTable,
-    owners: Owners,
+    ext_bufs: ExtBufRefs,
     scratch: Scratch,
     cache: MbufCache,
     keys: Reader,
@@ -192,20 +189,20 @@ pub struct Worker {
     releasing: Vec<u32>,
     failures: Vec<BuildFailure>,
     /// FPDUs placed before their turn.
-    placed_early: u64,
+    placed_out_of_order: u64,
     /// Connection set-up and close timers: the time, and whose.
     timers: BTreeMap<(Instant, u64), ()>,
     mailbox: Arc<Mailbox>,
     /// Events that the full mailbox did not take.
     backlog: VecDeque<Event>,
-    forward: Forward,
+    forward: Forwarder,
     /// When another worker last handed over a frame.
     handed_at: Instant,
-    told: bool,
+    events_waiting: bool,
     idle: Idle,
     batch: RxBatch,
     iterations: u64,
-    timers_held: TimerHold,
+    timer_hold: TimerHold,
     stopping: Option<Instant>,
     stopped: bool,
 }
@@ -220,18 +217,18 @@ impl Worker {
         let now = clock.now();
         let idle = Idle::new(config.idle, config.spin, config.sleeping, &config.mailbox)
             .map_err(|e| format!("worker {}: {e}", config.index))?;
-        let lanes = config
-            .lanes
+        let ports = config
+            .ports
             .into_iter()
             .map(|l| {
                 let (rx, exit) = match l.queues {
-                    Ok((rx, tx)) => (Some(rx), Exit::Port(tx)),
+                    Ok((rx, tx)) => (Some(rx), TxPath::Queue(tx)),
                     Err(w) => {
                         let to = config.all.get(w).ok_or("no such worker")?;
-                        (None, Exit::Worker(Through::new(l.device, to.clone())))
+                        (None, TxPath::Proxy(ProxyTx::new(l.device, to.clone())))
                     }
                 };
-                let mut out = Output::new(exit, l.device as u32);
+                let mut out = PortOutput::new(exit, l.device as u32);
                 out.multi_segs = l.multi_segs;
                 out.external = l.external;
                 out.offload = l.tx_offload;
@@ -239,7 +236,7 @@ impl Worker {
                 out.chain_max = l.chain_max;
                 out.even_buffers = l.even_buffers;
                 out.tap = l.tap;
-                Ok(Lane {
+                Ok(WorkerPort {
                     device: l.device,
                     rx,
                     home: l.stack.home.clone().filter(|_| l.sorts),
@@ -261,40 +258,40 @@ impl Worker {
         Ok(Worker {
             index: config.index,
             clock,
-            lanes,
+            ports,
             clients: Vec::new(),
             qps: QpTable::default(),
-            inbound: Inbounds::default(),
+            pending: PendingConnections::default(),
             cqs: CqTable::default(),
             srqs: SrqTable::default(),
-            owners: Owners::new(TRACKERS),
+            ext_bufs: ExtBufRefs::new(EXT_BUF_TRACKERS),
             scratch: Scratch::default(),
             cache: MbufCache::new(&config.pool),
             keys: config.keys,
             ready: VecDeque::new(),
             releasing: Vec::new(),
             failures: Vec::new(),
-            placed_early: 0,
+            placed_out_of_order: 0,
             timers: BTreeMap::new(),
             mailbox: config.mailbox,
             backlog: VecDeque::new(),
-            forward: Forward::new(config.index, config.all),
+            forward: Forwarder::new(config.index, config.all),
             handed_at: Instant::ZERO,
-            told: false,
+            events_waiting: false,
             idle,
             batch: RxBatch::new(),
             iterations: 0,
-            timers_held: TimerHold::default(),
+            timer_hold: TimerHold::default(),
             stopping: None,
             stopped: false,
         })
     }
 
-    /// Runs until told to stop.
+    /// Runs until [`Command::Stop`] is done.
     pub fn run(&mut self) {
         while !self.stopped {
             let now = self.clock.now();
-            let busy = self.turn(now);
+            let busy = self.run_batch(now);
             if busy {
                 self.idle.busy(now);
             } else if !self.stopped && self.idle.may_sleep(now) {
@@ -306,24 +303,24 @@ impl Worker {
     }
 
     /// One batch. True when anything was done.
-    fn turn(&mut self, now: Instant) -> bool {
+    fn run_batch(&mut self, now: Instant) -> bool {
         self.iterations = self.iterations.wrapping_add(1);
-        if self.iterations.is_multiple_of(FLUSH) {
+        if self.iterations.is_multiple_of(CACHE_FLUSH_INTERVAL) {
             self.cache.flush();
         }
-        self.timers_held.turn(now);
+        self.timer_hold.on_batch_start(now);
         let mut busy = self.take_commands(now);
-        busy |= self.take_parcels(now);
-        for lane in 0..self.lanes.len() {
-            busy |= self.receive(now, lane);
+        busy |= self.take_forwarded_frames(now);
+        for port in 0..self.ports.len() {
+            busy |= self.receive(now, port);
         }
         // While they are warm: what is sent now takes them.
-        frame::recycle(&mut self.cache);
+        rx_frame::recycle_dropped_frames(&mut self.cache);
         busy |= self.take_doorbells(now);
-        busy |= self.pump_ready(now);
-        let timers = !self.timers_held.held(now);
-        for lane in 0..self.lanes.len() {
-            busy |= self.finish_lane(now, lane, timers);
+        busy |= self.send_from_ready(now);
+        let timers = !self.timer_hold.is_held(now);
+        for port in 0..self.ports.len() {
+            busy |= self.poll_port(now, port, timers);
         }
         if !self.failures.is_empty() {
             self.build_failures(now);
@@ -337,39 +334,39 @@ impl Worker {
             self.overflows(now);
         }
         while let Some((client, srq)) = self.srqs.low.pop() {
-            self.tell(Event::SrqLimit { client, srq });
+            self.post_event(Event::SrqLimit { client, srq });
         }
-        frame::recycle(&mut self.cache);
-        if self.told {
-            self.tell_control();
+        rx_frame::recycle_dropped_frames(&mut self.cache);
+        if self.events_waiting {
+            self.deliver_events();
         }
         self.keys.quiesce();
         busy
     }
 
-    /// Takes a burst from a port (and from frames turned around), and what TCP makes of it.
+    /// Takes a burst from a port (and the loopback frames), and reports what TCP makes of it.
     #[inline]
     fn receive(&mut self, now: Instant, index: usize) -> bool {
-        let lane = &mut self.lanes[index];
-        if let Some(rx) = &mut lane.rx {
+        let port = &mut self.ports[index];
+        if let Some(rx) = &mut port.rx {
             rx.rx_burst(&mut self.batch);
         }
         let mut any = !self.batch.is_empty();
         if any {
             if self.batch.is_full() {
-                self.timers_held.hold(now);
+                self.timer_hold.hold_timers(now);
             }
-            lane.received += self.batch.len() as u64;
-            if lane.out.tap.is_some() && !lane.pair {
-                capture(lane, &self.batch, self.clock.wall(now));
+            port.received += self.batch.len() as u64;
+            if port.out.tap.is_some() && !port.pair {
+                capture(port, &self.batch, self.clock.wall(now));
             }
-            let trusted = lane.trusted;
-            let port_checks = lane.rx_checksum;
+            let trusted = port.trusted;
+            let port_checks = port.rx_checksum;
             self.batch.prefetch(4);
-            let home = lane.home.as_ref();
-            let device = lane.device;
+            let home = port.home.as_ref();
+            let device = port.device;
             let frames = self.batch.drain().filter_map(|mut m| {
-                let checksum = frame::checksum(&m, trusted, port_checks);
+                let checksum = rx_frame::checksum(&m, trusted, port_checks);
                 let rss_hash = m.rss_hash().unwrap_or(0);
                 m.clear_offload();
                 if let Some(h) = home {
@@ -379,20 +376,20 @@ impl Worker {
                 }
                 Some((RxFrame::new(m), FrameInfo { checksum, rss_hash }))
             });
-            lane.stack.receive(now, frames);
+            port.stack.receive(now, frames);
             self.forward.wake();
         }
-        if !lane.handed.is_empty() {
+        if !port.handed.is_empty() {
             any = true;
-            lane.stack.receive(now, lane.handed.drain(..));
+            port.stack.receive(now, port.handed.drain(..));
         }
-        if !lane.out.turned.is_empty() {
+        if !port.out.loopback.is_empty() {
             any = true;
-            lane.stack.receive(now, lane.out.take_turned());
+            port.stack.receive(now, port.out.take_loopback());
         }
-        while let Some((conn, user, events)) = self.lanes[index].stack.next_event() {
+        while let Some((conn, user, events)) = self.ports[index].stack.next_event() {
             any = true;
-            self.tcp_event(now, index, conn, User::from(user), events);
+            self.on_tcp_event(now, index, conn, ConnOwner::from(user), events);
         }
         any
     }
@@ -403,7 +400,7 @@ impl Worker {
         let mut any = false;
         for i in 0..self.clients.len() {
             let client = self.clients[i].client;
-            for _ in 0..DOORBELLS {
+            for _ in 0..DOORBELLS_PER_BATCH {
                 let Some(qpn) = self.clients[i].doorbells.pop() else {
                     break;
                 };
@@ -437,7 +434,7 @@ impl Worker {
 
     /// Lets every ready queue pair send, each its share.
     #[inline]
-    fn pump_ready(&mut self, now: Instant) -> bool {
+    fn send_from_ready(&mut self, now: Instant) -> bool {
         let n = self.ready.len();
         for _ in 0..n {
             let Some(slot) = self.ready.pop_front() else {
@@ -447,7 +444,7 @@ impl Worker {
                 continue;
             };
             qp.ready = false;
-            if matches!(qp.phase, Phase::Running) && self.pump(now, slot) {
+            if matches!(qp.phase, Phase::Running) && self.send_from(now, slot) {
                 self.make_ready(slot);
             }
         }
@@ -456,22 +453,22 @@ impl Worker {
 
     /// Queues records as far as TCP has room, and sends. True when more could follow at once.
     #[inline]
-    fn pump(&mut self, now: Instant, slot: u32) -> bool {
+    fn send_from(&mut self, now: Instant, slot: u32) -> bool {
         let Some(qp) = self.qps.get_mut(slot) else {
             return false;
         };
         let Some(conn) = qp.conn else { return false };
-        let lane = &mut self.lanes[qp.lane];
+        let port = &mut self.ports[qp.port];
         let mut env = Env {
             rings: &mut qp.rings,
             keys: &self.keys,
             cqs: &mut self.cqs,
             srqs: &mut self.srqs,
-            owners: &mut self.owners,
+            ext_bufs: &mut self.ext_bufs,
             scratch: &mut self.scratch,
         };
-        let mut room = lane.stack.send_room(conn);
-        let mut budget = PUMP_RECORDS;
+        let mut room = port.stack.send_room(conn);
+        let mut budget = RECORDS_PER_BATCH;
         let mut more = false;
         while room > 0 {
             if budget == 0 {
@@ -481,46 +478,46 @@ impl Worker {
             let Some((record, len, push)) = qp.qp.next_record(&mut env, room) else {
                 break;
             };
-            if lane.stack.push_record(conn, len, record, push).is_err() {
+            if port.stack.push_record(conn, len, record, push).is_err() {
                 break;
             }
             budget -= 1;
             room = room.saturating_sub(len as usize);
         }
         let mut sink = Sink::new(
-            &mut lane.out,
+            &mut port.out,
             &mut self.cache,
-            &mut self.owners,
+            &mut self.ext_bufs,
             &self.keys,
             &self.qps,
             &mut self.failures,
             self.clock.wall(now),
         );
-        lane.stack.flush(now, conn, &mut sink);
+        port.stack.flush(now, conn, &mut sink);
         self.after(now, slot);
         more
     }
 
     /// Acknowledgements, timers and repetitions of one stack; then the burst.
     #[inline]
-    fn finish_lane(&mut self, now: Instant, index: usize, timers: bool) -> bool {
-        let lane = &mut self.lanes[index];
+    fn poll_port(&mut self, now: Instant, index: usize, timers: bool) -> bool {
+        let port = &mut self.ports[index];
         let mut sink = Sink::new(
-            &mut lane.out,
+            &mut port.out,
             &mut self.cache,
-            &mut self.owners,
+            &mut self.ext_bufs,
             &self.keys,
             &self.qps,
             &mut self.failures,
             self.clock.wall(now),
         );
         if timers {
-            lane.stack.poll(now, &mut sink);
+            port.stack.poll(now, &mut sink);
         } else {
-            lane.stack.poll_owed(now, &mut sink);
+            port.stack.poll_owed(now, &mut sink);
         }
-        let any = !lane.out.batch.is_empty() || !lane.out.turned.is_empty();
-        lane.out.burst();
+        let any = !port.out.batch.is_empty() || !port.out.loopback.is_empty();
+        port.out.burst();
         any
     }
 
@@ -545,12 +542,12 @@ impl Worker {
         let events = std::mem::take(&mut qp.rings.events);
         let fault = qp.rings.fault.clone();
         for event in events {
-            self.tell(Event::Async { client, qpn, event });
+            self.post_event(Event::Async { client, qpn, event });
         }
         match fault {
-            Some(Fault::Nonsense) => self.tell(Event::ClientFault { client, qpn }),
-            Some(Fault::BadRequest(reason)) => {
-                self.tell(Event::BadRequest {
+            Some(RingMisuse::InvalidIndex) => self.post_event(Event::ClientFault { client, qpn }),
+            Some(RingMisuse::BadRequest(reason)) => {
+                self.post_event(Event::BadRequest {
                     client,
                     qpn,
                     reason,
@@ -572,8 +569,8 @@ impl Worker {
     }
 
     fn poll_releases(&mut self, now: Instant) {
-        for lane in &mut self.lanes {
-            lane.out.release();
+        for port in &mut self.ports {
+            port.out.release();
         }
         for slot in std::mem::take(&mut self.releasing) {
             let waits = self
@@ -590,7 +587,7 @@ impl Worker {
                 }
             }
         }
-        self.owners.sweep();
+        self.ext_bufs.sweep();
     }
 
     /// Calls into a queue pair with its surroundings.
@@ -601,32 +598,32 @@ impl Worker {
         f: impl FnOnce(&mut siw_iwarp::QueuePair, &mut Env<'_>) -> T,
     ) -> Option<T> {
         let qp = self.qps.get_mut(slot)?;
-        let QpSlot { qp, rings, .. } = qp;
+        let WorkerQp { qp, rings, .. } = qp;
         let mut env = Env {
             rings,
             keys: &self.keys,
             cqs: &mut self.cqs,
             srqs: &mut self.srqs,
-            owners: &mut self.owners,
+            ext_bufs: &mut self.ext_bufs,
             scratch: &mut self.scratch,
         };
         Some(f(qp, &mut env))
     }
 
     /// Queues an event for the control thread.
-    fn tell(&mut self, event: Event) {
+    fn post_event(&mut self, event: Event) {
         self.backlog.push_back(event);
-        self.told = true;
+        self.events_waiting = true;
     }
 
-    fn tell_control(&mut self) {
+    fn deliver_events(&mut self) {
         while let Some(event) = self.backlog.pop_front() {
             if let Err(event) = self.mailbox.events.push(event) {
                 self.backlog.push_front(event);
                 break;
             }
         }
-        self.told = !self.backlog.is_empty();
+        self.events_waiting = !self.backlog.is_empty();
         if self.mailbox.control_asleep.must_wake() {
             let _ = nix::unistd::write(&*self.mailbox.control_wake, &1u64.to_ne_bytes());
         }
@@ -637,10 +634,10 @@ impl Worker {
             queue_pairs: self.qps.count(),
             iterations: self.iterations,
             sleeps: self.idle.sleeps(),
-            placed_out_of_order: self.placed_early,
+            placed_out_of_order: self.placed_out_of_order,
             forward: self.forward.stats,
             devices: self
-                .lanes
+                .ports
                 .iter()
                 .map(|l| (l.device, l.received, l.out.sent, l.stack.stats().clone()))
                 .collect(),
@@ -651,11 +648,11 @@ impl Worker {
 }
 
 #[cold]
-fn capture(lane: &Lane, batch: &RxBatch, wall: u64) {
-    let Some(tap) = &lane.out.tap else { return };
+fn capture(port: &WorkerPort, batch: &RxBatch, wall: u64) {
+    let Some(tap) = &port.out.tap else { return };
     for i in 0..BURST {
         let Some(m) = batch.peek(i) else { break };
-        tap.record_frame(lane.out.interface, Direction::Inbound, wall, false, |v| {
+        tap.record_frame(port.out.interface, Direction::Inbound, wall, false, |v| {
             for s in m.segments() {
                 v.extend_from_slice(s);
             }

@@ -6,13 +6,19 @@ use siw_shm::control;
 use siw_tcp::Instant;
 
 use super::Worker;
-use super::messages::{Event, Move, QpInfo};
-use super::queue_pair::QpSlot;
+use super::messages::{Event, ModifyTarget, QpInfo};
+use super::worker_qp::WorkerQp;
 use crate::ids::{CommandToken, Qpn};
 
 impl Worker {
     /// Answers with what became of the queue pair, and why not what was asked.
-    pub(super) fn modify(&mut self, now: Instant, qpn: Qpn, to: Option<Move>, token: CommandToken) {
+    pub(super) fn modify(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        to: Option<ModifyTarget>,
+        token: CommandToken,
+    ) {
         let found = self.qps.find(qpn);
         let refused = match (to, found) {
             (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),
@@ -24,30 +30,30 @@ impl Worker {
             .map(info)
             .unwrap_or_default();
         let info = Box::new(QpInfo { refused, ..info });
-        self.tell(Event::QpInfo { qpn, token, info });
+        self.post_event(Event::QpInfo { qpn, token, info });
     }
 
-    fn move_to(&mut self, now: Instant, slot: u32, to: Move) -> Result<(), &'static str> {
+    fn move_to(&mut self, now: Instant, slot: u32, to: ModifyTarget) -> Result<(), &'static str> {
         match to {
-            Move::Error => {
+            ModifyTarget::Error => {
                 self.end_in_error(now, slot);
                 return Ok(());
             }
-            Move::Closing => {
+            ModifyTarget::Closing => {
                 self.disconnect(now, slot);
                 return Ok(());
             }
             _ => {}
         }
         let moved = self.with_qp(slot, |qp, env| match to {
-            Move::SendQueueDrain => qp.drain(env),
-            Move::ReadyToSend => qp.resume(),
-            Move::Terminate => {
+            ModifyTarget::SendQueueDrain => qp.drain(env),
+            ModifyTarget::ReadyToSend => qp.resume(),
+            ModifyTarget::Terminate => {
                 let rts = qp.state() == QpState::Rts;
                 qp.terminate(TermCode::LOCAL_CATASTROPHIC);
                 rts
             }
-            Move::Error | Move::Closing => true,
+            ModifyTarget::Error | ModifyTarget::Closing => true,
         });
         if moved != Some(true) {
             return Err("only a queue pair in RTS can be moved there");
@@ -58,7 +64,7 @@ impl Worker {
     }
 }
 
-fn info(qp: &QpSlot) -> QpInfo {
+fn info(qp: &WorkerQp) -> QpInfo {
     let (ird, ord) = qp.qp.read_depths();
     QpInfo {
         state: consumer_state(qp),
@@ -71,7 +77,7 @@ fn info(qp: &QpSlot) -> QpInfo {
 }
 
 /// The state in the consumer's terms.
-fn consumer_state(qp: &QpSlot) -> control::QpState {
+fn consumer_state(qp: &WorkerQp) -> control::QpState {
     match qp.qp.state() {
         QpState::Idle => control::QpState::Idle,
         QpState::Rts if qp.qp.draining() != Drain::No => control::QpState::Sqd,

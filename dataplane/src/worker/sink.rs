@@ -14,12 +14,12 @@ use siw_memory::{Mr, Reader};
 use siw_shm::Region;
 use siw_tcp::{FrameInfo, FrameMeta, FrameSink, RxChecksum, TxChecksum, checksum};
 
-use super::forward::Through;
-use super::frame::RxFrame;
-use super::owners::Owners;
-use super::queue_pair::QpTable;
-use super::user::User;
+use super::conn_owner::ConnOwner;
+use super::ext_bufs::ExtBufRefs;
+use super::forward::ProxyTx;
+use super::worker_qp::QpTable;
 use crate::capture::{CaptureHandle, Direction};
+use crate::datapath::rx_frame::RxFrame;
 
 /// Payload of at most this many bytes is copied into the header's buffer: below it a copy
 /// costs less than a second buffer and its reference.
@@ -29,19 +29,19 @@ pub const COPY_MAX: u32 = 512;
 /// more than [`COPY_MAX`] bytes.
 const RESERVE: usize = 40;
 
-/// Where a lane's frames leave.
-pub enum Exit {
-    Port(TxQueue),
+/// Where a port's frames leave.
+pub enum TxPath {
+    Queue(TxQueue),
     /// The port has no queue for this worker: another one sends.
-    Worker(Through),
+    Proxy(ProxyTx),
 }
 
-/// The sending half of a lane.
-pub struct Output {
-    exit: Exit,
+/// The sending half of a port.
+pub struct PortOutput {
+    exit: TxPath,
     pub batch: TxBatch,
-    /// Frames to this device's own address, turned around before the port.
-    pub turned: Vec<Mbuf>,
+    /// Frames to this device's own address; they never reach the port.
+    pub loopback: Vec<Mbuf>,
     /// The port takes chains; without, frames are copied into one buffer.
     pub multi_segs: bool,
     /// The port reads registered memory where it lies.
@@ -61,12 +61,12 @@ pub struct Output {
     scratch: Vec<u8>,
 }
 
-impl Output {
-    pub fn new(exit: Exit, interface: u32) -> Output {
-        Output {
+impl PortOutput {
+    pub fn new(exit: TxPath, interface: u32) -> PortOutput {
+        PortOutput {
             exit,
             batch: TxBatch::new(),
-            turned: Vec::new(),
+            loopback: Vec::new(),
             multi_segs: true,
             external: true,
             offload: false,
@@ -85,24 +85,24 @@ impl Output {
     pub fn burst(&mut self) {
         if !self.batch.is_empty() {
             let n = match &mut self.exit {
-                Exit::Port(queue) => queue.tx_burst(&mut self.batch),
-                Exit::Worker(through) => through.burst(&mut self.batch),
+                TxPath::Queue(queue) => queue.tx_burst(&mut self.batch),
+                TxPath::Proxy(through) => through.burst(&mut self.batch),
             };
             self.sent += n as u64;
         }
     }
 
-    /// The frames that were turned around, as received: their checksums are our own.
-    pub fn take_turned(&mut self) -> impl Iterator<Item = (RxFrame, FrameInfo)> + use<> {
+    /// The loopback frames, as received: their checksums are our own.
+    pub fn take_loopback(&mut self) -> impl Iterator<Item = (RxFrame, FrameInfo)> + use<> {
         let info = FrameInfo {
             checksum: RxChecksum::Good,
             rss_hash: 0,
         };
-        let turned = std::mem::take(&mut self.turned);
-        turned.into_iter().map(move |m| (RxFrame::new(m), info))
+        let loopback = std::mem::take(&mut self.loopback);
+        loopback.into_iter().map(move |m| (RxFrame::new(m), info))
     }
 
-    /// A whole frame leaves with the next burst, or is turned around: with its checksum, or
+    /// A whole frame leaves with the next burst, or is looped back: with its checksum, or
     /// what the port needs to know to make it. `wall` is for captures, in nanoseconds since the
     /// epoch.
     #[inline]
@@ -119,7 +119,7 @@ impl Output {
             });
         }
         if meta.self_addressed {
-            self.turned.push(mbuf);
+            self.loopback.push(mbuf);
             return;
         }
         if meta.checksum == TxChecksum::Offload && self.offload {
@@ -148,7 +148,7 @@ impl Output {
 
     /// Asks the port to let go of what it has sent.
     pub fn release(&mut self) {
-        if let Exit::Port(queue) = &mut self.exit {
+        if let TxPath::Queue(queue) = &mut self.exit {
             queue.done_cleanup(0);
         }
     }
@@ -163,9 +163,9 @@ pub struct BuildFailure {
 
 /// Where TCP's frames go during one call into a stack.
 pub struct Sink<'a> {
-    pub out: &'a mut Output,
+    pub out: &'a mut PortOutput,
     pub cache: &'a mut MbufCache,
-    pub owners: &'a mut Owners,
+    pub ext_bufs: &'a mut ExtBufRefs,
     pub keys: &'a Reader,
     pub qps: &'a QpTable,
     pub failures: &'a mut Vec<BuildFailure>,
@@ -206,9 +206,9 @@ impl<'a> Sink<'a> {
     #[allow(clippy::too_many_arguments, reason = "disjoint parts of the worker")]
     #[inline]
     pub fn new(
-        out: &'a mut Output,
+        out: &'a mut PortOutput,
         cache: &'a mut MbufCache,
-        owners: &'a mut Owners,
+        ext_bufs: &'a mut ExtBufRefs,
         keys: &'a Reader,
         qps: &'a QpTable,
         failures: &'a mut Vec<BuildFailure>,
@@ -217,7 +217,7 @@ impl<'a> Sink<'a> {
         Sink {
             out,
             cache,
-            owners,
+            ext_bufs,
             keys,
             qps,
             failures,
@@ -231,7 +231,7 @@ impl<'a> Sink<'a> {
 struct Builder<'a> {
     frame: &'a mut Frame,
     cache: &'a mut MbufCache,
-    owners: &'a mut Owners,
+    ext_bufs: &'a mut ExtBufRefs,
     external: bool,
 }
 
@@ -266,7 +266,7 @@ impl Builder<'_> {
                 return;
             };
             if self
-                .owners
+                .ext_bufs
                 .attach(owner, region, at as u64, len as u16, &mut m)
             {
                 if self.frame.chain.push(m).is_err() {
@@ -420,7 +420,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
         let mut builder = Builder {
             frame,
             cache: self.cache,
-            owners: self.owners,
+            ext_bufs: self.ext_bufs,
             external: self.out.external,
         };
         let fpdu = match record {
@@ -431,7 +431,10 @@ impl FrameSink<TxRecord> for Sink<'_> {
             }
             TxRecord::Fpdu(f) => f,
         };
-        let Some(qp) = User::from(user).qp().and_then(|slot| self.qps.get(slot)) else {
+        let Some(qp) = ConnOwner::from(user)
+            .qp()
+            .and_then(|slot| self.qps.get(slot))
+        else {
             builder.frame.broken = true;
             return;
         };
@@ -451,7 +454,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
         builder.frame.left = builder.frame.left.saturating_sub(len);
         if let Err(error) = built {
             builder.frame.broken = true;
-            if let Some(slot) = User::from(user).qp() {
+            if let Some(slot) = ConnOwner::from(user).qp() {
                 self.failures.push(BuildFailure {
                     slot,
                     record: *fpdu,
@@ -466,7 +469,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
         Builder {
             frame,
             cache: self.cache,
-            owners: self.owners,
+            ext_bufs: self.ext_bufs,
             external: false,
         }
         .bytes(b);

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::Value;
-use siwd::stream::Pattern;
+use siwd::stream::StreamPattern;
 
 use super::PATIENCE;
 use super::net::Netns;
@@ -186,7 +186,7 @@ pub fn patient(s: &TcpStream) {
 
 /// Writes so many bytes of the endpoint's pattern.
 pub fn write_pattern(mut s: &TcpStream, bytes: u64) {
-    let pattern = Pattern::new(SEED);
+    let pattern = StreamPattern::new(SEED);
     let mut block = vec![0; 64 << 10];
     let mut at = 0;
     while at < bytes {
@@ -204,7 +204,7 @@ pub fn read_pattern(s: &TcpStream, bytes: u64) {
 
 /// Reads to the end; every byte must be the pattern's. Returns how many there were.
 pub fn read_matching(mut s: &TcpStream) -> u64 {
-    let pattern = Pattern::new(SEED);
+    let pattern = StreamPattern::new(SEED);
     let mut block = vec![0; 64 << 10];
     let mut at = 0;
     loop {

@@ -9,8 +9,8 @@ use crate::ids::CmListenerId;
 const GENERATIONS: u32 = 0xFF_FFFF;
 
 /// One such connection.
-pub struct Inbound {
-    pub lane: usize,
+pub struct PendingConnection {
+    pub port: usize,
     pub conn: ConnId,
     pub listener: CmListenerId,
     pub responder: Responder,
@@ -24,38 +24,38 @@ pub struct Inbound {
 
 /// Those of one worker. Finding a slot costs the same however many are taken.
 #[derive(Default)]
-pub struct Inbounds {
-    slots: Vec<Option<Inbound>>,
+pub struct PendingConnections {
+    slots: Vec<Option<PendingConnection>>,
     free: Vec<u32>,
     generation: u32,
 }
 
-impl Inbounds {
+impl PendingConnections {
     /// Gives the connection a slot and a generation.
-    pub fn insert(&mut self, mut inbound: Inbound) -> u32 {
+    pub fn insert(&mut self, mut pending: PendingConnection) -> u32 {
         self.generation = self.generation.wrapping_add(1) & GENERATIONS;
-        inbound.generation = self.generation;
+        pending.generation = self.generation;
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             (self.slots.len() - 1) as u32
         });
-        self.slots[slot as usize] = Some(inbound);
+        self.slots[slot as usize] = Some(pending);
         slot
     }
 
-    pub fn get_mut(&mut self, slot: u32) -> Option<&mut Inbound> {
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut PendingConnection> {
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 
     /// Takes the connection out.
-    pub fn take(&mut self, slot: u32) -> Option<Inbound> {
-        let inbound = self.slots.get_mut(slot as usize)?.take()?;
+    pub fn take(&mut self, slot: u32) -> Option<PendingConnection> {
+        let pending = self.slots.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
-        Some(inbound)
+        Some(pending)
     }
 
     /// Slots of those that `f` picks. Control path only: it walks them all.
-    pub fn select(&self, f: impl Fn(&Inbound) -> bool) -> Vec<u32> {
+    pub fn select(&self, f: impl Fn(&PendingConnection) -> bool) -> Vec<u32> {
         (0..self.slots.len() as u32)
             .filter(|i| self.slots[*i as usize].as_ref().is_some_and(&f))
             .collect()

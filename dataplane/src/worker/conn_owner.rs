@@ -4,49 +4,49 @@ use crate::ids::CmListenerId;
 
 /// The owner of a connection or listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum User {
+pub enum ConnOwner {
     /// A queue pair, by its slot in the worker.
-    Qp(u32),
+    QueuePair(u32),
     /// A connection whose MPA request has not been accepted yet.
-    Inbound(u32),
+    Pending(u32),
     /// A listener, by the daemon's number.
     Listener(CmListenerId),
     /// Nobody: late events of a connection that was given up.
     Nobody,
 }
 
-impl User {
+impl ConnOwner {
     /// The slot of a queue pair.
     #[inline]
     pub fn qp(self) -> Option<u32> {
         match self {
-            User::Qp(slot) => Some(slot),
+            ConnOwner::QueuePair(slot) => Some(slot),
             _ => None,
         }
     }
 }
 
-impl From<User> for u64 {
+impl From<ConnOwner> for u64 {
     #[inline]
-    fn from(u: User) -> u64 {
+    fn from(u: ConnOwner) -> u64 {
         match u {
-            User::Qp(n) => 1 << 32 | u64::from(n),
-            User::Inbound(n) => 2 << 32 | u64::from(n),
-            User::Listener(n) => 3 << 32 | u64::from(n.0),
-            User::Nobody => 0,
+            ConnOwner::QueuePair(n) => 1 << 32 | u64::from(n),
+            ConnOwner::Pending(n) => 2 << 32 | u64::from(n),
+            ConnOwner::Listener(n) => 3 << 32 | u64::from(n.0),
+            ConnOwner::Nobody => 0,
         }
     }
 }
 
-impl From<u64> for User {
+impl From<u64> for ConnOwner {
     #[inline]
-    fn from(v: u64) -> User {
+    fn from(v: u64) -> ConnOwner {
         let n = v as u32;
         match v >> 32 {
-            1 => User::Qp(n),
-            2 => User::Inbound(n),
-            3 => User::Listener(CmListenerId(n)),
-            _ => User::Nobody,
+            1 => ConnOwner::QueuePair(n),
+            2 => ConnOwner::Pending(n),
+            3 => ConnOwner::Listener(CmListenerId(n)),
+            _ => ConnOwner::Nobody,
         }
     }
 }
@@ -58,12 +58,12 @@ mod tests {
     #[test]
     fn owners_survive_the_packing() {
         for u in [
-            User::Qp(7),
-            User::Inbound(u32::MAX),
-            User::Listener(CmListenerId(0)),
-            User::Nobody,
+            ConnOwner::QueuePair(7),
+            ConnOwner::Pending(u32::MAX),
+            ConnOwner::Listener(CmListenerId(0)),
+            ConnOwner::Nobody,
         ] {
-            assert_eq!(User::from(u64::from(u)), u);
+            assert_eq!(ConnOwner::from(u64::from(u)), u);
         }
     }
 }

@@ -7,11 +7,11 @@ use siw_iwarp::{OutOfOrder, QueuePair, TerminateOrder, TxRecord};
 use siw_shm::control::{BY_DEVICE, MpaOptions};
 use siw_tcp::{ConnId, Events, Instant};
 
-use super::frame::Stream;
-use super::inbound::Inbound;
+use super::conn_owner::ConnOwner;
 use super::messages::{ConnectFailure, Event, RequestId};
-use super::user::User;
-use super::{ENDINGS, Lane, Worker};
+use super::pending_connections::PendingConnection;
+use super::{ENDINGS, Worker, WorkerPort};
+use crate::datapath::rx_frame::Stream;
 use crate::ids::CmListenerId;
 
 /// How a listener sets up its connections, where it differs from its device.
@@ -21,8 +21,8 @@ pub(super) struct ListenerSetup {
 }
 
 impl ListenerSetup {
-    pub(super) fn new(lane: &Lane, o: &MpaOptions) -> ListenerSetup {
-        let mut mpa = lane.mpa.clone();
+    pub(super) fn new(port: &WorkerPort, o: &MpaOptions) -> ListenerSetup {
+        let mut mpa = port.mpa.clone();
         match o.crc {
             0 => mpa.crc = CrcPolicy::IfAsked,
             1 if mpa.crc == CrcPolicy::IfAsked => mpa.crc = CrcPolicy::Asked,
@@ -69,7 +69,7 @@ impl ListenerSetup {
             _ => {}
         }
         let accept_timeout = match o.accept_timeout_ms {
-            0 => lane.accept_timeout,
+            0 => port.accept_timeout,
             ms => Duration::from_millis(ms.into()),
         };
         ListenerSetup {
@@ -87,24 +87,24 @@ pub(super) fn adopt(qp: &mut QueuePair, config: &MpaConfig) {
 }
 
 impl Worker {
-    pub(super) fn accepted(
+    pub(super) fn on_accepted(
         &mut self,
         now: Instant,
-        lane: usize,
+        port: usize,
         conn: ConnId,
         listener: CmListenerId,
         events: Events,
     ) {
         if events.intersects(ENDINGS) {
-            return self.lanes[lane].stack.release(now, conn);
+            return self.ports[port].stack.release(now, conn);
         }
-        let l = &mut self.lanes[lane];
+        let l = &mut self.ports[port];
         let setup = l.setups.get(&listener);
         let mpa = setup.map_or(&l.mpa, |s| &s.mpa);
         let accept_timeout = setup.map_or(l.accept_timeout, |s| s.accept_timeout);
         let deadline = Instant(now.0 + u64::from(mpa.request_timeout_ms) * 1_000_000);
-        let slot = self.inbound.insert(Inbound {
-            lane,
+        let slot = self.pending.insert(PendingConnection {
+            port,
             conn,
             listener,
             responder: Responder::new(mpa),
@@ -113,43 +113,43 @@ impl Worker {
             deadline,
             generation: 0,
         });
-        let user = User::Inbound(slot);
+        let user = ConnOwner::Pending(slot);
         l.stack.set_user(conn, user.into());
         self.timers.insert((deadline, user.into()), ());
-        self.inbound_event(now, lane, conn, slot, events);
+        self.on_pending_event(now, port, conn, slot, events);
     }
 
-    pub(super) fn inbound_event(
+    pub(super) fn on_pending_event(
         &mut self,
         now: Instant,
-        lane: usize,
+        port: usize,
         conn: ConnId,
         slot: u32,
         events: Events,
     ) {
         let worker = self.index as u32;
-        let Some(inbound) = self.inbound.get_mut(slot) else {
-            return self.lanes[lane].stack.release(now, conn);
+        let Some(pending) = self.pending.get_mut(slot) else {
+            return self.ports[port].stack.release(now, conn);
         };
-        if inbound.conn != conn {
+        if pending.conn != conn {
             return;
         }
-        let stack = &mut self.lanes[lane].stack;
+        let stack = &mut self.ports[port].stack;
         if events.contains(Events::READABLE)
             && let Some(rx) = stack.rx_queue(conn)
         {
-            match inbound.responder.on_stream(&mut Stream(rx)) {
+            match pending.responder.on_stream(&mut Stream(rx)) {
                 ResponderStep::NeedMore => {}
                 ResponderStep::Request(request) => {
-                    inbound.asked = true;
-                    let user: u64 = User::Inbound(slot).into();
-                    self.timers.remove(&(inbound.deadline, user));
-                    inbound.deadline = now + inbound.accept_timeout;
-                    self.timers.insert((inbound.deadline, user), ());
-                    let id = RequestId::new(worker, slot, inbound.generation);
-                    let listener = inbound.listener;
-                    if let Some(info) = self.lanes[lane].stack.conn(conn) {
-                        self.tell(Event::ConnectRequest {
+                    pending.asked = true;
+                    let user: u64 = ConnOwner::Pending(slot).into();
+                    self.timers.remove(&(pending.deadline, user));
+                    pending.deadline = now + pending.accept_timeout;
+                    self.timers.insert((pending.deadline, user), ());
+                    let id = RequestId::new(worker, slot, pending.generation);
+                    let listener = pending.listener;
+                    if let Some(info) = self.ports[port].stack.conn(conn) {
+                        self.post_event(Event::ConnectRequest {
                             request: id,
                             listener,
                             local: info.local,
@@ -166,34 +166,34 @@ impl Worker {
                         let len = bytes.len() as u32;
                         let _ = stack.push_record(conn, len, TxRecord::Stream(bytes), true);
                     }
-                    return self.drop_inbound(now, slot, false);
+                    return self.drop_pending(now, slot, false);
                 }
             }
         }
         if events.intersects(ENDINGS | Events::PEER_FIN) {
-            self.drop_inbound(now, slot, false);
+            self.drop_pending(now, slot, false);
         }
     }
 
     /// Closes a connection that no queue pair took.
-    pub(super) fn drop_inbound(&mut self, now: Instant, slot: u32, reset: bool) {
-        let Some(inbound) = self.inbound.take(slot) else {
+    pub(super) fn drop_pending(&mut self, now: Instant, slot: u32, reset: bool) {
+        let Some(pending) = self.pending.take(slot) else {
             return;
         };
         self.timers
-            .remove(&(inbound.deadline, User::Inbound(slot).into()));
-        let stack = &mut self.lanes[inbound.lane].stack;
-        stack.set_user(inbound.conn, User::Nobody.into());
+            .remove(&(pending.deadline, ConnOwner::Pending(slot).into()));
+        let stack = &mut self.ports[pending.port].stack;
+        stack.set_user(pending.conn, ConnOwner::Nobody.into());
         if reset {
-            stack.abort(now, inbound.conn);
+            stack.abort(now, pending.conn);
         } else {
-            stack.close(now, inbound.conn);
+            stack.close(now, pending.conn);
         }
-        stack.release(now, inbound.conn);
-        if inbound.asked {
-            self.tell(Event::RequestGone {
-                request: RequestId::new(self.index as u32, slot, inbound.generation),
-                listener: inbound.listener,
+        stack.release(now, pending.conn);
+        if pending.asked {
+            self.post_event(Event::RequestGone {
+                request: RequestId::new(self.index as u32, slot, pending.generation),
+                listener: pending.listener,
             });
         }
     }
@@ -207,27 +207,27 @@ impl Worker {
         private_data: &[u8],
         depths: (u16, u16),
     ) {
-        let is = |i: &mut Inbound| i.generation == request.generation();
-        let there = self.inbound.get_mut(request.slot()).is_some_and(is);
-        let found = there.then(|| self.inbound.take(request.slot())).flatten();
-        let Some(inbound) = found else {
+        let is = |i: &mut PendingConnection| i.generation == request.generation();
+        let there = self.pending.get_mut(request.slot()).is_some_and(is);
+        let found = there.then(|| self.pending.take(request.slot())).flatten();
+        let Some(pending) = found else {
             return self.connect_failed(now, slot, ConnectFailure::Reset);
         };
         self.timers
-            .remove(&(inbound.deadline, User::Inbound(request.slot()).into()));
-        let Inbound {
-            lane,
+            .remove(&(pending.deadline, ConnOwner::Pending(request.slot()).into()));
+        let PendingConnection {
+            port,
             conn,
             responder,
             ..
-        } = inbound;
+        } = pending;
         let reply = responder.accept(depths.0, depths.1, private_data);
         if let Some(qp) = self.qps.get_mut(slot) {
-            qp.lane = lane;
+            qp.port = port;
             qp.conn = Some(conn);
         }
-        let stack = &mut self.lanes[lane].stack;
-        stack.set_user(conn, User::Qp(slot).into());
+        let stack = &mut self.ports[port].stack;
+        stack.set_user(conn, ConnOwner::QueuePair(slot).into());
         match reply {
             Ok((frame, negotiated)) => {
                 let len = frame.len() as u32;
@@ -236,7 +236,7 @@ impl Worker {
                     adopt(&mut qp.qp, responder.config());
                 }
                 self.established(now, slot, conn, negotiated, Vec::new());
-                self.flush_lane(now, lane, conn);
+                self.flush_connection(now, port, conn);
             }
             Err(e) => self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string())),
         }
@@ -245,22 +245,22 @@ impl Worker {
     /// The application refused the connection.
     pub(super) fn reject(&mut self, now: Instant, request: RequestId, private_data: &[u8]) {
         let slot = request.slot();
-        let Some(inbound) = self.inbound.get_mut(slot) else {
+        let Some(pending) = self.pending.get_mut(slot) else {
             return;
         };
-        if inbound.generation != request.generation() {
+        if pending.generation != request.generation() {
             return;
         }
-        inbound.asked = false;
-        let (lane, conn) = (inbound.lane, inbound.conn);
-        match inbound.responder.reject(private_data) {
+        pending.asked = false;
+        let (port, conn) = (pending.port, pending.conn);
+        match pending.responder.reject(private_data) {
             Ok(frame) => {
                 let len = frame.len() as u32;
-                let stack = &mut self.lanes[lane].stack;
+                let stack = &mut self.ports[port].stack;
                 let _ = stack.push_record(conn, len, TxRecord::Stream(frame), true);
             }
             Err(e) => tracing::debug!(error = %e, "no reject frame could be made"),
         }
-        self.drop_inbound(now, slot, false);
+        self.drop_pending(now, slot, false);
     }
 }

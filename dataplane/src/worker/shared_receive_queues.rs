@@ -5,7 +5,7 @@ use siw_shm::{RecvWqe, RingError, SrqConsumer};
 use crate::ids::{ClientId, SrqId};
 
 /// A shared receive queue as one worker sees it.
-pub struct SrqEnd {
+pub struct WorkerSrq {
     /// Daemon-wide number.
     pub id: SrqId,
     /// Number of the client that owns it.
@@ -16,13 +16,13 @@ pub struct SrqEnd {
 /// All shared receive queues of one worker.
 #[derive(Default)]
 pub struct SrqTable {
-    slots: Vec<Option<Box<SrqEnd>>>,
-    /// Owners and numbers of queues whose low-water mark was passed: events to be told.
+    slots: Vec<Option<Box<WorkerSrq>>>,
+    /// Clients and numbers of queues whose low-water mark was passed: events to post.
     pub low: Vec<(ClientId, SrqId)>,
 }
 
 impl SrqTable {
-    pub fn insert(&mut self, end: SrqEnd) {
+    pub fn insert(&mut self, end: WorkerSrq) {
         let at = end.id.index();
         if self.slots.len() <= at {
             self.slots.resize_with(at + 1, || None);

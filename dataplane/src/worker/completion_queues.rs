@@ -10,7 +10,7 @@ use siw_tcp::Instant;
 use crate::ids::{ClientId, CqId};
 
 /// A completion queue as one worker sees it.
-pub struct CqEnd {
+pub struct WorkerCq {
     /// Daemon-wide number.
     pub id: CqId,
     /// Number of the client that owns it.
@@ -24,7 +24,7 @@ pub struct CqEnd {
 
 /// When an armed queue raises its event (ibv_modify_cq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Moderation {
+pub struct CqModeration {
     /// Completions that raise it.
     pub count: u32,
     /// Nanoseconds from the first of them.
@@ -33,18 +33,18 @@ pub struct Moderation {
 
 /// A completion in its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pushed {
+pub struct CqeId {
     ring: u32,
     number: u32,
 }
 
 struct Slot {
-    end: CqEnd,
+    end: WorkerCq,
     touched: bool,
     overflown: bool,
     /// Resizes so far: numbers of completions start over with each.
     ring: u32,
-    moderation: Option<Moderation>,
+    moderation: Option<CqModeration>,
     /// Completions since the event was last looked at.
     fresh: u32,
     /// When moderated completions raise the event.
@@ -67,7 +67,7 @@ pub struct CqTable {
 
 impl CqTable {
     /// Adds a queue.
-    pub fn insert(&mut self, end: CqEnd) {
+    pub fn insert(&mut self, end: WorkerCq) {
         let at = end.id.index();
         if self.slots.len() <= at {
             self.slots.resize_with(at + 1, || None);
@@ -109,7 +109,7 @@ impl CqTable {
     }
 
     /// Sets or ends the moderation of a queue.
-    pub fn moderate(&mut self, id: CqId, moderation: Option<Moderation>) {
+    pub fn moderate(&mut self, id: CqId, moderation: Option<CqModeration>) {
         let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
             return;
         };
@@ -150,16 +150,16 @@ impl CqTable {
     }
 
     /// Names the completion that was pushed last.
-    pub fn last(&self, id: CqId) -> Option<Pushed> {
+    pub fn last(&self, id: CqId) -> Option<CqeId> {
         let slot = self.slots.get(id.index())?.as_ref()?;
-        Some(Pushed {
+        Some(CqeId {
             ring: slot.ring,
             number: slot.end.producer.last(),
         })
     }
 
     /// Whether the client has polled a completion of a queue. After a resize it counts as polled.
-    pub fn is_polled(&self, id: CqId, pushed: Pushed) -> bool {
+    pub fn is_polled(&self, id: CqId, pushed: CqeId) -> bool {
         let Some(Some(slot)) = self.slots.get(id.index()) else {
             return true;
         };

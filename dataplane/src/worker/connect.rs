@@ -4,11 +4,11 @@ use siw_iwarp::TxRecord;
 use siw_iwarp::mpa::{CrcPolicy, Initiator, InitiatorStep};
 use siw_tcp::{ConnId, Events, Instant};
 
-use super::frame::Stream;
+use super::conn_owner::ConnOwner;
 use super::messages::{ConnectFailure, ConnectParams, Event};
-use super::queue_pair::{Connecting, Phase};
-use super::user::User;
+use super::worker_qp::{Connecting, Phase};
 use super::{ENDINGS, Worker};
+use crate::datapath::rx_frame::Stream;
 
 impl Worker {
     /// Starts a connection for a queue pair that is already in the table.
@@ -16,8 +16,8 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let lane = &mut self.lanes[qp.lane];
-        let mut config = lane.mpa.clone();
+        let port = &mut self.ports[qp.port];
+        let mut config = port.mpa.clone();
         match params.crc {
             Some(true) if config.crc == CrcPolicy::IfAsked => config.crc = CrcPolicy::Asked,
             Some(false) => config.crc = CrcPolicy::IfAsked,
@@ -36,12 +36,12 @@ impl Worker {
                 return self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string()));
             }
         };
-        let started = lane.stack.connect(
+        let started = port.stack.connect(
             now,
             params.local,
             params.local_port,
             params.remote,
-            User::Qp(slot).into(),
+            ConnOwner::QueuePair(slot).into(),
         );
         let conn = match started {
             Ok(c) => c,
@@ -59,10 +59,10 @@ impl Worker {
         }));
     }
 
-    pub(super) fn connecting_event(
+    pub(super) fn on_connecting_event(
         &mut self,
         now: Instant,
-        lane_index: usize,
+        port_index: usize,
         conn: ConnId,
         slot: u32,
         events: Events,
@@ -74,24 +74,25 @@ impl Worker {
             // Late news of a connection that is over for its owner.
             if events.intersects(ENDINGS) {
                 qp.conn = None;
-                self.lanes[lane_index].stack.release(now, conn);
+                self.ports[port_index].stack.release(now, conn);
             }
             return;
         };
-        let lane = &mut self.lanes[lane_index];
+        let port = &mut self.ports[port_index];
         if events.contains(Events::CONNECTED) && !c.request_sent {
             c.request_sent = true;
             let request = c.initiator.request();
             let len = request.len() as u32;
-            let _ = lane
+            let _ = port
                 .stack
                 .push_record(conn, len, TxRecord::Stream(request), true);
             c.deadline = Instant(now.0 + u64::from(c.config.reply_timeout_ms) * 1_000_000);
-            self.timers.insert((c.deadline, User::Qp(slot).into()), ());
-            self.flush_lane(now, lane_index, conn);
+            self.timers
+                .insert((c.deadline, ConnOwner::QueuePair(slot).into()), ());
+            self.flush_connection(now, port_index, conn);
         }
-        let lane = &mut self.lanes[lane_index];
-        lane.stack.take_acked(conn, |_| {});
+        let port = &mut self.ports[port_index];
+        port.stack.take_acked(conn, |_| {});
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
@@ -99,7 +100,7 @@ impl Worker {
             return;
         };
         if events.contains(Events::READABLE)
-            && let Some(rx) = lane.stack.rx_queue(conn)
+            && let Some(rx) = port.stack.rx_queue(conn)
         {
             match c.initiator.on_stream(&mut Stream(rx)) {
                 InitiatorStep::NeedMore => {}
@@ -107,12 +108,13 @@ impl Worker {
                     negotiated,
                     private_data,
                 } => {
-                    self.timers.remove(&(c.deadline, User::Qp(slot).into()));
-                    super::passive::adopt(&mut qp.qp, &c.config);
+                    self.timers
+                        .remove(&(c.deadline, ConnOwner::QueuePair(slot).into()));
+                    super::listen::adopt(&mut qp.qp, &c.config);
                     self.established(now, slot, conn, negotiated, private_data);
                     // FPDUs may follow the reply in the same batch, and TCP may have ended.
                     let rest = Events(events.0 & !Events::CONNECTED.0);
-                    return self.running_event(now, lane_index, conn, slot, rest);
+                    return self.on_stream_event(now, port_index, conn, slot, rest);
                 }
                 InitiatorStep::Rejected { private_data } => {
                     let failure = ConnectFailure::Rejected(private_data);
@@ -121,7 +123,7 @@ impl Worker {
                 InitiatorStep::Failed { error, send } => {
                     if let Some(bytes) = send {
                         let len = bytes.len() as u32;
-                        let _ = lane
+                        let _ = port
                             .stack
                             .push_record(conn, len, TxRecord::Stream(bytes), true);
                     }
@@ -147,8 +149,9 @@ impl Worker {
             {
                 let mut params = c.params.clone();
                 params.revision = Some(config.rev);
-                self.timers.remove(&(c.deadline, User::Qp(slot).into()));
-                self.lanes[lane_index].stack.release(now, conn);
+                self.timers
+                    .remove(&(c.deadline, ConnOwner::QueuePair(slot).into()));
+                self.ports[port_index].stack.release(now, conn);
                 tracing::debug!(remote = %params.remote, "reset on MPA revision 2: trying revision 1");
                 return self.connect(now, slot, params);
             }
@@ -164,18 +167,19 @@ impl Worker {
         };
         let qpn = qp.rings.qpn;
         if let Phase::Connecting(c) = std::mem::replace(&mut qp.phase, Phase::Idle) {
-            self.timers.remove(&(c.deadline, User::Qp(slot).into()));
+            self.timers
+                .remove(&(c.deadline, ConnOwner::QueuePair(slot).into()));
         }
         if let Some(conn) = qp.conn.take() {
-            let lane = qp.lane;
-            let stack = &mut self.lanes[lane].stack;
-            stack.set_user(conn, User::Nobody.into());
+            let port = qp.port;
+            let stack = &mut self.ports[port].stack;
+            stack.set_user(conn, ConnOwner::Nobody.into());
             stack.close(now, conn);
             stack.release(now, conn);
         }
         // Back to where a new attempt may start: the control thread hands the rings in again.
         self.qps.remove(slot);
-        self.tell(Event::ConnectFailed { qpn, failure });
+        self.post_event(Event::ConnectFailed { qpn, failure });
     }
 
     /// MPA is through: the stream is in FPDU mode.
@@ -190,7 +194,7 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let stack = &self.lanes[qp.lane].stack;
+        let stack = &self.ports[qp.port].stack;
         qp.qp.set_rts(negotiated, stack.emss(conn) as u32);
         qp.phase = Phase::Running;
         let qpn = qp.rings.qpn;
@@ -198,7 +202,7 @@ impl Worker {
         self.publish_state(slot);
         self.make_ready(slot);
         if let Some((local, remote)) = addresses {
-            self.tell(Event::Established {
+            self.post_event(Event::Established {
                 qpn,
                 negotiated,
                 private_data,

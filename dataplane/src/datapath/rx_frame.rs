@@ -8,14 +8,14 @@ use siw_iwarp::RxStream;
 use siw_tcp::{RecvBuf, RxChecksum, RxQueue};
 
 thread_local! {
-    /// Buffers dropped since the last [`recycle`]; frames are dropped deep inside TCP, where
+    /// Buffers dropped since the last [`recycle_dropped_frames`]; frames are dropped deep inside TCP, where
     /// the cache cannot be reached.
     static DROPPED: RefCell<Vec<Mbuf>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Gives dropped frames back to the cache. Once a batch.
 #[inline]
-pub fn recycle(cache: &mut MbufCache) {
+pub fn recycle_dropped_frames(cache: &mut MbufCache) {
     DROPPED.with_borrow_mut(|d| cache.free_all(d.drain(..)));
 }
 
@@ -275,7 +275,7 @@ mod tests {
             rss_hash: 0,
         };
         let (mut there, mut back) = (Whole::default(), VecSink::default());
-        let mut accepted = None;
+        let mut on_accepted = None;
         for _ in 0..4 {
             sender.poll(now, &mut there);
             for f in there.frames.drain(..) {
@@ -284,14 +284,14 @@ mod tests {
             }
             while let Some((id, _, e)) = receiver.next_event() {
                 if e.contains(Events::ACCEPTED) {
-                    accepted = Some(id);
+                    on_accepted = Some(id);
                 }
             }
             receiver.poll(now, &mut back);
             let frames = back.frames.drain(..).map(|(f, _)| (VecBuf::from(f), info));
             sender.receive(now, frames);
         }
-        let accepted = accepted.expect("a connection");
+        let on_accepted = on_accepted.expect("a connection");
         for start in (0..TRAINS * 40).map(|n| n * 1448) {
             let r = Pattern { salt: 5, start };
             sender.push_record(id, 1448, r, false).unwrap();
@@ -306,7 +306,7 @@ mod tests {
             lie.extend(m.segments().map(<[u8]>::as_ptr_range));
             receiver.receive(now, std::iter::once((RxFrame::new(m), info)));
         }
-        let rx = receiver.rx_queue(accepted).unwrap();
+        let rx = receiver.rx_queue(on_accepted).unwrap();
         let all = rx.len_bytes();
         assert_eq!(all as u64, TRAINS * TRAIN);
         let mut at = 0;
@@ -327,7 +327,7 @@ mod tests {
         receiver.poll(now, &mut back);
         assert_eq!(receiver.held_buffers(), 0);
         drop(receiver);
-        recycle(&mut cache);
+        recycle_dropped_frames(&mut cache);
         drop(cache);
         assert_eq!(pool.available(), BUFFERS);
     }
@@ -366,7 +366,7 @@ mod tests {
         let buffers = all.0.as_ref().unwrap().nb_segs();
         assert!(buffers <= 8, "{buffers} buffers");
         drop(all);
-        recycle(&mut cache);
+        recycle_dropped_frames(&mut cache);
         drop(cache);
         assert_eq!(pool.available(), BUFFERS);
     }

@@ -23,16 +23,16 @@ impl TimerHold {
 
     /// Once a turn, before frames are taken.
     #[inline]
-    pub fn turn(&mut self, now: Instant) {
+    pub fn on_batch_start(&mut self, now: Instant) {
         if now.0.saturating_sub(self.last_turn.0) > Self::AWAY_NS {
-            self.hold(now);
+            self.hold_timers(now);
         }
         self.last_turn = now;
     }
 
     /// More may wait than was taken.
     #[inline]
-    pub fn hold(&mut self, now: Instant) {
+    pub fn hold_timers(&mut self, now: Instant) {
         if self.turns == 0 {
             self.since = now;
         }
@@ -41,7 +41,7 @@ impl TimerHold {
 
     /// Whether timers wait this turn; asked once a turn, after frames were taken.
     #[inline]
-    pub fn held(&mut self, now: Instant) -> bool {
+    pub fn is_held(&mut self, now: Instant) -> bool {
         let held = self.turns > 0 && now.0.saturating_sub(self.since.0) <= Self::LONGEST_NS;
         self.turns = self.turns.saturating_sub(1);
         held
@@ -55,23 +55,23 @@ mod tests {
     #[test]
     fn timers_wait_three_turns_after_the_thread_was_away_and_no_flood_holds_them_for_ever() {
         let mut hold = TimerHold::default();
-        hold.turn(Instant(5_000_000));
+        hold.on_batch_start(Instant(5_000_000));
         for _ in 0..3 {
-            assert!(hold.held(Instant(5_000_000)));
+            assert!(hold.is_held(Instant(5_000_000)));
         }
-        assert!(!hold.held(Instant(5_000_000)));
-        hold.turn(Instant(5_000_100));
+        assert!(!hold.is_held(Instant(5_000_000)));
+        hold.on_batch_start(Instant(5_000_100));
         assert!(
-            !hold.held(Instant(5_000_100)),
+            !hold.is_held(Instant(5_000_100)),
             "turns in quick succession hold nothing"
         );
         let mut now = 5_000_100;
         let mut held = 0;
         for _ in 0..1000 {
             now += 100_000;
-            hold.turn(Instant(now));
-            hold.hold(Instant(now));
-            held += u32::from(hold.held(Instant(now)));
+            hold.on_batch_start(Instant(now));
+            hold.hold_timers(Instant(now));
+            held += u32::from(hold.is_held(Instant(now)));
         }
         assert!(held <= 101, "{held} turns of 0.1 ms");
     }

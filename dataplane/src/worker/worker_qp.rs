@@ -10,14 +10,14 @@ use siw_shm::{
 };
 use siw_tcp::{ConnId, Instant};
 
-use super::completion::{CqTable, Pushed};
+use super::completion_queues::{CqTable, CqeId};
+use super::ext_bufs::ExtBufRefs;
 use super::messages::ConnectParams;
-use super::owners::Owners;
-use super::shared_receive::SrqTable;
+use super::shared_receive_queues::SrqTable;
 use crate::ids::{ClientId, CqId, Qpn, SrqId};
 
 /// The rings of a queue pair, and what went wrong in them.
-pub struct Rings {
+pub struct QpRings {
     pub qpn: Qpn,
     pub sq: SqConsumer,
     pub rq: RqConsumer,
@@ -28,21 +28,21 @@ pub struct Rings {
     /// Requests of the shared receive queue that it may hold; 0: no bound.
     pub share: u32,
     /// Completions of such requests that the client may not have polled yet.
-    pub held: VecDeque<Pushed>,
+    pub held: VecDeque<CqeId>,
     /// The consumer was told that nothing more is taken from the shared receive queue.
-    pub told_last: bool,
-    pub fault: Option<Fault>,
+    pub last_wqe_reported: bool,
+    pub fault: Option<RingMisuse>,
     /// The queue pair is going: what a port still holds is the trackers' affair alone.
-    pub letting_go: bool,
-    /// Asynchronous events not yet told.
+    pub abandoning: bool,
+    /// Asynchronous events not posted yet.
     pub events: Vec<AsyncEvent>,
 }
 
 /// What a client did to its rings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum RingMisuse {
     /// Indices that cannot be: the client is closed.
-    Nonsense,
+    InvalidIndex,
     /// A work request that cannot be executed: its queue pair ends.
     BadRequest(String),
 }
@@ -69,19 +69,19 @@ pub struct Connecting {
 }
 
 /// One queue pair of a worker.
-pub struct QpSlot {
+pub struct WorkerQp {
     pub client: ClientId,
-    pub lane: usize,
+    pub port: usize,
     pub conn: Option<ConnId>,
     pub qp: QueuePair,
-    pub rings: Rings,
+    pub rings: QpRings,
     pub phase: Phase,
     /// In the list of queue pairs that may have something to send.
     pub ready: bool,
     /// In the list of queue pairs that wait for the port to release buffers.
     pub releasing: bool,
     /// The consumer was told that the connection is over.
-    pub told_over: bool,
+    pub disconnect_reported: bool,
     /// The control thread waits for its end.
     pub destroying: bool,
     /// A graceful close that takes longer is aborted.
@@ -91,19 +91,19 @@ pub struct QpSlot {
 /// Queue pairs by slot, and slots by queue pair number.
 #[derive(Default)]
 pub struct QpTable {
-    slots: Vec<Option<Box<QpSlot>>>,
+    slots: Vec<Option<Box<WorkerQp>>>,
     free: Vec<u32>,
     by_qpn: Vec<u32>,
 }
 
 impl QpTable {
     #[inline]
-    pub fn get(&self, slot: u32) -> Option<&QpSlot> {
+    pub fn get(&self, slot: u32) -> Option<&WorkerQp> {
         self.slots.get(slot as usize)?.as_deref()
     }
 
     #[inline]
-    pub fn get_mut(&mut self, slot: u32) -> Option<&mut QpSlot> {
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut WorkerQp> {
         self.slots.get_mut(slot as usize)?.as_deref_mut()
     }
 
@@ -113,7 +113,7 @@ impl QpTable {
         self.by_qpn.get(qpn.index()).copied()?.checked_sub(1)
     }
 
-    pub fn insert(&mut self, qp: Box<QpSlot>) -> u32 {
+    pub fn insert(&mut self, qp: Box<WorkerQp>) -> u32 {
         let qpn = qp.rings.qpn.index();
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -127,7 +127,7 @@ impl QpTable {
         slot
     }
 
-    pub fn remove(&mut self, slot: u32) -> Option<Box<QpSlot>> {
+    pub fn remove(&mut self, slot: u32) -> Option<Box<WorkerQp>> {
         let qp = self.slots.get_mut(slot as usize)?.take()?;
         self.by_qpn[qp.rings.qpn.index()] = 0;
         self.free.push(slot);
@@ -135,7 +135,7 @@ impl QpTable {
     }
 
     /// Slots of all queue pairs that `f` picks. Control path only: it walks them all.
-    pub fn select(&self, f: impl Fn(&QpSlot) -> bool) -> Vec<u32> {
+    pub fn select(&self, f: impl Fn(&WorkerQp) -> bool) -> Vec<u32> {
         (0..self.slots.len() as u32)
             .filter(|i| self.get(*i).is_some_and(&f))
             .collect()
@@ -148,11 +148,11 @@ impl QpTable {
 
 /// What a queue pair reaches of its worker during one call.
 pub struct Env<'a> {
-    pub rings: &'a mut Rings,
+    pub rings: &'a mut QpRings,
     pub keys: &'a Reader,
     pub cqs: &'a mut CqTable,
     pub srqs: &'a mut SrqTable,
-    pub owners: &'a mut Owners,
+    pub ext_bufs: &'a mut ExtBufRefs,
     pub scratch: &'a mut Scratch,
 }
 
@@ -166,7 +166,7 @@ pub struct Scratch {
 impl Env<'_> {
     /// Whether the stream may take one more of the shared requests (RFC 5042 section 6.4.3.1).
     fn is_within_share(&mut self) -> bool {
-        let Rings { held, recv_cq, .. } = &mut *self.rings;
+        let QpRings { held, recv_cq, .. } = &mut *self.rings;
         while let Some(oldest) = held.front()
             && self.cqs.is_polled(*recv_cq, *oldest)
         {
@@ -178,7 +178,7 @@ impl Env<'_> {
     #[cold]
     fn fault(&mut self, e: RingError, wr_id_cq: (CqId, WcOpcode)) -> RingFault {
         match e {
-            RingError::Nonsense => self.rings.fault = Some(Fault::Nonsense),
+            RingError::Nonsense => self.rings.fault = Some(RingMisuse::InvalidIndex),
             RingError::Wqe { wr_id, error } => {
                 let cqe = Cqe {
                     wr_id,
@@ -189,7 +189,7 @@ impl Env<'_> {
                     ..Cqe::default()
                 };
                 self.cqs.push(wr_id_cq.0, &cqe);
-                self.rings.fault = Some(Fault::BadRequest(error.to_string()));
+                self.rings.fault = Some(RingMisuse::BadRequest(error.to_string()));
             }
         }
         RingFault
@@ -278,7 +278,7 @@ impl QpEnv for Env<'_> {
 
     #[inline]
     fn released(&self, owner: TxOwner) -> bool {
-        self.rings.letting_go || self.owners.released(owner)
+        self.rings.abandoning || self.ext_bufs.released(owner)
     }
 
     #[inline]
@@ -286,12 +286,12 @@ impl QpEnv for Env<'_> {
         if len <= super::sink::COPY_MAX {
             return TxOwner::NONE;
         }
-        self.owners.alloc()
+        self.ext_bufs.alloc()
     }
 
     #[inline]
     fn free_owner(&mut self, owner: TxOwner) {
-        self.owners.free(owner);
+        self.ext_bufs.free(owner);
     }
 
     fn event(&mut self, event: AsyncEvent) {

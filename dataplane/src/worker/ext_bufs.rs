@@ -8,25 +8,25 @@ use siw_iwarp::TxOwner;
 use siw_shm::Region;
 
 #[derive(Default)]
-struct Owner {
+struct RefSlot {
     tracker: Option<ExtTracker>,
     /// Address of the region that the tracker keeps; another region of the same message is
     /// copied instead of referenced.
     region: usize,
 }
 
-/// All owners of one worker.
-pub struct Owners {
-    owners: Vec<Owner>,
+/// The external buffer references of one worker.
+pub struct ExtBufRefs {
+    slots: Vec<RefSlot>,
     free: Vec<u32>,
     trackers: TrackerPool,
 }
 
-impl Owners {
+impl ExtBufRefs {
     /// Room for `capacity` messages with referenced memory in flight; further ones are copied.
-    pub fn new(capacity: usize) -> Owners {
-        Owners {
-            owners: Vec::new(),
+    pub fn new(capacity: usize) -> ExtBufRefs {
+        ExtBufRefs {
+            slots: Vec::new(),
             free: Vec::new(),
             trackers: TrackerPool::new(capacity),
         }
@@ -38,14 +38,14 @@ impl Owners {
         if let Some(i) = self.free.pop() {
             return TxOwner(i);
         }
-        self.owners.push(Owner::default());
-        TxOwner((self.owners.len() - 1) as u32)
+        self.slots.push(RefSlot::default());
+        TxOwner((self.slots.len() - 1) as u32)
     }
 
     /// The message is done.
     #[inline]
     pub fn free(&mut self, owner: TxOwner) {
-        if let Some(o) = self.owners.get_mut(owner.0 as usize) {
+        if let Some(o) = self.slots.get_mut(owner.0 as usize) {
             if let Some(t) = o.tracker.take() {
                 self.trackers.free(t);
             }
@@ -56,7 +56,7 @@ impl Owners {
     /// No port holds a buffer of this message any more.
     #[inline]
     pub fn released(&self, owner: TxOwner) -> bool {
-        self.owners
+        self.slots
             .get(owner.0 as usize)
             .and_then(|o| o.tracker.as_ref())
             .is_none_or(|t| t.outstanding() == 0)
@@ -72,7 +72,7 @@ impl Owners {
         len: u16,
         mbuf: &mut Mbuf,
     ) -> bool {
-        let Some(o) = self.owners.get_mut(owner.0 as usize) else {
+        let Some(o) = self.slots.get_mut(owner.0 as usize) else {
             return false;
         };
         let id = Arc::as_ptr(region) as usize;
@@ -93,7 +93,7 @@ impl Owners {
     }
 
     /// Trackers whose buffers a port still holds although their message is over.
-    pub fn zombies(&self) -> usize {
+    pub fn unreleased(&self) -> usize {
         self.trackers.zombies()
     }
 }

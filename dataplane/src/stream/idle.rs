@@ -9,7 +9,7 @@ use nix::sys::signalfd::SignalFd;
 use nix::sys::time::TimeSpec;
 use siw_tcp::Instant;
 
-use super::endpoint::Lane;
+use super::endpoint::StreamPort;
 use crate::config::IdlePolicy;
 
 /// Longest sleep on a port without receive interrupts; and while something is in flight.
@@ -21,16 +21,16 @@ const LONG: Duration = Duration::from_secs(10);
 const PORTS: usize = 15;
 
 /// The sleeping half.
-pub(super) struct Doze {
+pub(super) struct StreamIdle {
     policy: IdlePolicy,
     spin: u64,
     busy_at: Instant,
     signals: SignalFd,
 }
 
-impl Doze {
-    pub(super) fn new(policy: IdlePolicy, spin: Duration, signals: SignalFd) -> Doze {
-        Doze {
+impl StreamIdle {
+    pub(super) fn new(policy: IdlePolicy, spin: Duration, signals: SignalFd) -> StreamIdle {
+        StreamIdle {
             policy,
             spin: spin.as_nanos() as u64,
             busy_at: Instant::ZERO,
@@ -49,21 +49,21 @@ impl Doze {
     }
 
     /// SIGTERM or SIGINT came.
-    pub(super) fn told_to_stop(&self) -> bool {
+    pub(super) fn stop_requested(&self) -> bool {
         matches!(self.signals.read_signal(), Ok(Some(_)))
     }
 
-    /// How long all lanes can wait.
-    pub(super) fn limit(lanes: &[Lane], now: Instant) -> Duration {
+    /// How long all ports can wait.
+    pub(super) fn limit(ports: &[StreamPort], now: Instant) -> Duration {
         let mut limit = LONG;
-        for l in lanes {
+        for l in ports {
             if !l.rx_interrupt && !l.pair {
                 limit = limit.min(if l.stack.idle() { NAP } else { SHORT_NAP });
             }
             if let Some(at) = l.stack.next_deadline() {
                 limit = limit.min(at.since(now));
             }
-            if !l.out.batch.is_empty() || !l.out.turned.is_empty() || l.stack.owes() {
+            if !l.out.batch.is_empty() || !l.out.loopback.is_empty() || l.stack.owes() {
                 limit = limit.min(SHORT_NAP);
             }
         }
@@ -72,9 +72,9 @@ impl Doze {
 
     /// Interrupts of the ports that have them; true when there is one, and the caller must look
     /// for frames once more before it sleeps: what came earlier raises none.
-    pub(super) fn arm(lanes: &mut [Lane]) -> bool {
+    pub(super) fn arm(ports: &mut [StreamPort]) -> bool {
         let mut any = false;
-        for l in lanes.iter_mut().filter(|l| l.rx_interrupt) {
+        for l in ports.iter_mut().filter(|l| l.rx_interrupt) {
             match l.rx.arm_interrupt() {
                 Ok(()) => any = true,
                 Err(e) => {
@@ -86,18 +86,18 @@ impl Doze {
         any
     }
 
-    pub(super) fn disarm(lanes: &mut [Lane]) {
-        for l in lanes.iter_mut().filter(|l| l.rx_interrupt) {
+    pub(super) fn disarm(ports: &mut [StreamPort]) {
+        for l in ports.iter_mut().filter(|l| l.rx_interrupt) {
             let _ = l.rx.disarm_interrupt();
         }
     }
 
     /// Sleeps; true when something woke it.
-    pub(super) fn sleep(&self, lanes: &[Lane], limit: Duration) -> bool {
+    pub(super) fn sleep(&self, ports: &[StreamPort], limit: Duration) -> bool {
         let signals = self.signals.as_fd();
         let mut fds: [_; 1 + PORTS] =
             std::array::from_fn(|_| PollFd::new(signals, PollFlags::POLLIN));
-        let ports = lanes
+        let ports = ports
             .iter()
             .filter(|l| l.rx_interrupt)
             .filter_map(|l| l.rx.interrupt());
