@@ -17,8 +17,8 @@ use crate::send_queue::Entry;
 use crate::sender::{DUMMY_STAG, sink_stag};
 use crate::terminate::Payload;
 use siw_memory::key_table::Stag;
-use siw_memory::{Mr, Reader};
-use siw_shm::{Access, Opcode as WrOpcode, crc};
+use siw_memory::{Mr, Reader, crc, gap_copy};
+use siw_shm::{Access, Opcode as WrOpcode};
 
 impl QueuePair {
     /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.
@@ -295,8 +295,8 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         };
         let crc = self.crc.then_some(self.sum);
         let marker_at = |offset| layout.marker_at(offset);
-        self.sum = region
-            .read_with_gaps(at, n, room, layout.gaps(), marker_at, crc)
+        let gaps = layout.gaps();
+        self.sum = gap_copy::read_with_gaps(region, at, n, room, gaps, marker_at, crc)
             .map_err(|_| BuildError::KeyGone)?;
         self.done += marked_len;
         self.until = layout.until_marker_after(n, marked_len);

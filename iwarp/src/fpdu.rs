@@ -6,7 +6,7 @@
 use crate::ddp::MAX_HDR_LEN;
 use crate::marker::{self, MARKER_LEN, Phase};
 use crate::stream::RxStream;
-use siw_shm::crc;
+use siw_memory::crc;
 
 /// ULPDU_Length field.
 pub const LEN_FIELD: usize = 2;

@@ -12,7 +12,7 @@ use crate::fpdu::{self, Frame, LEN_FIELD};
 use crate::stream::RxStream;
 use crate::terminate::TermCode;
 use siw_memory::Mr;
-use siw_shm::gap_copy::{GAP_LEN, Gaps};
+use siw_memory::gap_copy::{GAP_LEN, Gaps};
 
 /// Distance of markers.
 pub const INTERVAL: usize = 512;
@@ -491,7 +491,7 @@ mod tests {
         f[1] = 0x2a;
         f[2..4].copy_from_slice(&[0x41, 0x43]);
         f[15] = 1;
-        let crc = |b: &[u8]| siw_shm::crc::crc32c(b).to_le_bytes();
+        let crc = |b: &[u8]| siw_memory::crc::crc32c(b).to_le_bytes();
         let m = insert(&f, Phase::START);
         assert_eq!((m.len(), &m[..4]), (48, &[0; 4][..]));
         assert_eq!(crc(&m), [0x52, 0x23, 0x99, 0x83]);

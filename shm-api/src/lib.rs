@@ -23,10 +23,7 @@ pub mod access;
 pub mod atomic;
 pub mod completion_queue;
 pub mod control;
-pub mod crc;
-mod crc_fold;
 pub mod doorbell;
-pub mod gap_copy;
 pub mod local_wqe;
 pub mod region;
 pub mod shared_receive_queue;
@@ -40,7 +37,6 @@ pub use completion_queue::{
     CqConsumer, CqGeometry, CqOverflow, CqProducer, Cqe, WcFlags, WcOpcode, WcStatus,
 };
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, WorkerPage, WorkerPageView};
-pub use gap_copy::Gaps;
 pub use local_wqe::{BindMw, FastReg};
 pub use region::{OutOfBounds, Region};
 pub use shared_receive_queue::{LowWater, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};

@@ -5,7 +5,6 @@
 //! exists: access is by bounds-checked raw copies and by atomic words. The
 //! daemon's queues, arenas and key table, and all of client-lib, sit on this.
 
-use crate::gap_copy::{self, GAP_LEN, Gaps};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -241,43 +240,6 @@ impl Region {
         Ok(())
     }
 
-    /// Copies the `len` bytes of data in `src` to `off` and leaves the gaps out. `src` has the length
-    /// that data and gaps take together, otherwise nothing is written.
-    #[inline]
-    pub fn write_without_gaps<const SPACING: usize>(
-        &self,
-        off: usize,
-        len: usize,
-        src: &[u8],
-        gaps: Gaps<SPACING>,
-    ) -> Result<(), OutOfBounds> {
-        let dst = self.ptr_mut(off, len)?;
-        // SAFETY: dst is valid for len writable bytes; the rest as in `write`.
-        match unsafe { gap_copy::copy_without_gaps(src, dst, len, gaps) } {
-            true => Ok(()),
-            false => Err(OutOfBounds),
-        }
-    }
-
-    /// Copies `len` bytes from `off` into `dst`, with gaps that `fill` provides for each offset in
-    /// `dst`; returns the running CRC32c over all of that, if there is one. `dst` has the length
-    /// that data and gaps take together, otherwise nothing is copied.
-    #[inline]
-    pub fn read_with_gaps<const SPACING: usize>(
-        &self,
-        off: usize,
-        len: usize,
-        dst: &mut [u8],
-        gaps: Gaps<SPACING>,
-        fill: impl Fn(usize) -> [u8; GAP_LEN],
-        crc: Option<u32>,
-    ) -> Result<u32, OutOfBounds> {
-        let src = self.ptr_at(off, len)?;
-        // SAFETY: src is readable for len bytes, and no Rust reference reaches into the region.
-        // Bytes that the peer changes meanwhile are read once: copy and CRC agree.
-        unsafe { gap_copy::copy_with_gaps(src, len, dst, gaps, fill, crc) }.ok_or(OutOfBounds)
-    }
-
     /// Copies from `off` into `dst`.
     #[inline]
     pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), OutOfBounds> {
@@ -311,18 +273,6 @@ impl Region {
         // SAFETY: d is valid for len writable bytes.
         unsafe { std::ptr::write_bytes(d, 0, len) };
         Ok(())
-    }
-
-    /// Continues a running CRC32c (see [`crate::crc`]) over `len` bytes at `off`.
-    #[inline]
-    pub fn crc32c(&self, off: usize, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
-        let p = self.ptr_at(off, len)?;
-        // SAFETY: p is readable for len bytes. The shared slice lives for this call
-        // only; bytes that the peer changes meanwhile give some other checksum,
-        // which is what a peer that changes a buffer in flight gets.
-        Ok(crate::crc::update(crc, unsafe {
-            std::slice::from_raw_parts(p, len)
-        }))
     }
 
     /// Asks the cache for the line at `off`; harmless outside of the region.

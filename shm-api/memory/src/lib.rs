@@ -1,5 +1,6 @@
 //! Registered memory as the daemon sees it: which memory a key (STag) stands for and who may
-//! access it, and where the queues of a client lie. Applications do not link this crate.
+//! access it, the copies between frames and memory with their CRC32c, and where the queues of a
+//! client lie. Applications do not link this crate.
 //!
 //! ```text
 //!  control thread --- insert, deregister ---> KeyTable
@@ -10,6 +11,9 @@
 //! what was deregistered is freed once no worker can still use it ([`siw_lockfree::epoch`]).
 
 pub mod binding;
+pub mod crc;
+mod crc_fold;
+pub mod gap_copy;
 pub mod key_table;
 pub mod memory_region;
 pub mod queue_alloc;

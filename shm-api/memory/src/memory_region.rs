@@ -2,10 +2,12 @@
 //! request, or a window on one of those. Entries of [`crate::key_table`]; workers check and
 //! copy through them, [`crate::binding`] changes them.
 
+use crate::crc;
+use crate::gap_copy::{self, Gaps};
 use crate::key_table::Stag;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
-use siw_shm::{Access, Gaps, OutOfBounds, Region, WindowType};
+use siw_shm::{Access, OutOfBounds, Region, WindowType};
 use std::sync::Arc;
 
 /// Why an access is refused; maps to the Terminate codes of RFC 5040 section 4.8
@@ -425,7 +427,7 @@ impl Mr {
         let Ok((region, at)) = self.inside(off, len) else {
             return false;
         };
-        self.pages.is_none() && region.write_without_gaps(at, len, src, gaps).is_ok()
+        self.pages.is_none() && gap_copy::write_without_gaps(region, at, len, src, gaps).is_ok()
     }
 
     /// Reads bytes at an offset obtained from [`Mr::check`].
@@ -450,7 +452,7 @@ impl Mr {
     pub fn crc32c(&self, off: u64, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
         let mut sum = crc;
         self.each(off, len, |r, at, part| {
-            sum = r.crc32c(at, part.len(), sum)?;
+            sum = crc::update_region(sum, r, at, part.len())?;
             Ok(())
         })?;
         Ok(sum)

@@ -6,6 +6,7 @@
 //! than crc-fast's own kernels), else through crc-fast. The crc32c crate is the oracle.
 
 use crc_fast::{CrcAlgorithm, Digest};
+use siw_shm::{OutOfBounds, Region};
 
 /// Running CRC32c over several pieces. Init and final xor are ~0; on the wire the
 /// value is stored little-endian.
@@ -59,6 +60,23 @@ pub fn update(crc: u32, data: &[u8]) -> u32 {
         return update_short(crc, data);
     }
     update_long(crc, data)
+}
+
+/// [`update`] over `len` bytes at `offset` of shared memory.
+#[inline]
+pub fn update_region(
+    crc: u32,
+    region: &Region,
+    offset: usize,
+    len: usize,
+) -> Result<u32, OutOfBounds> {
+    let start = region.ptr_at(offset, len)?;
+    // SAFETY: start is readable for len bytes. The shared slice lives for this call only; bytes
+    // that the peer changes meanwhile give some other checksum, which is what a peer that changes
+    // a buffer in flight gets.
+    Ok(update(crc, unsafe {
+        std::slice::from_raw_parts(start, len)
+    }))
 }
 
 /// Shorter buffers are done by the SSE4.2 instruction sooner than by folding.

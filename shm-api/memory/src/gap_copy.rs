@@ -1,7 +1,7 @@
 //! Copies between memory and a byte sequence that has gaps of four bytes at a fixed spacing.
 //!
-//! [`crate::Region::read_with_gaps`] copies memory into a frame and fills each gap on the way;
-//! [`crate::Region::write_without_gaps`] copies a frame into memory and leaves the gaps out. What
+//! [`read_with_gaps`] copies memory into a frame and fills each gap on the way;
+//! [`write_without_gaps`] copies a frame into memory and leaves the gaps out. What
 //! the gaps are for is the caller's business: iWARP keeps the markers of its streams in them.
 //!
 //! Why this is a file of its own: gaps cut a frame into pieces of some hundred bytes. A copy and a
@@ -13,6 +13,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::crc_fold::{self, LINE};
 use crate::crc;
+use siw_shm::{OutOfBounds, Region};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
@@ -66,6 +67,48 @@ impl<const SPACING: usize> Gaps<SPACING> {
     }
 }
 
+/// Copies the `len` bytes of data in `src` to `offset` of `region` and leaves the gaps out. `src` has
+/// the length that data and gaps take together, otherwise nothing is written.
+#[inline]
+pub fn write_without_gaps<const SPACING: usize>(
+    region: &Region,
+    offset: usize,
+    len: usize,
+    src: &[u8],
+    gaps: Gaps<SPACING>,
+) -> Result<(), OutOfBounds> {
+    let dst = region.ptr_at(offset, len)?;
+    if !region.is_writable() {
+        return Err(OutOfBounds);
+    }
+    // SAFETY: dst is valid for len writable bytes. No Rust reference to the region's bytes exists,
+    // so the two cannot overlap. A peer process that accesses the same bytes sees torn data at
+    // worst.
+    match unsafe { copy_without_gaps(src, dst, len, gaps) } {
+        true => Ok(()),
+        false => Err(OutOfBounds),
+    }
+}
+
+/// Copies `len` bytes from `offset` of `region` into `dst`, with gaps that `fill` provides for each
+/// offset in `dst`; returns the running CRC32c over all of that, if there is one. `dst` has the
+/// length that data and gaps take together, otherwise nothing is copied.
+#[inline]
+pub fn read_with_gaps<const SPACING: usize>(
+    region: &Region,
+    offset: usize,
+    len: usize,
+    dst: &mut [u8],
+    gaps: Gaps<SPACING>,
+    fill: impl Fn(usize) -> [u8; GAP_LEN],
+    crc: Option<u32>,
+) -> Result<u32, OutOfBounds> {
+    let src = region.ptr_at(offset, len)?;
+    // SAFETY: src is readable for len bytes, and no Rust reference reaches into the region.
+    // Bytes that the peer changes meanwhile are read once: copy and CRC agree.
+    unsafe { copy_with_gaps(src, len, dst, gaps, fill, crc) }.ok_or(OutOfBounds)
+}
+
 /// Copies `len` bytes at `src` into `dst`, whose gaps `fill` provides: it is given the offset of a
 /// gap in `dst`. With the running CRC32c of earlier bytes, returns that of those and all of `dst`;
 /// without one, returns zero. `None`: `dst` does not have the length that data and gaps take.
@@ -74,7 +117,7 @@ impl<const SPACING: usize> Gaps<SPACING> {
 ///
 /// `src` is valid for reads of `len` bytes and does not overlap `dst`.
 #[inline]
-pub(crate) unsafe fn copy_with_gaps<const SPACING: usize>(
+unsafe fn copy_with_gaps<const SPACING: usize>(
     src: *const u8,
     len: usize,
     dst: &mut [u8],
@@ -221,7 +264,7 @@ unsafe fn blend_gap(from: *const u8, at: usize, gap: [u8; GAP_LEN], within: u64)
 ///
 /// `dst` is valid for writes of `len` bytes and does not overlap `src`.
 #[inline]
-pub(crate) unsafe fn copy_without_gaps<const SPACING: usize>(
+unsafe fn copy_without_gaps<const SPACING: usize>(
     src: &[u8],
     dst: *mut u8,
     len: usize,
