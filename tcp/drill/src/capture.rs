@@ -1,4 +1,4 @@
-//! A run as a pcapng file of raw IP packets, for Wireshark.
+//! Writes the packets of a run as a pcapng file, for Wireshark.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -9,25 +9,26 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
 use pcap_file::{DataLink, PcapError};
 
-use crate::run::Captured;
+use crate::run::CapturedPacket;
 
-/// Writes the packets in the order of their times.
-pub fn write_pcapng(out: impl Write, packets: &[Captured]) -> Result<(), PcapError> {
-    let mut w = PcapNgWriter::new(out)?;
-    w.write_pcapng_block(InterfaceDescriptionBlock {
+/// Writes the packets as a pcapng file of raw IP packets, in the order of their times. The first packet
+/// of a script at time 0 has the time stamp 0; the resolution is a microsecond.
+pub fn write_pcapng(out: impl Write, packets: &[CapturedPacket]) -> Result<(), PcapError> {
+    let mut writer = PcapNgWriter::new(out)?;
+    writer.write_pcapng_block(InterfaceDescriptionBlock {
         linktype: DataLink::RAW,
         snaplen: 0,
         options: vec![],
     })?;
     let mut packets: Vec<_> = packets.iter().collect();
-    packets.sort_by_key(|p| p.at);
-    for p in packets {
-        w.write_pcapng_block(EnhancedPacketBlock {
+    packets.sort_by_key(|packet| packet.at);
+    for packet in packets {
+        writer.write_pcapng_block(EnhancedPacketBlock {
             interface_id: 0,
             // The default resolution of timestamps is a microsecond.
-            timestamp: Duration::from_nanos(p.at.as_micros() as u64),
-            original_len: p.packet.len() as u32,
-            data: Cow::Borrowed(&p.packet),
+            timestamp: Duration::from_nanos(packet.at.as_micros() as u64),
+            original_len: packet.packet.len() as u32,
+            data: Cow::Borrowed(&packet.packet),
             options: vec![],
         })?;
     }

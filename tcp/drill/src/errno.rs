@@ -1,15 +1,18 @@
-//! Errors of system calls, by Linux's numbers and names.
+//! Error numbers of system calls, with Linux's values and names.
 
-/// An error number.
+/// An error number (errno) as on Linux. Shown by its symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
 macro_rules! errnos {
     ($($name:ident = $value:literal),* $(,)?) => {
         impl Errno {
-            $(pub const $name: Errno = Errno($value);)*
+            $(
+                #[doc = concat!("`", stringify!($name), "`, ", stringify!($value), " on Linux.")]
+                pub const $name: Errno = Errno($value);
+            )*
 
-            /// The symbol, if it is one that a call here can give.
+            /// The symbol, if it is one that a call of this crate returns.
             pub fn name(self) -> &'static str {
                 match self.0 {
                     $($value => stringify!($name),)*

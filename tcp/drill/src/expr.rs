@@ -1,4 +1,4 @@
-//! The code of scripts: assertions over the state of the newest connection and the stack's
+//! Evaluates the code of scripts: assertions over the state of the newest connection and the stack's
 //! counters.
 //!
 //! ```text
@@ -10,121 +10,123 @@
 //! unary      = ["-"] ( number | name | "(" or ")" )
 //! ```
 
-use crate::lexer::{Token, tokens};
-use crate::script::At;
+use crate::lexer::{Token, tokenize};
+use crate::script::LineError;
 
-struct Eval<'a> {
+/// One line of assertions being evaluated.
+struct Evaluator<'a> {
     tokens: Vec<Token>,
+    /// Index of the next token.
     at: usize,
     line: usize,
     value: &'a dyn Fn(&str) -> Option<i64>,
-    /// Names met, with their values.
+    /// The names used so far with their values, for the message.
     seen: Vec<(String, i64)>,
 }
 
-/// Runs `code`, which begins on `line`. `value` knows the names.
-pub(crate) fn check(
+/// Checks the assertions of `code`, which begins on `line`. `value` gives the values of names.
+pub(crate) fn check_assertions(
     code: &str,
     line: usize,
     value: &dyn Fn(&str) -> Option<i64>,
-) -> Result<(), At> {
-    // Inside parentheses a line does not end an assertion.
+) -> Result<(), LineError> {
+    // A newline inside parentheses does not end an assertion.
     let mut depth = 0i32;
     let mut statements = vec![(line, String::new())];
-    let mut at = line;
-    for c in code.chars() {
-        depth += i32::from(c == '(') - i32::from(c == ')');
-        at += usize::from(c == '\n');
-        if depth == 0 && (c == '\n' || c == ';') {
-            statements.push((at, String::new()));
-        } else if let Some((_, s)) = statements.last_mut() {
-            s.push(c);
+    let mut current_line = line;
+    for character in code.chars() {
+        depth += i32::from(character == '(') - i32::from(character == ')');
+        current_line += usize::from(character == '\n');
+        if depth == 0 && (character == '\n' || character == ';') {
+            statements.push((current_line, String::new()));
+        } else if let Some((_, statement)) = statements.last_mut() {
+            statement.push(character);
         }
     }
-    for (line, s) in statements {
-        let tokens = tokens(&s).map_err(|e| At::new(line, e.message))?;
+    for (line, statement) in statements {
+        let tokens = tokenize(&statement).map_err(|error| LineError::new(line, error.message))?;
         if tokens.is_empty() {
             continue;
         }
-        let mut e = Eval {
+        let mut evaluator = Evaluator {
             tokens: tokens.into_iter().map(|(_, t)| t).collect(),
             at: 0,
             line,
             value,
             seen: vec![],
         };
-        e.assertion(s.trim())?;
+        evaluator.check_assertion(statement.trim())?;
     }
     Ok(())
 }
 
-impl Eval<'_> {
-    fn error<T>(&self, m: impl Into<String>) -> Result<T, At> {
-        Err(At::new(self.line, m))
+impl Evaluator<'_> {
+    fn error<T>(&self, message: impl Into<String>) -> Result<T, LineError> {
+        Err(LineError::new(self.line, message))
     }
 
-    fn word(&mut self, w: &str) -> bool {
-        let yes = matches!(self.tokens.get(self.at), Some(Token::Word(x)) if x == w);
-        self.at += usize::from(yes);
-        yes
+    fn eat_word(&mut self, word: &str) -> bool {
+        let matched = matches!(self.tokens.get(self.at), Some(Token::Word(found)) if found == word);
+        self.at += usize::from(matched);
+        matched
     }
 
-    fn punct(&mut self, p: &str) -> bool {
-        let yes = p
+    fn eat_operator(&mut self, operator: &str) -> bool {
+        let matched = operator
             .chars()
             .enumerate()
-            .all(|(i, c)| self.tokens.get(self.at + i) == Some(&Token::Punct(c)));
-        self.at += if yes { p.len() } else { 0 };
-        yes
+            .all(|(ahead, symbol)| self.tokens.get(self.at + ahead) == Some(&Token::Punct(symbol)));
+        self.at += if matched { operator.len() } else { 0 };
+        matched
     }
 
-    fn assertion(&mut self, text: &str) -> Result<(), At> {
-        if !self.word("assert") {
+    fn check_assertion(&mut self, text: &str) -> Result<(), LineError> {
+        if !self.eat_word("assert") {
             return self.error(format!("{text:?}: code is made of `assert expression`"));
         }
         loop {
-            if self.or()? == 0 {
+            if self.eval_or()? == 0 {
                 let seen: Vec<_> = self
                     .seen
                     .iter()
-                    .map(|(n, v)| format!("{n} = {v}"))
+                    .map(|(name, value)| format!("{name} = {value}"))
                     .collect();
                 return self.error(format!("{text:?} does not hold: {}", seen.join(", ")));
             }
-            if !self.punct(",") {
+            if !self.eat_operator(",") {
                 break;
             }
         }
         match self.tokens.get(self.at) {
             None => Ok(()),
-            Some(t) => self.error(format!("{text:?}: `{t}` is not expected there")),
+            Some(token) => self.error(format!("{text:?}: `{token}` is not expected there")),
         }
     }
 
-    fn or(&mut self) -> Result<i64, At> {
-        let mut v = self.and()?;
-        while self.word("or") {
-            let right = self.and()?;
-            v = i64::from(v != 0 || right != 0);
+    fn eval_or(&mut self) -> Result<i64, LineError> {
+        let mut value = self.eval_and()?;
+        while self.eat_word("or") {
+            let right = self.eval_and()?;
+            value = i64::from(value != 0 || right != 0);
         }
-        Ok(v)
+        Ok(value)
     }
 
-    fn and(&mut self) -> Result<i64, At> {
-        let mut v = self.not()?;
-        while self.word("and") {
-            let right = self.not()?;
-            v = i64::from(v != 0 && right != 0);
+    fn eval_and(&mut self) -> Result<i64, LineError> {
+        let mut value = self.eval_not()?;
+        while self.eat_word("and") {
+            let right = self.eval_not()?;
+            value = i64::from(value != 0 && right != 0);
         }
-        Ok(v)
+        Ok(value)
     }
 
-    fn not(&mut self) -> Result<i64, At> {
-        if self.word("not") {
-            return Ok(i64::from(self.not()? == 0));
+    fn eval_not(&mut self) -> Result<i64, LineError> {
+        if self.eat_word("not") {
+            return Ok(i64::from(self.eval_not()? == 0));
         }
-        let left = self.sum()?;
-        for (op, holds) in [
+        let left = self.eval_sum()?;
+        for (operator, holds) in [
             ("==", i64::eq as fn(&i64, &i64) -> bool),
             ("!=", i64::ne),
             ("<=", i64::le),
@@ -132,74 +134,78 @@ impl Eval<'_> {
             ("<", i64::lt),
             (">", i64::gt),
         ] {
-            if self.punct(op) {
-                let right = self.sum()?;
+            if self.eat_operator(operator) {
+                let right = self.eval_sum()?;
                 return Ok(i64::from(holds(&left, &right)));
             }
         }
         Ok(left)
     }
 
-    fn checked(&self, v: Option<i64>) -> Result<i64, At> {
-        v.map_or_else(
+    fn check_overflow(&self, value: Option<i64>) -> Result<i64, LineError> {
+        value.map_or_else(
             || self.error("the expression overflows or divides by 0"),
             Ok,
         )
     }
 
-    fn sum(&mut self) -> Result<i64, At> {
-        let mut v = self.product()?;
+    fn eval_sum(&mut self) -> Result<i64, LineError> {
+        let mut value = self.eval_product()?;
         loop {
-            if self.punct("+") {
-                let r = self.product()?;
-                v = self.checked(v.checked_add(r))?;
-            } else if self.punct("-") {
-                let r = self.product()?;
-                v = self.checked(v.checked_sub(r))?;
+            if self.eat_operator("+") {
+                let right = self.eval_product()?;
+                value = self.check_overflow(value.checked_add(right))?;
+            } else if self.eat_operator("-") {
+                let right = self.eval_product()?;
+                value = self.check_overflow(value.checked_sub(right))?;
             } else {
-                return Ok(v);
+                return Ok(value);
             }
         }
     }
 
-    fn product(&mut self) -> Result<i64, At> {
-        let mut v = self.unary()?;
+    fn eval_product(&mut self) -> Result<i64, LineError> {
+        let mut value = self.eval_unary()?;
         loop {
-            let op = ["*", "/", "%"].into_iter().find(|o| self.punct(o));
-            let Some(op) = op else { return Ok(v) };
-            let r = self.unary()?;
-            v = self.checked(match op {
-                "*" => v.checked_mul(r),
-                "/" => v.checked_div(r),
-                _ => v.checked_rem(r),
+            let operator = ["*", "/", "%"]
+                .into_iter()
+                .find(|candidate| self.eat_operator(candidate));
+            let Some(operator) = operator else {
+                return Ok(value);
+            };
+            let right = self.eval_unary()?;
+            value = self.check_overflow(match operator {
+                "*" => value.checked_mul(right),
+                "/" => value.checked_div(right),
+                _ => value.checked_rem(right),
             })?;
         }
     }
 
-    fn unary(&mut self) -> Result<i64, At> {
-        if self.punct("-") {
-            let v = self.unary()?;
-            return self.checked(v.checked_neg());
+    fn eval_unary(&mut self) -> Result<i64, LineError> {
+        if self.eat_operator("-") {
+            let value = self.eval_unary()?;
+            return self.check_overflow(value.checked_neg());
         }
-        if self.punct("(") {
-            let v = self.or()?;
-            if !self.punct(")") {
+        if self.eat_operator("(") {
+            let value = self.eval_or()?;
+            if !self.eat_operator(")") {
                 return self.error("`)` is missing");
             }
-            return Ok(v);
+            return Ok(value);
         }
         let token = self.tokens.get(self.at).cloned();
         self.at += 1;
         match token {
-            Some(Token::Int(v)) => Ok(v),
-            Some(Token::Word(w)) => {
-                let Some(v) = (self.value)(&w) else {
-                    return self.error(format!("{w:?} is no name known here"));
+            Some(Token::Int(value)) => Ok(value),
+            Some(Token::Word(name)) => {
+                let Some(value) = (self.value)(&name) else {
+                    return self.error(format!("{name:?} is not a name that assertions know"));
                 };
-                self.seen.push((w, v));
-                Ok(v)
+                self.seen.push((name, value));
+                Ok(value)
             }
-            Some(t) => self.error(format!("`{t}` is no value")),
+            Some(token) => self.error(format!("`{token}` is no value")),
             None => self.error("the expression ends too early"),
         }
     }
@@ -209,8 +215,8 @@ impl Eval<'_> {
 mod tests {
     use super::*;
 
-    fn run(code: &str) -> Result<(), At> {
-        check(code, 10, &|n| match n {
+    fn run(code: &str) -> Result<(), LineError> {
+        check_assertions(code, 10, &|n| match n {
             "cwnd" => Some(10),
             "mss" => Some(2),
             _ => None,
@@ -226,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_hold_names_its_line_and_values() {
+    fn a_failed_assertion_names_its_line_and_values() {
         let e = run("\n\nassert cwnd == 9 * mss").unwrap_err();
         assert_eq!(e.line, 12);
         assert!(e.message.contains("cwnd = 10, mss = 2"), "{}", e.message);

@@ -1,5 +1,5 @@
 //! A host: the stack, its clock, its link, and the sockets over it. Time passes only when the
-//! caller says so, so that a script sees the same run each time.
+//! caller says so, so that a script runs the same way each time.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -7,177 +7,190 @@ use std::time::Duration;
 use siw_tcp::{ConnId, ConnInfo, Events, FrameInfo, Instant, RxChecksum, Stack, Stats, VecBuf};
 
 use crate::errno::Errno;
-use crate::link::{self, Sent, Sink};
+use crate::link::{self, FrameCollector, SentFrame};
 use crate::options::Setup;
 use crate::sockets::Socket;
 
-/// What the sockets know of a connection.
+/// What events have said about a connection so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Condition {
+pub(crate) struct ConnStatus {
+    /// The handshake is complete.
     pub connected: bool,
-    /// `connect` has told so.
-    pub told: bool,
+    /// A call has returned that to the application.
+    pub connect_reported: bool,
+    /// The peer closed its direction.
     pub peer_fin: bool,
+    /// The connection is gone.
     pub closed: bool,
+    /// The pending error, which the next call returns and clears.
     pub error: Option<Errno>,
 }
 
-/// See the module.
+/// A host with one stack and its sockets. Sockets are numbered from 3, as file descriptors are. Calls do
+/// not block: they fail with [`Errno::EAGAIN`] instead, and the caller lets time pass with
+/// [`Host::advance_once`].
 pub struct Host {
     pub(crate) setup: Setup,
-    /// Made by the first `listen` or `connect`: options that are set before configure it.
+    /// Made by the first `listen` or `connect`, from the options set before.
     pub(crate) stack: Option<Stack<VecBuf, Vec<u8>>>,
     pub(crate) now: Instant,
-    sink: Sink,
+    sink: FrameCollector,
+    /// Packets that the stack sent, with the time.
     sent: VecDeque<(Instant, Vec<u8>)>,
     pub(crate) sockets: BTreeMap<i32, Socket>,
-    pub(crate) conns: HashMap<ConnId, Condition>,
+    pub(crate) conns: HashMap<ConnId, ConnStatus>,
     pub(crate) newest: Option<ConnId>,
-    info: Option<ConnInfo>,
+    /// The last state of the newest connection, which may be gone.
+    newest_info: Option<ConnInfo>,
 }
 
-/// More turns than any burst needs: a stack that always owes something would hang the caller.
-const TURNS: usize = 10_000;
+/// More rounds than the stack needs for all its output at one time. A stack that always has more would
+/// hang the caller.
+const MAX_ROUNDS: usize = 10_000;
 
 impl Host {
-    /// A host whose clock shows `now`; use a time far from zero.
+    /// A host whose clock shows `now`, which should be far from zero: the stack computes times before it.
     pub fn new(setup: Setup, now: Instant) -> Host {
         Host {
             setup,
             stack: None,
             now,
-            sink: Sink::default(),
+            sink: FrameCollector::default(),
             sent: VecDeque::new(),
             sockets: BTreeMap::new(),
             conns: HashMap::new(),
             newest: None,
-            info: None,
+            newest_info: None,
         }
     }
 
-    /// The stack's address; of no effect once the stack is there.
-    pub fn set_local(&mut self, local: std::net::IpAddr) {
+    /// Sets the stack's address. It has no effect after the first `listen` or `connect`.
+    pub fn set_local_address(&mut self, local: std::net::IpAddr) {
         if self.stack.is_none() {
             self.setup.local = local;
         }
     }
 
+    /// The time on the host's clock.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// The oldest packet that left and was not taken, with the time it left.
+    /// Takes the oldest packet that the stack sent, an IP packet, with the time at which it was sent.
     pub fn take_packet(&mut self) -> Option<(Instant, Vec<u8>)> {
         self.sent.pop_front()
     }
 
-    /// When the oldest packet that was not taken left.
-    pub fn packet_since(&self) -> Option<Instant> {
+    /// When the packet was sent that [`Host::take_packet`] would return.
+    pub fn oldest_packet_time(&self) -> Option<Instant> {
         self.sent.front().map(|(at, _)| *at)
     }
 
-    /// The newest connection, or what it was last.
-    pub fn newest(&self) -> Option<ConnInfo> {
-        self.info
+    /// The newest connection, or its last state if it is gone.
+    pub fn newest_connection(&self) -> Option<ConnInfo> {
+        self.newest_info
     }
 
+    /// The counters of the stack.
     pub fn stats(&self) -> Stats {
         self.stack
             .as_ref()
-            .map_or_else(Stats::default, |s| s.stats().clone())
+            .map_or_else(Stats::default, |stack| stack.stats().clone())
     }
 
-    /// Connections of the stack, TIME-WAIT included.
-    pub fn connections(&self) -> usize {
+    /// The number of connections of the stack, those in TIME-WAIT included.
+    pub fn connection_count(&self) -> usize {
         self.stack.as_ref().map_or(0, Stack::connections)
     }
 
-    /// An IP packet arrives.
-    pub fn receive(&mut self, packet: &[u8]) {
-        let frame = link::frame(self.setup.config.mac, packet);
-        self.deliver(vec![frame]);
-        self.turn();
+    /// Hands an IP packet of the peer to the stack, which does at once all that it can do.
+    pub fn receive_packet(&mut self, packet: &[u8]) {
+        let frame = link::frame_from_peer(self.setup.config.mac, packet);
+        self.deliver_frames(vec![frame]);
+        self.run_stack();
     }
 
-    fn deliver(&mut self, frames: Vec<Vec<u8>>) {
+    /// Hands Ethernet frames to the stack.
+    fn deliver_frames(&mut self, frames: Vec<Vec<u8>>) {
         let info = FrameInfo {
             checksum: RxChecksum::Unknown,
             rss_hash: 0,
         };
-        if let Some(s) = &mut self.stack {
-            s.receive(
+        if let Some(stack) = &mut self.stack {
+            stack.receive(
                 self.now,
-                frames.into_iter().map(|f| (VecBuf::from(f), info)),
+                frames.into_iter().map(|frame| (VecBuf::from(frame), info)),
             );
         }
     }
 
     /// Lets the stack do all that it can do now.
-    pub(crate) fn turn(&mut self) {
-        for _ in 0..TURNS {
+    pub(crate) fn run_stack(&mut self) {
+        for _ in 0..MAX_ROUNDS {
             let Some(stack) = &mut self.stack else { return };
             stack.poll(self.now, &mut self.sink);
             let mut answers = vec![];
-            for f in std::mem::take(&mut self.sink.frames) {
-                match link::take(f) {
-                    Sent::Packet(p) => self.sent.push_back((self.now, p)),
-                    Sent::Asked(answer) => answers.push(answer),
-                    Sent::Nothing => {}
+            for frame in std::mem::take(&mut self.sink.frames) {
+                match link::classify_frame(frame) {
+                    SentFrame::Packet(packet) => self.sent.push_back((self.now, packet)),
+                    SentFrame::Asked(answer) => answers.push(answer),
+                    SentFrame::Ignored => {}
                 }
             }
-            let quiet = answers.is_empty() && !stack.owes();
-            self.deliver(answers);
-            self.events();
-            if quiet {
+            let done = answers.is_empty() && !stack.owes();
+            self.deliver_frames(answers);
+            self.handle_events();
+            if done {
                 break;
             }
         }
-        if let (Some(s), Some(id)) = (&self.stack, self.newest)
-            && let Some(info) = s.conn(id)
+        if let (Some(stack), Some(id)) = (&self.stack, self.newest)
+            && let Some(info) = stack.conn(id)
         {
-            self.info = Some(info);
+            self.newest_info = Some(info);
         }
     }
 
-    fn events(&mut self) {
+    /// Notes what happened to connections, and queues new ones at their listeners.
+    fn handle_events(&mut self) {
         let Some(stack) = &mut self.stack else { return };
-        while let Some((id, user, e)) = stack.next_event() {
-            let c = self.conns.entry(id).or_default();
-            if e.contains(Events::ACCEPTED) {
+        while let Some((id, user, events)) = stack.next_event() {
+            let conn = self.conns.entry(id).or_default();
+            if events.contains(Events::ACCEPTED) {
                 self.newest = Some(id);
                 match self.sockets.get_mut(&(user as i32)) {
-                    Some(s) => s.queue.push_back(id),
+                    Some(socket) => socket.accept_queue.push_back(id),
                     None => stack.release(self.now, id),
                 }
             }
-            if e.contains(Events::ACKED) {
+            if events.contains(Events::ACKED) {
                 stack.take_acked(id, drop);
             }
-            c.connected |= e.intersects(Events::CONNECTED | Events::ACCEPTED);
-            c.peer_fin |= e.contains(Events::PEER_FIN);
-            c.closed |= e.contains(Events::CLOSED);
+            conn.connected |= events.intersects(Events::CONNECTED | Events::ACCEPTED);
+            conn.peer_fin |= events.contains(Events::PEER_FIN);
+            conn.closed |= events.contains(Events::CLOSED);
             for (event, errno) in [
                 (Events::RESET, Errno::ECONNRESET),
                 (Events::REFUSED, Errno::ECONNREFUSED),
                 (Events::TIMED_OUT, Errno::ETIMEDOUT),
                 (Events::UNREACHABLE, Errno::EHOSTUNREACH),
             ] {
-                if e.contains(event) {
-                    c.error = Some(errno);
+                if events.contains(event) {
+                    conn.error = Some(errno);
                 }
             }
         }
     }
 
-    /// Goes on to the next moment at which the stack wants to be called, at most to `limit`.
-    /// `false`: `limit` is reached.
-    pub fn step(&mut self, limit: Instant) -> bool {
+    /// Advances the clock to the stack's next deadline, at most to `limit`, and runs the stack. Returns
+    /// `false` when `limit` is reached.
+    pub fn advance_once(&mut self, limit: Instant) -> bool {
         let next = self.stack.as_ref().and_then(Stack::next_deadline);
         match next {
             Some(at) if at <= limit => {
-                // A deadline that does not pass must not stop the clock.
+                // The clock advances in any case: a deadline that stays in the past must not stop it.
                 self.now = at.max(self.now + Duration::from_nanos(1)).min(limit);
-                self.turn();
+                self.run_stack();
                 self.now < limit
             }
             _ => {

@@ -1,12 +1,12 @@
 //! Packetdrill scripts run against [`siw_tcp::Stack`], in virtual time.
 //!
 //! A script is a list of events with times: system calls and what they return, packets that the
-//! peer sends (`<`), packets that the stack must send (`>`), and assertions. The language is the
-//! part of packetdrill's that a TCP over a sans-IO engine can mean:
+//! peer sends (`<`), packets that the stack must send (`>`), and assertions. The language is
+//! packetdrill's without the parts that need a kernel:
 //!
 //! ```text
-//! --tolerance_usecs=1000                 // packetdrill's own options, where they mean something
-//! --so_flags="congestion=newreno mss..." // the engine's, see `options`
+//! --tolerance_usecs=1000                 // packetdrill's own options, as far as they apply
+//! --so_flags="congestion=newreno"        // the stack's, see `apply_engine_flags`
 //! 0    socket(..., SOCK_STREAM, IPPROTO_TCP) = 3
 //! +0   bind(3, ..., ...) = 0
 //! +0   listen(3, 1) = 0
@@ -14,7 +14,7 @@
 //! +0   > S. 0:0(0) ack 1 <...>
 //! +.1  < . 1:1(0) ack 1 win 257
 //! +0   accept(3, ..., ...) = 4
-//! +0...0.2 read(4, ..., 1000) = 1000     // blocks; returns at the second time
+//! +0...0.2 read(4, ..., 1000) = 1000     // blocks, and returns at the second time
 //! +0~+.1 > . 1:1(0) ack 1001             // between two times
 //! *    > . 1:1(0) ack 1001               // any time
 //! +0   < 40002 > 8080 S 0:0(0) win 1000  // another peer
@@ -23,15 +23,32 @@
 //! +0   %{ assert cwnd == 10 * mss, retransmits == 0 }%
 //! ```
 //!
-//! Sequence numbers of the stack count from the first SYN that the script expects of it, as do its
-//! timestamps; those of the peer are what the script says. Every payload byte is a function of its
-//! place in the stream and is checked in both directions, repetitions included.
+//! Sequence numbers and timestamps of the stack count from its first SYN that the script expects;
+//! those of the peer are what the script says. Every payload byte is a function of its place in the
+//! stream and is checked in both directions, in retransmissions too.
 //!
-//! Stricter than packetdrill: a packet that no line expects is an error at the next line that is
-//! later than it, and at the end of the script.
+//! One rule is stricter than packetdrill's: a packet that no line expects is an error at the next
+//! line that is later than it, or at the end of the script.
 //!
-//! [`Host`] is the socket layer over the stack, and is used by the shared object too.
+//! [`Host`] is the socket layer over the stack. The shared object in `tcp/drill/so`, through which
+//! packetdrill itself runs scripts against the stack, uses it too.
+//!
+//! ```
+//! let script = "
+//! 0    socket(..., SOCK_STREAM, IPPROTO_TCP) = 3
+//! +0   bind(3, ..., ...) = 0
+//! +0   listen(3, 1) = 0
+//! +.1  < S 0:0(0) win 32792 <mss 1000,nop,nop,sackOK>
+//! +0   > S. 0:0(0) ack 1 <mss 1460,nop,nop,sackOK>
+//! +.1  < . 1:1(0) ack 1 win 32792
+//! +0   accept(3, ..., ...) = 4
+//! ";
+//! let outcome = siw_drill::run_script("passive_open.pkt", script);
+//! assert_eq!(outcome.result, Ok(()));
+//! assert_eq!(outcome.packets.len(), 3);
+//! ```
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod calls;
 mod capture;
@@ -52,7 +69,7 @@ mod sockets;
 pub use capture::write_pcapng;
 pub use errno::Errno;
 pub use host::Host;
-pub use options::{Setup, engine_flags};
-pub use run::{Captured, Outcome, run};
-pub use script::Failure;
-pub use sockets::{Ready, Shutdown, SockOpt};
+pub use options::{Setup, apply_engine_flags};
+pub use run::{CapturedPacket, RunOutcome, run_script};
+pub use script::ScriptFailure;
+pub use sockets::{Readiness, Shutdown, SockOpt};

@@ -1,31 +1,54 @@
-//! The link that the stack believes in: its frames become IP packets, and whoever it asks for by
-//! ARP or NDP is there.
+//! The Ethernet link that the stack is given. Its frames become IP packets, and every address that it
+//! asks for by ARP (RFC 826) or NDP (RFC 4861) is answered for, so that scripts see neither.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use siw_tcp::checksum::{self, Sum};
 use siw_tcp::{FrameMeta, FrameSink, TxChecksum};
 
-use crate::packet;
+use crate::packet::{self, PROTOCOL_ICMPV6};
 
-const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
-const HEADER: usize = 14;
+/// Ethernet address of everybody but the stack.
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const ETHERNET_HEADER: usize = 14;
+const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const ETHERTYPE_ARP: [u8; 2] = [0x08, 0x06];
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
+/// Length of an ARP packet for IPv4 over Ethernet.
+const ARP_LEN: usize = 28;
+const ARP_REQUEST: u8 = 1;
+const ARP_REPLY: u8 = 2;
+/// Offset of an ICMPv6 message without extension headers in its packet.
+const ICMPV6_AT: usize = packet::IPV6_HEADER;
+/// Shortest Neighbour Solicitation in its IPv6 packet (RFC 4861 section 4.3).
+const SOLICITATION_LEN: usize = ICMPV6_AT + 24;
+/// ICMPv6 types of NDP: router solicitation to redirect (RFC 4861 section 4).
+const NDP_FIRST: u8 = 133;
+const NDP_LAST: u8 = 137;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+/// Flags of an advertisement: solicited, override (RFC 4861 section 4.4).
+const SOLICITED_OVERRIDE: u8 = 0x60;
+/// NDP option: target link-layer address, one unit of eight bytes.
+const TARGET_LINK_ADDRESS: [u8; 2] = [2, 1];
 
-/// Collects whole frames, checksums completed.
+/// Collects whole frames with their checksums filled in.
 #[derive(Default)]
-pub(crate) struct Sink {
+pub(crate) struct FrameCollector {
+    /// Frames that were finished and not taken yet.
     pub frames: Vec<Vec<u8>>,
-    open: Vec<u8>,
-    headers: usize,
-    sum: Sum,
+    /// The frame being written.
+    current: Vec<u8>,
+    headers_len: usize,
+    payload_sum: Sum,
     meta: Option<FrameMeta>,
 }
 
-impl FrameSink<Vec<u8>> for Sink {
+impl FrameSink<Vec<u8>> for FrameCollector {
     fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.open = headers.to_vec();
-        self.headers = headers.len();
-        self.sum = Sum::new();
+        self.current = headers.to_vec();
+        self.headers_len = headers.len();
+        self.payload_sum = Sum::new();
         self.meta = Some(*meta);
         true
     }
@@ -35,84 +58,114 @@ impl FrameSink<Vec<u8>> for Sink {
         self.bytes(&record[from..from + len as usize]);
     }
 
-    fn bytes(&mut self, b: &[u8]) {
-        self.sum.add(b);
-        self.open.extend_from_slice(b);
+    fn bytes(&mut self, payload: &[u8]) {
+        self.payload_sum.add(payload);
+        self.current.extend_from_slice(payload);
     }
 
     fn end(&mut self) {
-        let mut f = std::mem::take(&mut self.open);
+        let mut frame = std::mem::take(&mut self.current);
         if let Some(meta) = self.meta.take()
             && meta.checksum != TxChecksum::Complete
             && meta.l4_len > 0
         {
-            let done = checksum::finish(&f[..self.headers], &meta, self.sum);
+            let checksum = checksum::finish(&frame[..self.headers_len], &meta, self.payload_sum);
             let at = checksum::tcp_field(&meta);
-            f[at..at + 2].copy_from_slice(&done);
+            frame[at..at + 2].copy_from_slice(&checksum);
         }
-        self.frames.push(f);
+        self.frames.push(frame);
     }
 }
 
-/// An IP packet as a frame from the peer to the stack.
-pub(crate) fn frame(to: [u8; 6], ip: &[u8]) -> Vec<u8> {
-    let kind: [u8; 2] = if ip.first().is_some_and(|v| v >> 4 == 6) {
-        [0x86, 0xdd]
+/// An IP packet as a frame from the peer to the Ethernet address `to`.
+pub(crate) fn frame_from_peer(to: [u8; 6], ip: &[u8]) -> Vec<u8> {
+    let ethertype = if ip.first().is_some_and(|first| first >> 4 == 6) {
+        ETHERTYPE_IPV6
     } else {
-        [8, 0]
+        ETHERTYPE_IPV4
     };
-    [&to[..], &PEER, &kind, ip].concat()
+    [&to[..], &PEER_MAC, &ethertype, ip].concat()
 }
 
-/// What a frame of the stack is to the link.
-pub(crate) enum Sent {
-    /// An IP packet for the script.
+/// What a frame of the stack means to the link.
+pub(crate) enum SentFrame {
+    /// An IP packet, which a script sees.
     Packet(Vec<u8>),
-    /// A question, and the frame that answers it.
+    /// An ARP request or a Neighbour Solicitation, and the frame that answers it.
     Asked(Vec<u8>),
-    /// Neighbourhood talk that needs no answer.
-    Nothing,
+    /// ARP or NDP that needs no answer.
+    Ignored,
 }
 
-pub(crate) fn take(frame_: Vec<u8>) -> Sent {
-    let body = &frame_[HEADER..];
-    match frame_[12..14] {
-        [8, 6] => {
-            // RFC 826: a request is answered for whatever address it names, unless its own.
-            if body.len() < 28 || body[7] != 1 || body[14..18] == body[24..28] {
-                return Sent::Nothing;
-            }
-            let mut b = [&body[8..14], &PEER, &[8, 6][..], &body[..7], &[2], &PEER].concat();
-            b.extend(&body[24..28]);
-            b.extend(&body[8..18]);
-            Sent::Asked(b)
+/// Says what to do with a frame that the stack sent.
+pub(crate) fn classify_frame(frame: Vec<u8>) -> SentFrame {
+    let body = &frame[ETHERNET_HEADER..];
+    let ethertype = [frame[12], frame[13]];
+    match ethertype {
+        ETHERTYPE_ARP => answer_arp(body),
+        ETHERTYPE_IPV6
+            if body.len() >= SOLICITATION_LEN
+                && body[6] == PROTOCOL_ICMPV6
+                && (NDP_FIRST..=NDP_LAST).contains(&body[ICMPV6_AT]) =>
+        {
+            let mut asker = [0; 6];
+            asker.copy_from_slice(&frame[6..12]);
+            answer_solicitation(asker, body)
         }
-        [0x86, 0xdd] if body.len() >= 64 && body[6] == 58 && (133..=137).contains(&body[40]) => {
-            if body[40] != 135 {
-                return Sent::Nothing;
-            }
-            let mut to = [0; 6];
-            to.copy_from_slice(&frame_[6..12]);
-            let addr = |at: usize| {
-                let mut a = [0; 16];
-                a.copy_from_slice(&body[at..at + 16]);
-                Ipv6Addr::from(a)
-            };
-            Sent::Asked(frame(to, &advertisement(addr(48), addr(8))))
-        }
-        _ => Sent::Packet(body.to_vec()),
+        _ => SentFrame::Packet(body.to_vec()),
     }
 }
 
-/// RFC 4861 section 4.4: solicited, override.
-fn advertisement(target: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
+/// RFC 826: a request for any address is answered, except for the sender's own, which is an
+/// announcement.
+fn answer_arp(request: &[u8]) -> SentFrame {
+    if request.len() < ARP_LEN || request[7] != ARP_REQUEST || request[14..18] == request[24..28] {
+        return SentFrame::Ignored;
+    }
+    let (sender, sender_mac, target) = (&request[8..18], &request[8..14], &request[24..28]);
+    // The first seven bytes, which say "IPv4 over Ethernet", stay; the operation follows.
+    let link_and_network = &request[..7];
+    let mut reply = [sender_mac, &PEER_MAC, &ETHERTYPE_ARP, link_and_network].concat();
+    reply.push(ARP_REPLY);
+    reply.extend(PEER_MAC);
+    reply.extend(target);
+    reply.extend(sender);
+    SentFrame::Asked(reply)
+}
+
+/// RFC 4861 section 7.2.4: the answer to a Neighbour Solicitation. `body` is the IPv6 packet.
+fn answer_solicitation(asker: [u8; 6], body: &[u8]) -> SentFrame {
+    if body[ICMPV6_AT] != NEIGHBOUR_SOLICITATION {
+        return SentFrame::Ignored;
+    }
+    let address_at = |at: usize| {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&body[at..at + 16]);
+        Ipv6Addr::from(octets)
+    };
+    // The IPv6 source address stands at 8, the target of the solicitation after its 8-byte header.
+    let (source, target) = (address_at(8), address_at(ICMPV6_AT + 8));
+    SentFrame::Asked(frame_from_peer(asker, &build_advertisement(target, source)))
+}
+
+/// A Neighbour Advertisement (RFC 4861 section 4.4) that says that `target` is at [`PEER_MAC`].
+fn build_advertisement(target: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
     let (from, to) = (IpAddr::V6(target), IpAddr::V6(to));
-    let mut b = vec![136, 0, 0, 0, 0x60, 0, 0, 0];
-    b.extend(target.octets());
-    b.extend([2, 1]);
-    b.extend(PEER);
-    let mut sum = packet::pseudo(from, to, 58, b.len());
-    sum.add(&b);
-    b[2..4].copy_from_slice(&(!sum.value()).to_be_bytes());
-    packet::ip(from, to, 58, 0, &b)
+    let mut message = vec![
+        NEIGHBOUR_ADVERTISEMENT,
+        0,
+        0,
+        0,
+        SOLICITED_OVERRIDE,
+        0,
+        0,
+        0,
+    ];
+    message.extend(target.octets());
+    message.extend(TARGET_LINK_ADDRESS);
+    message.extend(PEER_MAC);
+    let mut sum = packet::pseudo_header_sum(from, to, PROTOCOL_ICMPV6, message.len());
+    sum.add(&message);
+    message[2..4].copy_from_slice(&(!sum.value()).to_be_bytes());
+    packet::build_ip_packet(from, to, PROTOCOL_ICMPV6, 0, &message)
 }

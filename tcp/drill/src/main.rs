@@ -13,11 +13,11 @@ use serde_json::json;
 /// 2: a file could not be read or written.
 #[derive(Parser)]
 #[command(version)]
-struct Args {
+struct DrillArgs {
     /// Scripts; a directory stands for every .pkt below it.
     #[arg(required = true)]
     scripts: Vec<PathBuf>,
-    /// One JSON object a script: file, passed, and for a failure line and message.
+    /// Print one JSON object for each script: file, passed, and for a failure line and message.
     #[arg(long)]
     json: bool,
     /// Write the packets of the run (of the last script, if there are several) to this file.
@@ -28,54 +28,56 @@ struct Args {
     verbose: bool,
 }
 
-fn collect(path: PathBuf, out: &mut Vec<PathBuf>) -> std::io::Result<()> {
+/// Adds a script, or every `.pkt` file below a directory in the order of names.
+fn collect_scripts(path: PathBuf, out: &mut Vec<PathBuf>) -> std::io::Result<()> {
     if !path.is_dir() {
         out.push(path);
         return Ok(());
     }
     let mut inside: Vec<_> = std::fs::read_dir(path)?
-        .map(|e| e.map(|e| e.path()))
+        .map(|entry| entry.map(|entry| entry.path()))
         .collect::<Result<_, _>>()?;
     inside.sort();
-    for p in inside {
-        if p.is_dir() || p.extension().is_some_and(|e| e == "pkt") {
-            collect(p, out)?;
+    for path in inside {
+        if path.is_dir() || path.extension().is_some_and(|entry| entry == "pkt") {
+            collect_scripts(path, out)?;
         }
     }
     Ok(())
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match run(args) {
+    let args = DrillArgs::parse();
+    match run_scripts(args) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(e) => {
-            eprintln!("siw-drill: {e}");
+        Err(message) => {
+            eprintln!("siw-drill: {message}");
             ExitCode::from(2)
         }
     }
 }
 
-/// Whether all scripts passed.
-fn run(args: Args) -> Result<bool, String> {
+/// Runs the scripts and reports each. Returns whether all passed.
+fn run_scripts(args: DrillArgs) -> Result<bool, String> {
     let mut scripts = vec![];
-    for p in args.scripts {
-        collect(p.clone(), &mut scripts).map_err(|e| format!("{}: {e}", p.display()))?;
+    for path in args.scripts {
+        collect_scripts(path.clone(), &mut scripts)
+            .map_err(|error| format!("{}: {error}", path.display()))?;
     }
-    let mut all = true;
+    let mut all_passed = true;
     for path in scripts {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(&path).map_err(|e| format!("{name}: {e}"))?;
-        let outcome = siw_drill::run(&name, &text);
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{name}: {error}"))?;
+        let outcome = siw_drill::run_script(&name, &text);
         if args.verbose {
-            outcome.trace.iter().for_each(|l| println!("{l}"));
+            outcome.trace.iter().for_each(|line| println!("{line}"));
         }
         let failure = outcome.result.err();
-        all &= failure.is_none();
+        all_passed &= failure.is_none();
         if args.json {
-            let line = failure.as_ref().map(|f| f.line);
-            let message = failure.as_ref().map(|f| f.message.as_str());
+            let line = failure.as_ref().map(|failure| failure.line);
+            let message = failure.as_ref().map(|failure| failure.message.as_str());
             let passed = failure.is_none();
             println!(
                 "{}",
@@ -83,15 +85,15 @@ fn run(args: Args) -> Result<bool, String> {
             );
         } else {
             match failure {
-                Some(f) => eprintln!("FAIL {f}"),
+                Some(failure) => eprintln!("FAIL {failure}"),
                 None => println!("ok   {name}"),
             }
         }
         if let Some(file) = &args.pcapng {
-            let out = File::create(file).map_err(|e| format!("{}: {e}", file.display()))?;
+            let out = File::create(file).map_err(|error| format!("{}: {error}", file.display()))?;
             siw_drill::write_pcapng(BufWriter::new(out), &outcome.packets)
-                .map_err(|e| format!("{}: {e}", file.display()))?;
+                .map_err(|error| format!("{}: {error}", file.display()))?;
         }
     }
-    Ok(all)
+    Ok(all_passed)
 }

@@ -1,9 +1,13 @@
-//! Segments in the notation of scripts, for messages.
+//! Writes segments in the notation of scripts, for messages and traces.
 
 use std::fmt::Write;
 
-use crate::packet::{ACK, CWR, ECE, Ecn, FIN, PSH, RST, SYN, Segment, TcpOption, TcpSpec, URG};
+use crate::packet::{
+    ACK, CWR, ECE, ECN_ECT0, ECN_ECT1, ECN_NOT_ECT, EcnSpec, FIN, PSH, RST, SYN, TcpOption,
+    TcpSpec, URG, WireSegment,
+};
 
+/// The flags in the order in which scripts write them.
 const LETTERS: [(u8, char); 8] = [
     (FIN, 'F'),
     (SYN, 'S'),
@@ -15,87 +19,103 @@ const LETTERS: [(u8, char); 8] = [
     (ACK, '.'),
 ];
 
-/// `P.`, or `-` for none.
-pub(crate) fn flags(f: u8) -> String {
-    let s: String = LETTERS
+/// The letters of the flags that are set, such as `P.`; `-` for none.
+pub(crate) fn format_flags(flags: u8) -> String {
+    let letters: String = LETTERS
         .iter()
-        .filter(|(b, _)| f & b != 0)
-        .map(|(_, c)| *c)
+        .filter(|(bit, _)| flags & bit != 0)
+        .map(|(_, letter)| *letter)
         .collect();
-    if s.is_empty() { "-".into() } else { s }
-}
-
-/// The bit of a letter.
-pub(crate) fn flag(c: char) -> Option<u8> {
-    LETTERS.iter().find(|(_, l)| *l == c).map(|(b, _)| *b)
-}
-
-pub(crate) fn ecn(e: Ecn) -> &'static str {
-    match e {
-        Ecn::Is(0) => "[noecn] ",
-        Ecn::Is(1) => "[ect1] ",
-        Ecn::Is(2) => "[ect0] ",
-        Ecn::Is(_) => "[ce] ",
-        Ecn::Capable => "[ect01] ",
+    if letters.is_empty() {
+        "-".into()
+    } else {
+        letters
     }
 }
 
-fn option(o: &TcpOption) -> String {
-    match o {
+/// The flag that a letter stands for.
+pub(crate) fn flag_of_letter(letter: char) -> Option<u8> {
+    LETTERS
+        .iter()
+        .find(|(_, known)| *known == letter)
+        .map(|(bit, _)| *bit)
+}
+
+/// The ECN codepoint in brackets, with the blank that separates it from what follows.
+pub(crate) fn format_ecn(ecn: EcnSpec) -> &'static str {
+    match ecn {
+        EcnSpec::Exactly(ECN_NOT_ECT) => "[noecn] ",
+        EcnSpec::Exactly(ECN_ECT1) => "[ect1] ",
+        EcnSpec::Exactly(ECN_ECT0) => "[ect0] ",
+        EcnSpec::Exactly(_) => "[ce] ",
+        EcnSpec::Capable => "[ect01] ",
+    }
+}
+
+fn format_option(option: &TcpOption) -> String {
+    match option {
         TcpOption::Nop => "nop".into(),
         TcpOption::Eol => "eol".into(),
-        TcpOption::Mss(v) => format!("mss {v}"),
-        TcpOption::WindowScale(v) => format!("wscale {v}"),
+        TcpOption::Mss(value) => format!("mss {value}"),
+        TcpOption::WindowScale(value) => format!("wscale {value}"),
         TcpOption::SackOk => "sackOK".into(),
-        TcpOption::Sack(blocks) => blocks.iter().fold("sack".into(), |mut s, (lo, hi)| {
-            let _ = write!(s, " {lo}:{hi}");
-            s
-        }),
+        TcpOption::Sack(blocks) => blocks
+            .iter()
+            .fold("sack".into(), |mut text, (left, right)| {
+                let _ = write!(text, " {left}:{right}");
+                text
+            }),
         TcpOption::Timestamps { val, ecr } => format!("TS val {val} ecr {ecr}"),
         TcpOption::Other(kind, body) => format!("option {kind} of {} bytes", body.len() + 2),
     }
 }
 
-/// The line of a script that says this segment.
-pub(crate) fn spec(s: &TcpSpec) -> String {
+/// A segment as a script writes it.
+pub(crate) fn format_spec(spec: &TcpSpec) -> String {
     let mut out = String::new();
-    out.push_str(s.ecn.map_or("", ecn));
-    if let Some((a, b)) = s.ports {
-        let _ = write!(out, "{a} > {b} ");
+    out.push_str(spec.ecn.map_or("", format_ecn));
+    if let Some((source, destination)) = spec.ports {
+        let _ = write!(out, "{source} > {destination} ");
     }
-    let end = s.seq.wrapping_add(s.len);
-    let _ = write!(out, "{} {}:{end}({})", flags(s.flags), s.seq, s.len);
-    if let Some(a) = s.ack {
-        let _ = write!(out, " ack {a}");
+    let end = spec.seq.wrapping_add(spec.len);
+    let _ = write!(
+        out,
+        "{} {}:{end}({})",
+        format_flags(spec.flags),
+        spec.seq,
+        spec.len
+    );
+    if let Some(source) = spec.ack {
+        let _ = write!(out, " ack {source}");
     }
-    if let Some(w) = s.window {
-        let _ = write!(out, " win {w}");
+    if let Some(window) = spec.window {
+        let _ = write!(out, " win {window}");
     }
-    if let Some(u) = s.urgent {
-        let _ = write!(out, " urg {u}");
+    if let Some(urgent) = spec.urgent {
+        let _ = write!(out, " urg {urgent}");
     }
-    match &s.options {
+    match &spec.options {
         None => out.push_str(" <...>"),
-        Some(o) if o.is_empty() => {}
-        Some(o) => {
-            let all: Vec<_> = o.iter().map(option).collect();
+        Some(options) if options.is_empty() => {}
+        Some(options) => {
+            let all: Vec<_> = options.iter().map(format_option).collect();
             let _ = write!(out, " <{}>", all.join(","));
         }
     }
     out
 }
 
-/// A segment off the wire as a script would say it.
-pub(crate) fn said(s: &Segment) -> TcpSpec {
+/// A segment from the wire as a script would write it, sequence numbers as they are.
+pub(crate) fn spec_of(segment: &WireSegment) -> TcpSpec {
     TcpSpec {
         ports: None,
-        ecn: (s.ecn != 0).then_some(Ecn::Is(s.ecn)),
-        flags: s.flags,
-        seq: s.seq,
-        len: s.payload.len() as u32,
-        ack: (s.flags & ACK != 0).then_some(s.ack),
-        window: Some(s.window),
-        urgent: (s.flags & URG != 0).then_some(s.urgent),
-        options: Some(s.options.clone()),
+        ecn: (segment.ecn != 0).then_some(EcnSpec::Exactly(segment.ecn)),
+        flags: segment.flags,
+        seq: segment.seq,
+        len: segment.payload.len() as u32,
+        ack: (segment.flags & ACK != 0).then_some(segment.ack),
+        window: Some(segment.window),
+        urgent: (segment.flags & URG != 0).then_some(segment.urgent),
+        options: Some(segment.options.clone()),
     }
 }

@@ -1,5 +1,5 @@
-//! What a script's option lines set: packetdrill's own names, and the engine's through
-//! `--so_flags`, which packetdrill hands to the shared object as they are.
+//! What the options of a script set: packetdrill's own by their names, and the stack's through
+//! `--so_flags`, whose text packetdrill hands to the shared object as it is.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -7,35 +7,42 @@ use std::time::Duration;
 
 use siw_tcp::{Congestion, IpCidr, Keepalive, StackConfig};
 
-/// A device, its peer, and how the two are tested.
+/// The stack under test, its peer, and how strictly a script is compared.
 #[derive(Clone, Debug)]
 pub struct Setup {
+    /// The stack's configuration, addresses and gateway excepted.
     pub config: StackConfig,
+    /// The stack's address.
     pub local: IpAddr,
+    /// The peer's address.
     pub remote: IpAddr,
-    /// `bind` with `...` binds here.
+    /// The port that `bind` with `...` binds to.
     pub bind_port: u16,
-    /// `connect` with `...` goes there.
+    /// The peer's port that `connect` with `...` connects to.
     pub connect_port: u16,
-    /// How far a packet or the end of a call may be from its time.
+    /// How far a packet, or the end of a blocking call, may be from its time.
     pub tolerance: Duration,
-    /// Bytes that a socket takes before they are acknowledged.
+    /// Bytes that a socket accepts before they are acknowledged.
     pub send_buffer: u32,
-    /// The last byte of each `write` ends a message (PSH).
+    /// The last segment of each `write` carries PSH.
     pub push: bool,
 }
 
+/// The stack's Ethernet address.
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// The gateway's address is the stack's with these bits flipped.
+const GATEWAY_BITS: u8 = 0xfe;
 
 impl Setup {
-    /// packetdrill's addresses; the engine's settings for wide areas, whose timers are far apart.
+    /// packetdrill's default addresses, IPv6 or IPv4, and timers for wide-area networks (RTO of at least
+    /// 200 ms, ACKs delayed by 40 ms), which are far enough apart to tell them from one another.
     pub fn new(v6: bool) -> Setup {
         let (local, remote) = if v6 {
             ("fd3d:fa7b:d17d::1", "2001:db8::1")
         } else {
             ("192.168.0.1", "192.0.2.1")
         };
-        let parse = |a: &str| IpAddr::from_str(a).expect("an address");
+        let parse = |address: &str| IpAddr::from_str(address).expect("an address");
         let mut config = StackConfig::new(MAC, vec![]);
         config.rto_min = Duration::from_millis(200);
         config.delayed_ack = Duration::from_millis(40);
@@ -52,37 +59,37 @@ impl Setup {
         }
     }
 
-    /// The stack's configuration: one address, and a gateway to everywhere else.
+    /// The stack's configuration with its address and a gateway, which the peer is behind.
     pub(crate) fn stack_config(&self) -> StackConfig {
-        let mut c = self.config.clone();
+        let mut config = self.config.clone();
         match self.local {
-            IpAddr::V4(a) => {
-                let gateway = a.to_bits() ^ 0xfe;
-                c.addrs = vec![IpCidr::new(self.local, 24)];
-                c.gateway_v4 = Some(gateway.into());
+            IpAddr::V4(address) => {
+                let gateway = address.to_bits() ^ u32::from(GATEWAY_BITS);
+                config.addrs = vec![IpCidr::new(self.local, 24)];
+                config.gateway_v4 = Some(gateway.into());
             }
-            IpAddr::V6(a) => {
-                c.addrs = vec![IpCidr::new(self.local, 64)];
-                c.gateway_v6 = Some((a.to_bits() ^ 0xfe).into());
+            IpAddr::V6(address) => {
+                config.addrs = vec![IpCidr::new(self.local, 64)];
+                config.gateway_v6 = Some((address.to_bits() ^ u128::from(GATEWAY_BITS)).into());
             }
         }
-        c
+        config
     }
 
-    /// One `--name=value` of a script, `ip_version` excepted.
-    pub(crate) fn option(&mut self, name: &str, value: &str) -> Result<(), String> {
+    /// Applies one `--name=value` of a script, `ip_version` excepted.
+    pub(crate) fn set_option(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
-            "local_ip" => self.local = value_of(name, value)?,
-            "remote_ip" => self.remote = value_of(name, value)?,
-            "bind_port" => self.bind_port = value_of(name, value)?,
-            "connect_port" => self.connect_port = value_of(name, value)?,
-            "tolerance_usecs" => self.tolerance = micros(name, value)?,
-            "mtu" => self.config.mtu = value_of(name, value)?,
-            "so_flags" => engine_flags(self, value)?,
-            // Of no meaning without a kernel, an interface or a clock.
+            "local_ip" => self.local = parse_value(name, value)?,
+            "remote_ip" => self.remote = parse_value(name, value)?,
+            "bind_port" => self.bind_port = parse_value(name, value)?,
+            "connect_port" => self.connect_port = parse_value(name, value)?,
+            "tolerance_usecs" => self.tolerance = parse_micros(name, value)?,
+            "mtu" => self.config.mtu = parse_value(name, value)?,
+            "so_flags" => apply_engine_flags(self, value)?,
+            // These configure a kernel, an interface or the speed of the clock.
             "gateway_ip" | "netmask_ip" | "so_filename" | "speed" | "non_fatal" | "verbose"
             | "init_scripts" => {}
-            _ => return Err(format!("--{name} is no option known here")),
+            _ => return Err(format!("--{name} is not an option that siw-drill knows")),
         }
         if self.local.is_ipv4() != self.remote.is_ipv4() {
             return Err("local_ip and remote_ip are of different families".into());
@@ -91,17 +98,18 @@ impl Setup {
     }
 }
 
-fn value_of<T: FromStr>(name: &str, value: &str) -> Result<T, String> {
+/// Parses the value of an option.
+fn parse_value<T: FromStr>(name: &str, value: &str) -> Result<T, String> {
     value
         .parse()
         .map_err(|_| format!("{name}={value}: not a value of that option"))
 }
 
-fn micros(name: &str, value: &str) -> Result<Duration, String> {
-    value_of(name, value).map(Duration::from_micros)
+fn parse_micros(name: &str, value: &str) -> Result<Duration, String> {
+    parse_value(name, value).map(Duration::from_micros)
 }
 
-fn switch(name: &str, value: &str) -> Result<bool, String> {
+fn parse_switch(name: &str, value: &str) -> Result<bool, String> {
     match value {
         "1" | "on" => Ok(true),
         "0" | "off" => Ok(false),
@@ -109,15 +117,16 @@ fn switch(name: &str, value: &str) -> Result<bool, String> {
     }
 }
 
-/// RFC 1122 section 4.2.3.6: what keepalive means when only parts of it are set.
+/// Keepalive where only some of its options are set: RFC 1122 section 4.2.3.6 asks for at least two
+/// hours of idle time; interval and probes are those of Linux.
 pub(crate) const KEEPALIVE: Keepalive = Keepalive {
     idle: Duration::from_secs(7200),
     interval: Duration::from_secs(75),
     probes: 9,
 };
 
-/// By the names that `TCP_CONGESTION` has.
-pub(crate) fn congestion(name: &str) -> Option<Congestion> {
+/// The congestion control that a value of `TCP_CONGESTION` names.
+pub(crate) fn congestion_by_name(name: &str) -> Option<Congestion> {
     match name {
         "cubic" => Some(Congestion::Cubic),
         "reno" | "newreno" => Some(Congestion::NewReno),
@@ -126,58 +135,60 @@ pub(crate) fn congestion(name: &str) -> Option<Congestion> {
     }
 }
 
-/// `name=value` pairs between blanks: fields of [`StackConfig`], times in microseconds.
-pub fn engine_flags(setup: &mut Setup, flags: &str) -> Result<(), String> {
+/// Applies the flags of `--so_flags`: `name=value` pairs separated by blanks, which are fields of
+/// [`StackConfig`] (times in microseconds, named `..._usecs`), `local_ip`, `send_buffer` and `push`. An
+/// error says which flag is wrong and what is allowed.
+pub fn apply_engine_flags(setup: &mut Setup, flags: &str) -> Result<(), String> {
     for flag in flags.split_whitespace() {
-        let Some((name, v)) = flag.split_once('=') else {
+        let Some((name, value)) = flag.split_once('=') else {
             return Err(format!("{flag:?} is not of the form name=value"));
         };
-        let c = &mut setup.config;
-        let keepalive = || c.keepalive.unwrap_or(KEEPALIVE);
+        let config = &mut setup.config;
+        let keepalive = || config.keepalive.unwrap_or(KEEPALIVE);
         match name {
-            "local_ip" => setup.local = value_of(name, v)?,
+            "local_ip" => setup.local = parse_value(name, value)?,
             "congestion" => {
-                c.congestion = congestion(v)
-                    .ok_or_else(|| format!("congestion={v}: cubic, newreno or dctcp"))?;
+                config.congestion = congestion_by_name(value)
+                    .ok_or_else(|| format!("congestion={value}: cubic, newreno or dctcp"))?;
             }
-            "mtu" => c.mtu = value_of(name, v)?,
-            "rto_min_usecs" => c.rto_min = micros(name, v)?,
-            "rto_max_usecs" => c.rto_max = micros(name, v)?,
-            "rto_initial_usecs" => c.rto_initial = micros(name, v)?,
-            "delayed_ack_usecs" => c.delayed_ack = micros(name, v)?,
-            "user_timeout_usecs" => c.user_timeout = micros(name, v)?,
-            "time_wait_usecs" => c.time_wait = micros(name, v)?,
+            "mtu" => config.mtu = parse_value(name, value)?,
+            "rto_min_usecs" => config.rto_min = parse_micros(name, value)?,
+            "rto_max_usecs" => config.rto_max = parse_micros(name, value)?,
+            "rto_initial_usecs" => config.rto_initial = parse_micros(name, value)?,
+            "delayed_ack_usecs" => config.delayed_ack = parse_micros(name, value)?,
+            "user_timeout_usecs" => config.user_timeout = parse_micros(name, value)?,
+            "time_wait_usecs" => config.time_wait = parse_micros(name, value)?,
             "keepalive_idle_usecs" => {
-                c.keepalive = Some(Keepalive {
-                    idle: micros(name, v)?,
+                config.keepalive = Some(Keepalive {
+                    idle: parse_micros(name, value)?,
                     ..keepalive()
                 });
             }
             "keepalive_interval_usecs" => {
-                c.keepalive = Some(Keepalive {
-                    interval: micros(name, v)?,
+                config.keepalive = Some(Keepalive {
+                    interval: parse_micros(name, value)?,
                     ..keepalive()
                 });
             }
             "keepalive_probes" => {
-                c.keepalive = Some(Keepalive {
-                    probes: value_of(name, v)?,
+                config.keepalive = Some(Keepalive {
+                    probes: parse_value(name, value)?,
                     ..keepalive()
                 });
             }
-            "recv_window" => c.recv_window = value_of(name, v)?,
-            "send_buffer" => setup.send_buffer = value_of(name, v)?,
-            "push" => setup.push = switch(name, v)?,
-            "max_recv_buffers" => c.max_recv_buffers = value_of(name, v)?,
-            "max_connections" => c.max_connections = value_of(name, v)?,
-            "initial_window" => c.initial_window = value_of(name, v)?,
-            "syn_retries" => c.syn_retries = value_of(name, v)?,
-            "control_rate" => c.control_rate = value_of(name, v)?,
-            "timestamps" => c.timestamps = switch(name, v)?,
-            "sack" => c.sack = switch(name, v)?,
-            "ecn" => c.ecn = switch(name, v)?,
-            "syn_cookies" => c.syn_cookies = switch(name, v)?,
-            _ => return Err(format!("{name:?} is no setting of the engine")),
+            "recv_window" => config.recv_window = parse_value(name, value)?,
+            "send_buffer" => setup.send_buffer = parse_value(name, value)?,
+            "push" => setup.push = parse_switch(name, value)?,
+            "max_recv_buffers" => config.max_recv_buffers = parse_value(name, value)?,
+            "max_connections" => config.max_connections = parse_value(name, value)?,
+            "initial_window" => config.initial_window = parse_value(name, value)?,
+            "syn_retries" => config.syn_retries = parse_value(name, value)?,
+            "control_rate" => config.control_rate = parse_value(name, value)?,
+            "timestamps" => config.timestamps = parse_switch(name, value)?,
+            "sack" => config.sack = parse_switch(name, value)?,
+            "ecn" => config.ecn = parse_switch(name, value)?,
+            "syn_cookies" => config.syn_cookies = parse_switch(name, value)?,
+            _ => return Err(format!("{name:?} is not a setting of the stack")),
         }
     }
     Ok(())
@@ -188,9 +199,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn engine_flags_set_the_stack_and_nonsense_is_refused() {
+    fn engine_flags_configure_the_stack_or_are_refused() {
         let mut s = Setup::new(false);
-        engine_flags(
+        apply_engine_flags(
             &mut s,
             "congestion=dctcp rto_min_usecs=5000 keepalive_probes=2",
         )
@@ -201,16 +212,16 @@ mod tests {
         for (bad, says) in [
             ("congestion=vegas", "cubic"),
             ("mss", "name=value"),
-            ("speed=9", "no setting"),
+            ("speed=9", "not a setting"),
             ("sack=maybe", "1 or 0"),
             ("mtu=big", "mtu=big"),
         ] {
             assert!(
-                engine_flags(&mut s, bad).unwrap_err().contains(says),
+                apply_engine_flags(&mut s, bad).unwrap_err().contains(says),
                 "{bad}"
             );
         }
-        assert!(s.option("remote_ip", "2001:db8::1").is_err());
-        assert!(s.option("wine", "1").is_err());
+        assert!(s.set_option("remote_ip", "2001:db8::1").is_err());
+        assert!(s.set_option("wine", "1").is_err());
     }
 }

@@ -1,35 +1,42 @@
-//! The packets of scripts.
+//! Parses the packets of scripts: what follows `<` or `>`.
 
 use crate::lexer::Token;
 use crate::notation;
-use crate::packet::{ACK, Ecn, IcmpSpec, TcpOption, TcpSpec, URG, options_fit};
-use crate::parser::Tokens;
-use crate::script::{At, Packet};
+use crate::packet::{
+    ACK, ECN_CE, ECN_ECT0, ECN_ECT1, ECN_NOT_ECT, EcnSpec, IcmpSpec, TcpOption, TcpSpec, URG,
+    check_options_fit,
+};
+use crate::parser::TokenStream;
+use crate::script::{LineError, ScriptPacket};
 
-/// What follows `<` or `>`.
-pub(crate) fn packet(t: &mut Tokens, injected: bool) -> Result<Packet, At> {
-    let ecn = ip_bits(t)?;
-    if t.eat_word("icmp") {
-        return Ok(Packet::Icmp(icmp(t)?));
+/// Parses a packet, one that the peer sends (`injected`) or one that the stack must send. The latter
+/// may leave things open.
+pub(crate) fn parse_packet(
+    tokens: &mut TokenStream,
+    injected: bool,
+) -> Result<ScriptPacket, LineError> {
+    let ecn = parse_ecn(tokens)?;
+    if tokens.eat_word("icmp") {
+        return Ok(ScriptPacket::Icmp(parse_icmp(tokens)?));
     }
-    if injected && ecn == Some(Ecn::Capable) {
-        return Err(At::new(
-            t.line(),
+    if injected && ecn == Some(EcnSpec::Capable) {
+        return Err(LineError::new(
+            tokens.line(),
             "[ect01] can only be expected, not injected",
         ));
     }
-    let ports = match t.peek() {
+    let ports = match tokens.peek() {
         Some(Token::Int(_)) => {
-            let from = t.number("a source port")?;
-            t.expect('>')?;
-            Some((from, t.number("a destination port")?))
+            let from = tokens.expect_number("a source port")?;
+            tokens.expect_punct('>')?;
+            Some((from, tokens.expect_number("a destination port")?))
         }
         _ => None,
     };
-    let flags = flags(t)?;
-    let (seq, len) = span(t)?;
-    let line = t.line();
-    let mut s = TcpSpec {
+    let flags = parse_flags(tokens)?;
+    let (seq, len) = parse_sequence_range(tokens)?;
+    let line = tokens.line();
+    let mut spec = TcpSpec {
         ports,
         ecn,
         flags,
@@ -40,114 +47,124 @@ pub(crate) fn packet(t: &mut Tokens, injected: bool) -> Result<Packet, At> {
         urgent: None,
         options: Some(vec![]),
     };
-    if t.eat_word("ack") {
-        s.ack = Some(t.number("an acknowledgment number")?);
+    if tokens.eat_word("ack") {
+        spec.ack = Some(tokens.expect_number("an acknowledgment number")?);
     }
-    if t.eat_word("win") {
-        s.window = Some(t.number("a window")?);
+    if tokens.eat_word("win") {
+        spec.window = Some(tokens.expect_number("a window")?);
     }
-    if t.eat_word("urg") {
-        s.urgent = Some(t.number("an urgent pointer")?);
+    if tokens.eat_word("urg") {
+        spec.urgent = Some(tokens.expect_number("an urgent pointer")?);
     }
-    if flags & ACK == 0 && s.ack.is_some() {
-        return Err(At::new(line, "`ack` without the flag `.`"));
+    if flags & ACK == 0 && spec.ack.is_some() {
+        return Err(LineError::new(line, "`ack` without the flag `.`"));
     }
-    if flags & URG == 0 && s.urgent.is_some() {
-        return Err(At::new(line, "`urg` without the flag `U`"));
+    if flags & URG == 0 && spec.urgent.is_some() {
+        return Err(LineError::new(line, "`urg` without the flag `U`"));
     }
-    if flags & ACK != 0 && s.ack.is_none() {
-        return Err(At::new(line, "the flag `.` needs `ack` and a number"));
+    if flags & ACK != 0 && spec.ack.is_none() {
+        return Err(LineError::new(
+            line,
+            "the flag `.` needs `ack` and a number",
+        ));
     }
-    if injected && s.window.is_none() {
-        return Err(At::new(
+    if injected && spec.window.is_none() {
+        return Err(LineError::new(
             line,
             "an injected segment needs `win` and a number",
         ));
     }
-    if t.is('<') {
-        s.options = options(t)?;
+    if tokens.is_next('<') {
+        spec.options = parse_options(tokens)?;
     }
-    match &s.options {
-        None if injected => Err(At::new(line, "an injected segment cannot have <...>")),
-        Some(o) if injected => {
-            options_fit(o).map_err(|m| At::new(line, m))?;
-            Ok(Packet::Tcp(s))
+    match &spec.options {
+        None if injected => Err(LineError::new(
+            line,
+            "an injected segment cannot have <...>",
+        )),
+        Some(options) if injected => {
+            check_options_fit(options).map_err(|message| LineError::new(line, message))?;
+            Ok(ScriptPacket::Tcp(spec))
         }
-        _ => Ok(Packet::Tcp(s)),
+        _ => Ok(ScriptPacket::Tcp(spec)),
     }
 }
 
-/// `[ce]`, `(ect0)` and so on.
-fn ip_bits(t: &mut Tokens) -> Result<Option<Ecn>, At> {
-    let close = match t.peek() {
+/// The ECN codepoint (RFC 3168 section 5) in brackets: `[ce]`, `(ect0)` and so on.
+fn parse_ecn(tokens: &mut TokenStream) -> Result<Option<EcnSpec>, LineError> {
+    let close = match tokens.peek() {
         Some(Token::Punct('[')) => ']',
         Some(Token::Punct('(')) => ')',
         _ => return Ok(None),
     };
-    t.next();
-    let line = t.line();
-    let word = t.word("noecn, ect0, ect1, ect01 or ce")?;
-    let e = match word.as_str() {
-        "noecn" => Ecn::Is(0),
-        "ect1" => Ecn::Is(1),
-        "ect0" => Ecn::Is(2),
-        "ce" => Ecn::Is(3),
-        "ect01" => Ecn::Capable,
-        w => {
-            return Err(At::new(
+    tokens.next();
+    let line = tokens.line();
+    let word = tokens.expect_word("noecn, ect0, ect1, ect01 or ce")?;
+    let ecn = match word.as_str() {
+        "noecn" => EcnSpec::Exactly(ECN_NOT_ECT),
+        "ect1" => EcnSpec::Exactly(ECN_ECT1),
+        "ect0" => EcnSpec::Exactly(ECN_ECT0),
+        "ce" => EcnSpec::Exactly(ECN_CE),
+        "ect01" => EcnSpec::Capable,
+        unknown => {
+            return Err(LineError::new(
                 line,
-                format!("{w:?} is not known here: noecn, ect0, ect1, ect01 or ce"),
+                format!("{unknown:?} is not known here: noecn, ect0, ect1, ect01 or ce"),
             ));
         }
     };
-    t.expect(close)?;
-    Ok(Some(e))
+    tokens.expect_punct(close)?;
+    Ok(Some(ecn))
 }
 
-fn flags(t: &mut Tokens) -> Result<u8, At> {
-    if t.eat('-') {
+/// The letters of the TCP flags, or `-` for none.
+fn parse_flags(tokens: &mut TokenStream) -> Result<u8, LineError> {
+    if tokens.eat_punct('-') {
         return Ok(0);
     }
-    let line = t.line();
-    let mut f = 0;
-    let mut some = false;
-    if let Some(Token::Word(w)) = t.peek() {
-        for c in w.clone().chars() {
-            let Some(bit) = notation::flag(c) else {
-                return Err(At::new(
+    let line = tokens.line();
+    let mut flags = 0;
+    let mut any = false;
+    if let Some(Token::Word(word)) = tokens.peek() {
+        for letter in word.clone().chars() {
+            let Some(bit) = notation::flag_of_letter(letter) else {
+                return Err(LineError::new(
                     line,
-                    format!("{c:?} is no TCP flag: FSRPUEW and ."),
+                    format!("{letter:?} is no TCP flag: FSRPUEW and ."),
                 ));
             };
-            f |= bit;
+            flags |= bit;
         }
-        t.next();
-        some = true;
+        tokens.next();
+        any = true;
     }
-    if t.eat('.') {
-        f |= ACK;
-        some = true;
+    if tokens.eat_punct('.') {
+        flags |= ACK;
+        any = true;
     }
-    if !some {
-        return t.error("TCP flags (such as S., P., or -)");
+    if !any {
+        return tokens.syntax_error("TCP flags (such as S., P., or -)");
     }
-    Ok(f)
+    Ok(flags)
 }
 
-/// `1:1001(1000)`: sequence number and length.
-fn span(t: &mut Tokens) -> Result<(u32, u32), At> {
-    let line = t.line();
-    let from: u32 = t.number("a sequence number")?;
-    t.expect(':')?;
-    let to: u32 = t.number("a sequence number")?;
-    t.expect('(')?;
-    let len: u32 = t.number("a payload length")?;
-    t.expect(')')?;
+/// `1:1001(1000)`: the sequence number and the payload length in bytes.
+fn parse_sequence_range(tokens: &mut TokenStream) -> Result<(u32, u32), LineError> {
+    let line = tokens.line();
+    let from: u32 = tokens.expect_number("a sequence number")?;
+    tokens.expect_punct(':')?;
+    let to: u32 = tokens.expect_number("a sequence number")?;
+    tokens.expect_punct('(')?;
+    let len: u32 = tokens.expect_number("a payload length")?;
+    tokens.expect_punct(')')?;
     if len > 65_000 {
-        return Err(At::new(line, format!("{len} bytes do not fit a segment")));
+        return Err(LineError::new(
+            line,
+            format!("{len} bytes do not fit a segment"),
+        ));
     }
     if from.wrapping_add(len) != to {
-        return Err(At::new(
+        return Err(LineError::new(
             line,
             format!(
                 "{from} and {len} bytes end at {}, not at {to}",
@@ -158,76 +175,78 @@ fn span(t: &mut Tokens) -> Result<(u32, u32), At> {
     Ok((from, len))
 }
 
-fn options(t: &mut Tokens) -> Result<Option<Vec<TcpOption>>, At> {
-    t.expect('<')?;
-    if t.peek() == Some(&Token::Ellipsis) {
-        t.next();
-        t.expect('>')?;
+/// `<mss 1460,nop,wscale 7>`; `None` for `<...>`, which matches any options.
+fn parse_options(tokens: &mut TokenStream) -> Result<Option<Vec<TcpOption>>, LineError> {
+    tokens.expect_punct('<')?;
+    if tokens.peek() == Some(&Token::Ellipsis) {
+        tokens.next();
+        tokens.expect_punct('>')?;
         return Ok(None);
     }
     let mut all = vec![];
-    while !t.is('>') {
+    while !tokens.is_next('>') {
         if !all.is_empty() {
-            t.expect(',')?;
+            tokens.expect_punct(',')?;
         }
-        let line = t.line();
-        let name = t.word("a TCP option")?;
+        let line = tokens.line();
+        let name = tokens.expect_word("a TCP option")?;
         all.push(match name.as_str() {
             "nop" => TcpOption::Nop,
             "eol" => TcpOption::Eol,
-            "mss" => TcpOption::Mss(t.number("the MSS")?),
-            "wscale" => TcpOption::WindowScale(t.number("the window scale")?),
+            "mss" => TcpOption::Mss(tokens.expect_number("the MSS")?),
+            "wscale" => TcpOption::WindowScale(tokens.expect_number("the window scale")?),
             "sackOK" => TcpOption::SackOk,
             "sack" => {
                 let mut blocks = vec![];
-                while let Some(Token::Int(_)) = t.peek() {
-                    let lo = t.number("a SACK edge")?;
-                    t.expect(':')?;
-                    blocks.push((lo, t.number("a SACK edge")?));
+                while let Some(Token::Int(_)) = tokens.peek() {
+                    let left = tokens.expect_number("a SACK edge")?;
+                    tokens.expect_punct(':')?;
+                    blocks.push((left, tokens.expect_number("a SACK edge")?));
                 }
                 TcpOption::Sack(blocks)
             }
             "TS" => {
-                if !t.eat_word("val") {
-                    return t.error("`val`");
+                if !tokens.eat_word("val") {
+                    return tokens.syntax_error("`val`");
                 }
-                let val = t.number("a timestamp")?;
-                if !t.eat_word("ecr") {
-                    return t.error("`ecr`");
+                let val = tokens.expect_number("a timestamp")?;
+                if !tokens.eat_word("ecr") {
+                    return tokens.syntax_error("`ecr`");
                 }
                 TcpOption::Timestamps {
                     val,
-                    ecr: t.number("a timestamp")?,
+                    ecr: tokens.expect_number("a timestamp")?,
                 }
             }
-            n => {
-                return Err(At::new(
+            unknown => {
+                return Err(LineError::new(
                     line,
                     format!(
-                        "{n:?} is no TCP option known here: mss, wscale, sackOK, sack, TS, nop, eol"
+                        "{unknown:?} is no TCP option known here: mss, wscale, sackOK, sack, TS, nop, eol"
                     ),
                 ));
             }
         });
     }
-    t.expect('>')?;
+    tokens.expect_punct('>')?;
     Ok(Some(all))
 }
 
-/// `unreachable frag_needed mtu 1200 [1:1461(1460)]`
-fn icmp(t: &mut Tokens) -> Result<IcmpSpec, At> {
-    let kind = t.word("an ICMP type")?;
+/// `unreachable frag_needed mtu 1200 [1:1461(1460)]`: type, code, MTU, and the sequence numbers of the
+/// quoted segment.
+fn parse_icmp(tokens: &mut TokenStream) -> Result<IcmpSpec, LineError> {
+    let kind = tokens.expect_word("an ICMP type")?;
     let mut code = None;
-    if matches!(t.peek(), Some(Token::Word(w)) if w != "mtu") {
-        code = Some(t.word("an ICMP code")?);
+    if matches!(tokens.peek(), Some(Token::Word(word)) if word != "mtu") {
+        code = Some(tokens.expect_word("an ICMP code")?);
     }
     let mut mtu = None;
-    if t.eat_word("mtu") {
-        mtu = Some(t.number("an MTU")?);
+    if tokens.eat_word("mtu") {
+        mtu = Some(tokens.expect_number("an MTU")?);
     }
-    t.expect('[')?;
-    let quoted = span(t)?;
-    t.expect(']')?;
+    tokens.expect_punct('[')?;
+    let quoted = parse_sequence_range(tokens)?;
+    tokens.expect_punct(']')?;
     Ok(IcmpSpec {
         kind,
         code,

@@ -1,262 +1,283 @@
-//! Scripts: options, times, system calls. Packets are read by `packet_parser`.
+//! Parses scripts: options, times, system calls. Packets are parsed by `packet_parser`.
 
-use crate::lexer::{Token, tokens};
+use crate::lexer::{Token, tokenize};
 use crate::packet_parser;
-use crate::script::{Arg, At, Call, Event, Packet, Script, What, When};
+use crate::script::{
+    Action, Argument, EventTime, LineError, Script, ScriptEvent, ScriptPacket, SystemCall,
+};
 
-/// A place in the tokens of a script.
-pub(crate) struct Tokens {
+/// The tokens of a script that have not been parsed yet.
+pub(crate) struct TokenStream {
     all: Vec<(usize, Token)>,
     at: usize,
     last_line: usize,
 }
 
-impl Tokens {
+impl TokenStream {
+    /// The next token.
     pub(crate) fn peek(&self) -> Option<&Token> {
-        self.all.get(self.at).map(|(_, t)| t)
+        self.all.get(self.at).map(|(_, token)| token)
     }
 
+    /// The token `ahead` places after the next.
     fn peek_at(&self, ahead: usize) -> Option<&Token> {
-        self.all.get(self.at + ahead).map(|(_, t)| t)
+        self.all.get(self.at + ahead).map(|(_, token)| token)
     }
 
+    /// Takes the next token.
     pub(crate) fn next(&mut self) -> Option<Token> {
-        let (_, t) = self.all.get(self.at)?;
+        let (_, token) = self.all.get(self.at)?;
         self.at += 1;
-        Some(t.clone())
+        Some(token.clone())
     }
 
     /// Line of the next token, or of the end.
     pub(crate) fn line(&self) -> usize {
-        self.all.get(self.at).map_or(self.last_line, |(l, _)| *l)
+        self.all
+            .get(self.at)
+            .map_or(self.last_line, |(line, _)| *line)
     }
 
-    pub(crate) fn is(&self, c: char) -> bool {
-        self.peek() == Some(&Token::Punct(c))
+    /// Whether the next token is this punctuation character.
+    pub(crate) fn is_next(&self, symbol: char) -> bool {
+        self.peek() == Some(&Token::Punct(symbol))
     }
 
-    /// Takes `c` if it comes next.
-    pub(crate) fn eat(&mut self, c: char) -> bool {
-        let yes = self.is(c);
-        self.at += usize::from(yes);
-        yes
+    /// Takes this punctuation character if it comes next, and says whether it did.
+    pub(crate) fn eat_punct(&mut self, symbol: char) -> bool {
+        let matched = self.is_next(symbol);
+        self.at += usize::from(matched);
+        matched
     }
 
-    /// Takes the word `w` if it comes next.
-    pub(crate) fn eat_word(&mut self, w: &str) -> bool {
-        let yes = matches!(self.peek(), Some(Token::Word(x)) if x == w);
-        self.at += usize::from(yes);
-        yes
+    /// Takes this word if it comes next, and says whether it did.
+    pub(crate) fn eat_word(&mut self, word: &str) -> bool {
+        let matched = matches!(self.peek(), Some(Token::Word(found)) if found == word);
+        self.at += usize::from(matched);
+        matched
     }
 
-    pub(crate) fn error<T>(&self, wanted: &str) -> Result<T, At> {
-        let got = self
+    /// An error at the next token.
+    pub(crate) fn syntax_error<T>(&self, wanted: &str) -> Result<T, LineError> {
+        let found = self
             .peek()
-            .map_or("the end of the script".into(), |t| format!("`{t}`"));
-        Err(At::new(
+            .map_or("the end of the script".into(), |token| format!("`{token}`"));
+        Err(LineError::new(
             self.line(),
-            format!("syntax error: expected {wanted}, found {got}"),
+            format!("syntax error: expected {wanted}, found {found}"),
         ))
     }
 
-    pub(crate) fn expect(&mut self, c: char) -> Result<(), At> {
-        if self.eat(c) {
+    /// Takes this punctuation character, which must come next.
+    pub(crate) fn expect_punct(&mut self, symbol: char) -> Result<(), LineError> {
+        if self.eat_punct(symbol) {
             return Ok(());
         }
-        self.error(&format!("`{c}`"))
+        self.syntax_error(&format!("`{symbol}`"))
     }
 
-    pub(crate) fn int(&mut self, what: &str) -> Result<i64, At> {
-        let negative = self.is('-');
+    /// Takes an integer, which must come next. `what` is for the message.
+    pub(crate) fn expect_int(&mut self, what: &str) -> Result<i64, LineError> {
+        let negative = self.is_next('-');
         match self.peek_at(usize::from(negative)) {
-            Some(&Token::Int(v)) => {
+            Some(&Token::Int(value)) => {
                 self.at += 1 + usize::from(negative);
-                Ok(if negative { -v } else { v })
+                Ok(if negative { -value } else { value })
             }
-            _ => self.error(what),
+            _ => self.syntax_error(what),
         }
     }
 
-    /// A number that fits.
-    pub(crate) fn number<T: TryFrom<i64>>(&mut self, what: &str) -> Result<T, At> {
+    /// Takes an integer that fits the type. `what` is for the message.
+    pub(crate) fn expect_number<T: TryFrom<i64>>(&mut self, what: &str) -> Result<T, LineError> {
         let line = self.line();
-        let v = self.int(what)?;
-        T::try_from(v).map_err(|_| At::new(line, format!("{v} is out of range for {what}")))
+        let value = self.expect_int(what)?;
+        T::try_from(value)
+            .map_err(|_| LineError::new(line, format!("{value} is out of range for {what}")))
     }
 
-    pub(crate) fn word(&mut self, what: &str) -> Result<String, At> {
+    /// Takes a word, which must come next. `what` is for the message.
+    pub(crate) fn expect_word(&mut self, what: &str) -> Result<String, LineError> {
         match self.peek() {
-            Some(Token::Word(w)) => {
-                let w = w.clone();
+            Some(Token::Word(word)) => {
+                let word = word.clone();
                 self.at += 1;
-                Ok(w)
+                Ok(word)
             }
-            _ => self.error(what),
+            _ => self.syntax_error(what),
         }
     }
 }
 
-/// Reads a whole script. `v6` of a packet depends on options that come first, so it is checked
-/// when the packet is made.
-pub(crate) fn parse(text: &str) -> Result<Script, At> {
-    let all = tokens(text)?;
+/// Parses a whole script. Whether an ICMP type exists depends on the IP version, and is checked when
+/// the packet is sent.
+pub(crate) fn parse_script(text: &str) -> Result<Script, LineError> {
+    let all = tokenize(text)?;
     let last_line = text.lines().count().max(1);
-    let mut t = Tokens {
+    let mut tokens = TokenStream {
         all,
         at: 0,
         last_line,
     };
     let mut script = Script::default();
-    while let Some(token) = t.peek() {
-        let line = t.line();
+    while let Some(token) = tokens.peek() {
+        let line = tokens.line();
         match token {
             Token::Flag(name, value) => {
                 if !script.events.is_empty() {
-                    return Err(At::new(line, "options come before the first event"));
+                    return Err(LineError::new(line, "options come before the first event"));
                 }
                 script.options.push((line, name.clone(), value.clone()));
-                t.next();
+                tokens.next();
             }
-            // Commands set kernels up; the engine has no sysctls.
+            // Shell commands configure a kernel. The stack is configured by `--so_flags` instead.
             Token::Shell => {
-                t.next();
+                tokens.next();
             }
             _ => {
-                if let Some(e) = event(&mut t)? {
-                    script.events.push(e);
+                if let Some(event) = parse_event(&mut tokens)? {
+                    script.events.push(event);
                 }
             }
         }
     }
     if script.events.is_empty() {
-        return Err(At::new(last_line, "the script has no events"));
+        return Err(LineError::new(last_line, "the script has no events"));
     }
     Ok(script)
 }
 
-fn event(t: &mut Tokens) -> Result<Option<Event>, At> {
-    let line = t.line();
-    let when = time(t)?;
-    let what = match t.peek() {
+/// A time and what happens then; `None` for a shell command.
+fn parse_event(tokens: &mut TokenStream) -> Result<Option<ScriptEvent>, LineError> {
+    let line = tokens.line();
+    let when = parse_time(tokens)?;
+    let action = match tokens.peek() {
         Some(Token::Punct('<')) => {
-            t.next();
-            What::Inject(packet_parser::packet(t, true)?)
+            tokens.next();
+            Action::Inject(packet_parser::parse_packet(tokens, true)?)
         }
         Some(Token::Punct('>')) => {
-            t.next();
-            match packet_parser::packet(t, false)? {
-                Packet::Tcp(p) => What::Expect(p),
-                Packet::Icmp(_) => return Err(At::new(line, "ICMP can only be injected (`<`)")),
+            tokens.next();
+            match packet_parser::parse_packet(tokens, false)? {
+                ScriptPacket::Tcp(packet) => Action::Expect(packet),
+                ScriptPacket::Icmp(_) => {
+                    return Err(LineError::new(line, "ICMP can only be injected (`<`)"));
+                }
             }
         }
-        Some(Token::Code(c)) => {
-            let c = c.clone();
-            t.next();
-            What::Code(c)
+        Some(Token::Code(code)) => {
+            let code = code.clone();
+            tokens.next();
+            Action::Code(code)
         }
         Some(Token::Shell) => {
-            t.next();
+            tokens.next();
             return Ok(None);
         }
-        Some(Token::Word(_)) => What::Call(call(t, None)?),
+        Some(Token::Word(_)) => Action::Call(parse_call(tokens, None)?),
         Some(Token::Ellipsis) => {
-            t.next();
-            let until = time(t)?;
-            What::Call(call(t, Some(until))?)
+            tokens.next();
+            let until = parse_time(tokens)?;
+            Action::Call(parse_call(tokens, Some(until))?)
         }
-        _ => return t.error("`<`, `>`, a system call, or %{ code }% after the time"),
+        _ => return tokens.syntax_error("`<`, `>`, a system call, or %{ code }% after the time"),
     };
     let ranged = matches!(
         when,
-        When::Any | When::AbsoluteRange(..) | When::RelativeRange(..)
+        EventTime::Any | EventTime::AbsoluteRange(..) | EventTime::RelativeRange(..)
     );
-    if ranged && !matches!(what, What::Expect(_)) {
-        return Err(At::new(
+    if ranged && !matches!(action, Action::Expect(_)) {
+        return Err(LineError::new(
             line,
             "only packets that the stack sends can have a range of times or `*`",
         ));
     }
-    Ok(Some(Event { line, when, what }))
+    Ok(Some(ScriptEvent { line, when, action }))
 }
 
-fn nanos(t: &mut Tokens) -> Result<u64, At> {
-    let v = match t.peek() {
-        Some(Token::Int(v)) => v.checked_mul(1_000_000_000),
-        Some(Token::Fraction(v)) => Some(*v),
-        _ => return t.error("a time (such as 0.5, +.1, or *)"),
+/// Seconds, whole or a decimal fraction, in nanoseconds.
+fn parse_nanos(tokens: &mut TokenStream) -> Result<u64, LineError> {
+    let nanos = match tokens.peek() {
+        Some(Token::Int(nanos)) => nanos.checked_mul(1_000_000_000),
+        Some(Token::Fraction(nanos)) => Some(*nanos),
+        _ => return tokens.syntax_error("a time (such as 0.5, +.1, or *)"),
     };
-    let Some(v) = v.and_then(|v| u64::try_from(v).ok()) else {
-        return Err(At::new(t.line(), "the time is too large"));
+    let Some(nanos) = nanos.and_then(|nanos| u64::try_from(nanos).ok()) else {
+        return Err(LineError::new(tokens.line(), "the time is too large"));
     };
-    t.next();
-    Ok(v)
+    tokens.next();
+    Ok(nanos)
 }
 
-fn time(t: &mut Tokens) -> Result<When, At> {
-    if t.eat('*') {
-        return Ok(When::Any);
+/// `0.5`, `+.1`, `0.5~1`, `+0.5~+1` or `*`.
+fn parse_time(tokens: &mut TokenStream) -> Result<EventTime, LineError> {
+    if tokens.eat_punct('*') {
+        return Ok(EventTime::Any);
     }
-    let line = t.line();
-    let relative = t.eat('+');
-    let from = nanos(t)?;
-    if t.eat('~') {
-        if t.eat('+') != relative {
-            return Err(At::new(
+    let line = tokens.line();
+    let relative = tokens.eat_punct('+');
+    let from = parse_nanos(tokens)?;
+    if tokens.eat_punct('~') {
+        if tokens.eat_punct('+') != relative {
+            return Err(LineError::new(
                 line,
                 "both times of a range have a `+`, or neither",
             ));
         }
-        let to = nanos(t)?;
+        let to = parse_nanos(tokens)?;
         if to < from {
-            return Err(At::new(line, "the range of times ends before it begins"));
+            return Err(LineError::new(
+                line,
+                "the range of times ends before it begins",
+            ));
         }
         return Ok(if relative {
-            When::RelativeRange(from, to)
+            EventTime::RelativeRange(from, to)
         } else {
-            When::AbsoluteRange(from, to)
+            EventTime::AbsoluteRange(from, to)
         });
     }
     Ok(if relative {
-        When::Relative(from)
+        EventTime::Relative(from)
     } else {
-        When::Absolute(from)
+        EventTime::Absolute(from)
     })
 }
 
 /// `name(args) = result [ERRNO] [(remark)]`
-fn call(t: &mut Tokens, until: Option<When>) -> Result<Call, At> {
-    let name = t.word("the name of a system call")?;
-    t.expect('(')?;
+fn parse_call(tokens: &mut TokenStream, until: Option<EventTime>) -> Result<SystemCall, LineError> {
+    let name = tokens.expect_word("the name of a system call")?;
+    tokens.expect_punct('(')?;
     let mut args = vec![];
-    while !t.is(')') {
+    while !tokens.is_next(')') {
         if !args.is_empty() {
-            t.expect(',')?;
+            tokens.expect_punct(',')?;
         }
-        args.push(arg(t)?);
+        args.push(parse_argument(tokens)?);
     }
-    t.expect(')')?;
-    t.expect('=')?;
-    let result = if t.eat('*') || t.peek() == Some(&Token::Ellipsis) {
-        if t.peek() == Some(&Token::Ellipsis) {
-            t.next();
+    tokens.expect_punct(')')?;
+    tokens.expect_punct('=')?;
+    let result = if tokens.eat_punct('*') || tokens.peek() == Some(&Token::Ellipsis) {
+        if tokens.peek() == Some(&Token::Ellipsis) {
+            tokens.next();
         }
         None
     } else {
-        Some(t.int("the result of the call")?)
+        Some(tokens.expect_int("the result of the call")?)
     };
     let mut errno = None;
-    if matches!(t.peek(), Some(Token::Word(w)) if w.starts_with('E')) {
-        errno = Some(t.word("an error name")?);
+    if matches!(tokens.peek(), Some(Token::Word(word)) if word.starts_with('E')) {
+        errno = Some(tokens.expect_word("an error name")?);
     }
-    if t.is('(') {
-        // strace's explanation of the result.
-        while !t.eat(')') {
-            if t.next().is_none() {
-                return t.error("`)`");
+    if tokens.is_next('(') {
+        // The explanation of the result that strace prints.
+        while !tokens.eat_punct(')') {
+            if tokens.next().is_none() {
+                return tokens.syntax_error("`)`");
             }
         }
     }
-    Ok(Call {
+    Ok(SystemCall {
         name,
         args,
         result,
@@ -265,52 +286,55 @@ fn call(t: &mut Tokens, until: Option<When>) -> Result<Call, At> {
     })
 }
 
-fn arg(t: &mut Tokens) -> Result<Arg, At> {
-    match t.peek() {
+/// One argument of a system call.
+fn parse_argument(tokens: &mut TokenStream) -> Result<Argument, LineError> {
+    match tokens.peek() {
         Some(Token::Ellipsis) => {
-            t.next();
-            Ok(Arg::Any)
+            tokens.next();
+            Ok(Argument::Any)
         }
-        Some(Token::Int(_) | Token::Punct('-')) => Ok(Arg::Int(t.int("a number")?)),
-        Some(Token::Str(s)) => {
-            let s = s.clone();
-            t.next();
-            Ok(Arg::Str(s))
+        Some(Token::Int(_) | Token::Punct('-')) => {
+            Ok(Argument::Int(tokens.expect_int("a number")?))
+        }
+        Some(Token::Str(text)) => {
+            let text = text.clone();
+            tokens.next();
+            Ok(Argument::Str(text))
         }
         Some(Token::Word(_)) => {
-            let mut words = vec![t.word("a symbol")?];
-            while t.eat('|') {
-                words.push(t.word("a symbol after `|`")?);
+            let mut words = vec![tokens.expect_word("a symbol")?];
+            while tokens.eat_punct('|') {
+                words.push(tokens.expect_word("a symbol after `|`")?);
             }
-            Ok(Arg::Words(words))
+            Ok(Argument::Symbols(words))
         }
         Some(Token::Punct('[')) => {
-            t.next();
+            tokens.next();
             let mut all = vec![];
-            while !t.is(']') {
+            while !tokens.is_next(']') {
                 if !all.is_empty() {
-                    t.expect(',')?;
+                    tokens.expect_punct(',')?;
                 }
-                all.push(arg(t)?);
+                all.push(parse_argument(tokens)?);
             }
-            t.expect(']')?;
-            Ok(Arg::List(all))
+            tokens.expect_punct(']')?;
+            Ok(Argument::List(all))
         }
         Some(Token::Punct('{')) => {
-            t.next();
+            tokens.next();
             let mut all = vec![];
-            while !t.is('}') {
+            while !tokens.is_next('}') {
                 if !all.is_empty() {
-                    t.expect(',')?;
+                    tokens.expect_punct(',')?;
                 }
-                let name = t.word("the name of a field")?;
-                t.expect('=')?;
-                all.push((name, arg(t)?));
+                let name = tokens.expect_word("the name of a field")?;
+                tokens.expect_punct('=')?;
+                all.push((name, parse_argument(tokens)?));
             }
-            t.expect('}')?;
-            Ok(Arg::Struct(all))
+            tokens.expect_punct('}')?;
+            Ok(Argument::Struct(all))
         }
-        _ => t.error("an argument"),
+        _ => tokens.syntax_error("an argument"),
     }
 }
 
@@ -318,48 +342,62 @@ fn arg(t: &mut Tokens) -> Result<Arg, At> {
 mod tests {
     use super::*;
 
-    fn one(text: &str) -> Event {
-        let mut s = parse(text).unwrap();
-        assert_eq!(s.events.len(), 1);
-        s.events.remove(0)
+    fn parse_single(text: &str) -> ScriptEvent {
+        let mut script = parse_script(text).unwrap();
+        assert_eq!(script.events.len(), 1);
+        script.events.remove(0)
     }
 
     fn wrong(text: &str) -> (usize, String) {
-        let e = parse(text).unwrap_err();
+        let e = parse_script(text).unwrap_err();
         (e.line, e.message)
     }
 
     #[test]
     fn times_are_absolute_relative_ranged_or_any() {
-        let when = |t: &str| one(&format!("{t} > . 1:1(0) ack 1")).when;
-        assert_eq!(when("0.25"), When::Absolute(250_000_000));
-        assert_eq!(when("+.1"), When::Relative(100_000_000));
+        let when = |t: &str| parse_single(&format!("{t} > . 1:1(0) ack 1")).when;
+        assert_eq!(when("0.25"), EventTime::Absolute(250_000_000));
+        assert_eq!(when("+.1"), EventTime::Relative(100_000_000));
         assert_eq!(
             when("+1~+2"),
-            When::RelativeRange(1_000_000_000, 2_000_000_000)
+            EventTime::RelativeRange(1_000_000_000, 2_000_000_000)
         );
         assert_eq!(
             when("1~1.5"),
-            When::AbsoluteRange(1_000_000_000, 1_500_000_000)
+            EventTime::AbsoluteRange(1_000_000_000, 1_500_000_000)
         );
-        assert_eq!(when("*"), When::Any);
+        assert_eq!(when("*"), EventTime::Any);
     }
 
     #[test]
-    fn a_call_has_arguments_a_result_an_error_and_an_end() {
-        let e = one("1...1.5 read(4, ..., 10) = -1 ECONNRESET (Connection reset by peer)");
-        let What::Call(c) = e.what else { panic!() };
-        assert_eq!(c.args, [Arg::Int(4), Arg::Any, Arg::Int(10)]);
+    fn calls_have_arguments_a_result_an_error_an_end() {
+        let event =
+            parse_single("1...1.5 read(4, ..., 10) = -1 ECONNRESET (Connection reset by peer)");
+        let Action::Call(call) = event.action else {
+            panic!()
+        };
         assert_eq!(
-            (c.result, c.errno.as_deref()),
+            call.args,
+            [Argument::Int(4), Argument::Any, Argument::Int(10)]
+        );
+        assert_eq!(
+            (call.result, call.errno.as_deref()),
             (Some(-1), Some("ECONNRESET"))
         );
-        assert_eq!(c.until, Some(When::Absolute(1_500_000_000)));
-        let e = one("+0 poll([{fd=4, events=POLLIN|POLLOUT, revents=POLLIN}], 1, 0) = 1");
-        let What::Call(c) = e.what else { panic!() };
-        let Arg::List(l) = &c.args[0] else { panic!() };
-        let Arg::Struct(s) = &l[0] else { panic!() };
-        assert_eq!(s[1].1, Arg::Words(vec!["POLLIN".into(), "POLLOUT".into()]));
+        assert_eq!(call.until, Some(EventTime::Absolute(1_500_000_000)));
+        let event =
+            parse_single("+0 poll([{fd=4, events=POLLIN|POLLOUT, revents=POLLIN}], 1, 0) = 1");
+        let Action::Call(call) = event.action else {
+            panic!()
+        };
+        let Argument::List(l) = &call.args[0] else {
+            panic!()
+        };
+        let Argument::Struct(s) = &l[0] else { panic!() };
+        assert_eq!(
+            s[1].1,
+            Argument::Symbols(vec!["POLLIN".into(), "POLLOUT".into()])
+        );
     }
 
     #[test]

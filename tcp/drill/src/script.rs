@@ -1,93 +1,105 @@
-//! What a script says, parsed.
+//! A parsed script: its options and its events.
 
 use crate::packet::{IcmpSpec, TcpSpec};
 
-/// Why a script failed, and where.
+/// Why a script failed, and where. Shown as `file:line: message`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}: {message}")]
-pub struct Failure {
+pub struct ScriptFailure {
+    /// The name that [`crate::run_script`] was given.
     pub file: String,
-    /// From 1.
+    /// The first line is 1.
     pub line: usize,
+    /// What the line expects and what happened, or what is wrong with the line itself.
     pub message: String,
 }
 
-/// A failure inside one script, whose name the caller knows.
+/// A failure at a line of a script whose file name the caller knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct At {
+pub(crate) struct LineError {
     pub line: usize,
     pub message: String,
 }
 
-impl At {
-    pub(crate) fn new(line: usize, message: impl Into<String>) -> At {
-        At {
+impl LineError {
+    pub(crate) fn new(line: usize, message: impl Into<String>) -> LineError {
+        LineError {
             line,
             message: message.into(),
         }
     }
 }
 
-/// When an event happens; nanoseconds.
+/// When an event of a script happens; all in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
-    /// Since the start of the script.
+pub(crate) enum EventTime {
+    /// `0.5`: since the start of the script.
     Absolute(u64),
-    /// Since the event before.
+    /// `+.1`: since the last event.
     Relative(u64),
+    /// `0.5~1`: a packet may leave between these two.
     AbsoluteRange(u64, u64),
+    /// `+0.5~+1`
     RelativeRange(u64, u64),
+    /// `*`
     Any,
 }
 
+/// An argument of a system call, or part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Arg {
+pub(crate) enum Argument {
     /// `...`
     Any,
     Int(i64),
     /// Symbols joined by `|`.
-    Words(Vec<String>),
+    Symbols(Vec<String>),
     Str(String),
-    List(Vec<Arg>),
-    Struct(Vec<(String, Arg)>),
+    List(Vec<Argument>),
+    Struct(Vec<(String, Argument)>),
 }
 
+/// `name(args) = result errno`
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct SystemCall {
     pub name: String,
-    pub args: Vec<Arg>,
-    /// `None`: any result will do.
+    pub args: Vec<Argument>,
+    /// `None`: any result matches.
     pub result: Option<i64>,
-    /// Name of the error that a result of -1 must come with.
+    /// Name of the errno value that a result of -1 must have.
     pub errno: Option<String>,
     /// The second time of `a...b`: the call blocks until then.
-    pub until: Option<When>,
+    pub until: Option<EventTime>,
 }
 
+/// A packet that the peer sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Packet {
+pub(crate) enum ScriptPacket {
     Tcp(TcpSpec),
     Icmp(IcmpSpec),
 }
 
+/// What happens at an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    Call(Call),
-    Inject(Packet),
+pub(crate) enum Action {
+    Call(SystemCall),
+    /// `<`: the peer sends a packet.
+    Inject(ScriptPacket),
+    /// `>`: the stack must send a segment.
     Expect(TcpSpec),
+    /// `%{ }%`: assertions.
     Code(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Event {
+pub(crate) struct ScriptEvent {
     pub line: usize,
-    pub when: When,
-    pub what: What,
+    pub when: EventTime,
+    pub action: Action,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Script {
-    /// `--name=value`, in order.
+    /// Line, name and value of each `--name=value`, in order.
     pub options: Vec<(usize, String, String)>,
-    pub events: Vec<Event>,
+    pub events: Vec<ScriptEvent>,
 }

@@ -1,5 +1,5 @@
-//! System calls of sockets, as what they ask of the stack. Nothing blocks: what would is
-//! [`Errno::EAGAIN`], and the caller lets time pass.
+//! System calls of sockets, made on the stack. Nothing blocks: a call that would fails with
+//! [`Errno::EAGAIN`], and the caller lets time pass before it tries again.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -8,70 +8,87 @@ use std::time::Duration;
 use siw_tcp::{ConnId, Error, Keepalive, ListenerId, Stack};
 
 use crate::errno::Errno;
-use crate::host::{Condition, Host};
-use crate::options::{KEEPALIVE, congestion};
+use crate::host::{ConnStatus, Host};
+use crate::options::{KEEPALIVE, congestion_by_name};
 
+/// What a socket stands for.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum SocketKind {
     Fresh,
     Listening(ListenerId),
     Conn(ConnId),
 }
 
+/// A socket: an entry of the table of file descriptors.
 pub(crate) struct Socket {
-    kind: Kind,
+    kind: SocketKind,
     v6: bool,
     bound: Option<SocketAddr>,
-    /// SO_LINGER with a time of 0.
+    /// SO_LINGER with a time of 0: `close` resets the connection.
     abort: bool,
-    /// After SHUT_RD nothing is waited for.
-    deaf: bool,
-    /// Of a listener: established, not yet accepted.
-    pub queue: VecDeque<ConnId>,
+    /// SHUT_RD: `read` returns 0 instead of blocking.
+    read_shut: bool,
+    /// Established connections of a listener that were not accepted yet.
+    pub accept_queue: VecDeque<ConnId>,
 }
 
-/// Which direction `shutdown` ends.
+/// Which direction of a connection `shutdown` ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
+    /// SHUT_RD: the application reads no more.
     Read,
+    /// SHUT_WR: the application writes no more; a FIN is sent.
     Write,
+    /// SHUT_RDWR.
     Both,
 }
 
-/// Socket options that mean something to the engine. Its connections share one configuration:
-/// all but `Linger` and `Harmless` must be set before the first `listen` or `connect`.
+/// Socket options. The connections of the stack share one configuration: all options but `Linger`,
+/// `SendBuffer` and `NoEffect` must be set before the first `listen` or `connect`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SockOpt {
-    /// `close` resets.
+    /// SO_LINGER: whether `close` resets the connection.
     Linger(bool),
+    /// SO_KEEPALIVE (RFC 9293 section 3.8.4).
     KeepAlive(bool),
+    /// TCP_KEEPIDLE: idle time before the first keepalive probe.
     KeepIdle(Duration),
+    /// TCP_KEEPINTVL: time between keepalive probes.
     KeepInterval(Duration),
+    /// TCP_KEEPCNT: unanswered keepalive probes after which the connection times out.
     KeepCount(u8),
+    /// TCP_USER_TIMEOUT: how long data may stay unacknowledged (RFC 9293 section 3.8.3).
     UserTimeout(Duration),
+    /// TCP_CONGESTION: `cubic`, `reno` or `dctcp`.
     Congestion(String),
-    /// Bytes of the receive window.
+    /// SO_RCVBUF: receive window in bytes.
     ReceiveBuffer(u32),
-    /// Bytes that `write` takes beyond what is acknowledged.
+    /// SO_SNDBUF: bytes that `write` accepts beyond what is acknowledged.
     SendBuffer(u32),
+    /// TCP_SYNCNT: retransmissions of a SYN before `connect` fails.
     SynCount(u8),
-    /// What the engine does in any case (no Nagle, addresses are reusable).
-    Harmless,
+    /// Options whose effect the stack has in any case: TCP_NODELAY, SO_REUSEADDR, SO_REUSEPORT.
+    NoEffect,
 }
 
-/// What `poll` tells of a socket.
+/// What `poll` reports for a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ready {
+pub struct Readiness {
+    /// POLLIN: `read` or `accept` would not block.
     pub readable: bool,
+    /// POLLOUT: `write` would not block.
     pub writable: bool,
+    /// POLLERR: an error is pending.
     pub error: bool,
-    /// The peer closed its direction.
+    /// POLLRDHUP: the peer closed its direction.
     pub peer_closed: bool,
+    /// POLLHUP: the connection is gone, or the socket was never connected.
     pub hung_up: bool,
 }
 
-fn errno(e: &Error) -> Errno {
-    match e {
+/// The error number of an error of the stack.
+fn errno_of(error: &Error) -> Errno {
+    match error {
         Error::NotOurAddress(_) => Errno::EADDRNOTAVAIL,
         Error::NoSource(_) | Error::NoRoute(_) => Errno::ENETUNREACH,
         Error::AddrInUse(_) => Errno::EADDRINUSE,
@@ -82,31 +99,36 @@ fn errno(e: &Error) -> Errno {
 }
 
 impl Host {
-    /// The stack; made now if need be.
-    fn stack(&mut self) -> Result<&mut Stack<siw_tcp::VecBuf, Vec<u8>>, Errno> {
+    /// The stack, which is made here if this is the first call that needs it.
+    fn stack_or_new(&mut self) -> Result<&mut Stack<siw_tcp::VecBuf, Vec<u8>>, Errno> {
         if self.stack.is_none() {
-            let s = Stack::new(self.setup.stack_config(), self.now).map_err(|e| errno(&e))?;
-            self.stack = Some(s);
+            let stack = Stack::new(self.setup.stack_config(), self.now)
+                .map_err(|error| errno_of(&error))?;
+            self.stack = Some(stack);
         }
         self.stack.as_mut().ok_or(Errno::EINVAL)
     }
 
-    fn find(&mut self, fd: i32) -> Result<&mut Socket, Errno> {
+    /// The socket with this number.
+    fn find_socket(&mut self, fd: i32) -> Result<&mut Socket, Errno> {
         self.sockets.get_mut(&fd).ok_or(Errno::EBADF)
     }
 
-    fn connection(&mut self, fd: i32) -> Result<ConnId, Errno> {
-        match self.find(fd)?.kind {
-            Kind::Conn(id) => Ok(id),
+    /// The connection of a socket.
+    fn connection_of(&mut self, fd: i32) -> Result<ConnId, Errno> {
+        match self.find_socket(fd)?.kind {
+            SocketKind::Conn(id) => Ok(id),
             _ => Err(Errno::ENOTCONN),
         }
     }
 
-    fn condition(&mut self, id: ConnId) -> &mut Condition {
+    /// What is known of a connection.
+    fn status_of(&mut self, id: ConnId) -> &mut ConnStatus {
         self.conns.entry(id).or_default()
     }
 
-    fn add(&mut self, kind: Kind, v6: bool) -> i32 {
+    /// Adds a socket under the lowest free number from 3.
+    fn add_socket(&mut self, kind: SocketKind, v6: bool) -> i32 {
         let mut fd = 3;
         while self.sockets.contains_key(&fd) {
             fd += 1;
@@ -116,135 +138,146 @@ impl Host {
             v6,
             bound: None,
             abort: false,
-            deaf: false,
-            queue: VecDeque::new(),
+            read_shut: false,
+            accept_queue: VecDeque::new(),
         };
         self.sockets.insert(fd, socket);
         fd
     }
 
-    /// The lowest free number from 3.
+    /// Makes a TCP socket for IPv6 or IPv4, and returns its number.
     pub fn socket(&mut self, v6: bool) -> i32 {
-        self.add(Kind::Fresh, v6)
+        self.add_socket(SocketKind::Fresh, v6)
     }
 
+    /// bind(2). The address must be the host's, or unspecified.
     pub fn bind(&mut self, fd: i32, to: SocketAddr) -> Result<(), Errno> {
         let local = self.setup.local;
-        let s = self.find(fd)?;
-        if s.bound.is_some() || !matches!(s.kind, Kind::Fresh) {
+        let socket = self.find_socket(fd)?;
+        if socket.bound.is_some() || !matches!(socket.kind, SocketKind::Fresh) {
             return Err(Errno::EINVAL);
         }
-        if to.is_ipv6() != s.v6 {
+        if to.is_ipv6() != socket.v6 {
             return Err(Errno::EAFNOSUPPORT);
         }
         if !to.ip().is_unspecified() && to.ip() != local {
             return Err(Errno::EADDRNOTAVAIL);
         }
-        s.bound = Some(to);
+        socket.bound = Some(to);
         Ok(())
     }
 
+    /// listen(2). The socket must be bound.
     pub fn listen(&mut self, fd: i32, backlog: i32) -> Result<(), Errno> {
-        let s = self.find(fd)?;
-        let bound = s.bound.ok_or(Errno::EDESTADDRREQ)?;
-        if !matches!(s.kind, Kind::Fresh) {
+        let socket = self.find_socket(fd)?;
+        let bound = socket.bound.ok_or(Errno::EDESTADDRREQ)?;
+        if !matches!(socket.kind, SocketKind::Fresh) {
             return Err(Errno::EINVAL);
         }
-        let local = Some(bound.ip()).filter(|a: &IpAddr| !a.is_unspecified());
+        let local = Some(bound.ip()).filter(|address: &IpAddr| !address.is_unspecified());
         let backlog = usize::try_from(backlog).unwrap_or(0);
         let id = self
-            .stack()?
+            .stack_or_new()?
             .listen(local, bound.port(), backlog, fd as u64)
-            .map_err(|e| errno(&e))?;
-        self.find(fd)?.kind = Kind::Listening(id);
+            .map_err(|error| errno_of(&error))?;
+        self.find_socket(fd)?.kind = SocketKind::Listening(id);
         Ok(())
     }
 
+    /// accept(2): the new socket and the address of its peer.
     pub fn accept(&mut self, fd: i32) -> Result<(i32, SocketAddr), Errno> {
-        let s = self.find(fd)?;
-        if !matches!(s.kind, Kind::Listening(_)) {
+        let socket = self.find_socket(fd)?;
+        if !matches!(socket.kind, SocketKind::Listening(_)) {
             return Err(Errno::EINVAL);
         }
-        let id = s.queue.pop_front().ok_or(Errno::EAGAIN)?;
-        let v6 = s.v6;
-        let new = self.add(Kind::Conn(id), v6);
-        let stack = self.stack()?;
+        let id = socket.accept_queue.pop_front().ok_or(Errno::EAGAIN)?;
+        let v6 = socket.v6;
+        let new = self.add_socket(SocketKind::Conn(id), v6);
+        let stack = self.stack_or_new()?;
         stack.set_user(id, new as u64);
-        let remote = stack.conn(id).map(|c| c.remote).ok_or(Errno::EINVAL)?;
-        self.condition(id).told = true;
+        let remote = stack
+            .conn(id)
+            .map(|conn| conn.remote)
+            .ok_or(Errno::EINVAL)?;
+        self.status_of(id).connect_reported = true;
         Ok((new, remote))
     }
 
-    /// Begins with [`Errno::EINPROGRESS`]; called again, tells what came of it.
+    /// connect(2). The first call fails with [`Errno::EINPROGRESS`], later ones with [`Errno::EALREADY`]
+    /// until the handshake has succeeded or failed.
     pub fn connect(&mut self, fd: i32, to: SocketAddr) -> Result<(), Errno> {
-        let s = self.find(fd)?;
-        match s.kind {
-            Kind::Listening(_) => Err(Errno::EISCONN),
-            Kind::Conn(id) => {
-                let c = self.condition(id);
-                if let Some(e) = c.error.take() {
-                    return Err(e);
+        let socket = self.find_socket(fd)?;
+        match socket.kind {
+            SocketKind::Listening(_) => Err(Errno::EISCONN),
+            SocketKind::Conn(id) => {
+                let status = self.status_of(id);
+                if let Some(error) = status.error.take() {
+                    return Err(error);
                 }
-                match (c.connected, c.told) {
+                match (status.connected, status.connect_reported) {
                     (true, true) => Err(Errno::EISCONN),
                     (true, false) => {
-                        c.told = true;
+                        status.connect_reported = true;
                         Ok(())
                     }
                     (false, _) => Err(Errno::EALREADY),
                 }
             }
-            Kind::Fresh => {
-                let (v6, bound) = (s.v6, s.bound);
+            SocketKind::Fresh => {
+                let (v6, bound) = (socket.v6, socket.bound);
                 if to.is_ipv6() != v6 {
                     return Err(Errno::EAFNOSUPPORT);
                 }
-                let local = bound.map(|b| b.ip()).filter(|a| !a.is_unspecified());
-                let port = bound.map(|b| b.port()).filter(|p| *p != 0);
+                let local = bound
+                    .map(|bound_address| bound_address.ip())
+                    .filter(|address| !address.is_unspecified());
+                let port = bound
+                    .map(|bound_address| bound_address.port())
+                    .filter(|port| *port != 0);
                 let now = self.now;
                 let id = self
-                    .stack()?
+                    .stack_or_new()?
                     .connect(now, local, port, to, fd as u64)
-                    .map_err(|e| errno(&e))?;
-                self.find(fd)?.kind = Kind::Conn(id);
-                self.conns.insert(id, Condition::default());
+                    .map_err(|error| errno_of(&error))?;
+                self.find_socket(fd)?.kind = SocketKind::Conn(id);
+                self.conns.insert(id, ConnStatus::default());
                 self.newest = Some(id);
-                self.turn();
+                self.run_stack();
                 Err(Errno::EINPROGRESS)
             }
         }
     }
 
-    /// Takes what the send buffer has room for; the last byte taken ends a message (PSH), unless
-    /// the setup says otherwise.
+    /// write(2): accepts as many bytes as the send buffer has room for, and returns how many. The last
+    /// segment of them carries PSH if [`Setup::push`](crate::Setup::push) says so.
     pub fn write(&mut self, fd: i32, data: &[u8]) -> Result<usize, Errno> {
-        let id = self.connection(fd).map_err(|e| match e {
+        let id = self.connection_of(fd).map_err(|errno| match errno {
             Errno::ENOTCONN => Errno::EPIPE,
-            e => e,
+            errno => errno,
         })?;
-        let c = self.condition(id);
-        if let Some(e) = c.error.take() {
-            return Err(e);
+        let status = self.status_of(id);
+        if let Some(errno) = status.error.take() {
+            return Err(errno);
         }
-        if c.closed {
+        if status.closed {
             return Err(Errno::EPIPE);
         }
-        if !c.connected {
+        if !status.connected {
             return Err(Errno::EAGAIN);
         }
         let (buffer, push) = (self.setup.send_buffer as usize, self.setup.push);
-        let stack = self.stack()?;
+        let stack = self.stack_or_new()?;
         let info = stack.conn(id).ok_or(Errno::EPIPE)?;
         let room = buffer.saturating_sub((info.unsent + info.in_flight) as usize);
-        let n = data.len().min(room);
-        if n == 0 && !data.is_empty() {
+        let count = data.len().min(room);
+        if count == 0 && !data.is_empty() {
             return Err(Errno::EAGAIN);
         }
-        // Records as long as segments; of those that probe the path one is longer.
-        let mut most = stack.probe_len(id).unwrap_or(info.emss);
-        let mut left = &data[..n];
+        // Records of the length of a segment; the first may be longer, to probe the path MTU.
+        let mut record_len = stack.probe_len(id).unwrap_or(info.emss);
+        let mut left = &data[..count];
         while !left.is_empty() {
-            let (record, rest) = left.split_at(left.len().min(most));
+            let (record, rest) = left.split_at(left.len().min(record_len));
             stack
                 .push_record(
                     id,
@@ -253,110 +286,116 @@ impl Host {
                     push && rest.is_empty(),
                 )
                 .map_err(|_| Errno::EPIPE)?;
-            (left, most) = (rest, info.emss);
+            (left, record_len) = (rest, info.emss);
         }
-        self.turn();
-        Ok(n)
+        self.run_stack();
+        Ok(count)
     }
 
-    /// At most `max` bytes; none: the peer closed its direction.
+    /// read(2): at most `max` bytes. No bytes: the peer closed its direction.
     pub fn read(&mut self, fd: i32, max: usize) -> Result<Vec<u8>, Errno> {
-        let id = self.connection(fd)?;
-        let deaf = self.find(fd)?.deaf;
-        let c = *self.condition(id);
+        let id = self.connection_of(fd)?;
+        let read_shut = self.find_socket(fd)?.read_shut;
+        let status = *self.status_of(id);
         let mut out = vec![];
-        if let Some(rx) = self.stack()?.rx_queue(id) {
+        if let Some(rx) = self.stack_or_new()?.rx_queue(id) {
             for chunk in rx.chunks() {
-                let n = chunk.len().min(max - out.len());
-                out.extend_from_slice(&chunk[..n]);
+                let count = chunk.len().min(max - out.len());
+                out.extend_from_slice(&chunk[..count]);
             }
             rx.consume(out.len());
         }
-        self.turn();
+        self.run_stack();
         if !out.is_empty() || max == 0 {
             return Ok(out);
         }
-        let error = self.condition(id).error.take();
+        let error = self.status_of(id).error.take();
         match error {
-            Some(e) => Err(e),
-            None if c.peer_fin || c.closed || deaf => Ok(out),
+            Some(errno) => Err(errno),
+            None if status.peer_fin || status.closed || read_shut => Ok(out),
             None => Err(Errno::EAGAIN),
         }
     }
 
-    /// Bytes that `read` would give (SIOCINQ).
-    pub fn unread(&mut self, fd: i32) -> Result<usize, Errno> {
-        let id = self.connection(fd)?;
-        Ok(self.stack()?.conn(id).map_or(0, |c| c.readable))
+    /// The number of bytes that `read` would return (SIOCINQ).
+    pub fn unread_bytes(&mut self, fd: i32) -> Result<usize, Errno> {
+        let id = self.connection_of(fd)?;
+        Ok(self
+            .stack_or_new()?
+            .conn(id)
+            .map_or(0, |conn| conn.readable))
     }
 
+    /// shutdown(2).
     pub fn shutdown(&mut self, fd: i32, how: Shutdown) -> Result<(), Errno> {
-        let id = self.connection(fd)?;
+        let id = self.connection_of(fd)?;
         let now = self.now;
-        self.find(fd)?.deaf |= how != Shutdown::Write;
+        self.find_socket(fd)?.read_shut |= how != Shutdown::Write;
         if how != Shutdown::Read {
-            self.stack()?.close(now, id);
-            self.turn();
+            self.stack_or_new()?.close(now, id);
+            self.run_stack();
         }
         Ok(())
     }
 
+    /// close(2).
     pub fn close(&mut self, fd: i32) -> Result<(), Errno> {
-        let s = self.sockets.remove(&fd).ok_or(Errno::EBADF)?;
+        let socket = self.sockets.remove(&fd).ok_or(Errno::EBADF)?;
         let now = self.now;
-        match s.kind {
-            Kind::Fresh => {}
-            Kind::Listening(id) => {
-                let stack = self.stack()?;
+        match socket.kind {
+            SocketKind::Fresh => {}
+            SocketKind::Listening(id) => {
+                let stack = self.stack_or_new()?;
                 stack.unlisten(now, id);
-                for id in s.queue {
+                for id in socket.accept_queue {
                     stack.abort(now, id);
                     stack.release(now, id);
                 }
             }
-            Kind::Conn(id) => {
-                let stack = self.stack()?;
-                if s.abort {
+            SocketKind::Conn(id) => {
+                let stack = self.stack_or_new()?;
+                if socket.abort {
                     stack.abort(now, id);
                 }
-                self.turn();
-                self.stack()?.release(now, id);
+                self.run_stack();
+                self.stack_or_new()?.release(now, id);
                 self.conns.remove(&id);
             }
         }
-        self.turn();
+        self.run_stack();
         Ok(())
     }
 
-    /// SO_ERROR, which clears it.
+    /// The pending error, which is cleared (SO_ERROR).
     pub fn take_error(&mut self, fd: i32) -> Result<Option<Errno>, Errno> {
-        match self.find(fd)?.kind {
-            Kind::Conn(id) => Ok(self.condition(id).error.take()),
+        match self.find_socket(fd)?.kind {
+            SocketKind::Conn(id) => Ok(self.status_of(id).error.take()),
             _ => Ok(None),
         }
     }
 
-    /// SO_SNDBUF.
+    /// Bytes that `write` accepts beyond what is acknowledged (SO_SNDBUF).
     pub fn send_buffer(&self) -> u32 {
         self.setup.send_buffer
     }
 
-    /// TCP_MAXSEG: payload of a segment now.
-    pub fn mss(&mut self, fd: i32) -> Result<u16, Errno> {
-        let id = self.connection(fd)?;
-        Ok(self.stack()?.emss(id) as u16)
+    /// Bytes of payload that a full segment has now (TCP_MAXSEG).
+    pub fn segment_payload(&mut self, fd: i32) -> Result<u16, Errno> {
+        let id = self.connection_of(fd)?;
+        Ok(self.stack_or_new()?.emss(id) as u16)
     }
 
-    pub fn set_option(&mut self, fd: i32, o: SockOpt) -> Result<(), Errno> {
-        let s = self.find(fd)?;
-        match o {
-            SockOpt::Harmless => return Ok(()),
+    /// setsockopt(2).
+    pub fn set_option(&mut self, fd: i32, option: SockOpt) -> Result<(), Errno> {
+        let socket = self.find_socket(fd)?;
+        match option {
+            SockOpt::NoEffect => return Ok(()),
             SockOpt::Linger(abort) => {
-                s.abort = abort;
+                socket.abort = abort;
                 return Ok(());
             }
-            SockOpt::SendBuffer(n) => {
-                self.setup.send_buffer = n;
+            SockOpt::SendBuffer(value) => {
+                self.setup.send_buffer = value;
                 return Ok(());
             }
             _ => {}
@@ -364,64 +403,68 @@ impl Host {
         if self.stack.is_some() {
             return Err(Errno::EINVAL);
         }
-        let c = &mut self.setup.config;
-        let keepalive = c.keepalive.unwrap_or(KEEPALIVE);
-        match o {
-            SockOpt::KeepAlive(on) => c.keepalive = on.then_some(keepalive),
-            SockOpt::KeepIdle(idle) => c.keepalive = Some(Keepalive { idle, ..keepalive }),
+        let config = &mut self.setup.config;
+        let keepalive = config.keepalive.unwrap_or(KEEPALIVE);
+        match option {
+            SockOpt::KeepAlive(on) => config.keepalive = on.then_some(keepalive),
+            SockOpt::KeepIdle(idle) => config.keepalive = Some(Keepalive { idle, ..keepalive }),
             SockOpt::KeepInterval(interval) => {
-                c.keepalive = Some(Keepalive {
+                config.keepalive = Some(Keepalive {
                     interval,
                     ..keepalive
                 });
             }
             SockOpt::KeepCount(probes) => {
-                c.keepalive = Some(Keepalive {
+                config.keepalive = Some(Keepalive {
                     probes,
                     ..keepalive
                 })
             }
-            SockOpt::UserTimeout(d) => c.user_timeout = d,
+            SockOpt::UserTimeout(timeout) => config.user_timeout = timeout,
             SockOpt::Congestion(name) => {
-                c.congestion = congestion(&name).ok_or(Errno::EINVAL)?;
+                config.congestion = congestion_by_name(&name).ok_or(Errno::EINVAL)?;
             }
-            SockOpt::ReceiveBuffer(n) => c.recv_window = n,
-            SockOpt::SynCount(n) => c.syn_retries = n,
-            SockOpt::Harmless | SockOpt::Linger(_) | SockOpt::SendBuffer(_) => {}
+            SockOpt::ReceiveBuffer(value) => config.recv_window = value,
+            SockOpt::SynCount(value) => config.syn_retries = value,
+            SockOpt::NoEffect | SockOpt::Linger(_) | SockOpt::SendBuffer(_) => {}
         }
         Ok(())
     }
 
-    pub fn ready(&mut self, fd: i32) -> Result<Ready, Errno> {
+    /// What poll(2) reports for a socket.
+    pub fn readiness(&mut self, fd: i32) -> Result<Readiness, Errno> {
         let buffer = self.setup.send_buffer;
-        let s = self.find(fd)?;
-        let id = match s.kind {
-            Kind::Fresh => {
-                return Ok(Ready {
+        let socket = self.find_socket(fd)?;
+        let id = match socket.kind {
+            SocketKind::Fresh => {
+                return Ok(Readiness {
                     writable: true,
                     hung_up: true,
-                    ..Ready::default()
+                    ..Readiness::default()
                 });
             }
-            Kind::Listening(_) => {
-                return Ok(Ready {
-                    readable: !s.queue.is_empty(),
-                    ..Ready::default()
+            SocketKind::Listening(_) => {
+                return Ok(Readiness {
+                    readable: !socket.accept_queue.is_empty(),
+                    ..Readiness::default()
                 });
             }
-            Kind::Conn(id) => id,
+            SocketKind::Conn(id) => id,
         };
-        let deaf = s.deaf;
-        let c = *self.condition(id);
-        let info = self.stack()?.conn(id);
-        let over = c.closed || c.error.is_some();
-        let room = info.is_some_and(|i| i.unsent + i.in_flight < buffer);
-        Ok(Ready {
-            readable: info.is_some_and(|i| i.readable > 0) || c.peer_fin || deaf || over,
-            writable: c.connected && room || over,
-            error: c.error.is_some(),
-            peer_closed: c.peer_fin || over,
-            hung_up: over,
+        let read_shut = socket.read_shut;
+        let status = *self.status_of(id);
+        let info = self.stack_or_new()?.conn(id);
+        let gone = status.closed || status.error.is_some();
+        let room = info.is_some_and(|conn| conn.unsent + conn.in_flight < buffer);
+        Ok(Readiness {
+            readable: info.is_some_and(|conn| conn.readable > 0)
+                || status.peer_fin
+                || read_shut
+                || gone,
+            writable: status.connected && room || gone,
+            error: status.error.is_some(),
+            peer_closed: status.peer_fin || gone,
+            hung_up: gone,
         })
     }
 }

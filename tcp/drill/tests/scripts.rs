@@ -3,23 +3,23 @@
 
 use std::path::Path;
 
-fn directory(name: &str) {
+fn run_directory(name: &str) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("scripts")
         .join(name);
     let mut scripts: Vec<_> = std::fs::read_dir(&dir)
         .expect("the directory")
-        .map(|e| e.expect("an entry").path())
-        .filter(|p| p.extension().is_some_and(|e| e == "pkt"))
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "pkt"))
         .collect();
     scripts.sort();
     assert!(!scripts.is_empty(), "{} has no scripts", dir.display());
     let mut failures = vec![];
     for path in scripts {
         let text = std::fs::read_to_string(&path).expect("a script");
-        let outcome = siw_drill::run(&path.display().to_string(), &text);
-        if let Err(f) = outcome.result {
-            failures.push(format!("{f}\n{}", outcome.trace.join("\n")));
+        let outcome = siw_drill::run_script(&path.display().to_string(), &text);
+        if let Err(failure) = outcome.result {
+            failures.push(format!("{failure}\n{}", outcome.trace.join("\n")));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
@@ -30,7 +30,7 @@ macro_rules! directories {
         $(
             #[test]
             fn $name() {
-                directory(stringify!($name));
+                run_directory(stringify!($name));
             }
         )*
 
@@ -39,7 +39,7 @@ macro_rules! directories {
             let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
             let mut found: Vec<_> = std::fs::read_dir(all)
                 .expect("the scripts")
-                .map(|e| e.expect("an entry").file_name().into_string().expect("a name"))
+                .map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"))
                 .collect();
             found.sort();
             let mut listed = vec![$(stringify!($name)),*];

@@ -1,6 +1,6 @@
-//! A script that says something untrue fails, on the line that says it.
+//! A script that expects something wrong fails on the line that expects it.
 
-/// A connection over which the tests lie; lines 1 to 7.
+/// Opens a connection; lines 1 to 7 of each script.
 const OPEN: &str = "\
 0    socket(..., SOCK_STREAM, IPPROTO_TCP) = 3
 +0   bind(3, ..., ...) = 0
@@ -11,25 +11,35 @@ const OPEN: &str = "\
 +0   accept(3, ..., ...) = 4
 ";
 
-/// Line and message of the failure of `OPEN` and `rest`.
-fn fails(rest: &str) -> (usize, String) {
-    let f = siw_drill::run("lie.pkt", &format!("{OPEN}{rest}"))
+/// The line and the message with which `OPEN` followed by `rest` fails.
+fn failure_of(rest: &str) -> (usize, String) {
+    let f = siw_drill::run_script("wrong.pkt", &format!("{OPEN}{rest}"))
         .result
         .expect_err(rest);
-    assert_eq!(f.file, "lie.pkt");
-    assert!(f.to_string().starts_with(&format!("lie.pkt:{}: ", f.line)));
+    assert_eq!(f.file, "wrong.pkt");
+    assert!(
+        f.to_string()
+            .starts_with(&format!("wrong.pkt:{}: ", f.line))
+    );
     (f.line, f.message)
 }
 
 #[test]
-fn the_truth_passes() {
+fn a_right_script_passes_and_is_captured() {
     let rest = "+0 write(4, ..., 100) = 100\n+0 > P. 1:101(100) ack 1\n";
-    let o = siw_drill::run("truth.pkt", &format!("{OPEN}{rest}"));
-    assert_eq!(o.result, Ok(()));
-    assert_eq!(o.packets.len(), 4);
-    assert_eq!(o.packets.iter().filter(|p| p.inbound).count(), 2);
+    let outcome = siw_drill::run_script("right.pkt", &format!("{OPEN}{rest}"));
+    assert_eq!(outcome.result, Ok(()));
+    assert_eq!(outcome.packets.len(), 4);
+    assert_eq!(
+        outcome
+            .packets
+            .iter()
+            .filter(|packet| packet.inbound)
+            .count(),
+        2
+    );
     let mut file = vec![];
-    siw_drill::write_pcapng(&mut file, &o.packets).unwrap();
+    siw_drill::write_pcapng(&mut file, &outcome.packets).unwrap();
     let mut r = pcap_file::pcapng::PcapNgReader::new(&file[..]).unwrap();
     let mut n = 0;
     while let Some(b) = r.next_block() {
@@ -42,9 +52,9 @@ fn the_truth_passes() {
 }
 
 #[test]
-fn a_packet_that_differs_is_shown_beside_what_was_expected() {
+fn a_wrong_packet_is_shown_beside_the_expected_one() {
     let write = "+0 write(4, ..., 100) = 100\n";
-    for (lie, says) in [
+    for (wrong, says) in [
         ("+0 > . 1:101(100) ack 1\n", "wrong flags: P., not ."),
         (
             "+0 > P. 2:102(100) ack 1\n",
@@ -76,9 +86,9 @@ fn a_packet_that_differs_is_shown_beside_what_was_expected() {
             "wrong time: 0.200000, not 0.300000 to 0.400000",
         ),
     ] {
-        let (line, message) = fails(&format!("{write}{lie}"));
-        assert_eq!(line, 9, "{lie}: {message}");
-        assert!(message.contains(says), "{lie}: {message}");
+        let (line, message) = failure_of(&format!("{write}{wrong}"));
+        assert_eq!(line, 9, "{wrong}: {message}");
+        assert!(message.contains(says), "{wrong}: {message}");
         let packets = message.contains("  expected: ") && message.contains("  actual:   ");
         assert!(packets, "{message}");
         assert!(
@@ -89,8 +99,8 @@ fn a_packet_that_differs_is_shown_beside_what_was_expected() {
 }
 
 #[test]
-fn a_missing_packet_is_told_with_when_it_was_due() {
-    let (line, message) = fails("+.1 > P. 1:101(100) ack 1\n");
+fn a_missing_packet_is_reported_with_its_time() {
+    let (line, message) = failure_of("+.1 > P. 1:101(100) ack 1\n");
     assert_eq!(line, 8);
     assert!(message.starts_with("missing packet"), "{message}");
     assert!(
@@ -100,9 +110,9 @@ fn a_missing_packet_is_told_with_when_it_was_due() {
 }
 
 #[test]
-fn a_packet_too_many_is_told_at_the_next_line_or_the_end() {
+fn an_unexpected_packet_fails_the_next_line() {
     let write = "+0 write(4, ..., 100) = 100\n";
-    let (line, message) = fails(&format!("{write}+.1 < . 1:1(0) ack 1 win 9\n"));
+    let (line, message) = failure_of(&format!("{write}+.1 < . 1:1(0) ack 1 win 9\n"));
     assert_eq!(line, 9);
     assert!(
         message.starts_with("unexpected packet before this line"),
@@ -112,7 +122,7 @@ fn a_packet_too_many_is_told_at_the_next_line_or_the_end() {
         message.contains("0.200000 > P. 1:101(100) ack 1"),
         "{message}"
     );
-    let (line, message) = fails(write);
+    let (line, message) = failure_of(write);
     assert_eq!(line, 8);
     assert!(
         message.starts_with("unexpected packet after the last line"),
@@ -121,8 +131,8 @@ fn a_packet_too_many_is_told_at_the_next_line_or_the_end() {
 }
 
 #[test]
-fn a_call_that_returns_something_else_is_told_with_what() {
-    for (lie, says) in [
+fn a_wrong_result_of_a_call_is_reported() {
+    for (wrong, says) in [
         ("+0 write(4, ..., 100) = 99\n", "write returned 100, not 99"),
         (
             "+0 read(4, ..., 100) = 1\n",
@@ -142,7 +152,7 @@ fn a_call_that_returns_something_else_is_told_with_what() {
             "+0...1 read(4, ..., 10) = 10\n+.1 < P. 1:11(10) ack 1 win 9\n",
             "ended at 0.3",
         ),
-        ("+0 dance(4) = 0\n", "no system call"),
+        ("+0 dance(4) = 0\n", "not a system call"),
         (
             "+0 setsockopt(4, SOL_TCP, TCP_DANCE, [1], 4) = 0\n",
             "TCP_DANCE",
@@ -152,29 +162,30 @@ fn a_call_that_returns_something_else_is_told_with_what() {
             "revents of 4",
         ),
     ] {
-        let (line, message) = fails(lie);
-        assert_eq!(line, 8, "{lie}: {message}");
-        assert!(message.contains(says), "{lie}: {message}");
+        let (line, message) = failure_of(wrong);
+        assert_eq!(line, 8, "{wrong}: {message}");
+        assert!(message.contains(says), "{wrong}: {message}");
     }
 }
 
 #[test]
-fn an_assertion_that_does_not_hold_tells_the_values() {
-    let (line, message) = fails("+0 %{\nassert state == ESTABLISHED\nassert cwnd == 3 * mss }%\n");
+fn a_failed_assertion_reports_its_values() {
+    let (line, message) =
+        failure_of("+0 %{\nassert state == ESTABLISHED\nassert cwnd == 3 * mss }%\n");
     assert_eq!(line, 10);
     assert!(message.contains("cwnd = 10000, mss = 1000"), "{message}");
 }
 
 #[test]
 fn times_that_go_back_are_refused() {
-    let (line, message) = fails("0.1 < . 1:1(0) ack 1 win 9\n");
+    let (line, message) = failure_of("0.1 < . 1:1(0) ack 1 win 9\n");
     assert_eq!(line, 8);
-    assert!(message.contains("before the event before it"), "{message}");
+    assert!(message.contains("before the last event"), "{message}");
 }
 
 #[test]
 fn syntax_errors_and_bad_options_name_their_line() {
-    let (line, message) = fails("+0 < . 1:1(0 ack 1 win 9\n");
+    let (line, message) = failure_of("+0 < . 1:1(0 ack 1 win 9\n");
     assert_eq!(line, 8);
     assert!(
         message.contains("syntax error: expected `)`, found `ack`"),
@@ -189,7 +200,7 @@ fn syntax_errors_and_bad_options_name_their_line() {
             "cubic, newreno or dctcp",
         ),
     ] {
-        let f = siw_drill::run("o.pkt", &format!("{option}{OPEN}"))
+        let f = siw_drill::run_script("o.pkt", &format!("{option}{OPEN}"))
             .result
             .unwrap_err();
         assert_eq!(f.line, 1, "{f}");
@@ -198,7 +209,7 @@ fn syntax_errors_and_bad_options_name_their_line() {
 }
 
 #[test]
-fn the_program_exits_with_1_and_tells_in_json() {
+fn the_program_exits_with_1_and_reports_in_json() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("good.pkt"), OPEN).unwrap();
     let bad = dir.path().join("bad.pkt");

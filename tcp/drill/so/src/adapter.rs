@@ -1,4 +1,4 @@
-//! What the table's functions act on: a host whose clock follows the machine's.
+//! What the functions of the table act on: a host whose clock follows that of the machine.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -8,34 +8,38 @@ use std::time::{Duration, Instant as Clock};
 use siw_drill::{Errno, Host, Setup};
 use siw_tcp::Instant;
 
-/// The host's clock at the start.
+/// The host's clock at the start. Far from zero: the stack computes times before it.
 const START: Instant = Instant::from_millis(1_000_000);
-/// How often a call that waits looks again.
-const NAP: Duration = Duration::from_micros(50);
-/// `netdev_receive` tells of nothing after so long.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// epoll descriptors count from here, apart from sockets.
-const EPOLL_FIRST: i32 = 10_000;
+/// How long a blocking call sleeps between two attempts.
+const RETRY_INTERVAL: Duration = Duration::from_micros(50);
+/// `netdev_receive` returns without a packet after this time.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The first epoll descriptor; sockets have lower numbers.
+const FIRST_EPOLL: i32 = 10_000;
 
-/// Interest in sockets: events and data of each.
+/// The interest list of an epoll instance: events and user data of each socket.
 type Interest = BTreeMap<i32, (u32, u64)>;
 
-pub(crate) struct State {
+/// The host and what the stack does not know of its descriptors.
+pub(crate) struct AdapterState {
     pub host: Host,
-    /// O_NONBLOCK of sockets.
+    /// File status flags of sockets: O_NONBLOCK or 0.
     pub flags: HashMap<i32, i32>,
+    /// epoll instances by descriptor.
     pub epolls: HashMap<i32, Interest>,
 }
 
+/// A host in real time. Its functions may be called from several threads.
 pub(crate) struct Adapter {
-    state: Mutex<State>,
+    state: Mutex<AdapterState>,
     started: Clock,
 }
 
 impl Adapter {
+    /// An adapter whose clock starts now.
     pub fn new(setup: Setup) -> Adapter {
         Adapter {
-            state: Mutex::new(State {
+            state: Mutex::new(AdapterState {
                 host: Host::new(setup, START),
                 flags: HashMap::new(),
                 epolls: HashMap::new(),
@@ -44,101 +48,111 @@ impl Adapter {
         }
     }
 
-    /// The host, with what time brought done.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        let mut s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The host, advanced to the present.
+    pub fn lock(&self) -> MutexGuard<'_, AdapterState> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = START + self.started.elapsed();
-        while s.host.step(now) {}
-        s
+        while state.host.advance_once(now) {}
+        state
     }
 
-    /// Microseconds since the start, as `gettimeofday` tells them.
-    pub fn micros(&self) -> i64 {
+    /// Microseconds since the start, which are the time of `gettimeofday`.
+    pub fn elapsed_micros(&self) -> i64 {
         self.started.elapsed().as_micros() as i64
     }
 
-    /// Calls `f` until it does not ask to wait; once, on a non-blocking socket.
-    pub fn wait<T>(
+    /// Calls `call` again and again while it would block; once if the socket is non-blocking.
+    pub fn retry_until_done<T>(
         &self,
         fd: i32,
-        mut f: impl FnMut(&mut State) -> Result<T, Errno>,
+        mut call: impl FnMut(&mut AdapterState) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         loop {
-            let mut s = self.lock();
-            let r = f(&mut s);
-            let blocking = s.flags.get(&fd).is_none_or(|f| f & libc::O_NONBLOCK == 0);
-            drop(s);
-            match r {
+            let mut state = self.lock();
+            let result = call(&mut state);
+            let blocking = state
+                .flags
+                .get(&fd)
+                .is_none_or(|flags| flags & libc::O_NONBLOCK == 0);
+            drop(state);
+            match result {
                 Err(Errno::EAGAIN | Errno::EINPROGRESS | Errno::EALREADY) if blocking => {
-                    std::thread::sleep(NAP);
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
-                r => return r,
+                result => return result,
             }
         }
     }
 
-    /// As `wait`, for at most `millis`; a negative time is for ever. `None`: it passed.
-    pub fn wait_for<T>(
+    /// Calls `call` until it returns a value or `millis` have passed, which gives `None`. A negative time
+    /// is no limit, as for poll(2).
+    pub fn wait_until<T>(
         &self,
         millis: i32,
-        mut f: impl FnMut(&mut State) -> Result<Option<T>, Errno>,
+        mut call: impl FnMut(&mut AdapterState) -> Result<Option<T>, Errno>,
     ) -> Result<Option<T>, Errno> {
         let limit = u64::try_from(millis).ok().map(Duration::from_millis);
-        let begun = Clock::now();
+        let begin = Clock::now();
         loop {
-            if let Some(v) = f(&mut self.lock())? {
-                return Ok(Some(v));
+            if let Some(value) = call(&mut self.lock())? {
+                return Ok(Some(value));
             }
-            if limit.is_some_and(|l| begun.elapsed() >= l) {
+            if limit.is_some_and(|limit| begin.elapsed() >= limit) {
                 return Ok(None);
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(RETRY_INTERVAL);
         }
     }
 
-    /// The next packet and when it left, in microseconds.
-    pub fn receive(&self) -> Option<(i64, Vec<u8>)> {
-        let begun = Clock::now();
+    /// The next packet of the stack and when it was sent, in microseconds; waits for it up to
+    /// [`RECEIVE_TIMEOUT`].
+    pub fn take_packet(&self) -> Option<(i64, Vec<u8>)> {
+        let begin = Clock::now();
         loop {
-            if let Some((at, p)) = self.lock().host.take_packet() {
-                return Some((at.since(START).as_micros() as i64, p));
+            if let Some((at, packet)) = self.lock().host.take_packet() {
+                return Some((at.since(START).as_micros() as i64, packet));
             }
-            if begun.elapsed() > PATIENCE {
+            if begin.elapsed() > RECEIVE_TIMEOUT {
                 return None;
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(RETRY_INTERVAL);
         }
     }
 
+    /// A new epoll instance.
     pub fn epoll_create(&self) -> i32 {
-        let mut s = self.lock();
-        let fd = s.epolls.keys().max().map_or(EPOLL_FIRST, |last| last + 1);
-        s.epolls.insert(fd, Interest::new());
+        let mut state = self.lock();
+        let fd = state
+            .epolls
+            .keys()
+            .max()
+            .map_or(FIRST_EPOLL, |last| last + 1);
+        state.epolls.insert(fd, Interest::new());
         fd
     }
 }
 
-impl State {
-    /// poll's events of a socket.
-    pub fn events(&mut self, fd: i32) -> Result<i32, Errno> {
-        let r = self.host.ready(fd)?;
+impl AdapterState {
+    /// The events of a socket, as bits of poll(2).
+    pub fn poll_events(&mut self, fd: i32) -> Result<i32, Errno> {
+        let readiness = self.host.readiness(fd)?;
         let all = [
-            (r.readable, libc::POLLIN),
-            (r.writable, libc::POLLOUT),
-            (r.peer_closed, libc::POLLRDHUP),
-            (r.error, libc::POLLERR),
-            (r.hung_up, libc::POLLHUP),
+            (readiness.readable, libc::POLLIN),
+            (readiness.writable, libc::POLLOUT),
+            (readiness.peer_closed, libc::POLLRDHUP),
+            (readiness.error, libc::POLLERR),
+            (readiness.hung_up, libc::POLLHUP),
         ];
         Ok(all
             .into_iter()
-            .map(|(is, bit)| if is { i32::from(bit) } else { 0 })
+            .map(|(present, bit)| if present { i32::from(bit) } else { 0 })
             .sum())
     }
 
-    /// The address that the script binds to is the stack's, as long as it has none.
+    /// bind(2). The stack takes the address that the script binds to if it is not running yet.
     pub fn bind(&mut self, fd: i32, to: SocketAddr) -> Result<(), Errno> {
         if !to.ip().is_unspecified() {
-            self.host.set_local(to.ip());
+            self.host.set_local_address(to.ip());
         }
         self.host.bind(fd, to)
     }

@@ -8,9 +8,11 @@
 //! needs `local_ip=` there, since nothing else tells the stack its address before the SYN.
 //!
 //! ```text
-//! init(flags, table) -> Adapter { Mutex<Host>, start }
-//!     every call: lock, let the host's clock catch up, act; blocking ones try again until they can
+//! init(flags, table) -> Adapter { Mutex<AdapterState { host, ... }>, start }
+//!     each call: lock, advance the host's clock to the present, act
+//!     a blocking call: the same again until it succeeds or fails
 //! ```
+#![warn(missing_docs)]
 
 mod adapter;
 mod address;

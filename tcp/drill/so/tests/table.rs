@@ -17,10 +17,10 @@ const PSH: u8 = 8;
 const ACK: u8 = 16;
 
 /// A table that the loaded library filled.
-struct Drill(Interface);
+struct LoadedTable(Interface);
 
-impl Drill {
-    fn load(flags: &CStr) -> Drill {
+impl LoadedTable {
+    fn load(flags: &CStr) -> LoadedTable {
         let mut path = std::env::current_exe().unwrap();
         path.pop();
         if !path.join("libsiw_packetdrill.so").exists() {
@@ -42,7 +42,7 @@ impl Drill {
             let init: Init = std::mem::transmute(init);
             let mut table = MaybeUninit::uninit();
             init(flags.as_ptr(), table.as_mut_ptr());
-            Drill(table.assume_init())
+            LoadedTable(table.assume_init())
         }
     }
 
@@ -100,8 +100,8 @@ fn segment(flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_connection_opens_carries_data_and_closes_through_the_table() {
-    let d = Drill::load(c"delayed_ack_usecs=1000 congestion=newreno");
+fn the_table_opens_uses_and_closes_a_connection() {
+    let d = LoadedTable::load(c"delayed_ack_usecs=1000 congestion=newreno");
     let (t, u) = (&d.0, d.0.userdata);
     let addr = libc::sockaddr_in {
         sin_family: libc::AF_INET as u16,
@@ -138,7 +138,7 @@ fn a_connection_opens_carries_data_and_closes_through_the_table() {
         // A blocking read in this thread, the data from another.
         let mut buf = [0u8; 100];
         let got = std::thread::scope(|s| {
-            let d = SendDrill(&d);
+            let d = SendTable(&d);
             s.spawn(move || {
                 std::thread::sleep(Duration::from_millis(20));
                 d.get().inject(PSH | ACK, 101, isn + 1, b"question");
@@ -180,13 +180,13 @@ fn a_connection_opens_carries_data_and_closes_through_the_table() {
 
 /// packetdrill calls the table from two threads as well.
 #[derive(Clone, Copy)]
-struct SendDrill<'a>(&'a Drill);
+struct SendTable<'a>(&'a LoadedTable);
 
 // SAFETY: the library guards its state by a lock.
-unsafe impl Send for SendDrill<'_> {}
+unsafe impl Send for SendTable<'_> {}
 
-impl<'a> SendDrill<'a> {
-    fn get(self) -> &'a Drill {
+impl<'a> SendTable<'a> {
+    fn get(self) -> &'a LoadedTable {
         self.0
     }
 }

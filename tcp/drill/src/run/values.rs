@@ -1,0 +1,65 @@
+//! The names that assertions of scripts may use.
+
+use std::time::Duration;
+
+use siw_tcp::State;
+
+use crate::run::Runner;
+
+impl Runner {
+    /// The value of a name in an assertion: a TCP state, `isn_N`, `connections`, a counter of
+    /// [`siw_tcp::Stats`], or a property of the newest connection. `None`: there is no such name.
+    pub(super) fn named_value(&self, name: &str) -> Option<i64> {
+        const STATES: [(&str, State); 10] = [
+            ("SYN_SENT", State::SynSent),
+            ("SYN_RECEIVED", State::SynReceived),
+            ("ESTABLISHED", State::Established),
+            ("FIN_WAIT_1", State::FinWait1),
+            ("FIN_WAIT_2", State::FinWait2),
+            ("CLOSE_WAIT", State::CloseWait),
+            ("CLOSING", State::Closing),
+            ("LAST_ACK", State::LastAck),
+            ("TIME_WAIT", State::TimeWait),
+            ("CLOSED", State::Closed),
+        ];
+        if let Some((_, state)) = STATES.iter().find(|(index, _)| *index == name) {
+            return Some(*state as i64);
+        }
+        if let Some(index) = name.strip_prefix("isn_") {
+            let index: usize = index.parse().ok()?;
+            return self
+                .isns
+                .get(index.checked_sub(1)?)
+                .map(|value| i64::from(*value));
+        }
+        if name == "connections" {
+            return Some(self.host.connection_count() as i64);
+        }
+        let stats = self.host.stats();
+        if let Some((_, value)) = stats.iter().find(|(index, _)| *index == name) {
+            return Some(value as i64);
+        }
+        let conn = self.host.newest_connection()?;
+        let mss = (conn.emss as i64).max(1);
+        let micros = |duration: Duration| duration.as_micros() as i64;
+        Some(match name {
+            "state" => conn.state as i64,
+            "mss" | "tcpi_snd_mss" => conn.emss as i64,
+            "cwnd" => conn.cwnd.into(),
+            "ssthresh" => conn.ssthresh.into(),
+            "send_window" => conn.send_window.into(),
+            "in_flight" => conn.in_flight.into(),
+            "unsent" => conn.unsent.into(),
+            "readable" => conn.readable as i64,
+            "srtt_us" | "tcpi_rtt" => conn.srtt.map_or(0, micros),
+            "rto_us" | "tcpi_rto" => micros(conn.rto),
+            "retransmits" | "tcpi_total_retrans" => conn.retransmits.into(),
+            "timeouts_of_connection" => conn.timeouts.into(),
+            "peer_fin" => conn.peer_fin.into(),
+            "tcpi_snd_cwnd" => i64::from(conn.cwnd) / mss,
+            "tcpi_snd_ssthresh" => i64::from(conn.ssthresh) / mss,
+            "tcpi_unacked" => (i64::from(conn.in_flight) + mss - 1) / mss,
+            _ => return None,
+        })
+    }
+}
