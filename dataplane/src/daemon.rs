@@ -157,7 +157,9 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
 
     let socket = config.control.socket.clone();
     let listener = bind(&config)?;
-    let links = devices.iter().map(|d| (!d.pair).then(|| d.port.share()));
+    let links = devices
+        .iter()
+        .map(|d| (!d.link.in_process).then(|| d.port.share()));
     let links = Links::new(links.collect());
     let views: Vec<_> = devices.iter().map(device::Device::view).collect();
     let summary = ready_line(&config, &cores, hugepages, json);

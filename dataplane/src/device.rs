@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dpdk::{Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
+use dpdk::{DriverTraits, Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
 use siw_iwarp::{OutOfOrder, TerminateOrder};
@@ -16,6 +16,7 @@ use crate::config::{
     RtrName, TerminateName, TsoPolicy,
 };
 use crate::control::DeviceView;
+use crate::link_traits::LinkTraits;
 use crate::worker::WorkerPortConfig;
 
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
@@ -23,12 +24,8 @@ const PAIR_RING: u32 = 1024;
 
 /// Longest frame beside its IP packet: Ethernet, VLAN tag, checksum.
 const FRAME_OVERHEAD: u16 = 32;
-/// What the kernel puts in front of each frame in a ring (`TPACKET2_HDRLEN`), without the
-/// address.
-const RING_HEADER: u16 = 32;
-const TAP_DRIVER: &str = "net_tap";
-/// Drivers whose peer, on the same machine, hands over what it has not cut.
-const VIRTIO_DRIVERS: [&str; 2] = ["net_virtio_user", "net_vhost"];
+/// Bytes of an 802.1Q tag.
+const VLAN_TAG: u16 = 4;
 
 /// Wire segments of a super-segment: 64 KB of plain Ethernet, and what a tap cuts at most.
 const TSO_SEGMENTS: u16 = 44;
@@ -45,8 +42,7 @@ pub struct Device {
     pub config: DeviceConfig,
     pub port: Port,
     pub mac: [u8; 6],
-    pub pair: bool,
-    caps: dpdk::PortCaps,
+    pub link: LinkTraits,
     driver: String,
     queues: Vec<Option<(RxQueue, TxQueue)>>,
     /// Who of the device's workers owns a connection.
@@ -78,25 +74,28 @@ pub fn open(
             .filter_map(|o| o.queues.as_ref())
             .map(|q| usize::from(*q.get_ref()))
             .fold(workers, usize::min) as u16;
-        let (port, pair) = match config.link() {
+        let port = match config.link() {
             Link::Pair(pair) => match pairs.iter().position(|(n, _)| *n == pair) {
-                Some(at) => (pairs.swap_remove(at).1, true),
+                Some(at) => pairs.swap_remove(at).1,
                 None => {
                     // Device names of rings are global in DPDK and short.
                     let label = format!("siw_{}", pairs.len() + devices.len());
                     let (a, b) = Port::create_ring_pair(eal, &label, workers as u16, PAIR_RING)
                         .map_err(fail)?;
                     pairs.push((pair, b));
-                    (a, true)
+                    a
                 }
             },
-            Link::Vdev(args) => {
-                let args = with_ring_frames(config, args);
-                (Port::attach_vdev(eal, &args).map_err(fail)?, false)
+            Link::Vdev(devargs) => {
+                let devargs = match packet_ring_frame(config, &devargs) {
+                    Some(frame) => DriverTraits::devargs_with_ring(&devargs, frame),
+                    None => devargs,
+                };
+                Port::attach_vdev(eal, &devargs).map_err(fail)?
             }
-            Link::Pci(addr) => (Port::attach_pci(eal, &addr).map_err(fail)?, false),
+            Link::Pci(address) => Port::attach_pci(eal, &address).map_err(fail)?,
         };
-        devices.push(start(config, port, pair, pool, wanted)?);
+        devices.push(start(config, port, pool, wanted)?);
     }
     Ok(devices)
 }
@@ -104,65 +103,60 @@ pub fn open(
 /// Bytes that a packet buffer must hold for the device.
 pub fn buffer_room(config: &DeviceConfig) -> u16 {
     let ring = match config.link() {
-        Link::Vdev(args) => ring_frame(config, &args).map_or(0, |f| f - RING_HEADER),
+        Link::Vdev(devargs) => {
+            packet_ring_frame(config, &devargs).map_or(0, DriverTraits::packet_ring_room)
+        }
         _ => 0,
     };
     (config.mtu.get_ref() + FRAME_OVERHEAD).max(2048).max(ring)
 }
 
-/// What a ring of AF_PACKET sockets must be told to take frames of this MTU: its own default
-/// drops what is longer than 1982 bytes, without a word. `None`: the default, or the user's word.
-fn ring_frame(config: &DeviceConfig, args: &str) -> Option<u16> {
-    let mtu = *config.mtu.get_ref();
-    let own = args.contains("framesz=") || args.contains("blocksz=");
-    (args.starts_with("net_af_packet") && mtu > 1900 && !own)
-        .then(|| (mtu + FRAME_OVERHEAD + RING_HEADER * 2).next_multiple_of(1024))
-}
-
-fn with_ring_frames(config: &DeviceConfig, args: String) -> String {
-    match ring_frame(config, &args) {
-        // Blocks are whole pages, and four of any such frame fill them without a gap.
-        Some(f) => format!("{args},framesz={f},blocksz={}", u32::from(f) * 4),
-        None => args,
-    }
+/// See [`DriverTraits::packet_ring_frame`].
+fn packet_ring_frame(config: &DeviceConfig, devargs: &str) -> Option<u16> {
+    let traits = DriverTraits::of(devargs);
+    traits.packet_ring_frame(devargs, *config.mtu.get_ref(), FRAME_OVERHEAD)
 }
 
 fn start(
     config: &DeviceConfig,
     mut port: Port,
-    pair: bool,
     pool: &Mempool,
     wanted: u16,
 ) -> Result<Device, String> {
     let name = &config.name.get_ref().0;
     let fail = |e: dpdk::Error| format!("device {name}: {e}");
     let info = port.info().map_err(fail)?;
+    let traits = port.driver_traits();
+    let in_process = traits.in_process;
     let mtu = *config.mtu.get_ref();
     let queues = wanted
         .min(info.max_rx_queues)
         .min(info.max_tx_queues)
         .max(1);
     let software = config.checksum == ChecksumPolicy::Software;
-    let tso =
-        wants_tso(config, &info, software, pair).map_err(|e| format!("device {name}: {e}"))?;
-    let tap_room = if tso && info.driver == TAP_DRIVER {
-        TAP_TSO_ROOM
-    } else {
-        0
+    let tso = wants_tso(config, traits).map_err(|e| format!("device {name}: {e}"))?;
+    let tso_room = match traits.software_tso {
+        Some(limits) if tso => limits.header_room,
+        _ => 0,
     };
     let caps = port
         .configure(
             &PortConfig {
                 rx_queues: queues,
                 tx_queues: queues,
-                mtu: mtu + tap_room + if config.vlan.is_some() && !pair { 4 } else { 0 },
+                mtu: mtu
+                    + tso_room
+                    + if config.vlan.is_some() && !in_process {
+                        VLAN_TAG
+                    } else {
+                        0
+                    },
                 offloads: Offloads {
                     tx_checksum: !software,
                     rx_checksum: !software,
                     tso,
-                    lro: VIRTIO_DRIVERS.contains(&&*info.driver)
-                        && *config.tso.get_ref() != TsoPolicy::Off,
-                    rx_interrupt: !pair,
+                    lro: traits.peer_sends_uncut && *config.tso.get_ref() != TsoPolicy::Off,
+                    rx_interrupt: !in_process,
                     ..Offloads::USUAL
                 },
                 rss_key: Some(SYMMETRIC_RSS_KEY),
@@ -178,16 +172,15 @@ fn start(
         ));
     }
     tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
-    // DPDK gives a tap one address for both ends of the wire, but Linux must keep its own:
-    // neither takes frames from its own address. A tap passes all that is sent to it.
-    let shared_mac = info.driver == TAP_DRIVER;
+    // Neither end of a link takes frames from its own address.
+    let shared_mac = traits.shares_mac_address;
     let own_mac = match port.mac() {
         Ok(m) if !shared_mac => m,
         _ => [0; 6],
     };
     let mac = match config.mac {
         Some(MacAddress(m)) => {
-            if !pair && !shared_mac && m != own_mac && port.set_mac(m).is_err() {
+            if !in_process && !shared_mac && m != own_mac && port.set_mac(m).is_err() {
                 // The link delivers only its own address then, unless it is told otherwise.
                 if let Err(e) = port.set_promiscuous(true) {
                     tracing::warn!(device = %name, "neither the address nor promiscuous mode could be set: {e}");
@@ -195,12 +188,12 @@ fn start(
             }
             m
         }
-        None if pair || own_mac == [0; 6] => drawn_mac(name, config),
+        None if in_process || own_mac == [0; 6] => drawn_mac(name, config),
         None => own_mac,
     };
     let taken = port.start().map_err(fail)?;
     let caps = port.caps().unwrap_or(caps);
-    if !pair {
+    if !in_process {
         // NDP needs multicast; ports that always deliver it refuse the call.
         let _ = port.set_allmulticast(true);
     }
@@ -216,45 +209,39 @@ fn start(
         config: config.clone(),
         port,
         mac,
-        pair,
-        caps,
+        link: LinkTraits::new(traits, &caps, config.checksum),
         driver: info.driver,
         queues,
         steering: Arc::new(steering),
     })
 }
 
-/// What a tap counts to the MTU when it cuts: Ethernet header and VLAN tag.
-const TAP_TSO_ROOM: u16 = 18;
-/// The longest MTU of a DPDK tap.
-const TAP_MTU: u16 = 1500;
-
-/// Whether the port is asked for TSO. Taps cut in software, IPv4 only, and only what is shorter
-/// than their MTU with the Ethernet header.
-fn wants_tso(
-    config: &DeviceConfig,
-    info: &dpdk::PortInfo,
-    software: bool,
-    pair: bool,
-) -> Result<bool, String> {
+/// Whether the port is asked for TSO.
+///
+/// # Errors
+/// The configuration wants it, and the driver cannot cut what the device sends.
+fn wants_tso(config: &DeviceConfig, traits: &DriverTraits) -> Result<bool, String> {
     let policy = *config.tso.get_ref();
-    if software || pair || policy == TsoPolicy::Off {
+    let software_checksum = config.checksum == ChecksumPolicy::Software;
+    if software_checksum || traits.in_process || policy == TsoPolicy::Off {
         return Ok(false);
     }
-    if info.driver != TAP_DRIVER {
+    let Some(limits) = traits.software_tso else {
         return Ok(true);
-    }
-    let most = TAP_MTU - TAP_TSO_ROOM - if config.vlan.is_some() { 4 } else { 0 };
-    let six = config.addresses.get_ref().iter().any(|a| a.addr.is_ipv6());
+    };
+    let vlan_tag = if config.vlan.is_some() { VLAN_TAG } else { 0 };
+    let max_mtu = limits.max_mtu - limits.header_room - vlan_tag;
+    let has_ipv6 = config.addresses.get_ref().iter().any(|a| a.addr.is_ipv6());
+    let wrong_family = limits.ipv4_only && has_ipv6;
     match policy {
-        TsoPolicy::On if six => Err(
-            "tso = \"on\": a tap cuts IPv4 only; leave the IPv6 addresses out, or use \"auto\""
+        TsoPolicy::On if wrong_family => Err(
+            "tso = \"on\": this link cuts IPv4 segments only; leave the IPv6 addresses out, or use \"auto\""
                 .into(),
         ),
-        TsoPolicy::On if *config.mtu.get_ref() > most => Err(format!(
-            "tso = \"on\": a tap cuts at an mtu of at most {most}; use that, or \"auto\""
+        TsoPolicy::On if *config.mtu.get_ref() > max_mtu => Err(format!(
+            "tso = \"on\": this link cuts segments at an mtu of at most {max_mtu}; use that, or \"auto\""
         )),
-        _ => Ok(!six && *config.mtu.get_ref() <= most),
+        _ => Ok(!wrong_family && *config.mtu.get_ref() <= max_mtu),
     }
 }
 
@@ -283,7 +270,7 @@ impl Device {
             addresses,
             mtu: *self.config.mtu.get_ref(),
             link_mbps: link.as_ref().map_or(0, |l| l.mbps),
-            link_up: self.pair || link.is_none_or(|l| l.up),
+            link_up: self.link.in_process || link.is_none_or(|l| l.up),
             crc: self.config.mpa.crc != CrcPolicy::Off,
             crc_required: self.config.mpa.crc == CrcPolicy::Required,
             mpa_rev: *self.config.mpa.revision.get_ref(),
@@ -315,43 +302,26 @@ impl Device {
             Some(own) => Ok(own.take()?),
             None => Err(worker % has),
         };
-        let offloads = self.caps.offloads;
-        let software = self.config.checksum == ChecksumPolicy::Software;
-        let offload = offloads.tx_checksum && !software && !self.pair;
-        let no_checksum = self.pair && !software;
-        let tso = (offload && offloads.tso).then(|| self.super_segments());
+        let tso = self.link.tso.then(|| self.super_segments());
         Some(WorkerPortConfig {
             device,
             queues,
-            // Each ring of a pair joins the same worker's ends, and flows are symmetric.
-            sorts: !self.pair,
             stack: StackConfig {
-                gratuitous_arp: !self.pair && worker == 0,
+                gratuitous_arp: !self.link.in_process && worker == 0,
                 home,
                 tso,
-                ..self.stack(keys, !(offload || no_checksum))
+                ..self.stack(keys, self.link.needs_software_checksum())
             },
             mpa: self.mpa(),
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
-            pair: self.pair,
-            trusted: no_checksum,
-            multi_segs: offloads.multi_segs || self.pair,
-            // virtio_user would have to tell its far end about the memory, which it cannot.
-            external: self.driver != "net_virtio_user",
-            tx_offload: offload,
-            tx_ip_checksum: offloads.tx_ip_checksum,
-            // A tap adds each buffer's sum as if it began at an even byte.
-            even_buffers: offload && self.driver == TAP_DRIVER,
-            chain_max: (self.caps.tx_mtu_seg_max, self.caps.tx_seg_max),
-            rx_checksum: offloads.rx_checksum && !software && !self.pair,
-            rx_interrupt: offloads.rx_interrupt && !self.pair,
+            link: self.link,
             tap: None,
         })
     }
 
     /// What the port takes at once: a header, and two buffers for each FPDU.
     fn super_segments(&self) -> Tso {
-        let by_buffers = self.caps.tx_seg_max.saturating_sub(1) / 2;
+        let by_buffers = self.link.max_tso_segments.saturating_sub(1) / 2;
         Tso {
             max_segments: by_buffers.clamp(2, TSO_SEGMENTS),
             max_bytes: TSO_BYTES,
@@ -439,7 +409,7 @@ impl Device {
             ..StackConfig::new(self.mac, addrs)
         };
         // A pair has no queue between its ends that a first burst could overrun.
-        let (window, initial_window) = if self.pair {
+        let (window, initial_window) = if self.link.in_process {
             (PAIR_WINDOW, PAIR_INITIAL_WINDOW)
         } else {
             (WINDOW, config.initial_window)

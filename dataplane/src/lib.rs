@@ -18,5 +18,6 @@ pub mod datapath;
 pub mod device;
 pub mod host;
 pub mod ids;
+pub mod link_traits;
 pub mod stream;
 pub mod worker;

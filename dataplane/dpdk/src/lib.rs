@@ -17,6 +17,7 @@
 mod batch;
 mod cache;
 mod chain;
+mod driver_traits;
 mod eal;
 mod error;
 mod ext;
@@ -38,6 +39,7 @@ mod tsc;
 pub use batch::{BURST, Drain, MbufBatch, RxBatch, TxBatch};
 pub use cache::MbufCache;
 pub use chain::{ChainBuilder, Segments, SplitChain};
+pub use driver_traits::{DriverTraits, SoftwareTso};
 pub use eal::{Eal, EalConfig, exit};
 pub use error::{Error, Result};
 pub use ext::{ExtTracker, TrackerPool};

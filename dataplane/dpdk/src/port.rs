@@ -3,7 +3,10 @@
 
 use crate::port_config::negotiate;
 use crate::ring_pair::Rings;
-use crate::{Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue, eal, error, log};
+use crate::{
+    DriverTraits, Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue,
+    driver_traits, eal, error, log,
+};
 use dpdk_sys as sys;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -20,6 +23,7 @@ pub struct Port {
 pub(crate) struct Inner {
     pub id: u16,
     name: String,
+    traits: &'static DriverTraits,
     device: *mut sys::rte_device,
     /// Only a NIC that reads memory itself needs it mapped.
     dma: bool,
@@ -66,22 +70,22 @@ pub struct PortInfo {
     pub(crate) min_rx_bufsize: u32,
 }
 
-/// The longest MTU that a driver can be told. AF_PACKET announces the frames of plain
-/// Ethernet, whatever its interface carries, and never looks at the MTU.
-fn announced_mtu(driver: &str) -> u32 {
-    match driver {
-        "net_af_packet" => 1500,
-        _ => u32::MAX,
-    }
-}
-
 impl Port {
     pub(crate) fn adopt(eal: &Eal, id: u16, name: &str, rings: Option<Arc<Rings>>) -> Result<Self> {
         let raw = raw_info(id, name)?;
+        let traits = if rings.is_some() {
+            &driver_traits::RING_PAIR
+        } else if is_pci_address(name) {
+            DriverTraits::of(name)
+        } else {
+            // The name of a virtual device may begin with an alias of its driver's.
+            DriverTraits::of(&driver_name(&raw))
+        };
         Ok(Self {
             inner: Arc::new(Inner {
                 id,
                 name: name.to_owned(),
+                traits,
                 device: raw.device,
                 dma: is_pci_address(name),
                 queues_out: AtomicUsize::new(0),
@@ -104,6 +108,11 @@ impl Port {
         self.inner.dma
     }
 
+    /// What is true of every link of its kind.
+    pub fn driver_traits(&self) -> &'static DriverTraits {
+        self.inner.traits
+    }
+
     pub(crate) fn device(&self) -> *mut sys::rte_device {
         self.inner.device
     }
@@ -122,11 +131,7 @@ impl Port {
         let i = raw_info(self.inner.id, &self.inner.name)?;
         let unlimited = |n: u16| if n == 0 { u16::MAX } else { n };
         Ok(PortInfo {
-            // SAFETY: the driver's name is a static C string, if there is one.
-            driver: unsafe { i.driver.as_ref() }.map_or_else(String::new, |d| {
-                // SAFETY: as above.
-                unsafe { CStr::from_ptr(d) }.to_string_lossy().into_owned()
-            }),
+            driver: driver_name(&i),
             min_mtu: i.min_mtu,
             max_mtu: i.max_mtu,
             max_rx_queues: i.max_rx_queues,
@@ -195,7 +200,7 @@ impl Port {
             rx_offloads: n.rx,
             tx_offloads: n.tx,
             rss_types: n.rss_types,
-            mtu: mtu.min(announced_mtu(&info.driver)),
+            mtu: mtu.min(self.inner.traits.announced_mtu),
             max_lro_pkt_size: if n.granted.lro {
                 info.max_lro_pkt_size
             } else {
@@ -420,6 +425,15 @@ fn raw_info(id: u16, name: &str) -> Result<sys::siw_port_info> {
     }
     // SAFETY: filled, the call succeeded.
     Ok(unsafe { info.assume_init() })
+}
+
+fn driver_name(info: &sys::siw_port_info) -> String {
+    if info.driver.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, and then the driver's name, a C string as static as the driver.
+    let name = unsafe { CStr::from_ptr(info.driver) };
+    name.to_string_lossy().into_owned()
 }
 
 /// `0000:03:00.0` or `03:00.0`, with devargs behind a comma.

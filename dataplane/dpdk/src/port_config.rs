@@ -129,8 +129,8 @@ pub(crate) fn negotiate(config: &PortConfig, info: &PortInfo) -> Negotiated {
     let want = config.offloads;
     let (mut rx, mut tx) = (0, 0);
     let mut take_rx = |wanted: bool, flags: u64| {
-        // TCP alone decides: net_tap and others know no IPv4 checksum of their
-        // own, and 20 bytes of header cost software little.
+        // TCP alone decides: some drivers compute no IPv4 checksum, and 20 bytes of
+        // header cost software little.
         let has = wanted && info.rx_capa & flags == flags;
         rx |= if has { flags } else { 0 };
         has

@@ -1,10 +1,9 @@
 //! Attaching devices at run time: virtual ones by devargs, NICs by PCI address.
 
 use crate::port::is_pci_address;
-use crate::{Eal, Error, Port, Result, eal, error, log};
+use crate::{DriverTraits, Eal, Error, Port, Result, eal, error, log};
 use dpdk_sys as sys;
 use std::ffi::CString;
-use std::path::Path;
 
 impl Port {
     /// Creates a virtual device from DPDK's devargs, as in
@@ -32,7 +31,7 @@ fn attach(eal: &Eal, devargs: &str) -> Result<Port> {
     let fail = |reason: String| Error::Device {
         device: devargs.to_owned(),
         reason,
-        hint: hint(devargs),
+        hint: DriverTraits::of(devargs).attach_hint(devargs),
         log: log::said(),
     };
     let nul = |_| Error::Invalid {
@@ -70,46 +69,4 @@ fn port_by_name(name: &CString) -> Option<u16> {
     // SAFETY: the number is written within the call.
     let rc = unsafe { sys::rte_eth_dev_get_port_by_name(name.as_ptr(), &mut id) };
     (rc == 0).then_some(id)
-}
-
-/// What is most often wrong with a device, checked against this machine.
-fn hint(devargs: &str) -> String {
-    let mut parts = devargs.split(',');
-    let name = parts.next().unwrap_or_default();
-    let iface = parts.find_map(|p| p.strip_prefix("iface="));
-    if is_pci_address(name) {
-        return format!(
-            "; is it bound to a driver for DPDK? dpdk-devbind.py --status; \
-             dpdk-devbind.py -b vfio-pci {name}"
-        );
-    }
-    if name.starts_with("net_af_packet") || name.starts_with("net_af_xdp") {
-        return match iface {
-            None => "; it needs iface=NAME".into(),
-            Some(i) if !Path::new("/sys/class/net").join(i).exists() => {
-                format!("; there is no interface `{i}`: see ip link")
-            }
-            // With the capability it is something else: the log tells.
-            Some(_) if is_root() => String::new(),
-            Some(_) => "; it needs CAP_NET_RAW (run as root)".into(),
-        };
-    }
-    if name.starts_with("net_tap") {
-        return if !Path::new("/dev/net/tun").exists() {
-            "; /dev/net/tun is missing: modprobe tun".into()
-        } else if is_root() {
-            String::new()
-        } else {
-            "; it needs CAP_NET_ADMIN (run as root)".into()
-        };
-    }
-    if name.starts_with("net_vhost") && iface.is_none() {
-        return "; it needs iface=PATH of its socket".into();
-    }
-    String::new()
-}
-
-fn is_root() -> bool {
-    // SAFETY: takes nothing, cannot fail.
-    unsafe { libc::geteuid() == 0 }
 }

@@ -17,6 +17,7 @@ use crate::capture::{CaptureHandle, Direction};
 use crate::datapath::clock::Clock;
 use crate::datapath::rx_frame::{self, RxFrame};
 use crate::datapath::timer_hold::TimerHold;
+use crate::link_traits::LinkTraits;
 use crate::worker::WorkerPortConfig;
 use crate::worker::sink::{PortOutput, TxPath};
 
@@ -34,10 +35,7 @@ pub(super) struct StreamPort {
     pub rx: RxQueue,
     pub out: PortOutput,
     pub stack: Stack<RxFrame, StreamRecord>,
-    pub pair: bool,
-    pub rx_interrupt: bool,
-    trusted: bool,
-    rx_checksum: bool,
+    pub link: LinkTraits,
     received: u64,
 }
 
@@ -92,10 +90,7 @@ impl<'a> Endpoint<'a> {
             .into_iter()
             .map(|l| {
                 let (rx, tx) = l.queues.map_err(|_| "the port has no queue for us")?;
-                let mut out = PortOutput::new(TxPath::Queue(tx), l.device as u32);
-                out.multi_segs = l.multi_segs;
-                out.offload = l.tx_offload;
-                out.ip_checksum = l.tx_ip_checksum;
+                let mut out = PortOutput::new(TxPath::Queue(tx), l.device as u32, l.link);
                 out.tap = l.tap;
                 let mut stack = Stack::new(l.stack, now).map_err(|e| e.to_string())?;
                 for (i, o) in plan.offers.iter().enumerate() {
@@ -107,10 +102,7 @@ impl<'a> Endpoint<'a> {
                     rx,
                     out,
                     stack,
-                    pair: l.pair,
-                    rx_interrupt: l.rx_interrupt,
-                    trusted: l.trusted,
-                    rx_checksum: l.rx_checksum,
+                    link: l.link,
                     received: 0,
                 })
             })
@@ -232,10 +224,10 @@ impl<'a> Endpoint<'a> {
                 self.hold.hold_timers(now);
             }
             port.received += self.batch.len() as u64;
-            if let Some(tap) = port.out.tap.as_ref().filter(|_| !port.pair) {
+            if let Some(tap) = port.out.tap.as_ref().filter(|_| !port.link.in_process) {
                 capture(tap, port.out.interface, &self.batch, self.clock.wall(now));
             }
-            let (trusted, port_checks) = (port.trusted, port.rx_checksum);
+            let (trusted, port_checks) = (port.link.no_checksums, port.link.rx_checksum);
             self.batch.prefetch(4);
             let frames = self.batch.drain().map(|mut m| {
                 let checksum = rx_frame::checksum(&m, trusted, port_checks);

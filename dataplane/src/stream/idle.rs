@@ -57,7 +57,7 @@ impl StreamIdle {
     pub(super) fn limit(ports: &[StreamPort], now: Instant) -> Duration {
         let mut limit = LONG;
         for l in ports {
-            if !l.rx_interrupt && !l.pair {
+            if !l.link.rx_interrupt && !l.link.in_process {
                 limit = limit.min(if l.stack.idle() { NAP } else { SHORT_NAP });
             }
             if let Some(at) = l.stack.next_deadline() {
@@ -74,12 +74,12 @@ impl StreamIdle {
     /// for frames once more before it sleeps: what came earlier raises none.
     pub(super) fn arm(ports: &mut [StreamPort]) -> bool {
         let mut any = false;
-        for l in ports.iter_mut().filter(|l| l.rx_interrupt) {
+        for l in ports.iter_mut().filter(|l| l.link.rx_interrupt) {
             match l.rx.arm_interrupt() {
                 Ok(()) => any = true,
                 Err(e) => {
                     tracing::debug!("no receive interrupts: {e}; napping instead");
-                    l.rx_interrupt = false;
+                    l.link.rx_interrupt = false;
                 }
             }
         }
@@ -87,7 +87,7 @@ impl StreamIdle {
     }
 
     pub(super) fn disarm(ports: &mut [StreamPort]) {
-        for l in ports.iter_mut().filter(|l| l.rx_interrupt) {
+        for l in ports.iter_mut().filter(|l| l.link.rx_interrupt) {
             let _ = l.rx.disarm_interrupt();
         }
     }
@@ -99,7 +99,7 @@ impl StreamIdle {
             std::array::from_fn(|_| PollFd::new(signals, PollFlags::POLLIN));
         let ports = ports
             .iter()
-            .filter(|l| l.rx_interrupt)
+            .filter(|l| l.link.rx_interrupt)
             .filter_map(|l| l.rx.interrupt());
         let mut n = 1;
         for (place, fd) in fds[1..].iter_mut().zip(ports) {

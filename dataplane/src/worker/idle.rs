@@ -125,7 +125,7 @@ impl Worker {
     fn sleep_limit(&self, now: Instant) -> Duration {
         let mut limit = LONG;
         for port in &self.ports {
-            if !port.pair && !port.rx_interrupt && port.rx.is_some() {
+            if !port.link.in_process && !port.link.rx_interrupt && port.rx.is_some() {
                 // Others whose frames come and go here may have something in flight too.
                 let quiet = port.stack.idle() && now.since(self.handed_at) > RECENT;
                 limit = limit.min(if quiet { NAP } else { SHORT_NAP });
@@ -158,7 +158,7 @@ impl Worker {
         let ports = self
             .ports
             .iter()
-            .filter(|l| l.rx_interrupt)
+            .filter(|l| l.link.rx_interrupt)
             .filter_map(|l| l.rx.as_ref()?.interrupt());
         let mut n = 1;
         for (place, fd) in fds[1..].iter_mut().zip(ports) {
@@ -172,7 +172,7 @@ impl Worker {
 
     fn arm_interrupts(&mut self) -> bool {
         let mut any = false;
-        for port in self.ports.iter_mut().filter(|l| l.rx_interrupt) {
+        for port in self.ports.iter_mut().filter(|l| l.link.rx_interrupt) {
             let Some(rx) = &mut port.rx else { continue };
             match rx.arm_interrupt() {
                 Ok(()) => any = true,
@@ -181,7 +181,7 @@ impl Worker {
                         device = port.device,
                         "no receive interrupts: {e}; napping instead"
                     );
-                    port.rx_interrupt = false;
+                    port.link.rx_interrupt = false;
                 }
             }
         }
@@ -189,7 +189,7 @@ impl Worker {
     }
 
     fn disarm_interrupts(&mut self) {
-        for port in self.ports.iter_mut().filter(|l| l.rx_interrupt) {
+        for port in self.ports.iter_mut().filter(|l| l.link.rx_interrupt) {
             if let Some(rx) = &mut port.rx {
                 let _ = rx.disarm_interrupt();
             }

@@ -49,6 +49,7 @@ use crate::datapath::clock::Clock;
 use crate::datapath::rx_frame::{self, RxFrame};
 use crate::datapath::timer_hold::TimerHold;
 use crate::ids::{ClientId, CmListenerId, Qpn};
+use crate::link_traits::LinkTraits;
 use completion_queues::CqTable;
 use conn_owner::ConnOwner;
 use ext_bufs::ExtBufRefs;
@@ -104,24 +105,7 @@ pub struct WorkerPortConfig {
     pub stack: siw_tcp::StackConfig,
     pub mpa: MpaConfig,
     pub accept_timeout: std::time::Duration,
-    /// The far end is in this daemon: memory, no wire.
-    pub pair: bool,
-    /// Received frames may be another worker's.
-    pub sorts: bool,
-    /// Received frames are good as they are.
-    pub trusted: bool,
-    pub multi_segs: bool,
-    pub external: bool,
-    pub tx_offload: bool,
-    /// The port fills in the IPv4 header checksums of what it cuts.
-    pub tx_ip_checksum: bool,
-    /// Buffers that the port takes in one wire segment, and in one packet that it cuts.
-    pub chain_max: (u16, u16),
-    /// The port's checksums are wrong when a buffer but the last has an odd length.
-    pub even_buffers: bool,
-    pub rx_checksum: bool,
-    /// The port can wake a sleeping worker.
-    pub rx_interrupt: bool,
+    pub link: LinkTraits,
     pub tap: Option<CaptureHandle>,
 }
 
@@ -152,10 +136,7 @@ struct WorkerPort {
     stack: Stack<RxFrame, TxRecord>,
     mpa: MpaConfig,
     accept_timeout: std::time::Duration,
-    pair: bool,
-    trusted: bool,
-    rx_checksum: bool,
-    rx_interrupt: bool,
+    link: LinkTraits,
     received: u64,
     /// TCP's listeners by the daemon's numbers.
     listeners: Vec<(CmListenerId, ListenerId)>,
@@ -228,27 +209,18 @@ impl Worker {
                         (None, TxPath::Proxy(ProxyTx::new(l.device, to.clone())))
                     }
                 };
-                let mut out = PortOutput::new(exit, l.device as u32);
-                out.multi_segs = l.multi_segs;
-                out.external = l.external;
-                out.offload = l.tx_offload;
-                out.ip_checksum = l.tx_ip_checksum;
-                out.chain_max = l.chain_max;
-                out.even_buffers = l.even_buffers;
+                let mut out = PortOutput::new(exit, l.device as u32, l.link);
                 out.tap = l.tap;
                 Ok(WorkerPort {
                     device: l.device,
                     rx,
-                    home: l.stack.home.clone().filter(|_| l.sorts),
+                    home: l.stack.home.clone().filter(|_| l.link.needs_steering()),
                     handed: Vec::with_capacity(BURST),
                     out,
                     stack: Stack::new(l.stack, now).map_err(|e| e.to_string())?,
                     mpa: l.mpa,
                     accept_timeout: l.accept_timeout,
-                    pair: l.pair,
-                    trusted: l.trusted,
-                    rx_checksum: l.rx_checksum,
-                    rx_interrupt: l.rx_interrupt,
+                    link: l.link,
                     received: 0,
                     listeners: Vec::new(),
                     setups: HashMap::new(),
@@ -357,11 +329,11 @@ impl Worker {
                 self.timer_hold.hold_timers(now);
             }
             port.received += self.batch.len() as u64;
-            if port.out.tap.is_some() && !port.pair {
+            if port.out.tap.is_some() && !port.link.in_process {
                 capture(port, &self.batch, self.clock.wall(now));
             }
-            let trusted = port.trusted;
-            let port_checks = port.rx_checksum;
+            let trusted = port.link.no_checksums;
+            let port_checks = port.link.rx_checksum;
             self.batch.prefetch(4);
             let home = port.home.as_ref();
             let device = port.device;

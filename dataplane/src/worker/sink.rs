@@ -20,6 +20,7 @@ use super::forward::ProxyTx;
 use super::worker_qp::QpTable;
 use crate::capture::{CaptureHandle, Direction};
 use crate::datapath::rx_frame::RxFrame;
+use crate::link_traits::LinkTraits;
 
 /// Payload of at most this many bytes is copied into the header's buffer: below it a copy
 /// costs less than a second buffer and its reference.
@@ -42,18 +43,7 @@ pub struct PortOutput {
     pub batch: TxBatch,
     /// Frames to this device's own address; they never reach the port.
     pub loopback: Vec<Mbuf>,
-    /// The port takes chains; without, frames are copied into one buffer.
-    pub multi_segs: bool,
-    /// The port reads registered memory where it lies.
-    pub external: bool,
-    /// The port computes TCP checksums.
-    pub offload: bool,
-    /// The port fills in the IPv4 header checksums of what it cuts.
-    pub ip_checksum: bool,
-    /// Buffers that the port takes in one wire segment, and in one packet that it cuts.
-    pub chain_max: (u16, u16),
-    /// The port's checksums are wrong when a buffer but the last has an odd length.
-    pub even_buffers: bool,
+    link: LinkTraits,
     pub tap: Option<CaptureHandle>,
     pub interface: u32,
     /// Frames sent since the worker last looked.
@@ -62,17 +52,12 @@ pub struct PortOutput {
 }
 
 impl PortOutput {
-    pub fn new(exit: TxPath, interface: u32) -> PortOutput {
+    pub fn new(exit: TxPath, interface: u32, link: LinkTraits) -> PortOutput {
         PortOutput {
             exit,
             batch: TxBatch::new(),
             loopback: Vec::new(),
-            multi_segs: true,
-            external: true,
-            offload: false,
-            ip_checksum: false,
-            chain_max: (u16::MAX, u16::MAX),
-            even_buffers: false,
+            link,
             tap: None,
             interface,
             sent: 0,
@@ -122,18 +107,18 @@ impl PortOutput {
             self.loopback.push(mbuf);
             return;
         }
-        if meta.checksum == TxChecksum::Offload && self.offload {
+        if meta.checksum == TxChecksum::Offload && self.link.tx_checksum {
             mbuf.set_tx_offload(TxOffload {
                 l2_len: meta.l2_len,
                 l3_len: u16::from(meta.l3_len),
                 l4_len: meta.l4_len,
                 ipv6: meta.ipv6,
-                ip_checksum: meta.tso_segsz > 0 && self.ip_checksum,
+                ip_checksum: meta.tso_segsz > 0 && self.link.tx_ip_checksum,
                 tcp_checksum: true,
                 tso_segsz: meta.tso_segsz,
             });
         }
-        if !self.multi_segs && mbuf.nb_segs() > 1 {
+        if !self.link.multi_segs && mbuf.nb_segs() > 1 {
             let flat = mbuf.linearize(cache);
             cache.free(mbuf);
             match flat {
@@ -398,13 +383,13 @@ impl FrameSink<TxRecord> for Sink<'_> {
             meta: *meta,
             left: meta.payload_len,
             pieces: 0,
-            pieces_max: self.out.chain_max.0.saturating_sub(2) / 2,
+            pieces_max: self.out.link.max_segments.saturating_sub(2) / 2,
             chain_max: if meta.tso_segsz > 0 {
-                self.out.chain_max.1
+                self.out.link.max_tso_segments
             } else {
-                self.out.chain_max.0
+                self.out.link.max_segments
             },
-            even_buffers: self.out.even_buffers,
+            even_buffers: self.out.link.even_segments,
             broken: false,
         });
         true
@@ -421,7 +406,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
             frame,
             cache: self.cache,
             ext_bufs: self.ext_bufs,
-            external: self.out.external,
+            external: self.out.link.external_buffers,
         };
         let fpdu = match record {
             TxRecord::Stream(bytes) => {

@@ -1,0 +1,248 @@
+//! What the kinds of links can and cannot do that their drivers do not say, or say wrongly: one
+//! table, and the only place that knows drivers by name.
+//!
+//! | link | in process | external buffers | odd segments | own MAC address | interrupts | frees what it sent |
+//! |---|---|---|---|---|---|---|
+//! | ring pair | yes | yes | yes | none | none | when the peer frees it |
+//! | tap | no | yes | no (checksums, TSO) | Linux has the same | always signals | at once |
+//! | AF_PACKET | no | yes | yes | the interface's | none | at once |
+//! | vhost | no | yes | yes | yes | where the peer kicks | at once (it copies) |
+//! | virtio_user | no | no | yes | yes | where the peer kicks | when it sends more |
+//! | PCI NIC | no | yes, mapped for DMA | yes | yes | where the driver has them | when it sends more |
+//!
+//! All of them send the packets of one queue in order. Numbers of segments, MTU and offloads are
+//! what the driver reports ([`crate::PortInfo`]) and grants ([`crate::PortCaps`]).
+
+use crate::port::is_pci_address;
+use std::path::Path;
+
+/// One row of the table: what is true of every link of a driver.
+#[derive(Debug, PartialEq, Eq)]
+pub struct DriverTraits {
+    /// DPDK's name of the driver, with which devargs begin; empty for all NICs on a bus.
+    driver: &'static str,
+    /// Both ends are queues of this process: frames cross by pointer, nothing can damage them,
+    /// and nothing announces them.
+    pub in_process: bool,
+    /// Segments to send may lie in memory outside of the packet buffers' pool. virtio_user would
+    /// have to tell its peer about that memory, which it cannot.
+    pub external_buffers: bool,
+    /// The driver adds up the checksum of each segment as if it began at an even byte: every
+    /// segment but the last must have an even length where the port computes checksums.
+    pub even_segments: bool,
+    /// DPDK gives both ends of the link one address, which the other end must keep: the port
+    /// needs another, and passes every frame that is sent to it.
+    pub shares_mac_address: bool,
+    /// The peer is on the same machine and hands over TCP segments that nobody has cut, if the
+    /// port takes them (LRO).
+    pub peer_sends_uncut: bool,
+    /// The longest MTU that the driver can be told; it may carry more.
+    pub(crate) announced_mtu: u32,
+    /// The driver itself cuts TCP segments, with these limits.
+    pub software_tso: Option<SoftwareTso>,
+    /// Frames pass through a ring of AF_PACKET sockets, see [`Self::packet_ring_frame`].
+    packet_ring: bool,
+    /// What is most often missing when such a device cannot be attached.
+    needs: Needs,
+}
+
+/// Limits of a driver that cuts TCP segments itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SoftwareTso {
+    /// What the driver counts to the MTU when it cuts: Ethernet header and VLAN tag, in bytes.
+    pub header_room: u16,
+    /// The longest MTU it can be configured with, that room among it.
+    pub max_mtu: u16,
+    /// It cuts packets of IPv4 alone.
+    pub ipv4_only: bool,
+}
+
+/// What a device needs of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    /// `iface=` with the name of a network interface, and CAP_NET_RAW.
+    Interface,
+    /// /dev/net/tun and CAP_NET_ADMIN.
+    TunDevice,
+    /// `iface=` with the path of a Unix socket.
+    SocketPath,
+    /// A NIC bound to a driver for user space.
+    UserSpaceDriver,
+}
+
+/// A driver that is in no row of its own.
+const OTHER: DriverTraits = DriverTraits {
+    driver: "",
+    in_process: false,
+    external_buffers: true,
+    even_segments: false,
+    shares_mac_address: false,
+    peer_sends_uncut: false,
+    announced_mtu: u32::MAX,
+    software_tso: None,
+    packet_ring: false,
+    needs: Needs::Nothing,
+};
+
+/// The two ends of [`crate::Port::create_ring_pair`].
+pub(crate) static RING_PAIR: DriverTraits = DriverTraits {
+    driver: "net_ring",
+    in_process: true,
+    ..OTHER
+};
+
+static PCI_NIC: DriverTraits = DriverTraits {
+    needs: Needs::UserSpaceDriver,
+    ..OTHER
+};
+
+static UNKNOWN: DriverTraits = OTHER;
+
+static VIRTUAL: [DriverTraits; 5] = [
+    DriverTraits {
+        driver: "net_tap",
+        even_segments: true,
+        shares_mac_address: true,
+        software_tso: Some(SoftwareTso {
+            header_room: 18,
+            max_mtu: 1500,
+            ipv4_only: true,
+        }),
+        needs: Needs::TunDevice,
+        ..OTHER
+    },
+    DriverTraits {
+        driver: "net_af_packet",
+        // It announces the frames of plain Ethernet, whatever its interface carries, and never
+        // looks at the MTU.
+        announced_mtu: 1500,
+        packet_ring: true,
+        needs: Needs::Interface,
+        ..OTHER
+    },
+    DriverTraits {
+        driver: "net_af_xdp",
+        needs: Needs::Interface,
+        ..OTHER
+    },
+    DriverTraits {
+        driver: "net_virtio_user",
+        external_buffers: false,
+        peer_sends_uncut: true,
+        ..OTHER
+    },
+    DriverTraits {
+        driver: "net_vhost",
+        peer_sends_uncut: true,
+        needs: Needs::SocketPath,
+        ..OTHER
+    },
+];
+
+/// Bytes that the kernel puts in front of each frame in a ring of AF_PACKET sockets
+/// (`TPACKET2_HDRLEN`), without the address.
+const PACKET_RING_HEADER: u16 = 32;
+/// MTUs up to this one fit into the ring's own frames.
+const PACKET_RING_MTU: u16 = 1900;
+
+impl DriverTraits {
+    /// The row of a device, by its devargs (`net_tap0,iface=tap0`, `0000:03:00.0`) or its driver.
+    pub fn of(device: &str) -> &'static DriverTraits {
+        if is_pci_address(device) {
+            return &PCI_NIC;
+        }
+        let row = VIRTUAL.iter().find(|row| device.starts_with(row.driver));
+        row.unwrap_or(&UNKNOWN)
+    }
+
+    /// Bytes that each frame of the device's packet ring has to hold for IP packets of `mtu` bytes
+    /// with `overhead` bytes around them. The ring's own default silently drops what is longer than
+    /// 1982 bytes. `None`: the default suffices, the devargs set it, or the link has no such ring.
+    pub fn packet_ring_frame(&self, devargs: &str, mtu: u16, overhead: u16) -> Option<u16> {
+        let is_set = devargs.contains("framesz=") || devargs.contains("blocksz=");
+        (self.packet_ring && mtu > PACKET_RING_MTU && !is_set)
+            .then(|| (mtu + overhead + PACKET_RING_HEADER * 2).next_multiple_of(1024))
+    }
+
+    /// Bytes of frame that fit into a packet ring's frame of `ring_frame` bytes.
+    pub fn packet_ring_room(ring_frame: u16) -> u16 {
+        ring_frame - PACKET_RING_HEADER
+    }
+
+    /// The devargs of a device whose packet ring has frames of `ring_frame` bytes.
+    pub fn devargs_with_ring(devargs: &str, ring_frame: u16) -> String {
+        // Blocks are whole pages, and four of any such frame fill them without a gap.
+        let block = u32::from(ring_frame) * 4;
+        format!("{devargs},framesz={ring_frame},blocksz={block}")
+    }
+
+    /// What is most often wrong with a device that cannot be attached, as far as it is so on this
+    /// machine: text to append to an error.
+    pub(crate) fn attach_hint(&self, devargs: &str) -> String {
+        let mut parts = devargs.split(',');
+        let name = parts.next().unwrap_or_default();
+        let iface = parts.find_map(|part| part.strip_prefix("iface="));
+        match (self.needs, iface) {
+            (Needs::UserSpaceDriver, _) => format!(
+                "; is it bound to a driver for DPDK? dpdk-devbind.py --status; \
+                 dpdk-devbind.py -b vfio-pci {name}"
+            ),
+            (Needs::Interface, None) => "; it needs iface=NAME".into(),
+            (Needs::Interface, Some(iface))
+                if !Path::new("/sys/class/net").join(iface).exists() =>
+            {
+                format!("; there is no interface `{iface}`: see ip link")
+            }
+            // With the capability it is something else, which the log says.
+            (Needs::Interface, Some(_)) if !is_root() => {
+                "; it needs CAP_NET_RAW (run as root)".into()
+            }
+            (Needs::TunDevice, _) if !Path::new("/dev/net/tun").exists() => {
+                "; /dev/net/tun is missing: modprobe tun".into()
+            }
+            (Needs::TunDevice, _) if !is_root() => "; it needs CAP_NET_ADMIN (run as root)".into(),
+            (Needs::SocketPath, None) => "; it needs iface=PATH of its socket".into(),
+            _ => String::new(),
+        }
+    }
+}
+
+fn is_root() -> bool {
+    // SAFETY: takes nothing, cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devargs_and_drivers_find_their_row() {
+        assert!(DriverTraits::of("net_tap0,iface=x").shares_mac_address);
+        assert!(DriverTraits::of("net_tap").even_segments);
+        assert!(!DriverTraits::of("net_virtio_user0,path=/s").external_buffers);
+        assert_eq!(DriverTraits::of("net_null0"), &OTHER);
+        assert_eq!(
+            DriverTraits::of("0000:03:00.0").needs,
+            Needs::UserSpaceDriver
+        );
+    }
+
+    #[test]
+    fn packet_rings_get_frames_that_hold_a_long_mtu() {
+        let traits = DriverTraits::of("net_af_packet0,iface=x");
+        assert_eq!(traits.packet_ring_frame("iface=x", 1500, 32), None);
+        assert_eq!(
+            traits.packet_ring_frame("iface=x,framesz=2048", 9000, 32),
+            None
+        );
+        let frame = traits.packet_ring_frame("iface=x", 9000, 32).unwrap();
+        assert_eq!(frame, 9216);
+        assert!(DriverTraits::packet_ring_room(frame) >= 9032);
+        assert_eq!(
+            DriverTraits::devargs_with_ring("a", frame),
+            "a,framesz=9216,blocksz=36864"
+        );
+    }
+}
