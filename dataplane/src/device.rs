@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use dpdk::{DriverTraits, Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::ddp::Msn;
-use siw_iwarp::mpa::{CrcPolicy as MpaCrc, MarkerPolicy, MpaConfig, RtrKinds};
-use siw_iwarp::{OutOfOrder, TerminateOrder};
+use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
+use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
 use siw_tcp::{
     Home, IpCidr, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, Tso,
 };
@@ -328,22 +328,22 @@ impl Device {
         }
     }
 
-    fn out_of_order(&self) -> OutOfOrder {
+    fn out_of_order(&self) -> OutOfOrderPolicy {
         match self.config.mpa.out_of_order {
-            OutOfOrderName::Off => OutOfOrder::Off,
-            OutOfOrderName::Markers => OutOfOrder::Markers,
-            OutOfOrderName::Aligned => OutOfOrder::Aligned,
+            OutOfOrderName::Off => OutOfOrderPolicy::Off,
+            OutOfOrderName::Markers => OutOfOrderPolicy::Markers,
+            OutOfOrderName::Aligned => OutOfOrderPolicy::Aligned,
         }
     }
 
     fn mpa(&self) -> MpaConfig {
         let m = &self.config.mpa;
         MpaConfig {
-            rev: *m.revision.get_ref(),
+            revision: *m.revision.get_ref(),
             crc: match m.crc {
-                CrcPolicy::Off => MpaCrc::IfAsked,
-                CrcPolicy::On => MpaCrc::Asked,
-                CrcPolicy::Required => MpaCrc::Required,
+                CrcPolicy::Off => MpaCrcPolicy::IfAsked,
+                CrcPolicy::On => MpaCrcPolicy::Asked,
+                CrcPolicy::Required => MpaCrcPolicy::Required,
             },
             markers: match m.markers {
                 MarkersName::Never => MarkerPolicy::Never,
@@ -351,7 +351,7 @@ impl Device {
                 MarkersName::Request => MarkerPolicy::Request,
             },
             peer_to_peer: !m.rtr.is_empty(),
-            rtr: RtrKinds {
+            rtr_kinds: RtrKinds {
                 send: m.rtr.contains(&RtrName::Send),
                 write: m.rtr.contains(&RtrName::Write),
                 read: m.rtr.contains(&RtrName::Read),
@@ -360,9 +360,9 @@ impl Device {
             max_ord: *m.ord.get_ref(),
             max_private_data: *m.private_data.get_ref(),
             fallback_to_rev1: m.fallback,
-            terminate: match m.terminate {
-                TerminateName::Rfc => TerminateOrder::Rfc,
-                TerminateName::Siw => TerminateOrder::Siw,
+            terminate_bit_order: match m.terminate {
+                TerminateName::Rfc => TerminateBitOrder::Rfc,
+                TerminateName::Siw => TerminateBitOrder::Siw,
             },
             out_of_order: self.out_of_order(),
             first_msn: Msn(m.first_msn),

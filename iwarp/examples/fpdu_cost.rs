@@ -47,10 +47,10 @@ impl QpEnv for Env {
         self.done += 1;
     }
     fn complete_recv(&mut self, _: &Cqe) {}
-    fn released(&self, _: TxOwner) -> bool {
+    fn is_released(&self, _: ExtBufRef) -> bool {
         true
     }
-    fn event(&mut self, _: AsyncEvent) {}
+    fn post_event(&mut self, _: QpEvent) {}
 }
 
 /// A received train of whole segments, as the fast path has it: one slice each.
@@ -69,7 +69,7 @@ impl RxStream for Train<'_> {
         out.copy_from_slice(&self.frames[self.at][off..off + out.len()]);
     }
     #[inline]
-    fn for_each(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
+    fn for_each_slice(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
         f(&self.frames[self.at][off..off + len]);
     }
     #[inline]
@@ -119,23 +119,23 @@ impl Gather<'_> {
 
 impl FrameBuilder for Gather<'_> {
     #[inline]
-    fn bytes(&mut self, b: &[u8]) {
-        if let Some(room) = self.room(b.len()) {
+    fn append_bytes(&mut self, b: &[u8]) {
+        if let Some(room) = self.reserve(b.len()) {
             room.copy_from_slice(b);
         }
     }
     #[inline]
-    fn contiguous(&mut self, want: usize) -> usize {
+    fn contiguous_room(&mut self, want: usize) -> usize {
         want.min(2048 - self.at)
     }
     #[inline]
-    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         let room = self.bufs[self.frame].get_mut(self.at..self.at + len);
         self.at += len;
         room
     }
     #[inline]
-    fn memory(&mut self, mr: &Mr, off: u64, len: u32, _: TxOwner) {
+    fn append_memory(&mut self, mr: &Mr, off: u64, len: u32, _: ExtBufRef) {
         let Ok(p) = mr.ptr_at(off, len as usize) else {
             return;
         };
@@ -205,7 +205,7 @@ fn measure(markers: bool) -> Cost {
         posted: 0,
         done: 0,
     };
-    let attr = QpAttr {
+    let attr = QpInitAttr {
         qpn: 1,
         pd: 1,
         max_send_wr: 64,
@@ -214,7 +214,7 @@ fn measure(markers: bool) -> Cost {
     };
     let fresh = || {
         let mut qp = QueuePair::new(attr);
-        let n = Negotiated {
+        let n = NegotiatedParameters {
             initiator: true,
             crc: true,
             markers_in: markers,
@@ -222,7 +222,7 @@ fn measure(markers: bool) -> Cost {
             ird: 1,
             ord: 1,
             rtr: None,
-            rev: 2,
+            revision: 2,
         };
         qp.set_rts(n, EMSS);
         qp
@@ -232,11 +232,11 @@ fn measure(markers: bool) -> Cost {
     let mut descriptors = vec![Descriptor::default(); COUNT];
     let references = AtomicU16::new(0);
 
-    let mut phase = marker::Phase::start(markers);
+    let mut marker_position = marker::MarkerPosition::start(markers);
     let frames: Vec<Vec<u8>> = (0..COUNT)
         .map(|i| {
             let to = (i * payload) as u64;
-            let f = fpdu::encode_at(
+            let f = fpdu::encode_fpdu_at(
                 &[
                     &[0xc1, 0x40],
                     &key.0.to_be_bytes(),
@@ -244,10 +244,10 @@ fn measure(markers: bool) -> Cost {
                     &vec![i as u8; payload],
                 ],
                 true,
-                phase,
+                marker_position,
             )
             .into_vec();
-            phase = phase.after(f.len());
+            marker_position = marker_position.advanced_by(f.len());
             f
         })
         .collect();
@@ -269,7 +269,7 @@ fn measure(markers: bool) -> Cost {
                 frames: &frames,
                 at: 0,
             };
-            let p = sink.receive(&mut env, &mut t);
+            let p = sink.receive_in_order(&mut env, &mut t);
             assert_eq!(p.fpdus as usize, COUNT);
         }));
         tx_bare = tx_bare.min(time(|| {
@@ -288,16 +288,18 @@ fn measure(markers: bool) -> Cost {
                 references: &references,
             };
             for slot in &mut recs {
-                let Some((TxRecord::Fpdu(rec), _, _)) = qp.next_record(&mut env, 1 << 20) else {
+                let Some(OutgoingFpdu { record: rec, .. }) = qp.next_record(&mut env, 1 << 20)
+                else {
                     panic!("more to send")
                 };
-                qp.build(&env.keys, &rec, &mut g).expect("the key is there");
+                qp.build_fpdu(&env.keys, &rec, &mut g)
+                    .expect("the key is there");
                 g.next_frame();
                 *slot = Some(rec);
             }
             for (i, rec) in recs.iter().flatten().enumerate() {
                 g.release(i);
-                qp.acked(&mut env, rec);
+                qp.on_record_acked(&mut env, rec);
             }
             black_box(g.descriptors);
         }));

@@ -38,7 +38,7 @@ impl AtomicOp {
 
 /// The header that an Atomic Request carries as its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AtomicRequest {
+pub struct AtomicRequestHeader {
     /// What to do.
     pub op: AtomicOp,
     /// Comes back in the response.
@@ -51,7 +51,7 @@ pub struct AtomicRequest {
     pub args: AtomicArgs,
 }
 
-impl AtomicRequest {
+impl AtomicRequestHeader {
     /// Reads the header; `None`: no such atomic opcode.
     pub fn parse(b: &[u8; ATOMIC_REQUEST_LEN]) -> Option<Self> {
         Some(Self {
@@ -99,14 +99,14 @@ impl AtomicRequest {
 
 /// The header that an Atomic Response carries as its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AtomicResponse {
+pub struct AtomicResponseHeader {
     /// Identifier of the request.
     pub id: u32,
     /// The word before the operation.
     pub original: u64,
 }
 
-impl AtomicResponse {
+impl AtomicResponseHeader {
     /// Reads the header.
     pub fn parse(b: &[u8; ATOMIC_RESPONSE_LEN]) -> Self {
         Self {
@@ -131,7 +131,7 @@ mod tests {
     /// RFC 7306 section 5.2.
     #[test]
     fn an_atomic_request_has_the_octets_of_the_rfc() {
-        let r = AtomicRequest {
+        let r = AtomicRequestHeader {
             op: AtomicOp::CmpSwap,
             id: 0x0102_0304,
             stag: 0x1112_1314,
@@ -147,14 +147,14 @@ mod tests {
         assert_eq!(b[..12], [0, 0, 0, 2, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14]);
         assert_eq!(b[12..14], [0x21, 0x22]);
         assert_eq!([b[27], b[35], b[43], b[51]], [3, 4, 5, 6]);
-        assert_eq!(AtomicRequest::parse(&b), Some(r));
+        assert_eq!(AtomicRequestHeader::parse(&b), Some(r));
         let mut odd = b;
         odd[0] = 0xff;
         odd[3] = 0xf2;
-        assert_eq!(AtomicRequest::parse(&odd), Some(r), "reserved bits");
+        assert_eq!(AtomicRequestHeader::parse(&odd), Some(r), "reserved bits");
         for op in [1, 3, 4, 15] {
             odd[3] = op;
-            assert_eq!(AtomicRequest::parse(&odd), None);
+            assert_eq!(AtomicRequestHeader::parse(&odd), None);
         }
     }
 }

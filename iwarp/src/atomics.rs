@@ -2,18 +2,20 @@
 //! section 5). They wait in the same queues as Reads, and so keep their order with them
 //! (conformance 89): the responder does an atomic when everything before it is answered.
 
-use crate::atomic::{ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequest, AtomicResponse, WORD};
-use crate::ddp::{Msn, UNTAGGED_HDR_LEN, Untagged};
-use crate::env::{FpduKind, QpEnv, TxOwner};
+use crate::atomic::{
+    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequestHeader, AtomicResponseHeader, WORD,
+};
+use crate::ddp::{Msn, UNTAGGED_HDR_LEN, UntaggedHeader};
+use crate::env::{ExtBufRef, FpduKind, QpEnv};
 use crate::errors::read_source;
 use crate::fpdu::{self, LEN_FIELD};
-use crate::queue_pair::{InMessage, QpState, QueuePair};
-use crate::rdmap::ReadRequest;
+use crate::queue_pair::{InMessage, QueuePair, RdmapState};
+use crate::rdmap::ReadRequestHeader;
 use crate::read_queue::{Inbound, InboundAtomic, Outbound};
 use crate::receiver::Fault;
-use crate::sender::Next;
+use crate::sender::OutgoingFpdu;
 use crate::stream::RxStream;
-use crate::terminate::TermCode;
+use crate::terminate::TerminateCode;
 use siw_memory::Reader;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, WcStatus};
@@ -21,9 +23,11 @@ use std::sync::atomic::AtomicU64;
 
 impl QueuePair {
     /// The Atomic Request of a work request.
-    pub(crate) fn atomic_record(&mut self, slot: u32, room: usize) -> Next {
+    pub(crate) fn atomic_record(&mut self, slot: u32, room: usize) -> Option<OutgoingFpdu> {
         let ulpdu_len = (UNTAGGED_HDR_LEN + ATOMIC_REQUEST_LEN) as u16;
-        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
+        let wire = self
+            .tx_marker_position
+            .marked_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -55,31 +59,31 @@ impl QueuePair {
         &mut self,
         rx: &impl RxStream,
         env: &mut E,
-        h: &Untagged,
+        h: &UntaggedHeader,
         len: u32,
     ) -> Result<(), Fault> {
         let front = self.outbound.front().copied();
         let Some((r, id)) = front.and_then(|r| r.atomic.map(|id| (r, id))) else {
-            return Err(TermCode::RDMAP_OPCODE.into());
+            return Err(TerminateCode::RDMAP_OPCODE.into());
         };
         let mut b = [0; ATOMIC_RESPONSE_LEN];
         let mut response = None;
         if len as usize == b.len() {
             rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b);
-            response = Some(AtomicResponse::parse(&b));
+            response = Some(AtomicResponseHeader::parse(&b));
         }
         let wrong = if h.msn != self.rx_atomic_msn {
-            Some(TermCode::DDP_MSN)
+            Some(TerminateCode::DDP_MSN)
         } else if h.mo != 0 {
-            Some(TermCode::DDP_MO)
-        } else if !h.control.last() || response.is_none_or(|p| p.id != id) {
-            Some(TermCode::RDMAP_UNSPECIFIED)
+            Some(TerminateCode::DDP_MO)
+        } else if !h.control.is_last() || response.is_none_or(|p| p.id != id) {
+            Some(TerminateCode::RDMAP_UNSPECIFIED)
         } else {
             None
         };
         let (Some(response), None) = (response, wrong) else {
             self.fail_request(r.slot, WcStatus::BAD_RESP_ERR);
-            return Err(wrong.unwrap_or(TermCode::RDMAP_UNSPECIFIED).into());
+            return Err(wrong.unwrap_or(TerminateCode::RDMAP_UNSPECIFIED).into());
         };
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
         let placed = env
@@ -95,7 +99,7 @@ impl QueuePair {
             .is_ok_and(|(mr, off)| mr.write_at(off, &response.original.to_ne_bytes()).is_ok());
         if !placed {
             self.fail_request(r.slot, WcStatus::LOC_PROT_ERR);
-            return Err(TermCode::LOCAL_CATASTROPHIC.into());
+            return Err(TerminateCode::LOCAL_CATASTROPHIC.into());
         }
         self.rx_atomic_msn = self.rx_atomic_msn.next();
         self.outbound.pop_front();
@@ -111,30 +115,30 @@ impl QueuePair {
         &mut self,
         rx: &impl RxStream,
         env: &mut E,
-        h: &Untagged,
+        h: &UntaggedHeader,
         len: u32,
     ) -> Result<(), Fault> {
         if h.msn != self.rx_read_msn {
-            return Err(TermCode::DDP_MSN.into());
+            return Err(TerminateCode::DDP_MSN.into());
         }
         if h.mo != 0 {
-            return Err(TermCode::DDP_MO.into());
+            return Err(TerminateCode::DDP_MO.into());
         }
-        if len as usize != ATOMIC_REQUEST_LEN || !h.control.last() {
-            return Err(TermCode::RDMAP_UNSPECIFIED.into());
+        if len as usize != ATOMIC_REQUEST_LEN || !h.control.is_last() {
+            return Err(TerminateCode::RDMAP_UNSPECIFIED.into());
         }
         if self.inbound.unsent() >= usize::from(self.ird) {
-            return Err(TermCode::DDP_NO_BUFFER.into());
+            return Err(TerminateCode::DDP_NO_BUFFER.into());
         }
         let mut b = [0; ATOMIC_REQUEST_LEN];
         rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b);
         // Conformance 85.
-        let req = AtomicRequest::parse(&b).ok_or(TermCode::RDMAP_OPCODE)?;
+        let req = AtomicRequestHeader::parse(&b).ok_or(TerminateCode::RDMAP_OPCODE)?;
         target(env.keys(), &req, self.attr.pd, self.attr.qpn)?;
         self.rx_read_msn = self.rx_read_msn.next();
-        if self.state == QpState::Rts {
+        if self.state == RdmapState::Rts {
             self.inbound.push(Inbound {
-                req: ReadRequest::default(),
+                req: ReadRequestHeader::default(),
                 atomic: Some(InboundAtomic {
                     req,
                     msn: Msn::FIRST,
@@ -142,7 +146,7 @@ impl QueuePair {
                 }),
                 msn: h.msn,
                 sent: 0,
-                owner: TxOwner::NONE,
+                owner: ExtBufRef::NONE,
                 acked: false,
             });
         }
@@ -150,9 +154,15 @@ impl QueuePair {
     }
 
     /// Does the atomic that is next, and answers it.
-    pub(crate) fn atomic_response_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+    pub(crate) fn atomic_response_record<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        room: usize,
+    ) -> Option<OutgoingFpdu> {
         let ulpdu_len = (UNTAGGED_HDR_LEN + ATOMIC_RESPONSE_LEN) as u16;
-        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
+        let wire = self
+            .tx_marker_position
+            .marked_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -180,17 +190,17 @@ impl QueuePair {
 /// The word that an atomic works on.
 fn target<'k>(
     keys: &'k Reader,
-    req: &AtomicRequest,
+    req: &AtomicRequestHeader,
     pd: u32,
     qpn: u32,
-) -> Result<&'k AtomicU64, TermCode> {
+) -> Result<&'k AtomicU64, TerminateCode> {
     let (mr, off) = keys
         .check(Stag(req.stag), req.to, WORD, Access::REMOTE_ATOMIC, pd, qpn)
         .map_err(read_source)?;
     // Conformance 84: both the address and the memory behind it.
     if !req.to.is_multiple_of(u64::from(WORD)) {
-        return Err(TermCode::RDMAP_CATASTROPHIC_STREAM);
+        return Err(TerminateCode::RDMAP_CATASTROPHIC_STREAM);
     }
     mr.atomic_at(off)
-        .map_err(|_| TermCode::RDMAP_CATASTROPHIC_STREAM)
+        .map_err(|_| TerminateCode::RDMAP_CATASTROPHIC_STREAM)
 }

@@ -1,93 +1,97 @@
 //! From a record to the bytes of its FPDU; again, and identically, at each retransmission.
 //!
-//! TCP's transmit path calls it through [`QueuePair::build`] with a builder over packet buffers.
+//! TCP's transmit path calls it through [`QueuePair::build_fpdu`] with a builder over packet buffers.
 
-use crate::atomic::{ATOMIC_REQUEST_LEN, AtomicOp, AtomicRequest, AtomicResponse};
+use crate::atomic::{ATOMIC_REQUEST_LEN, AtomicOp, AtomicRequestHeader, AtomicResponseHeader};
 use crate::ddp::{
-    Control, MAX_HDR_LEN, Msn, QN_SEND, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged,
+    ControlOctets, MAX_HDR_LEN, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN,
+    UntaggedHeader,
 };
-use crate::env::{Fpdu, FpduKind, FrameBuilder, TxOwner};
+use crate::env::{ExtBufRef, FpduKind, FpduRecord, FrameBuilder};
 use crate::fpdu::{self, CRC_LEN, LEN_FIELD};
 use crate::immediate;
 use crate::marker::{self, MARKER_LEN, MarkerLayout};
 use crate::mpa::RtrKind;
 use crate::queue_pair::{BuildError, QueuePair};
-use crate::rdmap::{Opcode, ReadRequest};
+use crate::rdmap::{RdmapOpcode, ReadRequestHeader};
 use crate::send_queue::Entry;
 use crate::sender::{DUMMY_STAG, sink_stag};
-use crate::terminate::Payload;
+use crate::terminate::TerminatePayload;
 use siw_memory::key_table::Stag;
 use siw_memory::{Mr, Reader, crc, gap_copy};
-use siw_shm::{Access, Opcode as WrOpcode};
+use siw_shm::{Access, Opcode};
 
 impl QueuePair {
     /// Makes the whole FPDU: header, payload, pad, CRC. Checks the memory key again.
     #[inline]
-    pub fn build(
+    pub fn build_fpdu(
         &self,
         keys: &Reader,
-        rec: &Fpdu,
+        rec: &FpduRecord,
         out: &mut impl FrameBuilder,
     ) -> Result<(), BuildError> {
-        if rec.phase.is_on() {
-            self.build_fpdu(keys, rec, Build::<_, true>::new(self.crc, rec, out))
+        if rec.marker_position.has_markers() {
+            self.build_kind(keys, rec, Build::<_, true>::new(self.crc, rec, out))
         } else {
-            self.build_fpdu(keys, rec, Build::<_, false>::new(self.crc, rec, out))
+            self.build_kind(keys, rec, Build::<_, false>::new(self.crc, rec, out))
         }
     }
 
     #[inline]
-    fn build_fpdu<B: FrameBuilder, const MARKERS: bool>(
+    fn build_kind<B: FrameBuilder, const MARKERS: bool>(
         &self,
         keys: &Reader,
-        rec: &Fpdu,
+        rec: &FpduRecord,
         mut f: Build<'_, B, MARKERS>,
     ) -> Result<(), BuildError> {
         match rec.kind {
             FpduKind::Request => {
-                let e = self.sq.get(rec.slot).ok_or(BuildError::Gone)?;
+                let e = self.sq.get(rec.slot).ok_or(BuildError::MessageCompleted)?;
                 self.build_request(keys, rec, e, &mut f)?;
             }
             FpduKind::Immediate => {
-                let e = self.sq.get(rec.slot).ok_or(BuildError::Gone)?;
+                let e = self.sq.get(rec.slot).ok_or(BuildError::MessageCompleted)?;
                 let (op, payload) = immediate::message(e);
                 f.untagged(op, true, 0, Msn(e.msn), 0);
-                f.bytes(&payload);
+                f.append_bytes(&payload);
             }
             FpduKind::Response => {
-                let r = self.inbound.get(rec.slot).ok_or(BuildError::Gone)?;
+                let r = self
+                    .inbound
+                    .get(rec.slot)
+                    .ok_or(BuildError::MessageCompleted)?;
                 if let Some(a) = r.atomic {
-                    let response = AtomicResponse {
+                    let response = AtomicResponseHeader {
                         id: a.req.id,
                         original: a.original,
                     };
-                    f.message(Opcode::AtomicResponse, a.msn, &response.to_bytes());
+                    f.message(RdmapOpcode::AtomicResponse, a.msn, &response.to_bytes());
                     f.finish();
                     return Ok(());
                 }
                 let to = r.req.sink_to.wrapping_add(u64::from(rec.offset));
-                f.tagged(Opcode::ReadResponse, rec.last, r.req.sink_stag, to);
+                f.tagged(RdmapOpcode::ReadResponse, rec.is_last, r.req.sink_stag, to);
                 let n = u32::from(rec.ulpdu_len) - TAGGED_HDR_LEN as u32;
                 let from = r.req.src_to.wrapping_add(u64::from(rec.offset));
                 let need = Access::REMOTE_READ;
                 self.memory(keys, r.req.src_stag, from, n, need, r.owner, &mut f)?;
             }
-            FpduKind::Rtr => match self.rtr.ok_or(BuildError::Gone)? {
-                RtrKind::Write => f.tagged(Opcode::Write, true, DUMMY_STAG, 0),
-                RtrKind::Send => f.untagged(Opcode::Send, true, 0, self.first_msn, 0),
+            FpduKind::Rtr => match self.rtr.ok_or(BuildError::MessageCompleted)? {
+                RtrKind::Write => f.tagged(RdmapOpcode::Write, true, DUMMY_STAG, 0),
+                RtrKind::Send => f.untagged(RdmapOpcode::Send, true, 0, self.first_msn, 0),
                 RtrKind::Read => f.read_request(
                     self.first_msn,
-                    &ReadRequest {
+                    &ReadRequestHeader {
                         sink_stag: DUMMY_STAG,
                         src_stag: DUMMY_STAG,
-                        ..ReadRequest::default()
+                        ..ReadRequestHeader::default()
                     },
                 ),
             },
             FpduKind::Terminate => {
-                let o = self.outgoing.as_ref().ok_or(BuildError::Gone)?;
-                f.header(&Payload::header().to_bytes());
-                f.bytes(o.payload.as_bytes());
+                let o = self.outgoing.as_ref().ok_or(BuildError::MessageCompleted)?;
+                f.header(&TerminatePayload::header().to_bytes());
+                f.append_bytes(o.payload.as_bytes());
             }
         }
         f.finish();
@@ -98,21 +102,21 @@ impl QueuePair {
     fn build_request<B: FrameBuilder, const MARKERS: bool>(
         &self,
         keys: &Reader,
-        rec: &Fpdu,
+        rec: &FpduRecord,
         e: &Entry,
         f: &mut Build<'_, B, MARKERS>,
     ) -> Result<(), BuildError> {
         let hdr = match e.opcode {
-            WrOpcode::Write | WrOpcode::WriteWithImm => {
+            Opcode::Write | Opcode::WriteWithImm => {
                 let to = e.remote_addr.wrapping_add(u64::from(rec.offset));
-                f.tagged(Opcode::Write, rec.last, e.rkey, to);
+                f.tagged(RdmapOpcode::Write, rec.is_last, e.rkey, to);
                 TAGGED_HDR_LEN
             }
-            WrOpcode::Read | WrOpcode::ReadWithInv => {
+            Opcode::Read | Opcode::ReadWithInv => {
                 let (nth, sink) = self.sq.read_sink(e, rec.offset);
                 f.read_request(
                     Msn(e.msn.wrapping_add(nth)),
-                    &ReadRequest {
+                    &ReadRequestHeader {
                         sink_stag: sink_stag(sink.lkey),
                         sink_to: sink.addr,
                         size: sink.length,
@@ -122,9 +126,9 @@ impl QueuePair {
                 );
                 return Ok(());
             }
-            WrOpcode::FetchAdd | WrOpcode::CmpSwap => {
-                let req = AtomicRequest {
-                    op: if e.opcode == WrOpcode::FetchAdd {
+            Opcode::FetchAdd | Opcode::CmpSwap => {
+                let req = AtomicRequestHeader {
+                    op: if e.opcode == Opcode::FetchAdd {
                         AtomicOp::FetchAdd
                     } else {
                         AtomicOp::CmpSwap
@@ -132,25 +136,21 @@ impl QueuePair {
                     id: e.msn,
                     stag: e.rkey,
                     to: e.remote_addr,
-                    args: self.sq.atomic_args(e).ok_or(BuildError::Gone)?,
+                    args: self.sq.atomic_args(e).ok_or(BuildError::MessageCompleted)?,
                 };
-                f.message(Opcode::AtomicRequest, Msn(e.msn), &req.to_bytes());
+                f.message(RdmapOpcode::AtomicRequest, Msn(e.msn), &req.to_bytes());
                 return Ok(());
             }
             op => {
-                let kind = match (op == WrOpcode::SendWithInv, e.solicited()) {
-                    (false, false) => Opcode::Send,
-                    (false, true) => Opcode::SendSe,
-                    (true, false) => Opcode::SendInv,
-                    (true, true) => Opcode::SendSeInv,
+                let kind = match (op == Opcode::SendWithInv, e.is_solicited()) {
+                    (false, false) => RdmapOpcode::Send,
+                    (false, true) => RdmapOpcode::SendSe,
+                    (true, false) => RdmapOpcode::SendInv,
+                    (true, true) => RdmapOpcode::SendSeInv,
                 };
-                let inv_stag = if op == WrOpcode::SendWithInv {
-                    e.imm
-                } else {
-                    0
-                };
+                let inv_stag = if op == Opcode::SendWithInv { e.imm } else { 0 };
                 let msn = immediate::send_msn(e);
-                f.untagged(kind, rec.last, inv_stag, msn, rec.offset);
+                f.untagged(kind, rec.is_last, inv_stag, msn, rec.offset);
                 UNTAGGED_HDR_LEN
             }
         };
@@ -158,7 +158,10 @@ impl QueuePair {
         if e.is_inline() {
             let at = rec.offset as usize;
             let d = self.sq.inline(e);
-            f.bytes(d.get(at..at + len as usize).ok_or(BuildError::Gone)?);
+            f.append_bytes(
+                d.get(at..at + len as usize)
+                    .ok_or(BuildError::MessageCompleted)?,
+            );
             return Ok(());
         }
         let (mut skip, mut left) = (rec.offset, len);
@@ -188,7 +191,7 @@ impl QueuePair {
         addr: u64,
         len: u32,
         need: Access,
-        owner: TxOwner,
+        owner: ExtBufRef,
         f: &mut Build<'_, B, MARKERS>,
     ) -> Result<(), BuildError> {
         if len == 0 {
@@ -196,7 +199,7 @@ impl QueuePair {
         }
         let (mr, off) = keys
             .check(Stag(stag), addr, len, need, self.attr.pd, self.attr.qpn)
-            .map_err(|_| BuildError::KeyGone)?;
+            .map_err(|_| BuildError::KeyDeregistered)?;
         // The next FPDU of the message is built right after this one.
         mr.prefetch(off + u64::from(len), len as usize);
         f.memory(mr, off, len, owner)
@@ -217,19 +220,19 @@ struct Build<'a, B, const MARKERS: bool> {
 
 impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     #[inline]
-    fn new(crc: bool, rec: &Fpdu, out: &'a mut B) -> Self {
+    fn new(crc: bool, rec: &FpduRecord, out: &'a mut B) -> Self {
         Self {
             out,
             len: rec.ulpdu_len,
             crc,
             sum: 0,
-            until: rec.phase.until_marker(),
+            until: rec.marker_position.until_marker(),
             done: 0,
         }
     }
 
     #[inline]
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         if !MARKERS {
             return self.plain(b);
         }
@@ -252,11 +255,11 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         if self.crc {
             self.sum = crc::update(self.sum, b);
         }
-        self.out.bytes(b);
+        self.out.append_bytes(b);
     }
 
     #[inline]
-    fn memory(&mut self, mr: &Mr, off: u64, len: u32, owner: TxOwner) -> Result<(), BuildError> {
+    fn memory(&mut self, mr: &Mr, off: u64, len: u32, owner: ExtBufRef) -> Result<(), BuildError> {
         if !MARKERS {
             return self.plain_memory(mr, off, len, owner);
         }
@@ -277,27 +280,29 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     /// all; how much that is. What markers leave in one piece is too short for a reference.
     #[inline]
     fn marked_memory(&mut self, mr: &Mr, off: u64, len: usize) -> Result<usize, BuildError> {
-        let (region, at, len) = mr.piece(off, len).map_err(|_| BuildError::KeyGone)?;
+        let (region, at, len) = mr
+            .piece(off, len)
+            .map_err(|_| BuildError::KeyDeregistered)?;
         let layout = MarkerLayout {
             until_marker: self.until,
             fpdu_offset: self.done,
         };
         let want = layout.marked_len(len);
-        let have = self.out.contiguous(want);
+        let have = self.out.contiguous_room(want);
         let (n, marked_len) = if have < want {
             let n = layout.payload_len(have);
             (n, layout.marked_len(n))
         } else {
             (len, want)
         };
-        let Some(room) = self.out.room(marked_len) else {
+        let Some(room) = self.out.reserve(marked_len) else {
             return Ok(0);
         };
         let crc = self.crc.then_some(self.sum);
         let marker_at = |offset| layout.marker_at(offset);
         let gaps = layout.gaps();
         self.sum = gap_copy::read_with_gaps(region, at, n, room, gaps, marker_at, crc)
-            .map_err(|_| BuildError::KeyGone)?;
+            .map_err(|_| BuildError::KeyDeregistered)?;
         self.done += marked_len;
         self.until = layout.until_marker_after(n, marked_len);
         Ok(n)
@@ -309,14 +314,14 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         mr: &Mr,
         off: u64,
         len: u32,
-        owner: TxOwner,
+        owner: ExtBufRef,
     ) -> Result<(), BuildError> {
         if self.crc {
             self.sum = mr
                 .crc32c(off, len as usize, self.sum)
-                .map_err(|_| BuildError::KeyGone)?;
+                .map_err(|_| BuildError::KeyDeregistered)?;
         }
-        self.out.memory(mr, off, len, owner);
+        self.out.append_memory(mr, off, len, owner);
         Ok(())
     }
 
@@ -333,7 +338,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     #[inline]
     fn marker(&mut self) {
         if self.until == 0 {
-            self.plain(&marker::encode(self.done));
+            self.plain(&marker::encode_marker(self.done));
             self.until = marker::INTERVAL - MARKER_LEN;
             // In front of the length field, it does not count.
             if self.done > 0 {
@@ -348,22 +353,22 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         let mut b = [0; LEN_FIELD + MAX_HDR_LEN + ATOMIC_REQUEST_LEN];
         b[..LEN_FIELD].copy_from_slice(&self.len.to_be_bytes());
         b[LEN_FIELD..LEN_FIELD + hdr.len()].copy_from_slice(hdr);
-        self.bytes(&b[..LEN_FIELD + hdr.len()]);
+        self.append_bytes(&b[..LEN_FIELD + hdr.len()]);
     }
 
     #[inline]
-    fn tagged(&mut self, op: Opcode, last: bool, stag: u32, to: u64) {
-        let control = Control::new(op, last);
+    fn tagged(&mut self, op: RdmapOpcode, last: bool, stag: u32, to: u64) {
+        let control = ControlOctets::new(op, last);
         let mut b = [0; LEN_FIELD + TAGGED_HDR_LEN];
         b[..LEN_FIELD].copy_from_slice(&self.len.to_be_bytes());
-        b[LEN_FIELD..].copy_from_slice(&Tagged { control, stag, to }.to_bytes());
-        self.bytes(&b);
+        b[LEN_FIELD..].copy_from_slice(&TaggedHeader { control, stag, to }.to_bytes());
+        self.append_bytes(&b);
     }
 
     #[inline]
-    fn untagged(&mut self, op: Opcode, last: bool, inv_stag: u32, msn: Msn, mo: u32) {
-        let h = Untagged {
-            control: Control::new(op, last),
+    fn untagged(&mut self, op: RdmapOpcode, last: bool, inv_stag: u32, msn: Msn, mo: u32) {
+        let h = UntaggedHeader {
+            control: ControlOctets::new(op, last),
             inv_stag,
             qn: QN_SEND,
             msn,
@@ -372,17 +377,17 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         let mut b = [0; LEN_FIELD + UNTAGGED_HDR_LEN];
         b[..LEN_FIELD].copy_from_slice(&self.len.to_be_bytes());
         b[LEN_FIELD..].copy_from_slice(&h.to_bytes());
-        self.bytes(&b);
+        self.append_bytes(&b);
     }
 
-    fn read_request(&mut self, msn: Msn, r: &ReadRequest) {
-        self.message(Opcode::ReadRequest, msn, &r.to_bytes());
+    fn read_request(&mut self, msn: Msn, r: &ReadRequestHeader) {
+        self.message(RdmapOpcode::ReadRequest, msn, &r.to_bytes());
     }
 
     /// An untagged message of one segment whose payload is a header of RDMAP.
-    fn message(&mut self, op: Opcode, msn: Msn, payload: &[u8]) {
-        let h = Untagged {
-            control: Control::new(op, true),
+    fn message(&mut self, op: RdmapOpcode, msn: Msn, payload: &[u8]) {
+        let h = UntaggedHeader {
+            control: ControlOctets::new(op, true),
             inv_stag: 0,
             qn: op.queue().unwrap_or(0),
             msn,
@@ -401,7 +406,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         let pad = fpdu::pad_len(self.len);
         if MARKERS {
             if pad != 0 {
-                self.bytes(&[0; 3][..pad]);
+                self.append_bytes(&[0; 3][..pad]);
             }
             self.marker();
         } else if pad != 0 {
@@ -410,11 +415,11 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
                 let sum = crc::update(self.sum, &b[..pad]);
                 b[pad..pad + CRC_LEN].copy_from_slice(&sum.to_le_bytes());
             }
-            self.out.bytes(&b[..pad + CRC_LEN]);
+            self.out.append_bytes(&b[..pad + CRC_LEN]);
             return;
         }
         // Every full segment at the usual EMSS comes here directly.
         let sum = if self.crc { self.sum } else { 0 };
-        self.out.bytes(&sum.to_le_bytes());
+        self.out.append_bytes(&sum.to_le_bytes());
     }
 }

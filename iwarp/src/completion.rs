@@ -1,9 +1,9 @@
 //! Completions: in posting order, exactly one each, and the flush (RFC 5040 section 6, protocol.md
 //! section 4).
 
-use crate::env::{Fpdu, FpduKind, QpEnv, TxOwner};
+use crate::env::{ExtBufRef, FpduKind, FpduRecord, QpEnv};
 use crate::errors::vendor;
-use crate::queue_pair::{Drain, QpState, QueuePair};
+use crate::queue_pair::{DrainState, QueuePair, RdmapState};
 use crate::send_queue::Entry;
 use siw_shm::{Cqe, Opcode, WcFlags, WcOpcode, WcStatus};
 
@@ -11,8 +11,8 @@ impl QueuePair {
     /// TCP got every byte of this record acknowledged. Records come back in the order in which they
     /// were handed out.
     #[inline]
-    pub fn acked<E: QpEnv>(&mut self, env: &mut E, rec: &Fpdu) {
-        if !rec.last {
+    pub fn on_record_acked<E: QpEnv>(&mut self, env: &mut E, rec: &FpduRecord) {
+        if !rec.is_last {
             return;
         }
         match rec.kind {
@@ -41,19 +41,19 @@ impl QueuePair {
         self.complete_ready(env);
         self.retire_responses(env);
         self.zombies.retain(|&o| {
-            let keep = !env.released(o);
+            let keep = !env.is_released(o);
             if !keep {
-                env.free_owner(o);
+                env.free_ext_buf_ref(o);
             }
             keep
         });
-        self.awaits_release()
+        self.is_awaiting_release()
     }
 
     /// Something only waits for the port: call [`poll_releases`](Self::poll_releases) from time to
     /// time, and before the queue pair is dropped until this is false.
     #[inline]
-    pub fn awaits_release(&self) -> bool {
+    pub fn is_awaiting_release(&self) -> bool {
         !self.zombies.is_empty()
             || self.sq.front().is_some_and(is_done)
             || self.inbound.acked_front().is_some()
@@ -63,7 +63,7 @@ impl QueuePair {
     #[inline]
     pub(crate) fn complete_ready<E: QpEnv>(&mut self, env: &mut E) {
         self.complete_front(env);
-        if self.drain == Drain::Draining {
+        if self.drain == DrainState::Draining {
             self.check_drained(env);
         }
     }
@@ -103,12 +103,12 @@ impl QueuePair {
         env.complete_send(Some(&cqe));
     }
 
-    fn drop_owner<E: QpEnv>(&mut self, env: &mut E, owner: TxOwner) {
-        if owner == TxOwner::NONE {
+    fn drop_owner<E: QpEnv>(&mut self, env: &mut E, owner: ExtBufRef) {
+        if owner == ExtBufRef::NONE {
             return;
         }
-        if env.released(owner) {
-            env.free_owner(owner);
+        if env.is_released(owner) {
+            env.free_ext_buf_ref(owner);
         } else {
             self.zombies.push(owner);
         }
@@ -128,8 +128,8 @@ impl QueuePair {
                 return;
             }
             self.inbound.pop_front();
-            if owner != TxOwner::NONE {
-                env.free_owner(owner);
+            if owner != ExtBufRef::NONE {
+                env.free_ext_buf_ref(owner);
             }
         }
     }
@@ -163,8 +163,8 @@ impl QueuePair {
 
     /// Flushes what is (still, or anew) in the queues. Call it on a doorbell in ERROR; does nothing
     /// in other states.
-    pub fn flush<E: QpEnv>(&mut self, env: &mut E) {
-        if self.state == QpState::Error {
+    pub fn flush_queues<E: QpEnv>(&mut self, env: &mut E) {
+        if self.state == RdmapState::Error {
             self.flush_send(env);
             self.flush_recv(env);
         }
@@ -231,6 +231,6 @@ fn is_done(e: &Entry) -> bool {
 }
 
 #[inline]
-fn is_released<E: QpEnv>(env: &E, owner: TxOwner) -> bool {
-    owner == TxOwner::NONE || env.released(owner)
+fn is_released<E: QpEnv>(env: &E, owner: ExtBufRef) -> bool {
+    owner == ExtBufRef::NONE || env.is_released(owner)
 }

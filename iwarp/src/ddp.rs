@@ -3,11 +3,11 @@
 //!
 //! The receiver parses them in place, the sender writes them, Terminate quotes them.
 
-use crate::rdmap::Opcode;
+use crate::rdmap::RdmapOpcode;
 
 /// Tagged header: control octets, STag, TO (RFC 5041 section 4.2).
 pub const TAGGED_HDR_LEN: usize = 14;
-/// Untagged header: control octets, 4 octets for the ULP, QN, MSN, MO (RFC 5041 section 4.3).
+/// UntaggedHeader header: control octets, 4 octets for the ULP, QN, MSN, MO (RFC 5041 section 4.3).
 pub const UNTAGGED_HDR_LEN: usize = 18;
 /// The longer of the two.
 pub const MAX_HDR_LEN: usize = UNTAGGED_HDR_LEN;
@@ -45,17 +45,17 @@ impl Msn {
 
 /// The two control octets that start every segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Control {
+pub struct ControlOctets {
     /// DDP control octet: T, L, reserved, DV.
     pub ddp: u8,
     /// RDMAP control octet: RV, reserved, opcode.
     pub rdmap: u8,
 }
 
-impl Control {
+impl ControlOctets {
     /// Control octets of a segment that this side sends.
     #[inline]
-    pub fn new(op: Opcode, last: bool) -> Self {
+    pub fn new(op: RdmapOpcode, last: bool) -> Self {
         let t = if op.is_tagged() { T_BIT } else { 0 };
         let l = if last { L_BIT } else { 0 };
         Self {
@@ -66,13 +66,13 @@ impl Control {
 
     /// The segment names its buffer by STag.
     #[inline]
-    pub fn tagged(self) -> bool {
+    pub fn is_tagged(self) -> bool {
         self.ddp & T_BIT != 0
     }
 
     /// The segment is the last of its message.
     #[inline]
-    pub fn last(self) -> bool {
+    pub fn is_last(self) -> bool {
         self.ddp & L_BIT != 0
     }
 
@@ -97,7 +97,7 @@ impl Control {
     /// Length of the header that these control octets announce.
     #[inline]
     pub fn header_len(self) -> usize {
-        if self.tagged() {
+        if self.is_tagged() {
             TAGGED_HDR_LEN
         } else {
             UNTAGGED_HDR_LEN
@@ -105,23 +105,23 @@ impl Control {
     }
 }
 
-/// Tagged segment header.
+/// TaggedHeader segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tagged {
+pub struct TaggedHeader {
     /// Control octets.
-    pub control: Control,
+    pub control: ControlOctets,
     /// Steering tag of the data sink.
     pub stag: u32,
     /// Tagged offset of the first payload octet.
     pub to: u64,
 }
 
-impl Tagged {
+impl TaggedHeader {
     /// Reads the header; `b` must hold it (checked by the caller against ULPDU_Length).
     #[inline]
     pub fn parse(b: &[u8; MAX_HDR_LEN]) -> Self {
         Self {
-            control: Control {
+            control: ControlOctets {
                 ddp: b[0],
                 rdmap: b[1],
             },
@@ -142,11 +142,11 @@ impl Tagged {
     }
 }
 
-/// Untagged segment header.
+/// UntaggedHeader segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Untagged {
+pub struct UntaggedHeader {
     /// Control octets.
-    pub control: Control,
+    pub control: ControlOctets,
     /// The ULP's four octets: the STag to invalidate in Send with Invalidate, else reserved.
     pub inv_stag: u32,
     /// Queue number.
@@ -157,12 +157,12 @@ pub struct Untagged {
     pub mo: u32,
 }
 
-impl Untagged {
+impl UntaggedHeader {
     /// Reads the header.
     #[inline]
     pub fn parse(b: &[u8; MAX_HDR_LEN]) -> Self {
         Self {
-            control: Control {
+            control: ControlOctets {
                 ddp: b[0],
                 rdmap: b[1],
             },
@@ -213,8 +213,8 @@ mod tests {
     /// RFC 5041 section 4.2, RFC 5040 section 4.3.
     #[test]
     fn a_tagged_header_has_the_octets_of_the_rfc() {
-        let h = Tagged {
-            control: Control::new(Opcode::Write, true),
+        let h = TaggedHeader {
+            control: ControlOctets::new(RdmapOpcode::Write, true),
             stag: 0x0102_0304,
             to: 0x1112_1314_1516_1718,
         };
@@ -225,14 +225,14 @@ mod tests {
                 0xc1, 0x40, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18
             ]
         );
-        assert_eq!(Tagged::parse(&padded(&b)), h);
+        assert_eq!(TaggedHeader::parse(&padded(&b)), h);
     }
 
     /// RFC 5041 section 4.3, RFC 5040 sections 4.4 and 4.6.
     #[test]
     fn an_untagged_header_has_the_octets_of_the_rfc() {
-        let h = Untagged {
-            control: Control::new(Opcode::SendSeInv, false),
+        let h = UntaggedHeader {
+            control: ControlOctets::new(RdmapOpcode::SendSeInv, false),
             inv_stag: 0xa1a2_a3a4,
             qn: QN_SEND,
             msn: Msn(7),
@@ -241,27 +241,27 @@ mod tests {
         let b = h.to_bytes();
         assert_eq!(b[..6], [0x01, 0x46, 0xa1, 0xa2, 0xa3, 0xa4]);
         assert_eq!(b[6..18], [0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 5, 0x90]);
-        assert_eq!(Untagged::parse(&b), h);
+        assert_eq!(UntaggedHeader::parse(&b), h);
     }
 
     #[test]
     fn first_octets_of_every_message_are_those_of_the_rfc() {
         for (op, last, want) in [
-            (Opcode::Write, false, [0x81, 0x40]),
-            (Opcode::ReadRequest, true, [0x41, 0x41]),
-            (Opcode::ReadResponse, false, [0x81, 0x42]),
-            (Opcode::ReadResponse, true, [0xc1, 0x42]),
-            (Opcode::Send, true, [0x41, 0x43]),
-            (Opcode::SendInv, true, [0x41, 0x44]),
-            (Opcode::SendSe, true, [0x41, 0x45]),
-            (Opcode::SendSeInv, true, [0x41, 0x46]),
-            (Opcode::Terminate, true, [0x41, 0x47]),
-            (Opcode::Immediate, true, [0x41, 0x48]),
-            (Opcode::ImmediateSe, true, [0x41, 0x49]),
-            (Opcode::AtomicRequest, true, [0x41, 0x4a]),
-            (Opcode::AtomicResponse, true, [0x41, 0x4b]),
+            (RdmapOpcode::Write, false, [0x81, 0x40]),
+            (RdmapOpcode::ReadRequest, true, [0x41, 0x41]),
+            (RdmapOpcode::ReadResponse, false, [0x81, 0x42]),
+            (RdmapOpcode::ReadResponse, true, [0xc1, 0x42]),
+            (RdmapOpcode::Send, true, [0x41, 0x43]),
+            (RdmapOpcode::SendInv, true, [0x41, 0x44]),
+            (RdmapOpcode::SendSe, true, [0x41, 0x45]),
+            (RdmapOpcode::SendSeInv, true, [0x41, 0x46]),
+            (RdmapOpcode::Terminate, true, [0x41, 0x47]),
+            (RdmapOpcode::Immediate, true, [0x41, 0x48]),
+            (RdmapOpcode::ImmediateSe, true, [0x41, 0x49]),
+            (RdmapOpcode::AtomicRequest, true, [0x41, 0x4a]),
+            (RdmapOpcode::AtomicResponse, true, [0x41, 0x4b]),
         ] {
-            let c = Control::new(op, last);
+            let c = ControlOctets::new(op, last);
             assert_eq!([c.ddp, c.rdmap], want, "{op:?}");
         }
     }
@@ -269,12 +269,12 @@ mod tests {
     /// Conformance 39, 57.
     #[test]
     fn c39_reserved_bits_do_not_matter_and_msn_wraps_to_zero() {
-        let c = Control {
+        let c = ControlOctets {
             ddp: 0x3d,
             rdmap: 0x43,
         };
         assert_eq!(c.ddp_version(), 1);
-        assert!(!c.tagged() && !c.last());
+        assert!(!c.is_tagged() && !c.is_last());
         assert_eq!(Msn(u32::MAX).next(), Msn(0));
     }
 }

@@ -5,25 +5,25 @@
 //! parameter: no dynamic dispatch on the data path.
 
 use crate::fpdu;
-use crate::marker::Phase;
+use crate::marker::MarkerPosition;
 use siw_memory::{Mr, Reader};
 use siw_shm::{Cqe, RecvWqe, SendWqe};
 
 /// Counts the references that a port still holds into the buffers of one work request or one read
 /// response. The environment gives the numbers out; the queue pair passes them on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TxOwner(pub u32);
+pub struct ExtBufRef(pub u32);
 
-impl TxOwner {
+impl ExtBufRef {
     /// Nobody counts: nothing of this record is referenced in place.
-    pub const NONE: TxOwner = TxOwner(u32::MAX);
+    pub const NONE: ExtBufRef = ExtBufRef(u32::MAX);
 }
 
 /// A record of the send queue of TCP: kept until it is acknowledged, (re)built on demand.
 #[derive(Debug, Clone)]
 pub enum TxRecord {
-    /// One FPDU; [`QueuePair::build`](crate::QueuePair::build) makes its bytes.
-    Fpdu(Fpdu),
+    /// One FPDU; [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) makes its bytes.
+    Fpdu(FpduRecord),
     /// Bytes as they are: an MPA frame, or a Terminate sent without a queue pair.
     Stream(Box<[u8]>),
 }
@@ -45,11 +45,11 @@ pub enum FpduKind {
 
 /// One FPDU by reference: which message, which part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fpdu {
+pub struct FpduRecord {
     /// What it carries.
     pub kind: FpduKind,
     /// Last segment of its message.
-    pub last: bool,
+    pub is_last: bool,
     /// ULPDU_Length field: DDP header and payload.
     pub ulpdu_len: u16,
     /// Sequence number of the work request or of the read response in its queue.
@@ -57,38 +57,39 @@ pub struct Fpdu {
     /// Offset of the payload in the message.
     pub offset: u32,
     /// Where in the stream it starts, as far as markers are concerned.
-    pub phase: Phase,
+    pub marker_position: MarkerPosition,
 }
 
-impl Fpdu {
+impl FpduRecord {
     /// Its length on the wire, markers included.
     #[inline]
     pub fn wire_len(&self) -> usize {
-        self.phase.stream_len(fpdu::wire_len(self.ulpdu_len))
+        self.marker_position
+            .marked_len(fpdu::wire_len(self.ulpdu_len))
     }
 }
 
 /// Where a record is built. Calls come in wire order.
 pub trait FrameBuilder {
     /// Bytes to copy: headers, pad, CRC, inline payload.
-    fn bytes(&mut self, b: &[u8]);
+    fn append_bytes(&mut self, b: &[u8]);
 
     /// `len` bytes of registered memory from `region_off`: referenced in place (counted for
     /// `owner`), or copied when they are few.
-    fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: TxOwner);
+    fn append_memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: ExtBufRef);
 
-    /// Of the next `want` bytes, how many [`room`](Self::room) gives in one piece: all, or enough
+    /// Of the next `want` bytes, how many [`reserve`](Self::reserve gives in one piece: all, or enough
     /// for payload behind a marker if one is due; none, if the frame is dropped anyway.
-    fn contiguous(&mut self, want: usize) -> usize;
+    fn contiguous_room(&mut self, want: usize) -> usize;
 
     /// Room for `len` bytes that the caller writes: payload with markers in it, which is copied.
     /// `None`, if there is none, has the frame dropped.
-    fn room(&mut self, len: usize) -> Option<&mut [u8]>;
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
 }
 
 /// An affiliated asynchronous event of a queue pair (ibv_get_async_event(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AsyncEvent {
+pub enum QpEvent {
     /// IBV_EVENT_QP_FATAL: a local or stream error ended the queue pair.
     QpFatal,
     /// IBV_EVENT_QP_REQ_ERR: the peer broke the protocol, or said that we did.
@@ -133,21 +134,21 @@ pub trait QpEnv {
     /// One more receive work request is finished.
     fn complete_recv(&mut self, cqe: &Cqe);
 
-    /// The port has let go of every buffer of this owner. Never called with [`TxOwner::NONE`].
-    fn released(&self, owner: TxOwner) -> bool;
+    /// The port has let go of every buffer of this owner. Never called with [`ExtBufRef::NONE`].
+    fn is_released(&self, owner: ExtBufRef) -> bool;
 
     /// A tracker for a message of `len` bytes that may reference registered memory;
-    /// [`TxOwner::NONE`] where nothing needs counting, such as messages that are always copied.
-    fn alloc_owner(&mut self, len: u32) -> TxOwner {
+    /// [`ExtBufRef::NONE`] where nothing needs counting, such as messages that are always copied.
+    fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
         let _ = len;
-        TxOwner::NONE
+        ExtBufRef::NONE
     }
 
     /// The tracker is done: released, and its message finished.
-    fn free_owner(&mut self, owner: TxOwner) {
+    fn free_ext_buf_ref(&mut self, owner: ExtBufRef) {
         let _ = owner;
     }
 
     /// Tells the consumer.
-    fn event(&mut self, event: AsyncEvent);
+    fn post_event(&mut self, event: QpEvent);
 }

@@ -1,40 +1,40 @@
 //! How errors of one layer look in another: key check -> Terminate code, received Terminate ->
 //! completion status, either -> asynchronous event (protocol.md sections 3 to 5).
 
-use crate::env::AsyncEvent;
-use crate::terminate::TermCode;
+use crate::env::QpEvent;
+use crate::terminate::TerminateCode;
 use siw_memory::KeyError;
 use siw_shm::WcStatus;
 
 /// A tagged segment may not be placed (RFC 5041 section 7.2; access rights are RDMAP's, RFC 5040
 /// section 7.2).
-pub(crate) fn tagged(e: KeyError) -> TermCode {
+pub(crate) fn tagged(e: KeyError) -> TerminateCode {
     match e {
-        KeyError::Stag => TermCode::DDP_STAG,
-        KeyError::Access => TermCode::RDMAP_ACCESS,
-        KeyError::Pd | KeyError::Stream => TermCode::DDP_NOT_ASSOCIATED,
-        KeyError::Bounds => TermCode::DDP_BOUNDS,
-        KeyError::Wrap => TermCode::DDP_WRAP,
+        KeyError::Stag => TerminateCode::DDP_STAG,
+        KeyError::Access => TerminateCode::RDMAP_ACCESS,
+        KeyError::Pd | KeyError::Stream => TerminateCode::DDP_NOT_ASSOCIATED,
+        KeyError::Bounds => TerminateCode::DDP_BOUNDS,
+        KeyError::Wrap => TerminateCode::DDP_WRAP,
     }
 }
 
 /// The source of a Read may not be read (RFC 5040 section 7.2).
-pub(crate) fn read_source(e: KeyError) -> TermCode {
+pub(crate) fn read_source(e: KeyError) -> TerminateCode {
     match e {
-        KeyError::Stag => TermCode::RDMAP_STAG,
-        KeyError::Access => TermCode::RDMAP_ACCESS,
-        KeyError::Pd | KeyError::Stream => TermCode::RDMAP_NOT_ASSOCIATED,
-        KeyError::Bounds => TermCode::RDMAP_BOUNDS,
-        KeyError::Wrap => TermCode::RDMAP_WRAP,
+        KeyError::Stag => TerminateCode::RDMAP_STAG,
+        KeyError::Access => TerminateCode::RDMAP_ACCESS,
+        KeyError::Pd | KeyError::Stream => TerminateCode::RDMAP_NOT_ASSOCIATED,
+        KeyError::Bounds => TerminateCode::RDMAP_BOUNDS,
+        KeyError::Wrap => TerminateCode::RDMAP_WRAP,
     }
 }
 
 /// Status of the work request that a received Terminate is about.
-pub(crate) fn status_of(c: TermCode) -> WcStatus {
-    match (c.layer, c.etype) {
+pub(crate) fn status_of(c: TerminateCode) -> WcStatus {
+    match (c.layer, c.error_type) {
         (0, 1) | (1, 1) => WcStatus::REM_ACCESS_ERR,
         (0, 2) => WcStatus::REM_OP_ERR,
-        (1, 2) if c == TermCode::DDP_TOO_LONG => WcStatus::REM_INV_REQ_ERR,
+        (1, 2) if c == TerminateCode::DDP_TOO_LONG => WcStatus::REM_INV_REQ_ERR,
         (1, 2) => WcStatus::REM_OP_ERR,
         (2, _) => WcStatus::GENERAL_ERR,
         _ => WcStatus::FATAL_ERR,
@@ -42,15 +42,15 @@ pub(crate) fn status_of(c: TermCode) -> WcStatus {
 }
 
 /// What the consumer hears besides completions.
-pub(crate) fn event_of(c: TermCode) -> AsyncEvent {
-    match (c.layer, c.etype) {
-        (0 | 1, 1) => AsyncEvent::QpAccessErr,
-        (0 | 1, 2) => AsyncEvent::QpReqErr,
-        _ => AsyncEvent::QpFatal,
+pub(crate) fn event_of(c: TerminateCode) -> QpEvent {
+    match (c.layer, c.error_type) {
+        (0 | 1, 1) => QpEvent::QpAccessErr,
+        (0 | 1, 2) => QpEvent::QpReqErr,
+        _ => QpEvent::QpFatal,
     }
 }
 
 /// Vendor error of a completion: the Terminate code in one number.
-pub(crate) fn vendor(c: TermCode) -> u32 {
-    u32::from(c.layer) << 12 | u32::from(c.etype) << 8 | u32::from(c.code)
+pub(crate) fn vendor(c: TerminateCode) -> u32 {
+    u32::from(c.layer) << 12 | u32::from(c.error_type) << 8 | u32::from(c.code)
 }

@@ -4,7 +4,7 @@
 //! Lengths here are without markers; [`crate::marker`] adds them.
 
 use crate::ddp::MAX_HDR_LEN;
-use crate::marker::{self, MARKER_LEN, Phase};
+use crate::marker::{self, MARKER_LEN, MarkerPosition};
 use crate::stream::RxStream;
 use siw_memory::crc;
 
@@ -30,7 +30,7 @@ pub const fn wire_len(ulpdu_len: u16) -> usize {
 
 /// MULPDU without markers: EMSS - (6 + EMSS mod 4), within 128..=64768 (RFC 5044 section 4.5).
 #[inline]
-pub fn mulpdu(emss: u32) -> u16 {
+pub fn mulpdu_for_emss(emss: u32) -> u16 {
     emss.saturating_sub(6 + emss % 4).clamp(128, 64768) as u16
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn next(rx: &impl RxStream) -> Option<Frame> {
 #[inline]
 pub(crate) fn crc_ok(rx: &impl RxStream, wire_len: usize) -> bool {
     let mut sum = 0;
-    rx.for_each(0, wire_len, |s| sum = crc::update(sum, s));
+    rx.for_each_slice(0, wire_len, |s| sum = crc::update(sum, s));
     sum == RESIDUE
 }
 
@@ -92,12 +92,16 @@ pub(crate) fn crc_is_right(fpdu: &[u8]) -> bool {
 }
 
 /// A whole FPDU in one piece; for the rare messages that are not built from records.
-pub fn encode(parts: &[&[u8]], with_crc: bool) -> Box<[u8]> {
-    encode_at(parts, with_crc, Phase::OFF)
+pub fn encode_fpdu(parts: &[&[u8]], with_crc: bool) -> Box<[u8]> {
+    encode_fpdu_at(parts, with_crc, MarkerPosition::NO_MARKERS)
 }
 
 /// The same at a place in a stream that may carry markers.
-pub fn encode_at(parts: &[&[u8]], with_crc: bool, phase: Phase) -> Box<[u8]> {
+pub fn encode_fpdu_at(
+    parts: &[&[u8]],
+    with_crc: bool,
+    marker_position: MarkerPosition,
+) -> Box<[u8]> {
     let len: usize = parts.iter().map(|p| p.len()).sum();
     let ulpdu_len = u16::try_from(len).unwrap_or(u16::MAX);
     let mut out = Vec::with_capacity(wire_len(ulpdu_len));
@@ -106,8 +110,8 @@ pub fn encode_at(parts: &[&[u8]], with_crc: bool, phase: Phase) -> Box<[u8]> {
         out.extend_from_slice(p);
     }
     out.resize(out.len() + pad_len(ulpdu_len), 0);
-    if phase.is_on() {
-        out = marker::insert(&out, phase);
+    if marker_position.has_markers() {
+        out = marker::insert_markers(&out, marker_position);
     }
     let sum = if with_crc { crc::crc32c(&out) } else { 0 };
     out.extend_from_slice(&sum.to_le_bytes());
@@ -127,10 +131,14 @@ mod tests {
             crc::crc32c(&[0; 32]).to_le_bytes(),
             [0xaa, 0x36, 0x91, 0x8a]
         );
-        let f = encode(&[&[0x41, 0x43], &[0; 40]], true);
+        let f = encode_fpdu(&[&[0x41, 0x43], &[0; 40]], true);
         assert_eq!((f.len(), &f[..2]), (48, &[0, 0x2a][..]));
         assert_eq!(f[44..], crc32c::crc32c(&f[..44]).to_le_bytes());
-        assert_eq!(encode(&[&[0; 42]], false)[44..], [0; 4], "zero when off");
+        assert_eq!(
+            encode_fpdu(&[&[0; 42]], false)[44..],
+            [0; 4],
+            "zero when off"
+        );
     }
 
     #[test]
@@ -140,7 +148,9 @@ mod tests {
             assert_eq!(wire_len(ulpdu) % 4, 0);
         }
         for at in (0..512).step_by(4) {
-            let n = Phase::START.after(at).stream_len(wire_len(u16::MAX));
+            let n = MarkerPosition::START
+                .advanced_by(at)
+                .marked_len(wire_len(u16::MAX));
             assert!(n <= MAX_FPDU && n + 8 > MAX_FPDU);
         }
     }
@@ -148,21 +158,21 @@ mod tests {
     /// RFC 5044 section 4.5; EMSS 1448 gives 1442 [seen on the wire from siw].
     #[test]
     fn mulpdu_fills_a_segment_and_never_exceeds_it() {
-        assert_eq!(mulpdu(1448), 1442);
-        assert_eq!(mulpdu(1460), 1454);
-        assert_eq!(mulpdu(8948), 8942);
+        assert_eq!(mulpdu_for_emss(1448), 1442);
+        assert_eq!(mulpdu_for_emss(1460), 1454);
+        assert_eq!(mulpdu_for_emss(8948), 8942);
         for emss in 140..9100 {
-            let n = wire_len(mulpdu(emss));
+            let n = wire_len(mulpdu_for_emss(emss));
             assert!(n <= emss as usize && n + 4 > emss as usize, "{emss}: {n}");
         }
-        assert_eq!(mulpdu(100), 128);
-        assert_eq!(mulpdu(70_000), 64768);
+        assert_eq!(mulpdu_for_emss(100), 128);
+        assert_eq!(mulpdu_for_emss(70_000), 64768);
     }
 
     /// Conformance 34, 35.
     #[test]
     fn an_fpdu_is_found_only_when_all_of_it_is_there() {
-        let f = encode(&[&[7; 21]], true);
+        let f = encode_fpdu(&[&[7; 21]], true);
         let mut s = ByteStream::new();
         for b in &f[..f.len() - 1] {
             assert_eq!(next(&s), None);
@@ -178,7 +188,7 @@ mod tests {
     /// Conformance 27, 29: pad octets count into the CRC, whatever they are.
     #[test]
     fn every_flipped_bit_breaks_the_crc() {
-        let f = encode(&[&[7; 21]], true);
+        let f = encode_fpdu(&[&[7; 21]], true);
         for i in LEN_FIELD * 8..f.len() * 8 {
             let mut g = f.to_vec();
             g[i / 8] ^= 1 << (i % 8);

@@ -7,17 +7,17 @@
 //! [`OF_NEXT_SEND`], and then the Send: a queue pair of this kind joins the two into one completion
 //! of one receive work request; any other peer sees two messages, and delivers them in order.
 
-use crate::ddp::{Msn, UNTAGGED_HDR_LEN, Untagged};
+use crate::ddp::{Msn, UNTAGGED_HDR_LEN, UntaggedHeader};
 use crate::env::{FpduKind, QpEnv};
 use crate::fpdu::{self, LEN_FIELD};
 use crate::queue_pair::{InMessage, QueuePair};
-use crate::rdmap::Opcode;
+use crate::rdmap::RdmapOpcode;
 use crate::receiver::Fault;
 use crate::send_queue::Entry;
-use crate::sender::Next;
+use crate::sender::OutgoingFpdu;
 use crate::stream::RxStream;
-use crate::terminate::TermCode;
-use siw_shm::{Cqe, Opcode as WrOpcode, WcFlags, WcOpcode, WcStatus};
+use crate::terminate::TerminateCode;
+use siw_shm::{Cqe, Opcode, WcFlags, WcOpcode, WcStatus};
 
 /// Length of the payload.
 pub(crate) const IMMEDIATE_LEN: usize = 8;
@@ -29,32 +29,34 @@ pub(crate) const OF_NEXT_SEND: [u8; 4] = *b"send";
 pub(crate) fn is_due(e: &Entry) -> bool {
     match e.opcode {
         // Its bytes went out, the last segment with L: see `request_record`.
-        WrOpcode::WriteWithImm => e.parts == 1,
-        WrOpcode::SendWithImm => e.parts == 0,
+        Opcode::WriteWithImm => e.parts == 1,
+        Opcode::SendWithImm => e.parts == 0,
         _ => false,
     }
 }
 
-/// Opcode and payload of the Immediate Data of a work request.
-pub(crate) fn message(e: &Entry) -> (Opcode, [u8; IMMEDIATE_LEN]) {
+/// RdmapOpcode and payload of the Immediate Data of a work request.
+pub(crate) fn message(e: &Entry) -> (RdmapOpcode, [u8; IMMEDIATE_LEN]) {
     let mut b = [0; IMMEDIATE_LEN];
     b[..4].copy_from_slice(&e.imm.to_be_bytes());
-    if e.opcode == WrOpcode::SendWithImm {
+    if e.opcode == Opcode::SendWithImm {
         b[4..].copy_from_slice(&OF_NEXT_SEND);
-        return (Opcode::Immediate, b);
+        return (RdmapOpcode::Immediate, b);
     }
-    let op = if e.solicited() {
-        Opcode::ImmediateSe
+    let op = if e.is_solicited() {
+        RdmapOpcode::ImmediateSe
     } else {
-        Opcode::Immediate
+        RdmapOpcode::Immediate
     };
     (op, b)
 }
 
 impl QueuePair {
-    pub(crate) fn immediate_record(&mut self, slot: u32, room: usize) -> Next {
+    pub(crate) fn immediate_record(&mut self, slot: u32, room: usize) -> Option<OutgoingFpdu> {
         let ulpdu_len = (UNTAGGED_HDR_LEN + IMMEDIATE_LEN) as u16;
-        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
+        let wire = self
+            .tx_marker_position
+            .marked_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -62,7 +64,7 @@ impl QueuePair {
         e.msn = self.send_msn.0;
         e.parts += 1;
         self.send_msn = self.send_msn.next();
-        if e.opcode == WrOpcode::WriteWithImm {
+        if e.opcode == Opcode::WriteWithImm {
             self.cur = None;
             self.in_message = InMessage::None;
             self.prefer_response = true;
@@ -77,22 +79,22 @@ impl QueuePair {
         &mut self,
         env: &mut E,
         rx: &impl RxStream,
-        op: Opcode,
-        h: &Untagged,
+        op: RdmapOpcode,
+        h: &UntaggedHeader,
         len: u32,
     ) -> Result<(), Fault> {
         if h.msn != self.rx_send_msn {
-            return Err(TermCode::DDP_MSN.into());
+            return Err(TerminateCode::DDP_MSN.into());
         }
         if self.recv.active {
-            return Err(TermCode::RDMAP_OPCODE.into());
+            return Err(TerminateCode::RDMAP_OPCODE.into());
         }
         if h.mo != 0 {
-            return Err(TermCode::DDP_MO.into());
+            return Err(TerminateCode::DDP_MO.into());
         }
         // Conformance 86.
-        if len as usize != IMMEDIATE_LEN || !h.control.last() {
-            return Err(TermCode::RDMAP_UNSPECIFIED.into());
+        if len as usize != IMMEDIATE_LEN || !h.control.is_last() {
+            return Err(TerminateCode::RDMAP_UNSPECIFIED.into());
         }
         self.absorb_send = false;
         let mut b = [0; IMMEDIATE_LEN];
@@ -106,11 +108,11 @@ impl QueuePair {
         self.send_imm = None;
         let wr_id = match env.next_recv() {
             Ok(Some(w)) => w.wr_id,
-            Ok(None) => return Err(TermCode::DDP_NO_BUFFER.into()),
-            Err(_) => return Err(TermCode::LOCAL_CATASTROPHIC.into()),
+            Ok(None) => return Err(TerminateCode::DDP_NO_BUFFER.into()),
+            Err(_) => return Err(TerminateCode::LOCAL_CATASTROPHIC.into()),
         };
         self.rx_send_msn = self.rx_send_msn.next();
-        let solicited = if op.solicited() {
+        let solicited = if op.is_solicited() {
             WcFlags::SOLICITED
         } else {
             WcFlags::NONE
@@ -132,7 +134,7 @@ impl QueuePair {
 /// MSN of the Send of a work request.
 #[inline]
 pub(crate) fn send_msn(e: &Entry) -> Msn {
-    if e.opcode == WrOpcode::SendWithImm {
+    if e.opcode == Opcode::SendWithImm {
         Msn(e.msn).next()
     } else {
         Msn(e.msn)

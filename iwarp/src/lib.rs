@@ -4,30 +4,30 @@
 //! bytes in order, acknowledgements and doorbells, and gives TCP the records that come out.
 //!
 //! The way of a byte: received slices ([`RxStream`]) -> FPDU and CRC ([`fpdu`]) -> headers ([`ddp`],
-//! [`rdmap`]) -> key check and placement -> completion. To send: work request -> [`Fpdu`] record ->
-//! [`QueuePair::build`] into a [`FrameBuilder`], again at each retransmission.
+//! [`rdmap`]) -> key check and placement -> completion. To send: work request -> [`FpduRecord`] record ->
+//! [`QueuePair::build_fpdu`] into a [`FrameBuilder`], again at each retransmission.
 //!
 //! # How a worker drives it
 //!
-//! Set-up: [`mpa::Initiator`] or [`mpa::Responder`] read the stream and give frames, which go out as
+//! Set-up: [`mpa::MpaInitiator`] or [`mpa::MpaResponder`] read the stream and give frames, which go out as
 //! [`TxRecord::Stream`], each in one segment. [`mpa::MpaConfig`] names the timers' lengths. When both
-//! frames have passed, [`Negotiated`] goes into [`QueuePair::set_rts`].
+//! frames have passed, [`NegotiatedParameters`] goes into [`QueuePair::set_rts`].
 //!
-//! A segment arrived: [`QueuePair::receive`] with the payload, then [`QueuePair::acked`] for every
+//! A segment arrived: [`QueuePair::receive_in_order`] with the payload, then [`QueuePair::on_record_acked`] for every
 //! record that its ACK covers, in order, then [`QueuePair::next_record`] while there is room. The
 //! receive window must be able to hold [`fpdu::MAX_FPDU`] bytes.
 //!
-//! A doorbell rang: [`QueuePair::next_record`] until `None`; in ERROR, [`QueuePair::flush`].
+//! A doorbell rang: [`QueuePair::next_record`] until `None`; in ERROR, [`QueuePair::flush_queues`].
 //!
-//! A segment leaves or is sent again: [`QueuePair::build`] for each record in it. When only a part of
+//! A segment leaves or is sent again: [`QueuePair::build_fpdu`] for each record in it. When only a part of
 //! a record is wanted, build it into scratch memory and cut. After a [`BuildError`]:
-//! [`QueuePair::build_failed`].
+//! [`QueuePair::on_build_failure`].
 //!
 //! Buffers came back from the port: [`QueuePair::poll_releases`] for queue pairs that wait for some.
 //!
-//! After each of these: [`QueuePair::wants_close`]. [`CloseKind::Graceful`] sends FIN behind the
+//! After each of these: [`QueuePair::requested_close`]. [`CloseKind::Graceful`] sends FIN behind the
 //! records that TCP has, and wants a timer: a peer that never closes ends with
-//! [`QueuePair::tcp_closed`] too. The peer's FIN is [`QueuePair::peer_closed`], after `receive`.
+//! [`QueuePair::on_tcp_closed`] too. The peer's FIN is [`QueuePair::on_peer_fin`], after `receive`.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -58,11 +58,13 @@ mod stream;
 pub mod terminate;
 mod terminate_in;
 
-pub use env::{AsyncEvent, Fpdu, FpduKind, FrameBuilder, QpEnv, RingFault, TxOwner, TxRecord};
-pub use mpa::{MarkerPolicy, MpaConfig, MpaError, Negotiated};
-pub use out_of_order::OutOfOrder;
+pub use env::{ExtBufRef, FpduKind, FpduRecord, FrameBuilder, QpEnv, QpEvent, RingFault, TxRecord};
+pub use mpa::{MarkerPolicy, MpaConfig, MpaError, NegotiatedParameters};
+pub use out_of_order::OutOfOrderPolicy;
 pub use queue_pair::{
-    BuildError, CloseKind, CloseReason, Drain, Progress, QpAttr, QpState, QueuePair,
+    BuildError, CloseKind, CloseReason, DrainState, QpInitAttr, QueuePair, RdmapState,
+    ReceiveProgress,
 };
+pub use sender::OutgoingFpdu;
 pub use stream::{ByteStream, RxStream};
-pub use terminate::{TermCode, TerminateOrder};
+pub use terminate::{TerminateBitOrder, TerminateCode};

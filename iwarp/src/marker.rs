@@ -10,7 +10,7 @@
 use crate::ddp::MAX_HDR_LEN;
 use crate::fpdu::{self, Frame, LEN_FIELD};
 use crate::stream::RxStream;
-use crate::terminate::TermCode;
+use crate::terminate::TerminateCode;
 use siw_memory::Mr;
 use siw_memory::gap_copy::{GAP_LEN, Gaps};
 
@@ -90,30 +90,34 @@ impl MarkerLayout {
     /// The marker that stands `offset` octets behind the start of this piece.
     #[inline]
     pub fn marker_at(self, offset: usize) -> [u8; MARKER_LEN] {
-        encode(self.fpdu_offset + offset)
+        encode_marker(self.fpdu_offset + offset)
     }
 }
 
 /// Where in the marker grid the next octet of a stream lies, or that the stream has no markers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Phase(u16);
+pub struct MarkerPosition(u16);
 
-impl Phase {
+impl MarkerPosition {
     /// The stream carries no markers.
-    pub const OFF: Phase = Phase(u16::MAX);
+    pub const NO_MARKERS: MarkerPosition = MarkerPosition(u16::MAX);
     /// A marker comes next: the start of every stream that has them.
-    pub const START: Phase = Phase(0);
+    pub const START: MarkerPosition = MarkerPosition(0);
 
     /// The start of a stream with or without markers.
     #[inline]
     pub fn start(markers: bool) -> Self {
-        if markers { Self::START } else { Self::OFF }
+        if markers {
+            Self::START
+        } else {
+            Self::NO_MARKERS
+        }
     }
 
     /// The stream carries markers.
     #[inline]
-    pub fn is_on(self) -> bool {
-        self != Self::OFF
+    pub fn has_markers(self) -> bool {
+        self != Self::NO_MARKERS
     }
 
     /// Octets from here to the next marker.
@@ -122,11 +126,11 @@ impl Phase {
         (INTERVAL - usize::from(self.0) % INTERVAL) % INTERVAL
     }
 
-    /// The phase `n` octets of stream (markers included) further.
+    /// The marker_position `n` octets of stream (markers included) further.
     #[inline]
-    pub fn after(self, n: usize) -> Self {
-        if self.is_on() {
-            Phase(((usize::from(self.0) + n) % INTERVAL) as u16)
+    pub fn advanced_by(self, n: usize) -> Self {
+        if self.has_markers() {
+            MarkerPosition(((usize::from(self.0) + n) % INTERVAL) as u16)
         } else {
             self
         }
@@ -134,8 +138,8 @@ impl Phase {
 
     /// Octets of stream that `n` octets and the markers before and between them take.
     #[inline]
-    pub fn stream_len(self, n: usize) -> usize {
-        if self.is_on() {
+    pub fn marked_len(self, n: usize) -> usize {
+        if self.has_markers() {
             marked_len(self.until_marker(), n)
         } else {
             n
@@ -144,7 +148,7 @@ impl Phase {
 
     /// How many of `n` octets of stream are not of markers.
     #[inline]
-    fn data_len(self, n: usize) -> usize {
+    fn unmarked_len(self, n: usize) -> usize {
         unmarked_len(self.until_marker(), n)
     }
 
@@ -158,14 +162,14 @@ impl Phase {
         } else if n - before < DATA_LEN {
             n + MARKER_LEN
         } else {
-            self.stream_len(n + 1) - 1
+            self.marked_len(n + 1) - 1
         }
     }
 }
 
 /// MULPDU of a stream with markers: room for as many as a segment can meet (RFC 5044 section 4.5).
 #[inline]
-pub fn mulpdu(emss: u32) -> u16 {
+pub fn mulpdu_for_emss(emss: u32) -> u16 {
     let markers = MARKER_LEN as u32 * emss.div_ceil(INTERVAL as u32);
     emss.saturating_sub(6 + markers + emss % 4)
         .clamp(128, 64768) as u16
@@ -173,7 +177,7 @@ pub fn mulpdu(emss: u32) -> u16 {
 
 /// The marker that stands `back` octets behind the start of its FPDU's length field.
 #[inline]
-pub fn encode(back: usize) -> [u8; MARKER_LEN] {
+pub fn encode_marker(back: usize) -> [u8; MARKER_LEN] {
     let p = (back as u16).to_be_bytes();
     [0, 0, p[0], p[1]]
 }
@@ -184,7 +188,7 @@ pub(crate) trait FpduSource: RxStream {
     fn next_fpdu(&self) -> Option<Frame>;
 
     /// CRC and markers of the FPDU at the start.
-    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TermCode>;
+    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TerminateCode>;
 
     /// Consumes it.
     fn take(&mut self, f: &Frame);
@@ -203,16 +207,16 @@ impl<R: RxStream> RxStream for Plain<'_, R> {
         self.0.peek(off, out);
     }
     #[inline]
-    fn for_each(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
-        self.0.for_each(off, len, f);
+    fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
+        self.0.for_each_slice(off, len, f);
     }
     #[inline]
     fn contiguous(&self, off: usize, len: usize) -> Option<&[u8]> {
         self.0.contiguous(off, len)
     }
     #[inline]
-    fn copy_to(&self, off: usize, len: usize, mr: &Mr, region_off: u64) -> bool {
-        self.0.copy_to(off, len, mr, region_off)
+    fn copy_to_memory(&self, off: usize, len: usize, mr: &Mr, region_off: u64) -> bool {
+        self.0.copy_to_memory(off, len, mr, region_off)
     }
     #[inline]
     fn consume(&mut self, n: usize) {
@@ -227,9 +231,9 @@ impl<R: RxStream> FpduSource for Plain<'_, R> {
     }
 
     #[inline]
-    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TermCode> {
+    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TerminateCode> {
         if crc && !fpdu::crc_ok(self.0, f.wire_len) {
-            return Err(TermCode::MPA_CRC);
+            return Err(TerminateCode::MPA_CRC);
         }
         Ok(())
     }
@@ -244,30 +248,33 @@ impl<R: RxStream> FpduSource for Plain<'_, R> {
 pub(crate) struct Unmarked<'a, R> {
     rx: &'a mut R,
     /// Of the first octet that is not consumed.
-    pub phase: Phase,
+    pub marker_position: MarkerPosition,
 }
 
 impl<'a, R: RxStream> Unmarked<'a, R> {
-    pub fn new(rx: &'a mut R, phase: Phase) -> Self {
-        Self { rx, phase }
+    pub fn new(rx: &'a mut R, marker_position: MarkerPosition) -> Self {
+        Self {
+            rx,
+            marker_position,
+        }
     }
 }
 
 impl<R: RxStream> RxStream for Unmarked<'_, R> {
     #[inline]
     fn available(&self) -> usize {
-        self.phase.data_len(self.rx.available())
+        self.marker_position.unmarked_len(self.rx.available())
     }
 
     #[inline]
     fn peek(&self, off: usize, out: &mut [u8]) {
         // A header is seldom cut by a marker.
-        let start = self.phase.offset_of(off);
-        if self.phase.after(start).until_marker() >= out.len() {
+        let start = self.marker_position.offset_of(off);
+        if self.marker_position.advanced_by(start).until_marker() >= out.len() {
             return self.rx.peek(start, out);
         }
         let mut at = 0;
-        self.for_each(off, out.len(), |s| {
+        self.for_each_slice(off, out.len(), |s| {
             if let Some(o) = out.get_mut(at..at + s.len()) {
                 o.copy_from_slice(s);
             }
@@ -276,34 +283,34 @@ impl<R: RxStream> RxStream for Unmarked<'_, R> {
     }
 
     #[inline]
-    fn for_each(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
-        let (mut at, mut left) = (self.phase.offset_of(off), len);
+    fn for_each_slice(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
+        let (mut at, mut left) = (self.marker_position.offset_of(off), len);
         while left > 0 {
             // `at` is never that of a marker, so there is something before the next one.
-            let n = match self.phase.after(at).until_marker() {
+            let n = match self.marker_position.advanced_by(at).until_marker() {
                 0 => return,
                 n => n.min(left),
             };
-            self.rx.for_each(at, n, &mut f);
+            self.rx.for_each_slice(at, n, &mut f);
             left -= n;
             at += n + MARKER_LEN;
         }
     }
 
     #[inline]
-    fn copy_to(&self, off: usize, len: usize, mr: &Mr, mut region_off: u64) -> bool {
-        let at = self.phase.offset_of(off);
-        let phase = self.phase.after(at);
-        if let Some(s) = self.rx.contiguous(at, phase.stream_len(len)) {
+    fn copy_to_memory(&self, off: usize, len: usize, mr: &Mr, mut region_off: u64) -> bool {
+        let at = self.marker_position.offset_of(off);
+        let marker_position = self.marker_position.advanced_by(at);
+        if let Some(s) = self.rx.contiguous(at, marker_position.marked_len(len)) {
             let gaps = MarkerGaps {
-                first: phase.until_marker(),
+                first: marker_position.until_marker(),
             };
             if mr.write_without_gaps_at(region_off, len, s, gaps) {
                 return true;
             }
         }
         let mut ok = true;
-        self.for_each(off, len, |s| {
+        self.for_each_slice(off, len, |s| {
             ok &= mr.write_at(region_off, s).is_ok();
             region_off += s.len() as u64;
         });
@@ -312,9 +319,9 @@ impl<R: RxStream> RxStream for Unmarked<'_, R> {
 
     #[inline]
     fn consume(&mut self, n: usize) {
-        let n = self.phase.stream_len(n);
+        let n = self.marker_position.marked_len(n);
         self.rx.consume(n);
-        self.phase = self.phase.after(n);
+        self.marker_position = self.marker_position.advanced_by(n);
     }
 }
 
@@ -322,7 +329,7 @@ impl<R: RxStream> FpduSource for Unmarked<'_, R> {
     #[inline]
     fn next_fpdu(&self) -> Option<Frame> {
         const HEAD: usize = LEN_FIELD + MAX_HDR_LEN;
-        let first = self.phase.until_marker();
+        let first = self.marker_position.until_marker();
         let start = if first == 0 { MARKER_LEN } else { 0 };
         // A header is seldom cut by a marker.
         let mut head = [0; HEAD];
@@ -330,13 +337,13 @@ impl<R: RxStream> FpduSource for Unmarked<'_, R> {
             Some(h) if first == 0 || first >= HEAD => head.copy_from_slice(h),
             _ => {
                 let mut f = fpdu::next(self)?;
-                f.stream_len = self.phase.stream_len(f.wire_len);
+                f.stream_len = self.marker_position.marked_len(f.wire_len);
                 return Some(f);
             }
         }
         let ulpdu_len = u16::from_be_bytes([head[0], head[1]]);
         let wire_len = fpdu::wire_len(ulpdu_len);
-        let stream_len = self.phase.stream_len(wire_len);
+        let stream_len = self.marker_position.marked_len(wire_len);
         if self.rx.available() < stream_len {
             return None;
         }
@@ -351,9 +358,9 @@ impl<R: RxStream> FpduSource for Unmarked<'_, R> {
     }
 
     #[inline]
-    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TermCode> {
+    fn verify(&self, f: &Frame, crc: bool) -> Result<(), TerminateCode> {
         let total = f.stream_len;
-        let first = self.phase.until_marker();
+        let first = self.marker_position.until_marker();
         // A marker in front of the length field does not shift what the others count from.
         let start = if first == 0 { MARKER_LEN } else { 0 };
         let right = |at: usize, m: [u8; MARKER_LEN]| {
@@ -364,24 +371,24 @@ impl<R: RxStream> FpduSource for Unmarked<'_, R> {
         let mut at = first;
         if let Some(s) = self.rx.contiguous(0, total) {
             if crc && !fpdu::crc_is_right(s) {
-                return Err(TermCode::MPA_CRC);
+                return Err(TerminateCode::MPA_CRC);
             }
             while let Some(m) = s.get(at..).and_then(|m| m.first_chunk()) {
                 if !right(at, *m) {
-                    return Err(TermCode::MPA_LENGTH);
+                    return Err(TerminateCode::MPA_LENGTH);
                 }
                 at += INTERVAL;
             }
             return Ok(());
         }
         if crc && !fpdu::crc_ok(self.rx, total) {
-            return Err(TermCode::MPA_CRC);
+            return Err(TerminateCode::MPA_CRC);
         }
         while at < total {
             let mut m = [0; MARKER_LEN];
             self.rx.peek(at, &mut m);
             if !right(at, m) {
-                return Err(TermCode::MPA_LENGTH);
+                return Err(TerminateCode::MPA_LENGTH);
             }
             at += INTERVAL;
         }
@@ -391,19 +398,22 @@ impl<R: RxStream> FpduSource for Unmarked<'_, R> {
     #[inline]
     fn take(&mut self, f: &Frame) {
         self.rx.consume(f.stream_len);
-        self.phase = self.phase.after(f.stream_len);
+        self.marker_position = self.marker_position.advanced_by(f.stream_len);
     }
 }
 
 /// Puts markers into octets as they go to the wire. For FPDUs in one piece; the fast path has its
 /// own in the builder.
-pub fn insert(fpdu_without_crc: &[u8], phase: Phase) -> Vec<u8> {
-    let mut out = Vec::with_capacity(phase.stream_len(fpdu_without_crc.len()) + MARKER_LEN);
+pub fn insert_markers(fpdu_without_crc: &[u8], marker_position: MarkerPosition) -> Vec<u8> {
+    let mut out =
+        Vec::with_capacity(marker_position.marked_len(fpdu_without_crc.len()) + MARKER_LEN);
     let mut start = 0;
     let mut rest = fpdu_without_crc;
     loop {
-        if phase.is_on() && phase.after(out.len()).until_marker() == 0 {
-            out.extend_from_slice(&encode(out.len() - start));
+        if marker_position.has_markers()
+            && marker_position.advanced_by(out.len()).until_marker() == 0
+        {
+            out.extend_from_slice(&encode_marker(out.len() - start));
             if start == 0 && rest.len() == fpdu_without_crc.len() {
                 start = MARKER_LEN;
             }
@@ -411,8 +421,11 @@ pub fn insert(fpdu_without_crc: &[u8], phase: Phase) -> Vec<u8> {
         if rest.is_empty() {
             return out;
         }
-        let n = match phase.is_on() {
-            true => phase.after(out.len()).until_marker().min(rest.len()),
+        let n = match marker_position.has_markers() {
+            true => marker_position
+                .advanced_by(out.len())
+                .until_marker()
+                .min(rest.len()),
             false => rest.len(),
         };
         out.extend_from_slice(&rest[..n]);
@@ -428,20 +441,24 @@ mod tests {
     #[test]
     fn positions_agree_with_a_stream_counted_octet_by_octet() {
         for start in (0..512).step_by(4) {
-            let phase = Phase(start);
+            let marker_position = MarkerPosition(start);
             let marker = |at: usize| (usize::from(start) + at) % 512 < 4;
             // A stream never begins inside of a marker.
             let mut data = 0;
             for at in 0..2000 {
-                assert_eq!(phase.data_len(at), data, "phase {start} at {at}");
+                assert_eq!(
+                    marker_position.unmarked_len(at),
+                    data,
+                    "marker_position {start} at {at}"
+                );
                 if !marker(at) {
-                    assert_eq!(phase.offset_of(data), at);
+                    assert_eq!(marker_position.offset_of(data), at);
                     data += 1;
-                    assert_eq!(phase.stream_len(data), at + 1);
+                    assert_eq!(marker_position.marked_len(data), at + 1);
                 }
             }
         }
-        assert_eq!(Phase::OFF.stream_len(5000), 5000);
+        assert_eq!(MarkerPosition::NO_MARKERS.marked_len(5000), 5000);
     }
 
     #[test]
@@ -473,11 +490,11 @@ mod tests {
     /// RFC 5044 section 4.5.
     #[test]
     fn mulpdu_leaves_room_for_every_marker_a_segment_can_meet() {
-        assert_eq!(mulpdu(1448), 1448 - (6 + 12));
+        assert_eq!(mulpdu_for_emss(1448), 1448 - (6 + 12));
         for emss in 160..9100 {
-            let n = usize::from(mulpdu(emss));
+            let n = usize::from(mulpdu_for_emss(emss));
             for start in (0..512).step_by(4) {
-                let len = Phase(start).stream_len(fpdu::wire_len(n as u16));
+                let len = MarkerPosition(start).marked_len(fpdu::wire_len(n as u16));
                 assert!(len <= emss as usize, "{emss} at {start}: {len}");
             }
         }
@@ -492,11 +509,11 @@ mod tests {
         f[2..4].copy_from_slice(&[0x41, 0x43]);
         f[15] = 1;
         let crc = |b: &[u8]| siw_memory::crc::crc32c(b).to_le_bytes();
-        let m = insert(&f, Phase::START);
+        let m = insert_markers(&f, MarkerPosition::START);
         assert_eq!((m.len(), &m[..4]), (48, &[0; 4][..]));
         assert_eq!(crc(&m), [0x52, 0x23, 0x99, 0x83]);
         f[15] = 2;
-        let m = insert(&f, Phase(512 - 20));
+        let m = insert_markers(&f, MarkerPosition(512 - 20));
         assert_eq!((m.len(), &m[20..24]), (48, &[0, 0, 0, 20][..]));
         assert_eq!(crc(&m), [0x84, 0x92, 0x58, 0x98]);
     }
@@ -504,11 +521,11 @@ mod tests {
     #[test]
     fn a_marker_between_fpdus_has_pointer_zero_and_one_behind_the_pad_is_in_the_crc() {
         let f = [7; 44];
-        let front = insert(&f, Phase::START);
+        let front = insert_markers(&f, MarkerPosition::START);
         assert_eq!((front.len(), &front[..4]), (48, &[0; 4][..]));
-        let behind = insert(&f, Phase(512 - 44));
+        let behind = insert_markers(&f, MarkerPosition(512 - 44));
         assert_eq!((behind.len(), &behind[44..]), (48, &[0, 0, 0, 44][..]));
-        let after = insert(&f, Phase(512 - 48));
+        let after = insert_markers(&f, MarkerPosition(512 - 48));
         assert_eq!(
             after.len(),
             44,
@@ -520,13 +537,13 @@ mod tests {
     fn data_is_read_around_markers_whatever_the_chunks() {
         let data: Vec<u8> = (0..3000u32).map(|i| i as u8).collect();
         for start in [0u16, 4, 256, 504, 508] {
-            let wire = insert(&data, Phase(start));
+            let wire = insert_markers(&data, MarkerPosition(start));
             for chunk in [1, 3, 511, 4096] {
                 let mut s = ByteStream::new();
                 for c in wire.chunks(chunk) {
                     s.push(c);
                 }
-                let mut u = Unmarked::new(&mut s, Phase(start));
+                let mut u = Unmarked::new(&mut s, MarkerPosition(start));
                 assert_eq!(u.available(), data.len());
                 for (off, len) in [(0, 3000), (0, 20), (507, 3), (1000, 1999), (2999, 1)] {
                     let mut b = vec![0; len];

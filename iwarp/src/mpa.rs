@@ -1,12 +1,12 @@
 //! MPA connection set-up (RFC 5044 section 7, RFC 6581): the frames, the configuration, and what
 //! comes out of the negotiation.
 //!
-//! [`Initiator`] and [`Responder`] are the two state machines. They read a stream and answer with
+//! [`MpaInitiator`] and [`MpaResponder`] are the two state machines. They read a stream and answer with
 //! frames and decisions; the daemon owns the timers, whose lengths are in [`MpaConfig`].
 //!
 //! ```text
 //! initiator                             responder
-//! Initiator::new -> request() ----------> on_stream -> Request{private data}
+//! MpaInitiator::new -> request() ----------> on_stream -> Request{private data}
 //!                                         accept()/reject()
 //! on_stream -> Accepted/Rejected <------- reply
 //! RTR FPDU (RFC 6581) ------------------> first FPDU: may send
@@ -16,20 +16,20 @@ mod frame;
 mod initiator;
 mod responder;
 
-pub use frame::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, MPA_HEADER_LEN};
-pub use initiator::{Initiator, InitiatorStep};
-pub use responder::{ConnectRequest, Responder, ResponderStep};
+pub use frame::{EnhancedData, MAX_PRIVATE_DATA, MPA_HEADER_LEN, MpaFrame, MpaFrameKind};
+pub use initiator::{InitiatorStep, MpaInitiator};
+pub use responder::{ConnectRequest, MpaResponder, ResponderStep};
 
 use crate::ddp::Msn;
-use crate::out_of_order::OutOfOrder;
-use crate::terminate::{TermCode, TerminateOrder};
+use crate::out_of_order::OutOfOrderPolicy;
+use crate::terminate::{TerminateBitOrder, TerminateCode};
 
 /// IRD/ORD value that means "not negotiated here" (RFC 6581 section 9.1).
 pub const DEPTH_UNNEGOTIATED: u16 = 0x3fff;
 
 /// Whether FPDUs carry a valid CRC (RFC 5044 section 7.1.1: on when either side wants it).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CrcPolicy {
+pub enum MpaCrcPolicy {
     /// Do not ask for it; use it when the peer asks.
     IfAsked,
     /// Ask for it, and use it even if the peer's reply does not say so.
@@ -39,7 +39,7 @@ pub enum CrcPolicy {
     Required,
 }
 
-impl CrcPolicy {
+impl MpaCrcPolicy {
     fn asks(self) -> bool {
         self != Self::IfAsked
     }
@@ -113,7 +113,7 @@ impl RtrKinds {
     }
 
     /// Those that are in both.
-    pub fn and(self, other: Self) -> Self {
+    pub fn intersection(self, other: Self) -> Self {
         Self {
             send: self.send && other.send,
             write: self.write && other.write,
@@ -128,7 +128,7 @@ impl RtrKinds {
 
     /// The kind that a responder picks when several fit: Write costs nothing, Read needs IRD, and
     /// few peers know the zero-length Send.
-    pub fn pick(self) -> Option<RtrKind> {
+    pub fn choose(self) -> Option<RtrKind> {
         [RtrKind::Write, RtrKind::Read, RtrKind::Send]
             .into_iter()
             .find(|&k| self.contains(k))
@@ -139,15 +139,15 @@ impl RtrKinds {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpaConfig {
     /// Revision to ask for, and the highest to accept: 1 or 2 (0 is taken as 1 from a peer).
-    pub rev: u8,
+    pub revision: u8,
     /// CRC policy.
-    pub crc: CrcPolicy,
+    pub crc: MpaCrcPolicy,
     /// Marker policy.
     pub markers: MarkerPolicy,
     /// Ask for a ready-to-receive exchange (A flag), so that either side may send first.
     pub peer_to_peer: bool,
     /// RTR kinds that are offered, and accepted from a peer.
-    pub rtr: RtrKinds,
+    pub rtr_kinds: RtrKinds,
     /// Inbound reads that this device can hold (IRD); a power of two serves siw peers best.
     pub max_ird: u16,
     /// Outbound reads that this device issues at most (ORD).
@@ -157,9 +157,9 @@ pub struct MpaConfig {
     /// Try again with revision 1 when the peer resets a revision 2 request.
     pub fallback_to_rev1: bool,
     /// How Terminates begin.
-    pub terminate: TerminateOrder,
+    pub terminate_bit_order: TerminateBitOrder,
     /// Which streams place payload beyond a hole.
-    pub out_of_order: OutOfOrder,
+    pub out_of_order: OutOfOrderPolicy,
     /// Number of the first message of each queue, both ways: 1 (RFC 5041 section 4.3). Another one
     /// is for validating what comes after 2^32 messages, with a peer that begins there as well.
     pub first_msn: Msn,
@@ -172,17 +172,17 @@ pub struct MpaConfig {
 impl Default for MpaConfig {
     fn default() -> Self {
         Self {
-            rev: 2,
-            crc: CrcPolicy::Asked,
+            revision: 2,
+            crc: MpaCrcPolicy::Asked,
             markers: MarkerPolicy::Accept,
             peer_to_peer: true,
-            rtr: RtrKinds::WRITE_READ,
+            rtr_kinds: RtrKinds::WRITE_READ,
             max_ird: 128,
             max_ord: 128,
             max_private_data: MAX_PRIVATE_DATA as u16,
             fallback_to_rev1: true,
-            terminate: TerminateOrder::Rfc,
-            out_of_order: OutOfOrder::Off,
+            terminate_bit_order: TerminateBitOrder::Rfc,
+            out_of_order: OutOfOrderPolicy::Off,
             first_msn: Msn::FIRST,
             request_timeout_ms: 5_000,
             reply_timeout_ms: 10_000,
@@ -200,7 +200,7 @@ fn announced_ird(cfg: &MpaConfig, ird: u16) -> u16 {
 
 /// What both sides agreed on; goes into [`QueuePair::set_rts`](crate::QueuePair::set_rts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Negotiated {
+pub struct NegotiatedParameters {
     /// This side sent the request, and sends the first FPDU.
     pub initiator: bool,
     /// FPDUs carry a CRC.
@@ -216,7 +216,7 @@ pub struct Negotiated {
     /// The ready-to-receive message that starts the stream.
     pub rtr: Option<RtrKind>,
     /// Revision of the exchange.
-    pub rev: u8,
+    pub revision: u8,
 }
 
 /// Why a set-up failed.
@@ -276,12 +276,12 @@ pub enum MpaError {
 impl MpaError {
     /// The Terminate code with which the stream ends, for those errors that have one (RFC 6581
     /// section 7).
-    pub fn term_code(self) -> Option<TermCode> {
+    pub fn terminate_code(self) -> Option<TerminateCode> {
         match self {
-            Self::NoRtr => Some(TermCode::MPA_NO_RTR),
-            Self::InsufficientIrd { .. } => Some(TermCode::MPA_INSUFFICIENT_IRD),
+            Self::NoRtr => Some(TerminateCode::MPA_NO_RTR),
+            Self::InsufficientIrd { .. } => Some(TerminateCode::MPA_INSUFFICIENT_IRD),
             // The reply is sound, and this side cannot do as it says.
-            Self::MarkersUnsupported | Self::CrcRefused => Some(TermCode::MPA_CATASTROPHIC),
+            Self::MarkersUnsupported | Self::CrcRefused => Some(TerminateCode::MPA_CATASTROPHIC),
             _ => None,
         }
     }

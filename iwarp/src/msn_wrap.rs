@@ -31,36 +31,36 @@ impl QpEnv for Env {
     fn complete_recv(&mut self, cqe: &Cqe) {
         self.done.push(cqe.wr_id);
     }
-    fn released(&self, _: TxOwner) -> bool {
+    fn is_released(&self, _: ExtBufRef) -> bool {
         true
     }
-    fn event(&mut self, _: AsyncEvent) {}
+    fn post_event(&mut self, _: QpEvent) {}
 }
 
 struct Bytes(Vec<u8>);
 
 impl FrameBuilder for Bytes {
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         self.0.extend_from_slice(b);
     }
-    fn memory(&mut self, _: &Mr, _: u64, _: u32, _: TxOwner) {}
-    fn contiguous(&mut self, want: usize) -> usize {
+    fn append_memory(&mut self, _: &Mr, _: u64, _: u32, _: ExtBufRef) {}
+    fn contiguous_room(&mut self, want: usize) -> usize {
         want
     }
-    fn room(&mut self, _: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, _: usize) -> Option<&mut [u8]> {
         None
     }
 }
 
 fn end(initiator: bool) -> (QueuePair, Env) {
-    let mut qp = QueuePair::new(QpAttr {
+    let mut qp = QueuePair::new(QpInitAttr {
         qpn: 1,
         pd: 1,
         max_send_wr: 8,
         max_recv_wr: 8,
         sq_sig_all: false,
     });
-    let n = Negotiated {
+    let n = NegotiatedParameters {
         initiator,
         crc: true,
         markers_in: false,
@@ -68,7 +68,7 @@ fn end(initiator: bool) -> (QueuePair, Env) {
         ird: 8,
         ord: 8,
         rtr: None,
-        rev: 2,
+        revision: 2,
     };
     qp.set_first_msn(Msn(u32::MAX));
     qp.set_rts(n, 1448);
@@ -103,11 +103,12 @@ fn c57_msns_wrap_to_zero_on_both_sides() {
         ea.sq.push(SendWqe::from_desc(&d).expect("valid"));
     }
     let mut msns = Vec::new();
-    while let Some((TxRecord::Fpdu(rec), _, _)) = a.next_record(&mut ea, 1 << 16) {
+    while let Some(OutgoingFpdu { record: rec, .. }) = a.next_record(&mut ea, 1 << 16) {
         let mut f = Bytes(Vec::new());
-        a.build(&ea.keys, &rec, &mut f).expect("no memory needed");
+        a.build_fpdu(&ea.keys, &rec, &mut f)
+            .expect("no memory needed");
         msns.push((f.0[3] & 0x0f, f.0[12..16].to_vec()));
-        b.receive(&mut eb, &mut ByteStream::from(&f.0[..]));
+        b.receive_in_order(&mut eb, &mut ByteStream::from(&f.0[..]));
     }
     let (max, zero, one) = (vec![0xff; 4], vec![0; 4], vec![0, 0, 0, 1]);
     let want = [
@@ -118,6 +119,6 @@ fn c57_msns_wrap_to_zero_on_both_sides() {
         (3, one),
     ];
     assert_eq!(msns, want);
-    assert_eq!(b.state(), QpState::Rts);
+    assert_eq!(b.state(), RdmapState::Rts);
     assert_eq!(eb.done, [5, 5]);
 }

@@ -3,21 +3,22 @@
 //!
 //! TCP shows the worker a segment that it keeps behind a hole, and the worker shows it to
 //! [`QueuePair::receive_out_of_order`]. What is sound and allowed there is placed and remembered by
-//! its place in the stream; when [`QueuePair::receive`] comes to the same FPDU, every check is made
+//! its place in the stream; when [`QueuePair::receive_in_order`] comes to the same FPDU, every check is made
 //! again and only the copy is left out. What is not sound or not allowed waits for its turn: an
 //! error is found, told and answered in order.
 
 use std::collections::VecDeque;
 
 use crate::ddp::{
-    Control, DDP_VERSION, MAX_HDR_LEN, QN_SEND, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged,
+    ControlOctets, DDP_VERSION, MAX_HDR_LEN, QN_SEND, TAGGED_HDR_LEN, TaggedHeader,
+    UNTAGGED_HDR_LEN, UntaggedHeader,
 };
 use crate::env::QpEnv;
 use crate::fpdu::{Frame, LEN_FIELD};
-use crate::marker::{FpduSource, INTERVAL, MARKER_LEN, Phase, Plain, Unmarked};
+use crate::marker::{FpduSource, INTERVAL, MARKER_LEN, MarkerPosition, Plain, Unmarked};
 use crate::placement::place;
-use crate::queue_pair::{QpState, QueuePair};
-use crate::rdmap::{Opcode, RDMAP_VERSION};
+use crate::queue_pair::{QueuePair, RdmapState};
+use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use crate::stream::RxStream;
 use siw_memory::Mr;
 use siw_memory::key_table::Stag;
@@ -28,7 +29,7 @@ const MAX_PLACED: usize = 4096;
 
 /// Which streams may place payload beyond a hole. All of them need the CRC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub enum OutOfOrder {
+pub enum OutOfOrderPolicy {
     /// None: everything is placed in order.
     #[default]
     Off,
@@ -50,7 +51,7 @@ struct Placed {
 /// What a queue pair remembers of its stream for it.
 #[derive(Debug, Default)]
 pub(crate) struct Early {
-    pub policy: OutOfOrder,
+    pub policy: OutOfOrderPolicy,
     /// An FPDU lay across two pieces of the stream: the sender, or somebody on the way, does not align.
     pub unaligned: bool,
     /// Octets of the stream that are consumed.
@@ -60,7 +61,7 @@ pub(crate) struct Early {
 }
 
 impl Early {
-    pub fn new(policy: OutOfOrder) -> Self {
+    pub fn new(policy: OutOfOrderPolicy) -> Self {
         Self {
             policy,
             ..Self::default()
@@ -75,7 +76,7 @@ impl Early {
     /// Alignment is being watched.
     #[inline]
     pub fn watches(&self) -> bool {
-        self.policy == OutOfOrder::Aligned && !self.unaligned
+        self.policy == OutOfOrderPolicy::Aligned && !self.unaligned
     }
 
     /// The FPDU at `at` has its turn: it was placed before, and is the same.
@@ -112,8 +113,8 @@ impl<R: RxStream> RxStream for Tail<'_, R> {
     fn peek(&self, off: usize, out: &mut [u8]) {
         self.rx.peek(self.at + off, out);
     }
-    fn for_each(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
-        self.rx.for_each(self.at + off, len, f);
+    fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
+        self.rx.for_each_slice(self.at + off, len, f);
     }
     fn consume(&mut self, n: usize) {
         self.at += n;
@@ -130,16 +131,16 @@ impl<R: RxStream> RxStream for Done<'_, R> {
     fn peek(&self, off: usize, out: &mut [u8]) {
         self.0.peek(off, out);
     }
-    fn for_each(&self, _off: usize, _len: usize, _f: impl FnMut(&[u8])) {}
-    fn copy_to(&self, _off: usize, _len: usize, _mr: &Mr, _region_off: u64) -> bool {
+    fn for_each_slice(&self, _off: usize, _len: usize, _f: impl FnMut(&[u8])) {}
+    fn copy_to_memory(&self, _off: usize, _len: usize, _mr: &Mr, _region_off: u64) -> bool {
         true
     }
     fn consume(&mut self, _n: usize) {}
 }
 
-/// Where in `rx`, which begins at `phase`, the first FPDU begins that its markers know of.
-fn first_start(rx: &impl RxStream, phase: Phase) -> Option<usize> {
-    let mut at = phase.until_marker();
+/// Where in `rx`, which begins at `marker_position`, the first FPDU begins that its markers know of.
+fn first_start(rx: &impl RxStream, marker_position: MarkerPosition) -> Option<usize> {
+    let mut at = marker_position.until_marker();
     while at + MARKER_LEN <= rx.available() {
         let mut m = [0; MARKER_LEN];
         rx.peek(at, &mut m);
@@ -156,12 +157,12 @@ fn first_start(rx: &impl RxStream, phase: Phase) -> Option<usize> {
 impl QueuePair {
     /// Which streams of this queue pair may place payload beyond a hole; before
     /// [`set_rts`](Self::set_rts).
-    pub fn set_out_of_order(&mut self, policy: OutOfOrder) {
+    pub fn set_out_of_order(&mut self, policy: OutOfOrderPolicy) {
         self.early.policy = policy;
     }
 
     /// `held` is a segment that TCP keeps behind a hole, `offset` octets after the first octet that
-    /// [`receive`](Self::receive) has not consumed. Places what may be placed of it and returns how
+    /// [`receive_in_order`](Self::receive_in_order) has not consumed. Places what may be placed of it and returns how
     /// many FPDUs that were. Completes nothing, reports nothing.
     #[cold]
     pub fn receive_out_of_order<E: QpEnv>(
@@ -170,14 +171,14 @@ impl QueuePair {
         offset: usize,
         held: &impl RxStream,
     ) -> u32 {
-        if self.state != QpState::Rts || !self.crc || !self.first_seen {
+        if self.state != RdmapState::Rts || !self.crc || !self.first_seen {
             return 0;
         }
-        let phase = self.rx_phase.after(offset);
+        let marker_position = self.rx_marker_position.advanced_by(offset);
         let start = match self.early.policy {
-            OutOfOrder::Off => None,
-            _ if phase.is_on() => first_start(held, phase),
-            OutOfOrder::Aligned if !self.early.unaligned => Some(0),
+            OutOfOrderPolicy::Off => None,
+            _ if marker_position.has_markers() => first_start(held, marker_position),
+            OutOfOrderPolicy::Aligned if !self.early.unaligned => Some(0),
             _ => None,
         };
         let Some(mut at) = start else { return 0 };
@@ -185,8 +186,8 @@ impl QueuePair {
         loop {
             let mut tail = Tail { rx: held, at };
             let p = self.early.position + (offset + at) as u64;
-            let taken = if phase.is_on() {
-                let mut u = Unmarked::new(&mut tail, phase.after(at));
+            let taken = if marker_position.has_markers() {
+                let mut u = Unmarked::new(&mut tail, marker_position.advanced_by(at));
                 self.place_early(env, &mut u, p)
             } else {
                 self.place_early(env, &mut Plain(&mut tail), p)
@@ -233,7 +234,7 @@ impl QueuePair {
     /// Payload whose memory is known already: of Writes, of responses to outstanding Read Requests,
     /// of the Send that is being received.
     fn place_payload<E: QpEnv>(&mut self, env: &mut E, rx: &impl RxStream, f: &Frame) -> bool {
-        let c = Control {
+        let c = ControlOctets {
             ddp: f.hdr[0],
             rdmap: f.hdr[1],
         };
@@ -245,9 +246,9 @@ impl QueuePair {
             return false;
         }
         let n = (len - c.header_len()) as u32;
-        let op = Opcode::from_wire(c.opcode());
-        if !c.tagged() {
-            let h = Untagged::parse(&f.hdr);
+        let op = RdmapOpcode::from_wire(c.opcode());
+        if !c.is_tagged() {
+            let h = UntaggedHeader::parse(&f.hdr);
             let sends = op.is_some_and(|o| o.is_send() && o as u8 == self.recv.rdmap);
             return sends
                 && h.qn == QN_SEND
@@ -258,10 +259,10 @@ impl QueuePair {
                 && n <= self.recv.capacity - h.mo
                 && self.scatter(env, rx, h.mo, n).is_ok();
         }
-        let h = Tagged::parse(&f.hdr);
+        let h = TaggedHeader::parse(&f.hdr);
         let access = match op {
-            Some(Opcode::Write) => Access::REMOTE_WRITE,
-            Some(Opcode::ReadResponse) => {
+            Some(RdmapOpcode::Write) => Access::REMOTE_WRITE,
+            Some(RdmapOpcode::ReadResponse) => {
                 let asked = self.outbound.iter().any(|r| {
                     let off = h.to.wrapping_sub(r.sink_to);
                     r.atomic.is_none()

@@ -16,7 +16,7 @@ pub(crate) fn place(
     mr: &Mr,
     mr_off: u64,
 ) -> Result<(), NotWritable> {
-    let ok = rx.copy_to(at, len, mr, mr_off);
+    let ok = rx.copy_to_memory(at, len, mr, mr_off);
     // Messages are placed front to back: the next FPDU goes where this one ends.
     mr.prefetch(mr_off + len as u64, len);
     if ok { Ok(()) } else { Err(NotWritable) }

@@ -6,7 +6,7 @@
 //! doorbell / room in TCP --> next_record() --> TxRecord --> TCP keeps it, calls build() to send or resend
 //! ACK --------------------> acked()       --> completions of SEND and WRITE
 //! bytes in order ---------> receive()     --> placement, receive completions, READ completions
-//! FIN, RST, timers -------> peer_closed(), tcp_closed() --> flush
+//! FIN, RST, timers -------> on_peer_fin(), on_tcp_closed() --> flush
 //! ```
 //!
 //! States (RFC 5040 section 5.1 and protocol.md section 4):
@@ -19,24 +19,24 @@
 //! ```
 //!
 //! In RTS the send queue can be drained (verbs' SQD): what is started goes on to its completion,
-//! nothing else starts until [`QueuePair::resume`].
+//! nothing else starts until [`QueuePair::resume_send_queue`].
 
 use crate::ddp::Msn;
-use crate::env::{AsyncEvent, Fpdu, FpduKind, QpEnv, TxOwner};
+use crate::env::{ExtBufRef, FpduKind, FpduRecord, QpEnv, QpEvent};
 use crate::errors::event_of;
 use crate::fpdu;
-use crate::marker::{self, Phase};
-use crate::mpa::{Negotiated, RtrKind};
+use crate::marker::{self, MarkerPosition};
+use crate::mpa::{NegotiatedParameters, RtrKind};
 use crate::out_of_order::Early;
 use crate::read_queue::{InboundQueue, Outbound};
 use crate::send_queue::{Entry, SendQueue};
-use crate::terminate::{Offender, Payload, TermCode, TerminateOrder};
+use crate::terminate::{OffendingSegment, TerminateBitOrder, TerminateCode, TerminatePayload};
 use siw_shm::{Sge, WcStatus};
 use std::collections::VecDeque;
 
 /// State of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum QpState {
+pub enum RdmapState {
     /// No stream.
     Idle,
     /// Ready to send and receive.
@@ -51,10 +51,10 @@ pub enum QpState {
 
 /// How far the draining of the send queue is (ibv_modify_qp(3), IBV_QPS_SQD).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Drain {
+pub enum DrainState {
     /// Work requests start as they come.
     #[default]
-    No,
+    Inactive,
     /// No work request starts; some that did are not completed.
     Draining,
     /// No work request starts, and all that did are completed: SQ_DRAINED was told.
@@ -63,7 +63,7 @@ pub enum Drain {
 
 /// What a queue pair is created with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QpAttr {
+pub struct QpInitAttr {
     /// Queue pair number: STags bound to a stream name it.
     pub qpn: u32,
     /// Protection domain.
@@ -96,9 +96,9 @@ pub enum CloseReason {
     TimedOut,
 }
 
-/// What [`QueuePair::receive`] did.
+/// What [`QueuePair::receive_in_order`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
+pub struct ReceiveProgress {
     /// FPDUs consumed.
     pub fpdus: u32,
     /// Stream bytes consumed.
@@ -106,7 +106,7 @@ pub struct Progress {
     /// The very first FPDU was among them: a responder may send from now on.
     pub first_fpdu: bool,
     /// There is something for [`QueuePair::next_record`] to send.
-    pub tx: bool,
+    pub has_output: bool,
 }
 
 /// A record cannot be built any more: its memory key was deregistered, or the queue pair was
@@ -115,16 +115,16 @@ pub struct Progress {
 pub enum BuildError {
     /// The local key no longer covers the message.
     #[error("memory of a message in flight was deregistered")]
-    KeyGone,
+    KeyDeregistered,
     /// The message is no longer known.
     #[error("record belongs to a message that is already completed")]
-    Gone,
+    MessageCompleted,
 }
 
 /// The Terminate that goes out.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    pub payload: Payload,
+    pub payload: TerminatePayload,
     /// TCP has it.
     pub queued: bool,
 }
@@ -152,8 +152,8 @@ pub(crate) struct Receiving {
 
 /// A queue pair.
 pub struct QueuePair {
-    pub(crate) attr: QpAttr,
-    pub(crate) state: QpState,
+    pub(crate) attr: QpInitAttr,
+    pub(crate) state: RdmapState,
     pub(crate) crc: bool,
     pub(crate) stream_open: bool,
     pub(crate) abort: bool,
@@ -166,14 +166,14 @@ pub struct QueuePair {
     pub(crate) prefer_response: bool,
     /// A send work request completed in error: those after it are flushed.
     pub(crate) send_failed: bool,
-    pub(crate) drain: Drain,
+    pub(crate) drain: DrainState,
     pub(crate) in_message: InMessage,
     pub(crate) rtr: Option<RtrKind>,
     pub(crate) ird: u16,
     pub(crate) ord: u16,
     pub(crate) mulpdu: u16,
-    pub(crate) tx_phase: Phase,
-    pub(crate) rx_phase: Phase,
+    pub(crate) tx_marker_position: MarkerPosition,
+    pub(crate) rx_marker_position: MarkerPosition,
     /// The work request that is taken out of the ring and not sent completely.
     pub(crate) cur: Option<u32>,
     pub(crate) first_msn: Msn,
@@ -194,21 +194,21 @@ pub struct QueuePair {
     /// Immediate data of the Send that comes next.
     pub(crate) send_imm: Option<u32>,
     pub(crate) outgoing: Option<Box<Outgoing>>,
-    pub(crate) local_error: Option<TermCode>,
-    pub(crate) received: Option<TermCode>,
-    pub(crate) terminate_order: TerminateOrder,
+    pub(crate) local_error: Option<TerminateCode>,
+    pub(crate) received: Option<TerminateCode>,
+    pub(crate) terminate_bit_order: TerminateBitOrder,
     /// What was placed before its turn.
     pub(crate) early: Early,
     /// Owners of finished messages whose buffers the port still holds.
-    pub(crate) zombies: Vec<TxOwner>,
+    pub(crate) zombies: Vec<ExtBufRef>,
 }
 
 impl QueuePair {
     /// A queue pair in IDLE; allocates nothing.
-    pub fn new(attr: QpAttr) -> Self {
+    pub fn new(attr: QpInitAttr) -> Self {
         Self {
             attr,
-            state: QpState::Idle,
+            state: RdmapState::Idle,
             crc: false,
             stream_open: false,
             abort: false,
@@ -218,14 +218,14 @@ impl QueuePair {
             absorb_send: false,
             prefer_response: false,
             send_failed: false,
-            drain: Drain::No,
+            drain: DrainState::Inactive,
             in_message: InMessage::None,
             rtr: None,
             ird: 0,
             ord: 0,
             mulpdu: 0,
-            tx_phase: Phase::OFF,
-            rx_phase: Phase::OFF,
+            tx_marker_position: MarkerPosition::NO_MARKERS,
+            rx_marker_position: MarkerPosition::NO_MARKERS,
             cur: None,
             first_msn: Msn::FIRST,
             send_msn: Msn::FIRST,
@@ -244,7 +244,7 @@ impl QueuePair {
             outgoing: None,
             local_error: None,
             received: None,
-            terminate_order: TerminateOrder::Rfc,
+            terminate_bit_order: TerminateBitOrder::Rfc,
             early: Early::default(),
             zombies: Vec::new(),
         }
@@ -252,15 +252,15 @@ impl QueuePair {
 
     /// The stream is in FPDU mode. `emss`: payload bytes of a full TCP segment. Ignored unless the
     /// queue pair is IDLE.
-    pub fn set_rts(&mut self, n: Negotiated, emss: u32) {
-        if self.state != QpState::Idle {
+    pub fn set_rts(&mut self, n: NegotiatedParameters, emss: u32) {
+        if self.state != RdmapState::Idle {
             return;
         }
         let zombies = std::mem::take(&mut self.zombies);
         let early = Early::new(self.early.policy);
-        let (terminate_order, first) = (self.terminate_order, self.first_msn);
+        let (terminate_bit_order, first) = (self.terminate_bit_order, self.first_msn);
         *self = Self::new(self.attr);
-        self.terminate_order = terminate_order;
+        self.terminate_bit_order = terminate_bit_order;
         self.first_msn = first;
         self.send_msn = first;
         self.read_msn = first;
@@ -270,11 +270,11 @@ impl QueuePair {
         self.rx_atomic_msn = first;
         self.zombies = zombies;
         self.early = early;
-        self.state = QpState::Rts;
+        self.state = RdmapState::Rts;
         self.stream_open = true;
         self.crc = n.crc;
-        self.tx_phase = Phase::start(n.markers_out);
-        self.rx_phase = Phase::start(n.markers_in);
+        self.tx_marker_position = MarkerPosition::start(n.markers_out);
+        self.rx_marker_position = MarkerPosition::start(n.markers_in);
         self.ird = n.ird.max(1);
         self.ord = n.ord;
         self.rtr = n.rtr;
@@ -285,8 +285,8 @@ impl QueuePair {
     }
 
     /// How Terminates of this queue pair begin; before [`set_rts`](Self::set_rts).
-    pub fn set_terminate_order(&mut self, order: TerminateOrder) {
-        self.terminate_order = order;
+    pub fn set_terminate_bit_order(&mut self, order: TerminateBitOrder) {
+        self.terminate_bit_order = order;
     }
 
     /// Number of the first message of each queue in both directions, of Terminates aside; before
@@ -297,29 +297,29 @@ impl QueuePair {
 
     /// The effective MSS changed; FPDUs not yet handed to TCP follow it.
     pub fn set_emss(&mut self, emss: u32) {
-        self.mulpdu = if self.tx_phase.is_on() {
-            marker::mulpdu(emss)
+        self.mulpdu = if self.tx_marker_position.has_markers() {
+            marker::mulpdu_for_emss(emss)
         } else {
-            fpdu::mulpdu(emss)
+            fpdu::mulpdu_for_emss(emss)
         };
     }
 
     /// Creation attributes.
-    pub fn attr(&self) -> &QpAttr {
+    pub fn init_attr(&self) -> &QpInitAttr {
         &self.attr
     }
 
     /// Current state.
-    pub fn state(&self) -> QpState {
+    pub fn state(&self) -> RdmapState {
         self.state
     }
 
     /// [`next_record`](Self::next_record) has something beyond what may wait in the ring.
-    pub fn has_work(&self) -> bool {
+    pub fn has_output(&self) -> bool {
         match self.state {
-            QpState::Terminate => self.outgoing.as_ref().is_some_and(|o| !o.queued),
-            QpState::Closing => self.in_message != InMessage::None,
-            QpState::Rts => {
+            RdmapState::Terminate => self.outgoing.as_ref().is_some_and(|o| !o.queued),
+            RdmapState::Closing => self.in_message != InMessage::None,
+            RdmapState::Rts => {
                 self.may_send
                     && (self.rtr_pending
                         || self.in_message != InMessage::None
@@ -331,52 +331,52 @@ impl QueuePair {
     }
 
     /// The consumer disconnects: a message that is under way is sent to its end, then
-    /// [`wants_close`](Self::wants_close) asks for a graceful close. Work requests that were not
+    /// [`requested_close`](Self::requested_close) asks for a graceful close. Work requests that were not
     /// started are flushed when the stream is closed.
     pub fn disconnect(&mut self) {
-        if self.state == QpState::Rts {
+        if self.state == RdmapState::Rts {
             self.start_closing();
         }
     }
 
-    /// The peer sent FIN and [`receive`](Self::receive) has seen all bytes before it. `leftover`:
+    /// The peer sent FIN and [`receive_in_order`](Self::receive_in_order) has seen all bytes before it. `leftover`:
     /// bytes of an incomplete FPDU that stay in the stream.
-    pub fn peer_closed<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
-        if !matches!(self.state, QpState::Rts | QpState::Closing) {
+    pub fn on_peer_fin<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
+        if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
             return;
         }
         if leftover > 0 || self.recv.active {
             // Conformance 36: the stream ended inside of an FPDU or a message.
             self.lost(env);
-        } else if self.state == QpState::Rts {
+        } else if self.state == RdmapState::Rts {
             self.start_closing();
         }
     }
 
-    /// Starts no further work request until [`resume`](Self::resume); SQ_DRAINED is told when
+    /// Starts no further work request until [`resume`](Self::resume_send_queue); SQ_DRAINED is told when
     /// those that are started are completed. False: not in RTS.
-    pub fn drain<E: QpEnv>(&mut self, env: &mut E) -> bool {
-        if self.state != QpState::Rts {
+    pub fn drain_send_queue<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        if self.state != RdmapState::Rts {
             return false;
         }
-        if self.drain == Drain::No {
-            self.drain = Drain::Draining;
+        if self.drain == DrainState::Inactive {
+            self.drain = DrainState::Draining;
         }
         self.check_drained(env);
         true
     }
 
     /// From draining or drained back to sending. False: not in RTS.
-    pub fn resume(&mut self) -> bool {
-        let rts = self.state == QpState::Rts;
+    pub fn resume_send_queue(&mut self) -> bool {
+        let rts = self.state == RdmapState::Rts;
         if rts {
-            self.drain = Drain::No;
+            self.drain = DrainState::Inactive;
         }
         rts
     }
 
     /// How far a drain is; means nothing outside of RTS.
-    pub fn draining(&self) -> Drain {
+    pub fn drain_state(&self) -> DrainState {
         self.drain
     }
 
@@ -388,14 +388,14 @@ impl QueuePair {
             None => false,
             Some(e) => e.started() || self.cur.is_none_or(|c| !self.sq.is_front(c)),
         };
-        if self.drain == Drain::Draining && self.state == QpState::Rts && !started {
-            self.drain = Drain::Drained;
-            env.event(AsyncEvent::SqDrained);
+        if self.drain == DrainState::Draining && self.state == RdmapState::Rts && !started {
+            self.drain = DrainState::Drained;
+            env.post_event(QpEvent::SqDrained);
         }
     }
 
     fn start_closing(&mut self) {
-        self.state = QpState::Closing;
+        self.state = RdmapState::Closing;
         let started = match self.in_message {
             InMessage::Request => self
                 .cur
@@ -410,71 +410,72 @@ impl QueuePair {
     }
 
     fn lost<E: QpEnv>(&mut self, env: &mut E) {
-        self.local_error.get_or_insert(TermCode::MPA_TCP_LOST);
-        self.state = QpState::Error;
+        self.local_error.get_or_insert(TerminateCode::MPA_TCP_LOST);
+        self.state = RdmapState::Error;
         self.abort = true;
-        env.event(AsyncEvent::QpFatal);
-        self.flush(env);
+        env.post_event(QpEvent::QpFatal);
+        self.flush_queues(env);
     }
 
     /// The stream is gone, no record comes back any more: flushes, and goes to IDLE (closed cleanly
     /// with nothing left to send) or ERROR.
-    pub fn tcp_closed<E: QpEnv>(&mut self, env: &mut E, reason: CloseReason) {
+    pub fn on_tcp_closed<E: QpEnv>(&mut self, env: &mut E, reason: CloseReason) {
         if !self.stream_open {
             return;
         }
         self.stream_open = false;
         self.complete_ready(env);
-        if self.state == QpState::Rts
-            || (self.state == QpState::Closing && reason != CloseReason::Closed)
+        if self.state == RdmapState::Rts
+            || (self.state == RdmapState::Closing && reason != CloseReason::Closed)
         {
-            self.local_error.get_or_insert(TermCode::MPA_TCP_LOST);
-            env.event(AsyncEvent::QpFatal);
+            self.local_error.get_or_insert(TerminateCode::MPA_TCP_LOST);
+            env.post_event(QpEvent::QpFatal);
         }
-        let clean = self.state == QpState::Closing && reason == CloseReason::Closed;
-        self.state = QpState::Error;
+        let clean = self.state == RdmapState::Closing && reason == CloseReason::Closed;
+        self.state = RdmapState::Error;
         let flushed = self.flush_send(env);
         self.flush_recv(env);
         if clean && !flushed {
-            self.state = QpState::Idle;
+            self.state = RdmapState::Idle;
         }
     }
 
     /// ibv_modify_qp(ERR), or the client is gone: flushes now, and wants an abort of the stream.
     pub fn modify_to_error<E: QpEnv>(&mut self, env: &mut E) {
-        self.state = QpState::Error;
+        self.state = RdmapState::Error;
         self.abort = true;
-        self.flush(env);
+        self.flush_queues(env);
     }
 
     /// Sends a Terminate of the local user's choice, then closes.
-    pub fn terminate(&mut self, code: TermCode) {
-        if self.state == QpState::Rts {
+    pub fn send_terminate(&mut self, code: TerminateCode) {
+        if self.state == RdmapState::Rts {
             self.queue_terminate(code, None);
         }
     }
 
-    /// [`build`](Self::build) failed: the queue pair goes to ERROR and wants an abort. The message
+    /// [`build_fpdu`](Self::build_fpdu) failed: the queue pair goes to ERROR and wants an abort. The message
     /// completes with LOC_PROT_ERR, everything else is flushed.
-    pub fn build_failed<E: QpEnv>(&mut self, env: &mut E, rec: &Fpdu, error: BuildError) {
-        if self.state == QpState::Error {
+    pub fn on_build_failure<E: QpEnv>(&mut self, env: &mut E, rec: &FpduRecord, error: BuildError) {
+        if self.state == RdmapState::Error {
             return;
         }
         if rec.kind == FpduKind::Request
-            && error == BuildError::KeyGone
+            && error == BuildError::KeyDeregistered
             && let Some(e) = self.sq.get_mut(rec.slot)
         {
             e.status = WcStatus::LOC_PROT_ERR;
         }
-        self.local_error.get_or_insert(TermCode::LOCAL_CATASTROPHIC);
-        self.state = QpState::Error;
+        self.local_error
+            .get_or_insert(TerminateCode::LOCAL_CATASTROPHIC);
+        self.state = RdmapState::Error;
         self.abort = true;
-        env.event(AsyncEvent::QpFatal);
-        self.flush(env);
+        env.post_event(QpEvent::QpFatal);
+        self.flush_queues(env);
     }
 
     /// How the stream shall be closed now, if at all. Repeats until the stream is closed.
-    pub fn wants_close(&self) -> Option<CloseKind> {
+    pub fn requested_close(&self) -> Option<CloseKind> {
         if !self.stream_open {
             return None;
         }
@@ -482,24 +483,24 @@ impl QueuePair {
             return Some(CloseKind::Abort);
         }
         match self.state {
-            QpState::Closing if self.in_message == InMessage::None => Some(CloseKind::Graceful),
-            QpState::Terminate if !self.has_work() => Some(CloseKind::Graceful),
+            RdmapState::Closing if self.in_message == InMessage::None => Some(CloseKind::Graceful),
+            RdmapState::Terminate if !self.has_output() => Some(CloseKind::Graceful),
             _ => None,
         }
     }
 
     /// The Terminate that the peer sent, if it did.
-    pub fn terminate_received(&self) -> Option<TermCode> {
+    pub fn received_terminate(&self) -> Option<TerminateCode> {
         self.received
     }
 
     /// The error that this side found first, as it went (or would have gone) into a Terminate.
-    pub fn terminate_sent(&self) -> Option<TermCode> {
+    pub fn found_error(&self) -> Option<TerminateCode> {
         self.local_error
     }
 
     /// Work requests taken out of the send ring and not completed.
-    pub fn send_outstanding(&self) -> bool {
+    pub fn has_outstanding_sends(&self) -> bool {
         !self.sq.is_empty()
     }
 
@@ -514,36 +515,41 @@ impl QueuePair {
     }
 
     /// A responder that has not received an FPDU yet, and may not send therefore.
-    pub fn awaits_first_fpdu(&self) -> bool {
-        self.state == QpState::Rts && !self.may_send
+    pub fn is_awaiting_first_fpdu(&self) -> bool {
+        self.state == RdmapState::Rts && !self.may_send
     }
 
     /// An error that the peer shall hear of. The first one wins (RFC 5040 section 4.8, conformance
     /// 37, 79, 80); nothing follows a Terminate, in either direction.
-    pub(crate) fn fault<E: QpEnv>(&mut self, env: &mut E, code: TermCode, by: Option<&Offender>) {
+    pub(crate) fn fault<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        code: TerminateCode,
+        by: Option<&OffendingSegment>,
+    ) {
         let sendable = match self.state {
-            QpState::Rts => true,
+            RdmapState::Rts => true,
             // The FIN may be out already.
-            QpState::Closing => false,
+            RdmapState::Closing => false,
             _ => return,
         };
-        env.event(event_of(code));
+        env.post_event(event_of(code));
         if sendable {
             self.queue_terminate(code, by);
         } else {
             self.local_error = Some(code);
-            self.state = QpState::Error;
+            self.state = RdmapState::Error;
             self.abort = true;
-            self.flush(env);
+            self.flush_queues(env);
         }
     }
 
-    fn queue_terminate(&mut self, code: TermCode, by: Option<&Offender>) {
+    fn queue_terminate(&mut self, code: TerminateCode, by: Option<&OffendingSegment>) {
         self.local_error = Some(code);
-        self.state = QpState::Terminate;
+        self.state = RdmapState::Terminate;
         self.in_message = InMessage::None;
         self.outgoing = Some(Box::new(Outgoing {
-            payload: Payload::new(code, by).in_order(self.terminate_order),
+            payload: TerminatePayload::new(code, by).in_order(self.terminate_bit_order),
             queued: false,
         }));
     }

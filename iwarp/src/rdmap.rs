@@ -10,7 +10,7 @@ pub const READ_REQUEST_LEN: usize = 28;
 /// RDMA message opcodes (RFC 5040 section 4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Opcode {
+pub enum RdmapOpcode {
     /// RDMA Write.
     Write = 0,
     /// RDMA Read Request.
@@ -37,7 +37,7 @@ pub enum Opcode {
     AtomicResponse = 11,
 }
 
-impl Opcode {
+impl RdmapOpcode {
     /// The opcode of a received field; `None` for the reserved ones.
     #[inline]
     pub fn from_wire(v: u8) -> Option<Self> {
@@ -81,7 +81,7 @@ impl Opcode {
 
     /// The message asks for a solicited event.
     #[inline]
-    pub fn solicited(self) -> bool {
+    pub fn is_solicited(self) -> bool {
         matches!(self, Self::SendSe | Self::SendSeInv | Self::ImmediateSe)
     }
 
@@ -100,7 +100,7 @@ impl Opcode {
 
 /// The header that a Read Request carries as its payload (RFC 5040 section 4.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ReadRequest {
+pub struct ReadRequestHeader {
     /// STag of the data sink, at the requester.
     pub sink_stag: u32,
     /// Tagged offset of the data sink.
@@ -113,7 +113,7 @@ pub struct ReadRequest {
     pub src_to: u64,
 }
 
-impl ReadRequest {
+impl ReadRequestHeader {
     /// Reads the header.
     #[inline]
     pub fn parse(b: &[u8; READ_REQUEST_LEN]) -> Self {
@@ -146,7 +146,7 @@ mod tests {
     /// RFC 5040 section 4.4, figure 5.
     #[test]
     fn a_read_request_has_the_octets_of_the_rfc() {
-        let r = ReadRequest {
+        let r = ReadRequestHeader {
             sink_stag: 0x0101_0101,
             sink_to: 0x0202_0202_0202_0202,
             size: 0x0303_0303,
@@ -160,16 +160,16 @@ mod tests {
         want.extend([4; 4]);
         want.extend([5; 8]);
         assert_eq!(b[..], want[..]);
-        assert_eq!(ReadRequest::parse(&b), r);
+        assert_eq!(ReadRequestHeader::parse(&b), r);
     }
 
     #[test]
     fn reserved_opcodes_are_unknown() {
         for v in 12..16 {
-            assert_eq!(Opcode::from_wire(v), None);
+            assert_eq!(RdmapOpcode::from_wire(v), None);
         }
         for v in 0..12 {
-            assert_eq!(Opcode::from_wire(v).map(|o| o as u8), Some(v));
+            assert_eq!(RdmapOpcode::from_wire(v).map(|o| o as u8), Some(v));
         }
     }
 }

@@ -4,11 +4,11 @@
 //! (RFC 5040 section 5.5). [`Inbound`] (bounded by IRD) is what the peer asked for; the sender turns
 //! it into Read Responses, and keeps each until it is acknowledged, for retransmission.
 
-use crate::atomic::{ATOMIC_REQUEST_LEN, AtomicRequest};
-use crate::ddp::{Control, Msn, QN_READ_REQUEST, UNTAGGED_HDR_LEN, Untagged};
-use crate::env::TxOwner;
-use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
-use crate::terminate::Offender;
+use crate::atomic::{ATOMIC_REQUEST_LEN, AtomicRequestHeader};
+use crate::ddp::{ControlOctets, Msn, QN_READ_REQUEST, UNTAGGED_HDR_LEN, UntaggedHeader};
+use crate::env::ExtBufRef;
+use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
+use crate::terminate::OffendingSegment;
 use std::collections::VecDeque;
 
 /// A read that this side issued.
@@ -29,7 +29,7 @@ pub(crate) struct Outbound {
 /// An atomic that the peer issued.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct InboundAtomic {
-    pub req: AtomicRequest,
+    pub req: AtomicRequestHeader,
     /// MSN of the response.
     pub msn: Msn,
     /// Once it is done.
@@ -40,31 +40,31 @@ pub(crate) struct InboundAtomic {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inbound {
     /// All zero for an atomic.
-    pub req: ReadRequest,
+    pub req: ReadRequestHeader,
     pub atomic: Option<InboundAtomic>,
     pub msn: Msn,
     /// Bytes handed to TCP.
     pub sent: u32,
-    pub owner: TxOwner,
+    pub owner: ExtBufRef,
     pub acked: bool,
 }
 
 impl Inbound {
     /// The request as a Terminate quotes it: the header updated to the current position (RFC 5040
     /// section 4.8, conformance 82).
-    pub fn offender(&self) -> Offender {
+    pub fn offender(&self) -> OffendingSegment {
         if self.atomic.is_some() {
-            return Offender {
+            return OffendingSegment {
                 ulpdu_len: (UNTAGGED_HDR_LEN + ATOMIC_REQUEST_LEN) as u16,
-                hdr: self.header(Opcode::AtomicRequest),
+                hdr: self.header(RdmapOpcode::AtomicRequest),
                 read: None,
             };
         }
         let done = u64::from(self.sent);
-        Offender {
+        OffendingSegment {
             ulpdu_len: (UNTAGGED_HDR_LEN + READ_REQUEST_LEN) as u16,
-            hdr: self.header(Opcode::ReadRequest),
-            read: Some(ReadRequest {
+            hdr: self.header(RdmapOpcode::ReadRequest),
+            read: Some(ReadRequestHeader {
                 sink_to: self.req.sink_to.wrapping_add(done),
                 src_to: self.req.src_to.wrapping_add(done),
                 size: self.req.size - self.sent,
@@ -73,9 +73,9 @@ impl Inbound {
         }
     }
 
-    fn header(&self, op: Opcode) -> [u8; UNTAGGED_HDR_LEN] {
-        Untagged {
-            control: Control::new(op, true),
+    fn header(&self, op: RdmapOpcode) -> [u8; UNTAGGED_HDR_LEN] {
+        UntaggedHeader {
+            control: ControlOctets::new(op, true),
             inv_stag: 0,
             qn: QN_READ_REQUEST,
             msn: self.msn,

@@ -1,6 +1,6 @@
 //! RDMA Read as its requester: Read Requests out, Read Responses in (RFC 5040 sections 4.4, 4.5, 5.5).
 
-use crate::ddp::{TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN};
+use crate::ddp::{TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN};
 use crate::env::{FpduKind, QpEnv};
 use crate::errors::tagged;
 use crate::fpdu::{self, LEN_FIELD};
@@ -9,18 +9,20 @@ use crate::queue_pair::QueuePair;
 use crate::rdmap::READ_REQUEST_LEN;
 use crate::read_queue::Outbound;
 use crate::receiver::Fault;
-use crate::sender::{Next, sink_stag};
+use crate::sender::{OutgoingFpdu, sink_stag};
 use crate::stream::RxStream;
-use crate::terminate::TermCode;
+use crate::terminate::TerminateCode;
 use siw_memory::KeyError;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, Opcode, WcStatus};
 
 impl QueuePair {
     /// The Read Request for the next element of the data sink.
-    pub(crate) fn read_record(&mut self, slot: u32, room: usize) -> Next {
+    pub(crate) fn read_record(&mut self, slot: u32, room: usize) -> Option<OutgoingFpdu> {
         let ulpdu_len = (UNTAGGED_HDR_LEN + READ_REQUEST_LEN) as u16;
-        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
+        let wire = self
+            .tx_marker_position
+            .marked_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -58,25 +60,25 @@ impl QueuePair {
         &mut self,
         env: &mut E,
         rx: &impl RxStream,
-        h: &Tagged,
+        h: &TaggedHeader,
         len: u32,
     ) -> Result<(), Fault> {
         let Some(r) = self.outbound.front_mut().filter(|r| r.atomic.is_none()) else {
-            return Err(TermCode::RDMAP_OPCODE.into());
+            return Err(TerminateCode::RDMAP_OPCODE.into());
         };
         let slot = r.slot;
         let whole = r.last;
-        let last = h.control.last();
+        let last = h.control.is_last();
         let mut mismatch = None;
         let empty = len == 0 && r.len == 0 && last;
         if !empty {
             if h.stag != r.sink_stag {
-                mismatch = Some(TermCode::DDP_STAG);
+                mismatch = Some(TerminateCode::DDP_STAG);
             } else if h.to != r.sink_to.wrapping_add(u64::from(r.placed))
                 || len > r.len - r.placed
                 || last != (len == r.len - r.placed)
             {
-                mismatch = Some(TermCode::DDP_BOUNDS);
+                mismatch = Some(TerminateCode::DDP_BOUNDS);
             }
         }
         if let Some(code) = mismatch {
@@ -126,7 +128,7 @@ impl QueuePair {
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
         if env.keys().invalidate(Stag(key), pd, qpn).is_err() {
             self.fail_request(slot, WcStatus::LOC_PROT_ERR);
-            return Err(TermCode::LOCAL_CATASTROPHIC.into());
+            return Err(TerminateCode::LOCAL_CATASTROPHIC.into());
         }
         self.complete_ready(env);
         Ok(())

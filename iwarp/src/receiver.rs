@@ -3,33 +3,35 @@
 //! Order of the checks: MPA (CRC, length), DDP (version, queue, buffer), RDMAP (version, opcode,
 //! rights). The first that fails names the Terminate code.
 
-use crate::ddp::{Control, DDP_VERSION, TAGGED_HDR_LEN, Tagged, UNTAGGED_HDR_LEN, Untagged};
+use crate::ddp::{
+    ControlOctets, DDP_VERSION, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
+};
 use crate::env::QpEnv;
 use crate::errors::tagged;
 use crate::fpdu::{Frame, LEN_FIELD};
 use crate::marker::{FpduSource, Plain, Unmarked};
 use crate::out_of_order::Done;
 use crate::placement::place;
-use crate::queue_pair::{Progress, QpState, QueuePair};
-use crate::rdmap::{Opcode, RDMAP_VERSION, ReadRequest};
+use crate::queue_pair::{QueuePair, RdmapState, ReceiveProgress};
+use crate::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequestHeader};
 use crate::stream::RxStream;
-use crate::terminate::{Offender, TermCode};
+use crate::terminate::{OffendingSegment, TerminateCode};
 use siw_memory::KeyError;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, WcFlags, WcStatus};
 
-/// Untagged queues of RFC 5040 and RFC 7306.
+/// UntaggedHeader queues of RFC 5040 and RFC 7306.
 const QUEUES: u32 = 4;
 
 /// Why a segment ends the stream.
 pub(crate) struct Fault {
-    pub code: TermCode,
+    pub code: TerminateCode,
     /// The offender is this Read Request.
-    pub read: Option<ReadRequest>,
+    pub read: Option<ReadRequestHeader>,
 }
 
-impl From<TermCode> for Fault {
-    fn from(code: TermCode) -> Self {
+impl From<TerminateCode> for Fault {
+    fn from(code: TerminateCode) -> Self {
         Self { code, read: None }
     }
 }
@@ -37,7 +39,7 @@ impl From<TermCode> for Fault {
 /// In how many pieces the first `len` octets lie.
 fn pieces(rx: &impl RxStream, len: usize) -> u32 {
     let mut n = 0;
-    rx.for_each(0, len, |_| n += 1);
+    rx.for_each_slice(0, len, |_| n += 1);
     n
 }
 
@@ -46,31 +48,35 @@ impl QueuePair {
     /// stops at an incomplete one. On a protocol error it queues the Terminate; from then on it
     /// discards what comes, so that the peer's FIN is reached.
     ///
-    /// Call it before [`acked`](Self::acked) for the acknowledgement of the same segment: a
+    /// Call it before [`on_record_acked`](Self::on_record_acked) for the acknowledgement of the same segment: a
     /// Terminate then still finds the work request that it is about.
-    pub fn receive<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl RxStream) -> Progress {
-        let mut p = if self.rx_phase.is_on() {
-            let mut rx = Unmarked::new(rx, self.rx_phase);
+    pub fn receive_in_order<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &mut impl RxStream,
+    ) -> ReceiveProgress {
+        let mut p = if self.rx_marker_position.has_markers() {
+            let mut rx = Unmarked::new(rx, self.rx_marker_position);
             let p = self.fpdus(env, &mut rx);
-            self.rx_phase = rx.phase;
+            self.rx_marker_position = rx.marker_position;
             p
         } else {
             self.fpdus(env, &mut Plain(&mut *rx))
         };
         self.early.position += p.bytes as u64;
-        if matches!(self.state, QpState::Terminate | QpState::Error) {
+        if matches!(self.state, RdmapState::Terminate | RdmapState::Error) {
             let n = rx.available();
             rx.consume(n);
             p.bytes += n;
         }
-        p.tx = self.has_work();
+        p.has_output = self.has_output();
         p
     }
 
     #[inline]
-    fn fpdus<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl FpduSource) -> Progress {
-        let mut p = Progress::default();
-        while matches!(self.state, QpState::Rts | QpState::Closing) {
+    fn fpdus<E: QpEnv>(&mut self, env: &mut E, rx: &mut impl FpduSource) -> ReceiveProgress {
+        let mut p = ReceiveProgress::default();
+        while matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
             let Some(f) = rx.next_fpdu() else { break };
             if let Err(code) = rx.verify(&f, self.crc) {
                 self.fault(env, code, None);
@@ -94,7 +100,7 @@ impl QueuePair {
                 p.first_fpdu = true;
             }
             if let Err(fault) = result {
-                let by = Offender {
+                let by = OffendingSegment {
                     ulpdu_len: f.ulpdu_len,
                     hdr: f.hdr,
                     read: fault.read,
@@ -112,46 +118,48 @@ impl QueuePair {
         rx: &impl RxStream,
         f: &Frame,
     ) -> Result<(), Fault> {
-        let c = Control {
+        let c = ControlOctets {
             ddp: f.hdr[0],
             rdmap: f.hdr[1],
         };
         let len = usize::from(f.ulpdu_len);
         if len < 2 || len < c.header_len() {
-            return Err(TermCode::MPA_LENGTH.into());
+            return Err(TerminateCode::MPA_LENGTH.into());
         }
-        if c.tagged() {
+        if c.is_tagged() {
             if c.ddp_version() != DDP_VERSION {
-                return Err(TermCode::DDP_TAGGED_VERSION.into());
+                return Err(TerminateCode::DDP_TAGGED_VERSION.into());
             }
-            let h = Tagged::parse(&f.hdr);
+            let h = TaggedHeader::parse(&f.hdr);
             let n = (len - TAGGED_HDR_LEN) as u32;
             match self.opcode(c)? {
-                Opcode::Write => self.write(env, rx, &h, n),
-                Opcode::ReadResponse => self.read_response(env, rx, &h, n),
-                _ => Err(TermCode::RDMAP_OPCODE.into()),
+                RdmapOpcode::Write => self.write(env, rx, &h, n),
+                RdmapOpcode::ReadResponse => self.read_response(env, rx, &h, n),
+                _ => Err(TerminateCode::RDMAP_OPCODE.into()),
             }
         } else {
             if c.ddp_version() != DDP_VERSION {
-                return Err(TermCode::DDP_UNTAGGED_VERSION.into());
+                return Err(TerminateCode::DDP_UNTAGGED_VERSION.into());
             }
-            let h = Untagged::parse(&f.hdr);
+            let h = UntaggedHeader::parse(&f.hdr);
             if h.qn >= QUEUES {
-                return Err(TermCode::DDP_QN.into());
+                return Err(TerminateCode::DDP_QN.into());
             }
             let n = (len - UNTAGGED_HDR_LEN) as u32;
             let op = self.opcode(c)?;
             match op.queue() {
-                None => return Err(TermCode::RDMAP_OPCODE.into()),
-                Some(q) if q != h.qn => return Err(TermCode::DDP_QN.into()),
+                None => return Err(TerminateCode::RDMAP_OPCODE.into()),
+                Some(q) if q != h.qn => return Err(TerminateCode::DDP_QN.into()),
                 Some(_) => {}
             }
             match op {
-                Opcode::ReadRequest => self.read_request(rx, env, &h, n),
-                Opcode::AtomicRequest => self.atomic_request(rx, env, &h, n),
-                Opcode::AtomicResponse => self.atomic_response(rx, env, &h, n),
-                Opcode::Immediate | Opcode::ImmediateSe => self.immediate(env, rx, op, &h, n),
-                Opcode::Terminate => {
+                RdmapOpcode::ReadRequest => self.read_request(rx, env, &h, n),
+                RdmapOpcode::AtomicRequest => self.atomic_request(rx, env, &h, n),
+                RdmapOpcode::AtomicResponse => self.atomic_response(rx, env, &h, n),
+                RdmapOpcode::Immediate | RdmapOpcode::ImmediateSe => {
+                    self.immediate(env, rx, op, &h, n)
+                }
+                RdmapOpcode::Terminate => {
                     self.terminate_arrived(env, rx, &h, n);
                     Ok(())
                 }
@@ -161,11 +169,11 @@ impl QueuePair {
     }
 
     #[inline]
-    fn opcode(&self, c: Control) -> Result<Opcode, Fault> {
+    fn opcode(&self, c: ControlOctets) -> Result<RdmapOpcode, Fault> {
         if c.rdmap_version() != RDMAP_VERSION {
-            return Err(TermCode::RDMAP_VERSION.into());
+            return Err(TerminateCode::RDMAP_VERSION.into());
         }
-        Opcode::from_wire(c.opcode()).ok_or(TermCode::RDMAP_OPCODE.into())
+        RdmapOpcode::from_wire(c.opcode()).ok_or(TerminateCode::RDMAP_OPCODE.into())
     }
 
     /// RDMA Write. Each segment stands for itself: a gap in TO is legal (RFC 5041 section 5.3).
@@ -174,13 +182,13 @@ impl QueuePair {
         &mut self,
         env: &mut E,
         rx: &impl RxStream,
-        h: &Tagged,
+        h: &TaggedHeader,
         len: u32,
     ) -> Result<(), Fault> {
         if !self.write_open {
             self.write_len = 0;
         }
-        self.write_open = !h.control.last();
+        self.write_open = !h.control.is_last();
         self.write_len = self.write_len.wrapping_add(len);
         if len == 0 {
             // Zero-length: STag and TO are not looked at (RFC 5040 section 5.2).
@@ -198,7 +206,7 @@ impl QueuePair {
             )
             .map_err(tagged)?;
         place(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
-            .map_err(|_| TermCode::LOCAL_CATASTROPHIC.into())
+            .map_err(|_| TerminateCode::LOCAL_CATASTROPHIC.into())
     }
 
     /// Send in its four kinds (RFC 5040 sections 4.6 and 5.3).
@@ -206,49 +214,49 @@ impl QueuePair {
         &mut self,
         env: &mut E,
         rx: &impl RxStream,
-        op: Opcode,
-        h: &Untagged,
+        op: RdmapOpcode,
+        h: &UntaggedHeader,
         len: u32,
     ) -> Result<(), Fault> {
         if h.msn != self.rx_send_msn {
-            return Err(TermCode::DDP_MSN.into());
+            return Err(TerminateCode::DDP_MSN.into());
         }
         if self.absorb_send {
             self.absorb_send = false;
-            if len == 0 && h.control.last() {
+            if len == 0 && h.control.is_last() {
                 self.rx_send_msn = self.rx_send_msn.next();
                 return Ok(());
             }
         }
         if !self.recv.active {
             if h.mo != 0 {
-                return Err(TermCode::DDP_MO.into());
+                return Err(TerminateCode::DDP_MO.into());
             }
             self.begin_recv(env, op)?;
         } else if self.recv.rdmap != op as u8 {
-            return Err(TermCode::RDMAP_OPCODE.into());
+            return Err(TerminateCode::RDMAP_OPCODE.into());
         } else if h.mo != self.recv.received {
-            return Err(TermCode::DDP_MO.into());
+            return Err(TerminateCode::DDP_MO.into());
         }
         if len > self.recv.capacity - self.recv.received {
             self.finish_recv(env, WcStatus::LOC_LEN_ERR, WcFlags::NONE, 0);
-            return Err(TermCode::DDP_TOO_LONG.into());
+            return Err(TerminateCode::DDP_TOO_LONG.into());
         }
         if len > 0 {
             if self.scatter(env, rx, self.recv.received, len).is_err() {
                 self.finish_recv(env, WcStatus::LOC_PROT_ERR, WcFlags::NONE, 0);
-                return Err(TermCode::LOCAL_CATASTROPHIC.into());
+                return Err(TerminateCode::LOCAL_CATASTROPHIC.into());
             }
             self.recv.received += len;
         }
-        if h.control.last() {
+        if h.control.is_last() {
             self.rx_send_msn = self.rx_send_msn.next();
             self.deliver(env, op, h.inv_stag)?;
         }
         Ok(())
     }
 
-    fn begin_recv<E: QpEnv>(&mut self, env: &mut E, op: Opcode) -> Result<(), Fault> {
+    fn begin_recv<E: QpEnv>(&mut self, env: &mut E, op: RdmapOpcode) -> Result<(), Fault> {
         match env.next_recv() {
             Ok(Some(w)) => {
                 self.recv.active = true;
@@ -261,8 +269,8 @@ impl QueuePair {
                 self.recv.sges.extend_from_slice(w.sges());
                 Ok(())
             }
-            Ok(None) => Err(TermCode::DDP_NO_BUFFER.into()),
-            Err(_) => Err(TermCode::LOCAL_CATASTROPHIC.into()),
+            Ok(None) => Err(TerminateCode::DDP_NO_BUFFER.into()),
+            Err(_) => Err(TerminateCode::LOCAL_CATASTROPHIC.into()),
         }
     }
 
@@ -303,10 +311,10 @@ impl QueuePair {
     }
 
     /// The message is complete: invalidate what it asks for, then complete.
-    fn deliver<E: QpEnv>(&mut self, env: &mut E, op: Opcode, stag: u32) -> Result<(), Fault> {
+    fn deliver<E: QpEnv>(&mut self, env: &mut E, op: RdmapOpcode, stag: u32) -> Result<(), Fault> {
         let mut flags = WcFlags::NONE;
         let imm = self.send_imm.take();
-        if op.solicited() {
+        if op.is_solicited() {
             flags = flags | WcFlags::SOLICITED;
         }
         if op.invalidates() {
@@ -324,12 +332,12 @@ impl QueuePair {
     }
 
     /// Only memory that the peer may use at all can be invalidated by it (RFC 5040 section 8.1.1).
-    fn invalidate<E: QpEnv>(&self, env: &mut E, stag: u32) -> Result<(), TermCode> {
+    fn invalidate<E: QpEnv>(&self, env: &mut E, stag: u32) -> Result<(), TerminateCode> {
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
         let result = env.keys().invalidate_remote(Stag(stag), pd, qpn);
         result.map_err(|e| match e {
-            KeyError::Pd | KeyError::Stream => TermCode::RDMAP_CANNOT_INVALIDATE_PROT,
-            _ => TermCode::RDMAP_CANNOT_INVALIDATE,
+            KeyError::Pd | KeyError::Stream => TerminateCode::RDMAP_CANNOT_INVALIDATE_PROT,
+            _ => TerminateCode::RDMAP_CANNOT_INVALIDATE,
         })
     }
 }

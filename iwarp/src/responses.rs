@@ -1,16 +1,16 @@
 //! RDMA Read as its responder: Read Requests in, Read Responses out (RFC 5040 sections 4.4, 4.5, 5.5).
 
-use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, Untagged};
-use crate::env::{FpduKind, QpEnv, TxOwner};
+use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, UntaggedHeader};
+use crate::env::{ExtBufRef, FpduKind, QpEnv};
 use crate::errors::read_source;
 use crate::fpdu::{self, LEN_FIELD};
-use crate::queue_pair::{InMessage, QpState, QueuePair};
-use crate::rdmap::{READ_REQUEST_LEN, ReadRequest};
+use crate::queue_pair::{InMessage, QueuePair, RdmapState};
+use crate::rdmap::{READ_REQUEST_LEN, ReadRequestHeader};
 use crate::read_queue::Inbound;
 use crate::receiver::Fault;
-use crate::sender::Next;
+use crate::sender::OutgoingFpdu;
 use crate::stream::RxStream;
-use crate::terminate::TermCode;
+use crate::terminate::TerminateCode;
 use siw_memory::key_table::Stag;
 use siw_shm::Access;
 
@@ -20,24 +20,24 @@ impl QueuePair {
         &mut self,
         rx: &impl RxStream,
         env: &mut E,
-        h: &Untagged,
+        h: &UntaggedHeader,
         len: u32,
     ) -> Result<(), Fault> {
         if h.msn != self.rx_read_msn {
-            return Err(TermCode::DDP_MSN.into());
+            return Err(TerminateCode::DDP_MSN.into());
         }
         if h.mo != 0 {
-            return Err(TermCode::DDP_MO.into());
+            return Err(TerminateCode::DDP_MO.into());
         }
-        if len as usize != READ_REQUEST_LEN || !h.control.last() {
-            return Err(TermCode::RDMAP_UNSPECIFIED.into());
+        if len as usize != READ_REQUEST_LEN || !h.control.is_last() {
+            return Err(TerminateCode::RDMAP_UNSPECIFIED.into());
         }
         if self.inbound.unsent() >= usize::from(self.ird) {
-            return Err(TermCode::DDP_NO_BUFFER.into());
+            return Err(TerminateCode::DDP_NO_BUFFER.into());
         }
         let mut b = [0; READ_REQUEST_LEN];
         rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut b);
-        let req = ReadRequest::parse(&b);
+        let req = ReadRequestHeader::parse(&b);
         if req.size > 0 {
             env.keys()
                 .check(
@@ -54,20 +54,24 @@ impl QueuePair {
                 })?;
         }
         self.rx_read_msn = self.rx_read_msn.next();
-        if self.state == QpState::Rts {
+        if self.state == RdmapState::Rts {
             self.inbound.push(Inbound {
                 req,
                 atomic: None,
                 msn: h.msn,
                 sent: 0,
-                owner: TxOwner::NONE,
+                owner: ExtBufRef::NONE,
                 acked: false,
             });
         }
         Ok(())
     }
 
-    pub(crate) fn response_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+    pub(crate) fn response_record<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        room: usize,
+    ) -> Option<OutgoingFpdu> {
         let max = u32::from(self.mulpdu) - TAGGED_HDR_LEN as u32;
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
         let (slot, r) = self.inbound.current()?;
@@ -76,7 +80,9 @@ impl QueuePair {
         }
         let n = (r.req.size - r.sent).min(max);
         let ulpdu_len = (TAGGED_HDR_LEN as u32 + n) as u16;
-        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
+        let wire = self
+            .tx_marker_position
+            .marked_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -92,7 +98,7 @@ impl QueuePair {
                 return None;
             }
             if r.sent == 0 {
-                r.owner = env.alloc_owner(r.req.size);
+                r.owner = env.alloc_ext_buf_ref(r.req.size);
             }
         }
         let offset = r.sent;

@@ -4,7 +4,7 @@
 //! grows to what is in use. Nothing is allocated for an idle queue pair, and nothing in steady
 //! state. The sender fills it, acknowledgements and read responses mark it, completion empties it.
 
-use crate::env::TxOwner;
+use crate::env::ExtBufRef;
 use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
 use siw_shm::{AtomicArgs, Opcode, SendWqe, Sge, WcStatus, WrFlags};
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ pub(crate) struct Entry {
     pub sent: u32,
     /// MSN of its (first) untagged message, from its first segment on.
     pub msn: u32,
-    pub owner: TxOwner,
+    pub owner: ExtBufRef,
     big: u32,
     pub opcode: Opcode,
     flags: WrFlags,
@@ -66,7 +66,7 @@ impl Entry {
     }
 
     #[inline]
-    pub fn solicited(&self) -> bool {
+    pub fn is_solicited(&self) -> bool {
         self.flags.contains(WrFlags::SOLICITED)
     }
 
@@ -103,7 +103,7 @@ impl SendQueue {
             imm: w.imm,
             sent: 0,
             msn: 0,
-            owner: TxOwner::NONE,
+            owner: ExtBufRef::NONE,
             big: NO_BIG,
             opcode: w.opcode,
             flags: w.flags,

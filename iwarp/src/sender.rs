@@ -2,34 +2,40 @@
 
 use crate::atomic::WORD;
 use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
-use crate::env::{Fpdu, FpduKind, QpEnv, TxOwner, TxRecord};
+use crate::env::{ExtBufRef, FpduKind, FpduRecord, QpEnv};
 use crate::fpdu;
 use crate::immediate;
 use crate::mpa::RtrKind;
-use crate::queue_pair::{Drain, InMessage, QpState, QueuePair};
+use crate::queue_pair::{DrainState, InMessage, QueuePair, RdmapState};
 use crate::rdmap::READ_REQUEST_LEN;
 use crate::read_queue::Outbound;
 use crate::send_queue::Entry;
-use crate::terminate::TermCode;
+use crate::terminate::TerminateCode;
 use siw_memory::Reader;
 use siw_memory::key_table::Stag;
-use siw_shm::{Access, BindMw, FastReg, Opcode as WrOpcode, WcStatus};
+use siw_shm::{Access, BindMw, FastReg, Opcode, WcStatus};
 
 /// STag of messages that name no memory. Hardware refuses zero even at zero length.
 pub(crate) const DUMMY_STAG: u32 = 1;
 
-/// What [`QueuePair::next_record`] hands out: record, length on the wire, push.
-pub(crate) type Next = Option<(TxRecord, u32, bool)>;
+/// What [`QueuePair::next_record`] hands out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutgoingFpdu {
+    /// What TCP keeps, and hands to [`QueuePair::build_fpdu`] whenever it sends it.
+    pub record: FpduRecord,
+    /// [`FpduRecord::wire_len`], which is known already.
+    pub wire_len: u32,
+}
 
 impl QueuePair {
-    /// The next FPDU that may leave: record, its length on the wire, and whether to push (end of a
-    /// message). `room`: bytes that TCP takes now; an FPDU is never cut to fit. `None`: nothing to
+    /// The next FPDU that may leave; TCP pushes it when it ends a message
+    /// ([`FpduRecord::is_last`]). `room`: bytes that TCP takes now; an FPDU is never cut to fit. `None`: nothing to
     /// do, no room, or a stall (ORD, fence, ready-to-receive). Takes work requests out of the ring as
     /// it needs them.
-    pub fn next_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+    pub fn next_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         match self.state {
-            QpState::Rts if !self.may_send => return None,
-            QpState::Rts => {
+            RdmapState::Rts if !self.may_send => return None,
+            RdmapState::Rts => {
                 if self.rtr_pending {
                     return self.rtr_record(room);
                 }
@@ -38,11 +44,11 @@ impl QueuePair {
                     InMessage::Response => self.response_record(env, room),
                     InMessage::None => self.start_message(env, room),
                 };
-                if next.is_some() || self.state != QpState::Terminate {
+                if next.is_some() || self.state != RdmapState::Terminate {
                     return next;
                 }
             }
-            QpState::Closing => {
+            RdmapState::Closing => {
                 return match self.in_message {
                     InMessage::Request => self.request_record(room),
                     InMessage::Response => self.response_record(env, room),
@@ -55,7 +61,7 @@ impl QueuePair {
     }
 
     /// Responses and requests take turns, message by message.
-    fn start_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Next {
+    fn start_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         let responses = self.inbound.unsent() > 0;
         if responses && self.prefer_response {
             return self.response_record(env, room);
@@ -63,7 +69,7 @@ impl QueuePair {
         if self.request_ready(env) {
             return self.request_record(room);
         }
-        if responses && self.state == QpState::Rts {
+        if responses && self.state == RdmapState::Rts {
             return self.response_record(env, room);
         }
         None
@@ -73,11 +79,11 @@ impl QueuePair {
     #[inline]
     pub(crate) fn stalled(&self, slot: u32) -> bool {
         self.sq.get(slot).is_none_or(|e| {
-            (!e.started() && self.drain != Drain::No)
+            (!e.started() && self.drain != DrainState::Inactive)
                 || (!e.started() && e.fence() && !self.outbound.is_empty())
                 || (e.opcode.awaits_answer() && self.outbound.len() >= usize::from(self.ord))
                 // What came before may still be sent again from the memory.
-                || (e.opcode == WrOpcode::LocalInv && !self.sq.is_front(slot))
+                || (e.opcode == Opcode::LocalInv && !self.sq.is_front(slot))
         })
     }
 
@@ -85,7 +91,8 @@ impl QueuePair {
     #[inline]
     fn request_ready<E: QpEnv>(&mut self, env: &mut E) -> bool {
         loop {
-            if self.cur.is_none() && (self.drain != Drain::No || !self.take_request(env)) {
+            if self.cur.is_none() && (self.drain != DrainState::Inactive || !self.take_request(env))
+            {
                 return false;
             }
             let Some(slot) = self.cur.filter(|&c| !self.stalled(c)) else {
@@ -108,7 +115,7 @@ impl QueuePair {
             Ok(Some(w)) => self.sq.push(w),
             Ok(None) => return false,
             Err(_) => {
-                self.fault(env, TermCode::LOCAL_CATASTROPHIC, None);
+                self.fault(env, TerminateCode::LOCAL_CATASTROPHIC, None);
                 return false;
             }
         };
@@ -123,9 +130,9 @@ impl QueuePair {
         }
         let referenced = !e.is_inline() && e.length > 0 && !e.opcode.awaits_answer();
         let owner = if referenced {
-            env.alloc_owner(e.length)
+            env.alloc_ext_buf_ref(e.length)
         } else {
-            TxOwner::NONE
+            ExtBufRef::NONE
         };
         if let Some(e) = self.sq.get_mut(slot) {
             e.owner = owner;
@@ -138,7 +145,7 @@ impl QueuePair {
             e.status = status;
         }
         self.cur = None;
-        self.fault(env, TermCode::LOCAL_CATASTROPHIC, None);
+        self.fault(env, TerminateCode::LOCAL_CATASTROPHIC, None);
         self.complete_ready(env);
     }
 
@@ -152,11 +159,11 @@ impl QueuePair {
         let sge = self.sq.sges(e).first().copied().unwrap_or_default();
         let keys = env.keys();
         let (done, status) = match e.opcode {
-            WrOpcode::BindMw => {
+            Opcode::BindMw => {
                 let b = BindMw::from_fields(e.imm, e.rkey, e.remote_addr, &sge);
                 (keys.bind(&b, pd, qpn), WcStatus::MW_BIND_ERR)
             }
-            WrOpcode::RegMr => {
+            Opcode::RegMr => {
                 let r = FastReg::from_fields(e.imm, e.rkey, e.remote_addr, &sge);
                 (keys.register(&r, pd), WcStatus::MW_BIND_ERR)
             }
@@ -181,14 +188,14 @@ impl QueuePair {
     #[inline]
     fn validate(&self, keys: &Reader, e: &Entry) -> WcStatus {
         let need = match e.opcode {
-            WrOpcode::Write
-            | WrOpcode::Send
-            | WrOpcode::SendWithInv
-            | WrOpcode::WriteWithImm
-            | WrOpcode::SendWithImm => Access::NONE,
+            Opcode::Write
+            | Opcode::Send
+            | Opcode::SendWithInv
+            | Opcode::WriteWithImm
+            | Opcode::SendWithImm => Access::NONE,
             op if op.is_local() => return WcStatus::SUCCESS,
-            WrOpcode::Read | WrOpcode::ReadWithInv | WrOpcode::FetchAdd | WrOpcode::CmpSwap => {
-                let one = e.opcode != WrOpcode::ReadWithInv || self.sq.sges(e).len() == 1;
+            Opcode::Read | Opcode::ReadWithInv | Opcode::FetchAdd | Opcode::CmpSwap => {
+                let one = e.opcode != Opcode::ReadWithInv || self.sq.sges(e).len() == 1;
                 if self.ord == 0 || !one {
                     return WcStatus::LOC_QP_OP_ERR;
                 }
@@ -222,7 +229,7 @@ impl QueuePair {
     }
 
     #[inline]
-    fn request_record(&mut self, room: usize) -> Next {
+    fn request_record(&mut self, room: usize) -> Option<OutgoingFpdu> {
         let slot = self.cur?;
         let mulpdu = u32::from(self.mulpdu);
         let e = self.sq.get_mut(slot)?;
@@ -236,7 +243,7 @@ impl QueuePair {
         if immediate::is_due(e) {
             return self.immediate_record(slot, room);
         }
-        let is_write = matches!(e.opcode, WrOpcode::Write | WrOpcode::WriteWithImm);
+        let is_write = matches!(e.opcode, Opcode::Write | Opcode::WriteWithImm);
         let hdr = if is_write {
             TAGGED_HDR_LEN
         } else {
@@ -244,20 +251,22 @@ impl QueuePair {
         } as u32;
         let n = (e.length - e.sent).min(mulpdu - hdr);
         let ulpdu = hdr + n;
-        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu as u16));
+        let wire = self
+            .tx_marker_position
+            .marked_len(fpdu::wire_len(ulpdu as u16));
         if wire > room {
             return None;
         }
         let offset = e.sent;
         if offset == 0 && !is_write {
-            if e.opcode != WrOpcode::SendWithImm {
+            if e.opcode != Opcode::SendWithImm {
                 e.msn = self.send_msn.0;
             }
             self.send_msn = self.send_msn.next();
         }
         e.sent += n;
         let last = e.sent == e.length;
-        if last && e.opcode == WrOpcode::WriteWithImm {
+        if last && e.opcode == Opcode::WriteWithImm {
             e.parts = 1;
             self.in_message = InMessage::Request;
         } else if last {
@@ -280,29 +289,34 @@ impl QueuePair {
         slot: u32,
         offset: u32,
         wire: usize,
-    ) -> Next {
-        let phase = self.tx_phase;
-        self.tx_phase = phase.after(wire);
-        let rec = Fpdu {
+    ) -> Option<OutgoingFpdu> {
+        let marker_position = self.tx_marker_position;
+        self.tx_marker_position = marker_position.advanced_by(wire);
+        let record = FpduRecord {
             kind,
-            last,
+            is_last: last,
             ulpdu_len,
             slot,
             offset,
-            phase,
+            marker_position,
         };
-        Some((TxRecord::Fpdu(rec), wire as u32, last))
+        Some(OutgoingFpdu {
+            record,
+            wire_len: wire as u32,
+        })
     }
 
     /// The ready-to-receive message goes before everything else (RFC 6581 section 9).
-    fn rtr_record(&mut self, room: usize) -> Next {
+    fn rtr_record(&mut self, room: usize) -> Option<OutgoingFpdu> {
         let kind = self.rtr?;
         let ulpdu_len = match kind {
             RtrKind::Write => TAGGED_HDR_LEN,
             RtrKind::Send => UNTAGGED_HDR_LEN,
             RtrKind::Read => UNTAGGED_HDR_LEN + READ_REQUEST_LEN,
         } as u16;
-        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
+        let wire = self
+            .tx_marker_position
+            .marked_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }
@@ -326,10 +340,12 @@ impl QueuePair {
         self.record(FpduKind::Rtr, true, ulpdu_len, 0, 0, wire)
     }
 
-    fn terminate_record(&mut self, room: usize) -> Next {
+    fn terminate_record(&mut self, room: usize) -> Option<OutgoingFpdu> {
         let o = self.outgoing.as_mut().filter(|o| !o.queued)?;
         let ulpdu_len = (UNTAGGED_HDR_LEN + o.payload.as_bytes().len()) as u16;
-        let wire = self.tx_phase.stream_len(fpdu::wire_len(ulpdu_len));
+        let wire = self
+            .tx_marker_position
+            .marked_len(fpdu::wire_len(ulpdu_len));
         if wire > room {
             return None;
         }

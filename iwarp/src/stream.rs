@@ -20,10 +20,10 @@ pub trait RxStream {
     fn peek(&self, off: usize, out: &mut [u8]);
 
     /// Hands the bytes of `off..off + len` to `f`, in order, in as many slices as the stream has.
-    fn for_each(&self, off: usize, len: usize, f: impl FnMut(&[u8]));
+    fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8]));
 
     /// The bytes of `off..off + len` when they lie in one piece and are quickly found, as nearly
-    /// always; `None` makes the caller use [`for_each`](Self::for_each).
+    /// always; `None` makes the caller use [`for_each_slice`](Self::for_each_slice).
     fn contiguous(&self, _off: usize, _len: usize) -> Option<&[u8]> {
         None
     }
@@ -31,10 +31,10 @@ pub trait RxStream {
     /// Copies the bytes of `off..off + len` to a place of `mr` that [`Mr::check`] gave; `false`
     /// when they may not be written there.
     #[inline]
-    fn copy_to(&self, off: usize, len: usize, mr: &Mr, region_off: u64) -> bool {
+    fn copy_to_memory(&self, off: usize, len: usize, mr: &Mr, region_off: u64) -> bool {
         let mut at = region_off;
         let mut ok = true;
-        self.for_each(off, len, |s| {
+        self.for_each_slice(off, len, |s| {
             ok &= mr.write_at(at, s).is_ok();
             at += s.len() as u64;
         });
@@ -90,13 +90,13 @@ impl RxStream for ByteStream {
 
     fn peek(&self, off: usize, out: &mut [u8]) {
         let mut at = 0;
-        self.for_each(off, out.len(), |s| {
+        self.for_each_slice(off, out.len(), |s| {
             out[at..at + s.len()].copy_from_slice(s);
             at += s.len();
         });
     }
 
-    fn for_each(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
+    fn for_each_slice(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
         let mut skip = self.head + off;
         let mut left = len;
         for c in &self.chunks {

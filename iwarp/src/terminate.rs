@@ -4,33 +4,33 @@
 //! Terminate of a peer.
 
 use crate::ddp::{
-    Control, MAX_HDR_LEN, Msn, QN_TERMINATE, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, Untagged,
+    ControlOctets, MAX_HDR_LEN, Msn, QN_TERMINATE, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
 use crate::fpdu;
-use crate::marker::Phase;
-use crate::rdmap::{Opcode, READ_REQUEST_LEN, ReadRequest};
+use crate::marker::MarkerPosition;
+use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 
 /// Layer, error type and code of a Terminate (RFC 5040 section 4.8, RFC 6580 section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TermCode {
+pub struct TerminateCode {
     /// 0 RDMAP, 1 DDP, 2 MPA.
     pub layer: u8,
     /// Error type within the layer.
-    pub etype: u8,
+    pub error_type: u8,
     /// Error code within the type.
     pub code: u8,
 }
 
-impl std::fmt::Display for TermCode {
+impl std::fmt::Display for TerminateCode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}/{:02x}", self.layer, self.etype, self.code)
+        write!(f, "{}/{}/{:02x}", self.layer, self.error_type, self.code)
     }
 }
 
 macro_rules! codes {
     ($($(#[$m:meta])* $name:ident = $l:literal / $t:literal / $c:literal;)*) => {
-        impl TermCode {
-            $($(#[$m])* pub const $name: TermCode = TermCode { layer: $l, etype: $t, code: $c };)*
+        impl TerminateCode {
+            $($(#[$m])* pub const $name: TerminateCode = TerminateCode { layer: $l, error_type: $t, code: $c };)*
         }
     };
 }
@@ -72,17 +72,17 @@ codes! {
     DDP_WRAP = 1/1/0x03;
     /// Tagged buffer: invalid DDP version.
     DDP_TAGGED_VERSION = 1/1/0x04;
-    /// Untagged buffer: invalid QN.
+    /// UntaggedHeader buffer: invalid QN.
     DDP_QN = 1/2/0x01;
-    /// Untagged buffer: no buffer available.
+    /// UntaggedHeader buffer: no buffer available.
     DDP_NO_BUFFER = 1/2/0x02;
-    /// Untagged buffer: MSN range.
+    /// UntaggedHeader buffer: MSN range.
     DDP_MSN = 1/2/0x03;
-    /// Untagged buffer: invalid MO.
+    /// UntaggedHeader buffer: invalid MO.
     DDP_MO = 1/2/0x04;
-    /// Untagged buffer: message too long.
+    /// UntaggedHeader buffer: message too long.
     DDP_TOO_LONG = 1/2/0x05;
-    /// Untagged buffer: invalid DDP version.
+    /// UntaggedHeader buffer: invalid DDP version.
     DDP_UNTAGGED_VERSION = 1/2/0x06;
     /// MPA: TCP connection closed or lost (local only, never sent).
     MPA_TCP_LOST = 2/0/0x01;
@@ -100,19 +100,19 @@ codes! {
     MPA_NO_RTR = 2/0/0x07;
 }
 
-impl TermCode {
+impl TerminateCode {
     /// The DDP header of the offending segment belongs into the message (RFC 5040 figure 10).
     fn has_ddp_header(self) -> bool {
-        matches!((self.layer, self.etype), (0, 1 | 2) | (1, 1 | 2))
+        matches!((self.layer, self.error_type), (0, 1 | 2) | (1, 1 | 2))
     }
 
     /// The Read Request header belongs into the message when the offender was one.
     fn has_read_header(self) -> bool {
-        matches!((self.layer, self.etype), (0, 1 | 2))
+        matches!((self.layer, self.error_type), (0, 1 | 2))
     }
 
     fn is_registered(self) -> bool {
-        match (self.layer, self.etype) {
+        match (self.layer, self.error_type) {
             (0, 0) => self.code == 0,
             (0, 1) => matches!(self.code, 0..=4 | 9 | 0xff),
             (0, 2) => matches!(self.code, 5..=9 | 0xff),
@@ -127,21 +127,21 @@ impl TermCode {
 
 /// The segment that a Terminate complains about.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Offender {
+pub struct OffendingSegment {
     /// ULPDU_Length of the segment.
     pub ulpdu_len: u16,
     /// Its DDP header.
     pub hdr: [u8; MAX_HDR_LEN],
     /// Its Read Request header, updated to the current position (conformance 82).
-    pub read: Option<ReadRequest>,
+    pub read: Option<ReadRequestHeader>,
 }
 
 /// Longest Terminate payload: control word, segment length, untagged header, Read Request.
-pub const MAX_LEN: usize = 4 + 2 + UNTAGGED_HDR_LEN + READ_REQUEST_LEN;
+pub const MAX_TERMINATE_LEN: usize = 4 + 2 + UNTAGGED_HDR_LEN + READ_REQUEST_LEN;
 
 /// How the octets of a Terminate's control word are put together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub enum TerminateOrder {
+pub enum TerminateBitOrder {
     /// Layer in the high half, type in the low one (RFC 5040 figure 9).
     #[default]
     Rfc,
@@ -152,16 +152,16 @@ pub enum TerminateOrder {
 
 /// The payload of a Terminate message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Payload {
-    bytes: [u8; MAX_LEN],
+pub struct TerminatePayload {
+    bytes: [u8; MAX_TERMINATE_LEN],
     len: u8,
 }
 
-impl Payload {
+impl TerminatePayload {
     /// Lays the message out; `offender` is quoted where figure 10 of RFC 5040 wants it.
-    pub fn new(code: TermCode, offender: Option<&Offender>) -> Self {
-        let mut bytes = [0; MAX_LEN];
-        bytes[0] = code.layer << 4 | code.etype;
+    pub fn new(code: TerminateCode, offender: Option<&OffendingSegment>) -> Self {
+        let mut bytes = [0; MAX_TERMINATE_LEN];
+        bytes[0] = code.layer << 4 | code.error_type;
         bytes[1] = code.code;
         let mut len = 4;
         if let Some(o) = offender.filter(|_| code.has_ddp_header()) {
@@ -188,8 +188,8 @@ impl Payload {
     }
 
     /// The same with its control word in this order.
-    pub fn in_order(mut self, order: TerminateOrder) -> Self {
-        if order == TerminateOrder::Siw {
+    pub fn in_order(mut self, order: TerminateBitOrder) -> Self {
+        if order == TerminateBitOrder::Siw {
             self.bytes[0] = self.bytes[0].rotate_left(4);
             self.bytes[2] = self.bytes[2].reverse_bits();
         }
@@ -202,9 +202,9 @@ impl Payload {
     }
 
     /// The DDP header in front of it: queue 2, first and only message.
-    pub fn header() -> Untagged {
-        Untagged {
-            control: Control::new(Opcode::Terminate, true),
+    pub fn header() -> UntaggedHeader {
+        UntaggedHeader {
+            control: ControlOctets::new(RdmapOpcode::Terminate, true),
             inv_stag: 0,
             qn: QN_TERMINATE,
             msn: Msn::FIRST,
@@ -215,36 +215,45 @@ impl Payload {
 
 /// A whole Terminate FPDU for a stream that has no queue pair yet: an initiator that cannot accept
 /// the reply (RFC 6581 section 7).
-pub fn standalone(code: TermCode, order: TerminateOrder, crc: bool, markers: bool) -> Box<[u8]> {
-    let p = Payload::new(code, None).in_order(order);
-    let phase = Phase::start(markers);
-    fpdu::encode_at(&[&Payload::header().to_bytes(), p.as_bytes()], crc, phase)
+pub fn encode_standalone_fpdu(
+    code: TerminateCode,
+    order: TerminateBitOrder,
+    crc: bool,
+    markers: bool,
+) -> Box<[u8]> {
+    let p = TerminatePayload::new(code, None).in_order(order);
+    let marker_position = MarkerPosition::start(markers);
+    fpdu::encode_fpdu_at(
+        &[&TerminatePayload::header().to_bytes(), p.as_bytes()],
+        crc,
+        marker_position,
+    )
 }
 
 /// A Terminate that a peer sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Received {
+pub struct ReceivedTerminate {
     /// What it complains about, nibbles in the order of the RFC.
-    pub code: TermCode,
+    pub code: TerminateCode,
     /// The first octet had its nibbles swapped, as Linux siw sends it.
     pub swapped: bool,
     /// DDP header of the segment of ours that is complained about.
     pub ddp: Option<[u8; MAX_HDR_LEN]>,
     /// Read Request of ours that is complained about.
-    pub read: Option<ReadRequest>,
+    pub read: Option<ReadRequestHeader>,
 }
 
 /// The Terminate is too short for what it announces (conformance 78).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed Terminate message")]
-pub struct Malformed;
+pub struct MalformedTerminate;
 
-impl Received {
+impl ReceivedTerminate {
     /// Reads a Terminate payload. Linux siw swaps Layer and EType (protocol.md, siw defect 1); hardware
     /// vendors send MPA errors with EType 3 where RFC 6580 registers 0. All of them are understood.
-    pub fn parse(b: &[u8]) -> Result<Self, Malformed> {
+    pub fn parse(b: &[u8]) -> Result<Self, MalformedTerminate> {
         if b.len() < 4 {
-            return Err(Malformed);
+            return Err(MalformedTerminate);
         }
         let (hi, lo) = (b[0] >> 4, b[0] & 0x0f);
         let as_rfc = normal(hi, lo, b[1]);
@@ -255,15 +264,15 @@ impl Received {
         let headers = flags & 0x40 != 0;
         // Some octets mean something in both orders (10 00 is DDP catastrophic, or siw's STag
         // violation): where the control bits are, and whether a header is quoted, tells them apart.
-        let fits = |c: &Option<TermCode>| c.is_some_and(|c| c.has_ddp_header() == headers);
+        let fits = |c: &Option<TerminateCode>| c.is_some_and(|c| c.has_ddp_header() == headers);
         let (code, swapped) = match (as_rfc, as_siw) {
             (_, Some(c)) if by_siw => (c, true),
             (Some(c), s) if fits(&as_rfc) || !fits(&s) => (c, false),
             (_, Some(c)) => (c, true),
             _ => (
-                TermCode {
+                TerminateCode {
                     layer: hi,
-                    etype: lo,
+                    error_type: lo,
                     code: b[1],
                 },
                 false,
@@ -274,18 +283,18 @@ impl Received {
         if m || d {
             at += 2;
             if b.len() < at {
-                return Err(Malformed);
+                return Err(MalformedTerminate);
             }
         }
         let mut ddp = None;
         if d {
-            let tagged = b.get(at).ok_or(Malformed)? & crate::ddp::T_BIT != 0;
+            let tagged = b.get(at).ok_or(MalformedTerminate)? & crate::ddp::T_BIT != 0;
             let hl = if tagged {
                 TAGGED_HDR_LEN
             } else {
                 UNTAGGED_HDR_LEN
             };
-            let src = b.get(at..at + hl).ok_or(Malformed)?;
+            let src = b.get(at..at + hl).ok_or(MalformedTerminate)?;
             let mut hdr = [0; MAX_HDR_LEN];
             hdr[..hl].copy_from_slice(src);
             ddp = Some(hdr);
@@ -297,8 +306,8 @@ impl Received {
             let src: &[u8; READ_REQUEST_LEN] = b
                 .get(at..at + READ_REQUEST_LEN)
                 .and_then(|s| s.try_into().ok())
-                .ok_or(Malformed)?;
-            read = Some(ReadRequest::parse(src));
+                .ok_or(MalformedTerminate)?;
+            read = Some(ReadRequestHeader::parse(src));
         }
         Ok(Self {
             code,
@@ -309,7 +318,16 @@ impl Received {
     }
 }
 
-fn normal(layer: u8, etype: u8, code: u8) -> Option<TermCode> {
-    let etype = if layer == 2 && etype == 3 { 0 } else { etype };
-    Some(TermCode { layer, etype, code }).filter(|c| c.is_registered())
+fn normal(layer: u8, error_type: u8, code: u8) -> Option<TerminateCode> {
+    let error_type = if layer == 2 && error_type == 3 {
+        0
+    } else {
+        error_type
+    };
+    Some(TerminateCode {
+        layer,
+        error_type,
+        code,
+    })
+    .filter(|c| c.is_registered())
 }

@@ -1,7 +1,7 @@
 //! Atomics (RFC 7306 section 5), at the level of octets and between two queue pairs.
 mod common;
 use common::*;
-use siw_iwarp::atomic::{AtomicOp, AtomicRequest, AtomicResponse};
+use siw_iwarp::atomic::{AtomicOp, AtomicRequestHeader, AtomicResponseHeader};
 use siw_iwarp::*;
 use siw_memory::Stag;
 use siw_shm::wqe::{Data, SendDesc};
@@ -29,8 +29,8 @@ fn responder(v: u64) -> (End, Stag, Arc<Region>) {
     (end, key, mem)
 }
 
-fn request(key: Stag, to: u64, args: AtomicArgs) -> AtomicRequest {
-    AtomicRequest {
+fn request(key: Stag, to: u64, args: AtomicArgs) -> AtomicRequestHeader {
+    AtomicRequestHeader {
         op: AtomicOp::FetchAdd,
         id: 0xcafe,
         stag: key.0,
@@ -39,12 +39,12 @@ fn request(key: Stag, to: u64, args: AtomicArgs) -> AtomicRequest {
     }
 }
 
-fn atomic(msn: u32, r: &AtomicRequest) -> Vec<u8> {
+fn atomic(msn: u32, r: &AtomicRequestHeader) -> Vec<u8> {
     untagged([0x41, 0x4a], 0, 1, msn, 0, &r.to_bytes())
 }
 
 fn response(msn: u32, id: u32, original: u64) -> Vec<u8> {
-    let p = AtomicResponse { id, original }.to_bytes();
+    let p = AtomicResponseHeader { id, original }.to_bytes();
     untagged([0x41, 0x4b], 0, 3, msn, 0, &p)
 }
 
@@ -183,7 +183,7 @@ fn c74_atomics_count_against_ird_together_with_reads() {
     let (mut b, key, mem) = responder(0);
     for msn in 1..=4 {
         if msn == 2 {
-            let r = rdmap::ReadRequest {
+            let r = rdmap::ReadRequestHeader {
                 sink_stag: 1,
                 sink_to: 0,
                 size: 8,
@@ -205,7 +205,7 @@ fn c74_atomics_count_against_ird_together_with_reads() {
 fn c87_responses_count_from_one_and_reflect_the_identifier() {
     let (mut b, key, _) = responder(7);
     for (msn, id) in [(1, 0xaaaa), (2, 0xbbbb)] {
-        let r = AtomicRequest {
+        let r = AtomicRequestHeader {
             id,
             ..request(key, VA, AtomicArgs::fetch_add(1))
         };
@@ -217,15 +217,16 @@ fn c87_responses_count_from_one_and_reflect_the_identifier() {
             (vec![0x41, 0x4b], 3, msn)
         );
         let p: &[u8; 12] = ulpdu(&f)[18..].try_into().expect("12 octets");
-        let want = AtomicResponse {
+        let want = AtomicResponseHeader {
             id,
             original: 6 + u64::from(msn),
         };
-        assert_eq!(AtomicResponse::parse(p), want);
+        assert_eq!(AtomicResponseHeader::parse(p), want);
         // Resent as it was, and done once.
         let mut again = Frame::default();
         let rec = *b.unacked.back().expect("pulled");
-        b.qp.build(&b.env.keys, &rec, &mut again).expect("kept");
+        b.qp.build_fpdu(&b.env.keys, &rec, &mut again)
+            .expect("kept");
         assert_eq!(again.bytes, f);
     }
 }
@@ -259,7 +260,7 @@ fn c87_a_response_that_answers_nothing_ends_the_stream() {
         let (mut a, mem) = requester();
         a.give(&f);
         a.expect_terminate(code);
-        a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+        a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
         assert_eq!(a.env.statuses(), [(1, status)]);
         assert_eq!(contents(&mem, 8), [0; 8]);
     }
@@ -333,7 +334,7 @@ fn an_atomic_of_another_length_or_without_ord_fails_locally() {
         (16, 4, WcStatus::LOC_LEN_ERR),
         (8, 0, WcStatus::LOC_QP_OP_ERR),
     ] {
-        let mut a = End::new(Negotiated {
+        let mut a = End::new(NegotiatedParameters {
             ord,
             ..negotiated(true)
         });
@@ -361,7 +362,7 @@ fn fences_and_terminates_know_atomics() {
     t.extend((ulpdu(&f).len() as u16).to_be_bytes());
     t.extend(&ulpdu(&f)[..18]);
     a.give(&untagged([0x41, 0x47], 0, 2, 1, 0, &t));
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
     assert_eq!(
         a.env.statuses(),
         [(1, WcStatus::REM_ACCESS_ERR), (2, WcStatus::WR_FLUSH_ERR)]

@@ -36,12 +36,12 @@ fn a_reset_flushes_everything_once_and_in_order() {
             }
             for _ in 0..acked {
                 let r = a.unacked.pop_front().expect("pulled");
-                a.qp.acked(&mut a.env, &r);
+                a.qp.on_record_acked(&mut a.env, &r);
             }
             a.give(&send(1, 0, false, &[1; 10])[..pulled * 4]);
-            a.qp.tcp_closed(&mut a.env, CloseReason::Reset);
-            a.qp.tcp_closed(&mut a.env, CloseReason::Reset);
-            a.qp.flush(&mut a.env);
+            a.qp.on_tcp_closed(&mut a.env, CloseReason::Reset);
+            a.qp.on_tcp_closed(&mut a.env, CloseReason::Reset);
+            a.qp.flush_queues(&mut a.env);
             assert_eq!(ids(&a.env.statuses()), [1, 2, 3, 4]);
             assert_eq!(ids(&a.env.recv_statuses()), [11, 12]);
             let ok = a
@@ -51,8 +51,8 @@ fn a_reset_flushes_everything_once_and_in_order() {
                 .filter(|s| s.1 == WcStatus::SUCCESS)
                 .count();
             assert_eq!(ok, usize::from(acked > 0), "pulled {pulled} acked {acked}");
-            assert_eq!(a.qp.state(), QpState::Error);
-            assert_eq!(a.qp.wants_close(), None);
+            assert_eq!(a.qp.state(), RdmapState::Error);
+            assert_eq!(a.qp.requested_close(), None);
             a.qp.poll_releases(&mut a.env);
             assert!(a.env.live.is_empty(), "no tracker leaks");
             assert!(a.pull().is_none());
@@ -71,7 +71,7 @@ fn an_answered_read_in_front_succeeds_in_the_flush() {
     a.pull_all();
     a.give(&read_response(true, k.0, 0, &[1; 8]));
     a.ack_all();
-    a.qp.tcp_closed(&mut a.env, CloseReason::Reset);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Reset);
     assert_eq!(
         a.env.statuses(),
         [
@@ -86,15 +86,15 @@ fn an_answered_read_in_front_succeeds_in_the_flush() {
 fn work_posted_in_error_is_flushed_on_the_next_doorbell() {
     let mut a = loaded();
     a.qp.modify_to_error(&mut a.env);
-    assert_eq!(a.qp.wants_close(), Some(CloseKind::Abort));
+    assert_eq!(a.qp.requested_close(), Some(CloseKind::Abort));
     assert_eq!(ids(&a.env.statuses()), [1, 2, 3, 4]);
     a.env.post(&wr(Opcode::Send, 5, Data::Inline(b"x")));
     a.env.post_recv(13, &[]);
-    a.qp.flush(&mut a.env);
+    a.qp.flush_queues(&mut a.env);
     assert_eq!(ids(&a.env.statuses()), [1, 2, 3, 4, 5]);
     assert_eq!(ids(&a.env.recv_statuses()), [11, 12, 13]);
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
-    assert_eq!(a.qp.wants_close(), None);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
+    assert_eq!(a.qp.requested_close(), None);
     assert_eq!(a.env.statuses().len(), 5);
 }
 
@@ -109,20 +109,20 @@ fn a_disconnect_with_an_empty_send_queue_goes_to_idle() {
     a.env.post_recv(7, &[]);
     run(&mut a, &mut b);
     a.qp.disconnect();
-    assert_eq!(a.qp.state(), QpState::Closing);
-    assert_eq!(a.qp.wants_close(), Some(CloseKind::Graceful));
-    b.qp.peer_closed(&mut b.env, b.rx.available());
-    assert_eq!(b.qp.wants_close(), Some(CloseKind::Graceful));
-    a.qp.peer_closed(&mut a.env, 0);
+    assert_eq!(a.qp.state(), RdmapState::Closing);
+    assert_eq!(a.qp.requested_close(), Some(CloseKind::Graceful));
+    b.qp.on_peer_fin(&mut b.env, b.rx.available());
+    assert_eq!(b.qp.requested_close(), Some(CloseKind::Graceful));
+    a.qp.on_peer_fin(&mut a.env, 0);
     for e in [&mut a, &mut b] {
-        e.qp.tcp_closed(&mut e.env, CloseReason::Closed);
-        assert_eq!(e.qp.state(), QpState::Idle);
+        e.qp.on_tcp_closed(&mut e.env, CloseReason::Closed);
+        assert_eq!(e.qp.state(), RdmapState::Idle);
         assert!(e.env.events.is_empty());
     }
     assert_eq!(a.env.recv_statuses(), [(7, WcStatus::WR_FLUSH_ERR)]);
     // And may be used again.
     a.qp.set_rts(negotiated(true), EMSS);
-    assert_eq!(a.qp.state(), QpState::Rts);
+    assert_eq!(a.qp.state(), RdmapState::Rts);
 }
 
 #[test]
@@ -132,13 +132,13 @@ fn a_disconnect_ends_the_message_under_way_and_flushes_the_rest() {
         a.pull().expect("up to the middle of the long Write");
     }
     a.qp.disconnect();
-    assert_eq!(a.qp.wants_close(), None, "the message ends first");
+    assert_eq!(a.qp.requested_close(), None, "the message ends first");
     let n = a.pull_all().len();
     assert!(n > 50000);
-    assert_eq!(a.qp.wants_close(), Some(CloseKind::Graceful));
+    assert_eq!(a.qp.requested_close(), Some(CloseKind::Graceful));
     a.ack_all();
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
-    assert_eq!(a.qp.state(), QpState::Error);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
+    assert_eq!(a.qp.state(), RdmapState::Error);
     assert_eq!(
         a.env.statuses(),
         [
@@ -156,17 +156,17 @@ fn c36_a_fin_inside_of_an_fpdu_or_message_is_a_lost_stream() {
     let mut a = loaded();
     let f = write(1, 0, &[1; 8]);
     a.give(&f[..10]);
-    a.qp.peer_closed(&mut a.env, a.rx.available());
-    assert_eq!(a.qp.state(), QpState::Error);
-    assert_eq!(a.qp.terminate_sent(), Some(TermCode::MPA_TCP_LOST));
-    assert_eq!(a.qp.wants_close(), Some(CloseKind::Abort));
+    a.qp.on_peer_fin(&mut a.env, a.rx.available());
+    assert_eq!(a.qp.state(), RdmapState::Error);
+    assert_eq!(a.qp.found_error(), Some(TerminateCode::MPA_TCP_LOST));
+    assert_eq!(a.qp.requested_close(), Some(CloseKind::Abort));
     assert_eq!(ids(&a.env.statuses()), [1, 2, 3, 4]);
     assert!(a.pull().is_none(), "told locally only");
 
     let mut a = loaded();
     a.give(&send(1, 0, false, &[1; 8]));
-    a.qp.peer_closed(&mut a.env, 0);
-    assert_eq!(a.qp.state(), QpState::Error);
+    a.qp.on_peer_fin(&mut a.env, 0);
+    assert_eq!(a.qp.state(), RdmapState::Error);
     assert_eq!(
         a.env.recv_statuses(),
         [(11, WcStatus::WR_FLUSH_ERR), (12, WcStatus::WR_FLUSH_ERR)]
@@ -182,15 +182,14 @@ fn a_key_that_goes_in_mid_message_aborts_the_stream() {
     a.env.post(&wr(Opcode::Send, 2, Data::Inline(b"x")));
     a.pull().expect("first");
     a.env.table.remove(k).expect("known");
-    let (rec, _, _) = a.qp.next_record(&mut a.env, 9000).expect("second");
-    let TxRecord::Fpdu(rec) = rec else {
-        panic!("FPDU")
-    };
+    let rec = a.qp.next_record(&mut a.env, 9000).expect("second").record;
     let mut f = Frame::default();
-    let e = a.qp.build(&a.env.keys, &rec, &mut f).expect_err("no key");
-    assert_eq!(e, BuildError::KeyGone);
-    a.qp.build_failed(&mut a.env, &rec, e);
-    assert_eq!(a.qp.wants_close(), Some(CloseKind::Abort));
+    let e =
+        a.qp.build_fpdu(&a.env.keys, &rec, &mut f)
+            .expect_err("no key");
+    assert_eq!(e, BuildError::KeyDeregistered);
+    a.qp.on_build_failure(&mut a.env, &rec, e);
+    assert_eq!(a.qp.requested_close(), Some(CloseKind::Abort));
     assert_eq!(
         a.env.statuses(),
         [(1, WcStatus::LOC_PROT_ERR), (2, WcStatus::WR_FLUSH_ERR)]
@@ -202,7 +201,7 @@ fn buffers_that_the_port_holds_outlive_the_flush_but_not_for_ever() {
     let mut a = loaded();
     a.env.held = true;
     a.pull_all();
-    a.qp.tcp_closed(&mut a.env, CloseReason::Reset);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Reset);
     assert_eq!(a.env.statuses().len(), 4);
     assert!(!a.env.live.is_empty());
     assert!(a.qp.poll_releases(&mut a.env));
@@ -216,7 +215,7 @@ fn an_error_after_our_fin_aborts_instead_of_terminating() {
     let mut a = End::new(negotiated(true));
     a.qp.disconnect();
     a.give(&write(0xdead_be00, 0, &[1]));
-    assert_eq!(a.qp.state(), QpState::Error);
+    assert_eq!(a.qp.state(), RdmapState::Error);
     assert!(a.pull().is_none());
-    assert_eq!(a.qp.wants_close(), Some(CloseKind::Abort));
+    assert_eq!(a.qp.requested_close(), Some(CloseKind::Abort));
 }

@@ -7,7 +7,7 @@ use siw_shm::wqe::Data;
 use siw_shm::{Opcode, WcStatus, WrFlags};
 
 fn drained(e: &End) -> usize {
-    let is = |v: &&AsyncEvent| **v == AsyncEvent::SqDrained;
+    let is = |v: &&QpEvent| **v == QpEvent::SqDrained;
     e.env.events.iter().filter(is).count()
 }
 
@@ -19,16 +19,16 @@ fn a_message_under_way_is_finished_and_the_next_one_waits() {
         .post(&remote(Opcode::Write, 1, &[sge(0, 5000, k)], 0, Stag(1)));
     a.env.post(&wr(Opcode::Send, 2, Data::Inline(b"later")));
     a.pull().expect("the first segment");
-    assert!(a.qp.drain(&mut a.env));
-    assert_eq!(a.qp.draining(), Drain::Draining);
+    assert!(a.qp.drain_send_queue(&mut a.env));
+    assert_eq!(a.qp.drain_state(), DrainState::Draining);
     while a.pull().is_some() {}
     assert!(a.env.statuses().is_empty());
-    assert!(!a.qp.has_work());
+    assert!(!a.qp.has_output());
     a.ack_all();
     assert_eq!(a.env.statuses(), [(1, WcStatus::SUCCESS)]);
-    assert_eq!((a.qp.draining(), drained(&a)), (Drain::Drained, 1));
+    assert_eq!((a.qp.drain_state(), drained(&a)), (DrainState::Drained, 1));
     assert!(a.pull().is_none());
-    assert!(a.qp.resume());
+    assert!(a.qp.resume_send_queue());
     assert!(a.pull().is_some());
     a.ack_all();
     assert_eq!(a.env.statuses().len(), 2);
@@ -48,7 +48,7 @@ fn a_read_under_way_holds_the_event_back_and_a_fenced_request_does_not() {
     let request = a.pull().expect("the Read Request");
     assert!(a.pull().is_none(), "the fence holds the Send");
     a.ack_all();
-    assert!(a.qp.drain(&mut a.env));
+    assert!(a.qp.drain_send_queue(&mut a.env));
     assert_eq!(drained(&a), 0);
     b.give(&request);
     let response = b.pull_all();
@@ -59,18 +59,18 @@ fn a_read_under_way_holds_the_event_back_and_a_fenced_request_does_not() {
         a.pull().is_none(),
         "drained: the Send waits though its fence is open"
     );
-    a.qp.resume();
+    a.qp.resume_send_queue();
     assert!(a.pull().is_some());
 }
 
 #[test]
 fn an_idle_send_queue_is_drained_at_once_and_outside_of_rts_nothing_is() {
     let mut a = End::new(negotiated(true));
-    assert!(a.qp.drain(&mut a.env));
+    assert!(a.qp.drain_send_queue(&mut a.env));
     assert_eq!(drained(&a), 1);
     a.env.post(&wr(Opcode::Send, 2, Data::Inline(b"x")));
     assert!(a.pull().is_none());
     a.qp.modify_to_error(&mut a.env);
     assert_eq!(a.env.statuses(), [(2, WcStatus::WR_FLUSH_ERR)]);
-    assert!(!a.qp.drain(&mut a.env) && !a.qp.resume());
+    assert!(!a.qp.drain_send_queue(&mut a.env) && !a.qp.resume_send_queue());
 }

@@ -48,7 +48,7 @@ fn a_write_with_immediate_is_a_write_and_immediate_data() {
         let last = a.unacked.pop_back().expect("sent");
         a.ack_all();
         assert_eq!(a.env.statuses().len(), 2);
-        a.qp.acked(&mut a.env, &last);
+        a.qp.on_record_acked(&mut a.env, &last);
         assert_eq!(a.env.statuses(), [1, 2, 3].map(|i| (i, WcStatus::SUCCESS)));
         let c = a.env.sent[1].expect("signaled");
         assert_eq!((c.opcode, c.byte_len as usize), (WcOpcode::RDMA_WRITE, n));
@@ -177,7 +177,7 @@ fn a_refused_immediate_fails_its_write() {
     // The acknowledgement came too early for this Terminate: only what is not complete can fail.
     a.give(&b.pull_all());
     assert_eq!(
-        a.qp.terminate_received().expect("told").to_string(),
+        a.qp.received_terminate().expect("told").to_string(),
         "1/2/02"
     );
     let (mut a, mut b) = pair();
@@ -191,6 +191,6 @@ fn a_refused_immediate_fails_its_write() {
     ));
     b.give(&a.pull_all());
     a.give(&b.pull_all());
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
     assert_eq!(a.env.statuses(), [(1, WcStatus::REM_OP_ERR)]);
 }

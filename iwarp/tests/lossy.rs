@@ -6,7 +6,7 @@ use common::model::*;
 use common::*;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
-use siw_iwarp::mpa::{Initiator, InitiatorStep, Responder, ResponderStep};
+use siw_iwarp::mpa::{InitiatorStep, MpaInitiator, MpaResponder, ResponderStep};
 use siw_iwarp::*;
 use siw_shm::WcStatus;
 use siw_tcp::sim::{Impairment, RecordBytes, Rng, SimNet, host_config};
@@ -24,7 +24,7 @@ impl RxStream for Rx<'_> {
     fn peek(&self, off: usize, out: &mut [u8]) {
         self.0.peek(off, out);
     }
-    fn for_each(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
+    fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
         self.0.for_each(off, len, f);
     }
     fn consume(&mut self, n: usize) {
@@ -43,7 +43,7 @@ impl RecordBytes for Rec {
             TxRecord::Fpdu(rec) => {
                 let s = self.1.borrow();
                 let mut f = Frame::default();
-                let built = s.end.qp.build(&s.end.env.keys, rec, &mut f);
+                let built = s.end.qp.build_fpdu(&s.end.env.keys, rec, &mut f);
                 if built.is_err() {
                     // Flushed meanwhile: the reset is on its way.
                     f.bytes.resize(to, 0);
@@ -55,8 +55,8 @@ impl RecordBytes for Rec {
 }
 
 enum Phase {
-    Connecting(Initiator),
-    Accepting(Responder),
+    Connecting(MpaInitiator),
+    Accepting(MpaResponder),
     Rts,
     Over,
 }
@@ -92,7 +92,7 @@ impl Host {
             if ev.contains(Events::CONNECTED)
                 && let Phase::Connecting(m) = &self.phase
             {
-                let f = m.request();
+                let f = m.request_frame();
                 self.stream(net, i, id, f);
             }
             self.fin |= ev.contains(Events::PEER_FIN);
@@ -157,19 +157,19 @@ impl Host {
             let mut left = 0;
             if let Some(rx) = net.hosts[i].rx_queue(id) {
                 let mut rx = Rx(rx);
-                qp.receive(env, &mut rx);
+                qp.receive_in_order(env, &mut rx);
                 left = rx.available();
             }
             net.hosts[i].take_acked(id, |r| {
                 if let TxRecord::Fpdu(f) = r.0 {
-                    qp.acked(env, &f);
+                    qp.on_record_acked(env, &f);
                 }
             });
             if self.fin {
-                qp.peer_closed(env, left);
+                qp.on_peer_fin(env, left);
             }
             if let Some(why) = self.ended {
-                qp.tcp_closed(env, why);
+                qp.on_tcp_closed(env, why);
                 qp.poll_releases(env);
                 self.phase = Phase::Over;
                 return;
@@ -182,10 +182,11 @@ impl Host {
                 let End { qp, env, .. } = &mut s.end;
                 qp.next_record(env, room)
             };
-            let Some((rec, len, push)) = next else { break };
-            self.push(net, i, id, rec, len, push);
+            let Some(fpdu) = next else { break };
+            let push = fpdu.record.is_last;
+            self.push(net, i, id, TxRecord::Fpdu(fpdu.record), fpdu.wire_len, push);
         }
-        let wants = side.borrow().end.qp.wants_close();
+        let wants = side.borrow().end.qp.requested_close();
         match wants {
             Some(CloseKind::Graceful) if !self.closing => {
                 self.closing = true;
@@ -230,9 +231,9 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
     let links = [link(&mut rng), link(&mut rng)];
     let mut net = Net::new(seed, configs, links);
     let crc = if rng.chance(0.8) {
-        mpa::CrcPolicy::Asked
+        mpa::MpaCrcPolicy::Asked
     } else {
-        mpa::CrcPolicy::IfAsked
+        mpa::MpaCrcPolicy::IfAsked
     };
     let markers = if rng.chance(0.3) {
         MarkerPolicy::Request
@@ -261,10 +262,10 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
             closing: false,
         }
     };
-    let i = Initiator::new(&cfg, 2, 2, b"ping").expect("fits");
+    let i = MpaInitiator::new(&cfg, 2, 2, b"ping").expect("fits");
     let hosts = [
         host(0, Phase::Connecting(i)),
-        host(1, Phase::Accepting(Responder::new(&cfg))),
+        host(1, Phase::Accepting(MpaResponder::new(&cfg))),
     ];
     // The same operations for the same seed.
     let mut bytes = [0; 32];
@@ -339,7 +340,7 @@ fn everything_arrives_and_both_ends_close_whatever_the_network_does() {
         );
         for h in &hosts {
             let s = h.side.borrow();
-            assert_eq!(s.end.qp.state(), QpState::Idle, "seed {seed}");
+            assert_eq!(s.end.qp.state(), RdmapState::Idle, "seed {seed}");
             assert!(s.end.env.events.is_empty() && s.end.env.live.is_empty());
             completed += s.posted.len();
         }
@@ -376,7 +377,7 @@ fn an_abort_in_the_middle_completes_everything_once_on_both_sides() {
             let End { qp, env, .. } = &mut s.end;
             qp.poll_releases(env);
             assert!(env.live.is_empty(), "seed {seed}");
-            assert_eq!(qp.state(), QpState::Error);
+            assert_eq!(qp.state(), RdmapState::Error);
             check_order(&s, true);
         }
     }

@@ -10,7 +10,7 @@ use siw_shm::{Opcode, Sge};
 const VA: u64 = 0x10_0000;
 
 fn marked(initiator: bool) -> End {
-    End::new(Negotiated {
+    End::new(NegotiatedParameters {
         markers_in: true,
         markers_out: true,
         ..negotiated(initiator)
@@ -75,7 +75,7 @@ fn c17_markers_stand_on_the_grid_and_point_at_their_fpdu() {
         a.ack_all();
         assert_eq!(contents(&mb, len), data, "{len}");
     }
-    assert_eq!(b.qp.state(), QpState::Rts);
+    assert_eq!(b.qp.state(), RdmapState::Rts);
     assert_eq!(strip(&stream).len(), sent);
 }
 
@@ -119,15 +119,15 @@ fn an_fpdu_is_the_same_in_whatever_pieces_it_is_gathered_and_stored() {
             m.write(0, &pattern(4096, 5)).expect("in range");
             let sges: Vec<_> = sges.iter().map(|s| Sge { lkey: k.0, ..*s }).collect();
             a.env.post(&remote(Opcode::Write, 1, &sges, VA, Stag(77)));
-            let (rec, _, _) = a.qp.next_record(&mut a.env, 1 << 20).expect("an FPDU");
-            let TxRecord::Fpdu(rec) = rec else {
-                panic!("an FPDU")
-            };
+            let rec =
+                a.qp.next_record(&mut a.env, 1 << 20)
+                    .expect("an FPDU")
+                    .record;
             let mut f = Frame {
                 piece,
                 ..Frame::default()
             };
-            a.qp.build(&a.env.keys, &rec, &mut f).expect("built");
+            a.qp.build_fpdu(&a.env.keys, &rec, &mut f).expect("built");
             built.push(f.bytes);
         }
         assert_eq!(strip(&built[0]).len(), 1);
@@ -163,7 +163,7 @@ fn all_kinds_of_fpdu_carry_markers() {
     a.give(&stream);
     assert_eq!(a.env.statuses()[0].1, siw_shm::WcStatus::SUCCESS);
     assert_eq!(
-        a.qp.terminate_received().expect("told").to_string(),
+        a.qp.received_terminate().expect("told").to_string(),
         "1/1/00"
     );
 }
@@ -176,7 +176,7 @@ fn two_markers() -> (End, Vec<u8>, std::sync::Arc<siw_shm::Region>) {
     plain.extend(kb.0.to_be_bytes());
     plain.extend(VA.to_be_bytes());
     plain.extend([5; 1000]);
-    let f = fpdu::encode_at(&[&plain], true, marker::Phase::START);
+    let f = fpdu::encode_fpdu_at(&[&plain], true, marker::MarkerPosition::START);
     (b, f.into_vec(), mb)
 }
 
@@ -201,8 +201,8 @@ fn c31_a_marker_that_points_elsewhere_ends_the_stream_with_2_0_03() {
     }
 }
 
-fn parse_terminate_ulpdu(f: &[u8]) -> TermCode {
-    terminate::Received::parse(&f[2 + 18..f.len() - 4])
+fn parse_terminate_ulpdu(f: &[u8]) -> TerminateCode {
+    terminate::ReceivedTerminate::parse(&f[2 + 18..f.len() - 4])
         .expect("well formed")
         .code
 }
@@ -217,7 +217,7 @@ fn c32_c33_reserved_bits_and_the_low_bits_of_the_pointer_do_not_matter() {
     f[515] |= 1;
     fix_crc(&mut f);
     b.give(&f);
-    assert_eq!(b.qp.state(), QpState::Rts);
+    assert_eq!(b.qp.state(), RdmapState::Rts);
     assert_eq!(contents(&mem, 1000), [5; 1000]);
 }
 
@@ -229,7 +229,11 @@ fn c27_every_damaged_octet_of_a_marked_fpdu_breaks_the_crc() {
         let (mut b, mut f, mem) = two_markers();
         f[i] ^= 0x10;
         b.give(&f);
-        assert_eq!(b.qp.terminate_sent(), Some(TermCode::MPA_CRC), "octet {i}");
+        assert_eq!(
+            b.qp.found_error(),
+            Some(TerminateCode::MPA_CRC),
+            "octet {i}"
+        );
         assert_eq!(contents(&mem, 8), [0; 8]);
     }
 }
@@ -237,7 +241,12 @@ fn c27_every_damaged_octet_of_a_marked_fpdu_breaks_the_crc() {
 /// A Terminate that an initiator sends before there is a queue pair obeys the reply's M flag.
 #[test]
 fn a_standalone_terminate_starts_with_a_marker_when_the_peer_wants_them() {
-    let f = terminate::standalone(TermCode::MPA_NO_RTR, TerminateOrder::Rfc, true, true);
+    let f = terminate::encode_standalone_fpdu(
+        TerminateCode::MPA_NO_RTR,
+        TerminateBitOrder::Rfc,
+        true,
+        true,
+    );
     assert_eq!(strip(&f).len(), 1);
     assert_eq!(f[..4], [0; 4]);
 }

@@ -17,9 +17,9 @@ fn stream(b: &[u8]) -> ByteStream {
 }
 
 /// A frame by hand: key, flags, revision, data.
-fn frame(key: &[u8; 16], flags: u8, rev: u8, data: &[u8]) -> Vec<u8> {
+fn frame(key: &[u8; 16], flags: u8, revision: u8, data: &[u8]) -> Vec<u8> {
     let mut f = key.to_vec();
-    f.extend([flags, rev]);
+    f.extend([flags, revision]);
     f.extend((data.len() as u16).to_be_bytes());
     f.extend(data);
     f
@@ -42,10 +42,10 @@ fn connect(
     ci: &MpaConfig,
     cr: &MpaConfig,
     depths: [u16; 4],
-) -> (InitiatorStep, Vec<u8>, Negotiated) {
-    let mut i = Initiator::new(ci, depths[0], depths[1], b"ping").expect("valid");
-    let mut r = Responder::new(cr);
-    let ResponderStep::Request(q) = r.on_stream(&mut stream(&i.request())) else {
+) -> (InitiatorStep, Vec<u8>, NegotiatedParameters) {
+    let mut i = MpaInitiator::new(ci, depths[0], depths[1], b"ping").expect("valid");
+    let mut r = MpaResponder::new(cr);
+    let ResponderStep::Request(q) = r.on_stream(&mut stream(&i.request_frame())) else {
         panic!("a request")
     };
     assert_eq!(q.private_data, b"ping");
@@ -54,7 +54,7 @@ fn connect(
     (step, reply.into_vec(), n)
 }
 
-fn accepted(step: InitiatorStep) -> (Negotiated, Vec<u8>) {
+fn accepted(step: InitiatorStep) -> (NegotiatedParameters, Vec<u8>) {
     match step {
         InitiatorStep::Accepted {
             negotiated,
@@ -67,7 +67,7 @@ fn accepted(step: InitiatorStep) -> (Negotiated, Vec<u8>) {
 /// Conformance 18, and both ends agree.
 #[test]
 fn c18_crc_is_on_when_either_side_asks() {
-    use CrcPolicy::*;
+    use MpaCrcPolicy::*;
     for (a, b, on) in [
         (IfAsked, IfAsked, false),
         (IfAsked, Asked, true),
@@ -76,8 +76,12 @@ fn c18_crc_is_on_when_either_side_asks() {
         (IfAsked, Required, true),
         (Required, IfAsked, true),
     ] {
-        for rev in [1, 2] {
-            let c = |crc| MpaConfig { crc, rev, ..cfg() };
+        for revision in [1, 2] {
+            let c = |crc| MpaConfig {
+                crc,
+                revision,
+                ..cfg()
+            };
             let (step, _, n) = connect(&c(a), &MpaConfig { crc: b, ..cfg() }, [1; 4]);
             let (m, _) = accepted(step);
             assert_eq!((m.crc, n.crc), (on, on));
@@ -88,18 +92,22 @@ fn c18_crc_is_on_when_either_side_asks() {
 /// Conformance 4, 5, 6.
 #[test]
 fn c4_c5_c6_revision_and_s_bit_are_answered_in_kind() {
-    for rev in [1, 2] {
-        let (step, reply, n) = connect(&MpaConfig { rev, ..cfg() }, &cfg(), [4; 4]);
+    for revision in [1, 2] {
+        let (step, reply, n) = connect(&MpaConfig { revision, ..cfg() }, &cfg(), [4; 4]);
         let (m, pd) = accepted(step);
         assert_eq!(pd, b"pong");
-        assert_eq!((reply[17], reply[16] & 0x10 != 0), (rev, rev == 2));
-        assert_eq!((m.rev, n.rev), (rev, rev));
+        assert_eq!(
+            (reply[17], reply[16] & 0x10 != 0),
+            (revision, revision == 2)
+        );
+        assert_eq!((m.revision, n.revision), (revision, revision));
         assert!(m.initiator && !n.initiator);
     }
     // Revision 0 is taken as 1; revision 2 without S has no enhanced data.
-    for (rev, want) in [(0, 0), (1, 1), (2, 2)] {
-        let mut r = Responder::new(&cfg());
-        let ResponderStep::Request(q) = r.on_stream(&mut stream(&frame(REQ, 0, rev, b"x"))) else {
+    for (revision, want) in [(0, 0), (1, 1), (2, 2)] {
+        let mut r = MpaResponder::new(&cfg());
+        let ResponderStep::Request(q) = r.on_stream(&mut stream(&frame(REQ, 0, revision, b"x")))
+        else {
             panic!("a request")
         };
         assert_eq!((q.peer_ird, q.peer_ord), (None, None));
@@ -114,7 +122,7 @@ fn c4_c5_c6_revision_and_s_bit_are_answered_in_kind() {
 #[test]
 fn c3_unsupported_revisions_fail() {
     let fails = |cfg: &MpaConfig, f: &[u8], e| {
-        let s = Responder::new(cfg).on_stream(&mut stream(f));
+        let s = MpaResponder::new(cfg).on_stream(&mut stream(f));
         assert_eq!(
             s,
             ResponderStep::Failed {
@@ -124,13 +132,16 @@ fn c3_unsupported_revisions_fail() {
         );
     };
     fails(&cfg(), &frame(REQ, 0, 3, b""), MpaError::BadRevision(3));
-    let one = MpaConfig { rev: 1, ..cfg() };
+    let one = MpaConfig {
+        revision: 1,
+        ..cfg()
+    };
     fails(
         &one,
         &frame(REQ, 0x10, 2, &[0; 4]),
         MpaError::BadRevision(2),
     );
-    let mut i = Initiator::new(&one, 1, 1, b"").expect("valid");
+    let mut i = MpaInitiator::new(&one, 1, 1, b"").expect("valid");
     let s = i.on_stream(&mut stream(&frame(REP, 0, 2, b"")));
     assert_eq!(
         s,
@@ -139,13 +150,24 @@ fn c3_unsupported_revisions_fail() {
             send: None
         }
     );
-    assert!(Initiator::new(&MpaConfig { rev: 3, ..cfg() }, 1, 1, b"").is_err());
+    assert!(
+        MpaInitiator::new(
+            &MpaConfig {
+                revision: 3,
+                ..cfg()
+            },
+            1,
+            1,
+            b""
+        )
+        .is_err()
+    );
 }
 
 /// Conformance 1, 2, 9, 10.
 #[test]
 fn c1_c2_c8_c9_c10_wrong_openings_fail() {
-    let bad = |f: &[u8]| match Responder::new(&cfg()).on_stream(&mut stream(f)) {
+    let bad = |f: &[u8]| match MpaResponder::new(&cfg()).on_stream(&mut stream(f)) {
         ResponderStep::Failed { error, send: None } => error,
         s => panic!("{s:?}"),
     };
@@ -164,7 +186,7 @@ fn c1_c2_c8_c9_c10_wrong_openings_fail() {
     assert_eq!(bad(&f), MpaError::TrailingBytes);
 
     let badi = |f: &[u8]| {
-        let mut i = Initiator::new(&cfg(), 1, 1, b"").expect("valid");
+        let mut i = MpaInitiator::new(&cfg(), 1, 1, b"").expect("valid");
         match i.on_stream(&mut stream(f)) {
             InitiatorStep::Failed { error, send: None } => error,
             s => panic!("{s:?}"),
@@ -182,7 +204,7 @@ fn c1_c2_c8_c9_c10_wrong_openings_fail() {
 
 #[test]
 fn bytes_before_the_answer_fail_a_responder_that_still_decides() {
-    let mut r = Responder::new(&cfg());
+    let mut r = MpaResponder::new(&cfg());
     assert_eq!(r.reject(b""), Err(MpaError::WrongState));
     assert!(r.accept(1, 1, b"").is_err());
     let mut s = stream(&frame(REQ, 0, 1, b""));
@@ -201,10 +223,10 @@ fn bytes_before_the_answer_fail_a_responder_that_still_decides() {
 /// Conformance 11.
 #[test]
 fn c11_both_machines_take_one_byte_fragments() {
-    let mut i = Initiator::new(&cfg(), 4, 4, &[7; 100]).expect("valid");
-    let mut r = Responder::new(&cfg());
+    let mut i = MpaInitiator::new(&cfg(), 4, 4, &[7; 100]).expect("valid");
+    let mut r = MpaResponder::new(&cfg());
     let mut s = ByteStream::new();
-    let req = i.request();
+    let req = i.request_frame();
     for (n, b) in req.iter().enumerate() {
         s.push(&[*b]);
         let step = r.on_stream(&mut s);
@@ -228,13 +250,13 @@ fn c11_both_machines_take_one_byte_fragments() {
 /// Conformance 7.
 #[test]
 fn c7_private_data_fills_the_frame_to_its_limit() {
-    for (rev, max) in [(1, 512), (2, 508)] {
-        let c = MpaConfig { rev, ..cfg() };
+    for (revision, max) in [(1, 512), (2, 508)] {
+        let c = MpaConfig { revision, ..cfg() };
         for n in [0, 1, 248, 252, max] {
             let pd = vec![3; n];
-            let mut i = Initiator::new(&c, 1, 1, &pd).expect("fits");
-            let mut r = Responder::new(&cfg());
-            let ResponderStep::Request(q) = r.on_stream(&mut stream(&i.request())) else {
+            let mut i = MpaInitiator::new(&c, 1, 1, &pd).expect("fits");
+            let mut r = MpaResponder::new(&cfg());
+            let ResponderStep::Request(q) = r.on_stream(&mut stream(&i.request_frame())) else {
                 panic!("a request")
             };
             assert_eq!(q.private_data, pd);
@@ -247,7 +269,7 @@ fn c7_private_data_fills_the_frame_to_its_limit() {
             );
         }
         assert_eq!(
-            Initiator::new(&c, 1, 1, &vec![0; max + 1]).err(),
+            MpaInitiator::new(&c, 1, 1, &vec![0; max + 1]).err(),
             Some(MpaError::OwnPrivateDataTooLong(max + 1))
         );
     }
@@ -256,10 +278,10 @@ fn c7_private_data_fills_the_frame_to_its_limit() {
 /// Conformance 14, 15, 16.
 #[test]
 fn c14_c15_c16_reserved_bits_and_r_in_a_request_are_ignored_and_r_in_a_reply_rejects() {
-    let mut r = Responder::new(&cfg());
+    let mut r = MpaResponder::new(&cfg());
     let s = r.on_stream(&mut stream(&frame(REQ, 0x2f, 1, b"hi")));
     assert!(matches!(s, ResponderStep::Request(q) if q.private_data == b"hi"));
-    let mut i = Initiator::new(&cfg(), 1, 1, b"").expect("valid");
+    let mut i = MpaInitiator::new(&cfg(), 1, 1, b"").expect("valid");
     // A reject of siw, with and without enhanced data, at either revision.
     for f in [
         frame(REP, 0x30, 2, &[&[0; 4], &b"no"[..]].concat()),
@@ -282,7 +304,7 @@ fn a_request_for_markers_is_rejected_politely_when_they_are_off() {
         markers: MarkerPolicy::Never,
         ..cfg()
     };
-    let s = Responder::new(&never).on_stream(&mut stream(&frame(REQ, 0x80, 1, b"")));
+    let s = MpaResponder::new(&never).on_stream(&mut stream(&frame(REQ, 0x80, 1, b"")));
     let ResponderStep::Failed {
         error: MpaError::MarkersUnsupported,
         send: Some(reply),
@@ -292,7 +314,7 @@ fn a_request_for_markers_is_rejected_politely_when_they_are_off() {
     };
     assert_eq!(reply[..16], REP[..]);
     assert_eq!(reply[16] & 0x20, 0x20);
-    let mut i = Initiator::new(&never, 4, 4, b"").expect("valid");
+    let mut i = MpaInitiator::new(&never, 4, 4, b"").expect("valid");
     let reply = frame(REP, 0xd0, 2, &enhanced(false, false, 4, false, false, 4));
     let InitiatorStep::Failed { error, send } = i.on_stream(&mut stream(&reply)) else {
         panic!("taken")
@@ -311,12 +333,12 @@ fn a_request_for_markers_is_rejected_politely_when_they_are_off() {
 fn c26_a_reply_without_the_required_crc_is_2_0_05() {
     let reply = frame(REP, 0x10, 2, &enhanced(false, false, 4, false, false, 4));
     let answer = |crc| {
-        let mut i = Initiator::new(&MpaConfig { crc, ..cfg() }, 4, 4, b"").expect("valid");
+        let mut i = MpaInitiator::new(&MpaConfig { crc, ..cfg() }, 4, 4, b"").expect("valid");
         i.on_stream(&mut stream(&reply))
     };
-    let (n, _) = accepted(answer(CrcPolicy::Asked));
+    let (n, _) = accepted(answer(MpaCrcPolicy::Asked));
     assert!(n.crc);
-    match answer(CrcPolicy::Required) {
+    match answer(MpaCrcPolicy::Required) {
         InitiatorStep::Failed {
             error: MpaError::CrcRefused,
             send: Some(term),
@@ -348,8 +370,8 @@ fn c17_each_side_sends_markers_when_the_other_asked_for_them() {
             (ci == Request, cr == Request)
         );
     }
-    let i = Initiator::new(&cfg(), 4, 4, b"").expect("valid");
-    assert_eq!(i.request()[16] & 0x80, 0, "not asked for by default");
+    let i = MpaInitiator::new(&cfg(), 4, 4, b"").expect("valid");
+    assert_eq!(i.request_frame()[16] & 0x80, 0, "not asked for by default");
 }
 
 /// Conformance 20, 21, 22: every combination of offers and abilities.
@@ -365,13 +387,13 @@ fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
     for &offer in &sets {
         for &know in &sets {
             let ci = MpaConfig {
-                rtr: offer,
+                rtr_kinds: offer,
                 ..cfg()
             };
-            let cr = MpaConfig { rtr: know, ..cfg() };
-            let mut i = Initiator::new(&ci, 4, 4, b"").expect("valid");
-            let mut r = Responder::new(&cr);
-            let step = r.on_stream(&mut stream(&i.request()));
+            let cr = MpaConfig { rtr_kinds: know, ..cfg() };
+            let mut i = MpaInitiator::new(&ci, 4, 4, b"").expect("valid");
+            let mut r = MpaResponder::new(&cr);
+            let step = r.on_stream(&mut stream(&i.request_frame()));
             if offer.is_empty() {
                 assert!(
                     matches!(step, ResponderStep::Request(_)),
@@ -381,7 +403,7 @@ fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
                 assert_eq!((reply[20] & 0xc0, reply[22] & 0xc0), (0, 0));
                 assert_eq!(n.rtr, None);
                 assert_eq!(accepted(i.on_stream(&mut stream(&reply))).0.rtr, None);
-            } else if offer.and(know).is_empty() {
+            } else if offer.intersection(know).is_empty() {
                 assert!(matches!(
                     step,
                     ResponderStep::Failed {
@@ -397,7 +419,7 @@ fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
                 assert_eq!(reply[20] & 0x80, 0x80, "A echoed");
                 let m = accepted(i.on_stream(&mut stream(&reply))).0;
                 assert_eq!(m.rtr, n.rtr);
-                assert!(offer.and(know).contains(m.rtr.expect("agreed")));
+                assert!(offer.intersection(know).contains(m.rtr.expect("agreed")));
             }
         }
     }
@@ -406,7 +428,7 @@ fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
 /// Conformance 20: siw asks with A=0 and stray options would not count.
 #[test]
 fn c20_without_a_the_options_do_not_count() {
-    let mut r = Responder::new(&cfg());
+    let mut r = MpaResponder::new(&cfg());
     let e = enhanced(false, true, 8, true, true, 8);
     assert!(matches!(
         r.on_stream(&mut stream(&frame(REQ, 0x10, 2, &e))),
@@ -420,7 +442,7 @@ fn c20_without_a_the_options_do_not_count() {
 /// Conformance 22: the Terminate FPDU goes out without a queue pair.
 #[test]
 fn c22_a_reply_with_an_unknown_rtr_is_2_0_07() {
-    let mut i = Initiator::new(&cfg(), 4, 4, b"").expect("valid");
+    let mut i = MpaInitiator::new(&cfg(), 4, 4, b"").expect("valid");
     for e in [
         enhanced(true, true, 4, false, false, 4),
         enhanced(true, false, 4, false, false, 4),
@@ -440,12 +462,12 @@ fn c22_a_reply_with_an_unknown_rtr_is_2_0_07() {
 #[test]
 fn c23_a_responder_that_reads_deeper_than_the_device_is_2_0_06() {
     let reply = |ird, ord| frame(REP, 0x50, 2, &enhanced(true, false, ird, true, false, ord));
-    let mut i = Initiator::new(&cfg(), 4, 8, b"").expect("valid");
+    let mut i = MpaInitiator::new(&cfg(), 4, 8, b"").expect("valid");
     let (n, _) = accepted(i.on_stream(&mut stream(&reply(3, 16))));
     assert_eq!((n.ird, n.ord), (16, 3));
     // Linux siw rounds its ORD up to a power of two: tell it one.
-    let i3 = Initiator::new(&cfg(), 3, 0, b"").expect("valid");
-    assert_eq!(i3.request()[20..22], [0x80, 4]);
+    let i3 = MpaInitiator::new(&cfg(), 3, 0, b"").expect("valid");
+    assert_eq!(i3.request_frame()[20..22], [0x80, 4]);
     let InitiatorStep::Failed {
         error,
         send: Some(f),
@@ -479,7 +501,7 @@ fn c25_depths_fit_each_other() {
         }
     }
     // 0x3FFF in, 0x3FFF out; our own values stay.
-    let mut r = Responder::new(&cfg());
+    let mut r = MpaResponder::new(&cfg());
     let e = enhanced(true, false, 0x3fff, false, true, 0x3fff);
     let ResponderStep::Request(q) = r.on_stream(&mut stream(&frame(REQ, 0x10, 2, &e))) else {
         panic!("a request")
@@ -491,7 +513,7 @@ fn c25_depths_fit_each_other() {
         enhanced(true, false, 0x3fff, false, true, 0x3fff)
     );
     assert_eq!((n.ird, n.ord), (2, 3));
-    let mut i = Initiator::new(&cfg(), 2, 3, b"").expect("valid");
+    let mut i = MpaInitiator::new(&cfg(), 2, 3, b"").expect("valid");
     let e = enhanced(true, false, 0x3fff, true, false, 0x3fff);
     let (n, _) = accepted(i.on_stream(&mut stream(&frame(REP, 0x50, 2, &e))));
     assert_eq!((n.ird, n.ord), (2, 3));
@@ -500,7 +522,7 @@ fn c25_depths_fit_each_other() {
 /// A Read as RTR with ORD 0 still finds a place at the responder.
 #[test]
 fn c24_an_rtr_read_reserves_ird() {
-    let mut r = Responder::new(&cfg());
+    let mut r = MpaResponder::new(&cfg());
     let e = enhanced(true, false, 0, false, true, 0);
     assert!(matches!(
         r.on_stream(&mut stream(&frame(REQ, 0x10, 2, &e))),
@@ -513,19 +535,19 @@ fn c24_an_rtr_read_reserves_ird() {
 
 #[test]
 fn the_fallback_is_revision_1_and_only_once() {
-    let i = Initiator::new(&cfg(), 1, 1, b"x").expect("valid");
-    let one = i.fallback().expect("offered");
-    let i = Initiator::new(&one, 1, 1, b"x").expect("valid");
-    assert_eq!(i.request()[16..20], [0x40, 1, 0, 1]);
-    assert!(i.fallback().is_none());
+    let i = MpaInitiator::new(&cfg(), 1, 1, b"x").expect("valid");
+    let one = i.fallback_config().expect("offered");
+    let i = MpaInitiator::new(&one, 1, 1, b"x").expect("valid");
+    assert_eq!(i.request_frame()[16..20], [0x40, 1, 0, 1]);
+    assert!(i.fallback_config().is_none());
     let c = MpaConfig {
         fallback_to_rev1: false,
         ..cfg()
     };
     assert!(
-        Initiator::new(&c, 1, 1, b"")
+        MpaInitiator::new(&c, 1, 1, b"")
             .expect("valid")
-            .fallback()
+            .fallback_config()
             .is_none()
     );
 }
@@ -534,7 +556,7 @@ fn the_fallback_is_revision_1_and_only_once() {
 #[test]
 fn a_request_of_linux_siw_is_answered_as_siw_wants_it() {
     let e = enhanced(false, false, 128, false, false, 1);
-    let mut r = Responder::new(&MpaConfig::default());
+    let mut r = MpaResponder::new(&MpaConfig::default());
     let f = frame(REQ, 0x10, 2, &[&e[..], b"abc"].concat());
     let ResponderStep::Request(q) = r.on_stream(&mut stream(&f)) else {
         panic!("a request")
@@ -553,14 +575,14 @@ mod random {
     proptest! {
         /// Nothing that arrives makes a machine panic.
         #[test]
-        fn machines_survive_anything(bytes in prop::collection::vec(any::<u8>(), 0..600), flags: u8, rev in 0u8..4) {
-            let mut i = Initiator::new(&cfg(), 4, 4, b"").expect("valid");
+        fn machines_survive_anything(bytes in prop::collection::vec(any::<u8>(), 0..600), flags: u8, revision in 0u8..4) {
+            let mut i = MpaInitiator::new(&cfg(), 4, 4, b"").expect("valid");
             i.on_stream(&mut stream(&bytes));
-            i.on_stream(&mut stream(&frame(REP, flags, rev, &bytes)));
-            let mut r = Responder::new(&cfg());
+            i.on_stream(&mut stream(&frame(REP, flags, revision, &bytes)));
+            let mut r = MpaResponder::new(&cfg());
             r.on_stream(&mut stream(&bytes));
-            let mut r = Responder::new(&cfg());
-            if let ResponderStep::Request(_) = r.on_stream(&mut stream(&frame(REQ, flags, rev, &bytes))) {
+            let mut r = MpaResponder::new(&cfg());
+            if let ResponderStep::Request(_) = r.on_stream(&mut stream(&frame(REQ, flags, revision, &bytes))) {
                 r.accept(9, 9, b"x").expect("fits");
                 r.reject(b"x").expect("fits");
             }

@@ -4,15 +4,15 @@
 mod common;
 
 use common::*;
-use siw_iwarp::marker::Phase;
-use siw_iwarp::rdmap::ReadRequest;
+use siw_iwarp::marker::MarkerPosition;
+use siw_iwarp::rdmap::ReadRequestHeader;
 use siw_iwarp::*;
 use siw_shm::{Opcode, WcStatus};
 
 const BASE: u64 = 0x10_0000;
 const LEN: usize = 16 * 1024;
 
-fn end(policy: OutOfOrder) -> End {
+fn end(policy: OutOfOrderPolicy) -> End {
     let mut e = End::new(negotiated(false));
     e.qp = QueuePair::new(attr());
     e.qp.set_out_of_order(policy);
@@ -21,7 +21,7 @@ fn end(policy: OutOfOrder) -> End {
 }
 
 /// The end has received its first FPDU.
-fn begun(policy: OutOfOrder) -> End {
+fn begun(policy: OutOfOrderPolicy) -> End {
     let mut e = end(policy);
     e.give(&write(0, 0, b""));
     e
@@ -34,7 +34,7 @@ fn show(e: &mut End, offset: usize, bytes: &[u8]) -> u32 {
 
 #[test]
 fn a_write_beyond_a_hole_is_in_memory_at_once_and_its_send_completes_only_in_order() {
-    let mut e = begun(OutOfOrder::Aligned);
+    let mut e = begun(OutOfOrderPolicy::Aligned);
     let (key, region) = e.env.mr(BASE, LEN, REMOTE);
     e.env.post_recv(1, &[]);
     let data = pattern(1000, 3);
@@ -53,7 +53,7 @@ fn a_write_beyond_a_hole_is_in_memory_at_once_and_its_send_completes_only_in_ord
 
 #[test]
 fn what_was_placed_early_is_not_placed_again_in_its_turn_or_by_a_duplicate() {
-    let mut e = begun(OutOfOrder::Aligned);
+    let mut e = begun(OutOfOrderPolicy::Aligned);
     let (key, region) = e.env.mr(BASE, LEN, REMOTE);
     let first = write(key.0, BASE, &[1; 8]);
     let second = write(key.0, BASE + 8, &[2; 8]);
@@ -71,7 +71,7 @@ fn what_was_placed_early_is_not_placed_again_in_its_turn_or_by_a_duplicate() {
 
 #[test]
 fn a_different_fpdu_in_the_place_of_an_early_one_is_placed() {
-    let mut e = begun(OutOfOrder::Aligned);
+    let mut e = begun(OutOfOrderPolicy::Aligned);
     let (key, region) = e.env.mr(BASE, LEN, REMOTE);
     let first = write(key.0, BASE, &[1; 8]);
     assert_eq!(
@@ -86,15 +86,15 @@ fn a_different_fpdu_in_the_place_of_an_early_one_is_placed() {
 #[test]
 fn nothing_is_placed_early_without_crc_before_the_first_fpdu_or_when_it_is_off() {
     for (policy, crc, first) in [
-        (OutOfOrder::Off, true, true),
-        (OutOfOrder::Markers, true, true), // no markers in this stream
-        (OutOfOrder::Aligned, false, true),
-        (OutOfOrder::Aligned, true, false),
+        (OutOfOrderPolicy::Off, true, true),
+        (OutOfOrderPolicy::Markers, true, true), // no markers in this stream
+        (OutOfOrderPolicy::Aligned, false, true),
+        (OutOfOrderPolicy::Aligned, true, false),
     ] {
         let mut e = End::new(negotiated(false));
         e.qp = QueuePair::new(attr());
         e.qp.set_out_of_order(policy);
-        let n = Negotiated {
+        let n = NegotiatedParameters {
             crc,
             ..negotiated(false)
         };
@@ -110,7 +110,7 @@ fn nothing_is_placed_early_without_crc_before_the_first_fpdu_or_when_it_is_off()
 
 #[test]
 fn a_sender_that_once_split_an_fpdu_is_no_longer_trusted_to_align() {
-    let mut e = begun(OutOfOrder::Aligned);
+    let mut e = begun(OutOfOrderPolicy::Aligned);
     let (key, region) = e.env.mr(BASE, LEN, REMOTE);
     let w = write(key.0, BASE, &[1; 64]);
     e.give(&w[..30]);
@@ -121,7 +121,7 @@ fn a_sender_that_once_split_an_fpdu_is_no_longer_trusted_to_align() {
 
 #[test]
 fn a_bad_crc_or_a_refused_access_beyond_a_hole_waits_for_its_turn() {
-    let mut e = begun(OutOfOrder::Aligned);
+    let mut e = begun(OutOfOrderPolicy::Aligned);
     let (key, region) = e.env.mr(BASE, LEN, REMOTE);
     let first = write(key.0, BASE, &[1; 8]);
     let mut bad = write(key.0, BASE + 8, &[2; 8]);
@@ -130,7 +130,7 @@ fn a_bad_crc_or_a_refused_access_beyond_a_hole_waits_for_its_turn() {
     let beyond = write(key.0, BASE + LEN as u64, &[2; 8]);
     assert_eq!(show(&mut e, first.len(), &beyond), 0);
     assert_eq!(contents(&region, 16), [0; 16]);
-    assert_eq!(e.qp.state(), QpState::Rts);
+    assert_eq!(e.qp.state(), RdmapState::Rts);
     assert!(e.pull().is_none(), "no Terminate yet");
     e.give(&first);
     e.give(&beyond);
@@ -139,7 +139,7 @@ fn a_bad_crc_or_a_refused_access_beyond_a_hole_waits_for_its_turn() {
 
 #[test]
 fn a_key_that_is_gone_when_its_turn_comes_is_an_error_all_the_same() {
-    let mut e = begun(OutOfOrder::Aligned);
+    let mut e = begun(OutOfOrderPolicy::Aligned);
     let (key, _region) = e.env.mr(BASE, LEN, REMOTE);
     let first = send(1, 0, true, b"");
     let second = write(key.0, BASE, &[2; 8]);
@@ -153,7 +153,7 @@ fn a_key_that_is_gone_when_its_turn_comes_is_an_error_all_the_same() {
 
 #[test]
 fn the_rest_of_a_send_goes_to_its_receive_buffer_and_other_sends_wait() {
-    let mut e = begun(OutOfOrder::Aligned);
+    let mut e = begun(OutOfOrderPolicy::Aligned);
     let (key, region) = e.env.mr(BASE, LEN, REMOTE);
     e.env
         .post_recv(1, &[sge(BASE, 100, key), sge(BASE + 1000, 100, key)]);
@@ -177,7 +177,7 @@ fn the_rest_of_a_send_goes_to_its_receive_buffer_and_other_sends_wait() {
 
 #[test]
 fn a_read_response_beyond_a_hole_is_placed_when_it_answers_an_outstanding_read() {
-    let mut e = begun(OutOfOrder::Aligned);
+    let mut e = begun(OutOfOrderPolicy::Aligned);
     let (key, region) = e.env.mr(BASE, LEN, REMOTE);
     let sink = [sge(BASE, 2000, key)];
     e.env.post(&remote(
@@ -188,7 +188,7 @@ fn a_read_response_beyond_a_hole_is_placed_when_it_answers_an_outstanding_read()
         siw_memory::Stag(0x777),
     ));
     let request = e.pull().expect("a Read Request");
-    let r = ReadRequest::parse(ulpdu(&request)[18..].try_into().expect("28 octets"));
+    let r = ReadRequestHeader::parse(ulpdu(&request)[18..].try_into().expect("28 octets"));
     e.ack_all();
     let first = read_response(false, r.sink_stag, r.sink_to, &[1; 1000]);
     let second = read_response(true, r.sink_stag, r.sink_to + 1000, &[2; 1000]);
@@ -206,7 +206,7 @@ fn a_read_response_beyond_a_hole_is_placed_when_it_answers_an_outstanding_read()
 /// With markers the first FPDU of a segment is found wherever it begins.
 #[test]
 fn markers_find_the_fpdus_of_a_segment_that_is_not_aligned() {
-    let n = Negotiated {
+    let n = NegotiatedParameters {
         markers_in: true,
         ..negotiated(false)
     };
@@ -214,14 +214,14 @@ fn markers_find_the_fpdus_of_a_segment_that_is_not_aligned() {
     for cut in (0..1400).step_by(100) {
         let mut e = End::new(n);
         e.qp = QueuePair::new(attr());
-        e.qp.set_out_of_order(OutOfOrder::Markers);
+        e.qp.set_out_of_order(OutOfOrderPolicy::Markers);
         e.qp.set_rts(n, EMSS);
         let (key, region) = e.env.mr(BASE, LEN, REMOTE);
         let mut stream = Vec::new();
         let mut starts = Vec::new();
         for i in 0..8u64 {
             starts.push(stream.len());
-            let w = fpdu::encode_at(
+            let w = fpdu::encode_fpdu_at(
                 &[
                     &[0xc1, 0x40],
                     &key.0.to_be_bytes(),
@@ -229,7 +229,7 @@ fn markers_find_the_fpdus_of_a_segment_that_is_not_aligned() {
                     &pattern(700, i as u8),
                 ],
                 true,
-                Phase::START.after(stream.len()),
+                MarkerPosition::START.advanced_by(stream.len()),
             );
             stream.extend(w);
         }
@@ -248,7 +248,7 @@ fn markers_find_the_fpdus_of_a_segment_that_is_not_aligned() {
             let mem = contents(&region, LEN);
             assert_eq!(mem[i * 700..(i + 1) * 700], pattern(700, i as u8));
         }
-        assert_eq!(e.qp.state(), QpState::Rts);
+        assert_eq!(e.qp.state(), RdmapState::Rts);
     }
     assert!(found > 0);
 }
@@ -264,7 +264,7 @@ fn any_order_of_arrival_ends_with_the_same_memory_and_the_same_completions() {
             x ^= x << 17;
             (x >> 11) as usize % n
         };
-        let mut e = begun(OutOfOrder::Aligned);
+        let mut e = begun(OutOfOrderPolicy::Aligned);
         let (key, region) = e.env.mr(BASE, LEN, REMOTE);
         let mut want = vec![0; LEN];
         let mut segments = Vec::new();
@@ -302,10 +302,10 @@ fn any_order_of_arrival_ends_with_the_same_memory_and_the_same_completions() {
             for s in &segments[next..next + n] {
                 e.rx.push(s);
             }
-            e.qp.receive(&mut e.env, &mut e.rx);
+            e.qp.receive_in_order(&mut e.env, &mut e.rx);
             next += n;
         }
-        assert_eq!(e.qp.state(), QpState::Rts, "seed {seed}");
+        assert_eq!(e.qp.state(), RdmapState::Rts, "seed {seed}");
         assert_eq!(contents(&region, LEN), want, "seed {seed}");
         assert_eq!(e.env.received.len(), msn as usize - 1);
         assert!(seed > 5 || shown > 0);

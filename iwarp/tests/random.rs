@@ -22,7 +22,7 @@ fn step(a: &mut Side, b: &mut Side, n: usize, cut: usize, acks: usize) -> bool {
         let mut f = Frame::default();
         a.end
             .qp
-            .build(&a.end.env.keys, rec, &mut f)
+            .build_fpdu(&a.end.env.keys, rec, &mut f)
             .expect("not acknowledged");
         assert!(&f.bytes == want, "same bytes");
     }
@@ -46,7 +46,7 @@ fn step(a: &mut Side, b: &mut Side, n: usize, cut: usize, acks: usize) -> bool {
     for _ in 0..acks.min(arrived) {
         let (rec, _) = a.frames.remove(0);
         a.end.unacked.pop_front();
-        a.end.qp.acked(&mut a.end.env, &rec);
+        a.end.qp.on_record_acked(&mut a.end.env, &rec);
         moved = true;
     }
     moved
@@ -69,7 +69,7 @@ proptest! {
         for (i, &(n, cut, acks, who)) in steps.iter().enumerate() {
             if kill == Some(i) {
                 for s in [&mut a, &mut b] {
-                    s.end.qp.tcp_closed(&mut s.end.env, CloseReason::Reset);
+                    s.end.qp.on_tcp_closed(&mut s.end.env, CloseReason::Reset);
                     s.end.qp.poll_releases(&mut s.end.env);
                     check_order(s, true);
                     prop_assert!(s.end.env.live.is_empty());
@@ -89,7 +89,7 @@ proptest! {
         }
         while step(&mut a, &mut b, 8, 9000, 8) | step(&mut b, &mut a, 8, 9000, 8) {}
         for s in [&a, &b] {
-            prop_assert_eq!(s.end.qp.state(), QpState::Rts);
+            prop_assert_eq!(s.end.qp.state(), RdmapState::Rts);
             check_order(s, true);
             prop_assert!(s.end.env.sent.iter().flatten().all(|c| c.status == WcStatus::SUCCESS));
             prop_assert!(contents(&s.mem, MEM) == s.model, "memory equals the model");
@@ -135,7 +135,7 @@ proptest! {
             }
         }
         prop_assert!(terminates <= 1);
-        v.end.qp.tcp_closed(&mut v.end.env, CloseReason::Closed);
+        v.end.qp.on_tcp_closed(&mut v.end.env, CloseReason::Closed);
         prop_assert_eq!(v.end.env.received.len(), 1);
     }
 }

@@ -1,7 +1,7 @@
 //! RDMA Reads with several local elements: one Read Request each, one completion for all.
 mod common;
 use common::*;
-use siw_iwarp::rdmap::{READ_REQUEST_LEN, ReadRequest};
+use siw_iwarp::rdmap::{READ_REQUEST_LEN, ReadRequestHeader};
 use siw_iwarp::*;
 use siw_memory::Stag;
 use siw_shm::wqe::SendDesc;
@@ -9,11 +9,11 @@ use siw_shm::{Access, Opcode, Sge, WcOpcode, WcStatus, WrFlags};
 
 const VA: u64 = 0x10_0000;
 
-fn request_of(f: &[u8]) -> (u32, ReadRequest) {
+fn request_of(f: &[u8]) -> (u32, ReadRequestHeader) {
     let u = ulpdu(f);
     assert_eq!(u[..2], [0x41, 0x41]);
     let r: &[u8; READ_REQUEST_LEN] = u[18..].try_into().expect("28 octets");
-    (untagged_of(f).msn.0, ReadRequest::parse(r))
+    (untagged_of(f).msn.0, ReadRequestHeader::parse(r))
 }
 
 /// RFC 5040 section 4.4: a Read Request names one sink, so each element has its own; the source goes
@@ -85,7 +85,7 @@ fn sixteen_elements_fill_up_and_complete_once() {
         assert!(got[at..at + n] == want[from..from + n], "element of {n}");
         from += n;
     }
-    assert_eq!(b.qp.state(), QpState::Rts);
+    assert_eq!(b.qp.state(), RdmapState::Rts);
 }
 
 /// A fence behind such a read waits for its last response.
@@ -120,10 +120,10 @@ fn a_refused_part_fails_the_whole_read() {
     a.env.post(&remote(Opcode::Read, 2, &s[..1], VA, kb));
     run(&mut a, &mut b);
     assert_eq!(
-        a.qp.terminate_received().expect("told").to_string(),
+        a.qp.received_terminate().expect("told").to_string(),
         "0/1/01"
     );
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
     assert_eq!(
         a.env.statuses(),
         [(1, WcStatus::REM_ACCESS_ERR), (2, WcStatus::WR_FLUSH_ERR)]

@@ -2,7 +2,7 @@
 //! can send, by its number in the conformance list.
 mod common;
 use common::*;
-use siw_iwarp::rdmap::ReadRequest;
+use siw_iwarp::rdmap::ReadRequestHeader;
 use siw_iwarp::*;
 use siw_memory::Stag;
 use siw_shm::wqe::Data;
@@ -31,7 +31,7 @@ fn victim() -> Victim {
 
 impl Victim {
     /// Gives the frame, expects the Terminate, and that memory did not change.
-    fn refuses(mut self, frame: &[u8], code: &str) -> terminate::Received {
+    fn refuses(mut self, frame: &[u8], code: &str) -> terminate::ReceivedTerminate {
         self.end.give(frame);
         let t = self.end.expect_terminate(code);
         assert_eq!(contents(&self.mem, LEN), vec![0; LEN], "nothing placed");
@@ -45,8 +45,8 @@ impl Victim {
     }
 }
 
-fn read(v: &Victim) -> ReadRequest {
-    ReadRequest {
+fn read(v: &Victim) -> ReadRequestHeader {
+    ReadRequestHeader {
         sink_stag: 5,
         sink_to: 6,
         size: 8,
@@ -332,7 +332,7 @@ fn c66_a_response_that_does_not_match_its_request_is_1_1_00_or_1_1_01() {
         a.expect_terminate(code);
         assert_eq!(contents(&m, LEN), vec![0; LEN]);
         assert!(a.env.statuses().is_empty() || a.env.statuses().len() == 1);
-        a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+        a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
         assert_eq!(a.env.statuses(), [(42, WcStatus::BAD_RESP_ERR)]);
     }
 }
@@ -345,7 +345,7 @@ fn a_sink_that_was_deregistered_fails_the_read_locally() {
     a.give(&read_response(true, k.0, VA + 1000, &[1; 2000]));
     a.expect_terminate("1/1/00");
     assert_eq!(contents(&m, 1001)[1000], 0);
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
     assert_eq!(a.env.statuses(), [(42, WcStatus::LOC_PROT_ERR)]);
 }
 
@@ -374,7 +374,7 @@ fn c68_to_c72_a_read_source_is_checked_and_the_request_is_quoted() {
         (key, u64::MAX, 8, "0/1/04"),
     ] {
         let mut v = victim();
-        let r = ReadRequest {
+        let r = ReadRequestHeader {
             src_stag: if stag == key { v.key } else { stag },
             src_to: to,
             size,
@@ -386,7 +386,7 @@ fn c68_to_c72_a_read_source_is_checked_and_the_request_is_quoted() {
         assert_eq!(t.ddp, Some(hdr18(ulpdu(&f))));
         assert_eq!(t.read, Some(r), "81: M, D and R");
     }
-    let r = ReadRequest {
+    let r = ReadRequestHeader {
         src_stag: no_read.0,
         ..base
     };
@@ -396,7 +396,7 @@ fn c68_to_c72_a_read_source_is_checked_and_the_request_is_quoted() {
     let mut v = victim();
     let (other2, _) = v.end.env.mr_in(VA, 64, REMOTE, PD + 1, None);
     let _ = other_pd;
-    let r = ReadRequest {
+    let r = ReadRequestHeader {
         src_stag: other2.0,
         ..base
     };
@@ -407,7 +407,7 @@ fn c68_to_c72_a_read_source_is_checked_and_the_request_is_quoted() {
 #[test]
 fn c73_a_zero_length_read_is_answered_whatever_its_stags() {
     let mut v = victim();
-    let r = ReadRequest {
+    let r = ReadRequestHeader {
         sink_stag: 0xabcd,
         sink_to: 0x1234,
         size: 0,
@@ -427,7 +427,7 @@ fn c74_more_reads_than_ird_are_1_2_02() {
     let r = read(&v);
     for msn in 1..=4 {
         v.end.give(&read_request(msn, &r));
-        assert_eq!(v.end.qp.state(), QpState::Rts);
+        assert_eq!(v.end.qp.state(), RdmapState::Rts);
     }
     v.end.give(&read_request(5, &r));
     v.end.expect_terminate("1/2/02");
@@ -438,7 +438,7 @@ fn c74_more_reads_than_ird_are_1_2_02() {
         v.end.give(&read_request(msn, &r));
         v.end.pull().expect("response");
     }
-    assert_eq!(v.end.qp.state(), QpState::Rts);
+    assert_eq!(v.end.qp.state(), RdmapState::Rts);
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn c75_c76_c77_invalidation_of_what_the_peer_may_not_invalidate() {
 #[test]
 fn c82_a_source_that_goes_away_in_mid_read_is_quoted_at_the_current_position() {
     let mut v = victim();
-    let r = ReadRequest {
+    let r = ReadRequestHeader {
         size: 4000,
         ..read(&v)
     };
@@ -493,7 +493,7 @@ fn c82_a_source_that_goes_away_in_mid_read_is_quoted_at_the_current_position() {
     let done = 1428;
     assert_eq!(
         t.read,
-        Some(ReadRequest {
+        Some(ReadRequestHeader {
             sink_to: 6 + done,
             src_to: VA + done,
             size: 4000 - done as u32,
@@ -518,7 +518,7 @@ fn c83_a_local_error_is_0_0_00_and_completes_with_loc_prot_err() {
     assert!(t.ddp.is_none());
     assert!(a.env.sent.is_empty(), "not before the one in front");
     a.ack_all();
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
     assert_eq!(
         a.env.statuses(),
         [
@@ -527,8 +527,8 @@ fn c83_a_local_error_is_0_0_00_and_completes_with_loc_prot_err() {
             (3, WcStatus::WR_FLUSH_ERR)
         ]
     );
-    assert_eq!(a.qp.state(), QpState::Error);
-    assert_eq!(a.env.events, [AsyncEvent::QpFatal]);
+    assert_eq!(a.qp.state(), RdmapState::Error);
+    assert_eq!(a.env.events, [QpEvent::QpFatal]);
 }
 
 #[test]
@@ -562,7 +562,7 @@ fn local_mistakes_of_each_kind_fail_their_work_request() {
             |a| {
                 a.qp = QueuePair::new(attr());
                 a.qp.set_rts(
-                    Negotiated {
+                    NegotiatedParameters {
                         ord: 0,
                         ..negotiated(true)
                     },
@@ -592,8 +592,8 @@ fn a_ring_in_nonsense_state_ends_the_queue_pair() {
     let mut a = End::new(negotiated(true));
     a.env.ring_fault = true;
     a.expect_terminate("0/0/00");
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
-    assert_eq!(a.qp.state(), QpState::Error);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
+    assert_eq!(a.qp.state(), RdmapState::Error);
 }
 
 #[test]
@@ -605,7 +605,7 @@ fn c80_the_first_error_wins_when_several_arrive_together() {
     v.end.give(&bytes);
     v.end.expect_terminate("1/1/00");
     assert_eq!(contents(&v.mem, 1), [0]);
-    assert_eq!(v.end.env.events, [AsyncEvent::QpAccessErr]);
+    assert_eq!(v.end.env.events, [QpEvent::QpAccessErr]);
 }
 
 // What a peer's Terminate does to us.
@@ -631,28 +631,43 @@ fn busy() -> (End, Vec<Vec<u8>>) {
 #[test]
 fn a_received_terminate_blames_the_work_request_that_it_quotes() {
     for (code, at, read, status) in [
-        (TermCode::DDP_STAG, 0, false, WcStatus::REM_ACCESS_ERR),
-        (TermCode::DDP_NO_BUFFER, 1, false, WcStatus::REM_OP_ERR),
-        (TermCode::DDP_TOO_LONG, 1, false, WcStatus::REM_INV_REQ_ERR),
-        (TermCode::RDMAP_ACCESS, 2, true, WcStatus::REM_ACCESS_ERR),
-        (TermCode::RDMAP_OPCODE, 2, false, WcStatus::REM_OP_ERR),
-        (TermCode::RDMAP_ACCESS, 3, false, WcStatus::REM_ACCESS_ERR),
+        (TerminateCode::DDP_STAG, 0, false, WcStatus::REM_ACCESS_ERR),
+        (TerminateCode::DDP_NO_BUFFER, 1, false, WcStatus::REM_OP_ERR),
+        (
+            TerminateCode::DDP_TOO_LONG,
+            1,
+            false,
+            WcStatus::REM_INV_REQ_ERR,
+        ),
+        (
+            TerminateCode::RDMAP_ACCESS,
+            2,
+            true,
+            WcStatus::REM_ACCESS_ERR,
+        ),
+        (TerminateCode::RDMAP_OPCODE, 2, false, WcStatus::REM_OP_ERR),
+        (
+            TerminateCode::RDMAP_ACCESS,
+            3,
+            false,
+            WcStatus::REM_ACCESS_ERR,
+        ),
     ] {
         let (mut a, frames) = busy();
         let u = ulpdu(&frames[at]);
-        let by = terminate::Offender {
+        let by = terminate::OffendingSegment {
             ulpdu_len: u.len() as u16,
             hdr: hdr18(u),
-            read: read.then(|| ReadRequest::parse(u[18..46].try_into().expect("28"))),
+            read: read.then(|| ReadRequestHeader::parse(u[18..46].try_into().expect("28"))),
         };
-        let p = terminate::Payload::new(code, Some(&by));
+        let p = terminate::TerminatePayload::new(code, Some(&by));
         a.give(&term(p.as_bytes()));
-        assert_eq!(a.qp.state(), QpState::Terminate);
-        assert_eq!(a.qp.terminate_received(), Some(code));
+        assert_eq!(a.qp.state(), RdmapState::Terminate);
+        assert_eq!(a.qp.received_terminate(), Some(code));
         assert!(a.pull().is_none(), "no Terminate in return");
-        assert_eq!(a.qp.wants_close(), Some(CloseKind::Graceful));
+        assert_eq!(a.qp.requested_close(), Some(CloseKind::Graceful));
         a.ack_all();
-        a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+        a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
         let mut want = Vec::new();
         for i in 0..4 {
             want.push((
@@ -667,7 +682,7 @@ fn a_received_terminate_blames_the_work_request_that_it_quotes() {
         }
         assert_eq!(a.env.statuses(), want, "{code}");
         assert_eq!(a.env.recv_statuses(), [(9, WcStatus::WR_FLUSH_ERR)]);
-        assert_eq!(a.qp.state(), QpState::Error);
+        assert_eq!(a.qp.state(), RdmapState::Error);
     }
 }
 
@@ -679,9 +694,9 @@ fn a_read_that_linux_siw_refuses_is_blamed_although_siw_quotes_its_length_for_it
     p.extend(&ulpdu(&frames[2])[..46]);
     p[16..20].copy_from_slice(&16u32.to_be_bytes());
     a.give(&term(&p));
-    assert_eq!(a.qp.terminate_received(), Some(TermCode::RDMAP_STAG));
+    assert_eq!(a.qp.received_terminate(), Some(TerminateCode::RDMAP_STAG));
     a.ack_all();
-    a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+    a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
     let statuses: Vec<WcStatus> = a.env.statuses().iter().map(|s| s.1).collect();
     let want = [
         WcStatus::SUCCESS,
@@ -698,8 +713,8 @@ fn siw_sets_the_read_header_bit_without_a_read_header() {
     let mut p = vec![0x10, 9, 0x07, 0, 0, 0];
     p.extend(&ulpdu(&frames[1])[..18]);
     a.give(&term(&p));
-    let code = a.qp.terminate_received().expect("sound");
-    assert_eq!(code, TermCode::RDMAP_CANNOT_INVALIDATE_PROT);
+    let code = a.qp.received_terminate().expect("sound");
+    assert_eq!(code, TerminateCode::RDMAP_CANNOT_INVALIDATE_PROT);
 }
 
 #[test]
@@ -707,9 +722,9 @@ fn a_terminate_without_headers_blames_the_oldest() {
     for p in [[0x20, 2, 0, 0], [0x02, 2, 0, 0], [0x23, 2, 0, 0]] {
         let (mut a, _) = busy();
         a.give(&term(&p));
-        assert_eq!(a.qp.terminate_received(), Some(TermCode::MPA_CRC));
+        assert_eq!(a.qp.received_terminate(), Some(TerminateCode::MPA_CRC));
         assert_eq!(a.env.statuses(), [(1, WcStatus::GENERAL_ERR)]);
-        a.qp.tcp_closed(&mut a.env, CloseReason::Reset);
+        a.qp.on_tcp_closed(&mut a.env, CloseReason::Reset);
         assert_eq!(a.env.statuses().len(), 4);
     }
 }
@@ -724,18 +739,18 @@ fn c78_a_malformed_terminate_is_a_local_error() {
     ] {
         let (mut a, _) = busy();
         a.give(&f);
-        assert_eq!(a.qp.state(), QpState::Terminate);
-        assert_eq!(a.qp.terminate_received(), None);
+        assert_eq!(a.qp.state(), RdmapState::Terminate);
+        assert_eq!(a.qp.received_terminate(), None);
         assert!(a.pull().is_none());
-        assert_eq!(a.env.events, [AsyncEvent::QpFatal]);
-        a.qp.tcp_closed(&mut a.env, CloseReason::Closed);
+        assert_eq!(a.env.events, [QpEvent::QpFatal]);
+        a.qp.on_tcp_closed(&mut a.env, CloseReason::Closed);
         assert_eq!(a.env.statuses().len(), 4);
     }
 }
 
 #[test]
 fn both_nibble_orders_are_told_apart_for_every_code() {
-    let quoted = terminate::Offender {
+    let quoted = terminate::OffendingSegment {
         ulpdu_len: 15,
         hdr: hdr18(ulpdu(&write(1, 2, &[3]))),
         read: None,
@@ -749,23 +764,23 @@ fn both_nibble_orders_are_told_apart_for_every_code() {
         (0, 0, &[0]),
     ] {
         for &code in codes {
-            let c = TermCode {
+            let c = TerminateCode {
                 layer: l,
-                etype: t,
+                error_type: t,
                 code,
             };
-            let p = terminate::Payload::new(c, Some(&quoted));
+            let p = terminate::TerminatePayload::new(c, Some(&quoted));
             let mut b = p.as_bytes().to_vec();
-            let r = terminate::Received::parse(&b).expect("sound");
+            let r = terminate::ReceivedTerminate::parse(&b).expect("sound");
             assert_eq!((r.code, r.swapped), (c, false));
             b[0] = b[0].rotate_left(4);
-            let r = terminate::Received::parse(&b).expect("sound");
+            let r = terminate::ReceivedTerminate::parse(&b).expect("sound");
             let same = l == t;
             // 1/2 and 2/1: only one of them is registered.
             assert_eq!((r.code, r.swapped), (c, !same), "{c}");
             // siw's control bits are at the other end: they tell even 1/1.
-            let p = p.in_order(terminate::TerminateOrder::Siw);
-            let r = terminate::Received::parse(p.as_bytes()).expect("sound");
+            let p = p.in_order(terminate::TerminateBitOrder::Siw);
+            let r = terminate::ReceivedTerminate::parse(p.as_bytes()).expect("sound");
             let quotes = p.as_bytes().len() > 4;
             assert_eq!((r.code, r.swapped), (c, quotes || !same), "{c}");
             assert_eq!(r.ddp, quotes.then_some(quoted.hdr));
@@ -795,12 +810,12 @@ fn c37_c79_nothing_happens_after_the_first_error() {
 /// Conformance 81: RFC 5040 figure 10, which headers a Terminate quotes, for each layer and type.
 #[test]
 fn c81_the_header_control_bits_follow_figure_10() {
-    let by = terminate::Offender {
+    let by = terminate::OffendingSegment {
         ulpdu_len: 46,
         hdr: hdr18(&[0x41; 18]),
-        read: Some(ReadRequest::default()),
+        read: Some(ReadRequestHeader::default()),
     };
-    for (layer, etype, hct, len) in [
+    for (layer, error_type, hct, len) in [
         (0, 0, 0x00, 4),
         (0, 1, 0xe0, 4 + 2 + 18 + 28),
         (0, 2, 0xe0, 4 + 2 + 18 + 28),
@@ -809,21 +824,21 @@ fn c81_the_header_control_bits_follow_figure_10() {
         (1, 2, 0xc0, 4 + 2 + 18),
         (2, 0, 0x00, 4),
     ] {
-        let code = TermCode {
+        let code = TerminateCode {
             layer,
-            etype,
+            error_type,
             code: 1,
         };
-        let p = terminate::Payload::new(code, Some(&by));
+        let p = terminate::TerminatePayload::new(code, Some(&by));
         let b = p.as_bytes();
         assert_eq!(
             (b[0], b[2], b[3], b.len()),
-            (layer << 4 | etype, hct, 0, len)
+            (layer << 4 | error_type, hct, 0, len)
         );
         if hct & 0x80 != 0 {
             assert_eq!(b[4..6], [0, 46], "the length of the ULPDU");
         }
-        let alone = terminate::Payload::new(code, None);
+        let alone = terminate::TerminatePayload::new(code, None);
         assert_eq!(alone.as_bytes()[2], 0, "nothing to quote");
     }
 }
@@ -831,8 +846,8 @@ fn c81_the_header_control_bits_follow_figure_10() {
 #[test]
 fn a_user_terminate_leaves_and_closes() {
     let (mut a, _) = busy();
-    a.qp.terminate(TermCode::LOCAL_CATASTROPHIC);
+    a.qp.send_terminate(TerminateCode::LOCAL_CATASTROPHIC);
     a.expect_terminate("0/0/00");
-    a.qp.terminate(TermCode::MPA_CRC);
+    a.qp.send_terminate(TerminateCode::MPA_CRC);
     assert!(a.pull().is_none());
 }

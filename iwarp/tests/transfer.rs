@@ -220,7 +220,7 @@ fn completions_keep_the_posting_order() {
 
 #[test]
 fn the_ord_limit_stalls_the_send_queue() {
-    let mut a = End::new(Negotiated {
+    let mut a = End::new(NegotiatedParameters {
         ord: 2,
         ..negotiated(true)
     });
@@ -233,11 +233,11 @@ fn the_ord_limit_stalls_the_send_queue() {
     }
     let first = a.pull_all();
     assert_eq!(a.unacked.len(), 2);
-    assert!(!a.qp.has_work(), "stalled");
+    assert!(!a.qp.has_output(), "stalled");
     b.give(&first);
     a.ack_all();
     let one = b.pull().expect("first response");
-    assert!(a.give(&one).tx);
+    assert!(a.give(&one).has_output);
     let third = a.pull().expect("one place is free");
     assert!(a.pull().is_none());
     b.give(&third);
@@ -313,7 +313,7 @@ fn c19_a_responder_keeps_quiet_until_the_first_fpdu_arrived() {
 #[test]
 fn each_kind_of_rtr_opens_the_stream() {
     for kind in [RtrKind::Write, RtrKind::Read, RtrKind::Send] {
-        let n = |i| Negotiated {
+        let n = |i| NegotiatedParameters {
             rtr: Some(kind),
             ..negotiated(i)
         };
@@ -329,7 +329,7 @@ fn each_kind_of_rtr_opens_the_stream() {
             .post(&wr(Opcode::Send, 1, Data::Sges(&[sge(0, 6, la)])));
         a.env
             .post(&remote(Opcode::Read, 2, &[sge(200, 6, la)], 100, lb));
-        assert!(a.qp.has_work(), "the RTR leaves without a doorbell");
+        assert!(a.qp.has_output(), "the RTR leaves without a doorbell");
         let first = a.pull().expect("RTR");
         let u = ulpdu(&first);
         match kind {
@@ -386,7 +386,7 @@ fn an_fpdu_waits_until_all_of_it_fits() {
         .post(&remote(Opcode::Write, 1, &[sge(0, 2000, src)], 0, dst));
     assert!(a.pull_room(1447).is_none());
     assert_eq!(a.pull_room(1448).map(|f| f.len()), Some(1448));
-    assert!(a.qp.has_work());
+    assert!(a.qp.has_output());
     assert!(a.pull_room(100).is_none());
     let f = a.pull().expect("the rest");
     assert_eq!(ulpdu(&f).len() - 14, 2000 - 1428);
@@ -404,13 +404,17 @@ fn a_record_is_rebuilt_identically_until_it_is_acknowledged() {
     a.qp.set_emss(512);
     for (rec, want) in a.unacked.iter().zip(&first) {
         let mut f = Frame::default();
-        a.qp.build(&a.env.keys, rec, &mut f).expect("still there");
+        a.qp.build_fpdu(&a.env.keys, rec, &mut f)
+            .expect("still there");
         assert!(&f.bytes == want);
     }
     let rec = a.unacked[0];
     a.ack_all();
     let mut f = Frame::default();
-    assert_eq!(a.qp.build(&a.env.keys, &rec, &mut f), Err(BuildError::Gone));
+    assert_eq!(
+        a.qp.build_fpdu(&a.env.keys, &rec, &mut f),
+        Err(BuildError::MessageCompleted)
+    );
 }
 
 #[test]
@@ -425,7 +429,7 @@ fn a_send_completes_only_when_the_port_released_its_buffers() {
     a.env.post(&remote(Opcode::Write, 2, &[], 0, dst));
     run(&mut a, &mut b);
     assert!(a.env.sent.is_empty());
-    assert!(a.qp.awaits_release());
+    assert!(a.qp.is_awaiting_release());
     assert!(a.qp.poll_releases(&mut a.env));
     a.env.held = false;
     assert!(!a.qp.poll_releases(&mut a.env));
@@ -437,8 +441,8 @@ fn a_send_completes_only_when_the_port_released_its_buffers() {
 fn an_idle_queue_pair_is_small() {
     let n = std::mem::size_of::<QueuePair>();
     println!(
-        "QueuePair: {n} bytes, Fpdu: {}",
-        std::mem::size_of::<Fpdu>()
+        "QueuePair: {n} bytes, FpduRecord: {}",
+        std::mem::size_of::<FpduRecord>()
     );
     assert!(n <= 512, "{n}");
     assert!(std::mem::size_of::<TxRecord>() <= 48);
@@ -447,7 +451,7 @@ fn an_idle_queue_pair_is_small() {
 /// Conformance 28.
 #[test]
 fn c28_without_crc_the_field_is_zero_and_garbage_is_accepted() {
-    let n = |i| Negotiated {
+    let n = |i| NegotiatedParameters {
         crc: false,
         ..negotiated(i)
     };

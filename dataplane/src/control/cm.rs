@@ -74,7 +74,7 @@ impl Control {
                 e.ird = negotiated.ird.into();
                 e.ord = negotiated.ord.into();
                 e.crc = negotiated.crc.into();
-                e.mpa_rev = negotiated.rev;
+                e.mpa_rev = negotiated.revision;
                 e.local = local.into();
                 e.peer = remote.into();
                 e.private_data = private(&private_data);
@@ -118,7 +118,7 @@ impl Control {
             Event::QpDestroyed { qpn } => self.finish_destroy_qp(qpn),
             Event::QpInfo { qpn, token, info } => self.qp_info(qpn, token, &info),
             Event::Async { client, qpn, event } => {
-                use siw_iwarp::AsyncEvent as A;
+                use siw_iwarp::QpEvent as A;
                 let (kind, why) = match event {
                     A::QpFatal => (
                         AsyncEventKind::QpFatal,

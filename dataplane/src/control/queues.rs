@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::libc;
-use siw_iwarp::QpAttr;
+use siw_iwarp::QpInitAttr;
 use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
 use siw_shm::{CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
@@ -218,7 +218,7 @@ impl Control {
         c.qps.insert(
             qpn,
             Qp {
-                attr: QpAttr {
+                attr: QpInitAttr {
                     qpn: qpn.0,
                     pd: r.pd,
                     max_send_wr: r.max_send_wr.max(1),

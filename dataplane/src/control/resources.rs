@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use siw_iwarp::QpAttr;
+use siw_iwarp::QpInitAttr;
 use siw_memory::Stag;
 use siw_memory::queue_alloc::{QueueAlloc, QueueMem};
 use siw_shm::QpGeometry;
@@ -69,7 +69,7 @@ pub enum QpPhase {
 }
 
 pub struct Qp {
-    pub attr: QpAttr,
+    pub attr: QpInitAttr,
     pub geometry: QpGeometry,
     pub mem: QueueMem,
     pub send_cq: CqId,

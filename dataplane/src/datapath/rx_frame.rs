@@ -145,7 +145,7 @@ impl RxStream for Stream<'_> {
     }
 
     #[inline]
-    fn for_each(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
+    fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
         self.0.for_each(off, len, f);
     }
 
@@ -170,13 +170,13 @@ impl RxStream for Held<'_> {
 
     fn peek(&self, off: usize, out: &mut [u8]) {
         let mut at = 0;
-        self.for_each(off, out.len(), |s| {
+        self.for_each_slice(off, out.len(), |s| {
             out[at..at + s.len()].copy_from_slice(s);
             at += s.len();
         });
     }
 
-    fn for_each(&self, mut off: usize, mut len: usize, mut f: impl FnMut(&[u8])) {
+    fn for_each_slice(&self, mut off: usize, mut len: usize, mut f: impl FnMut(&[u8])) {
         for c in self.0.chunks() {
             if off >= c.len() {
                 off -= c.len();

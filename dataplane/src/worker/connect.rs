@@ -1,7 +1,7 @@
 //! The connecting side: TCP, then the MPA request and its reply (RFC 5044 section 7, RFC 6581).
 
 use siw_iwarp::TxRecord;
-use siw_iwarp::mpa::{CrcPolicy, Initiator, InitiatorStep};
+use siw_iwarp::mpa::{InitiatorStep, MpaCrcPolicy, MpaInitiator};
 use siw_tcp::{ConnId, Events, Instant};
 
 use super::conn_owner::ConnOwner;
@@ -19,23 +19,23 @@ impl Worker {
         let port = &mut self.ports[qp.port];
         let mut config = port.mpa.clone();
         match params.crc {
-            Some(true) if config.crc == CrcPolicy::IfAsked => config.crc = CrcPolicy::Asked,
-            Some(false) => config.crc = CrcPolicy::IfAsked,
+            Some(true) if config.crc == MpaCrcPolicy::IfAsked => config.crc = MpaCrcPolicy::Asked,
+            Some(false) => config.crc = MpaCrcPolicy::IfAsked,
             _ => {}
         }
         if let Some(ms) = params.timeout_ms {
             config.reply_timeout_ms = ms;
         }
         if let Some(rev) = params.revision {
-            config.rev = rev;
+            config.revision = rev;
         }
-        let initiator = match Initiator::new(&config, params.ird, params.ord, &params.private_data)
-        {
-            Ok(i) => i,
-            Err(e) => {
-                return self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string()));
-            }
-        };
+        let initiator =
+            match MpaInitiator::new(&config, params.ird, params.ord, &params.private_data) {
+                Ok(i) => i,
+                Err(e) => {
+                    return self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string()));
+                }
+            };
         let started = port.stack.connect(
             now,
             params.local,
@@ -81,7 +81,7 @@ impl Worker {
         let port = &mut self.ports[port_index];
         if events.contains(Events::CONNECTED) && !c.request_sent {
             c.request_sent = true;
-            let request = c.initiator.request();
+            let request = c.initiator.request_frame();
             let len = request.len() as u32;
             let _ = port
                 .stack
@@ -145,10 +145,10 @@ impl Worker {
             // RFC 6581 section 10: a revision 1 peer resets what it does not know.
             if events.contains(Events::RESET)
                 && c.request_sent
-                && let Some(config) = c.initiator.fallback()
+                && let Some(config) = c.initiator.fallback_config()
             {
                 let mut params = c.params.clone();
-                params.revision = Some(config.rev);
+                params.revision = Some(config.revision);
                 self.timers
                     .remove(&(c.deadline, ConnOwner::QueuePair(slot).into()));
                 self.ports[port_index].stack.release(now, conn);
@@ -188,7 +188,7 @@ impl Worker {
         now: Instant,
         slot: u32,
         conn: ConnId,
-        negotiated: siw_iwarp::Negotiated,
+        negotiated: siw_iwarp::NegotiatedParameters,
         private_data: Vec<u8>,
     ) {
         let Some(qp) = self.qps.get_mut(slot) else {

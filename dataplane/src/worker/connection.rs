@@ -6,7 +6,7 @@
 //! FIN, RST, timeout, Terminate, Disconnect -> flush -> Disconnected
 //! ```
 
-use siw_iwarp::{CloseKind, CloseReason, QpState, TxRecord};
+use siw_iwarp::{CloseKind, CloseReason, RdmapState, TxRecord};
 use siw_shm::control;
 use siw_tcp::{ConnId, Events, Instant};
 
@@ -78,9 +78,9 @@ impl Worker {
                 ext_bufs: &mut self.ext_bufs,
                 scratch: &mut self.scratch,
             };
-            let progress = qp.qp.receive(&mut env, &mut Stream(rx));
+            let progress = qp.qp.receive_in_order(&mut env, &mut Stream(rx));
             // A responder may send from its first FPDU on: what was posted before waits.
-            if progress.first_fpdu || progress.tx {
+            if progress.first_fpdu || progress.has_output {
                 self.make_ready(slot);
             }
         }
@@ -103,10 +103,10 @@ impl Worker {
             let machine = &mut qp.qp;
             port.stack.take_acked(conn, |record| {
                 if let TxRecord::Fpdu(f) = record {
-                    machine.acked(&mut env, &f);
+                    machine.on_record_acked(&mut env, &f);
                 }
             });
-            if machine.awaits_release() && !qp.releasing {
+            if machine.is_awaiting_release() && !qp.releasing {
                 qp.releasing = true;
                 self.releasing.push(slot);
             }
@@ -125,7 +125,7 @@ impl Worker {
                 .stack
                 .rx_queue(conn)
                 .map_or(0, |q| q.len_bytes());
-            self.with_qp(slot, |qp, env| qp.peer_closed(env, left));
+            self.with_qp(slot, |qp, env| qp.on_peer_fin(env, left));
         }
         if events.intersects(ENDINGS) {
             let reason = if events.contains(Events::RESET) {
@@ -139,7 +139,7 @@ impl Worker {
             return;
         }
         let wakes = events.intersects(Events::WRITABLE | Events::ACKED);
-        if wakes || self.qps.get(slot).is_some_and(|q| q.qp.has_work()) {
+        if wakes || self.qps.get(slot).is_some_and(|q| q.qp.has_output()) {
             self.make_ready(slot);
         }
         self.after(now, slot);
@@ -160,9 +160,12 @@ impl Worker {
             qp.set_emss(emss);
             next
         });
-        if let Some(Some((record, len, push))) = next {
+        if let Some(Some(fpdu)) = next {
+            let push = fpdu.record.is_last;
+            let record = TxRecord::Fpdu(fpdu.record);
+            let stack = &mut self.ports[port].stack;
             // As in `send_from`: refused only by a connection that is over.
-            let _ = self.ports[port].stack.push_record(conn, len, record, push);
+            let _ = stack.push_record(conn, fpdu.wire_len, record, push);
         }
         self.make_ready(slot);
     }
@@ -198,7 +201,7 @@ impl Worker {
         slot: u32,
         reason: CloseReason,
     ) {
-        self.with_qp(slot, |qp, env| qp.tcp_closed(env, reason));
+        self.with_qp(slot, |qp, env| qp.on_tcp_closed(env, reason));
         self.ports[port].stack.release(now, conn);
         if let Some(qp) = self.qps.get_mut(slot) {
             qp.conn = None;
@@ -222,9 +225,9 @@ impl Worker {
             };
             let received = qp
                 .qp
-                .terminate_received()
+                .received_terminate()
                 .map(DisconnectReason::TerminateReceived);
-            let sent = qp.qp.terminate_sent().map(DisconnectReason::TerminateSent);
+            let sent = qp.qp.found_error().map(DisconnectReason::TerminateSent);
             let failure = received.or(sent).or(by_reason);
             self.post_event(Event::Disconnected { qpn, failure });
         }
@@ -236,15 +239,15 @@ impl Worker {
             return;
         };
         let state = match qp.qp.state() {
-            QpState::Idle => control::QpState::Idle,
-            QpState::Rts => control::QpState::Rts,
-            QpState::Closing => control::QpState::Closing,
-            QpState::Terminate => control::QpState::Terminate,
-            QpState::Error => control::QpState::Error,
+            RdmapState::Idle => control::QpState::Idle,
+            RdmapState::Rts => control::QpState::Rts,
+            RdmapState::Closing => control::QpState::Closing,
+            RdmapState::Terminate => control::QpState::Terminate,
+            RdmapState::Error => control::QpState::Error,
         };
         qp.rings.sq.set_qp_state(state as u32);
-        if matches!(qp.qp.state(), QpState::Error) || matches!(qp.phase, Phase::Over) {
-            self.with_qp(slot, |qp, env| qp.flush(env));
+        if matches!(qp.qp.state(), RdmapState::Error) || matches!(qp.phase, Phase::Over) {
+            self.with_qp(slot, |qp, env| qp.flush_queues(env));
             self.post_last_wqe(slot);
         }
     }
@@ -263,7 +266,7 @@ impl Worker {
 
     /// A doorbell at a queue pair that can only flush.
     pub(super) fn flush_over(&mut self, now: Instant, slot: u32) {
-        self.with_qp(slot, |qp, env| qp.flush(env));
+        self.with_qp(slot, |qp, env| qp.flush_queues(env));
         self.after(now, slot);
     }
 
@@ -272,7 +275,7 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        if qp.qp.has_work() {
+        if qp.qp.has_output() {
             // A Terminate, or what precedes a graceful close, still has to go.
             self.make_ready(slot);
         }
@@ -280,7 +283,7 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let (Some(conn), Some(kind)) = (qp.conn, qp.qp.wants_close()) else {
+        let (Some(conn), Some(kind)) = (qp.conn, qp.qp.requested_close()) else {
             return;
         };
         let port = qp.port;

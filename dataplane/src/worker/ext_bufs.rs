@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use dpdk::{ExtMemory, ExtTracker, Mbuf, TrackerPool};
-use siw_iwarp::TxOwner;
+use siw_iwarp::ExtBufRef;
 use siw_shm::Region;
 
 #[derive(Default)]
@@ -34,17 +34,17 @@ impl ExtBufRefs {
 
     /// A fresh owner.
     #[inline]
-    pub fn alloc(&mut self) -> TxOwner {
+    pub fn alloc(&mut self) -> ExtBufRef {
         if let Some(i) = self.free.pop() {
-            return TxOwner(i);
+            return ExtBufRef(i);
         }
         self.slots.push(RefSlot::default());
-        TxOwner((self.slots.len() - 1) as u32)
+        ExtBufRef((self.slots.len() - 1) as u32)
     }
 
     /// The message is done.
     #[inline]
-    pub fn free(&mut self, owner: TxOwner) {
+    pub fn free(&mut self, owner: ExtBufRef) {
         if let Some(o) = self.slots.get_mut(owner.0 as usize) {
             if let Some(t) = o.tracker.take() {
                 self.trackers.free(t);
@@ -55,7 +55,7 @@ impl ExtBufRefs {
 
     /// No port holds a buffer of this message any more.
     #[inline]
-    pub fn released(&self, owner: TxOwner) -> bool {
+    pub fn released(&self, owner: ExtBufRef) -> bool {
         self.slots
             .get(owner.0 as usize)
             .and_then(|o| o.tracker.as_ref())
@@ -66,7 +66,7 @@ impl ExtBufRefs {
     #[inline]
     pub fn attach(
         &mut self,
-        owner: TxOwner,
+        owner: ExtBufRef,
         region: &Arc<Region>,
         offset: u64,
         len: u16,

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use siw_iwarp::mpa::{CrcPolicy, MarkerPolicy, MpaConfig, Responder, ResponderStep, RtrKinds};
-use siw_iwarp::{OutOfOrder, QueuePair, TerminateOrder, TxRecord};
+use siw_iwarp::mpa::{
+    MarkerPolicy, MpaConfig, MpaCrcPolicy, MpaResponder, ResponderStep, RtrKinds,
+};
+use siw_iwarp::{OutOfOrderPolicy, QueuePair, TerminateBitOrder, TxRecord};
 use siw_shm::control::{BY_DEVICE, MpaOptions};
 use siw_tcp::{ConnId, Events, Instant};
 
@@ -24,12 +26,12 @@ impl ListenerSetup {
     pub(super) fn new(port: &WorkerPort, o: &MpaOptions) -> ListenerSetup {
         let mut mpa = port.mpa.clone();
         match o.crc {
-            0 => mpa.crc = CrcPolicy::IfAsked,
-            1 if mpa.crc == CrcPolicy::IfAsked => mpa.crc = CrcPolicy::Asked,
+            0 => mpa.crc = MpaCrcPolicy::IfAsked,
+            1 if mpa.crc == MpaCrcPolicy::IfAsked => mpa.crc = MpaCrcPolicy::Asked,
             _ => {}
         }
         if o.mpa_rev != BY_DEVICE {
-            mpa.rev = o.mpa_rev;
+            mpa.revision = o.mpa_rev;
         }
         match o.markers {
             0 => mpa.markers = MarkerPolicy::Never,
@@ -38,7 +40,7 @@ impl ListenerSetup {
             _ => {}
         }
         if o.rtr != BY_DEVICE {
-            mpa.rtr = RtrKinds {
+            mpa.rtr_kinds = RtrKinds {
                 send: o.rtr & 1 != 0,
                 write: o.rtr & 2 != 0,
                 read: o.rtr & 4 != 0,
@@ -58,14 +60,14 @@ impl ListenerSetup {
             mpa.max_private_data = o.private_data;
         }
         match o.terminate {
-            0 => mpa.terminate = TerminateOrder::Rfc,
-            1 => mpa.terminate = TerminateOrder::Siw,
+            0 => mpa.terminate_bit_order = TerminateBitOrder::Rfc,
+            1 => mpa.terminate_bit_order = TerminateBitOrder::Siw,
             _ => {}
         }
         match o.out_of_order {
-            0 => mpa.out_of_order = OutOfOrder::Off,
-            1 => mpa.out_of_order = OutOfOrder::Markers,
-            2 => mpa.out_of_order = OutOfOrder::Aligned,
+            0 => mpa.out_of_order = OutOfOrderPolicy::Off,
+            1 => mpa.out_of_order = OutOfOrderPolicy::Markers,
+            2 => mpa.out_of_order = OutOfOrderPolicy::Aligned,
             _ => {}
         }
         let accept_timeout = match o.accept_timeout_ms {
@@ -82,7 +84,7 @@ impl ListenerSetup {
 /// What the stream of a queue pair does as its device or listener wants it.
 pub(super) fn adopt(qp: &mut QueuePair, config: &MpaConfig) {
     qp.set_out_of_order(config.out_of_order);
-    qp.set_terminate_order(config.terminate);
+    qp.set_terminate_bit_order(config.terminate_bit_order);
     qp.set_first_msn(config.first_msn);
 }
 
@@ -107,7 +109,7 @@ impl Worker {
             port,
             conn,
             listener,
-            responder: Responder::new(mpa),
+            responder: MpaResponder::new(mpa),
             accept_timeout,
             asked: false,
             deadline,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use siw_iwarp::{AsyncEvent, Negotiated, QpAttr};
+use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_shm::{DoorbellConsumer, RqConsumer, SqConsumer};
 
 use super::completion_queues::{CqModeration, WorkerCq};
@@ -35,7 +35,7 @@ impl RequestId {
 /// A queue pair on its way into a worker.
 pub struct QpSetup {
     pub client: ClientId,
-    pub attr: QpAttr,
+    pub attr: QpInitAttr,
     pub sq: SqConsumer,
     pub rq: RqConsumer,
     pub send_cq: CqId,
@@ -217,9 +217,9 @@ pub enum DisconnectReason {
     Reset,
     TimedOut,
     /// Terminate codes: layer, error type, code.
-    TerminateReceived(siw_iwarp::TermCode),
+    TerminateReceived(siw_iwarp::TerminateCode),
     /// This side found the error.
-    TerminateSent(siw_iwarp::TermCode),
+    TerminateSent(siw_iwarp::TerminateCode),
 }
 
 /// Worker to control thread.
@@ -240,7 +240,7 @@ pub enum Event {
     },
     Established {
         qpn: Qpn,
-        negotiated: Negotiated,
+        negotiated: NegotiatedParameters,
         private_data: Vec<u8>,
         local: SocketAddr,
         remote: SocketAddr,
@@ -264,7 +264,7 @@ pub enum Event {
     Async {
         client: ClientId,
         qpn: Qpn,
-        event: AsyncEvent,
+        event: QpEvent,
     },
     /// A completion ring was full: the queue is broken.
     CqOverflow {

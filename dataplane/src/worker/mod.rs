@@ -37,7 +37,7 @@ use std::sync::Arc;
 use crossbeam::queue::ArrayQueue;
 use dpdk::{BURST, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
-use siw_iwarp::{QpState, TxRecord};
+use siw_iwarp::{RdmapState, TxRecord};
 use siw_memory::Reader;
 use siw_shm::DoorbellConsumer;
 use siw_shm::doorbell::SleepFlag;
@@ -384,7 +384,7 @@ impl Worker {
                     continue;
                 };
                 qp.rings.sq.clear_pending();
-                if matches!(qp.phase, Phase::Over) || qp.qp.state() == QpState::Error {
+                if matches!(qp.phase, Phase::Over) || qp.qp.state() == RdmapState::Error {
                     self.flush_over(now, slot);
                 } else {
                     self.make_ready(slot);
@@ -447,14 +447,17 @@ impl Worker {
                 more = true;
                 break;
             }
-            let Some((record, len, push)) = qp.qp.next_record(&mut env, room) else {
+            let Some(fpdu) = qp.qp.next_record(&mut env, room) else {
                 break;
             };
-            if port.stack.push_record(conn, len, record, push).is_err() {
+            let push = fpdu.record.is_last;
+            let record = TxRecord::Fpdu(fpdu.record);
+            let pushed = port.stack.push_record(conn, fpdu.wire_len, record, push);
+            if pushed.is_err() {
                 break;
             }
             budget -= 1;
-            room = room.saturating_sub(len as usize);
+            room = room.saturating_sub(fpdu.wire_len as usize);
         }
         let mut sink = Sink::new(
             &mut port.out,
@@ -499,8 +502,9 @@ impl Worker {
         let Some(qp) = self.qps.get_mut(slot) else {
             return;
         };
-        let quiet =
-            qp.rings.events.is_empty() && qp.rings.fault.is_none() && qp.qp.state() == QpState::Rts;
+        let quiet = qp.rings.events.is_empty()
+            && qp.rings.fault.is_none()
+            && qp.qp.state() == RdmapState::Rts;
         if !quiet {
             self.after_slow(now, slot);
         }
@@ -535,7 +539,9 @@ impl Worker {
 
     fn build_failures(&mut self, now: Instant) {
         for f in std::mem::take(&mut self.failures) {
-            self.with_qp(f.slot, |qp, env| qp.build_failed(env, &f.record, f.error));
+            self.with_qp(f.slot, |qp, env| {
+                qp.on_build_failure(env, &f.record, f.error)
+            });
             self.after_slow(now, f.slot);
         }
     }

@@ -1,7 +1,7 @@
 //! State changes of queue pairs that their consumer asks for (ibv_modify_qp(3)), and the answer
 //! to ibv_query_qp(3): the worker alone knows the true state.
 
-use siw_iwarp::{Drain, QpState, TermCode};
+use siw_iwarp::{DrainState, RdmapState, TerminateCode};
 use siw_shm::control;
 use siw_tcp::Instant;
 
@@ -46,11 +46,11 @@ impl Worker {
             _ => {}
         }
         let moved = self.with_qp(slot, |qp, env| match to {
-            ModifyTarget::SendQueueDrain => qp.drain(env),
-            ModifyTarget::ReadyToSend => qp.resume(),
+            ModifyTarget::SendQueueDrain => qp.drain_send_queue(env),
+            ModifyTarget::ReadyToSend => qp.resume_send_queue(),
             ModifyTarget::Terminate => {
-                let rts = qp.state() == QpState::Rts;
-                qp.terminate(TermCode::LOCAL_CATASTROPHIC);
+                let rts = qp.state() == RdmapState::Rts;
+                qp.send_terminate(TerminateCode::LOCAL_CATASTROPHIC);
                 rts
             }
             ModifyTarget::Error | ModifyTarget::Closing => true,
@@ -68,7 +68,7 @@ fn info(qp: &WorkerQp) -> QpInfo {
     let (ird, ord) = qp.qp.read_depths();
     QpInfo {
         state: consumer_state(qp),
-        drained: qp.qp.draining() == Drain::Drained,
+        drained: qp.qp.drain_state() == DrainState::Drained,
         ird,
         ord,
         mulpdu: qp.qp.mulpdu(),
@@ -79,12 +79,12 @@ fn info(qp: &WorkerQp) -> QpInfo {
 /// The state in the consumer's terms.
 fn consumer_state(qp: &WorkerQp) -> control::QpState {
     match qp.qp.state() {
-        QpState::Idle => control::QpState::Idle,
-        QpState::Rts if qp.qp.draining() != Drain::No => control::QpState::Sqd,
-        QpState::Rts if qp.qp.awaits_first_fpdu() => control::QpState::Rtr,
-        QpState::Rts => control::QpState::Rts,
-        QpState::Closing => control::QpState::Closing,
-        QpState::Terminate => control::QpState::Terminate,
-        QpState::Error => control::QpState::Error,
+        RdmapState::Idle => control::QpState::Idle,
+        RdmapState::Rts if qp.qp.drain_state() != DrainState::Inactive => control::QpState::Sqd,
+        RdmapState::Rts if qp.qp.is_awaiting_first_fpdu() => control::QpState::Rtr,
+        RdmapState::Rts => control::QpState::Rts,
+        RdmapState::Closing => control::QpState::Closing,
+        RdmapState::Terminate => control::QpState::Terminate,
+        RdmapState::Error => control::QpState::Error,
     }
 }

@@ -1,6 +1,6 @@
 //! Connections that came to a listener, until an application accepts or rejects them.
 
-use siw_iwarp::mpa::Responder;
+use siw_iwarp::mpa::MpaResponder;
 use siw_tcp::{ConnId, Instant};
 
 use crate::ids::CmListenerId;
@@ -13,7 +13,7 @@ pub struct PendingConnection {
     pub port: usize,
     pub conn: ConnId,
     pub listener: CmListenerId,
-    pub responder: Responder,
+    pub responder: MpaResponder,
     pub accept_timeout: std::time::Duration,
     /// The application was asked.
     pub asked: bool,

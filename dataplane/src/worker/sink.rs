@@ -3,13 +3,13 @@
 //!
 //! ```text
 //! Stack::flush -> begin(headers) -> append(record)* -> end -> TX batch -> tx_burst
-//!                                      '-> QueuePair::build -> bytes / memory
+//!                                      '-> QueuePair::build_fpdu -> append_bytes / append_memory
 //! ```
 
 use std::sync::Arc;
 
 use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
-use siw_iwarp::{BuildError, Fpdu, FrameBuilder, TxOwner, TxRecord};
+use siw_iwarp::{BuildError, ExtBufRef, FpduRecord, FrameBuilder, TxRecord};
 use siw_memory::{Mr, Reader};
 use siw_shm::Region;
 use siw_tcp::{FrameInfo, FrameMeta, FrameSink, RxChecksum, TxChecksum, checksum};
@@ -142,7 +142,7 @@ impl PortOutput {
 /// A record that could not be built: its queue pair has to end.
 pub struct BuildFailure {
     pub slot: u32,
-    pub record: Fpdu,
+    pub record: FpduRecord,
     pub error: BuildError,
 }
 
@@ -242,7 +242,7 @@ impl Builder<'_> {
 
     /// References memory in place, or copies it.
     #[inline]
-    fn piece(&mut self, region: &Arc<Region>, at: usize, len: usize, owner: TxOwner) {
+    fn piece(&mut self, region: &Arc<Region>, at: usize, len: usize, owner: ExtBufRef) {
         if self.external && len > COPY_MAX as usize && self.frame.takes_reference(len) {
             // The owner counts the reference; without a buffer the frame is dropped and
             // repeated later.
@@ -283,14 +283,14 @@ impl Builder<'_> {
 
 impl FrameBuilder for Builder<'_> {
     #[inline]
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         if let Some(room) = self.space(b.len()) {
             room.copy_from_slice(b);
         }
     }
 
     #[inline]
-    fn memory(&mut self, mr: &Mr, off: u64, len: u32, owner: TxOwner) {
+    fn append_memory(&mut self, mr: &Mr, off: u64, len: u32, owner: ExtBufRef) {
         let (mut off, mut left) = (off, len as usize);
         while left > 0 {
             // One piece, unless pages were registered that do not lie side by side.
@@ -305,7 +305,7 @@ impl FrameBuilder for Builder<'_> {
     }
 
     #[inline]
-    fn contiguous(&mut self, want: usize) -> usize {
+    fn contiguous_room(&mut self, want: usize) -> usize {
         let have = usize::from(self.frame.chain.tailroom());
         let odd = self.frame.even_buffers && self.frame.chain.pkt_len() & 1 != 0;
         if have >= want.min(COPY_MAX as usize) || (odd && have > 0) {
@@ -324,7 +324,7 @@ impl FrameBuilder for Builder<'_> {
     }
 
     #[inline]
-    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         self.space(len)
     }
 }
@@ -333,20 +333,20 @@ impl FrameBuilder for Builder<'_> {
 struct Scratch<'a>(&'a mut Vec<u8>, bool);
 
 impl FrameBuilder for Scratch<'_> {
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         self.0.extend_from_slice(b);
     }
-    fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, _owner: TxOwner) {
+    fn append_memory(&mut self, mr: &Mr, region_off: u64, len: u32, _owner: ExtBufRef) {
         let at = self.0.len();
         self.0.resize(at + len as usize, 0);
         if mr.read_at(region_off, &mut self.0[at..]).is_err() {
             self.1 = true;
         }
     }
-    fn contiguous(&mut self, want: usize) -> usize {
+    fn contiguous_room(&mut self, want: usize) -> usize {
         want
     }
-    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         let at = self.0.len();
         self.0.resize(at + len, 0);
         self.0.get_mut(at..)
@@ -411,7 +411,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
         let fpdu = match record {
             TxRecord::Stream(bytes) => {
                 let part = bytes.get(offset as usize..offset as usize + len as usize);
-                builder.bytes(part.unwrap_or(&[]));
+                builder.append_bytes(part.unwrap_or(&[]));
                 return;
             }
             TxRecord::Fpdu(f) => f,
@@ -424,14 +424,14 @@ impl FrameSink<TxRecord> for Sink<'_> {
             return;
         };
         let built = if offset == 0 && len as usize == fpdu.wire_len() {
-            qp.qp.build(self.keys, fpdu, &mut builder)
+            qp.qp.build_fpdu(self.keys, fpdu, &mut builder)
         } else {
             self.out.scratch.clear();
             let mut scratch = Scratch(&mut self.out.scratch, false);
-            let built = qp.qp.build(self.keys, fpdu, &mut scratch);
+            let built = qp.qp.build_fpdu(self.keys, fpdu, &mut scratch);
             let part = scratch.0.get(offset as usize..(offset + len) as usize);
             match part {
-                Some(part) if !scratch.1 => builder.bytes(part),
+                Some(part) if !scratch.1 => builder.append_bytes(part),
                 _ => builder.frame.broken = true,
             }
             built
@@ -457,7 +457,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
             ext_bufs: self.ext_bufs,
             external: false,
         }
-        .bytes(b);
+        .append_bytes(b);
     }
 
     #[inline]

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use siw_iwarp::mpa::{Initiator, MpaConfig};
-use siw_iwarp::{AsyncEvent, QpEnv, QueuePair, RingFault, TxOwner};
+use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
+use siw_iwarp::{ExtBufRef, QpEnv, QpEvent, QueuePair, RingFault};
 use siw_memory::Reader;
 use siw_shm::{
     Cqe, Opcode, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, WcFlags, WcOpcode, WcStatus,
@@ -35,7 +35,7 @@ pub struct QpRings {
     /// The queue pair is going: what a port still holds is the trackers' affair alone.
     pub abandoning: bool,
     /// Asynchronous events not posted yet.
-    pub events: Vec<AsyncEvent>,
+    pub events: Vec<QpEvent>,
 }
 
 /// What a client did to its rings.
@@ -61,7 +61,7 @@ pub enum Phase {
 
 /// The initiator's set-up.
 pub struct Connecting {
-    pub initiator: Initiator,
+    pub initiator: MpaInitiator,
     pub params: ConnectParams,
     pub config: MpaConfig,
     pub request_sent: bool,
@@ -277,24 +277,24 @@ impl QpEnv for Env<'_> {
     }
 
     #[inline]
-    fn released(&self, owner: TxOwner) -> bool {
+    fn is_released(&self, owner: ExtBufRef) -> bool {
         self.rings.abandoning || self.ext_bufs.released(owner)
     }
 
     #[inline]
-    fn alloc_owner(&mut self, len: u32) -> TxOwner {
+    fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
         if len <= super::sink::COPY_MAX {
-            return TxOwner::NONE;
+            return ExtBufRef::NONE;
         }
         self.ext_bufs.alloc()
     }
 
     #[inline]
-    fn free_owner(&mut self, owner: TxOwner) {
+    fn free_ext_buf_ref(&mut self, owner: ExtBufRef) {
         self.ext_bufs.free(owner);
     }
 
-    fn event(&mut self, event: AsyncEvent) {
+    fn post_event(&mut self, event: QpEvent) {
         self.rings.events.push(event);
     }
 }

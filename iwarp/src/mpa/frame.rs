@@ -20,7 +20,7 @@ const DEPTH_MASK: u16 = 0x3fff;
 
 /// Which of the two frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FrameKind {
+pub enum MpaFrameKind {
     /// From the initiator.
     Request,
     /// From the responder.
@@ -29,7 +29,7 @@ pub enum FrameKind {
 
 /// IRD, ORD and RTR options (RFC 6581 section 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Enhanced {
+pub struct EnhancedData {
     /// A flag: the connection starts with a ready-to-receive message.
     pub peer_to_peer: bool,
     /// B, C, D flags.
@@ -40,7 +40,7 @@ pub struct Enhanced {
     pub ord: u16,
 }
 
-impl Enhanced {
+impl EnhancedData {
     fn parse(b: [u8; ENHANCED_LEN]) -> Self {
         let i = u16::from_be_bytes([b[0], b[1]]);
         let o = u16::from_be_bytes([b[2], b[3]]);
@@ -70,9 +70,9 @@ impl Enhanced {
 
 /// A request or reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub struct MpaFrame {
     /// Request or reply.
-    pub kind: FrameKind,
+    pub kind: MpaFrameKind,
     /// M flag: the sender of the frame wants to receive markers.
     pub markers: bool,
     /// C flag: the sender of the frame wants CRCs.
@@ -80,14 +80,14 @@ pub struct Frame {
     /// R flag, of meaning in a reply.
     pub reject: bool,
     /// Revision.
-    pub rev: u8,
+    pub revision: u8,
     /// S flag and its data.
-    pub enhanced: Option<Enhanced>,
+    pub enhanced: Option<EnhancedData>,
     /// What the consumer sent along.
     pub private_data: Vec<u8>,
 }
 
-impl Frame {
+impl MpaFrame {
     /// The frame as it goes on the wire. It must go in one TCP segment: hardware does not
     /// reassemble it.
     pub fn encode(&self) -> Result<Box<[u8]>, MpaError> {
@@ -102,8 +102,8 @@ impl Frame {
         }
         let mut b = Vec::with_capacity(MPA_HEADER_LEN + pd);
         b.extend_from_slice(match self.kind {
-            FrameKind::Request => REQ_KEY,
-            FrameKind::Reply => REP_KEY,
+            MpaFrameKind::Request => REQ_KEY,
+            MpaFrameKind::Reply => REP_KEY,
         });
         let flag = |on, bit| if on { bit } else { 0 };
         b.push(
@@ -112,7 +112,7 @@ impl Frame {
                 | flag(self.reject, R)
                 | flag(self.enhanced.is_some(), S),
         );
-        b.push(self.rev);
+        b.push(self.revision);
         b.extend_from_slice(&(pd as u16).to_be_bytes());
         if let Some(e) = self.enhanced {
             b.extend_from_slice(&e.to_bytes());
@@ -123,31 +123,31 @@ impl Frame {
 
     /// Takes the frame at the start of the stream. `Ok(None)`: it is not complete yet; a wrong key
     /// and a bad length are told as early as they show.
-    pub fn take(rx: &mut impl RxStream, max_private: u16) -> Result<Option<Self>, MpaError> {
+    pub fn read_from(rx: &mut impl RxStream, max_private: u16) -> Result<Option<Self>, MpaError> {
         let n = rx.available().min(MPA_HEADER_LEN);
         let mut h = [0; MPA_HEADER_LEN];
         rx.peek(0, &mut h[..n]);
         let k = n.min(16);
         let kind = if h[..k] == REQ_KEY[..k] {
-            FrameKind::Request
+            MpaFrameKind::Request
         } else if h[..k] == REP_KEY[..k] {
-            FrameKind::Reply
+            MpaFrameKind::Reply
         } else {
             return Err(MpaError::BadKey);
         };
         if n < MPA_HEADER_LEN {
             return Ok(None);
         }
-        let (flags, rev) = (h[16], h[17]);
+        let (flags, revision) = (h[16], h[17]);
         let pd_len = u16::from_be_bytes([h[18], h[19]]);
-        if rev > 2 {
-            return Err(MpaError::BadRevision(rev));
+        if revision > 2 {
+            return Err(MpaError::BadRevision(revision));
         }
         if usize::from(pd_len) > MAX_PRIVATE_DATA || pd_len > max_private {
             return Err(MpaError::PrivateDataTooLong(pd_len));
         }
         // The S bit was reserved before revision 2 (RFC 6581 section 9).
-        let s = flags & S != 0 && rev >= 2;
+        let s = flags & S != 0 && revision >= 2;
         if s && usize::from(pd_len) < ENHANCED_LEN {
             return Err(MpaError::EnhancedTooShort);
         }
@@ -166,7 +166,7 @@ impl Frame {
                 private_data[2],
                 private_data[3],
             ];
-            enhanced = Some(Enhanced::parse(e));
+            enhanced = Some(EnhancedData::parse(e));
             private_data.drain(..ENHANCED_LEN);
         }
         Ok(Some(Self {
@@ -174,7 +174,7 @@ impl Frame {
             markers: flags & M != 0,
             crc: flags & C != 0,
             reject: flags & R != 0,
-            rev,
+            revision,
             enhanced,
             private_data,
         }))
@@ -186,14 +186,14 @@ mod tests {
     use super::*;
     use crate::stream::ByteStream;
 
-    fn request() -> Frame {
-        Frame {
-            kind: FrameKind::Request,
+    fn request() -> MpaFrame {
+        MpaFrame {
+            kind: MpaFrameKind::Request,
             markers: false,
             crc: true,
             reject: false,
-            rev: 2,
-            enhanced: Some(Enhanced {
+            revision: 2,
+            enhanced: Some(EnhancedData {
                 peer_to_peer: true,
                 rtr: RtrKinds::WRITE_READ,
                 ird: 128,
@@ -218,11 +218,11 @@ mod tests {
         let b = request().encode().expect("fits");
         let mut s = ByteStream::new();
         for x in &b[..b.len() - 1] {
-            assert_eq!(Frame::take(&mut s, 512), Ok(None));
+            assert_eq!(MpaFrame::read_from(&mut s, 512), Ok(None));
             s.push(&[*x]);
         }
         s.push(&b[b.len() - 1..]);
-        assert_eq!(Frame::take(&mut s, 512), Ok(Some(request())));
+        assert_eq!(MpaFrame::read_from(&mut s, 512), Ok(Some(request())));
         assert_eq!(s.available(), 0);
     }
 
@@ -230,45 +230,45 @@ mod tests {
     #[test]
     fn a_wrong_key_is_refused_at_its_first_wrong_byte() {
         let mut s = ByteStream::from(&b"MPA ID Rex"[..]);
-        assert_eq!(Frame::take(&mut s, 512), Err(MpaError::BadKey));
+        assert_eq!(MpaFrame::read_from(&mut s, 512), Err(MpaError::BadKey));
         let mut s = ByteStream::from(&b"G"[..]);
-        assert_eq!(Frame::take(&mut s, 512), Err(MpaError::BadKey));
+        assert_eq!(MpaFrame::read_from(&mut s, 512), Err(MpaError::BadKey));
         let mut s = ByteStream::from(&b"MPA ID Re"[..]);
-        assert_eq!(Frame::take(&mut s, 512), Ok(None));
+        assert_eq!(MpaFrame::read_from(&mut s, 512), Ok(None));
     }
 
     /// Conformance 7, 8, 9, 14.
     #[test]
     fn lengths_of_private_data_are_checked() {
-        let raw = |flags: u8, rev: u8, pd: u16| {
+        let raw = |flags: u8, revision: u8, pd: u16| {
             let mut b = b"MPA ID Rep Frame".to_vec();
-            b.extend([flags, rev]);
+            b.extend([flags, revision]);
             b.extend(pd.to_be_bytes());
             b.resize(MPA_HEADER_LEN + usize::from(pd), 0xaa);
             ByteStream::from(&b[..])
         };
-        let f = Frame::take(&mut raw(0x0f, 1, 0), 512)
+        let f = MpaFrame::read_from(&mut raw(0x0f, 1, 0), 512)
             .expect("valid")
             .expect("complete");
         assert!(f.private_data.is_empty() && !f.crc && f.enhanced.is_none());
-        let f = Frame::take(&mut raw(0, 1, 512), 512)
+        let f = MpaFrame::read_from(&mut raw(0, 1, 512), 512)
             .expect("valid")
             .expect("complete");
         assert_eq!(f.private_data.len(), 512);
         assert_eq!(
-            Frame::take(&mut raw(0, 1, 513), 512),
+            MpaFrame::read_from(&mut raw(0, 1, 513), 512),
             Err(MpaError::PrivateDataTooLong(513))
         );
         assert_eq!(
-            Frame::take(&mut raw(0, 1, 300), 256),
+            MpaFrame::read_from(&mut raw(0, 1, 300), 256),
             Err(MpaError::PrivateDataTooLong(300))
         );
         assert_eq!(
-            Frame::take(&mut raw(S, 2, 3), 512),
+            MpaFrame::read_from(&mut raw(S, 2, 3), 512),
             Err(MpaError::EnhancedTooShort)
         );
         assert_eq!(
-            Frame::take(&mut raw(0, 3, 0), 512),
+            MpaFrame::read_from(&mut raw(0, 3, 0), 512),
             Err(MpaError::BadRevision(3))
         );
     }

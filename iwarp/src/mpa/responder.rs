@@ -1,8 +1,8 @@
 //! The side that listens.
 
 use super::{
-    DEPTH_UNNEGOTIATED, Enhanced, Frame, FrameKind, MarkerPolicy, MpaConfig, MpaError, Negotiated,
-    RtrKind, RtrKinds,
+    DEPTH_UNNEGOTIATED, EnhancedData, MarkerPolicy, MpaConfig, MpaError, MpaFrame, MpaFrameKind,
+    NegotiatedParameters, RtrKind, RtrKinds,
 };
 use crate::stream::RxStream;
 
@@ -29,7 +29,7 @@ pub struct ConnectRequest {
     /// The initiator's private data.
     pub private_data: Vec<u8>,
     /// Revision of the request.
-    pub rev: u8,
+    pub revision: u8,
     /// Reads that the initiator can hold: the most that our ORD can be. `None`: not negotiated.
     pub peer_ird: Option<u16>,
     /// Reads that the initiator wants to issue: what our IRD should be. `None`: not negotiated.
@@ -38,12 +38,12 @@ pub struct ConnectRequest {
 
 /// One incoming connection.
 #[derive(Debug, Clone)]
-pub struct Responder {
+pub struct MpaResponder {
     cfg: MpaConfig,
-    request: Option<Frame>,
+    request: Option<MpaFrame>,
 }
 
-impl Responder {
+impl MpaResponder {
     /// Waits for a request.
     pub fn new(cfg: &MpaConfig) -> Self {
         Self {
@@ -68,16 +68,16 @@ impl Responder {
                 ResponderStep::NeedMore
             };
         }
-        let f = match Frame::take(rx, self.cfg.max_private_data) {
+        let f = match MpaFrame::read_from(rx, self.cfg.max_private_data) {
             Ok(None) => return ResponderStep::NeedMore,
             Ok(Some(f)) => f,
             Err(error) => return failed(error),
         };
-        if f.kind == FrameKind::Reply {
+        if f.kind == MpaFrameKind::Reply {
             return failed(MpaError::UnexpectedReply);
         }
-        if f.rev > self.cfg.rev {
-            return failed(MpaError::BadRevision(f.rev));
+        if f.revision > self.cfg.revision {
+            return failed(MpaError::BadRevision(f.revision));
         }
         if rx.available() > 0 {
             return failed(MpaError::TrailingBytes);
@@ -102,7 +102,7 @@ impl Responder {
         let depth = |d: u16| (d != DEPTH_UNNEGOTIATED).then_some(d);
         let request = ConnectRequest {
             private_data: f.private_data.clone(),
-            rev: f.rev,
+            revision: f.revision,
             peer_ird: f.enhanced.and_then(|e| depth(e.ird)),
             peer_ord: f.enhanced.and_then(|e| depth(e.ord)),
         };
@@ -116,9 +116,9 @@ impl Responder {
         ird: u16,
         ord: u16,
         private_data: &[u8],
-    ) -> Result<(Box<[u8]>, Negotiated), MpaError> {
+    ) -> Result<(Box<[u8]>, NegotiatedParameters), MpaError> {
         let f = self.request.as_ref().ok_or(MpaError::WrongState)?;
-        let mut n = Negotiated {
+        let mut n = NegotiatedParameters {
             initiator: false,
             crc: f.crc || self.cfg.crc.asks(),
             markers_in: self.cfg.markers == MarkerPolicy::Request,
@@ -126,12 +126,12 @@ impl Responder {
             ird: ird.min(self.cfg.max_ird),
             ord: ord.min(self.cfg.max_ord),
             rtr: None,
-            rev: f.rev.max(1),
+            revision: f.revision.max(1),
         };
         let mut enhanced = None;
         if let Some(e) = f.enhanced {
             if e.peer_to_peer {
-                n.rtr = self.acceptable(e).pick();
+                n.rtr = self.acceptable(e).choose();
             }
             if e.ord != DEPTH_UNNEGOTIATED {
                 // As much as the initiator wants, as far as the device has it, never less than the
@@ -145,7 +145,7 @@ impl Responder {
                 n.ird = n.ird.max(1);
             }
             n.ird = super::announced_ird(&self.cfg, n.ird);
-            enhanced = Some(Enhanced {
+            enhanced = Some(EnhancedData {
                 peer_to_peer: n.rtr.is_some(),
                 rtr: n.rtr.map_or(RtrKinds::NONE, RtrKinds::only),
                 // Conformance 25: what is not negotiated is answered in kind.
@@ -176,14 +176,14 @@ impl Responder {
         self.reply(f, true, Self::reject_data(f), private_data)
     }
 
-    fn acceptable(&self, e: Enhanced) -> RtrKinds {
-        let mut k = e.rtr.and(self.cfg.rtr);
+    fn acceptable(&self, e: EnhancedData) -> RtrKinds {
+        let mut k = e.rtr.intersection(self.cfg.rtr_kinds);
         k.read &= self.cfg.max_ird > 0;
         k
     }
 
-    fn reject_data(f: &Frame) -> Option<Enhanced> {
-        f.enhanced.map(|e| Enhanced {
+    fn reject_data(f: &MpaFrame) -> Option<EnhancedData> {
+        f.enhanced.map(|e| EnhancedData {
             peer_to_peer: false,
             rtr: RtrKinds::NONE,
             ird: e.ord,
@@ -193,17 +193,17 @@ impl Responder {
 
     fn reply(
         &self,
-        request: &Frame,
+        request: &MpaFrame,
         reject: bool,
-        enhanced: Option<Enhanced>,
+        enhanced: Option<EnhancedData>,
         private_data: &[u8],
     ) -> Result<Box<[u8]>, MpaError> {
-        Frame {
-            kind: FrameKind::Reply,
+        MpaFrame {
+            kind: MpaFrameKind::Reply,
             markers: !reject && self.cfg.markers == MarkerPolicy::Request,
             crc: request.crc || self.cfg.crc.asks(),
             reject,
-            rev: request.rev,
+            revision: request.revision,
             enhanced,
             private_data: private_data.to_vec(),
         }

@@ -3,7 +3,7 @@
 //! None of them may panic in the crate, whatever the octets; what must hold besides is asserted.
 
 use super::*;
-use siw_iwarp::mpa::{Frame as MpaFrame, Initiator, InitiatorStep, Responder, ResponderStep};
+use siw_iwarp::mpa::{InitiatorStep, MpaFrame, MpaInitiator, MpaResponder, ResponderStep};
 
 const VA: u64 = 0x10_0000;
 const LEN: usize = 256;
@@ -17,16 +17,16 @@ pub fn mpa_frames(data: &[u8]) {
     let cut = usize::from(how >> 2) + 1;
     let cfg = MpaConfig {
         markers: [MarkerPolicy::Never, MarkerPolicy::Request][usize::from(how & 1)],
-        rev: 1 + (how >> 1 & 1),
+        revision: 1 + (how >> 1 & 1),
         ..MpaConfig::default()
     };
     let mut whole = ByteStream::from(data);
-    if let Ok(Some(f)) = MpaFrame::take(&mut whole, 512) {
+    if let Ok(Some(f)) = MpaFrame::read_from(&mut whole, 512) {
         let again = f.encode().expect("it came from a frame");
         let mut again = ByteStream::from(&again[..]);
-        assert_eq!(MpaFrame::take(&mut again, 512), Ok(Some(f)));
+        assert_eq!(MpaFrame::read_from(&mut again, 512), Ok(Some(f)));
     }
-    let (mut s, mut r) = (ByteStream::new(), Responder::new(&cfg));
+    let (mut s, mut r) = (ByteStream::new(), MpaResponder::new(&cfg));
     let mut asked = 0;
     for c in data.chunks(cut) {
         s.push(c);
@@ -45,7 +45,7 @@ pub fn mpa_frames(data: &[u8]) {
     assert!(asked <= 1);
     let (mut s, mut i) = (
         ByteStream::new(),
-        Initiator::new(&cfg, 4, 4, b"").expect("fits"),
+        MpaInitiator::new(&cfg, 4, 4, b"").expect("fits"),
     );
     for c in data.chunks(cut) {
         s.push(c);
@@ -57,7 +57,7 @@ pub fn mpa_frames(data: &[u8]) {
 
 /// A queue pair with something in every queue, and memory between guards.
 fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<Region>) {
-    let mut e = End::new(Negotiated {
+    let mut e = End::new(NegotiatedParameters {
         crc,
         markers_in: markers,
         markers_out: markers,
@@ -93,17 +93,17 @@ fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<Region>) {
 /// nothing is written outside of the region.
 fn settle(mut e: End, region: &Region) {
     let mut terminates = 0;
-    while let Some((TxRecord::Fpdu(r), ..)) = e.qp.next_record(&mut e.env, usize::MAX) {
+    while let Some(OutgoingFpdu { record: r, .. }) = e.qp.next_record(&mut e.env, usize::MAX) {
         terminates += usize::from(r.kind == FpduKind::Terminate);
         let mut f = Frame::default();
-        if e.qp.build(&e.env.keys, &r, &mut f).is_ok() {
+        if e.qp.build_fpdu(&e.env.keys, &r, &mut f).is_ok() {
             assert_eq!(f.bytes.len(), r.wire_len());
         }
         e.unacked.push_back(r);
     }
     e.ack_all();
     assert!(terminates <= 1);
-    e.qp.tcp_closed(&mut e.env, CloseReason::Reset);
+    e.qp.on_tcp_closed(&mut e.env, CloseReason::Reset);
     e.qp.modify_to_error(&mut e.env);
     let sent: Vec<u64> = e.env.sent.iter().flatten().map(|c| c.wr_id).collect();
     assert_eq!(sent, [1, 2, 3, 4]);
@@ -128,7 +128,7 @@ pub fn fpdu_stream(data: &[u8]) {
     for c in data.chunks(usize::from(how >> 2) * 16 + 1) {
         let p = e.give(c);
         used += p.bytes;
-        assert!(e.qp.state() == QpState::Rts || e.rx.available() == 0);
+        assert!(e.qp.state() == RdmapState::Rts || e.rx.available() == 0);
     }
     assert!(used <= data.len() && used + e.rx.available() == data.len());
     settle(e, &region);
@@ -141,7 +141,7 @@ pub fn headers(data: &[u8]) {
         return;
     };
     let (mut e, key, region) = loaded(how & 1 != 0, true);
-    let mut phase = marker::Phase::start(how & 1 != 0);
+    let mut marker_position = marker::MarkerPosition::start(how & 1 != 0);
     let mut msn = [1u32; 4];
     while let [n, fix, rest @ ..] = data {
         let n = usize::from(*n).min(rest.len());
@@ -149,8 +149,8 @@ pub fn headers(data: &[u8]) {
         data = rest;
         let mut u = u.to_vec();
         repair(&mut u, *fix, key, &mut msn);
-        let f = fpdu::encode_at(&[&u], true, phase);
-        phase = phase.after(f.len());
+        let f = fpdu::encode_fpdu_at(&[&u], true, marker_position);
+        marker_position = marker_position.advanced_by(f.len());
         e.give(&f);
     }
     settle(e, &region);

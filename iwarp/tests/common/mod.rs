@@ -4,9 +4,9 @@
 pub mod fuzz;
 pub mod model;
 
-use siw_iwarp::ddp::{MAX_HDR_LEN, T_BIT, Tagged, Untagged};
-use siw_iwarp::rdmap::ReadRequest;
-use siw_iwarp::terminate::Received;
+use siw_iwarp::ddp::{MAX_HDR_LEN, T_BIT, TaggedHeader, UntaggedHeader};
+use siw_iwarp::rdmap::ReadRequestHeader;
+use siw_iwarp::terminate::ReceivedTerminate;
 use siw_iwarp::*;
 use siw_memory::{KeyTable, Mr, Reader, Stag};
 use siw_shm::wqe::{Data, RecvDesc, SendDesc};
@@ -22,30 +22,30 @@ pub const REMOTE: Access = Access(1 | 2 | 4);
 #[derive(Default)]
 pub struct Frame {
     pub bytes: Vec<u8>,
-    pub owners: Vec<TxOwner>,
+    pub owners: Vec<ExtBufRef>,
     /// The most octets of room in one piece; zero: any number.
     pub piece: usize,
 }
 
 impl FrameBuilder for Frame {
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         self.bytes.extend_from_slice(b);
     }
-    fn memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: TxOwner) {
+    fn append_memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: ExtBufRef) {
         let at = self.bytes.len();
         self.bytes.resize(at + len as usize, 0);
         mr.read_at(region_off, &mut self.bytes[at..])
             .expect("checked");
         self.owners.push(owner);
     }
-    fn contiguous(&mut self, want: usize) -> usize {
+    fn contiguous_room(&mut self, want: usize) -> usize {
         if self.piece == 0 {
             want
         } else {
             want.min(self.piece)
         }
     }
-    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         let at = self.bytes.len();
         self.bytes.resize(at + len, 0);
         self.bytes.get_mut(at..)
@@ -61,7 +61,7 @@ pub struct Env {
     pub ring_fault: bool,
     pub sent: Vec<Option<Cqe>>,
     pub received: Vec<Cqe>,
-    pub events: Vec<AsyncEvent>,
+    pub events: Vec<QpEvent>,
     pub track: bool,
     pub live: Vec<u32>,
     pub held: bool,
@@ -163,29 +163,29 @@ impl QpEnv for Env {
     fn complete_recv(&mut self, cqe: &Cqe) {
         self.received.push(*cqe);
     }
-    fn released(&self, owner: TxOwner) -> bool {
-        assert_ne!(owner, TxOwner::NONE);
+    fn is_released(&self, owner: ExtBufRef) -> bool {
+        assert_ne!(owner, ExtBufRef::NONE);
         !self.held
     }
-    fn alloc_owner(&mut self, _len: u32) -> TxOwner {
+    fn alloc_ext_buf_ref(&mut self, _len: u32) -> ExtBufRef {
         if !self.track {
-            return TxOwner::NONE;
+            return ExtBufRef::NONE;
         }
         self.next_owner += 1;
         self.live.push(self.next_owner);
-        TxOwner(self.next_owner)
+        ExtBufRef(self.next_owner)
     }
-    fn free_owner(&mut self, owner: TxOwner) {
+    fn free_ext_buf_ref(&mut self, owner: ExtBufRef) {
         let i = self.live.iter().position(|&o| o == owner.0);
         self.live.remove(i.expect("freed once"));
     }
-    fn event(&mut self, event: AsyncEvent) {
+    fn post_event(&mut self, event: QpEvent) {
         self.events.push(event);
     }
 }
 
-pub fn attr() -> QpAttr {
-    QpAttr {
+pub fn attr() -> QpInitAttr {
+    QpInitAttr {
         qpn: 3,
         pd: PD,
         max_send_wr: 64,
@@ -194,8 +194,8 @@ pub fn attr() -> QpAttr {
     }
 }
 
-pub fn negotiated(initiator: bool) -> Negotiated {
-    Negotiated {
+pub fn negotiated(initiator: bool) -> NegotiatedParameters {
+    NegotiatedParameters {
         initiator,
         crc: true,
         markers_in: false,
@@ -203,7 +203,7 @@ pub fn negotiated(initiator: bool) -> Negotiated {
         ird: 4,
         ord: 4,
         rtr: None,
-        rev: 2,
+        revision: 2,
     }
 }
 
@@ -212,11 +212,11 @@ pub struct End {
     pub qp: QueuePair,
     pub env: Env,
     pub rx: ByteStream,
-    pub unacked: VecDeque<Fpdu>,
+    pub unacked: VecDeque<FpduRecord>,
 }
 
 impl End {
-    pub fn new(n: Negotiated) -> Self {
+    pub fn new(n: NegotiatedParameters) -> Self {
         let mut qp = QueuePair::new(attr());
         qp.set_rts(n, EMSS);
         Self {
@@ -233,14 +233,13 @@ impl End {
     }
 
     pub fn pull_room(&mut self, room: usize) -> Option<Vec<u8>> {
-        let (rec, len, push) = self.qp.next_record(&mut self.env, room)?;
-        let TxRecord::Fpdu(rec) = rec else {
-            panic!("queue pairs send FPDUs")
-        };
-        assert_eq!(push, rec.last);
+        let OutgoingFpdu {
+            record: rec,
+            wire_len: len,
+        } = self.qp.next_record(&mut self.env, room)?;
         let mut f = Frame::default();
         self.qp
-            .build(&self.env.keys, &rec, &mut f)
+            .build_fpdu(&self.env.keys, &rec, &mut f)
             .expect("the key is there");
         assert_eq!(f.bytes.len(), len as usize, "announced length");
         assert!(len <= EMSS, "an FPDU fits a segment");
@@ -257,26 +256,26 @@ impl End {
         out
     }
 
-    pub fn give(&mut self, bytes: &[u8]) -> Progress {
+    pub fn give(&mut self, bytes: &[u8]) -> ReceiveProgress {
         self.rx.push(bytes);
-        self.qp.receive(&mut self.env, &mut self.rx)
+        self.qp.receive_in_order(&mut self.env, &mut self.rx)
     }
 
     pub fn ack_all(&mut self) {
         while let Some(r) = self.unacked.pop_front() {
-            self.qp.acked(&mut self.env, &r);
+            self.qp.on_record_acked(&mut self.env, &r);
         }
     }
 
     /// Sends a message and expects a Terminate with this code in return; nothing after it.
-    pub fn expect_terminate(&mut self, code: &str) -> Received {
+    pub fn expect_terminate(&mut self, code: &str) -> ReceivedTerminate {
         let f = self.pull().expect("a Terminate leaves");
         let t = parse_terminate(&f);
         assert_eq!(t.code.to_string(), code);
         assert!(!t.swapped);
         assert!(self.pull().is_none(), "nothing after a Terminate");
-        assert_eq!(self.qp.state(), QpState::Terminate);
-        assert_eq!(self.qp.wants_close(), Some(CloseKind::Graceful));
+        assert_eq!(self.qp.state(), RdmapState::Terminate);
+        assert_eq!(self.qp.requested_close(), Some(CloseKind::Graceful));
         t
     }
 }
@@ -290,11 +289,11 @@ pub fn ulpdu(f: &[u8]) -> &[u8] {
     &f[2..2 + n]
 }
 
-pub fn parse_terminate(f: &[u8]) -> Received {
+pub fn parse_terminate(f: &[u8]) -> ReceivedTerminate {
     let u = ulpdu(f);
     assert_eq!(u[..2], [0x41, 0x47]);
     assert_eq!(u[6..18], [0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0]);
-    Received::parse(&u[18..]).expect("well formed")
+    ReceivedTerminate::parse(&u[18..]).expect("well formed")
 }
 
 pub fn hdr18(u: &[u8]) -> [u8; MAX_HDR_LEN] {
@@ -304,18 +303,18 @@ pub fn hdr18(u: &[u8]) -> [u8; MAX_HDR_LEN] {
     h
 }
 
-pub fn tagged_of(f: &[u8]) -> Tagged {
-    Tagged::parse(&hdr18(ulpdu(f)))
+pub fn tagged_of(f: &[u8]) -> TaggedHeader {
+    TaggedHeader::parse(&hdr18(ulpdu(f)))
 }
 
-pub fn untagged_of(f: &[u8]) -> Untagged {
-    Untagged::parse(&hdr18(ulpdu(f)))
+pub fn untagged_of(f: &[u8]) -> UntaggedHeader {
+    UntaggedHeader::parse(&hdr18(ulpdu(f)))
 }
 
 // Raw frames of a scripted peer.
 
 pub fn raw(parts: &[&[u8]]) -> Vec<u8> {
-    fpdu::encode(parts, true).into_vec()
+    fpdu::encode_fpdu(parts, true).into_vec()
 }
 
 pub fn write(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
@@ -354,7 +353,7 @@ pub fn send(msn: u32, mo: u32, last: bool, payload: &[u8]) -> Vec<u8> {
     )
 }
 
-pub fn read_request(msn: u32, r: &ReadRequest) -> Vec<u8> {
+pub fn read_request(msn: u32, r: &ReadRequestHeader) -> Vec<u8> {
     untagged([0x41, 0x41], 0, 1, msn, 0, &r.to_bytes())
 }
 

@@ -51,7 +51,7 @@ pub struct Side {
     pub model: Vec<u8>,
     /// Segments on their way to the peer: not lost, for TCP is below, but cut and delayed.
     pub wire: VecDeque<u8>,
-    pub frames: Vec<(Fpdu, Vec<u8>)>,
+    pub frames: Vec<(FpduRecord, Vec<u8>)>,
     pub posted: Vec<(u64, bool)>,
 }
 
@@ -61,7 +61,7 @@ pub fn side(initiator: bool) -> Side {
 
 /// `markers`: those that the initiator sends, and those that the responder sends.
 pub fn side_with(initiator: bool, markers: [bool; 2]) -> Side {
-    let mut end = End::new(Negotiated {
+    let mut end = End::new(NegotiatedParameters {
         ird: 2,
         ord: 2,
         rtr: initiator.then_some(mpa::RtrKind::Read),
