@@ -390,7 +390,10 @@ fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
                 rtr_kinds: offer,
                 ..cfg()
             };
-            let cr = MpaConfig { rtr_kinds: know, ..cfg() };
+            let cr = MpaConfig {
+                rtr_kinds: know,
+                ..cfg()
+            };
             let mut i = MpaInitiator::new(&ci, 4, 4, b"").expect("valid");
             let mut r = MpaResponder::new(&cr);
             let step = r.on_stream(&mut stream(&i.request_frame()));
