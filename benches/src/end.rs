@@ -1,21 +1,22 @@
 //! One end of a measurement: a client of the daemon with its memory, completion
 //! queues and queue pairs.
 
+use crate::control_line::LINE;
 use crate::plan::{Mode, Op, Plan};
 use serde::{Deserialize, Serialize};
 use siw::{
-    Access, Arena, CmChannel, Context, Cq, Data, Device, Error, Mr, Qp, QpInit, RecvWr, SendWr, Wc,
-    WcStatus, WrFlags,
+    Access, Arena, CmChannel, CmEvent, Context, Cq, Data, Device, Error, Mr, Qp, QpInit, RecvWr,
+    SendWr, Wc, WcStatus, WrFlags,
 };
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Bytes of a control line; each QP has one. See `bandwidth.rs` for what is in it.
-pub const LINE: usize = 64;
 /// Receives of a ping-pong by SEND.
 const LAT_RECEIVES: u32 = 16;
 
+/// No completion for this long is an error.
+pub const STALL: Duration = Duration::from_secs(10);
 /// After this a full receive queue is an error.
 const FREED: Duration = Duration::from_millis(100);
 
@@ -270,6 +271,32 @@ impl End {
             .read(qp as usize * LINE + at, &mut b)
             .map_err(|e| e.to_string())?;
         Ok(u64::from_le_bytes(b))
+    }
+
+    /// Fails if a message that completes only when it fails has completed.
+    pub fn check_unsignaled_sends(&self) -> Result<(), String> {
+        let mut wcs = [Wc::default(); 4];
+        let n = self.send_cq.poll(&mut wcs).map_err(|e| e.to_string())?;
+        wcs[..n]
+            .iter()
+            .try_for_each(|wc| check(wc, self.plan.op.name()))
+    }
+
+    /// Fails if the other end has disconnected before it was done.
+    pub fn check_peer_present(&self) -> Result<(), String> {
+        match take(&self.channel)? {
+            Some(CmEvent::Disconnected(_)) => Err("the other end went away".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The next event if there is one.
+pub fn take(channel: &CmChannel) -> Result<Option<CmEvent>, String> {
+    match channel.get_event(Some(Duration::ZERO)) {
+        Ok(e) => Ok(Some(e)),
+        Err(Error::Timeout) => Ok(None),
+        Err(e) => Err(e.to_string()),
     }
 }
 

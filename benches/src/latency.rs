@@ -3,12 +3,12 @@
 //!
 //! Each end has two slots: 0 is sent from (or read by the peer), 1 receives.
 
-use crate::bandwidth::{END_LINE, OFF_DONE, STALL, errors, gone};
-use crate::end::{End, check};
+use crate::control_line::{END_LINE, OFF_DONE};
+use crate::end::{End, STALL, check};
+use crate::measurement::{Measured, bytes, histogram};
 use crate::pattern;
 use crate::plan::Op;
 use crate::progress::Progress;
-use crate::report::{self, Measured, bytes};
 use siw::{Data, Error, SendWr, Wc, WrFlags};
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,7 @@ impl<'a> Half<'a> {
             }
         }
         if i.is_multiple_of(LOOK) && plan.op != Op::Read {
-            errors(end)?;
+            end.check_unsignaled_sends()?;
         }
         Ok(())
     }
@@ -200,9 +200,9 @@ impl Patience {
     fn look(&mut self, end: &End) -> Result<(), String> {
         self.polls = 0;
         if end.plan.op != Op::Read {
-            errors(end)?;
+            end.check_unsignaled_sends()?;
         }
-        gone(end)?;
+        end.check_peer_present()?;
         if !end.ctx.is_alive() {
             return Err("siwd is gone".into());
         }
@@ -222,7 +222,7 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
         prepare(b)?;
     }
     let warm_up = (time / 4).min(Duration::from_millis(300));
-    let mut latency = report::histogram()?;
+    let mut latency = histogram()?;
     let mut progress = Progress::new();
     let mut begin = Instant::now();
     let mut last = begin;
@@ -270,7 +270,7 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
         }
         // The target closes when it has seen it.
         let deadline = Instant::now() + STALL;
-        while gone(a).is_ok() && Instant::now() < deadline {
+        while a.check_peer_present().is_ok() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -300,7 +300,7 @@ pub fn serve(end: &End) -> Result<(), String> {
     if end.plan.op == Op::Read {
         while !done()? {
             std::thread::sleep(Duration::from_millis(1));
-            gone(end)?;
+            end.check_peer_present()?;
         }
     } else {
         let mut i = 0;

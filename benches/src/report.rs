@@ -2,11 +2,11 @@
 
 use crate::bounds::Bound;
 use crate::daemon::Repeats;
+use crate::measurement::{Measured, bytes};
 use crate::plan::{Mode, Plan};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::fmt;
-use std::time::Duration;
 
 /// Microseconds at three quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -26,24 +26,6 @@ impl From<&Histogram<u64>> for Quantiles {
             p999: us(0.999),
         }
     }
-}
-
-/// For times from a nanosecond to a minute, to three digits.
-pub fn histogram() -> Result<Histogram<u64>, String> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|e| e.to_string())
-}
-
-/// What a transfer measured.
-#[derive(Debug, Clone)]
-pub struct Measured {
-    pub messages: u64,
-    /// Payload of them.
-    pub bytes: u64,
-    pub time: Duration,
-    /// Nanoseconds: of a round trip, or from post to completion.
-    pub latency: Histogram<u64>,
-    /// Messages whose bytes were compared.
-    pub verified: u64,
 }
 
 /// Facts about the way the data took.
@@ -143,15 +125,6 @@ fn round(x: f64) -> f64 {
     (x * 1e6).round() / 1e6
 }
 
-/// 65536 as "64 KiB".
-pub fn bytes(n: u32) -> String {
-    match n {
-        n if n >= 1 << 20 && n % (1 << 20) == 0 => format!("{} MiB", n >> 20),
-        n if n >= 1 << 10 && n % (1 << 10) == 0 => format!("{} KiB", n >> 10),
-        n => format!("{n} B"),
-    }
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let l = &self.lat_us;
@@ -227,7 +200,9 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measurement::histogram;
     use crate::plan::example;
+    use std::time::Duration;
 
     fn report(mode: Mode, bound: Bound) -> Report {
         let mut latency = histogram().unwrap();

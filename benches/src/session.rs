@@ -2,7 +2,7 @@
 //! carries what the other side has to know, as JSON: the plan, and where the memory
 //! of its queue pair is.
 
-use crate::end::{End, Peer, Role, device, failed};
+use crate::end::{End, Peer, Role, device, failed, take};
 use crate::plan::Plan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -89,15 +89,6 @@ fn wait(channels: &[&CmChannel], deadline: Instant) -> Result<(), String> {
     match poll(&mut fds, Some(&ts)) {
         Ok(0) => Err("no connection within 10 s; is the peer there, and the same link?".into()),
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(e.to_string()),
-    }
-}
-
-/// The next event if there is one.
-pub fn take(channel: &CmChannel) -> Result<Option<CmEvent>, String> {
-    match channel.get_event(Some(Duration::ZERO)) {
-        Ok(e) => Ok(Some(e)),
-        Err(siw::Error::Timeout) => Ok(None),
         Err(e) => Err(e.to_string()),
     }
 }

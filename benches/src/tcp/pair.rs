@@ -12,8 +12,7 @@ use super::forward::Forwarder;
 use super::link::{End, MEMORY, SourceMemory};
 use super::sink::{Piece, Sink};
 use super::{Clock, MSS};
-use crate::bounds::gbps;
-use crate::report;
+use crate::measurement::{gbps, histogram};
 use siwd::datapath::rx_frame::{RxFrame, recycle_dropped_frames};
 
 const PORT: u16 = 7;
@@ -280,7 +279,7 @@ impl Pair {
 
     /// Median nanoseconds of 64 bytes there and back on the first connection.
     pub fn round_trip(&mut self, link: &mut Link<'_>, time: Duration) -> Result<f64, String> {
-        let mut times: Histogram<u64> = report::histogram()?;
+        let mut times: Histogram<u64> = histogram()?;
         self.echo = true;
         let id = self.conns[0];
         let begin = self.clock.now();

@@ -9,7 +9,7 @@ use dpdk::{BURST, ChainBuilder, Mbuf, TxOffload};
 use super::link::{End, MEMORY, SourceMemory};
 use super::sink::Source;
 use super::{Clock, HEADER, MSS};
-use crate::bounds::gbps;
+use crate::measurement::gbps;
 
 /// Headers that a port can make sense of; lengths and sums are left out.
 const HEADERS: [u8; HEADER] = {

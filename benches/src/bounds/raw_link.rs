@@ -1,9 +1,9 @@
 //! Raw frames over a ring pair like the one inside of the daemon, both ends in one
 //! thread: what the link itself costs. Called by `bounds.rs`.
 
-use crate::bounds::{Framing, TIME, TRAILER, gbps};
+use super::framing::{BOUND_TIME, Framing, TRAILER};
+use crate::measurement::{gbps, histogram};
 use crate::plan::Plan;
-use crate::report;
 use dpdk::{
     BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool, Port,
     PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepage_sizes,
@@ -19,7 +19,7 @@ const COPY_MAX: usize = 512;
 const EAL_MB: u32 = 48;
 
 /// A ring pair of our own, like the one inside of the daemon.
-pub(crate) struct Link {
+pub(super) struct Link {
     ab: (TxQueue, RxQueue),
     ba: (TxQueue, RxQueue),
     cache: MbufCache,
@@ -29,7 +29,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new() -> Result<Link, String> {
+    pub(super) fn new() -> Result<Link, String> {
         let free_kb: u64 = hugepage_sizes().iter().map(|h| h.free * h.page_kb).sum();
         let fail = |e: dpdk::Error| format!("the raw link cannot be measured: {e}");
         let eal = Eal::init(EalConfig {
@@ -67,7 +67,7 @@ impl Link {
     }
 
     /// Gb/s of payload in one direction, both ends in this thread.
-    pub(crate) fn stream(
+    pub(super) fn stream(
         &mut self,
         plan: &Plan,
         framing: Framing,
@@ -107,9 +107,9 @@ impl Link {
                 self.cache.free(m);
             }
             let now = Instant::now();
-            if !warm && now - start > TIME / 8 {
+            if !warm && now - start > BOUND_TIME / 8 {
                 (warm, start, bytes) = (true, now, 0);
-            } else if warm && now - start >= TIME {
+            } else if warm && now - start >= BOUND_TIME {
                 break gbps(bytes, now - start);
             }
         };
@@ -120,7 +120,7 @@ impl Link {
     }
 
     /// Median microseconds of one message there and back.
-    pub(crate) fn round_trip(
+    pub(super) fn round_trip(
         &mut self,
         plan: &Plan,
         framing: Framing,
@@ -130,10 +130,10 @@ impl Link {
         let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
         let header = vec![0x42u8; framing.header];
         let (mut out, mut inn) = (TxBatch::new(), RxBatch::new());
-        let mut times = report::histogram()?;
+        let mut times = histogram()?;
         let begin = Instant::now();
         let mut last = begin;
-        while last - begin < TIME {
+        while last - begin < BOUND_TIME {
             for (tx, rx) in [
                 (&mut self.ab.0, &mut self.ab.1),
                 (&mut self.ba.0, &mut self.ba.1),

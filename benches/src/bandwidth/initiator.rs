@@ -1,42 +1,45 @@
 //! The initiator of a bandwidth measurement: keeps `depth` messages in flight on each
 //! QP and times them. Stepped by `bandwidth.rs`.
 
-use crate::bandwidth::{OFF_CREDITS, PLACED, POLL, batch};
+use super::target::{POLL, Target, describe};
+use crate::control_line::{OFF_CREDITS, batch};
 use crate::end::{End, check};
+use crate::measurement::histogram;
+use crate::pattern;
 use crate::plan::Op;
-use crate::target::{Target, describe};
-use crate::{pattern, report};
 use hdrhistogram::Histogram;
 use siw::{Data, Error, SendWr, Sge, Wc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+/// How long placed data may take to be seen after its message completed.
+const PLACED: Duration = Duration::from_secs(1);
 /// Work requests posted at once.
 const POST: usize = 16;
 
-pub(crate) struct Lane {
-    pub(crate) posted: u64,
-    pub(crate) completed: u64,
+pub(super) struct Lane {
+    pub(super) posted: u64,
+    pub(super) completed: u64,
     /// Messages that may have been posted in all.
-    pub(crate) allowed: u64,
-    pub(crate) credit: u8,
+    pub(super) allowed: u64,
+    pub(super) credit: u8,
     /// When the message in each slot was posted.
-    pub(crate) since: Vec<Instant>,
+    pub(super) since: Vec<Instant>,
 }
 
 /// The posting end.
-pub(crate) struct Initiator<'a> {
-    pub(crate) end: &'a End,
-    pub(crate) lanes: Vec<Lane>,
+pub(super) struct Initiator<'a> {
+    pub(super) end: &'a End,
+    pub(super) lanes: Vec<Lane>,
     /// QPs that could not post all they may: for want of credits or slots.
-    pub(crate) waiting: Vec<u32>,
-    pub(crate) latency: Histogram<u64>,
-    pub(crate) messages: u64,
-    pub(crate) verified: u64,
-    pub(crate) inline: [u8; siw_shm::wqe::MAX_INLINE],
+    pub(super) waiting: Vec<u32>,
+    pub(super) latency: Histogram<u64>,
+    pub(super) messages: u64,
+    pub(super) verified: u64,
+    pub(super) inline: [u8; siw_shm::wqe::MAX_INLINE],
 }
 
 impl<'a> Initiator<'a> {
-    pub(crate) fn new(end: &'a End, now: Instant) -> Result<Self, String> {
+    pub(super) fn new(end: &'a End, now: Instant) -> Result<Self, String> {
         let plan = &end.plan;
         let allowed = match plan.op {
             Op::Send => u64::from(plan.target_slots()),
@@ -54,7 +57,7 @@ impl<'a> Initiator<'a> {
                 })
                 .collect(),
             waiting: Vec::with_capacity(plan.qps as usize),
-            latency: report::histogram()?,
+            latency: histogram()?,
             messages: 0,
             verified: 0,
             inline: [0x5a; siw_shm::wqe::MAX_INLINE],
@@ -62,7 +65,7 @@ impl<'a> Initiator<'a> {
     }
 
     /// Fills the queues for the first time.
-    pub(crate) fn start(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn start(&mut self, now: Instant) -> Result<(), String> {
         for qp in 0..self.end.plan.qps {
             self.post(qp, now)?;
         }
@@ -71,7 +74,7 @@ impl<'a> Initiator<'a> {
 
     /// Takes completions, and posts again if `more`.
     #[inline]
-    pub(crate) fn step(
+    pub(super) fn step(
         &mut self,
         now: Instant,
         more: bool,
@@ -103,7 +106,7 @@ impl<'a> Initiator<'a> {
     }
 
     #[inline]
-    pub(crate) fn completed(
+    pub(super) fn completed(
         &mut self,
         qp: u32,
         now: Instant,
@@ -125,7 +128,7 @@ impl<'a> Initiator<'a> {
 
     /// Compares what a completed message brought, where this process can see it.
     #[cold]
-    pub(crate) fn verify(
+    pub(super) fn verify(
         &mut self,
         qp: u32,
         message: u64,
@@ -154,7 +157,7 @@ impl<'a> Initiator<'a> {
 
     /// Posts as many messages as the QP may have in flight.
     #[inline]
-    pub(crate) fn post(&mut self, qp: u32, now: Instant) -> Result<(), String> {
+    pub(super) fn post(&mut self, qp: u32, now: Instant) -> Result<(), String> {
         let plan = &self.end.plan;
         let size = plan.size as usize;
         let lane = &mut self.lanes[qp as usize];
@@ -213,7 +216,7 @@ impl<'a> Initiator<'a> {
 
     /// Looks for new credits of QPs that ran out of them.
     #[cold]
-    pub(crate) fn retry(&mut self, now: Instant, target: Option<&Target>) -> Result<(), String> {
+    pub(super) fn retry(&mut self, now: Instant, target: Option<&Target>) -> Result<(), String> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let slots = u64::from(self.end.plan.target_slots());
         for qp in waiting.drain(..) {
@@ -233,7 +236,7 @@ impl<'a> Initiator<'a> {
         Ok(())
     }
 
-    pub(crate) fn in_flight(&self) -> u64 {
+    pub(super) fn in_flight(&self) -> u64 {
         self.lanes.iter().map(|l| l.posted - l.completed).sum()
     }
 }

@@ -7,18 +7,23 @@
 //! external buffer with the payload, and the four bytes of CRC behind it. Payload
 //! that the daemon copies instead of referring to it is copied here, too.
 
-use crate::plan::{Op, Plan};
-use crate::raw_link::Link;
+mod framing;
+mod raw_link;
+
+pub use framing::Framing;
+
+use crate::measurement::gbps;
+use crate::plan::{Mode, Plan};
+use framing::BOUND_TIME;
+use raw_link::Link;
 use serde::Serialize;
 use siw_memory::crc;
 use siw_shm::Region;
 use siw_shm::region::Pages;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// Time for one figure, once.
-pub(crate) const TIME: Duration = Duration::from_millis(150);
 /// Bytes between two looks at the clock.
 const CLOCK_BYTES: usize = 256 << 10;
 
@@ -67,42 +72,6 @@ impl Bound {
     }
 }
 
-/// Sizes of the frames of one message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Framing {
-    /// Ethernet, IP, TCP with timestamps, MPA length, DDP and RDMAP.
-    pub header: usize,
-    /// Most payload bytes of an FPDU.
-    pub payload: usize,
-}
-
-/// CRC field of an FPDU.
-pub(crate) const TRAILER: usize = 4;
-/// MPA length field.
-const MPA_LEN: usize = 2;
-
-impl Framing {
-    /// Of WRITEs and READ responses (tagged), or SENDs, at an MTU.
-    pub fn new(mtu: u32, ipv6: bool, op: Op) -> Framing {
-        let ip = if ipv6 { 40 } else { 20 };
-        let tcp = 20 + 12;
-        let ddp = if op == Op::Send { 18 } else { 14 };
-        let segment = (mtu as usize).saturating_sub(ip + tcp).max(136);
-        let ulpdu = segment - TRAILER - MPA_LEN - segment % 4;
-        Framing {
-            header: 14 + ip + tcp + MPA_LEN + ddp,
-            payload: ulpdu - ddp,
-        }
-    }
-
-    /// Offset and length of each FPDU's payload in a message.
-    pub(crate) fn pieces(self, size: usize) -> impl Iterator<Item = (usize, usize)> {
-        (0..size)
-            .step_by(self.payload)
-            .map(move |at| (at, self.payload.min(size - at)))
-    }
-}
-
 /// Memory and a link like those of the transfer.
 pub struct Bounds {
     plan: Plan,
@@ -141,7 +110,7 @@ impl Bounds {
             dst: memory(plan.target_bytes())?,
             link: ring_pair.then(Link::new).transpose()?,
             crc,
-            round_trip: plan.mode == crate::plan::Mode::Lat,
+            round_trip: plan.mode == Mode::Lat,
         })
     }
 
@@ -201,19 +170,14 @@ impl Bounds {
             if unclocked >= CLOCK_BYTES || i == to_slots {
                 unclocked = 0;
                 let now = Instant::now();
-                if !warm && (i >= to_slots || now - start > TIME / 4) {
+                if !warm && (i >= to_slots || now - start > BOUND_TIME / 4) {
                     (warm, start, bytes) = (true, now, 0);
-                } else if warm && now - start >= TIME {
+                } else if warm && now - start >= BOUND_TIME {
                     return Ok(gbps(bytes, now - start));
                 }
             }
         }
     }
-}
-
-/// Payload bandwidth.
-pub fn gbps(bytes: u64, time: Duration) -> f64 {
-    bytes as f64 * 8.0 / time.as_secs_f64() / 1e9
 }
 
 #[cfg(test)]
@@ -261,35 +225,10 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_full_at_the_mtu() {
-        let f = Framing::new(1500, false, Op::Write);
-        assert_eq!((f.header, f.payload), (14 + 20 + 32 + 16, 1428));
-        assert_eq!(f.header + f.payload + TRAILER, 1514);
-        let f = Framing::new(1500, false, Op::Send);
-        assert_eq!(f.payload, 1424);
-        let f = Framing::new(9000, true, Op::Read);
-        assert_eq!(f.header + f.payload + TRAILER, 9014);
-    }
-
-    #[test]
-    fn the_pieces_of_a_message_cover_it_once() {
-        let f = Framing::new(1500, false, Op::Write);
-        for size in [1, 1428, 1429, 65536] {
-            let mut next = 0;
-            for (at, n) in f.pieces(size) {
-                assert_eq!(at, next);
-                assert!(n > 0 && n <= f.payload);
-                next += n;
-            }
-            assert_eq!(next, size);
-        }
-    }
-
-    #[test]
     fn a_bound_is_measured_over_rings_of_its_own() {
         let plan = Plan {
             size: 4096,
-            mode: crate::plan::Mode::Lat,
+            mode: Mode::Lat,
             ..example()
         };
         let framing = Framing::new(1500, false, plan.op);

@@ -1,32 +1,35 @@
 //! The target of a bandwidth measurement: receives SENDs, posts its receives again,
 //! and compares what arrived. Stepped by `bandwidth.rs`.
 
-use crate::bandwidth::{OFF_CREDITS, POLL, batch};
+use crate::control_line::{OFF_CREDITS, batch};
 use crate::end::{End, check};
 use crate::pattern;
 use crate::plan::Op;
 use siw::Wc;
 
+/// Completions taken at once.
+pub(super) const POLL: usize = 32;
+
 /// The answering end.
-pub(crate) struct Target<'a> {
-    pub(crate) end: &'a End,
+pub(super) struct Target<'a> {
+    pub(super) end: &'a End,
     /// The initiator is another process and has to be told of credits.
-    pub(crate) remote: bool,
-    pub(crate) lanes: Vec<Received>,
-    pub(crate) verified: u64,
-    pub(crate) wrong: u64,
-    pub(crate) first_wrong: Option<String>,
+    pub(super) remote: bool,
+    pub(super) lanes: Vec<Received>,
+    pub(super) verified: u64,
+    pub(super) wrong: u64,
+    pub(super) first_wrong: Option<String>,
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Received {
-    pub(crate) messages: u64,
-    pub(crate) posted: u64,
+pub(super) struct Received {
+    pub(super) messages: u64,
+    pub(super) posted: u64,
     /// Credits the peer has been told of.
-    pub(crate) told: u64,
+    pub(super) told: u64,
 }
 
-pub(crate) fn describe(op: Op, qp: u32, message: u64, at: usize) -> String {
+pub(super) fn describe(op: Op, qp: u32, message: u64, at: usize) -> String {
     format!(
         "{} message {message} on queue pair {qp} has wrong data from byte {at} on",
         op.name().to_uppercase()
@@ -34,7 +37,7 @@ pub(crate) fn describe(op: Op, qp: u32, message: u64, at: usize) -> String {
 }
 
 impl<'a> Target<'a> {
-    pub(crate) fn new(end: &'a End, remote: bool) -> Result<Self, String> {
+    pub(super) fn new(end: &'a End, remote: bool) -> Result<Self, String> {
         let plan = &end.plan;
         let posted = match plan.op {
             Op::Send => u64::from(plan.target_slots()),
@@ -66,7 +69,7 @@ impl<'a> Target<'a> {
 
     /// Takes what came, and posts its receives again.
     #[inline]
-    pub(crate) fn step(&mut self) -> Result<usize, String> {
+    pub(super) fn step(&mut self) -> Result<usize, String> {
         if self.end.plan.op != Op::Send {
             return Ok(0);
         }
@@ -98,7 +101,7 @@ impl<'a> Target<'a> {
     }
 
     #[cold]
-    pub(crate) fn compare(&mut self, qp: u32, slot: u64, message: u64) -> Result<(), String> {
+    pub(super) fn compare(&mut self, qp: u32, slot: u64, message: u64) -> Result<(), String> {
         let off = self.end.offset(qp, slot);
         let size = self.end.plan.size as usize;
         let wrong =
@@ -114,7 +117,7 @@ impl<'a> Target<'a> {
     }
 
     /// Tells a peer in another process of its new credits.
-    pub(crate) fn tell(&mut self, qp: u32) -> Result<(), String> {
+    pub(super) fn tell(&mut self, qp: u32) -> Result<(), String> {
         let batch = batch(&self.end.plan);
         let lane = &mut self.lanes[qp as usize];
         let new = (lane.posted - lane.told) / batch;

@@ -1,42 +1,18 @@
 //! Bandwidth: the initiator keeps `depth` messages in flight on each QP, the target
 //! receives. In one process a single thread steps both.
-//!
-//! Control lines, one a QP, are written by RDMA WRITE when the ends are two
-//! processes:
-//! ```text
-//!  at the target     0: messages sent u64                                   31: done
-//!  at the initiator  0: wrong messages u64  8: credits u8  16: compared u64  31: done
-//! ```
-//! A SEND without a posted receive ends an iWARP stream, so SENDs need credits: the
-//! target's count of posted receives, in batches, modulo 256.
 
-use crate::bounds::gbps;
-use crate::end::{End, check};
-use crate::initiator::Initiator;
-use crate::plan::{Op, Plan};
+mod initiator;
+mod target;
+
+use crate::control_line::{END_LINE, OFF_COMPARED, OFF_DONE};
+use crate::end::{End, STALL};
+use crate::measurement::{Measured, bytes, gbps};
+use crate::plan::Op;
 use crate::progress::Progress;
-use crate::report::{Measured, bytes};
-use crate::session;
-use crate::target::Target;
-use siw::{CmEvent, Error, Wc};
+use initiator::Initiator;
+use siw::{CmEvent, Error};
 use std::time::{Duration, Instant};
-
-/// Completions taken at once.
-pub(crate) const POLL: usize = 32;
-/// No completion for this long is an error.
-pub const STALL: Duration = Duration::from_secs(10);
-/// How long placed data may take to be seen after its message completed.
-pub(crate) const PLACED: Duration = Duration::from_secs(1);
-pub(crate) const OFF_CREDITS: usize = 8;
-const OFF_COMPARED: usize = 16;
-pub(crate) const OFF_DONE: usize = 31;
-/// A control line as it is written at the end.
-pub(crate) const END_LINE: usize = 32;
-
-/// Receives in one credit.
-pub(crate) fn batch(plan: &Plan) -> u64 {
-    u64::from(plan.target_slots() / 8).max(1)
-}
+use target::Target;
 
 /// Measures for `time` from the initiator; the target is in this process or another.
 pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String> {
@@ -228,23 +204,6 @@ pub fn idle(end: &End, look: &mut Instant) -> Result<(), String> {
         return Ok(());
     }
     *look = now;
-    errors(end)?;
-    gone(end)
-}
-
-/// Completions of messages that complete only when they fail.
-pub fn errors(end: &End) -> Result<(), String> {
-    let mut wcs = [Wc::default(); 4];
-    let n = end.send_cq.poll(&mut wcs).map_err(|e| e.to_string())?;
-    wcs[..n]
-        .iter()
-        .try_for_each(|wc| check(wc, end.plan.op.name()))
-}
-
-/// Whether the other end went away before it was done.
-pub fn gone(end: &End) -> Result<(), String> {
-    match session::take(&end.channel)? {
-        Some(CmEvent::Disconnected(_)) => Err("the other end went away".into()),
-        _ => Ok(()),
-    }
+    end.check_unsignaled_sends()?;
+    end.check_peer_present()
 }
