@@ -8,7 +8,8 @@ use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
 use siw_tcp::{
-    Home, IpCidr, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, Tso,
+    IpCidr, ReassemblyConfig, Route, SYMMETRIC_RSS_KEY, StackConfig, Steering, TsoLimits,
+    WorkerSteering,
 };
 
 use crate::config::{
@@ -200,7 +201,7 @@ fn start(
     let steering = Steering::new(usize::from(wanted), caps.reta_size);
     if caps.reta_size > 0 && queues == wanted {
         // Without it the port's own table decides, and workers sort what comes to the wrong one.
-        if let Err(e) = port.set_rss_table(&steering.table()) {
+        if let Err(e) = port.set_rss_table(&steering.indirection_table()) {
             tracing::warn!(device = %name, "workers will forward frames to each other: {e}");
         }
     }
@@ -276,7 +277,7 @@ impl Device {
             mpa_rev: *self.config.mpa.revision.get_ref(),
             max_ird: *self.config.mpa.ird.get_ref(),
             max_ord: *self.config.mpa.ord.get_ref(),
-            workers: (0..self.steering.workers()).collect(),
+            workers: (0..self.steering.worker_count()).collect(),
             steering: self.steering.clone(),
         }
     }
@@ -289,11 +290,11 @@ impl Device {
         worker: usize,
         keys: &Keys,
     ) -> Option<WorkerPortConfig> {
-        let workers = self.steering.workers();
+        let workers = self.steering.worker_count();
         if worker >= workers {
             return None;
         }
-        let home = (workers > 1).then(|| Home {
+        let home = (workers > 1).then(|| WorkerSteering {
             steering: self.steering.clone(),
             worker,
         });
@@ -308,7 +309,7 @@ impl Device {
             queues,
             stack: StackConfig {
                 gratuitous_arp: !self.link.in_process && worker == 0,
-                home,
+                steering: home,
                 tso,
                 ..self.stack(keys, self.link.needs_software_checksum())
             },
@@ -320,9 +321,9 @@ impl Device {
     }
 
     /// What the port takes at once: a header, and two buffers for each FPDU.
-    fn super_segments(&self) -> Tso {
+    fn super_segments(&self) -> TsoLimits {
         let by_buffers = self.link.max_tso_segments.saturating_sub(1) / 2;
-        Tso {
+        TsoLimits {
             max_segments: by_buffers.clamp(2, TSO_SEGMENTS),
             max_bytes: TSO_BYTES,
         }

@@ -10,22 +10,22 @@ use siw_iwarp::mpa::{InitiatorStep, MpaInitiator, MpaResponder, ResponderStep};
 use siw_iwarp::*;
 use siw_shm::WcStatus;
 use siw_tcp::sim::{Impairment, RecordBytes, Rng, SimNet, host_config};
-use siw_tcp::{ConnId, Events, RxQueue, VecBuf};
+use siw_tcp::{ConnId, Events, ReceiveQueue, VecBuf};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-struct Rx<'a>(&'a mut RxQueue<VecBuf>);
+struct Rx<'a>(&'a mut ReceiveQueue<VecBuf>);
 
 impl RxStream for Rx<'_> {
     fn available(&self) -> usize {
         self.0.len_bytes()
     }
     fn peek(&self, off: usize, out: &mut [u8]) {
-        self.0.peek(off, out);
+        self.0.copy_to_slice(off, out);
     }
     fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
-        self.0.for_each(off, len, f);
+        self.0.for_each_chunk(off, len, f);
     }
     fn consume(&mut self, n: usize) {
         self.0.consume(n);
@@ -113,8 +113,8 @@ impl Host {
     }
 
     fn set_up(&mut self, net: &mut Net, i: usize, id: ConnId) {
-        let emss = net.hosts[i].emss(id) as u32;
-        let Some(rx) = net.hosts[i].rx_queue(id) else {
+        let emss = net.hosts[i].effective_mss(id) as u32;
+        let Some(rx) = net.hosts[i].receive_queue(id) else {
             return;
         };
         let mut rx = Rx(rx);
@@ -153,9 +153,9 @@ impl Host {
         {
             let mut s = side.borrow_mut();
             let End { qp, env, .. } = &mut s.end;
-            qp.set_emss(net.hosts[i].emss(id) as u32);
+            qp.set_emss(net.hosts[i].effective_mss(id) as u32);
             let mut left = 0;
-            if let Some(rx) = net.hosts[i].rx_queue(id) {
+            if let Some(rx) = net.hosts[i].receive_queue(id) {
                 let mut rx = Rx(rx);
                 qp.receive_in_order(env, &mut rx);
                 left = rx.available();

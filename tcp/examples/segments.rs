@@ -93,10 +93,15 @@ struct Ring {
 }
 
 impl FrameSink<[u64; 4]> for Ring {
-    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.begin_with(headers.len(), meta, |h| h.copy_from_slice(headers))
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.begin_frame_with(headers.len(), meta, |h| h.copy_from_slice(headers))
     }
-    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+    fn begin_frame_with(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
         let new = || {
             Box::new(Frame {
                 header: [0; 128],
@@ -117,11 +122,11 @@ impl FrameSink<[u64; 4]> for Ring {
         });
         true
     }
-    fn append(&mut self, _user: u64, record: &[u64; 4], offset: u32, len: u32) {
+    fn append_record(&mut self, _user: u64, record: &[u64; 4], offset: u32, len: u32) {
         std::hint::black_box((record[0], offset, len));
     }
-    fn bytes(&mut self, _: &[u8]) {}
-    fn end(&mut self) {}
+    fn append_bytes(&mut self, _: &[u8]) {}
+    fn end_frame(&mut self) {}
 }
 
 type Host = Stack<Buf, [u64; 4]>;
@@ -177,13 +182,13 @@ fn main() {
             let mut out = std::mem::take(&mut rings[1 - h].frames);
             while !out.is_empty() {
                 let n = out.len().min(64);
-                hosts[h].receive(t, out.drain(..n).map(|b| (b, info)));
+                hosts[h].receive_burst(t, out.drain(..n).map(|b| (b, info)));
                 while let Some((id, _, e)) = hosts[h].next_event() {
                     if e.contains(Events::CONNECTED) {
                         open += 1;
                     }
                     if e.contains(Events::READABLE)
-                        && let Some(rx) = hosts[h].rx_queue(id)
+                        && let Some(rx) = hosts[h].receive_queue(id)
                     {
                         let n = rx.len_bytes();
                         bytes += rx.consume(n) as u64;
@@ -230,7 +235,7 @@ fn main() {
     let n = rings[0].data - first;
     let ns = begun.elapsed().as_nanos() as f64 / n as f64;
     let acks = hosts[1].stats().pure_acks_out;
-    let c = hosts[0].conn(ids[0]).unwrap();
+    let c = hosts[0].tcp_info(ids[0]).unwrap();
     println!(
         "{ns:.1} ns/segment (send + receive + ACKs), {n} segments, {acks} ACKs, {bytes} bytes, {c:?}"
     );

@@ -4,8 +4,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 use core::time::Duration;
 
-use crate::base::error::Error;
-use crate::flow::steering::Home;
+use crate::base::error::StackError;
+use crate::flow::steering::WorkerSteering;
 
 /// An address of this device and the prefix that is on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,11 +51,11 @@ impl IpCidr {
 }
 
 impl FromStr for IpCidr {
-    type Err = Error;
+    type Err = StackError;
     /// `10.0.0.1/24`, `fd00::1/64`; without a prefix, a host address.
-    fn from_str(s: &str) -> Result<Self, Error> {
+    fn from_str(s: &str) -> Result<Self, StackError> {
         let bad = || {
-            Error::Config(format!(
+            StackError::Config(format!(
                 "{s:?} is no address/prefix; write e.g. 10.0.0.1/24"
             ))
         };
@@ -87,7 +87,7 @@ pub struct Route {
 
 /// TCP segmentation by the port: limits of one super-segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tso {
+pub struct TsoLimits {
     /// Wire segments, at least 2.
     pub max_segments: u16,
     /// Payload bytes, at most 65000.
@@ -96,7 +96,7 @@ pub struct Tso {
 
 /// Which congestion controller new connections use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Congestion {
+pub enum CongestionControl {
     /// RFC 9438.
     #[default]
     Cubic,
@@ -169,7 +169,7 @@ impl Default for ReassemblyConfig {
 pub struct StackConfig {
     pub mac: [u8; 6],
     /// At least one; the first of a family is the default source of `connect`.
-    pub addrs: Vec<IpCidr>,
+    pub addresses: Vec<IpCidr>,
     pub gateway_v4: Option<Ipv4Addr>,
     pub gateway_v6: Option<Ipv6Addr>,
     /// Beside the links and the two default gateways.
@@ -195,7 +195,7 @@ pub struct StackConfig {
     pub max_held_buffers: usize,
     /// Raise [`crate::Events::OUT_OF_ORDER`].
     pub show_out_of_order: bool,
-    pub congestion: Congestion,
+    pub congestion: CongestionControl,
     /// In segments; RFC 6928 says 10, a fabric may start wider.
     pub initial_window: u32,
     /// Secret of the initial sequence numbers (RFC 6528) and port choice (RFC 6056).
@@ -208,10 +208,10 @@ pub struct StackConfig {
     pub tx_checksum: bool,
     /// The port cuts super-segments ([`crate::FrameMeta::tso_segsz`]); needs `tx_checksum` off,
     /// since only it can then compute checksums.
-    pub tso: Option<Tso>,
+    pub tso: Option<TsoLimits>,
     /// Which worker this is when several share the device: connects then draw source ports
     /// whose flow comes home. `None`: it is alone.
-    pub home: Option<Home>,
+    pub steering: Option<WorkerSteering>,
     pub keepalive: Option<Keepalive>,
     /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
     pub user_timeout: Duration,
@@ -236,13 +236,13 @@ pub struct StackConfig {
 
 impl StackConfig {
     pub(crate) fn wants_ecn(&self) -> bool {
-        self.ecn || self.congestion == Congestion::Dctcp
+        self.ecn || self.congestion == CongestionControl::Dctcp
     }
 
     pub fn new(mac: [u8; 6], addrs: Vec<IpCidr>) -> Self {
         StackConfig {
             mac,
-            addrs,
+            addresses: addrs,
             gateway_v4: None,
             gateway_v6: None,
             routes: Vec::new(),
@@ -256,14 +256,14 @@ impl StackConfig {
             max_recv_buffers: 8192,
             max_held_buffers: usize::MAX,
             show_out_of_order: false,
-            congestion: Congestion::Cubic,
+            congestion: CongestionControl::Cubic,
             initial_window: 10,
             isn_key: [0x5a; 16],
             hash_key: [0xa5; 16],
             max_connections: 65536,
             tx_checksum: true,
             tso: None,
-            home: None,
+            steering: None,
             keepalive: None,
             user_timeout: Duration::from_secs(120),
             syn_retries: 6,
@@ -281,12 +281,12 @@ impl StackConfig {
 }
 
 /// What `Stack::new` refuses.
-pub(crate) fn check(c: &StackConfig) -> Result<(), Error> {
-    let bad = |s: String| Err(Error::Config(s));
+pub(crate) fn check_config(c: &StackConfig) -> Result<(), StackError> {
+    let bad = |s: String| Err(StackError::Config(s));
     if c.mac[0] & 1 != 0 || c.mac == [0; 6] {
         return bad(format!("MAC {:02x?} is not a unicast address", c.mac));
     }
-    if c.addrs.is_empty() {
+    if c.addresses.is_empty() {
         return bad("a device needs at least one address".into());
     }
     if let Some(t) = c.tso {
@@ -305,14 +305,14 @@ pub(crate) fn check(c: &StackConfig) -> Result<(), Error> {
             ));
         }
         let link_local = matches!(r.via, IpAddr::V6(a) if a.is_unicast_link_local());
-        if !link_local && !c.addrs.iter().any(|a| a.contains(r.via)) {
+        if !link_local && !c.addresses.iter().any(|a| a.contains(r.via)) {
             return bad(format!(
                 "route via {}: no address of this device is on its link; add one",
                 r.via
             ));
         }
     }
-    let v6 = c.addrs.iter().any(|a| a.addr.is_ipv6());
+    let v6 = c.addresses.iter().any(|a| a.addr.is_ipv6());
     let min = if v6 { 1280 } else { 576 };
     if c.mtu < min || c.mtu > 9000 {
         return bad(format!("MTU {} is not in {min}..=9000", c.mtu));

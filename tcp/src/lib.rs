@@ -1,16 +1,16 @@
 //! A sans-IO TCP/IP stack that keeps record boundaries: the transport under siwd's iWARP.
 //!
 //! One [`Stack`] is one device in one worker. The worker hands it bursts of received frames
-//! ([`Stack::receive`]), asks what happened ([`Stack::next_event`]), walks received bytes in
-//! place ([`RxQueue`]), queues records ([`Stack::push_record`]), and lets it send
+//! ([`Stack::receive_burst`]), asks what happened ([`Stack::next_event`]), walks received bytes in
+//! place ([`ReceiveQueue`]), queues records ([`Stack::push_record`]), and lets it send
 //! ([`Stack::flush`], [`Stack::poll`]) into a [`FrameSink`]. The stack does no I/O, reads no
 //! clock (the caller passes [`Instant`]s) and knows no DPDK.
 //!
 //! A worker's batch:
 //! ```text
-//! receive(now, burst)                     parse, demultiplex, acknowledge, queue
+//! receive_burst(now, frames)             parse, demultiplex, acknowledge, queue
 //! while next_event():                     each connection at most once
-//!     take_acked / rx_queue.. consume     complete work, parse FPDUs in place
+//!     take_acked / receive_queue.. consume complete work, parse FPDUs in place
 //!     push_record.. ; flush               data carries the acknowledgement
 //! poll(now)                               what is still owed: ACKs, timers, repetitions, ARP
 //! ```
@@ -37,20 +37,21 @@ mod stack;
 mod wire;
 
 pub use base::buffer::{RecvBuf, VecBuf};
-pub use base::error::Error;
+pub use base::error::StackError;
 pub use base::events::Events;
 pub use base::frame_info::{FrameInfo, RxChecksum};
 pub use base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
 pub use base::ids::{ConnId, ListenerId};
 pub use base::sequence::SeqNr;
-pub use base::state::State;
-pub use base::stats::Stats;
+pub use base::state::TcpState;
+pub use base::stats::StackStats;
 pub use base::time::Instant;
 pub use config::{
-    Congestion, IpCidr, Keepalive, NeighbourConfig, ReassemblyConfig, Route, StackConfig, Tso,
+    CongestionControl, IpCidr, Keepalive, NeighbourConfig, ReassemblyConfig, Route, StackConfig,
+    TsoLimits,
 };
-pub use flow::steering::{Destination, Home, Steering};
+pub use flow::steering::{Destination, Steering, WorkerSteering};
 pub use flow::toeplitz::{DEFAULT_RSS_KEY, SYMMETRIC_RSS_KEY, Toeplitz};
-pub use queues::receive_queue::RxQueue;
-pub use stack::{ConnInfo, Stack};
+pub use queues::receive_queue::ReceiveQueue;
+pub use stack::{Stack, TcpInfo};
 pub use wire::checksum;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::wire::{ACK, CWR, ECE, Lab, SYN, pattern};
 use common::{Transfer, configs, micros};
 use siw_tcp::sim::{Impairment, host_config};
-use siw_tcp::{Congestion, Stats};
+use siw_tcp::{CongestionControl, StackStats};
 
 fn bottleneck(mark: usize) -> Impairment {
     let mut l = Impairment::perfect(micros(50));
@@ -18,7 +18,7 @@ fn bottleneck(mark: usize) -> Impairment {
 }
 
 /// Moves 12 MB through a marking bottleneck: (Gb/s, sender's counters, frames lost, marked).
-fn through(congestion: Congestion, ecn: bool, v6: bool) -> (f64, Stats, u64, u64) {
+fn through(congestion: CongestionControl, ecn: bool, v6: bool) -> (f64, StackStats, u64, u64) {
     let mut c = configs();
     for c in &mut c {
         c.congestion = congestion;
@@ -42,7 +42,11 @@ fn through(congestion: Congestion, ecn: bool, v6: bool) -> (f64, Stats, u64, u64
 
 #[test]
 fn marks_slow_a_flow_down_before_anything_is_lost_rfc_3168() {
-    for congestion in [Congestion::Cubic, Congestion::NewReno, Congestion::Dctcp] {
+    for congestion in [
+        CongestionControl::Cubic,
+        CongestionControl::NewReno,
+        CongestionControl::Dctcp,
+    ] {
         for v6 in [false, true] {
             let (gbps, s, lost, marked) = through(congestion, true, v6);
             println!(
@@ -54,7 +58,7 @@ fn marks_slow_a_flow_down_before_anything_is_lost_rfc_3168() {
             assert!(gbps > 5.0, "{congestion:?} {gbps}");
         }
     }
-    let (_, s, lost, marked) = through(Congestion::NewReno, false, false);
+    let (_, s, lost, marked) = through(CongestionControl::NewReno, false, false);
     assert!(
         lost > 0 && s.retrans_segs > 0 && marked == 0,
         "without ECN the queue overflows"
@@ -63,8 +67,8 @@ fn marks_slow_a_flow_down_before_anything_is_lost_rfc_3168() {
 
 #[test]
 fn dctcp_keeps_more_of_its_window_than_reno_under_marks_rfc_8257() {
-    let (dctcp, d, ..) = through(Congestion::Dctcp, true, false);
-    let (reno, ..) = through(Congestion::NewReno, true, false);
+    let (dctcp, d, ..) = through(CongestionControl::Dctcp, true, false);
+    let (reno, ..) = through(CongestionControl::NewReno, true, false);
     assert!(dctcp > reno, "{dctcp} {reno}");
     assert!(d.ecn_reductions > 3);
 }
@@ -117,7 +121,7 @@ fn an_echo_is_answered_once_a_window_and_with_cwr_rfc_3168_6_1_2() {
             .unwrap();
     }
     l.net.flush(0, a);
-    let before = l.net.hosts[0].conn(a).unwrap().cwnd;
+    let before = l.net.hosts[0].tcp_info(a).unwrap().cwnd;
     let base = l.forge(1);
     for i in 1..4u32 {
         let mut s = base.clone();
@@ -126,7 +130,7 @@ fn an_echo_is_answered_once_a_window_and_with_cwr_rfc_3168_6_1_2() {
         l.inject(&s);
     }
     l.run_ms(1);
-    let after = l.net.hosts[0].conn(a).unwrap();
+    let after = l.net.hosts[0].tcp_info(a).unwrap();
     assert_eq!(l.net.hosts[0].stats().ecn_reductions, 1);
     assert!(after.cwnd < before);
     l.send(0, a, b"next");
@@ -161,7 +165,7 @@ fn hystart_leaves_slow_start_when_the_queue_grows_rfc_9406() {
     while t.sides[1].received < size {
         t.run(micros(5000));
     }
-    let info = t.sides[0].id.and_then(|id| t.net.hosts[0].conn(id));
+    let info = t.sides[0].id.and_then(|id| t.net.hosts[0].tcp_info(id));
     assert_eq!(t.net.lost, 0, "{info:?}");
     let info = info.unwrap();
     // The path holds 250 KB; the queue would take all 25 MB.
@@ -191,10 +195,10 @@ fn wait(l: &mut Lab, seconds: u64) {
 #[test]
 fn a_window_is_kept_for_five_minutes_without_use_and_then_halved_rfc_7661_4_4() {
     let mut c = [host_config(0), host_config(1)];
-    c[0].congestion = Congestion::NewReno;
+    c[0].congestion = CongestionControl::NewReno;
     let mut l = Lab::with(c);
     let ids = l.connect();
-    let info = |l: &Lab| l.net.hosts[0].conn(ids[0]).unwrap();
+    let info = |l: &Lab| l.net.hosts[0].tcp_info(ids[0]).unwrap();
     for n in [10, 20, 40] {
         burst(&mut l, ids, n);
     }
@@ -234,7 +238,7 @@ fn a_window_that_is_not_validated_grows_only_when_it_is_full_rfc_7661_4_4() {
     c[0].initial_window = 40;
     let mut l = Lab::with(c);
     let ids = l.connect();
-    let cwnd = |l: &Lab| l.net.hosts[0].conn(ids[0]).unwrap().cwnd / 1448;
+    let cwnd = |l: &Lab| l.net.hosts[0].tcp_info(ids[0]).unwrap().cwnd / 1448;
     for _ in 0..10 {
         burst(&mut l, ids, 15);
     }
@@ -263,7 +267,7 @@ fn a_mark_takes_a_window_that_is_not_validated_to_half_of_what_was_in_use_rfc_76
     s.ack = s.ack.wrapping_add(1448);
     l.inject(&s);
     l.run_ms(1);
-    let info = l.net.hosts[0].conn(ids[0]).unwrap();
+    let info = l.net.hosts[0].tcp_info(ids[0]).unwrap();
     assert!(
         info.ssthresh == 6 * 1448 && info.cwnd < 7 * 1448,
         "{info:?}"

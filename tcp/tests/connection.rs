@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use common::wire::{ACK, FIN, Lab, RST, SYN, Seg, pattern};
 use siw_tcp::sim::host_config;
-use siw_tcp::{Events, Keepalive, State};
+use siw_tcp::{Events, Keepalive, TcpState};
 
-fn state(l: &Lab, host: usize, id: siw_tcp::ConnId) -> State {
+fn state(l: &Lab, host: usize, id: siw_tcp::ConnId) -> TcpState {
     l.net.hosts[host]
-        .conn(id)
-        .map_or(State::Closed, |c| c.state)
+        .tcp_info(id)
+        .map_or(TcpState::Closed, |c| c.state)
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn a_connection_negotiates_options_and_carries_data_both_ways() {
         [1, 3, 3, 7],
         "window scale for 4 MiB (RFC 7323)"
     );
-    assert_eq!(l.net.hosts[0].emss(a), 1448);
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1448);
     l.send(0, a, b"ping");
     l.run_ms(1);
     assert_eq!(l.read(1, b), b"ping");
@@ -78,7 +78,7 @@ fn both_ends_may_open_at_once_rfc_9293_figure_8() {
     l.run_ms(20);
     assert_eq!(
         (state(&l, 0, a), state(&l, 1, b)),
-        (State::Established, State::Established)
+        (TcpState::Established, TcpState::Established)
     );
     l.send(0, a, &pattern(100_000));
     l.run_ms(20);
@@ -95,7 +95,7 @@ fn a_half_closed_connection_still_carries_the_other_direction_rfc_9293_3_6() {
     assert!(l.got(1).contains(Events::PEER_FIN));
     assert_eq!(
         (state(&l, 0, a), state(&l, 1, b)),
-        (State::FinWait2, State::CloseWait)
+        (TcpState::FinWait2, TcpState::CloseWait)
     );
     assert!(
         l.net.hosts[0].push_record(a, 1, vec![0], true).is_err(),
@@ -109,7 +109,7 @@ fn a_half_closed_connection_still_carries_the_other_direction_rfc_9293_3_6() {
     l.run_ms(5);
     assert_eq!(
         (state(&l, 0, a), state(&l, 1, b)),
-        (State::TimeWait, State::Closed)
+        (TcpState::TimeWait, TcpState::Closed)
     );
     assert!(l.got(0).contains(Events::CLOSED) && l.got(1).contains(Events::CLOSED));
 }
@@ -124,18 +124,18 @@ fn both_ends_may_close_at_once_rfc_9293_figure_13() {
     l.run_ms(5);
     assert_eq!(
         (state(&l, 0, a), state(&l, 1, b)),
-        (State::TimeWait, State::TimeWait)
+        (TcpState::TimeWait, TcpState::TimeWait)
     );
     l.run_ms(61_000);
     assert_eq!(
         (state(&l, 0, a), state(&l, 1, b)),
-        (State::Closed, State::Closed)
+        (TcpState::Closed, TcpState::Closed)
     );
     for (h, id) in [(0, a), (1, b)] {
         let now = l.net.now;
         l.net.hosts[h].release(now, id);
-        assert_eq!(l.net.hosts[h].connections(), 0);
-        assert!(l.net.hosts[h].idle() && l.net.hosts[h].conn(id).is_none());
+        assert_eq!(l.net.hosts[h].connection_count(), 0);
+        assert!(l.net.hosts[h].is_idle() && l.net.hosts[h].tcp_info(id).is_none());
     }
 }
 
@@ -151,7 +151,7 @@ fn close_sends_what_is_queued_before_the_fin() {
     }
     let now = l.net.now;
     l.net.hosts[0].release(now, a);
-    assert!(l.net.hosts[0].conn(a).is_none());
+    assert!(l.net.hosts[0].tcp_info(a).is_none());
     l.run_ms(50);
     assert_eq!(l.read(1, b), data);
     assert!(l.got(1).contains(Events::PEER_FIN));
@@ -166,7 +166,7 @@ fn a_closed_port_refuses() {
         .unwrap();
     l.run_ms(5);
     assert!(l.got(0).contains(Events::REFUSED | Events::CLOSED));
-    assert_eq!(state(&l, 0, a), State::Closed);
+    assert_eq!(state(&l, 0, a), TcpState::Closed);
     assert_eq!(l.last(1).flags, RST | ACK);
 }
 
@@ -181,7 +181,7 @@ fn abort_resets_the_peer_at_once() {
     l.net.hosts[0].abort(now, a);
     l.run_ms(5);
     assert!(l.got(0).contains(Events::CLOSED) && l.got(1).contains(Events::RESET | Events::CLOSED));
-    assert_eq!(state(&l, 1, b), State::Closed);
+    assert_eq!(state(&l, 1, b), TcpState::Closed);
     let mut left = vec![];
     l.net.hosts[0].take_unacked(a, |r| left.push(r));
     assert_eq!(left, [vec![1, 2, 3]]);
@@ -213,7 +213,7 @@ fn a_blind_reset_or_syn_is_challenged_and_only_the_exact_reset_obeyed_rfc_5961()
     syn.flags = SYN;
     l.inject(&syn);
     l.run_ms(5);
-    assert_eq!(state(&l, 1, b), State::Established);
+    assert_eq!(state(&l, 1, b), TcpState::Established);
     assert_eq!(l.net.hosts[1].stats().challenge_acks, 2);
     rst.seq = rst.seq.wrapping_sub(100);
     l.inject(&rst);
@@ -240,7 +240,7 @@ fn an_ack_beyond_snd_nxt_dequeues_no_unsent_data() {
         rss_hash: 0,
     };
     let now = l.net.now;
-    l.net.hosts[0].receive(now, std::iter::once((ack.frame().into(), info)));
+    l.net.hosts[0].receive_burst(now, std::iter::once((ack.frame().into(), info)));
     assert_eq!(l.net.hosts[0].stats().bad_acks, 1);
     l.net.hosts[0].take_acked(a, |_| panic!("nothing was acknowledged"));
     l.run_ms(50);
@@ -269,7 +269,7 @@ fn a_mutual_timeout_with_full_windows_does_not_wedge() {
     assert_eq!(l.read(0, a), data);
     assert_eq!(l.read(1, b), data);
     l.run_ms(10);
-    assert!(l.net.hosts.iter().all(|h| h.idle()));
+    assert!(l.net.hosts.iter().all(|h| h.is_idle()));
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn the_last_send_leaves_without_a_flush() {
     l.net.hosts[0]
         .push_record(a, 5, b"hello".to_vec(), true)
         .unwrap();
-    assert!(!l.net.hosts[0].idle());
+    assert!(!l.net.hosts[0].is_idle());
     l.run_ms(1);
     assert_eq!(l.read(1, b), b"hello");
 }
@@ -293,8 +293,8 @@ fn a_full_sink_keeps_the_work_for_later() {
         l.send(0, a, &pattern(1448));
     }
     l.run_ms(20);
-    assert_eq!(l.net.hosts[1].conn(b).unwrap().readable, 0);
-    assert!(!l.net.hosts[0].idle() && l.net.hosts[0].owes());
+    assert_eq!(l.net.hosts[1].tcp_info(b).unwrap().readable, 0);
+    assert!(!l.net.hosts[0].is_idle() && l.net.hosts[0].has_output());
     l.net.sinks[0].space = Some(1);
     l.run_ms(1);
     l.net.sinks[0].space = None;
@@ -320,7 +320,7 @@ fn a_closed_window_is_probed_and_a_lost_update_does_not_wedge_rfc_9293_3_8_6_1()
     l.run_ms(200);
     assert!(
         l.net.hosts[0].stats().zero_window_probes > 2
-            || l.net.hosts[0].conn(a).unwrap().send_window > 0
+            || l.net.hosts[0].tcp_info(a).unwrap().send_window > 0
     );
     let mut got = l.read(1, b);
     assert!(got.len() <= 8192 && got.len() > 7000);
@@ -334,7 +334,7 @@ fn a_closed_window_is_probed_and_a_lost_update_does_not_wedge_rfc_9293_3_8_6_1()
     }
     assert_eq!(got, data);
     assert_eq!(
-        l.net.hosts[0].conn(a).unwrap().timeouts,
+        l.net.hosts[0].tcp_info(a).unwrap().timeouts,
         0,
         "probing is no loss"
     );
@@ -361,7 +361,7 @@ fn the_window_grows_far_beyond_64_kib_and_never_shrinks() {
                 .unwrap();
         }
         l.run_ms(1);
-        most = most.max(l.net.hosts[0].conn(a).unwrap().in_flight);
+        most = most.max(l.net.hosts[0].tcp_info(a).unwrap().in_flight);
         l.read(1, b);
     }
     assert!(most > 2 << 20, "{most}");
@@ -495,7 +495,7 @@ fn data_unacknowledged_for_the_user_timeout_ends_the_connection_rfc_9293_3_8_3()
     l.lose(|_, _| true);
     l.send(0, a, b"lost");
     l.run_ms(4000);
-    assert_eq!(state(&l, 0, a), State::Established);
+    assert_eq!(state(&l, 0, a), TcpState::Established);
     l.run_ms(8000);
     assert!(l.got(0).contains(Events::TIMED_OUT | Events::CLOSED));
 }
@@ -511,7 +511,7 @@ fn keepalive_finds_a_dead_peer_and_leaves_a_live_one_alone_rfc_9293_3_8_4() {
     let mut l = Lab::with(c);
     let [a, _] = l.connect();
     l.run_ms(20_000);
-    assert_eq!(state(&l, 0, a), State::Established);
+    assert_eq!(state(&l, 0, a), TcpState::Established);
     assert!(l.net.hosts[0].stats().keepalive_probes >= 8);
     l.lose(|_, _| true);
     l.run_ms(10_000);
@@ -528,7 +528,7 @@ fn a_new_syn_takes_over_time_wait_rfc_6191() {
             .connect(now, None, Some(5000), "10.0.0.2:80".parse().unwrap(), 0)
             .unwrap();
         l.run_ms(10);
-        assert_eq!(state(&l, 0, a), State::Established, "round {round}");
+        assert_eq!(state(&l, 0, a), TcpState::Established, "round {round}");
         let b = l.events[1]
             .iter()
             .rev()
@@ -637,7 +637,7 @@ fn a_batch_is_acknowledged_once_and_data_carries_the_ack() {
     l.send(0, a, b"request");
     let now = l.net.now;
     l.net.run(Duration::from_millis(1), |n| {
-        n.hosts[1].conn(b).unwrap().readable > 0 || n.now > now + common::micros(500)
+        n.hosts[1].tcp_info(b).unwrap().readable > 0 || n.now > now + common::micros(500)
     });
     l.read(1, b);
     l.send(1, b, b"reply");
@@ -656,7 +656,8 @@ fn a_single_segment_without_push_is_acknowledged_after_the_delay() {
         .push_record(a, 100, vec![0; 100], false)
         .unwrap();
     l.net.flush(0, a);
-    l.net.run(Duration::from_millis(50), |n| n.hosts[0].idle());
+    l.net
+        .run(Duration::from_millis(50), |n| n.hosts[0].is_idle());
     let took = l.net.now - at;
     assert!(
         took >= Duration::from_millis(1) && took < Duration::from_millis(2),
@@ -708,14 +709,14 @@ fn stale_ids_are_harmless() {
     let [c, _] = l.connect();
     assert_ne!(a, c);
     let h = &mut l.net.hosts[0];
-    assert!(h.conn(a).is_none() && h.rx_queue(a).is_none());
-    assert_eq!((h.emss(a), h.send_room(a)), (0, 0));
+    assert!(h.tcp_info(a).is_none() && h.receive_queue(a).is_none());
+    assert_eq!((h.effective_mss(a), h.send_room(a)), (0, 0));
     assert_eq!(h.push_record(a, 1, vec![9], true), Err(vec![9]));
     h.close(now, a);
     h.abort(now, a);
     h.release(now, a);
     h.set_user(a, 1);
     h.take_acked(a, |_| panic!());
-    assert_eq!(state(&l, 0, c), State::Established);
-    assert_eq!(state(&l, 1, b), State::Closed);
+    assert_eq!(state(&l, 0, c), TcpState::Established);
+    assert_eq!(state(&l, 1, b), TcpState::Closed);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::wire::{ACK, Lab, SYN, Seg, pattern};
 use common::{PORT, Transfer, configs, micros};
 use siw_tcp::sim::{Impairment, Rng, host_config};
-use siw_tcp::{Events, FrameInfo, RxChecksum, State, VecBuf};
+use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
 
 const INFO: FrameInfo = FrameInfo {
     checksum: RxChecksum::Good,
@@ -48,7 +48,7 @@ fn fill(l: &mut Lab, port: u16, n: usize) {
     let mut rng = Rng::new(8);
     let now = l.net.now;
     let burst: Vec<_> = (0..n).map(|_| (flood(&mut rng, port, SYN), INFO)).collect();
-    l.net.hosts[1].receive(now, burst.into_iter());
+    l.net.hosts[1].receive_burst(now, burst.into_iter());
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_full_backlog_is_answered_with_cookies_that_bring_the_options_back_rfc_4987(
         l.net.hosts[1].listen(None, 80, 8, 7).unwrap();
         fill(&mut l, 80, 100);
         assert_eq!(
-            l.net.hosts[1].connections(),
+            l.net.hosts[1].connection_count(),
             8,
             "nothing is kept of the rest"
         );
@@ -75,12 +75,12 @@ fn a_full_backlog_is_answered_with_cookies_that_bring_the_options_back_rfc_4987(
         assert_eq!(l.net.hosts[1].stats().cookies_recv, 1);
         let (b, e) = l.events[1][0];
         assert!(e.contains(Events::ACCEPTED));
-        let info = l.net.hosts[1].conn(b).unwrap();
-        assert_eq!((info.state, info.user), (State::Established, 7));
+        let info = l.net.hosts[1].tcp_info(b).unwrap();
+        assert_eq!((info.state, info.user), (TcpState::Established, 7));
         let overhead = if v6 { 60 } else { 40 } + if ts { 12 } else { 0 };
         // The nearest MSS of the table.
         let mss = if v6 { 1440 } else { 1460 } + if v6 { 60 } else { 40 };
-        assert_eq!(info.emss, mss - overhead);
+        assert_eq!(info.effective_mss, mss - overhead);
         // With timestamps, window scaling and SACK survived.
         let data = pattern(400_000);
         l.send(0, a, &data);
@@ -92,7 +92,7 @@ fn a_full_backlog_is_answered_with_cookies_that_bring_the_options_back_rfc_4987(
             back.extend(l.read(0, a));
         }
         assert!(there == data && back == data);
-        let window = l.net.hosts[1].conn(b).unwrap().send_window;
+        let window = l.net.hosts[1].tcp_info(b).unwrap().send_window;
         assert_eq!(window > 0xffff, ts, "{window}");
     }
 }
@@ -128,13 +128,13 @@ fn forged_and_stale_cookies_open_nothing() {
     // Nobody is attacked: no cookie is even looked at.
     let now = l.net.now;
     let b = flood(&mut rng, 80, ACK);
-    l.net.hosts[1].receive(now, std::iter::once((b, INFO)));
+    l.net.hosts[1].receive_burst(now, std::iter::once((b, INFO)));
     assert_eq!(l.net.hosts[1].stats().cookies_failed, 0);
     fill(&mut l, 80, 50);
     let acks: Vec<_> = (0..20_000)
         .map(|_| (flood(&mut rng, 80, ACK), INFO))
         .collect();
-    l.net.hosts[1].receive(now, acks.into_iter());
+    l.net.hosts[1].receive_burst(now, acks.into_iter());
     let s = l.net.hosts[1].stats();
     assert_eq!((s.cookies_recv, s.cookies_failed), (0, 20_000));
     assert!(s.out_rsts <= 1000, "rate limited");
@@ -183,14 +183,14 @@ fn a_flood_beside_a_bulk_flow_costs_that_flow_no_byte() {
             })
             .collect();
         frames += burst.len();
-        t.net.hosts[1].receive(now, burst.into_iter());
+        t.net.hosts[1].receive_burst(now, burst.into_iter());
         t.run(micros(100));
     }
     let s = t.net.hosts[1].stats();
     println!("{frames} hostile frames: {s:?}");
     assert!(s.cookies_sent > 1000 && s.out_rsts < 5000);
     assert!(
-        t.net.hosts[1].connections() <= 9,
+        t.net.hosts[1].connection_count() <= 9,
         "the backlog and the flow"
     );
     for h in &t.net.hosts {
@@ -217,7 +217,7 @@ fn several_listeners_live_beside_each_other() {
     }
     let by: Vec<_> = l.events[1]
         .iter()
-        .map(|(id, _)| l.net.hosts[1].conn(*id).unwrap())
+        .map(|(id, _)| l.net.hosts[1].tcp_info(*id).unwrap())
         .map(|c| (c.listener.unwrap(), c.user))
         .collect();
     assert_eq!(
@@ -231,14 +231,14 @@ fn several_listeners_live_beside_each_other() {
         "only the flooded listener needed a cookie"
     );
     let now = l.net.now;
-    l.net.hosts[1].unlisten(now, two);
+    l.net.hosts[1].stop_listening(now, two);
     let c = l.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
     l.run_ms(10);
     assert_eq!(
-        l.net.hosts[0].conn(c).unwrap().state,
-        State::Established,
+        l.net.hosts[0].tcp_info(c).unwrap().state,
+        TcpState::Established,
         "the wildcard takes over"
     );
 }

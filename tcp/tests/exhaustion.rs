@@ -18,7 +18,7 @@ fn give(l: &mut Lab, host: usize, s: &Seg) {
         rss_hash: 0,
     };
     let now = l.net.now;
-    l.net.hosts[host].receive(now, std::iter::once((s.frame().into(), info)));
+    l.net.hosts[host].receive_burst(now, std::iter::once((s.frame().into(), info)));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn all_connections_together_hold_no_more_than_the_workers_share_and_none_starves
     assert!(l.net.hosts[1].held_buffers() >= 200);
     let each = ids
         .iter()
-        .map(|[_, b]| l.net.hosts[1].conn(*b).unwrap().readable);
+        .map(|[_, b]| l.net.hosts[1].tcp_info(*b).unwrap().readable);
     assert!(each.min().unwrap() > 0, "each has its one");
     // One reads on though the others do not; then all.
     let mut got = vec![vec![]; CONNS];

@@ -193,16 +193,19 @@ fn workers_find_whom_a_packet_behind_extension_headers_is_for() {
             ..Default::default()
         };
         let f = s.ends.tcp(&t);
-        let Destination::Worker(w) = steering.look(&f) else {
+        let Destination::Worker(w) = steering.classify_frame(&f) else {
             panic!("TCP has an owner")
         };
         seen[w] += 1;
-        assert_eq!(steering.look(&behind(&f, &all)), Destination::Worker(w));
+        assert_eq!(
+            steering.classify_frame(&behind(&f, &all)),
+            Destination::Worker(w)
+        );
     }
     assert!(seen.iter().all(|n| *n > 0), "{seen:?}");
     let everyone = behind(&s.ends.solicit(), &all);
-    assert_eq!(steering.look(&everyone), Destination::Everyone);
+    assert_eq!(steering.classify_frame(&everyone), Destination::AllWorkers);
     for n in 0..everyone.len() {
-        steering.look(&everyone[..n]);
+        steering.classify_frame(&everyone[..n]);
     }
 }

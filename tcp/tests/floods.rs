@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, pattern};
 use siw_tcp::sim::forge::{Ends, Tcp};
 use siw_tcp::sim::{Rng, host_config};
-use siw_tcp::{ConnId, Events, FrameInfo, RxChecksum, State, Stats};
+use siw_tcp::{ConnId, Events, FrameInfo, RxChecksum, StackStats, TcpState};
 
 const STRANGER: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const HOST: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -34,7 +34,7 @@ fn give(l: &mut Lab, frame: Vec<u8>) {
         rss_hash: 0,
     };
     let now = l.net.now;
-    l.net.hosts[1].receive(now, std::iter::once((frame.into(), info)));
+    l.net.hosts[1].receive_burst(now, std::iter::once((frame.into(), info)));
 }
 
 /// What host 1 sends in answer to a frame.
@@ -45,7 +45,7 @@ fn answers(l: &mut Lab, frame: Vec<u8>) -> Vec<Vec<u8>> {
     l.net.sinks[1].frames.drain(..).map(|(f, _)| f).collect()
 }
 
-fn stats(l: &Lab) -> Stats {
+fn stats(l: &Lab) -> StackStats {
     l.net.hosts[1].stats().clone()
 }
 
@@ -151,7 +151,7 @@ fn acks_of_no_connection_are_counted_and_reset_no_faster_than_the_limit() {
     assert_eq!((resets, s.out_rsts), (1000, 1000));
     assert_eq!(s.resets_skipped, 4000);
     assert_eq!(s.no_connection - before.no_connection, 5000);
-    assert_eq!(l.net.hosts[1].connections(), 0);
+    assert_eq!(l.net.hosts[1].connection_count(), 0);
     // Resets of no connection are answered by nobody.
     let t = Tcp {
         ports: [9, 80],
@@ -405,7 +405,7 @@ fn martians_are_counted_and_answered_by_nobody_rfc_1122_3_2_1_3() {
     );
     sent += 1;
     assert_eq!(stats(&l).martians, sent);
-    assert_eq!(l.net.hosts[1].connections(), 0);
+    assert_eq!(l.net.hosts[1].connection_count(), 0);
     // The address of nobody may ask whether an address is free (RFC 4862), and is told.
     let mut e = ends("::1");
     e.ip[0] = "::".parse().unwrap();
@@ -461,7 +461,7 @@ fn a_scan_of_ports_is_counted_and_told_what_rfc_9293_says_of_closed_and_listenin
     assert_eq!(s.no_ports - before.no_ports, 65534);
     assert_eq!(s.out_rsts, 1000);
     assert_eq!(s.out_rsts - before.out_rsts + s.resets_skipped, 65534);
-    assert_eq!(l.net.hosts[1].connections(), 0);
+    assert_eq!(l.net.hosts[1].connection_count(), 0);
 }
 
 #[test]
@@ -567,7 +567,10 @@ fn neighbour_discovery_from_beyond_the_link_and_claims_of_others_addresses_chang
     l.send(1, b, b"still");
     l.run_ms(10);
     assert_eq!(l.read(0, a), b"still");
-    assert_eq!(l.net.hosts[1].conn(b).unwrap().state, State::Established);
+    assert_eq!(
+        l.net.hosts[1].tcp_info(b).unwrap().state,
+        TcpState::Established
+    );
 }
 
 #[test]

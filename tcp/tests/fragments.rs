@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::stranger::{Stranger, Way};
 use common::wire::{SYN, pattern, sum};
 use siw_tcp::sim::forge::{Tcp, behind, fix_ipv4, fragments};
-use siw_tcp::{Destination, Home, Steering};
+use siw_tcp::{Destination, Steering, WorkerSteering};
 
 /// Every frame in fragments of so many bytes, the last first.
 fn cut(most: usize) -> impl Fn(Vec<u8>) -> Vec<Vec<u8>> {
@@ -395,7 +395,7 @@ fn of_workers_that_all_hear_a_fragment_one_takes_the_segment_and_one_answers_the
         let worker = |n| {
             let steering = steering.clone();
             Stranger::of(v6, move |c| {
-                c.home = Some(Home {
+                c.steering = Some(WorkerSteering {
                     steering,
                     worker: n,
                 })
@@ -405,7 +405,7 @@ fn of_workers_that_all_hear_a_fragment_one_takes_the_segment_and_one_answers_the
         let hear = |w: &mut Stranger, f: &Vec<u8>| {
             let now = w.now();
             let stack = &mut w.lab.net.hosts[1];
-            stack.overhear(now, f.clone().into(), siw_tcp::RxChecksum::Unknown);
+            stack.receive_copy(now, f.clone().into(), siw_tcp::RxChecksum::Unknown);
         };
         // A port scan in fragments: the owner alone resets.
         for port in 1..20 {
@@ -416,11 +416,11 @@ fn of_workers_that_all_hear_a_fragment_one_takes_the_segment_and_one_answers_the
                 ..Tcp::default()
             };
             let f = workers[0].ends.tcp(&t);
-            let Destination::Worker(owner) = steering.look(&f) else {
+            let Destination::Worker(owner) = steering.classify_frame(&f) else {
                 panic!("an owner")
             };
             for (i, part) in fragments(&f, 128, port.into()).into_iter().enumerate() {
-                assert_eq!(steering.look(&part), Destination::Everyone);
+                assert_eq!(steering.classify_frame(&part), Destination::AllWorkers);
                 let [a, b] = &mut workers;
                 let (got, heard) = if i == 0 { (a, b) } else { (b, a) };
                 got.give(vec![part.clone()]);

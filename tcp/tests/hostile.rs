@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::wire::{ACK, Lab, PSH, SYN, Seg, pattern, sum};
 use siw_tcp::sim::{Rng, host_config};
-use siw_tcp::{Events, FrameInfo, RxChecksum, State, VecBuf};
+use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
 
 fn give(l: &mut Lab, host: usize, frame: Vec<u8>) {
     let info = FrameInfo {
@@ -14,7 +14,7 @@ fn give(l: &mut Lab, host: usize, frame: Vec<u8>) {
         rss_hash: 0,
     };
     let now = l.net.now;
-    l.net.hosts[host].receive(now, std::iter::once((VecBuf::from(frame), info)));
+    l.net.hosts[host].receive_burst(now, std::iter::once((VecBuf::from(frame), info)));
 }
 
 fn syn(sport: u16, dport: u16) -> Seg {
@@ -39,12 +39,12 @@ fn a_syn_flood_is_bounded_by_the_backlog_and_forgotten_rfc_4987() {
     for p in 1..2000 {
         give(&mut l, 1, syn(p, 80).frame());
     }
-    assert_eq!(l.net.hosts[1].connections(), 20);
+    assert_eq!(l.net.hosts[1].connection_count(), 20);
     assert!(l.net.hosts[1].stats().listen_overflows > 1900);
     // The flooder never answers.
     l.lose(|from, _| from == 0);
     l.run_ms(10_000);
-    assert_eq!(l.net.hosts[1].connections(), 0);
+    assert_eq!(l.net.hosts[1].connection_count(), 0);
     assert!(
         l.net.hosts[1].next_event().is_none(),
         "nobody hears of half-open connections"
@@ -140,7 +140,7 @@ fn fragments_without_their_rest_and_martians_are_counted() {
     f[50..52].copy_from_slice(&c);
     give(&mut l, 1, f);
     assert_eq!(l.net.hosts[1].stats().martians, 1);
-    assert_eq!(l.net.hosts[1].connections(), 0);
+    assert_eq!(l.net.hosts[1].connection_count(), 0);
 }
 
 #[test]
@@ -171,13 +171,13 @@ fn tiny_segments_cannot_pin_more_than_the_buffer_cap() {
     give(&mut l, 1, s.frame());
     let n = l.read(1, b).len();
     assert!(n >= 127, "what fills the hole is taken: {n}");
-    assert_eq!(state(&l, 1, b), State::Established);
+    assert_eq!(state(&l, 1, b), TcpState::Established);
 }
 
-fn state(l: &Lab, host: usize, id: siw_tcp::ConnId) -> State {
+fn state(l: &Lab, host: usize, id: siw_tcp::ConnId) -> TcpState {
     l.net.hosts[host]
-        .conn(id)
-        .map_or(State::Closed, |c| c.state)
+        .tcp_info(id)
+        .map_or(TcpState::Closed, |c| c.state)
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn off_link_peers_are_reached_through_the_gateway() {
     let mut c = [host_config(0), host_config(1)];
     c[0].gateway_v4 = Some("10.0.0.2".parse().unwrap());
     // Host 1 plays gateway and far peer in one.
-    c[1].addrs.push("192.0.2.7/32".parse().unwrap());
+    c[1].addresses.push("192.0.2.7/32".parse().unwrap());
     c[1].gateway_v4 = Some("10.0.0.1".parse().unwrap());
     let mut l = Lab::with(c);
     let now = l.net.now;
@@ -226,7 +226,7 @@ fn off_link_peers_are_reached_through_the_gateway() {
     assert!(l.got(0).contains(Events::CONNECTED));
     let now = l.net.now;
     let e = l.net.hosts[1].connect(now, None, None, "[2001:db8::1]:80".parse().unwrap(), 0);
-    assert!(matches!(e, Err(siw_tcp::Error::NoRoute(_))), "{e:?}");
+    assert!(matches!(e, Err(siw_tcp::StackError::NoRoute(_))), "{e:?}");
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn ipv6_connects_through_neighbour_discovery_and_an_unreachable_stays_bounded() 
         .find(|(_, e)| e.contains(Events::ACCEPTED))
         .unwrap()
         .0;
-    assert_eq!(l.net.hosts[0].emss(a), 1428);
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1428);
     l.send(0, a, &pattern(100_000));
     l.run_ms(20);
     assert_eq!(l.read(1, b), pattern(100_000));
@@ -345,7 +345,7 @@ fn an_icmp_error_ends_only_a_connect_that_it_quotes_rfc_5927() {
         [vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0], ip, icmp].concat()
     };
     give(&mut l, 0, error(syn.seq.wrapping_add(1)));
-    assert_eq!(state(&l, 0, c), State::SynSent);
+    assert_eq!(state(&l, 0, c), TcpState::SynSent);
     give(&mut l, 0, error(syn.seq));
     l.run_ms(1);
     assert!(l.got(0).contains(Events::UNREACHABLE | Events::CLOSED));
@@ -387,8 +387,8 @@ fn many_connections_open_close_and_leave_nothing() {
     );
     l.net.run(Duration::from_secs(70), |_| false);
     for h in &l.net.hosts {
-        assert_eq!(h.connections(), 0);
-        assert!(h.idle());
+        assert_eq!(h.connection_count(), 0);
+        assert!(h.is_idle());
         assert_eq!(h.stats().curr_estab, 0);
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::scenario::{self, Fault, Outcome};
 use common::{Transfer, configs, micros};
-use siw_tcp::Congestion;
+use siw_tcp::CongestionControl;
 use siw_tcp::sim::Impairment;
 
 fn dir() -> &'static Path {
@@ -103,7 +103,7 @@ fn properties_broken_on_purpose_put_no_panic_into_the_log() {
 }
 
 /// Goodput in Gb/s of 20 MB over a 10 Gb/s link.
-fn goodput(loss: f64, rtt_us: u64, congestion: Congestion) -> (f64, u64) {
+fn goodput(loss: f64, rtt_us: u64, congestion: CongestionControl) -> (f64, u64) {
     let mut l = Impairment::perfect(micros(rtt_us / 2));
     l.rate = 10_000_000_000;
     l.queue = 500;
@@ -128,7 +128,7 @@ fn goodput(loss: f64, rtt_us: u64, congestion: Congestion) -> (f64, u64) {
 #[test]
 fn one_percent_loss_does_not_collapse_the_flow() {
     // Reno at p = 1%: 1.2 MSS / (RTT sqrt(p)) = 1.4 Gb/s at 100 us.
-    for c in [Congestion::Cubic, Congestion::NewReno] {
+    for c in [CongestionControl::Cubic, CongestionControl::NewReno] {
         let (gbps, timeouts) = goodput(0.01, 100, c);
         println!("1% loss, 100 us RTT, {c:?}: {gbps:.2} Gb/s, {timeouts} timeouts");
         assert!(gbps > 0.7, "{c:?}: {gbps}");

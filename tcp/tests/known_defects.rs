@@ -10,8 +10,8 @@ use common::wire::{ACK, FIN, Lab, PSH, RST, SYN, Seg, icmp_error, pattern};
 use common::{Transfer, configs, micros};
 use siw_tcp::sim::{Impairment, host_config};
 use siw_tcp::{
-    ConnId, Events, FrameInfo, IpCidr, NeighbourConfig, RxChecksum, Stack, StackConfig, State, Tso,
-    VecBuf,
+    ConnId, Events, FrameInfo, IpCidr, NeighbourConfig, RxChecksum, Stack, StackConfig, TcpState,
+    TsoLimits, VecBuf,
 };
 
 const MSS: usize = 1448;
@@ -29,7 +29,7 @@ fn with(f: impl Fn(&mut StackConfig)) -> Lab {
 /// Hands a segment of the other host to `host` now.
 fn give(l: &mut Lab, host: usize, s: &Seg) {
     let now = l.net.now;
-    l.net.hosts[host].receive(now, std::iter::once((s.frame().into(), INFO)));
+    l.net.hosts[host].receive_burst(now, std::iter::once((s.frame().into(), INFO)));
 }
 
 fn push(l: &mut Lab, host: usize, id: ConnId, segments: usize) -> Vec<u8> {
@@ -43,8 +43,8 @@ fn push(l: &mut Lab, host: usize, id: ConnId, segments: usize) -> Vec<u8> {
     data
 }
 
-fn state(l: &Lab, host: usize, id: ConnId) -> State {
-    l.net.hosts[host].conn(id).unwrap().state
+fn state(l: &Lab, host: usize, id: ConnId) -> TcpState {
+    l.net.hosts[host].tcp_info(id).unwrap().state
 }
 
 /// What `host` sent since `from` frames were seen.
@@ -111,7 +111,7 @@ fn smoltcp_after_a_timeout_pure_acks_and_resets_carry_snd_nxt_xarxa_017() {
     assert!(l.read(1, b) == data);
     assert!(l.read(0, a) == data);
     l.run_ms(10);
-    assert!(l.net.hosts.iter().all(Stack::idle), "no mutual wedge");
+    assert!(l.net.hosts.iter().all(Stack::is_idle), "no mutual wedge");
     // The same for a reset.
     l.lose(|_, _| true);
     push(&mut l, 0, a, 4);
@@ -191,7 +191,7 @@ fn smoltcp_and_mtcp_the_retransmission_timeout_follows_the_path_down_to_the_conf
             l.run_ms(3);
             l.read(1, b);
         }
-        let rto = l.net.hosts[0].conn(a).unwrap().rto;
+        let rto = l.net.hosts[0].tcp_info(a).unwrap().rto;
         let ms = Duration::from_millis;
         assert!(
             rto >= ms(floor) && rto <= ms(floor) + ms(2),
@@ -251,8 +251,9 @@ fn smoltcp_one_listener_takes_many_connections_and_no_work_grows_with_the_idle_o
         let start = std::time::Instant::now();
         for _ in 0..3_000 {
             l.send(0, a, &[7; 100]);
-            l.net
-                .run(micros(200), |n| n.hosts[1].conn(b).unwrap().readable > 0);
+            l.net.run(micros(200), |n| {
+                n.hosts[1].tcp_info(b).unwrap().readable > 0
+            });
             l.read(1, b);
             l.net.hosts[0].take_acked(a, drop);
         }
@@ -273,8 +274,8 @@ fn smoltcp_received_bytes_are_handed_over_in_the_buffer_that_they_came_in() {
     let frame = since(&l, 0, from)[0].frame();
     let span = frame.as_ptr_range();
     let now = l.net.now;
-    l.net.hosts[1].receive(now, std::iter::once((VecBuf::from(frame), INFO)));
-    let rx = l.net.hosts[1].rx_queue(b).unwrap();
+    l.net.hosts[1].receive_burst(now, std::iter::once((VecBuf::from(frame), INFO)));
+    let rx = l.net.hosts[1].receive_queue(b).unwrap();
     let chunk = rx.chunks().next().unwrap();
     assert_eq!(chunk, b"in place");
     assert!(span.contains(&chunk.as_ptr()));
@@ -300,7 +301,7 @@ fn smoltcp_sack_blocks_across_the_wrap_of_sequence_numbers_are_understood() {
             let n = (bulk - sent).min(MSS * 40);
             l.send(0, a, &vec![0; n]);
             l.net.run(Duration::from_millis(50), |n2| {
-                n2.hosts[1].conn(b).unwrap().readable >= n
+                n2.hosts[1].tcp_info(b).unwrap().readable >= n
             });
             l.read(1, b);
             l.net.hosts[0].take_acked(a, drop);
@@ -364,9 +365,9 @@ fn xarxa_002_the_window_of_a_syn_is_not_scaled() {
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
     l.net.run(Duration::from_millis(5), |n| {
-        n.hosts[0].conn(a).unwrap().state == State::Established
+        n.hosts[0].tcp_info(a).unwrap().state == TcpState::Established
     });
-    assert_eq!(l.net.hosts[0].conn(a).unwrap().send_window, 0xffff);
+    assert_eq!(l.net.hosts[0].tcp_info(a).unwrap().send_window, 0xffff);
 }
 
 #[test]
@@ -414,13 +415,13 @@ fn xarxa_013_066_segments_to_broadcast_or_multicast_addresses_open_and_answer_no
                     checksum: RxChecksum::Good,
                     rss_hash: 0,
                 };
-                l.net.hosts[1].receive(now, std::iter::once((f.into(), info)));
+                l.net.hosts[1].receive_burst(now, std::iter::once((f.into(), info)));
                 l.net.poll();
                 assert!(since(&l, 1, from).is_empty());
             }
         }
     }
-    assert_eq!(l.net.hosts[1].connections(), 1);
+    assert_eq!(l.net.hosts[1].connection_count(), 1);
 }
 
 #[test]
@@ -461,9 +462,9 @@ fn xarxa_019_data_can_be_read_after_time_wait_has_passed() {
     let now = l.net.now;
     l.net.hosts[1].close(now, b);
     l.run_ms(2);
-    assert_eq!(state(&l, 0, a), State::TimeWait);
+    assert_eq!(state(&l, 0, a), TcpState::TimeWait);
     l.run_ms(200);
-    assert_eq!(state(&l, 0, a), State::Closed);
+    assert_eq!(state(&l, 0, a), TcpState::Closed);
     assert_eq!(l.read(0, a), b"late reader");
 }
 
@@ -486,18 +487,18 @@ fn xarxa_020_a_close_in_syn_received_still_finishes_the_handshake() {
         hit
     });
     l.net.run(Duration::from_millis(5), |n| {
-        n.hosts[0].conn(a).unwrap().state == State::SynReceived
+        n.hosts[0].tcp_info(a).unwrap().state == TcpState::SynReceived
     });
-    assert_eq!(state(&l, 0, a), State::SynReceived);
+    assert_eq!(state(&l, 0, a), TcpState::SynReceived);
     let now = l.net.now;
     l.net.hosts[0].close(now, a);
     l.run_ms(5_000);
-    assert_eq!(state(&l, 0, a), State::FinWait2);
-    assert_eq!(state(&l, 1, b), State::CloseWait);
+    assert_eq!(state(&l, 0, a), TcpState::FinWait2);
+    assert_eq!(state(&l, 1, b), TcpState::CloseWait);
     let now = l.net.now;
     l.net.hosts[1].close(now, b);
     l.run_ms(10);
-    assert_eq!(state(&l, 1, b), State::Closed);
+    assert_eq!(state(&l, 1, b), TcpState::Closed);
 }
 
 #[test]
@@ -518,7 +519,7 @@ fn xarxa_031_source_quench_and_unquoted_errors_end_nothing_067() {
     for f in [icmp_error(&syn, [4, 0], 0), icmp_error(&foreign, [3, 3], 0)] {
         l.net.inject(1, f);
         l.run_ms(1);
-        assert_eq!(state(&l, 0, a), State::SynSent);
+        assert_eq!(state(&l, 0, a), TcpState::SynSent);
     }
 }
 
@@ -543,12 +544,12 @@ fn xarxa_064_314_loopback_and_impossible_sources_are_martians() {
             checksum: RxChecksum::Good,
             rss_hash: 0,
         };
-        l.net.hosts[1].receive(now, std::iter::once((f.into(), info)));
+        l.net.hosts[1].receive_burst(now, std::iter::once((f.into(), info)));
         l.net.poll();
         assert!(since(&l, 1, from).is_empty(), "{src:?}");
     }
     assert_eq!(l.net.hosts[1].stats().martians - before, 4);
-    assert_eq!(l.net.hosts[1].connections(), 1);
+    assert_eq!(l.net.hosts[1].connection_count(), 1);
 }
 
 #[test]
@@ -566,7 +567,7 @@ fn xarxa_078_an_ack_that_found_no_room_is_still_owed() {
     let from = seen(&l);
     give(&mut l, 1, &s);
     l.net.poll();
-    assert!(since(&l, 1, from).is_empty() && l.net.hosts[1].owes());
+    assert!(since(&l, 1, from).is_empty() && l.net.hosts[1].has_output());
     l.net.sinks[1].space = None;
     l.net.poll();
     let acks = since(&l, 1, from);
@@ -656,7 +657,7 @@ fn xarxa_087_090_a_window_shrunk_to_zero_over_data_in_flight_neither_wedges_nor_
         l.run_ms(1000);
         give(&mut l, 0, &ack);
     }
-    assert_eq!(state(&l, 0, a), State::Established, "SHLD-17");
+    assert_eq!(state(&l, 0, a), TcpState::Established, "SHLD-17");
     assert!(!since(&l, 0, from).is_empty(), "it is asked");
     ack.window = 1000;
     give(&mut l, 0, &ack);
@@ -680,10 +681,10 @@ fn xarxa_088_a_connection_without_owner_does_not_stay_in_fin_wait_2() {
     let now = l.net.now;
     l.net.hosts[0].release(now, a);
     l.run_ms(10);
-    assert_eq!(state(&l, 1, b), State::CloseWait);
-    assert_eq!(l.net.hosts[0].connections(), 1);
+    assert_eq!(state(&l, 1, b), TcpState::CloseWait);
+    assert_eq!(l.net.hosts[0].connection_count(), 1);
     l.run_ms(2000);
-    assert_eq!(l.net.hosts[0].connections(), 0);
+    assert_eq!(l.net.hosts[0].connection_count(), 0);
 }
 
 #[test]
@@ -695,7 +696,7 @@ fn xarxa_089_092_silly_windows_are_neither_offered_nor_filled() {
     // Reading bytes one by one opens nothing.
     let from = seen(&l);
     for _ in 0..200 {
-        l.net.hosts[1].rx_queue(b).unwrap().consume(1);
+        l.net.hosts[1].receive_queue(b).unwrap().consume(1);
         l.net.poll();
     }
     assert!(
@@ -704,7 +705,7 @@ fn xarxa_089_092_silly_windows_are_neither_offered_nor_filled() {
     );
     let mut got = 200;
     for _ in 0..2000 {
-        got += l.net.hosts[1].rx_queue(b).unwrap().consume(700);
+        got += l.net.hosts[1].receive_queue(b).unwrap().consume(700);
         l.net.run(Duration::from_millis(1), |_| false);
     }
     assert_eq!(got, data.len());
@@ -730,8 +731,8 @@ fn xarxa_091_duplicates_beside_a_lone_fin_do_not_disarm_its_timer() {
     l.run_ms(20);
     l.lose(|_, _| false);
     l.run_ms(500);
-    assert_eq!(state(&l, 1, b), State::CloseWait);
-    assert_eq!(state(&l, 0, a), State::FinWait2);
+    assert_eq!(state(&l, 1, b), TcpState::CloseWait);
+    assert_eq!(state(&l, 0, a), TcpState::FinWait2);
 }
 
 #[test]
@@ -752,7 +753,7 @@ fn xarxa_094_095_no_connect_to_groups_nor_from_the_other_family() {
     let own6 = Some("fd00::1".parse().unwrap());
     let r = l.net.hosts[0].connect(now, own6, None, "10.0.0.2:80".parse().unwrap(), 0);
     assert!(r.is_err());
-    assert_eq!(l.net.hosts[0].connections(), 0);
+    assert_eq!(l.net.hosts[0].connection_count(), 0);
 }
 
 #[test]
@@ -779,18 +780,18 @@ fn xarxa_267_the_ack_of_a_segment_that_a_closed_window_keeps_out_counts() {
     give(&mut l, 1, &fill);
     l.net.poll();
     l.send(1, b, b"answer");
-    assert_eq!(l.net.hosts[1].conn(b).unwrap().in_flight, 6);
+    assert_eq!(l.net.hosts[1].tcp_info(b).unwrap().in_flight, 6);
     let mut more = fill.clone();
     more.seq = fill.seq.wrapping_add(4096);
     more.ack = fill.ack.wrapping_add(6);
     give(&mut l, 1, &more);
     assert_eq!(
-        l.net.hosts[1].conn(b).unwrap().in_flight,
+        l.net.hosts[1].tcp_info(b).unwrap().in_flight,
         0,
         "RFC 9293 section 3.10.7.4"
     );
     assert_eq!(
-        l.net.hosts[1].conn(b).unwrap().readable,
+        l.net.hosts[1].tcp_info(b).unwrap().readable,
         4096,
         "the bytes do not count"
     );
@@ -830,8 +831,8 @@ fn xarxa_277_a_repeated_syn_leaves_slow_start_alone() {
         .unwrap();
     l.run_ms(100);
     assert_eq!(l.net.hosts[0].stats().syn_retrans, 1);
-    let c = l.net.hosts[0].conn(a).unwrap();
-    assert_eq!(c.state, State::Established);
+    let c = l.net.hosts[0].tcp_info(a).unwrap();
+    assert_eq!(c.state, TcpState::Established);
     assert!(c.ssthresh > 1 << 29 && c.cwnd == 10 * MSS as u32, "{c:?}");
 }
 
@@ -846,7 +847,7 @@ fn smoltcp_a_reset_beyond_the_window_is_ignored_and_one_with_fin_or_syn_is_a_res
     give(&mut l, 1, &rst);
     l.net.poll();
     assert!(since(&l, 1, from).is_empty(), "no answer to a reset");
-    assert_eq!(state(&l, 1, b), State::Established);
+    assert_eq!(state(&l, 1, b), TcpState::Established);
     let mut rst = l.forge(0);
     rst.flags = RST | FIN | ACK;
     give(&mut l, 1, &rst);
@@ -877,7 +878,7 @@ fn tas_15_the_last_send_leaves_without_anybody_asking_for_more() {
                 l.net.hosts[0].take_acked(a, drop);
             }
         }
-        assert!(!l.net.hosts[0].idle() && l.net.hosts[0].owes());
+        assert!(!l.net.hosts[0].is_idle() && l.net.hosts[0].has_output());
         l.run_ms(1);
         assert_eq!(l.read(1, b).len(), 40 * n);
     }
@@ -887,7 +888,7 @@ fn tas_15_the_last_send_leaves_without_anybody_asking_for_more() {
 
 #[test]
 fn libxlio_511_the_first_ssthresh_is_unlimited_so_tso_flows_ramp_in_round_trips_not_in_seconds() {
-    let tso = Tso {
+    let tso = TsoLimits {
         max_segments: 40,
         max_bytes: 60_000,
     };
@@ -911,7 +912,7 @@ fn libxlio_511_the_first_ssthresh_is_unlimited_so_tso_flows_ramp_in_round_trips_
         let full = 4_000_000;
         while t.sides[0]
             .id
-            .and_then(|id| t.net.hosts[0].conn(id))
+            .and_then(|id| t.net.hosts[0].tcp_info(id))
             .is_none_or(|c| c.in_flight < full)
         {
             t.run(Duration::from_millis(1));
@@ -930,9 +931,9 @@ fn libxlio_511_the_first_ssthresh_is_unlimited_so_tso_flows_ramp_in_round_trips_
 
 #[test]
 fn libxlio_618_growth_does_not_stall_when_the_window_is_above_the_square_of_the_segment() {
-    use siw_tcp::Congestion;
+    use siw_tcp::CongestionControl;
     // 1448^2 is 2.1 MB: mss * mss / cwnd is 0 there.
-    for which in [Congestion::NewReno, Congestion::Cubic] {
+    for which in [CongestionControl::NewReno, CongestionControl::Cubic] {
         let mut c = configs();
         c.iter_mut().for_each(|c| {
             c.congestion = which;
@@ -955,13 +956,13 @@ fn libxlio_618_growth_does_not_stall_when_the_window_is_above_the_square_of_the_
         }));
         t.run(Duration::from_millis(30));
         let id = t.sides[0].id.unwrap();
-        let before = t.net.hosts[0].conn(id).unwrap();
+        let before = t.net.hosts[0].tcp_info(id).unwrap();
         assert!(
             before.ssthresh > 2_200_000 && before.cwnd >= before.ssthresh,
             "{before:?}"
         );
         t.run(Duration::from_millis(60));
-        let after = t.net.hosts[0].conn(id).unwrap();
+        let after = t.net.hosts[0].tcp_info(id).unwrap();
         assert!(
             after.cwnd >= before.cwnd + 5 * MSS as u32,
             "{} to {}",
@@ -981,7 +982,7 @@ fn libxlio_644_a_window_that_the_receiver_limits_does_not_grow_without_bound() {
     t.net.log = None;
     t.connect(false);
     assert!(t.run(Duration::from_secs(10)));
-    let c = t.net.hosts[0].conn(t.sides[0].id.unwrap()).unwrap();
+    let c = t.net.hosts[0].tcp_info(t.sides[0].id.unwrap()).unwrap();
     assert!(c.cwnd < 4 * (128 << 10), "{}", c.cwnd);
 }
 
@@ -1005,11 +1006,11 @@ fn demikernel_a_round_of_polling_sends_all_that_the_window_allows_not_one_frame(
 fn xarxa_278_idle_connections_cost_a_poll_nothing() {
     let mut c = host_config(0);
     c.neighbours = NeighbourConfig::default();
-    c.addrs = vec![IpCidr::new("10.0.0.1".parse().unwrap(), 24)];
+    c.addresses = vec![IpCidr::new("10.0.0.1".parse().unwrap(), 24)];
     let mut l = Lab::with([c, host_config(1)]);
     let ids = (0..100).map(|_| l.connect()).collect::<Vec<_>>();
     l.run_ms(100);
-    assert!(!l.net.hosts[0].owes() && l.net.hosts[0].idle());
+    assert!(!l.net.hosts[0].has_output() && l.net.hosts[0].is_idle());
     let from = seen(&l);
     for _ in 0..1000 {
         l.net.poll();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::wire::{Lab, Seg, icmp_error};
 use siw_tcp::sim::{Pattern, host_config, read_all};
-use siw_tcp::{ConnId, Events, Tso};
+use siw_tcp::{ConnId, Events, TsoLimits};
 
 /// How the sender's records look.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,7 +87,7 @@ impl Bulk {
     }
 
     fn emss(&self) -> usize {
-        self.l.net.hosts[0].emss(self.ids[0])
+        self.l.net.hosts[0].effective_mss(self.ids[0])
     }
 
     fn record(&mut self, n: usize) {
@@ -102,7 +102,7 @@ impl Bulk {
     fn fill(&mut self) {
         // A dozen segments a round trip are enough.
         let room = |b: &Bulk| {
-            let c = b.l.net.hosts[0].conn(b.ids[0]).unwrap();
+            let c = b.l.net.hosts[0].tcp_info(b.ids[0]).unwrap();
             let most = 12 * b.emss() as u32;
             let left = most.saturating_sub(c.in_flight) as usize;
             b.l.net.hosts[0].send_room(b.ids[0]).min(left)
@@ -133,7 +133,7 @@ impl Bulk {
         let events = self.l.got(0);
         if events.contains(Events::MTU_PROBE) && self.records == Records::Fpdus {
             self.asked += 1;
-            let n = self.l.net.hosts[0].probe_len(self.ids[0]);
+            let n = self.l.net.hosts[0].mtu_probe_len(self.ids[0]);
             if let Some(n) = n {
                 assert!(n > self.emss());
                 self.record(n);
@@ -143,7 +143,7 @@ impl Bulk {
             assert_eq!(b, Pattern::byte(5, self.got), "byte {}", self.got);
             self.got += 1;
         }
-        let cwnd = self.l.net.hosts[0].conn(self.ids[0]).unwrap().cwnd;
+        let cwnd = self.l.net.hosts[0].tcp_info(self.ids[0]).unwrap().cwnd;
         self.fell |= cwnd < self.cwnd;
         self.cwnd = cwnd;
         events
@@ -185,7 +185,7 @@ impl Bulk {
         (self.fell, self.cwnd) = (false, 0);
     }
 
-    fn stats(&self) -> siw_tcp::Stats {
+    fn stats(&self) -> siw_tcp::StackStats {
         self.l.net.hosts[0].stats().clone()
     }
 
@@ -278,7 +278,7 @@ fn a_path_that_is_whole_again_is_used_after_one_probe() {
     assert_eq!(b.asked, 1, "the owner is asked for one record");
     // Nothing is left of it: a new connection starts with full segments.
     let [c, _] = b.l.connect();
-    assert_eq!(b.l.net.hosts[0].emss(c), 1448);
+    assert_eq!(b.l.net.hosts[0].effective_mss(c), 1448);
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn with_super_segments_too() {
         let mut c = [host_config(0), host_config(1)];
         for c in &mut c {
             c.tx_checksum = false;
-            c.tso = Some(Tso {
+            c.tso = Some(TsoLimits {
                 max_segments: 32,
                 max_bytes: 60_000,
             });
@@ -479,15 +479,15 @@ fn one_connection_probes_for_all_to_a_destination_rfc_8899_3_9() {
     let mut b = Bulk::new(Records::Long);
     b.narrow(1400);
     let [c, d] = b.l.connect();
-    assert_eq!(b.l.net.hosts[0].emss(c), 1200 - V4);
+    assert_eq!(b.l.net.hosts[0].effective_mss(c), 1200 - V4);
     b.run_ms(150);
     let probes = (b.stats().mtu_probes_passed, b.stats().mtu_probes_lost);
     assert_eq!(b.emss(), 1400 - V4);
     b.l.events[0].clear();
     b.l.send(0, c, b"anything");
     b.l.run_ms(1);
-    assert_eq!(b.l.net.hosts[0].emss(c), 1400 - V4);
-    let told = |e: &&(ConnId, Events)| e.0 == c && e.1.contains(Events::EMSS_CHANGED);
+    assert_eq!(b.l.net.hosts[0].effective_mss(c), 1400 - V4);
+    let told = |e: &&(ConnId, Events)| e.0 == c && e.1.contains(Events::MSS_CHANGED);
     assert!(b.l.events[0].iter().any(|e| told(&e)));
     assert_eq!(b.l.read(1, d), b"anything");
     assert_eq!(
@@ -495,7 +495,7 @@ fn one_connection_probes_for_all_to_a_destination_rfc_8899_3_9() {
         (b.stats().mtu_probes_passed, b.stats().mtu_probes_lost)
     );
     let [e, _] = b.l.connect();
-    assert_eq!(b.l.net.hosts[0].emss(e), 1400 - V4);
+    assert_eq!(b.l.net.hosts[0].effective_mss(e), 1400 - V4);
 }
 
 #[test]

@@ -26,12 +26,12 @@ fn what_became_of_a_neighbour_is_nothing_to_who_took_the_slot_of_a_connect_given
     host.release(now, given_up);
     let peer = "10.0.0.2:80".parse().unwrap();
     let id = host.connect(now, None, None, peer, 0).unwrap();
-    assert_eq!(host.connections(), 1, "in the same slot");
+    assert_eq!(host.connection_count(), 1, "in the same slot");
     // Three questions, a second apart, find nobody.
     l.run_ms(4000);
     assert_eq!(l.net.hosts[0].stats().neighbour_failures, 1);
     assert!(!l.got(0).contains(Events::UNREACHABLE));
-    assert!(l.net.hosts[0].conn(id).is_some());
+    assert!(l.net.hosts[0].tcp_info(id).is_some());
 }
 
 /// Time for `n` connects that wait for one neighbour; its answer brings them all.
@@ -55,9 +55,9 @@ fn waiting(n: usize) -> Duration {
         rss_hash: 0,
     };
     let frame = |f: (Vec<u8>, _)| (VecBuf::from(f.0), info);
-    peer.receive(now, sink.frames.drain(..).map(frame));
+    peer.receive_burst(now, sink.frames.drain(..).map(frame));
     peer.poll(now, &mut sink);
-    host.receive(now, sink.frames.drain(..).map(frame));
+    host.receive_burst(now, sink.frames.drain(..).map(frame));
     host.poll(now, &mut sink);
     assert_eq!(sink.frames.len(), n, "a SYN of each");
     took
@@ -100,5 +100,5 @@ fn a_time_wait_gives_way_as_soon_as_it_has_no_owner() {
     host.release(now, ids[1]);
     assert!(host.connect(now, None, None, to, 0).is_ok());
     assert_eq!(host.stats().time_wait_evicted, 1);
-    assert!(host.conn(ids[0]).is_some(), "the other is not touched");
+    assert!(host.tcp_info(ids[0]).is_some(), "the other is not touched");
 }

@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 use common::{Transfer, configs, micros};
 use siw_tcp::sim::{Impairment, Pattern, RecordBytes, host_config};
 use siw_tcp::{
-    Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack, StackConfig, Tso,
+    Events, FrameInfo, FrameMeta, FrameSink, Instant, RecvBuf, RxChecksum, Stack, StackConfig,
+    TsoLimits,
 };
 
-const TSO: Tso = Tso {
+const TSO: TsoLimits = TsoLimits {
     max_segments: 40,
     max_bytes: 60_000,
 };
@@ -44,7 +45,7 @@ fn a_configuration_that_cannot_work_is_refused() {
     c.tx_checksum = true;
     assert!(Stack::<Chain, Pattern>::new(c.clone(), Instant(1)).is_err());
     c.tx_checksum = false;
-    c.tso = Some(Tso {
+    c.tso = Some(TsoLimits {
         max_segments: 40,
         max_bytes: 70_000,
     });
@@ -102,21 +103,21 @@ struct Wire {
 }
 
 impl FrameSink<Pattern> for Wire {
-    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
         self.open.parts = VecDeque::from([headers.to_vec()]);
         self.segsz = meta.tso_segsz;
         true
     }
-    fn append(&mut self, _: u64, r: &Pattern, offset: u32, len: u32) {
+    fn append_record(&mut self, _: u64, r: &Pattern, offset: u32, len: u32) {
         let mut v = vec![];
         r.read(offset, len, &mut v);
         self.open.parts.extend(v.chunks(1000).map(<[u8]>::to_vec));
         self.pieces.push(len);
     }
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         self.open.parts.push_back(b.to_vec());
     }
-    fn end(&mut self) {
+    fn end_frame(&mut self) {
         self.frames.push(std::mem::take(&mut self.open));
         let pieces = std::mem::take(&mut self.pieces);
         if self.segsz > 0 {
@@ -152,7 +153,7 @@ fn a_train_carries_whole_records_and_a_chain_of_them_is_received_in_place() {
                 rss_hash: 0,
             };
             let frames = std::mem::take(&mut wires[1 - i].frames);
-            hosts[i].receive(now, frames.into_iter().map(|f| (f, info)));
+            hosts[i].receive_burst(now, frames.into_iter().map(|f| (f, info)));
             while let Some((id, _, e)) = hosts[i].next_event() {
                 if e.contains(Events::ACCEPTED) {
                     b = Some(id);
@@ -170,9 +171,9 @@ fn a_train_carries_whole_records_and_a_chain_of_them_is_received_in_place() {
             }
             hosts[i].poll(now, &mut wires[i]);
         }
-        if let Some(rx) = b.and_then(|b| hosts[1].rx_queue(b)) {
+        if let Some(rx) = b.and_then(|b| hosts[1].receive_queue(b)) {
             let n = rx.len_bytes();
-            rx.for_each(0, n, |c| {
+            rx.for_each_chunk(0, n, |c| {
                 for &x in c {
                     assert_eq!(x, Pattern::byte(3, got));
                     got += 1;
@@ -190,7 +191,7 @@ fn a_train_carries_whole_records_and_a_chain_of_them_is_received_in_place() {
         ],
         "each segment but the last of a train is full"
     );
-    assert!(hosts[0].idle() && hosts[0].stats().retrans_segs == 0);
+    assert!(hosts[0].is_idle() && hosts[0].stats().retrans_segs == 0);
     let acks = hosts[1].stats().pure_acks_out;
     assert!(acks <= 2, "a chain is acknowledged at once: {acks}");
 }

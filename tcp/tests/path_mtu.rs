@@ -48,22 +48,22 @@ fn a_router_says_too_big_and_what_is_out_is_cut_rfc_1191() {
     let data = push(&mut l, a, &[1448, 700, 700, 1448, 1448]);
     l.net.run(Duration::from_micros(100), |_| false);
     let big = last.borrow().clone().unwrap();
-    let before = l.net.hosts[0].conn(a).unwrap().cwnd;
+    let before = l.net.hosts[0].tcp_info(a).unwrap().cwnd;
     // Outside the flight, absurdly small: nobody believes it.
     for (seq, mtu) in [(big.seq.wrapping_sub(1 << 20), 1200), (big.seq, 68)] {
         let mut s = big.clone();
         s.seq = seq;
         l.net.inject(1, icmp_error(&s, FRAG, mtu));
         l.net.run(Duration::from_micros(10), |_| false);
-        assert_eq!(l.net.hosts[0].emss(a), 1448);
+        assert_eq!(l.net.hosts[0].effective_mss(a), 1448);
     }
     l.net.inject(1, icmp_error(&big, FRAG, 1200));
     l.net.run(Duration::from_micros(150), |_| false);
     l.collect();
-    assert!(l.got(0).contains(Events::EMSS_CHANGED));
-    assert_eq!(l.net.hosts[0].emss(a), 1200 - 52);
+    assert!(l.got(0).contains(Events::MSS_CHANGED));
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1200 - 52);
     assert!(
-        l.net.hosts[0].conn(a).unwrap().cwnd >= before,
+        l.net.hosts[0].tcp_info(a).unwrap().cwnd >= before,
         "no congestion (section 6.5)"
     );
     l.run_ms(20);
@@ -72,17 +72,21 @@ fn a_router_says_too_big_and_what_is_out_is_cut_rfc_1191() {
     assert_eq!((s.timeouts, s.pmtu_reductions), (0, 1));
     // Another connection starts narrow; after ten minutes the full size is probed.
     let [c, _] = l.connect();
-    assert_eq!(l.net.hosts[0].emss(c), 1200 - 52);
+    assert_eq!(l.net.hosts[0].effective_mss(c), 1200 - 52);
     l.lose(|_, _| false);
     l.net.now = l.net.now + Duration::from_secs(601);
     push(&mut l, a, &[5000]);
-    assert_eq!(l.net.hosts[0].emss(a), 1200 - 52, "not without a probe");
+    assert_eq!(
+        l.net.hosts[0].effective_mss(a),
+        1200 - 52,
+        "not without a probe"
+    );
     l.run_ms(20);
     push(&mut l, a, &[1]);
     l.run_ms(20);
-    assert_eq!(l.net.hosts[0].emss(a), 1448, "section 6.3");
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1448, "section 6.3");
     let [d, _] = l.connect();
-    assert_eq!(l.net.hosts[0].emss(d), 1448);
+    assert_eq!(l.net.hosts[0].effective_mss(d), 1448);
 }
 
 #[test]
@@ -95,12 +99,12 @@ fn a_router_that_does_not_say_its_mtu_is_met_with_a_plateau_rfc_1191_7() {
     let big = last.borrow().clone().unwrap();
     l.net.inject(1, icmp_error(&big, FRAG, 0));
     l.run_ms(1);
-    assert_eq!(l.net.hosts[0].emss(a), 1492 - 52);
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1492 - 52);
     l.run_ms(1);
     let big = last.borrow().clone().unwrap();
     l.net.inject(1, icmp_error(&big, FRAG, 0));
     l.run_ms(20);
-    assert_eq!(l.net.hosts[0].emss(a), 1006 - 52);
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1006 - 52);
     assert_eq!(l.read(1, b), data);
 }
 
@@ -113,20 +117,20 @@ fn a_black_hole_is_found_by_silence_rfc_8899() {
         let data = push(&mut l, a, &[1448; 8]);
         l.run_ms(2_000);
         assert_eq!(l.read(1, b), data);
-        assert_eq!(l.net.hosts[0].emss(a), narrow);
+        assert_eq!(l.net.hosts[0].effective_mss(a), narrow);
         assert!(l.net.hosts[0].stats().black_holes >= 1);
-        assert!(l.got(0).contains(Events::EMSS_CHANGED));
+        assert!(l.got(0).contains(Events::MSS_CHANGED));
         // A guess is doubted at once, by a probe; and where nobody probes, after a minute.
         l.lose(|_, _| false);
         let [c, _] = l.connect();
-        assert_eq!(l.net.hosts[0].emss(c), narrow);
+        assert_eq!(l.net.hosts[0].effective_mss(c), narrow);
         l.run_ms(61_000);
         let [c, _] = l.connect();
-        assert_eq!(l.net.hosts[0].emss(c), 1448);
+        assert_eq!(l.net.hosts[0].effective_mss(c), 1448);
         push(&mut l, a, &[5000]);
         l.run_ms(1);
         l.send(0, a, b"x");
-        assert_eq!(l.net.hosts[0].emss(a), 1448);
+        assert_eq!(l.net.hosts[0].effective_mss(a), 1448);
     }
 }
 
@@ -148,7 +152,7 @@ fn jumbo_frames_shrink_under_load_and_no_byte_is_lost() {
             l.net.inject(1, icmp_error(&big, FRAG, 1500));
             continue;
         }
-        let n = l.net.hosts[0].emss(a);
+        let n = l.net.hosts[0].effective_mss(a);
         sent.extend(push(&mut l, a, &[n, n / 2, n / 2, 100, n]));
         l.net.run(Duration::from_micros(300), |_| false);
         got.extend(l.read(1, b));
@@ -157,7 +161,7 @@ fn jumbo_frames_shrink_under_load_and_no_byte_is_lost() {
     got.extend(l.read(1, b));
     assert_eq!(got.len(), sent.len());
     assert!(got == sent);
-    assert_eq!(l.net.hosts[0].emss(a), 1448);
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1448);
 }
 
 #[test]
@@ -205,10 +209,10 @@ fn ipv6_never_goes_below_1280_rfc_8201_4() {
     };
     l.net.inject(1, too_big(1000));
     l.net.run(Duration::from_micros(10), |_| false);
-    assert_eq!(l.net.hosts[0].emss(a), 1428);
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1428);
     l.net.inject(1, too_big(1280));
     l.run_ms(20);
-    assert_eq!(l.net.hosts[0].emss(a), 1280 - 72);
+    assert_eq!(l.net.hosts[0].effective_mss(a), 1280 - 72);
     l.collect();
     let b = l.events[1]
         .iter()

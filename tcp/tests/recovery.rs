@@ -37,7 +37,7 @@ fn push(l: &mut Lab, id: ConnId, segments: usize) -> Vec<u8> {
 /// Until the peer has it all; how long that took.
 fn until_read(l: &mut Lab, peer: ConnId, len: usize, start: Instant) -> Duration {
     l.net.run(Duration::from_millis(50), |n| {
-        n.hosts[1].conn(peer).is_some_and(|c| c.readable == len)
+        n.hosts[1].tcp_info(peer).is_some_and(|c| c.readable == len)
     });
     l.net.now - start
 }
@@ -148,7 +148,7 @@ fn a_lost_tail_is_repaired_by_a_probe_before_the_timeout_rfc_8985_7() {
 fn a_probe_prefers_new_data_rfc_8985_7_3() {
     let (mut l, [id, peer]) = lab(4);
     lose(&mut l, &[2, 3, 4, 5, 6, 7, 8]);
-    let before = l.net.hosts[0].conn(id).unwrap().cwnd as usize / MSS;
+    let before = l.net.hosts[0].tcp_info(id).unwrap().cwnd as usize / MSS;
     let data = push(&mut l, id, 30);
     l.run_ms(100);
     assert_eq!(l.read(1, peer), data);
@@ -175,12 +175,12 @@ fn a_probe_that_hid_a_loss_reduces_the_window_rfc_8985_7_4() {
     lose(&mut l, &[9]);
     push(&mut l, id, 10);
     l.run_ms(10);
-    let before = l.net.hosts[0].conn(id).unwrap().cwnd;
+    let before = l.net.hosts[0].tcp_info(id).unwrap().cwnd;
     assert_eq!(l.net.hosts[0].stats().tlp_recoveries, 0, "not known yet");
     push(&mut l, id, 1);
     l.run_ms(10);
     assert_eq!(l.net.hosts[0].stats().tlp_recoveries, 1);
-    assert!(l.net.hosts[0].conn(id).unwrap().cwnd < before);
+    assert!(l.net.hosts[0].tcp_info(id).unwrap().cwnd < before);
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn a_path_that_reorders_teaches_patience_rfc_8985_6_2() {
 #[test]
 fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
     let (mut l, [id, peer]) = lab(10);
-    let before = l.net.hosts[0].conn(id).unwrap();
+    let before = l.net.hosts[0].tcp_info(id).unwrap();
     // The path stalls for 30 ms, then delivers everything.
     let slow = Impairment::perfect(Duration::from_millis(30));
     l.net.set_link(0, slow);
@@ -322,7 +322,7 @@ fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
     assert_eq!(l.read(1, peer), data);
     let s = l.net.hosts[0].stats();
     assert!(s.timeouts >= 1 && s.spurious == 1, "{s:?}");
-    let after = l.net.hosts[0].conn(id).unwrap();
+    let after = l.net.hosts[0].tcp_info(id).unwrap();
     assert!(after.cwnd >= before.cwnd && after.ssthresh == before.ssthresh);
 }
 

@@ -1,7 +1,7 @@
 //! Which neighbour packets go to, and which address they come from.
 
 use siw_tcp::sim::{Pattern, SimNet, VecSink, host_config};
-use siw_tcp::{Error, Instant, Route, Stack, StackConfig, VecBuf};
+use siw_tcp::{Instant, Route, Stack, StackConfig, StackError, VecBuf};
 
 fn route(to: &str, via: &str) -> Route {
     Route {
@@ -16,7 +16,7 @@ fn asked(c: &StackConfig, to: &str) -> Option<(String, String)> {
     let mut s = Stack::<VecBuf, Pattern>::new(c.clone(), now).unwrap();
     let to = to.parse().unwrap();
     match s.connect(now, None, None, to, 0) {
-        Err(Error::NoRoute(_)) => return None,
+        Err(StackError::NoRoute(_)) => return None,
         r => r.unwrap(),
     };
     let mut sink = VecSink::default();
@@ -42,7 +42,7 @@ fn pair(a: &str, b: &str) -> Option<(String, String)> {
 #[test]
 fn the_longest_prefix_decides_and_the_source_is_on_the_way_rfc_1812_5_2_4_3() {
     let mut c = host_config(0);
-    c.addrs.push("172.16.0.1/16".parse().unwrap());
+    c.addresses.push("172.16.0.1/16".parse().unwrap());
     c.gateway_v4 = Some("10.0.0.254".parse().unwrap());
     c.routes = vec![
         route("192.0.2.0/24", "10.0.0.253"),
@@ -90,7 +90,7 @@ fn a_route_that_cannot_work_is_refused() {
 #[test]
 fn two_routed_networks_talk_through_each_other() {
     let mut c = [host_config(0), host_config(1)];
-    c[1].addrs.push("192.0.2.7/32".parse().unwrap());
+    c[1].addresses.push("192.0.2.7/32".parse().unwrap());
     c[0].routes = vec![route("192.0.2.0/24", "10.0.0.2")];
     let link = siw_tcp::sim::Impairment::perfect(std::time::Duration::from_micros(50));
     let mut net = SimNet::<Pattern>::new(1, c, [link; 2]);
@@ -103,8 +103,8 @@ fn two_routed_networks_talk_through_each_other() {
         .unwrap();
     let up = |n: &mut SimNet<Pattern>| {
         n.hosts[0]
-            .conn(a)
-            .is_some_and(|c| c.state == siw_tcp::State::Established)
+            .tcp_info(a)
+            .is_some_and(|c| c.state == siw_tcp::TcpState::Established)
     };
     assert!(net.run(std::time::Duration::from_millis(10), up));
 }

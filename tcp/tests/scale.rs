@@ -48,7 +48,7 @@ impl Net {
 
     /// The number of a connection, from its ports; so both ends agree.
     fn number(&self, h: usize, id: ConnId) -> usize {
-        let c = self.hosts[h].conn(id).unwrap();
+        let c = self.hosts[h].tcp_info(id).unwrap();
         let (theirs, ours) = if h == 0 {
             (c.local, c.remote)
         } else {
@@ -94,7 +94,7 @@ impl Net {
                 };
                 let frames = self.sinks[1 - h].frames.drain(..);
                 let frames = frames.map(|(f, _)| (VecBuf::from(f), info));
-                self.hosts[h].receive(self.now, frames);
+                self.hosts[h].receive_burst(self.now, frames);
                 self.events(h);
             }
         }
@@ -108,7 +108,7 @@ impl Net {
             }
             if e.contains(Events::READABLE) {
                 let mut at = self.received[h][n];
-                let rx = self.hosts[h].rx_queue(id).unwrap();
+                let rx = self.hosts[h].receive_queue(id).unwrap();
                 for b in rx.chunks().flatten() {
                     assert_eq!(
                         *b,
@@ -158,8 +158,8 @@ fn a_hundred_thousand_connections_live_in_one_stack_and_leave_nothing_behind() {
         }
         net.exchange();
     }
-    assert_eq!(net.hosts[0].connections(), CONNECTIONS);
-    assert_eq!(net.hosts[1].connections(), CONNECTIONS);
+    assert_eq!(net.hosts[0].connection_count(), CONNECTIONS);
+    assert_eq!(net.hosts[1].connection_count(), CONNECTIONS);
     assert_eq!(net.hosts[1].stats().curr_estab, CONNECTIONS as u64);
 
     // A scan over all would take thousands of times as long; fuller caches do not.
@@ -201,9 +201,9 @@ fn a_hundred_thousand_connections_live_in_one_stack_and_leave_nothing_behind() {
         net.exchange();
     }
     assert_eq!(net.closed, [CONNECTIONS; 2]);
-    assert_eq!(net.hosts[1].connections(), 0);
+    assert_eq!(net.hosts[1].connection_count(), 0);
     net.now = net.now + Duration::from_secs(61);
     net.exchange();
-    assert_eq!(net.hosts[0].connections(), 0, "TIME-WAIT is over");
-    assert!(net.hosts.iter().all(Host::idle));
+    assert_eq!(net.hosts[0].connection_count(), 0, "TIME-WAIT is over");
+    assert!(net.hosts.iter().all(Host::is_idle));
 }

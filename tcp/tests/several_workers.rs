@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use siw_tcp::sim::{VecSink, host_config};
 use siw_tcp::{
-    Destination, FrameInfo, Home, Instant, RxChecksum, Stack, StackConfig, Steering, VecBuf,
+    Destination, FrameInfo, Instant, RxChecksum, Stack, StackConfig, Steering, VecBuf,
+    WorkerSteering,
 };
 
 type Host = Stack<VecBuf, siw_tcp::sim::Pattern>;
@@ -13,7 +14,7 @@ const NOW: Instant = Instant(1_000_000);
 
 fn worker(steering: &Arc<Steering>, worker: usize) -> Host {
     let config = StackConfig {
-        home: Some(Home {
+        steering: Some(WorkerSteering {
             steering: steering.clone(),
             worker,
         }),
@@ -33,19 +34,19 @@ fn give(host: &mut Host, frame: &[u8]) {
         checksum: RxChecksum::Unknown,
         rss_hash: 0,
     };
-    host.receive(NOW, std::iter::once((VecBuf::from(frame.to_vec()), info)));
+    host.receive_burst(NOW, std::iter::once((VecBuf::from(frame.to_vec()), info)));
 }
 
 #[test]
 fn each_worker_draws_source_ports_whose_flow_comes_home() {
     let steering = Arc::new(Steering::new(4, 0));
-    let remote = std::net::SocketAddr::new(host_config(1).addrs[0].addr, 7174);
+    let remote = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 7174);
     for w in 0..4 {
         let mut host = worker(&steering, w);
         for _ in 0..300 {
             let c = host.connect(NOW, None, None, remote, 0).unwrap();
-            let c = host.conn(c).unwrap();
-            assert_eq!(steering.owner(c.local, c.remote), w);
+            let c = host.tcp_info(c).unwrap();
+            assert_eq!(steering.owner_of(c.local, c.remote), w);
         }
     }
 }
@@ -55,18 +56,18 @@ fn a_worker_learns_a_neighbour_from_the_answer_that_another_received() {
     let steering = Arc::new(Steering::new(2, 0));
     let mut workers = [worker(&steering, 0), worker(&steering, 1)];
     let mut peer: Host = Stack::new(host_config(1), NOW).unwrap();
-    let remote = std::net::SocketAddr::new(host_config(1).addrs[0].addr, 7174);
+    let remote = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 7174);
     workers[1].connect(NOW, None, None, remote, 0).unwrap();
     let question = sent(&mut workers[1]);
     assert_eq!(question.len(), 1, "an ARP request");
     give(&mut peer, &question[0]);
     let answer = sent(&mut peer);
-    assert_eq!(steering.look(&answer[0]), Destination::Everyone);
+    assert_eq!(steering.classify_frame(&answer[0]), Destination::AllWorkers);
     give(&mut workers[0], &answer[0]);
-    workers[1].overhear(NOW, VecBuf::from(answer[0].clone()), RxChecksum::Unknown);
+    workers[1].receive_copy(NOW, VecBuf::from(answer[0].clone()), RxChecksum::Unknown);
     let syn = sent(&mut workers[1]);
     assert_eq!(syn.len(), 1);
-    assert_eq!(steering.look(&syn[0]), Destination::Worker(1));
+    assert_eq!(steering.classify_frame(&syn[0]), Destination::Worker(1));
 }
 
 #[test]
@@ -74,21 +75,21 @@ fn who_overhears_a_question_does_not_answer_it() {
     let steering = Arc::new(Steering::new(2, 0));
     let mut workers = [worker(&steering, 0), worker(&steering, 1)];
     let mut peer: Host = Stack::new(host_config(1), NOW).unwrap();
-    let remote = std::net::SocketAddr::new(host_config(0).addrs[0].addr, 7174);
+    let remote = std::net::SocketAddr::new(host_config(0).addresses[0].addr, 7174);
     peer.connect(NOW, None, None, remote, 0).unwrap();
     let question = sent(&mut peer);
     give(&mut workers[0], &question[0]);
-    workers[1].overhear(NOW, VecBuf::from(question[0].clone()), RxChecksum::Unknown);
+    workers[1].receive_copy(NOW, VecBuf::from(question[0].clone()), RxChecksum::Unknown);
     assert_eq!(sent(&mut workers[0]).len(), 1);
     assert!(sent(&mut workers[1]).is_empty());
     // It has learned who asked: no question of its own is needed.
-    let back = std::net::SocketAddr::new(host_config(1).addrs[0].addr, 9);
+    let back = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 9);
     workers[1].connect(NOW, None, None, back, 0).unwrap();
     let first = sent(&mut workers[1]);
     assert!(
         first
             .iter()
-            .any(|f| steering.look(f) == Destination::Worker(1)),
+            .any(|f| steering.classify_frame(f) == Destination::Worker(1)),
         "a SYN at once"
     );
 }

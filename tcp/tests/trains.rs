@@ -16,7 +16,7 @@ const INFO: FrameInfo = FrameInfo {
 fn outcome(lab: &mut Lab, ids: [siw_tcp::ConnId; 2]) -> String {
     lab.run_ms(0);
     let sent: Vec<_> = lab.seen.borrow().clone();
-    let conn = lab.net.hosts[1].conn(ids[1]);
+    let conn = lab.net.hosts[1].tcp_info(ids[1]);
     let state = conn.map(|c| (c.state, c.readable, c.send_window, c.in_flight, c.peer_fin));
     let read = lab.read(1, ids[1]);
     let mut s = lab.net.hosts[1].stats().clone();
@@ -98,10 +98,10 @@ fn a_burst_does_what_its_frames_do_one_by_one() {
             let host = &mut lab.net.hosts[1];
             if alone {
                 for f in frames {
-                    host.receive(now, [(VecBuf::from(f), INFO)].into_iter());
+                    host.receive_burst(now, [(VecBuf::from(f), INFO)].into_iter());
                 }
             } else {
-                host.receive(now, frames.into_iter().map(|f| (VecBuf::from(f), INFO)));
+                host.receive_burst(now, frames.into_iter().map(|f| (VecBuf::from(f), INFO)));
             }
             outcome(&mut lab, ids)
         };
@@ -138,10 +138,10 @@ fn flows_that_share_a_burst_do_what_their_frames_do_one_by_one() {
             let host = &mut lab.net.hosts[1];
             if alone {
                 for f in all {
-                    host.receive(now, [(VecBuf::from(f), INFO)].into_iter());
+                    host.receive_burst(now, [(VecBuf::from(f), INFO)].into_iter());
                 }
             } else {
-                host.receive(now, all.into_iter().map(|f| (VecBuf::from(f), INFO)));
+                host.receive_burst(now, all.into_iter().map(|f| (VecBuf::from(f), INFO)));
             }
             flows
                 .iter()
@@ -163,7 +163,7 @@ fn a_port_that_takes_few_frames_at_a_time_gets_the_same_segments() {
             let mut lab = Lab::with([config, host_config(1)]);
             let ids = lab.connect();
             lab.seen.borrow_mut().clear();
-            let emss = lab.net.hosts[0].emss(ids[0]) as u64;
+            let emss = lab.net.hosts[0].effective_mss(ids[0]) as u64;
             let mut sent = vec![];
             for _ in 0..2 + rng.below(8) {
                 let len = match rng.below(4) {
@@ -184,7 +184,7 @@ fn a_port_that_takes_few_frames_at_a_time_gets_the_same_segments() {
                 lab.net.sinks[0].space = narrow.then(|| rng.below(5) as usize);
                 lab.net.flush(0, ids[0]);
                 lab.net.sinks[0].space = None;
-                if lab.net.hosts[0].conn(ids[0]).unwrap().unsent == 0 {
+                if lab.net.hosts[0].tcp_info(ids[0]).unwrap().unsent == 0 {
                     break;
                 }
                 // What the port did not take at once must not wait for an ACK.
@@ -224,7 +224,7 @@ fn a_burst_of_data_is_answered_with_one_ack_of_all_of_it() {
         .map(|s| (VecBuf::from(s.frame()), INFO))
         .collect();
     let now = lab.net.now;
-    lab.net.hosts[1].receive(now, frames.into_iter());
+    lab.net.hosts[1].receive_burst(now, frames.into_iter());
     assert_eq!(lab.read(1, ids[1]), pattern(100).repeat(20));
     lab.net.hosts[1].poll(now, &mut lab.net.sinks[1]);
     assert_eq!(lab.net.hosts[1].stats().pure_acks_out, before + 1);
@@ -238,8 +238,8 @@ fn trains_of_ipv6_and_of_a_vlan_arrive_whole() {
             let mut c = host_config(i);
             c.vlan = vlan;
             let six = format!("fd00::{}/64", i + 1).parse::<IpCidr>().unwrap();
-            if !c.addrs.contains(&six) {
-                c.addrs.push(six);
+            if !c.addresses.contains(&six) {
+                c.addresses.push(six);
             }
             c
         });

@@ -14,7 +14,7 @@ use siw_bench::tcp::link::{End, Machine};
 use siw_bench::tcp::pair::{Link, Pair, PairConfig};
 use siw_bench::tcp::raw::{self, Buffers};
 use siw_bench::tcp::{Clock, MSS};
-use siw_tcp::{Congestion, Tso};
+use siw_tcp::{CongestionControl, TsoLimits};
 
 /// Slices of a measurement whose parts take turns, so that what else the machine does meets all.
 const SLICES: usize = 9;
@@ -154,7 +154,7 @@ const ONE: PairConfig = PairConfig {
     connections: 1,
     tso: None,
     software_checksum: false,
-    congestion: Congestion::Cubic,
+    congestion: CongestionControl::Cubic,
 };
 
 /// The middle one: neither the luckiest nor the most disturbed slice.
@@ -306,7 +306,7 @@ fn tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String
     let clock = Clock::new();
     let bytes = u32::from(SEGMENTS) * MSS as u32;
     let config = PairConfig {
-        tso: Some(Tso {
+        tso: Some(TsoLimits {
             max_segments: SEGMENTS,
             max_bytes: bytes,
         }),

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use siw_tcp::{
-    Congestion, ConnId, Events, FrameInfo, Instant, IpCidr, Stack, StackConfig, Stats, Tso,
+    CongestionControl, ConnId, Events, FrameInfo, Instant, IpCidr, Stack, StackConfig, StackStats,
+    TsoLimits,
 };
 
 use super::forward::Forwarder;
@@ -53,10 +54,10 @@ pub struct Pair {
 #[derive(Debug, Clone)]
 pub struct PairConfig {
     pub connections: usize,
-    pub tso: Option<Tso>,
+    pub tso: Option<TsoLimits>,
     /// The stacks compute checksums.
     pub software_checksum: bool,
-    pub congestion: Congestion,
+    pub congestion: CongestionControl,
 }
 
 impl Pair {
@@ -146,7 +147,7 @@ impl Pair {
             Load::RoundRobin(n, each) => {
                 for _ in 0..TURN.div_ceil(each) {
                     let ahead = |k: usize| self.conns[(self.next + k) % n];
-                    self.hosts[0].prefetch(ahead(AHEAD));
+                    self.hosts[0].prefetch_connection(ahead(AHEAD));
                     self.hosts[0].prefetch_queues(ahead(AHEAD / 2));
                     self.next = (self.next + 1) % n;
                     self.send(link, now, self.next, each);
@@ -182,14 +183,14 @@ impl Pair {
                 };
                 (RxFrame::new(m), info)
             });
-            self.hosts[h].receive(now, frames);
+            self.hosts[h].receive_burst(now, frames);
         }
         while let Some((id, _, e)) = self.hosts[h].next_event() {
             if e.intersects(Events::CONNECTED | Events::ACCEPTED) {
                 self.opened[h] += 1;
             }
             if e.contains(Events::READABLE)
-                && let Some(rx) = self.hosts[h].rx_queue(id)
+                && let Some(rx) = self.hosts[h].receive_queue(id)
             {
                 let n = rx.len_bytes();
                 rx.consume(n);
@@ -303,13 +304,13 @@ impl Pair {
     }
 
     /// The sender's counters.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &StackStats {
         self.hosts[0].stats()
     }
 
     /// The sender's smoothed round-trip time on its first connection.
     pub fn srtt(&self) -> Option<Duration> {
-        self.hosts[0].conn(*self.conns.first()?)?.srtt
+        self.hosts[0].tcp_info(*self.conns.first()?)?.srtt
     }
 }
 

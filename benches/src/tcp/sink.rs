@@ -123,12 +123,17 @@ impl<'a> Sink<'a> {
 }
 
 impl FrameSink<Piece> for Sink<'_> {
-    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.begin_with(headers.len(), meta, |room| room.copy_from_slice(headers))
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.begin_frame_with(headers.len(), meta, |room| room.copy_from_slice(headers))
     }
 
     #[inline]
-    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+    fn begin_frame_with(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
         if !self.room() {
             return false;
         }
@@ -139,7 +144,7 @@ impl FrameSink<Piece> for Sink<'_> {
     }
 
     #[inline]
-    fn single(
+    fn send_single_piece(
         &mut self,
         len: usize,
         meta: &FrameMeta,
@@ -164,7 +169,12 @@ impl FrameSink<Piece> for Sink<'_> {
     }
 
     #[inline]
-    fn bare(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+    fn send_headers_only(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
         let Some(chain) = self.header(len, fill) else {
             return false;
         };
@@ -173,21 +183,21 @@ impl FrameSink<Piece> for Sink<'_> {
     }
 
     #[inline]
-    fn append(&mut self, _user: u64, record: &Piece, offset: u32, len: u32) {
+    fn append_record(&mut self, _user: u64, record: &Piece, offset: u32, len: u32) {
         if let Some((chain, _, whole)) = &mut self.frame {
             let at = u64::from(record.0) + u64::from(offset);
             *whole &= self.source.payload(chain, at, len);
         }
     }
 
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         if let Some((chain, _, whole)) = &mut self.frame {
             *whole &= chain.append_slice(b);
         }
     }
 
     #[inline]
-    fn end(&mut self) {
+    fn end_frame(&mut self) {
         let Some((chain, meta, whole)) = self.frame.take() else {
             return;
         };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use serde::Deserialize;
-use siw_tcp::{Congestion, Keepalive, NeighbourConfig, StackConfig};
+use siw_tcp::{CongestionControl, Keepalive, NeighbourConfig, StackConfig};
 use toml::Spanned;
 
 use super::ByteSize;
@@ -173,9 +173,9 @@ impl TcpSettings {
     /// Puts the settings, or what is common for a device where there are none, into `c`.
     pub(crate) fn apply(&self, window: u32, initial_window: u32, c: &mut StackConfig) {
         c.congestion = match self.congestion {
-            CongestionName::Cubic => Congestion::Cubic,
-            CongestionName::Newreno => Congestion::NewReno,
-            CongestionName::Dctcp => Congestion::Dctcp,
+            CongestionName::Cubic => CongestionControl::Cubic,
+            CongestionName::Newreno => CongestionControl::NewReno,
+            CongestionName::Dctcp => CongestionControl::Dctcp,
         };
         c.ecn = self.ecn;
         c.timestamps = self.timestamps;
@@ -247,7 +247,7 @@ mod tests {
              keepalive_s = 60\nkeepalive_interval_s = 7\nkeepalive_probes = 9\n\
              syn_retries = 2\nsyn_cookies = false\ntime_wait_s = 1",
         );
-        assert_eq!(c.congestion, Congestion::NewReno);
+        assert_eq!(c.congestion, CongestionControl::NewReno);
         assert!(c.ecn && !c.timestamps && !c.sack && !c.syn_cookies);
         let s = Duration::from_secs;
         assert_eq!((c.rto_min, c.rto_initial), (s(1) / 5, s(3)));
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn the_defaults_are_those_of_a_fabric_as_the_stack_has_them() {
         let c = stack("");
-        let plain = StackConfig::new(c.mac, c.addrs.clone());
+        let plain = StackConfig::new(c.mac, c.addresses.clone());
         let differ = StackConfig {
             recv_window: c.recv_window,
             ..plain

@@ -75,7 +75,7 @@ impl Control {
         self.check_crc(&[device], r.params.crc)?;
         let worker = match local.filter(|a| a.port() != 0) {
             // Its answers come to the worker that the addresses name.
-            Some(local) => self.config.devices[device].steering.owner(local, remote),
+            Some(local) => self.config.devices[device].steering.owner_of(local, remote),
             None => self.worker_for(device),
         };
         let (qpn, channel) = (Qpn(r.qp_num), CmChannelId(r.cm_channel));

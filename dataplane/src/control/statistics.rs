@@ -48,7 +48,7 @@ impl Control {
                             "rx_frames": rx,
                             "tx_frames": tx,
                             "tcp": map(tcp.iter()),
-                            "mib": map(tcp.mib()),
+                            "mib": map(tcp.mib_counters()),
                         })
                     })
                     .collect();
@@ -94,7 +94,7 @@ impl Control {
 
     /// Each device's counters, all workers together.
     fn totals(&self) -> Vec<serde_json::Value> {
-        let mut sums: Vec<(u64, u64, siw_tcp::Stats)> = Vec::new();
+        let mut sums: Vec<(u64, u64, siw_tcp::StackStats)> = Vec::new();
         sums.resize_with(self.config.devices.len(), Default::default);
         for (d, rx, tx, tcp) in self.stats.iter().flat_map(|s| &s.devices) {
             if let Some(sum) = sums.get_mut(*d) {
@@ -110,7 +110,7 @@ impl Control {
                     "device": d.name.as_str(),
                     "rx_frames": rx,
                     "tx_frames": tx,
-                    "mib": map(tcp.mib()),
+                    "mib": map(tcp.mib_counters()),
                 })
             })
             .collect()

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use dpdk::{ChecksumStatus, Mbuf, MbufCache, Segments};
 use siw_iwarp::RxStream;
-use siw_tcp::{RecvBuf, RxChecksum, RxQueue};
+use siw_tcp::{ReceiveQueue, RecvBuf, RxChecksum};
 
 thread_local! {
     /// Buffers dropped since the last [`recycle_dropped_frames`]; frames are dropped deep inside TCP, where
@@ -113,7 +113,7 @@ impl RecvBuf for RxFrame {
 
     /// Copied where the last buffer has room, as for small pieces; chained else.
     #[cold]
-    fn join(&mut self, mut tail: RxFrame) -> Result<(), RxFrame> {
+    fn try_append(&mut self, mut tail: RxFrame) -> Result<(), RxFrame> {
         let (Some(all), Some(more)) = (&mut self.0, tail.0.take()) else {
             return Ok(());
         };
@@ -131,7 +131,7 @@ impl RecvBuf for RxFrame {
 }
 
 /// TCP's receive queue as iWARP reads it.
-pub struct Stream<'a>(pub &'a mut RxQueue<RxFrame>);
+pub struct Stream<'a>(pub &'a mut ReceiveQueue<RxFrame>);
 
 impl RxStream for Stream<'_> {
     #[inline]
@@ -141,17 +141,17 @@ impl RxStream for Stream<'_> {
 
     #[inline]
     fn peek(&self, off: usize, out: &mut [u8]) {
-        self.0.peek(off, out);
+        self.0.copy_to_slice(off, out);
     }
 
     #[inline]
     fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
-        self.0.for_each(off, len, f);
+        self.0.for_each_chunk(off, len, f);
     }
 
     #[inline]
     fn contiguous(&self, off: usize, len: usize) -> Option<&[u8]> {
-        self.0.contiguous(off, len)
+        self.0.contiguous_slice(off, len)
     }
 
     #[inline]
@@ -201,7 +201,7 @@ impl RxStream for Held<'_> {
 mod tests {
     use dpdk::{ChainBuilder, Eal, EalConfig, Mempool};
     use siw_tcp::sim::{Pattern, RecordBytes, VecSink, host_config};
-    use siw_tcp::{Events, FrameInfo, FrameMeta, FrameSink, Instant, Stack, Tso, VecBuf};
+    use siw_tcp::{Events, FrameInfo, FrameMeta, FrameSink, Instant, Stack, TsoLimits, VecBuf};
 
     use super::*;
 
@@ -213,17 +213,17 @@ mod tests {
     }
 
     impl FrameSink<Pattern> for Whole {
-        fn begin(&mut self, headers: &[u8], _: &FrameMeta) -> bool {
+        fn begin_frame(&mut self, headers: &[u8], _: &FrameMeta) -> bool {
             self.open = headers.to_vec();
             true
         }
-        fn append(&mut self, _: u64, r: &Pattern, offset: u32, len: u32) {
+        fn append_record(&mut self, _: u64, r: &Pattern, offset: u32, len: u32) {
             r.read(offset, len, &mut self.open);
         }
-        fn bytes(&mut self, b: &[u8]) {
+        fn append_bytes(&mut self, b: &[u8]) {
             self.open.extend_from_slice(b);
         }
-        fn end(&mut self) {
+        fn end_frame(&mut self) {
             self.frames.push(std::mem::take(&mut self.open));
         }
     }
@@ -261,7 +261,7 @@ mod tests {
         let mut sender = host_config(0);
         sender.tx_checksum = false;
         sender.initial_window = 1000;
-        sender.tso = Some(Tso {
+        sender.tso = Some(TsoLimits {
             max_segments: 40,
             max_bytes: 64_000,
         });
@@ -280,7 +280,7 @@ mod tests {
             sender.poll(now, &mut there);
             for f in there.frames.drain(..) {
                 let m = chain(&f, &mut cache, sizes);
-                receiver.receive(now, std::iter::once((RxFrame::new(m), info)));
+                receiver.receive_burst(now, std::iter::once((RxFrame::new(m), info)));
             }
             while let Some((id, _, e)) = receiver.next_event() {
                 if e.contains(Events::ACCEPTED) {
@@ -289,7 +289,7 @@ mod tests {
             }
             receiver.poll(now, &mut back);
             let frames = back.frames.drain(..).map(|(f, _)| (VecBuf::from(f), info));
-            sender.receive(now, frames);
+            sender.receive_burst(now, frames);
         }
         let on_accepted = on_accepted.expect("a connection");
         for start in (0..TRAINS * 40).map(|n| n * 1448) {
@@ -304,13 +304,13 @@ mod tests {
             let m = chain(&trains[*i], &mut cache, sizes);
             assert!(m.nb_segs() > 20);
             lie.extend(m.segments().map(<[u8]>::as_ptr_range));
-            receiver.receive(now, std::iter::once((RxFrame::new(m), info)));
+            receiver.receive_burst(now, std::iter::once((RxFrame::new(m), info)));
         }
-        let rx = receiver.rx_queue(on_accepted).unwrap();
+        let rx = receiver.receive_queue(on_accepted).unwrap();
         let all = rx.len_bytes();
         assert_eq!(all as u64, TRAINS * TRAIN);
         let mut at = 0;
-        let seen = rx.for_each(0, all, |c| {
+        let seen = rx.for_each_chunk(0, all, |c| {
             let here = c.as_ptr_range();
             assert!(
                 lie.iter()
@@ -350,16 +350,16 @@ mod tests {
         let mut all = small(&mut cache, &piece(100));
         for _ in 0..100 {
             let tail = small(&mut cache, &piece(8));
-            assert!(all.join(tail).is_ok());
+            assert!(all.try_append(tail).is_ok());
         }
         assert_eq!(all.chunks().count(), 1, "copied");
         for _ in 0..3 {
             let tail = small(&mut cache, &piece(1480));
-            assert!(all.join(tail).is_ok());
+            assert!(all.try_append(tail).is_ok());
         }
         let long = piece(5000);
         let tail = RxFrame::new(chain(&long, &mut cache, &[2000]));
-        assert!(all.join(tail).is_ok());
+        assert!(all.try_append(tail).is_ok());
         let got: Vec<u8> = all.chunks().flatten().copied().collect();
         assert_eq!(all.remaining(), at);
         assert!(got == (0..at).map(byte).collect::<Vec<_>>());

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dpdk::{MbufCache, Mempool, RxBatch, RxQueue};
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, Stack, Stats};
+use siw_tcp::{ConnId, Events, FrameInfo, Instant, Stack, StackStats};
 
 use super::StreamPlan;
 use super::flow::{Flow, FlowContext};
@@ -202,7 +202,7 @@ impl<'a> Endpoint<'a> {
             if timers {
                 l.stack.poll(now, &mut sink);
             } else {
-                l.stack.poll_owed(now, &mut sink);
+                l.stack.poll_output(now, &mut sink);
             }
             busy |= !l.out.batch.is_empty() || !l.out.loopback.is_empty();
             l.out.burst();
@@ -235,11 +235,11 @@ impl<'a> Endpoint<'a> {
                 m.clear_offload();
                 (RxFrame::new(m), FrameInfo { checksum, rss_hash })
             });
-            port.stack.receive(now, frames);
+            port.stack.receive_burst(now, frames);
         }
         if !port.out.loopback.is_empty() {
             any = true;
-            port.stack.receive(now, port.out.take_loopback());
+            port.stack.receive_burst(now, port.out.take_loopback());
         }
         while let Some((conn, user, events)) = self.ports[index].stack.next_event() {
             any = true;
@@ -408,7 +408,7 @@ impl<'a> Endpoint<'a> {
                     self.abort_all(now);
                     self.phase = Phase::Closing(Instant(u64::MAX));
                 }
-                let owes = |l: &StreamPort| l.stack.owes() || !l.out.batch.is_empty();
+                let owes = |l: &StreamPort| l.stack.has_output() || !l.out.batch.is_empty();
                 if open == 0 && !self.ports.iter().any(owes) || self.idle.stop_requested() {
                     self.phase = Phase::Over;
                 }
@@ -453,10 +453,10 @@ impl<'a> Endpoint<'a> {
     fn sleep(&mut self, now: Instant) {
         let mut limit = StreamIdle::limit(&self.ports, now);
         if let Some(&(at, _)) = self.unread.front() {
-            limit = limit.min(at.since(now));
+            limit = limit.min(at.duration_since(now));
         }
         if let Some(at) = self.deadline {
-            limit = limit.min(at.since(now));
+            limit = limit.min(at.duration_since(now));
         }
         if self.phase != Phase::Running || self.plan.connects.is_some() {
             limit = limit.min(LOOK);
@@ -479,14 +479,16 @@ impl<'a> Endpoint<'a> {
     }
 
     pub(super) fn report(&self) -> StreamReport {
-        let mut tcp = Stats::default();
+        let mut tcp = StackStats::default();
         for l in &self.ports {
             tcp.merge(l.stack.stats());
         }
         let free = self.cache.pool().available() + self.cache.cached() as u32;
         StreamReport {
             totals: self.totals.clone(),
-            seconds: self.first.map_or(0.0, |f| self.last.since(f).as_secs_f64()),
+            seconds: self
+                .first
+                .map_or(0.0, |f| self.last.duration_since(f).as_secs_f64()),
             device: self.name.clone(),
             tcp,
             frames_in: self.ports.iter().map(|l| l.received).sum(),

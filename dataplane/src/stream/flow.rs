@@ -117,14 +117,14 @@ impl Flow {
     }
 
     fn take_in(&mut self, a: &mut FlowContext<'_>) {
-        let Some(rx) = a.stack.rx_queue(self.conn) else {
+        let Some(rx) = a.stack.receive_queue(self.conn) else {
             return;
         };
         let n = rx.len_bytes();
         if self.service.checks() && !self.bad {
             let mut at = self.read;
             let (pattern, mut right) = (a.pattern, true);
-            rx.for_each(0, n, |b| {
+            rx.for_each_chunk(0, n, |b| {
                 right = right && pattern.matching(at, b) == b.len();
                 at += b.len() as u64;
             });
@@ -153,10 +153,10 @@ impl Flow {
         if self.unread_until > a.now {
             return false;
         }
-        let emss = a.stack.emss(self.conn);
+        let emss = a.stack.effective_mss(self.conn);
         let (mut size, mut room) = self.sizes(a, emss);
         for _ in 0..RECORDS {
-            let Some(rx) = a.stack.rx_queue(self.conn) else {
+            let Some(rx) = a.stack.receive_queue(self.conn) else {
                 return false;
             };
             let n = rx.len_bytes().min(size);
@@ -165,7 +165,7 @@ impl Flow {
             }
             let mut block = a.blocks.pop().unwrap_or_default();
             block.resize(n, 0);
-            rx.peek(0, &mut block);
+            rx.copy_to_slice(0, &mut block);
             rx.consume(n);
             self.read += n as u64;
             if let Err(StreamRecord::Block(b)) =
@@ -185,7 +185,7 @@ impl Flow {
     /// narrow path (RFC 8899) is longer than the others, and may wait for the window.
     fn sizes(&mut self, a: &FlowContext<'_>, emss: usize) -> (usize, usize) {
         let room = a.stack.send_room(self.conn);
-        let probe = core::mem::take(&mut self.probing).then(|| a.stack.probe_len(self.conn));
+        let probe = core::mem::take(&mut self.probing).then(|| a.stack.mtu_probe_len(self.conn));
         match probe.flatten() {
             Some(n) => (n, room.max(n)),
             None => (emss, room),
@@ -197,7 +197,7 @@ impl Flow {
         if !self.service.sends() {
             return false;
         }
-        let emss = a.stack.emss(self.conn);
+        let emss = a.stack.effective_mss(self.conn);
         let (mut size, mut room) = self.sizes(a, emss);
         for _ in 0..RECORDS {
             let left = self.bytes.map_or(u64::MAX, |b| b - self.sent);
@@ -227,7 +227,10 @@ impl Flow {
         let done = if self.service.sends() {
             self.bytes == Some(self.sent)
         } else {
-            self.peer_fin && a.stack.rx_queue(self.conn).is_none_or(|r| r.is_empty())
+            self.peer_fin
+                && a.stack
+                    .receive_queue(self.conn)
+                    .is_none_or(|r| r.is_empty())
         };
         if done {
             self.closing = true;

@@ -58,12 +58,12 @@ impl StreamIdle {
         let mut limit = LONG;
         for l in ports {
             if !l.link.rx_interrupt && !l.link.in_process {
-                limit = limit.min(if l.stack.idle() { NAP } else { SHORT_NAP });
+                limit = limit.min(if l.stack.is_idle() { NAP } else { SHORT_NAP });
             }
             if let Some(at) = l.stack.next_deadline() {
-                limit = limit.min(at.since(now));
+                limit = limit.min(at.duration_since(now));
             }
-            if !l.out.batch.is_empty() || !l.out.loopback.is_empty() || l.stack.owes() {
+            if !l.out.batch.is_empty() || !l.out.loopback.is_empty() || l.stack.has_output() {
                 limit = limit.min(SHORT_NAP);
             }
         }

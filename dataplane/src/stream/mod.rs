@@ -2,7 +2,7 @@
 //! a socket can be its peer. `siw-stream` is its command line.
 //!
 //! ```text
-//!  rx_burst -> Stack::receive -> events -> Flow: read, check, return
+//!  rx_burst -> Stack::receive_burst -> events -> Flow: read, check, return
 //!                                            |
 //!  tx_burst <- Sink <- Stack::flush/poll <- push_record
 //! ```

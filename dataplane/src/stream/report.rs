@@ -1,7 +1,7 @@
 //! What the endpoint counted, as text and as JSON.
 
 use serde_json::{Value, json};
-use siw_tcp::{Events, Stats};
+use siw_tcp::{Events, StackStats};
 
 /// Connections by how they began and ended, and what they carried.
 #[derive(Debug, Default, Clone)]
@@ -58,7 +58,7 @@ pub struct StreamReport {
     pub seconds: f64,
     pub device: String,
     /// TCP's counters of all devices together.
-    pub tcp: Stats,
+    pub tcp: StackStats,
     pub frames_in: u64,
     pub frames_out: u64,
     /// Packet buffers: all, free at the end, and the fewest that were seen free.
@@ -83,7 +83,7 @@ impl StreamReport {
             .collect();
         let mib: serde_json::Map<_, _> = self
             .tcp
-            .mib()
+            .mib_counters()
             .map(|(name, n)| (name.to_owned(), n.into()))
             .collect();
         json!({

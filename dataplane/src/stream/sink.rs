@@ -66,12 +66,17 @@ impl Frame {
 }
 
 impl FrameSink<StreamRecord> for Sink<'_> {
-    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.begin_with(headers.len(), meta, |room| room.copy_from_slice(headers))
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.begin_frame_with(headers.len(), meta, |room| room.copy_from_slice(headers))
     }
 
     #[inline]
-    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+    fn begin_frame_with(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
         if self.out.batch.is_full() {
             self.out.burst();
             if self.out.batch.is_full() {
@@ -100,7 +105,7 @@ impl FrameSink<StreamRecord> for Sink<'_> {
     }
 
     #[inline]
-    fn append(&mut self, _user: u64, record: &StreamRecord, offset: u32, len: u32) {
+    fn append_record(&mut self, _user: u64, record: &StreamRecord, offset: u32, len: u32) {
         let Some(frame) = &mut self.frame else { return };
         match record {
             StreamRecord::Pattern { at, .. } => {
@@ -118,7 +123,7 @@ impl FrameSink<StreamRecord> for Sink<'_> {
         }
     }
 
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         let Some(frame) = &mut self.frame else { return };
         frame.fill(self.cache, b.len(), |i, room| {
             room.copy_from_slice(&b[i..i + room.len()]);
@@ -126,7 +131,7 @@ impl FrameSink<StreamRecord> for Sink<'_> {
     }
 
     #[inline]
-    fn end(&mut self) {
+    fn end_frame(&mut self) {
         let Some(Frame {
             chain,
             meta,

@@ -221,7 +221,7 @@ impl Worker {
             let port = qp.port;
             let pending = self.ports[port]
                 .stack
-                .conn(conn)
+                .tcp_info(conn)
                 .is_some_and(|c| c.in_flight > 0 || c.unsent > 0);
             if pending {
                 // What was posted before the end still arrives when it can.
@@ -255,7 +255,7 @@ impl Worker {
         if let Some(conn) = conn {
             let stack = &mut self.ports[port].stack;
             let clean = stack
-                .conn(conn)
+                .tcp_info(conn)
                 .is_none_or(|c| c.unsent == 0 && c.in_flight <= 1);
             if reset || !clean {
                 stack.abort(now, conn);
@@ -285,7 +285,7 @@ impl Worker {
         for port in &mut self.ports {
             if let Some(at) = port.listeners.iter().position(|(l, _)| *l == listener) {
                 let (_, id) = port.listeners.swap_remove(at);
-                port.stack.unlisten(now, id);
+                port.stack.stop_listening(now, id);
                 port.setups.remove(&listener);
             }
         }

@@ -100,7 +100,7 @@ impl Worker {
             return;
         };
         if events.contains(Events::READABLE)
-            && let Some(rx) = port.stack.rx_queue(conn)
+            && let Some(rx) = port.stack.receive_queue(conn)
         {
             match c.initiator.on_stream(&mut Stream(rx)) {
                 InitiatorStep::NeedMore => {}
@@ -195,10 +195,10 @@ impl Worker {
             return;
         };
         let stack = &self.ports[qp.port].stack;
-        qp.qp.set_rts(negotiated, stack.emss(conn) as u32);
+        qp.qp.set_rts(negotiated, stack.effective_mss(conn) as u32);
         qp.phase = Phase::Running;
         let qpn = qp.rings.qpn;
-        let addresses = stack.conn(conn).map(|c| (c.local, c.remote));
+        let addresses = stack.tcp_info(conn).map(|c| (c.local, c.remote));
         self.publish_state(slot);
         self.make_ready(slot);
         if let Some((local, remote)) = addresses {

@@ -67,7 +67,7 @@ impl Worker {
                 return;
             };
             let port = &mut self.ports[port_index];
-            let Some(rx) = port.stack.rx_queue(conn) else {
+            let Some(rx) = port.stack.receive_queue(conn) else {
                 return;
             };
             let mut env = super::Env {
@@ -111,8 +111,8 @@ impl Worker {
                 self.releasing.push(slot);
             }
         }
-        if events.contains(Events::EMSS_CHANGED) {
-            let emss = self.ports[port_index].stack.emss(conn);
+        if events.contains(Events::MSS_CHANGED) {
+            let emss = self.ports[port_index].stack.effective_mss(conn);
             if let Some(qp) = self.qps.get_mut(slot) {
                 qp.qp.set_emss(emss as u32);
             }
@@ -123,7 +123,7 @@ impl Worker {
         if events.contains(Events::PEER_FIN) {
             let left = self.ports[port_index]
                 .stack
-                .rx_queue(conn)
+                .receive_queue(conn)
                 .map_or(0, |q| q.len_bytes());
             self.with_qp(slot, |qp, env| qp.on_peer_fin(env, left));
         }
@@ -150,10 +150,10 @@ impl Worker {
     #[cold]
     fn mtu_probe(&mut self, port: usize, conn: ConnId, slot: u32) {
         let stack = &mut self.ports[port].stack;
-        let Some(len) = stack.probe_len(conn) else {
+        let Some(len) = stack.mtu_probe_len(conn) else {
             return;
         };
-        let emss = stack.emss(conn) as u32;
+        let emss = stack.effective_mss(conn) as u32;
         let next = self.with_qp(slot, |qp, env| {
             qp.set_emss(len as u32);
             let next = qp.next_record(env, len);
@@ -186,9 +186,11 @@ impl Worker {
         };
         let machine = &mut qp.qp;
         let mut placed = 0;
-        self.ports[port].stack.out_of_order(conn, |offset, held| {
-            placed += machine.receive_out_of_order(&mut env, offset, &Held(held));
-        });
+        self.ports[port]
+            .stack
+            .for_each_out_of_order(conn, |offset, held| {
+                placed += machine.receive_out_of_order(&mut env, offset, &Held(held));
+            });
         self.placed_out_of_order += u64::from(placed);
     }
 

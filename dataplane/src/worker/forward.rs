@@ -83,7 +83,7 @@ impl Forwarder {
         checksum: RxChecksum,
         cache: &mut MbufCache,
     ) -> Option<Mbuf> {
-        match steering.look(mbuf.data()) {
+        match steering.classify_frame(mbuf.data()) {
             Destination::Worker(w) if w != self.me => {
                 let forwarded = ForwardedFrame {
                     device,
@@ -99,9 +99,9 @@ impl Forwarder {
                 }
                 None
             }
-            Destination::Worker(_) | Destination::Anyone => Some(mbuf),
-            Destination::Everyone => {
-                self.copy_to_all(steering.workers(), device, &mbuf, checksum, cache);
+            Destination::Worker(_) | Destination::AnyWorker => Some(mbuf),
+            Destination::AllWorkers => {
+                self.copy_to_all(steering.worker_count(), device, &mbuf, checksum, cache);
                 Some(mbuf)
             }
         }
@@ -222,7 +222,7 @@ impl Worker {
                 }
                 ForwardPurpose::Overhear(checksum) => {
                     port.stack
-                        .overhear(now, RxFrame::new(forwarded.mbuf), checksum);
+                        .receive_copy(now, RxFrame::new(forwarded.mbuf), checksum);
                 }
                 ForwardPurpose::Send => {
                     self.forward.stats.sent_for_others += 1;

@@ -127,24 +127,24 @@ impl Worker {
         for port in &self.ports {
             if !port.link.in_process && !port.link.rx_interrupt && port.rx.is_some() {
                 // Others whose frames come and go here may have something in flight too.
-                let quiet = port.stack.idle() && now.since(self.handed_at) > RECENT;
+                let quiet = port.stack.is_idle() && now.duration_since(self.handed_at) > RECENT;
                 limit = limit.min(if quiet { NAP } else { SHORT_NAP });
             }
             if let Some(at) = port.stack.next_deadline() {
-                limit = limit.min(at.since(now));
+                limit = limit.min(at.duration_since(now));
             }
-            if !port.out.batch.is_empty() || port.stack.owes() {
+            if !port.out.batch.is_empty() || port.stack.has_output() {
                 limit = limit.min(SHORT_NAP);
             }
         }
         if let Some((&(at, _), ())) = self.timers.first_key_value() {
-            limit = limit.min(at.since(now));
+            limit = limit.min(at.duration_since(now));
         }
         if let Some(at) = self.cqs.next_due() {
-            limit = limit.min(at.since(now));
+            limit = limit.min(at.duration_since(now));
         }
         if let Some(at) = self.stopping {
-            limit = limit.min(at.since(now)).min(NAP);
+            limit = limit.min(at.duration_since(now)).min(NAP);
         }
         if self.cqs.owes() || !self.releasing.is_empty() || self.events_waiting {
             limit = limit.min(NAP);

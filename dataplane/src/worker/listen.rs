@@ -138,7 +138,7 @@ impl Worker {
         }
         let stack = &mut self.ports[port].stack;
         if events.contains(Events::READABLE)
-            && let Some(rx) = stack.rx_queue(conn)
+            && let Some(rx) = stack.receive_queue(conn)
         {
             match pending.responder.on_stream(&mut Stream(rx)) {
                 ResponderStep::NeedMore => {}
@@ -150,7 +150,7 @@ impl Worker {
                     self.timers.insert((pending.deadline, user), ());
                     let id = RequestId::new(worker, slot, pending.generation);
                     let listener = pending.listener;
-                    if let Some(info) = self.ports[port].stack.conn(conn) {
+                    if let Some(info) = self.ports[port].stack.tcp_info(conn) {
                         self.post_event(Event::ConnectRequest {
                             request: id,
                             listener,

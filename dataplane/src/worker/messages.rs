@@ -320,7 +320,7 @@ pub struct WorkerStats {
     /// FPDUs whose payload was placed before a hole in front of them was filled.
     pub placed_out_of_order: u64,
     /// Frames to and from ports, by device.
-    pub devices: Vec<(usize, u64, u64, siw_tcp::Stats)>,
+    pub devices: Vec<(usize, u64, u64, siw_tcp::StackStats)>,
     pub buffers_free: u32,
     pub buffers: u32,
 }

@@ -4,7 +4,7 @@
 //! ```text
 //!            commands (control thread)          doorbells (clients)
 //!                    |                               |
-//!  rx_burst -> Stack::receive -> events -> QueuePair::receive -> placement, CQEs
+//!  rx_burst -> Stack::receive_burst -> events -> QueuePair::receive -> placement, CQEs
 //!                                   |                |
 //!                                acked          ready queue pairs
 //!                                                    |
@@ -41,7 +41,7 @@ use siw_iwarp::{RdmapState, TxRecord};
 use siw_memory::Reader;
 use siw_shm::DoorbellConsumer;
 use siw_shm::doorbell::SleepFlag;
-use siw_tcp::{Events, FrameInfo, Home, Instant, ListenerId, Stack};
+use siw_tcp::{Events, FrameInfo, Instant, ListenerId, Stack, WorkerSteering};
 
 use crate::capture::{CaptureHandle, Direction};
 use crate::config::IdlePolicy;
@@ -129,7 +129,7 @@ struct WorkerPort {
     device: usize,
     rx: Option<RxQueue>,
     /// Sorts received frames by worker.
-    home: Option<Home>,
+    home: Option<WorkerSteering>,
     /// Frames that other workers received for this one.
     handed: Vec<(RxFrame, FrameInfo)>,
     out: PortOutput,
@@ -214,7 +214,7 @@ impl Worker {
                 Ok(WorkerPort {
                     device: l.device,
                     rx,
-                    home: l.stack.home.clone().filter(|_| l.link.needs_steering()),
+                    home: l.stack.steering.clone().filter(|_| l.link.needs_steering()),
                     handed: Vec::with_capacity(BURST),
                     out,
                     stack: Stack::new(l.stack, now).map_err(|e| e.to_string())?,
@@ -348,16 +348,16 @@ impl Worker {
                 }
                 Some((RxFrame::new(m), FrameInfo { checksum, rss_hash }))
             });
-            port.stack.receive(now, frames);
+            port.stack.receive_burst(now, frames);
             self.forward.wake();
         }
         if !port.handed.is_empty() {
             any = true;
-            port.stack.receive(now, port.handed.drain(..));
+            port.stack.receive_burst(now, port.handed.drain(..));
         }
         if !port.out.loopback.is_empty() {
             any = true;
-            port.stack.receive(now, port.out.take_loopback());
+            port.stack.receive_burst(now, port.out.take_loopback());
         }
         while let Some((conn, user, events)) = self.ports[index].stack.next_event() {
             any = true;
@@ -489,7 +489,7 @@ impl Worker {
         if timers {
             port.stack.poll(now, &mut sink);
         } else {
-            port.stack.poll_owed(now, &mut sink);
+            port.stack.poll_output(now, &mut sink);
         }
         let any = !port.out.batch.is_empty() || !port.out.loopback.is_empty();
         port.out.burst();

@@ -354,12 +354,17 @@ impl FrameBuilder for Scratch<'_> {
 }
 
 impl FrameSink<TxRecord> for Sink<'_> {
-    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        self.begin_with(headers.len(), meta, |room| room.copy_from_slice(headers))
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.begin_frame_with(headers.len(), meta, |room| room.copy_from_slice(headers))
     }
 
     #[inline]
-    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+    fn begin_frame_with(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
         if self.out.batch.is_full() {
             self.out.burst();
             if self.out.batch.is_full() {
@@ -396,7 +401,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
     }
 
     #[inline]
-    fn append(&mut self, user: u64, record: &TxRecord, offset: u32, len: u32) {
+    fn append_record(&mut self, user: u64, record: &TxRecord, offset: u32, len: u32) {
         let Some(frame) = &mut self.frame else { return };
         if frame.meta.tso_segsz > 0 {
             // Each record is a wire segment.
@@ -449,7 +454,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
         }
     }
 
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         let Some(frame) = &mut self.frame else { return };
         Builder {
             frame,
@@ -461,7 +466,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
     }
 
     #[inline]
-    fn end(&mut self) {
+    fn end_frame(&mut self) {
         let Some(Frame {
             chain,
             meta,
@@ -483,7 +488,7 @@ impl FrameSink<TxRecord> for Sink<'_> {
 
 fn complete_checksum(mbuf: &mut Mbuf, meta: &FrameMeta) {
     let headers = usize::from(meta.l2_len) + usize::from(meta.l3_len) + usize::from(meta.l4_len);
-    let mut sum = checksum::Sum::new();
+    let mut sum = checksum::OnesComplementSum::new();
     let mut skip = headers;
     for s in mbuf.segments() {
         let n = skip.min(s.len());
@@ -494,8 +499,8 @@ fn complete_checksum(mbuf: &mut Mbuf, meta: &FrameMeta) {
     let Some(head) = data.get(..headers) else {
         return;
     };
-    let field = checksum::finish(head, meta, sum);
-    let at = checksum::tcp_field(meta);
+    let field = checksum::complete_tcp_checksum(head, meta, sum);
+    let at = checksum::tcp_checksum_offset(meta);
     if let Some(place) = data.get_mut(at..at + 2) {
         place.copy_from_slice(&field);
     }

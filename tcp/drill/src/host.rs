@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
-use siw_tcp::{ConnId, ConnInfo, Events, FrameInfo, Instant, RxChecksum, Stack, Stats, VecBuf};
+use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, StackStats, TcpInfo, VecBuf};
 
 use crate::errno::Errno;
 use crate::link::{self, FrameCollector, SentFrame};
@@ -41,7 +41,7 @@ pub struct Host {
     pub(crate) conns: HashMap<ConnId, ConnStatus>,
     pub(crate) newest: Option<ConnId>,
     /// The last state of the newest connection, which may be gone.
-    newest_info: Option<ConnInfo>,
+    newest_info: Option<TcpInfo>,
 }
 
 /// More rounds than the stack needs for all its output at one time. A stack that always has more would
@@ -87,20 +87,20 @@ impl Host {
     }
 
     /// The newest connection, or its last state if it is gone.
-    pub fn newest_connection(&self) -> Option<ConnInfo> {
+    pub fn newest_connection(&self) -> Option<TcpInfo> {
         self.newest_info
     }
 
     /// The counters of the stack.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> StackStats {
         self.stack
             .as_ref()
-            .map_or_else(Stats::default, |stack| stack.stats().clone())
+            .map_or_else(StackStats::default, |stack| stack.stats().clone())
     }
 
     /// The number of connections of the stack, those in TIME-WAIT included.
     pub fn connection_count(&self) -> usize {
-        self.stack.as_ref().map_or(0, Stack::connections)
+        self.stack.as_ref().map_or(0, Stack::connection_count)
     }
 
     /// Hands an IP packet of the peer to the stack, which does at once all that it can do.
@@ -117,7 +117,7 @@ impl Host {
             rss_hash: 0,
         };
         if let Some(stack) = &mut self.stack {
-            stack.receive(
+            stack.receive_burst(
                 self.now,
                 frames.into_iter().map(|frame| (VecBuf::from(frame), info)),
             );
@@ -137,7 +137,7 @@ impl Host {
                     SentFrame::Ignored => {}
                 }
             }
-            let done = answers.is_empty() && !stack.owes();
+            let done = answers.is_empty() && !stack.has_output();
             self.deliver_frames(answers);
             self.handle_events();
             if done {
@@ -145,7 +145,7 @@ impl Host {
             }
         }
         if let (Some(stack), Some(id)) = (&self.stack, self.newest)
-            && let Some(info) = stack.conn(id)
+            && let Some(info) = stack.tcp_info(id)
         {
             self.newest_info = Some(info);
         }

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use siw_tcp::checksum::{self, Sum};
+use siw_tcp::checksum::{self, OnesComplementSum};
 use siw_tcp::{FrameMeta, FrameSink, TxChecksum};
 
 use crate::packet::{self, PROTOCOL_ICMPV6};
@@ -40,37 +40,41 @@ pub(crate) struct FrameCollector {
     /// The frame being written.
     current: Vec<u8>,
     headers_len: usize,
-    payload_sum: Sum,
+    payload_sum: OnesComplementSum,
     meta: Option<FrameMeta>,
 }
 
 impl FrameSink<Vec<u8>> for FrameCollector {
-    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
         self.current = headers.to_vec();
         self.headers_len = headers.len();
-        self.payload_sum = Sum::new();
+        self.payload_sum = OnesComplementSum::new();
         self.meta = Some(*meta);
         true
     }
 
-    fn append(&mut self, _user: u64, record: &Vec<u8>, offset: u32, len: u32) {
+    fn append_record(&mut self, _user: u64, record: &Vec<u8>, offset: u32, len: u32) {
         let from = offset as usize;
-        self.bytes(&record[from..from + len as usize]);
+        self.append_bytes(&record[from..from + len as usize]);
     }
 
-    fn bytes(&mut self, payload: &[u8]) {
+    fn append_bytes(&mut self, payload: &[u8]) {
         self.payload_sum.add(payload);
         self.current.extend_from_slice(payload);
     }
 
-    fn end(&mut self) {
+    fn end_frame(&mut self) {
         let mut frame = std::mem::take(&mut self.current);
         if let Some(meta) = self.meta.take()
             && meta.checksum != TxChecksum::Complete
             && meta.l4_len > 0
         {
-            let checksum = checksum::finish(&frame[..self.headers_len], &meta, self.payload_sum);
-            let at = checksum::tcp_field(&meta);
+            let checksum = checksum::complete_tcp_checksum(
+                &frame[..self.headers_len],
+                &meta,
+                self.payload_sum,
+            );
+            let at = checksum::tcp_checksum_offset(&meta);
             frame[at..at + 2].copy_from_slice(&checksum);
         }
         self.frames.push(frame);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
-use siw_tcp::{Congestion, IpCidr, Keepalive, StackConfig};
+use siw_tcp::{CongestionControl, IpCidr, Keepalive, StackConfig};
 
 /// The stack under test, its peer, and how strictly a script is compared.
 #[derive(Clone, Debug)]
@@ -65,11 +65,11 @@ impl Setup {
         match self.local {
             IpAddr::V4(address) => {
                 let gateway = address.to_bits() ^ u32::from(GATEWAY_BITS);
-                config.addrs = vec![IpCidr::new(self.local, 24)];
+                config.addresses = vec![IpCidr::new(self.local, 24)];
                 config.gateway_v4 = Some(gateway.into());
             }
             IpAddr::V6(address) => {
-                config.addrs = vec![IpCidr::new(self.local, 64)];
+                config.addresses = vec![IpCidr::new(self.local, 64)];
                 config.gateway_v6 = Some((address.to_bits() ^ u128::from(GATEWAY_BITS)).into());
             }
         }
@@ -126,11 +126,11 @@ pub(crate) const KEEPALIVE: Keepalive = Keepalive {
 };
 
 /// The congestion control that a value of `TCP_CONGESTION` names.
-pub(crate) fn congestion_by_name(name: &str) -> Option<Congestion> {
+pub(crate) fn congestion_by_name(name: &str) -> Option<CongestionControl> {
     match name {
-        "cubic" => Some(Congestion::Cubic),
-        "reno" | "newreno" => Some(Congestion::NewReno),
-        "dctcp" => Some(Congestion::Dctcp),
+        "cubic" => Some(CongestionControl::Cubic),
+        "reno" | "newreno" => Some(CongestionControl::NewReno),
+        "dctcp" => Some(CongestionControl::Dctcp),
         _ => None,
     }
 }
@@ -206,7 +206,7 @@ mod tests {
             "congestion=dctcp rto_min_usecs=5000 keepalive_probes=2",
         )
         .unwrap();
-        assert_eq!(s.config.congestion, Congestion::Dctcp);
+        assert_eq!(s.config.congestion, CongestionControl::Dctcp);
         assert_eq!(s.config.rto_min, Duration::from_millis(5));
         assert_eq!(s.config.keepalive.unwrap().probes, 2);
         for (bad, says) in [

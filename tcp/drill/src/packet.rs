@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use siw_tcp::checksum::Sum;
+use siw_tcp::checksum::OnesComplementSum;
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
@@ -129,8 +129,13 @@ fn read_u32(bytes: &[u8], at: usize) -> u32 {
 
 /// One's complement sum of the pseudo-header (RFC 9293 section 3.1, RFC 8200 section 8.1). `len` is that
 /// of the transport header with its payload.
-pub(crate) fn pseudo_header_sum(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Sum {
-    let mut sum = Sum::new();
+pub(crate) fn pseudo_header_sum(
+    src: IpAddr,
+    dst: IpAddr,
+    protocol: u8,
+    len: usize,
+) -> OnesComplementSum {
+    let mut sum = OnesComplementSum::new();
     for address in [src, dst] {
         match address {
             IpAddr::V4(address) => sum.add(&address.octets()),
@@ -158,7 +163,7 @@ pub(crate) fn build_ip_packet(
             packet.extend([0, 0, IPV4_DONT_FRAGMENT, 0, HOP_LIMIT, protocol, 0, 0]);
             packet.extend(source.octets());
             packet.extend(destination.octets());
-            let mut sum = Sum::new();
+            let mut sum = OnesComplementSum::new();
             sum.add(&packet);
             packet[10..12].copy_from_slice(&(!sum.value()).to_be_bytes());
         }
@@ -288,7 +293,7 @@ impl WireSegment {
         {
             Some(&IPV4_VERSION_AND_LENGTH) if packet.len() >= IPV4_HEADER => {
                 let total = usize::from(read_u16(packet, 2));
-                let mut sum = Sum::new();
+                let mut sum = OnesComplementSum::new();
                 sum.add(&packet[..IPV4_HEADER]);
                 if sum.value() != SUM_OF_CORRECT {
                     return Err("its IPv4 header checksum is wrong".into());
@@ -414,7 +419,7 @@ pub(crate) fn build_icmp_error(kind: u8, code: u8, mtu: u32, quoted: &WireSegmen
     let mut sum = if v6 {
         pseudo_header_sum(src, dst, PROTOCOL_ICMPV6, message.len())
     } else {
-        Sum::new()
+        OnesComplementSum::new()
     };
     sum.add(&message);
     message[2..4].copy_from_slice(&(!sum.value()).to_be_bytes());

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use siw_tcp::{ConnId, Error, Keepalive, ListenerId, Stack};
+use siw_tcp::{ConnId, Keepalive, ListenerId, Stack, StackError};
 
 use crate::errno::Errno;
 use crate::host::{ConnStatus, Host};
@@ -87,14 +87,14 @@ pub struct Readiness {
 }
 
 /// The error number of an error of the stack.
-fn errno_of(error: &Error) -> Errno {
+fn errno_of(error: &StackError) -> Errno {
     match error {
-        Error::NotOurAddress(_) => Errno::EADDRNOTAVAIL,
-        Error::NoSource(_) | Error::NoRoute(_) => Errno::ENETUNREACH,
-        Error::AddrInUse(_) => Errno::EADDRINUSE,
-        Error::NoPorts => Errno::EADDRNOTAVAIL,
-        Error::TooManyConnections(_) => Errno::ENOBUFS,
-        Error::BadRemote(_) | Error::Config(_) => Errno::EINVAL,
+        StackError::NotOurAddress(_) => Errno::EADDRNOTAVAIL,
+        StackError::NoSource(_) | StackError::NoRoute(_) => Errno::ENETUNREACH,
+        StackError::AddrInUse(_) => Errno::EADDRINUSE,
+        StackError::NoPorts => Errno::EADDRNOTAVAIL,
+        StackError::TooManyConnections(_) => Errno::ENOBUFS,
+        StackError::BadRemote(_) | StackError::Config(_) => Errno::EINVAL,
     }
 }
 
@@ -196,7 +196,7 @@ impl Host {
         let stack = self.stack_or_new()?;
         stack.set_user(id, new as u64);
         let remote = stack
-            .conn(id)
+            .tcp_info(id)
             .map(|conn| conn.remote)
             .ok_or(Errno::EINVAL)?;
         self.status_of(id).connect_reported = true;
@@ -267,14 +267,14 @@ impl Host {
         }
         let (buffer, push) = (self.setup.send_buffer as usize, self.setup.push);
         let stack = self.stack_or_new()?;
-        let info = stack.conn(id).ok_or(Errno::EPIPE)?;
+        let info = stack.tcp_info(id).ok_or(Errno::EPIPE)?;
         let room = buffer.saturating_sub((info.unsent + info.in_flight) as usize);
         let count = data.len().min(room);
         if count == 0 && !data.is_empty() {
             return Err(Errno::EAGAIN);
         }
         // Records of the length of a segment; the first may be longer, to probe the path MTU.
-        let mut record_len = stack.probe_len(id).unwrap_or(info.emss);
+        let mut record_len = stack.mtu_probe_len(id).unwrap_or(info.effective_mss);
         let mut left = &data[..count];
         while !left.is_empty() {
             let (record, rest) = left.split_at(left.len().min(record_len));
@@ -286,7 +286,7 @@ impl Host {
                     push && rest.is_empty(),
                 )
                 .map_err(|_| Errno::EPIPE)?;
-            (left, record_len) = (rest, info.emss);
+            (left, record_len) = (rest, info.effective_mss);
         }
         self.run_stack();
         Ok(count)
@@ -298,7 +298,7 @@ impl Host {
         let read_shut = self.find_socket(fd)?.read_shut;
         let status = *self.status_of(id);
         let mut out = vec![];
-        if let Some(rx) = self.stack_or_new()?.rx_queue(id) {
+        if let Some(rx) = self.stack_or_new()?.receive_queue(id) {
             for chunk in rx.chunks() {
                 let count = chunk.len().min(max - out.len());
                 out.extend_from_slice(&chunk[..count]);
@@ -322,7 +322,7 @@ impl Host {
         let id = self.connection_of(fd)?;
         Ok(self
             .stack_or_new()?
-            .conn(id)
+            .tcp_info(id)
             .map_or(0, |conn| conn.readable))
     }
 
@@ -346,7 +346,7 @@ impl Host {
             SocketKind::Fresh => {}
             SocketKind::Listening(id) => {
                 let stack = self.stack_or_new()?;
-                stack.unlisten(now, id);
+                stack.stop_listening(now, id);
                 for id in socket.accept_queue {
                     stack.abort(now, id);
                     stack.release(now, id);
@@ -382,7 +382,7 @@ impl Host {
     /// Bytes of payload that a full segment has now (TCP_MAXSEG).
     pub fn segment_payload(&mut self, fd: i32) -> Result<u16, Errno> {
         let id = self.connection_of(fd)?;
-        Ok(self.stack_or_new()?.emss(id) as u16)
+        Ok(self.stack_or_new()?.effective_mss(id) as u16)
     }
 
     /// setsockopt(2).
@@ -453,7 +453,7 @@ impl Host {
         };
         let read_shut = socket.read_shut;
         let status = *self.status_of(id);
-        let info = self.stack_or_new()?.conn(id);
+        let info = self.stack_or_new()?.tcp_info(id);
         let gone = status.closed || status.error.is_some();
         let room = info.is_some_and(|conn| conn.unsent + conn.in_flight < buffer);
         Ok(Readiness {

@@ -20,7 +20,7 @@ pub trait RecvBuf {
     /// Appends another frame's bytes, copied or chained; gives it back when this kind of buffer
     /// cannot, as by default. What is joined has the first buffer of before, and takes not much
     /// more memory than its bytes. Datagrams of fragments are made so, off the fast path.
-    fn join(&mut self, tail: Self) -> Result<(), Self>
+    fn try_append(&mut self, tail: Self) -> Result<(), Self>
     where
         Self: Sized,
     {
@@ -76,7 +76,7 @@ impl RecvBuf for VecBuf {
         assert!(n <= self.remaining());
         self.data.truncate(self.start + n);
     }
-    fn join(&mut self, tail: Self) -> Result<(), Self> {
+    fn try_append(&mut self, tail: Self) -> Result<(), Self> {
         self.data.extend_from_slice(tail.as_slice());
         Ok(())
     }

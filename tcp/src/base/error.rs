@@ -2,7 +2,7 @@
 
 /// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum StackError {
     #[error("{0}")]
     Config(String),
     #[error("this device has no address {0}; use one of its own")]

@@ -33,14 +33,14 @@ impl Events {
     /// The connection is over for its owner (it may linger in TIME-WAIT); `release` it.
     /// Comes with, or after, every other ending.
     pub const CLOSED: Events = Events(1 << 10);
-    /// `emss` changed: size new records by it.
-    pub const EMSS_CHANGED: Events = Events(1 << 11);
+    /// `effective_mss` changed: size new records by it.
+    pub const MSS_CHANGED: Events = Events(1 << 11);
 
-    /// Segments beyond a hole arrived and are kept: `Stack::out_of_order` shows them. Only with
+    /// Segments beyond a hole arrived and are kept: `Stack::for_each_out_of_order` shows them. Only with
     /// [`crate::StackConfig::show_out_of_order`].
     pub const OUT_OF_ORDER: Events = Events(1 << 12);
     /// One record longer than `emss` is wanted, to probe the path with: see
-    /// [`crate::Stack::probe_len`]. Who leaves it at that loses nothing but the search.
+    /// [`crate::Stack::mtu_probe_len`]. Who leaves it at that loses nothing but the search.
     pub const MTU_PROBE: Events = Events(1 << 13);
 
     const NAMES: [&'static str; 14] = [
@@ -55,7 +55,7 @@ impl Events {
         "REFUSED",
         "UNREACHABLE",
         "CLOSED",
-        "EMSS_CHANGED",
+        "MSS_CHANGED",
         "OUT_OF_ORDER",
         "MTU_PROBE",
     ];

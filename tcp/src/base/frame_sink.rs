@@ -38,54 +38,64 @@ pub struct FrameMeta {
     /// pseudo-header sum without a length, as DPDK's `rte_ipv4_phdr_cksum` makes it for TSO.
     pub tso_segsz: u16,
     /// `None` for ARP, NDP, ICMP and resets that belong to no connection.
-    pub conn: Option<ConnId>,
+    pub connection: Option<ConnId>,
 }
 
-/// Receives the frames a [`crate::Stack`] emits, piece by piece. `begin` .. `end` bracket one
+/// Receives the frames a [`crate::Stack`] emits, piece by piece. `begin_frame` .. `end_frame` bracket one
 /// frame; between them come the pieces of its payload in order.
 pub trait FrameSink<R> {
     /// Starts a frame with complete Ethernet, VLAN, IP and TCP headers (see [`TxChecksum`]).
     /// `false`: no buffer or TX space now; the stack keeps the work and tries again at the next
-    /// `poll` or `flush`. After `false` neither `append`, `bytes` nor `end` is called.
-    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool;
-    /// As `begin` for headers of `len` bytes (at most 128) that `fill` writes: a sink that hands
+    /// `poll` or `flush`. After `false` neither `append_record`, `append_bytes` nor `end_frame` is called.
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool;
+    /// As `begin_frame` for headers of `len` bytes (at most 128) that `fill` writes: a sink that hands
     /// out its packet memory spares a copy that stalls on the stores just made. `fill` gets
     /// exactly `len` bytes and is called once, or not at all when the answer is `false`.
     #[inline]
-    fn begin_with(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
+    fn begin_frame_with(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
         let mut headers = [0u8; 128];
         fill(&mut headers[..len]);
-        self.begin(&headers[..len], meta)
+        self.begin_frame(&headers[..len], meta)
     }
     /// A whole frame whose payload, `meta.payload_len` bytes, is one piece of a record:
-    /// `begin_with`, `append` and `end` in one, for sinks that have a short way.
+    /// `begin_frame_with`, `append_record` and `end_frame` in one, for sinks that have a short way.
     #[inline]
-    fn single(
+    fn send_single_piece(
         &mut self,
         len: usize,
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
         (user, record, offset): (u64, &R, u32),
     ) -> bool {
-        let begun = self.begin_with(len, meta, fill);
+        let begun = self.begin_frame_with(len, meta, fill);
         if begun {
-            self.append(user, record, offset, meta.payload_len);
-            self.end();
+            self.append_record(user, record, offset, meta.payload_len);
+            self.end_frame();
         }
         begun
     }
-    /// A whole frame without payload: `begin_with` and `end` in one.
+    /// A whole frame without payload: `begin_frame_with` and `end_frame` in one.
     #[inline]
-    fn bare(&mut self, len: usize, meta: &FrameMeta, fill: impl FnOnce(&mut [u8])) -> bool {
-        let begun = self.begin_with(len, meta, fill);
+    fn send_headers_only(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let begun = self.begin_frame_with(len, meta, fill);
         if begun {
-            self.end();
+            self.end_frame();
         }
         begun
     }
     /// The bytes `[offset, offset + len)` of this record come next. `user` is the connection's.
-    fn append(&mut self, user: u64, record: &R, offset: u32, len: u32);
+    fn append_record(&mut self, user: u64, record: &R, offset: u32, len: u32);
     /// Raw payload bytes (control frames).
-    fn bytes(&mut self, b: &[u8]);
-    fn end(&mut self);
+    fn append_bytes(&mut self, b: &[u8]);
+    fn end_frame(&mut self);
 }

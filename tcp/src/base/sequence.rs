@@ -10,24 +10,24 @@ pub struct SeqNr(pub u32);
 impl SeqNr {
     /// Signed distance from `other` to `self`.
     #[inline]
-    pub const fn dist(self, other: SeqNr) -> i32 {
+    pub const fn distance_from(self, other: SeqNr) -> i32 {
         self.0.wrapping_sub(other.0) as i32
     }
     #[inline]
     pub const fn lt(self, other: SeqNr) -> bool {
-        self.dist(other) < 0
+        self.distance_from(other) < 0
     }
     #[inline]
     pub const fn le(self, other: SeqNr) -> bool {
-        self.dist(other) <= 0
+        self.distance_from(other) <= 0
     }
     #[inline]
     pub const fn gt(self, other: SeqNr) -> bool {
-        self.dist(other) > 0
+        self.distance_from(other) > 0
     }
     #[inline]
     pub const fn ge(self, other: SeqNr) -> bool {
-        self.dist(other) >= 0
+        self.distance_from(other) >= 0
     }
     #[inline]
     pub fn max(self, other: SeqNr) -> SeqNr {
@@ -84,6 +84,6 @@ mod tests {
         assert_eq!(b - a, 4);
         assert_eq!(a.max(b), b);
         assert_eq!(a.min(b), a);
-        assert_eq!(a.dist(b), -4);
+        assert_eq!(a.distance_from(b), -4);
     }
 }

@@ -3,7 +3,7 @@
 /// RFC 9293 section 3.3.2. LISTEN is no connection here, see [`crate::Stack::listen`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum TcpState {
     SynSent,
     SynReceived,
     Established,

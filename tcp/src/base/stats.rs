@@ -6,11 +6,11 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident = $mib:literal),* $(,)?) => {
         /// Counters of one stack since its start.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
-        pub struct Stats { $($(#[$doc])* pub $name: u64),* }
+        pub struct StackStats { $($(#[$doc])* pub $name: u64),* }
 
-        impl Stats {
+        impl StackStats {
             /// Adds another worker's counters.
-            pub fn merge(&mut self, other: &Stats) { $(self.$name += other.$name;)* }
+            pub fn merge(&mut self, other: &StackStats) { $(self.$name += other.$name;)* }
             /// Name and value of each counter.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
@@ -22,7 +22,7 @@ macro_rules! counters {
     };
 }
 
-impl Stats {
+impl StackStats {
     /// A fast recovery begins.
     #[cold]
     pub(crate) fn recovery(&mut self, h: &Hot) {
@@ -48,7 +48,7 @@ impl Stats {
     /// Each counter by the name that Linux's nstat shows, which is TCP-MIB's with its group before
     /// it (`TcpRetransSegs`, `TcpExtTCPTimeouts`); what has no name there begins with `Siw`. As
     /// RFC 4022 has it, `TcpOutSegs` leaves repetitions out, and `TcpRetransSegs` counts SYNs too.
-    pub fn mib(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub fn mib_counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let again = self.retrans_segs + self.syn_retrans;
         let out = self.out_segs.saturating_sub(again);
         self.named().map(move |(name, n)| match name {
@@ -60,7 +60,7 @@ impl Stats {
 }
 
 counters! {
-    /// Frames handed to `receive`.
+    /// Frames handed to `receive_burst`.
     frames_in = "SiwFramesIn",
     /// Frames the sink took.
     frames_out = "SiwFramesOut",

@@ -19,7 +19,7 @@ impl Instant {
     }
 
     /// Zero when `earlier` is later.
-    pub fn since(self, earlier: Instant) -> Duration {
+    pub fn duration_since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
@@ -35,7 +35,7 @@ impl Add<Duration> for Instant {
 impl Sub for Instant {
     type Output = Duration;
     fn sub(self, other: Instant) -> Duration {
-        self.since(other)
+        self.duration_since(other)
     }
 }
 

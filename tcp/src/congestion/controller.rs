@@ -2,7 +2,7 @@
 
 use crate::base::sequence::SeqNr;
 use crate::base::time::ticks;
-use crate::config::Congestion;
+use crate::config::CongestionControl;
 use crate::congestion::hystart::HyStart;
 
 /// RFC 9438 section 4.1: C, beta.
@@ -103,12 +103,12 @@ pub(crate) struct Cubic {
 const HELD: u32 = 1 << 31;
 
 impl Controller {
-    pub(crate) fn new(which: Congestion) -> Self {
+    pub(crate) fn new(which: CongestionControl) -> Self {
         match which {
-            Congestion::NewReno => Controller::NewReno { acked: 0 },
-            Congestion::Cubic => Controller::HyStart(HyStart::default()),
+            CongestionControl::NewReno => Controller::NewReno { acked: 0 },
+            CongestionControl::Cubic => Controller::HyStart(HyStart::default()),
             // Section 4.2: alpha starts at 1.
-            Congestion::Dctcp => Controller::Dctcp(Dctcp {
+            CongestionControl::Dctcp => Controller::Dctcp(Dctcp {
                 alpha: 1.0,
                 bytes: 0,
                 marked: 0,
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn dctcp_shrinks_by_the_share_of_marked_bytes_rfc_8257_3_3() {
-        let mut c = Controller::new(Congestion::Dctcp);
+        let mut c = Controller::new(CongestionControl::Dctcp);
         let w = 100 * MSS;
         assert_eq!(c.on_mark(w, w, MSS), w / 2, "alpha starts at 1");
         // A tenth of the bytes is marked, for long.
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn slow_start_doubles_each_round_trip_rfc_5681_3_1() {
-        for which in [Congestion::Cubic, Congestion::NewReno] {
+        for which in [CongestionControl::Cubic, CongestionControl::NewReno] {
             let mut c = Controller::new(which);
             let mut w = 10 * MSS;
             ack(&mut c, &mut w, u32::MAX, 10 * MSS, 1, 1000);
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn new_reno_adds_one_segment_a_round_trip_and_halves_rfc_5681() {
-        let mut c = Controller::new(Congestion::NewReno);
+        let mut c = Controller::new(CongestionControl::NewReno);
         let mut w = 20 * MSS;
         for _ in 0..20 {
             ack(&mut c, &mut w, 10 * MSS, MSS, 1, 1000);
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn cubic_returns_to_its_plateau_after_k_seconds_rfc_9438_4_2() {
-        let mut c = Controller::new(Congestion::Cubic);
+        let mut c = Controller::new(CongestionControl::Cubic);
         let before = 1000 * MSS;
         let mut w = c.on_loss(before, before, MSS);
         assert_eq!(w, (f64::from(before) * 0.7) as u32, "section 4.6");
@@ -362,7 +362,7 @@ mod tests {
         let before = 1000 * MSS;
         let rtt = 50_000_000u64;
         let run = |pauses: bool| {
-            let mut c = Controller::new(Congestion::Cubic);
+            let mut c = Controller::new(CongestionControl::Cubic);
             let mut w = c.on_loss(before, before, MSS);
             let ssthresh = w;
             let mut now = 1_000_000_000u64;

@@ -3,7 +3,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::ticks;
 use crate::congestion::controller::Ack;
@@ -27,7 +27,7 @@ impl Shared {
         let h = &mut c.hot;
         let len = b.remaining();
         let ack = seg.ack.0.wrapping_sub(h.snd_una.0);
-        if h.state != State::Established
+        if h.state != TcpState::Established
             || seg.flags & (FIN | SYN | RST | ACK | ECE | CWR) != ACK
             || seg.ce != h.has(flag::MARKED)
             || seg.seq != h.rcv_nxt
@@ -130,7 +130,7 @@ impl Shared {
         let new = seg.ack.gt(h.snd_una);
         let mut delivered = 0;
         let mut rtt = 0;
-        let newly = seg.ack.dist(h.snd_una).max(0) as u32;
+        let newly = seg.ack.distance_from(h.snd_una).max(0) as u32;
         if new {
             if let Some(r) = &mut c.recovery {
                 let echo = (seg.has_ts && h.has(flag::TIMESTAMPS)).then_some(seg.ts_ecr);

@@ -9,8 +9,8 @@ use crate::base::events::Events;
 use crate::base::ids::ConnId;
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
-use crate::base::state::State;
-use crate::base::stats::Stats;
+use crate::base::state::TcpState;
+use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::Wheel;
 use crate::base::token_bucket::Bucket;
@@ -70,7 +70,7 @@ pub(crate) struct Shared {
     pub paths: Paths,
     /// Received buffers that connections hold, as last counted.
     pub held: usize,
-    pub stats: Stats,
+    pub stats: StackStats,
 }
 
 /// The groups that every IPv6 node is in: ff02::1, and ff02::1:ff00:0 with the end of an address.
@@ -163,7 +163,7 @@ impl Shared {
     }
 
     pub(crate) fn own(&self, a: IpAddr) -> bool {
-        self.config.addrs.iter().any(|c| c.addr == a)
+        self.config.addresses.iter().any(|c| c.addr == a)
     }
 
     /// Our address by which what was sent to `a` is answered: itself, or one of ours that is of the
@@ -171,7 +171,7 @@ impl Shared {
     #[cold]
     pub(crate) fn member(&self, a: IpAddr) -> Option<IpAddr> {
         let IpAddr::V6(g) = a else { return Some(a) };
-        let ours = self.config.addrs.iter().map(|c| c.addr);
+        let ours = self.config.addresses.iter().map(|c| c.addr);
         let mut ours = ours.filter_map(|c| match c {
             IpAddr::V6(c) => Some(c.to_bits()),
             IpAddr::V4(_) => None,
@@ -190,7 +190,7 @@ impl Shared {
     /// nor a broadcast address of our links (RFC 1122 section 3.2.1.3), unless it is ourselves.
     pub(crate) fn can_be_peer(&self, a: IpAddr, src_mac: [u8; 6]) -> bool {
         let never = |c: &IpCidr| c.addr == a && src_mac != self.config.mac || c.is_broadcast(a);
-        frame::peer_address(a) && !self.config.addrs.iter().any(never)
+        frame::peer_address(a) && !self.config.addresses.iter().any(never)
     }
 
     /// Where frames to `remote` go: itself when on-link, else a gateway; the longest prefix
@@ -199,7 +199,7 @@ impl Shared {
         if matches!(remote, IpAddr::V6(a) if a.is_unicast_link_local()) {
             return Some(remote);
         }
-        let links = self.config.addrs.iter().map(|a| (*a, remote));
+        let links = self.config.addresses.iter().map(|a| (*a, remote));
         let routes = self.config.routes.iter().map(|r| (r.to, r.via));
         // Of equals, the last: links beat routes.
         let best = routes
@@ -233,7 +233,7 @@ impl Shared {
             let Some(hop) = self.next_hop(c.template.key().remote().ip()) else {
                 return false;
             };
-            let stranger = c.hot.state == State::SynReceived && c.hot.has(flag::PASSIVE);
+            let stranger = c.hot.state == TcpState::SynReceived && c.hot.has(flag::PASSIVE);
             let waiter = ConnId {
                 index,
                 generation: c.generation,
@@ -281,16 +281,16 @@ impl Shared {
 
     /// The connection is over: out of the flow table, no timers; what it held for the wire goes.
     pub(crate) fn closed<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>) {
-        if c.hot.state == State::Closed {
+        if c.hot.state == TcpState::Closed {
             return;
         }
-        if matches!(c.hot.state, State::Established | State::CloseWait) {
+        if matches!(c.hot.state, TcpState::Established | TcpState::CloseWait) {
             self.stats.curr_estab = self.stats.curr_estab.saturating_sub(1);
         }
-        if c.hot.state == State::TimeWait {
+        if c.hot.state == TcpState::TimeWait {
             self.time_wait.remove(index);
         }
-        c.hot.state = State::Closed;
+        c.hot.state = TcpState::Closed;
         let owed = flag::OWED;
         c.hot.flags &= !(owed | flag::RECOVERING);
         c.hot.rto_at = 0;
@@ -315,7 +315,7 @@ impl Shared {
         c: &mut Conn<B, R>,
         now: Instant,
     ) {
-        c.hot.state = State::TimeWait;
+        c.hot.state = TcpState::TimeWait;
         c.hot.backoff = 0;
         c.hot.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
         c.hot.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);

@@ -3,7 +3,7 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
 use crate::base::sequence::SeqNr;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::context::Shared;
 use crate::connection::output::Blocked;
@@ -105,7 +105,7 @@ impl Shared {
         };
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
-        if !tx.bare(n, &meta, |out| c.template.build(out, &fields)) {
+        if !tx.send_headers_only(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
         }
         Self::acknowledged(c, edge);
@@ -121,7 +121,7 @@ impl Shared {
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        let answer = c.hot.state == State::SynReceived;
+        let answer = c.hot.state == TcpState::SynReceived;
         // A SYN-ACK repeats only what the SYN offered; a SYN offers what we were told to.
         let (ts, sack, scale) = if answer {
             (
@@ -165,10 +165,10 @@ impl Shared {
         let (n, mut meta) = c.template.meta(&fields);
         self.finish_meta(index, c, &mut meta);
         meta.retransmission = c.hot.backoff > 0;
-        if !tx.begin_with(n, &meta, |out| c.template.build(out, &fields)) {
+        if !tx.begin_frame_with(n, &meta, |out| c.template.build(out, &fields)) {
             return Err(Blocked);
         }
-        tx.end();
+        tx.end_frame();
         // The handshake's round trip is measured from here.
         c.hot.last_rx = now.0;
         if answer {

@@ -4,7 +4,7 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
 use crate::base::time::Instant;
-use crate::config::Tso;
+use crate::config::TsoLimits;
 use crate::connection::context::Shared;
 use crate::connection::output::Blocked;
 use crate::connection::{Conn, flag};
@@ -13,7 +13,7 @@ use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{Fields, HEADER_MAX};
 
 /// What is noted as one.
-const LIMIT: Tso = Tso {
+const LIMIT: TsoLimits = TsoLimits {
     max_segments: 256,
     max_bytes: 1 << 24,
 };
@@ -78,9 +78,9 @@ impl Shared {
             };
             let user = c.hot.user;
             let begun = match c.tx.piece(at, len) {
-                Some(r) => tx.single(n, &meta, fill, (user, r, at.1)),
+                Some(r) => tx.send_single_piece(n, &meta, fill, (user, r, at.1)),
                 None => {
-                    let begun = tx.begin_with(n, &meta, fill);
+                    let begun = tx.begin_frame_with(n, &meta, fill);
                     if begun {
                         let (record, offset) = at;
                         let s = Sent {
@@ -89,8 +89,8 @@ impl Shared {
                             len,
                             ..whole
                         };
-                        c.tx.gather(&s, |r, offset, len| tx.append(user, r, offset, len));
-                        tx.end();
+                        c.tx.gather(&s, |r, offset, len| tx.append_record(user, r, offset, len));
+                        tx.end_frame();
                     }
                     begun
                 }

@@ -2,7 +2,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::config::StackConfig;
 use crate::congestion::controller::Controller;
@@ -110,7 +110,7 @@ impl Shared {
             self.owe(index, &mut c.hot, flag::NEED_ACK);
         } else {
             // Simultaneous open (RFC 9293 figure 8).
-            c.hot.state = State::SynReceived;
+            c.hot.state = TcpState::SynReceived;
             self.owe(index, &mut c.hot, flag::NEED_SYN);
         }
         Verdict::Done
@@ -139,7 +139,7 @@ impl Shared {
             d.begin(seg.ack);
         }
         h.flags &= !flag::NEED_SYN;
-        h.state = State::Established;
+        h.state = TcpState::Established;
         h.rto_at = 0;
         if h.backoff == 0 {
             h.rtt.sample(now.0.saturating_sub(h.last_rx));
@@ -161,7 +161,7 @@ impl Shared {
             self.event(index, h, Events::CONNECTED | Events::WRITABLE);
         }
         if h.has(flag::FIN_QUEUED) {
-            h.state = State::FinWait1;
+            h.state = TcpState::FinWait1;
             self.stats.curr_estab -= 1;
         }
         self.update_active(c);

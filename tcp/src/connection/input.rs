@@ -2,7 +2,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::context::Shared;
 use crate::connection::{Conn, flag};
@@ -54,12 +54,12 @@ impl Shared {
         b: B,
         now: Instant,
     ) -> Verdict {
-        if c.hot.state == State::SynSent {
+        if c.hot.state == TcpState::SynSent {
             return self.syn_sent(index, c, seg, now);
         }
         let mut seg = *seg;
         // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
-        if c.hot.state == State::SynReceived
+        if c.hot.state == TcpState::SynReceived
             && seg.flags & (SYN | RST) == SYN
             && seg.seq + 1 == c.hot.rcv_nxt
         {
@@ -75,7 +75,7 @@ impl Shared {
         let len = b.remaining() as u32;
         let span = len + u32::from(seg.flags & FIN != 0) + u32::from(seg.flags & SYN != 0);
         let h = &mut c.hot;
-        if h.state == State::TimeWait && seg.flags & (SYN | ACK | RST) == SYN {
+        if h.state == TcpState::TimeWait && seg.flags & (SYN | ACK | RST) == SYN {
             // RFC 6191, RFC 9293 section 3.6.1.
             let newer = if seg.has_ts && h.has(flag::TIMESTAMPS) {
                 (seg.ts_val.wrapping_sub(h.ts_recent) as i32) > 0
@@ -106,7 +106,7 @@ impl Shared {
         }
         // Sequence check (section 3.10.7.4, first). A pure ACK may lie between our last ACK and
         // RCV.NXT, or on the right edge, as Linux has it: both happen to honest peers.
-        let window = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
+        let window = h.rcv_adv.distance_from(h.rcv_nxt).max(0) as u32;
         let right = h.rcv_nxt + window;
         let end = seg.seq + span;
         let acceptable = if span == 0 {
@@ -124,10 +124,10 @@ impl Shared {
             if seg.flags & RST != 0 {
                 return Verdict::Done;
             }
-            if seg.flags & SYN != 0 && h.state != State::SynReceived {
+            if seg.flags & SYN != 0 && h.state != TcpState::SynReceived {
                 return self.syn_on_connection(index, c, now);
             }
-            if h.state == State::TimeWait && seg.flags & FIN != 0 {
+            if h.state == TcpState::TimeWait && seg.flags & FIN != 0 {
                 h.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);
                 self.arm(index, h, h.rto_at);
             }
@@ -147,7 +147,7 @@ impl Shared {
             let h = &c.hot;
             if old
                 && seg.flags & (SYN | ACK) == ACK
-                && h.state != State::SynReceived
+                && h.state != TcpState::SynReceived
                 && seg.ack.gt(h.snd_una)
                 && seg.ack.le(h.snd_nxt)
             {
@@ -168,13 +168,13 @@ impl Shared {
         if seg.flags & ACK == 0 {
             return Verdict::Done;
         }
-        h.last_rx = if h.state == State::SynReceived {
+        h.last_rx = if h.state == TcpState::SynReceived {
             h.last_rx
         } else {
             now.0
         };
         h.probes = 0;
-        if h.state == State::SynReceived {
+        if h.state == TcpState::SynReceived {
             if seg.ack != h.snd_nxt {
                 return Verdict::Reset;
             }
@@ -219,7 +219,7 @@ impl Shared {
         seg: &Segment,
         now: Instant,
     ) -> Verdict {
-        if c.hot.state == State::TimeWait {
+        if c.hot.state == TcpState::TimeWait {
             return Verdict::Done; // RFC 1337
         }
         if seg.seq != c.hot.rcv_nxt {
@@ -227,7 +227,7 @@ impl Shared {
             return Verdict::Done;
         }
         self.stats.in_rsts += 1;
-        if c.hot.state == State::SynReceived {
+        if c.hot.state == TcpState::SynReceived {
             self.stats.attempt_fails += 1;
             self.fail(index, c, Events::REFUSED);
         } else {
@@ -249,19 +249,19 @@ impl Shared {
             return None;
         }
         match h.state {
-            State::FinWait1 => {
-                h.state = State::FinWait2;
+            TcpState::FinWait1 => {
+                h.state = TcpState::FinWait2;
                 if h.has(flag::RELEASED) {
                     h.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);
                     self.arm(index, h, h.rto_at);
                 }
                 None
             }
-            State::Closing => {
+            TcpState::Closing => {
                 self.enter_time_wait(index, c, now);
                 None
             }
-            State::LastAck => {
+            TcpState::LastAck => {
                 self.closed(index, c);
                 self.event(index, &mut c.hot, Events::CLOSED);
                 Some(Verdict::Done)
@@ -282,7 +282,7 @@ impl Shared {
         let h = &mut c.hot;
         if !matches!(
             h.state,
-            State::Established | State::FinWait1 | State::FinWait2
+            TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2
         ) {
             // After the peer's FIN there is nothing new (section 3.10.7.4 seventh); acknowledge again.
             self.owe(index, h, flag::NEED_ACK);
@@ -305,7 +305,7 @@ impl Shared {
             seq += old;
         }
         let h = &mut c.hot;
-        let space = h.rcv_adv.dist(seq).max(0) as usize;
+        let space = h.rcv_adv.distance_from(seq).max(0) as usize;
         if b.remaining() > space {
             b.truncate(space);
             fin = false;
@@ -319,7 +319,7 @@ impl Shared {
         }
         if h.has(flag::FIN_SEEN) {
             // There is nothing behind a FIN (section 3.10.7.4 seventh).
-            let space = c.fin_at.dist(seq).max(0) as usize;
+            let space = c.fin_at.distance_from(seq).max(0) as usize;
             b.truncate(b.remaining().min(space));
         }
         if b.remaining() > 0 {
@@ -397,9 +397,9 @@ impl Shared {
         self.owe(index, h, flag::NEED_ACK);
         self.event(index, h, Events::PEER_FIN);
         match h.state {
-            State::Established => h.state = State::CloseWait,
-            State::FinWait1 => h.state = State::Closing,
-            State::FinWait2 => self.enter_time_wait(index, c, now),
+            TcpState::Established => h.state = TcpState::CloseWait,
+            TcpState::FinWait1 => h.state = TcpState::Closing,
+            TcpState::FinWait2 => self.enter_time_wait(index, c, now),
             _ => {}
         }
     }

@@ -14,14 +14,14 @@ pub(crate) mod timers;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::congestion::controller::Controller;
 use crate::congestion::window_validation::Validation;
 use crate::loss::rack::Patience;
 use crate::loss::recovery::Recovery;
 use crate::loss::rtt::Rtt;
 use crate::queues::out_of_order_queue::Reassembly;
-use crate::queues::receive_queue::RxQueue;
+use crate::queues::receive_queue::ReceiveQueue;
 use crate::queues::send_queue::SendQueue;
 use crate::wire::template::Template;
 
@@ -104,7 +104,7 @@ pub(crate) struct Hot {
     pub unsent: u32,
     pub ssthresh: u32,
     pub flags: u32,
-    pub state: State,
+    pub state: TcpState,
     pub snd_wscale: u8,
     pub rcv_wscale: u8,
     /// Segments received since our last ACK.
@@ -159,11 +159,11 @@ impl Hot {
     pub(crate) fn can_send_data(&self) -> bool {
         matches!(
             self.state,
-            State::Established
-                | State::CloseWait
-                | State::FinWait1
-                | State::Closing
-                | State::LastAck
+            TcpState::Established
+                | TcpState::CloseWait
+                | TcpState::FinWait1
+                | TcpState::Closing
+                | TcpState::LastAck
         )
     }
 }
@@ -175,7 +175,7 @@ pub(crate) const NO_LISTENER: u32 = u32::MAX;
 pub(crate) struct Conn<B, R> {
     pub hot: Hot,
     pub tx: SendQueue<R>,
-    pub rx: RxQueue<B>,
+    pub rx: ReceiveQueue<B>,
     pub ooo: Option<Box<Reassembly<B>>>,
     pub recovery: Option<Box<Recovery>>,
     pub template: Template,
@@ -302,7 +302,7 @@ impl<B: RecvBuf, R> Conn<B, R> {
     #[inline]
     pub(crate) fn busy(&self) -> bool {
         let h = &self.hot;
-        h.state != State::Closed
+        h.state != TcpState::Closed
             && (h.snd_una != h.snd_nxt
                 || h.unsent > 0
                 || h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED)
@@ -315,7 +315,7 @@ impl<B: RecvBuf, R> Conn<B, R> {
     pub(crate) fn window(&self, limit: u32) -> (u16, SeqNr) {
         let h = &self.hot;
         let free = limit.saturating_sub(self.rx.len_bytes() as u32);
-        let now = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
+        let now = h.rcv_adv.distance_from(h.rcv_nxt).max(0) as u32;
         let step = (limit / 2).min(u32::from(h.emss));
         let want = if free >= now.saturating_add(step) {
             free
@@ -334,7 +334,7 @@ impl<B: RecvBuf, R> Conn<B, R> {
     /// A pure ACK is worth sending for the window alone.
     pub(crate) fn window_update_due(&self, limit: u32) -> bool {
         let h = &self.hot;
-        let left = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
+        let left = h.rcv_adv.distance_from(h.rcv_nxt).max(0) as u32;
         if left >= limit / 2 {
             return false;
         }

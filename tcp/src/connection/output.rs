@@ -4,7 +4,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
 use crate::base::ids::ConnId;
 use crate::base::sequence::SeqNr;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::context::Shared;
 use crate::connection::{Conn, Hot, Phase, flag};
@@ -29,7 +29,7 @@ impl Shared {
             TxChecksum::Offload
         };
         meta.self_addressed = c.hot.has(flag::SELF);
-        meta.conn = Some(ConnId {
+        meta.connection = Some(ConnId {
             index,
             generation: c.generation,
         });
@@ -101,12 +101,14 @@ impl Shared {
         let user = c.hot.user;
         let fill = |out: &mut [u8]| c.template.build(out, &fields);
         let begun = match c.tx.piece((s.record, s.offset), s.len) {
-            Some(r) if s.len > 0 && !fields.tso => tx.single(n, &meta, fill, (user, r, s.offset)),
+            Some(r) if s.len > 0 && !fields.tso => {
+                tx.send_single_piece(n, &meta, fill, (user, r, s.offset))
+            }
             _ => {
-                let begun = tx.begin_with(n, &meta, fill);
+                let begun = tx.begin_frame_with(n, &meta, fill);
                 if begun {
-                    c.tx.gather(s, |r, offset, len| tx.append(user, r, offset, len));
-                    tx.end();
+                    c.tx.gather(s, |r, offset, len| tx.append_record(user, r, offset, len));
+                    tx.end_frame();
                 }
                 begun
             }
@@ -136,7 +138,7 @@ impl Shared {
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
         const OWED: u32 = flag::OWED;
-        if c.hot.state == State::Closed {
+        if c.hot.state == TcpState::Closed {
             return Ok(());
         }
         let fin = c.hot.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
@@ -155,7 +157,7 @@ impl Shared {
             self.emit_syn(index, c, now, tx)?;
             c.hot.flags &= !(flag::NEED_SYN | flag::NEED_ACK);
         }
-        if matches!(c.hot.state, State::SynSent | State::SynReceived) {
+        if matches!(c.hot.state, TcpState::SynSent | TcpState::SynReceived) {
             return Ok(());
         }
         if data {
@@ -455,7 +457,7 @@ impl Shared {
         index: u32,
         c: &mut Conn<B, R>,
         budget: (u32, u32),
-        tso: &crate::config::Tso,
+        tso: &crate::config::TsoLimits,
         now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<u32, Blocked> {

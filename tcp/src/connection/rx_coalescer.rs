@@ -5,12 +5,12 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::context::Shared;
 use crate::connection::{Conn, flag};
 use crate::wire::bytes::{be16, be32, be64};
-use crate::wire::checksum::Sum;
+use crate::wire::checksum::OnesComplementSum;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, TS_ALIGNED};
 
 /// Stands for no connection.
@@ -86,7 +86,7 @@ impl Train {
             | flag::TIMESTAMPS;
         let h = &c.hot;
         let window = h.snd_wnd >> h.snd_wscale;
-        if h.state != State::Established
+        if h.state != TcpState::Established
             || h.flags & NEVER != flag::TIMESTAMPS
             || c.ooo.is_some()
             || window > 0xffff
@@ -105,7 +105,7 @@ impl Train {
         self.window = window as u16;
         self.ts_recent = h.ts_recent;
         self.emss = u32::from(h.emss);
-        self.space = h.rcv_adv.dist(h.rcv_nxt).max(0) as u32;
+        self.space = h.rcv_adv.distance_from(h.rcv_nxt).max(0) as u32;
         self.room = u32::try_from(room.min(all)).unwrap_or(u32::MAX);
         (self.segs, self.counted, self.bytes) = (0, 0, 0);
         self.push = false;
@@ -174,13 +174,13 @@ impl Train {
     pub(crate) fn verified<B: RecvBuf>(&self, w: &Wagon, b: &B) -> bool {
         let h = b.chunk();
         let (l2, l4) = (if self.vlan.is_some() { 18 } else { 14 }, w.headers - TCP);
-        let mut ip = Sum::new();
+        let mut ip = OnesComplementSum::new();
         ip.add(&h[l2..l4]);
         if !self.v6 && ip.value() != 0xffff {
             return false;
         }
         let end = w.headers + w.len as usize;
-        let mut s = Sum::new();
+        let mut s = OnesComplementSum::new();
         let addresses = if self.v6 { 32 } else { 8 };
         s.add(&h[l4 - addresses..l4]);
         s.add_word(6);
@@ -275,10 +275,10 @@ mod tests {
                 t.build(&mut out[..n], &fields);
                 let mut frame = out[..n].to_vec();
                 let payload = *b"0123456789";
-                let mut sum = Sum::new();
+                let mut sum = OnesComplementSum::new();
                 sum.add(&payload);
-                let at = crate::wire::checksum::tcp_field(&meta);
-                let done = crate::wire::checksum::finish(&frame, &meta, sum);
+                let at = crate::wire::checksum::tcp_checksum_offset(&meta);
+                let done = crate::wire::checksum::complete_tcp_checksum(&frame, &meta, sum);
                 frame[at..at + 2].copy_from_slice(&done);
                 frame.extend(payload);
                 let good = VecBuf::from(frame.clone());

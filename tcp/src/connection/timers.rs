@@ -3,7 +3,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::{nanos, ticks};
 use crate::connection::context::Shared;
@@ -48,7 +48,7 @@ impl Shared {
         if c.hot.rto_at == 0 && c.holds_memory() {
             // Who speaks again in a moment would only have to ask for it again.
             let rested = c.hot.last_rx.saturating_add(REST);
-            if now.0 >= rested || c.hot.state == State::Closed {
+            if now.0 >= rested || c.hot.state == TcpState::Closed {
                 c.shrink();
             } else {
                 next = next.min(rested);
@@ -57,18 +57,18 @@ impl Shared {
         if next != u64::MAX {
             self.arm(index, &mut c.hot, next);
         }
-        c.hot.state == State::Closed && c.hot.has(flag::RELEASED)
+        c.hot.state == TcpState::Closed && c.hot.has(flag::RELEASED)
     }
 
     fn on_rto<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
         match c.hot.state {
-            State::Closed => {}
-            State::TimeWait => self.closed(index, c),
-            State::FinWait2 => {
+            TcpState::Closed => {}
+            TcpState::TimeWait => self.closed(index, c),
+            TcpState::FinWait2 => {
                 // Only an orphan is timed here: its peer never closed.
                 self.closed(index, c);
             }
-            State::SynSent | State::SynReceived => {
+            TcpState::SynSent | TcpState::SynReceived => {
                 if c.hot.backoff >= self.config.syn_retries {
                     self.stats.attempt_fails += 1;
                     self.fail(index, c, Events::TIMED_OUT);
@@ -178,7 +178,7 @@ impl Shared {
         if c.neighbour_generation == 0
             || matches!(
                 c.hot.state,
-                State::SynSent | State::Closed | State::TimeWait
+                TcpState::SynSent | TcpState::Closed | TcpState::TimeWait
             )
         {
             return;
@@ -208,7 +208,7 @@ impl Shared {
         };
         let open = matches!(
             c.hot.state,
-            State::Established | State::CloseWait | State::FinWait2
+            TcpState::Established | TcpState::CloseWait | TcpState::FinWait2
         );
         if !open {
             return u64::MAX;

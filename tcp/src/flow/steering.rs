@@ -22,22 +22,22 @@ const SLOTS: u32 = 512;
 pub enum Destination {
     /// The worker that owns the connection.
     Worker(usize),
-    /// Whoever received it answers; all others learn from a copy ([`crate::Stack::overhear`]).
-    Everyone,
+    /// Whoever received it answers; all others learn from a copy ([`crate::Stack::receive_copy`]).
+    AllWorkers,
     /// Whoever received it.
-    Anyone,
+    AnyWorker,
 }
 
 /// The rule of one device.
 pub struct Steering {
     hash: Toeplitz,
     slots: u32,
-    workers: u32,
+    worker_count: u32,
 }
 
 impl fmt::Debug for Steering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Steering({} slots, {})", self.slots, self.workers)
+        write!(f, "Steering({} slots, {})", self.slots, self.worker_count)
     }
 }
 
@@ -52,27 +52,29 @@ impl Steering {
             } else {
                 SLOTS
             },
-            workers: workers.max(1) as u32,
+            worker_count: workers.max(1) as u32,
         }
     }
 
     /// Workers that share the device.
-    pub fn workers(&self) -> usize {
-        self.workers as usize
+    pub fn worker_count(&self) -> usize {
+        self.worker_count as usize
     }
 
     /// The indirection table that a port with RSS is given: a worker's number a slot.
-    pub fn table(&self) -> Vec<u16> {
-        (0..self.slots).map(|i| (i % self.workers) as u16).collect()
+    pub fn indirection_table(&self) -> Vec<u16> {
+        (0..self.slots)
+            .map(|i| (i % self.worker_count) as u16)
+            .collect()
     }
 
     #[inline]
     fn worker(&self, hash: u32) -> usize {
-        (hash % self.slots % self.workers) as usize
+        (hash % self.slots % self.worker_count) as usize
     }
 
     /// The worker that a connection belongs to; 0 for addresses of two families.
-    pub fn owner(&self, local: SocketAddr, remote: SocketAddr) -> usize {
+    pub fn owner_of(&self, local: SocketAddr, remote: SocketAddr) -> usize {
         let (sport, dport) = (remote.port(), local.port());
         match (remote.ip(), local.ip()) {
             (IpAddr::V4(s), IpAddr::V4(d)) => {
@@ -88,8 +90,8 @@ impl Steering {
     /// Looks at a received frame's first bytes, Ethernet header first. What is no whole TCP
     /// segment is for anyone: the stack counts and drops it.
     #[inline]
-    pub fn look(&self, frame: &[u8]) -> Destination {
-        self.look_inside(frame).unwrap_or(Destination::Anyone)
+    pub fn classify_frame(&self, frame: &[u8]) -> Destination {
+        self.look_inside(frame).unwrap_or(Destination::AnyWorker)
     }
 
     #[inline]
@@ -106,7 +108,7 @@ impl Steering {
                 let head = ip.get(..20)?;
                 let len = usize::from(head[0] & 15) * 4;
                 if be16(head, 6) & 0x3fff != 0 {
-                    return Some(Destination::Everyone);
+                    return Some(Destination::AllWorkers);
                 }
                 match head[9] {
                     6 => {
@@ -116,7 +118,7 @@ impl Steering {
                         Some(Destination::Worker(self.worker(self.hash.hash(&input))))
                     }
                     // Destination unreachable, time exceeded, parameter problem (RFC 792).
-                    1 => matches!(ip.get(len)?, 3 | 11 | 12).then_some(Destination::Everyone),
+                    1 => matches!(ip.get(len)?, 3 | 11 | 12).then_some(Destination::AllWorkers),
                     _ => None,
                 }
             }
@@ -137,14 +139,13 @@ impl Steering {
                     }
                     // Errors are below 128 (RFC 4443 section 2.1); neighbour solicitation and
                     // advertisement (RFC 4861 section 4).
-                    58 => {
-                        matches!(ip.get(at)?, 0..=127 | 135 | 136).then_some(Destination::Everyone)
-                    }
-                    extension_headers::FRAGMENT => Some(Destination::Everyone),
+                    58 => matches!(ip.get(at)?, 0..=127 | 135 | 136)
+                        .then_some(Destination::AllWorkers),
+                    extension_headers::FRAGMENT => Some(Destination::AllWorkers),
                     _ => None,
                 }
             }
-            0x0806 => Some(Destination::Everyone),
+            0x0806 => Some(Destination::AllWorkers),
             _ => None,
         }
     }
@@ -152,17 +153,17 @@ impl Steering {
 
 /// One worker's place among those that share a device.
 #[derive(Clone, Debug)]
-pub struct Home {
+pub struct WorkerSteering {
     pub steering: Arc<Steering>,
     /// This worker's number, as the steering counts.
     pub worker: usize,
 }
 
-impl Home {
+impl WorkerSteering {
     /// Whether frames of this connection are this worker's.
     #[inline]
     pub fn owns(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        self.steering.owner(local, remote) == self.worker
+        self.steering.owner_of(local, remote) == self.worker
     }
 }
 
@@ -200,10 +201,10 @@ mod tests {
                 SocketAddr::new([10, 0, 0, 1].into(), 7174),
                 SocketAddr::new([10, 0, 0, 2].into(), port),
             );
-            let owner = s.owner(local, remote);
-            assert_eq!(owner, s.owner(remote, local));
+            let owner = s.owner_of(local, remote);
+            assert_eq!(owner, s.owner_of(remote, local));
             let frame = tcp_v4(port % 2 == 0, [10, 0, 0, 2], [10, 0, 0, 1], [port, 7174]);
-            assert_eq!(s.look(&frame), Destination::Worker(owner));
+            assert_eq!(s.classify_frame(&frame), Destination::Worker(owner));
             seen[owner] += 1;
         }
         assert!(seen.iter().all(|n| *n > 60), "badly spread: {seen:?}");
@@ -218,8 +219,8 @@ mod tests {
                 sock("[fd00::1]:7174"),
                 SocketAddr::new("fd00::2".parse().unwrap(), port),
             );
-            assert_eq!(s.owner(a, b), s.owner(b, a));
-            seen[s.owner(a, b)] += 1;
+            assert_eq!(s.owner_of(a, b), s.owner_of(b, a));
+            seen[s.owner_of(a, b)] += 1;
         }
         assert!(seen.iter().all(|n| *n > 60), "badly spread: {seen:?}");
     }
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn the_table_of_the_port_agrees_with_the_rule() {
         let s = Steering::new(3, 128);
-        let table = s.table();
+        let table = s.indirection_table();
         assert_eq!(table.len(), 128);
         for (i, w) in table.iter().enumerate() {
             assert_eq!(s.worker(i as u32 + 128 * 77), usize::from(*w));
@@ -239,21 +240,25 @@ mod tests {
         let s = Steering::new(2, 0);
         let mut arp = vec![0xff; 12];
         arp.extend_from_slice(&[8, 6]);
-        assert_eq!(s.look(&arp), Destination::Everyone);
+        assert_eq!(s.classify_frame(&arp), Destination::AllWorkers);
         let mut icmp = tcp_v4(false, [1; 4], [2; 4], [0, 0]);
         icmp[14 + 9] = 1;
         icmp[34] = 8;
-        assert_eq!(s.look(&icmp), Destination::Anyone);
+        assert_eq!(s.classify_frame(&icmp), Destination::AnyWorker);
         icmp[34] = 3;
-        assert_eq!(s.look(&icmp), Destination::Everyone);
+        assert_eq!(s.classify_frame(&icmp), Destination::AllWorkers);
         icmp[14 + 6] = 0x20;
-        assert_eq!(s.look(&icmp), Destination::Everyone, "a fragment");
+        assert_eq!(
+            s.classify_frame(&icmp),
+            Destination::AllWorkers,
+            "a fragment"
+        );
         for n in 0..arp.len() {
-            s.look(&arp[..n]);
+            s.classify_frame(&arp[..n]);
         }
         let whole = tcp_v4(true, [1; 4], [2; 4], [9, 9]);
         for n in 0..whole.len() {
-            assert_eq!(s.look(&whole[..n]), Destination::Anyone);
+            assert_eq!(s.classify_frame(&whole[..n]), Destination::AnyWorker);
         }
     }
 }

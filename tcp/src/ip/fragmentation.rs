@@ -4,13 +4,13 @@
 
 use smoltcp::wire::{IpProtocol, Ipv4Packet, Ipv6Packet};
 
-use crate::base::stats::Stats;
+use crate::base::stats::StackStats;
 use crate::link::control_queue::Control;
 use crate::wire::extension_headers::{FRAGMENT, ICMPV6};
 
 impl Control {
     /// Queues a frame with an ICMP message, in as many fragments as it needs.
-    pub(crate) fn queue_long(&mut self, frame: Vec<u8>, ipv6: bool, stats: &mut Stats) {
+    pub(crate) fn queue_long(&mut self, frame: Vec<u8>, ipv6: bool, stats: &mut StackStats) {
         let (header, extra): (usize, _) = if ipv6 { (40, 8) } else { (20, 0) };
         let l2 = self.l2();
         if frame.len() <= l2 + self.mtu {

@@ -4,10 +4,10 @@ use core::net::IpAddr;
 
 use smoltcp::wire::Icmpv6Packet;
 
-use crate::base::stats::Stats;
+use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::link::control_queue::{Control, Origin, ipv4_header, ipv6_header};
-use crate::wire::checksum::Sum;
+use crate::wire::checksum::OnesComplementSum;
 use crate::wire::icmp_error::IcmpError;
 
 /// What of the packet an error quotes at most: to stay below 576 bytes (RFC 1812 section
@@ -24,7 +24,7 @@ impl Control {
         o: &Origin,
         error: IcmpError,
         packet: &[u8],
-        stats: &mut Stats,
+        stats: &mut StackStats,
     ) {
         if self.silent || !self.may_answer(now, stats) {
             return;
@@ -41,7 +41,7 @@ impl Control {
                 let at = f.len();
                 f.extend_from_slice(&head);
                 f.extend_from_slice(quoted);
-                let mut sum = Sum::new();
+                let mut sum = OnesComplementSum::new();
                 sum.add(&f[at..]);
                 f[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
                 stats.icmp_unreachables_out += u64::from(kind == 3);

@@ -101,7 +101,7 @@ impl<B: RecvBuf> Whole<B> {
         all.advance(at);
         for mut p in self.rest {
             p.buf.advance(p.at);
-            all.join(p.buf).ok()?;
+            all.try_append(p.buf).ok()?;
         }
         Some(all)
     }

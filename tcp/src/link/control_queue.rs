@@ -13,7 +13,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
-use crate::base::stats::Stats;
+use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::token_bucket::Bucket;
 use crate::config::StackConfig;
@@ -104,7 +104,7 @@ impl Control {
         if self.vlan.is_some() { 18 } else { 14 }
     }
 
-    pub(crate) fn queue(&mut self, frame: Vec<u8>, l3_len: u8, ipv6: bool, stats: &mut Stats) {
+    pub(crate) fn queue(&mut self, frame: Vec<u8>, l3_len: u8, ipv6: bool, stats: &mut StackStats) {
         if self.queue.len() >= QUEUE_MAX {
             stats.control_drops += 1;
             self.recycle(frame);
@@ -120,23 +120,23 @@ impl Control {
             retransmission: false,
             payload_len: 0,
             tso_segsz: 0,
-            conn: None,
+            connection: None,
         };
         self.queue.push_back((frame, meta));
     }
 
     /// Sends what is queued; `false` when the sink is full.
-    pub(crate) fn flush<R>(&mut self, tx: &mut impl FrameSink<R>, stats: &mut Stats) -> bool {
+    pub(crate) fn flush<R>(&mut self, tx: &mut impl FrameSink<R>, stats: &mut StackStats) -> bool {
         while let Some((frame, meta)) = self.queue.front_mut() {
             let (head, rest) = frame.split_at(frame.len().min(HEADER_MAX));
             meta.payload_len = rest.len() as u32;
-            if !tx.begin(head, meta) {
+            if !tx.begin_frame(head, meta) {
                 return false;
             }
             if !rest.is_empty() {
-                tx.bytes(rest);
+                tx.append_bytes(rest);
             }
-            tx.end();
+            tx.end_frame();
             stats.frames_out += 1;
             if let Some((frame, _)) = self.queue.pop_front() {
                 self.recycle(frame);
@@ -146,13 +146,16 @@ impl Control {
     }
 
     /// A complete TCP segment without payload.
-    pub(crate) fn tcp(&mut self, t: &Template, f: &Fields<'_>, stats: &mut Stats) {
+    pub(crate) fn tcp(&mut self, t: &Template, f: &Fields<'_>, stats: &mut StackStats) {
         let mut out = [0; HEADER_MAX];
         let (n, meta) = t.meta(f);
         t.build(&mut out[..n], f);
-        let at = crate::wire::checksum::tcp_field(&meta);
-        let done =
-            crate::wire::checksum::finish(&out[..n], &meta, crate::wire::checksum::Sum::new());
+        let at = crate::wire::checksum::tcp_checksum_offset(&meta);
+        let done = crate::wire::checksum::complete_tcp_checksum(
+            &out[..n],
+            &meta,
+            crate::wire::checksum::OnesComplementSum::new(),
+        );
         out[at..at + 2].copy_from_slice(&done);
         let mut b = self.buffer();
         b.extend_from_slice(&out[..n]);
@@ -161,12 +164,12 @@ impl Control {
     }
 
     /// There is room for an answer; else it is counted as lost, and not made.
-    fn has_room(&self, stats: &mut Stats) -> bool {
+    fn has_room(&self, stats: &mut StackStats) -> bool {
         self.has_room_for(1, stats)
     }
 
     /// The same for answers of several frames.
-    pub(crate) fn has_room_for(&self, frames: usize, stats: &mut Stats) -> bool {
+    pub(crate) fn has_room_for(&self, frames: usize, stats: &mut StackStats) -> bool {
         let room = self.queue.len() + frames <= QUEUE_MAX;
         stats.control_drops += u64::from(!room);
         room
@@ -174,7 +177,7 @@ impl Control {
 
     /// The same for answers of ICMP, whose rate is limited (RFC 1812 section 4.3.2.8, RFC 4443
     /// section 2.4 (f)).
-    pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut Stats) -> bool {
+    pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut StackStats) -> bool {
         let may = self.has_room(stats);
         if may && !self.icmp.take(now) {
             stats.control_drops += 1;
@@ -195,7 +198,7 @@ impl Control {
         key: &FlowKey,
         seg: &Segment,
         payload: u32,
-        stats: &mut Stats,
+        stats: &mut StackStats,
     ) {
         let t = Template::new(self.mac, dst_mac, self.vlan, key);
         let len = payload
@@ -224,7 +227,7 @@ impl Control {
         );
     }
 
-    fn arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut Stats) {
+    fn arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut StackStats) {
         let mut b = self.frame(to, 0x0806);
         let l2 = b.len();
         b.resize(l2 + repr.buffer_len(), 0);
@@ -233,7 +236,7 @@ impl Control {
         self.queue(b, 0, false, stats);
     }
 
-    pub(crate) fn gratuitous_arp(&mut self, addr: Ipv4Addr, stats: &mut Stats) {
+    pub(crate) fn gratuitous_arp(&mut self, addr: Ipv4Addr, stats: &mut StackStats) {
         let repr = ArpRepr::EthernetIpv4 {
             operation: ArpOperation::Request,
             source_hardware_addr: EthernetAddress(self.mac),
@@ -245,7 +248,7 @@ impl Control {
     }
 
     /// Asks for a neighbour, from our address `source`.
-    pub(crate) fn solicit(&mut self, s: &Solicit, source: IpAddr, stats: &mut Stats) {
+    pub(crate) fn solicit(&mut self, s: &Solicit, source: IpAddr, stats: &mut StackStats) {
         match (s.target, source) {
             (IpAddr::V4(target), IpAddr::V4(source)) => {
                 let repr = ArpRepr::EthernetIpv4 {
@@ -291,7 +294,7 @@ impl Control {
         src: Ipv6Addr,
         dst: Ipv6Addr,
         repr: &Icmpv6Repr<'_>,
-        stats: &mut Stats,
+        stats: &mut StackStats,
     ) {
         let mut b = self.frame(mac, 0x86dd);
         let len = repr.buffer_len();
@@ -313,7 +316,7 @@ impl Control {
         &mut self,
         packet: &[u8],
         own: impl Fn(IpAddr) -> bool,
-        stats: &mut Stats,
+        stats: &mut StackStats,
     ) -> Option<(IpAddr, [u8; 6], bool)> {
         stats.arp_in += 1;
         let repr = ArpPacket::new_checked(packet).and_then(|p| ArpRepr::parse(&p));
@@ -358,13 +361,13 @@ impl Control {
         now: Instant,
         o: &Origin,
         b: &B,
-        stats: &mut Stats,
+        stats: &mut StackStats,
     ) -> bool {
         stats.icmp_in += 1;
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (o.src, o.dst) else {
             return false;
         };
-        let mut sum = crate::wire::checksum::Sum::new();
+        let mut sum = crate::wire::checksum::OnesComplementSum::new();
         b.chunks().for_each(|c| sum.add(c));
         let head = b.chunk();
         if head.len() < 8 || sum.value() != 0xffff {
@@ -383,7 +386,7 @@ impl Control {
         b.chunks().for_each(|c| f.extend_from_slice(c));
         f[at] = 0;
         f[at + 2..at + 4].fill(0);
-        let mut sum = crate::wire::checksum::Sum::new();
+        let mut sum = crate::wire::checksum::OnesComplementSum::new();
         sum.add(&f[at..]);
         f[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
         stats.icmp_out += 1;
@@ -400,7 +403,7 @@ impl Control {
         hop_limit: u8,
         b: &B,
         own: impl Fn(IpAddr) -> bool,
-        stats: &mut Stats,
+        stats: &mut StackStats,
     ) -> Icmpv6 {
         stats.icmp_in += 1;
         let (IpAddr::V6(src), IpAddr::V6(dst)) = (o.src, o.dst) else {

@@ -10,7 +10,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
 use crate::base::sequence::SeqNr;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::ticks;
 use crate::connection::context::Shared;
@@ -111,7 +111,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let c = &mut self.conns[index as usize];
         let h = &c.hot;
         let min = if key.is_v6() { MIN_V6 } else { MIN_V4 };
-        if h.state == State::SynSent || seq.lt(h.snd_una) || seq.ge(h.snd_nxt) || mtu < min {
+        if h.state == TcpState::SynSent || seq.lt(h.snd_una) || seq.ge(h.snd_nxt) || mtu < min {
             return;
         }
         let emss = c.emss_for(mtu);
@@ -203,7 +203,7 @@ impl Shared {
         c.hot.emss = emss;
         c.hot.flags |= flag::NARROW;
         c.search_at = c.first_look(ticks(now.0));
-        self.event(index, &mut c.hot, Events::EMSS_CHANGED);
+        self.event(index, &mut c.hot, Events::MSS_CHANGED);
         c.split_trains();
         if c.tx.sent.iter().any(|s| s.len > u32::from(emss)) {
             self.send_cut(index, c, now);

@@ -5,14 +5,14 @@
 //!
 //! A probe is one segment of the next bytes of the stream. It carries a part of a record that is
 //! long enough, or several whole records. Where each record fills a segment of its own, as FPDUs
-//! do, the owner is asked for one longer record ([`Events::MTU_PROBE`], [`Stack::probe_len`]), so
+//! do, the owner is asked for one longer record ([`Events::MTU_PROBE`], [`Stack::mtu_probe_len`]), so
 //! that no record is cut in two unless that probe is lost.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::frame_sink::FrameSink;
 use crate::base::ids::ConnId;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::ticks;
 use crate::connection::context::Shared;
@@ -57,7 +57,7 @@ impl Shared {
         let t = ticks(now.0);
         let me = c.id(index);
         // RFC 4821 section 7.4: no losses are outstanding.
-        let open = matches!(c.hot.state, State::Established | State::CloseWait);
+        let open = matches!(c.hot.state, TcpState::Established | TcpState::CloseWait);
         if !open
             || c.hot.phase != Phase::Open
             || c.hot.has(flag::RECOVERING | flag::PERSIST)
@@ -115,7 +115,7 @@ impl Shared {
         if emss == c.emss_agreed {
             c.hot.flags &= !flag::NARROW;
         }
-        self.event(index, &mut c.hot, Events::EMSS_CHANGED);
+        self.event(index, &mut c.hot, Events::MSS_CHANGED);
     }
 
     fn send_probe<B: RecvBuf, R>(
@@ -304,7 +304,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// After [`Events::MTU_PROBE`]: how long one record may be, and preferably is, beyond
     /// [`Stack::emss`], to probe the path with it; whatever `send_room` says. `None`: no such record
     /// is wanted any more.
-    pub fn probe_len(&self, id: ConnId) -> Option<usize> {
+    pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
         let c = self.get(id)?;
         let mut path: Search = *self.sh.paths.get(c.template.key().remote().ip())?;
         if !c.hot.has(flag::NARROW) || !path.is_asked(id) || c.tx.next_len() > c.hot.emss.into() {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
-use crate::queues::receive_queue::RxQueue;
+use crate::queues::receive_queue::ReceiveQueue;
 
 /// So many recently changed ranges are remembered for SACK blocks.
 const RECENT: usize = 16;
@@ -194,7 +194,7 @@ impl<B: RecvBuf> Reassembly<B> {
     }
 
     /// Moves what is in order now to `rx`; returns the next expected sequence number.
-    pub(crate) fn deliver(&mut self, mut next: SeqNr, rx: &mut RxQueue<B>) -> SeqNr {
+    pub(crate) fn deliver(&mut self, mut next: SeqNr, rx: &mut ReceiveQueue<B>) -> SeqNr {
         while let Some((s, b)) = self.bufs.front() {
             if s.gt(next) {
                 break;
@@ -272,7 +272,7 @@ mod tests {
                 (x >> 11) as usize % n
             };
             let mut r = Reassembly::<VecBuf>::new();
-            let mut rx = RxQueue::new();
+            let mut rx = ReceiveQueue::new();
             let mut next = origin;
             let mut have = vec![false; data.len()];
             for _ in 0..60 {
@@ -306,7 +306,7 @@ mod tests {
             }
             let n = (next - origin) as usize;
             let mut out = vec![0; n];
-            assert!(rx.peek(0, &mut out) && rx.len_bytes() == n);
+            assert!(rx.copy_to_slice(0, &mut out) && rx.len_bytes() == n);
             assert_eq!(out, data[..n]);
         }
     }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::base::buffer::RecvBuf;
 
 /// In-order received bytes of one connection, in owned buffers.
-pub struct RxQueue<B> {
+pub struct ReceiveQueue<B> {
     bufs: VecDeque<B>,
     /// At most the largest window, 1 GiB.
     bytes: u32,
@@ -14,9 +14,9 @@ pub struct RxQueue<B> {
     pub(crate) counted: u32,
 }
 
-impl<B: RecvBuf> RxQueue<B> {
+impl<B: RecvBuf> ReceiveQueue<B> {
     pub(crate) fn new() -> Self {
-        RxQueue {
+        ReceiveQueue {
             bufs: VecDeque::new(),
             bytes: 0,
             counted: 0,
@@ -79,7 +79,7 @@ impl<B: RecvBuf> RxQueue<B> {
     /// Calls `f` with the pieces of `[offset, offset + len)`; returns how many bytes it saw, less
     /// than `len` only when that much is not here.
     #[inline]
-    pub fn for_each(&self, mut offset: usize, len: usize, mut f: impl FnMut(&[u8])) -> usize {
+    pub fn for_each_chunk(&self, mut offset: usize, len: usize, mut f: impl FnMut(&[u8])) -> usize {
         let mut left = len;
         for b in &self.bufs {
             let n = b.remaining();
@@ -108,13 +108,13 @@ impl<B: RecvBuf> RxQueue<B> {
 
     /// The bytes of `[offset, offset + len)` when they lie in the first piece, as nearly always.
     #[inline]
-    pub fn contiguous(&self, offset: usize, len: usize) -> Option<&[u8]> {
+    pub fn contiguous_slice(&self, offset: usize, len: usize) -> Option<&[u8]> {
         self.bufs.front()?.chunk().get(offset..offset + len)
     }
 
     /// Copies from `offset`; `false` (and `out` untouched) when not all of it is here.
     #[inline]
-    pub fn peek(&self, offset: usize, out: &mut [u8]) -> bool {
+    pub fn copy_to_slice(&self, offset: usize, out: &mut [u8]) -> bool {
         if offset
             .checked_add(out.len())
             .is_none_or(|end| end > self.len_bytes())
@@ -131,7 +131,7 @@ impl<B: RecvBuf> RxQueue<B> {
             return true;
         }
         let mut at = 0;
-        self.for_each(offset, out.len(), |c| {
+        self.for_each_chunk(offset, out.len(), |c| {
             out[at..at + c.len()].copy_from_slice(c);
             at += c.len();
         });
@@ -168,17 +168,17 @@ mod tests {
 
     #[test]
     fn pieces_are_walked_peeked_and_consumed_across_buffers() {
-        let mut q = RxQueue::<VecBuf>::new();
+        let mut q = ReceiveQueue::<VecBuf>::new();
         for p in [&b"abc"[..], b"defg", b"h"] {
             q.push(p.to_vec().into());
         }
         let mut out = [0; 4];
-        assert!(q.peek(2, &mut out));
+        assert!(q.copy_to_slice(2, &mut out));
         assert_eq!(&out, b"cdef");
-        assert!(!q.peek(5, &mut out));
-        assert!(!q.peek(usize::MAX, &mut out));
+        assert!(!q.copy_to_slice(5, &mut out));
+        assert!(!q.copy_to_slice(usize::MAX, &mut out));
         let mut seen = vec![];
-        assert_eq!(q.for_each(1, 100, |c| seen.extend_from_slice(c)), 7);
+        assert_eq!(q.for_each_chunk(1, 100, |c| seen.extend_from_slice(c)), 7);
         assert_eq!(seen, b"bcdefgh");
         assert_eq!(q.consume(4), 4);
         assert_eq!(q.chunks().collect::<Vec<_>>(), [&b"efg"[..], b"h"]);

@@ -51,7 +51,7 @@ impl Sent {
     pub(crate) fn whole_to(&self, una: SeqNr) -> u32 {
         match u32::from(self.mss) {
             0 => 0,
-            mss => una.dist(self.seq).max(0) as u32 / mss * mss,
+            mss => una.distance_from(self.seq).max(0) as u32 / mss * mss,
         }
     }
     /// Still one segment above `emss`, to probe the path.
@@ -221,7 +221,7 @@ impl<R> SendQueue<R> {
     pub(crate) fn train(
         &mut self,
         (emss, usable): (u32, u32),
-        limit: &crate::config::Tso,
+        limit: &crate::config::TsoLimits,
         seq: SeqNr,
         at: u64,
     ) -> Option<(Sent, u32)> {
@@ -598,7 +598,7 @@ mod tests {
             q.records[6].push = true;
         }
         let (end, mut pipe) = send_all(&mut alone, 1000);
-        let tso = crate::config::Tso {
+        let tso = crate::config::TsoLimits {
             max_segments: 64,
             max_bytes: 60_000,
         };

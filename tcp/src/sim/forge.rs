@@ -3,7 +3,7 @@
 
 use core::net::IpAddr;
 
-use crate::wire::checksum::Sum;
+use crate::wire::checksum::OnesComplementSum;
 
 /// A TCP segment.
 #[derive(Clone, Debug, Default)]
@@ -59,8 +59,8 @@ impl Ends {
     }
 
     /// The sum of the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1).
-    fn pseudo(&self, protocol: u8, len: usize) -> Sum {
-        let mut s = Sum::new();
+    fn pseudo(&self, protocol: u8, len: usize) -> OnesComplementSum {
+        let mut s = OnesComplementSum::new();
         for a in self.ip {
             match a {
                 IpAddr::V4(a) => s.add(&a.octets()),
@@ -97,7 +97,7 @@ impl Ends {
         p.extend_from_slice(body);
         let protocol = if self.ip[0].is_ipv4() { 1 } else { 58 };
         let mut s = match protocol {
-            1 => Sum::new(),
+            1 => OnesComplementSum::new(),
             _ => self.pseudo(58, p.len()),
         };
         s.add(&p);
@@ -154,7 +154,7 @@ impl Ends {
 /// Sets the checksum of an IPv4 header without options that `p` begins with.
 pub fn fix_ipv4(p: &mut [u8]) {
     p[10..12].fill(0);
-    let mut s = Sum::new();
+    let mut s = OnesComplementSum::new();
     s.add(&p[..20]);
     p[10..12].copy_from_slice(&(!s.value()).to_be_bytes());
 }

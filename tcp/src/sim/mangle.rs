@@ -1,7 +1,7 @@
 //! What nodes on the path do to frames: marks, smaller windows, and words about what is too big.
 
 use crate::base::frame_sink::FrameMeta;
-use crate::wire::checksum::{Sum, tcp_field};
+use crate::wire::checksum::{OnesComplementSum, tcp_checksum_offset};
 
 /// Offset of the IP header; `None`: no IP.
 fn ip_at(frame: &[u8]) -> Option<usize> {
@@ -19,7 +19,7 @@ pub fn mark(frame: &mut [u8]) -> bool {
     if frame[l2] >> 4 == 4 && frame[l2 + 1] & 3 != 0 {
         frame[l2 + 1] |= 3;
         frame[l2 + 10..l2 + 12].fill(0);
-        let mut sum = Sum::new();
+        let mut sum = OnesComplementSum::new();
         sum.add(&frame[l2..l2 + 20]);
         let sum = !sum.value();
         frame[l2 + 10..l2 + 12].copy_from_slice(&sum.to_be_bytes());
@@ -46,7 +46,7 @@ pub fn shrink_window(frame: &mut [u8], share: u8) -> bool {
     let word = |f: &[u8], at: usize| u16::from_be_bytes([f[at], f[at + 1]]);
     let old = word(frame, tcp + 14);
     let new = (u32::from(old) * u32::from(share) / 256) as u16;
-    let mut sum = Sum::new();
+    let mut sum = OnesComplementSum::new();
     for w in [!word(frame, tcp + 16), !old, new] {
         sum.add_word(w);
     }
@@ -67,7 +67,7 @@ pub fn too_big(frame: &[u8], mtu: u16) -> Option<Vec<u8>> {
     let mut out = [&frame[6..12], &frame[..6], &frame[12..l2]].concat();
     let packet = &frame[l2..];
     let mut icmp;
-    let mut sum = Sum::new();
+    let mut sum = OnesComplementSum::new();
     if packet[0] >> 4 == 4 {
         icmp = vec![3, 4, 0, 0, 0, 0];
         icmp.extend(mtu.to_be_bytes());
@@ -76,7 +76,7 @@ pub fn too_big(frame: &[u8], mtu: u16) -> Option<Vec<u8>> {
         ip[2..4].copy_from_slice(&(20 + icmp.len() as u16).to_be_bytes());
         ip.extend_from_slice(&packet[16..20]);
         ip.extend_from_slice(&packet[12..16]);
-        let mut head = Sum::new();
+        let mut head = OnesComplementSum::new();
         head.add(&ip);
         ip[10..12].copy_from_slice(&(!head.value()).to_be_bytes());
         out.extend(ip);
@@ -108,9 +108,9 @@ pub fn forge(frame: &mut [u8], meta: &FrameMeta) {
     }
     let ip = usize::from(meta.l2_len);
     let tcp = ip + usize::from(meta.l3_len);
-    let at = tcp_field(meta);
+    let at = tcp_checksum_offset(meta);
     frame[at..at + 2].fill(0);
-    let mut sum = Sum::new();
+    let mut sum = OnesComplementSum::new();
     sum.add(&frame[ip + if meta.ipv6 { 8 } else { 12 }..tcp]);
     sum.add_word(6);
     sum.add_word((frame.len() - tcp) as u16);

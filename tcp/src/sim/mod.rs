@@ -16,7 +16,7 @@ use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
 use crate::base::time::Instant;
 use crate::config::{IpCidr, StackConfig};
 use crate::stack::Stack;
-use crate::wire::checksum::{self, Sum};
+use crate::wire::checksum::{self, OnesComplementSum};
 
 /// SplitMix64: good enough for dice, the same everywhere.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ impl RecordBytes for Pattern {
 #[derive(Default)]
 pub struct VecSink {
     pub frames: VecDeque<(Vec<u8>, FrameMeta)>,
-    open: Option<(Vec<u8>, FrameMeta, usize, Sum)>,
+    open: Option<(Vec<u8>, FrameMeta, usize, OnesComplementSum)>,
     /// Most payload that one frame had.
     pub largest: u32,
     /// So many more frames are taken; `None`: all.
@@ -104,7 +104,7 @@ impl VecSink {
             } else {
                 h[l2 + 2..l2 + 4].copy_from_slice(&(tcp_len + 20).to_be_bytes());
                 h[l2 + 10..l2 + 12].fill(0);
-                let mut s = Sum::new();
+                let mut s = OnesComplementSum::new();
                 s.add(&h[l2..tcp]);
                 h[l2 + 10..l2 + 12].copy_from_slice(&(!s.value()).to_be_bytes());
             }
@@ -112,7 +112,7 @@ impl VecSink {
             if i + 1 < count {
                 h[tcp + 13] &= !0x09; // FIN and PSH go with the last
             }
-            let mut length = Sum::new();
+            let mut length = OnesComplementSum::new();
             length.add(&h[tcp + 16..tcp + 18]);
             length.add_word(tcp_len);
             h[tcp + 16..tcp + 18].copy_from_slice(&length.value().to_be_bytes());
@@ -121,9 +121,9 @@ impl VecSink {
                 tso_segsz: 0,
                 ..meta
             };
-            let mut sum = Sum::new();
+            let mut sum = OnesComplementSum::new();
             sum.add(part);
-            let done = checksum::finish(&h, &meta, sum);
+            let done = checksum::complete_tcp_checksum(&h, &meta, sum);
             h[tcp + 16..tcp + 18].copy_from_slice(&done);
             h.extend_from_slice(part);
             self.frames.push_back((h, meta));
@@ -132,30 +132,35 @@ impl VecSink {
 }
 
 impl<R: RecordBytes> FrameSink<R> for VecSink {
-    fn begin(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
         assert!(self.open.is_none(), "begin inside a frame");
         match &mut self.space {
             Some(0) => return false,
             Some(n) => *n -= 1,
             None => {}
         }
-        self.open = Some((headers.to_vec(), *meta, headers.len(), Sum::new()));
+        self.open = Some((
+            headers.to_vec(),
+            *meta,
+            headers.len(),
+            OnesComplementSum::new(),
+        ));
         true
     }
-    fn append(&mut self, _user: u64, record: &R, offset: u32, len: u32) {
+    fn append_record(&mut self, _user: u64, record: &R, offset: u32, len: u32) {
         let (f, _, _, sum) = self.open.as_mut().expect("append outside a frame");
         let at = f.len();
         record.read(offset, len, f);
         sum.add(&f[at..]);
     }
-    fn bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, b: &[u8]) {
         self.open
             .as_mut()
             .expect("bytes outside a frame")
             .0
             .extend_from_slice(b);
     }
-    fn end(&mut self) {
+    fn end_frame(&mut self) {
         let (mut f, meta, headers, sum) = self.open.take().expect("end outside a frame");
         assert_eq!(
             f.len(),
@@ -168,8 +173,8 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
         }
         // As a NIC does, or as the daemon's sink.
         if meta.checksum != TxChecksum::Complete && meta.l4_len > 0 {
-            let done = checksum::finish(&f[..headers], &meta, sum);
-            let at = checksum::tcp_field(&meta);
+            let done = checksum::complete_tcp_checksum(&f[..headers], &meta, sum);
+            let at = checksum::tcp_checksum_offset(&meta);
             f[at..at + 2].copy_from_slice(&done);
         }
         self.frames.push_back((f, meta));
@@ -489,7 +494,7 @@ impl<R: RecordBytes> SimNet<R> {
         };
         for (host, burst) in self.hosts.iter_mut().zip(bursts) {
             if !burst.is_empty() {
-                host.receive(self.now, burst.into_iter().map(|b| (b, info)));
+                host.receive_burst(self.now, burst.into_iter().map(|b| (b, info)));
             }
         }
         true
@@ -516,7 +521,7 @@ impl<R: RecordBytes> SimNet<R> {
 
 /// Reads everything in order and consumes it.
 pub fn read_all<R>(host: &mut Stack<VecBuf, R>, id: crate::base::ids::ConnId) -> Vec<u8> {
-    let Some(rx) = host.rx_queue(id) else {
+    let Some(rx) = host.receive_queue(id) else {
         return vec![];
     };
     let mut v = Vec::with_capacity(rx.len_bytes());

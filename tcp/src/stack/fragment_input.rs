@@ -236,7 +236,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     fn whole_segment(&mut self, now: Instant, key: &FlowKey, ce: bool, b: B, src_mac: [u8; 6]) {
-        if let Some(home) = &self.sh.config.home
+        if let Some(home) = &self.sh.config.steering
             && !home.owns(key.local(), key.remote())
         {
             return;

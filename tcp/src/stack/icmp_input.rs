@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::link::control_queue::{Icmpv6, Origin};
 use crate::pmtu::path_mtu;
@@ -23,7 +23,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[cold]
     pub(crate) fn other(&mut self, now: Instant, what: Inbound, b: B, src_mac: [u8; 6]) {
         let sh = &mut self.sh;
-        let addrs = &sh.config.addrs;
+        let addrs = &sh.config.addresses;
         let own = |a: IpAddr| addrs.iter().any(|c| c.addr == a);
         let can_be_peer = match &what {
             Inbound::Icmpv4 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
@@ -162,7 +162,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         };
         let c = &mut self.conns[index as usize];
-        if c.hot.state == State::SynSent && seq == c.hot.snd_una {
+        if c.hot.state == TcpState::SynSent && seq == c.hot.snd_una {
             self.sh.stats.attempt_fails += 1;
             self.sh.fail(index, c, Events::UNREACHABLE);
             self.reap(index);

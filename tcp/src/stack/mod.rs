@@ -12,13 +12,13 @@ use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 
 use crate::base::buffer::RecvBuf;
-use crate::base::error::Error;
+use crate::base::error::StackError;
 use crate::base::events::Events;
 use crate::base::frame_sink::FrameSink;
 use crate::base::ids::{ConnId, ListenerId};
 use crate::base::siphash::Key;
-use crate::base::state::State;
-use crate::base::stats::Stats;
+use crate::base::state::TcpState;
+use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::Wheel;
 use crate::base::token_bucket::Bucket;
@@ -33,19 +33,19 @@ use crate::link::control_queue::Control;
 use crate::link::neighbours::Neighbours;
 use crate::loss::rtt::RtoLimits;
 use crate::pmtu::path_mtu::Paths;
-use crate::queues::receive_queue::RxQueue;
+use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::receive::Row;
 
 /// A connection at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct ConnInfo {
-    pub state: State,
+pub struct TcpInfo {
+    pub state: TcpState,
     pub local: SocketAddr,
     pub remote: SocketAddr,
     pub user: u64,
     /// Of a passive open.
     pub listener: Option<ListenerId>,
-    pub emss: usize,
+    pub effective_mss: usize,
     pub cwnd: u32,
     pub ssthresh: u32,
     /// The peer's window.
@@ -78,8 +78,8 @@ pub struct Stack<B: RecvBuf, R> {
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Checks the configuration.
-    pub fn new(config: StackConfig, now: Instant) -> Result<Self, Error> {
-        crate::config::check(&config)?;
+    pub fn new(config: StackConfig, now: Instant) -> Result<Self, StackError> {
+        crate::config::check_config(&config)?;
         let mut wscale = 0;
         while wscale < 14 && config.recv_window >> wscale > 0xffff {
             wscale += 1;
@@ -107,11 +107,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             port_draws: 0,
             paths: Paths::default(),
             held: 0,
-            stats: Stats::default(),
+            stats: StackStats::default(),
             config,
         };
         if sh.config.gratuitous_arp {
-            for c in &sh.config.addrs {
+            for c in &sh.config.addresses {
                 if let IpAddr::V4(a) = c.addr {
                     sh.control.gratuitous_arp(a, &mut sh.stats);
                 }
@@ -143,16 +143,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
     }
 
-    pub fn conn(&self, id: ConnId) -> Option<ConnInfo> {
+    pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
         let c = self.get(id)?;
         let h = &c.hot;
-        Some(ConnInfo {
+        Some(TcpInfo {
             state: h.state,
             local: c.template.key().local(),
             remote: c.template.key().remote(),
             user: h.user,
             listener: (c.listener != NO_LISTENER).then_some(ListenerId(c.listener)),
-            emss: usize::from(h.emss),
+            effective_mss: usize::from(h.emss),
             cwnd: h.cwnd,
             ssthresh: if h.ssthresh >= pacing::INFINITE {
                 u32::MAX
@@ -192,17 +192,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         match h.state {
-            State::SynSent => {
+            TcpState::SynSent => {
                 self.sh.fail(index, c, Events::NONE);
                 return;
             }
-            State::SynReceived => {}
-            State::Established => {
-                h.state = State::FinWait1;
+            TcpState::SynReceived => {}
+            TcpState::Established => {
+                h.state = TcpState::FinWait1;
                 self.sh.stats.curr_estab -= 1;
             }
-            State::CloseWait => {
-                h.state = State::LastAck;
+            TcpState::CloseWait => {
+                h.state = TcpState::LastAck;
                 self.sh.stats.curr_estab -= 1;
             }
             _ => return,
@@ -216,7 +216,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn abort(&mut self, now: Instant, id: ConnId) {
         if self.get(id).is_some() {
             let c = &mut self.conns[id.index as usize];
-            if c.hot.state != State::Closed {
+            if c.hot.state != TcpState::Closed {
                 self.sh.send_reset(c, now);
                 self.sh.fail(id.index, c, Events::NONE);
             }
@@ -235,7 +235,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.sh.leave_backlog(&mut c.hot, c.listener);
         if matches!(
             c.hot.state,
-            State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait
+            TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2 | TcpState::CloseWait
         ) && !c.rx.is_empty()
         {
             self.sh.send_reset(c, now);
@@ -247,10 +247,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.hot.events = 0;
         c.rx.clear();
         self.sh.recount(c);
-        if c.hot.state == State::TimeWait {
+        if c.hot.state == TcpState::TimeWait {
             self.sh.time_wait.push(index);
         }
-        if c.hot.state == State::FinWait2 {
+        if c.hot.state == TcpState::FinWait2 {
             c.hot.rto_at = now.0 + crate::base::time::nanos(self.sh.config.time_wait);
             let at = c.hot.rto_at;
             self.sh.arm(index, &mut c.hot, at);
@@ -283,21 +283,21 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Received bytes, in order.
     #[inline]
-    pub fn rx_queue(&mut self, id: ConnId) -> Option<&mut RxQueue<B>> {
+    pub fn receive_queue(&mut self, id: ConnId) -> Option<&mut ReceiveQueue<B>> {
         self.get(id)?;
         let c = &mut self.conns[id.index as usize];
         self.sh.recount(c);
         // The caller may consume and so open the window: `poll` looks.
-        if c.hot.state != State::Closed {
+        if c.hot.state != TcpState::Closed {
             self.sh.owe(id.index, &mut c.hot, 0);
         }
         Some(&mut c.rx)
     }
 
     /// Shows each segment beyond a hole that was not shown yet: how many bytes after the first byte
-    /// of [`rx_queue`](Self::rx_queue) it begins, and its payload, or what of it is new. It stays
+    /// of [`receive_queue`](Self::receive_queue) it begins, and its payload, or what of it is new. It stays
     /// held, and comes through the queue in its turn.
-    pub fn out_of_order(&mut self, id: ConnId, mut f: impl FnMut(usize, &B)) {
+    pub fn for_each_out_of_order(&mut self, id: ConnId, mut f: impl FnMut(usize, &B)) {
         if self.get(id).is_none() {
             return;
         }
@@ -310,7 +310,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Most payload bytes of a segment now: make records no longer than this. 0 for a stale id.
     #[inline]
-    pub fn emss(&self, id: ConnId) -> usize {
+    pub fn effective_mss(&self, id: ConnId) -> usize {
         self.get(id).map_or(0, |c| usize::from(c.hot.emss))
     }
 
@@ -321,7 +321,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn send_room(&self, id: ConnId) -> usize {
         let Some(c) = self.get(id) else { return 0 };
         let h = &c.hot;
-        if !matches!(h.state, State::Established | State::CloseWait) {
+        if !matches!(h.state, TcpState::Established | TcpState::CloseWait) {
             return 0;
         }
         let floor = if h.unsent == 0 { u32::from(h.emss) } else { 0 };
@@ -333,7 +333,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// connection cannot send (stale, closing, closed, or `len` 0).
     #[inline]
     pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
-        let open = |h: &Hot| matches!(h.state, State::Established | State::CloseWait);
+        let open = |h: &Hot| matches!(h.state, TcpState::Established | TcpState::CloseWait);
         if len == 0
             || !self
                 .get(id)
@@ -377,7 +377,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// not), in order; does nothing while it can still send.
     pub fn take_unacked(&mut self, id: ConnId, f: impl FnMut(R)) {
         if let Some(c) = self.get_mut(id)
-            && matches!(c.hot.state, State::Closed | State::TimeWait)
+            && matches!(c.hot.state, TcpState::Closed | TcpState::TimeWait)
         {
             c.tx.drain(f);
         }
@@ -390,7 +390,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.fragments.due(now) {
             self.give_up_fragments(now);
         }
-        self.poll_owed(now, tx);
+        self.poll_output(now, tx);
         self.poll_neighbours(now, tx);
     }
 
@@ -422,7 +422,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// [`poll`](Self::poll) without timers: for a caller who knows that received frames still
     /// wait which may stop a retransmission timer.
-    pub fn poll_owed(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+    pub fn poll_output(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
         // ACKs that had to be made on the spot come before later ones.
         if !self.sh.control.is_empty() {
             self.sh.control.flush(tx, &mut self.sh.stats);
@@ -454,16 +454,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 continue;
             };
             match c.hot.state {
-                State::SynSent => self.sh.fail(index, c, Events::UNREACHABLE),
-                State::SynReceived => self.sh.closed(index, c),
-                State::Closed => {}
+                TcpState::SynSent => self.sh.fail(index, c, Events::UNREACHABLE),
+                TcpState::SynReceived => self.sh.closed(index, c),
+                TcpState::Closed => {}
                 _ if c.hot.rto_at == 0 => self.sh.restart_rto(index, &mut c.hot, now),
                 _ => {}
             }
             self.reap(index);
         }
         while let Some(s) = self.sh.neighbours.solicits.pop() {
-            let addrs = &self.sh.config.addrs;
+            let addrs = &self.sh.config.addresses;
             let source = addrs.iter().find(|a| a.contains(s.target));
             let source = source.or_else(|| {
                 addrs
@@ -490,7 +490,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// `poll` would send something now (if the sink has room).
-    pub fn owes(&self) -> bool {
+    pub fn has_output(&self) -> bool {
         !self.sh.work.is_empty()
             || !self.sh.control.is_empty()
             || !self.sh.neighbours.solicits.is_empty()
@@ -498,11 +498,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Nothing is in flight, queued or owed: if the peers' stacks are idle too, only timers and
     /// new work can wake this one.
-    pub fn idle(&self) -> bool {
-        self.sh.active == 0 && !self.owes() && !self.sh.neighbours.resolving()
+    pub fn is_idle(&self) -> bool {
+        self.sh.active == 0 && !self.has_output() && !self.sh.neighbours.resolving()
     }
 
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &StackStats {
         &self.sh.stats
     }
 
@@ -514,7 +514,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Connections that occupy a slot, TIME-WAIT included.
-    pub fn connections(&self) -> usize {
+    pub fn connection_count(&self) -> usize {
         self.conns.len() - self.free.len()
     }
 }

@@ -3,9 +3,9 @@
 use core::net::{IpAddr, SocketAddr};
 
 use crate::base::buffer::RecvBuf;
-use crate::base::error::Error;
+use crate::base::error::StackError;
 use crate::base::ids::{ConnId, ListenerId};
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::context::Listener;
 use crate::connection::flag;
@@ -35,34 +35,38 @@ impl<B: RecvBuf, R> Stack<B, R> {
         local_port: Option<u16>,
         remote: SocketAddr,
         user: u64,
-    ) -> Result<ConnId, Error> {
+    ) -> Result<ConnId, StackError> {
         let to = remote.ip();
         if remote.port() == 0 || !frame::peer_address(to) {
-            return Err(Error::BadRemote(remote));
+            return Err(StackError::BadRemote(remote));
         }
         let from = match local {
-            Some(a) if !self.sh.own(a) => return Err(Error::NotOurAddress(a)),
-            Some(a) if a.is_ipv4() != to.is_ipv4() => return Err(Error::NoSource(to)),
+            Some(a) if !self.sh.own(a) => return Err(StackError::NotOurAddress(a)),
+            Some(a) if a.is_ipv4() != to.is_ipv4() => return Err(StackError::NoSource(to)),
             Some(a) => a,
             None if self.sh.own(to) => to,
             None => {
                 // The address on the link that the packets leave by.
                 let hop = self.sh.next_hop(to);
-                let addrs = &self.sh.config.addrs;
+                let addrs = &self.sh.config.addresses;
                 let near = addrs.iter().find(|c| hop.is_some_and(|h| c.contains(h)));
                 let family = addrs.iter().find(|c| c.addr.is_ipv4() == to.is_ipv4());
-                near.or(family).ok_or(Error::NoSource(to))?.addr
+                near.or(family).ok_or(StackError::NoSource(to))?.addr
             }
         };
         if !self.sh.own(to) && self.sh.next_hop(to).is_none() {
-            return Err(Error::NoRoute(to));
+            return Err(StackError::NoRoute(to));
         }
         let key = match local_port {
-            Some(p) => self.usable(from, p, remote).ok_or(Error::AddrInUse(p))?,
-            None => self.draw_port(now, from, remote).ok_or(Error::NoPorts)?,
+            Some(p) => self
+                .usable(from, p, remote)
+                .ok_or(StackError::AddrInUse(p))?,
+            None => self
+                .draw_port(now, from, remote)
+                .ok_or(StackError::NoPorts)?,
         };
         let max = self.sh.config.max_connections;
-        let index = self.alloc(key).ok_or(Error::TooManyConnections(max))?;
+        let index = self.alloc(key).ok_or(StackError::TooManyConnections(max))?;
         let c = &mut self.conns[index as usize];
         c.hot.user = user;
         self.sh.stats.active_opens += 1;
@@ -86,7 +90,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .find(hash, |i| self.conns[i as usize].template.carries(&key))
         {
             let c = &mut self.conns[index as usize];
-            if c.hot.state != State::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
+            if c.hot.state != TcpState::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
                 return None;
             }
             self.sh.stats.time_wait_recycled += 1;
@@ -103,8 +107,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
         let time_wait = crate::base::time::nanos(self.sh.config.time_wait);
         let mut rested = None;
-        let home = self.sh.config.home.clone();
-        let tries = PORT_TRIES * home.as_ref().map_or(1, |h| h.steering.workers() as u32);
+        let home = self.sh.config.steering.clone();
+        let tries = PORT_TRIES
+            * home
+                .as_ref()
+                .map_or(1, |h| h.steering.worker_count() as u32);
         for i in 0..tries {
             if i >= FRESH_TRIES
                 && let Some(port) = rested
@@ -129,7 +136,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 None => return Some(key),
                 Some(index) => {
                     let h = &self.conns[index as usize].hot;
-                    if h.state == State::TimeWait
+                    if h.state == TcpState::TimeWait
                         && h.has(flag::TIMESTAMPS)
                         && h.rto_at.saturating_sub(time_wait) + PORT_REST <= now.0
                     {
@@ -151,12 +158,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
         port: u16,
         backlog: usize,
         user: u64,
-    ) -> Result<ListenerId, Error> {
+    ) -> Result<ListenerId, StackError> {
         if let Some(a) = local.filter(|&a| !self.sh.own(a)) {
-            return Err(Error::NotOurAddress(a));
+            return Err(StackError::NotOurAddress(a));
         }
         if port == 0 || self.sh.ports.contains_key(&(port, local)) {
-            return Err(Error::AddrInUse(port));
+            return Err(StackError::AddrInUse(port));
         }
         let id = self.sh.next_listener;
         self.sh.next_listener += 1;
@@ -178,7 +185,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Stops listening. Half-open connections are reset when their peer next speaks; established
     /// ones live on.
-    pub fn unlisten(&mut self, _now: Instant, listener: ListenerId) {
+    pub fn stop_listening(&mut self, _now: Instant, listener: ListenerId) {
         if let Some(l) = self.sh.listeners.remove(&listener.0) {
             self.sh.ports.remove(&(l.port, l.local));
         }

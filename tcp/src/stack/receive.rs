@@ -11,7 +11,7 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_info::{FrameInfo, RxChecksum};
 use crate::base::ids::ConnId;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::flag;
 use crate::connection::input::Verdict;
@@ -78,7 +78,11 @@ struct Burst {
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
     /// leave with the next `poll`.
-    pub fn receive(&mut self, now: Instant, mut frames: impl Iterator<Item = (B, FrameInfo)>) {
+    pub fn receive_burst(
+        &mut self,
+        now: Instant,
+        mut frames: impl Iterator<Item = (B, FrameInfo)>,
+    ) {
         let link = self.link();
         let tagged = link.vlan.is_some();
         let mut row = core::mem::take(&mut self.row);
@@ -269,7 +273,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Asks the CPU for a connection that the caller is about to use, and does nothing else:
     /// worth it some connections ahead, when many have their turn one after another.
     #[inline]
-    pub fn prefetch(&self, id: ConnId) {
+    pub fn prefetch_connection(&self, id: ConnId) {
         if let Some(c) = self.conns.get(id.index as usize) {
             c.prefetch();
         }
@@ -285,7 +289,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Takes a copy of a frame that another worker received and answers: what every worker of
     /// a device has to know (neighbours, ICMP errors), see [`crate::Destination::Everyone`].
-    pub fn overhear(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
+    pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
         let mut src_mac = [0; 6];
         let what = frame::classify(
             &self.link(),
@@ -438,7 +442,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let c = &mut self.conns[index as usize];
         c.listener = listener;
         c.hot.user = user;
-        c.hot.state = State::SynReceived;
+        c.hot.state = TcpState::SynReceived;
         c.hot.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
         c.negotiate(seg, &self.sh.config, self.sh.recv_wscale);
         self.open(index, now);

@@ -2,7 +2,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::timer_wheel::Wheel;
 use crate::congestion::controller::Controller;
 use crate::congestion::window_validation::Validation;
@@ -11,7 +11,7 @@ use crate::connection::{Conn, Hot, NO_LISTENER, Phase, flag};
 use crate::flow::table::FlowTable;
 use crate::loss::rack::Patience;
 use crate::loss::rtt::Rtt;
-use crate::queues::receive_queue::RxQueue;
+use crate::queues::receive_queue::ReceiveQueue;
 use crate::queues::send_queue::SendQueue;
 use crate::stack::Stack;
 use crate::wire::flow_key::FlowKey;
@@ -28,7 +28,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Frees a closed connection that nobody owns.
     pub(crate) fn reap(&mut self, index: u32) {
         let h = &self.conns[index as usize].hot;
-        if h.state == State::Closed && h.has(flag::RELEASED) {
+        if h.state == TcpState::Closed && h.has(flag::RELEASED) {
             self.free(index);
         }
     }
@@ -71,7 +71,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             unsent: 0,
             ssthresh: u32::MAX,
             flags: flag::HASHED,
-            state: State::SynSent,
+            state: TcpState::SynSent,
             snd_wscale: 0,
             rcv_wscale: 0,
             unacked_segs: 0,
@@ -92,7 +92,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let mut c = Conn {
             hot,
             tx: SendQueue::new(),
-            rx: RxQueue::new(),
+            rx: ReceiveQueue::new(),
             ooo: None,
             recovery: None,
             template: Template::new(sh.config.mac, [0; 6], sh.config.vlan, &key),

@@ -9,7 +9,7 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
-use crate::base::state::State;
+use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::context::Shared;
 use crate::connection::control_segments::syn_options;
@@ -157,7 +157,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.negotiate(&syn, &self.sh.config, self.sh.recv_wscale);
         let h = &mut c.hot;
         h.user = user;
-        h.state = State::SynReceived;
+        h.state = TcpState::SynReceived;
         h.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
         h.snd_una = SeqNr(got);
         h.snd_nxt = seg.ack;

@@ -3,14 +3,14 @@
 /// One's complement sum in progress. Pieces may have odd lengths: a piece that starts at an odd
 /// offset is summed as if at an even one and then byte-swapped (RFC 1071 section 2 (B)).
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sum {
+pub struct OnesComplementSum {
     acc: u64,
     odd: bool,
 }
 
-impl Sum {
+impl OnesComplementSum {
     pub const fn new() -> Self {
-        Sum { acc: 0, odd: false }
+        OnesComplementSum { acc: 0, odd: false }
     }
 
     /// Adds the next bytes of the stream.
@@ -42,9 +42,13 @@ impl Sum {
 /// its TCP checksum field; `payload` is the sum of all payload pieces. Returns the two bytes to
 /// write at `l2_len + l3_len + 16`, the field's place in a TCP header.
 #[inline]
-pub fn finish(headers: &[u8], meta: &crate::base::frame_sink::FrameMeta, payload: Sum) -> [u8; 2] {
+pub fn complete_tcp_checksum(
+    headers: &[u8],
+    meta: &crate::base::frame_sink::FrameMeta,
+    payload: OnesComplementSum,
+) -> [u8; 2] {
     let l4 = usize::from(meta.l2_len) + usize::from(meta.l3_len);
-    let mut sum = Sum::new();
+    let mut sum = OnesComplementSum::new();
     sum.add(headers.get(l4..).unwrap_or(&[]));
     sum.add_word(payload.value());
     (!sum.value()).to_be_bytes()
@@ -52,7 +56,7 @@ pub fn finish(headers: &[u8], meta: &crate::base::frame_sink::FrameMeta, payload
 
 /// Offset of the checksum field [`finish`] fills.
 #[inline]
-pub fn tcp_field(meta: &crate::base::frame_sink::FrameMeta) -> usize {
+pub fn tcp_checksum_offset(meta: &crate::base::frame_sink::FrameMeta) -> usize {
     usize::from(meta.l2_len) + usize::from(meta.l3_len) + 16
 }
 
@@ -121,7 +125,7 @@ mod tests {
             for cut in [0, 1, 2, 7, 64, 65, 700] {
                 let cut = cut.min(len);
                 for cut2 in [cut, (cut + 1).min(len), (cut + 33).min(len)] {
-                    let mut s = Sum::new();
+                    let mut s = OnesComplementSum::new();
                     s.add(&data[..cut]);
                     s.add(&data[cut..cut2]);
                     s.add(&data[cut2..len]);
@@ -130,7 +134,7 @@ mod tests {
             }
         }
         let ones = vec![0xff; 65535];
-        let mut s = Sum::new();
+        let mut s = OnesComplementSum::new();
         s.add(&ones);
         assert!(equal(s.value(), reference(&ones)));
     }

@@ -4,9 +4,9 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_info::RxChecksum;
-use crate::base::stats::Stats;
+use crate::base::stats::StackStats;
 use crate::wire::bytes::{be16, be32, be64};
-use crate::wire::checksum::Sum;
+use crate::wire::checksum::OnesComplementSum;
 use crate::wire::extension_headers::{self, Walk};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::icmp_error::IcmpError;
@@ -82,7 +82,7 @@ pub(crate) fn classify<B: RecvBuf>(
     b: &mut B,
     checksum: RxChecksum,
     src_mac: &mut [u8; 6],
-    stats: &mut Stats,
+    stats: &mut StackStats,
 ) -> Option<Inbound> {
     let h = b.chunk();
     if h.len() < 14 {
@@ -137,7 +137,7 @@ fn ipv4<B: RecvBuf>(
     l2: usize,
     checksum: RxChecksum,
     multicast: bool,
-    stats: &mut Stats,
+    stats: &mut StackStats,
 ) -> Option<Inbound> {
     let ip = &b.chunk()[l2..];
     if ip.len() < 20 || ip[0] >> 4 != 4 {
@@ -151,7 +151,7 @@ fn ipv4<B: RecvBuf>(
         return None;
     }
     if checksum != RxChecksum::Good {
-        let mut s = Sum::new();
+        let mut s = OnesComplementSum::new();
         s.add(&ip[..header]);
         if checksum == RxChecksum::Bad || s.value() != 0xffff {
             stats.csum_errors += 1;
@@ -175,7 +175,7 @@ fn ipv4<B: RecvBuf>(
             b.truncate(l2 + total);
             b.advance(l2 + header);
             if checksum == RxChecksum::Unknown {
-                let mut s = Sum::new();
+                let mut s = OnesComplementSum::new();
                 for w in [src, dst] {
                     s.add_word((w >> 16) as u16);
                     s.add_word(w as u16);
@@ -213,7 +213,7 @@ fn fragment4<B: RecvBuf>(
     l2: usize,
     total: usize,
     multicast: bool,
-    stats: &mut Stats,
+    stats: &mut StackStats,
 ) -> Option<Inbound> {
     if multicast {
         stats.not_for_us += 1;
@@ -230,7 +230,7 @@ fn ipv6<B: RecvBuf>(
     l2: usize,
     checksum: RxChecksum,
     multicast: bool,
-    stats: &mut Stats,
+    stats: &mut StackStats,
 ) -> Option<Inbound> {
     let ip = &b.chunk()[l2..];
     if ip.len() < 40 || ip[0] >> 4 != 6 {
@@ -288,7 +288,7 @@ fn tcp6<B: RecvBuf>(
     p: &Packet,
     l2: usize,
     (at, len): (usize, usize),
-    stats: &mut Stats,
+    stats: &mut StackStats,
 ) -> Option<Inbound> {
     let ports = b.chunk().get(l2 + at..l2 + at + 4)?;
     let key = FlowKey::v6(p.dst, p.src, be16(ports, 2), be16(ports, 0));
@@ -299,7 +299,7 @@ fn tcp6<B: RecvBuf>(
     b.truncate(l2 + at + len);
     b.advance(l2 + at);
     if p.checksum == RxChecksum::Unknown {
-        let mut s = Sum::new();
+        let mut s = OnesComplementSum::new();
         for w in [p.src[0], p.src[1], p.dst[0], p.dst[1]] {
             for shift in [48, 32, 16, 0] {
                 s.add_word((w >> shift) as u16);
@@ -312,7 +312,7 @@ fn tcp6<B: RecvBuf>(
 
 /// Not TCP, or not at once; `b` is the packet.
 #[cold]
-fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut Stats) -> Option<Inbound> {
+fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut StackStats) -> Option<Inbound> {
     let (src, dst) = p.addresses();
     let trouble = |error, group| Inbound::Trouble {
         src: src.into(),
@@ -378,8 +378,12 @@ fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut Stats) -> Opt
 }
 
 /// The checksum of a segment that was put together.
-pub(crate) fn segment_checksum<B: RecvBuf>(key: &FlowKey, b: &B, stats: &mut Stats) -> Option<()> {
-    let mut s = Sum::new();
+pub(crate) fn segment_checksum<B: RecvBuf>(
+    key: &FlowKey,
+    b: &B,
+    stats: &mut StackStats,
+) -> Option<()> {
+    let mut s = OnesComplementSum::new();
     for a in [key.local().ip(), key.remote().ip()] {
         match a {
             IpAddr::V4(a) => s.add(&a.octets()),
@@ -389,7 +393,7 @@ pub(crate) fn segment_checksum<B: RecvBuf>(key: &FlowKey, b: &B, stats: &mut Sta
     tcp_checksum(s, b, stats)
 }
 
-fn tcp_checksum<B: RecvBuf>(mut s: Sum, b: &B, stats: &mut Stats) -> Option<()> {
+fn tcp_checksum<B: RecvBuf>(mut s: OnesComplementSum, b: &B, stats: &mut StackStats) -> Option<()> {
     s.add_word(6);
     s.add_word(b.remaining() as u16);
     b.chunks().for_each(|c| s.add(c));

@@ -144,7 +144,7 @@ impl Template {
             retransmission: false,
             payload_len: f.payload,
             tso_segsz: 0,
-            conn: None,
+            connection: None,
         };
         (usize::from(self.l2) + usize::from(l3) + l4, meta)
     }
@@ -223,11 +223,11 @@ mod tests {
                 let (n, meta) = t.meta(&f);
                 t.build(&mut out[..n], &f);
                 let mut frame = out[..n].to_vec();
-                let mut sum = crate::wire::checksum::Sum::new();
+                let mut sum = crate::wire::checksum::OnesComplementSum::new();
                 sum.add(b"he");
                 sum.add(b"llo");
-                let at = crate::wire::checksum::tcp_field(&meta);
-                let done = crate::wire::checksum::finish(&frame, &meta, sum);
+                let at = crate::wire::checksum::tcp_checksum_offset(&meta);
+                let done = crate::wire::checksum::complete_tcp_checksum(&frame, &meta, sum);
                 frame[at..at + 2].copy_from_slice(&done);
                 frame.extend_from_slice(b"hello");
                 let e = EthernetFrame::new_checked(&frame[..]).unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use siw_tcp::sim::forge::fix_ipv4;
 use siw_tcp::sim::{Pattern, VecSink, host_config};
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, State, VecBuf};
+use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, TcpState, VecBuf};
 
 use super::wire::{ACK, FIN, RST, SYN, Seg};
 
@@ -72,11 +72,11 @@ pub fn frames(data: &[u8]) {
             0 => RxChecksum::Unknown,
             _ => RxChecksum::Good,
         };
-        s.receive(now, std::iter::once((f.into(), info(checksum))));
+        s.receive_burst(now, std::iter::once((f.into(), info(checksum))));
         s.poll(now, &mut sink);
         while s.next_event().is_some() {}
         now = now + Duration::from_millis(u64::from(n & 7));
-        assert!(s.connections() <= 8 && s.held_buffers() <= 2 * HELD + 8);
+        assert!(s.connection_count() <= 8 && s.held_buffers() <= 2 * HELD + 8);
         assert!(s.held_fragments() <= FRAGMENTS);
     }
     assert!(sink.frames.len() <= 8 * data.len() + 8, "no storm");
@@ -183,7 +183,7 @@ impl Peer {
     fn give(&mut self, s: &Seg) -> (usize, usize) {
         let frame = s.frame();
         let now = self.now;
-        self.stack.receive(
+        self.stack.receive_burst(
             now,
             std::iter::once((frame.into(), info(RxChecksum::Unknown))),
         );
@@ -229,7 +229,7 @@ pub fn engine(data: &[u8]) {
     .concat();
     let now = p.now;
     p.stack
-        .receive(now, std::iter::once((arp.into(), info(RxChecksum::Good))));
+        .receive_burst(now, std::iter::once((arp.into(), info(RxChecksum::Good))));
     p.poll();
     p.acked = 1;
     p.edge = 1;
@@ -288,10 +288,10 @@ pub fn engine(data: &[u8]) {
                 p.poll();
             }
             12 => {
-                if let Some(rx) = p.stack.rx_queue(id) {
+                if let Some(rx) = p.stack.receive_queue(id) {
                     let n = rx.len_bytes().min(usize::from(a) * 16 + 1);
                     let mut at = p.read;
-                    rx.for_each(0, n, |c| {
+                    rx.for_each_chunk(0, n, |c| {
                         for &x in c {
                             assert_eq!(x, Pattern::byte(SALT + 1, at), "byte {at}");
                             at += 1;
@@ -323,16 +323,16 @@ pub fn engine(data: &[u8]) {
             }
         }
     }
-    let c = p.stack.conn(id);
+    let c = p.stack.tcp_info(id);
     if let Some(c) = c {
         assert!(c.readable <= 20_000 && u64::from(c.in_flight) <= p.pushed + 1);
-        assert!(!gone || c.state == State::Closed || p.acked > 0);
+        assert!(!gone || c.state == TcpState::Closed || p.acked > 0);
     }
     // Whatever happened: without a peer it ends, or owes nothing.
     for _ in 0..400 {
         p.now = p.now + Duration::from_secs(1);
         p.poll();
     }
-    let c = p.stack.conn(id);
-    assert!(c.is_none_or(|c| c.state == State::Closed || (c.in_flight == 0 && c.unsent == 0)));
+    let c = p.stack.tcp_info(id);
+    assert!(c.is_none_or(|c| c.state == TcpState::Closed || (c.in_flight == 0 && c.unsent == 0)));
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use siw_tcp::sim::{Impairment, Pattern, Rng, SentSegment, SimNet, host_config};
-use siw_tcp::{ConnId, Events, StackConfig, State};
+use siw_tcp::{ConnId, Events, StackConfig, TcpState};
 
 pub mod capture;
 pub mod fuzz;
@@ -54,14 +54,14 @@ impl Side {
         if acked > 0 {
             self.acked = next;
         }
-        if let Some(rx) = net.hosts[host].rx_queue(id) {
+        if let Some(rx) = net.hosts[host].receive_queue(id) {
             let n = rx.len_bytes().min(if self.read_step > 0 {
                 self.read_step
             } else {
                 usize::MAX
             });
             let mut at = self.received;
-            rx.for_each(0, n, |c| {
+            rx.for_each_chunk(0, n, |c| {
                 for &b in c {
                     assert_eq!(
                         b,
@@ -78,7 +78,7 @@ impl Side {
         let stack = &mut net.hosts[host];
         while self.pushed < self.goal {
             let room = stack.send_room(id) as u64;
-            let emss = stack.emss(id) as u64;
+            let emss = stack.effective_mss(id) as u64;
             let max = if self.record > 0 {
                 u64::from(self.record)
             } else {
@@ -91,7 +91,7 @@ impl Side {
                 len
             };
             // With nothing queued one record of any length may wait for the window.
-            if room < len && (room == 0 || stack.conn(id).is_none_or(|c| c.unsent > 0)) {
+            if room < len && (room == 0 || stack.tcp_info(id).is_none_or(|c| c.unsent > 0)) {
                 break;
             }
             let record = Pattern {
@@ -109,7 +109,9 @@ impl Side {
         }
         if self.pushed == self.goal
             && !self.closing
-            && stack.conn(id).is_some_and(|c| c.state != State::SynSent)
+            && stack
+                .tcp_info(id)
+                .is_some_and(|c| c.state != TcpState::SynSent)
         {
             self.closing = true;
             let now = net.now;
@@ -175,7 +177,7 @@ impl Transfer {
                     let side = &mut self.sides[h];
                     let (salt, at) = (side.peer_salt, side.received);
                     let seen = &mut side.shown;
-                    self.net.hosts[h].out_of_order(id, |offset, b| {
+                    self.net.hosts[h].for_each_out_of_order(id, |offset, b| {
                         assert!(offset > 0);
                         for (i, &byte) in b.as_slice().iter().enumerate() {
                             assert_eq!(byte, Pattern::byte(salt, at + (offset + i) as u64));
@@ -234,7 +236,7 @@ impl Transfer {
             }
             let unread = (0..2).any(|h| {
                 let id = self.sides[h].id;
-                id.and_then(|id| self.net.hosts[h].conn(id))
+                id.and_then(|id| self.net.hosts[h].tcp_info(id))
                     .is_some_and(|c| c.readable > 0)
             });
             if !self.net.step(limit) && !unread {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use siw_tcp::sim::{Impairment, Rng};
-use siw_tcp::{Congestion, Events, StackConfig, Tso};
+use siw_tcp::{CongestionControl, Events, StackConfig, TsoLimits};
 
 use super::capture::Capture;
 use super::quiet::caught;
@@ -108,16 +108,16 @@ fn link(rng: &mut Rng) -> Impairment {
 
 fn stack(rng: &mut Rng, c: &mut StackConfig) {
     c.congestion = if rng.chance(0.5) {
-        Congestion::Cubic
+        CongestionControl::Cubic
     } else if rng.chance(0.5) {
-        Congestion::NewReno
+        CongestionControl::NewReno
     } else {
-        Congestion::Dctcp
+        CongestionControl::Dctcp
     };
     c.ecn = rng.chance(0.5);
     if rng.chance(0.3) {
         c.tx_checksum = false;
-        c.tso = Some(Tso {
+        c.tso = Some(TsoLimits {
             max_segments: 2 + rng.below(60) as u16,
             max_bytes: 5_000 + rng.below(60_000) as u32,
         });
@@ -252,7 +252,7 @@ fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> Outc
             s.received,
             s.peer_goal,
             s.ended,
-            s.id.and_then(|id| t.net.hosts[i].conn(id))
+            s.id.and_then(|id| t.net.hosts[i].tcp_info(id))
         )
     };
     assert!(

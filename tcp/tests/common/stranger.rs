@@ -1,7 +1,7 @@
 //! A host that is no stack: it makes each frame that host 1 of a lab gets, and reads what comes.
 
 use siw_tcp::sim::forge::{Ends, Tcp};
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, StackConfig, Stats};
+use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, StackConfig, StackStats};
 
 use super::wire::{ACK, Lab, PSH, SYN};
 
@@ -64,7 +64,7 @@ impl Stranger {
         };
         let now = self.now();
         let frames = frames.into_iter().map(|f| (f.into(), info));
-        self.lab.net.hosts[1].receive(now, frames);
+        self.lab.net.hosts[1].receive_burst(now, frames);
     }
 
     /// What host 1 sends at its next chance.
@@ -80,7 +80,7 @@ impl Stranger {
         self.said()
     }
 
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> StackStats {
         self.lab.net.hosts[1].stats().clone()
     }
 

@@ -110,7 +110,7 @@ impl Adapter {
         let begin = Clock::now();
         loop {
             if let Some((at, packet)) = self.lock().host.take_packet() {
-                return Some((at.since(START).as_micros() as i64, packet));
+                return Some((at.duration_since(START).as_micros() as i64, packet));
             }
             if begin.elapsed() > RECEIVE_TIMEOUT {
                 return None;

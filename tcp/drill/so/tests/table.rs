@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use siw_packetdrill::Interface;
-use siw_tcp::checksum::Sum;
+use siw_tcp::checksum::OnesComplementSum;
 
 type Init = unsafe extern "C" fn(*const c_char, *mut Interface);
 
@@ -83,7 +83,7 @@ fn segment(flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
     t[13] = flags;
     t[14..16].copy_from_slice(&60000u16.to_be_bytes());
     t.extend(payload);
-    let mut sum = Sum::new();
+    let mut sum = OnesComplementSum::new();
     sum.add(&REMOTE);
     sum.add(&LOCAL);
     sum.add_word(6 + t.len() as u16);
@@ -93,7 +93,7 @@ fn segment(flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
     ip.extend(REMOTE);
     ip.extend(LOCAL);
     ip[2..4].copy_from_slice(&(20 + t.len() as u16).to_be_bytes());
-    let mut sum = Sum::new();
+    let mut sum = OnesComplementSum::new();
     sum.add(&ip);
     ip[10..12].copy_from_slice(&(!sum.value()).to_be_bytes());
     [ip, t].concat()

@@ -182,7 +182,7 @@ impl Runner {
 
     /// Nanoseconds since the start of the script.
     fn now(&self) -> u64 {
-        self.host.now().since(START).as_nanos() as u64
+        self.host.now().duration_since(START).as_nanos() as u64
     }
 
     fn run_events(&mut self, events: &[ScriptEvent]) -> Result<(), LineError> {
@@ -258,9 +258,10 @@ impl Runner {
     ) -> Result<(), LineError> {
         match self.host.oldest_packet_time() {
             Some(at)
-                if (at.since(START).as_nanos() as u64) < time.saturating_sub(self.tolerance) =>
+                if (at.duration_since(START).as_nanos() as u64)
+                    < time.saturating_sub(self.tolerance) =>
             {
-                let at = at.since(START).as_nanos() as u64;
+                let at = at.duration_since(START).as_nanos() as u64;
                 let Some((_, raw)) = self.host.take_packet() else {
                     return Ok(());
                 };

@@ -160,7 +160,7 @@ impl Runner {
                 ),
             ));
         };
-        let at = at.since(START).as_nanos() as u64;
+        let at = at.duration_since(START).as_nanos() as u64;
         let fail = |actual: &str, difference: String| {
             Err(LineError::new(
                 event.line,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use siw_tcp::State;
+use siw_tcp::TcpState;
 
 use crate::run::Runner;
 
@@ -10,17 +10,17 @@ impl Runner {
     /// The value of a name in an assertion: a TCP state, `isn_N`, `connections`, a counter of
     /// [`siw_tcp::Stats`], or a property of the newest connection. `None`: there is no such name.
     pub(super) fn named_value(&self, name: &str) -> Option<i64> {
-        const STATES: [(&str, State); 10] = [
-            ("SYN_SENT", State::SynSent),
-            ("SYN_RECEIVED", State::SynReceived),
-            ("ESTABLISHED", State::Established),
-            ("FIN_WAIT_1", State::FinWait1),
-            ("FIN_WAIT_2", State::FinWait2),
-            ("CLOSE_WAIT", State::CloseWait),
-            ("CLOSING", State::Closing),
-            ("LAST_ACK", State::LastAck),
-            ("TIME_WAIT", State::TimeWait),
-            ("CLOSED", State::Closed),
+        const STATES: [(&str, TcpState); 10] = [
+            ("SYN_SENT", TcpState::SynSent),
+            ("SYN_RECEIVED", TcpState::SynReceived),
+            ("ESTABLISHED", TcpState::Established),
+            ("FIN_WAIT_1", TcpState::FinWait1),
+            ("FIN_WAIT_2", TcpState::FinWait2),
+            ("CLOSE_WAIT", TcpState::CloseWait),
+            ("CLOSING", TcpState::Closing),
+            ("LAST_ACK", TcpState::LastAck),
+            ("TIME_WAIT", TcpState::TimeWait),
+            ("CLOSED", TcpState::Closed),
         ];
         if let Some((_, state)) = STATES.iter().find(|(index, _)| *index == name) {
             return Some(*state as i64);
@@ -40,11 +40,11 @@ impl Runner {
             return Some(value as i64);
         }
         let conn = self.host.newest_connection()?;
-        let mss = (conn.emss as i64).max(1);
+        let mss = (conn.effective_mss as i64).max(1);
         let micros = |duration: Duration| duration.as_micros() as i64;
         Some(match name {
             "state" => conn.state as i64,
-            "mss" | "tcpi_snd_mss" => conn.emss as i64,
+            "mss" | "tcpi_snd_mss" => conn.effective_mss as i64,
             "cwnd" => conn.cwnd.into(),
             "ssthresh" => conn.ssthresh.into(),
             "send_window" => conn.send_window.into(),
