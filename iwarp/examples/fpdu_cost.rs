@@ -232,11 +232,11 @@ fn measure(markers: bool) -> Cost {
     let mut descriptors = vec![Descriptor::default(); COUNT];
     let references = AtomicU16::new(0);
 
-    let mut marker_position = marker::MarkerPosition::start(markers);
+    let mut marker_position = mpa::marker::MarkerPosition::start(markers);
     let frames: Vec<Vec<u8>> = (0..COUNT)
         .map(|i| {
             let to = (i * payload) as u64;
-            let f = fpdu::encode_fpdu_at(
+            let f = mpa::fpdu::encode_fpdu_at(
                 &[
                     &[0xc1, 0x40],
                     &key.0.to_be_bytes(),

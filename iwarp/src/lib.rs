@@ -3,7 +3,7 @@
 //! No TCP, no clock, no device: the daemon's worker drives [`QueuePair`] and the MPA machines with
 //! bytes in order, acknowledgements and doorbells, and gives TCP the records that come out.
 //!
-//! The way of a byte: received slices ([`RxStream`]) -> FPDU and CRC ([`fpdu`]) -> headers ([`ddp`],
+//! The way of a byte: received slices ([`RxStream`]) -> FPDU and CRC ([`mpa::fpdu`]) -> headers ([`ddp`],
 //! [`rdmap`]) -> key check and placement -> completion. To send: work request -> [`FpduRecord`] record ->
 //! [`QueuePair::build_fpdu`] into a [`FrameBuilder`], again at each retransmission.
 //!
@@ -15,7 +15,7 @@
 //!
 //! A segment arrived: [`QueuePair::receive_in_order`] with the payload, then [`QueuePair::on_record_acked`] for every
 //! record that its ACK covers, in order, then [`QueuePair::next_record`] while there is room. The
-//! receive window must be able to hold [`fpdu::MAX_FPDU`] bytes.
+//! receive window must be able to hold [`mpa::fpdu::MAX_FPDU`] bytes.
 //!
 //! A doorbell rang: [`QueuePair::next_record`] until `None`; in ERROR, [`QueuePair::flush_queues`].
 //!
@@ -31,40 +31,20 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-pub mod atomic;
-mod atomics;
-mod builder;
-mod completion;
 pub mod ddp;
-mod env;
-mod errors;
-pub mod fpdu;
-mod immediate;
-pub mod marker;
+mod environment;
 pub mod mpa;
-#[cfg(test)]
-mod msn_wrap;
-mod out_of_order;
-mod placement;
 mod queue_pair;
 pub mod rdmap;
-mod read_queue;
-mod reads;
-mod receiver;
-mod responses;
-mod send_queue;
-mod sender;
 mod stream;
-pub mod terminate;
-mod terminate_in;
 
-pub use env::{ExtBufRef, FpduKind, FpduRecord, FrameBuilder, QpEnv, QpEvent, RingFault, TxRecord};
-pub use mpa::{MarkerPolicy, MpaConfig, MpaError, NegotiatedParameters};
-pub use out_of_order::OutOfOrderPolicy;
-pub use queue_pair::{
-    BuildError, CloseKind, CloseReason, DrainState, QpInitAttr, QueuePair, RdmapState,
-    ReceiveProgress,
+pub use environment::{
+    ExtBufRef, FpduKind, FpduRecord, FrameBuilder, QpEnv, QpEvent, RingFault, TxRecord,
 };
-pub use sender::OutgoingFpdu;
+pub use mpa::{MarkerPolicy, MpaConfig, MpaError, NegotiatedParameters};
+pub use queue_pair::{
+    BuildError, CloseKind, CloseReason, DrainState, OutOfOrderPolicy, OutgoingFpdu, QpInitAttr,
+    QueuePair, RdmapState, ReceiveProgress,
+};
+pub use rdmap::terminate::{TerminateBitOrder, TerminateCode};
 pub use stream::{ByteStream, RxStream};
-pub use terminate::{TerminateBitOrder, TerminateCode};

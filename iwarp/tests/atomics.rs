@@ -1,7 +1,7 @@
 //! Atomics (RFC 7306 section 5), at the level of octets and between two queue pairs.
 mod common;
 use common::*;
-use siw_iwarp::atomic::{AtomicOp, AtomicRequestHeader, AtomicResponseHeader};
+use siw_iwarp::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader, AtomicResponseHeader};
 use siw_iwarp::*;
 use siw_memory::Stag;
 use siw_shm::wqe::{Data, SendDesc};

@@ -40,7 +40,7 @@ fn strip(stream: &[u8]) -> Vec<Vec<u8>> {
         at += 1;
         if fpdu.len() >= 2 {
             let n = u16::from_be_bytes([fpdu[0], fpdu[1]]);
-            if fpdu.len() == fpdu::wire_len(n) {
+            if fpdu.len() == mpa::fpdu::wire_len(n) {
                 let crc = crc32c::crc32c(&covered[..covered.len() - 4]).to_le_bytes();
                 assert_eq!(fpdu[fpdu.len() - 4..], crc, "CRC covers the markers");
                 out.push(std::mem::take(&mut fpdu));
@@ -176,7 +176,7 @@ fn two_markers() -> (End, Vec<u8>, std::sync::Arc<siw_shm::Region>) {
     plain.extend(kb.0.to_be_bytes());
     plain.extend(VA.to_be_bytes());
     plain.extend([5; 1000]);
-    let f = fpdu::encode_fpdu_at(&[&plain], true, marker::MarkerPosition::START);
+    let f = mpa::fpdu::encode_fpdu_at(&[&plain], true, mpa::marker::MarkerPosition::START);
     (b, f.into_vec(), mb)
 }
 
@@ -202,7 +202,7 @@ fn c31_a_marker_that_points_elsewhere_ends_the_stream_with_2_0_03() {
 }
 
 fn parse_terminate_ulpdu(f: &[u8]) -> TerminateCode {
-    terminate::ReceivedTerminate::parse(&f[2 + 18..f.len() - 4])
+    rdmap::terminate::ReceivedTerminate::parse(&f[2 + 18..f.len() - 4])
         .expect("well formed")
         .code
 }
@@ -241,7 +241,7 @@ fn c27_every_damaged_octet_of_a_marked_fpdu_breaks_the_crc() {
 /// A Terminate that an initiator sends before there is a queue pair obeys the reply's M flag.
 #[test]
 fn a_standalone_terminate_starts_with_a_marker_when_the_peer_wants_them() {
-    let f = terminate::encode_standalone_fpdu(
+    let f = rdmap::terminate::encode_standalone_fpdu(
         TerminateCode::MPA_NO_RTR,
         TerminateBitOrder::Rfc,
         true,

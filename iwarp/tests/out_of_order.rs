@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use siw_iwarp::marker::MarkerPosition;
+use siw_iwarp::mpa::marker::MarkerPosition;
 use siw_iwarp::rdmap::ReadRequestHeader;
 use siw_iwarp::*;
 use siw_shm::{Opcode, WcStatus};
@@ -221,7 +221,7 @@ fn markers_find_the_fpdus_of_a_segment_that_is_not_aligned() {
         let mut starts = Vec::new();
         for i in 0..8u64 {
             starts.push(stream.len());
-            let w = fpdu::encode_fpdu_at(
+            let w = mpa::fpdu::encode_fpdu_at(
                 &[
                     &[0xc1, 0x40],
                     &key.0.to_be_bytes(),

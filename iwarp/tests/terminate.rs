@@ -31,7 +31,7 @@ fn victim() -> Victim {
 
 impl Victim {
     /// Gives the frame, expects the Terminate, and that memory did not change.
-    fn refuses(mut self, frame: &[u8], code: &str) -> terminate::ReceivedTerminate {
+    fn refuses(mut self, frame: &[u8], code: &str) -> rdmap::terminate::ReceivedTerminate {
         self.end.give(frame);
         let t = self.end.expect_terminate(code);
         assert_eq!(contents(&self.mem, LEN), vec![0; LEN], "nothing placed");
@@ -655,12 +655,12 @@ fn a_received_terminate_blames_the_work_request_that_it_quotes() {
     ] {
         let (mut a, frames) = busy();
         let u = ulpdu(&frames[at]);
-        let by = terminate::OffendingSegment {
+        let by = rdmap::terminate::OffendingSegment {
             ulpdu_len: u.len() as u16,
             hdr: hdr18(u),
             read: read.then(|| ReadRequestHeader::parse(u[18..46].try_into().expect("28"))),
         };
-        let p = terminate::TerminatePayload::new(code, Some(&by));
+        let p = rdmap::terminate::TerminatePayload::new(code, Some(&by));
         a.give(&term(p.as_bytes()));
         assert_eq!(a.qp.state(), RdmapState::Terminate);
         assert_eq!(a.qp.received_terminate(), Some(code));
@@ -750,7 +750,7 @@ fn c78_a_malformed_terminate_is_a_local_error() {
 
 #[test]
 fn both_nibble_orders_are_told_apart_for_every_code() {
-    let quoted = terminate::OffendingSegment {
+    let quoted = rdmap::terminate::OffendingSegment {
         ulpdu_len: 15,
         hdr: hdr18(ulpdu(&write(1, 2, &[3]))),
         read: None,
@@ -769,18 +769,18 @@ fn both_nibble_orders_are_told_apart_for_every_code() {
                 error_type: t,
                 code,
             };
-            let p = terminate::TerminatePayload::new(c, Some(&quoted));
+            let p = rdmap::terminate::TerminatePayload::new(c, Some(&quoted));
             let mut b = p.as_bytes().to_vec();
-            let r = terminate::ReceivedTerminate::parse(&b).expect("sound");
+            let r = rdmap::terminate::ReceivedTerminate::parse(&b).expect("sound");
             assert_eq!((r.code, r.swapped), (c, false));
             b[0] = b[0].rotate_left(4);
-            let r = terminate::ReceivedTerminate::parse(&b).expect("sound");
+            let r = rdmap::terminate::ReceivedTerminate::parse(&b).expect("sound");
             let same = l == t;
             // 1/2 and 2/1: only one of them is registered.
             assert_eq!((r.code, r.swapped), (c, !same), "{c}");
             // siw's control bits are at the other end: they tell even 1/1.
-            let p = p.in_order(terminate::TerminateBitOrder::Siw);
-            let r = terminate::ReceivedTerminate::parse(p.as_bytes()).expect("sound");
+            let p = p.in_order(rdmap::terminate::TerminateBitOrder::Siw);
+            let r = rdmap::terminate::ReceivedTerminate::parse(p.as_bytes()).expect("sound");
             let quotes = p.as_bytes().len() > 4;
             assert_eq!((r.code, r.swapped), (c, quotes || !same), "{c}");
             assert_eq!(r.ddp, quotes.then_some(quoted.hdr));
@@ -810,7 +810,7 @@ fn c37_c79_nothing_happens_after_the_first_error() {
 /// Conformance 81: RFC 5040 figure 10, which headers a Terminate quotes, for each layer and type.
 #[test]
 fn c81_the_header_control_bits_follow_figure_10() {
-    let by = terminate::OffendingSegment {
+    let by = rdmap::terminate::OffendingSegment {
         ulpdu_len: 46,
         hdr: hdr18(&[0x41; 18]),
         read: Some(ReadRequestHeader::default()),
@@ -829,7 +829,7 @@ fn c81_the_header_control_bits_follow_figure_10() {
             error_type,
             code: 1,
         };
-        let p = terminate::TerminatePayload::new(code, Some(&by));
+        let p = rdmap::terminate::TerminatePayload::new(code, Some(&by));
         let b = p.as_bytes();
         assert_eq!(
             (b[0], b[2], b[3], b.len()),
@@ -838,7 +838,7 @@ fn c81_the_header_control_bits_follow_figure_10() {
         if hct & 0x80 != 0 {
             assert_eq!(b[4..6], [0, 46], "the length of the ULPDU");
         }
-        let alone = terminate::TerminatePayload::new(code, None);
+        let alone = rdmap::terminate::TerminatePayload::new(code, None);
         assert_eq!(alone.as_bytes()[2], 0, "nothing to quote");
     }
 }

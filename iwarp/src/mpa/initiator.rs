@@ -4,8 +4,8 @@ use super::{
     DEPTH_UNNEGOTIATED, EnhancedData, MarkerPolicy, MpaConfig, MpaCrcPolicy, MpaError, MpaFrame,
     MpaFrameKind, NegotiatedParameters, RtrKinds,
 };
+use crate::rdmap::terminate;
 use crate::stream::RxStream;
-use crate::terminate;
 
 /// What a look at the stream brought.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -141,7 +141,7 @@ pub fn headers(data: &[u8]) {
         return;
     };
     let (mut e, key, region) = loaded(how & 1 != 0, true);
-    let mut marker_position = marker::MarkerPosition::start(how & 1 != 0);
+    let mut marker_position = mpa::marker::MarkerPosition::start(how & 1 != 0);
     let mut msn = [1u32; 4];
     while let [n, fix, rest @ ..] = data {
         let n = usize::from(*n).min(rest.len());
@@ -149,7 +149,7 @@ pub fn headers(data: &[u8]) {
         data = rest;
         let mut u = u.to_vec();
         repair(&mut u, *fix, key, &mut msn);
-        let f = fpdu::encode_fpdu_at(&[&u], true, marker_position);
+        let f = mpa::fpdu::encode_fpdu_at(&[&u], true, marker_position);
         marker_position = marker_position.advanced_by(f.len());
         e.give(&f);
     }

@@ -6,7 +6,7 @@ pub mod model;
 
 use siw_iwarp::ddp::{MAX_HDR_LEN, T_BIT, TaggedHeader, UntaggedHeader};
 use siw_iwarp::rdmap::ReadRequestHeader;
-use siw_iwarp::terminate::ReceivedTerminate;
+use siw_iwarp::rdmap::terminate::ReceivedTerminate;
 use siw_iwarp::*;
 use siw_memory::{KeyTable, Mr, Reader, Stag};
 use siw_shm::wqe::{Data, RecvDesc, SendDesc};
@@ -283,7 +283,7 @@ impl End {
 /// ULPDU of a sound FPDU that stands alone.
 pub fn ulpdu(f: &[u8]) -> &[u8] {
     let n = usize::from(u16::from_be_bytes([f[0], f[1]]));
-    assert_eq!(f.len(), fpdu::wire_len(n as u16));
+    assert_eq!(f.len(), mpa::fpdu::wire_len(n as u16));
     let sum = crc32c::crc32c(&f[..f.len() - 4]).to_le_bytes();
     assert!(f[f.len() - 4..] == sum, "good CRC");
     &f[2..2 + n]
@@ -314,7 +314,7 @@ pub fn untagged_of(f: &[u8]) -> UntaggedHeader {
 // Raw frames of a scripted peer.
 
 pub fn raw(parts: &[&[u8]]) -> Vec<u8> {
-    fpdu::encode_fpdu(parts, true).into_vec()
+    mpa::fpdu::encode_fpdu(parts, true).into_vec()
 }
 
 pub fn write(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {

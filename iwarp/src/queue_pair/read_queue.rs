@@ -4,11 +4,11 @@
 //! (RFC 5040 section 5.5). [`Inbound`] (bounded by IRD) is what the peer asked for; the sender turns
 //! it into Read Responses, and keeps each until it is acknowledged, for retransmission.
 
-use crate::atomic::{ATOMIC_REQUEST_LEN, AtomicRequestHeader};
 use crate::ddp::{ControlOctets, Msn, QN_READ_REQUEST, UNTAGGED_HDR_LEN, UntaggedHeader};
-use crate::env::ExtBufRef;
+use crate::environment::ExtBufRef;
+use crate::rdmap::atomic_header::{ATOMIC_REQUEST_LEN, AtomicRequestHeader};
+use crate::rdmap::terminate::OffendingSegment;
 use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
-use crate::terminate::OffendingSegment;
 use std::collections::VecDeque;
 
 /// A read that this side issued.

@@ -1,10 +1,10 @@
 //! Completions: in posting order, exactly one each, and the flush (RFC 5040 section 6, protocol.md
 //! section 4).
 
-use crate::env::{ExtBufRef, FpduKind, FpduRecord, QpEnv};
-use crate::errors::vendor;
+use crate::environment::{ExtBufRef, FpduKind, FpduRecord, QpEnv};
+use crate::queue_pair::error_mapping::vendor;
+use crate::queue_pair::send_queue::Entry;
 use crate::queue_pair::{DrainState, QueuePair, RdmapState};
-use crate::send_queue::Entry;
 use siw_shm::{Cqe, Opcode, WcFlags, WcOpcode, WcStatus};
 
 impl QueuePair {

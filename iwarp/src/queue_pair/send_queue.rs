@@ -4,7 +4,7 @@
 //! grows to what is in use. Nothing is allocated for an idle queue pair, and nothing in steady
 //! state. The sender fills it, acknowledgements and read responses mark it, completion empties it.
 
-use crate::env::ExtBufRef;
+use crate::environment::ExtBufRef;
 use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
 use siw_shm::{AtomicArgs, Opcode, SendWqe, Sge, WcStatus, WrFlags};
 use std::collections::VecDeque;

@@ -3,13 +3,13 @@
 use crate::ddp::{
     ControlOctets, Msn, QN_TERMINATE, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
-use crate::env::{QpEnv, QpEvent};
-use crate::errors::{event_of, status_of};
-use crate::fpdu::LEN_FIELD;
+use crate::environment::{QpEnv, QpEvent};
+use crate::mpa::fpdu::LEN_FIELD;
+use crate::queue_pair::error_mapping::{event_of, status_of};
 use crate::queue_pair::{InMessage, QueuePair, RdmapState};
 use crate::rdmap::RdmapOpcode;
+use crate::rdmap::terminate::{self, ReceivedTerminate, TerminateCode};
 use crate::stream::RxStream;
-use crate::terminate::{self, ReceivedTerminate, TerminateCode};
 use siw_shm::Opcode;
 
 impl QueuePair {
@@ -55,38 +55,39 @@ impl QueuePair {
             rdmap: hdr[1],
         };
         let (th, uh) = (TaggedHeader::parse(&hdr), UntaggedHeader::parse(&hdr));
-        let hit = |e: &crate::send_queue::Entry| match RdmapOpcode::from_wire(c.opcode()) {
-            Some(RdmapOpcode::Write) => {
-                matches!(e.opcode, Opcode::Write | Opcode::WriteWithImm)
-                    && e.rkey == th.stag
-                    && th.to.wrapping_sub(e.remote_addr) < u64::from(e.length.max(1))
-            }
-            Some(RdmapOpcode::ReadRequest) => {
-                matches!(e.opcode, Opcode::Read | Opcode::ReadWithInv)
-                    && match t.read.filter(|_| t.swapped) {
-                        // siw quotes the length of the read for its MSN (siw_send_terminate).
-                        Some(r) => !e.answered && e.rkey == r.src_stag,
-                        None => uh.msn.0.wrapping_sub(e.msn) < u32::from(e.parts),
-                    }
-            }
-            Some(
-                RdmapOpcode::Send
-                | RdmapOpcode::SendInv
-                | RdmapOpcode::SendSe
-                | RdmapOpcode::SendSeInv,
-            ) => match e.opcode {
-                Opcode::Send | Opcode::SendWithInv => e.msn == uh.msn.0,
-                Opcode::SendWithImm => e.msn.wrapping_add(1) == uh.msn.0,
+        let hit =
+            |e: &crate::queue_pair::send_queue::Entry| match RdmapOpcode::from_wire(c.opcode()) {
+                Some(RdmapOpcode::Write) => {
+                    matches!(e.opcode, Opcode::Write | Opcode::WriteWithImm)
+                        && e.rkey == th.stag
+                        && th.to.wrapping_sub(e.remote_addr) < u64::from(e.length.max(1))
+                }
+                Some(RdmapOpcode::ReadRequest) => {
+                    matches!(e.opcode, Opcode::Read | Opcode::ReadWithInv)
+                        && match t.read.filter(|_| t.swapped) {
+                            // siw quotes the length of the read for its MSN (siw_send_terminate).
+                            Some(r) => !e.answered && e.rkey == r.src_stag,
+                            None => uh.msn.0.wrapping_sub(e.msn) < u32::from(e.parts),
+                        }
+                }
+                Some(
+                    RdmapOpcode::Send
+                    | RdmapOpcode::SendInv
+                    | RdmapOpcode::SendSe
+                    | RdmapOpcode::SendSeInv,
+                ) => match e.opcode {
+                    Opcode::Send | Opcode::SendWithInv => e.msn == uh.msn.0,
+                    Opcode::SendWithImm => e.msn.wrapping_add(1) == uh.msn.0,
+                    _ => false,
+                },
+                Some(RdmapOpcode::Immediate | RdmapOpcode::ImmediateSe) => {
+                    matches!(e.opcode, Opcode::WriteWithImm | Opcode::SendWithImm)
+                        && e.parts > 0
+                        && e.msn == uh.msn.0
+                }
+                Some(RdmapOpcode::AtomicRequest) => e.opcode.is_atomic() && e.msn == uh.msn.0,
                 _ => false,
-            },
-            Some(RdmapOpcode::Immediate | RdmapOpcode::ImmediateSe) => {
-                matches!(e.opcode, Opcode::WriteWithImm | Opcode::SendWithImm)
-                    && e.parts > 0
-                    && e.msn == uh.msn.0
-            }
-            Some(RdmapOpcode::AtomicRequest) => e.opcode.is_atomic() && e.msn == uh.msn.0,
-            _ => false,
-        };
+            };
         if let Some(e) = self.sq.iter_mut().find(|e| hit(e)) {
             e.status = status;
             // Whatever the acknowledgement says, the peer did not do it.

@@ -8,15 +8,15 @@
 //! of one receive work request; any other peer sees two messages, and delivers them in order.
 
 use crate::ddp::{Msn, UNTAGGED_HDR_LEN, UntaggedHeader};
-use crate::env::{FpduKind, QpEnv};
-use crate::fpdu::{self, LEN_FIELD};
+use crate::environment::{FpduKind, QpEnv};
+use crate::mpa::fpdu::{self, LEN_FIELD};
+use crate::queue_pair::receive::Fault;
+use crate::queue_pair::requester::OutgoingFpdu;
+use crate::queue_pair::send_queue::Entry;
 use crate::queue_pair::{InMessage, QueuePair};
 use crate::rdmap::RdmapOpcode;
-use crate::receiver::Fault;
-use crate::send_queue::Entry;
-use crate::sender::OutgoingFpdu;
+use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
-use crate::terminate::TerminateCode;
 use siw_shm::{Cqe, Opcode, WcFlags, WcOpcode, WcStatus};
 
 /// Length of the payload.

@@ -1,16 +1,16 @@
 //! RDMA Read as its responder: Read Requests in, Read Responses out (RFC 5040 sections 4.4, 4.5, 5.5).
 
 use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, UntaggedHeader};
-use crate::env::{ExtBufRef, FpduKind, QpEnv};
-use crate::errors::read_source;
-use crate::fpdu::{self, LEN_FIELD};
+use crate::environment::{ExtBufRef, FpduKind, QpEnv};
+use crate::mpa::fpdu::{self, LEN_FIELD};
+use crate::queue_pair::error_mapping::read_source;
+use crate::queue_pair::read_queue::Inbound;
+use crate::queue_pair::receive::Fault;
+use crate::queue_pair::requester::OutgoingFpdu;
 use crate::queue_pair::{InMessage, QueuePair, RdmapState};
+use crate::rdmap::terminate::TerminateCode;
 use crate::rdmap::{READ_REQUEST_LEN, ReadRequestHeader};
-use crate::read_queue::Inbound;
-use crate::receiver::Fault;
-use crate::sender::OutgoingFpdu;
 use crate::stream::RxStream;
-use crate::terminate::TerminateCode;
 use siw_memory::key_table::Stag;
 use siw_shm::Access;
 

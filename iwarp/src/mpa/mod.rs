@@ -12,8 +12,10 @@
 //! RTR FPDU (RFC 6581) ------------------> first FPDU: may send
 //! ```
 
+pub mod fpdu;
 mod frame;
 mod initiator;
+pub mod marker;
 mod responder;
 
 pub use frame::{EnhancedData, MAX_PRIVATE_DATA, MPA_HEADER_LEN, MpaFrame, MpaFrameKind};
@@ -21,8 +23,8 @@ pub use initiator::{InitiatorStep, MpaInitiator};
 pub use responder::{ConnectRequest, MpaResponder, ResponderStep};
 
 use crate::ddp::Msn;
-use crate::out_of_order::OutOfOrderPolicy;
-use crate::terminate::{TerminateBitOrder, TerminateCode};
+use crate::queue_pair::OutOfOrderPolicy;
+use crate::rdmap::terminate::{TerminateBitOrder, TerminateCode};
 
 /// IRD/ORD value that means "not negotiated here" (RFC 6581 section 9.1).
 pub const DEPTH_UNNEGOTIATED: u16 = 0x3fff;

@@ -8,9 +8,9 @@
 //! the first.
 
 use crate::ddp::MAX_HDR_LEN;
-use crate::fpdu::{self, Frame, LEN_FIELD};
+use crate::mpa::fpdu::{self, Frame, LEN_FIELD};
+use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
-use crate::terminate::TerminateCode;
 use siw_memory::Mr;
 use siw_memory::gap_copy::{GAP_LEN, Gaps};
 

@@ -1,16 +1,16 @@
 //! The sending half of a queue pair: which FPDU comes next.
 
-use crate::atomic::WORD;
 use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
-use crate::env::{ExtBufRef, FpduKind, FpduRecord, QpEnv};
-use crate::fpdu;
-use crate::immediate;
+use crate::environment::{ExtBufRef, FpduKind, FpduRecord, QpEnv};
 use crate::mpa::RtrKind;
+use crate::mpa::fpdu;
+use crate::queue_pair::immediate;
+use crate::queue_pair::read_queue::Outbound;
+use crate::queue_pair::send_queue::Entry;
 use crate::queue_pair::{DrainState, InMessage, QueuePair, RdmapState};
 use crate::rdmap::READ_REQUEST_LEN;
-use crate::read_queue::Outbound;
-use crate::send_queue::Entry;
-use crate::terminate::TerminateCode;
+use crate::rdmap::atomic_header::WORD;
+use crate::rdmap::terminate::TerminateCode;
 use siw_memory::Reader;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, BindMw, FastReg, Opcode, WcStatus};

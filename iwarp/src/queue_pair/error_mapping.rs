@@ -1,8 +1,8 @@
 //! How errors of one layer look in another: key check -> Terminate code, received Terminate ->
 //! completion status, either -> asynchronous event (protocol.md sections 3 to 5).
 
-use crate::env::QpEvent;
-use crate::terminate::TerminateCode;
+use crate::environment::QpEvent;
+use crate::rdmap::terminate::TerminateCode;
 use siw_memory::KeyError;
 use siw_shm::WcStatus;
 

@@ -2,21 +2,23 @@
 //!
 //! TCP's transmit path calls it through [`QueuePair::build_fpdu`] with a builder over packet buffers.
 
-use crate::atomic::{ATOMIC_REQUEST_LEN, AtomicOp, AtomicRequestHeader, AtomicResponseHeader};
 use crate::ddp::{
     ControlOctets, MAX_HDR_LEN, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN,
     UntaggedHeader,
 };
-use crate::env::{ExtBufRef, FpduKind, FpduRecord, FrameBuilder};
-use crate::fpdu::{self, CRC_LEN, LEN_FIELD};
-use crate::immediate;
-use crate::marker::{self, MARKER_LEN, MarkerLayout};
+use crate::environment::{ExtBufRef, FpduKind, FpduRecord, FrameBuilder};
 use crate::mpa::RtrKind;
+use crate::mpa::fpdu::{self, CRC_LEN, LEN_FIELD};
+use crate::mpa::marker::{self, MARKER_LEN, MarkerLayout};
+use crate::queue_pair::immediate;
+use crate::queue_pair::requester::{DUMMY_STAG, sink_stag};
+use crate::queue_pair::send_queue::Entry;
 use crate::queue_pair::{BuildError, QueuePair};
+use crate::rdmap::atomic_header::{
+    ATOMIC_REQUEST_LEN, AtomicOp, AtomicRequestHeader, AtomicResponseHeader,
+};
+use crate::rdmap::terminate::TerminatePayload;
 use crate::rdmap::{RdmapOpcode, ReadRequestHeader};
-use crate::send_queue::Entry;
-use crate::sender::{DUMMY_STAG, sink_stag};
-use crate::terminate::TerminatePayload;
 use siw_memory::key_table::Stag;
 use siw_memory::{Mr, Reader, crc, gap_copy};
 use siw_shm::{Access, Opcode};

@@ -3,19 +3,19 @@
 //! Order of the checks: MPA (CRC, length), DDP (version, queue, buffer), RDMAP (version, opcode,
 //! rights). The first that fails names the Terminate code.
 
+use crate::ddp::placement::place;
 use crate::ddp::{
     ControlOctets, DDP_VERSION, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
-use crate::env::QpEnv;
-use crate::errors::tagged;
-use crate::fpdu::{Frame, LEN_FIELD};
-use crate::marker::{FpduSource, Plain, Unmarked};
-use crate::out_of_order::Done;
-use crate::placement::place;
+use crate::environment::QpEnv;
+use crate::mpa::fpdu::{Frame, LEN_FIELD};
+use crate::mpa::marker::{FpduSource, Plain, Unmarked};
+use crate::queue_pair::error_mapping::tagged;
+use crate::queue_pair::out_of_order::Done;
 use crate::queue_pair::{QueuePair, RdmapState, ReceiveProgress};
+use crate::rdmap::terminate::{OffendingSegment, TerminateCode};
 use crate::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequestHeader};
 use crate::stream::RxStream;
-use crate::terminate::{OffendingSegment, TerminateCode};
 use siw_memory::KeyError;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, WcFlags, WcStatus};

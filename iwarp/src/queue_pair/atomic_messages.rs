@@ -2,20 +2,20 @@
 //! section 5). They wait in the same queues as Reads, and so keep their order with them
 //! (conformance 89): the responder does an atomic when everything before it is answered.
 
-use crate::atomic::{
-    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequestHeader, AtomicResponseHeader, WORD,
-};
 use crate::ddp::{Msn, UNTAGGED_HDR_LEN, UntaggedHeader};
-use crate::env::{ExtBufRef, FpduKind, QpEnv};
-use crate::errors::read_source;
-use crate::fpdu::{self, LEN_FIELD};
+use crate::environment::{ExtBufRef, FpduKind, QpEnv};
+use crate::mpa::fpdu::{self, LEN_FIELD};
+use crate::queue_pair::error_mapping::read_source;
+use crate::queue_pair::read_queue::{Inbound, InboundAtomic, Outbound};
+use crate::queue_pair::receive::Fault;
+use crate::queue_pair::requester::OutgoingFpdu;
 use crate::queue_pair::{InMessage, QueuePair, RdmapState};
 use crate::rdmap::ReadRequestHeader;
-use crate::read_queue::{Inbound, InboundAtomic, Outbound};
-use crate::receiver::Fault;
-use crate::sender::OutgoingFpdu;
+use crate::rdmap::atomic_header::{
+    ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequestHeader, AtomicResponseHeader, WORD,
+};
+use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
-use crate::terminate::TerminateCode;
 use siw_memory::Reader;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, WcStatus};

@@ -9,14 +9,14 @@
 
 use std::collections::VecDeque;
 
+use crate::ddp::placement::place;
 use crate::ddp::{
     ControlOctets, DDP_VERSION, MAX_HDR_LEN, QN_SEND, TAGGED_HDR_LEN, TaggedHeader,
     UNTAGGED_HDR_LEN, UntaggedHeader,
 };
-use crate::env::QpEnv;
-use crate::fpdu::{Frame, LEN_FIELD};
-use crate::marker::{FpduSource, INTERVAL, MARKER_LEN, MarkerPosition, Plain, Unmarked};
-use crate::placement::place;
+use crate::environment::QpEnv;
+use crate::mpa::fpdu::{Frame, LEN_FIELD};
+use crate::mpa::marker::{FpduSource, INTERVAL, MARKER_LEN, MarkerPosition, Plain, Unmarked};
 use crate::queue_pair::{QueuePair, RdmapState};
 use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use crate::stream::RxStream;

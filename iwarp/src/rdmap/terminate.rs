@@ -6,8 +6,8 @@
 use crate::ddp::{
     ControlOctets, MAX_HDR_LEN, Msn, QN_TERMINATE, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, UntaggedHeader,
 };
-use crate::fpdu;
-use crate::marker::MarkerPosition;
+use crate::mpa::fpdu;
+use crate::mpa::marker::MarkerPosition;
 use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 
 /// Layer, error type and code of a Terminate (RFC 5040 section 4.8, RFC 6580 section 3.2).

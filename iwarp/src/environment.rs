@@ -4,8 +4,8 @@
 //! [`FrameBuilder`] over mbufs; tests implement both over plain memory. Everything is a generic
 //! parameter: no dynamic dispatch on the data path.
 
-use crate::fpdu;
-use crate::marker::MarkerPosition;
+use crate::mpa::fpdu;
+use crate::mpa::marker::MarkerPosition;
 use siw_memory::{Mr, Reader};
 use siw_shm::{Cqe, RecvWqe, SendWqe};
 

@@ -1,10 +1,10 @@
 //! FPDU framing (RFC 5044 section 4): length, pad, CRC, and how large a ULPDU may be.
 //!
 //! The receiver finds and verifies FPDUs in the stream with it, the sender sizes and closes them.
-//! Lengths here are without markers; [`crate::marker`] adds them.
+//! Lengths here are without markers; [`crate::mpa::marker`] adds them.
 
 use crate::ddp::MAX_HDR_LEN;
-use crate::marker::{self, MARKER_LEN, MarkerPosition};
+use crate::mpa::marker::{self, MARKER_LEN, MarkerPosition};
 use crate::stream::RxStream;
 use siw_memory::crc;
 

@@ -1,17 +1,17 @@
 //! RDMA Read as its requester: Read Requests out, Read Responses in (RFC 5040 sections 4.4, 4.5, 5.5).
 
+use crate::ddp::placement::place;
 use crate::ddp::{TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN};
-use crate::env::{FpduKind, QpEnv};
-use crate::errors::tagged;
-use crate::fpdu::{self, LEN_FIELD};
-use crate::placement::place;
+use crate::environment::{FpduKind, QpEnv};
+use crate::mpa::fpdu::{self, LEN_FIELD};
 use crate::queue_pair::QueuePair;
+use crate::queue_pair::error_mapping::tagged;
+use crate::queue_pair::read_queue::Outbound;
+use crate::queue_pair::receive::Fault;
+use crate::queue_pair::requester::{OutgoingFpdu, sink_stag};
 use crate::rdmap::READ_REQUEST_LEN;
-use crate::read_queue::Outbound;
-use crate::receiver::Fault;
-use crate::sender::{OutgoingFpdu, sink_stag};
+use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
-use crate::terminate::TerminateCode;
 use siw_memory::KeyError;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, Opcode, WcStatus};

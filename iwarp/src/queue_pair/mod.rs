@@ -21,16 +21,37 @@
 //! In RTS the send queue can be drained (verbs' SQD): what is started goes on to its completion,
 //! nothing else starts until [`QueuePair::resume_send_queue`].
 
+mod atomic_messages;
+mod completion;
+mod error_mapping;
+mod fpdu_builder;
+mod immediate;
+#[cfg(test)]
+mod msn_wrap;
+mod out_of_order;
+mod read_queue;
+mod read_requests;
+mod receive;
+mod received_terminate;
+mod requester;
+mod responder;
+mod send_queue;
+
+pub use out_of_order::OutOfOrderPolicy;
+pub use requester::OutgoingFpdu;
+
 use crate::ddp::Msn;
-use crate::env::{ExtBufRef, FpduKind, FpduRecord, QpEnv, QpEvent};
-use crate::errors::event_of;
-use crate::fpdu;
-use crate::marker::{self, MarkerPosition};
+use crate::environment::{ExtBufRef, FpduKind, FpduRecord, QpEnv, QpEvent};
+use crate::mpa::fpdu;
+use crate::mpa::marker::{self, MarkerPosition};
 use crate::mpa::{NegotiatedParameters, RtrKind};
-use crate::out_of_order::Early;
-use crate::read_queue::{InboundQueue, Outbound};
-use crate::send_queue::{Entry, SendQueue};
-use crate::terminate::{OffendingSegment, TerminateBitOrder, TerminateCode, TerminatePayload};
+use crate::queue_pair::error_mapping::event_of;
+use crate::queue_pair::out_of_order::Early;
+use crate::queue_pair::read_queue::{InboundQueue, Outbound};
+use crate::queue_pair::send_queue::{Entry, SendQueue};
+use crate::rdmap::terminate::{
+    OffendingSegment, TerminateBitOrder, TerminateCode, TerminatePayload,
+};
 use siw_shm::{Sge, WcStatus};
 use std::collections::VecDeque;
 
