@@ -33,6 +33,8 @@ mod pmtu;
 mod queues;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
+#[cfg(test)]
+mod smoltcp_properties;
 mod stack;
 mod wire;
 
