@@ -34,18 +34,18 @@ struct Frames {
 }
 
 impl FrameSink<Vec<u8>> for Frames {
-    fn begin(&mut self, headers: &[u8], _meta: &FrameMeta) -> bool {
+    fn begin_frame(&mut self, headers: &[u8], _meta: &FrameMeta) -> bool {
         self.current = headers.to_vec();
         true
     }
-    fn append(&mut self, _user: u64, record: &Vec<u8>, offset: u32, len: u32) {
+    fn append_record(&mut self, _user: u64, record: &Vec<u8>, offset: u32, len: u32) {
         let from = offset as usize;
         self.current.extend(&record[from..from + len as usize]);
     }
-    fn bytes(&mut self, bytes: &[u8]) {
+    fn append_bytes(&mut self, bytes: &[u8]) {
         self.current.extend(bytes);
     }
-    fn end(&mut self) {
+    fn end_frame(&mut self) {
         self.complete.push(core::mem::take(&mut self.current));
     }
 }
@@ -76,7 +76,7 @@ fn answers(stack: &mut Stack<VecBuf, Vec<u8>>, frame: Vec<u8>) -> Vec<Vec<u8>> {
         checksum: RxChecksum::Unknown,
         rss_hash: 0,
     };
-    stack.receive(NOW, [(VecBuf::from(frame), info)].into_iter());
+    stack.receive_burst(NOW, [(VecBuf::from(frame), info)].into_iter());
     sent(stack)
 }
 

@@ -16,7 +16,7 @@ use core::net::IpAddr;
 
 use crate::base::buffer::{RecvBuf, VecBuf};
 use crate::base::frame_info::RxChecksum;
-use crate::base::stats::Stats;
+use crate::base::stats::StackStats;
 use crate::wire::extension_headers;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::{Inbound, Link, classify, flow};
@@ -125,7 +125,7 @@ fn classify_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u
     let link = Link { mac: OWN_MAC, vlan };
     let mut buffer = VecBuf::from(bytes.to_vec());
     let mut source_mac = [0; 6];
-    let mut stats = Stats::default();
+    let mut stats = StackStats::default();
     match classify(
         &link,
         &mut buffer,

@@ -12,7 +12,7 @@ use smoltcp::wire::{
 use super::{OWN_MAC, PEER_MAC, address_pairs, open_ethernet, vlan_tags};
 use crate::base::sequence::SeqNr;
 use crate::connection::control_segments::syn_options;
-use crate::wire::checksum::{self, Sum};
+use crate::wire::checksum::{self, OnesComplementSum};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, SYN, Segment};
 use crate::wire::template::{Fields, HEADER_MAX, Template};
@@ -315,13 +315,13 @@ proptest! {
         let mut headers = [0; HEADER_MAX];
         template.build(&mut headers[..len], &fields);
         // The payload is summed in two pieces, as a sink may get it.
-        let mut sum = Sum::new();
+        let mut sum = OnesComplementSum::new();
         let (first, second) = payload.split_at(cut.min(payload.len()));
         sum.add(first);
         sum.add(second);
         let mut frame = headers[..len].to_vec();
-        let at = checksum::tcp_field(&meta);
-        let complete = checksum::finish(&frame, &meta, sum);
+        let at = checksum::tcp_checksum_offset(&meta);
+        let complete = checksum::complete_tcp_checksum(&frame, &meta, sum);
         frame[at..at + 2].copy_from_slice(&complete);
         frame.extend(&payload);
 
@@ -388,7 +388,7 @@ proptest! {
         let (len, meta) = template.meta(&fields);
         let mut headers = [0; HEADER_MAX];
         template.build(&mut headers[..len], &fields);
-        let at = checksum::tcp_field(&meta);
+        let at = checksum::tcp_checksum_offset(&meta);
         let sum = u16::from_be_bytes([headers[at], headers[at + 1]]);
         let expected =
             smoltcp_checksum::pseudo_header(&local.into(), &remote.into(), IpProtocol::Tcp, 0);
@@ -399,7 +399,7 @@ proptest! {
     fn sums_of_pieces_are_smoltcps_sum_of_the_whole(
         pieces in vec(vec(any::<u8>(), 0..200), 0..6),
     ) {
-        let mut sum = Sum::new();
+        let mut sum = OnesComplementSum::new();
         pieces.iter().for_each(|piece| sum.add(piece));
         prop_assert_eq!(sum.value(), smoltcp_checksum::data(&pieces.concat()));
     }
