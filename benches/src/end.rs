@@ -5,8 +5,8 @@ use crate::control_line::LINE;
 use crate::plan::{Mode, Op, Plan};
 use serde::{Deserialize, Serialize};
 use siw::{
-    Access, Arena, CmChannel, CmEvent, Context, Cq, Data, Device, Error, Mr, Qp, QpInit, RecvWr,
-    SendWr, Wc, WcStatus, WrFlags,
+    Access, Arena, CmChannel, CmEvent, Context, Cq, Device, Error, Mr, Qp, QpInit, RecvWr,
+    SendData, SendWr, Wc, WcStatus, WrFlags,
 };
 use std::io::ErrorKind;
 use std::path::Path;
@@ -128,7 +128,7 @@ impl End {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let len = plan.stride() * slots as usize * plan.qps as usize;
         let memory = |len: usize| {
-            let huge = len >= siw_shm::region::HUGE_PAGE;
+            let huge = len >= siw_shm::shared_memory::HUGE_PAGE;
             let arena = Arena::alloc(ctx, len, huge)?;
             pd.reg_mr(&arena, 0..len, access)
                 .map(|mr| (mr, arena.is_huge()))
@@ -244,11 +244,11 @@ impl End {
         let peer = self.peers[qp as usize];
         let wr = SendWr::write(
             u64::from(qp),
-            Data::Inline(bytes),
+            SendData::Inline(bytes),
             peer.control + at,
             peer.control_rkey,
         )
-        .flags(WrFlags::NONE);
+        .with_flags(WrFlags::NONE);
         match self.qps[qp as usize].post_send(&[wr]) {
             Ok(()) => Ok(true),
             Err(e) if matches!(e.error, Error::QueueFull) => Ok(false),

@@ -9,7 +9,7 @@ use crate::measurement::{Measured, bytes, histogram};
 use crate::pattern;
 use crate::plan::Op;
 use crate::progress::Progress;
-use siw::{Data, Error, SendWr, Wc, WrFlags};
+use siw::{Error, SendData, SendWr, Wc, WrFlags};
 use std::time::{Duration, Instant};
 
 const TX: u64 = 0;
@@ -70,14 +70,14 @@ impl<'a> Half<'a> {
         let tx = [end.data.sge(off, size)];
         let rx = [end.data.sge(end.offset(0, RX), size)];
         let data = if plan.inline {
-            Data::Inline(&self.inline[..size])
+            SendData::Inline(&self.inline[..size])
         } else {
-            Data::Sges(&tx)
+            SendData::Sges(&tx)
         };
         let wr = match plan.op {
             Op::Write => SendWr::write(0, data, peer.addr + plan.stride() as u64, peer.rkey)
-                .flags(WrFlags::NONE),
-            Op::Send => SendWr::send(0, data).flags(WrFlags::NONE),
+                .with_flags(WrFlags::NONE),
+            Op::Send => SendWr::send(0, data).with_flags(WrFlags::NONE),
             Op::Read => SendWr::read(0, &rx, peer.addr, peer.rkey),
         };
         let mut patience = Patience::new();

@@ -5,8 +5,9 @@ use crate::context::Inner;
 use crate::{Context, Error, Qp};
 use rustix::fd::{AsFd, BorrowedFd};
 use siw_shm::control::{
-    self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CmEventKind, Conn, ConnParams, CreateCmChannel,
-    DestroyCmChannel, KIND_CM_EVENT, Listen, MpaOptions, PrivateData, ProtoError, Reject, Unlisten,
+    self, ANY_DEVICE, Accept, Addr, BY_DEVICE, CmEventKind, ConnParams, ControlSocket,
+    CreateCmChannel, DestroyCmChannel, KIND_CM_EVENT, Listen, MpaOptions, PrivateData, ProtoError,
+    Reject, Unlisten,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -114,7 +115,7 @@ pub enum CmEvent {
 pub struct CmChannel {
     ctx: Arc<Inner>,
     id: u32,
-    conn: Conn,
+    conn: ControlSocket,
 }
 
 impl AsFd for CmChannel {
@@ -156,7 +157,7 @@ impl CmChannel {
     /// Waits for the next event.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<CmEvent, Error> {
         let p = self.ctx.recv_event(&self.conn, timeout)?;
-        let e: control::CmEvent = control::decode_event(KIND_CM_EVENT, &p)?;
+        let e: control::CmEventMessage = control::decode_event(KIND_CM_EVENT, &p)?;
         let kind = CmEventKind::from_u32(e.kind).ok_or(Error::Invalid("unknown CM event"))?;
         let info = ConnInfo {
             cookie: e.cookie,

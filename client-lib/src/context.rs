@@ -5,11 +5,11 @@ use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
-    self, AllocPd, Conn, DeviceReply, Hello, HelloReply, Limits, Message, PORT_ACTIVE, ProtoError,
-    QueryDevice, QueueRef, RecvError, Stats, Text, VERSION,
+    self, AllocPd, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, Message,
+    PORT_ACTIVE, ProtoError, QueryDevice, QueueRef, ReadStats, RecvError, Text, VERSION,
 };
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
-use siw_shm::{DoorbellProducer, Region, WorkerPageView};
+use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::Path;
@@ -24,13 +24,13 @@ pub struct Context(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     /// Serialises request and reply; holds the last sequence number.
     seq: Mutex<u32>,
-    conn: Conn,
+    conn: ControlSocket,
     hello: HelloReply,
     page: WorkerPageView,
     workers: Vec<(DoorbellProducer, OwnedFd)>,
-    async_events: Conn,
+    async_events: ControlSocket,
     alive: AtomicBool,
-    regions: Mutex<HashMap<u32, Arc<Region>>>,
+    regions: Mutex<HashMap<u32, Arc<SharedMemory>>>,
 }
 
 /// A device of the daemon.
@@ -68,7 +68,7 @@ impl Context {
     /// /run/siwd/siwd.sock.
     pub fn open(socket: Option<&Path>) -> Result<Context, Error> {
         let path = control::socket_path(socket);
-        let conn = Conn::connect(&path).map_err(|source| Error::Open {
+        let conn = ControlSocket::connect_to(&path).map_err(|source| Error::Open {
             path: path.display().to_string(),
             source,
         })?;
@@ -76,34 +76,34 @@ impl Context {
     }
 
     /// Over a connected socket.
-    pub fn from_conn(conn: Conn) -> Result<Context, Error> {
+    pub fn from_conn(conn: ControlSocket) -> Result<Context, Error> {
         let name = std::env::args_os().next().unwrap_or_default();
         let name = Path::new(&name)
             .file_name()
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        let hello = Hello {
+        let hello = ClientHello {
             version: VERSION.into(),
             pid: std::process::id(),
             name: Text::new(&name),
         };
-        let (hello, fds) = conn.call(1, &hello, &[])?;
+        let (hello, fds) = conn.call_and_wait(1, &hello, &[])?;
         let n = hello.n_workers;
         if n == 0 || n > 64 || fds.len() != n as usize + 3 {
             return Err(ProtoError::MissingFd.into());
         }
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(Error::Proto(ProtoError::MissingFd));
-        let page = Region::map_read_only(next()?, n as usize * WORKER_LINE)?;
+        let page = SharedMemory::map_read_only(next()?, n as usize * WORKER_LINE)?;
         let cap = hello.doorbell_capacity;
         if !cap.is_power_of_two() || cap > siw_shm::doorbell::MAX_CAPACITY {
             return Err(Error::Invalid(
                 "siwd announced a doorbell ring that is no power of two",
             ));
         }
-        let bells = Arc::new(Region::map(next()?, n as usize * ring_len(cap))?);
-        let async_events = Conn::from(next()?);
+        let bells = Arc::new(SharedMemory::map_fd(next()?, n as usize * ring_len(cap))?);
+        let async_events = ControlSocket::from(next()?);
         async_events.set_nonblocking(false)?;
         let mut workers = Vec::with_capacity(n as usize);
         for w in 0..n {
@@ -176,7 +176,7 @@ impl Context {
     /// [`Error::DaemonGone`] after the last one.
     pub fn get_async_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, Error> {
         let p = self.0.recv_event(&self.0.async_events, timeout)?;
-        let e: control::AsyncEvent = control::decode_event(control::KIND_ASYNC_EVENT, &p)?;
+        let e: control::AsyncEventMessage = control::decode_event(control::KIND_ASYNC_EVENT, &p)?;
         Ok(AsyncEvent {
             kind: control::AsyncEventKind::from_u32(e.kind),
             object: e.object,
@@ -188,7 +188,7 @@ impl Context {
     pub fn stats(&self) -> Result<String, Error> {
         let mut text = Vec::new();
         loop {
-            let (r, _) = self.0.call(&Stats {
+            let (r, _) = self.0.call(&ReadStats {
                 offset: text.len() as u32,
                 reserved: 0,
             })?;
@@ -230,7 +230,7 @@ impl Inner {
             return Err(Error::DaemonGone);
         }
         *seq = seq.wrapping_add(1).max(1);
-        let r = self.conn.call(*seq, m, &[]);
+        let r = self.conn.call_and_wait(*seq, m, &[]);
         drop(seq);
         r.map_err(|e| {
             let e = Error::from(e);
@@ -246,7 +246,7 @@ impl Inner {
     /// lost.
     pub(crate) fn post<M: Message>(&self, m: &M) {
         let _one_at_a_time = locked(&self.seq);
-        if self.alive.load(Ordering::Relaxed) && self.conn.post(m).is_err() {
+        if self.alive.load(Ordering::Relaxed) && self.conn.post_unanswered(m).is_err() {
             self.alive.store(false, Ordering::Release);
         }
     }
@@ -257,14 +257,18 @@ impl Inner {
     }
 
     /// The region of a queue: the one in the reply, or one seen before.
-    pub(crate) fn region(&self, q: &QueueRef, fds: Vec<OwnedFd>) -> Result<Arc<Region>, Error> {
+    pub(crate) fn region(
+        &self,
+        q: &QueueRef,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Arc<SharedMemory>, Error> {
         let mut regions = locked(&self.regions);
         if q.fd == 0 {
             return Ok(regions.get(&q.region).ok_or(ProtoError::MissingFd)?.clone());
         }
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         let len = usize::try_from(q.region_len).map_err(|_| ProtoError::MissingFd)?;
-        let r = Arc::new(Region::map(fd, len)?);
+        let r = Arc::new(SharedMemory::map_fd(fd, len)?);
         if q.dedicated == 0 {
             regions.insert(q.region, r.clone());
         }
@@ -277,7 +281,7 @@ impl Inner {
         let Some((bell, eventfd)) = self.workers.get(worker as usize) else {
             return;
         };
-        bell.ring(qp_num);
+        bell.ring_doorbell(qp_num);
         if self.page.must_wake(worker) {
             // The counter is full only if the worker has been told already.
             let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
@@ -342,11 +346,11 @@ impl Inner {
     /// One event packet from an event socket.
     pub(crate) fn recv_event(
         &self,
-        from: &Conn,
+        from: &ControlSocket,
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, Error> {
         loop {
-            match from.try_recv() {
+            match from.try_recv_packet() {
                 Ok(p) => return Ok(p.bytes),
                 Err(RecvError::WouldBlock) => self.wait_readable(from.as_fd(), timeout)?,
                 Err(RecvError::Closed) => {

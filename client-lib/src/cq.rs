@@ -147,7 +147,7 @@ impl Drop for CqInner {
 /// The application's end of new rings.
 pub(crate) fn consumer(ctx: &Inner, r: &CqReply, fds: Vec<OwnedFd>) -> Result<CqConsumer, Error> {
     let region = ctx.region(&r.mem, fds)?;
-    let geometry = CqGeometry::exact(r.entries, r.workers).ok_or(Error::Invalid(
+    let geometry = CqGeometry::from_exact(r.entries, r.workers).ok_or(Error::Invalid(
         "siwd sent an impossible completion queue geometry",
     ))?;
     Ok(CqConsumer::new(region, r.mem.offset as usize, geometry)?)
@@ -238,7 +238,7 @@ impl Cq {
         if !self.0.ctx.known_alive() {
             return Err(Error::DaemonGone);
         }
-        if self.0.ring.lock().ring.error() != 0 {
+        if self.0.ring.lock().ring.error_code() != 0 {
             return Err(Error::CqOverflow);
         }
         Ok(())
@@ -247,7 +247,7 @@ impl Cq {
     /// Arms the channel: the next completion, or the next solicited or failed one,
     /// raises one event. Poll once more before waiting for it.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
-        self.0.ring.lock().ring.arm(solicited_only);
+        self.0.ring.lock().ring.arm_event(solicited_only);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ impl Cq {
         let ctx = self.ctx();
         let mut p = self.polling().lock();
         let new_size = cqe.max(1).checked_next_power_of_two().unwrap_or(u32::MAX) as usize;
-        let waiting = p.left.len() + p.ring.waiting(new_size + 1);
+        let waiting = p.left.len() + p.ring.count_waiting(new_size + 1);
         if waiting > new_size {
             return Err(Error::Invalid(
                 "more completions wait to be polled than the new size",
@@ -30,7 +30,7 @@ impl Cq {
         self.set_capacity(r.entries);
         // One worker may have taken the arming along while another completed into its old ring, or
         // into its new one just before the arming got there.
-        let notify = (found || p.ring.waiting(1) > 0) && p.ring.disarm();
+        let notify = (found || p.ring.count_waiting(1) > 0) && p.ring.disarm_event();
         drop(p);
         ctx.call(&FreeCqRing {
             cq: self.number(),

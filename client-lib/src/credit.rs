@@ -5,7 +5,7 @@
 //! queue that is as long as its work queues. An unsignaled request leaves its place when it is
 //! done: one that fails completes visibly in the place that it still has.
 
-use siw_shm::Cqe;
+use siw_shm::Wc;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -156,7 +156,7 @@ impl Credits {
 
     /// Counts polled completions.
     #[inline]
-    pub fn count(&mut self, polled: &[Cqe]) {
+    pub fn count(&mut self, polled: &[Wc]) {
         for run in polled.chunk_by(|a, b| a.qp_num == b.qp_num) {
             let number = run[0].qp_num;
             if self.last.as_ref().is_none_or(|(n, _)| *n != number) {
@@ -182,11 +182,11 @@ impl Credits {
 mod tests {
     use super::*;
 
-    fn wc(qp_num: u32, opcode: siw_shm::WcOpcode) -> Cqe {
-        Cqe {
+    fn wc(qp_num: u32, opcode: siw_shm::WcOpcode) -> Wc {
+        Wc {
             qp_num,
             opcode,
-            ..Cqe::default()
+            ..Wc::default()
         }
     }
 

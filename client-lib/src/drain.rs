@@ -1,7 +1,7 @@
 //! Draining a queue pair before its memory is taken away: everything that was posted has
 //! completed when these return (the kernel's ib_drain_qp; verbs programs do it by hand).
 
-use crate::{Cq, Data, Error, Qp, RecvWr, SendWr, Wc, WcOpcode};
+use crate::{Cq, Error, Qp, RecvWr, SendData, SendWr, Wc, WcOpcode};
 use siw_shm::control::QpState;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ impl Qp {
     /// completion. All other completions found on the way, of this and of other queue pairs,
     /// go to `seen` in order.
     pub fn drain_sq(&self, timeout: Duration, mut seen: impl FnMut(&Wc)) -> Result<(), Error> {
-        let marker = SendWr::send(DRAIN_WR_ID, Data::Sges(&[]));
+        let marker = SendWr::send(DRAIN_WR_ID, SendData::Sges(&[]));
         let post = || self.post_send(&[marker]).map_err(|e| e.error);
         self.drain(self.send_cq(), timeout, &mut seen, post, |o| {
             !o.is_receive()

@@ -5,7 +5,7 @@
 use crate::memory::Arena;
 use crate::{Access, Error, Pd, SendWr};
 use siw_shm::control::{AllocFastMr, DeregMr};
-use siw_shm::{FastReg, Region};
+use siw_shm::{FastReg, SharedMemory};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct FastMr {
     pd: Pd,
     arena: Arc<Arena>,
-    list: Arc<Region>,
+    list: Arc<SharedMemory>,
     list_at: usize,
     max_pages: u32,
     /// As of the allocation: names it to the daemon.
@@ -147,7 +147,7 @@ impl FastMr {
 
     /// Where the application writes the page list: for tests of what a hostile one could write.
     #[doc(hidden)]
-    pub fn list(&self) -> (&Arc<Region>, usize) {
+    pub fn list(&self) -> (&Arc<SharedMemory>, usize) {
         (&self.list, self.list_at)
     }
 }

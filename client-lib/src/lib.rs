@@ -55,8 +55,8 @@ pub use memory::{Arena, Mr, Pd, Rereg};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, Limits, QpState};
 pub use siw_shm::{
-    Access, AtomicArgs, Cqe as Wc, Data, Opcode, RecvDesc as RecvWr, SendDesc as SendWr, Sge,
-    WcFlags, WcOpcode, WcStatus, WrFlags,
+    Access, AtomicArgs, Opcode, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus,
+    WrFlags,
 };
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use window::{Mw, MwBind, WindowType, inc_rkey};

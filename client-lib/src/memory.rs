@@ -4,7 +4,7 @@
 
 use crate::context::Inner;
 use crate::{Access, Context, Error, Sge};
-use siw_shm::Region;
+use siw_shm::SharedMemory;
 use siw_shm::control::{
     AllocArena, DeallocPd, DeregMr, FreeArena, ProtoError, REREG_ACCESS, REREG_PD,
     REREG_TRANSLATION, RegMr, ReregMr,
@@ -116,7 +116,7 @@ pub struct Rereg<'a> {
 pub struct Arena {
     ctx: Arc<Inner>,
     id: u32,
-    region: Region,
+    region: SharedMemory,
 }
 
 impl Arena {
@@ -129,7 +129,7 @@ impl Arena {
         })?;
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         let actual = usize::try_from(r.len).unwrap_or(usize::MAX);
-        let region = Region::map(fd, actual.max(len))?;
+        let region = SharedMemory::map_fd(fd, actual.max(len))?;
         Ok(Arc::new(Arena {
             ctx: ctx.0.clone(),
             id: r.arena,

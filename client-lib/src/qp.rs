@@ -3,13 +3,13 @@
 
 use crate::cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions};
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
-use crate::{Cq, Data, Error, Pd, PostError, RecvWr, SendWr, Srq, WrFlags};
+use crate::{Cq, Error, Pd, PostError, RecvWr, SendData, SendWr, Srq, WrFlags};
 use siw_shm::control::{
     Addr, Connect, CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp,
 };
 use siw_shm::spin::SpinLock;
 use siw_shm::work_queue::SqWatch;
-use siw_shm::{Region, RqProducer, SqProducer, WqeError};
+use siw_shm::{RqProducer, SharedMemory, SqProducer, WqeError};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,7 +100,7 @@ struct QpInner {
     credit: Arc<Credit>,
     watch: SqWatch,
     caps: QpReply,
-    region: Arc<Region>,
+    region: Arc<SharedMemory>,
     sig_all: bool,
     pd: Pd,
     send_cq: Cq,
@@ -117,8 +117,8 @@ impl Drop for QpInner {
         };
         // With nothing posted nothing can complete any more: no reason to wait.
         let idle = self.srq.is_none()
-            && self.sq.lock().ring.outstanding() == 0
-            && self.rq.lock().ring.outstanding() == 0;
+            && self.sq.lock().ring.count_outstanding() == 0
+            && self.rq.lock().ring.count_outstanding() == 0;
         if idle {
             self.pd.ctx().post(&destroy);
         } else {
@@ -190,7 +190,7 @@ impl Pd {
             cq.polling().lock().credits.attach(r.qp_num, &credit);
         }
         Ok(Qp(Arc::new(QpInner {
-            watch: sq.watch(),
+            watch: sq.new_watch(),
             sq: SpinLock::new(Posting {
                 ring: sq,
                 places: SendPlaces::new(r.max_send_wr, &credit),
@@ -212,7 +212,7 @@ impl Pd {
 }
 
 /// The application's ends of both rings, at their beginning.
-fn rings(region: &Arc<Region>, r: &QpReply) -> Result<(SqProducer, RqProducer), Error> {
+fn rings(region: &Arc<SharedMemory>, r: &QpReply) -> Result<(SqProducer, RqProducer), Error> {
     let sq_at = r.mem.offset as usize;
     let rq_at = sq_at.saturating_add(r.rq_offset as usize);
     let sq = SqProducer::new(region.clone(), sq_at, r.sq_slots, r.max_send_wr)?;
@@ -259,10 +259,10 @@ impl Qp {
 
     fn check(&self, wr: &SendWr<'_>) -> Result<(), Error> {
         match wr.data {
-            Data::Sges(s) if s.len() > self.0.caps.max_send_sge as usize => {
+            SendData::Sges(s) if s.len() > self.0.caps.max_send_sge as usize => {
                 Err(WqeError::TooManySge(s.len()).into())
             }
-            Data::Inline(d) if d.len() > self.0.caps.max_inline as usize => {
+            SendData::Inline(d) if d.len() > self.0.caps.max_inline as usize => {
                 Err(Error::Invalid("more inline data than max_inline"))
             }
             _ => Ok(()),
@@ -285,14 +285,14 @@ impl Qp {
             let pushed = self.check(wr).and_then(|()| {
                 let mut wr = *wr;
                 if self.0.sig_all {
-                    wr.flags = wr.flags | WrFlags::SIGNALED;
+                    wr.with_flags = wr.with_flags | WrFlags::SIGNALED;
                 }
                 let done = || self.0.watch.wr_done();
                 if sq.places.is_full(&self.0.credit, done) {
                     return Err(Error::QueueFull);
                 }
                 sq.ring.push(&wr)?;
-                sq.places.take(wr.flags.contains(WrFlags::SIGNALED));
+                sq.places.take(wr.with_flags.contains(WrFlags::SIGNALED));
                 Ok(())
             });
             if let Err(error) = pushed {
@@ -303,10 +303,13 @@ impl Qp {
                 break;
             }
         }
-        let ring = sq.ring.publish();
+        let ring = sq.ring.publish_posted();
         drop(sq);
         if ring {
-            self.0.pd.ctx().ring(self.0.watch.worker(), self.number());
+            self.0
+                .pd
+                .ctx()
+                .ring(self.0.watch.worker_index(), self.number());
         }
         result
     }
@@ -335,12 +338,12 @@ impl Qp {
             }
             rq.places.take();
         }
-        rq.ring.publish();
+        rq.ring.publish_posted();
         drop(rq);
         // In the error state nobody looks at the queue unless told.
         let watch = &self.0.watch;
         if watch.qp_state() >= QpState::Terminate as u32 && watch.mark_pending() {
-            self.0.pd.ctx().ring(watch.worker(), self.number());
+            self.0.pd.ctx().ring(watch.worker_index(), self.number());
         }
         result
     }
@@ -353,7 +356,7 @@ impl Qp {
 
     /// Send work requests that are not finished.
     pub fn outstanding_sends(&self) -> u32 {
-        self.0.sq.lock().ring.outstanding()
+        self.0.sq.lock().ring.count_outstanding()
     }
 
     /// To the error state: outstanding work is flushed.

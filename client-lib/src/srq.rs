@@ -90,7 +90,7 @@ impl Pd {
 
 fn producer(pd: &Pd, r: &SrqReply, fds: Vec<rustix::fd::OwnedFd>) -> Result<SrqProducer, Error> {
     let region = pd.ctx().region(&r.mem, fds)?;
-    let geometry = SrqGeometry::exact(r.entries, r.stride).ok_or(Error::Invalid(
+    let geometry = SrqGeometry::from_exact(r.entries, r.stride).ok_or(Error::Invalid(
         "siwd sent an impossible shared receive queue geometry",
     ))?;
     Ok(SrqProducer::new(
@@ -133,7 +133,7 @@ impl Srq {
                 break;
             }
         }
-        ring.publish();
+        ring.publish_posted();
         result
     }
 

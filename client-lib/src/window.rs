@@ -101,7 +101,7 @@ impl Mw {
         b: &MwBind,
         new_rkey: u32,
     ) -> Result<(), PostError> {
-        qp.post_send(&[self.request(wr_id, b, new_rkey).flags(flags)])?;
+        qp.post_send(&[self.request(wr_id, b, new_rkey).with_flags(flags)])?;
         self.rkey.store(new_rkey, Ordering::Relaxed);
         Ok(())
     }

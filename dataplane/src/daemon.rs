@@ -14,7 +14,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use siw_memory::KeyTable;
 use siw_shm::WorkerPage;
-use siw_shm::control::Conn;
+use siw_shm::control::ControlSocket;
 
 use crate::capture::{Capture, CaptureError};
 use crate::config::{Config, EalLog, Hugepages};
@@ -93,17 +93,17 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         .transpose()?;
 
     let table = KeyTable::new(key_slots(&config), cores.len() + 1);
-    let page = WorkerPage::create(cores.len() as u32).map_err(|e| Error::Os {
+    let page = WorkerPage::create_sealed(cores.len() as u32).map_err(|e| Error::Os {
         what: "shared memory cannot be made",
         source: e,
     })?;
     let control_wake = Arc::new(event_fd()?);
-    let control_asleep = WorkerPage::create(1)
+    let control_asleep = WorkerPage::create_sealed(1)
         .map_err(|source| Error::Os {
             what: "shared memory cannot be made",
             source,
         })?
-        .flag(0)
+        .sleep_flag(0)
         .map(Arc::new)
         .ok_or_else(|| Error::Device("no memory for a flag".into()))?;
     let mut threads = Vec::new();
@@ -120,7 +120,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
                 events: ArrayQueue::new(MAILBOX),
                 frames: ArrayQueue::new(forward::FORWARD_QUEUE_DEPTH),
                 worker_wake: event_fd()?,
-                worker_asleep: page.flag(index).ok_or_else(too_many)?,
+                worker_asleep: page.sleep_flag(index).ok_or_else(too_many)?,
                 control_wake: control_wake.clone(),
                 control_asleep: control_asleep.clone(),
             }))
@@ -128,7 +128,9 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         .collect::<Result<Vec<_>, Error>>()?;
     let all: Arc<[Arc<Mailbox>]> = mailboxes.clone().into();
     for (index, core) in cores.iter().copied().enumerate() {
-        let (Some(reader), Some(sleeping)) = (table.reader(), page.flag(index as u32)) else {
+        let (Some(reader), Some(sleeping)) =
+            (table.register_reader(), page.sleep_flag(index as u32))
+        else {
             return Err(too_many());
         };
         let ports = devices
@@ -170,7 +172,7 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         .collect();
     let map_arena = {
         let eal = eal.clone();
-        move |region: &Arc<siw_shm::Region>| {
+        move |region: &Arc<siw_shm::SharedMemory>| {
             if dma_ports.is_empty() {
                 return Ok(None);
             }
@@ -332,9 +334,9 @@ fn refuse_second_daemon(path: &Path) -> Result<(), Error> {
         path: path.display().to_string(),
         reason,
     };
-    match Conn::connect(path) {
+    match ControlSocket::connect_to(path) {
         Ok(conn) => {
-            let pid = conn.peer().map_or(0, |p| p.0);
+            let pid = conn.peer_credentials().map_or(0, |p| p.0);
             Err(fail(format!(
                 "another siwd (process {pid}) serves it; stop that one, or give this one another [control] socket"
             )))
@@ -358,7 +360,7 @@ fn bind(config: &Config) -> Result<OwnedFd, Error> {
         std::fs::create_dir_all(folder)
             .map_err(|e| fail(format!("its folder cannot be made: {e}")))?;
     }
-    let listener = Conn::listen(path, 128).map_err(|e| {
+    let listener = ControlSocket::listen_at(path, 128).map_err(|e| {
         fail(format!(
             "{e}; name a place that siwd may write in [control] socket"
         ))

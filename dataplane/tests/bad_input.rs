@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use common::*;
 use nix::sys::signal::Signal;
-use siw::{CmEvent, Data, Opcode, SendWr, WcStatus, WrFlags};
+use siw::{CmEvent, Opcode, SendData, SendWr, WcStatus, WrFlags};
 use siw_shm::control::messages as m;
-use siw_shm::control::{CallError, Conn, Message, codec};
-use siw_shm::region::Region;
+use siw_shm::control::{CallError, ControlSocket, Message, codec};
+use siw_shm::shared_memory::SharedMemory;
 
 fn refused(config: &str, args: &[&str]) -> String {
     let (status, _, stderr) = run(config, args);
@@ -180,13 +180,13 @@ fn a_socket_without_permission_is_an_error_that_says_so() {
 #[test]
 fn a_wrong_protocol_version_is_refused_in_words() {
     let d = Daemon::loopback();
-    let conn = Conn::connect(&d.socket).unwrap();
-    let hello = m::Hello {
+    let conn = ControlSocket::connect_to(&d.socket).unwrap();
+    let hello = m::ClientHello {
         version: 999,
         pid: 1,
         name: m::Text::new("x"),
     };
-    match conn.call(1, &hello, &[]) {
+    match conn.call_and_wait(1, &hello, &[]) {
         Err(CallError::Refused { reason, errno }) => {
             assert_eq!(errno, nix::libc::EPROTONOSUPPORT);
             assert!(reason.contains("version 999"), "{reason}");
@@ -195,9 +195,9 @@ fn a_wrong_protocol_version_is_refused_in_words() {
     }
     let mut packet = codec::encode_request(2, &hello);
     packet[4..6].copy_from_slice(&77u16.to_le_bytes());
-    conn.send(&packet, &[]).unwrap();
-    let reply = conn.recv().unwrap();
-    let e = codec::decode_reply::<m::Hello>(2, &reply.bytes)
+    conn.send_packet(&packet, &[]).unwrap();
+    let reply = conn.recv_packet().unwrap();
+    let e = codec::decode_reply::<m::ClientHello>(2, &reply.bytes)
         .unwrap_err()
         .to_string();
     assert!(e.contains("77"), "{e}");
@@ -208,7 +208,7 @@ fn garbage_on_the_control_socket_disturbs_nobody() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 4096);
     for seed in 1..40u64 {
-        let conn = Conn::connect(&d.socket).unwrap();
+        let conn = ControlSocket::connect_to(&d.socket).unwrap();
         let mut bytes = pattern(seed, (seed as usize * 97) % 4000 + 1);
         if seed % 2 == 0 && bytes.len() > 24 {
             // A right header before the garbage.
@@ -219,9 +219,9 @@ fn garbage_on_the_control_socket_disturbs_nobody() {
             bytes[8..12].copy_from_slice(&len.to_le_bytes());
         }
         // The daemon may have closed the socket by the second packet.
-        let _ = conn.send(&bytes, &[]);
-        let _ = conn.send(&bytes, &[std::io::stderr().as_fd()]);
-        let _ = conn.recv();
+        let _ = conn.send_packet(&bytes, &[]);
+        let _ = conn.send_packet(&bytes, &[std::io::stderr().as_fd()]);
+        let _ = conn.recv_packet();
     }
     ping(&a, &b);
 }
@@ -236,7 +236,7 @@ fn requests() -> Vec<(u16, usize)> {
     list!(
         QueryDevice AllocPd DeallocPd AllocArena FreeArena RegMr DeregMr CreateChannel
         DestroyChannel CreateCq DestroyCq CreateQp ModifyQp QueryQp DestroyQp CreateCmChannel
-        DestroyCmChannel Connect Listen Unlisten Accept Reject Disconnect Stats ReregMr AllocFastMr
+        DestroyCmChannel Connect Listen Unlisten Accept Reject Disconnect ReadStats ReregMr AllocFastMr
         AllocMw DeallocMw CreateSrq ModifySrq QuerySrq DestroySrq ResizeCq FreeCqRing ModerateCq
     )
 }
@@ -246,13 +246,13 @@ fn every_request_with_random_arguments_is_answered_or_refused() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 4096);
     let greeted = || {
-        let conn = Conn::connect(&d.socket).unwrap();
-        let hello = m::Hello {
+        let conn = ControlSocket::connect_to(&d.socket).unwrap();
+        let hello = m::ClientHello {
             version: m::VERSION.into(),
             pid: 1,
             name: m::Text::new("hostile"),
         };
-        let (_, fds) = conn.call(1, &hello, &[]).unwrap();
+        let (_, fds) = conn.call_and_wait(1, &hello, &[]).unwrap();
         (conn, fds)
     };
     let (mut conn, mut _fds) = greeted();
@@ -282,13 +282,13 @@ fn every_request_with_random_arguments_is_answered_or_refused() {
             packet[6..8].copy_from_slice(&kind.to_le_bytes());
             let len = packet.len() as u32;
             packet[8..12].copy_from_slice(&len.to_le_bytes());
-            conn.send(&packet, &[])
+            conn.send_packet(&packet, &[])
                 .unwrap_or_else(|e| panic!("round {round}, before kind {kind}: {e}"));
-            let reply = conn.recv().unwrap();
+            let reply = conn.recv_packet().unwrap();
             assert_eq!(reply.bytes[12..16], (seed as u32).to_le_bytes());
             // Who speaks another language is told so, and closed.
             if packet.len() != 24 + size {
-                assert!(conn.recv().is_err(), "kind {kind}");
+                assert!(conn.recv_packet().is_err(), "kind {kind}");
                 (conn, _fds) = greeted();
             }
         }
@@ -298,13 +298,13 @@ fn every_request_with_random_arguments_is_answered_or_refused() {
 
 /// A client that speaks the protocol itself, to write into its queues what it likes.
 struct Hostile {
-    conn: Conn,
+    conn: ControlSocket,
     _fds: Vec<std::os::fd::OwnedFd>,
-    queues: Arc<Region>,
+    queues: Arc<SharedMemory>,
     qp: m::QpReply,
     /// In `queues` too.
     srq: m::SrqReply,
-    bells: Region,
+    bells: SharedMemory,
     wake: std::os::fd::OwnedFd,
 }
 
@@ -315,19 +315,19 @@ impl Hostile {
 
     /// `shared`: the queue pair receives through a shared receive queue.
     fn with(d: &Daemon, end: &End, shared: bool) -> Hostile {
-        let conn = Conn::connect(&d.socket).unwrap();
-        let hello = m::Hello {
+        let conn = ControlSocket::connect_to(&d.socket).unwrap();
+        let hello = m::ClientHello {
             version: m::VERSION.into(),
             pid: std::process::id(),
             name: m::Text::new("hostile"),
         };
-        let (h, mut fds) = conn.call(1, &hello, &[]).unwrap();
+        let (h, mut fds) = conn.call_and_wait(1, &hello, &[]).unwrap();
         let wake = fds.remove(3);
         let bells = fds.remove(1);
         let len = siw_shm::doorbell::ring_len(h.doorbell_capacity);
-        let bells = Region::map(bells, len).unwrap();
+        let bells = SharedMemory::map_fd(bells, len).unwrap();
         let (pd, _) = conn
-            .call(
+            .call_and_wait(
                 2,
                 &m::AllocPd {
                     device: 0,
@@ -341,7 +341,7 @@ impl Hostile {
             channel: 0,
             cookie: 0,
         };
-        let (cq, mut cq_fds) = conn.call(3, &cq, &[]).unwrap();
+        let (cq, mut cq_fds) = conn.call_and_wait(3, &cq, &[]).unwrap();
         let region = cq_fds.pop().unwrap();
         let srq = m::CreateSrq {
             pd: pd.id,
@@ -351,7 +351,7 @@ impl Hostile {
             share: 0,
             reserved: 0,
         };
-        let (srq, _) = conn.call(7, &srq, &[]).unwrap();
+        let (srq, _) = conn.call_and_wait(7, &srq, &[]).unwrap();
         let create = m::CreateQp {
             pd: pd.id,
             send_cq: cq.cq,
@@ -364,12 +364,12 @@ impl Hostile {
             sq_sig_all: 1,
             srq: if shared { srq.srq } else { 0 },
         };
-        let (qp, _) = conn.call(4, &create, &[]).unwrap();
-        let queues = Arc::new(Region::map(region, qp.mem.region_len as usize).unwrap());
+        let (qp, _) = conn.call_and_wait(4, &create, &[]).unwrap();
+        let queues = Arc::new(SharedMemory::map_fd(region, qp.mem.region_len as usize).unwrap());
         let (ch, mut ch_fds) = conn
-            .call(5, &m::CreateCmChannel { reserved: 0 }, &[])
+            .call_and_wait(5, &m::CreateCmChannel { reserved: 0 }, &[])
             .unwrap();
-        let events = Conn::from(ch_fds.pop().unwrap());
+        let events = ControlSocket::from(ch_fds.pop().unwrap());
         events.set_nonblocking(false).unwrap();
         let listener =
             siw::Listener::new(&end.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
@@ -390,14 +390,14 @@ impl Hostile {
                 private_data: m::PrivateData::new(&[]).unwrap(),
             },
         };
-        conn.call(6, &connect, &[]).unwrap();
+        conn.call_and_wait(6, &connect, &[]).unwrap();
         let CmEvent::ConnectRequest(r) = end.cm.get_event(Some(PATIENCE)).unwrap() else {
             panic!("no request");
         };
         r.accept(&end.qp, None, &siw::ConnectOptions::default())
             .unwrap();
-        let e = events.recv().unwrap();
-        let e: m::CmEvent = codec::decode_event(m::KIND_CM_EVENT, &e.bytes).unwrap();
+        let e = events.recv_packet().unwrap();
+        let e: m::CmEventMessage = codec::decode_event(m::KIND_CM_EVENT, &e.bytes).unwrap();
         assert_eq!(e.kind, m::CmEventKind::Established as u32);
         fds.extend(ch_fds);
         Hostile {
@@ -435,7 +435,7 @@ fn impossible_ring_indices_close_that_client_and_no_other() {
     let h = Hostile::new(&d, &end);
     h.ring(0x8000_0000);
     // Closed: the next receive says so.
-    assert!(h.conn.recv().is_err());
+    assert!(h.conn.recv_packet().is_err());
     assert!(matches!(
         end.cm.get_event(Some(PATIENCE)).unwrap(),
         CmEvent::Established(_)
@@ -493,7 +493,7 @@ fn a_hostile_shared_receive_queue_ends_its_own_streams_only() {
         let tail = [1, 16, 17, u32::MAX][seed as usize % 4];
         h.queues.atomic_u32(at).unwrap().store(tail, SeqCst);
         end.qp
-            .post_send(&[SendWr::send(1, Data::Inline(b"x"))])
+            .post_send(&[SendWr::send(1, SendData::Inline(b"x"))])
             .unwrap();
         loop {
             match end.cm.get_event(Some(PATIENCE)).unwrap() {
@@ -504,7 +504,7 @@ fn a_hostile_shared_receive_queue_ends_its_own_streams_only() {
         }
         // An index that cannot be closes the client.
         if tail > 16 {
-            assert!(h.conn.recv().is_err());
+            assert!(h.conn.recv_packet().is_err());
         }
         ping(&a, &b);
     }
@@ -601,12 +601,12 @@ fn helper_that_writes_for_ever() {
     while started.elapsed() < PATIENCE {
         let wr = SendWr {
             opcode: Opcode::Write,
-            flags: WrFlags::SIGNALED,
+            with_flags: WrFlags::SIGNALED,
             wr_id: 1,
             imm: 0,
             remote_addr: addr.parse().unwrap(),
             rkey: key.parse().unwrap(),
-            data: Data::Sges(&[end.mr.sge(0, 1 << 20)]),
+            data: SendData::Sges(&[end.mr.sge(0, 1 << 20)]),
         };
         if end.qp.post_send(&[wr]).is_err() {
             let mut wc = [siw::Wc::default(); 64];
@@ -621,12 +621,12 @@ fn ping(a: &End, b: &End) {
     a.fill(99);
     let wr = SendWr {
         opcode: Opcode::Write,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id: 1,
         imm: 0,
         remote_addr: b.mr.addr(),
         rkey: b.mr.rkey(),
-        data: Data::Sges(&[a.mr.sge(0, 4096)]),
+        data: SendData::Sges(&[a.mr.sge(0, 4096)]),
     };
     a.qp.post_send(&[wr]).unwrap();
     assert_eq!(a.wc().status, WcStatus::SUCCESS);

@@ -4,7 +4,7 @@ mod common;
 
 use common::net::{judge, missing_program, tshark_fields};
 use common::*;
-use siw::{CmEvent, Data, Opcode, RecvWr, SendWr, WcStatus, WrFlags};
+use siw::{CmEvent, Opcode, RecvWr, SendData, SendWr, WcStatus, WrFlags};
 
 #[test]
 fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
@@ -25,12 +25,12 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
     let post = |opcode, flags, imm, len, rkey| {
         let wr = SendWr {
             opcode,
-            flags: WrFlags::SIGNALED | flags,
+            with_flags: WrFlags::SIGNALED | flags,
             wr_id: 1,
             imm,
             remote_addr: b.mr.addr() + 32_768,
             rkey,
-            data: Data::Sges(&[a.mr.sge(0, len)]),
+            data: SendData::Sges(&[a.mr.sge(0, len)]),
         };
         a.qp.post_send(&[wr]).unwrap();
         a.wc().status

@@ -4,7 +4,7 @@ mod common;
 
 use common::Daemon;
 use siw::*;
-use siw_shm::control::{Conn, HelloReply};
+use siw_shm::control::{ControlSocket, HelloReply};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -103,7 +103,7 @@ fn data_goes_by_write_read_and_send_between_two_clients() {
     let (a, b) = pair(&d);
     a.mr.write(0, b"written").unwrap();
     let sge = [a.mr.sge(0, 7)];
-    let wr = SendWr::write(1, Data::Sges(&sge), b.mr.addr() + 100, b.mr.rkey());
+    let wr = SendWr::write(1, SendData::Sges(&sge), b.mr.addr() + 100, b.mr.rkey());
     a.qp.post_send(&[wr]).unwrap();
     assert_eq!(
         (one(&a.cq).wr_id, one_status(&b, 100, 7)),
@@ -125,7 +125,7 @@ fn data_goes_by_write_read_and_send_between_two_clients() {
         sges: &[b.mr.sge(0, 64)],
     }])
     .unwrap();
-    a.qp.post_send(&[SendWr::send(4, Data::Inline(b"sent"))])
+    a.qp.post_send(&[SendWr::send(4, SendData::Inline(b"sent"))])
         .unwrap();
     assert_eq!(one(&a.cq).wr_id, 4);
     let wc = one(&b.cq);
@@ -146,7 +146,7 @@ fn posting_refuses_what_verbs_refuse() {
     let d = Daemon::loopback();
     let a = side_of(&d.context(), &init());
     let s = |data| SendWr::send(1, data);
-    let e = a.qp.post_send(&[s(Data::Inline(b"x"))]).unwrap_err();
+    let e = a.qp.post_send(&[s(SendData::Inline(b"x"))]).unwrap_err();
     assert_eq!(
         (e.index, e.error.errno()),
         (0, nix::libc::EINVAL),
@@ -155,16 +155,18 @@ fn posting_refuses_what_verbs_refuse() {
     let b = side_of(&d.context(), &init());
     connect(&a, &b);
     let sges = [a.mr.sge(0, 1); 5];
-    let ok = SendWr::write(1, Data::Inline(b"x"), b.mr.addr(), b.mr.rkey());
+    let ok = SendWr::write(1, SendData::Inline(b"x"), b.mr.addr(), b.mr.rkey());
     // Nobody takes work requests while the daemon is stopped.
     let paused = d.pause();
-    let e = a.qp.post_send(&[ok, s(Data::Sges(&sges))]).unwrap_err();
+    let e = a.qp.post_send(&[ok, s(SendData::Sges(&sges))]).unwrap_err();
     assert_eq!(
         (e.index, e.error.errno()),
         (1, nix::libc::EINVAL),
         "too many SGEs"
     );
-    let e = a.qp.post_send(&[s(Data::Inline(&[0; 101]))]).unwrap_err();
+    let e =
+        a.qp.post_send(&[s(SendData::Inline(&[0; 101]))])
+            .unwrap_err();
     assert_eq!(e.error.errno(), nix::libc::EINVAL, "inline too long");
     let reserved = SendWr {
         opcode: Opcode::FetchAdd,
@@ -207,7 +209,7 @@ fn a_sleeping_worker_is_woken_and_the_channel_delivers_the_cookie() {
         sges: &[b.mr.sge(0, 8)],
     }])
     .unwrap();
-    a.qp.post_send(&[SendWr::send(4, Data::Inline(b"x"))])
+    a.qp.post_send(&[SendWr::send(4, SendData::Inline(b"x"))])
         .unwrap();
     assert_eq!(b.channel.get_event(Some(SEC)).unwrap(), 42);
     assert_eq!(one(&b.cq).wr_id, 9);
@@ -223,7 +225,7 @@ fn a_sleeping_worker_is_woken_and_the_channel_delivers_the_cookie() {
     let before = sleeps();
     one(&a.cq);
     while sleeps() < before + 20 {
-        let wr = SendWr::write(5, Data::Inline(b"y"), b.mr.addr(), b.mr.rkey());
+        let wr = SendWr::write(5, SendData::Inline(b"y"), b.mr.addr(), b.mr.rkey());
         a.qp.post_send(&[wr]).unwrap();
         one(&a.cq);
     }
@@ -241,14 +243,14 @@ fn only_solicited_messages_wake_a_receiver_that_asked_for_them() {
         .unwrap();
     }
     b.cq.req_notify(true).unwrap();
-    let plain = SendWr::send(1, Data::Inline(b"x"));
+    let plain = SendWr::send(1, SendData::Inline(b"x"));
     a.qp.post_send(&[plain]).unwrap();
     one(&a.cq);
     assert!(matches!(
         b.channel.get_event(Some(Duration::ZERO)),
         Err(Error::Timeout)
     ));
-    a.qp.post_send(&[plain.flags(WrFlags::SIGNALED | WrFlags::SOLICITED)])
+    a.qp.post_send(&[plain.with_flags(WrFlags::SIGNALED | WrFlags::SOLICITED)])
         .unwrap();
     assert_eq!(b.channel.get_event(Some(SEC)).unwrap(), 42);
 }
@@ -273,7 +275,7 @@ fn everything_outstanding_is_flushed_in_the_error_state() {
     .unwrap();
     let wc = one(&b.cq);
     assert_eq!((wc.wr_id, wc.status), (2, WcStatus::WR_FLUSH_ERR));
-    b.qp.post_send(&[SendWr::send(3, Data::Inline(&[])).flags(WrFlags::NONE)])
+    b.qp.post_send(&[SendWr::send(3, SendData::Inline(&[])).with_flags(WrFlags::NONE)])
         .unwrap();
     let wc = one(&b.cq);
     assert_eq!(
@@ -295,9 +297,10 @@ fn unsignaled_sends_complete_silently_unless_the_qp_signals_all() {
         };
         let (a, b) = (side_of(&d.context(), &all), side_of(&d.context(), &init()));
         connect(&a, &b);
-        let quiet = SendWr::write(1, Data::Inline(b"q"), b.mr.addr(), b.mr.rkey());
+        let quiet = SendWr::write(1, SendData::Inline(b"q"), b.mr.addr(), b.mr.rkey());
         let loud = SendWr { wr_id: 2, ..quiet };
-        a.qp.post_send(&[quiet.flags(WrFlags::NONE), loud]).unwrap();
+        a.qp.post_send(&[quiet.with_flags(WrFlags::NONE), loud])
+            .unwrap();
         assert_eq!(one(&a.cq).wr_id, if sq_sig_all { 1 } else { 2 });
     }
 }
@@ -413,7 +416,7 @@ fn several_threads_post_and_poll_the_same_objects() {
                         std::thread::yield_now();
                     }
                     let id = t * each + i;
-                    let wr = SendWr::write(id, Data::Inline(b"z"), b.mr.addr(), b.mr.rkey());
+                    let wr = SendWr::write(id, SendData::Inline(b"z"), b.mr.addr(), b.mr.rkey());
                     while let Err(e) = a.qp.post_send(&[wr]) {
                         assert!(matches!(e.error, Error::QueueFull), "{e}");
                         std::thread::yield_now();
@@ -476,7 +479,7 @@ fn a_dead_daemon_ends_every_wait() {
 fn completions_before_the_daemons_death_are_delivered() {
     let mut d = Daemon::loopback();
     let (a, b) = pair(&d);
-    let wr = SendWr::write(1, Data::Inline(b"z"), b.mr.addr(), b.mr.rkey());
+    let wr = SendWr::write(1, SendData::Inline(b"z"), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr; 3]).unwrap();
     while a.qp.outstanding_sends() > 0 {
         std::thread::yield_now();
@@ -496,7 +499,7 @@ fn an_overflowed_completion_queue_reports_it() {
     a.cq = Cq::new(&ctx, 4, None).unwrap();
     a.qp = a.pd.create_qp(&a.cq, &a.cq, &init()).unwrap();
     connect(&a, &b);
-    let wr = SendWr::write(1, Data::Inline(b"z"), b.mr.addr(), b.mr.rkey());
+    let wr = SendWr::write(1, SendData::Inline(b"z"), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr; 5]).unwrap();
     let e = ctx.get_async_event(Some(SEC)).unwrap();
     assert_eq!(
@@ -518,12 +521,12 @@ fn no_daemon_is_told_with_the_path() {
 }
 
 /// Opens a context while `answer` plays the daemon for one request.
-fn open_against(answer: impl FnOnce(&Conn, u32) + Send + 'static) -> Error {
-    let (daemon, client) = Conn::pair().unwrap();
+fn open_against(answer: impl FnOnce(&ControlSocket, u32) + Send + 'static) -> Error {
+    let (daemon, client) = ControlSocket::new_pair().unwrap();
     daemon.set_nonblocking(false).unwrap();
     let t = std::thread::spawn(move || {
-        let p = daemon.recv().unwrap();
-        let (_, seq) = siw_shm::control::codec::peek(&p.bytes).unwrap();
+        let p = daemon.recv_packet().unwrap();
+        let (_, seq) = siw_shm::control::codec::peek_header(&p.bytes).unwrap();
         answer(&daemon, seq);
     });
     let e = Context::from_conn(client).err().unwrap();
@@ -536,14 +539,14 @@ fn a_daemon_of_another_version_is_refused_in_words() {
     let e = open_against(|d, seq| {
         let mut p = siw_shm::control::codec::encode_error(1, seq, 93, "this is siwd protocol 9");
         p[4] = 9;
-        d.send(&p, &[]).unwrap();
+        d.send_packet(&p, &[]).unwrap();
     });
     assert!(e.to_string().contains("this is siwd protocol 9"), "{e}");
     let e = open_against(|d, seq| {
         let r: HelloReply = bytemuck::Zeroable::zeroed();
-        let mut p = siw_shm::control::codec::encode_reply::<siw_shm::control::Hello>(seq, &r);
+        let mut p = siw_shm::control::codec::encode_reply::<siw_shm::control::ClientHello>(seq, &r);
         p[4] = 9;
-        d.send(&p, &[]).unwrap();
+        d.send_packet(&p, &[]).unwrap();
     });
     assert_eq!(e.errno(), nix::libc::EPROTONOSUPPORT, "{e}");
 }
@@ -555,11 +558,12 @@ fn a_hello_reply_without_descriptors_or_sense_is_refused() {
             n_workers: 4,
             ..bytemuck::Zeroable::zeroed()
         };
-        d.reply::<siw_shm::control::Hello>(seq, &r, &[]).unwrap();
+        d.send_reply::<siw_shm::control::ClientHello>(seq, &r, &[])
+            .unwrap();
     });
     assert!(e.to_string().contains("file descriptor"), "{e}");
     assert!(matches!(open_against(|_, _| ()), Error::DaemonGone));
-    let e = open_against(|d, _| d.send(b"nonsense", &[]).unwrap());
+    let e = open_against(|d, _| d.send_packet(b"nonsense", &[]).unwrap());
     assert_eq!(e.errno(), nix::libc::EPROTO, "{e}");
 }
 
@@ -571,9 +575,11 @@ fn shared_memory_shorter_than_promised_is_refused_instead_of_faulting() {
             doorbell_capacity: 1 << 16,
             ..bytemuck::Zeroable::zeroed()
         };
-        let short = siw_shm::Region::create("s", 64, siw_shm::region::Pages::Normal).unwrap();
-        let fd = short.fd().unwrap();
-        d.reply::<siw_shm::control::Hello>(seq, &r, &[fd; 4])
+        let short =
+            siw_shm::SharedMemory::create_memfd("s", 64, siw_shm::shared_memory::PageSize::Normal)
+                .unwrap();
+        let fd = short.memfd().unwrap();
+        d.send_reply::<siw_shm::control::ClientHello>(seq, &r, &[fd; 4])
             .unwrap();
     });
     assert!(e.to_string().contains("promised"), "{e}");

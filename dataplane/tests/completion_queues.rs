@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use siw::{
-    AsyncEventKind, CompletionChannel, Cq, Data, Opcode, QpInit, RecvWr, SendWr, Wc, WcStatus,
+    AsyncEventKind, CompletionChannel, Cq, Opcode, QpInit, RecvWr, SendData, SendWr, Wc, WcStatus,
     WrFlags,
 };
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn deep() -> QpInit {
 }
 
 fn write(from: &End, to: &End, wr_id: u64) -> Result<(), siw::PostError> {
-    let wr = SendWr::write(wr_id, Data::Inline(b"x"), to.mr.addr(), to.mr.rkey());
+    let wr = SendWr::write(wr_id, SendData::Inline(b"x"), to.mr.addr(), to.mr.rkey());
     from.qp.post_send(&[wr])
 }
 
@@ -205,7 +205,8 @@ fn posting_until_enomem_without_polling_overflows_no_queue() {
         }
         if recv(i).is_ok() {
             received += 1;
-            b.qp.post_send(&[SendWr::send(i, Data::Sges(&[]))]).unwrap();
+            b.qp.post_send(&[SendWr::send(i, SendData::Sges(&[]))])
+                .unwrap();
         }
         if i % 100 == 0 {
             a.ctx.stats().unwrap();
@@ -223,8 +224,8 @@ fn posting_until_enomem_without_polling_overflows_no_queue() {
     // Unsignaled requests occupy the queue only until they are done.
     let quiet = SendWr {
         opcode: Opcode::Write,
-        flags: WrFlags::NONE,
-        ..SendWr::write(5, Data::Inline(b"x"), b.mr.addr(), b.mr.rkey())
+        with_flags: WrFlags::NONE,
+        ..SendWr::write(5, SendData::Inline(b"x"), b.mr.addr(), b.mr.rkey())
     };
     let end = Instant::now() + PATIENCE;
     for _ in 0..100 {
@@ -269,8 +270,8 @@ fn an_error_behind_unpolled_completions_overflows_no_queue() {
                 lkey,
                 ..a.mr.sge(0, 1)
             }];
-            let wr = SendWr::write(posted, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
-            if a.qp.post_send(&[wr.flags(flags)]).is_err() {
+            let wr = SendWr::write(posted, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
+            if a.qp.post_send(&[wr.with_flags(flags)]).is_err() {
                 break;
             }
             posted += 1;
@@ -338,7 +339,7 @@ fn a_queue_armed_for_solicited_events_sleeps_through_others() {
         b.qp.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap();
     }
     let send = |flags| {
-        let wr = SendWr::send(1, Data::Sges(&[])).flags(flags);
+        let wr = SendWr::send(1, SendData::Sges(&[])).with_flags(flags);
         a.qp.post_send(&[wr]).unwrap();
     };
     b.cq.req_notify(true).unwrap();

@@ -10,7 +10,7 @@ use common::net::{Netns, lacks_network};
 use common::peer::{C, Peer, S, fpdu, request, send, terminate, write};
 use common::*;
 use siw::{
-    AsyncEventKind, CmEvent, ConnectOptions, Data, Listener, Opcode, QpInit, QpState, RecvWr,
+    AsyncEventKind, CmEvent, ConnectOptions, Listener, Opcode, QpInit, QpState, RecvWr, SendData,
     SendWr, Wc, WcOpcode, WcStatus, WrFlags,
 };
 
@@ -83,10 +83,10 @@ impl Stream {
             .unwrap();
         }
         let sge = [a.mr.sge(1000, 100)];
-        let silent = SendWr::send(3, Data::Inline(b"three")).flags(WrFlags::NONE);
+        let silent = SendWr::send(3, SendData::Inline(b"three")).with_flags(WrFlags::NONE);
         a.qp.post_send(&[
             SendWr::read(1, &sge, 0x1000, 0x1100),
-            SendWr::write(2, Data::Sges(&sge), 0x2000, 0x2200),
+            SendWr::write(2, SendData::Sges(&sge), 0x2000, 0x2200),
             silent,
             SendWr::read(4, &sge, 0x4000, 0x4400),
         ])
@@ -116,7 +116,7 @@ impl Stream {
         );
         assert_eq!(self.app.qp.outstanding_sends(), 0);
         // What is posted now is flushed too, once.
-        let late = SendWr::send(90, Data::Sges(&[])).flags(WrFlags::NONE);
+        let late = SendWr::send(90, SendData::Sges(&[])).with_flags(WrFlags::NONE);
         self.app.qp.post_send(&[late]).unwrap();
         self.app
             .qp
@@ -395,7 +395,7 @@ fn errors_of_both_ends_complete_everything_once() {
             },
         };
         let before = SendWr::read(1, &ok, to, key);
-        let after = SendWr::write(3, Data::Sges(&ok), to, key).flags(WrFlags::NONE);
+        let after = SendWr::write(3, SendData::Sges(&ok), to, key).with_flags(WrFlags::NONE);
         a.qp.post_send(&[before, fails, after, SendWr::read(4, &ok, to, key)])
             .unwrap();
         let got: Vec<_> = (0..6)
@@ -447,7 +447,7 @@ fn a_message_longer_than_the_receive_fails_on_both_ends() {
         b.qp.post_recv(&[RecvWr { wr_id, sges: &sge }]).unwrap();
     }
     let sge = [a.mr.sge(0, 101)];
-    a.qp.post_send(&[SendWr::send(1, Data::Sges(&sge))])
+    a.qp.post_send(&[SendWr::send(1, SendData::Sges(&sge))])
         .unwrap();
     let (x, y) = (b.wc(), b.wc());
     assert_eq!(

@@ -13,7 +13,7 @@ use common::raw::{RawTcp, Wire};
 use common::stream::*;
 use common::*;
 use nix::sys::socket::{setsockopt, sockopt};
-use siw::{CmChannel, CmEvent, Data, ListenOptions, Listener, SendWr, WcStatus};
+use siw::{CmChannel, CmEvent, ListenOptions, Listener, SendData, SendWr, WcStatus};
 
 const PORT: u16 = 7174;
 const BUFFERS: u64 = 512;
@@ -66,7 +66,7 @@ fn write(a: &End, b: &End, n: u64) {
     let len = a.mr.len();
     a.fill(n);
     let sge = [a.mr.sge(0, len)];
-    let wr = SendWr::write(n, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
+    let wr = SendWr::write(n, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr]).unwrap();
     assert_eq!((a.wc().status, n), (WcStatus::SUCCESS, n));
     assert!(b.read(0, len) == a.read(0, len));

@@ -17,7 +17,7 @@ use common::flood::{KINDS, Mixer, Sent, Stream, Victim, flood};
 use common::net::{Netns, lacks_network, missing_program};
 use common::stream::*;
 use common::*;
-use siw::{Data, Listener, RecvWr, SendWr, WcStatus};
+use siw::{Listener, RecvWr, SendData, SendWr, WcStatus};
 use siw_tcp::sim::forge::Ends;
 use siwd::stream::StreamPattern;
 
@@ -257,8 +257,8 @@ fn messages_between_two_daemons_beside_a_flood_of_everything_arrive_whole() {
                 };
                 b.qp.post_recv(&[told]).unwrap();
                 let sge = [a.mr.sge(0, SIZE)];
-                let write = SendWr::write(n, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
-                let tell = SendWr::send(n, Data::Sges(&[]));
+                let write = SendWr::write(n, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
+                let tell = SendWr::send(n, SendData::Sges(&[]));
                 a.qp.post_send(&[write, tell]).unwrap();
                 for wc in [b.wc(), a.wc(), a.wc()] {
                     assert_eq!((wc.status, wc.wr_id), (WcStatus::SUCCESS, n));

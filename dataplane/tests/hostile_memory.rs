@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use siw::{
-    Access, Arena, Context, Data, MwBind, Opcode, QpInit, RecvWr, SendWr, WcStatus, WindowType,
+    Access, Arena, Context, MwBind, Opcode, QpInit, RecvWr, SendData, SendWr, WcStatus, WindowType,
     WrFlags, inc_rkey,
 };
 
@@ -52,7 +52,7 @@ fn a_client_that_scribbles_over_its_rings_harms_nobody_else() {
             sges: &sink,
         }])
         .unwrap();
-        a.qp.post_send(&[SendWr::send(rounds, Data::Sges(&at))])
+        a.qp.post_send(&[SendWr::send(rounds, SendData::Sges(&at))])
             .unwrap();
         let wc = b.wc();
         assert_eq!(
@@ -202,7 +202,7 @@ fn round(ctx: &Context, r: &mut Random, how: usize) {
                 sges: &sink,
             }]);
             let wr = match r.below(6) {
-                0 => SendWr::write(i, Data::Sges(&sge), b.mr.addr(), b.mr.rkey()),
+                0 => SendWr::write(i, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey()),
                 1 => SendWr::read(i, &sge, b.mr.addr(), b.mr.rkey()),
                 2 => {
                     let _ = fast.map(&[0..4096, 8192..12_288], 12);
@@ -213,11 +213,11 @@ fn round(ctx: &Context, r: &mut Random, how: usize) {
                 4 => SendWr {
                     opcode: Opcode::SendWithInv,
                     imm: fast.key(),
-                    ..SendWr::send(i, Data::Sges(&sge))
+                    ..SendWr::send(i, SendData::Sges(&sge))
                 },
-                _ => SendWr::send(i, Data::Sges(&sge)),
+                _ => SendWr::send(i, SendData::Sges(&sge)),
             };
-            let _ = a.qp.post_send(&[wr.flags(WrFlags(r.below(8) as u8))]);
+            let _ = a.qp.post_send(&[wr.with_flags(WrFlags(r.below(8) as u8))]);
         }
         if i % 64 == 0 {
             let mut wc = [siw::Wc::default(); 16];

@@ -5,8 +5,8 @@ mod common;
 
 use common::*;
 use siw::{
-    Access, ConnectOptions, Context, Cq, Data, Error, Opcode, QpInit, RecvWr, SendWr, Sge, SrqInit,
-    Wc, WcStatus, WrFlags,
+    Access, ConnectOptions, Context, Cq, Error, Opcode, QpInit, RecvWr, SendData, SendWr, Sge,
+    SrqInit, Wc, WcStatus, WrFlags,
 };
 
 fn refused(e: Error, words: &str) {
@@ -62,7 +62,7 @@ fn as_many_queue_pairs_as_promised_exist_at_once() {
     a.qp = pd.create_qp(&a.cq, &a.cq, &init).unwrap();
     a.cm = siw::CmChannel::new(&ctx).unwrap();
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
-    let wr = SendWr::write(1, Data::Inline(b"x"), b.mr.addr(), b.mr.rkey());
+    let wr = SendWr::write(1, SendData::Inline(b"x"), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr]).unwrap();
     assert_eq!(a.wc().status, WcStatus::SUCCESS);
 }
@@ -164,7 +164,7 @@ fn the_longest_queues_hold_what_they_promise() {
     let sges = [a.mr.sge(0, 1); 16];
     let write = SendWr {
         opcode: Opcode::Write,
-        ..SendWr::write(1, Data::Sges(&sges), b.mr.addr(), b.mr.rkey())
+        ..SendWr::write(1, SendData::Sges(&sges), b.mr.addr(), b.mr.rkey())
     };
     let recv = RecvWr {
         wr_id: 2,
@@ -248,7 +248,7 @@ fn sixteen_elements_and_256_inline_bytes_travel_and_one_more_is_refused() {
         sges: &to,
     }])
     .unwrap();
-    a.qp.post_send(&[SendWr::send(1, Data::Sges(&from))])
+    a.qp.post_send(&[SendWr::send(1, SendData::Sges(&from))])
         .unwrap();
     let wc = b.wc();
     assert_eq!(
@@ -270,7 +270,7 @@ fn sixteen_elements_and_256_inline_bytes_travel_and_one_more_is_refused() {
     assert_eq!(got, b.read(0, 136));
     let seventeen = [a.mr.sge(0, 1); 17];
     assert!(
-        a.qp.post_send(&[SendWr::send(1, Data::Sges(&seventeen))])
+        a.qp.post_send(&[SendWr::send(1, SendData::Sges(&seventeen))])
             .is_err()
     );
     assert!(
@@ -282,12 +282,12 @@ fn sixteen_elements_and_256_inline_bytes_travel_and_one_more_is_refused() {
     );
     let bytes = pattern(5, 257);
     for n in [255, 256] {
-        let wr = SendWr::write(3, Data::Inline(&bytes[..n]), b.mr.addr(), b.mr.rkey());
+        let wr = SendWr::write(3, SendData::Inline(&bytes[..n]), b.mr.addr(), b.mr.rkey());
         a.qp.post_send(&[wr]).unwrap();
         assert_eq!(a.wc().status, WcStatus::SUCCESS);
         assert_eq!(b.read(0, n), bytes[..n]);
     }
-    let wr = SendWr::write(3, Data::Inline(&bytes), b.mr.addr(), b.mr.rkey());
+    let wr = SendWr::write(3, SendData::Inline(&bytes), b.mr.addr(), b.mr.rkey());
     assert!(a.qp.post_send(&[wr]).is_err());
 }
 
@@ -356,9 +356,10 @@ fn a_fenced_request_waits_for_the_reads_before_it() {
         let sge = [a.mr.sge(0, len)];
         let read = SendWr::read(1, &sge, b.mr.addr(), b.mr.rkey());
         // What was read, and not what was there before.
-        let write = SendWr::write(2, Data::Sges(&sge), b.mr.addr() + 500_000, b.mr.rkey())
-            .flags(WrFlags::SIGNALED | WrFlags::FENCE);
-        a.qp.post_send(&[read.flags(WrFlags::NONE), write]).unwrap();
+        let write = SendWr::write(2, SendData::Sges(&sge), b.mr.addr() + 500_000, b.mr.rkey())
+            .with_flags(WrFlags::SIGNALED | WrFlags::FENCE);
+        a.qp.post_send(&[read.with_flags(WrFlags::NONE), write])
+            .unwrap();
         let wc = a.wc();
         assert_eq!((wc.status, wc.wr_id), (WcStatus::SUCCESS, 2));
         assert!(b.read(500_000, len) == b.read(0, len), "round {round}");
@@ -381,7 +382,8 @@ fn only_signaled_requests_complete_visibly_unless_all_do() {
             } else {
                 WrFlags::NONE
             };
-            let wr = SendWr::write(i, Data::Inline(b"x"), b.mr.addr(), b.mr.rkey()).flags(flags);
+            let wr = SendWr::write(i, SendData::Inline(b"x"), b.mr.addr(), b.mr.rkey())
+                .with_flags(flags);
             a.qp.post_send(&[wr]).unwrap();
         }
         let got: Vec<u64> = want.iter().map(|_| a.wc().wr_id).collect();

@@ -10,32 +10,34 @@ use std::time::Instant;
 
 use common::*;
 use siw::{
-    Access, AsyncEventKind, CmEvent, ConnectOptions, Data, Listener, MwBind, Opcode, RecvWr,
+    Access, AsyncEventKind, CmEvent, ConnectOptions, Listener, MwBind, Opcode, RecvWr, SendData,
     SendWr, Sge, WcStatus, WindowType, WrFlags,
 };
 use siw_shm::control::messages as m;
-use siw_shm::control::{CallError, Conn, Message};
+use siw_shm::control::{CallError, ControlSocket, Message};
 
 /// A client that speaks the control protocol itself.
 struct Raw {
-    conn: Conn,
+    conn: ControlSocket,
     _fds: Vec<OwnedFd>,
 }
 
 impl Raw {
     fn new(d: &Daemon) -> Raw {
-        let conn = Conn::connect(&d.socket).unwrap();
-        let hello = m::Hello {
+        let conn = ControlSocket::connect_to(&d.socket).unwrap();
+        let hello = m::ClientHello {
             version: m::VERSION.into(),
             pid: std::process::id(),
             name: m::Text::new("hostile"),
         };
-        let (_, fds) = conn.call(1, &hello, &[]).unwrap();
+        let (_, fds) = conn.call_and_wait(1, &hello, &[]).unwrap();
         Raw { conn, _fds: fds }
     }
 
     fn call<M: Message>(&self, request: &M) -> Result<M::Reply, CallError> {
-        self.conn.call(2, request, &[]).map(|(reply, _)| reply)
+        self.conn
+            .call_and_wait(2, request, &[])
+            .map(|(reply, _)| reply)
     }
 
     /// Refused in words, and not by closing the connection.
@@ -54,7 +56,7 @@ impl Raw {
 fn ping(a: &End, b: &End, seed: u64) {
     a.fill(seed);
     let sge = [a.mr.sge(0, 64)];
-    let wr = SendWr::write(seed, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
+    let wr = SendWr::write(seed, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr, SendWr::read(seed, &[], b.mr.addr(), b.mr.rkey())])
         .unwrap();
     for _ in 0..2 {
@@ -220,10 +222,10 @@ fn keys_of_another_client_serve_no_work_request() {
     let send = |x: &End, wr: SendWr<'_>| x.qp.post_send(&[wr]).unwrap();
     let tries: [(&str, WcStatus, Try<'_>); 7] = [
         ("SEND", WcStatus::LOC_PROT_ERR, &|x, _| {
-            send(x, SendWr::send(1, Data::Sges(&[theirs])))
+            send(x, SendWr::send(1, SendData::Sges(&[theirs])))
         }),
         ("WRITE", WcStatus::LOC_PROT_ERR, &|x, y| {
-            let data = Data::Sges(std::slice::from_ref(&theirs));
+            let data = SendData::Sges(std::slice::from_ref(&theirs));
             send(x, SendWr::write(1, data, y.mr.addr(), y.mr.rkey()))
         }),
         ("READ", WcStatus::LOC_PROT_ERR, &|x, y| {
@@ -243,7 +245,7 @@ fn keys_of_another_client_serve_no_work_request() {
                 sges: &[theirs],
             }])
             .unwrap();
-            y.qp.post_send(&[SendWr::send(2, Data::Inline(b"overwritten"))])
+            y.qp.post_send(&[SendWr::send(2, SendData::Inline(b"overwritten"))])
                 .unwrap();
         }),
         ("SEND_WITH_INV", WcStatus::REM_INV_REQ_ERR, &|x, y| {
@@ -255,7 +257,7 @@ fn keys_of_another_client_serve_no_work_request() {
             let wr = SendWr {
                 opcode: Opcode::SendWithInv,
                 imm: theirs.lkey,
-                ..SendWr::send(2, Data::Sges(&[]))
+                ..SendWr::send(2, SendData::Sges(&[]))
             };
             y.qp.post_send(&[wr]).unwrap();
         }),
@@ -357,7 +359,7 @@ fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
     for round in 0..50 {
         for h in &floods {
             for _ in 0..200 {
-                if h.conn.send(&request, &[]).is_err() {
+                if h.conn.send_packet(&request, &[]).is_err() {
                     break;
                 }
             }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use common::*;
-use siw::{Arena, Data, FastMr, QpInit, RecvWr, SendWr, Sge, Wc, WcOpcode, WcStatus, inc_rkey};
+use siw::{Arena, FastMr, QpInit, RecvWr, SendData, SendWr, Sge, Wc, WcOpcode, WcStatus, inc_rkey};
 
 /// 512 pages of 2^23 bytes are 2^32 bytes; the last is short of one.
 const PAGE: usize = 1 << 23;
@@ -83,7 +83,7 @@ fn a_write_a_read_and_a_send_of_the_longest_message_arrive_whole() {
     let key = to.fast.key();
 
     from.fill(1);
-    a.qp.post_send(&[SendWr::write(1, Data::Sges(&all), 0, key)])
+    a.qp.post_send(&[SendWr::write(1, SendData::Sges(&all), 0, key)])
         .unwrap();
     done(&a, WcOpcode::RDMA_WRITE);
     // An answer says that all of it was placed.
@@ -109,7 +109,7 @@ fn a_write_a_read_and_a_send_of_the_longest_message_arrive_whole() {
         sges: &sink,
     }])
     .unwrap();
-    a.qp.post_send(&[SendWr::send(5, Data::Sges(&all))])
+    a.qp.post_send(&[SendWr::send(5, SendData::Sges(&all))])
         .unwrap();
     assert_eq!(done(&b, WcOpcode::RECV).byte_len, LONGEST);
     done(&a, WcOpcode::SEND);
@@ -122,7 +122,7 @@ fn a_message_of_one_byte_more_is_refused_where_it_is_posted() {
     let (a, b) = pair(&d, 64);
     let from = Long::new(&a);
     let more = [from.sge(0, LONGEST), a.mr.sge(0, 1)];
-    let wr = SendWr::send(1, Data::Sges(&more));
+    let wr = SendWr::send(1, SendData::Sges(&more));
     assert!(a.qp.post_send(&[wr]).is_err());
     let wr = RecvWr {
         wr_id: 1,
@@ -135,7 +135,8 @@ fn a_message_of_one_byte_more_is_refused_where_it_is_posted() {
         sges: &[],
     }])
     .unwrap();
-    a.qp.post_send(&[SendWr::send(3, Data::Sges(&[]))]).unwrap();
+    a.qp.post_send(&[SendWr::send(3, SendData::Sges(&[]))])
+        .unwrap();
     assert_eq!(done(&b, WcOpcode::RECV).wr_id, 2);
     assert_eq!(done(&a, WcOpcode::SEND).wr_id, 3);
 }

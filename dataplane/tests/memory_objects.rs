@@ -4,8 +4,8 @@ mod common;
 
 use common::*;
 use siw::{
-    Access, Arena, CmEvent, Data, FastMr, Mr, MwBind, Opcode, RecvWr, Rereg, SendWr, Sge, WcOpcode,
-    WcStatus, WindowType, WrFlags, inc_rkey,
+    Access, Arena, CmEvent, FastMr, Mr, MwBind, Opcode, RecvWr, Rereg, SendData, SendWr, Sge,
+    WcOpcode, WcStatus, WindowType, WrFlags, inc_rkey,
 };
 
 const BINDABLE: Access = Access(1 | 2 | 4 | 8 | 16);
@@ -15,7 +15,7 @@ const WRITE: Access = Access::REMOTE_WRITE;
 /// Writes 8 bytes of `a` to the peer: how it went.
 fn write(a: &End, to: u64, rkey: u32, len: usize) -> WcStatus {
     let sge = [a.mr.sge(0, len)];
-    let wr = SendWr::write(1, Data::Sges(&sge), to, rkey);
+    let wr = SendWr::write(1, SendData::Sges(&sge), to, rkey);
     if a.qp.post_send(&[wr]).is_err() {
         return WcStatus::WR_FLUSH_ERR;
     }
@@ -211,7 +211,7 @@ fn a_type_2_window_serves_its_stream_alone_until_the_peer_invalidates_it() {
     a.qp.post_send(&[SendWr {
         opcode: Opcode::SendWithInv,
         imm: key,
-        ..SendWr::send(4, Data::Inline(b"done"))
+        ..SendWr::send(4, SendData::Inline(b"done"))
     }])
     .unwrap();
     let wc = b.wc();
@@ -339,7 +339,7 @@ fn scattered_pages_are_one_buffer_for_writes_reads_sends_and_receives() {
         length: 60_000,
         lkey: key,
     }];
-    b.qp.post_send(&[SendWr::send(3, Data::Sges(&local))])
+    b.qp.post_send(&[SendWr::send(3, SendData::Sges(&local))])
         .unwrap();
     assert_eq!(
         (a.wc().byte_len, b.wc().status),
@@ -368,9 +368,9 @@ fn registration_use_and_invalidation_follow_the_order_of_the_send_queue() {
         }];
         let from = (b.mr.addr(), b.mr.rkey());
         let wrs = [
-            reg.flags(WrFlags::NONE),
-            SendWr::read(round, &sink, from.0, from.1).flags(WrFlags::NONE),
-            SendWr::local_inv(round, key).flags(WrFlags::SIGNALED | WrFlags::FENCE),
+            reg.with_flags(WrFlags::NONE),
+            SendWr::read(round, &sink, from.0, from.1).with_flags(WrFlags::NONE),
+            SendWr::local_inv(round, key).with_flags(WrFlags::SIGNALED | WrFlags::FENCE),
         ];
         a.qp.post_send(&wrs).unwrap();
         done(&a, WcOpcode::LOCAL_INV);
@@ -387,12 +387,12 @@ fn registration_use_and_invalidation_follow_the_order_of_the_send_queue() {
         lkey: key,
     }];
     a.qp.post_send(&[
-        reg.flags(WrFlags::NONE),
+        reg.with_flags(WrFlags::NONE),
         SendWr::read_with_inv(2, &sink, b.mr.addr(), b.mr.rkey()),
     ])
     .unwrap();
     done(&a, WcOpcode::RDMA_READ);
-    a.qp.post_send(&[SendWr::send(3, Data::Sges(&sink))])
+    a.qp.post_send(&[SendWr::send(3, SendData::Sges(&sink))])
         .unwrap();
     assert_eq!(a.wc().status, WcStatus::LOC_PROT_ERR);
 }
@@ -415,7 +415,7 @@ fn a_peer_that_is_done_takes_the_fast_key_with_its_send() {
     a.qp.post_send(&[SendWr {
         opcode: Opcode::SendWithInv,
         imm: key,
-        ..SendWr::send(4, Data::Inline(b"done"))
+        ..SendWr::send(4, SendData::Inline(b"done"))
     }])
     .unwrap();
     assert_eq!((b.wc().imm, a.wc().status), (key, WcStatus::SUCCESS));

@@ -11,7 +11,7 @@ use common::net::{Netns, lacks_network};
 use common::peer::{C, S, fpdu, request, send};
 use common::raw::{ACK, RawTcp, Wire, checksum};
 use common::*;
-use siw::{CmEvent, ConnectOptions, Data, Listener, RecvWr, SendWr, WcStatus};
+use siw::{CmEvent, ConnectOptions, Listener, RecvWr, SendData, SendWr, WcStatus};
 
 const MAC: [u8; 6] = [2, 0, 0, 0x77, 0, 1];
 const LEN: usize = 1 << 20;
@@ -237,7 +237,7 @@ impl Bench {
     /// A WRITE of all there is, to nowhere in particular.
     fn write(&self, wr_id: u64) {
         let sge = [self.app.mr.sge(0, LEN)];
-        let wr = SendWr::write(wr_id, Data::Sges(&sge), 0x1000, 0x77);
+        let wr = SendWr::write(wr_id, SendData::Sges(&sge), 0x1000, 0x77);
         self.app.qp.post_send(&[wr]).unwrap();
     }
 

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use siw::{
-    AsyncEventKind, CmEvent, ConnectOptions, Data, Opcode, QpInit, QpState, RecvWr, SendWr,
+    AsyncEventKind, CmEvent, ConnectOptions, Opcode, QpInit, QpState, RecvWr, SendData, SendWr,
     VerbsQpState, Wc, WcStatus, WrFlags,
 };
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn recv(e: &End, wr_id: u64) {
 }
 
 fn send(wr_id: u64) -> SendWr<'static> {
-    SendWr::send(wr_id, Data::Inline(b"x"))
+    SendWr::send(wr_id, SendData::Inline(b"x"))
 }
 
 fn until(e: &End, want: QpState) {
@@ -76,7 +76,7 @@ fn a_responder_is_ready_to_receive_until_the_first_fpdu_comes() {
     };
     connect_with(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap(), &opt);
     assert_eq!((state(&a), state(&b)), (QpState::Rts, QpState::Rtr));
-    let wr = SendWr::write(1, Data::Inline(b"x"), b.mr.addr(), b.mr.rkey());
+    let wr = SendWr::write(1, SendData::Inline(b"x"), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr]).unwrap();
     assert_eq!(a.wc().status, WcStatus::SUCCESS);
     assert_eq!(state(&b), QpState::Rts);
@@ -124,7 +124,7 @@ fn a_drain_waits_for_what_is_under_way() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 8 << 20);
     let sge = [a.mr.sge(0, 8 << 20)];
-    let write = SendWr::write(1, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
+    let write = SendWr::write(1, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
     // One request: the post and the drain race, but it is either started or not.
     a.qp.post_send(&[write, send(2)]).unwrap();
     a.qp.drain_start().unwrap();
@@ -262,12 +262,12 @@ fn drained_queues_have_completed_everything_posted() {
     let sge = [a.mr.sge(0, 60_000)];
     let unsignaled = |wr_id| SendWr {
         opcode: Opcode::Write,
-        flags: if wr_id % 3 == 0 {
+        with_flags: if wr_id % 3 == 0 {
             WrFlags::SIGNALED
         } else {
             WrFlags::NONE
         },
-        ..SendWr::write(wr_id, Data::Sges(&sge), b.mr.addr(), b.mr.rkey())
+        ..SendWr::write(wr_id, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey())
     };
     for i in 0..64 {
         a.qp.post_send(&[unsignaled(i)]).unwrap();

@@ -15,7 +15,7 @@ use common::*;
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use siw::{
-    Access, AtomicArgs, Data, Mr, Opcode, QpInit, RecvWr, SendWr, Sge, Wc, WcFlags, WcOpcode,
+    Access, AtomicArgs, Mr, Opcode, QpInit, RecvWr, SendData, SendWr, Sge, Wc, WcFlags, WcOpcode,
     WcStatus, WrFlags,
 };
 
@@ -67,15 +67,15 @@ impl Request {
     fn wr(&self, wr_id: u64) -> SendWr<'_> {
         SendWr {
             opcode: self.opcode,
-            flags: self.flags,
+            with_flags: self.flags,
             wr_id,
             imm: self.imm,
             remote_addr: self.remote.0,
             rkey: self.remote.1,
             data: match (&self.inline, self.atomic) {
-                (Some(octets), _) => Data::Inline(octets),
-                (_, Some(args)) => Data::Atomic(self.sges[0], args),
-                _ => Data::Sges(&self.sges),
+                (Some(octets), _) => SendData::Inline(octets),
+                (_, Some(args)) => SendData::Atomic(self.sges[0], args),
+                _ => SendData::Sges(&self.sges),
             },
         }
     }
@@ -191,10 +191,10 @@ fn plan(rng: &mut Rng, me: &mut Side, peer: &mut Side) {
             };
             let new = if kind == 6 {
                 r.opcode = Opcode::FetchAdd;
-                args.added(old)
+                args.fetch_add_result(old)
             } else {
                 r.opcode = Opcode::CmpSwap;
-                args.swapped(old).unwrap_or(old)
+                args.cmp_swap_result(old).unwrap_or(old)
             };
             let at = SLICE + rng.below(SLICE - 8);
             r.remote = peer_at(WORD);

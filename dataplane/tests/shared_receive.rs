@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use siw::{
-    AsyncEventKind, CmEvent, ConnectOptions, Context, Cq, Data, QpInit, RecvWr, SendWr, Srq,
+    AsyncEventKind, CmEvent, ConnectOptions, Context, Cq, QpInit, RecvWr, SendData, SendWr, Srq,
     SrqInit, Wc, WcOpcode, WcStatus,
 };
 use std::time::Duration;
@@ -72,7 +72,7 @@ impl Hub {
 
 fn send(from: &End, wr_id: u64, bytes: &[u8]) {
     from.qp
-        .post_send(&[SendWr::send(wr_id, Data::Inline(bytes))])
+        .post_send(&[SendWr::send(wr_id, SendData::Inline(bytes))])
         .unwrap();
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use common::net::{Netns, judge, lacks_network, missing_program, tshark_fields};
 use common::*;
-use siw::{Data, QpInit, RecvWr, SendWr, WcStatus};
+use siw::{QpInit, RecvWr, SendData, SendWr, WcStatus};
 
 const BIG: usize = 3 << 20;
 
@@ -22,7 +22,7 @@ fn exchange(a: &End, b: &End) {
     let (whole, half) = (BIG - 12_345, BIG / 2);
     a.fill(1);
     let sge = [a.mr.sge(5, whole)];
-    let wr = SendWr::write(1, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
+    let wr = SendWr::write(1, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr]).unwrap();
     done(a);
     assert!(a.read(5, whole) == b.read(0, whole), "WRITE");
@@ -35,7 +35,7 @@ fn exchange(a: &End, b: &End) {
     .unwrap();
     let parts: Vec<_> = (0..16).map(|i| a.mr.sge(i * 20_001, 700 + i)).collect();
     let len: usize = (0..16).map(|i| 700 + i).sum();
-    a.qp.post_send(&[SendWr::send(2, Data::Sges(&parts))])
+    a.qp.post_send(&[SendWr::send(2, SendData::Sges(&parts))])
         .unwrap();
     done(a);
     done(b);

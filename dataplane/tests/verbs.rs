@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use siw::{CmEvent, ConnectOptions, Data, Opcode, RecvWr, SendWr, WcOpcode, WcStatus, WrFlags};
+use siw::{CmEvent, ConnectOptions, Opcode, RecvWr, SendData, SendWr, WcOpcode, WcStatus, WrFlags};
 
 #[test]
 fn a_write_of_every_awkward_size_arrives_byte_for_byte() {
@@ -17,12 +17,12 @@ fn a_write_of_every_awkward_size_arrives_byte_for_byte() {
         b.mr.write(0, &vec![0; len + 64]).unwrap();
         let wr = SendWr {
             opcode: Opcode::Write,
-            flags: WrFlags::SIGNALED,
+            with_flags: WrFlags::SIGNALED,
             wr_id: len as u64,
             imm: 0,
             remote_addr: b.mr.addr(),
             rkey: b.mr.rkey(),
-            data: Data::Sges(&[a.mr.sge(0, len)]),
+            data: SendData::Sges(&[a.mr.sge(0, len)]),
         };
         a.qp.post_send(&[wr]).unwrap();
         let wc = a.wc();
@@ -40,12 +40,12 @@ fn a_read_brings_the_peers_bytes() {
     for len in [0, 1, 64, 1428, 1429, 100_000] {
         let wr = SendWr {
             opcode: Opcode::Read,
-            flags: WrFlags::SIGNALED,
+            with_flags: WrFlags::SIGNALED,
             wr_id: 5,
             imm: 0,
             remote_addr: b.mr.addr(),
             rkey: b.mr.rkey(),
-            data: Data::Sges(&[a.mr.sge(0, len)]),
+            data: SendData::Sges(&[a.mr.sge(0, len)]),
         };
         a.qp.post_send(&[wr]).unwrap();
         let wc = a.wc();
@@ -73,7 +73,7 @@ fn sends_meet_receives_in_order_and_say_their_length() {
     }
     for (i, len) in sizes.iter().enumerate() {
         let sge = [a.mr.sge(i, *len)];
-        a.qp.post_send(&[SendWr::send(100 + i as u64, Data::Sges(&sge))])
+        a.qp.post_send(&[SendWr::send(100 + i as u64, SendData::Sges(&sge))])
             .unwrap();
     }
     for (i, len) in sizes.iter().enumerate() {
@@ -96,12 +96,12 @@ fn a_send_with_invalidate_takes_the_key_away() {
     .unwrap();
     let inv = SendWr {
         opcode: Opcode::SendWithInv,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id: 1,
         imm: victim.rkey(),
         remote_addr: 0,
         rkey: 0,
-        data: Data::Sges(&[a.mr.sge(0, 8)]),
+        data: SendData::Sges(&[a.mr.sge(0, 8)]),
     };
     a.qp.post_send(&[inv]).unwrap();
     let wc = b.wc();
@@ -109,12 +109,12 @@ fn a_send_with_invalidate_takes_the_key_away() {
     assert_eq!(a.wc().status, WcStatus::SUCCESS);
     let write = SendWr {
         opcode: Opcode::Write,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id: 2,
         imm: 0,
         remote_addr: victim.addr(),
         rkey: victim.rkey(),
-        data: Data::Sges(&[a.mr.sge(0, 8)]),
+        data: SendData::Sges(&[a.mr.sge(0, 8)]),
     };
     a.qp.post_send(&[write]).unwrap();
     assert_ne!(
@@ -243,12 +243,12 @@ fn an_unknown_remote_key_ends_the_connection_with_a_protection_error() {
     let (a, b) = pair(&d, 4096);
     let wr = SendWr {
         opcode: Opcode::Write,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id: 1,
         imm: 0,
         remote_addr: b.mr.addr(),
         rkey: b.mr.rkey() ^ 0x55,
-        data: Data::Sges(&[a.mr.sge(0, 8)]),
+        data: SendData::Sges(&[a.mr.sge(0, 8)]),
     };
     a.qp.post_send(&[wr]).unwrap();
     let wc = a.wc();
@@ -270,12 +270,12 @@ fn an_unknown_local_key_and_a_length_beyond_the_region_are_protection_errors() {
         }
         a.qp.post_send(&[SendWr {
             opcode: Opcode::Write,
-            flags: WrFlags::NONE,
+            with_flags: WrFlags::NONE,
             wr_id: 3,
             imm: 0,
             remote_addr: b.mr.addr(),
             rkey: b.mr.rkey(),
-            data: Data::Sges(&[sge]),
+            data: SendData::Sges(&[sge]),
         }])
         .unwrap();
         let wc = a.wc();
@@ -287,7 +287,7 @@ fn an_unknown_local_key_and_a_length_beyond_the_region_are_protection_errors() {
 fn a_send_without_a_receive_ends_the_connection() {
     let d = Daemon::loopback();
     let (a, b) = pair(&d, 4096);
-    a.qp.post_send(&[SendWr::send(1, Data::Sges(&[a.mr.sge(0, 8)]))])
+    a.qp.post_send(&[SendWr::send(1, SendData::Sges(&[a.mr.sge(0, 8)]))])
         .unwrap();
     // The bytes are acknowledged by TCP, so the send itself may complete; both ends close.
     for end in [&a, &b] {
@@ -325,13 +325,13 @@ fn an_armed_queue_wakes_its_reader_once() {
         .unwrap();
     }
     cq.req_notify(false).unwrap();
-    c.qp.post_send(&[SendWr::send(1, Data::Sges(&[c.mr.sge(0, 8)]))])
+    c.qp.post_send(&[SendWr::send(1, SendData::Sges(&[c.mr.sge(0, 8)]))])
         .unwrap();
     assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 42);
     let mut wc = [siw::Wc::default(); 4];
     assert_eq!(cq.poll(&mut wc).unwrap(), 1);
     // Not armed: no event for the next one.
-    c.qp.post_send(&[SendWr::send(2, Data::Sges(&[c.mr.sge(0, 8)]))])
+    c.qp.post_send(&[SendWr::send(2, SendData::Sges(&[c.mr.sge(0, 8)]))])
         .unwrap();
     assert_eq!(cq.poll_spin(&mut wc, PATIENCE).unwrap(), 1);
     assert!(channel.get_event(Some(std::time::Duration::ZERO)).is_err());
@@ -368,7 +368,7 @@ fn immediate_data_arrives_with_a_write_and_with_a_send() {
         b.qp.post_recv(&[RecvWr { wr_id, sges: &sge }]).unwrap();
     }
     let sge = [a.mr.sge(0, 40_000)];
-    let data = Data::Sges(&sge);
+    let data = SendData::Sges(&sge);
     let wr = SendWr::write_with_imm(1, data, b.mr.addr() + 64, b.mr.rkey(), 0xdead_beef);
     a.qp.post_send(&[wr]).unwrap();
     let wc = b.wc();
@@ -379,7 +379,7 @@ fn immediate_data_arrives_with_a_write_and_with_a_send() {
     assert_eq!(wc.imm, 0xdead_beef);
     assert_eq!(b.read(64, 25_000), a.read(0, 25_000));
     let sge = [a.mr.sge(100, 32)];
-    a.qp.post_send(&[SendWr::send_with_imm(2, Data::Sges(&sge), 7)])
+    a.qp.post_send(&[SendWr::send_with_imm(2, SendData::Sges(&sge), 7)])
         .unwrap();
     let wc = b.wc();
     assert_eq!((wc.opcode, wc.imm, wc.byte_len), (WcOpcode::RECV, 7, 32));
@@ -510,7 +510,7 @@ fn what_a_responder_posts_early_leaves_with_the_initiators_first_fpdu() {
         ..Default::default()
     };
     connect_with(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap(), &opt);
-    b.qp.post_send(&[SendWr::send(1, Data::Inline(b"early"))])
+    b.qp.post_send(&[SendWr::send(1, SendData::Inline(b"early"))])
         .unwrap();
     // The worker has seen the doorbell when it has answered a later request.
     b.ctx.stats().unwrap();
@@ -525,12 +525,12 @@ fn what_a_responder_posts_early_leaves_with_the_initiators_first_fpdu() {
 fn write(a: &End, b: &End, len: usize) {
     let wr = SendWr {
         opcode: Opcode::Write,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id: 1,
         imm: 0,
         remote_addr: b.mr.addr(),
         rkey: b.mr.rkey(),
-        data: Data::Sges(&[a.mr.sge(0, len)]),
+        data: SendData::Sges(&[a.mr.sge(0, len)]),
     };
     a.qp.post_send(&[wr]).unwrap();
 }

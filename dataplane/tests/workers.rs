@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use common::net::{Netns, lacks_network};
 use common::*;
 use siw::{
-    CmChannel, CmEvent, ConnectOptions, Context, Cq, Data, Listener, Mr, Pd, Qp, QpInit, SendWr,
-    Wc, WcStatus,
+    CmChannel, CmEvent, ConnectOptions, Context, Cq, Listener, Mr, Pd, Qp, QpInit, SendData,
+    SendWr, Wc, WcStatus,
 };
 
 /// Two workers, on the cores that every machine of ours has.
@@ -106,7 +106,7 @@ fn crowd(daemon: &Daemon, from: &str, to: &str, connections: usize, bytes: usize
         let sge = [a.mr.sge(at, bytes)];
         let wr = SendWr::write(
             *n as u64,
-            Data::Sges(&sge),
+            SendData::Sges(&sge),
             b.mr.addr() + at as u64,
             b.mr.rkey(),
         );
@@ -254,7 +254,7 @@ fn a_connection_from_a_given_source_port_lives_where_its_answers_come() {
         connect_with(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap(), &opt);
         a.fill(u64::from(port));
         let sge = [a.mr.sge(0, 4096)];
-        let wr = SendWr::write(1, Data::Sges(&sge), b.mr.addr(), b.mr.rkey());
+        let wr = SendWr::write(1, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
         a.qp.post_send(&[wr]).unwrap();
         assert_eq!(a.wc().status, WcStatus::SUCCESS);
         assert!(a.read(0, 4096) == b.read(0, 4096));

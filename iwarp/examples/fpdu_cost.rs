@@ -9,9 +9,9 @@
 //! with markers a copy in the frame; its release and acknowledgement. Bare: the CRC of the payload.
 
 use siw_iwarp::*;
-use siw_memory::{KeyTable, Mr, Reader, Stag, crc};
-use siw_shm::wqe::{Data, SendDesc};
-use siw_shm::{Access, Cqe, Opcode, RecvWqe, Region, SendWqe, Sge, WrFlags};
+use siw_memory::{KeyReader, KeyTable, RegisteredMemory, Stag, crc};
+use siw_shm::wqe::{SendData, SendWr};
+use siw_shm::{Access, Opcode, RecvWqe, SendWqe, Sge, SharedMemory, Wc, WrFlags};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -23,14 +23,14 @@ const COUNT: usize = 64;
 const ROUNDS: usize = 4000;
 
 struct Env {
-    keys: Reader,
+    keys: KeyReader,
     wqe: SendWqe,
     posted: u32,
     done: u32,
 }
 
 impl QpEnv for Env {
-    fn keys(&self) -> &Reader {
+    fn keys(&self) -> &KeyReader {
         &self.keys
     }
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
@@ -43,10 +43,10 @@ impl QpEnv for Env {
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
         Ok(None)
     }
-    fn complete_send(&mut self, _: Option<&Cqe>) {
+    fn complete_send(&mut self, _: Option<&Wc>) {
         self.done += 1;
     }
-    fn complete_recv(&mut self, _: &Cqe) {}
+    fn complete_recv(&mut self, _: &Wc) {}
     fn is_released(&self, _: ExtBufRef) -> bool {
         true
     }
@@ -135,7 +135,7 @@ impl FrameBuilder for Gather<'_> {
         room
     }
     #[inline]
-    fn append_memory(&mut self, mr: &Mr, off: u64, len: u32, _: ExtBufRef) {
+    fn append_memory(&mut self, mr: &RegisteredMemory, off: u64, len: u32, _: ExtBufRef) {
         let Ok(p) = mr.ptr_at(off, len as usize) else {
             return;
         };
@@ -180,23 +180,24 @@ struct Cost {
 fn measure(markers: bool) -> Cost {
     let payload = PAYLOAD - if markers { 12 } else { 0 };
     let table = KeyTable::new(64, 1);
-    let region = Arc::new(Region::anonymous(1 << 20).expect("memory"));
-    let mr = Mr::new(region.clone(), 0, 1 << 20, 0, 1, None, Access(7)).expect("in range");
+    let region = Arc::new(SharedMemory::new_anonymous(1 << 20).expect("memory"));
+    let mr =
+        RegisteredMemory::new(region.clone(), 0, 1 << 20, 0, 1, None, Access(7)).expect("in range");
     let key = table.insert(mr).expect("room");
-    let keys = table.reader().expect("a reader is free");
+    let keys = table.register_reader().expect("a reader is free");
     let s = [Sge {
         addr: 0,
         length: (payload * COUNT) as u32,
         lkey: key.0,
     }];
-    let wqe = SendWqe::from_desc(&SendDesc {
+    let wqe = SendWqe::from_wr(&SendWr {
         opcode: Opcode::Write,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id: 0,
         imm: 0,
         remote_addr: 0,
         rkey: key.0,
-        data: Data::Sges(&s),
+        data: SendData::Sges(&s),
     })
     .expect("valid");
     let mut env = Env {
@@ -274,7 +275,9 @@ fn measure(markers: bool) -> Cost {
         }));
         tx_bare = tx_bare.min(time(|| {
             for i in 0..COUNT {
-                black_box(crc::update_region(0, &region, i * payload, payload).expect("in range"));
+                black_box(
+                    crc::crc32c_append_shared(0, &region, i * payload, payload).expect("in range"),
+                );
             }
         }));
         env.posted = 1;

@@ -6,8 +6,8 @@
 
 use crate::mpa::fpdu;
 use crate::mpa::marker::MarkerPosition;
-use siw_memory::{Mr, Reader};
-use siw_shm::{Cqe, RecvWqe, SendWqe};
+use siw_memory::{KeyReader, RegisteredMemory};
+use siw_shm::{RecvWqe, SendWqe, Wc};
 
 /// Counts the references that a port still holds into the buffers of one work request or one read
 /// response. The environment gives the numbers out; the queue pair passes them on.
@@ -76,7 +76,7 @@ pub trait FrameBuilder {
 
     /// `len` bytes of registered memory from `region_off`: referenced in place (counted for
     /// `owner`), or copied when they are few.
-    fn append_memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: ExtBufRef);
+    fn append_memory(&mut self, mr: &RegisteredMemory, region_off: u64, len: u32, owner: ExtBufRef);
 
     /// Of the next `want` bytes, how many [`reserve`](Self::reserve gives in one piece: all, or enough
     /// for payload behind a marker if one is due; none, if the frame is dropped anyway.
@@ -111,7 +111,7 @@ pub struct RingFault;
 /// What a queue pair needs from its worker.
 pub trait QpEnv {
     /// The memory keys.
-    fn keys(&self) -> &Reader;
+    fn keys(&self) -> &KeyReader;
 
     /// Takes one validated work request out of the send queue, into memory of the environment (one
     /// scratch for a whole worker will do: the queue pair keeps a compact copy). `Ok(None)`: the ring
@@ -129,10 +129,10 @@ pub trait QpEnv {
 
     /// One more send work request is finished: called exactly once for each, in posting order.
     /// `None`: it was unsignalled and succeeded, only its slot is free again.
-    fn complete_send(&mut self, cqe: Option<&Cqe>);
+    fn complete_send(&mut self, cqe: Option<&Wc>);
 
     /// One more receive work request is finished.
-    fn complete_recv(&mut self, cqe: &Cqe);
+    fn complete_recv(&mut self, cqe: &Wc);
 
     /// The port has let go of every buffer of this owner. Never called with [`ExtBufRef::NONE`].
     fn is_released(&self, owner: ExtBufRef) -> bool;

@@ -4,7 +4,7 @@
 //! [`ByteStream`]. MPA and the FPDU parser read through it, so that nothing is copied before it is
 //! placed.
 
-use siw_memory::Mr;
+use siw_memory::RegisteredMemory;
 use std::collections::VecDeque;
 
 /// In-order stream bytes that the connection has not consumed yet.
@@ -31,7 +31,13 @@ pub trait RxStream {
     /// Copies the bytes of `off..off + len` to a place of `mr` that [`Mr::check`] gave; `false`
     /// when they may not be written there.
     #[inline]
-    fn copy_to_memory(&self, off: usize, len: usize, mr: &Mr, region_off: u64) -> bool {
+    fn copy_to_memory(
+        &self,
+        off: usize,
+        len: usize,
+        mr: &RegisteredMemory,
+        region_off: u64,
+    ) -> bool {
         let mut at = region_off;
         let mut ok = true;
         self.for_each_slice(off, len, |s| {

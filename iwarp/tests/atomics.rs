@@ -4,25 +4,25 @@ use common::*;
 use siw_iwarp::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader, AtomicResponseHeader};
 use siw_iwarp::*;
 use siw_memory::Stag;
-use siw_shm::wqe::{Data, SendDesc};
-use siw_shm::{Access, AtomicArgs, Opcode, Region, WcOpcode, WcStatus, WrFlags};
+use siw_shm::wqe::{SendData, SendWr};
+use siw_shm::{Access, AtomicArgs, Opcode, SharedMemory, WcOpcode, WcStatus, WrFlags};
 use std::sync::Arc;
 
 const VA: u64 = 0x10_0000;
 const ATOMIC: Access = Access(1 | 2 | 4 | 8);
 
-fn word(r: &Region) -> u64 {
+fn word(r: &SharedMemory) -> u64 {
     r.atomic_u64(0)
         .expect("aligned")
         .load(std::sync::atomic::Ordering::SeqCst)
 }
 
-fn set(r: &Region, v: u64) {
+fn set(r: &SharedMemory, v: u64) {
     r.write(0, &v.to_ne_bytes()).expect("in range");
 }
 
 /// A responder whose memory at VA starts with `v`.
-fn responder(v: u64) -> (End, Stag, Arc<Region>) {
+fn responder(v: u64) -> (End, Stag, Arc<SharedMemory>) {
     let end = End::new(negotiated(false));
     let (key, mem) = end.env.mr(VA, 64, ATOMIC);
     set(&mem, v);
@@ -56,8 +56,8 @@ fn fetch_add_and_cmp_swap_work_between_two_queue_pairs() {
     let (kb, mb) = b.env.mr(VA, 64, ATOMIC);
     set(&mb, 0x0102_0304_0506_0708);
     let s = |i: u64| sge(VA + 8 * i, 8, ka);
-    a.env.post(&SendDesc::fetch_add(1, s(0), VA, kb.0, 0x10));
-    a.env.post(&SendDesc::cmp_swap(
+    a.env.post(&SendWr::fetch_add(1, s(0), VA, kb.0, 0x10));
+    a.env.post(&SendWr::cmp_swap(
         2,
         s(1),
         VA,
@@ -65,17 +65,17 @@ fn fetch_add_and_cmp_swap_work_between_two_queue_pairs() {
         0x0102_0304_0506_0718,
         99,
     ));
-    a.env.post(&SendDesc::cmp_swap(3, s(2), VA, kb.0, 1, 2));
+    a.env.post(&SendWr::cmp_swap(3, s(2), VA, kb.0, 1, 2));
     let masked = AtomicArgs {
         add_or_swap: 0xff,
         add_or_swap_mask: 0x80,
         compare: 0,
         compare_mask: 0,
     };
-    a.env.post(&SendDesc {
+    a.env.post(&SendWr {
         remote_addr: VA,
         rkey: kb.0,
-        ..wr(Opcode::FetchAdd, 4, Data::Atomic(s(3), masked))
+        ..wr(Opcode::FetchAdd, 4, SendData::Atomic(s(3), masked))
     });
     run(&mut a, &mut b);
     let want: Vec<u8> = [0x0102_0304_0506_0708u64, 0x0102_0304_0506_0718, 99, 99]
@@ -231,10 +231,10 @@ fn c87_responses_count_from_one_and_reflect_the_identifier() {
     }
 }
 
-fn requester() -> (End, Arc<Region>) {
+fn requester() -> (End, Arc<SharedMemory>) {
     let mut a = End::new(negotiated(true));
     let (k, mem) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
-    a.env.post(&SendDesc::fetch_add(1, sge(VA, 8, k), 0, 9, 1));
+    a.env.post(&SendWr::fetch_add(1, sge(VA, 8, k), 0, 9, 1));
     a.pull_all();
     a.ack_all();
     (a, mem)
@@ -294,10 +294,9 @@ fn c89_reads_and_atomics_are_done_in_the_order_of_their_requests() {
     set(&mb, 10);
     let s = |i: u64| [sge(VA + 8 * i, 8, ka)];
     a.env.post(&remote(Opcode::Read, 1, &s(0), VA, kb));
-    a.env.post(&SendDesc::fetch_add(2, s(1)[0], VA, kb.0, 1));
+    a.env.post(&SendWr::fetch_add(2, s(1)[0], VA, kb.0, 1));
     a.env.post(&remote(Opcode::Read, 3, &s(2), VA, kb));
-    a.env
-        .post(&SendDesc::cmp_swap(4, s(3)[0], VA, kb.0, 11, 20));
+    a.env.post(&SendWr::cmp_swap(4, s(3)[0], VA, kb.0, 11, 20));
     // All requests are there before the first answer.
     b.give(&a.pull_all());
     a.ack_all();
@@ -339,8 +338,7 @@ fn an_atomic_of_another_length_or_without_ord_fails_locally() {
             ..negotiated(true)
         });
         let (k, _) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
-        a.env
-            .post(&SendDesc::fetch_add(1, sge(VA, len, k), 0, 9, 1));
+        a.env.post(&SendWr::fetch_add(1, sge(VA, len, k), 0, 9, 1));
         a.expect_terminate("0/0/00");
         assert_eq!(a.env.statuses(), [(1, status)]);
     }
@@ -351,9 +349,9 @@ fn an_atomic_of_another_length_or_without_ord_fails_locally() {
 fn fences_and_terminates_know_atomics() {
     let mut a = End::new(negotiated(true));
     let (k, _) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
-    a.env.post(&SendDesc::fetch_add(1, sge(VA, 8, k), 0, 9, 1));
-    a.env.post(&SendDesc {
-        flags: WrFlags::FENCE,
+    a.env.post(&SendWr::fetch_add(1, sge(VA, 8, k), 0, 9, 1));
+    a.env.post(&SendWr {
+        with_flags: WrFlags::FENCE,
         ..remote(Opcode::Write, 2, &[], 0, Stag(1))
     });
     let f = a.pull().expect("the atomic");

@@ -3,7 +3,7 @@ mod common;
 use common::*;
 use siw_iwarp::*;
 use siw_memory::Stag;
-use siw_shm::wqe::Data;
+use siw_shm::wqe::SendData;
 use siw_shm::{Access, Opcode, WcStatus};
 
 fn loaded() -> End {
@@ -16,7 +16,7 @@ fn loaded() -> End {
         .post(&remote(Opcode::Read, 2, &[sge(0, 100, k)], 0, Stag(1)));
     a.env
         .post(&remote(Opcode::Write, 3, &[sge(0, 60000, k)], 0, Stag(1)));
-    a.env.post(&wr(Opcode::Send, 4, Data::Inline(b"x")));
+    a.env.post(&wr(Opcode::Send, 4, SendData::Inline(b"x")));
     a.env.post_recv(11, &[sge(0, 100, k)]);
     a.env.post_recv(12, &[]);
     a
@@ -88,7 +88,7 @@ fn work_posted_in_error_is_flushed_on_the_next_doorbell() {
     a.qp.modify_to_error(&mut a.env);
     assert_eq!(a.qp.requested_close(), Some(CloseKind::Abort));
     assert_eq!(ids(&a.env.statuses()), [1, 2, 3, 4]);
-    a.env.post(&wr(Opcode::Send, 5, Data::Inline(b"x")));
+    a.env.post(&wr(Opcode::Send, 5, SendData::Inline(b"x")));
     a.env.post_recv(13, &[]);
     a.qp.flush_queues(&mut a.env);
     assert_eq!(ids(&a.env.statuses()), [1, 2, 3, 4, 5]);
@@ -102,9 +102,9 @@ fn work_posted_in_error_is_flushed_on_the_next_doorbell() {
 fn a_disconnect_with_an_empty_send_queue_goes_to_idle() {
     let (mut a, mut b) = pair();
     let (k, _) = b.env.mr(0, 64, REMOTE);
-    a.env.post(&siw_shm::wqe::SendDesc {
+    a.env.post(&siw_shm::wqe::SendWr {
         rkey: k.0,
-        ..wr(Opcode::Write, 1, Data::Inline(b"x"))
+        ..wr(Opcode::Write, 1, SendData::Inline(b"x"))
     });
     a.env.post_recv(7, &[]);
     run(&mut a, &mut b);
@@ -179,7 +179,7 @@ fn a_key_that_goes_in_mid_message_aborts_the_stream() {
     let (k, _) = a.env.mr(0, 1 << 16, Access::NONE);
     a.env
         .post(&remote(Opcode::Write, 1, &[sge(0, 60000, k)], 0, Stag(1)));
-    a.env.post(&wr(Opcode::Send, 2, Data::Inline(b"x")));
+    a.env.post(&wr(Opcode::Send, 2, SendData::Inline(b"x")));
     a.pull().expect("first");
     a.env.table.remove(k).expect("known");
     let rec = a.qp.next_record(&mut a.env, 9000).expect("second").record;

@@ -3,7 +3,7 @@ mod common;
 use common::*;
 use siw_iwarp::*;
 use siw_memory::Stag;
-use siw_shm::wqe::Data;
+use siw_shm::wqe::SendData;
 use siw_shm::{Opcode, WcStatus, WrFlags};
 
 fn drained(e: &End) -> usize {
@@ -17,7 +17,7 @@ fn a_message_under_way_is_finished_and_the_next_one_waits() {
     let (k, _) = a.env.mr(0, 1 << 16, REMOTE);
     a.env
         .post(&remote(Opcode::Write, 1, &[sge(0, 5000, k)], 0, Stag(1)));
-    a.env.post(&wr(Opcode::Send, 2, Data::Inline(b"later")));
+    a.env.post(&wr(Opcode::Send, 2, SendData::Inline(b"later")));
     a.pull().expect("the first segment");
     assert!(a.qp.drain_send_queue(&mut a.env));
     assert_eq!(a.qp.drain_state(), DrainState::Draining);
@@ -44,7 +44,7 @@ fn a_read_under_way_holds_the_event_back_and_a_fenced_request_does_not() {
         .post(&remote(Opcode::Read, 1, &[sge(0, 100, k)], 0, r));
     let fenced = WrFlags::SIGNALED | WrFlags::FENCE;
     a.env
-        .post(&wr(Opcode::Send, 2, Data::Inline(b"x")).flags(fenced));
+        .post(&wr(Opcode::Send, 2, SendData::Inline(b"x")).with_flags(fenced));
     let request = a.pull().expect("the Read Request");
     assert!(a.pull().is_none(), "the fence holds the Send");
     a.ack_all();
@@ -68,7 +68,7 @@ fn an_idle_send_queue_is_drained_at_once_and_outside_of_rts_nothing_is() {
     let mut a = End::new(negotiated(true));
     assert!(a.qp.drain_send_queue(&mut a.env));
     assert_eq!(drained(&a), 1);
-    a.env.post(&wr(Opcode::Send, 2, Data::Inline(b"x")));
+    a.env.post(&wr(Opcode::Send, 2, SendData::Inline(b"x")));
     assert!(a.pull().is_none());
     a.qp.modify_to_error(&mut a.env);
     assert_eq!(a.env.statuses(), [(2, WcStatus::WR_FLUSH_ERR)]);

@@ -2,7 +2,7 @@
 mod common;
 use common::*;
 use siw_iwarp::*;
-use siw_shm::wqe::{Data, SendDesc};
+use siw_shm::wqe::{SendData, SendWr};
 use siw_shm::{Access, Opcode, WcFlags, WcOpcode, WcStatus, WrFlags};
 
 const VA: u64 = 0x10_0000;
@@ -20,17 +20,17 @@ fn a_write_with_immediate_is_a_write_and_immediate_data() {
         a.env
             .post(&remote(Opcode::Write, 1, &[sge(VA, 9, ka)], VA + 8000, kb));
         let s = [sge(VA, n, ka)];
-        a.env.post(&SendDesc::write_with_imm(
+        a.env.post(&SendWr::write_with_imm(
             2,
-            Data::Sges(&s),
+            SendData::Sges(&s),
             VA,
             kb.0,
             0x0102_0304,
         ));
         let s = [sge(VA, 4, ka)];
-        a.env.post(&SendDesc {
-            flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
-            ..SendDesc::write_with_imm(3, Data::Sges(&s), VA + 8100, kb.0, 5)
+        a.env.post(&SendWr {
+            with_flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
+            ..SendWr::write_with_imm(3, SendData::Sges(&s), VA + 8100, kb.0, 5)
         });
         let frames: Vec<Vec<u8>> = std::iter::from_fn(|| a.pull()).collect();
         for f in &frames {
@@ -81,11 +81,11 @@ fn a_send_with_immediate_completes_one_receive() {
         b.env.post_recv(7, &[sge(VA, 8192, kb)]);
         b.env.post_recv(8, &[sge(VA + 5000, 10, kb)]);
         let s = [sge(VA, n, ka)];
-        a.env.post(&SendDesc {
-            flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
-            ..SendDesc::send_with_imm(1, Data::Sges(&s), 0xfeed)
+        a.env.post(&SendWr {
+            with_flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
+            ..SendWr::send_with_imm(1, SendData::Sges(&s), 0xfeed)
         });
-        a.env.post(&SendDesc::send(2, Data::Inline(b"x")));
+        a.env.post(&SendWr::send(2, SendData::Inline(b"x")));
         run(&mut a, &mut b);
         assert_eq!(
             a.env.statuses(),
@@ -162,15 +162,15 @@ fn immediate_data_obeys_the_rules_of_queue_0() {
 fn a_refused_immediate_fails_its_write() {
     let (mut a, mut b) = pair();
     let (kb, _) = b.env.mr(VA, 64, REMOTE);
-    a.env.post(&SendDesc::write_with_imm(
+    a.env.post(&SendWr::write_with_imm(
         1,
-        Data::Inline(b"abc"),
+        SendData::Inline(b"abc"),
         VA,
         kb.0,
         1,
     ));
     a.env
-        .post(&SendDesc::send_with_imm(2, Data::Inline(b"abc"), 1));
+        .post(&SendWr::send_with_imm(2, SendData::Inline(b"abc"), 1));
     let frames = a.pull_all();
     b.give(&frames);
     a.ack_all();
@@ -182,9 +182,9 @@ fn a_refused_immediate_fails_its_write() {
     );
     let (mut a, mut b) = pair();
     let (kb, _) = b.env.mr(VA, 64, REMOTE);
-    a.env.post(&SendDesc::write_with_imm(
+    a.env.post(&SendWr::write_with_imm(
         1,
-        Data::Inline(b"abc"),
+        SendData::Inline(b"abc"),
         VA,
         kb.0,
         1,

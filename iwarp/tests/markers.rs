@@ -4,7 +4,7 @@ mod common;
 use common::*;
 use siw_iwarp::*;
 use siw_memory::Stag;
-use siw_shm::wqe::Data;
+use siw_shm::wqe::SendData;
 use siw_shm::{Opcode, Sge};
 
 const VA: u64 = 0x10_0000;
@@ -90,7 +90,7 @@ fn c34_marked_fpdus_are_taken_from_any_split_of_the_stream() {
         b.env.post_recv(9, &[sge(VA + 10_000, 10_000, kb)]);
         let (x, y) = ([sge(VA, 10_000, ka)], [sge(VA + 10_000, 9_999, ka)]);
         a.env.post(&remote(Opcode::Write, 1, &x, VA, kb));
-        a.env.post(&wr(Opcode::Send, 2, Data::Sges(&y)));
+        a.env.post(&wr(Opcode::Send, 2, SendData::Sges(&y)));
         let stream = a.pull_all();
         let mut bytes = 0;
         for c in stream.chunks(cut) {
@@ -169,7 +169,7 @@ fn all_kinds_of_fpdu_carry_markers() {
 }
 
 /// One Write of 1000 octets: markers at 0 and 512.
-fn two_markers() -> (End, Vec<u8>, std::sync::Arc<siw_shm::Region>) {
+fn two_markers() -> (End, Vec<u8>, std::sync::Arc<siw_shm::SharedMemory>) {
     let b = marked(false);
     let (kb, mb) = b.env.mr(VA, 4096, REMOTE);
     let mut plain = vec![0xc1, 0x40];

@@ -146,7 +146,10 @@ fn a_key_that_is_gone_when_its_turn_comes_is_an_error_all_the_same() {
     e.env.post_recv(1, &[]);
     assert_eq!(show(&mut e, first.len(), &second), 1);
     e.give(&first);
-    e.env.keys.invalidate(key, PD, attr().qpn).expect("valid");
+    e.env
+        .keys
+        .invalidate_key(key, PD, attr().qpn)
+        .expect("valid");
     e.give(&second);
     e.expect_terminate("1/1/00");
 }

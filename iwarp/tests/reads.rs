@@ -4,7 +4,7 @@ use common::*;
 use siw_iwarp::rdmap::{READ_REQUEST_LEN, ReadRequestHeader};
 use siw_iwarp::*;
 use siw_memory::Stag;
-use siw_shm::wqe::SendDesc;
+use siw_shm::wqe::SendWr;
 use siw_shm::{Access, Opcode, Sge, WcOpcode, WcStatus, WrFlags};
 
 const VA: u64 = 0x10_0000;
@@ -96,8 +96,8 @@ fn a_fence_waits_for_every_part() {
     let (kb, _) = b.env.mr(VA, 64, REMOTE);
     let s = [sge(VA, 8, ka), sge(VA + 8, 8, ka)];
     a.env.post(&remote(Opcode::Read, 1, &s, VA, kb));
-    a.env.post(&SendDesc {
-        flags: WrFlags::FENCE,
+    a.env.post(&SendWr {
+        with_flags: WrFlags::FENCE,
         ..remote(Opcode::Write, 2, &[], 0, kb)
     });
     b.give(&a.pull_all());

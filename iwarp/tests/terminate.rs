@@ -5,7 +5,7 @@ use common::*;
 use siw_iwarp::rdmap::ReadRequestHeader;
 use siw_iwarp::*;
 use siw_memory::Stag;
-use siw_shm::wqe::Data;
+use siw_shm::wqe::SendData;
 use siw_shm::{Access, Opcode, WcStatus};
 
 const VA: u64 = 0x10_0000;
@@ -15,7 +15,7 @@ const LEN: usize = 4096;
 struct Victim {
     end: End,
     key: u32,
-    mem: std::sync::Arc<siw_shm::Region>,
+    mem: std::sync::Arc<siw_shm::SharedMemory>,
 }
 
 fn victim() -> Victim {
@@ -127,7 +127,7 @@ fn c42_an_invalidated_stag_is_1_1_00() {
     v.end
         .env
         .keys
-        .invalidate(Stag(v.key), PD, 3)
+        .invalidate_key(Stag(v.key), PD, 3)
         .expect("known");
     let key = v.key;
     v.refuses(&write(key, VA, &[1]), "1/1/00");
@@ -300,7 +300,7 @@ fn c65_an_unsolicited_read_response_is_0_2_06() {
 }
 
 /// An initiator with one Read of 3000 bytes outstanding.
-fn reader() -> (End, Stag, std::sync::Arc<siw_shm::Region>) {
+fn reader() -> (End, Stag, std::sync::Arc<siw_shm::SharedMemory>) {
     let mut a = End::new(negotiated(true));
     let (k, m) = a.env.mr(VA, LEN, REMOTE);
     a.env.post(&remote(
@@ -537,8 +537,11 @@ fn local_mistakes_of_each_kind_fail_their_work_request() {
     let cases: [(Post, WcStatus); 4] = [
         (
             |a| {
-                a.env
-                    .post(&wr(Opcode::Send, 1, Data::Sges(&[sge(VA, 1, Stag(0x500))])))
+                a.env.post(&wr(
+                    Opcode::Send,
+                    1,
+                    SendData::Sges(&[sge(VA, 1, Stag(0x500))]),
+                ))
             },
             WcStatus::LOC_PROT_ERR,
         ),
@@ -546,7 +549,7 @@ fn local_mistakes_of_each_kind_fail_their_work_request() {
             |a| {
                 let (k, _) = a.env.mr_in(VA, 64, REMOTE, PD + 1, None);
                 a.env
-                    .post(&wr(Opcode::Send, 1, Data::Sges(&[sge(VA, 1, k)])));
+                    .post(&wr(Opcode::Send, 1, SendData::Sges(&[sge(VA, 1, k)])));
             },
             WcStatus::LOC_PROT_ERR,
         ),
@@ -620,7 +623,7 @@ fn busy() -> (End, Vec<Vec<u8>>) {
     let (k, _) = a.env.mr(VA, LEN, REMOTE);
     let s = [sge(VA, 16, k)];
     a.env.post(&remote(Opcode::Write, 1, &s, 0x100, Stag(0x11)));
-    a.env.post(&wr(Opcode::Send, 2, Data::Sges(&s)));
+    a.env.post(&wr(Opcode::Send, 2, SendData::Sges(&s)));
     a.env.post(&remote(Opcode::Read, 3, &s, 0x300, Stag(0x33)));
     a.env.post(&remote(Opcode::Write, 4, &s, 0x400, Stag(0x44)));
     a.env.post_recv(9, &[]);
@@ -793,7 +796,9 @@ fn both_nibble_orders_are_told_apart_for_every_code() {
 #[test]
 fn c37_c79_nothing_happens_after_the_first_error() {
     let mut v = victim();
-    v.end.env.post(&wr(Opcode::Send, 5, Data::Inline(b"later")));
+    v.end
+        .env
+        .post(&wr(Opcode::Send, 5, SendData::Inline(b"later")));
     let mut bytes = write(v.key ^ 0x100, VA, &[1]);
     bytes.extend(send(9, 0, true, &[2]));
     bytes.extend(send(1, 0, true, &[3; 10]));

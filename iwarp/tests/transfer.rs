@@ -3,7 +3,7 @@ mod common;
 use common::*;
 use siw_iwarp::mpa::RtrKind;
 use siw_iwarp::*;
-use siw_shm::wqe::{Data, SendDesc};
+use siw_shm::wqe::{SendData, SendWr};
 use siw_shm::{Access, Opcode, WcFlags, WcOpcode, WcStatus, WrFlags};
 
 const SIZES: [usize; 17] = [
@@ -58,7 +58,7 @@ fn c60_a_send_of_any_size_fills_one_receive_work_request() {
         let (dst, out) = b.env.mr(64, n + 5, Access::LOCAL_WRITE);
         b.env.post_recv(77, &[sge(64, n + 5, dst)]);
         a.env
-            .post(&wr(Opcode::Send, 1, Data::Sges(&[sge(0, n, src)])));
+            .post(&wr(Opcode::Send, 1, SendData::Sges(&[sge(0, n, src)])));
         run(&mut a, &mut b);
         assert_eq!(a.env.statuses(), [(1, WcStatus::SUCCESS)]);
         assert_eq!(b.env.recv_statuses(), [(77, WcStatus::SUCCESS)]);
@@ -115,7 +115,7 @@ fn many_elements_scatter_and_gather_across_fpdus() {
         sge(1425, 6575, dst),
     ];
     b.env.post_recv(1, &to);
-    a.env.post(&wr(Opcode::Send, 1, Data::Sges(&from)));
+    a.env.post(&wr(Opcode::Send, 1, SendData::Sges(&from)));
     run(&mut a, &mut b);
     assert_eq!(b.env.recv_statuses(), [(1, WcStatus::SUCCESS)]);
     let mut want = data[4000..].to_vec();
@@ -129,9 +129,9 @@ fn inline_data_needs_no_memory_key() {
         let (mut a, mut b) = pair();
         let (dst, out) = b.env.mr(0, 256, REMOTE);
         let data = pattern(n, 2);
-        a.env.post(&SendDesc {
+        a.env.post(&SendWr {
             rkey: dst.0,
-            ..wr(Opcode::Write, 1, Data::Inline(&data))
+            ..wr(Opcode::Write, 1, SendData::Inline(&data))
         });
         run(&mut a, &mut b);
         assert_eq!(a.env.statuses(), [(1, WcStatus::SUCCESS)]);
@@ -154,10 +154,10 @@ fn sends_carry_solicited_and_invalidate() {
     .into_iter()
     .enumerate()
     {
-        a.env.post(&SendDesc {
-            flags: flags | WrFlags::SIGNALED,
+        a.env.post(&SendWr {
+            with_flags: flags | WrFlags::SIGNALED,
             imm: key.0,
-            ..wr(op, i as u64, Data::Sges(&[]))
+            ..wr(op, i as u64, SendData::Sges(&[]))
         });
     }
     let opcodes: Vec<u8> = std::iter::from_fn(|| a.pull())
@@ -184,14 +184,14 @@ fn an_unsignalled_request_frees_its_slot_without_a_completion() {
     let (mut a, mut b) = pair();
     let (dst, _) = b.env.mr(0, 64, REMOTE);
     for i in 0..3 {
-        a.env.post(&SendDesc {
-            flags: if i == 2 {
+        a.env.post(&SendWr {
+            with_flags: if i == 2 {
                 WrFlags::SIGNALED
             } else {
                 WrFlags::NONE
             },
             rkey: dst.0,
-            ..wr(Opcode::Write, i, Data::Inline(&[1, 2, 3]))
+            ..wr(Opcode::Write, i, SendData::Inline(&[1, 2, 3]))
         });
     }
     run(&mut a, &mut b);
@@ -252,8 +252,8 @@ fn a_fence_waits_for_outstanding_reads() {
     let (r, _) = b.env.mr(0, 4096, REMOTE);
     let s = [sge(0, 8, l)];
     a.env.post(&remote(Opcode::Read, 1, &s, 0, r));
-    a.env.post(&SendDesc {
-        flags: WrFlags::FENCE | WrFlags::SIGNALED,
+    a.env.post(&SendWr {
+        with_flags: WrFlags::FENCE | WrFlags::SIGNALED,
         ..remote(Opcode::Write, 2, &s, 0, r)
     });
     let x = a.pull_all();
@@ -293,14 +293,14 @@ fn responses_and_requests_take_turns_message_by_message() {
 fn c19_a_responder_keeps_quiet_until_the_first_fpdu_arrived() {
     let (mut a, mut b) = pair();
     let (key, _) = a.env.mr(0, 64, REMOTE);
-    b.env.post(&SendDesc {
+    b.env.post(&SendWr {
         rkey: key.0,
-        ..wr(Opcode::Write, 1, Data::Inline(&[1]))
+        ..wr(Opcode::Write, 1, SendData::Inline(&[1]))
     });
     assert!(b.pull().is_none());
-    a.env.post(&SendDesc {
+    a.env.post(&SendWr {
         rkey: 1,
-        ..wr(Opcode::Write, 1, Data::Sges(&[]))
+        ..wr(Opcode::Write, 1, SendData::Sges(&[]))
     });
     let x = a.pull_all();
     let p = b.give(&x);
@@ -326,7 +326,7 @@ fn each_kind_of_rtr_opens_the_stream() {
         b.env
             .post(&remote(Opcode::Write, 1, &[sge(100, 6, lb)], 100, la));
         a.env
-            .post(&wr(Opcode::Send, 1, Data::Sges(&[sge(0, 6, la)])));
+            .post(&wr(Opcode::Send, 1, SendData::Sges(&[sge(0, 6, la)])));
         a.env
             .post(&remote(Opcode::Read, 2, &[sge(200, 6, la)], 100, lb));
         assert!(a.qp.has_output(), "the RTR leaves without a doorbell");
@@ -365,7 +365,7 @@ fn c34_c35_fpdus_are_taken_from_any_cut_of_the_stream() {
         let s = [sge(0, 5000, src)];
         a.env.post(&remote(Opcode::Write, 1, &s, 0, dst));
         a.env
-            .post(&wr(Opcode::Send, 2, Data::Inline(b"hello world")));
+            .post(&wr(Opcode::Send, 2, SendData::Inline(b"hello world")));
         let bytes = a.pull_all();
         for c in bytes.chunks(cut) {
             b.give(c);
@@ -457,9 +457,9 @@ fn c28_without_crc_the_field_is_zero_and_garbage_is_accepted() {
     };
     let (mut a, mut b) = (End::new(n(true)), End::new(n(false)));
     let (dst, out) = b.env.mr(0, 64, REMOTE);
-    a.env.post(&SendDesc {
+    a.env.post(&SendWr {
         rkey: dst.0,
-        ..wr(Opcode::Write, 1, Data::Inline(b"xyz"))
+        ..wr(Opcode::Write, 1, SendData::Inline(b"xyz"))
     });
     let mut f = a.pull().expect("leaves");
     let at = f.len() - 4;

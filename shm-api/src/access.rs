@@ -43,7 +43,7 @@ impl Access {
 
     /// A peer may change the memory.
     #[inline]
-    pub fn remote_changes(self) -> bool {
+    pub fn allows_remote_changes(self) -> bool {
         self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
     }
 }

@@ -41,7 +41,7 @@ impl AtomicArgs {
 
     /// What FetchAdd makes of `old`: fields are added separately, none carries into its neighbour.
     #[inline]
-    pub fn added(&self, old: u64) -> u64 {
+    pub fn fetch_add_result(&self, old: u64) -> u64 {
         let (top, add) = (self.add_or_swap_mask, self.add_or_swap);
         // Without the highest bits no field overflows; they are added without carry.
         (old & !top).wrapping_add(add & !top) ^ ((old ^ add) & top)
@@ -49,23 +49,23 @@ impl AtomicArgs {
 
     /// What CmpSwap makes of `old`; `None` when it does not match.
     #[inline]
-    pub fn swapped(&self, old: u64) -> Option<u64> {
+    pub fn cmp_swap_result(&self, old: u64) -> Option<u64> {
         let m = self.add_or_swap_mask;
         ((old ^ self.compare) & self.compare_mask == 0).then_some(old & !m | self.add_or_swap & m)
     }
 
     /// FetchAdd on shared memory; the value before.
     pub fn fetch_add_on(&self, word: &AtomicU64) -> u64 {
-        self.update(word, |old| Some(self.added(old)))
+        self.update_word(word, |old| Some(self.fetch_add_result(old)))
     }
 
     /// CmpSwap on shared memory; the value before.
     pub fn cmp_swap_on(&self, word: &AtomicU64) -> u64 {
-        self.update(word, |old| self.swapped(old))
+        self.update_word(word, |old| self.cmp_swap_result(old))
     }
 
     #[inline]
-    fn update(&self, word: &AtomicU64, f: impl FnMut(u64) -> Option<u64>) -> u64 {
+    fn update_word(&self, word: &AtomicU64, f: impl FnMut(u64) -> Option<u64>) -> u64 {
         // SeqCst: the application may use the same word with its own atomics.
         match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, f) {
             Ok(old) | Err(old) => old,
@@ -108,14 +108,14 @@ mod tests {
                         ..AtomicArgs::fetch_add(add)
                     };
                     assert_eq!(
-                        a.added(old),
+                        a.fetch_add_result(old),
                         slow_add(old, add, mask),
                         "{old:x} {add:x} {mask:x}"
                     );
                 }
             }
         }
-        assert_eq!(AtomicArgs::fetch_add(2).added(u64::MAX), 1);
+        assert_eq!(AtomicArgs::fetch_add(2).fetch_add_result(u64::MAX), 1);
     }
 
     #[test]
@@ -126,8 +126,8 @@ mod tests {
             compare: 0x1200,
             compare_mask: 0xff00,
         };
-        assert_eq!(a.swapped(0x1234), Some(0x1aa4));
-        assert_eq!(a.swapped(0x1334), None);
+        assert_eq!(a.cmp_swap_result(0x1234), Some(0x1aa4));
+        assert_eq!(a.cmp_swap_result(0x1334), None);
         let w = AtomicU64::new(5);
         assert_eq!(AtomicArgs::cmp_swap(4, 9).cmp_swap_on(&w), 5);
         assert_eq!(AtomicArgs::cmp_swap(5, 9).cmp_swap_on(&w), 5);

@@ -10,7 +10,7 @@
 //! A CQE is valid when its `seq` equals its running number plus one: the client
 //! needs no producer index, and touches one line per completion.
 
-use crate::region::{OutOfBounds, Region};
+use crate::shared_memory::{OutOfBounds, SharedMemory};
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -151,7 +151,7 @@ impl std::ops::BitOr for WcFlags {
 /// Completion queue entry, 64 bytes in shared memory.
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C, align(64))]
-pub struct Cqe {
+pub struct Wc {
     pub wr_id: u64,
     pub qp_num: u32,
     pub status: WcStatus,
@@ -168,8 +168,8 @@ pub struct Cqe {
     pub seq: u32,
 }
 
-const _: () = assert!(size_of::<Cqe>() == 64 && offset_of!(Cqe, seq) == 60);
-const _: () = assert!(offset_of!(Cqe, qp_num) == 8 && offset_of!(Cqe, byte_len) == 16);
+const _: () = assert!(size_of::<Wc>() == 64 && offset_of!(Wc, seq) == 60);
+const _: () = assert!(offset_of!(Wc, qp_num) == 8 && offset_of!(Wc, byte_len) == 16);
 
 /// The client does not poll: its ring is full. Fatal for the CQ and the QPs that
 /// complete into it (CQ_ERR), for nobody else.
@@ -183,7 +183,7 @@ pub struct CqGeometry {
     /// Entries of each worker's ring, a power of two.
     pub entries: u32,
     /// Number of rings.
-    pub workers: u32,
+    pub workers_mask: u32,
     /// Bytes of all.
     pub len: usize,
 }
@@ -192,11 +192,11 @@ impl CqGeometry {
     /// A queue of at least `cqe` entries; None when it is too large.
     pub fn new(cqe: u32, workers: u32) -> Option<CqGeometry> {
         let entries = cqe.max(1).checked_next_power_of_two()?;
-        Self::exact(entries, workers)
+        Self::from_exact(entries, workers)
     }
 
     /// From the numbers in a reply.
-    pub fn exact(entries: u32, workers: u32) -> Option<CqGeometry> {
+    pub fn from_exact(entries: u32, workers: u32) -> Option<CqGeometry> {
         if entries > MAX_ENTRIES
             || !entries.is_power_of_two()
             || workers == 0
@@ -207,20 +207,20 @@ impl CqGeometry {
         let len = HEADER + workers as usize * ring_stride(entries);
         Some(CqGeometry {
             entries,
-            workers,
+            workers_mask: workers,
             len,
         })
     }
 }
 
 fn ring_stride(entries: u32) -> usize {
-    RING_HEADER + entries as usize * size_of::<Cqe>()
+    RING_HEADER + entries as usize * size_of::<Wc>()
 }
 
 struct CqMem {
     base: NonNull<u8>,
-    geometry: CqGeometry,
-    _region: Arc<Region>,
+    queue_geometry: CqGeometry,
+    _region: Arc<SharedMemory>,
 }
 
 // SAFETY: the words are atomics, entries are copied raw; the Arc keeps the
@@ -228,40 +228,45 @@ struct CqMem {
 unsafe impl Send for CqMem {}
 
 impl CqMem {
-    fn new(region: Arc<Region>, offset: usize, geometry: CqGeometry) -> Result<Self, OutOfBounds> {
-        let checked = CqGeometry::exact(geometry.entries, geometry.workers).ok_or(OutOfBounds)?;
+    fn new(
+        region: Arc<SharedMemory>,
+        offset: usize,
+        geometry: CqGeometry,
+    ) -> Result<Self, OutOfBounds> {
+        let checked =
+            CqGeometry::from_exact(geometry.entries, geometry.workers_mask).ok_or(OutOfBounds)?;
         if !offset.is_multiple_of(64) || !region.is_writable() {
             return Err(OutOfBounds);
         }
         let p = region.ptr_at(offset, checked.len)?;
         Ok(CqMem {
             base: NonNull::new(p).ok_or(OutOfBounds)?,
-            geometry: checked,
+            queue_geometry: checked,
             _region: region,
         })
     }
 
     #[inline]
-    fn word(&self, off: usize) -> &AtomicU32 {
+    fn word_at(&self, off: usize) -> &AtomicU32 {
         // SAFETY: off is a 4-aligned offset inside the checked length.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(off).cast()) }
     }
 
     #[inline]
-    fn workers(&self) -> &AtomicU64 {
+    fn workers_mask(&self) -> &AtomicU64 {
         // SAFETY: 8-aligned inside the header.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(OFF_WORKERS).cast()) }
     }
 
     #[inline]
     fn ring_off(&self, worker: u32) -> usize {
-        HEADER + worker as usize * ring_stride(self.geometry.entries)
+        HEADER + worker as usize * ring_stride(self.queue_geometry.entries)
     }
 
     #[inline]
     fn entry_off(&self, worker: u32, pos: u32) -> usize {
-        let i = (pos & (self.geometry.entries - 1)) as usize;
-        self.ring_off(worker) + RING_HEADER + i * size_of::<Cqe>()
+        let i = (pos & (self.queue_geometry.entries - 1)) as usize;
+        self.ring_off(worker) + RING_HEADER + i * size_of::<Wc>()
     }
 }
 
@@ -279,13 +284,13 @@ pub struct CqProducer {
 impl CqProducer {
     /// The ring of `worker` in the queue at `offset`.
     pub fn new(
-        region: Arc<Region>,
+        region: Arc<SharedMemory>,
         offset: usize,
         geometry: CqGeometry,
         worker: u32,
     ) -> Result<Self, OutOfBounds> {
         let mem = CqMem::new(region, offset, geometry)?;
-        if worker >= mem.geometry.workers {
+        if worker >= mem.queue_geometry.workers_mask {
             return Err(OutOfBounds);
         }
         Ok(CqProducer {
@@ -302,10 +307,10 @@ impl CqProducer {
     /// Appends a completion; the client can poll it at once. A nonsensical
     /// consumer index looks like a full ring.
     #[inline]
-    pub fn push(&mut self, cqe: &Cqe) -> Result<(), CqOverflow> {
-        let entries = self.mem.geometry.entries;
+    pub fn push(&mut self, cqe: &Wc) -> Result<(), CqOverflow> {
+        let entries = self.mem.queue_geometry.entries;
         if self.tail.wrapping_sub(self.head) >= entries {
-            let head = self.mem.word(self.mem.ring_off(self.worker));
+            let head = self.mem.word_at(self.mem.ring_off(self.worker));
             self.head = lockfree::released_completions(head);
             if self.tail.wrapping_sub(self.head) >= entries {
                 return Err(CqOverflow);
@@ -314,18 +319,18 @@ impl CqProducer {
         if !self.announced {
             self.announced = true;
             self.mem
-                .workers()
+                .workers_mask()
                 .fetch_or(1 << self.worker, Ordering::Release);
         }
         let off = self.mem.entry_off(self.worker, self.tail);
-        let seq_off = off + offset_of!(Cqe, seq);
+        let seq_off = off + offset_of!(Wc, seq);
         let mut e = *cqe;
-        e.seq = self.mem.word(seq_off).load(Ordering::Relaxed);
+        e.seq = self.mem.word_at(seq_off).load(Ordering::Relaxed);
         self.tail = self.tail.wrapping_add(1);
         // SAFETY: off is inside and 64-aligned; the client does not read the entry
         // before `seq` says so, and `seq` is rewritten with its old value here.
-        unsafe { self.mem.base.as_ptr().add(off).cast::<Cqe>().write(e) };
-        lockfree::show_completion(self.mem.word(seq_off), self.tail);
+        unsafe { self.mem.base.as_ptr().add(off).cast::<Wc>().write(e) };
+        lockfree::publish_completion(self.mem.word_at(seq_off), self.tail);
         self.any = true;
         self.solicited |= cqe.status != WcStatus::SUCCESS || cqe.flags.contains(WcFlags::SOLICITED);
         Ok(())
@@ -333,7 +338,7 @@ impl CqProducer {
 
     /// Number of the completion that was pushed last.
     #[inline]
-    pub fn last(&self) -> u32 {
+    pub fn last_pushed(&self) -> u32 {
         self.tail.wrapping_sub(1)
     }
 
@@ -343,7 +348,7 @@ impl CqProducer {
     pub fn is_polled(&self, number: u32) -> bool {
         let head = self
             .mem
-            .word(self.mem.ring_off(self.worker))
+            .word_at(self.mem.ring_off(self.worker))
             .load(Ordering::Acquire);
         head.wrapping_sub(number) as i32 > 0
     }
@@ -358,12 +363,12 @@ impl CqProducer {
         let solicited = self.solicited;
         self.any = false;
         self.solicited = false;
-        lockfree::take_arm(self.mem.word(OFF_ARMED), solicited)
+        lockfree::take_arm(self.mem.word_at(OFF_ARMED), solicited)
     }
 
     /// Hands an arming over to the queue that a resize puts in this one's place.
     pub fn move_arming(&self, to: &CqProducer) {
-        lockfree::move_arming(self.mem.word(OFF_ARMED), to.mem.word(OFF_ARMED));
+        lockfree::move_arming(self.mem.word_at(OFF_ARMED), to.mem.word_at(OFF_ARMED));
     }
 
     /// Whether pushes wait for [`Self::take_event`].
@@ -374,7 +379,7 @@ impl CqProducer {
 
     /// Tells the client that the queue is broken (an errno).
     pub fn set_error(&self, errno: u32) {
-        self.mem.word(OFF_ERROR).store(errno, Ordering::Release);
+        self.mem.word_at(OFF_ERROR).store(errno, Ordering::Release);
     }
 }
 
@@ -388,12 +393,12 @@ pub struct CqConsumer {
 impl CqConsumer {
     /// The queue at `offset`.
     pub fn new(
-        region: Arc<Region>,
+        region: Arc<SharedMemory>,
         offset: usize,
         geometry: CqGeometry,
     ) -> Result<Self, OutOfBounds> {
         let mem = CqMem::new(region, offset, geometry)?;
-        let heads = vec![0; mem.geometry.workers as usize].into_boxed_slice();
+        let heads = vec![0; mem.queue_geometry.workers_mask as usize].into_boxed_slice();
         Ok(CqConsumer {
             mem,
             heads,
@@ -404,8 +409,8 @@ impl CqConsumer {
     /// Takes up to `out.len()` completions, starting with another worker's ring
     /// each time.
     #[inline]
-    pub fn poll(&mut self, out: &mut [Cqe]) -> usize {
-        let all = self.mem.workers().load(Ordering::Acquire);
+    pub fn poll(&mut self, out: &mut [Wc]) -> usize {
+        let all = self.mem.workers_mask().load(Ordering::Acquire);
         let mut n = 0;
         // Rings at or above `next` first, then those below.
         let low = (1u64 << self.next) - 1;
@@ -413,36 +418,36 @@ impl CqConsumer {
             while mask != 0 && n < out.len() {
                 let w = mask.trailing_zeros();
                 mask &= mask - 1;
-                if w < self.mem.geometry.workers {
+                if w < self.mem.queue_geometry.workers_mask {
                     n += self.poll_ring(w, &mut out[n..]);
                 }
             }
         }
         if all & (all.wrapping_sub(1)) != 0 {
-            self.next = (self.next + 1) % self.mem.geometry.workers;
+            self.next = (self.next + 1) % self.mem.queue_geometry.workers_mask;
         }
         n
     }
 
     #[inline]
-    fn poll_ring(&mut self, worker: u32, out: &mut [Cqe]) -> usize {
+    fn poll_ring(&mut self, worker: u32, out: &mut [Wc]) -> usize {
         let start = self.heads[worker as usize];
         let mut pos = start;
         for slot in out.iter_mut() {
             let off = self.mem.entry_off(worker, pos);
             let expect = pos.wrapping_add(1);
-            let seq = self.mem.word(off + offset_of!(Cqe, seq));
+            let seq = self.mem.word_at(off + offset_of!(Wc, seq));
             if !lockfree::is_completion(seq, expect) {
                 break;
             }
             // SAFETY: inside and 64-aligned; the worker does not touch the entry
             // before the head below passes it.
-            *slot = unsafe { self.mem.base.as_ptr().add(off).cast::<Cqe>().read() };
+            *slot = unsafe { self.mem.base.as_ptr().add(off).cast::<Wc>().read() };
             pos = expect;
         }
         if pos != start {
             self.heads[worker as usize] = pos;
-            lockfree::release_completions(self.mem.word(self.mem.ring_off(worker)), pos);
+            lockfree::release_completions(self.mem.word_at(self.mem.ring_off(worker)), pos);
         }
         pos.wrapping_sub(start) as usize
     }
@@ -450,25 +455,25 @@ impl CqConsumer {
     /// Asks for an event with the next completion, or the next solicited one;
     /// poll once more afterwards.
     #[inline]
-    pub fn arm(&self, solicited_only: bool) {
+    pub fn arm_event(&self, solicited_only: bool) {
         let level = if solicited_only {
             lockfree::ARM_SOLICITED
         } else {
             lockfree::ARM_NEXT
         };
-        lockfree::arm(self.mem.word(OFF_ARMED), level);
+        lockfree::arm_event(self.mem.word_at(OFF_ARMED), level);
     }
 
     /// Takes an arming back. True: there was one.
-    pub fn disarm(&self) -> bool {
-        lockfree::disarm(self.mem.word(OFF_ARMED)) != lockfree::ARM_NONE
+    pub fn disarm_event(&self) -> bool {
+        lockfree::disarm_event(self.mem.word_at(OFF_ARMED)) != lockfree::ARM_NONE
     }
 
     /// Completions that wait, counted up to `most`.
-    pub fn waiting(&self, most: usize) -> usize {
-        let all = self.mem.workers().load(Ordering::Acquire);
+    pub fn count_waiting(&self, most: usize) -> usize {
+        let all = self.mem.workers_mask().load(Ordering::Acquire);
         let mut n = 0;
-        for w in (0..self.mem.geometry.workers).filter(|w| all >> w & 1 == 1) {
+        for w in (0..self.mem.queue_geometry.workers_mask).filter(|w| all >> w & 1 == 1) {
             let mut pos = self.heads[w as usize];
             while n < most && self.is_filled(w, pos) {
                 pos = pos.wrapping_add(1);
@@ -480,18 +485,18 @@ impl CqConsumer {
 
     #[inline]
     fn is_filled(&self, worker: u32, pos: u32) -> bool {
-        let seq = self.mem.entry_off(worker, pos) + offset_of!(Cqe, seq);
-        lockfree::is_completion(self.mem.word(seq), pos.wrapping_add(1))
+        let seq = self.mem.entry_off(worker, pos) + offset_of!(Wc, seq);
+        lockfree::is_completion(self.mem.word_at(seq), pos.wrapping_add(1))
     }
 
     /// The errno with which the daemon broke the queue; 0 while it works.
     #[inline]
-    pub fn error(&self) -> u32 {
-        self.mem.word(OFF_ERROR).load(Ordering::Acquire)
+    pub fn error_code(&self) -> u32 {
+        self.mem.word_at(OFF_ERROR).load(Ordering::Acquire)
     }
 
     /// Sizes.
-    pub fn geometry(&self) -> CqGeometry {
-        self.mem.geometry
+    pub fn queue_geometry(&self) -> CqGeometry {
+        self.mem.queue_geometry
     }
 }

@@ -12,7 +12,7 @@
 //! on the ring at most once, so a ring as long as the client's QP limit is never
 //! full, and a worker never scans QPs.
 
-use crate::region::{OutOfBounds, Region};
+use crate::shared_memory::{OutOfBounds, SharedMemory};
 use core::sync::atomic::AtomicU32;
 use siw_lockfree::rings as lockfree;
 use std::ptr::NonNull;
@@ -36,7 +36,7 @@ pub fn ring_offset(worker: u32, capacity: u32) -> usize {
 struct DoorbellMem {
     base: NonNull<u8>,
     mask: u32,
-    _region: Arc<Region>,
+    _region: Arc<SharedMemory>,
 }
 
 // SAFETY: all words are atomics; the Arc keeps the mapping alive.
@@ -45,7 +45,7 @@ unsafe impl Send for DoorbellMem {}
 unsafe impl Sync for DoorbellMem {}
 
 impl DoorbellMem {
-    fn new(region: Arc<Region>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
+    fn new(region: Arc<SharedMemory>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
         if !offset.is_multiple_of(64) || !capacity.is_power_of_two() || capacity > MAX_CAPACITY {
             return Err(OutOfBounds);
         }
@@ -61,13 +61,13 @@ impl DoorbellMem {
     }
 
     #[inline]
-    fn tail(&self) -> &AtomicU32 {
+    fn tail_word(&self) -> &AtomicU32 {
         // SAFETY: inside the checked length and aligned.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }
     }
 
     #[inline]
-    fn slot(&self, i: u32) -> &AtomicU32 {
+    fn slot_word(&self, i: u32) -> &AtomicU32 {
         // SAFETY: masked, hence inside the checked length; 4-aligned.
         unsafe {
             AtomicU32::from_ptr(
@@ -85,16 +85,20 @@ pub struct DoorbellProducer(DoorbellMem);
 
 impl DoorbellProducer {
     /// The ring at `offset`; `capacity` is a power of two.
-    pub fn new(region: Arc<Region>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
+    pub fn new(
+        region: Arc<SharedMemory>,
+        offset: usize,
+        capacity: u32,
+    ) -> Result<Self, OutOfBounds> {
         DoorbellMem::new(region, offset, capacity).map(Self)
     }
 
     /// Puts a QP number on the ring: only after `SqProducer::publish` said so.
     /// Then ask [`WorkerPageView::must_wake`].
     #[inline]
-    pub fn ring(&self, qp_num: u32) {
-        let i = lockfree::claim_slot(self.0.tail(), self.0.mask);
-        lockfree::fill_slot(self.0.slot(i), qp_num);
+    pub fn ring_doorbell(&self, qp_num: u32) {
+        let i = lockfree::claim_slot(self.0.tail_word(), self.0.mask);
+        lockfree::fill_slot(self.0.slot_word(i), qp_num);
     }
 }
 
@@ -107,7 +111,11 @@ pub struct DoorbellConsumer {
 
 impl DoorbellConsumer {
     /// The ring at `offset`; `capacity` is a power of two.
-    pub fn new(region: Arc<Region>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
+    pub fn new(
+        region: Arc<SharedMemory>,
+        offset: usize,
+        capacity: u32,
+    ) -> Result<Self, OutOfBounds> {
         Ok(DoorbellConsumer {
             mem: DoorbellMem::new(region, offset, capacity)?,
             head: 0,
@@ -118,7 +126,7 @@ impl DoorbellConsumer {
     /// the ring for ever.
     #[inline]
     pub fn pop(&mut self) -> Option<u32> {
-        let n = lockfree::take_slot(self.mem.slot(self.head))?;
+        let n = lockfree::take_slot(self.mem.slot_word(self.head))?;
         self.head = self.head.wrapping_add(1);
         Some(n)
     }
@@ -128,7 +136,7 @@ impl DoorbellConsumer {
     #[inline]
     pub fn has_work(&self) -> bool {
         self.mem
-            .slot(self.head)
+            .slot_word(self.head)
             .load(core::sync::atomic::Ordering::Acquire)
             != 0
     }
@@ -139,40 +147,49 @@ pub const WORKER_LINE: usize = 64;
 
 /// Daemon's side of the worker state page; read-only for clients.
 pub struct WorkerPage {
-    region: Arc<Region>,
+    shared_memory: Arc<SharedMemory>,
     workers: u32,
 }
 
 impl WorkerPage {
     /// Creates the page, sealed so that clients can map it for reading only.
-    pub fn create(workers: u32) -> std::io::Result<WorkerPage> {
+    pub fn create_sealed(workers: u32) -> std::io::Result<WorkerPage> {
         let len = workers.max(1) as usize * WORKER_LINE;
-        let region = Arc::new(Region::create_read_only_for_others("siwd-workers", len)?);
-        Ok(WorkerPage { region, workers })
+        let region = Arc::new(SharedMemory::create_read_only_for_others(
+            "siwd-workers",
+            len,
+        )?);
+        Ok(WorkerPage {
+            shared_memory: region,
+            workers,
+        })
     }
 
     /// To hand its fd out.
-    pub fn region(&self) -> &Arc<Region> {
-        &self.region
+    pub fn shared_memory(&self) -> &Arc<SharedMemory> {
+        &self.shared_memory
     }
 
     /// A worker's own flag. None for an unknown worker.
-    pub fn flag(&self, worker: u32) -> Option<SleepFlag> {
+    pub fn sleep_flag(&self, worker: u32) -> Option<SleepFlag> {
         if worker >= self.workers {
             return None;
         }
-        let p = self.region.atomic_u32(worker as usize * WORKER_LINE).ok()?;
+        let p = self
+            .shared_memory
+            .atomic_u32(worker as usize * WORKER_LINE)
+            .ok()?;
         Some(SleepFlag {
-            word: NonNull::from(p),
-            _region: self.region.clone(),
+            sleep_word: NonNull::from(p),
+            _region: self.shared_memory.clone(),
         })
     }
 }
 
 /// One worker's `sleeping` word.
 pub struct SleepFlag {
-    word: NonNull<AtomicU32>,
-    _region: Arc<Region>,
+    sleep_word: NonNull<AtomicU32>,
+    _region: Arc<SharedMemory>,
 }
 
 // SAFETY: an atomic word in a mapping kept alive by the Arc.
@@ -182,40 +199,43 @@ unsafe impl Sync for SleepFlag {}
 
 impl SleepFlag {
     #[inline]
-    fn word(&self) -> &AtomicU32 {
+    fn sleep_word(&self) -> &AtomicU32 {
         // SAFETY: points into the mapping that `_region` keeps alive.
-        unsafe { self.word.as_ref() }
+        unsafe { self.sleep_word.as_ref() }
     }
 
     /// Before blocking; then look at every doorbell ring once more
     /// ([`DoorbellConsumer::has_work`]) and block only if all are empty.
     pub fn announce_sleep(&self) {
-        lockfree::announce_sleep(self.word());
+        lockfree::announce_sleep(self.sleep_word());
     }
 
     /// After blocking, or when the last look found work.
     pub fn announce_awake(&self) {
-        lockfree::announce_awake(self.word());
+        lockfree::announce_awake(self.sleep_word());
     }
 
     /// As [`WorkerPageView::must_wake`], for whoever shares this word inside one process.
     #[inline]
     pub fn must_wake(&self) -> bool {
-        lockfree::must_wake(self.word())
+        lockfree::must_wake(self.sleep_word())
     }
 }
 
 /// Client's view of the worker state page.
 pub struct WorkerPageView {
-    region: Arc<Region>,
+    shared_memory: Arc<SharedMemory>,
     workers: u32,
 }
 
 impl WorkerPageView {
     /// Over a mapping of the page, usually read-only.
-    pub fn new(region: Arc<Region>, workers: u32) -> Result<Self, OutOfBounds> {
+    pub fn new(region: Arc<SharedMemory>, workers: u32) -> Result<Self, OutOfBounds> {
         region.ptr_at(0, workers as usize * WORKER_LINE)?;
-        Ok(WorkerPageView { region, workers })
+        Ok(WorkerPageView {
+            shared_memory: region,
+            workers,
+        })
     }
 
     /// After [`DoorbellProducer::ring`]: whether the worker's eventfd has to be
@@ -223,7 +243,7 @@ impl WorkerPageView {
     #[inline]
     pub fn must_wake(&self, worker: u32) -> bool {
         debug_assert!(worker < self.workers);
-        match self.region.atomic_u32(worker as usize * WORKER_LINE) {
+        match self.shared_memory.atomic_u32(worker as usize * WORKER_LINE) {
             Ok(word) => lockfree::must_wake(word),
             Err(_) => true,
         }

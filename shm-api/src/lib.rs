@@ -25,7 +25,7 @@ pub mod completion_queue;
 pub mod control;
 pub mod doorbell;
 pub mod local_wqe;
-pub mod region;
+pub mod shared_memory;
 pub mod shared_receive_queue;
 pub mod spin;
 pub mod work_queue;
@@ -34,11 +34,11 @@ pub mod wqe;
 pub use access::{Access, WindowType};
 pub use atomic::AtomicArgs;
 pub use completion_queue::{
-    CqConsumer, CqGeometry, CqOverflow, CqProducer, Cqe, WcFlags, WcOpcode, WcStatus,
+    CqConsumer, CqGeometry, CqOverflow, CqProducer, Wc, WcFlags, WcOpcode, WcStatus,
 };
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, WorkerPage, WorkerPageView};
 pub use local_wqe::{BindMw, FastReg};
-pub use region::{OutOfBounds, Region};
-pub use shared_receive_queue::{LowWater, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
+pub use shared_memory::{OutOfBounds, SharedMemory};
+pub use shared_receive_queue::{LowWaterMark, SrqConsumer, SrqGeometry, SrqProducer, SrqRing};
 pub use work_queue::{QpGeometry, RingError, RqConsumer, RqProducer, SqConsumer, SqProducer};
-pub use wqe::{Data, Opcode, RecvDesc, RecvWqe, SendDesc, SendWqe, Sge, WqeError, WrFlags};
+pub use wqe::{Opcode, RecvWqe, RecvWr, SendData, SendWqe, SendWr, Sge, WqeError, WrFlags};

@@ -2,7 +2,7 @@
 //! what has no field of its own in the header.
 
 use crate::access::Access;
-use crate::wqe::{Data, Opcode, SendDesc, Sge};
+use crate::wqe::{Opcode, SendData, SendWr, Sge};
 
 /// Smallest page of a fast registration: 4 KiB.
 pub const MIN_PAGE_SHIFT: u8 = 12;
@@ -73,7 +73,7 @@ impl FastReg {
     }
 }
 
-impl SendDesc<'_> {
+impl SendWr<'_> {
     /// BIND_MW, signaled.
     pub fn bind_mw(wr_id: u64, b: &BindMw) -> Self {
         let sge = Sge {
@@ -81,12 +81,12 @@ impl SendDesc<'_> {
             length: b.access.0,
             lkey: b.lkey,
         };
-        SendDesc {
+        SendWr {
             opcode: Opcode::BindMw,
             imm: b.new_rkey,
             rkey: b.rkey,
             remote_addr: b.addr,
-            ..Self::send(wr_id, Data::Local(sge))
+            ..Self::send(wr_id, SendData::Local(sge))
         }
     }
 
@@ -97,11 +97,11 @@ impl SendDesc<'_> {
             length: r.access.0,
             lkey: r.page_shift.into(),
         };
-        SendDesc {
+        SendWr {
             opcode: Opcode::RegMr,
             imm: r.key,
             remote_addr: r.iova,
-            ..Self::send(wr_id, Data::Local(sge))
+            ..Self::send(wr_id, SendData::Local(sge))
         }
     }
 }

@@ -28,13 +28,13 @@ impl<T> SpinLock<T> {
     #[inline]
     pub fn lock(&self) -> SpinGuard<'_, T> {
         if self.locked.swap(true, Ordering::Acquire) {
-            self.wait();
+            self.wait_for_unlock();
         }
         SpinGuard(self)
     }
 
     #[cold]
-    fn wait(&self) {
+    fn wait_for_unlock(&self) {
         let mut spins = 0u32;
         loop {
             while self.locked.load(Ordering::Relaxed) {

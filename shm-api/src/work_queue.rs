@@ -12,8 +12,10 @@
 //! receive queues use it only when the QP is in error and posted receives have
 //! to be flushed: their doorbell is that of the QP's send queue.
 
-use crate::region::{OutOfBounds, Region};
-use crate::wqe::{RecvDesc, RecvWqe, SLOT, SendDesc, SendWqe, Slot, WqeError, slots_per_request};
+use crate::shared_memory::{OutOfBounds, SharedMemory};
+use crate::wqe::{
+    RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WqeError, WqeSlot, slots_per_request,
+};
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 use siw_lockfree::rings::{self as lockfree, SpscConsumer, SpscProducer};
 use std::ptr::NonNull;
@@ -41,7 +43,7 @@ pub const MAX_RING_SLOTS: u32 = 1 << 20;
 pub enum RingError {
     /// The indices make no sense: close the client.
     #[error("the work queue's producer index is outside of the ring")]
-    Nonsense,
+    InvalidIndex,
     /// A request that the client library would not have written: fail the QP.
     #[error("work request {wr_id:#x}: {error}")]
     Wqe { wr_id: u64, error: WqeError },
@@ -104,14 +106,14 @@ impl QpGeometry {
 
 /// Bytes of a ring with `slots` slots.
 pub fn ring_len(slots: u32) -> usize {
-    HEADER + slots as usize * SLOT
+    HEADER + slots as usize * SLOT_LEN
 }
 
 /// Checked pointers into the region, kept alive by the Arc.
 #[derive(Clone)]
 struct RingMem {
     base: NonNull<u8>,
-    _region: Arc<Region>,
+    _region: Arc<SharedMemory>,
 }
 
 // SAFETY: the words are atomics, the slots are copied raw; the Arc keeps the
@@ -121,7 +123,7 @@ unsafe impl Send for RingMem {}
 unsafe impl Sync for RingMem {}
 
 impl RingMem {
-    fn new(region: Arc<Region>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
+    fn new(region: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
         if !offset.is_multiple_of(64) || !slots.is_power_of_two() || slots > MAX_RING_SLOTS {
             return Err(OutOfBounds);
         }
@@ -136,7 +138,7 @@ impl RingMem {
     }
 
     #[inline]
-    fn word(&self, off: usize) -> &AtomicU32 {
+    fn word_at(&self, off: usize) -> &AtomicU32 {
         debug_assert!(off < HEADER && off.is_multiple_of(4));
         // SAFETY: HEADER bytes at base were checked, base is 64-aligned (page
         // aligned mapping plus a multiple of 64), off is one of the constants.
@@ -144,20 +146,25 @@ impl RingMem {
     }
 
     #[inline]
-    fn slot_ptr(&self, i: u32) -> *mut Slot {
+    fn slot_ptr(&self, i: u32) -> *mut WqeSlot {
         // SAFETY: i was masked by the caller's ring, whose size was checked in `new`.
-        unsafe { self.base.as_ptr().add(HEADER + i as usize * SLOT).cast() }
+        unsafe {
+            self.base
+                .as_ptr()
+                .add(HEADER + i as usize * SLOT_LEN)
+                .cast()
+        }
     }
 
     #[inline]
-    fn load(&self, i: u32) -> Slot {
+    fn load_slot(&self, i: u32) -> WqeSlot {
         // SAFETY: inside and 64-aligned. The producer may write it meanwhile only
         // if it cheats; the copy is validated afterwards.
         unsafe { self.slot_ptr(i).read_volatile() }
     }
 
     #[inline]
-    fn store(&self, i: u32, s: &Slot) {
+    fn store_slot(&self, i: u32, s: &WqeSlot) {
         // SAFETY: inside and 64-aligned; the slot is reserved by this producer.
         unsafe { self.slot_ptr(i).write(*s) };
     }
@@ -174,7 +181,7 @@ struct Producer {
 
 impl Producer {
     fn new(
-        region: Arc<Region>,
+        region: Arc<SharedMemory>,
         offset: usize,
         slots: u32,
         max_wr: u32,
@@ -190,14 +197,14 @@ impl Producer {
     }
 
     #[inline]
-    fn room(&mut self, slots: u32) -> Result<(), PushError> {
+    fn reserve_slots(&mut self, slots: u32) -> Result<(), PushError> {
         if self.posted.wrapping_sub(self.done) >= self.max_wr {
-            self.done = self.mem.word(OFF_WR_DONE).load(Ordering::Relaxed);
+            self.done = self.mem.word_at(OFF_WR_DONE).load(Ordering::Relaxed);
             if self.posted.wrapping_sub(self.done) >= self.max_wr {
                 return Err(PushError::Full);
             }
         }
-        if self.ring.reserve(slots, self.mem.word(OFF_HEAD)) {
+        if self.ring.reserve_slots(slots, self.mem.word_at(OFF_HEAD)) {
             Ok(())
         } else {
             Err(PushError::Full)
@@ -205,9 +212,9 @@ impl Producer {
     }
 
     #[inline]
-    fn outstanding(&self) -> u32 {
+    fn count_outstanding(&self) -> u32 {
         self.posted
-            .wrapping_sub(self.mem.word(OFF_WR_DONE).load(Ordering::Relaxed))
+            .wrapping_sub(self.mem.word_at(OFF_WR_DONE).load(Ordering::Relaxed))
     }
 }
 
@@ -217,7 +224,7 @@ pub struct SqProducer(Producer);
 impl SqProducer {
     /// A ring of `slots` at `offset`; at most `max_wr` unfinished requests.
     pub fn new(
-        region: Arc<Region>,
+        region: Arc<SharedMemory>,
         offset: usize,
         slots: u32,
         max_wr: u32,
@@ -227,12 +234,12 @@ impl SqProducer {
 
     /// Writes a request; the worker sees it after [`Self::publish`].
     #[inline]
-    pub fn push(&mut self, d: &SendDesc<'_>) -> Result<(), PushError> {
-        let n = d.slots()?;
-        self.0.room(n)?;
+    pub fn push(&mut self, d: &SendWr<'_>) -> Result<(), PushError> {
+        let n = d.slot_count()?;
+        self.0.reserve_slots(n)?;
         let Producer { mem, ring, .. } = &self.0;
-        d.encode(|i, s| mem.store(ring.slot(i), s));
-        self.0.ring.fill(n);
+        d.encode_slots(|i, s| mem.store_slot(ring.slot_index(i), s));
+        self.0.ring.mark_filled(n);
         self.0.posted = self.0.posted.wrapping_add(1);
         Ok(())
     }
@@ -240,19 +247,19 @@ impl SqProducer {
     /// Shows all pushed requests to the worker. Returns whether the QP's number
     /// has to go on the doorbell ring.
     #[inline]
-    pub fn publish(&mut self) -> bool {
-        self.0.ring.publish(self.0.mem.word(OFF_TAIL));
-        lockfree::mark_pending(self.0.mem.word(OFF_PENDING))
+    pub fn publish_posted(&mut self) -> bool {
+        self.0.ring.publish_tail(self.0.mem.word_at(OFF_TAIL));
+        lockfree::mark_pending(self.0.mem.word_at(OFF_PENDING))
     }
 
     /// A view of what the daemon says about the QP, for any thread.
-    pub fn watch(&self) -> SqWatch {
+    pub fn new_watch(&self) -> SqWatch {
         SqWatch(self.0.mem.clone())
     }
 
     /// Requests that are not finished.
-    pub fn outstanding(&self) -> u32 {
-        self.0.outstanding()
+    pub fn count_outstanding(&self) -> u32 {
+        self.0.count_outstanding()
     }
 }
 
@@ -263,26 +270,26 @@ impl SqWatch {
     /// The QP state that the daemon last wrote (`control::QpState` as u32).
     #[inline]
     pub fn qp_state(&self) -> u32 {
-        self.0.word(OFF_QP_STATE).load(Ordering::Acquire)
+        self.0.word_at(OFF_QP_STATE).load(Ordering::Acquire)
     }
 
     /// Whose doorbell ring the QP uses. Read it after [`Self::qp_state`]: the
     /// daemon writes it before RTS.
     #[inline]
-    pub fn worker(&self) -> u32 {
-        self.0.word(OFF_WORKER).load(Ordering::Relaxed)
+    pub fn worker_index(&self) -> u32 {
+        self.0.word_at(OFF_WORKER).load(Ordering::Relaxed)
     }
 
     /// Marks the QP as pending without new requests: see [`RqProducer::publish`].
     #[inline]
     pub fn mark_pending(&self) -> bool {
-        lockfree::mark_pending(self.0.word(OFF_PENDING))
+        lockfree::mark_pending(self.0.word_at(OFF_PENDING))
     }
 
     /// Send requests finished so far, modulo 2^32.
     #[inline]
     pub fn wr_done(&self) -> u32 {
-        self.0.word(OFF_WR_DONE).load(Ordering::Acquire)
+        self.0.word_at(OFF_WR_DONE).load(Ordering::Acquire)
     }
 }
 
@@ -292,7 +299,7 @@ pub struct RqProducer(Producer);
 impl RqProducer {
     /// A ring of `slots` at `offset`; at most `max_wr` unfinished requests.
     pub fn new(
-        region: Arc<Region>,
+        region: Arc<SharedMemory>,
         offset: usize,
         slots: u32,
         max_wr: u32,
@@ -302,12 +309,12 @@ impl RqProducer {
 
     /// Writes a request; the worker sees it after [`Self::publish`].
     #[inline]
-    pub fn push(&mut self, d: &RecvDesc<'_>) -> Result<(), PushError> {
-        let n = d.slots()?;
-        self.0.room(n)?;
+    pub fn push(&mut self, d: &RecvWr<'_>) -> Result<(), PushError> {
+        let n = d.slot_count()?;
+        self.0.reserve_slots(n)?;
         let Producer { mem, ring, .. } = &self.0;
-        d.encode(|i, s| mem.store(ring.slot(i), s));
-        self.0.ring.fill(n);
+        d.encode_slots(|i, s| mem.store_slot(ring.slot_index(i), s));
+        self.0.ring.mark_filled(n);
         self.0.posted = self.0.posted.wrapping_add(1);
         Ok(())
     }
@@ -317,16 +324,16 @@ impl RqProducer {
     /// ([`SqWatch::qp_state`]) the caller rings the QP's doorbell, so that the
     /// worker flushes them.
     #[inline]
-    pub fn publish(&mut self) {
-        self.0.ring.publish(self.0.mem.word(OFF_TAIL));
+    pub fn publish_posted(&mut self) {
+        self.0.ring.publish_tail(self.0.mem.word_at(OFF_TAIL));
         // Pairs with the fence in `SqConsumer::set_qp_state`: either the worker's
         // flush sees the requests, or the caller sees the error state.
         fence(Ordering::SeqCst);
     }
 
     /// Requests that are not finished.
-    pub fn outstanding(&self) -> u32 {
-        self.0.outstanding()
+    pub fn count_outstanding(&self) -> u32 {
+        self.0.count_outstanding()
     }
 }
 
@@ -337,7 +344,7 @@ struct Consumer {
 }
 
 impl Consumer {
-    fn new(region: Arc<Region>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
+    fn new(region: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
         let mem = RingMem::new(region, offset, slots)?;
         Ok(Consumer {
             mem,
@@ -347,10 +354,10 @@ impl Consumer {
     }
 
     #[inline]
-    fn available(&mut self) -> Result<u32, RingError> {
+    fn available_slots(&mut self) -> Result<u32, RingError> {
         self.ring
-            .available(self.mem.word(OFF_TAIL))
-            .map_err(|_| RingError::Nonsense)
+            .available_slots(self.mem.word_at(OFF_TAIL))
+            .map_err(|_| RingError::InvalidIndex)
     }
 
     /// Has `parse(first slot, slots there, the others by index)` take a request, which
@@ -358,29 +365,31 @@ impl Consumer {
     #[inline]
     fn pop(
         &mut self,
-        parse: impl FnOnce(&Slot, u32, &dyn Fn(u32) -> Slot) -> Result<u32, RingError>,
+        parse: impl FnOnce(&WqeSlot, u32, &dyn Fn(u32) -> WqeSlot) -> Result<u32, RingError>,
     ) -> Result<Option<()>, RingError> {
-        let have = self.available()?;
+        let have = self.available_slots()?;
         if have == 0 {
             return Ok(None);
         }
         let Consumer { mem, ring, .. } = self;
-        let n = parse(&mem.load(ring.slot(0)), have, &|i| mem.load(ring.slot(i)))?;
-        self.ring.advance(n);
+        let n = parse(&mem.load_slot(ring.slot_index(0)), have, &|i| {
+            mem.load_slot(ring.slot_index(i))
+        })?;
+        self.ring.advance_head(n);
         Ok(Some(()))
     }
 
     #[inline]
-    fn complete(&mut self, n: u32) {
+    fn complete_requests(&mut self, n: u32) {
         self.done = self.done.wrapping_add(n);
         self.mem
-            .word(OFF_WR_DONE)
+            .word_at(OFF_WR_DONE)
             .store(self.done, Ordering::Release);
     }
 
     #[inline]
-    fn release(&self) {
-        self.ring.release(self.mem.word(OFF_HEAD));
+    fn release_popped(&self) {
+        self.ring.release_head(self.mem.word_at(OFF_HEAD));
     }
 }
 
@@ -389,7 +398,7 @@ pub struct SqConsumer(Consumer);
 
 impl SqConsumer {
     /// A ring of `slots` at `offset`.
-    pub fn new(region: Arc<Region>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
+    pub fn new(region: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
         Consumer::new(region, offset, slots).map(Self)
     }
 
@@ -397,7 +406,7 @@ impl SqConsumer {
     /// the ring and before the first [`Self::pop`].
     #[inline]
     pub fn clear_pending(&self) {
-        lockfree::clear_pending(self.0.mem.word(OFF_PENDING));
+        lockfree::clear_pending(self.0.mem.word_at(OFF_PENDING));
     }
 
     /// Copies the next request out once and validates the copy into `w`. None
@@ -416,19 +425,19 @@ impl SqConsumer {
     /// Whether requests wait (looks at the client's line when none is cached).
     #[inline]
     pub fn is_empty(&mut self) -> Result<bool, RingError> {
-        Ok(self.0.available()? == 0)
+        Ok(self.0.available_slots()? == 0)
     }
 
     /// Lets the client reuse the slots of all popped requests; once per batch.
     #[inline]
-    pub fn release(&self) {
-        self.0.release();
+    pub fn release_popped(&self) {
+        self.0.release_popped();
     }
 
     /// Counts `n` requests as finished, signaled or not.
     #[inline]
-    pub fn complete(&mut self, n: u32) {
-        self.0.complete(n);
+    pub fn complete_requests(&mut self, n: u32) {
+        self.0.complete_requests(n);
     }
 
     /// Tells the client the QP's state. When it is ERROR the caller flushes both
@@ -436,7 +445,7 @@ impl SqConsumer {
     pub fn set_qp_state(&self, state: u32) {
         self.0
             .mem
-            .word(OFF_QP_STATE)
+            .word_at(OFF_QP_STATE)
             .store(state, Ordering::Release);
         // Pairs with the fence in `RqProducer::publish`.
         fence(Ordering::SeqCst);
@@ -449,14 +458,17 @@ impl SqConsumer {
     /// owner clears the pending word and looks once when it adopts a QP: otherwise a
     /// number that was lost leaves the word set for ever.
     pub fn set_worker(&self, worker: u32) {
-        self.0.mem.word(OFF_WORKER).store(worker, Ordering::Relaxed);
+        self.0
+            .mem
+            .word_at(OFF_WORKER)
+            .store(worker, Ordering::Relaxed);
     }
 
     /// Hints the cache about the client's line and the next slot.
     #[inline]
-    pub fn prefetch(&self) {
-        crate::region::prefetch(self.0.mem.base.as_ptr());
-        crate::region::prefetch(self.0.mem.slot_ptr(self.0.ring.slot(0)).cast());
+    pub fn prefetch_next(&self) {
+        crate::shared_memory::prefetch_line(self.0.mem.base.as_ptr());
+        crate::shared_memory::prefetch_line(self.0.mem.slot_ptr(self.0.ring.slot_index(0)).cast());
     }
 }
 
@@ -465,7 +477,7 @@ pub struct RqConsumer(Consumer);
 
 impl RqConsumer {
     /// A ring of `slots` at `offset`.
-    pub fn new(region: Arc<Region>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
+    pub fn new(region: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
         Consumer::new(region, offset, slots).map(Self)
     }
 
@@ -484,18 +496,18 @@ impl RqConsumer {
     /// Whether requests wait.
     #[inline]
     pub fn is_empty(&mut self) -> Result<bool, RingError> {
-        Ok(self.0.available()? == 0)
+        Ok(self.0.available_slots()? == 0)
     }
 
     /// As [`SqConsumer::release`].
     #[inline]
-    pub fn release(&self) {
-        self.0.release();
+    pub fn release_popped(&self) {
+        self.0.release_popped();
     }
 
     /// As [`SqConsumer::complete`].
     #[inline]
-    pub fn complete(&mut self, n: u32) {
-        self.0.complete(n);
+    pub fn complete_requests(&mut self, n: u32) {
+        self.0.complete_requests(n);
     }
 }

@@ -21,14 +21,14 @@
 mod recv;
 mod send;
 
-pub use recv::{RecvDesc, RecvWqe};
-pub use send::{Data, SendDesc, SendWqe};
+pub use recv::{RecvWqe, RecvWr};
+pub use send::{SendData, SendWqe, SendWr};
 
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 
 /// Bytes of a slot.
-pub const SLOT: usize = 64;
+pub const SLOT_LEN: usize = 64;
 /// Most SGEs of one work request.
 pub const MAX_SGE: usize = 16;
 /// Most bytes of inline data.
@@ -41,7 +41,7 @@ pub const MAX_SLOTS: usize = 5;
 /// One slot as it is in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(64))]
-pub struct Slot(pub [u64; 8]);
+pub struct WqeSlot(pub [u64; 8]);
 
 /// Scatter/gather element: `length` bytes at virtual address `addr` of the
 /// memory region with key `lkey`.
@@ -73,12 +73,12 @@ pub struct WqeHeader {
     pub args: [u64; 2],
 }
 
-const _: () = assert!(size_of::<Slot>() == SLOT && size_of::<WqeHeader>() == SLOT);
+const _: () = assert!(size_of::<WqeSlot>() == SLOT_LEN && size_of::<WqeHeader>() == SLOT_LEN);
 const _: () = assert!(size_of::<Sge>() == 16);
 const _: () = assert!(offset_of!(WqeHeader, wr_id) == 8 && offset_of!(WqeHeader, rkey) == 24);
-const _: () = assert!(offset_of!(WqeHeader, sge0) == SLOT - INLINE_IN_HEADER);
+const _: () = assert!(offset_of!(WqeHeader, sge0) == SLOT_LEN - INLINE_IN_HEADER);
 const _: () = assert!(1 + (MAX_SGE - 1).div_ceil(4) == MAX_SLOTS);
-const _: () = assert!((MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT) < MAX_SLOTS);
+const _: () = assert!((MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT_LEN) < MAX_SLOTS);
 
 /// What a work request does. Zero is no opcode: a slot never written is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -145,7 +145,7 @@ impl Opcode {
 
     /// Whether an answer of the peer, beyond an acknowledgement, completes it.
     #[inline]
-    pub fn awaits_answer(self) -> bool {
+    pub fn awaits_response(self) -> bool {
         matches!(self, Opcode::Read | Opcode::ReadWithInv) || self.is_atomic()
     }
 
@@ -228,7 +228,7 @@ fn slots_for_sges(n: usize) -> usize {
 
 #[inline]
 fn slots_for_inline(n: usize) -> usize {
-    1 + n.saturating_sub(INLINE_IN_HEADER).div_ceil(SLOT)
+    1 + n.saturating_sub(INLINE_IN_HEADER).div_ceil(SLOT_LEN)
 }
 
 /// Slots that the largest request with these limits takes.
@@ -237,7 +237,7 @@ pub fn slots_per_request(max_sge: usize, max_inline: usize) -> usize {
 }
 
 #[inline]
-fn encode_sges(mut h: WqeHeader, s: &[Sge], mut put: impl FnMut(u32, &Slot)) {
+fn encode_sges(mut h: WqeHeader, s: &[Sge], mut put: impl FnMut(u32, &WqeSlot)) {
     let s = &s[..s.len().min(MAX_SGE)];
     h.num_sge = s.len() as u8;
     h.slots = slots_for_sges(s.len()) as u8;
@@ -251,16 +251,16 @@ fn encode_sges(mut h: WqeHeader, s: &[Sge], mut put: impl FnMut(u32, &Slot)) {
     for (i, chunk) in rest.chunks(4).enumerate() {
         let mut four = [Sge::default(); 4];
         four[..chunk.len()].copy_from_slice(chunk);
-        put(i as u32 + 1, &Slot(bytemuck::cast(four)));
+        put(i as u32 + 1, &WqeSlot(bytemuck::cast(four)));
     }
 }
 
 /// SGEs or inline bytes; they never occur together.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
-struct Payload([u64; MAX_INLINE / 8]);
+struct WqePayload([u64; MAX_INLINE / 8]);
 
-const _: () = assert!(size_of::<Payload>() == MAX_SGE * size_of::<Sge>());
+const _: () = assert!(size_of::<WqePayload>() == MAX_SGE * size_of::<Sge>());
 
 #[inline]
 fn check_slots(said: u8, takes: usize, have: u32) -> Result<(), WqeError> {
@@ -280,8 +280,8 @@ fn check_slots(said: u8, takes: usize, have: u32) -> Result<(), WqeError> {
 fn parse_sges(
     h: &WqeHeader,
     have: u32,
-    payload: &mut Payload,
-    mut more: impl FnMut(u32) -> Slot,
+    payload: &mut WqePayload,
+    mut more: impl FnMut(u32) -> WqeSlot,
 ) -> Result<(u32, u32), WqeError> {
     let n = usize::from(h.num_sge);
     if n > MAX_SGE {

@@ -5,10 +5,10 @@ use proptest::prelude::*;
 use rustix::fd::{AsFd, OwnedFd};
 use siw_shm::control::codec::{self, encode_request};
 use siw_shm::control::*;
-use siw_shm::region::{Pages, Region};
+use siw_shm::shared_memory::{PageSize, SharedMemory};
 
-fn hello() -> Hello {
-    Hello {
+fn hello() -> ClientHello {
+    ClientHello {
         version: VERSION.into(),
         pid: 1,
         name: Text::new("test"),
@@ -16,9 +16,9 @@ fn hello() -> Hello {
 }
 
 fn fd() -> OwnedFd {
-    Region::create("fd", 1, Pages::Normal)
+    SharedMemory::create_memfd("fd", 1, PageSize::Normal)
         .unwrap()
-        .fd()
+        .memfd()
         .unwrap()
         .try_clone_to_owned()
         .unwrap()
@@ -26,9 +26,9 @@ fn fd() -> OwnedFd {
 
 #[test]
 fn a_request_and_its_reply_cross_with_descriptors() {
-    let (daemon, client) = Conn::pair().unwrap();
+    let (daemon, client) = ControlSocket::new_pair().unwrap();
     let t = std::thread::spawn(move || {
-        client.call(
+        client.call_and_wait(
             7,
             &AllocArena {
                 len: 4096,
@@ -39,7 +39,7 @@ fn a_request_and_its_reply_cross_with_descriptors() {
         )
     });
     let p = loop {
-        match daemon.recv() {
+        match daemon.recv_packet() {
             Ok(p) => break p,
             Err(RecvError::WouldBlock) => std::thread::yield_now(),
             Err(e) => panic!("{e}"),
@@ -53,7 +53,7 @@ fn a_request_and_its_reply_cross_with_descriptors() {
         len: 4096,
     };
     daemon
-        .reply::<AllocArena>(seq, &r, &[fd().as_fd()])
+        .send_reply::<AllocArena>(seq, &r, &[fd().as_fd()])
         .unwrap();
     let (got, fds) = t.join().unwrap().unwrap();
     assert_eq!((got, fds.len()), (r, 1));
@@ -61,12 +61,12 @@ fn a_request_and_its_reply_cross_with_descriptors() {
 
 #[test]
 fn a_refusal_carries_errno_and_reason() {
-    let (daemon, client) = Conn::pair().unwrap();
+    let (daemon, client) = ControlSocket::new_pair().unwrap();
     daemon
-        .refuse(3, 1, 12, "too many protection domains")
+        .send_refusal(3, 1, 12, "too many protection domains")
         .unwrap();
     let e = client
-        .call(
+        .call_and_wait(
             1,
             &AllocPd {
                 device: 0,
@@ -75,7 +75,7 @@ fn a_refusal_carries_errno_and_reason() {
             &[],
         )
         .unwrap_err();
-    assert_eq!(e.errno(), 12);
+    assert_eq!(e.to_errno(), 12);
     assert!(e.to_string().contains("too many protection domains"), "{e}");
 }
 
@@ -93,15 +93,15 @@ fn another_version_is_refused_in_words_that_the_client_can_read() {
     p[4] = 99;
     let e = Request::decode(&p).unwrap_err();
     assert_eq!(e, ProtoError::Version { theirs: 99 });
-    assert_eq!(codec::peek(&p), Some((1, 5)));
+    assert_eq!(codec::peek_header(&p), Some((1, 5)));
     let mut reply = codec::encode_error(1, 5, 93, &e.to_string());
     reply[4] = 98;
-    let e = codec::decode_reply::<Hello>(5, &reply).unwrap_err();
-    assert_eq!(e.errno(), 93);
+    let e = codec::decode_reply::<ClientHello>(5, &reply).unwrap_err();
+    assert_eq!(e.to_errno(), 93);
     assert!(e.to_string().contains("protocol version 99"), "{e}");
-    let mut ok = codec::encode_reply::<Hello>(5, &HelloReply::zeroed());
+    let mut ok = codec::encode_reply::<ClientHello>(5, &HelloReply::zeroed());
     ok[4] = 98;
-    let e = codec::decode_reply::<Hello>(5, &ok).unwrap_err();
+    let e = codec::decode_reply::<ClientHello>(5, &ok).unwrap_err();
     assert!(e.to_string().contains("98"), "{e}");
 }
 
@@ -117,25 +117,27 @@ fn a_reply_to_something_else_is_not_taken() {
 
 #[test]
 fn a_closed_peer_is_an_error_and_not_a_hang() {
-    let (daemon, client) = Conn::pair().unwrap();
+    let (daemon, client) = ControlSocket::new_pair().unwrap();
     drop(daemon);
     assert!(matches!(
-        client.call(1, &hello(), &[]),
+        client.call_and_wait(1, &hello(), &[]),
         Err(CallError::Closed)
     ));
-    let (daemon, client) = Conn::pair().unwrap();
+    let (daemon, client) = ControlSocket::new_pair().unwrap();
     drop(client);
-    assert!(matches!(daemon.recv(), Err(RecvError::Closed)));
+    assert!(matches!(daemon.recv_packet(), Err(RecvError::Closed)));
 }
 
 #[test]
 fn no_descriptor_leaks_from_packets_nobody_wants() {
-    let (daemon, client) = Conn::pair().unwrap();
+    let (daemon, client) = ControlSocket::new_pair().unwrap();
     let probe = fd();
     let (r, w) = rustix::pipe::pipe().unwrap();
     for _ in 0..3 {
-        client.send(b"garbage", &[w.as_fd(), w.as_fd()]).unwrap();
-        let p = daemon.recv().unwrap();
+        client
+            .send_packet(b"garbage", &[w.as_fd(), w.as_fd()])
+            .unwrap();
+        let p = daemon.recv_packet().unwrap();
         assert_eq!(p.fds.len(), 2);
         assert!(Request::decode(&p.bytes).is_err());
     }
@@ -153,8 +155,8 @@ fn no_descriptor_leaks_from_packets_nobody_wants() {
         rustix::net::SendFlags::empty(),
     )
     .unwrap();
-    assert!(matches!(daemon.recv(), Err(RecvError::Truncated)));
-    assert!(client.send(&big, &[]).is_err());
+    assert!(matches!(daemon.recv_packet(), Err(RecvError::Truncated)));
+    assert!(client.send_packet(&big, &[]).is_err());
     drop(w);
     // End of file: every copy of the write end is closed.
     rustix::io::ioctl_fionbio(&r, true).unwrap();
@@ -164,17 +166,17 @@ fn no_descriptor_leaks_from_packets_nobody_wants() {
 
 #[test]
 fn events_cross_and_foreign_kinds_are_refused() {
-    let e = CmEvent {
+    let e = CmEventMessage {
         cookie: 42,
-        ..CmEvent::new(CmEventKind::Established)
+        ..CmEventMessage::new(CmEventKind::Established)
     };
     let p = encode_event(KIND_CM_EVENT, &e);
-    assert_eq!(decode_event::<CmEvent>(KIND_CM_EVENT, &p), Ok(e));
+    assert_eq!(decode_event::<CmEventMessage>(KIND_CM_EVENT, &p), Ok(e));
     assert_eq!(
-        decode_event::<AsyncEvent>(KIND_ASYNC_EVENT, &p),
+        decode_event::<AsyncEventMessage>(KIND_ASYNC_EVENT, &p),
         Err(ProtoError::Kind(KIND_CM_EVENT))
     );
-    let a = AsyncEvent::new(AsyncEventKind::QpFatal, 3, "why");
+    let a = AsyncEventMessage::new(AsyncEventKind::QpFatal, 3, "why");
     assert_eq!(a.reason.to_text(), "why");
     assert_eq!(
         AsyncEventKind::from_u32(a.kind),
@@ -213,9 +215,9 @@ proptest! {
             p[8..12].copy_from_slice(&len.to_le_bytes());
         }
         let _ = Request::decode(&p);
-        let _ = codec::decode_reply::<Hello>(0, &p);
+        let _ = codec::decode_reply::<ClientHello>(0, &p);
         let _ = codec::decode_reply::<AllocPd>(0, &p);
-        let _ = decode_event::<CmEvent>(KIND_CM_EVENT, &p);
-        let _ = codec::peek(&p);
+        let _ = decode_event::<CmEventMessage>(KIND_CM_EVENT, &p);
+        let _ = codec::peek_header(&p);
     }
 }

@@ -5,18 +5,18 @@ use proptest::prelude::*;
 use siw_shm::completion_queue::{self as cq, CqGeometry};
 use siw_shm::doorbell;
 use siw_shm::work_queue::{self as wq, PushError};
-use siw_shm::wqe::{Data, MAX_SLOTS, RecvDesc, Slot};
+use siw_shm::wqe::{MAX_SLOTS, RecvWr, SendData, WqeSlot};
 use siw_shm::*;
 use std::sync::Arc;
 
-fn region(len: usize) -> Arc<Region> {
-    Arc::new(Region::anonymous(len).unwrap())
+fn region(len: usize) -> Arc<SharedMemory> {
+    Arc::new(SharedMemory::new_anonymous(len).unwrap())
 }
 
-fn send(wr_id: u64, data: Data<'_>) -> SendDesc<'_> {
-    SendDesc {
+fn send(wr_id: u64, data: SendData<'_>) -> SendWr<'_> {
+    SendWr {
         opcode: Opcode::Send,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id,
         imm: 0,
         remote_addr: 0,
@@ -35,7 +35,7 @@ fn sges(n: usize) -> Vec<Sge> {
         .collect()
 }
 
-fn sq(slots: u32, max_wr: u32) -> (SqProducer, SqConsumer, Arc<Region>) {
+fn sq(slots: u32, max_wr: u32) -> (SqProducer, SqConsumer, Arc<SharedMemory>) {
     let r = region(wq::ring_len(slots));
     let p = SqProducer::new(r.clone(), 0, slots, max_wr).unwrap();
     (p, SqConsumer::new(r.clone(), 0, slots).unwrap(), r)
@@ -51,13 +51,13 @@ fn requests_of_every_size_survive_the_wrap_of_the_ring() {
         let list = sges(n);
         let inline_len = (round * 7 % 257) as usize;
         let d = if round % 2 == 0 {
-            send(round, Data::Sges(&list))
+            send(round, SendData::Sges(&list))
         } else {
-            send(round, Data::Inline(&bytes[..inline_len]))
+            send(round, SendData::Inline(&bytes[..inline_len]))
         };
         p.push(&d).unwrap();
         assert_eq!(c.pop(&mut w), Ok(None), "not published yet");
-        assert!(p.publish(), "the first post after a drain rings");
+        assert!(p.publish_posted(), "the first post after a drain rings");
         c.clear_pending();
         c.pop(&mut w).unwrap().unwrap();
         assert_eq!(w.wr_id, round);
@@ -69,31 +69,31 @@ fn requests_of_every_size_survive_the_wrap_of_the_ring() {
             assert_eq!(w.inline_data().unwrap(), &bytes[..inline_len]);
             assert!(w.sges().is_empty());
         }
-        c.release();
-        c.complete(1);
+        c.release_popped();
+        c.complete_requests(1);
     }
 }
 
 #[test]
 fn a_full_queue_refuses_until_slots_and_requests_are_done() {
     let (mut p, mut c, _r) = sq(4, 2);
-    let d = send(1, Data::Sges(&[]));
+    let d = send(1, SendData::Sges(&[]));
     p.push(&d).unwrap();
     p.push(&d).unwrap();
     assert_eq!(p.push(&d), Err(PushError::Full), "max_send_wr");
-    p.publish();
+    p.publish_posted();
     let mut w = SendWqe::new();
     c.pop(&mut w).unwrap().unwrap();
-    c.release();
+    c.release_popped();
     assert_eq!(p.push(&d), Err(PushError::Full), "popped is not done");
-    assert_eq!(p.outstanding(), 2);
-    c.complete(1);
+    assert_eq!(p.count_outstanding(), 2);
+    c.complete_requests(1);
     p.push(&d).unwrap();
     // Slots: 3 of 4 are written, 1 is released; a 3-slot request does not fit.
-    c.complete(2);
+    c.complete_requests(2);
     let big = sges(9);
-    assert_eq!(p.push(&send(2, Data::Sges(&big))), Err(PushError::Full));
-    assert!(!p.publish(), "already pending");
+    assert_eq!(p.push(&send(2, SendData::Sges(&big))), Err(PushError::Full));
+    assert!(!p.publish_posted(), "already pending");
 }
 
 #[test]
@@ -102,12 +102,12 @@ fn receive_requests_arrive_with_their_scatter_list() {
     let mut p = RqProducer::new(r.clone(), 0, 8, 8).unwrap();
     let mut c = RqConsumer::new(r, 0, 8).unwrap();
     let list = sges(6);
-    p.push(&RecvDesc {
+    p.push(&RecvWr {
         wr_id: 9,
         sges: &list,
     })
     .unwrap();
-    p.publish();
+    p.publish_posted();
     let mut w = RecvWqe::new();
     c.pop(&mut w).unwrap().unwrap();
     assert_eq!((w.wr_id, w.sges()), (9, &list[..]));
@@ -122,7 +122,7 @@ fn a_producer_index_outside_of_the_ring_is_nonsense() {
         r.write(wq::OFF_TAIL, &u32::to_le_bytes(tail)).unwrap();
         assert_eq!(
             c.pop(&mut SendWqe::new()),
-            Err(RingError::Nonsense),
+            Err(RingError::InvalidIndex),
             "tail {tail}"
         );
     }
@@ -132,8 +132,8 @@ fn a_producer_index_outside_of_the_ring_is_nonsense() {
 fn a_request_that_claims_slots_beyond_the_tail_is_truncated() {
     let (mut p, mut c, r) = sq(8, 8);
     let list = sges(9);
-    p.push(&send(77, Data::Sges(&list))).unwrap();
-    p.publish();
+    p.push(&send(77, SendData::Sges(&list))).unwrap();
+    p.publish_posted();
     r.write(wq::OFF_TAIL, &1u32.to_le_bytes()).unwrap();
     assert_eq!(
         c.pop(&mut SendWqe::new()),
@@ -147,7 +147,7 @@ fn a_request_that_claims_slots_beyond_the_tail_is_truncated() {
 #[test]
 fn a_consumer_index_from_the_future_leaves_the_producer_without_room() {
     let (mut p, _c, r) = sq(2, 100);
-    let d = send(1, Data::Sges(&[]));
+    let d = send(1, SendData::Sges(&[]));
     p.push(&d).unwrap();
     p.push(&d).unwrap();
     r.write(wq::OFF_HEAD, &1000u32.to_le_bytes()).unwrap();
@@ -178,21 +178,21 @@ fn what_the_daemon_could_not_parse_is_refused_at_post() {
     let list = sges(17);
     let err = |e| Err(PushError::Wqe(e));
     assert_eq!(
-        p.push(&send(0, Data::Sges(&list))),
+        p.push(&send(0, SendData::Sges(&list))),
         err(WqeError::TooManySge(17))
     );
     assert_eq!(
-        p.push(&send(0, Data::Inline(&[0; 257]))),
+        p.push(&send(0, SendData::Inline(&[0; 257]))),
         err(WqeError::InlineTooLong(257))
     );
-    let mut d = send(0, Data::Inline(&[1]));
+    let mut d = send(0, SendData::Inline(&[1]));
     d.opcode = Opcode::Read;
     assert_eq!(p.push(&d), err(WqeError::InlineNotAllowed));
     d.opcode = Opcode::BindMw;
     assert_eq!(p.push(&d), err(WqeError::BadLocal));
     d.opcode = Opcode::CmpSwap;
     assert_eq!(p.push(&d), err(WqeError::BadAtomic));
-    let operands = Data::Atomic(sges(1)[0], AtomicArgs::fetch_add(1));
+    let operands = SendData::Atomic(sges(1)[0], AtomicArgs::fetch_add(1));
     assert_eq!(p.push(&send(0, operands)), err(WqeError::BadAtomic));
 }
 
@@ -213,11 +213,11 @@ fn atomics_carry_operands_and_masks_through_the_ring() {
     };
     for round in 0..10 {
         let plain = [
-            SendDesc::fetch_add(round, sge, 0x20, 9, 5),
-            SendDesc::cmp_swap(round, sge, 0x20, 9, 6, 7),
+            SendWr::fetch_add(round, sge, 0x20, 9, 5),
+            SendWr::cmp_swap(round, sge, 0x20, 9, 6, 7),
         ];
-        let with = |d: SendDesc<'static>| SendDesc {
-            data: Data::Atomic(sge, masked),
+        let with = |d: SendWr<'static>| SendWr {
+            data: SendData::Atomic(sge, masked),
             ..d
         };
         for (d, want, slots) in [
@@ -226,38 +226,38 @@ fn atomics_carry_operands_and_masks_through_the_ring() {
             (with(plain[0]), masked, 2),
             (with(plain[1]), masked, 2),
         ] {
-            assert_eq!(d.slots(), Ok(slots));
+            assert_eq!(d.slot_count(), Ok(slots));
             p.push(&d).unwrap();
-            p.publish();
+            p.publish_posted();
             assert!(c.pop(&mut w).unwrap().is_some());
             assert_eq!(w.atomic_args(), Some(want));
             assert_eq!((w.sges(), w.length), (&[sge][..], 8));
             assert_eq!((w.wr_id, w.remote_addr, w.rkey), (round, 0x20, 9));
-            c.release();
-            c.complete(1);
+            c.release_popped();
+            c.complete_requests(1);
         }
     }
-    let mut slots = [Slot([0; 8]); 2];
-    SendDesc::fetch_add(1, sge, 0, 0, 1).encode(|i, s| slots[i as usize] = *s);
+    let mut slots = [WqeSlot([0; 8]); 2];
+    SendWr::fetch_add(1, sge, 0, 0, 1).encode_slots(|i, s| slots[i as usize] = *s);
     // num_sge of the header, then the slot count.
     for (byte, v) in [(2, 0u64), (2, 2), (3, 0), (3, 3), (1, 8)] {
         let mut bad = slots;
         bad[0].0[0] = bad[0].0[0] & !(0xff << (8 * byte)) | v << (8 * byte);
-        assert!(SendWqe::parse(&bad).is_err(), "byte {byte} = {v}");
+        assert!(SendWqe::parse_slots(&bad).is_err(), "byte {byte} = {v}");
     }
 }
 
 #[test]
 fn a_slot_never_written_is_no_request() {
     assert_eq!(
-        SendWqe::parse(&[Slot([0; 8])]).unwrap_err(),
+        SendWqe::parse_slots(&[WqeSlot([0; 8])]).unwrap_err(),
         WqeError::BadOpcode(0)
     );
     assert_eq!(
-        RecvWqe::parse(&[Slot([0; 8])]).unwrap_err(),
+        RecvWqe::parse_slots(&[WqeSlot([0; 8])]).unwrap_err(),
         WqeError::BadOpcode(0)
     );
-    assert_eq!(SendWqe::parse(&[]).unwrap_err(), WqeError::Truncated);
+    assert_eq!(SendWqe::parse_slots(&[]).unwrap_err(), WqeError::Truncated);
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn elements_of_4_gib_in_sum_are_refused() {
         },
     ];
     assert_eq!(
-        SendWqe::from_desc(&send(0, Data::Sges(&list))).unwrap_err(),
+        SendWqe::from_wr(&send(0, SendData::Sges(&list))).unwrap_err(),
         WqeError::LengthOverflow
     );
 }
@@ -288,7 +288,7 @@ fn geometry_holds_the_promised_requests_at_their_largest() {
     let mut p = SqProducer::new(r.clone(), 0, g.sq_slots, 10).unwrap();
     let list = sges(16);
     for i in 0..10 {
-        p.push(&send(i, Data::Sges(&list))).unwrap();
+        p.push(&send(i, SendData::Sges(&list))).unwrap();
     }
     assert!(RqConsumer::new(r, g.rq_offset, g.rq_slots).is_ok());
     assert!(QpGeometry::new(u32::MAX, 1, 1, 1, 0).is_none());
@@ -301,16 +301,16 @@ proptest! {
         words in proptest::collection::vec(any::<[u64; 8]>(), 0..=MAX_SLOTS),
         opcode in 0u8..16, flags in any::<u8>(), num_sge in 0u8..20, slots in 0u8..8, length in 0u32..400,
     ) {
-        let mut s: Vec<Slot> = words.into_iter().map(Slot).collect();
-        let _ = SendWqe::parse(&s);
-        let _ = RecvWqe::parse(&s);
+        let mut s: Vec<WqeSlot> = words.into_iter().map(WqeSlot).collect();
+        let _ = SendWqe::parse_slots(&s);
+        let _ = RecvWqe::parse_slots(&s);
         if let Some(first) = s.first_mut() {
             // Nearly valid headers reach further into the parser.
             let op = if opcode == 15 { 0x80 } else { opcode };
             first.0[0] = u64::from_le_bytes([op, flags & 15, num_sge, slots, 0, 0, 0, 0]);
             first.0[3] = u64::from(length) << 32;
         }
-        if let Ok(w) = SendWqe::parse(&s) {
+        if let Ok(w) = SendWqe::parse_slots(&s) {
             prop_assert!(w.sges().len() <= 16);
             if let Some(d) = w.inline_data() {
                 prop_assert_eq!(d.len(), w.length as usize);
@@ -322,7 +322,7 @@ proptest! {
                 prop_assert_eq!(sum, u64::from(w.length));
             }
         }
-        let _ = RecvWqe::parse(&s);
+        let _ = RecvWqe::parse_slots(&s);
     }
 
     #[test]
@@ -336,11 +336,11 @@ proptest! {
     }
 }
 
-fn completion(wr_id: u64) -> Cqe {
-    Cqe {
+fn completion(wr_id: u64) -> Wc {
+    Wc {
         wr_id,
         qp_num: 3,
-        ..Cqe::default()
+        ..Wc::default()
     }
 }
 
@@ -350,7 +350,7 @@ fn completions_come_in_order_through_many_laps() {
     let r = region(g.len);
     let mut p = CqProducer::new(r.clone(), 0, g, 0).unwrap();
     let mut c = CqConsumer::new(r, 0, g).unwrap();
-    let mut out = [Cqe::default(); 3];
+    let mut out = [Wc::default(); 3];
     assert_eq!(c.poll(&mut out), 0);
     let mut next = 0;
     for i in 0..100 {
@@ -375,8 +375,8 @@ fn a_client_that_does_not_poll_overflows_its_own_queue() {
     p.push(&completion(1)).unwrap();
     assert_eq!(p.push(&completion(2)), Err(CqOverflow));
     p.set_error(75);
-    assert_eq!(c.error(), 75);
-    assert_eq!(c.poll(&mut [Cqe::default(); 4]), 2);
+    assert_eq!(c.error_code(), 75);
+    assert_eq!(c.poll(&mut [Wc::default(); 4]), 2);
     p.push(&completion(2)).unwrap();
     // A consumer index from the future is a full ring as well.
     r.write(cq::HEADER, &0x7000_0000u32.to_le_bytes()).unwrap();
@@ -397,7 +397,7 @@ fn a_poll_serves_the_rings_of_all_workers_in_turn() {
         }
     }
     let mut got = Vec::new();
-    let mut out = [Cqe::default(); 1];
+    let mut out = [Wc::default(); 1];
     for _ in 0..200 {
         if c.poll(&mut out) == 1 {
             got.push(out[0].wr_id);
@@ -421,34 +421,34 @@ fn only_the_completions_that_were_asked_for_raise_an_event() {
     let r = region(g.len);
     let mut p = CqProducer::new(r.clone(), 0, g, 0).unwrap();
     let c = CqConsumer::new(r, 0, g).unwrap();
-    let solicited = Cqe {
+    let solicited = Wc {
         flags: WcFlags::SOLICITED,
         ..completion(1)
     };
-    let failed = Cqe {
+    let failed = Wc {
         status: WcStatus::WR_FLUSH_ERR,
         ..completion(1)
     };
     p.push(&completion(0)).unwrap();
     assert!(!p.take_event(), "not armed");
-    c.arm(true);
+    c.arm_event(true);
     p.push(&completion(0)).unwrap();
     assert!(!p.take_event(), "armed for solicited ones");
     p.push(&solicited).unwrap();
     assert!(p.take_event());
     p.push(&solicited).unwrap();
     assert!(!p.take_event(), "one event per arming");
-    c.arm(true);
+    c.arm_event(true);
     p.push(&failed).unwrap();
     assert!(p.take_event(), "failures count as solicited");
-    c.arm(false);
-    c.arm(true);
+    c.arm_event(false);
+    c.arm_event(true);
     p.push(&completion(0)).unwrap();
     assert!(
         p.take_event(),
         "a later solicited arming does not weaken the first"
     );
-    c.arm(false);
+    c.arm_event(false);
     assert!(!p.take_event(), "no completion since");
 }
 
@@ -460,8 +460,8 @@ fn doorbells_name_each_pending_queue_once() {
     let mut c = DoorbellConsumer::new(r, off, 4).unwrap();
     assert!(!c.has_work());
     for lap in 0..10 {
-        p.ring(lap);
-        p.ring(0xff_ffff);
+        p.ring_doorbell(lap);
+        p.ring_doorbell(0xff_ffff);
         assert!(c.has_work());
         assert_eq!(
             (c.pop(), c.pop(), c.pop()),
@@ -481,17 +481,22 @@ fn a_doorbell_ring_full_of_garbage_only_yields_numbers() {
 
 #[test]
 fn clients_see_sleeping_workers_through_a_mapping_they_cannot_write() {
-    let page = WorkerPage::create(3).unwrap();
-    let fd = page.region().fd().unwrap().try_clone_to_owned().unwrap();
+    let page = WorkerPage::create_sealed(3).unwrap();
+    let fd = page
+        .shared_memory()
+        .memfd()
+        .unwrap()
+        .try_clone_to_owned()
+        .unwrap();
     assert!(
-        Region::map(fd.try_clone().unwrap(), 1).is_err(),
+        SharedMemory::map_fd(fd.try_clone().unwrap(), 1).is_err(),
         "sealed against new writers"
     );
-    let view = Region::map_read_only(fd, 3 * doorbell::WORKER_LINE).unwrap();
+    let view = SharedMemory::map_read_only(fd, 3 * doorbell::WORKER_LINE).unwrap();
     assert_eq!(view.write(0, &[1]), Err(OutOfBounds));
     let view = WorkerPageView::new(Arc::new(view), 3).unwrap();
-    let flag = page.flag(2).unwrap();
-    assert!(page.flag(3).is_none());
+    let flag = page.sleep_flag(2).unwrap();
+    assert!(page.sleep_flag(3).is_none());
     flag.announce_sleep();
     assert_eq!([0, 1, 2].map(|w| view.must_wake(w)), [false, false, true]);
     flag.announce_awake();
@@ -510,16 +515,16 @@ fn a_stream_of_requests_crosses_between_two_threads() {
             }
             assert_eq!(w.wr_id, expect);
             assert_eq!(w.inline_data().unwrap(), expect.to_le_bytes());
-            c.release();
-            c.complete(1);
+            c.release_popped();
+            c.complete_requests(1);
         }
     });
     for i in 0..n {
         let b = i.to_le_bytes();
-        while p.push(&send(i, Data::Inline(&b))) == Err(PushError::Full) {
+        while p.push(&send(i, SendData::Inline(&b))) == Err(PushError::Full) {
             std::thread::yield_now();
         }
-        p.publish();
+        p.publish_posted();
     }
     worker.join().unwrap();
 }

@@ -1,8 +1,8 @@
 //! Shared receive queues over real mappings, with honest and hostile clients and several
 //! workers.
 
-use siw_shm::region::Region;
-use siw_shm::shared_receive_queue::{HEADER, OFF_TAIL, Taken};
+use siw_shm::shared_memory::SharedMemory;
+use siw_shm::shared_receive_queue::{HEADER, OFF_TAIL, TakenRequest};
 use siw_shm::work_queue::PushError;
 use siw_shm::*;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use std::sync::atomic::Ordering;
 struct Rig {
     p: SrqProducer,
     ring: Arc<SrqRing>,
-    low: Arc<LowWater>,
-    region: Arc<Region>,
+    low: Arc<LowWaterMark>,
+    region: Arc<SharedMemory>,
 }
 
 fn rig(max_wr: u32, max_sge: u32) -> Rig {
     let g = SrqGeometry::new(max_wr, max_sge).unwrap();
-    let region = Arc::new(Region::anonymous(g.len).unwrap());
+    let region = Arc::new(SharedMemory::new_anonymous(g.len).unwrap());
     Rig {
         p: SrqProducer::new(region.clone(), 0, g, max_wr).unwrap(),
         ring: SrqRing::new(region.clone(), 0, g).unwrap(),
@@ -32,8 +32,8 @@ impl Rig {
     }
 
     fn post(&mut self, wr_id: u64) -> Result<(), PushError> {
-        let r = self.p.push(&RecvDesc { wr_id, sges: &[] });
-        self.p.publish();
+        let r = self.p.push(&RecvWr { wr_id, sges: &[] });
+        self.p.publish_posted();
         r
     }
 }
@@ -56,13 +56,13 @@ fn requests_of_every_size_reach_the_workers_in_posting_order() {
                 lkey: 9,
             })
             .collect();
-        let d = RecvDesc {
+        let d = RecvWr {
             wr_id: round,
             sges: &list,
         };
         r.p.push(&d).unwrap();
         assert_eq!(a.pop(&mut w), Ok(None), "not published yet");
-        r.p.publish();
+        r.p.publish_posted();
         let c = if round % 2 == 0 { &mut a } else { &mut b };
         assert!(c.pop(&mut w).unwrap().is_some());
         assert_eq!((w.wr_id, w.sges()), (round, &list[..]));
@@ -87,7 +87,7 @@ fn no_more_requests_than_granted_are_taken_in() {
         assert_eq!(take(&mut c), None);
     }
     let sges = [Sge::default(); 2];
-    let d = RecvDesc {
+    let d = RecvWr {
         wr_id: 0,
         sges: &sges,
     };
@@ -140,8 +140,8 @@ fn an_impossible_tail_is_told_and_reads_nothing() {
     let mut w = RecvWqe::new();
     for bad in [5, u32::MAX, 1 << 31] {
         tail.store(bad, Ordering::Release);
-        assert_eq!(c.pop(&mut w), Err(RingError::Nonsense));
-        assert_eq!(r.ring.stock(), 0);
+        assert_eq!(c.pop(&mut w), Err(RingError::InvalidIndex));
+        assert_eq!(r.ring.count_posted(), 0);
     }
     // Zeroes are no request; the next one is.
     tail.store(1, Ordering::Release);
@@ -174,14 +174,14 @@ fn a_resize_keeps_the_order_and_lets_the_old_ring_go() {
     assert_eq!(take(&mut a), Some(0));
     let mut new = rig(2, 1);
     new.post(3).unwrap();
-    old.ring.append(new.ring.clone());
-    assert_eq!(old.ring.stock(), 3);
+    old.ring.append_ring(new.ring.clone());
+    assert_eq!(old.ring.count_posted(), 3);
     assert_eq!(take(&mut b), Some(1));
-    b.settle();
+    b.leave_old_ring();
     assert_eq!(take(&mut a), Some(2));
     assert_eq!(take(&mut a), Some(3));
     assert_eq!(take(&mut a), None);
-    b.settle();
+    b.leave_old_ring();
     assert_eq!(Arc::strong_count(&old.ring), 1, "no worker needs it");
     new.post(4).unwrap();
     assert_eq!(take(&mut b), Some(4));
@@ -194,7 +194,7 @@ fn one_low_water_event_follows_one_arming() {
     let mut w = RecvWqe::new();
     let mut told = |c: &mut SrqConsumer| {
         c.pop(&mut w).unwrap()
-            == Some(Taken {
+            == Some(TakenRequest {
                 limit_reached: true,
             })
     };
@@ -202,11 +202,11 @@ fn one_low_water_event_follows_one_arming() {
         r.post(v).unwrap();
     }
     assert!(!told(&mut c));
-    assert!(!r.low.arm(4, &r.ring));
+    assert!(!r.low.arm_event(4, &r.ring));
     assert!(!told(&mut c), "four are left");
     assert!(told(&mut c));
-    assert_eq!(r.low.limit(), 0);
+    assert_eq!(r.low.armed_limit(), 0);
     assert!(!told(&mut c));
-    assert!(r.low.arm(3, &r.ring), "two are left already");
-    assert!(!r.low.arm(0, &r.ring));
+    assert!(r.low.arm_event(3, &r.ring), "two are left already");
+    assert!(!r.low.arm_event(0, &r.ring));
 }

@@ -8,7 +8,7 @@ use crate::measurement::histogram;
 use crate::pattern;
 use crate::plan::Op;
 use hdrhistogram::Histogram;
-use siw::{Data, Error, SendWr, Sge, Wc};
+use siw::{Error, SendData, SendWr, Sge, Wc};
 use std::time::{Duration, Instant};
 
 /// How long placed data may take to be seen after its message completed.
@@ -186,9 +186,9 @@ impl<'a> Initiator<'a> {
                 let remote = peer.addr + slot * plan.stride() as u64;
                 let sge = std::slice::from_ref(&sges[i]);
                 let data = if plan.inline {
-                    Data::Inline(inline)
+                    SendData::Inline(inline)
                 } else {
-                    Data::Sges(sge)
+                    SendData::Sges(sge)
                 };
                 let id = u64::from(qp);
                 match plan.op {

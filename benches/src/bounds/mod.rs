@@ -18,8 +18,8 @@ use framing::BOUND_TIME;
 use raw_link::Link;
 use serde::Serialize;
 use siw_memory::crc;
-use siw_shm::Region;
-use siw_shm::region::Pages;
+use siw_shm::SharedMemory;
+use siw_shm::shared_memory::PageSize;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -76,8 +76,8 @@ impl Bound {
 pub struct Bounds {
     plan: Plan,
     framing: Framing,
-    src: Arc<Region>,
-    dst: Region,
+    src: Arc<SharedMemory>,
+    dst: SharedMemory,
     link: Option<Link>,
     crc: bool,
     round_trip: bool,
@@ -93,9 +93,13 @@ impl Bounds {
         ring_pair: bool,
         crc: bool,
     ) -> Result<Bounds, String> {
-        let pages = if huge { Pages::TryHuge } else { Pages::Normal };
+        let pages = if huge {
+            PageSize::TryHuge
+        } else {
+            PageSize::Normal
+        };
         let memory = |len: usize| {
-            let r = Region::create("siw-perf", len, pages)
+            let r = SharedMemory::create_memfd("siw-perf", len, pages)
                 .map_err(|e| format!("memory for the bounds: {e}"))?;
             let page = [0x5a; 4096];
             for at in (0..r.len()).step_by(page.len()) {
@@ -119,17 +123,17 @@ impl Bounds {
         let oob = |e: siw_shm::OutOfBounds| e.to_string();
         let (src, dst) = (self.src.clone(), &self.dst);
         let copy_crc = self.walk(|from, to, n| {
-            black_box(crc::update_region(0, &src, from, n).map_err(oob)?);
-            src.copy(from, dst, to, n).map_err(oob)
+            black_box(crc::crc32c_append_shared(0, &src, from, n).map_err(oob)?);
+            src.copy_to(from, dst, to, n).map_err(oob)
         })?;
         let crc = self.walk(|from, _, n| {
-            black_box(crc::update_region(0, &src, from, n).map_err(oob)?);
+            black_box(crc::crc32c_append_shared(0, &src, from, n).map_err(oob)?);
             Ok(())
         })?;
         let copy = if self.crc {
             None
         } else {
-            Some(self.walk(|from, to, n| src.copy(from, dst, to, n).map_err(oob))?)
+            Some(self.walk(|from, to, n| src.copy_to(from, dst, to, n).map_err(oob))?)
         };
         let (mut raw, mut rtt) = (None, None);
         if let Some(link) = &mut self.link {

@@ -8,7 +8,7 @@ use dpdk::{
     BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool, Port,
     PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepage_sizes,
 };
-use siw_shm::Region;
+use siw_shm::SharedMemory;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -71,7 +71,7 @@ impl Link {
         &mut self,
         plan: &Plan,
         framing: Framing,
-        src: &Arc<Region>,
+        src: &Arc<SharedMemory>,
     ) -> Result<f64, String> {
         let memory: Arc<dyn ExtMemory> = src.clone();
         let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
@@ -124,7 +124,7 @@ impl Link {
         &mut self,
         plan: &Plan,
         framing: Framing,
-        src: &Arc<Region>,
+        src: &Arc<SharedMemory>,
     ) -> Result<f64, String> {
         let memory: Arc<dyn ExtMemory> = src.clone();
         let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
@@ -184,7 +184,7 @@ impl Link {
 fn frame(
     cache: &mut MbufCache,
     tracker: &ExtTracker,
-    src: &Region,
+    src: &SharedMemory,
     header: &[u8],
     off: usize,
     n: usize,

@@ -17,8 +17,8 @@ use clap::Parser;
 use rustix::event::{PollFd, PollFlags, poll};
 use siw::{
     Access, CmChannel, CmEvent, CompletionChannel, ConnInfo, ConnectOptions, ConnectRequest,
-    Context, Cq, Data, Error, Listener, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc, WcOpcode,
-    WcStatus, WrFlags,
+    Context, Cq, Error, Listener, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendData, SendWr, Wc,
+    WcOpcode, WcStatus, WrFlags,
 };
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -246,7 +246,7 @@ impl Session {
         self.send.write(0, &info.to_bytes())?;
         let sge = [self.send.sge(0, INFO)];
         self.qp
-            .post_send(&[SendWr::send(SEND, Data::Sges(&sge))])
+            .post_send(&[SendWr::send(SEND, SendData::Sges(&sge))])
             .map_err(|e| e.error)
     }
 
@@ -423,7 +423,12 @@ impl Session {
         let sink = self.wait_info("the client's sink address")?;
         // As rping: the string and its terminator.
         let sge = [self.data.sge(0, (text + 1).min(len))];
-        self.post_rdma(SendWr::write(RDMA, Data::Sges(&sge), sink.addr, sink.rkey))?;
+        self.post_rdma(SendWr::write(
+            RDMA,
+            SendData::Sges(&sge),
+            sink.addr,
+            sink.rkey,
+        ))?;
         self.wait_rdma("the RDMA WRITE")?;
         Ok(self.send_info(go)?)
     }
@@ -434,7 +439,7 @@ impl Session {
             wr.opcode, wr.remote_addr, wr.rkey
         ));
         self.qp
-            .post_send(&[wr.flags(WrFlags::SIGNALED)])
+            .post_send(&[wr.with_flags(WrFlags::SIGNALED)])
             .map_err(|e| e.error)
     }
 

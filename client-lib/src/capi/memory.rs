@@ -5,8 +5,8 @@ use super::{
     SiwMwBind, SiwRange, SiwSendWr, fail, free, get, null, posted_status, put_box, slice, status,
 };
 use crate::{
-    Access, Arena, AtomicArgs, Context, Data, Error, FastMr, Mr, Mw, Opcode, Pd, PostError, Qp,
-    Rereg, SendWr, Sge, WindowType, WrFlags,
+    Access, Arena, AtomicArgs, Context, Error, FastMr, Mr, Mw, Opcode, Pd, PostError, Qp, Rereg,
+    SendData, SendWr, Sge, WindowType, WrFlags,
 };
 use siw_shm::control::{REREG_ACCESS, REREG_PD, REREG_TRANSLATION};
 use std::ffi::{c_int, c_void};
@@ -232,7 +232,7 @@ pub(super) unsafe fn post_special(
     flags: WrFlags,
     sges: &[Sge],
 ) -> Result<(), Error> {
-    let post = |wr: SendWr<'_>| qp.post_send(&[wr.flags(flags)]).map_err(|e| e.error);
+    let post = |wr: SendWr<'_>| qp.post_send(&[wr.with_flags(flags)]).map_err(|e| e.error);
     match opcode {
         Opcode::BindMw => {
             // SAFETY: by the caller's contract.
@@ -269,7 +269,7 @@ pub(super) unsafe fn post_special(
                 opcode,
                 remote_addr: wr.remote_addr,
                 rkey: wr.rkey,
-                ..SendWr::send(wr.wr_id, Data::Atomic(sge, args))
+                ..SendWr::send(wr.wr_id, SendData::Atomic(sge, args))
             })
         }
     }

@@ -22,8 +22,8 @@ pub use queue_layout::*;
 pub use queues::*;
 
 use crate::{
-    Access, CompletionChannel, Context, Cq, Data, Error, Mr, Opcode, Pd, PostError, Qp, QpInit,
-    RecvWr, SendWr, Sge, Wc, WcStatus, WrFlags,
+    Access, CompletionChannel, Context, Cq, Error, Mr, Opcode, Pd, PostError, Qp, QpInit, RecvWr,
+    SendData, SendWr, Sge, Wc, WcStatus, WrFlags,
 };
 use memory::post_special;
 use rustix::fd::{AsFd, AsRawFd};
@@ -496,13 +496,13 @@ unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), 
     let data = if flags.contains(WrFlags::INLINE) {
         // SAFETY: by the caller's contract.
         let n = unsafe { gather(sges, last) }?;
-        Data::Inline(&last[..n])
+        SendData::Inline(&last[..n])
     } else {
-        Data::Sges(sges)
+        SendData::Sges(sges)
     };
     let wr = SendWr {
         opcode,
-        flags,
+        with_flags: flags,
         wr_id: wr.wr_id,
         imm: wr.inv_rkey,
         remote_addr: wr.remote_addr,

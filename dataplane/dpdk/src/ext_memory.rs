@@ -29,7 +29,7 @@ pub unsafe trait ExtMemory: Send + Sync {
 
 // SAFETY: a region stays mapped while it lives, is readable throughout, and is only ever
 // accessed by raw copies.
-unsafe impl ExtMemory for siw_shm::Region {
+unsafe impl ExtMemory for siw_shm::SharedMemory {
     #[inline]
     fn slice(&self, offset: u64, len: usize) -> Option<ExtSlice> {
         let ptr = self.ptr_at(usize::try_from(offset).ok()?, len).ok()?;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use nix::libc;
 use siw_shm::control::messages::KIND_CM_EVENT;
 use siw_shm::control::{
-    Addr, AsyncEventKind, CmEvent, CmEventKind, PrivateData, QpState, Text, codec,
+    Addr, AsyncEventKind, CmEventKind, CmEventMessage, PrivateData, QpState, Text, codec,
 };
 
 use super::Control;
@@ -26,7 +26,7 @@ impl Control {
                 peer_ird,
                 peer_ord,
             } => {
-                let mut e = CmEvent::new(CmEventKind::ConnectRequest);
+                let mut e = CmEventMessage::new(CmEventKind::ConnectRequest);
                 // What the initiator can hold bounds our ORD, what it wants our IRD.
                 e.ord = peer_ird.map_or(0, u32::from);
                 e.ird = peer_ord.map_or(0, u32::from);
@@ -42,7 +42,7 @@ impl Control {
                 let Some(l) = self.listeners.get(listener) else {
                     return;
                 };
-                let mut e = CmEvent::new(CmEventKind::RequestCancelled);
+                let mut e = CmEventMessage::new(CmEventKind::RequestCancelled);
                 e.cookie = l.cookie;
                 e.listener = listener.0;
                 e.request = number.0;
@@ -66,7 +66,7 @@ impl Control {
                 qp.ord = negotiated.ord;
                 qp.local = local.into();
                 qp.peer = remote.into();
-                let mut e = CmEvent::new(CmEventKind::Established);
+                let mut e = CmEventMessage::new(CmEventKind::Established);
                 e.cookie = qp.cookie;
                 e.qp_num = qpn.0;
                 e.worker = qp.worker as u32;
@@ -88,7 +88,7 @@ impl Control {
                     return;
                 };
                 qp.state = QpState::Error;
-                let mut e = CmEvent::new(CmEventKind::Disconnected);
+                let mut e = CmEventMessage::new(CmEventKind::Disconnected);
                 e.cookie = qp.cookie;
                 e.qp_num = qpn.0;
                 e.device = qp.device as u32;
@@ -176,7 +176,7 @@ impl Control {
         worker: usize,
         request: RequestId,
         listener: CmListenerId,
-        mut e: CmEvent,
+        mut e: CmEventMessage,
     ) {
         let Some(l) = self.listeners.get(listener) else {
             let private_data = Vec::new();
@@ -243,7 +243,7 @@ impl Control {
                 (CmEventKind::ConnectError, libc::EADDRNOTAVAIL, why.clone())
             }
         };
-        let mut e = CmEvent::new(kind);
+        let mut e = CmEventMessage::new(kind);
         e.cookie = qp.cookie;
         e.qp_num = qpn.0;
         e.errno = errno as u32;
@@ -255,7 +255,7 @@ impl Control {
         self.cm_event(id, channel, &e);
     }
 
-    fn cm_event(&mut self, client: ClientId, channel: Option<CmChannelId>, event: &CmEvent) {
+    fn cm_event(&mut self, client: ClientId, channel: Option<CmChannelId>, event: &CmEventMessage) {
         let Some(c) = self.clients.get_mut(&client) else {
             return;
         };

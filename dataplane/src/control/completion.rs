@@ -47,7 +47,7 @@ impl Control {
             .queues
             .alloc(geometry.len)
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        let producers = (0..geometry.workers)
+        let producers = (0..geometry.workers_mask)
             .map(|w| CqProducer::new(mem.region.clone(), mem.offset, geometry, w))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
@@ -81,9 +81,9 @@ impl Control {
             return;
         };
         if let Some(q) = c.cqs.get(&cq) {
-            let fd = q.mem.region.fd().filter(|_| q.mem.new_region);
+            let fd = q.mem.region.memfd().filter(|_| q.mem.new_region);
             let reply = cq_reply(cq, geometry, &q.mem);
-            let _ = c.conn.reply::<m::ResizeCq>(seq, &reply, fd.as_slice());
+            let _ = c.conn.send_reply::<m::ResizeCq>(seq, &reply, fd.as_slice());
         }
         self.answered(id);
     }
@@ -125,12 +125,12 @@ impl Control {
 pub(super) fn cq_reply(
     cq: CqId,
     geometry: CqGeometry,
-    mem: &siw_memory::queue_alloc::QueueMem,
+    mem: &siw_memory::queue_allocator::QueueMemory,
 ) -> m::CqReply {
     m::CqReply {
         cq: cq.0,
         entries: geometry.entries,
-        workers: geometry.workers,
+        workers: geometry.workers_mask,
         reserved: 0,
         mem: mem.into(),
     }

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use nix::libc;
-use siw_shm::control::Conn;
+use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 
 use super::outbox::Outbox;
@@ -15,7 +15,7 @@ use crate::worker::messages::{Command, ConnectParams, RequestId};
 
 impl Control {
     pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
-        let (ours, theirs) = Conn::pair().map_err(Refusal::memory)?;
+        let (ours, theirs) = ControlSocket::new_pair().map_err(Refusal::memory)?;
         self.outboxes_no += 1;
         let token = TOKEN_OUTBOX | u64::from(self.outboxes_no);
         let c = self.client(id)?;

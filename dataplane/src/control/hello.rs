@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use siw_shm::control::{Conn, messages};
-use siw_shm::{DoorbellConsumer, Region, doorbell};
+use siw_shm::control::{ControlSocket, messages};
+use siw_shm::{DoorbellConsumer, SharedMemory, doorbell};
 
 use super::outbox::Outbox;
 use super::{Control, TOKEN_OUTBOX, requests};
@@ -16,7 +16,7 @@ impl Control {
         &mut self,
         id: ClientId,
         seq: u32,
-        m: &messages::Hello,
+        m: &messages::ClientHello,
     ) -> Result<(), requests::Refusal> {
         let workers = self.config.mailboxes.len() as u32;
         let Some(client) = self.clients.get_mut(&id) else {
@@ -39,10 +39,14 @@ impl Control {
             .clamp(64, doorbell::MAX_CAPACITY);
         let len = doorbell::ring_len(capacity) * workers as usize;
         let region = Arc::new(
-            Region::create("siwd-doorbells", len, siw_shm::region::Pages::Normal)
-                .map_err(requests::Refusal::memory)?,
+            SharedMemory::create_memfd(
+                "siwd-doorbells",
+                len,
+                siw_shm::shared_memory::PageSize::Normal,
+            )
+            .map_err(requests::Refusal::memory)?,
         );
-        let (events, theirs) = Conn::pair().map_err(requests::Refusal::memory)?;
+        let (events, theirs) = ControlSocket::new_pair().map_err(requests::Refusal::memory)?;
         let mut ends = Vec::new();
         for w in 0..workers {
             let ring =
@@ -66,8 +70,8 @@ impl Control {
             limits: requests::limits(&self.config.limits, &self.config.devices),
             daemon: messages::Text::new(concat!("siwd ", env!("CARGO_PKG_VERSION"))),
         };
-        let page = self.config.page.region().fd();
-        let (Some(page), Some(bells)) = (page, region.fd()) else {
+        let page = self.config.page.shared_memory().memfd();
+        let (Some(page), Some(bells)) = (page, region.memfd()) else {
             return Err(requests::Refusal::new(
                 nix::libc::ENOMEM,
                 "shared memory has no descriptor",
@@ -77,7 +81,7 @@ impl Control {
         fds.extend(ends.iter().map(|e| e.1.as_fd()));
         client
             .conn
-            .reply::<messages::Hello>(seq, &reply, &fds)
+            .send_reply::<messages::ClientHello>(seq, &reply, &fds)
             .map_err(requests::Refusal::memory)?;
         client.greeted = true;
         self.outboxes_no += 1;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use nix::libc;
-use siw_memory::queue_alloc::QueueMem;
-use siw_memory::{DeregError, Mr, Stag};
+use siw_memory::queue_allocator::QueueMemory;
+use siw_memory::{DeregError, RegisteredMemory, Stag};
 use siw_shm::Access;
 use siw_shm::control::messages as m;
-use siw_shm::region::{Pages, Region};
+use siw_shm::shared_memory::{PageSize, SharedMemory};
 
 use super::requests::*;
 use super::resources::{Arena, Client, MemoryRegion};
@@ -25,9 +25,15 @@ impl Control {
         if c.memory.saturating_add(r.len) > limit {
             return Err(Refusal::limit("arena bytes", limit));
         }
-        let pages = if huge { Pages::TryHuge } else { Pages::Normal };
-        let region =
-            Arc::new(Region::create("siwd-arena", r.len as usize, pages).map_err(Refusal::memory)?);
+        let pages = if huge {
+            PageSize::TryHuge
+        } else {
+            PageSize::Normal
+        };
+        let region = Arc::new(
+            SharedMemory::create_memfd("siwd-arena", r.len as usize, pages)
+                .map_err(Refusal::memory)?,
+        );
         let external =
             (self.config.map_arena)(&region).map_err(|e| Refusal::new(libc::ENOMEM, e))?;
         let c = self.client(id)?;
@@ -39,7 +45,7 @@ impl Control {
         };
         c.memory += region.len() as u64;
         let fd = region
-            .fd()
+            .memfd()
             .ok_or_else(|| Refusal::new(libc::ENOMEM, "shared memory has no descriptor"))?;
         send_fds::<m::AllocArena>(c, seq, &reply, &[fd])?;
         c.arenas.insert(
@@ -103,7 +109,9 @@ impl Control {
         }
         let has = |f| r.flags & f != 0;
         let (offset, len, access) = keys
-            .with(Stag(r.lkey), |mr| (mr.offset(), mr.len(), mr.access()))
+            .with_entry(Stag(r.lkey), |mr| {
+                (mr.start_offset(), mr.len(), mr.access_rights())
+            })
             .ok_or_else(|| Refusal::unknown("memory region with lkey", r.lkey))?;
         let moved = has(m::REREG_TRANSLATION);
         let new = m::RegMr {
@@ -156,16 +164,16 @@ impl Control {
         let _ = match then {
             Then::Dereg { lkey } => {
                 let_go(c, lkey);
-                c.conn.reply::<m::DeregMr>(seq, &EMPTY, &[])
+                c.conn.send_reply::<m::DeregMr>(seq, &EMPTY, &[])
             }
             Then::Rereg { lkey } => {
                 let reply = m::MrReply {
                     lkey: lkey.0,
                     rkey: lkey.0,
                 };
-                c.conn.reply::<m::ReregMr>(seq, &reply, &[])
+                c.conn.send_reply::<m::ReregMr>(seq, &reply, &[])
             }
-            Then::DeallocMw => c.conn.reply::<m::DeallocMw>(seq, &EMPTY, &[]),
+            Then::DeallocMw => c.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[]),
         };
         self.answered(id);
     }
@@ -192,7 +200,7 @@ fn refusal(e: DeregError) -> Refusal {
 }
 
 /// Checks a registration.
-fn new_mr(c: &Client, r: &m::RegMr) -> Result<Mr, Refusal> {
+fn new_mr(c: &Client, r: &m::RegMr) -> Result<RegisteredMemory, Refusal> {
     let access = Access(r.access).without(Access::OPTIONAL);
     if !Access::ALL.contains(access) {
         return Err(Refusal::new(
@@ -200,7 +208,7 @@ fn new_mr(c: &Client, r: &m::RegMr) -> Result<Mr, Refusal> {
             format!("unknown access bits {:#x}", r.access),
         ));
     }
-    if access.remote_changes() && !access.contains(Access::LOCAL_WRITE) {
+    if access.allows_remote_changes() && !access.contains(Access::LOCAL_WRITE) {
         return Err(Refusal::new(
             libc::EINVAL,
             "remote write and remote atomic need local write too (ibv_reg_mr(3))",
@@ -213,7 +221,7 @@ fn new_mr(c: &Client, r: &m::RegMr) -> Result<Mr, Refusal> {
     if !c.pds.contains_key(&PdId(r.pd)) {
         return Err(Refusal::unknown("protection domain", r.pd));
     }
-    Mr::new(
+    RegisteredMemory::new(
         arena.region.clone(),
         r.offset,
         r.len,
@@ -236,7 +244,7 @@ fn new_mr(c: &Client, r: &m::RegMr) -> Result<Mr, Refusal> {
 }
 
 /// Enters a region among what the client holds.
-pub(super) fn hold(c: &mut Client, key: Stag, pd: PdId, arena: ArenaId, list: Option<QueueMem>) {
+pub(super) fn hold(c: &mut Client, key: Stag, pd: PdId, arena: ArenaId, list: Option<QueueMemory>) {
     if let Some(a) = c.arenas.get_mut(&arena) {
         a.mrs += 1;
     }

@@ -36,9 +36,9 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signalfd::SignalFd;
 use siw_memory::KeyTable;
-use siw_shm::control::{AsyncEventKind, Conn, RecvError, Request};
+use siw_shm::control::{AsyncEventKind, ControlSocket, RecvError, Request};
 use siw_shm::control::{codec, messages};
-use siw_shm::{Region, WorkerPage};
+use siw_shm::{SharedMemory, WorkerPage};
 
 use crate::config::LimitsConfig;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
@@ -74,7 +74,7 @@ pub struct DeviceView {
 }
 
 /// A registered arena also has to be known to DPDK before a NIC may read it.
-pub type MapArena = Box<dyn Fn(&Arc<Region>) -> Result<Option<dpdk::ExternalRegion>, String>>;
+pub type MapArena = Box<dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::ExternalRegion>, String>>;
 
 /// What the control thread is started with.
 pub struct ControlConfig {
@@ -340,7 +340,7 @@ impl Control {
 
     fn accept_clients(&mut self) {
         loop {
-            match Conn::accept(self.config.listener.as_fd()) {
+            match ControlSocket::accept_client(self.config.listener.as_fd()) {
                 Ok(Some(conn)) => self.add_client(conn),
                 Ok(None) => return,
                 Err(e) => {
@@ -351,18 +351,18 @@ impl Control {
         }
     }
 
-    fn add_client(&mut self, conn: Conn) {
+    fn add_client(&mut self, conn: ControlSocket) {
         if self.clients.len() >= self.config.limits.clients as usize {
             let why = format!(
                 "{} clients are connected; raise [limits] clients",
                 self.clients.len()
             );
-            let _ = conn.refuse(0, 0, nix::libc::EUSERS, &why);
+            let _ = conn.send_refusal(0, 0, nix::libc::EUSERS, &why);
             return;
         }
         self.clients_no += 1;
         let id = ClientId(self.clients_no);
-        let pid = conn.peer().map_or(0, |p| p.0);
+        let pid = conn.peer_credentials().map_or(0, |p| p.0);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, u64::from(id.0));
         if let Err(e) = self.epoll.add(conn.as_fd(), event) {
             tracing::warn!("a client could not be watched: {e}");
@@ -370,9 +370,9 @@ impl Control {
         }
         tracing::debug!(client = id.0, pid, "client connected");
         let pages = if self.config.hugepages {
-            siw_shm::region::Pages::TryHuge
+            siw_shm::shared_memory::PageSize::TryHuge
         } else {
-            siw_shm::region::Pages::Normal
+            siw_shm::shared_memory::PageSize::Normal
         };
         self.clients
             .insert(id, Client::new(id, pid, conn, pages, &self.config.limits));
@@ -398,18 +398,19 @@ impl Control {
             self.watch_client(id, false);
             return false;
         }
-        match client.conn.recv() {
+        match client.conn.recv_packet() {
             Ok(packet) if client.waiting.is_some() => client.parked = Some(packet.bytes),
             Ok(packet) => {
                 self.packet(id, &packet.bytes);
-                return codec::peek(&packet.bytes).is_some_and(|(_, seq)| seq == codec::UNANSWERED);
+                return codec::peek_header(&packet.bytes)
+                    .is_some_and(|(_, seq)| seq == codec::UNANSWERED);
             }
             Err(RecvError::WouldBlock) => {}
             Err(RecvError::Closed) => self.remove_client(id, "closed its socket"),
             Err(RecvError::Truncated) => {
                 let _ = client
                     .conn
-                    .refuse(0, 0, nix::libc::EMSGSIZE, "packet too long");
+                    .send_refusal(0, 0, nix::libc::EMSGSIZE, "packet too long");
                 self.remove_client(id, "sent an overlong packet");
             }
             Err(RecvError::Io(e)) => self.remove_client(id, &format!("socket failed: {e}")),
@@ -430,14 +431,14 @@ impl Control {
                 let Some(client) = self.clients.get_mut(&id) else {
                     return;
                 };
-                let (kind, seq) = codec::peek(bytes).unwrap_or((0, 0));
+                let (kind, seq) = codec::peek_header(bytes).unwrap_or((0, 0));
                 let errno = match e {
                     codec::ProtoError::Version { .. } => nix::libc::EPROTONOSUPPORT,
                     codec::ProtoError::Kind(_) => nix::libc::EOPNOTSUPP,
                     _ => nix::libc::EPROTO,
                 };
                 tracing::warn!(client = id.0, pid = client.pid, "{e}");
-                let _ = client.conn.refuse(kind, seq, errno, &e.to_string());
+                let _ = client.conn.send_refusal(kind, seq, errno, &e.to_string());
                 if !matches!(e, codec::ProtoError::Kind(_)) {
                     self.remove_client(id, "spoke no protocol of ours");
                 }
@@ -521,7 +522,7 @@ impl Control {
         let Some(outbox) = &mut client.events else {
             return;
         };
-        let event = messages::AsyncEvent::new(kind, object, reason);
+        let event = messages::AsyncEventMessage::new(kind, object, reason);
         outbox.send(
             &self.epoll,
             codec::encode_event(messages::KIND_ASYNC_EVENT, &event),

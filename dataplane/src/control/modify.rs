@@ -117,12 +117,12 @@ impl Control {
         };
         if let Some(why) = info.refused {
             let why = format!("the queue pair is in {:?}: {why}", info.state);
-            let _ = c.conn.refuse(kind, seq, libc::EINVAL, &why);
+            let _ = c.conn.send_refusal(kind, seq, libc::EINVAL, &why);
         } else if let Ok(reply) = qp_state(c, qpn, Some(info)) {
             let _ = if modify {
-                c.conn.reply::<m::ModifyQp>(seq, &reply, &[])
+                c.conn.send_reply::<m::ModifyQp>(seq, &reply, &[])
             } else {
-                c.conn.reply::<m::QueryQp>(seq, &reply, &[])
+                c.conn.send_reply::<m::QueryQp>(seq, &reply, &[])
             };
         }
         self.answered(id);
@@ -145,7 +145,7 @@ impl Control {
             (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
         }
         if let Ok(reply) = qp_state(c, qpn, None) {
-            let _ = c.conn.reply::<m::ModifyQp>(w.seq, &reply, &[]);
+            let _ = c.conn.send_reply::<m::ModifyQp>(w.seq, &reply, &[]);
         }
         self.answered(id);
         true
@@ -157,7 +157,7 @@ fn clear_queues(qp: &super::resources::Qp) -> Result<(), Refusal> {
     let len = qp.geometry.len;
     qp.mem
         .region
-        .zero(qp.mem.offset, len)
+        .fill_zero(qp.mem.offset, len)
         .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))
 }
 

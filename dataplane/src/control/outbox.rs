@@ -6,13 +6,13 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use siw_shm::control::Conn;
+use siw_shm::control::ControlSocket;
 
 /// Events kept for a client that does not read.
 const BACKLOG: usize = 65_536;
 
 pub struct Outbox {
-    conn: Conn,
+    conn: ControlSocket,
     token: u64,
     backlog: VecDeque<Vec<u8>>,
     watched: bool,
@@ -20,7 +20,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    pub fn new(conn: Conn, token: u64) -> Outbox {
+    pub fn new(conn: ControlSocket, token: u64) -> Outbox {
         Outbox {
             conn,
             token,
@@ -48,7 +48,7 @@ impl Outbox {
 
     pub fn flush(&mut self, epoll: &Epoll) {
         while let Some(packet) = self.backlog.front() {
-            match self.conn.send(packet, &[]) {
+            match self.conn.send_packet(packet, &[]) {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 // Sent, or the client has closed its end and wants none.
                 _ => {

@@ -84,7 +84,7 @@ impl Control {
         }
         let c = self.client(id)?;
         let reply = cq_reply(number, geometry, &mem);
-        let fd = mem.region.fd().filter(|_| mem.new_region);
+        let fd = mem.region.memfd().filter(|_| mem.new_region);
         send_fds::<m::CreateCq>(c, seq, &reply, fd.as_slice())?;
         c.cqs.insert(
             number,
@@ -120,7 +120,7 @@ impl Control {
                 c.queues.free(old);
             }
         }
-        let _ = c.conn.reply::<m::DestroyCq>(seq, &EMPTY, &[]);
+        let _ = c.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
         self.cqs.give(cq.0);
         self.answered(id);
     }
@@ -213,7 +213,7 @@ impl Control {
             max_inline: r.max_inline.max(wqe::INLINE_IN_HEADER as u32),
             mem: (&mem).into(),
         };
-        let fd = mem.region.fd().filter(|_| mem.new_region);
+        let fd = mem.region.memfd().filter(|_| mem.new_region);
         send_fds::<m::CreateQp>(c, seq, &reply, fd.as_slice())?;
         c.qps.insert(
             qpn,
@@ -347,7 +347,7 @@ impl Control {
             return;
         }
         if let Some(w) = c.waiting.take() {
-            let _ = c.conn.reply::<m::DestroyQp>(w.seq, &EMPTY, &[]);
+            let _ = c.conn.send_reply::<m::DestroyQp>(w.seq, &EMPTY, &[]);
         }
         self.free_qp(id, qpn);
         self.answered(id);

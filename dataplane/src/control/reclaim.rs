@@ -22,7 +22,7 @@ impl Control {
             .iter()
             .filter(|(_, c)| {
                 matches!(&c.waiting, Some(Waiting { what: Pending::Quiet { ticket, .. }, .. })
-                    if self.config.keys.is_quiescent(*ticket))
+                    if self.config.keys.has_elapsed(*ticket))
             })
             .map(|(id, _)| *id)
             .collect();

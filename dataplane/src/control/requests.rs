@@ -121,7 +121,7 @@ pub(super) fn send_fds<M: Message>(
     fds: &[std::os::fd::BorrowedFd<'_>],
 ) -> Outcome {
     // A client that does not read its replies gets none; its next call fails.
-    if let Err(e) = c.conn.reply::<M>(seq, r, fds) {
+    if let Err(e) = c.conn.send_reply::<M>(seq, r, fds) {
         tracing::debug!(client = c.id.0, "reply not sent: {e}");
     }
     Ok(Done::Replied)
@@ -133,7 +133,7 @@ impl Control {
     pub(super) fn request(&mut self, id: ClientId, seq: u32, request: &Request) -> Turn {
         let kind = request.kind();
         let greeted = self.clients.get(&id).is_some_and(|c| c.greeted);
-        let outcome = if !greeted && !matches!(request, Request::Hello(_)) {
+        let outcome = if !greeted && !matches!(request, Request::ClientHello(_)) {
             Err(Refusal::new(
                 libc::EPROTO,
                 "the first message has to be HELLO",
@@ -161,7 +161,7 @@ impl Control {
                     r.reason
                 );
                 if seq != UNANSWERED {
-                    let _ = client.conn.refuse(kind, seq, r.errno, &r.reason);
+                    let _ = client.conn.send_refusal(kind, seq, r.errno, &r.reason);
                 }
             }
         }
@@ -170,7 +170,7 @@ impl Control {
 
     fn execute(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
         match request {
-            Request::Hello(h) => {
+            Request::ClientHello(h) => {
                 if h.version != u32::from(m::VERSION) {
                     return Err(Refusal::new(
                         libc::EPROTONOSUPPORT,
@@ -336,7 +336,7 @@ impl Control {
                 self.command(worker, Command::Disconnect { qpn: Qpn(r.qp_num) });
                 send::<m::Disconnect>(self.client(id)?, seq, &EMPTY)
             }
-            Request::Stats(r) => self.stats_request(id, seq, r.offset),
+            Request::ReadStats(r) => self.stats_request(id, seq, r.offset),
         }
     }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use siw_iwarp::QpInitAttr;
 use siw_memory::Stag;
-use siw_memory::queue_alloc::{QueueAlloc, QueueMem};
+use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
 use siw_shm::QpGeometry;
-use siw_shm::control::{Addr, Conn, QpState};
-use siw_shm::region::{Pages, Region};
+use siw_shm::control::{Addr, ControlSocket, QpState};
+use siw_shm::shared_memory::{PageSize, SharedMemory};
 
 use super::Waiting;
 use super::outbox::Outbox;
@@ -20,7 +20,7 @@ use crate::ids::{ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId
 
 /// Memory that the client may register.
 pub struct Arena {
-    pub region: Arc<Region>,
+    pub region: Arc<SharedMemory>,
     /// Regions registered in it.
     pub mrs: u32,
     /// Known to DPDK for NICs that read it; none where no port needs that.
@@ -32,7 +32,7 @@ pub struct MemoryRegion {
     pub pd: PdId,
     pub arena: ArenaId,
     /// Of a fast registration: where its client writes page lists.
-    pub list: Option<QueueMem>,
+    pub list: Option<QueueMemory>,
 }
 
 pub struct MemoryWindow {
@@ -49,9 +49,9 @@ pub struct Channel {
 }
 
 pub struct Cq {
-    pub mem: QueueMem,
+    pub mem: QueueMemory,
     /// The rings from before a resize, until the client has emptied them.
-    pub old: Option<QueueMem>,
+    pub old: Option<QueueMemory>,
     /// Where its events go, if anywhere.
     pub channel: Option<CompletionChannelId>,
     pub qps: u32,
@@ -71,7 +71,7 @@ pub enum QpPhase {
 pub struct Qp {
     pub attr: QpInitAttr,
     pub geometry: QpGeometry,
-    pub mem: QueueMem,
+    pub mem: QueueMemory,
     pub send_cq: CqId,
     pub recv_cq: CqId,
     /// Shared receive queue instead of its own.
@@ -94,11 +94,11 @@ pub struct Client {
     pub id: ClientId,
     pub pid: u32,
     pub name: String,
-    pub conn: Conn,
+    pub conn: ControlSocket,
     pub greeted: bool,
     /// Asynchronous events.
     pub events: Option<Outbox>,
-    pub doorbells: Option<Arc<Region>>,
+    pub doorbells: Option<Arc<SharedMemory>>,
     pub pds: HashMap<PdId, Pd>,
     pub arenas: HashMap<ArenaId, Arena>,
     /// By the key of the registration.
@@ -112,7 +112,7 @@ pub struct Client {
     /// Destroyed without waiting: their worker has not let them go yet.
     pub dying_qps: HashMap<Qpn, Qp>,
     pub cm_channels: HashMap<CmChannelId, Outbox>,
-    pub queues: QueueAlloc,
+    pub queues: QueueAllocator,
     pub memory: u64,
     pub next_id: u32,
     pub waiting: Option<Waiting>,
@@ -128,7 +128,13 @@ pub struct Client {
 const QUEUE_BYTES: usize = 16 << 30;
 
 impl Client {
-    pub fn new(id: ClientId, pid: u32, conn: Conn, pages: Pages, limits: &LimitsConfig) -> Client {
+    pub fn new(
+        id: ClientId,
+        pid: u32,
+        conn: ControlSocket,
+        pages: PageSize,
+        limits: &LimitsConfig,
+    ) -> Client {
         let queue_bytes = usize::try_from(limits.memory_per_client.0)
             .unwrap_or(QUEUE_BYTES)
             .min(QUEUE_BYTES);
@@ -150,7 +156,7 @@ impl Client {
             qps: HashMap::new(),
             dying_qps: HashMap::new(),
             cm_channels: HashMap::new(),
-            queues: QueueAlloc::new(pages, queue_bytes),
+            queues: QueueAllocator::new(pages, queue_bytes),
             memory: 0,
             next_id: 0,
             waiting: None,

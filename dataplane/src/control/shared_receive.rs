@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use nix::libc;
-use siw_memory::queue_alloc::QueueMem;
+use siw_memory::queue_allocator::QueueMemory;
 use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
-use siw_shm::{LowWater, SrqConsumer, SrqGeometry, SrqRing, wqe};
+use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::requests::*;
 use super::{Control, Pending, Waiting};
@@ -25,14 +25,14 @@ pub struct Srq {
     pub share: u32,
     max_wr: u32,
     max_sge: u32,
-    low: Arc<LowWater>,
+    low: Arc<LowWaterMark>,
     /// The ring in use last; before it those of earlier sizes that a worker may still hold.
-    rings: Vec<(Arc<SrqRing>, QueueMem)>,
+    rings: Vec<(Arc<SrqRing>, QueueMemory)>,
 }
 
 impl Srq {
     fn posted(&self) -> u32 {
-        self.rings.first().map_or(0, |(r, _)| r.stock())
+        self.rings.first().map_or(0, |(r, _)| r.count_posted())
     }
 
     fn reply(&self, srq: SrqId, g: SrqGeometry) -> Option<m::SrqReply> {
@@ -95,7 +95,7 @@ impl Control {
             .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
         pd.users += 1;
         let number = SrqId(self.srqs.take());
-        let low = Arc::new(LowWater::default());
+        let low = Arc::new(LowWaterMark::default());
         for w in 0..self.config.mailboxes.len() {
             let end = WorkerSrq {
                 id: number,
@@ -104,8 +104,8 @@ impl Control {
             };
             self.command(w, Command::AddSrq(Box::new(end)));
         }
-        let owed = r.limit > 0 && low.arm(r.limit, &ring);
-        let fd = mem.region.fd().filter(|_| mem.new_region);
+        let owed = r.limit > 0 && low.arm_event(r.limit, &ring);
+        let fd = mem.region.memfd().filter(|_| mem.new_region);
         let srq = Srq {
             pd: PdId(r.pd),
             qps: 0,
@@ -176,7 +176,7 @@ impl Control {
             let ring = SrqRing::new(mem.region.clone(), mem.offset, g)
                 .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
             if let Some((last, _)) = srq.rings.last() {
-                last.append(ring.clone());
+                last.append_ring(ring.clone());
             }
             srq.rings.push((ring, mem));
             srq.max_wr = r.max_wr;
@@ -185,11 +185,11 @@ impl Control {
             Some(r.limit)
         } else {
             // A new ring does not know of the mark yet.
-            Some(srq.low.limit()).filter(|l| resize && *l > 0)
+            Some(srq.low.armed_limit()).filter(|l| resize && *l > 0)
         };
         let oldest = srq.rings.first().map(|(r, _)| r.clone());
         let owed = match (limit, &oldest) {
-            (Some(l), Some(ring)) => srq.low.arm(l, ring),
+            (Some(l), Some(ring)) => srq.low.arm_event(l, ring),
             _ => false,
         };
         drop(oldest);
@@ -216,7 +216,7 @@ impl Control {
         let g = geometry.or_else(|| SrqGeometry::new(srq.max_wr, srq.max_sge));
         let reply = g.and_then(|g| srq.reply(SrqId(r.srq), g));
         if let (Some(reply), Some((_, mem))) = (reply, srq.rings.last()) {
-            let fd = mem.region.fd().filter(|_| resize && mem.new_region);
+            let fd = mem.region.memfd().filter(|_| resize && mem.new_region);
             let reply = m::SrqReply {
                 mem: m::QueueRef {
                     fd: u16::from(resize) & reply.mem.fd,
@@ -238,7 +238,7 @@ impl Control {
         let reply = m::SrqStateReply {
             max_wr: s.max_wr,
             max_sge: s.max_sge,
-            limit: s.low.limit(),
+            limit: s.low.armed_limit(),
             posted: s.posted(),
             share: s.share,
             reserved: 0,
@@ -279,7 +279,7 @@ impl Control {
                 c.queues.free(mem);
             }
         }
-        let _ = c.conn.reply::<m::DestroySrq>(seq, &EMPTY, &[]);
+        let _ = c.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
         self.srqs.give(srq.0);
         self.answered(id);
     }

@@ -12,7 +12,7 @@ impl Control {
         if offset > 0 {
             let c = self.client(id)?;
             let text = c.stats_text.clone();
-            return send::<m::Stats>(c, seq, &stats_part(&text, offset));
+            return send::<m::ReadStats>(c, seq, &stats_part(&text, offset));
         }
         let token = self.next_token();
         let left = self.config.mailboxes.len();
@@ -28,7 +28,9 @@ impl Control {
             return;
         };
         if let Some(w) = c.waiting.take() {
-            let _ = c.conn.reply::<m::Stats>(w.seq, &stats_part(&text, 0), &[]);
+            let _ = c
+                .conn
+                .send_reply::<m::ReadStats>(w.seq, &stats_part(&text, 0), &[]);
             c.stats_text = text;
         }
         self.answered(id);

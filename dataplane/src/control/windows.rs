@@ -2,7 +2,7 @@
 //! workers bind and fill by work requests (ibv_alloc_mw(3), ib_alloc_mr).
 
 use nix::libc;
-use siw_memory::{Mr, Stag};
+use siw_memory::{RegisteredMemory, Stag};
 use siw_shm::WindowType;
 use siw_shm::control::messages as m;
 use siw_shm::local_wqe::MAX_FAST_PAGES;
@@ -33,7 +33,7 @@ impl Control {
             .get_mut(&PdId(r.pd))
             .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
         let stag = keys
-            .insert(Mr::window(r.pd, kind))
+            .insert(RegisteredMemory::new_window(r.pd, kind))
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
         pd.users += 1;
         c.mws.insert(stag, MemoryWindow { pd: PdId(r.pd) });
@@ -80,7 +80,7 @@ impl Control {
             .queues
             .alloc(r.max_pages as usize * 8)
             .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        let made = Mr::fast(
+        let made = RegisteredMemory::new_fast(
             arena,
             r.max_pages as usize,
             list.region.clone(),
@@ -106,7 +106,7 @@ impl Control {
             reserved: 0,
             list: (&list).into(),
         };
-        let fd = list.region.fd().filter(|_| list.new_region);
+        let fd = list.region.memfd().filter(|_| list.new_region);
         send_fds::<m::AllocFastMr>(c, seq, &reply, fd.as_slice())?;
         hold(c, stag, PdId(r.pd), ArenaId(r.arena), Some(list));
         Ok(Done::Replied)

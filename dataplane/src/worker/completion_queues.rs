@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use siw_shm::{CqProducer, Cqe};
+use siw_shm::{CqProducer, Wc};
 use siw_tcp::Instant;
 
 use crate::ids::{ClientId, CqId};
@@ -154,7 +154,7 @@ impl CqTable {
         let slot = self.slots.get(id.index())?.as_ref()?;
         Some(CqeId {
             ring: slot.ring,
-            number: slot.end.producer.last(),
+            number: slot.end.producer.last_pushed(),
         })
     }
 
@@ -174,7 +174,7 @@ impl CqTable {
     /// Appends a completion. A full ring breaks the queue (CQ_ERR): its queue pairs end, and
     /// nobody else's.
     #[inline]
-    pub fn push(&mut self, id: CqId, cqe: &Cqe) {
+    pub fn push(&mut self, id: CqId, cqe: &Wc) {
         let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
             return;
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dpdk::{ExtMemory, ExtTracker, Mbuf, TrackerPool};
 use siw_iwarp::ExtBufRef;
-use siw_shm::Region;
+use siw_shm::SharedMemory;
 
 #[derive(Default)]
 struct RefSlot {
@@ -67,7 +67,7 @@ impl ExtBufRefs {
     pub fn attach(
         &mut self,
         owner: ExtBufRef,
-        region: &Arc<Region>,
+        region: &Arc<SharedMemory>,
         offset: u64,
         len: u16,
         mbuf: &mut Mbuf,

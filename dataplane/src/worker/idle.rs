@@ -109,10 +109,10 @@ impl Worker {
         if work {
             self.idle.busy(now);
         } else {
-            self.keys.offline();
+            self.keys.go_offline();
             self.idle.sleeps += 1;
             let woken = self.block(limit);
-            self.keys.online();
+            self.keys.go_online();
             // A nap that found nothing leads to the next one, a wake-up to a spell of spinning.
             if woken {
                 self.drain_wakes();

@@ -38,7 +38,7 @@ use crossbeam::queue::ArrayQueue;
 use dpdk::{BURST, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
 use siw_iwarp::{RdmapState, TxRecord};
-use siw_memory::Reader;
+use siw_memory::KeyReader;
 use siw_shm::DoorbellConsumer;
 use siw_shm::doorbell::SleepFlag;
 use siw_tcp::{Events, FrameInfo, Instant, ListenerId, Stack, WorkerSteering};
@@ -117,7 +117,7 @@ pub struct WorkerConfig {
     pub spin: std::time::Duration,
     pub ports: Vec<WorkerPortConfig>,
     pub pool: dpdk::Mempool,
-    pub keys: Reader,
+    pub keys: KeyReader,
     pub sleeping: SleepFlag,
     pub mailbox: Arc<Mailbox>,
     /// The mailboxes of all workers, this one's among them.
@@ -163,7 +163,7 @@ pub struct Worker {
     ext_bufs: ExtBufRefs,
     scratch: Scratch,
     cache: MbufCache,
-    keys: Reader,
+    keys: KeyReader,
     /// Queue pairs that may have something to send.
     ready: VecDeque<u32>,
     /// Queue pairs that wait for a port to release buffers.
@@ -312,7 +312,7 @@ impl Worker {
         if self.events_waiting {
             self.deliver_events();
         }
-        self.keys.quiesce();
+        self.keys.report_quiescent();
         busy
     }
 

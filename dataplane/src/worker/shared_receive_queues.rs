@@ -60,7 +60,7 @@ impl SrqTable {
     /// After a resize: leaves the old ring if it is empty.
     pub fn settle(&mut self, id: SrqId) {
         if let Some(Some(end)) = self.slots.get_mut(id.index()) {
-            end.consumer.settle();
+            end.consumer.leave_old_ring();
         }
     }
 }

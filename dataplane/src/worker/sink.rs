@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use dpdk::{ChainBuilder, Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
 use siw_iwarp::{BuildError, ExtBufRef, FpduRecord, FrameBuilder, TxRecord};
-use siw_memory::{Mr, Reader};
-use siw_shm::Region;
+use siw_memory::{KeyReader, RegisteredMemory};
+use siw_shm::SharedMemory;
 use siw_tcp::{FrameInfo, FrameMeta, FrameSink, RxChecksum, TxChecksum, checksum};
 
 use super::conn_owner::ConnOwner;
@@ -151,7 +151,7 @@ pub struct Sink<'a> {
     pub out: &'a mut PortOutput,
     pub cache: &'a mut MbufCache,
     pub ext_bufs: &'a mut ExtBufRefs,
-    pub keys: &'a Reader,
+    pub keys: &'a KeyReader,
     pub qps: &'a QpTable,
     pub failures: &'a mut Vec<BuildFailure>,
     /// Nanoseconds since the epoch, for captures.
@@ -194,7 +194,7 @@ impl<'a> Sink<'a> {
         out: &'a mut PortOutput,
         cache: &'a mut MbufCache,
         ext_bufs: &'a mut ExtBufRefs,
-        keys: &'a Reader,
+        keys: &'a KeyReader,
         qps: &'a QpTable,
         failures: &'a mut Vec<BuildFailure>,
         wall: u64,
@@ -242,7 +242,7 @@ impl Builder<'_> {
 
     /// References memory in place, or copies it.
     #[inline]
-    fn piece(&mut self, region: &Arc<Region>, at: usize, len: usize, owner: ExtBufRef) {
+    fn piece(&mut self, region: &Arc<SharedMemory>, at: usize, len: usize, owner: ExtBufRef) {
         if self.external && len > COPY_MAX as usize && self.frame.takes_reference(len) {
             // The owner counts the reference; without a buffer the frame is dropped and
             // repeated later.
@@ -290,11 +290,11 @@ impl FrameBuilder for Builder<'_> {
     }
 
     #[inline]
-    fn append_memory(&mut self, mr: &Mr, off: u64, len: u32, owner: ExtBufRef) {
+    fn append_memory(&mut self, mr: &RegisteredMemory, off: u64, len: u32, owner: ExtBufRef) {
         let (mut off, mut left) = (off, len as usize);
         while left > 0 {
             // One piece, unless pages were registered that do not lie side by side.
-            let Ok((region, at, n)) = mr.piece(off, left) else {
+            let Ok((region, at, n)) = mr.piece_at(off, left) else {
                 self.frame.broken = true;
                 return;
             };
@@ -336,7 +336,13 @@ impl FrameBuilder for Scratch<'_> {
     fn append_bytes(&mut self, b: &[u8]) {
         self.0.extend_from_slice(b);
     }
-    fn append_memory(&mut self, mr: &Mr, region_off: u64, len: u32, _owner: ExtBufRef) {
+    fn append_memory(
+        &mut self,
+        mr: &RegisteredMemory,
+        region_off: u64,
+        len: u32,
+        _owner: ExtBufRef,
+    ) {
         let at = self.0.len();
         self.0.resize(at + len as usize, 0);
         if mr.read_at(region_off, &mut self.0[at..]).is_err() {

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
 use siw_iwarp::{ExtBufRef, QpEnv, QpEvent, QueuePair, RingFault};
-use siw_memory::Reader;
+use siw_memory::KeyReader;
 use siw_shm::{
-    Cqe, Opcode, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, WcFlags, WcOpcode, WcStatus,
+    Opcode, RecvWqe, RingError, RqConsumer, SendWqe, SqConsumer, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use siw_tcp::{ConnId, Instant};
 
@@ -149,7 +149,7 @@ impl QpTable {
 /// What a queue pair reaches of its worker during one call.
 pub struct Env<'a> {
     pub rings: &'a mut QpRings,
-    pub keys: &'a Reader,
+    pub keys: &'a KeyReader,
     pub cqs: &'a mut CqTable,
     pub srqs: &'a mut SrqTable,
     pub ext_bufs: &'a mut ExtBufRefs,
@@ -178,15 +178,15 @@ impl Env<'_> {
     #[cold]
     fn fault(&mut self, e: RingError, wr_id_cq: (CqId, WcOpcode)) -> RingFault {
         match e {
-            RingError::Nonsense => self.rings.fault = Some(RingMisuse::InvalidIndex),
+            RingError::InvalidIndex => self.rings.fault = Some(RingMisuse::InvalidIndex),
             RingError::Wqe { wr_id, error } => {
-                let cqe = Cqe {
+                let cqe = Wc {
                     wr_id,
                     qp_num: self.rings.qpn.0,
                     status: WcStatus::LOC_QP_OP_ERR,
                     opcode: wr_id_cq.1,
                     flags: WcFlags::NONE,
-                    ..Cqe::default()
+                    ..Wc::default()
                 };
                 self.cqs.push(wr_id_cq.0, &cqe);
                 self.rings.fault = Some(RingMisuse::BadRequest(error.to_string()));
@@ -198,7 +198,7 @@ impl Env<'_> {
 
 impl QpEnv for Env<'_> {
     #[inline]
-    fn keys(&self) -> &Reader {
+    fn keys(&self) -> &KeyReader {
         self.keys
     }
 
@@ -210,12 +210,12 @@ impl QpEnv for Env<'_> {
         match self.rings.sq.pop(&mut self.scratch.send) {
             Ok(Some(())) => {
                 // Copied: the client may have the slots back.
-                self.rings.sq.release();
+                self.rings.sq.release_popped();
                 Ok(Some(&self.scratch.send))
             }
             Ok(None) => Ok(None),
             Err(e) => {
-                self.rings.sq.complete(1);
+                self.rings.sq.complete_requests(1);
                 let cq = self.rings.send_cq;
                 Err(self.fault(e, (cq, WcOpcode::from(Opcode::Send))))
             }
@@ -238,13 +238,13 @@ impl QpEnv for Env<'_> {
         match popped {
             Ok(Some(())) => {
                 if shared.is_none() {
-                    self.rings.rq.release();
+                    self.rings.rq.release_popped();
                 }
                 Ok(Some(&self.scratch.recv))
             }
             Ok(None) => Ok(None),
             Err(e) => {
-                self.rings.rq.complete(1);
+                self.rings.rq.complete_requests(1);
                 let cq = self.rings.recv_cq;
                 Err(self.fault(e, (cq, WcOpcode::RECV)))
             }
@@ -259,17 +259,17 @@ impl QpEnv for Env<'_> {
     }
 
     #[inline]
-    fn complete_send(&mut self, cqe: Option<&Cqe>) {
+    fn complete_send(&mut self, cqe: Option<&Wc>) {
         // Before the completion can be seen: who polls it may post at once.
-        self.rings.sq.complete(1);
+        self.rings.sq.complete_requests(1);
         if let Some(cqe) = cqe {
             self.cqs.push(self.rings.send_cq, cqe);
         }
     }
 
     #[inline]
-    fn complete_recv(&mut self, cqe: &Cqe) {
-        self.rings.rq.complete(1);
+    fn complete_recv(&mut self, cqe: &Wc) {
+        self.rings.rq.complete_requests(1);
         self.cqs.push(self.rings.recv_cq, cqe);
         if self.rings.share != 0 {
             self.rings.held.extend(self.cqs.last(self.rings.recv_cq));

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use siw::{
-    Arena, CmChannel, CmEvent, CompletionChannel, ConnInfo, ConnectOptions, Cq, Data,
-    ListenOptions, Listener, Mr, Opcode, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcFlags, WcStatus,
+    Arena, CmChannel, CmEvent, CompletionChannel, ConnInfo, ConnectOptions, Cq, ListenOptions,
+    Listener, Mr, Opcode, Pd, Qp, QpInit, RecvWr, SendData, SendWr, Wc, WcFlags, WcStatus,
 };
 
 use super::guest::{GUEST_PATIENCE, Guest, Running};
@@ -231,7 +231,7 @@ impl Side {
                         break;
                     }
                     let (addr, key) = side.peer;
-                    side.transfer(SendWr::write(0, Data::Sges(&[]), addr, key));
+                    side.transfer(SendWr::write(0, SendData::Sges(&[]), addr, key));
                 }
                 side.hear(0, "hello");
             }
@@ -344,7 +344,7 @@ impl Side {
 
     fn say(&mut self, n: u32, key: u32) {
         let word = [n.to_be_bytes(), key.to_be_bytes()].concat();
-        self.transfer(SendWr::send(0, Data::Inline(&word)));
+        self.transfer(SendWr::send(0, SendData::Inline(&word)));
     }
 
     fn hear(&mut self, n: u32, op: &str) -> u32 {
@@ -366,7 +366,7 @@ impl Side {
             }
             "W" => {
                 self.fill(bytes, n);
-                self.transfer(SendWr::write(0, Data::Sges(&sge), addr, key));
+                self.transfer(SendWr::write(0, SendData::Sges(&sge), addr, key));
                 self.say(n, 0);
                 self.hear(n, op);
             }
@@ -399,7 +399,7 @@ impl Side {
             }
             "S" => {
                 self.fill(bytes, n);
-                self.transfer(SendWr::send(0, Data::Sges(&sge)));
+                self.transfer(SendWr::send(0, SendData::Sges(&sge)));
                 self.hear(n, op);
             }
             "i" | "k" => {
@@ -419,11 +419,11 @@ impl Side {
             "I" | "K" => {
                 let key = self.hear(n, op);
                 self.fill(bytes, n);
-                self.transfer(SendWr::write(0, Data::Sges(&sge), addr, key));
+                self.transfer(SendWr::write(0, SendData::Sges(&sge), addr, key));
                 self.transfer(SendWr {
                     opcode: Opcode::SendWithInv,
                     imm: key,
-                    ..SendWr::send(0, Data::Sges(&sge))
+                    ..SendWr::send(0, SendData::Sges(&sge))
                 });
                 self.hear(n, op);
                 if kind == "K" {
@@ -452,7 +452,7 @@ impl Side {
                             .post_send(&[SendWr::read(i, &sge, addr + bytes as u64, key)])
                     } else {
                         self.qp
-                            .post_send(&[SendWr::write(i, Data::Sges(&sge), addr, key)])
+                            .post_send(&[SendWr::write(i, SendData::Sges(&sge), addr, key)])
                     };
                     wr.unwrap();
                 }

@@ -5,7 +5,7 @@ use crate::common::net::lacks_network;
 use crate::common::peer::{Peer, ReadRequest, send, tagged, terminate, untagged, write};
 use crate::common::*;
 use crate::skip_if;
-use siw::{Access, AsyncEventKind, Data, Opcode, RecvWr, SendWr, WcStatus, WrFlags};
+use siw::{Access, AsyncEventKind, Opcode, RecvWr, SendData, SendWr, WcStatus, WrFlags};
 
 const ACCESS: AsyncEventKind = AsyncEventKind::QpAccessErr;
 const REQUEST: AsyncEventKind = AsyncEventKind::QpReqErr;
@@ -62,12 +62,12 @@ fn read(b: &Responder, peer: &mut Peer, len: usize) -> ReadRequest {
     b.begin(peer);
     let wr = SendWr {
         opcode: Opcode::Read,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id: 5,
         imm: 0,
         remote_addr: 0x1000,
         rkey: 0x2000,
-        data: Data::Sges(&[b.app.mr.sge(0, len)]),
+        data: SendData::Sges(&[b.app.mr.sge(0, len)]),
     };
     b.app.qp.post_send(&[wr]).unwrap();
     let u = peer.take_fpdu();
@@ -341,7 +341,7 @@ fn c79_nothing_of_the_application_follows_a_terminate() {
     );
     let sge = [b.app.mr.sge(0, 64)];
     // Flushed or refused; in no case sent.
-    let _ = b.app.qp.post_send(&[SendWr::send(3, Data::Sges(&sge))]);
+    let _ = b.app.qp.post_send(&[SendWr::send(3, SendData::Sges(&sge))]);
     assert_eq!(peer.rest(), b"");
 }
 
@@ -441,7 +441,7 @@ fn c83_an_error_of_this_side_is_told_by_terminate_0_0_00_without_headers() {
         s
     });
     let post = |wr_id, sges: &[siw::Sge]| {
-        let wr = SendWr::write(wr_id, Data::Sges(sges), 0x1000, 0x2000);
+        let wr = SendWr::write(wr_id, SendData::Sges(sges), 0x1000, 0x2000);
         b.app.qp.post_send(&[wr]).unwrap();
     };
     post(1, &good);

@@ -9,7 +9,7 @@ use crate::common::peer::{C, M, Peer, R, S, fpdu, reply, request, terminate, wit
 use crate::common::*;
 use crate::skip_if;
 use siw::{
-    CmEvent, ConnectOptions, Data, ListenOptions, Listener, Opcode, SendWr, WcStatus, WrFlags,
+    CmEvent, ConnectOptions, ListenOptions, Listener, Opcode, SendData, SendWr, WcStatus, WrFlags,
 };
 
 #[test]
@@ -49,12 +49,12 @@ fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_fi
         b.app.mr.write(0, b"from the application").unwrap();
         let wr = SendWr {
             opcode: Opcode::Write,
-            flags: WrFlags::SIGNALED,
+            with_flags: WrFlags::SIGNALED,
             wr_id: 8,
             imm: 0,
             remote_addr: 0x0102_0304_0506_0708,
             rkey: 0x0a0b_0c0d,
-            data: Data::Sges(&[b.app.mr.sge(0, 20)]),
+            data: SendData::Sges(&[b.app.mr.sge(0, 20)]),
         };
         b.app.qp.post_send(&[wr]).unwrap();
         let mut expected = vec![0xc1, 0x40, 10, 11, 12, 13, 1, 2, 3, 4, 5, 6, 7, 8];
@@ -75,7 +75,7 @@ fn a_responder_without_ready_to_receive_is_met_without_it() {
     let sge = [b.app.mr.sge(0, 4)];
     b.app
         .qp
-        .post_send(&[SendWr::send(1, Data::Sges(&sge))])
+        .post_send(&[SendWr::send(1, SendData::Sges(&sge))])
         .unwrap();
     assert_eq!(
         peer.take_fpdu()[..2],
@@ -166,7 +166,7 @@ fn a_reset_of_revision_2_leads_to_a_second_attempt_with_revision_1() {
     let sge = [b.app.mr.sge(0, 4)];
     b.app
         .qp
-        .post_send(&[SendWr::send(1, Data::Sges(&sge))])
+        .post_send(&[SendWr::send(1, SendData::Sges(&sge))])
         .unwrap();
     assert_eq!(second.take_fpdu()[..2], [0x41, 0x43]);
 }
@@ -335,7 +335,7 @@ fn the_ready_to_receive_that_the_reply_names_is_sent_before_anything_else() {
         let sge = [b.app.mr.sge(0, 4)];
         b.app
             .qp
-            .post_send(&[SendWr::send(1, Data::Sges(&sge))])
+            .post_send(&[SendWr::send(1, SendData::Sges(&sge))])
             .unwrap();
         let rtr = peer.take_fpdu();
         assert_eq!(rtr[..2], control, "{kind}");

@@ -7,7 +7,7 @@ use crate::common::net::lacks_network;
 use crate::common::peer::{C, M, R, S, mpa, reply, request, send, with_markers, write};
 use crate::common::*;
 use crate::skip_if;
-use siw::{CmEvent, Data, SendWr, WcStatus};
+use siw::{CmEvent, SendData, SendWr, WcStatus};
 
 #[test]
 fn c4_c5_a_revision_1_request_is_accepted_with_a_revision_1_reply() {
@@ -84,7 +84,7 @@ fn a_ready_to_receive_of_every_kind_opens_the_stream_and_takes_no_receive() {
         let sge = [b.app.mr.sge(0, 4)];
         b.app
             .qp
-            .post_send(&[SendWr::send(2, Data::Sges(&sge))])
+            .post_send(&[SendWr::send(2, SendData::Sges(&sge))])
             .unwrap();
         let empty_read = crate::common::peer::ReadRequest {
             sink_stag: 1,
@@ -175,7 +175,7 @@ fn c17_a_peer_that_asks_for_markers_gets_them_every_512_bytes() {
 
     b.app.fill(9);
     let sge = [b.app.mr.sge(0, 1200)];
-    let wr = SendWr::send(2, Data::Sges(&sge));
+    let wr = SendWr::send(2, SendData::Sges(&sge));
     b.app.qp.post_send(&[wr]).unwrap();
     let expected = with_markers(&send(true, 1, 0, &b.app.read(0, 1200)));
     assert_eq!(peer.take(expected.len()), expected);
@@ -328,7 +328,7 @@ fn c28_without_crc_any_field_is_accepted_and_zero_is_sent() {
     let sge = [b.app.mr.sge(0, 6)];
     b.app
         .qp
-        .post_send(&[SendWr::send(2, Data::Sges(&sge))])
+        .post_send(&[SendWr::send(2, SendData::Sges(&sge))])
         .unwrap();
     let f = peer.take(2 + 18 + 6 + 2 + 4);
     assert_eq!((&f[..4], &f[28..]), (&[0, 24, 0x41, 0x43][..], &[0; 4][..]));
@@ -342,7 +342,7 @@ fn c19_a_responder_sends_nothing_before_the_initiators_first_fpdu() {
     let sge = [b.app.mr.sge(0, 8)];
     b.app
         .qp
-        .post_send(&[SendWr::send(2, Data::Sges(&sge))])
+        .post_send(&[SendWr::send(2, SendData::Sges(&sge))])
         .unwrap();
     peer.is_quiet(SILENCE);
     peer.send(&write(true, 1, 0, b""));

@@ -5,7 +5,7 @@ use crate::bench::{CONFIG, Responder, quoting};
 use crate::common::net::lacks_network;
 use crate::common::peer::{AtomicRequest, ReadRequest, send, untagged};
 use crate::skip_if;
-use siw::{Access, AsyncEventKind, Data, SendWr, WcStatus};
+use siw::{Access, AsyncEventKind, SendData, SendWr, WcStatus};
 
 /// The last number, the one after it, and that after zero.
 const NUMBERS: [u32; 3] = [u32::MAX, 0, 1];
@@ -55,7 +55,7 @@ fn c57_after_the_last_message_number_comes_zero_in_every_queue() {
         b.app
             .qp
             .post_send(&[
-                SendWr::send(5, Data::Sges(&sge)),
+                SendWr::send(5, SendData::Sges(&sge)),
                 SendWr::read(6, &sge, 0x1000, 0x2000),
             ])
             .unwrap();

@@ -81,7 +81,7 @@ pub(crate) fn next(rx: &impl RxStream) -> Option<Frame> {
 #[inline]
 pub(crate) fn crc_ok(rx: &impl RxStream, wire_len: usize) -> bool {
     let mut sum = 0;
-    rx.for_each_slice(0, wire_len, |s| sum = crc::update(sum, s));
+    rx.for_each_slice(0, wire_len, |s| sum = crc::crc32c_append(sum, s));
     sum == RESIDUE
 }
 

@@ -11,7 +11,7 @@ use crate::ddp::MAX_HDR_LEN;
 use crate::mpa::fpdu::{self, Frame, LEN_FIELD};
 use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
-use siw_memory::Mr;
+use siw_memory::RegisteredMemory;
 use siw_memory::gap_copy::{GAP_LEN, Gaps};
 
 /// Distance of markers.
@@ -215,7 +215,13 @@ impl<R: RxStream> RxStream for Plain<'_, R> {
         self.0.contiguous(off, len)
     }
     #[inline]
-    fn copy_to_memory(&self, off: usize, len: usize, mr: &Mr, region_off: u64) -> bool {
+    fn copy_to_memory(
+        &self,
+        off: usize,
+        len: usize,
+        mr: &RegisteredMemory,
+        region_off: u64,
+    ) -> bool {
         self.0.copy_to_memory(off, len, mr, region_off)
     }
     #[inline]
@@ -298,7 +304,13 @@ impl<R: RxStream> RxStream for Unmarked<'_, R> {
     }
 
     #[inline]
-    fn copy_to_memory(&self, off: usize, len: usize, mr: &Mr, mut region_off: u64) -> bool {
+    fn copy_to_memory(
+        &self,
+        off: usize,
+        len: usize,
+        mr: &RegisteredMemory,
+        mut region_off: u64,
+    ) -> bool {
         let at = self.marker_position.offset_of(off);
         let marker_position = self.marker_position.advanced_by(at);
         if let Some(s) = self.rx.contiguous(at, marker_position.marked_len(len)) {

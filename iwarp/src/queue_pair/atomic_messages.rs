@@ -16,7 +16,7 @@ use crate::rdmap::atomic_header::{
 };
 use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
-use siw_memory::Reader;
+use siw_memory::KeyReader;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, WcStatus};
 use std::sync::atomic::AtomicU64;
@@ -88,7 +88,7 @@ impl QueuePair {
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
         let placed = env
             .keys()
-            .check(
+            .check_access(
                 Stag(r.sink_stag),
                 r.sink_to,
                 WORD,
@@ -189,13 +189,13 @@ impl QueuePair {
 
 /// The word that an atomic works on.
 fn target<'k>(
-    keys: &'k Reader,
+    keys: &'k KeyReader,
     req: &AtomicRequestHeader,
     pd: u32,
     qpn: u32,
 ) -> Result<&'k AtomicU64, TerminateCode> {
     let (mr, off) = keys
-        .check(Stag(req.stag), req.to, WORD, Access::REMOTE_ATOMIC, pd, qpn)
+        .check_access(Stag(req.stag), req.to, WORD, Access::REMOTE_ATOMIC, pd, qpn)
         .map_err(read_source)?;
     // Conformance 84: both the address and the memory behind it.
     if !req.to.is_multiple_of(u64::from(WORD)) {

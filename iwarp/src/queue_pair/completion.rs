@@ -5,7 +5,7 @@ use crate::environment::{ExtBufRef, FpduKind, FpduRecord, QpEnv};
 use crate::queue_pair::error_mapping::vendor;
 use crate::queue_pair::send_queue::Entry;
 use crate::queue_pair::{DrainState, QueuePair, RdmapState};
-use siw_shm::{Cqe, Opcode, WcFlags, WcOpcode, WcStatus};
+use siw_shm::{Opcode, Wc, WcFlags, WcOpcode, WcStatus};
 
 impl QueuePair {
     /// TCP got every byte of this record acknowledged. Records come back in the order in which they
@@ -91,14 +91,14 @@ impl QueuePair {
             env.complete_send(None);
             return;
         }
-        let cqe = Cqe {
+        let cqe = Wc {
             wr_id: e.wr_id,
             qp_num: self.attr.qpn,
             status,
             opcode: WcOpcode::from(e.opcode),
             byte_len: e.length,
             vendor_err: self.vendor_err(status),
-            ..Cqe::default()
+            ..Wc::default()
         };
         env.complete_send(Some(&cqe));
     }
@@ -147,7 +147,7 @@ impl QueuePair {
             return;
         }
         self.recv.active = false;
-        let cqe = Cqe {
+        let cqe = Wc {
             wr_id: self.recv.wr_id,
             qp_num: self.attr.qpn,
             status,
@@ -156,7 +156,7 @@ impl QueuePair {
             byte_len: self.recv.received,
             imm,
             vendor_err: self.vendor_err(status),
-            ..Cqe::default()
+            ..Wc::default()
         };
         env.complete_recv(&cqe);
     }
@@ -195,13 +195,13 @@ impl QueuePair {
         // A ring in nonsense state ends the flush: its client is beyond help.
         while let Ok(Some(w)) = env.next_send() {
             self.send_failed = true;
-            let cqe = Cqe {
+            let cqe = Wc {
                 wr_id: w.wr_id,
                 qp_num: self.attr.qpn,
                 status: WcStatus::WR_FLUSH_ERR,
                 opcode: WcOpcode::from(w.opcode),
                 vendor_err: self.vendor_err(WcStatus::WR_FLUSH_ERR),
-                ..Cqe::default()
+                ..Wc::default()
             };
             env.complete_send(Some(&cqe));
         }
@@ -211,13 +211,13 @@ impl QueuePair {
     pub(crate) fn flush_recv<E: QpEnv>(&mut self, env: &mut E) {
         self.finish_recv(env, WcStatus::WR_FLUSH_ERR, WcFlags::NONE, 0);
         while let Ok(Some(w)) = env.next_flushed_recv() {
-            let cqe = Cqe {
+            let cqe = Wc {
                 wr_id: w.wr_id,
                 qp_num: self.attr.qpn,
                 status: WcStatus::WR_FLUSH_ERR,
                 opcode: WcOpcode::RECV,
                 vendor_err: self.vendor_err(WcStatus::WR_FLUSH_ERR),
-                ..Cqe::default()
+                ..Wc::default()
             };
             env.complete_recv(&cqe);
         }
@@ -227,7 +227,7 @@ impl QueuePair {
 /// Nothing more happens to it on the wire.
 #[inline]
 fn is_done(e: &Entry) -> bool {
-    e.acked && (!e.opcode.awaits_answer() || e.answered)
+    e.acked && (!e.opcode.awaits_response() || e.answered)
 }
 
 #[inline]

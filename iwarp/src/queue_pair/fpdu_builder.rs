@@ -20,7 +20,7 @@ use crate::rdmap::atomic_header::{
 use crate::rdmap::terminate::TerminatePayload;
 use crate::rdmap::{RdmapOpcode, ReadRequestHeader};
 use siw_memory::key_table::Stag;
-use siw_memory::{Mr, Reader, crc, gap_copy};
+use siw_memory::{KeyReader, RegisteredMemory, crc, gap_copy};
 use siw_shm::{Access, Opcode};
 
 impl QueuePair {
@@ -28,7 +28,7 @@ impl QueuePair {
     #[inline]
     pub fn build_fpdu(
         &self,
-        keys: &Reader,
+        keys: &KeyReader,
         rec: &FpduRecord,
         out: &mut impl FrameBuilder,
     ) -> Result<(), BuildError> {
@@ -42,7 +42,7 @@ impl QueuePair {
     #[inline]
     fn build_kind<B: FrameBuilder, const MARKERS: bool>(
         &self,
-        keys: &Reader,
+        keys: &KeyReader,
         rec: &FpduRecord,
         mut f: Build<'_, B, MARKERS>,
     ) -> Result<(), BuildError> {
@@ -103,7 +103,7 @@ impl QueuePair {
     #[inline]
     fn build_request<B: FrameBuilder, const MARKERS: bool>(
         &self,
-        keys: &Reader,
+        keys: &KeyReader,
         rec: &FpduRecord,
         e: &Entry,
         f: &mut Build<'_, B, MARKERS>,
@@ -188,7 +188,7 @@ impl QueuePair {
     #[allow(clippy::too_many_arguments)]
     fn memory<B: FrameBuilder, const MARKERS: bool>(
         &self,
-        keys: &Reader,
+        keys: &KeyReader,
         stag: u32,
         addr: u64,
         len: u32,
@@ -200,10 +200,10 @@ impl QueuePair {
             return Ok(());
         }
         let (mr, off) = keys
-            .check(Stag(stag), addr, len, need, self.attr.pd, self.attr.qpn)
+            .check_access(Stag(stag), addr, len, need, self.attr.pd, self.attr.qpn)
             .map_err(|_| BuildError::KeyDeregistered)?;
         // The next FPDU of the message is built right after this one.
-        mr.prefetch(off + u64::from(len), len as usize);
+        mr.prefetch_at(off + u64::from(len), len as usize);
         f.memory(mr, off, len, owner)
     }
 }
@@ -255,13 +255,19 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     #[inline]
     fn plain(&mut self, b: &[u8]) {
         if self.crc {
-            self.sum = crc::update(self.sum, b);
+            self.sum = crc::crc32c_append(self.sum, b);
         }
         self.out.append_bytes(b);
     }
 
     #[inline]
-    fn memory(&mut self, mr: &Mr, off: u64, len: u32, owner: ExtBufRef) -> Result<(), BuildError> {
+    fn memory(
+        &mut self,
+        mr: &RegisteredMemory,
+        off: u64,
+        len: u32,
+        owner: ExtBufRef,
+    ) -> Result<(), BuildError> {
         if !MARKERS {
             return self.plain_memory(mr, off, len, owner);
         }
@@ -281,9 +287,14 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     /// Copies as much of the payload as lies in one piece and has room in one piece, markers and
     /// all; how much that is. What markers leave in one piece is too short for a reference.
     #[inline]
-    fn marked_memory(&mut self, mr: &Mr, off: u64, len: usize) -> Result<usize, BuildError> {
+    fn marked_memory(
+        &mut self,
+        mr: &RegisteredMemory,
+        off: u64,
+        len: usize,
+    ) -> Result<usize, BuildError> {
         let (region, at, len) = mr
-            .piece(off, len)
+            .piece_at(off, len)
             .map_err(|_| BuildError::KeyDeregistered)?;
         let layout = MarkerLayout {
             until_marker: self.until,
@@ -313,14 +324,14 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
     #[inline]
     fn plain_memory(
         &mut self,
-        mr: &Mr,
+        mr: &RegisteredMemory,
         off: u64,
         len: u32,
         owner: ExtBufRef,
     ) -> Result<(), BuildError> {
         if self.crc {
             self.sum = mr
-                .crc32c(off, len as usize, self.sum)
+                .crc32c_append_at(off, len as usize, self.sum)
                 .map_err(|_| BuildError::KeyDeregistered)?;
         }
         self.out.append_memory(mr, off, len, owner);
@@ -414,7 +425,7 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> Build<'a, B, MARKERS> {
         } else if pad != 0 {
             let mut b = [0; 3 + CRC_LEN];
             if self.crc {
-                let sum = crc::update(self.sum, &b[..pad]);
+                let sum = crc::crc32c_append(self.sum, &b[..pad]);
                 b[pad..pad + CRC_LEN].copy_from_slice(&sum.to_le_bytes());
             }
             self.out.append_bytes(&b[..pad + CRC_LEN]);

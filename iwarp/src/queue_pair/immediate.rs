@@ -17,7 +17,7 @@ use crate::queue_pair::{InMessage, QueuePair};
 use crate::rdmap::RdmapOpcode;
 use crate::rdmap::terminate::TerminateCode;
 use crate::stream::RxStream;
-use siw_shm::{Cqe, Opcode, WcFlags, WcOpcode, WcStatus};
+use siw_shm::{Opcode, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// Length of the payload.
 pub(crate) const IMMEDIATE_LEN: usize = 8;
@@ -117,7 +117,7 @@ impl QueuePair {
         } else {
             WcFlags::NONE
         };
-        env.complete_recv(&Cqe {
+        env.complete_recv(&Wc {
             wr_id,
             qp_num: self.attr.qpn,
             status: WcStatus::SUCCESS,
@@ -125,7 +125,7 @@ impl QueuePair {
             flags: WcFlags::WITH_IMM | solicited,
             byte_len: std::mem::take(&mut self.write_len),
             imm,
-            ..Cqe::default()
+            ..Wc::default()
         });
         Ok(())
     }

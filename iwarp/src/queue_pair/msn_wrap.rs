@@ -2,12 +2,12 @@
 
 use crate::ddp::Msn;
 use crate::*;
-use siw_memory::{KeyTable, Mr, Reader};
-use siw_shm::wqe::{Data, RecvDesc, SendDesc};
-use siw_shm::{Cqe, RecvWqe, SendWqe};
+use siw_memory::{KeyReader, KeyTable, RegisteredMemory};
+use siw_shm::wqe::{RecvWr, SendData, SendWr};
+use siw_shm::{RecvWqe, SendWqe, Wc};
 
 struct Env {
-    keys: Reader,
+    keys: KeyReader,
     sq: Vec<SendWqe>,
     recv: RecvWqe,
     done: Vec<u64>,
@@ -15,7 +15,7 @@ struct Env {
 }
 
 impl QpEnv for Env {
-    fn keys(&self) -> &Reader {
+    fn keys(&self) -> &KeyReader {
         &self.keys
     }
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
@@ -27,8 +27,8 @@ impl QpEnv for Env {
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
         Ok(Some(&self.recv))
     }
-    fn complete_send(&mut self, _: Option<&Cqe>) {}
-    fn complete_recv(&mut self, cqe: &Cqe) {
+    fn complete_send(&mut self, _: Option<&Wc>) {}
+    fn complete_recv(&mut self, cqe: &Wc) {
         self.done.push(cqe.wr_id);
     }
     fn is_released(&self, _: ExtBufRef) -> bool {
@@ -43,7 +43,7 @@ impl FrameBuilder for Bytes {
     fn append_bytes(&mut self, b: &[u8]) {
         self.0.extend_from_slice(b);
     }
-    fn append_memory(&mut self, _: &Mr, _: u64, _: u32, _: ExtBufRef) {}
+    fn append_memory(&mut self, _: &RegisteredMemory, _: u64, _: u32, _: ExtBufRef) {}
     fn contiguous_room(&mut self, want: usize) -> usize {
         want
     }
@@ -72,8 +72,10 @@ fn end(initiator: bool) -> (QueuePair, Env) {
     };
     qp.set_first_msn(Msn(u32::MAX));
     qp.set_rts(n, 1448);
-    let keys = KeyTable::new(8, 1).reader().expect("a reader is free");
-    let recv = RecvWqe::from_desc(&RecvDesc {
+    let keys = KeyTable::new(8, 1)
+        .register_reader()
+        .expect("a reader is free");
+    let recv = RecvWqe::from_wr(&RecvWr {
         wr_id: 5,
         sges: &[],
     })
@@ -92,15 +94,15 @@ fn end(initiator: bool) -> (QueuePair, Env) {
 #[test]
 fn c57_msns_wrap_to_zero_on_both_sides() {
     let ((mut a, mut ea), (mut b, mut eb)) = (end(true), end(false));
-    let send = SendDesc::send(1, Data::Sges(&[]));
-    let read = SendDesc::read(2, &[], 0, 1);
+    let send = SendWr::send(1, SendData::Sges(&[]));
+    let read = SendWr::read(2, &[], 0, 1);
     for d in [
         send,
         read,
-        SendDesc::send_with_imm(3, Data::Sges(&[]), 1),
+        SendWr::send_with_imm(3, SendData::Sges(&[]), 1),
         read,
     ] {
-        ea.sq.push(SendWqe::from_desc(&d).expect("valid"));
+        ea.sq.push(SendWqe::from_wr(&d).expect("valid"));
     }
     let mut msns = Vec::new();
     while let Some(OutgoingFpdu { record: rec, .. }) = a.next_record(&mut ea, 1 << 16) {

@@ -20,7 +20,7 @@ use crate::mpa::marker::{FpduSource, INTERVAL, MARKER_LEN, MarkerPosition, Plain
 use crate::queue_pair::{QueuePair, RdmapState};
 use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
 use crate::stream::RxStream;
-use siw_memory::Mr;
+use siw_memory::RegisteredMemory;
 use siw_memory::key_table::Stag;
 use siw_shm::Access;
 
@@ -132,7 +132,13 @@ impl<R: RxStream> RxStream for Done<'_, R> {
         self.0.peek(off, out);
     }
     fn for_each_slice(&self, _off: usize, _len: usize, _f: impl FnMut(&[u8])) {}
-    fn copy_to_memory(&self, _off: usize, _len: usize, _mr: &Mr, _region_off: u64) -> bool {
+    fn copy_to_memory(
+        &self,
+        _off: usize,
+        _len: usize,
+        _mr: &RegisteredMemory,
+        _region_off: u64,
+    ) -> bool {
         true
     }
     fn consume(&mut self, _n: usize) {}
@@ -280,7 +286,7 @@ impl QueuePair {
         };
         debug_assert_eq!(c.header_len(), TAGGED_HDR_LEN);
         env.keys()
-            .check(Stag(h.stag), h.to, n, access, self.attr.pd, self.attr.qpn)
+            .check_access(Stag(h.stag), h.to, n, access, self.attr.pd, self.attr.qpn)
             .is_ok_and(|(mr, off)| {
                 place(rx, LEN_FIELD + TAGGED_HDR_LEN, n as usize, mr, off).is_ok()
             })

@@ -88,7 +88,7 @@ impl QueuePair {
         if len > 0 {
             let placed = env
                 .keys()
-                .check(
+                .check_access(
                     Stag(h.stag),
                     h.to,
                     len,
@@ -126,7 +126,7 @@ impl QueuePair {
             .and_then(|e| self.sq.sges(e).first())
             .map_or(0, |s| s.lkey);
         let (pd, qpn) = (self.attr.pd, self.attr.qpn);
-        if env.keys().invalidate(Stag(key), pd, qpn).is_err() {
+        if env.keys().invalidate_key(Stag(key), pd, qpn).is_err() {
             self.fail_request(slot, WcStatus::LOC_PROT_ERR);
             return Err(TerminateCode::LOCAL_CATASTROPHIC.into());
         }

@@ -196,7 +196,7 @@ impl QueuePair {
         }
         let (mr, off) = env
             .keys()
-            .check(
+            .check_access(
                 Stag(h.stag),
                 h.to,
                 len,
@@ -294,7 +294,7 @@ impl QueuePair {
             }
             let n = left.min(s.length - skip);
             let to = s.addr.wrapping_add(u64::from(skip));
-            let (mr, off) = env.keys().check(
+            let (mr, off) = env.keys().check_access(
                 Stag(s.lkey),
                 to,
                 n,

@@ -11,7 +11,7 @@ use crate::queue_pair::{DrainState, InMessage, QueuePair, RdmapState};
 use crate::rdmap::READ_REQUEST_LEN;
 use crate::rdmap::atomic_header::WORD;
 use crate::rdmap::terminate::TerminateCode;
-use siw_memory::Reader;
+use siw_memory::KeyReader;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, BindMw, FastReg, Opcode, WcStatus};
 
@@ -81,7 +81,7 @@ impl QueuePair {
         self.sq.get(slot).is_none_or(|e| {
             (!e.started() && self.drain != DrainState::Inactive)
                 || (!e.started() && e.fence() && !self.outbound.is_empty())
-                || (e.opcode.awaits_answer() && self.outbound.len() >= usize::from(self.ord))
+                || (e.opcode.awaits_response() && self.outbound.len() >= usize::from(self.ord))
                 // What came before may still be sent again from the memory.
                 || (e.opcode == Opcode::LocalInv && !self.sq.is_front(slot))
         })
@@ -128,7 +128,7 @@ impl QueuePair {
             self.refuse_current(env, slot, status);
             return false;
         }
-        let referenced = !e.is_inline() && e.length > 0 && !e.opcode.awaits_answer();
+        let referenced = !e.is_inline() && e.length > 0 && !e.opcode.awaits_response();
         let owner = if referenced {
             env.alloc_ext_buf_ref(e.length)
         } else {
@@ -161,14 +161,14 @@ impl QueuePair {
         let (done, status) = match e.opcode {
             Opcode::BindMw => {
                 let b = BindMw::from_fields(e.imm, e.rkey, e.remote_addr, &sge);
-                (keys.bind(&b, pd, qpn), WcStatus::MW_BIND_ERR)
+                (keys.bind_window(&b, pd, qpn), WcStatus::MW_BIND_ERR)
             }
             Opcode::RegMr => {
                 let r = FastReg::from_fields(e.imm, e.rkey, e.remote_addr, &sge);
-                (keys.register(&r, pd), WcStatus::MW_BIND_ERR)
+                (keys.register_pages(&r, pd), WcStatus::MW_BIND_ERR)
             }
             _ => (
-                keys.invalidate(Stag(e.imm), pd, qpn),
+                keys.invalidate_key(Stag(e.imm), pd, qpn),
                 WcStatus::LOC_PROT_ERR,
             ),
         };
@@ -186,7 +186,7 @@ impl QueuePair {
 
     /// Local checks of a work request, before a byte of it leaves.
     #[inline]
-    fn validate(&self, keys: &Reader, e: &Entry) -> WcStatus {
+    fn validate(&self, keys: &KeyReader, e: &Entry) -> WcStatus {
         let need = match e.opcode {
             Opcode::Write
             | Opcode::Send
@@ -212,7 +212,7 @@ impl QueuePair {
         for s in self.sq.sges(e) {
             if s.length > 0
                 && keys
-                    .check(
+                    .check_access(
                         Stag(s.lkey),
                         s.addr,
                         s.length,
@@ -233,7 +233,7 @@ impl QueuePair {
         let slot = self.cur?;
         let mulpdu = u32::from(self.mulpdu);
         let e = self.sq.get_mut(slot)?;
-        if e.opcode.awaits_answer() {
+        if e.opcode.awaits_response() {
             return if e.opcode.is_atomic() {
                 self.atomic_record(slot, room)
             } else {

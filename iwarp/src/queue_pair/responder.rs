@@ -40,7 +40,7 @@ impl QueuePair {
         let req = ReadRequestHeader::parse(&b);
         if req.size > 0 {
             env.keys()
-                .check(
+                .check_access(
                     Stag(req.src_stag),
                     req.src_to,
                     req.size,
@@ -91,7 +91,7 @@ impl QueuePair {
             let to = r.req.src_to.wrapping_add(u64::from(r.sent));
             if let Err(e) =
                 env.keys()
-                    .check(Stag(r.req.src_stag), to, n, Access::REMOTE_READ, pd, qpn)
+                    .check_access(Stag(r.req.src_stag), to, n, Access::REMOTE_READ, pd, qpn)
             {
                 let offender = r.offender();
                 self.fault(env, read_source(e), Some(&offender));

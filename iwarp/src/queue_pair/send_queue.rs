@@ -106,7 +106,7 @@ impl SendQueue {
             owner: ExtBufRef::NONE,
             big: NO_BIG,
             opcode: w.opcode,
-            flags: w.flags,
+            flags: w.with_flags,
             num_sge: 0,
             parts: 0,
             status: WcStatus::SUCCESS,
@@ -250,12 +250,12 @@ impl SendQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use siw_shm::wqe::{Data, SendDesc};
+    use siw_shm::wqe::{SendData, SendWr};
 
-    fn wqe(data: Data<'_>) -> SendWqe {
-        SendWqe::from_desc(&SendDesc {
+    fn wqe(data: SendData<'_>) -> SendWqe {
+        SendWqe::from_wr(&SendWr {
             opcode: Opcode::Send,
-            flags: WrFlags::SIGNALED,
+            with_flags: WrFlags::SIGNALED,
             wr_id: 9,
             imm: 0,
             remote_addr: 0,
@@ -277,18 +277,18 @@ mod tests {
             })
             .collect();
         for n in [0, 1, 32, 33, 200] {
-            let s = q.push(&wqe(Data::Inline(&bytes[..n])));
+            let s = q.push(&wqe(SendData::Inline(&bytes[..n])));
             let e = q.get(s).expect("there");
             assert_eq!(q.inline(e), &bytes[..n]);
             assert!(e.is_inline() && e.signaled());
         }
         for n in [0, 1, 2, 3, 5] {
-            let s = q.push(&wqe(Data::Sges(&sges[..n])));
+            let s = q.push(&wqe(SendData::Sges(&sges[..n])));
             assert_eq!(q.sges(q.get(s).expect("there")), &sges[..n]);
         }
         assert_eq!(q.big.len(), 4);
         while q.pop_front().is_some() {}
-        q.push(&wqe(Data::Inline(&bytes)));
+        q.push(&wqe(SendData::Inline(&bytes)));
         assert_eq!(q.big.len(), 4, "the slab is reused");
     }
 
@@ -298,7 +298,7 @@ mod tests {
             base: u32::MAX,
             ..SendQueue::default()
         };
-        let w = wqe(Data::Sges(&[]));
+        let w = wqe(SendData::Sges(&[]));
         assert_eq!(q.push(&w), u32::MAX);
         assert_eq!(q.push(&w), 0);
         q.pop_front();

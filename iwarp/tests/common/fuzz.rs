@@ -56,16 +56,16 @@ pub fn mpa_frames(data: &[u8]) {
 }
 
 /// A queue pair with something in every queue, and memory between guards.
-fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<Region>) {
+fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<SharedMemory>) {
     let mut e = End::new(NegotiatedParameters {
         crc,
         markers_in: markers,
         markers_out: markers,
         ..negotiated(true)
     });
-    let region = std::sync::Arc::new(Region::anonymous(4096).expect("memory"));
+    let region = std::sync::Arc::new(SharedMemory::new_anonymous(4096).expect("memory"));
     region.write(0, &[0xee; 4096]).expect("in range");
-    let mr = Mr::new(
+    let mr = RegisteredMemory::new(
         region.clone(),
         GUARD as u64,
         LEN as u64,
@@ -77,11 +77,11 @@ fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<Region>) {
     let key = e.env.table.insert(mr.expect("in range")).expect("room");
     let s = [sge(VA, 8, key), sge(VA + 8, 8, key)];
     e.env.post(&remote(Opcode::Read, 1, &s, 0, Stag(9)));
-    e.env.post(&SendDesc::fetch_add(2, s[0], 0, 9, 1));
+    e.env.post(&SendWr::fetch_add(2, s[0], 0, 9, 1));
     e.env
-        .post(&SendDesc::send_with_imm(3, Data::Inline(b"x"), 1));
+        .post(&SendWr::send_with_imm(3, SendData::Inline(b"x"), 1));
     e.env
-        .post(&SendDesc::write_with_imm(4, Data::Sges(&s), 0, 9, 1));
+        .post(&SendWr::write_with_imm(4, SendData::Sges(&s), 0, 9, 1));
     for i in 0..3 {
         e.env.post_recv(i, &[sge(VA, 40, key)]);
     }
@@ -91,7 +91,7 @@ fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<Region>) {
 
 /// What holds for any input: one Terminate at most, every work request completes once, in order, and
 /// nothing is written outside of the region.
-fn settle(mut e: End, region: &Region) {
+fn settle(mut e: End, region: &SharedMemory) {
     let mut terminates = 0;
     while let Some(OutgoingFpdu { record: r, .. }) = e.qp.next_record(&mut e.env, usize::MAX) {
         terminates += usize::from(r.kind == FpduKind::Terminate);

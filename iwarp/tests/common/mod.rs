@@ -8,9 +8,11 @@ use siw_iwarp::ddp::{MAX_HDR_LEN, T_BIT, TaggedHeader, UntaggedHeader};
 use siw_iwarp::rdmap::ReadRequestHeader;
 use siw_iwarp::rdmap::terminate::ReceivedTerminate;
 use siw_iwarp::*;
-use siw_memory::{KeyTable, Mr, Reader, Stag};
-use siw_shm::wqe::{Data, RecvDesc, SendDesc};
-use siw_shm::{Access, AtomicArgs, Cqe, Opcode, RecvWqe, Region, SendWqe, Sge, WcStatus, WrFlags};
+use siw_memory::{KeyReader, KeyTable, RegisteredMemory, Stag};
+use siw_shm::wqe::{RecvWr, SendData, SendWr};
+use siw_shm::{
+    Access, AtomicArgs, Opcode, RecvWqe, SendWqe, Sge, SharedMemory, Wc, WcStatus, WrFlags,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -31,7 +33,13 @@ impl FrameBuilder for Frame {
     fn append_bytes(&mut self, b: &[u8]) {
         self.bytes.extend_from_slice(b);
     }
-    fn append_memory(&mut self, mr: &Mr, region_off: u64, len: u32, owner: ExtBufRef) {
+    fn append_memory(
+        &mut self,
+        mr: &RegisteredMemory,
+        region_off: u64,
+        len: u32,
+        owner: ExtBufRef,
+    ) {
         let at = self.bytes.len();
         self.bytes.resize(at + len as usize, 0);
         mr.read_at(region_off, &mut self.bytes[at..])
@@ -55,12 +63,12 @@ impl FrameBuilder for Frame {
 /// The surroundings of one queue pair.
 pub struct Env {
     pub table: Arc<KeyTable>,
-    pub keys: Reader,
+    pub keys: KeyReader,
     pub sq: VecDeque<SendWqe>,
     pub rq: VecDeque<RecvWqe>,
     pub ring_fault: bool,
-    pub sent: Vec<Option<Cqe>>,
-    pub received: Vec<Cqe>,
+    pub sent: Vec<Option<Wc>>,
+    pub received: Vec<Wc>,
     pub events: Vec<QpEvent>,
     pub track: bool,
     pub live: Vec<u32>,
@@ -73,7 +81,7 @@ pub struct Env {
 impl Env {
     pub fn new() -> Self {
         let table = KeyTable::new(64, 2);
-        let keys = table.reader().expect("a reader is free");
+        let keys = table.register_reader().expect("a reader is free");
         Self {
             table,
             keys,
@@ -93,7 +101,7 @@ impl Env {
     }
 
     /// Registers fresh memory at virtual address `base`.
-    pub fn mr(&self, base: u64, len: usize, access: Access) -> (Stag, Arc<Region>) {
+    pub fn mr(&self, base: u64, len: usize, access: Access) -> (Stag, Arc<SharedMemory>) {
         self.mr_in(base, len, access, PD, None)
     }
 
@@ -104,19 +112,20 @@ impl Env {
         access: Access,
         pd: u32,
         qp: Option<u32>,
-    ) -> (Stag, Arc<Region>) {
-        let region = Arc::new(Region::anonymous(len.max(4096)).expect("memory"));
-        let mr = Mr::new(region.clone(), 0, len as u64, base, pd, qp, access).expect("in range");
+    ) -> (Stag, Arc<SharedMemory>) {
+        let region = Arc::new(SharedMemory::new_anonymous(len.max(4096)).expect("memory"));
+        let mr = RegisteredMemory::new(region.clone(), 0, len as u64, base, pd, qp, access)
+            .expect("in range");
         (self.table.insert(mr).expect("room"), region)
     }
 
     pub fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) {
         self.rq
-            .push_back(RecvWqe::from_desc(&RecvDesc { wr_id, sges }).expect("valid"));
+            .push_back(RecvWqe::from_wr(&RecvWr { wr_id, sges }).expect("valid"));
     }
 
-    pub fn post(&mut self, d: &SendDesc<'_>) {
-        self.sq.push_back(SendWqe::from_desc(d).expect("valid"));
+    pub fn post(&mut self, d: &SendWr<'_>) {
+        self.sq.push_back(SendWqe::from_wr(d).expect("valid"));
     }
 
     pub fn statuses(&self) -> Vec<(u64, WcStatus)> {
@@ -133,7 +142,7 @@ impl Env {
 }
 
 impl QpEnv for Env {
-    fn keys(&self) -> &Reader {
+    fn keys(&self) -> &KeyReader {
         &self.keys
     }
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
@@ -157,10 +166,10 @@ impl QpEnv for Env {
             None => Ok(None),
         }
     }
-    fn complete_send(&mut self, cqe: Option<&Cqe>) {
+    fn complete_send(&mut self, cqe: Option<&Wc>) {
         self.sent.push(cqe.copied());
     }
-    fn complete_recv(&mut self, cqe: &Cqe) {
+    fn complete_recv(&mut self, cqe: &Wc) {
         self.received.push(*cqe);
     }
     fn is_released(&self, owner: ExtBufRef) -> bool {
@@ -367,10 +376,10 @@ pub fn sge(addr: u64, length: usize, lkey: Stag) -> Sge {
     }
 }
 
-pub fn wr(opcode: Opcode, wr_id: u64, data: Data<'_>) -> SendDesc<'_> {
-    SendDesc {
+pub fn wr(opcode: Opcode, wr_id: u64, data: SendData<'_>) -> SendWr<'_> {
+    SendWr {
         opcode,
-        flags: WrFlags::SIGNALED,
+        with_flags: WrFlags::SIGNALED,
         wr_id,
         imm: 0,
         remote_addr: 0,
@@ -379,11 +388,11 @@ pub fn wr(opcode: Opcode, wr_id: u64, data: Data<'_>) -> SendDesc<'_> {
     }
 }
 
-pub fn remote<'a>(opcode: Opcode, wr_id: u64, data: &'a [Sge], to: u64, key: Stag) -> SendDesc<'a> {
-    SendDesc {
+pub fn remote<'a>(opcode: Opcode, wr_id: u64, data: &'a [Sge], to: u64, key: Stag) -> SendWr<'a> {
+    SendWr {
         remote_addr: to,
         rkey: key.0,
-        ..wr(opcode, wr_id, Data::Sges(data))
+        ..wr(opcode, wr_id, SendData::Sges(data))
     }
 }
 
@@ -393,7 +402,7 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
-pub fn contents(r: &Region, len: usize) -> Vec<u8> {
+pub fn contents(r: &SharedMemory, len: usize) -> Vec<u8> {
     let mut v = vec![0; len];
     r.read(0, &mut v).expect("in range");
     v

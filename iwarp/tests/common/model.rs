@@ -47,7 +47,7 @@ pub fn op() -> impl Strategy<Value = Op> {
 pub struct Side {
     pub end: End,
     pub key: Stag,
-    pub mem: Arc<Region>,
+    pub mem: Arc<SharedMemory>,
     pub model: Vec<u8>,
     /// Segments on their way to the peer: not lost, for TCP is below, but cut and delayed.
     pub wire: VecDeque<u8>,
@@ -107,9 +107,9 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
             flags = flags | WrFlags::FENCE;
         }
         let data = if o.inline && o.len <= 256 {
-            Data::Inline(src)
+            SendData::Inline(src)
         } else {
-            Data::Sges(&two)
+            SendData::Sges(&two)
         };
         match o.kind {
             0 | 3 => {
@@ -119,8 +119,8 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
                 }
                 let op = [Opcode::Write, Opcode::WriteWithImm][usize::from(imm)];
                 let at = 2 * SLICE + o.to;
-                me.end.env.post(&SendDesc {
-                    flags,
+                me.end.env.post(&SendWr {
+                    with_flags: flags,
                     remote_addr: VA + at as u64,
                     rkey: peer.key.0,
                     imm: id as u32,
@@ -134,8 +134,8 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
                 peer.end
                     .env
                     .post_recv(id, &[sge(VA + at as u64, o.len, peer.key)]);
-                me.end.env.post(&SendDesc {
-                    flags,
+                me.end.env.post(&SendWr {
+                    with_flags: flags,
                     imm: id as u32,
                     ..wr(op, id, data)
                 });
@@ -152,15 +152,19 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
                     compare_mask: o.len as u64 & 1,
                 };
                 let (op, new) = if o.kind == 5 {
-                    (Opcode::FetchAdd, args.added(old))
+                    (Opcode::FetchAdd, args.fetch_add_result(old))
                 } else {
-                    (Opcode::CmpSwap, args.swapped(old).unwrap_or(old))
+                    (Opcode::CmpSwap, args.cmp_swap_result(old).unwrap_or(old))
                 };
-                me.end.env.post(&SendDesc {
-                    flags,
+                me.end.env.post(&SendWr {
+                    with_flags: flags,
                     remote_addr: VA + word as u64,
                     rkey: peer.key.0,
-                    ..wr(op, id, Data::Atomic(sge(VA + at as u64, 8, me.key), args))
+                    ..wr(
+                        op,
+                        id,
+                        SendData::Atomic(sge(VA + at as u64, 8, me.key), args),
+                    )
                 });
                 me.model[at..at + 8].copy_from_slice(&old.to_ne_bytes());
                 peer.model[word..].copy_from_slice(&new.to_ne_bytes());
@@ -171,11 +175,11 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
                     sge(VA + at as u64, cut, me.key),
                     sge(VA + (at + cut) as u64, o.len - cut, me.key),
                 ];
-                me.end.env.post(&SendDesc {
-                    flags,
+                me.end.env.post(&SendWr {
+                    with_flags: flags,
                     remote_addr: VA + o.from as u64,
                     rkey: peer.key.0,
-                    ..wr(Opcode::Read, id, Data::Sges(&sink))
+                    ..wr(Opcode::Read, id, SendData::Sges(&sink))
                 });
                 let from = peer.model[o.from..o.from + o.len].to_vec();
                 me.model[at..at + o.len].copy_from_slice(&from);

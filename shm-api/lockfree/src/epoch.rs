@@ -6,7 +6,7 @@
 //! is about to sleep goes [`TableReader::offline`] so that nobody waits for it.
 //! The key table of siw-memory is one; generic so that loom can explore it.
 
-use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence, prefetch};
+use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence, prefetch_line};
 use std::sync::{Arc, PoisonError};
 
 #[repr(align(128))]
@@ -17,15 +17,15 @@ const OFFLINE: u64 = 0;
 
 /// Names the moment an entry was taken out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(u64);
+pub struct GracePeriod(u64);
 
 struct Limbo<T> {
     claimed: Vec<bool>,
-    dead: Vec<(Ticket, Box<T>)>,
+    dead: Vec<(GracePeriod, Box<T>)>,
 }
 
 /// Fixed number of slots, each empty or holding a `T`.
-pub struct Table<T> {
+pub struct EpochTable<T> {
     slots: Box<[AtomicPtr<T>]>,
     global: AtomicU64,
     readers: Box<[Padded]>,
@@ -34,14 +34,14 @@ pub struct Table<T> {
 
 // SAFETY: entries are shared between threads (Sync) and freed on another than
 // the one that made them (Send).
-unsafe impl<T: Send + Sync> Sync for Table<T> {}
+unsafe impl<T: Send + Sync> Sync for EpochTable<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send + Sync> Send for Table<T> {}
+unsafe impl<T: Send + Sync> Send for EpochTable<T> {}
 
-impl<T: Send + Sync> Table<T> {
+impl<T: Send + Sync> EpochTable<T> {
     /// `slots` entries, read by at most `max_readers` readers at a time.
     pub fn new(slots: usize, max_readers: usize) -> Arc<Self> {
-        Arc::new(Table {
+        Arc::new(EpochTable {
             slots: (0..slots)
                 .map(|_| AtomicPtr::new(std::ptr::null_mut()))
                 .collect(),
@@ -61,7 +61,7 @@ impl<T: Send + Sync> Table<T> {
     }
 
     /// A reader, online; None when `max_readers` exist.
-    pub fn reader(self: &Arc<Self>) -> Option<TableReader<T>> {
+    pub fn register_reader(self: &Arc<Self>) -> Option<TableReader<T>> {
         let index = {
             let mut l = self.limbo();
             let i = l.claimed.iter().position(|c| !c)?;
@@ -71,15 +71,15 @@ impl<T: Send + Sync> Table<T> {
         let mut r = TableReader {
             table: self.clone(),
             index,
-            online: false,
+            go_online: false,
         };
-        r.online();
+        r.go_online();
         Some(r)
     }
 
     /// Puts an entry into an empty slot; gives it back when the slot is taken or
     /// does not exist.
-    pub fn set(&self, slot: usize, value: Box<T>) -> Result<(), Box<T>> {
+    pub fn set_slot(&self, slot: usize, value: Box<T>) -> Result<(), Box<T>> {
         let Some(s) = self.slots.get(slot) else {
             return Err(value);
         };
@@ -99,7 +99,7 @@ impl<T: Send + Sync> Table<T> {
 
     /// Takes the entry out if `which` agrees. It is freed by a later
     /// [`Self::try_reclaim`], once [`Self::is_quiescent`].
-    pub fn clear(&self, slot: usize, which: impl FnOnce(&T) -> bool) -> Option<Ticket> {
+    pub fn clear_slot(&self, slot: usize, which: impl FnOnce(&T) -> bool) -> Option<GracePeriod> {
         let s = self.slots.get(slot)?;
         // Writers are serialised by this lock, so the entry cannot be freed here.
         let mut l = self.limbo();
@@ -111,14 +111,14 @@ impl<T: Send + Sync> Table<T> {
         }
         s.store(std::ptr::null_mut(), Ordering::Relaxed);
         // Release: a reader that sees the new epoch sees the empty slot.
-        let ticket = Ticket(self.global.fetch_add(1, Ordering::AcqRel) + 1);
+        let ticket = GracePeriod(self.global.fetch_add(1, Ordering::AcqRel) + 1);
         // SAFETY: p came from Box::into_raw in `set` and just left the table.
         l.dead.push((ticket, unsafe { Box::from_raw(p) }));
         Some(ticket)
     }
 
     /// The entry, for the writing side: alive as long as the closure runs.
-    pub fn with<R>(&self, slot: usize, f: impl FnOnce(&T) -> R) -> Option<R> {
+    pub fn with_entry<R>(&self, slot: usize, f: impl FnOnce(&T) -> R) -> Option<R> {
         let s = self.slots.get(slot)?;
         let _l = self.limbo();
         let p = s.load(Ordering::Acquire);
@@ -128,7 +128,7 @@ impl<T: Send + Sync> Table<T> {
 
     /// Whether every reader passed a batch boundary, or went offline, since the
     /// ticket: none can touch the entry any more.
-    pub fn is_quiescent(&self, t: Ticket) -> bool {
+    pub fn has_elapsed(&self, t: GracePeriod) -> bool {
         // Pairs with the fence in `online`: either the reader's epoch is seen here,
         // or the reader sees the empty slot.
         fence(Ordering::SeqCst);
@@ -145,7 +145,7 @@ impl<T: Send + Sync> Table<T> {
             let mut l = self.limbo();
             let mut i = 0;
             while i < l.dead.len() {
-                if self.is_quiescent(l.dead[i].0) {
+                if self.has_elapsed(l.dead[i].0) {
                     freed.push(l.dead.swap_remove(i));
                 } else {
                     i += 1;
@@ -159,7 +159,7 @@ impl<T: Send + Sync> Table<T> {
     }
 }
 
-impl<T> Drop for Table<T> {
+impl<T> Drop for EpochTable<T> {
     fn drop(&mut self) {
         for s in &self.slots {
             let p = s.load(Ordering::Acquire);
@@ -173,16 +173,16 @@ impl<T> Drop for Table<T> {
 
 /// One worker's view of the table.
 pub struct TableReader<T: Send + Sync> {
-    table: Arc<Table<T>>,
+    table: Arc<EpochTable<T>>,
     index: usize,
-    online: bool,
+    go_online: bool,
 }
 
 impl<T: Send + Sync> TableReader<T> {
     /// The entry, borrowed until the next batch boundary; None while offline.
     #[inline]
     pub fn get(&self, slot: usize) -> Option<&T> {
-        if !self.online {
+        if !self.go_online {
             return None;
         }
         let p = self.table.slots.get(slot)?.load(Ordering::Acquire);
@@ -194,47 +194,47 @@ impl<T: Send + Sync> TableReader<T> {
 
     /// Hints the cache about a slot.
     #[inline]
-    pub fn prefetch(&self, slot: usize) {
+    pub fn prefetch_slot(&self, slot: usize) {
         if let Some(s) = self.table.slots.get(slot) {
-            prefetch(std::ptr::from_ref(s).cast());
+            prefetch_line(std::ptr::from_ref(s).cast());
         }
     }
 
     #[inline]
-    fn epoch(&self) -> &AtomicU64 {
+    fn epoch_word(&self) -> &AtomicU64 {
         &self.table.readers[self.index].0
     }
 
     /// Batch boundary: no reference obtained before is held any more.
     #[inline]
-    pub fn quiesce(&mut self) {
-        if self.online {
+    pub fn report_quiescent(&mut self) {
+        if self.go_online {
             // Acquire: what was removed before this epoch is not found any more.
             let e = self.table.global.load(Ordering::Acquire);
             // Release: accesses of the last batch come first.
-            self.epoch().store(e, Ordering::Release);
+            self.epoch_word().store(e, Ordering::Release);
         }
     }
 
     /// Before blocking.
-    pub fn offline(&mut self) {
-        self.online = false;
-        self.epoch().store(OFFLINE, Ordering::Release);
+    pub fn go_offline(&mut self) {
+        self.go_online = false;
+        self.epoch_word().store(OFFLINE, Ordering::Release);
     }
 
     /// After blocking.
-    pub fn online(&mut self) {
+    pub fn go_online(&mut self) {
         let e = self.table.global.load(Ordering::Acquire);
-        self.epoch().store(e, Ordering::Relaxed);
+        self.epoch_word().store(e, Ordering::Relaxed);
         // Pairs with the fence in `is_quiescent`.
         fence(Ordering::SeqCst);
-        self.online = true;
+        self.go_online = true;
     }
 }
 
 impl<T: Send + Sync> Drop for TableReader<T> {
     fn drop(&mut self) {
-        self.offline();
+        self.go_offline();
         self.table.limbo().claimed[self.index] = false;
     }
 }

@@ -52,14 +52,14 @@ impl KeyCell {
 
     /// Before the fields are read.
     #[inline]
-    pub fn load(&self) -> KeyWord {
+    pub fn load_word(&self) -> KeyWord {
         // Acquire: pairs with the Release in `publish`, the fields are complete.
         KeyWord(self.0.load(Ordering::Acquire))
     }
 
     /// After the fields were read: they are those of `word`.
     #[inline]
-    pub fn still(&self, word: KeyWord) -> bool {
+    pub fn is_unchanged(&self, word: KeyWord) -> bool {
         // Pairs with the fence in `claim`: who read a new field sees the claim.
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) == word.0
@@ -67,7 +67,7 @@ impl KeyCell {
 
     /// The caller alone may change the fields, until it calls [`Self::publish`] or
     /// [`Self::restore`]. False: something happened since `word`.
-    pub fn claim(&self, word: KeyWord) -> bool {
+    pub fn try_claim(&self, word: KeyWord) -> bool {
         let busy = (word.0 & !VALID).wrapping_add(STEP) | BUSY;
         let claimed = word.is_settled()
             && self
@@ -79,7 +79,7 @@ impl KeyCell {
     }
 
     /// Ends a claim: the fields are written.
-    pub fn publish(&self, stag: u32, valid: bool) {
+    pub fn publish_key(&self, stag: u32, valid: bool) {
         let count = self.0.load(Ordering::Relaxed) & !(STEP - 1);
         let valid = if valid { VALID } else { 0 };
         self.0
@@ -87,15 +87,15 @@ impl KeyCell {
     }
 
     /// Ends a claim that led to nothing.
-    pub fn restore(&self, word: KeyWord) {
-        self.publish(word.stag(), word.is_valid());
+    pub fn abandon_claim(&self, word: KeyWord) {
+        self.publish_key(word.stag(), word.is_valid());
     }
 
     /// The entry leaves the table: no claim succeeds any more. What it said before; waits for a
     /// claim to end.
-    pub fn retire(&self) -> KeyWord {
+    pub fn retire_key(&self) -> KeyWord {
         loop {
-            let word = self.load();
+            let word = self.load_word();
             let gone = (word.0 & !VALID).wrapping_add(STEP) | GONE;
             if word.0 & BUSY == 0
                 && self

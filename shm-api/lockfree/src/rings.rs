@@ -7,7 +7,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// A peer's index is further away than the ring is long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Nonsense;
+pub struct InvalidIndex;
 
 /// Producer end of a single-producer single-consumer ring of `mask + 1` slots.
 /// Indices run freely and wrap at 2^32.
@@ -32,37 +32,37 @@ impl SpscProducer {
     /// Whether `n` slots are free after those already filled. The consumer's
     /// line is read only when the cached head says no.
     #[inline]
-    pub fn reserve(&mut self, n: u32, head: &AtomicU32) -> bool {
-        if self.free() >= n {
+    pub fn reserve_slots(&mut self, n: u32, head: &AtomicU32) -> bool {
+        if self.free_slots() >= n {
             return true;
         }
         // Pairs with the Release in `SpscConsumer::release`: the consumer is
         // done reading the slots that are about to be overwritten.
         self.head = head.load(Ordering::Acquire);
-        self.free() >= n
+        self.free_slots() >= n
     }
 
     #[inline]
-    fn free(&self) -> u32 {
+    fn free_slots(&self) -> u32 {
         // A consumer that claims to be ahead of us leaves no free slots.
         (self.mask + 1).saturating_sub(self.tail.wrapping_sub(self.head))
     }
 
     /// Slot number of the `i`-th slot after those already filled.
     #[inline]
-    pub fn slot(&self, i: u32) -> u32 {
+    pub fn slot_index(&self, i: u32) -> u32 {
         self.tail.wrapping_add(i) & self.mask
     }
 
     /// Counts `n` reserved slots as filled; [`Self::publish`] shows them.
     #[inline]
-    pub fn fill(&mut self, n: u32) {
+    pub fn mark_filled(&mut self, n: u32) {
         self.tail = self.tail.wrapping_add(n);
     }
 
     /// Shows every filled slot to the consumer.
     #[inline]
-    pub fn publish(&self, tail: &AtomicU32) {
+    pub fn publish_tail(&self, tail: &AtomicU32) {
         // Pairs with the Acquire in `SpscConsumer::available`.
         tail.store(self.tail, Ordering::Release);
     }
@@ -96,21 +96,21 @@ impl SpscConsumer {
     /// Number of slots that may be read. The producer's line is read only when
     /// the cached tail says that nothing is left.
     #[inline]
-    pub fn available(&mut self, tail: &AtomicU32) -> Result<u32, Nonsense> {
+    pub fn available_slots(&mut self, tail: &AtomicU32) -> Result<u32, InvalidIndex> {
         if self.tail == self.head {
-            return self.refresh(tail);
+            return self.refresh_tail(tail);
         }
         Ok(self.tail.wrapping_sub(self.head))
     }
 
     /// Like [`Self::available`], but always looks at the producer's line.
     #[inline]
-    pub fn refresh(&mut self, tail: &AtomicU32) -> Result<u32, Nonsense> {
+    pub fn refresh_tail(&mut self, tail: &AtomicU32) -> Result<u32, InvalidIndex> {
         // Pairs with the Release in `SpscProducer::publish`.
         let t = tail.load(Ordering::Acquire);
         let n = t.wrapping_sub(self.head);
         if n > self.mask + 1 {
-            return Err(Nonsense);
+            return Err(InvalidIndex);
         }
         self.tail = t;
         Ok(n)
@@ -118,19 +118,19 @@ impl SpscConsumer {
 
     /// Slot number of the `i`-th readable slot.
     #[inline]
-    pub fn slot(&self, i: u32) -> u32 {
+    pub fn slot_index(&self, i: u32) -> u32 {
         self.head.wrapping_add(i) & self.mask
     }
 
     /// Steps over `n` slots that were copied out.
     #[inline]
-    pub fn advance(&mut self, n: u32) {
+    pub fn advance_head(&mut self, n: u32) {
         self.head = self.head.wrapping_add(n);
     }
 
     /// Lets the producer reuse every slot stepped over.
     #[inline]
-    pub fn release(&self, head: &AtomicU32) {
+    pub fn release_head(&self, head: &AtomicU32) {
         // Pairs with the Acquire in `SpscProducer::reserve`.
         head.store(self.head, Ordering::Release);
     }
@@ -138,7 +138,7 @@ impl SpscConsumer {
 
 /// Worker: shows the completion that was written as number `n` of its ring, counted from one.
 #[inline]
-pub fn show_completion(seq: &AtomicU32, n: u32) {
+pub fn publish_completion(seq: &AtomicU32, n: u32) {
     // Pairs with the Acquire in `is_completion`.
     seq.store(n, Ordering::Release);
 }
@@ -176,7 +176,7 @@ pub fn claim_entry(
     claimed: &AtomicU64,
     tail: &AtomicU32,
     entries: u32,
-) -> Result<Option<(u32, bool)>, Nonsense> {
+) -> Result<Option<(u32, bool)>, InvalidIndex> {
     let mut c = claimed.load(Ordering::Acquire);
     loop {
         // Pairs with the Release in `publish_entries`.
@@ -188,7 +188,7 @@ pub fn claim_entry(
             // The tail may have been read long after the count.
             let again = claimed.load(Ordering::Acquire);
             if again as u32 == c as u32 {
-                return Err(Nonsense);
+                return Err(InvalidIndex);
             }
             c = again;
             continue;
@@ -224,7 +224,7 @@ pub fn publish_entries(tail: &AtomicU32, to: u32) {
 
 /// Entries that are posted and not taken; at most `entries`, whatever the client wrote.
 #[inline]
-pub fn stock(claimed: &AtomicU64, tail: &AtomicU32, entries: u32) -> u32 {
+pub fn count_posted(claimed: &AtomicU64, tail: &AtomicU32, entries: u32) -> u32 {
     let c = claimed.load(Ordering::Acquire) as u32;
     let n = tail.load(Ordering::Acquire).wrapping_sub(c);
     if n > entries { 0 } else { n }
@@ -255,7 +255,7 @@ pub const ARM_NEXT: u32 = 2;
 /// Client: asks for an event. A `next` request is not weakened by a later
 /// `solicited` one. The caller polls once more afterwards (ibv_req_notify_cq(3)).
 #[inline]
-pub fn arm(armed: &AtomicU32, level: u32) {
+pub fn arm_event(armed: &AtomicU32, level: u32) {
     armed.fetch_max(level, Ordering::SeqCst);
     // Pairs with the fence in `take_arm`: either the worker sees the arming, or
     // the poll that follows sees the worker's completion.
@@ -280,7 +280,7 @@ pub fn take_arm(armed: &AtomicU32, solicited: bool) -> bool {
 
 /// Takes an arming away without an event; the level it had.
 #[inline]
-pub fn disarm(armed: &AtomicU32) -> u32 {
+pub fn disarm_event(armed: &AtomicU32) -> u32 {
     armed.swap(ARM_NONE, Ordering::SeqCst)
 }
 
@@ -290,7 +290,7 @@ pub fn disarm(armed: &AtomicU32) -> u32 {
 /// its way raised none.
 #[inline]
 pub fn move_arming(old: &AtomicU32, new: &AtomicU32) {
-    arm(new, disarm(old).min(ARM_NEXT));
+    arm_event(new, disarm_event(old).min(ARM_NEXT));
 }
 
 /// Client: marks a queue as having work. `true` tells the caller to push the

@@ -16,7 +16,7 @@ pub use std::{
 
 /// Asks the CPU to load the cache line at `address`; harmless whatever the address is.
 #[inline]
-pub fn prefetch(address: *const u8) {
+pub fn prefetch_line(address: *const u8) {
     // SAFETY: a prefetch is a hint that never faults, even when nothing is mapped at the address.
     unsafe { core::arch::x86_64::_mm_prefetch(address.cast(), core::arch::x86_64::_MM_HINT_T0) };
 }

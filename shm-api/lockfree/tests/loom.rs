@@ -6,7 +6,7 @@
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
-use siw_lockfree::epoch::Table;
+use siw_lockfree::epoch::EpochTable;
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
 use siw_lockfree::rings::*;
 use siw_lockfree::sync::{AtomicU32, AtomicU64, Ordering};

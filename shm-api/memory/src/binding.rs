@@ -10,69 +10,69 @@
 //! ```
 //! A region keeps the count of its windows: with some it is neither invalidated nor deregistered.
 
-use crate::key_table::{Reader, Stag};
-use crate::memory_region::{KeyError, Kind, Mr, Scope};
+use crate::key_table::{KeyReader, Stag};
+use crate::registered_memory::{KeyError, KeyKind, RegisteredMemory, Scope};
 use core::sync::atomic::Ordering;
 use siw_lockfree::key_cell::KeyWord;
 use siw_shm::local_wqe::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT};
 use siw_shm::{Access, BindMw, FastReg, WindowType};
 
-impl Reader {
+impl KeyReader {
     /// The key that a window or region answers to, or answered to last; 0 when it is gone.
     pub fn entry_key(&self, any: Stag) -> u32 {
-        self.entry(any).map_or(0, |mr| mr.word().stag())
+        self.entry_at(any).map_or(0, |mr| mr.key_word().stag())
     }
 
     /// The rest of [`Reader::check`] for what changes in place.
     #[cold]
-    pub(crate) fn check_bound<'a>(
+    pub(crate) fn check_changeable<'a>(
         &'a self,
-        mr: &'a Mr,
+        mr: &'a RegisteredMemory,
         word: KeyWord,
         off: u64,
         len: u32,
         need: Access,
-    ) -> Result<(&'a Mr, u64), KeyError> {
-        let parent = mr.parent();
+    ) -> Result<(&'a RegisteredMemory, u64), KeyError> {
+        let parent = mr.parent_key();
         // What was read belongs together.
-        if !mr.cell().still(word) {
+        if !mr.key_cell().is_unchanged(word) {
             return Err(KeyError::Stag);
         }
-        if !matches!(mr.kind(), Kind::Window(_)) {
+        if !matches!(mr.key_kind(), KeyKind::Window(_)) {
             return Ok((mr, off));
         }
         // A window has an rkey, but no lkey.
         if !need.intersects(Access::REMOTE) {
             return Err(KeyError::Access);
         }
-        let region = self.entry(parent).ok_or(KeyError::Stag)?;
-        let word = region.word();
+        let region = self.entry_at(parent).ok_or(KeyError::Stag)?;
+        let word = region.key_word();
         if !word.is_valid() {
             return Err(KeyError::Stag);
         }
         let off = region.check_range(off, u64::from(len))?;
-        if !region.is_fixed() && !region.cell().still(word) {
+        if !region.is_fixed() && !region.key_cell().is_unchanged(word) {
             return Err(KeyError::Stag);
         }
         Ok((region, off))
     }
 
     /// BIND_MW (ibv_bind_mw(3), and IBV_WR_BIND_MW of ibv_post_send(3)). Length 0 unbinds.
-    pub fn bind(&self, b: &BindMw, pd: u32, qp: u32) -> Result<(), KeyError> {
+    pub fn bind_window(&self, b: &BindMw, pd: u32, qp: u32) -> Result<(), KeyError> {
         let (old, new) = (Stag(b.rkey), Stag(b.new_rkey));
-        let mw = self.entry(old).ok_or(KeyError::Stag)?;
-        let word = mw.word();
-        let Kind::Window(kind) = mw.kind() else {
+        let mw = self.entry_at(old).ok_or(KeyError::Stag)?;
+        let word = mw.key_word();
+        let KeyKind::Window(kind) = mw.key_kind() else {
             return Err(KeyError::Stag);
         };
-        if word.stag() != old.0 || new.index() != old.index() || !word.is_settled() {
+        if word.stag() != old.0 || new.table_index() != old.table_index() || !word.is_settled() {
             return Err(KeyError::Stag);
         }
         if mw.pd() != pd {
             return Err(KeyError::Pd);
         }
         if kind == WindowType::Two && word.is_valid() {
-            if mw.qp() != Some(qp) {
+            if mw.allowed_qp() != Some(qp) {
                 return Err(KeyError::Stream);
             }
             if b.length > 0 {
@@ -83,18 +83,18 @@ impl Reader {
             0 => None,
             _ => Some(self.window_scope(b, kind, pd, qp)?),
         };
-        if !mw.cell().claim(word) {
+        if !mw.key_cell().try_claim(word) {
             if let Some((region, _)) = scope {
-                region.window_left();
+                region.release_window();
             }
             return Err(KeyError::Stag);
         }
-        let before = word.is_valid().then(|| mw.parent());
+        let before = word.is_valid().then(|| mw.parent_key());
         if let Some((_, scope)) = &scope {
             mw.set_scope(scope);
         }
-        mw.cell().publish(new.0, scope.is_some());
-        self.window_left(before);
+        mw.key_cell().publish_key(new.0, scope.is_some());
+        self.release_window(before);
         Ok(())
     }
 
@@ -105,62 +105,62 @@ impl Reader {
         kind: WindowType,
         pd: u32,
         qp: u32,
-    ) -> Result<(&Mr, Scope), KeyError> {
+    ) -> Result<(&RegisteredMemory, Scope), KeyError> {
         const ALLOWED: Access = Access(Access::REMOTE.0 | Access::ZERO_BASED.0);
-        let mr = self.entry(Stag(b.lkey)).ok_or(KeyError::Stag)?;
-        let word = mr.word();
-        if !word.is_valid_for(b.lkey) || matches!(mr.kind(), Kind::Window(_)) {
+        let mr = self.entry_at(Stag(b.lkey)).ok_or(KeyError::Stag)?;
+        let word = mr.key_word();
+        if !word.is_valid_for(b.lkey) || matches!(mr.key_kind(), KeyKind::Window(_)) {
             return Err(KeyError::Stag);
         }
         if mr.pd() != pd {
             return Err(KeyError::Pd);
         }
-        if mr.qp().is_some_and(|q| q != qp) {
+        if mr.allowed_qp().is_some_and(|q| q != qp) {
             return Err(KeyError::Stream);
         }
-        let writes = b.access.remote_changes();
+        let writes = b.access.allows_remote_changes();
         if !ALLOWED.contains(b.access)
-            || !mr.access().contains(Access::MW_BIND)
-            || (writes && !mr.access().contains(Access::LOCAL_WRITE))
+            || !mr.access_rights().contains(Access::MW_BIND)
+            || (writes && !mr.access_rights().contains(Access::LOCAL_WRITE))
         {
             return Err(KeyError::Access);
         }
         mr.check_range(b.addr, b.length)?;
-        if !mr.window_comes() {
+        if !mr.try_add_window() {
             return Err(KeyError::Stag);
         }
         // Invalidated, or registered anew, before the window was counted?
-        if !mr.cell().still(word) {
-            mr.window_left();
+        if !mr.key_cell().is_unchanged(word) {
+            mr.release_window();
             return Err(KeyError::Stag);
         }
         let zero = b.access.contains(Access::ZERO_BASED);
         Ok((
             mr,
             Scope {
-                qp: (kind == WindowType::Two).then_some(qp),
-                access: b.access,
-                base: if zero { 0 } else { b.addr },
+                allowed_qp: (kind == WindowType::Two).then_some(qp),
+                access_rights: b.access,
+                base_address: if zero { 0 } else { b.addr },
                 len: b.length,
-                offset: b.addr,
-                parent: mr.home(),
+                start_offset: b.addr,
+                parent_key: mr.home_key(),
             },
         ))
     }
 
-    fn window_left(&self, region: Option<Stag>) {
-        if let Some(mr) = region.and_then(|p| self.entry(p)) {
-            mr.window_left();
+    fn release_window(&self, region: Option<Stag>) {
+        if let Some(mr) = region.and_then(|p| self.entry_at(p)) {
+            mr.release_window();
         }
     }
 
     /// FAST_REG (IB_WR_REG_MR): the pages of the list become addressable from `iova` on. The
     /// list is copied out of shared memory once and checked in the copy.
-    pub fn register(&self, r: &FastReg, pd: u32) -> Result<(), KeyError> {
+    pub fn register_pages(&self, r: &FastReg, pd: u32) -> Result<(), KeyError> {
         let key = Stag(r.key);
-        let mr = self.entry(key).ok_or(KeyError::Stag)?;
-        let word = mr.word();
-        if mr.kind() != Kind::Fast || word.is_valid() || !word.is_settled() {
+        let mr = self.entry_at(key).ok_or(KeyError::Stag)?;
+        let word = mr.key_word();
+        if mr.key_kind() != KeyKind::Fast || word.is_valid() || !word.is_settled() {
             return Err(KeyError::Stag);
         }
         if mr.pd() != pd {
@@ -168,7 +168,7 @@ impl Reader {
         }
         let access = r.access.without(Access::OPTIONAL);
         if !Access::ALL.contains(access)
-            || (access.remote_changes() && !access.contains(Access::LOCAL_WRITE))
+            || (access.allows_remote_changes() && !access.contains(Access::LOCAL_WRITE))
         {
             return Err(KeyError::Access);
         }
@@ -176,53 +176,55 @@ impl Reader {
         let base = if zero { 0 } else { r.iova };
         base.checked_add(u64::from(r.length))
             .ok_or(KeyError::Wrap)?;
-        if !mr.cell().claim(word) {
+        if !mr.key_cell().try_claim(word) {
             return Err(KeyError::Stag);
         }
         if let Err(e) = copy_pages(mr, r) {
-            mr.cell().restore(word);
+            mr.key_cell().abandon_claim(word);
             return Err(e);
         }
         mr.set_scope(&Scope {
-            qp: None,
-            access,
-            base,
+            allowed_qp: None,
+            access_rights: access,
+            base_address: base,
             len: r.length.into(),
-            offset: r.first_offset.into(),
-            parent: Stag(0),
+            start_offset: r.first_offset.into(),
+            parent_key: Stag(0),
         });
         mr.unlock_windows();
-        mr.cell().publish(key.0, true);
+        mr.key_cell().publish_key(key.0, true);
         Ok(())
     }
 
     /// LOCAL_INV, and the end of READ_WITH_INV: the key stops working for all workers. A region
     /// that was registered by the control path still has to be deregistered.
-    pub fn invalidate(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
-        let mr = self.entry(stag).ok_or(KeyError::Stag)?;
-        let word = mr.word();
+    pub fn invalidate_key(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
+        let mr = self.entry_at(stag).ok_or(KeyError::Stag)?;
+        let word = mr.key_word();
         if !word.is_valid_for(stag.0) {
             return Err(KeyError::Stag);
         }
         if mr.pd() != pd {
             return Err(KeyError::Pd);
         }
-        if mr.qp().is_some_and(|q| q != qp) {
+        if mr.allowed_qp().is_some_and(|q| q != qp) {
             return Err(KeyError::Stream);
         }
-        match mr.kind() {
+        match mr.key_kind() {
             // Shared by the streams of its protection domain: unbound by a bind of length 0.
-            Kind::Window(WindowType::One) => return Err(KeyError::Access),
-            Kind::Window(WindowType::Two) => {}
-            Kind::Fixed | Kind::Fast if mr.lock_windows() > 0 => return Err(KeyError::Access),
-            Kind::Fixed | Kind::Fast => {}
+            KeyKind::Window(WindowType::One) => return Err(KeyError::Access),
+            KeyKind::Window(WindowType::Two) => {}
+            KeyKind::Fixed | KeyKind::Fast if mr.lock_windows() > 0 => {
+                return Err(KeyError::Access);
+            }
+            KeyKind::Fixed | KeyKind::Fast => {}
         }
-        if !mr.cell().claim(word) {
+        if !mr.key_cell().try_claim(word) {
             return Err(KeyError::Stag);
         }
-        let parent = matches!(mr.kind(), Kind::Window(_)).then(|| mr.parent());
-        mr.cell().publish(stag.0, false);
-        self.window_left(parent);
+        let parent = matches!(mr.key_kind(), KeyKind::Window(_)).then(|| mr.parent_key());
+        mr.key_cell().publish_key(stag.0, false);
+        self.release_window(parent);
         Ok(())
     }
 
@@ -231,18 +233,18 @@ impl Reader {
     pub fn invalidate_remote(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
         if let Some(mr) = self.lookup(stag)
             && mr.pd() == pd
-            && mr.qp().is_none_or(|q| q == qp)
-            && !mr.access().intersects(Access::REMOTE)
+            && mr.allowed_qp().is_none_or(|q| q == qp)
+            && !mr.access_rights().intersects(Access::REMOTE)
         {
             return Err(KeyError::Access);
         }
-        self.invalidate(stag, pd, qp)
+        self.invalidate_key(stag, pd, qp)
     }
 }
 
 /// The page list, once out of shared memory.
-fn copy_pages(mr: &Mr, r: &FastReg) -> Result<(), KeyError> {
-    let (Some(pages), Some(region)) = (mr.pages(), mr.region()) else {
+fn copy_pages(mr: &RegisteredMemory, r: &FastReg) -> Result<(), KeyError> {
+    let (Some(pages), Some(region)) = (mr.page_list(), mr.shared_memory()) else {
         return Err(KeyError::Stag);
     };
     if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&r.page_shift) {

@@ -6,7 +6,7 @@
 //! than crc-fast's own kernels), else through crc-fast. The crc32c crate is the oracle.
 
 use crc_fast::{CrcAlgorithm, Digest};
-use siw_shm::{OutOfBounds, Region};
+use siw_shm::{OutOfBounds, SharedMemory};
 
 /// Running CRC32c over several pieces. Init and final xor are ~0; on the wire the
 /// value is stored little-endian.
@@ -29,13 +29,13 @@ impl Crc32c {
     /// Adds bytes.
     #[inline]
     pub fn update(&mut self, data: &[u8]) -> &mut Self {
-        self.0 = update(self.0, data);
+        self.0 = crc32c_append(self.0, data);
         self
     }
 
     /// Continues from the value of earlier bytes.
     #[inline]
-    pub fn resume(value: u32) -> Self {
+    pub fn resume_from(value: u32) -> Self {
         Crc32c(value)
     }
 
@@ -49,24 +49,24 @@ impl Crc32c {
 /// CRC32c of `data`.
 #[inline]
 pub fn crc32c(data: &[u8]) -> u32 {
-    update(0, data)
+    crc32c_append(0, data)
 }
 
 /// CRC32c of earlier bytes whose CRC is `crc`, followed by `data` (0 for none):
-/// `update(crc32c(a), b) == crc32c(ab)`.
+/// `crc32c_append(crc32c(a), b) == crc32c(ab)`.
 #[inline]
-pub fn update(crc: u32, data: &[u8]) -> u32 {
+pub fn crc32c_append(crc: u32, data: &[u8]) -> u32 {
     if data.len() < FOLD_FROM {
         return update_short(crc, data);
     }
     update_long(crc, data)
 }
 
-/// [`update`] over `len` bytes at `offset` of shared memory.
+/// [`crc32c_append`] over `len` bytes at `offset` of shared memory.
 #[inline]
-pub fn update_region(
+pub fn crc32c_append_shared(
     crc: u32,
-    region: &Region,
+    region: &SharedMemory,
     offset: usize,
     len: usize,
 ) -> Result<u32, OutOfBounds> {
@@ -74,13 +74,13 @@ pub fn update_region(
     // SAFETY: start is readable for len bytes. The shared slice lives for this call only; bytes
     // that the peer changes meanwhile give some other checksum, which is what a peer that changes
     // a buffer in flight gets.
-    Ok(update(crc, unsafe {
+    Ok(crc32c_append(crc, unsafe {
         std::slice::from_raw_parts(start, len)
     }))
 }
 
 /// Shorter buffers are done by the SSE4.2 instruction sooner than by folding.
-const FOLD_FROM: usize = super::crc_fold::LEAST;
+const FOLD_FROM: usize = super::crc_fold::MIN_LEN;
 
 #[inline]
 fn update_short(crc: u32, data: &[u8]) -> u32 {
@@ -93,9 +93,9 @@ fn update_short(crc: u32, data: &[u8]) -> u32 {
 
 #[inline]
 fn update_long(crc: u32, data: &[u8]) -> u32 {
-    if super::crc_fold::available() {
+    if super::crc_fold::is_available() {
         // SAFETY: the CPU has what the kernel needs.
-        return unsafe { super::crc_fold::update(crc, data) };
+        return unsafe { super::crc_fold::update_folded(crc, data) };
     }
     update_portable(crc, data)
 }

@@ -11,13 +11,13 @@ use core::arch::x86_64::*;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 /// Shortest buffer that the kernel takes.
-pub(crate) const LEAST: usize = 256;
+pub(crate) const MIN_LEN: usize = 256;
 
 /// P without its highest term, bit-reflected (RFC 3720 appendix B.4).
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 
 /// x^n mod P, bit-reflected, shifted as reflected products want it.
-const fn power(n: u32) -> i64 {
+const fn power_of_x(n: u32) -> i64 {
     let mut r = 0x8000_0000u32;
     let mut i = 0;
     while i < n {
@@ -28,25 +28,25 @@ const fn power(n: u32) -> i64 {
 }
 
 /// What brings a lane forward by D bits: for its low half, and for its high half.
-const fn forward(d: u32) -> (i64, i64) {
-    (power(d + 32), power(d - 32))
+const fn forward_by(d: u32) -> (i64, i64) {
+    (power_of_x(d + 32), power_of_x(d - 32))
 }
 
-const BY_2048: (i64, i64) = forward(2048);
-const BY_512: (i64, i64) = forward(512);
-const BY_384: (i64, i64) = forward(384);
-const BY_256: (i64, i64) = forward(256);
-const BY_128: (i64, i64) = forward(128);
+const BY_2048: (i64, i64) = forward_by(2048);
+const BY_512: (i64, i64) = forward_by(512);
+const BY_384: (i64, i64) = forward_by(384);
+const BY_256: (i64, i64) = forward_by(256);
+const BY_128: (i64, i64) = forward_by(128);
 
 /// Whether this CPU can run [`update`] and what else is built of its steps: asked for every
 /// FPDU, so the answer is kept in one place.
 #[inline]
-pub(crate) fn available() -> bool {
+pub(crate) fn is_available() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(0);
     const YES: u8 = 2;
     match ANSWER.load(Ordering::Relaxed) {
         0 => {
-            let yes = detect();
+            let yes = detect_features();
             ANSWER.store(1 + u8::from(yes), Ordering::Relaxed);
             yes
         }
@@ -55,7 +55,7 @@ pub(crate) fn available() -> bool {
 }
 
 #[cold]
-fn detect() -> bool {
+fn detect_features() -> bool {
     std::arch::is_x86_feature_detected!("avx512f")
         && std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("vpclmulqdq")
@@ -65,14 +65,14 @@ fn detect() -> bool {
 
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-fn constants(k: (i64, i64)) -> __m512i {
+fn broadcast_constants(k: (i64, i64)) -> __m512i {
     _mm512_set_epi64(k.1, k.0, k.1, k.0, k.1, k.0, k.1, k.0)
 }
 
 /// `acc` brought forward, plus `next`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-fn fold(acc: __m512i, k: __m512i, next: __m512i) -> __m512i {
+fn fold_lanes(acc: __m512i, k: __m512i, next: __m512i) -> __m512i {
     let low = _mm512_clmulepi64_epi128::<0x00>(acc, k);
     let high = _mm512_clmulepi64_epi128::<0x11>(acc, k);
     // 0x96: exclusive or of all three.
@@ -80,43 +80,43 @@ fn fold(acc: __m512i, k: __m512i, next: __m512i) -> __m512i {
 }
 
 /// Bytes of a vector.
-pub(crate) const LINE: usize = 64;
+pub(crate) const LINE_LEN: usize = 64;
 
 /// Four lines.
-pub(crate) const QUAD: usize = 4 * LINE;
+pub(crate) const QUAD_LEN: usize = 4 * LINE_LEN;
 
 /// CRC32c of earlier bytes with CRC `crc`, followed by `data` of at least [`LEAST`] bytes.
 ///
 /// # Safety
 /// [`available`] said yes.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(crate) unsafe fn update(crc: u32, data: &[u8]) -> u32 {
-    let load = |b: &[u8; LINE]| {
+pub(crate) unsafe fn update_folded(crc: u32, data: &[u8]) -> u32 {
+    let load = |b: &[u8; LINE_LEN]| {
         // SAFETY: an unaligned load of 64 bytes from a reference to 64 bytes.
         unsafe { _mm512_loadu_si512(b.as_ptr().cast()) }
     };
-    let load_quad = |q: &[[u8; LINE]; 4]| [load(&q[0]), load(&q[1]), load(&q[2]), load(&q[3])];
-    let (lines, tail) = data.as_chunks::<LINE>();
+    let load_quad = |q: &[[u8; LINE_LEN]; 4]| [load(&q[0]), load(&q[1]), load(&q[2]), load(&q[3])];
+    let (lines, tail) = data.as_chunks::<LINE_LEN>();
     let (quads, rest) = lines.as_chunks::<4>();
     let Some((first, quads)) = quads.split_first() else {
         debug_assert!(false, "shorter than LEAST");
         return crc;
     };
-    let mut a = begin(!crc, load_quad(first));
+    let mut a = begin_fold(!crc, load_quad(first));
     for q in quads {
         a = fold_quad(a, load_quad(q));
     }
-    let mut x = join(a);
+    let mut x = join_quad(a);
     for b in rest {
         x = fold_line(x, load(b));
     }
-    !continue_short(remainder(x), tail)
+    !continue_short(fold_remainder(x), tail)
 }
 
 /// The first four lines of a message, after earlier bytes with remainder `crc`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(crate) fn begin(crc: u32, quad: [__m512i; 4]) -> [__m512i; 4] {
+pub(crate) fn begin_fold(crc: u32, quad: [__m512i; 4]) -> [__m512i; 4] {
     // The running CRC goes in where the first four bytes are.
     let crc = _mm512_zextsi128_si512(_mm_cvtsi32_si128(crc as i32));
     let [first, second, third, fourth] = quad;
@@ -127,19 +127,19 @@ pub(crate) fn begin(crc: u32, quad: [__m512i; 4]) -> [__m512i; 4] {
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(crate) fn fold_quad(a: [__m512i; 4], next: [__m512i; 4]) -> [__m512i; 4] {
-    let k = constants(BY_2048);
+    let k = broadcast_constants(BY_2048);
     [
-        fold(a[0], k, next[0]),
-        fold(a[1], k, next[1]),
-        fold(a[2], k, next[2]),
-        fold(a[3], k, next[3]),
+        fold_lanes(a[0], k, next[0]),
+        fold_lanes(a[1], k, next[1]),
+        fold_lanes(a[2], k, next[2]),
+        fold_lanes(a[3], k, next[3]),
     ]
 }
 
 /// Four lines side by side into one.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-pub(crate) fn join(a: [__m512i; 4]) -> __m512i {
+pub(crate) fn join_quad(a: [__m512i; 4]) -> __m512i {
     let x = fold_line(a[0], a[1]);
     let x = fold_line(x, a[2]);
     fold_line(x, a[3])
@@ -149,13 +149,13 @@ pub(crate) fn join(a: [__m512i; 4]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub(crate) fn fold_line(x: __m512i, next: __m512i) -> __m512i {
-    fold(x, constants(BY_512), next)
+    fold_lanes(x, broadcast_constants(BY_512), next)
 }
 
 /// The remainder of all that was folded into `x`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(crate) fn remainder(x: __m512i) -> u32 {
+pub(crate) fn fold_remainder(x: __m512i) -> u32 {
     // Four lanes into one: the last stays, the others come forward to it.
     let k = _mm512_set_epi64(
         0, 0, BY_128.1, BY_128.0, BY_256.1, BY_256.0, BY_384.1, BY_384.0,

@@ -11,9 +11,9 @@
 //! of a piece are aligned.
 
 #[cfg(target_arch = "x86_64")]
-use super::crc_fold::{self, LINE};
+use super::crc_fold::{self, LINE_LEN};
 use crate::crc;
-use siw_shm::{OutOfBounds, Region};
+use siw_shm::{OutOfBounds, SharedMemory};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
@@ -71,7 +71,7 @@ impl<const SPACING: usize> Gaps<SPACING> {
 /// the length that data and gaps take together, otherwise nothing is written.
 #[inline]
 pub fn write_without_gaps<const SPACING: usize>(
-    region: &Region,
+    region: &SharedMemory,
     offset: usize,
     len: usize,
     src: &[u8],
@@ -95,7 +95,7 @@ pub fn write_without_gaps<const SPACING: usize>(
 /// length that data and gaps take together, otherwise nothing is copied.
 #[inline]
 pub fn read_with_gaps<const SPACING: usize>(
-    region: &Region,
+    region: &SharedMemory,
     offset: usize,
     len: usize,
     dst: &mut [u8],
@@ -130,9 +130,9 @@ unsafe fn copy_with_gaps<const SPACING: usize>(
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(crc) = crc
-        && dst.len() >= crc_fold::LEAST
+        && dst.len() >= crc_fold::MIN_LEN
         && gaps.first.is_multiple_of(GAP_LEN)
-        && crc_fold::available()
+        && crc_fold::is_available()
     {
         // SAFETY: the processor has what it needs; the lengths agree; the rest is the caller's
         // promise.
@@ -140,7 +140,7 @@ unsafe fn copy_with_gaps<const SPACING: usize>(
     }
     // SAFETY: the lengths agree; the rest is the caller's promise.
     unsafe { copy_with_gaps_portable(src, len, dst, gaps, fill) };
-    Some(crc.map_or(0, |crc| crc::update(crc, dst)))
+    Some(crc.map_or(0, |crc| crc::crc32c_append(crc, dst)))
 }
 
 /// # Safety
@@ -193,7 +193,7 @@ unsafe fn copy_with_gaps_avx512<const SPACING: usize>(
     let (mut at, mut gap, mut from) = (0, gaps.first, src);
     // The next vector goes to `at`; `from` is where its bytes lie as long as no gap is among them.
     let mut next_line = || {
-        let line = if at + LINE <= gap {
+        let line = if at + LINE_LEN <= gap {
             // SAFETY: a vector of data without a gap in it.
             unsafe { _mm512_loadu_si512(from.cast()) }
         } else {
@@ -205,24 +205,24 @@ unsafe fn copy_with_gaps_avx512<const SPACING: usize>(
         };
         // SAFETY: a vector of `dst`: the calls below ask for no more of them than it has.
         unsafe { _mm512_storeu_si512(to.add(at).cast(), line) };
-        at += LINE;
-        from = from.wrapping_add(LINE);
+        at += LINE_LEN;
+        from = from.wrapping_add(LINE_LEN);
         line
     };
     let first_quad = [next_line(), next_line(), next_line(), next_line()];
-    let mut quad = crc_fold::begin(!crc, first_quad);
-    for _ in 1..end / crc_fold::QUAD {
+    let mut quad = crc_fold::begin_fold(!crc, first_quad);
+    for _ in 1..end / crc_fold::QUAD_LEN {
         let next_quad = [next_line(), next_line(), next_line(), next_line()];
         quad = crc_fold::fold_quad(quad, next_quad);
     }
-    let mut folded = crc_fold::join(quad);
-    for _ in 0..end / LINE % 4 {
+    let mut folded = crc_fold::join_quad(quad);
+    for _ in 0..end / LINE_LEN % 4 {
         folded = crc_fold::fold_line(folded, next_line());
     }
-    let remainder = crc_fold::remainder(folded);
+    let remainder = crc_fold::fold_remainder(folded);
     let left = end - at;
     let within = (1 << left) - 1;
-    let mut last = [0u8; LINE];
+    let mut last = [0u8; LINE_LEN];
     // SAFETY: `left` bytes of data, and a gap if there is one; what `dst` has left; then a vector
     // of `last`.
     unsafe {
@@ -301,19 +301,19 @@ unsafe fn copy_without_gaps_avx512<const SPACING: usize>(
         // a vector or more, no access of a whole vector reaches beyond the piece.
         unsafe {
             let (from, to) = (src.as_ptr().add(from), dst.add(to));
-            if piece_len < LINE {
+            if piece_len < LINE_LEN {
                 return std::ptr::copy_nonoverlapping(from, to, piece_len);
             }
             let head = _mm512_loadu_si512(from.cast::<__m512i>());
-            let tail = _mm512_loadu_si512(from.add(piece_len - LINE).cast::<__m512i>());
+            let tail = _mm512_loadu_si512(from.add(piece_len - LINE_LEN).cast::<__m512i>());
             _mm512_storeu_si512(to.cast::<__m512i>(), head);
-            let mut done = LINE - to.addr() % LINE;
-            while done + LINE <= piece_len {
+            let mut done = LINE_LEN - to.addr() % LINE_LEN;
+            while done + LINE_LEN <= piece_len {
                 let line = _mm512_loadu_si512(from.add(done).cast::<__m512i>());
                 _mm512_store_si512(to.add(done).cast::<__m512i>(), line);
-                done += LINE;
+                done += LINE_LEN;
             }
-            _mm512_storeu_si512(to.add(piece_len - LINE).cast::<__m512i>(), tail);
+            _mm512_storeu_si512(to.add(piece_len - LINE_LEN).cast::<__m512i>(), tail);
         }
     });
 }

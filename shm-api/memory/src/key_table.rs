@@ -2,15 +2,15 @@
 //! of every access (RFC 5042 section 6). The control thread puts keys in and takes them out.
 //!
 //! Workers also bind memory windows and fast-register regions, which changes what a key
-//! stands for in place: see [`crate::memory_region`] and [`crate::binding`].
+//! stands for in place: see [`crate::registered_memory`] and [`crate::binding`].
 //!
 //! An STag is a 24-bit table index and an 8-bit key (RFC 5040 section 2.1). Indices
 //! are drawn at random among the longest unused ones, keys walk a secret
 //! permutation of all 256 values per index: unpredictable and slowly reused.
 //! Zero is never an STag.
 
-use crate::memory_region::{KeyError, Mr};
-use siw_lockfree::epoch::{Table, TableReader, Ticket};
+use crate::registered_memory::{KeyError, RegisteredMemory};
+use siw_lockfree::epoch::{EpochTable, GracePeriod, TableReader};
 use siw_shm::Access;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -23,7 +23,7 @@ pub struct Stag(pub u32);
 
 impl Stag {
     #[inline]
-    pub(crate) fn index(self) -> usize {
+    pub(crate) fn table_index(self) -> usize {
         (self.0 >> 8) as usize
     }
 }
@@ -43,9 +43,9 @@ pub enum DeregError {
 }
 
 /// Returned by [`KeyTable::remove`]: ask [`KeyTable::is_quiescent`] with it.
-pub type Retired = Ticket;
+pub type Retired = GracePeriod;
 
-struct Keys {
+struct StagPool {
     /// Unused indices, the longest unused first.
     free: VecDeque<u32>,
     /// How often each index was used, modulo 256.
@@ -53,8 +53,8 @@ struct Keys {
     secret: RandomState,
 }
 
-impl Keys {
-    fn draw(&mut self) -> Option<Stag> {
+impl StagPool {
+    fn draw_stag(&mut self) -> Option<Stag> {
         let among = (self.free.len() / 2).max(1) as u64;
         let pick = (random_u64() % among) as usize;
         if pick < self.free.len() {
@@ -80,8 +80,8 @@ fn random_u64() -> u64 {
 
 /// The table. The control thread inserts and removes; workers look up.
 pub struct KeyTable {
-    table: Arc<Table<Mr>>,
-    keys: Mutex<Keys>,
+    table: Arc<EpochTable<RegisteredMemory>>,
+    keys: Mutex<StagPool>,
 }
 
 impl KeyTable {
@@ -89,8 +89,8 @@ impl KeyTable {
     pub fn new(capacity: usize, max_readers: usize) -> Arc<KeyTable> {
         let n = capacity.clamp(1, (1 << 24) - 1);
         Arc::new(KeyTable {
-            table: Table::new(n + 1, max_readers),
-            keys: Mutex::new(Keys {
+            table: EpochTable::new(n + 1, max_readers),
+            keys: Mutex::new(StagPool {
                 // Index 0 would give STag 0, which hardware refuses.
                 free: (1..=n as u32).collect(),
                 uses: vec![0; n + 1],
@@ -100,16 +100,16 @@ impl KeyTable {
     }
 
     /// Gives the region a key; workers find it at once.
-    pub fn insert(&self, mut mr: Mr) -> Result<Stag, KeyTableFull> {
+    pub fn insert(&self, mut mr: RegisteredMemory) -> Result<Stag, KeyTableFull> {
         let stag = self
             .keys
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .draw()
+            .draw_stag()
             .ok_or(KeyTableFull)?;
         mr.set_home(stag);
         self.table
-            .set(stag.index(), Box::new(mr))
+            .set_slot(stag.table_index(), Box::new(mr))
             .map_err(|_| KeyTableFull)?;
         Ok(stag)
     }
@@ -119,7 +119,7 @@ impl KeyTable {
     /// `stag`: as [`Self::insert`] gave it, whatever key was used since.
     pub fn deregister(&self, stag: Stag) -> Result<Retired, DeregError> {
         let bound = self
-            .with(stag, Mr::lock_windows)
+            .with_entry(stag, RegisteredMemory::lock_windows)
             .ok_or(DeregError::Unknown)?;
         if bound > 0 {
             return Err(DeregError::Bound(bound));
@@ -130,44 +130,48 @@ impl KeyTable {
     /// Takes the key back, whatever is bound to it; no lookup finds it any more. A window leaves
     /// its region. None for an unknown key.
     pub fn remove(&self, stag: Stag) -> Option<Retired> {
-        self.release(self.with(stag, Mr::retire)?);
-        let t = self.table.clear(stag.index(), |mr| mr.home() == stag)?;
+        self.release_window(self.with_entry(stag, RegisteredMemory::retire_key)?);
+        let t = self
+            .table
+            .clear_slot(stag.table_index(), |mr| mr.home_key() == stag)?;
         self.keys
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .free
-            .push_back(stag.index() as u32);
+            .push_back(stag.table_index() as u32);
         Some(t)
     }
 
     /// The queue pair goes: a window that was bound through it is unbound.
     pub fn unbind_stream(&self, window: Stag, qp: u32) {
-        if let Some(parent) = self.with(window, |mr| mr.unbind_stream(qp)) {
-            self.release(parent);
+        if let Some(parent) = self.with_entry(window, |mr| mr.unbind_stream(qp)) {
+            self.release_window(parent);
         }
     }
 
     /// A window left this region.
-    fn release(&self, parent: Option<Stag>) {
+    fn release_window(&self, parent: Option<Stag>) {
         if let Some(p) = parent {
-            self.table.with(p.index(), Mr::window_left);
+            self.table
+                .with_entry(p.table_index(), RegisteredMemory::release_window);
         }
     }
 
     /// Control side: looks at a region, by the key that [`Self::insert`] gave.
-    pub fn with<R>(&self, stag: Stag, f: impl FnOnce(&Mr) -> R) -> Option<R> {
-        self.table
-            .with(stag.index(), |mr| (mr.home() == stag).then(|| f(mr)))?
+    pub fn with_entry<R>(&self, stag: Stag, f: impl FnOnce(&RegisteredMemory) -> R) -> Option<R> {
+        self.table.with_entry(stag.table_index(), |mr| {
+            (mr.home_key() == stag).then(|| f(mr))
+        })?
     }
 
     /// A worker's reader, online. None when `max_readers` exist.
-    pub fn reader(&self) -> Option<Reader> {
-        self.table.reader().map(Reader)
+    pub fn register_reader(&self) -> Option<KeyReader> {
+        self.table.register_reader().map(KeyReader)
     }
 
     /// Whether no worker can touch what was removed with this ticket.
-    pub fn is_quiescent(&self, t: Retired) -> bool {
-        self.table.is_quiescent(t)
+    pub fn has_elapsed(&self, t: Retired) -> bool {
+        self.table.has_elapsed(t)
     }
 
     /// Frees regions that no worker can touch; returns how many still wait.
@@ -176,7 +180,7 @@ impl KeyTable {
     }
 
     /// Waits until everything removed so far is freed. Not for workers.
-    pub fn synchronize(&self) {
+    pub fn wait_for_reclaim(&self) {
         while self.table.try_reclaim() > 0 {
             std::thread::sleep(Duration::from_micros(20));
         }
@@ -184,24 +188,24 @@ impl KeyTable {
 }
 
 /// A worker's view of the table.
-pub struct Reader(TableReader<Mr>);
+pub struct KeyReader(TableReader<RegisteredMemory>);
 
-impl Reader {
+impl KeyReader {
     /// The region or bound window with this key, valid until the next [`Self::quiesce`].
     #[inline]
-    pub fn lookup(&self, stag: Stag) -> Option<&Mr> {
-        self.entry(stag).filter(|mr| mr.is_valid(stag))
+    pub fn lookup(&self, stag: Stag) -> Option<&RegisteredMemory> {
+        self.entry_at(stag).filter(|mr| mr.is_valid(stag))
     }
 
     /// What has this index, valid or not.
     #[inline]
-    pub(crate) fn entry(&self, stag: Stag) -> Option<&Mr> {
-        self.0.get(stag.index())
+    pub(crate) fn entry_at(&self, stag: Stag) -> Option<&RegisteredMemory> {
+        self.0.get(stag.table_index())
     }
 
     /// Lookup and [`Mr::check`] in one. For a window the region behind it comes back.
     #[inline]
-    pub fn check(
+    pub fn check_access(
         &self,
         stag: Stag,
         addr: u64,
@@ -209,38 +213,38 @@ impl Reader {
         need: Access,
         pd: u32,
         qp: u32,
-    ) -> Result<(&Mr, u64), KeyError> {
-        let mr = self.entry(stag).ok_or(KeyError::Stag)?;
-        let word = mr.word();
+    ) -> Result<(&RegisteredMemory, u64), KeyError> {
+        let mr = self.entry_at(stag).ok_or(KeyError::Stag)?;
+        let word = mr.key_word();
         if !word.is_valid_for(stag.0) {
             return Err(KeyError::Stag);
         }
-        let off = mr.check(addr, len, need, pd, qp)?;
+        let off = mr.check_access(addr, len, need, pd, qp)?;
         if mr.is_fixed() {
             return Ok((mr, off));
         }
-        self.check_bound(mr, word, off, len, need)
+        self.check_changeable(mr, word, off, len, need)
     }
 
     /// Hints the cache about a key's slot.
     #[inline]
-    pub fn prefetch(&self, stag: Stag) {
-        self.0.prefetch(stag.index());
+    pub fn prefetch_key(&self, stag: Stag) {
+        self.0.prefetch_slot(stag.table_index());
     }
 
     /// Batch boundary. Borrow rules see to it that no `&Mr` is held.
     #[inline]
-    pub fn quiesce(&mut self) {
-        self.0.quiesce();
+    pub fn report_quiescent(&mut self) {
+        self.0.report_quiescent();
     }
 
     /// Before the worker blocks: nobody waits for it.
-    pub fn offline(&mut self) {
-        self.0.offline();
+    pub fn go_offline(&mut self) {
+        self.0.go_offline();
     }
 
     /// After the worker blocked.
-    pub fn online(&mut self) {
-        self.0.online();
+    pub fn go_online(&mut self) {
+        self.0.go_online();
     }
 }

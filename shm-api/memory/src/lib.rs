@@ -15,8 +15,8 @@ pub mod crc;
 mod crc_fold;
 pub mod gap_copy;
 pub mod key_table;
-pub mod memory_region;
-pub mod queue_alloc;
+pub mod queue_allocator;
+pub mod registered_memory;
 
-pub use key_table::{DeregError, KeyTable, Reader, Retired, Stag};
-pub use memory_region::{KeyError, Mr};
+pub use key_table::{DeregError, KeyReader, KeyTable, Retired, Stag};
+pub use registered_memory::{KeyError, RegisteredMemory};

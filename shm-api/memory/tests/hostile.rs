@@ -29,7 +29,7 @@ proptest! {
 #[test]
 fn slots_that_change_while_they_are_read_are_copied_once() {
     let slots = 8;
-    let region = Arc::new(Region::anonymous(ring_len(slots)).unwrap());
+    let region = Arc::new(SharedMemory::new_anonymous(ring_len(slots)).unwrap());
     let stop = AtomicBool::new(false);
     std::thread::scope(|s| {
         s.spawn(|| {
@@ -37,7 +37,7 @@ fn slots_that_change_while_they_are_read_are_copied_once() {
             while !stop.load(Ordering::Relaxed) {
                 x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let slot = (x >> 40) as usize % slots as usize;
-                let at = work_queue::HEADER + slot * wqe::SLOT;
+                let at = work_queue::HEADER + slot * wqe::SLOT_LEN;
                 // Opcode, flags, elements, slots: each right by itself.
                 let b = (x >> 8).to_le_bytes();
                 let head = [b[0] % 13, b[1] % 16, b[2] % 18, b[3] % 6];
@@ -68,11 +68,13 @@ fn slots_that_change_while_they_are_read_are_copied_once() {
 fn binds_of_two_workers_and_a_deregistration_never_cross() {
     const VA: u64 = 0x1000;
     let table = KeyTable::new(16, 2);
-    let region = Arc::new(Region::anonymous(8192).unwrap());
+    let region = Arc::new(SharedMemory::new_anonymous(8192).unwrap());
     for _ in 0..200 {
-        let mr = Mr::new(region.clone(), 0, 4096, VA, 1, None, Access(31)).unwrap();
+        let mr = RegisteredMemory::new(region.clone(), 0, 4096, VA, 1, None, Access(31)).unwrap();
         let mr = table.insert(mr).unwrap();
-        let mw = table.insert(Mr::window(1, WindowType::One)).unwrap();
+        let mw = table
+            .insert(RegisteredMemory::new_window(1, WindowType::One))
+            .unwrap();
         let bind = |key: u32, to: u32, length| BindMw {
             rkey: key,
             new_rkey: to,
@@ -85,18 +87,18 @@ fn binds_of_two_workers_and_a_deregistration_never_cross() {
             let workers = [0u32, 1].map(|w| {
                 let (table, bind) = (&table, &bind);
                 s.spawn(move || {
-                    let mut r = table.reader().unwrap();
+                    let mut r = table.register_reader().unwrap();
                     for i in 0..100u32 {
                         let key = r.entry_key(mw);
                         let to = mw.0 & !0xff | (key.wrapping_add(1) & 0xff);
                         let length = if i % 3 == 0 { 0 } else { 64 + u64::from(w) };
-                        let _ = r.bind(&bind(key, to, length), 1, w);
-                        let got = r.check(Stag(to), VA + 64, 64, Access::REMOTE_READ, 1, w);
+                        let _ = r.bind_window(&bind(key, to, length), 1, w);
+                        let got = r.check_access(Stag(to), VA + 64, 64, Access::REMOTE_READ, 1, w);
                         if let Ok((mr, off)) = got {
                             assert_eq!(off, 64);
                             assert_eq!(mr.len(), 4096);
                         }
-                        r.quiesce();
+                        r.report_quiescent();
                     }
                 })
             });
@@ -115,21 +117,24 @@ fn binds_of_two_workers_and_a_deregistration_never_cross() {
             }
             gone
         });
-        let r = table.reader().unwrap();
+        let r = table.register_reader().unwrap();
         let key = r.entry_key(mw);
         if gone {
             assert!(
-                r.check(Stag(key), VA + 64, 1, Access::REMOTE_READ, 1, 0)
+                r.check_access(Stag(key), VA + 64, 1, Access::REMOTE_READ, 1, 0)
                     .is_err()
             );
-            assert!(r.bind(&bind(key, key, 8), 1, 0).is_err());
+            assert!(r.bind_window(&bind(key, key, 8), 1, 0).is_err());
         }
         drop(r);
         table.remove(mw).unwrap();
         if !gone {
-            assert_eq!(table.with(mr, Mr::windows), Some(0));
+            assert_eq!(
+                table.with_entry(mr, RegisteredMemory::count_windows),
+                Some(0)
+            );
             table.deregister(mr).unwrap();
         }
-        table.synchronize();
+        table.wait_for_reclaim();
     }
 }

@@ -1,21 +1,21 @@
 //! Regions, memory keys and queue memory.
 
-use siw_memory::queue_alloc::{AllocError, CHUNK, QueueAlloc};
+use siw_memory::queue_allocator::{AllocError, CHUNK, QueueAllocator};
 use siw_memory::*;
-use siw_shm::region::Pages;
+use siw_shm::shared_memory::PageSize;
 use siw_shm::*;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-fn fd_of(r: &Region) -> rustix::fd::OwnedFd {
-    r.fd().unwrap().try_clone_to_owned().unwrap()
+fn fd_of(r: &SharedMemory) -> rustix::fd::OwnedFd {
+    r.memfd().unwrap().try_clone_to_owned().unwrap()
 }
 
 #[test]
 fn two_mappings_of_a_region_see_each_other() {
-    let a = Region::create("t", 5000, Pages::Normal).unwrap();
+    let a = SharedMemory::create_memfd("t", 5000, PageSize::Normal).unwrap();
     assert_eq!(a.len(), 8192);
-    let b = Region::map(fd_of(&a), 5000).unwrap();
+    let b = SharedMemory::map_fd(fd_of(&a), 5000).unwrap();
     a.write(4000, b"hello").unwrap();
     let mut buf = [0; 5];
     b.read(4000, &mut buf).unwrap();
@@ -30,20 +30,20 @@ fn two_mappings_of_a_region_see_each_other() {
         7
     );
     assert_eq!(
-        crc::update_region(0, &b, 4000, 5).unwrap(),
+        crc::crc32c_append_shared(0, &b, 4000, 5).unwrap(),
         crc32c::crc32c(b"hello")
     );
-    b.copy(4000, &a, 4002, 5).unwrap();
+    b.copy_to(4000, &a, 4002, 5).unwrap();
     a.read(4002, &mut buf).unwrap();
     assert_eq!(&buf, b"hello");
-    a.zero(0, 8192).unwrap();
+    a.fill_zero(0, 8192).unwrap();
     b.read(4002, &mut buf).unwrap();
     assert_eq!(buf, [0; 5]);
 }
 
 #[test]
 fn accesses_outside_of_a_region_are_refused() {
-    let r = Region::anonymous(4096).unwrap();
+    let r = SharedMemory::new_anonymous(4096).unwrap();
     for (off, len) in [
         (4096, 1),
         (4095, 2),
@@ -53,70 +53,81 @@ fn accesses_outside_of_a_region_are_refused() {
     ] {
         assert_eq!(r.write(off, &vec![0; len]), Err(OutOfBounds));
         assert_eq!(r.read(off, &mut vec![0; len]), Err(OutOfBounds));
-        assert_eq!(r.zero(off, len), Err(OutOfBounds));
-        assert_eq!(crc::update_region(0, &r, off, len), Err(OutOfBounds));
-        assert_eq!(r.copy(off, &r, 0, len), Err(OutOfBounds));
-        assert_eq!(r.copy(0, &r, off, len), Err(OutOfBounds));
+        assert_eq!(r.fill_zero(off, len), Err(OutOfBounds));
+        assert_eq!(crc::crc32c_append_shared(0, &r, off, len), Err(OutOfBounds));
+        assert_eq!(r.copy_to(off, &r, 0, len), Err(OutOfBounds));
+        assert_eq!(r.copy_to(0, &r, off, len), Err(OutOfBounds));
     }
     assert_eq!(r.write(4096, &[]), Ok(()));
     assert!(r.atomic_u32(2).is_err() && r.atomic_u32(4096).is_err());
     assert!(r.atomic_u64(4).is_err() && r.atomic_u64(4092).is_err());
-    r.prefetch_read(1 << 40);
+    r.prefetch_at(1 << 40);
 }
 
 #[test]
 fn a_region_can_neither_shrink_nor_grow() {
-    let r = Region::create("t", 4096, Pages::Normal).unwrap();
+    let r = SharedMemory::create_memfd("t", 4096, PageSize::Normal).unwrap();
     let fd = fd_of(&r);
-    assert!(Region::cannot_shrink(r.fd().unwrap()));
+    assert!(SharedMemory::cannot_shrink(r.memfd().unwrap()));
     assert!(rustix::fs::ftruncate(&fd, 0).is_err());
     assert!(rustix::fs::ftruncate(&fd, 8192).is_err());
     let plain = rustix::fs::memfd_create("p", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    assert!(!Region::cannot_shrink(rustix::fd::AsFd::as_fd(&plain)));
+    assert!(!SharedMemory::cannot_shrink(rustix::fd::AsFd::as_fd(
+        &plain
+    )));
 }
 
 #[test]
 fn a_file_shorter_than_promised_is_not_mapped() {
-    let r = Region::create("t", 4096, Pages::Normal).unwrap();
-    let e = Region::map(fd_of(&r), 4097).unwrap_err();
+    let r = SharedMemory::create_memfd("t", 4096, PageSize::Normal).unwrap();
+    let e = SharedMemory::map_fd(fd_of(&r), 4097).unwrap_err();
     assert!(e.to_string().contains("4096 bytes, 4097"), "{e}");
     let empty = rustix::fs::memfd_create("e", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    assert!(Region::map(empty, 0).is_err());
+    assert!(SharedMemory::map_fd(empty, 0).is_err());
 }
 
 #[test]
 fn without_hugepages_a_region_falls_back_and_says_so() {
-    let r = Region::create("t", 100, Pages::TryHuge).unwrap();
+    let r = SharedMemory::create_memfd("t", 100, PageSize::TryHuge).unwrap();
     assert_eq!(r.len(), r.page_size());
     assert_eq!(r.is_huge(), r.page_size() > 4096);
-    assert_eq!(Region::map(fd_of(&r), 100).unwrap().is_huge(), r.is_huge());
+    assert_eq!(
+        SharedMemory::map_fd(fd_of(&r), 100).unwrap().is_huge(),
+        r.is_huge()
+    );
     r.write(r.len() - 1, &[1]).unwrap();
 }
 
-fn mr(access: Access) -> Mr {
-    let r = Arc::new(Region::anonymous(8192).unwrap());
-    Mr::new(r, 4096, 100, 0x10_0000, 3, None, access).unwrap()
+fn mr(access: Access) -> RegisteredMemory {
+    let r = Arc::new(SharedMemory::new_anonymous(8192).unwrap());
+    RegisteredMemory::new(r, 4096, 100, 0x10_0000, 3, None, access).unwrap()
 }
 
 #[test]
 fn a_key_is_checked_for_domain_stream_access_wrap_and_bounds() {
     let m = mr(Access::REMOTE_READ);
     let need = Access::REMOTE_READ;
-    assert_eq!(m.check(0x10_0000, 100, need, 3, 1), Ok(4096));
-    assert_eq!(m.check(0x10_0063, 1, need, 3, 1), Ok(4096 + 99));
-    assert_eq!(m.check(0x10_0000, 101, need, 3, 1), Err(KeyError::Bounds));
-    assert_eq!(m.check(0xf_ffff, 1, need, 3, 1), Err(KeyError::Bounds));
-    assert_eq!(m.check(u64::MAX, 2, need, 3, 1), Err(KeyError::Wrap));
-    assert_eq!(m.check(0x10_0000, 1, need, 4, 1), Err(KeyError::Pd));
+    assert_eq!(m.check_access(0x10_0000, 100, need, 3, 1), Ok(4096));
+    assert_eq!(m.check_access(0x10_0063, 1, need, 3, 1), Ok(4096 + 99));
     assert_eq!(
-        m.check(0x10_0000, 1, Access::REMOTE_WRITE, 3, 1),
+        m.check_access(0x10_0000, 101, need, 3, 1),
+        Err(KeyError::Bounds)
+    );
+    assert_eq!(
+        m.check_access(0xf_ffff, 1, need, 3, 1),
+        Err(KeyError::Bounds)
+    );
+    assert_eq!(m.check_access(u64::MAX, 2, need, 3, 1), Err(KeyError::Wrap));
+    assert_eq!(m.check_access(0x10_0000, 1, need, 4, 1), Err(KeyError::Pd));
+    assert_eq!(
+        m.check_access(0x10_0000, 1, Access::REMOTE_WRITE, 3, 1),
         Err(KeyError::Access)
     );
-    assert_eq!(m.check(0x10_0000, 1, Access::NONE, 3, 1), Ok(4096));
-    let r = Arc::new(Region::anonymous(4096).unwrap());
-    let one = Mr::new(r, 0, 10, 0, 3, Some(9), need).unwrap();
-    assert_eq!(one.check(0, 1, need, 3, 9), Ok(0));
-    assert_eq!(one.check(0, 1, need, 3, 8), Err(KeyError::Stream));
+    assert_eq!(m.check_access(0x10_0000, 1, Access::NONE, 3, 1), Ok(4096));
+    let r = Arc::new(SharedMemory::new_anonymous(4096).unwrap());
+    let one = RegisteredMemory::new(r, 0, 10, 0, 3, Some(9), need).unwrap();
+    assert_eq!(one.check_access(0, 1, need, 3, 9), Ok(0));
+    assert_eq!(one.check_access(0, 1, need, 3, 8), Err(KeyError::Stream));
 }
 
 #[test]
@@ -129,19 +140,24 @@ fn placement_stays_inside_the_registered_bytes_of_the_region() {
     assert_eq!(m.read_at(4192, &mut b), Ok(()));
     assert_eq!(b, [1; 4]);
     assert_eq!(m.read_at(4193, &mut b), Err(OutOfBounds));
-    assert_eq!(m.crc32c(4096, 100, 0), Ok(crc32c::crc32c(&[1; 100])));
+    assert_eq!(
+        m.crc32c_append_at(4096, 100, 0),
+        Ok(crc32c::crc32c(&[1; 100]))
+    );
     assert!(m.ptr_at(4196, 0).is_ok() && m.ptr_at(4196, 1).is_err());
 }
 
 #[test]
 fn a_registration_outside_of_its_region_or_with_wrapping_addresses_is_refused() {
-    let r = Arc::new(Region::anonymous(4096).unwrap());
-    let new = |off, len, base, a| Mr::new(r.clone(), off, len, base, 1, None, a);
+    let r = Arc::new(SharedMemory::new_anonymous(4096).unwrap());
+    let new = |off, len, base, a| RegisteredMemory::new(r.clone(), off, len, base, 1, None, a);
     assert!(new(0, 4097, 0, Access::NONE).is_err());
     assert!(new(u64::MAX, 2, 0, Access::NONE).is_err());
     assert!(new(0, 2, u64::MAX - 1, Access::NONE).is_err());
     assert_eq!(
-        new(0, 2, u64::MAX - 1, Access::ZERO_BASED).unwrap().base(),
+        new(0, 2, u64::MAX - 1, Access::ZERO_BASED)
+            .unwrap()
+            .base_address(),
         0
     );
 }
@@ -150,19 +166,19 @@ fn a_registration_outside_of_its_region_or_with_wrapping_addresses_is_refused() 
 fn a_removed_key_is_not_found_and_its_memory_lives_until_the_batch_ends() {
     let t = KeyTable::new(16, 2);
     let m = mr(Access::LOCAL_WRITE);
-    let alive = Arc::downgrade(m.region().unwrap());
+    let alive = Arc::downgrade(m.shared_memory().unwrap());
     let stag = t.insert(m).unwrap();
-    let mut r = t.reader().unwrap();
+    let mut r = t.register_reader().unwrap();
     let found = r.lookup(stag).unwrap();
     let ticket = t.remove(stag).unwrap();
     assert!(t.remove(stag).is_none());
-    assert!(!t.is_quiescent(ticket));
+    assert!(!t.has_elapsed(ticket));
     assert_eq!(t.try_reclaim(), 1);
     found.write_at(4096, &[1]).unwrap();
     assert!(r.lookup(stag).is_none());
     assert!(alive.upgrade().is_some());
-    r.quiesce();
-    assert!(t.is_quiescent(ticket));
+    r.report_quiescent();
+    assert!(t.has_elapsed(ticket));
     assert_eq!(t.try_reclaim(), 0);
     assert!(alive.upgrade().is_none());
 }
@@ -170,42 +186,45 @@ fn a_removed_key_is_not_found_and_its_memory_lives_until_the_batch_ends() {
 #[test]
 fn nobody_waits_for_a_sleeping_or_departed_worker() {
     let t = KeyTable::new(16, 2);
-    let mut sleeper = t.reader().unwrap();
-    let leaver = t.reader().unwrap();
-    assert!(t.reader().is_none(), "as many readers as announced");
+    let mut sleeper = t.register_reader().unwrap();
+    let leaver = t.register_reader().unwrap();
+    assert!(
+        t.register_reader().is_none(),
+        "as many readers as announced"
+    );
     let stag = t.insert(mr(Access::NONE)).unwrap();
-    sleeper.offline();
+    sleeper.go_offline();
     assert!(sleeper.lookup(stag).is_none());
     let ticket = t.remove(stag).unwrap();
-    assert!(!t.is_quiescent(ticket));
+    assert!(!t.has_elapsed(ticket));
     drop(leaver);
-    assert!(t.is_quiescent(ticket));
-    t.synchronize();
-    sleeper.online();
+    assert!(t.has_elapsed(ticket));
+    t.wait_for_reclaim();
+    sleeper.go_online();
     assert!(sleeper.lookup(stag).is_none());
-    assert!(t.reader().is_some());
+    assert!(t.register_reader().is_some());
 }
 
 #[test]
 fn an_invalidated_key_stops_working_and_can_still_be_removed() {
     let t = KeyTable::new(4, 1);
-    let r = t.reader().unwrap();
+    let r = t.register_reader().unwrap();
     let stag = t.insert(mr(Access::REMOTE_READ)).unwrap();
-    assert_eq!(r.invalidate(stag, 4, 0), Err(KeyError::Pd));
+    assert_eq!(r.invalidate_key(stag, 4, 0), Err(KeyError::Pd));
     assert!(
-        r.check(stag, 0x10_0000, 1, Access::REMOTE_READ, 3, 0)
+        r.check_access(stag, 0x10_0000, 1, Access::REMOTE_READ, 3, 0)
             .is_ok()
     );
-    assert_eq!(r.invalidate(stag, 3, 0), Ok(()));
+    assert_eq!(r.invalidate_key(stag, 3, 0), Ok(()));
     assert!(r.lookup(stag).is_none());
-    assert_eq!(r.invalidate(stag, 3, 0), Err(KeyError::Stag));
+    assert_eq!(r.invalidate_key(stag, 3, 0), Err(KeyError::Stag));
     assert!(t.remove(stag).is_some());
 }
 
 #[test]
 fn keys_are_never_zero_and_come_back_late() {
     let t = KeyTable::new(8, 1);
-    let mut r = t.reader().unwrap();
+    let mut r = t.register_reader().unwrap();
     let mut seen = HashSet::new();
     // 8 indices with 256 keys each: no key may repeat within 2048 registrations
     // that use each index equally often; 250 per index at the least are certain.
@@ -215,7 +234,7 @@ fn keys_are_never_zero_and_come_back_late() {
         assert!(stag.0 >> 8 >= 1);
         assert!(seen.insert(stag), "{stag:?} was reused");
         t.remove(stag).unwrap();
-        r.quiesce();
+        r.report_quiescent();
     }
     assert_eq!(t.try_reclaim(), 0);
 }
@@ -223,7 +242,7 @@ fn keys_are_never_zero_and_come_back_late() {
 #[test]
 fn stale_and_invented_keys_are_unknown() {
     let t = KeyTable::new(8, 1);
-    let r = t.reader().unwrap();
+    let r = t.register_reader().unwrap();
     let stag = t.insert(mr(Access::NONE)).unwrap();
     for k in 1..=255u32 {
         assert!(r.lookup(Stag(stag.0 ^ k)).is_none());
@@ -231,8 +250,8 @@ fn stale_and_invented_keys_are_unknown() {
     for s in [0, 1, 255, u32::MAX, 0xffff_ff00] {
         assert!(s == stag.0 || r.lookup(Stag(s)).is_none());
     }
-    assert_eq!(t.with(stag, |m| m.pd()), Some(3));
-    assert_eq!(t.with(Stag(stag.0 ^ 1), |m| m.pd()), None);
+    assert_eq!(t.with_entry(stag, |m| m.pd()), Some(3));
+    assert_eq!(t.with_entry(Stag(stag.0 ^ 1), |m| m.pd()), None);
 }
 
 #[test]
@@ -252,19 +271,19 @@ fn registration_under_lookup_from_many_threads_never_touches_freed_memory() {
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let readers: Vec<_> = (0..3)
         .map(|_| {
-            let (mut r, stop) = (t.reader().unwrap(), stop.clone());
+            let (mut r, stop) = (t.register_reader().unwrap(), stop.clone());
             std::thread::spawn(move || {
                 let mut hits = 0u64;
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                     for i in 0..65u32 {
                         for k in 0..=255 {
                             if let Some(m) = r.lookup(Stag(i << 8 | k)) {
-                                m.write_at(m.offset(), &[1; 16]).unwrap();
+                                m.write_at(m.start_offset(), &[1; 16]).unwrap();
                                 hits += 1;
                             }
                         }
                     }
-                    r.quiesce();
+                    r.report_quiescent();
                 }
                 hits
             })
@@ -280,12 +299,12 @@ fn registration_under_lookup_from_many_threads_never_touches_freed_memory() {
     for r in readers {
         r.join().unwrap();
     }
-    t.synchronize();
+    t.wait_for_reclaim();
 }
 
 #[test]
 fn queues_share_chunks_and_reused_memory_is_zero() {
-    let mut a = QueueAlloc::new(Pages::Normal, 64 << 20);
+    let mut a = QueueAllocator::new(PageSize::Normal, 64 << 20);
     let one = a.alloc(5000).unwrap();
     let two = a.alloc(5000).unwrap();
     assert!(one.new_region && !two.new_region);
@@ -304,20 +323,20 @@ fn queues_share_chunks_and_reused_memory_is_zero() {
 
 #[test]
 fn a_large_queue_has_its_own_region_and_the_limit_holds() {
-    let mut a = QueueAlloc::new(Pages::Normal, 3 * CHUNK);
+    let mut a = QueueAllocator::new(PageSize::Normal, 3 * CHUNK);
     let big = a.alloc(2 * CHUNK + 1).unwrap();
     assert!(big.dedicated && big.new_region);
-    let mapped = a.mapped();
+    let mapped = a.mapped_bytes();
     assert!(matches!(a.alloc(CHUNK), Err(AllocError::Limit(_))));
     a.free(big);
-    assert!(a.mapped() < mapped);
+    assert!(a.mapped_bytes() < mapped);
     assert!(a.alloc(CHUNK).is_ok());
 }
 
 #[test]
 fn no_two_live_queues_overlap() {
-    let mut a = QueueAlloc::new(Pages::Normal, 256 << 20);
-    let mut live: Vec<queue_alloc::QueueMem> = Vec::new();
+    let mut a = QueueAllocator::new(PageSize::Normal, 256 << 20);
+    let mut live: Vec<queue_allocator::QueueMemory> = Vec::new();
     let mut x = 12345u64;
     for _ in 0..2000 {
         x = x

@@ -42,7 +42,7 @@ pub enum CallError {
 
 impl CallError {
     /// The nearest errno.
-    pub fn errno(&self) -> i32 {
+    pub fn to_errno(&self) -> i32 {
         match self {
             CallError::Refused { errno, .. } => *errno,
             CallError::Proto(ProtoError::Version { .. }) => 93, // EPROTONOSUPPORT
@@ -53,7 +53,7 @@ impl CallError {
     }
 }
 
-fn packet(kind: u16, seq: u32, status: i32, body: &[u8]) -> Vec<u8> {
+fn encode_packet(kind: u16, seq: u32, status: i32, body: &[u8]) -> Vec<u8> {
     let h = Header {
         magic: MAGIC,
         version: VERSION,
@@ -70,7 +70,7 @@ fn packet(kind: u16, seq: u32, status: i32, body: &[u8]) -> Vec<u8> {
 }
 
 /// Splits a packet into its checked header and body.
-pub fn open(p: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
+pub fn split_packet(p: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
     let (h, body) = p
         .split_at_checked(size_of::<Header>())
         .ok_or(ProtoError::NotSiwd(p.len()))?;
@@ -107,18 +107,18 @@ pub const UNANSWERED: u32 = 0;
 
 /// Client: a request.
 pub fn encode_request<M: Message>(seq: u32, m: &M) -> Vec<u8> {
-    packet(M::KIND, seq, 0, bytes_of(m))
+    encode_packet(M::KIND, seq, 0, bytes_of(m))
 }
 
 /// Daemon: the reply to a request of type `M`.
 pub fn encode_reply<M: Message>(seq: u32, r: &M::Reply) -> Vec<u8> {
-    packet(M::KIND, seq, 0, bytes_of(r))
+    encode_packet(M::KIND, seq, 0, bytes_of(r))
 }
 
 /// Daemon: a refusal. `errno` is positive; `reason` is cut to 120 bytes.
 pub fn encode_error(kind: u16, seq: u32, errno: i32, reason: &str) -> Vec<u8> {
     let errno = if errno == 0 { 5 } else { errno };
-    packet(
+    encode_packet(
         kind,
         seq,
         errno,
@@ -131,7 +131,7 @@ pub fn encode_error(kind: u16, seq: u32, errno: i32, reason: &str) -> Vec<u8> {
 /// Client: the reply to the request `seq` of type `M`. Refusals are readable
 /// whatever version the daemon speaks.
 pub fn decode_reply<M: Message>(seq: u32, p: &[u8]) -> Result<M::Reply, CallError> {
-    let opened = open(p);
+    let opened = split_packet(p);
     // A daemon of another version refuses Hello in its own version: its reason
     // says more than ours.
     let (h, body) = match opened {
@@ -160,12 +160,12 @@ pub fn decode_reply<M: Message>(seq: u32, p: &[u8]) -> Result<M::Reply, CallErro
 
 /// An event packet.
 pub fn encode_event<E: Pod>(kind: u16, e: &E) -> Vec<u8> {
-    packet(kind, 0, 0, bytes_of(e))
+    encode_packet(kind, 0, 0, bytes_of(e))
 }
 
 /// The event in a packet of that kind.
 pub fn decode_event<E: Pod>(kind: u16, p: &[u8]) -> Result<E, ProtoError> {
-    let (h, body) = open(p)?;
+    let (h, body) = split_packet(p)?;
     if h.kind != kind {
         return Err(ProtoError::Kind(h.kind));
     }
@@ -173,7 +173,7 @@ pub fn decode_event<E: Pod>(kind: u16, p: &[u8]) -> Result<E, ProtoError> {
 }
 
 /// Enough of a packet that could not be decoded to refuse it: kind and seq.
-pub fn peek(p: &[u8]) -> Option<(u16, u32)> {
+pub fn peek_header(p: &[u8]) -> Option<(u16, u32)> {
     let h: Header = bytemuck::pod_read_unaligned(p.get(..size_of::<Header>())?);
     (h.magic == MAGIC).then_some((h.kind, h.seq))
 }
@@ -188,7 +188,7 @@ macro_rules! requests {
             /// Checks and copies a packet. On error refuse with [`encode_error`],
             /// using [`peek`].
             pub fn decode(p: &[u8]) -> Result<(u32, Request), ProtoError> {
-                let (h, body) = open(p)?;
+                let (h, body) = split_packet(p)?;
                 $(if h.kind == $name::KIND {
                     return Ok((h.seq, Request::$name(body_as(h.kind, body)?)));
                 })*
@@ -210,20 +210,20 @@ macro_rules! requests {
 
 for_each_message!(requests);
 
-impl CmEvent {
+impl CmEventMessage {
     /// All zero but the kind.
-    pub fn new(kind: CmEventKind) -> CmEvent {
-        CmEvent {
+    pub fn new(kind: CmEventKind) -> CmEventMessage {
+        CmEventMessage {
             kind: kind as u32,
             ..Zeroable::zeroed()
         }
     }
 }
 
-impl AsyncEvent {
+impl AsyncEventMessage {
     /// An event about `object`.
-    pub fn new(kind: AsyncEventKind, object: u32, reason: &str) -> AsyncEvent {
-        AsyncEvent {
+    pub fn new(kind: AsyncEventKind, object: u32, reason: &str) -> AsyncEventMessage {
+        AsyncEventMessage {
             kind: kind as u32,
             object,
             reason: Text::new(reason),

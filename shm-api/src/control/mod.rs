@@ -7,12 +7,12 @@
 //! ([`messages::AsyncEvent`]), framed in the same way.
 
 pub mod codec;
-pub mod conn;
 pub mod messages;
+pub mod socket;
 
 pub use codec::{CallError, ProtoError, Request, decode_event, encode_event};
-pub use conn::{Conn, Packet, RecvError, event_pipe};
 pub use messages::*;
+pub use socket::{ControlPacket, ControlSocket, RecvError, event_pipe};
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/siwd/siwd.sock";

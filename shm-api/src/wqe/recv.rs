@@ -1,22 +1,22 @@
 //! Work requests of receive queues and shared receive queues.
 
 use super::{
-    MAX_INLINE, MAX_SGE, MAX_SLOTS, OPCODE_RECV, Payload, Sge, Slot, WqeError, WqeHeader,
+    MAX_INLINE, MAX_SGE, MAX_SLOTS, OPCODE_RECV, Sge, WqeError, WqeHeader, WqePayload, WqeSlot,
     encode_sges, parse_sges, slots_for_sges,
 };
 use bytemuck::Zeroable;
 
 /// A receive work request on its way into the ring.
 #[derive(Debug, Clone, Copy)]
-pub struct RecvDesc<'a> {
+pub struct RecvWr<'a> {
     pub wr_id: u64,
     pub sges: &'a [Sge],
 }
 
-impl RecvDesc<'_> {
+impl RecvWr<'_> {
     /// Slots it takes.
     #[inline]
-    pub fn slots(&self) -> Result<u32, WqeError> {
+    pub fn slot_count(&self) -> Result<u32, WqeError> {
         if self.sges.len() > MAX_SGE {
             return Err(WqeError::TooManySge(self.sges.len()));
         }
@@ -25,7 +25,7 @@ impl RecvDesc<'_> {
 
     /// Hands the slots to `put(i, slot)` in order.
     #[inline]
-    pub fn encode(&self, put: impl FnMut(u32, &Slot)) {
+    pub fn encode_slots(&self, put: impl FnMut(u32, &WqeSlot)) {
         let h = WqeHeader {
             opcode: OPCODE_RECV,
             wr_id: self.wr_id,
@@ -42,7 +42,7 @@ pub struct RecvWqe {
     /// Total bytes of all SGEs.
     pub length: u32,
     num_sge: u8,
-    payload: Payload,
+    payload: WqePayload,
 }
 
 impl Default for RecvWqe {
@@ -67,16 +67,16 @@ impl RecvWqe {
             wr_id: 0,
             length: 0,
             num_sge: 0,
-            payload: Payload([0; MAX_INLINE / 8]),
+            payload: WqePayload([0; MAX_INLINE / 8]),
         }
     }
 
     /// The same request without a ring in between.
-    pub fn from_desc(d: &RecvDesc<'_>) -> Result<RecvWqe, WqeError> {
-        let n = d.slots()? as usize;
-        let mut slots = [Slot([0; 8]); MAX_SLOTS];
-        d.encode(|i, s| slots[i as usize] = *s);
-        RecvWqe::parse(&slots[..n])
+    pub fn from_wr(d: &RecvWr<'_>) -> Result<RecvWqe, WqeError> {
+        let n = d.slot_count()? as usize;
+        let mut slots = [WqeSlot([0; 8]); MAX_SLOTS];
+        d.encode_slots(|i, s| slots[i as usize] = *s);
+        RecvWqe::parse_slots(&slots[..n])
     }
 
     /// Local memory to scatter to.
@@ -86,7 +86,7 @@ impl RecvWqe {
     }
 
     /// Validates a private copy of the slots.
-    pub fn parse(slots: &[Slot]) -> Result<RecvWqe, WqeError> {
+    pub fn parse_slots(slots: &[WqeSlot]) -> Result<RecvWqe, WqeError> {
         let mut w = RecvWqe::new();
         let first = slots.first().ok_or(WqeError::Truncated)?;
         w.parse_into(first, slots.len() as u32, |i| slots[i as usize])?;
@@ -97,9 +97,9 @@ impl RecvWqe {
     #[inline]
     pub fn parse_into(
         &mut self,
-        first: &Slot,
+        first: &WqeSlot,
         have: u32,
-        more: impl FnMut(u32) -> Slot,
+        more: impl FnMut(u32) -> WqeSlot,
     ) -> Result<u32, WqeError> {
         let h: WqeHeader = bytemuck::cast(*first);
         self.wr_id = h.wr_id;

@@ -2,15 +2,16 @@
 //! reads them.
 
 use super::{
-    INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, MAX_SLOTS, Opcode, Payload, SLOT, Sge, Slot, WqeError,
-    WqeHeader, WrFlags, check_slots, encode_sges, parse_sges, slots_for_inline, slots_for_sges,
+    INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, MAX_SLOTS, Opcode, SLOT_LEN, Sge, WqeError, WqeHeader,
+    WqePayload, WqeSlot, WrFlags, check_slots, encode_sges, parse_sges, slots_for_inline,
+    slots_for_sges,
 };
 use crate::atomic::AtomicArgs;
 use bytemuck::Zeroable;
 
 /// Where a request's data comes from.
 #[derive(Debug, Clone, Copy)]
-pub enum Data<'a> {
+pub enum SendData<'a> {
     Sges(&'a [Sge]),
     Inline(&'a [u8]),
     /// An atomic: where the old value goes, and the operands.
@@ -21,26 +22,26 @@ pub enum Data<'a> {
 
 /// A send work request on its way into the ring.
 #[derive(Debug, Clone, Copy)]
-pub struct SendDesc<'a> {
+pub struct SendWr<'a> {
     pub opcode: Opcode,
     /// INLINE is set by the encoder.
-    pub flags: WrFlags,
+    pub with_flags: WrFlags,
     pub wr_id: u64,
     /// Immediate data or the key to invalidate.
     pub imm: u32,
     pub remote_addr: u64,
     pub rkey: u32,
-    pub data: Data<'a>,
+    pub data: SendData<'a>,
 }
 
-impl<'a> SendDesc<'a> {
+impl<'a> SendWr<'a> {
     /// SEND, signaled.
-    pub fn send(wr_id: u64, data: Data<'a>) -> Self {
+    pub fn send(wr_id: u64, data: SendData<'a>) -> Self {
         let opcode = Opcode::Send;
         let flags = WrFlags::SIGNALED;
-        SendDesc {
+        SendWr {
             opcode,
-            flags,
+            with_flags: flags,
             wr_id,
             imm: 0,
             remote_addr: 0,
@@ -50,8 +51,8 @@ impl<'a> SendDesc<'a> {
     }
 
     /// RDMA WRITE, signaled.
-    pub fn write(wr_id: u64, data: Data<'a>, remote_addr: u64, rkey: u32) -> Self {
-        SendDesc {
+    pub fn write(wr_id: u64, data: SendData<'a>, remote_addr: u64, rkey: u32) -> Self {
+        SendWr {
             opcode: Opcode::Write,
             remote_addr,
             rkey,
@@ -61,8 +62,8 @@ impl<'a> SendDesc<'a> {
 
     /// RDMA READ into `sges`, signaled.
     pub fn read(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
-        let data = Data::Sges(sges);
-        SendDesc {
+        let data = SendData::Sges(sges);
+        SendWr {
             opcode: Opcode::Read,
             remote_addr,
             rkey,
@@ -73,12 +74,12 @@ impl<'a> SendDesc<'a> {
     /// RDMA WRITE that completes a receive work request with `imm`.
     pub fn write_with_imm(
         wr_id: u64,
-        data: Data<'a>,
+        data: SendData<'a>,
         remote_addr: u64,
         rkey: u32,
         imm: u32,
     ) -> Self {
-        SendDesc {
+        SendWr {
             opcode: Opcode::WriteWithImm,
             imm,
             ..Self::write(wr_id, data, remote_addr, rkey)
@@ -86,8 +87,8 @@ impl<'a> SendDesc<'a> {
     }
 
     /// SEND with immediate data.
-    pub fn send_with_imm(wr_id: u64, data: Data<'a>, imm: u32) -> Self {
-        SendDesc {
+    pub fn send_with_imm(wr_id: u64, data: SendData<'a>, imm: u32) -> Self {
+        SendWr {
             opcode: Opcode::SendWithImm,
             imm,
             ..Self::send(wr_id, data)
@@ -96,11 +97,11 @@ impl<'a> SendDesc<'a> {
 
     /// Adds to the 64-bit word at `remote_addr`; the old value goes to `sge`.
     pub fn fetch_add(wr_id: u64, sge: Sge, remote_addr: u64, rkey: u32, add: u64) -> Self {
-        SendDesc {
+        SendWr {
             opcode: Opcode::FetchAdd,
             remote_addr,
             rkey,
-            ..Self::send(wr_id, Data::Atomic(sge, AtomicArgs::fetch_add(add)))
+            ..Self::send(wr_id, SendData::Atomic(sge, AtomicArgs::fetch_add(add)))
         }
     }
 
@@ -114,20 +115,20 @@ impl<'a> SendDesc<'a> {
         compare: u64,
         swap: u64,
     ) -> Self {
-        SendDesc {
+        SendWr {
             opcode: Opcode::CmpSwap,
             remote_addr,
             rkey,
             ..Self::send(
                 wr_id,
-                Data::Atomic(sge, AtomicArgs::cmp_swap(compare, swap)),
+                SendData::Atomic(sge, AtomicArgs::cmp_swap(compare, swap)),
             )
         }
     }
 
     /// RDMA READ into one element, whose key is invalidated when the data is there.
     pub fn read_with_inv(wr_id: u64, sge: &'a [Sge; 1], remote_addr: u64, rkey: u32) -> Self {
-        SendDesc {
+        SendWr {
             opcode: Opcode::ReadWithInv,
             ..Self::read(wr_id, sge, remote_addr, rkey)
         }
@@ -135,44 +136,49 @@ impl<'a> SendDesc<'a> {
 
     /// Invalidates a key of this side, after everything posted before it completed.
     pub fn local_inv(wr_id: u64, key: u32) -> Self {
-        SendDesc {
+        SendWr {
             opcode: Opcode::LocalInv,
             imm: key,
-            ..Self::send(wr_id, Data::Sges(&[]))
+            ..Self::send(wr_id, SendData::Sges(&[]))
         }
     }
 
     /// The same with other flags.
-    pub fn flags(self, flags: WrFlags) -> Self {
-        SendDesc { flags, ..self }
+    pub fn with_flags(self, flags: WrFlags) -> Self {
+        SendWr {
+            with_flags: flags,
+            ..self
+        }
     }
 }
 
-impl SendDesc<'_> {
+impl SendWr<'_> {
     /// Slots it takes; refuses what could not be parsed back.
     #[inline]
-    pub fn slots(&self) -> Result<u32, WqeError> {
+    pub fn slot_count(&self) -> Result<u32, WqeError> {
         match self.data {
-            Data::Atomic(_, a) if self.opcode.is_atomic() => Ok(slots_for_atomic(self.opcode, &a)),
-            Data::Atomic(..) => Err(WqeError::BadAtomic),
+            SendData::Atomic(_, a) if self.opcode.is_atomic() => {
+                Ok(slots_for_atomic(self.opcode, &a))
+            }
+            SendData::Atomic(..) => Err(WqeError::BadAtomic),
             _ if self.opcode.is_atomic() => Err(WqeError::BadAtomic),
-            Data::Local(_) if self.opcode.takes_local() => Ok(1),
-            Data::Local(_) => Err(WqeError::BadLocal),
+            SendData::Local(_) if self.opcode.takes_local() => Ok(1),
+            SendData::Local(_) => Err(WqeError::BadLocal),
             _ if self.opcode.takes_local() => Err(WqeError::BadLocal),
-            Data::Sges(s) if s.len() > MAX_SGE => Err(WqeError::TooManySge(s.len())),
-            Data::Sges(s) => Ok(slots_for_sges(s.len()) as u32),
-            Data::Inline(_) if !self.opcode.sends_data() => Err(WqeError::InlineNotAllowed),
-            Data::Inline(d) if d.len() > MAX_INLINE => Err(WqeError::InlineTooLong(d.len())),
-            Data::Inline(d) => Ok(slots_for_inline(d.len()) as u32),
+            SendData::Sges(s) if s.len() > MAX_SGE => Err(WqeError::TooManySge(s.len())),
+            SendData::Sges(s) => Ok(slots_for_sges(s.len()) as u32),
+            SendData::Inline(_) if !self.opcode.sends_data() => Err(WqeError::InlineNotAllowed),
+            SendData::Inline(d) if d.len() > MAX_INLINE => Err(WqeError::InlineTooLong(d.len())),
+            SendData::Inline(d) => Ok(slots_for_inline(d.len()) as u32),
         }
     }
 
     /// Hands the slots to `put(i, slot)` in order. Call [`Self::slots`] first.
     #[inline]
-    pub fn encode(&self, mut put: impl FnMut(u32, &Slot)) {
+    pub fn encode_slots(&self, mut put: impl FnMut(u32, &WqeSlot)) {
         let mut h = WqeHeader {
             opcode: self.opcode as u8,
-            flags: self.flags.0 & !WrFlags::INLINE.0,
+            flags: self.with_flags.0 & !WrFlags::INLINE.0,
             imm: self.imm,
             wr_id: self.wr_id,
             remote_addr: self.remote_addr,
@@ -180,14 +186,14 @@ impl SendDesc<'_> {
             ..Zeroable::zeroed()
         };
         match self.data {
-            Data::Sges(s) => encode_sges(h, s, put),
-            Data::Local(sge) => {
+            SendData::Sges(s) => encode_sges(h, s, put),
+            SendData::Local(sge) => {
                 h.num_sge = 1;
                 h.slots = 1;
                 h.sge0 = sge;
                 put(0, &bytemuck::cast(h));
             }
-            Data::Atomic(sge, a) => {
+            SendData::Atomic(sge, a) => {
                 h.num_sge = 1;
                 h.slots = slots_for_atomic(self.opcode, &a) as u8;
                 h.length = sge.length;
@@ -196,21 +202,21 @@ impl SendDesc<'_> {
                 put(0, &bytemuck::cast(h));
                 if h.slots > 1 {
                     let (m, n) = (a.add_or_swap_mask, a.compare_mask);
-                    put(1, &Slot([m, n, 0, 0, 0, 0, 0, 0]));
+                    put(1, &WqeSlot([m, n, 0, 0, 0, 0, 0, 0]));
                 }
             }
-            Data::Inline(d) => {
+            SendData::Inline(d) => {
                 let d = &d[..d.len().min(MAX_INLINE)];
                 h.flags |= WrFlags::INLINE.0;
                 h.length = d.len() as u32;
                 h.slots = slots_for_inline(d.len()) as u8;
-                let mut slot: Slot = bytemuck::cast(h);
+                let mut slot: WqeSlot = bytemuck::cast(h);
                 let (first, rest) = d.split_at(d.len().min(INLINE_IN_HEADER));
-                bytemuck::bytes_of_mut(&mut slot)[SLOT - INLINE_IN_HEADER..][..first.len()]
+                bytemuck::bytes_of_mut(&mut slot)[SLOT_LEN - INLINE_IN_HEADER..][..first.len()]
                     .copy_from_slice(first);
                 put(0, &slot);
-                for (i, chunk) in rest.chunks(SLOT).enumerate() {
-                    let mut slot = Slot([0; 8]);
+                for (i, chunk) in rest.chunks(SLOT_LEN).enumerate() {
+                    let mut slot = WqeSlot([0; 8]);
                     bytemuck::bytes_of_mut(&mut slot)[..chunk.len()].copy_from_slice(chunk);
                     put(i as u32 + 1, &slot);
                 }
@@ -245,9 +251,9 @@ pub struct SendWqe {
     /// Immediate data, or the key to invalidate (SendWithInv).
     pub imm: u32,
     pub opcode: Opcode,
-    pub flags: WrFlags,
+    pub with_flags: WrFlags,
     num_sge: u8,
-    payload: Payload,
+    payload: WqePayload,
 }
 
 impl Default for SendWqe {
@@ -261,7 +267,7 @@ impl std::fmt::Debug for SendWqe {
         f.debug_struct("SendWqe")
             .field("opcode", &self.opcode)
             .field("wr_id", &self.wr_id)
-            .field("flags", &self.flags)
+            .field("flags", &self.with_flags)
             .field("length", &self.length)
             .field("remote_addr", &self.remote_addr)
             .field("rkey", &self.rkey)
@@ -280,18 +286,18 @@ impl SendWqe {
             rkey: 0,
             imm: 0,
             opcode: Opcode::Send,
-            flags: WrFlags::NONE,
+            with_flags: WrFlags::NONE,
             num_sge: 0,
-            payload: Payload([0; MAX_INLINE / 8]),
+            payload: WqePayload([0; MAX_INLINE / 8]),
         }
     }
 
     /// The same request without a ring in between; for tests and in-process use.
-    pub fn from_desc(d: &SendDesc<'_>) -> Result<SendWqe, WqeError> {
-        let n = d.slots()? as usize;
-        let mut slots = [Slot([0; 8]); MAX_SLOTS];
-        d.encode(|i, s| slots[i as usize] = *s);
-        SendWqe::parse(&slots[..n])
+    pub fn from_wr(d: &SendWr<'_>) -> Result<SendWqe, WqeError> {
+        let n = d.slot_count()? as usize;
+        let mut slots = [WqeSlot([0; 8]); MAX_SLOTS];
+        d.encode_slots(|i, s| slots[i as usize] = *s);
+        SendWqe::parse_slots(&slots[..n])
     }
 
     /// Local memory to gather from (WRITE, SEND) or to scatter to (READ); empty
@@ -304,7 +310,7 @@ impl SendWqe {
     /// Inline data, when the INLINE flag is set.
     #[inline]
     pub fn inline_data(&self) -> Option<&[u8]> {
-        self.flags
+        self.with_flags
             .contains(WrFlags::INLINE)
             .then(|| &bytemuck::cast_slice::<u64, u8>(&self.payload.0)[..self.length as usize])
     }
@@ -323,7 +329,7 @@ impl SendWqe {
     /// Whether a successful completion is wanted.
     #[inline]
     pub fn is_signaled(&self) -> bool {
-        self.flags.contains(WrFlags::SIGNALED)
+        self.with_flags.contains(WrFlags::SIGNALED)
     }
 
     /// The key to invalidate at the peer.
@@ -333,7 +339,7 @@ impl SendWqe {
     }
 
     /// Validates a private copy of the slots.
-    pub fn parse(slots: &[Slot]) -> Result<SendWqe, WqeError> {
+    pub fn parse_slots(slots: &[WqeSlot]) -> Result<SendWqe, WqeError> {
         let mut w = SendWqe::new();
         let first = slots.first().ok_or(WqeError::Truncated)?;
         let have = slots.len() as u32;
@@ -347,9 +353,9 @@ impl SendWqe {
     #[inline]
     pub fn parse_into(
         &mut self,
-        first: &Slot,
+        first: &WqeSlot,
         have: u32,
-        mut more: impl FnMut(u32) -> Slot,
+        mut more: impl FnMut(u32) -> WqeSlot,
     ) -> Result<u32, WqeError> {
         let h: WqeHeader = bytemuck::cast(*first);
         self.wr_id = h.wr_id;
@@ -358,7 +364,7 @@ impl SendWqe {
             return Err(WqeError::BadFlags(h.flags));
         }
         self.opcode = opcode;
-        self.flags = WrFlags(h.flags);
+        self.with_flags = WrFlags(h.flags);
         self.remote_addr = h.remote_addr;
         self.rkey = h.rkey;
         self.imm = h.imm;
@@ -368,7 +374,7 @@ impl SendWqe {
         if opcode.takes_local() {
             return self.parse_local(&h, have);
         }
-        if self.flags.contains(WrFlags::INLINE) {
+        if self.with_flags.contains(WrFlags::INLINE) {
             if !opcode.sends_data() {
                 return Err(WqeError::InlineNotAllowed);
             }
@@ -397,7 +403,7 @@ impl SendWqe {
     }
 
     fn parse_local(&mut self, h: &WqeHeader, have: u32) -> Result<u32, WqeError> {
-        if h.num_sge != 1 || self.flags.contains(WrFlags::INLINE) {
+        if h.num_sge != 1 || self.with_flags.contains(WrFlags::INLINE) {
             return Err(WqeError::BadLocal);
         }
         check_slots(h.slots, 1, have)?;
@@ -412,9 +418,9 @@ impl SendWqe {
         &mut self,
         h: &WqeHeader,
         have: u32,
-        mut more: impl FnMut(u32) -> Slot,
+        mut more: impl FnMut(u32) -> WqeSlot,
     ) -> Result<u32, WqeError> {
-        if h.num_sge != 1 || self.flags.contains(WrFlags::INLINE) {
+        if h.num_sge != 1 || self.with_flags.contains(WrFlags::INLINE) {
             return Err(WqeError::BadAtomic);
         }
         let takes = if h.slots == 2 { 2 } else { 1 };

@@ -50,7 +50,7 @@ pub fn rings(data: &[u8]) {
     let cq = CqGeometry::new(4, 1).expect("small");
     let (bell_at, cq_at) = (qp.len, qp.len + doorbell::ring_len(BELLS));
     let len = cq_at + cq.len;
-    let region = Arc::new(Region::anonymous(len + 4096).expect("memory"));
+    let region = Arc::new(SharedMemory::new_anonymous(len + 4096).expect("memory"));
     let sq = SqConsumer::new(region.clone(), 0, qp.sq_slots);
     let mut sq = sq.expect("in range");
     let rq = RqConsumer::new(region.clone(), qp.rq_offset, qp.rq_slots);
@@ -75,7 +75,7 @@ pub fn rings(data: &[u8]) {
                     (qp.rq_offset, qp.rq_slots)
                 };
                 let slot = u32::from(input.u8()) % slots;
-                let at = base + work_queue::HEADER + slot as usize * wqe::SLOT;
+                let at = base + work_queue::HEADER + slot as usize * wqe::SLOT_LEN;
                 let head = [
                     input.u8() % 14,
                     input.u8() % 16,
@@ -97,8 +97,8 @@ pub fn rings(data: &[u8]) {
                             .is_none_or(|d| d.len() <= wqe::MAX_INLINE)
                     );
                     let _ = format!("{send:?}");
-                    sq.release();
-                    sq.complete(1);
+                    sq.release_popped();
+                    sq.complete_requests(1);
                 }
                 Ok(None) => {}
                 Err(_) => sq_dead = true,
@@ -106,8 +106,8 @@ pub fn rings(data: &[u8]) {
             5 if !rq_dead => match rq.pop(&mut recv) {
                 Ok(Some(())) => {
                     assert!(recv.sges().len() <= wqe::MAX_SGE);
-                    rq.release();
-                    rq.complete(1);
+                    rq.release_popped();
+                    rq.complete_requests(1);
                 }
                 Ok(None) => {}
                 Err(_) => rq_dead = true,
@@ -122,7 +122,7 @@ pub fn rings(data: &[u8]) {
             }
             _ => {
                 // Full, as the client says, is an error of this queue.
-                let _ = producer.push(&Cqe::default());
+                let _ = producer.push(&Wc::default());
                 let _ = producer.take_event();
             }
         }
@@ -165,15 +165,21 @@ impl Bound {
 pub fn keys(data: &[u8]) {
     let mut input = Input(data);
     let table = KeyTable::new(8, 1);
-    let reader = table.reader().expect("the first");
-    let region = Arc::new(Region::anonymous((PAGES as usize) << 12).expect("memory"));
-    let list = Arc::new(Region::anonymous(4096).expect("memory"));
+    let reader = table.register_reader().expect("the first");
+    let region = Arc::new(SharedMemory::new_anonymous((PAGES as usize) << 12).expect("memory"));
+    let list = Arc::new(SharedMemory::new_anonymous(4096).expect("memory"));
     let all = Access(31);
-    let mr = Mr::new(region.clone(), 100, 5000, BASE, PD, None, all).expect("in range");
+    let mr =
+        RegisteredMemory::new(region.clone(), 100, 5000, BASE, PD, None, all).expect("in range");
     let mr = table.insert(mr).expect("room");
-    let fast = Mr::fast(region.clone(), 4, list.clone(), 64, PD).expect("in range");
-    let one = table.insert(Mr::window(PD, WindowType::One)).expect("room");
-    let two = table.insert(Mr::window(PD, WindowType::Two)).expect("room");
+    let fast =
+        RegisteredMemory::new_fast(region.clone(), 4, list.clone(), 64, PD).expect("in range");
+    let one = table
+        .insert(RegisteredMemory::new_window(PD, WindowType::One))
+        .expect("room");
+    let two = table
+        .insert(RegisteredMemory::new_window(PD, WindowType::Two))
+        .expect("room");
     let fast = table.insert(fast).expect("room");
     let homes = [one, two, fast];
     let mut keys = homes.map(|k| k.0);
@@ -215,7 +221,7 @@ pub fn keys(data: &[u8]) {
                 } else {
                     model[2].clone()
                 };
-                if reader.bind(&b, pd, qp).is_ok() {
+                if reader.bind_window(&b, pd, qp).is_ok() {
                     assert_eq!(pd, PD);
                     if let (1, Some(m)) = (which, &model[1]) {
                         assert!(b.length == 0 && m.qp == Some(qp), "bound is not free");
@@ -223,7 +229,7 @@ pub fn keys(data: &[u8]) {
                     keys[which] = new;
                     model[which] = (b.length > 0).then(|| {
                         let s = source.expect("a region that works");
-                        let writes = b.access.remote_changes();
+                        let writes = b.access.allows_remote_changes();
                         assert!(s.access.contains(Access::MW_BIND));
                         assert!(!writes || s.access.contains(Access::LOCAL_WRITE));
                         let from = (b.addr - s.base) as usize;
@@ -257,7 +263,7 @@ pub fn keys(data: &[u8]) {
                     page_shift: shift,
                     access: Access(u32::from(input.u8()) & 63),
                 };
-                if reader.register(&r, pd).is_ok() {
+                if reader.register_pages(&r, pd).is_ok() {
                     assert!(pd == PD && model[2].is_none() && shift >= 12);
                     let size = 1u64 << shift;
                     let at = |i: u64| {
@@ -290,7 +296,7 @@ pub fn keys(data: &[u8]) {
                 let done = if remote {
                     reader.invalidate_remote(Stag(key), pd, qp)
                 } else {
-                    reader.invalidate(Stag(key), pd, qp)
+                    reader.invalidate_key(Stag(key), pd, qp)
                 };
                 if done.is_ok() {
                     assert_eq!(pd, PD);
@@ -323,11 +329,11 @@ pub fn keys(data: &[u8]) {
                     Access::REMOTE_ATOMIC,
                     Access::LOCAL_WRITE,
                 ][usize::from(input.u8()) % 4];
-                let got = reader.check(Stag(keys[which]), addr, len, need, PD, qp);
+                let got = reader.check_access(Stag(keys[which]), addr, len, need, PD, qp);
                 let want = m.and_then(|m| m.allows(addr, len, need, qp));
                 assert_eq!(got.is_ok(), want.is_some(), "{which} {got:?}");
                 if let (Ok((mr, off)), Some(at)) = (got, want) {
-                    let (_, first, n) = mr.piece(off, len as usize).expect("allowed");
+                    let (_, first, n) = mr.piece_at(off, len as usize).expect("allowed");
                     assert_eq!(first as u64, at);
                     assert!(n > 0 && n <= len as usize);
                     let octets: Vec<u8> = (0..len).map(|i| i as u8 ^ 0x5a).collect();
@@ -343,13 +349,16 @@ pub fn keys(data: &[u8]) {
                     if distinct.len() == places.len() {
                         assert_eq!(back, octets);
                     }
-                    let sum = mr.crc32c(off, back.len(), 0).expect("allowed");
-                    assert_eq!(sum, crc::update(0, &back));
+                    let sum = mr.crc32c_append_at(off, back.len(), 0).expect("allowed");
+                    assert_eq!(sum, crc::crc32c_append(0, &back));
                 }
             }
         }
         let bound = model[..2].iter().flatten().count() as u32;
-        let counted = [mr, fast].iter().map(|k| table.with(*k, Mr::windows)).sum();
+        let counted = [mr, fast]
+            .iter()
+            .map(|k| table.with_entry(*k, RegisteredMemory::count_windows))
+            .sum();
         assert_eq!(Some(bound), counted, "each bound window is counted once");
     }
 }

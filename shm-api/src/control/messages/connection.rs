@@ -205,7 +205,7 @@ impl CmEventKind {
 /// One packet on a CM channel. Fields without meaning for the kind are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct CmEvent {
+pub struct CmEventMessage {
     /// [`CmEventKind`].
     pub kind: u32,
     /// Positive errno.

@@ -49,7 +49,7 @@ impl AsyncEventKind {
 /// One packet on the async event socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct AsyncEvent {
+pub struct AsyncEventMessage {
     /// [`AsyncEventKind`].
     pub kind: u32,
     /// QP number, CQ id, SRQ id or device index.

@@ -70,7 +70,7 @@ pub trait Message: Pod {
 macro_rules! for_each_message {
     ($then:ident) => {
         $then! {
-            1 Hello -> HelloReply;
+            1 ClientHello -> HelloReply;
             2 QueryDevice -> DeviceReply;
             3 AllocPd -> IdReply;
             4 DeallocPd -> Empty;
@@ -94,7 +94,7 @@ macro_rules! for_each_message {
             22 Accept -> Empty;
             23 Reject -> Empty;
             24 Disconnect -> Empty;
-            25 Stats -> StatsReply;
+            25 ReadStats -> StatsReply;
             50 ReregMr -> MrReply;
             51 AllocFastMr -> FastMrReply;
             52 AllocMw -> MwReply;
@@ -146,4 +146,4 @@ const _: () = assert!(size_of::<Limits>() == 96 && size_of::<QueueRef>() == 24);
 const _: () = assert!(size_of::<SrqReply>() == 48 && size_of::<ModifySrq>() == 16);
 const _: () = assert!(size_of::<QpStateReply>() == 72 && size_of::<CqReply>() == 40);
 const _: () = assert!(size_of::<StatsReply>() + size_of::<Header>() <= MAX_PACKET);
-const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEvent>() == 736);
+const _: () = assert!(size_of::<Connect>() == 600 && size_of::<CmEventMessage>() == 736);

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct Hello {
+pub struct ClientHello {
     pub version: u32,
     pub pid: u32,
     /// For status output.
@@ -114,7 +114,7 @@ pub struct DeviceReply {
 /// JSON statistics, from byte `offset` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct Stats {
+pub struct ReadStats {
     pub offset: u32,
     pub reserved: u32,
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 
 /// A received packet.
 #[derive(Debug, Default)]
-pub struct Packet {
+pub struct ControlPacket {
     pub bytes: Vec<u8>,
     /// Closed when dropped: none leaks, whatever the packet says.
     pub fds: Vec<OwnedFd>,
@@ -38,25 +38,25 @@ pub enum RecvError {
 
 /// One connected socket.
 #[derive(Debug)]
-pub struct Conn {
+pub struct ControlSocket {
     fd: OwnedFd,
 }
 
-impl From<OwnedFd> for Conn {
+impl From<OwnedFd> for ControlSocket {
     fn from(fd: OwnedFd) -> Self {
-        Conn { fd }
+        ControlSocket { fd }
     }
 }
 
-impl AsFd for Conn {
+impl AsFd for ControlSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl Conn {
+impl ControlSocket {
     /// Client: connects, blocking.
-    pub fn connect(path: &Path) -> io::Result<Conn> {
+    pub fn connect_to(path: &Path) -> io::Result<ControlSocket> {
         let fd = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -64,11 +64,11 @@ impl Conn {
             None,
         )?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Conn { fd })
+        Ok(ControlSocket { fd })
     }
 
     /// Daemon: a listening socket, non-blocking.
-    pub fn listen(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
+    pub fn listen_at(path: &Path, backlog: i32) -> io::Result<OwnedFd> {
         let fd = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -81,17 +81,17 @@ impl Conn {
     }
 
     /// Daemon: the next client, non-blocking; None when nobody waits.
-    pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<Conn>> {
+    pub fn accept_client(listener: BorrowedFd<'_>) -> io::Result<Option<ControlSocket>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(listener, flags) {
-            Ok(fd) => Ok(Some(Conn { fd })),
+            Ok(fd) => Ok(Some(ControlSocket { fd })),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(e) => Err(e.into()),
         }
     }
 
     /// A connected pair; the first end non-blocking (daemon), the second blocking.
-    pub fn pair() -> io::Result<(Conn, Conn)> {
+    pub fn new_pair() -> io::Result<(ControlSocket, ControlSocket)> {
         let (a, b) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -101,7 +101,7 @@ impl Conn {
         rustix::io::ioctl_fionbio(&a, true)?;
         // Events queue up in the sender's buffer: as many as the system allows.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&a, 1 << 20);
-        Ok((Conn { fd: a }, Conn { fd: b }))
+        Ok((ControlSocket { fd: a }, ControlSocket { fd: b }))
     }
 
     /// Switches blocking.
@@ -110,7 +110,7 @@ impl Conn {
     }
 
     /// The peer's process, user and group.
-    pub fn peer(&self) -> io::Result<(u32, u32, u32)> {
+    pub fn peer_credentials(&self) -> io::Result<(u32, u32, u32)> {
         let c = rustix::net::sockopt::socket_peercred(&self.fd)?;
         Ok((
             c.pid.as_raw_nonzero().get() as u32,
@@ -121,7 +121,7 @@ impl Conn {
 
     /// Sends one packet with fds. On a non-blocking socket a full peer is
     /// `WouldBlock`.
-    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub fn send_packet(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if fds.len() > MAX_FDS || bytes.len() > MAX_PACKET {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -145,16 +145,16 @@ impl Conn {
     }
 
     /// Receives one packet.
-    pub fn recv(&self) -> Result<Packet, RecvError> {
+    pub fn recv_packet(&self) -> Result<ControlPacket, RecvError> {
         self.recv_flags(RecvFlags::empty())
     }
 
     /// Receives one packet if one waits, on a blocking socket too.
-    pub fn try_recv(&self) -> Result<Packet, RecvError> {
+    pub fn try_recv_packet(&self) -> Result<ControlPacket, RecvError> {
         self.recv_flags(RecvFlags::DONTWAIT)
     }
 
-    fn recv_flags(&self, flags: RecvFlags) -> Result<Packet, RecvError> {
+    fn recv_flags(&self, flags: RecvFlags) -> Result<ControlPacket, RecvError> {
         thread_local! {
             /// Room for the longest packet, cleared once.
             static ROOM: RefCell<Box<[u8; MAX_PACKET]>> = RefCell::new(Box::new([0; MAX_PACKET]));
@@ -162,7 +162,7 @@ impl Conn {
         ROOM.with_borrow_mut(|room| self.recv_into(&mut room[..], flags))
     }
 
-    fn recv_into(&self, room: &mut [u8], flags: RecvFlags) -> Result<Packet, RecvError> {
+    fn recv_into(&self, room: &mut [u8], flags: RecvFlags) -> Result<ControlPacket, RecvError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let (got, fds) = loop {
             let mut anc = RecvAncillaryBuffer::new(&mut space);
@@ -198,21 +198,21 @@ impl Conn {
             return Err(RecvError::Closed);
         }
         let bytes = room.get(..got.bytes).unwrap_or_default().to_vec();
-        Ok(Packet { bytes, fds })
+        Ok(ControlPacket { bytes, fds })
     }
 
     /// Client: sends a request that gets no reply ([`codec::UNANSWERED`]).
-    pub fn post<M: Message>(&self, m: &M) -> Result<(), CallError> {
-        self.request(codec::UNANSWERED, m, &[])
+    pub fn post_unanswered<M: Message>(&self, m: &M) -> Result<(), CallError> {
+        self.send_request(codec::UNANSWERED, m, &[])
     }
 
-    fn request<M: Message>(
+    fn send_request<M: Message>(
         &self,
         seq: u32,
         m: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), CallError> {
-        self.send(&codec::encode_request(seq, m), fds)
+        self.send_packet(&codec::encode_request(seq, m), fds)
             .map_err(|e| match e.raw_os_error() {
                 Some(32 | 104) => CallError::Closed,
                 _ => CallError::Io(e),
@@ -221,14 +221,14 @@ impl Conn {
 
     /// Client: sends a request and waits for its reply, on a blocking socket. One
     /// caller at a time; `seq` is not [`codec::UNANSWERED`].
-    pub fn call<M: Message>(
+    pub fn call_and_wait<M: Message>(
         &self,
         seq: u32,
         m: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(M::Reply, Vec<OwnedFd>), CallError> {
-        self.request(seq, m, fds)?;
-        let p = self.recv().map_err(|e| match e {
+        self.send_request(seq, m, fds)?;
+        let p = self.recv_packet().map_err(|e| match e {
             RecvError::Closed => CallError::Closed,
             RecvError::Io(e) => CallError::Io(e),
             RecvError::WouldBlock => CallError::Io(io::ErrorKind::WouldBlock.into()),
@@ -238,7 +238,7 @@ impl Conn {
     }
 
     /// Daemon: answers a request of type `M`, if it wants an answer.
-    pub fn reply<M: Message>(
+    pub fn send_reply<M: Message>(
         &self,
         seq: u32,
         r: &M::Reply,
@@ -247,12 +247,12 @@ impl Conn {
         if seq == codec::UNANSWERED {
             return Ok(());
         }
-        self.send(&codec::encode_reply::<M>(seq, r), fds)
+        self.send_packet(&codec::encode_reply::<M>(seq, r), fds)
     }
 
     /// Daemon: refuses a request.
-    pub fn refuse(&self, kind: u16, seq: u32, errno: i32, reason: &str) -> io::Result<()> {
-        self.send(&codec::encode_error(kind, seq, errno, reason), &[])
+    pub fn send_refusal(&self, kind: u16, seq: u32, errno: i32, reason: &str) -> io::Result<()> {
+        self.send_packet(&codec::encode_error(kind, seq, errno, reason), &[])
     }
 }
 

@@ -20,7 +20,7 @@ pub struct OutOfBounds;
 
 /// What pages to ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
+pub enum PageSize {
     /// 4 KiB pages.
     Normal,
     /// 2 MiB hugetlb pages; normal ones when none are left.
@@ -33,21 +33,21 @@ pub const HUGE_PAGE: usize = 2 << 20;
 pub const PAGE: usize = 4096;
 
 /// A shared mapping. `Arc<Region>` is what the holders of pointers keep.
-pub struct Region {
+pub struct SharedMemory {
     ptr: NonNull<u8>,
     len: usize,
-    fd: Option<OwnedFd>,
+    memfd: Option<OwnedFd>,
     huge: bool,
     writable: bool,
 }
 
 // SAFETY: the mapping stays valid until drop, whatever thread drops it; all
 // access is through raw copies and atomics.
-unsafe impl Send for Region {}
+unsafe impl Send for SharedMemory {}
 // SAFETY: as above; concurrent raw copies may tear but touch only bytes.
-unsafe impl Sync for Region {}
+unsafe impl Sync for SharedMemory {}
 
-impl std::fmt::Debug for Region {
+impl std::fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Region")
             .field("len", &self.len)
@@ -57,35 +57,45 @@ impl std::fmt::Debug for Region {
     }
 }
 
-impl Region {
+impl SharedMemory {
     /// Creates a zeroed memfd of at least `len` bytes (rounded up to its page
     /// size), maps it, and seals its size. `name` shows up in /proc/*/maps.
-    pub fn create(name: &str, len: usize, pages: Pages) -> io::Result<Region> {
-        Self::create_inner(name, len, pages, SealFlags::empty())
+    pub fn create_memfd(name: &str, len: usize, pages: PageSize) -> io::Result<SharedMemory> {
+        Self::create_sealed(name, len, pages, SealFlags::empty())
     }
 
     /// As [`Region::create`], but later mappings of the fd can only be
     /// read-only: for the worker state page.
-    pub fn create_read_only_for_others(name: &str, len: usize) -> io::Result<Region> {
-        Self::create_inner(name, len, Pages::Normal, SealFlags::FUTURE_WRITE)
+    pub fn create_read_only_for_others(name: &str, len: usize) -> io::Result<SharedMemory> {
+        Self::create_sealed(name, len, PageSize::Normal, SealFlags::FUTURE_WRITE)
     }
 
-    fn create_inner(name: &str, len: usize, pages: Pages, extra: SealFlags) -> io::Result<Region> {
+    fn create_sealed(
+        name: &str,
+        len: usize,
+        pages: PageSize,
+        extra: SealFlags,
+    ) -> io::Result<SharedMemory> {
         if len == 0 {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "a region needs a length",
             ));
         }
-        if pages == Pages::TryHuge
-            && let Ok(r) = Self::create_memfd(name, len, true, extra)
+        if pages == PageSize::TryHuge
+            && let Ok(r) = Self::create_with_pages(name, len, true, extra)
         {
             return Ok(r);
         }
-        Self::create_memfd(name, len, false, extra)
+        Self::create_with_pages(name, len, false, extra)
     }
 
-    fn create_memfd(name: &str, len: usize, huge: bool, extra: SealFlags) -> io::Result<Region> {
+    fn create_with_pages(
+        name: &str,
+        len: usize,
+        huge: bool,
+        extra: SealFlags,
+    ) -> io::Result<SharedMemory> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge {
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
@@ -101,14 +111,14 @@ impl Region {
             rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
         }
         let ptr = map_shared(fd.as_fd(), len, true)?;
-        let region = Region {
+        let region = SharedMemory {
             ptr,
             len,
-            fd: Some(fd),
+            memfd: Some(fd),
             huge,
             writable: true,
         };
-        if let Some(fd) = &region.fd {
+        if let Some(fd) = &region.memfd {
             rustix::fs::fcntl_add_seals(
                 fd,
                 SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | extra,
@@ -119,16 +129,16 @@ impl Region {
 
     /// Maps a received fd. Fails when the file is shorter than `min_len`, so
     /// that no later access can be SIGBUS.
-    pub fn map(fd: OwnedFd, min_len: usize) -> io::Result<Region> {
-        Self::map_inner(fd, min_len, true)
+    pub fn map_fd(fd: OwnedFd, min_len: usize) -> io::Result<SharedMemory> {
+        Self::map_with_access(fd, min_len, true)
     }
 
     /// Maps a received fd for reading.
-    pub fn map_read_only(fd: OwnedFd, min_len: usize) -> io::Result<Region> {
-        Self::map_inner(fd, min_len, false)
+    pub fn map_read_only(fd: OwnedFd, min_len: usize) -> io::Result<SharedMemory> {
+        Self::map_with_access(fd, min_len, false)
     }
 
-    fn map_inner(fd: OwnedFd, min_len: usize, writable: bool) -> io::Result<Region> {
+    fn map_with_access(fd: OwnedFd, min_len: usize, writable: bool) -> io::Result<SharedMemory> {
         let size = rustix::fs::fstat(&fd)?.st_size;
         let len = usize::try_from(size).unwrap_or(0);
         if len < min_len || len == 0 {
@@ -139,10 +149,10 @@ impl Region {
         }
         let huge = rustix::fs::fstatfs(&fd).is_ok_and(|s| s.f_type == 0x9584_58f6);
         let ptr = map_shared(fd.as_fd(), len, writable)?;
-        Ok(Region {
+        Ok(SharedMemory {
             ptr,
             len,
-            fd: Some(fd),
+            memfd: Some(fd),
             huge,
             writable,
         })
@@ -155,7 +165,7 @@ impl Region {
     }
 
     /// Zeroed private memory without a file, for tests and in-process use.
-    pub fn anonymous(len: usize) -> io::Result<Region> {
+    pub fn new_anonymous(len: usize) -> io::Result<SharedMemory> {
         let len = len.max(1).next_multiple_of(PAGE);
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
         let p = unsafe {
@@ -168,10 +178,10 @@ impl Region {
         }?;
         let ptr =
             NonNull::new(p.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Region {
+        Ok(SharedMemory {
             ptr,
             len,
-            fd: None,
+            memfd: None,
             huge: false,
             writable: true,
         })
@@ -202,13 +212,13 @@ impl Region {
 
     /// [`Region::as_ptr`] as a number.
     #[inline]
-    pub fn addr(&self) -> usize {
+    pub fn start_address(&self) -> usize {
         self.ptr.as_ptr() as usize
     }
 
     /// The memfd, to be sent to a peer; none for anonymous memory.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.fd.as_ref().map(AsFd::as_fd)
+    pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        self.memfd.as_ref().map(AsFd::as_fd)
     }
 
     /// Pointer to `len` bytes at `off`, checked.
@@ -222,7 +232,7 @@ impl Region {
     }
 
     #[inline]
-    fn ptr_mut(&self, off: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
+    fn writable_ptr_at(&self, off: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
         if !self.writable {
             return Err(OutOfBounds);
         }
@@ -232,7 +242,7 @@ impl Region {
     /// Copies `src` to `off`.
     #[inline]
     pub fn write(&self, off: usize, src: &[u8]) -> Result<(), OutOfBounds> {
-        let dst = self.ptr_mut(off, src.len())?;
+        let dst = self.writable_ptr_at(off, src.len())?;
         // SAFETY: dst is valid for src.len() writable bytes; no Rust reference to
         // the region's bytes exists, so the two cannot overlap. A peer process may
         // access the same bytes: it sees torn data at worst.
@@ -252,15 +262,15 @@ impl Region {
     /// Copies `len` bytes from `off` to `dst_off` of `dst`, which may be the same
     /// region with overlapping ranges.
     #[inline]
-    pub fn copy(
+    pub fn copy_to(
         &self,
         off: usize,
-        dst: &Region,
+        dst: &SharedMemory,
         dst_off: usize,
         len: usize,
     ) -> Result<(), OutOfBounds> {
         let s = self.ptr_at(off, len)?;
-        let d = dst.ptr_mut(dst_off, len)?;
+        let d = dst.writable_ptr_at(dst_off, len)?;
         // SAFETY: both ranges are inside live mappings; `copy` allows overlap.
         unsafe { std::ptr::copy(s, d, len) };
         Ok(())
@@ -268,8 +278,8 @@ impl Region {
 
     /// Zeroes `len` bytes at `off`.
     #[inline]
-    pub fn zero(&self, off: usize, len: usize) -> Result<(), OutOfBounds> {
-        let d = self.ptr_mut(off, len)?;
+    pub fn fill_zero(&self, off: usize, len: usize) -> Result<(), OutOfBounds> {
+        let d = self.writable_ptr_at(off, len)?;
         // SAFETY: d is valid for len writable bytes.
         unsafe { std::ptr::write_bytes(d, 0, len) };
         Ok(())
@@ -277,9 +287,9 @@ impl Region {
 
     /// Asks the cache for the line at `off`; harmless outside of the region.
     #[inline]
-    pub fn prefetch_read(&self, off: usize) {
+    pub fn prefetch_at(&self, off: usize) {
         if off < self.len {
-            prefetch(self.ptr.as_ptr().wrapping_add(off));
+            prefetch_line(self.ptr.as_ptr().wrapping_add(off));
         }
     }
 
@@ -289,7 +299,7 @@ impl Region {
         let end = off.saturating_add(len).min(self.len);
         let mut at = off;
         while at < end {
-            prefetch(self.ptr.as_ptr().wrapping_add(at));
+            prefetch_line(self.ptr.as_ptr().wrapping_add(at));
             at += 64;
         }
     }
@@ -325,7 +335,7 @@ impl Region {
 
 /// Prefetch hint for the cache line at `p`.
 #[inline]
-pub fn prefetch(p: *const u8) {
+pub fn prefetch_line(p: *const u8) {
     // SAFETY: a hint; never faults.
     unsafe { core::arch::x86_64::_mm_prefetch(p.cast(), core::arch::x86_64::_MM_HINT_T0) };
 }
@@ -341,7 +351,7 @@ fn map_shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<NonN
     NonNull::new(p.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
 }
 
-impl Drop for Region {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: ptr and len are those of our own mapping; nobody can hold a
         // reference into it, since those borrow self.

@@ -5,9 +5,9 @@
 //! lists per class, constant time. A queue larger than a quarter of a chunk gets a region of its
 //! own, which is unmapped when it is freed.
 
-use siw_shm::Region;
+use siw_shm::SharedMemory;
 use siw_shm::control::messages::QueueRef;
-use siw_shm::region::Pages;
+use siw_shm::shared_memory::PageSize;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ const MIN: usize = 512;
 
 /// Memory of one queue.
 #[derive(Debug, Clone)]
-pub struct QueueMem {
+pub struct QueueMemory {
     /// Names the region to the client; unique per client, never reused, from 1.
     pub region_id: u32,
-    pub region: Arc<Region>,
+    pub region: Arc<SharedMemory>,
     pub offset: usize,
     /// Usable bytes, zeroed.
     pub len: usize,
@@ -33,8 +33,8 @@ pub struct QueueMem {
     pub dedicated: bool,
 }
 
-impl From<&QueueMem> for QueueRef {
-    fn from(m: &QueueMem) -> QueueRef {
+impl From<&QueueMemory> for QueueRef {
+    fn from(m: &QueueMemory) -> QueueRef {
         QueueRef {
             region: m.region_id,
             fd: m.new_region.into(),
@@ -57,51 +57,51 @@ pub enum AllocError {
 }
 
 /// The allocator of one client.
-pub struct QueueAlloc {
-    pages: Pages,
+pub struct QueueAllocator {
+    pages: PageSize,
     limit: usize,
-    mapped: usize,
+    mapped_bytes: usize,
     next_id: u32,
-    chunk: Option<(u32, Arc<Region>, usize)>,
-    free: HashMap<usize, Vec<(u32, Arc<Region>, usize)>>,
+    chunk: Option<(u32, Arc<SharedMemory>, usize)>,
+    free: HashMap<usize, Vec<(u32, Arc<SharedMemory>, usize)>>,
 }
 
-impl QueueAlloc {
+impl QueueAllocator {
     /// At most `limit` bytes of shared memory.
-    pub fn new(pages: Pages, limit: usize) -> Self {
-        QueueAlloc {
+    pub fn new(pages: PageSize, limit: usize) -> Self {
+        QueueAllocator {
             pages,
             limit,
-            mapped: 0,
+            mapped_bytes: 0,
             next_id: 1,
             chunk: None,
             free: HashMap::new(),
         }
     }
 
-    fn class(len: usize) -> usize {
+    fn size_class(len: usize) -> usize {
         let len = len.max(MIN);
         let step = (len.next_power_of_two() / 8).max(64);
         len.next_multiple_of(step)
     }
 
-    fn new_region(&mut self, len: usize) -> Result<(u32, Arc<Region>), AllocError> {
-        if self.mapped.saturating_add(len) > self.limit {
+    fn new_region(&mut self, len: usize) -> Result<(u32, Arc<SharedMemory>), AllocError> {
+        if self.mapped_bytes.saturating_add(len) > self.limit {
             return Err(AllocError::Limit(self.limit));
         }
-        let region = Arc::new(Region::create("siwd-queues", len, self.pages)?);
-        self.mapped += region.len();
+        let region = Arc::new(SharedMemory::create_memfd("siwd-queues", len, self.pages)?);
+        self.mapped_bytes += region.len();
         let id = self.next_id;
         self.next_id += 1;
         Ok((id, region))
     }
 
     /// Zeroed memory for a queue, 64-aligned.
-    pub fn alloc(&mut self, len: usize) -> Result<QueueMem, AllocError> {
-        let len = Self::class(len);
+    pub fn alloc(&mut self, len: usize) -> Result<QueueMemory, AllocError> {
+        let len = Self::size_class(len);
         if len > DEDICATED {
             let (region_id, region) = self.new_region(len)?;
-            return Ok(QueueMem {
+            return Ok(QueueMemory {
                 region_id,
                 region,
                 offset: 0,
@@ -114,7 +114,7 @@ impl QueueAlloc {
         let (region_id, region, offset) = match self.free.get_mut(&len).and_then(Vec::pop) {
             Some((id, region, offset)) => {
                 // Consumers take a fresh queue's zeroes for "nothing yet".
-                let _ = region.zero(offset, len);
+                let _ = region.fill_zero(offset, len);
                 (id, region, offset)
             }
             None => {
@@ -137,7 +137,7 @@ impl QueueAlloc {
                 }
             }
         };
-        Ok(QueueMem {
+        Ok(QueueMemory {
             region_id,
             region,
             offset,
@@ -148,9 +148,9 @@ impl QueueAlloc {
     }
 
     /// Takes a queue's memory back; the worker has let it go.
-    pub fn free(&mut self, m: QueueMem) {
+    pub fn free(&mut self, m: QueueMemory) {
         if m.dedicated {
-            self.mapped -= m.region.len().min(self.mapped);
+            self.mapped_bytes -= m.region.len().min(self.mapped_bytes);
         } else {
             self.free
                 .entry(m.len)
@@ -160,7 +160,7 @@ impl QueueAlloc {
     }
 
     /// Bytes mapped for this client's queues.
-    pub fn mapped(&self) -> usize {
-        self.mapped
+    pub fn mapped_bytes(&self) -> usize {
+        self.mapped_bytes
     }
 }

@@ -7,7 +7,7 @@ use crate::gap_copy::{self, Gaps};
 use crate::key_table::Stag;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
-use siw_shm::{Access, OutOfBounds, Region, WindowType};
+use siw_shm::{Access, OutOfBounds, SharedMemory, WindowType};
 use std::sync::Arc;
 
 /// Why an access is refused; maps to the Terminate codes of RFC 5040 section 4.8
@@ -29,7 +29,7 @@ pub enum KeyError {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum KeyKind {
     Fixed,
     Fast,
     Window(WindowType),
@@ -42,19 +42,19 @@ const LOCKED: u32 = u32::MAX;
 
 /// Pages of a fast registration.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct PageList {
     /// Where the application writes the list.
-    pub list: Arc<Region>,
+    pub list: Arc<SharedMemory>,
     pub list_at: usize,
     /// The checked private copy: offsets in the region.
     pub offsets: Box<[AtomicU64]>,
     pub shift: AtomicU32,
 }
 
-impl Pages {
+impl PageList {
     /// Where octet `off`, counted from the first page on, lies, and how many octets follow it
     /// without a gap, at most `len`.
-    fn piece(&self, off: usize, len: usize) -> Result<(usize, usize), OutOfBounds> {
+    fn piece_at(&self, off: usize, len: usize) -> Result<(usize, usize), OutOfBounds> {
         let size = 1usize << self.shift.load(Ordering::Relaxed);
         let page = |i: usize| -> Result<usize, OutOfBounds> {
             let p = self.offsets.get(i).ok_or(OutOfBounds)?;
@@ -73,55 +73,55 @@ impl Pages {
 
 /// A registered memory region or a window, daemon side.
 #[derive(Debug)]
-pub struct Mr {
+pub struct RegisteredMemory {
     key: KeyCell,
-    home: Stag,
+    home_key: Stag,
     pd: u32,
-    kind: Kind,
+    key_kind: KeyKind,
     /// The only stream that may use it, or [`ANY`]. This and what follows changes under a claim
     /// of `key` alone.
-    qp: AtomicU64,
-    access: AtomicU32,
+    allowed_qp: AtomicU64,
+    access_rights: AtomicU32,
     /// Of windows: the region that it is bound to.
-    parent: AtomicU32,
-    base: AtomicU64,
+    parent_key: AtomicU32,
+    base_address: AtomicU64,
     len: AtomicU64,
     /// Of the first octet: in the region, in the first page, or (windows) its address in the
     /// parent.
-    offset: AtomicU64,
-    region: Option<Arc<Region>>,
-    pages: Option<Box<Pages>>,
+    start_offset: AtomicU64,
+    shared_memory: Option<Arc<SharedMemory>>,
+    page_list: Option<Box<PageList>>,
     /// Bound to it, or [`LOCKED`].
-    windows: AtomicU32,
+    count_windows: AtomicU32,
 }
 
 /// Where and how an entry may be used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scope {
-    pub qp: Option<u32>,
-    pub access: Access,
-    pub base: u64,
+    pub allowed_qp: Option<u32>,
+    pub access_rights: Access,
+    pub base_address: u64,
     pub len: u64,
-    pub offset: u64,
-    pub parent: Stag,
+    pub start_offset: u64,
+    pub parent_key: Stag,
 }
 
-impl Mr {
-    fn with(kind: Kind, pd: u32, region: Option<Arc<Region>>) -> Mr {
-        Mr {
-            key: KeyCell::new(0, kind == Kind::Fixed),
-            home: Stag(0),
+impl RegisteredMemory {
+    fn with_kind(kind: KeyKind, pd: u32, region: Option<Arc<SharedMemory>>) -> RegisteredMemory {
+        RegisteredMemory {
+            key: KeyCell::new(0, kind == KeyKind::Fixed),
+            home_key: Stag(0),
             pd,
-            kind,
-            qp: AtomicU64::new(ANY),
-            access: AtomicU32::new(0),
-            parent: AtomicU32::new(0),
-            base: AtomicU64::new(0),
+            key_kind: kind,
+            allowed_qp: AtomicU64::new(ANY),
+            access_rights: AtomicU32::new(0),
+            parent_key: AtomicU32::new(0),
+            base_address: AtomicU64::new(0),
             len: AtomicU64::new(0),
-            offset: AtomicU64::new(0),
-            region,
-            pages: None,
-            windows: AtomicU32::new(0),
+            start_offset: AtomicU64::new(0),
+            shared_memory: region,
+            page_list: None,
+            count_windows: AtomicU32::new(0),
         }
     }
 
@@ -129,14 +129,14 @@ impl Mr {
     /// from `base` on. `pd` is unique in the daemon; `qp` limits the key to one
     /// stream. Refuses ranges outside of the region and addresses that wrap.
     pub fn new(
-        region: Arc<Region>,
+        region: Arc<SharedMemory>,
         offset: u64,
         len: u64,
         base: u64,
         pd: u32,
         qp: Option<u32>,
         access: Access,
-    ) -> Result<Mr, OutOfBounds> {
+    ) -> Result<RegisteredMemory, OutOfBounds> {
         let base = if access.contains(Access::ZERO_BASED) {
             0
         } else {
@@ -146,14 +146,14 @@ impl Mr {
         if end > region.len() as u64 || base.checked_add(len).is_none() {
             return Err(OutOfBounds);
         }
-        let mr = Mr::with(Kind::Fixed, pd, Some(region));
+        let mr = RegisteredMemory::with_kind(KeyKind::Fixed, pd, Some(region));
         mr.set_scope(&Scope {
-            qp,
-            access,
-            base,
+            allowed_qp: qp,
+            access_rights: access,
+            base_address: base,
             len,
-            offset,
-            parent: Stag(0),
+            start_offset: offset,
+            parent_key: Stag(0),
         });
         Ok(mr)
     }
@@ -161,16 +161,16 @@ impl Mr {
     /// A region of at most `max_pages` pages of `region` that FAST_REG work requests fill
     /// (ib_alloc_mr). The application writes the page list, offsets in `region` as u64, at
     /// `list_at` of `list`. Its key works from the first registration on.
-    pub fn fast(
-        region: Arc<Region>,
+    pub fn new_fast(
+        region: Arc<SharedMemory>,
         max_pages: usize,
-        list: Arc<Region>,
+        list: Arc<SharedMemory>,
         list_at: usize,
         pd: u32,
-    ) -> Result<Mr, OutOfBounds> {
+    ) -> Result<RegisteredMemory, OutOfBounds> {
         list.ptr_at(list_at, max_pages.checked_mul(8).ok_or(OutOfBounds)?)?;
-        let mut mr = Mr::with(Kind::Fast, pd, Some(region));
-        mr.pages = Some(Box::new(Pages {
+        let mut mr = RegisteredMemory::with_kind(KeyKind::Fast, pd, Some(region));
+        mr.page_list = Some(Box::new(PageList {
             list,
             list_at,
             offsets: (0..max_pages).map(|_| AtomicU64::new(0)).collect(),
@@ -180,26 +180,26 @@ impl Mr {
     }
 
     /// A memory window, not bound.
-    pub fn window(pd: u32, kind: WindowType) -> Mr {
-        Mr::with(Kind::Window(kind), pd, None)
+    pub fn new_window(pd: u32, kind: WindowType) -> RegisteredMemory {
+        RegisteredMemory::with_kind(KeyKind::Window(kind), pd, None)
     }
 
     /// The key it got when it went into the table.
     pub(crate) fn set_home(&mut self, stag: Stag) {
-        self.home = stag;
-        self.key = KeyCell::new(stag.0, self.kind == Kind::Fixed);
+        self.home_key = stag;
+        self.key = KeyCell::new(stag.0, self.key_kind == KeyKind::Fixed);
     }
 
     /// The key that [`crate::KeyTable::insert`] gave.
     #[inline]
-    pub fn home(&self) -> Stag {
-        self.home
+    pub fn home_key(&self) -> Stag {
+        self.home_key
     }
 
     /// Its key as of now; zero before it is in the table.
     #[inline]
-    pub fn stag(&self) -> Stag {
-        Stag(self.key.load().stag())
+    pub fn current_key(&self) -> Stag {
+        Stag(self.key.load_word().stag())
     }
     #[inline]
     pub fn pd(&self) -> u32 {
@@ -207,17 +207,17 @@ impl Mr {
     }
     /// The only stream that may use it, if limited.
     #[inline]
-    pub fn qp(&self) -> Option<u32> {
-        u32::try_from(self.qp.load(Ordering::Relaxed)).ok()
+    pub fn allowed_qp(&self) -> Option<u32> {
+        u32::try_from(self.allowed_qp.load(Ordering::Relaxed)).ok()
     }
     #[inline]
-    pub fn access(&self) -> Access {
-        Access(self.access.load(Ordering::Relaxed))
+    pub fn access_rights(&self) -> Access {
+        Access(self.access_rights.load(Ordering::Relaxed))
     }
     /// First address.
     #[inline]
-    pub fn base(&self) -> u64 {
-        self.base.load(Ordering::Relaxed)
+    pub fn base_address(&self) -> u64 {
+        self.base_address.load(Ordering::Relaxed)
     }
     /// Bytes.
     #[inline]
@@ -228,71 +228,72 @@ impl Mr {
     /// The memory it lies in; none for windows. Cloning the Arc keeps it mapped while a NIC
     /// reads it.
     #[inline]
-    pub fn region(&self) -> Option<&Arc<Region>> {
-        self.region.as_ref()
+    pub fn shared_memory(&self) -> Option<&Arc<SharedMemory>> {
+        self.shared_memory.as_ref()
     }
     /// What [`Mr::check`] gives for the first byte.
     #[inline]
-    pub fn offset(&self) -> u64 {
-        self.offset.load(Ordering::Relaxed)
+    pub fn start_offset(&self) -> u64 {
+        self.start_offset.load(Ordering::Relaxed)
     }
     /// Windows that are bound to it.
-    pub fn windows(&self) -> u32 {
-        match self.windows.load(Ordering::Relaxed) {
+    pub fn count_windows(&self) -> u32 {
+        match self.count_windows.load(Ordering::Relaxed) {
             LOCKED => 0,
             n => n,
         }
     }
 
     #[inline]
-    pub(crate) fn cell(&self) -> &KeyCell {
+    pub(crate) fn key_cell(&self) -> &KeyCell {
         &self.key
     }
     #[inline]
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
+    pub(crate) fn key_kind(&self) -> KeyKind {
+        self.key_kind
     }
     #[inline]
     pub(crate) fn is_fixed(&self) -> bool {
-        self.kind == Kind::Fixed
+        self.key_kind == KeyKind::Fixed
     }
-    pub(crate) fn parent(&self) -> Stag {
-        Stag(self.parent.load(Ordering::Relaxed))
+    pub(crate) fn parent_key(&self) -> Stag {
+        Stag(self.parent_key.load(Ordering::Relaxed))
     }
-    pub(crate) fn pages(&self) -> Option<&Pages> {
-        self.pages.as_deref()
+    pub(crate) fn page_list(&self) -> Option<&PageList> {
+        self.page_list.as_deref()
     }
     #[inline]
-    pub(crate) fn word(&self) -> KeyWord {
-        self.key.load()
+    pub(crate) fn key_word(&self) -> KeyWord {
+        self.key.load_word()
     }
     #[inline]
     pub(crate) fn is_valid(&self, stag: Stag) -> bool {
-        self.key.load().is_valid_for(stag.0)
+        self.key.load_word().is_valid_for(stag.0)
     }
 
     pub(crate) fn set_scope(&self, s: &Scope) {
-        self.qp
-            .store(s.qp.map_or(ANY, u64::from), Ordering::Relaxed);
-        self.access.store(s.access.0, Ordering::Relaxed);
-        self.parent.store(s.parent.0, Ordering::Relaxed);
-        self.base.store(s.base, Ordering::Relaxed);
+        self.allowed_qp
+            .store(s.allowed_qp.map_or(ANY, u64::from), Ordering::Relaxed);
+        self.access_rights
+            .store(s.access_rights.0, Ordering::Relaxed);
+        self.parent_key.store(s.parent_key.0, Ordering::Relaxed);
+        self.base_address.store(s.base_address, Ordering::Relaxed);
         self.len.store(s.len, Ordering::Relaxed);
-        self.offset.store(s.offset, Ordering::Relaxed);
+        self.start_offset.store(s.start_offset, Ordering::Relaxed);
     }
 
     /// One more window is about to be bound to it; false: it is on its way out.
-    pub(crate) fn window_comes(&self) -> bool {
-        self.windows
+    pub(crate) fn try_add_window(&self) -> bool {
+        self.count_windows
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
                 (n < LOCKED - 1).then_some(n + 1)
             })
             .is_ok()
     }
 
-    pub(crate) fn window_left(&self) {
+    pub(crate) fn release_window(&self) {
         let _ = self
-            .windows
+            .count_windows
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
                 (n != LOCKED && n > 0).then_some(n - 1)
             });
@@ -301,7 +302,7 @@ impl Mr {
     /// No window can be bound any more, if none is; how many are.
     pub(crate) fn lock_windows(&self) -> u32 {
         match self
-            .windows
+            .count_windows
             .compare_exchange(0, LOCKED, Ordering::AcqRel, Ordering::Relaxed)
         {
             Ok(_) | Err(LOCKED) => 0,
@@ -311,27 +312,27 @@ impl Mr {
 
     pub(crate) fn unlock_windows(&self) {
         let _ = self
-            .windows
+            .count_windows
             .compare_exchange(LOCKED, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// It leaves the table; the region that a window was bound to.
-    pub(crate) fn retire(&self) -> Option<Stag> {
-        let word = self.key.retire();
-        let bound = matches!(self.kind, Kind::Window(_)) && word.is_valid();
-        bound.then(|| self.parent())
+    pub(crate) fn retire_key(&self) -> Option<Stag> {
+        let word = self.key.retire_key();
+        let bound = matches!(self.key_kind, KeyKind::Window(_)) && word.is_valid();
+        bound.then(|| self.parent_key())
     }
 
     /// A window of this stream is unbound; the region that it was bound to.
     pub(crate) fn unbind_stream(&self, qp: u32) -> Option<Stag> {
         loop {
-            let word = self.key.load();
-            if !word.is_valid() || !word.is_settled() || self.qp() != Some(qp) {
+            let word = self.key.load_word();
+            if !word.is_valid() || !word.is_settled() || self.allowed_qp() != Some(qp) {
                 return None;
             }
-            if self.key.claim(word) {
-                let parent = self.parent();
-                self.key.publish(word.stag(), false);
+            if self.key.try_claim(word) {
+                let parent = self.parent_key();
+                self.key.publish_key(word.stag(), false);
                 return Some(parent);
             }
         }
@@ -341,7 +342,7 @@ impl Mr {
     /// bounds. Returns where the bytes are, for the accessors below. Zero-length accesses are
     /// not checked by iWARP: the caller skips the call.
     #[inline]
-    pub fn check(
+    pub fn check_access(
         &self,
         addr: u64,
         len: u32,
@@ -352,11 +353,11 @@ impl Mr {
         if self.pd != pd {
             return Err(KeyError::Pd);
         }
-        let only = self.qp.load(Ordering::Relaxed);
+        let only = self.allowed_qp.load(Ordering::Relaxed);
         if only != ANY && only != u64::from(qp) {
             return Err(KeyError::Stream);
         }
-        if !self.access().contains(need) {
+        if !self.access_rights().contains(need) {
             return Err(KeyError::Access);
         }
         self.check_range(addr, u64::from(len))
@@ -366,22 +367,23 @@ impl Mr {
     #[inline]
     pub fn check_range(&self, addr: u64, len: u64) -> Result<u64, KeyError> {
         let end = addr.checked_add(len).ok_or(KeyError::Wrap)?;
-        let base = self.base();
+        let base = self.base_address();
         // base + len does not wrap: checked when it was set.
         if addr < base || end > base.wrapping_add(self.len()) {
             return Err(KeyError::Bounds);
         }
-        Ok(self.offset().wrapping_add(addr - base))
+        Ok(self.start_offset().wrapping_add(addr - base))
     }
 
     /// Whether `len` bytes at `off` lie in this MR.
     #[inline]
-    fn inside(&self, off: u64, len: usize) -> Result<(&Region, usize), OutOfBounds> {
-        let rel = off.checked_sub(self.offset()).ok_or(OutOfBounds)?;
+    fn memory_range(&self, off: u64, len: usize) -> Result<(&SharedMemory, usize), OutOfBounds> {
+        let rel = off.checked_sub(self.start_offset()).ok_or(OutOfBounds)?;
         match rel.checked_add(len as u64) {
-            Some(end) if end <= self.len() => {
-                Ok((self.region.as_deref().ok_or(OutOfBounds)?, off as usize))
-            }
+            Some(end) if end <= self.len() => Ok((
+                self.shared_memory.as_deref().ok_or(OutOfBounds)?,
+                off as usize,
+            )),
             _ => Err(OutOfBounds),
         }
     }
@@ -389,19 +391,19 @@ impl Mr {
     /// Hands the pieces of `len` bytes at `off` to `f`: offset in the region, offset in the
     /// range, bytes.
     #[inline]
-    fn each(
+    fn for_each_piece(
         &self,
         off: u64,
         len: usize,
-        mut f: impl FnMut(&Region, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
+        mut f: impl FnMut(&SharedMemory, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
     ) -> Result<(), OutOfBounds> {
-        let (region, off) = self.inside(off, len)?;
-        let Some(pages) = &self.pages else {
+        let (region, off) = self.memory_range(off, len)?;
+        let Some(pages) = &self.page_list else {
             return f(region, off, 0..len);
         };
         let mut done = 0;
         while done < len {
-            let (at, n) = pages.piece(off + done, len - done)?;
+            let (at, n) = pages.piece_at(off + done, len - done)?;
             f(region, at, done..done + n)?;
             done += n;
         }
@@ -411,7 +413,7 @@ impl Mr {
     /// Places bytes at an offset obtained from [`Mr::check`].
     #[inline]
     pub fn write_at(&self, off: u64, src: &[u8]) -> Result<(), OutOfBounds> {
-        self.each(off, src.len(), |r, at, part| r.write(at, &src[part]))
+        self.for_each_piece(off, src.len(), |r, at, part| r.write(at, &src[part]))
     }
 
     /// Places the `len` bytes of data in `src`, without its gaps, at an offset obtained from
@@ -424,23 +426,23 @@ impl Mr {
         src: &[u8],
         gaps: Gaps<SPACING>,
     ) -> bool {
-        let Ok((region, at)) = self.inside(off, len) else {
+        let Ok((region, at)) = self.memory_range(off, len) else {
             return false;
         };
-        self.pages.is_none() && gap_copy::write_without_gaps(region, at, len, src, gaps).is_ok()
+        self.page_list.is_none() && gap_copy::write_without_gaps(region, at, len, src, gaps).is_ok()
     }
 
     /// Reads bytes at an offset obtained from [`Mr::check`].
     #[inline]
     pub fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
-        self.each(off, dst.len(), |r, at, part| r.read(at, &mut dst[part]))
+        self.for_each_piece(off, dst.len(), |r, at, part| r.read(at, &mut dst[part]))
     }
 
     /// The word at an offset obtained from [`Mr::check`]: inside, 8-aligned in
     /// memory, and writable, or an error.
     #[inline]
     pub fn atomic_at(&self, off: u64) -> Result<&AtomicU64, OutOfBounds> {
-        let (region, at, n) = self.piece(off, 8)?;
+        let (region, at, n) = self.piece_at(off, 8)?;
         if !region.is_writable() || n < 8 {
             return Err(OutOfBounds);
         }
@@ -449,10 +451,10 @@ impl Mr {
 
     /// Continues a CRC32c over bytes at an offset obtained from [`Mr::check`].
     #[inline]
-    pub fn crc32c(&self, off: u64, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
+    pub fn crc32c_append_at(&self, off: u64, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
         let mut sum = crc;
-        self.each(off, len, |r, at, part| {
-            sum = crc::update_region(sum, r, at, part.len())?;
+        self.for_each_piece(off, len, |r, at, part| {
+            sum = crc::crc32c_append_shared(sum, r, at, part.len())?;
             Ok(())
         })?;
         Ok(sum)
@@ -461,19 +463,23 @@ impl Mr {
     /// Region, offset in it, and how many of `len` bytes lie there without a gap: for gather
     /// lists of a NIC.
     #[inline]
-    pub fn piece(&self, off: u64, len: usize) -> Result<(&Arc<Region>, usize, usize), OutOfBounds> {
-        let (_, off) = self.inside(off, len)?;
-        let region = self.region.as_ref().ok_or(OutOfBounds)?;
-        match &self.pages {
+    pub fn piece_at(
+        &self,
+        off: u64,
+        len: usize,
+    ) -> Result<(&Arc<SharedMemory>, usize, usize), OutOfBounds> {
+        let (_, off) = self.memory_range(off, len)?;
+        let region = self.shared_memory.as_ref().ok_or(OutOfBounds)?;
+        match &self.page_list {
             None => Ok((region, off, len)),
-            Some(p) => p.piece(off, len).map(|(at, n)| (region, at, n)),
+            Some(p) => p.piece_at(off, len).map(|(at, n)| (region, at, n)),
         }
     }
 
     /// Address in this process of `len` bytes that lie without a gap.
     #[inline]
     pub fn ptr_at(&self, off: u64, len: usize) -> Result<*const u8, OutOfBounds> {
-        let (region, at, n) = self.piece(off, len)?;
+        let (region, at, n) = self.piece_at(off, len)?;
         if n < len {
             return Err(OutOfBounds);
         }
@@ -482,11 +488,11 @@ impl Mr {
 
     /// Hints the cache about bytes that come next; harmless outside.
     #[inline]
-    pub fn prefetch(&self, off: u64, len: usize) {
-        match (&self.region, &self.pages) {
+    pub fn prefetch_at(&self, off: u64, len: usize) {
+        match (&self.shared_memory, &self.page_list) {
             (Some(r), None) => r.prefetch_range(off as usize, len),
             (Some(r), Some(p)) => {
-                if let Ok((at, n)) = p.piece(off as usize, len) {
+                if let Ok((at, n)) = p.piece_at(off as usize, len) {
                     r.prefetch_range(at, n);
                 }
             }
