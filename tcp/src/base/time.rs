@@ -49,3 +49,10 @@ pub(crate) fn ticks(ns: u64) -> u32 {
 pub(crate) fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
+
+/// RFC 7323 section 5.4: a clock of about 1 ms per tick, with an offset that each connection has of
+/// its own.
+#[inline]
+pub(crate) fn timestamp_at(now: Instant, offset: u32) -> u32 {
+    ticks(now.0).wrapping_add(offset)
+}

@@ -5,9 +5,8 @@
 //! rate is that of proportional rate reduction. Called by `output`.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::time::Instant;
-use crate::connection::context::Shared;
-use crate::connection::{Conn, Hot, Phase, flag};
+use crate::connection::context::ConnectionContext;
+use crate::connection::{Connection, Hot, Phase, flag};
 
 /// Shorter round trips, in ns, are no more than a few ticks of the timer wheel.
 const MIN_RTT: u64 = 500_000;
@@ -36,49 +35,44 @@ fn time(h: &Hot, bytes: u32) -> u64 {
     (u128::from(h.rtt.srtt) * u128::from(bytes) * of / u128::from(window)) as u64
 }
 
-impl Shared {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// How many bytes of new segments may leave now.
     #[inline]
-    pub(crate) fn pace<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) -> u32 {
+    pub(crate) fn pace(&mut self, cx: &mut ConnectionContext<'_>) -> u32 {
         // No congestion event yet, no doubt: nearly all connections of a fabric, nearly always.
-        if c.hot.ssthresh == u32::MAX {
+        if self.hot.ssthresh == u32::MAX {
             return u32::MAX;
         }
-        self.spaced(index, c, now)
+        self.spaced(cx)
     }
 
     #[cold]
-    fn spaced<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> u32 {
-        let h = &mut c.hot;
+    fn spaced(&mut self, cx: &mut ConnectionContext<'_>) -> u32 {
+        let h = &mut self.hot;
         let emss = u32::from(h.emss);
         if h.phase != Phase::Open || h.rtt.srtt < MIN_RTT || h.cwnd <= SMALL * emss {
             h.flags &= !flag::PACED;
             return u32::MAX;
         }
-        let at = c.recovery_state().pace_at;
-        let h = &mut c.hot;
-        if now.0 < at {
+        let at = self.recovery_state().pace_at;
+        let h = &mut self.hot;
+        if cx.now.0 < at {
             if h.unsent > 0 {
-                self.stats.paced += u64::from(!h.has(flag::PACED));
+                cx.shared.stats.paced += u64::from(!h.has(flag::PACED));
                 h.flags |= flag::PACED;
-                self.arm(index, h, at);
+                cx.arm(h, at);
             }
             return 0;
         }
         h.flags &= !flag::PACED;
         // A pause that left the window in doubt is no lateness of a timer.
-        let late = if h.flight() == 0 && !c.cwv.is_validated() {
+        let late = if h.flight() == 0 && !self.cwv.is_validated() {
             0
         } else {
-            (now.0 - at).min(h.rtt.srtt / LATE)
+            (cx.now.0 - at).min(h.rtt.srtt / LATE)
         };
-        c.recovery_state().pace_at = now.0 - late;
-        let h = &c.hot;
+        self.recovery_state().pace_at = cx.now.0 - late;
+        let h = &self.hot;
         let window = time(h, h.cwnd).max(1);
         let owed = (u128::from(h.cwnd) * u128::from(late) / u128::from(window)) as u32;
         owed.max(h.cwnd / BURST).max(2 * emss)
@@ -86,16 +80,10 @@ impl Shared {
 
     /// So many bytes left; `pace` had bounded them.
     #[cold]
-    pub(crate) fn paced<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        sent: u32,
-        now: Instant,
-    ) {
-        let spaced = time(&c.hot, sent);
-        c.recovery_state().pace_at += spaced;
+    pub(crate) fn paced(&mut self, cx: &mut ConnectionContext<'_>, sent: u32) {
+        let spaced = time(&self.hot, sent);
+        self.recovery_state().pace_at += spaced;
         // Registers the wait when there is one.
-        self.pace(index, c, now);
+        self.pace(cx);
     }
 }

@@ -4,27 +4,24 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
 use crate::base::time::ticks;
 use crate::congestion::controller::Ack;
-use crate::connection::context::Shared;
-use crate::connection::{Conn, Phase, flag};
+use crate::connection::context::ConnectionContext;
+use crate::connection::{Connection, Phase, flag};
 use crate::loss::rack;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
 
-impl Shared {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// Header prediction: an established connection, the next expected segment, nothing special.
     /// Gives the buffer back when it is anything else.
     #[inline]
-    pub(crate) fn predicted<B: RecvBuf, R>(
+    pub(crate) fn predicted(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
+        cx: &mut ConnectionContext<'_>,
         seg: &Segment,
         b: B,
-        now: Instant,
     ) -> Result<(), B> {
-        let h = &mut c.hot;
+        let h = &mut self.hot;
         let len = b.remaining();
         let ack = seg.ack.0.wrapping_sub(h.snd_una.0);
         if h.state != TcpState::Established
@@ -41,75 +38,64 @@ impl Shared {
         {
             return Err(b);
         }
-        if len > 0 && (c.ooo.is_some() || self.full(c.rx.counted)) {
+        if len > 0 && (self.ooo.is_some() || cx.shared.full(self.rx.counted)) {
             return Err(b);
         }
-        self.stats.hp_hits += 1;
-        h.last_rx = now.0;
+        cx.shared.stats.hp_hits += 1;
+        h.last_rx = cx.now.0;
         h.probes = 0;
         if seg.seq.le(h.last_ack_sent) {
             h.ts_recent = if seg.has_ts { seg.ts_val } else { h.ts_recent };
         }
-        self.acknowledge(index, c, seg, len, now);
+        self.acknowledge(cx, seg, len);
         if len > 0 {
-            self.deliver(index, c, b, seg.flags & PSH != 0, now);
+            self.deliver(cx, b, seg.flags & PSH != 0);
         }
         Ok(())
     }
 
     /// In-order payload: to the receive queue, and the ACK policy (RFC 9293 section 3.8.6.3).
     #[inline]
-    pub(crate) fn deliver<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        b: B,
-        push: bool,
-        now: Instant,
-    ) {
+    pub(crate) fn deliver(&mut self, cx: &mut ConnectionContext<'_>, b: B, push: bool) {
         let len = b.remaining() as u32;
-        c.rx.push(b);
+        self.rx.push(b);
         // What a port put together counts as several (RFC 9293 section 3.8.6.3).
-        let counted = 1 + u32::from(len > u32::from(c.hot.emss));
-        self.arrived(index, c, (1, counted, len), push, now);
+        let counted = 1 + u32::from(len > u32::from(self.hot.emss));
+        self.arrived(cx, (1, counted, len), push);
     }
 
     /// `bytes` in so many buffers were put into the receive queue: what `deliver` does beside.
     #[inline]
-    pub(crate) fn arrived<B: RecvBuf, R>(
+    pub(crate) fn arrived(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
+        cx: &mut ConnectionContext<'_>,
         (buffers, segs, bytes): (u32, u32, u32),
         push: bool,
-        now: Instant,
     ) {
-        self.stats.in_bytes += u64::from(bytes);
-        let h = &mut c.hot;
+        cx.shared.stats.in_bytes += u64::from(bytes);
+        let h = &mut self.hot;
         h.rcv_nxt += bytes;
-        c.rx.counted += buffers;
-        self.held += buffers as usize;
+        self.rx.counted += buffers;
+        cx.shared.held += buffers as usize;
         h.unacked_segs = (u32::from(h.unacked_segs) + segs).min(255) as u8;
         if push || h.unacked_segs >= 2 {
-            self.owe(index, h, flag::NEED_ACK);
+            cx.owe(h, flag::NEED_ACK);
         } else if h.ack_at == 0 {
-            h.ack_at = now.0 + self.delayed_ack;
-            self.arm(index, h, h.ack_at);
+            h.ack_at = cx.now.0 + cx.shared.delayed_ack;
+            cx.arm(h, h.ack_at);
         }
-        self.event(index, h, Events::READABLE);
+        cx.event(h, Events::READABLE);
     }
 
     /// The ACK and window of an acceptable segment; its ACK is at most SND.NXT.
     #[inline]
-    pub(crate) fn acknowledge<B: RecvBuf, R>(
+    pub(crate) fn acknowledge(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
+        cx: &mut ConnectionContext<'_>,
         seg: &Segment,
         len: usize,
-        now: Instant,
     ) {
-        let h = &mut c.hot;
+        let h = &mut self.hot;
         let emss = u32::from(h.emss);
         let room = h.room();
         let phase = h.phase;
@@ -123,43 +109,43 @@ impl Shared {
         if old_window < h.flight() && h.snd_wnd >= h.flight() {
             // What a window that shrank kept out was no loss of the path.
             h.backoff = 0;
-            c.stalled_since = ticks(now.0).max(1);
-            self.restart_rto(index, h, now);
+            self.stalled_since = ticks(cx.now.0).max(1);
+            h.restart_rto(cx);
         }
-        self.stats.pure_acks_in += u64::from(len == 0);
+        cx.shared.stats.pure_acks_in += u64::from(len == 0);
         let new = seg.ack.gt(h.snd_una);
         let mut delivered = 0;
         let mut rtt = 0;
         let newly = seg.ack.distance_from(h.snd_una).max(0) as u32;
         if new {
-            if let Some(r) = &mut c.recovery {
+            if let Some(r) = &mut self.recovery {
                 let echo = (seg.has_ts && h.has(flag::TIMESTAMPS)).then_some(seg.ts_ecr);
-                r.before_ack(h, &c.tx, seg.ack, (echo, c.ts_offset), now.0);
+                r.before_ack(h, &self.tx, seg.ack, (echo, self.ts_offset), cx.now.0);
             }
-            let a = c.tx.ack_to(seg.ack, &mut h.pipe);
+            let a = self.tx.ack_to(seg.ack, &mut h.pipe);
             h.snd_una = seg.ack;
             h.backoff = 0;
             h.dup_acks = 0;
-            c.stalled_since = 0;
+            self.stalled_since = 0;
             delivered = a.delivered;
             if let Some(at) = a.sent_at {
-                rtt = now.0.saturating_sub(at);
+                rtt = cx.now.0.saturating_sub(at);
                 h.rtt.sample(rtt);
             }
-            if let Some(r) = &mut c.recovery {
+            if let Some(r) = &mut self.recovery {
                 r.acked(seg.ack, a.sacked_segs, a.lost_segs);
             }
             if a.records {
-                self.event(index, h, Events::ACKED);
+                cx.event(h, Events::ACKED);
             }
             if h.snd_una == h.snd_nxt {
                 h.rto_at = 0;
             } else {
-                self.restart_rto(index, h, now);
+                h.restart_rto(cx);
             }
         } else if h.has(flag::PERSIST) {
             // The peer answers probes: it is alive (RFC 9293 section 3.8.6.1).
-            c.stalled_since = 0;
+            self.stalled_since = 0;
         }
         // RFC 5681 section 2: SYN and FIN are off.
         let dup = !new
@@ -169,121 +155,121 @@ impl Shared {
             && seg.ack == h.snd_una
             && seg.flags & FIN == 0;
         if h.has(flag::RECOVERING) || seg.sacks > 0 || dup {
-            self.recover(index, c, seg, new, dup, delivered, now);
+            self.recover(cx, seg, new, dup, delivered);
         }
-        if c.hot.has(flag::ECN) {
-            self.echoed(c, seg, newly, now);
+        if self.hot.has(flag::ECN) {
+            self.echoed(cx, seg, newly);
         }
-        let h = &mut c.hot;
+        let h = &mut self.hot;
         // The ACK that ends a recovery leaves the window at ssthresh (RFC 6582 section 3.2, RFC 6937).
         if delivered > 0 && phase != Phase::Recovery && h.phase != Phase::Recovery {
-            let limited = c.cwv.limited(h);
-            if c.cwv.round_ended(seg.ack) && phase == Phase::Open && h.phase == Phase::Open {
-                let initial = self.initial_window(h);
-                let adjusted = c.cwv.measure(h, &mut c.cc, initial, now.0);
-                self.stats.idle_restarts += u64::from(adjusted);
+            let limited = self.cwv.limited(h);
+            if self.cwv.round_ended(seg.ack) && phase == Phase::Open && h.phase == Phase::Open {
+                let initial = cx.shared.initial_window(h);
+                let adjusted = self.cwv.measure(h, &mut self.cc, initial, cx.now.0);
+                cx.shared.stats.idle_restarts += u64::from(adjusted);
             }
-            let grows = limited || h.phase == Phase::Loss || c.cwv.grows(h);
+            let grows = limited || h.phase == Phase::Loss || self.cwv.grows(h);
             if grows {
                 let ack = Ack {
                     acked: delivered,
                     mss: emss,
-                    now: now.0,
+                    now: cx.now.0,
                     srtt: h.rtt.srtt,
                     rtt,
                     una: h.snd_una,
                     nxt: h.snd_nxt,
                 };
-                c.cc.on_ack(&mut h.cwnd, &mut h.ssthresh, &ack);
+                self.cc.on_ack(&mut h.cwnd, &mut h.ssthresh, &ack);
             }
             if !grows || (h.pipe == 0 && h.unsent == 0) {
-                c.cc.on_limited(now.0);
+                self.cc.on_limited(cx.now.0);
             }
         }
-        let h = &mut c.hot;
+        let h = &mut self.hot;
         if room < emss && h.room() >= emss {
-            self.event(index, h, Events::WRITABLE);
+            cx.event(h, Events::WRITABLE);
         }
         let fin = h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
         if h.unsent > 0 || h.has(flag::RECOVERING) || fin {
-            self.owe(index, h, 0);
+            cx.owe(h, 0);
         }
         if new && h.snd_una == h.snd_nxt {
-            self.update_active(c);
+            self.update_active(cx);
         }
     }
 
     /// SACK, duplicate ACKs and what follows from them (RFC 6675, 6582, 6937).
     #[cold]
     #[allow(clippy::too_many_arguments)]
-    fn recover<B: RecvBuf, R>(
+    fn recover(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
+        cx: &mut ConnectionContext<'_>,
         seg: &Segment,
         new: bool,
         dup: bool,
         mut delivered: u32,
-        now: Instant,
     ) {
-        c.start_recovery();
-        let path = (c.id(index), c.template.key().remote().ip());
-        let h = &mut c.hot;
-        let Some(r) = &mut c.recovery else { return };
-        self.stats.dup_acks_in += u64::from(dup);
+        self.start_recovery();
+        let path = (self.id(cx.index), self.template.key().remote().ip());
+        let h = &mut self.hot;
+        let Some(r) = &mut self.recovery else { return };
+        cx.shared.stats.dup_acks_in += u64::from(dup);
         if rack::dsack(seg).is_some() && h.has(flag::SACK) {
-            self.stats.dsacks_in += 1;
+            cx.shared.stats.dsacks_in += 1;
             if r.duplicate(h) && (h.phase == Phase::Open || r.done(h.snd_una)) {
-                self.stats.spurious += 1;
-                r.undo(h, &mut c.cc, &mut c.tx);
-                c.cwv.round(h);
+                cx.shared.stats.spurious += 1;
+                r.undo(h, &mut self.cc, &mut self.tx);
+                self.cwv.round(h);
             }
         }
         if new && h.phase == Phase::Loss && seg.has_ts && h.has(flag::TIMESTAMPS) {
-            let h = &mut c.hot;
-            if r.needless(seg.ts_ecr, c.ts_offset) {
-                self.stats.spurious += 1;
-                r.undo(h, &mut c.cc, &mut c.tx);
-                c.cwv.round(h);
+            let h = &mut self.hot;
+            if r.needless(seg.ts_ecr, self.ts_offset) {
+                cx.shared.stats.spurious += 1;
+                r.undo(h, &mut self.cc, &mut self.tx);
+                self.cwv.round(h);
             }
         }
-        let h = &mut c.hot;
+        let h = &mut self.hot;
         if r.probe_answered(seg, dup) {
             // The probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
-            self.stats.tlp_recoveries += 1;
-            h.ssthresh = c.cwv.in_use(h).after_loss(h, &mut c.cc);
+            cx.shared.stats.tlp_recoveries += 1;
+            h.ssthresh = self.cwv.in_use(h).after_loss(h, &mut self.cc);
             h.cwnd = h.cwnd.min(h.ssthresh);
-            c.cwv.begin(h, now.0);
+            self.cwv.begin(h, cx.now.0);
         }
         let mut due = 0;
         let mut before = r.lost;
         let mut partial = false;
         let mut heard = false;
         if h.has(flag::SACK) {
-            let (segs, bytes) = r.sack(h, &mut c.tx, seg, now.0);
-            self.stats.sacked_segs += u64::from(segs);
+            let (segs, bytes) = r.sack(h, &mut self.tx, seg, cx.now.0);
+            cx.shared.stats.sacked_segs += u64::from(segs);
             delivered += bytes;
-            heard = segs > 0 && r.rack.all_before(&c.tx);
+            heard = segs > 0 && r.rack.all_before(&self.tx);
             before = r.lost;
         } else if dup {
             h.dup_acks = h.dup_acks.saturating_add(1);
             if h.dup_acks == 3 && h.phase == Phase::Open {
-                r.lose_first(h, &mut c.tx);
+                r.lose_first(h, &mut self.tx);
             }
             if h.phase == Phase::Recovery {
                 delivered += u32::from(h.emss);
             }
         } else if new && h.phase == Phase::Recovery && !r.done(h.snd_una) {
             partial = true;
-            r.lose_first(h, &mut c.tx); // partial ACK, RFC 6582 section 3.2 (5)
+            r.lose_first(h, &mut self.tx); // partial ACK, RFC 6582 section 3.2 (5)
         }
         if h.has(flag::SACK) {
-            let (again, at) = r.detect(h, &mut c.tx, now.0);
-            self.stats.lost_retransmit += again;
+            let (again, at) = r.detect(h, &mut self.tx, cx.now.0);
+            cx.shared.stats.lost_retransmit += again;
             due = at;
         }
         let fresh = r.lost - before;
-        let mut fresh = self.without_probe(path, (h, r, &mut c.tx), fresh, now);
+        let mut fresh = cx
+            .shared
+            .without_probe(path, (h, r, &mut self.tx), fresh, cx.now);
         if h.phase != Phase::Open {
             fresh = r.lost;
         }
@@ -293,13 +279,13 @@ impl Shared {
             }
             h.phase = Phase::Open;
             r.rack.recovered();
-            c.cwv.begin(h, now.0);
+            self.cwv.begin(h, cx.now.0);
         }
         match h.phase {
             // What was cut since the path does not carry it is lost too, but says no more.
             Phase::Open if fresh > 0 => {
-                self.stats.recovery(h);
-                r.enter(h, &mut c.cc, c.cwv.in_use(h));
+                cx.shared.stats.recovery(h);
+                r.enter(h, &mut self.cc, self.cwv.in_use(h));
                 r.reduce(h, delivered);
             }
             Phase::Recovery => {
@@ -312,27 +298,20 @@ impl Shared {
             _ => {}
         }
         r.settle(h);
-        self.owe(index, h, 0);
+        cx.owe(h, 0);
         if heard && !h.has(flag::REO | flag::PTO) {
             // RFC 6675 section 6 leaves room for it: whether a repetition was lost only shows in
             // what left after it, and the wait for that must outlast the answers to what left
             // before.
-            self.restart_rto(index, h, now);
+            h.restart_rto(cx);
         }
-        self.retime(index, c, due, new, now);
+        self.retime(cx, due, new);
     }
 
     /// One timer for all (RFC 8985 section 8): the reordering timer while RACK waits, no probe
     /// while a recovery runs, else the usual.
-    fn retime<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        due: u64,
-        new: bool,
-        now: Instant,
-    ) {
-        let h = &mut c.hot;
+    fn retime(&mut self, cx: &mut ConnectionContext<'_>, due: u64, new: bool) {
+        let h = &mut self.hot;
         if h.snd_una == h.snd_nxt {
             return;
         }
@@ -340,41 +319,38 @@ impl Shared {
             if h.rto_at == 0 || h.rto_at > due || h.has(flag::REO | flag::PTO) {
                 h.rto_at = due;
                 h.flags = h.flags & !(flag::PTO | flag::PERSIST) | flag::REO;
-                self.arm(index, h, due);
+                cx.arm(h, due);
             }
         } else if h.has(flag::REO)
             || h.flags & (flag::PTO | flag::RECOVERING) == flag::PTO | flag::RECOVERING
             || (new && !h.has(flag::PTO | flag::RECOVERING))
         {
-            self.restart_rto(index, h, now);
+            h.restart_rto(cx);
         }
     }
 
     /// The reordering timer fired (RFC 8985 section 6.2 step 5): what was waited for is lost.
-    pub(crate) fn reordering_timeout<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) {
-        c.split_trains();
-        let path = (c.id(index), c.template.key().remote().ip());
-        let h = &mut c.hot;
-        let Some(r) = &mut c.recovery else { return };
+    pub(crate) fn reordering_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+        self.split_trains();
+        let path = (self.id(cx.index), self.template.key().remote().ip());
+        let h = &mut self.hot;
+        let Some(r) = &mut self.recovery else { return };
         let before = r.lost;
-        let (again, due) = r.detect(h, &mut c.tx, now.0);
-        self.stats.lost_retransmit += again;
+        let (again, due) = r.detect(h, &mut self.tx, cx.now.0);
+        cx.shared.stats.lost_retransmit += again;
         let fresh = r.lost - before;
-        let fresh = self.without_probe(path, (h, r, &mut c.tx), fresh, now);
+        let fresh = cx
+            .shared
+            .without_probe(path, (h, r, &mut self.tx), fresh, cx.now);
         if h.phase == Phase::Open && fresh > 0 {
-            self.stats.recovery(h);
-            r.enter(h, &mut c.cc, c.cwv.in_use(h));
+            cx.shared.stats.recovery(h);
+            r.enter(h, &mut self.cc, self.cwv.in_use(h));
         }
         if h.phase == Phase::Recovery {
             r.reduce(h, 0);
         }
-        self.owe(index, h, 0);
-        self.restart_rto(index, h, now);
-        self.retime(index, c, due, false, now);
+        cx.owe(h, 0);
+        h.restart_rto(cx);
+        self.retime(cx, due, false);
     }
 }

@@ -6,7 +6,6 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
-use crate::base::ids::ConnId;
 use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
 use crate::base::state::TcpState;
@@ -16,7 +15,7 @@ use crate::base::timer_wheel::Wheel;
 use crate::base::token_bucket::Bucket;
 use crate::config::{IpCidr, StackConfig};
 use crate::connection::time_wait_list::TimeWait;
-use crate::connection::{Conn, Hot, flag};
+use crate::connection::{Connection, Hot, flag};
 use crate::flow::table::FlowTable;
 use crate::link::control_queue::Control;
 use crate::link::neighbours::{Lookup, Neighbours};
@@ -41,7 +40,9 @@ pub(crate) struct Listener {
     pub user: u64,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
+    /// When the stack was last called with the time.
+    pub now: Instant,
     pub config: StackConfig,
     pub rto: RtoLimits,
     pub delayed_ack: u64,
@@ -77,7 +78,50 @@ pub(crate) struct Shared {
 const ALL_NODES: u128 = 0xff02 << 112 | 1;
 const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
 
-impl Shared {
+/// What a connection needs to know and may use while it works: the time, its own number, and what
+/// all connections of the stack share.
+pub(crate) struct ConnectionContext<'a> {
+    /// The time of this batch.
+    pub now: Instant,
+    /// The connection's slot: what the timer wheel and the lists of work and events know it by.
+    pub index: u32,
+    pub shared: &'a mut SharedState,
+}
+
+impl ConnectionContext<'_> {
+    /// Has `next_event` hand out `e`.
+    #[inline]
+    pub(crate) fn event(&mut self, h: &mut Hot, e: Events) {
+        self.shared.event(self.index, h, e);
+    }
+
+    /// Has `poll` look at the connection; `what` it owes besides data.
+    #[inline]
+    pub(crate) fn owe(&mut self, h: &mut Hot, what: u32) {
+        self.shared.owe(self.index, h, what);
+    }
+
+    /// Makes sure the wheel brings the connection back by `at`.
+    #[inline]
+    pub(crate) fn arm(&mut self, h: &mut Hot, at: u64) {
+        if at < h.wheel_at {
+            h.wheel_at = at;
+            self.shared.wheel.schedule(self.index, Instant(at));
+        }
+    }
+}
+
+impl SharedState {
+    /// For the connection in this slot.
+    #[inline]
+    pub(crate) fn context(&mut self, index: u32) -> ConnectionContext<'_> {
+        ConnectionContext {
+            now: self.now,
+            index,
+            shared: self,
+        }
+    }
+
     #[inline]
     pub(crate) fn event(&mut self, index: u32, h: &mut Hot, e: Events) {
         if h.has(flag::RELEASED) {
@@ -96,56 +140,6 @@ impl Shared {
             h.flags |= flag::IN_WORK;
             self.work.push_back(index);
         }
-    }
-
-    /// Makes sure the wheel brings the connection back by `at`.
-    #[inline]
-    pub(crate) fn arm(&mut self, index: u32, h: &mut Hot, at: u64) {
-        if at < h.wheel_at {
-            h.wheel_at = at;
-            self.wheel.schedule(index, Instant(at));
-        }
-    }
-
-    #[inline]
-    pub(crate) fn update_active<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) {
-        let busy = c.busy();
-        if busy != c.hot.has(flag::ACTIVE) {
-            c.hot.flags ^= flag::ACTIVE;
-            if busy {
-                self.active += 1;
-            } else {
-                self.active -= 1;
-            }
-        }
-    }
-
-    /// (Re)starts the retransmission timer (RFC 6298 section 5).
-    #[inline]
-    pub(crate) fn restart_rto(&mut self, index: u32, h: &mut Hot, now: Instant) {
-        h.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
-        let mut after = h.rtt.rto(&self.rto, h.backoff);
-        // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
-        // the tail is probed first, in the timeout's place when that comes sooner.
-        if h.flags & (flag::SACK | flag::RECOVERING) == flag::SACK
-            && h.rtt.srtt > 0
-            && h.backoff == 0
-            && h.snd_una != h.snd_nxt
-        {
-            let probe = h.rtt.pto(&self.rto, h.flight() <= u32::from(h.emss));
-            after = after.min(probe);
-            h.flags |= flag::PTO;
-        }
-        h.rto_at = now.0 + after;
-        self.arm(index, h, h.rto_at);
-    }
-
-    /// Brings `held` up to date with what the connection holds now.
-    #[inline]
-    pub(crate) fn recount<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) {
-        let now = c.rx.buffers() + c.ooo.as_ref().map_or(0, |o| o.buffers());
-        self.held = self.held + now - c.rx.counted as usize;
-        c.rx.counted = now as u32;
     }
 
     /// No buffer of the next new segment may be kept: the connection, or all together, hold as
@@ -213,45 +207,6 @@ impl Shared {
         best.map(|(_, via)| via).or(default)
     }
 
-    /// The connection's template has a destination that is believed now. `false`: it waits for
-    /// the neighbour and comes back when there is an answer.
-    #[inline]
-    pub(crate) fn resolved<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) -> bool {
-        c.neighbour_generation == self.neighbours.generation || self.resolve(index, c, now)
-    }
-
-    #[cold]
-    fn resolve<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> bool {
-        if c.hot.has(flag::SELF) {
-            c.template.set_destination(self.config.mac);
-        } else {
-            let Some(hop) = self.next_hop(c.template.key().remote().ip()) else {
-                return false;
-            };
-            let stranger = c.hot.state == TcpState::SynReceived && c.hot.has(flag::PASSIVE);
-            let waiter = ConnId {
-                index,
-                generation: c.generation,
-            };
-            match self.neighbours.lookup(hop, waiter, stranger, now) {
-                Lookup::Found(mac) => c.template.set_destination(mac),
-                Lookup::Wait => return false,
-                Lookup::Full => {
-                    self.stats.neighbour_overflows += 1;
-                    // Nobody will call: the retransmission timer tries again.
-                    return false;
-                }
-            }
-        }
-        c.neighbour_generation = self.neighbours.generation;
-        true
-    }
-
     /// RFC 6528: ISN = M + F(four-tuple, secret), M a 4 us clock.
     pub(crate) fn isn(&self, key: &FlowKey, now: Instant) -> SeqNr {
         SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
@@ -260,12 +215,6 @@ impl Shared {
     /// RFC 7323 section 5.4: offsets of the timestamp clock that tell strangers nothing.
     pub(crate) fn ts_offset(&self, key: &FlowKey) -> u32 {
         (key.hash::<2, 4>(self.isn_key) >> 32) as u32
-    }
-
-    /// RFC 7323 section 5.4: a clock of about 1 ms per tick, offset per connection.
-    #[inline]
-    pub(crate) fn ts_now(now: Instant, offset: u32) -> u32 {
-        ((now.0 >> 20) as u32).wrapping_add(offset)
     }
 
     pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: u32) {
@@ -278,51 +227,100 @@ impl Shared {
             }
         }
     }
+}
+
+impl<B: RecvBuf, R> Connection<B, R> {
+    #[inline]
+    pub(crate) fn update_active(&mut self, cx: &mut ConnectionContext<'_>) {
+        let busy = self.busy();
+        if busy != self.hot.has(flag::ACTIVE) {
+            self.hot.flags ^= flag::ACTIVE;
+            if busy {
+                cx.shared.active += 1;
+            } else {
+                cx.shared.active -= 1;
+            }
+        }
+    }
+
+    /// Brings `held` up to date with what the connection holds now.
+    #[inline]
+    pub(crate) fn recount(&mut self, cx: &mut ConnectionContext<'_>) {
+        let count = self.rx.buffers() + self.ooo.as_ref().map_or(0, |o| o.buffers());
+        cx.shared.held = cx.shared.held + count - self.rx.counted as usize;
+        self.rx.counted = count as u32;
+    }
+
+    /// The connection's template has a destination that is believed now. `false`: it waits for
+    /// the neighbour and comes back when there is an answer.
+    #[inline]
+    pub(crate) fn resolved(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+        self.neighbour_generation == cx.shared.neighbours.generation || self.resolve(cx)
+    }
+
+    #[cold]
+    fn resolve(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+        if self.hot.has(flag::SELF) {
+            self.template.set_destination(cx.shared.config.mac);
+        } else {
+            let Some(hop) = cx.shared.next_hop(self.template.key().remote().ip()) else {
+                return false;
+            };
+            let stranger = self.hot.state == TcpState::SynReceived && self.hot.has(flag::PASSIVE);
+            let waiter = self.id(cx.index);
+            match cx.shared.neighbours.lookup(hop, waiter, stranger, cx.now) {
+                Lookup::Found(mac) => self.template.set_destination(mac),
+                Lookup::Wait => return false,
+                Lookup::Full => {
+                    cx.shared.stats.neighbour_overflows += 1;
+                    // Nobody will call: the retransmission timer tries again.
+                    return false;
+                }
+            }
+        }
+        self.neighbour_generation = cx.shared.neighbours.generation;
+        true
+    }
 
     /// The connection is over: out of the flow table, no timers; what it held for the wire goes.
-    pub(crate) fn closed<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>) {
-        if c.hot.state == TcpState::Closed {
+    pub(crate) fn closed(&mut self, cx: &mut ConnectionContext<'_>) {
+        if self.hot.state == TcpState::Closed {
             return;
         }
-        if matches!(c.hot.state, TcpState::Established | TcpState::CloseWait) {
-            self.stats.curr_estab = self.stats.curr_estab.saturating_sub(1);
+        if matches!(self.hot.state, TcpState::Established | TcpState::CloseWait) {
+            cx.shared.stats.curr_estab = cx.shared.stats.curr_estab.saturating_sub(1);
         }
-        if c.hot.state == TcpState::TimeWait {
-            self.time_wait.remove(index);
+        if self.hot.state == TcpState::TimeWait {
+            cx.shared.time_wait.remove(cx.index);
         }
-        c.hot.state = TcpState::Closed;
+        self.hot.state = TcpState::Closed;
         let owed = flag::OWED;
-        c.hot.flags &= !(owed | flag::RECOVERING);
-        c.hot.rto_at = 0;
-        c.hot.ack_at = 0;
-        c.hot.pipe = 0;
-        c.hot.unsent = 0;
-        c.ooo = None;
-        c.recovery = None;
-        self.recount(c);
-        self.leave_backlog(&mut c.hot, c.listener);
-        self.update_active(c);
-        if c.hot.has(flag::HASHED) {
-            c.hot.flags &= !flag::HASHED;
-            self.table.remove(u64::from(c.hash), index);
+        self.hot.flags &= !(owed | flag::RECOVERING);
+        self.hot.rto_at = 0;
+        self.hot.ack_at = 0;
+        self.hot.pipe = 0;
+        self.hot.unsent = 0;
+        self.ooo = None;
+        self.recovery = None;
+        self.recount(cx);
+        cx.shared.leave_backlog(&mut self.hot, self.listener);
+        self.update_active(cx);
+        if self.hot.has(flag::HASHED) {
+            self.hot.flags &= !flag::HASHED;
+            cx.shared.table.remove(u64::from(self.hash), cx.index);
         }
     }
 
     /// Enters TIME-WAIT (RFC 9293 section 3.6).
-    pub(crate) fn enter_time_wait<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) {
-        c.hot.state = TcpState::TimeWait;
-        c.hot.backoff = 0;
-        c.hot.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
-        c.hot.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);
-        let at = c.hot.rto_at;
-        self.arm(index, &mut c.hot, at);
-        self.event(index, &mut c.hot, Events::CLOSED);
-        self.update_active(c);
-        self.time_wait.push(index);
+    pub(crate) fn enter_time_wait(&mut self, cx: &mut ConnectionContext<'_>) {
+        self.hot.state = TcpState::TimeWait;
+        self.hot.backoff = 0;
+        self.hot.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
+        self.hot.rto_at = cx.now.0 + crate::base::time::nanos(cx.shared.config.time_wait);
+        let at = self.hot.rto_at;
+        cx.arm(&mut self.hot, at);
+        cx.event(&mut self.hot, Events::CLOSED);
+        self.update_active(cx);
+        cx.shared.time_wait.push(cx.index);
     }
 }

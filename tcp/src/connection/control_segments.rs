@@ -4,10 +4,10 @@ use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
-use crate::connection::context::Shared;
+use crate::base::time::timestamp_at;
+use crate::connection::context::ConnectionContext;
 use crate::connection::output::Blocked;
-use crate::connection::{Conn, flag};
+use crate::connection::{Connection, flag};
 use crate::wire::segment::{ACK, CWR, ECE, SYN};
 use crate::wire::template::Fields;
 
@@ -42,26 +42,24 @@ pub(crate) fn syn_options(
     (o, n)
 }
 
-impl Shared {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// A segment without payload: pure ACK or probe.
-    pub(crate) fn emit_bare<B: RecvBuf, R>(
+    pub(crate) fn emit_bare(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
+        cx: &mut ConnectionContext<'_>,
         seq: SeqNr,
         skip_blocks: usize,
-        now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        let (window, edge) = c.window(self.window_limit(c));
-        let h = &c.hot;
+        let (window, edge) = self.window(self.window_limit(cx));
+        let h = &self.hot;
         let ts = h
             .has(flag::TIMESTAMPS)
-            .then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent));
+            .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent));
         let mut options = [1u8; 36];
         let mut n = 0;
         if h.has(flag::SACK)
-            && let Some(o) = c.ooo.as_ref().filter(|o| !o.is_idle())
+            && let Some(o) = self.ooo.as_ref().filter(|o| !o.is_idle())
         {
             // RFC 2018 section 3: three blocks fit beside timestamps, four without; a D-SACK
             // comes first (RFC 2883 section 4).
@@ -75,7 +73,7 @@ impl Shared {
             let count = o.blocks(skip_blocks, h.rcv_nxt, &mut blocks[k..max]);
             // A FIN that came early is in its block as well.
             for b in &mut blocks[k..k + count] {
-                b.1 += u32::from(h.has(flag::FIN_SEEN) && b.1 == c.fin_at);
+                b.1 += u32::from(h.has(flag::FIN_SEEN) && b.1 == self.fin_at);
             }
             k += count;
             if k > 0 {
@@ -103,57 +101,55 @@ impl Shared {
             ect: false,
             tso: false,
         };
-        let (n, mut meta) = c.template.meta(&fields);
-        self.finish_meta(index, c, &mut meta);
-        if !tx.send_headers_only(n, &meta, |out| c.template.build(out, &fields)) {
+        let (n, mut meta) = self.template.meta(&fields);
+        self.finish_meta(cx, &mut meta);
+        if !tx.send_headers_only(n, &meta, |out| self.template.build(out, &fields)) {
             return Err(Blocked);
         }
-        Self::acknowledged(c, edge);
-        self.stats.frames_out += 1;
-        self.stats.out_segs += 1;
+        self.acknowledged(edge);
+        cx.shared.stats.frames_out += 1;
+        cx.shared.stats.out_segs += 1;
         Ok(())
     }
 
-    pub(crate) fn emit_syn<B: RecvBuf, R>(
+    pub(crate) fn emit_syn(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
+        cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        let answer = c.hot.state == TcpState::SynReceived;
+        let answer = self.hot.state == TcpState::SynReceived;
         // A SYN-ACK repeats only what the SYN offered; a SYN offers what we were told to.
         let (ts, sack, scale) = if answer {
             (
-                c.hot.has(flag::TIMESTAMPS),
-                c.hot.has(flag::SACK),
-                c.hot.rcv_wscale > 0 || c.hot.snd_wscale > 0,
+                self.hot.has(flag::TIMESTAMPS),
+                self.hot.has(flag::SACK),
+                self.hot.rcv_wscale > 0 || self.hot.snd_wscale > 0,
             )
         } else {
-            (self.config.timestamps, self.config.sack, true)
+            (cx.shared.config.timestamps, cx.shared.config.sack, true)
         };
         let scale = scale.then_some(if answer {
-            c.hot.rcv_wscale
+            self.hot.rcv_wscale
         } else {
-            self.recv_wscale
+            cx.shared.recv_wscale
         });
         let ts = ts.then(|| {
-            let echo = if answer { c.hot.ts_recent } else { 0 };
-            (Self::ts_now(now, c.ts_offset), echo)
+            let echo = if answer { self.hot.ts_recent } else { 0 };
+            (timestamp_at(cx.now, self.ts_offset), echo)
         });
-        let mss = self.config.mtu - if c.template.is_v6() { 60 } else { 40 };
+        let mss = cx.shared.config.mtu - if self.template.is_v6() { 60 } else { 40 };
         let (o, n) = syn_options(mss, sack, ts, scale);
-        let window = self.recv_window.min(0xffff) as u16;
+        let window = cx.shared.recv_window.min(0xffff) as u16;
         let flags = match answer {
-            true if c.hot.has(flag::ECN) => SYN | ACK | ECE,
+            true if self.hot.has(flag::ECN) => SYN | ACK | ECE,
             true => SYN | ACK,
-            false if self.config.wants_ecn() && c.hot.backoff == 0 => SYN | ECE | CWR,
+            false if cx.shared.config.wants_ecn() && self.hot.backoff == 0 => SYN | ECE | CWR,
             false => SYN,
         };
         let fields = Fields {
             // Until it is acknowledged, our SYN is the first unacknowledged.
-            seq: c.hot.snd_una,
-            ack: if answer { c.hot.rcv_nxt } else { SeqNr(0) },
+            seq: self.hot.snd_una,
+            ack: if answer { self.hot.rcv_nxt } else { SeqNr(0) },
             flags,
             window,
             ts: None,
@@ -162,61 +158,59 @@ impl Shared {
             ect: false,
             tso: false,
         };
-        let (n, mut meta) = c.template.meta(&fields);
-        self.finish_meta(index, c, &mut meta);
-        meta.retransmission = c.hot.backoff > 0;
-        if !tx.begin_frame_with(n, &meta, |out| c.template.build(out, &fields)) {
+        let (n, mut meta) = self.template.meta(&fields);
+        self.finish_meta(cx, &mut meta);
+        meta.retransmission = self.hot.backoff > 0;
+        if !tx.begin_frame_with(n, &meta, |out| self.template.build(out, &fields)) {
             return Err(Blocked);
         }
         tx.end_frame();
         // The handshake's round trip is measured from here.
-        c.hot.last_rx = now.0;
+        self.hot.last_rx = cx.now.0;
         if answer {
-            Self::acknowledged(c, c.hot.rcv_nxt + u32::from(window));
+            self.acknowledged(self.hot.rcv_nxt + u32::from(window));
         }
-        self.stats.syn_retrans += u64::from(c.hot.backoff > 0);
-        self.stats.frames_out += 1;
-        self.stats.out_segs += 1;
+        cx.shared.stats.syn_retrans += u64::from(self.hot.backoff > 0);
+        cx.shared.stats.frames_out += 1;
+        cx.shared.stats.out_segs += 1;
         Ok(())
     }
 
-    pub(crate) fn send_acks<B: RecvBuf, R>(
+    pub(crate) fn send_acks(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
+        cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
         // SND.NXT, unless the peer's window has shrunk below it: that would be unacceptable.
-        let h = &c.hot;
+        let h = &self.hot;
         let seq = h.snd_nxt.min(h.snd_una + h.snd_wnd.max(h.flight().min(1)));
         let again = h.last_ack_sent == h.rcv_nxt;
-        self.emit_bare(index, c, seq, 0, now, tx)?;
-        self.stats.pure_acks_out += 1;
-        c.hot.flags &= !flag::NEED_ACK;
+        self.emit_bare(cx, seq, 0, tx)?;
+        cx.shared.stats.pure_acks_out += 1;
+        self.hot.flags &= !flag::NEED_ACK;
         // A batch can open more holes than one ACK can tell of; untold ones would look lost.
-        let told = if c.hot.has(flag::TIMESTAMPS) { 3 } else { 4 };
-        let more = c.ooo.as_ref().map_or(0, |o| o.unreported());
-        if c.hot.has(flag::SACK) {
-            let first = told - usize::from(c.ooo.as_ref().is_some_and(|o| o.dsack().is_some()));
+        let told = if self.hot.has(flag::TIMESTAMPS) { 3 } else { 4 };
+        let more = self.ooo.as_ref().map_or(0, |o| o.unreported());
+        if self.hot.has(flag::SACK) {
+            let first = told - usize::from(self.ooo.as_ref().is_some_and(|o| o.dsack().is_some()));
             for skip in (first..more).step_by(told) {
-                self.emit_bare(index, c, seq, skip, now, tx)?;
-                self.stats.pure_acks_out += 1;
+                self.emit_bare(cx, seq, skip, tx)?;
+                cx.shared.stats.pure_acks_out += 1;
             }
         } else {
             // Without SACK the peer counts duplicates, one for each segment, of which three
             // suffice (RFC 5681 section 3.2).
-            let duplicates = c.ooo.as_ref().map_or(0, |o| o.arrived()).min(3);
+            let duplicates = self.ooo.as_ref().map_or(0, |o| o.arrived()).min(3);
             for _ in usize::from(again)..duplicates {
-                self.emit_bare(index, c, seq, 0, now, tx)?;
-                self.stats.pure_acks_out += 1;
+                self.emit_bare(cx, seq, 0, tx)?;
+                cx.shared.stats.pure_acks_out += 1;
             }
         }
-        if let Some(o) = &mut c.ooo {
-            self.stats.dsacks_out += u64::from(o.dsack().is_some());
+        if let Some(o) = &mut self.ooo {
+            cx.shared.stats.dsacks_out += u64::from(o.dsack().is_some());
             o.reported();
             if o.is_idle() {
-                c.ooo = None;
+                self.ooo = None;
             }
         }
         Ok(())

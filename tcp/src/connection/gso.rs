@@ -3,11 +3,11 @@
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
-use crate::base::time::Instant;
+use crate::base::time::timestamp_at;
 use crate::config::TsoLimits;
-use crate::connection::context::Shared;
+use crate::connection::context::ConnectionContext;
 use crate::connection::output::Blocked;
-use crate::connection::{Conn, flag};
+use crate::connection::{Connection, flag};
 use crate::queues::send_queue::{PUSH, Sent};
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{Fields, HEADER_MAX};
@@ -18,24 +18,25 @@ const LIMIT: TsoLimits = TsoLimits {
     max_bytes: 1 << 24,
 };
 
-impl Shared {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// Sends full segments, `usable` bytes at most, and what follows them in a shorter one; the
     /// first fits. Returns the payload bytes that left, also when the sink did not take all.
     #[inline]
-    pub(crate) fn send_together<B: RecvBuf, R>(
+    pub(crate) fn send_together(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
+        cx: &mut ConnectionContext<'_>,
         (emss, usable): (u32, u32),
-        now: Instant,
         tx: &mut impl FrameSink<R>,
     ) -> (u32, Result<(), Blocked>) {
-        let (field, edge) = c.window(self.window_limit(c));
-        let (cursor, before) = (c.tx.cursor(), c.tx.sent.len());
-        let Some((mut whole, _)) = c.tx.train((emss, usable), &LIMIT, c.hot.snd_nxt, now.0) else {
+        let (field, edge) = self.window(self.window_limit(cx));
+        let (cursor, before) = (self.tx.cursor(), self.tx.sent.len());
+        let Some((mut whole, _)) =
+            self.tx
+                .train((emss, usable), &LIMIT, self.hot.snd_nxt, cx.now.0)
+        else {
             return (0, Ok(()));
         };
-        let h = &c.hot;
+        let h = &self.hot;
         let ecn = h.has(flag::ECN);
         let flags = if ecn && h.has(flag::ECE_OWED) {
             ACK | ECE
@@ -49,16 +50,16 @@ impl Shared {
             window: field,
             ts: h
                 .has(flag::TIMESTAMPS)
-                .then(|| (Self::ts_now(now, c.ts_offset), h.ts_recent)),
+                .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent)),
             options: &[],
             payload: emss,
             ect: ecn,
             tso: false,
         };
-        let (n, mut meta) = c.template.meta(&fields);
-        self.finish_meta(index, c, &mut meta);
+        let (n, mut meta) = self.template.meta(&fields);
+        self.finish_meta(cx, &mut meta);
         let mut image = [0; HEADER_MAX];
-        c.template.build(&mut image[..n], &fields);
+        self.template.build(&mut image[..n], &fields);
         let tcp = usize::from(meta.l2_len) + usize::from(meta.l3_len);
         let (mut segs, mut bytes, mut result) = (0, 0, Ok(()));
         let mut at = (whole.record, whole.offset);
@@ -67,17 +68,17 @@ impl Shared {
             let len = emss.min(whole.len - bytes);
             if len < emss {
                 (fields.payload, meta.payload_len) = (len, len);
-                c.template.build(&mut image[..n], &fields);
+                self.template.build(&mut image[..n], &fields);
             }
-            let (next, ends) = c.tx.walk(at, len);
+            let (next, ends) = self.tx.walk(at, len);
             let seq = whole.seq + bytes;
             let fill = |out: &mut [u8]| {
                 copy_headers(out, &image);
                 out[tcp + 4..tcp + 8].copy_from_slice(&seq.0.to_be_bytes());
                 out[tcp + 13] = flags | if ends { PSH } else { 0 };
             };
-            let user = c.hot.user;
-            let begun = match c.tx.piece(at, len) {
+            let user = self.hot.user;
+            let begun = match self.tx.piece(at, len) {
                 Some(r) => tx.send_single_piece(n, &meta, fill, (user, r, at.1)),
                 None => {
                     let begun = tx.begin_frame_with(n, &meta, fill);
@@ -89,7 +90,8 @@ impl Shared {
                             len,
                             ..whole
                         };
-                        c.tx.gather(&s, |r, offset, len| tx.append_record(user, r, offset, len));
+                        self.tx
+                            .gather(&s, |r, offset, len| tx.append_record(user, r, offset, len));
                         tx.end_frame();
                     }
                     begun
@@ -104,12 +106,12 @@ impl Shared {
             segs += 1;
         }
         if segs == 0 {
-            c.tx.sent.truncate(before);
-            c.tx.rewind(cursor);
+            self.tx.sent.truncate(before);
+            self.tx.rewind(cursor);
             return (0, result);
         }
         if result.is_err()
-            && let Some(s) = c.tx.sent.back_mut()
+            && let Some(s) = self.tx.sent.back_mut()
         {
             s.len = bytes;
             s.flags = if push { PUSH } else { 0 };
@@ -117,25 +119,25 @@ impl Shared {
                 s.mss = 0;
             }
             whole = *s;
-            c.tx.rewind(at);
+            self.tx.rewind(at);
         }
-        if c.hot.has(flag::RECOVERING) {
-            c.tx.split(before);
+        if self.hot.has(flag::RECOVERING) {
+            self.tx.split(before);
         } else if whole.mss != 0 {
-            c.hot.flags |= flag::TRAINS;
+            self.hot.flags |= flag::TRAINS;
         }
-        self.sent_new(index, c, &whole, now);
-        let h = &mut c.hot;
+        self.sent_new(cx, &whole);
+        let h = &mut self.hot;
         h.pipe += bytes;
         h.unsent -= bytes;
         h.flags &= !flag::CUT;
-        Self::acknowledged(c, edge);
-        if !c.has_blocks() {
-            c.hot.flags &= !flag::NEED_ACK;
+        self.acknowledged(edge);
+        if !self.has_blocks() {
+            self.hot.flags &= !flag::NEED_ACK;
         }
-        self.stats.frames_out += segs;
-        self.stats.out_segs += segs;
-        self.stats.out_bytes += u64::from(bytes);
+        cx.shared.stats.frames_out += segs;
+        cx.shared.stats.out_segs += segs;
+        cx.shared.stats.out_bytes += u64::from(bytes);
         (bytes, result)
     }
 }

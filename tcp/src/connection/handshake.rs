@@ -3,12 +3,11 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
 use crate::config::StackConfig;
 use crate::congestion::controller::Controller;
-use crate::connection::context::Shared;
+use crate::connection::context::ConnectionContext;
 use crate::connection::input::Verdict;
-use crate::connection::{Conn, flag};
+use crate::connection::{Connection, flag};
 use crate::wire::segment::{ACK, CWR, ECE, RST, SYN, Segment};
 
 /// RFC 9293 section 3.7.1 (MUST-15): when the peer does not say.
@@ -21,7 +20,7 @@ const MSS_FLOOR: u16 = 64;
 const ASK: u8 = ECE | CWR;
 const ANSWER: u8 = ACK | ECE;
 
-impl<B: RecvBuf, R> Conn<B, R> {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// Takes over what the peer's SYN says.
     pub(crate) fn negotiate(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
         let h = &mut self.hot;
@@ -75,16 +74,10 @@ impl<B: RecvBuf, R> Conn<B, R> {
     }
 }
 
-impl Shared {
-    pub(crate) fn syn_sent<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seg: &Segment,
-        now: Instant,
-    ) -> Verdict {
+impl<B: RecvBuf, R> Connection<B, R> {
+    pub(crate) fn syn_sent(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment) -> Verdict {
         let acked = seg.flags & ACK != 0;
-        if acked && seg.ack != c.hot.snd_nxt {
+        if acked && seg.ack != self.hot.snd_nxt {
             return if seg.flags & RST != 0 {
                 Verdict::Done
             } else {
@@ -93,83 +86,81 @@ impl Shared {
         }
         if seg.flags & RST != 0 {
             if acked {
-                self.stats.in_rsts += 1;
-                self.stats.attempt_fails += 1;
-                self.fail(index, c, Events::REFUSED);
+                cx.shared.stats.in_rsts += 1;
+                cx.shared.stats.attempt_fails += 1;
+                self.fail(cx, Events::REFUSED);
             }
             return Verdict::Done;
         }
         if seg.flags & SYN == 0 {
             return Verdict::Done;
         }
-        c.negotiate(seg, &self.config, self.recv_wscale);
+        self.negotiate(seg, &cx.shared.config, cx.shared.recv_wscale);
         if acked {
-            if let Some(v) = self.established(index, c, seg, now) {
+            if let Some(v) = self.established(cx, seg) {
                 return v;
             }
-            self.owe(index, &mut c.hot, flag::NEED_ACK);
+            cx.owe(&mut self.hot, flag::NEED_ACK);
         } else {
             // Simultaneous open (RFC 9293 figure 8).
-            c.hot.state = TcpState::SynReceived;
-            self.owe(index, &mut c.hot, flag::NEED_SYN);
+            self.hot.state = TcpState::SynReceived;
+            cx.owe(&mut self.hot, flag::NEED_SYN);
         }
         Verdict::Done
     }
 
     /// Our SYN is acknowledged.
-    pub(crate) fn established<B: RecvBuf, R>(
+    pub(crate) fn established(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
+        cx: &mut ConnectionContext<'_>,
         seg: &Segment,
-        now: Instant,
     ) -> Option<Verdict> {
-        if c.hot.has(flag::PASSIVE) && !self.listeners.contains_key(&c.listener) {
+        if self.hot.has(flag::PASSIVE) && !cx.shared.listeners.contains_key(&self.listener) {
             // Nobody listens any more.
-            self.closed(index, c);
-            c.hot.flags |= flag::RELEASED;
+            self.closed(cx);
+            self.hot.flags |= flag::RELEASED;
             return Some(Verdict::Reset);
         }
-        self.known_path(c, now);
-        let h = &mut c.hot;
+        self.known_path(cx);
+        let h = &mut self.hot;
         h.snd_una = seg.ack;
-        c.cwv.begin(h, now.0);
-        c.ecn_mark = seg.ack;
-        if let Controller::Dctcp(d) = &mut c.cc {
+        self.cwv.begin(h, cx.now.0);
+        self.ecn_mark = seg.ack;
+        if let Controller::Dctcp(d) = &mut self.cc {
             d.begin(seg.ack);
         }
         h.flags &= !flag::NEED_SYN;
         h.state = TcpState::Established;
         h.rto_at = 0;
         if h.backoff == 0 {
-            h.rtt.sample(now.0.saturating_sub(h.last_rx));
+            h.rtt.sample(cx.now.0.saturating_sub(h.last_rx));
         }
         h.backoff = 0;
-        h.last_rx = now.0;
-        self.stats.curr_estab += 1;
+        h.last_rx = cx.now.0;
+        cx.shared.stats.curr_estab += 1;
         if h.has(flag::BACKLOG)
-            && let Some(l) = self.listeners.get_mut(&c.listener)
+            && let Some(l) = cx.shared.listeners.get_mut(&self.listener)
         {
             h.flags |= flag::READY;
             l.ready += 1;
         }
         if h.has(flag::PASSIVE) {
             h.flags &= !flag::RELEASED;
-            self.stats.passive_opens += 1;
-            self.event(index, h, Events::ACCEPTED);
+            cx.shared.stats.passive_opens += 1;
+            cx.event(h, Events::ACCEPTED);
         } else {
-            self.event(index, h, Events::CONNECTED | Events::WRITABLE);
+            cx.event(h, Events::CONNECTED | Events::WRITABLE);
         }
         if h.has(flag::FIN_QUEUED) {
             h.state = TcpState::FinWait1;
-            self.stats.curr_estab -= 1;
+            cx.shared.stats.curr_estab -= 1;
         }
-        self.update_active(c);
-        if let Some(k) = self.config.keepalive {
-            let at = now.0 + crate::base::time::nanos(k.idle);
-            self.arm(index, &mut c.hot, at);
+        self.update_active(cx);
+        if let Some(k) = cx.shared.config.keepalive {
+            let at = cx.now.0 + crate::base::time::nanos(k.idle);
+            cx.arm(&mut self.hot, at);
         }
-        self.owe(index, &mut c.hot, 0);
+        cx.owe(&mut self.hot, 0);
         None
     }
 }

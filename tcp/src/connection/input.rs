@@ -4,8 +4,8 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::connection::context::Shared;
-use crate::connection::{Conn, flag};
+use crate::connection::context::{ConnectionContext, SharedState};
+use crate::connection::{Connection, flag};
 use crate::queues::out_of_order_queue::Reassembly;
 use crate::wire::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
@@ -18,63 +18,58 @@ pub(crate) enum Verdict {
     Reopen,
 }
 
-impl Shared {
-    fn challenge<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
-        if self.may_challenge(now) {
-            self.stats.challenge_acks += 1;
-            self.owe(index, &mut c.hot, flag::NEED_ACK);
-        }
-    }
-
-    /// RFC 5961 section 4: wherever it lies.
-    fn syn_on_connection<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) -> Verdict {
-        self.stats.syn_challenges += 1;
-        self.challenge(index, c, now);
-        Verdict::Done
-    }
-
+impl SharedState {
     /// RFC 5961 section 7.
     fn may_challenge(&mut self, now: Instant) -> bool {
         let may = self.challenges.take(now);
         self.stats.challenges_skipped += u64::from(!may);
         may
     }
+}
+
+impl<B: RecvBuf, R> Connection<B, R> {
+    fn challenge(&mut self, cx: &mut ConnectionContext<'_>) {
+        if cx.shared.may_challenge(cx.now) {
+            cx.shared.stats.challenge_acks += 1;
+            cx.owe(&mut self.hot, flag::NEED_ACK);
+        }
+    }
+
+    /// RFC 5961 section 4: wherever it lies.
+    fn syn_on_connection(&mut self, cx: &mut ConnectionContext<'_>) -> Verdict {
+        cx.shared.stats.syn_challenges += 1;
+        self.challenge(cx);
+        Verdict::Done
+    }
 
     /// Everything that `predicted` does not take.
-    pub(crate) fn segment<B: RecvBuf, R>(
+    pub(crate) fn segment(
         &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
+        cx: &mut ConnectionContext<'_>,
         seg: &Segment,
         b: B,
-        now: Instant,
     ) -> Verdict {
-        if c.hot.state == TcpState::SynSent {
-            return self.syn_sent(index, c, seg, now);
+        if self.hot.state == TcpState::SynSent {
+            return self.syn_sent(cx, seg);
         }
         let mut seg = *seg;
         // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
-        if c.hot.state == TcpState::SynReceived
+        if self.hot.state == TcpState::SynReceived
             && seg.flags & (SYN | RST) == SYN
-            && seg.seq + 1 == c.hot.rcv_nxt
+            && seg.seq + 1 == self.hot.rcv_nxt
         {
             if seg.flags & ACK == 0 {
-                self.owe(index, &mut c.hot, flag::NEED_SYN);
+                cx.owe(&mut self.hot, flag::NEED_SYN);
                 return Verdict::Done;
             }
             seg.seq += 1;
             seg.flags &= !SYN;
             // The window of a SYN-ACK is not scaled; the next segment brings the real one.
-            seg.window >>= c.hot.snd_wscale;
+            seg.window >>= self.hot.snd_wscale;
         }
         let len = b.remaining() as u32;
         let span = len + u32::from(seg.flags & FIN != 0) + u32::from(seg.flags & SYN != 0);
-        let h = &mut c.hot;
+        let h = &mut self.hot;
         if h.state == TcpState::TimeWait && seg.flags & (SYN | ACK | RST) == SYN {
             // RFC 6191, RFC 9293 section 3.6.1.
             let newer = if seg.has_ts && h.has(flag::TIMESTAMPS) {
@@ -89,17 +84,17 @@ impl Shared {
         // RFC 7323 section 3.2. A SYN is let through: a peer that starts anew has to be told of
         // the connection (RFC 5961 section 4).
         if h.has(flag::TIMESTAMPS) && !seg.has_ts && seg.flags & (RST | SYN) == 0 {
-            self.stats.in_errs += 1;
+            cx.shared.stats.in_errs += 1;
             return Verdict::Done;
         }
         // PAWS (RFC 7323 section 5.3); resets are exempt.
         if h.has(flag::TIMESTAMPS) && seg.has_ts && seg.flags & RST == 0 {
             let old = (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0;
             // Section 5.5: after 24 days of silence the comparison means nothing.
-            if old && now.0.saturating_sub(h.last_rx) < 24 * 86_400 * 1_000_000_000 {
-                self.stats.paws_drops += 1;
-                if span > 0 || self.may_challenge(now) {
-                    self.owe(index, &mut c.hot, flag::NEED_ACK);
+            if old && cx.now.0.saturating_sub(h.last_rx) < 24 * 86_400 * 1_000_000_000 {
+                cx.shared.stats.paws_drops += 1;
+                if span > 0 || cx.shared.may_challenge(cx.now) {
+                    cx.owe(&mut self.hot, flag::NEED_ACK);
                 }
                 return Verdict::Done;
             }
@@ -113,38 +108,38 @@ impl Shared {
             seg.seq.ge(h.last_ack_sent) && seg.seq.le(right)
         } else if window == 0 && seg.seq == h.rcv_nxt {
             // Nothing of it fits, but its ACK counts; it is answered.
-            self.stats.out_of_window += 1;
-            self.owe(index, h, flag::NEED_ACK);
+            cx.shared.stats.out_of_window += 1;
+            cx.owe(h, flag::NEED_ACK);
             true
         } else {
             seg.seq.lt(right) && end.gt(h.rcv_nxt)
         };
         if !acceptable {
-            self.stats.out_of_window += 1;
+            cx.shared.stats.out_of_window += 1;
             if seg.flags & RST != 0 {
                 return Verdict::Done;
             }
             if seg.flags & SYN != 0 && h.state != TcpState::SynReceived {
-                return self.syn_on_connection(index, c, now);
+                return self.syn_on_connection(cx);
             }
             if h.state == TcpState::TimeWait && seg.flags & FIN != 0 {
-                h.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);
-                self.arm(index, h, h.rto_at);
+                h.rto_at = cx.now.0 + crate::base::time::nanos(cx.shared.config.time_wait);
+                cx.arm(h, h.rto_at);
             }
-            let old = end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= self.recv_window;
+            let old = end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= cx.shared.recv_window;
             // Data again means our ACK was lost; a bare segment may be one of two stacks
             // correcting each other for ever: limited.
-            if span > 0 || self.may_challenge(now) {
-                self.stats.dup_bytes_in += u64::from(len);
-                self.owe(index, &mut c.hot, flag::NEED_ACK);
+            if span > 0 || cx.shared.may_challenge(cx.now) {
+                cx.shared.stats.dup_bytes_in += u64::from(len);
+                cx.owe(&mut self.hot, flag::NEED_ACK);
                 // RFC 2883 section 4; not for what lies beyond any window of ours.
                 if old {
-                    c.duplicate(seg.seq, seg.seq + len);
+                    self.duplicate(seg.seq, seg.seq + len);
                 }
             }
             // The ACK of an old segment counts all the same: two ends whose windows shrank would
             // else ignore each other for ever. Its window and blocks do not.
-            let h = &c.hot;
+            let h = &self.hot;
             if old
                 && seg.flags & (SYN | ACK) == ACK
                 && h.state != TcpState::SynReceived
@@ -152,18 +147,18 @@ impl Shared {
                 && seg.ack.le(h.snd_nxt)
             {
                 seg.sacks = 0;
-                self.acknowledge(index, c, &seg, 1, now);
-                if let Some(v) = self.fin_acknowledged(index, c, now) {
+                self.acknowledge(cx, &seg, 1);
+                if let Some(v) = self.fin_acknowledged(cx) {
                     return v;
                 }
             }
             return Verdict::Done;
         }
         if seg.flags & RST != 0 {
-            return self.reset_received(index, c, &seg, now);
+            return self.reset_received(cx, &seg);
         }
         if seg.flags & SYN != 0 {
-            return self.syn_on_connection(index, c, now);
+            return self.syn_on_connection(cx);
         }
         if seg.flags & ACK == 0 {
             return Verdict::Done;
@@ -171,22 +166,22 @@ impl Shared {
         h.last_rx = if h.state == TcpState::SynReceived {
             h.last_rx
         } else {
-            now.0
+            cx.now.0
         };
         h.probes = 0;
         if h.state == TcpState::SynReceived {
             if seg.ack != h.snd_nxt {
                 return Verdict::Reset;
             }
-            if let Some(v) = self.established(index, c, &seg, now) {
+            if let Some(v) = self.established(cx, &seg) {
                 return v;
             }
         }
-        let h = &mut c.hot;
+        let h = &mut self.hot;
         // RFC 5961 section 5.2, and what was never sent is never acknowledged.
         if seg.ack.gt(h.snd_nxt) || seg.ack.lt(h.snd_una - h.max_snd_wnd) {
-            self.stats.bad_acks += 1;
-            self.challenge(index, c, now);
+            cx.shared.stats.bad_acks += 1;
+            self.challenge(cx);
             return Verdict::Done;
         }
         // Not before the ACK proved good: a timestamp from the future that is believed makes
@@ -195,16 +190,16 @@ impl Shared {
             h.ts_recent = seg.ts_val;
         }
         if seg.ack.ge(h.snd_una) {
-            self.acknowledge(index, c, &seg, b.remaining(), now);
+            self.acknowledge(cx, &seg, b.remaining());
         }
-        if let Some(v) = self.fin_acknowledged(index, c, now) {
+        if let Some(v) = self.fin_acknowledged(cx) {
             return v;
         }
-        if len > 0 && c.hot.has(flag::ECN) {
-            self.marked(c, &seg, now);
+        if len > 0 && self.hot.has(flag::ECN) {
+            self.marked(cx, &seg);
         }
         if span > 0 {
-            self.payload(index, c, &seg, b, now)
+            self.payload(cx, &seg, b)
         } else {
             Verdict::Done
         }
@@ -212,39 +207,28 @@ impl Shared {
 
     /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only the exact next sequence
     /// number resets; in the window it is asked for again.
-    fn reset_received<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seg: &Segment,
-        now: Instant,
-    ) -> Verdict {
-        if c.hot.state == TcpState::TimeWait {
+    fn reset_received(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment) -> Verdict {
+        if self.hot.state == TcpState::TimeWait {
             return Verdict::Done; // RFC 1337
         }
-        if seg.seq != c.hot.rcv_nxt {
-            self.challenge(index, c, now);
+        if seg.seq != self.hot.rcv_nxt {
+            self.challenge(cx);
             return Verdict::Done;
         }
-        self.stats.in_rsts += 1;
-        if c.hot.state == TcpState::SynReceived {
-            self.stats.attempt_fails += 1;
-            self.fail(index, c, Events::REFUSED);
+        cx.shared.stats.in_rsts += 1;
+        if self.hot.state == TcpState::SynReceived {
+            cx.shared.stats.attempt_fails += 1;
+            self.fail(cx, Events::REFUSED);
         } else {
-            self.stats.estab_resets += 1;
-            self.fail(index, c, Events::RESET);
+            cx.shared.stats.estab_resets += 1;
+            self.fail(cx, Events::RESET);
         }
         Verdict::Done
     }
 
     /// State changes that the ACK of our FIN brings.
-    fn fin_acknowledged<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) -> Option<Verdict> {
-        let h = &mut c.hot;
+    fn fin_acknowledged(&mut self, cx: &mut ConnectionContext<'_>) -> Option<Verdict> {
+        let h = &mut self.hot;
         if !h.has(flag::FIN_SENT) || h.snd_una != h.snd_nxt {
             return None;
         }
@@ -252,18 +236,18 @@ impl Shared {
             TcpState::FinWait1 => {
                 h.state = TcpState::FinWait2;
                 if h.has(flag::RELEASED) {
-                    h.rto_at = now.0 + crate::base::time::nanos(self.config.time_wait);
-                    self.arm(index, h, h.rto_at);
+                    h.rto_at = cx.now.0 + crate::base::time::nanos(cx.shared.config.time_wait);
+                    cx.arm(h, h.rto_at);
                 }
                 None
             }
             TcpState::Closing => {
-                self.enter_time_wait(index, c, now);
+                self.enter_time_wait(cx);
                 None
             }
             TcpState::LastAck => {
-                self.closed(index, c);
-                self.event(index, &mut c.hot, Events::CLOSED);
+                self.closed(cx);
+                cx.event(&mut self.hot, Events::CLOSED);
                 Some(Verdict::Done)
             }
             _ => None,
@@ -271,104 +255,97 @@ impl Shared {
     }
 
     /// Payload and FIN of an acceptable segment.
-    fn payload<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        seg: &Segment,
-        mut b: B,
-        now: Instant,
-    ) -> Verdict {
-        let h = &mut c.hot;
+    fn payload(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment, mut b: B) -> Verdict {
+        let h = &mut self.hot;
         if !matches!(
             h.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2
         ) {
             // After the peer's FIN there is nothing new (section 3.10.7.4 seventh); acknowledge again.
-            self.owe(index, h, flag::NEED_ACK);
+            cx.owe(h, flag::NEED_ACK);
             return Verdict::Done;
         }
         if h.has(flag::RELEASED) && b.remaining() > 0 {
             // Data that nobody will read (RFC 9293 section 3.6, MAY-1).
-            self.send_reset(c, now);
-            self.closed(index, c);
+            self.send_reset(cx);
+            self.closed(cx);
             return Verdict::Done;
         }
         let mut seq = seg.seq;
         let mut fin = seg.flags & FIN != 0;
         if seq.lt(h.rcv_nxt) {
             let old = (h.rcv_nxt - seq).min(b.remaining() as u32);
-            self.stats.dup_bytes_in += u64::from(old);
+            cx.shared.stats.dup_bytes_in += u64::from(old);
             b.advance(old as usize);
-            self.owe(index, h, flag::NEED_ACK);
-            c.duplicate(seq, seq + old);
+            cx.owe(h, flag::NEED_ACK);
+            self.duplicate(seq, seq + old);
             seq += old;
         }
-        let h = &mut c.hot;
+        let h = &mut self.hot;
         let space = h.rcv_adv.distance_from(seq).max(0) as usize;
         if b.remaining() > space {
             b.truncate(space);
             fin = false;
         }
         if fin && !h.has(flag::FIN_SEEN) {
-            c.fin_at = seq + b.remaining() as u32;
+            self.fin_at = seq + b.remaining() as u32;
             h.flags |= flag::FIN_SEEN;
-            if let Some(o) = &mut c.ooo {
-                o.cut(c.fin_at);
+            if let Some(o) = &mut self.ooo {
+                o.cut(self.fin_at);
             }
         }
         if h.has(flag::FIN_SEEN) {
             // There is nothing behind a FIN (section 3.10.7.4 seventh).
-            let space = c.fin_at.distance_from(seq).max(0) as usize;
+            let space = self.fin_at.distance_from(seq).max(0) as usize;
             b.truncate(b.remaining().min(space));
         }
         if b.remaining() > 0 {
-            self.recount(c);
-            let full = self.full(c.rx.counted);
-            if seq == c.hot.rcv_nxt {
+            self.recount(cx);
+            let full = cx.shared.full(self.rx.counted);
+            if seq == self.hot.rcv_nxt {
                 // What fills a hole may pass, or a full hold could never drain; when many did, it
                 // takes the place of the last that is held (RFC 2018 section 8).
-                if full && !self.make_room(c) {
-                    self.stats.rcv_q_drop += 1;
-                    self.owe(index, &mut c.hot, flag::NEED_ACK);
+                if full && !self.make_room(cx) {
+                    cx.shared.stats.rcv_q_drop += 1;
+                    cx.owe(&mut self.hot, flag::NEED_ACK);
                     return Verdict::Done;
                 }
-                self.deliver(index, c, b, seg.flags & PSH != 0, now);
-                if let Some(o) = &mut c.ooo {
-                    let before = c.rx.len_bytes();
-                    c.hot.rcv_nxt = o.deliver(c.hot.rcv_nxt, &mut c.rx);
-                    self.stats.in_bytes += (c.rx.len_bytes() - before) as u64;
+                self.deliver(cx, b, seg.flags & PSH != 0);
+                if let Some(o) = &mut self.ooo {
+                    let before = self.rx.len_bytes();
+                    self.hot.rcv_nxt = o.deliver(self.hot.rcv_nxt, &mut self.rx);
+                    cx.shared.stats.in_bytes += (self.rx.len_bytes() - before) as u64;
                     if o.is_idle() {
-                        c.ooo = None;
+                        self.ooo = None;
                     }
-                    self.owe(index, &mut c.hot, flag::NEED_ACK);
+                    cx.owe(&mut self.hot, flag::NEED_ACK);
                 }
             } else {
-                self.owe(index, &mut c.hot, flag::NEED_ACK);
+                cx.owe(&mut self.hot, flag::NEED_ACK);
                 if full {
-                    self.stats.rcv_q_drop += 1;
+                    cx.shared.stats.rcv_q_drop += 1;
                 } else {
-                    self.stats.ofo_queue += 1;
-                    let o = c.ooo.get_or_insert_with(|| Box::new(Reassembly::new()));
+                    cx.shared.stats.ofo_queue += 1;
+                    let o = self.ooo.get_or_insert_with(|| Box::new(Reassembly::new()));
                     let len = b.remaining();
                     let kept = o.insert(seq, b);
-                    if kept == 0 && c.hot.has(flag::SACK) {
+                    if kept == 0 && self.hot.has(flag::SACK) {
                         o.duplicate(seq, seq + len as u32);
                     }
-                    if kept > 0 && self.config.show_out_of_order {
+                    if kept > 0 && cx.shared.config.show_out_of_order {
                         o.remember_unseen(seq);
-                        self.event(index, &mut c.hot, Events::OUT_OF_ORDER);
+                        cx.event(&mut self.hot, Events::OUT_OF_ORDER);
                     }
-                    self.stats.dup_bytes_in += (len - kept) as u64;
+                    cx.shared.stats.dup_bytes_in += (len - kept) as u64;
                 }
             }
         }
-        self.recount(c);
-        let seen = c.hot.flags & (flag::FIN_SEEN | flag::FIN_RECEIVED) == flag::FIN_SEEN;
-        if seen && c.fin_at == c.hot.rcv_nxt {
-            self.fin_received(index, c, now);
+        self.recount(cx);
+        let seen = self.hot.flags & (flag::FIN_SEEN | flag::FIN_RECEIVED) == flag::FIN_SEEN;
+        if seen && self.fin_at == self.hot.rcv_nxt {
+            self.fin_received(cx);
         } else if fin {
-            self.owe(index, &mut c.hot, flag::NEED_ACK);
+            cx.owe(&mut self.hot, flag::NEED_ACK);
         }
         Verdict::Done
     }
@@ -376,30 +353,32 @@ impl Shared {
     /// Room for a segment that fills a hole of a connection that holds all it may: some above the
     /// limit, then in exchange.
     #[cold]
-    fn make_room<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>) -> bool {
-        let limit = self.config.max_recv_buffers;
-        let Some(o) = c.ooo.as_mut().filter(|o| o.buffers() > 0) else {
+    fn make_room(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+        let limit = cx.shared.config.max_recv_buffers;
+        let Some(o) = self.ooo.as_mut().filter(|o| o.buffers() > 0) else {
             return false;
         };
-        let all = self.config.max_held_buffers;
-        if (c.rx.counted as usize) < limit + limit / 8 && self.held < all.saturating_add(all / 8) {
+        let all = cx.shared.config.max_held_buffers;
+        if (self.rx.counted as usize) < limit + limit / 8
+            && cx.shared.held < all.saturating_add(all / 8)
+        {
             return true;
         }
-        self.stats.rcv_pruned += 1;
+        cx.shared.stats.rcv_pruned += 1;
         o.drop_last()
     }
 
     /// Section 3.10.7.4 eighth.
-    fn fin_received<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
-        let h = &mut c.hot;
+    fn fin_received(&mut self, cx: &mut ConnectionContext<'_>) {
+        let h = &mut self.hot;
         h.rcv_nxt += 1;
         h.flags |= flag::FIN_RECEIVED;
-        self.owe(index, h, flag::NEED_ACK);
-        self.event(index, h, Events::PEER_FIN);
+        cx.owe(h, flag::NEED_ACK);
+        cx.event(h, Events::PEER_FIN);
         match h.state {
             TcpState::Established => h.state = TcpState::CloseWait,
             TcpState::FinWait1 => h.state = TcpState::Closing,
-            TcpState::FinWait2 => self.enter_time_wait(index, c, now),
+            TcpState::FinWait2 => self.enter_time_wait(cx),
             _ => {}
         }
     }

@@ -35,7 +35,7 @@ pub(crate) mod flag {
     pub const OWED: u32 = NEED_ACK | NEED_SYN | NEED_PROBE | NEED_KEEPALIVE | NEED_TLP;
     /// Is in the work list.
     pub const IN_WORK: u32 = 1 << 4;
-    /// Counted in `Shared::active`.
+    /// Counted in `SharedState::active`.
     pub const ACTIVE: u32 = 1 << 5;
     /// No owner: no events, freed when closed.
     pub const RELEASED: u32 = 1 << 6;
@@ -172,7 +172,7 @@ impl Hot {
 pub(crate) const NO_LISTENER: u32 = u32::MAX;
 
 #[repr(C, align(64))]
-pub(crate) struct Conn<B, R> {
+pub(crate) struct Connection<B, R> {
     pub hot: Hot,
     pub tx: SendQueue<R>,
     pub rx: ReceiveQueue<B>,
@@ -205,7 +205,7 @@ pub(crate) struct Conn<B, R> {
     pub search_at: u32,
 }
 
-impl<B: RecvBuf, R> Conn<B, R> {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// Asks for every line that a segment of the straight path touches.
     #[inline]
     pub(crate) fn prefetch(&self) {

@@ -6,9 +6,8 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
-use crate::connection::context::Shared;
-use crate::connection::{Conn, flag};
+use crate::connection::context::{ConnectionContext, SharedState};
+use crate::connection::{Connection, flag};
 use crate::wire::bytes::{be16, be32, be64};
 use crate::wire::checksum::OnesComplementSum;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, TS_ALIGNED};
@@ -77,7 +76,12 @@ impl Train {
 
     /// A segment of this connection was taken: more may follow.
     #[inline]
-    pub(crate) fn begin<B: RecvBuf, R>(&mut self, sh: &Shared, index: u32, c: &Conn<B, R>) {
+    pub(crate) fn begin<B: RecvBuf, R>(
+        &mut self,
+        sh: &SharedState,
+        index: u32,
+        c: &Connection<B, R>,
+    ) {
         const NEVER: u32 = flag::RECOVERING
             | flag::RELEASED
             | flag::FIN_SEEN
@@ -206,29 +210,24 @@ impl Train {
     }
 }
 
-impl Shared {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// What else has to be done for the segments of a train, whose payload is in the receive queue.
     #[inline]
-    pub(crate) fn train_ended<B: RecvBuf, R>(
-        &mut self,
-        t: &mut Train,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) {
-        let index = core::mem::replace(&mut t.index, NONE);
+    pub(crate) fn train_ended(&mut self, cx: &mut ConnectionContext<'_>, t: &mut Train) {
+        t.index = NONE;
         if t.segs == 0 {
             return;
         }
-        self.stats.in_segs += u64::from(t.segs);
-        self.stats.hp_hits += u64::from(t.segs);
-        let h = &mut c.hot;
-        h.last_rx = now.0;
+        cx.shared.stats.in_segs += u64::from(t.segs);
+        cx.shared.stats.hp_hits += u64::from(t.segs);
+        let h = &mut self.hot;
+        h.last_rx = cx.now.0;
         h.probes = 0;
         // TS.Recent stays: only the segment that begins where the last ACK ended sets it
         // (RFC 7323 section 4.3), which was the one before the train if any.
         h.snd_wl1 = t.next - 1;
         h.snd_wl2 = t.ack;
-        self.arrived(index, c, (t.segs, t.counted, t.bytes), t.push, now);
+        self.arrived(cx, (t.segs, t.counted, t.bytes), t.push);
     }
 }
 

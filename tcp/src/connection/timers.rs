@@ -4,10 +4,10 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
+use crate::base::time::timestamp_at;
 use crate::base::time::{nanos, ticks};
-use crate::connection::context::Shared;
-use crate::connection::{Conn, flag};
+use crate::connection::context::ConnectionContext;
+use crate::connection::{Connection, Hot, flag};
 use crate::wire::segment;
 use crate::wire::template::Fields;
 
@@ -15,218 +15,241 @@ use crate::wire::template::Fields;
 /// than it takes to serve ten thousand others in turn.
 const REST: u64 = 1_000_000_000;
 
-impl Shared {
+impl Hot {
+    /// (Re)starts the retransmission timer (RFC 6298 section 5).
+    #[inline]
+    pub(crate) fn restart_rto(&mut self, cx: &mut ConnectionContext<'_>) {
+        self.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
+        let mut after = self.rtt.rto(&cx.shared.rto, self.backoff);
+        // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
+        // the tail is probed first, in the timeout's place when that comes sooner.
+        if self.flags & (flag::SACK | flag::RECOVERING) == flag::SACK
+            && self.rtt.srtt > 0
+            && self.backoff == 0
+            && self.snd_una != self.snd_nxt
+        {
+            let probe = self
+                .rtt
+                .pto(&cx.shared.rto, self.flight() <= u32::from(self.emss));
+            after = after.min(probe);
+            self.flags |= flag::PTO;
+        }
+        self.rto_at = cx.now.0 + after;
+        cx.arm(self, self.rto_at);
+    }
+}
+
+impl<B: RecvBuf, R> Connection<B, R> {
     /// Returns `true` when the connection ended and nobody owns it.
-    pub(crate) fn on_timer<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) -> bool {
-        c.hot.wheel_at = u64::MAX;
-        if c.hot.ack_at != 0 && now.0 >= c.hot.ack_at {
-            c.hot.ack_at = 0;
-            self.stats.delayed_acks += 1;
-            self.owe(index, &mut c.hot, flag::NEED_ACK);
+    pub(crate) fn on_timer(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+        self.hot.wheel_at = u64::MAX;
+        if self.hot.ack_at != 0 && cx.now.0 >= self.hot.ack_at {
+            self.hot.ack_at = 0;
+            cx.shared.stats.delayed_acks += 1;
+            cx.owe(&mut self.hot, flag::NEED_ACK);
         }
-        if c.hot.rto_at != 0 && now.0 >= c.hot.rto_at {
-            c.hot.rto_at = 0;
-            self.on_rto(index, c, now);
+        if self.hot.rto_at != 0 && cx.now.0 >= self.hot.rto_at {
+            self.hot.rto_at = 0;
+            self.on_rto(cx);
         }
-        let mut next = self.keepalive(index, c, now);
-        if c.hot.has(flag::PACED) {
-            match c.recovery.as_ref().map(|r| r.pace_at) {
-                Some(at) if at > now.0 => next = next.min(at),
-                _ => self.owe(index, &mut c.hot, 0),
+        let mut next = self.keepalive(cx);
+        if self.hot.has(flag::PACED) {
+            match self.recovery.as_ref().map(|r| r.pace_at) {
+                Some(at) if at > cx.now.0 => next = next.min(at),
+                _ => cx.owe(&mut self.hot, 0),
             }
         }
-        for at in [c.hot.ack_at, c.hot.rto_at] {
+        for at in [self.hot.ack_at, self.hot.rto_at] {
             if at != 0 {
                 next = next.min(at);
             }
         }
-        if c.hot.rto_at == 0 && c.holds_memory() {
+        if self.hot.rto_at == 0 && self.holds_memory() {
             // Who speaks again in a moment would only have to ask for it again.
-            let rested = c.hot.last_rx.saturating_add(REST);
-            if now.0 >= rested || c.hot.state == TcpState::Closed {
-                c.shrink();
+            let rested = self.hot.last_rx.saturating_add(REST);
+            if cx.now.0 >= rested || self.hot.state == TcpState::Closed {
+                self.shrink();
             } else {
                 next = next.min(rested);
             }
         }
         if next != u64::MAX {
-            self.arm(index, &mut c.hot, next);
+            cx.arm(&mut self.hot, next);
         }
-        c.hot.state == TcpState::Closed && c.hot.has(flag::RELEASED)
+        self.hot.state == TcpState::Closed && self.hot.has(flag::RELEASED)
     }
 
-    fn on_rto<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
-        match c.hot.state {
+    fn on_rto(&mut self, cx: &mut ConnectionContext<'_>) {
+        match self.hot.state {
             TcpState::Closed => {}
-            TcpState::TimeWait => self.closed(index, c),
+            TcpState::TimeWait => self.closed(cx),
             TcpState::FinWait2 => {
                 // Only an orphan is timed here: its peer never closed.
-                self.closed(index, c);
+                self.closed(cx);
             }
             TcpState::SynSent | TcpState::SynReceived => {
-                if c.hot.backoff >= self.config.syn_retries {
-                    self.stats.attempt_fails += 1;
-                    self.fail(index, c, Events::TIMED_OUT);
+                if self.hot.backoff >= cx.shared.config.syn_retries {
+                    cx.shared.stats.attempt_fails += 1;
+                    self.fail(cx, Events::TIMED_OUT);
                     return;
                 }
-                c.hot.backoff += 1;
-                self.owe(index, &mut c.hot, flag::NEED_SYN);
-                self.restart_rto(index, &mut c.hot, now);
+                self.hot.backoff += 1;
+                cx.owe(&mut self.hot, flag::NEED_SYN);
+                self.hot.restart_rto(cx);
             }
-            _ if c.hot.has(flag::PERSIST) => {
-                if self.given_up(c, now) {
-                    self.give_up(index, c, now);
+            _ if self.hot.has(flag::PERSIST) => {
+                if self.given_up(cx) {
+                    self.give_up(cx);
                     return;
                 }
-                c.hot.backoff = c.hot.backoff.saturating_add(1);
-                let what = if c.hot.snd_wnd > 0 {
+                self.hot.backoff = self.hot.backoff.saturating_add(1);
+                let what = if self.hot.snd_wnd > 0 {
                     flag::CUT
                 } else {
                     flag::NEED_PROBE
                 };
-                self.owe(index, &mut c.hot, what);
-                self.restart_rto(index, &mut c.hot, now);
-                c.hot.flags |= flag::PERSIST;
+                cx.owe(&mut self.hot, what);
+                self.hot.restart_rto(cx);
+                self.hot.flags |= flag::PERSIST;
             }
-            _ if c.hot.has(flag::REO) => self.reordering_timeout(index, c, now),
-            _ if c.hot.has(flag::PTO) => {
-                if self.probe_unanswered(index, c, now) {
+            _ if self.hot.has(flag::REO) => self.reordering_timeout(cx),
+            _ if self.hot.has(flag::PTO) => {
+                if self.probe_unanswered(cx) {
                     return;
                 }
-                self.owe(index, &mut c.hot, flag::NEED_TLP);
+                cx.owe(&mut self.hot, flag::NEED_TLP);
                 // The timeout proper, should the probe not leave.
-                c.hot.flags &= !flag::PTO;
-                c.hot.rto_at = now.0 + c.hot.rtt.rto(&self.rto, 0);
+                self.hot.flags &= !flag::PTO;
+                self.hot.rto_at = cx.now.0 + self.hot.rtt.rto(&cx.shared.rto, 0);
             }
-            _ => self.retransmission_timeout(index, c, now),
+            _ => self.retransmission_timeout(cx),
         }
     }
 
     /// RFC 6298 (5.4) to (5.6), RFC 5681 section 3.1.
-    fn retransmission_timeout<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) {
-        if c.tx.sent.is_empty() {
+    fn retransmission_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+        if self.tx.sent.is_empty() {
             // What was to leave found no neighbour; try again.
-            self.owe(index, &mut c.hot, 0);
+            cx.owe(&mut self.hot, 0);
             return;
         }
-        if self.given_up(c, now) {
-            self.give_up(index, c, now);
+        if self.given_up(cx) {
+            self.give_up(cx);
             return;
         }
-        self.stats.timeouts += 1;
-        c.timeouts += 1;
-        if c.hot.has(flag::NARROW) {
-            self.probe_timed_out(index, c, now);
+        cx.shared.stats.timeouts += 1;
+        self.timeouts += 1;
+        if self.hot.has(flag::NARROW) {
+            self.probe_timed_out(cx);
         }
-        self.suspect_black_hole(index, c, now);
-        c.start_recovery();
-        let h = &mut c.hot;
+        self.suspect_black_hole(cx);
+        self.start_recovery();
+        let h = &mut self.hot;
         let mss = u32::from(h.emss);
-        if let Some(r) = &mut c.recovery {
-            r.timeout(h, &mut c.cc, &mut c.tx, c.cwv.in_use(h).bytes, now.0);
+        if let Some(r) = &mut self.recovery {
+            r.timeout(
+                h,
+                &mut self.cc,
+                &mut self.tx,
+                self.cwv.in_use(h).bytes,
+                cx.now.0,
+            );
         }
-        c.cwv.begin(h, now.0);
+        self.cwv.begin(h, cx.now.0);
         // One segment, beside those that may still arrive.
         h.cwnd = h.pipe + mss;
         h.backoff = h.backoff.saturating_add(1);
         h.dup_acks = 0;
-        self.owe(index, h, 0);
-        self.restart_rto(index, h, now);
+        cx.owe(h, 0);
+        h.restart_rto(cx);
     }
 
     /// The user timeout passed without progress (RFC 9293 section 3.8.3).
-    fn given_up<B: RecvBuf, R>(&self, c: &mut Conn<B, R>, now: Instant) -> bool {
-        if c.stalled_since == 0 {
-            c.stalled_since = ticks(c.tx.sent.front().map_or(now.0, |s| s.at)).max(1);
+    fn given_up(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+        if self.stalled_since == 0 {
+            self.stalled_since = ticks(self.tx.sent.front().map_or(cx.now.0, |s| s.at)).max(1);
         }
         // A peer that shrank its window below what is in flight and still answers is not dead
         // (RFC 9293 section 3.8.6, SHLD-17).
-        let heard = if c.hot.snd_wnd < c.hot.flight() {
-            c.hot.last_rx
+        let heard = if self.hot.snd_wnd < self.hot.flight() {
+            self.hot.last_rx
         } else {
             0
         };
-        let stalled = u64::from(ticks(now.0).wrapping_sub(c.stalled_since)) << 20;
-        stalled.min(now.0.saturating_sub(heard)) >= nanos(self.config.user_timeout)
+        let stalled = u64::from(ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20;
+        stalled.min(cx.now.0.saturating_sub(heard)) >= nanos(cx.shared.config.user_timeout)
     }
 
-    fn give_up<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
-        self.stats.abort_on_timeout += 1;
-        self.send_reset(c, now);
-        self.fail(index, c, Events::TIMED_OUT);
+    fn give_up(&mut self, cx: &mut ConnectionContext<'_>) {
+        cx.shared.stats.abort_on_timeout += 1;
+        self.send_reset(cx);
+        self.fail(cx, Events::TIMED_OUT);
     }
 
     /// The connection ends badly.
-    pub(crate) fn fail<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, why: Events) {
-        self.closed(index, c);
-        self.event(index, &mut c.hot, why | Events::CLOSED);
+    pub(crate) fn fail(&mut self, cx: &mut ConnectionContext<'_>, why: Events) {
+        self.closed(cx);
+        cx.event(&mut self.hot, why | Events::CLOSED);
     }
 
     /// A reset from a synchronised connection, with timestamps where they are agreed (RFC 7323
     /// section 3.2); lost when the neighbour is not known now.
-    pub(crate) fn send_reset<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, now: Instant) {
-        if c.neighbour_generation == 0
+    pub(crate) fn send_reset(&mut self, cx: &mut ConnectionContext<'_>) {
+        if self.neighbour_generation == 0
             || matches!(
-                c.hot.state,
+                self.hot.state,
                 TcpState::SynSent | TcpState::Closed | TcpState::TimeWait
             )
         {
             return;
         }
         let f = Fields {
-            seq: c.hot.snd_nxt.min(c.hot.snd_una + c.hot.snd_wnd.max(1)),
-            ack: c.hot.rcv_nxt,
+            seq: self
+                .hot
+                .snd_nxt
+                .min(self.hot.snd_una + self.hot.snd_wnd.max(1)),
+            ack: self.hot.rcv_nxt,
             flags: segment::RST | segment::ACK,
             window: 0,
-            ts: c
+            ts: self
                 .hot
                 .has(flag::TIMESTAMPS)
-                .then(|| (Self::ts_now(now, c.ts_offset), c.hot.ts_recent)),
+                .then(|| (timestamp_at(cx.now, self.ts_offset), self.hot.ts_recent)),
             options: &[],
             payload: 0,
             ect: false,
             tso: false,
         };
-        self.stats.out_rsts += 1;
-        self.control.tcp(&c.template, &f, &mut self.stats);
+        cx.shared.stats.out_rsts += 1;
+        cx.shared
+            .control
+            .tcp(&self.template, &f, &mut cx.shared.stats);
     }
 
     /// Returns the keepalive deadline, u64::MAX without one.
-    fn keepalive<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) -> u64 {
-        let Some(k) = self.config.keepalive else {
+    fn keepalive(&mut self, cx: &mut ConnectionContext<'_>) -> u64 {
+        let Some(k) = cx.shared.config.keepalive else {
             return u64::MAX;
         };
         let open = matches!(
-            c.hot.state,
+            self.hot.state,
             TcpState::Established | TcpState::CloseWait | TcpState::FinWait2
         );
         if !open {
             return u64::MAX;
         }
         let (idle, interval) = (nanos(k.idle), nanos(k.interval));
-        let due = |c: &Conn<B, R>| {
-            c.hot.last_rx.saturating_add(idle) + u64::from(c.hot.probes) * interval
-        };
+        let due = |h: &Hot| h.last_rx.saturating_add(idle) + u64::from(h.probes) * interval;
         // Data in flight has its own timer.
-        if now.0 >= due(c) && c.hot.snd_una == c.hot.snd_nxt {
-            if c.hot.probes >= k.probes {
-                self.give_up(index, c, now);
+        if cx.now.0 >= due(&self.hot) && self.hot.snd_una == self.hot.snd_nxt {
+            if self.hot.probes >= k.probes {
+                self.give_up(cx);
                 return u64::MAX;
             }
-            c.hot.probes += 1;
-            self.owe(index, &mut c.hot, flag::NEED_KEEPALIVE);
+            self.hot.probes += 1;
+            cx.owe(&mut self.hot, flag::NEED_KEEPALIVE);
         }
-        due(c).max(now.0 + 1)
+        due(&self.hot).max(cx.now.0 + 1)
     }
 }
 

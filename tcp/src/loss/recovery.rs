@@ -3,6 +3,7 @@
 //! nothing. Exists only for connections that met a loss, a SACK block or a silent tail.
 
 use crate::base::sequence::SeqNr;
+use crate::base::time::{Instant, timestamp_at};
 use crate::congestion::controller::Controller;
 use crate::congestion::window_validation::InUse;
 use crate::connection::{Hot, Phase, flag};
@@ -427,6 +428,6 @@ impl Recovery {
 
 /// The echoed time is before that of a segment sent at `at`.
 fn older(echo: u32, at: u64, offset: u32) -> bool {
-    let sent = crate::connection::context::Shared::ts_now(crate::base::time::Instant(at), offset);
+    let sent = timestamp_at(Instant(at), offset);
     (echo.wrapping_sub(sent) as i32) < 0
 }

@@ -9,21 +9,16 @@ use std::collections::HashMap;
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
-use crate::base::sequence::SeqNr;
-use crate::base::state::TcpState;
-use crate::base::time::Instant;
 use crate::base::time::ticks;
-use crate::connection::context::Shared;
-use crate::connection::{Conn, flag};
+use crate::connection::context::ConnectionContext;
+use crate::connection::{Connection, flag};
 use crate::pmtu::search::{RAISE, Search, past};
 use crate::queues::send_queue::{SACKED, Sent};
-use crate::stack::Stack;
-use crate::wire::flow_key::FlowKey;
 
 /// Less than any link in use carries is an attack on our packet rate (RFC 5927 section 7).
-const MIN_V4: u16 = 552;
+pub(crate) const MIN_V4: u16 = 552;
 /// RFC 8201 section 4.
-const MIN_V6: u16 = 1280;
+pub(crate) const MIN_V6: u16 = 1280;
 /// RFC 8899 section 5.1.2 BASE_PLPMTU, and what every IPv4 host takes (RFC 791).
 const BASE: u16 = 1200;
 const BASE_V4: u16 = 576;
@@ -46,7 +41,7 @@ pub(crate) fn from_v4(mtu: u16, quoted: u16) -> u16 {
     below.unwrap_or(MIN_V4)
 }
 
-impl<B: RecvBuf, R> Conn<B, R> {
+impl<B: RecvBuf, R> Connection<B, R> {
     fn headers(&self) -> u16 {
         let ip = if self.template.is_v6() { 60 } else { 40 };
         let ts = if self.hot.has(flag::TIMESTAMPS) {
@@ -96,55 +91,8 @@ impl<B: RecvBuf, R> Conn<B, R> {
     }
 }
 
-impl<B: RecvBuf, R> Stack<B, R> {
-    /// A router says that what `key` sent at `seq` was too big. Believed when that is in flight
-    /// (RFC 5927 section 4.1), was longer, and the size is not absurd (RFC 8899 section 4.6.1).
-    pub(crate) fn too_big(&mut self, key: &FlowKey, seq: SeqNr, mtu: u16, now: Instant) {
-        self.sh.stats.icmp_errors_in += 1;
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
-        let conns = &self.conns;
-        let found = self
-            .sh
-            .table
-            .find(hash, |i| conns[i as usize].template.carries(key));
-        let Some(index) = found else { return };
-        let c = &mut self.conns[index as usize];
-        let h = &c.hot;
-        let min = if key.is_v6() { MIN_V6 } else { MIN_V4 };
-        if h.state == TcpState::SynSent || seq.lt(h.snd_una) || seq.ge(h.snd_nxt) || mtu < min {
-            return;
-        }
-        let emss = c.emss_for(mtu);
-        let Some(s) = c.tx.sent.get(c.tx.first_after(seq)) else {
-            return;
-        };
-        // Of several that left together, each is as long as their EMSS was.
-        let len = if s.mss == 0 { s.len } else { u32::from(s.mss) };
-        if len <= u32::from(emss) {
-            return;
-        }
-        let t = ticks(now.0);
-        let to = key.remote().ip();
-        let probe = s.is_probe(u32::from(c.hot.emss));
-        if emss < c.hot.emss {
-            self.sh.stats.pmtu_reductions += 1;
-            self.sh.paths.learn(to, Search::told(mtu, t), t);
-            self.sh.narrow(index, c, emss, now);
-        } else if probe {
-            // The probe's answer (section 4.6.2): what is in use stays, the search goes on below.
-            if let Some(path) = self.sh.paths.known(to)
-                && path.probe_of(c.id(index)).is_some()
-            {
-                path.limited(mtu, t);
-                c.search_at = t;
-            }
-            self.sh.send_cut(index, c, now);
-        }
-    }
-}
-
 impl Paths {
-    fn learn(&mut self, to: IpAddr, s: Search, t: u32) {
+    pub(crate) fn learn(&mut self, to: IpAddr, s: Search, t: u32) {
         if self.room_for(to, t) {
             self.0.insert(to, s);
         }
@@ -179,76 +127,77 @@ impl Paths {
     }
 }
 
-impl Shared {
+impl<B: RecvBuf, R> Connection<B, R> {
     /// A new connection starts with what others found out.
-    pub(crate) fn known_path<B: RecvBuf, R>(&mut self, c: &mut Conn<B, R>, now: Instant) {
-        if self.paths.0.is_empty() {
+    pub(crate) fn known_path(&mut self, cx: &mut ConnectionContext<'_>) {
+        if cx.shared.paths.0.is_empty() {
             return;
         }
-        let t = ticks(now.0);
-        let to = c.template.key().remote().ip();
-        if let Some(s) = self.paths.0.get(&to) {
+        let t = ticks(cx.now.0);
+        let to = self.template.key().remote().ip();
+        if let Some(s) = cx.shared.paths.0.get(&to) {
             if past(t, s.until) {
-                self.paths.0.remove(&to);
-            } else if c.emss_for(s.plpmtu) < c.hot.emss {
-                c.hot.emss = c.emss_for(s.plpmtu);
-                c.hot.flags |= flag::NARROW;
-                c.search_at = c.first_look(t);
+                cx.shared.paths.0.remove(&to);
+            } else if self.emss_for(s.plpmtu) < self.hot.emss {
+                self.hot.emss = self.emss_for(s.plpmtu);
+                self.hot.flags |= flag::NARROW;
+                self.search_at = self.first_look(t);
             }
         }
     }
 
     /// From now on segments carry `emss` at most; what is out and longer is cut and sent again.
-    fn narrow<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, emss: u16, now: Instant) {
-        c.hot.emss = emss;
-        c.hot.flags |= flag::NARROW;
-        c.search_at = c.first_look(ticks(now.0));
-        self.event(index, &mut c.hot, Events::MSS_CHANGED);
-        c.split_trains();
-        if c.tx.sent.iter().any(|s| s.len > u32::from(emss)) {
-            self.send_cut(index, c, now);
+    pub(crate) fn narrow(&mut self, cx: &mut ConnectionContext<'_>, emss: u16) {
+        self.hot.emss = emss;
+        self.hot.flags |= flag::NARROW;
+        self.search_at = self.first_look(ticks(cx.now.0));
+        cx.event(&mut self.hot, Events::MSS_CHANGED);
+        self.split_trains();
+        if self.tx.sent.iter().any(|s| s.len > u32::from(emss)) {
+            self.send_cut(cx);
         }
     }
 
-    fn send_cut<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, now: Instant) {
-        c.cut();
-        self.owe(index, &mut c.hot, 0);
-        if !c.hot.has(flag::PERSIST) {
-            self.restart_rto(index, &mut c.hot, now);
+    pub(crate) fn send_cut(&mut self, cx: &mut ConnectionContext<'_>) {
+        self.cut();
+        cx.owe(&mut self.hot, 0);
+        if !self.hot.has(flag::PERSIST) {
+            self.hot.restart_rto(cx);
         }
     }
 
     /// A retransmission timeout, not the first: full segments may vanish in a hole that says
     /// nothing (RFC 8899 section 4.3).
-    pub(crate) fn suspect_black_hole<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) {
-        if c.hot.backoff < SUSPICIOUS {
+    pub(crate) fn suspect_black_hole(&mut self, cx: &mut ConnectionContext<'_>) {
+        if self.hot.backoff < SUSPICIOUS {
             return;
         }
-        c.split_trains();
-        let (first, at) = c.tx.sent.front().map_or((0, 0), |s| (s.len, s.at));
-        let least = c.template.is_v6() || c.hot.backoff >= 2 * SUSPICIOUS;
-        let mtu = match (c.template.is_v6(), least) {
+        self.split_trains();
+        let (first, at) = self.tx.sent.front().map_or((0, 0), |s| (s.len, s.at));
+        let least = self.template.is_v6() || self.hot.backoff >= 2 * SUSPICIOUS;
+        let mtu = match (self.template.is_v6(), least) {
             (true, _) => MIN_V6,
             (false, false) => BASE,
             (false, true) => BASE_V4,
         };
-        let base = c.emss_for(mtu);
+        let base = self.emss_for(mtu);
         // A window that shrank swallows repetitions too, but they are answered. What was sent no
         // earlier and SACKed passed the path.
-        let shut = c.hot.snd_wnd < c.hot.flight() && c.hot.last_rx >= at;
+        let shut = self.hot.snd_wnd < self.hot.flight() && self.hot.last_rx >= at;
         let passes = |s: &Sent| s.flags & SACKED != 0 && s.len > u32::from(base) && s.at >= at;
-        if first > u32::from(base) && base < c.hot.emss && !shut && !c.tx.sent.iter().any(passes) {
-            self.stats.black_holes += 1;
-            let t = ticks(now.0);
-            let to = c.template.key().remote().ip();
-            let cut = (c.id(index), c.hot.snd_nxt);
-            self.paths.learn(to, Search::base(mtu, least, cut, t), t);
-            self.narrow(index, c, base, now);
+        if first > u32::from(base)
+            && base < self.hot.emss
+            && !shut
+            && !self.tx.sent.iter().any(passes)
+        {
+            cx.shared.stats.black_holes += 1;
+            let t = ticks(cx.now.0);
+            let to = self.template.key().remote().ip();
+            let cut = (self.id(cx.index), self.hot.snd_nxt);
+            cx.shared
+                .paths
+                .learn(to, Search::base(mtu, least, cut, t), t);
+            self.narrow(cx, base);
         }
     }
 }

@@ -15,13 +15,12 @@ use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::ticks;
-use crate::connection::context::Shared;
+use crate::connection::context::{ConnectionContext, SharedState};
 use crate::connection::output::Blocked;
-use crate::connection::{Conn, Hot, Phase, flag};
+use crate::connection::{Connection, Hot, Phase, flag};
 use crate::loss::recovery::Recovery;
-use crate::pmtu::search::{Next, Search};
+use crate::pmtu::search::Next;
 use crate::queues::send_queue::{LOST, MTU_PROBE, SendQueue};
-use crate::stack::Stack;
 
 /// A connection that cannot go on with the search looks again after so long, in 2^20 ns: while
 /// another probes, and when it has nothing to probe with.
@@ -39,162 +38,7 @@ pub(crate) enum Step {
     Later,
 }
 
-impl Shared {
-    /// The connection looks after the search now. Of narrow paths only.
-    pub(crate) fn search_is_due<B: RecvBuf, R>(c: &Conn<B, R>, now: Instant) -> bool {
-        crate::pmtu::search::past(ticks(now.0), c.search_at)
-    }
-
-    /// Takes over what the path was found to carry, and probes it when that may be.
-    #[cold]
-    pub(crate) fn probe_path<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<Step, Blocked> {
-        let t = ticks(now.0);
-        let me = c.id(index);
-        // RFC 4821 section 7.4: no losses are outstanding.
-        let open = matches!(c.hot.state, TcpState::Established | TcpState::CloseWait);
-        if !open
-            || c.hot.phase != Phase::Open
-            || c.hot.has(flag::RECOVERING | flag::PERSIST)
-            || c.hot.backoff > 0
-        {
-            return Ok(Step::Later);
-        }
-        if !c.hot.has(flag::SACK) {
-            self.paths.forget(c.template.key().remote().ip());
-            self.widen(index, c, c.emss_agreed);
-            return Ok(Step::Later);
-        }
-        let max = c.mtu_of(c.emss_agreed);
-        let own = c.mtu_of(c.hot.emss);
-        let Some(path) = self.paths.search(c.template.key().remote().ip(), own, t) else {
-            c.search_at = t.wrapping_add(RARELY);
-            return Ok(Step::Later);
-        };
-        if let Some((end, size)) = path.probe_of(me) {
-            if c.hot.snd_una.lt(end) {
-                return Ok(Step::Later);
-            }
-            self.stats.mtu_probes_passed += u64::from(size > path.plpmtu);
-            path.confirmed(size, t);
-        }
-        if path.plpmtu.min(max) > own {
-            // The congestion window stays as it is in bytes (RFC 8899 section 3 item 7).
-            let emss = c.emss_for(path.plpmtu).min(c.emss_agreed);
-            if path.is_whole(max) {
-                self.paths.forget(c.template.key().remote().ip());
-            }
-            self.widen(index, c, emss);
-            // What its owner made of that comes first.
-            return Ok(Step::Later);
-        }
-        // Another connection's path may have a hole that this one's has not.
-        if path.plpmtu < own || path.taken(me, t) {
-            let wait = if path.plpmtu < own { RARELY } else { OTHERS };
-            c.search_at = t.wrapping_add(wait);
-            return Ok(Step::Later);
-        }
-        let size = match path.next(max, t) {
-            Next::Probe(size) => size,
-            Next::At(at) => {
-                c.search_at = at;
-                return Ok(Step::Later);
-            }
-        };
-        self.send_probe(index, c, size, now, tx)
-    }
-
-    /// From now on segments may carry `emss`.
-    fn widen<B: RecvBuf, R>(&mut self, index: u32, c: &mut Conn<B, R>, emss: u16) {
-        c.hot.emss = emss;
-        if emss == c.emss_agreed {
-            c.hot.flags &= !flag::NARROW;
-        }
-        self.event(index, &mut c.hot, Events::MSS_CHANGED);
-    }
-
-    fn send_probe<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        size: u16,
-        now: Instant,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<Step, Blocked> {
-        let t = ticks(now.0);
-        let me = c.id(index);
-        let own = c.mtu_of(c.hot.emss);
-        let to = c.template.key().remote().ip();
-        let Some(path) = self.paths.search(to, own, t) else {
-            return Ok(Step::Later);
-        };
-        let h = &c.hot;
-        let (emss, probe) = (u32::from(h.emss), u32::from(c.emss_for(size)));
-        let Some(plan) = c.tx.plan(probe, probe) else {
-            return Ok(Step::Later);
-        };
-        let asked = path.is_asked(me);
-        let long = c.tx.next_len() > emss;
-        let least = emss + u32::from(path.step()).min(probe - emss);
-        if plan.len < least || (asked && !long) {
-            // Records as long as a segment: a longer one is wanted. Small ones are left alone.
-            let full = c.tx.plan(emss, emss).is_some_and(|p| p.len * 8 >= emss * 7);
-            if !asked && !full {
-                c.search_at = t.wrapping_add(OTHERS);
-                return Ok(Step::Later);
-            }
-            match path.ask(me, t) {
-                Some(now) => {
-                    if now {
-                        self.event(index, &mut c.hot, Events::MTU_PROBE);
-                    }
-                    return Ok(Step::Asked);
-                }
-                None => {
-                    c.search_at = t.wrapping_add(RARELY);
-                    return Ok(Step::Later);
-                }
-            }
-        }
-        // Its loss has to show (RFC 4821 section 7.4): time tells that one later segment is enough
-        // (RFC 8985).
-        let window = h.snd_wnd.saturating_sub(h.flight());
-        let usable = window.min(h.cwnd.saturating_sub(h.pipe));
-        if plan.len > h.cwnd.min(h.snd_wnd) {
-            return Ok(Step::Later);
-        }
-        let followed = h.unsent >= plan.len + emss;
-        if plan.len > usable || !followed {
-            if h.pipe > 0 && (followed || asked) {
-                return Ok(Step::Hold);
-            }
-            // What the owner made for it leaves in one piece.
-            if !asked || plan.len > window {
-                return Ok(Step::Later);
-            }
-        }
-        let size = c.mtu_of(plan.len as u16);
-        let mut segment = c.tx.make(&plan, c.hot.snd_nxt, false, now.0);
-        segment.flags |= MTU_PROBE;
-        self.emit_new(index, c, &segment, now, tx)?;
-        c.tx.made(&plan);
-        let h = &mut c.hot;
-        h.pipe += plan.len;
-        h.unsent -= plan.len;
-        h.flags &= !flag::CUT;
-        let patience = (h.rtt.rto(&self.rto, 2) >> 20).min(u64::from(RARELY)) as u32;
-        if let Some(path) = self.paths.search(to, own, t) {
-            path.sent(me, segment.end(), size, patience, t);
-        }
-        c.search_at = t;
-        Ok(Step::Sent(plan.len))
-    }
-
+impl SharedState {
     /// New losses were found, `fresh` segments. When one is the connection's probe, it is cut into
     /// segments that pass, to be sent again; returns how many losses are left that speak of
     /// congestion (RFC 8899 section 3 item 7, RFC 4821 section 7.6).
@@ -229,90 +73,223 @@ impl Shared {
         r.recount(h, tx);
         fresh - 1
     }
+}
+
+impl<B: RecvBuf, R> Connection<B, R> {
+    /// The connection looks after the search now. Of narrow paths only.
+    pub(crate) fn search_is_due(&self, now: Instant) -> bool {
+        crate::pmtu::search::past(ticks(now.0), self.search_at)
+    }
+
+    /// Takes over what the path was found to carry, and probes it when that may be.
+    #[cold]
+    pub(crate) fn probe_path(
+        &mut self,
+        cx: &mut ConnectionContext<'_>,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<Step, Blocked> {
+        let t = ticks(cx.now.0);
+        let me = self.id(cx.index);
+        // RFC 4821 section 7.4: no losses are outstanding.
+        let open = matches!(self.hot.state, TcpState::Established | TcpState::CloseWait);
+        if !open
+            || self.hot.phase != Phase::Open
+            || self.hot.has(flag::RECOVERING | flag::PERSIST)
+            || self.hot.backoff > 0
+        {
+            return Ok(Step::Later);
+        }
+        if !self.hot.has(flag::SACK) {
+            cx.shared.paths.forget(self.template.key().remote().ip());
+            self.widen(cx, self.emss_agreed);
+            return Ok(Step::Later);
+        }
+        let max = self.mtu_of(self.emss_agreed);
+        let own = self.mtu_of(self.hot.emss);
+        let Some(path) = cx
+            .shared
+            .paths
+            .search(self.template.key().remote().ip(), own, t)
+        else {
+            self.search_at = t.wrapping_add(RARELY);
+            return Ok(Step::Later);
+        };
+        if let Some((end, size)) = path.probe_of(me) {
+            if self.hot.snd_una.lt(end) {
+                return Ok(Step::Later);
+            }
+            cx.shared.stats.mtu_probes_passed += u64::from(size > path.plpmtu);
+            path.confirmed(size, t);
+        }
+        if path.plpmtu.min(max) > own {
+            // The congestion window stays as it is in bytes (RFC 8899 section 3 item 7).
+            let emss = self.emss_for(path.plpmtu).min(self.emss_agreed);
+            if path.is_whole(max) {
+                cx.shared.paths.forget(self.template.key().remote().ip());
+            }
+            self.widen(cx, emss);
+            // What its owner made of that comes first.
+            return Ok(Step::Later);
+        }
+        // Another connection's path may have a hole that this one's has not.
+        if path.plpmtu < own || path.taken(me, t) {
+            let wait = if path.plpmtu < own { RARELY } else { OTHERS };
+            self.search_at = t.wrapping_add(wait);
+            return Ok(Step::Later);
+        }
+        let size = match path.next(max, t) {
+            Next::Probe(size) => size,
+            Next::At(at) => {
+                self.search_at = at;
+                return Ok(Step::Later);
+            }
+        };
+        self.send_probe(cx, size, tx)
+    }
+
+    /// From now on segments may carry `emss`.
+    fn widen(&mut self, cx: &mut ConnectionContext<'_>, emss: u16) {
+        self.hot.emss = emss;
+        if emss == self.emss_agreed {
+            self.hot.flags &= !flag::NARROW;
+        }
+        cx.event(&mut self.hot, Events::MSS_CHANGED);
+    }
+
+    fn send_probe(
+        &mut self,
+        cx: &mut ConnectionContext<'_>,
+        size: u16,
+        tx: &mut impl FrameSink<R>,
+    ) -> Result<Step, Blocked> {
+        let t = ticks(cx.now.0);
+        let me = self.id(cx.index);
+        let own = self.mtu_of(self.hot.emss);
+        let to = self.template.key().remote().ip();
+        let Some(path) = cx.shared.paths.search(to, own, t) else {
+            return Ok(Step::Later);
+        };
+        let h = &self.hot;
+        let (emss, probe) = (u32::from(h.emss), u32::from(self.emss_for(size)));
+        let Some(plan) = self.tx.plan(probe, probe) else {
+            return Ok(Step::Later);
+        };
+        let asked = path.is_asked(me);
+        let long = self.tx.next_len() > emss;
+        let least = emss + u32::from(path.step()).min(probe - emss);
+        if plan.len < least || (asked && !long) {
+            // Records as long as a segment: a longer one is wanted. Small ones are left alone.
+            let full = self
+                .tx
+                .plan(emss, emss)
+                .is_some_and(|p| p.len * 8 >= emss * 7);
+            if !asked && !full {
+                self.search_at = t.wrapping_add(OTHERS);
+                return Ok(Step::Later);
+            }
+            match path.ask(me, t) {
+                Some(first) => {
+                    if first {
+                        cx.event(&mut self.hot, Events::MTU_PROBE);
+                    }
+                    return Ok(Step::Asked);
+                }
+                None => {
+                    self.search_at = t.wrapping_add(RARELY);
+                    return Ok(Step::Later);
+                }
+            }
+        }
+        // Its loss has to show (RFC 4821 section 7.4): time tells that one later segment is enough
+        // (RFC 8985).
+        let window = h.snd_wnd.saturating_sub(h.flight());
+        let usable = window.min(h.cwnd.saturating_sub(h.pipe));
+        if plan.len > h.cwnd.min(h.snd_wnd) {
+            return Ok(Step::Later);
+        }
+        let followed = h.unsent >= plan.len + emss;
+        if plan.len > usable || !followed {
+            if h.pipe > 0 && (followed || asked) {
+                return Ok(Step::Hold);
+            }
+            // What the owner made for it leaves in one piece.
+            if !asked || plan.len > window {
+                return Ok(Step::Later);
+            }
+        }
+        let size = self.mtu_of(plan.len as u16);
+        let mut segment = self.tx.make(&plan, self.hot.snd_nxt, false, cx.now.0);
+        segment.flags |= MTU_PROBE;
+        self.emit_new(cx, &segment, tx)?;
+        self.tx.made(&plan);
+        let h = &mut self.hot;
+        h.pipe += plan.len;
+        h.unsent -= plan.len;
+        h.flags &= !flag::CUT;
+        let patience = (h.rtt.rto(&cx.shared.rto, 2) >> 20).min(u64::from(RARELY)) as u32;
+        if let Some(path) = cx.shared.paths.search(to, own, t) {
+            path.sent(me, segment.end(), size, patience, t);
+        }
+        self.search_at = t;
+        Ok(Step::Sent(plan.len))
+    }
 
     /// The probe timeout (RFC 8985 section 7.2) passed, and the last segment is an MTU probe: it
     /// is not repeated as it was. `false`: it is none.
-    pub(crate) fn probe_unanswered<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) -> bool {
-        if !c.hot.has(flag::NARROW) || c.hot.unsent > 0 {
+    pub(crate) fn probe_unanswered(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+        if !self.hot.has(flag::NARROW) || self.hot.unsent > 0 {
             return false;
         }
-        let emss = u32::from(c.hot.emss);
-        let Some(&last) = c.tx.sent.back().filter(|s| s.is_probe(emss)) else {
+        let emss = u32::from(self.hot.emss);
+        let Some(&last) = self.tx.sent.back().filter(|s| s.is_probe(emss)) else {
             return false;
         };
-        let alone = last.seq == c.hot.snd_una;
+        let alone = last.seq == self.hot.snd_una;
         // It may wait for a delayed ACK as any lone segment.
-        let due = last.at + c.hot.rtt.pto(&self.rto, true);
-        if alone && now.0 < due {
-            c.hot.rto_at = due;
+        let due = last.at + self.hot.rtt.pto(&cx.shared.rto, true);
+        if alone && cx.now.0 < due {
+            self.hot.rto_at = due;
             return true;
         }
-        let t = ticks(now.0);
-        if let Some(path) = self.paths.known(c.template.key().remote().ip())
-            && path.probe_of(c.id(index)).is_some()
+        let t = ticks(cx.now.0);
+        if let Some(path) = cx.shared.paths.known(self.template.key().remote().ip())
+            && path.probe_of(self.id(cx.index)).is_some()
         {
             if alone {
-                self.stats.mtu_probes_lost += 1;
-                path.lost(gap(&c.hot), t);
+                cx.shared.stats.mtu_probes_lost += 1;
+                path.lost(gap(&self.hot), t);
             } else {
-                path.unclear(gap(&c.hot), t);
+                path.unclear(gap(&self.hot), t);
             }
         }
-        c.cut();
-        self.owe(index, &mut c.hot, 0);
-        self.restart_rto(index, &mut c.hot, now);
+        self.cut();
+        cx.owe(&mut self.hot, 0);
+        self.hot.restart_rto(cx);
         true
     }
 
     /// A retransmission timeout: the probe is cut as what is lost. Where it is the first of that it
     /// counts, and the next waits long (RFC 4821 section 7.6.3).
-    pub(crate) fn probe_timed_out<B: RecvBuf, R>(
-        &mut self,
-        index: u32,
-        c: &mut Conn<B, R>,
-        now: Instant,
-    ) {
-        let emss = u32::from(c.hot.emss);
-        let Some(i) = c.tx.sent.iter().position(|s| s.is_probe(emss)) else {
+    pub(crate) fn probe_timed_out(&mut self, cx: &mut ConnectionContext<'_>) {
+        let emss = u32::from(self.hot.emss);
+        let Some(i) = self.tx.sent.iter().position(|s| s.is_probe(emss)) else {
             return;
         };
-        if let Some(path) = self.paths.known(c.template.key().remote().ip())
-            && path.probe_of(c.id(index)).is_some()
+        if let Some(path) = cx.shared.paths.known(self.template.key().remote().ip())
+            && path.probe_of(self.id(cx.index)).is_some()
         {
             if i == 0 {
-                self.stats.mtu_probes_lost += 1;
-                path.lost(RARELY, ticks(now.0));
+                cx.shared.stats.mtu_probes_lost += 1;
+                path.lost(RARELY, ticks(cx.now.0));
             } else {
-                path.unclear(RARELY, ticks(now.0));
+                path.unclear(RARELY, ticks(cx.now.0));
             }
         }
-        c.cut();
+        self.cut();
     }
 }
 
 /// So long after a lost probe the next may follow, in 2^20 ns: 8 round trips, a second at most.
 fn gap(h: &Hot) -> u32 {
     (h.rtt.srtt >> 17).min(u64::from(RARELY)) as u32 + 1
-}
-
-impl<B: RecvBuf, R> Stack<B, R> {
-    /// After [`Events::MTU_PROBE`]: how long one record may be, and preferably is, beyond
-    /// [`Stack::emss`], to probe the path with it; whatever `send_room` says. `None`: no such record
-    /// is wanted any more.
-    pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
-        let c = self.get(id)?;
-        let mut path: Search = *self.sh.paths.get(c.template.key().remote().ip())?;
-        if !c.hot.has(flag::NARROW) || !path.is_asked(id) || c.tx.next_len() > c.hot.emss.into() {
-            return None;
-        }
-        match path.next(c.mtu_of(c.emss_agreed), path.asked_at()?) {
-            Next::Probe(size) => Some(c.emss_for(size).into()),
-            Next::At(_) => None,
-        }
-    }
 }

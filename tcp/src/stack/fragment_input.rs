@@ -124,7 +124,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(f) = parse(b.chunk(), header) else {
             return;
         };
-        let sh = &mut self.sh;
+        let sh = &mut self.shared;
         let (src, dst) = (f.key.src, f.key.dst);
         if !sh.own(dst) {
             sh.stats.not_for_us += 1;
@@ -155,19 +155,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
             Taken::Whole(w) => {
                 let silent = core::mem::replace(&mut sh.control.silent, !w.first.ours);
                 self.whole(now, w);
-                self.sh.control.silent = silent;
+                self.shared.control.silent = silent;
             }
         }
     }
 
     /// A datagram that was put together is received.
     fn whole(&mut self, now: Instant, w: Whole<B>) {
-        let stats = &mut self.sh.stats;
+        let stats = &mut self.shared.stats;
         let (src, dst) = (w.key.src, w.key.dst);
         let src_mac = w.first.src_mac;
         // The MSS that we announce keeps segments below our MTU, and a buffer of a connection is
         // counted as one.
-        let too_long = w.at + w.len() > usize::from(self.sh.config.mtu);
+        let too_long = w.at + w.len() > usize::from(self.shared.config.mtu);
         let (next, at, named) = if dst.is_ipv4() {
             (w.first.next, w.at, 9)
         } else {
@@ -182,7 +182,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     stats.header_errors += 1;
                     if !extension_headers::errs(packet, w.first.next, w.at) {
                         let o = Origin { src_mac, src, dst };
-                        self.sh.control.icmp_error(now, &o, error, packet, stats);
+                        self.shared
+                            .control
+                            .icmp_error(now, &o, error, packet, stats);
                     }
                     return;
                 }
@@ -219,7 +221,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 if next != frame::NO_NEXT_HEADER || dst.is_ipv4() {
                     let o = Origin { src_mac, src, dst };
                     let packet = w.head.chunk();
-                    self.sh.control.icmp_error(now, &o, error, packet, stats);
+                    self.shared
+                        .control
+                        .icmp_error(now, &o, error, packet, stats);
                 }
                 return;
             }
@@ -236,12 +240,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     fn whole_segment(&mut self, now: Instant, key: &FlowKey, ce: bool, b: B, src_mac: [u8; 6]) {
-        if let Some(home) = &self.sh.config.steering
+        if let Some(home) = &self.shared.config.steering
             && !home.owns(key.local(), key.remote())
         {
             return;
         }
-        if frame::segment_checksum(key, &b, &mut self.sh.stats).is_none() {
+        if frame::segment_checksum(key, &b, &mut self.shared.stats).is_none() {
             return;
         }
         let mut seg = Segment::default();
@@ -255,7 +259,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[cold]
     pub(crate) fn give_up_fragments(&mut self, now: Instant) {
         while let Some((key, first, head)) = self.fragments.expired(now) {
-            let sh = &mut self.sh;
+            let sh = &mut self.shared;
             sh.stats.reassembly_timeouts += 1;
             sh.stats.reassembly_fails += 1;
             let Some(head) = head else { continue };

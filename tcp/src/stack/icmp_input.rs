@@ -7,8 +7,10 @@ use crate::base::events::Events;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
+use crate::base::time::ticks;
 use crate::link::control_queue::{Icmpv6, Origin};
-use crate::pmtu::path_mtu;
+use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
+use crate::pmtu::search::Search;
 use crate::stack::Stack;
 use crate::wire::bytes::{be16, be32};
 use crate::wire::flow_key::FlowKey;
@@ -22,7 +24,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// ARP, NDP, ICMP, and what is none of what we speak.
     #[cold]
     pub(crate) fn other(&mut self, now: Instant, what: Inbound, b: B, src_mac: [u8; 6]) {
-        let sh = &mut self.sh;
+        let sh = &mut self.shared;
         let addrs = &sh.config.addresses;
         let own = |a: IpAddr| addrs.iter().any(|c| c.addr == a);
         let can_be_peer = match &what {
@@ -134,17 +136,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// A neighbour said where it is. Claims that nobody asked for change nothing.
     fn heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
-        if answer && !self.sh.neighbours.asked(addr) {
+        if answer && !self.shared.neighbours.asked(addr) {
             return;
         }
         // Only neighbours on the link are worth remembering.
-        if self.sh.next_hop(addr) != Some(addr) {
+        if self.shared.next_hop(addr) != Some(addr) {
             return;
         }
-        for id in self.sh.neighbours.heard(addr, mac, !answer, now) {
+        for id in self.shared.neighbours.heard(addr, mac, !answer, now) {
             let c = self.conns.get_mut(id.index as usize);
             if let Some(c) = c.filter(|c| c.generation == id.generation) {
-                self.sh.owe(id.index, &mut c.hot, 0);
+                self.shared.owe(id.index, &mut c.hot, 0);
             }
         }
     }
@@ -152,10 +154,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// ICMP errors end only connections that are being opened (RFC 5927 section 5.2), and only
     /// when they quote our SYN.
     fn unreachable(&mut self, key: &FlowKey, seq: SeqNr) {
-        self.sh.stats.icmp_errors_in += 1;
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
+        self.shared.stats.icmp_errors_in += 1;
+        let hash = key.hash::<1, 3>(self.shared.hash_key);
         let Some(index) = self
-            .sh
+            .shared
             .table
             .find(hash, |i| self.conns[i as usize].template.carries(key))
         else {
@@ -163,9 +165,56 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         let c = &mut self.conns[index as usize];
         if c.hot.state == TcpState::SynSent && seq == c.hot.snd_una {
-            self.sh.stats.attempt_fails += 1;
-            self.sh.fail(index, c, Events::UNREACHABLE);
+            self.shared.stats.attempt_fails += 1;
+            c.fail(&mut self.shared.context(index), Events::UNREACHABLE);
             self.reap(index);
+        }
+    }
+}
+
+impl<B: RecvBuf, R> Stack<B, R> {
+    /// A router says that what `key` sent at `seq` was too big. Believed when that is in flight
+    /// (RFC 5927 section 4.1), was longer, and the size is not absurd (RFC 8899 section 4.6.1).
+    pub(crate) fn too_big(&mut self, key: &FlowKey, seq: SeqNr, mtu: u16, now: Instant) {
+        self.shared.stats.icmp_errors_in += 1;
+        let hash = key.hash::<1, 3>(self.shared.hash_key);
+        let conns = &self.conns;
+        let found = self
+            .shared
+            .table
+            .find(hash, |i| conns[i as usize].template.carries(key));
+        let Some(index) = found else { return };
+        let c = &mut self.conns[index as usize];
+        let h = &c.hot;
+        let min = if key.is_v6() { MIN_V6 } else { MIN_V4 };
+        if h.state == TcpState::SynSent || seq.lt(h.snd_una) || seq.ge(h.snd_nxt) || mtu < min {
+            return;
+        }
+        let emss = c.emss_for(mtu);
+        let Some(s) = c.tx.sent.get(c.tx.first_after(seq)) else {
+            return;
+        };
+        // Of several that left together, each is as long as their EMSS was.
+        let len = if s.mss == 0 { s.len } else { u32::from(s.mss) };
+        if len <= u32::from(emss) {
+            return;
+        }
+        let t = ticks(now.0);
+        let to = key.remote().ip();
+        let probe = s.is_probe(u32::from(c.hot.emss));
+        if emss < c.hot.emss {
+            self.shared.stats.pmtu_reductions += 1;
+            self.shared.paths.learn(to, Search::told(mtu, t), t);
+            c.narrow(&mut self.shared.context(index), emss);
+        } else if probe {
+            // The probe's answer (section 4.6.2): what is in use stays, the search goes on below.
+            if let Some(path) = self.shared.paths.known(to)
+                && path.probe_of(c.id(index)).is_some()
+            {
+                path.limited(mtu, t);
+                c.search_at = t;
+            }
+            c.send_cut(&mut self.shared.context(index));
         }
     }
 }

@@ -24,15 +24,16 @@ use crate::base::timer_wheel::Wheel;
 use crate::base::token_bucket::Bucket;
 use crate::config::StackConfig;
 use crate::congestion::pacing;
-use crate::connection::context::Shared;
+use crate::connection::context::SharedState;
 use crate::connection::time_wait_list::TimeWait;
-use crate::connection::{Conn, Hot, NO_LISTENER, flag};
+use crate::connection::{Connection, Hot, NO_LISTENER, flag};
 use crate::flow::table::FlowTable;
 use crate::ip::reassembly::Fragments;
 use crate::link::control_queue::Control;
 use crate::link::neighbours::Neighbours;
 use crate::loss::rtt::RtoLimits;
 use crate::pmtu::path_mtu::Paths;
+use crate::pmtu::search::{Next, Search};
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::receive::Row;
 
@@ -66,14 +67,14 @@ pub struct TcpInfo {
 
 /// The stack of one device in one worker. `B` is a received frame, `R` a record to send.
 pub struct Stack<B: RecvBuf, R> {
-    pub(crate) conns: Vec<Conn<B, R>>,
+    pub(crate) conns: Vec<Connection<B, R>>,
     pub(crate) free: Vec<u32>,
     /// Whose segment came last.
     pub(crate) last: u32,
     /// Empty between bursts.
     pub(crate) row: Row<B>,
     pub(crate) fragments: Fragments<B>,
-    pub(crate) sh: Shared,
+    pub(crate) shared: SharedState,
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
@@ -84,7 +85,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         while wscale < 14 && config.recv_window >> wscale > 0xffff {
             wscale += 1;
         }
-        let mut sh = Shared {
+        let mut shared = SharedState {
+            now,
             rto: RtoLimits::new(&config),
             delayed_ack: crate::base::time::nanos(config.delayed_ack),
             recv_window: config.recv_window,
@@ -110,34 +112,34 @@ impl<B: RecvBuf, R> Stack<B, R> {
             stats: StackStats::default(),
             config,
         };
-        if sh.config.gratuitous_arp {
-            for c in &sh.config.addresses {
+        if shared.config.gratuitous_arp {
+            for c in &shared.config.addresses {
                 if let IpAddr::V4(a) = c.addr {
-                    sh.control.gratuitous_arp(a, &mut sh.stats);
+                    shared.control.gratuitous_arp(a, &mut shared.stats);
                 }
             }
         }
         // Untouched pages until used; growing would copy every connection in one batch.
-        let conns = Vec::with_capacity(sh.config.max_connections);
+        let conns = Vec::with_capacity(shared.config.max_connections);
         Ok(Stack {
             conns,
             free: Vec::new(),
             last: u32::MAX,
             row: Row::default(),
             fragments: Fragments::new(),
-            sh,
+            shared,
         })
     }
 
     #[inline]
-    pub(crate) fn get(&self, id: ConnId) -> Option<&Conn<B, R>> {
+    pub(crate) fn get(&self, id: ConnId) -> Option<&Connection<B, R>> {
         self.conns
             .get(id.index as usize)
             .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
     }
 
     #[inline]
-    fn get_mut(&mut self, id: ConnId) -> Option<&mut Conn<B, R>> {
+    fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection<B, R>> {
         self.conns
             .get_mut(id.index as usize)
             .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
@@ -164,7 +166,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             unsent: h.unsent,
             readable: c.rx.len_bytes(),
             srtt: (h.rtt.srtt > 0).then(|| Duration::from_nanos(h.rtt.srtt)),
-            rto: Duration::from_nanos(h.rtt.rto(&self.sh.rto, h.backoff)),
+            rto: Duration::from_nanos(h.rtt.rto(&self.shared.rto, h.backoff)),
             retransmits: c.retransmits,
             timeouts: c.timeouts,
             peer_fin: h.has(flag::FIN_RECEIVED),
@@ -179,7 +181,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Sends FIN after the queued records. Received data can still be read (half close). No
     /// records can be pushed any more.
-    pub fn close(&mut self, _now: Instant, id: ConnId) {
+    pub fn close(&mut self, now: Instant, id: ConnId) {
+        self.shared.now = now;
         if self.get(id).is_some() {
             self.start_close(id.index);
         }
@@ -193,32 +196,33 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         match h.state {
             TcpState::SynSent => {
-                self.sh.fail(index, c, Events::NONE);
+                c.fail(&mut self.shared.context(index), Events::NONE);
                 return;
             }
             TcpState::SynReceived => {}
             TcpState::Established => {
                 h.state = TcpState::FinWait1;
-                self.sh.stats.curr_estab -= 1;
+                self.shared.stats.curr_estab -= 1;
             }
             TcpState::CloseWait => {
                 h.state = TcpState::LastAck;
-                self.sh.stats.curr_estab -= 1;
+                self.shared.stats.curr_estab -= 1;
             }
             _ => return,
         }
         h.flags |= flag::FIN_QUEUED;
-        self.sh.owe(index, h, 0);
-        self.sh.update_active(c);
+        self.shared.owe(index, h, 0);
+        c.update_active(&mut self.shared.context(index));
     }
 
     /// Resets the connection at once; queued records stay until `take_unacked` or `release`.
     pub fn abort(&mut self, now: Instant, id: ConnId) {
+        self.shared.now = now;
         if self.get(id).is_some() {
             let c = &mut self.conns[id.index as usize];
             if c.hot.state != TcpState::Closed {
-                self.sh.send_reset(c, now);
-                self.sh.fail(id.index, c, Events::NONE);
+                c.send_reset(&mut self.shared.context(id.index));
+                c.fail(&mut self.shared.context(id.index), Events::NONE);
             }
         }
     }
@@ -227,47 +231,48 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// TIME-WAIT or LAST-ACK ends; one that is open is closed first (reset when received data
     /// was not read, RFC 2525 section 2.17).
     pub fn release(&mut self, now: Instant, id: ConnId) {
+        self.shared.now = now;
         if self.get(id).is_none() {
             return;
         }
         let index = id.index;
         let c = &mut self.conns[index as usize];
-        self.sh.leave_backlog(&mut c.hot, c.listener);
+        self.shared.leave_backlog(&mut c.hot, c.listener);
         if matches!(
             c.hot.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2 | TcpState::CloseWait
         ) && !c.rx.is_empty()
         {
-            self.sh.send_reset(c, now);
-            self.sh.closed(index, c);
+            c.send_reset(&mut self.shared.context(index));
+            c.closed(&mut self.shared.context(index));
         }
         self.start_close(index);
         let c = &mut self.conns[index as usize];
         c.hot.flags |= flag::RELEASED;
         c.hot.events = 0;
         c.rx.clear();
-        self.sh.recount(c);
+        c.recount(&mut self.shared.context(index));
         if c.hot.state == TcpState::TimeWait {
-            self.sh.time_wait.push(index);
+            self.shared.time_wait.push(index);
         }
         if c.hot.state == TcpState::FinWait2 {
-            c.hot.rto_at = now.0 + crate::base::time::nanos(self.sh.config.time_wait);
+            c.hot.rto_at = now.0 + crate::base::time::nanos(self.shared.config.time_wait);
             let at = c.hot.rto_at;
-            self.sh.arm(index, &mut c.hot, at);
+            self.shared.context(index).arm(&mut c.hot, at);
         }
         self.reap(index);
     }
 
     /// The next connection with news, each at most once, flags OR-ed together.
     pub fn next_event(&mut self) -> Option<(ConnId, u64, Events)> {
-        while let Some(index) = self.sh.dirty.pop_front() {
+        while let Some(index) = self.shared.dirty.pop_front() {
             let c = &mut self.conns[index as usize];
             let events = Events(core::mem::take(&mut c.hot.events));
             if events.is_empty() || c.hot.has(flag::RELEASED) {
                 continue;
             }
             if events.contains(Events::ACCEPTED) {
-                self.sh.leave_backlog(&mut c.hot, c.listener);
+                self.shared.leave_backlog(&mut c.hot, c.listener);
             }
             return Some((
                 ConnId {
@@ -286,10 +291,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn receive_queue(&mut self, id: ConnId) -> Option<&mut ReceiveQueue<B>> {
         self.get(id)?;
         let c = &mut self.conns[id.index as usize];
-        self.sh.recount(c);
+        c.recount(&mut self.shared.context(id.index));
         // The caller may consume and so open the window: `poll` looks.
         if c.hot.state != TcpState::Closed {
-            self.sh.owe(id.index, &mut c.hot, 0);
+            self.shared.owe(id.index, &mut c.hot, 0);
         }
         Some(&mut c.rx)
     }
@@ -345,22 +350,26 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.tx.push(len, record, push);
         c.hot.unsent += len;
         if !c.hot.has(flag::ACTIVE) {
-            self.sh.update_active(c);
+            c.update_active(&mut self.shared.context(id.index));
         }
-        self.sh.owe(id.index, &mut c.hot, 0);
+        self.shared.owe(id.index, &mut c.hot, 0);
         Ok(())
     }
 
     /// Emits what the windows allow, repetitions first; data carries an owed ACK.
     pub fn flush(&mut self, now: Instant, id: ConnId, tx: &mut impl FrameSink<R>) {
+        self.shared.now = now;
         if self.get(id).is_some() {
             let c = &mut self.conns[id.index as usize];
             // A pure ACK can still find company in this batch; `poll` sends it.
             let ack = c.hot.flags & flag::NEED_ACK;
             let data = c.hot.unsent > 0 || c.hot.has(flag::RECOVERING | flag::FIN_QUEUED);
-            if data && self.sh.output_data(id.index, c, now, tx).is_err() {
+            if data
+                && c.output_data(&mut self.shared.context(id.index), tx)
+                    .is_err()
+            {
                 c.hot.flags |= ack;
-                self.sh.owe(id.index, &mut c.hot, 0);
+                self.shared.owe(id.index, &mut c.hot, 0);
             }
         }
     }
@@ -383,9 +392,25 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
+    /// After [`Events::MTU_PROBE`]: how long one record may be, and preferably is, beyond
+    /// [`Stack::emss`], to probe the path with it; whatever `send_room` says. `None`: no such record
+    /// is wanted any more.
+    pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
+        let c = self.get(id)?;
+        let mut path: Search = *self.shared.paths.get(c.template.key().remote().ip())?;
+        if !c.hot.has(flag::NARROW) || !path.is_asked(id) || c.tx.next_len() > c.hot.emss.into() {
+            return None;
+        }
+        match path.next(c.mtu_of(c.emss_agreed), path.asked_at()?) {
+            Next::Probe(size) => Some(c.emss_for(size).into()),
+            Next::At(_) => None,
+        }
+    }
+
     /// Timers, and everything owed: pure ACKs (at most one per connection and batch, more only
     /// to tell of many holes), repetitions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
     pub fn poll(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+        self.shared.now = now;
         self.poll_timers(now);
         if self.fragments.due(now) {
             self.give_up_fragments(now);
@@ -402,7 +427,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         loop {
             let mut n = 0;
             while n < due.len()
-                && let Some(index) = self.sh.wheel.pop_due(now)
+                && let Some(index) = self.shared.wheel.pop_due(now)
             {
                 self.conns[index as usize].prefetch_timers();
                 due[n] = index;
@@ -410,7 +435,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             for &index in &due[..n] {
                 let c = &mut self.conns[index as usize];
-                if self.sh.on_timer(index, c, now) {
+                if c.on_timer(&mut self.shared.context(index)) {
                     self.free(index);
                 }
             }
@@ -423,13 +448,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// [`poll`](Self::poll) without timers: for a caller who knows that received frames still
     /// wait which may stop a retransmission timer.
     pub fn poll_output(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+        self.shared.now = now;
         // ACKs that had to be made on the spot come before later ones.
-        if !self.sh.control.is_empty() {
-            self.sh.control.flush(tx, &mut self.sh.stats);
+        if !self.shared.control.is_empty() {
+            self.shared.control.flush(tx, &mut self.shared.stats);
         }
         // One round: what is owed anew while the list is worked waits for the next poll.
-        for _ in 0..self.sh.work.len() {
-            let Some(index) = self.sh.work.pop_front() else {
+        for _ in 0..self.shared.work.len() {
+            let Some(index) = self.shared.work.pop_front() else {
                 break;
             };
             let c = &mut self.conns[index as usize];
@@ -437,33 +463,33 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 continue;
             }
             c.hot.flags &= !flag::IN_WORK;
-            self.sh.recount(c);
-            if self.sh.output(index, c, now, tx).is_err() {
+            c.recount(&mut self.shared.context(index));
+            if c.output(&mut self.shared.context(index), tx).is_err() {
                 c.hot.flags |= flag::IN_WORK;
-                self.sh.work.push_front(index);
+                self.shared.work.push_front(index);
                 return;
             }
         }
     }
 
     fn poll_neighbours(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
-        for ConnId { index, generation } in self.sh.neighbours.poll(now) {
-            self.sh.stats.neighbour_failures += 1;
+        for ConnId { index, generation } in self.shared.neighbours.poll(now) {
+            self.shared.stats.neighbour_failures += 1;
             let c = self.conns.get_mut(index as usize);
             let Some(c) = c.filter(|c| c.generation == generation) else {
                 continue;
             };
             match c.hot.state {
-                TcpState::SynSent => self.sh.fail(index, c, Events::UNREACHABLE),
-                TcpState::SynReceived => self.sh.closed(index, c),
+                TcpState::SynSent => c.fail(&mut self.shared.context(index), Events::UNREACHABLE),
+                TcpState::SynReceived => c.closed(&mut self.shared.context(index)),
                 TcpState::Closed => {}
-                _ if c.hot.rto_at == 0 => self.sh.restart_rto(index, &mut c.hot, now),
+                _ if c.hot.rto_at == 0 => c.hot.restart_rto(&mut self.shared.context(index)),
                 _ => {}
             }
             self.reap(index);
         }
-        while let Some(s) = self.sh.neighbours.solicits.pop() {
-            let addrs = &self.sh.config.addresses;
+        while let Some(s) = self.shared.neighbours.solicits.pop() {
+            let addrs = &self.shared.config.addresses;
             let source = addrs.iter().find(|a| a.contains(s.target));
             let source = source.or_else(|| {
                 addrs
@@ -471,19 +497,21 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     .find(|a| a.addr.is_ipv4() == s.target.is_ipv4())
             });
             if let Some(source) = source {
-                self.sh.control.solicit(&s, source.addr, &mut self.sh.stats);
+                self.shared
+                    .control
+                    .solicit(&s, source.addr, &mut self.shared.stats);
             }
         }
-        if !self.sh.control.is_empty() {
-            self.sh.control.flush(tx, &mut self.sh.stats);
+        if !self.shared.control.is_empty() {
+            self.shared.control.flush(tx, &mut self.shared.stats);
         }
     }
 
     /// When `poll` must be called though nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
         let all = [
-            self.sh.wheel.next_deadline(),
-            self.sh.neighbours.next_deadline(),
+            self.shared.wheel.next_deadline(),
+            self.shared.neighbours.next_deadline(),
             self.fragments.next_deadline(),
         ];
         all.into_iter().flatten().min()
@@ -491,26 +519,26 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// `poll` would send something now (if the sink has room).
     pub fn has_output(&self) -> bool {
-        !self.sh.work.is_empty()
-            || !self.sh.control.is_empty()
-            || !self.sh.neighbours.solicits.is_empty()
+        !self.shared.work.is_empty()
+            || !self.shared.control.is_empty()
+            || !self.shared.neighbours.solicits.is_empty()
     }
 
     /// Nothing is in flight, queued or owed: if the peers' stacks are idle too, only timers and
     /// new work can wake this one.
     pub fn is_idle(&self) -> bool {
-        self.sh.active == 0 && !self.has_output() && !self.sh.neighbours.resolving()
+        self.shared.active == 0 && !self.has_output() && !self.shared.neighbours.resolving()
     }
 
     pub fn stats(&self) -> &StackStats {
-        &self.sh.stats
+        &self.shared.stats
     }
 
     /// Received buffers that connections hold for their owners or out of order; what owners
     /// consumed since the last `poll` is still among them. At most
     /// [`StackConfig::max_held_buffers`], an eighth more, and one for each connection.
     pub fn held_buffers(&self) -> usize {
-        self.sh.held
+        self.shared.held
     }
 
     /// Connections that occupy a slot, TIME-WAIT included.

@@ -36,25 +36,26 @@ impl<B: RecvBuf, R> Stack<B, R> {
         remote: SocketAddr,
         user: u64,
     ) -> Result<ConnId, StackError> {
+        self.shared.now = now;
         let to = remote.ip();
         if remote.port() == 0 || !frame::peer_address(to) {
             return Err(StackError::BadRemote(remote));
         }
         let from = match local {
-            Some(a) if !self.sh.own(a) => return Err(StackError::NotOurAddress(a)),
+            Some(a) if !self.shared.own(a) => return Err(StackError::NotOurAddress(a)),
             Some(a) if a.is_ipv4() != to.is_ipv4() => return Err(StackError::NoSource(to)),
             Some(a) => a,
-            None if self.sh.own(to) => to,
+            None if self.shared.own(to) => to,
             None => {
                 // The address on the link that the packets leave by.
-                let hop = self.sh.next_hop(to);
-                let addrs = &self.sh.config.addresses;
+                let hop = self.shared.next_hop(to);
+                let addrs = &self.shared.config.addresses;
                 let near = addrs.iter().find(|c| hop.is_some_and(|h| c.contains(h)));
                 let family = addrs.iter().find(|c| c.addr.is_ipv4() == to.is_ipv4());
                 near.or(family).ok_or(StackError::NoSource(to))?.addr
             }
         };
-        if !self.sh.own(to) && self.sh.next_hop(to).is_none() {
+        if !self.shared.own(to) && self.shared.next_hop(to).is_none() {
             return Err(StackError::NoRoute(to));
         }
         let key = match local_port {
@@ -65,11 +66,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .draw_port(now, from, remote)
                 .ok_or(StackError::NoPorts)?,
         };
-        let max = self.sh.config.max_connections;
+        let max = self.shared.config.max_connections;
         let index = self.alloc(key).ok_or(StackError::TooManyConnections(max))?;
         let c = &mut self.conns[index as usize];
         c.hot.user = user;
-        self.sh.stats.active_opens += 1;
+        self.shared.stats.active_opens += 1;
         self.open(index, now);
         Ok(ConnId {
             index,
@@ -83,9 +84,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if port == 0 || key.local() == remote {
             return None;
         }
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
+        let hash = key.hash::<1, 3>(self.shared.hash_key);
         if let Some(index) = self
-            .sh
+            .shared
             .table
             .find(hash, |i| self.conns[i as usize].template.carries(&key))
         {
@@ -93,8 +94,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             if c.hot.state != TcpState::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
                 return None;
             }
-            self.sh.stats.time_wait_recycled += 1;
-            self.sh.closed(index, c);
+            self.shared.stats.time_wait_recycled += 1;
+            c.closed(&mut self.shared.context(index));
             self.reap(index);
         }
         Some(key)
@@ -103,11 +104,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// RFC 6056 section 3.3.3: a keyed offset per destination, and a counter. Prefers ports that
     /// nobody has to those that only TIME-WAIT holds.
     fn draw_port(&mut self, now: Instant, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
-        let offset =
-            FlowKey::new(from, 0, remote.ip(), remote.port())?.hash::<2, 4>(self.sh.isn_key) as u32;
-        let time_wait = crate::base::time::nanos(self.sh.config.time_wait);
+        let offset = FlowKey::new(from, 0, remote.ip(), remote.port())?
+            .hash::<2, 4>(self.shared.isn_key) as u32;
+        let time_wait = crate::base::time::nanos(self.shared.config.time_wait);
         let mut rested = None;
-        let home = self.sh.config.steering.clone();
+        let home = self.shared.config.steering.clone();
         let tries = PORT_TRIES
             * home
                 .as_ref()
@@ -118,17 +119,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
             {
                 return self.usable(from, port, remote);
             }
-            let n = offset.wrapping_add(self.sh.port_draws) % PORT_COUNT;
-            self.sh.port_draws = self.sh.port_draws.wrapping_add(1);
+            let n = offset.wrapping_add(self.shared.port_draws) % PORT_COUNT;
+            self.shared.port_draws = self.shared.port_draws.wrapping_add(1);
             let port = PORT_FIRST + n as u16;
             let local = SocketAddr::new(from, port);
             if home.as_ref().is_some_and(|h| !h.owns(local, remote)) {
                 continue;
             }
             let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
-            let hash = key.hash::<1, 3>(self.sh.hash_key);
+            let hash = key.hash::<1, 3>(self.shared.hash_key);
             let holder = self
-                .sh
+                .shared
                 .table
                 .find(hash, |i| self.conns[i as usize].template.carries(&key));
             match holder {
@@ -159,16 +160,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         backlog: usize,
         user: u64,
     ) -> Result<ListenerId, StackError> {
-        if let Some(a) = local.filter(|&a| !self.sh.own(a)) {
+        if let Some(a) = local.filter(|&a| !self.shared.own(a)) {
             return Err(StackError::NotOurAddress(a));
         }
-        if port == 0 || self.sh.ports.contains_key(&(port, local)) {
+        if port == 0 || self.shared.ports.contains_key(&(port, local)) {
             return Err(StackError::AddrInUse(port));
         }
-        let id = self.sh.next_listener;
-        self.sh.next_listener += 1;
-        self.sh.ports.insert((port, local), id);
-        self.sh.listeners.insert(
+        let id = self.shared.next_listener;
+        self.shared.next_listener += 1;
+        self.shared.ports.insert((port, local), id);
+        self.shared.listeners.insert(
             id,
             Listener {
                 local,
@@ -186,8 +187,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Stops listening. Half-open connections are reset when their peer next speaks; established
     /// ones live on.
     pub fn stop_listening(&mut self, _now: Instant, listener: ListenerId) {
-        if let Some(l) = self.sh.listeners.remove(&listener.0) {
-            self.sh.ports.remove(&(l.port, l.local));
+        if let Some(l) = self.shared.listeners.remove(&listener.0) {
+            self.shared.ports.remove(&(l.port, l.local));
         }
     }
 
@@ -195,14 +196,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub(crate) fn open(&mut self, index: u32, now: Instant) {
         let c = &mut self.conns[index as usize];
         let key = c.template.key();
-        let iss = self.sh.isn(&key, now);
-        c.ts_offset = self.sh.ts_offset(&key);
+        let iss = self.shared.isn(&key, now);
+        c.ts_offset = self.shared.ts_offset(&key);
         c.hot.snd_una = iss;
         c.hot.snd_nxt = iss + 1;
         c.hot.snd_wl2 = iss;
         c.ecn_mark = c.hot.snd_nxt;
-        self.sh.owe(index, &mut c.hot, flag::NEED_SYN);
-        self.sh.restart_rto(index, &mut c.hot, now);
-        self.sh.update_active(c);
+        self.shared.owe(index, &mut c.hot, flag::NEED_SYN);
+        c.hot.restart_rto(&mut self.shared.context(index));
+        c.update_active(&mut self.shared.context(index));
     }
 }

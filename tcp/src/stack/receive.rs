@@ -83,6 +83,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         now: Instant,
         mut frames: impl Iterator<Item = (B, FrameInfo)>,
     ) {
+        self.shared.now = now;
         let link = self.link();
         let tagged = link.vlan.is_some();
         let mut row = core::mem::take(&mut self.row);
@@ -93,7 +94,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         let mut flow = FlowKey::default();
         while let Some((mut b, FrameInfo { checksum, .. })) = frames.next() {
-            self.sh.stats.frames_in += 1;
+            self.shared.stats.frames_in += 1;
             // Behind a waiting frame all wait: connections see theirs in order.
             let first = row.frames.is_empty();
             if first {
@@ -118,8 +119,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     self.frame(now, b, &s, more, &mut burst);
                     continue;
                 } else {
-                    s.hash = key.hash::<1, 3>(self.sh.hash_key);
-                    B::prefetch(self.sh.table.start(s.hash));
+                    s.hash = key.hash::<1, 3>(self.shared.hash_key);
+                    B::prefetch(self.shared.table.start(s.hash));
                     flow = key;
                 }
             } else if first {
@@ -137,14 +138,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if !row.frames.is_empty() {
             self.work_row(now, &mut row, &mut burst);
         }
-        self.end_train(now, &mut burst.train);
+        self.end_train(&mut burst.train);
         self.row = row;
     }
 
     fn link(&self) -> Link {
         Link {
-            mac: self.sh.config.mac,
-            vlan: self.sh.config.vlan,
+            mac: self.shared.config.mac,
+            vlan: self.shared.config.vlan,
         }
     }
 
@@ -158,7 +159,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return Some(b);
         };
         if checksum == RxChecksum::Unknown && !train.verified(&w, &b) {
-            self.sh.stats.csum_errors += 1;
+            self.shared.stats.csum_errors += 1;
             return None;
         }
         train.take(&w);
@@ -172,9 +173,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     #[inline]
-    fn end_train(&mut self, now: Instant, train: &mut Train) {
+    fn end_train(&mut self, train: &mut Train) {
         if let Some(c) = self.conns.get_mut(train.index as usize) {
-            self.sh.train_ended(train, c, now);
+            c.train_ended(&mut self.shared.context(train.index), train);
         }
     }
 
@@ -210,7 +211,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     fn fetch(&self, s: &mut Staged) {
         if s.hashed && !s.follows {
-            s.index = self.sh.table.guess(s.hash).unwrap_or(u32::MAX);
+            s.index = self.shared.table.guess(s.hash).unwrap_or(u32::MAX);
             if let Some(c) = self.conns.get(s.index as usize) {
                 c.prefetch_for(s.data);
             }
@@ -228,9 +229,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// A frame in its turn. `more`: the next may be of the same flow.
     #[inline]
     fn frame(&mut self, now: Instant, mut b: B, s: &Staged, more: bool, burst: &mut Burst) {
-        self.end_train(now, &mut burst.train);
+        self.end_train(&mut burst.train);
         let mut src_mac = [0; 6];
-        let stats = &mut self.sh.stats;
+        let stats = &mut self.shared.stats;
         match frame::classify(&burst.link, &mut b, s.checksum, &mut src_mac, stats) {
             Some(Inbound::Tcp { key, ce }) => {
                 let Some(b) = self.parsed(&mut burst.seg, b, ce) else {
@@ -241,7 +242,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 let known = self.tcp(now, &key, hash, &burst.seg, b, src_mac);
                 if known && payload && more {
                     let c = &self.conns[self.last as usize];
-                    burst.train.begin(&self.sh, self.last, c);
+                    burst.train.begin(&self.shared, self.last, c);
                 }
             }
             Some(other) => self.other(now, other, b, src_mac),
@@ -252,12 +253,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// The segment's header, and the buffer behind it; `None`: malformed.
     #[inline]
     pub(crate) fn parsed(&mut self, seg: &mut Segment, mut b: B, ce: bool) -> Option<B> {
-        if !seg.parse(b.chunk(), &mut self.sh.stats.bad_options) {
-            self.sh.stats.in_errs += 1;
+        if !seg.parse(b.chunk(), &mut self.shared.stats.bad_options) {
+            self.shared.stats.in_errs += 1;
             return None;
         }
         seg.ce = ce;
-        self.sh.stats.in_segs += 1;
+        self.shared.stats.in_segs += 1;
         b.advance(usize::from(seg.header_len));
         Some(b)
     }
@@ -290,18 +291,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Takes a copy of a frame that another worker received and answers: what every worker of
     /// a device has to know (neighbours, ICMP errors), see [`crate::Destination::Everyone`].
     pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
+        self.shared.now = now;
         let mut src_mac = [0; 6];
         let what = frame::classify(
             &self.link(),
             &mut frame,
             checksum,
             &mut src_mac,
-            &mut self.sh.stats,
+            &mut self.shared.stats,
         );
         if let Some(what) = what {
-            self.sh.control.silent = true;
+            self.shared.control.silent = true;
             self.other(now, what, frame, src_mac);
-            self.sh.control.silent = false;
+            self.shared.control.silent = false;
         }
     }
 
@@ -317,9 +319,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         src_mac: [u8; 6],
     ) -> bool {
         if !self.is_last(key) {
-            let hash = hash.unwrap_or_else(|| key.hash::<1, 3>(self.sh.hash_key));
+            let hash = hash.unwrap_or_else(|| key.hash::<1, 3>(self.shared.hash_key));
             match self
-                .sh
+                .shared
                 .table
                 .find(hash, |i| self.conns[i as usize].template.carries(key))
             {
@@ -352,17 +354,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
         src_mac: [u8; 6],
     ) {
         let c = &mut self.conns[index as usize];
-        if let Err(b) = self.sh.predicted(index, c, seg, b, now) {
+        if let Err(b) = c.predicted(&mut self.shared.context(index), seg, b) {
             let payload = b.remaining() as u32;
-            match self.sh.segment(index, c, seg, b, now) {
+            match c.segment(&mut self.shared.context(index), seg, b) {
                 Verdict::Done => self.reap(index),
                 Verdict::Reset => {
                     self.reap(index);
                     self.refuse(now, key, seg, payload, src_mac);
                 }
                 Verdict::Reopen => {
-                    self.sh.stats.time_wait_recycled += 1;
-                    self.sh.closed(index, c);
+                    self.shared.stats.time_wait_recycled += 1;
+                    c.closed(&mut self.shared.context(index));
                     self.reap(index);
                     self.stranger(now, key, seg, payload, src_mac);
                 }
@@ -373,7 +375,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Who listens there: on the address first, then on all.
     pub(crate) fn listener_of(&self, key: &FlowKey) -> Option<u32> {
         let local = key.local();
-        let ports = &self.sh.ports;
+        let ports = &self.shared.ports;
         let one = ports.get(&(local.port(), Some(local.ip())));
         one.or_else(|| ports.get(&(local.port(), None))).copied()
     }
@@ -382,7 +384,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// not ours (LAND), and no SYN with FIN.
     pub(crate) fn sound(&self, key: &FlowKey, seg: &Segment, src_mac: [u8; 6]) -> bool {
         let remote = key.remote();
-        self.sh.can_be_peer(remote.ip(), src_mac)
+        self.shared.can_be_peer(remote.ip(), src_mac)
             && remote.port() != 0
             && seg.flags & (segment::SYN | segment::FIN) != segment::SYN | segment::FIN
     }
@@ -397,13 +399,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         payload: u32,
         src_mac: [u8; 6],
     ) {
-        let own = self.sh.own(key.local().ip());
+        let own = self.shared.own(key.local().ip());
         if !own || !self.sound(key, seg, src_mac) {
-            self.sh.stats.not_for_us += u64::from(!own);
-            self.sh.stats.martians += u64::from(own);
+            self.shared.stats.not_for_us += u64::from(!own);
+            self.shared.stats.martians += u64::from(own);
             return;
         }
-        self.sh.stats.no_connection += u64::from(seg.flags & segment::SYN == 0);
+        self.shared.stats.no_connection += u64::from(seg.flags & segment::SYN == 0);
         if seg.flags & segment::RST != 0 {
             return;
         }
@@ -415,28 +417,28 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let listener =
             listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN);
         let Some(listener) = listener else {
-            self.sh.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
+            self.shared.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
             return self.refuse(now, key, seg, payload, src_mac);
         };
-        let Some(l) = self.sh.listeners.get_mut(&listener) else {
+        let Some(l) = self.shared.listeners.get_mut(&listener) else {
             return;
         };
         // A cookie needs neither a slot nor a neighbour: it goes where the SYN came from.
-        let pressed = l.pending >= l.backlog || self.sh.neighbours.crowded();
-        if pressed && l.ready < l.backlog && self.sh.config.syn_cookies {
+        let pressed = l.pending >= l.backlog || self.shared.neighbours.crowded();
+        if pressed && l.ready < l.backlog && self.shared.config.syn_cookies {
             return self.send_cookie(now, key, seg, listener, src_mac);
         }
         if l.pending >= l.backlog {
-            self.sh.stats.listen_overflows += 1;
-            self.sh.stats.listen_drops += 1;
+            self.shared.stats.listen_overflows += 1;
+            self.shared.stats.listen_drops += 1;
             return;
         }
         let user = l.user;
         let Some(index) = self.alloc(*key) else {
-            self.sh.stats.listen_drops += 1;
+            self.shared.stats.listen_drops += 1;
             return;
         };
-        if let Some(l) = self.sh.listeners.get_mut(&listener) {
+        if let Some(l) = self.shared.listeners.get_mut(&listener) {
             l.pending += 1;
         }
         let c = &mut self.conns[index as usize];
@@ -444,7 +446,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.hot.user = user;
         c.hot.state = TcpState::SynReceived;
         c.hot.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
-        c.negotiate(seg, &self.sh.config, self.sh.recv_wscale);
+        c.negotiate(seg, &self.shared.config, self.shared.recv_wscale);
         self.open(index, now);
     }
 
@@ -459,12 +461,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if seg.flags & segment::RST != 0 {
             return;
         }
-        if self.sh.resets.take(now) {
-            self.sh
+        if self.shared.resets.take(now) {
+            self.shared
                 .control
-                .reset(src_mac, key, seg, payload, &mut self.sh.stats);
+                .reset(src_mac, key, seg, payload, &mut self.shared.stats);
         } else {
-            self.sh.stats.resets_skipped += 1;
+            self.shared.stats.resets_skipped += 1;
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::base::timer_wheel::Wheel;
 use crate::congestion::controller::Controller;
 use crate::congestion::window_validation::Validation;
 use crate::connection::time_wait_list::TimeWait;
-use crate::connection::{Conn, Hot, NO_LISTENER, Phase, flag};
+use crate::connection::{Connection, Hot, NO_LISTENER, Phase, flag};
 use crate::flow::table::FlowTable;
 use crate::loss::rack::Patience;
 use crate::loss::rtt::Rtt;
@@ -21,7 +21,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Bytes of an idle connection in this crate: its slot, its entries of the timer wheel and the
     /// TIME-WAIT list, and its share of the flow table.
     pub const CONNECTION_BYTES: usize =
-        size_of::<Conn<B, R>>() + Wheel::NODE + TimeWait::NODE + FlowTable::SHARE;
+        size_of::<Connection<B, R>>() + Wheel::NODE + TimeWait::NODE + FlowTable::SHARE;
     /// Bytes of those that every segment touches.
     pub const HOT_BYTES: usize = size_of::<Hot>();
 
@@ -35,25 +35,25 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     pub(crate) fn free(&mut self, index: u32) {
         let c = &mut self.conns[index as usize];
-        self.sh.closed(index, c);
-        self.sh.wheel.remove(index);
+        c.closed(&mut self.shared.context(index));
+        self.shared.wheel.remove(index);
         c.generation = c.generation.wrapping_add(1);
         c.hot.flags &= flag::IN_WORK;
         c.hot.events = 0;
         c.tx = SendQueue::new();
         c.rx.clear();
-        self.sh.recount(c);
+        c.recount(&mut self.shared.context(index));
         self.free.push(index);
     }
 
     /// A slot for a new connection, in the flow table, in state CLOSED. The key is not in use.
     pub(crate) fn alloc(&mut self, key: FlowKey) -> Option<u32> {
-        let max = self.sh.config.max_connections;
+        let max = self.shared.config.max_connections;
         if self.free.is_empty() && self.conns.len() >= max {
             self.evict_time_wait();
         }
-        let hash = key.hash::<1, 3>(self.sh.hash_key);
-        let sh = &self.sh;
+        let hash = key.hash::<1, 3>(self.shared.hash_key);
+        let sh = &self.shared;
         let overhead = if key.is_v6() { 60 } else { 40 };
         let emss = sh.config.mtu - overhead - if sh.config.timestamps { 12 } else { 0 };
         let hot = Hot {
@@ -89,7 +89,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             probes: 0,
             phase: Phase::Open,
         };
-        let mut c = Conn {
+        let mut c = Connection {
             hot,
             tx: SendQueue::new(),
             rx: ReceiveQueue::new(),
@@ -123,22 +123,22 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 *slot = c;
                 i
             }
-            None if self.conns.len() < self.sh.config.max_connections => {
+            None if self.conns.len() < self.shared.config.max_connections => {
                 self.conns.push(c);
                 self.conns.len() as u32 - 1
             }
             None => return None,
         };
-        self.sh.table.insert(hash, index);
+        self.shared.table.insert(hash, index);
         Some(index)
     }
 
     /// The oldest TIME-WAIT without an owner gives way. One with an owner has its turn again when
     /// it is released.
     fn evict_time_wait(&mut self) {
-        while let Some(index) = self.sh.time_wait.pop_oldest() {
+        while let Some(index) = self.shared.time_wait.pop_oldest() {
             if self.conns[index as usize].hot.has(flag::RELEASED) {
-                self.sh.stats.time_wait_evicted += 1;
+                self.shared.stats.time_wait_evicted += 1;
                 self.free(index);
                 return;
             }

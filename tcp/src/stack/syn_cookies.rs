@@ -11,7 +11,8 @@ use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::connection::context::Shared;
+use crate::base::time::timestamp_at;
+use crate::connection::context::SharedState;
 use crate::connection::control_segments::syn_options;
 use crate::connection::flag;
 use crate::stack::Stack;
@@ -32,7 +33,7 @@ fn period(now: Instant) -> u32 {
     (now.0 >> PERIOD_SHIFT) as u32 & (PERIODS - 1)
 }
 
-impl Shared {
+impl SharedState {
     fn cookie(&self, key: &FlowKey, isn: SeqNr, period: u32, mss: u32) -> u32 {
         let bound = u64::from(isn.0) << 32 | u64::from(period << 3 | mss);
         let proof = key.hash_with(self.isn_key, bound) as u32 & 0xff_ffff;
@@ -50,7 +51,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         listener: u32,
         src_mac: [u8; 6],
     ) {
-        let sh = &mut self.sh;
+        let sh = &mut self.shared;
         if sh.control.crowded() {
             sh.stats.listen_drops += 1;
             return;
@@ -71,7 +72,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             | u32::from(sack) << 4
             | scale.map_or(NO_SCALE, u32::from).min(NO_SCALE);
         let ts = ts.then(|| {
-            let clock = Shared::ts_now(now, sh.ts_offset(key));
+            let clock = timestamp_at(now, sh.ts_offset(key));
             let mut value = clock >> OPTION_BITS << OPTION_BITS | bits;
             // Never ahead of the clock: later segments must not look old.
             if value.wrapping_sub(clock) as i32 > 0 {
@@ -109,30 +110,30 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) -> Option<Option<u32>> {
         let listener = self.listener_of(key)?;
         let (isn, got) = (seg.seq - 1, (seg.ack - 1).0);
-        let l = self.sh.listeners.get(&listener)?;
+        let l = self.shared.listeners.get(&listener)?;
         if now.0 >= l.cookies_until || !self.sound(key, seg, src_mac) {
             return None;
         }
         let (of, mss) = (got >> 27, got >> 24 & 7);
         let age = period(now).wrapping_sub(of) & (PERIODS - 1);
-        if age > 1 || got != self.sh.cookie(key, isn, of, mss) {
-            self.sh.stats.cookies_failed += 1;
+        if age > 1 || got != self.shared.cookie(key, isn, of, mss) {
+            self.shared.stats.cookies_failed += 1;
             return None;
         }
-        let l = self.sh.listeners.get_mut(&listener)?;
+        let l = self.shared.listeners.get_mut(&listener)?;
         if l.ready >= l.backlog {
-            self.sh.stats.listen_overflows += 1;
+            self.shared.stats.listen_overflows += 1;
             return Some(None);
         }
         let user = l.user;
         let Some(index) = self.alloc(*key) else {
-            self.sh.stats.listen_drops += 1;
+            self.shared.stats.listen_drops += 1;
             return Some(None);
         };
-        if let Some(l) = self.sh.listeners.get_mut(&listener) {
+        if let Some(l) = self.shared.listeners.get_mut(&listener) {
             l.pending += 1;
         }
-        self.sh.stats.cookies_recv += 1;
+        self.shared.stats.cookies_recv += 1;
         let bits = if seg.has_ts { seg.ts_ecr } else { NO_SCALE };
         let scale = bits & NO_SCALE;
         let syn = Segment {
@@ -150,11 +151,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             mss: Some(MSS[mss as usize]),
             ..Segment::default()
         };
-        let offset = self.sh.ts_offset(key);
+        let offset = self.shared.ts_offset(key);
         let c = &mut self.conns[index as usize];
         c.listener = listener;
         c.ts_offset = offset;
-        c.negotiate(&syn, &self.sh.config, self.sh.recv_wscale);
+        c.negotiate(&syn, &self.shared.config, self.shared.recv_wscale);
         let h = &mut c.hot;
         h.user = user;
         h.state = TcpState::SynReceived;
@@ -164,7 +165,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         h.snd_wl2 = SeqNr(got);
         // Nothing tells when the SYN-ACK left: no round trip is measured.
         h.backoff = 1;
-        self.sh.update_active(c);
+        c.update_active(&mut self.shared.context(index));
         Some(Some(index))
     }
 }
