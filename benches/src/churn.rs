@@ -1,7 +1,7 @@
 //! How fast queue pairs come and go: create, connect, disconnect, destroy; and whether the daemon
 //! grows by it. Called by `siw-figures`.
 
-use siw::{CmChannel, CmEvent, ConnectOptions, Context, Cq, Error, Listener, Pd, Qp, QpInit};
+use siw::{CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Error, Pd, Qp, QpInit};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +39,7 @@ impl Side {
             .pd
             .create_qp(&self.cq, &self.cq, &init)
             .map_err(told("queue pair"))?;
-        self.qps.insert(qp.number(), qp.clone());
+        self.qps.insert(qp.qp_num(), qp.clone());
         Ok(qp)
     }
 }
@@ -63,7 +63,7 @@ pub fn queue_pairs_per_second(
     let stop = AtomicBool::new(false);
     let mut target = Side::new(b)?;
     let listener =
-        Listener::new(&target.cm, None, to, in_flight.max(16), 0).map_err(told("listener"))?;
+        CmListener::new(&target.cm, None, to, in_flight.max(16), 0).map_err(told("listener"))?;
     let to = listener.local_addr();
     thread::scope(|s| {
         let answers = s.spawn(|| {
@@ -157,7 +157,7 @@ pub fn create_and_destroy(ctx: &Context, count: u32, alive: u32) -> Result<(), S
     let mut side = Side::new(ctx)?;
     let mut order = std::collections::VecDeque::new();
     for _ in 0..count {
-        order.push_back(side.create()?.number());
+        order.push_back(side.create()?.qp_num());
         if order.len() > alive as usize
             && let Some(first) = order.pop_front()
         {

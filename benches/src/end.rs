@@ -5,7 +5,7 @@ use crate::control_line::LINE;
 use crate::plan::{Mode, Op, Plan};
 use serde::{Deserialize, Serialize};
 use siw::{
-    Access, Arena, CmChannel, CmEvent, Context, Cq, Device, Error, Mr, Qp, QpInit, RecvWr,
+    Access, Arena, CmChannel, CmEvent, Context, Cq, DeviceInfo, Error, Mr, Qp, QpInit, RecvWr,
     SendData, SendWr, Wc, WcStatus, WrFlags,
 };
 use std::io::ErrorKind;
@@ -73,8 +73,8 @@ pub fn open(socket: Option<&Path>) -> Result<Context, String> {
 }
 
 /// The device of that name; the error lists those that exist.
-pub fn device(ctx: &Context, name: &str) -> Result<Device, String> {
-    let devices = ctx.devices().map_err(|e| e.to_string())?;
+pub fn device(ctx: &Context, name: &str) -> Result<DeviceInfo, String> {
+    let devices = ctx.query_devices().map_err(|e| e.to_string())?;
     let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
     let names = names.join(", ");
     devices
@@ -260,7 +260,7 @@ impl End {
     #[inline]
     pub fn control_byte(&self, qp: u32, at: usize) -> Result<u8, String> {
         self.control
-            .byte(qp as usize * LINE + at)
+            .read_byte(qp as usize * LINE + at)
             .map_err(|e| e.to_string())
     }
 

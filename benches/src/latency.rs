@@ -104,7 +104,7 @@ impl<'a> Half<'a> {
                 let last = end.offset(0, RX) + plan.size as usize - 1;
                 return end
                     .data
-                    .byte(last)
+                    .read_byte(last)
                     .map(|b| b == tag(i))
                     .map_err(|e| e.to_string());
             }

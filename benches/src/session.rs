@@ -7,7 +7,8 @@ use crate::plan::Plan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use siw::{
-    CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, Context, Device, Listener,
+    CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest, Context,
+    DeviceInfo,
 };
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -93,7 +94,7 @@ fn wait(channels: &[&CmChannel], deadline: Instant) -> Result<(), String> {
     }
 }
 
-fn established(event: CmEvent) -> Result<ConnInfo, String> {
+fn established(event: CmEvent) -> Result<ConnectionInfo, String> {
     let (what, info) = match event {
         CmEvent::Established(info) => return Ok(info),
         CmEvent::Rejected(i) => ("the peer rejected the connection", i),
@@ -113,13 +114,13 @@ fn established(event: CmEvent) -> Result<ConnInfo, String> {
 }
 
 /// Connects all QPs of two ends in this process; whether they use CRCs.
-pub fn both(a: &mut End, from: &Device, b: &mut End, to: &Device) -> Result<bool, String> {
+pub fn both(a: &mut End, from: &DeviceInfo, b: &mut End, to: &DeviceInfo) -> Result<bool, String> {
     let ip = *to
         .ips
         .iter()
         .find(|ip| from.ips.iter().any(|f| f.is_ipv4() == ip.is_ipv4()))
         .ok_or_else(|| format!("device {} has no address; give it one", to.name))?;
-    let listener = Listener::new(
+    let listener = CmListener::new(
         &b.channel,
         Some(to.index),
         SocketAddr::new(ip, 0),
@@ -161,7 +162,11 @@ pub fn both(a: &mut End, from: &Device, b: &mut End, to: &Device) -> Result<bool
 
 /// Connects all QPs of an end to a listening process. Whether they use CRCs, and
 /// the local address.
-pub fn connect(end: &mut End, from: Option<&Device>, to: SocketAddr) -> Result<ConnInfo, String> {
+pub fn connect(
+    end: &mut End,
+    from: Option<&DeviceInfo>,
+    to: SocketAddr,
+) -> Result<ConnectionInfo, String> {
     let mut last = None;
     for qp in 0..end.plan.qps {
         let say = hello(end, qp);
@@ -186,7 +191,7 @@ pub fn connect(end: &mut End, from: Option<&Device>, to: SocketAddr) -> Result<C
 /// Waits for a process that connects, and accepts all its QPs.
 pub fn listen(ctx: &Context, addr: SocketAddr) -> Result<End, String> {
     let channel = CmChannel::new(ctx).map_err(failed("connection channel"))?;
-    let listener = Listener::new(&channel, None, addr, BACKLOG, 0).map_err(failed("listen"))?;
+    let listener = CmListener::new(&channel, None, addr, BACKLOG, 0).map_err(failed("listen"))?;
     eprintln!("siw-perf: waiting at {}", listener.local_addr());
     let mut end: Option<End> = None;
     let mut deadline = None;
@@ -231,17 +236,17 @@ pub fn listen(ctx: &Context, addr: SocketAddr) -> Result<End, String> {
 /// Accepts one request. The reason when it was refused instead.
 fn take_request(
     ctx: &Context,
-    request: ConnectRequest,
+    request: ConnectionRequest,
     end: &mut Option<End>,
 ) -> Result<Option<String>, String> {
-    let refuse = |request: ConnectRequest, why: String| {
+    let refuse = |request: ConnectionRequest, why: String| {
         let said = why.as_bytes();
         request
             .reject(&said[..said.len().min(256)])
             .map_err(failed("reject"))?;
         Ok(Some(why))
     };
-    let hello: Hello = match decode(&request.info().private_data) {
+    let hello: Hello = match decode(&request.connection_info().private_data) {
         Ok(h) => h,
         Err(e) => return refuse(request, e),
     };
@@ -280,12 +285,12 @@ fn take_request(
 pub fn local_device(
     ctx: &Context,
     name: Option<&str>,
-    info: &ConnInfo,
-) -> Result<Option<Device>, String> {
+    info: &ConnectionInfo,
+) -> Result<Option<DeviceInfo>, String> {
     if let Some(name) = name {
         return device(ctx, name).map(Some);
     }
-    let devices = ctx.devices().map_err(|e| e.to_string())?;
+    let devices = ctx.query_devices().map_err(|e| e.to_string())?;
     Ok(info
         .local
         .and_then(|l| devices.into_iter().find(|d| d.ips.contains(&l.ip()))))

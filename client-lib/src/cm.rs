@@ -1,7 +1,7 @@
 //! Connection management: channels that deliver events, listeners, requests
 //! (the life of rdma_cm(7), without its address resolution steps).
 
-use crate::context::Inner;
+use crate::context::ClientInner;
 use crate::{Context, Error, Qp};
 use rustix::fd::{AsFd, BorrowedFd};
 use siw_shm::control::{
@@ -58,7 +58,7 @@ impl ConnectOptions<'_> {
         self.device.unwrap_or(ANY_DEVICE)
     }
 
-    pub(crate) fn params(&self) -> Result<ConnParams, Error> {
+    pub(crate) fn to_conn_params(&self) -> Result<ConnParams, Error> {
         Ok(ConnParams {
             ord: self.ord,
             ird: self.ird,
@@ -70,13 +70,13 @@ impl ConnectOptions<'_> {
     }
 }
 
-fn private_data(d: &[u8]) -> Result<PrivateData, Error> {
-    PrivateData::new(d).ok_or(Error::Invalid("more than 512 bytes of private data"))
+fn private_data(data: &[u8]) -> Result<PrivateData, Error> {
+    PrivateData::new(data).ok_or(Error::Invalid("more than 512 bytes of private data"))
 }
 
 /// What an event tells about a connection. Fields without meaning are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ConnInfo {
+pub struct ConnectionInfo {
     pub cookie: u64,
     pub qp_num: u32,
     /// Positive, 0 when nothing failed.
@@ -94,14 +94,14 @@ pub struct ConnInfo {
 /// What happened on a CM channel.
 #[derive(Debug)]
 pub enum CmEvent {
-    ConnectRequest(ConnectRequest),
-    Established(ConnInfo),
+    ConnectRequest(ConnectionRequest),
+    Established(ConnectionInfo),
     /// The peer said no.
-    Rejected(ConnInfo),
+    Rejected(ConnectionInfo),
     /// No answer, or no route.
-    Unreachable(ConnInfo),
-    ConnectError(ConnInfo),
-    Disconnected(ConnInfo),
+    Unreachable(ConnectionInfo),
+    ConnectError(ConnectionInfo),
+    Disconnected(ConnectionInfo),
     /// The peer of this pending request gave up.
     RequestCancelled {
         request: u32,
@@ -113,7 +113,7 @@ pub enum CmEvent {
 
 /// Delivers events of connections and listeners.
 pub struct CmChannel {
-    ctx: Arc<Inner>,
+    ctx: Arc<ClientInner>,
     id: u32,
     conn: ControlSocket,
 }
@@ -127,7 +127,7 @@ impl AsFd for CmChannel {
 
 impl Drop for CmChannel {
     fn drop(&mut self) {
-        self.ctx.call_quietly(&DestroyCmChannel {
+        self.ctx.call_ignoring_errors(&DestroyCmChannel {
             channel: self.id,
             reserved: 0,
         });
@@ -140,12 +140,12 @@ impl CmChannel {
         Self::from_inner(&ctx.0)
     }
 
-    pub(crate) fn from_inner(ctx: &Arc<Inner>) -> Result<CmChannel, Error> {
-        let (r, fds) = ctx.call(&CreateCmChannel { reserved: 0 })?;
+    pub(crate) fn from_inner(ctx: &Arc<ClientInner>) -> Result<CmChannel, Error> {
+        let (reply, fds) = ctx.call_daemon(&CreateCmChannel { reserved: 0 })?;
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         Ok(CmChannel {
             ctx: ctx.clone(),
-            id: r.id,
+            id: reply.id,
             conn: fd.into(),
         })
     }
@@ -156,28 +156,28 @@ impl CmChannel {
 
     /// Waits for the next event.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<CmEvent, Error> {
-        let p = self.ctx.recv_event(&self.conn, timeout)?;
-        let e: control::CmEventMessage = control::decode_event(KIND_CM_EVENT, &p)?;
-        let kind = CmEventKind::from_u32(e.kind).ok_or(Error::Invalid("unknown CM event"))?;
-        let info = ConnInfo {
-            cookie: e.cookie,
-            qp_num: e.qp_num,
-            errno: e.errno as i32,
-            reason: e.reason.to_text(),
-            local: e.local.to_socket_addr(),
-            peer: e.peer.to_socket_addr(),
-            ird: e.ird,
-            ord: e.ord,
-            crc: e.crc != 0,
-            mpa_rev: e.mpa_rev,
-            private_data: e.private_data.as_bytes().to_vec(),
+        let packet = self.ctx.recv_event(&self.conn, timeout)?;
+        let message: control::CmEventMessage = control::decode_event(KIND_CM_EVENT, &packet)?;
+        let kind = CmEventKind::from_u32(message.kind).ok_or(Error::Invalid("unknown CM event"))?;
+        let info = ConnectionInfo {
+            cookie: message.cookie,
+            qp_num: message.qp_num,
+            errno: message.errno as i32,
+            reason: message.reason.to_text(),
+            local: message.local.to_socket_addr(),
+            peer: message.peer.to_socket_addr(),
+            ird: message.ird,
+            ord: message.ord,
+            crc: message.crc != 0,
+            mpa_rev: message.mpa_rev,
+            private_data: message.private_data.as_bytes().to_vec(),
         };
         Ok(match kind {
-            CmEventKind::ConnectRequest => CmEvent::ConnectRequest(ConnectRequest {
+            CmEventKind::ConnectRequest => CmEvent::ConnectRequest(ConnectionRequest {
                 ctx: self.ctx.clone(),
-                id: e.request,
-                device: e.device,
-                info,
+                id: message.request,
+                device: message.device,
+                connection_info: info,
                 open: true,
             }),
             CmEventKind::Established => CmEvent::Established(info),
@@ -185,8 +185,12 @@ impl CmChannel {
             CmEventKind::Unreachable => CmEvent::Unreachable(info),
             CmEventKind::ConnectError => CmEvent::ConnectError(info),
             CmEventKind::Disconnected => CmEvent::Disconnected(info),
-            CmEventKind::RequestCancelled => CmEvent::RequestCancelled { request: e.request },
-            CmEventKind::DeviceRemoval => CmEvent::DeviceRemoval { device: e.device },
+            CmEventKind::RequestCancelled => CmEvent::RequestCancelled {
+                request: message.request,
+            },
+            CmEventKind::DeviceRemoval => CmEvent::DeviceRemoval {
+                device: message.device,
+            },
         })
     }
 }
@@ -207,7 +211,7 @@ pub struct ListenOptions {
     /// Markers (RFC 5044 section 4.3).
     pub markers: Option<Markers>,
     /// Ready-to-receive kinds (RFC 6581 section 9).
-    pub rtr: Option<RtrKinds>,
+    pub rtr: Option<ReadyToReceive>,
     /// Reads that peers may have outstanding, at most.
     pub max_ird: Option<u16>,
     /// Reads that this side may have outstanding, at most.
@@ -249,7 +253,7 @@ pub enum OutOfOrder {
 
 /// Peers that are known to want it their way; the same as `preset` of `[device.mpa]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Preset {
+pub enum PeerPreset {
     /// Linux siw: no markers, Terminates as it reads them.
     Siw,
     /// Chelsio T4 to T6: Read as the only ready-to-receive, no markers, 32 reads, 256 bytes of
@@ -273,7 +277,7 @@ pub enum Markers {
 
 /// A set of ready-to-receive kinds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RtrKinds {
+pub struct ReadyToReceive {
     /// A zero-length Send.
     pub send: bool,
     /// A zero-length RDMA Write.
@@ -284,29 +288,29 @@ pub struct RtrKinds {
 
 impl ListenOptions {
     /// As peers of this kind want it; every field may then be changed.
-    pub fn preset(preset: Preset) -> ListenOptions {
+    pub fn for_peer(preset: PeerPreset) -> ListenOptions {
         let plain = ListenOptions {
             markers: Some(Markers::Never),
             ..Default::default()
         };
-        let kinds = |write| RtrKinds {
+        let kinds = |write| ReadyToReceive {
             send: false,
             write,
             read: true,
         };
         match preset {
-            Preset::Siw => ListenOptions {
+            PeerPreset::Siw => ListenOptions {
                 terminate: Some(TerminateOrder::Siw),
                 ..plain
             },
-            Preset::Chelsio => ListenOptions {
+            PeerPreset::Chelsio => ListenOptions {
                 rtr: Some(kinds(false)),
                 max_ird: Some(32),
                 max_ord: Some(32),
                 max_private_data: Some(256),
                 ..plain
             },
-            Preset::Intel => ListenOptions {
+            PeerPreset::Intel => ListenOptions {
                 rtr: Some(kinds(true)),
                 max_ird: Some(64),
                 max_ord: Some(63),
@@ -315,39 +319,41 @@ impl ListenOptions {
         }
     }
 
-    fn mpa(&self) -> MpaOptions {
-        let ms = |t: Option<Duration>| {
-            t.map_or(0, |t| {
-                u32::try_from(t.as_millis()).unwrap_or(u32::MAX).max(1)
+    fn to_mpa_options(&self) -> MpaOptions {
+        let ms = |duration: Option<Duration>| {
+            duration.map_or(0, |duration| {
+                u32::try_from(duration.as_millis())
+                    .unwrap_or(u32::MAX)
+                    .max(1)
             })
         };
         MpaOptions {
             crc: self.crc.map_or(BY_DEVICE, u8::from),
             mpa_rev: self.mpa_rev.unwrap_or(BY_DEVICE),
-            markers: self.markers.map_or(BY_DEVICE, |m| m as u8),
-            rtr: self.rtr.map_or(BY_DEVICE, |r| {
-                u8::from(r.send) | u8::from(r.write) << 1 | u8::from(r.read) << 2
+            markers: self.markers.map_or(BY_DEVICE, |markers| markers as u8),
+            rtr: self.rtr.map_or(BY_DEVICE, |reply| {
+                u8::from(reply.send) | u8::from(reply.write) << 1 | u8::from(reply.read) << 2
             }),
             max_ird: self.max_ird.unwrap_or(u16::MAX),
             max_ord: self.max_ord.unwrap_or(u16::MAX),
             request_timeout_ms: ms(self.request_timeout),
             accept_timeout_ms: ms(self.accept_timeout),
             private_data: self.max_private_data.unwrap_or(u16::MAX),
-            terminate: self.terminate.map_or(BY_DEVICE, |t| t as u8),
-            out_of_order: self.out_of_order.map_or(BY_DEVICE, |o| o as u8),
+            terminate: self.terminate.map_or(BY_DEVICE, |duration| duration as u8),
+            out_of_order: self.out_of_order.map_or(BY_DEVICE, |policy| policy as u8),
             reserved: 0,
         }
     }
 }
 
 /// Accepts connections until dropped; its requests arrive on the channel.
-pub struct Listener {
-    ctx: Arc<Inner>,
+pub struct CmListener {
+    ctx: Arc<ClientInner>,
     id: u32,
     addr: SocketAddr,
 }
 
-impl Listener {
+impl CmListener {
     /// Listens on `addr` (port 0: the daemon chooses) of one device or of all.
     pub fn new(
         channel: &CmChannel,
@@ -355,44 +361,48 @@ impl Listener {
         addr: SocketAddr,
         backlog: u32,
         cookie: u64,
-    ) -> Result<Listener, Error> {
-        let opt = ListenOptions {
+    ) -> Result<CmListener, Error> {
+        let options = ListenOptions {
             device,
             backlog: backlog.max(1),
             cookie,
             ..Default::default()
         };
-        Self::with(channel, addr, &opt)
+        Self::new_with_options(channel, addr, &options)
     }
 
     /// Listens and sets up connections in its own way.
-    pub fn with(
+    pub fn new_with_options(
         channel: &CmChannel,
         addr: SocketAddr,
-        opt: &ListenOptions,
-    ) -> Result<Listener, Error> {
-        Self::listen(channel, addr, opt, opt.mpa())
+        options: &ListenOptions,
+    ) -> Result<CmListener, Error> {
+        Self::listen_with(channel, addr, options, options.to_mpa_options())
     }
 
-    pub(crate) fn listen(
+    pub(crate) fn listen_with(
         channel: &CmChannel,
         addr: SocketAddr,
-        opt: &ListenOptions,
+        options: &ListenOptions,
         mpa: MpaOptions,
-    ) -> Result<Listener, Error> {
-        let (r, _) = channel.ctx.call(&Listen {
-            device: opt.device.unwrap_or(ANY_DEVICE),
-            backlog: if opt.backlog == 0 { 128 } else { opt.backlog },
+    ) -> Result<CmListener, Error> {
+        let (reply, _) = channel.ctx.call_daemon(&Listen {
+            device: options.device.unwrap_or(ANY_DEVICE),
+            backlog: if options.backlog == 0 {
+                128
+            } else {
+                options.backlog
+            },
             cm_channel: channel.id,
             reserved: 0,
-            cookie: opt.cookie,
+            cookie: options.cookie,
             mpa,
             addr: Addr::from(addr),
         })?;
-        let bound = r.addr.to_socket_addr().unwrap_or(addr);
-        Ok(Listener {
+        let bound = reply.addr.to_socket_addr().unwrap_or(addr);
+        Ok(CmListener {
             ctx: channel.ctx.clone(),
-            id: r.listener,
+            id: reply.listener,
             addr: bound,
         })
     }
@@ -403,9 +413,9 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for CmListener {
     fn drop(&mut self) {
-        self.ctx.call_quietly(&Unlisten {
+        self.ctx.call_ignoring_errors(&Unlisten {
             listener: self.id,
             reserved: 0,
         });
@@ -413,24 +423,24 @@ impl Drop for Listener {
 }
 
 /// A peer that wants to connect. Rejected when dropped without an answer.
-pub struct ConnectRequest {
-    ctx: Arc<Inner>,
+pub struct ConnectionRequest {
+    ctx: Arc<ClientInner>,
     id: u32,
     device: u32,
-    info: ConnInfo,
+    connection_info: ConnectionInfo,
     open: bool,
 }
 
-impl std::fmt::Debug for ConnectRequest {
+impl std::fmt::Debug for ConnectionRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ConnectRequest")
             .field("id", &self.id)
-            .field("info", &self.info)
+            .field("info", &self.connection_info)
             .finish()
     }
 }
 
-impl ConnectRequest {
+impl ConnectionRequest {
     /// Number in [`CmEvent::RequestCancelled`].
     pub fn id(&self) -> u32 {
         self.id
@@ -442,8 +452,8 @@ impl ConnectRequest {
     }
 
     /// The listener's cookie, addresses, private data, the peer's ird and ord.
-    pub fn info(&self) -> &ConnInfo {
-        &self.info
+    pub fn connection_info(&self) -> &ConnectionInfo {
+        &self.connection_info
     }
 
     /// Accepts with a QP; ESTABLISHED follows on the listener's channel, or on
@@ -452,14 +462,14 @@ impl ConnectRequest {
         mut self,
         qp: &Qp,
         channel: Option<&CmChannel>,
-        opt: &ConnectOptions<'_>,
+        options: &ConnectOptions<'_>,
     ) -> Result<(), Error> {
-        let params = opt.params()?;
+        let params = options.to_conn_params()?;
         self.open = false;
-        self.ctx.call(&Accept {
+        self.ctx.call_daemon(&Accept {
             request: self.id,
-            qp_num: qp.number(),
-            cookie: opt.cookie,
+            qp_num: qp.qp_num(),
+            cookie: options.cookie,
             cm_channel: channel.map_or(0, CmChannel::id),
             reserved: 0,
             params,
@@ -471,7 +481,7 @@ impl ConnectRequest {
     pub fn reject(mut self, private: &[u8]) -> Result<(), Error> {
         let private_data = private_data(private)?;
         self.open = false;
-        self.ctx.call(&Reject {
+        self.ctx.call_daemon(&Reject {
             request: self.id,
             private_data,
         })?;
@@ -479,12 +489,12 @@ impl ConnectRequest {
     }
 }
 
-impl Drop for ConnectRequest {
+impl Drop for ConnectionRequest {
     fn drop(&mut self) {
         if self.open
             && let Some(private_data) = PrivateData::new(&[])
         {
-            self.ctx.call_quietly(&Reject {
+            self.ctx.call_ignoring_errors(&Reject {
                 request: self.id,
                 private_data,
             });

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 /// A client of one daemon. Clones share the connection.
 #[derive(Clone)]
-pub struct Context(pub(crate) Arc<Inner>);
+pub struct Context(pub(crate) Arc<ClientInner>);
 
-pub(crate) struct Inner {
+pub(crate) struct ClientInner {
     /// Serialises request and reply; holds the last sequence number.
     seq: Mutex<u32>,
     conn: ControlSocket,
@@ -35,7 +35,7 @@ pub(crate) struct Inner {
 
 /// A device of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct DeviceInfo {
     pub index: u32,
     pub name: String,
     /// DPDK driver.
@@ -59,8 +59,8 @@ pub struct AsyncEvent {
     pub reason: String,
 }
 
-fn locked<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_unpoisoned<T>(message: &Mutex<T>) -> MutexGuard<'_, T> {
+    message.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Context {
@@ -89,32 +89,36 @@ impl Context {
             name: Text::new(&name),
         };
         let (hello, fds) = conn.call_and_wait(1, &hello, &[])?;
-        let n = hello.n_workers;
-        if n == 0 || n > 64 || fds.len() != n as usize + 3 {
+        let worker_count = hello.n_workers;
+        if worker_count == 0 || worker_count > 64 || fds.len() != worker_count as usize + 3 {
             return Err(ProtoError::MissingFd.into());
         }
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or(Error::Proto(ProtoError::MissingFd));
-        let page = SharedMemory::map_read_only(next()?, n as usize * WORKER_LINE)?;
-        let cap = hello.doorbell_capacity;
-        if !cap.is_power_of_two() || cap > siw_shm::doorbell::MAX_CAPACITY {
+        let page = SharedMemory::map_read_only(next()?, worker_count as usize * WORKER_LINE)?;
+        let capacity = hello.doorbell_capacity;
+        if !capacity.is_power_of_two() || capacity > siw_shm::doorbell::MAX_CAPACITY {
             return Err(Error::Invalid(
                 "siwd announced a doorbell ring that is no power of two",
             ));
         }
-        let bells = Arc::new(SharedMemory::map_fd(next()?, n as usize * ring_len(cap))?);
+        let bells = Arc::new(SharedMemory::map_fd(
+            next()?,
+            worker_count as usize * ring_len(capacity),
+        )?);
         let async_events = ControlSocket::from(next()?);
         async_events.set_nonblocking(false)?;
-        let mut workers = Vec::with_capacity(n as usize);
-        for w in 0..n {
-            let bell = DoorbellProducer::new(bells.clone(), ring_offset(w, cap), cap)?;
+        let mut workers = Vec::with_capacity(worker_count as usize);
+        for worker in 0..worker_count {
+            let bell =
+                DoorbellProducer::new(bells.clone(), ring_offset(worker, capacity), capacity)?;
             workers.push((bell, next()?));
         }
-        Ok(Context(Arc::new(Inner {
+        Ok(Context(Arc::new(ClientInner {
             seq: Mutex::new(1),
             conn,
             hello,
-            page: WorkerPageView::new(Arc::new(page), n)?,
+            page: WorkerPageView::new(Arc::new(page), worker_count)?,
             workers,
             async_events,
             alive: AtomicBool::new(true),
@@ -128,38 +132,38 @@ impl Context {
     }
 
     /// Name and version of the daemon.
-    pub fn daemon(&self) -> String {
+    pub fn daemon_version(&self) -> String {
         self.0.hello.daemon.to_text()
     }
 
     /// All devices.
-    pub fn devices(&self) -> Result<Vec<Device>, Error> {
+    pub fn query_devices(&self) -> Result<Vec<DeviceInfo>, Error> {
         (0..self.0.hello.n_devices)
-            .map(|i| self.device(i))
+            .map(|i| self.query_device(i))
             .collect()
     }
 
     /// One device by index.
-    pub fn device(&self, index: u32) -> Result<Device, Error> {
-        let (d, _) = self.0.call(&QueryDevice { index, reserved: 0 })?;
-        Ok(Device::from(&d))
+    pub fn query_device(&self, index: u32) -> Result<DeviceInfo, Error> {
+        let (device, _) = self.0.call_daemon(&QueryDevice { index, reserved: 0 })?;
+        Ok(DeviceInfo::from(&device))
     }
 
     /// One device by name.
-    pub fn device_by_name(&self, name: &str) -> Result<Device, Error> {
-        self.devices()?
+    pub fn device_by_name(&self, name: &str) -> Result<DeviceInfo, Error> {
+        self.query_devices()?
             .into_iter()
-            .find(|d| d.name == name)
+            .find(|device| device.name == name)
             .ok_or(Error::Invalid("siwd has no device of that name"))
     }
 
     /// A protection domain.
     pub fn alloc_pd(&self) -> Result<Pd, Error> {
-        let (r, _) = self.0.call(&AllocPd {
+        let (reply, _) = self.0.call_daemon(&AllocPd {
             device: control::ANY_DEVICE,
             reserved: 0,
         })?;
-        Ok(Pd::new(self.0.clone(), r.id))
+        Ok(Pd::new(self.0.clone(), reply.id))
     }
 
     /// False once the daemon was found to be gone. Looks at the socket.
@@ -175,109 +179,116 @@ impl Context {
     /// The next asynchronous event; [`Error::Timeout`] when none comes in time,
     /// [`Error::DaemonGone`] after the last one.
     pub fn get_async_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, Error> {
-        let p = self.0.recv_event(&self.0.async_events, timeout)?;
-        let e: control::AsyncEventMessage = control::decode_event(control::KIND_ASYNC_EVENT, &p)?;
+        let packet = self.0.recv_event(&self.0.async_events, timeout)?;
+        let error: control::AsyncEventMessage =
+            control::decode_event(control::KIND_ASYNC_EVENT, &packet)?;
         Ok(AsyncEvent {
-            kind: control::AsyncEventKind::from_u32(e.kind),
-            object: e.object,
-            reason: e.reason.to_text(),
+            kind: control::AsyncEventKind::from_u32(error.kind),
+            object: error.object,
+            reason: error.reason.to_text(),
         })
     }
 
     /// The daemon's statistics as JSON.
-    pub fn stats(&self) -> Result<String, Error> {
+    pub fn read_stats(&self) -> Result<String, Error> {
         let mut text = Vec::new();
         loop {
-            let (r, _) = self.0.call(&ReadStats {
+            let (reply, _) = self.0.call_daemon(&ReadStats {
                 offset: text.len() as u32,
                 reserved: 0,
             })?;
-            let n = (r.len as usize).min(r.text.len());
-            text.extend_from_slice(&r.text[..n]);
-            if n == 0 || text.len() >= r.total as usize {
+            let n = (reply.len as usize).min(reply.text.len());
+            text.extend_from_slice(&reply.text[..n]);
+            if n == 0 || text.len() >= reply.total as usize {
                 return Ok(String::from_utf8_lossy(&text).into_owned());
             }
         }
     }
 }
 
-impl From<&DeviceReply> for Device {
-    fn from(d: &DeviceReply) -> Device {
-        let ips = d.ips.iter().take(usize::from(d.n_ips));
-        Device {
-            index: d.index,
-            name: d.name.to_text(),
-            driver: d.driver.to_text(),
-            mac: d.mac,
+impl From<&DeviceReply> for DeviceInfo {
+    fn from(device: &DeviceReply) -> DeviceInfo {
+        let ips = device.ips.iter().take(usize::from(device.n_ips));
+        DeviceInfo {
+            index: device.index,
+            name: device.name.to_text(),
+            driver: device.driver.to_text(),
+            mac: device.mac,
             ips: ips
                 .filter_map(|a| a.to_socket_addr())
                 .map(|a| a.ip())
                 .collect(),
-            mtu: d.mtu,
-            link_mbps: d.link_mbps,
-            active: d.port_state == PORT_ACTIVE,
-            crc: d.crc != 0,
-            mpa_rev: d.mpa_rev,
+            mtu: device.mtu,
+            link_mbps: device.link_mbps,
+            active: device.port_state == PORT_ACTIVE,
+            crc: device.crc != 0,
+            mpa_rev: device.mpa_rev,
         }
     }
 }
 
-impl Inner {
+impl ClientInner {
     /// One request and its reply.
-    pub(crate) fn call<M: Message>(&self, m: &M) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
-        let mut seq = locked(&self.seq);
+    pub(crate) fn call_daemon<M: Message>(
+        &self,
+        message: &M,
+    ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
+        let mut seq = lock_unpoisoned(&self.seq);
         if !self.alive.load(Ordering::Relaxed) {
             return Err(Error::DaemonGone);
         }
         *seq = seq.wrapping_add(1).max(1);
-        let r = self.conn.call_and_wait(*seq, m, &[]);
+        let reply = self.conn.call_and_wait(*seq, message, &[]);
         drop(seq);
-        r.map_err(|e| {
-            let e = Error::from(e);
+        reply.map_err(|error| {
+            let error = Error::from(error);
             // After anything but a refusal, replies and requests may be out of step.
-            if !matches!(e, Error::Refused { .. }) {
+            if !matches!(error, Error::Refused { .. }) {
                 self.alive.store(false, Ordering::Release);
             }
-            e
+            error
         })
     }
 
     /// A request that nobody waits for: it is done before any later one, and what it says is
     /// lost.
-    pub(crate) fn post<M: Message>(&self, m: &M) {
-        let _one_at_a_time = locked(&self.seq);
-        if self.alive.load(Ordering::Relaxed) && self.conn.post_unanswered(m).is_err() {
+    pub(crate) fn post_unanswered<M: Message>(&self, message: &M) {
+        let _one_at_a_time = lock_unpoisoned(&self.seq);
+        if self.alive.load(Ordering::Relaxed) && self.conn.post_unanswered(message).is_err() {
             self.alive.store(false, Ordering::Release);
         }
     }
 
     /// For destructors: nobody is left to tell about failures.
-    pub(crate) fn call_quietly<M: Message>(&self, m: &M) {
-        let _ = self.call(m);
+    pub(crate) fn call_ignoring_errors<M: Message>(&self, message: &M) {
+        let _ = self.call_daemon(message);
     }
 
     /// The region of a queue: the one in the reply, or one seen before.
-    pub(crate) fn region(
+    pub(crate) fn map_queue_memory(
         &self,
-        q: &QueueRef,
+        place: &QueueRef,
         fds: Vec<OwnedFd>,
     ) -> Result<Arc<SharedMemory>, Error> {
-        let mut regions = locked(&self.regions);
-        if q.fd == 0 {
-            return Ok(regions.get(&q.region).ok_or(ProtoError::MissingFd)?.clone());
+        let mut regions = lock_unpoisoned(&self.regions);
+        if place.fd == 0 {
+            return Ok(regions
+                .get(&place.region)
+                .ok_or(ProtoError::MissingFd)?
+                .clone());
         }
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
-        let len = usize::try_from(q.region_len).map_err(|_| ProtoError::MissingFd)?;
-        let r = Arc::new(SharedMemory::map_fd(fd, len)?);
-        if q.dedicated == 0 {
-            regions.insert(q.region, r.clone());
+        let len = usize::try_from(place.region_len).map_err(|_| ProtoError::MissingFd)?;
+        let reply = Arc::new(SharedMemory::map_fd(fd, len)?);
+        if place.dedicated == 0 {
+            regions.insert(place.region, reply.clone());
         }
-        Ok(r)
+        Ok(reply)
     }
 
     /// Tells a worker that a QP has work.
     #[inline]
-    pub(crate) fn ring(&self, worker: u32, qp_num: u32) {
+    pub(crate) fn ring_doorbell(&self, worker: u32, qp_num: u32) {
         let Some((bell, eventfd)) = self.workers.get(worker as usize) else {
             return;
         };
@@ -316,22 +327,22 @@ impl Inner {
         fd: BorrowedFd<'_>,
         timeout: Option<Duration>,
     ) -> Result<(), Error> {
-        let deadline = timeout.map(|t| Instant::now() + t);
+        let deadline = timeout.map(|duration| Instant::now() + duration);
         loop {
-            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            let ts = left.map(|l| Timespec {
-                tv_sec: l.as_secs() as i64,
-                tv_nsec: l.subsec_nanos().into(),
+            let left = deadline.map(|device| device.saturating_duration_since(Instant::now()));
+            let timespec = left.map(|left| Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: left.subsec_nanos().into(),
             });
             let mut fds = [
                 PollFd::from_borrowed_fd(fd, PollFlags::IN),
                 PollFd::new(&self.conn, PollFlags::RDHUP),
             ];
-            match poll(&mut fds, ts.as_ref()) {
+            match poll(&mut fds, timespec.as_ref()) {
                 Ok(0) => return Err(Error::Timeout),
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(e) => return Err(e.into()),
+                Err(error) => return Err(error.into()),
             }
             if fds[0].revents().contains(PollFlags::IN) {
                 return Ok(());
@@ -351,14 +362,14 @@ impl Inner {
     ) -> Result<Vec<u8>, Error> {
         loop {
             match from.try_recv_packet() {
-                Ok(p) => return Ok(p.bytes),
+                Ok(packet) => return Ok(packet.bytes),
                 Err(RecvError::WouldBlock) => self.wait_readable(from.as_fd(), timeout)?,
                 Err(RecvError::Closed) => {
                     self.check_alive();
                     return Err(Error::DaemonGone);
                 }
                 Err(RecvError::Truncated) => return Err(ProtoError::NotSiwd(0).into()),
-                Err(RecvError::Io(e)) => return Err(e.into()),
+                Err(RecvError::Io(error)) => return Err(error.into()),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Completion queues and the channels that tell when to poll them
 //! (ibv_poll_cq(3), ibv_req_notify_cq(3), ibv_get_cq_event(3)).
 
-use crate::context::Inner;
+use crate::context::ClientInner;
 use crate::credit::Credits;
 use crate::{Context, Error, Wc};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// Delivers the cookies of completion queues that were armed and have completions.
 pub struct CompletionChannel {
-    ctx: Arc<Inner>,
+    client: Arc<ClientInner>,
     id: u32,
     fd: OwnedFd,
 }
@@ -23,13 +23,13 @@ pub struct CompletionChannel {
 impl CompletionChannel {
     /// A new channel.
     pub fn new(ctx: &Context) -> Result<Arc<CompletionChannel>, Error> {
-        let (r, fds) = ctx.0.call(&CreateChannel { reserved: 0 })?;
+        let (reply, fds) = ctx.0.call_daemon(&CreateChannel { reserved: 0 })?;
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         // Readiness is waited for by poll: a second reader must not block here.
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Arc::new(CompletionChannel {
-            ctx: ctx.0.clone(),
-            id: r.id,
+            client: ctx.0.clone(),
+            id: reply.id,
             fd,
         }))
     }
@@ -38,17 +38,17 @@ impl CompletionChannel {
     /// the armings; poll the queue after arming it again.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<u64, Error> {
         loop {
-            self.ctx.wait_readable(self.fd.as_fd(), timeout)?;
-            let mut b = [0; 8];
-            match rustix::io::read(&self.fd, &mut b) {
-                Ok(8) => return Ok(u64::from_ne_bytes(b)),
+            self.client.wait_readable(self.fd.as_fd(), timeout)?;
+            let mut cookie = [0; 8];
+            match rustix::io::read(&self.fd, &mut cookie) {
+                Ok(8) => return Ok(u64::from_ne_bytes(cookie)),
                 Ok(0) => {
-                    self.ctx.check_alive();
+                    self.client.check_alive();
                     return Err(Error::DaemonGone);
                 }
                 Ok(n) => return Err(ProtoError::NotSiwd(n).into()),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -63,7 +63,7 @@ impl AsFd for CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        self.ctx.call_quietly(&DestroyChannel {
+        self.client.call_ignoring_errors(&DestroyChannel {
             channel: self.id,
             reserved: 0,
         });
@@ -75,7 +75,7 @@ impl Drop for CompletionChannel {
 pub struct Cq(Arc<CqInner>);
 
 struct CqInner {
-    ctx: Arc<Inner>,
+    client: Arc<ClientInner>,
     id: u32,
     ring: SpinLock<Polling>,
     entries: AtomicU32,
@@ -102,7 +102,7 @@ impl Polling {
             }
         }
         n += self.ring.poll(&mut out[n..]);
-        self.credits.count(&out[..n]);
+        self.credits.count_polled(&out[..n]);
         n
     }
 }
@@ -123,7 +123,7 @@ impl Polling {
     }
 
     /// Forgets the completions of a queue pair.
-    pub fn purge(&mut self, qp_num: u32) {
+    pub fn purge_qp(&mut self, qp_num: u32) {
         self.drain_rings();
         self.left.retain(|wc| wc.qp_num != qp_num);
     }
@@ -137,7 +137,7 @@ const SPIN: Duration = Duration::from_micros(50);
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.ctx.call_quietly(&DestroyCq {
+        self.client.call_ignoring_errors(&DestroyCq {
             cq: self.id,
             reserved: 0,
         });
@@ -145,12 +145,20 @@ impl Drop for CqInner {
 }
 
 /// The application's end of new rings.
-pub(crate) fn consumer(ctx: &Inner, r: &CqReply, fds: Vec<OwnedFd>) -> Result<CqConsumer, Error> {
-    let region = ctx.region(&r.mem, fds)?;
-    let geometry = CqGeometry::from_exact(r.entries, r.workers).ok_or(Error::Invalid(
+pub(crate) fn map_consumer(
+    ctx: &ClientInner,
+    reply: &CqReply,
+    fds: Vec<OwnedFd>,
+) -> Result<CqConsumer, Error> {
+    let region = ctx.map_queue_memory(&reply.mem, fds)?;
+    let geometry = CqGeometry::from_exact(reply.entries, reply.workers).ok_or(Error::Invalid(
         "siwd sent an impossible completion queue geometry",
     ))?;
-    Ok(CqConsumer::new(region, r.mem.offset as usize, geometry)?)
+    Ok(CqConsumer::new(
+        region,
+        reply.mem.offset as usize,
+        geometry,
+    )?)
 }
 
 impl Cq {
@@ -161,22 +169,22 @@ impl Cq {
         cqe: u32,
         channel: Option<(&Arc<CompletionChannel>, u64)>,
     ) -> Result<Cq, Error> {
-        let (r, fds) = ctx.0.call(&CreateCq {
+        let (reply, fds) = ctx.0.call_daemon(&CreateCq {
             cqe,
-            channel: channel.map_or(0, |(c, _)| c.id),
+            channel: channel.map_or(0, |(channel, _)| channel.id),
             cookie: channel.map_or(0, |(_, cookie)| cookie),
         })?;
         let ring = Polling {
-            ring: consumer(&ctx.0, &r, fds)?,
+            ring: map_consumer(&ctx.0, &reply, fds)?,
             left: VecDeque::new(),
             credits: Credits::default(),
         };
         Ok(Cq(Arc::new(CqInner {
-            ctx: ctx.0.clone(),
-            id: r.cq,
+            client: ctx.0.clone(),
+            id: reply.cq,
             ring: SpinLock::new(ring),
-            entries: AtomicU32::new(r.entries),
-            channel: channel.map(|(c, _)| c.clone()),
+            entries: AtomicU32::new(reply.entries),
+            channel: channel.map(|(channel, _)| channel.clone()),
             empty_polls: AtomicU32::new(0),
         })))
     }
@@ -185,12 +193,12 @@ impl Cq {
         self.0.id
     }
 
-    pub(crate) fn ctx(&self) -> &Arc<Inner> {
-        &self.0.ctx
+    pub(crate) fn client(&self) -> &Arc<ClientInner> {
+        &self.0.client
     }
 
     /// Id in asynchronous events (CQ_ERR).
-    pub fn number(&self) -> u32 {
+    pub fn cq_id(&self) -> u32 {
         self.0.id
     }
 
@@ -199,7 +207,7 @@ impl Cq {
         self.0.entries.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn polling(&self) -> &SpinLock<Polling> {
+    pub(crate) fn polling_state(&self) -> &SpinLock<Polling> {
         &self.0.ring
     }
 
@@ -212,30 +220,30 @@ impl Cq {
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, Error> {
         let n = self.0.ring.lock().poll(out);
         if n == 0 && !out.is_empty() {
-            self.empty()?;
+            self.on_empty_poll()?;
         }
         Ok(n)
     }
 
     #[inline]
-    fn empty(&self) -> Result<(), Error> {
+    fn on_empty_poll(&self) -> Result<(), Error> {
         // Lossy counting between threads is fine.
         let n = self.0.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.0.empty_polls.store(n, Ordering::Relaxed);
         if n.is_multiple_of(ALIVE_CHECK) {
-            self.0.ctx.check_alive();
+            self.0.client.check_alive();
         }
-        if self.0.ctx.known_alive() && n & 63 != 0 {
+        if self.0.client.known_alive() && n & 63 != 0 {
             Ok(())
         } else {
-            self.check()
+            self.check_health()
         }
     }
 
     /// Why an empty queue may stay empty.
     #[cold]
-    fn check(&self) -> Result<(), Error> {
-        if !self.0.ctx.known_alive() {
+    fn check_health(&self) -> Result<(), Error> {
+        if !self.0.client.known_alive() {
             return Err(Error::DaemonGone);
         }
         if self.0.ring.lock().ring.error_code() != 0 {
@@ -275,19 +283,19 @@ impl Cq {
         if out.is_empty() {
             return Ok(0);
         }
-        let deadline = timeout.map(|t| Instant::now() + t);
-        let left = || deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let deadline = timeout.map(|duration| Instant::now() + duration);
+        let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         loop {
-            let spin = left().map_or(SPIN, |l| l.min(SPIN));
+            let spin = left().map_or(SPIN, |left| left.min(SPIN));
             let n = self.poll_spin(out, spin)?;
             if n > 0 {
                 return Ok(n);
             }
             let Some(channel) = &self.0.channel else {
-                if left().is_some_and(|l| l.is_zero()) {
+                if left().is_some_and(|left| left.is_zero()) {
                     return Err(Error::Timeout);
                 }
-                self.0.ctx.check_alive();
+                self.0.client.check_alive();
                 std::thread::yield_now();
                 continue;
             };
@@ -296,7 +304,7 @@ impl Cq {
             if n > 0 {
                 return Ok(n);
             }
-            self.check()?;
+            self.check_health()?;
             match channel.get_event(left()) {
                 Ok(_) => {}
                 Err(Error::DaemonGone) => {
@@ -304,7 +312,7 @@ impl Cq {
                     let n = self.0.ring.lock().poll(out);
                     return if n > 0 { Ok(n) } else { Err(Error::DaemonGone) };
                 }
-                Err(e) => return Err(e),
+                Err(error) => return Err(error),
             }
         }
     }

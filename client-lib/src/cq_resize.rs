@@ -1,7 +1,7 @@
 //! Changes of a living completion queue: its size (ibv_resize_cq(3)), and when it raises events
 //! (ibv_modify_cq(3)).
 
-use crate::cq::consumer;
+use crate::cq::map_consumer;
 use crate::{Cq, Error};
 use siw_shm::control::{FreeCqRing, ModerateCq, ResizeCq};
 use std::time::Duration;
@@ -10,30 +10,30 @@ impl Cq {
     /// Makes the queue longer or shorter; completions that wait stay, in order. EINVAL when more
     /// wait than the new size. Polling waits meanwhile.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
-        let ctx = self.ctx();
-        let mut p = self.polling().lock();
+        let ctx = self.client();
+        let mut polling = self.polling_state().lock();
         let new_size = cqe.max(1).checked_next_power_of_two().unwrap_or(u32::MAX) as usize;
-        let waiting = p.left.len() + p.ring.count_waiting(new_size + 1);
+        let waiting = polling.left.len() + polling.ring.count_waiting(new_size + 1);
         if waiting > new_size {
             return Err(Error::Invalid(
                 "more completions wait to be polled than the new size",
             ));
         }
-        let (r, fds) = ctx.call(&ResizeCq {
-            cq: self.number(),
+        let (reply, fds) = ctx.call_daemon(&ResizeCq {
+            cq: self.cq_id(),
             cqe,
         })?;
-        let new = consumer(ctx, &r, fds)?;
+        let new = map_consumer(ctx, &reply, fds)?;
         // No worker writes to the old rings any more.
-        let found = p.drain_rings();
-        p.ring = new;
-        self.set_capacity(r.entries);
+        let found = polling.drain_rings();
+        polling.ring = new;
+        self.set_capacity(reply.entries);
         // One worker may have taken the arming along while another completed into its old ring, or
         // into its new one just before the arming got there.
-        let notify = (found || p.ring.count_waiting(1) > 0) && p.ring.disarm_event();
-        drop(p);
-        ctx.call(&FreeCqRing {
-            cq: self.number(),
+        let notify = (found || polling.ring.count_waiting(1) > 0) && polling.ring.disarm_event();
+        drop(polling);
+        ctx.call_daemon(&FreeCqRing {
+            cq: self.cq_id(),
             notify: notify.into(),
         })?;
         Ok(())
@@ -45,8 +45,8 @@ impl Cq {
     pub fn moderate(&self, count: u16, period: Duration) -> Result<(), Error> {
         let period = u16::try_from(period.as_micros())
             .map_err(|_| Error::Invalid("a period of 65535 microseconds is the longest"))?;
-        self.ctx().call(&ModerateCq {
-            cq: self.number(),
+        self.client().call_daemon(&ModerateCq {
+            cq: self.cq_id(),
             count,
             period,
         })?;

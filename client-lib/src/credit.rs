@@ -41,7 +41,7 @@ impl ReceivePlaces {
     }
 
     #[inline]
-    pub fn take(&mut self) {
+    pub fn take_place(&mut self) {
         self.posted = self.posted.wrapping_add(1);
     }
 }
@@ -78,16 +78,16 @@ impl SendPlaces {
     /// looked at when the places known to be free are used up.
     #[inline]
     pub fn is_full(&mut self, credit: &Credit, done: impl FnOnce() -> u32) -> bool {
-        self.free == 0 && self.look(credit, done())
+        self.free == 0 && self.refresh_free(credit, done())
     }
 
-    fn look(&mut self, credit: &Credit, done: u32) -> bool {
+    fn refresh_free(&mut self, credit: &Credit, done: u32) -> bool {
         // The daemon cannot have finished more than was posted.
         let news = done
             .wrapping_sub(self.done)
             .min(self.posted.wrapping_sub(self.done));
         for _ in 0..news {
-            let (word, bit) = self.place(self.done);
+            let (word, bit) = self.bit_position(self.done);
             self.done_signaled = self
                 .done_signaled
                 .wrapping_add((self.signaled[word] >> bit & 1) as u32);
@@ -101,16 +101,16 @@ impl SendPlaces {
         self.free == 0
     }
 
-    fn place(&self, request: u32) -> (usize, u32) {
+    fn bit_position(&self, request: u32) -> (usize, u32) {
         let bit = request as usize & (self.signaled.len() * 64 - 1);
         (bit / 64, bit as u32 % 64)
     }
 
     #[inline]
-    pub fn take(&mut self, signaled: bool) {
-        let (word, bit) = self.place(self.posted);
-        let w = &mut self.signaled[word];
-        *w = *w & !(1 << bit) | u64::from(signaled) << bit;
+    pub fn take_place(&mut self, signaled: bool) {
+        let (word, bit) = self.bit_position(self.posted);
+        let word_bits = &mut self.signaled[word];
+        *word_bits = *word_bits & !(1 << bit) | u64::from(signaled) << bit;
         self.posted = self.posted.wrapping_add(1);
         self.free -= 1;
     }
@@ -125,8 +125,8 @@ impl Hasher for ByNumber {
         self.0
     }
     fn write(&mut self, bytes: &[u8]) {
-        for b in bytes {
-            self.write_u32(u32::from(*b));
+        for byte in bytes {
+            self.write_u32(u32::from(*byte));
         }
     }
     #[inline]
@@ -144,28 +144,34 @@ pub(crate) struct Credits {
 }
 
 impl Credits {
-    pub fn attach(&mut self, qp_num: u32, credit: &Arc<Credit>) {
+    pub fn attach_qp(&mut self, qp_num: u32, credit: &Arc<Credit>) {
         self.by_qp.insert(qp_num, credit.clone());
         self.last = None;
     }
 
-    pub fn detach(&mut self, qp_num: u32) {
+    pub fn detach_qp(&mut self, qp_num: u32) {
         self.by_qp.remove(&qp_num);
         self.last = None;
     }
 
     /// Counts polled completions.
     #[inline]
-    pub fn count(&mut self, polled: &[Wc]) {
-        for run in polled.chunk_by(|a, b| a.qp_num == b.qp_num) {
+    pub fn count_polled(&mut self, polled: &[Wc]) {
+        for run in polled.chunk_by(|a, byte| a.qp_num == byte.qp_num) {
             let number = run[0].qp_num;
             if self.last.as_ref().is_none_or(|(n, _)| *n != number) {
-                self.last = self.by_qp.get(&number).map(|c| (number, c.clone()));
+                self.last = self
+                    .by_qp
+                    .get(&number)
+                    .map(|credit| (number, credit.clone()));
             }
             let Some((_, credit)) = &self.last else {
                 continue;
             };
-            let receives = run.iter().filter(|c| c.opcode.is_receive()).count() as u32;
+            let receives = run
+                .iter()
+                .filter(|credit| credit.opcode.is_receive())
+                .count() as u32;
             let add = |counter: &AtomicU32, n: u32| {
                 if n > 0 {
                     let now = counter.load(Ordering::Relaxed).wrapping_add(n);
@@ -194,22 +200,22 @@ mod tests {
     fn places_are_those_that_a_flush_could_need() {
         let credit = Credit::default();
         for most in [1u32, 3, 64, 100] {
-            let mut p = SendPlaces::new(most, &credit);
+            let mut places = SendPlaces::new(most, &credit);
             let (mut posted, mut done) = (0u32, 0u32);
             let mut queue = std::collections::VecDeque::new();
             let mut unpolled = 0;
-            let mut x = 88172645463325252u64;
+            let mut random = 88172645463325252u64;
             for _ in 0..20_000 {
-                x ^= x << 13;
-                x ^= x >> 7;
-                x ^= x << 17;
-                match x % 4 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                match random % 4 {
                     0 | 1 => {
                         let full = posted - done + unpolled >= most;
-                        assert_eq!(p.is_full(&credit, || done), full, "{most}");
+                        assert_eq!(places.is_full(&credit, || done), full, "{most}");
                         if !full {
-                            let signaled = x & 64 == 0;
-                            p.take(signaled);
+                            let signaled = random & 64 == 0;
+                            places.take_place(signaled);
                             queue.push_back(signaled);
                             posted += 1;
                         }
@@ -235,25 +241,25 @@ mod tests {
     #[test]
     fn completions_are_counted_for_their_queue_pair_and_kind() {
         use siw_shm::WcOpcode as O;
-        let (a, b) = (Arc::<Credit>::default(), Arc::<Credit>::default());
+        let (a, byte) = (Arc::<Credit>::default(), Arc::<Credit>::default());
         let mut all = Credits::default();
-        all.attach(1, &a);
-        all.attach(2, &b);
-        all.count(&[
+        all.attach_qp(1, &a);
+        all.attach_qp(2, &byte);
+        all.count_polled(&[
             wc(1, O::SEND),
             wc(1, O::RECV),
             wc(2, O::RDMA_READ),
             wc(1, O::RECV),
         ]);
-        all.count(&[wc(3, O::SEND), wc(2, O::RECV_RDMA_WITH_IMM)]);
-        all.detach(2);
-        all.count(&[wc(2, O::SEND)]);
-        let read = |c: &Credit| {
+        all.count_polled(&[wc(3, O::SEND), wc(2, O::RECV_RDMA_WITH_IMM)]);
+        all.detach_qp(2);
+        all.count_polled(&[wc(2, O::SEND)]);
+        let read = |credit: &Credit| {
             (
-                c.sends.load(Ordering::Relaxed),
-                c.receives.load(Ordering::Relaxed),
+                credit.sends.load(Ordering::Relaxed),
+                credit.receives.load(Ordering::Relaxed),
             )
         };
-        assert_eq!((read(&a), read(&b)), ((1, 2), (1, 1)));
+        assert_eq!((read(&a), read(&byte)), ((1, 2), (1, 1)));
     }
 }

@@ -15,9 +15,9 @@ impl Qp {
     /// go to `seen` in order.
     pub fn drain_sq(&self, timeout: Duration, mut seen: impl FnMut(&Wc)) -> Result<(), Error> {
         let marker = SendWr::send(DRAIN_WR_ID, SendData::Sges(&[]));
-        let post = || self.post_send(&[marker]).map_err(|e| e.error);
-        self.drain(self.send_cq(), timeout, &mut seen, post, |o| {
-            !o.is_receive()
+        let post = || self.post_send(&[marker]).map_err(|error| error.error);
+        self.drain_queue(self.send_cq(), timeout, &mut seen, post, |opcode| {
+            !opcode.is_receive()
         })
     }
 
@@ -28,8 +28,8 @@ impl Qp {
             wr_id: DRAIN_WR_ID,
             sges: &[],
         };
-        let post = || self.post_recv(&[marker]).map_err(|e| e.error);
-        self.drain(
+        let post = || self.post_recv(&[marker]).map_err(|error| error.error);
+        self.drain_queue(
             self.recv_cq(),
             timeout,
             &mut seen,
@@ -38,7 +38,7 @@ impl Qp {
         )
     }
 
-    fn drain(
+    fn drain_queue(
         &self,
         cq: &Cq,
         timeout: Duration,
@@ -58,13 +58,13 @@ impl Qp {
                 posted = match post() {
                     Ok(()) => true,
                     Err(Error::QueueFull) => false,
-                    Err(e) => return Err(e),
+                    Err(error) => return Err(error),
                 };
             }
             let n = cq.poll_spin(&mut wc, Duration::from_micros(50))?;
             let mut done = false;
             for wc in &wc[..n] {
-                let marker = wc.wr_id == DRAIN_WR_ID && wc.qp_num == self.number();
+                let marker = wc.wr_id == DRAIN_WR_ID && wc.qp_num == self.qp_num();
                 if marker && ours(wc.opcode) && !done {
                     done = true;
                 } else {

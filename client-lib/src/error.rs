@@ -54,7 +54,7 @@ impl Error {
             Error::DaemonGone => libc::ENODEV,
             Error::Proto(ProtoError::Version { .. }) => libc::EPROTONOSUPPORT,
             Error::Proto(_) => libc::EPROTO,
-            Error::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
+            Error::Io(error) => error.raw_os_error().unwrap_or(libc::EIO),
             Error::QueueFull => libc::ENOMEM,
             Error::Wqe(_) | Error::Invalid(_) => libc::EINVAL,
             Error::Timeout => libc::ETIMEDOUT,
@@ -65,21 +65,21 @@ impl Error {
 }
 
 impl From<CallError> for Error {
-    fn from(e: CallError) -> Self {
-        match e {
+    fn from(error: CallError) -> Self {
+        match error {
             CallError::Refused { errno, reason } => Error::Refused { errno, reason },
-            CallError::Proto(p) => Error::Proto(p),
+            CallError::Proto(error) => Error::Proto(error),
             CallError::Closed => Error::DaemonGone,
-            CallError::Io(e) => Error::Io(e),
+            CallError::Io(error) => Error::Io(error),
         }
     }
 }
 
 impl From<PushError> for Error {
-    fn from(e: PushError) -> Self {
-        match e {
+    fn from(error: PushError) -> Self {
+        match error {
             PushError::Full => Error::QueueFull,
-            PushError::Wqe(w) => Error::Wqe(w),
+            PushError::Wqe(error) => Error::Wqe(error),
         }
     }
 }
@@ -91,8 +91,8 @@ impl From<OutOfBounds> for Error {
 }
 
 impl From<rustix::io::Errno> for Error {
-    fn from(e: rustix::io::Errno) -> Self {
-        Error::Io(e.into())
+    fn from(error: rustix::io::Errno) -> Self {
+        Error::Io(error.into())
     }
 }
 

@@ -33,13 +33,13 @@ struct Mapped {
 impl Pd {
     /// A region of at most `max_pages` pages of an arena. Its key works from the first REG_MR on.
     pub fn alloc_fast_mr(&self, arena: &Arc<Arena>, max_pages: u32) -> Result<FastMr, Error> {
-        let (r, fds) = self.ctx().call(&AllocFastMr {
+        let (r, fds) = self.ctx().call_daemon(&AllocFastMr {
             pd: self.id(),
             arena: arena.id(),
             max_pages,
             reserved: 0,
         })?;
-        let list = self.ctx().region(&r.list, fds)?;
+        let list = self.ctx().map_queue_memory(&r.list, fds)?;
         Ok(FastMr {
             pd: self.clone(),
             arena: arena.clone(),
@@ -62,7 +62,7 @@ impl FastMr {
     /// Writes the pages of these ranges into the page list, as ib_map_mr_sg does: the first may
     /// start inside of a page of 2^page_shift bytes (12 to 30), the last may end inside of one,
     /// and nothing else. How many ranges fit. Not while a REG_MR is outstanding.
-    pub fn map(&mut self, ranges: &[Range<usize>], page_shift: u8) -> Result<usize, Error> {
+    pub fn map_ranges(&mut self, ranges: &[Range<usize>], page_shift: u8) -> Result<usize, Error> {
         if !(siw_shm::local_wqe::MIN_PAGE_SHIFT..=siw_shm::local_wqe::MAX_PAGE_SHIFT)
             .contains(&page_shift)
         {
@@ -71,27 +71,31 @@ impl FastMr {
         let size = 1usize << page_shift;
         let (mut pages, mut length, mut first_offset, mut used) = (0u32, 0usize, 0usize, 0);
         let mut open = true;
-        for r in ranges {
-            let len = crate::memory::length(&self.arena, r)?;
-            let at = r.start % size;
-            let n = (at + len).div_ceil(size);
-            if !open || (used > 0 && at != 0) {
+        for range in ranges {
+            let len = crate::memory::range_len(&self.arena, range)?;
+            let in_page = range.start % size;
+            let page_count = (in_page + len).div_ceil(size);
+            if !open || (used > 0 && in_page != 0) {
                 break;
             }
-            let all = pages.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
+            let all = pages.saturating_add(u32::try_from(page_count).unwrap_or(u32::MAX));
             let sum = length.saturating_add(len);
             if all > self.max_pages || u32::try_from(sum).is_err() {
                 break;
             }
-            for (i, page) in (r.start - at..).step_by(size).take(n).enumerate() {
+            for (i, page) in (range.start - in_page..)
+                .step_by(size)
+                .take(page_count)
+                .enumerate()
+            {
                 let to = self.list_at + (pages as usize + i) * 8;
                 self.list.write(to, &(page as u64).to_le_bytes())?;
             }
             if used == 0 {
-                first_offset = at;
+                first_offset = in_page;
             }
             (pages, length) = (all, sum);
-            open = r.end.is_multiple_of(size);
+            open = range.end.is_multiple_of(size);
             used += 1;
         }
         if used == 0 {
@@ -110,14 +114,14 @@ impl FastMr {
     /// The REG_MR work request for what was mapped, signaled: from its place in the send queue
     /// on, `key` (the same region, any low octet) names it from `iova` on, or from 0 with
     /// ZERO_BASED. Refused with MW_BIND_ERR while an older key of it works.
-    pub fn reg(
+    pub fn register_request(
         &mut self,
         wr_id: u64,
         key: u32,
         iova: u64,
         access: Access,
     ) -> Result<SendWr<'static>, Error> {
-        let m = self
+        let mapped = self
             .mapped
             .ok_or(Error::Invalid("nothing was mapped into the region"))?;
         self.key = key;
@@ -126,9 +130,9 @@ impl FastMr {
             &FastReg {
                 key,
                 iova,
-                length: m.length,
-                first_offset: m.first_offset,
-                page_shift: m.page_shift,
+                length: mapped.length,
+                first_offset: mapped.first_offset,
+                page_shift: mapped.page_shift,
                 access,
             },
         ))
@@ -137,7 +141,7 @@ impl FastMr {
     /// Bytes that are mapped.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.mapped.map_or(0, |m| m.length as usize)
+        self.mapped.map_or(0, |mapped| mapped.length as usize)
     }
 
     /// The arena that its pages are of.
@@ -154,7 +158,7 @@ impl FastMr {
 
 impl Drop for FastMr {
     fn drop(&mut self) {
-        self.pd.ctx().call_quietly(&DeregMr {
+        self.pd.ctx().call_ignoring_errors(&DeregMr {
             lkey: self.home,
             reserved: 0,
         });

@@ -43,15 +43,15 @@ mod window;
 pub mod capi;
 
 pub use cm::{
-    CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, ListenOptions, Listener, Markers,
-    OutOfOrder, Preset, RtrKinds, TerminateOrder,
+    CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
+    ListenOptions, Markers, OutOfOrder, PeerPreset, ReadyToReceive, TerminateOrder,
 };
-pub use context::{AsyncEvent, Context, Device};
+pub use context::{AsyncEvent, Context, DeviceInfo};
 pub use cq::{CompletionChannel, Cq};
 pub use drain::DRAIN_WR_ID;
 pub use error::{Error, PostError};
 pub use fast_mr::FastMr;
-pub use memory::{Arena, Mr, Pd, Rereg};
+pub use memory::{Arena, Mr, Pd, ReregChange};
 pub use qp::{Qp, QpAttr, QpInit, VerbsQpState};
 pub use siw_shm::control::{AsyncEventKind, Limits, QpState};
 pub use siw_shm::{

@@ -2,7 +2,7 @@
 //! registered memory by bounds-checked copies, or by raw pointer: a peer may write
 //! it at any time.
 
-use crate::context::Inner;
+use crate::context::ClientInner;
 use crate::{Access, Context, Error, Sge};
 use siw_shm::SharedMemory;
 use siw_shm::control::{
@@ -17,13 +17,13 @@ use std::sync::Arc;
 pub struct Pd(Arc<PdInner>);
 
 struct PdInner {
-    ctx: Arc<Inner>,
+    ctx: Arc<ClientInner>,
     id: u32,
 }
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        self.ctx.call_quietly(&DeallocPd {
+        self.ctx.call_ignoring_errors(&DeallocPd {
             pd: self.id,
             reserved: 0,
         });
@@ -31,11 +31,11 @@ impl Drop for PdInner {
 }
 
 impl Pd {
-    pub(crate) fn new(ctx: Arc<Inner>, id: u32) -> Pd {
+    pub(crate) fn new(ctx: Arc<ClientInner>, id: u32) -> Pd {
         Pd(Arc::new(PdInner { ctx, id }))
     }
 
-    pub(crate) fn ctx(&self) -> &Arc<Inner> {
+    pub(crate) fn ctx(&self) -> &Arc<ClientInner> {
         &self.0.ctx
     }
 
@@ -69,8 +69,8 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Mr, Error> {
-        let len = length(arena, &range)?;
-        let (r, _) = self.0.ctx.call(&RegMr {
+        let len = range_len(arena, &range)?;
+        let (reply, _) = self.0.ctx.call_daemon(&RegMr {
             pd: self.0.id,
             arena: arena.id,
             offset: range.start as u64,
@@ -82,8 +82,8 @@ impl Pd {
         Ok(Mr {
             iova,
             access,
-            lkey: r.lkey,
-            rkey: r.rkey,
+            lkey: reply.lkey,
+            rkey: reply.rkey,
             offset: range.start,
             len,
             arena: arena.clone(),
@@ -94,7 +94,7 @@ impl Pd {
 }
 
 /// Bytes of a range, if it lies in the arena.
-pub(crate) fn length(arena: &Arena, range: &Range<usize>) -> Result<usize, Error> {
+pub(crate) fn range_len(arena: &Arena, range: &Range<usize>) -> Result<usize, Error> {
     let len = range
         .end
         .checked_sub(range.start)
@@ -105,7 +105,7 @@ pub(crate) fn length(arena: &Arena, range: &Range<usize>) -> Result<usize, Error
 
 /// What [`Mr::rereg`] changes (ibv_rereg_mr(3)); `None` stays as it is.
 #[derive(Clone, Copy, Default)]
-pub struct Rereg<'a> {
+pub struct ReregChange<'a> {
     /// Another part of this or another arena, named by its address in this process.
     pub range: Option<(&'a Arc<Arena>, usize, usize)>,
     pub pd: Option<&'a Pd>,
@@ -114,7 +114,7 @@ pub struct Rereg<'a> {
 
 /// Shared memory to register parts of.
 pub struct Arena {
-    ctx: Arc<Inner>,
+    ctx: Arc<ClientInner>,
     id: u32,
     region: SharedMemory,
 }
@@ -122,17 +122,17 @@ pub struct Arena {
 impl Arena {
     /// At least `len` bytes, from hugepages if wanted and available.
     pub fn alloc(ctx: &Context, len: usize, huge: bool) -> Result<Arc<Arena>, Error> {
-        let (r, fds) = ctx.0.call(&AllocArena {
+        let (reply, fds) = ctx.0.call_daemon(&AllocArena {
             len: len as u64,
             huge: huge.into(),
             reserved: 0,
         })?;
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
-        let actual = usize::try_from(r.len).unwrap_or(usize::MAX);
+        let actual = usize::try_from(reply.len).unwrap_or(usize::MAX);
         let region = SharedMemory::map_fd(fd, actual.max(len))?;
         Ok(Arc::new(Arena {
             ctx: ctx.0.clone(),
-            id: r.arena,
+            id: reply.arena,
             region,
         }))
     }
@@ -158,19 +158,19 @@ impl Arena {
     }
 
     /// Copies `src` to `off`; works with and without a registration.
-    pub fn write(&self, off: usize, src: &[u8]) -> Result<(), Error> {
-        Ok(self.region.write(off, src)?)
+    pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), Error> {
+        Ok(self.region.write(offset, src)?)
     }
 
     /// Copies out of it.
-    pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), Error> {
-        Ok(self.region.read(off, dst)?)
+    pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), Error> {
+        Ok(self.region.read(offset, dst)?)
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        self.ctx.call_quietly(&FreeArena {
+        self.ctx.call_ignoring_errors(&FreeArena {
             arena: self.id,
             reserved: 0,
         });
@@ -244,30 +244,36 @@ impl Mr {
         }
     }
 
-    fn check(&self, off: usize, len: usize) -> Result<usize, Error> {
-        match off.checked_add(len) {
-            Some(end) if end <= self.len => Ok(self.offset + off),
+    fn check_range(&self, offset: usize, len: usize) -> Result<usize, Error> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(self.offset + offset),
             _ => Err(Error::Invalid("outside of the memory region")),
         }
     }
 
     /// Copies `src` into it.
-    pub fn write(&self, off: usize, src: &[u8]) -> Result<(), Error> {
-        Ok(self.arena.region.write(self.check(off, src.len())?, src)?)
+    pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), Error> {
+        Ok(self
+            .arena
+            .region
+            .write(self.check_range(offset, src.len())?, src)?)
     }
 
     /// Copies out of it.
-    pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), Error> {
-        Ok(self.arena.region.read(self.check(off, dst.len())?, dst)?)
+    pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), Error> {
+        Ok(self
+            .arena
+            .region
+            .read(self.check_range(offset, dst.len())?, dst)?)
     }
 
     /// One byte, read from memory each time: to spin on what a peer writes.
     #[inline]
-    pub fn byte(&self, off: usize) -> Result<u8, Error> {
-        let at = self.check(off, 1)?;
+    pub fn read_byte(&self, offset: usize) -> Result<u8, Error> {
+        let at = self.check_range(offset, 1)?;
         let word = self.arena.region.atomic_u32(at & !3)?;
-        let v = word.load(std::sync::atomic::Ordering::Acquire);
-        Ok(v.to_le_bytes()[at & 3])
+        let value = word.load(std::sync::atomic::Ordering::Acquire);
+        Ok(value.to_le_bytes()[at & 3])
     }
 }
 
@@ -275,13 +281,13 @@ impl Mr {
     /// Deregisters it and registers it with these changes, in one call: new keys, and no worker
     /// touches anything by the old ones when it returns. EBUSY while windows are bound. After an
     /// error that names a limit or a lost daemon the region is gone; after others it is as it was.
-    pub fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), Error> {
+    pub fn rereg(&mut self, change: &ReregChange<'_>) -> Result<(), Error> {
         let (mut flags, mut arena, mut offset, mut len) = (0, &self.arena, self.offset, self.len);
         let mut iova = self.iova;
-        if let Some((a, from, n)) = change.range {
-            length(a, &(from..from.saturating_add(n)))?;
-            (arena, offset, len) = (a, from, n);
-            iova = a.as_ptr().wrapping_add(from) as u64;
+        if let Some((other, from, other_len)) = change.range {
+            range_len(other, &(from..from.saturating_add(other_len)))?;
+            (arena, offset, len) = (other, from, other_len);
+            iova = other.as_ptr().wrapping_add(from) as u64;
             flags |= REREG_TRANSLATION;
         }
         let pd = change.pd.unwrap_or(&self.pd);
@@ -292,11 +298,11 @@ impl Mr {
         if change.access.is_some() {
             flags |= REREG_ACCESS;
         }
-        let foreign = |ctx: &Arc<Inner>| !Arc::ptr_eq(ctx, self.pd.ctx());
+        let foreign = |ctx: &Arc<ClientInner>| !Arc::ptr_eq(ctx, self.pd.ctx());
         if foreign(pd.ctx()) || foreign(&arena.ctx) {
             return Err(Error::Invalid("the region belongs to another context"));
         }
-        let (r, _) = self.pd.ctx().call(&ReregMr {
+        let (reply, _) = self.pd.ctx().call_daemon(&ReregMr {
             lkey: self.lkey,
             flags,
             pd: pd.0.id,
@@ -308,7 +314,7 @@ impl Mr {
             reserved: 0,
         })?;
         let (arena, pd) = (arena.clone(), pd.clone());
-        (self.lkey, self.rkey, self.iova, self.access) = (r.lkey, r.rkey, iova, access);
+        (self.lkey, self.rkey, self.iova, self.access) = (reply.lkey, reply.rkey, iova, access);
         (self.arena, self.pd, self.offset, self.len) = (arena, pd, offset, len);
         Ok(())
     }
@@ -316,22 +322,22 @@ impl Mr {
     /// Deregisters it and says whether that worked: EBUSY, with the region back, while memory
     /// windows are bound to it (ibv_dereg_mr(3)).
     pub fn dereg(self) -> Result<(), (Mr, Error)> {
-        match self.deregister() {
+        match self.call_dereg() {
             Ok(()) => {
-                self.forget();
+                self.mark_deregistered();
                 Ok(())
             }
-            Err(e) => Err((self, e)),
+            Err(error) => Err((self, error)),
         }
     }
 
     /// It is deregistered.
-    pub(crate) fn forget(mut self) {
+    pub(crate) fn mark_deregistered(mut self) {
         self.gone = true;
     }
 
-    pub(crate) fn deregister(&self) -> Result<(), Error> {
-        self.pd.ctx().call(&DeregMr {
+    pub(crate) fn call_dereg(&self) -> Result<(), Error> {
+        self.pd.ctx().call_daemon(&DeregMr {
             lkey: self.lkey,
             reserved: 0,
         })?;
@@ -344,7 +350,7 @@ impl Drop for Mr {
         if self.gone {
             return;
         }
-        self.pd.ctx().call_quietly(&DeregMr {
+        self.pd.ctx().call_ignoring_errors(&DeregMr {
             lkey: self.lkey,
             reserved: 0,
         });

@@ -1,7 +1,7 @@
 //! Queue pairs: posting work, state, connecting. Posting is thread-safe and costs
 //! no system call unless the worker sleeps.
 
-use crate::cm::{CmChannel, CmEvent, ConnInfo, ConnectOptions};
+use crate::cm::{CmChannel, CmEvent, ConnectOptions, ConnectionInfo};
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendData, SendWr, Srq, WrFlags};
 use siw_shm::control::{
@@ -99,7 +99,7 @@ struct QpInner {
     rq: SpinLock<Posting<RqProducer, ReceivePlaces>>,
     credit: Arc<Credit>,
     watch: SqWatch,
-    caps: QpReply,
+    granted_limits: QpReply,
     region: Arc<SharedMemory>,
     sig_all: bool,
     pd: Pd,
@@ -110,7 +110,7 @@ struct QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        let qp_num = self.caps.qp_num;
+        let qp_num = self.granted_limits.qp_num;
         let destroy = DestroyQp {
             qp_num,
             reserved: 0,
@@ -120,12 +120,12 @@ impl Drop for QpInner {
             && self.sq.lock().ring.count_outstanding() == 0
             && self.rq.lock().ring.count_outstanding() == 0;
         if idle {
-            self.pd.ctx().post(&destroy);
+            self.pd.ctx().post_unanswered(&destroy);
         } else {
-            self.pd.ctx().call_quietly(&destroy);
+            self.pd.ctx().call_ignoring_errors(&destroy);
         }
         for cq in [&self.send_cq, &self.recv_cq] {
-            cq.polling().lock().credits.detach(qp_num);
+            cq.polling_state().lock().credits.detach_qp(qp_num);
         }
     }
 }
@@ -134,7 +134,7 @@ impl Pd {
     /// A queue pair that completes sends into one queue and receives into another
     /// (or the same).
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, init: &QpInit) -> Result<Qp, Error> {
-        self.create(send_cq, recv_cq, None, init)
+        self.create_with(send_cq, recv_cq, None, init)
     }
 
     /// A queue pair that receives into the requests of a shared receive queue of this
@@ -156,22 +156,23 @@ impl Pd {
             max_recv_sge: 0,
             ..*init
         };
-        self.create(send_cq, recv_cq, Some(srq), &init)
+        self.create_with(send_cq, recv_cq, Some(srq), &init)
     }
 
-    fn create(
+    fn create_with(
         &self,
         send_cq: &Cq,
         recv_cq: &Cq,
         srq: Option<&Srq>,
         init: &QpInit,
     ) -> Result<Qp, Error> {
-        if !Arc::ptr_eq(self.ctx(), send_cq.ctx()) || !Arc::ptr_eq(self.ctx(), recv_cq.ctx()) {
+        if !Arc::ptr_eq(self.ctx(), send_cq.client()) || !Arc::ptr_eq(self.ctx(), recv_cq.client())
+        {
             return Err(Error::Invalid(
                 "the completion queues belong to another context",
             ));
         }
-        let (r, fds) = self.ctx().call(&CreateQp {
+        let (reply, fds) = self.ctx().call_daemon(&CreateQp {
             pd: self.id(),
             send_cq: send_cq.id(),
             recv_cq: recv_cq.id(),
@@ -183,24 +184,27 @@ impl Pd {
             sq_sig_all: init.sq_sig_all.into(),
             srq: srq.map_or(0, Srq::id),
         })?;
-        let region = self.ctx().region(&r.mem, fds)?;
-        let (sq, rq) = rings(&region, &r)?;
+        let region = self.ctx().map_queue_memory(&reply.mem, fds)?;
+        let (sq, rq) = map_rings(&region, &reply)?;
         let credit = Arc::new(Credit::default());
         for cq in [send_cq, recv_cq] {
-            cq.polling().lock().credits.attach(r.qp_num, &credit);
+            cq.polling_state()
+                .lock()
+                .credits
+                .attach_qp(reply.qp_num, &credit);
         }
         Ok(Qp(Arc::new(QpInner {
             watch: sq.new_watch(),
             sq: SpinLock::new(Posting {
                 ring: sq,
-                places: SendPlaces::new(r.max_send_wr, &credit),
+                places: SendPlaces::new(reply.max_send_wr, &credit),
             }),
             rq: SpinLock::new(Posting {
                 ring: rq,
-                places: ReceivePlaces::new(r.max_recv_wr, &credit),
+                places: ReceivePlaces::new(reply.max_recv_wr, &credit),
             }),
             credit,
-            caps: r,
+            granted_limits: reply,
             region,
             sig_all: init.sq_sig_all,
             pd: self.clone(),
@@ -212,29 +216,32 @@ impl Pd {
 }
 
 /// The application's ends of both rings, at their beginning.
-fn rings(region: &Arc<SharedMemory>, r: &QpReply) -> Result<(SqProducer, RqProducer), Error> {
-    let sq_at = r.mem.offset as usize;
-    let rq_at = sq_at.saturating_add(r.rq_offset as usize);
-    let sq = SqProducer::new(region.clone(), sq_at, r.sq_slots, r.max_send_wr)?;
-    let rq = RqProducer::new(region.clone(), rq_at, r.rq_slots, r.max_recv_wr)?;
+fn map_rings(
+    region: &Arc<SharedMemory>,
+    reply: &QpReply,
+) -> Result<(SqProducer, RqProducer), Error> {
+    let sq_at = reply.mem.offset as usize;
+    let rq_at = sq_at.saturating_add(reply.rq_offset as usize);
+    let sq = SqProducer::new(region.clone(), sq_at, reply.sq_slots, reply.max_send_wr)?;
+    let rq = RqProducer::new(region.clone(), rq_at, reply.rq_slots, reply.max_recv_wr)?;
     Ok((sq, rq))
 }
 
 impl Qp {
     /// QP number, unique in the daemon; what completions and events carry.
-    pub fn number(&self) -> u32 {
-        self.0.caps.qp_num
+    pub fn qp_num(&self) -> u32 {
+        self.0.granted_limits.qp_num
     }
 
     /// What was granted, at least what was asked for.
-    pub fn caps(&self) -> QpInit {
-        let c = &self.0.caps;
+    pub fn granted_limits(&self) -> QpInit {
+        let granted = &self.0.granted_limits;
         QpInit {
-            max_send_wr: c.max_send_wr,
-            max_recv_wr: c.max_recv_wr,
-            max_send_sge: c.max_send_sge,
-            max_recv_sge: c.max_recv_sge,
-            max_inline: c.max_inline,
+            max_send_wr: granted.max_send_wr,
+            max_recv_wr: granted.max_recv_wr,
+            max_send_sge: granted.max_send_sge,
+            max_recv_sge: granted.max_recv_sge,
+            max_inline: granted.max_inline,
             sq_sig_all: self.0.sig_all,
         }
     }
@@ -257,12 +264,12 @@ impl Qp {
         &self.0.pd
     }
 
-    fn check(&self, wr: &SendWr<'_>) -> Result<(), Error> {
+    fn check_limits(&self, wr: &SendWr<'_>) -> Result<(), Error> {
         match wr.data {
-            SendData::Sges(s) if s.len() > self.0.caps.max_send_sge as usize => {
-                Err(WqeError::TooManySge(s.len()).into())
+            SendData::Sges(sges) if sges.len() > self.0.granted_limits.max_send_sge as usize => {
+                Err(WqeError::TooManySge(sges.len()).into())
             }
-            SendData::Inline(d) if d.len() > self.0.caps.max_inline as usize => {
+            SendData::Inline(bytes) if bytes.len() > self.0.granted_limits.max_inline as usize => {
                 Err(Error::Invalid("more inline data than max_inline"))
             }
             _ => Ok(()),
@@ -282,7 +289,7 @@ impl Qp {
         let mut sq = self.0.sq.lock();
         let mut result = Ok(());
         for (index, wr) in list.iter().enumerate() {
-            let pushed = self.check(wr).and_then(|()| {
+            let pushed = self.check_limits(wr).and_then(|()| {
                 let mut wr = *wr;
                 if self.0.sig_all {
                     wr.with_flags = wr.with_flags | WrFlags::SIGNALED;
@@ -292,7 +299,8 @@ impl Qp {
                     return Err(Error::QueueFull);
                 }
                 sq.ring.push(&wr)?;
-                sq.places.take(wr.with_flags.contains(WrFlags::SIGNALED));
+                sq.places
+                    .take_place(wr.with_flags.contains(WrFlags::SIGNALED));
                 Ok(())
             });
             if let Err(error) = pushed {
@@ -309,7 +317,7 @@ impl Qp {
             self.0
                 .pd
                 .ctx()
-                .ring(self.0.watch.worker_index(), self.number());
+                .ring_doorbell(self.0.watch.worker_index(), self.qp_num());
         }
         result
     }
@@ -325,7 +333,7 @@ impl Qp {
         let mut result = Ok(());
         let mut rq = self.0.rq.lock();
         for (index, wr) in list.iter().enumerate() {
-            let pushed = if wr.sges.len() > self.0.caps.max_recv_sge as usize {
+            let pushed = if wr.sges.len() > self.0.granted_limits.max_recv_sge as usize {
                 Err(WqeError::TooManySge(wr.sges.len()).into())
             } else if rq.places.is_full(&self.0.credit) {
                 Err(Error::QueueFull)
@@ -336,14 +344,17 @@ impl Qp {
                 result = Err(PostError { index, error });
                 break;
             }
-            rq.places.take();
+            rq.places.take_place();
         }
         rq.ring.publish_posted();
         drop(rq);
         // In the error state nobody looks at the queue unless told.
         let watch = &self.0.watch;
         if watch.qp_state() >= QpState::Terminate as u32 && watch.mark_pending() {
-            self.0.pd.ctx().ring(watch.worker_index(), self.number());
+            self.0
+                .pd
+                .ctx()
+                .ring_doorbell(watch.worker_index(), self.qp_num());
         }
         result
     }
@@ -381,8 +392,8 @@ impl Qp {
         if to == QpState::Idle {
             return self.reset();
         }
-        self.0.pd.ctx().call(&ModifyQp {
-            qp_num: self.number(),
+        self.0.pd.ctx().call_daemon(&ModifyQp {
+            qp_num: self.qp_num(),
             state: to as u32,
         })?;
         Ok(())
@@ -394,33 +405,33 @@ impl Qp {
     pub fn reset(&self) -> Result<(), Error> {
         let mut sq = self.0.sq.lock();
         let mut rq = self.0.rq.lock();
-        self.0.pd.ctx().call(&ModifyQp {
-            qp_num: self.number(),
+        self.0.pd.ctx().call_daemon(&ModifyQp {
+            qp_num: self.qp_num(),
             state: QpState::Idle as u32,
         })?;
-        (sq.ring, rq.ring) = rings(&self.0.region, &self.0.caps)?;
+        (sq.ring, rq.ring) = map_rings(&self.0.region, &self.0.granted_limits)?;
         for cq in [&self.0.send_cq, &self.0.recv_cq] {
-            cq.polling().lock().purge(self.number());
+            cq.polling_state().lock().purge_qp(self.qp_num());
         }
-        sq.places = SendPlaces::new(self.0.caps.max_send_wr, &self.0.credit);
-        rq.places = ReceivePlaces::new(self.0.caps.max_recv_wr, &self.0.credit);
+        sq.places = SendPlaces::new(self.0.granted_limits.max_send_wr, &self.0.credit);
+        rq.places = ReceivePlaces::new(self.0.granted_limits.max_recv_wr, &self.0.credit);
         Ok(())
     }
 
     /// Asks the daemon.
     pub fn query(&self) -> Result<QpAttr, Error> {
-        let (r, _) = self.0.pd.ctx().call(&QueryQp {
-            qp_num: self.number(),
+        let (reply, _) = self.0.pd.ctx().call_daemon(&QueryQp {
+            qp_num: self.qp_num(),
             reserved: 0,
         })?;
         Ok(QpAttr {
-            state: QpState::from_u32(r.state),
-            draining: r.draining != 0,
-            mulpdu: r.mulpdu,
-            ird: r.ird,
-            ord: r.ord,
-            local: r.local.to_socket_addr(),
-            peer: r.peer.to_socket_addr(),
+            state: QpState::from_u32(reply.state),
+            draining: reply.draining != 0,
+            mulpdu: reply.mulpdu,
+            ird: reply.ird,
+            ord: reply.ord,
+            local: reply.local.to_socket_addr(),
+            peer: reply.peer.to_socket_addr(),
         })
     }
 
@@ -430,19 +441,21 @@ impl Qp {
         &self,
         channel: &CmChannel,
         dst: SocketAddr,
-        opt: &ConnectOptions<'_>,
+        options: &ConnectOptions<'_>,
     ) -> Result<(), Error> {
-        self.0.pd.ctx().call(&Connect {
-            qp_num: self.number(),
-            device: opt.device_index(),
+        self.0.pd.ctx().call_daemon(&Connect {
+            qp_num: self.qp_num(),
+            device: options.device_index(),
             cm_channel: channel.id(),
-            timeout_ms: opt.timeout.map_or(0, |t| {
-                u32::try_from(t.as_millis()).unwrap_or(u32::MAX).max(1)
+            timeout_ms: options.timeout.map_or(0, |timeout| {
+                u32::try_from(timeout.as_millis())
+                    .unwrap_or(u32::MAX)
+                    .max(1)
             }),
-            cookie: opt.cookie,
+            cookie: options.cookie,
             dst: dst.into(),
-            src: opt.src.map_or(Addr::NONE, Addr::from),
-            params: opt.params()?,
+            src: options.src.map_or(Addr::NONE, Addr::from),
+            params: options.to_conn_params()?,
         })?;
         Ok(())
     }
@@ -451,12 +464,14 @@ impl Qp {
     pub fn connect_blocking(
         &self,
         dst: SocketAddr,
-        opt: &ConnectOptions<'_>,
-    ) -> Result<(CmChannel, ConnInfo), Error> {
+        options: &ConnectOptions<'_>,
+    ) -> Result<(CmChannel, ConnectionInfo), Error> {
         let channel = CmChannel::from_inner(self.0.pd.ctx())?;
-        self.connect(&channel, dst, opt)?;
+        self.connect(&channel, dst, options)?;
         // The daemon's own timeout comes first and says more.
-        let timeout = opt.timeout.map(|t| t + Duration::from_secs(2));
+        let timeout = options
+            .timeout
+            .map(|timeout| timeout + Duration::from_secs(2));
         let (what, info) = match channel.get_event(timeout)? {
             CmEvent::Established(info) => return Ok((channel, info)),
             CmEvent::Rejected(i) => ("rejected by the peer", i),
@@ -475,15 +490,15 @@ impl Qp {
     /// Closes gracefully; DISCONNECTED follows.
     pub fn disconnect(&self) -> Result<(), Error> {
         let disconnect = Disconnect {
-            qp_num: self.number(),
+            qp_num: self.qp_num(),
             reserved: 0,
         };
         if self.0.watch.qp_state() == QpState::Idle as u32 {
             // Whether there is a connection on its way, the daemon knows.
-            self.0.pd.ctx().call(&disconnect)?;
+            self.0.pd.ctx().call_daemon(&disconnect)?;
         } else {
             // It was connected, so it is not refused: no reason to wait.
-            self.0.pd.ctx().post(&disconnect);
+            self.0.pd.ctx().post_unanswered(&disconnect);
             if !self.0.pd.ctx().known_alive() {
                 return Err(Error::DaemonGone);
             }

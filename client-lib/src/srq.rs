@@ -60,7 +60,7 @@ struct SrqInner {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        self.pd.ctx().call_quietly(&DestroySrq {
+        self.pd.ctx().call_ignoring_errors(&DestroySrq {
             srq: self.id,
             reserved: 0,
         });
@@ -70,7 +70,7 @@ impl Drop for SrqInner {
 impl Pd {
     /// A shared receive queue of this protection domain.
     pub fn create_srq(&self, init: &SrqInit) -> Result<Srq, Error> {
-        let (r, fds) = self.ctx().call(&CreateSrq {
+        let (reply, fds) = self.ctx().call_daemon(&CreateSrq {
             pd: self.id(),
             max_wr: init.max_wr,
             max_sge: init.max_sge,
@@ -78,32 +78,36 @@ impl Pd {
             share: init.share,
             reserved: 0,
         })?;
-        let ring = producer(self, &r, fds)?;
+        let ring = map_producer(self, &reply, fds)?;
         Ok(Srq(Arc::new(SrqInner {
             pd: self.clone(),
-            id: r.srq,
-            max_sge: r.max_sge,
+            id: reply.srq,
+            max_sge: reply.max_sge,
             ring: SpinLock::new(ring),
         })))
     }
 }
 
-fn producer(pd: &Pd, r: &SrqReply, fds: Vec<rustix::fd::OwnedFd>) -> Result<SrqProducer, Error> {
-    let region = pd.ctx().region(&r.mem, fds)?;
-    let geometry = SrqGeometry::from_exact(r.entries, r.stride).ok_or(Error::Invalid(
+fn map_producer(
+    pd: &Pd,
+    reply: &SrqReply,
+    fds: Vec<rustix::fd::OwnedFd>,
+) -> Result<SrqProducer, Error> {
+    let region = pd.ctx().map_queue_memory(&reply.mem, fds)?;
+    let geometry = SrqGeometry::from_exact(reply.entries, reply.stride).ok_or(Error::Invalid(
         "siwd sent an impossible shared receive queue geometry",
     ))?;
     Ok(SrqProducer::new(
         region,
-        r.mem.offset as usize,
+        reply.mem.offset as usize,
         geometry,
-        r.max_wr,
+        reply.max_wr,
     )?)
 }
 
 impl Srq {
     /// Id in asynchronous events (SRQ_LIMIT_REACHED).
-    pub fn number(&self) -> u32 {
+    pub fn srq_id(&self) -> u32 {
         self.0.id
     }
 
@@ -140,7 +144,7 @@ impl Srq {
     /// Arms the low-water event: one SRQ_LIMIT_REACHED when fewer than `limit` requests are
     /// posted, at once when they are already. 0 disarms.
     pub fn arm_limit(&self, limit: u32) -> Result<(), Error> {
-        self.0.pd.ctx().call(&ModifySrq {
+        self.0.pd.ctx().call_daemon(&ModifySrq {
             srq: self.0.id,
             mask: SRQ_LIMIT,
             max_wr: 0,
@@ -154,28 +158,28 @@ impl Srq {
     pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
         let ctx = self.0.pd.ctx();
         let mut ring = self.0.ring.lock();
-        let (r, fds) = ctx.call(&ModifySrq {
+        let (reply, fds) = ctx.call_daemon(&ModifySrq {
             srq: self.0.id,
             mask: SRQ_MAX_WR,
             max_wr,
             limit: 0,
         })?;
-        *ring = producer(&self.0.pd, &r, fds)?;
+        *ring = map_producer(&self.0.pd, &reply, fds)?;
         Ok(())
     }
 
     /// Asks the daemon.
     pub fn query(&self) -> Result<SrqAttr, Error> {
-        let (r, _) = self.0.pd.ctx().call(&QuerySrq {
+        let (reply, _) = self.0.pd.ctx().call_daemon(&QuerySrq {
             srq: self.0.id,
             reserved: 0,
         })?;
         Ok(SrqAttr {
-            max_wr: r.max_wr,
-            max_sge: r.max_sge,
-            limit: r.limit,
-            posted: r.posted,
-            share: r.share,
+            max_wr: reply.max_wr,
+            max_sge: reply.max_sge,
+            limit: reply.limit,
+            posted: reply.posted,
+            share: reply.share,
         })
     }
 }

@@ -16,7 +16,7 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// A memory window. Dropping frees it: when that returns no peer can use it.
 pub struct Mw {
     pd: Pd,
-    kind: WindowType,
+    window_type: WindowType,
     home: u32,
     rkey: AtomicU32,
 }
@@ -35,7 +35,7 @@ pub struct MwBind {
 
 impl MwBind {
     /// `len` bytes at `offset` of a region.
-    pub fn of(mr: &Mr, offset: usize, len: usize, access: Access) -> MwBind {
+    pub fn for_region(mr: &Mr, offset: usize, len: usize, access: Access) -> MwBind {
         MwBind {
             lkey: mr.lkey(),
             addr: mr.addr().wrapping_add(offset as u64),
@@ -57,7 +57,7 @@ impl Pd {
     /// A window that is not bound. Type 1 works on every queue pair of the protection domain,
     /// type 2 (2B) on the one that it is bound through.
     pub fn alloc_mw(&self, kind: WindowType) -> Result<Mw, Error> {
-        let (r, _) = self.ctx().call(&AllocMw {
+        let (reply, _) = self.ctx().call_daemon(&AllocMw {
             pd: self.id(),
             kind: match kind {
                 WindowType::One => 1,
@@ -66,9 +66,9 @@ impl Pd {
         })?;
         Ok(Mw {
             pd: self.clone(),
-            kind,
-            home: r.rkey,
-            rkey: AtomicU32::new(r.rkey),
+            window_type: kind,
+            home: reply.rkey,
+            rkey: AtomicU32::new(reply.rkey),
         })
     }
 }
@@ -80,56 +80,64 @@ impl Mw {
     }
 
     /// Its type.
-    pub fn kind(&self) -> WindowType {
-        self.kind
+    pub fn window_type(&self) -> WindowType {
+        self.window_type
     }
 
     /// Posts a bind under the next key (ibv_bind_mw(3)); completes as BIND_MW. Where it is
     /// refused the queue pair ends with MW_BIND_ERR. The new key: also in [`Self::rkey`].
-    pub fn bind(&self, qp: &Qp, wr_id: u64, flags: WrFlags, b: &MwBind) -> Result<u32, PostError> {
-        let new = inc_rkey(self.rkey());
-        self.bind_as(qp, wr_id, flags, b, new)?;
-        Ok(new)
-    }
-
-    /// The same under a key of the caller's choice in the low octet.
-    pub fn bind_as(
+    pub fn post_bind(
         &self,
         qp: &Qp,
         wr_id: u64,
         flags: WrFlags,
-        b: &MwBind,
+        binding: &MwBind,
+    ) -> Result<u32, PostError> {
+        let new = inc_rkey(self.rkey());
+        self.post_bind_with_key(qp, wr_id, flags, binding, new)?;
+        Ok(new)
+    }
+
+    /// The same under a key of the caller's choice in the low octet.
+    pub fn post_bind_with_key(
+        &self,
+        qp: &Qp,
+        wr_id: u64,
+        flags: WrFlags,
+        binding: &MwBind,
         new_rkey: u32,
     ) -> Result<(), PostError> {
-        qp.post_send(&[self.request(wr_id, b, new_rkey).with_flags(flags)])?;
+        qp.post_send(&[self
+            .bind_request(wr_id, binding, new_rkey)
+            .with_flags(flags)])?;
         self.rkey.store(new_rkey, Ordering::Relaxed);
         Ok(())
     }
 
     /// The work request alone, to be posted among others; then tell [`Self::posted`].
-    pub fn request(&self, wr_id: u64, b: &MwBind, new_rkey: u32) -> SendWr<'static> {
+    pub fn bind_request(&self, wr_id: u64, binding: &MwBind, new_rkey: u32) -> SendWr<'static> {
         SendWr::bind_mw(
             wr_id,
             &BindMw {
                 rkey: self.rkey(),
                 new_rkey,
-                lkey: b.lkey,
-                addr: b.addr,
-                length: b.length,
-                access: b.access,
+                lkey: binding.lkey,
+                addr: binding.addr,
+                length: binding.length,
+                access: binding.access,
             },
         )
     }
 
     /// A bind with this key was posted.
-    pub fn posted(&self, rkey: u32) {
+    pub fn on_bind_posted(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
 }
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        self.pd.ctx().call_quietly(&DeallocMw {
+        self.pd.ctx().call_ignoring_errors(&DeallocMw {
             rkey: self.home,
             reserved: 0,
         });

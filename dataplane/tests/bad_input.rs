@@ -94,7 +94,7 @@ fn a_second_daemon_on_the_same_socket_is_refused_and_the_first_goes_on() {
     let e = String::from_utf8_lossy(&out.stderr);
     assert!(!out.status.success() && e.contains("another siwd"), "{e}");
     assert!(e.contains(&d.child.id().to_string()), "{e}");
-    d.context().devices().unwrap();
+    d.context().query_devices().unwrap();
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_stale_socket_of_a_killed_daemon_does_not_hinder_the_next() {
     let next = Daemon::wait_ready(dir, next);
     siw::Context::open(Some(&d.socket))
         .unwrap()
-        .devices()
+        .query_devices()
         .unwrap();
     drop(next);
 }
@@ -372,7 +372,7 @@ impl Hostile {
         let events = ControlSocket::from(ch_fds.pop().unwrap());
         events.set_nonblocking(false).unwrap();
         let listener =
-            siw::Listener::new(&end.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
+            siw::CmListener::new(&end.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
         let connect = m::Connect {
             qp_num: qp.qp_num,
             device: m::ANY_DEVICE,
@@ -517,7 +517,7 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
     let observer = d.context();
     let server = End::new(&d.context(), 1 << 20);
     let listener =
-        siw::Listener::new(&server.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
+        siw::CmListener::new(&server.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
     // This test binary, as a client process of its own.
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
@@ -546,7 +546,7 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
         CmEvent::Established(_)
     ));
     // The transfer is under way when bytes have arrived.
-    while server.mr.byte(0).unwrap() == 0 {
+    while server.mr.read_byte(0).unwrap() == 0 {
         std::thread::yield_now();
     }
     child.kill().unwrap();
@@ -558,7 +558,7 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
     ping(&a, &b);
     // Nothing of it is left: its queue pair is gone, all buffers come back.
     let stats = |key: &str| -> serde_json::Value {
-        let text = observer.stats().unwrap();
+        let text = observer.read_stats().unwrap();
         serde_json::from_str::<serde_json::Value>(&text).unwrap()[key].clone()
     };
     let end = std::time::Instant::now() + PATIENCE;

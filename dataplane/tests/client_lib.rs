@@ -47,10 +47,10 @@ fn init() -> QpInit {
     }
 }
 
-fn connect(a: &Side, b: &Side) -> (CmChannel, CmChannel, ConnInfo) {
+fn connect(a: &Side, b: &Side) -> (CmChannel, CmChannel, ConnectionInfo) {
     let server = CmChannel::new(&b.ctx).unwrap();
     let addr: SocketAddr = "10.77.0.2:0".parse().unwrap();
-    let l = Listener::new(&server, None, addr, 1, 7).unwrap();
+    let l = CmListener::new(&server, None, addr, 1, 7).unwrap();
     let client = CmChannel::new(&a.ctx).unwrap();
     let opt = ConnectOptions {
         private_data: b"hi",
@@ -62,7 +62,10 @@ fn connect(a: &Side, b: &Side) -> (CmChannel, CmChannel, ConnInfo) {
         panic!()
     };
     assert_eq!(
-        (req.info().cookie, &req.info().private_data[..]),
+        (
+            req.connection_info().cookie,
+            &req.connection_info().private_data[..]
+        ),
         (7, &b"hi"[..])
     );
     let opt = ConnectOptions {
@@ -130,9 +133,9 @@ fn data_goes_by_write_read_and_send_between_two_clients() {
     assert_eq!(one(&a.cq).wr_id, 4);
     let wc = one(&b.cq);
     assert_eq!((wc.wr_id, wc.opcode, wc.byte_len), (3, WcOpcode::RECV, 4));
-    assert_eq!(wc.qp_num, b.qp.number());
+    assert_eq!(wc.qp_num, b.qp.qp_num());
     assert_eq!(one_status(&b, 0, 4), b"sent");
-    assert_eq!(b.mr.byte(1).unwrap(), b'e');
+    assert_eq!(b.mr.read_byte(1).unwrap(), b'e');
 }
 
 fn one_status(s: &Side, off: usize, len: usize) -> Vec<u8> {
@@ -219,7 +222,7 @@ fn a_sleeping_worker_is_woken_and_the_channel_delivers_the_cookie() {
     ));
     // A post between two sleeps of the worker needs its eventfd; none may be lost.
     let sleeps = || {
-        let stats: serde_json::Value = serde_json::from_str(&a.ctx.stats().unwrap()).unwrap();
+        let stats: serde_json::Value = serde_json::from_str(&a.ctx.read_stats().unwrap()).unwrap();
         stats["workers"][0]["sleeps"].as_u64().unwrap()
     };
     let before = sleeps();
@@ -310,7 +313,7 @@ fn a_rejected_or_refused_connect_says_why() {
     let d = Daemon::loopback();
     let (a, b) = (side_of(&d.context(), &init()), d.context());
     let server = CmChannel::new(&b).unwrap();
-    let l = Listener::new(&server, None, "10.77.0.2:0".parse().unwrap(), 1, 0).unwrap();
+    let l = CmListener::new(&server, None, "10.77.0.2:0".parse().unwrap(), 1, 0).unwrap();
     let addr = l.local_addr();
     let client = CmChannel::new(&a.ctx).unwrap();
     for by_drop in [false, true] {
@@ -343,11 +346,11 @@ fn a_rejected_or_refused_connect_says_why() {
         a.qp.connect(&client, addr, &long).unwrap_err().errno(),
         nix::libc::EINVAL
     );
-    let e = Listener::new(&server, None, addr, 1, 0)
+    let e = CmListener::new(&server, None, addr, 1, 0)
         .map(|_| ())
         .and_then(|()| {
-            let _keep = Listener::new(&server, None, addr, 1, 0)?;
-            Listener::new(&server, None, addr, 1, 0).map(|_| ())
+            let _keep = CmListener::new(&server, None, addr, 1, 0)?;
+            CmListener::new(&server, None, addr, 1, 0).map(|_| ())
         });
     assert_eq!(e.unwrap_err().errno(), nix::libc::EADDRINUSE);
 }
@@ -372,12 +375,12 @@ fn refusals_name_the_reason_and_leave_the_context_usable() {
         pd.create_qp(&foreign, &foreign, &init()),
         Err(Error::Invalid(_))
     ));
-    assert_eq!(ctx.devices().unwrap()[1].name, "siw1");
+    assert_eq!(ctx.query_devices().unwrap()[1].name, "siw1");
     assert_eq!(ctx.device_by_name("siw0").unwrap().ips.len(), 2);
     assert!(ctx.device_by_name("nope").is_err());
     // Longer than one reply: it comes in parts.
     let others: Vec<Context> = (0..50).map(|_| d.context()).collect();
-    let text = ctx.stats().unwrap();
+    let text = ctx.read_stats().unwrap();
     assert!(text.len() > 4096);
     let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(stats["clients"].as_array().unwrap().len(), 2 + others.len());
@@ -390,7 +393,7 @@ fn many_queues_share_few_mappings() {
     let qps: Vec<Qp> = (0..300)
         .map(|_| a.pd.create_qp(&a.cq, &a.cq, &init()).unwrap())
         .collect();
-    let numbers: std::collections::HashSet<u32> = qps.iter().map(Qp::number).collect();
+    let numbers: std::collections::HashSet<u32> = qps.iter().map(Qp::qp_num).collect();
     assert_eq!(numbers.len(), 300);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     // Other tests of this process map queues, too; 300 QPs of 13 KiB are 2 chunks.
@@ -504,7 +507,7 @@ fn an_overflowed_completion_queue_reports_it() {
     let e = ctx.get_async_event(Some(SEC)).unwrap();
     assert_eq!(
         (e.kind, e.object),
-        (Some(AsyncEventKind::CqErr), a.cq.number())
+        (Some(AsyncEventKind::CqErr), a.cq.cq_id())
     );
     assert_eq!(a.cq.poll(&mut [Wc::default(); 8]).unwrap(), 4);
     let e = a.cq.poll_spin(&mut [Wc::default(); 8], SEC).unwrap_err();

@@ -90,7 +90,7 @@ fn resizing_under_load_loses_and_reorders_nothing() {
 
 fn check(wc: &[Wc], ends: &[(End, End)], polled: &mut [u64]) {
     for wc in wc {
-        let i = ends.iter().position(|(a, _)| a.qp.number() == wc.qp_num);
+        let i = ends.iter().position(|(a, _)| a.qp.qp_num() == wc.qp_num);
         let i = i.expect("a queue pair of this test");
         assert_eq!((wc.status, wc.wr_id), (WcStatus::SUCCESS, polled[i]));
         polled[i] += 1;
@@ -167,7 +167,7 @@ fn an_overflow_ends_the_queue_pairs_of_that_queue_and_nobody_else() {
     let ev = a.ctx.get_async_event(Some(PATIENCE)).unwrap();
     assert_eq!(
         (ev.kind, ev.object),
-        (Some(AsyncEventKind::CqErr), a.cq.number())
+        (Some(AsyncEventKind::CqErr), a.cq.cq_id())
     );
     let mut wc = [Wc::default(); 16];
     let n = a.cq.poll(&mut wc).unwrap();
@@ -209,7 +209,7 @@ fn posting_until_enomem_without_polling_overflows_no_queue() {
                 .unwrap();
         }
         if i % 100 == 0 {
-            a.ctx.stats().unwrap();
+            a.ctx.read_stats().unwrap();
         }
     }
     assert_eq!((sent, received), (16, 16));
@@ -345,7 +345,7 @@ fn a_queue_armed_for_solicited_events_sleeps_through_others() {
     b.cq.req_notify(true).unwrap();
     send(WrFlags::SIGNALED);
     assert_eq!(b.wc_polled().wr_id, 0);
-    b.ctx.stats().unwrap();
+    b.ctx.read_stats().unwrap();
     assert!(quiet(&channel));
     send(WrFlags::SIGNALED | WrFlags::SOLICITED);
     assert_eq!(channel.get_event(Some(PATIENCE)).unwrap(), 7);

@@ -10,7 +10,7 @@ use common::net::{Netns, lacks_network};
 use common::peer::{C, Peer, S, fpdu, request, send, terminate, write};
 use common::*;
 use siw::{
-    AsyncEventKind, CmEvent, ConnectOptions, Listener, Opcode, QpInit, QpState, RecvWr, SendData,
+    AsyncEventKind, CmEvent, CmListener, ConnectOptions, Opcode, QpInit, QpState, RecvWr, SendData,
     SendWr, Wc, WcOpcode, WcStatus, WrFlags,
 };
 
@@ -50,7 +50,7 @@ impl Bench {
     fn stream(&self) -> Stream {
         let app = End::new(&self.siwd.context(), 65_536);
         let any: SocketAddr = "10.77.0.1:0".parse().unwrap();
-        let listener = Listener::new(&app.cm, None, any, 8, 0).unwrap();
+        let listener = CmListener::new(&app.cm, None, any, 8, 0).unwrap();
         let mut peer = Peer::connect(&self.ns, listener.local_addr());
         peer.send(&request(S | C, 2, &[0, 4, 0, 4]));
         match app.cm.get_event(Some(PATIENCE)).unwrap() {
@@ -98,7 +98,7 @@ impl Stream {
     fn completions(&self, n: usize) -> Vec<(u64, WcStatus)> {
         let all = (0..n).map(|_| {
             let wc = self.app.wc();
-            assert_eq!(wc.qp_num, self.app.qp.number());
+            assert_eq!(wc.qp_num, self.app.qp.qp_num());
             (wc.wr_id, wc.status)
         });
         let all = all.collect();
@@ -134,12 +134,12 @@ impl Stream {
 
     fn event(&self) -> Option<AsyncEventKind> {
         let e = self.app.ctx.get_async_event(Some(PATIENCE)).unwrap();
-        assert_eq!(e.object, self.app.qp.number());
+        assert_eq!(e.object, self.app.qp.qp_num());
         e.kind
     }
 
     fn no_event(&self) {
-        self.app.ctx.stats().unwrap();
+        self.app.ctx.read_stats().unwrap();
         let e = self
             .app
             .ctx

@@ -13,7 +13,7 @@ use common::raw::{RawTcp, Wire};
 use common::stream::*;
 use common::*;
 use nix::sys::socket::{setsockopt, sockopt};
-use siw::{CmChannel, CmEvent, ListenOptions, Listener, SendData, SendWr, WcStatus};
+use siw::{CmChannel, CmEvent, CmListener, ListenOptions, SendData, SendWr, WcStatus};
 
 const PORT: u16 = 7174;
 const BUFFERS: u64 = 512;
@@ -94,7 +94,7 @@ fn what_is_held_out_of_order_is_bounded_and_others_go_on() {
         request_timeout: Some(2 * PATIENCE),
         ..Default::default()
     };
-    let _listener = Listener::with(&cm, to, &opt).unwrap();
+    let _listener = CmListener::new_with_options(&cm, to, &opt).unwrap();
     let (a, b) = inner_pair(&d);
     write(&a, &b, 1);
     let before = free(&d);
@@ -130,7 +130,7 @@ fn what_is_held_out_of_order_is_bounded_and_others_go_on() {
         p.send(&request);
         match cm.get_event(Some(PATIENCE)).unwrap() {
             CmEvent::ConnectRequest(r) => {
-                assert_eq!(r.info().private_data, pattern(4, 300));
+                assert_eq!(r.connection_info().private_data, pattern(4, 300));
                 r.reject(b"").unwrap();
             }
             other => panic!("{other:?}"),
@@ -157,7 +157,7 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
         request_timeout: Some(patience),
         ..Default::default()
     };
-    let _listener = Listener::with(&cm, to, &opt).unwrap();
+    let _listener = CmListener::new_with_options(&cm, to, &opt).unwrap();
     let (a, b) = inner_pair(&d);
     write(&a, &b, 1);
     let before = free(&d);
@@ -205,7 +205,7 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
     s.write_all(&common::peer::request(common::peer::C, 1, b"late"))
         .unwrap();
     match cm.get_event(Some(PATIENCE)).unwrap() {
-        CmEvent::ConnectRequest(r) => assert_eq!(r.info().private_data, b"late"),
+        CmEvent::ConnectRequest(r) => assert_eq!(r.connection_info().private_data, b"late"),
         other => panic!("{other:?}"),
     }
     write(&a, &b, 99);

@@ -17,7 +17,7 @@ use common::flood::{KINDS, Mixer, Sent, Stream, Victim, flood};
 use common::net::{Netns, lacks_network, missing_program};
 use common::stream::*;
 use common::*;
-use siw::{Listener, RecvWr, SendData, SendWr, WcStatus};
+use siw::{CmListener, RecvWr, SendData, SendWr, WcStatus};
 use siw_tcp::sim::forge::Ends;
 use siwd::stream::StreamPattern;
 
@@ -238,7 +238,7 @@ fn messages_between_two_daemons_beside_a_flood_of_everything_arrive_whole() {
     connect(&a, &b, "siw0", "10.77.0.1:0".parse().unwrap());
     let [syn] = listener.syns();
     let mut victim = victim(&syn, None);
-    let to_flood = Listener::new(&b.cm, None, "10.77.0.1:0".parse().unwrap(), 8, 0).unwrap();
+    let to_flood = CmListener::new(&b.cm, None, "10.77.0.1:0".parse().unwrap(), 8, 0).unwrap();
     victim.listening = to_flood.local_addr().port();
     let mut mixer = Mixer::new(seed, victim);
     let before = Counters::of(&to);

@@ -10,7 +10,7 @@ use common::attacker::*;
 use common::net::{Netns, lacks_network, missing_program};
 use common::raw::{ACK, FIN, PSH, RST, RawTcp, SYN, Wire};
 use common::*;
-use siw::{CmChannel, CmEvent, Listener};
+use siw::{CmChannel, CmEvent, CmListener};
 use siw_tcp::sim::Rng;
 use siw_tcp::sim::forge::{Ends, Tcp, fix_ipv4};
 
@@ -46,7 +46,7 @@ struct Rig {
     attacker: Attacker,
     before: Counters,
     cm: CmChannel,
-    _listener: Listener,
+    _listener: CmListener,
     daemon: Daemon,
 }
 
@@ -71,7 +71,7 @@ impl Rig {
         let mut attacker = Attacker::on(&ns, interface);
         let cm = CmChannel::new(&daemon.context()).unwrap();
         let to = format!("{IP}:{PORT}").parse().unwrap();
-        let listener = Listener::new(&cm, None, to, 8, 0).unwrap();
+        let listener = CmListener::new(&cm, None, to, 8, 0).unwrap();
         // The link and the daemon are awake.
         attacker.flood([]);
         let before = Counters::of(&daemon);
@@ -109,7 +109,7 @@ impl Rig {
 
     fn requested(&self) {
         match self.cm.get_event(Some(PATIENCE)).unwrap() {
-            CmEvent::ConnectRequest(r) => assert_eq!(r.info().private_data, private()),
+            CmEvent::ConnectRequest(r) => assert_eq!(r.connection_info().private_data, private()),
             other => panic!("{other:?}"),
         }
     }

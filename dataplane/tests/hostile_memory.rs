@@ -84,7 +84,8 @@ fn a_client_that_scribbles_over_its_rings_harms_nobody_else() {
         closed += said.matches("closed by the daemon").count();
     }
     assert!(closed > 0, "none was closed for what it wrote");
-    let stats = || -> serde_json::Value { serde_json::from_str(&a.ctx.stats().unwrap()).unwrap() };
+    let stats =
+        || -> serde_json::Value { serde_json::from_str(&a.ctx.read_stats().unwrap()).unwrap() };
     let end = Instant::now() + PATIENCE;
     loop {
         let s = stats();
@@ -205,11 +206,15 @@ fn round(ctx: &Context, r: &mut Random, how: usize) {
                 0 => SendWr::write(i, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey()),
                 1 => SendWr::read(i, &sge, b.mr.addr(), b.mr.rkey()),
                 2 => {
-                    let _ = fast.map(&[0..4096, 8192..12_288], 12);
+                    let _ = fast.map_ranges(&[0..4096, 8192..12_288], 12);
                     let key = inc_rkey(fast.key());
-                    fast.reg(i, key, 0, Access(7)).unwrap()
+                    fast.register_request(i, key, 0, Access(7)).unwrap()
                 }
-                3 => mw.request(i, &MwBind::of(&bindable, 0, 64, Access(4)), mw.rkey()),
+                3 => mw.bind_request(
+                    i,
+                    &MwBind::for_region(&bindable, 0, 64, Access(4)),
+                    mw.rkey(),
+                ),
                 4 => SendWr {
                     opcode: Opcode::SendWithInv,
                     imm: fast.key(),

@@ -330,7 +330,7 @@ fn the_deepest_reads_are_negotiated_and_run() {
 
 /// Connects with the same depths on both sides: what ESTABLISHED says on each.
 fn depths(a: &End, b: &End, opt: &ConnectOptions<'_>) -> (u32, u32) {
-    let listener = siw::Listener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
+    let listener = siw::CmListener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
     a.qp.connect(&a.cm, listener.local_addr(), opt).unwrap();
     let siw::CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
@@ -404,7 +404,7 @@ fn what_a_destroyed_queue_pair_held_is_free_for_the_next_request() {
         let (a, b) = (End::new(&a, 64), End::new(&b, 64));
         connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
     }
-    let stats: serde_json::Value = serde_json::from_str(&a.stats().unwrap()).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&a.read_stats().unwrap()).unwrap();
     for client in stats["clients"].as_array().unwrap() {
         assert_eq!(client["queue_pairs"], 0, "{client}");
         assert_eq!(client["completion_queues"], 0, "{client}");

@@ -375,7 +375,7 @@ fn a_link_that_goes_down_and_up_is_told_to_every_client() {
     let ns = Netns::new();
     let siwd = ns.siwd(&config("tap.toml"), &[]);
     let clients = [siwd.context(), siwd.context()];
-    let active = |c: &siw::Context| c.device(0).unwrap().active;
+    let active = |c: &siw::Context| c.query_device(0).unwrap().active;
     for (state, kind) in [
         ("down", siw::AsyncEventKind::PortErr),
         ("up", siw::AsyncEventKind::PortActive),

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use common::*;
 use siw::{
-    Access, AsyncEventKind, CmEvent, ConnectOptions, Listener, MwBind, Opcode, RecvWr, SendData,
+    Access, AsyncEventKind, CmEvent, CmListener, ConnectOptions, MwBind, Opcode, RecvWr, SendData,
     SendWr, Sge, WcStatus, WindowType, WrFlags,
 };
 use siw_shm::control::messages as m;
@@ -84,7 +84,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
     let (a, b) = pair(&d, 4096);
     let window = a.pd.alloc_mw(WindowType::Two).unwrap();
     let any = "10.77.0.1:0".parse().unwrap();
-    let listener = Listener::new(&a.cm, None, any, 8, 0).unwrap();
+    let listener = CmListener::new(&a.cm, None, any, 8, 0).unwrap();
     let caller = b.another();
     let to = listener.local_addr();
     let options = ConnectOptions::default();
@@ -94,7 +94,7 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
     };
 
     let h = Raw::new(&d);
-    let qp_num = a.qp.number();
+    let qp_num = a.qp.qp_num();
     let (lkey, rkey, reserved) = (a.mr.lkey(), window.rkey(), 0);
     let channel = h.call(&m::CreateCmChannel { reserved: 0 }).unwrap().id;
     h.refused(
@@ -236,8 +236,8 @@ fn keys_of_another_client_serve_no_work_request() {
         }),
         ("BIND_MW", WcStatus::MW_BIND_ERR, &|x, _| {
             let mw = x.pd.alloc_mw(WindowType::Two).unwrap();
-            let to = MwBind::of(&bindable, 0, 8, Access::REMOTE_READ);
-            mw.bind(&x.qp, 1, WrFlags::SIGNALED, &to).unwrap();
+            let to = MwBind::for_region(&bindable, 0, 8, Access::REMOTE_READ);
+            mw.post_bind(&x.qp, 1, WrFlags::SIGNALED, &to).unwrap();
         }),
         ("RECV", WcStatus::LOC_PROT_ERR, &|x, y| {
             x.qp.post_recv(&[RecvWr {
@@ -282,7 +282,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     let (a, b) = pair(&d, 4096);
     let deaf = End::new(&d.context(), 64);
     let any = "10.77.0.2:0".parse().unwrap();
-    let listener = Listener::new(&deaf.cm, None, any, 8, 0).unwrap();
+    let listener = CmListener::new(&deaf.cm, None, any, 8, 0).unwrap();
     // Requests that nobody looks at, and whose peers give up.
     for i in 0..ERRORS {
         let caller = a.another();
@@ -312,7 +312,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
         let e = deaf.ctx.get_async_event(Some(PATIENCE)).unwrap();
         assert_eq!(
             (e.kind, e.object),
-            (Some(AsyncEventKind::QpFatal), x.qp.number())
+            (Some(AsyncEventKind::QpFatal), x.qp.qp_num())
         );
     }
     // Of each request that came, that it is gone again.
@@ -320,7 +320,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     let (mut came, end) = (0, Instant::now() + PATIENCE);
     drop(listener);
     let last = End::new(&d.context(), 64);
-    let listener = Listener::new(&deaf.cm, None, any, 8, 9).unwrap();
+    let listener = CmListener::new(&deaf.cm, None, any, 8, 9).unwrap();
     let to = listener.local_addr();
     last.qp
         .connect(&last.cm, to, &ConnectOptions::default())
@@ -328,7 +328,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     loop {
         assert!(Instant::now() < end);
         match deaf.cm.get_event(Some(PATIENCE)).unwrap() {
-            CmEvent::ConnectRequest(r) if r.info().cookie == 9 => break,
+            CmEvent::ConnectRequest(r) if r.connection_info().cookie == 9 => break,
             CmEvent::ConnectRequest(r) => {
                 came += 1;
                 assert!(open.insert(r.id()), "told once");

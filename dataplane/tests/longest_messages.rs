@@ -32,10 +32,10 @@ impl Long {
             pages[place] = page * PAGE..(page + 1) * PAGE;
         }
         pages[PAGES - 1].end -= 1;
-        assert_eq!(fast.map(&pages, 23).unwrap(), PAGES);
+        assert_eq!(fast.map_ranges(&pages, 23).unwrap(), PAGES);
         assert_eq!(fast.len(), LONGEST as usize);
         let key = inc_rkey(fast.key());
-        e.qp.post_send(&[fast.reg(0, key, 0, ALL).unwrap()])
+        e.qp.post_send(&[fast.register_request(0, key, 0, ALL).unwrap()])
             .unwrap();
         done(e, WcOpcode::LOCAL_INV);
         Long { arena, fast }

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use siw::{
-    Access, Arena, CmEvent, FastMr, Mr, MwBind, Opcode, RecvWr, Rereg, SendData, SendWr, Sge,
+    Access, Arena, CmEvent, FastMr, Mr, MwBind, Opcode, RecvWr, ReregChange, SendData, SendWr, Sge,
     WcOpcode, WcStatus, WindowType, WrFlags, inc_rkey,
 };
 
@@ -105,7 +105,7 @@ fn a_region_is_registered_anew_in_every_way_and_its_old_key_is_dead() {
         arena.write(5000, b"elsewhere").unwrap();
         let mut mr = b.pd.reg_mr(&arena, 0..64, Access(1)).unwrap();
         let (old, from) = (mr.rkey(), mr.addr());
-        mr.rereg(&Rereg {
+        mr.rereg(&ReregChange {
             range: (what & 1 != 0).then_some((&arena, 5000, 9)),
             pd: (what & 2 != 0).then_some(&other),
             access: (what & 4 != 0).then_some(ALL),
@@ -129,14 +129,14 @@ fn a_region_is_registered_anew_in_every_way_and_its_old_key_is_dead() {
     let (_, b) = pair(&d, 4096);
     let mut mr = b.pd.alloc_mr(64, ALL).unwrap();
     let key = mr.rkey();
-    let bad = Rereg {
+    let bad = ReregChange {
         access: Some(Access(2)),
-        ..Rereg::default()
+        ..ReregChange::default()
     };
     let e = mr.rereg(&bad).unwrap_err().to_string();
     assert!(e.contains("local write"), "{e}");
     assert_eq!(mr.rkey(), key, "refused, and as it was");
-    mr.rereg(&Rereg::default()).unwrap_err();
+    mr.rereg(&ReregChange::default()).unwrap_err();
 }
 
 #[test]
@@ -148,8 +148,8 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
     let mw = b.pd.alloc_mw(WindowType::One).unwrap();
     let mut last = mw.rkey();
     for (off, len) in [(100, 50), (4000, 8)] {
-        let to = MwBind::of(&mr, off, len, READ | WRITE);
-        let key = mw.bind(&b.qp, 7, WrFlags::SIGNALED, &to).unwrap();
+        let to = MwBind::for_region(&mr, off, len, READ | WRITE);
+        let key = mw.post_bind(&b.qp, 7, WrFlags::SIGNALED, &to).unwrap();
         assert_eq!((key, mw.rkey()), (inc_rkey(last), key));
         last = key;
         done(&b, WcOpcode::BIND_MW);
@@ -164,9 +164,9 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
     assert_eq!(e.errno(), 16, "{e}");
     let mut mr = mr;
     assert_eq!(
-        mr.rereg(&Rereg {
+        mr.rereg(&ReregChange {
             access: Some(ALL),
-            ..Rereg::default()
+            ..ReregChange::default()
         })
         .unwrap_err()
         .errno(),
@@ -181,7 +181,8 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
     // One byte beyond the window, inside of the region.
     assert!(refused(write(&a2, at + 1, last, 8)));
     // Length 0 unbinds.
-    mw.bind(&b.qp, 8, WrFlags::SIGNALED, &MwBind::NONE).unwrap();
+    mw.post_bind(&b.qp, 8, WrFlags::SIGNALED, &MwBind::NONE)
+        .unwrap();
     done(&b, WcOpcode::BIND_MW);
     assert!(refused(read(&a, at, last, 8)));
     mr.dereg().map_err(|(_, e)| e).unwrap();
@@ -196,8 +197,8 @@ fn a_type_2_window_serves_its_stream_alone_until_the_peer_invalidates_it() {
     let mr = b.pd.alloc_mr(8192, BINDABLE).unwrap();
     mr.write(64, b"window").unwrap();
     let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
-    let to = MwBind::of(&mr, 64, 6, READ | Access::ZERO_BASED);
-    let key = mw.bind(&b.qp, 1, WrFlags::SIGNALED, &to).unwrap();
+    let to = MwBind::for_region(&mr, 64, 6, READ | Access::ZERO_BASED);
+    let key = mw.post_bind(&b.qp, 1, WrFlags::SIGNALED, &to).unwrap();
     done(&b, WcOpcode::BIND_MW);
     assert_eq!(read(&a, 0, key, 6), WcStatus::SUCCESS);
     assert_eq!(a.read(0, 6), b"window");
@@ -219,7 +220,7 @@ fn a_type_2_window_serves_its_stream_alone_until_the_peer_invalidates_it() {
     done(&a, WcOpcode::SEND);
     // Free again: bound anew with a key of the consumer's choice, then invalidated locally.
     let chosen = key ^ 0x3c;
-    mw.bind_as(&b.qp, 5, WrFlags::SIGNALED, &to, chosen)
+    mw.post_bind_with_key(&b.qp, 5, WrFlags::SIGNALED, &to, chosen)
         .unwrap();
     done(&b, WcOpcode::BIND_MW);
     assert_eq!(read(&a, 0, chosen, 6), WcStatus::SUCCESS);
@@ -243,8 +244,8 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
         let (_a, b) = pair(&d, 64);
         let mr = b.pd.alloc_mr(4096, region).unwrap();
         let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
-        let to = MwBind::of(&mr, off, len, window);
-        mw.bind(&b.qp, 1, WrFlags::NONE, &to).unwrap();
+        let to = MwBind::for_region(&mr, off, len, window);
+        mw.post_bind(&b.qp, 1, WrFlags::NONE, &to).unwrap();
         assert_eq!(
             b.wc().status,
             WcStatus::MW_BIND_ERR,
@@ -256,17 +257,22 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
     let (_a, b) = pair(&d, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
-    let to = MwBind::of(&mr, 0, 8, READ);
+    let to = MwBind::for_region(&mr, 0, 8, READ);
     for i in 0..2 {
-        mw.bind(&b.qp, i, WrFlags::SIGNALED, &to).unwrap();
+        mw.post_bind(&b.qp, i, WrFlags::SIGNALED, &to).unwrap();
     }
     done(&b, WcOpcode::BIND_MW);
     assert_eq!(b.wc().status, WcStatus::MW_BIND_ERR);
     let (_a, b) = pair(&d, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.ctx.alloc_pd().unwrap().alloc_mw(WindowType::One).unwrap();
-    mw.bind(&b.qp, 1, WrFlags::NONE, &MwBind::of(&mr, 0, 8, READ))
-        .unwrap();
+    mw.post_bind(
+        &b.qp,
+        1,
+        WrFlags::NONE,
+        &MwBind::for_region(&mr, 0, 8, READ),
+    )
+    .unwrap();
     assert_eq!(b.wc().status, WcStatus::MW_BIND_ERR);
 }
 
@@ -277,9 +283,9 @@ fn a_window_goes_with_the_queue_pair_it_was_bound_through_or_when_it_is_freed() 
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let two = b.pd.alloc_mw(WindowType::Two).unwrap();
     let one = b.pd.alloc_mw(WindowType::One).unwrap();
-    let to = MwBind::of(&mr, 0, 8, READ);
+    let to = MwBind::for_region(&mr, 0, 8, READ);
     for mw in [&two, &one] {
-        mw.bind(&b.qp, 1, WrFlags::SIGNALED, &to).unwrap();
+        mw.post_bind(&b.qp, 1, WrFlags::SIGNALED, &to).unwrap();
         done(&b, WcOpcode::BIND_MW);
     }
     let End { qp, .. } = b;
@@ -297,7 +303,7 @@ fn scattered(b: &End) -> (FastMr, Vec<std::ops::Range<usize>>) {
     ranges[0].start += 1000;
     ranges[15].end -= 96;
     let mut fast = b.pd.alloc_fast_mr(&arena, 16).unwrap();
-    assert_eq!(fast.map(&ranges, 12).unwrap(), 16);
+    assert_eq!(fast.map_ranges(&ranges, 12).unwrap(), 16);
     assert_eq!(fast.len(), 16 * 4096 - 1096);
     (fast, ranges)
 }
@@ -309,7 +315,7 @@ fn scattered_pages_are_one_buffer_for_writes_reads_sends_and_receives() {
     a.fill(77);
     let (mut fast, ranges) = scattered(&b);
     let (key, iova) = (inc_rkey(fast.key()), 0x7000_0000_0123);
-    let wr = fast.reg(1, key, iova, ALL).unwrap();
+    let wr = fast.register_request(1, key, iova, ALL).unwrap();
     b.qp.post_send(&[wr]).unwrap();
     done(&b, WcOpcode::LOCAL_INV);
     let len = fast.len();
@@ -360,7 +366,9 @@ fn registration_use_and_invalidation_follow_the_order_of_the_send_queue() {
     for round in 0..20u64 {
         key = inc_rkey(key);
         let iova = 0x1000 * round;
-        let reg = fast.reg(round, key, iova, Access::LOCAL_WRITE).unwrap();
+        let reg = fast
+            .register_request(round, key, iova, Access::LOCAL_WRITE)
+            .unwrap();
         let sink = [Sge {
             addr: iova,
             length: 60_000,
@@ -380,7 +388,9 @@ fn registration_use_and_invalidation_follow_the_order_of_the_send_queue() {
     assert_eq!(v, b.read(0, 3096));
     // READ with invalidate takes the key with it.
     key = inc_rkey(key);
-    let reg = fast.reg(1, key, 0, Access::LOCAL_WRITE).unwrap();
+    let reg = fast
+        .register_request(1, key, 0, Access::LOCAL_WRITE)
+        .unwrap();
     let sink = [Sge {
         addr: 0,
         length: 9000,
@@ -403,7 +413,7 @@ fn a_peer_that_is_done_takes_the_fast_key_with_its_send() {
     let (a, b) = pair(&d, 70_000);
     let (mut fast, _) = scattered(&b);
     let key = inc_rkey(fast.key());
-    let wr = fast.reg(1, key, 0, ALL).unwrap();
+    let wr = fast.register_request(1, key, 0, ALL).unwrap();
     b.qp.post_send(&[wr]).unwrap();
     done(&b, WcOpcode::LOCAL_INV);
     let sge = [b.mr.sge(0, 8)];
@@ -432,7 +442,7 @@ fn a_page_list_that_points_elsewhere_is_refused() {
         let (list, at) = fast.list();
         list.write(at + 5 * 8, &bad.to_le_bytes()).unwrap();
         let key = inc_rkey(fast.key());
-        let wr = fast.reg(1, key, 0, ALL).unwrap();
+        let wr = fast.register_request(1, key, 0, ALL).unwrap();
         b.qp.post_send(&[wr]).unwrap();
         assert_eq!(b.wc().status, WcStatus::MW_BIND_ERR, "{bad:#x}");
         drop(a);
@@ -447,7 +457,7 @@ fn a_page_list_is_copied_before_it_is_checked() {
     a.fill(1);
     let (mut fast, _) = scattered(&b);
     let key = inc_rkey(fast.key());
-    let wr = fast.reg(1, key, 0, ALL).unwrap();
+    let wr = fast.register_request(1, key, 0, ALL).unwrap();
     b.qp.post_send(&[wr]).unwrap();
     done(&b, WcOpcode::LOCAL_INV);
     let (list, at) = fast.list();
@@ -470,8 +480,8 @@ fn a_key_that_works_is_not_registered_again_nor_one_of_another_kind() {
             1 => b.mr.lkey(),
             _ => own ^ 0x0100,
         };
-        let first = fast.reg(1, own, 0, ALL).unwrap();
-        let second = fast.reg(2, key, 0, ALL).unwrap();
+        let first = fast.register_request(1, own, 0, ALL).unwrap();
+        let second = fast.register_request(2, key, 0, ALL).unwrap();
         b.qp.post_send(&[first, second]).unwrap();
         done(&b, WcOpcode::LOCAL_INV);
         assert_eq!(b.wc().status, WcStatus::MW_BIND_ERR);
@@ -491,8 +501,8 @@ fn limits_and_nonsense_are_refused_in_words() {
     let e = pd.reg_mr(&arena, 0..1, Access(64)).err().unwrap();
     assert!(e.to_string().contains("unknown access bits 0x40"), "{e}");
     let mut fast = pd.alloc_fast_mr(&arena, 1).unwrap();
-    assert!(fast.reg(1, fast.key(), 0, ALL).is_err());
-    assert!(fast.map(&[0..1, 4096..4097], 11).is_err());
+    assert!(fast.register_request(1, fast.key(), 0, ALL).is_err());
+    assert!(fast.map_ranges(&[0..1, 4096..4097], 11).is_err());
     let e = pd
         .reg_mr_iova(&arena, 0..4096, u64::MAX, ALL)
         .err()
@@ -511,8 +521,8 @@ fn windows_and_regions_of_a_lost_client_are_freed_whatever_is_bound() {
         connect(&a2, &b2, "siw0", "10.77.0.2:0".parse().unwrap());
         let mr = b2.pd.alloc_mr(4096, BINDABLE).unwrap();
         let mw = b2.pd.alloc_mw(WindowType::Two).unwrap();
-        let to = MwBind::of(&mr, 0, 8, READ);
-        mw.bind(&b2.qp, 1, WrFlags::SIGNALED, &to).unwrap();
+        let to = MwBind::for_region(&mr, 0, 8, READ);
+        mw.post_bind(&b2.qp, 1, WrFlags::SIGNALED, &to).unwrap();
         done(&b2, WcOpcode::BIND_MW);
         // The region goes first; refused in silence, it is freed with the client.
         drop(mr);

@@ -10,14 +10,14 @@ use common::net::{Netns, lacks_network};
 use common::peer::{C, S, request, send, write};
 use common::raw::{RawTcp, Wire};
 use common::*;
-use siw::{CmEvent, ConnectOptions, Listener, RecvWr, WcStatus};
+use siw::{CmEvent, CmListener, ConnectOptions, RecvWr, WcStatus};
 
 const MAC: [u8; 6] = [2, 0, 0, 0x77, 0, 1];
 
 struct Bench {
     app: End,
     peer: RawTcp,
-    _listener: Listener,
+    _listener: CmListener,
     siwd: Daemon,
     _ns: Netns,
 }
@@ -45,7 +45,7 @@ out_of_order = "{policy}"
     ns.ip("link set tap0 up");
     let app = End::new(&siwd.context(), 65_536);
     let any: SocketAddr = "10.77.0.1:0".parse().unwrap();
-    let listener = Listener::new(&app.cm, None, any, 8, 0).unwrap();
+    let listener = CmListener::new(&app.cm, None, any, 8, 0).unwrap();
     let SocketAddr::V4(to) = listener.local_addr() else {
         panic!("IPv4")
     };
@@ -78,7 +78,7 @@ out_of_order = "{policy}"
 }
 
 fn placed(b: &Bench) -> u64 {
-    let text = b.siwd.context().stats().unwrap();
+    let text = b.siwd.context().read_stats().unwrap();
     let v: serde_json::Value = serde_json::from_str(&text).unwrap();
     v["workers"][0]["placed_out_of_order"].as_u64().unwrap()
 }

@@ -11,7 +11,7 @@ use common::net::{Netns, lacks_network};
 use common::peer::{C, S, fpdu, request, send};
 use common::raw::{ACK, RawTcp, Wire, checksum};
 use common::*;
-use siw::{CmEvent, ConnectOptions, Listener, RecvWr, SendData, SendWr, WcStatus};
+use siw::{CmEvent, CmListener, ConnectOptions, RecvWr, SendData, SendWr, WcStatus};
 
 const MAC: [u8; 6] = [2, 0, 0, 0x77, 0, 1];
 const LEN: usize = 1 << 20;
@@ -174,7 +174,7 @@ impl Path {
 struct Bench {
     app: End,
     path: Path,
-    _listener: Listener,
+    _listener: CmListener,
     siwd: Daemon,
     _ns: Netns,
 }
@@ -198,7 +198,7 @@ addresses = ["10.77.0.1/24"]
     ns.ip("link set tap0 up");
     let app = End::new(&siwd.context(), LEN);
     let any: SocketAddr = "10.77.0.1:0".parse().unwrap();
-    let listener = Listener::new(&app.cm, None, any, 8, 0).unwrap();
+    let listener = CmListener::new(&app.cm, None, any, 8, 0).unwrap();
     let SocketAddr::V4(to) = listener.local_addr() else {
         panic!("IPv4")
     };
@@ -256,7 +256,7 @@ impl Bench {
     }
 
     fn counter(&self, name: &str) -> u64 {
-        let text = self.siwd.context().stats().unwrap();
+        let text = self.siwd.context().read_stats().unwrap();
         let all: serde_json::Value = serde_json::from_str(&text).unwrap();
         let workers = all["workers"].as_array().unwrap().iter();
         workers

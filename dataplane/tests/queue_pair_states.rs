@@ -59,7 +59,7 @@ fn a_query_tells_the_state_the_depths_and_the_addresses() {
     assert_eq!(qa.peer.unwrap().ip().to_string(), "10.77.0.2");
     // EMSS 1448 with timestamps (RFC 5044 section 4.1).
     assert_eq!(qa.mulpdu, 1442);
-    assert_eq!(a.qp.caps().max_send_wr, 64);
+    assert_eq!(a.qp.granted_limits().max_send_wr, 64);
     b.qp.set_error().unwrap();
     assert_eq!(state(&b), QpState::Error);
     until(&a, QpState::Error);
@@ -92,14 +92,14 @@ fn sqd_holds_new_sends_back_and_rts_lets_them_go() {
     a.qp.post_send(&[send(1)]).unwrap();
     assert_eq!(a.wc().wr_id, 1);
     a.qp.drain_start().unwrap();
-    assert_eq!(event(&a), (Some(AsyncEventKind::SqDrained), a.qp.number()));
+    assert_eq!(event(&a), (Some(AsyncEventKind::SqDrained), a.qp.qp_num()));
     let q = a.qp.query().unwrap();
     assert_eq!((q.state, q.draining), (Some(QpState::Sqd), false));
     assert_eq!(VerbsQpState::from(QpState::Sqd), VerbsQpState::Sqd);
     a.qp.post_send(&[send(2), send(3)]).unwrap();
     // The worker has seen the doorbell when it has answered a later request.
-    a.ctx.stats().unwrap();
-    a.ctx.stats().unwrap();
+    a.ctx.read_stats().unwrap();
+    a.ctx.read_stats().unwrap();
     assert_eq!(a.cq.poll(&mut [Wc::default()]).unwrap(), 0);
     assert_eq!(b.wc().wr_id, 0);
     assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
@@ -196,7 +196,7 @@ fn a_terminate_of_the_consumer_reaches_the_peer() {
         CmEvent::Disconnected(i) => assert!(i.reason.contains("Terminate: 0/0"), "{}", i.reason),
         other => panic!("{other:?}"),
     }
-    assert_eq!(event(&b), (Some(AsyncEventKind::QpFatal), b.qp.number()));
+    assert_eq!(event(&b), (Some(AsyncEventKind::QpFatal), b.qp.qp_num()));
     assert_eq!(b.wc().status, WcStatus::WR_FLUSH_ERR);
     until(&a, QpState::Error);
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 struct Hub {
     end: End,
     srq: Srq,
-    listener: siw::Listener,
+    listener: siw::CmListener,
 }
 
 impl Hub {
@@ -21,7 +21,7 @@ impl Hub {
         let end = End::new(ctx, 256 * 1024);
         let srq = end.pd.create_srq(init).unwrap();
         let listener =
-            siw::Listener::new(&end.cm, None, "10.77.0.2:0".parse().unwrap(), 64, 0).unwrap();
+            siw::CmListener::new(&end.cm, None, "10.77.0.2:0".parse().unwrap(), 64, 0).unwrap();
         Hub { end, srq, listener }
     }
 
@@ -78,7 +78,7 @@ fn send(from: &End, wr_id: u64, bytes: &[u8]) {
 
 fn quiet(ctx: &Context) -> bool {
     // What a worker told before it answered is queued by now.
-    ctx.stats().unwrap();
+    ctx.read_stats().unwrap();
     ctx.get_async_event(Some(Duration::ZERO)).is_err()
 }
 
@@ -97,7 +97,7 @@ fn queue_pairs_take_shared_requests_in_posting_order() {
         send(from, i, format!("message {i}").as_bytes());
         let wc = hub.end.wc();
         assert_eq!((wc.status, wc.opcode), (WcStatus::SUCCESS, WcOpcode::RECV));
-        assert_eq!((wc.wr_id, wc.qp_num), (i, to.number()));
+        assert_eq!((wc.wr_id, wc.qp_num), (i, to.qp_num()));
         assert_eq!(
             hub.end.read(i as usize * 64, 9),
             format!("message {i}").as_bytes()
@@ -128,11 +128,11 @@ fn an_empty_queue_terminates_the_stream_that_needs_it_and_no_other() {
     }
     let events = [hub.event(), hub.event()];
     assert!(
-        events.contains(&(Some(AsyncEventKind::QpReqErr), qa.number())),
+        events.contains(&(Some(AsyncEventKind::QpReqErr), qa.qp_num())),
         "{events:?}"
     );
     assert!(
-        events.contains(&(Some(AsyncEventKind::QpLastWqeReached), qa.number())),
+        events.contains(&(Some(AsyncEventKind::QpLastWqeReached), qa.qp_num())),
         "{events:?}"
     );
     hub.post(5);
@@ -153,14 +153,14 @@ fn a_queue_pair_that_ends_leaves_the_shared_requests_to_the_others() {
     qa.set_error().unwrap();
     assert_eq!(
         hub.event(),
-        (Some(AsyncEventKind::QpLastWqeReached), qa.number())
+        (Some(AsyncEventKind::QpLastWqeReached), qa.qp_num())
     );
     assert_eq!(hub.srq.query().unwrap().posted, 3, "nothing is flushed");
     assert_eq!(hub.end.cq.poll(&mut [Wc::default()]).unwrap(), 0);
     b.qp.disconnect().unwrap();
     assert_eq!(
         hub.event(),
-        (Some(AsyncEventKind::QpLastWqeReached), qb.number())
+        (Some(AsyncEventKind::QpLastWqeReached), qb.qp_num())
     );
     assert!(quiet(&hub.end.ctx), "each queue pair tells it once");
     let c = End::new(&d.context(), 4096);
@@ -182,7 +182,7 @@ fn the_limit_event_comes_once_for_each_arming() {
     // Nothing is posted: below the limit from the start.
     assert_eq!(
         hub.event(),
-        (Some(AsyncEventKind::SrqLimitReached), hub.srq.number())
+        (Some(AsyncEventKind::SrqLimitReached), hub.srq.srq_id())
     );
     let a = End::new(&d.context(), 4096);
     let _qa = hub.join(&a);
@@ -201,7 +201,7 @@ fn the_limit_event_comes_once_for_each_arming() {
     take();
     assert_eq!(
         hub.event(),
-        (Some(AsyncEventKind::SrqLimitReached), hub.srq.number())
+        (Some(AsyncEventKind::SrqLimitReached), hub.srq.srq_id())
     );
     assert_eq!(hub.srq.query().unwrap().limit, 0, "the event disarms");
     take();
@@ -254,7 +254,7 @@ fn a_resize_keeps_what_is_posted_and_refuses_to_lose_any() {
     take();
     assert_eq!(
         hub.event(),
-        (Some(AsyncEventKind::SrqLimitReached), hub.srq.number())
+        (Some(AsyncEventKind::SrqLimitReached), hub.srq.srq_id())
     );
     take();
     for wr_id in 16..20 {
@@ -287,7 +287,7 @@ fn a_stream_that_holds_its_share_cannot_starve_the_others() {
     for i in 0..40u64 {
         send(&greedy, i, b"x");
         let wc = hub.end.wc();
-        assert_eq!((wc.status, wc.qp_num), (WcStatus::SUCCESS, qg.number()));
+        assert_eq!((wc.status, wc.qp_num), (WcStatus::SUCCESS, qg.qp_num()));
         hub.post(16 + i);
     }
     // Nobody polls: four are the share.
@@ -303,7 +303,7 @@ fn a_stream_that_holds_its_share_cannot_starve_the_others() {
     for i in 0..5 {
         let wc = hub.end.wc();
         let from = if i < 4 { &qg } else { &qm };
-        assert_eq!((wc.status, wc.qp_num), (WcStatus::SUCCESS, from.number()));
+        assert_eq!((wc.status, wc.qp_num), (WcStatus::SUCCESS, from.qp_num()));
     }
 }
 
@@ -333,7 +333,7 @@ fn queue_pairs_of_several_workers_share_one_queue_without_losing_a_message() {
             (a, qp)
         })
         .collect();
-    let stats: serde_json::Value = serde_json::from_str(&ctx.stats().unwrap()).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&ctx.read_stats().unwrap()).unwrap();
     for w in 0..2 {
         assert_ne!(stats["workers"][w]["queue_pairs"], 0, "{stats}");
     }
@@ -365,7 +365,7 @@ fn queue_pairs_of_several_workers_share_one_queue_without_losing_a_message() {
             assert_eq!(wc.status, WcStatus::SUCCESS);
             let b = hub.end.read((wc.wr_id as usize % 1024) * 64, 16);
             let (i, k) = (u64_at(&b, 0) as usize, u64_at(&b, 8));
-            assert_eq!(wc.qp_num, ends[i].1.number());
+            assert_eq!(wc.qp_num, ends[i].1.qp_num());
             assert_eq!(k, next[i], "each stream delivers in order");
             next[i] += 1;
             got += 1;

@@ -50,7 +50,7 @@ fn exchange(a: &End, b: &End) {
 }
 
 fn tso_frames(daemon: &Daemon) -> u64 {
-    let text = daemon.context().stats().unwrap();
+    let text = daemon.context().read_stats().unwrap();
     let all: serde_json::Value = serde_json::from_str(&text).unwrap();
     let workers = all["workers"].as_array().unwrap().iter();
     workers

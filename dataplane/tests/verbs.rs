@@ -165,7 +165,8 @@ fn connections_run_over_ipv6_without_crc_and_with_mpa_revision_1() {
 fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
     let d = Daemon::loopback();
     let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
-    let listener = siw::Listener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 77).unwrap();
+    let listener =
+        siw::CmListener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 77).unwrap();
     let opt = ConnectOptions {
         private_data: b"who is there",
         cookie: 4,
@@ -175,8 +176,8 @@ fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
     let CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
-    assert_eq!(r.info().private_data, b"who is there");
-    assert_eq!(r.info().cookie, 77);
+    assert_eq!(r.connection_info().private_data, b"who is there");
+    assert_eq!(r.connection_info().cookie, 77);
     r.reject(b"nobody").unwrap();
     match a.cm.get_event(Some(PATIENCE)).unwrap() {
         CmEvent::Rejected(info) => {
@@ -254,7 +255,7 @@ fn an_unknown_remote_key_ends_the_connection_with_a_protection_error() {
     let wc = a.wc();
     assert_ne!(wc.status, WcStatus::SUCCESS);
     let event = b.ctx.get_async_event(Some(PATIENCE)).unwrap();
-    assert_eq!(event.object, b.qp.number());
+    assert_eq!(event.object, b.qp.qp_num());
 }
 
 #[test]
@@ -306,7 +307,7 @@ fn an_armed_queue_wakes_its_reader_once() {
     let cq = siw::Cq::new(&b.ctx, 16, Some((&channel, 42))).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &siw::QpInit::default()).unwrap();
     let c = End::new(&a.ctx, 4096);
-    let listener = siw::Listener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
+    let listener = siw::CmListener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
     c.qp.connect(&c.cm, listener.local_addr(), &ConnectOptions::default())
         .unwrap();
     let CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
@@ -452,7 +453,7 @@ fn two_workers_share_the_connections_and_one_completion_queue_serves_both() {
                     .unwrap();
             let b = End::new(&cb, 65_536);
             connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
-            a.fill(u64::from(a.qp.number()));
+            a.fill(u64::from(a.qp.qp_num()));
             (a, b)
         })
         .collect();
@@ -465,7 +466,7 @@ fn two_workers_share_the_connections_and_one_completion_queue_serves_both() {
     for (a, b) in &ends {
         assert_eq!(a.read(0, 65_536), b.read(0, 65_536));
     }
-    let stats: serde_json::Value = serde_json::from_str(&ca.stats().unwrap()).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&ca.read_stats().unwrap()).unwrap();
     for w in 0..2 {
         assert_eq!(stats["workers"][w]["queue_pairs"], 8, "{stats}");
     }
@@ -487,7 +488,7 @@ fn bulk_reads_lose_no_segment_to_old_timestamps() {
         }
     }
     assert_eq!(a.read(0, 1 << 20), b.read(0, 1 << 20));
-    let stats: serde_json::Value = serde_json::from_str(&a.ctx.stats().unwrap()).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&a.ctx.read_stats().unwrap()).unwrap();
     for device in stats["workers"][0]["devices"].as_array().unwrap() {
         assert_eq!(device["tcp"]["paws_drops"], 0, "{stats}");
     }
@@ -513,7 +514,7 @@ fn what_a_responder_posts_early_leaves_with_the_initiators_first_fpdu() {
     b.qp.post_send(&[SendWr::send(1, SendData::Inline(b"early"))])
         .unwrap();
     // The worker has seen the doorbell when it has answered a later request.
-    b.ctx.stats().unwrap();
+    b.ctx.read_stats().unwrap();
     write(&a, &b, 8);
     for _ in 0..2 {
         let wc = a.wc();

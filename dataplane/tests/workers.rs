@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use common::net::{Netns, lacks_network};
 use common::*;
 use siw::{
-    CmChannel, CmEvent, ConnectOptions, Context, Cq, Listener, Mr, Pd, Qp, QpInit, SendData,
+    CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Pd, Qp, QpInit, SendData,
     SendWr, Wc, WcStatus,
 };
 
@@ -57,7 +57,7 @@ impl Crowd {
             ..QpInit::default()
         };
         let qp = self.pd.create_qp(&self.cq, &self.cq, &init).unwrap();
-        self.qps.insert(qp.number(), qp.clone());
+        self.qps.insert(qp.qp_num(), qp.clone());
         qp
     }
 }
@@ -71,7 +71,7 @@ fn crowd(daemon: &Daemon, from: &str, to: &str, connections: usize, bytes: usize
     let data = pattern(7, connections * bytes);
     a.mr.write(0, &data).unwrap();
     let any: SocketAddr = SocketAddr::new(to.parse().unwrap(), 0);
-    let listener = Listener::new(&b.cm, None, any, 1024, 0).unwrap();
+    let listener = CmListener::new(&b.cm, None, any, 1024, 0).unwrap();
     let device = Some(ctx.device_by_name(from).unwrap().index);
     let mut begun = 0;
     let mut up = HashMap::new();
@@ -137,7 +137,7 @@ fn by_worker(daemon: &Daemon) -> Vec<u64> {
 }
 
 fn counters(daemon: &Daemon) -> Vec<serde_json::Value> {
-    let text = daemon.context().stats().unwrap();
+    let text = daemon.context().read_stats().unwrap();
     let all: serde_json::Value = serde_json::from_str(&text).unwrap();
     all["workers"].as_array().unwrap().clone()
 }

@@ -110,7 +110,12 @@ fn measure(
         };
     }
     let before = bounds.as_mut().map(Bounds::measure).transpose()?;
-    let repeats = || a.ctx.stats().map(|s| Repeats::of(&s)).unwrap_or_default();
+    let repeats = || {
+        a.ctx
+            .read_stats()
+            .map(|s| Repeats::of(&s))
+            .unwrap_or_default()
+    };
     let earlier = repeats();
     let measured = transfer(plan, a, b, args.secs)?;
     let tcp = repeats().since(earlier);

@@ -16,9 +16,9 @@
 use clap::Parser;
 use rustix::event::{PollFd, PollFlags, poll};
 use siw::{
-    Access, CmChannel, CmEvent, CompletionChannel, ConnInfo, ConnectOptions, ConnectRequest,
-    Context, Cq, Error, Listener, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendData, SendWr, Wc,
-    WcOpcode, WcStatus, WrFlags,
+    Access, CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions, ConnectionInfo,
+    ConnectionRequest, Context, Cq, Error, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendData, SendWr,
+    Wc, WcOpcode, WcStatus, WrFlags,
 };
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 /// RDMA ping-pong that speaks the protocol of rping.
 #[derive(Debug, Parser)]
 #[command(name = "siw-ping", version, disable_version_flag = true)]
-struct Args {
+struct PingArgs {
     /// Run as server
     #[arg(short, conflicts_with = "client")]
     server: bool,
@@ -194,7 +194,7 @@ struct Session {
 }
 
 impl Session {
-    fn new(ctx: &Context, args: &Args, data: usize) -> Result<Session, Error> {
+    fn new(ctx: &Context, args: &PingArgs, data: usize) -> Result<Session, Error> {
         let pd: Pd = ctx.alloc_pd()?;
         let channel = CompletionChannel::new(ctx)?;
         let cq = Cq::new(ctx, SQ_DEPTH * 2, Some((&channel, 0)))?;
@@ -310,7 +310,7 @@ impl Session {
         }
     }
 
-    fn established(&self, i: &ConnInfo) {
+    fn established(&self, i: &ConnectionInfo) {
         self.say(format_args!(
             "established: CRC {}, MPA revision {}, ird {} ord {}",
             if i.crc { "on" } else { "off" },
@@ -444,7 +444,7 @@ impl Session {
     }
 
     /// One ping: `source` holds the data, the session's buffer is the sink.
-    fn ping(&mut self, source: &Mr, n: u64, args: &Args) -> Result<(), Stop> {
+    fn ping(&mut self, source: &Mr, n: u64, args: &PingArgs) -> Result<(), Stop> {
         let data = ping_data(n, args.size as usize);
         source.write(0, &data)?;
         self.send_info(Info::of(source, args.size))?;
@@ -480,7 +480,7 @@ impl Session {
     }
 }
 
-fn options(args: &Args, ctx: &Context) -> Result<ConnectOptions<'static>, Error> {
+fn options(args: &PingArgs, ctx: &Context) -> Result<ConnectOptions<'static>, Error> {
     let device = args
         .device
         .as_deref()
@@ -497,7 +497,7 @@ fn options(args: &Args, ctx: &Context) -> Result<ConnectOptions<'static>, Error>
     })
 }
 
-fn run_client(args: &Args, ctx: &Context) -> Result<u64, Stop> {
+fn run_client(args: &PingArgs, ctx: &Context) -> Result<u64, Stop> {
     let ip = args.addr.ok_or(Stop::Failed("-a is missing".into()))?;
     let mut s = Session::new(ctx, args, args.size as usize)?;
     let source = s.qp.pd().alloc_mr(
@@ -528,10 +528,13 @@ fn run_client(args: &Args, ctx: &Context) -> Result<u64, Stop> {
     Ok(n)
 }
 
-fn serve_request(args: &Args, ctx: &Context, req: ConnectRequest) -> Result<u64, Stop> {
+fn serve_request(args: &PingArgs, ctx: &Context, req: ConnectionRequest) -> Result<u64, Stop> {
     let mut s = Session::new(ctx, args, MAX_SIZE as usize)?;
     let opt = options(args, ctx)?;
-    s.say(format_args!("request from {:?}", req.info().peer));
+    s.say(format_args!(
+        "request from {:?}",
+        req.connection_info().peer
+    ));
     req.accept(&s.qp, Some(&s.cm), &opt)?;
     match s.serve(args.verbose) {
         (pings, Stop::Closed) => {
@@ -545,11 +548,11 @@ fn serve_request(args: &Args, ctx: &Context, req: ConnectRequest) -> Result<u64,
     }
 }
 
-fn run_server(args: &Args, ctx: &Context) -> Result<u64, Stop> {
+fn run_server(args: &PingArgs, ctx: &Context) -> Result<u64, Stop> {
     let cm = CmChannel::new(ctx)?;
     let device = options(args, ctx)?.device;
     let ip = args.addr.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-    let listener = Listener::new(&cm, device, SocketAddr::new(ip, args.port), 3, 0)?;
+    let listener = CmListener::new(&cm, device, SocketAddr::new(ip, args.port), 3, 0)?;
     eprintln!("siw-ping: listening on {}", listener.local_addr());
     std::thread::scope(|threads| {
         loop {
@@ -569,7 +572,7 @@ fn run_server(args: &Args, ctx: &Context) -> Result<u64, Stop> {
     })
 }
 
-fn report(args: &Args, r: Result<u64, Stop>) -> bool {
+fn report(args: &PingArgs, r: Result<u64, Stop>) -> bool {
     let (pings, error) = match r {
         Ok(n) => (n, None),
         Err(Stop::Closed) => (0, Some("the peer closed the connection early".to_owned())),
@@ -590,7 +593,7 @@ fn report(args: &Args, r: Result<u64, Stop>) -> bool {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = PingArgs::parse();
     let r = Context::open(args.socket.as_deref())
         .map_err(Stop::from)
         .and_then(|ctx| {
@@ -635,16 +638,16 @@ mod tests {
 
     #[test]
     fn the_command_line_is_that_of_rping() {
-        let a = Args::try_parse_from([
+        let a = PingArgs::try_parse_from([
             "siw-ping", "-c", "-a", "10.0.0.1", "-p", "9", "-C", "3", "-v", "-V", "-S", "1000",
             "-d",
         ])
         .unwrap();
         assert!(a.client && a.verbose && a.validate && a.debug);
         assert_eq!((a.count, a.size, a.port), (3, 1000, 9));
-        assert!(Args::try_parse_from(["siw-ping", "-s"]).unwrap().server);
-        assert!(Args::try_parse_from(["siw-ping", "-c"]).is_err());
-        assert!(Args::try_parse_from(["siw-ping", "-c", "-s", "-a", "::1"]).is_err());
-        assert!(Args::try_parse_from(["siw-ping", "-s", "-S", "3"]).is_err());
+        assert!(PingArgs::try_parse_from(["siw-ping", "-s"]).unwrap().server);
+        assert!(PingArgs::try_parse_from(["siw-ping", "-c"]).is_err());
+        assert!(PingArgs::try_parse_from(["siw-ping", "-c", "-s", "-a", "::1"]).is_err());
+        assert!(PingArgs::try_parse_from(["siw-ping", "-s", "-S", "3"]).is_err());
     }
 }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 /// Show the counters of siwd, merged and for each worker.
 #[derive(Debug, Parser)]
 #[command(name = "siw-stat", version)]
-struct Args {
+struct StatArgs {
     /// Control socket of siwd
     #[arg(long)]
     socket: Option<PathBuf>,
@@ -31,11 +31,11 @@ struct Args {
 }
 
 /// A counter: merged, and of each worker.
-type Row = (u64, Vec<u64>);
-type Rows = BTreeMap<String, Row>;
+type DeviceRow = (u64, Vec<u64>);
+type Rows = BTreeMap<String, DeviceRow>;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = StatArgs::parse();
     match run(&args) {
         Ok(text) => {
             print!("{text}");
@@ -48,9 +48,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<String, String> {
+fn run(args: &StatArgs) -> Result<String, String> {
     let context = siw::Context::open(args.socket.as_deref()).map_err(|e| e.to_string())?;
-    let text = context.stats().map_err(|e| e.to_string())?;
+    let text = context.read_stats().map_err(|e| e.to_string())?;
     let stats: Value =
         serde_json::from_str(&text).map_err(|e| format!("what siwd answers: {e}"))?;
     let devices = devices(&stats, args)?;
@@ -66,7 +66,7 @@ fn list<'a>(v: &'a Value, key: &str) -> &'a [Value] {
 }
 
 /// The counters of each device.
-fn devices(stats: &Value, args: &Args) -> Result<Vec<(String, Rows)>, String> {
+fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<(String, Rows)>, String> {
     let mut out = Vec::new();
     let mut names = Vec::new();
     let wanted = args.only.as_ref().map(|t| t.to_lowercase());

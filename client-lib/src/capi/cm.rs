@@ -1,12 +1,12 @@
 //! Connection management of the C API.
 
 use super::{
-    SiwCmEvent, SiwConnParam, c_text, fail, free, from_socket_addr, get, null, put, put_box, slice,
-    status, timeout, to_socket_addr,
+    SiwCmEvent, SiwConnParam, borrow_array, borrow_handle, c_text, fail_with, free_handle,
+    from_socket_addr, null_pointer, store_boxed, store_out, to_socket_addr, to_status, to_timeout,
 };
 use crate::{
-    CmChannel, CmEvent, ConnInfo, ConnectOptions, ConnectRequest, Context, Error, ListenOptions,
-    Listener, Qp,
+    CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest, Context,
+    Error, ListenOptions, Qp,
 };
 use rustix::fd::{AsFd, AsRawFd};
 use siw_shm::control::{ANY_DEVICE, CmEventKind, MpaOptions};
@@ -21,133 +21,135 @@ pub unsafe extern "C" fn siw_create_cm_channel(
     out: *mut *mut CmChannel,
 ) -> c_int {
     // SAFETY: module contract.
-    unsafe { put_box(out, get(ctx).and_then(CmChannel::new)) }
+    unsafe { store_boxed(out, borrow_handle(ctx).and_then(CmChannel::new)) }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_destroy_cm_channel(ch: *mut CmChannel) {
+pub unsafe extern "C" fn siw_destroy_cm_channel(channel: *mut CmChannel) {
     // SAFETY: module contract.
-    unsafe { free(ch) }
+    unsafe { free_handle(channel) }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_cm_channel_fd(ch: *const CmChannel) -> c_int {
+pub unsafe extern "C" fn siw_cm_channel_fd(channel: *const CmChannel) -> c_int {
     // SAFETY: module contract.
-    unsafe { get(ch) }.map_or(-1, |c| c.as_fd().as_raw_fd())
+    unsafe { borrow_handle(channel) }.map_or(-1, |channel| channel.as_fd().as_raw_fd())
 }
 
-fn event(kind: CmEventKind, i: &ConnInfo) -> SiwCmEvent {
+fn siw_event(kind: CmEventKind, info: &ConnectionInfo) -> SiwCmEvent {
     let mut private_data = [0; 512];
-    let n = i.private_data.len().min(private_data.len());
-    private_data[..n].copy_from_slice(&i.private_data[..n]);
+    let n = info.private_data.len().min(private_data.len());
+    private_data[..n].copy_from_slice(&info.private_data[..n]);
     SiwCmEvent {
         kind: kind as u32,
-        err: i.errno,
-        cookie: i.cookie,
+        err: info.errno,
+        cookie: info.cookie,
         request: std::ptr::null_mut(),
-        qp_num: i.qp_num,
+        qp_num: info.qp_num,
         request_id: 0,
         device: ANY_DEVICE,
-        initiator_depth: i.ord,
-        responder_resources: i.ird,
-        crc: i.crc.into(),
-        mpa_rev: i.mpa_rev.into(),
+        initiator_depth: info.ord,
+        responder_resources: info.ird,
+        crc: info.crc.into(),
+        mpa_rev: info.mpa_rev.into(),
         private_data_len: n as u32,
-        local: from_socket_addr(i.local),
-        peer: from_socket_addr(i.peer),
-        reason: c_text(&i.reason),
+        local: from_socket_addr(info.local),
+        peer: from_socket_addr(info.peer),
+        reason: c_text(&info.reason),
         private_data,
     }
 }
 
-fn convert(e: CmEvent) -> SiwCmEvent {
+fn to_siw_event(event: CmEvent) -> SiwCmEvent {
     use CmEventKind as K;
-    let none = ConnInfo::default();
-    match e {
-        CmEvent::ConnectRequest(r) => SiwCmEvent {
-            request_id: r.id(),
-            device: r.device(),
-            ..event(K::ConnectRequest, r.info())
+    let none = ConnectionInfo::default();
+    match event {
+        CmEvent::ConnectRequest(request) => SiwCmEvent {
+            request_id: request.id(),
+            device: request.device(),
+            ..siw_event(K::ConnectRequest, request.connection_info())
         }
-        .with_request(r),
-        CmEvent::Established(i) => event(K::Established, &i),
-        CmEvent::Rejected(i) => event(K::Rejected, &i),
-        CmEvent::Unreachable(i) => event(K::Unreachable, &i),
-        CmEvent::ConnectError(i) => event(K::ConnectError, &i),
-        CmEvent::Disconnected(i) => event(K::Disconnected, &i),
+        .with_request(request),
+        CmEvent::Established(info) => siw_event(K::Established, &info),
+        CmEvent::Rejected(info) => siw_event(K::Rejected, &info),
+        CmEvent::Unreachable(info) => siw_event(K::Unreachable, &info),
+        CmEvent::ConnectError(info) => siw_event(K::ConnectError, &info),
+        CmEvent::Disconnected(info) => siw_event(K::Disconnected, &info),
         CmEvent::RequestCancelled { request } => SiwCmEvent {
             request_id: request,
-            ..event(K::RequestCancelled, &none)
+            ..siw_event(K::RequestCancelled, &none)
         },
         CmEvent::DeviceRemoval { device } => SiwCmEvent {
             device,
-            ..event(K::DeviceRemoval, &none)
+            ..siw_event(K::DeviceRemoval, &none)
         },
     }
 }
 
 impl SiwCmEvent {
-    fn with_request(mut self, r: ConnectRequest) -> Self {
-        self.request = Box::into_raw(Box::new(r));
+    fn with_request(mut self, request: ConnectionRequest) -> Self {
+        self.request = Box::into_raw(Box::new(request));
         self
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_get_cm_event(
-    ch: *const CmChannel,
+    channel: *const CmChannel,
     out: *mut SiwCmEvent,
     timeout_ms: c_int,
 ) -> c_int {
     if out.is_null() {
-        return fail(null());
+        return fail_with(null_pointer());
     }
     // SAFETY: module contract.
-    status(unsafe { get(ch) }.and_then(|c| {
-        let e = convert(c.get_event(timeout(timeout_ms))?);
+    to_status(unsafe { borrow_handle(channel) }.and_then(|channel| {
+        let event = to_siw_event(channel.get_event(to_timeout(timeout_ms))?);
         // SAFETY: module contract.
-        unsafe { put(out, e) }
+        unsafe { store_out(out, event) }
     }))
 }
 
 /// # Safety
 /// NULL, or valid with its private data.
-unsafe fn options<'a>(p: *const SiwConnParam) -> Result<ConnectOptions<'a>, Error> {
-    let mut o = ConnectOptions::default();
+unsafe fn to_connect_options<'a>(param: *const SiwConnParam) -> Result<ConnectOptions<'a>, Error> {
+    let mut options = ConnectOptions::default();
     // SAFETY: by the caller's contract.
-    let Some(p) = (unsafe { p.as_ref() }) else {
-        return Ok(o);
+    let Some(param) = (unsafe { param.as_ref() }) else {
+        return Ok(options);
     };
     // SAFETY: by the caller's contract.
-    o.private_data = unsafe { slice(p.private_data, p.private_data_len as usize) }?;
-    if p.initiator_depth > 0 {
-        o.ord = p.initiator_depth;
+    options.private_data =
+        unsafe { borrow_array(param.private_data, param.private_data_len as usize) }?;
+    if param.initiator_depth > 0 {
+        options.ord = param.initiator_depth;
     }
-    if p.responder_resources > 0 {
-        o.ird = p.responder_resources;
+    if param.responder_resources > 0 {
+        options.ird = param.responder_resources;
     }
-    o.timeout = (p.timeout_ms > 0).then(|| Duration::from_millis(p.timeout_ms.into()));
-    o.crc = (p.crc != 0).then_some(p.crc > 0);
-    o.mpa_rev = match p.mpa_rev {
+    options.timeout =
+        (param.timeout_ms > 0).then(|| Duration::from_millis(param.timeout_ms.into()));
+    options.crc = (param.crc != 0).then_some(param.crc > 0);
+    options.mpa_rev = match param.mpa_rev {
         0 => None,
         1 => Some(1),
         2 => Some(2),
         _ => return Err(Error::Invalid("mpa_rev is 0, 1 or 2")),
     };
-    o.cookie = p.cookie;
-    Ok(o)
+    options.cookie = param.cookie;
+    Ok(options)
 }
 
 const BAD_ADDR: Error = Error::Invalid("the address is neither IPv4 nor IPv6");
 
-fn device(d: u32) -> Option<u32> {
-    (d != ANY_DEVICE).then_some(d)
+fn to_device_index(device: u32) -> Option<u32> {
+    (device != ANY_DEVICE).then_some(device)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_connect(
     qp: *const Qp,
-    ch: *const CmChannel,
+    channel: *const CmChannel,
     dev: u32,
     dst: *const libc::sockaddr,
     dst_len: libc::socklen_t,
@@ -155,18 +157,23 @@ pub unsafe extern "C" fn siw_connect(
 ) -> c_int {
     // SAFETY: module contract.
     let args = unsafe {
-        get(qp).and_then(|q| {
+        borrow_handle(qp).and_then(|queue_pair| {
             let to = to_socket_addr(dst, dst_len).ok_or(BAD_ADDR)?;
-            Ok((q, get(ch)?, to, options(param)?))
+            Ok((
+                queue_pair,
+                borrow_handle(channel)?,
+                to,
+                to_connect_options(param)?,
+            ))
         })
     };
-    status(args.and_then(|(q, ch, to, o)| {
-        q.connect(
-            ch,
+    to_status(args.and_then(|(queue_pair, channel, to, options)| {
+        queue_pair.connect(
+            channel,
             to,
             &ConnectOptions {
-                device: device(dev),
-                ..o
+                device: to_device_index(dev),
+                ..options
             },
         )
     }))
@@ -175,105 +182,112 @@ pub unsafe extern "C" fn siw_connect(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_disconnect(qp: *const Qp) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(qp) }.and_then(Qp::disconnect))
+    to_status(unsafe { borrow_handle(qp) }.and_then(Qp::disconnect))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_listen(
-    ch: *const CmChannel,
+    channel: *const CmChannel,
     dev: u32,
     addr: *const libc::sockaddr,
     addr_len: libc::socklen_t,
     backlog: u32,
     cookie: u64,
-    out: *mut *mut Listener,
+    out: *mut *mut CmListener,
 ) -> c_int {
     // SAFETY: module contract.
     let made = unsafe {
-        get(ch).and_then(|ch| {
+        borrow_handle(channel).and_then(|channel| {
             let at = to_socket_addr(addr, addr_len).ok_or(BAD_ADDR)?;
-            Listener::new(ch, device(dev), at, backlog, cookie)
+            CmListener::new(channel, to_device_index(dev), at, backlog, cookie)
         })
     };
     // SAFETY: module contract.
-    unsafe { put_box(out, made) }
+    unsafe { store_boxed(out, made) }
 }
 
 /// `struct siw_mpa_options` is laid out as the control message has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_listen_mpa(
-    ch: *const CmChannel,
+    channel: *const CmChannel,
     dev: u32,
     addr: *const libc::sockaddr,
     addr_len: libc::socklen_t,
     backlog: u32,
     cookie: u64,
     mpa: *const MpaOptions,
-    out: *mut *mut Listener,
+    out: *mut *mut CmListener,
 ) -> c_int {
     // SAFETY: module contract.
     let made = unsafe {
-        get(ch).and_then(|ch| {
+        borrow_handle(channel).and_then(|channel| {
             let at = to_socket_addr(addr, addr_len).ok_or(BAD_ADDR)?;
             let mpa = mpa.as_ref().copied().unwrap_or(MpaOptions::BY_DEVICE);
-            let opt = ListenOptions {
-                device: device(dev),
+            let options = ListenOptions {
+                device: to_device_index(dev),
                 backlog,
                 cookie,
                 ..Default::default()
             };
-            Listener::listen(ch, at, &opt, mpa)
+            CmListener::listen_with(channel, at, &options, mpa)
         })
     };
     // SAFETY: module contract.
-    unsafe { put_box(out, made) }
+    unsafe { store_boxed(out, made) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_listener_addr(
-    l: *const Listener,
+    listener: *const CmListener,
     out: *mut libc::sockaddr_storage,
 ) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(l).and_then(|l| put(out, from_socket_addr(Some(l.local_addr())))) })
+    to_status(unsafe {
+        borrow_handle(listener)
+            .and_then(|listener| store_out(out, from_socket_addr(Some(listener.local_addr()))))
+    })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_destroy_listener(l: *mut Listener) {
+pub unsafe extern "C" fn siw_destroy_listener(listener: *mut CmListener) {
     // SAFETY: module contract.
-    unsafe { free(l) }
+    unsafe { free_handle(listener) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_accept(
-    req: *mut ConnectRequest,
+    req: *mut ConnectionRequest,
     qp: *const Qp,
-    ch: *const CmChannel,
+    channel: *const CmChannel,
     param: *const SiwConnParam,
 ) -> c_int {
     if req.is_null() {
-        return fail(null());
+        return fail_with(null_pointer());
     }
     // SAFETY: from `with_request`, given back once by contract.
     let req = unsafe { Box::from_raw(req) };
     // SAFETY: module contract.
-    let args = unsafe { get(qp).and_then(|q| Ok((q, options(param)?))) };
+    let args = unsafe {
+        borrow_handle(qp).and_then(|queue_pair| Ok((queue_pair, to_connect_options(param)?)))
+    };
     // SAFETY: module contract.
-    let ch = unsafe { ch.as_ref() };
-    status(args.and_then(|(q, o)| req.accept(q, ch, &o)))
+    let channel = unsafe { channel.as_ref() };
+    to_status(args.and_then(|(queue_pair, options)| req.accept(queue_pair, channel, &options)))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_reject(
-    req: *mut ConnectRequest,
+    req: *mut ConnectionRequest,
     private_data: *const u8,
     len: u32,
 ) -> c_int {
     if req.is_null() {
-        return fail(null());
+        return fail_with(null_pointer());
     }
     // SAFETY: as in `siw_accept`.
     let req = unsafe { Box::from_raw(req) };
     // SAFETY: module contract.
-    status(unsafe { slice(private_data, len as usize) }.and_then(|d| req.reject(d)))
+    to_status(
+        unsafe { borrow_array(private_data, len as usize) }.and_then(|device| req.reject(device)),
+    )
 }

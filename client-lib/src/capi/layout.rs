@@ -1,7 +1,7 @@
 //! The structs of `siw.h`.
 
 use super::SiwWrUnion;
-use crate::{AsyncEvent, Cq, Device, Sge, Srq, Wc};
+use crate::{AsyncEvent, Cq, DeviceInfo, Sge, Srq, Wc};
 use std::ffi::c_char;
 use std::net::SocketAddr;
 
@@ -45,16 +45,16 @@ pub struct SiwWc {
 
 impl From<&Wc> for SiwWc {
     #[inline]
-    fn from(w: &Wc) -> SiwWc {
+    fn from(completion: &Wc) -> SiwWc {
         SiwWc {
-            wr_id: w.wr_id,
-            status: w.status.0.into(),
-            opcode: w.opcode.0.into(),
-            qp_num: w.qp_num,
-            byte_len: w.byte_len,
-            flags: w.flags.0.into(),
-            invalidated_rkey: w.imm,
-            vendor_err: w.vendor_err,
+            wr_id: completion.wr_id,
+            status: completion.status.0.into(),
+            opcode: completion.opcode.0.into(),
+            qp_num: completion.qp_num,
+            byte_len: completion.byte_len,
+            flags: completion.flags.0.into(),
+            invalidated_rkey: completion.imm,
+            vendor_err: completion.vendor_err,
             reserved: 0,
         }
     }
@@ -105,7 +105,7 @@ pub struct SiwCmEvent {
     pub kind: u32,
     pub err: i32,
     pub cookie: u64,
-    pub request: *mut crate::ConnectRequest,
+    pub request: *mut crate::ConnectionRequest,
     pub qp_num: u32,
     pub request_id: u32,
     pub device: u32,
@@ -138,30 +138,30 @@ pub(super) fn c_text<const N: usize>(s: &str) -> [c_char; N] {
 }
 
 impl From<&AsyncEvent> for SiwAsyncEvent {
-    fn from(e: &AsyncEvent) -> Self {
+    fn from(event: &AsyncEvent) -> Self {
         SiwAsyncEvent {
-            kind: e.kind.map_or(u32::MAX, |k| k as u32),
-            object: e.object,
-            reason: c_text(&e.reason),
+            kind: event.kind.map_or(u32::MAX, |k| k as u32),
+            object: event.object,
+            reason: c_text(&event.reason),
         }
     }
 }
 
-impl From<&Device> for SiwDeviceAttr {
-    fn from(d: &Device) -> Self {
+impl From<&DeviceInfo> for SiwDeviceAttr {
+    fn from(device: &DeviceInfo) -> Self {
         let mut addrs = [from_socket_addr(None); 8];
-        for (to, ip) in addrs.iter_mut().zip(&d.ips) {
+        for (to, ip) in addrs.iter_mut().zip(&device.ips) {
             *to = from_socket_addr(Some(SocketAddr::new(*ip, 0)));
         }
         let mut mac = [0; 8];
-        mac[..6].copy_from_slice(&d.mac);
+        mac[..6].copy_from_slice(&device.mac);
         SiwDeviceAttr {
-            name: c_text(&d.name),
+            name: c_text(&device.name),
             mac,
-            index: d.index,
-            mtu: d.mtu,
-            active: d.active.into(),
-            num_addrs: d.ips.len().min(8) as u32,
+            index: device.index,
+            mtu: device.mtu,
+            active: device.active.into(),
+            num_addrs: device.ips.len().min(8) as u32,
             addrs,
         }
     }
@@ -171,19 +171,19 @@ impl From<&Device> for SiwDeviceAttr {
 pub(super) fn from_socket_addr(a: Option<SocketAddr>) -> libc::sockaddr_storage {
     // SAFETY: all zero is a valid sockaddr_storage.
     let mut s: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    let p = &raw mut s;
+    let pointer = &raw mut s;
     match a {
         None => {}
         Some(SocketAddr::V4(v4)) => {
             // SAFETY: sockaddr_storage has room and alignment for sockaddr_in.
-            let sin = unsafe { &mut *p.cast::<libc::sockaddr_in>() };
+            let sin = unsafe { &mut *pointer.cast::<libc::sockaddr_in>() };
             sin.sin_family = libc::AF_INET as libc::sa_family_t;
             sin.sin_port = v4.port().to_be();
             sin.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
         }
         Some(SocketAddr::V6(v6)) => {
             // SAFETY: as above for sockaddr_in6.
-            let sin = unsafe { &mut *p.cast::<libc::sockaddr_in6>() };
+            let sin = unsafe { &mut *pointer.cast::<libc::sockaddr_in6>() };
             sin.sin6_family = libc::AF_INET6 as libc::sa_family_t;
             sin.sin6_port = v6.port().to_be();
             sin.sin6_addr.s6_addr = v6.ip().octets();
@@ -198,24 +198,24 @@ pub(super) fn from_socket_addr(a: Option<SocketAddr>) -> libc::sockaddr_storage 
 /// # Safety
 /// `p` is NULL or valid for `len` bytes.
 pub(super) unsafe fn to_socket_addr(
-    p: *const libc::sockaddr,
+    pointer: *const libc::sockaddr,
     len: libc::socklen_t,
 ) -> Option<SocketAddr> {
     let len = len as usize;
-    if p.is_null() || len < size_of::<libc::sa_family_t>() {
+    if pointer.is_null() || len < size_of::<libc::sa_family_t>() {
         return None;
     }
     // SAFETY: the family is inside len bytes; reads are unaligned.
-    let family = i32::from(unsafe { p.cast::<libc::sa_family_t>().read_unaligned() });
+    let family = i32::from(unsafe { pointer.cast::<libc::sa_family_t>().read_unaligned() });
     if family == libc::AF_INET && len >= size_of::<libc::sockaddr_in>() {
         // SAFETY: len covers it.
-        let sin = unsafe { p.cast::<libc::sockaddr_in>().read_unaligned() };
+        let sin = unsafe { pointer.cast::<libc::sockaddr_in>().read_unaligned() };
         let ip = sin.sin_addr.s_addr.to_ne_bytes();
         return Some(SocketAddr::from((ip, u16::from_be(sin.sin_port))));
     }
     if family == libc::AF_INET6 && len >= size_of::<libc::sockaddr_in6>() {
         // SAFETY: len covers it.
-        let sin = unsafe { p.cast::<libc::sockaddr_in6>().read_unaligned() };
+        let sin = unsafe { pointer.cast::<libc::sockaddr_in6>().read_unaligned() };
         let port = u16::from_be(sin.sin6_port);
         let ip = sin.sin6_addr.s6_addr.into();
         return Some(std::net::SocketAddrV6::new(ip, port, 0, sin.sin6_scope_id).into());
@@ -232,12 +232,12 @@ mod tests {
         for s in ["10.1.2.3:7174", "[fe80::1%3]:80", "[::]:0"] {
             let a: SocketAddr = s.parse().unwrap();
             let c = from_socket_addr(Some(a));
-            let p = (&raw const c).cast();
+            let pointer = (&raw const c).cast();
             // SAFETY: c is a whole sockaddr_storage.
-            let back = unsafe { to_socket_addr(p, size_of_val(&c) as u32) };
+            let back = unsafe { to_socket_addr(pointer, size_of_val(&c) as u32) };
             assert_eq!(back, Some(a));
             // SAFETY: as above.
-            let short = unsafe { to_socket_addr(p, 4) };
+            let short = unsafe { to_socket_addr(pointer, 4) };
             assert_eq!(short, None);
         }
     }

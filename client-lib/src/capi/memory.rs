@@ -2,11 +2,12 @@
 //! requests that are not messages: the C API.
 
 use super::{
-    SiwMwBind, SiwRange, SiwSendWr, fail, free, get, null, posted_status, put_box, slice, status,
+    SiwMwBind, SiwRange, SiwSendWr, borrow_array, borrow_handle, fail_with, free_handle,
+    null_pointer, posted_status, store_boxed, to_status,
 };
 use crate::{
-    Access, Arena, AtomicArgs, Context, Error, FastMr, Mr, Mw, Opcode, Pd, PostError, Qp, Rereg,
-    SendData, SendWr, Sge, WindowType, WrFlags,
+    Access, Arena, AtomicArgs, Context, Error, FastMr, Mr, Mw, Opcode, Pd, PostError, Qp,
+    ReregChange, SendData, SendWr, Sge, WindowType, WrFlags,
 };
 use siw_shm::control::{REREG_ACCESS, REREG_PD, REREG_TRANSLATION};
 use std::ffi::{c_int, c_void};
@@ -16,9 +17,9 @@ use std::sync::Arc;
 
 /// # Safety
 /// NULL, or valid and used by nobody else meanwhile.
-unsafe fn get_mut<'a, T>(p: *mut T) -> Result<&'a mut T, Error> {
+unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Error> {
     // SAFETY: by the caller's contract.
-    unsafe { p.as_mut() }.ok_or_else(null)
+    unsafe { pointer.as_mut() }.ok_or_else(null_pointer)
 }
 
 #[unsafe(no_mangle)]
@@ -29,25 +30,30 @@ pub unsafe extern "C" fn siw_alloc_arena(
     out: *mut *mut Arc<Arena>,
 ) -> c_int {
     // SAFETY: module contract.
-    unsafe { put_box(out, get(ctx).and_then(|c| Arena::alloc(c, len, huge != 0))) }
+    unsafe {
+        store_boxed(
+            out,
+            borrow_handle(ctx).and_then(|context| Arena::alloc(context, len, huge != 0)),
+        )
+    }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_arena(arena: *mut Arc<Arena>) {
     // SAFETY: module contract.
-    unsafe { free(arena) }
+    unsafe { free_handle(arena) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_arena_ptr(arena: *const Arc<Arena>) -> *mut c_void {
     // SAFETY: module contract.
-    unsafe { get(arena) }.map_or(std::ptr::null_mut(), |a| a.as_ptr().cast())
+    unsafe { borrow_handle(arena) }.map_or(std::ptr::null_mut(), |arena| arena.as_ptr().cast())
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_arena_len(arena: *const Arc<Arena>) -> usize {
     // SAFETY: module contract.
-    unsafe { get(arena) }.map_or(0, |a| a.len())
+    unsafe { borrow_handle(arena) }.map_or(0, |arena| arena.len())
 }
 
 #[unsafe(no_mangle)]
@@ -61,11 +67,11 @@ pub unsafe extern "C" fn siw_reg_mr(
 ) -> c_int {
     // SAFETY: module contract.
     unsafe {
-        let made = get(pd).and_then(|pd| {
+        let made = borrow_handle(pd).and_then(|pd| {
             let range = offset..offset.saturating_add(len);
-            pd.reg_mr(get(arena)?, range, Access(access))
+            pd.reg_mr(borrow_handle(arena)?, range, Access(access))
         });
-        put_box(out, made)
+        store_boxed(out, made)
     }
 }
 
@@ -81,23 +87,23 @@ pub unsafe extern "C" fn siw_reg_mr_iova(
 ) -> c_int {
     // SAFETY: module contract.
     unsafe {
-        let made = get(pd).and_then(|pd| {
+        let made = borrow_handle(pd).and_then(|pd| {
             let range = offset..offset.saturating_add(len);
-            pd.reg_mr_iova(get(arena)?, range, iova, Access(access))
+            pd.reg_mr_iova(borrow_handle(arena)?, range, iova, Access(access))
         });
-        put_box(out, made)
+        store_boxed(out, made)
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dereg_mr(mr: *mut Mr) -> c_int {
     // SAFETY: module contract.
-    let tried = unsafe { get(mr) }.and_then(Mr::deregister);
+    let tried = unsafe { borrow_handle(mr) }.and_then(Mr::call_dereg);
     if tried.is_ok() {
         // SAFETY: module contract; deregistered already.
-        unsafe { Box::from_raw(mr) }.forget();
+        unsafe { Box::from_raw(mr) }.mark_deregistered();
     }
-    status(tried)
+    to_status(tried)
 }
 
 #[unsafe(no_mangle)]
@@ -112,17 +118,17 @@ pub unsafe extern "C" fn siw_rereg_mr(
 ) -> c_int {
     let has = |f| flags & f != 0;
     // SAFETY: module contract.
-    status(unsafe {
-        get_mut(mr).and_then(|mr| {
+    to_status(unsafe {
+        borrow_handle_mut(mr).and_then(|mr| {
             if flags & !(REREG_TRANSLATION | REREG_PD | REREG_ACCESS) != 0 {
                 return Err(Error::Invalid("unknown flags of siw_rereg_mr"));
             }
-            let mut change = Rereg::default();
+            let mut change = ReregChange::default();
             if has(REREG_TRANSLATION) {
-                change.range = Some((get(arena)?, offset, len));
+                change.range = Some((borrow_handle(arena)?, offset, len));
             }
             if has(REREG_PD) {
-                change.pd = Some(get(pd)?);
+                change.pd = Some(borrow_handle(pd)?);
             }
             if has(REREG_ACCESS) {
                 change.access = Some(Access(access));
@@ -141,41 +147,42 @@ pub unsafe extern "C" fn siw_alloc_fast_mr(
 ) -> c_int {
     // SAFETY: module contract.
     unsafe {
-        let made = get(pd).and_then(|pd| pd.alloc_fast_mr(get(arena)?, max_pages));
-        put_box(out, made)
+        let made =
+            borrow_handle(pd).and_then(|pd| pd.alloc_fast_mr(borrow_handle(arena)?, max_pages));
+        store_boxed(out, made)
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_fast_mr(mr: *mut FastMr) {
     // SAFETY: module contract.
-    unsafe { free(mr) }
+    unsafe { free_handle(mr) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_fast_mr_key(mr: *const FastMr) -> u32 {
     // SAFETY: module contract.
-    unsafe { get(mr) }.map_or(0, FastMr::key)
+    unsafe { borrow_handle(mr) }.map_or(0, FastMr::key)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_map_fast_mr(
     mr: *mut FastMr,
     ranges: *const SiwRange,
-    n: u32,
+    count: u32,
     page_shift: u32,
 ) -> c_int {
     // SAFETY: module contract.
     let mapped = unsafe {
-        get_mut(mr).and_then(|mr| {
-            let ranges: Vec<_> = slice(ranges, n as usize)?
+        borrow_handle_mut(mr).and_then(|mr| {
+            let ranges: Vec<_> = borrow_array(ranges, count as usize)?
                 .iter()
-                .map(|r| r.offset..r.offset.saturating_add(r.length))
+                .map(|range| range.offset..range.offset.saturating_add(range.length))
                 .collect();
-            mr.map(&ranges, u8::try_from(page_shift).unwrap_or(u8::MAX))
+            mr.map_ranges(&ranges, u8::try_from(page_shift).unwrap_or(u8::MAX))
         })
     };
-    mapped.map_or_else(|e| -fail(e), |n| n as c_int)
+    mapped.map_or_else(|error| -fail_with(error), |count| count as c_int)
 }
 
 #[unsafe(no_mangle)]
@@ -186,19 +193,19 @@ pub unsafe extern "C" fn siw_alloc_mw(pd: *const Pd, kind: u32, out: *mut *mut M
         _ => Err(Error::Invalid("memory windows are of type 1 or 2")),
     };
     // SAFETY: module contract.
-    unsafe { put_box(out, get(pd).and_then(|pd| pd.alloc_mw(kind?))) }
+    unsafe { store_boxed(out, borrow_handle(pd).and_then(|pd| pd.alloc_mw(kind?))) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dealloc_mw(mw: *mut Mw) {
     // SAFETY: module contract.
-    unsafe { free(mw) }
+    unsafe { free_handle(mw) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mw_rkey(mw: *const Mw) -> u32 {
     // SAFETY: module contract.
-    unsafe { get(mw) }.map_or(0, Mw::rkey)
+    unsafe { borrow_handle(mw) }.map_or(0, Mw::rkey)
 }
 
 #[unsafe(no_mangle)]
@@ -212,10 +219,10 @@ pub unsafe extern "C" fn siw_bind_mw(
     let flags = u8::try_from(flags).map_err(|_| Error::Invalid("unknown send flags"));
     // SAFETY: module contract.
     let posted = unsafe {
-        get(qp)
-            .and_then(|qp| Ok((qp, get(mw)?, get(info)?, flags?)))
+        borrow_handle(qp)
+            .and_then(|qp| Ok((qp, borrow_handle(mw)?, borrow_handle(info)?, flags?)))
             .map_err(|error| PostError { index: 0, error })
-            .and_then(|(qp, mw, b, flags)| mw.bind(qp, wr_id, WrFlags(flags), &b.into()))
+            .and_then(|(qp, mw, bind, flags)| mw.post_bind(qp, wr_id, WrFlags(flags), &bind.into()))
     };
     // SAFETY: NULL is allowed.
     unsafe { posted_status(posted.map(|_| ()), std::ptr::null_mut()) }
@@ -232,37 +239,45 @@ pub(super) unsafe fn post_special(
     flags: WrFlags,
     sges: &[Sge],
 ) -> Result<(), Error> {
-    let post = |wr: SendWr<'_>| qp.post_send(&[wr.with_flags(flags)]).map_err(|e| e.error);
+    let post = |wr: SendWr<'_>| {
+        qp.post_send(&[wr.with_flags(flags)])
+            .map_err(|error| error.error)
+    };
     match opcode {
         Opcode::BindMw => {
             // SAFETY: by the caller's contract.
-            let (b, mw) = unsafe { (wr.what.bind_mw, get(wr.what.bind_mw.mw)?) };
-            post(mw.request(wr.wr_id, &(&b.info).into(), b.rkey))?;
-            mw.posted(b.rkey);
+            let (bind, mw) = unsafe { (wr.what.bind_mw, borrow_handle(wr.what.bind_mw.mw)?) };
+            post(mw.bind_request(wr.wr_id, &(&bind.info).into(), bind.rkey))?;
+            mw.on_bind_posted(bind.rkey);
             Ok(())
         }
         Opcode::RegMr => {
             // SAFETY: by the caller's contract.
-            let (r, mr) = unsafe { (wr.what.reg_mr, get_mut(wr.what.reg_mr.mr)?) };
-            post(mr.reg(wr.wr_id, r.key, r.iova, Access(r.access))?)
+            let (fast_reg, mr) = unsafe { (wr.what.reg_mr, borrow_handle_mut(wr.what.reg_mr.mr)?) };
+            post(mr.register_request(
+                wr.wr_id,
+                fast_reg.key,
+                fast_reg.iova,
+                Access(fast_reg.access),
+            )?)
         }
         _ => {
             // SAFETY: by the caller's contract.
-            let a = unsafe { wr.what.atomic };
+            let atomic = unsafe { wr.what.atomic };
             let &[sge] = sges else {
                 return Err(Error::Invalid("an atomic takes one element of 8 bytes"));
             };
-            let plain = (a.compare_add_mask, a.swap_mask) == (0, 0);
+            let plain = (atomic.compare_add_mask, atomic.swap_mask) == (0, 0);
             let args = match (opcode, plain) {
                 (Opcode::FetchAdd, _) => AtomicArgs {
-                    add_or_swap_mask: a.compare_add_mask,
-                    ..AtomicArgs::fetch_add(a.compare_add)
+                    add_or_swap_mask: atomic.compare_add_mask,
+                    ..AtomicArgs::fetch_add(atomic.compare_add)
                 },
-                (_, true) => AtomicArgs::cmp_swap(a.compare_add, a.swap),
+                (_, true) => AtomicArgs::cmp_swap(atomic.compare_add, atomic.swap),
                 (_, false) => AtomicArgs {
-                    compare_mask: a.compare_add_mask,
-                    add_or_swap_mask: a.swap_mask,
-                    ..AtomicArgs::cmp_swap(a.compare_add, a.swap)
+                    compare_mask: atomic.compare_add_mask,
+                    add_or_swap_mask: atomic.swap_mask,
+                    ..AtomicArgs::cmp_swap(atomic.compare_add, atomic.swap)
                 },
             };
             post(SendWr {

@@ -38,25 +38,25 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
 }
 
-fn remember(text: &str) {
-    let clean: Vec<u8> = text.bytes().filter(|b| *b != 0).collect();
-    LAST_ERROR.with(|l| *l.borrow_mut() = CString::new(clean).unwrap_or_default());
+fn set_last_error(text: &str) {
+    let clean: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
+    LAST_ERROR.with(|text| *text.borrow_mut() = CString::new(clean).unwrap_or_default());
 }
 
-fn fail(e: Error) -> c_int {
-    remember(&e.to_string());
-    e.errno().max(1)
+fn fail_with(error: Error) -> c_int {
+    set_last_error(&error.to_string());
+    error.errno().max(1)
 }
 
-fn status(r: Result<(), Error>) -> c_int {
-    r.map_or_else(fail, |()| 0)
+fn to_status(result: Result<(), Error>) -> c_int {
+    result.map_or_else(fail_with, |()| 0)
 }
 
-fn null() -> Error {
+fn null_pointer() -> Error {
     Error::Invalid("a required pointer is NULL")
 }
 
-fn timeout(ms: c_int) -> Option<Duration> {
+fn to_timeout(ms: c_int) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
@@ -64,18 +64,18 @@ fn timeout(ms: c_int) -> Option<Duration> {
 ///
 /// # Safety
 /// NULL or valid for the borrow.
-unsafe fn get<'a, T>(p: *const T) -> Result<&'a T, Error> {
+unsafe fn borrow_handle<'a, T>(pointer: *const T) -> Result<&'a T, Error> {
     // SAFETY: by the caller's contract.
-    unsafe { p.as_ref() }.ok_or_else(null)
+    unsafe { pointer.as_ref() }.ok_or_else(null_pointer)
 }
 
 /// Stores `value` through an out pointer.
 ///
 /// # Safety
 /// NULL or valid for writing.
-unsafe fn put<T>(out: *mut T, value: T) -> Result<(), Error> {
+unsafe fn store_out<T>(out: *mut T, value: T) -> Result<(), Error> {
     if out.is_null() {
-        return Err(null());
+        return Err(null_pointer());
     }
     // SAFETY: by the caller's contract.
     unsafe { out.write(value) };
@@ -86,17 +86,17 @@ unsafe fn put<T>(out: *mut T, value: T) -> Result<(), Error> {
 ///
 /// # Safety
 /// As [`put`].
-unsafe fn put_box<T>(out: *mut *mut T, value: Result<T, Error>) -> c_int {
+unsafe fn store_boxed<T>(out: *mut *mut T, value: Result<T, Error>) -> c_int {
     if out.is_null() {
-        return fail(null());
+        return fail_with(null_pointer());
     }
     match value {
-        Ok(v) => {
+        Ok(object) => {
             // SAFETY: not NULL, valid by the caller's contract.
-            unsafe { out.write(Box::into_raw(Box::new(v))) };
+            unsafe { out.write(Box::into_raw(Box::new(object))) };
             0
         }
-        Err(e) => fail(e),
+        Err(error) => fail_with(error),
     }
 }
 
@@ -104,10 +104,10 @@ unsafe fn put_box<T>(out: *mut *mut T, value: Result<T, Error>) -> c_int {
 ///
 /// # Safety
 /// NULL or from [`put_box`], not used any more.
-unsafe fn free<T>(p: *mut T) {
-    if !p.is_null() {
+unsafe fn free_handle<T>(pointer: *mut T) {
+    if !pointer.is_null() {
         // SAFETY: by the caller's contract.
-        drop(unsafe { Box::from_raw(p) });
+        drop(unsafe { Box::from_raw(pointer) });
     }
 }
 
@@ -115,20 +115,20 @@ unsafe fn free<T>(p: *mut T) {
 ///
 /// # Safety
 /// `p` valid for `n` elements, or NULL with any `n`.
-unsafe fn slice<'a, T>(p: *const T, n: usize) -> Result<&'a [T], Error> {
-    if n == 0 {
+unsafe fn borrow_array<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T], Error> {
+    if count == 0 {
         return Ok(&[]);
     }
-    if p.is_null() {
-        return Err(null());
+    if pointer.is_null() {
+        return Err(null_pointer());
     }
     // SAFETY: by the caller's contract.
-    Ok(unsafe { std::slice::from_raw_parts(p, n) })
+    Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn siw_last_error() -> *const c_char {
-    LAST_ERROR.with(|l| l.borrow().as_ptr())
+    LAST_ERROR.with(|text| text.borrow().as_ptr())
 }
 
 #[unsafe(no_mangle)]
@@ -137,9 +137,9 @@ pub extern "C" fn siw_wc_status_str(status: u32) -> *const c_char {
         static TEXT: RefCell<CString> = RefCell::new(CString::default());
     }
     let text = WcStatus(u8::try_from(status).unwrap_or(u8::MAX)).as_str();
-    TEXT.with(|t| {
-        *t.borrow_mut() = CString::new(text).unwrap_or_default();
-        t.borrow().as_ptr()
+    TEXT.with(|buffer| {
+        *buffer.borrow_mut() = CString::new(text).unwrap_or_default();
+        buffer.borrow().as_ptr()
     })
 }
 
@@ -151,51 +151,53 @@ pub unsafe extern "C" fn siw_open(path: *const c_char, out: *mut *mut Context) -
         None
     } else {
         // SAFETY: a C string by contract.
-        let s = unsafe { CStr::from_ptr(path) };
-        Some(Path::new(std::ffi::OsStr::from_bytes(s.to_bytes())))
+        let sge = unsafe { CStr::from_ptr(path) };
+        Some(Path::new(std::ffi::OsStr::from_bytes(sge.to_bytes())))
     };
     // SAFETY: module contract.
-    unsafe { put_box(out, Context::open(path)) }
+    unsafe { store_boxed(out, Context::open(path)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_close(ctx: *mut Context) {
     // SAFETY: module contract.
-    unsafe { free(ctx) }
+    unsafe { free_handle(ctx) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_is_alive(ctx: *const Context) -> c_int {
     // SAFETY: module contract.
-    unsafe { get(ctx) }.is_ok_and(Context::is_alive).into()
+    unsafe { borrow_handle(ctx) }
+        .is_ok_and(Context::is_alive)
+        .into()
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_devices(
     ctx: *const Context,
     out: *mut SiwDeviceAttr,
-    n: u32,
+    count: u32,
 ) -> c_int {
     // SAFETY: module contract.
-    let r = unsafe { get(ctx) }.and_then(Context::devices);
-    match r {
+    let result = unsafe { borrow_handle(ctx) }.and_then(Context::query_devices);
+    match result {
         Ok(devices) => {
             if !out.is_null() {
-                for (i, d) in devices.iter().take(n as usize).enumerate() {
+                for (i, device) in devices.iter().take(count as usize).enumerate() {
                     // SAFETY: room for n elements by contract.
-                    unsafe { out.add(i).write(SiwDeviceAttr::from(d)) };
+                    unsafe { out.add(i).write(SiwDeviceAttr::from(device)) };
                 }
             }
             devices.len() as c_int
         }
-        Err(e) => -fail(e),
+        Err(error) => -fail_with(error),
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_async_fd(ctx: *const Context) -> c_int {
     // SAFETY: module contract.
-    unsafe { get(ctx) }.map_or(-1, |c| c.async_fd().as_raw_fd())
+    unsafe { borrow_handle(ctx) }.map_or(-1, |object| object.async_fd().as_raw_fd())
 }
 
 #[unsafe(no_mangle)]
@@ -205,23 +207,23 @@ pub unsafe extern "C" fn siw_get_async_event(
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(ctx) }.and_then(|c| {
-        let e = c.get_async_event(timeout(timeout_ms))?;
+    to_status(unsafe { borrow_handle(ctx) }.and_then(|object| {
+        let error = object.get_async_event(to_timeout(timeout_ms))?;
         // SAFETY: module contract.
-        unsafe { put(out, SiwAsyncEvent::from(&e)) }
+        unsafe { store_out(out, SiwAsyncEvent::from(&error)) }
     }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_alloc_pd(ctx: *const Context, out: *mut *mut Pd) -> c_int {
     // SAFETY: module contract.
-    unsafe { put_box(out, get(ctx).and_then(Context::alloc_pd)) }
+    unsafe { store_boxed(out, borrow_handle(ctx).and_then(Context::alloc_pd)) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dealloc_pd(pd: *mut Pd) {
     // SAFETY: module contract.
-    unsafe { free(pd) }
+    unsafe { free_handle(pd) }
 }
 
 #[unsafe(no_mangle)]
@@ -232,43 +234,48 @@ pub unsafe extern "C" fn siw_alloc_mr(
     out: *mut *mut Mr,
 ) -> c_int {
     // SAFETY: module contract.
-    unsafe { put_box(out, get(pd).and_then(|p| p.alloc_mr(len, Access(access)))) }
+    unsafe {
+        store_boxed(
+            out,
+            borrow_handle(pd).and_then(|pointer| pointer.alloc_mr(len, Access(access))),
+        )
+    }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_mr(mr: *mut Mr) {
     // SAFETY: module contract.
-    unsafe { free(mr) }
+    unsafe { free_handle(mr) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_ptr(mr: *const Mr) -> *mut c_void {
     // SAFETY: module contract.
-    unsafe { get(mr) }.map_or(std::ptr::null_mut(), |m| m.as_ptr().cast())
+    unsafe { borrow_handle(mr) }.map_or(std::ptr::null_mut(), |region| region.as_ptr().cast())
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_addr(mr: *const Mr) -> u64 {
     // SAFETY: module contract.
-    unsafe { get(mr) }.map_or(0, Mr::addr)
+    unsafe { borrow_handle(mr) }.map_or(0, Mr::addr)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_len(mr: *const Mr) -> usize {
     // SAFETY: module contract.
-    unsafe { get(mr) }.map_or(0, Mr::len)
+    unsafe { borrow_handle(mr) }.map_or(0, Mr::len)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_lkey(mr: *const Mr) -> u32 {
     // SAFETY: module contract.
-    unsafe { get(mr) }.map_or(0, Mr::lkey)
+    unsafe { borrow_handle(mr) }.map_or(0, Mr::lkey)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_rkey(mr: *const Mr) -> u32 {
     // SAFETY: module contract.
-    unsafe { get(mr) }.map_or(0, Mr::rkey)
+    unsafe { borrow_handle(mr) }.map_or(0, Mr::rkey)
 }
 
 #[unsafe(no_mangle)]
@@ -277,32 +284,32 @@ pub unsafe extern "C" fn siw_create_channel(
     out: *mut *mut Arc<CompletionChannel>,
 ) -> c_int {
     // SAFETY: module contract.
-    unsafe { put_box(out, get(ctx).and_then(CompletionChannel::new)) }
+    unsafe { store_boxed(out, borrow_handle(ctx).and_then(CompletionChannel::new)) }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_destroy_channel(ch: *mut Arc<CompletionChannel>) {
+pub unsafe extern "C" fn siw_destroy_channel(channel_handle: *mut Arc<CompletionChannel>) {
     // SAFETY: module contract.
-    unsafe { free(ch) }
+    unsafe { free_handle(channel_handle) }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_channel_fd(ch: *const Arc<CompletionChannel>) -> c_int {
+pub unsafe extern "C" fn siw_channel_fd(channel_handle: *const Arc<CompletionChannel>) -> c_int {
     // SAFETY: module contract.
-    unsafe { get(ch) }.map_or(-1, |c| c.as_fd().as_raw_fd())
+    unsafe { borrow_handle(channel_handle) }.map_or(-1, |object| object.as_fd().as_raw_fd())
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_get_cq_event(
-    ch: *const Arc<CompletionChannel>,
+    channel_handle: *const Arc<CompletionChannel>,
     cookie: *mut u64,
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(ch) }.and_then(|c| {
-        let got = c.get_event(timeout(timeout_ms))?;
+    to_status(unsafe { borrow_handle(channel_handle) }.and_then(|object| {
+        let got = object.get_event(to_timeout(timeout_ms))?;
         // SAFETY: module contract.
-        unsafe { put(cookie, got) }
+        unsafe { store_out(cookie, got) }
     }))
 }
 
@@ -310,17 +317,18 @@ pub unsafe extern "C" fn siw_get_cq_event(
 pub unsafe extern "C" fn siw_create_cq(
     ctx: *const Context,
     cqe: u32,
-    ch: *const Arc<CompletionChannel>,
+    channel_handle: *const Arc<CompletionChannel>,
     cookie: u64,
     out: *mut *mut Cq,
 ) -> c_int {
     // SAFETY: module contract.
-    let channel = unsafe { ch.as_ref() };
+    let channel = unsafe { channel_handle.as_ref() };
     // SAFETY: module contract.
     unsafe {
-        put_box(
+        store_boxed(
             out,
-            get(ctx).and_then(|c| Cq::new(c, cqe, channel.map(|c| (c, cookie)))),
+            borrow_handle(ctx)
+                .and_then(|object| Cq::new(object, cqe, channel.map(|object| (object, cookie)))),
         )
     }
 }
@@ -328,7 +336,7 @@ pub unsafe extern "C" fn siw_create_cq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_cq(cq: *mut Cq) {
     // SAFETY: module contract.
-    unsafe { free(cq) }
+    unsafe { free_handle(cq) }
 }
 
 /// Polls in batches on the stack and converts.
@@ -336,22 +344,22 @@ pub unsafe extern "C" fn siw_destroy_cq(cq: *mut Cq) {
 /// # Safety
 /// `out` valid for `n` elements.
 unsafe fn poll_into(
-    n: u32,
+    count: u32,
     out: *mut SiwWc,
     mut poll: impl FnMut(&mut [Wc], bool) -> Result<usize, Error>,
 ) -> c_int {
-    if out.is_null() && n > 0 {
-        return -fail(null());
+    if out.is_null() && count > 0 {
+        return -fail_with(null_pointer());
     }
     let mut batch = [Wc::default(); 16];
     let mut done = 0usize;
-    while done < n as usize {
-        let want = (n as usize - done).min(batch.len());
+    while done < count as usize {
+        let want = (count as usize - done).min(batch.len());
         let got = match poll(&mut batch[..want], done == 0) {
             Ok(got) => got,
             // What was taken before must be delivered first.
             Err(_) if done > 0 => break,
-            Err(e) => return -fail(e),
+            Err(error) => return -fail_with(error),
         };
         for (i, wc) in batch[..got].iter().enumerate() {
             // SAFETY: done + i < n.
@@ -366,42 +374,44 @@ unsafe fn poll_into(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_poll_cq(cq: *const Cq, n: u32, out: *mut SiwWc) -> c_int {
+pub unsafe extern "C" fn siw_poll_cq(cq: *const Cq, count: u32, out: *mut SiwWc) -> c_int {
     // SAFETY: module contract.
-    match unsafe { get(cq) } {
+    match unsafe { borrow_handle(cq) } {
         // SAFETY: module contract.
-        Ok(cq) => unsafe { poll_into(n, out, |b, _| cq.poll(b)) },
-        Err(e) => -fail(e),
+        Ok(cq) => unsafe { poll_into(count, out, |byte, _| cq.poll(byte)) },
+        Err(error) => -fail_with(error),
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_wait_cq(
     cq: *const Cq,
-    n: u32,
+    count: u32,
     out: *mut SiwWc,
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: module contract.
-    match unsafe { get(cq) } {
+    match unsafe { borrow_handle(cq) } {
         // SAFETY: module contract.
         Ok(cq) => unsafe {
-            poll_into(n, out, |b, first| {
+            poll_into(count, out, |byte, first| {
                 if first {
-                    cq.wait(b, timeout(timeout_ms))
+                    cq.wait(byte, to_timeout(timeout_ms))
                 } else {
-                    cq.poll(b)
+                    cq.poll(byte)
                 }
             })
         },
-        Err(e) => -fail(e),
+        Err(error) => -fail_with(error),
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_req_notify_cq(cq: *const Cq, solicited_only: c_int) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(cq) }.and_then(|c| c.req_notify(solicited_only != 0)))
+    to_status(
+        unsafe { borrow_handle(cq) }.and_then(|object| object.req_notify(solicited_only != 0)),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -412,70 +422,73 @@ pub unsafe extern "C" fn siw_create_qp(
 ) -> c_int {
     // SAFETY: module contract.
     let made = unsafe {
-        get(pd).and_then(|pd| {
-            let a = get(attr)?;
+        borrow_handle(pd).and_then(|pd| {
+            let attributes = borrow_handle(attr)?;
             let init = QpInit {
-                max_send_wr: a.max_send_wr,
-                max_recv_wr: a.max_recv_wr,
-                max_send_sge: a.max_send_sge,
-                max_recv_sge: a.max_recv_sge,
-                max_inline: a.max_inline_data,
-                sq_sig_all: a.sq_sig_all != 0,
+                max_send_wr: attributes.max_send_wr,
+                max_recv_wr: attributes.max_recv_wr,
+                max_send_sge: attributes.max_send_sge,
+                max_recv_sge: attributes.max_recv_sge,
+                max_inline: attributes.max_inline_data,
+                sq_sig_all: attributes.sq_sig_all != 0,
             };
-            let (send, recv) = (get(a.send_cq)?, get(a.recv_cq)?);
-            match a.srq.as_ref() {
+            let (send, recv) = (
+                borrow_handle(attributes.send_cq)?,
+                borrow_handle(attributes.recv_cq)?,
+            );
+            match attributes.srq.as_ref() {
                 Some(srq) => pd.create_qp_with_srq(send, recv, srq, &init),
                 None => pd.create_qp(send, recv, &init),
             }
         })
     };
     // SAFETY: module contract.
-    unsafe { put_box(out, made) }
+    unsafe { store_boxed(out, made) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_qp(qp: *mut Qp) {
     // SAFETY: module contract.
-    unsafe { free(qp) }
+    unsafe { free_handle(qp) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_qp_num(qp: *const Qp) -> u32 {
     // SAFETY: module contract.
-    unsafe { get(qp) }.map_or(0, Qp::number)
+    unsafe { borrow_handle(qp) }.map_or(0, Qp::qp_num)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_qp_state(qp: *const Qp) -> c_int {
     // SAFETY: module contract.
-    match unsafe { get(qp) } {
-        Ok(q) => q.state().map_or(-libc::EPROTO, |s| s as c_int),
-        Err(e) => -fail(e),
+    match unsafe { borrow_handle(qp) } {
+        Ok(queue_pair) => queue_pair.state().map_or(-libc::EPROTO, |sge| sge as c_int),
+        Err(error) => -fail_with(error),
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_qp_set_error(qp: *const Qp) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(qp) }.and_then(Qp::set_error))
+    to_status(unsafe { borrow_handle(qp) }.and_then(Qp::set_error))
 }
 
 /// Gathers inline data of one request.
 ///
 /// # Safety
 /// Each SGE names readable memory.
-unsafe fn gather(sges: &[Sge], into: &mut [u8; 256]) -> Result<usize, Error> {
-    let mut n = 0;
-    for s in sges {
-        let len = s.length as usize;
+unsafe fn gather_inline(sges: &[Sge], into: &mut [u8; 256]) -> Result<usize, Error> {
+    let mut count = 0;
+    for sge in sges {
+        let len = sge.length as usize;
         let to = into
-            .get_mut(n..n + len)
+            .get_mut(count..count + len)
             .ok_or(Error::Invalid("more than 256 bytes of inline data"))?;
         // SAFETY: readable for length bytes by contract; `to` is ours.
-        unsafe { std::ptr::copy_nonoverlapping(s.addr as *const u8, to.as_mut_ptr(), len) };
-        n += len;
+        unsafe { std::ptr::copy_nonoverlapping(sge.addr as *const u8, to.as_mut_ptr(), len) };
+        count += len;
     }
-    Ok(n)
+    Ok(count)
 }
 
 /// # Safety
@@ -488,15 +501,15 @@ unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), 
     let flags = u8::try_from(wr.flags).map_err(|_| Error::Invalid("unknown send flags"))?;
     let flags = WrFlags(flags);
     // SAFETY: by the caller's contract.
-    let sges = unsafe { slice(wr.sg_list, wr.num_sge as usize) }?;
+    let sges = unsafe { borrow_array(wr.sg_list, wr.num_sge as usize) }?;
     if opcode.is_atomic() || matches!(opcode, Opcode::RegMr | Opcode::BindMw) {
         // SAFETY: by the caller's contract.
         return unsafe { post_special(qp, wr, opcode, flags, sges) };
     }
     let data = if flags.contains(WrFlags::INLINE) {
         // SAFETY: by the caller's contract.
-        let n = unsafe { gather(sges, last) }?;
-        SendData::Inline(&last[..n])
+        let count = unsafe { gather_inline(sges, last) }?;
+        SendData::Inline(&last[..count])
     } else {
         SendData::Sges(sges)
     };
@@ -509,23 +522,23 @@ unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), 
         rkey: wr.rkey,
         data,
     };
-    qp.post_send(&[wr]).map_err(|e| e.error)
+    qp.post_send(&[wr]).map_err(|error| error.error)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_post_send(
     qp: *const Qp,
     wr: *const SiwSendWr,
-    n: u32,
+    count: u32,
     bad: *mut u32,
 ) -> c_int {
     // SAFETY: module contract.
-    let posted = unsafe { get(qp) }
+    let posted = unsafe { borrow_handle(qp) }
         .map_err(|error| PostError { index: 0, error })
         .and_then(|qp| {
             // SAFETY: module contract.
-            let list =
-                unsafe { slice(wr, n as usize) }.map_err(|error| PostError { index: 0, error })?;
+            let list = unsafe { borrow_array(wr, count as usize) }
+                .map_err(|error| PostError { index: 0, error })?;
             let mut inline = [0; 256];
             for (index, wr) in list.iter().enumerate() {
                 // SAFETY: module contract.
@@ -540,12 +553,12 @@ pub unsafe extern "C" fn siw_post_send(
 
 /// # Safety
 /// `bad` is NULL or writable.
-unsafe fn posted_status(r: Result<(), PostError>, bad: *mut u32) -> c_int {
-    r.map_or_else(
-        |e| {
+unsafe fn posted_status(result: Result<(), PostError>, bad: *mut u32) -> c_int {
+    result.map_or_else(
+        |error| {
             // SAFETY: by the caller's contract.
-            let _ = unsafe { put(bad, e.index as u32) };
-            fail(e.error)
+            let _ = unsafe { store_out(bad, error.index as u32) };
+            fail_with(error.error)
         },
         |()| 0,
     )
@@ -558,7 +571,7 @@ unsafe fn posted_status(r: Result<(), PostError>, bad: *mut u32) -> c_int {
 unsafe fn post_receives<T>(
     to: Result<&T, Error>,
     wr: *const SiwRecvWr,
-    n: u32,
+    count: u32,
     bad: *mut u32,
     post: impl Fn(&T, RecvWr<'_>) -> Result<(), PostError>,
 ) -> c_int {
@@ -566,16 +579,16 @@ unsafe fn post_receives<T>(
         .map_err(|error| PostError { index: 0, error })
         .and_then(|to| {
             // SAFETY: by the caller's contract.
-            let list =
-                unsafe { slice(wr, n as usize) }.map_err(|error| PostError { index: 0, error })?;
+            let list = unsafe { borrow_array(wr, count as usize) }
+                .map_err(|error| PostError { index: 0, error })?;
             for (index, wr) in list.iter().enumerate() {
                 // SAFETY: by the caller's contract.
-                let sges = unsafe { slice(wr.sg_list, wr.num_sge as usize) }
+                let sges = unsafe { borrow_array(wr.sg_list, wr.num_sge as usize) }
                     .map_err(|error| PostError { index, error })?;
                 let wr_id = wr.wr_id;
-                post(to, RecvWr { wr_id, sges }).map_err(|e| PostError {
+                post(to, RecvWr { wr_id, sges }).map_err(|error| PostError {
                     index,
-                    error: e.error,
+                    error: error.error,
                 })?;
             }
             Ok(())
@@ -588,9 +601,13 @@ unsafe fn post_receives<T>(
 pub unsafe extern "C" fn siw_post_recv(
     qp: *const Qp,
     wr: *const SiwRecvWr,
-    n: u32,
+    count: u32,
     bad: *mut u32,
 ) -> c_int {
     // SAFETY: module contract.
-    unsafe { post_receives(get(qp), wr, n, bad, |q, wr| q.post_recv(&[wr])) }
+    unsafe {
+        post_receives(borrow_handle(qp), wr, count, bad, |queue_pair, wr| {
+            queue_pair.post_recv(&[wr])
+        })
+    }
 }

@@ -1,8 +1,8 @@
 //! Shared receive queues, changes of completion queues, states of queue pairs: the C API.
 
 use super::{
-    SiwLimits, SiwQpAttr, SiwRecvWr, SiwSrqAttr, SiwWc, fail, free, get, post_receives, put,
-    put_box, status,
+    SiwLimits, SiwQpAttr, SiwRecvWr, SiwSrqAttr, SiwWc, borrow_handle, fail_with, free_handle,
+    post_receives, store_boxed, store_out, to_status,
 };
 use crate::{Context, Cq, Error, Pd, Qp, QpState, Srq, SrqInit, Wc};
 use siw_shm::control::{SRQ_LIMIT, SRQ_MAX_WR};
@@ -14,7 +14,9 @@ use std::time::Duration;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_limits(ctx: *const Context, out: *mut SiwLimits) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(ctx).and_then(|c| put(out, SiwLimits::from(&c.limits()))) })
+    to_status(unsafe {
+        borrow_handle(ctx).and_then(|queue| store_out(out, SiwLimits::from(&queue.limits())))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -25,30 +27,30 @@ pub unsafe extern "C" fn siw_create_srq(
 ) -> c_int {
     // SAFETY: module contract.
     let made = unsafe {
-        get(pd).and_then(|pd| {
-            let a = get(attr)?;
+        borrow_handle(pd).and_then(|pd| {
+            let attributes = borrow_handle(attr)?;
             pd.create_srq(&SrqInit {
-                max_wr: a.max_wr,
-                max_sge: a.max_sge,
-                limit: a.srq_limit,
-                share: a.max_share,
+                max_wr: attributes.max_wr,
+                max_sge: attributes.max_sge,
+                limit: attributes.srq_limit,
+                share: attributes.max_share,
             })
         })
     };
     // SAFETY: module contract.
-    unsafe { put_box(out, made) }
+    unsafe { store_boxed(out, made) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_srq(srq: *mut Srq) {
     // SAFETY: module contract.
-    unsafe { free(srq) }
+    unsafe { free_handle(srq) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_srq_num(srq: *const Srq) -> u32 {
     // SAFETY: module contract.
-    unsafe { get(srq) }.map_or(0, Srq::number)
+    unsafe { borrow_handle(srq) }.map_or(0, Srq::srq_id)
 }
 
 #[unsafe(no_mangle)]
@@ -58,18 +60,18 @@ pub unsafe extern "C" fn siw_modify_srq(
     mask: u32,
 ) -> c_int {
     // SAFETY: module contract.
-    let args = unsafe { get(srq).and_then(|s| Ok((s, get(attr)?))) };
-    status(args.and_then(|(s, a)| {
+    let args = unsafe { borrow_handle(srq).and_then(|srq| Ok((srq, borrow_handle(attr)?))) };
+    to_status(args.and_then(|(srq, attributes)| {
         if mask == 0 || mask & !(SRQ_MAX_WR | SRQ_LIMIT) != 0 {
             return Err(Error::Invalid(
                 "SIW_SRQ_MAX_WR and SIW_SRQ_LIMIT can be modified",
             ));
         }
         if mask & SRQ_MAX_WR != 0 {
-            s.resize(a.max_wr)?;
+            srq.resize(attributes.max_wr)?;
         }
         if mask & SRQ_LIMIT != 0 {
-            s.arm_limit(a.srq_limit)?;
+            srq.arm_limit(attributes.srq_limit)?;
         }
         Ok(())
     }))
@@ -78,10 +80,10 @@ pub unsafe extern "C" fn siw_modify_srq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_srq(srq: *const Srq, out: *mut SiwSrqAttr) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(srq) }.and_then(|s| {
-        let a = SiwSrqAttr::from(&s.query()?);
+    to_status(unsafe { borrow_handle(srq) }.and_then(|srq| {
+        let attributes = SiwSrqAttr::from(&srq.query()?);
         // SAFETY: module contract.
-        unsafe { put(out, a) }
+        unsafe { store_out(out, attributes) }
     }))
 }
 
@@ -93,50 +95,54 @@ pub unsafe extern "C" fn siw_post_srq_recv(
     bad: *mut u32,
 ) -> c_int {
     // SAFETY: module contract.
-    unsafe { post_receives(get(srq), wr, n, bad, |s, wr| s.post_recv(&[wr])) }
+    unsafe {
+        post_receives(borrow_handle(srq), wr, n, bad, |srq, wr| {
+            srq.post_recv(&[wr])
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_cq_num(cq: *const Cq) -> u32 {
     // SAFETY: module contract.
-    unsafe { get(cq) }.map_or(0, Cq::number)
+    unsafe { borrow_handle(cq) }.map_or(0, Cq::cq_id)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_cq_capacity(cq: *const Cq) -> u32 {
     // SAFETY: module contract.
-    unsafe { get(cq) }.map_or(0, Cq::capacity)
+    unsafe { borrow_handle(cq) }.map_or(0, Cq::capacity)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_resize_cq(cq: *const Cq, cqe: u32) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(cq) }.and_then(|c| c.resize(cqe)))
+    to_status(unsafe { borrow_handle(cq) }.and_then(|queue| queue.resize(cqe)))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_modify_cq(cq: *const Cq, count: u16, period_us: u16) -> c_int {
     let period = Duration::from_micros(period_us.into());
     // SAFETY: module contract.
-    status(unsafe { get(cq) }.and_then(|c| c.moderate(count, period)))
+    to_status(unsafe { borrow_handle(cq) }.and_then(|queue| queue.moderate(count, period)))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_modify_qp(qp: *const Qp, state: u32) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(qp) }.and_then(|q| {
+    to_status(unsafe { borrow_handle(qp) }.and_then(|queue_pair| {
         let to = QpState::from_u32(state).ok_or(Error::Invalid("no such queue pair state"))?;
-        q.modify(to)
+        queue_pair.modify(to)
     }))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_qp(qp: *const Qp, out: *mut SiwQpAttr) -> c_int {
     // SAFETY: module contract.
-    status(unsafe { get(qp) }.and_then(|q| {
-        let a = SiwQpAttr::new(&q.query()?, &q.caps());
+    to_status(unsafe { borrow_handle(qp) }.and_then(|queue_pair| {
+        let attributes = SiwQpAttr::new(&queue_pair.query()?, &queue_pair.granted_limits());
         // SAFETY: module contract.
-        unsafe { put(out, a) }
+        unsafe { store_out(out, attributes) }
     }))
 }
 
@@ -145,7 +151,7 @@ type Seen = Option<unsafe extern "C" fn(wc: *const SiwWc, arg: *mut c_void)>;
 
 /// # Safety
 /// The module's contract; `seen` may be called with `arg`.
-unsafe fn drain(
+unsafe fn drain_with(
     qp: *const Qp,
     seen: Seen,
     arg: *mut c_void,
@@ -153,17 +159,17 @@ unsafe fn drain(
     run: impl FnOnce(&Qp, Duration, &mut dyn FnMut(&Wc)) -> Result<(), Error>,
 ) -> c_int {
     // Some centuries stand for ever.
-    let timeout = super::timeout(timeout_ms).unwrap_or(Duration::from_secs(1 << 34));
+    let timeout = super::to_timeout(timeout_ms).unwrap_or(Duration::from_secs(1 << 34));
     let mut tell = |wc: &Wc| {
-        if let Some(f) = seen {
+        if let Some(callback) = seen {
             // SAFETY: by the caller's contract; the pointer is valid for the call.
-            unsafe { f(&SiwWc::from(wc), arg) };
+            unsafe { callback(&SiwWc::from(wc), arg) };
         }
     };
     // SAFETY: module contract.
-    match unsafe { get(qp) } {
-        Ok(q) => status(run(q, timeout, &mut tell)),
-        Err(e) => fail(e),
+    match unsafe { borrow_handle(qp) } {
+        Ok(queue_pair) => to_status(run(queue_pair, timeout, &mut tell)),
+        Err(error) => fail_with(error),
     }
 }
 
@@ -175,7 +181,15 @@ pub unsafe extern "C" fn siw_drain_sq(
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: module contract.
-    unsafe { drain(qp, seen, arg, timeout_ms, |q, t, f| q.drain_sq(t, f)) }
+    unsafe {
+        drain_with(
+            qp,
+            seen,
+            arg,
+            timeout_ms,
+            |queue_pair, timeout, callback| queue_pair.drain_sq(timeout, callback),
+        )
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -186,5 +200,13 @@ pub unsafe extern "C" fn siw_drain_rq(
     timeout_ms: c_int,
 ) -> c_int {
     // SAFETY: module contract.
-    unsafe { drain(qp, seen, arg, timeout_ms, |q, t, f| q.drain_rq(t, f)) }
+    unsafe {
+        drain_with(
+            qp,
+            seen,
+            arg,
+            timeout_ms,
+            |queue_pair, timeout, callback| queue_pair.drain_rq(timeout, callback),
+        )
+    }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use siw::{
-    Arena, CmChannel, CmEvent, CompletionChannel, ConnInfo, ConnectOptions, Cq, ListenOptions,
-    Listener, Mr, Opcode, Pd, Qp, QpInit, RecvWr, SendData, SendWr, Wc, WcFlags, WcStatus,
+    Arena, CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions, ConnectionInfo, Cq,
+    ListenOptions, Mr, Opcode, Pd, Qp, QpInit, RecvWr, SendData, SendWr, Wc, WcFlags, WcStatus,
 };
 
 use super::guest::{GUEST_PATIENCE, Guest, Running};
@@ -61,7 +61,7 @@ pub struct Plan {
 /// How it went.
 pub struct Outcome {
     /// As of ESTABLISHED here.
-    pub info: ConnInfo,
+    pub info: ConnectionInfo,
     /// What the guest's program printed.
     pub out: String,
     /// Completions of the last, failing operation.
@@ -150,7 +150,7 @@ impl Side {
         guest: &Guest,
         plan: &Plan,
         program: &mut Option<Running>,
-    ) -> (Side, ConnInfo) {
+    ) -> (Side, ConnectionInfo) {
         let ctx = siwd.context();
         let pd = ctx.alloc_pd().unwrap();
         // Blocks instead of spinning: the guest needs the core.
@@ -211,11 +211,11 @@ impl Side {
                     ..Default::default()
                 };
                 let at = SocketAddr::new(plan.us, 0);
-                let listener = Listener::with(&side.cm, at, &listen).unwrap();
+                let listener = CmListener::new_with_options(&side.cm, at, &listen).unwrap();
                 *program = Some(start("connect", plan.us, listener.local_addr().port()));
                 match side.cm.get_event(Some(GUEST_PATIENCE)).unwrap() {
                     CmEvent::ConnectRequest(request) => {
-                        side.learn(request.info());
+                        side.learn(request.connection_info());
                         request.accept(&side.qp, None, &options).unwrap();
                     }
                     other => panic!("{other:?}"),
@@ -243,7 +243,7 @@ impl Side {
         (side, info)
     }
 
-    fn established(&self) -> ConnInfo {
+    fn established(&self) -> ConnectionInfo {
         match self.cm.get_event(Some(GUEST_PATIENCE)).unwrap() {
             CmEvent::Established(info) => info,
             other => panic!("{other:?}"),
@@ -257,7 +257,7 @@ impl Side {
         }
     }
 
-    fn learn(&mut self, info: &ConnInfo) {
+    fn learn(&mut self, info: &ConnectionInfo) {
         let d = &info.private_data;
         let addr = d[..8].try_into().unwrap();
         let key = d[8..12].try_into().unwrap();
@@ -437,7 +437,7 @@ impl Side {
                 self.clear(bytes);
                 // Nothing tells when a peer has written.
                 let end = Instant::now() + GUEST_PATIENCE;
-                while self.memory.byte(bytes - 1).unwrap() != pattern(n, bytes - 1) {
+                while self.memory.read_byte(bytes - 1).unwrap() != pattern(n, bytes - 1) {
                     assert!(Instant::now() < end, "operation {n} ({op}): nothing comes");
                     std::thread::yield_now();
                 }

@@ -19,7 +19,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use siw::{
-    Access, CmChannel, CmEvent, ConnectOptions, Context, Cq, Listener, Mr, Pd, Qp, QpInit, Wc,
+    Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Pd, Qp, QpInit, Wc,
 };
 use tempfile::TempDir;
 
@@ -324,7 +324,7 @@ pub fn connect(a: &End, b: &End, from: &str, to: SocketAddr) {
 }
 
 pub fn connect_with(a: &End, b: &End, from: &str, to: SocketAddr, opt: &ConnectOptions<'_>) {
-    let listener = Listener::new(&b.cm, None, to, 8, 0).unwrap();
+    let listener = CmListener::new(&b.cm, None, to, 8, 0).unwrap();
     let device = a.ctx.device_by_name(from).unwrap();
     let opt = ConnectOptions {
         device: Some(device.index),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::net::Netns;
 use crate::common::peer::{C, Peer, S, request, terminate};
 use crate::common::*;
-use siw::{AsyncEventKind, CmEvent, ConnInfo, ConnectOptions, Listener, RecvWr, WcStatus};
+use siw::{AsyncEventKind, CmEvent, CmListener, ConnectOptions, ConnectionInfo, RecvWr, WcStatus};
 
 /// How long nothing must happen where nothing may.
 pub const SILENCE: Duration = Duration::from_millis(200);
@@ -34,7 +34,7 @@ pub fn impatient() -> String {
 /// siwd with a listening application, Linux on the other end of the wire.
 pub struct Responder {
     pub app: End,
-    pub listener: Listener,
+    pub listener: CmListener,
     pub ns: Netns,
     _siwd: Daemon,
 }
@@ -53,7 +53,7 @@ impl Responder {
         ns.wait_ping("10.77.0.1".parse().unwrap());
         let app = End::new(&siwd.context(), 65_536);
         let any: SocketAddr = "10.77.0.1:0".parse().unwrap();
-        let listener = Listener::new(&app.cm, None, any, 8, 0).unwrap();
+        let listener = CmListener::new(&app.cm, None, any, 8, 0).unwrap();
         Responder {
             app,
             listener,
@@ -78,11 +78,11 @@ impl Responder {
     }
 
     /// The request that the application sees; it says yes.
-    pub fn accept(&self, private_data: &[u8]) -> ConnInfo {
+    pub fn accept(&self, private_data: &[u8]) -> ConnectionInfo {
         let CmEvent::ConnectRequest(r) = self.event() else {
             panic!("no request")
         };
-        let info = r.info().clone();
+        let info = r.connection_info().clone();
         let opt = ConnectOptions {
             private_data,
             ..Default::default()
@@ -91,7 +91,7 @@ impl Responder {
         info
     }
 
-    pub fn established(&self) -> ConnInfo {
+    pub fn established(&self) -> ConnectionInfo {
         match self.event() {
             CmEvent::Established(i) => i,
             other => panic!("{other:?}"),
@@ -128,7 +128,7 @@ impl Responder {
         let e = self.app.ctx.get_async_event(Some(PATIENCE)).unwrap();
         assert_eq!(
             (e.kind, e.object),
-            (Some(kind), self.app.qp.number()),
+            (Some(kind), self.app.qp.qp_num()),
             "{e:?}"
         );
         self.disconnected();
@@ -270,7 +270,7 @@ impl Initiator {
         }
     }
 
-    pub fn established(&self) -> ConnInfo {
+    pub fn established(&self) -> ConnectionInfo {
         match self.event() {
             CmEvent::Established(i) => i,
             other => panic!("{other:?}"),

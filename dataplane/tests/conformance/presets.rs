@@ -10,7 +10,8 @@ use crate::common::peer::{C, M, Peer, R, S, reply, request, terminate, write};
 use crate::common::*;
 use crate::skip_if;
 use siw::{
-    CmEvent, ConnectOptions, ListenOptions, Listener, Markers, Preset, RtrKinds, TerminateOrder,
+    CmEvent, CmListener, ConnectOptions, ListenOptions, Markers, PeerPreset, ReadyToReceive,
+    TerminateOrder,
 };
 
 fn preset(name: &str) -> String {
@@ -120,9 +121,9 @@ fn a_device_without_fallback_asks_once() {
 }
 
 /// A listener of its own ways beside one of the device's.
-fn listener(b: &Responder, opt: &ListenOptions) -> Listener {
+fn listener(b: &Responder, opt: &ListenOptions) -> CmListener {
     let any: SocketAddr = "10.77.0.1:0".parse().unwrap();
-    Listener::with(&b.app.cm, any, opt).unwrap()
+    CmListener::new_with_options(&b.app.cm, any, opt).unwrap()
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn a_listener_may_differ_from_its_device_in_everything() {
     b.nothing_heard();
 
     let reads = ListenOptions {
-        rtr: Some(RtrKinds {
+        rtr: Some(ReadyToReceive {
             read: true,
             ..Default::default()
         }),
@@ -254,11 +255,11 @@ fn a_listener_takes_a_preset_of_its_own() {
     skip_if!(lacks_network());
     let b = Responder::new();
     for (preset, ird, rtr) in [
-        (Preset::Siw, 100, [0x80, 0x80]),
-        (Preset::Chelsio, 32, [0x80, 0x40]),
-        (Preset::Intel, 64, [0x80, 0x80]),
+        (PeerPreset::Siw, 100, [0x80, 0x80]),
+        (PeerPreset::Chelsio, 32, [0x80, 0x40]),
+        (PeerPreset::Intel, 64, [0x80, 0x80]),
     ] {
-        let l = listener(&b, &ListenOptions::preset(preset));
+        let l = listener(&b, &ListenOptions::for_peer(preset));
         let mut peer = Peer::connect(&b.ns, l.local_addr());
         peer.send(&request(M | C, 1, b""));
         assert_eq!(peer.take_mpa(b"MPA ID Rep Frame").0 & R, R, "{preset:?}");

@@ -9,7 +9,7 @@ use crate::common::peer::{C, M, Peer, R, S, fpdu, reply, request, terminate, wit
 use crate::common::*;
 use crate::skip_if;
 use siw::{
-    CmEvent, ConnectOptions, ListenOptions, Listener, Opcode, SendData, SendWr, WcStatus, WrFlags,
+    CmEvent, CmListener, ConnectOptions, ListenOptions, Opcode, SendData, SendWr, WcStatus, WrFlags,
 };
 
 #[test]
@@ -288,7 +288,9 @@ fn an_application_cannot_do_without_a_crc_that_its_device_requires() {
         ..Default::default()
     };
     let any = "10.77.0.1:0".parse().unwrap();
-    let e = Listener::with(&b.app.cm, any, &listen).err().unwrap();
+    let e = CmListener::new_with_options(&b.app.cm, any, &listen)
+        .err()
+        .unwrap();
     assert!(e.to_string().contains("siw0 requires CRC"), "{e}");
 }
 

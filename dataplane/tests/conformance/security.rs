@@ -86,7 +86,7 @@ fn an_error_of_one_stream_leaves_the_others_alone() {
         let e = b.app.ctx.get_async_event(Some(PATIENCE)).unwrap();
         assert_eq!(
             (e.kind, e.object),
-            (Some(AsyncEventKind::QpAccessErr), next.qp.number())
+            (Some(AsyncEventKind::QpAccessErr), next.qp.qp_num())
         );
     }
     good.send(&send(true, 1, 0, b"unharmed"));
@@ -183,7 +183,7 @@ fn a_peer_that_overflows_a_completion_queue_ends_its_own_queue_pairs_only() {
     let e = b.app.ctx.get_async_event(Some(PATIENCE)).unwrap();
     assert_eq!(
         (e.kind, e.object),
-        (Some(AsyncEventKind::CqErr), short.cq.number())
+        (Some(AsyncEventKind::CqErr), short.cq.cq_id())
     );
     b.disconnected();
     let empty = RecvWr {
@@ -207,7 +207,8 @@ fn an_idle_stream_whose_peer_has_vanished_is_reaped() {
     b.recv(99, 0, 64);
     // One that is only idle answers the probes, and stays.
     let probes = || {
-        let stats: serde_json::Value = serde_json::from_str(&b.app.ctx.stats().unwrap()).unwrap();
+        let stats: serde_json::Value =
+            serde_json::from_str(&b.app.ctx.read_stats().unwrap()).unwrap();
         stats["total"][0]["mib"]["TcpExtTCPKeepAlive"].as_u64()
     };
     let end = Instant::now() + PATIENCE;

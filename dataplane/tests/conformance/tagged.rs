@@ -109,7 +109,7 @@ fn c46_bounds_are_those_of_single_octets() {
     peer.send(&write(true, mr.rkey(), mr.addr() + 1000, b"z"));
     peer.send(&send(true, 1, 0, b""));
     assert_eq!(b.app.wc().wr_id, 1);
-    assert_eq!(mr.byte(1000).unwrap(), b'z');
+    assert_eq!(mr.read_byte(1000).unwrap(), b'z');
     let f = write(true, mr.rkey(), mr.addr() + 1000, b"zz");
     peer.send(&f);
     assert_eq!(peer.rest(), crate::bench::quoting([0x11, 0x01], &f));
@@ -133,7 +133,7 @@ fn c48_a_region_without_write_access_is_answered_by_terminate_0_1_02_and_stays()
     let mr = b.app.pd.alloc_mr(4096, only_read).unwrap();
     let f = write(true, mr.rkey(), mr.addr(), b"write");
     b.refuses(&f, [0x01, 0x02]);
-    assert_eq!(mr.byte(0).unwrap(), 0);
+    assert_eq!(mr.read_byte(0).unwrap(), 0);
 }
 
 #[test]
