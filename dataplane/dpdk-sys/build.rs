@@ -65,9 +65,9 @@ fn fail(what: &str) -> ! {
 
 fn pkg_config(args: &[&str]) -> Result<String, String> {
     let tool = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
-    let out = Command::new(&tool).args(args).output().map_err(|e| {
+    let out = Command::new(&tool).args(args).output().map_err(|error| {
         format!(
-            "`{tool}` could not be run ({e}); it is needed to find DPDK: apt-get install pkg-config"
+            "`{tool}` could not be run ({error}); it is needed to find DPDK: apt-get install pkg-config"
         )
     })?;
     if out.status.success() {
@@ -79,14 +79,14 @@ fn pkg_config(args: &[&str]) -> Result<String, String> {
 
 fn find_dpdk() -> Vec<String> {
     let wanted = format!("libdpdk >= {MIN_VERSION}");
-    if let Err(e) = pkg_config(&["--exists", "--print-errors", &wanted]) {
+    if let Err(error) = pkg_config(&["--exists", "--print-errors", &wanted]) {
         fail(&format!(
-            "DPDK {MIN_VERSION} or newer was not found.\n  {e}"
+            "DPDK {MIN_VERSION} or newer was not found.\n  {error}"
         ));
     }
     match pkg_config(&["--cflags", "libdpdk"]) {
         Ok(flags) => flags.split_whitespace().map(str::to_owned).collect(),
-        Err(e) => fail(&format!("pkg-config --cflags libdpdk failed: {e}")),
+        Err(error) => fail(&format!("pkg-config --cflags libdpdk failed: {error}")),
     }
 }
 
@@ -96,9 +96,9 @@ fn compile_shim(cflags: &[String]) {
     for flag in cflags {
         build.flag(flag);
     }
-    if let Err(e) = build.try_compile("siw_dpdk_shim") {
+    if let Err(error) = build.try_compile("siw_dpdk_shim") {
         fail(&format!(
-            "the DPDK shim does not compile (a C compiler and matching DPDK headers are needed).\n  {e}"
+            "the DPDK shim does not compile (a C compiler and matching DPDK headers are needed).\n  {error}"
         ));
     }
 }
@@ -126,8 +126,8 @@ fn generate_bindings(cflags: &[String]) {
         .blocklist_type("__rte_ring_.*")
         .blocklist_type("rte_device")
         .parse_callbacks(Box::new(Names));
-    for f in FUNCTIONS {
-        builder = builder.allowlist_function(f);
+    for function in FUNCTIONS {
+        builder = builder.allowlist_function(function);
     }
     builder = builder.allowlist_var("K_.*").allowlist_type("siw_.*");
 
@@ -135,8 +135,10 @@ fn generate_bindings(cflags: &[String]) {
     // user who only has to install a package.
     std::panic::set_hook(Box::new(|_| {}));
     let bindings = match std::panic::catch_unwind(AssertUnwindSafe(|| builder.generate())) {
-        Ok(Ok(b)) => b,
-        Ok(Err(e)) => fail(&format!("bindings for DPDK could not be generated: {e}")),
+        Ok(Ok(bindings)) => bindings,
+        Ok(Err(error)) => fail(&format!(
+            "bindings for DPDK could not be generated: {error}"
+        )),
         Err(_) => fail("libclang, which generates the bindings for DPDK, was not found."),
     };
     let _ = std::panic::take_hook();
@@ -162,7 +164,7 @@ fn link_dpdk() {
     let listed: Vec<&str> = listed.split_whitespace().collect();
     let mut dirs: Vec<String> = listed
         .iter()
-        .filter_map(|f| f.strip_prefix("-L").map(str::to_owned))
+        .filter_map(|flag| flag.strip_prefix("-L").map(str::to_owned))
         .collect();
     if let Ok(dir) = pkg_config(&["--variable=libdir", "libdpdk"])
         && !dir.is_empty()
@@ -178,7 +180,10 @@ fn link_dpdk() {
     // linked by name; every other driver is a plugin that the EAL loads.
     println!("cargo:rustc-link-lib=dylib=rte_net_ring");
     for lib in LIBS {
-        if listed.iter().any(|f| f.strip_prefix("-l") == Some(lib)) {
+        if listed
+            .iter()
+            .any(|flag| flag.strip_prefix("-l") == Some(lib))
+        {
             println!("cargo:rustc-link-lib=dylib={lib}");
         }
     }

@@ -35,7 +35,7 @@ pub enum Direction {
     Outbound,
 }
 
-struct Frame {
+struct CapturedFrame {
     interface: u32,
     direction: Direction,
     /// Nanoseconds since the epoch.
@@ -44,8 +44,8 @@ struct Frame {
     bytes: Vec<u8>,
 }
 
-struct Shared {
-    frames: ArrayQueue<Frame>,
+struct CaptureQueue {
+    frames: ArrayQueue<CapturedFrame>,
     spare: ArrayQueue<Vec<u8>>,
     stop: AtomicBool,
     dropped: AtomicU64,
@@ -54,7 +54,7 @@ struct Shared {
 
 /// The writing end that each worker holds.
 #[derive(Clone)]
-pub struct CaptureHandle(Arc<Shared>);
+pub struct CaptureHandle(Arc<CaptureQueue>);
 
 impl CaptureHandle {
     /// Takes a copy of a frame whose bytes `fill` appends. A full queue is waited for
@@ -74,7 +74,7 @@ impl CaptureHandle {
         let mut bytes = self.0.spare.pop().unwrap_or_default();
         bytes.clear();
         fill(&mut bytes);
-        let mut frame = Frame {
+        let mut frame = CapturedFrame {
             interface,
             direction,
             time,
@@ -94,7 +94,7 @@ impl CaptureHandle {
 
 /// The thread that writes; stops and flushes when dropped.
 pub struct Capture {
-    shared: Arc<Shared>,
+    shared: Arc<CaptureQueue>,
     thread: Option<JoinHandle<()>>,
     path: PathBuf,
 }
@@ -112,14 +112,17 @@ impl Capture {
     ///
     /// # Errors
     /// [`CaptureError`] when the file cannot be created.
-    pub fn start(config: &CaptureConfig, devices: &[String]) -> Result<Capture, CaptureError> {
+    pub fn start_writing(
+        config: &CaptureConfig,
+        devices: &[String],
+    ) -> Result<Capture, CaptureError> {
         let fail = |reason: String| CaptureError {
             path: config.file.clone(),
             reason,
         };
-        let file = File::create(&config.file).map_err(|e| fail(e.to_string()))?;
+        let file = File::create(&config.file).map_err(|error| fail(error.to_string()))?;
         let mut writer = PcapNgWriter::new(BufWriter::with_capacity(1 << 20, file))
-            .map_err(|e| fail(e.to_string()))?;
+            .map_err(|error| fail(error.to_string()))?;
         for name in devices {
             writer
                 .write_pcapng_block(InterfaceDescriptionBlock {
@@ -130,9 +133,9 @@ impl Capture {
                         InterfaceDescriptionOption::IfTsResol(9),
                     ],
                 })
-                .map_err(|e| fail(e.to_string()))?;
+                .map_err(|error| fail(error.to_string()))?;
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CaptureQueue {
             frames: ArrayQueue::new(QUEUE_FRAMES),
             spare: ArrayQueue::new(QUEUE_FRAMES),
             stop: AtomicBool::new(false),
@@ -146,7 +149,7 @@ impl Capture {
                 let shared = shared.clone();
                 move || write_loop(&shared, &mut writer, limit)
             })
-            .map_err(|e| fail(e.to_string()))?;
+            .map_err(|error| fail(error.to_string()))?;
         Ok(Capture {
             shared,
             thread: Some(thread),
@@ -155,7 +158,7 @@ impl Capture {
     }
 
     /// A handle for a worker.
-    pub fn handle(&self) -> CaptureHandle {
+    pub fn new_handle(&self) -> CaptureHandle {
         CaptureHandle(self.shared.clone())
     }
 }
@@ -163,9 +166,9 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        if let Some(t) = self.thread.take() {
-            t.thread().unpark();
-            if t.join().is_err() {
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            if thread.join().is_err() {
                 tracing::error!(
                     "the capture thread failed; {} is incomplete",
                     self.path.display()
@@ -183,7 +186,7 @@ impl Drop for Capture {
     }
 }
 
-fn write_loop(shared: &Shared, writer: &mut PcapNgWriter<BufWriter<File>>, limit: u64) {
+fn write_loop(shared: &CaptureQueue, writer: &mut PcapNgWriter<BufWriter<File>>, limit: u64) {
     let mut written = 0u64;
     loop {
         let stopping = shared.stop.load(Ordering::Acquire);
@@ -215,14 +218,14 @@ fn write_loop(shared: &Shared, writer: &mut PcapNgWriter<BufWriter<File>>, limit
             data: Cow::Borrowed(&frame.bytes),
             options: vec![EnhancedPacketOption::Flags(flags)],
         };
-        if let Err(e) = writer.write_pcapng_block(block) {
-            tracing::error!("writing the capture failed: {e}");
+        if let Err(error) = writer.write_pcapng_block(block) {
+            tracing::error!("writing the capture failed: {error}");
             shared.full.store(true, Ordering::Relaxed);
         }
         let _ = shared.spare.push(frame.bytes);
     }
-    if let Err(e) = std::io::Write::flush(writer.get_mut()) {
-        tracing::error!("writing the capture failed: {e}");
+    if let Err(error) = std::io::Write::flush(writer.get_mut()) {
+        tracing::error!("writing the capture failed: {error}");
     }
 }
 
@@ -230,16 +233,18 @@ fn write_loop(shared: &Shared, writer: &mut PcapNgWriter<BufWriter<File>>, limit
 fn complete_checksum(frame: &mut [u8]) {
     let Some(mut at) = frame
         .get(12..14)
-        .map(|t| (14, u16::from_be_bytes([t[0], t[1]])))
+        .map(|bytes| (14, u16::from_be_bytes([bytes[0], bytes[1]])))
     else {
         return;
     };
     if at.1 == 0x8100 {
-        let Some(t) = frame.get(16..18) else { return };
-        at = (18, u16::from_be_bytes([t[0], t[1]]));
+        let Some(bytes) = frame.get(16..18) else {
+            return;
+        };
+        at = (18, u16::from_be_bytes([bytes[0], bytes[1]]));
     }
     let ip = at.0;
-    let (l4, addresses, len) = match at.1 {
+    let (tcp, addresses, len) = match at.1 {
         0x0800 if frame.len() >= ip + 20 && frame[ip + 9] == 6 => {
             let total = usize::from(u16::from_be_bytes([frame[ip + 2], frame[ip + 3]]));
             let header = usize::from(frame[ip] & 15) * 4;
@@ -251,21 +256,21 @@ fn complete_checksum(frame: &mut [u8]) {
         }
         _ => return,
     };
-    let Some(len) = len.filter(|l| *l >= 20 && l4 + l <= frame.len()) else {
+    let Some(len) = len.filter(|length| *length >= 20 && tcp + length <= frame.len()) else {
         return;
     };
-    frame[l4 + 16..l4 + 18].fill(0);
+    frame[tcp + 16..tcp + 18].fill(0);
     let sum_of = |bytes: &[u8]| -> u64 {
         bytes
             .chunks(2)
-            .map(|c| u64::from(u16::from_be_bytes([c[0], *c.get(1).unwrap_or(&0)])))
+            .map(|pair| u64::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)])))
             .sum()
     };
-    let mut sum = sum_of(&frame[addresses]) + sum_of(&frame[l4..l4 + len]) + 6 + len as u64;
+    let mut sum = sum_of(&frame[addresses]) + sum_of(&frame[tcp..tcp + len]) + 6 + len as u64;
     while sum >> 16 != 0 {
         sum = (sum & 0xFFFF) + (sum >> 16);
     }
-    frame[l4 + 16..l4 + 18].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    frame[tcp + 16..tcp + 18].copy_from_slice(&(!(sum as u16)).to_be_bytes());
 }
 
 #[cfg(test)]
@@ -301,9 +306,9 @@ mod tests {
             file: file.clone(),
             limit: crate::config::ByteSize(1 << 20),
         };
-        let capture = Capture::start(&config, &["siw0".into()]).unwrap();
+        let capture = Capture::start_writing(&config, &["siw0".into()]).unwrap();
         capture
-            .handle()
+            .new_handle()
             .record_frame(0, Direction::Outbound, 5, false, |b| b.extend([1; 60]));
         drop(capture);
         let mut reader = pcap_file::pcapng::PcapNgReader::new(File::open(&file).unwrap()).unwrap();

@@ -61,7 +61,7 @@ pub struct Config {
     pub limits: LimitsConfig,
     /// The control socket.
     #[serde(default)]
-    pub control: ControlConfig,
+    pub control: ControlSocketConfig,
     /// Memory and EAL settings.
     #[serde(default)]
     pub dpdk: DpdkConfig,
@@ -141,7 +141,7 @@ impl Default for LimitsConfig {
 /// `[control]`
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ControlConfig {
+pub struct ControlSocketConfig {
     /// Path of the Unix socket that clients connect to.
     pub socket: PathBuf,
     /// Permission bits of the socket, as octal text ("0660").
@@ -150,9 +150,9 @@ pub struct ControlConfig {
     pub group: Option<Spanned<String>>,
 }
 
-impl Default for ControlConfig {
+impl Default for ControlSocketConfig {
     fn default() -> Self {
-        ControlConfig {
+        ControlSocketConfig {
             socket: PathBuf::from("/run/siwd/siwd.sock"),
             mode: FileMode(0o660),
             group: None,
@@ -163,7 +163,7 @@ impl Default for ControlConfig {
 /// Whether hugepages back the daemon's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Hugepages {
+pub enum HugepagePolicy {
     /// Use them when enough are free, fall back to normal pages and say so.
     Auto,
     /// Refuse to start without them.
@@ -177,7 +177,7 @@ pub enum Hugepages {
 #[serde(deny_unknown_fields, default)]
 pub struct DpdkConfig {
     /// Hugepage policy for packet buffers and arenas.
-    pub hugepages: Hugepages,
+    pub hugepages: HugepagePolicy,
     /// Packet buffers in all; rounded up by DPDK.
     pub buffers: u32,
     /// EAL log level: emergency .. debug.
@@ -187,7 +187,7 @@ pub struct DpdkConfig {
 impl Default for DpdkConfig {
     fn default() -> Self {
         DpdkConfig {
-            hugepages: Hugepages::Require,
+            hugepages: HugepagePolicy::Require,
             buffers: 16_384,
             log: EalLog::Error,
         }
@@ -228,7 +228,7 @@ fn default_capture_limit() -> ByteSize {
 /// Whether an FPDU carries a CRC32c (RFC 5044, section 7.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum CrcPolicy {
+pub enum CrcSetting {
     /// Not asked for; used when the peer asks.
     Off,
     /// Asked for.
@@ -332,7 +332,7 @@ pub struct RouteConfig {
 
 /// Where a device's frames go.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkSource {
     /// One end of a pair of rings.
     Pair(String),
     /// A DPDK virtual device by devargs.
@@ -343,13 +343,13 @@ pub enum Link {
 
 impl DeviceConfig {
     /// The link that this device names; `validate` made sure that there is exactly one.
-    pub fn link(&self) -> Link {
-        if let Some(p) = &self.pair {
-            Link::Pair(p.clone())
-        } else if let Some(p) = &self.pci {
-            Link::Pci(p.0.clone())
+    pub fn link_source(&self) -> LinkSource {
+        if let Some(pair) = &self.pair {
+            LinkSource::Pair(pair.clone())
+        } else if let Some(address) = &self.pci {
+            LinkSource::Pci(address.0.clone())
         } else {
-            Link::Vdev(self.devargs.clone().unwrap_or_default())
+            LinkSource::Vdev(self.devargs.clone().unwrap_or_default())
         }
     }
 }
@@ -359,22 +359,22 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError`], with the place of the first thing that is wrong.
-    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    pub fn load_file(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
             path: path.to_owned(),
             source,
         })?;
-        Config::parse(path, &text)
+        Config::parse_text(path, &text)
     }
 
     /// Checks a text that came from `path`.
     ///
     /// # Errors
     /// As [`Config::load`].
-    pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+    pub fn parse_text(path: &Path, text: &str) -> Result<Config, ConfigError> {
         let at = |span: Range<usize>, message: String| {
             let before = &text[..span.start.min(text.len())];
-            let line_start = before.rfind('\n').map_or(0, |i| i + 1);
+            let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
             ConfigError::Invalid {
                 path: path.to_owned(),
                 line: before.matches('\n').count() + 1,
@@ -382,23 +382,29 @@ impl Config {
                 message,
             }
         };
-        let config: Config = toml::from_str(text)
-            .map_err(|e| at(e.span().unwrap_or(0..0), e.message().trim().to_owned()))?;
-        config.validate().map_err(|(span, m)| at(span, m))?;
+        let config: Config = toml::from_str(text).map_err(|error| {
+            at(
+                error.span().unwrap_or(0..0),
+                error.message().trim().to_owned(),
+            )
+        })?;
+        config
+            .check_settings()
+            .map_err(|(span, message)| at(span, message))?;
         Ok(config)
     }
 
-    fn validate(&self) -> Result<(), (Range<usize>, String)> {
-        let fail = |span: Range<usize>, m: String| Err((span, m));
+    fn check_settings(&self) -> Result<(), (Range<usize>, String)> {
+        let fail = |span: Range<usize>, message: String| Err((span, message));
         if self.devices.is_empty() {
             return fail(0..0, "no [[device]]: name at least one".into());
         }
         let cores = &self.workers.cores;
-        for (i, c) in cores.get_ref().iter().enumerate() {
-            if cores.get_ref()[..i].contains(c) {
+        for (index, core) in cores.get_ref().iter().enumerate() {
+            if cores.get_ref()[..index].contains(core) {
                 return fail(
                     cores.span(),
-                    format!("core {c} is named twice: one worker per core"),
+                    format!("core {core} is named twice: one worker per core"),
                 );
             }
         }
@@ -412,40 +418,44 @@ impl Config {
                 ),
             );
         }
-        for (i, spanned) in self.devices.iter().enumerate() {
-            let d = spanned.get_ref();
-            let name = &d.name.get_ref().0;
-            if self.devices[..i]
+        for (index, spanned) in self.devices.iter().enumerate() {
+            let device = spanned.get_ref();
+            let name = &device.name.get_ref().0;
+            if self.devices[..index]
                 .iter()
-                .any(|o| o.get_ref().name.get_ref().0 == *name)
+                .any(|other| other.get_ref().name.get_ref().0 == *name)
             {
-                return fail(d.name.span(), format!("device name {name:?} is used twice"));
+                return fail(
+                    device.name.span(),
+                    format!("device name {name:?} is used twice"),
+                );
             }
-            d.validate(spanned.span())?;
-            for cidr in d.addresses.get_ref() {
-                let twice = self.devices[..i].iter().any(|o| {
-                    o.get_ref()
+            device.check_settings(spanned.span())?;
+            for cidr in device.addresses.get_ref() {
+                let twice = self.devices[..index].iter().any(|other| {
+                    other
+                        .get_ref()
                         .addresses
                         .get_ref()
                         .iter()
-                        .any(|c| c.addr == cidr.addr)
+                        .any(|other| other.addr == cidr.addr)
                 });
                 if twice {
                     return fail(
-                        d.addresses.span(),
+                        device.addresses.span(),
                         format!("address {} is used twice", cidr.addr),
                     );
                 }
             }
-            if let Some(pair) = &d.pair {
+            if let Some(pair) = &device.pair {
                 let ends = self
                     .devices
                     .iter()
-                    .filter(|o| o.get_ref().pair.as_ref() == Some(pair))
+                    .filter(|other| other.get_ref().pair.as_ref() == Some(pair))
                     .count();
                 if ends != 2 {
                     return fail(
-                        d.name.span(),
+                        device.name.span(),
                         format!("pair {pair:?} has {ends} end(s): exactly two devices name it"),
                     );
                 }
@@ -456,19 +466,19 @@ impl Config {
 }
 
 impl DeviceConfig {
-    fn validate(&self, whole: Range<usize>) -> Result<(), (Range<usize>, String)> {
+    fn check_settings(&self, whole: Range<usize>) -> Result<(), (Range<usize>, String)> {
         let name = &self.name.get_ref().0;
         let links = [
             self.pair.is_some(),
             self.devargs.is_some(),
             self.pci.is_some(),
         ];
-        let n = links.iter().filter(|x| **x).count();
-        if n != 1 {
+        let count = links.iter().filter(|named| **named).count();
+        if count != 1 {
             return Err((
                 whole,
                 format!(
-                    "device {name:?} names {n} links: give exactly one of pair = \"NAME\", devargs = \"net_...\", pci = \"0000:03:00.0\""
+                    "device {name:?} names {count} links: give exactly one of pair = \"NAME\", devargs = \"net_...\", pci = \"0000:03:00.0\""
                 ),
             ));
         }
@@ -478,7 +488,11 @@ impl DeviceConfig {
                 format!("device {name:?} needs at least one address"),
             ));
         }
-        let six = self.addresses.get_ref().iter().any(|c| c.addr.is_ipv6());
+        let six = self
+            .addresses
+            .get_ref()
+            .iter()
+            .any(|cidr| cidr.addr.is_ipv6());
         let least = if six { 1280 } else { 576 };
         let mtu = *self.mtu.get_ref();
         if !(least..=9000).contains(&mtu) {
@@ -487,20 +501,24 @@ impl DeviceConfig {
                 format!("mtu {mtu}: {least} to 9000 are allowed here"),
             ));
         }
-        if let Some(v) = &self.vlan
-            && !(1..=4094).contains(v.get_ref())
+        if let Some(vlan) = &self.vlan
+            && !(1..=4094).contains(vlan.get_ref())
         {
             return Err((
-                v.span(),
-                format!("vlan {}: 1 to 4094 are allowed", v.get_ref()),
+                vlan.span(),
+                format!("vlan {}: 1 to 4094 are allowed", vlan.get_ref()),
             ));
         }
-        if let Some(q) = &self.queues
-            && !(1..=MAX_WORKERS as u16).contains(q.get_ref())
+        if let Some(queues) = &self.queues
+            && !(1..=MAX_WORKERS as u16).contains(queues.get_ref())
         {
             return Err((
-                q.span(),
-                format!("queues {}: 1 to {} are allowed", q.get_ref(), MAX_WORKERS),
+                queues.span(),
+                format!(
+                    "queues {}: 1 to {} are allowed",
+                    queues.get_ref(),
+                    MAX_WORKERS
+                ),
             ));
         }
         if *self.tso.get_ref() == TsoPolicy::On && self.checksum == ChecksumPolicy::Software {
@@ -510,43 +528,48 @@ impl DeviceConfig {
             ));
         }
         let addresses = self.addresses.get_ref();
-        for (i, a) in addresses.iter().enumerate() {
-            if addresses[..i].iter().any(|b| b.addr == a.addr) {
+        for (index, address) in addresses.iter().enumerate() {
+            if addresses[..index]
+                .iter()
+                .any(|earlier| earlier.addr == address.addr)
+            {
                 return Err((
                     self.addresses.span(),
-                    format!("address {} is given twice", a.addr),
+                    format!("address {} is given twice", address.addr),
                 ));
             }
         }
         let gateways = [
             self.gateway
                 .as_ref()
-                .map(|g| (IpAddr::V4(*g.get_ref()), g.span())),
+                .map(|gateway| (IpAddr::V4(*gateway.get_ref()), gateway.span())),
             self.gateway6
                 .as_ref()
-                .map(|g| (IpAddr::V6(*g.get_ref()), g.span())),
+                .map(|gateway| (IpAddr::V6(*gateway.get_ref()), gateway.span())),
         ];
         for (router, span) in gateways.into_iter().flatten() {
-            self.router(router, router, span)?;
+            self.check_router(router, router, span)?;
         }
-        for r in &self.routes {
-            self.router(*r.via.get_ref(), r.to.addr, r.via.span())?;
+        for route in &self.routes {
+            self.check_router(*route.via.get_ref(), route.to.addr, route.via.span())?;
         }
-        self.tcp.check()?;
-        self.neighbours.check()?;
-        self.mpa.check()
+        self.tcp.check_ranges()?;
+        self.neighbours.check_ranges()?;
+        self.mpa.check_ranges()
     }
 
     /// A router has to be a neighbour: on a network of the device, or of IPv6's link.
-    fn router(
+    fn check_router(
         &self,
         router: IpAddr,
         to: IpAddr,
         span: Range<usize>,
     ) -> Result<(), (Range<usize>, String)> {
-        let near = self.addresses.get_ref().iter().any(|a| match router {
-            IpAddr::V6(v6) if v6.is_unicast_link_local() => a.addr.is_ipv6(),
-            _ => a.addr != router && siw_tcp::IpCidr::new(a.addr, a.prefix).contains(router),
+        let near = self.addresses.get_ref().iter().any(|cidr| match router {
+            IpAddr::V6(address) if address.is_unicast_link_local() => cidr.addr.is_ipv6(),
+            _ => {
+                cidr.addr != router && siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(router)
+            }
         });
         if near && router.is_ipv4() == to.is_ipv4() {
             return Ok(());
@@ -577,7 +600,7 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
 "#;
 
     fn error(text: &str) -> String {
-        Config::parse(Path::new("x.toml"), text)
+        Config::parse_text(Path::new("x.toml"), text)
             .unwrap_err()
             .to_string()
     }
@@ -596,11 +619,11 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
     #[test]
     fn the_reference_names_every_setting_with_its_default() {
         let text = include_str!("../../config/reference.toml");
-        let all = Config::parse(Path::new("reference.toml"), text).unwrap();
+        let all = Config::parse_text(Path::new("reference.toml"), text).unwrap();
         let short = GOOD
             .replace("\"lo\"", "\"loopback\"")
             .replace("\"10.77.0.1/24\"", "\"10.77.0.1/24\", \"fd77::1/64\"");
-        let few = Config::parse(Path::new("x.toml"), &short).unwrap();
+        let few = Config::parse_text(Path::new("x.toml"), &short).unwrap();
         assert_eq!(values(&all), values(&few));
         for table in [
             "workers",
@@ -629,11 +652,11 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
 
     #[test]
     fn a_small_file_gets_every_default() {
-        let c = Config::parse(Path::new("x.toml"), GOOD).unwrap();
+        let c = Config::parse_text(Path::new("x.toml"), GOOD).unwrap();
         assert_eq!(c.devices.len(), 2);
         assert_eq!(*c.devices[0].get_ref().mtu.get_ref(), 1500);
         assert_eq!(c.workers.idle, IdlePolicy::Adaptive);
-        assert_eq!(c.devices[0].get_ref().mpa.crc, CrcPolicy::On);
+        assert_eq!(c.devices[0].get_ref().mpa.crc, CrcSetting::On);
     }
 
     #[test]
@@ -683,7 +706,7 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
                 format!("pair = \"lo\"\nroutes = [{{ to = \"10.80.0.0/16\", via = \"{via}\" }}]");
             GOOD.replacen("pair = \"lo\"", &route, 1)
         };
-        assert!(Config::parse(Path::new("x.toml"), &with("10.77.0.254")).is_ok());
+        assert!(Config::parse_text(Path::new("x.toml"), &with("10.77.0.254")).is_ok());
         assert!(error(&with("10.78.0.1")).contains("router 10.78.0.1"));
         assert!(error(&with("10.77.0.1")).contains("not the device itself"));
     }
@@ -698,7 +721,7 @@ addresses = ["10.77.0.2/24", "fd77::2/64"]
             "gateway6 = \"fe80::1\"",
         ] {
             assert!(
-                Config::parse(Path::new("x.toml"), &with(good)).is_ok(),
+                Config::parse_text(Path::new("x.toml"), &with(good)).is_ok(),
                 "{good}"
             );
         }

@@ -17,16 +17,16 @@ use siw_shm::WorkerPage;
 use siw_shm::control::ControlSocket;
 
 use crate::capture::{Capture, CaptureError};
-use crate::config::{Config, EalLog, Hugepages};
-use crate::control::links::Links;
-use crate::control::{Control, ControlConfig};
-use crate::device::{self, Keys};
+use crate::config::{Config, EalLog, HugepagePolicy};
+use crate::control::links::LinkMonitor;
+use crate::control::{ControlParts, ControlThread};
+use crate::device::{self, SharedStackConfig};
 use crate::host::{self, HostError};
 use crate::worker::{Mailbox, Worker, WorkerConfig, forward};
 
 /// The daemon cannot start, or could not go on.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum StartError {
     #[error(transparent)]
     Host(#[from] HostError),
     #[error(transparent)]
@@ -44,15 +44,15 @@ pub enum Error {
     },
 }
 
-fn os(what: &'static str) -> impl Fn(nix::errno::Errno) -> Error {
-    move |e| Error::Os {
+fn os_error(what: &'static str) -> impl Fn(nix::errno::Errno) -> StartError {
+    move |error| StartError::Os {
         what,
-        source: e.into(),
+        source: error.into(),
     }
 }
 
 /// Commands and events that fit between a worker and the control thread.
-const MAILBOX: usize = 4096;
+const MAILBOX_CAPACITY: usize = 4096;
 /// What DPDK needs beside the packet buffers.
 const EAL_OVERHEAD_MB: u32 = 32;
 
@@ -60,22 +60,26 @@ const EAL_OVERHEAD_MB: u32 = 32;
 ///
 /// # Errors
 /// A resource is missing, named with the command that provides it; nothing was touched then.
-pub fn run(config: Config, json: bool) -> Result<(), Error> {
+pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
     // Before any thread exists, so that all inherit the mask.
     signals
         .thread_block()
-        .map_err(os("signals cannot be blocked"))?;
+        .map_err(os_error("signals cannot be blocked"))?;
     let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
-        .map_err(os("signals cannot be received"))?;
+        .map_err(os_error("signals cannot be received"))?;
 
     let cores = worker_cores(&config);
     let claims = host::claim_cores(&host::lock_folder(), &cores, config.workers.idle)?;
     refuse_second_daemon(&config.control.socket)?;
 
-    let configs: Vec<_> = config.devices.iter().map(|d| d.get_ref().clone()).collect();
+    let configs: Vec<_> = config
+        .devices
+        .iter()
+        .map(|device| device.get_ref().clone())
+        .collect();
     let room = configs
         .iter()
         .map(device::buffer_room)
@@ -83,49 +87,53 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         .unwrap_or(2048);
     let (eal, hugepages) = start_eal(&config, room, cores[0])?;
     let pool = Mempool::new(&eal, "siwd", config.dpdk.buffers, 256, room, None)?;
-    let mut devices = device::open(&eal, &configs, &pool, cores.len()).map_err(Error::Device)?;
+    let mut devices =
+        device::open_devices(&eal, &configs, &pool, cores.len()).map_err(StartError::Device)?;
 
-    let names: Vec<String> = configs.iter().map(|d| d.name.get_ref().0.clone()).collect();
+    let names: Vec<String> = configs
+        .iter()
+        .map(|device| device.name.get_ref().0.clone())
+        .collect();
     let capture = config
         .capture
         .as_ref()
-        .map(|c| Capture::start(c, &names))
+        .map(|capture_config| Capture::start_writing(capture_config, &names))
         .transpose()?;
 
     let table = KeyTable::new(key_slots(&config), cores.len() + 1);
-    let page = WorkerPage::create_sealed(cores.len() as u32).map_err(|e| Error::Os {
+    let page = WorkerPage::create_sealed(cores.len() as u32).map_err(|error| StartError::Os {
         what: "shared memory cannot be made",
-        source: e,
+        source: error,
     })?;
-    let control_wake = Arc::new(event_fd()?);
+    let control_wake = Arc::new(new_event_fd()?);
     let control_asleep = WorkerPage::create_sealed(1)
-        .map_err(|source| Error::Os {
+        .map_err(|source| StartError::Os {
             what: "shared memory cannot be made",
             source,
         })?
         .sleep_flag(0)
         .map(Arc::new)
-        .ok_or_else(|| Error::Device("no memory for a flag".into()))?;
+        .ok_or_else(|| StartError::Device("no memory for a flag".into()))?;
     let mut threads = Vec::new();
-    let keys = Keys::draw(
+    let keys = SharedStackConfig::generate(
         config.limits.connections as usize,
         config.dpdk.buffers,
         cores.len() * config.devices.len(),
     );
-    let too_many = || Error::Device("too many workers".into());
+    let too_many = || StartError::Device("too many workers".into());
     let mailboxes = (0..cores.len() as u32)
         .map(|index| {
             Ok(Arc::new(Mailbox {
-                commands: ArrayQueue::new(MAILBOX),
-                events: ArrayQueue::new(MAILBOX),
+                commands: ArrayQueue::new(MAILBOX_CAPACITY),
+                events: ArrayQueue::new(MAILBOX_CAPACITY),
                 frames: ArrayQueue::new(forward::FORWARD_QUEUE_DEPTH),
-                worker_wake: event_fd()?,
+                worker_wake: new_event_fd()?,
                 worker_asleep: page.sleep_flag(index).ok_or_else(too_many)?,
                 control_wake: control_wake.clone(),
                 control_asleep: control_asleep.clone(),
             }))
         })
-        .collect::<Result<Vec<_>, Error>>()?;
+        .collect::<Result<Vec<_>, StartError>>()?;
     let all: Arc<[Arc<Mailbox>]> = mailboxes.clone().into();
     for (index, core) in cores.iter().copied().enumerate() {
         let (Some(reader), Some(sleeping)) =
@@ -136,9 +144,9 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         let ports = devices
             .iter_mut()
             .enumerate()
-            .filter_map(|(d, device)| {
-                let mut worker_port = device.worker_port(d, index, &keys)?;
-                worker_port.tap = capture.as_ref().map(Capture::handle);
+            .filter_map(|(device_index, device)| {
+                let mut worker_port = device.worker_port(device_index, index, &keys)?;
+                worker_port.tap = capture.as_ref().map(Capture::new_handle);
                 Some(worker_port)
             })
             .collect();
@@ -158,16 +166,19 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
     }
 
     let socket = config.control.socket.clone();
-    let listener = bind(&config)?;
+    let listener = bind_control_socket(&config)?;
     let links = devices
         .iter()
-        .map(|d| (!d.link.in_process).then(|| d.port.share()));
-    let links = Links::new(links.collect());
-    let views: Vec<_> = devices.iter().map(device::Device::view).collect();
+        .map(|device| (!device.link.in_process).then(|| device.port.share()));
+    let links = LinkMonitor::new(links.collect());
+    let views: Vec<_> = devices
+        .iter()
+        .map(device::OpenDevice::client_view)
+        .collect();
     let summary = ready_line(&config, &cores, hugepages, json);
     let dma_ports: Vec<_> = devices
         .iter()
-        .map(|d| d.port.share())
+        .map(|device| device.port.share())
         .filter(dpdk::Port::needs_dma_map)
         .collect();
     let map_arena = {
@@ -179,14 +190,14 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
             let memory: Arc<dyn dpdk::ExtMemory> = region.clone();
             let mut external =
                 dpdk::ExternalRegion::register(&eal, memory, region.len(), region.page_size())
-                    .map_err(|e| e.to_string())?;
-            for p in &dma_ports {
-                external.map_for(p).map_err(|e| e.to_string())?;
+                    .map_err(|error| error.to_string())?;
+            for port in &dma_ports {
+                external.map_for(port).map_err(|error| error.to_string())?;
             }
             Ok(Some(external))
         }
     };
-    let mut control = Control::new(ControlConfig {
+    let mut control = ControlThread::new(ControlParts {
         socket,
         listener,
         signals,
@@ -201,14 +212,14 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
         hugepages,
         map_arena: Box::new(map_arena),
     })
-    .map_err(os("the control thread cannot start"))?;
+    .map_err(os_error("the control thread cannot start"))?;
 
     println!("{summary}");
     let _ = std::io::Write::flush(&mut std::io::stdout());
-    host::notify("READY=1");
+    host::notify_service_manager("READY=1");
     control.run();
-    for t in threads {
-        if t.join().is_err() {
+    for thread in threads {
+        if thread.join().is_err() {
             tracing::error!("a worker failed");
         }
     }
@@ -216,8 +227,8 @@ pub fn run(config: Config, json: bool) -> Result<(), Error> {
     // Frames may wait in them, whose pool goes next.
     drop(all);
     drop(capture);
-    for d in devices {
-        d.port.close();
+    for device in devices {
+        device.port.close();
     }
     drop(pool);
     drop(eal);
@@ -242,27 +253,37 @@ fn key_slots(config: &Config) -> usize {
     most.min(4 << 20) as usize
 }
 
-fn event_fd() -> Result<OwnedFd, Error> {
+fn new_event_fd() -> Result<OwnedFd, StartError> {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
         .map(OwnedFd::from)
-        .map_err(os("no event descriptor"))
+        .map_err(os_error("no event descriptor"))
 }
 
 /// Starts DPDK with hugepages, or without where the configuration allows it.
-pub(crate) fn start_eal(config: &Config, room: u16, core: usize) -> Result<(Eal, bool), Error> {
+pub(crate) fn start_eal(
+    config: &Config,
+    room: u16,
+    core: usize,
+) -> Result<(Eal, bool), StartError> {
     let buffer = u64::from(room) + u64::from(dpdk::HEADROOM) + 256;
     let memory_mb = (u64::from(config.dpdk.buffers) * buffer / (1 << 20)) as u32 + EAL_OVERHEAD_MB;
     let pci: Vec<String> = config
         .devices
         .iter()
-        .filter_map(|d| d.get_ref().pci.as_ref().map(|p| p.0.clone()))
+        .filter_map(|device| {
+            device
+                .get_ref()
+                .pci
+                .as_ref()
+                .map(|address| address.0.clone())
+        })
         .collect();
     let free = host::free_hugepage_bytes();
     let enough = free >= u64::from(memory_mb) << 20;
     let hugepages = match config.dpdk.hugepages {
-        Hugepages::Never => false,
-        Hugepages::Require => true,
-        Hugepages::Auto => {
+        HugepagePolicy::Never => false,
+        HugepagePolicy::Require => true,
+        HugepagePolicy::Auto => {
             if !enough {
                 tracing::warn!(
                     "{memory_mb} MiB of hugepages are wanted, {} MiB are free: using normal pages, which is slower; \
@@ -293,17 +314,20 @@ pub(crate) fn start_eal(config: &Config, room: u16, core: usize) -> Result<(Eal,
     Ok((eal, hugepages))
 }
 
-fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<std::thread::JoinHandle<()>, Error> {
-    let (tell, told) = mpsc::channel::<Result<(), Error>>();
+fn start_worker(
+    eal: &Eal,
+    config: WorkerConfig,
+) -> Result<std::thread::JoinHandle<()>, StartError> {
+    let (tell, told) = mpsc::channel::<Result<(), StartError>>();
     let eal = eal.clone();
     let core = config.core;
     let thread = std::thread::Builder::new()
         .name(format!("siwd-worker-{}", config.index))
         .spawn(move || {
             let started = (|| {
-                host::pin_to(core)?;
+                host::pin_thread_to(core)?;
                 let registered = eal.register_thread()?;
-                let worker = Worker::new(config).map_err(Error::Device)?;
+                let worker = Worker::new(config).map_err(StartError::Device)?;
                 Ok((registered, worker))
             })();
             match started {
@@ -311,62 +335,66 @@ fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<std::thread::JoinHand
                     let _ = tell.send(Ok(()));
                     worker.run();
                 }
-                Err(e) => {
-                    let _ = tell.send(Err(e));
+                Err(error) => {
+                    let _ = tell.send(Err(error));
                 }
             }
         })
-        .map_err(|source| Error::Os {
+        .map_err(|source| StartError::Os {
             what: "a worker thread cannot start",
             source,
         })?;
     match told.recv() {
         Ok(Ok(())) => Ok(thread),
-        Ok(Err(e)) => Err(e),
-        Err(_) => Err(Error::Device("a worker thread failed at its start".into())),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(StartError::Device(
+            "a worker thread failed at its start".into(),
+        )),
     }
 }
 
 /// A socket that somebody answers on belongs to a living daemon; one that nobody answers on
 /// is left from one that was killed.
-fn refuse_second_daemon(path: &Path) -> Result<(), Error> {
-    let fail = |reason: String| Error::Socket {
+fn refuse_second_daemon(path: &Path) -> Result<(), StartError> {
+    let fail = |reason: String| StartError::Socket {
         path: path.display().to_string(),
         reason,
     };
     match ControlSocket::connect_to(path) {
         Ok(conn) => {
-            let pid = conn.peer_credentials().map_or(0, |p| p.0);
+            let pid = conn.peer_credentials().map_or(0, |peer| peer.0);
             Err(fail(format!(
                 "another siwd (process {pid}) serves it; stop that one, or give this one another [control] socket"
             )))
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)
-            .map_err(|e| fail(format!("a stale socket cannot be removed: {e}"))),
-        Err(e) => Err(fail(format!(
-            "{e}; name a place that siwd may write in [control] socket"
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+                .map_err(|error| fail(format!("a stale socket cannot be removed: {error}")))
+        }
+        Err(error) => Err(fail(format!(
+            "{error}; name a place that siwd may write in [control] socket"
         ))),
     }
 }
 
-fn bind(config: &Config) -> Result<OwnedFd, Error> {
+fn bind_control_socket(config: &Config) -> Result<OwnedFd, StartError> {
     let path = &config.control.socket;
-    let fail = |reason: String| Error::Socket {
+    let fail = |reason: String| StartError::Socket {
         path: path.display().to_string(),
         reason,
     };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)
-            .map_err(|e| fail(format!("its folder cannot be made: {e}")))?;
+            .map_err(|error| fail(format!("its folder cannot be made: {error}")))?;
     }
-    let listener = ControlSocket::listen_at(path, 128).map_err(|e| {
+    let listener = ControlSocket::listen_at(path, 128).map_err(|error| {
         fail(format!(
-            "{e}; name a place that siwd may write in [control] socket"
+            "{error}; name a place that siwd may write in [control] socket"
         ))
     })?;
     let mode = std::fs::Permissions::from_mode(config.control.mode.0);
-    std::fs::set_permissions(path, mode).map_err(|e| fail(e.to_string()))?;
+    std::fs::set_permissions(path, mode).map_err(|error| fail(error.to_string()))?;
     if let Some(group) = &config.control.group {
         let name = group.get_ref();
         let gid = nix::unistd::Group::from_name(name)
@@ -379,7 +407,7 @@ fn bind(config: &Config) -> Result<OwnedFd, Error> {
             })?
             .gid;
         nix::unistd::chown(path, None, Some(gid))
-            .map_err(|e| fail(format!("group {name:?}: {e}")))?;
+            .map_err(|error| fail(format!("group {name:?}: {error}")))?;
     }
     Ok(listener)
 }
@@ -390,11 +418,11 @@ fn ready_line(config: &Config, cores: &[usize], hugepages: bool, json: bool) -> 
         let devices: Vec<_> = config
             .devices
             .iter()
-            .map(|d| {
-                let d = d.get_ref();
+            .map(|device| {
+                let device = device.get_ref();
                 let addresses: Vec<String> =
-                    d.addresses.get_ref().iter().map(|a| a.addr.to_string()).collect();
-                serde_json::json!({ "name": d.name.get_ref().0, "addresses": addresses, "mtu": d.mtu.get_ref() })
+                    device.addresses.get_ref().iter().map(|cidr| cidr.addr.to_string()).collect();
+                serde_json::json!({ "name": device.name.get_ref().0, "addresses": addresses, "mtu": device.mtu.get_ref() })
             })
             .collect();
         return serde_json::json!({
@@ -409,14 +437,14 @@ fn ready_line(config: &Config, cores: &[usize], hugepages: bool, json: bool) -> 
     let devices: Vec<String> = config
         .devices
         .iter()
-        .map(|d| {
-            let d = d.get_ref();
-            let first = d
+        .map(|device| {
+            let device = device.get_ref();
+            let first = device
                 .addresses
                 .get_ref()
                 .first()
-                .map_or(String::new(), |a| a.addr.to_string());
-            format!("{} {first}", d.name.get_ref().0)
+                .map_or(String::new(), |cidr| cidr.addr.to_string());
+            format!("{} {first}", device.name.get_ref().0)
         })
         .collect();
     format!(

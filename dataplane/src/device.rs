@@ -13,7 +13,7 @@ use siw_tcp::{
 };
 
 use crate::config::{
-    ChecksumPolicy, CrcPolicy, DeviceConfig, Link, MacAddress, MarkersName, OutOfOrderName,
+    ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, MacAddress, MarkersName, OutOfOrderName,
     RtrName, TerminateName, TsoPolicy,
 };
 use crate::control::DeviceView;
@@ -39,7 +39,7 @@ const PAIR_WINDOW: u32 = 256 << 10;
 const PAIR_INITIAL_WINDOW: u32 = 256;
 
 /// A started port and what its ports need to know.
-pub struct Device {
+pub struct OpenDevice {
     pub config: DeviceConfig,
     pub port: Port,
     pub mac: [u8; 6],
@@ -54,57 +54,60 @@ pub struct Device {
 ///
 /// # Errors
 /// A text that names the device and what it lacks.
-pub fn open(
+pub fn open_devices(
     eal: &Eal,
     configs: &[DeviceConfig],
     pool: &Mempool,
     workers: usize,
-) -> Result<Vec<Device>, String> {
+) -> Result<Vec<OpenDevice>, String> {
     let mut pairs: Vec<(String, Port)> = Vec::new();
     let mut devices = Vec::new();
     for config in configs {
         let name = &config.name.get_ref().0;
-        let fail = |e: dpdk::Error| format!("device {name}: {e}");
+        let fail = |error: dpdk::Error| format!("device {name}: {error}");
         // Queue `i` of one end of a pair is joined to queue `i` of the other.
-        let ends = |o: &&DeviceConfig| {
-            o.name == config.name || (o.pair.is_some() && o.pair == config.pair)
+        let ends = |other: &&DeviceConfig| {
+            other.name == config.name || (other.pair.is_some() && other.pair == config.pair)
         };
         let wanted = configs
             .iter()
             .filter(ends)
-            .filter_map(|o| o.queues.as_ref())
-            .map(|q| usize::from(*q.get_ref()))
+            .filter_map(|other| other.queues.as_ref())
+            .map(|queues| usize::from(*queues.get_ref()))
             .fold(workers, usize::min) as u16;
-        let port = match config.link() {
-            Link::Pair(pair) => match pairs.iter().position(|(n, _)| *n == pair) {
-                Some(at) => pairs.swap_remove(at).1,
-                None => {
-                    // Device names of rings are global in DPDK and short.
-                    let label = format!("siw_{}", pairs.len() + devices.len());
-                    let (a, b) = Port::create_ring_pair(eal, &label, workers as u16, PAIR_RING)
-                        .map_err(fail)?;
-                    pairs.push((pair, b));
-                    a
+        let port = match config.link_source() {
+            LinkSource::Pair(pair) => {
+                match pairs.iter().position(|(other_name, _)| *other_name == pair) {
+                    Some(at) => pairs.swap_remove(at).1,
+                    None => {
+                        // Device names of rings are global in DPDK and short.
+                        let label = format!("siw_{}", pairs.len() + devices.len());
+                        let (first_end, second_end) =
+                            Port::create_ring_pair(eal, &label, workers as u16, PAIR_RING)
+                                .map_err(fail)?;
+                        pairs.push((pair, second_end));
+                        first_end
+                    }
                 }
-            },
-            Link::Vdev(devargs) => {
+            }
+            LinkSource::Vdev(devargs) => {
                 let devargs = match packet_ring_frame(config, &devargs) {
                     Some(frame) => DriverTraits::devargs_with_ring(&devargs, frame),
                     None => devargs,
                 };
                 Port::attach_vdev(eal, &devargs).map_err(fail)?
             }
-            Link::Pci(address) => Port::attach_pci(eal, &address).map_err(fail)?,
+            LinkSource::Pci(address) => Port::attach_pci(eal, &address).map_err(fail)?,
         };
-        devices.push(start(config, port, pool, wanted)?);
+        devices.push(start_device(config, port, pool, wanted)?);
     }
     Ok(devices)
 }
 
 /// Bytes that a packet buffer must hold for the device.
 pub fn buffer_room(config: &DeviceConfig) -> u16 {
-    let ring = match config.link() {
-        Link::Vdev(devargs) => {
+    let ring = match config.link_source() {
+        LinkSource::Vdev(devargs) => {
             packet_ring_frame(config, &devargs).map_or(0, DriverTraits::packet_ring_room)
         }
         _ => 0,
@@ -118,15 +121,15 @@ fn packet_ring_frame(config: &DeviceConfig, devargs: &str) -> Option<u16> {
     traits.packet_ring_frame(devargs, *config.mtu.get_ref(), FRAME_OVERHEAD)
 }
 
-fn start(
+fn start_device(
     config: &DeviceConfig,
     mut port: Port,
     pool: &Mempool,
     wanted: u16,
-) -> Result<Device, String> {
+) -> Result<OpenDevice, String> {
     let name = &config.name.get_ref().0;
-    let fail = |e: dpdk::Error| format!("device {name}: {e}");
-    let info = port.info().map_err(fail)?;
+    let fail = |error: dpdk::Error| format!("device {name}: {error}");
+    let info = port.device_info().map_err(fail)?;
     let traits = port.driver_traits();
     let in_process = traits.in_process;
     let mtu = *config.mtu.get_ref();
@@ -135,7 +138,7 @@ fn start(
         .min(info.max_tx_queues)
         .max(1);
     let software = config.checksum == ChecksumPolicy::Software;
-    let tso = wants_tso(config, traits).map_err(|e| format!("device {name}: {e}"))?;
+    let tso = wants_tso(config, traits).map_err(|error| format!("device {name}: {error}"))?;
     let tso_room = match traits.software_tso {
         Some(limits) if tso => limits.header_room,
         _ => 0,
@@ -175,25 +178,29 @@ fn start(
     tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
     // Neither end of a link takes frames from its own address.
     let shared_mac = traits.shares_mac_address;
-    let own_mac = match port.mac() {
-        Ok(m) if !shared_mac => m,
+    let own_mac = match port.mac_address() {
+        Ok(mac_address) if !shared_mac => mac_address,
         _ => [0; 6],
     };
     let mac = match config.mac {
-        Some(MacAddress(m)) => {
-            if !in_process && !shared_mac && m != own_mac && port.set_mac(m).is_err() {
+        Some(MacAddress(mac_address)) => {
+            if !in_process
+                && !shared_mac
+                && mac_address != own_mac
+                && port.set_mac_address(mac_address).is_err()
+            {
                 // The link delivers only its own address then, unless it is told otherwise.
-                if let Err(e) = port.set_promiscuous(true) {
-                    tracing::warn!(device = %name, "neither the address nor promiscuous mode could be set: {e}");
+                if let Err(error) = port.set_promiscuous(true) {
+                    tracing::warn!(device = %name, "neither the address nor promiscuous mode could be set: {error}");
                 }
             }
-            m
+            mac_address
         }
-        None if in_process || own_mac == [0; 6] => drawn_mac(name, config),
+        None if in_process || own_mac == [0; 6] => derived_mac(name, config),
         None => own_mac,
     };
     let taken = port.start().map_err(fail)?;
-    let caps = port.caps().unwrap_or(caps);
+    let caps = port.granted_caps().unwrap_or(caps);
     if !in_process {
         // NDP needs multicast; ports that always deliver it refuse the call.
         let _ = port.set_allmulticast(true);
@@ -201,12 +208,12 @@ fn start(
     let steering = Steering::new(usize::from(wanted), caps.reta_size);
     if caps.reta_size > 0 && queues == wanted {
         // Without it the port's own table decides, and workers sort what comes to the wrong one.
-        if let Err(e) = port.set_rss_table(&steering.indirection_table()) {
-            tracing::warn!(device = %name, "workers will forward frames to each other: {e}");
+        if let Err(error) = port.set_rss_table(&steering.indirection_table()) {
+            tracing::warn!(device = %name, "workers will forward frames to each other: {error}");
         }
     }
     let queues = taken.into_iter().map(|(rx, tx)| Some((rx?, tx?))).collect();
-    Ok(Device {
+    Ok(OpenDevice {
         config: config.clone(),
         port,
         mac,
@@ -232,7 +239,11 @@ fn wants_tso(config: &DeviceConfig, traits: &DriverTraits) -> Result<bool, Strin
     };
     let vlan_tag = if config.vlan.is_some() { VLAN_TAG } else { 0 };
     let max_mtu = limits.max_mtu - limits.header_room - vlan_tag;
-    let has_ipv6 = config.addresses.get_ref().iter().any(|a| a.addr.is_ipv6());
+    let has_ipv6 = config
+        .addresses
+        .get_ref()
+        .iter()
+        .any(|cidr| cidr.addr.is_ipv6());
     let wrong_family = limits.ipv4_only && has_ipv6;
     match policy {
         TsoPolicy::On if wrong_family => Err(
@@ -247,33 +258,33 @@ fn wants_tso(config: &DeviceConfig, traits: &DriverTraits) -> Result<bool, Strin
 }
 
 /// A locally administered address that stays the same for the same device.
-fn drawn_mac(name: &str, config: &DeviceConfig) -> [u8; 6] {
+fn derived_mac(name: &str, config: &DeviceConfig) -> [u8; 6] {
     let mut crc = crc32c::crc32c(name.as_bytes());
-    for a in config.addresses.get_ref() {
-        crc = crc32c::crc32c_append(crc, a.addr.to_string().as_bytes());
+    for cidr in config.addresses.get_ref() {
+        crc = crc32c::crc32c_append(crc, cidr.addr.to_string().as_bytes());
     }
     let [a, b, c, d] = crc.to_be_bytes();
     [0x02, 0x51, a, b, c, d]
 }
 
-impl Device {
+impl OpenDevice {
     /// What clients see.
-    pub fn view(&self) -> DeviceView {
+    pub fn client_view(&self) -> DeviceView {
         let link = self.port.link_status().ok();
         let addresses = self.config.addresses.get_ref().clone();
         DeviceView {
             name: self.config.name.get_ref().0.clone(),
             driver: self.driver.clone(),
             mac: self.mac,
-            routes: self.config.routes.iter().map(|r| r.to).collect(),
+            routes: self.config.routes.iter().map(|route| route.to).collect(),
             gateway: self.config.gateway.is_some(),
             gateway6: self.config.gateway6.is_some(),
             addresses,
             mtu: *self.config.mtu.get_ref(),
-            link_mbps: link.as_ref().map_or(0, |l| l.mbps),
-            link_up: self.link.in_process || link.is_none_or(|l| l.up),
-            crc: self.config.mpa.crc != CrcPolicy::Off,
-            crc_required: self.config.mpa.crc == CrcPolicy::Required,
+            link_mbps: link.as_ref().map_or(0, |status| status.mbps),
+            link_up: self.link.in_process || link.is_none_or(|status| status.up),
+            crc: self.config.mpa.crc != CrcSetting::Off,
+            crc_required: self.config.mpa.crc == CrcSetting::Required,
             mpa_rev: *self.config.mpa.revision.get_ref(),
             max_ird: *self.config.mpa.ird.get_ref(),
             max_ord: *self.config.mpa.ord.get_ref(),
@@ -288,7 +299,7 @@ impl Device {
         &mut self,
         device: usize,
         worker: usize,
-        keys: &Keys,
+        keys: &SharedStackConfig,
     ) -> Option<WorkerPortConfig> {
         let workers = self.steering.worker_count();
         if worker >= workers {
@@ -311,9 +322,9 @@ impl Device {
                 gratuitous_arp: !self.link.in_process && worker == 0,
                 steering: home,
                 tso,
-                ..self.stack(keys, self.link.needs_software_checksum())
+                ..self.stack_config(keys, self.link.needs_software_checksum())
             },
-            mpa: self.mpa(),
+            mpa: self.mpa_config(),
             accept_timeout: Duration::from_millis(self.config.mpa.accept_timeout_ms.into()),
             link: self.link,
             tap: None,
@@ -329,7 +340,7 @@ impl Device {
         }
     }
 
-    fn out_of_order(&self) -> OutOfOrderPolicy {
+    fn out_of_order_mode(&self) -> OutOfOrderPolicy {
         match self.config.mpa.out_of_order {
             OutOfOrderName::Off => OutOfOrderPolicy::Off,
             OutOfOrderName::Markers => OutOfOrderPolicy::Markers,
@@ -337,115 +348,118 @@ impl Device {
         }
     }
 
-    fn mpa(&self) -> MpaConfig {
-        let m = &self.config.mpa;
+    fn mpa_config(&self) -> MpaConfig {
+        let settings = &self.config.mpa;
         MpaConfig {
-            revision: *m.revision.get_ref(),
-            crc: match m.crc {
-                CrcPolicy::Off => MpaCrcPolicy::IfAsked,
-                CrcPolicy::On => MpaCrcPolicy::Asked,
-                CrcPolicy::Required => MpaCrcPolicy::Required,
+            revision: *settings.revision.get_ref(),
+            crc: match settings.crc {
+                CrcSetting::Off => MpaCrcPolicy::IfAsked,
+                CrcSetting::On => MpaCrcPolicy::Asked,
+                CrcSetting::Required => MpaCrcPolicy::Required,
             },
-            markers: match m.markers {
+            markers: match settings.markers {
                 MarkersName::Never => MarkerPolicy::Never,
                 MarkersName::Accept => MarkerPolicy::Accept,
                 MarkersName::Request => MarkerPolicy::Request,
             },
-            peer_to_peer: !m.rtr.is_empty(),
+            peer_to_peer: !settings.rtr.is_empty(),
             rtr_kinds: RtrKinds {
-                send: m.rtr.contains(&RtrName::Send),
-                write: m.rtr.contains(&RtrName::Write),
-                read: m.rtr.contains(&RtrName::Read),
+                send: settings.rtr.contains(&RtrName::Send),
+                write: settings.rtr.contains(&RtrName::Write),
+                read: settings.rtr.contains(&RtrName::Read),
             },
-            max_ird: *m.ird.get_ref(),
-            max_ord: *m.ord.get_ref(),
-            max_private_data: *m.private_data.get_ref(),
-            fallback_to_rev1: m.fallback,
-            terminate_bit_order: match m.terminate {
+            max_ird: *settings.ird.get_ref(),
+            max_ord: *settings.ord.get_ref(),
+            max_private_data: *settings.private_data.get_ref(),
+            fallback_to_rev1: settings.fallback,
+            terminate_bit_order: match settings.terminate {
                 TerminateName::Rfc => TerminateBitOrder::Rfc,
                 TerminateName::Siw => TerminateBitOrder::Siw,
             },
-            out_of_order: self.out_of_order(),
-            first_msn: Msn(m.first_msn),
-            request_timeout_ms: m.request_timeout_ms,
-            reply_timeout_ms: m.reply_timeout_ms,
+            out_of_order: self.out_of_order_mode(),
+            first_msn: Msn(settings.first_msn),
+            request_timeout_ms: settings.request_timeout_ms,
+            reply_timeout_ms: settings.reply_timeout_ms,
         }
     }
 
-    fn stack(&self, keys: &Keys, tx_checksum: bool) -> StackConfig {
-        let c = &self.config;
-        let addrs = c
+    fn stack_config(&self, keys: &SharedStackConfig, tx_checksum: bool) -> StackConfig {
+        let config = &self.config;
+        let addrs = config
             .addresses
             .get_ref()
             .iter()
-            .map(|a| IpCidr::new(a.addr, a.prefix))
+            .map(|cidr| IpCidr::new(cidr.addr, cidr.prefix))
             .collect();
         // Of the same buffers.
-        let fragments = (keys.held / 16).min(512);
-        let mut config = StackConfig {
-            gateway_v4: c.gateway.as_ref().map(|g| *g.get_ref()),
-            gateway_v6: c.gateway6.as_ref().map(|g| *g.get_ref()),
-            mtu: *c.mtu.get_ref(),
-            vlan: c.vlan.as_ref().map(|v| *v.get_ref()),
+        let fragments = (keys.max_held_buffers / 16).min(512);
+        let mut stack = StackConfig {
+            gateway_v4: config.gateway.as_ref().map(|gateway| *gateway.get_ref()),
+            gateway_v6: config.gateway6.as_ref().map(|gateway| *gateway.get_ref()),
+            mtu: *config.mtu.get_ref(),
+            vlan: config.vlan.as_ref().map(|vlan| *vlan.get_ref()),
             // A listener may want it though its device does not.
             show_out_of_order: true,
-            routes: c
+            routes: config
                 .routes
                 .iter()
-                .map(|r| Route {
-                    to: IpCidr::new(r.to.addr, r.to.prefix),
-                    via: *r.via.get_ref(),
+                .map(|route| Route {
+                    to: IpCidr::new(route.to.addr, route.to.prefix),
+                    via: *route.via.get_ref(),
                 })
                 .collect(),
-            isn_key: keys.isn,
-            hash_key: keys.hash,
-            max_connections: keys.connections,
-            max_held_buffers: keys.held - fragments,
+            isn_key: keys.isn_key,
+            hash_key: keys.hash_key,
+            max_connections: keys.max_connections,
+            max_held_buffers: keys.max_held_buffers - fragments,
             reassembly: ReassemblyConfig {
                 max_fragments: fragments,
                 ..ReassemblyConfig::default()
             },
             tx_checksum,
-            neighbours: c.neighbours.table(),
+            neighbours: config.neighbours.neighbour_config(),
             ..StackConfig::new(self.mac, addrs)
         };
         // A pair has no queue between its ends that a first burst could overrun.
         let (window, initial_window) = if self.link.in_process {
             (PAIR_WINDOW, PAIR_INITIAL_WINDOW)
         } else {
-            (WINDOW, config.initial_window)
+            (WINDOW, stack.initial_window)
         };
-        c.tcp.apply(window, initial_window, &mut config);
         config
+            .tcp
+            .apply_to_stack(window, initial_window, &mut stack);
+        stack
     }
 }
 
 /// Secrets and bounds that every stack shares.
-pub struct Keys {
-    pub isn: [u8; 16],
-    pub hash: [u8; 16],
-    pub connections: usize,
+pub struct SharedStackConfig {
+    pub isn_key: [u8; 16],
+    pub hash_key: [u8; 16],
+    pub max_connections: usize,
     /// Received buffers that one stack's connections may hold together.
-    pub held: usize,
+    pub max_held_buffers: usize,
 }
 
-impl Keys {
+impl SharedStackConfig {
     /// Fresh secrets. `buffers` of the pool are shared by `stacks`; a quarter is for the ports.
-    pub fn draw(connections: usize, buffers: u32, stacks: usize) -> Keys {
+    pub fn generate(connections: usize, buffers: u32, stacks: usize) -> SharedStackConfig {
         let random = || {
             let mut key = [0u8; 16];
             for half in key.chunks_exact_mut(8) {
                 // Seeded by the operating system for each instance.
-                let n = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8);
-                half.copy_from_slice(&n.to_ne_bytes());
+                let random_half =
+                    std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8);
+                half.copy_from_slice(&random_half.to_ne_bytes());
             }
             key
         };
-        Keys {
-            isn: random(),
-            hash: random(),
-            connections,
-            held: (buffers as usize / 4 * 3 / stacks.max(1)).max(72),
+        SharedStackConfig {
+            isn_key: random(),
+            hash_key: random(),
+            max_connections: connections,
+            max_held_buffers: (buffers as usize / 4 * 3 / stacks.max(1)).max(72),
         }
     }
 }

@@ -51,12 +51,12 @@ pub fn allowed_cores() -> Vec<usize> {
         return vec![0];
     };
     (0..CpuSet::count())
-        .filter(|c| set.is_set(*c).unwrap_or(false))
+        .filter(|core| set.is_set(*core).unwrap_or(false))
         .collect()
 }
 
 /// Pins the calling thread to one core.
-pub fn pin_to(core: usize) -> Result<(), HostError> {
+pub fn pin_thread_to(core: usize) -> Result<(), HostError> {
     let mut set = CpuSet::new();
     set.set(core)
         .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
@@ -97,14 +97,17 @@ pub fn claim_cores(
     idle: IdlePolicy,
 ) -> Result<Vec<CoreClaim>, HostError> {
     let allowed = allowed_cores();
-    if let Some(core) = cores.iter().find(|c| !allowed.contains(c)) {
+    if let Some(core) = cores.iter().find(|core| !allowed.contains(core)) {
         return Err(no_such_core(*core));
     }
     let _ = fs::create_dir_all(folder);
-    cores.iter().map(|c| claim(folder, *c, idle)).collect()
+    cores
+        .iter()
+        .map(|core| claim_core(folder, *core, idle))
+        .collect()
 }
 
-fn claim(folder: &Path, core: usize, idle: IdlePolicy) -> Result<CoreClaim, HostError> {
+fn claim_core(folder: &Path, core: usize, idle: IdlePolicy) -> Result<CoreClaim, HostError> {
     let path = folder.join(format!("core-{core}.lock"));
     let lock_error = |source| HostError::CoreLock {
         path: path.display().to_string(),
@@ -133,7 +136,7 @@ fn claim(folder: &Path, core: usize, idle: IdlePolicy) -> Result<CoreClaim, Host
             let _ = file.read_to_string(&mut holder);
             Err(HostError::BusyCore { core, holder })
         }
-        Err((_, e)) => Err(lock_error(e.into())),
+        Err((_, error)) => Err(lock_error(error.into())),
     }
 }
 
@@ -144,9 +147,9 @@ pub fn free_hugepage_bytes() -> u64 {
     };
     let field = |name: &str| -> u64 {
         text.lines()
-            .find_map(|l| l.strip_prefix(name))
-            .and_then(|l| l.split_whitespace().next())
-            .and_then(|n| n.parse().ok())
+            .find_map(|line| line.strip_prefix(name))
+            .and_then(|line| line.split_whitespace().next())
+            .and_then(|number| number.parse().ok())
             .unwrap_or(0)
     };
     let free = field("HugePages_Free:").saturating_sub(field("HugePages_Rsvd:"));
@@ -154,7 +157,7 @@ pub fn free_hugepage_bytes() -> u64 {
 }
 
 /// Tells the service manager (sd_notify protocol) when there is one.
-pub fn notify(state: &str) {
+pub fn notify_service_manager(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
     };
@@ -165,19 +168,20 @@ pub fn notify(state: &str) {
         Some(name) => {
             use std::os::linux::net::SocketAddrExt;
             std::os::unix::net::SocketAddr::from_abstract_name(name)
-                .and_then(|a| socket.send_to_addr(state.as_bytes(), &a))
+                .and_then(|address| socket.send_to_addr(state.as_bytes(), &address))
         }
         None => socket.send_to(state.as_bytes(), &path),
     };
-    if let Err(e) = sent {
-        tracing::warn!("the service manager was not told {state}: {e}");
+    if let Err(error) = sent {
+        tracing::warn!("the service manager was not told {state}: {error}");
     }
 }
 
 /// Sends what is logged at `levels`, the argument of `--log`, to stderr; once a process.
 pub fn log_to_stderr(levels: &str) -> Result<(), String> {
-    let filter = tracing_subscriber::EnvFilter::try_new(levels)
-        .map_err(|e| format!("--log {levels:?}: {e}; write error, warn, info, debug or trace"))?;
+    let filter = tracing_subscriber::EnvFilter::try_new(levels).map_err(|error| {
+        format!("--log {levels:?}: {error}; write error, warn, info, debug or trace")
+    })?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -11,7 +11,7 @@ use siwd::config::{ByteSize, CaptureConfig, Config};
 /// A software RNIC in user space: iWARP over DPDK, served through shared memory.
 #[derive(Debug, Parser)]
 #[command(name = "siwd", version, about)]
-struct Args {
+struct DaemonArgs {
     /// Configuration file (TOML). Without it the embedded loopback runs: siw0 and siw1,
     /// joined by a pair of DPDK rings.
     #[arg(long, value_name = "FILE")]
@@ -42,14 +42,14 @@ struct Args {
 const EMBEDDED: &str = include_str!("../../config/loopback.toml");
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    if let Err(e) = siwd::host::log_to_stderr(&args.log) {
-        eprintln!("siwd: {e}");
+    let args = DaemonArgs::parse();
+    if let Err(error) = siwd::host::log_to_stderr(&args.log) {
+        eprintln!("siwd: {error}");
         return ExitCode::from(2);
     }
-    match run(&args) {
+    match run_args(&args) {
         // Threads of drivers may still run: no exit handlers.
-        Ok(()) => dpdk::exit(0),
+        Ok(()) => dpdk::exit_process(0),
         Err(message) => {
             if args.json && args.check {
                 println!("{}", serde_json::json!({ "ok": false, "error": message }));
@@ -60,26 +60,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<(), String> {
+fn run_args(args: &DaemonArgs) -> Result<(), String> {
     let mut config = match &args.config {
-        Some(path) => Config::load(path),
-        None => Config::parse("(embedded loopback)".as_ref(), EMBEDDED),
+        Some(path) => Config::load_file(path),
+        None => Config::parse_text("(embedded loopback)".as_ref(), EMBEDDED),
     }
-    .map_err(|e| e.to_string())?;
+    .map_err(|error| error.to_string())?;
     if let Some(socket) = &args.socket {
         config.control.socket = socket.clone();
     }
     if let Some(file) = &args.capture {
         config.capture = Some(CaptureConfig {
             file: file.clone(),
-            limit: config.capture.map_or(ByteSize(256 << 20), |c| c.limit),
+            limit: config
+                .capture
+                .map_or(ByteSize(256 << 20), |capture| capture.limit),
         });
     }
     if args.check {
-        let name = args
-            .config
-            .as_ref()
-            .map_or_else(|| "(embedded loopback)".into(), |p| p.display().to_string());
+        let name = args.config.as_ref().map_or_else(
+            || "(embedded loopback)".into(),
+            |path| path.display().to_string(),
+        );
         if args.json {
             println!(
                 "{}",
@@ -90,5 +92,5 @@ fn run(args: &Args) -> Result<(), String> {
         }
         return Ok(());
     }
-    siwd::daemon::run(config, args.json).map_err(|e| e.to_string())
+    siwd::daemon::run_daemon(config, args.json).map_err(|error| error.to_string())
 }

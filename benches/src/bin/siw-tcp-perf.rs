@@ -121,7 +121,7 @@ fn main() -> ExitCode {
         }
     };
     // The threads of a vhost port outlive it, and must not meet exit handlers.
-    dpdk::exit(code)
+    dpdk::exit_process(code)
 }
 
 fn run(what: &What) -> Result<Value, String> {

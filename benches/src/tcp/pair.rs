@@ -172,7 +172,7 @@ impl Pair {
         end.rx.rx_burst(&mut end.inn);
         if !end.inn.is_empty() {
             for i in 0..end.inn.len() {
-                end.inn.prefetch(i);
+                end.inn.prefetch_packet(i);
             }
             let frames = end.inn.drain().map(|mut m| {
                 let checksum = trust.checksum(&m);

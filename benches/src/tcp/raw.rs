@@ -46,7 +46,7 @@ fn plain(source: &mut Source, at: usize, len: usize) -> Option<Mbuf> {
     {
         return None;
     }
-    header.chain(payload).ok()?;
+    header.append_chain(payload).ok()?;
     Some(header)
 }
 

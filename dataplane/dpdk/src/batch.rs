@@ -56,7 +56,7 @@ impl MbufBatch {
 
     /// Packets that can still be pushed.
     #[inline]
-    pub fn room(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         BURST - self.len()
     }
 
@@ -67,7 +67,7 @@ impl MbufBatch {
             if self.head == 0 {
                 return Err(mbuf);
             }
-            self.compact();
+            self.move_to_front();
         }
         self.bufs[self.tail] = mbuf.into_raw().as_ptr();
         self.tail += 1;
@@ -80,35 +80,35 @@ impl MbufBatch {
         if self.is_empty() {
             return None;
         }
-        let m = self.bufs[self.head];
+        let packet = self.bufs[self.head];
         self.head += 1;
         // SAFETY: entries at head..tail are packets that the batch owns; this
         // one leaves it.
-        Some(unsafe { Mbuf::from_raw(NonNull::new_unchecked(m)) })
+        Some(unsafe { Mbuf::from_raw(NonNull::new_unchecked(packet)) })
     }
 
     /// Takes all packets in order; what the iterator has not yielded when it is
     /// dropped stays in the batch.
     #[inline]
-    pub fn drain(&mut self) -> Drain<'_> {
-        Drain { batch: self }
+    pub fn drain(&mut self) -> BatchDrain<'_> {
+        BatchDrain { batch: self }
     }
 
     /// Asks the CPU for the mbuf and the first bytes of the packet `ahead` of
     /// the first one, if there is one.
     #[inline]
-    pub fn prefetch(&self, ahead: usize) {
-        if let Some(&m) = self.bufs[self.head..self.tail].get(ahead) {
+    pub fn prefetch_packet(&self, ahead: usize) {
+        if let Some(&packet) = self.bufs[self.head..self.tail].get(ahead) {
             // SAFETY: entries at head..tail are packets that the batch owns.
-            mbuf::prefetch_data(unsafe { NonNull::new_unchecked(m) });
+            mbuf::prefetch_data(unsafe { NonNull::new_unchecked(packet) });
         }
     }
 
     /// As [`Self::prefetch`], of the mbuf alone: for the packets further ahead.
     #[inline]
     pub fn prefetch_mbuf(&self, ahead: usize) {
-        if let Some(&m) = self.bufs[self.head..self.tail].get(ahead) {
-            mbuf::prefetch(m.cast());
+        if let Some(&packet) = self.bufs[self.head..self.tail].get(ahead) {
+            mbuf::prefetch(packet.cast());
         }
     }
 
@@ -121,7 +121,7 @@ impl MbufBatch {
         Some(unsafe { &*std::ptr::from_ref(slot).cast::<Mbuf>() })
     }
 
-    fn compact(&mut self) {
+    fn move_to_front(&mut self) {
         self.bufs.copy_within(self.head..self.tail, 0);
         self.tail -= self.head;
         self.head = 0;
@@ -129,9 +129,9 @@ impl MbufBatch {
 
     /// Where a receive burst may write.
     #[inline]
-    pub(crate) fn spare(&mut self) -> &mut [*mut sys::rte_mbuf] {
+    pub(crate) fn spare_slots(&mut self) -> &mut [*mut sys::rte_mbuf] {
         if self.head != 0 {
-            self.compact();
+            self.move_to_front();
         }
         &mut self.bufs[self.tail..]
     }
@@ -139,20 +139,20 @@ impl MbufBatch {
     /// # Safety
     /// The first `n` entries of [`Self::spare`] were filled with owned packets.
     #[inline]
-    pub(crate) unsafe fn filled(&mut self, n: usize) {
-        self.tail += n;
+    pub(crate) unsafe fn mark_filled(&mut self, count: usize) {
+        self.tail += count;
     }
 
     #[inline]
-    pub(crate) fn pending(&mut self) -> &mut [*mut sys::rte_mbuf] {
+    pub(crate) fn pending_packets(&mut self) -> &mut [*mut sys::rte_mbuf] {
         &mut self.bufs[self.head..self.tail]
     }
 
     /// # Safety
     /// The first `n` entries of [`Self::pending`] were given to another owner.
     #[inline]
-    pub(crate) unsafe fn sent(&mut self, n: usize) {
-        self.head += n;
+    pub(crate) unsafe fn mark_sent(&mut self, count: usize) {
+        self.head += count;
         if self.head == self.tail {
             self.head = 0;
             self.tail = 0;
@@ -162,26 +162,26 @@ impl MbufBatch {
 
 impl Drop for MbufBatch {
     fn drop(&mut self) {
-        while let Some(m) = self.pop() {
-            drop(m);
+        while let Some(packet) = self.pop() {
+            drop(packet);
         }
     }
 }
 
 /// See [`MbufBatch::drain`].
-pub struct Drain<'a> {
+pub struct BatchDrain<'a> {
     batch: &'a mut MbufBatch,
 }
 
-impl Drain<'_> {
+impl BatchDrain<'_> {
     /// As [`MbufBatch::prefetch`], counted from the packet that comes next.
     #[inline]
-    pub fn prefetch(&self, ahead: usize) {
-        self.batch.prefetch(ahead);
+    pub fn prefetch_packet(&self, ahead: usize) {
+        self.batch.prefetch_packet(ahead);
     }
 }
 
-impl Iterator for Drain<'_> {
+impl Iterator for BatchDrain<'_> {
     type Item = Mbuf;
 
     #[inline]

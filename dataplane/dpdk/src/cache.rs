@@ -27,11 +27,11 @@ pub struct MbufCache {
     own: *mut sys::rte_mempool,
     buf_len: u16,
     iova_is_va: bool,
-    foreign: Foreign,
+    foreign: ForeignBuffers,
 }
 
 /// Buffers of another pool, on their way back to it.
-struct Foreign {
+struct ForeignBuffers {
     pool: *mut sys::rte_mempool,
     buf_len: u16,
     len: usize,
@@ -49,9 +49,9 @@ impl MbufCache {
             stack: Box::new([ptr::null_mut(); STACK]),
             own: pool.as_ptr(),
             buf_len: pool.buf_len(),
-            iova_is_va: pool.eal().iova_is_va(),
+            iova_is_va: pool.eal_handle().iova_is_va(),
             pool: pool.clone(),
-            foreign: Foreign {
+            foreign: ForeignBuffers {
                 pool: ptr::null_mut(),
                 buf_len: 0,
                 len: 0,
@@ -65,18 +65,18 @@ impl MbufCache {
     }
 
     /// Buffers that can be allocated without asking the pool.
-    pub fn cached(&self) -> usize {
+    pub fn cached_buffers(&self) -> usize {
         self.len
     }
 
     /// An empty buffer, or `None` when the pool is exhausted.
     #[inline]
     pub fn alloc(&mut self) -> Option<Mbuf> {
-        if self.len == 0 && !self.refill() {
+        if self.len == 0 && !self.refill_stack() {
             return None;
         }
         self.len -= 1;
-        let m = self.stack[self.len];
+        let buffer = self.stack[self.len];
         if let Some(next) = self.len.checked_sub(1) {
             // The next allocation writes its two lines and the first two of its data, which
             // lie right behind the headroom.
@@ -87,21 +87,21 @@ impl MbufCache {
         }
         // SAFETY: buffers on the stack are free ones of `pool`, owned by us.
         unsafe {
-            init_raw(m, self.buf_len);
-            Some(Mbuf::from_raw(NonNull::new_unchecked(m)))
+            init_raw(buffer, self.buf_len);
+            Some(Mbuf::from_raw(NonNull::new_unchecked(buffer)))
         }
     }
 
     /// Makes sure that `n` allocations in a row succeed (`n` up to 64).
     #[inline]
-    pub fn reserve(&mut self, n: usize) -> bool {
-        self.len >= n || self.refill_to(n.min(REFILL))
+    pub fn reserve(&mut self, count: usize) -> bool {
+        self.len >= count || self.refill_up_to(count.min(REFILL))
     }
 
     #[cold]
-    fn refill_to(&mut self, n: usize) -> bool {
-        while self.len < n {
-            if !self.refill() {
+    fn refill_up_to(&mut self, count: usize) -> bool {
+        while self.len < count {
+            if !self.refill_stack() {
                 return false;
             }
         }
@@ -119,43 +119,43 @@ impl MbufCache {
         fill: impl FnOnce(&mut [u8]),
         (tracker, offset, len): (&ExtTracker, u64, u16),
     ) -> Option<Mbuf> {
-        let at = tracker.place(offset, len)?;
+        let at = tracker.locate_bytes(offset, len)?;
         let start = crate::HEADROOM.min(self.buf_len);
         if headers > self.buf_len - start || !self.reserve(2) || !tracker.take_share() {
             return None;
         }
-        let (h, t) = (self.stack[self.len - 1], self.stack[self.len - 2]);
+        let (head, tail) = (self.stack[self.len - 1], self.stack[self.len - 2]);
         self.len -= 2;
         // The frame after the next: what is written of its header's buffer and of the other.
-        if let Some(&[t, h]) = self.stack[..self.len].last_chunk::<2>() {
+        if let Some(&[next_tail, next_head]) = self.stack[..self.len].last_chunk::<2>() {
             for line in [0, 64, 256, 320] {
-                prefetch(h.cast::<u8>().cast_const().wrapping_add(line));
+                prefetch(next_head.cast::<u8>().cast_const().wrapping_add(line));
             }
             for line in [0, 64] {
-                prefetch(t.cast::<u8>().cast_const().wrapping_add(line));
+                prefetch(next_tail.cast::<u8>().cast_const().wrapping_add(line));
             }
         }
         // SAFETY: both are free buffers of `pool`, owned by us and not the same; `headers`
         // bytes fit behind the headroom, and pool memory is initialised.
         unsafe {
-            init_raw(t, self.buf_len);
-            tracker.point(&mut *t, at, len);
-            init_raw(h, self.buf_len);
-            let m = &mut *h;
-            m.next = t;
-            m.nb_segs = 2;
-            m.data_len = headers;
-            m.pkt_len = u32::from(headers) + u32::from(len);
+            init_raw(tail, self.buf_len);
+            tracker.point_mbuf_at(&mut *tail, at, len);
+            init_raw(head, self.buf_len);
+            let mbuf = &mut *head;
+            mbuf.next = tail;
+            mbuf.nb_segs = 2;
+            mbuf.data_len = headers;
+            mbuf.pkt_len = u32::from(headers) + u32::from(len);
             fill(std::slice::from_raw_parts_mut(
-                m.buf_addr.cast::<u8>().add(usize::from(start)),
+                mbuf.buf_addr.cast::<u8>().add(usize::from(start)),
                 usize::from(headers),
             ));
-            Some(Mbuf::from_raw(NonNull::new_unchecked(h)))
+            Some(Mbuf::from_raw(NonNull::new_unchecked(head)))
         }
     }
 
     #[cold]
-    fn refill(&mut self) -> bool {
+    fn refill_stack(&mut self) -> bool {
         for want in [REFILL, 8, 1] {
             let at = &mut self.stack[self.len..];
             if at.len() < want {
@@ -184,7 +184,7 @@ impl MbufCache {
     /// them together, before this returns.
     #[inline]
     pub fn free_all(&mut self, mbufs: impl Iterator<Item = Mbuf>) {
-        let mut shares = Shares::none();
+        let mut shares = Shares::new();
         for mbuf in mbufs {
             let mut seg = mbuf.into_raw().as_ptr();
             while !seg.is_null() {
@@ -210,22 +210,22 @@ impl MbufCache {
     #[inline]
     unsafe fn free_segment(&mut self, seg: *mut sys::rte_mbuf, shares: &mut Shares) {
         // SAFETY: owned, see above.
-        let m = unsafe { &mut *seg };
+        let mbuf = unsafe { &mut *seg };
         // Acquire: the last reader's release comes before the buffer's reuse.
-        if m.refcnt.load(Ordering::Acquire) != 1
-            || m.ol_flags & sys::RTE_MBUF_F_INDIRECT != 0
-            || m.pool != self.own
+        if mbuf.refcnt.load(Ordering::Acquire) != 1
+            || mbuf.ol_flags & sys::RTE_MBUF_F_INDIRECT != 0
+            || mbuf.pool != self.own
             || self.len == STACK
         {
             // SAFETY: owned by the caller.
             return unsafe { self.free_unusual(seg, shares) };
         }
         // As rte_pktmbuf_prefree_seg leaves it: pools hold single segments.
-        m.next = ptr::null_mut();
-        m.nb_segs = 1;
-        if m.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
+        mbuf.next = ptr::null_mut();
+        mbuf.nb_segs = 1;
+        if mbuf.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
             // SAFETY: an external segment that nobody else refers to.
-            unsafe { detach(m, self.buf_len, self.iova_is_va, shares) };
+            unsafe { detach_external(mbuf, self.buf_len, self.iova_is_va, shares) };
         }
         self.stack[self.len] = seg;
         self.len += 1;
@@ -238,26 +238,27 @@ impl MbufCache {
     #[inline(never)]
     unsafe fn free_unusual(&mut self, seg: *mut sys::rte_mbuf, shares: &mut Shares) {
         // SAFETY: owned, see above.
-        let m = unsafe { &mut *seg };
+        let mbuf = unsafe { &mut *seg };
         // Acquire: as in `free_segment`.
-        if m.refcnt.load(Ordering::Acquire) != 1 || m.ol_flags & sys::RTE_MBUF_F_INDIRECT != 0 {
+        if mbuf.refcnt.load(Ordering::Acquire) != 1 || mbuf.ol_flags & sys::RTE_MBUF_F_INDIRECT != 0
+        {
             // SAFETY: owned; DPDK counts the references down.
             unsafe { sys::siw_pktmbuf_free_seg(seg) };
             return;
         }
-        if m.pool == self.own {
+        if mbuf.pool == self.own {
             self.give_back(KEEP);
             // SAFETY: owned by the caller, and there is room for it.
             return unsafe { self.free_segment(seg, shares) };
         }
-        m.next = ptr::null_mut();
-        m.nb_segs = 1;
-        if m.pool != self.foreign.pool {
-            self.change_foreign(m.pool);
+        mbuf.next = ptr::null_mut();
+        mbuf.nb_segs = 1;
+        if mbuf.pool != self.foreign.pool {
+            self.change_foreign(mbuf.pool);
         }
-        if m.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
+        if mbuf.ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0 {
             // SAFETY: an external segment that nobody else refers to.
-            unsafe { detach(m, self.foreign.buf_len, self.iova_is_va, shares) };
+            unsafe { detach_external(mbuf, self.foreign.buf_len, self.iova_is_va, shares) };
         }
         if self.foreign.len == REFILL {
             self.flush_foreign();
@@ -307,9 +308,9 @@ impl MbufCache {
     /// that they take from the pool, and without them nothing arrives that
     /// would make a worker free or use what it has here. For a worker that goes
     /// idle, and for a busy one now and then.
-    pub fn flush(&mut self) {
+    pub fn return_surplus(&mut self) {
         self.flush_foreign();
-        if self.len > SPARE && (self.pool.available() as usize) < STACK {
+        if self.len > SPARE && (self.pool.available_buffers() as usize) < STACK {
             self.give_back(SPARE);
         }
     }
@@ -333,18 +334,18 @@ impl Drop for MbufCache {
 /// `m` is a free buffer of a pool whose buffers have `buf_len` bytes, owned by
 /// the caller.
 #[inline]
-pub(crate) unsafe fn init_raw(m: *mut sys::rte_mbuf, buf_len: u16) {
+pub(crate) unsafe fn init_raw(mbuf: *mut sys::rte_mbuf, buf_len: u16) {
     // SAFETY: owned by the caller.
-    let m = unsafe { &mut *m };
-    debug_assert!(m.next.is_null() && m.nb_segs == 1 && m.buf_len == buf_len);
-    m.data_off = crate::HEADROOM.min(buf_len);
-    m.port = u16::MAX;
-    m.ol_flags = 0;
-    m.packet_type = 0;
-    m.pkt_len = 0;
-    m.data_len = 0;
-    m.vlan_tci = 0;
-    m.tx_offload = 0;
+    let mbuf = unsafe { &mut *mbuf };
+    debug_assert!(mbuf.next.is_null() && mbuf.nb_segs == 1 && mbuf.buf_len == buf_len);
+    mbuf.data_off = crate::HEADROOM.min(buf_len);
+    mbuf.port = u16::MAX;
+    mbuf.ol_flags = 0;
+    mbuf.packet_type = 0;
+    mbuf.pkt_len = 0;
+    mbuf.data_len = 0;
+    mbuf.vlan_tci = 0;
+    mbuf.tx_offload = 0;
 }
 
 /// Shares of external memory that freed buffers had, not given back yet.
@@ -356,7 +357,7 @@ struct Shares {
 }
 
 impl Shares {
-    fn none() -> Shares {
+    fn new() -> Shares {
         Shares {
             of: ptr::null_mut(),
             count: 0,
@@ -391,25 +392,30 @@ impl Shares {
 /// `m` has an external buffer attached, is owned by the caller, and its pool's
 /// buffers have `buf_len` bytes.
 #[inline]
-unsafe fn detach(m: &mut sys::rte_mbuf, buf_len: u16, iova_is_va: bool, shares: &mut Shares) {
-    if shares.of != m.shinfo {
+unsafe fn detach_external(
+    mbuf: &mut sys::rte_mbuf,
+    buf_len: u16,
+    iova_is_va: bool,
+    shares: &mut Shares,
+) {
+    if shares.of != mbuf.shinfo {
         shares.give_back();
-        shares.of = m.shinfo;
+        shares.of = mbuf.shinfo;
     }
     shares.count += 1;
-    shares.buf_addr = m.buf_addr;
-    let own = ptr::from_mut(m)
+    shares.buf_addr = mbuf.buf_addr;
+    let own = ptr::from_mut(mbuf)
         .cast::<u8>()
-        .wrapping_add(size_of::<sys::rte_mbuf>() + usize::from(m.priv_size));
-    m.buf_addr = own.cast();
+        .wrapping_add(size_of::<sys::rte_mbuf>() + usize::from(mbuf.priv_size));
+    mbuf.buf_addr = own.cast();
     let iova = if iova_is_va {
         own as u64
     } else {
-        let header = (size_of::<sys::rte_mbuf>() + usize::from(m.priv_size)) as u64;
+        let header = (size_of::<sys::rte_mbuf>() + usize::from(mbuf.priv_size)) as u64;
         // SAFETY: `m` is an object of its pool; its buffer follows it.
-        header + unsafe { sys::siw_mempool_virt2iova(ptr::from_ref(m).cast()) }
+        header + unsafe { sys::siw_mempool_virt2iova(ptr::from_ref(mbuf).cast()) }
     };
-    m.buf_iova = iova;
-    m.buf_len = buf_len;
-    m.ol_flags = 0;
+    mbuf.buf_iova = iova;
+    mbuf.buf_len = buf_len;
+    mbuf.ol_flags = 0;
 }

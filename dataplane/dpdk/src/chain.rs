@@ -21,16 +21,16 @@ impl Mbuf {
     /// [`ChainBuilder`] does not. Gives `tail` back when the chain would exceed
     /// 65535 segments.
     #[inline]
-    pub fn chain(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
+    pub fn append_chain(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
         let last = self.last_segment();
         // SAFETY: `last` is the last segment of `self`.
-        unsafe { link(self, last, tail) }
+        unsafe { link_segments(self, last, tail) }
     }
 
     /// Takes the first segment off: it, and what was behind it.
     #[inline]
     pub fn split_first(mut self) -> (Mbuf, Option<Mbuf>) {
-        let head = self.raw_mut();
+        let head = self.raw_mbuf_mut();
         let Some(rest) = NonNull::new(head.next) else {
             return (self, None);
         };
@@ -40,9 +40,9 @@ impl Mbuf {
         head.pkt_len = u32::from(head.data_len);
         // SAFETY: the rest was owned through `head.next`, which is cut.
         let mut rest = unsafe { Mbuf::from_raw(rest) };
-        let r = rest.raw_mut();
-        r.nb_segs = nb_segs;
-        r.pkt_len = pkt_len;
+        let rest_mbuf = rest.raw_mbuf_mut();
+        rest_mbuf.nb_segs = nb_segs;
+        rest_mbuf.pkt_len = pkt_len;
         (self, Some(rest))
     }
 
@@ -63,7 +63,7 @@ impl Mbuf {
                 return None;
             }
         }
-        let (from, to) = (self.raw(), flat.raw_mut());
+        let (from, to) = (self.raw_mbuf(), flat.raw_mbuf_mut());
         to.ol_flags = from.ol_flags & !(sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT);
         to.tx_offload = from.tx_offload;
         to.vlan_tci = from.vlan_tci;
@@ -76,7 +76,7 @@ impl Mbuf {
 /// # Safety
 /// `last` is the last segment of the chain that `head` owns.
 #[inline]
-unsafe fn link(head: &mut Mbuf, last: *mut sys::rte_mbuf, tail: Mbuf) -> Result<(), Mbuf> {
+unsafe fn link_segments(head: &mut Mbuf, last: *mut sys::rte_mbuf, tail: Mbuf) -> Result<(), Mbuf> {
     let Some(segs) = head.nb_segs().checked_add(tail.nb_segs()) else {
         return Err(tail);
     };
@@ -85,9 +85,9 @@ unsafe fn link(head: &mut Mbuf, last: *mut sys::rte_mbuf, tail: Mbuf) -> Result<
     };
     // SAFETY: promised by the caller.
     unsafe { (*last).next = tail.into_raw().as_ptr() };
-    let h = head.raw_mut();
-    h.nb_segs = segs;
-    h.pkt_len = len;
+    let first = head.raw_mbuf_mut();
+    first.nb_segs = segs;
+    first.pkt_len = len;
     Ok(())
 }
 
@@ -110,7 +110,7 @@ impl ChainBuilder {
     pub fn push(&mut self, tail: Mbuf) -> Result<(), Mbuf> {
         let last = tail.last_segment();
         // SAFETY: `self.last` is the last segment of `self.head`.
-        unsafe { link(&mut self.head, self.last, tail)? };
+        unsafe { link_segments(&mut self.head, self.last, tail)? };
         self.last = last;
         Ok(())
     }
@@ -119,7 +119,7 @@ impl ChainBuilder {
     #[inline]
     pub fn tailroom(&self) -> u16 {
         // SAFETY: `last` belongs to the chain; the view is not dropped as owner.
-        let view = unsafe { std::mem::ManuallyDrop::new(view(self.last)) };
+        let view = unsafe { std::mem::ManuallyDrop::new(segment_view(self.last)) };
         view.tailroom()
     }
 
@@ -140,18 +140,18 @@ impl ChainBuilder {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len());
             seg.data_len += bytes.len() as u16;
         }
-        self.head.raw_mut().pkt_len += bytes.len() as u32;
+        self.head.raw_mbuf_mut().pkt_len += bytes.len() as u32;
         true
     }
 
     /// Grows the last segment by `n` bytes and returns them, with leftovers of earlier
     /// packets in them; `None` when it has no room.
     #[inline]
-    pub fn append_room(&mut self, n: u16) -> Option<&mut [u8]> {
-        if n > self.tailroom() {
+    pub fn append_room(&mut self, len: u16) -> Option<&mut [u8]> {
+        if len > self.tailroom() {
             return None;
         }
-        self.head.raw_mut().pkt_len += u32::from(n);
+        self.head.raw_mbuf_mut().pkt_len += u32::from(len);
         // SAFETY: the tail is writable and has the room, `tailroom` says so; it belongs to
         // the chain that `self` owns, and pool memory is initialised.
         unsafe {
@@ -160,8 +160,8 @@ impl ChainBuilder {
                 .buf_addr
                 .cast::<u8>()
                 .add(usize::from(seg.data_off + seg.data_len));
-            seg.data_len += n;
-            Some(std::slice::from_raw_parts_mut(at, usize::from(n)))
+            seg.data_len += len;
+            Some(std::slice::from_raw_parts_mut(at, usize::from(len)))
         }
     }
 
@@ -193,7 +193,7 @@ unsafe impl Send for ChainBuilder {}
 /// # Safety
 /// `seg` is valid; the result is not dropped and not used beyond `seg`'s life.
 #[inline]
-unsafe fn view(seg: *mut sys::rte_mbuf) -> Mbuf {
+unsafe fn segment_view(seg: *mut sys::rte_mbuf) -> Mbuf {
     // SAFETY: promised by the caller; a segment pointer is never null.
     unsafe { Mbuf::from_raw(NonNull::new_unchecked(seg)) }
 }
@@ -232,7 +232,10 @@ impl Iterator for SplitChain {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let n = self.rest.as_ref().map_or(0, |m| usize::from(m.nb_segs()));
-        (n, Some(n))
+        let len = self
+            .rest
+            .as_ref()
+            .map_or(0, |rest| usize::from(rest.nb_segs()));
+        (len, Some(len))
     }
 }

@@ -51,9 +51,9 @@ impl Default for EalConfig {
 
 /// The running environment. Clones are handles to the same one.
 #[derive(Clone)]
-pub struct Eal(Arc<Inner>);
+pub struct Eal(Arc<EalInner>);
 
-struct Inner {
+struct EalInner {
     iova_is_va: bool,
 }
 
@@ -82,23 +82,23 @@ impl Eal {
     ///
     /// The calling thread keeps its CPU affinity (DPDK would pin it).
     pub fn init(config: EalConfig) -> Result<Self> {
-        let args = config.args()?;
+        let args = config.eal_args()?;
         if !thread::allowed_cores().contains(&config.main_core) {
             return Err(thread::core_error(config.main_core));
         }
         if config.hugepages {
-            hugepages::check(config.memory_mb)?;
+            hugepages::check_free(config.memory_mb)?;
         }
         if STARTED.swap(true, Ordering::SeqCst) {
             return Err(Error::AlreadyInitialised);
         }
-        log::capture();
-        log::forget();
+        log::capture_eal_log();
+        log::forget_lines();
 
         // The EAL keeps pointers into its arguments, so they are never freed.
         let argv: Vec<*mut c_char> = args.into_iter().map(CString::into_raw).collect();
         let argv = Box::leak(argv.into_boxed_slice());
-        let affinity = thread::affinity();
+        let affinity = thread::current_affinity();
         // SAFETY: argv holds argc NUL-terminated strings that live for ever, and
         // STARTED lets exactly one thread come here.
         let rc = unsafe { dpdk_sys::rte_eal_init(argv.len() as i32, argv.as_mut_ptr()) };
@@ -108,12 +108,12 @@ impl Eal {
         if let Some(errno) = failed {
             return Err(Error::Eal {
                 reason: error::errno_text(errno),
-                log: log::said(),
+                log: log::kept_lines(),
             });
         }
         // SAFETY: the EAL is initialised.
         let mode = unsafe { dpdk_sys::rte_eal_iova_mode() };
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(EalInner {
             iova_is_va: mode == dpdk_sys::RTE_IOVA_MODE_VA,
         })))
     }
@@ -151,14 +151,14 @@ fn remove_runtime_dir() {
 
 /// Ends the process without its exit handlers, after flushing standard output: threads of
 /// DPDK's drivers (vhost has some) never end, and crash in libraries that are torn down.
-pub fn exit(code: i32) -> ! {
+pub fn exit_process(code: i32) -> ! {
     let _ = std::io::Write::flush(&mut std::io::stdout());
     let _ = std::io::Write::flush(&mut std::io::stderr());
     // SAFETY: ends the process; nothing of it runs afterwards.
     unsafe { libc::_exit(code) }
 }
 
-impl Drop for Inner {
+impl Drop for EalInner {
     fn drop(&mut self) {
         if LEAKED.load(Ordering::Relaxed) > 0 {
             tracing::debug!("buffers outlive their pool: DPDK's memory stays until exit");
@@ -171,7 +171,7 @@ impl Drop for Inner {
 }
 
 impl EalConfig {
-    fn args(&self) -> Result<Vec<CString>> {
+    fn eal_args(&self) -> Result<Vec<CString>> {
         let mut args: Vec<String> = vec!["siwd".into()];
         args.push("--lcores".into());
         args.push(format!("0@{}", self.main_core));
@@ -204,10 +204,10 @@ impl EalConfig {
             args.push(format!("--vdev={vdev}"));
         }
         args.into_iter()
-            .map(|a| {
-                CString::new(a.clone()).map_err(|_| Error::Invalid {
+            .map(|arg| {
+                CString::new(arg.clone()).map_err(|_| Error::Invalid {
                     what: "DPDK argument",
-                    value: a,
+                    value: arg,
                     why: "it contains a NUL byte".into(),
                 })
             })

@@ -114,7 +114,7 @@ pub(crate) fn errno_of(rc: i32) -> i32 {
     }
 }
 
-pub(crate) fn reason(rc: i32) -> String {
+pub(crate) fn failure_reason(rc: i32) -> String {
     if rc == -1 && rte_errno() == 0 {
         return "the driver refused".into();
     }

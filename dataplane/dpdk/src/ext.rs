@@ -32,25 +32,25 @@ const MAX_SHARES: u16 = u16::MAX - 1;
 const AHEAD: u16 = 64;
 
 #[repr(C, align(64))]
-struct Slot {
+struct TrackerSlot {
     shinfo: sys::rte_mbuf_ext_shared_info,
     memory: Option<Arc<dyn ExtMemory>>,
-    home: *const Home,
+    home: *const DroppedTrackers,
     /// Link of the list of dropped trackers.
-    dropped_next: AtomicPtr<Slot>,
+    dropped_next: AtomicPtr<TrackerSlot>,
 }
 
 /// Where trackers go that are dropped instead of freed.
-struct Home {
-    dropped: AtomicPtr<Slot>,
+struct DroppedTrackers {
+    dropped: AtomicPtr<TrackerSlot>,
 }
 
 /// One a worker: the slots of its work requests.
 pub struct TrackerPool {
-    home: NonNull<Home>,
-    slots: NonNull<[Slot]>,
-    free: Vec<NonNull<Slot>>,
-    zombies: Vec<NonNull<Slot>>,
+    home: NonNull<DroppedTrackers>,
+    slots: NonNull<[TrackerSlot]>,
+    free: Vec<NonNull<TrackerSlot>>,
+    zombie_count: Vec<NonNull<TrackerSlot>>,
 }
 
 // SAFETY: slots of the free and zombie lists belong to the pool; what others
@@ -60,11 +60,11 @@ unsafe impl Send for TrackerPool {}
 impl TrackerPool {
     /// Room for `capacity` work requests in flight.
     pub fn new(capacity: usize) -> Self {
-        let home = NonNull::from(Box::leak(Box::new(Home {
+        let home = NonNull::from(Box::leak(Box::new(DroppedTrackers {
             dropped: AtomicPtr::new(ptr::null_mut()),
         })));
-        let slots: Box<[Slot]> = (0..capacity)
-            .map(|_| Slot {
+        let slots: Box<[TrackerSlot]> = (0..capacity)
+            .map(|_| TrackerSlot {
                 shinfo: sys::rte_mbuf_ext_shared_info {
                     free_cb: Some(nothing_to_free),
                     fcb_opaque: ptr::null_mut(),
@@ -76,18 +76,18 @@ impl TrackerPool {
             })
             .collect();
         let slots = NonNull::from(Box::leak(slots));
-        let first = slots.cast::<Slot>();
+        let first = slots.cast::<TrackerSlot>();
         // Pushed backwards, so that low slots are used first.
         let free = (0..capacity)
             .rev()
             // SAFETY: the index is within the slice.
-            .map(|i| unsafe { first.add(i) })
+            .map(|index| unsafe { first.add(index) })
             .collect();
         Self {
             home,
             slots,
             free,
-            zombies: Vec::with_capacity(capacity),
+            zombie_count: Vec::with_capacity(capacity),
         }
     }
 
@@ -95,7 +95,7 @@ impl TrackerPool {
     /// mbuf points into it. `None` when all slots are in use.
     #[inline]
     pub fn alloc(&mut self, memory: Arc<dyn ExtMemory>) -> Option<ExtTracker> {
-        if self.free.is_empty() && self.sweep() == 0 {
+        if self.free.is_empty() && self.sweep_released() == 0 {
             return None;
         }
         let slot = self.free.pop()?;
@@ -112,7 +112,7 @@ impl TrackerPool {
     /// stay until a later [`Self::sweep`] finds them gone.
     #[inline]
     pub fn free(&mut self, tracker: ExtTracker) {
-        if !self.owns(tracker.slot) {
+        if !self.is_owner_of(tracker.slot) {
             // Another pool's: its own list takes it.
             drop(tracker);
             return;
@@ -120,16 +120,16 @@ impl TrackerPool {
         tracker.give_spare_back();
         let slot = tracker.slot;
         std::mem::forget(tracker);
-        self.reclaim(slot);
+        self.reclaim_slot(slot);
     }
 
-    fn owns(&self, slot: NonNull<Slot>) -> bool {
+    fn is_owner_of(&self, slot: NonNull<TrackerSlot>) -> bool {
         // SAFETY: a tracker's slot stays valid while the tracker lives.
         ptr::eq(unsafe { (*slot.as_ptr()).home }, self.home.as_ptr())
     }
 
     #[inline]
-    fn reclaim(&mut self, slot: NonNull<Slot>) {
+    fn reclaim_slot(&mut self, slot: NonNull<TrackerSlot>) {
         // SAFETY: the owner's share is ours now. Acquire: pairs with the release
         // with which each mbuf gave its share back.
         unsafe {
@@ -137,21 +137,21 @@ impl TrackerPool {
                 (*slot.as_ptr()).memory = None;
                 self.free.push(slot);
             } else {
-                self.zombies.push(slot);
+                self.zombie_count.push(slot);
             }
         }
     }
 
     /// Looks whether the mbufs of freed trackers are gone by now; returns how
     /// many slots came back. A worker calls it when it has nothing else to do.
-    pub fn sweep(&mut self) -> usize {
+    pub fn sweep_released(&mut self) -> usize {
         let before = self.free.len();
-        for i in (0..self.zombies.len()).rev() {
-            let slot = self.zombies[i];
+        for index in (0..self.zombie_count.len()).rev() {
+            let slot = self.zombie_count[index];
             // SAFETY: a zombie's owner's share is ours; Acquire as in `reclaim`.
             if unsafe { (*slot.as_ptr()).shinfo.refcnt.load(Ordering::Acquire) } == 1 {
-                self.zombies.swap_remove(i);
-                self.reclaim(slot);
+                self.zombie_count.swap_remove(index);
+                self.reclaim_slot(slot);
             }
         }
         // SAFETY: `home` lives as long as the pool. Acquire: pairs with the
@@ -162,18 +162,18 @@ impl TrackerPool {
         while let Some(slot) = NonNull::new(next) {
             // SAFETY: a slot on the list was given up by its tracker.
             next = unsafe { (*slot.as_ptr()).dropped_next.load(Ordering::Relaxed) };
-            self.reclaim(slot);
+            self.reclaim_slot(slot);
         }
         self.free.len() - before
     }
 
     /// Slots that wait for mbufs to be freed.
-    pub fn zombies(&self) -> usize {
-        self.zombies.len()
+    pub fn zombie_count(&self) -> usize {
+        self.zombie_count.len()
     }
 
     /// Slots that [`Self::alloc`] can give at once.
-    pub fn available(&self) -> usize {
+    pub fn available_trackers(&self) -> usize {
         self.free.len()
     }
 
@@ -184,7 +184,7 @@ impl TrackerPool {
 
 impl Drop for TrackerPool {
     fn drop(&mut self) {
-        self.sweep();
+        self.sweep_released();
         if self.free.len() == self.slots.len() {
             // SAFETY: both were leaked in `new`; every slot is on the free list,
             // so no tracker and no mbuf refers to them.
@@ -204,7 +204,7 @@ impl Drop for TrackerPool {
 /// Give it back with [`TrackerPool::free`]; dropping it also works, the pool
 /// then finds it at its next sweep.
 pub struct ExtTracker {
-    slot: NonNull<Slot>,
+    slot: NonNull<TrackerSlot>,
     /// Shares that the counter has and no mbuf.
     spare: Cell<u16>,
     /// How many to take next time: as many as were handed out.
@@ -224,13 +224,13 @@ impl ExtTracker {
     #[inline]
     #[must_use]
     pub fn attach(&self, mbuf: &mut Mbuf, offset: u64, len: u16) -> bool {
-        let Some(at) = self.place(offset, len) else {
+        let Some(at) = self.locate_bytes(offset, len) else {
             return false;
         };
         if !mbuf.is_writable() || mbuf.nb_segs() != 1 || !self.take_share() {
             return false;
         }
-        self.point(mbuf.raw_mut(), at, len);
+        self.point_mbuf_at(mbuf.raw_mbuf_mut(), at, len);
         true
     }
 
@@ -239,19 +239,19 @@ impl ExtTracker {
     #[inline]
     #[must_use]
     pub fn attach_unbatched(&self, mbuf: &mut Mbuf, offset: u64, len: u16) -> bool {
-        let Some(at) = self.place(offset, len) else {
+        let Some(at) = self.locate_bytes(offset, len) else {
             return false;
         };
-        if !mbuf.is_writable() || mbuf.nb_segs() != 1 || !self.take(1) {
+        if !mbuf.is_writable() || mbuf.nb_segs() != 1 || !self.take_shares(1) {
             return false;
         }
-        self.point(mbuf.raw_mut(), at, len);
+        self.point_mbuf_at(mbuf.raw_mbuf_mut(), at, len);
         true
     }
 
     /// Where these bytes are, if they are in the memory.
     #[inline]
-    pub(crate) fn place(&self, offset: u64, len: u16) -> Option<ExtSlice> {
+    pub(crate) fn locate_bytes(&self, offset: u64, len: u16) -> Option<ExtSlice> {
         // SAFETY: the slot is ours while the tracker lives.
         let memory = unsafe { self.slot.as_ref() }.memory.as_ref()?;
         memory.slice(offset, usize::from(len))
@@ -274,59 +274,59 @@ impl ExtTracker {
             .shinfo
             .refcnt
             .load(Ordering::Relaxed);
-        let n = self.ahead.get().min(MAX_SHARES.saturating_sub(taken));
-        if n == 0 || !self.take(n) {
+        let count = self.ahead.get().min(MAX_SHARES.saturating_sub(taken));
+        if count == 0 || !self.take_shares(count) {
             return false;
         }
-        self.spare.set(n);
+        self.spare.set(count);
         self.ahead.set((2 * self.ahead.get()).min(AHEAD));
         true
     }
 
     #[inline]
-    fn take(&self, n: u16) -> bool {
+    fn take_shares(&self, count: u16) -> bool {
         // SAFETY: the slot is ours while the tracker lives.
-        let count = unsafe { &self.slot.as_ref().shinfo.refcnt };
+        let refcnt = unsafe { &self.slot.as_ref().shinfo.refcnt };
         // Relaxed: the mbuf reaches other threads through a queue that orders.
-        if count.load(Ordering::Relaxed) > MAX_SHARES - n {
+        if refcnt.load(Ordering::Relaxed) > MAX_SHARES - count {
             return false;
         }
-        count.fetch_add(n, Ordering::Relaxed);
+        refcnt.fetch_add(count, Ordering::Relaxed);
         true
     }
 
     /// As `rte_pktmbuf_attach_extbuf` does it, with the data filled in; the share is taken.
     #[inline]
-    pub(crate) fn point(&self, m: &mut sys::rte_mbuf, at: ExtSlice, len: u16) {
-        m.buf_addr = at.ptr.as_ptr().cast();
-        m.buf_iova = at.iova;
-        m.buf_len = len;
-        m.data_off = 0;
-        m.data_len = len;
-        m.pkt_len = u32::from(len);
-        m.ol_flags |= sys::RTE_MBUF_F_EXTERNAL;
+    pub(crate) fn point_mbuf_at(&self, mbuf: &mut sys::rte_mbuf, at: ExtSlice, len: u16) {
+        mbuf.buf_addr = at.ptr.as_ptr().cast();
+        mbuf.buf_iova = at.iova;
+        mbuf.buf_len = len;
+        mbuf.data_off = 0;
+        mbuf.data_len = len;
+        mbuf.pkt_len = u32::from(len);
+        mbuf.ol_flags |= sys::RTE_MBUF_F_EXTERNAL;
         // SAFETY: the slot is ours while the tracker lives.
-        m.shinfo = unsafe { &raw mut (*self.slot.as_ptr()).shinfo };
+        mbuf.shinfo = unsafe { &raw mut (*self.slot.as_ptr()).shinfo };
     }
 
     fn give_spare_back(&self) {
-        let n = self.spare.replace(0);
-        if n > 0 {
+        let count = self.spare.replace(0);
+        if count > 0 {
             // SAFETY: the slot is ours while the tracker lives.
-            let count = unsafe { &self.slot.as_ref().shinfo.refcnt };
-            // Alone with the counter, nobody steps it. Acquire: as in `outstanding`.
-            if count.load(Ordering::Acquire) == n + 1 {
-                count.store(1, Ordering::Relaxed);
+            let refcnt = unsafe { &self.slot.as_ref().shinfo.refcnt };
+            // Alone with the counter, nobody else changes it. Acquire: as in `outstanding_mbufs`.
+            if refcnt.load(Ordering::Acquire) == count + 1 {
+                refcnt.store(1, Ordering::Relaxed);
             } else {
                 // Release: ends a tracker that another thread may reclaim.
-                count.fetch_sub(n, Ordering::Release);
+                refcnt.fetch_sub(count, Ordering::Release);
             }
         }
     }
 
     /// Mbufs that still point into the memory, wherever they are.
     #[inline]
-    pub fn outstanding(&self) -> u16 {
+    pub fn outstanding_mbufs(&self) -> u16 {
         // SAFETY: the slot is ours while the tracker lives. Acquire: at zero,
         // every reader is done with the memory.
         unsafe { self.slot.as_ref() }

@@ -69,9 +69,9 @@ impl ExternalRegion {
             len,
             what: "registered",
             reason,
-            log: log::said(),
+            log: log::kept_lines(),
         };
-        log::forget();
+        log::forget_lines();
         let slice = memory
             .slice(0, len)
             .ok_or_else(|| fail(0, "it is shorter than that".into()))?;
@@ -94,7 +94,7 @@ impl ExternalRegion {
             )
         };
         if rc != 0 {
-            return Err(fail(addr, error::reason(rc)));
+            return Err(fail(addr, error::failure_reason(rc)));
         }
         Ok(Self {
             slice,
@@ -108,22 +108,23 @@ impl ExternalRegion {
     /// Lets `port`'s device read the memory. Virtual links read it with the CPU
     /// and need nothing; this returns at once for them.
     pub fn map_for(&mut self, port: &Port) -> Result<()> {
-        if !port.needs_dma_map() || self.mapped.iter().any(|p| p.id() == port.id()) {
+        if !port.needs_dma_map() || self.mapped.iter().any(|mapped| mapped.id() == port.id()) {
             return Ok(());
         }
-        log::forget();
+        log::forget_lines();
         let addr = self.slice.ptr.as_ptr();
         // SAFETY: the device belongs to a port that is alive, the memory stays
         // mapped until it is unmapped for the device in `drop`.
-        let rc =
-            unsafe { sys::rte_dev_dma_map(port.device(), addr.cast(), self.slice.iova, self.len) };
+        let rc = unsafe {
+            sys::rte_dev_dma_map(port.rte_device(), addr.cast(), self.slice.iova, self.len)
+        };
         if rc != 0 {
             return Err(Error::ExternalMemory {
                 addr: addr as usize,
                 len: self.len,
                 what: "mapped for the NIC",
-                reason: error::reason(rc),
-                log: log::said(),
+                reason: error::failure_reason(rc),
+                log: log::kept_lines(),
             });
         }
         self.mapped.push(port.share());
@@ -136,7 +137,7 @@ impl Drop for ExternalRegion {
         let addr = self.slice.ptr.as_ptr().cast();
         for port in &self.mapped {
             // SAFETY: mapped by `map_for`; the port is held alive.
-            unsafe { sys::rte_dev_dma_unmap(port.device(), addr, self.slice.iova, self.len) };
+            unsafe { sys::rte_dev_dma_unmap(port.rte_device(), addr, self.slice.iova, self.len) };
         }
         // SAFETY: registered by `register`, once.
         unsafe { sys::rte_extmem_unregister(addr, self.len) };

@@ -25,7 +25,7 @@ fn from_sysfs(dir: &Path) -> Vec<HugepageSize> {
     let count = |path: &Path| -> u64 {
         fs::read_to_string(path)
             .ok()
-            .and_then(|s| s.trim().parse().ok())
+            .and_then(|text| text.trim().parse().ok())
             .unwrap_or(0)
     };
     let mut sizes: Vec<HugepageSize> = fs::read_dir(dir)
@@ -45,18 +45,18 @@ fn from_sysfs(dir: &Path) -> Vec<HugepageSize> {
             })
         })
         .collect();
-    sizes.sort_by_key(|s| s.page_kb);
+    sizes.sort_by_key(|size| size.page_kb);
     sizes
 }
 
 /// Whether `memory_mb` can be had. The error names the counter to raise.
-pub(crate) fn check(memory_mb: u32) -> Result<()> {
+pub(crate) fn check_free(memory_mb: u32) -> Result<()> {
     check_sizes(&hugepage_sizes(), memory_mb)
 }
 
 fn check_sizes(sizes: &[HugepageSize], memory_mb: u32) -> Result<()> {
     let needed_kb = u64::from(memory_mb) * 1024;
-    let free_kb: u64 = sizes.iter().map(|s| s.free * s.page_kb).sum();
+    let free_kb: u64 = sizes.iter().map(|size| size.free * size.page_kb).sum();
     if free_kb >= needed_kb {
         return Ok(());
     }

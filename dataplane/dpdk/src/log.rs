@@ -19,15 +19,15 @@ thread_local! {
 }
 
 /// Redirects the log; called once, before the EAL starts.
-pub(crate) fn capture() {
+pub(crate) fn capture_eal_log() {
     // SAFETY: the callback is a plain function that lives for ever.
-    let rc = unsafe { dpdk_sys::siw_log_capture(Some(line)) };
+    let rc = unsafe { dpdk_sys::siw_log_capture(Some(on_log_line)) };
     if rc != 0 {
         tracing::warn!("the log of DPDK could not be redirected; it goes to stderr");
     }
 }
 
-unsafe extern "C" fn line(level: u32, text: *const c_char, len: usize) {
+unsafe extern "C" fn on_log_line(level: u32, text: *const c_char, len: usize) {
     // SAFETY: the shim passes a buffer of `len` bytes that is valid for the call.
     let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), len) };
     for line in String::from_utf8_lossy(bytes).lines() {
@@ -42,12 +42,12 @@ unsafe extern "C" fn line(level: u32, text: *const c_char, len: usize) {
             _ => tracing::debug!(target: "dpdk", "{line}"),
         }
         if level <= WARNING {
-            keep(line);
+            keep_line(line);
         }
     }
 }
 
-fn keep(line: &str) {
+fn keep_line(line: &str) {
     // A thread that is ending has no place to keep it any more.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
@@ -61,7 +61,7 @@ fn keep(line: &str) {
 
 /// Forgets this thread's earlier warnings and error number, so that an error
 /// quotes only its own.
-pub(crate) fn forget() {
+pub(crate) fn forget_lines() {
     // SAFETY: writes a thread-local of DPDK.
     unsafe { dpdk_sys::siw_errno_clear() };
     LAST.with_borrow_mut(VecDeque::clear);
@@ -69,7 +69,7 @@ pub(crate) fn forget() {
 
 /// What DPDK said on this thread since [`forget`], ready to be appended to an
 /// error text.
-pub(crate) fn said() -> String {
+pub(crate) fn kept_lines() -> String {
     LAST.with_borrow(|last| {
         last.iter()
             .map(|line| format!("\n  DPDK: {line}"))

@@ -31,12 +31,12 @@ impl Mbuf {
         // SAFETY: the pool is alive.
         let ptr = unsafe { sys::siw_pktmbuf_alloc(pool.as_ptr()) };
         // SAFETY: a fresh mbuf belongs to nobody else.
-        NonNull::new(ptr).map(|p| unsafe { Self::from_raw(p) })
+        NonNull::new(ptr).map(|ptr| unsafe { Self::from_raw(ptr) })
     }
 
     /// Appends `count` empty buffers to `out`, or none and returns false.
     pub fn alloc_bulk(pool: &Mempool, out: &mut Vec<Mbuf>, count: usize) -> bool {
-        let Ok(n) = u32::try_from(count) else {
+        let Ok(bulk) = u32::try_from(count) else {
             return false;
         };
         out.reserve(count);
@@ -44,11 +44,14 @@ impl Mbuf {
         // SAFETY: `spare` has room for `count` mbufs, each of which is one
         // pointer; all are initialised before the length says so.
         unsafe {
-            if sys::siw_mempool_get_bulk(pool.as_ptr(), spare.cast(), n) != 0 {
+            if sys::siw_mempool_get_bulk(pool.as_ptr(), spare.cast(), bulk) != 0 {
                 return false;
             }
-            for i in 0..count {
-                init_raw(*spare.cast::<*mut sys::rte_mbuf>().add(i), pool.buf_len());
+            for index in 0..count {
+                init_raw(
+                    *spare.cast::<*mut sys::rte_mbuf>().add(index),
+                    pool.buf_len(),
+                );
             }
             out.set_len(out.len() + count);
         }
@@ -74,13 +77,13 @@ impl Mbuf {
     }
 
     #[inline]
-    pub(crate) fn raw(&self) -> &sys::rte_mbuf {
+    pub(crate) fn raw_mbuf(&self) -> &sys::rte_mbuf {
         // SAFETY: the mbuf is owned by `self`, so valid and not written to.
         unsafe { self.ptr.as_ref() }
     }
 
     #[inline]
-    pub(crate) fn raw_mut(&mut self) -> &mut sys::rte_mbuf {
+    pub(crate) fn raw_mbuf_mut(&mut self) -> &mut sys::rte_mbuf {
         // SAFETY: the mbuf is owned by `self`; clones refer to its buffer and
         // its atomic counter, never to its other fields.
         unsafe { self.ptr.as_mut() }
@@ -94,19 +97,19 @@ impl Mbuf {
     /// Segments in the chain.
     #[inline]
     pub fn nb_segs(&self) -> u16 {
-        self.raw().nb_segs
+        self.raw_mbuf().nb_segs
     }
 
     /// Bytes in the whole chain.
     #[inline]
     pub fn pkt_len(&self) -> u32 {
-        self.raw().pkt_len
+        self.raw_mbuf().pkt_len
     }
 
     /// Bytes in the first segment.
     #[inline]
     pub fn data_len(&self) -> u16 {
-        self.raw().data_len
+        self.raw_mbuf().data_len
     }
 
     /// The bytes of the first segment.
@@ -115,7 +118,7 @@ impl Mbuf {
     /// them at any time: what has to stay as it was checked is copied out first.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        seg_bytes(self.raw())
+        seg_bytes(self.raw_mbuf())
     }
 
     /// The writable bytes of the first segment; empty when the segment is
@@ -125,13 +128,13 @@ impl Mbuf {
         if !self.is_writable() {
             return &mut [];
         }
-        let m = self.raw();
+        let mbuf = self.raw_mbuf();
         // SAFETY: data_off + data_len stay within the buffer (every method keeps
         // that), and the segment is direct and unshared.
         unsafe {
             slice::from_raw_parts_mut(
-                m.buf_addr.cast::<u8>().add(usize::from(m.data_off)),
-                usize::from(m.data_len),
+                mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off)),
+                usize::from(mbuf.data_len),
             )
         }
     }
@@ -139,20 +142,20 @@ impl Mbuf {
     /// Whether the first segment's bytes are in its own, unshared buffer.
     #[inline]
     pub fn is_writable(&self) -> bool {
-        seg_is_writable(self.raw())
+        seg_is_writable(self.raw_mbuf())
     }
 
     /// Whether the first segment's bytes are registered memory.
     #[inline]
     pub fn is_external(&self) -> bool {
-        self.raw().ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0
+        self.raw_mbuf().ol_flags & sys::RTE_MBUF_F_EXTERNAL != 0
     }
 
     /// Free bytes before the data of the first segment.
     #[inline]
     pub fn headroom(&self) -> u16 {
         if self.is_writable() {
-            self.raw().data_off
+            self.raw_mbuf().data_off
         } else {
             0
         }
@@ -162,38 +165,41 @@ impl Mbuf {
     #[inline]
     pub fn tailroom(&self) -> u16 {
         if self.is_writable() {
-            let m = self.raw();
-            m.buf_len - m.data_off - m.data_len
+            let mbuf = self.raw_mbuf();
+            mbuf.buf_len - mbuf.data_off - mbuf.data_len
         } else {
             0
         }
     }
 
-    /// Grows the packet at its end by `n` bytes and returns them, uninitialised
+    /// Grows the packet at its end by `len` bytes and returns them, uninitialised
     /// in the sense of leftovers from earlier packets. `None` when the last
     /// segment has no room or is not writable.
     #[inline]
-    pub fn append(&mut self, n: u16) -> Option<&mut [u8]> {
+    pub fn append(&mut self, len: u16) -> Option<&mut [u8]> {
         let last = self.last_segment();
         // SAFETY: `last` is a segment of the chain that `self` owns.
         let seg = unsafe { &mut *last };
-        if !seg_is_writable(seg) || n > seg.buf_len - seg.data_off - seg.data_len {
+        if !seg_is_writable(seg) || len > seg.buf_len - seg.data_off - seg.data_len {
             return None;
         }
         let at = usize::from(seg.data_off + seg.data_len);
         let start = seg.buf_addr.cast::<u8>();
-        seg.data_len += n;
-        let head = self.raw_mut();
-        head.pkt_len += u32::from(n);
+        seg.data_len += len;
+        let head = self.raw_mbuf_mut();
+        head.pkt_len += u32::from(len);
         // SAFETY: the room was checked, the segment is direct and unshared, and
         // pool memory is always initialised (the kernel zeroes it).
-        Some(unsafe { slice::from_raw_parts_mut(start.add(at), usize::from(n)) })
+        Some(unsafe { slice::from_raw_parts_mut(start.add(at), usize::from(len)) })
     }
 
     /// Appends a copy of `bytes`; false when they do not fit.
     #[inline]
     pub fn append_slice(&mut self, bytes: &[u8]) -> bool {
-        match u16::try_from(bytes.len()).ok().and_then(|n| self.append(n)) {
+        let room = u16::try_from(bytes.len())
+            .ok()
+            .and_then(|len| self.append(len));
+        match room {
             Some(room) => {
                 room.copy_from_slice(bytes);
                 true
@@ -202,71 +208,71 @@ impl Mbuf {
         }
     }
 
-    /// Grows the packet at its front by `n` bytes and returns them.
+    /// Grows the packet at its front by `len` bytes and returns them.
     #[inline]
-    pub fn prepend(&mut self, n: u16) -> Option<&mut [u8]> {
-        if n > self.headroom() {
+    pub fn prepend(&mut self, len: u16) -> Option<&mut [u8]> {
+        if len > self.headroom() {
             return None;
         }
-        let m = self.raw_mut();
-        m.data_off -= n;
-        m.data_len += n;
-        m.pkt_len += u32::from(n);
-        self.data_mut().get_mut(..usize::from(n))
+        let mbuf = self.raw_mbuf_mut();
+        mbuf.data_off -= len;
+        mbuf.data_len += len;
+        mbuf.pkt_len += u32::from(len);
+        self.data_mut().get_mut(..usize::from(len))
     }
 
-    /// Removes `n` bytes from the front of the first segment; false when it has
+    /// Removes `len` bytes from the front of the first segment; false when it has
     /// fewer. See [`Self::advance`] for the chain.
     #[inline]
-    pub fn adj(&mut self, n: u16) -> bool {
-        let m = self.raw_mut();
-        if n > m.data_len {
+    pub fn adj(&mut self, len: u16) -> bool {
+        let mbuf = self.raw_mbuf_mut();
+        if len > mbuf.data_len {
             return false;
         }
-        m.data_off += n;
-        m.data_len -= n;
-        m.pkt_len -= u32::from(n);
+        mbuf.data_off += len;
+        mbuf.data_len -= len;
+        mbuf.pkt_len -= u32::from(len);
         true
     }
 
-    /// Removes `n` bytes from the front of the packet. Segments that become
+    /// Removes `len` bytes from the front of the packet. Segments that become
     /// empty stay in the chain, without data; false when the packet is shorter.
     #[inline]
-    pub fn advance(&mut self, n: u32) -> bool {
-        let head = self.raw_mut();
-        if n <= u32::from(head.data_len) {
-            return self.adj(n as u16);
+    pub fn advance(&mut self, len: u32) -> bool {
+        let head = self.raw_mbuf_mut();
+        if len <= u32::from(head.data_len) {
+            return self.adj(len as u16);
         }
-        if n > head.pkt_len {
+        if len > head.pkt_len {
             return false;
         }
-        head.pkt_len -= n;
-        let mut left = n;
+        head.pkt_len -= len;
+        let mut left = len;
         let mut seg = self.as_ptr();
         while left > 0 && !seg.is_null() {
             // SAFETY: `seg` walks the chain that `self` owns.
-            let s = unsafe { &mut *seg };
-            let take = left.min(u32::from(s.data_len)) as u16;
-            s.data_off += take;
-            s.data_len -= take;
+            let segment = unsafe { &mut *seg };
+            let take = left.min(u32::from(segment.data_len)) as u16;
+            segment.data_off += take;
+            segment.data_len -= take;
             left -= u32::from(take);
-            seg = s.next;
+            seg = segment.next;
         }
         true
     }
 
-    /// Removes `n` bytes from the end of the last segment; false when it has
+    /// Removes `len` bytes from the end of the last segment; false when it has
     /// fewer. See [`Self::truncate`] for the chain.
     #[inline]
-    pub fn trim(&mut self, n: u16) -> bool {
+    pub fn trim(&mut self, len: u16) -> bool {
         let last = self.last_segment();
         // SAFETY: `last` is a segment of the chain that `self` owns.
         let seg = unsafe { &mut *last };
-        if n > seg.data_len {
+        if len > seg.data_len {
             return false;
         }
-        seg.data_len -= n;
-        self.raw_mut().pkt_len -= u32::from(n);
+        seg.data_len -= len;
+        self.raw_mbuf_mut().pkt_len -= u32::from(len);
         true
     }
 
@@ -277,16 +283,16 @@ impl Mbuf {
         if len >= self.pkt_len() {
             return;
         }
-        self.raw_mut().pkt_len = len;
+        self.raw_mbuf_mut().pkt_len = len;
         let mut left = len;
         let mut seg = self.as_ptr();
         while !seg.is_null() {
             // SAFETY: `seg` walks the chain that `self` owns.
-            let s = unsafe { &mut *seg };
-            let keep = left.min(u32::from(s.data_len)) as u16;
-            s.data_len = keep;
+            let segment = unsafe { &mut *seg };
+            let keep = left.min(u32::from(segment.data_len)) as u16;
+            segment.data_len = keep;
             left -= u32::from(keep);
-            seg = s.next;
+            seg = segment.next;
         }
     }
 
@@ -300,9 +306,9 @@ impl Mbuf {
                 skip -= seg.len();
                 continue;
             }
-            let n = (seg.len() - skip).min(out.len() - done);
-            out[done..done + n].copy_from_slice(&seg[skip..skip + n]);
-            done += n;
+            let count = (seg.len() - skip).min(out.len() - done);
+            out[done..done + count].copy_from_slice(&seg[skip..skip + count]);
+            done += count;
             skip = 0;
             if done == out.len() {
                 break;
@@ -319,7 +325,7 @@ impl Mbuf {
         // count themselves in them; both are alive.
         let ptr = unsafe { sys::siw_pktmbuf_clone(self.as_ptr(), pool.as_ptr()) };
         // SAFETY: the clone belongs to nobody else.
-        NonNull::new(ptr).map(|p| unsafe { Self::from_raw(p) })
+        NonNull::new(ptr).map(|ptr| unsafe { Self::from_raw(ptr) })
     }
 
     /// Asks the CPU for the first bytes of the packet.
@@ -353,57 +359,57 @@ impl std::fmt::Debug for Mbuf {
         f.debug_struct("Mbuf")
             .field("pkt_len", &self.pkt_len())
             .field("nb_segs", &self.nb_segs())
-            .field("ol_flags", &format_args!("{:#x}", self.raw().ol_flags))
+            .field("ol_flags", &format_args!("{:#x}", self.raw_mbuf().ol_flags))
             .finish()
     }
 }
 
 /// The bytes of one segment.
 #[inline]
-pub(crate) fn seg_bytes(m: &sys::rte_mbuf) -> &[u8] {
-    if m.data_len == 0 {
+pub(crate) fn seg_bytes(mbuf: &sys::rte_mbuf) -> &[u8] {
+    if mbuf.data_len == 0 {
         return &[];
     }
     // SAFETY: data_off + data_len lie within the segment's buffer, which lives as
     // long as the mbuf: its own room, or memory that its tracker keeps mapped.
     unsafe {
         slice::from_raw_parts(
-            m.buf_addr.cast::<u8>().add(usize::from(m.data_off)),
-            usize::from(m.data_len),
+            mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off)),
+            usize::from(mbuf.data_len),
         )
     }
 }
 
 #[inline]
-fn seg_is_writable(m: &sys::rte_mbuf) -> bool {
+fn seg_is_writable(mbuf: &sys::rte_mbuf) -> bool {
     // Acquire: pairs with the release in a clone's free, so that its reads are
     // over before we write.
-    m.ol_flags & (sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT) == 0
-        && m.refcnt.load(Ordering::Acquire) == 1
+    mbuf.ol_flags & (sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT) == 0
+        && mbuf.refcnt.load(Ordering::Acquire) == 1
 }
 
 #[inline]
-pub(crate) fn prefetch_data(m: NonNull<sys::rte_mbuf>) {
+pub(crate) fn prefetch_data(mbuf: NonNull<sys::rte_mbuf>) {
     // SAFETY: the mbuf is valid; prefetching never faults.
     unsafe {
-        let data = (*m.as_ptr())
+        let data = (*mbuf.as_ptr())
             .buf_addr
             .cast::<u8>()
-            .wrapping_add(usize::from((*m.as_ptr()).data_off));
+            .wrapping_add(usize::from((*mbuf.as_ptr()).data_off));
         prefetch(data);
     }
 }
 
 /// Asks the CPU for the cache line at `p`, which need not be valid.
 #[inline]
-pub fn prefetch(p: *const u8) {
+pub fn prefetch(ptr: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, whatever the address.
     unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(p.cast())
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(ptr.cast())
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
+    let _ = ptr;
 }
 
 pub(crate) const NULL: *mut sys::rte_mbuf = ptr::null_mut();

@@ -9,21 +9,21 @@ use std::sync::Arc;
 
 /// A pool of equally sized buffers. Clones are handles to the same pool.
 #[derive(Clone)]
-pub struct Mempool(Arc<Inner>);
+pub struct Mempool(Arc<MempoolInner>);
 
-struct Inner {
+struct MempoolInner {
     ptr: NonNull<sys::rte_mempool>,
     name: String,
     count: u32,
     buf_len: u16,
-    eal: Eal,
+    eal_handle: Eal,
 }
 
 // SAFETY: DPDK's pools are made for concurrent use from any thread; the ring
 // below them is multi-producer, multi-consumer.
-unsafe impl Send for Inner {}
+unsafe impl Send for MempoolInner {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for MempoolInner {}
 
 impl Mempool {
     /// `count` buffers that hold `data_room` bytes each beside the headroom of
@@ -58,7 +58,7 @@ impl Mempool {
         let cache = cache
             .min(sys::RTE_MEMPOOL_CACHE_MAX_SIZE as u32)
             .min((u64::from(count) * 2 / 3) as u32);
-        log::forget();
+        log::forget_lines();
         // SAFETY: the name is a C string, the EAL is initialised.
         let ptr = unsafe {
             sys::rte_pktmbuf_pool_create(
@@ -67,7 +67,7 @@ impl Mempool {
                 cache,
                 0,
                 buf_len,
-                socket.map_or(sys::SOCKET_ID_ANY, |s| s as i32),
+                socket.map_or(sys::SOCKET_ID_ANY, |socket| socket as i32),
             )
         };
         let Some(ptr) = NonNull::new(ptr) else {
@@ -79,15 +79,15 @@ impl Mempool {
                 buffer_bytes,
                 total_mib: (buffer_bytes * count as usize).div_ceil(1 << 20),
                 reason,
-                log: log::said(),
+                log: log::kept_lines(),
             });
         };
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(MempoolInner {
             ptr,
             name: name.to_owned(),
             count,
             buf_len,
-            eal: eal.clone(),
+            eal_handle: eal.clone(),
         })))
     }
 
@@ -102,7 +102,7 @@ impl Mempool {
 
     /// Buffers that nobody holds now; a count over all threads' caches, exact
     /// only while nobody allocates or frees. Not for the fast path.
-    pub fn available(&self) -> u32 {
+    pub fn available_buffers(&self) -> u32 {
         // SAFETY: the pool is alive while `self` is.
         unsafe { sys::rte_mempool_avail_count(self.0.ptr.as_ptr()) }
     }
@@ -119,8 +119,8 @@ impl Mempool {
         self.0.buf_len - crate::HEADROOM
     }
 
-    pub(crate) fn eal(&self) -> &Eal {
-        &self.0.eal
+    pub(crate) fn eal_handle(&self) -> &Eal {
+        &self.0.eal_handle
     }
 
     #[inline]
@@ -129,7 +129,7 @@ impl Mempool {
     }
 }
 
-impl Drop for Inner {
+impl Drop for MempoolInner {
     fn drop(&mut self) {
         // SAFETY: the pool is alive until freed below, which happens once.
         unsafe {

@@ -1,8 +1,8 @@
 //! An Ethernet port: attach (`probe.rs`, `ring_pair.rs`), configure, start, take
 //! the queues, and hand each worker its own.
 
-use crate::port_config::negotiate;
-use crate::ring_pair::Rings;
+use crate::port_config::negotiate_offloads;
+use crate::ring_pair::PairRings;
 use crate::{
     DriverTraits, Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue,
     driver_traits, eal, error, log,
@@ -17,27 +17,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// One port. It is stopped, closed and its device removed when the port and all
 /// its queues are gone.
 pub struct Port {
-    inner: Arc<Inner>,
+    inner: Arc<PortInner>,
 }
 
-pub(crate) struct Inner {
+pub(crate) struct PortInner {
     pub id: u16,
     name: String,
     traits: &'static DriverTraits,
-    device: *mut sys::rte_device,
+    rte_device: *mut sys::rte_device,
     /// Only a NIC that reads memory itself needs it mapped.
     dma: bool,
     /// Queues in workers' hands: while there are any, the port is not changed.
     queues_out: AtomicUsize,
     /// Before `state`: draining the rings wants the pools alive.
-    rings: Option<Arc<Rings>>,
-    state: Mutex<State>,
+    rings: Option<Arc<PairRings>>,
+    state: Mutex<PortState>,
     _eal: Eal,
 }
 
 #[derive(Default)]
-struct State {
-    caps: Option<PortCaps>,
+struct PortState {
+    granted_caps: Option<PortCaps>,
     rx_queues: u16,
     tx_queues: u16,
     started: bool,
@@ -47,9 +47,9 @@ struct State {
 
 // SAFETY: the device pointer is only handed back to DPDK, whose control calls
 // are serialised by `state`; the rest is Send and Sync by itself.
-unsafe impl Send for Inner {}
+unsafe impl Send for PortInner {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for PortInner {}
 
 /// What a port is and could do.
 #[derive(Debug, Clone)]
@@ -71,7 +71,12 @@ pub struct PortInfo {
 }
 
 impl Port {
-    pub(crate) fn adopt(eal: &Eal, id: u16, name: &str, rings: Option<Arc<Rings>>) -> Result<Self> {
+    pub(crate) fn from_port_id(
+        eal: &Eal,
+        id: u16,
+        name: &str,
+        rings: Option<Arc<PairRings>>,
+    ) -> Result<Self> {
         let raw = raw_info(id, name)?;
         let traits = if rings.is_some() {
             &driver_traits::RING_PAIR
@@ -82,11 +87,11 @@ impl Port {
             DriverTraits::of(&driver_name(&raw))
         };
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(PortInner {
                 id,
                 name: name.to_owned(),
                 traits,
-                device: raw.device,
+                rte_device: raw.device,
                 dma: is_pci_address(name),
                 queues_out: AtomicUsize::new(0),
                 rings,
@@ -113,8 +118,8 @@ impl Port {
         self.inner.traits
     }
 
-    pub(crate) fn device(&self) -> *mut sys::rte_device {
-        self.inner.device
+    pub(crate) fn rte_device(&self) -> *mut sys::rte_device {
+        self.inner.rte_device
     }
 
     /// DPDK's number of the port.
@@ -127,24 +132,24 @@ impl Port {
         &self.inner.name
     }
 
-    pub fn info(&self) -> Result<PortInfo> {
-        let i = raw_info(self.inner.id, &self.inner.name)?;
-        let unlimited = |n: u16| if n == 0 { u16::MAX } else { n };
+    pub fn device_info(&self) -> Result<PortInfo> {
+        let info = raw_info(self.inner.id, &self.inner.name)?;
+        let unlimited = |limit: u16| if limit == 0 { u16::MAX } else { limit };
         Ok(PortInfo {
-            driver: driver_name(&i),
-            min_mtu: i.min_mtu,
-            max_mtu: i.max_mtu,
-            max_rx_queues: i.max_rx_queues,
-            max_tx_queues: i.max_tx_queues,
-            reta_size: i.reta_size,
-            tx_seg_max: unlimited(i.tx_seg_max),
-            tx_mtu_seg_max: unlimited(i.tx_mtu_seg_max),
-            rx_capa: i.rx_offload_capa,
-            tx_capa: i.tx_offload_capa,
-            rss_types: i.rss_types,
-            hash_key_size: i.hash_key_size,
-            max_lro_pkt_size: i.max_lro_pkt_size,
-            min_rx_bufsize: i.min_rx_bufsize,
+            driver: driver_name(&info),
+            min_mtu: info.min_mtu,
+            max_mtu: info.max_mtu,
+            max_rx_queues: info.max_rx_queues,
+            max_tx_queues: info.max_tx_queues,
+            reta_size: info.reta_size,
+            tx_seg_max: unlimited(info.tx_seg_max),
+            tx_mtu_seg_max: unlimited(info.tx_mtu_seg_max),
+            rx_capa: info.rx_offload_capa,
+            tx_capa: info.tx_offload_capa,
+            rss_types: info.rss_types,
+            hash_key_size: info.hash_key_size,
+            max_lro_pkt_size: info.max_lro_pkt_size,
+            min_rx_bufsize: info.min_rx_bufsize,
         })
     }
 
@@ -153,7 +158,7 @@ impl Port {
     /// granted; an MTU or a number of queues it lacks is an error.
     pub fn configure(&mut self, config: &PortConfig, pools: &[Mempool]) -> Result<PortCaps> {
         self.no_queues_out()?;
-        let info = self.info()?;
+        let info = self.device_info()?;
         let invalid = |what: &'static str, value: u32, why: String| Error::Invalid {
             what,
             value: value.to_string(),
@@ -183,12 +188,12 @@ impl Port {
         let Some(last_pool) = pools.last() else {
             return Err(invalid("number of pools", 0, "needs one".into()));
         };
-        let n = negotiate(config, &info);
+        let negotiated = negotiate_offloads(config, &info);
         // Ethernet header, VLAN tag and FCS.
         let frame = mtu + 22;
         let least = info
             .min_rx_bufsize
-            .max(if n.granted.scatter { 0 } else { frame });
+            .max(if negotiated.granted.scatter { 0 } else { frame });
         let smallest = pools.iter().map(Mempool::data_room).min().unwrap_or(0);
         if u32::from(smallest) < least {
             let why = format!("needs buffers with a data room of {least} at MTU {mtu}");
@@ -197,18 +202,18 @@ impl Port {
 
         let mut key = config.rss_key;
         let mut conf = sys::siw_port_conf {
-            rx_offloads: n.rx,
-            tx_offloads: n.tx,
-            rss_types: n.rss_types,
+            rx_offloads: negotiated.rx,
+            tx_offloads: negotiated.tx,
+            rss_types: negotiated.rss_types,
             mtu: mtu.min(self.inner.traits.announced_mtu),
-            max_lro_pkt_size: if n.granted.lro {
+            max_lro_pkt_size: if negotiated.granted.lro {
                 info.max_lro_pkt_size
             } else {
                 0
             },
             rx_queues: config.rx_queues,
             tx_queues: config.tx_queues,
-            rx_interrupt: n.granted.rx_interrupt,
+            rx_interrupt: negotiated.granted.rx_interrupt,
             rss_key: ptr::null_mut(),
             rss_key_len: 0,
         };
@@ -219,21 +224,21 @@ impl Port {
             conf.rss_key_len = key.len() as u8;
         }
 
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         if state.started {
-            self.check("stop", |id| {
+            self.check_call("stop", |id| {
                 // SAFETY: a port number of ours, no queue is in use.
                 unsafe { sys::rte_eth_dev_stop(id) }
             })?;
             state.started = false;
         }
         let configure = |conf: &sys::siw_port_conf| {
-            self.check("configuration", |id| {
+            self.check_call("configuration", |id| {
                 // SAFETY: `conf` and the key it points to live through the call.
                 unsafe { sys::siw_port_configure(id, conf) }
             })
         };
-        let mut granted = n.granted;
+        let mut granted = negotiated.granted;
         if configure(&conf).is_err() && granted.rx_interrupt {
             // Some drivers refuse interrupts only now.
             granted.rx_interrupt = false;
@@ -244,21 +249,21 @@ impl Port {
         }
 
         let (mut rx_desc, mut tx_desc) = (config.rx_desc, config.tx_desc);
-        self.check("choice of ring sizes", |id| {
+        self.check_call("choice of ring sizes", |id| {
             // SAFETY: the counts are written within the call.
             unsafe { sys::siw_port_adjust_desc(id, &mut rx_desc, &mut tx_desc) }
         })?;
-        for q in 0..config.rx_queues {
-            let pool = pools.get(usize::from(q)).unwrap_or(last_pool);
-            self.check("receive queue set-up", |id| {
+        for queue in 0..config.rx_queues {
+            let pool = pools.get(usize::from(queue)).unwrap_or(last_pool);
+            self.check_call("receive queue set-up", |id| {
                 // SAFETY: the pool is kept alive in `state.pools`.
-                unsafe { sys::siw_port_rx_queue(id, q, rx_desc, n.rx, pool.as_ptr()) }
+                unsafe { sys::siw_port_rx_queue(id, queue, rx_desc, negotiated.rx, pool.as_ptr()) }
             })?;
         }
-        for q in 0..config.tx_queues {
-            self.check("transmit queue set-up", |id| {
+        for queue in 0..config.tx_queues {
+            self.check_call("transmit queue set-up", |id| {
                 // SAFETY: a port number of ours.
-                unsafe { sys::siw_port_tx_queue(id, q, tx_desc, n.tx) }
+                unsafe { sys::siw_port_tx_queue(id, queue, tx_desc, negotiated.tx) }
             })?;
         }
         let caps = PortCaps {
@@ -271,7 +276,7 @@ impl Port {
             tx_mtu_seg_max: info.tx_mtu_seg_max,
             reta_size: if granted.rss { info.reta_size } else { 0 },
         };
-        state.caps = Some(caps);
+        state.granted_caps = Some(caps);
         state.rx_queues = config.rx_queues;
         state.tx_queues = config.tx_queues;
         // Pools of an earlier configuration stay: a driver may still hold some
@@ -284,8 +289,8 @@ impl Port {
     }
 
     /// What the last [`Self::configure`] and [`Self::start`] granted.
-    pub fn caps(&self) -> Option<PortCaps> {
-        self.lock().caps
+    pub fn granted_caps(&self) -> Option<PortCaps> {
+        self.lock_state().granted_caps
     }
 
     /// Starts the port and hands out its queues: as many pairs as it has queues
@@ -293,8 +298,8 @@ impl Port {
     /// cannot be stopped before they are dropped.
     pub fn start(&mut self) -> Result<Vec<(Option<RxQueue>, Option<TxQueue>)>> {
         self.no_queues_out()?;
-        let mut state = self.lock();
-        let Some(mut caps) = state.caps else {
+        let mut state = self.lock_state();
+        let Some(mut caps) = state.granted_caps else {
             return Err(Error::Invalid {
                 what: "port",
                 value: self.inner.name.clone(),
@@ -302,7 +307,7 @@ impl Port {
             });
         };
         if !state.started {
-            self.check("start", |id| {
+            self.check_call("start", |id| {
                 // SAFETY: a configured port of ours.
                 unsafe { sys::rte_eth_dev_start(id) }
             })?;
@@ -310,13 +315,13 @@ impl Port {
         }
         if caps.offloads.rx_interrupt {
             caps.offloads.rx_interrupt = self.interrupts_work();
-            state.caps = Some(caps);
+            state.granted_caps = Some(caps);
         }
         let queues = (0..state.rx_queues.max(state.tx_queues))
-            .map(|q| {
-                let rx = (q < state.rx_queues).then(|| RxQueue::new(&self.inner, q));
-                let tx =
-                    (q < state.tx_queues).then(|| TxQueue::new(&self.inner, q, caps.offloads.tso));
+            .map(|queue| {
+                let rx = (queue < state.rx_queues).then(|| RxQueue::new(&self.inner, queue));
+                let tx = (queue < state.tx_queues)
+                    .then(|| TxQueue::new(&self.inner, queue, caps.offloads.tso));
                 (rx, tx)
             })
             .collect();
@@ -339,9 +344,9 @@ impl Port {
     /// Stops the port; an error while queues are in use.
     pub fn stop(&mut self) -> Result<()> {
         self.no_queues_out()?;
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         if state.started {
-            self.check("stop", |id| {
+            self.check_call("stop", |id| {
                 // SAFETY: a port number of ours, no queue is in use.
                 unsafe { sys::rte_eth_dev_stop(id) }
             })?;
@@ -353,7 +358,7 @@ impl Port {
     /// Lets the port go. Its device closes when the last queue is dropped.
     pub fn close(self) {}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock_state(&self) -> std::sync::MutexGuard<'_, PortState> {
         self.inner
             .state
             .lock()
@@ -370,22 +375,26 @@ impl Port {
         }
     }
 
-    pub(crate) fn check(&self, what: &'static str, call: impl FnOnce(u16) -> i32) -> Result<()> {
-        log::forget();
+    pub(crate) fn check_call(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(u16) -> i32,
+    ) -> Result<()> {
+        log::forget_lines();
         match call(self.inner.id) {
             rc if rc >= 0 => Ok(()),
             rc => Err(Error::Port {
                 port: self.inner.name.clone(),
                 what,
                 errno: error::errno_of(rc),
-                reason: error::reason(rc),
-                log: log::said(),
+                reason: error::failure_reason(rc),
+                log: log::kept_lines(),
             }),
         }
     }
 }
 
-impl Inner {
+impl PortInner {
     pub(crate) fn queue_taken(&self) {
         self.queues_out.fetch_add(1, Ordering::Relaxed);
     }
@@ -396,15 +405,15 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for PortInner {
     fn drop(&mut self) {
         let _devices = eal::device_lock();
         // SAFETY: neither the port nor one of its queues is in use any more.
         unsafe {
             sys::rte_eth_dev_stop(self.id);
             sys::rte_eth_dev_close(self.id);
-            if !self.device.is_null() {
-                sys::rte_dev_remove(self.device);
+            if !self.rte_device.is_null() {
+                sys::rte_dev_remove(self.rte_device);
             }
         }
     }
@@ -419,8 +428,8 @@ fn raw_info(id: u16, name: &str) -> Result<sys::siw_port_info> {
             port: name.to_owned(),
             what: "reading its properties",
             errno: error::errno_of(rc),
-            reason: error::reason(rc),
-            log: log::said(),
+            reason: error::failure_reason(rc),
+            log: log::kept_lines(),
         });
     }
     // SAFETY: filled, the call succeeded.
@@ -439,15 +448,17 @@ fn driver_name(info: &sys::siw_port_info) -> String {
 /// `0000:03:00.0` or `03:00.0`, with devargs behind a comma.
 pub(crate) fn is_pci_address(name: &str) -> bool {
     let address = name.split(',').next().unwrap_or_default();
-    let hex = |s: &str, len: usize| s.len() == len && s.bytes().all(|b| b.is_ascii_hexdigit());
+    let hex = |part: &str, len: usize| {
+        part.len() == len && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
     let Some((bus, function)) = address.rsplit_once('.') else {
         return false;
     };
     let mut parts = bus.rsplit(':');
     hex(function, 1)
-        && parts.next().is_some_and(|s| hex(s, 2))
-        && parts.next().is_some_and(|s| hex(s, 2))
-        && parts.next().is_none_or(|s| hex(s, 4))
+        && parts.next().is_some_and(|part| hex(part, 2))
+        && parts.next().is_some_and(|part| hex(part, 2))
+        && parts.next().is_none_or(|part| hex(part, 4))
         && parts.next().is_none()
 }
 

@@ -118,14 +118,14 @@ const RSS_TYPES: u64 = sys::RTE_ETH_RSS_IPV4
     | sys::RTE_ETH_RSS_NONFRAG_IPV6_TCP;
 
 /// The DPDK flags of a wish cut down to what a port has.
-pub(crate) struct Negotiated {
+pub(crate) struct NegotiatedOffloads {
     pub granted: Offloads,
     pub rx: u64,
     pub tx: u64,
     pub rss_types: u64,
 }
 
-pub(crate) fn negotiate(config: &PortConfig, info: &PortInfo) -> Negotiated {
+pub(crate) fn negotiate_offloads(config: &PortConfig, info: &PortInfo) -> NegotiatedOffloads {
     let want = config.offloads;
     let (mut rx, mut tx) = (0, 0);
     let mut take_rx = |wanted: bool, flags: u64| {
@@ -159,7 +159,7 @@ pub(crate) fn negotiate(config: &PortConfig, info: &PortInfo) -> Negotiated {
     let tso = tx_checksum && multi_segs && take_tx(want.tso, sys::RTE_ETH_TX_OFFLOAD_TCP_TSO);
     let vlan_insert = take_tx(want.vlan_insert, sys::RTE_ETH_TX_OFFLOAD_VLAN_INSERT);
 
-    Negotiated {
+    NegotiatedOffloads {
         granted: Offloads {
             rx_checksum,
             tx_checksum,

@@ -6,7 +6,7 @@ use dpdk_sys as sys;
 
 /// Counters since the port started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PortStats {
+pub struct PortCounters {
     pub rx_packets: u64,
     pub tx_packets: u64,
     pub rx_bytes: u64,
@@ -28,7 +28,7 @@ pub struct LinkStatus {
 
 impl Port {
     pub fn set_promiscuous(&self, on: bool) -> Result<()> {
-        self.check("setting promiscuous mode", |id| {
+        self.check_call("setting promiscuous mode", |id| {
             // SAFETY: a port number of ours.
             unsafe {
                 if on {
@@ -41,7 +41,7 @@ impl Port {
     }
 
     pub fn set_allmulticast(&self, on: bool) -> Result<()> {
-        self.check("setting all-multicast mode", |id| {
+        self.check_call("setting all-multicast mode", |id| {
             // SAFETY: a port number of ours.
             unsafe {
                 if on {
@@ -53,18 +53,18 @@ impl Port {
         })
     }
 
-    pub fn mac(&self) -> Result<[u8; 6]> {
+    pub fn mac_address(&self) -> Result<[u8; 6]> {
         let mut addr = sys::rte_ether_addr::default();
-        self.check("reading the MAC address", |id| {
+        self.check_call("reading the MAC address", |id| {
             // SAFETY: the address is written within the call.
             unsafe { sys::rte_eth_macaddr_get(id, &mut addr) }
         })?;
         Ok(addr.addr_bytes)
     }
 
-    pub fn set_mac(&self, mac: [u8; 6]) -> Result<()> {
+    pub fn set_mac_address(&self, mac: [u8; 6]) -> Result<()> {
         let mut addr = sys::rte_ether_addr { addr_bytes: mac };
-        self.check("setting the MAC address", |id| {
+        self.check_call("setting the MAC address", |id| {
             // SAFETY: the address is read within the call.
             unsafe { sys::rte_eth_dev_default_mac_addr_set(id, &mut addr) }
         })
@@ -72,35 +72,35 @@ impl Port {
 
     pub fn link_status(&self) -> Result<LinkStatus> {
         let (mut up, mut mbps) = (false, 0);
-        self.check("reading the link status", |id| {
+        self.check_call("reading the link status", |id| {
             // SAFETY: both are written within the call.
             unsafe { sys::siw_port_link(id, &mut up, &mut mbps) }
         })?;
         Ok(LinkStatus { up, mbps })
     }
 
-    pub fn stats(&self) -> Result<PortStats> {
-        let mut s = sys::siw_port_stats::default();
-        self.check("reading the counters", |id| {
+    pub fn read_counters(&self) -> Result<PortCounters> {
+        let mut counters = sys::siw_port_stats::default();
+        self.check_call("reading the counters", |id| {
             // SAFETY: the counters are written within the call.
-            unsafe { sys::siw_port_stats_get(id, &mut s) }
+            unsafe { sys::siw_port_stats_get(id, &mut counters) }
         })?;
-        Ok(PortStats {
-            rx_packets: s.ipackets,
-            tx_packets: s.opackets,
-            rx_bytes: s.ibytes,
-            tx_bytes: s.obytes,
-            rx_missed: s.imissed,
-            rx_errors: s.ierrors,
-            tx_errors: s.oerrors,
-            rx_no_buffer: s.rx_nombuf,
+        Ok(PortCounters {
+            rx_packets: counters.ipackets,
+            tx_packets: counters.opackets,
+            rx_bytes: counters.ibytes,
+            tx_bytes: counters.obytes,
+            rx_missed: counters.imissed,
+            rx_errors: counters.ierrors,
+            tx_errors: counters.oerrors,
+            rx_no_buffer: counters.rx_nombuf,
         })
     }
 
     /// Sends flows whose hash is `i` modulo the table's length to queue
     /// `table[i]`. The length is the port's `reta_size`.
     pub fn set_rss_table(&self, table: &[u16]) -> Result<()> {
-        self.check("setting the RSS table", |id| {
+        self.check_call("setting the RSS table", |id| {
             // SAFETY: the table is read within the call; the shim checks its
             // length, which fits since no table has more than 512 entries.
             unsafe {

@@ -9,7 +9,7 @@ impl Port {
     /// Creates a virtual device from DPDK's devargs, as in
     /// `net_af_packet0,iface=eth0`, and adopts its port.
     pub fn attach_vdev(eal: &Eal, devargs: &str) -> Result<Self> {
-        attach(eal, devargs)
+        attach_device(eal, devargs)
     }
 
     /// Takes the NIC at a PCI address (`0000:03:00.0`, devargs may follow behind
@@ -22,24 +22,24 @@ impl Port {
                 why: "it looks like 0000:03:00.0".into(),
             });
         }
-        attach(eal, address)
+        attach_device(eal, address)
     }
 }
 
-fn attach(eal: &Eal, devargs: &str) -> Result<Port> {
+fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
     let name = devargs.split(',').next().unwrap_or_default();
     let fail = |reason: String| Error::Device {
         device: devargs.to_owned(),
         reason,
         hint: DriverTraits::of(devargs).attach_hint(devargs),
-        log: log::said(),
+        log: log::kept_lines(),
     };
     let nul = |_| Error::Invalid {
         what: "device",
         value: devargs.to_owned(),
         why: "it contains a NUL byte".into(),
     };
-    log::forget();
+    log::forget_lines();
     let cargs = CString::new(devargs).map_err(nul)?;
     let cname = CString::new(name).map_err(nul)?;
     if name.is_empty() {
@@ -52,7 +52,7 @@ fn attach(eal: &Eal, devargs: &str) -> Result<Port> {
         // SAFETY: the string lives through the call, which copies it.
         let rc = unsafe { sys::rte_dev_probe(cargs.as_ptr()) };
         if rc != 0 {
-            return Err(fail(error::reason(rc)));
+            return Err(fail(error::failure_reason(rc)));
         }
         id = port_by_name(&cname);
     } else if !is_pci_address(name) {
@@ -61,7 +61,7 @@ fn attach(eal: &Eal, devargs: &str) -> Result<Port> {
     let Some(id) = id else {
         return Err(fail("it was probed but has no Ethernet port".into()));
     };
-    Port::adopt(eal, id, name, None)
+    Port::from_port_id(eal, id, name, None)
 }
 
 fn port_by_name(name: &CString) -> Option<u16> {

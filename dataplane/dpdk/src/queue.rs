@@ -1,7 +1,7 @@
 //! The queues of a started port: each belongs to one worker, and is the only
 //! thing of DPDK that its loop touches besides buffers.
 
-use crate::port::Inner;
+use crate::port::PortInner;
 use crate::{Error, Result, RxBatch, TxBatch, error};
 use dpdk_sys as sys;
 use std::cell::Cell;
@@ -15,7 +15,7 @@ pub struct RxQueue {
     queue: u16,
     /// The interrupt descriptor seen last, and whether it is an eventfd.
     known_fd: (RawFd, bool),
-    port: Arc<Inner>,
+    port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
@@ -25,12 +25,12 @@ pub struct TxQueue {
     queue: u16,
     /// Super-segments may come: each driver wants their headers in its own way.
     prepare: bool,
-    port: Arc<Inner>,
+    port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
 
 impl RxQueue {
-    pub(crate) fn new(port: &Arc<Inner>, queue: u16) -> Self {
+    pub(crate) fn new(port: &Arc<PortInner>, queue: u16) -> Self {
         port.queue_taken();
         Self {
             port_id: port.id,
@@ -45,17 +45,17 @@ impl RxQueue {
         self.port_id
     }
 
-    pub fn index(&self) -> u16 {
+    pub fn queue_index(&self) -> u16 {
         self.queue
     }
 
     /// Receives behind what is in `batch`, as many as fit; returns how many came.
     #[inline]
     pub fn rx_burst(&mut self, batch: &mut RxBatch) -> usize {
-        let room = batch.spare();
+        let room = batch.spare_slots();
         // SAFETY: the port is started while a queue of it lives, this is the
         // only handle of the queue, and `room` holds that many pointers.
-        let n = unsafe {
+        let received = unsafe {
             sys::siw_rx_burst(
                 self.port_id,
                 self.queue,
@@ -64,8 +64,8 @@ impl RxQueue {
             )
         };
         // SAFETY: the driver filled the first `n` entries.
-        unsafe { batch.filled(usize::from(n)) };
-        usize::from(n)
+        unsafe { batch.mark_filled(usize::from(received)) };
+        usize::from(received)
     }
 
     /// The descriptor to wait on; it is readable when a packet came after
@@ -78,7 +78,7 @@ impl RxQueue {
     }
 
     /// [`Self::interrupt_fd`] to hand to poll(2); it stays open while the port is.
-    pub fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+    pub fn interrupt_source(&self) -> Option<BorrowedFd<'_>> {
         // SAFETY: the descriptor belongs to the port's driver, which this queue keeps alive;
         // one that changes meanwhile makes poll(2) look at another file, no more.
         self.interrupt_fd()
@@ -90,7 +90,7 @@ impl RxQueue {
     pub fn arm_interrupt(&mut self) -> Result<()> {
         // SAFETY: the queue exists and is ours.
         let rc = unsafe { sys::rte_eth_dev_rx_intr_enable(self.port_id, self.queue) };
-        self.check("arming the receive interrupt", rc)
+        self.check_call("arming the receive interrupt", rc)
     }
 
     /// Takes the request back, and empties the descriptor when it is an eventfd.
@@ -102,13 +102,13 @@ impl RxQueue {
                 self.known_fd = (fd, is_eventfd(fd));
             }
             if self.known_fd.1 {
-                drain(fd);
+                drain_eventfd(fd);
             }
         }
-        self.check("disarming the receive interrupt", rc)
+        self.check_call("disarming the receive interrupt", rc)
     }
 
-    fn check(&self, what: &'static str, rc: i32) -> Result<()> {
+    fn check_call(&self, what: &'static str, rc: i32) -> Result<()> {
         // A driver without the function signals always, if it has a descriptor.
         if rc == 0 || (error::errno_of(rc) == libc::ENOTSUP && self.interrupt_fd().is_some()) {
             return Ok(());
@@ -117,14 +117,14 @@ impl RxQueue {
             port: self.port_id.to_string(),
             what,
             errno: error::errno_of(rc),
-            reason: error::reason(rc),
+            reason: error::failure_reason(rc),
             log: String::new(),
         })
     }
 }
 
 impl TxQueue {
-    pub(crate) fn new(port: &Arc<Inner>, queue: u16, prepare: bool) -> Self {
+    pub(crate) fn new(port: &Arc<PortInner>, queue: u16, prepare: bool) -> Self {
         port.queue_taken();
         Self {
             port_id: port.id,
@@ -139,7 +139,7 @@ impl TxQueue {
         self.port_id
     }
 
-    pub fn index(&self) -> u16 {
+    pub fn queue_index(&self) -> u16 {
         self.queue
     }
 
@@ -147,7 +147,7 @@ impl TxQueue {
     /// stays, in order.
     #[inline]
     pub fn tx_burst(&mut self, batch: &mut TxBatch) -> usize {
-        let pending = batch.pending();
+        let pending = batch.pending_packets();
         if pending.is_empty() {
             return 0;
         }
@@ -164,18 +164,19 @@ impl TxQueue {
         }
         // SAFETY: the port is started while a queue of it lives, this is the
         // only handle of the queue, and `pending` holds owned packets.
-        let n = unsafe { sys::siw_tx_burst(self.port_id, self.queue, pending.as_mut_ptr(), len) };
+        let sent =
+            unsafe { sys::siw_tx_burst(self.port_id, self.queue, pending.as_mut_ptr(), len) };
         // SAFETY: the driver owns the first `n` now.
-        unsafe { batch.sent(usize::from(n)) };
-        usize::from(n)
+        unsafe { batch.mark_sent(usize::from(sent)) };
+        usize::from(sent)
     }
 
     /// Asks the driver to free up to `n` packets that are sent (0: all it can):
     /// when a work request waits for its buffers only. Returns how many; 0 also
     /// for drivers that cannot, which free as they send.
-    pub fn done_cleanup(&mut self, n: u32) -> usize {
+    pub fn done_cleanup(&mut self, limit: u32) -> usize {
         // SAFETY: the queue exists and is ours.
-        let freed = unsafe { sys::rte_eth_tx_done_cleanup(self.port_id, self.queue, n) };
+        let freed = unsafe { sys::rte_eth_tx_done_cleanup(self.port_id, self.queue, limit) };
         usize::try_from(freed).unwrap_or(0)
     }
 }
@@ -187,7 +188,7 @@ fn is_eventfd(fd: RawFd) -> bool {
 }
 
 /// An eventfd that stays readable would wake the sleeper at once.
-fn drain(fd: RawFd) {
+fn drain_eventfd(fd: RawFd) {
     let mut poll = libc::pollfd {
         fd,
         events: libc::POLLIN,

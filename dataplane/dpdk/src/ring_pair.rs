@@ -9,14 +9,14 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The rings of a pair; freed when both ports are closed.
-pub(crate) struct Rings {
+pub(crate) struct PairRings {
     a_to_b: Vec<NonNull<sys::rte_ring>>,
     b_to_a: Vec<NonNull<sys::rte_ring>>,
     /// What is left in the rings goes back to these.
     pools: Mutex<Vec<Mempool>>,
 }
 
-impl Rings {
+impl PairRings {
     pub(crate) fn keep_alive(&self, pools: &[Mempool]) {
         let mut kept = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         kept.extend_from_slice(pools);
@@ -25,9 +25,9 @@ impl Rings {
 
 // SAFETY: rings are made for use from several threads; this value only creates
 // and frees them.
-unsafe impl Send for Rings {}
+unsafe impl Send for PairRings {}
 // SAFETY: as above.
-unsafe impl Sync for Rings {}
+unsafe impl Sync for PairRings {}
 
 impl Port {
     /// A pair of ports; queue `i` of one is joined to queue `i` of the other in
@@ -51,50 +51,50 @@ impl Port {
         if queues == 0 || queues > 16 {
             return Err(invalid("it has 1 to 16 queues"));
         }
-        log::forget();
-        let mut rings = Rings {
+        log::forget_lines();
+        let mut rings = PairRings {
             a_to_b: Vec::new(),
             b_to_a: Vec::new(),
             pools: Mutex::default(),
         };
-        for q in 0..queues {
+        for queue in 0..queues {
             rings
                 .a_to_b
-                .push(create(&format!("{name}_ab{q}"), ring_size)?);
+                .push(create_ring(&format!("{name}_ab{queue}"), ring_size)?);
             rings
                 .b_to_a
-                .push(create(&format!("{name}_ba{q}"), ring_size)?);
+                .push(create_ring(&format!("{name}_ba{queue}"), ring_size)?);
         }
         let rings = Arc::new(rings);
-        let a = port(
+        let first = create_ring_port(
             eal,
             &format!("{name}_a"),
             &rings,
             &rings.b_to_a,
             &rings.a_to_b,
         )?;
-        let b = port(
+        let second = create_ring_port(
             eal,
             &format!("{name}_b"),
             &rings,
             &rings.a_to_b,
             &rings.b_to_a,
         )?;
-        Ok((a, b))
+        Ok((first, second))
     }
 }
 
-fn create(name: &str, size: u32) -> Result<NonNull<sys::rte_ring>> {
+fn create_ring(name: &str, size: u32) -> Result<NonNull<sys::rte_ring>> {
     let fail = |reason| Error::Device {
         device: name.to_owned(),
         reason,
         hint: String::new(),
-        log: log::said(),
+        log: log::kept_lines(),
     };
     let Some(size) = size.max(2).checked_next_power_of_two() else {
         return Err(fail(format!("a ring of {size} packets is too large")));
     };
-    let cname = CString::new(name).map_err(|e| fail(e.to_string()))?;
+    let cname = CString::new(name).map_err(|error| fail(error.to_string()))?;
     // Each ring has one writer and one reader: queues are owned by one worker.
     let flags = sys::RING_F_SP_ENQ | sys::RING_F_SC_DEQ;
     // SAFETY: the name lives through the call, which copies it.
@@ -102,10 +102,10 @@ fn create(name: &str, size: u32) -> Result<NonNull<sys::rte_ring>> {
     NonNull::new(ring).ok_or_else(|| fail(error::errno_text(error::rte_errno())))
 }
 
-fn port(
+fn create_ring_port(
     eal: &Eal,
     name: &str,
-    rings: &Arc<Rings>,
+    rings: &Arc<PairRings>,
     rx: &[NonNull<sys::rte_ring>],
     tx: &[NonNull<sys::rte_ring>],
 ) -> Result<Port> {
@@ -129,13 +129,13 @@ fn port(
             device: name.to_owned(),
             reason: error::errno_text(error::rte_errno()),
             hint: String::new(),
-            log: log::said(),
+            log: log::kept_lines(),
         });
     };
-    Port::adopt(eal, id, &format!("net_ring_{name}"), Some(rings.clone()))
+    Port::from_port_id(eal, id, &format!("net_ring_{name}"), Some(rings.clone()))
 }
 
-impl Drop for Rings {
+impl Drop for PairRings {
     fn drop(&mut self) {
         for ring in self.a_to_b.iter().chain(&self.b_to_a) {
             let mut obj = ptr::null_mut();

@@ -67,10 +67,10 @@ pub fn pin_current_thread(core: usize) -> Result<()> {
 
 /// The CPUs the calling thread may run on.
 pub(crate) fn allowed_cores() -> Vec<usize> {
-    let set = affinity();
+    let set = current_affinity();
     (0..libc::CPU_SETSIZE as usize)
         // SAFETY: the index is below CPU_SETSIZE.
-        .filter(|&c| unsafe { libc::CPU_ISSET(c, &set) })
+        .filter(|&core| unsafe { libc::CPU_ISSET(core, &set) })
         .collect()
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn core_error(core: usize) -> Error {
     }
 }
 
-pub(crate) fn affinity() -> libc::cpu_set_t {
+pub(crate) fn current_affinity() -> libc::cpu_set_t {
     // SAFETY: cpu_set_t is plain data and the kernel writes at most its size.
     unsafe {
         let mut set = mem::zeroed();

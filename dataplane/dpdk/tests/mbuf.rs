@@ -10,7 +10,7 @@ fn an_exhausted_pool_gives_none_and_recovers() {
     let pool = pool(63);
     let mut held: Vec<Mbuf> = std::iter::from_fn(|| Mbuf::alloc(&pool)).collect();
     assert_eq!(held.len(), 63);
-    assert_eq!(pool.available(), 0);
+    assert_eq!(pool.available_buffers(), 0);
     let mut cache = MbufCache::new(&pool);
     assert!(cache.alloc().is_none());
     held.pop();
@@ -18,7 +18,7 @@ fn an_exhausted_pool_gives_none_and_recovers() {
     assert!(!Mbuf::alloc_bulk(&pool, &mut Vec::new(), 2));
     drop(held);
     drop(cache);
-    assert_eq!(pool.available(), 63);
+    assert_eq!(pool.available_buffers(), 63);
 }
 
 #[test]
@@ -26,19 +26,26 @@ fn a_workers_stack_leaves_the_last_buffers_to_the_ports() {
     let pool = pool(255);
     let mut cache = MbufCache::new(&pool);
     let held: Vec<Mbuf> = std::iter::from_fn(|| cache.alloc()).collect();
-    assert_eq!((held.len(), pool.available()), (255, 0));
+    assert_eq!((held.len(), pool.available_buffers()), (255, 0));
     let mut held = held.into_iter();
     held.by_ref().take(100).for_each(|m| cache.free(m));
-    assert_eq!((cache.cached(), pool.available()), (100, 0));
-    cache.flush();
+    assert_eq!((cache.cached_buffers(), pool.available_buffers()), (100, 0));
+    cache.return_surplus();
     // A port receives into these.
-    assert!(pool.available() > 80, "{}", pool.available());
-    assert_eq!(cache.cached() as u32 + pool.available(), 100);
+    assert!(
+        pool.available_buffers() > 80,
+        "{}",
+        pool.available_buffers()
+    );
+    assert_eq!(
+        cache.cached_buffers() as u32 + pool.available_buffers(),
+        100
+    );
     // What is left can be used, and the rest asked for again.
     let again: Vec<Mbuf> = std::iter::from_fn(|| cache.alloc()).collect();
     assert_eq!(again.len(), 100);
     drop((again, held, cache));
-    assert_eq!(pool.available(), 255);
+    assert_eq!(pool.available_buffers(), 255);
 }
 
 #[test]
@@ -51,7 +58,7 @@ fn a_bulk_allocation_is_all_or_nothing() {
     assert!(out.iter().all(|m| m.pkt_len() == 0 && m.nb_segs() == 1));
     assert_eq!(out[3].headroom(), HEADROOM);
     drop(out);
-    assert_eq!(pool.available(), 15);
+    assert_eq!(pool.available_buffers(), 15);
 }
 
 #[test]
@@ -91,7 +98,7 @@ fn chains_return_every_segment_to_the_pool_by_drop_and_by_cache() {
             drop(chain);
         }
         drop(cache);
-        assert_eq!(pool.available(), 255, "by_cache: {by_cache}");
+        assert_eq!(pool.available_buffers(), 255, "by_cache: {by_cache}");
     }
 }
 
@@ -104,11 +111,14 @@ fn a_cache_keeps_at_most_its_stack_and_gives_the_rest_back() {
     for m in held.drain(..) {
         cache.free(m);
     }
-    assert!(cache.cached() <= 512);
-    assert_eq!(pool.available() as usize, 2047 - cache.cached());
+    assert!(cache.cached_buffers() <= 512);
+    assert_eq!(
+        pool.available_buffers() as usize,
+        2047 - cache.cached_buffers()
+    );
     assert!(cache.reserve(64));
     drop(cache);
-    assert_eq!(pool.available(), 2047);
+    assert_eq!(pool.available_buffers(), 2047);
 }
 
 #[test]
@@ -125,9 +135,9 @@ fn a_buffer_of_another_pool_goes_home() {
         }
         cache.free(m);
     }
-    assert_eq!(tracker.outstanding(), 0);
-    cache.flush();
-    assert_eq!(theirs.available(), 127);
+    assert_eq!(tracker.outstanding_mbufs(), 0);
+    cache.return_surplus();
+    assert_eq!(theirs.available_buffers(), 127);
     // The detached buffers have their own room again.
     let mut all = Vec::new();
     assert!(Mbuf::alloc_bulk(&theirs, &mut all, 127));
@@ -143,7 +153,7 @@ fn splitting_a_chain_yields_its_segments_as_packets() {
     let mut cache = MbufCache::new(&pool);
     let mut chain = filled(&mut cache, b"one");
     for part in [b"two" as &[u8], b"three", b"four"] {
-        assert!(chain.chain(filled(&mut cache, part)).is_ok());
+        assert!(chain.append_chain(filled(&mut cache, part)).is_ok());
     }
     let mut split = chain.split_chain();
     assert_eq!(split.size_hint(), (4, Some(4)));
@@ -151,7 +161,7 @@ fn splitting_a_chain_yields_its_segments_as_packets() {
     assert_eq!((a.data(), a.pkt_len(), a.nb_segs()), (&b"one"[..], 3, 1));
     assert_eq!((b.data(), b.pkt_len(), b.nb_segs()), (&b"two"[..], 3, 1));
     drop((split, a, b, cache));
-    assert_eq!(pool.available(), 63);
+    assert_eq!(pool.available_buffers(), 63);
 }
 
 /// A model: whatever is done to a chain, its bytes are those of a Vec to which
@@ -186,7 +196,7 @@ fn a_chain_behaves_like_the_bytes_it_holds() {
                         assert!(m.append_slice(&vec![9; n.into()]));
                         model.extend(std::iter::repeat_n(9, n.into()));
                     }
-                    assert!(chain.chain(m).is_ok());
+                    assert!(chain.append_chain(m).is_ok());
                 }
                 1 => {
                     let n = random(40) as u32;
@@ -249,9 +259,9 @@ fn a_chain_behaves_like_the_bytes_it_holds() {
             drop(chain);
         }
     }
-    assert_eq!(tracker.outstanding(), 0);
+    assert_eq!(tracker.outstanding_mbufs(), 0);
     drop(cache);
-    assert_eq!(pool.available(), 1023);
+    assert_eq!(pool.available_buffers(), 1023);
 }
 
 #[test]
@@ -296,7 +306,7 @@ fn clones_share_bytes_and_neither_side_may_write() {
     cache.free(original);
     assert_eq!(clone.data(), b"shared", "the clone keeps the bytes");
     drop((clone, cache));
-    assert_eq!(pool.available(), 15);
+    assert_eq!(pool.available_buffers(), 15);
 }
 
 #[test]
@@ -340,7 +350,7 @@ fn buffers_cross_threads() {
     })
     .join()
     .unwrap();
-    assert_eq!(pool.available(), 255);
+    assert_eq!(pool.available_buffers(), 255);
 }
 
 #[test]

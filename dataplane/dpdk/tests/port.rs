@@ -43,7 +43,7 @@ fn a_ring_pair_carries_frames_in_order_both_ways_on_each_queue() {
             }
         }
     }
-    let stats = b.stats().unwrap();
+    let stats = b.read_counters().unwrap();
     assert_eq!((stats.rx_packets, stats.tx_packets), (100, 100));
 }
 
@@ -66,16 +66,16 @@ fn a_frame_arrives_as_the_chain_that_was_sent_and_counts_until_freed() {
     let mut out = TxBatch::new();
     out.push(chain.finish()).unwrap();
     assert_eq!(tx.tx_burst(&mut out), 1);
-    assert_eq!(tracker.outstanding(), 1, "on the link");
+    assert_eq!(tracker.outstanding_mbufs(), 1, "on the link");
 
     let mut inn = RxBatch::new();
     assert_eq!(rx.rx_burst(&mut inn), 1);
     let frame = inn.pop().unwrap();
     assert_eq!((frame.nb_segs(), frame.pkt_len()), (3, 15));
     assert_eq!(bytes(&frame), b"header\x64\x65\x66\x67\x68crc!");
-    assert_eq!(tracker.outstanding(), 1, "in the receiver's hands");
+    assert_eq!(tracker.outstanding_mbufs(), 1, "in the receiver's hands");
     cache.free(frame);
-    assert_eq!(tracker.outstanding(), 0);
+    assert_eq!(tracker.outstanding_mbufs(), 0);
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn frames_on_the_link_return_to_their_pool_when_the_pair_closes() {
         b.close();
     }
     drop(cache);
-    assert_eq!(pool.available(), 63);
+    assert_eq!(pool.available_buffers(), 63);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn two_workers_exchange_frames_over_their_own_queues() {
             if qb.0.rx_burst(&mut batch) == 0 {
                 std::thread::yield_now();
             }
-            while back.room() > 0 {
+            while back.free_slots() > 0 {
                 let Some(m) = batch.pop() else { break };
                 assert_eq!(m.data(), seen.to_be_bytes());
                 seen += 1;
@@ -213,7 +213,7 @@ fn two_workers_exchange_frames_over_their_own_queues() {
     }
     echo.join().unwrap();
     drop(cache);
-    assert_eq!(pool.available(), 1023);
+    assert_eq!(pool.available_buffers(), 1023);
 }
 
 #[test]
@@ -226,9 +226,13 @@ fn a_ring_pair_grants_chains_and_refuses_what_it_lacks() {
     assert!(caps.offloads.multi_segs && caps.offloads.scatter);
     assert!(!caps.offloads.tso && !caps.offloads.tx_checksum && !caps.offloads.rss);
     a.start().unwrap();
-    assert!(!a.caps().unwrap().offloads.rx_interrupt);
-    assert_eq!(a.info().unwrap().driver, "net_ring");
-    assert!(a.set_mac([2, 0, 0, 0, 0, 9]).unwrap_err().is_unsupported());
+    assert!(!a.granted_caps().unwrap().offloads.rx_interrupt);
+    assert_eq!(a.device_info().unwrap().driver, "net_ring");
+    assert!(
+        a.set_mac_address([2, 0, 0, 0, 0, 9])
+            .unwrap_err()
+            .is_unsupported()
+    );
     assert!(a.link_status().unwrap().up);
     a.set_promiscuous(true).unwrap();
 
@@ -272,7 +276,7 @@ fn a_virtual_device_is_attached_at_run_time_and_removed() {
         assert_eq!(tx.tx_burst(&mut batch), BURST);
         tx.done_cleanup(0);
     }
-    assert_eq!(pool.available(), 255);
+    assert_eq!(pool.available_buffers(), 255);
 }
 
 /// A tap port and an af_packet port on its interface: what one sends, the
@@ -298,11 +302,11 @@ fn tap_and_af_packet_ports_carry_frames_through_the_kernel() {
         }
     };
     let (mut tap_rx, mut tap_tx) = tap_queues;
-    let caps = tap.caps().unwrap().offloads;
+    let caps = tap.granted_caps().unwrap().offloads;
     assert!(caps.tx_checksum && caps.rx_checksum && caps.tso && caps.multi_segs);
     assert!(caps.rx_interrupt, "a tap has a descriptor to wait on");
-    tap.set_mac([2, 0, 0, 0, 0, 9]).unwrap();
-    assert_eq!(tap.mac().unwrap(), [2, 0, 0, 0, 0, 9]);
+    tap.set_mac_address([2, 0, 0, 0, 0, 9]).unwrap();
+    assert_eq!(tap.mac_address().unwrap(), [2, 0, 0, 0, 0, 9]);
     let (mut rx, mut tx) = start(&mut packet, &pool, 1).remove(0);
     // An Ethernet type for local experiments (IEEE 802, 88b5), so that the
     // kernel's own chatter on the interface is told apart.
@@ -408,5 +412,5 @@ fn a_batch_frees_what_is_left_in_it() {
     drop(batch.drain().take(10).collect::<Vec<_>>());
     assert_eq!(batch.len(), 20);
     drop(batch);
-    assert_eq!(pool.available(), 63);
+    assert_eq!(pool.available_buffers(), 63);
 }

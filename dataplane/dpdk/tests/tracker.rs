@@ -20,20 +20,23 @@ fn a_tracker_counts_the_mbufs_that_point_into_its_memory() {
             m
         })
         .collect();
-    assert_eq!(tracker.outstanding(), 10);
+    assert_eq!(tracker.outstanding_mbufs(), 10);
     assert!(held[0].is_external());
     assert_eq!(held[3].data()[..3], [49, 50, 51], "bytes 300.. modulo 251");
     assert_eq!(held[3].data_len(), 100);
     cache.free(held.pop().unwrap());
-    assert_eq!(tracker.outstanding(), 9);
+    assert_eq!(tracker.outstanding_mbufs(), 9);
     drop(held.pop());
-    assert_eq!(tracker.outstanding(), 8);
+    assert_eq!(tracker.outstanding_mbufs(), 8);
     held.clear();
-    assert_eq!(tracker.outstanding(), 0);
+    assert_eq!(tracker.outstanding_mbufs(), 0);
     trackers.free(tracker);
-    assert_eq!((trackers.available(), trackers.zombies()), (4, 0));
+    assert_eq!(
+        (trackers.available_trackers(), trackers.zombie_count()),
+        (4, 0)
+    );
     drop(cache);
-    assert_eq!(pool.available(), 63);
+    assert_eq!(pool.available_buffers(), 63);
 }
 
 #[test]
@@ -51,32 +54,38 @@ fn shares_taken_ahead_count_as_nobodys() {
                 let attach = [dpdk::ExtTracker::attach, dpdk::ExtTracker::attach_unbatched];
                 assert!(attach[usize::from(n % 7 == 6)](&tracker, &mut m, 0, 8));
                 held.push(m);
-                assert_eq!(usize::from(tracker.outstanding()), n + 1);
+                assert_eq!(usize::from(tracker.outstanding_mbufs()), n + 1);
             }
             if end {
                 // Nobody is left: the slot is free at once.
                 cache.free_all(held.drain(..));
-                assert_eq!(tracker.outstanding(), 0);
+                assert_eq!(tracker.outstanding_mbufs(), 0);
                 trackers.free(tracker);
-                assert_eq!((trackers.available(), trackers.zombies()), (2, 0));
+                assert_eq!(
+                    (trackers.available_trackers(), trackers.zombie_count()),
+                    (2, 0)
+                );
                 continue;
             }
             let last = held.pop();
             cache.free_all(held.drain(..));
-            assert_eq!(tracker.outstanding(), 1);
+            assert_eq!(tracker.outstanding_mbufs(), 1);
             if many % 2 == 0 {
                 trackers.free(tracker);
             } else {
                 drop(tracker);
             }
-            assert_eq!(trackers.sweep(), 0);
-            assert_eq!((trackers.available(), trackers.zombies()), (1, 1));
+            assert_eq!(trackers.sweep_released(), 0);
+            assert_eq!(
+                (trackers.available_trackers(), trackers.zombie_count()),
+                (1, 1)
+            );
             drop(last);
-            assert_eq!(trackers.sweep(), 1);
+            assert_eq!(trackers.sweep_released(), 1);
         }
     }
     drop(cache);
-    assert_eq!(pool.available(), 511);
+    assert_eq!(pool.available_buffers(), 511);
 }
 
 #[test]
@@ -89,14 +98,14 @@ fn a_tracker_has_65533_shares() {
     assert!(Mbuf::alloc_bulk(&pool, &mut mbufs, 65_534));
     let mut spare = mbufs.pop().unwrap();
     assert!(mbufs.iter_mut().all(|m| tracker.attach(m, 1, 1)));
-    assert_eq!(tracker.outstanding(), 65_533);
+    assert_eq!(tracker.outstanding_mbufs(), 65_533);
     assert!(!tracker.attach(&mut spare, 1, 1) && !tracker.attach_unbatched(&mut spare, 1, 1));
     assert!(!spare.is_external());
     mbufs.pop();
     assert!(tracker.attach(&mut spare, 1, 1));
     assert!(!tracker.attach(&mut Mbuf::alloc(&pool).unwrap(), 1, 1));
     mbufs.clear();
-    assert_eq!(tracker.outstanding(), 1);
+    assert_eq!(tracker.outstanding_mbufs(), 1);
 }
 
 #[test]
@@ -132,17 +141,17 @@ fn a_frame_is_headers_and_a_reference() {
         assert_eq!(bytes(&m), all);
         assert!(m.is_writable() && m.tx_offload().is_none());
         assert_eq!(m.headroom(), dpdk::HEADROOM);
-        assert_eq!(tracker.outstanding(), 1);
+        assert_eq!(tracker.outstanding_mbufs(), 1);
         // The same buffer holds headers again, the other never.
         let at = m.data().as_ptr();
         assert!(n == 0 || headers == Some(at));
         headers = Some(at);
         cache.free(m);
-        assert_eq!(tracker.outstanding(), 0);
+        assert_eq!(tracker.outstanding_mbufs(), 0);
     }
     // All that the pool has, then no more; nothing is lost.
     let held: Vec<Mbuf> = std::iter::from_fn(|| frame(&mut cache)).collect();
-    assert_eq!((held.len(), tracker.outstanding()), (63, 63));
+    assert_eq!((held.len(), tracker.outstanding_mbufs()), (63, 63));
     let never = |_: &mut [u8]| panic!("there is no frame to fill");
     assert!(cache.alloc_frame(66, never, (&tracker, 0, 1)).is_none());
     cache.free_all(held.into_iter());
@@ -155,9 +164,9 @@ fn a_frame_is_headers_and_a_reference() {
     let widest = cache.alloc_frame(2048, fill, (&tracker, 0, 7)).unwrap();
     assert_eq!(widest.pkt_len(), 2055);
     cache.free(widest);
-    assert_eq!(tracker.outstanding(), 0);
+    assert_eq!(tracker.outstanding_mbufs(), 0);
     drop(cache);
-    assert_eq!(pool.available(), 127);
+    assert_eq!(pool.available_buffers(), 127);
 }
 
 #[test]
@@ -175,9 +184,9 @@ fn what_does_not_fit_is_not_attached() {
     assert!(tracker.attach(&mut m, end - 10, 10));
     assert!(!tracker.attach(&mut m, 0, 10), "attached already");
     let mut chain = Mbuf::alloc(&pool).unwrap();
-    chain.chain(Mbuf::alloc(&pool).unwrap()).unwrap();
+    chain.append_chain(Mbuf::alloc(&pool).unwrap()).unwrap();
     assert!(!tracker.attach(&mut chain, 0, 10), "a chain");
-    assert_eq!(tracker.outstanding(), 1);
+    assert_eq!(tracker.outstanding_mbufs(), 1);
 }
 
 #[test]
@@ -192,7 +201,7 @@ fn a_freed_tracker_keeps_its_memory_until_the_last_mbuf_is_gone() {
     assert!(tracker.attach(&mut m, 1, 3));
 
     trackers.free(tracker);
-    assert_eq!(trackers.zombies(), 1);
+    assert_eq!(trackers.zombie_count(), 1);
     assert!(
         trackers.alloc(as_ext(&pattern())).is_none(),
         "the slot is not reused"
@@ -201,7 +210,7 @@ fn a_freed_tracker_keeps_its_memory_until_the_last_mbuf_is_gone() {
     assert_eq!(m.data(), [1, 2, 3]);
 
     drop(m);
-    assert_eq!(trackers.sweep(), 1);
+    assert_eq!(trackers.sweep_released(), 1);
     assert!(
         alive.upgrade().is_none(),
         "the memory goes with the last mbuf"
@@ -223,15 +232,15 @@ fn a_sweep_finds_each_zombie_whose_mbufs_are_gone() {
             m
         })
         .collect();
-    assert_eq!((trackers.zombies(), trackers.sweep()), (8, 0));
+    assert_eq!((trackers.zombie_count(), trackers.sweep_released()), (8, 0));
     for i in [5, 2, 0] {
         held.remove(i);
     }
-    assert_eq!(trackers.sweep(), 3);
-    assert_eq!(trackers.zombies(), 5);
+    assert_eq!(trackers.sweep_released(), 3);
+    assert_eq!(trackers.zombie_count(), 5);
     held.clear();
-    assert_eq!(trackers.sweep(), 5);
-    assert_eq!(trackers.available(), 8);
+    assert_eq!(trackers.sweep_released(), 5);
+    assert_eq!(trackers.available_trackers(), 8);
 }
 
 #[test]
@@ -246,8 +255,8 @@ fn a_dropped_tracker_is_found_by_the_sweep() {
             m
         })
         .collect();
-    assert_eq!(trackers.sweep(), 0);
-    assert_eq!(trackers.zombies(), 3);
+    assert_eq!(trackers.sweep_released(), 0);
+    assert_eq!(trackers.zombie_count(), 3);
     assert_eq!(held[2].data(), [7]);
     drop(held);
     assert!(trackers.alloc(as_ext(&pattern())).is_some(), "alloc sweeps");
@@ -261,11 +270,11 @@ fn mbufs_may_outlive_the_pool_of_trackers() {
     let tracker = trackers.alloc(as_ext(&pattern())).unwrap();
     assert!(tracker.attach(&mut m, 10, 2));
     drop(trackers);
-    assert_eq!(tracker.outstanding(), 1);
+    assert_eq!(tracker.outstanding_mbufs(), 1);
     drop(tracker);
     assert_eq!(m.data(), [10, 11]);
     drop(m);
-    assert_eq!(pool.available(), 63);
+    assert_eq!(pool.available_buffers(), 63);
 }
 
 #[test]
@@ -273,8 +282,8 @@ fn a_tracker_freed_into_the_wrong_pool_goes_home() {
     let (mut a, mut b) = (TrackerPool::new(1), TrackerPool::new(1));
     let tracker = a.alloc(as_ext(&pattern())).unwrap();
     b.free(tracker);
-    assert_eq!((b.available(), b.zombies()), (1, 0));
-    assert_eq!(a.sweep(), 1);
+    assert_eq!((b.available_trackers(), b.zombie_count()), (1, 0));
+    assert_eq!(a.sweep_released(), 1);
 }
 
 #[test]
@@ -290,14 +299,14 @@ fn clones_of_an_external_segment_count_too() {
     chain.push(payload).unwrap();
     let chain = chain.finish();
     let clone = chain.clone_ref(&pool).unwrap();
-    assert_eq!(tracker.outstanding(), 2);
+    assert_eq!(tracker.outstanding_mbufs(), 2);
     cache.free(chain);
-    assert_eq!(tracker.outstanding(), 1);
+    assert_eq!(tracker.outstanding_mbufs(), 1);
     assert_eq!(bytes(&clone), [20, 21, 22, 23]);
     cache.free(clone);
-    assert_eq!(tracker.outstanding(), 0);
+    assert_eq!(tracker.outstanding_mbufs(), 0);
     drop(cache);
-    assert_eq!(pool.available(), 63);
+    assert_eq!(pool.available_buffers(), 63);
 }
 
 #[test]
@@ -311,7 +320,7 @@ fn mbufs_freed_by_other_threads_are_all_counted() {
     for m in &mut mbufs {
         assert!(tracker.attach(m, 0, 1448));
     }
-    assert_eq!(tracker.outstanding(), 2000);
+    assert_eq!(tracker.outstanding_mbufs(), 2000);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             let part = mbufs.split_off(mbufs.len() - 500);
@@ -322,6 +331,6 @@ fn mbufs_freed_by_other_threads_are_all_counted() {
             });
         }
     });
-    assert_eq!(tracker.outstanding(), 0);
-    assert_eq!(pool.available(), 2047);
+    assert_eq!(tracker.outstanding_mbufs(), 0);
+    assert_eq!(pool.available_buffers(), 2047);
 }

@@ -17,7 +17,7 @@ fn main() {
         u8::from(passed),
         u8::from(!passed)
     );
-    dpdk::exit(if passed { 0 } else { 101 });
+    dpdk::exit_process(if passed { 0 } else { 101 });
 }
 
 /// A virtio port and the vhost port behind it, over a socket: what a guest or a
@@ -46,7 +46,7 @@ fn virtio_and_vhost_ports_carry_chains() {
         return;
     };
     let (mut rx, mut tx) = start(&mut virtio, &pool, 1).remove(0);
-    assert!(virtio.caps().unwrap().offloads.multi_segs);
+    assert!(virtio.granted_caps().unwrap().offloads.multi_segs);
 
     for back in [false, true] {
         let (from, to) = if back {
@@ -78,5 +78,5 @@ fn virtio_and_vhost_ports_carry_chains() {
     drop((rx, tx, virtio, vhost_rx, vhost_tx, vhost));
     std::fs::remove_dir_all(&dir).unwrap();
     drop(cache);
-    assert_eq!(pool.available(), 2047);
+    assert_eq!(pool.available_buffers(), 2047);
 }

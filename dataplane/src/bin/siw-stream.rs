@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Parser};
 use siwd::config::{ByteSize, CaptureConfig, Config};
-use siwd::device::Device;
+use siwd::device::OpenDevice;
 use siwd::stream::{ConnectPlan, ServiceOffer, StreamPlan, StreamService};
 
 /// Byte-stream services over siwd's own TCP on a DPDK port.
@@ -141,7 +141,7 @@ fn main() -> ExitCode {
     }
     match run(&args) {
         // Threads of drivers may still run: no exit handlers.
-        Ok(good) => dpdk::exit(i32::from(!good)),
+        Ok(good) => dpdk::exit_process(i32::from(!good)),
         Err(message) => {
             if args.json {
                 println!("{}", serde_json::json!({ "error": message }));
@@ -180,8 +180,8 @@ fn run(args: &Args) -> Result<bool, String> {
     Ok(report.totals.failures() == 0)
 }
 
-fn say_ready(args: &Args, devices: &[Device]) {
-    let views: Vec<_> = devices.iter().map(Device::view).collect();
+fn say_ready(args: &Args, devices: &[OpenDevice]) {
+    let views: Vec<_> = devices.iter().map(OpenDevice::client_view).collect();
     if args.json {
         let devices: Vec<_> = views
             .iter()
@@ -209,10 +209,10 @@ fn say_ready(args: &Args, devices: &[Device]) {
 /// The file, or one made from the options, so that both are checked alike.
 fn config(args: &Args) -> Result<Config, String> {
     let mut config = match &args.config {
-        Some(path) => Config::load(path).map_err(|e| e.to_string())?,
+        Some(path) => Config::load_file(path).map_err(|e| e.to_string())?,
         None => {
             let text = as_file(args);
-            Config::parse(Path::new("options"), &text).map_err(|e| match e {
+            Config::parse_text(Path::new("options"), &text).map_err(|e| match e {
                 siwd::config::ConfigError::Invalid { message, .. } => message,
                 e => e.to_string(),
             })?

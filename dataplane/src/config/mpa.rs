@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::CrcPolicy;
+use super::CrcSetting;
 
 /// A ready-to-run frame announced to the peer (RFC 6581, section 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -59,7 +59,7 @@ pub enum TerminateName {
 /// Peers that are known to want it their way. Every setting can be given beside a preset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Preset {
+pub enum PeerPreset {
     /// Linux siw: no markers, Terminates as it reads them.
     Siw,
     /// Chelsio T4 to T6: a Read as ready-to-receive and no other, no markers, 32 reads, 256 bytes
@@ -72,12 +72,12 @@ pub enum Preset {
 
 /// `[device.mpa]`, after presets and defaults. The defaults suit all of the known peers.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(from = "Written")]
+#[serde(from = "MpaTable")]
 pub struct MpaSettings {
     /// Highest MPA revision offered and accepted: 1 or 2.
     pub revision: Spanned<u8>,
     /// CRC policy.
-    pub crc: CrcPolicy,
+    pub crc: CrcSetting,
     /// Markers.
     pub markers: MarkersName,
     /// RTR frames offered in revision 2; empty means no peer-to-peer set-up.
@@ -108,10 +108,10 @@ pub struct MpaSettings {
 /// What the file says.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Written {
-    preset: Option<Preset>,
+struct MpaTable {
+    preset_settings: Option<PeerPreset>,
     revision: Option<Spanned<u8>>,
-    crc: Option<CrcPolicy>,
+    crc: Option<CrcSetting>,
     markers: Option<MarkersName>,
     rtr: Option<Vec<RtrName>>,
     out_of_order: Option<OutOfOrderName>,
@@ -128,16 +128,16 @@ struct Written {
 
 impl Default for MpaSettings {
     fn default() -> Self {
-        Written::default().into()
+        MpaTable::default().into()
     }
 }
 
 impl MpaSettings {
-    fn preset(preset: Option<Preset>) -> MpaSettings {
-        let at = |n| Spanned::new(0..0, n);
+    fn preset_settings(preset: Option<PeerPreset>) -> MpaSettings {
+        let at = |value| Spanned::new(0..0, value);
         let plain = MpaSettings {
             revision: Spanned::new(0..0, 2),
-            crc: CrcPolicy::On,
+            crc: CrcSetting::On,
             markers: MarkersName::Accept,
             rtr: vec![RtrName::Write, RtrName::Read],
             out_of_order: OutOfOrderName::Off,
@@ -153,12 +153,12 @@ impl MpaSettings {
         };
         match preset {
             None => plain,
-            Some(Preset::Siw) => MpaSettings {
+            Some(PeerPreset::Siw) => MpaSettings {
                 markers: MarkersName::Never,
                 terminate: TerminateName::Siw,
                 ..plain
             },
-            Some(Preset::Chelsio) => MpaSettings {
+            Some(PeerPreset::Chelsio) => MpaSettings {
                 markers: MarkersName::Never,
                 rtr: vec![RtrName::Read],
                 ird: at(32),
@@ -166,7 +166,7 @@ impl MpaSettings {
                 private_data: at(256),
                 ..plain
             },
-            Some(Preset::Intel) => MpaSettings {
+            Some(PeerPreset::Intel) => MpaSettings {
                 markers: MarkersName::Never,
                 rtr: vec![RtrName::Read, RtrName::Write],
                 ird: at(64),
@@ -177,44 +177,50 @@ impl MpaSettings {
     }
 
     /// Where and what is out of its range.
-    pub(super) fn check(&self) -> Result<(), (Range<usize>, String)> {
-        let r = &self.revision;
-        if !(1..=2).contains(r.get_ref()) {
-            let n = r.get_ref();
-            return Err((r.span(), format!("MPA revision {n}: 1 or 2 are allowed")));
+    pub(super) fn check_ranges(&self) -> Result<(), (Range<usize>, String)> {
+        let revision = &self.revision;
+        if !(1..=2).contains(revision.get_ref()) {
+            let number = revision.get_ref();
+            return Err((
+                revision.span(),
+                format!("MPA revision {number}: 1 or 2 are allowed"),
+            ));
         }
-        for (what, v, most) in [
+        for (what, setting, most) in [
             ("ird", &self.ird, 0x3FFE),
             ("ord", &self.ord, 0x3FFE),
             ("private_data", &self.private_data, 512),
         ] {
-            let n = *v.get_ref();
-            if n > most {
-                return Err((v.span(), format!("{what} {n}: 0 to {most} are allowed")));
+            let number = *setting.get_ref();
+            if number > most {
+                return Err((
+                    setting.span(),
+                    format!("{what} {number}: 0 to {most} are allowed"),
+                ));
             }
         }
         Ok(())
     }
 }
 
-impl From<Written> for MpaSettings {
-    fn from(w: Written) -> MpaSettings {
-        let p = MpaSettings::preset(w.preset);
+impl From<MpaTable> for MpaSettings {
+    fn from(file: MpaTable) -> MpaSettings {
+        let preset = MpaSettings::preset_settings(file.preset_settings);
         MpaSettings {
-            revision: w.revision.unwrap_or(p.revision),
-            crc: w.crc.unwrap_or(p.crc),
-            markers: w.markers.unwrap_or(p.markers),
-            rtr: w.rtr.unwrap_or(p.rtr),
-            out_of_order: w.out_of_order.unwrap_or(p.out_of_order),
-            terminate: w.terminate.unwrap_or(p.terminate),
-            ird: w.ird.unwrap_or(p.ird),
-            ord: w.ord.unwrap_or(p.ord),
-            private_data: w.private_data.unwrap_or(p.private_data),
-            first_msn: w.first_msn.unwrap_or(p.first_msn),
-            fallback: w.fallback.unwrap_or(p.fallback),
-            request_timeout_ms: w.request_timeout_ms.unwrap_or(p.request_timeout_ms),
-            reply_timeout_ms: w.reply_timeout_ms.unwrap_or(p.reply_timeout_ms),
-            accept_timeout_ms: w.accept_timeout_ms.unwrap_or(p.accept_timeout_ms),
+            revision: file.revision.unwrap_or(preset.revision),
+            crc: file.crc.unwrap_or(preset.crc),
+            markers: file.markers.unwrap_or(preset.markers),
+            rtr: file.rtr.unwrap_or(preset.rtr),
+            out_of_order: file.out_of_order.unwrap_or(preset.out_of_order),
+            terminate: file.terminate.unwrap_or(preset.terminate),
+            ird: file.ird.unwrap_or(preset.ird),
+            ord: file.ord.unwrap_or(preset.ord),
+            private_data: file.private_data.unwrap_or(preset.private_data),
+            first_msn: file.first_msn.unwrap_or(preset.first_msn),
+            fallback: file.fallback.unwrap_or(preset.fallback),
+            request_timeout_ms: file.request_timeout_ms.unwrap_or(preset.request_timeout_ms),
+            reply_timeout_ms: file.reply_timeout_ms.unwrap_or(preset.reply_timeout_ms),
+            accept_timeout_ms: file.accept_timeout_ms.unwrap_or(preset.accept_timeout_ms),
         }
     }
 }
@@ -253,7 +259,10 @@ mod tests {
 
     #[test]
     fn more_private_data_than_the_rfc_allows_is_refused() {
-        let (_, why) = parse("private_data = 513").unwrap().check().unwrap_err();
+        let (_, why) = parse("private_data = 513")
+            .unwrap()
+            .check_ranges()
+            .unwrap_err();
         assert!(why.contains("512"), "{why}");
     }
 }

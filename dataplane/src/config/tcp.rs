@@ -70,15 +70,15 @@ impl Default for TcpSettings {
             ecn: false,
             timestamps: true,
             sack: true,
-            rto_min_ms: at_none(5),
-            rto_initial_ms: at_none(1000),
+            rto_min_ms: default_value(5),
+            rto_initial_ms: default_value(1000),
             receive_window: None,
             initial_window: None,
-            delayed_ack_us: at_none(1_000),
-            user_timeout_s: at_none(120),
+            delayed_ack_us: default_value(1_000),
+            user_timeout_s: default_value(120),
             keepalive_s: None,
             keepalive_interval_s: None,
-            keepalive_probes: at_none(5),
+            keepalive_probes: default_value(5),
             syn_retries: 6,
             syn_cookies: true,
             time_wait_s: 60,
@@ -103,122 +103,126 @@ pub struct NeighbourSettings {
 impl Default for NeighbourSettings {
     fn default() -> Self {
         NeighbourSettings {
-            entries: at_none(1024),
-            reachable_s: at_none(30),
-            retransmit_ms: at_none(1000),
-            probes: at_none(3),
+            entries: default_value(1024),
+            reachable_s: default_value(30),
+            retransmit_ms: default_value(1000),
+            probes: default_value(3),
         }
     }
 }
 
 /// A default, which stands nowhere in the file.
-fn at_none<T>(value: T) -> Spanned<T> {
+fn default_value<T>(value: T) -> Spanned<T> {
     Spanned::new(0..0, value)
 }
 
-fn seconds(s: &Spanned<u32>) -> Duration {
-    Duration::from_secs((*s.get_ref()).into())
+fn seconds_of(setting: &Spanned<u32>) -> Duration {
+    Duration::from_secs((*setting.get_ref()).into())
 }
 
-fn millis(ms: &Spanned<u32>) -> Duration {
+fn millis_of(ms: &Spanned<u32>) -> Duration {
     Duration::from_millis((*ms.get_ref()).into())
 }
 
-type Wrong = (Range<usize>, String);
+type InvalidSetting = (Range<usize>, String);
 
-fn within<T: Copy + Into<u64>>(
+fn check_range<T: Copy + Into<u64>>(
     name: &str,
     value: &Spanned<T>,
     allowed: std::ops::RangeInclusive<u64>,
-) -> Result<(), Wrong> {
-    let v = (*value.get_ref()).into();
-    if allowed.contains(&v) {
+) -> Result<(), InvalidSetting> {
+    let number = (*value.get_ref()).into();
+    if allowed.contains(&number) {
         return Ok(());
     }
     let (least, most) = allowed.into_inner();
-    let why = format!("{name} {v}: {least} to {most} are allowed");
+    let why = format!("{name} {number}: {least} to {most} are allowed");
     Err((value.span(), why))
 }
 
 impl TcpSettings {
-    pub(super) fn check(&self) -> Result<(), Wrong> {
-        within("rto_min_ms", &self.rto_min_ms, 1..=60_000)?;
-        within("rto_initial_ms", &self.rto_initial_ms, 1..=60_000)?;
-        within("delayed_ack_us", &self.delayed_ack_us, 0..=499_999)?;
-        within("user_timeout_s", &self.user_timeout_s, 1..=86_400)?;
-        within("keepalive_probes", &self.keepalive_probes, 1..=255)?;
+    pub(super) fn check_ranges(&self) -> Result<(), InvalidSetting> {
+        check_range("rto_min_ms", &self.rto_min_ms, 1..=60_000)?;
+        check_range("rto_initial_ms", &self.rto_initial_ms, 1..=60_000)?;
+        check_range("delayed_ack_us", &self.delayed_ack_us, 0..=499_999)?;
+        check_range("user_timeout_s", &self.user_timeout_s, 1..=86_400)?;
+        check_range("keepalive_probes", &self.keepalive_probes, 1..=255)?;
         for (name, value) in [
             ("keepalive_s", &self.keepalive_s),
             ("keepalive_interval_s", &self.keepalive_interval_s),
         ] {
-            if let Some(s) = value {
-                within(name, s, 1..=86_400)?;
+            if let Some(setting) = value {
+                check_range(name, setting, 1..=86_400)?;
             }
         }
-        if let Some(n) = &self.initial_window {
-            within("initial_window", n, 1..=65_535)?;
+        if let Some(segments) = &self.initial_window {
+            check_range("initial_window", segments, 1..=65_535)?;
         }
-        if let Some(w) = &self.receive_window
-            && !(4096..=1 << 30).contains(&w.get_ref().0)
+        if let Some(window_size) = &self.receive_window
+            && !(4096..=1 << 30).contains(&window_size.get_ref().0)
         {
             let why = format!(
                 "receive_window {}: \"4 KiB\" to \"1 GiB\" are allowed",
-                w.get_ref().0
+                window_size.get_ref().0
             );
-            return Err((w.span(), why));
+            return Err((window_size.span(), why));
         }
         Ok(())
     }
 
     /// Puts the settings, or what is common for a device where there are none, into `c`.
-    pub(crate) fn apply(&self, window: u32, initial_window: u32, c: &mut StackConfig) {
-        c.congestion = match self.congestion {
+    pub(crate) fn apply_to_stack(
+        &self,
+        window: u32,
+        initial_window: u32,
+        config: &mut StackConfig,
+    ) {
+        config.congestion = match self.congestion {
             CongestionName::Cubic => CongestionControl::Cubic,
             CongestionName::Newreno => CongestionControl::NewReno,
             CongestionName::Dctcp => CongestionControl::Dctcp,
         };
-        c.ecn = self.ecn;
-        c.timestamps = self.timestamps;
-        c.sack = self.sack;
-        c.rto_min = millis(&self.rto_min_ms);
-        c.rto_initial = millis(&self.rto_initial_ms);
-        c.recv_window = self
-            .receive_window
-            .as_ref()
-            .map_or(window, |w| u32::try_from(w.get_ref().0).unwrap_or(1 << 30));
-        c.initial_window = self
+        config.ecn = self.ecn;
+        config.timestamps = self.timestamps;
+        config.sack = self.sack;
+        config.rto_min = millis_of(&self.rto_min_ms);
+        config.rto_initial = millis_of(&self.rto_initial_ms);
+        config.recv_window = self.receive_window.as_ref().map_or(window, |window_size| {
+            u32::try_from(window_size.get_ref().0).unwrap_or(1 << 30)
+        });
+        config.initial_window = self
             .initial_window
             .as_ref()
-            .map_or(initial_window, |n| *n.get_ref());
-        c.delayed_ack = Duration::from_micros((*self.delayed_ack_us.get_ref()).into());
-        c.user_timeout = seconds(&self.user_timeout_s);
-        c.keepalive = self.keepalive_s.as_ref().map(|idle| Keepalive {
-            idle: seconds(idle),
+            .map_or(initial_window, |segments| *segments.get_ref());
+        config.delayed_ack = Duration::from_micros((*self.delayed_ack_us.get_ref()).into());
+        config.user_timeout = seconds_of(&self.user_timeout_s);
+        config.keepalive = self.keepalive_s.as_ref().map(|idle| Keepalive {
+            idle: seconds_of(idle),
             interval: self
                 .keepalive_interval_s
                 .as_ref()
-                .map_or(seconds(idle).min(Duration::from_secs(5)), seconds),
+                .map_or(seconds_of(idle).min(Duration::from_secs(5)), seconds_of),
             probes: *self.keepalive_probes.get_ref(),
         });
-        c.syn_retries = self.syn_retries;
-        c.syn_cookies = self.syn_cookies;
-        c.time_wait = Duration::from_secs(self.time_wait_s.into());
+        config.syn_retries = self.syn_retries;
+        config.syn_cookies = self.syn_cookies;
+        config.time_wait = Duration::from_secs(self.time_wait_s.into());
     }
 }
 
 impl NeighbourSettings {
-    pub(super) fn check(&self) -> Result<(), Wrong> {
-        within("entries", &self.entries, 8..=1 << 20)?;
-        within("reachable_s", &self.reachable_s, 1..=86_400)?;
-        within("retransmit_ms", &self.retransmit_ms, 10..=60_000)?;
-        within("probes", &self.probes, 1..=255)
+    pub(super) fn check_ranges(&self) -> Result<(), InvalidSetting> {
+        check_range("entries", &self.entries, 8..=1 << 20)?;
+        check_range("reachable_s", &self.reachable_s, 1..=86_400)?;
+        check_range("retransmit_ms", &self.retransmit_ms, 10..=60_000)?;
+        check_range("probes", &self.probes, 1..=255)
     }
 
-    pub(crate) fn table(&self) -> NeighbourConfig {
+    pub(crate) fn neighbour_config(&self) -> NeighbourConfig {
         NeighbourConfig {
             max_entries: *self.entries.get_ref() as usize,
-            reachable: seconds(&self.reachable_s),
-            retransmit: millis(&self.retransmit_ms),
+            reachable: seconds_of(&self.reachable_s),
+            retransmit: millis_of(&self.retransmit_ms),
             probes: *self.probes.get_ref(),
         }
     }
@@ -231,10 +235,10 @@ mod tests {
 
     fn stack(text: &str) -> StackConfig {
         let s: TcpSettings = toml::from_str(text).unwrap();
-        s.check().unwrap();
+        s.check_ranges().unwrap();
         let addrs = vec!["10.0.0.1/24".parse::<IpCidr>().unwrap()];
         let mut c = StackConfig::new([2, 0, 0, 0, 0, 1], addrs);
-        s.apply(1 << 20, 10, &mut c);
+        s.apply_to_stack(1 << 20, 10, &mut c);
         c
     }
 
@@ -262,7 +266,13 @@ mod tests {
         assert_eq!(c.keepalive, Some(keepalive));
         assert_eq!((c.syn_retries, c.time_wait), (2, s(1)));
         let n: NeighbourSettings = toml::from_str("entries = 9\nreachable_s = 2").unwrap();
-        assert_eq!((n.table().max_entries, n.table().reachable), (9, s(2)));
+        assert_eq!(
+            (
+                n.neighbour_config().max_entries,
+                n.neighbour_config().reachable
+            ),
+            (9, s(2))
+        );
     }
 
     #[test]
@@ -274,7 +284,7 @@ mod tests {
             ..plain
         };
         assert_eq!(format!("{c:?}"), format!("{differ:?}"));
-        let n = NeighbourSettings::default().table();
+        let n = NeighbourSettings::default().neighbour_config();
         assert_eq!(n, NeighbourConfig::default());
     }
 
@@ -292,11 +302,11 @@ mod tests {
             ("initial_window = 0", "1 to 65535"),
         ] {
             let s: TcpSettings = toml::from_str(bad).unwrap();
-            let (place, why) = s.check().unwrap_err();
+            let (place, why) = s.check_ranges().unwrap_err();
             assert!(why.contains(says), "{bad}: {why}");
             assert_eq!(place.end, bad.len(), "{bad}");
         }
         let n: NeighbourSettings = toml::from_str("entries = 1").unwrap();
-        assert!(n.check().unwrap_err().1.contains("8 to"));
+        assert!(n.check_ranges().unwrap_err().1.contains("8 to"));
     }
 }

@@ -26,16 +26,16 @@ from_text!(DeviceName);
 
 impl FromStr for DeviceName {
     type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let plain = s
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = text
             .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
-        if s.is_empty() || s.len() > 63 || !plain {
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+        if text.is_empty() || text.len() > 63 || !plain {
             return Err(format!(
-                "device name {s:?}: use 1 to 63 letters, digits, '_' or '-', for example \"siw0\""
+                "device name {text:?}: use 1 to 63 letters, digits, '_' or '-', for example \"siw0\""
             ));
         }
-        Ok(DeviceName(s.to_owned()))
+        Ok(DeviceName(text.to_owned()))
     }
 }
 
@@ -46,20 +46,22 @@ from_text!(PciAddress);
 
 impl FromStr for PciAddress {
     type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        let shape = |t: &str| -> Option<()> {
-            let (head, func) = t.rsplit_once('.')?;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let shape = |address: &str| -> Option<()> {
+            let (head, func) = address.rsplit_once('.')?;
             let mut parts = head.rsplit(':');
             let (dev, bus) = (parts.next()?, parts.next()?);
             let domain = parts.next().unwrap_or("0000");
-            let hex = |p: &str, n: usize| p.len() == n && p.bytes().all(|b| b.is_ascii_hexdigit());
+            let hex = |part: &str, digits: usize| {
+                part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+            };
             (parts.next().is_none() && hex(domain, 4) && hex(bus, 2) && hex(dev, 2) && hex(func, 1))
                 .then_some(())
         };
-        match shape(s) {
-            Some(()) => Ok(PciAddress(s.to_owned())),
+        match shape(text) {
+            Some(()) => Ok(PciAddress(text.to_owned())),
             None => Err(format!(
-                "PCI address {s:?}: write domain:bus:device.function, for example \"0000:03:00.0\""
+                "PCI address {text:?}: write domain:bus:device.function, for example \"0000:03:00.0\""
             )),
         }
     }
@@ -72,16 +74,19 @@ from_text!(MacAddress);
 
 impl FromStr for MacAddress {
     type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let bad = || {
             format!(
-                "Ethernet address {s:?}: write six hex octets of a unicast address, for example \"02:00:00:00:00:01\""
+                "Ethernet address {text:?}: write six hex octets of a unicast address, for example \"02:00:00:00:00:01\""
             )
         };
         let mut mac = [0u8; 6];
-        let mut parts = s.split(':');
+        let mut parts = text.split(':');
         for octet in &mut mac {
-            let part = parts.next().filter(|p| p.len() == 2).ok_or_else(bad)?;
+            let part = parts
+                .next()
+                .filter(|part| part.len() == 2)
+                .ok_or_else(bad)?;
             *octet = u8::from_str_radix(part, 16).map_err(|_| bad())?;
         }
         if parts.next().is_some() || mac[0] & 1 != 0 || mac == [0; 6] {
@@ -93,11 +98,11 @@ impl FromStr for MacAddress {
 
 impl fmt::Display for MacAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let m = self.0;
+        let octets = self.0;
         write!(
             f,
             "{:02x}:{:02x}:{:02x}:{:02x}:{:02x}:{:02x}",
-            m[0], m[1], m[2], m[3], m[4], m[5]
+            octets[0], octets[1], octets[2], octets[3], octets[4], octets[5]
         )
     }
 }
@@ -114,13 +119,13 @@ from_text!(Cidr);
 
 impl FromStr for Cidr {
     type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let bad = |why: &str| {
             format!(
-                "address {s:?}: {why}; write address/prefix, for example \"10.77.0.1/24\" or \"fd77::1/64\""
+                "address {text:?}: {why}; write address/prefix, for example \"10.77.0.1/24\" or \"fd77::1/64\""
             )
         };
-        let (addr, prefix) = s
+        let (addr, prefix) = text
             .split_once('/')
             .ok_or_else(|| bad("the prefix length is missing"))?;
         let addr: IpAddr = addr.parse().map_err(|_| bad("not an IP address"))?;
@@ -128,7 +133,7 @@ impl FromStr for Cidr {
         let prefix: u8 = prefix
             .parse()
             .ok()
-            .filter(|p| *p >= 1 && *p <= max)
+            .filter(|prefix| *prefix >= 1 && *prefix <= max)
             .ok_or_else(|| bad("the prefix length is out of range"))?;
         if addr.is_unspecified() || addr.is_multicast() || addr.is_loopback() {
             return Err(bad("a device needs a unicast address of its own"));
@@ -143,15 +148,17 @@ pub struct ByteSize(pub u64);
 
 impl FromStr for ByteSize {
     type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let bad = || {
             format!(
-                "size {s:?}: write bytes, or a number with KiB, MiB, GiB or TiB, for example \"64MiB\""
+                "size {text:?}: write bytes, or a number with KiB, MiB, GiB or TiB, for example \"64MiB\""
             )
         };
-        let digits = s.find(|c: char| !c.is_ascii_digit()).unwrap_or(s.len());
-        let number: u64 = s[..digits].parse().map_err(|_| bad())?;
-        let shift = match s[digits..].trim() {
+        let digits = text
+            .find(|character: char| !character.is_ascii_digit())
+            .unwrap_or(text.len());
+        let number: u64 = text[..digits].parse().map_err(|_| bad())?;
+        let shift = match text[digits..].trim() {
             "" | "B" => 0,
             "KiB" => 10,
             "MiB" => 20,
@@ -161,33 +168,33 @@ impl FromStr for ByteSize {
         };
         number
             .checked_shl(shift)
-            .filter(|n| n >> shift == number)
+            .filter(|bytes| bytes >> shift == number)
             .map(ByteSize)
             .ok_or_else(bad)
     }
 }
 
 impl<'de> Deserialize<'de> for ByteSize {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct V;
         impl de::Visitor<'_> for V {
             type Value = ByteSize;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a number of bytes or text such as \"64MiB\"")
             }
-            fn visit_i64<E: de::Error>(self, v: i64) -> Result<ByteSize, E> {
-                u64::try_from(v)
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<ByteSize, E> {
+                u64::try_from(value)
                     .map(ByteSize)
                     .map_err(|_| E::custom("a size cannot be negative"))
             }
-            fn visit_u64<E: de::Error>(self, v: u64) -> Result<ByteSize, E> {
-                Ok(ByteSize(v))
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<ByteSize, E> {
+                Ok(ByteSize(value))
             }
-            fn visit_str<E: de::Error>(self, v: &str) -> Result<ByteSize, E> {
-                v.parse().map_err(E::custom)
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<ByteSize, E> {
+                value.parse().map_err(E::custom)
             }
         }
-        d.deserialize_any(V)
+        deserializer.deserialize_any(V)
     }
 }
 
@@ -198,11 +205,13 @@ from_text!(FileMode);
 
 impl FromStr for FileMode {
     type Err = String;
-    fn from_str(s: &str) -> Result<Self, String> {
-        u32::from_str_radix(s, 8)
+    fn from_str(text: &str) -> Result<Self, String> {
+        u32::from_str_radix(text, 8)
             .ok()
-            .filter(|m| *m <= 0o777)
+            .filter(|mode| *mode <= 0o777)
             .map(FileMode)
-            .ok_or_else(|| format!("mode {s:?}: write octal permission bits, for example \"0660\""))
+            .ok_or_else(|| {
+                format!("mode {text:?}: write octal permission bits, for example \"0660\"")
+            })
     }
 }

@@ -9,13 +9,13 @@ use siw_shm::control::{
     Addr, AsyncEventKind, CmEventKind, CmEventMessage, PrivateData, QpState, Text, codec,
 };
 
-use super::Control;
+use super::ControlThread;
 use super::resources::QpPhase;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
 use crate::worker::messages::{Command, ConnectFailure, DisconnectReason, Event, RequestId};
 
-impl Control {
-    pub(super) fn worker_event(&mut self, worker: usize, event: Event) {
+impl ControlThread {
+    pub(super) fn on_worker_event(&mut self, worker: usize, event: Event) {
         match event {
             Event::ConnectRequest {
                 request,
@@ -26,28 +26,28 @@ impl Control {
                 peer_ird,
                 peer_ord,
             } => {
-                let mut e = CmEventMessage::new(CmEventKind::ConnectRequest);
+                let mut event = CmEventMessage::new(CmEventKind::ConnectRequest);
                 // What the initiator can hold bounds our ORD, what it wants our IRD.
-                e.ord = peer_ird.map_or(0, u32::from);
-                e.ird = peer_ord.map_or(0, u32::from);
-                e.local = local.into();
-                e.peer = remote.into();
-                e.private_data = private(&private_data);
-                self.connect_request(worker, request, listener, e);
+                event.ord = peer_ird.map_or(0, u32::from);
+                event.ird = peer_ord.map_or(0, u32::from);
+                event.local = local.into();
+                event.peer = remote.into();
+                event.private_data = to_private_data(&private_data);
+                self.on_connect_request(worker, request, listener, event);
             }
             Event::RequestGone { request, listener } => {
-                let Some(number) = self.requests.gone(request) else {
+                let Some(number) = self.requests.remove_by_worker_request(request) else {
                     return;
                 };
-                let Some(l) = self.listeners.get(listener) else {
+                let Some(found) = self.listeners.get(listener) else {
                     return;
                 };
-                let mut e = CmEventMessage::new(CmEventKind::RequestCancelled);
-                e.cookie = l.cookie;
-                e.listener = listener.0;
-                e.request = number.0;
-                let (client, channel) = (l.client, l.cm_channel);
-                self.cm_event(client, Some(channel), &e);
+                let mut event = CmEventMessage::new(CmEventKind::RequestCancelled);
+                event.cookie = found.cookie;
+                event.listener = listener.0;
+                event.request = number.0;
+                let (client, channel) = (found.client, found.cm_channel);
+                self.post_cm_event(client, Some(channel), &event);
             }
             Event::Established {
                 qpn,
@@ -56,7 +56,9 @@ impl Control {
                 local,
                 remote,
             } => {
-                let Some(id) = self.owner(qpn) else { return };
+                let Some(id) = self.owner_of_qp(qpn) else {
+                    return;
+                };
                 let Some(qp) = self.qp_mut(id, qpn) else {
                     return;
                 };
@@ -66,34 +68,36 @@ impl Control {
                 qp.ord = negotiated.ord;
                 qp.local = local.into();
                 qp.peer = remote.into();
-                let mut e = CmEventMessage::new(CmEventKind::Established);
-                e.cookie = qp.cookie;
-                e.qp_num = qpn.0;
-                e.worker = qp.worker as u32;
-                e.device = qp.device as u32;
-                e.ird = negotiated.ird.into();
-                e.ord = negotiated.ord.into();
-                e.crc = negotiated.crc.into();
-                e.mpa_rev = negotiated.revision;
-                e.local = local.into();
-                e.peer = remote.into();
-                e.private_data = private(&private_data);
+                let mut event = CmEventMessage::new(CmEventKind::Established);
+                event.cookie = qp.cookie;
+                event.qp_num = qpn.0;
+                event.worker = qp.worker as u32;
+                event.device = qp.device as u32;
+                event.ird = negotiated.ird.into();
+                event.ord = negotiated.ord.into();
+                event.crc = negotiated.crc.into();
+                event.mpa_rev = negotiated.revision;
+                event.local = local.into();
+                event.peer = remote.into();
+                event.private_data = to_private_data(&private_data);
                 let channel = qp.cm_channel;
-                self.cm_event(id, channel, &e);
+                self.post_cm_event(id, channel, &event);
             }
-            Event::ConnectFailed { qpn, failure } => self.connect_failed(qpn, failure),
+            Event::ConnectFailed { qpn, failure } => self.on_connect_failed(qpn, failure),
             Event::Disconnected { qpn, failure } => {
-                let Some(id) = self.owner(qpn) else { return };
+                let Some(id) = self.owner_of_qp(qpn) else {
+                    return;
+                };
                 let Some(qp) = self.qp_mut(id, qpn) else {
                     return;
                 };
                 qp.state = QpState::Error;
-                let mut e = CmEventMessage::new(CmEventKind::Disconnected);
-                e.cookie = qp.cookie;
-                e.qp_num = qpn.0;
-                e.device = qp.device as u32;
-                e.local = qp.local;
-                e.peer = qp.peer;
+                let mut event = CmEventMessage::new(CmEventKind::Disconnected);
+                event.cookie = qp.cookie;
+                event.qp_num = qpn.0;
+                event.device = qp.device as u32;
+                event.local = qp.local;
+                event.peer = qp.peer;
                 if let Some(failure) = failure {
                     let (errno, reason) = match failure {
                         DisconnectReason::Reset => {
@@ -109,14 +113,14 @@ impl Control {
                             (libc::EPROTO, format!("ended by this side: {code}"))
                         }
                     };
-                    e.errno = errno as u32;
-                    e.reason = Text::new(&reason);
+                    event.errno = errno as u32;
+                    event.reason = Text::new(&reason);
                 }
                 let channel = qp.cm_channel;
-                self.cm_event(id, channel, &e);
+                self.post_cm_event(id, channel, &event);
             }
             Event::QpDestroyed { qpn } => self.finish_destroy_qp(qpn),
-            Event::QpInfo { qpn, token, info } => self.qp_info(qpn, token, &info),
+            Event::QpInfo { qpn, token, info } => self.on_qp_info(qpn, token, &info),
             Event::Async { client, qpn, event } => {
                 use siw_iwarp::QpEvent as A;
                 let (kind, why) = match event {
@@ -136,16 +140,16 @@ impl Control {
                 {
                     qp.state = QpState::Error;
                 }
-                self.async_event(client, kind, qpn.0, why);
+                self.post_async_event(client, kind, qpn.0, why);
             }
             Event::CqOverflow { client, cq } => {
                 let why = "the completion queue overflowed: make it deeper or poll it sooner";
-                self.async_event(client, AsyncEventKind::CqErr, cq.0, why);
+                self.post_async_event(client, AsyncEventKind::CqErr, cq.0, why);
             }
             Event::SrqLimit { client, srq } => self.srq_limit(client, srq),
             Event::LastWqe { client, qpn } => {
                 let why = "nothing more is taken from the shared receive queue";
-                self.async_event(client, AsyncEventKind::QpLastWqeReached, qpn.0, why);
+                self.post_async_event(client, AsyncEventKind::QpLastWqeReached, qpn.0, why);
             }
             Event::BadRequest {
                 client,
@@ -153,11 +157,11 @@ impl Control {
                 reason,
             } => {
                 let why = format!("work request refused: {reason}");
-                self.async_event(client, AsyncEventKind::QpFatal, qpn.0, &why);
+                self.post_async_event(client, AsyncEventKind::QpFatal, qpn.0, &why);
             }
             Event::ClientFault { client, qpn } => {
                 let why = format!("queue pair {qpn}: ring indices are impossible");
-                self.fault(client, &why);
+                self.close_faulty_client(client, &why);
             }
             Event::ListenFailed { listener, reason } => {
                 tracing::warn!(listener = listener.0, "listening failed: {reason}");
@@ -166,21 +170,21 @@ impl Control {
                 worker,
                 token,
                 stats,
-            } => self.stats_arrived(worker, token, *stats),
+            } => self.on_worker_stats(worker, token, *stats),
             Event::BarrierReached { .. } | Event::Stopped { .. } => {}
         }
     }
 
-    fn connect_request(
+    fn on_connect_request(
         &mut self,
         worker: usize,
         request: RequestId,
         listener: CmListenerId,
-        mut e: CmEventMessage,
+        mut event: CmEventMessage,
     ) {
-        let Some(l) = self.listeners.get(listener) else {
+        let Some(found) = self.listeners.get(listener) else {
             let private_data = Vec::new();
-            return self.command(
+            return self.post_command(
                 worker,
                 Command::Reject {
                     request,
@@ -188,25 +192,27 @@ impl Control {
                 },
             );
         };
-        self.requests_no = self.requests_no.wrapping_add(1).max(1);
-        e.request = self.requests_no;
-        e.cookie = l.cookie;
-        e.listener = listener.0;
-        let local = e.local.to_socket_addr().map(|a| a.ip());
-        e.device = self
+        self.last_request = self.last_request.wrapping_add(1).max(1);
+        event.request = self.last_request;
+        event.cookie = found.cookie;
+        event.listener = listener.0;
+        let local = event.local.to_socket_addr().map(|addr| addr.ip());
+        event.device = self
             .config
             .devices
             .iter()
-            .position(|d| d.addresses.iter().any(|c| Some(c.addr) == local))
+            .position(|device| device.addresses.iter().any(|cidr| Some(cidr.addr) == local))
             .unwrap_or(0) as u32;
-        let (client, channel) = (l.client, l.cm_channel);
+        let (client, channel) = (found.client, found.cm_channel);
         self.requests
-            .insert(ConnectRequestId(e.request), request, listener);
-        self.cm_event(client, Some(channel), &e);
+            .insert(ConnectRequestId(event.request), request, listener);
+        self.post_cm_event(client, Some(channel), &event);
     }
 
-    fn connect_failed(&mut self, qpn: Qpn, failure: ConnectFailure) {
-        let Some(id) = self.owner(qpn) else { return };
+    fn on_connect_failed(&mut self, qpn: Qpn, failure: ConnectFailure) {
+        let Some(id) = self.owner_of_qp(qpn) else {
+            return;
+        };
         let Some(qp) = self.qp_mut(id, qpn) else {
             return;
         };
@@ -243,70 +249,80 @@ impl Control {
                 (CmEventKind::ConnectError, libc::EADDRNOTAVAIL, why.clone())
             }
         };
-        let mut e = CmEventMessage::new(kind);
-        e.cookie = qp.cookie;
-        e.qp_num = qpn.0;
-        e.errno = errno as u32;
-        e.reason = Text::new(&reason);
+        let mut event = CmEventMessage::new(kind);
+        event.cookie = qp.cookie;
+        event.qp_num = qpn.0;
+        event.errno = errno as u32;
+        event.reason = Text::new(&reason);
         if let ConnectFailure::Rejected(data) = &failure {
-            e.private_data = private(data);
+            event.private_data = to_private_data(data);
         }
         let channel = qp.cm_channel;
-        self.cm_event(id, channel, &e);
+        self.post_cm_event(id, channel, &event);
     }
 
-    fn cm_event(&mut self, client: ClientId, channel: Option<CmChannelId>, event: &CmEventMessage) {
-        let Some(c) = self.clients.get_mut(&client) else {
+    fn post_cm_event(
+        &mut self,
+        client: ClientId,
+        channel: Option<CmChannelId>,
+        event: &CmEventMessage,
+    ) {
+        let Some(client) = self.clients.get_mut(&client) else {
             return;
         };
-        if let Some(outbox) = channel.and_then(|channel| c.cm_channels.get_mut(&channel)) {
-            outbox.send(&self.epoll, codec::encode_event(KIND_CM_EVENT, event));
+        if let Some(outbox) = channel.and_then(|channel| client.cm_channels.get_mut(&channel)) {
+            outbox.send_event(&self.epoll, codec::encode_event(KIND_CM_EVENT, event));
         }
     }
 
     /// The device through which a peer is reached: its own address turns the connection
     /// round, then whoever is on the peer's link, then the longest route, then whoever has a
     /// gateway.
-    pub(super) fn route(&self, src: Option<IpAddr>, dst: IpAddr) -> Option<usize> {
+    pub(super) fn find_device(&self, src: Option<IpAddr>, dst: IpAddr) -> Option<usize> {
         let devices = &self.config.devices;
         if let Some(src) = src {
             return devices
                 .iter()
-                .position(|d| d.addresses.iter().any(|c| c.addr == src));
+                .position(|device| device.addresses.iter().any(|cidr| cidr.addr == src));
         }
         let own = devices
             .iter()
-            .position(|d| d.addresses.iter().any(|c| c.addr == dst));
+            .position(|device| device.addresses.iter().any(|cidr| cidr.addr == dst));
         let on_link = || {
             devices
                 .iter()
-                .position(|d| d.addresses.iter().any(|c| contains(c, dst)))
+                .position(|device| device.addresses.iter().any(|cidr| is_on_network(cidr, dst)))
         };
         let by_gateway = || {
-            devices
-                .iter()
-                .position(|d| if dst.is_ipv4() { d.gateway } else { d.gateway6 })
+            devices.iter().position(|device| {
+                if dst.is_ipv4() {
+                    device.gateway
+                } else {
+                    device.gateway6
+                }
+            })
         };
         let by_route = || {
-            let longest = |d: &super::DeviceView| {
-                d.routes
+            let longest = |device: &super::DeviceView| {
+                device
+                    .routes
                     .iter()
-                    .filter(|r| contains(r, dst))
-                    .map(|r| r.prefix)
+                    .filter(|route| is_on_network(route, dst))
+                    .map(|route| route.prefix)
                     .max()
             };
             devices
                 .iter()
                 .enumerate()
-                .filter_map(|(i, d)| Some((longest(d)?, std::cmp::Reverse(i))))
+                .filter_map(|(index, device)| Some((longest(device)?, std::cmp::Reverse(index))))
                 .max()
-                .map(|(_, i)| i.0)
+                .map(|(_, index)| index.0)
         };
         own.or_else(on_link).or_else(by_route).or_else(by_gateway)
     }
 
     /// Takes turns among the workers that have a queue of the device.
-    pub(super) fn worker_for(&mut self, device: usize) -> usize {
+    pub(super) fn next_worker_of(&mut self, device: usize) -> usize {
         let workers = &self.config.devices[device].workers;
         self.next_worker = self.next_worker.wrapping_add(1);
         workers
@@ -315,29 +331,29 @@ impl Control {
             .unwrap_or(0)
     }
 
-    pub(super) fn unlisten(&mut self, listener: CmListenerId) {
+    pub(super) fn remove_listener(&mut self, listener: CmListenerId) {
         if self.listeners.remove(listener).is_some() {
-            self.requests.forget(listener);
-            for w in 0..self.config.mailboxes.len() {
-                self.command(w, Command::Unlisten { listener });
+            self.requests.forget_listener(listener);
+            for worker in 0..self.config.mailboxes.len() {
+                self.post_command(worker, Command::Unlisten { listener });
             }
         }
     }
 
     /// A port that no listener on these devices uses.
-    pub(super) fn free_port(&self, devices: &[usize], local: Option<IpAddr>) -> Option<u16> {
+    pub(super) fn find_free_port(&self, devices: &[usize], local: Option<IpAddr>) -> Option<u16> {
         let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
         (0..28_000u16)
-            .map(|i| 32_768 + (start.wrapping_add(i) % 28_000))
-            .find(|p| !self.listeners.taken(devices, local, *p))
+            .map(|index| 32_768 + (start.wrapping_add(index) % 28_000))
+            .find(|port| !self.listeners.is_port_taken(devices, local, *port))
     }
 }
 
-fn contains(c: &crate::config::Cidr, addr: IpAddr) -> bool {
-    siw_tcp::IpCidr::new(c.addr, c.prefix).contains(addr)
+fn is_on_network(cidr: &crate::config::Cidr, addr: IpAddr) -> bool {
+    siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(addr)
 }
 
-fn private(data: &[u8]) -> PrivateData {
+fn to_private_data(data: &[u8]) -> PrivateData {
     PrivateData::new(data).unwrap_or(PrivateData {
         len: 0,
         data: [0; 512],
@@ -345,6 +361,6 @@ fn private(data: &[u8]) -> PrivateData {
 }
 
 /// An address that is one, without the port when it names none.
-pub(super) fn socket_addr(a: Addr) -> Option<SocketAddr> {
-    a.to_socket_addr()
+pub(super) fn socket_addr(addr: Addr) -> Option<SocketAddr> {
+    addr.to_socket_addr()
 }

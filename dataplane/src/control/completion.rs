@@ -10,12 +10,12 @@ use siw_shm::control::messages as m;
 use siw_shm::{CqGeometry, CqProducer};
 
 use super::requests::*;
-use super::{Control, Pending, Waiting};
+use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, CqId};
 use crate::worker::completion_queues::CqModeration;
 use crate::worker::messages::Command;
 
-impl Control {
+impl ControlThread {
     pub(super) fn cq_geometry(&self, cqe: u32) -> Result<CqGeometry, Refusal> {
         let workers = self.config.mailboxes.len() as u32;
         let deepest = self.config.limits.completions;
@@ -29,38 +29,38 @@ impl Control {
             .ok_or_else(|| Refusal::new(libc::EINVAL, format!("{cqe} entries are too many")))
     }
 
-    pub(super) fn resize_cq(&mut self, id: ClientId, r: &m::ResizeCq) -> Outcome {
-        let geometry = self.cq_geometry(r.cqe)?;
-        let c = self.client(id)?;
-        let number = CqId(r.cq);
-        let cq = c
+    pub(super) fn resize_cq(&mut self, id: ClientId, request: &m::ResizeCq) -> Outcome {
+        let geometry = self.cq_geometry(request.cqe)?;
+        let client = self.client_mut(id)?;
+        let number = CqId(request.cq);
+        let cq = client
             .cqs
             .get(&number)
-            .ok_or_else(|| Refusal::unknown("completion queue", r.cq))?;
+            .ok_or_else(|| Refusal::no_such("completion queue", request.cq))?;
         if cq.old.is_some() {
             return Err(Refusal::new(
                 libc::EBUSY,
                 "the rings from before the last resize are not emptied yet",
             ));
         }
-        let mem = c
+        let mem = client
             .queues
             .alloc(geometry.len)
-            .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
+            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
         let producers = (0..geometry.workers_mask)
-            .map(|w| CqProducer::new(mem.region.clone(), mem.offset, geometry, w))
+            .map(|worker| CqProducer::new(mem.region.clone(), mem.offset, geometry, worker))
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
-        if let Some(cq) = c.cqs.get_mut(&number) {
+            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+        if let Some(cq) = client.cqs.get_mut(&number) {
             cq.old = Some(std::mem::replace(&mut cq.mem, mem));
         }
-        for (w, producer) in producers.into_iter().enumerate() {
+        for (worker, producer) in producers.into_iter().enumerate() {
             let producer = Box::new(producer);
             let cq = number;
-            self.command(w, Command::ResizeCq { cq, producer });
+            self.post_command(worker, Command::ResizeCq { cq, producer });
         }
-        let (token, left) = self.fence();
-        Ok(Done::Wait(Pending::ResizeCq {
+        let (token, left) = self.post_barrier();
+        Ok(Served::Deferred(PendingReply::ResizeCq {
             cq: number,
             geometry,
             token,
@@ -69,56 +69,74 @@ impl Control {
     }
 
     pub(super) fn finish_resize_cq(&mut self, id: ClientId) {
-        let Some(c) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        let waits = |w: &mut Waiting| matches!(w.what, Pending::ResizeCq { .. });
-        let Some(Waiting {
+        let waits =
+            |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResizeCq { .. });
+        let Some(DeferredRequest {
             seq,
-            what: Pending::ResizeCq { cq, geometry, .. },
-        }) = c.waiting.take_if(waits)
+            what: PendingReply::ResizeCq { cq, geometry, .. },
+        }) = client.waiting.take_if(waits)
         else {
             return;
         };
-        if let Some(q) = c.cqs.get(&cq) {
-            let fd = q.mem.region.memfd().filter(|_| q.mem.new_region);
-            let reply = cq_reply(cq, geometry, &q.mem);
-            let _ = c.conn.send_reply::<m::ResizeCq>(seq, &reply, fd.as_slice());
+        if let Some(queue) = client.cqs.get(&cq) {
+            let fd = queue.mem.region.memfd().filter(|_| queue.mem.new_region);
+            let reply = cq_reply(cq, geometry, &queue.mem);
+            let _ = client
+                .conn
+                .send_reply::<m::ResizeCq>(seq, &reply, fd.as_slice());
         }
-        self.answered(id);
+        self.on_answered(id);
     }
 
-    pub(super) fn free_cq_ring(&mut self, id: ClientId, seq: u32, r: &m::FreeCqRing) -> Outcome {
-        let c = self.client(id)?;
-        let cq = c
+    pub(super) fn free_cq_ring(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::FreeCqRing,
+    ) -> Outcome {
+        let client = self.client_mut(id)?;
+        let cq = client
             .cqs
-            .get_mut(&CqId(r.cq))
-            .ok_or_else(|| Refusal::unknown("completion queue", r.cq))?;
+            .get_mut(&CqId(request.cq))
+            .ok_or_else(|| Refusal::no_such("completion queue", request.cq))?;
         let old = cq
             .old
             .take()
             .ok_or_else(|| Refusal::new(libc::EINVAL, "the completion queue was not resized"))?;
-        c.queues.free(old);
-        if r.notify != 0 {
-            self.command(0, Command::RaiseCq { cq: CqId(r.cq) });
+        client.queues.free(old);
+        if request.notify != 0 {
+            self.post_command(
+                0,
+                Command::RaiseCq {
+                    cq: CqId(request.cq),
+                },
+            );
         }
-        send::<m::FreeCqRing>(self.client(id)?, seq, &EMPTY)
+        send_reply::<m::FreeCqRing>(self.client_mut(id)?, seq, &EMPTY)
     }
 
-    pub(super) fn moderate_cq(&mut self, id: ClientId, seq: u32, r: &m::ModerateCq) -> Outcome {
-        if !self.client(id)?.cqs.contains_key(&CqId(r.cq)) {
-            return Err(Refusal::unknown("completion queue", r.cq));
+    pub(super) fn moderate_cq(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::ModerateCq,
+    ) -> Outcome {
+        if !self.client_mut(id)?.cqs.contains_key(&CqId(request.cq)) {
+            return Err(Refusal::no_such("completion queue", request.cq));
         }
         // One completion raises the event at once, and so does one that waits for no time.
-        let moderation = (r.count > 1 && r.period > 0).then(|| CqModeration {
-            count: r.count.into(),
-            period: u64::from(r.period) * 1000,
+        let moderation = (request.count > 1 && request.period > 0).then(|| CqModeration {
+            count: request.count.into(),
+            period: u64::from(request.period) * 1000,
         });
-        for w in 0..self.config.mailboxes.len() {
-            let cq = CqId(r.cq);
-            self.command(w, Command::ModerateCq { cq, moderation });
+        for worker in 0..self.config.mailboxes.len() {
+            let cq = CqId(request.cq);
+            self.post_command(worker, Command::ModerateCq { cq, moderation });
         }
-        send::<m::ModerateCq>(self.client(id)?, seq, &EMPTY)
+        send_reply::<m::ModerateCq>(self.client_mut(id)?, seq, &EMPTY)
     }
 }
 

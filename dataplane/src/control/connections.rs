@@ -8,39 +8,39 @@ use siw_shm::control::messages as m;
 
 use super::outbox::Outbox;
 use super::requests::*;
-use super::resources::{Client, Qp, QpPhase};
-use super::{Control, Listener, TOKEN_OUTBOX, cm};
+use super::resources::{Client, ClientQp, QpPhase};
+use super::{CmListener, ControlThread, TOKEN_OUTBOX, cm};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
 use crate::worker::messages::{Command, ConnectParams, RequestId};
 
-impl Control {
+impl ControlThread {
     pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
-        let (ours, theirs) = ControlSocket::new_pair().map_err(Refusal::memory)?;
-        self.outboxes_no += 1;
-        let token = TOKEN_OUTBOX | u64::from(self.outboxes_no);
-        let c = self.client(id)?;
-        let channel = CmChannelId(c.number());
+        let (ours, theirs) = ControlSocket::new_pair().map_err(Refusal::no_shared_memory)?;
+        self.last_outbox += 1;
+        let token = TOKEN_OUTBOX | u64::from(self.last_outbox);
+        let client = self.client_mut(id)?;
+        let channel = CmChannelId(client.next_number());
         let reply = m::IdReply {
             id: channel.0,
             reserved: 0,
         };
-        send_fds::<m::CreateCmChannel>(c, seq, &reply, &[theirs.as_fd()])?;
-        c.cm_channels.insert(channel, Outbox::new(ours, token));
-        Ok(Done::Replied)
+        send_reply_with_fds::<m::CreateCmChannel>(client, seq, &reply, &[theirs.as_fd()])?;
+        client.cm_channels.insert(channel, Outbox::new(ours, token));
+        Ok(Served::Replied)
     }
 
-    pub(super) fn detached(
-        c: &mut Client,
+    pub(super) fn detached_qp(
+        client: &mut Client,
         qpn: Qpn,
         cm_channel: CmChannelId,
-    ) -> Result<&mut Qp, Refusal> {
-        if !c.cm_channels.contains_key(&cm_channel) {
-            return Err(Refusal::unknown("CM channel", cm_channel.0));
+    ) -> Result<&mut ClientQp, Refusal> {
+        if !client.cm_channels.contains_key(&cm_channel) {
+            return Err(Refusal::no_such("CM channel", cm_channel.0));
         }
-        let qp = c
+        let qp = client
             .qps
             .get_mut(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
+            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         if qp.phase != QpPhase::Detached {
             return Err(Refusal::new(
                 libc::EISCONN,
@@ -50,14 +50,14 @@ impl Control {
         Ok(qp)
     }
 
-    pub(super) fn connect(&mut self, id: ClientId, seq: u32, r: &m::Connect) -> Outcome {
-        let remote = cm::socket_addr(r.dst).ok_or_else(|| {
+    pub(super) fn connect_qp(&mut self, id: ClientId, seq: u32, request: &m::Connect) -> Outcome {
+        let remote = cm::socket_addr(request.dst).ok_or_else(|| {
             Refusal::new(libc::EDESTADDRREQ, "the destination address is missing")
         })?;
-        let local = cm::socket_addr(r.src).filter(|a| !a.ip().is_unspecified());
-        let device = match r.device {
+        let local = cm::socket_addr(request.src).filter(|addr| !addr.ip().is_unspecified());
+        let device = match request.device {
             m::ANY_DEVICE => self
-                .route(local.map(|a| a.ip()), remote.ip())
+                .find_device(local.map(|addr| addr.ip()), remote.ip())
                 .ok_or_else(|| {
                     Refusal::new(
                         libc::EHOSTUNREACH,
@@ -67,113 +67,120 @@ impl Control {
                         ),
                     )
                 })?,
-            n => n as usize,
+            device => device as usize,
         };
         if device >= self.config.devices.len() {
             return Err(Refusal::new(libc::ENODEV, format!("no device {device}")));
         }
-        self.check_crc(&[device], r.params.crc)?;
-        let worker = match local.filter(|a| a.port() != 0) {
+        self.check_crc(&[device], request.params.crc)?;
+        let worker = match local.filter(|addr| addr.port() != 0) {
             // Its answers come to the worker that the addresses name.
             Some(local) => self.config.devices[device].steering.owner_of(local, remote),
-            None => self.worker_for(device),
+            None => self.next_worker_of(device),
         };
-        let (qpn, channel) = (Qpn(r.qp_num), CmChannelId(r.cm_channel));
-        let c = self.client(id)?;
-        let qp = Self::detached(c, qpn, channel)?;
+        let (qpn, channel) = (Qpn(request.qp_num), CmChannelId(request.cm_channel));
+        let client = self.client_mut(id)?;
+        let qp = Self::detached_qp(client, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
         qp.worker = worker;
         qp.device = device;
-        qp.cookie = r.cookie;
+        qp.cookie = request.cookie;
         qp.cm_channel = Some(channel);
-        let setup = Box::new(Self::setup(c, qpn)?);
-        let depth = |n: u32| u16::try_from(n).unwrap_or(u16::MAX).min(0x3FFE);
+        let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
+        let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
         let params = Box::new(ConnectParams {
             device,
-            local: local.map(|a| a.ip()),
-            local_port: local.map(|a| a.port()).filter(|p| *p != 0),
+            local: local.map(|addr| addr.ip()),
+            local_port: local.map(|addr| addr.port()).filter(|port| *port != 0),
             remote,
-            private_data: r.params.private_data.as_bytes().to_vec(),
-            ird: depth(r.params.ird),
-            ord: depth(r.params.ord),
-            crc: (r.params.crc != m::BY_DEVICE).then_some(r.params.crc != 0),
-            revision: (r.params.mpa_rev != m::BY_DEVICE).then_some(r.params.mpa_rev),
-            timeout_ms: (r.timeout_ms != 0).then_some(r.timeout_ms),
+            private_data: request.params.private_data.as_bytes().to_vec(),
+            ird: depth(request.params.ird),
+            ord: depth(request.params.ord),
+            crc: (request.params.crc != m::BY_DEVICE).then_some(request.params.crc != 0),
+            revision: (request.params.mpa_rev != m::BY_DEVICE).then_some(request.params.mpa_rev),
+            timeout_ms: (request.timeout_ms != 0).then_some(request.timeout_ms),
         });
-        self.command(worker, Command::Connect { setup, params });
-        send::<m::Connect>(self.client(id)?, seq, &EMPTY)
+        self.post_command(worker, Command::Connect { setup, params });
+        send_reply::<m::Connect>(self.client_mut(id)?, seq, &EMPTY)
     }
 
-    pub(super) fn listen(&mut self, id: ClientId, seq: u32, r: &m::Listen) -> Outcome {
-        check_options(&r.mpa)?;
-        let addr = cm::socket_addr(r.addr);
-        let local = addr.map(|a| a.ip()).filter(|a| !a.is_unspecified());
-        let n = self.config.devices.len();
-        let devices: Vec<usize> = match (r.device, local) {
-            (m::ANY_DEVICE, None) => (0..n).collect(),
-            (m::ANY_DEVICE, Some(ip)) => self.route(Some(ip), ip).into_iter().collect(),
-            (d, None) if (d as usize) < n => vec![d as usize],
-            (d, Some(ip)) if (d as usize) < n => self
-                .route(Some(ip), ip)
-                .filter(|x| *x == d as usize)
+    pub(super) fn start_listener(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::Listen,
+    ) -> Outcome {
+        check_options(&request.mpa)?;
+        let addr = cm::socket_addr(request.addr);
+        let local = addr
+            .map(|addr| addr.ip())
+            .filter(|addr| !addr.is_unspecified());
+        let device_count = self.config.devices.len();
+        let devices: Vec<usize> = match (request.device, local) {
+            (m::ANY_DEVICE, None) => (0..device_count).collect(),
+            (m::ANY_DEVICE, Some(ip)) => self.find_device(Some(ip), ip).into_iter().collect(),
+            (device, None) if (device as usize) < device_count => vec![device as usize],
+            (device, Some(ip)) if (device as usize) < device_count => self
+                .find_device(Some(ip), ip)
+                .filter(|found| *found == device as usize)
                 .into_iter()
                 .collect(),
-            (d, _) => return Err(Refusal::new(libc::ENODEV, format!("no device {d}"))),
+            (device, _) => return Err(Refusal::new(libc::ENODEV, format!("no device {device}"))),
         };
         if devices.is_empty() {
-            let ip = local.map_or_else(String::new, |i| i.to_string());
+            let ip = local.map_or_else(String::new, |ip_addr| ip_addr.to_string());
             return Err(Refusal::new(
                 libc::EADDRNOTAVAIL,
                 format!("{ip} is no address of this device; listen on one of its own or on any"),
             ));
         }
-        self.check_crc(&devices, r.mpa.crc)?;
-        let asked = addr.map_or(r.addr.port, |a| a.port());
+        self.check_crc(&devices, request.mpa.crc)?;
+        let asked = addr.map_or(request.addr.port, |addr| addr.port());
         let port = match asked {
             0 => self
-                .free_port(&devices, local)
+                .find_free_port(&devices, local)
                 .ok_or_else(|| Refusal::new(libc::EADDRINUSE, "no free port"))?,
-            p if self.listeners.taken(&devices, local, p) => {
+            port if self.listeners.is_port_taken(&devices, local, port) => {
                 return Err(Refusal::new(
                     libc::EADDRINUSE,
-                    format!("port {p} is in use"),
+                    format!("port {port} is in use"),
                 ));
             }
-            p => p,
+            port => port,
         };
-        let c = self.client(id)?;
-        let cm_channel = CmChannelId(r.cm_channel);
-        if !c.cm_channels.contains_key(&cm_channel) {
-            return Err(Refusal::unknown("CM channel", r.cm_channel));
+        let client = self.client_mut(id)?;
+        let cm_channel = CmChannelId(request.cm_channel);
+        if !client.cm_channels.contains_key(&cm_channel) {
+            return Err(Refusal::no_such("CM channel", request.cm_channel));
         }
-        self.listeners_no += 1;
-        let listener = CmListenerId(self.listeners_no);
+        self.last_listener += 1;
+        let listener = CmListenerId(self.last_listener);
         for &device in &devices {
-            for w in self.config.devices[device].workers.clone() {
-                self.command(
-                    w,
+            for worker in self.config.devices[device].workers.clone() {
+                self.post_command(
+                    worker,
                     Command::Listen {
                         listener,
                         device,
                         local,
                         port,
-                        backlog: (r.backlog as usize).clamp(1, 4096),
-                        mpa: r.mpa,
+                        backlog: (request.backlog as usize).clamp(1, 4096),
+                        mpa: request.mpa,
                     },
                 );
             }
         }
-        let mut bound = r.addr;
+        let mut bound = request.addr;
         if bound.family == 0 {
             bound.family = 4;
         }
         bound.port = port;
         self.listeners.insert(
             listener,
-            Listener {
+            CmListener {
                 client: id,
                 cm_channel,
-                cookie: r.cookie,
+                cookie: request.cookie,
                 devices,
                 local,
                 port,
@@ -184,7 +191,7 @@ impl Control {
             reserved: 0,
             addr: bound,
         };
-        send::<m::Listen>(self.client(id)?, seq, &reply)
+        send_reply::<m::Listen>(self.client_mut(id)?, seq, &reply)
     }
 
     pub(super) fn take_request(
@@ -195,8 +202,8 @@ impl Control {
         let ours = self
             .requests
             .get(number)
-            .and_then(|(_, l)| self.listeners.get(l))
-            .is_some_and(|l| l.client == id);
+            .and_then(|(_, listener)| self.listeners.get(listener))
+            .is_some_and(|listener| listener.client == id);
         if !ours {
             return Err(Refusal::new(
                 libc::ENOENT,
@@ -205,54 +212,59 @@ impl Control {
         }
         self.requests
             .remove(number)
-            .ok_or_else(|| Refusal::unknown("connection request", number.0))
+            .ok_or_else(|| Refusal::no_such("connection request", number.0))
     }
 
-    pub(super) fn accept(&mut self, id: ClientId, seq: u32, r: &m::Accept) -> Outcome {
-        let (qpn, number) = (Qpn(r.qp_num), ConnectRequestId(r.request));
-        let listener = self.requests.get(number).map(|x| x.1);
-        let channel = match r.cm_channel {
+    pub(super) fn accept_request(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::Accept,
+    ) -> Outcome {
+        let (qpn, number) = (Qpn(request.qp_num), ConnectRequestId(request.request));
+        let listener = self.requests.get(number).map(|found| found.1);
+        let channel = match request.cm_channel {
             0 => listener
-                .and_then(|l| self.listeners.get(l))
-                .map_or(CmChannelId(0), |l| l.cm_channel),
-            n => CmChannelId(n),
+                .and_then(|listener| self.listeners.get(listener))
+                .map_or(CmChannelId(0), |listener| listener.cm_channel),
+            channel => CmChannelId(channel),
         };
         if listener.is_some() {
-            Self::detached(self.client(id)?, qpn, channel)?;
+            Self::detached_qp(self.client_mut(id)?, qpn, channel)?;
         }
-        let (request, _) = self.take_request(id, number)?;
-        let c = self.client(id)?;
-        let qp = Self::detached(c, qpn, channel)?;
+        let (worker_request, _) = self.take_request(id, number)?;
+        let client = self.client_mut(id)?;
+        let qp = Self::detached_qp(client, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
-        qp.worker = request.worker();
-        qp.cookie = r.cookie;
+        qp.worker = worker_request.worker();
+        qp.cookie = request.cookie;
         qp.cm_channel = Some(channel);
-        let setup = Box::new(Self::setup(c, qpn)?);
-        let depth = |n: u32| u16::try_from(n).unwrap_or(u16::MAX).min(0x3FFE);
-        self.command(
-            request.worker(),
+        let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
+        let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
+        self.post_command(
+            worker_request.worker(),
             Command::Accept {
                 setup,
-                request,
-                private_data: r.params.private_data.as_bytes().to_vec(),
-                ird: depth(r.params.ird),
-                ord: depth(r.params.ord),
+                request: worker_request,
+                private_data: request.params.private_data.as_bytes().to_vec(),
+                ird: depth(request.params.ird),
+                ord: depth(request.params.ord),
             },
         );
-        send::<m::Accept>(self.client(id)?, seq, &EMPTY)
+        send_reply::<m::Accept>(self.client_mut(id)?, seq, &EMPTY)
     }
 }
 
-impl Control {
+impl ControlThread {
     /// No application turns off what the configuration requires.
     fn check_crc(&self, devices: &[usize], crc: u8) -> Result<(), Refusal> {
-        let strict = |d: &&usize| self.config.devices[**d].crc_required;
+        let strict = |device: &&usize| self.config.devices[**device].crc_required;
         match devices.iter().find(strict).filter(|_| crc == 0) {
-            Some(d) => Err(Refusal::new(
+            Some(device) => Err(Refusal::new(
                 libc::EPERM,
                 format!(
                     "device {} requires CRC (crc = \"required\" in its configuration)",
-                    self.config.devices[*d].name
+                    self.config.devices[*device].name
                 ),
             )),
             None => Ok(()),
@@ -261,21 +273,29 @@ impl Control {
 }
 
 /// Values that mean nothing are refused, with those that do.
-fn check_options(o: &m::MpaOptions) -> Result<(), Refusal> {
+fn check_options(options: &m::MpaOptions) -> Result<(), Refusal> {
     let bad = |what: &str, allowed: &str| {
         Err(Refusal::new(
             libc::EINVAL,
             format!("listen: {what} means nothing; allowed are {allowed}, or 255 for the device's"),
         ))
     };
-    match o {
-        _ if !matches!(o.crc, 0 | 1 | m::BY_DEVICE) => bad("this CRC", "0 and 1"),
-        _ if !matches!(o.mpa_rev, 1 | 2 | m::BY_DEVICE) => bad("this MPA revision", "1 and 2"),
-        _ if !matches!(o.markers, 0..=2 | m::BY_DEVICE) => bad("this marker policy", "0 to 2"),
-        _ if !matches!(o.rtr, 0..=7 | m::BY_DEVICE) => bad("this set of RTR kinds", "0 to 7"),
-        _ if !matches!(o.terminate, 0 | 1 | m::BY_DEVICE) => bad("this Terminate order", "0 and 1"),
-        _ if !matches!(o.out_of_order, 0..=2 | m::BY_DEVICE) => bad("this placement", "0 to 2"),
-        _ if !matches!(o.private_data, 0..=512 | u16::MAX) => Err(Refusal::new(
+    match options {
+        _ if !matches!(options.crc, 0 | 1 | m::BY_DEVICE) => bad("this CRC", "0 and 1"),
+        _ if !matches!(options.mpa_rev, 1 | 2 | m::BY_DEVICE) => {
+            bad("this MPA revision", "1 and 2")
+        }
+        _ if !matches!(options.markers, 0..=2 | m::BY_DEVICE) => {
+            bad("this marker policy", "0 to 2")
+        }
+        _ if !matches!(options.rtr, 0..=7 | m::BY_DEVICE) => bad("this set of RTR kinds", "0 to 7"),
+        _ if !matches!(options.terminate, 0 | 1 | m::BY_DEVICE) => {
+            bad("this Terminate order", "0 and 1")
+        }
+        _ if !matches!(options.out_of_order, 0..=2 | m::BY_DEVICE) => {
+            bad("this placement", "0 to 2")
+        }
+        _ if !matches!(options.private_data, 0..=512 | u16::MAX) => Err(Refusal::new(
             libc::EINVAL,
             "listen: private data of 512 bytes at most, or 65535 for the device's limit",
         )),

@@ -7,16 +7,16 @@ use siw_shm::control::{ControlSocket, messages};
 use siw_shm::{DoorbellConsumer, SharedMemory, doorbell};
 
 use super::outbox::Outbox;
-use super::{Control, TOKEN_OUTBOX, requests};
+use super::{ControlThread, TOKEN_OUTBOX, requests};
 use crate::ids::ClientId;
 use crate::worker::messages::Command;
 
-impl Control {
-    pub(super) fn hello(
+impl ControlThread {
+    pub(super) fn greet_client(
         &mut self,
         id: ClientId,
         seq: u32,
-        m: &messages::ClientHello,
+        hello: &messages::ClientHello,
     ) -> Result<(), requests::Refusal> {
         let workers = self.config.mailboxes.len() as u32;
         let Some(client) = self.clients.get_mut(&id) else {
@@ -28,7 +28,7 @@ impl Control {
                 "HELLO was said already",
             ));
         }
-        client.name = m.name.to_text();
+        client.name = hello.name.to_text();
         let capacity = self
             .config
             .limits
@@ -44,20 +44,24 @@ impl Control {
                 len,
                 siw_shm::shared_memory::PageSize::Normal,
             )
-            .map_err(requests::Refusal::memory)?,
+            .map_err(requests::Refusal::no_shared_memory)?,
         );
-        let (events, theirs) = ControlSocket::new_pair().map_err(requests::Refusal::memory)?;
+        let (events, theirs) =
+            ControlSocket::new_pair().map_err(requests::Refusal::no_shared_memory)?;
         let mut ends = Vec::new();
-        for w in 0..workers {
-            let ring =
-                DoorbellConsumer::new(region.clone(), doorbell::ring_offset(w, capacity), capacity)
-                    .map_err(|e| requests::Refusal::new(nix::libc::EINVAL, e.to_string()))?;
+        for worker in 0..workers {
+            let ring = DoorbellConsumer::new(
+                region.clone(),
+                doorbell::ring_offset(worker, capacity),
+                capacity,
+            )
+            .map_err(|error| requests::Refusal::new(nix::libc::EINVAL, error.to_string()))?;
             let wake = nix::sys::eventfd::EventFd::from_value_and_flags(
                 0,
                 nix::sys::eventfd::EfdFlags::EFD_NONBLOCK
                     | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC,
             )
-            .map_err(|e| requests::Refusal::memory(e.into()))?;
+            .map_err(|error| requests::Refusal::no_shared_memory(error.into()))?;
             ends.push((ring, Arc::new(OwnedFd::from(wake))));
         }
         let reply = messages::HelloReply {
@@ -67,7 +71,7 @@ impl Control {
             n_devices: self.config.devices.len() as u32,
             doorbell_capacity: capacity,
             reserved: 0,
-            limits: requests::limits(&self.config.limits, &self.config.devices),
+            limits: requests::client_limits(&self.config.limits, &self.config.devices),
             daemon: messages::Text::new(concat!("siwd ", env!("CARGO_PKG_VERSION"))),
         };
         let page = self.config.page.shared_memory().memfd();
@@ -78,21 +82,21 @@ impl Control {
             ));
         };
         let mut fds = vec![page, bells, theirs.as_fd()];
-        fds.extend(ends.iter().map(|e| e.1.as_fd()));
+        fds.extend(ends.iter().map(|end| end.1.as_fd()));
         client
             .conn
             .send_reply::<messages::ClientHello>(seq, &reply, &fds)
-            .map_err(requests::Refusal::memory)?;
+            .map_err(requests::Refusal::no_shared_memory)?;
         client.greeted = true;
-        self.outboxes_no += 1;
+        self.last_outbox += 1;
         client.events = Some(Outbox::new(
             events,
-            TOKEN_OUTBOX | u64::from(self.outboxes_no),
+            TOKEN_OUTBOX | u64::from(self.last_outbox),
         ));
         client.doorbells = Some(region);
-        for (w, (doorbells, wake)) in ends.into_iter().enumerate() {
-            self.command(
-                w,
+        for (worker, (doorbells, wake)) in ends.into_iter().enumerate() {
+            self.post_command(
+                worker,
                 Command::AddClient {
                     client: id,
                     doorbells,

@@ -5,49 +5,49 @@ use std::time::{Duration, Instant};
 
 use siw_shm::control::AsyncEventKind;
 
-use super::Control;
+use super::ControlThread;
 
 /// Between two looks.
-const EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The ports of the devices, by device index; `None` for those whose link is memory.
-pub struct Links {
+pub struct LinkMonitor {
     ports: Vec<Option<dpdk::Port>>,
-    look_at: Instant,
+    next_poll: Instant,
 }
 
-impl Links {
-    pub fn new(ports: Vec<Option<dpdk::Port>>) -> Links {
-        Links {
+impl LinkMonitor {
+    pub fn new(ports: Vec<Option<dpdk::Port>>) -> LinkMonitor {
+        LinkMonitor {
             ports,
-            look_at: Instant::now(),
+            next_poll: Instant::now(),
         }
     }
 
     /// How long the control thread may sleep; `None`: there is nothing to look at.
-    pub(super) fn wait(&self) -> Option<Duration> {
+    pub(super) fn time_until_poll(&self) -> Option<Duration> {
         let any = self.ports.iter().any(Option::is_some);
-        any.then(|| self.look_at.saturating_duration_since(Instant::now()))
+        any.then(|| self.next_poll.saturating_duration_since(Instant::now()))
     }
 }
 
-impl Control {
+impl ControlThread {
     /// Tells clients of links that changed since the last look.
-    pub(super) fn look_at_links(&mut self) {
+    pub(super) fn poll_links(&mut self) {
         let links = &mut self.config.links;
         let now = Instant::now();
-        if now < links.look_at {
+        if now < links.next_poll {
             return;
         }
-        links.look_at = now + EVERY;
+        links.next_poll = now + POLL_INTERVAL;
         for device in 0..self.config.devices.len() {
             let port = self.config.links.ports.get(device).and_then(Option::as_ref);
             let Some(port) = port else { continue };
             // A port that cannot tell any more has lost its interface.
             let link = port.link_status().ok();
-            let up = link.is_some_and(|l| l.up);
+            let up = link.is_some_and(|status| status.up);
             let view = &mut self.config.devices[device];
-            view.link_mbps = link.map_or(0, |l| l.mbps);
+            view.link_mbps = link.map_or(0, |status| status.mbps);
             if std::mem::replace(&mut view.link_up, up) == up {
                 continue;
             }
@@ -58,7 +58,7 @@ impl Control {
             };
             tracing::info!(device = %view.name, "{why}");
             for id in self.clients.keys().copied().collect::<Vec<_>>() {
-                self.async_event(id, kind, device as u32, why);
+                self.post_async_event(id, kind, device as u32, why);
             }
         }
     }

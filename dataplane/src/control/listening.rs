@@ -4,27 +4,27 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::Listener;
+use super::CmListener;
 use crate::ids::{CmListenerId, ConnectRequestId};
 use crate::worker::messages::RequestId;
 
 /// All listeners, by number and by port.
 #[derive(Default)]
 pub(super) struct Listeners {
-    all: HashMap<CmListenerId, Listener>,
+    all: HashMap<CmListenerId, CmListener>,
     by_port: HashMap<u16, Vec<CmListenerId>>,
 }
 
 impl Listeners {
-    pub fn insert(&mut self, number: CmListenerId, listener: Listener) {
+    pub fn insert(&mut self, number: CmListenerId, listener: CmListener) {
         self.by_port.entry(listener.port).or_default().push(number);
         self.all.insert(number, listener);
     }
 
-    pub fn remove(&mut self, number: CmListenerId) -> Option<Listener> {
+    pub fn remove(&mut self, number: CmListenerId) -> Option<CmListener> {
         let listener = self.all.remove(&number)?;
         if let Some(same) = self.by_port.get_mut(&listener.port) {
-            same.retain(|n| *n != number);
+            same.retain(|other| *other != number);
             if same.is_empty() {
                 self.by_port.remove(&listener.port);
             }
@@ -32,12 +32,12 @@ impl Listeners {
         Some(listener)
     }
 
-    pub fn get(&self, number: CmListenerId) -> Option<&Listener> {
+    pub fn get(&self, number: CmListenerId) -> Option<&CmListener> {
         self.all.get(&number)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (CmListenerId, &Listener)> {
-        self.all.iter().map(|(n, l)| (*n, l))
+    pub fn iter(&self) -> impl Iterator<Item = (CmListenerId, &CmListener)> {
+        self.all.iter().map(|(other, listener)| (*other, listener))
     }
 
     pub fn len(&self) -> usize {
@@ -45,25 +45,29 @@ impl Listeners {
     }
 
     /// Somebody listens on the port of one of these devices, on this address or on all.
-    pub fn taken(&self, devices: &[usize], local: Option<IpAddr>, port: u16) -> bool {
+    pub fn is_port_taken(&self, devices: &[usize], local: Option<IpAddr>, port: u16) -> bool {
         let same = self.by_port.get(&port).into_iter().flatten();
-        same.filter_map(|n| self.all.get(n)).any(|l| {
-            l.devices.iter().any(|d| devices.contains(d))
-                && (l.local.is_none() || local.is_none() || l.local == local)
-        })
+        same.filter_map(|other| self.all.get(other))
+            .any(|listener| {
+                listener
+                    .devices
+                    .iter()
+                    .any(|device| devices.contains(device))
+                    && (listener.local.is_none() || local.is_none() || listener.local == local)
+            })
     }
 }
 
 /// Requests that wait for an answer, by the number that the client knows and by the worker's.
 #[derive(Default)]
-pub(super) struct Requests {
+pub(super) struct ConnectRequests {
     all: HashMap<ConnectRequestId, (RequestId, CmListenerId)>,
-    numbers: HashMap<RequestId, ConnectRequestId>,
+    by_worker_request: HashMap<RequestId, ConnectRequestId>,
 }
 
-impl Requests {
+impl ConnectRequests {
     pub fn insert(&mut self, number: ConnectRequestId, request: RequestId, listener: CmListenerId) {
-        self.numbers.insert(request, number);
+        self.by_worker_request.insert(request, number);
         self.all.insert(number, (request, listener));
     }
 
@@ -74,22 +78,23 @@ impl Requests {
 
     pub fn remove(&mut self, number: ConnectRequestId) -> Option<(RequestId, CmListenerId)> {
         let (request, listener) = self.all.remove(&number)?;
-        self.numbers.remove(&request);
+        self.by_worker_request.remove(&request);
         Some((request, listener))
     }
 
     /// Takes out what the worker says is gone; its number.
-    pub fn gone(&mut self, request: RequestId) -> Option<ConnectRequestId> {
-        let number = self.numbers.remove(&request)?;
+    pub fn remove_by_worker_request(&mut self, request: RequestId) -> Option<ConnectRequestId> {
+        let number = self.by_worker_request.remove(&request)?;
         self.all.remove(&number);
         Some(number)
     }
 
     /// Forgets those of a listener that ended.
-    pub fn forget(&mut self, listener: CmListenerId) {
-        self.all.retain(|_, (_, l)| *l != listener);
+    pub fn forget_listener(&mut self, listener: CmListenerId) {
+        self.all.retain(|_, (_, of)| *of != listener);
         let all = &self.all;
-        self.numbers.retain(|_, number| all.contains_key(number));
+        self.by_worker_request
+            .retain(|_, number| all.contains_key(number));
     }
 }
 
@@ -103,7 +108,7 @@ mod tests {
         let mut all = Listeners::default();
         let one: Option<IpAddr> = Some([10, 0, 0, 1].into());
         let other = Some([10, 0, 0, 2].into());
-        let listener = |devices: &[usize], local| Listener {
+        let listener = |devices: &[usize], local| CmListener {
             client: ClientId(1),
             cm_channel: CmChannelId(0),
             cookie: 0,
@@ -113,31 +118,37 @@ mod tests {
         };
         all.insert(CmListenerId(1), listener(&[0, 1], one));
         all.insert(CmListenerId(2), listener(&[0], other));
-        assert!(all.taken(&[1], None, 7) && all.taken(&[0], one, 7));
-        assert!(!all.taken(&[1], other, 7) && !all.taken(&[2], one, 7));
-        assert!(!all.taken(&[0], one, 8));
+        assert!(all.is_port_taken(&[1], None, 7) && all.is_port_taken(&[0], one, 7));
+        assert!(!all.is_port_taken(&[1], other, 7) && !all.is_port_taken(&[2], one, 7));
+        assert!(!all.is_port_taken(&[0], one, 8));
         assert!(all.remove(CmListenerId(1)).is_some() && all.remove(CmListenerId(1)).is_none());
-        assert!(!all.taken(&[1], None, 7) && all.taken(&[0], None, 7));
+        assert!(!all.is_port_taken(&[1], None, 7) && all.is_port_taken(&[0], None, 7));
         assert_eq!((all.len(), all.iter().count()), (1, 1));
     }
 
     #[test]
     fn a_request_goes_by_either_name() {
-        let mut r = Requests::default();
+        let mut r = ConnectRequests::default();
         for n in 1..5 {
             let worker_request = RequestId(u64::from(n) + 100);
             r.insert(ConnectRequestId(n), worker_request, CmListenerId(n % 2));
         }
-        assert_eq!(r.gone(RequestId(101)), Some(ConnectRequestId(1)));
-        assert_eq!(r.gone(RequestId(101)), None);
+        assert_eq!(
+            r.remove_by_worker_request(RequestId(101)),
+            Some(ConnectRequestId(1))
+        );
+        assert_eq!(r.remove_by_worker_request(RequestId(101)), None);
         assert_eq!(
             r.remove(ConnectRequestId(2)),
             Some((RequestId(102), CmListenerId(0)))
         );
-        assert_eq!(r.gone(RequestId(102)), None);
-        r.forget(CmListenerId(1));
+        assert_eq!(r.remove_by_worker_request(RequestId(102)), None);
+        r.forget_listener(CmListenerId(1));
         assert_eq!(
-            (r.get(ConnectRequestId(3)), r.gone(RequestId(103))),
+            (
+                r.get(ConnectRequestId(3)),
+                r.remove_by_worker_request(RequestId(103))
+            ),
             (None, None)
         );
         assert_eq!(

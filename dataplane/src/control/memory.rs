@@ -10,20 +10,25 @@ use siw_shm::control::messages as m;
 use siw_shm::shared_memory::{PageSize, SharedMemory};
 
 use super::requests::*;
-use super::resources::{Arena, Client, MemoryRegion};
-use super::{Control, Pending, Waiting};
+use super::resources::{Client, ClientArena, MemoryRegion};
+use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ArenaId, ClientId, PdId};
 
-impl Control {
-    pub(super) fn alloc_arena(&mut self, id: ClientId, seq: u32, r: &m::AllocArena) -> Outcome {
+impl ControlThread {
+    pub(super) fn alloc_arena(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        request: &m::AllocArena,
+    ) -> Outcome {
         let limit = self.config.limits.memory_per_client.0;
-        let huge = r.huge != 0 && self.config.hugepages;
-        let c = self.client(id)?;
-        if r.len == 0 {
+        let huge = request.huge != 0 && self.config.hugepages;
+        let client = self.client_mut(id)?;
+        if request.len == 0 {
             return Err(Refusal::new(libc::EINVAL, "an arena needs a length"));
         }
-        if c.memory.saturating_add(r.len) > limit {
-            return Err(Refusal::limit("arena bytes", limit));
+        if client.memory.saturating_add(request.len) > limit {
+            return Err(Refusal::over_limit("arena bytes", limit));
         }
         let pages = if huge {
             PageSize::TryHuge
@@ -31,69 +36,72 @@ impl Control {
             PageSize::Normal
         };
         let region = Arc::new(
-            SharedMemory::create_memfd("siwd-arena", r.len as usize, pages)
-                .map_err(Refusal::memory)?,
+            SharedMemory::create_memfd("siwd-arena", request.len as usize, pages)
+                .map_err(Refusal::no_shared_memory)?,
         );
         let external =
-            (self.config.map_arena)(&region).map_err(|e| Refusal::new(libc::ENOMEM, e))?;
-        let c = self.client(id)?;
-        let arena = ArenaId(c.number());
+            (self.config.map_arena)(&region).map_err(|error| Refusal::new(libc::ENOMEM, error))?;
+        let client = self.client_mut(id)?;
+        let arena = ArenaId(client.next_number());
         let reply = m::ArenaReply {
             arena: arena.0,
             huge: region.is_huge().into(),
             len: region.len() as u64,
         };
-        c.memory += region.len() as u64;
+        client.memory += region.len() as u64;
         let fd = region
             .memfd()
             .ok_or_else(|| Refusal::new(libc::ENOMEM, "shared memory has no descriptor"))?;
-        send_fds::<m::AllocArena>(c, seq, &reply, &[fd])?;
-        c.arenas.insert(
+        send_reply_with_fds::<m::AllocArena>(client, seq, &reply, &[fd])?;
+        client.arenas.insert(
             arena,
-            Arena {
+            ClientArena {
                 region,
                 mrs: 0,
                 external,
             },
         );
-        Ok(Done::Replied)
+        Ok(Served::Replied)
     }
 
-    pub(super) fn reg_mr(&mut self, id: ClientId, seq: u32, r: &m::RegMr) -> Outcome {
-        self.room_for_key(id)?;
+    pub(super) fn reg_mr(&mut self, id: ClientId, seq: u32, request: &m::RegMr) -> Outcome {
+        self.check_key_limit(id)?;
         let keys = self.config.keys.clone();
-        let c = self.client(id)?;
-        let mr = new_mr(c, r)?;
+        let client = self.client_mut(id)?;
+        let mr = check_registration(client, request)?;
         let stag = keys
             .insert(mr)
-            .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        hold(c, stag, PdId(r.pd), ArenaId(r.arena), None);
+            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        add_region(client, stag, PdId(request.pd), ArenaId(request.arena), None);
         let reply = m::MrReply {
             lkey: stag.0,
             rkey: stag.0,
         };
-        send::<m::RegMr>(c, seq, &reply)
+        send_reply::<m::RegMr>(client, seq, &reply)
     }
 
     /// Regions and windows share the keys.
-    pub(super) fn room_for_key(&mut self, id: ClientId) -> Result<(), Refusal> {
+    pub(super) fn check_key_limit(&mut self, id: ClientId) -> Result<(), Refusal> {
         let limit = self.config.limits.memory_regions_per_client;
-        let c = self.client(id)?;
-        if c.mrs.len() + c.mws.len() >= limit as usize {
-            return Err(Refusal::limit("memory regions and windows", limit.into()));
+        let client = self.client_mut(id)?;
+        if client.mrs.len() + client.mws.len() >= limit as usize {
+            return Err(Refusal::over_limit(
+                "memory regions and windows",
+                limit.into(),
+            ));
         }
         Ok(())
     }
 
     /// As the manual says, deregistration followed by registration: the old keys never work
     /// again. A request that makes no sense leaves the region as it is.
-    pub(super) fn rereg_mr(&mut self, id: ClientId, r: &m::ReregMr) -> Outcome {
+    pub(super) fn rereg_mr(&mut self, id: ClientId, request: &m::ReregMr) -> Outcome {
         let keys = self.config.keys.clone();
-        let c = self.client(id)?;
-        let old = c
+        let client = self.client_mut(id)?;
+        let old = client
             .mrs
-            .get(&Stag(r.lkey))
-            .ok_or_else(|| Refusal::unknown("memory region with lkey", r.lkey))?;
+            .get(&Stag(request.lkey))
+            .ok_or_else(|| Refusal::no_such("memory region with lkey", request.lkey))?;
         if old.list.is_some() {
             return Err(Refusal::new(
                 libc::EINVAL,
@@ -101,86 +109,101 @@ impl Control {
             ));
         }
         const ALL: u32 = m::REREG_TRANSLATION | m::REREG_PD | m::REREG_ACCESS;
-        if r.flags == 0 || r.flags & !ALL != 0 {
+        if request.flags == 0 || request.flags & !ALL != 0 {
             return Err(Refusal::new(
                 libc::EINVAL,
-                format!("flags {:#x}: 1 to 7 are allowed (ibv_rereg_mr(3))", r.flags),
+                format!(
+                    "flags {:#x}: 1 to 7 are allowed (ibv_rereg_mr(3))",
+                    request.flags
+                ),
             ));
         }
-        let has = |f| r.flags & f != 0;
+        let has = |flag| request.flags & flag != 0;
         let (offset, len, access) = keys
-            .with_entry(Stag(r.lkey), |mr| {
+            .with_entry(Stag(request.lkey), |mr| {
                 (mr.start_offset(), mr.len(), mr.access_rights())
             })
-            .ok_or_else(|| Refusal::unknown("memory region with lkey", r.lkey))?;
+            .ok_or_else(|| Refusal::no_such("memory region with lkey", request.lkey))?;
         let moved = has(m::REREG_TRANSLATION);
         let new = m::RegMr {
-            pd: if has(m::REREG_PD) { r.pd } else { old.pd.0 },
-            arena: if moved { r.arena } else { old.arena.0 },
-            offset: if moved { r.offset } else { offset },
-            len: if moved { r.len } else { len },
-            va: r.va,
+            pd: if has(m::REREG_PD) {
+                request.pd
+            } else {
+                old.pd.0
+            },
+            arena: if moved { request.arena } else { old.arena.0 },
+            offset: if moved { request.offset } else { offset },
+            len: if moved { request.len } else { len },
+            va: request.va,
             access: if has(m::REREG_ACCESS) {
-                r.access
+                request.access
             } else {
                 access.0
             },
             reserved: 0,
         };
-        let mr = new_mr(c, &new)?;
-        let ticket = keys.deregister(Stag(r.lkey)).map_err(refusal)?;
-        let_go(c, Stag(r.lkey));
+        let mr = check_registration(client, &new)?;
+        let ticket = keys.deregister(Stag(request.lkey)).map_err(dereg_refusal)?;
+        remove_region(client, Stag(request.lkey));
         let stag = keys
             .insert(mr)
-            .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        hold(c, stag, PdId(new.pd), ArenaId(new.arena), None);
-        let then = Then::Rereg { lkey: stag };
-        Ok(Done::Wait(Pending::Quiet { ticket, then }))
+            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        add_region(client, stag, PdId(new.pd), ArenaId(new.arena), None);
+        let then = QuiescentReply::Rereg { lkey: stag };
+        Ok(Served::Deferred(PendingReply::QuiescentKey {
+            ticket,
+            then,
+        }))
     }
 
     pub(super) fn dereg_mr(&mut self, id: ClientId, lkey: Stag) -> Outcome {
         let keys = self.config.keys.clone();
-        if !self.client(id)?.mrs.contains_key(&lkey) {
-            return Err(Refusal::unknown("memory region with lkey", lkey.0));
+        if !self.client_mut(id)?.mrs.contains_key(&lkey) {
+            return Err(Refusal::no_such("memory region with lkey", lkey.0));
         }
-        let ticket = keys.deregister(lkey).map_err(refusal)?;
-        let then = Then::Dereg { lkey };
-        Ok(Done::Wait(Pending::Quiet { ticket, then }))
+        let ticket = keys.deregister(lkey).map_err(dereg_refusal)?;
+        let then = QuiescentReply::Dereg { lkey };
+        Ok(Served::Deferred(PendingReply::QuiescentKey {
+            ticket,
+            then,
+        }))
     }
 
     /// No worker uses the key any more: what waited for that is answered.
-    pub(super) fn finish_quiet(&mut self, id: ClientId) {
-        let Some(c) = self.clients.get_mut(&id) else {
+    pub(super) fn finish_quiescent_key(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        let waits = |w: &mut Waiting| matches!(w.what, Pending::Quiet { .. });
-        let Some(Waiting {
+        let waits = |waiting: &mut DeferredRequest| {
+            matches!(waiting.what, PendingReply::QuiescentKey { .. })
+        };
+        let Some(DeferredRequest {
             seq,
-            what: Pending::Quiet { then, .. },
-        }) = c.waiting.take_if(waits)
+            what: PendingReply::QuiescentKey { then, .. },
+        }) = client.waiting.take_if(waits)
         else {
             return;
         };
         let _ = match then {
-            Then::Dereg { lkey } => {
-                let_go(c, lkey);
-                c.conn.send_reply::<m::DeregMr>(seq, &EMPTY, &[])
+            QuiescentReply::Dereg { lkey } => {
+                remove_region(client, lkey);
+                client.conn.send_reply::<m::DeregMr>(seq, &EMPTY, &[])
             }
-            Then::Rereg { lkey } => {
+            QuiescentReply::Rereg { lkey } => {
                 let reply = m::MrReply {
                     lkey: lkey.0,
                     rkey: lkey.0,
                 };
-                c.conn.send_reply::<m::ReregMr>(seq, &reply, &[])
+                client.conn.send_reply::<m::ReregMr>(seq, &reply, &[])
             }
-            Then::DeallocMw => c.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[]),
+            QuiescentReply::DeallocMw => client.conn.send_reply::<m::DeallocMw>(seq, &EMPTY, &[]),
         };
-        self.answered(id);
+        self.on_answered(id);
     }
 }
 
 /// What is answered when a key is quiet.
-pub(super) enum Then {
+pub(super) enum QuiescentReply {
     Dereg {
         lkey: Stag,
     },
@@ -191,21 +214,21 @@ pub(super) enum Then {
     DeallocMw,
 }
 
-fn refusal(e: DeregError) -> Refusal {
-    let errno = match e {
+fn dereg_refusal(error: DeregError) -> Refusal {
+    let errno = match error {
         DeregError::Unknown => libc::ENOENT,
         DeregError::Bound(_) => libc::EBUSY,
     };
-    Refusal::new(errno, e.to_string())
+    Refusal::new(errno, error.to_string())
 }
 
 /// Checks a registration.
-fn new_mr(c: &Client, r: &m::RegMr) -> Result<RegisteredMemory, Refusal> {
-    let access = Access(r.access).without(Access::OPTIONAL);
+fn check_registration(client: &Client, request: &m::RegMr) -> Result<RegisteredMemory, Refusal> {
+    let access = Access(request.access).without(Access::OPTIONAL);
     if !Access::ALL.contains(access) {
         return Err(Refusal::new(
             libc::EINVAL,
-            format!("unknown access bits {:#x}", r.access),
+            format!("unknown access bits {:#x}", request.access),
         ));
     }
     if access.allows_remote_changes() && !access.contains(Access::LOCAL_WRITE) {
@@ -214,19 +237,19 @@ fn new_mr(c: &Client, r: &m::RegMr) -> Result<RegisteredMemory, Refusal> {
             "remote write and remote atomic need local write too (ibv_reg_mr(3))",
         ));
     }
-    let arena = c
+    let arena = client
         .arenas
-        .get(&ArenaId(r.arena))
-        .ok_or_else(|| Refusal::unknown("arena", r.arena))?;
-    if !c.pds.contains_key(&PdId(r.pd)) {
-        return Err(Refusal::unknown("protection domain", r.pd));
+        .get(&ArenaId(request.arena))
+        .ok_or_else(|| Refusal::no_such("arena", request.arena))?;
+    if !client.pds.contains_key(&PdId(request.pd)) {
+        return Err(Refusal::no_such("protection domain", request.pd));
     }
     RegisteredMemory::new(
         arena.region.clone(),
-        r.offset,
-        r.len,
-        r.va,
-        r.pd,
+        request.offset,
+        request.len,
+        request.va,
+        request.pd,
         None,
         access,
     )
@@ -235,8 +258,8 @@ fn new_mr(c: &Client, r: &m::RegMr) -> Result<RegisteredMemory, Refusal> {
             libc::EINVAL,
             format!(
                 "{} bytes at {} do not lie in the arena of {} bytes, or their address wraps",
-                r.len,
-                r.offset,
+                request.len,
+                request.offset,
                 arena.region.len()
             ),
         )
@@ -244,26 +267,32 @@ fn new_mr(c: &Client, r: &m::RegMr) -> Result<RegisteredMemory, Refusal> {
 }
 
 /// Enters a region among what the client holds.
-pub(super) fn hold(c: &mut Client, key: Stag, pd: PdId, arena: ArenaId, list: Option<QueueMemory>) {
-    if let Some(a) = c.arenas.get_mut(&arena) {
-        a.mrs += 1;
+pub(super) fn add_region(
+    client: &mut Client,
+    key: Stag,
+    pd: PdId,
+    arena: ArenaId,
+    list: Option<QueueMemory>,
+) {
+    if let Some(arena_entry) = client.arenas.get_mut(&arena) {
+        arena_entry.mrs += 1;
     }
-    if let Some(pd) = c.pds.get_mut(&pd) {
+    if let Some(pd) = client.pds.get_mut(&pd) {
         pd.users += 1;
     }
-    c.mrs.insert(key, MemoryRegion { pd, arena, list });
+    client.mrs.insert(key, MemoryRegion { pd, arena, list });
 }
 
-fn let_go(c: &mut Client, lkey: Stag) {
-    if let Some(mr) = c.mrs.remove(&lkey) {
-        if let Some(a) = c.arenas.get_mut(&mr.arena) {
-            a.mrs -= 1;
+fn remove_region(client: &mut Client, lkey: Stag) {
+    if let Some(mr) = client.mrs.remove(&lkey) {
+        if let Some(arena_entry) = client.arenas.get_mut(&mr.arena) {
+            arena_entry.mrs -= 1;
         }
-        if let Some(pd) = c.pds.get_mut(&mr.pd) {
+        if let Some(pd) = client.pds.get_mut(&mr.pd) {
             pd.users -= 1;
         }
         if let Some(list) = mr.list {
-            c.queues.free(list);
+            client.queues.free(list);
         }
     }
 }

@@ -44,7 +44,7 @@ use crate::config::LimitsConfig;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
 use crate::worker::Mailbox;
 use crate::worker::messages::{Command, Event, WorkerStats};
-use listening::{Listeners, Requests};
+use listening::{ConnectRequests, Listeners};
 use resources::Client;
 
 /// What clients see of one device.
@@ -77,7 +77,7 @@ pub struct DeviceView {
 pub type MapArena = Box<dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::ExternalRegion>, String>>;
 
 /// What the control thread is started with.
-pub struct ControlConfig {
+pub struct ControlParts {
     pub socket: PathBuf,
     pub listener: OwnedFd,
     pub signals: SignalFd,
@@ -85,7 +85,7 @@ pub struct ControlConfig {
     pub asleep: Arc<siw_shm::doorbell::SleepFlag>,
     pub limits: LimitsConfig,
     pub devices: Vec<DeviceView>,
-    pub links: links::Links,
+    pub links: links::LinkMonitor,
     pub mailboxes: Vec<Arc<Mailbox>>,
     pub keys: Arc<KeyTable>,
     pub page: WorkerPage,
@@ -94,7 +94,7 @@ pub struct ControlConfig {
 }
 
 /// A listener, on all workers of its devices.
-struct Listener {
+struct CmListener {
     client: ClientId,
     cm_channel: CmChannelId,
     cookie: u64,
@@ -106,28 +106,28 @@ struct Listener {
 
 /// An object that several messages of the data path name by number: numbers are reused late.
 #[derive(Default)]
-struct Numbers {
+struct NumberPool {
     next: u32,
     free: std::collections::VecDeque<u32>,
 }
 
-impl Numbers {
-    fn take(&mut self) -> u32 {
+impl NumberPool {
+    fn allocate(&mut self) -> u32 {
         if self.free.len() > 1024
-            && let Some(n) = self.free.pop_front()
+            && let Some(number) = self.free.pop_front()
         {
-            return n;
+            return number;
         }
         self.next += 1;
         self.next
     }
-    fn give(&mut self, n: u32) {
-        self.free.push_back(n);
+    fn release(&mut self, number: u32) {
+        self.free.push_back(number);
     }
 }
 
 /// What a client's unanswered request waits for.
-enum Pending {
+enum PendingReply {
     /// All workers passed a fence; then the completion queue's memory is free.
     FreeCq {
         cq: CqId,
@@ -148,9 +148,9 @@ enum Pending {
     /// The worker let the queue pair go.
     DestroyQp { qpn: Qpn },
     /// No worker can use the old key any more.
-    Quiet {
+    QuiescentKey {
         ticket: siw_memory::Retired,
-        then: memory::Then,
+        then: memory::QuiescentReply,
     },
     /// All workers passed a fence; then the shared receive queue's memory is free.
     FreeSrq {
@@ -162,13 +162,13 @@ enum Pending {
     Stats { token: CommandToken, left: usize },
 }
 
-struct Waiting {
+struct DeferredRequest {
     seq: u32,
-    what: Pending,
+    what: PendingReply,
 }
 
 /// A client that is gone, until no worker knows it any more.
-struct Dying {
+struct DepartingClient {
     client: Client,
     token: CommandToken,
     left: usize,
@@ -183,30 +183,30 @@ const TOKEN_WAKE: u64 = u64::MAX - 2;
 const TOKEN_OUTBOX: u64 = 1 << 40;
 
 /// The control thread's state.
-pub struct Control {
-    config: ControlConfig,
+pub struct ControlThread {
+    config: ControlParts,
     epoll: Epoll,
     clients: HashMap<ClientId, Client>,
-    dying: Vec<Dying>,
+    departing: Vec<DepartingClient>,
     listeners: Listeners,
-    requests: Requests,
-    clients_no: u32,
-    pds: u32,
-    qpns: Numbers,
-    cqs: Numbers,
-    srqs: Numbers,
-    listeners_no: u32,
-    requests_no: u32,
-    outboxes_no: u32,
-    tokens: u64,
+    requests: ConnectRequests,
+    last_client: u32,
+    last_pd: u32,
+    qpns: NumberPool,
+    cqs: NumberPool,
+    srqs: NumberPool,
+    last_listener: u32,
+    last_request: u32,
+    last_outbox: u32,
+    last_token: u64,
     next_worker: usize,
     stats: Vec<WorkerStats>,
     stopping: Option<Instant>,
     workers_running: usize,
 }
 
-impl Control {
-    pub fn new(config: ControlConfig) -> nix::Result<Control> {
+impl ControlThread {
+    pub fn new(config: ControlParts) -> nix::Result<ControlThread> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let watch =
             |fd: BorrowedFd<'_>, token| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token));
@@ -215,22 +215,22 @@ impl Control {
         let wakes = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, TOKEN_WAKE);
         epoll.add(config.wake.as_fd(), wakes)?;
         let workers = config.mailboxes.len();
-        Ok(Control {
+        Ok(ControlThread {
             config,
             epoll,
             clients: HashMap::new(),
-            dying: Vec::new(),
+            departing: Vec::new(),
             listeners: Listeners::default(),
-            requests: Requests::default(),
-            clients_no: 0,
-            pds: 0,
-            qpns: Numbers::default(),
-            cqs: Numbers::default(),
-            srqs: Numbers::default(),
-            listeners_no: 0,
-            requests_no: 0,
-            outboxes_no: 0,
-            tokens: 0,
+            requests: ConnectRequests::default(),
+            last_client: 0,
+            last_pd: 0,
+            qpns: NumberPool::default(),
+            cqs: NumberPool::default(),
+            srqs: NumberPool::default(),
+            last_listener: 0,
+            last_request: 0,
+            last_outbox: 0,
+            last_token: 0,
             next_worker: 0,
             stats: vec![WorkerStats::default(); workers],
             stopping: None,
@@ -247,70 +247,81 @@ impl Control {
             } else if self.stopping.is_some() {
                 EpollTimeout::from(50u8)
             } else {
-                let wait = self.config.links.wait().map(|w| w.as_millis() as u16 + 1);
+                let wait = self
+                    .config
+                    .links
+                    .time_until_poll()
+                    .map(|duration| duration.as_millis() as u16 + 1);
                 wait.map_or(EpollTimeout::NONE, EpollTimeout::from)
             };
             // Announce, look once more, sleep: no event is missed.
             self.config.asleep.announce_sleep();
-            let told = self.config.mailboxes.iter().any(|m| !m.events.is_empty());
+            let told = self
+                .config
+                .mailboxes
+                .iter()
+                .any(|mailbox| !mailbox.events.is_empty());
             let timeout = if told { EpollTimeout::ZERO } else { timeout };
             let waited = self.epoll.wait(&mut events, timeout);
             self.config.asleep.announce_awake();
-            let n = match waited {
-                Ok(n) => n,
+            let ready = match waited {
+                Ok(ready) => ready,
                 Err(nix::errno::Errno::EINTR) => 0,
-                Err(e) => {
-                    tracing::error!("the control thread cannot wait for events: {e}");
-                    self.stop();
+                Err(error) => {
+                    tracing::error!("the control thread cannot wait for events: {error}");
+                    self.begin_stop();
                     0
                 }
             };
-            for e in &events[..n] {
-                match e.data() {
+            for event in &events[..ready] {
+                match event.data() {
                     TOKEN_LISTENER => self.accept_clients(),
-                    TOKEN_SIGNAL => self.signal(),
+                    TOKEN_SIGNAL => self.on_signal(),
                     // Watched by its edges: it need not be read.
                     TOKEN_WAKE => {}
                     token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
-                    token => self.client_readable(ClientId(token as u32)),
+                    token => self.on_client_readable(ClientId(token as u32)),
                 }
             }
-            self.worker_events();
-            self.reclaim();
-            self.look_at_links();
-            if self.stopping.is_some_and(|d| Instant::now() > d) {
+            self.take_worker_events();
+            self.reclaim_objects();
+            self.poll_links();
+            if self
+                .stopping
+                .is_some_and(|deadline| Instant::now() > deadline)
+            {
                 tracing::error!("a worker did not stop in time");
                 return;
             }
         }
     }
 
-    fn signal(&mut self) {
-        if let Ok(Some(s)) = self.config.signals.read_signal() {
-            tracing::info!(signal = s.ssi_signo, "stopping");
+    fn on_signal(&mut self) {
+        if let Ok(Some(signal)) = self.config.signals.read_signal() {
+            tracing::info!(signal = signal.ssi_signo, "stopping");
         }
-        self.stop();
+        self.begin_stop();
     }
 
-    fn stop(&mut self) {
+    fn begin_stop(&mut self) {
         if self.stopping.is_some() {
             return;
         }
-        crate::host::notify("STOPPING=1");
+        crate::host::notify_service_manager("STOPPING=1");
         self.stopping = Some(Instant::now() + Duration::from_secs(5));
         let _ = self.epoll.delete(&self.config.listener);
         let ids: Vec<ClientId> = self.clients.keys().copied().collect();
         for id in ids {
-            self.async_event(id, AsyncEventKind::DeviceFatal, 0, "siwd is stopping");
+            self.post_async_event(id, AsyncEventKind::DeviceFatal, 0, "siwd is stopping");
         }
-        for w in 0..self.config.mailboxes.len() {
-            self.command(w, Command::Stop);
+        for worker in 0..self.config.mailboxes.len() {
+            self.post_command(worker, Command::Stop);
         }
     }
 
     /// Hands a command to a worker and wakes it. A full queue is waited for: workers empty it
     /// in microseconds.
-    fn command(&self, worker: usize, command: Command) {
+    fn post_command(&self, worker: usize, command: Command) {
         let Some(mailbox) = self.config.mailboxes.get(worker) else {
             return;
         };
@@ -325,15 +336,15 @@ impl Control {
 
     /// A token that no command under way has.
     fn next_token(&mut self) -> CommandToken {
-        self.tokens += 1;
-        CommandToken(self.tokens)
+        self.last_token += 1;
+        CommandToken(self.last_token)
     }
 
     /// Sends a fence to every worker; the events come with this token.
-    fn fence(&mut self) -> (CommandToken, usize) {
+    fn post_barrier(&mut self) -> (CommandToken, usize) {
         let token = self.next_token();
-        for w in 0..self.config.mailboxes.len() {
-            self.command(w, Command::Barrier { token });
+        for worker in 0..self.config.mailboxes.len() {
+            self.post_command(worker, Command::Barrier { token });
         }
         (token, self.config.mailboxes.len())
     }
@@ -343,8 +354,8 @@ impl Control {
             match ControlSocket::accept_client(self.config.listener.as_fd()) {
                 Ok(Some(conn)) => self.add_client(conn),
                 Ok(None) => return,
-                Err(e) => {
-                    tracing::warn!("a client could not be accepted: {e}");
+                Err(error) => {
+                    tracing::warn!("a client could not be accepted: {error}");
                     return;
                 }
             }
@@ -360,12 +371,12 @@ impl Control {
             let _ = conn.send_refusal(0, 0, nix::libc::EUSERS, &why);
             return;
         }
-        self.clients_no += 1;
-        let id = ClientId(self.clients_no);
-        let pid = conn.peer_credentials().map_or(0, |p| p.0);
+        self.last_client += 1;
+        let id = ClientId(self.last_client);
+        let pid = conn.peer_credentials().map_or(0, |peer| peer.0);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, u64::from(id.0));
-        if let Err(e) = self.epoll.add(conn.as_fd(), event) {
-            tracing::warn!("a client could not be watched: {e}");
+        if let Err(error) = self.epoll.add(conn.as_fd(), event) {
+            tracing::warn!("a client could not be watched: {error}");
             return;
         }
         tracing::debug!(client = id.0, pid, "client connected");
@@ -378,7 +389,7 @@ impl Control {
             .insert(id, Client::new(id, pid, conn, pages, &self.config.limits));
     }
 
-    fn client_readable(&mut self, id: ClientId) {
+    fn on_client_readable(&mut self, id: ClientId) {
         // One at a time: most clients wait for the answer before they ask again; of the others,
         // epoll tells. After a request that has no answer the next one is near.
         for _ in 0..READ_AHEAD {
@@ -401,7 +412,7 @@ impl Control {
         match client.conn.recv_packet() {
             Ok(packet) if client.waiting.is_some() => client.parked = Some(packet.bytes),
             Ok(packet) => {
-                self.packet(id, &packet.bytes);
+                self.on_packet(id, &packet.bytes);
                 return codec::peek_header(&packet.bytes)
                     .is_some_and(|(_, seq)| seq == codec::UNANSWERED);
             }
@@ -413,33 +424,35 @@ impl Control {
                     .send_refusal(0, 0, nix::libc::EMSGSIZE, "packet too long");
                 self.remove_client(id, "sent an overlong packet");
             }
-            Err(RecvError::Io(e)) => self.remove_client(id, &format!("socket failed: {e}")),
+            Err(RecvError::Io(error)) => self.remove_client(id, &format!("socket failed: {error}")),
         }
         false
     }
 
-    fn packet(&mut self, id: ClientId, bytes: &[u8]) {
+    fn on_packet(&mut self, id: ClientId, bytes: &[u8]) {
         match Request::decode(bytes) {
             Ok((seq, request)) => {
-                if self.request(id, seq, &request) == requests::Turn::Later
+                if self.on_request(id, seq, &request) == requests::RequestState::TryAgain
                     && let Some(client) = self.clients.get_mut(&id)
                 {
                     client.parked = Some(bytes.to_vec());
                 }
             }
-            Err(e) => {
+            Err(error) => {
                 let Some(client) = self.clients.get_mut(&id) else {
                     return;
                 };
                 let (kind, seq) = codec::peek_header(bytes).unwrap_or((0, 0));
-                let errno = match e {
+                let errno = match error {
                     codec::ProtoError::Version { .. } => nix::libc::EPROTONOSUPPORT,
                     codec::ProtoError::Kind(_) => nix::libc::EOPNOTSUPP,
                     _ => nix::libc::EPROTO,
                 };
-                tracing::warn!(client = id.0, pid = client.pid, "{e}");
-                let _ = client.conn.send_refusal(kind, seq, errno, &e.to_string());
-                if !matches!(e, codec::ProtoError::Kind(_)) {
+                tracing::warn!(client = id.0, pid = client.pid, "{error}");
+                let _ = client
+                    .conn
+                    .send_refusal(kind, seq, errno, &error.to_string());
+                if !matches!(error, codec::ProtoError::Kind(_)) {
                     self.remove_client(id, "spoke no protocol of ours");
                 }
             }
@@ -460,7 +473,7 @@ impl Control {
     }
 
     /// The deferred request is answered: the next one may be read.
-    fn answered(&mut self, id: ClientId) {
+    fn on_answered(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
@@ -468,7 +481,7 @@ impl Control {
         if client.waiting.is_none()
             && let Some(bytes) = client.parked.take()
         {
-            self.packet(id, &bytes);
+            self.on_packet(id, &bytes);
         }
         if watch {
             self.watch_client(id, true);
@@ -485,17 +498,17 @@ impl Control {
         let gone: Vec<CmListenerId> = self
             .listeners
             .iter()
-            .filter(|(_, l)| l.client == id)
-            .map(|(n, _)| n)
+            .filter(|(_, listener)| listener.client == id)
+            .map(|(number, _)| number)
             .collect();
         for listener in gone {
-            self.unlisten(listener);
+            self.remove_listener(listener);
         }
-        for w in 0..self.config.mailboxes.len() {
-            self.command(w, Command::RemoveClient { client: id });
+        for worker in 0..self.config.mailboxes.len() {
+            self.post_command(worker, Command::RemoveClient { client: id });
         }
-        let (token, left) = self.fence();
-        self.dying.push(Dying {
+        let (token, left) = self.post_barrier();
+        self.departing.push(DepartingClient {
             client,
             token,
             left,
@@ -503,19 +516,19 @@ impl Control {
     }
 
     /// Ends a client that broke the rules of shared memory.
-    fn fault(&mut self, id: ClientId, reason: &str) {
+    fn close_faulty_client(&mut self, id: ClientId, reason: &str) {
         if let Some(client) = self.clients.get(&id) {
             tracing::warn!(
                 client = id.0,
                 pid = client.pid,
                 "closing the client: {reason}"
             );
-            self.async_event(id, AsyncEventKind::DeviceFatal, 0, reason);
+            self.post_async_event(id, AsyncEventKind::DeviceFatal, 0, reason);
             self.remove_client(id, "broke the rules of its queues");
         }
     }
 
-    fn async_event(&mut self, id: ClientId, kind: AsyncEventKind, object: u32, reason: &str) {
+    fn post_async_event(&mut self, id: ClientId, kind: AsyncEventKind, object: u32, reason: &str) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
@@ -523,7 +536,7 @@ impl Control {
             return;
         };
         let event = messages::AsyncEventMessage::new(kind, object, reason);
-        outbox.send(
+        outbox.send_event(
             &self.epoll,
             codec::encode_event(messages::KIND_ASYNC_EVENT, &event),
         );
@@ -534,55 +547,64 @@ impl Control {
         let found = self
             .clients
             .values_mut()
-            .flat_map(|c| c.events.iter_mut().chain(c.cm_channels.values_mut()))
-            .find(|o| o.token() == token);
-        if let Some(o) = found {
-            o.flush(epoll);
+            .flat_map(|client| {
+                client
+                    .events
+                    .iter_mut()
+                    .chain(client.cm_channels.values_mut())
+            })
+            .find(|outbox| outbox.token() == token);
+        if let Some(outbox) = found {
+            outbox.flush_backlog(epoll);
         }
     }
 
     /// Everything that workers have reported.
-    fn worker_events(&mut self) {
-        for w in 0..self.config.mailboxes.len() {
-            let mailbox = self.config.mailboxes[w].clone();
+    fn take_worker_events(&mut self) {
+        for worker in 0..self.config.mailboxes.len() {
+            let mailbox = self.config.mailboxes[worker].clone();
             while let Some(event) = mailbox.events.pop() {
                 match event {
                     Event::Stopped { worker } => {
                         tracing::debug!(worker, "worker stopped");
                         self.workers_running -= 1;
                     }
-                    Event::BarrierReached { token, .. } => self.fenced(token),
-                    other => self.worker_event(w, other),
+                    Event::BarrierReached { token, .. } => self.on_barrier_passed(token),
+                    other => self.on_worker_event(worker, other),
                 }
             }
         }
     }
 
     /// Answers statistics once all workers have told theirs.
-    fn stats_arrived(&mut self, worker: usize, token: CommandToken, stats: WorkerStats) {
-        if let Some(s) = self.stats.get_mut(worker) {
-            *s = stats;
+    fn on_worker_stats(&mut self, worker: usize, token: CommandToken, stats: WorkerStats) {
+        if let Some(counters) = self.stats.get_mut(worker) {
+            *counters = stats;
         }
         let found = self
             .clients
             .iter_mut()
-            .find_map(|(id, c)| match &mut c.waiting {
-                Some(Waiting {
-                    what: Pending::Stats { token: t, left },
+            .find_map(|(id, client)| match &mut client.waiting {
+                Some(DeferredRequest {
+                    what:
+                        PendingReply::Stats {
+                            token: awaited,
+                            left,
+                        },
                     ..
-                }) if *t == token => {
+                }) if *awaited == token => {
                     *left = left.saturating_sub(1);
                     Some((*id, *left))
                 }
                 _ => None,
             });
         if let Some((id, 0)) = found {
-            self.finish_stats(id);
+            self.reply_statistics(id);
         }
     }
 }
 
-impl Drop for Control {
+impl Drop for ControlThread {
     fn drop(&mut self) {
         // Only the daemon that bound the path takes it away.
         let _ = std::fs::remove_file(&self.config.socket);

@@ -6,42 +6,42 @@ use siw_shm::control::messages as m;
 
 use super::requests::*;
 use super::resources::{Client, QpPhase};
-use super::{Control, Pending, Waiting};
+use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, CommandToken, Qpn};
 use crate::worker::messages::{Command, ModifyTarget, QpInfo};
 
-impl Control {
-    pub(super) fn modify_qp(&mut self, id: ClientId, seq: u32, r: &m::ModifyQp) -> Outcome {
-        let qpn = Qpn(r.qp_num);
-        let c = self.client(id)?;
-        let qp = c
+impl ControlThread {
+    pub(super) fn modify_qp(&mut self, id: ClientId, seq: u32, request: &m::ModifyQp) -> Outcome {
+        let qpn = Qpn(request.qp_num);
+        let client = self.client_mut(id)?;
+        let qp = client
             .qps
             .get_mut(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
+            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         let detached = qp.phase == QpPhase::Detached;
-        let Some(state) = m::QpState::from_u32(r.state) else {
+        let Some(state) = m::QpState::from_u32(request.state) else {
             return Err(Refusal::new(
                 libc::EINVAL,
-                format!("there is no queue pair state {}", r.state),
+                format!("there is no queue pair state {}", request.state),
             ));
         };
         let to = match state {
             m::QpState::Idle if detached => {
                 clear_queues(qp)?;
-                let reply = qp_state(c, qpn, None)?;
-                return send::<m::ModifyQp>(c, seq, &reply);
+                let reply = qp_state_reply(client, qpn, None)?;
+                return send_reply::<m::ModifyQp>(client, seq, &reply);
             }
             m::QpState::Idle => {
                 let worker = qp.worker;
-                self.command(worker, Command::ResetQp { qpn });
-                return Ok(Done::Wait(Pending::ResetQp { qpn }));
+                self.post_command(worker, Command::ResetQp { qpn });
+                return Ok(Served::Deferred(PendingReply::ResetQp { qpn }));
             }
             m::QpState::Error if detached => {
                 qp.state = m::QpState::Error;
                 qp.phase = QpPhase::Attached;
                 qp.worker = 0;
-                let setup = Box::new(Self::setup(c, qpn)?);
-                self.command(0, Command::InstallQp { setup });
+                let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
+                self.post_command(0, Command::InstallQp { setup });
                 None
             }
             _ if detached => {
@@ -71,14 +71,14 @@ impl Control {
     }
 
     pub(super) fn query_qp(&mut self, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
-        let c = self.client(id)?;
-        let reply = qp_state(c, qpn, None)?;
-        let detached = c
+        let client = self.client_mut(id)?;
+        let reply = qp_state_reply(client, qpn, None)?;
+        let detached = client
             .qps
             .get(&qpn)
-            .is_some_and(|q| q.phase == QpPhase::Detached);
+            .is_some_and(|qp| qp.phase == QpPhase::Detached);
         if detached {
-            return send::<m::QueryQp>(c, seq, &reply);
+            return send_reply::<m::QueryQp>(client, seq, &reply);
         }
         self.ask_worker(id, qpn, None, false)
     }
@@ -90,23 +90,24 @@ impl Control {
         to: Option<ModifyTarget>,
         modify: bool,
     ) -> Outcome {
-        let worker = self.client(id)?.qps.get(&qpn).map_or(0, |q| q.worker);
+        let worker = self.client_mut(id)?.qps.get(&qpn).map_or(0, |qp| qp.worker);
         let token = self.next_token();
-        self.command(worker, Command::Modify { qpn, to, token });
-        Ok(Done::Wait(Pending::QpInfo { token, modify }))
+        self.post_command(worker, Command::Modify { qpn, to, token });
+        Ok(Served::Deferred(PendingReply::QpInfo { token, modify }))
     }
 
-    pub(super) fn qp_info(&mut self, qpn: Qpn, token: CommandToken, info: &QpInfo) {
-        let Some(id) = self.owner(qpn) else { return };
-        let Some(c) = self.clients.get_mut(&id) else {
+    pub(super) fn on_qp_info(&mut self, qpn: Qpn, token: CommandToken, info: &QpInfo) {
+        let Some(id) = self.owner_of_qp(qpn) else {
             return;
         };
-        let waits =
-            |w: &mut Waiting| matches!(w.what, Pending::QpInfo { token: t, .. } if t == token);
-        let Some(Waiting {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::QpInfo { token: t, .. } if t == token);
+        let Some(DeferredRequest {
             seq,
-            what: Pending::QpInfo { modify, .. },
-        }) = c.waiting.take_if(waits)
+            what: PendingReply::QpInfo { modify, .. },
+        }) = client.waiting.take_if(waits)
         else {
             return;
         };
@@ -117,64 +118,70 @@ impl Control {
         };
         if let Some(why) = info.refused {
             let why = format!("the queue pair is in {:?}: {why}", info.state);
-            let _ = c.conn.send_refusal(kind, seq, libc::EINVAL, &why);
-        } else if let Ok(reply) = qp_state(c, qpn, Some(info)) {
+            let _ = client.conn.send_refusal(kind, seq, libc::EINVAL, &why);
+        } else if let Ok(reply) = qp_state_reply(client, qpn, Some(info)) {
             let _ = if modify {
-                c.conn.send_reply::<m::ModifyQp>(seq, &reply, &[])
+                client.conn.send_reply::<m::ModifyQp>(seq, &reply, &[])
             } else {
-                c.conn.send_reply::<m::QueryQp>(seq, &reply, &[])
+                client.conn.send_reply::<m::QueryQp>(seq, &reply, &[])
             };
         }
-        self.answered(id);
+        self.on_answered(id);
     }
 
     /// The worker let the queue pair go for a reset: it is as new. False: none waits for that.
     pub(super) fn finish_reset(&mut self, id: ClientId, qpn: Qpn) -> bool {
-        let Some(c) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(&id) else {
             return false;
         };
-        let waits = |w: &mut Waiting| matches!(w.what, Pending::ResetQp { qpn: q } if q == qpn);
-        let Some(w) = c.waiting.take_if(waits) else {
+        let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResetQp { qpn: q } if q == qpn);
+        let Some(waiting) = client.waiting.take_if(waits) else {
             return false;
         };
-        if let Some(qp) = c.qps.get_mut(&qpn) {
+        if let Some(qp) = client.qps.get_mut(&qpn) {
             let _ = clear_queues(qp);
             qp.phase = QpPhase::Detached;
             qp.state = m::QpState::Idle;
             (qp.worker, qp.ird, qp.ord) = (0, 0, 0);
             (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
         }
-        if let Ok(reply) = qp_state(c, qpn, None) {
-            let _ = c.conn.send_reply::<m::ModifyQp>(w.seq, &reply, &[]);
+        if let Ok(reply) = qp_state_reply(client, qpn, None) {
+            let _ = client
+                .conn
+                .send_reply::<m::ModifyQp>(waiting.seq, &reply, &[]);
         }
-        self.answered(id);
+        self.on_answered(id);
         true
     }
 }
 
 /// Empties the rings of a queue pair that no worker has; the client starts over in them.
-fn clear_queues(qp: &super::resources::Qp) -> Result<(), Refusal> {
+fn clear_queues(qp: &super::resources::ClientQp) -> Result<(), Refusal> {
     let len = qp.geometry.len;
     qp.mem
         .region
         .fill_zero(qp.mem.offset, len)
-        .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))
+        .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
 }
 
-fn qp_state(c: &Client, qpn: Qpn, info: Option<&QpInfo>) -> Result<m::QpStateReply, Refusal> {
-    let qp = c
+fn qp_state_reply(
+    client: &Client,
+    qpn: Qpn,
+    info: Option<&QpInfo>,
+) -> Result<m::QpStateReply, Refusal> {
+    let qp = client
         .qps
         .get(&qpn)
-        .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
+        .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
     Ok(m::QpStateReply {
-        state: info.map_or(qp.state, |i| i.state) as u32,
+        state: info.map_or(qp.state, |info| info.state) as u32,
         worker: qp.worker as u32,
-        ird: info.map_or(qp.ird, |i| i.ird).into(),
-        ord: info.map_or(qp.ord, |i| i.ord).into(),
+        ird: info.map_or(qp.ird, |info| info.ird).into(),
+        ord: info.map_or(qp.ord, |info| info.ord).into(),
         draining: info
-            .is_some_and(|i| i.state == m::QpState::Sqd && !i.drained)
+            .is_some_and(|info| info.state == m::QpState::Sqd && !info.drained)
             .into(),
-        mulpdu: info.map_or(0, |i| i.mulpdu).into(),
+        mulpdu: info.map_or(0, |info| info.mulpdu).into(),
         local: qp.local,
         peer: qp.peer,
     })

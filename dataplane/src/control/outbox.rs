@@ -34,7 +34,7 @@ impl Outbox {
         self.token
     }
 
-    pub fn send(&mut self, epoll: &Epoll, packet: Vec<u8>) {
+    pub fn send_event(&mut self, epoll: &Epoll, packet: Vec<u8>) {
         if self.backlog.len() >= BACKLOG {
             self.lost += 1;
             if self.lost == 1 {
@@ -43,13 +43,13 @@ impl Outbox {
             return;
         }
         self.backlog.push_back(packet);
-        self.flush(epoll);
+        self.flush_backlog(epoll);
     }
 
-    pub fn flush(&mut self, epoll: &Epoll) {
+    pub fn flush_backlog(&mut self, epoll: &Epoll) {
         while let Some(packet) = self.backlog.front() {
             match self.conn.send_packet(packet, &[]) {
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // Sent, or the client has closed its end and wants none.
                 _ => {
                     self.backlog.pop_front();
@@ -67,8 +67,8 @@ impl Outbox {
         } else {
             epoll.delete(self.conn.as_fd())
         };
-        if let Err(e) = done {
-            tracing::warn!("an event socket could not be watched: {e}");
+        if let Err(error) = done {
+            tracing::warn!("an event socket could not be watched: {error}");
         }
     }
 }

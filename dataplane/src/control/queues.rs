@@ -11,133 +11,142 @@ use siw_shm::{CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
 
 use super::completion::cq_reply;
 use super::requests::*;
-use super::resources::{Channel, Client, Cq, Qp, QpPhase};
-use super::{Control, Pending, Waiting};
+use super::resources::{Client, ClientQp, CompletionChannel, CompletionQueue, QpPhase};
+use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::messages::{Command, QpSetup};
 
-impl Control {
+impl ControlThread {
     pub(super) fn create_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
-        let (write, read) = siw_shm::control::event_pipe().map_err(Refusal::memory)?;
-        let c = self.client(id)?;
-        let channel = CompletionChannelId(c.number());
+        let (write, read) = siw_shm::control::event_pipe().map_err(Refusal::no_shared_memory)?;
+        let client = self.client_mut(id)?;
+        let channel = CompletionChannelId(client.next_number());
         let reply = m::IdReply {
             id: channel.0,
             reserved: 0,
         };
-        send_fds::<m::CreateChannel>(c, seq, &reply, &[read.as_fd()])?;
+        send_reply_with_fds::<m::CreateChannel>(client, seq, &reply, &[read.as_fd()])?;
         let writer: Arc<OwnedFd> = Arc::new(write);
-        c.channels.insert(channel, Channel { writer, cqs: 0 });
-        Ok(Done::Replied)
+        client
+            .channels
+            .insert(channel, CompletionChannel { writer, cqs: 0 });
+        Ok(Served::Replied)
     }
 
-    pub(super) fn create_cq(&mut self, id: ClientId, seq: u32, r: &m::CreateCq) -> Outcome {
+    pub(super) fn create_cq(&mut self, id: ClientId, seq: u32, request: &m::CreateCq) -> Outcome {
         let workers = self.config.mailboxes.len() as u32;
         let most = self.config.limits.completion_queues_per_client;
-        let geometry = self.cq_geometry(r.cqe)?;
-        let number = CqId(self.cqs.take());
-        let channel_id = (r.channel != 0).then_some(CompletionChannelId(r.channel));
+        let geometry = self.cq_geometry(request.cqe)?;
+        let number = CqId(self.cqs.allocate());
+        let channel_id = (request.channel != 0).then_some(CompletionChannelId(request.channel));
         let made = (|| {
-            let c = self.client(id)?;
-            if c.cqs.len() >= most as usize {
-                return Err(Refusal::limit("completion queues", most.into()));
+            let client = self.client_mut(id)?;
+            if client.cqs.len() >= most as usize {
+                return Err(Refusal::over_limit("completion queues", most.into()));
             }
             let channel = match channel_id {
                 None => None,
                 Some(channel) => Some(
-                    c.channels
+                    client
+                        .channels
                         .get_mut(&channel)
                         .map(|ch| {
                             ch.cqs += 1;
                             ch.writer.clone()
                         })
-                        .ok_or_else(|| Refusal::unknown("completion channel", channel.0))?,
+                        .ok_or_else(|| Refusal::no_such("completion channel", channel.0))?,
                 ),
             };
-            let mem = c
+            let mem = client
                 .queues
                 .alloc(geometry.len)
-                .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
+                .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
             Ok((channel, mem))
         })();
         let (channel, mem) = match made {
-            Ok(x) => x,
-            Err(e) => {
-                self.cqs.give(number.0);
-                return Err(e);
+            Ok(parts) => parts,
+            Err(error) => {
+                self.cqs.release(number.0);
+                return Err(error);
             }
         };
-        for w in 0..workers {
-            let producer = CqProducer::new(mem.region.clone(), mem.offset, geometry, w)
-                .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
-            self.command(
-                w as usize,
+        for worker in 0..workers {
+            let producer = CqProducer::new(mem.region.clone(), mem.offset, geometry, worker)
+                .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+            self.post_command(
+                worker as usize,
                 Command::AddCq(Box::new(WorkerCq {
                     id: number,
                     client: id,
                     producer,
                     channel: channel.clone(),
-                    cookie: r.cookie,
+                    cookie: request.cookie,
                 })),
             );
         }
-        let c = self.client(id)?;
+        let client = self.client_mut(id)?;
         let reply = cq_reply(number, geometry, &mem);
         let fd = mem.region.memfd().filter(|_| mem.new_region);
-        send_fds::<m::CreateCq>(c, seq, &reply, fd.as_slice())?;
-        c.cqs.insert(
+        send_reply_with_fds::<m::CreateCq>(client, seq, &reply, fd.as_slice())?;
+        client.cqs.insert(
             number,
-            Cq {
+            CompletionQueue {
                 mem,
                 old: None,
                 channel: channel_id,
                 qps: 0,
             },
         );
-        Ok(Done::Replied)
+        Ok(Served::Replied)
     }
 
     pub(super) fn finish_free_cq(&mut self, id: ClientId) {
-        let Some(c) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        let Some(Waiting {
+        let Some(DeferredRequest {
             seq,
-            what: Pending::FreeCq { cq, .. },
-        }) = c
+            what: PendingReply::FreeCq { cq, .. },
+        }) = client
             .waiting
-            .take_if(|w| matches!(w.what, Pending::FreeCq { .. }))
+            .take_if(|waiting| matches!(waiting.what, PendingReply::FreeCq { .. }))
         else {
             return;
         };
-        if let Some(q) = c.cqs.remove(&cq) {
-            if let Some(ch) = q.channel.and_then(|channel| c.channels.get_mut(&channel)) {
+        if let Some(queue) = client.cqs.remove(&cq) {
+            if let Some(ch) = queue
+                .channel
+                .and_then(|channel| client.channels.get_mut(&channel))
+            {
                 ch.cqs -= 1;
             }
-            c.queues.free(q.mem);
-            if let Some(old) = q.old {
-                c.queues.free(old);
+            client.queues.free(queue.mem);
+            if let Some(old) = queue.old {
+                client.queues.free(old);
             }
         }
-        let _ = c.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
-        self.cqs.give(cq.0);
-        self.answered(id);
+        let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
+        self.cqs.release(cq.0);
+        self.on_answered(id);
     }
 
-    pub(super) fn create_qp(&mut self, id: ClientId, seq: u32, r: &m::CreateQp) -> Outcome {
-        let l = &self.config.limits;
-        let (most, deepest) = (l.queue_pairs_per_client, l.work_requests);
-        for (what, n) in [("send", r.max_send_wr), ("receive", r.max_recv_wr)] {
-            if n > deepest {
+    pub(super) fn create_qp(&mut self, id: ClientId, seq: u32, request: &m::CreateQp) -> Outcome {
+        let limits = &self.config.limits;
+        let (most, deepest) = (limits.queue_pairs_per_client, limits.work_requests);
+        for (what, depth) in [
+            ("send", request.max_send_wr),
+            ("receive", request.max_recv_wr),
+        ] {
+            if depth > deepest {
                 return Err(Refusal::new(
                     libc::EINVAL,
-                    format!("{n} {what} work requests: at most {deepest} are allowed"),
+                    format!("{depth} {what} work requests: at most {deepest} are allowed"),
                 ));
             }
         }
-        if r.max_send_sge.max(r.max_recv_sge) > wqe::MAX_SGE as u32
-            || r.max_inline > wqe::MAX_INLINE as u32
+        if request.max_send_sge.max(request.max_recv_sge) > wqe::MAX_SGE as u32
+            || request.max_inline > wqe::MAX_INLINE as u32
         {
             return Err(Refusal::new(
                 libc::EINVAL,
@@ -149,33 +158,33 @@ impl Control {
             ));
         }
         let geometry = QpGeometry::new(
-            r.max_send_wr,
-            r.max_recv_wr,
-            r.max_send_sge,
-            r.max_recv_sge,
-            r.max_inline,
+            request.max_send_wr,
+            request.max_recv_wr,
+            request.max_send_sge,
+            request.max_recv_sge,
+            request.max_inline,
         )
         .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues would be too long"))?;
-        let c = self.client(id)?;
-        if c.qps.len() + c.dying_qps.len() >= most as usize {
-            return Err(Refusal::limit("queue pairs", most.into()));
+        let client = self.client_mut(id)?;
+        if client.qps.len() + client.departing_qps.len() >= most as usize {
+            return Err(Refusal::over_limit("queue pairs", most.into()));
         }
-        let pd_id = PdId(r.pd);
-        let srq_id = (r.srq != 0).then_some(SrqId(r.srq));
-        let (send_cq, recv_cq) = (CqId(r.send_cq), CqId(r.recv_cq));
+        let pd_id = PdId(request.pd);
+        let srq_id = (request.srq != 0).then_some(SrqId(request.srq));
+        let (send_cq, recv_cq) = (CqId(request.send_cq), CqId(request.recv_cq));
         for cq in [send_cq, recv_cq] {
-            if !c.cqs.contains_key(&cq) {
-                return Err(Refusal::unknown("completion queue", cq.0));
+            if !client.cqs.contains_key(&cq) {
+                return Err(Refusal::no_such("completion queue", cq.0));
             }
         }
-        if !c.pds.contains_key(&pd_id) {
-            return Err(Refusal::unknown("protection domain", r.pd));
+        if !client.pds.contains_key(&pd_id) {
+            return Err(Refusal::no_such("protection domain", request.pd));
         }
         if let Some(number) = srq_id {
-            let srq = c
+            let srq = client
                 .srqs
                 .get(&number)
-                .ok_or_else(|| Refusal::unknown("shared receive queue", r.srq))?;
+                .ok_or_else(|| Refusal::no_such("shared receive queue", request.srq))?;
             if srq.pd != pd_id {
                 return Err(Refusal::new(
                     libc::EINVAL,
@@ -183,21 +192,21 @@ impl Control {
                 ));
             }
         }
-        let mem = c
+        let mem = client
             .queues
             .alloc(geometry.len)
-            .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-        if let Some(srq) = srq_id.and_then(|srq| c.srqs.get_mut(&srq)) {
+            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        if let Some(srq) = srq_id.and_then(|srq| client.srqs.get_mut(&srq)) {
             srq.qps += 1;
         }
-        let qpn = Qpn(self.qpns.take());
-        let c = self.client(id)?;
+        let qpn = Qpn(self.qpns.allocate());
+        let client = self.client_mut(id)?;
         for cq in [send_cq, recv_cq] {
-            if let Some(cq) = c.cqs.get_mut(&cq) {
+            if let Some(cq) = client.cqs.get_mut(&cq) {
                 cq.qps += 1;
             }
         }
-        if let Some(pd) = c.pds.get_mut(&pd_id) {
+        if let Some(pd) = client.pds.get_mut(&pd_id) {
             pd.users += 1;
         }
         let reply = m::QpReply {
@@ -206,24 +215,24 @@ impl Control {
             sq_slots: geometry.sq_slots,
             rq_slots: geometry.rq_slots,
             rq_offset: geometry.rq_offset as u32,
-            max_send_wr: r.max_send_wr,
-            max_recv_wr: r.max_recv_wr,
-            max_send_sge: r.max_send_sge.max(1),
-            max_recv_sge: r.max_recv_sge.max(1),
-            max_inline: r.max_inline.max(wqe::INLINE_IN_HEADER as u32),
+            max_send_wr: request.max_send_wr,
+            max_recv_wr: request.max_recv_wr,
+            max_send_sge: request.max_send_sge.max(1),
+            max_recv_sge: request.max_recv_sge.max(1),
+            max_inline: request.max_inline.max(wqe::INLINE_IN_HEADER as u32),
             mem: (&mem).into(),
         };
         let fd = mem.region.memfd().filter(|_| mem.new_region);
-        send_fds::<m::CreateQp>(c, seq, &reply, fd.as_slice())?;
-        c.qps.insert(
+        send_reply_with_fds::<m::CreateQp>(client, seq, &reply, fd.as_slice())?;
+        client.qps.insert(
             qpn,
-            Qp {
+            ClientQp {
                 attr: QpInitAttr {
                     qpn: qpn.0,
-                    pd: r.pd,
-                    max_send_wr: r.max_send_wr.max(1),
-                    max_recv_wr: r.max_recv_wr.max(1),
-                    sq_sig_all: r.sq_sig_all != 0,
+                    pd: request.pd,
+                    max_send_wr: request.max_send_wr.max(1),
+                    max_recv_wr: request.max_recv_wr.max(1),
+                    sq_sig_all: request.sq_sig_all != 0,
                 },
                 geometry,
                 mem,
@@ -242,17 +251,17 @@ impl Control {
                 peer: m::Addr::NONE,
             },
         );
-        Ok(Done::Replied)
+        Ok(Served::Replied)
     }
 
     /// The worker's ends of a queue pair's rings.
-    pub(super) fn setup(c: &Client, qpn: Qpn) -> Result<QpSetup, Refusal> {
-        let qp = c
+    pub(super) fn worker_qp_setup(client: &Client, qpn: Qpn) -> Result<QpSetup, Refusal> {
+        let qp = client
             .qps
             .get(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
+            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         let (region, at) = (&qp.mem.region, qp.mem.offset);
-        let bad = |e: siw_shm::OutOfBounds| Refusal::new(libc::EINVAL, e.to_string());
+        let bad = |error: siw_shm::OutOfBounds| Refusal::new(libc::EINVAL, error.to_string());
         let sq = SqConsumer::new(region.clone(), at, qp.geometry.sq_slots).map_err(bad)?;
         let rq = RqConsumer::new(
             region.clone(),
@@ -261,7 +270,7 @@ impl Control {
         )
         .map_err(bad)?;
         Ok(QpSetup {
-            client: c.id,
+            client: client.id,
             attr: qp.attr,
             sq,
             rq,
@@ -270,86 +279,94 @@ impl Control {
             srq: qp.srq,
             share: qp
                 .srq
-                .and_then(|srq| c.srqs.get(&srq))
+                .and_then(|srq| client.srqs.get(&srq))
                 .map_or(0, |srq| srq.share),
         })
     }
 
     pub(super) fn destroy_qp(&mut self, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
-        let c = self.client(id)?;
-        let qp = c
+        let client = self.client_mut(id)?;
+        let qp = client
             .qps
             .get(&qpn)
-            .ok_or_else(|| Refusal::unknown("queue pair", qpn.0))?;
+            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         if qp.phase == QpPhase::Detached {
             self.free_qp(id, qpn);
-            return send::<m::DestroyQp>(self.client(id)?, seq, &EMPTY);
+            return send_reply::<m::DestroyQp>(self.client_mut(id)?, seq, &EMPTY);
         }
         let worker = qp.worker;
-        self.command(worker, Command::DestroyQp { qpn });
+        self.post_command(worker, Command::DestroyQp { qpn });
         if seq != UNANSWERED {
-            return Ok(Done::Wait(Pending::DestroyQp { qpn }));
+            return Ok(Served::Deferred(PendingReply::DestroyQp { qpn }));
         }
         // Nobody waits: gone for its client, here until its worker has let it go.
-        let c = self.client(id)?;
-        if let Some(qp) = c.qps.remove(&qpn) {
-            c.dying_qps.insert(qpn, qp);
+        let client = self.client_mut(id)?;
+        if let Some(qp) = client.qps.remove(&qpn) {
+            client.departing_qps.insert(qpn, qp);
         }
-        Ok(Done::Replied)
+        Ok(Served::Replied)
     }
 
     pub(super) fn free_qp(&mut self, id: ClientId, qpn: Qpn) {
-        let Some(c) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        if let Some(qp) = c.qps.remove(&qpn).or_else(|| c.dying_qps.remove(&qpn)) {
+        if let Some(qp) = client
+            .qps
+            .remove(&qpn)
+            .or_else(|| client.departing_qps.remove(&qpn))
+        {
             // The number comes back: no window may be its next owner's.
-            for mw in c.mws.keys() {
+            for mw in client.mws.keys() {
                 self.config.keys.unbind_stream(*mw, qpn.0);
             }
             for cq in [qp.send_cq, qp.recv_cq] {
-                if let Some(cq) = c.cqs.get_mut(&cq) {
+                if let Some(cq) = client.cqs.get_mut(&cq) {
                     cq.qps -= 1;
                 }
             }
-            if let Some(pd) = c.pds.get_mut(&PdId(qp.attr.pd)) {
+            if let Some(pd) = client.pds.get_mut(&PdId(qp.attr.pd)) {
                 pd.users -= 1;
             }
-            if let Some(srq) = qp.srq.and_then(|srq| c.srqs.get_mut(&srq)) {
+            if let Some(srq) = qp.srq.and_then(|srq| client.srqs.get_mut(&srq)) {
                 srq.qps -= 1;
             }
-            c.queues.free(qp.mem);
-            self.qpns.give(qpn.0);
+            client.queues.free(qp.mem);
+            self.qpns.release(qpn.0);
         }
     }
 
     pub(super) fn finish_destroy_qp(&mut self, qpn: Qpn) {
-        let Some(id) = self.owner(qpn) else { return };
+        let Some(id) = self.owner_of_qp(qpn) else {
+            return;
+        };
         if self.finish_reset(id, qpn) {
             return;
         }
-        let Some(c) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        if c.dying_qps.contains_key(&qpn) {
+        if client.departing_qps.contains_key(&qpn) {
             self.free_qp(id, qpn);
             if self
                 .clients
                 .get(&id)
-                .is_some_and(|c| c.dying_qps.is_empty())
+                .is_some_and(|client| client.departing_qps.is_empty())
             {
-                self.answered(id);
+                self.on_answered(id);
             }
             return;
         }
-        let waits = matches!(&c.waiting, Some(Waiting { what: Pending::DestroyQp { qpn: q }, .. }) if *q == qpn);
+        let waits = matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::DestroyQp { qpn: q }, .. }) if *q == qpn);
         if !waits {
             return;
         }
-        if let Some(w) = c.waiting.take() {
-            let _ = c.conn.send_reply::<m::DestroyQp>(w.seq, &EMPTY, &[]);
+        if let Some(waiting) = client.waiting.take() {
+            let _ = client
+                .conn
+                .send_reply::<m::DestroyQp>(waiting.seq, &EMPTY, &[]);
         }
         self.free_qp(id, qpn);
-        self.answered(id);
+        self.on_answered(id);
     }
 }

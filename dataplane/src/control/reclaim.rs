@@ -1,82 +1,104 @@
 //! What may be freed only when no worker can touch it: memory regions, completion queues,
 //! and everything of a client that is gone.
 
-use super::{Control, Pending, Waiting};
+use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, CommandToken};
 
-impl Control {
+impl ControlThread {
     pub(super) fn waits_for_reclaim(&self) -> bool {
-        self.dying.iter().any(|d| d.left == 0)
-            || self.clients.values().any(|c| {
-                c.waiting
-                    .as_ref()
-                    .is_some_and(|w| matches!(w.what, Pending::Quiet { .. }))
+        self.departing.iter().any(|departing| departing.left == 0)
+            || self.clients.values().any(|client| {
+                client.waiting.as_ref().is_some_and(|waiting| {
+                    matches!(waiting.what, PendingReply::QuiescentKey { .. })
+                })
             })
     }
 
     /// Answers deregistrations and frees clients that no worker can touch any more.
-    pub(super) fn reclaim(&mut self) {
+    pub(super) fn reclaim_objects(&mut self) {
         let waits = self.config.keys.try_reclaim();
         let quiet: Vec<ClientId> = self
             .clients
             .iter()
-            .filter(|(_, c)| {
-                matches!(&c.waiting, Some(Waiting { what: Pending::Quiet { ticket, .. }, .. })
+            .filter(|(_, client)| {
+                matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::QuiescentKey { ticket, .. }, .. })
                     if self.config.keys.has_elapsed(*ticket))
             })
             .map(|(id, _)| *id)
             .collect();
         for id in quiet {
-            self.finish_quiet(id);
+            self.finish_quiescent_key(id);
         }
-        if self.dying.is_empty() {
+        if self.departing.is_empty() {
             return;
         }
-        for d in &mut self.dying {
-            if d.left == 0 && !d.client.keys_removed {
-                d.client.keys_removed = true;
-                for key in d.client.mws.keys().chain(d.client.mrs.keys()) {
+        for departing in &mut self.departing {
+            if departing.left == 0 && !departing.client.keys_removed {
+                departing.client.keys_removed = true;
+                for key in departing
+                    .client
+                    .mws
+                    .keys()
+                    .chain(departing.client.mrs.keys())
+                {
                     self.config.keys.remove(*key);
                 }
             }
         }
         if waits == 0 && self.config.keys.try_reclaim() == 0 {
-            let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.dying)
+            let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.departing)
                 .into_iter()
-                .partition(|d| d.left == 0 && d.client.keys_removed);
-            self.dying = wait;
-            for d in done {
-                for qpn in d.client.qps.keys().chain(d.client.dying_qps.keys()) {
-                    self.qpns.give(qpn.0);
+                .partition(|departing| departing.left == 0 && departing.client.keys_removed);
+            self.departing = wait;
+            for departing in done {
+                for qpn in departing
+                    .client
+                    .qps
+                    .keys()
+                    .chain(departing.client.departing_qps.keys())
+                {
+                    self.qpns.release(qpn.0);
                 }
-                for cq in d.client.cqs.keys() {
-                    self.cqs.give(cq.0);
+                for cq in departing.client.cqs.keys() {
+                    self.cqs.release(cq.0);
                 }
-                for srq in d.client.srqs.keys() {
-                    self.srqs.give(srq.0);
+                for srq in departing.client.srqs.keys() {
+                    self.srqs.release(srq.0);
                 }
             }
         }
     }
 
-    pub(super) fn fenced(&mut self, token: CommandToken) {
-        for d in &mut self.dying {
-            if d.token == token {
-                d.left = d.left.saturating_sub(1);
+    pub(super) fn on_barrier_passed(&mut self, token: CommandToken) {
+        for departing in &mut self.departing {
+            if departing.token == token {
+                departing.left = departing.left.saturating_sub(1);
                 return;
             }
         }
         let found = self
             .clients
             .iter_mut()
-            .find_map(|(id, c)| match &mut c.waiting {
-                Some(Waiting {
+            .find_map(|(id, client)| match &mut client.waiting {
+                Some(DeferredRequest {
                     what:
-                        Pending::FreeCq { token: t, left, .. }
-                        | Pending::FreeSrq { token: t, left, .. }
-                        | Pending::ResizeCq { token: t, left, .. },
+                        PendingReply::FreeCq {
+                            token: awaited,
+                            left,
+                            ..
+                        }
+                        | PendingReply::FreeSrq {
+                            token: awaited,
+                            left,
+                            ..
+                        }
+                        | PendingReply::ResizeCq {
+                            token: awaited,
+                            left,
+                            ..
+                        },
                     ..
-                }) if *t == token => {
+                }) if *awaited == token => {
                     *left = left.saturating_sub(1);
                     Some((*id, *left))
                 }

@@ -8,8 +8,8 @@ use siw_shm::control::messages as m;
 use siw_shm::control::{Message, Request};
 use siw_shm::wqe;
 
-use super::resources::{Client, Pd, Qp, QpPhase};
-use super::{Control, DeviceView, Pending, Waiting};
+use super::resources::{Client, ClientQp, ProtectionDomain, QpPhase};
+use super::{ControlThread, DeferredRequest, DeviceView, PendingReply};
 use crate::config::LimitsConfig;
 use crate::ids::{
     ArenaId, ClientId, CmChannelId, CmListenerId, CompletionChannelId, ConnectRequestId, CqId,
@@ -31,115 +31,115 @@ impl Refusal {
             reason: reason.into(),
         }
     }
-    pub fn memory(e: std::io::Error) -> Refusal {
-        let errno = e.raw_os_error().unwrap_or(libc::ENOMEM);
-        Refusal::new(errno, format!("no shared memory: {e}"))
+    pub fn no_shared_memory(error: std::io::Error) -> Refusal {
+        let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
+        Refusal::new(errno, format!("no shared memory: {error}"))
     }
     /// Whether it may be different once queue pairs that are on their way out are gone.
-    fn may_pass(&self) -> bool {
+    fn may_be_temporary(&self) -> bool {
         matches!(self.errno, libc::EBUSY | libc::ENOMEM)
     }
-    pub(super) fn unknown(what: &str, id: u32) -> Refusal {
+    pub(super) fn no_such(what: &str, id: u32) -> Refusal {
         Refusal::new(libc::ENOENT, format!("no {what} {id} of this client"))
     }
-    pub(super) fn busy(what: &str, users: u32) -> Refusal {
+    pub(super) fn in_use(what: &str, users: u32) -> Refusal {
         Refusal::new(
             libc::EBUSY,
             format!("{what} has {users} users: destroy them first"),
         )
     }
-    pub(super) fn limit(what: &str, n: u64) -> Refusal {
+    pub(super) fn over_limit(what: &str, limit: u64) -> Refusal {
         Refusal::new(
             libc::ENOMEM,
-            format!("{what}: the limit is {n}; see [limits]"),
+            format!("{what}: the limit is {limit}; see [limits]"),
         )
     }
 }
 
 impl From<KeyError> for Refusal {
-    fn from(e: KeyError) -> Refusal {
-        Refusal::new(libc::EINVAL, e.to_string())
+    fn from(error: KeyError) -> Refusal {
+        Refusal::new(libc::EINVAL, error.to_string())
     }
 }
 
 /// What a request led to.
-pub(super) enum Done {
+pub(super) enum Served {
     Replied,
     /// A worker has to answer first.
-    Wait(Pending),
+    Deferred(PendingReply),
 }
 
 /// Whether a request is through.
 #[derive(PartialEq, Eq)]
-pub(super) enum Turn {
-    Over,
+pub(super) enum RequestState {
+    Finished,
     /// Again, when no queue pair of the client is on its way out any more.
-    Later,
+    TryAgain,
 }
 
-pub(super) type Outcome = Result<Done, Refusal>;
+pub(super) type Outcome = Result<Served, Refusal>;
 
 /// Most protection domains of one client: as many as Linux siw has.
 const MAX_PD: u32 = 102_400;
 
 /// What a client may ask for, as the configuration and this version allow.
-pub fn limits(c: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
-    let most = |f: fn(&DeviceView) -> u16| devices.iter().map(f).max().unwrap_or(0);
+pub fn client_limits(limits: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
+    let most = |property: fn(&DeviceView) -> u16| devices.iter().map(property).max().unwrap_or(0);
     m::Limits {
-        max_qp: c.queue_pairs_per_client,
-        max_qp_wr: c.work_requests,
+        max_qp: limits.queue_pairs_per_client,
+        max_qp_wr: limits.work_requests,
         max_sge: wqe::MAX_SGE as u32,
         max_sge_rd: wqe::MAX_SGE as u32,
         max_inline: wqe::MAX_INLINE as u32,
-        max_cq: c.completion_queues_per_client,
-        max_cqe: c.completions,
-        max_mr: c.memory_regions_per_client,
+        max_cq: limits.completion_queues_per_client,
+        max_cqe: limits.completions,
+        max_mr: limits.memory_regions_per_client,
         max_pd: MAX_PD,
-        max_ord: most(|d| d.max_ord).into(),
-        max_ird: most(|d| d.max_ird).into(),
+        max_ord: most(|device| device.max_ord).into(),
+        max_ird: most(|device| device.max_ird).into(),
         max_private_data: m::MAX_PRIVATE_DATA as u32,
-        max_srq: c.queue_pairs_per_client,
-        max_srq_wr: super::shared_receive::srq_depth(c),
+        max_srq: limits.queue_pairs_per_client,
+        max_srq_wr: super::shared_receive::srq_depth(limits),
         max_srq_sge: wqe::MAX_SGE as u32,
-        max_mw: c.memory_regions_per_client,
+        max_mw: limits.memory_regions_per_client,
         max_fast_pages: siw_shm::local_wqe::MAX_FAST_PAGES,
         reserved: 0,
         max_msg: u64::from(u32::MAX),
-        max_mr_size: c.memory_per_client.0,
-        max_arena: c.memory_per_client.0,
+        max_mr_size: limits.memory_per_client.0,
+        max_arena: limits.memory_per_client.0,
     }
 }
 
-pub(super) fn send<M: Message>(c: &Client, seq: u32, r: &M::Reply) -> Outcome {
-    send_fds::<M>(c, seq, r, &[])
+pub(super) fn send_reply<M: Message>(client: &Client, seq: u32, reply: &M::Reply) -> Outcome {
+    send_reply_with_fds::<M>(client, seq, reply, &[])
 }
 
-pub(super) fn send_fds<M: Message>(
-    c: &Client,
+pub(super) fn send_reply_with_fds<M: Message>(
+    client: &Client,
     seq: u32,
-    r: &M::Reply,
+    reply: &M::Reply,
     fds: &[std::os::fd::BorrowedFd<'_>],
 ) -> Outcome {
     // A client that does not read its replies gets none; its next call fails.
-    if let Err(e) = c.conn.send_reply::<M>(seq, r, fds) {
-        tracing::debug!(client = c.id.0, "reply not sent: {e}");
+    if let Err(error) = client.conn.send_reply::<M>(seq, reply, fds) {
+        tracing::debug!(client = client.id.0, "reply not sent: {error}");
     }
-    Ok(Done::Replied)
+    Ok(Served::Replied)
 }
 
 pub(super) const EMPTY: m::Empty = m::Empty { reserved: 0 };
 
-impl Control {
-    pub(super) fn request(&mut self, id: ClientId, seq: u32, request: &Request) -> Turn {
+impl ControlThread {
+    pub(super) fn on_request(&mut self, id: ClientId, seq: u32, request: &Request) -> RequestState {
         let kind = request.kind();
-        let greeted = self.clients.get(&id).is_some_and(|c| c.greeted);
+        let greeted = self.clients.get(&id).is_some_and(|client| client.greeted);
         let outcome = if !greeted && !matches!(request, Request::ClientHello(_)) {
             Err(Refusal::new(
                 libc::EPROTO,
                 "the first message has to be HELLO",
             ))
         } else {
-            self.execute(id, seq, request)
+            self.dispatch_request(id, seq, request)
         };
         tracing::trace!(
             client = id.0,
@@ -147,53 +147,57 @@ impl Control {
             ok = outcome.is_ok()
         );
         let Some(client) = self.clients.get_mut(&id) else {
-            return Turn::Over;
+            return RequestState::Finished;
         };
         match outcome {
-            Ok(Done::Replied) => {}
-            Ok(Done::Wait(what)) => client.waiting = Some(Waiting { seq, what }),
-            Err(r) if r.may_pass() && !client.dying_qps.is_empty() => return Turn::Later,
-            Err(r) => {
+            Ok(Served::Replied) => {}
+            Ok(Served::Deferred(what)) => client.waiting = Some(DeferredRequest { seq, what }),
+            Err(refusal) if refusal.may_be_temporary() && !client.departing_qps.is_empty() => {
+                return RequestState::TryAgain;
+            }
+            Err(refusal) => {
                 tracing::debug!(
                     client = id.0,
                     request = request.name(),
                     "refused: {}",
-                    r.reason
+                    refusal.reason
                 );
                 if seq != UNANSWERED {
-                    let _ = client.conn.send_refusal(kind, seq, r.errno, &r.reason);
+                    let _ = client
+                        .conn
+                        .send_refusal(kind, seq, refusal.errno, &refusal.reason);
                 }
             }
         }
-        Turn::Over
+        RequestState::Finished
     }
 
-    fn execute(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
+    fn dispatch_request(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
         match request {
-            Request::ClientHello(h) => {
-                if h.version != u32::from(m::VERSION) {
+            Request::ClientHello(hello) => {
+                if hello.version != u32::from(m::VERSION) {
                     return Err(Refusal::new(
                         libc::EPROTONOSUPPORT,
                         format!(
                             "shared-memory version {}, siwd speaks {}: use client library and daemon of the same release",
-                            h.version,
+                            hello.version,
                             m::VERSION
                         ),
                     ));
                 }
-                self.hello(id, seq, h).map(|()| Done::Replied)
+                self.greet_client(id, seq, hello).map(|()| Served::Replied)
             }
-            Request::QueryDevice(q) => self.query_device(id, seq, q.index),
+            Request::QueryDevice(query) => self.query_device(id, seq, query.index),
             Request::AllocPd(_) => {
-                if self.client(id)?.pds.len() >= MAX_PD as usize {
-                    return Err(Refusal::limit("protection domains", MAX_PD.into()));
+                if self.client_mut(id)?.pds.len() >= MAX_PD as usize {
+                    return Err(Refusal::over_limit("protection domains", MAX_PD.into()));
                 }
-                self.pds += 1;
-                let pd = PdId(self.pds);
-                let c = self.client(id)?;
-                c.pds.insert(pd, Pd { users: 0 });
-                send::<m::AllocPd>(
-                    c,
+                self.last_pd += 1;
+                let pd = PdId(self.last_pd);
+                let client = self.client_mut(id)?;
+                client.pds.insert(pd, ProtectionDomain { users: 0 });
+                send_reply::<m::AllocPd>(
+                    client,
                     seq,
                     &m::IdReply {
                         id: pd.0,
@@ -201,131 +205,137 @@ impl Control {
                     },
                 )
             }
-            Request::DeallocPd(r) => {
-                let c = self.client(id)?;
-                let pd = c
+            Request::DeallocPd(request) => {
+                let client = self.client_mut(id)?;
+                let pd = client
                     .pds
-                    .get(&PdId(r.pd))
-                    .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
+                    .get(&PdId(request.pd))
+                    .ok_or_else(|| Refusal::no_such("protection domain", request.pd))?;
                 if pd.users > 0 {
-                    return Err(Refusal::busy("protection domain", pd.users));
+                    return Err(Refusal::in_use("protection domain", pd.users));
                 }
-                c.pds.remove(&PdId(r.pd));
-                send::<m::DeallocPd>(c, seq, &EMPTY)
+                client.pds.remove(&PdId(request.pd));
+                send_reply::<m::DeallocPd>(client, seq, &EMPTY)
             }
-            Request::AllocArena(r) => self.alloc_arena(id, seq, r),
-            Request::FreeArena(r) => {
-                let c = self.client(id)?;
-                let a = c
+            Request::AllocArena(request) => self.alloc_arena(id, seq, request),
+            Request::FreeArena(request) => {
+                let client = self.client_mut(id)?;
+                let arena = client
                     .arenas
-                    .get(&ArenaId(r.arena))
-                    .ok_or_else(|| Refusal::unknown("arena", r.arena))?;
-                if a.mrs > 0 {
-                    return Err(Refusal::busy("arena", a.mrs));
+                    .get(&ArenaId(request.arena))
+                    .ok_or_else(|| Refusal::no_such("arena", request.arena))?;
+                if arena.mrs > 0 {
+                    return Err(Refusal::in_use("arena", arena.mrs));
                 }
-                c.memory -= a.region.len() as u64;
-                c.arenas.remove(&ArenaId(r.arena));
-                send::<m::FreeArena>(c, seq, &EMPTY)
+                client.memory -= arena.region.len() as u64;
+                client.arenas.remove(&ArenaId(request.arena));
+                send_reply::<m::FreeArena>(client, seq, &EMPTY)
             }
-            Request::RegMr(r) => self.reg_mr(id, seq, r),
-            Request::DeregMr(r) => self.dereg_mr(id, Stag(r.lkey)),
-            Request::ReregMr(r) => self.rereg_mr(id, r),
-            Request::AllocFastMr(r) => self.alloc_fast_mr(id, seq, r),
-            Request::AllocMw(r) => self.alloc_mw(id, seq, r),
-            Request::DeallocMw(r) => self.dealloc_mw(id, Stag(r.rkey)),
+            Request::RegMr(request) => self.reg_mr(id, seq, request),
+            Request::DeregMr(request) => self.dereg_mr(id, Stag(request.lkey)),
+            Request::ReregMr(request) => self.rereg_mr(id, request),
+            Request::AllocFastMr(request) => self.alloc_fast_mr(id, seq, request),
+            Request::AllocMw(request) => self.alloc_mw(id, seq, request),
+            Request::DeallocMw(request) => self.dealloc_mw(id, Stag(request.rkey)),
             Request::CreateChannel(_) => self.create_channel(id, seq),
-            Request::DestroyChannel(r) => {
-                let c = self.client(id)?;
-                let ch = c
+            Request::DestroyChannel(request) => {
+                let client = self.client_mut(id)?;
+                let ch = client
                     .channels
-                    .get(&CompletionChannelId(r.channel))
-                    .ok_or_else(|| Refusal::unknown("completion channel", r.channel))?;
+                    .get(&CompletionChannelId(request.channel))
+                    .ok_or_else(|| Refusal::no_such("completion channel", request.channel))?;
                 if ch.cqs > 0 {
-                    return Err(Refusal::busy("completion channel", ch.cqs));
+                    return Err(Refusal::in_use("completion channel", ch.cqs));
                 }
-                c.channels.remove(&CompletionChannelId(r.channel));
-                send::<m::DestroyChannel>(c, seq, &EMPTY)
+                client
+                    .channels
+                    .remove(&CompletionChannelId(request.channel));
+                send_reply::<m::DestroyChannel>(client, seq, &EMPTY)
             }
-            Request::CreateCq(r) => self.create_cq(id, seq, r),
-            Request::DestroyCq(r) => {
-                let number = CqId(r.cq);
+            Request::CreateCq(request) => self.create_cq(id, seq, request),
+            Request::DestroyCq(request) => {
+                let number = CqId(request.cq);
                 let cq = self
-                    .client(id)?
+                    .client_mut(id)?
                     .cqs
                     .get(&number)
-                    .ok_or_else(|| Refusal::unknown("completion queue", r.cq))?;
+                    .ok_or_else(|| Refusal::no_such("completion queue", request.cq))?;
                 if cq.qps > 0 {
-                    return Err(Refusal::busy("completion queue", cq.qps));
+                    return Err(Refusal::in_use("completion queue", cq.qps));
                 }
-                for w in 0..self.config.mailboxes.len() {
-                    self.command(w, Command::RemoveCq { cq: number });
+                for worker in 0..self.config.mailboxes.len() {
+                    self.post_command(worker, Command::RemoveCq { cq: number });
                 }
-                let (token, left) = self.fence();
-                Ok(Done::Wait(Pending::FreeCq {
+                let (token, left) = self.post_barrier();
+                Ok(Served::Deferred(PendingReply::FreeCq {
                     cq: number,
                     token,
                     left,
                 }))
             }
-            Request::CreateQp(r) => self.create_qp(id, seq, r),
-            Request::ModifyQp(r) => self.modify_qp(id, seq, r),
-            Request::QueryQp(r) => self.query_qp(id, seq, Qpn(r.qp_num)),
-            Request::DestroyQp(r) => self.destroy_qp(id, seq, Qpn(r.qp_num)),
-            Request::ResizeCq(r) => self.resize_cq(id, r),
-            Request::FreeCqRing(r) => self.free_cq_ring(id, seq, r),
-            Request::ModerateCq(r) => self.moderate_cq(id, seq, r),
-            Request::CreateSrq(r) => self.create_srq(id, seq, r),
-            Request::ModifySrq(r) => self.modify_srq(id, seq, r),
-            Request::QuerySrq(r) => self.query_srq(id, seq, SrqId(r.srq)),
-            Request::DestroySrq(r) => self.destroy_srq(id, SrqId(r.srq)),
+            Request::CreateQp(request) => self.create_qp(id, seq, request),
+            Request::ModifyQp(request) => self.modify_qp(id, seq, request),
+            Request::QueryQp(request) => self.query_qp(id, seq, Qpn(request.qp_num)),
+            Request::DestroyQp(request) => self.destroy_qp(id, seq, Qpn(request.qp_num)),
+            Request::ResizeCq(request) => self.resize_cq(id, request),
+            Request::FreeCqRing(request) => self.free_cq_ring(id, seq, request),
+            Request::ModerateCq(request) => self.moderate_cq(id, seq, request),
+            Request::CreateSrq(request) => self.create_srq(id, seq, request),
+            Request::ModifySrq(request) => self.modify_srq(id, seq, request),
+            Request::QuerySrq(request) => self.query_srq(id, seq, SrqId(request.srq)),
+            Request::DestroySrq(request) => self.destroy_srq(id, SrqId(request.srq)),
             Request::CreateCmChannel(_) => self.create_cm_channel(id, seq),
-            Request::DestroyCmChannel(r) => {
+            Request::DestroyCmChannel(request) => {
                 let used = self
                     .listeners
                     .iter()
-                    .filter(|(_, l)| l.client == id && l.cm_channel == CmChannelId(r.channel))
+                    .filter(|(_, listener)| {
+                        listener.client == id && listener.cm_channel == CmChannelId(request.channel)
+                    })
                     .count();
                 if used > 0 {
-                    return Err(Refusal::busy("CM channel", used as u32));
+                    return Err(Refusal::in_use("CM channel", used as u32));
                 }
-                let c = self.client(id)?;
-                c.cm_channels
-                    .remove(&CmChannelId(r.channel))
-                    .ok_or_else(|| Refusal::unknown("CM channel", r.channel))?;
-                send::<m::DestroyCmChannel>(c, seq, &EMPTY)
+                let client = self.client_mut(id)?;
+                client
+                    .cm_channels
+                    .remove(&CmChannelId(request.channel))
+                    .ok_or_else(|| Refusal::no_such("CM channel", request.channel))?;
+                send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY)
             }
-            Request::Connect(r) => self.connect(id, seq, r),
-            Request::Listen(r) => self.listen(id, seq, r),
-            Request::Unlisten(r) => {
+            Request::Connect(request) => self.connect_qp(id, seq, request),
+            Request::Listen(request) => self.start_listener(id, seq, request),
+            Request::Unlisten(request) => {
                 if self
                     .listeners
-                    .get(CmListenerId(r.listener))
-                    .is_none_or(|l| l.client != id)
+                    .get(CmListenerId(request.listener))
+                    .is_none_or(|listener| listener.client != id)
                 {
-                    return Err(Refusal::unknown("listener", r.listener));
+                    return Err(Refusal::no_such("listener", request.listener));
                 }
-                self.unlisten(CmListenerId(r.listener));
-                send::<m::Unlisten>(self.client(id)?, seq, &EMPTY)
+                self.remove_listener(CmListenerId(request.listener));
+                send_reply::<m::Unlisten>(self.client_mut(id)?, seq, &EMPTY)
             }
-            Request::Accept(r) => self.accept(id, seq, r),
-            Request::Reject(r) => {
-                let (request, _) = self.take_request(id, ConnectRequestId(r.request))?;
-                let private_data = r.private_data.as_bytes().to_vec();
-                self.command(
-                    request.worker(),
+            Request::Accept(request) => self.accept_request(id, seq, request),
+            Request::Reject(request) => {
+                let number = ConnectRequestId(request.request);
+                let (worker_request, _) = self.take_request(id, number)?;
+                let private_data = request.private_data.as_bytes().to_vec();
+                self.post_command(
+                    worker_request.worker(),
                     Command::Reject {
-                        request,
+                        request: worker_request,
                         private_data,
                     },
                 );
-                send::<m::Reject>(self.client(id)?, seq, &EMPTY)
+                send_reply::<m::Reject>(self.client_mut(id)?, seq, &EMPTY)
             }
-            Request::Disconnect(r) => {
-                let c = self.client(id)?;
-                let qp = c
+            Request::Disconnect(request) => {
+                let client = self.client_mut(id)?;
+                let qp = client
                     .qps
-                    .get(&Qpn(r.qp_num))
-                    .ok_or_else(|| Refusal::unknown("queue pair", r.qp_num))?;
+                    .get(&Qpn(request.qp_num))
+                    .ok_or_else(|| Refusal::no_such("queue pair", request.qp_num))?;
                 if qp.phase == QpPhase::Detached {
                     return Err(Refusal::new(
                         libc::ENOTCONN,
@@ -333,56 +343,66 @@ impl Control {
                     ));
                 }
                 let worker = qp.worker;
-                self.command(worker, Command::Disconnect { qpn: Qpn(r.qp_num) });
-                send::<m::Disconnect>(self.client(id)?, seq, &EMPTY)
+                self.post_command(
+                    worker,
+                    Command::Disconnect {
+                        qpn: Qpn(request.qp_num),
+                    },
+                );
+                send_reply::<m::Disconnect>(self.client_mut(id)?, seq, &EMPTY)
             }
-            Request::ReadStats(r) => self.stats_request(id, seq, r.offset),
+            Request::ReadStats(request) => self.read_statistics(id, seq, request.offset),
         }
     }
 
-    pub(super) fn client(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
+    pub(super) fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
         self.clients
             .get_mut(&id)
             .ok_or_else(|| Refusal::new(libc::ENOTCONN, "client is gone"))
     }
 
-    pub(super) fn owner(&self, qpn: Qpn) -> Option<ClientId> {
+    pub(super) fn owner_of_qp(&self, qpn: Qpn) -> Option<ClientId> {
         self.clients
             .iter()
-            .find(|(_, c)| c.qps.contains_key(&qpn) || c.dying_qps.contains_key(&qpn))
+            .find(|(_, client)| {
+                client.qps.contains_key(&qpn) || client.departing_qps.contains_key(&qpn)
+            })
             .map(|(id, _)| *id)
     }
 
-    pub(super) fn qp_mut(&mut self, id: ClientId, qpn: Qpn) -> Option<&mut Qp> {
+    pub(super) fn qp_mut(&mut self, id: ClientId, qpn: Qpn) -> Option<&mut ClientQp> {
         self.clients.get_mut(&id)?.qps.get_mut(&qpn)
     }
 
     fn query_device(&mut self, id: ClientId, seq: u32, index: u32) -> Outcome {
-        let n = self.config.devices.len();
-        let d = self.config.devices.get(index as usize).ok_or_else(|| {
-            Refusal::new(libc::ENODEV, format!("no device {index}: there are {n}"))
+        let count = self.config.devices.len();
+        let device = self.config.devices.get(index as usize).ok_or_else(|| {
+            Refusal::new(
+                libc::ENODEV,
+                format!("no device {index}: there are {count}"),
+            )
         })?;
         let mut ips = [m::Addr::NONE; 8];
         let mut used = 0;
-        for (place, cidr) in ips.iter_mut().zip(&d.addresses) {
+        for (place, cidr) in ips.iter_mut().zip(&device.addresses) {
             *place = cidr.addr.into();
             used += 1;
         }
         let reply = m::DeviceReply {
             index,
-            port_state: if d.link_up {
+            port_state: if device.link_up {
                 m::PORT_ACTIVE
             } else {
                 m::PORT_DOWN
             },
-            name: m::Text::new(&d.name),
-            driver: m::Text::new(&d.driver),
-            mac: d.mac,
+            name: m::Text::new(&device.name),
+            driver: m::Text::new(&device.driver),
+            mac: device.mac,
             n_ips: used,
-            mtu: d.mtu.into(),
-            link_mbps: d.link_mbps,
-            crc: d.crc.into(),
-            mpa_rev: d.mpa_rev,
+            mtu: device.mtu.into(),
+            link_mbps: device.link_mbps,
+            crc: device.crc.into(),
+            mpa_rev: device.mpa_rev,
             reserved: [0; 6],
             caps: m::CAP_IMMEDIATE
                 | m::CAP_ATOMIC
@@ -392,6 +412,6 @@ impl Control {
                 | m::CAP_FAST_REG,
             ips,
         };
-        send::<m::QueryDevice>(self.client(id)?, seq, &reply)
+        send_reply::<m::QueryDevice>(self.client_mut(id)?, seq, &reply)
     }
 }

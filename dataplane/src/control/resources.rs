@@ -12,14 +12,14 @@ use siw_shm::QpGeometry;
 use siw_shm::control::{Addr, ControlSocket, QpState};
 use siw_shm::shared_memory::{PageSize, SharedMemory};
 
-use super::Waiting;
+use super::DeferredRequest;
 use super::outbox::Outbox;
-use super::shared_receive::Srq;
+use super::shared_receive::ClientSrq;
 use crate::config::LimitsConfig;
 use crate::ids::{ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 
 /// Memory that the client may register.
-pub struct Arena {
+pub struct ClientArena {
     pub region: Arc<SharedMemory>,
     /// Regions registered in it.
     pub mrs: u32,
@@ -39,16 +39,16 @@ pub struct MemoryWindow {
     pub pd: PdId,
 }
 
-pub struct Pd {
+pub struct ProtectionDomain {
     pub users: u32,
 }
 
-pub struct Channel {
+pub struct CompletionChannel {
     pub writer: Arc<OwnedFd>,
     pub cqs: u32,
 }
 
-pub struct Cq {
+pub struct CompletionQueue {
     pub mem: QueueMemory,
     /// The rings from before a resize, until the client has emptied them.
     pub old: Option<QueueMemory>,
@@ -68,7 +68,7 @@ pub enum QpPhase {
     Attached,
 }
 
-pub struct Qp {
+pub struct ClientQp {
     pub attr: QpInitAttr,
     pub geometry: QpGeometry,
     pub mem: QueueMemory,
@@ -99,23 +99,23 @@ pub struct Client {
     /// Asynchronous events.
     pub events: Option<Outbox>,
     pub doorbells: Option<Arc<SharedMemory>>,
-    pub pds: HashMap<PdId, Pd>,
-    pub arenas: HashMap<ArenaId, Arena>,
+    pub pds: HashMap<PdId, ProtectionDomain>,
+    pub arenas: HashMap<ArenaId, ClientArena>,
     /// By the key of the registration.
     pub mrs: HashMap<Stag, MemoryRegion>,
     /// By the key of the allocation.
     pub mws: HashMap<Stag, MemoryWindow>,
-    pub channels: HashMap<CompletionChannelId, Channel>,
-    pub cqs: HashMap<CqId, Cq>,
-    pub srqs: HashMap<SrqId, Srq>,
-    pub qps: HashMap<Qpn, Qp>,
+    pub channels: HashMap<CompletionChannelId, CompletionChannel>,
+    pub cqs: HashMap<CqId, CompletionQueue>,
+    pub srqs: HashMap<SrqId, ClientSrq>,
+    pub qps: HashMap<Qpn, ClientQp>,
     /// Destroyed without waiting: their worker has not let them go yet.
-    pub dying_qps: HashMap<Qpn, Qp>,
+    pub departing_qps: HashMap<Qpn, ClientQp>,
     pub cm_channels: HashMap<CmChannelId, Outbox>,
     pub queues: QueueAllocator,
     pub memory: u64,
     pub next_id: u32,
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<DeferredRequest>,
     /// A request that came while another was under way.
     pub parked: Option<Vec<u8>>,
     /// Further requests wait in the socket, which is not watched, until those are answered.
@@ -154,7 +154,7 @@ impl Client {
             cqs: HashMap::new(),
             srqs: HashMap::new(),
             qps: HashMap::new(),
-            dying_qps: HashMap::new(),
+            departing_qps: HashMap::new(),
             cm_channels: HashMap::new(),
             queues: QueueAllocator::new(pages, queue_bytes),
             memory: 0,
@@ -168,7 +168,7 @@ impl Client {
     }
 
     /// A number for an object that only this client names.
-    pub fn number(&mut self) -> u32 {
+    pub fn next_number(&mut self) -> u32 {
         self.next_id += 1;
         self.next_id
     }

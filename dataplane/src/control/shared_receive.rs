@@ -9,7 +9,7 @@ use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::requests::*;
-use super::{Control, Pending, Waiting};
+use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
 use crate::worker::shared_receive_queues::WorkerSrq;
@@ -18,7 +18,7 @@ use crate::worker::shared_receive_queues::WorkerSrq;
 pub const WORK_REQUESTS_FACTOR: u32 = 10;
 
 /// A shared receive queue of a client.
-pub struct Srq {
+pub struct ClientSrq {
     pub pd: PdId,
     pub qps: u32,
     /// Requests that one queue pair may hold; 0: no bound.
@@ -30,17 +30,19 @@ pub struct Srq {
     rings: Vec<(Arc<SrqRing>, QueueMemory)>,
 }
 
-impl Srq {
-    fn posted(&self) -> u32 {
-        self.rings.first().map_or(0, |(r, _)| r.count_posted())
+impl ClientSrq {
+    fn posted_requests(&self) -> u32 {
+        self.rings
+            .first()
+            .map_or(0, |(ring, _)| ring.count_posted())
     }
 
-    fn reply(&self, srq: SrqId, g: SrqGeometry) -> Option<m::SrqReply> {
+    fn to_reply(&self, srq: SrqId, geometry: SrqGeometry) -> Option<m::SrqReply> {
         let (_, mem) = self.rings.last()?;
         Some(m::SrqReply {
             srq: srq.0,
-            entries: g.entries,
-            stride: g.stride,
+            entries: geometry.entries,
+            stride: geometry.stride,
             max_wr: self.max_wr,
             max_sge: self.max_sge,
             share: self.share,
@@ -49,11 +51,11 @@ impl Srq {
     }
 }
 
-fn unknown(srq: SrqId) -> Refusal {
-    Refusal::unknown("shared receive queue", srq.0)
+fn no_such_srq(srq: SrqId) -> Refusal {
+    Refusal::no_such("shared receive queue", srq.0)
 }
 
-impl Control {
+impl ControlThread {
     fn srq_geometry(&self, max_wr: u32, max_sge: u32) -> Result<SrqGeometry, Refusal> {
         let deepest = srq_depth(&self.config.limits);
         if max_wr == 0 || max_wr > deepest {
@@ -75,146 +77,151 @@ impl Control {
             .ok_or_else(|| Refusal::new(libc::EINVAL, "the queue would be too long"))
     }
 
-    pub(super) fn create_srq(&mut self, id: ClientId, seq: u32, r: &m::CreateSrq) -> Outcome {
-        let geometry = self.srq_geometry(r.max_wr, r.max_sge.max(1))?;
+    pub(super) fn create_srq(&mut self, id: ClientId, seq: u32, request: &m::CreateSrq) -> Outcome {
+        let geometry = self.srq_geometry(request.max_wr, request.max_sge.max(1))?;
         let most = self.config.limits.queue_pairs_per_client;
-        check_limit(r.limit, r.max_wr)?;
-        let c = self.client(id)?;
-        if c.srqs.len() >= most as usize {
-            return Err(Refusal::limit("shared receive queues", most.into()));
+        check_limit(request.limit, request.max_wr)?;
+        let client = self.client_mut(id)?;
+        if client.srqs.len() >= most as usize {
+            return Err(Refusal::over_limit("shared receive queues", most.into()));
         }
-        let pd = c
+        let pd = client
             .pds
-            .get_mut(&PdId(r.pd))
-            .ok_or_else(|| Refusal::unknown("protection domain", r.pd))?;
-        let mem = c
+            .get_mut(&PdId(request.pd))
+            .ok_or_else(|| Refusal::no_such("protection domain", request.pd))?;
+        let mem = client
             .queues
             .alloc(geometry.len)
-            .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
+            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
         let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
-            .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
+            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
         pd.users += 1;
-        let number = SrqId(self.srqs.take());
+        let number = SrqId(self.srqs.allocate());
         let low = Arc::new(LowWaterMark::default());
-        for w in 0..self.config.mailboxes.len() {
+        for worker in 0..self.config.mailboxes.len() {
             let end = WorkerSrq {
                 id: number,
                 client: id,
                 consumer: SrqConsumer::new(ring.clone(), low.clone()),
             };
-            self.command(w, Command::AddSrq(Box::new(end)));
+            self.post_command(worker, Command::AddSrq(Box::new(end)));
         }
-        let owed = r.limit > 0 && low.arm_event(r.limit, &ring);
+        let owed = request.limit > 0 && low.arm_event(request.limit, &ring);
         let fd = mem.region.memfd().filter(|_| mem.new_region);
-        let srq = Srq {
-            pd: PdId(r.pd),
+        let srq = ClientSrq {
+            pd: PdId(request.pd),
             qps: 0,
-            share: r.share,
-            max_wr: r.max_wr,
-            max_sge: r.max_sge.max(1),
+            share: request.share,
+            max_wr: request.max_wr,
+            max_sge: request.max_sge.max(1),
             low,
             rings: vec![(ring, mem.clone())],
         };
-        let c = self.client(id)?;
-        if let Some(reply) = srq.reply(number, geometry) {
-            send_fds::<m::CreateSrq>(c, seq, &reply, fd.as_slice())?;
+        let client = self.client_mut(id)?;
+        if let Some(reply) = srq.to_reply(number, geometry) {
+            send_reply_with_fds::<m::CreateSrq>(client, seq, &reply, fd.as_slice())?;
         }
-        c.srqs.insert(number, srq);
+        client.srqs.insert(number, srq);
         if owed {
             self.srq_limit(id, number);
         }
-        Ok(Done::Replied)
+        Ok(Served::Replied)
     }
 
-    pub(super) fn modify_srq(&mut self, id: ClientId, seq: u32, r: &m::ModifySrq) -> Outcome {
-        if r.mask & !(m::SRQ_MAX_WR | m::SRQ_LIMIT) != 0 {
+    pub(super) fn modify_srq(&mut self, id: ClientId, seq: u32, request: &m::ModifySrq) -> Outcome {
+        if request.mask & !(m::SRQ_MAX_WR | m::SRQ_LIMIT) != 0 {
             return Err(Refusal::new(
                 libc::EINVAL,
                 format!(
                     "attribute mask {:#x}: MAX_WR and LIMIT can be modified",
-                    r.mask
+                    request.mask
                 ),
             ));
         }
         let max_sge = {
             let srq = self
-                .client(id)?
+                .client_mut(id)?
                 .srqs
-                .get(&SrqId(r.srq))
-                .ok_or_else(|| unknown(SrqId(r.srq)))?;
+                .get(&SrqId(request.srq))
+                .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
             srq.max_sge
         };
-        let resize = r.mask & m::SRQ_MAX_WR != 0;
+        let resize = request.mask & m::SRQ_MAX_WR != 0;
         let geometry = match resize {
-            true => Some(self.srq_geometry(r.max_wr, max_sge)?),
+            true => Some(self.srq_geometry(request.max_wr, max_sge)?),
             false => None,
         };
-        let c = self.client(id)?;
-        let srq = c
+        let client = self.client_mut(id)?;
+        let srq = client
             .srqs
-            .get_mut(&SrqId(r.srq))
-            .ok_or_else(|| unknown(SrqId(r.srq)))?;
-        let max_wr = if resize { r.max_wr } else { srq.max_wr };
-        if r.mask & m::SRQ_LIMIT != 0 {
-            check_limit(r.limit, max_wr)?;
+            .get_mut(&SrqId(request.srq))
+            .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
+        let max_wr = if resize { request.max_wr } else { srq.max_wr };
+        if request.mask & m::SRQ_LIMIT != 0 {
+            check_limit(request.limit, max_wr)?;
         }
-        if let Some(g) = geometry {
-            let posted = srq.posted();
-            if posted > r.max_wr {
+        if let Some(resized) = geometry {
+            let posted = srq.posted_requests();
+            if posted > request.max_wr {
                 return Err(Refusal::new(
                     libc::EINVAL,
                     format!(
                         "{posted} receive requests are posted: the queue cannot shrink to {}",
-                        r.max_wr
+                        request.max_wr
                     ),
                 ));
             }
-            let mem = c
+            let mem = client
                 .queues
-                .alloc(g.len)
-                .map_err(|e| Refusal::new(libc::ENOMEM, e.to_string()))?;
-            let ring = SrqRing::new(mem.region.clone(), mem.offset, g)
-                .map_err(|e| Refusal::new(libc::EINVAL, e.to_string()))?;
+                .alloc(resized.len)
+                .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+            let ring = SrqRing::new(mem.region.clone(), mem.offset, resized)
+                .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
             if let Some((last, _)) = srq.rings.last() {
                 last.append_ring(ring.clone());
             }
             srq.rings.push((ring, mem));
-            srq.max_wr = r.max_wr;
+            srq.max_wr = request.max_wr;
         }
-        let limit = if r.mask & m::SRQ_LIMIT != 0 {
-            Some(r.limit)
+        let limit = if request.mask & m::SRQ_LIMIT != 0 {
+            Some(request.limit)
         } else {
             // A new ring does not know of the mark yet.
-            Some(srq.low.armed_limit()).filter(|l| resize && *l > 0)
+            Some(srq.low.armed_limit()).filter(|limit| resize && *limit > 0)
         };
-        let oldest = srq.rings.first().map(|(r, _)| r.clone());
+        let oldest = srq.rings.first().map(|(ring, _)| ring.clone());
         let owed = match (limit, &oldest) {
-            (Some(l), Some(ring)) => srq.low.arm_event(l, ring),
+            (Some(limit), Some(ring)) => srq.low.arm_event(limit, ring),
             _ => false,
         };
         drop(oldest);
         if resize {
-            for w in 0..self.config.mailboxes.len() {
-                self.command(w, Command::SettleSrq { srq: SrqId(r.srq) });
+            for worker in 0..self.config.mailboxes.len() {
+                self.post_command(
+                    worker,
+                    Command::SettleSrq {
+                        srq: SrqId(request.srq),
+                    },
+                );
             }
         }
-        let c = self.client(id)?;
-        let srq = c
+        let client = self.client_mut(id)?;
+        let srq = client
             .srqs
-            .get_mut(&SrqId(r.srq))
-            .ok_or_else(|| unknown(SrqId(r.srq)))?;
+            .get_mut(&SrqId(request.srq))
+            .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
         // The oldest first: each ring holds its successor.
         while srq.rings.len() > 1 && Arc::strong_count(&srq.rings[0].0) == 1 {
             let (ring, mem) = srq.rings.remove(0);
             drop(ring);
-            c.queues.free(mem);
+            client.queues.free(mem);
         }
-        let srq = c
+        let srq = client
             .srqs
-            .get(&SrqId(r.srq))
-            .ok_or_else(|| unknown(SrqId(r.srq)))?;
-        let g = geometry.or_else(|| SrqGeometry::new(srq.max_wr, srq.max_sge));
-        let reply = g.and_then(|g| srq.reply(SrqId(r.srq), g));
+            .get(&SrqId(request.srq))
+            .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
+        let current = geometry.or_else(|| SrqGeometry::new(srq.max_wr, srq.max_sge));
+        let reply = current.and_then(|current| srq.to_reply(SrqId(request.srq), current));
         if let (Some(reply), Some((_, mem))) = (reply, srq.rings.last()) {
             let fd = mem.region.memfd().filter(|_| resize && mem.new_region);
             let reply = m::SrqReply {
@@ -224,69 +231,70 @@ impl Control {
                 },
                 ..reply
             };
-            send_fds::<m::ModifySrq>(c, seq, &reply, fd.as_slice())?;
+            send_reply_with_fds::<m::ModifySrq>(client, seq, &reply, fd.as_slice())?;
         }
         if owed {
-            self.srq_limit(id, SrqId(r.srq));
+            self.srq_limit(id, SrqId(request.srq));
         }
-        Ok(Done::Replied)
+        Ok(Served::Replied)
     }
 
     pub(super) fn query_srq(&mut self, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
-        let c = self.client(id)?;
-        let s = c.srqs.get(&srq).ok_or_else(|| unknown(srq))?;
+        let client = self.client_mut(id)?;
+        let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
         let reply = m::SrqStateReply {
-            max_wr: s.max_wr,
-            max_sge: s.max_sge,
-            limit: s.low.armed_limit(),
-            posted: s.posted(),
-            share: s.share,
+            max_wr: queue.max_wr,
+            max_sge: queue.max_sge,
+            limit: queue.low.armed_limit(),
+            posted: queue.posted_requests(),
+            share: queue.share,
             reserved: 0,
         };
-        send::<m::QuerySrq>(c, seq, &reply)
+        send_reply::<m::QuerySrq>(client, seq, &reply)
     }
 
     pub(super) fn destroy_srq(&mut self, id: ClientId, srq: SrqId) -> Outcome {
-        let c = self.client(id)?;
-        let s = c.srqs.get(&srq).ok_or_else(|| unknown(srq))?;
-        if s.qps > 0 {
-            return Err(Refusal::busy("shared receive queue", s.qps));
+        let client = self.client_mut(id)?;
+        let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
+        if queue.qps > 0 {
+            return Err(Refusal::in_use("shared receive queue", queue.qps));
         }
-        for w in 0..self.config.mailboxes.len() {
-            self.command(w, Command::RemoveSrq { srq });
+        for worker in 0..self.config.mailboxes.len() {
+            self.post_command(worker, Command::RemoveSrq { srq });
         }
-        let (token, left) = self.fence();
-        Ok(Done::Wait(Pending::FreeSrq { srq, token, left }))
+        let (token, left) = self.post_barrier();
+        Ok(Served::Deferred(PendingReply::FreeSrq { srq, token, left }))
     }
 
     pub(super) fn finish_free_srq(&mut self, id: ClientId) {
-        let Some(c) = self.clients.get_mut(&id) else {
+        let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        let waits = |w: &mut Waiting| matches!(w.what, Pending::FreeSrq { .. });
-        let Some(Waiting {
+        let waits =
+            |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::FreeSrq { .. });
+        let Some(DeferredRequest {
             seq,
-            what: Pending::FreeSrq { srq, .. },
-        }) = c.waiting.take_if(waits)
+            what: PendingReply::FreeSrq { srq, .. },
+        }) = client.waiting.take_if(waits)
         else {
             return;
         };
-        if let Some(s) = c.srqs.remove(&srq) {
-            if let Some(pd) = c.pds.get_mut(&s.pd) {
+        if let Some(queue) = client.srqs.remove(&srq) {
+            if let Some(pd) = client.pds.get_mut(&queue.pd) {
                 pd.users -= 1;
             }
-            for (_, mem) in s.rings {
-                c.queues.free(mem);
+            for (_, mem) in queue.rings {
+                client.queues.free(mem);
             }
         }
-        let _ = c.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
-        self.srqs.give(srq.0);
-        self.answered(id);
+        let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
+        self.srqs.release(srq.0);
+        self.on_answered(id);
     }
 
     pub(super) fn srq_limit(&mut self, client: ClientId, srq: SrqId) {
         let why = "fewer receive requests are posted than the limit";
-        self.async_event(client, AsyncEventKind::SrqLimitReached, srq.0, why);
+        self.post_async_event(client, AsyncEventKind::SrqLimitReached, srq.0, why);
     }
 }
 
@@ -301,8 +309,9 @@ fn check_limit(limit: u32, max_wr: u32) -> Result<(), Refusal> {
 }
 
 /// Most work requests of one shared receive queue.
-pub fn srq_depth(l: &crate::config::LimitsConfig) -> u32 {
-    l.work_requests
+pub fn srq_depth(limits: &crate::config::LimitsConfig) -> u32 {
+    limits
+        .work_requests
         .saturating_mul(WORK_REQUESTS_FACTOR)
         .min(siw_shm::shared_receive_queue::MAX_ENTRIES)
 }

@@ -121,7 +121,7 @@ impl RecvBuf for RxFrame {
             tail.0 = Some(more);
             return Ok(());
         }
-        all.chain(more).map_err(RxFrame::new)
+        all.append_chain(more).map_err(RxFrame::new)
     }
 
     #[inline]
@@ -329,7 +329,7 @@ mod tests {
         drop(receiver);
         recycle_dropped_frames(&mut cache);
         drop(cache);
-        assert_eq!(pool.available(), BUFFERS);
+        assert_eq!(pool.available_buffers(), BUFFERS);
     }
 
     /// Pieces of a datagram become one frame, small ones in the room behind what came before.
@@ -368,7 +368,7 @@ mod tests {
         drop(all);
         recycle_dropped_frames(&mut cache);
         drop(cache);
-        assert_eq!(pool.available(), BUFFERS);
+        assert_eq!(pool.available_buffers(), BUFFERS);
     }
 
     #[test]

@@ -228,7 +228,7 @@ impl<'a> Endpoint<'a> {
                 capture(tap, port.out.interface, &self.batch, self.clock.wall(now));
             }
             let (trusted, port_checks) = (port.link.no_checksums, port.link.rx_checksum);
-            self.batch.prefetch(4);
+            self.batch.prefetch_packet(4);
             let frames = self.batch.drain().map(|mut m| {
                 let checksum = rx_frame::checksum(&m, trusted, port_checks);
                 let rss_hash = m.rss_hash().unwrap_or(0);
@@ -387,8 +387,8 @@ impl<'a> Endpoint<'a> {
     /// Now and then: signals, the time, the pool.
     #[cold]
     fn look(&mut self, now: Instant) {
-        self.cache.flush();
-        let free = self.cache.pool().available() + self.cache.cached() as u32;
+        self.cache.return_surplus();
+        let free = self.cache.pool().available_buffers() + self.cache.cached_buffers() as u32;
         self.least_free = self.least_free.min(free);
         let open = self.flows.len() - self.free.len();
         match self.phase {
@@ -469,7 +469,7 @@ impl<'a> Endpoint<'a> {
             self.idle.busy(now);
             return;
         }
-        self.cache.flush();
+        self.cache.return_surplus();
         if self.idle.sleep(&self.ports, limit) {
             let now = self.clock.now();
             self.look_at = now;
@@ -483,7 +483,7 @@ impl<'a> Endpoint<'a> {
         for l in &self.ports {
             tcp.merge(l.stack.stats());
         }
-        let free = self.cache.pool().available() + self.cache.cached() as u32;
+        let free = self.cache.pool().available_buffers() + self.cache.cached_buffers() as u32;
         StreamReport {
             totals: self.totals.clone(),
             seconds: self

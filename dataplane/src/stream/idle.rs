@@ -100,7 +100,7 @@ impl StreamIdle {
         let ports = ports
             .iter()
             .filter(|l| l.link.rx_interrupt)
-            .filter_map(|l| l.rx.interrupt());
+            .filter_map(|l| l.rx.interrupt_source());
         let mut n = 1;
         for (place, fd) in fds[1..].iter_mut().zip(ports) {
             *place = PollFd::new(fd, PollFlags::POLLIN);

@@ -26,7 +26,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::capture::Capture;
 use crate::config::Config;
-use crate::device::{self, Keys};
+use crate::device::{self, SharedStackConfig};
 use crate::{daemon, host};
 
 pub use pattern::StreamPattern;
@@ -72,7 +72,7 @@ pub struct StreamPlan {
 pub fn run(
     config: &Config,
     plan: &StreamPlan,
-    ready: impl FnOnce(&[device::Device]),
+    ready: impl FnOnce(&[device::OpenDevice]),
 ) -> Result<StreamReport, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let mut signals = SigSet::empty();
@@ -96,26 +96,26 @@ pub fn run(
     let (eal, _) = daemon::start_eal(config, room, core).map_err(|e| text(&e))?;
     let pool = Mempool::new(&eal, "siw-stream", config.dpdk.buffers, 0, room, None)
         .map_err(|e| text(&e))?;
-    let mut devices = device::open(&eal, &configs, &pool, 1)?;
+    let mut devices = device::open_devices(&eal, &configs, &pool, 1)?;
     let names: Vec<String> = configs.iter().map(|d| d.name.get_ref().0.clone()).collect();
     let capture = config
         .capture
         .as_ref()
-        .map(|c| Capture::start(c, &names))
+        .map(|c| Capture::start_writing(c, &names))
         .transpose()
         .map_err(|e| text(&e))?;
-    let keys = Keys::draw(plan.connections, config.dpdk.buffers, configs.len());
+    let keys = SharedStackConfig::generate(plan.connections, config.dpdk.buffers, configs.len());
     let ports = devices
         .iter_mut()
         .enumerate()
         .filter_map(|(i, d)| {
             let mut port = d.worker_port(i, 0, &keys)?;
-            port.tap = capture.as_ref().map(Capture::handle);
+            port.tap = capture.as_ref().map(Capture::new_handle);
             Some(port)
         })
         .collect();
 
-    host::pin_to(core).map_err(|e| text(&e))?;
+    host::pin_thread_to(core).map_err(|e| text(&e))?;
     let registered = eal.register_thread().map_err(|e| text(&e))?;
     let spin = Duration::from_micros(config.workers.spin_us.into());
     let idle = idle::StreamIdle::new(config.workers.idle, spin, signals);

@@ -59,7 +59,7 @@ impl ExtBufRefs {
         self.slots
             .get(owner.0 as usize)
             .and_then(|o| o.tracker.as_ref())
-            .is_none_or(|t| t.outstanding() == 0)
+            .is_none_or(|t| t.outstanding_mbufs() == 0)
     }
 
     /// Points `mbuf` at registered memory on behalf of a message. False: copy instead.
@@ -89,11 +89,11 @@ impl ExtBufRefs {
 
     /// Takes back trackers of ended messages whose buffers have come home. Now and then.
     pub fn sweep(&mut self) {
-        self.trackers.sweep();
+        self.trackers.sweep_released();
     }
 
     /// Trackers whose buffers a port still holds although their message is over.
     pub fn unreleased(&self) -> usize {
-        self.trackers.zombies()
+        self.trackers.zombie_count()
     }
 }

@@ -101,7 +101,7 @@ impl Worker {
             self.idle.busy(now);
             return;
         }
-        self.cache.flush();
+        self.cache.return_surplus();
         self.idle.flag.announce_sleep();
         let work = !self.mailbox.commands.is_empty()
             || !self.mailbox.frames.is_empty()
@@ -159,7 +159,7 @@ impl Worker {
             .ports
             .iter()
             .filter(|l| l.link.rx_interrupt)
-            .filter_map(|l| l.rx.as_ref()?.interrupt());
+            .filter_map(|l| l.rx.as_ref()?.interrupt_source());
         let mut n = 1;
         for (place, fd) in fds[1..].iter_mut().zip(ports) {
             *place = Some(PollFd::new(fd, PollFlags::POLLIN));

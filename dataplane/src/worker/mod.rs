@@ -278,7 +278,7 @@ impl Worker {
     fn run_batch(&mut self, now: Instant) -> bool {
         self.iterations = self.iterations.wrapping_add(1);
         if self.iterations.is_multiple_of(CACHE_FLUSH_INTERVAL) {
-            self.cache.flush();
+            self.cache.return_surplus();
         }
         self.timer_hold.on_batch_start(now);
         let mut busy = self.take_commands(now);
@@ -334,7 +334,7 @@ impl Worker {
             }
             let trusted = port.link.no_checksums;
             let port_checks = port.link.rx_checksum;
-            self.batch.prefetch(4);
+            self.batch.prefetch_packet(4);
             let home = port.home.as_ref();
             let device = port.device;
             let frames = self.batch.drain().filter_map(|mut m| {
@@ -619,7 +619,8 @@ impl Worker {
                 .iter()
                 .map(|l| (l.device, l.received, l.out.sent, l.stack.stats().clone()))
                 .collect(),
-            buffers_free: self.cache.pool().available() + self.cache.cached() as u32,
+            buffers_free: self.cache.pool().available_buffers()
+                + self.cache.cached_buffers() as u32,
             buffers: self.cache.pool().capacity(),
         }
     }
