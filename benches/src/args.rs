@@ -1,6 +1,6 @@
-//! The command line of `siw-perf`.
+//! The command line of `siw-perf`, and what it asks to be measured.
 
-use crate::plan::{Mode, Op, Plan};
+use crate::plan::{MeasurementPlan, Mode, Operation};
 use clap::Parser;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,17 +9,17 @@ use std::time::Duration;
 /// Bandwidth and latency over siwd, beside the bounds of the same machine.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "siw-perf", version, about)]
-pub struct Args {
+pub struct PerfOptions {
     /// Bandwidth or latency.
     #[arg(value_enum)]
     pub mode: Mode,
 
     /// How the data moves.
     #[arg(long, value_enum, default_value = "write")]
-    pub op: Op,
+    pub op: Operation,
 
     /// Bytes of a message, with K, M or G for KiB, MiB, GiB [default: 1M for bw, 64 for lat].
-    #[arg(long, value_name = "N", value_parser = size)]
+    #[arg(long, value_name = "N", value_parser = parse_size)]
     pub size: Option<u32>,
 
     /// Messages in flight on each queue pair [default: 8 for bw].
@@ -31,7 +31,7 @@ pub struct Args {
     pub qps: u32,
 
     /// Seconds to measure; some tenths before them are not counted.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = seconds)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = parse_seconds)]
     pub secs: Duration,
 
     /// Device that starts; with --connect the one to connect from.
@@ -44,11 +44,11 @@ pub struct Args {
 
     /// Answer one measurement of another process, whose options count; port 7175
     /// unless named.
-    #[arg(long, value_name = "ADDR", value_parser = address, conflicts_with_all = ["connect", "from"])]
+    #[arg(long, value_name = "ADDR", value_parser = parse_address, conflicts_with_all = ["connect", "from"])]
     pub listen: Option<SocketAddr>,
 
     /// Measure against a process that listens.
-    #[arg(long, value_name = "ADDR", value_parser = address)]
+    #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     pub connect: Option<SocketAddr>,
 
     /// Print the result as one line of JSON.
@@ -80,60 +80,59 @@ pub struct Args {
 /// Port of --listen and --connect addresses without one.
 pub const PORT: u16 = 7175;
 
-/// Who is at the other end.
+/// Where the two ends of the measurement are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ends {
+pub enum PerfEndpoints {
     /// Both ends in this process, on these devices.
-    Both {
-        from: String,
-        to: String,
-    },
+    Both { from: String, to: String },
+    /// The target of another process, at this address.
     Listen(SocketAddr),
+    /// The initiator, against a process that listens at `to`.
     Connect {
         to: SocketAddr,
         from: Option<String>,
     },
 }
 
-impl Args {
-    /// Where the ends are.
-    pub fn ends(&self) -> Result<Ends, String> {
+impl PerfOptions {
+    /// The ends that the options name, with the default devices.
+    pub fn endpoints(&self) -> Result<PerfEndpoints, String> {
         Ok(match (&self.listen, &self.connect) {
-            (Some(a), _) => Ends::Listen(*a),
-            (None, Some(a)) => Ends::Connect {
-                to: *a,
+            (Some(address), _) => PerfEndpoints::Listen(*address),
+            (None, Some(address)) => PerfEndpoints::Connect {
+                to: *address,
                 from: self.from.clone(),
             },
-            (None, None) => Ends::Both {
+            (None, None) => PerfEndpoints::Both {
                 from: self.from.clone().unwrap_or_else(|| "siw0".into()),
                 to: self.to.clone().unwrap_or_else(|| "siw1".into()),
             },
         })
     }
 
-    /// What to measure, checked.
-    pub fn plan(&self) -> Result<Plan, String> {
-        let lat = self.mode == Mode::Lat;
-        if lat && self.depth.is_some_and(|d| d != 1) {
+    /// The measurement that the options describe, checked against the limits.
+    pub fn to_plan(&self) -> Result<MeasurementPlan, String> {
+        let latency = self.mode == Mode::Lat;
+        if latency && self.depth.is_some_and(|depth| depth != 1) {
             return Err("--depth: lat has one message in flight; leave it out".into());
         }
-        let plan = Plan {
+        let plan = MeasurementPlan {
             mode: self.mode,
             op: self.op,
-            size: self.size.unwrap_or(if lat { 64 } else { 1 << 20 }),
-            depth: if lat { 1 } else { self.depth.unwrap_or(8) },
+            size: self.size.unwrap_or(if latency { 64 } else { 1 << 20 }),
+            depth: if latency { 1 } else { self.depth.unwrap_or(8) },
             qps: self.qps,
             verify: self.verify,
             inline: self.inline,
         };
-        plan.check()?;
+        plan.check_limits()?;
         Ok(plan)
     }
 }
 
-/// `64`, `4K`, `1M`, `1MiB`.
-pub fn size(text: &str) -> Result<u32, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+/// Reads a number of bytes: `64`, `4K`, `1M`, `1MiB`.
+pub fn parse_size(text: &str) -> Result<u32, String> {
+    let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
     let shift = match &text[digits.len()..].to_ascii_lowercase()[..] {
         "" | "b" => 0,
         "k" | "kib" => 10,
@@ -146,27 +145,27 @@ pub fn size(text: &str) -> Result<u32, String> {
         .map_err(|_| "write bytes as 64, 4K, 1M or 1G".to_owned())?;
     number
         .checked_shl(shift)
-        .filter(|n| n >> shift == number)
-        .and_then(|n| u32::try_from(n).ok())
+        .filter(|bytes| bytes >> shift == number)
+        .and_then(|bytes| u32::try_from(bytes).ok())
         .ok_or_else(|| "a message has less than 4 GiB".into())
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
-        Ok(s) if (0.01..=86_400.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
+        Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("write seconds from 0.01 to 86400".into()),
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
-    if let Ok(a) = text.parse() {
-        return Ok(a);
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
     }
     let bare = text.trim_start_matches('[').trim_end_matches(']');
     if let Ok(ip) = bare.parse() {
         return Ok(SocketAddr::new(ip, PORT));
     }
-    if let Some(port) = text.strip_prefix(':').and_then(|p| p.parse().ok()) {
+    if let Some(port) = text.strip_prefix(':').and_then(|port| port.parse().ok()) {
         return Ok(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port));
     }
     Err("write an address with or without port: 10.77.0.2, 10.77.0.2:7175, [fd77::2]:7175".into())
@@ -176,8 +175,8 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Args, String> {
-        Args::try_parse_from(line.split(' ')).map_err(|e| e.to_string())
+    fn parse(line: &str) -> Result<PerfOptions, String> {
+        PerfOptions::try_parse_from(line.split(' ')).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -186,21 +185,24 @@ mod tests {
             "siw-perf bw --op read --size 64K --depth 16 --qps 4 --secs 0.5 --from siw0 --to siw1 --json --verify",
         )
         .unwrap();
-        let p = a.plan().unwrap();
-        assert_eq!((p.op, p.size, p.depth, p.qps), (Op::Read, 65536, 16, 4));
+        let port = a.to_plan().unwrap();
+        assert_eq!(
+            (port.op, port.size, port.depth, port.qps),
+            (Operation::Read, 65536, 16, 4)
+        );
         assert_eq!(a.secs, Duration::from_millis(500));
-        let both = Ends::Both {
+        let both = PerfEndpoints::Both {
             from: "siw0".into(),
             to: "siw1".into(),
         };
-        assert_eq!(a.ends().unwrap(), both);
+        assert_eq!(a.endpoints().unwrap(), both);
     }
 
     #[test]
     fn sizes_have_units() {
-        assert_eq!(size("64"), Ok(64));
-        assert_eq!(size("1MiB"), Ok(1 << 20));
-        assert_eq!(size("4k"), Ok(4096));
+        assert_eq!(parse_size("64"), Ok(64));
+        assert_eq!(parse_size("1MiB"), Ok(1 << 20));
+        assert_eq!(parse_size("4k"), Ok(4096));
         for bad in [
             "",
             "k",
@@ -211,24 +213,27 @@ mod tests {
             "99999999999999999999",
             "ü",
         ] {
-            assert!(size(bad).is_err(), "{bad}");
+            assert!(parse_size(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn bad_sizes_are_refused_with_what_is_allowed() {
-        let e = parse("siw-perf bw --size lots").unwrap_err();
-        assert!(e.contains("write bytes as 64, 4K, 1M or 1G"), "{e}");
-        let e = parse("siw-perf bw --size 0").unwrap().plan().unwrap_err();
-        assert!(e.contains("--size 0"), "{e}");
-        let e = parse("siw-perf bw --secs 0").unwrap_err();
-        assert!(e.contains("0.01 to 86400"), "{e}");
+        let error = parse("siw-perf bw --size lots").unwrap_err();
+        assert!(error.contains("write bytes as 64, 4K, 1M or 1G"), "{error}");
+        let error = parse("siw-perf bw --size 0")
+            .unwrap()
+            .to_plan()
+            .unwrap_err();
+        assert!(error.contains("--size 0"), "{error}");
+        let error = parse("siw-perf bw --secs 0").unwrap_err();
+        assert!(error.contains("0.01 to 86400"), "{error}");
     }
 
     #[test]
     fn an_unknown_operation_lists_those_that_exist() {
-        let e = parse("siw-perf bw --op atomic").unwrap_err();
-        assert!(e.contains("write, read, send"), "{e}");
+        let error = parse("siw-perf bw --op atomic").unwrap_err();
+        assert!(error.contains("write, read, send"), "{error}");
     }
 
     #[test]
@@ -240,17 +245,20 @@ mod tests {
     #[test]
     fn latency_has_one_message_in_flight() {
         let a = parse("siw-perf lat --depth 4").unwrap();
-        assert!(a.plan().unwrap_err().contains("one message in flight"));
-        let p = parse("siw-perf lat").unwrap().plan().unwrap();
-        assert_eq!((p.size, p.depth), (64, 1));
+        assert!(a.to_plan().unwrap_err().contains("one message in flight"));
+        let port = parse("siw-perf lat").unwrap().to_plan().unwrap();
+        assert_eq!((port.size, port.depth), (64, 1));
     }
 
     #[test]
     fn addresses_may_leave_the_port_out() {
         let a = parse("siw-perf lat --connect fd77::2").unwrap();
         let to = "[fd77::2]:7175".parse().unwrap();
-        assert_eq!(a.ends().unwrap(), Ends::Connect { to, from: None });
-        let e = parse("siw-perf lat --connect somewhere").unwrap_err();
-        assert!(e.contains("10.77.0.2:7175"), "{e}");
+        assert_eq!(
+            a.endpoints().unwrap(),
+            PerfEndpoints::Connect { to, from: None }
+        );
+        let error = parse("siw-perf lat --connect somewhere").unwrap_err();
+        assert!(error.contains("10.77.0.2:7175"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! How fast queue pairs come and go: create, connect, disconnect, destroy; and whether the daemon
-//! grows by it. Called by `siw-figures`.
+//! The rate at which queue pairs are created, connected, disconnected and destroyed, and whether the
+//! daemon's memory grows by it. Called by `siw-figures`.
 
 use siw::{CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Error, Pd, Qp, QpInit};
 use std::collections::HashMap;
@@ -8,28 +8,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// No step takes longer; only a defect does.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a step may take: one that takes longer has failed.
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// One end: what queue pairs are made of.
-struct Side {
+/// One end: what its queue pairs are created with, and those that exist.
+struct ChurnEnd {
     pd: Pd,
     cq: Cq,
     cm: CmChannel,
     qps: HashMap<u32, Qp>,
 }
 
-impl Side {
-    fn new(ctx: &Context) -> Result<Side, String> {
-        Ok(Side {
-            pd: ctx.alloc_pd().map_err(told("protection domain"))?,
-            cq: Cq::new(ctx, 64, None).map_err(told("completion queue"))?,
-            cm: CmChannel::new(ctx).map_err(told("event channel"))?,
+impl ChurnEnd {
+    fn new(ctx: &Context) -> Result<ChurnEnd, String> {
+        Ok(ChurnEnd {
+            pd: ctx.alloc_pd().map_err(failed_call("protection domain"))?,
+            cq: Cq::new(ctx, 64, None).map_err(failed_call("completion queue"))?,
+            cm: CmChannel::new(ctx).map_err(failed_call("event channel"))?,
             qps: HashMap::new(),
         })
     }
 
-    fn create(&mut self) -> Result<Qp, String> {
+    fn create_qp(&mut self) -> Result<Qp, String> {
         let init = QpInit {
             max_send_wr: 4,
             max_recv_wr: 4,
@@ -38,71 +38,75 @@ impl Side {
         let qp = self
             .pd
             .create_qp(&self.cq, &self.cq, &init)
-            .map_err(told("queue pair"))?;
+            .map_err(failed_call("queue pair"))?;
         self.qps.insert(qp.qp_num(), qp.clone());
         Ok(qp)
     }
 }
 
-fn told(what: &'static str) -> impl Fn(Error) -> String {
-    move |e| format!("{what}: {e}")
+fn failed_call(what: &'static str) -> impl Fn(Error) -> String {
+    move |error| format!("{what}: {error}")
 }
 
-/// Queue pairs that were created, connected, closed and destroyed per second: two for each
+/// Measures queue pairs that were created, connected, closed and destroyed per second: two for each
 /// connection, one at each end.
 ///
-/// `in_flight` connections are on their way at a time. A context at each device, a thread for each.
+/// `in_flight` connections exist at a time. The initiator uses `initiator` on the device with index
+/// `from`, the target `target_context` at the address `to`; each has a thread.
 pub fn queue_pairs_per_second(
-    a: &Context,
+    initiator: &Context,
     from: u32,
-    b: &Context,
+    target_context: &Context,
     to: SocketAddr,
     in_flight: u32,
     time: Duration,
 ) -> Result<f64, String> {
     let stop = AtomicBool::new(false);
-    let mut target = Side::new(b)?;
-    let listener =
-        CmListener::new(&target.cm, None, to, in_flight.max(16), 0).map_err(told("listener"))?;
+    let mut target = ChurnEnd::new(target_context)?;
+    let listener = CmListener::new(&target.cm, None, to, in_flight.max(16), 0)
+        .map_err(failed_call("listener"))?;
     let to = listener.local_addr();
-    thread::scope(|s| {
-        let answers = s.spawn(|| {
-            let result = answer(&mut target, &stop);
+    thread::scope(|scope| {
+        let accepting = scope.spawn(|| {
+            let result = accept_connections(&mut target, &stop);
             stop.store(true, Ordering::Relaxed);
             result
         });
-        let rate = initiate(a, from, to, in_flight, time, &stop);
+        let rate = initiate_connections(initiator, from, to, in_flight, time, &stop);
         stop.store(true, Ordering::Relaxed);
-        answers
+        accepting
             .join()
             .unwrap_or_else(|_| Err("the target panicked".into()))
             .and(rate)
     })
 }
 
-/// The target: a queue pair for every request.
-fn answer(side: &mut Side, stop: &AtomicBool) -> Result<(), String> {
+/// The target: accepts every request with a queue pair of its own, until `stop` is set.
+fn accept_connections(side: &mut ChurnEnd, stop: &AtomicBool) -> Result<(), String> {
     loop {
         let event = match side.cm.get_event(Some(Duration::from_millis(100))) {
             Err(Error::Timeout) if stop.load(Ordering::Relaxed) => return Ok(()),
             Err(Error::Timeout) => continue,
-            e => e.map_err(told("target"))?,
+            event => event.map_err(failed_call("target"))?,
         };
         match event {
-            CmEvent::ConnectRequest(r) => {
-                let qp = side.create()?;
-                r.accept(&qp, None, &ConnectOptions::default())
-                    .map_err(told("accept"))?;
+            CmEvent::ConnectRequest(request) => {
+                let qp = side.create_qp()?;
+                request
+                    .accept(&qp, None, &ConnectOptions::default())
+                    .map_err(failed_call("accept"))?;
             }
-            CmEvent::Disconnected(i) | CmEvent::ConnectError(i) => {
-                side.qps.remove(&i.qp_num);
+            CmEvent::Disconnected(info) | CmEvent::ConnectError(info) => {
+                side.qps.remove(&info.qp_num);
             }
             _ => {}
         }
     }
 }
 
-fn initiate(
+/// The initiator: keeps `in_flight` connections alive, closes each as soon as it is established,
+/// and returns queue pairs per second at both ends.
+fn initiate_connections(
     ctx: &Context,
     from: u32,
     to: SocketAddr,
@@ -110,14 +114,15 @@ fn initiate(
     time: Duration,
     stop: &AtomicBool,
 ) -> Result<f64, String> {
-    let mut side = Side::new(ctx)?;
-    let opt = ConnectOptions {
+    let mut side = ChurnEnd::new(ctx)?;
+    let options = ConnectOptions {
         device: Some(from),
         ..ConnectOptions::default()
     };
-    let begin = |side: &mut Side| {
-        let qp = side.create()?;
-        qp.connect(&side.cm, to, &opt).map_err(told("connect"))
+    let begin = |side: &mut ChurnEnd| {
+        let qp = side.create_qp()?;
+        qp.connect(&side.cm, to, &options)
+            .map_err(failed_call("connect"))
     };
     for _ in 0..in_flight {
         begin(&mut side)?;
@@ -128,16 +133,16 @@ fn initiate(
     while !side.qps.is_empty() {
         match side
             .cm
-            .get_event(Some(PATIENCE))
-            .map_err(told("initiator"))?
+            .get_event(Some(STEP_TIMEOUT))
+            .map_err(failed_call("initiator"))?
         {
-            CmEvent::Established(i) => {
-                if let Some(qp) = side.qps.get(&i.qp_num) {
-                    qp.disconnect().map_err(told("disconnect"))?;
+            CmEvent::Established(info) => {
+                if let Some(qp) = side.qps.get(&info.qp_num) {
+                    qp.disconnect().map_err(failed_call("disconnect"))?;
                 }
             }
-            CmEvent::Disconnected(i) => {
-                side.qps.remove(&i.qp_num);
+            CmEvent::Disconnected(info) => {
+                side.qps.remove(&info.qp_num);
                 let now = Instant::now();
                 if (warm..end).contains(&now) {
                     done += 1;
@@ -146,7 +151,7 @@ fn initiate(
                     begin(&mut side)?;
                 }
             }
-            e => return Err(format!("a connection failed: {e:?}")),
+            event => return Err(format!("a connection failed: {event:?}")),
         }
     }
     Ok(2.0 * done as f64 / time.as_secs_f64())
@@ -154,10 +159,10 @@ fn initiate(
 
 /// Creates and destroys `count` queue pairs, `alive` of them at a time.
 pub fn create_and_destroy(ctx: &Context, count: u32, alive: u32) -> Result<(), String> {
-    let mut side = Side::new(ctx)?;
+    let mut side = ChurnEnd::new(ctx)?;
     let mut order = std::collections::VecDeque::new();
     for _ in 0..count {
-        order.push_back(side.create()?.qp_num());
+        order.push_back(side.create_qp()?.qp_num());
         if order.len() > alive as usize
             && let Some(first) = order.pop_front()
         {

@@ -8,20 +8,20 @@
 //! A SEND without a posted receive ends an iWARP stream, so SENDs need credits: the
 //! target's count of posted receives, in batches, modulo 256.
 
-use crate::plan::Plan;
+use crate::plan::MeasurementPlan;
 
-/// Bytes of a control line; each queue pair has one.
-pub const LINE: usize = 64;
+/// Bytes of a control line; each queue pair has one at each end.
+pub const CONTROL_LINE_BYTES: usize = 64;
 /// Where the count of credits is, one byte.
-pub const OFF_CREDITS: usize = 8;
+pub const CREDITS_OFFSET: usize = 8;
 /// Where the number of compared messages is, 8 bytes.
-pub const OFF_COMPARED: usize = 16;
+pub const COMPARED_OFFSET: usize = 16;
 /// Where the byte is that says that the rest of the line is there.
-pub const OFF_DONE: usize = 31;
+pub const DONE_OFFSET: usize = 31;
 /// Bytes of a line as it is written at the end.
-pub const END_LINE: usize = 32;
+pub const FINAL_LINE_BYTES: usize = 32;
 
-/// Receives in one credit.
-pub fn batch(plan: &Plan) -> u64 {
+/// How many receives of the target one credit stands for.
+pub fn receives_per_credit(plan: &MeasurementPlan) -> u64 {
     u64::from(plan.target_slots() / 8).max(1)
 }

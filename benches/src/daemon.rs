@@ -1,5 +1,5 @@
-//! What a running daemon costs, as the kernel counts it: CPU time of its threads
-//! and private memory. And what its TCP had to repeat, as it counts it itself.
+//! What a running daemon costs, as the kernel counts it: CPU time of its threads and private memory.
+//! And what its TCP retransmitted, as the daemon counts it.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -9,46 +9,48 @@ use std::time::Duration;
 
 /// Work of the daemon's TCP that a loss-free link does not need.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Repeats {
+pub struct Retransmissions {
+    /// Segments retransmitted.
     pub retrans_segs: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
 }
 
-impl Repeats {
+impl Retransmissions {
     /// From the daemon's statistics; zero for what it does not count.
-    pub fn of(stats: &str) -> Repeats {
+    pub fn from_statistics(stats: &str) -> Retransmissions {
         let json: Value = serde_json::from_str(stats).unwrap_or_default();
-        let list = |v: &Value, key: &str| v[key].as_array().cloned().unwrap_or_default();
+        let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
         let sum = |key: &str| {
             list(&json, "workers")
                 .iter()
-                .flat_map(|w| list(w, "devices"))
-                .filter_map(|d| d["tcp"][key].as_u64())
+                .flat_map(|worker| list(worker, "devices"))
+                .filter_map(|device| device["tcp"][key].as_u64())
                 .sum()
         };
-        Repeats {
+        Retransmissions {
             retrans_segs: sum("retrans_segs"),
             timeouts: sum("timeouts"),
         }
     }
 
-    /// What came since `before`.
-    pub fn since(self, before: Repeats) -> Repeats {
-        Repeats {
+    /// What was counted since `before`.
+    pub fn growth_since(self, before: Retransmissions) -> Retransmissions {
+        Retransmissions {
             retrans_segs: self.retrans_segs.saturating_sub(before.retrans_segs),
             timeouts: self.timeouts.saturating_sub(before.timeouts),
         }
     }
 }
 
-/// A process by its number.
+/// A process, by its number.
 pub struct Process {
     proc: PathBuf,
     pid: u32,
 }
 
 impl Process {
+    /// The process with number `pid`; it need not exist.
     pub fn new(pid: u32) -> Process {
         Process {
             proc: format!("/proc/{pid}").into(),
@@ -56,15 +58,17 @@ impl Process {
         }
     }
 
-    fn gone(&self, e: std::io::Error) -> String {
-        format!("process {}: {e}; is siwd still running?", self.pid)
+    fn describe_missing(&self, error: std::io::Error) -> String {
+        format!("process {}: {error}; is siwd still running?", self.pid)
     }
 
     /// CPU time of all its threads.
     pub fn cpu_time(&self) -> Result<Duration, String> {
         let mut ns = 0;
-        for task in fs::read_dir(self.proc.join("task")).map_err(|e| self.gone(e))? {
-            let task = task.map_err(|e| self.gone(e))?.path();
+        for task in
+            fs::read_dir(self.proc.join("task")).map_err(|error| self.describe_missing(error))?
+        {
+            let task = task.map_err(|error| self.describe_missing(error))?.path();
             // A thread may end meanwhile.
             if let Ok(text) = fs::read_to_string(task.join("schedstat")) {
                 ns += schedstat_ns(&text).unwrap_or(0);
@@ -77,8 +81,9 @@ impl Process {
 
     /// Bytes of anonymous memory in RAM: not shared rings, arenas or hugepages.
     pub fn private_bytes(&self) -> Result<u64, String> {
-        let text = fs::read_to_string(self.proc.join("status")).map_err(|e| self.gone(e))?;
-        rss_anon(&text).ok_or_else(|| "the kernel does not tell RssAnon".into())
+        let text = fs::read_to_string(self.proc.join("status"))
+            .map_err(|error| self.describe_missing(error))?;
+        rss_anon(&text).ok_or_else(|| "the kernel does not report RssAnon".into())
     }
 }
 
@@ -98,7 +103,9 @@ fn stat_ns(text: &str) -> Option<u64> {
 }
 
 fn rss_anon(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))?;
     let kb: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kb * 1024)
 }
@@ -136,22 +143,25 @@ mod tests {
     }
 
     #[test]
-    fn repetitions_of_all_workers_and_devices_add_up() {
+    fn retransmissions_of_all_workers_and_devices_add_up() {
         let stats = r#"{"workers":[
             {"devices":[{"tcp":{"retrans_segs":2,"timeouts":1}},{"tcp":{"retrans_segs":3}}]},
             {"devices":[{"tcp":{"retrans_segs":5,"timeouts":1}}]}]}"#;
-        let all = Repeats {
+        let all = Retransmissions {
             retrans_segs: 10,
             timeouts: 2,
         };
-        assert_eq!(Repeats::of(stats), all);
-        assert_eq!(all.since(all), Repeats::default());
-        assert_eq!(Repeats::of("no JSON"), Repeats::default());
+        assert_eq!(Retransmissions::from_statistics(stats), all);
+        assert_eq!(all.growth_since(all), Retransmissions::default());
+        assert_eq!(
+            Retransmissions::from_statistics("no JSON"),
+            Retransmissions::default()
+        );
     }
 
     #[test]
-    fn a_process_that_is_gone_is_told() {
-        let e = Process::new(u32::MAX).cpu_time().unwrap_err();
-        assert!(e.contains("still running"), "{e}");
+    fn a_missing_process_is_an_error() {
+        let error = Process::new(u32::MAX).cpu_time().unwrap_err();
+        assert!(error.contains("still running"), "{error}");
     }
 }

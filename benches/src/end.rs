@@ -1,8 +1,8 @@
 //! One end of a measurement: a client of the daemon with its memory, completion
 //! queues and queue pairs.
 
-use crate::control_line::LINE;
-use crate::plan::{Mode, Op, Plan};
+use crate::control_line::CONTROL_LINE_BYTES;
+use crate::plan::{MeasurementPlan, Mode, Operation};
 use serde::{Deserialize, Serialize};
 use siw::{
     Access, Arena, CmChannel, CmEvent, Context, Cq, DeviceInfo, Error, Mr, Qp, QpInit, RecvWr,
@@ -12,51 +12,67 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Receives of a ping-pong by SEND.
+/// Receives that a ping-pong by SEND keeps posted.
 const LAT_RECEIVES: u32 = 16;
 
 /// No completion for this long is an error.
-pub const STALL: Duration = Duration::from_secs(10);
-/// After this a full receive queue is an error.
-const FREED: Duration = Duration::from_millis(100);
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a receive queue may stay full: the worker frees a slot a little after the completion.
+const QUEUE_FULL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Which part an end plays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
+    /// Posts WRITEs, READs or SENDs.
     Initiator,
+    /// Receives SENDs, or has the memory that WRITEs and READs name.
     Target,
 }
 
 /// Where the other end's memory for one QP is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Peer {
+pub struct PeerMemory {
+    /// Address of the first message slot.
     pub addr: u64,
+    /// Key of the message slots.
     pub rkey: u32,
+    /// Address of the control line.
     pub control: u64,
+    /// Key of the control line.
     pub control_rkey: u32,
 }
 
 /// A client of the daemon that takes part in a measurement.
-pub struct End {
+pub struct TransferEnd {
+    /// The queue pairs; their number is their index here.
     pub qps: Vec<Qp>,
-    /// By QP, once connected.
-    pub peers: Vec<Peer>,
+    /// The other end's memory for each QP, once connected.
+    pub peers: Vec<PeerMemory>,
+    /// The message slots of all QPs.
     pub data: Mr,
+    /// The control lines of all QPs.
     pub control: Mr,
+    /// Completions of what this end sends.
     pub send_cq: Cq,
+    /// Completions of what it receives.
     pub recv_cq: Cq,
+    /// Events of the connections.
     pub channel: CmChannel,
-    pub plan: Plan,
+    /// What is measured.
+    pub plan: MeasurementPlan,
+    /// The message slots are in hugepages.
     pub huge: bool,
-    /// Connections that stand, counted by whoever accepts them.
+    /// Established connections, counted by whoever accepts them.
     pub ready: u32,
+    /// Message slots of each QP.
     slots: usize,
+    /// The connection to the daemon.
     pub ctx: Context,
 }
 
 /// Connects to the daemon, or says how to start it.
-pub fn open(socket: Option<&Path>) -> Result<Context, String> {
-    Context::open(socket).map_err(|e| match e {
+pub fn open_context(socket: Option<&Path>) -> Result<Context, String> {
+    Context::open(socket).map_err(|error| match error {
         Error::Open { path, source } => match source.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => format!(
                 "siwd is not running: nothing listens at {path}; start it with \
@@ -68,32 +84,32 @@ pub fn open(socket: Option<&Path>) -> Result<Context, String> {
             ),
             _ => format!("siwd at {path}: {source}"),
         },
-        e => e.to_string(),
+        error => error.to_string(),
     })
 }
 
 /// The device of that name; the error lists those that exist.
-pub fn device(ctx: &Context, name: &str) -> Result<DeviceInfo, String> {
-    let devices = ctx.query_devices().map_err(|e| e.to_string())?;
-    let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+pub fn find_device(ctx: &Context, name: &str) -> Result<DeviceInfo, String> {
+    let devices = ctx.query_devices().map_err(|error| error.to_string())?;
+    let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     let names = names.join(", ");
     devices
         .iter()
-        .find(|d| d.name == name)
+        .find(|device| device.name == name)
         .cloned()
         .ok_or_else(|| format!("siwd has no device {name}; it has {names}"))
 }
 
-/// A failed call of the verbs, with what was tried.
-pub fn failed(what: &str) -> impl Fn(Error) -> String + '_ {
-    move |e| format!("{what}: {e}")
+/// Puts what was tried before the error of a verbs call.
+pub fn failed_call(what: &str) -> impl Fn(Error) -> String + '_ {
+    move |error| format!("{what}: {error}")
 }
 
-impl End {
+impl TransferEnd {
     /// Memory, queues and QPs as the plan needs them, not connected.
-    pub fn new(ctx: &Context, plan: &Plan, role: Role) -> Result<End, String> {
+    pub fn new(ctx: &Context, plan: &MeasurementPlan, role: Role) -> Result<TransferEnd, String> {
         let slots = match role {
-            Role::Initiator => plan.slots(),
+            Role::Initiator => plan.initiator_slots(),
             Role::Target => plan.target_slots(),
         };
         let sends = match plan.mode {
@@ -101,7 +117,7 @@ impl End {
             Mode::Lat => 64,
         };
         let receives = match (plan.mode, plan.op) {
-            (Mode::Bw, Op::Send) => slots,
+            (Mode::Bw, Operation::Send) => slots,
             (Mode::Lat, _) => LAT_RECEIVES,
             _ => 1,
         };
@@ -124,19 +140,21 @@ impl End {
                 limits.max_cqe
             ))
         };
-        let pd = ctx.alloc_pd().map_err(failed("protection domain"))?;
+        let pd = ctx.alloc_pd().map_err(failed_call("protection domain"))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let len = plan.stride() * slots as usize * plan.qps as usize;
+        let len = plan.slot_stride() * slots as usize * plan.qps as usize;
         let memory = |len: usize| {
             let huge = len >= siw_shm::shared_memory::HUGE_PAGE;
             let arena = Arena::alloc(ctx, len, huge)?;
             pd.reg_mr(&arena, 0..len, access)
                 .map(|mr| (mr, arena.is_huge()))
         };
-        let (data, huge) = memory(len).map_err(failed("registered memory"))?;
-        let (control, _) = memory(LINE * plan.qps as usize).map_err(failed("registered memory"))?;
-        let send_cq = Cq::new(ctx, cqe(sends)?, None).map_err(failed("completion queue"))?;
-        let recv_cq = Cq::new(ctx, cqe(receives)?, None).map_err(failed("completion queue"))?;
+        let (data, huge) = memory(len).map_err(failed_call("registered memory"))?;
+        let (control, _) = memory(CONTROL_LINE_BYTES * plan.qps as usize)
+            .map_err(failed_call("registered memory"))?;
+        let send_cq = Cq::new(ctx, cqe(sends)?, None).map_err(failed_call("completion queue"))?;
+        let recv_cq =
+            Cq::new(ctx, cqe(receives)?, None).map_err(failed_call("completion queue"))?;
         let init = QpInit {
             max_send_wr: sends,
             max_recv_wr: receives,
@@ -146,29 +164,29 @@ impl End {
         let qps = (0..plan.qps)
             .map(|_| pd.create_qp(&send_cq, &recv_cq, &init))
             .collect::<Result<Vec<Qp>, Error>>()
-            .map_err(failed("queue pair"))?;
-        let end = End {
+            .map_err(failed_call("queue pair"))?;
+        let end = TransferEnd {
             qps,
             peers: Vec::new(),
             data,
             control,
             send_cq,
             recv_cq,
-            channel: CmChannel::new(ctx).map_err(failed("connection channel"))?,
+            channel: CmChannel::new(ctx).map_err(failed_call("connection channel"))?,
             plan: *plan,
             huge,
             ready: 0,
             slots: slots as usize,
             ctx: ctx.clone(),
         };
-        end.touch()?;
+        end.touch_pages()?;
         // Before anything can arrive.
         for qp in 0..plan.qps {
             match (plan.mode, plan.op, role) {
-                (Mode::Bw, Op::Send, Role::Target) => end.receive(qp, 0, slots)?,
-                (Mode::Lat, Op::Send, _) => {
+                (Mode::Bw, Operation::Send, Role::Target) => end.post_receives(qp, 0, slots)?,
+                (Mode::Lat, Operation::Send, _) => {
                     for _ in 0..LAT_RECEIVES {
-                        end.receive(qp, 1, 1)?;
+                        end.post_receives(qp, 1, 1)?;
                     }
                 }
                 _ => {}
@@ -177,40 +195,40 @@ impl End {
         Ok(end)
     }
 
-    /// First use of a page costs more than all later ones.
-    fn touch(&self) -> Result<(), String> {
+    /// Writes to each page once: the first use of a page costs more than all later ones.
+    fn touch_pages(&self) -> Result<(), String> {
         let page = [0xa5; 4096];
         for at in (0..self.data.len()).step_by(page.len()) {
-            let n = page.len().min(self.data.len() - at);
+            let count = page.len().min(self.data.len() - at);
             self.data
-                .write(at, &page[..n])
-                .map_err(failed("registered memory"))?;
+                .write(at, &page[..count])
+                .map_err(failed_call("registered memory"))?;
         }
         Ok(())
     }
 
-    /// What the peer has to know about QP `qp`.
-    pub fn about(&self, qp: u32) -> Peer {
-        Peer {
-            addr: self.data.addr() + self.offset(qp, 0) as u64,
+    /// Where the memory of QP `qp` is, for the peer.
+    pub fn local_memory(&self, qp: u32) -> PeerMemory {
+        PeerMemory {
+            addr: self.data.addr() + self.slot_offset(qp, 0) as u64,
             rkey: self.data.rkey(),
-            control: self.control.addr() + (qp as usize * LINE) as u64,
+            control: self.control.addr() + (qp as usize * CONTROL_LINE_BYTES) as u64,
             control_rkey: self.control.rkey(),
         }
     }
 
-    /// Where message slot `slot` of a QP is.
+    /// The offset of message slot `slot` (counted on for ever) of a QP in the registered memory.
     #[inline]
-    pub fn offset(&self, qp: u32, slot: u64) -> usize {
-        (qp as usize * self.slots + slot as usize % self.slots) * self.plan.stride()
+    pub fn slot_offset(&self, qp: u32, slot: u64) -> usize {
+        (qp as usize * self.slots + slot as usize % self.slots) * self.plan.slot_stride()
     }
 
     /// Posts `n` receives into the slots from `slot` on.
-    pub fn receive(&self, qp: u32, slot: u64, n: u32) -> Result<(), String> {
-        for i in 0..u64::from(n) {
+    pub fn post_receives(&self, qp: u32, slot: u64, count: u32) -> Result<(), String> {
+        for index in 0..u64::from(count) {
             let sge = self
                 .data
-                .sge(self.offset(qp, slot + i), self.plan.size as usize);
+                .sge(self.slot_offset(qp, slot + index), self.plan.size as usize);
             let wr = RecvWr {
                 wr_id: u64::from(qp),
                 sges: &[sge],
@@ -227,13 +245,14 @@ impl End {
         loop {
             match self.qps[qp as usize].post_recv(&[*wr]) {
                 Ok(()) => return Ok(()),
-                Err(e)
-                    if matches!(e.error, Error::QueueFull)
-                        && since.get_or_insert_with(Instant::now).elapsed() < FREED =>
+                Err(error)
+                    if matches!(error.error, Error::QueueFull)
+                        && since.get_or_insert_with(Instant::now).elapsed()
+                            < QUEUE_FULL_TIMEOUT =>
                 {
                     std::hint::spin_loop();
                 }
-                Err(e) => return Err(format!("receive on queue pair {qp}: {e}")),
+                Err(error) => return Err(format!("receive on queue pair {qp}: {error}")),
             }
         }
     }
@@ -251,8 +270,8 @@ impl End {
         .with_flags(WrFlags::NONE);
         match self.qps[qp as usize].post_send(&[wr]) {
             Ok(()) => Ok(true),
-            Err(e) if matches!(e.error, Error::QueueFull) => Ok(false),
-            Err(e) => Err(format!("control message on queue pair {qp}: {e}")),
+            Err(error) if matches!(error.error, Error::QueueFull) => Ok(false),
+            Err(error) => Err(format!("control message on queue pair {qp}: {error}")),
         }
     }
 
@@ -260,31 +279,34 @@ impl End {
     #[inline]
     pub fn control_byte(&self, qp: u32, at: usize) -> Result<u8, String> {
         self.control
-            .read_byte(qp as usize * LINE + at)
-            .map_err(|e| e.to_string())
+            .read_byte(qp as usize * CONTROL_LINE_BYTES + at)
+            .map_err(|error| error.to_string())
     }
 
     /// A number in the own control line; whole once a later byte arrived.
     pub fn control_u64(&self, qp: u32, at: usize) -> Result<u64, String> {
-        let mut b = [0; 8];
+        let mut bytes = [0; 8];
         self.control
-            .read(qp as usize * LINE + at, &mut b)
-            .map_err(|e| e.to_string())?;
-        Ok(u64::from_le_bytes(b))
+            .read(qp as usize * CONTROL_LINE_BYTES + at, &mut bytes)
+            .map_err(|error| error.to_string())?;
+        Ok(u64::from_le_bytes(bytes))
     }
 
     /// Fails if a message that completes only when it fails has completed.
     pub fn check_unsignaled_sends(&self) -> Result<(), String> {
         let mut wcs = [Wc::default(); 4];
-        let n = self.send_cq.poll(&mut wcs).map_err(|e| e.to_string())?;
-        wcs[..n]
+        let count = self
+            .send_cq
+            .poll(&mut wcs)
+            .map_err(|error| error.to_string())?;
+        wcs[..count]
             .iter()
-            .try_for_each(|wc| check(wc, self.plan.op.name()))
+            .try_for_each(|wc| check_completion(wc, self.plan.op.json_name()))
     }
 
     /// Fails if the other end has disconnected before it was done.
     pub fn check_peer_present(&self) -> Result<(), String> {
-        match take(&self.channel)? {
+        match take_event(&self.channel)? {
             Some(CmEvent::Disconnected(_)) => Err("the other end went away".into()),
             _ => Ok(()),
         }
@@ -292,17 +314,17 @@ impl End {
 }
 
 /// The next event if there is one.
-pub fn take(channel: &CmChannel) -> Result<Option<CmEvent>, String> {
+pub fn take_event(channel: &CmChannel) -> Result<Option<CmEvent>, String> {
     match channel.get_event(Some(Duration::ZERO)) {
-        Ok(e) => Ok(Some(e)),
+        Ok(error) => Ok(Some(error)),
         Err(Error::Timeout) => Ok(None),
-        Err(e) => Err(e.to_string()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
-/// A completion that says what failed.
+/// Turns a completion with an error into a message that says what failed.
 #[inline]
-pub fn check(wc: &Wc, what: &str) -> Result<(), String> {
+pub fn check_completion(wc: &Wc, what: &str) -> Result<(), String> {
     if wc.status == WcStatus::SUCCESS {
         return Ok(());
     }
@@ -322,10 +344,13 @@ mod tests {
     fn a_missing_daemon_is_told_with_the_way_to_start_it() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("siwd.sock");
-        let e = open(Some(&socket)).err().unwrap();
-        assert!(e.contains("siwd is not running"), "{e}");
-        assert!(e.contains("siwd --config config/loopback.toml"), "{e}");
-        assert!(e.contains(socket.to_str().unwrap()), "{e}");
+        let error = open_context(Some(&socket)).err().unwrap();
+        assert!(error.contains("siwd is not running"), "{error}");
+        assert!(
+            error.contains("siwd --config config/loopback.toml"),
+            "{error}"
+        );
+        assert!(error.contains(socket.to_str().unwrap()), "{error}");
     }
 
     #[test]
@@ -333,7 +358,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("siwd.sock");
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        let e = open(Some(&socket)).err().unwrap();
-        assert!(e.contains("siwd --config config/loopback.toml"), "{e}");
+        let error = open_context(Some(&socket)).err().unwrap();
+        assert!(
+            error.contains("siwd --config config/loopback.toml"),
+            "{error}"
+        );
     }
 }

@@ -1,45 +1,51 @@
-//! A figure with its floor and goal: one line of JSON of `./benches/figures`.
+//! A figure with its floor and goal: one line of the JSON that `./benches/figures` prints.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// Which side of the floor is good.
+/// Whether a higher or a lower value is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Good {
+pub enum BetterValue {
     /// At least the floor.
-    High,
+    Higher,
     /// At most the floor.
-    Low,
+    Lower,
 }
 
-/// One line.
+/// One line of the result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
+    /// Name of the figure.
     pub figure: String,
     /// Null when it could not be measured.
     pub value: Option<f64>,
+    /// Unit of value, floor and goal.
     pub unit: String,
+    /// The value that must be reached.
     pub floor: f64,
+    /// The value that one would like to reach.
     pub goal: f64,
+    /// The floor is reached.
     pub holds: bool,
 }
 
 impl Figure {
+    /// Judges a value, which is none if it could not be measured.
     pub fn new(
         name: &str,
         value: Option<f64>,
         unit: &str,
         floor: f64,
         goal: f64,
-        good: Good,
+        good: BetterValue,
     ) -> Figure {
-        let holds = value.is_some_and(|v| match good {
-            Good::High => v >= floor,
-            Good::Low => v <= floor,
+        let holds = value.is_some_and(|value| match good {
+            BetterValue::Higher => value >= floor,
+            BetterValue::Lower => value <= floor,
         });
         Figure {
             figure: name.into(),
-            value: value.map(|v| (v * 1000.0).round() / 1000.0),
+            value: value.map(|value| (value * 1000.0).round() / 1000.0),
             unit: unit.into(),
             floor,
             goal,
@@ -48,26 +54,26 @@ impl Figure {
     }
 
     /// One line of JSON.
-    pub fn json(&self) -> String {
+    pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
 /// The best number at `key` (`gbps`, `lat_us.p50`) in lines of JSON.
-pub fn best(lines: &str, key: &str, good: Good) -> Result<f64, String> {
+pub fn best_value(lines: &str, key: &str, good: BetterValue) -> Result<f64, String> {
     let mut best: Option<f64> = None;
-    for line in lines.lines().filter(|l| !l.trim().is_empty()) {
-        let json: Value =
-            serde_json::from_str(line).map_err(|e| format!("no result of siw-perf: {e}"))?;
+    for line in lines.lines().filter(|line| !line.trim().is_empty()) {
+        let json: Value = serde_json::from_str(line)
+            .map_err(|error| format!("no result of siw-perf: {error}"))?;
         let value = key
             .split('.')
-            .try_fold(&json, |v, k| v.get(k))
+            .try_fold(&json, |value, part| value.get(part))
             .and_then(Value::as_f64)
             .ok_or_else(|| format!("a result has no {key}; its notes: {}", json["notes"]))?;
         best = Some(match (best, good) {
             (None, _) => value,
-            (Some(b), Good::High) => b.max(value),
-            (Some(b), Good::Low) => b.min(value),
+            (Some(best), BetterValue::Higher) => best.max(value),
+            (Some(best), BetterValue::Lower) => best.min(value),
         });
     }
     best.ok_or_else(|| "no run gave a result".into())
@@ -79,42 +85,52 @@ mod tests {
 
     #[test]
     fn a_figure_holds_on_the_good_side_of_its_floor() {
-        let at = |v, good| Figure::new("f", v, "x", 4.0, 2.0, good).holds;
-        assert!(at(Some(4.0), Good::Low) && at(Some(4.0), Good::High));
-        assert!(at(Some(3.9), Good::Low) && !at(Some(3.9), Good::High));
-        assert!(!at(Some(4.1), Good::Low) && at(Some(4.1), Good::High));
-        assert!(!at(None, Good::Low) && !at(None, Good::High));
+        let at = |value, good| Figure::new("f", value, "x", 4.0, 2.0, good).holds;
+        assert!(at(Some(4.0), BetterValue::Lower) && at(Some(4.0), BetterValue::Higher));
+        assert!(at(Some(3.9), BetterValue::Lower) && !at(Some(3.9), BetterValue::Higher));
+        assert!(!at(Some(4.1), BetterValue::Lower) && at(Some(4.1), BetterValue::Higher));
+        assert!(!at(None, BetterValue::Lower) && !at(None, BetterValue::Higher));
     }
 
     #[test]
     fn the_line_has_its_six_keys() {
-        let f = Figure::new("f", Some(1.23456), "Gb/s", 1.0, 2.0, Good::High);
+        let f = Figure::new("f", Some(1.23456), "Gb/s", 1.0, 2.0, BetterValue::Higher);
         assert_eq!(
-            f.json(),
+            f.to_json(),
             r#"{"figure":"f","value":1.235,"unit":"Gb/s","floor":1.0,"goal":2.0,"holds":true}"#
         );
     }
 
     #[test]
     fn a_figure_that_was_not_measured_is_null_and_does_not_hold() {
-        let f = Figure::new("f", None, "us", 4.0, 2.0, Good::Low);
-        assert!(f.json().contains(r#""value":null"#) && f.json().contains(r#""holds":false"#));
+        let f = Figure::new("f", None, "us", 4.0, 2.0, BetterValue::Lower);
+        assert!(
+            f.to_json().contains(r#""value":null"#) && f.to_json().contains(r#""holds":false"#)
+        );
     }
 
     #[test]
     fn the_best_run_counts() {
         let runs =
             "{\"gbps\":1.5,\"lat_us\":{\"p50\":3}}\n\n{\"gbps\":2.5,\"lat_us\":{\"p50\":4}}\n";
-        assert_eq!(best(runs, "gbps", Good::High), Ok(2.5));
-        assert_eq!(best(runs, "lat_us.p50", Good::Low), Ok(3.0));
+        assert_eq!(best_value(runs, "gbps", BetterValue::Higher), Ok(2.5));
+        assert_eq!(best_value(runs, "lat_us.p50", BetterValue::Lower), Ok(3.0));
     }
 
     #[test]
     fn missing_results_are_explained() {
-        let e = best("", "gbps", Good::High).unwrap_err();
-        assert!(e.contains("no run"), "{e}");
-        let e = best(r#"{"ratio":null,"notes":["no DPDK"]}"#, "ratio", Good::High).unwrap_err();
-        assert!(e.contains("ratio") && e.contains("no DPDK"), "{e}");
-        assert!(best("oops", "gbps", Good::High).is_err());
+        let error = best_value("", "gbps", BetterValue::Higher).unwrap_err();
+        assert!(error.contains("no run"), "{error}");
+        let error = best_value(
+            r#"{"ratio":null,"notes":["no DPDK"]}"#,
+            "ratio",
+            BetterValue::Higher,
+        )
+        .unwrap_err();
+        assert!(
+            error.contains("ratio") && error.contains("no DPDK"),
+            "{error}"
+        );
+        assert!(best_value("oops", "gbps", BetterValue::Higher).is_err());
     }
 }

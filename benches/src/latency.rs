@@ -1,165 +1,178 @@
-//! Round trips, one message at a time. A WRITE is seen by polling its last byte, a
-//! SEND by its completion; a READ is a round trip by itself.
+//! Round trips, one message at a time. The target of a WRITE polls its last byte, that of a SEND
+//! its completion queue; a READ is a round trip by itself.
 //!
-//! Each end has two slots: 0 is sent from (or read by the peer), 1 receives.
+//! Each end has two message slots: 0 is sent from (or read by the peer), 1 receives.
 
-use crate::control_line::{END_LINE, OFF_DONE};
-use crate::end::{End, STALL, check};
-use crate::measurement::{Measured, bytes, histogram};
+use crate::control_line::{DONE_OFFSET, FINAL_LINE_BYTES};
+use crate::end::{STALL_TIMEOUT, TransferEnd, check_completion};
+use crate::measurement::{Measurement, format_bytes, new_histogram};
 use crate::pattern;
-use crate::plan::Op;
-use crate::progress::Progress;
+use crate::plan::Operation;
+use crate::progress::ProgressLine;
 use siw::{Error, SendData, SendWr, Wc, WrFlags};
 use std::time::{Duration, Instant};
 
-const TX: u64 = 0;
-const RX: u64 = 1;
-/// Rounds between two looks for errors of unsignaled messages.
-const LOOK: u64 = 256;
-/// Polls between two looks at the clock while nothing comes.
-const PATIENCE: u32 = 1 << 14;
-/// Polls before the core is offered to others.
-const YIELD: u32 = 1 << 10;
+/// The slot that is sent from, or read by the peer.
+const TX_SLOT: u64 = 0;
+/// The slot that receives.
+const RX_SLOT: u64 = 1;
+/// Rounds between two checks for errors of unsignaled messages.
+const ROUNDS_PER_ERROR_CHECK: u64 = 256;
+/// Polls without success between two readings of the clock.
+const POLLS_PER_CLOCK_CHECK: u32 = 1 << 14;
+/// Polls without success before the core is offered to others.
+const POLLS_PER_YIELD: u32 = 1 << 10;
 
-/// The last byte of round `i`: two rounds in a row differ, and none is 0.
-fn tag(i: u64) -> u8 {
-    (i % 255) as u8 + 1
+/// The last byte of the message of a round: two rounds in a row differ, and none is 0.
+fn round_tag(round: u64) -> u8 {
+    (round % 255) as u8 + 1
 }
 
-/// Half of a ping-pong.
-struct Half<'a> {
-    end: &'a End,
+/// One end of a ping-pong.
+struct PingPongEnd<'a> {
+    end: &'a TransferEnd,
     inline: [u8; siw_shm::wqe::MAX_INLINE],
     verified: u64,
 }
 
-impl<'a> Half<'a> {
-    fn new(end: &'a End) -> Self {
-        Half {
+impl<'a> PingPongEnd<'a> {
+    fn new(end: &'a TransferEnd) -> Self {
+        PingPongEnd {
             end,
             inline: [0x5a; siw_shm::wqe::MAX_INLINE],
             verified: 0,
         }
     }
 
-    /// Sends round `i`.
+    /// Posts the message of round `round`.
     #[inline]
-    fn post(&mut self, i: u64) -> Result<(), String> {
+    fn post_round(&mut self, round: u64) -> Result<(), String> {
         let end = self.end;
         let plan = &end.plan;
         let size = plan.size as usize;
         let peer = end.peers[0];
-        let off = end.offset(0, TX);
-        let oops = |e: Error| e.to_string();
-        if plan.op != Op::Read {
+        let offset = end.slot_offset(0, TX_SLOT);
+        let describe = |error: Error| error.to_string();
+        if plan.op != Operation::Read {
             if plan.inline {
                 if plan.verify {
-                    pattern::bytes(0, i, 0, &mut self.inline[..size]);
+                    pattern::write_bytes(0, round, 0, &mut self.inline[..size]);
                 }
-                self.inline[size - 1] = tag(i);
+                self.inline[size - 1] = round_tag(round);
             } else {
                 if plan.verify {
-                    pattern::fill(&end.data, off, size, 0, i).map_err(oops)?;
+                    pattern::fill_memory(&end.data, offset, size, 0, round).map_err(describe)?;
                 }
-                end.data.write(off + size - 1, &[tag(i)]).map_err(oops)?;
+                end.data
+                    .write(offset + size - 1, &[round_tag(round)])
+                    .map_err(describe)?;
             }
         } else if plan.verify {
-            let rx = end.offset(0, RX);
-            pattern::fill(&end.data, rx, size, 0, u64::MAX).map_err(oops)?;
+            let rx = end.slot_offset(0, RX_SLOT);
+            pattern::fill_memory(&end.data, rx, size, 0, u64::MAX).map_err(describe)?;
         }
-        let tx = [end.data.sge(off, size)];
-        let rx = [end.data.sge(end.offset(0, RX), size)];
+        let tx = [end.data.sge(offset, size)];
+        let rx = [end.data.sge(end.slot_offset(0, RX_SLOT), size)];
         let data = if plan.inline {
             SendData::Inline(&self.inline[..size])
         } else {
             SendData::Sges(&tx)
         };
         let wr = match plan.op {
-            Op::Write => SendWr::write(0, data, peer.addr + plan.stride() as u64, peer.rkey)
-                .with_flags(WrFlags::NONE),
-            Op::Send => SendWr::send(0, data).with_flags(WrFlags::NONE),
-            Op::Read => SendWr::read(0, &rx, peer.addr, peer.rkey),
+            Operation::Write => {
+                SendWr::write(0, data, peer.addr + plan.slot_stride() as u64, peer.rkey)
+                    .with_flags(WrFlags::NONE)
+            }
+            Operation::Send => SendWr::send(0, data).with_flags(WrFlags::NONE),
+            Operation::Read => SendWr::read(0, &rx, peer.addr, peer.rkey),
         };
-        let mut patience = Patience::new();
+        let mut stall_detector = StallDetector::new();
         loop {
             match end.qps[0].post_send(&[wr]) {
                 Ok(()) => break,
-                Err(e) if matches!(e.error, Error::QueueFull) => patience.spin(end)?,
-                Err(e) => return Err(e.to_string()),
+                Err(error) if matches!(error.error, Error::QueueFull) => {
+                    stall_detector.spin_once(end)?
+                }
+                Err(error) => return Err(error.to_string()),
             }
         }
-        if i.is_multiple_of(LOOK) && plan.op != Op::Read {
+        if round.is_multiple_of(ROUNDS_PER_ERROR_CHECK) && plan.op != Operation::Read {
             end.check_unsignaled_sends()?;
         }
         Ok(())
     }
 
-    /// Whether round `i` of the other half is here (of the own READ).
+    /// Whether the message of round `round` is here: the other end's, or that of the own READ.
     #[inline]
-    fn seen(&mut self, i: u64) -> Result<bool, String> {
+    fn has_arrived(&mut self, round: u64) -> Result<bool, String> {
         let end = self.end;
         let plan = &end.plan;
         let cq = match plan.op {
-            Op::Write => {
-                let last = end.offset(0, RX) + plan.size as usize - 1;
+            Operation::Write => {
+                let last = end.slot_offset(0, RX_SLOT) + plan.size as usize - 1;
                 return end
                     .data
                     .read_byte(last)
-                    .map(|b| b == tag(i))
-                    .map_err(|e| e.to_string());
+                    .map(|byte| byte == round_tag(round))
+                    .map_err(|error| error.to_string());
             }
-            Op::Read => &end.send_cq,
-            Op::Send => &end.recv_cq,
+            Operation::Read => &end.send_cq,
+            Operation::Send => &end.recv_cq,
         };
         let mut wc = [Wc::default()];
-        if cq.poll(&mut wc).map_err(|e| e.to_string())? == 0 {
+        if cq.poll(&mut wc).map_err(|error| error.to_string())? == 0 {
             return Ok(false);
         }
-        check(&wc[0], plan.op.name())?;
-        if plan.op == Op::Send {
-            end.receive(0, RX, 1)?;
+        check_completion(&wc[0], plan.op.json_name())?;
+        if plan.op == Operation::Send {
+            end.post_receives(0, RX_SLOT, 1)?;
         }
         Ok(true)
     }
 
-    /// Waits for round `i`; false when `stop` said so first.
+    /// Waits for the message of round `round`. False when `stop` returned true first.
     #[inline]
-    fn wait(&mut self, i: u64, stop: impl Fn() -> Result<bool, String>) -> Result<bool, String> {
-        let mut patience = Patience::new();
+    fn wait_for_round(
+        &mut self,
+        round: u64,
+        stop: impl Fn() -> Result<bool, String>,
+    ) -> Result<bool, String> {
+        let mut stall_detector = StallDetector::new();
         let mut polls = 0u32;
-        while !self.seen(i)? {
-            patience.spin(self.end)?;
+        while !self.has_arrived(round)? {
+            stall_detector.spin_once(self.end)?;
             polls = polls.wrapping_add(1);
             if polls.is_multiple_of(256) && stop()? {
                 return Ok(false);
             }
         }
         if self.end.plan.verify {
-            self.compare(i)?;
+            self.compare_round(round)?;
         }
         Ok(true)
     }
 
+    /// Compares the bytes of round `round` with those that it must have.
     #[cold]
-    fn compare(&mut self, i: u64) -> Result<(), String> {
+    fn compare_round(&mut self, round: u64) -> Result<(), String> {
         let plan = &self.end.plan;
         let size = plan.size as usize;
         let (message, body) = match plan.op {
-            Op::Read => (0, size),
+            Operation::Read => (0, size),
             // The last byte is the tag.
-            _ => (i, size - 1),
+            _ => (round, size - 1),
         };
-        let off = self.end.offset(0, RX);
+        let offset = self.end.slot_offset(0, RX_SLOT);
         let deadline = Instant::now() + Duration::from_secs(1);
         loop {
-            let wrong = pattern::mismatch(&self.end.data, off, body, 0, message)
-                .map_err(|e| e.to_string())?;
+            let wrong = pattern::find_mismatch(&self.end.data, offset, body, 0, message)
+                .map_err(|error| error.to_string())?;
             let Some(at) = wrong else { break };
             // Bytes of one WRITE may become visible in any order (RFC 5040 section 5.5).
-            if plan.op != Op::Write || Instant::now() > deadline {
+            if plan.op != Operation::Write || Instant::now() > deadline {
                 return Err(format!(
-                    "{} round {i} has wrong data from byte {at} on",
-                    plan.op.name().to_uppercase()
+                    "{} round {round} has wrong data from byte {at} on",
+                    plan.op.json_name().to_uppercase()
                 ));
             }
         }
@@ -168,76 +181,82 @@ impl<'a> Half<'a> {
     }
 }
 
-/// Notices when nothing moves any more.
-struct Patience {
+/// Polls, and notices when nothing has arrived for too long.
+struct StallDetector {
     polls: u32,
     since: Option<Instant>,
 }
 
-impl Patience {
+impl StallDetector {
     fn new() -> Self {
-        Patience {
+        StallDetector {
             polls: 0,
             since: None,
         }
     }
 
+    /// Waits a moment between two polls; the clock is read once in many calls.
     #[inline]
-    fn spin(&mut self, end: &End) -> Result<(), String> {
+    fn spin_once(&mut self, end: &TransferEnd) -> Result<(), String> {
         std::hint::spin_loop();
         self.polls += 1;
-        if self.polls.is_multiple_of(YIELD) {
+        if self.polls.is_multiple_of(POLLS_PER_YIELD) {
             // The other end may be a process that needs this core.
             std::thread::yield_now();
         }
-        if self.polls >= PATIENCE {
-            self.look(end)?;
+        if self.polls >= POLLS_PER_CLOCK_CHECK {
+            self.check_progress(end)?;
         }
         Ok(())
     }
 
+    /// Fails if the daemon or the peer is gone, or nothing arrived for [`STALL_TIMEOUT`].
     #[cold]
-    fn look(&mut self, end: &End) -> Result<(), String> {
+    fn check_progress(&mut self, end: &TransferEnd) -> Result<(), String> {
         self.polls = 0;
-        if end.plan.op != Op::Read {
+        if end.plan.op != Operation::Read {
             end.check_unsignaled_sends()?;
         }
         end.check_peer_present()?;
         if !end.ctx.is_alive() {
             return Err("siwd is gone".into());
         }
-        if self.since.get_or_insert_with(Instant::now).elapsed() > STALL {
-            return Err(format!("no answer for {} s", STALL.as_secs()));
+        if self.since.get_or_insert_with(Instant::now).elapsed() > STALL_TIMEOUT {
+            return Err(format!("no answer for {} s", STALL_TIMEOUT.as_secs()));
         }
         Ok(())
     }
 }
 
 /// Measures for `time` from the initiator; the target is in this process or another.
-pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String> {
-    let plan = &a.plan;
-    let mut ping = Half::new(a);
-    let mut pong = b.map(Half::new);
-    if let Some(b) = b {
-        prepare(b)?;
+pub fn measure_latency(
+    initiator_end: &TransferEnd,
+    target_end: Option<&TransferEnd>,
+    time: Duration,
+) -> Result<Measurement, String> {
+    let plan = &initiator_end.plan;
+    let mut ping = PingPongEnd::new(initiator_end);
+    let mut pong = target_end.map(PingPongEnd::new);
+    if let Some(target_end) = target_end {
+        prepare_read_source(target_end)?;
     }
     let warm_up = (time / 4).min(Duration::from_millis(300));
-    let mut latency = histogram()?;
-    let mut progress = Progress::new();
+    let mut latency = new_histogram()?;
+    let mut progress = ProgressLine::new();
     let mut begin = Instant::now();
     let mut last = begin;
     let mut counting = false;
-    let mut i = 0u64;
+    let mut round = 0u64;
     loop {
-        ping.post(i)?;
+        ping.post_round(round)?;
         if let Some(pong) = &mut pong
-            && plan.op != Op::Read
+            && plan.op != Operation::Read
         {
-            pong.wait(i, || Ok(false))?;
-            pong.post(i)?;
+            pong.wait_for_round(round, || Ok(false))?;
+            pong.post_round(round)?;
         }
-        ping.wait(i, || Ok(false))?;
-        i += 1;
+        ping.wait_for_round(round, || Ok(false))?;
+        round += 1;
         let now = Instant::now();
         if counting {
             latency.saturating_record((now - last).as_nanos() as u64);
@@ -248,11 +267,11 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
             (begin, counting) = (now, true);
         }
         last = now;
-        progress.tick(now, || {
+        progress.show_if_due(now, || {
             format!(
                 "{} {}: {:.2} us, {:.1} of {:.1} s",
-                plan.op.name(),
-                bytes(plan.size),
+                plan.op.json_name(),
+                format_bytes(plan.size),
                 latency.value_at_quantile(0.5) as f64 / 1e3,
                 (now - begin).as_secs_f64(),
                 time.as_secs_f64()
@@ -261,53 +280,54 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
     }
     let measured = begin.elapsed();
     drop(progress);
-    if b.is_none() {
-        let mut line = [0; END_LINE];
-        line[OFF_DONE] = 1;
-        let mut patience = Patience::new();
-        while !a.signal_peer(0, 0, &line)? {
-            patience.spin(a)?;
+    if target_end.is_none() {
+        let mut line = [0; FINAL_LINE_BYTES];
+        line[DONE_OFFSET] = 1;
+        let mut stall_detector = StallDetector::new();
+        while !initiator_end.signal_peer(0, 0, &line)? {
+            stall_detector.spin_once(initiator_end)?;
         }
         // The target closes when it has seen it.
-        let deadline = Instant::now() + STALL;
-        while a.check_peer_present().is_ok() && Instant::now() < deadline {
+        let deadline = Instant::now() + STALL_TIMEOUT;
+        while initiator_end.check_peer_present().is_ok() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    Ok(Measured {
+    Ok(Measurement {
         messages: latency.len(),
         bytes: latency.len() * u64::from(plan.size),
         time: measured,
         latency,
-        verified: ping.verified + pong.map_or(0, |p| p.verified),
+        verified: ping.verified + pong.map_or(0, |pong| pong.verified),
     })
 }
 
-/// What READs of this end bring.
-fn prepare(end: &End) -> Result<(), String> {
-    if end.plan.verify && end.plan.op == Op::Read {
-        let off = end.offset(0, TX);
-        pattern::fill(&end.data, off, end.plan.size as usize, 0, 0).map_err(|e| e.to_string())?;
+/// Writes the bytes that READs of this end's memory return.
+fn prepare_read_source(end: &TransferEnd) -> Result<(), String> {
+    if end.plan.verify && end.plan.op == Operation::Read {
+        let offset = end.slot_offset(0, TX_SLOT);
+        pattern::fill_memory(&end.data, offset, end.plan.size as usize, 0, 0)
+            .map_err(|error| error.to_string())?;
     }
     Ok(())
 }
 
 /// Answers a measurement of another process until it is over.
-pub fn serve(end: &End) -> Result<(), String> {
-    prepare(end)?;
-    let mut half = Half::new(end);
-    let done = || end.control_byte(0, OFF_DONE).map(|b| b != 0);
-    if end.plan.op == Op::Read {
+pub fn serve_latency(end: &TransferEnd) -> Result<(), String> {
+    prepare_read_source(end)?;
+    let mut pong = PingPongEnd::new(end);
+    let done = || end.control_byte(0, DONE_OFFSET).map(|byte| byte != 0);
+    if end.plan.op == Operation::Read {
         while !done()? {
             std::thread::sleep(Duration::from_millis(1));
             end.check_peer_present()?;
         }
     } else {
-        let mut i = 0;
-        while half.wait(i, done)? {
-            half.post(i)?;
-            i += 1;
+        let mut round = 0;
+        while pong.wait_for_round(round, done)? {
+            pong.post_round(round)?;
+            round += 1;
         }
     }
-    end.qps[0].disconnect().map_err(|e| e.to_string())
+    end.qps[0].disconnect().map_err(|error| error.to_string())
 }

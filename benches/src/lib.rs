@@ -1,8 +1,8 @@
 //! What `siw-perf` and `./benches/figures` measure with.
 //!
 //! ```text
-//!  args -> plan ──► session (connect, parameters) ──► bandwidth │ latency ──► report
-//!                                      bounds (raw frames, copy, CRC32c) ──────┘
+//!  args ─► plan ─► session (connects) ─► bandwidth │ latency ─► measurement ─► report
+//!                                  bounds (raw frames, copy, CRC32c) ───────────┘
 //! ```
 //! One thread drives both ends of a transfer when they are in one process: the
 //! daemon's worker then has the other core to itself.

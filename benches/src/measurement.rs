@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// What a transfer measured.
 #[derive(Debug, Clone)]
-pub struct Measured {
+pub struct Measurement {
     /// Messages completed while the time was measured.
     pub messages: u64,
     /// Payload bytes of these messages.
@@ -19,20 +19,20 @@ pub struct Measured {
 }
 
 /// A histogram for times from a nanosecond to a minute, to three digits.
-pub fn histogram() -> Result<Histogram<u64>, String> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|e| e.to_string())
+pub fn new_histogram() -> Result<Histogram<u64>, String> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| error.to_string())
 }
 
 /// Gigabits per second of `bytes` in `time`.
-pub fn gbps(bytes: u64, time: Duration) -> f64 {
+pub fn gigabits_per_second(bytes: u64, time: Duration) -> f64 {
     bytes as f64 * 8.0 / time.as_secs_f64() / 1e9
 }
 
 /// A number of bytes for people: 65536 as "64 KiB".
-pub fn bytes(n: u32) -> String {
-    match n {
-        n if n >= 1 << 20 && n % (1 << 20) == 0 => format!("{} MiB", n >> 20),
-        n if n >= 1 << 10 && n % (1 << 10) == 0 => format!("{} KiB", n >> 10),
-        n => format!("{n} B"),
+pub fn format_bytes(size: u32) -> String {
+    match size {
+        _ if size >= 1 << 20 && size % (1 << 20) == 0 => format!("{} MiB", size >> 20),
+        _ if size >= 1 << 10 && size % (1 << 10) == 0 => format!("{} KiB", size >> 10),
+        _ => format!("{size} B"),
     }
 }

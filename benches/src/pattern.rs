@@ -6,13 +6,15 @@ use siw::Mr;
 /// Bytes handled at a time.
 const CHUNK: usize = 4096;
 
-fn word(seed: u64, i: usize) -> u64 {
-    // A step that changes every byte, mixed so that neighbours share nothing.
-    let x = (seed ^ i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x ^ (x >> 29)
+/// Word `index` of the stream with this seed.
+fn pattern_word(seed: u64, index: usize) -> u64 {
+    // A multiplication that changes every byte, mixed so that neighbours share nothing.
+    let mixed = (seed ^ index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ (mixed >> 29)
 }
 
-fn seed(qp: u32, message: u64) -> u64 {
+/// The seed of a message's stream.
+fn message_seed(qp: u32, message: u64) -> u64 {
     (u64::from(qp) + 1)
         .wrapping_mul(0xd6e8_feb8_6659_fd93)
         .wrapping_add(message)
@@ -21,37 +23,43 @@ fn seed(qp: u32, message: u64) -> u64 {
 }
 
 /// The bytes of message `message` on queue pair `qp` from `at`, a multiple of 8, on.
-pub fn bytes(qp: u32, message: u64, at: usize, out: &mut [u8]) {
-    let seed = seed(qp, message);
-    for (i, chunk) in out.chunks_mut(8).enumerate() {
-        let w = word(seed, at / 8 + i).to_le_bytes();
-        chunk.copy_from_slice(&w[..chunk.len()]);
+pub fn write_bytes(qp: u32, message: u64, at: usize, out: &mut [u8]) {
+    let seed = message_seed(qp, message);
+    for (index, chunk) in out.chunks_mut(8).enumerate() {
+        let word = pattern_word(seed, at / 8 + index).to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
     }
 }
 
-/// Puts a message into memory.
-pub fn fill(mr: &Mr, off: usize, len: usize, qp: u32, message: u64) -> Result<(), siw::Error> {
+/// Writes the bytes of a message into memory.
+pub fn fill_memory(
+    mr: &Mr,
+    offset: usize,
+    len: usize,
+    qp: u32,
+    message: u64,
+) -> Result<(), siw::Error> {
     let mut buf = [0; CHUNK];
     for at in (0..len).step_by(CHUNK) {
         let part = &mut buf[..CHUNK.min(len - at)];
-        bytes(qp, message, at, part);
-        mr.write(off + at, part)?;
+        write_bytes(qp, message, at, part);
+        mr.write(offset + at, part)?;
     }
     Ok(())
 }
 
-/// The first wrong byte of a message in memory.
-pub fn mismatch(
+/// The offset of the first wrong byte of a message in memory, if there is one.
+pub fn find_mismatch(
     mr: &Mr,
-    off: usize,
+    offset: usize,
     len: usize,
     qp: u32,
     message: u64,
 ) -> Result<Option<usize>, siw::Error> {
-    compare(len, qp, message, |at, part| mr.read(off + at, part))
+    find_mismatch_with(len, qp, message, |at, part| mr.read(offset + at, part))
 }
 
-fn compare<E>(
+fn find_mismatch_with<E>(
     len: usize,
     qp: u32,
     message: u64,
@@ -59,12 +67,12 @@ fn compare<E>(
 ) -> Result<Option<usize>, E> {
     let (mut want, mut have) = ([0; CHUNK], [0; CHUNK]);
     for at in (0..len).step_by(CHUNK) {
-        let n = CHUNK.min(len - at);
-        bytes(qp, message, at, &mut want[..n]);
-        read(at, &mut have[..n])?;
-        if want[..n] != have[..n] {
-            let i = (0..n).find(|i| want[*i] != have[*i]);
-            return Ok(i.map(|i| at + i));
+        let length = CHUNK.min(len - at);
+        write_bytes(qp, message, at, &mut want[..length]);
+        read(at, &mut have[..length])?;
+        if want[..length] != have[..length] {
+            let index = (0..length).find(|index| want[*index] != have[*index]);
+            return Ok(index.map(|index| at + index));
         }
     }
     Ok(None)
@@ -78,7 +86,7 @@ mod tests {
     fn messages_queue_pairs_and_offsets_have_different_bytes() {
         let part = |qp, message, at| {
             let mut b = [0; 64];
-            bytes(qp, message, at, &mut b);
+            write_bytes(qp, message, at, &mut b);
             b
         };
         let first = part(0, 0, 0);
@@ -92,9 +100,9 @@ mod tests {
     #[test]
     fn one_wrong_byte_anywhere_is_found() {
         let mut message = vec![0; 10_001];
-        bytes(2, 9, 0, &mut message);
+        write_bytes(2, 9, 0, &mut message);
         let look = |m: &[u8], number| {
-            compare(m.len(), 2, number, |at, part| {
+            find_mismatch_with(m.len(), 2, number, |at, part| {
                 part.copy_from_slice(&m[at..at + part.len()]);
                 Ok::<_, ()>(())
             })
@@ -114,9 +122,9 @@ mod tests {
     #[test]
     fn a_part_equals_the_same_part_of_the_whole() {
         let mut whole = [0; 256];
-        bytes(3, 7, 0, &mut whole);
+        write_bytes(3, 7, 0, &mut whole);
         let mut part = [0; 51];
-        bytes(3, 7, 128, &mut part);
+        write_bytes(3, 7, 128, &mut part);
         assert_eq!(part, whole[128..179]);
     }
 }

@@ -1,5 +1,5 @@
-//! What to measure, checked: the sizes of a transfer and of its working set. Made
-//! from the command line, or from what the other process sends.
+//! What to measure: the sizes of a transfer and of its working set, checked against limits. Comes
+//! from the command line, or from the other process.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -17,32 +17,38 @@ pub enum Mode {
 /// How the data moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Op {
+pub enum Operation {
+    /// RDMA WRITE into the target's memory.
     Write,
+    /// RDMA READ of the target's memory.
     Read,
+    /// SEND into receives that the target posted.
     Send,
 }
 
-impl Op {
-    /// As it is in JSON.
-    pub fn name(self) -> &'static str {
+impl Operation {
+    /// The name in JSON and in messages.
+    pub fn json_name(self) -> &'static str {
         match self {
-            Op::Write => "write",
-            Op::Read => "read",
-            Op::Send => "send",
+            Operation::Write => "write",
+            Operation::Read => "read",
+            Operation::Send => "send",
         }
     }
 }
 
 /// One measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct MeasurementPlan {
+    /// Bandwidth or latency.
     pub mode: Mode,
-    pub op: Op,
+    /// How the data moves.
+    pub op: Operation,
     /// Bytes of a message.
     pub size: u32,
     /// Messages in flight on each QP.
     pub depth: u32,
+    /// Queue pairs, each with a connection of its own.
     pub qps: u32,
     /// Received data is checked.
     pub verify: bool,
@@ -54,13 +60,13 @@ pub struct Plan {
 const MAX_SIZE: u32 = 1 << 30;
 /// Largest working set of one end.
 const MAX_SET: u64 = 4 << 30;
-/// Round trips have two buffers: what is sent, what arrives.
+/// Round trips have two slots: what is sent, and what arrives.
 const LAT_SLOTS: u32 = 2;
 
-impl Plan {
-    /// Why it cannot be measured, in words.
-    pub fn check(&self) -> Result<(), String> {
-        let Plan {
+impl MeasurementPlan {
+    /// Fails with the reason if this cannot be measured.
+    pub fn check_limits(&self) -> Result<(), String> {
+        let MeasurementPlan {
             size, depth, qps, ..
         } = *self;
         if size == 0 || size > MAX_SIZE {
@@ -81,7 +87,7 @@ impl Plan {
                 "--qps {qps}: lat measures one round trip at a time, so one queue pair"
             ));
         }
-        if self.inline && self.op == Op::Read {
+        if self.inline && self.op == Operation::Read {
             return Err("--inline: a READ sends no data of its own; use write or send".into());
         }
         if self.inline && self.size as usize > siw_shm::wqe::MAX_INLINE {
@@ -102,43 +108,43 @@ impl Plan {
     }
 
     /// Bytes between two messages in memory.
-    pub fn stride(&self) -> usize {
+    pub fn slot_stride(&self) -> usize {
         (self.size as usize).next_multiple_of(64)
     }
 
     /// Messages that each QP has memory for at the initiator.
-    pub fn slots(&self) -> u32 {
+    pub fn initiator_slots(&self) -> u32 {
         match self.mode {
             Mode::Bw => self.depth,
             Mode::Lat => LAT_SLOTS,
         }
     }
 
-    /// The same at the target. SENDs need receives that wait while those that came
-    /// are being looked at.
+    /// Messages that each QP has memory for at the target. SENDs need receives that are posted while
+    /// those that arrived are processed.
     pub fn target_slots(&self) -> u32 {
         match (self.mode, self.op) {
-            (Mode::Bw, Op::Send) => 2 * self.depth,
-            _ => self.slots(),
+            (Mode::Bw, Operation::Send) => 2 * self.depth,
+            _ => self.initiator_slots(),
         }
     }
 
     /// Registered bytes at the initiator.
     pub fn initiator_bytes(&self) -> usize {
-        self.stride() * self.slots() as usize * self.qps as usize
+        self.slot_stride() * self.initiator_slots() as usize * self.qps as usize
     }
 
     /// Registered bytes at the target.
     pub fn target_bytes(&self) -> usize {
-        self.stride() * self.target_slots() as usize * self.qps as usize
+        self.slot_stride() * self.target_slots() as usize * self.qps as usize
     }
 }
 
 #[cfg(test)]
-pub(crate) fn example() -> Plan {
-    Plan {
+pub(crate) fn example() -> MeasurementPlan {
+    MeasurementPlan {
         mode: Mode::Bw,
-        op: Op::Write,
+        op: Operation::Write,
         size: 1 << 20,
         depth: 8,
         qps: 2,
@@ -156,7 +162,7 @@ mod tests {
         let p = example();
         assert_eq!(p.initiator_bytes(), 16 << 20);
         assert_eq!(p.target_bytes(), 16 << 20);
-        let odd = Plan {
+        let odd = MeasurementPlan {
             size: 65,
             depth: 4,
             qps: 1,
@@ -167,8 +173,8 @@ mod tests {
 
     #[test]
     fn receives_of_sends_have_memory_while_others_are_looked_at() {
-        let p = Plan {
-            op: Op::Send,
+        let p = MeasurementPlan {
+            op: Operation::Send,
             ..example()
         };
         assert_eq!(p.target_bytes(), 2 * p.initiator_bytes());
@@ -176,32 +182,32 @@ mod tests {
 
     #[test]
     fn sizes_that_cannot_work_are_refused_in_words() {
-        let bad = |p: Plan, word: &str| {
-            let e = p.check().unwrap_err();
-            assert!(e.contains(word), "{e}");
+        let bad = |p: MeasurementPlan, word: &str| {
+            let error = p.check_limits().unwrap_err();
+            assert!(error.contains(word), "{error}");
         };
         let p = example();
-        bad(Plan { size: 0, ..p }, "--size 0");
-        bad(Plan { depth: 0, ..p }, "--depth 0");
-        bad(Plan { qps: 0, ..p }, "--qps 0");
+        bad(MeasurementPlan { size: 0, ..p }, "--size 0");
+        bad(MeasurementPlan { depth: 0, ..p }, "--depth 0");
+        bad(MeasurementPlan { qps: 0, ..p }, "--qps 0");
         bad(
-            Plan {
+            MeasurementPlan {
                 mode: Mode::Lat,
                 ..p
             },
             "one queue pair",
         );
-        bad(Plan { inline: true, ..p }, "do not fit");
+        bad(MeasurementPlan { inline: true, ..p }, "do not fit");
         bad(
-            Plan {
+            MeasurementPlan {
                 inline: true,
-                op: Op::Read,
+                op: Operation::Read,
                 size: 8,
                 ..p
             },
             "READ",
         );
-        bad(Plan { size: 1 << 30, ..p }, "16 GiB");
-        assert_eq!(p.check(), Ok(()));
+        bad(MeasurementPlan { size: 1 << 30, ..p }, "16 GiB");
+        assert_eq!(p.check_limits(), Ok(()));
     }
 }

@@ -1,50 +1,50 @@
-//! One line on the terminal that says how far a measurement is; nothing when
-//! stderr is no terminal.
+//! One line on the terminal that says how far a measurement is; nothing when stderr is no terminal.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-const EVERY: Duration = Duration::from_millis(250);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The line. Gone when dropped.
-pub struct Progress {
-    on: bool,
+/// The line; removed from the terminal when dropped.
+pub struct ProgressLine {
+    enabled: bool,
     shown: bool,
-    next: Instant,
+    next_update: Instant,
 }
 
-impl Default for Progress {
+impl Default for ProgressLine {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Progress {
-    pub fn new() -> Progress {
-        Progress {
-            on: std::io::stderr().is_terminal(),
+impl ProgressLine {
+    /// A line that has nothing to say yet.
+    pub fn new() -> ProgressLine {
+        ProgressLine {
+            enabled: std::io::stderr().is_terminal(),
             shown: false,
-            next: Instant::now(),
+            next_update: Instant::now(),
         }
     }
 
-    /// Shows `text` if it is time to.
+    /// Shows `text` if the last update is long enough ago.
     #[inline]
-    pub fn tick(&mut self, now: Instant, text: impl FnOnce() -> String) {
-        if self.on && now >= self.next {
-            self.show(now, &text());
+    pub fn show_if_due(&mut self, now: Instant, text: impl FnOnce() -> String) {
+        if self.enabled && now >= self.next_update {
+            self.show_now(now, &text());
         }
     }
 
     #[cold]
-    fn show(&mut self, now: Instant, text: &str) {
-        self.next = now + EVERY;
+    fn show_now(&mut self, now: Instant, text: &str) {
+        self.next_update = now + REDRAW_INTERVAL;
         self.shown = true;
         let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if self.shown {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

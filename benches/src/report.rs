@@ -1,9 +1,9 @@
-//! The result: one line of JSON for programs, a few lines for people.
+//! The result of `siw-perf`: one line of JSON for programs, a few lines for people.
 
 use crate::bounds::Bound;
-use crate::daemon::Repeats;
-use crate::measurement::{Measured, bytes};
-use crate::plan::{Mode, Plan};
+use crate::daemon::Retransmissions;
+use crate::measurement::{Measurement, format_bytes};
+use crate::plan::{MeasurementPlan, Mode};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::fmt;
@@ -18,8 +18,8 @@ pub struct Quantiles {
 
 impl From<&Histogram<u64>> for Quantiles {
     /// From nanoseconds.
-    fn from(h: &Histogram<u64>) -> Quantiles {
-        let us = |q| h.value_at_quantile(q) as f64 / 1e3;
+    fn from(histogram: &Histogram<u64>) -> Quantiles {
+        let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1e3;
         Quantiles {
             p50: us(0.5),
             p99: us(0.99),
@@ -28,20 +28,20 @@ impl From<&Histogram<u64>> for Quantiles {
     }
 }
 
-/// Facts about the way the data took.
+/// The link that the data took.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Path {
+pub struct TransferPath {
     pub from: String,
     pub to: String,
     pub driver: String,
     pub mtu: u32,
-    /// The connections have CRCs.
+    /// The connections use CRCs.
     pub crc: bool,
 }
 
 /// Everything that is printed.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct PerfReport {
     pub mode: Mode,
     pub op: &'static str,
     pub size: u32,
@@ -58,8 +58,8 @@ pub struct Report {
     pub secs: f64,
     pub messages: u64,
     pub verified: u64,
-    /// What the daemon's TCP repeated meanwhile, for whatever client.
-    pub tcp: Repeats,
+    /// What the daemon's TCP retransmitted meanwhile, for whatever client.
+    pub tcp: Retransmissions,
     pub inline: bool,
     pub from: String,
     pub to: String,
@@ -67,42 +67,42 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-impl Report {
-    /// Puts a result beside its bounds.
+impl PerfReport {
+    /// Puts a measurement beside its bounds.
     pub fn new(
-        plan: &Plan,
-        path: Path,
-        measured: &Measured,
+        plan: &MeasurementPlan,
+        path: TransferPath,
+        measured: &Measurement,
         bound: Bound,
-        tcp: Repeats,
+        tcp: Retransmissions,
         notes: Vec<String>,
-    ) -> Report {
+    ) -> PerfReport {
         let secs = measured.time.as_secs_f64().max(1e-9);
         let gbps = measured.bytes as f64 * 8.0 / secs / 1e9;
-        let limit = bound.gbps(path.crc);
-        Report {
+        let limit = bound.combined_gbps(path.crc);
+        PerfReport {
             mode: plan.mode,
-            op: plan.op.name(),
+            op: plan.op.json_name(),
             size: plan.size,
             depth: plan.depth,
             qps: plan.qps,
             mtu: path.mtu,
             crc: path.crc,
-            gbps: round(gbps),
-            mmsgs: round(measured.messages as f64 / secs / 1e6),
+            gbps: round_to_micro(gbps),
+            mmsgs: round_to_micro(measured.messages as f64 / secs / 1e6),
             lat_us: Quantiles::from(&measured.latency),
             bound: Bound {
-                raw_gbps: bound.raw_gbps.map(round),
-                copy_crc_gbps: bound.copy_crc_gbps.map(round),
-                crc_gbps: bound.crc_gbps.map(round),
-                copy_gbps: bound.copy_gbps.map(round),
+                raw_gbps: bound.raw_gbps.map(round_to_micro),
+                copy_crc_gbps: bound.copy_crc_gbps.map(round_to_micro),
+                crc_gbps: bound.crc_gbps.map(round_to_micro),
+                copy_gbps: bound.copy_gbps.map(round_to_micro),
                 raw_rtt_us: bound.raw_rtt_us,
             },
             ratio: (plan.mode == Mode::Bw)
                 .then_some(())
                 .and(limit)
-                .map(|l| round(gbps / l)),
-            secs: round(secs),
+                .map(|limit| round_to_micro(gbps / limit)),
+            secs: round_to_micro(secs),
             messages: measured.messages,
             verified: measured.verified,
             tcp,
@@ -114,20 +114,20 @@ impl Report {
         }
     }
 
-    /// One line.
-    pub fn json(&self) -> String {
+    /// The report as one line of JSON.
+    pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Six digits behind the point: small rates stay visible.
-fn round(x: f64) -> f64 {
-    (x * 1e6).round() / 1e6
+/// Rounds to six digits behind the point: small rates stay visible.
+fn round_to_micro(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for PerfReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let l = &self.lat_us;
+        let latency = &self.lat_us;
         let what = match self.mode {
             Mode::Bw => format!("depth {}, {} QP", self.depth, self.qps),
             Mode::Lat => "round trips".into(),
@@ -136,7 +136,7 @@ impl fmt::Display for Report {
             f,
             "{} {}, {what}, {} -> {} ({}), MTU {}, CRC {}",
             self.op.to_uppercase(),
-            bytes(self.size),
+            format_bytes(self.size),
             self.from,
             self.to,
             self.driver,
@@ -152,41 +152,43 @@ impl fmt::Display for Report {
             self.secs,
             match self.verified {
                 0 => String::new(),
-                n => format!(", {n} of them checked"),
+                checked => format!(", {checked} of them checked"),
             }
         )?;
         writeln!(
             f,
             "  latency p50 {:.2}  p99 {:.2}  p99.9 {:.2} us{}",
-            l.p50,
-            l.p99,
-            l.p999,
+            latency.p50,
+            latency.p99,
+            latency.p999,
             match self.bound.raw_rtt_us {
                 Some(raw) => format!("; raw frames there and back {raw:.2} us"),
                 None => String::new(),
             }
         )?;
-        let b = &self.bound;
+        let bound = &self.bound;
         let parts: Vec<String> = [
-            ("raw frames", b.raw_gbps),
-            ("copy+CRC", b.copy_crc_gbps),
-            ("CRC", b.crc_gbps),
-            ("copy", b.copy_gbps),
+            ("raw frames", bound.raw_gbps),
+            ("copy+CRC", bound.copy_crc_gbps),
+            ("CRC", bound.crc_gbps),
+            ("copy", bound.copy_gbps),
         ]
         .iter()
-        .filter_map(|(name, v)| v.map(|v| format!("{name} {v:.1}")))
+        .filter_map(|(name, value)| value.map(|value| format!("{name} {value:.1}")))
         .collect();
         if !parts.is_empty() {
             write!(f, "  bounds: {} Gb/s", parts.join(", "))?;
             match self.ratio {
-                Some(r) => writeln!(f, "; together {:.1}, ratio {r:.2}", self.gbps / r)?,
+                Some(ratio) => {
+                    writeln!(f, "; together {:.1}, ratio {ratio:.2}", self.gbps / ratio)?
+                }
                 None => writeln!(f)?,
             }
         }
-        if self.tcp != Repeats::default() {
+        if self.tcp != Retransmissions::default() {
             writeln!(
                 f,
-                "  TCP repeated {} segments, {} of its timers expired",
+                "  TCP retransmitted {} segments, {} retransmission timeouts",
                 self.tcp.retrans_segs, self.tcp.timeouts
             )?;
         }
@@ -200,31 +202,38 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measurement::histogram;
+    use crate::measurement::new_histogram;
     use crate::plan::example;
     use std::time::Duration;
 
-    fn report(mode: Mode, bound: Bound) -> Report {
-        let mut latency = histogram().unwrap();
+    fn report(mode: Mode, bound: Bound) -> PerfReport {
+        let mut latency = new_histogram().unwrap();
         for us in 1..=1000u64 {
             latency.saturating_record(us * 1000);
         }
-        let measured = Measured {
+        let measured = Measurement {
             messages: 2000,
             bytes: 2000 << 20,
             time: Duration::from_secs(1),
             latency,
             verified: 0,
         };
-        let path = Path {
+        let path = TransferPath {
             from: "siw0".into(),
             to: "siw1".into(),
             driver: "net_ring".into(),
             mtu: 1500,
             crc: true,
         };
-        let plan = Plan { mode, ..example() };
-        Report::new(&plan, path, &measured, bound, Repeats::default(), vec![])
+        let plan = MeasurementPlan { mode, ..example() };
+        PerfReport::new(
+            &plan,
+            path,
+            &measured,
+            bound,
+            Retransmissions::default(),
+            vec![],
+        )
     }
 
     fn bound() -> Bound {
@@ -239,30 +248,30 @@ mod tests {
     #[test]
     fn the_json_has_the_keys_that_programs_read() {
         let r = report(Mode::Bw, bound());
-        let v: serde_json::Value = serde_json::from_str(&r.json()).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&r.to_json()).unwrap();
         for key in [
             "op", "size", "qps", "mtu", "crc", "gbps", "mmsgs", "lat_us", "bound", "ratio",
         ] {
-            assert!(v.get(key).is_some(), "{key} is missing in {v}");
+            assert!(value.get(key).is_some(), "{key} is missing in {value}");
         }
         for key in ["p50", "p99", "p999"] {
-            assert!(v["lat_us"][key].is_f64(), "{key} in {v}");
+            assert!(value["lat_us"][key].is_f64(), "{key} in {value}");
         }
         for key in ["raw_gbps", "copy_crc_gbps", "crc_gbps"] {
-            assert!(v["bound"][key].is_f64(), "{key} in {v}");
+            assert!(value["bound"][key].is_f64(), "{key} in {value}");
         }
-        assert_eq!(v["op"], "write");
-        assert_eq!(v["crc"], true);
-        assert!(!r.json().contains('\n'));
+        assert_eq!(value["op"], "write");
+        assert_eq!(value["crc"], true);
+        assert!(!r.to_json().contains('\n'));
     }
 
     #[test]
     fn bounds_that_were_not_measured_are_null() {
         let r = report(Mode::Bw, Bound::default());
-        let v: serde_json::Value = serde_json::from_str(&r.json()).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&r.to_json()).unwrap();
         assert!(
-            v["bound"]["raw_gbps"].is_null() && v["ratio"].is_null(),
-            "{v}"
+            value["bound"]["raw_gbps"].is_null() && value["ratio"].is_null(),
+            "{value}"
         );
     }
 
@@ -277,10 +286,10 @@ mod tests {
 
     #[test]
     fn quantiles_are_microseconds() {
-        let q = report(Mode::Lat, bound()).lat_us;
-        assert!((q.p50 - 500.0).abs() < 1.0, "{q:?}");
-        assert!((q.p99 - 990.0).abs() < 1.0, "{q:?}");
-        assert!((q.p999 - 999.0).abs() < 1.0, "{q:?}");
+        let quantile = report(Mode::Lat, bound()).lat_us;
+        assert!((quantile.p50 - 500.0).abs() < 1.0, "{quantile:?}");
+        assert!((quantile.p99 - 990.0).abs() < 1.0, "{quantile:?}");
+        assert!((quantile.p999 - 999.0).abs() < 1.0, "{quantile:?}");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! carries what the other side has to know, as JSON: the plan, and where the memory
 //! of its queue pair is.
 
-use crate::end::{End, Peer, Role, device, failed, take};
-use crate::plan::Plan;
+use crate::end::{PeerMemory, Role, TransferEnd, failed_call, find_device, take_event};
+use crate::plan::MeasurementPlan;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use siw::{
@@ -13,57 +13,64 @@ use siw::{
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Of the private data; another number is another siw-perf.
+/// Version of the private data's contents; both ends must have the same.
 const VERSION: u32 = 1;
-/// For one connection.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long one connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 64;
 
-/// What a connecting end sends.
+/// Private data of the connecting end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Hello {
+struct ConnectParameters {
     siw_perf: u32,
-    plan: Plan,
+    plan: MeasurementPlan,
     qp: u32,
-    peer: Peer,
+    peer: PeerMemory,
 }
 
-/// What an accepting end answers.
+/// Private data of the accepting end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Answer {
+struct AcceptParameters {
     siw_perf: u32,
-    peer: Peer,
+    peer: PeerMemory,
 }
 
-fn decode<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
+fn decode_parameters<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
     // MPA may pad what it carries.
-    let end = bytes.iter().rposition(|b| *b != 0).map_or(0, |i| i + 1);
+    let end = bytes
+        .iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(0, |last| last + 1);
     serde_json::from_slice(&bytes[..end])
-        .map_err(|e| format!("the peer is no siw-perf of this version ({e})"))
+        .map_err(|error| format!("the peer is no siw-perf of this version ({error})"))
 }
 
-fn encode<T: Serialize>(what: &T) -> Vec<u8> {
+fn encode_parameters<T: Serialize>(what: &T) -> Vec<u8> {
     serde_json::to_vec(what).unwrap_or_default()
 }
 
-fn hello(end: &End, qp: u32) -> Vec<u8> {
-    encode(&Hello {
+fn encode_connect_parameters(end: &TransferEnd, qp: u32) -> Vec<u8> {
+    encode_parameters(&ConnectParameters {
         siw_perf: VERSION,
         plan: end.plan,
         qp,
-        peer: end.about(qp),
+        peer: end.local_memory(qp),
     })
 }
 
-fn answer(end: &End, qp: u32) -> Vec<u8> {
-    encode(&Answer {
+fn encode_accept_parameters(end: &TransferEnd, qp: u32) -> Vec<u8> {
+    encode_parameters(&AcceptParameters {
         siw_perf: VERSION,
-        peer: end.about(qp),
+        peer: end.local_memory(qp),
     })
 }
 
-fn options<'a>(end: &End, device: Option<u32>, private_data: &'a [u8]) -> ConnectOptions<'a> {
+fn connect_options<'a>(
+    end: &TransferEnd,
+    device: Option<u32>,
+    private_data: &'a [u8],
+) -> ConnectOptions<'a> {
     let limits = end.ctx.limits();
     let reads = end.plan.depth.clamp(16, 128);
     ConnectOptions {
@@ -71,13 +78,13 @@ fn options<'a>(end: &End, device: Option<u32>, private_data: &'a [u8]) -> Connec
         private_data,
         ord: reads.min(limits.max_ord),
         ird: reads.min(limits.max_ird),
-        timeout: Some(TIMEOUT),
+        timeout: Some(CONNECT_TIMEOUT),
         ..ConnectOptions::default()
     }
 }
 
 /// Waits until one of the channels has an event.
-fn wait(channels: &[&CmChannel], deadline: Instant) -> Result<(), String> {
+fn wait_for_event(channels: &[&CmChannel], deadline: Instant) -> Result<(), String> {
     let left = deadline.saturating_duration_since(Instant::now());
     let ts = Timespec {
         tv_sec: left.as_secs() as i64,
@@ -85,143 +92,165 @@ fn wait(channels: &[&CmChannel], deadline: Instant) -> Result<(), String> {
     };
     let mut fds: Vec<_> = channels
         .iter()
-        .map(|c| PollFd::new(*c, PollFlags::IN))
+        .map(|channel| PollFd::new(*channel, PollFlags::IN))
         .collect();
     match poll(&mut fds, Some(&ts)) {
         Ok(0) => Err("no connection within 10 s; is the peer there, and the same link?".into()),
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(e.to_string()),
+        Err(error) => Err(error.to_string()),
     }
 }
 
-fn established(event: CmEvent) -> Result<ConnectionInfo, String> {
+fn expect_established(event: CmEvent) -> Result<ConnectionInfo, String> {
     let (what, info) = match event {
         CmEvent::Established(info) => return Ok(info),
-        CmEvent::Rejected(i) => ("the peer rejected the connection", i),
-        CmEvent::Unreachable(i) => ("the peer cannot be reached", i),
-        CmEvent::ConnectError(i) => ("the connection failed", i),
-        CmEvent::Disconnected(i) => ("the connection broke", i),
-        e => return Err(format!("unexpected event {e:?}")),
+        CmEvent::Rejected(info) => ("the peer rejected the connection", info),
+        CmEvent::Unreachable(info) => ("the peer cannot be reached", info),
+        CmEvent::ConnectError(info) => ("the connection failed", info),
+        CmEvent::Disconnected(info) => ("the connection broke", info),
+        event => return Err(format!("unexpected event {event:?}")),
     };
-    let why = String::from_utf8_lossy(&info.private_data);
-    let said = why.trim_end_matches('\0');
-    Err([what, &info.reason, said]
+    let reply = String::from_utf8_lossy(&info.private_data);
+    let refusal = reply.trim_end_matches('\0');
+    Err([what, &info.reason, refusal]
         .iter()
-        .filter(|s| !s.is_empty())
+        .filter(|part| !part.is_empty())
         .copied()
         .collect::<Vec<_>>()
         .join(": "))
 }
 
-/// Connects all QPs of two ends in this process; whether they use CRCs.
-pub fn both(a: &mut End, from: &DeviceInfo, b: &mut End, to: &DeviceInfo) -> Result<bool, String> {
+/// Connects all QPs of two ends in this process. Returns whether they use CRCs.
+pub fn connect_locally(
+    initiator: &mut TransferEnd,
+    from: &DeviceInfo,
+    target: &mut TransferEnd,
+    to: &DeviceInfo,
+) -> Result<bool, String> {
     let ip = *to
         .ips
         .iter()
-        .find(|ip| from.ips.iter().any(|f| f.is_ipv4() == ip.is_ipv4()))
+        .find(|ip| {
+            from.ips
+                .iter()
+                .any(|own_ip| own_ip.is_ipv4() == ip.is_ipv4())
+        })
         .ok_or_else(|| format!("device {} has no address; give it one", to.name))?;
     let listener = CmListener::new(
-        &b.channel,
+        &target.channel,
         Some(to.index),
         SocketAddr::new(ip, 0),
         BACKLOG,
         0,
     )
-    .map_err(failed("listen"))?;
+    .map_err(failed_call("listen"))?;
     let addr = listener.local_addr();
     let mut crc = false;
-    for qp in 0..a.plan.qps {
-        let say = hello(a, qp);
-        a.qps[qp as usize]
-            .connect(&a.channel, addr, &options(a, Some(from.index), &say))
-            .map_err(|e| format!("connect {} to {}: {e}", from.name, to.name))?;
-        let deadline = Instant::now() + TIMEOUT;
+    for qp in 0..initiator.plan.qps {
+        let parameters = encode_connect_parameters(initiator, qp);
+        initiator.qps[qp as usize]
+            .connect(
+                &initiator.channel,
+                addr,
+                &connect_options(initiator, Some(from.index), &parameters),
+            )
+            .map_err(|error| format!("connect {} to {}: {error}", from.name, to.name))?;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
         let (mut ours, mut theirs) = (None, None);
         while ours.is_none() || theirs.is_none() {
-            wait(&[&a.channel, &b.channel], deadline)?;
-            match take(&b.channel)? {
-                Some(CmEvent::ConnectRequest(r)) => {
-                    let said = answer(b, qp);
-                    r.accept(&b.qps[qp as usize], None, &options(b, None, &said))
-                        .map_err(failed("accept"))?;
+            wait_for_event(&[&initiator.channel, &target.channel], deadline)?;
+            match take_event(&target.channel)? {
+                Some(CmEvent::ConnectRequest(request)) => {
+                    let parameters = encode_accept_parameters(target, qp);
+                    request
+                        .accept(
+                            &target.qps[qp as usize],
+                            None,
+                            &connect_options(target, None, &parameters),
+                        )
+                        .map_err(failed_call("accept"))?;
                 }
-                Some(e) => theirs = Some(established(e)?),
+                Some(event) => theirs = Some(expect_established(event)?),
                 None => {}
             }
-            if let Some(e) = take(&a.channel)? {
-                ours = Some(established(e)?);
+            if let Some(event) = take_event(&initiator.channel)? {
+                ours = Some(expect_established(event)?);
             }
         }
-        crc = ours.is_some_and(|i| i.crc);
-        let (pa, pb) = (a.about(qp), b.about(qp));
-        a.peers.push(pb);
-        b.peers.push(pa);
+        crc = ours.is_some_and(|info| info.crc);
+        initiator.peers.push(target.local_memory(qp));
+        target.peers.push(initiator.local_memory(qp));
     }
     Ok(crc)
 }
 
-/// Connects all QPs of an end to a listening process. Whether they use CRCs, and
-/// the local address.
-pub fn connect(
-    end: &mut End,
+/// Connects all QPs of an end to a listening process. Returns what is known of the last
+/// connection: whether it uses CRCs, and its local address.
+pub fn connect_to_peer(
+    end: &mut TransferEnd,
     from: Option<&DeviceInfo>,
     to: SocketAddr,
 ) -> Result<ConnectionInfo, String> {
     let mut last = None;
     for qp in 0..end.plan.qps {
-        let say = hello(end, qp);
+        let parameters = encode_connect_parameters(end, qp);
         end.qps[qp as usize]
-            .connect(&end.channel, to, &options(end, from.map(|d| d.index), &say))
-            .map_err(|e| format!("connect to {to}: {e}"))?;
-        let deadline = Instant::now() + TIMEOUT + Duration::from_secs(2);
+            .connect(
+                &end.channel,
+                to,
+                &connect_options(end, from.map(|device| device.index), &parameters),
+            )
+            .map_err(|error| format!("connect to {to}: {error}"))?;
+        let deadline = Instant::now() + CONNECT_TIMEOUT + Duration::from_secs(2);
         let event = loop {
-            wait(&[&end.channel], deadline)?;
-            if let Some(e) = take(&end.channel)? {
-                break e;
+            wait_for_event(&[&end.channel], deadline)?;
+            if let Some(event) = take_event(&end.channel)? {
+                break event;
             }
         };
-        let info = established(event).map_err(|e| format!("{to}: {e}"))?;
-        let answer: Answer = decode(&info.private_data)?;
-        end.peers.push(answer.peer);
+        let info = expect_established(event).map_err(|error| format!("{to}: {error}"))?;
+        let accepted: AcceptParameters = decode_parameters(&info.private_data)?;
+        end.peers.push(accepted.peer);
         last = Some(info);
     }
     last.ok_or_else(|| "no queue pair".into())
 }
 
 /// Waits for a process that connects, and accepts all its QPs.
-pub fn listen(ctx: &Context, addr: SocketAddr) -> Result<End, String> {
-    let channel = CmChannel::new(ctx).map_err(failed("connection channel"))?;
-    let listener = CmListener::new(&channel, None, addr, BACKLOG, 0).map_err(failed("listen"))?;
+pub fn accept_all(ctx: &Context, addr: SocketAddr) -> Result<TransferEnd, String> {
+    let channel = CmChannel::new(ctx).map_err(failed_call("connection channel"))?;
+    let listener =
+        CmListener::new(&channel, None, addr, BACKLOG, 0).map_err(failed_call("listen"))?;
     eprintln!("siw-perf: waiting at {}", listener.local_addr());
-    let mut end: Option<End> = None;
+    let mut end: Option<TransferEnd> = None;
     let mut deadline = None;
     loop {
         let event = match deadline {
-            None => channel.get_event(None).map_err(|e| e.to_string())?,
+            None => channel.get_event(None).map_err(|error| error.to_string())?,
             Some(at) => {
-                wait(&[&channel], at)?;
-                match take(&channel)? {
-                    Some(e) => e,
+                wait_for_event(&[&channel], at)?;
+                match take_event(&channel)? {
+                    Some(event) => event,
                     None => continue,
                 }
             }
         };
         match event {
             CmEvent::ConnectRequest(request) => {
-                // A stranger is told, and does not end the waiting.
-                if let Some(e) = take_request(ctx, request, &mut end)? {
-                    eprintln!("siw-perf: refused a connection: {e}");
+                // A peer that is refused learns why, and does not end the waiting.
+                if let Some(reason) = accept_or_reject(ctx, request, &mut end)? {
+                    eprintln!("siw-perf: refused a connection: {reason}");
                     continue;
                 }
-                deadline = Some(Instant::now() + TIMEOUT);
+                deadline = Some(Instant::now() + CONNECT_TIMEOUT);
             }
             CmEvent::RequestCancelled { .. } => {}
-            e => {
-                established(e)?;
-                // Accepted in order; ESTABLISHED of the last one ends it.
-                if let Some(e) = end.as_mut() {
-                    e.ready += 1;
-                    if e.ready == e.plan.qps {
+            event => {
+                expect_established(event)?;
+                // Connections are accepted in order: the last one to be established is the last.
+                if let Some(end) = end.as_mut() {
+                    end.ready += 1;
+                    if end.ready == end.plan.qps {
                         break;
                     }
                 }
@@ -233,51 +262,52 @@ pub fn listen(ctx: &Context, addr: SocketAddr) -> Result<End, String> {
     Ok(end)
 }
 
-/// Accepts one request. The reason when it was refused instead.
-fn take_request(
+/// Accepts one request. Returns the reason when it was refused instead.
+fn accept_or_reject(
     ctx: &Context,
     request: ConnectionRequest,
-    end: &mut Option<End>,
+    end: &mut Option<TransferEnd>,
 ) -> Result<Option<String>, String> {
-    let refuse = |request: ConnectionRequest, why: String| {
-        let said = why.as_bytes();
+    let refuse = |request: ConnectionRequest, reason: String| {
+        let text = reason.as_bytes();
         request
-            .reject(&said[..said.len().min(256)])
-            .map_err(failed("reject"))?;
-        Ok(Some(why))
+            .reject(&text[..text.len().min(256)])
+            .map_err(failed_call("reject"))?;
+        Ok(Some(reason))
     };
-    let hello: Hello = match decode(&request.connection_info().private_data) {
-        Ok(h) => h,
-        Err(e) => return refuse(request, e),
-    };
-    if hello.siw_perf != VERSION {
+    let parameters: ConnectParameters =
+        match decode_parameters(&request.connection_info().private_data) {
+            Ok(parameters) => parameters,
+            Err(error) => return refuse(request, error),
+        };
+    if parameters.siw_perf != VERSION {
         return refuse(request, "the peer is another version of siw-perf".into());
     }
     let end = match end {
         Some(end) => end,
         None => {
-            let made = hello
+            let made = parameters
                 .plan
-                .check()
-                .and_then(|()| End::new(ctx, &hello.plan, Role::Target));
+                .check_limits()
+                .and_then(|()| TransferEnd::new(ctx, &parameters.plan, Role::Target));
             match made {
-                Ok(e) => end.insert(e),
-                Err(e) => return refuse(request, e),
+                Ok(new) => end.insert(new),
+                Err(error) => return refuse(request, error),
             }
         }
     };
-    if hello.plan != end.plan || hello.qp as usize != end.peers.len() {
+    if parameters.plan != end.plan || parameters.qp as usize != end.peers.len() {
         return refuse(request, "another measurement is running".into());
     }
-    end.peers.push(hello.peer);
-    let said = answer(end, hello.qp);
+    end.peers.push(parameters.peer);
+    let reply = encode_accept_parameters(end, parameters.qp);
     request
         .accept(
-            &end.qps[hello.qp as usize],
+            &end.qps[parameters.qp as usize],
             None,
-            &options(end, None, &said),
+            &connect_options(end, None, &reply),
         )
-        .map_err(failed("accept"))?;
+        .map_err(failed_call("accept"))?;
     Ok(None)
 }
 
@@ -288,12 +318,14 @@ pub fn local_device(
     info: &ConnectionInfo,
 ) -> Result<Option<DeviceInfo>, String> {
     if let Some(name) = name {
-        return device(ctx, name).map(Some);
+        return find_device(ctx, name).map(Some);
     }
-    let devices = ctx.query_devices().map_err(|e| e.to_string())?;
-    Ok(info
-        .local
-        .and_then(|l| devices.into_iter().find(|d| d.ips.contains(&l.ip()))))
+    let devices = ctx.query_devices().map_err(|error| error.to_string())?;
+    Ok(info.local.and_then(|local| {
+        devices
+            .into_iter()
+            .find(|device| device.ips.contains(&local.ip()))
+    }))
 }
 
 #[cfg(test)]
@@ -301,12 +333,12 @@ mod tests {
     use super::*;
     use crate::plan::example;
 
-    fn example_hello() -> Hello {
-        Hello {
+    fn example_parameters() -> ConnectParameters {
+        ConnectParameters {
             siw_perf: VERSION,
             plan: example(),
             qp: 3,
-            peer: Peer {
+            peer: PeerMemory {
                 addr: u64::MAX,
                 rkey: u32::MAX,
                 control: u64::MAX,
@@ -317,16 +349,19 @@ mod tests {
 
     #[test]
     fn parameters_survive_the_private_data_and_its_padding() {
-        let mut bytes = encode(&example_hello());
+        let mut bytes = encode_parameters(&example_parameters());
         assert!(bytes.len() <= 512, "{} bytes", bytes.len());
         bytes.extend([0; 3]);
-        assert_eq!(decode::<Hello>(&bytes), Ok(example_hello()));
+        assert_eq!(
+            decode_parameters::<ConnectParameters>(&bytes),
+            Ok(example_parameters())
+        );
     }
 
     #[test]
     fn garbage_in_the_private_data_is_refused() {
         for garbage in [&b""[..], b"\0\0", b"{}", b"{\"siw_perf\":1}", &[255; 512]] {
-            let e = decode::<Hello>(garbage).unwrap_err();
+            let e = decode_parameters::<ConnectParameters>(garbage).unwrap_err();
             assert!(e.contains("no siw-perf"), "{e}");
         }
     }

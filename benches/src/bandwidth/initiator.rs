@@ -1,36 +1,38 @@
 //! The initiator of a bandwidth measurement: keeps `depth` messages in flight on each
-//! QP and times them. Stepped by `bandwidth.rs`.
+//! QP and times them. Driven by [`super::measure_bandwidth`].
 
-use super::target::{POLL, Target, describe};
-use crate::control_line::{OFF_CREDITS, batch};
-use crate::end::{End, check};
-use crate::measurement::histogram;
+use super::target::{BandwidthTarget, POLL_BATCH, describe_mismatch};
+use crate::control_line::{CREDITS_OFFSET, receives_per_credit};
+use crate::end::{TransferEnd, check_completion};
+use crate::measurement::new_histogram;
 use crate::pattern;
-use crate::plan::Op;
+use crate::plan::Operation;
 use hdrhistogram::Histogram;
 use siw::{Error, SendData, SendWr, Sge, Wc};
 use std::time::{Duration, Instant};
 
 /// How long placed data may take to be seen after its message completed.
-const PLACED: Duration = Duration::from_secs(1);
-/// Work requests posted at once.
-const POST: usize = 16;
+const PLACEMENT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most work requests of one call of `post_send`.
+const POST_BATCH: usize = 16;
 
-pub(super) struct Lane {
+/// How far one queue pair is; all counts are of messages since the start.
+pub(super) struct InitiatorQueuePair {
     pub(super) posted: u64,
     pub(super) completed: u64,
-    /// Messages that may have been posted in all.
+    /// How many messages the target's receives allow to post.
     pub(super) allowed: u64,
+    /// The count of credits as last read, modulo 256.
     pub(super) credit: u8,
     /// When the message in each slot was posted.
     pub(super) since: Vec<Instant>,
 }
 
-/// The posting end.
-pub(super) struct Initiator<'a> {
-    pub(super) end: &'a End,
-    pub(super) lanes: Vec<Lane>,
-    /// QPs that could not post all they may: for want of credits or slots.
+/// The end that posts the messages.
+pub(super) struct BandwidthInitiator<'a> {
+    pub(super) end: &'a TransferEnd,
+    pub(super) queue_pairs: Vec<InitiatorQueuePair>,
+    /// QPs that lacked credits or room in the send queue for what they may have in flight.
     pub(super) waiting: Vec<u32>,
     pub(super) latency: Histogram<u64>,
     pub(super) messages: u64,
@@ -38,26 +40,26 @@ pub(super) struct Initiator<'a> {
     pub(super) inline: [u8; siw_shm::wqe::MAX_INLINE],
 }
 
-impl<'a> Initiator<'a> {
-    pub(super) fn new(end: &'a End, now: Instant) -> Result<Self, String> {
+impl<'a> BandwidthInitiator<'a> {
+    pub(super) fn new(end: &'a TransferEnd, now: Instant) -> Result<Self, String> {
         let plan = &end.plan;
         let allowed = match plan.op {
-            Op::Send => u64::from(plan.target_slots()),
+            Operation::Send => u64::from(plan.target_slots()),
             _ => u64::MAX,
         };
-        Ok(Initiator {
+        Ok(BandwidthInitiator {
             end,
-            lanes: (0..plan.qps)
-                .map(|_| Lane {
+            queue_pairs: (0..plan.qps)
+                .map(|_| InitiatorQueuePair {
                     posted: 0,
                     completed: 0,
                     allowed,
                     credit: 0,
-                    since: vec![now; plan.slots() as usize],
+                    since: vec![now; plan.initiator_slots() as usize],
                 })
                 .collect(),
             waiting: Vec::with_capacity(plan.qps as usize),
-            latency: histogram()?,
+            latency: new_histogram()?,
             messages: 0,
             verified: 0,
             inline: [0x5a; siw_shm::wqe::MAX_INLINE],
@@ -65,90 +67,97 @@ impl<'a> Initiator<'a> {
     }
 
     /// Fills the queues for the first time.
-    pub(super) fn start(&mut self, now: Instant) -> Result<(), String> {
+    pub(super) fn fill_queues(&mut self, now: Instant) -> Result<(), String> {
         for qp in 0..self.end.plan.qps {
-            self.post(qp, now)?;
+            self.post_messages(qp, now)?;
         }
         Ok(())
     }
 
     /// Takes completions, and posts again if `more`.
     #[inline]
-    pub(super) fn step(
+    pub(super) fn poll_and_post(
         &mut self,
         now: Instant,
         more: bool,
-        target: Option<&Target>,
+        target: Option<&BandwidthTarget>,
     ) -> Result<usize, String> {
-        let mut wcs = [Wc::default(); POLL];
-        let n = self.end.send_cq.poll(&mut wcs).map_err(|e| e.to_string())?;
+        let mut wcs = [Wc::default(); POLL_BATCH];
+        let completions = self
+            .end
+            .send_cq
+            .poll(&mut wcs)
+            .map_err(|error| error.to_string())?;
         let mut last = None;
-        for wc in &wcs[..n] {
-            check(wc, self.end.plan.op.name())?;
+        for wc in &wcs[..completions] {
+            check_completion(wc, self.end.plan.op.json_name())?;
             let qp = wc.wr_id as u32;
             if last != Some(qp)
                 && let Some(before) = last.replace(qp)
                 && more
             {
-                self.post(before, now)?;
+                self.post_messages(before, now)?;
             }
-            self.completed(qp, now, target)?;
+            self.record_completion(qp, now, target)?;
         }
         if more {
             if let Some(qp) = last {
-                self.post(qp, now)?;
+                self.post_messages(qp, now)?;
             }
             if !self.waiting.is_empty() {
-                self.retry(now, target)?;
+                self.post_waiting(now, target)?;
             }
         }
-        Ok(n)
+        Ok(completions)
     }
 
+    /// Counts the next message of the QP as completed, with its latency.
     #[inline]
-    pub(super) fn completed(
+    pub(super) fn record_completion(
         &mut self,
         qp: u32,
         now: Instant,
-        target: Option<&Target>,
+        target: Option<&BandwidthTarget>,
     ) -> Result<(), String> {
-        let lane = &mut self.lanes[qp as usize];
-        let message = lane.completed;
-        let slots = lane.since.len() as u64;
-        let posted = lane.since[(message % slots) as usize];
+        let queue_pair = &mut self.queue_pairs[qp as usize];
+        let message = queue_pair.completed;
+        let slots = queue_pair.since.len() as u64;
+        let posted = queue_pair.since[(message % slots) as usize];
         self.latency
             .saturating_record((now - posted).as_nanos() as u64);
-        lane.completed += 1;
+        queue_pair.completed += 1;
         self.messages += 1;
         if self.end.plan.verify {
-            self.verify(qp, message, target.map(|t| t.end))?;
+            self.verify_message(qp, message, target.map(|target| target.end))?;
         }
         Ok(())
     }
 
     /// Compares what a completed message brought, where this process can see it.
     #[cold]
-    pub(super) fn verify(
+    pub(super) fn verify_message(
         &mut self,
         qp: u32,
         message: u64,
-        target: Option<&End>,
+        target: Option<&TransferEnd>,
     ) -> Result<(), String> {
         let plan = &self.end.plan;
         let (end, want) = match (plan.op, target) {
-            (Op::Write, Some(target)) => (target, message),
-            (Op::Read, _) => (self.end, message % u64::from(plan.target_slots())),
+            (Operation::Write, Some(target)) => (target, message),
+            (Operation::Read, _) => (self.end, message % u64::from(plan.target_slots())),
             _ => return Ok(()),
         };
         let size = plan.size as usize;
-        let deadline = Instant::now() + PLACED;
+        let deadline = Instant::now() + PLACEMENT_TIMEOUT;
         loop {
-            let off = end.offset(qp, message);
-            match pattern::mismatch(&end.data, off, size, qp, want).map_err(|e| e.to_string())? {
+            let offset = end.slot_offset(qp, message);
+            match pattern::find_mismatch(&end.data, offset, size, qp, want)
+                .map_err(|error| error.to_string())?
+            {
                 None => break,
-                // ACKed is not placed: a WRITE may complete a little earlier.
-                Some(_) if plan.op == Op::Write && Instant::now() < deadline => {}
-                Some(at) => return Err(describe(plan.op, qp, message, at)),
+                // A WRITE completes when it is acknowledged, which may be before it is placed.
+                Some(_) if plan.op == Operation::Write && Instant::now() < deadline => {}
+                Some(at) => return Err(describe_mismatch(plan.op, qp, message, at)),
             }
         }
         self.verified += 1;
@@ -157,34 +166,36 @@ impl<'a> Initiator<'a> {
 
     /// Posts as many messages as the QP may have in flight.
     #[inline]
-    pub(super) fn post(&mut self, qp: u32, now: Instant) -> Result<(), String> {
+    pub(super) fn post_messages(&mut self, qp: u32, now: Instant) -> Result<(), String> {
         let plan = &self.end.plan;
         let size = plan.size as usize;
-        let lane = &mut self.lanes[qp as usize];
+        let queue_pair = &mut self.queue_pairs[qp as usize];
         loop {
-            let room = u64::from(plan.depth) - (lane.posted - lane.completed);
-            let n = room.min(lane.allowed - lane.posted).min(POST as u64) as usize;
-            if n == 0 {
+            let room = u64::from(plan.depth) - (queue_pair.posted - queue_pair.completed);
+            let count = room
+                .min(queue_pair.allowed - queue_pair.posted)
+                .min(POST_BATCH as u64) as usize;
+            if count == 0 {
                 if room > 0 && !self.waiting.contains(&qp) {
                     self.waiting.push(qp);
                 }
                 return Ok(());
             }
-            let n = if plan.verify { 1 } else { n };
+            let count = if plan.verify { 1 } else { count };
             let peer = self.end.peers[qp as usize];
-            let sges: [Sge; POST] = std::array::from_fn(|i| {
-                let off = self.end.offset(qp, lane.posted + i as u64);
-                self.end.data.sge(off, size)
+            let sges: [Sge; POST_BATCH] = std::array::from_fn(|index| {
+                let offset = self.end.slot_offset(qp, queue_pair.posted + index as u64);
+                self.end.data.sge(offset, size)
             });
             if plan.verify {
-                let off = self.end.offset(qp, lane.posted);
-                prepare(self.end, qp, lane.posted, off, &mut self.inline)?;
+                let offset = self.end.slot_offset(qp, queue_pair.posted);
+                prepare_message(self.end, qp, queue_pair.posted, offset, &mut self.inline)?;
             }
             let inline = &self.inline[..if plan.inline { size } else { 0 }];
-            let list: [SendWr; POST] = std::array::from_fn(|i| {
-                let slot = (lane.posted + i as u64) % u64::from(plan.target_slots());
-                let remote = peer.addr + slot * plan.stride() as u64;
-                let sge = std::slice::from_ref(&sges[i]);
+            let list: [SendWr; POST_BATCH] = std::array::from_fn(|index| {
+                let slot = (queue_pair.posted + index as u64) % u64::from(plan.target_slots());
+                let remote = peer.addr + slot * plan.slot_stride() as u64;
+                let sge = std::slice::from_ref(&sges[index]);
                 let data = if plan.inline {
                     SendData::Inline(inline)
                 } else {
@@ -192,22 +203,22 @@ impl<'a> Initiator<'a> {
                 };
                 let id = u64::from(qp);
                 match plan.op {
-                    Op::Write => SendWr::write(id, data, remote, peer.rkey),
-                    Op::Read => SendWr::read(id, sge, remote, peer.rkey),
-                    Op::Send => SendWr::send(id, data),
+                    Operation::Write => SendWr::write(id, data, remote, peer.rkey),
+                    Operation::Read => SendWr::read(id, sge, remote, peer.rkey),
+                    Operation::Send => SendWr::send(id, data),
                 }
             });
-            let done = match self.end.qps[qp as usize].post_send(&list[..n]) {
-                Ok(()) => n,
-                Err(e) if matches!(e.error, Error::QueueFull) => e.index,
-                Err(e) => return Err(format!("queue pair {qp}: {e}")),
+            let done = match self.end.qps[qp as usize].post_send(&list[..count]) {
+                Ok(()) => count,
+                Err(error) if matches!(error.error, Error::QueueFull) => error.index,
+                Err(error) => return Err(format!("queue pair {qp}: {error}")),
             };
-            let slots = lane.since.len() as u64;
+            let slots = queue_pair.since.len() as u64;
             for _ in 0..done {
-                lane.since[(lane.posted % slots) as usize] = now;
-                lane.posted += 1;
+                queue_pair.since[(queue_pair.posted % slots) as usize] = now;
+                queue_pair.posted += 1;
             }
-            if done < n {
+            if done < count {
                 self.waiting.push(qp);
                 return Ok(());
             }
@@ -216,42 +227,57 @@ impl<'a> Initiator<'a> {
 
     /// Looks for new credits of QPs that ran out of them.
     #[cold]
-    pub(super) fn retry(&mut self, now: Instant, target: Option<&Target>) -> Result<(), String> {
+    pub(super) fn post_waiting(
+        &mut self,
+        now: Instant,
+        target: Option<&BandwidthTarget>,
+    ) -> Result<(), String> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let slots = u64::from(self.end.plan.target_slots());
         for qp in waiting.drain(..) {
-            let lane = &mut self.lanes[qp as usize];
+            let queue_pair = &mut self.queue_pairs[qp as usize];
             match target {
-                Some(t) => lane.allowed = t.lanes[qp as usize].posted,
+                Some(target) => queue_pair.allowed = target.queue_pairs[qp as usize].posted,
                 None => {
-                    let seen = self.end.control_byte(qp, OFF_CREDITS)?;
-                    let new = u64::from(seen.wrapping_sub(lane.credit));
-                    lane.credit = seen;
-                    lane.allowed = (lane.allowed + new * batch(&self.end.plan))
-                        .min(lane.completed + 2 * slots);
+                    let seen = self.end.control_byte(qp, CREDITS_OFFSET)?;
+                    let new_credits = u64::from(seen.wrapping_sub(queue_pair.credit));
+                    queue_pair.credit = seen;
+                    queue_pair.allowed = (queue_pair.allowed
+                        + new_credits * receives_per_credit(&self.end.plan))
+                    .min(queue_pair.completed + 2 * slots);
                 }
             }
-            self.post(qp, now)?;
+            self.post_messages(qp, now)?;
         }
         Ok(())
     }
 
+    /// Messages posted and not completed, of all QPs.
     pub(super) fn in_flight(&self) -> u64 {
-        self.lanes.iter().map(|l| l.posted - l.completed).sum()
+        self.queue_pairs
+            .iter()
+            .map(|queue_pair| queue_pair.posted - queue_pair.completed)
+            .sum()
     }
 }
 
-/// Puts the bytes of the next message where it is sent from; a READ's sink gets
-/// bytes that the message does not have.
-fn prepare(end: &End, qp: u32, message: u64, off: usize, inline: &mut [u8]) -> Result<(), String> {
+/// Writes the bytes of the next message where it is sent from; into the sink of a READ bytes
+/// that the message does not have, so that a READ that places nothing is noticed.
+fn prepare_message(
+    end: &TransferEnd,
+    qp: u32,
+    message: u64,
+    offset: usize,
+    inline: &mut [u8],
+) -> Result<(), String> {
     let size = end.plan.size as usize;
     if end.plan.inline {
-        pattern::bytes(qp, message, 0, &mut inline[..size]);
+        pattern::write_bytes(qp, message, 0, &mut inline[..size]);
         return Ok(());
     }
     let message = match end.plan.op {
-        Op::Read => u64::MAX,
+        Operation::Read => u64::MAX,
         _ => message,
     };
-    pattern::fill(&end.data, off, size, qp, message).map_err(|e| e.to_string())
+    pattern::fill_memory(&end.data, offset, size, qp, message).map_err(|error| error.to_string())
 }

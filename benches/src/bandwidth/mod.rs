@@ -1,49 +1,55 @@
-//! Bandwidth: the initiator keeps `depth` messages in flight on each QP, the target
-//! receives. In one process a single thread steps both.
+//! Bandwidth: the initiator keeps `depth` messages in flight on each QP, the target receives.
+//! In one process a single thread drives both ends in turn.
 
 mod initiator;
 mod target;
 
-use crate::control_line::{END_LINE, OFF_COMPARED, OFF_DONE};
-use crate::end::{End, STALL};
-use crate::measurement::{Measured, bytes, gbps};
-use crate::plan::Op;
-use crate::progress::Progress;
-use initiator::Initiator;
+use crate::control_line::{COMPARED_OFFSET, DONE_OFFSET, FINAL_LINE_BYTES};
+use crate::end::{STALL_TIMEOUT, TransferEnd};
+use crate::measurement::{Measurement, format_bytes, gigabits_per_second};
+use crate::plan::Operation;
+use crate::progress::ProgressLine;
+use initiator::BandwidthInitiator;
 use siw::{CmEvent, Error};
 use std::time::{Duration, Instant};
-use target::Target;
+use target::BandwidthTarget;
 
 /// Measures for `time` from the initiator; the target is in this process or another.
-pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String> {
-    let plan = &a.plan;
+pub fn measure_bandwidth(
+    initiator_end: &TransferEnd,
+    target_end: Option<&TransferEnd>,
+    time: Duration,
+) -> Result<Measurement, String> {
+    let plan = &initiator_end.plan;
     let mut now = Instant::now();
-    let mut target = b.map(|b| Target::new(b, false)).transpose()?;
-    let mut initiator = Initiator::new(a, now)?;
+    let mut target = target_end
+        .map(|end| BandwidthTarget::new(end, false))
+        .transpose()?;
+    let mut initiator = BandwidthInitiator::new(initiator_end, now)?;
     let warm_up = (time / 4).min(Duration::from_millis(300));
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     let mut begin = now;
     let (mut counted, mut alive) = (None::<Instant>, now);
-    initiator.start(now)?;
+    initiator.fill_queues(now)?;
     let mut measured = None;
     let mut spins = 0u32;
     loop {
         now = Instant::now();
         let more = measured.is_none();
-        let mut n = initiator.step(now, more, target.as_ref())?;
-        if let Some(t) = &mut target {
-            n += t.step()?;
-            if let Some(e) = t.first_wrong.take() {
-                return Err(e);
+        let mut completions = initiator.poll_and_post(now, more, target.as_ref())?;
+        if let Some(target) = &mut target {
+            completions += target.poll_and_repost()?;
+            if let Some(error) = target.first_wrong.take() {
+                return Err(error);
             }
         }
-        if n > 0 {
+        if completions > 0 {
             alive = now;
         } else {
             std::hint::spin_loop();
             spins = spins.wrapping_add(1);
-            if spins.is_multiple_of(1024) && now - alive > STALL {
-                return Err(stalled(&initiator));
+            if spins.is_multiple_of(1024) && now - alive > STALL_TIMEOUT {
+                return Err(describe_stall(&initiator));
             }
             // The other process may need this core.
             if target.is_none() && spins.is_multiple_of(1024) {
@@ -57,7 +63,7 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
                 initiator.latency.reset();
             }
             (None, Some(_)) if now - begin >= time => {
-                measured = Some(Measured {
+                measured = Some(Measurement {
                     messages: initiator.messages,
                     bytes: initiator.messages * u64::from(plan.size),
                     time: now - begin,
@@ -65,26 +71,29 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
                     verified: 0,
                 });
             }
-            (Some(m), _) if initiator.in_flight() == 0 && all_there(&initiator, &target) => {
-                m.verified = initiator.verified + target.as_ref().map_or(0, |t| t.verified);
+            (Some(measurement), _)
+                if initiator.in_flight() == 0 && all_received(&initiator, &target) =>
+            {
+                measurement.verified =
+                    initiator.verified + target.as_ref().map_or(0, |target| target.verified);
                 if target.is_none() {
-                    m.verified += finish(a, &initiator)?;
+                    measurement.verified += finish_with_peer(initiator_end, &initiator)?;
                 }
                 drop(progress);
-                if m.messages == 0 {
+                if measurement.messages == 0 {
                     return Err("no message completed; measure longer with --secs".into());
                 }
                 return measured.take().ok_or_else(|| "no result".into());
             }
             _ => {}
         }
-        progress.tick(now, || {
+        progress.show_if_due(now, || {
             let done = initiator.messages * u64::from(plan.size);
             format!(
                 "{} {}: {:.2} Gb/s, {:.1} of {:.1} s",
-                plan.op.name(),
-                bytes(plan.size),
-                gbps(done, (now - begin).max(Duration::from_millis(1))),
+                plan.op.json_name(),
+                format_bytes(plan.size),
+                gigabits_per_second(done, (now - begin).max(Duration::from_millis(1))),
                 (now - begin).as_secs_f64(),
                 time.as_secs_f64()
             )
@@ -93,38 +102,38 @@ pub fn run(a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String>
 }
 
 #[cold]
-fn stalled(i: &Initiator) -> String {
+fn describe_stall(initiator: &BandwidthInitiator) -> String {
     format!(
         "no completion for {} s, {} messages are in flight",
-        STALL.as_secs(),
-        i.in_flight()
+        STALL_TIMEOUT.as_secs(),
+        initiator.in_flight()
     )
 }
 
-/// SENDs are received a little after they complete.
-fn all_there(i: &Initiator, target: &Option<Target>) -> bool {
+/// Whether the target has every message: SENDs are received a little after they complete.
+fn all_received(initiator: &BandwidthInitiator, target: &Option<BandwidthTarget>) -> bool {
     match target {
-        Some(t) if t.end.plan.op == Op::Send => {
-            let got = t.lanes.iter().zip(&i.lanes);
-            got.clone().all(|(t, i)| t.messages == i.posted)
+        Some(target) if target.end.plan.op == Operation::Send => {
+            let mut pairs = target.queue_pairs.iter().zip(&initiator.queue_pairs);
+            pairs.all(|(received, sent)| received.messages == sent.posted)
         }
         _ => true,
     }
 }
 
-/// Tells the other process that all is sent; how many messages it compared.
-fn finish(end: &End, initiator: &Initiator) -> Result<u64, String> {
-    let deadline = Instant::now() + STALL;
-    for (qp, lane) in initiator.lanes.iter().enumerate() {
-        let mut line = [0; END_LINE];
-        line[..8].copy_from_slice(&lane.posted.to_le_bytes());
-        line[OFF_DONE] = 1;
+/// Tells the other process that all is sent. Returns how many messages it compared.
+fn finish_with_peer(end: &TransferEnd, initiator: &BandwidthInitiator) -> Result<u64, String> {
+    let deadline = Instant::now() + STALL_TIMEOUT;
+    for (qp, queue_pair) in initiator.queue_pairs.iter().enumerate() {
+        let mut line = [0; FINAL_LINE_BYTES];
+        line[..8].copy_from_slice(&queue_pair.posted.to_le_bytes());
+        line[DONE_OFFSET] = 1;
         while !end.signal_peer(qp as u32, 0, &line)? {
-            late(deadline)?;
+            check_deadline(deadline)?;
         }
     }
-    while end.control_byte(0, OFF_DONE)? == 0 {
-        late(deadline)?;
+    while end.control_byte(0, DONE_OFFSET)? == 0 {
+        check_deadline(deadline)?;
         std::thread::yield_now();
     }
     let wrong = end.control_u64(0, 0)?;
@@ -133,10 +142,10 @@ fn finish(end: &End, initiator: &Initiator) -> Result<u64, String> {
             "the peer found wrong data in {wrong} messages; it says which"
         ));
     }
-    end.control_u64(0, OFF_COMPARED)
+    end.control_u64(0, COMPARED_OFFSET)
 }
 
-fn late(deadline: Instant) -> Result<(), String> {
+fn check_deadline(deadline: Instant) -> Result<(), String> {
     if Instant::now() > deadline {
         return Err("the peer does not answer at the end of the measurement".into());
     }
@@ -144,66 +153,68 @@ fn late(deadline: Instant) -> Result<(), String> {
 }
 
 /// Answers a measurement of another process until it is over.
-pub fn serve(end: &End) -> Result<(), String> {
-    let mut target = Target::new(end, true)?;
+pub fn serve_bandwidth(end: &TransferEnd) -> Result<(), String> {
+    let mut target = BandwidthTarget::new(end, true)?;
     let mut done = 0;
-    let mut look = Instant::now();
+    let mut last_check = Instant::now();
     while done < end.plan.qps {
-        if target.step()? > 0 {
+        if target.poll_and_repost()? > 0 {
             continue;
         }
-        if end.control_byte(done, OFF_DONE)? != 0 {
+        if end.control_byte(done, DONE_OFFSET)? != 0 {
             let sent = end.control_u64(done, 0)?;
-            if end.plan.op != Op::Send || target.lanes[done as usize].messages == sent {
-                target.lanes[done as usize].messages = sent;
+            if end.plan.op != Operation::Send || target.queue_pairs[done as usize].messages == sent
+            {
+                target.queue_pairs[done as usize].messages = sent;
                 done += 1;
                 continue;
             }
         }
-        idle(end, &mut look)?;
+        yield_and_check(end, &mut last_check)?;
     }
-    if end.plan.verify && end.plan.op == Op::Write {
+    if end.plan.verify && end.plan.op == Operation::Write {
         for qp in 0..end.plan.qps {
-            let sent = target.lanes[qp as usize].messages;
+            let sent = target.queue_pairs[qp as usize].messages;
             for message in sent.saturating_sub(u64::from(end.plan.target_slots()))..sent {
-                target.compare(qp, message, message)?;
+                target.compare_message(qp, message, message)?;
             }
         }
     }
-    let mut line = [0; END_LINE];
+    let mut line = [0; FINAL_LINE_BYTES];
     line[..8].copy_from_slice(&target.wrong.to_le_bytes());
-    line[OFF_COMPARED..][..8].copy_from_slice(&target.verified.to_le_bytes());
-    line[OFF_DONE] = 1;
-    let deadline = Instant::now() + STALL;
+    line[COMPARED_OFFSET..][..8].copy_from_slice(&target.verified.to_le_bytes());
+    line[DONE_OFFSET] = 1;
+    let deadline = Instant::now() + STALL_TIMEOUT;
     while !end.signal_peer(0, 0, &line)? {
-        late(deadline)?;
+        check_deadline(deadline)?;
     }
     // The other end closes when it has read the answer.
     while Instant::now() < deadline {
-        match end.channel.get_event(Some(STALL)) {
+        match end.channel.get_event(Some(STALL_TIMEOUT)) {
             Ok(CmEvent::Disconnected(_)) | Err(Error::Timeout) => break,
             Ok(_) => {}
-            Err(e) => return Err(e.to_string()),
+            Err(error) => return Err(error.to_string()),
         }
     }
     match target.first_wrong {
-        Some(e) => Err(e),
+        Some(error) => Err(error),
         None => Ok(()),
     }
 }
 
-/// A receiver of WRITEs and READs has nothing to do: it leaves the core to others.
-pub fn idle(end: &End, look: &mut Instant) -> Result<(), String> {
-    if end.plan.op != Op::Send {
+/// Leaves the core to others, and looks from time to time whether the other end is still there.
+/// A target of WRITEs and READs has nothing to do meanwhile and sleeps.
+fn yield_and_check(end: &TransferEnd, last_check: &mut Instant) -> Result<(), String> {
+    if end.plan.op != Operation::Send {
         std::thread::sleep(Duration::from_millis(1));
     } else {
         std::thread::yield_now();
     }
     let now = Instant::now();
-    if now - *look < Duration::from_millis(50) {
+    if now - *last_check < Duration::from_millis(50) {
         return Ok(());
     }
-    *look = now;
+    *last_check = now;
     end.check_unsignaled_sends()?;
     end.check_peer_present()
 }

@@ -1,86 +1,97 @@
 //! The target of a bandwidth measurement: receives SENDs, posts its receives again,
-//! and compares what arrived. Stepped by `bandwidth.rs`.
+//! and compares what arrived. Driven by [`super::measure_bandwidth`] and
+//! [`super::serve_bandwidth`].
 
-use crate::control_line::{OFF_CREDITS, batch};
-use crate::end::{End, check};
+use crate::control_line::{CREDITS_OFFSET, receives_per_credit};
+use crate::end::{TransferEnd, check_completion};
 use crate::pattern;
-use crate::plan::Op;
+use crate::plan::Operation;
 use siw::Wc;
 
 /// Completions taken at once.
-pub(super) const POLL: usize = 32;
+pub(super) const POLL_BATCH: usize = 32;
 
-/// The answering end.
-pub(super) struct Target<'a> {
-    pub(super) end: &'a End,
-    /// The initiator is another process and has to be told of credits.
+/// The end that receives the messages, or whose memory they write and read.
+pub(super) struct BandwidthTarget<'a> {
+    pub(super) end: &'a TransferEnd,
+    /// The initiator is another process and has to be sent credits.
     pub(super) remote: bool,
-    pub(super) lanes: Vec<Received>,
+    pub(super) queue_pairs: Vec<TargetQueuePair>,
+    /// Messages whose bytes were compared.
     pub(super) verified: u64,
+    /// Of these, messages with wrong bytes.
     pub(super) wrong: u64,
     pub(super) first_wrong: Option<String>,
 }
 
+/// How far one queue pair is.
 #[derive(Clone, Copy)]
-pub(super) struct Received {
+pub(super) struct TargetQueuePair {
+    /// SENDs received.
     pub(super) messages: u64,
+    /// Receives posted.
     pub(super) posted: u64,
-    /// Credits the peer has been told of.
-    pub(super) told: u64,
+    /// Receives posted that the initiator knows of, by credits.
+    pub(super) announced: u64,
 }
 
-pub(super) fn describe(op: Op, qp: u32, message: u64, at: usize) -> String {
+/// The error for a message that has wrong bytes from `at` on.
+pub(super) fn describe_mismatch(op: Operation, qp: u32, message: u64, at: usize) -> String {
     format!(
         "{} message {message} on queue pair {qp} has wrong data from byte {at} on",
-        op.name().to_uppercase()
+        op.json_name().to_uppercase()
     )
 }
 
-impl<'a> Target<'a> {
-    pub(super) fn new(end: &'a End, remote: bool) -> Result<Self, String> {
+impl<'a> BandwidthTarget<'a> {
+    pub(super) fn new(end: &'a TransferEnd, remote: bool) -> Result<Self, String> {
         let plan = &end.plan;
         let posted = match plan.op {
-            Op::Send => u64::from(plan.target_slots()),
+            Operation::Send => u64::from(plan.target_slots()),
             _ => 0,
         };
-        if plan.verify && plan.op == Op::Read {
+        if plan.verify && plan.op == Operation::Read {
             for qp in 0..plan.qps {
                 for slot in 0..u64::from(plan.target_slots()) {
-                    let off = end.offset(qp, slot);
-                    pattern::fill(&end.data, off, plan.size as usize, qp, slot)
-                        .map_err(|e| e.to_string())?;
+                    let offset = end.slot_offset(qp, slot);
+                    pattern::fill_memory(&end.data, offset, plan.size as usize, qp, slot)
+                        .map_err(|error| error.to_string())?;
                 }
             }
         }
-        let lane = Received {
+        let queue_pair = TargetQueuePair {
             messages: 0,
             posted,
-            told: posted,
+            announced: posted,
         };
-        Ok(Target {
+        Ok(BandwidthTarget {
             end,
             remote,
-            lanes: vec![lane; plan.qps as usize],
+            queue_pairs: vec![queue_pair; plan.qps as usize],
             verified: 0,
             wrong: 0,
             first_wrong: None,
         })
     }
 
-    /// Takes what came, and posts its receives again.
+    /// Takes the completions that arrived, and posts a receive for each again.
     #[inline]
-    pub(super) fn step(&mut self) -> Result<usize, String> {
-        if self.end.plan.op != Op::Send {
+    pub(super) fn poll_and_repost(&mut self) -> Result<usize, String> {
+        if self.end.plan.op != Operation::Send {
             return Ok(0);
         }
-        let mut wcs = [Wc::default(); POLL];
-        let n = self.end.recv_cq.poll(&mut wcs).map_err(|e| e.to_string())?;
-        for wc in &wcs[..n] {
-            check(wc, "receive")?;
+        let mut wcs = [Wc::default(); POLL_BATCH];
+        let completions = self
+            .end
+            .recv_cq
+            .poll(&mut wcs)
+            .map_err(|error| error.to_string())?;
+        for wc in &wcs[..completions] {
+            check_completion(wc, "receive")?;
             let qp = wc.wr_id as u32;
-            let lane = &mut self.lanes[qp as usize];
-            let message = lane.messages;
-            lane.messages += 1;
+            let queue_pair = &mut self.queue_pairs[qp as usize];
+            let message = queue_pair.messages;
+            queue_pair.messages += 1;
             if wc.byte_len != self.end.plan.size {
                 return Err(format!(
                     "message {message} on queue pair {qp} has {} bytes, {} were sent",
@@ -88,48 +99,54 @@ impl<'a> Target<'a> {
                 ));
             }
             if self.end.plan.verify {
-                self.compare(qp, message, message)?;
+                self.compare_message(qp, message, message)?;
             }
-            let lane = &mut self.lanes[qp as usize];
-            self.end.receive(qp, lane.posted, 1)?;
-            lane.posted += 1;
+            let queue_pair = &mut self.queue_pairs[qp as usize];
+            self.end.post_receives(qp, queue_pair.posted, 1)?;
+            queue_pair.posted += 1;
             if self.remote {
-                self.tell(qp)?;
+                self.announce_credits(qp)?;
             }
         }
-        Ok(n)
+        Ok(completions)
     }
 
+    /// Compares message `message`, in slot `slot`, with the bytes that it must have.
     #[cold]
-    pub(super) fn compare(&mut self, qp: u32, slot: u64, message: u64) -> Result<(), String> {
-        let off = self.end.offset(qp, slot);
+    pub(super) fn compare_message(
+        &mut self,
+        qp: u32,
+        slot: u64,
+        message: u64,
+    ) -> Result<(), String> {
+        let offset = self.end.slot_offset(qp, slot);
         let size = self.end.plan.size as usize;
-        let wrong =
-            pattern::mismatch(&self.end.data, off, size, qp, message).map_err(|e| e.to_string())?;
+        let wrong = pattern::find_mismatch(&self.end.data, offset, size, qp, message)
+            .map_err(|error| error.to_string())?;
         self.verified += 1;
         if let Some(at) = wrong {
             self.wrong += 1;
             let op = self.end.plan.op;
             self.first_wrong
-                .get_or_insert_with(|| describe(op, qp, message, at));
+                .get_or_insert_with(|| describe_mismatch(op, qp, message, at));
         }
         Ok(())
     }
 
-    /// Tells a peer in another process of its new credits.
-    pub(super) fn tell(&mut self, qp: u32) -> Result<(), String> {
-        let batch = batch(&self.end.plan);
-        let lane = &mut self.lanes[qp as usize];
-        let new = (lane.posted - lane.told) / batch;
-        if new == 0 {
+    /// Sends the count of posted receives to an initiator in another process.
+    pub(super) fn announce_credits(&mut self, qp: u32) -> Result<(), String> {
+        let batch = receives_per_credit(&self.end.plan);
+        let queue_pair = &mut self.queue_pairs[qp as usize];
+        let new_credits = (queue_pair.posted - queue_pair.announced) / batch;
+        if new_credits == 0 {
             return Ok(());
         }
-        let told = lane.told + new * batch;
+        let announced = queue_pair.announced + new_credits * batch;
         let first = u64::from(self.end.plan.target_slots());
-        let value = ((told - first) / batch) as u8;
-        // A full queue: with the next message.
-        if self.end.signal_peer(qp, OFF_CREDITS as u64, &[value])? {
-            lane.told = told;
+        let value = ((announced - first) / batch) as u8;
+        // Where the send queue is full, the next message tries again.
+        if self.end.signal_peer(qp, CREDITS_OFFSET as u64, &[value])? {
+            queue_pair.announced = announced;
         }
         Ok(())
     }

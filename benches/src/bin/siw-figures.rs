@@ -1,13 +1,13 @@
-//! `siw-figures`: measures one figure and prints its line; called by the groups of
-//! `./benches/figures`. Exit code 0: the floor holds; 1: not; 2: not measured.
+//! `siw-figures`: measures one figure and prints its line; called by the groups of `./benches/figures`.
+//! Exit code 0: the floor is reached; 1: it is not; 2: the figure could not be measured.
 #![forbid(unsafe_code)]
 
 use clap::{Args, Parser, Subcommand};
 use siw::Context;
 use siw_bench::daemon::Process;
-use siw_bench::end::{End, Role, device, open};
-use siw_bench::figure::{Figure, Good, best};
-use siw_bench::plan::{Mode, Op, Plan};
+use siw_bench::end::{Role, TransferEnd, find_device, open_context};
+use siw_bench::figure::{BetterValue, Figure, best_value};
+use siw_bench::plan::{MeasurementPlan, Mode, Operation};
 use siw_bench::{churn, session};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug, Parser)]
 #[command(version, about = "Measures one figure and prints it as a line of JSON")]
-struct Cli {
+struct FigureOptions {
     #[command(subcommand)]
-    what: What,
+    what: FigureCommand,
 
     /// Name of the figure.
     #[arg(long, global = true, default_value = "figure")]
@@ -39,7 +39,7 @@ struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum FigureCommand {
     /// The best of the runs whose JSON lines are in a file.
     Best {
         file: PathBuf,
@@ -58,7 +58,7 @@ enum What {
     /// Percent of a core that the daemon uses while clients are silent.
     IdleCpu {
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonOptions,
         #[arg(long, default_value_t = 5.0)]
         secs: f64,
         /// Pairs of clients.
@@ -71,7 +71,7 @@ enum What {
     /// Queue pairs per second that are created, connected, closed and destroyed.
     QpChurn {
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonOptions,
         #[arg(long, default_value_t = 3.0)]
         secs: f64,
         /// Connections on their way at a time.
@@ -84,7 +84,7 @@ enum What {
     /// Private bytes that the daemon grows by while queue pairs are created and destroyed.
     QpGrowth {
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonOptions,
         #[arg(long, default_value_t = 100_000)]
         count: u32,
         /// Queue pairs that exist at a time.
@@ -94,14 +94,14 @@ enum What {
     /// Private bytes of the daemon for each end of an idle connection.
     IdleMemory {
         #[command(flatten)]
-        daemon: Daemon,
+        daemon: DaemonOptions,
         #[arg(long, default_value_t = 1000)]
         connections: u32,
     },
 }
 
 #[derive(Debug, Args)]
-struct Daemon {
+struct DaemonOptions {
     /// Process number of siwd.
     #[arg(long)]
     pid: u32,
@@ -115,11 +115,15 @@ struct Daemon {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let good = if cli.low { Good::Low } else { Good::High };
-    let value = measure(&cli, good);
-    if let Err(e) = &value {
-        eprintln!("siw-figures: {} could not be measured: {e}", cli.figure);
+    let cli = FigureOptions::parse();
+    let good = if cli.low {
+        BetterValue::Lower
+    } else {
+        BetterValue::Higher
+    };
+    let value = measure_figure(&cli, good);
+    if let Err(error) = &value {
+        eprintln!("siw-figures: {} could not be measured: {error}", cli.figure);
     }
     let missing = value.is_err();
     let figure = Figure::new(
@@ -130,21 +134,21 @@ fn main() -> ExitCode {
         cli.goal,
         good,
     );
-    println!("{}", figure.json());
+    println!("{}", figure.to_json());
     ExitCode::from(match (missing, figure.holds) {
         (true, _) => 2,
         (false, holds) => u8::from(!holds),
     })
 }
 
-fn measure(cli: &Cli, good: Good) -> Result<f64, String> {
+fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String> {
     match &cli.what {
-        What::Best { file, key } => best(&lines(file)?, key, good),
-        What::Ratio { file, others, key } => {
-            let rate = |f| best(&lines(f)?, key, Good::High);
+        FigureCommand::Best { file, key } => best_value(&read_lines(file)?, key, good),
+        FigureCommand::Ratio { file, others, key } => {
+            let rate = |file| best_value(&read_lines(file)?, key, BetterValue::Higher);
             Ok(rate(file)? / rate(others)?)
         }
-        What::IdleCpu {
+        FigureCommand::IdleCpu {
             daemon,
             secs,
             clients,
@@ -152,7 +156,7 @@ fn measure(cli: &Cli, good: Good) -> Result<f64, String> {
         } => {
             let mut pairs = Vec::new();
             for _ in 0..*clients {
-                pairs.push(Pair::new(daemon)?.connect(daemon, *connections)?);
+                pairs.push(ClientPair::new(daemon)?.connect_idle(daemon, *connections)?);
             }
             let process = Process::new(daemon.pid);
             // Handshakes and their delayed ACKs are over then.
@@ -162,23 +166,23 @@ fn measure(cli: &Cli, good: Good) -> Result<f64, String> {
             let used = process.cpu_time()?.saturating_sub(used);
             Ok(100.0 * used.as_secs_f64() / start.elapsed().as_secs_f64())
         }
-        What::QpChurn {
+        FigureCommand::QpChurn {
             daemon,
             secs,
             in_flight,
             tries,
         } => {
-            let pair = Pair::new(daemon)?;
-            let from = device(&pair.a, &daemon.from)?;
-            let to = device(&pair.b, &daemon.to)?;
+            let pair = ClientPair::new(daemon)?;
+            let from = find_device(&pair.initiator, &daemon.from)?;
+            let to = find_device(&pair.target, &daemon.to)?;
             let ip = to.ips.first().ok_or("the target device has no address")?;
             let time = Duration::from_secs_f64(secs.clamp(0.1, 600.0));
             let mut best = 0f64;
             for _ in 0..*tries {
                 let rate = churn::queue_pairs_per_second(
-                    &pair.a,
+                    &pair.initiator,
                     from.index,
-                    &pair.b,
+                    &pair.target,
                     (*ip, 0).into(),
                     *in_flight,
                     time,
@@ -188,29 +192,29 @@ fn measure(cli: &Cli, good: Good) -> Result<f64, String> {
             }
             Ok(best)
         }
-        What::QpGrowth {
+        FigureCommand::QpGrowth {
             daemon,
             count,
             alive,
         } => {
             let process = Process::new(daemon.pid);
-            let pair = Pair::new(daemon)?;
+            let pair = ClientPair::new(daemon)?;
             // First allocations are no growth.
-            churn::create_and_destroy(&pair.a, 2 * alive, *alive)?;
+            churn::create_and_destroy(&pair.initiator, 2 * alive, *alive)?;
             let before = process.private_bytes()?;
-            churn::create_and_destroy(&pair.a, *count, *alive)?;
+            churn::create_and_destroy(&pair.initiator, *count, *alive)?;
             Ok(process.private_bytes()?.saturating_sub(before) as f64)
         }
-        What::IdleMemory {
+        FigureCommand::IdleMemory {
             daemon,
             connections,
         } => {
             let process = Process::new(daemon.pid);
             // What every client costs, and first allocations, are no connection's.
-            let _first = Pair::new(daemon)?.connect(daemon, 8)?;
-            let pair = Pair::new(daemon)?;
+            let _first = ClientPair::new(daemon)?.connect_idle(daemon, 8)?;
+            let pair = ClientPair::new(daemon)?;
             let before = process.private_bytes()?;
-            let pair = pair.connect(daemon, *connections)?;
+            let pair = pair.connect_idle(daemon, *connections)?;
             let after = process.private_bytes()?;
             let ends = 2 * pair.connections;
             Ok(after.saturating_sub(before) as f64 / f64::from(ends.max(1)))
@@ -218,47 +222,51 @@ fn measure(cli: &Cli, good: Good) -> Result<f64, String> {
     }
 }
 
-fn lines(file: &Path) -> Result<String, String> {
-    std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))
+fn read_lines(file: &Path) -> Result<String, String> {
+    std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 /// Two clients, one at each device.
-struct Pair {
-    a: Context,
-    b: Context,
-    ends: Option<(End, End)>,
+struct ClientPair {
+    initiator: Context,
+    target: Context,
+    ends: Option<(TransferEnd, TransferEnd)>,
     connections: u32,
 }
 
-impl Pair {
-    fn new(daemon: &Daemon) -> Result<Pair, String> {
+impl ClientPair {
+    fn new(daemon: &DaemonOptions) -> Result<ClientPair, String> {
         let socket = daemon.socket.as_deref().map(Path::new);
-        Ok(Pair {
-            a: open(socket)?,
-            b: open(socket)?,
+        Ok(ClientPair {
+            initiator: open_context(socket)?,
+            target: open_context(socket)?,
             ends: None,
             connections: 0,
         })
     }
 
-    /// With connections that nothing is sent on.
-    fn connect(mut self, daemon: &Daemon, connections: u32) -> Result<Pair, String> {
-        let plan = Plan {
+    /// Adds connections that nothing is sent on.
+    fn connect_idle(
+        mut self,
+        daemon: &DaemonOptions,
+        connections: u32,
+    ) -> Result<ClientPair, String> {
+        let plan = MeasurementPlan {
             mode: Mode::Bw,
-            op: Op::Write,
+            op: Operation::Write,
             size: 64,
             depth: 1,
             qps: connections,
             verify: false,
             inline: false,
         };
-        plan.check()?;
-        let mut a = End::new(&self.a, &plan, Role::Initiator)?;
-        let mut b = End::new(&self.b, &plan, Role::Target)?;
-        let from = device(&self.a, &daemon.from)?;
-        let to = device(&self.b, &daemon.to)?;
-        session::both(&mut a, &from, &mut b, &to)?;
-        self.ends = Some((a, b));
+        plan.check_limits()?;
+        let mut initiator = TransferEnd::new(&self.initiator, &plan, Role::Initiator)?;
+        let mut target = TransferEnd::new(&self.target, &plan, Role::Target)?;
+        let from = find_device(&self.initiator, &daemon.from)?;
+        let to = find_device(&self.target, &daemon.to)?;
+        session::connect_locally(&mut initiator, &from, &mut target, &to)?;
+        self.ends = Some((initiator, target));
         self.connections = connections;
         Ok(self)
     }

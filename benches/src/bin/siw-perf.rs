@@ -3,48 +3,48 @@
 
 use clap::Parser;
 use dpdk::EalConfig;
-use siw_bench::args::{Args, Ends};
+use siw_bench::args::{PerfEndpoints, PerfOptions};
 use siw_bench::bounds::{Bound, Bounds, Framing};
-use siw_bench::daemon::Repeats;
-use siw_bench::end::{End, Role, device, open};
-use siw_bench::measurement::Measured;
-use siw_bench::plan::{Mode, Plan};
-use siw_bench::report::{Path, Report};
+use siw_bench::daemon::Retransmissions;
+use siw_bench::end::{Role, TransferEnd, find_device, open_context};
+use siw_bench::measurement::Measurement;
+use siw_bench::plan::{MeasurementPlan, Mode};
+use siw_bench::report::{PerfReport, TransferPath};
 use siw_bench::{bandwidth, latency, session};
 use std::process::ExitCode;
 use std::time::Duration;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match run(&args) {
-        Ok(Some(report)) if args.json => println!("{}", report.json()),
+    let args = PerfOptions::parse();
+    match run_perf(&args) {
+        Ok(Some(report)) if args.json => println!("{}", report.to_json()),
         Ok(Some(report)) => print!("{report}"),
         Ok(None) => {}
-        Err(e) => {
-            eprintln!("siw-perf: {e}");
+        Err(error) => {
+            eprintln!("siw-perf: {error}");
             return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS
 }
 
-fn run(args: &Args) -> Result<Option<Report>, String> {
-    let plan = args.plan()?;
-    let ends = args.ends()?;
-    let ctx = open(args.socket.as_deref())?;
-    // Two processes find their places themselves.
-    let first = matches!(ends, Ends::Both { .. }).then(|| EalConfig::default().main_core);
+fn run_perf(args: &PerfOptions) -> Result<Option<PerfReport>, String> {
+    let plan = args.to_plan()?;
+    let ends = args.endpoints()?;
+    let ctx = open_context(args.socket.as_deref())?;
+    // With two processes the kernel chooses the cores, unless --core names one.
+    let first = matches!(ends, PerfEndpoints::Both { .. }).then(|| EalConfig::default().main_core);
     if let Some(core) = args.core.or(first) {
-        dpdk::pin_current_thread(core).map_err(|e| format!("--core: {e}"))?;
+        dpdk::pin_current_thread(core).map_err(|error| format!("--core: {error}"))?;
     }
     match ends {
-        Ends::Both { from, to } => {
-            let (from, to) = (device(&ctx, &from)?, device(&ctx, &to)?);
-            let other = open(args.socket.as_deref())?;
-            let mut a = End::new(&ctx, &plan, Role::Initiator)?;
-            let mut b = End::new(&other, &plan, Role::Target)?;
-            let crc = session::both(&mut a, &from, &mut b, &to)?;
-            let path = Path {
+        PerfEndpoints::Both { from, to } => {
+            let (from, to) = (find_device(&ctx, &from)?, find_device(&ctx, &to)?);
+            let other = open_context(args.socket.as_deref())?;
+            let mut initiator = TransferEnd::new(&ctx, &plan, Role::Initiator)?;
+            let mut target = TransferEnd::new(&other, &plan, Role::Target)?;
+            let crc = session::connect_locally(&mut initiator, &from, &mut target, &to)?;
+            let path = TransferPath {
                 from: from.name.clone(),
                 to: to.name.clone(),
                 driver: from.driver.clone(),
@@ -54,44 +54,49 @@ fn run(args: &Args) -> Result<Option<Report>, String> {
             // Frames to a device's own address never reach a port.
             let ring = from.name != to.name && from.driver.contains("ring");
             let ipv6 = !from.ips.iter().any(|ip| ip.is_ipv4());
-            measure(args, &plan, &a, Some(&b), path, ring, ipv6).map(Some)
+            measure_with_bounds(args, &plan, &initiator, Some(&target), path, ring, ipv6).map(Some)
         }
-        Ends::Connect { to, from } => {
-            let from_device = from.as_deref().map(|n| device(&ctx, n)).transpose()?;
-            let mut a = End::new(&ctx, &plan, Role::Initiator)?;
-            let info = session::connect(&mut a, from_device.as_ref(), to)?;
+        PerfEndpoints::Connect { to, from } => {
+            let from_device = from
+                .as_deref()
+                .map(|name| find_device(&ctx, name))
+                .transpose()?;
+            let mut initiator = TransferEnd::new(&ctx, &plan, Role::Initiator)?;
+            let info = session::connect_to_peer(&mut initiator, from_device.as_ref(), to)?;
             let local = session::local_device(&ctx, from.as_deref(), &info)?;
-            let path = Path {
-                from: local.as_ref().map_or_else(String::new, |d| d.name.clone()),
+            let path = TransferPath {
+                from: local
+                    .as_ref()
+                    .map_or_else(String::new, |device| device.name.clone()),
                 to: to.to_string(),
                 driver: local
                     .as_ref()
-                    .map_or_else(String::new, |d| d.driver.clone()),
-                mtu: local.as_ref().map_or(1500, |d| d.mtu),
+                    .map_or_else(String::new, |device| device.driver.clone()),
+                mtu: local.as_ref().map_or(1500, |device| device.mtu),
                 crc: info.crc,
             };
-            measure(args, &plan, &a, None, path, false, to.is_ipv6()).map(Some)
+            measure_with_bounds(args, &plan, &initiator, None, path, false, to.is_ipv6()).map(Some)
         }
-        Ends::Listen(addr) => {
-            let end = session::listen(&ctx, addr)?;
+        PerfEndpoints::Listen(addr) => {
+            let end = session::accept_all(&ctx, addr)?;
             match end.plan.mode {
-                Mode::Bw => bandwidth::serve(&end)?,
-                Mode::Lat => latency::serve(&end)?,
+                Mode::Bw => bandwidth::serve_bandwidth(&end)?,
+                Mode::Lat => latency::serve_latency(&end)?,
             }
             Ok(None)
         }
     }
 }
 
-fn measure(
-    args: &Args,
-    plan: &Plan,
-    a: &End,
-    b: Option<&End>,
-    path: Path,
+fn measure_with_bounds(
+    args: &PerfOptions,
+    plan: &MeasurementPlan,
+    initiator: &TransferEnd,
+    target: Option<&TransferEnd>,
+    path: TransferPath,
     ring: bool,
     ipv6: bool,
-) -> Result<Report, String> {
+) -> Result<PerfReport, String> {
     let mut notes = Vec::new();
     let mut bounds = None;
     if !args.no_bounds {
@@ -99,43 +104,55 @@ fn measure(
         if !ring {
             notes.push("raw frames are measured for the embedded pair only".into());
         }
-        bounds = match Bounds::new(*plan, framing, a.huge, ring, path.crc) {
-            Ok(b) => Some(b),
+        bounds = match Bounds::new(*plan, framing, initiator.huge, ring, path.crc) {
+            Ok(bounds) => Some(bounds),
             // DPDK may lack memory here while the daemon has it.
-            Err(e) if ring => {
-                notes.push(e);
-                Some(Bounds::new(*plan, framing, a.huge, false, path.crc)?)
+            Err(error) if ring => {
+                notes.push(error);
+                Some(Bounds::new(
+                    *plan,
+                    framing,
+                    initiator.huge,
+                    false,
+                    path.crc,
+                )?)
             }
-            Err(e) => return Err(e),
+            Err(error) => return Err(error),
         };
     }
-    let before = bounds.as_mut().map(Bounds::measure).transpose()?;
-    let repeats = || {
-        a.ctx
+    let before = bounds.as_mut().map(Bounds::measure_all).transpose()?;
+    let retransmissions = || {
+        initiator
+            .ctx
             .read_stats()
-            .map(|s| Repeats::of(&s))
+            .map(|stats| Retransmissions::from_statistics(&stats))
             .unwrap_or_default()
     };
-    let earlier = repeats();
-    let measured = transfer(plan, a, b, args.secs)?;
-    let tcp = repeats().since(earlier);
+    let earlier = retransmissions();
+    let measured = measure_transfer(plan, initiator, target, args.secs)?;
+    let tcp = retransmissions().growth_since(earlier);
     let after = match &mut bounds {
-        Some(b) => {
-            // The worker falls asleep first.
+        Some(bounds) => {
+            // Until then the worker sleeps, and leaves the machine to the bounds.
             std::thread::sleep(Duration::from_millis(20));
-            Some(b.measure()?)
+            Some(bounds.measure_all()?)
         }
         None => None,
     };
     let bound = before
         .unwrap_or_default()
-        .best(after.unwrap_or(Bound::default()));
-    Ok(Report::new(plan, path, &measured, bound, tcp, notes))
+        .better_of(after.unwrap_or(Bound::default()));
+    Ok(PerfReport::new(plan, path, &measured, bound, tcp, notes))
 }
 
-fn transfer(plan: &Plan, a: &End, b: Option<&End>, time: Duration) -> Result<Measured, String> {
+fn measure_transfer(
+    plan: &MeasurementPlan,
+    initiator: &TransferEnd,
+    target: Option<&TransferEnd>,
+    time: Duration,
+) -> Result<Measurement, String> {
     match plan.mode {
-        Mode::Bw => bandwidth::run(a, b, time),
-        Mode::Lat => latency::run(a, b, time),
+        Mode::Bw => bandwidth::measure_bandwidth(initiator, target, time),
+        Mode::Lat => latency::measure_latency(initiator, target, time),
     }
 }

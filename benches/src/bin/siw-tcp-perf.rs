@@ -1,5 +1,5 @@
-//! `siw-tcp-perf`: siw-tcp beside raw frames, and under loss; prints a line of JSON. Called by
-//! the group `tcp` of `./benches/figures`.
+//! `siw-tcp-perf`: measures siw-tcp beside raw frames, and under loss; prints a line of JSON. Called
+//! by the groups `tcp` and `tcp-kernel` of `./benches/figures`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -16,18 +16,19 @@ use siw_bench::tcp::raw::{self, Buffers};
 use siw_bench::tcp::{Clock, MSS};
 use siw_tcp::{CongestionControl, TsoLimits};
 
-/// Slices of a measurement whose parts take turns, so that what else the machine does meets all.
+/// Slices of a measurement whose parts take turns, so that other load of the machine disturbs all
+/// parts alike.
 const SLICES: usize = 9;
 
 #[derive(Debug, Parser)]
 #[command(version, about = "Measures siw-tcp with both ends in one thread")]
-struct Cli {
+struct TcpPerfOptions {
     #[command(subcommand)]
-    what: What,
+    what: TcpPerfCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum TcpPerfCommand {
     /// One flow, one beside idle connections, and many in turn, also with a segment alone, over a
     /// ring pair; beside raw frames of a header and a reference to memory.
     Stream {
@@ -55,7 +56,7 @@ enum What {
     /// Flows over a link that loses and delays.
     Impaired {
         #[command(flatten)]
-        link: Impairment,
+        link: ImpairmentOptions,
         /// The link is what lies between these two interfaces, and impairs by itself.
         #[arg(long, num_args = 2, value_names = ["LEFT", "RIGHT"])]
         between: Option<Vec<String>>,
@@ -74,12 +75,12 @@ enum What {
         left: String,
         right: String,
         #[command(flatten)]
-        link: Impairment,
+        link: ImpairmentOptions,
     },
 }
 
 #[derive(Debug, Args)]
-struct Impairment {
+struct ImpairmentOptions {
     /// Microseconds there and back.
     #[arg(long, default_value_t = 100.0)]
     rtt: f64,
@@ -95,8 +96,8 @@ struct Impairment {
     seed: u64,
 }
 
-impl Impairment {
-    fn forwarder(&self, ends: [End; 2]) -> Forwarder {
+impl ImpairmentOptions {
+    fn new_forwarder(&self, ends: [End; 2]) -> Forwarder {
         let rtt = Duration::from_nanos((self.rtt.clamp(0.0, 1e7) * 1e3) as u64);
         let loss = match self.burst {
             Some(lost) => Loss::Burst {
@@ -110,43 +111,45 @@ impl Impairment {
 }
 
 fn main() -> ExitCode {
-    let code = match run(&Cli::parse().what) {
+    let code = match run_command(&TcpPerfOptions::parse().what) {
         Ok(line) => {
             println!("{line}");
             0
         }
-        Err(e) => {
-            eprintln!("siw-tcp-perf: {e}");
+        Err(error) => {
+            eprintln!("siw-tcp-perf: {error}");
             2
         }
     };
-    // The threads of a vhost port outlive it, and must not meet exit handlers.
+    // The threads of a vhost port outlive it, and must not run while exit handlers do.
     dpdk::exit_process(code)
 }
 
-fn run(what: &What) -> Result<Value, String> {
+fn run_command(what: &TcpPerfCommand) -> Result<Value, String> {
     let machine = Machine::start()?;
     match what {
-        What::Stream {
+        TcpPerfCommand::Stream {
             connections,
             turn,
             secs,
             only,
-        } => stream(
+        } => measure_streams(
             &machine,
             (*connections, usize::from(*turn)),
             *secs,
             only.as_deref(),
         ),
-        What::State { connections } => state(&machine, *connections),
-        What::Tso { secs, only } => tso(&machine, *secs, only.as_deref()),
-        What::Impaired {
+        TcpPerfCommand::State { connections } => measure_connection_state(&machine, *connections),
+        TcpPerfCommand::Tso { secs, only } => measure_tso(&machine, *secs, only.as_deref()),
+        TcpPerfCommand::Impaired {
             link,
             between,
             flows,
             secs,
-        } => impaired(&machine, link, between.as_deref(), *flows, *secs),
-        What::Forward { left, right, link } => forward(&machine, left, right, link),
+        } => measure_impaired_link(&machine, link, between.as_deref(), *flows, *secs),
+        TcpPerfCommand::Forward { left, right, link } => {
+            forward_until_closed(&machine, left, right, link)
+        }
     }
 }
 
@@ -157,13 +160,13 @@ const ONE: PairConfig = PairConfig {
     congestion: CongestionControl::Cubic,
 };
 
-/// The middle one: neither the luckiest nor the most disturbed slice.
+/// The median: neither the luckiest nor the most disturbed slice.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn stream(
+fn measure_streams(
     machine: &Machine,
     (connections, turn): (usize, usize),
     secs: f64,
@@ -173,28 +176,25 @@ fn stream(
     let (mut source, _trackers) = machine.source(true)?;
     let clock = Clock::new();
     let mut pairs = Vec::new();
-    for n in [1, connections, connections] {
-        let config = PairConfig {
-            connections: n,
-            ..ONE
-        };
+    for connections in [1, connections, connections] {
+        let config = PairConfig { connections, ..ONE };
         let mut pair = Pair::new(clock, &config)?;
         let mut link = Link {
             ends: &mut ends,
             source: &mut source,
             forward: None,
         };
-        pair.connect(&mut link, n)?;
+        pair.connect(&mut link, connections)?;
         pairs.push(pair);
     }
     // Parts: raw, one flow, one beside idle ones, all in turn; then the round trips, raw frames of
     // cached buffers, all in turn with a segment alone.
     let slice = Duration::from_secs_f64(secs.clamp(0.1, 600.0) / (8 * SLICES) as f64);
     let mut parts: [Vec<f64>; 8] = Default::default();
-    let wanted = |part: &str| only.is_none_or(|o| o == part);
+    let wanted = |part: &str| only.is_none_or(|only| only == part);
     for _ in 0..SLICES {
         if wanted("raw") {
-            let mut raw = |b| raw::stream(&mut ends, &mut source, MSS, b, slice);
+            let mut raw = |buffers| raw::stream(&mut ends, &mut source, MSS, buffers, slice);
             parts[0].push(raw(Buffers::Pool));
             parts[6].push(raw(Buffers::Cache));
         }
@@ -222,20 +222,24 @@ fn stream(
             });
             pair.settle(&mut link, rest);
         }
-        for i in 0..2 {
+        for index in 0..2 {
             if only.is_none() {
-                parts[4 + i].push(pairs[i].round_trip(&mut link, slice)?);
-                pairs[i].settle(&mut link, rest);
+                parts[4 + index].push(pairs[index].round_trip(&mut link, slice)?);
+                pairs[index].settle(&mut link, rest);
             }
         }
     }
-    let ratio = |a: &[f64], b: &[f64], high: bool| {
+    let ratio = |part: &[f64], reference: &[f64], high: bool| {
         // Slice by slice: neighbours in time share their disturbances.
-        let mut r: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
+        let mut ratios: Vec<f64> = part
+            .iter()
+            .zip(reference)
+            .map(|(value, reference)| value / reference)
+            .collect();
         if !high {
-            r.iter_mut().for_each(|v| *v = 1.0 / *v);
+            ratios.iter_mut().for_each(|value| *value = 1.0 / *value);
         }
-        median(&mut r)
+        median(&mut ratios)
     };
     let idle_stream = ratio(&parts[2], &parts[1], true);
     let idle_rtt = ratio(&parts[5], &parts[4], true);
@@ -243,7 +247,8 @@ fn stream(
     let of_raw = ratio(&parts[1], &parts[0], true);
     let of_cached = ratio(&parts[1], &parts[6], true);
     let alone = ratio(&parts[7], &parts[1], true);
-    let [raw, one, idle, many, rtt, rtt_idle, cached, single] = parts.each_mut().map(|p| median(p));
+    let [raw, one, idle, many, rtt, rtt_idle, cached, single] =
+        parts.each_mut().map(|part| median(part));
     Ok(json!({
         "raw_gbps": raw, "gbps": one, "ratio": of_raw,
         "raw_cached_gbps": cached, "cached_ratio": of_cached,
@@ -252,12 +257,12 @@ fn stream(
         "alone_gbps": single, "alone_ratio": alone,
         "rtt_ns": rtt, "idle_rtt_ns": rtt_idle,
         "idle_rtt_cost_percent": 100.0 * (idle_rtt - 1.0),
-        "timeouts": pairs.iter().map(|p| p.stats().timeouts).sum::<u64>(),
-        "retransmits": pairs.iter().map(|p| p.stats().retrans_segs).sum::<u64>(),
+        "timeouts": pairs.iter().map(|part| part.stats().timeouts).sum::<u64>(),
+        "retransmits": pairs.iter().map(|part| part.stats().retrans_segs).sum::<u64>(),
     }))
 }
 
-fn state(machine: &Machine, connections: usize) -> Result<Value, String> {
+fn measure_connection_state(machine: &Machine, connections: usize) -> Result<Value, String> {
     let mut ends = machine.rings("tcp")?;
     let (mut source, _trackers) = machine.source(true)?;
     let mut link = Link {
@@ -279,14 +284,15 @@ fn state(machine: &Machine, connections: usize) -> Result<Value, String> {
     }))
 }
 
-fn tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String> {
+fn measure_tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String> {
     // As many as an IP packet holds.
     const SEGMENTS: u16 = 44;
     let dir = std::env::temp_dir().join(format!("siw-tcp-perf-{}", std::process::id()));
-    std::fs::create_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     let socket = dir.join("sock");
     let socket = socket.display();
-    let port = |args: String| Port::attach_vdev(&machine.eal, &args).map_err(|e| e.to_string());
+    let port =
+        |args: String| Port::attach_vdev(&machine.eal, &args).map_err(|error| error.to_string());
     let config = PortConfig {
         rx_desc: 256,
         tx_desc: 256,
@@ -351,19 +357,22 @@ fn tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String
     }))
 }
 
-fn impaired(
+fn measure_impaired_link(
     machine: &Machine,
-    link: &Impairment,
+    link: &ImpairmentOptions,
     between: Option<&[String]>,
     flows: usize,
     secs: f64,
 ) -> Result<Value, String> {
     let (mut ends, forward) = if let Some([left, right]) = between {
-        (interfaces(machine, left, right)?, None)
+        (open_interfaces(machine, left, right)?, None)
     } else {
-        let [a, a_far] = machine.rings("left")?;
-        let [b, b_far] = machine.rings("right")?;
-        ([a, b], Some(link.forwarder([a_far, b_far])))
+        let [left, left_far] = machine.rings("left")?;
+        let [right, right_far] = machine.rings("right")?;
+        (
+            [left, right],
+            Some(link.new_forwarder([left_far, right_far])),
+        )
     };
     let (mut source, _trackers) = machine.source(between.is_none())?;
     let config = PairConfig {
@@ -388,18 +397,19 @@ fn impaired(
         "gbps": gbps, "mbps": 1e3 * gbps, "timeouts": stats.timeouts,
         "retransmits": stats.retrans_segs, "fast_recoveries": stats.fast_recovery,
         "tail_probes": stats.tlp_probes, "spurious": stats.spurious,
-        "lost": link.forward.as_ref().map_or(0, |f| f.lost), "data": data, "full": full,
-        "srtt_us": pair.srtt().map(|d| d.as_secs_f64() * 1e6),
+        "lost": link.forward.as_ref().map_or(0, |forwarder| forwarder.lost), "data": data, "full": full,
+        "srtt_us": pair.srtt().map(|duration| duration.as_secs_f64() * 1e6),
     }))
 }
 
 /// Packet sockets on two interfaces that nobody else uses.
-fn interfaces(machine: &Machine, left: &str, right: &str) -> Result<[End; 2], String> {
-    let open = |n: u8, iface: &str| {
+fn open_interfaces(machine: &Machine, left: &str, right: &str) -> Result<[End; 2], String> {
+    let open = |index: u8, iface: &str| {
         let args = format!(
-            "net_af_packet{n},iface={iface},blocksz=65536,framesz=2048,framecnt=4096,qdisc_bypass=1"
+            "net_af_packet{index},iface={iface},blocksz=65536,framesz=2048,framecnt=4096,qdisc_bypass=1"
         );
-        let port = Port::attach_vdev(&machine.eal, &args).map_err(|e| format!("{iface}: {e}"))?;
+        let port =
+            Port::attach_vdev(&machine.eal, &args).map_err(|error| format!("{iface}: {error}"))?;
         let mut end = machine.open(port, &PortConfig::default())?;
         // Veth devices change no frame on its way.
         (end.offload, end.trusted) = (false, true);
@@ -408,8 +418,13 @@ fn interfaces(machine: &Machine, left: &str, right: &str) -> Result<[End; 2], St
     Ok([open(0, left)?, open(1, right)?])
 }
 
-fn forward(machine: &Machine, left: &str, right: &str, link: &Impairment) -> Result<Value, String> {
-    let mut forward = link.forwarder(interfaces(machine, left, right)?);
+fn forward_until_closed(
+    machine: &Machine,
+    left: &str,
+    right: &str,
+    link: &ImpairmentOptions,
+) -> Result<Value, String> {
+    let mut forward = link.new_forwarder(open_interfaces(machine, left, right)?);
     let mut cache = MbufCache::new(&machine.pool);
     let clock = Clock::new();
     println!("ready");

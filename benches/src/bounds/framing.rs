@@ -1,6 +1,6 @@
-//! The frames that a message is cut into, as siwd cuts it.
+//! The frames that a message is cut into, as siwd cuts it (RFC 5044 section 4.5).
 
-use crate::plan::Op;
+use crate::plan::Operation;
 use std::time::Duration;
 
 /// How long each bound is measured.
@@ -15,27 +15,27 @@ pub struct Framing {
     pub payload: usize,
 }
 
-/// CRC field of an FPDU.
-pub(super) const TRAILER: usize = 4;
-/// MPA length field.
-const MPA_LEN: usize = 2;
+/// CRC field of an FPDU (RFC 5044 section 4.4).
+pub(super) const CRC_BYTES: usize = 4;
+/// ULPDU_Length field of an FPDU (RFC 5044 section 4.1).
+const MPA_LENGTH_BYTES: usize = 2;
 
 impl Framing {
     /// Of WRITEs and READ responses (tagged), or SENDs, at an MTU.
-    pub fn new(mtu: u32, ipv6: bool, op: Op) -> Framing {
+    pub fn new(mtu: u32, ipv6: bool, op: Operation) -> Framing {
         let ip = if ipv6 { 40 } else { 20 };
         let tcp = 20 + 12;
-        let ddp = if op == Op::Send { 18 } else { 14 };
+        let ddp = if op == Operation::Send { 18 } else { 14 };
         let segment = (mtu as usize).saturating_sub(ip + tcp).max(136);
-        let ulpdu = segment - TRAILER - MPA_LEN - segment % 4;
+        let ulpdu = segment - CRC_BYTES - MPA_LENGTH_BYTES - segment % 4;
         Framing {
-            header: 14 + ip + tcp + MPA_LEN + ddp,
+            header: 14 + ip + tcp + MPA_LENGTH_BYTES + ddp,
             payload: ulpdu - ddp,
         }
     }
 
     /// Offset and length of each FPDU's payload in a message.
-    pub(super) fn pieces(self, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    pub(super) fn payload_ranges(self, size: usize) -> impl Iterator<Item = (usize, usize)> {
         (0..size)
             .step_by(self.payload)
             .map(move |at| (at, self.payload.min(size - at)))
@@ -48,21 +48,21 @@ mod tests {
 
     #[test]
     fn frames_are_full_at_the_mtu() {
-        let f = Framing::new(1500, false, Op::Write);
+        let f = Framing::new(1500, false, Operation::Write);
         assert_eq!((f.header, f.payload), (14 + 20 + 32 + 16, 1428));
-        assert_eq!(f.header + f.payload + TRAILER, 1514);
-        let f = Framing::new(1500, false, Op::Send);
+        assert_eq!(f.header + f.payload + CRC_BYTES, 1514);
+        let f = Framing::new(1500, false, Operation::Send);
         assert_eq!(f.payload, 1424);
-        let f = Framing::new(9000, true, Op::Read);
-        assert_eq!(f.header + f.payload + TRAILER, 9014);
+        let f = Framing::new(9000, true, Operation::Read);
+        assert_eq!(f.header + f.payload + CRC_BYTES, 9014);
     }
 
     #[test]
     fn the_pieces_of_a_message_cover_it_once() {
-        let f = Framing::new(1500, false, Op::Write);
+        let f = Framing::new(1500, false, Operation::Write);
         for size in [1, 1428, 1429, 65536] {
             let mut next = 0;
-            for (at, n) in f.pieces(size) {
+            for (at, n) in f.payload_ranges(size) {
                 assert_eq!(at, next);
                 assert!(n > 0 && n <= f.payload);
                 next += n;

@@ -1,21 +1,21 @@
-//! What this machine can do at most, measured on the client's core while the
-//! daemon idles: raw frames over a ring pair, copying with CRC32c, CRC32c alone.
-//! Called before and after a transfer; the better of both counts.
+//! What this machine can do at most, measured on the client's core while the daemon idles: raw
+//! frames over a ring pair, copying with CRC32c, CRC32c alone. `siw-perf` measures them before and
+//! after a transfer; the better of both counts.
 //!
 //! The frames are those of the transfer: each message is cut into FPDUs of one
 //! segment (RFC 5044 section 4.5), and a frame is a buffer with the headers, an
-//! external buffer with the payload, and the four bytes of CRC behind it. Payload
-//! that the daemon copies instead of referring to it is copied here, too.
+//! external buffer with the payload, and the four bytes of CRC behind it. Payload that the daemon
+//! copies instead of referring to it is copied here as well.
 
 mod framing;
 mod raw_link;
 
 pub use framing::Framing;
 
-use crate::measurement::gbps;
-use crate::plan::{Mode, Plan};
+use crate::measurement::gigabits_per_second;
+use crate::plan::{MeasurementPlan, Mode};
 use framing::BOUND_TIME;
-use raw_link::Link;
+use raw_link::RawLink;
 use serde::Serialize;
 use siw_memory::crc;
 use siw_shm::SharedMemory;
@@ -24,14 +24,17 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes between two looks at the clock.
+/// Bytes between two readings of the clock, which costs as much as a small message.
 const CLOCK_BYTES: usize = 256 << 10;
 
 /// The bounds in Gb/s of payload; absent ones were not measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Bound {
+    /// Raw frames over a ring pair.
     pub raw_gbps: Option<f64>,
+    /// Reading for a CRC, and copying.
     pub copy_crc_gbps: Option<f64>,
+    /// CRC32c alone.
     pub crc_gbps: Option<f64>,
     /// Copying alone: counts when the connection has no CRC.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +47,7 @@ pub struct Bound {
 impl Bound {
     /// What a transfer could reach if each byte costs what the parts cost one after
     /// the other: 1/(1/raw + 1/copy_crc + 1/crc). Without CRC 1/(1/raw + 1/copy).
-    pub fn gbps(&self, crc: bool) -> Option<f64> {
+    pub fn combined_gbps(&self, crc: bool) -> Option<f64> {
         let cost = if crc {
             1.0 / self.raw_gbps? + 1.0 / self.copy_crc_gbps? + 1.0 / self.crc_gbps?
         } else {
@@ -54,10 +57,10 @@ impl Bound {
     }
 
     /// The better of two measurements.
-    pub fn best(self, other: Bound) -> Bound {
-        let max = |a: Option<f64>, b: Option<f64>| match (a, b) {
-            (Some(a), Some(b)) => Some(a.max(b)),
-            (a, b) => a.or(b),
+    pub fn better_of(self, other: Bound) -> Bound {
+        let max = |first: Option<f64>, second: Option<f64>| match (first, second) {
+            (Some(first), Some(second)) => Some(first.max(second)),
+            _ => first.or(second),
         };
         Bound {
             raw_gbps: max(self.raw_gbps, other.raw_gbps),
@@ -65,29 +68,29 @@ impl Bound {
             crc_gbps: max(self.crc_gbps, other.crc_gbps),
             copy_gbps: max(self.copy_gbps, other.copy_gbps),
             raw_rtt_us: match (self.raw_rtt_us, other.raw_rtt_us) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
+                (Some(own), Some(other)) => Some(own.min(other)),
+                (own, other) => own.or(other),
             },
         }
     }
 }
 
-/// Memory and a link like those of the transfer.
+/// Memory and a link like those of the transfer, to measure the bounds with.
 pub struct Bounds {
-    plan: Plan,
+    plan: MeasurementPlan,
     framing: Framing,
     src: Arc<SharedMemory>,
     dst: SharedMemory,
-    link: Option<Link>,
+    link: Option<RawLink>,
     crc: bool,
     round_trip: bool,
 }
 
 impl Bounds {
-    /// Takes memory like the transfer's, and a ring pair if its link is one. The
-    /// thread that measures calls it.
+    /// Takes memory like the transfer's (`huge`: hugepages), and a ring pair if its link is one.
+    /// To be called on the thread that measures: it becomes a thread of the EAL.
     pub fn new(
-        plan: Plan,
+        plan: MeasurementPlan,
         framing: Framing,
         huge: bool,
         ring_pair: bool,
@@ -99,47 +102,49 @@ impl Bounds {
             PageSize::Normal
         };
         let memory = |len: usize| {
-            let r = SharedMemory::create_memfd("siw-perf", len, pages)
-                .map_err(|e| format!("memory for the bounds: {e}"))?;
+            let region = SharedMemory::create_memfd("siw-perf", len, pages)
+                .map_err(|error| format!("memory for the bounds: {error}"))?;
             let page = [0x5a; 4096];
-            for at in (0..r.len()).step_by(page.len()) {
-                r.write(at, &page).map_err(|e| e.to_string())?;
+            for at in (0..region.len()).step_by(page.len()) {
+                region.write(at, &page).map_err(|error| error.to_string())?;
             }
-            Ok::<_, String>(r)
+            Ok::<_, String>(region)
         };
         Ok(Bounds {
             plan,
             framing,
             src: Arc::new(memory(plan.initiator_bytes())?),
             dst: memory(plan.target_bytes())?,
-            link: ring_pair.then(Link::new).transpose()?,
+            link: ring_pair.then(RawLink::new).transpose()?,
             crc,
             round_trip: plan.mode == Mode::Lat,
         })
     }
 
     /// Measures everything once.
-    pub fn measure(&mut self) -> Result<Bound, String> {
-        let oob = |e: siw_shm::OutOfBounds| e.to_string();
+    pub fn measure_all(&mut self) -> Result<Bound, String> {
+        let out_of_bounds = |error: siw_shm::OutOfBounds| error.to_string();
         let (src, dst) = (self.src.clone(), &self.dst);
-        let copy_crc = self.walk(|from, to, n| {
-            black_box(crc::crc32c_append_shared(0, &src, from, n).map_err(oob)?);
-            src.copy_to(from, dst, to, n).map_err(oob)
+        let copy_crc = self.measure_memory_work(|from, to, length| {
+            black_box(crc::crc32c_append_shared(0, &src, from, length).map_err(out_of_bounds)?);
+            src.copy_to(from, dst, to, length).map_err(out_of_bounds)
         })?;
-        let crc = self.walk(|from, _, n| {
-            black_box(crc::crc32c_append_shared(0, &src, from, n).map_err(oob)?);
+        let crc = self.measure_memory_work(|from, _, length| {
+            black_box(crc::crc32c_append_shared(0, &src, from, length).map_err(out_of_bounds)?);
             Ok(())
         })?;
         let copy = if self.crc {
             None
         } else {
-            Some(self.walk(|from, to, n| src.copy_to(from, dst, to, n).map_err(oob))?)
+            Some(self.measure_memory_work(|from, to, length| {
+                src.copy_to(from, dst, to, length).map_err(out_of_bounds)
+            })?)
         };
         let (mut raw, mut rtt) = (None, None);
         if let Some(link) = &mut self.link {
-            raw = Some(link.stream(&self.plan, self.framing, &self.src)?);
+            raw = Some(link.measure_stream(&self.plan, self.framing, &self.src)?);
             if self.round_trip {
-                rtt = Some(link.round_trip(&self.plan, self.framing, &self.src)?);
+                rtt = Some(link.measure_round_trip(&self.plan, self.framing, &self.src)?);
             }
         }
         Ok(Bound {
@@ -151,33 +156,34 @@ impl Bounds {
         })
     }
 
-    /// Gb/s of `work` over the FPDUs of all messages of the working set.
-    fn walk(
+    /// Gb/s of `work`, which is called with source offset, destination offset and length of each
+    /// FPDU's payload, over all messages of the working set.
+    fn measure_memory_work(
         &self,
         mut work: impl FnMut(usize, usize, usize) -> Result<(), String>,
     ) -> Result<f64, String> {
-        let (size, stride) = (self.plan.size as usize, self.plan.stride());
+        let (size, stride) = (self.plan.size as usize, self.plan.slot_stride());
         let slots = self.plan.initiator_bytes() / stride;
         let to_slots = self.plan.target_bytes() / stride;
-        let (mut i, mut bytes, mut unclocked) = (0, 0u64, 0);
+        let (mut message, mut bytes, mut unclocked) = (0, 0u64, 0);
         // Once without counting: pages and caches as in the middle of a transfer.
         let mut start = Instant::now();
         let mut warm = false;
         loop {
-            let (from, to) = ((i % slots) * stride, (i % to_slots) * stride);
-            for (at, n) in self.framing.pieces(size) {
-                work(from + at, to + at, n)?;
+            let (from, to) = ((message % slots) * stride, (message % to_slots) * stride);
+            for (at, length) in self.framing.payload_ranges(size) {
+                work(from + at, to + at, length)?;
             }
-            i += 1;
+            message += 1;
             bytes += size as u64;
             unclocked += size;
-            if unclocked >= CLOCK_BYTES || i == to_slots {
+            if unclocked >= CLOCK_BYTES || message == to_slots {
                 unclocked = 0;
                 let now = Instant::now();
-                if !warm && (i >= to_slots || now - start > BOUND_TIME / 4) {
+                if !warm && (message >= to_slots || now - start > BOUND_TIME / 4) {
                     (warm, start, bytes) = (true, now, 0);
                 } else if warm && now - start >= BOUND_TIME {
-                    return Ok(gbps(bytes, now - start));
+                    return Ok(gigabits_per_second(bytes, now - start));
                 }
             }
         }
@@ -198,14 +204,14 @@ mod tests {
             ..Bound::default()
         };
         // 10 + 20 + 10 ps a bit.
-        assert!((b.gbps(true).unwrap() - 25.0).abs() < 1e-9);
-        assert_eq!(b.gbps(false), None);
+        assert!((b.combined_gbps(true).unwrap() - 25.0).abs() < 1e-9);
+        assert_eq!(b.combined_gbps(false), None);
         let plain = Bound {
             copy_gbps: Some(100.0),
             ..b
         };
-        assert!((plain.gbps(false).unwrap() - 50.0).abs() < 1e-9);
-        assert_eq!(Bound::default().gbps(true), None);
+        assert!((plain.combined_gbps(false).unwrap() - 50.0).abs() < 1e-9);
+        assert_eq!(Bound::default().combined_gbps(true), None);
     }
 
     #[test]
@@ -221,7 +227,7 @@ mod tests {
             crc_gbps: Some(1.0),
             ..Bound::default()
         };
-        let best = a.best(b);
+        let best = a.better_of(b);
         assert_eq!(best.raw_gbps, Some(4.0));
         assert_eq!(best.raw_rtt_us, Some(2.0));
         assert_eq!(best.crc_gbps, Some(1.0));
@@ -230,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_bound_is_measured_over_rings_of_its_own() {
-        let plan = Plan {
+        let plan = MeasurementPlan {
             size: 4096,
             mode: Mode::Lat,
             ..example()
@@ -238,12 +244,12 @@ mod tests {
         let framing = Framing::new(1500, false, plan.op);
         let mut bounds = match Bounds::new(plan, framing, false, true, false) {
             Ok(b) => b,
-            Err(e) => {
-                println!("skipped: {e}");
+            Err(error) => {
+                println!("skipped: {error}");
                 return;
             }
         };
-        let b = bounds.measure().unwrap();
+        let b = bounds.measure_all().unwrap();
         for value in [
             b.raw_gbps,
             b.copy_crc_gbps,

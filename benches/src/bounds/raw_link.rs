@@ -1,9 +1,9 @@
-//! Raw frames over a ring pair like the one inside of the daemon, both ends in one
-//! thread: what the link itself costs. Called by `bounds.rs`.
+//! Raw frames over a ring pair like the one inside of the daemon, both ends in one thread: what the
+//! link itself costs. Called by [`super::Bounds`].
 
-use super::framing::{BOUND_TIME, Framing, TRAILER};
-use crate::measurement::{gbps, histogram};
-use crate::plan::Plan;
+use super::framing::{BOUND_TIME, CRC_BYTES, Framing};
+use crate::measurement::{gigabits_per_second, new_histogram};
+use crate::plan::MeasurementPlan;
 use dpdk::{
     BURST, ChainBuilder, Eal, EalConfig, ExtMemory, ExtTracker, Mbuf, MbufCache, Mempool, Port,
     PortConfig, RegisteredThread, RxBatch, RxQueue, TrackerPool, TxBatch, TxQueue, hugepage_sizes,
@@ -13,25 +13,28 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The daemon copies payload up to this into the header's buffer.
+/// Payload up to this length is copied behind the headers instead of attached, as the daemon does.
 const COPY_MAX: usize = 512;
 /// Memory of our own EAL.
 const EAL_MB: u32 = 48;
 
 /// A ring pair of our own, like the one inside of the daemon.
-pub(super) struct Link {
-    ab: (TxQueue, RxQueue),
-    ba: (TxQueue, RxQueue),
+pub(super) struct RawLink {
+    forward_queues: (TxQueue, RxQueue),
+    backward_queues: (TxQueue, RxQueue),
     cache: MbufCache,
     trackers: TrackerPool,
     _ports: (Port, Port),
     _registered: RegisteredThread,
 }
 
-impl Link {
-    pub(super) fn new() -> Result<Link, String> {
-        let free_kb: u64 = hugepage_sizes().iter().map(|h| h.free * h.page_kb).sum();
-        let fail = |e: dpdk::Error| format!("the raw link cannot be measured: {e}");
+impl RawLink {
+    pub(super) fn new() -> Result<RawLink, String> {
+        let free_kb: u64 = hugepage_sizes()
+            .iter()
+            .map(|size| size.free * size.page_kb)
+            .sum();
+        let fail = |error: dpdk::Error| format!("the raw link cannot be measured: {error}");
         let eal = Eal::init(EalConfig {
             file_prefix: format!("siw-perf-{}", std::process::id()),
             hugepages: free_kb >= u64::from(EAL_MB) * 1024,
@@ -42,8 +45,9 @@ impl Link {
         .map_err(fail)?;
         let registered = eal.register_thread().map_err(fail)?;
         let pool = Mempool::new(&eal, "siw-perf", 8191, 256, 2048, None).map_err(fail)?;
-        let (mut a, mut b) = Port::create_ring_pair(&eal, "siwperf", 1, 1024).map_err(fail)?;
-        for port in [&mut a, &mut b] {
+        let (mut left, mut right) =
+            Port::create_ring_pair(&eal, "siwperf", 1, 1024).map_err(fail)?;
+        for port in [&mut left, &mut right] {
             port.configure(&PortConfig::default(), std::slice::from_ref(&pool))
                 .map_err(fail)?;
         }
@@ -54,103 +58,106 @@ impl Link {
                 tx.ok_or("the ring has no transmit queue")?,
             ))
         };
-        let (a_rx, a_tx) = queues(&mut a)?;
-        let (b_rx, b_tx) = queues(&mut b)?;
-        Ok(Link {
-            ab: (a_tx, b_rx),
-            ba: (b_tx, a_rx),
+        let (left_rx, left_tx) = queues(&mut left)?;
+        let (right_rx, right_tx) = queues(&mut right)?;
+        Ok(RawLink {
+            forward_queues: (left_tx, right_rx),
+            backward_queues: (right_tx, left_rx),
             cache: MbufCache::new(&pool),
             trackers: TrackerPool::new(4),
-            _ports: (a, b),
+            _ports: (left, right),
             _registered: registered,
         })
     }
 
     /// Gb/s of payload in one direction, both ends in this thread.
-    pub(super) fn stream(
+    pub(super) fn measure_stream(
         &mut self,
-        plan: &Plan,
+        plan: &MeasurementPlan,
         framing: Framing,
         src: &Arc<SharedMemory>,
     ) -> Result<f64, String> {
         let memory: Arc<dyn ExtMemory> = src.clone();
         let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
-        let (size, stride) = (plan.size as usize, plan.stride());
+        let (size, stride) = (plan.size as usize, plan.slot_stride());
         let set = plan.initiator_bytes();
-        let (mut out, mut inn) = (TxBatch::new(), RxBatch::new());
+        let (mut out, mut received) = (TxBatch::new(), RxBatch::new());
         let (mut slot, mut at, mut bytes, mut seen) = (0, 0, 0u64, 0u64);
         let header = vec![0x42u8; framing.header];
         let mut start = Instant::now();
         let mut warm = false;
         let result = loop {
             while !out.is_full() {
-                let n = framing.payload.min(size - at);
-                let Some(frame) = frame(&mut self.cache, &tracker, src, &header, slot + at, n)
+                let length = framing.payload.min(size - at);
+                let Some(frame) =
+                    build_frame(&mut self.cache, &tracker, src, &header, slot + at, length)
                 else {
                     break;
                 };
                 if out.push(frame).is_err() {
                     break;
                 }
-                at += n;
+                at += length;
                 if at == size {
                     at = 0;
                     slot = (slot + stride) % set;
                 }
             }
-            self.ab.0.tx_burst(&mut out);
-            self.ab.1.rx_burst(&mut inn);
-            for m in inn.drain() {
+            self.forward_queues.0.tx_burst(&mut out);
+            self.forward_queues.1.rx_burst(&mut received);
+            for mbuf in received.drain() {
                 // The payload is what is neither headers nor CRC.
-                bytes += u64::from(m.pkt_len()) - (framing.header + TRAILER) as u64;
-                seen ^= u64::from(m.data()[framing.header - 1]);
-                self.cache.free(m);
+                bytes += u64::from(mbuf.pkt_len()) - (framing.header + CRC_BYTES) as u64;
+                seen ^= u64::from(mbuf.data()[framing.header - 1]);
+                self.cache.free(mbuf);
             }
             let now = Instant::now();
             if !warm && now - start > BOUND_TIME / 8 {
                 (warm, start, bytes) = (true, now, 0);
             } else if warm && now - start >= BOUND_TIME {
-                break gbps(bytes, now - start);
+                break gigabits_per_second(bytes, now - start);
             }
         };
         black_box(seen);
-        self.drain(&mut out);
+        self.drain_rings(&mut out);
         self.trackers.free(tracker);
         Ok(result)
     }
 
     /// Median microseconds of one message there and back.
-    pub(super) fn round_trip(
+    pub(super) fn measure_round_trip(
         &mut self,
-        plan: &Plan,
+        plan: &MeasurementPlan,
         framing: Framing,
         src: &Arc<SharedMemory>,
     ) -> Result<f64, String> {
         let memory: Arc<dyn ExtMemory> = src.clone();
         let tracker = self.trackers.alloc(memory).ok_or("no tracker is free")?;
         let header = vec![0x42u8; framing.header];
-        let (mut out, mut inn) = (TxBatch::new(), RxBatch::new());
-        let mut times = histogram()?;
+        let (mut out, mut received) = (TxBatch::new(), RxBatch::new());
+        let mut times = new_histogram()?;
         let begin = Instant::now();
         let mut last = begin;
         while last - begin < BOUND_TIME {
             for (tx, rx) in [
-                (&mut self.ab.0, &mut self.ab.1),
-                (&mut self.ba.0, &mut self.ba.1),
+                (&mut self.forward_queues.0, &mut self.forward_queues.1),
+                (&mut self.backward_queues.0, &mut self.backward_queues.1),
             ] {
                 let mut left = plan.size as usize;
-                for (at, n) in framing.pieces(plan.size as usize) {
-                    if let Some(f) = frame(&mut self.cache, &tracker, src, &header, at, n) {
-                        let _ = out.push(f);
+                for (at, length) in framing.payload_ranges(plan.size as usize) {
+                    if let Some(frame) =
+                        build_frame(&mut self.cache, &tracker, src, &header, at, length)
+                    {
+                        let _ = out.push(frame);
                     }
-                    if out.len() == BURST || at + n == plan.size as usize {
+                    if out.len() == BURST || at + length == plan.size as usize {
                         while !out.is_empty() {
                             tx.tx_burst(&mut out);
                         }
-                        rx.rx_burst(&mut inn);
-                        for m in inn.drain() {
-                            left -= m.pkt_len() as usize - framing.header - TRAILER;
-                            self.cache.free(m);
+                        rx.rx_burst(&mut received);
+                        for mbuf in received.drain() {
+                            left -= mbuf.pkt_len() as usize - framing.header - CRC_BYTES;
+                            self.cache.free(mbuf);
                         }
                     }
                 }
@@ -166,41 +173,43 @@ impl Link {
         Ok(times.value_at_quantile(0.5) as f64 / 1e3)
     }
 
-    fn drain(&mut self, out: &mut TxBatch) {
-        while let Some(m) = out.pop() {
-            self.cache.free(m);
+    /// Frees the frames that are still on their way.
+    fn drain_rings(&mut self, out: &mut TxBatch) {
+        while let Some(mbuf) = out.pop() {
+            self.cache.free(mbuf);
         }
-        let mut inn = RxBatch::new();
-        while self.ab.1.rx_burst(&mut inn) > 0 {
-            for m in inn.drain() {
-                self.cache.free(m);
+        let mut received = RxBatch::new();
+        while self.forward_queues.1.rx_burst(&mut received) > 0 {
+            for mbuf in received.drain() {
+                self.cache.free(mbuf);
             }
         }
     }
 }
 
-/// A frame with the payload bytes `off..off + n` of the memory.
+/// A frame with the payload bytes `offset..offset + length` of the memory; none while buffers or
+/// references lack.
 #[inline]
-fn frame(
+fn build_frame(
     cache: &mut MbufCache,
     tracker: &ExtTracker,
     src: &SharedMemory,
     header: &[u8],
-    off: usize,
-    n: usize,
+    offset: usize,
+    length: usize,
 ) -> Option<Mbuf> {
     let mut chain = ChainBuilder::new(cache.alloc()?);
     chain.append_slice(header);
-    if n > COPY_MAX {
+    if length > COPY_MAX {
         let mut payload = cache.alloc()?;
-        if !tracker.attach(&mut payload, off as u64, n as u16) {
+        if !tracker.attach(&mut payload, offset as u64, length as u16) {
             return None;
         }
         chain.push(payload).ok()?;
         chain.push(cache.alloc()?).ok()?;
     } else {
-        src.read(off, chain.append_room(n as u16)?).ok()?;
+        src.read(offset, chain.append_room(length as u16)?).ok()?;
     }
-    chain.append_slice(&[0; TRAILER]);
+    chain.append_slice(&[0; CRC_BYTES]);
     Some(chain.finish())
 }

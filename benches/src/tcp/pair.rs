@@ -13,7 +13,7 @@ use super::forward::Forwarder;
 use super::link::{End, MEMORY, SourceMemory};
 use super::sink::{Piece, Sink};
 use super::{Clock, MSS};
-use crate::measurement::{gbps, histogram};
+use crate::measurement::{gigabits_per_second, new_histogram};
 use siwd::datapath::rx_frame::{RxFrame, recycle_dropped_frames};
 
 const PORT: u16 = 7;
@@ -258,7 +258,7 @@ impl Pair {
         loop {
             let now = self.turn(link, load);
             if now >= end {
-                return gbps(self.received - before, now - start);
+                return gigabits_per_second(self.received - before, now - start);
             }
         }
     }
@@ -280,7 +280,7 @@ impl Pair {
 
     /// Median nanoseconds of 64 bytes there and back on the first connection.
     pub fn round_trip(&mut self, link: &mut Link<'_>, time: Duration) -> Result<f64, String> {
-        let mut times: Histogram<u64> = histogram()?;
+        let mut times: Histogram<u64> = new_histogram()?;
         self.echo = true;
         let id = self.conns[0];
         let begin = self.clock.now();

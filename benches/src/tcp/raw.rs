@@ -9,7 +9,7 @@ use dpdk::{BURST, ChainBuilder, Mbuf, TxOffload};
 use super::link::{End, MEMORY, SourceMemory};
 use super::sink::Source;
 use super::{Clock, HEADER, MSS};
-use crate::measurement::gbps;
+use crate::measurement::gigabits_per_second;
 
 /// Headers that a port can make sense of; lengths and sums are left out.
 const HEADERS: [u8; HEADER] = {
@@ -118,7 +118,7 @@ pub fn stream(
         let now = clock.now();
         match start {
             None if now - begin > warm => (start, bytes) = (Some(now), 0),
-            Some(s) if now - s >= time => break gbps(bytes, now - s),
+            Some(s) if now - s >= time => break gigabits_per_second(bytes, now - s),
             _ => {}
         }
     };
