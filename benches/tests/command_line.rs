@@ -49,13 +49,13 @@ fn an_unknown_group_of_figures_lists_those_that_exist() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("figures");
     let out = Command::new(&script).arg("no-such-group").output().unwrap();
     assert!(!out.status.success());
-    assert!(stderr(&out).contains("first-light"), "{}", stderr(&out));
+    assert!(stderr(&out).contains("rdma"), "{}", stderr(&out));
     let out = Command::new(&script).arg("--list").output().unwrap();
     assert!(out.status.success());
     assert!(
         String::from_utf8_lossy(&out.stdout)
             .lines()
-            .any(|l| l == "first-light")
+            .any(|l| l == "rdma")
     );
 }
 
