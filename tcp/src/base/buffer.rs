@@ -14,9 +14,9 @@ pub trait RecvBuf {
     /// All pieces, in order.
     fn chunks(&self) -> Self::Chunks<'_>;
     /// Drops the first `n` bytes; the stack never asks for more than remain.
-    fn advance(&mut self, n: usize);
+    fn advance(&mut self, count: usize);
     /// Keeps the first `n` bytes; the stack never asks for more than remain.
-    fn truncate(&mut self, n: usize);
+    fn truncate(&mut self, count: usize);
     /// Appends another frame's bytes, copied or chained; gives it back when this kind of buffer
     /// cannot, as by default. What is joined has the first buffer of before, and takes not much
     /// more memory than its bytes. Datagrams of fragments are made so, off the fast path.
@@ -67,14 +67,14 @@ impl RecvBuf for VecBuf {
         core::iter::once(self.as_slice())
     }
     #[inline]
-    fn advance(&mut self, n: usize) {
-        assert!(n <= self.remaining());
-        self.start += n;
+    fn advance(&mut self, count: usize) {
+        assert!(count <= self.remaining());
+        self.start += count;
     }
     #[inline]
-    fn truncate(&mut self, n: usize) {
-        assert!(n <= self.remaining());
-        self.data.truncate(self.start + n);
+    fn truncate(&mut self, count: usize) {
+        assert!(count <= self.remaining());
+        self.data.truncate(self.start + count);
     }
     fn try_append(&mut self, tail: Self) -> Result<(), Self> {
         self.data.extend_from_slice(tail.as_slice());

@@ -83,15 +83,15 @@ impl Events {
 impl BitOr for Events {
     type Output = Events;
     #[inline]
-    fn bitor(self, o: Events) -> Events {
-        Events(self.0 | o.0)
+    fn bitor(self, other: Events) -> Events {
+        Events(self.0 | other.0)
     }
 }
 
 impl BitOrAssign for Events {
     #[inline]
-    fn bitor_assign(&mut self, o: Events) {
-        self.0 |= o.0;
+    fn bitor_assign(&mut self, other: Events) {
+        self.0 |= other.0;
     }
 }
 

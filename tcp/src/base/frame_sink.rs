@@ -96,6 +96,6 @@ pub trait FrameSink<R> {
     /// The bytes `[offset, offset + len)` of this record come next. `user` is the connection's.
     fn append_record(&mut self, user: u64, record: &R, offset: u32, len: u32);
     /// Raw payload bytes (control frames).
-    fn append_bytes(&mut self, b: &[u8]);
+    fn append_bytes(&mut self, bytes: &[u8]);
     fn end_frame(&mut self);
 }

@@ -42,16 +42,16 @@ impl SeqNr {
 impl Add<u32> for SeqNr {
     type Output = SeqNr;
     #[inline]
-    fn add(self, n: u32) -> SeqNr {
-        SeqNr(self.0.wrapping_add(n))
+    fn add(self, count: u32) -> SeqNr {
+        SeqNr(self.0.wrapping_add(count))
     }
 }
 
 impl Sub<u32> for SeqNr {
     type Output = SeqNr;
     #[inline]
-    fn sub(self, n: u32) -> SeqNr {
-        SeqNr(self.0.wrapping_sub(n))
+    fn sub(self, count: u32) -> SeqNr {
+        SeqNr(self.0.wrapping_sub(count))
     }
 }
 
@@ -66,8 +66,8 @@ impl Sub<SeqNr> for SeqNr {
 
 impl AddAssign<u32> for SeqNr {
     #[inline]
-    fn add_assign(&mut self, n: u32) {
-        self.0 = self.0.wrapping_add(n);
+    fn add_assign(&mut self, count: u32) {
+        self.0 = self.0.wrapping_add(count);
     }
 }
 

@@ -2,17 +2,17 @@
 //! and of initial sequence numbers (2-4, RFC 6528 section 3).
 
 #[inline(always)]
-fn round(v: &mut [u64; 4]) {
-    v[0] = v[0].wrapping_add(v[1]);
-    v[2] = v[2].wrapping_add(v[3]);
-    v[1] = v[1].rotate_left(13) ^ v[0];
-    v[3] = v[3].rotate_left(16) ^ v[2];
-    v[0] = v[0].rotate_left(32);
-    v[2] = v[2].wrapping_add(v[1]);
-    v[0] = v[0].wrapping_add(v[3]);
-    v[1] = v[1].rotate_left(17) ^ v[2];
-    v[3] = v[3].rotate_left(21) ^ v[0];
-    v[2] = v[2].rotate_left(32);
+fn mix_round(state: &mut [u64; 4]) {
+    state[0] = state[0].wrapping_add(state[1]);
+    state[2] = state[2].wrapping_add(state[3]);
+    state[1] = state[1].rotate_left(13) ^ state[0];
+    state[3] = state[3].rotate_left(16) ^ state[2];
+    state[0] = state[0].rotate_left(32);
+    state[2] = state[2].wrapping_add(state[1]);
+    state[0] = state[0].wrapping_add(state[3]);
+    state[1] = state[1].rotate_left(17) ^ state[2];
+    state[3] = state[3].rotate_left(21) ^ state[0];
+    state[2] = state[2].rotate_left(32);
 }
 
 /// A 128-bit secret.
@@ -20,44 +20,48 @@ fn round(v: &mut [u64; 4]) {
 pub(crate) struct Key(u64, u64);
 
 impl Key {
-    pub(crate) fn new(k: &[u8; 16]) -> Self {
-        let k = u128::from_le_bytes(*k);
-        Key(k as u64, (k >> 64) as u64)
+    pub(crate) fn new(key: &[u8; 16]) -> Self {
+        let key = u128::from_le_bytes(*key);
+        Key(key as u64, (key >> 64) as u64)
     }
 
     /// Of whole words.
     #[inline]
     pub(crate) fn hash<const C: usize, const D: usize>(self, words: &[u64]) -> u64 {
-        self.blocks::<C, D>(words, (words.len() as u64 * 8) << 56)
+        self.hash_blocks::<C, D>(words, (words.len() as u64 * 8) << 56)
     }
 
     /// Of a word and half of another: one block less than of two.
     #[inline]
-    pub(crate) fn hash_12_bytes<const C: usize, const D: usize>(self, word: u64, half: u32) -> u64 {
-        self.blocks::<C, D>(&[word], 12 << 56 | u64::from(half))
+    pub(crate) fn hash_twelve_bytes<const C: usize, const D: usize>(
+        self,
+        word: u64,
+        half: u32,
+    ) -> u64 {
+        self.hash_blocks::<C, D>(&[word], 12 << 56 | u64::from(half))
     }
 
     /// `last`: what does not fill a word, and the length above it.
     #[inline]
-    fn blocks<const C: usize, const D: usize>(self, words: &[u64], last: u64) -> u64 {
-        let mut v = [
+    fn hash_blocks<const C: usize, const D: usize>(self, words: &[u64], last: u64) -> u64 {
+        let mut state = [
             self.0 ^ 0x736f_6d65_7073_6575,
             self.1 ^ 0x646f_7261_6e64_6f6d,
             self.0 ^ 0x6c79_6765_6e65_7261,
             self.1 ^ 0x7465_6462_7974_6573,
         ];
-        for &w in words.iter().chain(core::iter::once(&last)) {
-            v[3] ^= w;
+        for &word in words.iter().chain(core::iter::once(&last)) {
+            state[3] ^= word;
             for _ in 0..C {
-                round(&mut v);
+                mix_round(&mut state);
             }
-            v[0] ^= w;
+            state[0] ^= word;
         }
-        v[2] ^= 0xff;
+        state[2] ^= 0xff;
         for _ in 0..D {
-            round(&mut v);
+            mix_round(&mut state);
         }
-        v[0] ^ v[1] ^ v[2] ^ v[3]
+        state[0] ^ state[1] ^ state[2] ^ state[3]
     }
 }
 
@@ -68,12 +72,15 @@ mod tests {
     #[test]
     fn siphash_2_4_agrees_with_the_published_vector() {
         // Reference vectors: key 00..0f, message 00..07.
-        let key: [u8; 16] = core::array::from_fn(|i| i as u8);
-        let k = Key::new(&key);
-        let m = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(k.hash::<2, 4>(&[m]), 0x93f5_f579_9a93_2462);
-        assert_eq!(k.hash::<2, 4>(&[]), 0x726f_db47_dd0e_0e31);
+        let key: [u8; 16] = core::array::from_fn(|index| index as u8);
+        let key = Key::new(&key);
+        let message = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(key.hash::<2, 4>(&[message]), 0x93f5_f579_9a93_2462);
+        assert_eq!(key.hash::<2, 4>(&[]), 0x726f_db47_dd0e_0e31);
         let half = u32::from_le_bytes([8, 9, 10, 11]);
-        assert_eq!(k.hash_12_bytes::<2, 4>(m, half), 0x751e_8fbc_860e_e5fb);
+        assert_eq!(
+            key.hash_twelve_bytes::<2, 4>(message, half),
+            0x751e_8fbc_860e_e5fb
+        );
     }
 }

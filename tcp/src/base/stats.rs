@@ -25,9 +25,9 @@ macro_rules! counters {
 impl StackStats {
     /// A fast recovery begins.
     #[cold]
-    pub(crate) fn recovery(&mut self, h: &Hot) {
+    pub(crate) fn recovery(&mut self, hot: &Hot) {
         self.fast_recovery += 1;
-        if h.has(flag::SACK) {
+        if hot.has(flag::SACK) {
             self.sack_recovery += 1;
         } else {
             self.reno_recovery += 1;
@@ -36,9 +36,9 @@ impl StackStats {
 
     /// A lost segment was sent again.
     #[cold]
-    pub(crate) fn repeated(&mut self, h: &Hot) {
+    pub(crate) fn repeated(&mut self, hot: &Hot) {
         self.retrans_segs += 1;
-        if h.phase == Phase::Loss {
+        if hot.phase == Phase::Loss {
             self.slow_start_retrans += 1;
         } else {
             self.fast_retrans += 1;
@@ -51,10 +51,10 @@ impl StackStats {
     pub fn mib_counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let again = self.retrans_segs + self.syn_retrans;
         let out = self.out_segs.saturating_sub(again);
-        self.named().map(move |(name, n)| match name {
+        self.named().map(move |(name, value)| match name {
             "TcpOutSegs" => (name, out),
             "TcpRetransSegs" => (name, again),
-            _ => (name, n),
+            _ => (name, value),
         })
     }
 }

@@ -27,8 +27,8 @@ impl Instant {
 impl Add<Duration> for Instant {
     type Output = Instant;
     #[inline]
-    fn add(self, d: Duration) -> Instant {
-        Instant(self.0.saturating_add(nanos(d)))
+    fn add(self, duration: Duration) -> Instant {
+        Instant(self.0.saturating_add(nanos(duration)))
     }
 }
 
@@ -46,8 +46,8 @@ pub(crate) fn ticks(ns: u64) -> u32 {
 }
 
 /// A duration as nanoseconds; 584 years and more saturate.
-pub(crate) fn nanos(d: Duration) -> u64 {
-    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// RFC 7323 section 5.4: a clock of about 1 ms per tick, with an offset that each connection has of

@@ -58,10 +58,10 @@ impl Wheel {
 
     /// Has `index` come back at or after `at`, but not later than its earlier entry if any.
     pub(crate) fn schedule(&mut self, index: u32, at: Instant) {
-        let i = index as usize;
-        if i >= self.nodes.len() {
+        let position = index as usize;
+        if position >= self.nodes.len() {
             self.nodes.resize(
-                i + 1,
+                position + 1,
                 Node {
                     prev: NIL,
                     next: NIL,
@@ -70,7 +70,7 @@ impl Wheel {
             );
         }
         let tick = (at.0 >> TICK_SHIFT) + u64::from(at.0 & ((1 << TICK_SHIFT) - 1) != 0);
-        let node = self.nodes[i];
+        let node = self.nodes[position];
         if node.place() != UNLINKED {
             if node.tick() <= tick {
                 return;
@@ -78,7 +78,7 @@ impl Wheel {
             self.unlink(index);
         }
         let tick = tick.max(self.now);
-        self.nodes[i].set(tick, UNLINKED);
+        self.nodes[position].set(tick, UNLINKED);
         self.quiet = self.quiet.min(tick);
         self.link(index);
     }
@@ -87,7 +87,7 @@ impl Wheel {
         if self
             .nodes
             .get(index as usize)
-            .is_some_and(|n| n.place() != UNLINKED)
+            .is_some_and(|node| node.place() != UNLINKED)
         {
             self.unlink(index);
         }
@@ -104,10 +104,10 @@ impl Wheel {
         } as usize;
         let slot = (tick >> (BITS * level as u32)) as usize & (SLOTS - 1);
         let head = self.heads[level][slot];
-        let n = &mut self.nodes[index as usize];
-        n.prev = NIL;
-        n.next = head;
-        n.set(tick, (level * SLOTS + slot) as u16);
+        let node = &mut self.nodes[index as usize];
+        node.prev = NIL;
+        node.next = head;
+        node.set(tick, (level * SLOTS + slot) as u16);
         if head != NIL {
             self.nodes[head as usize].prev = index;
         }
@@ -116,23 +116,23 @@ impl Wheel {
     }
 
     fn unlink(&mut self, index: u32) {
-        let n = self.nodes[index as usize];
+        let node = self.nodes[index as usize];
         let (level, slot) = (
-            usize::from(n.place()) / SLOTS,
-            usize::from(n.place()) % SLOTS,
+            usize::from(node.place()) / SLOTS,
+            usize::from(node.place()) % SLOTS,
         );
-        if n.prev == NIL {
-            self.heads[level][slot] = n.next;
-            if n.next == NIL {
+        if node.prev == NIL {
+            self.heads[level][slot] = node.next;
+            if node.next == NIL {
                 self.occupied[level] &= !(1 << slot);
             }
         } else {
-            self.nodes[n.prev as usize].next = n.next;
+            self.nodes[node.prev as usize].next = node.next;
         }
-        if n.next != NIL {
-            self.nodes[n.next as usize].prev = n.prev;
+        if node.next != NIL {
+            self.nodes[node.next as usize].prev = node.prev;
         }
-        self.nodes[index as usize].set(n.tick(), UNLINKED);
+        self.nodes[index as usize].set(node.tick(), UNLINKED);
     }
 
     /// The earliest occupied slot and the tick at which it begins.
@@ -200,30 +200,30 @@ mod tests {
     #[test]
     fn every_entry_comes_back_on_time_and_once() {
         let origin = 77_777_777_777_777u64;
-        let mut w = Wheel::new(Instant(origin));
-        let mut x = 9u64;
+        let mut wheel = Wheel::new(Instant(origin));
+        let mut random = 9u64;
         let mut want = std::collections::BTreeMap::new();
         for i in 0..2000u32 {
-            x = x
+            random = random
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
-            let at = origin + (x >> 20) % (1u64 << (10 + x % 34));
-            w.schedule(i, Instant(at));
+            let at = origin + (random >> 20) % (1u64 << (10 + random % 34));
+            wheel.schedule(i, Instant(at));
             // Later is ignored, earlier moves.
-            w.schedule(i, Instant(at + 999_999_999));
+            wheel.schedule(i, Instant(at + 999_999_999));
             want.insert(i, at);
         }
-        w.remove(5);
+        wheel.remove(5);
         want.remove(&5);
         let mut guard = 0;
-        while let Some(at) = w.next_deadline() {
+        while let Some(at) = wheel.next_deadline() {
             guard += 1;
             assert!(guard < 100_000);
             assert!(
                 want.values().all(|&d| at.0 <= d + (1 << TICK_SHIFT)),
                 "a deadline is never late"
             );
-            while let Some(i) = w.pop_due(at) {
+            while let Some(i) = wheel.pop_due(at) {
                 let d = want.remove(&i).expect("comes back once");
                 assert!(
                     d <= at.0 && at.0 < d + (2 << TICK_SHIFT),
@@ -237,39 +237,39 @@ mod tests {
 
     #[test]
     fn what_is_scheduled_after_a_quiet_time_is_not_late() {
-        let (mut w, mut now, mut x) = (Wheel::new(Instant(0)), 0, 5u64);
+        let (mut wheel, mut now, mut random) = (Wheel::new(Instant(0)), 0, 5u64);
         let mut due = std::collections::BTreeMap::new();
         for i in 0..20_000u32 {
-            x = x
+            random = random
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
-            now += (x >> 40) % (1 << (10 + x % 20));
+            now += (random >> 40) % (1 << (10 + random % 20));
             let late = |d: u64| d + (2 << TICK_SHIFT) < now;
-            while let Some(i) = w.pop_due(Instant(now)) {
+            while let Some(i) = wheel.pop_due(Instant(now)) {
                 let d = due.remove(&i).expect("was scheduled");
                 assert!(d <= now, "entry {i} is early");
             }
             assert!(!due.values().any(|&d| late(d)), "an entry is late");
-            let next = w.next_deadline();
+            let next = wheel.next_deadline();
             assert!(next.is_none_or(|d| d.0 > now), "who waits for it makes way");
             if i % 3 == 0 {
-                let at = now + (x >> 30) % (1 << (12 + x % 24));
-                w.schedule(i, Instant(at));
+                let at = now + (random >> 30) % (1 << (12 + random % 24));
+                wheel.schedule(i, Instant(at));
                 due.insert(i, at);
             } else if i % 7 == 0
                 && let Some((gone, _)) = due.pop_first()
             {
-                w.remove(gone);
+                wheel.remove(gone);
             }
         }
     }
 
     #[test]
     fn an_earlier_deadline_moves_the_entry_forward() {
-        let mut w = Wheel::new(Instant(0));
-        w.schedule(1, Instant::from_millis(500));
-        w.schedule(1, Instant::from_millis(1));
-        assert_eq!(w.pop_due(Instant::from_millis(2)), Some(1));
-        assert_eq!(w.pop_due(Instant::from_millis(600)), None);
+        let mut wheel = Wheel::new(Instant(0));
+        wheel.schedule(1, Instant::from_millis(500));
+        wheel.schedule(1, Instant::from_millis(1));
+        assert_eq!(wheel.pop_due(Instant::from_millis(2)), Some(1));
+        assert_eq!(wheel.pop_due(Instant::from_millis(600)), None);
     }
 }

@@ -30,10 +30,10 @@ impl Bucket {
     /// that is known tells whoever shares it, by what is left, what others were sent: enough to
     /// find a stranger's sequence numbers by challenge ACKs (CVE-2016-5696).
     pub(crate) fn veiled(rate: u32, now: Instant, secret: Key) -> Self {
-        let mut b = Bucket::new(rate, now);
-        b.secret = Some(secret);
-        b.tokens = b.draw();
-        b
+        let mut bucket = Bucket::new(rate, now);
+        bucket.secret = Some(secret);
+        bucket.tokens = bucket.draw();
+        bucket
     }
 
     fn draw(&mut self) -> u64 {
@@ -46,7 +46,7 @@ impl Bucket {
 
     pub(crate) fn take(&mut self, now: Instant) -> bool {
         if self.tokens == 0 && self.rate > 0 {
-            self.fill(now);
+            self.refill(now);
         }
         if self.tokens == 0 {
             return false;
@@ -55,7 +55,7 @@ impl Bucket {
         true
     }
 
-    fn fill(&mut self, now: Instant) {
+    fn refill(&mut self, now: Instant) {
         let age = now.0.saturating_sub(self.filled);
         if age >= SECOND {
             self.tokens = self.draw();
@@ -73,10 +73,10 @@ mod tests {
     use super::*;
 
     /// How many are let through in each second of a flood.
-    fn seconds(b: &mut Bucket) -> Vec<usize> {
+    fn seconds(bucket: &mut Bucket) -> Vec<usize> {
         let second = |s: u64| {
             let times = (0..5_000u64).map(|i| Instant(s * SECOND + i * 200_000));
-            times.filter(|t| b.take(*t)).count()
+            times.filter(|t| bucket.take(*t)).count()
         };
         (0..50).map(second).collect()
     }
@@ -85,9 +85,9 @@ mod tests {
     fn a_second_holds_the_rate_and_no_more_than_twice_it() {
         let n = seconds(&mut Bucket::new(100, Instant(0)));
         assert!(n.iter().all(|n| (99..=200).contains(n)), "{n:?}");
-        let mut b = Bucket::new(100, Instant(0));
-        while b.take(Instant(1)) {}
-        assert!(b.take(Instant(5 * SECOND)));
+        let mut bucket = Bucket::new(100, Instant(0));
+        while bucket.take(Instant(1)) {}
+        assert!(bucket.take(Instant(5 * SECOND)));
         assert!(!Bucket::new(0, Instant(0)).take(Instant(1)));
     }
 

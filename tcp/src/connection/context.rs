@@ -18,7 +18,7 @@ use crate::connection::time_wait_list::TimeWait;
 use crate::connection::{Connection, Hot, flag};
 use crate::flow::table::FlowTable;
 use crate::link::control_queue::Control;
-use crate::link::neighbours::{Lookup, Neighbours};
+use crate::link::neighbours::{NeighbourLookup, Neighbours};
 use crate::loss::rtt::RtoLimits;
 use crate::pmtu::path_mtu::Paths;
 use crate::wire::flow_key::FlowKey;
@@ -184,7 +184,7 @@ impl SharedState {
     /// nor a broadcast address of our links (RFC 1122 section 3.2.1.3), unless it is ourselves.
     pub(crate) fn can_be_peer(&self, a: IpAddr, src_mac: [u8; 6]) -> bool {
         let never = |c: &IpCidr| c.addr == a && src_mac != self.config.mac || c.is_broadcast(a);
-        frame::peer_address(a) && !self.config.addresses.iter().any(never)
+        frame::is_peer_address(a) && !self.config.addresses.iter().any(never)
     }
 
     /// Where frames to `remote` go: itself when on-link, else a gateway; the longest prefix
@@ -269,9 +269,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let stranger = self.hot.state == TcpState::SynReceived && self.hot.has(flag::PASSIVE);
             let waiter = self.id(cx.index);
             match cx.shared.neighbours.lookup(hop, waiter, stranger, cx.now) {
-                Lookup::Found(mac) => self.template.set_destination(mac),
-                Lookup::Wait => return false,
-                Lookup::Full => {
+                NeighbourLookup::Found(mac) => self.template.set_destination(mac),
+                NeighbourLookup::Wait => return false,
+                NeighbourLookup::Full => {
                     cx.shared.stats.neighbour_overflows += 1;
                     // Nobody will call: the retransmission timer tries again.
                     return false;

@@ -9,7 +9,7 @@ use crate::connection::context::ConnectionContext;
 use crate::connection::output::Blocked;
 use crate::connection::{Connection, flag};
 use crate::wire::segment::{ACK, CWR, ECE, SYN};
-use crate::wire::template::Fields;
+use crate::wire::template::SegmentFields;
 
 /// The options of a SYN, in the order that everybody sends them, and their length.
 pub(crate) fn syn_options(
@@ -86,7 +86,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 n = 4 + 8 * k;
             }
         }
-        let fields = Fields {
+        let fields = SegmentFields {
             seq,
             ack: h.rcv_nxt,
             flags: if h.has(flag::ECE_OWED) {
@@ -146,7 +146,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             false if cx.shared.config.wants_ecn() && self.hot.backoff == 0 => SYN | ECE | CWR,
             false => SYN,
         };
-        let fields = Fields {
+        let fields = SegmentFields {
             // Until it is acknowledged, our SYN is the first unacknowledged.
             seq: self.hot.snd_una,
             ack: if answer { self.hot.rcv_nxt } else { SeqNr(0) },

@@ -7,7 +7,7 @@ use crate::congestion::controller::Controller;
 use crate::connection::context::ConnectionContext;
 use crate::connection::{Connection, Phase, flag};
 use crate::wire::segment::{ACK, CWR, ECE, Segment};
-use crate::wire::template::Fields;
+use crate::wire::template::SegmentFields;
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// An acceptable data segment arrived on a connection with ECN.
@@ -31,7 +31,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.hot.unacked_segs > 0 && self.neighbour_generation != 0 {
             let (window, edge) = self.window(self.window_limit(cx));
             let h = &self.hot;
-            let fields = Fields {
+            let fields = SegmentFields {
                 seq: h.snd_nxt,
                 ack: h.rcv_nxt,
                 flags: if h.has(flag::ECE_OWED) {

@@ -10,7 +10,7 @@ use crate::connection::output::Blocked;
 use crate::connection::{Connection, flag};
 use crate::queues::send_queue::{PUSH, Sent};
 use crate::wire::segment::{ACK, ECE, PSH};
-use crate::wire::template::{Fields, HEADER_MAX};
+use crate::wire::template::{HEADER_MAX, SegmentFields};
 
 /// What is noted as one.
 const LIMIT: TsoLimits = TsoLimits {
@@ -43,7 +43,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } else {
             ACK
         };
-        let mut fields = Fields {
+        let mut fields = SegmentFields {
             seq: whole.seq,
             ack: h.rcv_nxt,
             flags,

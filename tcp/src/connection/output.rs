@@ -7,10 +7,10 @@ use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
 use crate::connection::context::{ConnectionContext, SharedState};
 use crate::connection::{Connection, Hot, Phase, flag};
-use crate::pmtu::probe::Step;
+use crate::pmtu::probe::ProbeStep;
 use crate::queues::send_queue::{self, Sent};
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH};
-use crate::wire::template::Fields;
+use crate::wire::template::SegmentFields;
 
 /// The sink has no room now.
 pub(crate) struct Blocked;
@@ -79,7 +79,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let ts = h
             .has(flag::TIMESTAMPS)
             .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent));
-        let fields = Fields {
+        let fields = SegmentFields {
             seq: s.seq,
             ack: h.rcv_nxt,
             flags,
@@ -267,10 +267,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         while self.hot.unsent > 0 && sent < credit {
             if searching {
                 match self.probe_path(cx, tx) {
-                    Ok(Step::Sent(n)) => sent += n,
-                    Ok(Step::Hold) => break,
-                    Ok(Step::Asked) => {}
-                    Ok(Step::Later) => searching = false,
+                    Ok(ProbeStep::Sent(n)) => sent += n,
+                    Ok(ProbeStep::Hold) => break,
+                    Ok(ProbeStep::Asked) => {}
+                    Ok(ProbeStep::Later) => searching = false,
                     Err(e) => {
                         result = Err(e);
                         break;

@@ -8,7 +8,7 @@ use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::connection::context::{ConnectionContext, SharedState};
 use crate::connection::{Connection, flag};
-use crate::wire::bytes::{be16, be32, be64};
+use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::checksum::OnesComplementSum;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, TS_ALIGNED};
 
@@ -134,33 +134,34 @@ impl Train {
     fn check<const L2: usize, const L3: usize>(&self, h: &[u8], frame: usize) -> Option<Wagon> {
         let headers = L2 + L3 + TCP;
         let h = h.get(..headers)?;
-        let mut good = be64(h, 0) >> 16 == self.mac;
+        let mut good = read_u64(h, 0) >> 16 == self.mac;
         if L2 == 18 {
-            good &= be16(h, 12) == 0x8100 && Some(be16(h, 14) & 0xfff) == self.vlan;
+            good &= read_u16(h, 12) == 0x8100 && Some(read_u16(h, 14) & 0xfff) == self.vlan;
         }
         let len = if L3 == 20 {
             // No options, no fragment, TCP; not marked.
-            good &= be32(h, L2 - 2) >> 8 == 0x080045 && h[L2 + 1] & 3 != 3;
-            good &= be32(h, L2 + 6) & 0x3fff_00ff == 6;
-            good &= be64(h, L2 + 12) == self.addresses[0];
-            usize::from(be16(h, L2 + 2)).wrapping_sub(L3 + TCP)
+            good &= read_u32(h, L2 - 2) >> 8 == 0x080045 && h[L2 + 1] & 3 != 3;
+            good &= read_u32(h, L2 + 6) & 0x3fff_00ff == 6;
+            good &= read_u64(h, L2 + 12) == self.addresses[0];
+            usize::from(read_u16(h, L2 + 2)).wrapping_sub(L3 + TCP)
         } else {
-            good &= be32(h, L2 - 2) >> 12 == 0x86dd6 && h[L2 + 1] >> 4 & 3 != 3 && h[L2 + 6] == 6;
+            good &=
+                read_u32(h, L2 - 2) >> 12 == 0x86dd6 && h[L2 + 1] >> 4 & 3 != 3 && h[L2 + 6] == 6;
             for (i, a) in self.addresses.iter().enumerate() {
-                good &= be64(h, L2 + 8 + 8 * i) == *a;
+                good &= read_u64(h, L2 + 8 + 8 * i) == *a;
             }
-            usize::from(be16(h, L2 + 4)).wrapping_sub(TCP)
+            usize::from(read_u16(h, L2 + 4)).wrapping_sub(TCP)
         };
         let t = &h[L2 + L3..];
         let flags = t[13];
-        let ts = be32(t, 24);
-        good &= be32(t, 0) == self.ports
-            && be32(t, 4) == self.next.0
-            && be32(t, 8) == self.ack.0
+        let ts = read_u32(t, 24);
+        good &= read_u32(t, 0) == self.ports
+            && read_u32(t, 4) == self.next.0
+            && read_u32(t, 8) == self.ack.0
             && t[12] == (TCP as u8 / 4) << 4
             && flags & (FIN | SYN | RST | ACK | ECE | CWR) == ACK
-            && be16(t, 14) == self.window
-            && be32(t, 20) == TS_ALIGNED
+            && read_u16(t, 14) == self.window
+            && read_u32(t, 20) == TS_ALIGNED
             && (ts.wrapping_sub(self.ts_recent) as i32) >= 0;
         // A length below that of the headers wrapped.
         if !good || len == 0 || len > self.space as usize || headers + len > frame || self.room == 0
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
     use crate::base::buffer::VecBuf;
     use crate::wire::flow_key::FlowKey;
-    use crate::wire::template::{Fields, HEADER_MAX, Template};
+    use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
     #[test]
     fn the_next_segment_is_known_and_no_spoilt_one_passes_for_it() {
@@ -252,7 +253,7 @@ mod tests {
                 (train.index, train.space, train.room, train.emss) = (0, 5000, 9, 1000);
                 (train.next, train.ack, train.window, train.ts_recent) =
                     (SeqNr(u32::MAX - 3), SeqNr(9), 77, 100);
-                let fields = Fields {
+                let fields = SegmentFields {
                     seq: train.next,
                     ack: train.ack,
                     flags: ACK,

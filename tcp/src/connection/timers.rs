@@ -9,7 +9,7 @@ use crate::base::time::{nanos, ticks};
 use crate::connection::context::ConnectionContext;
 use crate::connection::{Connection, Hot, flag};
 use crate::wire::segment;
-use crate::wire::template::Fields;
+use crate::wire::template::SegmentFields;
 
 /// After so long a silence, in ns, an idle connection gives back the memory of its queues: longer
 /// than it takes to serve ten thousand others in turn.
@@ -203,7 +203,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             return;
         }
-        let f = Fields {
+        let f = SegmentFields {
             seq: self
                 .hot
                 .snd_nxt

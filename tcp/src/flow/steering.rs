@@ -11,7 +11,7 @@ use core::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::flow::toeplitz::{SYMMETRIC_RSS_KEY, Toeplitz};
-use crate::wire::bytes::be16;
+use crate::wire::bytes::read_u16;
 use crate::wire::extension_headers;
 
 /// Slots of the indirection table where the port has none of its own.
@@ -97,17 +97,17 @@ impl Steering {
     #[inline]
     fn look_inside(&self, frame: &[u8]) -> Option<Destination> {
         let mut at = 12;
-        let mut ethertype = be16(frame.get(at..at + 2)?, 0);
+        let mut ethertype = read_u16(frame.get(at..at + 2)?, 0);
         if ethertype == 0x8100 {
             at = 16;
-            ethertype = be16(frame.get(at..at + 2)?, 0);
+            ethertype = read_u16(frame.get(at..at + 2)?, 0);
         }
         let ip = &frame[at + 2..];
         match ethertype {
             0x0800 => {
                 let head = ip.get(..20)?;
                 let len = usize::from(head[0] & 15) * 4;
-                if be16(head, 6) & 0x3fff != 0 {
+                if read_u16(head, 6) & 0x3fff != 0 {
                     return Some(Destination::AllWorkers);
                 }
                 match head[9] {
@@ -125,8 +125,8 @@ impl Steering {
             0x86dd => {
                 let head = ip.get(..40)?;
                 let (next, at) = match head[6] {
-                    next if extension_headers::known(next) => {
-                        extension_headers::carried(ip, next, 40)?
+                    next if extension_headers::is_extension_header(next) => {
+                        extension_headers::find_upper_layer(ip, next, 40)?
                     }
                     next => (next, 40),
                 };
@@ -171,25 +171,25 @@ impl WorkerSteering {
 mod tests {
     use super::*;
 
-    fn sock(a: &str) -> SocketAddr {
-        a.parse().unwrap()
+    fn sock(text: &str) -> SocketAddr {
+        text.parse().unwrap()
     }
 
     fn tcp_v4(vlan: bool, src: [u8; 4], dst: [u8; 4], ports: [u16; 2]) -> Vec<u8> {
-        let mut f = vec![2; 12];
+        let mut frame = vec![2; 12];
         if vlan {
-            f.extend_from_slice(&[0x81, 0, 0, 100]);
+            frame.extend_from_slice(&[0x81, 0, 0, 100]);
         }
-        f.extend_from_slice(&[8, 0]);
+        frame.extend_from_slice(&[8, 0]);
         let mut ip = [0u8; 20];
         ip[0] = 0x45;
         ip[9] = 6;
         ip[12..16].copy_from_slice(&src);
         ip[16..].copy_from_slice(&dst);
-        f.extend_from_slice(&ip);
-        f.extend_from_slice(&ports[0].to_be_bytes());
-        f.extend_from_slice(&ports[1].to_be_bytes());
-        f
+        frame.extend_from_slice(&ip);
+        frame.extend_from_slice(&ports[0].to_be_bytes());
+        frame.extend_from_slice(&ports[1].to_be_bytes());
+        frame
     }
 
     #[test]

@@ -13,10 +13,10 @@ impl FlowTable {
     pub(crate) const SHARE: usize = 2 * size_of::<u64>();
 
     pub(crate) fn new(max: usize) -> Self {
-        let n = (max.max(8) * 2).next_power_of_two();
+        let slots = (max.max(8) * 2).next_power_of_two();
         FlowTable {
-            slots: vec![0; n],
-            mask: n - 1,
+            slots: vec![0; slots],
+            mask: slots - 1,
         }
     }
 
@@ -40,53 +40,55 @@ impl FlowTable {
     #[inline]
     pub(crate) fn find(&self, hash: u64, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let tag = hash as u32;
-        let mut i = self.home(tag);
+        let mut position = self.home(tag);
         loop {
-            let s = self.slots[i];
-            if s == 0 {
+            let slot = self.slots[position];
+            if slot == 0 {
                 return None;
             }
-            if (s >> 32) as u32 == tag {
-                let index = s as u32 - 1;
+            if (slot >> 32) as u32 == tag {
+                let index = slot as u32 - 1;
                 if is(index) {
                     return Some(index);
                 }
             }
-            i = (i + 1) & self.mask;
+            position = (position + 1) & self.mask;
         }
     }
 
     /// The caller knows that the key is not here and that at most `max` entries are.
     pub(crate) fn insert(&mut self, hash: u64, index: u32) {
         let tag = hash as u32;
-        let mut i = self.home(tag);
-        while self.slots[i] != 0 {
-            i = (i + 1) & self.mask;
+        let mut position = self.home(tag);
+        while self.slots[position] != 0 {
+            position = (position + 1) & self.mask;
         }
-        self.slots[i] = u64::from(tag) << 32 | u64::from(index + 1);
+        self.slots[position] = u64::from(tag) << 32 | u64::from(index + 1);
     }
 
     pub(crate) fn remove(&mut self, hash: u64, index: u32) {
         let want = u64::from(hash as u32) << 32 | u64::from(index + 1);
-        let mut i = self.home(hash as u32);
-        while self.slots[i] != want {
-            if self.slots[i] == 0 {
+        let mut position = self.home(hash as u32);
+        while self.slots[position] != want {
+            if self.slots[position] == 0 {
                 return;
             }
-            i = (i + 1) & self.mask;
+            position = (position + 1) & self.mask;
         }
         // Backward shift: close the gap with entries that may live there; leaves no tombstones.
-        let mut hole = i;
+        let mut hole = position;
         loop {
-            i = (i + 1) & self.mask;
-            let s = self.slots[i];
-            if s == 0 {
+            position = (position + 1) & self.mask;
+            let slot = self.slots[position];
+            if slot == 0 {
                 break;
             }
-            let home = self.home((s >> 32) as u32);
-            if (i.wrapping_sub(home) & self.mask) >= (i.wrapping_sub(hole) & self.mask) {
-                self.slots[hole] = s;
-                hole = i;
+            let home = self.home((slot >> 32) as u32);
+            if (position.wrapping_sub(home) & self.mask)
+                >= (position.wrapping_sub(hole) & self.mask)
+            {
+                self.slots[hole] = slot;
+                hole = position;
             }
         }
         self.slots[hole] = 0;
@@ -99,23 +101,23 @@ mod tests {
 
     #[test]
     fn entries_are_found_until_removed_under_heavy_collision() {
-        let mut t = FlowTable::new(256);
+        let mut table = FlowTable::new(256);
         // Hashes collide by construction: only 16 different homes.
-        let hash = |i: u32| u64::from(i % 16) | u64::from(i) << 32;
+        let hash = |index: u32| u64::from(index % 16) | u64::from(index) << 32;
         let mut alive = std::collections::HashSet::new();
-        let mut x = 1u32;
+        let mut random = 1u32;
         for _ in 0..20_000 {
-            x = x.wrapping_mul(1664525).wrapping_add(1013904223);
-            let i = (x >> 8) % 256;
-            if alive.remove(&i) {
-                t.remove(hash(i), i);
+            random = random.wrapping_mul(1664525).wrapping_add(1013904223);
+            let index = (random >> 8) % 256;
+            if alive.remove(&index) {
+                table.remove(hash(index), index);
             } else {
-                alive.insert(i);
-                t.insert(hash(i), i);
+                alive.insert(index);
+                table.insert(hash(index), index);
             }
-            let probe = (x >> 20) % 256;
+            let probe = (random >> 20) % 256;
             assert_eq!(
-                t.find(hash(probe), |k| k == probe).is_some(),
+                table.find(hash(probe), |found| found == probe).is_some(),
                 alive.contains(&probe)
             );
         }

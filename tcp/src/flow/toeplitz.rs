@@ -30,10 +30,10 @@ impl Toeplitz {
     /// Unrolls a key.
     pub fn new(key: &[u8; 40]) -> Self {
         let mut tables = Box::new([[0u32; 256]; MAX_INPUT]);
-        for (i, table) in tables.iter_mut().enumerate() {
+        for (position, table) in tables.iter_mut().enumerate() {
             // Bit b of input byte i selects the 32 key bits that start at 8i+b.
             let mut window = [0u8; 8];
-            window[..5].copy_from_slice(&key[i..i + 5]);
+            window[..5].copy_from_slice(&key[position..position + 5]);
             let window = u64::from_be_bytes(window);
             for (byte, entry) in table.iter_mut().enumerate() {
                 for bit in 0..8 {
@@ -52,7 +52,7 @@ impl Toeplitz {
         self.tables
             .iter()
             .zip(input)
-            .fold(0, |h, (table, &b)| h ^ table[usize::from(b)])
+            .fold(0, |hash, (table, &byte)| hash ^ table[usize::from(byte)])
     }
 
     /// Of a received TCP/IPv4 segment: source first, as it is on the wire.

@@ -23,20 +23,20 @@ impl Control {
             return;
         }
         let id = self.next_id();
-        for (i, part) in payload.chunks(most).enumerate() {
-            let at = i * most;
+        for (index, part) in payload.chunks(most).enumerate() {
+            let at = index * most;
             let more = at + part.len() < payload.len();
-            let mut f = self.buffer();
-            f.extend_from_slice(head);
+            let mut fragment = self.buffer();
+            fragment.extend_from_slice(head);
             if ipv6 {
-                let mut ip = Ipv6Packet::new_unchecked(&mut f[l2..]);
+                let mut ip = Ipv6Packet::new_unchecked(&mut fragment[l2..]);
                 ip.set_payload_len((extra + part.len()) as u16);
                 ip.set_next_header(IpProtocol::from(FRAGMENT));
-                let [a, b] = (at as u16 | u16::from(more)).to_be_bytes();
-                f.extend_from_slice(&[ICMPV6, 0, a, b]);
-                f.extend_from_slice(&id.to_be_bytes());
+                let [high, low] = (at as u16 | u16::from(more)).to_be_bytes();
+                fragment.extend_from_slice(&[ICMPV6, 0, high, low]);
+                fragment.extend_from_slice(&id.to_be_bytes());
             } else {
-                let mut ip = Ipv4Packet::new_unchecked(&mut f[l2..]);
+                let mut ip = Ipv4Packet::new_unchecked(&mut fragment[l2..]);
                 ip.set_total_len((header + part.len()) as u16);
                 ip.set_ident(id as u16);
                 ip.set_dont_frag(false);
@@ -44,8 +44,8 @@ impl Control {
                 ip.set_frag_offset(at as u16);
                 ip.fill_checksum();
             }
-            f.extend_from_slice(part);
-            self.queue(f, (header + extra) as u8, ipv6, stats);
+            fragment.extend_from_slice(part);
+            self.queue(fragment, (header + extra) as u8, ipv6, stats);
         }
         self.recycle(frame);
     }

@@ -21,7 +21,7 @@ impl Control {
     pub(crate) fn icmp_error(
         &mut self,
         now: Instant,
-        o: &Origin,
+        origin: &Origin,
         error: IcmpError,
         packet: &[u8],
         stats: &mut StackStats,
@@ -33,36 +33,36 @@ impl Control {
         let IcmpError { kind, code, word } = error;
         let mut head = [kind, code, 0, 0, 0, 0, 0, 0];
         head[4..].copy_from_slice(&word.to_be_bytes());
-        let (frame, l3) = match (o.src, o.dst) {
+        let (frame, l3) = match (origin.src, origin.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let quoted = quote(QUOTE_V4);
-                let mut f = self.frame(o.src_mac, 0x0800);
-                ipv4_header(&mut f, dst, src, 8 + quoted.len());
-                let at = f.len();
-                f.extend_from_slice(&head);
-                f.extend_from_slice(quoted);
+                let mut frame = self.frame(origin.src_mac, 0x0800);
+                ipv4_header(&mut frame, dst, src, 8 + quoted.len());
+                let at = frame.len();
+                frame.extend_from_slice(&head);
+                frame.extend_from_slice(quoted);
                 let mut sum = OnesComplementSum::new();
-                sum.add(&f[at..]);
-                f[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
+                sum.add(&frame[at..]);
+                frame[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
                 stats.icmp_unreachables_out += u64::from(kind == 3);
                 stats.icmp_time_exceeded_out += u64::from(kind == 11);
-                (f, 20)
+                (frame, 20)
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
                 let quoted = quote(QUOTE_V6);
-                let mut f = self.frame(o.src_mac, 0x86dd);
-                ipv6_header(&mut f, dst, src, 8 + quoted.len());
-                let at = f.len();
-                f.extend_from_slice(&head);
-                f.extend_from_slice(quoted);
-                Icmpv6Packet::new_unchecked(&mut f[at..]).fill_checksum(&dst, &src);
+                let mut frame = self.frame(origin.src_mac, 0x86dd);
+                ipv6_header(&mut frame, dst, src, 8 + quoted.len());
+                let at = frame.len();
+                frame.extend_from_slice(&head);
+                frame.extend_from_slice(quoted);
+                Icmpv6Packet::new_unchecked(&mut frame[at..]).fill_checksum(&dst, &src);
                 stats.icmp_parameter_problems_out += u64::from(kind == 4);
                 stats.icmp_time_exceeded_out += u64::from(kind == 3);
-                (f, 40)
+                (frame, 40)
             }
             _ => return,
         };
         stats.icmp_out += 1;
-        self.queue(frame, l3, o.dst.is_ipv6(), stats);
+        self.queue(frame, l3, origin.dst.is_ipv6(), stats);
     }
 }

@@ -16,7 +16,7 @@ use crate::base::time::Instant;
 use crate::config::ReassemblyConfig;
 
 /// Fragments of one datagram: 65535 bytes in links of 576 (RFC 1122 section 3.3.3).
-const MOST_PIECES: usize = 120;
+const MAX_PIECES: usize = 120;
 
 /// What fragments of one datagram have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub(crate) struct Fragment {
     pub ecn: u8,
 }
 
-struct Piece<B> {
+struct FragmentPiece<B> {
     start: u32,
     end: u32,
     at: usize,
@@ -53,7 +53,7 @@ struct Piece<B> {
 struct Datagram<B> {
     key: DatagramKey,
     /// By their place, without overlaps.
-    pieces: Vec<Piece<B>>,
+    pieces: Vec<FragmentPiece<B>>,
     /// Known from the last fragment.
     end: Option<u32>,
     have: u32,
@@ -61,12 +61,12 @@ struct Datagram<B> {
     /// A bit for each ECN field.
     ecn: u8,
     spoilt: bool,
-    first: First,
+    first: FirstFragment,
 }
 
 /// What only the first fragment says.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct First {
+pub(crate) struct FirstFragment {
     pub next: u8,
     pub named: usize,
     pub src_mac: [u8; 6],
@@ -75,22 +75,25 @@ pub(crate) struct First {
 }
 
 /// A datagram that is complete.
-pub(crate) struct Whole<B> {
+pub(crate) struct ReassembledDatagram<B> {
     pub key: DatagramKey,
-    pub first: First,
+    pub first: FirstFragment,
     /// A fragment was marked, and none was of a sender who knows nothing of marks.
     pub ce: bool,
     /// The first fragment, with its headers.
     pub head: B,
     /// The headers' length.
     pub at: usize,
-    rest: Vec<Piece<B>>,
+    rest: Vec<FragmentPiece<B>>,
 }
 
-impl<B: RecvBuf> Whole<B> {
+impl<B: RecvBuf> ReassembledDatagram<B> {
     /// Bytes behind the first fragment's headers.
     pub(crate) fn len(&self) -> usize {
-        let rest = self.rest.iter().map(|p| (p.end - p.start) as usize);
+        let rest = self
+            .rest
+            .iter()
+            .map(|piece| (piece.end - piece.start) as usize);
         self.head.remaining() - self.at + rest.sum::<usize>()
     }
 
@@ -99,24 +102,24 @@ impl<B: RecvBuf> Whole<B> {
     pub(crate) fn joined(self, at: usize) -> Option<B> {
         let mut all = self.head;
         all.advance(at);
-        for mut p in self.rest {
-            p.buf.advance(p.at);
-            all.try_append(p.buf).ok()?;
+        for mut piece in self.rest {
+            piece.buf.advance(piece.at);
+            all.try_append(piece.buf).ok()?;
         }
         Some(all)
     }
 }
 
 /// What became of a fragment.
-pub(crate) enum Taken<B> {
+pub(crate) enum FragmentOutcome<B> {
     Kept,
     /// It, or with it its datagram, is of no use.
     Failed,
-    Whole(Whole<B>),
+    ReassembledDatagram(ReassembledDatagram<B>),
 }
 
 /// The datagrams of one stack that wait for fragments, the oldest first.
-pub(crate) struct Fragments<B> {
+pub(crate) struct ReassemblyTable<B> {
     waiting: Vec<Datagram<B>>,
     pieces: usize,
     /// The first deadline, far away when nothing waits.
@@ -125,9 +128,9 @@ pub(crate) struct Fragments<B> {
 
 const NEVER: Instant = Instant(u64::MAX);
 
-impl<B: RecvBuf> Fragments<B> {
+impl<B: RecvBuf> ReassemblyTable<B> {
     pub(crate) fn new() -> Self {
-        Fragments {
+        ReassemblyTable {
             waiting: Vec::new(),
             pieces: 0,
             due: NEVER,
@@ -148,22 +151,32 @@ impl<B: RecvBuf> Fragments<B> {
         (self.due != NEVER).then_some(self.due)
     }
 
-    fn remove(&mut self, i: usize) -> Datagram<B> {
-        let d = self.waiting.remove(i);
-        self.pieces -= d.pieces.len();
-        self.due = self.waiting.first().map_or(NEVER, |d| d.until);
-        d
+    fn remove(&mut self, index: usize) -> Datagram<B> {
+        let datagram = self.waiting.remove(index);
+        self.pieces -= datagram.pieces.len();
+        self.due = self
+            .waiting
+            .first()
+            .map_or(NEVER, |datagram| datagram.until);
+        datagram
     }
 
     /// The oldest datagram whose time is out: its first fragment when this worker has it and is to
     /// tell, with what it said. Spoilt ones, which failed when they were, go without a word.
-    pub(crate) fn expired(&mut self, now: Instant) -> Option<(DatagramKey, First, Option<B>)> {
+    pub(crate) fn expired(
+        &mut self,
+        now: Instant,
+    ) -> Option<(DatagramKey, FirstFragment, Option<B>)> {
         while self.due(now) {
-            let mut d = self.remove(0);
-            if !d.spoilt {
-                let first = d.pieces.first().is_some_and(|p| p.start == 0);
-                let head = (first && d.first.ours).then(|| d.pieces.swap_remove(0).buf);
-                return Some((d.key, d.first, head));
+            let mut datagram = self.remove(0);
+            if !datagram.spoilt {
+                let first = datagram
+                    .pieces
+                    .first()
+                    .is_some_and(|piece| piece.start == 0);
+                let head =
+                    (first && datagram.first.ours).then(|| datagram.pieces.swap_remove(0).buf);
+                return Some((datagram.key, datagram.first, head));
             }
         }
         None
@@ -186,79 +199,96 @@ impl<B: RecvBuf> Fragments<B> {
     pub(crate) fn take(
         &mut self,
         now: Instant,
-        f: &Fragment,
+        fragment: &Fragment,
         buf: B,
         (src_mac, ours): ([u8; 6], bool),
         limits: &ReassemblyConfig,
         failed: &mut u64,
-    ) -> Taken<B> {
+    ) -> FragmentOutcome<B> {
         if limits.max_datagrams == 0 || limits.max_fragments == 0 {
-            return Taken::Failed;
+            return FragmentOutcome::Failed;
         }
-        let new = !self.waiting.iter().any(|d| d.key == f.key);
+        let new = !self
+            .waiting
+            .iter()
+            .any(|datagram| datagram.key == fragment.key);
         *failed += self.make_room(new, limits);
-        let i = match self.waiting.iter().position(|d| d.key == f.key) {
-            Some(i) => i,
+        let index = match self
+            .waiting
+            .iter()
+            .position(|datagram| datagram.key == fragment.key)
+        {
+            Some(index) => index,
             None => {
                 self.waiting.push(Datagram {
-                    key: f.key,
+                    key: fragment.key,
                     pieces: Vec::new(),
                     end: None,
                     have: 0,
                     until: now + limits.timeout,
                     ecn: 0,
                     spoilt: false,
-                    first: First::default(),
+                    first: FirstFragment::default(),
                 });
                 self.due = self.waiting[0].until;
                 self.waiting.len() - 1
             }
         };
-        let d = &mut self.waiting[i];
-        if d.spoilt {
-            return Taken::Kept;
+        let datagram = &mut self.waiting[index];
+        if datagram.spoilt {
+            return FragmentOutcome::Kept;
         }
-        let end = f.start + (buf.remaining() - f.at) as u32;
-        let place = d.pieces.partition_point(|p| p.start < f.start);
-        if d.pieces
+        let end = fragment.start + (buf.remaining() - fragment.at) as u32;
+        let place = datagram
+            .pieces
+            .partition_point(|piece| piece.start < fragment.start);
+        if datagram
+            .pieces
             .get(place)
-            .is_some_and(|p| (p.start, p.end) == (f.start, end))
+            .is_some_and(|piece| (piece.start, piece.end) == (fragment.start, end))
         {
             // The network may double a fragment (RFC 8200 section 4.5).
-            return Taken::Kept;
+            return FragmentOutcome::Kept;
         }
-        let before = place.checked_sub(1).map_or(0, |i| d.pieces[i].end);
-        let after = d.pieces.get(place).map_or(u32::MAX, |p| p.start);
-        let last = d.pieces.last().map_or(0, |p| p.end);
-        let sound = before <= f.start
+        let before = place
+            .checked_sub(1)
+            .map_or(0, |index| datagram.pieces[index].end);
+        let after = datagram
+            .pieces
+            .get(place)
+            .map_or(u32::MAX, |piece| piece.start);
+        let last = datagram.pieces.last().map_or(0, |piece| piece.end);
+        let sound = before <= fragment.start
             && end <= after
-            && d.end.is_none_or(|e| end <= e && (f.more || end == e))
-            && (f.more || last <= end)
-            && d.pieces.len() < MOST_PIECES;
+            && datagram
+                .end
+                .is_none_or(|known_end| end <= known_end && (fragment.more || end == known_end))
+            && (fragment.more || last <= end)
+            && datagram.pieces.len() < MAX_PIECES;
         if !sound {
-            d.spoilt = true;
-            self.pieces -= d.pieces.len();
-            d.pieces = Vec::new();
-            return Taken::Failed;
+            datagram.spoilt = true;
+            self.pieces -= datagram.pieces.len();
+            datagram.pieces = Vec::new();
+            return FragmentOutcome::Failed;
         }
-        if !f.more {
-            d.end = Some(end);
+        if !fragment.more {
+            datagram.end = Some(end);
         }
-        if f.start == 0 {
-            let (next, named) = (f.next, f.named);
-            d.first = First {
+        if fragment.start == 0 {
+            let (next, named) = (fragment.next, fragment.named);
+            datagram.first = FirstFragment {
                 next,
                 named,
                 src_mac,
                 ours,
             };
         }
-        d.ecn |= 1 << f.ecn;
-        d.have += end - f.start;
-        let (start, at) = (f.start, f.at);
-        d.pieces.insert(
+        datagram.ecn |= 1 << fragment.ecn;
+        datagram.have += end - fragment.start;
+        let (start, at) = (fragment.start, fragment.at);
+        datagram.pieces.insert(
             place,
-            Piece {
+            FragmentPiece {
                 start,
                 end,
                 at,
@@ -266,22 +296,22 @@ impl<B: RecvBuf> Fragments<B> {
             },
         );
         self.pieces += 1;
-        if d.end != Some(d.have) {
-            return Taken::Kept;
+        if datagram.end != Some(datagram.have) {
+            return FragmentOutcome::Kept;
         }
-        let d = self.remove(i);
+        let datagram = self.remove(index);
         // Marked, though a part came from one who knows nothing of marks (RFC 3168 section 5.3).
-        if d.ecn & 0b1001 == 0b1001 {
-            return Taken::Failed;
+        if datagram.ecn & 0b1001 == 0b1001 {
+            return FragmentOutcome::Failed;
         }
-        let mut pieces = d.pieces.into_iter();
+        let mut pieces = datagram.pieces.into_iter();
         let Some(head) = pieces.next() else {
-            return Taken::Failed;
+            return FragmentOutcome::Failed;
         };
-        Taken::Whole(Whole {
-            key: d.key,
-            first: d.first,
-            ce: d.ecn & 0b1000 != 0,
+        FragmentOutcome::ReassembledDatagram(ReassembledDatagram {
+            key: datagram.key,
+            first: datagram.first,
+            ce: datagram.ecn & 0b1000 != 0,
             head: head.buf,
             at: head.at,
             rest: pieces.collect(),
@@ -299,7 +329,7 @@ mod tests {
     const HEADER: usize = 20;
 
     struct Lab {
-        all: Fragments<VecBuf>,
+        all: ReassemblyTable<VecBuf>,
         limits: ReassemblyConfig,
         now: Instant,
         failed: u64,
@@ -308,7 +338,7 @@ mod tests {
     impl Lab {
         fn new() -> Lab {
             Lab {
-                all: Fragments::new(),
+                all: ReassemblyTable::new(),
                 limits: ReassemblyConfig::default(),
                 now: Instant::from_millis(1),
                 failed: 0,
@@ -316,7 +346,7 @@ mod tests {
         }
 
         /// Bytes `start..end` of a datagram, byte i of which is i modulo 251.
-        fn give(&mut self, id: u32, start: u32, end: u32, more: bool) -> Taken<VecBuf> {
+        fn give(&mut self, id: u32, start: u32, end: u32, more: bool) -> FragmentOutcome<VecBuf> {
             self.give_marked(id, start, end, more, 2)
         }
 
@@ -327,7 +357,7 @@ mod tests {
             end: u32,
             more: bool,
             ecn: u8,
-        ) -> Taken<VecBuf> {
+        ) -> FragmentOutcome<VecBuf> {
             let key = DatagramKey {
                 src: [10, 0, 0, 1].into(),
                 dst: [10, 0, 0, 2].into(),
@@ -357,16 +387,16 @@ mod tests {
         }
     }
 
-    fn kept(t: Taken<VecBuf>) -> bool {
-        matches!(t, Taken::Kept)
+    fn kept(t: FragmentOutcome<VecBuf>) -> bool {
+        matches!(t, FragmentOutcome::Kept)
     }
 
-    fn failed(t: Taken<VecBuf>) -> bool {
-        matches!(t, Taken::Failed)
+    fn failed(t: FragmentOutcome<VecBuf>) -> bool {
+        matches!(t, FragmentOutcome::Failed)
     }
 
-    fn whole(t: Taken<VecBuf>) -> Vec<u8> {
-        let Taken::Whole(w) = t else {
+    fn whole(t: FragmentOutcome<VecBuf>) -> Vec<u8> {
+        let FragmentOutcome::ReassembledDatagram(w) = t else {
             panic!("not whole")
         };
         let (len, at) = (w.len(), w.at);
@@ -463,7 +493,7 @@ mod tests {
 
         // One of many small pieces is refused, and many of some give way.
         let mut lab = Lab::new();
-        for i in 0..MOST_PIECES as u32 {
+        for i in 0..MAX_PIECES as u32 {
             assert!(kept(lab.give(1, i * 8, i * 8 + 8, true)));
         }
         assert!(failed(lab.give(1, 8000, 8008, true)));
@@ -504,7 +534,7 @@ mod tests {
             let mut lab = Lab::new();
             assert!(kept(lab.give_marked(1, 0, 8, true, a)));
             match lab.give_marked(1, 8, 16, false, b) {
-                Taken::Whole(w) => assert_eq!(Some(w.ce), ce),
+                FragmentOutcome::ReassembledDatagram(w) => assert_eq!(Some(w.ce), ce),
                 t => assert!(failed(t) && ce.is_none()),
             }
         }

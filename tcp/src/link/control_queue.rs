@@ -17,10 +17,10 @@ use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::token_bucket::Bucket;
 use crate::config::StackConfig;
-use crate::link::neighbours::Solicit;
+use crate::link::neighbours::Solicitation;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{self, Segment};
-use crate::wire::template::{Fields, HEADER_MAX, Template};
+use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
 const QUEUE_MAX: usize = 256;
 const POOL_MAX: usize = 16;
@@ -69,15 +69,15 @@ impl Control {
 
     /// An empty buffer.
     pub(crate) fn buffer(&mut self) -> Vec<u8> {
-        let mut b = self.pool.pop().unwrap_or_default();
-        b.clear();
-        b
+        let mut buffer = self.pool.pop().unwrap_or_default();
+        buffer.clear();
+        buffer
     }
 
     /// Takes a buffer back that is not queued.
-    pub(crate) fn recycle(&mut self, b: Vec<u8>) {
+    pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
         if self.pool.len() < POOL_MAX {
-            self.pool.push(b);
+            self.pool.push(buffer);
         }
     }
 
@@ -89,15 +89,15 @@ impl Control {
 
     /// A buffer with the Ethernet header in it.
     pub(crate) fn frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
-        let mut b = self.buffer();
-        b.extend_from_slice(&dst);
-        b.extend_from_slice(&self.mac);
-        if let Some(v) = self.vlan {
-            b.extend_from_slice(&0x8100u16.to_be_bytes());
-            b.extend_from_slice(&(v & 0xfff).to_be_bytes());
+        let mut frame = self.buffer();
+        frame.extend_from_slice(&dst);
+        frame.extend_from_slice(&self.mac);
+        if let Some(identifier) = self.vlan {
+            frame.extend_from_slice(&0x8100u16.to_be_bytes());
+            frame.extend_from_slice(&(identifier & 0xfff).to_be_bytes());
         }
-        b.extend_from_slice(&ethertype.to_be_bytes());
-        b
+        frame.extend_from_slice(&ethertype.to_be_bytes());
+        frame
     }
 
     pub(crate) fn l2(&self) -> usize {
@@ -146,21 +146,26 @@ impl Control {
     }
 
     /// A complete TCP segment without payload.
-    pub(crate) fn tcp(&mut self, t: &Template, f: &Fields<'_>, stats: &mut StackStats) {
+    pub(crate) fn tcp(
+        &mut self,
+        template: &Template,
+        fields: &SegmentFields<'_>,
+        stats: &mut StackStats,
+    ) {
         let mut out = [0; HEADER_MAX];
-        let (n, meta) = t.meta(f);
-        t.build(&mut out[..n], f);
+        let (len, meta) = template.meta(fields);
+        template.build(&mut out[..len], fields);
         let at = crate::wire::checksum::tcp_checksum_offset(&meta);
         let done = crate::wire::checksum::complete_tcp_checksum(
-            &out[..n],
+            &out[..len],
             &meta,
             crate::wire::checksum::OnesComplementSum::new(),
         );
         out[at..at + 2].copy_from_slice(&done);
-        let mut b = self.buffer();
-        b.extend_from_slice(&out[..n]);
+        let mut buffer = self.buffer();
+        buffer.extend_from_slice(&out[..len]);
         stats.out_segs += 1;
-        self.queue(b, meta.l3_len, meta.ipv6, stats);
+        self.queue(buffer, meta.l3_len, meta.ipv6, stats);
     }
 
     /// There is room for an answer; else it is counted as lost, and not made.
@@ -200,7 +205,7 @@ impl Control {
         payload: u32,
         stats: &mut StackStats,
     ) {
-        let t = Template::new(self.mac, dst_mac, self.vlan, key);
+        let template = Template::new(self.mac, dst_mac, self.vlan, key);
         let len = payload
             + u32::from(seg.flags & segment::SYN != 0)
             + u32::from(seg.flags & segment::FIN != 0);
@@ -211,8 +216,8 @@ impl Control {
         };
         stats.out_rsts += 1;
         self.tcp(
-            &t,
-            &Fields {
+            &template,
+            &SegmentFields {
                 seq,
                 ack,
                 flags,
@@ -228,12 +233,12 @@ impl Control {
     }
 
     fn arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut StackStats) {
-        let mut b = self.frame(to, 0x0806);
-        let l2 = b.len();
-        b.resize(l2 + repr.buffer_len(), 0);
-        repr.emit(&mut ArpPacket::new_unchecked(&mut b[l2..]));
+        let mut frame = self.frame(to, 0x0806);
+        let l2 = frame.len();
+        frame.resize(l2 + repr.buffer_len(), 0);
+        repr.emit(&mut ArpPacket::new_unchecked(&mut frame[l2..]));
         stats.arp_out += 1;
-        self.queue(b, 0, false, stats);
+        self.queue(frame, 0, false, stats);
     }
 
     pub(crate) fn gratuitous_arp(&mut self, addr: Ipv4Addr, stats: &mut StackStats) {
@@ -248,8 +253,13 @@ impl Control {
     }
 
     /// Asks for a neighbour, from our address `source`.
-    pub(crate) fn solicit(&mut self, s: &Solicit, source: IpAddr, stats: &mut StackStats) {
-        match (s.target, source) {
+    pub(crate) fn solicit(
+        &mut self,
+        solicitation: &Solicitation,
+        source: IpAddr,
+        stats: &mut StackStats,
+    ) {
+        match (solicitation.target, source) {
             (IpAddr::V4(target), IpAddr::V4(source)) => {
                 let repr = ArpRepr::EthernetIpv4 {
                     operation: ArpOperation::Request,
@@ -258,10 +268,10 @@ impl Control {
                     target_hardware_addr: EthernetAddress([0; 6]),
                     target_protocol_addr: target,
                 };
-                self.arp(s.to.unwrap_or(BROADCAST), &repr, stats);
+                self.arp(solicitation.to.unwrap_or(BROADCAST), &repr, stats);
             }
             (IpAddr::V6(target), IpAddr::V6(source)) => {
-                let o = target.octets();
+                let octets = target.octets();
                 // RFC 4861 section 7.2.2: to the solicited-node multicast address.
                 let group = Ipv6Addr::new(
                     0xff02,
@@ -270,12 +280,15 @@ impl Control {
                     0,
                     0,
                     1,
-                    0xff00 | u16::from(o[13]),
-                    u16::from_be_bytes([o[14], o[15]]),
+                    0xff00 | u16::from(octets[13]),
+                    u16::from_be_bytes([octets[14], octets[15]]),
                 );
-                let (mac, ip) = match s.to {
+                let (mac, ip) = match solicitation.to {
                     Some(mac) => (mac, target),
-                    None => ([0x33, 0x33, 0xff, o[13], o[14], o[15]], group),
+                    None => (
+                        [0x33, 0x33, 0xff, octets[13], octets[14], octets[15]],
+                        group,
+                    ),
                 };
                 let repr = Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit {
                     target_addr: target,
@@ -296,18 +309,18 @@ impl Control {
         repr: &Icmpv6Repr<'_>,
         stats: &mut StackStats,
     ) {
-        let mut b = self.frame(mac, 0x86dd);
+        let mut frame = self.frame(mac, 0x86dd);
         let len = repr.buffer_len();
-        ipv6_header(&mut b, src, dst, len);
-        let at = b.len();
-        b.resize(at + len, 0);
+        ipv6_header(&mut frame, src, dst, len);
+        let at = frame.len();
+        frame.resize(at + len, 0);
         repr.emit(
             &src,
             &dst,
-            &mut Icmpv6Packet::new_unchecked(&mut b[at..]),
+            &mut Icmpv6Packet::new_unchecked(&mut frame[at..]),
             &ChecksumCapabilities::default(),
         );
-        self.queue_long(b, true, stats);
+        self.queue_long(frame, true, stats);
     }
 
     /// Answers an ARP request for one of ours. Returns a claim to remember: (address, MAC, was a
@@ -319,7 +332,7 @@ impl Control {
         stats: &mut StackStats,
     ) -> Option<(IpAddr, [u8; 6], bool)> {
         stats.arp_in += 1;
-        let repr = ArpPacket::new_checked(packet).and_then(|p| ArpRepr::parse(&p));
+        let repr = ArpPacket::new_checked(packet).and_then(|packet| ArpRepr::parse(&packet));
         let Ok(ArpRepr::EthernetIpv4 {
             operation,
             source_hardware_addr,
@@ -359,17 +372,17 @@ impl Control {
     pub(crate) fn receive_icmpv4<B: RecvBuf>(
         &mut self,
         now: Instant,
-        o: &Origin,
-        b: &B,
+        origin: &Origin,
+        message: &B,
         stats: &mut StackStats,
     ) -> bool {
         stats.icmp_in += 1;
-        let (IpAddr::V4(src), IpAddr::V4(dst)) = (o.src, o.dst) else {
+        let (IpAddr::V4(src), IpAddr::V4(dst)) = (origin.src, origin.dst) else {
             return false;
         };
         let mut sum = crate::wire::checksum::OnesComplementSum::new();
-        b.chunks().for_each(|c| sum.add(c));
-        let head = b.chunk();
+        message.chunks().for_each(|chunk| sum.add(chunk));
+        let head = message.chunk();
         if head.len() < 8 || sum.value() != 0xffff {
             stats.csum_errors += 1;
             return false;
@@ -380,17 +393,19 @@ impl Control {
         if self.silent || !self.may_answer(now, stats) {
             return false;
         }
-        let mut f = self.frame(o.src_mac, 0x0800);
-        ipv4_header(&mut f, dst, src, b.remaining());
-        let at = f.len();
-        b.chunks().for_each(|c| f.extend_from_slice(c));
-        f[at] = 0;
-        f[at + 2..at + 4].fill(0);
+        let mut reply = self.frame(origin.src_mac, 0x0800);
+        ipv4_header(&mut reply, dst, src, message.remaining());
+        let at = reply.len();
+        message
+            .chunks()
+            .for_each(|chunk| reply.extend_from_slice(chunk));
+        reply[at] = 0;
+        reply[at + 2..at + 4].fill(0);
         let mut sum = crate::wire::checksum::OnesComplementSum::new();
-        sum.add(&f[at..]);
-        f[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
+        sum.add(&reply[at..]);
+        reply[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
         stats.icmp_out += 1;
-        self.queue_long(f, false, stats);
+        self.queue_long(reply, false, stats);
         false
     }
 
@@ -399,21 +414,23 @@ impl Control {
     pub(crate) fn receive_icmpv6<B: RecvBuf>(
         &mut self,
         now: Instant,
-        o: &Origin,
+        origin: &Origin,
         hop_limit: u8,
-        b: &B,
+        message: &B,
         own: impl Fn(IpAddr) -> bool,
         stats: &mut StackStats,
     ) -> Icmpv6 {
         stats.icmp_in += 1;
-        let (IpAddr::V6(src), IpAddr::V6(dst)) = (o.src, o.dst) else {
+        let (IpAddr::V6(src), IpAddr::V6(dst)) = (origin.src, origin.dst) else {
             return Icmpv6::Done;
         };
         let mut flat = self.buffer();
-        b.chunks().for_each(|c| flat.extend_from_slice(c));
+        message
+            .chunks()
+            .for_each(|chunk| flat.extend_from_slice(chunk));
         let parsed = Icmpv6Packet::new_checked(&flat[..])
             .ok()
-            .filter(|p| p.verify_checksum(&src, &dst));
+            .filter(|packet| packet.verify_checksum(&src, &dst));
         let Some(packet) = parsed else {
             stats.csum_errors += 1;
             return Icmpv6::Done;
@@ -425,9 +442,9 @@ impl Control {
         else {
             return Icmpv6::Done;
         };
-        let mac_of = |a: Option<smoltcp::wire::RawHardwareAddress>| {
-            let b = a?;
-            <[u8; 6]>::try_from(b.as_bytes()).ok()
+        let mac_of = |address: Option<smoltcp::wire::RawHardwareAddress>| {
+            let message = address?;
+            <[u8; 6]>::try_from(message.as_bytes()).ok()
         };
         match repr {
             Icmpv6Repr::EchoRequest {
@@ -443,7 +460,7 @@ impl Control {
                     seq_no,
                     data,
                 };
-                self.icmpv6(o.src_mac, dst, src, &reply, stats);
+                self.icmpv6(origin.src_mac, dst, src, &reply, stats);
                 stats.icmp_out += 1;
             }
             Icmpv6Repr::Ndisc(_) if hop_limit != 255 => stats.martians += 1,
@@ -463,7 +480,7 @@ impl Control {
                     )
                 } else {
                     flags |= NdiscNeighborFlags::SOLICITED;
-                    (o.src_mac, src)
+                    (origin.src_mac, src)
                 };
                 let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
                     flags,
@@ -489,7 +506,7 @@ impl Control {
                 if !own(target_addr.into()) {
                     return Icmpv6::Claim(
                         target_addr.into(),
-                        mac_of(lladdr).unwrap_or(o.src_mac),
+                        mac_of(lladdr).unwrap_or(origin.src_mac),
                         true,
                     );
                 }
@@ -501,10 +518,10 @@ impl Control {
 }
 
 /// Appends the IPv4 header of an ICMP message of `len` bytes.
-pub(crate) fn ipv4_header(f: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len: usize) {
-    let l2 = f.len();
-    f.resize(l2 + 20, 0);
-    let mut ip = Ipv4Packet::new_unchecked(&mut f[l2..]);
+pub(crate) fn ipv4_header(frame: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len: usize) {
+    let l2 = frame.len();
+    frame.resize(l2 + 20, 0);
+    let mut ip = Ipv4Packet::new_unchecked(&mut frame[l2..]);
     ip.set_version(4);
     ip.set_header_len(20);
     ip.set_total_len(20 + len as u16);
@@ -517,10 +534,10 @@ pub(crate) fn ipv4_header(f: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len: us
 }
 
 /// Appends the IPv6 header of an ICMP message of `len` bytes.
-pub(crate) fn ipv6_header(f: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, len: usize) {
-    let l2 = f.len();
-    f.resize(l2 + 40, 0);
-    let mut ip = Ipv6Packet::new_unchecked(&mut f[l2..]);
+pub(crate) fn ipv6_header(frame: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, len: usize) {
+    let l2 = frame.len();
+    frame.resize(l2 + 40, 0);
+    let mut ip = Ipv6Packet::new_unchecked(&mut frame[l2..]);
     ip.set_version(6);
     ip.set_payload_len(len as u16);
     ip.set_next_header(smoltcp::wire::IpProtocol::Icmpv6);

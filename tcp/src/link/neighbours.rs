@@ -10,7 +10,7 @@ use crate::base::time::nanos;
 use crate::config::NeighbourConfig;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Status {
+enum NeighbourState {
     /// Solicited, no answer yet.
     Incomplete,
     Reachable,
@@ -24,29 +24,35 @@ enum Status {
 
 /// Who gives way first when the table is full; those that are waited for never do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Worth {
+enum EvictionRank {
     Unconfirmed,
     Believed,
     Awaited,
 }
 
-impl Worth {
-    const ALL: [Worth; 3] = [Worth::Unconfirmed, Worth::Believed, Worth::Awaited];
+impl EvictionRank {
+    const ALL: [EvictionRank; 3] = [
+        EvictionRank::Unconfirmed,
+        EvictionRank::Believed,
+        EvictionRank::Awaited,
+    ];
 }
 
-impl Status {
-    fn worth(self) -> Worth {
+impl NeighbourState {
+    fn worth(self) -> EvictionRank {
         match self {
-            Status::Stale => Worth::Unconfirmed,
-            Status::Reachable | Status::Probe | Status::Disputed => Worth::Believed,
-            Status::Incomplete => Worth::Awaited,
+            NeighbourState::Stale => EvictionRank::Unconfirmed,
+            NeighbourState::Reachable | NeighbourState::Probe | NeighbourState::Disputed => {
+                EvictionRank::Believed
+            }
+            NeighbourState::Incomplete => EvictionRank::Awaited,
         }
     }
 }
 
-struct Entry {
+struct NeighbourEntry {
     mac: [u8; 6],
-    status: Status,
+    status: NeighbourState,
     /// Next solicitation or expiry, ns.
     at: u64,
     sent: u8,
@@ -57,12 +63,12 @@ struct Entry {
 }
 
 /// A solicitation to send: multicast/broadcast without a MAC.
-pub(crate) struct Solicit {
+pub(crate) struct Solicitation {
     pub target: IpAddr,
     pub to: Option<[u8; 6]>,
 }
 
-pub(crate) enum Lookup {
+pub(crate) enum NeighbourLookup {
     Found([u8; 6]),
     Wait,
     /// The table is full of unresolved entries.
@@ -70,9 +76,9 @@ pub(crate) enum Lookup {
 }
 
 pub(crate) struct Neighbours {
-    entries: HashMap<IpAddr, Entry>,
+    entries: HashMap<IpAddr, NeighbourEntry>,
     /// Every entry by its worth and `at`: timers and evictions find theirs without a search.
-    order: BTreeSet<(Worth, u64, IpAddr)>,
+    order: BTreeSet<(EvictionRank, u64, IpAddr)>,
     max_entries: usize,
     /// ns, both.
     retransmit: u64,
@@ -82,7 +88,7 @@ pub(crate) struct Neighbours {
     pub generation: u32,
     /// No `at` of any entry is earlier.
     next_at: u64,
-    pub solicits: Vec<Solicit>,
+    pub solicits: Vec<Solicitation>,
     incomplete: usize,
     /// Of those, the ones that only strangers want.
     for_strangers: usize,
@@ -117,56 +123,56 @@ impl Neighbours {
         self.generation = self.generation.wrapping_add(1).max(1);
     }
 
-    fn add(&mut self, addr: IpAddr, e: Entry) {
-        self.order.insert((e.status.worth(), e.at, addr));
-        self.next_at = self.next_at.min(e.at);
-        self.incomplete += usize::from(e.status == Status::Incomplete);
-        self.for_strangers += usize::from(e.strangers);
-        self.entries.insert(addr, e);
+    fn add(&mut self, addr: IpAddr, entry: NeighbourEntry) {
+        self.order.insert((entry.status.worth(), entry.at, addr));
+        self.next_at = self.next_at.min(entry.at);
+        self.incomplete += usize::from(entry.status == NeighbourState::Incomplete);
+        self.for_strangers += usize::from(entry.strangers);
+        self.entries.insert(addr, entry);
     }
 
-    fn remove(&mut self, addr: IpAddr) -> Option<Entry> {
-        let e = self.entries.remove(&addr)?;
-        self.order.remove(&(e.status.worth(), e.at, addr));
-        self.incomplete -= usize::from(e.status == Status::Incomplete);
-        self.for_strangers -= usize::from(e.strangers);
-        Some(e)
+    fn remove(&mut self, addr: IpAddr) -> Option<NeighbourEntry> {
+        let entry = self.entries.remove(&addr)?;
+        self.order.remove(&(entry.status.worth(), entry.at, addr));
+        self.incomplete -= usize::from(entry.status == NeighbourState::Incomplete);
+        self.for_strangers -= usize::from(entry.strangers);
+        Some(entry)
     }
 
     /// The entry has come to `status`, in which it stays until `at`.
-    fn set(&mut self, addr: IpAddr, status: Status, at: u64, sent: u8) {
-        let Some(e) = self.entries.get_mut(&addr) else {
+    fn set(&mut self, addr: IpAddr, status: NeighbourState, at: u64, sent: u8) {
+        let Some(entry) = self.entries.get_mut(&addr) else {
             return;
         };
-        self.order.remove(&(e.status.worth(), e.at, addr));
-        self.incomplete -= usize::from(e.status == Status::Incomplete);
-        (e.status, e.at, e.sent) = (status, at, sent);
+        self.order.remove(&(entry.status.worth(), entry.at, addr));
+        self.incomplete -= usize::from(entry.status == NeighbourState::Incomplete);
+        (entry.status, entry.at, entry.sent) = (status, at, sent);
         self.order.insert((status.worth(), at, addr));
-        self.incomplete += usize::from(status == Status::Incomplete);
+        self.incomplete += usize::from(status == NeighbourState::Incomplete);
         self.next_at = self.next_at.min(at);
     }
 
     /// Somebody we know waits too, or the answer is there.
     fn not_for_strangers(&mut self, addr: IpAddr) {
-        if let Some(e) = self.entries.get_mut(&addr) {
-            self.for_strangers -= usize::from(core::mem::take(&mut e.strangers));
+        if let Some(entry) = self.entries.get_mut(&addr) {
+            self.for_strangers -= usize::from(core::mem::take(&mut entry.strangers));
         }
     }
 
     /// The known address is asked whether it still is there; `how` is one of the two states of
     /// asking.
-    fn probe(&mut self, addr: IpAddr, mac: [u8; 6], how: Status, now: Instant) {
+    fn probe(&mut self, addr: IpAddr, mac: [u8; 6], how: NeighbourState, now: Instant) {
         self.set(addr, how, now.0 + self.pace(how).0, 1);
-        self.solicits.push(Solicit {
+        self.solicits.push(Solicitation {
             target: addr,
             to: Some(mac),
         });
     }
 
     /// Time between questions, and their number.
-    fn pace(&self, status: Status) -> (u64, u8) {
+    fn pace(&self, status: NeighbourState) -> (u64, u8) {
         match status {
-            Status::Disputed => (
+            NeighbourState::Disputed => (
                 self.retransmit / u64::from(DISPUTED),
                 self.probes.saturating_mul(DISPUTED),
             ),
@@ -183,47 +189,47 @@ impl Neighbours {
         waiter: ConnId,
         stranger: bool,
         now: Instant,
-    ) -> Lookup {
+    ) -> NeighbourLookup {
         let waiter = (waiter.index, waiter.generation);
-        if let Some(e) = self.entries.get_mut(&addr) {
-            let mac = e.mac;
-            match e.status {
-                Status::Reachable | Status::Probe | Status::Disputed => {}
-                Status::Stale => self.probe(addr, mac, Status::Probe, now),
-                Status::Incomplete => {
-                    if e.waiters.len() < WAITERS_MAX {
-                        e.waiters.insert(waiter);
+        if let Some(entry) = self.entries.get_mut(&addr) {
+            let mac = entry.mac;
+            match entry.status {
+                NeighbourState::Reachable | NeighbourState::Probe | NeighbourState::Disputed => {}
+                NeighbourState::Stale => self.probe(addr, mac, NeighbourState::Probe, now),
+                NeighbourState::Incomplete => {
+                    if entry.waiters.len() < WAITERS_MAX {
+                        entry.waiters.insert(waiter);
                     }
                     if !stranger {
                         self.not_for_strangers(addr);
                     }
-                    return Lookup::Wait;
+                    return NeighbourLookup::Wait;
                 }
             }
-            return Lookup::Found(mac);
+            return NeighbourLookup::Found(mac);
         }
         if stranger && self.crowded() {
-            return Lookup::Full;
+            return NeighbourLookup::Full;
         }
         if self.entries.len() >= self.max_entries && !self.evict(stranger) {
-            return Lookup::Full;
+            return NeighbourLookup::Full;
         }
         self.add(
             addr,
-            Entry {
+            NeighbourEntry {
                 mac: [0; 6],
-                status: Status::Incomplete,
+                status: NeighbourState::Incomplete,
                 at: now.0 + self.retransmit,
                 sent: 1,
                 strangers: stranger,
                 waiters: BTreeSet::from([waiter]),
             },
         );
-        self.solicits.push(Solicit {
+        self.solicits.push(Solicitation {
             target: addr,
             to: None,
         });
-        Lookup::Wait
+        NeighbourLookup::Wait
     }
 
     /// Strangers wait for all the neighbours that they may.
@@ -237,7 +243,7 @@ impl Neighbours {
         let Some(&(worth, _, addr)) = self.order.first() else {
             return false;
         };
-        if worth == Worth::Awaited || (stranger && worth == Worth::Believed) {
+        if worth == EvictionRank::Awaited || (stranger && worth == EvictionRank::Believed) {
             return false;
         }
         self.remove(addr);
@@ -262,13 +268,13 @@ impl Neighbours {
             return Vec::new();
         }
         let (status, at) = if learn {
-            (Status::Stale, now.0 + 10 * self.reachable)
+            (NeighbourState::Stale, now.0 + 10 * self.reachable)
         } else {
-            (Status::Reachable, now.0 + self.reachable)
+            (NeighbourState::Reachable, now.0 + self.reachable)
         };
-        let Some(e) = self.entries.get_mut(&addr) else {
+        let Some(entry) = self.entries.get_mut(&addr) else {
             if learn && self.entries.len() < self.max_entries {
-                let e = Entry {
+                let entry = NeighbourEntry {
                     mac,
                     status,
                     at,
@@ -276,41 +282,46 @@ impl Neighbours {
                     strangers: false,
                     waiters: BTreeSet::new(),
                 };
-                self.add(addr, e);
+                self.add(addr, entry);
             }
             return Vec::new();
         };
-        if e.status == Status::Incomplete {
-            e.mac = mac;
-            let waiters = ids(core::mem::take(&mut e.waiters));
+        if entry.status == NeighbourState::Incomplete {
+            entry.mac = mac;
+            let waiters = ids(core::mem::take(&mut entry.waiters));
             self.not_for_strangers(addr);
             self.set(addr, status, at, 0);
             self.bump();
             return waiters;
         }
-        if e.mac == mac {
+        if entry.mac == mac {
             if !learn {
                 self.set(addr, status, at, 0);
             }
             return Vec::new();
         }
-        let doubtful = match e.status {
-            Status::Reachable => e.at.saturating_sub(self.reachable) + self.retransmit <= now.0,
-            Status::Stale | Status::Probe => true,
-            Status::Incomplete | Status::Disputed => false,
+        let doubtful = match entry.status {
+            NeighbourState::Reachable => {
+                entry.at.saturating_sub(self.reachable) + self.retransmit <= now.0
+            }
+            NeighbourState::Stale | NeighbourState::Probe => true,
+            NeighbourState::Incomplete | NeighbourState::Disputed => false,
         };
         if doubtful {
-            let known = e.mac;
-            self.probe(addr, known, Status::Disputed, now);
+            let known = entry.mac;
+            self.probe(addr, known, NeighbourState::Disputed, now);
         }
         Vec::new()
     }
 
     /// A claim nobody asked for may refresh only an entry that is being asked about.
     pub(crate) fn asked(&self, addr: IpAddr) -> bool {
-        self.entries
-            .get(&addr)
-            .is_some_and(|e| !matches!(e.status, Status::Reachable | Status::Stale))
+        self.entries.get(&addr).is_some_and(|entry| {
+            !matches!(
+                entry.status,
+                NeighbourState::Reachable | NeighbourState::Stale
+            )
+        })
     }
 
     /// Timers. Returns the connections whose neighbour did not answer.
@@ -321,7 +332,7 @@ impl Neighbours {
         }
         let mut changed = false;
         self.next_at = u64::MAX;
-        for worth in Worth::ALL {
+        for worth in EvictionRank::ALL {
             while let Some(&(w, at, addr)) = self.order.range((worth, 0, FIRST)..).next()
                 && w == worth
             {
@@ -329,26 +340,39 @@ impl Neighbours {
                     self.next_at = self.next_at.min(at);
                     break;
                 }
-                let Some(e) = self.entries.get(&addr) else {
+                let Some(entry) = self.entries.get(&addr) else {
                     break;
                 };
-                let (status, sent, mac) = (e.status, e.sent, e.mac);
+                let (status, sent, mac) = (entry.status, entry.sent, entry.mac);
                 let (pause, most) = self.pace(status);
                 match status {
-                    Status::Incomplete | Status::Probe | Status::Disputed if sent < most => {
+                    NeighbourState::Incomplete
+                    | NeighbourState::Probe
+                    | NeighbourState::Disputed
+                        if sent < most =>
+                    {
                         self.set(addr, status, now.0 + pause, sent + 1);
-                        let to = (status != Status::Incomplete).then_some(mac);
-                        self.solicits.push(Solicit { target: addr, to });
+                        let to = (status != NeighbourState::Incomplete).then_some(mac);
+                        self.solicits.push(Solicitation { target: addr, to });
                     }
-                    Status::Reachable => {
-                        self.set(addr, Status::Stale, now.0 + 10 * self.reachable, sent);
+                    NeighbourState::Reachable => {
+                        self.set(
+                            addr,
+                            NeighbourState::Stale,
+                            now.0 + 10 * self.reachable,
+                            sent,
+                        );
                         changed = true;
                     }
                     // No answer, or unused for long.
-                    Status::Incomplete | Status::Probe | Status::Disputed | Status::Stale => {
-                        changed |= matches!(status, Status::Probe | Status::Disputed);
+                    NeighbourState::Incomplete
+                    | NeighbourState::Probe
+                    | NeighbourState::Disputed
+                    | NeighbourState::Stale => {
+                        changed |=
+                            matches!(status, NeighbourState::Probe | NeighbourState::Disputed);
                         let gone = self.remove(addr);
-                        failed.extend(gone.map(|e| ids(e.waiters)).unwrap_or_default());
+                        failed.extend(gone.map(|entry| ids(entry.waiters)).unwrap_or_default());
                     }
                 }
             }
@@ -396,35 +420,41 @@ mod tests {
 
     #[test]
     fn an_unanswered_solicitation_is_repeated_then_fails_its_waiters() {
-        let mut n = table(8);
+        let mut table = table(8);
         let mut now = Instant(1);
-        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
-        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
+        assert!(matches!(
+            table.lookup(A, conn(7), false, now),
+            NeighbourLookup::Wait
+        ));
+        assert!(matches!(
+            table.lookup(A, conn(7), false, now),
+            NeighbourLookup::Wait
+        ));
         for _ in 0..2 {
             now = now + Duration::from_secs(1);
-            assert!(n.poll(now).is_empty());
+            assert!(table.poll(now).is_empty());
         }
-        assert_eq!(n.solicits.len(), 3);
+        assert_eq!(table.solicits.len(), 3);
         now = now + Duration::from_secs(1);
-        assert_eq!(n.poll(now), [conn(7)]);
-        assert!(n.next_deadline().is_none());
+        assert_eq!(table.poll(now), [conn(7)]);
+        assert!(table.next_deadline().is_none());
     }
 
     #[test]
     fn an_old_answer_is_probed_while_it_is_used() {
-        let mut n = table(8);
-        n.lookup(A, conn(7), false, Instant(1));
-        assert_eq!(n.heard(A, [2; 6], false, Instant(1)), [conn(7)]);
-        let g = n.generation;
-        n.poll(Instant(1) + Duration::from_secs(31));
-        assert_ne!(n.generation, g, "connections ask again");
-        n.solicits.clear();
+        let mut table = table(8);
+        table.lookup(A, conn(7), false, Instant(1));
+        assert_eq!(table.heard(A, [2; 6], false, Instant(1)), [conn(7)]);
+        let g = table.generation;
+        table.poll(Instant(1) + Duration::from_secs(31));
+        assert_ne!(table.generation, g, "connections ask again");
+        table.solicits.clear();
         assert!(matches!(
-            n.lookup(A, conn(7), false, Instant::from_millis(31_000)),
-            Lookup::Found(_)
+            table.lookup(A, conn(7), false, Instant::from_millis(31_000)),
+            NeighbourLookup::Found(_)
         ));
         assert_eq!(
-            n.solicits[0].to,
+            table.solicits[0].to,
             Some([2; 6]),
             "RFC 4861 section 7.3.3: a unicast probe"
         );
@@ -432,119 +462,129 @@ mod tests {
 
     #[test]
     fn a_contradicting_claim_is_believed_only_when_the_old_address_is_silent() {
-        let mut n = table(8);
+        let mut table = table(8);
         let mut now = Instant(1);
-        n.lookup(A, conn(7), false, now);
-        n.heard(A, [2; 6], false, now);
-        n.solicits.clear();
+        table.lookup(A, conn(7), false, now);
+        table.heard(A, [2; 6], false, now);
+        table.solicits.clear();
         // Just confirmed: not worth a question.
-        n.heard(A, [6; 6], true, now);
-        assert!(n.solicits.is_empty());
+        table.heard(A, [6; 6], true, now);
+        assert!(table.solicits.is_empty());
         now = now + Duration::from_secs(2);
         for learn in [true, false, true] {
-            n.heard(A, [6; 6], learn, now);
-            assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Found(m) if m == [2; 6]));
+            table.heard(A, [6; 6], learn, now);
+            assert!(
+                matches!(table.lookup(A, conn(7), false, now), NeighbourLookup::Found(m) if m == [2; 6])
+            );
         }
-        assert_eq!(n.solicits.len(), 1, "one probe, however many claims");
-        assert_eq!(n.solicits[0].to, Some([2; 6]));
-        n.heard(A, [2; 6], false, now);
-        assert!(n.entries[&A].status == Status::Reachable);
+        assert_eq!(table.solicits.len(), 1, "one probe, however many claims");
+        assert_eq!(table.solicits[0].to, Some([2; 6]));
+        table.heard(A, [2; 6], false, now);
+        assert!(table.entries[&A].status == NeighbourState::Reachable);
         // The same again, and nobody answers: twelve times within three seconds.
         now = now + Duration::from_secs(2);
-        n.solicits.clear();
-        n.heard(A, [6; 6], true, now);
+        table.solicits.clear();
+        table.heard(A, [6; 6], true, now);
         for _ in 0..12 {
             now = now + Duration::from_millis(250);
-            n.poll(now);
+            table.poll(now);
         }
-        assert_eq!(n.solicits.len(), 12);
-        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Wait));
-        assert_eq!(n.heard(A, [6; 6], false, now), [conn(7)]);
-        assert!(matches!(n.lookup(A, conn(7), false, now), Lookup::Found(m) if m == [6; 6]));
+        assert_eq!(table.solicits.len(), 12);
+        assert!(matches!(
+            table.lookup(A, conn(7), false, now),
+            NeighbourLookup::Wait
+        ));
+        assert_eq!(table.heard(A, [6; 6], false, now), [conn(7)]);
+        assert!(
+            matches!(table.lookup(A, conn(7), false, now), NeighbourLookup::Found(m) if m == [6; 6])
+        );
     }
 
     #[test]
     fn strangers_who_ask_do_not_push_out_a_neighbour_in_use() {
-        let mut n = table(8);
-        n.lookup(A, conn(7), false, Instant(1));
-        n.heard(A, [2; 6], false, Instant(1));
+        let mut table = table(8);
+        table.lookup(A, conn(7), false, Instant(1));
+        table.heard(A, [2; 6], false, Instant(1));
         for i in 0..1000u32 {
-            n.heard(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
+            table.heard(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
         }
         assert!(matches!(
-            n.lookup(A, conn(7), false, Instant(3)),
-            Lookup::Found(_)
+            table.lookup(A, conn(7), false, Instant(3)),
+            NeighbourLookup::Found(_)
         ));
         // Neighbours of our own find room at the strangers' cost.
         for i in 0..7u32 {
             let addr = IpAddr::V4((i + 5000).into());
             assert!(matches!(
-                n.lookup(addr, conn(1), false, Instant(3)),
-                Lookup::Wait
+                table.lookup(addr, conn(1), false, Instant(3)),
+                NeighbourLookup::Wait
             ));
-            n.heard(addr, [4; 6], false, Instant(3));
+            table.heard(addr, [4; 6], false, Instant(3));
         }
         assert!(matches!(
-            n.lookup(A, conn(7), false, Instant(3)),
-            Lookup::Found(_)
+            table.lookup(A, conn(7), false, Instant(3)),
+            NeighbourLookup::Found(_)
         ));
     }
 
     #[test]
     fn half_open_connections_of_strangers_leave_the_table_to_those_in_use() {
-        let mut n = table(16);
+        let mut table = table(16);
         let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
         for i in 0..12 {
-            n.lookup(near(i), conn(i), false, Instant(1));
-            n.heard(near(i), [2; 6], false, Instant(1));
+            table.lookup(near(i), conn(i), false, Instant(1));
+            table.heard(near(i), [2; 6], false, Instant(1));
         }
         for i in 100..1000 {
-            n.lookup(near(i), conn(i), true, Instant(2));
+            table.lookup(near(i), conn(i), true, Instant(2));
         }
-        assert_eq!((n.entries.len(), n.for_strangers), (16, 4));
+        assert_eq!((table.entries.len(), table.for_strangers), (16, 4));
         for i in 0..12 {
             assert!(matches!(
-                n.lookup(near(i), conn(i), false, Instant(3)),
-                Lookup::Found(_)
+                table.lookup(near(i), conn(i), false, Instant(3)),
+                NeighbourLookup::Found(_)
             ));
         }
         // One whom we want to reach counts no more as the strangers'.
         assert!(matches!(
-            n.lookup(near(100), conn(7), false, Instant(3)),
-            Lookup::Wait
+            table.lookup(near(100), conn(7), false, Instant(3)),
+            NeighbourLookup::Wait
         ));
-        assert_eq!(n.for_strangers, 3);
+        assert_eq!(table.for_strangers, 3);
         assert_eq!(
-            n.heard(near(100), [4; 6], false, Instant(3)),
+            table.heard(near(100), [4; 6], false, Instant(3)),
             [7, 100].map(conn)
         );
-        assert_eq!(n.heard(near(101), [4; 6], false, Instant(3)), [conn(101)]);
+        assert_eq!(
+            table.heard(near(101), [4; 6], false, Instant(3)),
+            [conn(101)]
+        );
         let mut now = Instant(3);
         for _ in 0..4 {
             now = now + Duration::from_secs(1);
-            n.poll(now);
+            table.poll(now);
         }
-        assert_eq!((n.incomplete, n.for_strangers), (0, 0));
+        assert_eq!((table.incomplete, table.for_strangers), (0, 0));
     }
 
     #[test]
     fn a_storm_of_strangers_cannot_grow_the_table() {
-        let mut n = table(8);
+        let mut table = table(8);
         for i in 0..1000u32 {
-            n.heard(IpAddr::V4(i.into()), [2; 6], true, Instant(1));
-            assert!(n.entries.len() <= 8);
+            table.heard(IpAddr::V4(i.into()), [2; 6], true, Instant(1));
+            assert!(table.entries.len() <= 8);
         }
         for i in 0..20u32 {
-            n.lookup(IpAddr::V4((i + 5000).into()), conn(1), false, Instant(1));
+            table.lookup(IpAddr::V4((i + 5000).into()), conn(1), false, Instant(1));
         }
-        assert!(n.entries.len() <= 8);
+        assert!(table.entries.len() <= 8);
         assert!(matches!(
-            n.lookup(A, conn(1), false, Instant(1)),
-            Lookup::Full
+            table.lookup(A, conn(1), false, Instant(1)),
+            NeighbourLookup::Full
         ));
-        n.heard(A, [0xff; 6], true, Instant(1));
+        table.heard(A, [0xff; 6], true, Instant(1));
         assert!(
-            !n.entries.contains_key(&A),
+            !table.entries.contains_key(&A),
             "a multicast MAC is no neighbour's"
         );
     }

@@ -12,7 +12,7 @@ use crate::base::ids::ConnId;
 use crate::base::time::ticks;
 use crate::connection::context::ConnectionContext;
 use crate::connection::{Connection, flag};
-use crate::pmtu::search::{RAISE, Search, past};
+use crate::pmtu::search::{PathSearch, RAISE_TICKS, past};
 use crate::queues::send_queue::{SACKED, Sent};
 
 /// Less than any link in use carries is an attack on our packet rate (RFC 5927 section 7).
@@ -28,7 +28,7 @@ const PATHS_MAX: usize = 4096;
 
 /// What is known of destinations beyond a narrow link (RFC 8899 section 3 item 9).
 #[derive(Default)]
-pub(crate) struct Paths(HashMap<IpAddr, Search>);
+pub(crate) struct Paths(HashMap<IpAddr, PathSearch>);
 
 /// The next hop's MTU; routers from before RFC 1191 do not say and are met with its section 7's
 /// plateaus below the quoted packet's length.
@@ -37,7 +37,7 @@ pub(crate) fn from_v4(mtu: u16, quoted: u16) -> u16 {
     if mtu != 0 {
         return mtu;
     }
-    let below = PLATEAUS.into_iter().find(|&p| p < quoted);
+    let below = PLATEAUS.into_iter().find(|&plateau| plateau < quoted);
     below.unwrap_or(MIN_V4)
 }
 
@@ -65,11 +65,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// When a connection whose path became narrow at `t` looks after that: at once where it can
     /// probe. Without SACK a probe's loss is told late or by a timeout: there full segments are
     /// tried after ten minutes (RFC 1191 section 6.3).
-    fn first_look(&self, t: u32) -> u32 {
+    fn first_look(&self, now_ticks: u32) -> u32 {
         if self.hot.has(flag::SACK) {
-            t
+            now_ticks
         } else {
-            t.wrapping_add(RAISE)
+            now_ticks.wrapping_add(RAISE_TICKS)
         }
     }
 
@@ -85,41 +85,50 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.split_trains();
         self.tx.resegment(u32::from(self.hot.emss));
         self.start_recovery();
-        if let Some(r) = &mut self.recovery {
-            r.recount(&mut self.hot, &self.tx);
+        if let Some(recovery) = &mut self.recovery {
+            recovery.recount(&mut self.hot, &self.tx);
         }
     }
 }
 
 impl Paths {
-    pub(crate) fn learn(&mut self, to: IpAddr, s: Search, t: u32) {
-        if self.room_for(to, t) {
-            self.0.insert(to, s);
+    pub(crate) fn learn(&mut self, to: IpAddr, search: PathSearch, now_ticks: u32) {
+        if self.room_for(to, now_ticks) {
+            self.0.insert(to, search);
         }
     }
 
     /// Beside those that are known, expired ones gone.
-    fn room_for(&mut self, to: IpAddr, t: u32) -> bool {
+    fn room_for(&mut self, to: IpAddr, now_ticks: u32) -> bool {
         if self.0.len() >= PATHS_MAX && !self.0.contains_key(&to) {
-            self.0.retain(|_, s| !past(t, s.until));
+            self.0.retain(|_, search| !past(now_ticks, search.until));
         }
         self.0.len() < PATHS_MAX || self.0.contains_key(&to)
     }
 
-    pub(crate) fn get(&self, to: IpAddr) -> Option<&Search> {
+    pub(crate) fn get(&self, to: IpAddr) -> Option<&PathSearch> {
         self.0.get(&to)
     }
 
-    pub(crate) fn known(&mut self, to: IpAddr) -> Option<&mut Search> {
+    pub(crate) fn known(&mut self, to: IpAddr) -> Option<&mut PathSearch> {
         self.0.get_mut(&to)
     }
 
     /// The search of a connection whose packets are `own` bytes long; `None`: there are too many.
-    pub(crate) fn search(&mut self, to: IpAddr, own: u16, t: u32) -> Option<&mut Search> {
-        if !self.room_for(to, t) {
+    pub(crate) fn search(
+        &mut self,
+        to: IpAddr,
+        own: u16,
+        now_ticks: u32,
+    ) -> Option<&mut PathSearch> {
+        if !self.room_for(to, now_ticks) {
             return None;
         }
-        Some(self.0.entry(to).or_insert_with(|| Search::from(own, t)))
+        Some(
+            self.0
+                .entry(to)
+                .or_insert_with(|| PathSearch::from(own, now_ticks)),
+        )
     }
 
     pub(crate) fn forget(&mut self, to: IpAddr) {
@@ -133,15 +142,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if cx.shared.paths.0.is_empty() {
             return;
         }
-        let t = ticks(cx.now.0);
+        let now_ticks = ticks(cx.now.0);
         let to = self.template.key().remote().ip();
-        if let Some(s) = cx.shared.paths.0.get(&to) {
-            if past(t, s.until) {
+        if let Some(search) = cx.shared.paths.0.get(&to) {
+            if past(now_ticks, search.until) {
                 cx.shared.paths.0.remove(&to);
-            } else if self.emss_for(s.plpmtu) < self.hot.emss {
-                self.hot.emss = self.emss_for(s.plpmtu);
+            } else if self.emss_for(search.plpmtu) < self.hot.emss {
+                self.hot.emss = self.emss_for(search.plpmtu);
                 self.hot.flags |= flag::NARROW;
-                self.search_at = self.first_look(t);
+                self.search_at = self.first_look(now_ticks);
             }
         }
     }
@@ -153,7 +162,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.search_at = self.first_look(ticks(cx.now.0));
         cx.event(&mut self.hot, Events::MSS_CHANGED);
         self.split_trains();
-        if self.tx.sent.iter().any(|s| s.len > u32::from(emss)) {
+        if self
+            .tx
+            .sent
+            .iter()
+            .any(|segment| segment.len > u32::from(emss))
+        {
             self.send_cut(cx);
         }
     }
@@ -173,7 +187,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         self.split_trains();
-        let (first, at) = self.tx.sent.front().map_or((0, 0), |s| (s.len, s.at));
+        let (first, at) = self
+            .tx
+            .sent
+            .front()
+            .map_or((0, 0), |segment| (segment.len, segment.at));
         let least = self.template.is_v6() || self.hot.backoff >= 2 * SUSPICIOUS;
         let mtu = match (self.template.is_v6(), least) {
             (true, _) => MIN_V6,
@@ -184,19 +202,21 @@ impl<B: RecvBuf, R> Connection<B, R> {
         // A window that shrank swallows repetitions too, but they are answered. What was sent no
         // earlier and SACKed passed the path.
         let shut = self.hot.snd_wnd < self.hot.flight() && self.hot.last_rx >= at;
-        let passes = |s: &Sent| s.flags & SACKED != 0 && s.len > u32::from(base) && s.at >= at;
+        let passes = |segment: &Sent| {
+            segment.flags & SACKED != 0 && segment.len > u32::from(base) && segment.at >= at
+        };
         if first > u32::from(base)
             && base < self.hot.emss
             && !shut
             && !self.tx.sent.iter().any(passes)
         {
             cx.shared.stats.black_holes += 1;
-            let t = ticks(cx.now.0);
+            let now_ticks = ticks(cx.now.0);
             let to = self.template.key().remote().ip();
             let cut = (self.id(cx.index), self.hot.snd_nxt);
             cx.shared
                 .paths
-                .learn(to, Search::base(mtu, least, cut, t), t);
+                .learn(to, PathSearch::base(mtu, least, cut, now_ticks), now_ticks);
             self.narrow(cx, base);
         }
     }

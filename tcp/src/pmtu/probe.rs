@@ -19,16 +19,16 @@ use crate::connection::context::{ConnectionContext, SharedState};
 use crate::connection::output::Blocked;
 use crate::connection::{Connection, Hot, Phase, flag};
 use crate::loss::recovery::Recovery;
-use crate::pmtu::search::Next;
+use crate::pmtu::search::SearchStep;
 use crate::queues::send_queue::{LOST, MTU_PROBE, SendQueue};
 
 /// A connection that cannot go on with the search looks again after so long, in 2^20 ns: while
 /// another probes, and when it has nothing to probe with.
-const OTHERS: u32 = 16;
-const RARELY: u32 = 954;
+const RETRY_SOON_TICKS: u32 = 16;
+const RETRY_LATER_TICKS: u32 = 954;
 
 /// What came of it.
-pub(crate) enum Step {
+pub(crate) enum ProbeStep {
     /// A probe of so many bytes left.
     Sent(u32),
     /// New segments wait until the window takes the probe.
@@ -45,32 +45,32 @@ impl SharedState {
     pub(crate) fn without_probe<R>(
         &mut self,
         (me, to): (ConnId, core::net::IpAddr),
-        (h, r, tx): (&mut Hot, &mut Recovery, &mut SendQueue<R>),
+        (hot, recovery, tx): (&mut Hot, &mut Recovery, &mut SendQueue<R>),
         fresh: u32,
         now: Instant,
     ) -> u32 {
-        if fresh == 0 || !h.has(flag::NARROW) {
+        if fresh == 0 || !hot.has(flag::NARROW) {
             return fresh;
         }
         let Some(path) = self.paths.known(to) else {
             return fresh;
         };
-        let emss = u32::from(h.emss);
-        let Some(i) = path.probe_of(me).and_then(|(end, _)| tx.mtu_probe(end)) else {
+        let emss = u32::from(hot.emss);
+        let Some(index) = path.probe_of(me).and_then(|(end, _)| tx.mtu_probe(end)) else {
             return fresh;
         };
-        if tx.sent[i].flags & LOST == 0 {
+        if tx.sent[index].flags & LOST == 0 {
             return fresh;
         }
-        let t = ticks(now.0);
-        if fresh == 1 && h.phase == Phase::Open {
+        let now_ticks = ticks(now.0);
+        if fresh == 1 && hot.phase == Phase::Open {
             self.stats.mtu_probes_lost += 1;
-            path.lost(gap(h), t);
+            path.lost(gap(hot), now_ticks);
         } else {
-            path.unclear(gap(h), t);
+            path.unclear(gap(hot), now_ticks);
         }
         tx.resegment(emss);
-        r.recount(h, tx);
+        recovery.recount(hot, tx);
         fresh - 1
     }
 }
@@ -87,8 +87,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         &mut self,
         cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
-    ) -> Result<Step, Blocked> {
-        let t = ticks(cx.now.0);
+    ) -> Result<ProbeStep, Blocked> {
+        let now_ticks = ticks(cx.now.0);
         let me = self.id(cx.index);
         // RFC 4821 section 7.4: no losses are outstanding.
         let open = matches!(self.hot.state, TcpState::Established | TcpState::CloseWait);
@@ -97,29 +97,29 @@ impl<B: RecvBuf, R> Connection<B, R> {
             || self.hot.has(flag::RECOVERING | flag::PERSIST)
             || self.hot.backoff > 0
         {
-            return Ok(Step::Later);
+            return Ok(ProbeStep::Later);
         }
         if !self.hot.has(flag::SACK) {
             cx.shared.paths.forget(self.template.key().remote().ip());
             self.widen(cx, self.emss_agreed);
-            return Ok(Step::Later);
+            return Ok(ProbeStep::Later);
         }
         let max = self.mtu_of(self.emss_agreed);
         let own = self.mtu_of(self.hot.emss);
         let Some(path) = cx
             .shared
             .paths
-            .search(self.template.key().remote().ip(), own, t)
+            .search(self.template.key().remote().ip(), own, now_ticks)
         else {
-            self.search_at = t.wrapping_add(RARELY);
-            return Ok(Step::Later);
+            self.search_at = now_ticks.wrapping_add(RETRY_LATER_TICKS);
+            return Ok(ProbeStep::Later);
         };
         if let Some((end, size)) = path.probe_of(me) {
             if self.hot.snd_una.lt(end) {
-                return Ok(Step::Later);
+                return Ok(ProbeStep::Later);
             }
             cx.shared.stats.mtu_probes_passed += u64::from(size > path.plpmtu);
-            path.confirmed(size, t);
+            path.confirmed(size, now_ticks);
         }
         if path.plpmtu.min(max) > own {
             // The congestion window stays as it is in bytes (RFC 8899 section 3 item 7).
@@ -129,19 +129,23 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
             self.widen(cx, emss);
             // What its owner made of that comes first.
-            return Ok(Step::Later);
+            return Ok(ProbeStep::Later);
         }
         // Another connection's path may have a hole that this one's has not.
-        if path.plpmtu < own || path.taken(me, t) {
-            let wait = if path.plpmtu < own { RARELY } else { OTHERS };
-            self.search_at = t.wrapping_add(wait);
-            return Ok(Step::Later);
+        if path.plpmtu < own || path.taken(me, now_ticks) {
+            let wait = if path.plpmtu < own {
+                RETRY_LATER_TICKS
+            } else {
+                RETRY_SOON_TICKS
+            };
+            self.search_at = now_ticks.wrapping_add(wait);
+            return Ok(ProbeStep::Later);
         }
-        let size = match path.next(max, t) {
-            Next::Probe(size) => size,
-            Next::At(at) => {
+        let size = match path.next(max, now_ticks) {
+            SearchStep::Probe(size) => size,
+            SearchStep::At(at) => {
                 self.search_at = at;
-                return Ok(Step::Later);
+                return Ok(ProbeStep::Later);
             }
         };
         self.send_probe(cx, size, tx)
@@ -161,18 +165,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut ConnectionContext<'_>,
         size: u16,
         tx: &mut impl FrameSink<R>,
-    ) -> Result<Step, Blocked> {
-        let t = ticks(cx.now.0);
+    ) -> Result<ProbeStep, Blocked> {
+        let now_ticks = ticks(cx.now.0);
         let me = self.id(cx.index);
         let own = self.mtu_of(self.hot.emss);
         let to = self.template.key().remote().ip();
-        let Some(path) = cx.shared.paths.search(to, own, t) else {
-            return Ok(Step::Later);
+        let Some(path) = cx.shared.paths.search(to, own, now_ticks) else {
+            return Ok(ProbeStep::Later);
         };
-        let h = &self.hot;
-        let (emss, probe) = (u32::from(h.emss), u32::from(self.emss_for(size)));
+        let hot = &self.hot;
+        let (emss, probe) = (u32::from(hot.emss), u32::from(self.emss_for(size)));
         let Some(plan) = self.tx.plan(probe, probe) else {
-            return Ok(Step::Later);
+            return Ok(ProbeStep::Later);
         };
         let asked = path.is_asked(me);
         let long = self.tx.next_len() > emss;
@@ -182,39 +186,39 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let full = self
                 .tx
                 .plan(emss, emss)
-                .is_some_and(|p| p.len * 8 >= emss * 7);
+                .is_some_and(|plan| plan.len * 8 >= emss * 7);
             if !asked && !full {
-                self.search_at = t.wrapping_add(OTHERS);
-                return Ok(Step::Later);
+                self.search_at = now_ticks.wrapping_add(RETRY_SOON_TICKS);
+                return Ok(ProbeStep::Later);
             }
-            match path.ask(me, t) {
+            match path.ask(me, now_ticks) {
                 Some(first) => {
                     if first {
                         cx.event(&mut self.hot, Events::MTU_PROBE);
                     }
-                    return Ok(Step::Asked);
+                    return Ok(ProbeStep::Asked);
                 }
                 None => {
-                    self.search_at = t.wrapping_add(RARELY);
-                    return Ok(Step::Later);
+                    self.search_at = now_ticks.wrapping_add(RETRY_LATER_TICKS);
+                    return Ok(ProbeStep::Later);
                 }
             }
         }
         // Its loss has to show (RFC 4821 section 7.4): time tells that one later segment is enough
         // (RFC 8985).
-        let window = h.snd_wnd.saturating_sub(h.flight());
-        let usable = window.min(h.cwnd.saturating_sub(h.pipe));
-        if plan.len > h.cwnd.min(h.snd_wnd) {
-            return Ok(Step::Later);
+        let window = hot.snd_wnd.saturating_sub(hot.flight());
+        let usable = window.min(hot.cwnd.saturating_sub(hot.pipe));
+        if plan.len > hot.cwnd.min(hot.snd_wnd) {
+            return Ok(ProbeStep::Later);
         }
-        let followed = h.unsent >= plan.len + emss;
+        let followed = hot.unsent >= plan.len + emss;
         if plan.len > usable || !followed {
-            if h.pipe > 0 && (followed || asked) {
-                return Ok(Step::Hold);
+            if hot.pipe > 0 && (followed || asked) {
+                return Ok(ProbeStep::Hold);
             }
             // What the owner made for it leaves in one piece.
             if !asked || plan.len > window {
-                return Ok(Step::Later);
+                return Ok(ProbeStep::Later);
             }
         }
         let size = self.mtu_of(plan.len as u16);
@@ -222,16 +226,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         segment.flags |= MTU_PROBE;
         self.emit_new(cx, &segment, tx)?;
         self.tx.made(&plan);
-        let h = &mut self.hot;
-        h.pipe += plan.len;
-        h.unsent -= plan.len;
-        h.flags &= !flag::CUT;
-        let patience = (h.rtt.rto(&cx.shared.rto, 2) >> 20).min(u64::from(RARELY)) as u32;
-        if let Some(path) = cx.shared.paths.search(to, own, t) {
-            path.sent(me, segment.end(), size, patience, t);
+        let hot = &mut self.hot;
+        hot.pipe += plan.len;
+        hot.unsent -= plan.len;
+        hot.flags &= !flag::CUT;
+        let patience =
+            (hot.rtt.rto(&cx.shared.rto, 2) >> 20).min(u64::from(RETRY_LATER_TICKS)) as u32;
+        if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {
+            path.sent(me, segment.end(), size, patience, now_ticks);
         }
-        self.search_at = t;
-        Ok(Step::Sent(plan.len))
+        self.search_at = now_ticks;
+        Ok(ProbeStep::Sent(plan.len))
     }
 
     /// The probe timeout (RFC 8985 section 7.2) passed, and the last segment is an MTU probe: it
@@ -241,7 +246,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return false;
         }
         let emss = u32::from(self.hot.emss);
-        let Some(&last) = self.tx.sent.back().filter(|s| s.is_probe(emss)) else {
+        let Some(&last) = self.tx.sent.back().filter(|segment| segment.is_probe(emss)) else {
             return false;
         };
         let alone = last.seq == self.hot.snd_una;
@@ -251,15 +256,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.hot.rto_at = due;
             return true;
         }
-        let t = ticks(cx.now.0);
+        let now_ticks = ticks(cx.now.0);
         if let Some(path) = cx.shared.paths.known(self.template.key().remote().ip())
             && path.probe_of(self.id(cx.index)).is_some()
         {
             if alone {
                 cx.shared.stats.mtu_probes_lost += 1;
-                path.lost(gap(&self.hot), t);
+                path.lost(gap(&self.hot), now_ticks);
             } else {
-                path.unclear(gap(&self.hot), t);
+                path.unclear(gap(&self.hot), now_ticks);
             }
         }
         self.cut();
@@ -272,17 +277,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// counts, and the next waits long (RFC 4821 section 7.6.3).
     pub(crate) fn probe_timed_out(&mut self, cx: &mut ConnectionContext<'_>) {
         let emss = u32::from(self.hot.emss);
-        let Some(i) = self.tx.sent.iter().position(|s| s.is_probe(emss)) else {
+        let Some(index) = self
+            .tx
+            .sent
+            .iter()
+            .position(|segment| segment.is_probe(emss))
+        else {
             return;
         };
         if let Some(path) = cx.shared.paths.known(self.template.key().remote().ip())
             && path.probe_of(self.id(cx.index)).is_some()
         {
-            if i == 0 {
+            if index == 0 {
                 cx.shared.stats.mtu_probes_lost += 1;
-                path.lost(RARELY, ticks(cx.now.0));
+                path.lost(RETRY_LATER_TICKS, ticks(cx.now.0));
             } else {
-                path.unclear(RARELY, ticks(cx.now.0));
+                path.unclear(RETRY_LATER_TICKS, ticks(cx.now.0));
             }
         }
         self.cut();
@@ -290,6 +300,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
 }
 
 /// So long after a lost probe the next may follow, in 2^20 ns: 8 round trips, a second at most.
-fn gap(h: &Hot) -> u32 {
-    (h.rtt.srtt >> 17).min(u64::from(RARELY)) as u32 + 1
+fn gap(hot: &Hot) -> u32 {
+    (hot.rtt.srtt >> 17).min(u64::from(RETRY_LATER_TICKS)) as u32 + 1
 }

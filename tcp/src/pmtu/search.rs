@@ -16,19 +16,19 @@ use crate::base::sequence::SeqNr;
 /// MAX_PROBES (RFC 8899 section 5.1.2).
 const MAX_PROBES: u8 = 3;
 /// PMTU_RAISE_TIMER (section 5.1.1), in 2^20 ns; RFC 1191 section 6.3 has the same ten minutes.
-pub(crate) const RAISE: u32 = 600 * 954;
+pub(crate) const RAISE_TICKS: u32 = 600 * 954;
 /// What a search that nobody goes on with is worth to new connections.
-const UNFINISHED: u32 = 60 * 954;
+const UNFINISHED_TICKS: u32 = 60 * 954;
 /// Who was chosen to probe and does not come to it, or whose answer is lost, makes way.
-const TURN: u32 = 64;
+const TURN_TICKS: u32 = 64;
 /// Packet sizes of links and tunnels in use (RFC 4821 section 7.3 asks for such a table; what
 /// fails between two of them is bisected).
-const COMMON: [u16; 15] = [
+const COMMON_SIZES: [u16; 15] = [
     1006, 1280, 1380, 1400, 1420, 1450, 1480, 1492, 1500, 2002, 4352, 8166, 8950, 8982, 9000,
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum SearchState {
     /// BASE_PLPMTU is being confirmed.
     Base,
     Searching,
@@ -39,7 +39,7 @@ pub(crate) enum State {
 
 /// The one connection that probes for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct ProbeTurn {
     pub who: ConnId,
     /// Its probe in flight: where it ends, and its packet size. `None`: its owner was asked for a
     /// record of that length.
@@ -52,7 +52,7 @@ pub(crate) struct Turn {
 
 /// What to do about a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum SearchStep {
     /// A probe of this packet size.
     Probe(u16),
     /// Nothing before then.
@@ -60,10 +60,10 @@ pub(crate) enum Next {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Search {
+pub(crate) struct PathSearch {
     /// PLPMTU: the largest packet that is known, told or hoped to pass.
     pub plpmtu: u16,
-    pub state: State,
+    pub state: SearchState,
     /// PROBE_COUNT: lost in a row of at least `probed` bytes.
     count: u8,
     /// A router named `too_long - 1`.
@@ -72,53 +72,57 @@ pub(crate) struct Search {
     too_long: u16,
     /// PROBED_SIZE.
     probed: u16,
-    /// No probe before; in [`State::Complete`] the end of the PMTU_RAISE_TIMER.
+    /// No probe before; in [`SearchState::Complete`] the end of the PMTU_RAISE_TIMER.
     at: u32,
     /// New connections start with it until then.
     pub until: u32,
-    pub turn: Option<Turn>,
+    pub turn: Option<ProbeTurn>,
 }
 
 /// `t` is past `at`, on a clock that wraps.
-pub(crate) fn past(t: u32, at: u32) -> bool {
-    t.wrapping_sub(at) as i32 >= 0
+pub(crate) fn past(now: u32, at: u32) -> bool {
+    now.wrapping_sub(at) as i32 >= 0
 }
 
-impl Search {
+impl PathSearch {
     /// Upward from a size that is in use.
-    pub(crate) fn from(plpmtu: u16, t: u32) -> Self {
-        Search {
+    pub(crate) fn from(plpmtu: u16, now: u32) -> Self {
+        PathSearch {
             plpmtu,
-            state: State::Searching,
+            state: SearchState::Searching,
             count: 0,
             told: false,
             too_long: u16::MAX,
             probed: 0,
-            at: t,
-            until: t.wrapping_add(UNFINISHED),
+            at: now,
+            until: now.wrapping_add(UNFINISHED_TICKS),
             turn: None,
         }
     }
 
     /// A router named the path's size: nothing to look for in the next ten minutes.
-    pub(crate) fn told(mtu: u16, t: u32) -> Self {
-        let mut s = Search::from(mtu, t);
-        (s.too_long, s.told) = (mtu.saturating_add(1), true);
-        s.complete(t);
-        s
+    pub(crate) fn told(mtu: u16, now: u32) -> Self {
+        let mut search = PathSearch::from(mtu, now);
+        (search.too_long, search.told) = (mtu.saturating_add(1), true);
+        search.complete(now);
+        search
     }
 
     /// Longer packets vanished for good: `base` has to be confirmed by what ends at `end`.
-    pub(crate) fn base(base: u16, least: bool, (who, end): (ConnId, SeqNr), t: u32) -> Self {
-        let mut s = Search::from(base, t);
-        s.state = if least { State::Error } else { State::Base };
-        s.sent(who, end, base, TURN, t);
-        s
+    pub(crate) fn base(base: u16, least: bool, (who, end): (ConnId, SeqNr), now: u32) -> Self {
+        let mut search = PathSearch::from(base, now);
+        search.state = if least {
+            SearchState::Error
+        } else {
+            SearchState::Base
+        };
+        search.sent(who, end, base, TURN_TICKS, now);
+        search
     }
 
-    fn complete(&mut self, t: u32) {
-        self.state = State::Complete;
-        self.at = t.wrapping_add(RAISE);
+    fn complete(&mut self, now: u32) {
+        self.state = SearchState::Complete;
+        self.at = now.wrapping_add(RAISE_TICKS);
         self.until = self.at;
         self.turn = None;
     }
@@ -141,45 +145,49 @@ impl Search {
         if high - low < self.step() {
             return None;
         }
-        let first = COMMON.partition_point(|&c| c <= low);
-        let end = COMMON.partition_point(|&c| c <= high);
+        let first = COMMON_SIZES.partition_point(|&common| common <= low);
+        let end = COMMON_SIZES.partition_point(|&common| common <= high);
         Some(if first < end {
-            COMMON[(first + end) / 2]
+            COMMON_SIZES[(first + end) / 2]
         } else {
             low + (high - low).div_ceil(2)
         })
     }
 
     /// `max`: MAX_PLPMTU of who asks.
-    pub(crate) fn next(&mut self, max: u16, t: u32) -> Next {
-        if self.state == State::Complete && past(t, self.at) {
+    pub(crate) fn next(&mut self, max: u16, now: u32) -> SearchStep {
+        if self.state == SearchState::Complete && past(now, self.at) {
             // PMTU_RAISE_TIMER: what did not pass may by now.
-            *self = Search::from(self.plpmtu, t);
+            *self = PathSearch::from(self.plpmtu, now);
         }
-        if !past(t, self.at) {
-            return Next::At(self.at);
+        if !past(now, self.at) {
+            return SearchStep::At(self.at);
         }
         match self.target(max) {
-            Some(size) => Next::Probe(size),
+            Some(size) => SearchStep::Probe(size),
             None => {
-                self.complete(t);
-                Next::At(self.at)
+                self.complete(now);
+                SearchStep::At(self.at)
             }
         }
     }
 
     /// Somebody else probes.
-    pub(crate) fn taken(&self, me: ConnId, t: u32) -> bool {
-        self.turn.is_some_and(|p| p.who != me && !past(t, p.until))
+    pub(crate) fn taken(&self, me: ConnId, now: u32) -> bool {
+        self.turn
+            .is_some_and(|turn| turn.who != me && !past(now, turn.until))
     }
 
     pub(crate) fn is_asked(&self, me: ConnId) -> bool {
-        self.turn.is_some_and(|p| p.who == me && p.probe.is_none())
+        self.turn
+            .is_some_and(|turn| turn.who == me && turn.probe.is_none())
     }
 
     /// When the owner was last asked for a record.
     pub(crate) fn asked_at(&self) -> Option<u32> {
-        self.turn.filter(|p| p.probe.is_none()).map(|p| p.asked)
+        self.turn
+            .filter(|turn| turn.probe.is_none())
+            .map(|turn| turn.asked)
     }
 
     /// All that a connection of `max` can send passes, and nobody knows of a size that does not.
@@ -189,22 +197,26 @@ impl Search {
 
     /// The owner of `who` is asked for a longer record, if it was not just now. `None`: it was
     /// asked long enough.
-    pub(crate) fn ask(&mut self, who: ConnId, t: u32) -> Option<bool> {
+    pub(crate) fn ask(&mut self, who: ConnId, now: u32) -> Option<bool> {
         match &mut self.turn {
             // Not one that was silent since.
-            Some(p) if p.who == who && p.probe.is_none() && t.wrapping_sub(p.asked) < TURN => {
-                if past(t, p.until) {
+            Some(turn)
+                if turn.who == who
+                    && turn.probe.is_none()
+                    && now.wrapping_sub(turn.asked) < TURN_TICKS =>
+            {
+                if past(now, turn.until) {
                     self.turn = None;
                     return None;
                 }
-                Some(core::mem::replace(&mut p.asked, t) != t)
+                Some(core::mem::replace(&mut turn.asked, now) != now)
             }
             turn => {
-                *turn = Some(Turn {
+                *turn = Some(ProbeTurn {
                     who,
                     probe: None,
-                    until: t.wrapping_add(TURN),
-                    asked: t,
+                    until: now.wrapping_add(TURN_TICKS),
+                    asked: now,
                 });
                 Some(true)
             }
@@ -212,30 +224,30 @@ impl Search {
     }
 
     /// A probe of `size` that ends at `end` left; `patience`: how long its answer may take.
-    pub(crate) fn sent(&mut self, who: ConnId, end: SeqNr, size: u16, patience: u32, t: u32) {
+    pub(crate) fn sent(&mut self, who: ConnId, end: SeqNr, size: u16, patience: u32, now: u32) {
         if self.count == 0 || size < self.probed {
             (self.probed, self.count) = (size, 0);
         }
-        self.turn = Some(Turn {
+        self.turn = Some(ProbeTurn {
             who,
             probe: Some((end, size)),
-            until: t.wrapping_add(patience.max(TURN)),
-            asked: t,
+            until: now.wrapping_add(patience.max(TURN_TICKS)),
+            asked: now,
         });
     }
 
     /// The end of `who`'s probe in flight, and its size.
     pub(crate) fn probe_of(&self, who: ConnId) -> Option<(SeqNr, u16)> {
-        self.turn.filter(|p| p.who == who)?.probe
+        self.turn.filter(|turn| turn.who == who)?.probe
     }
 
     /// The probe in flight was acknowledged.
-    pub(crate) fn confirmed(&mut self, size: u16, t: u32) {
+    pub(crate) fn confirmed(&mut self, size: u16, now: u32) {
         self.turn = None;
         self.count = 0;
-        self.state = State::Searching;
-        self.at = t;
-        self.until = t.wrapping_add(UNFINISHED);
+        self.state = SearchState::Searching;
+        self.at = now;
+        self.until = now.wrapping_add(UNFINISHED_TICKS);
         self.plpmtu = self.plpmtu.max(size);
         if size >= self.too_long {
             (self.too_long, self.told) = (u16::MAX, false);
@@ -244,8 +256,8 @@ impl Search {
 
     /// The probe in flight, and it alone, was lost (RFC 4821 section 7.6.2). The next may follow
     /// in `gap`.
-    pub(crate) fn lost(&mut self, gap: u32, t: u32) {
-        self.unclear(gap, t);
+    pub(crate) fn lost(&mut self, gap: u32, now: u32) {
+        self.unclear(gap, now);
         self.count += 1;
         if self.count == MAX_PROBES {
             self.count = 0;
@@ -254,17 +266,17 @@ impl Search {
     }
 
     /// It was lost with others, or nobody knows (RFC 4821 sections 7.6.3, 7.6.4).
-    pub(crate) fn unclear(&mut self, gap: u32, t: u32) {
+    pub(crate) fn unclear(&mut self, gap: u32, now: u32) {
         self.turn = None;
-        self.at = t.wrapping_add(gap);
+        self.at = now.wrapping_add(gap);
     }
 
     /// A router says that the probe was longer than `mtu` (RFC 8899 section 4.6.2).
-    pub(crate) fn limited(&mut self, mtu: u16, t: u32) {
+    pub(crate) fn limited(&mut self, mtu: u16, now: u32) {
         self.turn = None;
         self.count = 0;
         (self.too_long, self.told) = (mtu + 1, true);
-        self.at = t;
+        self.at = now;
     }
 }
 
@@ -278,24 +290,26 @@ mod tests {
     };
 
     /// Searches a path that carries `mtu`; returns what was found, and the probes' sizes.
-    fn run(mut s: Search, max: u16, mtu: u16, says: bool) -> (u16, Vec<u16>) {
-        let (mut t, mut probes) = (0, vec![]);
+    fn run(mut search: PathSearch, max: u16, mtu: u16, says: bool) -> (u16, Vec<u16>) {
+        let (mut now, mut probes) = (0, vec![]);
         loop {
-            match s.next(max, t) {
-                Next::Probe(size) => {
-                    assert!(size > s.plpmtu && size <= max);
+            match search.next(max, now) {
+                SearchStep::Probe(size) => {
+                    assert!(size > search.plpmtu && size <= max);
                     probes.push(size);
-                    s.sent(ME, SeqNr(1), size, 0, t);
+                    search.sent(ME, SeqNr(1), size, 0, now);
                     if size <= mtu {
-                        s.confirmed(size, t);
+                        search.confirmed(size, now);
                     } else if says {
-                        s.limited(mtu, t);
+                        search.limited(mtu, now);
                     } else {
-                        s.lost(1, t);
+                        search.lost(1, now);
                     }
                 }
-                Next::At(_) if s.state == State::Complete => return (s.plpmtu, probes),
-                Next::At(at) => t = at,
+                SearchStep::At(_) if search.state == SearchState::Complete => {
+                    return (search.plpmtu, probes);
+                }
+                SearchStep::At(at) => now = at,
             }
             assert!(probes.len() < 60, "{probes:?}");
         }
@@ -305,10 +319,10 @@ mod tests {
     fn every_path_is_found_to_within_the_step_and_common_ones_exactly_rfc_8899_5_3() {
         for max in [1500, 9000] {
             for mtu in 576..=max {
-                let (found, probes) = run(Search::from(576, 0), max, mtu, false);
+                let (found, probes) = run(PathSearch::from(576, 0), max, mtu, false);
                 assert!(found <= mtu, "{found} of {mtu}");
                 assert!(mtu - found < (found / 256).max(8), "{found} of {mtu}");
-                assert!(!COMMON.contains(&mtu) || found == mtu);
+                assert!(!COMMON_SIZES.contains(&mtu) || found == mtu);
                 // Each size three times, and no size that is known.
                 let lost = probes.iter().filter(|&&p| p > mtu);
                 for &p in lost {
@@ -321,14 +335,14 @@ mod tests {
     #[test]
     fn a_path_that_is_whole_again_takes_one_probe_and_one_whose_router_speaks_two() {
         assert_eq!(
-            run(Search::from(1200, 0), 9000, 9000, false).1,
+            run(PathSearch::from(1200, 0), 9000, 9000, false).1,
             [9000],
             "no jump without a probe"
         );
-        let (found, probes) = run(Search::from(1200, 0), 9000, 1437, true);
+        let (found, probes) = run(PathSearch::from(1200, 0), 9000, 1437, true);
         assert_eq!((found, &probes[..]), (1437, &[9000, 1437][..]));
         // What the router named does not pass either.
-        let mut s = Search::from(1200, 0);
+        let mut s = PathSearch::from(1200, 0);
         s.limited(1450, 0);
         let (found, probes) = run(s, 1500, 1400, false);
         assert_eq!((found, &probes[..3]), (1400, &[1450; 3][..]));
@@ -336,11 +350,14 @@ mod tests {
 
     #[test]
     fn ten_minutes_after_a_search_the_next_begins_rfc_8899_5_1_1() {
-        let mut s = Search::told(1400, 5);
-        assert_eq!(s.next(1500, 6), Next::At(5 + RAISE));
-        assert_eq!(s.next(1500, 4 + RAISE), Next::At(5 + RAISE));
-        assert_eq!(s.next(1500, 5 + RAISE), Next::Probe(1500));
-        assert_eq!((s.state, s.plpmtu), (State::Searching, 1400));
+        let mut s = PathSearch::told(1400, 5);
+        assert_eq!(s.next(1500, 6), SearchStep::At(5 + RAISE_TICKS));
+        assert_eq!(
+            s.next(1500, 4 + RAISE_TICKS),
+            SearchStep::At(5 + RAISE_TICKS)
+        );
+        assert_eq!(s.next(1500, 5 + RAISE_TICKS), SearchStep::Probe(1500));
+        assert_eq!((s.state, s.plpmtu), (SearchState::Searching, 1400));
     }
 
     #[test]
@@ -349,30 +366,34 @@ mod tests {
             index: 7,
             generation: 1,
         };
-        let mut s = Search::from(1200, 0);
+        let mut s = PathSearch::from(1200, 0);
         assert_eq!(s.ask(ME, 0), Some(true));
         assert!(s.is_asked(ME) && s.taken(other, 1) && !s.taken(ME, 1));
         assert_eq!(s.ask(ME, 0), Some(false), "once a tick");
         assert_eq!(s.ask(ME, 1), Some(true));
-        assert_eq!(s.ask(ME, TURN), None);
-        assert_eq!(s.ask(ME, TURN), Some(true), "another turn");
-        assert_eq!(s.ask(ME, 9 * TURN), Some(true), "it was silent in between");
-        assert_eq!(s.ask(ME, 10 * TURN - 1), Some(true));
-        assert_eq!(s.ask(ME, 10 * TURN), None);
-        assert!(!s.taken(other, 10 * TURN));
-        s.sent(other, SeqNr(9), 1500, 0, 10 * TURN);
+        assert_eq!(s.ask(ME, TURN_TICKS), None);
+        assert_eq!(s.ask(ME, TURN_TICKS), Some(true), "another turn");
+        assert_eq!(
+            s.ask(ME, 9 * TURN_TICKS),
+            Some(true),
+            "it was silent in between"
+        );
+        assert_eq!(s.ask(ME, 10 * TURN_TICKS - 1), Some(true));
+        assert_eq!(s.ask(ME, 10 * TURN_TICKS), None);
+        assert!(!s.taken(other, 10 * TURN_TICKS));
+        s.sent(other, SeqNr(9), 1500, 0, 10 * TURN_TICKS);
         assert_eq!(s.probe_of(other), Some((SeqNr(9), 1500)));
         assert_eq!(s.probe_of(ME), None);
     }
 
     #[test]
     fn probes_that_are_lost_with_others_do_not_count_rfc_4821_7_6_4() {
-        let mut s = Search::from(1200, 0);
-        for t in 0..9 {
-            s.sent(ME, SeqNr(1), 1500, 0, t);
-            s.unclear(1, t);
-            assert_eq!(s.next(1500, t), Next::At(t + 1));
-            assert_eq!(s.next(1500, t + 1), Next::Probe(1500));
+        let mut s = PathSearch::from(1200, 0);
+        for now in 0..9 {
+            s.sent(ME, SeqNr(1), 1500, 0, now);
+            s.unclear(1, now);
+            assert_eq!(s.next(1500, now), SearchStep::At(now + 1));
+            assert_eq!(s.next(1500, now + 1), SearchStep::Probe(1500));
         }
     }
 }

@@ -43,12 +43,12 @@ pub fn shrink_window(frame: &mut [u8], share: u8) -> bool {
     if protocol != 6 || frame.len() < tcp + 20 || frame[tcp + 13] & 6 != 0 {
         return false;
     }
-    let word = |f: &[u8], at: usize| u16::from_be_bytes([f[at], f[at + 1]]);
+    let word = |frame: &[u8], at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
     let old = word(frame, tcp + 14);
     let new = (u32::from(old) * u32::from(share) / 256) as u16;
     let mut sum = OnesComplementSum::new();
-    for w in [!word(frame, tcp + 16), !old, new] {
-        sum.add_word(w);
+    for word in [!word(frame, tcp + 16), !old, new] {
+        sum.add_word(word);
     }
     frame[tcp + 14..tcp + 16].copy_from_slice(&new.to_be_bytes());
     frame[tcp + 16..tcp + 18].copy_from_slice(&(!sum.value()).to_be_bytes());
@@ -103,8 +103,8 @@ pub fn forge(frame: &mut [u8], meta: &FrameMeta) {
     if meta.l4_len == 0 {
         return;
     }
-    if let Some(b) = frame.last_mut() {
-        *b ^= 0x55;
+    if let Some(byte) = frame.last_mut() {
+        *byte ^= 0x55;
     }
     let ip = usize::from(meta.l2_len);
     let tcp = ip + usize::from(meta.l3_len);

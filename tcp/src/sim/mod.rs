@@ -34,12 +34,16 @@ impl Rng {
         z ^ (z >> 31)
     }
     /// In `0..n`; 0 for an empty range.
-    pub fn below(&mut self, n: u64) -> u64 {
-        if n == 0 { 0 } else { self.next_u64() % n }
+    pub fn below(&mut self, bound: u64) -> u64 {
+        if bound == 0 {
+            0
+        } else {
+            self.next_u64() % bound
+        }
     }
     /// True once in `1 / p` times.
-    pub fn chance(&mut self, p: f64) -> bool {
-        ((self.next_u64() >> 11) as f64) < p * (1u64 << 53) as f64
+    pub fn chance(&mut self, probability: f64) -> bool {
+        ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 }
 
@@ -88,34 +92,35 @@ pub struct VecSink {
 
 impl VecSink {
     /// TCP segmentation offload, as a NIC does it.
-    fn segment(&mut self, f: &[u8], meta: FrameMeta, headers: usize) {
+    fn segment(&mut self, frame: &[u8], meta: FrameMeta, headers: usize) {
         let (l2, l3) = (usize::from(meta.l2_len), usize::from(meta.l3_len));
-        let (head, payload) = f.split_at(headers);
+        let (head, payload) = frame.split_at(headers);
         let size = usize::from(meta.tso_segsz);
         assert!(payload.len() > size, "a super-segment has several segments");
         let tcp = l2 + l3;
         let seq = u32::from_be_bytes([head[tcp + 4], head[tcp + 5], head[tcp + 6], head[tcp + 7]]);
         let count = payload.len().div_ceil(size);
-        for (i, part) in payload.chunks(size).enumerate() {
-            let mut h = head.to_vec();
+        for (index, part) in payload.chunks(size).enumerate() {
+            let mut segment = head.to_vec();
             let tcp_len = (headers - tcp + part.len()) as u16;
             if meta.ipv6 {
-                h[l2 + 4..l2 + 6].copy_from_slice(&tcp_len.to_be_bytes());
+                segment[l2 + 4..l2 + 6].copy_from_slice(&tcp_len.to_be_bytes());
             } else {
-                h[l2 + 2..l2 + 4].copy_from_slice(&(tcp_len + 20).to_be_bytes());
-                h[l2 + 10..l2 + 12].fill(0);
-                let mut s = OnesComplementSum::new();
-                s.add(&h[l2..tcp]);
-                h[l2 + 10..l2 + 12].copy_from_slice(&(!s.value()).to_be_bytes());
+                segment[l2 + 2..l2 + 4].copy_from_slice(&(tcp_len + 20).to_be_bytes());
+                segment[l2 + 10..l2 + 12].fill(0);
+                let mut sum = OnesComplementSum::new();
+                sum.add(&segment[l2..tcp]);
+                segment[l2 + 10..l2 + 12].copy_from_slice(&(!sum.value()).to_be_bytes());
             }
-            h[tcp + 4..tcp + 8].copy_from_slice(&seq.wrapping_add((i * size) as u32).to_be_bytes());
-            if i + 1 < count {
-                h[tcp + 13] &= !0x09; // FIN and PSH go with the last
+            segment[tcp + 4..tcp + 8]
+                .copy_from_slice(&seq.wrapping_add((index * size) as u32).to_be_bytes());
+            if index + 1 < count {
+                segment[tcp + 13] &= !0x09; // FIN and PSH go with the last
             }
             let mut length = OnesComplementSum::new();
-            length.add(&h[tcp + 16..tcp + 18]);
+            length.add(&segment[tcp + 16..tcp + 18]);
             length.add_word(tcp_len);
-            h[tcp + 16..tcp + 18].copy_from_slice(&length.value().to_be_bytes());
+            segment[tcp + 16..tcp + 18].copy_from_slice(&length.value().to_be_bytes());
             let meta = FrameMeta {
                 payload_len: part.len() as u32,
                 tso_segsz: 0,
@@ -123,10 +128,10 @@ impl VecSink {
             };
             let mut sum = OnesComplementSum::new();
             sum.add(part);
-            let done = checksum::complete_tcp_checksum(&h, &meta, sum);
-            h[tcp + 16..tcp + 18].copy_from_slice(&done);
-            h.extend_from_slice(part);
-            self.frames.push_back((h, meta));
+            let done = checksum::complete_tcp_checksum(&segment, &meta, sum);
+            segment[tcp + 16..tcp + 18].copy_from_slice(&done);
+            segment.extend_from_slice(part);
+            self.frames.push_back((segment, meta));
         }
     }
 }
@@ -136,7 +141,7 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
         assert!(self.open.is_none(), "begin inside a frame");
         match &mut self.space {
             Some(0) => return false,
-            Some(n) => *n -= 1,
+            Some(left) => *left -= 1,
             None => {}
         }
         self.open = Some((
@@ -148,36 +153,36 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
         true
     }
     fn append_record(&mut self, _user: u64, record: &R, offset: u32, len: u32) {
-        let (f, _, _, sum) = self.open.as_mut().expect("append outside a frame");
-        let at = f.len();
-        record.read(offset, len, f);
-        sum.add(&f[at..]);
+        let (frame, _, _, sum) = self.open.as_mut().expect("append outside a frame");
+        let at = frame.len();
+        record.read(offset, len, frame);
+        sum.add(&frame[at..]);
     }
-    fn append_bytes(&mut self, b: &[u8]) {
+    fn append_bytes(&mut self, bytes: &[u8]) {
         self.open
             .as_mut()
             .expect("bytes outside a frame")
             .0
-            .extend_from_slice(b);
+            .extend_from_slice(bytes);
     }
     fn end_frame(&mut self) {
-        let (mut f, meta, headers, sum) = self.open.take().expect("end outside a frame");
+        let (mut frame, meta, headers, sum) = self.open.take().expect("end outside a frame");
         assert_eq!(
-            f.len(),
+            frame.len(),
             headers + meta.payload_len as usize,
             "payload_len tells the truth"
         );
         self.largest = self.largest.max(meta.payload_len);
         if meta.tso_segsz > 0 {
-            return self.segment(&f, meta, headers);
+            return self.segment(&frame, meta, headers);
         }
         // As a NIC does, or as the daemon's sink.
         if meta.checksum != TxChecksum::Complete && meta.l4_len > 0 {
-            let done = checksum::complete_tcp_checksum(&f[..headers], &meta, sum);
+            let done = checksum::complete_tcp_checksum(&frame[..headers], &meta, sum);
             let at = checksum::tcp_checksum_offset(&meta);
-            f[at..at + 2].copy_from_slice(&done);
+            frame[at..at + 2].copy_from_slice(&done);
         }
-        self.frames.push_back((f, meta));
+        self.frames.push_back((frame, meta));
     }
 }
 
@@ -230,7 +235,7 @@ impl Impairment {
     }
 }
 
-struct Link {
+struct SimLink {
     what: Impairment,
     in_burst: bool,
     free_at: u64,
@@ -252,7 +257,7 @@ pub struct SimNet<R> {
     pub now: Instant,
     pub hosts: [Stack<VecBuf, R>; 2],
     pub rng: Rng,
-    links: [Link; 2],
+    links: [SimLink; 2],
     arrivals: BinaryHeap<Arrival>,
     frames: BTreeMap<u64, Vec<u8>>,
     serial: u64,
@@ -278,20 +283,20 @@ pub struct SimNet<R> {
 }
 
 /// Usual configuration of host `i`: 10.0.0.1/24 and fd00::1/64, or .2 and ::2.
-pub fn host_config(i: usize) -> StackConfig {
-    let n = i as u8 + 1;
+pub fn host_config(host: usize) -> StackConfig {
+    let number = host as u8 + 1;
     let addrs: [IpCidr; 2] = [
-        IpCidr::new(std::net::Ipv4Addr::new(10, 0, 0, n).into(), 24),
+        IpCidr::new(std::net::Ipv4Addr::new(10, 0, 0, number).into(), 24),
         IpCidr::new(
-            std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()).into(),
+            std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).into(),
             64,
         ),
     ];
-    let mut c = StackConfig::new([2, 0, 0, 0, 0, n], addrs.to_vec());
-    c.isn_key = [n; 16];
-    c.hash_key = [0x40 + n; 16];
-    c.max_connections = 1024;
-    c
+    let mut config = StackConfig::new([2, 0, 0, 0, 0, number], addrs.to_vec());
+    config.isn_key = [number; 16];
+    config.hash_key = [0x40 + number; 16];
+    config.max_connections = 1024;
+    config
 }
 
 impl<R: RecordBytes> SimNet<R> {
@@ -301,7 +306,7 @@ impl<R: RecordBytes> SimNet<R> {
             now,
             hosts: configs.map(|c| Stack::new(c, now).expect("a valid configuration")),
             rng: Rng::new(seed),
-            links: links.map(|what| Link {
+            links: links.map(|what| SimLink {
                 what,
                 in_burst: false,
                 free_at: 0,
@@ -365,17 +370,25 @@ impl<R: RecordBytes> SimNet<R> {
         if let Some(tap) = &mut self.tap {
             tap(self.now, from, true, &frame);
         }
-        if self.filter.as_mut().is_some_and(|f| !f(from, &frame)) {
+        if self
+            .filter
+            .as_mut()
+            .is_some_and(|passes| !passes(from, &frame))
+        {
             self.lost += 1;
             return;
         }
-        let w = self.links[from].what;
-        if w.mtu > 0 && mangle::packet_len(&frame) > usize::from(w.mtu) {
+        let impairment = self.links[from].what;
+        if impairment.mtu > 0 && mangle::packet_len(&frame) > usize::from(impairment.mtu) {
             self.too_big += 1;
-            if self.rng.chance(w.told)
-                && let Some(answer) = mangle::too_big(&frame, w.mtu)
+            if self.rng.chance(impairment.told)
+                && let Some(answer) = mangle::too_big(&frame, impairment.mtu)
             {
-                self.carry(from, self.now.0 + w.delay.as_nanos() as u64, answer);
+                self.carry(
+                    from,
+                    self.now.0 + impairment.delay.as_nanos() as u64,
+                    answer,
+                );
             }
             return;
         }
@@ -384,43 +397,43 @@ impl<R: RecordBytes> SimNet<R> {
         }
         let link = &mut self.links[from];
         let rng = &mut self.rng;
-        if w.shrink > 0.0 && rng.chance(w.shrink) {
+        if impairment.shrink > 0.0 && rng.chance(impairment.shrink) {
             let share = if rng.chance(0.3) { 0 } else { rng.below(256) };
             self.shrunk += u64::from(mangle::shrink_window(&mut frame, share as u8));
         }
         link.in_burst = if link.in_burst {
-            !rng.chance(w.burst.1)
+            !rng.chance(impairment.burst.1)
         } else {
-            rng.chance(w.burst.0)
+            rng.chance(impairment.burst.0)
         };
-        if rng.chance(w.loss) || (link.in_burst && rng.chance(0.5)) {
+        if rng.chance(impairment.loss) || (link.in_burst && rng.chance(0.5)) {
             self.lost += 1;
             return;
         }
         let mut leave = self.now.0;
         let bits = (frame.len() as u64 + 24) * 8;
-        if let Some(time) = (bits * 1_000_000_000).checked_div(w.rate) {
+        if let Some(time) = (bits * 1_000_000_000).checked_div(impairment.rate) {
             let start = leave.max(link.free_at);
-            if start - leave > time * w.queue as u64 {
+            if start - leave > time * impairment.queue as u64 {
                 self.lost += 1;
                 return;
             }
-            if w.mark > 0 && start - leave > time * w.mark as u64 {
+            if impairment.mark > 0 && start - leave > time * impairment.mark as u64 {
                 self.marked += u64::from(mark(&mut frame));
             }
             link.free_at = start + time;
             leave = start + time;
         }
-        let delay = w.delay.as_nanos() as u64;
-        let mut at = leave + delay + rng.below(w.jitter.as_nanos() as u64 + 1);
-        if rng.chance(w.reorder) {
+        let delay = impairment.delay.as_nanos() as u64;
+        let mut at = leave + delay + rng.below(impairment.jitter.as_nanos() as u64 + 1);
+        if rng.chance(impairment.reorder) {
             at += 4 * delay;
         }
         let again = rng
-            .chance(w.duplicate)
+            .chance(impairment.duplicate)
             .then(|| at + rng.below(2 * delay + 1));
         let arp = frame[12..14] == [8, 6] || frame[12..14] == [0x81, 0] && frame[16..18] == [8, 6];
-        if rng.chance(w.corrupt) && !arp {
+        if rng.chance(impairment.corrupt) && !arp {
             let bit = rng.below((frame.len() as u64 - 14) * 8);
             frame[14 + bit as usize / 8] ^= 1 << (bit % 8);
         }
@@ -441,8 +454,8 @@ impl<R: RecordBytes> SimNet<R> {
 
     /// Polls both stacks.
     pub fn poll(&mut self) {
-        for i in 0..2 {
-            self.hosts[i].poll(self.now, &mut self.sinks[i]);
+        for host in 0..2 {
+            self.hosts[host].poll(self.now, &mut self.sinks[host]);
         }
         self.drain_sinks();
     }
@@ -458,8 +471,8 @@ impl<R: RecordBytes> SimNet<R> {
         let timers = self
             .hosts
             .iter()
-            .filter_map(|h| h.next_deadline())
-            .map(|d| d.0);
+            .filter_map(|host| host.next_deadline())
+            .map(|deadline| deadline.0);
         frame.into_iter().chain(timers).min()
     }
 
@@ -481,11 +494,11 @@ impl<R: RecordBytes> SimNet<R> {
                 break;
             }
             self.arrivals.pop();
-            if let Some(f) = self.frames.remove(&serial) {
+            if let Some(frame) = self.frames.remove(&serial) {
                 if let Some(tap) = &mut self.tap {
-                    tap(self.now, to, false, &f);
+                    tap(self.now, to, false, &frame);
                 }
-                bursts[to].push(f.into());
+                bursts[to].push(frame.into());
             }
         }
         let info = FrameInfo {
@@ -494,7 +507,7 @@ impl<R: RecordBytes> SimNet<R> {
         };
         for (host, burst) in self.hosts.iter_mut().zip(bursts) {
             if !burst.is_empty() {
-                host.receive_burst(self.now, burst.into_iter().map(|b| (b, info)));
+                host.receive_burst(self.now, burst.into_iter().map(|frame| (frame, info)));
             }
         }
         true
@@ -524,11 +537,11 @@ pub fn read_all<R>(host: &mut Stack<VecBuf, R>, id: crate::base::ids::ConnId) ->
     let Some(rx) = host.receive_queue(id) else {
         return vec![];
     };
-    let mut v = Vec::with_capacity(rx.len_bytes());
-    rx.chunks().for_each(|c| v.extend_from_slice(c));
-    let n = v.len();
-    rx.consume(n);
-    v
+    let mut bytes = Vec::with_capacity(rx.len_bytes());
+    rx.chunks().for_each(|chunk| bytes.extend_from_slice(chunk));
+    let count = bytes.len();
+    rx.consume(count);
+    bytes
 }
 
 const _: fn() = || {

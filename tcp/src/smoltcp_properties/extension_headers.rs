@@ -8,7 +8,7 @@ use smoltcp::wire::{
     Ipv6OptionType, Ipv6RoutingHeader,
 };
 
-use crate::wire::extension_headers::{NEXT, Walk, walk};
+use crate::wire::extension_headers::{NEXT_HEADER_OFFSET, WalkEnd, walk_extension_headers};
 use crate::wire::icmp_error::IcmpError;
 
 const IPV6_HEADER: usize = 40;
@@ -46,7 +46,7 @@ fn packets() -> impl Strategy<Value = Vec<u8>> {
         let mut kinds: Vec<u8> = headers.iter().map(|(kind, _, _)| *kind).collect();
         kinds.push(last);
         let mut packet = vec![0; IPV6_HEADER];
-        packet[NEXT] = kinds[0];
+        packet[NEXT_HEADER_OFFSET] = kinds[0];
         for ((kind, mut body, segments_left), next) in headers.into_iter().zip(&kinds[1..]) {
             if kind == ROUTING && !segments_left {
                 body[1] = 0;
@@ -67,26 +67,26 @@ fn packets() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// An ICMPv6 parameter problem.
-fn parameter_problem(code: u8, pointer: usize, group: bool) -> Walk {
-    Walk::Tell {
-        error: IcmpError::parameter(code, pointer),
+fn parameter_problem(code: u8, pointer: usize, group: bool) -> WalkEnd {
+    WalkEnd::Tell {
+        error: IcmpError::parameter_problem(code, pointer),
         group,
     }
 }
 
 /// What the options of a header that begins at `at` lead to: `None`, the packet goes on.
-fn smoltcp_options(payload: &[u8], at: usize) -> Option<Walk> {
+fn smoltcp_options(payload: &[u8], at: usize) -> Option<WalkEnd> {
     let mut offset = 0;
     while offset < payload.len() {
         let Ok(option) = Ipv6Option::new_checked(&payload[offset..]) else {
-            return Some(Walk::Drop);
+            return Some(WalkEnd::Drop);
         };
         let kind = option.option_type();
         if kind != Ipv6OptionType::Pad1 {
             let pointer = at + 2 + offset;
             match Ipv6OptionFailureType::from(kind) {
                 Ipv6OptionFailureType::Skip => {}
-                Ipv6OptionFailureType::Discard => return Some(Walk::Drop),
+                Ipv6OptionFailureType::Discard => return Some(WalkEnd::Drop),
                 Ipv6OptionFailureType::DiscardSendAll => {
                     return Some(parameter_problem(2, pointer, true));
                 }
@@ -102,16 +102,17 @@ fn smoltcp_options(payload: &[u8], at: usize) -> Option<Walk> {
 }
 
 /// The walk by smoltcp's types and the rules of RFC 8200 sections 4.1, 4.2 and 4.4.
-fn smoltcp_walk(packet: &[u8]) -> Walk {
-    let (mut next, mut at, mut named) = (packet[NEXT], IPV6_HEADER, NEXT);
+fn smoltcp_walk(packet: &[u8]) -> WalkEnd {
+    let (mut next, mut at, mut named) =
+        (packet[NEXT_HEADER_OFFSET], IPV6_HEADER, NEXT_HEADER_OFFSET);
     for _ in 0..=HEADERS_MAX {
         match next {
-            HOP_BY_HOP if named != NEXT => return parameter_problem(1, named, false),
+            HOP_BY_HOP if named != NEXT_HEADER_OFFSET => return parameter_problem(1, named, false),
             HOP_BY_HOP | ROUTING | DESTINATION => {}
-            _ => return Walk::At { next, at, named },
+            _ => return WalkEnd::At { next, at, named },
         }
         let Ok(header) = Ipv6ExtHeader::new_checked(packet.get(at..).unwrap_or(&[])) else {
-            return Walk::Drop;
+            return WalkEnd::Drop;
         };
         let payload = header.payload();
         if next == ROUTING {
@@ -125,14 +126,14 @@ fn smoltcp_walk(packet: &[u8]) -> Walk {
         (next, named) = (header.next_header().into(), at);
         at += 2 + payload.len();
     }
-    Walk::Drop
+    WalkEnd::Drop
 }
 
 proptest! {
     #[test]
     fn extension_headers_are_walked_as_by_smoltcp(packet in packets()) {
         prop_assert_eq!(
-            walk(&packet, packet[NEXT], IPV6_HEADER, NEXT),
+            walk_extension_headers(&packet, packet[NEXT_HEADER_OFFSET], IPV6_HEADER, NEXT_HEADER_OFFSET),
             smoltcp_walk(&packet)
         );
     }

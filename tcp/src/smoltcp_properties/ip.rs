@@ -1,4 +1,4 @@
-//! Ethernet, VLAN and IP headers in front of TCP: [`classify`].
+//! Ethernet, VLAN and IP headers in front of TCP: [`classify_frame`].
 
 use proptest::collection::vec;
 use proptest::option;
@@ -19,7 +19,7 @@ use crate::base::frame_info::RxChecksum;
 use crate::base::stats::StackStats;
 use crate::wire::extension_headers;
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{Inbound, Link, classify, flow};
+use crate::wire::frame::{FrameContent, LinkIdentity, classify_frame, peek_flow};
 
 const IPV4_HEADER: usize = 20;
 const IPV6_HEADER: usize = 40;
@@ -119,21 +119,21 @@ fn tcp_segment(source: IpAddr, destination: IpAddr, ports: (u16, u16), payload: 
     bytes
 }
 
-/// What [`classify`] makes of a frame, if it is TCP: the four-tuple, congestion experienced, and the
+/// What [`classify_frame`] makes of a frame, if it is TCP: the four-tuple, congestion experienced, and the
 /// bytes from the TCP header on.
 fn classify_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u8>)> {
-    let link = Link { mac: OWN_MAC, vlan };
+    let link = LinkIdentity { mac: OWN_MAC, vlan };
     let mut buffer = VecBuf::from(bytes.to_vec());
     let mut source_mac = [0; 6];
     let mut stats = StackStats::default();
-    match classify(
+    match classify_frame(
         &link,
         &mut buffer,
         RxChecksum::Unknown,
         &mut source_mac,
         &mut stats,
     )? {
-        Inbound::Tcp { key, ce } => Some((key, ce, buffer.chunk().to_vec())),
+        FrameContent::Tcp { key, ce } => Some((key, ce, buffer.chunk().to_vec())),
         _ => None,
     }
 }
@@ -275,7 +275,7 @@ proptest! {
                 *byte ^= mask;
             }
         }
-        let ahead = flow(&bytes, frame.vlan.is_some());
+        let ahead = peek_flow(&bytes, frame.vlan.is_some());
         let classified = classify_tcp(&bytes, frame.vlan);
         if let (Some(ahead), Some((key, _, _))) = (ahead, classified) {
             prop_assert_eq!(ahead, key);
@@ -286,6 +286,6 @@ proptest! {
     fn atomic_fragments_are_those_of_smoltcp(header in any::<[u8; 8]>()) {
         let by_smoltcp = Ipv6FragmentHeader::new_unchecked(&header);
         let whole = by_smoltcp.frag_offset() == 0 && !by_smoltcp.more_frags();
-        prop_assert_eq!(extension_headers::atomic(&header), whole);
+        prop_assert_eq!(extension_headers::is_atomic_fragment(&header), whole);
     }
 }

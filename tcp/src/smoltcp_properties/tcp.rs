@@ -15,7 +15,7 @@ use crate::connection::control_segments::syn_options;
 use crate::wire::checksum::{self, OnesComplementSum};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, SYN, Segment};
-use crate::wire::template::{Fields, HEADER_MAX, Template};
+use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
 const TCP_HEADER: usize = 20;
 /// Bytes of options that a TCP header has room for.
@@ -300,7 +300,7 @@ proptest! {
         if options.len() + 12 > OPTIONS_MAX && timestamps.is_some() {
             options.truncate(0);
         }
-        let fields = Fields {
+        let fields = SegmentFields {
             seq: SeqNr(seq),
             ack: SeqNr(ack),
             flags,
@@ -374,7 +374,7 @@ proptest! {
     ) {
         let key = FlowKey::new(local, ports.0, remote, ports.1).expect("one family");
         let template = Template::new(OWN_MAC, PEER_MAC, None, &key);
-        let fields = Fields {
+        let fields = SegmentFields {
             seq: SeqNr(1),
             ack: SeqNr(2),
             flags: ACK,

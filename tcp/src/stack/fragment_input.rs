@@ -1,20 +1,20 @@
-//! Fragments as the stack takes them: looked at one by one, kept in [`Fragments`], and received as
+//! Fragments as the stack takes them: looked at one by one, kept in [`ReassemblyTable`], and received as
 //! what they make. Whoever shares a device with other workers hears of all fragments, since only a
 //! whole datagram says whose it is; it answers for those whose first fragment it received itself.
 //!
-//! [`Fragments`]: crate::ip::reassembly::Fragments
+//! [`ReassemblyTable`]: crate::ip::reassembly::Fragments
 
 use core::net::{IpAddr, Ipv6Addr};
 
 use crate::base::buffer::RecvBuf;
 use crate::base::time::Instant;
-use crate::ip::reassembly::{DatagramKey, Fragment, Taken, Whole};
+use crate::ip::reassembly::{DatagramKey, Fragment, FragmentOutcome, ReassembledDatagram};
 use crate::link::control_queue::Origin;
 use crate::stack::Stack;
-use crate::wire::bytes::{be16, be32, be64};
-use crate::wire::extension_headers::{self, ICMPV6, Walk};
+use crate::wire::bytes::{read_u16, read_u32, read_u64};
+use crate::wire::extension_headers::{self, ICMPV6, WalkEnd};
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{self, Inbound};
+use crate::wire::frame::{self, FrameContent};
 use crate::wire::icmp_error::IcmpError;
 use crate::wire::segment::Segment;
 
@@ -26,13 +26,13 @@ const LONGEST: usize = 65_535;
 /// The headers of a fragment that were found sound; in IPv6 with the fragment header at `header`.
 fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
     let Some(at) = header else {
-        let field = be16(packet.get(..20)?, 6);
-        let addr = |at| IpAddr::from(be32(packet, at).to_be_bytes());
+        let field = read_u16(packet.get(..20)?, 6);
+        let addr = |at| IpAddr::from(read_u32(packet, at).to_be_bytes());
         return Some(Fragment {
             key: DatagramKey {
                 src: addr(12),
                 dst: addr(16),
-                id: be16(packet, 4).into(),
+                id: read_u16(packet, 4).into(),
                 protocol: packet[9],
             },
             at: usize::from(packet[0] & 15) * 4,
@@ -43,18 +43,18 @@ fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
             ecn: packet[1] & 3,
         });
     };
-    let half = |at| u128::from(be64(packet, at));
+    let half = |at| u128::from(read_u64(packet, at));
     let addr = |at| Ipv6Addr::from_bits(half(at) << 64 | half(at + 8)).into();
     let h = packet.get(at..at + 8)?;
     Some(Fragment {
         key: DatagramKey {
             src: addr(8),
             dst: addr(24),
-            id: be32(h, 4),
+            id: read_u32(h, 4),
             protocol: 0,
         },
         at: at + 8,
-        start: u32::from(be16(h, 2) & 0xfff8),
+        start: u32::from(read_u16(h, 2) & 0xfff8),
         more: h[3] & 1 != 0,
         next: h[0],
         named: at,
@@ -87,22 +87,22 @@ fn check(f: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError
         return if sound { Ok(()) } else { Err(None) };
     }
     if f.more && !part.is_multiple_of(8) {
-        return Err(Some(IcmpError::parameter(0, 4)));
+        return Err(Some(IcmpError::parameter_problem(0, 4)));
     }
     // Without the fragment header.
     if f.at - 8 - 40 + end > LONGEST {
-        return Err(Some(IcmpError::parameter(0, f.at - 8 + 2)));
+        return Err(Some(IcmpError::parameter_problem(0, f.at - 8 + 2)));
     }
     if f.start == 0 {
         // All headers are in the first fragment (RFC 7112).
-        let complete = match extension_headers::carried(packet, f.next, f.at) {
+        let complete = match extension_headers::find_upper_layer(packet, f.next, f.at) {
             Some((TCP, at)) => tcp(at),
             Some((ICMPV6, at)) => holds(at, 8),
             Some(_) => true,
             None => false,
         };
         if !complete {
-            return Err(Some(IcmpError::parameter(3, 0)));
+            return Err(Some(IcmpError::parameter_problem(3, 0)));
         }
     }
     Ok(())
@@ -113,7 +113,7 @@ fn check(f: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError
 fn tells_of_error(f: &Fragment, packet: &[u8]) -> bool {
     match f.key.dst {
         IpAddr::V4(_) => f.next == ICMP && matches!(packet.get(f.at), Some(3 | 4 | 5 | 11 | 12)),
-        IpAddr::V6(_) => extension_headers::errs(packet, f.next, f.at),
+        IpAddr::V6(_) => extension_headers::carries_icmp_error(packet, f.next, f.at),
     }
 }
 
@@ -150,9 +150,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let limits = &sh.config.reassembly;
         let failed = &mut sh.stats.reassembly_fails;
         match self.fragments.take(now, &f, b, from, limits, failed) {
-            Taken::Kept => {}
-            Taken::Failed => sh.stats.reassembly_fails += 1,
-            Taken::Whole(w) => {
+            FragmentOutcome::Kept => {}
+            FragmentOutcome::Failed => sh.stats.reassembly_fails += 1,
+            FragmentOutcome::ReassembledDatagram(w) => {
                 let silent = core::mem::replace(&mut sh.control.silent, !w.first.ours);
                 self.whole(now, w);
                 self.shared.control.silent = silent;
@@ -161,7 +161,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// A datagram that was put together is received.
-    fn whole(&mut self, now: Instant, w: Whole<B>) {
+    fn whole(&mut self, now: Instant, w: ReassembledDatagram<B>) {
         let stats = &mut self.shared.stats;
         let (src, dst) = (w.key.src, w.key.dst);
         let src_mac = w.first.src_mac;
@@ -172,15 +172,20 @@ impl<B: RecvBuf, R> Stack<B, R> {
             (w.first.next, w.at, 9)
         } else {
             let packet = w.head.chunk();
-            match extension_headers::walk(packet, w.first.next, w.at, w.first.named) {
-                Walk::At { next, at, named } => (next, at, named),
-                Walk::Drop => {
+            match extension_headers::walk_extension_headers(
+                packet,
+                w.first.next,
+                w.at,
+                w.first.named,
+            ) {
+                WalkEnd::At { next, at, named } => (next, at, named),
+                WalkEnd::Drop => {
                     stats.header_errors += 1;
                     return;
                 }
-                Walk::Tell { error, .. } => {
+                WalkEnd::Tell { error, .. } => {
                     stats.header_errors += 1;
-                    if !extension_headers::errs(packet, w.first.next, w.at) {
+                    if !extension_headers::carries_icmp_error(packet, w.first.next, w.at) {
                         let o = Origin { src_mac, src, dst };
                         self.shared
                             .control
@@ -196,27 +201,27 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 stats.reassembly_fails += 1;
                 return;
             }
-            (IpAddr::V4(src), IpAddr::V4(dst)) if next == ICMP => Inbound::Icmpv4 { src, dst },
+            (IpAddr::V4(src), IpAddr::V4(dst)) if next == ICMP => FrameContent::Icmpv4 { src, dst },
             // Neighbour discovery in fragments is for nobody (RFC 6980): it wants 255 hops.
-            (IpAddr::V6(src), IpAddr::V6(dst)) if next == ICMPV6 => Inbound::Icmpv6 {
+            (IpAddr::V6(src), IpAddr::V6(dst)) if next == ICMPV6 => FrameContent::Icmpv6 {
                 src,
                 dst,
                 hop_limit: 0,
             },
             _ if next == TCP => {
                 let t = &w.head.chunk()[at..];
-                let ports = (be16(t, 2), be16(t, 0));
+                let ports = (read_u16(t, 2), read_u16(t, 0));
                 let Some(key) = FlowKey::new(dst, ports.0, src, ports.1) else {
                     return;
                 };
-                Inbound::Tcp { key, ce }
+                FrameContent::Tcp { key, ce }
             }
             _ => {
                 stats.reassembly_oks += 1;
                 stats.unknown_protocols += 1;
                 let error = match dst {
                     IpAddr::V4(_) => IcmpError::PROTOCOL,
-                    IpAddr::V6(_) => IcmpError::parameter(1, named),
+                    IpAddr::V6(_) => IcmpError::parameter_problem(1, named),
                 };
                 if next != frame::NO_NEXT_HEADER || dst.is_ipv4() {
                     let o = Origin { src_mac, src, dst };
@@ -234,7 +239,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         stats.reassembly_oks += 1;
         match what {
-            Inbound::Tcp { key, ce } => self.whole_segment(now, &key, ce, b, first.src_mac),
+            FrameContent::Tcp { key, ce } => self.whole_segment(now, &key, ce, b, first.src_mac),
             what => self.other(now, what, b, first.src_mac),
         }
     }
@@ -245,7 +250,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         {
             return;
         }
-        if frame::segment_checksum(key, &b, &mut self.shared.stats).is_none() {
+        if frame::verify_segment_checksum(key, &b, &mut self.shared.stats).is_none() {
             return;
         }
         let mut seg = Segment::default();
@@ -273,7 +278,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 src: key.src,
                 dst: key.dst,
             };
-            let error = IcmpError::reassembly_time(key.dst.is_ipv6());
+            let error = IcmpError::reassembly_time_exceeded(key.dst.is_ipv6());
             sh.control.icmp_error(now, &o, error, packet, &mut sh.stats);
         }
     }

@@ -10,11 +10,11 @@ use crate::base::time::Instant;
 use crate::base::time::ticks;
 use crate::link::control_queue::{Icmpv6, Origin};
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
-use crate::pmtu::search::Search;
+use crate::pmtu::search::PathSearch;
 use crate::stack::Stack;
-use crate::wire::bytes::{be16, be32};
+use crate::wire::bytes::{read_u16, read_u32};
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::Inbound;
+use crate::wire::frame::FrameContent;
 
 /// Type and code (RFC 1191 section 4), type (RFC 4443 section 3.2).
 const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
@@ -23,20 +23,20 @@ const PACKET_TOO_BIG: u8 = 2;
 impl<B: RecvBuf, R> Stack<B, R> {
     /// ARP, NDP, ICMP, and what is none of what we speak.
     #[cold]
-    pub(crate) fn other(&mut self, now: Instant, what: Inbound, b: B, src_mac: [u8; 6]) {
+    pub(crate) fn other(&mut self, now: Instant, what: FrameContent, b: B, src_mac: [u8; 6]) {
         let sh = &mut self.shared;
         let addrs = &sh.config.addresses;
         let own = |a: IpAddr| addrs.iter().any(|c| c.addr == a);
         let can_be_peer = match &what {
-            Inbound::Icmpv4 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
-            Inbound::Icmpv6 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
-            Inbound::Trouble { src, .. } => sh.can_be_peer(*src, src_mac),
+            FrameContent::Icmpv4 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
+            FrameContent::Icmpv6 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
+            FrameContent::Rejected { src, .. } => sh.can_be_peer(*src, src_mac),
             _ => true,
         };
         match what {
-            Inbound::Tcp { .. } => {}
-            Inbound::Fragment { header } => self.fragment(now, header, b, src_mac),
-            Inbound::Trouble {
+            FrameContent::Tcp { .. } => {}
+            FrameContent::Fragment { header } => self.fragment(now, header, b, src_mac),
+            FrameContent::Rejected {
                 src,
                 dst,
                 error,
@@ -54,13 +54,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     sh.stats.martians += 1;
                 }
             }
-            Inbound::Arp => {
+            FrameContent::Arp => {
                 let claim = sh.control.receive_arp(b.chunk(), own, &mut sh.stats);
                 if let Some((addr, mac, reply)) = claim {
                     self.heard(now, addr, mac, reply);
                 }
             }
-            Inbound::Icmpv4 { src, dst } => {
+            FrameContent::Icmpv4 { src, dst } => {
                 let o = Origin {
                     src_mac,
                     src: src.into(),
@@ -75,13 +75,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
                         && header >= 20
                         && ip[9] == 6
                     {
-                        let (l, r) = (be32(ip, 12), be32(ip, 16));
-                        let key = FlowKey::v4(l, r, be16(tcp, 0), be16(tcp, 2));
-                        let seq = SeqNr(be32(tcp, 4));
+                        let (l, r) = (read_u32(ip, 12), read_u32(ip, 16));
+                        let key = FlowKey::v4(l, r, read_u16(tcp, 0), read_u16(tcp, 2));
+                        let seq = SeqNr(read_u32(tcp, 4));
                         let head = b.chunk();
                         if head[..2] == FRAGMENTATION_NEEDED {
-                            let total = be16(ip, 2);
-                            let mtu = path_mtu::from_v4(be16(head, 6), total);
+                            let total = read_u16(ip, 2);
+                            let mtu = path_mtu::from_v4(read_u16(head, 6), total);
                             self.too_big(&key, seq, mtu, now);
                         } else {
                             self.unreachable(&key, seq);
@@ -89,7 +89,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     }
                 }
             }
-            Inbound::Icmpv6 {
+            FrameContent::Icmpv6 {
                 src,
                 dst,
                 hop_limit,
@@ -115,14 +115,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
                         if let (Some(ip), Some(tcp)) = (q.get(..40), q.get(40..48))
                             && ip[6] == 6
                         {
-                            let half =
-                                |at| u64::from(be32(ip, at)) << 32 | u64::from(be32(ip, at + 4));
+                            let half = |at| {
+                                u64::from(read_u32(ip, at)) << 32 | u64::from(read_u32(ip, at + 4))
+                            };
                             let (l, r) = ([half(8), half(16)], [half(24), half(32)]);
-                            let key = FlowKey::v6(l, r, be16(tcp, 0), be16(tcp, 2));
-                            let seq = SeqNr(be32(tcp, 4));
+                            let key = FlowKey::v6(l, r, read_u16(tcp, 0), read_u16(tcp, 2));
+                            let seq = SeqNr(read_u32(tcp, 4));
                             let head = b.chunk();
                             if head[0] == PACKET_TOO_BIG {
-                                let mtu = be32(head, 4).min(0xffff) as u16;
+                                let mtu = read_u32(head, 4).min(0xffff) as u16;
                                 self.too_big(&key, seq, mtu, now);
                             } else {
                                 self.unreachable(&key, seq);
@@ -204,7 +205,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let probe = s.is_probe(u32::from(c.hot.emss));
         if emss < c.hot.emss {
             self.shared.stats.pmtu_reductions += 1;
-            self.shared.paths.learn(to, Search::told(mtu, t), t);
+            self.shared.paths.learn(to, PathSearch::told(mtu, t), t);
             c.narrow(&mut self.shared.context(index), emss);
         } else if probe {
             // The probe's answer (section 4.6.2): what is in use stays, the search goes on below.

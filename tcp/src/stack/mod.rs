@@ -28,12 +28,12 @@ use crate::connection::context::SharedState;
 use crate::connection::time_wait_list::TimeWait;
 use crate::connection::{Connection, Hot, NO_LISTENER, flag};
 use crate::flow::table::FlowTable;
-use crate::ip::reassembly::Fragments;
+use crate::ip::reassembly::ReassemblyTable;
 use crate::link::control_queue::Control;
 use crate::link::neighbours::Neighbours;
 use crate::loss::rtt::RtoLimits;
 use crate::pmtu::path_mtu::Paths;
-use crate::pmtu::search::{Next, Search};
+use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::receive::Row;
 
@@ -73,7 +73,7 @@ pub struct Stack<B: RecvBuf, R> {
     pub(crate) last: u32,
     /// Empty between bursts.
     pub(crate) row: Row<B>,
-    pub(crate) fragments: Fragments<B>,
+    pub(crate) fragments: ReassemblyTable<B>,
     pub(crate) shared: SharedState,
 }
 
@@ -126,7 +126,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             free: Vec::new(),
             last: u32::MAX,
             row: Row::default(),
-            fragments: Fragments::new(),
+            fragments: ReassemblyTable::new(),
             shared,
         })
     }
@@ -397,13 +397,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// is wanted any more.
     pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
         let c = self.get(id)?;
-        let mut path: Search = *self.shared.paths.get(c.template.key().remote().ip())?;
+        let mut path: PathSearch = *self.shared.paths.get(c.template.key().remote().ip())?;
         if !c.hot.has(flag::NARROW) || !path.is_asked(id) || c.tx.next_len() > c.hot.emss.into() {
             return None;
         }
         match path.next(c.mtu_of(c.emss_agreed), path.asked_at()?) {
-            Next::Probe(size) => Some(c.emss_for(size).into()),
-            Next::At(_) => None,
+            SearchStep::Probe(size) => Some(c.emss_for(size).into()),
+            SearchStep::At(_) => None,
         }
     }
 

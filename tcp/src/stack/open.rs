@@ -38,7 +38,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     ) -> Result<ConnId, StackError> {
         self.shared.now = now;
         let to = remote.ip();
-        if remote.port() == 0 || !frame::peer_address(to) {
+        if remote.port() == 0 || !frame::is_peer_address(to) {
             return Err(StackError::BadRemote(remote));
         }
         let from = match local {

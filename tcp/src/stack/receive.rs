@@ -18,7 +18,7 @@ use crate::connection::input::Verdict;
 use crate::connection::rx_coalescer::Train;
 use crate::stack::Stack;
 use crate::wire::flow_key::FlowKey;
-use crate::wire::frame::{self, Inbound, Link};
+use crate::wire::frame::{self, FrameContent, LinkIdentity};
 use crate::wire::segment::{self, Segment};
 
 /// Frames in the row. More would push the first out of a small cache before its turn.
@@ -70,7 +70,7 @@ impl<B> Default for Row<B> {
 
 /// A burst in work.
 struct Burst {
-    link: Link,
+    link: LinkIdentity,
     seg: Segment,
     train: Train,
 }
@@ -103,7 +103,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     None => continue,
                 }
             }
-            let key = frame::flow(b.chunk(), tagged);
+            let key = frame::peek_flow(b.chunk(), tagged);
             let mut s = Staged {
                 checksum,
                 data: b.remaining() > 128,
@@ -142,8 +142,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.row = row;
     }
 
-    fn link(&self) -> Link {
-        Link {
+    fn link(&self) -> LinkIdentity {
+        LinkIdentity {
             mac: self.shared.config.mac,
             vlan: self.shared.config.vlan,
         }
@@ -232,8 +232,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.end_train(&mut burst.train);
         let mut src_mac = [0; 6];
         let stats = &mut self.shared.stats;
-        match frame::classify(&burst.link, &mut b, s.checksum, &mut src_mac, stats) {
-            Some(Inbound::Tcp { key, ce }) => {
+        match frame::classify_frame(&burst.link, &mut b, s.checksum, &mut src_mac, stats) {
+            Some(FrameContent::Tcp { key, ce }) => {
                 let Some(b) = self.parsed(&mut burst.seg, b, ce) else {
                     return;
                 };
@@ -293,7 +293,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
         self.shared.now = now;
         let mut src_mac = [0; 6];
-        let what = frame::classify(
+        let what = frame::classify_frame(
             &self.link(),
             &mut frame,
             checksum,

@@ -18,7 +18,7 @@ use crate::connection::flag;
 use crate::stack::Stack;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, CWR, ECE, SYN, Segment};
-use crate::wire::template::{Fields, Template};
+use crate::wire::template::{SegmentFields, Template};
 
 /// The greatest that is not above the peer's is taken.
 const MSS: [u16; 8] = [216, 536, 1220, 1440, 1460, 4036, 8940, 8960];
@@ -82,7 +82,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         });
         let own_mss = sh.config.mtu - if key.is_v6() { 60 } else { 40 };
         let (o, n) = syn_options(own_mss, sack, ts, scale.map(|_| sh.recv_wscale));
-        let fields = Fields {
+        let fields = SegmentFields {
             seq: SeqNr(sh.cookie(key, seg.seq, period(now), mss)),
             ack: seg.seq + 1,
             flags: if ecn { SYN | ACK | ECE } else { SYN | ACK },

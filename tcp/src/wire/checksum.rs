@@ -16,25 +16,25 @@ impl OnesComplementSum {
     /// Adds the next bytes of the stream.
     #[inline]
     pub fn add(&mut self, data: &[u8]) {
-        let s = u64::from(fold(sum_bytes(data)));
+        let sum = u64::from(fold_carries(sum_words(data)));
         self.acc += if self.odd {
-            u64::from((s as u16).swap_bytes())
+            u64::from((sum as u16).swap_bytes())
         } else {
-            s
+            sum
         };
         self.odd ^= data.len() & 1 == 1;
     }
 
     /// Adds a host-order 16-bit word that is no part of the stream (pseudo-header fields).
     #[inline]
-    pub fn add_word(&mut self, w: u16) {
-        self.acc += u64::from(w);
+    pub fn add_word(&mut self, word: u16) {
+        self.acc += u64::from(word);
     }
 
     /// The sum in host order, not complemented.
     #[inline]
     pub fn value(self) -> u16 {
-        fold(self.acc)
+        fold_carries(self.acc)
     }
 }
 
@@ -62,37 +62,37 @@ pub fn tcp_checksum_offset(meta: &crate::base::frame_sink::FrameMeta) -> usize {
 
 /// Folds to 16 bits with end-around carry.
 #[inline]
-pub(crate) fn fold(mut v: u64) -> u16 {
-    v = (v & 0xffff_ffff) + (v >> 32);
-    v = (v & 0xffff_ffff) + (v >> 32);
-    v = (v & 0xffff) + (v >> 16);
-    v = (v & 0xffff) + (v >> 16);
-    v as u16
+pub(crate) fn fold_carries(mut value: u64) -> u16 {
+    value = (value & 0xffff_ffff) + (value >> 32);
+    value = (value & 0xffff_ffff) + (value >> 32);
+    value = (value & 0xffff) + (value >> 16);
+    value = (value & 0xffff) + (value >> 16);
+    value as u16
 }
 
 /// Sum of big-endian 16-bit words, odd tail padded with zero, as an unfolded value.
 /// 32-bit lanes into 64-bit accumulators: vectorises, and cannot overflow below 2^32 words.
 #[inline]
-fn sum_bytes(data: &[u8]) -> u64 {
+fn sum_words(data: &[u8]) -> u64 {
     let mut lanes = [0u64; 16];
     let mut blocks = data.chunks_exact(64);
-    for b in &mut blocks {
-        for (lane, w) in lanes.iter_mut().zip(b.chunks_exact(4)) {
-            *lane += u64::from(u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
+    for block in &mut blocks {
+        for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(4)) {
+            *lane += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
         }
     }
     let mut sum: u64 = lanes.iter().sum();
     let mut words = blocks.remainder().chunks_exact(4);
-    for w in &mut words {
-        sum += u64::from(u32::from_ne_bytes([w[0], w[1], w[2], w[3]]));
+    for word in &mut words {
+        sum += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
     }
     let tail = words.remainder();
     if !tail.is_empty() {
-        let mut w = [0u8; 4];
-        w[..tail.len()].copy_from_slice(tail);
-        sum += u64::from(u32::from_ne_bytes(w));
+        let mut word = [0u8; 4];
+        word[..tail.len()].copy_from_slice(tail);
+        sum += u64::from(u32::from_ne_bytes(word));
     }
-    u64::from(u16::from_be(fold(sum)))
+    u64::from(u16::from_be(fold_carries(sum)))
 }
 
 #[cfg(test)]
@@ -100,23 +100,23 @@ mod tests {
     use super::*;
 
     fn reference(data: &[u8]) -> u16 {
-        let mut s = 0u32;
-        for w in data.chunks(2) {
-            s += u32::from(u16::from_be_bytes([w[0], *w.get(1).unwrap_or(&0)]));
-            s = (s & 0xffff) + (s >> 16);
+        let mut sum = 0u32;
+        for word in data.chunks(2) {
+            sum += u32::from(u16::from_be_bytes([word[0], *word.get(1).unwrap_or(&0)]));
+            sum = (sum & 0xffff) + (sum >> 16);
         }
-        s as u16
+        sum as u16
     }
 
-    fn equal(a: u16, b: u16) -> bool {
+    fn equal(left: u16, right: u16) -> bool {
         // 0 and 0xffff are both zero in one's complement.
-        a == b || (a.is_multiple_of(0xffff) && b.is_multiple_of(0xffff))
+        left == right || (left.is_multiple_of(0xffff) && right.is_multiple_of(0xffff))
     }
 
     #[test]
     fn pieces_of_any_length_sum_like_the_whole_rfc_1071() {
         let data: Vec<u8> = (0..4000u32)
-            .map(|i| (i.wrapping_mul(2654435761) >> 13) as u8)
+            .map(|index| (index.wrapping_mul(2654435761) >> 13) as u8)
             .collect();
         for len in [
             0, 1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, 1447, 1448, 3999,
@@ -125,17 +125,17 @@ mod tests {
             for cut in [0, 1, 2, 7, 64, 65, 700] {
                 let cut = cut.min(len);
                 for cut2 in [cut, (cut + 1).min(len), (cut + 33).min(len)] {
-                    let mut s = OnesComplementSum::new();
-                    s.add(&data[..cut]);
-                    s.add(&data[cut..cut2]);
-                    s.add(&data[cut2..len]);
-                    assert!(equal(s.value(), whole), "len {len} cuts {cut} {cut2}");
+                    let mut sum = OnesComplementSum::new();
+                    sum.add(&data[..cut]);
+                    sum.add(&data[cut..cut2]);
+                    sum.add(&data[cut2..len]);
+                    assert!(equal(sum.value(), whole), "len {len} cuts {cut} {cut2}");
                 }
             }
         }
         let ones = vec![0xff; 65535];
-        let mut s = OnesComplementSum::new();
-        s.add(&ones);
-        assert!(equal(s.value(), reference(&ones)));
+        let mut sum = OnesComplementSum::new();
+        sum.add(&ones);
+        assert!(equal(sum.value(), reference(&ones)));
     }
 }

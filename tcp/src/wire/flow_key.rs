@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::base::siphash::Key;
-use crate::wire::bytes::{be16, be32};
+use crate::wire::bytes::{read_u16, read_u32};
 
 /// A connection's four-tuple as seen from here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,9 +15,9 @@ pub(crate) struct FlowKey {
     v6: bool,
 }
 
-fn halves(a: Ipv6Addr) -> [u64; 2] {
-    let b = a.to_bits();
-    [(b >> 64) as u64, b as u64]
+fn halves(address: Ipv6Addr) -> [u64; 2] {
+    let bits = address.to_bits();
+    [(bits >> 64) as u64, bits as u64]
 }
 
 impl FlowKey {
@@ -48,21 +48,27 @@ impl FlowKey {
         remote_port: u16,
     ) -> Option<Self> {
         match (local, remote) {
-            (IpAddr::V4(l), IpAddr::V4(r)) => {
-                Some(Self::v4(l.to_bits(), r.to_bits(), local_port, remote_port))
-            }
-            (IpAddr::V6(l), IpAddr::V6(r)) => {
-                Some(Self::v6(halves(l), halves(r), local_port, remote_port))
-            }
+            (IpAddr::V4(local), IpAddr::V4(remote)) => Some(Self::v4(
+                local.to_bits(),
+                remote.to_bits(),
+                local_port,
+                remote_port,
+            )),
+            (IpAddr::V6(local), IpAddr::V6(remote)) => Some(Self::v6(
+                halves(local),
+                halves(remote),
+                local_port,
+                remote_port,
+            )),
             _ => None,
         }
     }
 
-    fn addr(&self, a: [u64; 2]) -> IpAddr {
+    fn addr(&self, halves: [u64; 2]) -> IpAddr {
         if self.v6 {
-            Ipv6Addr::from_bits(u128::from(a[0]) << 64 | u128::from(a[1])).into()
+            Ipv6Addr::from_bits(u128::from(halves[0]) << 64 | u128::from(halves[1])).into()
         } else {
-            Ipv4Addr::from_bits(a[1] as u32).into()
+            Ipv4Addr::from_bits(halves[1] as u32).into()
         }
     }
 
@@ -87,42 +93,61 @@ impl FlowKey {
 
     /// Addresses and ports as they stand in the peer's headers: its own first, IPv4 in one word.
     pub(crate) fn in_peer_headers(&self) -> ([u64; 4], u32) {
-        let ([a, b], [c, d]) = (self.local, self.remote);
+        let ([local_high, local_low], [remote_high, remote_low]) = (self.local, self.remote);
         let addresses = if self.v6 {
-            [c, d, a, b]
+            [remote_high, remote_low, local_high, local_low]
         } else {
-            [d << 32 | b, 0, 0, 0]
+            [remote_low << 32 | local_low, 0, 0, 0]
         };
         (addresses, self.ports.rotate_left(16))
     }
 
     /// From 12 bytes (IPv4) or 36 (IPv6).
     #[inline]
-    pub(crate) fn read(b: &[u8]) -> Self {
-        if b.len() == 12 {
-            FlowKey::v4(be32(b, 0), be32(b, 4), be16(b, 8), be16(b, 10))
+    pub(crate) fn read(bytes: &[u8]) -> Self {
+        if bytes.len() == 12 {
+            FlowKey::v4(
+                read_u32(bytes, 0),
+                read_u32(bytes, 4),
+                read_u16(bytes, 8),
+                read_u16(bytes, 10),
+            )
         } else {
-            let half = |at| u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4));
+            let half =
+                |at| u64::from(read_u32(bytes, at)) << 32 | u64::from(read_u32(bytes, at + 4));
             let (local, remote) = ([half(0), half(8)], [half(16), half(24)]);
-            FlowKey::v6(local, remote, be16(b, 32), be16(b, 34))
+            FlowKey::v6(local, remote, read_u16(bytes, 32), read_u16(bytes, 34))
         }
     }
 
     /// A hash for another purpose, over `extra` too.
     pub(crate) fn hash_with(&self, key: Key, extra: u64) -> u64 {
-        let [a, b] = self.local;
-        let [c, d] = self.remote;
-        key.hash::<2, 4>(&[a, b, c, d, u64::from(self.ports), extra])
+        let [local_high, local_low] = self.local;
+        let [remote_high, remote_low] = self.remote;
+        key.hash::<2, 4>(&[
+            local_high,
+            local_low,
+            remote_high,
+            remote_low,
+            u64::from(self.ports),
+            extra,
+        ])
     }
 
     #[inline]
     pub(crate) fn hash<const C: usize, const D: usize>(&self, key: Key) -> u64 {
         if self.v6 {
-            let [a, b] = self.local;
-            let [c, d] = self.remote;
-            key.hash::<C, D>(&[a, b, c, d, u64::from(self.ports)])
+            let [local_high, local_low] = self.local;
+            let [remote_high, remote_low] = self.remote;
+            key.hash::<C, D>(&[
+                local_high,
+                local_low,
+                remote_high,
+                remote_low,
+                u64::from(self.ports),
+            ])
         } else {
-            key.hash_12_bytes::<C, D>(self.local[1] | self.remote[1] << 32, self.ports)
+            key.hash_twelve_bytes::<C, D>(self.local[1] | self.remote[1] << 32, self.ports)
         }
     }
 }
@@ -133,9 +158,10 @@ mod tests {
 
     #[test]
     fn a_key_keeps_its_addresses() {
-        let k = FlowKey::new("fd00::1".parse().unwrap(), 1, "fd00::2".parse().unwrap(), 2).unwrap();
-        assert_eq!(k.local(), "[fd00::1]:1".parse().unwrap());
-        assert_eq!(k.remote(), "[fd00::2]:2".parse().unwrap());
+        let key =
+            FlowKey::new("fd00::1".parse().unwrap(), 1, "fd00::2".parse().unwrap(), 2).unwrap();
+        assert_eq!(key.local(), "[fd00::1]:1".parse().unwrap());
+        assert_eq!(key.remote(), "[fd00::2]:2".parse().unwrap());
         assert!(
             FlowKey::new(
                 "10.0.0.1".parse().unwrap(),

@@ -5,14 +5,14 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_info::RxChecksum;
 use crate::base::stats::StackStats;
-use crate::wire::bytes::{be16, be32, be64};
+use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::checksum::OnesComplementSum;
-use crate::wire::extension_headers::{self, Walk};
+use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::icmp_error::IcmpError;
 
 /// A frame's content; the buffer was advanced to its first byte and truncated to its last.
-pub(crate) enum Inbound {
+pub(crate) enum FrameContent {
     Tcp {
         key: FlowKey,
         /// Congestion experienced (RFC 3168 section 5).
@@ -35,7 +35,7 @@ pub(crate) enum Inbound {
     },
     /// IP whose sender is told that it is not taken, when it is to one of us, or with `group` to a
     /// group that we are in; the buffer begins with the IP header.
-    Trouble {
+    Rejected {
         src: IpAddr,
         dst: IpAddr,
         error: IcmpError,
@@ -47,7 +47,7 @@ pub(crate) enum Inbound {
 pub(crate) const NO_NEXT_HEADER: u8 = 59;
 
 /// What of the link layer the check needs.
-pub(crate) struct Link {
+pub(crate) struct LinkIdentity {
     pub mac: [u8; 6],
     pub vlan: Option<u16>,
 }
@@ -55,21 +55,21 @@ pub(crate) struct Link {
 /// The flow that a plain TCP segment belongs to, from its addresses and ports alone: nothing is
 /// checked. `None`: something else, or options before TCP. `tagged`: frames have a VLAN tag here.
 #[inline]
-pub(crate) fn flow(h: &[u8], tagged: bool) -> Option<FlowKey> {
+pub(crate) fn peek_flow(frame: &[u8], tagged: bool) -> Option<FlowKey> {
     let l2 = if tagged { 18 } else { 14 };
-    if h.len() < l2 + 24 || tagged && be16(h, 12) != 0x8100 {
+    if frame.len() < l2 + 24 || tagged && read_u16(frame, 12) != 0x8100 {
         return None;
     }
-    let ip = &h[l2..];
-    match be16(h, l2 - 2) {
+    let ip = &frame[l2..];
+    match read_u16(frame, l2 - 2) {
         0x0800 if ip[0] == 0x45 && ip[9] == 6 => {
-            let (src, dst) = (be32(ip, 12), be32(ip, 16));
-            Some(FlowKey::v4(dst, src, be16(ip, 22), be16(ip, 20)))
+            let (src, dst) = (read_u32(ip, 12), read_u32(ip, 16));
+            Some(FlowKey::v4(dst, src, read_u16(ip, 22), read_u16(ip, 20)))
         }
         0x86dd if ip.len() >= 44 && ip[6] == 6 => {
-            let src = [be64(ip, 8), be64(ip, 16)];
-            let dst = [be64(ip, 24), be64(ip, 32)];
-            Some(FlowKey::v6(dst, src, be16(ip, 42), be16(ip, 40)))
+            let src = [read_u64(ip, 8), read_u64(ip, 16)];
+            let dst = [read_u64(ip, 24), read_u64(ip, 32)];
+            Some(FlowKey::v6(dst, src, read_u16(ip, 42), read_u16(ip, 40)))
         }
         _ => None,
     }
@@ -77,38 +77,38 @@ pub(crate) fn flow(h: &[u8], tagged: bool) -> Option<FlowKey> {
 
 /// Classifies and strips; `None`: dropped and counted. `src_mac` is left for the answers.
 #[inline]
-pub(crate) fn classify<B: RecvBuf>(
-    link: &Link,
-    b: &mut B,
+pub(crate) fn classify_frame<B: RecvBuf>(
+    link: &LinkIdentity,
+    buffer: &mut B,
     checksum: RxChecksum,
     src_mac: &mut [u8; 6],
     stats: &mut StackStats,
-) -> Option<Inbound> {
-    let h = b.chunk();
-    if h.len() < 14 {
+) -> Option<FrameContent> {
+    let frame = buffer.chunk();
+    if frame.len() < 14 {
         stats.in_errs += 1;
         return None;
     }
-    if h[..6] != link.mac && h[0] & 1 == 0 {
+    if frame[..6] != link.mac && frame[0] & 1 == 0 {
         stats.not_for_us += 1;
         return None;
     }
     // A group sends nothing (IEEE 802.3 clause 3.2.3); answers would go to all of it.
-    if h[6] & 1 != 0 {
+    if frame[6] & 1 != 0 {
         stats.martians += 1;
         return None;
     }
-    src_mac.copy_from_slice(&h[6..12]);
-    let mut ethertype = be16(h, 12);
+    src_mac.copy_from_slice(&frame[6..12]);
+    let mut ethertype = read_u16(frame, 12);
     let mut l2 = 14;
     let mut vlan = 0;
     if ethertype == 0x8100 {
-        if h.len() < 18 {
+        if frame.len() < 18 {
             stats.in_errs += 1;
             return None;
         }
-        vlan = be16(h, 14) & 0xfff;
-        ethertype = be16(h, 16);
+        vlan = read_u16(frame, 14) & 0xfff;
+        ethertype = read_u16(frame, 16);
         l2 = 18;
     }
     // A priority tag (VLAN 0) is as good as none.
@@ -116,13 +116,13 @@ pub(crate) fn classify<B: RecvBuf>(
         stats.not_for_us += 1;
         return None;
     }
-    let multicast = h[0] & 1 != 0;
+    let multicast = frame[0] & 1 != 0;
     match ethertype {
-        0x0800 => ipv4(b, l2, checksum, multicast, stats),
-        0x86dd => ipv6(b, l2, checksum, multicast, stats),
+        0x0800 => parse_ipv4(buffer, l2, checksum, multicast, stats),
+        0x86dd => parse_ipv6(buffer, l2, checksum, multicast, stats),
         0x0806 => {
-            b.advance(l2);
-            Some(Inbound::Arp)
+            buffer.advance(l2);
+            Some(FrameContent::Arp)
         }
         _ => {
             stats.not_for_us += 1;
@@ -132,72 +132,72 @@ pub(crate) fn classify<B: RecvBuf>(
 }
 
 #[inline]
-fn ipv4<B: RecvBuf>(
-    b: &mut B,
+fn parse_ipv4<B: RecvBuf>(
+    buffer: &mut B,
     l2: usize,
     checksum: RxChecksum,
     multicast: bool,
     stats: &mut StackStats,
-) -> Option<Inbound> {
-    let ip = &b.chunk()[l2..];
+) -> Option<FrameContent> {
+    let ip = &buffer.chunk()[l2..];
     if ip.len() < 20 || ip[0] >> 4 != 4 {
         stats.in_errs += 1;
         return None;
     }
     let header = usize::from(ip[0] & 15) * 4;
-    let total = usize::from(be16(ip, 2));
-    if header < 20 || total < header || ip.len() < header || b.remaining() - l2 < total {
+    let total = usize::from(read_u16(ip, 2));
+    if header < 20 || total < header || ip.len() < header || buffer.remaining() - l2 < total {
         stats.in_errs += 1;
         return None;
     }
     if checksum != RxChecksum::Good {
-        let mut s = OnesComplementSum::new();
-        s.add(&ip[..header]);
-        if checksum == RxChecksum::Bad || s.value() != 0xffff {
+        let mut sum = OnesComplementSum::new();
+        sum.add(&ip[..header]);
+        if checksum == RxChecksum::Bad || sum.value() != 0xffff {
             stats.csum_errors += 1;
             return None;
         }
     }
     // More fragments, or an offset.
-    if be16(ip, 6) & 0x3fff != 0 {
-        return fragment4(b, l2, total, multicast, stats);
+    if read_u16(ip, 6) & 0x3fff != 0 {
+        return accept_ipv4_fragment(buffer, l2, total, multicast, stats);
     }
-    let (src, dst) = (be32(ip, 12), be32(ip, 16));
+    let (src, dst) = (read_u32(ip, 12), read_u32(ip, 16));
     let ce = ip[1] & 3 == 3;
     match ip[9] {
         6 => {
             let ports = ip.get(header..header + 4)?;
-            let key = FlowKey::v4(dst, src, be16(ports, 2), be16(ports, 0));
+            let key = FlowKey::v4(dst, src, read_u16(ports, 2), read_u16(ports, 0));
             if multicast {
                 stats.martians += 1;
                 return None;
             }
-            b.truncate(l2 + total);
-            b.advance(l2 + header);
+            buffer.truncate(l2 + total);
+            buffer.advance(l2 + header);
             if checksum == RxChecksum::Unknown {
-                let mut s = OnesComplementSum::new();
-                for w in [src, dst] {
-                    s.add_word((w >> 16) as u16);
-                    s.add_word(w as u16);
+                let mut sum = OnesComplementSum::new();
+                for word in [src, dst] {
+                    sum.add_word((word >> 16) as u16);
+                    sum.add_word(word as u16);
                 }
-                tcp_checksum(s, b, stats)?;
+                verify_tcp_checksum(sum, buffer, stats)?;
             }
-            Some(Inbound::Tcp { key, ce })
+            Some(FrameContent::Tcp { key, ce })
         }
         1 => {
-            b.truncate(l2 + total);
-            b.advance(l2 + header);
-            Some(Inbound::Icmpv4 {
+            buffer.truncate(l2 + total);
+            buffer.advance(l2 + header);
+            Some(FrameContent::Icmpv4 {
                 src: src.into(),
                 dst: dst.into(),
             })
         }
         _ => {
             stats.unknown_protocols += 1;
-            b.truncate(l2 + total);
-            b.advance(l2);
+            buffer.truncate(l2 + total);
+            buffer.advance(l2);
             let (src, dst): (Ipv4Addr, Ipv4Addr) = (src.into(), dst.into());
-            (!multicast).then_some(Inbound::Trouble {
+            (!multicast).then_some(FrameContent::Rejected {
                 src: src.into(),
                 dst: dst.into(),
                 error: IcmpError::PROTOCOL,
@@ -208,37 +208,37 @@ fn ipv4<B: RecvBuf>(
 }
 
 #[cold]
-fn fragment4<B: RecvBuf>(
-    b: &mut B,
+fn accept_ipv4_fragment<B: RecvBuf>(
+    buffer: &mut B,
     l2: usize,
     total: usize,
     multicast: bool,
     stats: &mut StackStats,
-) -> Option<Inbound> {
+) -> Option<FrameContent> {
     if multicast {
         stats.not_for_us += 1;
         return None;
     }
-    b.truncate(l2 + total);
-    b.advance(l2);
-    Some(Inbound::Fragment { header: None })
+    buffer.truncate(l2 + total);
+    buffer.advance(l2);
+    Some(FrameContent::Fragment { header: None })
 }
 
 #[inline]
-fn ipv6<B: RecvBuf>(
-    b: &mut B,
+fn parse_ipv6<B: RecvBuf>(
+    buffer: &mut B,
     l2: usize,
     checksum: RxChecksum,
     multicast: bool,
     stats: &mut StackStats,
-) -> Option<Inbound> {
-    let ip = &b.chunk()[l2..];
+) -> Option<FrameContent> {
+    let ip = &buffer.chunk()[l2..];
     if ip.len() < 40 || ip[0] >> 4 != 6 {
         stats.in_errs += 1;
         return None;
     }
-    let len = usize::from(be16(ip, 4));
-    if b.remaining() - l2 < 40 + len {
+    let len = usize::from(read_u16(ip, 4));
+    if buffer.remaining() - l2 < 40 + len {
         stats.in_errs += 1;
         return None;
     }
@@ -246,26 +246,26 @@ fn ipv6<B: RecvBuf>(
         stats.csum_errors += 1;
         return None;
     }
-    let packet = Packet {
-        src: [be64(ip, 8), be64(ip, 16)],
-        dst: [be64(ip, 24), be64(ip, 32)],
+    let packet = Ipv6Fields {
+        src: [read_u64(ip, 8), read_u64(ip, 16)],
+        dst: [read_u64(ip, 24), read_u64(ip, 32)],
         hop_limit: ip[7],
         ce: ip[1] >> 4 & 3 == 3,
         checksum,
         multicast,
     };
     match ip[6] {
-        6 => tcp6(b, &packet, l2, (40, len), stats),
+        6 => accept_ipv6_tcp(buffer, &packet, l2, (40, len), stats),
         next => {
-            b.truncate(l2 + 40 + len);
-            b.advance(l2);
-            other6(b, &packet, next, stats)
+            buffer.truncate(l2 + 40 + len);
+            buffer.advance(l2);
+            parse_beyond_ipv6(buffer, &packet, next, stats)
         }
     }
 }
 
 /// What is asked of an IPv6 header, and of the frame.
-struct Packet {
+struct Ipv6Fields {
     src: [u64; 2],
     dst: [u64; 2],
     hop_limit: u8,
@@ -274,56 +274,73 @@ struct Packet {
     multicast: bool,
 }
 
-impl Packet {
-    fn addresses(&self) -> (Ipv6Addr, Ipv6Addr) {
-        let addr = |a: [u64; 2]| Ipv6Addr::from_bits(u128::from(a[0]) << 64 | u128::from(a[1]));
+impl Ipv6Fields {
+    fn address_pair(&self) -> (Ipv6Addr, Ipv6Addr) {
+        let addr = |halves: [u64; 2]| {
+            Ipv6Addr::from_bits(u128::from(halves[0]) << 64 | u128::from(halves[1]))
+        };
         (addr(self.src), addr(self.dst))
     }
 }
 
 /// TCP behind `at` bytes of IPv6 headers, `len` bytes long.
 #[inline(always)]
-fn tcp6<B: RecvBuf>(
-    b: &mut B,
-    p: &Packet,
+fn accept_ipv6_tcp<B: RecvBuf>(
+    buffer: &mut B,
+    fields: &Ipv6Fields,
     l2: usize,
     (at, len): (usize, usize),
     stats: &mut StackStats,
-) -> Option<Inbound> {
-    let ports = b.chunk().get(l2 + at..l2 + at + 4)?;
-    let key = FlowKey::v6(p.dst, p.src, be16(ports, 2), be16(ports, 0));
-    if p.multicast {
+) -> Option<FrameContent> {
+    let ports = buffer.chunk().get(l2 + at..l2 + at + 4)?;
+    let key = FlowKey::v6(
+        fields.dst,
+        fields.src,
+        read_u16(ports, 2),
+        read_u16(ports, 0),
+    );
+    if fields.multicast {
         stats.martians += 1;
         return None;
     }
-    b.truncate(l2 + at + len);
-    b.advance(l2 + at);
-    if p.checksum == RxChecksum::Unknown {
-        let mut s = OnesComplementSum::new();
-        for w in [p.src[0], p.src[1], p.dst[0], p.dst[1]] {
+    buffer.truncate(l2 + at + len);
+    buffer.advance(l2 + at);
+    if fields.checksum == RxChecksum::Unknown {
+        let mut sum = OnesComplementSum::new();
+        for word in [fields.src[0], fields.src[1], fields.dst[0], fields.dst[1]] {
             for shift in [48, 32, 16, 0] {
-                s.add_word((w >> shift) as u16);
+                sum.add_word((word >> shift) as u16);
             }
         }
-        tcp_checksum(s, b, stats)?;
+        verify_tcp_checksum(sum, buffer, stats)?;
     }
-    Some(Inbound::Tcp { key, ce: p.ce })
+    Some(FrameContent::Tcp { key, ce: fields.ce })
 }
 
 /// Not TCP, or not at once; `b` is the packet.
 #[cold]
-fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut StackStats) -> Option<Inbound> {
-    let (src, dst) = p.addresses();
-    let trouble = |error, group| Inbound::Trouble {
+fn parse_beyond_ipv6<B: RecvBuf>(
+    buffer: &mut B,
+    fields: &Ipv6Fields,
+    next: u8,
+    stats: &mut StackStats,
+) -> Option<FrameContent> {
+    let (src, dst) = fields.address_pair();
+    let trouble = |error, group| FrameContent::Rejected {
         src: src.into(),
         dst: dst.into(),
         error,
         group,
     };
-    let packet = b.chunk();
-    let mut hop_limit = p.hop_limit;
-    let mut walk = extension_headers::walk(packet, next, 40, extension_headers::NEXT);
-    if let Walk::At {
+    let packet = buffer.chunk();
+    let mut hop_limit = fields.hop_limit;
+    let mut walk = extension_headers::walk_extension_headers(
+        packet,
+        next,
+        40,
+        extension_headers::NEXT_HEADER_OFFSET,
+    );
+    if let WalkEnd::At {
         next: extension_headers::FRAGMENT,
         at,
         ..
@@ -333,71 +350,79 @@ fn other6<B: RecvBuf>(b: &mut B, p: &Packet, next: u8, stats: &mut StackStats) -
             stats.header_errors += 1;
             return None;
         };
-        if !extension_headers::atomic(header) {
-            stats.not_for_us += u64::from(p.multicast);
-            return (!p.multicast).then_some(Inbound::Fragment { header: Some(at) });
+        if !extension_headers::is_atomic_fragment(header) {
+            stats.not_for_us += u64::from(fields.multicast);
+            return (!fields.multicast).then_some(FrameContent::Fragment { header: Some(at) });
         }
         // Whole in itself, whatever else has its number (RFC 6946); but no neighbour discovery (RFC
         // 6980), which wants 255 hops.
         hop_limit = 0;
-        walk = extension_headers::walk(packet, header[0], at + 8, at);
+        walk = extension_headers::walk_extension_headers(packet, header[0], at + 8, at);
     }
     match walk {
-        Walk::At { next: 6, at, .. } => {
-            let len = b.remaining() - at;
-            tcp6(b, p, 0, (at, len), stats)
+        WalkEnd::At { next: 6, at, .. } => {
+            let len = buffer.remaining() - at;
+            accept_ipv6_tcp(buffer, fields, 0, (at, len), stats)
         }
-        Walk::At {
+        WalkEnd::At {
             next: extension_headers::ICMPV6,
             at,
             ..
         } => {
-            b.advance(at);
-            Some(Inbound::Icmpv6 {
+            buffer.advance(at);
+            Some(FrameContent::Icmpv6 {
                 src,
                 dst,
                 hop_limit,
             })
         }
-        Walk::At { next, named, .. } => {
+        WalkEnd::At { next, named, .. } => {
             stats.unknown_protocols += 1;
-            (!p.multicast && next != NO_NEXT_HEADER)
-                .then(|| trouble(IcmpError::parameter(1, named), false))
+            (!fields.multicast && next != NO_NEXT_HEADER)
+                .then(|| trouble(IcmpError::parameter_problem(1, named), false))
         }
-        Walk::Drop => {
+        WalkEnd::Drop => {
             stats.header_errors += 1;
             None
         }
-        Walk::Tell { error, group } => {
+        WalkEnd::Tell { error, group } => {
             stats.header_errors += 1;
-            let may = (group || !p.multicast)
-                && !extension_headers::errs(packet, packet[extension_headers::NEXT], 40);
+            let may = (group || !fields.multicast)
+                && !extension_headers::carries_icmp_error(
+                    packet,
+                    packet[extension_headers::NEXT_HEADER_OFFSET],
+                    40,
+                );
             may.then(|| trouble(error, group))
         }
     }
 }
 
 /// The checksum of a segment that was put together.
-pub(crate) fn segment_checksum<B: RecvBuf>(
+pub(crate) fn verify_segment_checksum<B: RecvBuf>(
     key: &FlowKey,
-    b: &B,
+    buffer: &B,
     stats: &mut StackStats,
 ) -> Option<()> {
-    let mut s = OnesComplementSum::new();
-    for a in [key.local().ip(), key.remote().ip()] {
-        match a {
-            IpAddr::V4(a) => s.add(&a.octets()),
-            IpAddr::V6(a) => s.add(&a.octets()),
+    let mut sum = OnesComplementSum::new();
+    for address in [key.local().ip(), key.remote().ip()] {
+        match address {
+            IpAddr::V4(address) => sum.add(&address.octets()),
+            IpAddr::V6(address) => sum.add(&address.octets()),
         }
     }
-    tcp_checksum(s, b, stats)
+    verify_tcp_checksum(sum, buffer, stats)
 }
 
-fn tcp_checksum<B: RecvBuf>(mut s: OnesComplementSum, b: &B, stats: &mut StackStats) -> Option<()> {
-    s.add_word(6);
-    s.add_word(b.remaining() as u16);
-    b.chunks().for_each(|c| s.add(c));
-    if s.value() != 0xffff {
+fn verify_tcp_checksum<B: RecvBuf>(
+    mut sum: OnesComplementSum,
+    buffer: &B,
+    stats: &mut StackStats,
+) -> Option<()> {
+    sum.add_word(6);
+    sum.add_word(buffer.remaining() as u16);
+    buffer.chunks().for_each(|chunk| sum.add(chunk));
+    if sum.value() != 0xffff {
         stats.csum_errors += 1;
         return None;
     }
@@ -405,12 +430,14 @@ fn tcp_checksum<B: RecvBuf>(mut s: OnesComplementSum, b: &B, stats: &mut StackSt
 }
 
 /// An address that a TCP peer can have (RFC 1122 section 3.2.1.3, RFC 4291).
-pub(crate) fn peer_address(a: IpAddr) -> bool {
-    match a {
-        IpAddr::V4(a) => {
-            let never = a.is_broadcast() || a.is_multicast() || a.is_loopback();
-            !(never || a.octets()[0] == 0)
+pub(crate) fn is_peer_address(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => {
+            let never = address.is_broadcast() || address.is_multicast() || address.is_loopback();
+            !(never || address.octets()[0] == 0)
         }
-        IpAddr::V6(a) => !(a.is_unspecified() || a.is_multicast() || a.is_loopback()),
+        IpAddr::V6(address) => {
+            !(address.is_unspecified() || address.is_multicast() || address.is_loopback())
+        }
     }
 }

@@ -17,7 +17,7 @@ impl IcmpError {
     };
 
     /// Time exceeded, of reassembly (RFC 792, RFC 4443 section 3.3).
-    pub(crate) const fn reassembly_time(v6: bool) -> IcmpError {
+    pub(crate) const fn reassembly_time_exceeded(v6: bool) -> IcmpError {
         IcmpError {
             kind: if v6 { 3 } else { 11 },
             code: 1,
@@ -28,7 +28,7 @@ impl IcmpError {
     /// Parameter problem (RFC 4443 section 3.4): 0 an erroneous field, 1 an unrecognised next
     /// header, 2 an unrecognised option, 3 headers that do not end in the first fragment (RFC 7112);
     /// and where in the packet.
-    pub(crate) const fn parameter(code: u8, pointer: usize) -> IcmpError {
+    pub(crate) const fn parameter_problem(code: u8, pointer: usize) -> IcmpError {
         IcmpError {
             kind: 4,
             code,

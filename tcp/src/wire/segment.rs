@@ -1,7 +1,7 @@
 //! The TCP header of a received segment (RFC 9293 section 3.1) and its options, read in place.
 
 use crate::base::sequence::SeqNr;
-use crate::wire::bytes::{be16, be32};
+use crate::wire::bytes::{read_u16, read_u32};
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
@@ -50,19 +50,19 @@ impl Segment {
         let Some(options) = tcp.get(20..header_len) else {
             return false;
         };
-        self.seq = SeqNr(be32(fixed, 4));
-        self.ack = SeqNr(be32(fixed, 8));
+        self.seq = SeqNr(read_u32(fixed, 4));
+        self.ack = SeqNr(read_u32(fixed, 8));
         self.flags = fixed[13];
-        self.window = be16(fixed, 14);
+        self.window = read_u16(fixed, 14);
         self.header_len = header_len as u8;
         self.sacks = 0;
-        if options.len() == 12 && be32(options, 0) == TS_ALIGNED {
+        if options.len() == 12 && read_u32(options, 0) == TS_ALIGNED {
             self.has_ts = true;
             self.sack_permitted = false;
             self.mss = None;
             self.wscale = None;
-            self.ts_val = be32(options, 4);
-            self.ts_ecr = be32(options, 8);
+            self.ts_val = read_u32(options, 4);
+            self.ts_ecr = read_u32(options, 8);
         } else {
             self.has_ts = false;
             self.sack_permitted = false;
@@ -77,13 +77,13 @@ impl Segment {
     /// reaches beyond the header, ends the walk (RFC 9293 section 3.1, MUST-7). Either is malformed,
     /// which `false` says; what was read before counts.
     #[cold]
-    fn parse_options(&mut self, mut o: &[u8]) -> bool {
+    fn parse_options(&mut self, mut options: &[u8]) -> bool {
         let mut sound = true;
-        while let Some((&kind, rest)) = o.split_first() {
+        while let Some((&kind, rest)) = options.split_first() {
             match kind {
                 0 => return sound,
                 1 => {
-                    o = rest;
+                    options = rest;
                     continue;
                 }
                 _ => {}
@@ -92,32 +92,32 @@ impl Segment {
                 return false;
             };
             let len = usize::from(len);
-            if len < 2 || len > o.len() {
+            if len < 2 || len > options.len() {
                 return false;
             }
-            let body = &o[2..len];
+            let body = &options[2..len];
             match (kind, body.len()) {
-                (2, 2) if self.flags & SYN != 0 => self.mss = Some(be16(body, 0)),
+                (2, 2) if self.flags & SYN != 0 => self.mss = Some(read_u16(body, 0)),
                 // RFC 7323 section 2.3: more than 14 counts as 14.
                 (3, 1) if self.flags & SYN != 0 => self.wscale = Some(body[0].min(14)),
                 (4, 0) if self.flags & SYN != 0 => self.sack_permitted = true,
-                (5, n) if n % 8 == 0 && n <= 32 => {
-                    self.sacks = (n / 8) as u8;
-                    for (i, b) in body.chunks_exact(8).enumerate() {
-                        self.sack[i] = (SeqNr(be32(b, 0)), SeqNr(be32(b, 4)));
+                (5, len) if len % 8 == 0 && len <= 32 => {
+                    self.sacks = (len / 8) as u8;
+                    for (index, block) in body.chunks_exact(8).enumerate() {
+                        self.sack[index] = (SeqNr(read_u32(block, 0)), SeqNr(read_u32(block, 4)));
                     }
                 }
                 (8, 8) => {
                     self.has_ts = true;
-                    self.ts_val = be32(body, 0);
-                    self.ts_ecr = be32(body, 4);
+                    self.ts_val = read_u32(body, 0);
+                    self.ts_ecr = read_u32(body, 4);
                 }
                 // Of a SYN, elsewhere.
                 (2, 2) | (3, 1) | (4, 0) => {}
                 (2..=5 | 8, _) => sound = false,
                 _ => {}
             }
-            o = &o[len..];
+            options = &options[len..];
         }
         sound
     }
@@ -134,47 +134,50 @@ mod tests {
 
     /// Segments whose options count as malformed.
     fn bad(flags: u8, options: &[u8]) -> u64 {
-        let mut n = 0;
-        assert!(Segment::default().parse(&header(flags, options), &mut n));
-        n
+        let mut count = 0;
+        assert!(Segment::default().parse(&header(flags, options), &mut count));
+        count
     }
 
     fn header(flags: u8, options: &[u8]) -> Vec<u8> {
-        let mut h = vec![0u8; 20];
-        h[4..8].copy_from_slice(&7u32.to_be_bytes());
-        h[8..12].copy_from_slice(&9u32.to_be_bytes());
-        h[12] = (((20 + options.len()) / 4) as u8) << 4;
-        h[13] = flags;
-        h[14..16].copy_from_slice(&500u16.to_be_bytes());
-        h.extend_from_slice(options);
-        h
+        let mut header = vec![0u8; 20];
+        header[4..8].copy_from_slice(&7u32.to_be_bytes());
+        header[8..12].copy_from_slice(&9u32.to_be_bytes());
+        header[12] = (((20 + options.len()) / 4) as u8) << 4;
+        header[13] = flags;
+        header[14..16].copy_from_slice(&500u16.to_be_bytes());
+        header.extend_from_slice(options);
+        header
     }
 
     #[test]
     fn options_of_a_syn_are_read() {
-        let s = parse(&header(
+        let segment = parse(&header(
             SYN,
             &[
                 2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2, 1, 3, 3, 15,
             ],
         ))
         .unwrap();
-        assert_eq!((s.seq, s.ack, s.window), (SeqNr(7), SeqNr(9), 500));
-        assert_eq!(s.mss, Some(1460));
-        assert_eq!(s.wscale, Some(14), "RFC 7323 section 2.3");
-        assert!(s.sack_permitted && s.has_ts);
-        assert_eq!((s.ts_val, s.ts_ecr), (1, 2));
+        assert_eq!(
+            (segment.seq, segment.ack, segment.window),
+            (SeqNr(7), SeqNr(9), 500)
+        );
+        assert_eq!(segment.mss, Some(1460));
+        assert_eq!(segment.wscale, Some(14), "RFC 7323 section 2.3");
+        assert!(segment.sack_permitted && segment.has_ts);
+        assert_eq!((segment.ts_val, segment.ts_ecr), (1, 2));
     }
 
     #[test]
     fn sack_blocks_are_read() {
-        let mut o = vec![1, 1, 5, 18];
-        for w in [10u32, 20, 30, 40] {
-            o.extend_from_slice(&w.to_be_bytes());
+        let mut options = vec![1, 1, 5, 18];
+        for word in [10u32, 20, 30, 40] {
+            options.extend_from_slice(&word.to_be_bytes());
         }
-        let s = parse(&header(ACK, &o)).unwrap();
-        assert_eq!(s.sacks, 2);
-        assert_eq!(s.sack[1], (SeqNr(30), SeqNr(40)));
+        let segment = parse(&header(ACK, &options)).unwrap();
+        assert_eq!(segment.sacks, 2);
+        assert_eq!(segment.sack[1], (SeqNr(30), SeqNr(40)));
     }
 
     #[test]
@@ -187,8 +190,12 @@ mod tests {
             &[2, 4, 5, 0xb4],
             &[1, 3, 3, 7],
         ];
-        for o in good {
-            assert_eq!((bad(SYN, o), bad(ACK, o)), (0, 0), "{o:?}");
+        for options in good {
+            assert_eq!(
+                (bad(SYN, options), bad(ACK, options)),
+                (0, 0),
+                "{options:?}"
+            );
         }
         let wrong: [&[u8]; 8] = [
             &[254, 0, 0, 0],
@@ -200,12 +207,16 @@ mod tests {
             &[5, 4, 0, 0],
             &[8, 4, 0, 0],
         ];
-        for o in wrong {
-            assert_eq!((bad(SYN, o), bad(ACK, o)), (1, 1), "{o:?}");
+        for options in wrong {
+            assert_eq!(
+                (bad(SYN, options), bad(ACK, options)),
+                (1, 1),
+                "{options:?}"
+            );
         }
         // What came before the malformed one counts.
-        let s = parse(&header(SYN, &[2, 4, 5, 0xb4, 254, 0, 0, 0])).unwrap();
-        assert_eq!(s.mss, Some(1460));
+        let segment = parse(&header(SYN, &[2, 4, 5, 0xb4, 254, 0, 0, 0])).unwrap();
+        assert_eq!(segment.mss, Some(1460));
     }
 
     #[test]
@@ -219,19 +230,19 @@ mod tests {
                 .sacks
                 == 0
         );
-        let mut x = 3u64;
+        let mut random = 3u64;
         for _ in 0..20_000 {
-            x = x
+            random = random
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
-            let n = (x >> 33) as usize % 61;
-            let mut b: Vec<u8> = (0..n)
-                .map(|i| (x.rotate_left(i as u32) >> 7) as u8)
+            let len = (random >> 33) as usize % 61;
+            let mut bytes: Vec<u8> = (0..len)
+                .map(|index| (random.rotate_left(index as u32) >> 7) as u8)
                 .collect();
-            let _ = parse(&b);
-            if n > 20 {
-                b[12] = 0xf0;
-                let _ = parse(&b);
+            let _ = parse(&bytes);
+            if len > 20 {
+                bytes[12] = 0xf0;
+                let _ = parse(&bytes);
             }
         }
         let mut short = header(ACK, &[]);

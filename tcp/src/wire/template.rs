@@ -2,8 +2,8 @@
 
 use crate::base::frame_sink::{FrameMeta, TxChecksum};
 use crate::base::sequence::SeqNr;
-use crate::wire::bytes::{be32, be64};
-use crate::wire::checksum::fold;
+use crate::wire::bytes::{read_u32, read_u64};
+use crate::wire::checksum::fold_carries;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::TS_ALIGNED;
 
@@ -23,7 +23,7 @@ pub(crate) struct Template {
 }
 
 /// What differs from segment to segment.
-pub(crate) struct Fields<'a> {
+pub(crate) struct SegmentFields<'a> {
     pub seq: SeqNr,
     pub ack: SeqNr,
     pub flags: u8,
@@ -39,9 +39,10 @@ pub(crate) struct Fields<'a> {
 }
 
 /// Sum of 16-bit words of an even slice; cold.
-fn words(b: &[u8]) -> u32 {
-    b.chunks_exact(2)
-        .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
+fn sum_even_words(bytes: &[u8]) -> u32 {
+    bytes
+        .chunks_exact(2)
+        .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
         .sum()
 }
 
@@ -53,9 +54,9 @@ impl Template {
         bytes[6..12].copy_from_slice(&src);
         let v6 = key.is_v6();
         let ethertype: u16 = if v6 { 0x86dd } else { 0x0800 };
-        let l2 = if let Some(v) = vlan {
+        let l2 = if let Some(identifier) = vlan {
             bytes[12..14].copy_from_slice(&0x8100u16.to_be_bytes());
-            bytes[14..16].copy_from_slice(&(v & 0xfff).to_be_bytes());
+            bytes[14..16].copy_from_slice(&(identifier & 0xfff).to_be_bytes());
             18
         } else {
             14
@@ -65,23 +66,23 @@ impl Template {
         let mut pseudo = 6;
         let mut ip_sum = 0;
         match (local.ip(), remote.ip()) {
-            (core::net::IpAddr::V4(s), core::net::IpAddr::V4(d)) => {
+            (core::net::IpAddr::V4(source), core::net::IpAddr::V4(destination)) => {
                 ip[0] = 0x45;
                 ip[6] = 0x40; // DF, RFC 1191; so the identification may be 0 (RFC 6864)
                 ip[8] = 64;
                 ip[9] = 6;
-                ip[12..16].copy_from_slice(&s.octets());
-                ip[16..20].copy_from_slice(&d.octets());
-                ip_sum = words(&ip[..20]);
-                pseudo += words(&ip[12..20]);
+                ip[12..16].copy_from_slice(&source.octets());
+                ip[16..20].copy_from_slice(&destination.octets());
+                ip_sum = sum_even_words(&ip[..20]);
+                pseudo += sum_even_words(&ip[12..20]);
             }
-            (core::net::IpAddr::V6(s), core::net::IpAddr::V6(d)) => {
+            (core::net::IpAddr::V6(source), core::net::IpAddr::V6(destination)) => {
                 ip[0] = 0x60;
                 ip[6] = 6;
                 ip[7] = 64;
-                ip[8..24].copy_from_slice(&s.octets());
-                ip[24..40].copy_from_slice(&d.octets());
-                pseudo += words(&ip[8..40]);
+                ip[8..24].copy_from_slice(&source.octets());
+                ip[24..40].copy_from_slice(&destination.octets());
+                pseudo += sum_even_words(&ip[8..40]);
             }
             _ => {} // FlowKey has one family
         }
@@ -109,14 +110,17 @@ impl Template {
             return key.is_v6() && FlowKey::read(&self.bytes[l2 + 8..l2 + 44]) == *key;
         }
         // One bounds check, two compares: this runs for every segment.
-        let Some(b) = self
+        let Some(addresses_and_ports) = self
             .bytes
             .get(l2 + 12..)
-            .and_then(|b| b.first_chunk::<12>())
+            .and_then(|addresses_and_ports| addresses_and_ports.first_chunk::<12>())
         else {
             return false;
         };
-        key.is_v4(be64(b, 0), be32(b, 8))
+        key.is_v4(
+            read_u64(addresses_and_ports, 0),
+            read_u32(addresses_and_ports, 8),
+        )
     }
 
     /// The four-tuple, read back.
@@ -131,9 +135,9 @@ impl Template {
 
     /// Length of the headers and what the sink must know of them.
     #[inline]
-    pub(crate) fn meta(&self, f: &Fields<'_>) -> (usize, FrameMeta) {
+    pub(crate) fn meta(&self, fields: &SegmentFields<'_>) -> (usize, FrameMeta) {
         let l3 = if self.v6 { 40 } else { 20 };
-        let l4 = 20 + if f.ts.is_some() { 12 } else { 0 } + f.options.len();
+        let l4 = 20 + if fields.ts.is_some() { 12 } else { 0 } + fields.options.len();
         let meta = FrameMeta {
             l2_len: self.l2,
             l3_len: l3,
@@ -142,7 +146,7 @@ impl Template {
             checksum: TxChecksum::Offload,
             self_addressed: false,
             retransmission: false,
-            payload_len: f.payload,
+            payload_len: fields.payload,
             tso_segsz: 0,
             connection: None,
         };
@@ -152,7 +156,7 @@ impl Template {
     /// Fills `out`, exactly as long as `meta` said. The TCP checksum field gets the pseudo-header
     /// sum, not complemented: what offload and [`crate::wire::checksum::finish`] want.
     #[inline]
-    pub(crate) fn build(&self, out: &mut [u8], f: &Fields<'_>) {
+    pub(crate) fn build(&self, out: &mut [u8], fields: &SegmentFields<'_>) {
         let l2 = usize::from(self.l2);
         let l3 = if self.v6 { 40 } else { 20 };
         let fixed = l2 + l3 + 20;
@@ -162,37 +166,41 @@ impl Template {
             out[32..64].copy_from_slice(&self.bytes[32..64]);
         }
         out[fixed - 32..fixed].copy_from_slice(&self.bytes[fixed - 32..fixed]);
-        let h = &mut out[l2..];
-        let l4 = h.len() - l3;
-        let tcp_len = l4 as u32 + f.payload;
+        let packet = &mut out[l2..];
+        let l4 = packet.len() - l3;
+        let tcp_len = l4 as u32 + fields.payload;
         if self.v6 {
-            h[1] |= u8::from(f.ect) << 5;
-            h[4..6].copy_from_slice(&(tcp_len as u16).to_be_bytes());
+            packet[1] |= u8::from(fields.ect) << 5;
+            packet[4..6].copy_from_slice(&(tcp_len as u16).to_be_bytes());
         } else {
             let total = tcp_len + 20;
-            let tos = u32::from(f.ect) << 1;
-            h[1] = tos as u8;
-            h[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-            h[10..12].copy_from_slice(&(!fold(u64::from(self.ip_sum + total + tos))).to_be_bytes());
+            let tos = u32::from(fields.ect) << 1;
+            packet[1] = tos as u8;
+            packet[2..4].copy_from_slice(&(total as u16).to_be_bytes());
+            packet[10..12].copy_from_slice(
+                &(!fold_carries(u64::from(self.ip_sum + total + tos))).to_be_bytes(),
+            );
         }
-        let t = &mut h[l3..];
-        let t = &mut t[..l4];
-        t[4..8].copy_from_slice(&f.seq.0.to_be_bytes());
-        t[8..12].copy_from_slice(&f.ack.0.to_be_bytes());
-        t[12] = (l4 as u8 / 4) << 4;
-        t[13] = f.flags;
-        t[14..16].copy_from_slice(&f.window.to_be_bytes());
-        let summed = if f.tso { 0 } else { tcp_len };
-        t[16..18].copy_from_slice(&fold(u64::from(self.pseudo) + u64::from(summed)).to_be_bytes());
+        let tcp = &mut packet[l3..];
+        let tcp = &mut tcp[..l4];
+        tcp[4..8].copy_from_slice(&fields.seq.0.to_be_bytes());
+        tcp[8..12].copy_from_slice(&fields.ack.0.to_be_bytes());
+        tcp[12] = (l4 as u8 / 4) << 4;
+        tcp[13] = fields.flags;
+        tcp[14..16].copy_from_slice(&fields.window.to_be_bytes());
+        let summed = if fields.tso { 0 } else { tcp_len };
+        tcp[16..18].copy_from_slice(
+            &fold_carries(u64::from(self.pseudo) + u64::from(summed)).to_be_bytes(),
+        );
         let mut at = 20;
-        if let Some((val, ecr)) = f.ts {
-            t[20..24].copy_from_slice(&TS_ALIGNED.to_be_bytes());
-            t[24..28].copy_from_slice(&val.to_be_bytes());
-            t[28..32].copy_from_slice(&ecr.to_be_bytes());
+        if let Some((val, ecr)) = fields.ts {
+            tcp[20..24].copy_from_slice(&TS_ALIGNED.to_be_bytes());
+            tcp[24..28].copy_from_slice(&val.to_be_bytes());
+            tcp[28..32].copy_from_slice(&ecr.to_be_bytes());
             at = 32;
         }
-        if !f.options.is_empty() {
-            t[at..].copy_from_slice(f.options);
+        if !fields.options.is_empty() {
+            tcp[at..].copy_from_slice(fields.options);
         }
     }
 }
@@ -209,7 +217,7 @@ mod tests {
                 let key = FlowKey::new(l.parse().unwrap(), 4000, r.parse().unwrap(), 5000).unwrap();
                 let t = Template::new([2; 6], [4; 6], vlan, &key);
                 let mut out = [0; HEADER_MAX];
-                let f = Fields {
+                let f = SegmentFields {
                     seq: SeqNr(0xdead_beef),
                     ack: SeqNr(77),
                     flags: 0x18,
