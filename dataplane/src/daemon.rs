@@ -1,45 +1,61 @@
-//! Start and stop: what the host must have is looked at first, then ports, workers and the
-//! control socket come up in this order, and go in the opposite one.
+//! Start and stop of the daemon: what the host must have is looked at first ([`Prepared`]), then
+//! ports, workers and the control socket come up in this order, and go in the opposite one.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
-use dpdk::{Eal, EalConfig, Mempool};
+use dpdk::Eal;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use siw_memory::KeyTable;
 use siw_shm::WorkerPage;
 use siw_shm::control::ControlSocket;
+use siw_shm::doorbell::SleepFlag;
 
 use crate::capture::{Capture, CaptureError};
-use crate::config::{Config, EalLog, HugepagePolicy};
+use crate::config::Config;
 use crate::control::links::LinkMonitor;
-use crate::control::{ControlParts, ControlThread};
-use crate::device::{self, SharedStackConfig};
+use crate::control::{ControlParts, ControlThread, MapArena};
+use crate::device::{self, OpenDevice, SharedStackConfig};
 use crate::host::{self, HostError};
+use crate::prepared::{Prepared, StartedDpdk};
 use crate::worker::{Mailbox, Worker, WorkerConfig, forward};
 
 /// The daemon cannot start, or could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The host lacks a core, or another daemon has it.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// DPDK refused, or lacks memory.
     #[error(transparent)]
     Dpdk(#[from] dpdk::Error),
+    /// The capture file cannot be written.
     #[error(transparent)]
     Capture(#[from] CaptureError),
+    /// The control socket cannot be served.
     #[error("control socket {path}: {reason}")]
-    Socket { path: String, reason: String },
+    Socket {
+        /// Where it should be.
+        path: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// A device or a worker cannot be set up; the text names it.
     #[error("{0}")]
     Device(String),
+    /// A call to the operating system failed.
     #[error("{what}: {source}")]
     Os {
+        /// What could not be done.
         what: &'static str,
+        /// Why.
         source: std::io::Error,
     },
 }
@@ -51,166 +67,64 @@ fn os_error(what: &'static str) -> impl Fn(nix::errno::Errno) -> StartError {
     }
 }
 
+fn no_shared_memory(source: std::io::Error) -> StartError {
+    StartError::Os {
+        what: "shared memory cannot be made",
+        source,
+    }
+}
+
+fn too_many_workers() -> StartError {
+    StartError::Device("too many workers".into())
+}
+
 /// Commands and events that fit between a worker and the control thread.
 const MAILBOX_CAPACITY: usize = 4096;
-/// What DPDK needs beside the packet buffers.
-const EAL_OVERHEAD_MB: u32 = 32;
+/// Packet buffers that DPDK keeps for each registered thread.
+const POOL_CACHE: u32 = 256;
 
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// A resource is missing, named with the command that provides it; nothing was touched then.
 pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGTERM);
-    signals.add(Signal::SIGINT);
-    // Before any thread exists, so that all inherit the mask.
-    signals
-        .thread_block()
-        .map_err(os_error("signals cannot be blocked"))?;
-    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
-        .map_err(os_error("signals cannot be received"))?;
-
-    let cores = worker_cores(&config);
-    let claims = host::claim_cores(&host::lock_folder(), &cores, config.workers.idle)?;
+    let signals = block_signals()?;
+    let prepared = Prepared::new(config);
+    prepared.check_host()?;
+    let claims = prepared.claim_cores(prepared.cores.len())?;
+    let config = &prepared.config;
     refuse_second_daemon(&config.control.socket)?;
 
-    let configs: Vec<_> = config
-        .devices
-        .iter()
-        .map(|device| device.get_ref().clone())
-        .collect();
-    let room = configs
-        .iter()
-        .map(device::buffer_room)
-        .max()
-        .unwrap_or(2048);
-    let (eal, hugepages) = start_eal(&config, room, cores[0])?;
-    let pool = Mempool::new(&eal, "siwd", config.dpdk.buffers, 256, room, None)?;
+    let workers = prepared.cores.len();
+    let dpdk = prepared.start_dpdk("siwd", POOL_CACHE)?;
     let mut devices =
-        device::open_devices(&eal, &configs, &pool, cores.len()).map_err(StartError::Device)?;
-
-    let names: Vec<String> = configs
-        .iter()
-        .map(|device| device.name.get_ref().0.clone())
-        .collect();
+        device::open_devices(&dpdk, &prepared.devices, workers).map_err(StartError::Device)?;
+    let names = prepared.device_names();
     let capture = config
         .capture
         .as_ref()
         .map(|capture_config| Capture::start_writing(capture_config, &names))
         .transpose()?;
 
-    let table = KeyTable::new(key_slots(&config), cores.len() + 1);
-    let page = WorkerPage::create_sealed(cores.len() as u32).map_err(|error| StartError::Os {
-        what: "shared memory cannot be made",
-        source: error,
-    })?;
-    let control_wake = Arc::new(new_event_fd()?);
-    let control_asleep = WorkerPage::create_sealed(1)
-        .map_err(|source| StartError::Os {
-            what: "shared memory cannot be made",
-            source,
-        })?
-        .sleep_flag(0)
-        .map(Arc::new)
-        .ok_or_else(|| StartError::Device("no memory for a flag".into()))?;
-    let mut threads = Vec::new();
-    let keys = SharedStackConfig::generate(
-        config.limits.connections as usize,
-        config.dpdk.buffers,
-        cores.len() * config.devices.len(),
-    );
-    let too_many = || StartError::Device("too many workers".into());
-    let mailboxes = (0..cores.len() as u32)
-        .map(|index| {
-            Ok(Arc::new(Mailbox {
-                commands: ArrayQueue::new(MAILBOX_CAPACITY),
-                events: ArrayQueue::new(MAILBOX_CAPACITY),
-                frames: ArrayQueue::new(forward::FORWARD_QUEUE_DEPTH),
-                worker_wake: new_event_fd()?,
-                worker_asleep: page.sleep_flag(index).ok_or_else(too_many)?,
-                control_wake: control_wake.clone(),
-                control_asleep: control_asleep.clone(),
-            }))
-        })
-        .collect::<Result<Vec<_>, StartError>>()?;
-    let all: Arc<[Arc<Mailbox>]> = mailboxes.clone().into();
-    for (index, core) in cores.iter().copied().enumerate() {
-        let (Some(reader), Some(sleeping)) =
-            (table.register_reader(), page.sleep_flag(index as u32))
-        else {
-            return Err(too_many());
-        };
-        let ports = devices
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(device_index, device)| {
-                let mut worker_port = device.worker_port(device_index, index, &keys)?;
-                worker_port.tap = capture.as_ref().map(Capture::new_handle);
-                Some(worker_port)
-            })
-            .collect();
-        let worker = WorkerConfig {
-            index,
-            core,
-            idle: config.workers.idle,
-            spin: Duration::from_micros(config.workers.spin_us.into()),
-            ports,
-            pool: pool.clone(),
-            keys: reader,
-            sleeping,
-            mailbox: all[index].clone(),
-            all: all.clone(),
-        };
-        threads.push(start_worker(&eal, worker)?);
-    }
+    let channels = WorkerChannels::new(&prepared)?;
+    let threads = start_workers(&prepared, &dpdk, &mut devices, capture.as_ref(), &channels)?;
 
-    let socket = config.control.socket.clone();
-    let listener = bind_control_socket(&config)?;
-    let links = devices
-        .iter()
-        .map(|device| (!device.link.in_process).then(|| device.port.share()));
-    let links = LinkMonitor::new(links.collect());
-    let views: Vec<_> = devices
-        .iter()
-        .map(device::OpenDevice::client_view)
-        .collect();
-    let summary = ready_line(&config, &cores, hugepages, json);
-    let dma_ports: Vec<_> = devices
-        .iter()
-        .map(|device| device.port.share())
-        .filter(dpdk::Port::needs_dma_map)
-        .collect();
-    let map_arena = {
-        let eal = eal.clone();
-        move |region: &Arc<siw_shm::SharedMemory>| {
-            if dma_ports.is_empty() {
-                return Ok(None);
-            }
-            let memory: Arc<dyn dpdk::ExtMemory> = region.clone();
-            let mut external =
-                dpdk::ExternalRegion::register(&eal, memory, region.len(), region.page_size())
-                    .map_err(|error| error.to_string())?;
-            for port in &dma_ports {
-                external.map_for(port).map_err(|error| error.to_string())?;
-            }
-            Ok(Some(external))
-        }
-    };
+    let listener = bind_control_socket(config)?;
+    let summary = ready_line(&prepared, dpdk.hugepages, json);
     let mut control = ControlThread::new(ControlParts {
-        socket,
+        socket: config.control.socket.clone(),
         listener,
         signals,
-        wake: control_wake,
-        asleep: control_asleep,
+        wake: channels.control_wake,
+        asleep: channels.control_asleep,
         limits: config.limits.clone(),
-        devices: views,
-        links,
-        mailboxes,
-        keys: table,
-        page,
-        hugepages,
-        map_arena: Box::new(map_arena),
+        devices: devices.iter().map(OpenDevice::client_view).collect(),
+        links: monitor_links(&devices),
+        mailboxes: channels.mailboxes.to_vec(),
+        keys: channels.keys,
+        page: channels.page,
+        hugepages: dpdk.hugepages,
+        map_arena: arena_mapper(&dpdk.eal, &devices),
     })
     .map_err(os_error("the control thread cannot start"))?;
 
@@ -224,33 +138,153 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         }
     }
     drop(control);
-    // Frames may wait in them, whose pool goes next.
-    drop(all);
+    // Frames may wait in the mailboxes; their pool is freed below.
+    drop(channels.mailboxes);
     drop(capture);
     for device in devices {
         device.port.close();
     }
-    drop(pool);
-    drop(eal);
+    drop(dpdk);
     drop(claims);
     tracing::info!("stopped");
     Ok(())
 }
 
-/// The configured cores, or the last one that this process may use.
-pub(crate) fn worker_cores(config: &Config) -> Vec<usize> {
-    let cores = config.workers.cores.get_ref();
-    if cores.is_empty() {
-        host::allowed_cores().last().copied().into_iter().collect()
-    } else {
-        cores.clone()
+/// SIGTERM and SIGINT come through a descriptor from now on. Called before any thread exists, so
+/// that all inherit the mask.
+///
+/// # Errors
+/// The operating system refuses.
+pub(crate) fn block_signals() -> Result<SignalFd, StartError> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGINT);
+    signals
+        .thread_block()
+        .map_err(os_error("signals cannot be blocked"))?;
+    SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+        .map_err(os_error("signals cannot be received"))
+}
+
+/// What joins the workers with the control thread, with each other and with clients.
+struct WorkerChannels {
+    /// The workers' sleep flags, which clients map.
+    page: WorkerPage,
+    /// One of each worker, in order.
+    mailboxes: Arc<[Arc<Mailbox>]>,
+    control_wake: Arc<OwnedFd>,
+    control_asleep: Arc<SleepFlag>,
+    /// The keys of all registered memory.
+    keys: Arc<KeyTable>,
+}
+
+impl WorkerChannels {
+    fn new(prepared: &Prepared) -> Result<WorkerChannels, StartError> {
+        let workers = prepared.cores.len();
+        let page = WorkerPage::create_sealed(workers as u32).map_err(no_shared_memory)?;
+        let control_wake = Arc::new(new_event_fd()?);
+        let control_asleep = WorkerPage::create_sealed(1)
+            .map_err(no_shared_memory)?
+            .sleep_flag(0)
+            .map(Arc::new)
+            .ok_or_else(|| StartError::Device("no memory for a flag".into()))?;
+        let mailboxes = (0..workers as u32)
+            .map(|index| {
+                Ok(Arc::new(Mailbox {
+                    commands: ArrayQueue::new(MAILBOX_CAPACITY),
+                    events: ArrayQueue::new(MAILBOX_CAPACITY),
+                    frames: ArrayQueue::new(forward::FORWARD_QUEUE_DEPTH),
+                    worker_wake: new_event_fd()?,
+                    worker_asleep: page.sleep_flag(index).ok_or_else(too_many_workers)?,
+                    control_wake: control_wake.clone(),
+                    control_asleep: control_asleep.clone(),
+                }))
+            })
+            .collect::<Result<Vec<_>, StartError>>()?;
+        Ok(WorkerChannels {
+            page,
+            mailboxes: mailboxes.into(),
+            control_wake,
+            control_asleep,
+            // The control thread reads keys too.
+            keys: KeyTable::new(prepared.key_slots(), workers + 1),
+        })
     }
 }
 
-fn key_slots(config: &Config) -> usize {
-    let most = u64::from(config.limits.memory_regions_per_client)
-        .saturating_mul(u64::from(config.limits.clients));
-    most.min(4 << 20) as usize
+/// Starts a thread for each core, with its queues of every device.
+fn start_workers(
+    prepared: &Prepared,
+    dpdk: &StartedDpdk,
+    devices: &mut [OpenDevice],
+    capture: Option<&Capture>,
+    channels: &WorkerChannels,
+) -> Result<Vec<JoinHandle<()>>, StartError> {
+    let config = &prepared.config;
+    let stack_config = SharedStackConfig::generate(
+        config.limits.connections as usize,
+        config.dpdk.buffers,
+        prepared.cores.len() * devices.len(),
+    );
+    let mut threads = Vec::new();
+    for (index, core) in prepared.cores.iter().copied().enumerate() {
+        let sleeping = channels.page.sleep_flag(index as u32);
+        let (Some(reader), Some(sleeping)) = (channels.keys.register_reader(), sleeping) else {
+            return Err(too_many_workers());
+        };
+        let ports = devices
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(device_index, device)| {
+                let mut worker_port = device.worker_port(device_index, index, &stack_config)?;
+                worker_port.tap = capture.map(Capture::new_handle);
+                Some(worker_port)
+            })
+            .collect();
+        let worker = WorkerConfig {
+            index,
+            core,
+            idle: config.workers.idle,
+            spin: Duration::from_micros(config.workers.spin_us.into()),
+            ports,
+            pool: dpdk.pool.clone(),
+            keys: reader,
+            sleeping,
+            mailbox: channels.mailboxes[index].clone(),
+            all: channels.mailboxes.clone(),
+        };
+        threads.push(start_worker(&dpdk.eal, worker)?);
+    }
+    Ok(threads)
+}
+
+/// The links that can go down: all but those that are memory.
+fn monitor_links(devices: &[OpenDevice]) -> LinkMonitor {
+    let port = |device: &OpenDevice| (!device.link.in_process).then(|| device.port.share());
+    LinkMonitor::new(devices.iter().map(port).collect())
+}
+
+/// Makes arenas known to the devices that read memory themselves.
+fn arena_mapper(eal: &Eal, devices: &[OpenDevice]) -> MapArena {
+    let ports: Vec<_> = devices
+        .iter()
+        .map(|device| device.port.share())
+        .filter(dpdk::Port::needs_dma_map)
+        .collect();
+    let eal = eal.clone();
+    Box::new(move |region| {
+        if ports.is_empty() {
+            return Ok(None);
+        }
+        let memory: Arc<dyn dpdk::ExtMemory> = region.clone();
+        let mut external =
+            dpdk::ExternalRegion::register(&eal, memory, region.len(), region.page_size())
+                .map_err(|error| error.to_string())?;
+        for port in &ports {
+            external.map_for(port).map_err(|error| error.to_string())?;
+        }
+        Ok(Some(external))
+    })
 }
 
 fn new_event_fd() -> Result<OwnedFd, StartError> {
@@ -259,66 +293,9 @@ fn new_event_fd() -> Result<OwnedFd, StartError> {
         .map_err(os_error("no event descriptor"))
 }
 
-/// Starts DPDK with hugepages, or without where the configuration allows it.
-pub(crate) fn start_eal(
-    config: &Config,
-    room: u16,
-    core: usize,
-) -> Result<(Eal, bool), StartError> {
-    let buffer = u64::from(room) + u64::from(dpdk::HEADROOM) + 256;
-    let memory_mb = (u64::from(config.dpdk.buffers) * buffer / (1 << 20)) as u32 + EAL_OVERHEAD_MB;
-    let pci: Vec<String> = config
-        .devices
-        .iter()
-        .filter_map(|device| {
-            device
-                .get_ref()
-                .pci
-                .as_ref()
-                .map(|address| address.0.clone())
-        })
-        .collect();
-    let free = host::free_hugepage_bytes();
-    let enough = free >= u64::from(memory_mb) << 20;
-    let hugepages = match config.dpdk.hugepages {
-        HugepagePolicy::Never => false,
-        HugepagePolicy::Require => true,
-        HugepagePolicy::Auto => {
-            if !enough {
-                tracing::warn!(
-                    "{memory_mb} MiB of hugepages are wanted, {} MiB are free: using normal pages, which is slower; \
-                     reserve them with: echo {} > /proc/sys/vm/nr_hugepages",
-                    free >> 20,
-                    memory_mb.div_ceil(2) + 64,
-                );
-            }
-            enough
-        }
-    };
-    let log_level = match config.dpdk.log {
-        EalLog::Error => "error",
-        EalLog::Warning => "warning",
-        EalLog::Notice => "notice",
-        EalLog::Info => "info",
-        EalLog::Debug => "debug",
-    };
-    let eal = Eal::init(EalConfig {
-        hugepages,
-        memory_mb,
-        no_pci: pci.is_empty(),
-        pci_allow: pci,
-        log_level: log_level.into(),
-        main_core: core,
-        ..EalConfig::default()
-    })?;
-    Ok((eal, hugepages))
-}
-
-fn start_worker(
-    eal: &Eal,
-    config: WorkerConfig,
-) -> Result<std::thread::JoinHandle<()>, StartError> {
-    let (tell, told) = mpsc::channel::<Result<(), StartError>>();
+/// Starts one worker's thread; returns when the worker runs, or could not be built.
+fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<JoinHandle<()>, StartError> {
+    let (report, outcome) = mpsc::channel::<Result<(), StartError>>();
     let eal = eal.clone();
     let core = config.core;
     let thread = std::thread::Builder::new()
@@ -332,11 +309,11 @@ fn start_worker(
             })();
             match started {
                 Ok((_registered, mut worker)) => {
-                    let _ = tell.send(Ok(()));
+                    let _ = report.send(Ok(()));
                     worker.run();
                 }
                 Err(error) => {
-                    let _ = tell.send(Err(error));
+                    let _ = report.send(Err(error));
                 }
             }
         })
@@ -344,7 +321,7 @@ fn start_worker(
             what: "a worker thread cannot start",
             source,
         })?;
-    match told.recv() {
+    match outcome.recv() {
         Ok(Ok(())) => Ok(thread),
         Ok(Err(error)) => Err(error),
         Err(_) => Err(StartError::Device(
@@ -353,8 +330,8 @@ fn start_worker(
     }
 }
 
-/// A socket that somebody answers on belongs to a living daemon; one that nobody answers on
-/// is left from one that was killed.
+/// A socket that somebody answers on belongs to a running daemon; one that nobody answers on
+/// was left by one that was killed, and is removed.
 fn refuse_second_daemon(path: &Path) -> Result<(), StartError> {
     let fail = |reason: String| StartError::Socket {
         path: path.display().to_string(),
@@ -378,6 +355,7 @@ fn refuse_second_daemon(path: &Path) -> Result<(), StartError> {
     }
 }
 
+/// Makes the socket that clients connect to, with its owner and permissions.
 fn bind_control_socket(config: &Config) -> Result<OwnedFd, StartError> {
     let path = &config.control.socket;
     let fail = |reason: String| StartError::Socket {
@@ -397,22 +375,16 @@ fn bind_control_socket(config: &Config) -> Result<OwnedFd, StartError> {
     std::fs::set_permissions(path, mode).map_err(|error| fail(error.to_string()))?;
     if let Some(group) = &config.control.group {
         let name = group.get_ref();
-        let gid = nix::unistd::Group::from_name(name)
-            .ok()
-            .flatten()
-            .ok_or_else(|| {
-                fail(format!(
-                    "group {name:?} does not exist; create it with: groupadd {name}"
-                ))
-            })?
-            .gid;
+        let gid = host::find_group(name).map_err(fail)?;
         nix::unistd::chown(path, None, Some(gid))
             .map_err(|error| fail(format!("group {name:?}: {error}")))?;
     }
     Ok(listener)
 }
 
-fn ready_line(config: &Config, cores: &[usize], hugepages: bool, json: bool) -> String {
+/// What is printed once the daemon serves.
+fn ready_line(prepared: &Prepared, hugepages: bool, json: bool) -> String {
+    let (config, cores) = (&prepared.config, &prepared.cores);
     let socket = config.control.socket.display().to_string();
     if json {
         let devices: Vec<_> = config

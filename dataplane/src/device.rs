@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dpdk::{DriverTraits, Eal, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
+use dpdk::{DriverTraits, Mempool, Offloads, Port, PortConfig, RxQueue, TxQueue};
 use siw_iwarp::ddp::Msn;
 use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
 use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
@@ -18,6 +18,7 @@ use crate::config::{
 };
 use crate::control::DeviceView;
 use crate::link_traits::LinkTraits;
+use crate::prepared::StartedDpdk;
 use crate::worker::WorkerPortConfig;
 
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
@@ -55,9 +56,8 @@ pub struct OpenDevice {
 /// # Errors
 /// A text that names the device and what it lacks.
 pub fn open_devices(
-    eal: &Eal,
+    dpdk: &StartedDpdk,
     configs: &[DeviceConfig],
-    pool: &Mempool,
     workers: usize,
 ) -> Result<Vec<OpenDevice>, String> {
     let mut pairs: Vec<(String, Port)> = Vec::new();
@@ -83,7 +83,7 @@ pub fn open_devices(
                         // Device names of rings are global in DPDK and short.
                         let label = format!("siw_{}", pairs.len() + devices.len());
                         let (first_end, second_end) =
-                            Port::create_ring_pair(eal, &label, workers as u16, PAIR_RING)
+                            Port::create_ring_pair(&dpdk.eal, &label, workers as u16, PAIR_RING)
                                 .map_err(fail)?;
                         pairs.push((pair, second_end));
                         first_end
@@ -95,11 +95,11 @@ pub fn open_devices(
                     Some(frame) => DriverTraits::devargs_with_ring(&devargs, frame),
                     None => devargs,
                 };
-                Port::attach_vdev(eal, &devargs).map_err(fail)?
+                Port::attach_vdev(&dpdk.eal, &devargs).map_err(fail)?
             }
-            LinkSource::Pci(address) => Port::attach_pci(eal, &address).map_err(fail)?,
+            LinkSource::Pci(address) => Port::attach_pci(&dpdk.eal, &address).map_err(fail)?,
         };
-        devices.push(start_device(config, port, pool, wanted)?);
+        devices.push(start_device(config, port, &dpdk.pool, wanted)?);
     }
     Ok(devices)
 }

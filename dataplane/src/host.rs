@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::unistd::{AccessFlags, Pid};
+use nix::unistd::{AccessFlags, Gid, Pid};
 
 use crate::config::IdlePolicy;
 
@@ -87,6 +87,29 @@ pub fn lock_folder() -> PathBuf {
         .join("siwd")
 }
 
+/// Looks whether this process may run on these cores.
+///
+/// # Errors
+/// [`HostError::NoSuchCore`] with those that it may run on.
+pub fn check_cores(cores: &[usize]) -> Result<(), HostError> {
+    let allowed = allowed_cores();
+    match cores.iter().find(|core| !allowed.contains(core)) {
+        Some(core) => Err(no_such_core(*core)),
+        None => Ok(()),
+    }
+}
+
+/// The id of a group by its name.
+///
+/// # Errors
+/// There is no such group; the text says how to create it.
+pub fn find_group(name: &str) -> Result<Gid, String> {
+    let found = nix::unistd::Group::from_name(name).ok().flatten();
+    found
+        .map(|group| group.gid)
+        .ok_or_else(|| format!("group {name:?} does not exist; create it with: groupadd {name}"))
+}
+
 /// Claims every core for this process.
 ///
 /// # Errors
@@ -96,10 +119,7 @@ pub fn claim_cores(
     cores: &[usize],
     idle: IdlePolicy,
 ) -> Result<Vec<CoreClaim>, HostError> {
-    let allowed = allowed_cores();
-    if let Some(core) = cores.iter().find(|core| !allowed.contains(core)) {
-        return Err(no_such_core(*core));
-    }
+    check_cores(cores)?;
     let _ = fs::create_dir_all(folder);
     cores
         .iter()

@@ -19,5 +19,6 @@ pub mod device;
 pub mod host;
 pub mod ids;
 pub mod link_traits;
+pub mod prepared;
 pub mod stream;
 pub mod worker;

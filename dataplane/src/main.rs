@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use siwd::config::{ByteSize, CaptureConfig, Config};
+use siwd::prepared::Prepared;
 
 /// A software RNIC in user space: iWARP over DPDK, served through shared memory.
 #[derive(Debug, Parser)]
@@ -17,7 +18,7 @@ struct DaemonArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Check the configuration and exit.
+    /// Check the configuration file and exit; warn about what this host lacks for it.
     #[arg(long)]
     check: bool,
 
@@ -78,6 +79,11 @@ fn run_args(args: &DaemonArgs) -> Result<(), String> {
         });
     }
     if args.check {
+        let devices = config.devices.len();
+        // The file is right wherever it is read; this host may lack what it names.
+        if let Err(missing) = Prepared::new(config).check_host() {
+            tracing::warn!("siwd would not start on this host: {missing}");
+        }
         let name = args.config.as_ref().map_or_else(
             || "(embedded loopback)".into(),
             |path| path.display().to_string(),
@@ -85,10 +91,10 @@ fn run_args(args: &DaemonArgs) -> Result<(), String> {
         if args.json {
             println!(
                 "{}",
-                serde_json::json!({ "ok": true, "config": name, "devices": config.devices.len() })
+                serde_json::json!({ "ok": true, "config": name, "devices": devices })
             );
         } else {
-            println!("{name}: ok, {} device(s)", config.devices.len());
+            println!("{name}: ok, {devices} device(s)");
         }
         return Ok(());
     }

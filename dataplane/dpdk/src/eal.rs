@@ -87,7 +87,7 @@ impl Eal {
             return Err(thread::core_error(config.main_core));
         }
         if config.hugepages {
-            hugepages::check_free(config.memory_mb)?;
+            hugepages::check_free_hugepages(config.memory_mb)?;
         }
         if STARTED.swap(true, Ordering::SeqCst) {
             return Err(Error::AlreadyInitialised);

@@ -49,8 +49,11 @@ fn from_sysfs(dir: &Path) -> Vec<HugepageSize> {
     sizes
 }
 
-/// Whether `memory_mb` can be had. The error names the counter to raise.
-pub(crate) fn check_free(memory_mb: u32) -> Result<()> {
+/// Looks whether `memory_mb` MiB of hugepages are free, of all sizes together.
+///
+/// # Errors
+/// [`Error::Hugepages`], which names the counter to raise and its value.
+pub fn check_free_hugepages(memory_mb: u32) -> Result<()> {
     check_sizes(&hugepage_sizes(), memory_mb)
 }
 

@@ -44,7 +44,7 @@ pub use eal::{Eal, EalConfig, exit_process};
 pub use error::{Error, Result};
 pub use ext::{ExtTracker, TrackerPool};
 pub use ext_memory::{ExtMemory, ExtSlice, ExternalRegion, OwnedMemory};
-pub use hugepages::{HugepageSize, hugepage_sizes};
+pub use hugepages::{HugepageSize, check_free_hugepages, hugepage_sizes};
 pub use mbuf::{Mbuf, prefetch};
 pub use mempool::Mempool;
 pub use offload::{ChecksumStatus, TxOffload};

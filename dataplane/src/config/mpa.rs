@@ -109,7 +109,7 @@ pub struct MpaSettings {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct MpaTable {
-    preset_settings: Option<PeerPreset>,
+    preset: Option<PeerPreset>,
     revision: Option<Spanned<u8>>,
     crc: Option<CrcSetting>,
     markers: Option<MarkersName>,
@@ -205,7 +205,7 @@ impl MpaSettings {
 
 impl From<MpaTable> for MpaSettings {
     fn from(file: MpaTable) -> MpaSettings {
-        let preset = MpaSettings::preset_settings(file.preset_settings);
+        let preset = MpaSettings::preset_settings(file.preset);
         MpaSettings {
             revision: file.revision.unwrap_or(preset.revision),
             crc: file.crc.unwrap_or(preset.crc),

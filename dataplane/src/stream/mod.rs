@@ -20,13 +20,10 @@ mod sink;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use dpdk::Mempool;
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
-
 use crate::capture::Capture;
 use crate::config::Config;
 use crate::device::{self, SharedStackConfig};
+use crate::prepared::Prepared;
 use crate::{daemon, host};
 
 pub use pattern::StreamPattern;
@@ -75,36 +72,21 @@ pub fn run(
     ready: impl FnOnce(&[device::OpenDevice]),
 ) -> Result<StreamReport, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGTERM);
-    signals.add(Signal::SIGINT);
-    // Before any thread exists, so that all inherit the mask.
-    signals.thread_block().map_err(|e| text(&e))?;
-    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
-        .map_err(|e| format!("signals cannot be received: {e}"))?;
+    let signals = daemon::block_signals().map_err(|e| text(&e))?;
 
-    let cores = daemon::worker_cores(config);
-    let core = *cores.first().ok_or("no core may be used")?;
-    let _claims = host::claim_cores(&host::lock_folder(), &[core], config.workers.idle)
-        .map_err(|e| text(&e))?;
-    let configs: Vec<_> = config.devices.iter().map(|d| d.get_ref().clone()).collect();
-    let room = configs
-        .iter()
-        .map(device::buffer_room)
-        .max()
-        .unwrap_or(2048);
-    let (eal, _) = daemon::start_eal(config, room, core).map_err(|e| text(&e))?;
-    let pool = Mempool::new(&eal, "siw-stream", config.dpdk.buffers, 0, room, None)
-        .map_err(|e| text(&e))?;
-    let mut devices = device::open_devices(&eal, &configs, &pool, 1)?;
-    let names: Vec<String> = configs.iter().map(|d| d.name.get_ref().0.clone()).collect();
+    let prepared = Prepared::new(config.clone());
+    let core = *prepared.cores.first().ok_or("no core may be used")?;
+    let _claims = prepared.claim_cores(1).map_err(|e| text(&e))?;
+    let dpdk = prepared.start_dpdk("siw-stream", 0).map_err(|e| text(&e))?;
+    let mut devices = device::open_devices(&dpdk, &prepared.devices, 1)?;
+    let names = prepared.device_names();
     let capture = config
         .capture
         .as_ref()
         .map(|c| Capture::start_writing(c, &names))
         .transpose()
         .map_err(|e| text(&e))?;
-    let keys = SharedStackConfig::generate(plan.connections, config.dpdk.buffers, configs.len());
+    let keys = SharedStackConfig::generate(plan.connections, config.dpdk.buffers, devices.len());
     let ports = devices
         .iter_mut()
         .enumerate()
@@ -116,10 +98,10 @@ pub fn run(
         .collect();
 
     host::pin_thread_to(core).map_err(|e| text(&e))?;
-    let registered = eal.register_thread().map_err(|e| text(&e))?;
+    let registered = dpdk.eal.register_thread().map_err(|e| text(&e))?;
     let spin = Duration::from_micros(config.workers.spin_us.into());
     let idle = idle::StreamIdle::new(config.workers.idle, spin, signals);
-    let mut endpoint = Endpoint::new(ports, &names, &pool, plan, idle)?;
+    let mut endpoint = Endpoint::new(ports, &names, &dpdk.pool, plan, idle)?;
     ready(&devices);
     endpoint.run()?;
     let report = endpoint.report();

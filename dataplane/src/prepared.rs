@@ -1,0 +1,207 @@
+//! What a start is going to need, worked out from the configuration, and whether this host has it.
+//!
+//! [`crate::daemon::run_daemon`] and `siw-stream` start from it; `siwd --check` looks at it and
+//! stops. Nothing here changes the host but [`Prepared::claim_cores`] and [`Prepared::start_dpdk`].
+
+use dpdk::{Eal, EalConfig, Mempool};
+
+use crate::config::{Config, DeviceConfig, EalLog, HugepagePolicy};
+use crate::daemon::StartError;
+use crate::device;
+use crate::host::{self, CoreClaim};
+
+/// Memory in MiB that DPDK needs beside the packet buffers.
+const EAL_OVERHEAD_MB: u32 = 32;
+/// Bytes that DPDK adds to each packet buffer, at most.
+const BUFFER_OVERHEAD: u64 = 256;
+/// Most memory keys of the daemon, whatever the limits say.
+const MAX_KEY_SLOTS: u64 = 4 << 20;
+
+/// A configuration and what follows from it for this host.
+pub struct Prepared {
+    /// The configuration itself.
+    pub config: Config,
+    /// Each device of it.
+    pub devices: Vec<DeviceConfig>,
+    /// The cores that workers are pinned to, one worker each.
+    pub cores: Vec<usize>,
+    /// Bytes that a packet buffer has to hold.
+    pub buffer_room: u16,
+    /// Memory that DPDK is given, in MiB.
+    pub memory_mb: u32,
+}
+
+/// DPDK after its start. The pool is freed before the environment.
+pub struct StartedDpdk {
+    /// The packet buffers of all ports.
+    pub pool: Mempool,
+    /// The environment.
+    pub eal: Eal,
+    /// Whether hugepages back its memory.
+    pub hugepages: bool,
+}
+
+impl Prepared {
+    /// Works out what the configuration needs; looks at nothing but this process's affinity.
+    pub fn new(config: Config) -> Prepared {
+        let devices: Vec<_> = config
+            .devices
+            .iter()
+            .map(|device| device.get_ref().clone())
+            .collect();
+        let buffer_room = devices.iter().map(device::buffer_room).max();
+        let buffer_room = buffer_room.unwrap_or(2048);
+        let buffer = u64::from(buffer_room) + u64::from(dpdk::HEADROOM) + BUFFER_OVERHEAD;
+        let buffers_mb = u64::from(config.dpdk.buffers) * buffer / (1 << 20);
+        let configured = config.workers.cores.get_ref();
+        let cores = if configured.is_empty() {
+            host::allowed_cores().last().copied().into_iter().collect()
+        } else {
+            configured.clone()
+        };
+        Prepared {
+            devices,
+            cores,
+            buffer_room,
+            memory_mb: buffers_mb as u32 + EAL_OVERHEAD_MB,
+            config,
+        }
+    }
+
+    /// Looks whether this host has what the configuration names, and changes nothing.
+    ///
+    /// # Errors
+    /// What is missing, with the command that provides it.
+    pub fn check_host(&self) -> Result<(), StartError> {
+        host::check_cores(&self.cores)?;
+        if self.config.dpdk.hugepages == HugepagePolicy::Require {
+            dpdk::check_free_hugepages(self.memory_mb)?;
+        }
+        if let Some(group) = &self.config.control.group {
+            host::find_group(group.get_ref()).map_err(|reason| StartError::Socket {
+                path: self.config.control.socket.display().to_string(),
+                reason,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Claims the cores of the first `workers` workers, so that no other daemon polls on them.
+    ///
+    /// # Errors
+    /// A core does not exist, or another process has it.
+    pub fn claim_cores(&self, workers: usize) -> Result<Vec<CoreClaim>, StartError> {
+        let cores = self.cores.get(..workers).unwrap_or(&self.cores);
+        let claims = host::claim_cores(&host::lock_folder(), cores, self.config.workers.idle)?;
+        Ok(claims)
+    }
+
+    /// The configured names of the devices.
+    pub fn device_names(&self) -> Vec<String> {
+        let name = |device: &DeviceConfig| device.name.get_ref().0.clone();
+        self.devices.iter().map(name).collect()
+    }
+
+    /// Memory regions and windows that all clients together may register.
+    pub fn key_slots(&self) -> usize {
+        let limits = &self.config.limits;
+        let most =
+            u64::from(limits.memory_regions_per_client).saturating_mul(u64::from(limits.clients));
+        most.min(MAX_KEY_SLOTS) as usize
+    }
+
+    /// Starts DPDK with hugepages, or without where the configuration allows it, and makes the pool
+    /// of packet buffers, with `cache` of them kept for each thread.
+    ///
+    /// # Errors
+    /// DPDK cannot be started: hugepages are missing, or it was started already.
+    pub fn start_dpdk(&self, pool_name: &str, cache: u32) -> Result<StartedDpdk, StartError> {
+        let hugepages = self.decide_hugepages();
+        let pci = |device: &DeviceConfig| device.pci.as_ref().map(|address| address.0.clone());
+        let pci_allow: Vec<String> = self.devices.iter().filter_map(pci).collect();
+        let log_level = match self.config.dpdk.log {
+            EalLog::Error => "error",
+            EalLog::Warning => "warning",
+            EalLog::Notice => "notice",
+            EalLog::Info => "info",
+            EalLog::Debug => "debug",
+        };
+        let eal = Eal::init(EalConfig {
+            hugepages,
+            memory_mb: self.memory_mb,
+            no_pci: pci_allow.is_empty(),
+            pci_allow,
+            log_level: log_level.into(),
+            main_core: self.cores.first().copied().unwrap_or(0),
+            ..EalConfig::default()
+        })?;
+        let (buffers, room) = (self.config.dpdk.buffers, self.buffer_room);
+        let pool = Mempool::new(&eal, pool_name, buffers, cache, room, None)?;
+        Ok(StartedDpdk {
+            pool,
+            eal,
+            hugepages,
+        })
+    }
+
+    /// Whether hugepages are used; warns where they are wanted and too few are free.
+    fn decide_hugepages(&self) -> bool {
+        match self.config.dpdk.hugepages {
+            HugepagePolicy::Never => false,
+            HugepagePolicy::Require => true,
+            HugepagePolicy::Auto => {
+                let free = host::free_hugepage_bytes();
+                let enough = free >= u64::from(self.memory_mb) << 20;
+                if !enough {
+                    tracing::warn!(
+                        "{} MiB of hugepages are wanted, {} MiB are free: using normal pages, which is slower; \
+                         reserve them with: echo {} > /proc/sys/vm/nr_hugepages",
+                        self.memory_mb,
+                        free >> 20,
+                        self.memory_mb.div_ceil(2) + 64,
+                    );
+                }
+                enough
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prepared(extra: &str) -> Prepared {
+        let devices = include_str!("../../config/loopback.toml")
+            .split("[[device]]")
+            .skip(1)
+            .map(|device| format!("[[device]]{device}"))
+            .collect::<String>();
+        let text = format!("{extra}\n{devices}");
+        Prepared::new(Config::parse_text("x.toml".as_ref(), &text).unwrap())
+    }
+
+    #[test]
+    fn memory_follows_the_buffers() {
+        let few = prepared("[dpdk]\nbuffers = 1024\nhugepages = \"never\"");
+        let many = prepared("[dpdk]\nbuffers = 65536\nhugepages = \"never\"");
+        assert!(few.memory_mb > EAL_OVERHEAD_MB && many.memory_mb > 64 * 2);
+        assert_eq!(few.buffer_room, 2048);
+        assert_eq!(few.device_names(), ["siw0", "siw1"]);
+        assert_eq!(few.cores.len(), 1);
+        few.check_host().unwrap();
+    }
+
+    #[test]
+    fn the_host_check_names_what_is_missing() {
+        let cores = "[workers]\ncores = [100000]\n[dpdk]\nhugepages = \"never\"";
+        let error = prepared(cores).check_host().unwrap_err().to_string();
+        assert!(error.contains("core 100000"), "{error}");
+        let group = "[control]\ngroup = \"no-such-group\"\n[dpdk]\nhugepages = \"never\"";
+        let error = prepared(group).check_host().unwrap_err().to_string();
+        assert!(error.contains("groupadd no-such-group"), "{error}");
+        let memory = "[dpdk]\nhugepages = \"require\"\nbuffers = 4000000000";
+        let error = prepared(memory).check_host().unwrap_err().to_string();
+        assert!(error.contains("not enough hugepages"), "{error}");
+    }
+}
