@@ -1,0 +1,260 @@
+//! `[[device]]`: a device's link, addresses, routes and offloads.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{
+    Cidr, DeviceName, MAX_WORKERS, MacAddress, MpaSettings, NeighbourSettings, PciAddress,
+    TcpSettings,
+};
+
+/// Whether an FPDU carries a CRC32c (RFC 5044, section 7.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CrcSetting {
+    /// Not asked for; used when the peer asks.
+    Off,
+    /// Asked for.
+    On,
+    /// Asked for. A reply that leaves it out is refused, and no application turns it off.
+    Required,
+}
+
+/// Who computes TCP checksums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChecksumPolicy {
+    /// The port when it can; nobody on the embedded pair, whose frames never leave
+    /// memory (captures still show right sums); siwd otherwise.
+    Auto,
+    /// Always siwd.
+    Software,
+}
+
+/// Whether the port cuts TCP segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TsoPolicy {
+    /// When it can.
+    Auto,
+    /// It has to: a port that cannot is an error.
+    On,
+    /// Never.
+    Off,
+}
+
+/// One `[[device]]`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// Verbs device name: siw0.
+    pub name: Spanned<DeviceName>,
+    /// Two devices that name the same pair are joined by two DPDK rings.
+    pub pair: Option<String>,
+    /// A DPDK virtual device: "net_tap0,iface=siwtap0".
+    pub devargs: Option<String>,
+    /// A PCI NIC bound to vfio-pci: "0000:03:00.0".
+    pub pci: Option<PciAddress>,
+    /// Ethernet address; absent: the port's own, or one drawn from the name.
+    pub mac: Option<MacAddress>,
+    /// Addresses with prefix length: "10.77.0.1/24", "fd77::1/64".
+    pub addresses: Spanned<Vec<Cidr>>,
+    /// IPv4 router for other networks.
+    pub gateway: Option<Spanned<Ipv4Addr>>,
+    /// IPv6 router for other networks.
+    pub gateway6: Option<Spanned<Ipv6Addr>>,
+    /// Networks behind other routers than the gateway; the longest prefix wins.
+    #[serde(default)]
+    pub routes: Vec<RouteConfig>,
+    /// IP bytes in a frame, 1280 to 9000 (576 without IPv6).
+    #[serde(default = "default_mtu")]
+    pub mtu: Spanned<u16>,
+    /// 802.1Q tag, 1 to 4094.
+    pub vlan: Option<Spanned<u16>>,
+    /// Workers that serve the device; absent: all. Those beyond the port's queues receive and
+    /// send through the others.
+    pub queues: Option<Spanned<u16>>,
+    /// Who computes checksums.
+    #[serde(default = "default_checksum")]
+    pub checksum: ChecksumPolicy,
+    /// Whether the port cuts super-segments of whole FPDUs (TSO); needs its checksums.
+    #[serde(default = "default_tso")]
+    pub tso: Spanned<TsoPolicy>,
+    /// `[device.mpa]`
+    #[serde(default)]
+    pub mpa: MpaSettings,
+    /// `[device.tcp]`
+    #[serde(default)]
+    pub tcp: TcpSettings,
+    /// `[device.neighbours]`
+    #[serde(default)]
+    pub neighbours: NeighbourSettings,
+}
+
+fn default_mtu() -> Spanned<u16> {
+    Spanned::new(0..0, 1500)
+}
+
+fn default_tso() -> Spanned<TsoPolicy> {
+    Spanned::new(0..0, TsoPolicy::Auto)
+}
+
+fn default_checksum() -> ChecksumPolicy {
+    ChecksumPolicy::Auto
+}
+
+/// A route: `{ to = "10.80.0.0/16", via = "10.77.0.254" }`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteConfig {
+    /// Destinations.
+    pub to: Cidr,
+    /// A router on one of the device's networks.
+    pub via: Spanned<IpAddr>,
+}
+
+/// Where a device's frames go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkSource {
+    /// One end of a pair of rings.
+    Pair(String),
+    /// A DPDK virtual device by devargs.
+    Vdev(String),
+    /// A PCI NIC.
+    Pci(String),
+}
+
+impl DeviceConfig {
+    /// The link that this device names; `validate` made sure that there is exactly one.
+    pub fn link_source(&self) -> LinkSource {
+        if let Some(pair) = &self.pair {
+            LinkSource::Pair(pair.clone())
+        } else if let Some(address) = &self.pci {
+            LinkSource::Pci(address.0.clone())
+        } else {
+            LinkSource::Vdev(self.devargs.clone().unwrap_or_default())
+        }
+    }
+}
+
+impl DeviceConfig {
+    /// Looks for what is out of range or contradicts itself; `whole` is the table's place.
+    pub(super) fn check_settings(&self, whole: Range<usize>) -> Result<(), (Range<usize>, String)> {
+        let name = &self.name.get_ref().0;
+        let links = [
+            self.pair.is_some(),
+            self.devargs.is_some(),
+            self.pci.is_some(),
+        ];
+        let count = links.iter().filter(|named| **named).count();
+        if count != 1 {
+            return Err((
+                whole,
+                format!(
+                    "device {name:?} names {count} links: give exactly one of pair = \"NAME\", devargs = \"net_...\", pci = \"0000:03:00.0\""
+                ),
+            ));
+        }
+        if self.addresses.get_ref().is_empty() {
+            return Err((
+                self.addresses.span(),
+                format!("device {name:?} needs at least one address"),
+            ));
+        }
+        let six = self
+            .addresses
+            .get_ref()
+            .iter()
+            .any(|cidr| cidr.addr.is_ipv6());
+        let least = if six { 1280 } else { 576 };
+        let mtu = *self.mtu.get_ref();
+        if !(least..=9000).contains(&mtu) {
+            return Err((
+                self.mtu.span(),
+                format!("mtu {mtu}: {least} to 9000 are allowed here"),
+            ));
+        }
+        if let Some(vlan) = &self.vlan
+            && !(1..=4094).contains(vlan.get_ref())
+        {
+            return Err((
+                vlan.span(),
+                format!("vlan {}: 1 to 4094 are allowed", vlan.get_ref()),
+            ));
+        }
+        if let Some(queues) = &self.queues
+            && !(1..=MAX_WORKERS as u16).contains(queues.get_ref())
+        {
+            return Err((
+                queues.span(),
+                format!(
+                    "queues {}: 1 to {} are allowed",
+                    queues.get_ref(),
+                    MAX_WORKERS
+                ),
+            ));
+        }
+        if *self.tso.get_ref() == TsoPolicy::On && self.checksum == ChecksumPolicy::Software {
+            return Err((
+                self.tso.span(),
+                "tso \"on\": the port can cut only what it computes the checksums of; leave checksum = \"auto\"".into(),
+            ));
+        }
+        let addresses = self.addresses.get_ref();
+        for (index, address) in addresses.iter().enumerate() {
+            if addresses[..index]
+                .iter()
+                .any(|earlier| earlier.addr == address.addr)
+            {
+                return Err((
+                    self.addresses.span(),
+                    format!("address {} is given twice", address.addr),
+                ));
+            }
+        }
+        let gateways = [
+            self.gateway
+                .as_ref()
+                .map(|gateway| (IpAddr::V4(*gateway.get_ref()), gateway.span())),
+            self.gateway6
+                .as_ref()
+                .map(|gateway| (IpAddr::V6(*gateway.get_ref()), gateway.span())),
+        ];
+        for (router, span) in gateways.into_iter().flatten() {
+            self.check_router(router, router, span)?;
+        }
+        for route in &self.routes {
+            self.check_router(*route.via.get_ref(), route.to.addr, route.via.span())?;
+        }
+        self.tcp.check_ranges()?;
+        self.neighbours.check_ranges()?;
+        self.mpa.check_ranges()
+    }
+
+    /// A router has to be a neighbour: on a network of the device, or of IPv6's link.
+    fn check_router(
+        &self,
+        router: IpAddr,
+        to: IpAddr,
+        span: Range<usize>,
+    ) -> Result<(), (Range<usize>, String)> {
+        let near = self.addresses.get_ref().iter().any(|cidr| match router {
+            IpAddr::V6(address) if address.is_unicast_link_local() => cidr.addr.is_ipv6(),
+            _ => {
+                cidr.addr != router && siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(router)
+            }
+        });
+        if near && router.is_ipv4() == to.is_ipv4() {
+            return Ok(());
+        }
+        Err((
+            span,
+            format!(
+                "router {router}: it has to be on one of the device's own networks (or fe80::/10), of the destination's family, and not the device itself"
+            ),
+        ))
+    }
+}
