@@ -22,10 +22,11 @@ use crate::capture::{Capture, CaptureError};
 use crate::config::Config;
 use crate::control::links::LinkMonitor;
 use crate::control::{ControlParts, ControlThread, MapArena};
+use crate::datapath::forward::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
 use crate::host::{self, HostError};
 use crate::prepared::{Prepared, StartedDpdk};
-use crate::worker::{Mailbox, Worker, WorkerConfig, forward};
+use crate::worker::{Mailbox, Worker, WorkerConfig};
 
 /// The daemon cannot start, or could not go on.
 #[derive(Debug, thiserror::Error)]
@@ -190,12 +191,11 @@ impl WorkerChannels {
             .ok_or_else(|| StartError::Device("no memory for a flag".into()))?;
         let mailboxes = (0..workers as u32)
             .map(|index| {
+                let sleep_flag = page.sleep_flag(index).ok_or_else(too_many_workers)?;
                 Ok(Arc::new(Mailbox {
                     commands: ArrayQueue::new(MAILBOX_CAPACITY),
                     events: ArrayQueue::new(MAILBOX_CAPACITY),
-                    frames: ArrayQueue::new(forward::FORWARD_QUEUE_DEPTH),
-                    worker_wake: new_event_fd()?,
-                    worker_asleep: page.sleep_flag(index).ok_or_else(too_many_workers)?,
+                    inbox: Arc::new(WorkerInbox::new(new_event_fd()?, sleep_flag)),
                     control_wake: control_wake.clone(),
                     control_asleep: control_asleep.clone(),
                 }))
@@ -226,6 +226,11 @@ fn start_workers(
         config.dpdk.buffers,
         prepared.cores.len() * devices.len(),
     );
+    let inboxes: Arc<[_]> = channels
+        .mailboxes
+        .iter()
+        .map(|mailbox| mailbox.inbox.clone())
+        .collect();
     let mut threads = Vec::new();
     for (index, core) in prepared.cores.iter().copied().enumerate() {
         let sleeping = channels.page.sleep_flag(index as u32);
@@ -251,7 +256,7 @@ fn start_workers(
             keys: reader,
             sleeping,
             mailbox: channels.mailboxes[index].clone(),
-            all: channels.mailboxes.clone(),
+            inboxes: inboxes.clone(),
         };
         threads.push(start_worker(&dpdk.eal, worker)?);
     }

@@ -17,9 +17,9 @@ use crate::config::{
     RtrName, TerminateName, TsoPolicy,
 };
 use crate::control::DeviceView;
+use crate::datapath::port::WorkerPortConfig;
 use crate::link_traits::LinkTraits;
 use crate::prepared::StartedDpdk;
-use crate::worker::WorkerPortConfig;
 
 /// Descriptors of a ring pair: enough for a few bursts, few enough to stay in the cache.
 const PAIR_RING: u32 = 1024;

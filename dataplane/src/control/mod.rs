@@ -328,7 +328,7 @@ impl ControlThread {
         let mut command = command;
         while let Err(back) = mailbox.commands.push(command) {
             command = back;
-            let _ = nix::unistd::write(&mailbox.worker_wake, &1u64.to_ne_bytes());
+            mailbox.inbox.wake();
             std::thread::sleep(Duration::from_micros(50));
         }
         mailbox.wake_worker();

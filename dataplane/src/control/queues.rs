@@ -277,7 +277,7 @@ impl ControlThread {
             send_cq: qp.send_cq,
             recv_cq: qp.recv_cq,
             srq: qp.srq,
-            share: qp
+            srq_share: qp
                 .srq
                 .and_then(|srq| client.srqs.get(&srq))
                 .map_or(0, |srq| srq.share),

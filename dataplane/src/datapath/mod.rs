@@ -1,6 +1,34 @@
-//! What a worker of the daemon and the endpoint of `siw-stream` have in common: the clock, received
-//! frames as TCP holds them, and when timers wait for frames that may lie in a receive ring.
+//! The way of frames between DPDK ports and TCP stacks: what a worker of the daemon and the endpoint
+//! of `siw-stream` have in common, generic over what their connections send.
+//!
+//! ```text
+//!  rx_burst -> WorkerPort::receive -> Stack::receive_burst -> events of connections
+//!                   |        ^
+//!     frames of other workers' connections: Forwarder      loopback frames
+//!                                                              |
+//!  tx_burst <- PortOutput::transmit <- PortSink <- Stack::flush/poll
+//!                                        |
+//!                                        '- RecordWriter: the bytes of one record
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | `batch_loop.rs` | the loop of a pinned thread: a batch, spinning, sleeping |
+//! | `clock.rs` | the TSC in nanoseconds |
+//! | `port.rs` | one port as one worker has it: queues, stack, received frames |
+//! | `rx_frame.rs` | received frames as TCP holds them |
+//! | `forward.rs` | frames from worker to worker |
+//! | `output.rs` | frames that leave: the port's queue, another worker, loopback |
+//! | `frame_sink.rs` | TCP's segments become mbuf chains |
+//! | `idle.rs` | how long a thread may sleep, and what wakes it |
+//! | `timer_hold.rs` | when retransmission timers wait for frames that lie in a receive ring |
 
+pub(crate) mod batch_loop;
 pub(crate) mod clock;
+pub mod forward;
+pub(crate) mod frame_sink;
+pub(crate) mod idle;
+pub(crate) mod output;
+pub mod port;
 pub mod rx_frame;
 pub(crate) mod timer_hold;

@@ -131,9 +131,9 @@ impl RecvBuf for RxFrame {
 }
 
 /// TCP's receive queue as iWARP reads it.
-pub struct Stream<'a>(pub &'a mut ReceiveQueue<RxFrame>);
+pub struct TcpByteStream<'a>(pub &'a mut ReceiveQueue<RxFrame>);
 
-impl RxStream for Stream<'_> {
+impl RxStream for TcpByteStream<'_> {
     #[inline]
     fn available(&self) -> usize {
         self.0.len_bytes()
@@ -161,9 +161,9 @@ impl RxStream for Stream<'_> {
 }
 
 /// A segment that TCP holds behind a hole.
-pub struct Held<'a>(pub &'a RxFrame);
+pub struct OutOfOrderSegment<'a>(pub &'a RxFrame);
 
-impl RxStream for Held<'_> {
+impl RxStream for OutOfOrderSegment<'_> {
     fn available(&self) -> usize {
         self.0.remaining()
     }

@@ -1,506 +1,33 @@
-//! The endpoint's one thread: ports, stacks, connections.
+//! The endpoint's one thread: ports, stacks, connections. Its end is in `shutdown.rs`.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use dpdk::{MbufCache, Mempool, RxBatch, RxQueue};
-use siw_tcp::{ConnId, Events, FrameInfo, Instant, Stack, StackStats};
+use dpdk::{MbufCache, Mempool, RxBatch};
+use nix::sys::signalfd::SignalFd;
+use siw_tcp::{ConnId, Events, Instant, StackStats};
 
 use super::StreamPlan;
-use super::flow::{Flow, FlowContext};
-use super::idle::StreamIdle;
+use super::connection::{ConnectionContext, StreamConnection};
 use super::pattern::StreamPattern;
+use super::record::{StreamRecord, StreamWriter};
 use super::report::{StreamReport, StreamTotals};
 use super::service::StreamService;
-use super::sink::{Sink, StreamRecord};
-use crate::capture::{CaptureHandle, Direction};
+use crate::datapath::batch_loop::BatchLoop;
 use crate::datapath::clock::Clock;
-use crate::datapath::rx_frame::{self, RxFrame};
+use crate::datapath::idle::{self, Idle};
+use crate::datapath::port::{WorkerPort, WorkerPortConfig};
+use crate::datapath::rx_frame;
 use crate::datapath::timer_hold::TimerHold;
-use crate::link_traits::LinkTraits;
-use crate::worker::WorkerPortConfig;
-use crate::worker::sink::{PortOutput, TxPath};
 
-/// Listeners' users; connections have their place in the table.
-const OFFER: u64 = 1 << 63;
+/// Marks the users of listeners, the lower bits of which number the offer. Users of connections are
+/// their slots.
+const LISTENER_USER: u64 = 1 << 63;
 /// Blocks of echoed bytes that are kept for use again.
-const BLOCKS: usize = 4096;
-/// How long connections may take to close after the time is over.
-const GRACE: Duration = Duration::from_secs(2);
-/// Between looks at signals and the pool.
-const LOOK: Duration = Duration::from_millis(1);
-
-/// One port and the stack above it.
-pub(super) struct StreamPort {
-    pub rx: RxQueue,
-    pub out: PortOutput,
-    pub stack: Stack<RxFrame, StreamRecord>,
-    pub link: LinkTraits,
-    received: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Running,
-    /// Connections close in order until then.
-    Closing(Instant),
-    Over,
-}
-
-pub(super) struct Endpoint<'a> {
-    plan: &'a StreamPlan,
-    name: String,
-    ports: Vec<StreamPort>,
-    connecting_port: usize,
-    flows: Vec<Option<Flow>>,
-    free: Vec<u32>,
-    /// Flows that may have something to do.
-    ready: VecDeque<u32>,
-    /// Flows that leave what arrives unread, oldest first.
-    unread: VecDeque<(Instant, u32)>,
-    blocks: Vec<Vec<u8>>,
-    pattern: StreamPattern,
-    cache: MbufCache,
-    batch: RxBatch,
-    clock: Clock,
-    hold: TimerHold,
-    idle: StreamIdle,
-    totals: StreamTotals,
-    /// Connections of ours that are not over.
-    ours: u32,
-    phase: Phase,
-    deadline: Option<Instant>,
-    look_at: Instant,
-    least_free: u32,
-    first: Option<Instant>,
-    last: Instant,
-}
-
-impl<'a> Endpoint<'a> {
-    pub(super) fn new(
-        ports: Vec<WorkerPortConfig>,
-        names: &[String],
-        pool: &Mempool,
-        plan: &'a StreamPlan,
-        idle: StreamIdle,
-    ) -> Result<Self, String> {
-        let clock = Clock::new();
-        let now = clock.now();
-        let ports = ports
-            .into_iter()
-            .map(|l| {
-                let (rx, tx) = l.queues.map_err(|_| "the port has no queue for us")?;
-                let mut out = PortOutput::new(TxPath::Queue(tx), l.device as u32, l.link);
-                out.tap = l.tap;
-                let mut stack = Stack::new(l.stack, now).map_err(|e| e.to_string())?;
-                for (i, o) in plan.offers.iter().enumerate() {
-                    stack
-                        .listen(None, o.port, plan.backlog, OFFER | i as u64)
-                        .map_err(|e| format!("{}:{}: {e}", o.service.name(), o.port))?;
-                }
-                Ok(StreamPort {
-                    rx,
-                    out,
-                    stack,
-                    link: l.link,
-                    received: 0,
-                })
-            })
-            .collect::<Result<Vec<_>, String>>()?;
-        let connecting_port = match &plan.device {
-            Some(d) => names.iter().position(|n| n == d).ok_or_else(|| {
-                format!("no device is called {d:?}: there is {}", names.join(", "))
-            })?,
-            None => 0,
-        };
-        Ok(Endpoint {
-            plan,
-            name: names.join(", "),
-            ports,
-            connecting_port,
-            flows: Vec::new(),
-            free: Vec::new(),
-            ready: VecDeque::new(),
-            unread: VecDeque::new(),
-            blocks: Vec::new(),
-            pattern: StreamPattern::new(plan.seed),
-            cache: MbufCache::new(pool),
-            batch: RxBatch::new(),
-            clock,
-            hold: TimerHold::default(),
-            idle,
-            totals: StreamTotals::default(),
-            ours: 0,
-            phase: Phase::Running,
-            deadline: plan.seconds.map(|s| now + Duration::from_secs_f64(s)),
-            look_at: now,
-            least_free: u32::MAX,
-            first: None,
-            last: now,
-        })
-    }
-
-    /// See [`super::run`].
-    pub(super) fn run(&mut self) -> Result<(), String> {
-        self.connect()?;
-        while self.phase != Phase::Over {
-            let now = self.clock.now();
-            if self.run_batch(now) {
-                self.idle.busy(now);
-            } else if self.idle.may_sleep(now) {
-                self.sleep(now);
-            } else {
-                std::hint::spin_loop();
-            }
-        }
-        Ok(())
-    }
-
-    fn connect(&mut self) -> Result<(), String> {
-        let Some(c) = &self.plan.connects else {
-            return Ok(());
-        };
-        let now = self.clock.now();
-        for _ in 0..c.count {
-            let slot = self.place();
-            let conn = self.ports[self.connecting_port]
-                .stack
-                .connect(now, c.source, None, c.to, u64::from(slot))
-                .map_err(|e| format!("connecting to {}: {e}", c.to))?;
-            let mut flow = Flow::new(conn, self.connecting_port, c.service, self.plan.bytes);
-            flow.active = true;
-            self.flows[slot as usize] = Some(flow);
-            self.ours += 1;
-        }
-        Ok(())
-    }
-
-    fn place(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
-            self.flows.push(None);
-            (self.flows.len() - 1) as u32
-        })
-    }
-
-    /// One batch. True when anything was done.
-    fn run_batch(&mut self, now: Instant) -> bool {
-        self.hold.on_batch_start(now);
-        let mut busy = false;
-        for port in 0..self.ports.len() {
-            busy |= self.receive(now, port);
-        }
-        while let Some(&(at, slot)) = self.unread.front()
-            && at <= now
-        {
-            self.unread.pop_front();
-            self.make_ready(slot);
-        }
-        busy |= self.step_ready(now);
-        let timers = !self.hold.is_held(now);
-        for l in &mut self.ports {
-            let mut sink = sink(&mut l.out, &mut self.cache, self.pattern, &self.clock, now);
-            if timers {
-                l.stack.poll(now, &mut sink);
-            } else {
-                l.stack.poll_output(now, &mut sink);
-            }
-            busy |= !l.out.batch.is_empty() || !l.out.loopback.is_empty();
-            l.out.burst();
-        }
-        rx_frame::recycle_dropped_frames(&mut self.cache);
-        if self.look_at <= now {
-            self.look_at = now + LOOK;
-            self.look(now);
-        }
-        busy
-    }
-
-    fn receive(&mut self, now: Instant, index: usize) -> bool {
-        let port = &mut self.ports[index];
-        port.rx.rx_burst(&mut self.batch);
-        let mut any = !self.batch.is_empty();
-        if any {
-            if self.batch.is_full() {
-                self.hold.hold_timers(now);
-            }
-            port.received += self.batch.len() as u64;
-            if let Some(tap) = port.out.tap.as_ref().filter(|_| !port.link.in_process) {
-                capture(tap, port.out.interface, &self.batch, self.clock.wall(now));
-            }
-            let (trusted, port_checks) = (port.link.no_checksums, port.link.rx_checksum);
-            self.batch.prefetch_packet(4);
-            let frames = self.batch.drain().map(|mut m| {
-                let checksum = rx_frame::checksum(&m, trusted, port_checks);
-                let rss_hash = m.rss_hash().unwrap_or(0);
-                m.clear_offload();
-                (RxFrame::new(m), FrameInfo { checksum, rss_hash })
-            });
-            port.stack.receive_burst(now, frames);
-        }
-        if !port.out.loopback.is_empty() {
-            any = true;
-            port.stack.receive_burst(now, port.out.take_loopback());
-        }
-        while let Some((conn, user, events)) = self.ports[index].stack.next_event() {
-            any = true;
-            self.event(now, index, conn, user, events);
-        }
-        any
-    }
-
-    #[inline]
-    fn event(&mut self, now: Instant, port: usize, conn: ConnId, user: u64, events: Events) {
-        let mut slot = user as u32;
-        if user & OFFER != 0 {
-            slot = self.place();
-            let service = self.plan.offers[(user & !OFFER) as usize].service;
-            self.flows[slot as usize] = Some(Flow::new(conn, port, service, self.plan.bytes));
-            self.ports[port].stack.set_user(conn, u64::from(slot));
-            self.totals.accepted += 1;
-        }
-        let Some(flow) = self.flows.get_mut(slot as usize).and_then(Option::as_mut) else {
-            return;
-        };
-        flow.note(events);
-        if events.contains(Events::ACKED) {
-            let (acked, blocks) = (&mut self.totals.bytes_out, &mut self.blocks);
-            self.ports[port].stack.take_acked(conn, |p| {
-                *acked += u64::from(p.len());
-                keep(blocks, p);
-            });
-            self.last = now;
-        }
-        if events.intersects(Events::ACCEPTED.union(Events::CONNECTED)) {
-            self.opened(now, slot, events.contains(Events::CONNECTED));
-        }
-        if events.contains(Events::CLOSED) {
-            self.over(now, slot, events);
-        } else {
-            self.make_ready(slot);
-        }
-    }
-
-    #[cold]
-    fn opened(&mut self, now: Instant, slot: u32, connected: bool) {
-        self.first.get_or_insert(now);
-        self.totals.connected += u64::from(connected);
-        let Some(flow) = &mut self.flows[slot as usize] else {
-            return;
-        };
-        if !self.plan.pause.is_zero() {
-            flow.unread_until = now + self.plan.pause;
-            self.unread.push_back((flow.unread_until, slot));
-        }
-        if self.phase != Phase::Running {
-            flow.stop_sending();
-        }
-        if flow.active && flow.service == StreamService::Reset {
-            let port = &mut self.ports[flow.port];
-            flow.abort(&mut FlowContext {
-                stack: &mut port.stack,
-                pattern: self.pattern,
-                blocks: &mut self.blocks,
-                now,
-            });
-        }
-    }
-
-    /// The connection is over: what arrived before is still read.
-    #[cold]
-    fn over(&mut self, now: Instant, slot: u32, how: Events) {
-        if let Some(f) = &mut self.flows[slot as usize] {
-            f.unread_until = now;
-        }
-        self.step(now, slot);
-        let Some(flow) = self.flows[slot as usize].take() else {
-            return;
-        };
-        let port = &mut self.ports[flow.port];
-        let blocks = &mut self.blocks;
-        port.stack.take_unacked(flow.conn, |p| keep(blocks, p));
-        port.stack.release(now, flow.conn);
-        self.totals.ended(how, flow.aborted);
-        let failed = how.intersects(FAILURES);
-        self.totals.bad_streams += u64::from(!failed && !flow.aborted && flow.wrong_length());
-        self.ours -= u32::from(flow.active);
-        self.free.push(slot);
-    }
-
-    #[inline]
-    fn make_ready(&mut self, slot: u32) {
-        if let Some(Some(f)) = self.flows.get_mut(slot as usize)
-            && !f.ready
-        {
-            f.ready = true;
-            self.ready.push_back(slot);
-        }
-    }
-
-    fn step_ready(&mut self, now: Instant) -> bool {
-        let n = self.ready.len();
-        for _ in 0..n {
-            let Some(slot) = self.ready.pop_front() else {
-                break;
-            };
-            match &mut self.flows[slot as usize] {
-                Some(f) if f.ready => f.ready = false,
-                // Its place is another's now, or nobody's.
-                _ => continue,
-            }
-            if self.step(now, slot) {
-                self.make_ready(slot);
-            }
-        }
-        n > 0
-    }
-
-    /// Lets a connection read and queue, and sends.
-    #[inline]
-    fn step(&mut self, now: Instant, slot: u32) -> bool {
-        let Some(flow) = &mut self.flows[slot as usize] else {
-            return false;
-        };
-        let port = &mut self.ports[flow.port];
-        let step = flow.step(&mut FlowContext {
-            stack: &mut port.stack,
-            pattern: self.pattern,
-            blocks: &mut self.blocks,
-            now,
-        });
-        self.totals.bytes_in += step.read;
-        self.totals.bytes_checked += step.checked;
-        self.totals.bad_streams += u64::from(step.bad);
-        if step.read > 0 {
-            self.last = now;
-        }
-        let mut sink = sink(
-            &mut port.out,
-            &mut self.cache,
-            self.pattern,
-            &self.clock,
-            now,
-        );
-        port.stack.flush(now, flow.conn, &mut sink);
-        step.more
-    }
-
-    /// Now and then: signals, the time, the pool.
-    #[cold]
-    fn look(&mut self, now: Instant) {
-        self.cache.return_surplus();
-        let free = self.cache.pool().available_buffers() + self.cache.cached_buffers() as u32;
-        self.least_free = self.least_free.min(free);
-        let open = self.flows.len() - self.free.len();
-        match self.phase {
-            Phase::Running => {
-                let late = self.deadline.is_some_and(|d| d <= now);
-                if late || self.idle.stop_requested() {
-                    self.wind_up(now);
-                } else if self.plan.connects.is_some()
-                    && self.ours == 0
-                    && self.plan.offers.is_empty()
-                {
-                    self.phase = Phase::Closing(now + GRACE);
-                }
-            }
-            Phase::Closing(until) => {
-                if open > 0 && until <= now {
-                    self.abort_all(now);
-                    self.phase = Phase::Closing(Instant(u64::MAX));
-                }
-                let owes = |l: &StreamPort| l.stack.has_output() || !l.out.batch.is_empty();
-                if open == 0 && !self.ports.iter().any(owes) || self.idle.stop_requested() {
-                    self.phase = Phase::Over;
-                }
-            }
-            Phase::Over => {}
-        }
-    }
-
-    /// No more connections, no more of the pattern; those that are open close in order.
-    fn wind_up(&mut self, now: Instant) {
-        self.phase = Phase::Closing(now + GRACE);
-        self.unread.clear();
-        for slot in 0..self.flows.len() {
-            let Some(f) = &mut self.flows[slot] else {
-                continue;
-            };
-            f.unread_until = now;
-            f.stop_sending();
-            if !f.service.sends() && !f.closing {
-                f.closing = true;
-                self.ports[f.port].stack.close(now, f.conn);
-            }
-            self.make_ready(slot as u32);
-        }
-    }
-
-    fn abort_all(&mut self, now: Instant) {
-        for slot in 0..self.flows.len() {
-            if let Some(f) = &mut self.flows[slot] {
-                let stack = &mut self.ports[f.port].stack;
-                f.abort(&mut FlowContext {
-                    stack,
-                    pattern: self.pattern,
-                    blocks: &mut self.blocks,
-                    now,
-                });
-                self.over(now, slot as u32, Events::NONE);
-            }
-        }
-    }
-
-    fn sleep(&mut self, now: Instant) {
-        let mut limit = StreamIdle::limit(&self.ports, now);
-        if let Some(&(at, _)) = self.unread.front() {
-            limit = limit.min(at.duration_since(now));
-        }
-        if let Some(at) = self.deadline {
-            limit = limit.min(at.duration_since(now));
-        }
-        if self.phase != Phase::Running || self.plan.connects.is_some() {
-            limit = limit.min(LOOK);
-        }
-        if limit < Duration::from_micros(5) {
-            return;
-        }
-        if StreamIdle::arm(&mut self.ports) && self.run_batch(now) {
-            StreamIdle::disarm(&mut self.ports);
-            self.idle.busy(now);
-            return;
-        }
-        self.cache.return_surplus();
-        if self.idle.sleep(&self.ports, limit) {
-            let now = self.clock.now();
-            self.look_at = now;
-            self.idle.busy(now);
-        }
-        StreamIdle::disarm(&mut self.ports);
-    }
-
-    pub(super) fn report(&self) -> StreamReport {
-        let mut tcp = StackStats::default();
-        for l in &self.ports {
-            tcp.merge(l.stack.stats());
-        }
-        let free = self.cache.pool().available_buffers() + self.cache.cached_buffers() as u32;
-        StreamReport {
-            totals: self.totals.clone(),
-            seconds: self
-                .first
-                .map_or(0.0, |f| self.last.duration_since(f).as_secs_f64()),
-            device: self.name.clone(),
-            tcp,
-            frames_in: self.ports.iter().map(|l| l.received).sum(),
-            frames_out: self.ports.iter().map(|l| l.out.sent).sum(),
-            buffers: [
-                self.cache.pool().capacity(),
-                free,
-                self.least_free.min(free),
-            ],
-        }
-    }
-}
+const SPARE_BLOCKS: usize = 4096;
+/// Between two looks at signals, the time limit and the pool.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Ends that are no orderly close.
 const FAILURES: Events = Events::RESET
@@ -508,39 +35,411 @@ const FAILURES: Events = Events::RESET
     .union(Events::REFUSED)
     .union(Events::UNREACHABLE);
 
-fn keep(blocks: &mut Vec<Vec<u8>>, piece: StreamRecord) {
-    if let StreamRecord::Block(b) = piece
-        && blocks.len() < BLOCKS
-    {
-        blocks.push(b);
-    }
+/// How far the endpoint is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum EndpointState {
+    Running,
+    /// Connections close in order until then.
+    Closing(Instant),
+    Finished,
 }
 
-#[inline]
-fn sink<'a>(
-    out: &'a mut PortOutput,
-    cache: &'a mut MbufCache,
-    pattern: StreamPattern,
-    clock: &Clock,
-    now: Instant,
-) -> Sink<'a> {
-    Sink {
-        out,
-        cache,
-        pattern,
-        wall: clock.wall(now),
-        frame: None,
-    }
+pub(super) struct Endpoint<'a> {
+    pub(super) plan: &'a StreamPlan,
+    device_names: String,
+    pub(super) ports: Vec<WorkerPort<StreamRecord>>,
+    connecting_port: usize,
+    pub(super) connections: Vec<Option<StreamConnection>>,
+    pub(super) free_slots: Vec<u32>,
+    /// Connections that may have something to do.
+    ready: VecDeque<u32>,
+    /// Connections that leave what arrives unread, oldest first.
+    pub(super) unread: VecDeque<(Instant, u32)>,
+    pub(super) spare_blocks: Vec<Vec<u8>>,
+    pub(super) pattern: StreamPattern,
+    pub(super) cache: MbufCache,
+    rx_batch: RxBatch,
+    clock: Clock,
+    timer_hold: TimerHold,
+    idle: Idle,
+    signals: SignalFd,
+    totals: StreamTotals,
+    /// Connections opened from here that are not over.
+    pub(super) active_count: u32,
+    pub(super) state: EndpointState,
+    /// The plan's time limit.
+    pub(super) deadline: Option<Instant>,
+    next_check: Instant,
+    pub(super) least_free_buffers: u32,
+    first_opened: Option<Instant>,
+    last_transfer: Instant,
 }
 
-#[cold]
-fn capture(tap: &CaptureHandle, interface: u32, batch: &RxBatch, wall: u64) {
-    for i in 0..batch.len() {
-        let Some(m) = batch.peek(i) else { break };
-        tap.record_frame(interface, Direction::Inbound, wall, false, |v| {
-            for s in m.segments() {
-                v.extend_from_slice(s);
+impl<'a> Endpoint<'a> {
+    pub(super) fn new(
+        port_configs: Vec<WorkerPortConfig>,
+        names: &[String],
+        pool: &Mempool,
+        plan: &'a StreamPlan,
+        idle: Idle,
+        signals: SignalFd,
+    ) -> Result<Self, String> {
+        let clock = Clock::new();
+        let now = clock.now();
+        let ports = port_configs
+            .into_iter()
+            .map(|config| {
+                let mut port = WorkerPort::new(config, now, |_| None)?;
+                for (index, offer) in plan.offers.iter().enumerate() {
+                    let user = LISTENER_USER | index as u64;
+                    port.stack
+                        .listen(None, offer.port, plan.backlog, user)
+                        .map_err(|error| {
+                            format!("{}:{}: {error}", offer.service.name(), offer.port)
+                        })?;
+                }
+                Ok(port)
+            })
+            .collect::<Result<Vec<_>, String>>()?;
+        let connecting_port = match &plan.device {
+            Some(device) => names
+                .iter()
+                .position(|name| name == device)
+                .ok_or_else(|| {
+                    let names = names.join(", ");
+                    format!("no device is called {device:?}: there is {names}")
+                })?,
+            None => 0,
+        };
+        Ok(Endpoint {
+            plan,
+            device_names: names.join(", "),
+            ports,
+            connecting_port,
+            connections: Vec::new(),
+            free_slots: Vec::new(),
+            ready: VecDeque::new(),
+            unread: VecDeque::new(),
+            spare_blocks: Vec::new(),
+            pattern: StreamPattern::new(plan.seed),
+            cache: MbufCache::new(pool),
+            rx_batch: RxBatch::new(),
+            clock,
+            timer_hold: TimerHold::default(),
+            idle,
+            signals,
+            totals: StreamTotals::default(),
+            active_count: 0,
+            state: EndpointState::Running,
+            deadline: plan
+                .seconds
+                .map(|seconds| now + Duration::from_secs_f64(seconds)),
+            next_check: now,
+            least_free_buffers: u32::MAX,
+            first_opened: None,
+            last_transfer: now,
+        })
+    }
+
+    /// See [`super::run`].
+    pub(super) fn run(&mut self) -> Result<(), String> {
+        self.open_connections()?;
+        self.run_until_finished();
+        Ok(())
+    }
+
+    fn open_connections(&mut self) -> Result<(), String> {
+        let Some(wanted) = &self.plan.connects else {
+            return Ok(());
+        };
+        let now = self.clock.now();
+        let port = self.connecting_port;
+        for _ in 0..wanted.count {
+            let slot = self.take_slot();
+            let conn = self.ports[port]
+                .stack
+                .connect(now, wanted.source, None, wanted.to, u64::from(slot))
+                .map_err(|error| format!("connecting to {}: {error}", wanted.to))?;
+            let length = self.plan.bytes;
+            let mut connection = StreamConnection::new(conn, port, wanted.service, length);
+            connection.is_active = true;
+            self.connections[slot as usize] = Some(connection);
+            self.active_count += 1;
+        }
+        Ok(())
+    }
+
+    fn take_slot(&mut self) -> u32 {
+        self.free_slots.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            (self.connections.len() - 1) as u32
+        })
+    }
+
+    fn receive(&mut self, now: Instant, port: usize) -> bool {
+        let mut any = self.ports[port].receive(
+            now,
+            &mut self.rx_batch,
+            &self.clock,
+            &mut self.timer_hold,
+            |_, _, mbuf, _| Some(mbuf),
+        );
+        while let Some((conn, user, events)) = self.ports[port].stack.next_event() {
+            any = true;
+            self.on_tcp_event(now, port, conn, user, events);
+        }
+        any
+    }
+
+    #[inline]
+    fn on_tcp_event(&mut self, now: Instant, port: usize, conn: ConnId, user: u64, events: Events) {
+        let mut slot = user as u32;
+        if user & LISTENER_USER != 0 {
+            slot = self.take_slot();
+            let offer = self.plan.offers[(user & !LISTENER_USER) as usize];
+            let connection = StreamConnection::new(conn, port, offer.service, self.plan.bytes);
+            self.connections[slot as usize] = Some(connection);
+            self.ports[port].stack.set_user(conn, u64::from(slot));
+            self.totals.accepted += 1;
+        }
+        let connection = self.connections.get_mut(slot as usize);
+        let Some(connection) = connection.and_then(Option::as_mut) else {
+            return;
+        };
+        connection.note_events(events);
+        if events.contains(Events::ACKED) {
+            let (acked, spare_blocks) = (&mut self.totals.bytes_out, &mut self.spare_blocks);
+            self.ports[port].stack.take_acked(conn, |record| {
+                *acked += u64::from(record.len());
+                keep_block(spare_blocks, record);
+            });
+            self.last_transfer = now;
+        }
+        if events.intersects(Events::ACCEPTED.union(Events::CONNECTED)) {
+            self.on_opened(now, slot, events.contains(Events::CONNECTED));
+        }
+        if events.contains(Events::CLOSED) {
+            self.on_ended(now, slot, events);
+        } else {
+            self.mark_ready(slot);
+        }
+    }
+
+    #[cold]
+    fn on_opened(&mut self, now: Instant, slot: u32, is_connected: bool) {
+        self.first_opened.get_or_insert(now);
+        self.totals.connected += u64::from(is_connected);
+        let Some(connection) = &mut self.connections[slot as usize] else {
+            return;
+        };
+        if !self.plan.pause.is_zero() {
+            connection.unread_until = now + self.plan.pause;
+            self.unread.push_back((connection.unread_until, slot));
+        }
+        if self.state != EndpointState::Running {
+            connection.stop_sending();
+        }
+        if connection.is_active && connection.service == StreamService::Reset {
+            connection.abort(&mut ConnectionContext {
+                stack: &mut self.ports[connection.port].stack,
+                pattern: self.pattern,
+                blocks: &mut self.spare_blocks,
+                now,
+            });
+        }
+    }
+
+    /// The connection is over: what arrived before is still read. `how`: the events that ended it.
+    #[cold]
+    pub(super) fn on_ended(&mut self, now: Instant, slot: u32, how: Events) {
+        if let Some(connection) = &mut self.connections[slot as usize] {
+            connection.unread_until = now;
+        }
+        self.process_connection(now, slot);
+        let Some(connection) = self.connections[slot as usize].take() else {
+            return;
+        };
+        let stack = &mut self.ports[connection.port].stack;
+        let spare_blocks = &mut self.spare_blocks;
+        stack.take_unacked(connection.conn, |record| keep_block(spare_blocks, record));
+        stack.release(now, connection.conn);
+        let is_aborted = connection.is_aborted;
+        self.totals.count_end(how, is_aborted);
+        let has_closed = !how.intersects(FAILURES) && !is_aborted;
+        self.totals.bad_streams += u64::from(has_closed && connection.has_wrong_length());
+        self.active_count -= u32::from(connection.is_active);
+        self.free_slots.push(slot);
+    }
+
+    #[inline]
+    pub(super) fn mark_ready(&mut self, slot: u32) {
+        if let Some(Some(connection)) = self.connections.get_mut(slot as usize)
+            && !connection.is_ready
+        {
+            connection.is_ready = true;
+            self.ready.push_back(slot);
+        }
+    }
+
+    fn process_ready(&mut self, now: Instant) -> bool {
+        let count = self.ready.len();
+        for _ in 0..count {
+            let Some(slot) = self.ready.pop_front() else {
+                break;
+            };
+            match &mut self.connections[slot as usize] {
+                Some(connection) if connection.is_ready => connection.is_ready = false,
+                // Its place is another's now, or nobody's.
+                _ => continue,
             }
+            if self.process_connection(now, slot) {
+                self.mark_ready(slot);
+            }
+        }
+        count > 0
+    }
+
+    /// Lets a connection read and queue, and sends. True when there is more to do at once.
+    #[inline]
+    fn process_connection(&mut self, now: Instant, slot: u32) -> bool {
+        let Some(connection) = &mut self.connections[slot as usize] else {
+            return false;
+        };
+        let port = &mut self.ports[connection.port];
+        let progress = connection.process(&mut ConnectionContext {
+            stack: &mut port.stack,
+            pattern: self.pattern,
+            blocks: &mut self.spare_blocks,
+            now,
         });
+        self.totals.bytes_in += progress.read;
+        self.totals.bytes_checked += progress.checked;
+        self.totals.bad_streams += u64::from(progress.found_bad);
+        if progress.read > 0 {
+            self.last_transfer = now;
+        }
+        let writer = StreamWriter {
+            pattern: self.pattern,
+        };
+        let wall_time = self.clock.wall(now);
+        port.flush_connection(now, connection.conn, &mut self.cache, writer, wall_time);
+        progress.has_more
+    }
+
+    /// SIGTERM or SIGINT came.
+    pub(super) fn is_stop_requested(&self) -> bool {
+        matches!(self.signals.read_signal(), Ok(Some(_)))
+    }
+
+    pub(super) fn free_buffers(&self) -> u32 {
+        self.cache.pool().available_buffers() + self.cache.cached_buffers() as u32
+    }
+
+    fn sleep_limit(&self, now: Instant) -> Duration {
+        let mut limit = idle::ports_sleep_limit(&self.ports, now, Instant::ZERO);
+        if let Some(&(until, _)) = self.unread.front() {
+            limit = limit.min(until.duration_since(now));
+        }
+        if let Some(deadline) = self.deadline {
+            limit = limit.min(deadline.duration_since(now));
+        }
+        if self.state != EndpointState::Running || self.plan.connects.is_some() {
+            limit = limit.min(CHECK_INTERVAL);
+        }
+        limit
+    }
+
+    pub(super) fn report(&self) -> StreamReport {
+        let mut tcp = StackStats::default();
+        for port in &self.ports {
+            tcp.merge(port.stack.stats());
+        }
+        let free = self.free_buffers();
+        StreamReport {
+            totals: self.totals.clone(),
+            seconds: self.first_opened.map_or(0.0, |first| {
+                self.last_transfer.duration_since(first).as_secs_f64()
+            }),
+            device: self.device_names.clone(),
+            tcp,
+            frames_in: self.ports.iter().map(|port| port.frames_received).sum(),
+            frames_out: self.ports.iter().map(|port| port.output.frames_sent).sum(),
+            buffers: [
+                self.cache.pool().capacity(),
+                free,
+                self.least_free_buffers.min(free),
+            ],
+        }
+    }
+}
+
+impl BatchLoop for Endpoint<'_> {
+    fn is_finished(&self) -> bool {
+        self.state == EndpointState::Finished
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn idle(&mut self) -> &mut Idle {
+        &mut self.idle
+    }
+
+    fn run_batch(&mut self, now: Instant) -> bool {
+        self.timer_hold.on_batch_start(now);
+        let mut busy = false;
+        for port in 0..self.ports.len() {
+            busy |= self.receive(now, port);
+        }
+        while let Some(&(until, slot)) = self.unread.front()
+            && until <= now
+        {
+            self.unread.pop_front();
+            self.mark_ready(slot);
+        }
+        busy |= self.process_ready(now);
+        let run_timers = !self.timer_hold.is_held(now);
+        let writer = StreamWriter {
+            pattern: self.pattern,
+        };
+        let wall_time = self.clock.wall(now);
+        for port in &mut self.ports {
+            busy |= port.poll(now, run_timers, &mut self.cache, writer, wall_time);
+        }
+        rx_frame::recycle_dropped_frames(&mut self.cache);
+        if self.next_check <= now {
+            self.next_check = now + CHECK_INTERVAL;
+            self.check_end(now);
+        }
+        busy
+    }
+
+    fn sleep(&mut self, now: Instant) {
+        let limit = self.sleep_limit(now);
+        if !idle::is_worth_sleeping(limit) {
+            return;
+        }
+        if idle::arm_interrupts(&mut self.ports) && self.run_batch(now) {
+            idle::disarm_interrupts(&mut self.ports);
+            self.idle.note_busy(now);
+            return;
+        }
+        self.cache.return_surplus();
+        if idle::wait(self.signals.as_fd(), &self.ports, limit) {
+            let now = self.clock.now();
+            self.next_check = now;
+            self.idle.note_busy(now);
+        }
+        idle::disarm_interrupts(&mut self.ports);
+    }
+}
+
+/// Keeps the memory of an echoed block for the next one.
+fn keep_block(spare_blocks: &mut Vec<Vec<u8>>, record: StreamRecord) {
+    if let StreamRecord::Block(block) = record
+        && spare_blocks.len() < SPARE_BLOCKS
+    {
+        spare_blocks.push(block);
     }
 }

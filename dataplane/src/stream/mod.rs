@@ -2,26 +2,27 @@
 //! a socket can be its peer. `siw-stream` is its command line.
 //!
 //! ```text
-//!  rx_burst -> Stack::receive_burst -> events -> Flow: read, check, return
-//!                                            |
-//!  tx_burst <- Sink <- Stack::flush/poll <- push_record
+//!  rx_burst -> Stack::receive_burst -> events -> StreamConnection: read, check, return
+//!                                                      |
+//!  tx_burst <- PortSink <- Stack::flush/poll <- push_record
 //! ```
-//! It uses the stack and the ports as a worker of the daemon does, with one worker: bursts, one
-//! clock reading a turn, nothing scanned or allocated in steady state.
+//! It uses ports and stacks as a worker of the daemon does ([`crate::datapath`]), with one worker:
+//! bursts, one clock reading a batch, nothing scanned or allocated in steady state.
 
+mod connection;
 mod endpoint;
-mod flow;
-mod idle;
 mod pattern;
+mod record;
 mod report;
 mod service;
-mod sink;
+mod shutdown;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::capture::Capture;
 use crate::config::Config;
+use crate::datapath::idle::Idle;
 use crate::device::{self, SharedStackConfig};
 use crate::prepared::Prepared;
 use crate::{daemon, host};
@@ -100,8 +101,8 @@ pub fn run(
     host::pin_thread_to(core).map_err(|e| text(&e))?;
     let registered = dpdk.eal.register_thread().map_err(|e| text(&e))?;
     let spin = Duration::from_micros(config.workers.spin_us.into());
-    let idle = idle::StreamIdle::new(config.workers.idle, spin, signals);
-    let mut endpoint = Endpoint::new(ports, &names, &dpdk.pool, plan, idle)?;
+    let idle = Idle::new(config.workers.idle, spin);
+    let mut endpoint = Endpoint::new(ports, &names, &dpdk.pool, plan, idle, signals)?;
     ready(&devices);
     endpoint.run()?;
     let report = endpoint.report();

@@ -27,7 +27,7 @@ pub struct StreamTotals {
 }
 
 impl StreamTotals {
-    pub(super) fn ended(&mut self, how: Events, aborted: bool) {
+    pub(super) fn count_end(&mut self, how: Events, aborted: bool) {
         let place = if aborted {
             &mut self.aborted
         } else if how.contains(Events::REFUSED) {

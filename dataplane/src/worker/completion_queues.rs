@@ -1,4 +1,7 @@
-//! The worker's ends of completion queues, and the events that armed ones owe.
+//! The worker's ends of completion queues, and the events of their completion channels.
+//!
+//! A completion is visible to the client at once; the event of an armed queue is written once a batch,
+//! or later where the queue's moderation says so.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -11,10 +14,11 @@ use crate::ids::{ClientId, CqId};
 
 /// A completion queue as one worker sees it.
 pub struct WorkerCq {
-    /// Daemon-wide number.
+    /// The queue's number.
     pub id: CqId,
-    /// Number of the client that owns it.
+    /// The client that owns it.
     pub client: ClientId,
+    /// The worker's ring of the queue.
     pub producer: CqProducer,
     /// Where an armed queue writes its cookie.
     pub channel: Option<Arc<OwnedFd>>,
@@ -31,225 +35,252 @@ pub struct CqModeration {
     pub period: u64,
 }
 
-/// A completion in its queue.
+/// Names a completion in its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CqeId {
+    /// Resizes of the queue before it.
     ring: u32,
+    /// Its number in the ring.
     number: u32,
 }
 
-struct Slot {
-    end: WorkerCq,
-    touched: bool,
-    overflown: bool,
+struct CqSlot {
+    queue: WorkerCq,
+    /// In [`CqTable::written`].
+    is_written: bool,
+    is_overflowed: bool,
     /// Resizes so far: numbers of completions start over with each.
     ring: u32,
     moderation: Option<CqModeration>,
-    /// Completions since the event was last looked at.
-    fresh: u32,
+    /// Completions since the event was last considered.
+    unreported: u32,
     /// When moderated completions raise the event.
-    due: Option<Instant>,
+    moderated_until: Option<Instant>,
 }
 
-/// All completion queues of one worker, by daemon-wide number.
+/// All completion queues of one worker, by number.
 #[derive(Default)]
-pub struct CqTable {
-    slots: Vec<Option<Box<Slot>>>,
-    /// Queues written since the last [`CqTable::notify`].
-    touched: Vec<CqId>,
-    /// Events that a full channel did not take yet.
-    owed: Vec<CqId>,
+pub(crate) struct CqTable {
+    slots: Vec<Option<Box<CqSlot>>>,
+    /// Queues written since the last [`CqTable::notify_channels`].
+    written: Vec<CqId>,
+    /// Queues whose events a full channel did not take yet.
+    unwritten_events: Vec<CqId>,
     /// Queues whose completions wait for more of them, by the end of the wait.
-    due: BTreeSet<(Instant, CqId)>,
+    moderated: BTreeSet<(Instant, CqId)>,
     /// Queues that overflowed and whose queue pairs have to end.
-    pub overflows: Vec<CqId>,
+    pub(super) overflowed: Vec<CqId>,
 }
 
 impl CqTable {
+    fn slot(&self, id: CqId) -> Option<&CqSlot> {
+        self.slots.get(id.index())?.as_deref()
+    }
+
+    #[inline]
+    fn slot_mut(&mut self, id: CqId) -> Option<&mut CqSlot> {
+        self.slots.get_mut(id.index())?.as_deref_mut()
+    }
+
     /// Adds a queue.
-    pub fn insert(&mut self, end: WorkerCq) {
-        let at = end.id.index();
-        if self.slots.len() <= at {
-            self.slots.resize_with(at + 1, || None);
+    pub(super) fn insert(&mut self, queue: WorkerCq) {
+        let index = queue.id.index();
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
         }
-        self.slots[at] = Some(Box::new(Slot {
-            end,
-            touched: false,
-            overflown: false,
+        self.slots[index] = Some(Box::new(CqSlot {
+            queue,
+            is_written: false,
+            is_overflowed: false,
             ring: 0,
             moderation: None,
-            fresh: 0,
-            due: None,
+            unreported: 0,
+            moderated_until: None,
         }));
     }
 
-    /// Completions go to another memory from now on.
-    pub fn resize(&mut self, id: CqId, producer: CqProducer) {
-        let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
+    /// Completions go to another ring from now on. An event that the old ring was armed for is not
+    /// lost.
+    pub(super) fn resize(&mut self, id: CqId, producer: CqProducer) {
+        let Some(slot) = self.slot_mut(id) else {
             return;
         };
-        if slot.end.producer.take_event() && slot.end.channel.is_some() {
-            self.owed.push(id);
-        }
-        slot.end.producer.move_arming(&producer);
-        if slot.overflown {
+        let raises = slot.queue.producer.take_event() && slot.queue.channel.is_some();
+        slot.queue.producer.move_arming(&producer);
+        if slot.is_overflowed {
             producer.set_error(nix::libc::EOVERFLOW as u32);
         }
-        slot.end.producer = producer;
+        slot.queue.producer = producer;
         slot.ring = slot.ring.wrapping_add(1);
+        if raises {
+            self.unwritten_events.push(id);
+        }
     }
 
-    /// Raises the event whatever the arming.
-    pub fn raise(&mut self, id: CqId) {
-        if let Some(Some(slot)) = self.slots.get(id.index())
-            && slot.end.channel.is_some()
+    /// Raises the event whether or not the queue is armed.
+    pub(super) fn raise_event(&mut self, id: CqId) {
+        if self
+            .slot(id)
+            .is_some_and(|slot| slot.queue.channel.is_some())
         {
-            self.owed.push(id);
+            self.unwritten_events.push(id);
         }
     }
 
     /// Sets or ends the moderation of a queue.
-    pub fn moderate(&mut self, id: CqId, moderation: Option<CqModeration>) {
-        let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
+    pub(super) fn set_moderation(&mut self, id: CqId, moderation: Option<CqModeration>) {
+        let Some(slot) = self.slot_mut(id) else {
             return;
         };
         slot.moderation = moderation;
-        if let Some(at) = slot.due.take() {
-            self.due.remove(&(at, id));
+        let old = slot.moderated_until.take();
+        // What waits is considered anew.
+        let reconsider = slot.queue.producer.has_unflushed() && !slot.is_written;
+        slot.is_written |= reconsider;
+        if let Some(until) = old {
+            self.moderated.remove(&(until, id));
         }
-        // What waits is looked at anew.
-        if slot.end.producer.has_unflushed() && !slot.touched {
-            slot.touched = true;
-            self.touched.push(id);
+        if reconsider {
+            self.written.push(id);
         }
     }
 
-    /// When [`Self::notify`] has something to do at the latest.
-    pub fn next_due(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
+    /// When [`Self::notify_channels`] has something to do at the latest.
+    #[inline]
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.moderated.first().map(|(until, _)| *until)
     }
 
     /// Forgets a queue.
-    pub fn remove(&mut self, id: CqId) {
-        let slot = self.slots.get_mut(id.index()).and_then(Option::take);
-        if let Some(at) = slot.and_then(|s| s.due) {
-            self.due.remove(&(at, id));
+    pub(super) fn remove(&mut self, id: CqId) {
+        let removed = self.slots.get_mut(id.index()).and_then(Option::take);
+        if let Some(until) = removed.and_then(|slot| slot.moderated_until) {
+            self.moderated.remove(&(until, id));
         }
     }
 
     /// Forgets every queue of a client.
-    pub fn remove_client(&mut self, client: ClientId) {
-        for s in &mut self.slots {
-            if s.as_ref().is_some_and(|s| s.end.client == client) {
-                *s = None;
+    pub(super) fn remove_client(&mut self, client: ClientId) {
+        for place in &mut self.slots {
+            if place
+                .as_ref()
+                .is_some_and(|slot| slot.queue.client == client)
+            {
+                *place = None;
             }
         }
         let slots = &self.slots;
-        self.due
-            .retain(|(_, q)| slots.get(q.index()).is_some_and(Option::is_some));
+        self.moderated
+            .retain(|(_, id)| slots.get(id.index()).is_some_and(Option::is_some));
     }
 
     /// Names the completion that was pushed last.
-    pub fn last(&self, id: CqId) -> Option<CqeId> {
-        let slot = self.slots.get(id.index())?.as_ref()?;
+    pub(super) fn last_cqe(&self, id: CqId) -> Option<CqeId> {
+        let slot = self.slot(id)?;
         Some(CqeId {
             ring: slot.ring,
-            number: slot.end.producer.last_pushed(),
+            number: slot.queue.producer.last_pushed(),
         })
     }
 
     /// Whether the client has polled a completion of a queue. After a resize it counts as polled.
-    pub fn is_polled(&self, id: CqId, pushed: CqeId) -> bool {
-        let Some(Some(slot)) = self.slots.get(id.index()) else {
+    pub(super) fn is_polled(&self, id: CqId, cqe: CqeId) -> bool {
+        let Some(slot) = self.slot(id) else {
             return true;
         };
-        slot.ring != pushed.ring || slot.end.producer.is_polled(pushed.number)
+        slot.ring != cqe.ring || slot.queue.producer.is_polled(cqe.number)
     }
 
     /// The client of a queue.
-    pub fn client(&self, id: CqId) -> Option<ClientId> {
-        self.slots.get(id.index())?.as_ref().map(|s| s.end.client)
+    pub(super) fn client(&self, id: CqId) -> Option<ClientId> {
+        self.slot(id).map(|slot| slot.queue.client)
     }
 
     /// Appends a completion. A full ring breaks the queue (CQ_ERR): its queue pairs end, and
     /// nobody else's.
     #[inline]
-    pub fn push(&mut self, id: CqId, cqe: &Wc) {
-        let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
+    pub(super) fn push(&mut self, id: CqId, cqe: &Wc) {
+        let Some(slot) = self
+            .slots
+            .get_mut(id.index())
+            .and_then(Option::as_deref_mut)
+        else {
             return;
         };
-        if slot.end.producer.push(cqe).is_err() {
-            if !slot.overflown {
-                slot.overflown = true;
-                slot.end.producer.set_error(nix::libc::EOVERFLOW as u32);
-                self.overflows.push(id);
+        if slot.queue.producer.push(cqe).is_err() {
+            if !slot.is_overflowed {
+                slot.is_overflowed = true;
+                slot.queue.producer.set_error(nix::libc::EOVERFLOW as u32);
+                self.overflowed.push(id);
             }
             return;
         }
-        slot.fresh = slot.fresh.saturating_add(1);
-        if !slot.touched {
-            slot.touched = true;
-            self.touched.push(id);
+        slot.unreported = slot.unreported.saturating_add(1);
+        if !slot.is_written {
+            slot.is_written = true;
+            self.written.push(id);
         }
     }
 
     /// Writes the event channels of queues that are armed and got something. Once a batch.
     #[inline]
-    pub fn notify(&mut self, now: Instant) {
-        let due = self.next_due().is_some_and(|at| at <= now);
-        if self.touched.is_empty() && self.owed.is_empty() && !due {
+    pub(super) fn notify_channels(&mut self, now: Instant) {
+        let is_due = self.next_deadline().is_some_and(|until| until <= now);
+        if self.written.is_empty() && self.unwritten_events.is_empty() && !is_due {
             return;
         }
-        self.notify_touched(now);
+        self.consider_events(now);
     }
 
-    fn notify_touched(&mut self, now: Instant) {
-        let mut owed = std::mem::take(&mut self.owed);
-        while let Some(&(at, id)) = self.due.first() {
-            if at > now {
+    fn consider_events(&mut self, now: Instant) {
+        while let Some(&(until, id)) = self.moderated.first() {
+            if until > now {
                 break;
             }
-            self.touched.push(id);
-            self.due.pop_first();
+            self.written.push(id);
+            self.moderated.pop_first();
         }
-        for id in self.touched.drain(..) {
-            let Some(Some(slot)) = self.slots.get_mut(id.index()) else {
+        let mut events = std::mem::take(&mut self.unwritten_events);
+        for id in self.written.drain(..) {
+            let slot = self.slots.get_mut(id.index());
+            let Some(slot) = slot.and_then(Option::as_deref_mut) else {
                 continue;
             };
-            slot.touched = false;
-            if let Some(m) = slot.moderation
-                && slot.fresh < m.count
+            slot.is_written = false;
+            if let Some(moderation) = slot.moderation
+                && slot.unreported < moderation.count
             {
-                let at = *slot.due.get_or_insert(Instant(now.0 + m.period));
-                if at > now {
-                    self.due.insert((at, id));
+                let end = Instant(now.0 + moderation.period);
+                let until = *slot.moderated_until.get_or_insert(end);
+                if until > now {
+                    self.moderated.insert((until, id));
                     continue;
                 }
             }
-            if let Some(at) = slot.due.take() {
-                self.due.remove(&(at, id));
+            if let Some(until) = slot.moderated_until.take() {
+                self.moderated.remove(&(until, id));
             }
-            slot.fresh = 0;
-            if slot.end.producer.take_event() && slot.end.channel.is_some() {
-                owed.push(id);
+            slot.unreported = 0;
+            if slot.queue.producer.take_event() && slot.queue.channel.is_some() {
+                events.push(id);
             }
         }
-        owed.retain(|id| {
-            let Some(Some(slot)) = self.slots.get(id.index()) else {
-                return false;
-            };
-            let Some(fd) = &slot.end.channel else {
+        events.retain(|id| {
+            let slot = self.slots.get(id.index()).and_then(Option::as_deref);
+            let Some(slot) = slot else { return false };
+            let Some(channel) = &slot.queue.channel else {
                 return false;
             };
             // A full channel means that the client has not read thousands of events: try
             // again with the next batch. A closed one wants none.
-            nix::unistd::write(fd, &slot.end.cookie.to_le_bytes()) == Err(nix::errno::Errno::EAGAIN)
+            let cookie = slot.queue.cookie.to_le_bytes();
+            nix::unistd::write(channel, &cookie) == Err(nix::errno::Errno::EAGAIN)
         });
-        self.owed = owed;
+        self.unwritten_events = events;
     }
 
     /// Events wait for room in a channel.
-    pub fn owes(&self) -> bool {
-        !self.owed.is_empty()
+    pub(super) fn has_unwritten_events(&self) -> bool {
+        !self.unwritten_events.is_empty()
     }
 }

@@ -1,14 +1,16 @@
 //! What a TCP connection belongs to, packed into the 64 bits that TCP carries for its owner.
 
+use super::pending_connections::PendingSlot;
+use super::worker_qp::QpSlot;
 use crate::ids::CmListenerId;
 
 /// The owner of a connection or listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConnOwner {
-    /// A queue pair, by its slot in the worker.
-    QueuePair(u32),
+pub(super) enum ConnOwner {
+    /// A queue pair.
+    QueuePair(QpSlot),
     /// A connection whose MPA request has not been accepted yet.
-    Pending(u32),
+    Pending(PendingSlot),
     /// A listener, by the daemon's number.
     Listener(CmListenerId),
     /// Nobody: late events of a connection that was given up.
@@ -16,9 +18,9 @@ pub enum ConnOwner {
 }
 
 impl ConnOwner {
-    /// The slot of a queue pair.
+    /// The slot, if a queue pair owns the connection.
     #[inline]
-    pub fn qp(self) -> Option<u32> {
+    pub(super) fn queue_pair(self) -> Option<QpSlot> {
         match self {
             ConnOwner::QueuePair(slot) => Some(slot),
             _ => None,
@@ -26,26 +28,32 @@ impl ConnOwner {
     }
 }
 
+// The kind is in the upper half, the number in the lower.
+const QUEUE_PAIR: u64 = 1;
+const PENDING: u64 = 2;
+const LISTENER: u64 = 3;
+
 impl From<ConnOwner> for u64 {
     #[inline]
-    fn from(u: ConnOwner) -> u64 {
-        match u {
-            ConnOwner::QueuePair(n) => 1 << 32 | u64::from(n),
-            ConnOwner::Pending(n) => 2 << 32 | u64::from(n),
-            ConnOwner::Listener(n) => 3 << 32 | u64::from(n.0),
-            ConnOwner::Nobody => 0,
-        }
+    fn from(owner: ConnOwner) -> u64 {
+        let (kind, number) = match owner {
+            ConnOwner::QueuePair(slot) => (QUEUE_PAIR, slot.0),
+            ConnOwner::Pending(slot) => (PENDING, slot.0),
+            ConnOwner::Listener(listener) => (LISTENER, listener.0),
+            ConnOwner::Nobody => (0, 0),
+        };
+        kind << 32 | u64::from(number)
     }
 }
 
 impl From<u64> for ConnOwner {
     #[inline]
-    fn from(v: u64) -> ConnOwner {
-        let n = v as u32;
-        match v >> 32 {
-            1 => ConnOwner::QueuePair(n),
-            2 => ConnOwner::Pending(n),
-            3 => ConnOwner::Listener(CmListenerId(n)),
+    fn from(packed: u64) -> ConnOwner {
+        let number = packed as u32;
+        match packed >> 32 {
+            QUEUE_PAIR => ConnOwner::QueuePair(QpSlot(number)),
+            PENDING => ConnOwner::Pending(PendingSlot(number)),
+            LISTENER => ConnOwner::Listener(CmListenerId(number)),
             _ => ConnOwner::Nobody,
         }
     }
@@ -57,13 +65,13 @@ mod tests {
 
     #[test]
     fn owners_survive_the_packing() {
-        for u in [
-            ConnOwner::QueuePair(7),
-            ConnOwner::Pending(u32::MAX),
+        for owner in [
+            ConnOwner::QueuePair(QpSlot(7)),
+            ConnOwner::Pending(PendingSlot(u32::MAX)),
             ConnOwner::Listener(CmListenerId(0)),
             ConnOwner::Nobody,
         ] {
-            assert_eq!(ConnOwner::from(u64::from(u)), u);
+            assert_eq!(ConnOwner::from(u64::from(owner)), owner);
         }
     }
 }

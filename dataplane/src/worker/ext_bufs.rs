@@ -1,5 +1,6 @@
-//! Which work requests still have buffers in a port: one owner per message in flight, with
-//! a tracker from its first referenced byte on.
+//! Which messages still have buffers in a port. A frame refers to registered memory by DPDK's
+//! external buffers; each message in flight has one counter of such references, with a tracker from
+//! its first referenced byte on.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ struct RefSlot {
     region: usize,
 }
 
-/// The external buffer references of one worker.
+/// The external buffer references of one worker's messages.
 pub struct ExtBufRefs {
     slots: Vec<RefSlot>,
     free: Vec<u32>,
@@ -32,11 +33,11 @@ impl ExtBufRefs {
         }
     }
 
-    /// A fresh owner.
+    /// A counter for a new message.
     #[inline]
     pub fn alloc(&mut self) -> ExtBufRef {
-        if let Some(i) = self.free.pop() {
-            return ExtBufRef(i);
+        if let Some(slot) = self.free.pop() {
+            return ExtBufRef(slot);
         }
         self.slots.push(RefSlot::default());
         ExtBufRef((self.slots.len() - 1) as u32)
@@ -44,56 +45,51 @@ impl ExtBufRefs {
 
     /// The message is done.
     #[inline]
-    pub fn free(&mut self, owner: ExtBufRef) {
-        if let Some(o) = self.slots.get_mut(owner.0 as usize) {
-            if let Some(t) = o.tracker.take() {
-                self.trackers.free(t);
+    pub fn free(&mut self, ext_buf: ExtBufRef) {
+        if let Some(slot) = self.slots.get_mut(ext_buf.0 as usize) {
+            if let Some(tracker) = slot.tracker.take() {
+                self.trackers.free(tracker);
             }
-            self.free.push(owner.0);
+            self.free.push(ext_buf.0);
         }
     }
 
     /// No port holds a buffer of this message any more.
     #[inline]
-    pub fn released(&self, owner: ExtBufRef) -> bool {
+    pub fn is_released(&self, ext_buf: ExtBufRef) -> bool {
         self.slots
-            .get(owner.0 as usize)
-            .and_then(|o| o.tracker.as_ref())
-            .is_none_or(|t| t.outstanding_mbufs() == 0)
+            .get(ext_buf.0 as usize)
+            .and_then(|slot| slot.tracker.as_ref())
+            .is_none_or(|tracker| tracker.outstanding_mbufs() == 0)
     }
 
     /// Points `mbuf` at registered memory on behalf of a message. False: copy instead.
     #[inline]
     pub fn attach(
         &mut self,
-        owner: ExtBufRef,
+        ext_buf: ExtBufRef,
         region: &Arc<SharedMemory>,
         offset: u64,
         len: u16,
         mbuf: &mut Mbuf,
     ) -> bool {
-        let Some(o) = self.slots.get_mut(owner.0 as usize) else {
+        let Some(slot) = self.slots.get_mut(ext_buf.0 as usize) else {
             return false;
         };
-        let id = Arc::as_ptr(region) as usize;
-        if o.tracker.is_none() {
+        let address = Arc::as_ptr(region) as usize;
+        if slot.tracker.is_none() {
             let memory: Arc<dyn ExtMemory> = region.clone();
-            o.tracker = self.trackers.alloc(memory);
-            o.region = id;
+            slot.tracker = self.trackers.alloc(memory);
+            slot.region = address;
         }
-        match &o.tracker {
-            Some(t) if o.region == id => t.attach(mbuf, offset, len),
+        match &slot.tracker {
+            Some(tracker) if slot.region == address => tracker.attach(mbuf, offset, len),
             _ => false,
         }
     }
 
-    /// Takes back trackers of ended messages whose buffers have come home. Now and then.
+    /// Takes back trackers of ended messages whose buffers the port has released. Now and then.
     pub fn sweep(&mut self) {
         self.trackers.sweep_released();
-    }
-
-    /// Trackers whose buffers a port still holds although their message is over.
-    pub fn unreleased(&self) -> usize {
-        self.trackers.zombie_count()
     }
 }

@@ -1,94 +1,121 @@
 //! The listening side: from a TCP connection to an application's answer (RFC 5044 section 7).
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
-use siw_iwarp::mpa::{
-    MarkerPolicy, MpaConfig, MpaCrcPolicy, MpaResponder, ResponderStep, RtrKinds,
-};
-use siw_iwarp::{OutOfOrderPolicy, QueuePair, TerminateBitOrder, TxRecord};
-use siw_shm::control::{BY_DEVICE, MpaOptions};
-use siw_tcp::{ConnId, Events, Instant};
+use siw_iwarp::QueuePair;
+use siw_iwarp::mpa::{MpaConfig, MpaResponder, ResponderStep};
+use siw_shm::control::MpaOptions;
+use siw_tcp::{ConnId, Events, Instant, ListenerId};
 
+use super::Worker;
 use super::conn_owner::ConnOwner;
+use super::deadlines::DeadlineOwner;
+use super::listener_options::ListenerSettings;
 use super::messages::{ConnectFailure, Event, RequestId};
-use super::pending_connections::PendingConnection;
-use super::{ENDINGS, Worker, WorkerPort};
-use crate::datapath::rx_frame::Stream;
+use super::pending_connections::{PendingConnection, PendingSlot, PendingState};
+use super::receive::CONNECTION_ENDED;
+use super::worker_qp::QpSlot;
+use crate::datapath::port::WorkerPortConfig;
+use crate::datapath::rx_frame::TcpByteStream;
 use crate::ids::CmListenerId;
 
-/// How a listener sets up its connections, where it differs from its device.
-pub(super) struct ListenerSetup {
-    mpa: MpaConfig,
+/// How connections of one device are set up, and what is listened for on its port.
+pub(super) struct PortListeners {
+    /// The device's settings.
+    pub(super) mpa: MpaConfig,
     accept_timeout: Duration,
+    /// TCP's listeners by the daemon's numbers.
+    listeners: Vec<(CmListenerId, ListenerId)>,
+    /// Of listeners that differ from the device.
+    own_settings: HashMap<CmListenerId, ListenerSettings>,
 }
 
-impl ListenerSetup {
-    pub(super) fn new(port: &WorkerPort, o: &MpaOptions) -> ListenerSetup {
-        let mut mpa = port.mpa.clone();
-        match o.crc {
-            0 => mpa.crc = MpaCrcPolicy::IfAsked,
-            1 if mpa.crc == MpaCrcPolicy::IfAsked => mpa.crc = MpaCrcPolicy::Asked,
-            _ => {}
+impl PortListeners {
+    pub(super) fn new(config: &WorkerPortConfig) -> PortListeners {
+        PortListeners {
+            mpa: config.mpa.clone(),
+            accept_timeout: config.accept_timeout,
+            listeners: Vec::new(),
+            own_settings: HashMap::new(),
         }
-        if o.mpa_rev != BY_DEVICE {
-            mpa.revision = o.mpa_rev;
-        }
-        match o.markers {
-            0 => mpa.markers = MarkerPolicy::Never,
-            1 => mpa.markers = MarkerPolicy::Accept,
-            2 => mpa.markers = MarkerPolicy::Request,
-            _ => {}
-        }
-        if o.rtr != BY_DEVICE {
-            mpa.rtr_kinds = RtrKinds {
-                send: o.rtr & 1 != 0,
-                write: o.rtr & 2 != 0,
-                read: o.rtr & 4 != 0,
-            };
-            mpa.peer_to_peer = o.rtr != 0;
-        }
-        if o.max_ird != u16::MAX {
-            mpa.max_ird = o.max_ird;
-        }
-        if o.max_ord != u16::MAX {
-            mpa.max_ord = o.max_ord;
-        }
-        if o.request_timeout_ms != 0 {
-            mpa.request_timeout_ms = o.request_timeout_ms;
-        }
-        if o.private_data != u16::MAX {
-            mpa.max_private_data = o.private_data;
-        }
-        match o.terminate {
-            0 => mpa.terminate_bit_order = TerminateBitOrder::Rfc,
-            1 => mpa.terminate_bit_order = TerminateBitOrder::Siw,
-            _ => {}
-        }
-        match o.out_of_order {
-            0 => mpa.out_of_order = OutOfOrderPolicy::Off,
-            1 => mpa.out_of_order = OutOfOrderPolicy::Markers,
-            2 => mpa.out_of_order = OutOfOrderPolicy::Aligned,
-            _ => {}
-        }
-        let accept_timeout = match o.accept_timeout_ms {
-            0 => port.accept_timeout,
-            ms => Duration::from_millis(ms.into()),
-        };
-        ListenerSetup {
-            mpa,
-            accept_timeout,
+    }
+
+    /// The settings for connections to a listener.
+    fn settings(&self, listener: CmListenerId) -> (&MpaConfig, Duration) {
+        match self.own_settings.get(&listener) {
+            Some(own) => (&own.mpa, own.accept_timeout),
+            None => (&self.mpa, self.accept_timeout),
         }
     }
 }
 
-/// What the stream of a queue pair does as its device or listener wants it.
-pub(super) fn adopt(qp: &mut QueuePair, config: &MpaConfig) {
-    qp.set_out_of_order(config.out_of_order);
-    qp.set_terminate_bit_order(config.terminate_bit_order);
-    qp.set_first_msn(config.first_msn);
+/// Gives a queue pair what its device's or listener's settings say about its stream.
+pub(super) fn apply_mpa_config(protocol: &mut QueuePair, config: &MpaConfig) {
+    protocol.set_out_of_order(config.out_of_order);
+    protocol.set_terminate_bit_order(config.terminate_bit_order);
+    protocol.set_first_msn(config.first_msn);
+}
+
+/// What an application listens for.
+pub(super) struct ListenRequest {
+    pub(super) listener: CmListenerId,
+    pub(super) device: usize,
+    pub(super) local: Option<IpAddr>,
+    pub(super) tcp_port: u16,
+    pub(super) backlog: usize,
+    pub(super) mpa: MpaOptions,
 }
 
 impl Worker {
+    /// Listens on the device's port, if this worker serves the device.
+    pub(super) fn listen(&mut self, request: &ListenRequest) {
+        let listener = request.listener;
+        for index in 0..self.ports.len() {
+            if self.ports[index].device != request.device {
+                continue;
+            }
+            let started = self.ports[index].stack.listen(
+                request.local,
+                request.tcp_port,
+                request.backlog,
+                ConnOwner::Listener(listener).into(),
+            );
+            match started {
+                Ok(tcp_listener) => {
+                    let port = &mut self.port_listeners[index];
+                    port.listeners.push((listener, tcp_listener));
+                    if request.mpa != MpaOptions::BY_DEVICE {
+                        let accept_timeout = port.accept_timeout;
+                        let own = ListenerSettings::new(&port.mpa, accept_timeout, &request.mpa);
+                        port.own_settings.insert(listener, own);
+                    }
+                }
+                Err(error) => self.post_event(Event::ListenFailed {
+                    listener,
+                    reason: error.to_string(),
+                }),
+            }
+        }
+    }
+
+    /// Ends a listener; connections that no application has answered are reset.
+    pub(super) fn unlisten(&mut self, now: Instant, listener: CmListenerId) {
+        for (port, own) in self.ports.iter_mut().zip(&mut self.port_listeners) {
+            let is_meant = |entry: &(CmListenerId, ListenerId)| entry.0 == listener;
+            if let Some(index) = own.listeners.iter().position(is_meant) {
+                let (_, tcp_listener) = own.listeners.swap_remove(index);
+                port.stack.stop_listening(now, tcp_listener);
+                own.own_settings.remove(&listener);
+            }
+        }
+        for slot in self.pending.select(|pending| pending.listener == listener) {
+            self.drop_pending(now, slot, true);
+        }
+    }
+
+    /// A connection came to a listener.
     pub(super) fn on_accepted(
         &mut self,
         now: Instant,
@@ -97,62 +124,55 @@ impl Worker {
         listener: CmListenerId,
         events: Events,
     ) {
-        if events.intersects(ENDINGS) {
+        if events.intersects(CONNECTION_ENDED) {
             return self.ports[port].stack.release(now, conn);
         }
-        let l = &mut self.ports[port];
-        let setup = l.setups.get(&listener);
-        let mpa = setup.map_or(&l.mpa, |s| &s.mpa);
-        let accept_timeout = setup.map_or(l.accept_timeout, |s| s.accept_timeout);
-        let deadline = Instant(now.0 + u64::from(mpa.request_timeout_ms) * 1_000_000);
+        let (mpa, accept_timeout) = self.port_listeners[port].settings(listener);
+        let deadline = now + Duration::from_millis(mpa.request_timeout_ms.into());
         let slot = self.pending.insert(PendingConnection {
             port,
             conn,
             listener,
             responder: MpaResponder::new(mpa),
             accept_timeout,
-            asked: false,
+            state: PendingState::AwaitingRequest,
             deadline,
             generation: 0,
         });
-        let user = ConnOwner::Pending(slot);
-        l.stack.set_user(conn, user.into());
-        self.timers.insert((deadline, user.into()), ());
+        let owner = ConnOwner::Pending(slot);
+        self.ports[port].stack.set_user(conn, owner.into());
+        self.deadlines
+            .insert(deadline, DeadlineOwner::Pending(slot));
         self.on_pending_event(now, port, conn, slot, events);
     }
 
+    /// Something happened to a connection that no queue pair has taken yet.
     pub(super) fn on_pending_event(
         &mut self,
         now: Instant,
         port: usize,
         conn: ConnId,
-        slot: u32,
+        slot: PendingSlot,
         events: Events,
     ) {
-        let worker = self.index as u32;
         let Some(pending) = self.pending.get_mut(slot) else {
             return self.ports[port].stack.release(now, conn);
         };
         if pending.conn != conn {
             return;
         }
-        let stack = &mut self.ports[port].stack;
         if events.contains(Events::READABLE)
-            && let Some(rx) = stack.receive_queue(conn)
+            && let Some(rx_queue) = self.ports[port].stack.receive_queue(conn)
         {
-            match pending.responder.on_stream(&mut Stream(rx)) {
+            match pending.responder.on_stream(&mut TcpByteStream(rx_queue)) {
                 ResponderStep::NeedMore => {}
                 ResponderStep::Request(request) => {
-                    pending.asked = true;
-                    let user: u64 = ConnOwner::Pending(slot).into();
-                    self.timers.remove(&(pending.deadline, user));
-                    pending.deadline = now + pending.accept_timeout;
-                    self.timers.insert((pending.deadline, user), ());
-                    let id = RequestId::new(worker, slot, pending.generation);
-                    let listener = pending.listener;
-                    if let Some(info) = self.ports[port].stack.tcp_info(conn) {
+                    let request_id = self.await_answer(now, slot);
+                    if let Some((request_id, listener)) = request_id
+                        && let Some(info) = self.ports[port].stack.tcp_info(conn)
+                    {
                         self.post_event(Event::ConnectRequest {
-                            request: id,
+                            request: request_id,
                             listener,
                             local: info.local,
                             remote: info.remote,
@@ -165,34 +185,51 @@ impl Worker {
                 ResponderStep::Failed { error, send } => {
                     tracing::debug!(%error, "connection refused");
                     if let Some(bytes) = send {
-                        let len = bytes.len() as u32;
-                        let _ = stack.push_record(conn, len, TxRecord::Stream(bytes), true);
+                        self.queue_stream_bytes(port, conn, bytes);
                     }
                     return self.drop_pending(now, slot, false);
                 }
             }
         }
-        if events.intersects(ENDINGS | Events::PEER_FIN) {
+        if events.intersects(CONNECTION_ENDED | Events::PEER_FIN) {
             self.drop_pending(now, slot, false);
         }
     }
 
+    /// From now on the application's answer is awaited.
+    fn await_answer(
+        &mut self,
+        now: Instant,
+        slot: PendingSlot,
+    ) -> Option<(RequestId, CmListenerId)> {
+        let pending = self.pending.get_mut(slot)?;
+        let owner = DeadlineOwner::Pending(slot);
+        self.deadlines.remove(pending.deadline, owner);
+        pending.state = PendingState::AwaitingAnswer;
+        pending.deadline = now + pending.accept_timeout;
+        self.deadlines.insert(pending.deadline, owner);
+        let request_id = RequestId::new(self.index as u32, slot, pending.generation);
+        Some((request_id, pending.listener))
+    }
+
+    /// The peer or the application took too long.
+    pub(super) fn on_pending_deadline(&mut self, now: Instant, slot: PendingSlot) {
+        tracing::debug!("a connection was given up: no MPA request, or no answer to it");
+        self.drop_pending(now, slot, true);
+    }
+
     /// Closes a connection that no queue pair took.
-    pub(super) fn drop_pending(&mut self, now: Instant, slot: u32, reset: bool) {
+    pub(super) fn drop_pending(&mut self, now: Instant, slot: PendingSlot, reset: bool) {
         let Some(pending) = self.pending.take(slot) else {
             return;
         };
-        self.timers
-            .remove(&(pending.deadline, ConnOwner::Pending(slot).into()));
-        let stack = &mut self.ports[pending.port].stack;
-        stack.set_user(pending.conn, ConnOwner::Nobody.into());
+        self.deadlines
+            .remove(pending.deadline, DeadlineOwner::Pending(slot));
         if reset {
-            stack.abort(now, pending.conn);
-        } else {
-            stack.close(now, pending.conn);
+            self.ports[pending.port].stack.abort(now, pending.conn);
         }
-        stack.release(now, pending.conn);
-        if pending.asked {
+        self.give_up_connection(now, pending.port, pending.conn);
+        if pending.state == PendingState::AwaitingAnswer {
             self.post_event(Event::RequestGone {
                 request: RequestId::new(self.index as u32, slot, pending.generation),
                 listener: pending.listener,
@@ -200,69 +237,70 @@ impl Worker {
         }
     }
 
+    /// The connection that the application means, unless it is gone.
+    fn find_pending(&mut self, request: RequestId) -> Option<&mut PendingConnection> {
+        self.pending
+            .get_mut(request.slot())
+            .filter(|pending| pending.generation == request.generation())
+    }
+
     /// The application took the connection: the reply goes out, the queue pair runs.
     pub(super) fn accept(
         &mut self,
         now: Instant,
-        slot: u32,
+        slot: QpSlot,
         request: RequestId,
         private_data: &[u8],
-        depths: (u16, u16),
+        ird: u16,
+        ord: u16,
     ) {
-        let is = |i: &mut PendingConnection| i.generation == request.generation();
-        let there = self.pending.get_mut(request.slot()).is_some_and(is);
-        let found = there.then(|| self.pending.take(request.slot())).flatten();
-        let Some(pending) = found else {
+        let is_there = self.find_pending(request).is_some();
+        let taken = is_there.then(|| self.pending.take(request.slot()));
+        let Some(pending) = taken.flatten() else {
             return self.connect_failed(now, slot, ConnectFailure::Reset);
         };
-        self.timers
-            .remove(&(pending.deadline, ConnOwner::Pending(request.slot()).into()));
         let PendingConnection {
             port,
             conn,
             responder,
+            deadline,
             ..
         } = pending;
-        let reply = responder.accept(depths.0, depths.1, private_data);
-        if let Some(qp) = self.qps.get_mut(slot) {
-            qp.port = port;
-            qp.conn = Some(conn);
+        self.deadlines
+            .remove(deadline, DeadlineOwner::Pending(request.slot()));
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+            queue_pair.port = port;
+            queue_pair.conn = Some(conn);
         }
-        let stack = &mut self.ports[port].stack;
-        stack.set_user(conn, ConnOwner::QueuePair(slot).into());
-        match reply {
-            Ok((frame, negotiated)) => {
-                let len = frame.len() as u32;
-                let _ = stack.push_record(conn, len, TxRecord::Stream(frame), true);
-                if let Some(qp) = self.qps.get_mut(slot) {
-                    adopt(&mut qp.qp, responder.config());
+        let owner = ConnOwner::QueuePair(slot);
+        self.ports[port].stack.set_user(conn, owner.into());
+        match responder.accept(ird, ord, private_data) {
+            Ok((reply, negotiated)) => {
+                self.queue_stream_bytes(port, conn, reply);
+                if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+                    apply_mpa_config(&mut queue_pair.protocol, responder.config());
                 }
-                self.established(now, slot, conn, negotiated, Vec::new());
+                self.enter_running(now, slot, conn, negotiated, Vec::new());
                 self.flush_connection(now, port, conn);
             }
-            Err(e) => self.connect_failed(now, slot, ConnectFailure::Protocol(e.to_string())),
+            Err(error) => {
+                let failure = ConnectFailure::Protocol(error.to_string());
+                self.connect_failed(now, slot, failure);
+            }
         }
     }
 
     /// The application refused the connection.
     pub(super) fn reject(&mut self, now: Instant, request: RequestId, private_data: &[u8]) {
-        let slot = request.slot();
-        let Some(pending) = self.pending.get_mut(slot) else {
+        let Some(pending) = self.find_pending(request) else {
             return;
         };
-        if pending.generation != request.generation() {
-            return;
-        }
-        pending.asked = false;
+        pending.state = PendingState::Rejected;
         let (port, conn) = (pending.port, pending.conn);
         match pending.responder.reject(private_data) {
-            Ok(frame) => {
-                let len = frame.len() as u32;
-                let stack = &mut self.ports[port].stack;
-                let _ = stack.push_record(conn, len, TxRecord::Stream(frame), true);
-            }
-            Err(e) => tracing::debug!(error = %e, "no reject frame could be made"),
+            Ok(reply) => self.queue_stream_bytes(port, conn, reply),
+            Err(error) => tracing::debug!(%error, "no reject frame could be made"),
         }
-        self.drop_pending(now, slot, false);
+        self.drop_pending(now, request.slot(), false);
     }
 }

@@ -8,6 +8,7 @@ use siw_iwarp::{NegotiatedParameters, QpEvent, QpInitAttr};
 use siw_shm::{DoorbellConsumer, RqConsumer, SqConsumer};
 
 use super::completion_queues::{CqModeration, WorkerCq};
+use super::pending_connections::PendingSlot;
 use super::shared_receive_queues::WorkerSrq;
 use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
 
@@ -16,18 +17,21 @@ use crate::ids::{ClientId, CmListenerId, CommandToken, CqId, Qpn, SrqId};
 pub struct RequestId(pub u64);
 
 impl RequestId {
-    pub fn new(worker: u32, slot: u32, generation: u32) -> RequestId {
-        RequestId(
-            u64::from(worker) << 56 | u64::from(generation & 0xFF_FFFF) << 32 | u64::from(slot),
-        )
+    pub(super) fn new(worker: u32, slot: PendingSlot, generation: u32) -> RequestId {
+        let generation = u64::from(generation & 0xFF_FFFF);
+        RequestId(u64::from(worker) << 56 | generation << 32 | u64::from(slot.0))
     }
+
+    /// The worker that has the connection.
     pub fn worker(self) -> usize {
         (self.0 >> 56) as usize
     }
-    pub fn slot(self) -> u32 {
-        self.0 as u32
+
+    pub(super) fn slot(self) -> PendingSlot {
+        PendingSlot(self.0 as u32)
     }
-    pub fn generation(self) -> u32 {
+
+    pub(super) fn generation(self) -> u32 {
         (self.0 >> 32) as u32 & 0xFF_FFFF
     }
 }
@@ -43,7 +47,7 @@ pub struct QpSetup {
     /// Shared receive queue instead of its own.
     pub srq: Option<SrqId>,
     /// Of it: how many requests the queue pair may hold, 0 for no bound.
-    pub share: u32,
+    pub srq_share: u32,
 }
 
 /// An active connect.
@@ -316,7 +320,7 @@ pub struct WorkerStats {
     pub queue_pairs: usize,
     pub iterations: u64,
     pub sleeps: u64,
-    pub forward: super::forward::ForwardStats,
+    pub forward: crate::datapath::forward::ForwardStats,
     /// FPDUs whose payload was placed before a hole in front of them was filled.
     pub placed_out_of_order: u64,
     /// Frames to and from ports, by device.

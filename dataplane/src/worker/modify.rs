@@ -7,7 +7,7 @@ use siw_tcp::Instant;
 
 use super::Worker;
 use super::messages::{Event, ModifyTarget, QpInfo};
-use super::worker_qp::WorkerQp;
+use super::worker_qp::{QpSlot, WorkerQp};
 use crate::ids::{CommandToken, Qpn};
 
 impl Worker {
@@ -19,22 +19,27 @@ impl Worker {
         to: Option<ModifyTarget>,
         token: CommandToken,
     ) {
-        let found = self.qps.find(qpn);
+        let found = self.queue_pairs.find(qpn);
         let refused = match (to, found) {
             (Some(to), Some(slot)) => self.move_to(now, slot, to).err(),
             (Some(_), None) => Some("its connection failed just now"),
             (None, _) => None,
         };
         let info = found
-            .and_then(|slot| self.qps.get(slot))
-            .map(info)
+            .and_then(|slot| self.queue_pairs.get(slot))
+            .map(queue_pair_info)
             .unwrap_or_default();
         let info = Box::new(QpInfo { refused, ..info });
         self.post_event(Event::QpInfo { qpn, token, info });
     }
 
-    fn move_to(&mut self, now: Instant, slot: u32, to: ModifyTarget) -> Result<(), &'static str> {
-        match to {
+    fn move_to(
+        &mut self,
+        now: Instant,
+        slot: QpSlot,
+        to: ModifyTarget,
+    ) -> Result<(), &'static str> {
+        let moved = match to {
             ModifyTarget::Error => {
                 self.end_in_error(now, slot);
                 return Ok(());
@@ -43,45 +48,48 @@ impl Worker {
                 self.disconnect(now, slot);
                 return Ok(());
             }
-            _ => {}
-        }
-        let moved = self.with_qp(slot, |qp, env| match to {
-            ModifyTarget::SendQueueDrain => qp.drain_send_queue(env),
-            ModifyTarget::ReadyToSend => qp.resume_send_queue(),
-            ModifyTarget::Terminate => {
-                let rts = qp.state() == RdmapState::Rts;
-                qp.send_terminate(TerminateCode::LOCAL_CATASTROPHIC);
-                rts
+            ModifyTarget::SendQueueDrain => {
+                self.with_queue_pair(slot, |protocol, view| protocol.drain_send_queue(view))
             }
-            ModifyTarget::Error | ModifyTarget::Closing => true,
-        });
+            ModifyTarget::ReadyToSend => {
+                self.with_queue_pair(slot, |protocol, _| protocol.resume_send_queue())
+            }
+            ModifyTarget::Terminate => self.with_queue_pair(slot, |protocol, _| {
+                let is_rts = protocol.state() == RdmapState::Rts;
+                protocol.send_terminate(TerminateCode::LOCAL_CATASTROPHIC);
+                is_rts
+            }),
+        };
         if moved != Some(true) {
             return Err("only a queue pair in RTS can be moved there");
         }
-        self.make_ready(slot);
-        self.after_slow(now, slot);
+        self.mark_ready(slot);
+        self.report_and_follow(now, slot);
         Ok(())
     }
 }
 
-fn info(qp: &WorkerQp) -> QpInfo {
-    let (ird, ord) = qp.qp.read_depths();
+fn queue_pair_info(queue_pair: &WorkerQp) -> QpInfo {
+    let protocol = &queue_pair.protocol;
+    let (ird, ord) = protocol.read_depths();
     QpInfo {
-        state: consumer_state(qp),
-        drained: qp.qp.drain_state() == DrainState::Drained,
+        state: consumer_state(queue_pair),
+        drained: protocol.drain_state() == DrainState::Drained,
         ird,
         ord,
-        mulpdu: qp.qp.mulpdu(),
+        mulpdu: protocol.mulpdu(),
         refused: None,
     }
 }
 
 /// The state in the consumer's terms.
-fn consumer_state(qp: &WorkerQp) -> control::QpState {
-    match qp.qp.state() {
+fn consumer_state(queue_pair: &WorkerQp) -> control::QpState {
+    let protocol = &queue_pair.protocol;
+    let is_draining = protocol.drain_state() != DrainState::Inactive;
+    match protocol.state() {
         RdmapState::Idle => control::QpState::Idle,
-        RdmapState::Rts if qp.qp.drain_state() != DrainState::Inactive => control::QpState::Sqd,
-        RdmapState::Rts if qp.qp.is_awaiting_first_fpdu() => control::QpState::Rtr,
+        RdmapState::Rts if is_draining => control::QpState::Sqd,
+        RdmapState::Rts if protocol.is_awaiting_first_fpdu() => control::QpState::Rtr,
         RdmapState::Rts => control::QpState::Rts,
         RdmapState::Closing => control::QpState::Closing,
         RdmapState::Terminate => control::QpState::Terminate,

@@ -1,4 +1,12 @@
-//! Connections that came to a listener, until an application accepts or rejects them.
+//! Connections that came to a listener, until an application accepts or rejects them. They have a
+//! life cycle of their own:
+//!
+//! ```text
+//!  ACCEPTED -> AwaitingRequest --MPA request--> AwaitingAnswer --accept--> a queue pair's, Running
+//!                    |                               |
+//!                    | request_timeout_ms            | accept_timeout, reject, reset
+//!                    '------------> closed <---------'
+//! ```
 
 use siw_iwarp::mpa::MpaResponder;
 use siw_tcp::{ConnId, Instant};
@@ -8,23 +16,38 @@ use crate::ids::CmListenerId;
 /// Generations have so many bits in a [`super::messages::RequestId`].
 const GENERATIONS: u32 = 0xFF_FFFF;
 
+/// The place of a connection in [`PendingConnections`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PendingSlot(pub(super) u32);
+
+/// What a pending connection awaits. Either has a deadline, at which the connection is reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PendingState {
+    /// The peer's MPA request.
+    AwaitingRequest,
+    /// The application was asked: its answer.
+    AwaitingAnswer,
+    /// The application said no; nothing is awaited.
+    Rejected,
+}
+
 /// One such connection.
-pub struct PendingConnection {
-    pub port: usize,
-    pub conn: ConnId,
-    pub listener: CmListenerId,
-    pub responder: MpaResponder,
-    pub accept_timeout: std::time::Duration,
-    /// The application was asked.
-    pub asked: bool,
-    pub deadline: Instant,
+pub(super) struct PendingConnection {
+    /// The place of its device's port in the worker.
+    pub(super) port: usize,
+    pub(super) conn: ConnId,
+    pub(super) listener: CmListenerId,
+    pub(super) responder: MpaResponder,
+    pub(super) accept_timeout: std::time::Duration,
+    pub(super) state: PendingState,
+    pub(super) deadline: Instant,
     /// Distinguishes this request from earlier ones with the same slot.
-    pub generation: u32,
+    pub(super) generation: u32,
 }
 
 /// Those of one worker. Finding a slot costs the same however many are taken.
 #[derive(Default)]
-pub struct PendingConnections {
+pub(super) struct PendingConnections {
     slots: Vec<Option<PendingConnection>>,
     free: Vec<u32>,
     generation: u32,
@@ -32,7 +55,7 @@ pub struct PendingConnections {
 
 impl PendingConnections {
     /// Gives the connection a slot and a generation.
-    pub fn insert(&mut self, mut pending: PendingConnection) -> u32 {
+    pub(super) fn insert(&mut self, mut pending: PendingConnection) -> PendingSlot {
         self.generation = self.generation.wrapping_add(1) & GENERATIONS;
         pending.generation = self.generation;
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -40,24 +63,26 @@ impl PendingConnections {
             (self.slots.len() - 1) as u32
         });
         self.slots[slot as usize] = Some(pending);
-        slot
+        PendingSlot(slot)
     }
 
-    pub fn get_mut(&mut self, slot: u32) -> Option<&mut PendingConnection> {
-        self.slots.get_mut(slot as usize)?.as_mut()
+    pub(super) fn get_mut(&mut self, slot: PendingSlot) -> Option<&mut PendingConnection> {
+        self.slots.get_mut(slot.0 as usize)?.as_mut()
     }
 
     /// Takes the connection out.
-    pub fn take(&mut self, slot: u32) -> Option<PendingConnection> {
-        let pending = self.slots.get_mut(slot as usize)?.take()?;
-        self.free.push(slot);
+    pub(super) fn take(&mut self, slot: PendingSlot) -> Option<PendingConnection> {
+        let pending = self.slots.get_mut(slot.0 as usize)?.take()?;
+        self.free.push(slot.0);
         Some(pending)
     }
 
-    /// Slots of those that `f` picks. Control path only: it walks them all.
-    pub fn select(&self, f: impl Fn(&PendingConnection) -> bool) -> Vec<u32> {
-        (0..self.slots.len() as u32)
-            .filter(|i| self.slots[*i as usize].as_ref().is_some_and(&f))
+    /// Slots of those that `pick` picks. Control path only: it walks them all.
+    pub(super) fn select(&self, pick: impl Fn(&PendingConnection) -> bool) -> Vec<PendingSlot> {
+        let indices = 0..self.slots.len() as u32;
+        indices
+            .filter(|index| self.slots[*index as usize].as_ref().is_some_and(&pick))
+            .map(PendingSlot)
             .collect()
     }
 }

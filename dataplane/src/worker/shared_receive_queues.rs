@@ -1,4 +1,4 @@
-//! The worker's ends of shared receive queues, by daemon-wide number.
+//! The worker's ends of shared receive queues, by number.
 
 use siw_shm::{RecvWqe, RingError, SrqConsumer};
 
@@ -6,61 +6,65 @@ use crate::ids::{ClientId, SrqId};
 
 /// A shared receive queue as one worker sees it.
 pub struct WorkerSrq {
-    /// Daemon-wide number.
+    /// The queue's number.
     pub id: SrqId,
-    /// Number of the client that owns it.
+    /// The client that owns it.
     pub client: ClientId,
+    /// The worker's end of the queue; workers take turns at its requests without locks.
     pub consumer: SrqConsumer,
 }
 
 /// All shared receive queues of one worker.
 #[derive(Default)]
-pub struct SrqTable {
+pub(crate) struct SrqTable {
     slots: Vec<Option<Box<WorkerSrq>>>,
     /// Clients and numbers of queues whose low-water mark was passed: events to post.
-    pub low: Vec<(ClientId, SrqId)>,
+    pub(super) low: Vec<(ClientId, SrqId)>,
 }
 
 impl SrqTable {
-    pub fn insert(&mut self, end: WorkerSrq) {
-        let at = end.id.index();
-        if self.slots.len() <= at {
-            self.slots.resize_with(at + 1, || None);
+    /// Adds a queue.
+    pub(super) fn insert(&mut self, queue: WorkerSrq) {
+        let index = queue.id.index();
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
         }
-        self.slots[at] = Some(Box::new(end));
+        self.slots[index] = Some(Box::new(queue));
     }
 
-    pub fn remove(&mut self, id: SrqId) {
-        if let Some(s) = self.slots.get_mut(id.index()) {
-            *s = None;
+    /// Forgets a queue.
+    pub(super) fn remove(&mut self, id: SrqId) {
+        if let Some(place) = self.slots.get_mut(id.index()) {
+            *place = None;
         }
     }
 
-    pub fn remove_client(&mut self, client: ClientId) {
-        for s in &mut self.slots {
-            if s.as_ref().is_some_and(|s| s.client == client) {
-                *s = None;
+    /// Forgets every queue of a client.
+    pub(super) fn remove_client(&mut self, client: ClientId) {
+        for place in &mut self.slots {
+            if place.as_ref().is_some_and(|queue| queue.client == client) {
+                *place = None;
             }
         }
     }
 
-    /// Takes the oldest request of a queue.
+    /// Takes the oldest request of a queue into `wqe`. `None`: there is none.
     #[inline]
-    pub fn pop(&mut self, id: SrqId, w: &mut RecvWqe) -> Result<Option<()>, RingError> {
-        let Some(Some(end)) = self.slots.get_mut(id.index()) else {
+    pub(super) fn pop(&mut self, id: SrqId, wqe: &mut RecvWqe) -> Result<Option<()>, RingError> {
+        let Some(Some(queue)) = self.slots.get_mut(id.index()) else {
             return Ok(None);
         };
-        let taken = end.consumer.pop(w)?;
-        if taken.is_some_and(|t| t.limit_reached) {
-            self.low.push((end.client, id));
+        let taken = queue.consumer.pop(wqe)?;
+        if taken.is_some_and(|taken| taken.limit_reached) {
+            self.low.push((queue.client, id));
         }
         Ok(taken.map(|_| ()))
     }
 
     /// After a resize: leaves the old ring if it is empty.
-    pub fn settle(&mut self, id: SrqId) {
-        if let Some(Some(end)) = self.slots.get_mut(id.index()) {
-            end.consumer.leave_old_ring();
+    pub(super) fn leave_old_ring(&mut self, id: SrqId) {
+        if let Some(Some(queue)) = self.slots.get_mut(id.index()) {
+            queue.consumer.leave_old_ring();
         }
     }
 }

@@ -1,0 +1,290 @@
+//! Frames from worker to worker. A port that spreads flows by another rule than ours (a tap, a
+//! vhost-user peer, AF_PACKET's fanout), or has fewer queues than the device has workers,
+//! delivers frames to workers that do not own the connection: those forward them. What all have
+//! to know (ARP, NDP, ICMP errors) is copied to everyone, and workers without a queue send
+//! through one that has one.
+//!
+//! Each worker has one bounded queue of such frames. Nobody waits for room in it: a frame that
+//! was received and finds none is dropped and counted, as a NIC does when its ring is full, and
+//! TCP retransmits; a frame to send stays with its sender.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crossbeam::queue::ArrayQueue;
+use dpdk::{BURST, Mbuf, MbufCache, TxBatch};
+use siw_shm::doorbell::SleepFlag;
+use siw_tcp::{Destination, FrameInfo, Instant, RxChecksum, Steering};
+
+use super::port::WorkerPort;
+use super::rx_frame::RxFrame;
+
+/// Frames that wait for one worker.
+const FORWARD_QUEUE_DEPTH: usize = 2048;
+
+/// What to do with a frame that another worker forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ForwardPurpose {
+    /// It was received for a connection of this worker.
+    Receive(RxChecksum),
+    /// A copy, to learn from.
+    Overhear(RxChecksum),
+    /// It is ready to leave by this worker's queue.
+    Send,
+}
+
+/// A frame on its way between workers.
+pub struct ForwardedFrame {
+    device: usize,
+    purpose: ForwardPurpose,
+    mbuf: Mbuf,
+}
+
+/// Where other workers leave frames for one, and what wakes it.
+pub struct WorkerInbox {
+    frames: ArrayQueue<ForwardedFrame>,
+    wake_fd: OwnedFd,
+    sleep_flag: SleepFlag,
+}
+
+impl WorkerInbox {
+    /// `wake_fd`: the event descriptor that the worker sleeps on; `sleep_flag`: set while it does.
+    pub fn new(wake_fd: OwnedFd, sleep_flag: SleepFlag) -> WorkerInbox {
+        WorkerInbox {
+            frames: ArrayQueue::new(FORWARD_QUEUE_DEPTH),
+            wake_fd,
+            sleep_flag,
+        }
+    }
+
+    /// After something was put into one of the worker's queues: a system call only if it sleeps.
+    #[inline]
+    pub fn wake_if_asleep(&self) {
+        if self.sleep_flag.must_wake() {
+            self.wake();
+        }
+    }
+
+    /// Wakes the worker whether or not it says that it sleeps.
+    pub fn wake(&self) {
+        let _ = nix::unistd::write(&self.wake_fd, &1u64.to_ne_bytes());
+    }
+
+    /// The event descriptor that the worker sleeps on.
+    pub(crate) fn wake_fd(&self) -> &OwnedFd {
+        &self.wake_fd
+    }
+
+    /// No frame waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+}
+
+/// Frames between workers, counted by the worker that forwarded them.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct ForwardStats {
+    /// Received here for a connection of another worker.
+    pub forwarded: u64,
+    /// Received by another worker for a connection of this one.
+    pub taken: u64,
+    /// Copies that were made for other workers.
+    pub copied: u64,
+    /// Sent on behalf of workers without a queue.
+    pub sent_for_others: u64,
+    /// Dropped: the owner's queue was full, or no buffer was left for a copy.
+    pub dropped: u64,
+}
+
+/// One worker's way to the others.
+pub(crate) struct Forwarder {
+    /// This worker's place in `inboxes`.
+    own_index: usize,
+    inboxes: Arc<[Arc<WorkerInbox>]>,
+    /// Workers that were forwarded something since [`Self::wake_receivers`], a bit each.
+    to_wake: u64,
+    /// When another worker last forwarded a frame to this one.
+    pub(crate) last_forwarded: Instant,
+    pub(crate) stats: ForwardStats,
+}
+
+impl Forwarder {
+    /// `inboxes` holds every worker of the daemon.
+    pub(crate) fn new(own_index: usize, inboxes: Arc<[Arc<WorkerInbox>]>) -> Forwarder {
+        Forwarder {
+            own_index,
+            inboxes,
+            to_wake: 0,
+            last_forwarded: Instant::ZERO,
+            stats: ForwardStats::default(),
+        }
+    }
+
+    /// The way out through another worker's queue of a device's port.
+    pub(crate) fn proxy(&self, device: usize, worker: usize) -> Option<ProxyTx> {
+        let inbox = self.inboxes.get(worker)?.clone();
+        Some(ProxyTx { device, inbox })
+    }
+
+    /// Looks for whom a received frame is; gives it back when it is for this worker.
+    #[inline]
+    pub(crate) fn keep_or_forward(
+        &mut self,
+        steering: &Steering,
+        device: usize,
+        mbuf: Mbuf,
+        checksum: RxChecksum,
+        cache: &mut MbufCache,
+    ) -> Option<Mbuf> {
+        match steering.classify_frame(mbuf.data()) {
+            Destination::Worker(worker) if worker != self.own_index => {
+                let frame = ForwardedFrame {
+                    device,
+                    purpose: ForwardPurpose::Receive(checksum),
+                    mbuf,
+                };
+                match self.push(worker, frame) {
+                    Ok(()) => self.stats.forwarded += 1,
+                    Err(frame) => {
+                        self.stats.dropped += 1;
+                        cache.free(frame.mbuf);
+                    }
+                }
+                None
+            }
+            Destination::Worker(_) | Destination::AnyWorker => Some(mbuf),
+            Destination::AllWorkers => {
+                self.copy_to_all(steering.worker_count(), device, &mbuf, checksum, cache);
+                Some(mbuf)
+            }
+        }
+    }
+
+    #[cold]
+    fn copy_to_all(
+        &mut self,
+        workers: usize,
+        device: usize,
+        mbuf: &Mbuf,
+        checksum: RxChecksum,
+        cache: &mut MbufCache,
+    ) {
+        let own_index = self.own_index;
+        for worker in (0..workers).filter(|worker| *worker != own_index) {
+            let Some(mut copy) = cache.alloc() else {
+                self.stats.dropped += 1;
+                return;
+            };
+            if !mbuf.segments().all(|segment| copy.append_slice(segment)) {
+                self.stats.dropped += 1;
+                cache.free(copy);
+                return;
+            }
+            let frame = ForwardedFrame {
+                device,
+                purpose: ForwardPurpose::Overhear(checksum),
+                mbuf: copy,
+            };
+            match self.push(worker, frame) {
+                Ok(()) => self.stats.copied += 1,
+                Err(frame) => {
+                    self.stats.dropped += 1;
+                    cache.free(frame.mbuf);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, worker: usize, frame: ForwardedFrame) -> Result<(), ForwardedFrame> {
+        let Some(inbox) = self.inboxes.get(worker) else {
+            return Err(frame);
+        };
+        inbox.frames.push(frame)?;
+        self.to_wake |= 1 << worker;
+        Ok(())
+    }
+
+    /// Wakes the workers that were forwarded something, if they sleep. Once a batch.
+    #[inline]
+    pub(crate) fn wake_receivers(&mut self) {
+        let mut to_wake = std::mem::take(&mut self.to_wake);
+        while to_wake != 0 {
+            if let Some(inbox) = self.inboxes.get(to_wake.trailing_zeros() as usize) {
+                inbox.wake_if_asleep();
+            }
+            to_wake &= to_wake - 1;
+        }
+    }
+
+    /// What other workers forwarded: received frames wait for [`WorkerPort::receive`], frames to
+    /// send join the port's batch. True when there were any.
+    #[inline]
+    pub(crate) fn take_frames<R>(
+        &mut self,
+        now: Instant,
+        ports: &mut [WorkerPort<R>],
+        cache: &mut MbufCache,
+    ) -> bool {
+        let mut any = false;
+        for _ in 0..BURST {
+            let Some(frame) = self.inboxes[self.own_index].frames.pop() else {
+                break;
+            };
+            any = true;
+            let port = ports.iter_mut().find(|port| port.device == frame.device);
+            let Some(port) = port else { continue };
+            match frame.purpose {
+                ForwardPurpose::Receive(checksum) => {
+                    self.stats.taken += 1;
+                    let info = FrameInfo {
+                        checksum,
+                        rss_hash: 0,
+                    };
+                    port.forwarded.push((RxFrame::new(frame.mbuf), info));
+                }
+                ForwardPurpose::Overhear(checksum) => {
+                    port.stack
+                        .receive_copy(now, RxFrame::new(frame.mbuf), checksum);
+                }
+                ForwardPurpose::Send => {
+                    self.stats.sent_for_others += 1;
+                    port.output.send_for_other(frame.mbuf, cache);
+                }
+            }
+        }
+        if any {
+            self.last_forwarded = now;
+        }
+        any
+    }
+}
+
+/// The sending side of a worker that has no queue of a port: another worker sends for it.
+pub(crate) struct ProxyTx {
+    device: usize,
+    inbox: Arc<WorkerInbox>,
+}
+
+impl ProxyTx {
+    /// Hands over frames from the front of `batch`; returns how many. The rest stays.
+    pub(super) fn transmit(&self, batch: &mut TxBatch) -> usize {
+        let mut sent = 0;
+        while !self.inbox.frames.is_full() {
+            let Some(mbuf) = batch.pop() else { break };
+            let frame = ForwardedFrame {
+                device: self.device,
+                purpose: ForwardPurpose::Send,
+                mbuf,
+            };
+            // Another worker may have taken the last place: the frame is lost then, and TCP
+            // retransmits it.
+            let _ = self.inbox.frames.push(frame);
+            sent += 1;
+        }
+        if sent > 0 {
+            self.inbox.wake_if_asleep();
+        }
+        sent
+    }
+}

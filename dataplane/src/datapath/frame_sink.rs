@@ -1,0 +1,231 @@
+//! Frames out: TCP's segments become mbuf chains.
+//!
+//! ```text
+//! Stack::flush -> begin_frame -> append_record* -> end_frame -> PortOutput::send
+//!                                      '-> RecordWriter::write_record
+//! ```
+//! Everything is generic over the writer, so that a record is written into the frame by direct calls.
+
+use dpdk::{ChainBuilder, Mbuf, MbufCache};
+use siw_tcp::{FrameMeta, FrameSink};
+
+use super::output::PortOutput;
+
+/// Writes records of connections into frames.
+pub(crate) trait RecordWriter<R> {
+    /// Buffers that a frame may need. A frame is begun only when the cache has them, so that a pool
+    /// that runs dry delays frames instead of cutting them short.
+    fn buffers_needed(meta: &FrameMeta) -> usize;
+
+    /// Appends `len` bytes of `record` from `offset` on. `user`: the connection's owner.
+    fn write_record(
+        &mut self,
+        frame: &mut TxFrame,
+        cache: &mut MbufCache,
+        user: u64,
+        record: &R,
+        offset: u32,
+        len: u32,
+    );
+}
+
+/// A frame under construction.
+pub(crate) struct TxFrame {
+    pub(crate) chain: ChainBuilder,
+    pub(crate) meta: FrameMeta,
+    /// Payload bytes that are still to come, those of the record being written among them.
+    pub(crate) bytes_left: u32,
+    /// References to registered memory in this wire segment.
+    pub(crate) references: u16,
+    /// As many as the port takes.
+    references_max: u16,
+    /// Buffers that the port takes in the whole frame.
+    chain_max: u16,
+    /// The port's checksums are wrong when a buffer but the last has an odd length.
+    pub(crate) even_segments: bool,
+    /// The port reads registered memory where it lies.
+    pub(crate) takes_references: bool,
+    /// Something is missing: the frame is dropped, as if the network had lost it.
+    pub(crate) is_broken: bool,
+}
+
+impl TxFrame {
+    fn new(chain: ChainBuilder, meta: &FrameMeta, output: &PortOutput) -> TxFrame {
+        let link = &output.link;
+        TxFrame {
+            chain,
+            meta: *meta,
+            bytes_left: meta.payload_len,
+            references: 0,
+            references_max: link.max_segments.saturating_sub(2) / 2,
+            chain_max: if meta.tso_segsz > 0 {
+                link.max_tso_segments
+            } else {
+                link.max_segments
+            },
+            even_segments: link.even_segments,
+            takes_references: link.external_buffers,
+            is_broken: false,
+        }
+    }
+
+    /// A reference to `len` bytes, and what follows it in a buffer of its own, still fit. What is
+    /// left is copied otherwise, which needs a buffer for each kilobyte at most.
+    #[inline]
+    pub(crate) fn has_room_for_reference(&self, len: usize) -> bool {
+        if self.even_segments && (self.chain.pkt_len() as usize | len) & 1 != 0 {
+            return false;
+        }
+        let rest = self.bytes_left / 1024 + 3;
+        self.references < self.references_max
+            && u32::from(self.chain.nb_segs()) + rest <= u32::from(self.chain_max)
+    }
+
+    /// Room for `len` bytes in one piece, in a fresh buffer if the last has too little. `None` breaks
+    /// the frame.
+    #[inline]
+    pub(crate) fn reserve(&mut self, cache: &mut MbufCache, len: usize) -> Option<&mut [u8]> {
+        if usize::from(self.chain.tailroom()) < len && !self.add_buffer(cache) {
+            return None;
+        }
+        let room = self.chain.append_room(len as u16);
+        if room.is_none() {
+            self.is_broken = true;
+        }
+        room
+    }
+
+    /// Appends an empty buffer; false breaks the frame.
+    #[inline]
+    pub(crate) fn add_buffer(&mut self, cache: &mut MbufCache) -> bool {
+        let added = cache
+            .alloc()
+            .is_some_and(|mbuf| self.chain.push(mbuf).is_ok());
+        if !added {
+            self.is_broken = true;
+        }
+        added
+    }
+
+    /// Calls `write` with room for `len` bytes, in as many pieces as buffers ask for, and with the
+    /// place of each among them.
+    #[inline]
+    pub(crate) fn fill(
+        &mut self,
+        cache: &mut MbufCache,
+        len: usize,
+        mut write: impl FnMut(usize, &mut [u8]),
+    ) {
+        let mut done = 0;
+        while done < len {
+            if self.chain.tailroom() == 0 && !self.add_buffer(cache) {
+                return;
+            }
+            let piece = usize::from(self.chain.tailroom()).min(len - done);
+            let room = self.chain.append_room(piece as u16);
+            let Some(room) = room.filter(|room| !room.is_empty()) else {
+                self.is_broken = true;
+                return;
+            };
+            write(done, room);
+            done += piece;
+        }
+    }
+}
+
+/// Where TCP's frames go during one call into a stack.
+pub(crate) struct PortSink<'a, W> {
+    output: &'a mut PortOutput,
+    cache: &'a mut MbufCache,
+    writer: W,
+    /// Nanoseconds since the epoch, for captures.
+    wall_time: u64,
+    frame: Option<TxFrame>,
+}
+
+impl<'a, W> PortSink<'a, W> {
+    #[inline]
+    pub(crate) fn new(
+        output: &'a mut PortOutput,
+        cache: &'a mut MbufCache,
+        writer: W,
+        wall_time: u64,
+    ) -> PortSink<'a, W> {
+        PortSink {
+            output,
+            cache,
+            writer,
+            wall_time,
+            frame: None,
+        }
+    }
+}
+
+impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        self.begin_frame_with(headers.len(), meta, |room| room.copy_from_slice(headers))
+    }
+
+    #[inline]
+    fn begin_frame_with(
+        &mut self,
+        len: usize,
+        meta: &FrameMeta,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        if self.output.batch.is_full() {
+            self.output.transmit();
+            if self.output.batch.is_full() {
+                return false;
+            }
+        }
+        if !self.cache.reserve(W::buffers_needed(meta)) {
+            return false;
+        }
+        let Some(head) = self.cache.alloc() else {
+            return false;
+        };
+        let mut chain = ChainBuilder::new(head);
+        let Some(room) = chain.append_room(len as u16) else {
+            self.cache.free(chain.finish());
+            return false;
+        };
+        fill(room);
+        self.frame = Some(TxFrame::new(chain, meta, self.output));
+        true
+    }
+
+    #[inline]
+    fn append_record(&mut self, user: u64, record: &R, offset: u32, len: u32) {
+        let Some(frame) = &mut self.frame else { return };
+        self.writer
+            .write_record(frame, self.cache, user, record, offset, len);
+    }
+
+    fn append_bytes(&mut self, bytes: &[u8]) {
+        let Some(frame) = &mut self.frame else { return };
+        frame.fill(self.cache, bytes.len(), |at, room| {
+            room.copy_from_slice(&bytes[at..at + room.len()]);
+        });
+    }
+
+    #[inline]
+    fn end_frame(&mut self) {
+        let Some(TxFrame {
+            chain,
+            meta,
+            is_broken,
+            ..
+        }) = self.frame.take()
+        else {
+            return;
+        };
+        let mbuf: Mbuf = chain.finish();
+        if is_broken {
+            // As if the network had lost it: TCP retransmits, or the connection ends.
+            self.cache.free(mbuf);
+            return;
+        }
+        self.output.send(mbuf, &meta, self.cache, self.wall_time);
+    }
+}

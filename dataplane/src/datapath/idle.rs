@@ -1,0 +1,116 @@
+//! When nothing is to be done: whether a thread may sleep, for how long, and which ports wake it.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use siw_tcp::Instant;
+
+use super::port::WorkerPort;
+use crate::config::IdlePolicy;
+
+/// Longest sleep on a port that cannot wake the thread.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Longest sleep while connections have something in flight on such a port, or frames wait to leave.
+pub(crate) const SHORT_POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// After another worker forwarded a frame, the interval stays short for so long.
+const AFTER_FORWARDED_FRAME: Duration = Duration::from_millis(10);
+/// Longest sleep at all: counters and captures stay fresh.
+const LONGEST_SLEEP: Duration = Duration::from_secs(10);
+/// A sleep shorter than this costs more than spinning.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(5);
+/// Ports whose interrupts one thread waits for; further ones are polled at intervals.
+const MAX_INTERRUPTS: usize = 15;
+
+/// Whether the thread spins or may sleep.
+pub(crate) struct Idle {
+    policy: IdlePolicy,
+    /// How long the thread spins after the last work before it sleeps.
+    spin_time: Duration,
+    last_busy: Instant,
+}
+
+impl Idle {
+    pub(crate) fn new(policy: IdlePolicy, spin_time: Duration) -> Idle {
+        Idle {
+            policy,
+            spin_time,
+            last_busy: Instant::ZERO,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn note_busy(&mut self, now: Instant) {
+        self.last_busy = now;
+    }
+
+    #[inline]
+    pub(crate) fn may_sleep(&self, now: Instant) -> bool {
+        self.policy == IdlePolicy::Adaptive && now.duration_since(self.last_busy) >= self.spin_time
+    }
+}
+
+/// Whether a sleep of this length is worth its system calls.
+pub(crate) fn is_worth_sleeping(limit: Duration) -> bool {
+    limit >= SHORTEST_SLEEP
+}
+
+/// How long the ports and the stacks above them can be left alone. `forwarded_at`: when another
+/// worker last forwarded a frame to this one.
+pub(crate) fn ports_sleep_limit<R>(
+    ports: &[WorkerPort<R>],
+    now: Instant,
+    forwarded_at: Instant,
+) -> Duration {
+    let mut limit = LONGEST_SLEEP;
+    for port in ports {
+        if port.must_be_polled() {
+            // Others whose frames come and go here may have something in flight too.
+            let is_quiet =
+                port.stack.is_idle() && now.duration_since(forwarded_at) > AFTER_FORWARDED_FRAME;
+            limit = limit.min(if is_quiet {
+                POLL_INTERVAL
+            } else {
+                SHORT_POLL_INTERVAL
+            });
+        }
+        if let Some(deadline) = port.stack.next_deadline() {
+            limit = limit.min(deadline.duration_since(now));
+        }
+        if port.output.has_frames() || port.stack.has_output() {
+            limit = limit.min(SHORT_POLL_INTERVAL);
+        }
+    }
+    limit
+}
+
+/// Arms the receive interrupts of the ports that have them. True when there is one: the caller must
+/// look for frames once more before it sleeps, since those that came earlier raise no interrupt.
+pub(crate) fn arm_interrupts<R>(ports: &mut [WorkerPort<R>]) -> bool {
+    let mut any = false;
+    for port in ports {
+        any |= port.arm_interrupt();
+    }
+    any
+}
+
+pub(crate) fn disarm_interrupts<R>(ports: &mut [WorkerPort<R>]) {
+    for port in ports {
+        port.disarm_interrupt();
+    }
+}
+
+/// Sleeps until `wake` is readable, a port's interrupt is raised, or the time is over. True when
+/// something woke the thread.
+pub(crate) fn wait<R>(wake: BorrowedFd<'_>, ports: &[WorkerPort<R>], limit: Duration) -> bool {
+    let mut fds: [_; 1 + MAX_INTERRUPTS] =
+        std::array::from_fn(|_| PollFd::new(wake, PollFlags::POLLIN));
+    let interrupts = ports.iter().filter_map(WorkerPort::interrupt);
+    let mut used = 1;
+    for (place, interrupt) in fds[1..].iter_mut().zip(interrupts) {
+        *place = PollFd::new(interrupt, PollFlags::POLLIN);
+        used += 1;
+    }
+    ppoll(&mut fds[..used], Some(TimeSpec::from(limit)), None).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,174 @@
+//! Where frames leave: the port's queue, another worker that has one, or straight back in.
+
+use dpdk::{Mbuf, MbufCache, TxBatch, TxOffload, TxQueue};
+use siw_tcp::{FrameInfo, FrameMeta, RxChecksum, TxChecksum, checksum};
+
+use super::forward::ProxyTx;
+use super::rx_frame::RxFrame;
+use crate::capture::{CaptureHandle, Direction};
+use crate::link_traits::LinkTraits;
+
+/// By what way a port's frames leave.
+pub(crate) enum TxPath {
+    /// The worker's own queue of the port.
+    Queue(TxQueue),
+    /// The port has no queue for this worker: another one sends.
+    Proxy(ProxyTx),
+}
+
+/// The sending half of a worker's port.
+pub(crate) struct PortOutput {
+    path: TxPath,
+    pub(crate) batch: TxBatch,
+    /// Frames to this device's own address; they never reach the port.
+    loopback: Vec<Mbuf>,
+    pub(super) link: LinkTraits,
+    pub(crate) tap: Option<CaptureHandle>,
+    /// The device's number in captures.
+    pub(crate) interface: u32,
+    /// Frames that left through the port or the proxy.
+    pub(crate) frames_sent: u64,
+}
+
+impl PortOutput {
+    pub(crate) fn new(path: TxPath, interface: u32, link: LinkTraits) -> PortOutput {
+        PortOutput {
+            path,
+            batch: TxBatch::new(),
+            loopback: Vec::new(),
+            link,
+            tap: None,
+            interface,
+            frames_sent: 0,
+        }
+    }
+
+    /// Frames wait for the next burst, or to be received again.
+    #[inline]
+    pub(crate) fn has_frames(&self) -> bool {
+        !self.batch.is_empty() || self.has_loopback()
+    }
+
+    #[inline]
+    pub(crate) fn has_loopback(&self) -> bool {
+        !self.loopback.is_empty()
+    }
+
+    /// Hands the batch to the port; what does not fit stays.
+    #[inline]
+    pub(crate) fn transmit(&mut self) {
+        if !self.batch.is_empty() {
+            let sent = match &mut self.path {
+                TxPath::Queue(queue) => queue.tx_burst(&mut self.batch),
+                TxPath::Proxy(proxy) => proxy.transmit(&mut self.batch),
+            };
+            self.frames_sent += sent as u64;
+        }
+    }
+
+    /// The loopback frames, as received: their checksums are our own.
+    pub(crate) fn take_loopback(&mut self) -> impl Iterator<Item = (RxFrame, FrameInfo)> + use<> {
+        let info = FrameInfo {
+            checksum: RxChecksum::Good,
+            rss_hash: 0,
+        };
+        let frames = std::mem::take(&mut self.loopback);
+        frames
+            .into_iter()
+            .map(move |mbuf| (RxFrame::new(mbuf), info))
+    }
+
+    /// A whole frame leaves with the next burst, or is looped back: with its checksum, or with what
+    /// the port needs to know to make it. `wall_time` is for captures, in nanoseconds since the
+    /// epoch.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        mut mbuf: Mbuf,
+        meta: &FrameMeta,
+        cache: &mut MbufCache,
+        wall_time: u64,
+    ) {
+        if meta.checksum == TxChecksum::Partial {
+            complete_checksum(&mut mbuf, meta);
+        }
+        if let Some(capture) = &self.tap {
+            let lacks_checksum = meta.checksum == TxChecksum::Offload;
+            capture.record_frame(
+                self.interface,
+                Direction::Outbound,
+                wall_time,
+                lacks_checksum,
+                |bytes| {
+                    for segment in mbuf.segments() {
+                        bytes.extend_from_slice(segment);
+                    }
+                },
+            );
+        }
+        if meta.self_addressed {
+            self.loopback.push(mbuf);
+            return;
+        }
+        if meta.checksum == TxChecksum::Offload && self.link.tx_checksum {
+            mbuf.set_tx_offload(TxOffload {
+                l2_len: meta.l2_len,
+                l3_len: u16::from(meta.l3_len),
+                l4_len: meta.l4_len,
+                ipv6: meta.ipv6,
+                ip_checksum: meta.tso_segsz > 0 && self.link.tx_ip_checksum,
+                tcp_checksum: true,
+                tso_segsz: meta.tso_segsz,
+            });
+        }
+        if !self.link.multi_segs && mbuf.nb_segs() > 1 {
+            let flat = mbuf.linearize(cache);
+            cache.free(mbuf);
+            match flat {
+                Some(flat) => mbuf = flat,
+                None => return,
+            }
+        }
+        if let Err(rejected) = self.batch.push(mbuf) {
+            cache.free(rejected);
+        }
+    }
+
+    /// Queues a frame that another worker made ready. A full port drops it, as a full NIC ring does.
+    pub(super) fn send_for_other(&mut self, mbuf: Mbuf, cache: &mut MbufCache) {
+        if self.batch.is_full() {
+            self.transmit();
+        }
+        if let Err(rejected) = self.batch.push(mbuf) {
+            cache.free(rejected);
+        }
+    }
+
+    /// Asks the port to free the buffers of what it has sent.
+    pub(crate) fn release_sent_buffers(&mut self) {
+        if let TxPath::Queue(queue) = &mut self.path {
+            queue.done_cleanup(0);
+        }
+    }
+}
+
+/// Computes the TCP checksum of a frame whose pseudo-header sum is in the field already.
+fn complete_checksum(mbuf: &mut Mbuf, meta: &FrameMeta) {
+    let headers = usize::from(meta.l2_len) + usize::from(meta.l3_len) + usize::from(meta.l4_len);
+    let mut sum = checksum::OnesComplementSum::new();
+    let mut skip = headers;
+    for segment in mbuf.segments() {
+        let skipped = skip.min(segment.len());
+        sum.add(&segment[skipped..]);
+        skip -= skipped;
+    }
+    let data = mbuf.data_mut();
+    let Some(head) = data.get(..headers) else {
+        return;
+    };
+    let value = checksum::complete_tcp_checksum(head, meta, sum);
+    let offset = checksum::tcp_checksum_offset(meta);
+    if let Some(field) = data.get_mut(offset..offset + 2) {
+        field.copy_from_slice(&value);
+    }
+}

@@ -1,0 +1,233 @@
+//! One port as one worker has it: its queues of the port, the TCP stack above them, and what becomes
+//! of received frames.
+
+use std::os::fd::BorrowedFd;
+
+use dpdk::{BURST, Mbuf, MbufCache, RxBatch, RxQueue, TxQueue};
+use siw_iwarp::mpa::MpaConfig;
+use siw_tcp::{ConnId, FrameInfo, Instant, RxChecksum, Stack, Steering, WorkerSteering};
+
+use super::clock::Clock;
+use super::forward::ProxyTx;
+use super::frame_sink::{PortSink, RecordWriter};
+use super::output::{PortOutput, TxPath};
+use super::rx_frame::{self, RxFrame};
+use super::timer_hold::TimerHold;
+use crate::capture::{CaptureHandle, Direction};
+use crate::link_traits::LinkTraits;
+
+/// Received frames whose headers are prefetched before the first is parsed.
+const PREFETCH_FRAMES: usize = 4;
+
+/// What a worker is given of one device.
+pub struct WorkerPortConfig {
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// The worker's queues of the port; or the worker that receives and sends for this one,
+    /// when the port has too few.
+    pub queues: Result<(RxQueue, TxQueue), usize>,
+    /// Settings of the TCP stack.
+    pub stack: siw_tcp::StackConfig,
+    /// MPA settings of connections.
+    pub mpa: MpaConfig,
+    /// How long an application has to accept or reject a connection.
+    pub accept_timeout: std::time::Duration,
+    /// What the link below the port can do.
+    pub link: LinkTraits,
+    /// Where frames are recorded.
+    pub tap: Option<CaptureHandle>,
+}
+
+/// A port of one worker. `R`: the records that connections send.
+pub(crate) struct WorkerPort<R> {
+    /// The device's place in the configuration.
+    pub(crate) device: usize,
+    /// `None`: another worker receives for this one.
+    rx_queue: Option<RxQueue>,
+    /// Tells which worker a received frame is for; `None`: all are for this one.
+    home: Option<WorkerSteering>,
+    /// Frames that other workers received for this one.
+    pub(crate) forwarded: Vec<(RxFrame, FrameInfo)>,
+    pub(crate) output: PortOutput,
+    pub(crate) stack: Stack<RxFrame, R>,
+    link: LinkTraits,
+    pub(crate) frames_received: u64,
+}
+
+impl<R> WorkerPort<R> {
+    /// `proxy` makes the way through another worker, by its index.
+    ///
+    /// # Errors
+    /// The stack refuses its configuration, or there is no such worker.
+    pub(crate) fn new(
+        config: WorkerPortConfig,
+        now: Instant,
+        proxy: impl FnOnce(usize) -> Option<ProxyTx>,
+    ) -> Result<WorkerPort<R>, String> {
+        let (rx_queue, tx_path) = match config.queues {
+            Ok((rx_queue, tx_queue)) => (Some(rx_queue), TxPath::Queue(tx_queue)),
+            Err(worker) => {
+                let proxy = proxy(worker).ok_or("the port has no queue for this worker")?;
+                (None, TxPath::Proxy(proxy))
+            }
+        };
+        let mut output = PortOutput::new(tx_path, config.device as u32, config.link);
+        output.tap = config.tap;
+        Ok(WorkerPort {
+            device: config.device,
+            rx_queue,
+            home: config
+                .stack
+                .steering
+                .clone()
+                .filter(|_| config.link.needs_steering()),
+            forwarded: Vec::with_capacity(BURST),
+            output,
+            stack: Stack::new(config.stack, now).map_err(|error| error.to_string())?,
+            link: config.link,
+            frames_received: 0,
+        })
+    }
+
+    /// Gives TCP a burst from the port, the frames that other workers forwarded, and the loopback
+    /// frames. True when there were any. `keep` sees the frames of a port that does not deliver by
+    /// worker, and returns those that this worker keeps.
+    ///
+    /// The frames go through one iterator, burst to stack, so that nothing is stored in between.
+    #[inline]
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        batch: &mut RxBatch,
+        clock: &Clock,
+        timer_hold: &mut TimerHold,
+        mut keep: impl FnMut(&Steering, usize, Mbuf, RxChecksum) -> Option<Mbuf>,
+    ) -> bool {
+        if let Some(rx_queue) = &mut self.rx_queue {
+            rx_queue.rx_burst(batch);
+        }
+        let mut any = !batch.is_empty();
+        if any {
+            if batch.is_full() {
+                timer_hold.hold_timers(now);
+            }
+            self.frames_received += batch.len() as u64;
+            if self.output.tap.is_some() && !self.link.in_process {
+                self.capture_received(batch, clock.wall(now));
+            }
+            let link = self.link;
+            let (home, device) = (self.home.as_ref(), self.device);
+            batch.prefetch_packet(PREFETCH_FRAMES);
+            let frames = batch.drain().filter_map(|mut mbuf| {
+                let checksum = rx_frame::checksum(&mbuf, link.no_checksums, link.rx_checksum);
+                let rss_hash = mbuf.rss_hash().unwrap_or(0);
+                mbuf.clear_offload();
+                if let Some(home) = home {
+                    mbuf = keep(&home.steering, device, mbuf, checksum)?;
+                }
+                Some((RxFrame::new(mbuf), FrameInfo { checksum, rss_hash }))
+            });
+            self.stack.receive_burst(now, frames);
+        }
+        if !self.forwarded.is_empty() {
+            any = true;
+            self.stack.receive_burst(now, self.forwarded.drain(..));
+        }
+        if self.output.has_loopback() {
+            any = true;
+            self.stack.receive_burst(now, self.output.take_loopback());
+        }
+        any
+    }
+
+    /// Acknowledgements, timers and retransmissions of the stack, then the burst. Without
+    /// `run_timers` the timers wait. `wall_time`: nanoseconds since the epoch, for captures. True
+    /// when frames left.
+    #[inline]
+    pub(crate) fn poll(
+        &mut self,
+        now: Instant,
+        run_timers: bool,
+        cache: &mut MbufCache,
+        writer: impl RecordWriter<R>,
+        wall_time: u64,
+    ) -> bool {
+        let mut sink = PortSink::new(&mut self.output, cache, writer, wall_time);
+        if run_timers {
+            self.stack.poll(now, &mut sink);
+        } else {
+            self.stack.poll_output(now, &mut sink);
+        }
+        let any = self.output.has_frames();
+        self.output.transmit();
+        any
+    }
+
+    /// Sends what is queued on one connection, as far as the windows allow; the frames leave with
+    /// the next burst.
+    #[inline]
+    pub(crate) fn flush_connection(
+        &mut self,
+        now: Instant,
+        conn: ConnId,
+        cache: &mut MbufCache,
+        writer: impl RecordWriter<R>,
+        wall_time: u64,
+    ) {
+        let mut sink = PortSink::new(&mut self.output, cache, writer, wall_time);
+        self.stack.flush(now, conn, &mut sink);
+    }
+
+    #[cold]
+    fn capture_received(&self, batch: &RxBatch, wall_time: u64) {
+        let Some(capture) = &self.output.tap else {
+            return;
+        };
+        for i in 0..batch.len() {
+            let Some(mbuf) = batch.peek(i) else { break };
+            let interface = self.output.interface;
+            capture.record_frame(interface, Direction::Inbound, wall_time, false, |bytes| {
+                for segment in mbuf.segments() {
+                    bytes.extend_from_slice(segment);
+                }
+            });
+        }
+    }
+
+    /// Nothing wakes the thread when a frame arrives here.
+    pub(super) fn must_be_polled(&self) -> bool {
+        !self.link.in_process && !self.link.rx_interrupt && self.rx_queue.is_some()
+    }
+
+    /// True when the port has an interrupt that is armed now.
+    pub(super) fn arm_interrupt(&mut self) -> bool {
+        let Some(rx_queue) = self.rx_queue.as_mut().filter(|_| self.link.rx_interrupt) else {
+            return false;
+        };
+        match rx_queue.arm_interrupt() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(
+                    device = self.device,
+                    "no receive interrupts: {error}; polling at intervals instead"
+                );
+                self.link.rx_interrupt = false;
+                false
+            }
+        }
+    }
+
+    pub(super) fn disarm_interrupt(&mut self) {
+        if let Some(rx_queue) = self.rx_queue.as_mut().filter(|_| self.link.rx_interrupt) {
+            let _ = rx_queue.disarm_interrupt();
+        }
+    }
+
+    /// The descriptor that becomes readable with the port's interrupt.
+    pub(super) fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+        self.rx_queue
+            .as_ref()
+            .filter(|_| self.link.rx_interrupt)?
+            .interrupt_source()
+    }
+}

@@ -1,0 +1,70 @@
+//! What a stream has queued at TCP, and how it gets into frames: as copies.
+
+use dpdk::MbufCache;
+use siw_tcp::FrameMeta;
+
+use super::pattern::StreamPattern;
+use crate::datapath::frame_sink::{RecordWriter, TxFrame};
+
+/// The shortest packet buffer; most hold a whole packet.
+const BUFFER_BYTES: usize = 2048;
+
+/// What a connection has queued at TCP.
+pub(super) enum StreamRecord {
+    /// So many bytes of the pattern from here on.
+    Pattern { at: u64, len: u32 },
+    /// Bytes to return.
+    Block(Vec<u8>),
+}
+
+impl StreamRecord {
+    pub(super) fn len(&self) -> u32 {
+        match self {
+            StreamRecord::Pattern { len, .. } => *len,
+            StreamRecord::Block(block) => block.len() as u32,
+        }
+    }
+}
+
+/// Writes the records of streams into frames.
+#[derive(Clone, Copy)]
+pub(super) struct StreamWriter {
+    pub(super) pattern: StreamPattern,
+}
+
+impl RecordWriter<StreamRecord> for StreamWriter {
+    #[inline]
+    fn buffers_needed(meta: &FrameMeta) -> usize {
+        2 + meta.payload_len as usize / BUFFER_BYTES
+    }
+
+    #[inline]
+    fn write_record(
+        &mut self,
+        frame: &mut TxFrame,
+        cache: &mut MbufCache,
+        _user: u64,
+        record: &StreamRecord,
+        offset: u32,
+        len: u32,
+    ) {
+        match record {
+            StreamRecord::Pattern { at, .. } => {
+                let start = at + u64::from(offset);
+                frame.fill(cache, len as usize, |done, room| {
+                    self.pattern.fill(start + done as u64, room);
+                });
+            }
+            StreamRecord::Block(block) => {
+                let part = block.get(offset as usize..(offset + len) as usize);
+                let Some(part) = part else {
+                    frame.is_broken = true;
+                    return;
+                };
+                frame.fill(cache, part.len(), |done, room| {
+                    room.copy_from_slice(&part[done..done + room.len()]);
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What all queue pairs of a worker share, and the view of it that a queue pair gets for one call.
+
+use siw_iwarp::{ExtBufRef, QpEnv, QpEvent, RingFault};
+use siw_memory::KeyReader;
+use siw_shm::{Opcode, RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcStatus};
+
+use super::completion_queues::CqTable;
+use super::ext_bufs::ExtBufRefs;
+use super::fpdu_writer::{BuildFailure, COPY_MAX};
+use super::qp_rings::{QpRings, RingMisuse};
+use super::shared_receive_queues::SrqTable;
+use crate::ids::CqId;
+
+/// Messages with referenced memory in flight per worker; beyond it payload is copied.
+const EXT_BUF_TRACKERS: usize = 65_536;
+
+/// What the queue pairs of a worker have in common.
+pub(crate) struct WorkerContext {
+    pub(super) keys: KeyReader,
+    pub(super) cqs: CqTable,
+    pub(super) srqs: SrqTable,
+    pub(super) ext_bufs: ExtBufRefs,
+    wqes: WqeScratch,
+    /// Records that could not be built since the worker last looked.
+    pub(super) build_failures: Vec<BuildFailure>,
+    /// A record in plain memory, for the rare segment that holds a part of one.
+    pub(super) flat_record: Vec<u8>,
+}
+
+/// Work requests on their way from a ring into a queue pair; one of each for the whole worker.
+#[derive(Default)]
+struct WqeScratch {
+    send: SendWqe,
+    recv: RecvWqe,
+}
+
+impl WorkerContext {
+    pub(super) fn new(keys: KeyReader) -> WorkerContext {
+        WorkerContext {
+            keys,
+            cqs: CqTable::default(),
+            srqs: SrqTable::default(),
+            ext_bufs: ExtBufRefs::new(EXT_BUF_TRACKERS),
+            wqes: WqeScratch::default(),
+            build_failures: Vec::new(),
+            flat_record: Vec::new(),
+        }
+    }
+
+    /// What a queue pair with these rings reaches during one call.
+    #[inline]
+    pub(super) fn for_rings<'a>(&'a mut self, rings: &'a mut QpRings) -> QpView<'a> {
+        QpView {
+            rings,
+            context: self,
+        }
+    }
+}
+
+/// A worker as one of its queue pairs sees it: its own rings, and what all share.
+pub(super) struct QpView<'a> {
+    pub(super) rings: &'a mut QpRings,
+    context: &'a mut WorkerContext,
+}
+
+impl QpView<'_> {
+    /// Whether the stream may take one more of the shared requests (RFC 5042 section 6.4.3.1).
+    fn is_within_srq_share(&mut self) -> bool {
+        let QpRings { held, recv_cq, .. } = &mut *self.rings;
+        while let Some(oldest) = held.front()
+            && self.context.cqs.is_polled(*recv_cq, *oldest)
+        {
+            held.pop_front();
+        }
+        held.len() < self.rings.srq_share as usize
+    }
+
+    /// Notes what is wrong with a ring; a work request that cannot be read completes in error.
+    #[cold]
+    fn note_misuse(&mut self, error: RingError, cq: CqId, opcode: WcOpcode) -> RingFault {
+        match error {
+            RingError::InvalidIndex => self.rings.misuse = Some(RingMisuse::InvalidIndex),
+            RingError::Wqe { wr_id, error } => {
+                let cqe = Wc {
+                    wr_id,
+                    qp_num: self.rings.qpn.0,
+                    status: WcStatus::LOC_QP_OP_ERR,
+                    opcode,
+                    flags: WcFlags::NONE,
+                    ..Wc::default()
+                };
+                self.context.cqs.push(cq, &cqe);
+                self.rings.misuse = Some(RingMisuse::BadRequest(error.to_string()));
+            }
+        }
+        RingFault
+    }
+}
+
+impl QpEnv for QpView<'_> {
+    #[inline]
+    fn keys(&self) -> &KeyReader {
+        &self.context.keys
+    }
+
+    #[inline]
+    fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
+        if self.rings.misuse.is_some() {
+            return Ok(None);
+        }
+        match self.rings.sq.pop(&mut self.context.wqes.send) {
+            Ok(Some(())) => {
+                // Copied: the client may have the slots back.
+                self.rings.sq.release_popped();
+                Ok(Some(&self.context.wqes.send))
+            }
+            Ok(None) => Ok(None),
+            Err(error) => {
+                self.rings.sq.complete_requests(1);
+                let cq = self.rings.send_cq;
+                Err(self.note_misuse(error, cq, WcOpcode::from(Opcode::Send)))
+            }
+        }
+    }
+
+    #[inline]
+    fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
+        if self.rings.misuse.is_some() {
+            return Ok(None);
+        }
+        if self.rings.srq_share != 0 && !self.is_within_srq_share() {
+            return Ok(None);
+        }
+        let srq = self.rings.srq;
+        let popped = match srq {
+            Some(srq) => self.context.srqs.pop(srq, &mut self.context.wqes.recv),
+            None => self.rings.rq.pop(&mut self.context.wqes.recv),
+        };
+        match popped {
+            Ok(Some(())) => {
+                if srq.is_none() {
+                    self.rings.rq.release_popped();
+                }
+                Ok(Some(&self.context.wqes.recv))
+            }
+            Ok(None) => Ok(None),
+            Err(error) => {
+                self.rings.rq.complete_requests(1);
+                let cq = self.rings.recv_cq;
+                Err(self.note_misuse(error, cq, WcOpcode::RECV))
+            }
+        }
+    }
+
+    fn next_flushed_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
+        if self.rings.srq.is_some() {
+            return Ok(None);
+        }
+        self.next_recv()
+    }
+
+    #[inline]
+    fn complete_send(&mut self, cqe: Option<&Wc>) {
+        // Before the completion can be seen: who polls it may post at once.
+        self.rings.sq.complete_requests(1);
+        if let Some(cqe) = cqe {
+            self.context.cqs.push(self.rings.send_cq, cqe);
+        }
+    }
+
+    #[inline]
+    fn complete_recv(&mut self, cqe: &Wc) {
+        self.rings.rq.complete_requests(1);
+        self.context.cqs.push(self.rings.recv_cq, cqe);
+        if self.rings.srq_share != 0 {
+            let newest = self.context.cqs.last_cqe(self.rings.recv_cq);
+            self.rings.held.extend(newest);
+        }
+    }
+
+    #[inline]
+    fn is_released(&self, ext_buf: ExtBufRef) -> bool {
+        self.rings.ignore_unreleased || self.context.ext_bufs.is_released(ext_buf)
+    }
+
+    #[inline]
+    fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
+        // Payload this short is always copied: nothing is referenced.
+        if len <= COPY_MAX {
+            return ExtBufRef::NONE;
+        }
+        self.context.ext_bufs.alloc()
+    }
+
+    #[inline]
+    fn free_ext_buf_ref(&mut self, ext_buf: ExtBufRef) {
+        self.context.ext_bufs.free(ext_buf);
+    }
+
+    fn post_event(&mut self, event: QpEvent) {
+        self.rings.events.push(event);
+    }
+}

@@ -1,0 +1,85 @@
+//! When a connection that is being set up or closed is given up. Data transfer has no deadline here:
+//! its timers are TCP's.
+
+use std::collections::BTreeSet;
+
+use siw_tcp::Instant;
+
+use super::Worker;
+use super::pending_connections::PendingSlot;
+use super::worker_qp::QpSlot;
+
+/// Whom a deadline is for. What it means is a matter of the owner's state, which also holds the
+/// deadline: there is at most one for each owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum DeadlineOwner {
+    /// A queue pair, see `lifecycle.rs`.
+    QueuePair(QpSlot),
+    /// A connection that no queue pair has taken yet, see `pending_connections.rs`.
+    Pending(PendingSlot),
+}
+
+/// The deadlines of one worker, earliest first. A handful at any time: only states of set-up and
+/// close have one.
+#[derive(Default)]
+pub(super) struct Deadlines(BTreeSet<(Instant, DeadlineOwner)>);
+
+impl Deadlines {
+    pub(super) fn insert(&mut self, deadline: Instant, owner: DeadlineOwner) {
+        self.0.insert((deadline, owner));
+    }
+
+    pub(super) fn remove(&mut self, deadline: Instant, owner: DeadlineOwner) {
+        self.0.remove(&(deadline, owner));
+    }
+
+    #[inline]
+    pub(super) fn earliest(&self) -> Option<Instant> {
+        self.0.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// Takes one out whose time has come.
+    #[inline]
+    pub(super) fn pop_expired(&mut self, now: Instant) -> Option<DeadlineOwner> {
+        if self.earliest()? > now {
+            return None;
+        }
+        self.0.pop_first().map(|(_, owner)| owner)
+    }
+}
+
+impl Worker {
+    /// Gives up what had its time. Once a batch.
+    #[inline]
+    pub(super) fn expire_deadlines(&mut self, now: Instant) {
+        while let Some(owner) = self.deadlines.pop_expired(now) {
+            match owner {
+                DeadlineOwner::QueuePair(slot) => self.on_queue_pair_deadline(now, slot),
+                DeadlineOwner::Pending(slot) => self.on_pending_deadline(now, slot),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_expire_in_order_and_not_before_their_time() {
+        let (first, second) = (
+            DeadlineOwner::QueuePair(QpSlot(1)),
+            DeadlineOwner::Pending(PendingSlot(1)),
+        );
+        let mut deadlines = Deadlines::default();
+        deadlines.insert(Instant(20), second);
+        deadlines.insert(Instant(10), first);
+        deadlines.insert(Instant(15), DeadlineOwner::QueuePair(QpSlot(2)));
+        deadlines.remove(Instant(15), DeadlineOwner::QueuePair(QpSlot(2)));
+        assert_eq!(deadlines.earliest(), Some(Instant(10)));
+        assert_eq!(deadlines.pop_expired(Instant(9)), None);
+        assert_eq!(deadlines.pop_expired(Instant(30)), Some(first));
+        assert_eq!(deadlines.pop_expired(Instant(30)), Some(second));
+        assert_eq!(deadlines.pop_expired(Instant(30)), None);
+    }
+}

@@ -1,0 +1,114 @@
+//! Queue pairs, clients and the worker itself go.
+
+use std::time::Duration;
+
+use siw_tcp::{ConnId, Instant};
+
+use super::Worker;
+use super::conn_owner::ConnOwner;
+use super::lifecycle::LifecycleState;
+use super::messages::Event;
+use super::worker_qp::{QpSlot, WorkerQp};
+use crate::ids::{ClientId, Qpn};
+
+/// How long a stop waits for connections to close gracefully.
+const STOP_GRACE: Duration = Duration::from_millis(500);
+
+impl Worker {
+    /// Takes a queue pair out of the table, and its deadline out of the list.
+    pub(super) fn take_out(&mut self, slot: QpSlot) -> Option<Box<WorkerQp>> {
+        self.enter_state(slot, LifecycleState::Disconnected)?;
+        self.queue_pairs.remove(slot)
+    }
+
+    /// A connection without owner from now on: TCP closes it by itself, within its own limits.
+    pub(super) fn give_up_connection(&mut self, now: Instant, port: usize, conn: ConnId) {
+        let stack = &mut self.ports[port].stack;
+        stack.set_user(conn, ConnOwner::Nobody.into());
+        stack.close(now, conn);
+        stack.release(now, conn);
+    }
+
+    /// Takes a queue pair out; its connection is closed, or reset if data would be lost without
+    /// notice or `reset` asks for it. Everything outstanding is flushed.
+    pub(super) fn drop_queue_pair(
+        &mut self,
+        now: Instant,
+        slot: QpSlot,
+        reset: bool,
+    ) -> Option<Qpn> {
+        let queue_pair = self.queue_pairs.get(slot)?;
+        let port = queue_pair.port;
+        if let Some(conn) = queue_pair.conn {
+            let stack = &mut self.ports[port].stack;
+            // A FIN in flight is no data.
+            let is_clean = stack
+                .tcp_info(conn)
+                .is_none_or(|info| info.unsent == 0 && info.in_flight <= 1);
+            if reset || !is_clean {
+                stack.abort(now, conn);
+            }
+            self.give_up_connection(now, port, conn);
+        }
+        self.with_queue_pair(slot, |protocol, view| {
+            view.rings.ignore_unreleased = true;
+            protocol.modify_to_error(view);
+            protocol.poll_releases(view);
+        });
+        Some(self.take_out(slot)?.rings.qpn)
+    }
+
+    /// Ends everything of a client.
+    pub(super) fn remove_client(&mut self, now: Instant, client: ClientId) {
+        for slot in self
+            .queue_pairs
+            .select(|queue_pair| queue_pair.client == client)
+        {
+            self.drop_queue_pair(now, slot, true);
+        }
+        self.context.cqs.remove_client(client);
+        self.context.srqs.remove_client(client);
+        if let Some(index) = self.clients.iter().position(|own| own.client == client) {
+            let removed = self.clients.swap_remove(index);
+            self.wake_sources.unwatch(&removed.wake_fd);
+        }
+    }
+
+    /// The daemon stops: connections close gracefully while there is time.
+    pub(super) fn start_stopping(&mut self, now: Instant) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(now + STOP_GRACE);
+        for slot in self.pending.select(|_| true) {
+            self.drop_pending(now, slot, true);
+        }
+        for slot in self
+            .queue_pairs
+            .select(|queue_pair| queue_pair.state.has_stream())
+        {
+            self.disconnect(now, slot);
+        }
+    }
+
+    /// Ends the thread when all connections are closed, or the time is over.
+    pub(super) fn check_stopped(&mut self, now: Instant, deadline: Instant) {
+        let open = self
+            .queue_pairs
+            .select(|queue_pair| queue_pair.conn.is_some());
+        if !open.is_empty() && now < deadline {
+            return;
+        }
+        for slot in self.queue_pairs.select(|_| true) {
+            self.drop_queue_pair(now, slot, true);
+        }
+        // The resets have to leave before the thread does.
+        for port in 0..self.ports.len() {
+            self.poll_port(now, port, true);
+        }
+        let worker = self.index;
+        self.post_event(Event::Stopped { worker });
+        self.deliver_events();
+        self.is_stopped = true;
+    }
+}

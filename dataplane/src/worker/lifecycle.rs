@@ -1,0 +1,393 @@
+//! The life of a queue pair in its worker: one state at a time, and every state in which something
+//! is awaited of a peer has a deadline, but for RTS.
+//!
+//! ```text
+//!   Connect                  Accept              InstallQp (moved to ERROR without a connection)
+//!      |                       |                     |
+//!  TcpConnecting               |                     |
+//!      | CONNECTED:            |                     |
+//!      | MPA request           |                     |
+//!  MpaNegotiation              |                     |
+//!      | MPA reply             | MPA reply           |
+//!      '-------> Running <-----'                     |
+//!                 |  |  |                            |
+//!   disconnect,   |  |  | an error, or a Terminate   |
+//!   peer's FIN    |  |  | of either side             |
+//!                 |  |  '--------.                   |
+//!  FinishingMessage  |      Terminating              |
+//!                 |  |           |                   |
+//!    last FPDU    v  v           v Terminate queued  |
+//!                   Closing: FIN queued              |
+//!                      | both FINs, RST, TCP gave up |
+//!                      v                             v
+//!                 Disconnected: flushes what is posted
+//!
+//!  DestroyQp while data is unacknowledged: Destroying, then out of the table; else out at once.
+//!  An error without Terminate (reset, moved to ERROR, a failed build): RST, Disconnected.
+//!  A set-up that fails: out of the table; the control thread has the rings back for a new attempt.
+//! ```
+//!
+//! | state | awaits | for how long | then |
+//! |---|---|---|---|
+//! | `Unconnected` | nothing: the command that put it here goes on | | |
+//! | `TcpConnecting` | TCP, which has its own limits | [`TCP_CONNECT_TIMEOUT`] | RST, set-up failed |
+//! | `MpaNegotiation` | the MPA reply | `reply_timeout_ms` | RST, set-up failed |
+//! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
+//! | `FinishingMessage` | room for the FPDUs of the message under way | | |
+//! | `Terminating` | room for the Terminate | | |
+//! | `Closing` | the acknowledgement of all data, both FINs | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
+//! | `Destroying` | the same | [`DESTROY_GRACE`] | RST, out of the table |
+//! | `Disconnected` | nothing of a peer: the consumer destroys it or connects again | | |
+//!
+//! The iWARP protocol's own state (RFC 5040 section 6.8; [`RdmapState`]) is part of
+//! [`siw_iwarp::QueuePair`]. [`Worker::follow_protocol`] derives this one from it after each call,
+//! and is the only place that decides to close a stream.
+
+use std::time::Duration;
+
+use siw_iwarp::mpa::{MpaConfig, MpaInitiator};
+use siw_iwarp::{CloseKind, CloseReason, NegotiatedParameters, RdmapState};
+use siw_shm::control;
+use siw_tcp::{ConnId, Instant};
+
+use super::Worker;
+use super::deadlines::DeadlineOwner;
+use super::messages::{ConnectFailure, ConnectParams, DisconnectReason, Event};
+use super::worker_qp::QpSlot;
+
+/// TCP has its own timers until the connection stands; this one bounds what they leave open.
+pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
+/// How long a graceful close may take before the connection is reset.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a destroyed queue pair may go on to get its last bytes acknowledged.
+const DESTROY_GRACE: Duration = Duration::from_millis(100);
+
+/// Where a queue pair is in its life; see the module.
+pub(super) enum LifecycleState {
+    /// In the table, while the command that put it there is executed.
+    Unconnected,
+    TcpConnecting(Box<ConnectAttempt>),
+    MpaNegotiation(Box<ConnectAttempt>),
+    Running,
+    FinishingMessage,
+    Terminating,
+    Closing {
+        deadline: Instant,
+    },
+    Destroying {
+        deadline: Instant,
+    },
+    Disconnected,
+}
+
+/// The initiator's set-up.
+pub(super) struct ConnectAttempt {
+    pub(super) initiator: MpaInitiator,
+    pub(super) params: ConnectParams,
+    pub(super) config: MpaConfig,
+    pub(super) deadline: Instant,
+}
+
+impl LifecycleState {
+    /// When the state is given up.
+    fn deadline(&self) -> Option<Instant> {
+        match self {
+            LifecycleState::TcpConnecting(attempt) | LifecycleState::MpaNegotiation(attempt) => {
+                Some(attempt.deadline)
+            }
+            LifecycleState::Closing { deadline } | LifecycleState::Destroying { deadline } => {
+                Some(*deadline)
+            }
+            LifecycleState::Unconnected
+            | LifecycleState::Running
+            | LifecycleState::FinishingMessage
+            | LifecycleState::Terminating
+            | LifecycleState::Disconnected => None,
+        }
+    }
+
+    /// MPA set-up is over and the connection stands: there is a stream of FPDUs.
+    #[inline]
+    pub(super) fn has_stream(&self) -> bool {
+        matches!(
+            self,
+            LifecycleState::Running
+                | LifecycleState::FinishingMessage
+                | LifecycleState::Terminating
+                | LifecycleState::Closing { .. }
+                | LifecycleState::Destroying { .. }
+        )
+    }
+
+    /// The connection is being set up by this side.
+    fn is_connecting(&self) -> bool {
+        matches!(
+            self,
+            LifecycleState::TcpConnecting(_) | LifecycleState::MpaNegotiation(_)
+        )
+    }
+}
+
+impl Worker {
+    /// Puts a queue pair into another state, and its deadline into the list. Returns the old state.
+    pub(super) fn enter_state(
+        &mut self,
+        slot: QpSlot,
+        state: LifecycleState,
+    ) -> Option<LifecycleState> {
+        let queue_pair = self.queue_pairs.get_mut(slot)?;
+        let owner = DeadlineOwner::QueuePair(slot);
+        if let Some(old) = queue_pair.state.deadline() {
+            self.deadlines.remove(old, owner);
+        }
+        if let Some(new) = state.deadline() {
+            self.deadlines.insert(new, owner);
+        }
+        Some(std::mem::replace(&mut queue_pair.state, state))
+    }
+
+    /// MPA is through, on either side: the stream is in FPDU mode.
+    pub(super) fn enter_running(
+        &mut self,
+        now: Instant,
+        slot: QpSlot,
+        conn: ConnId,
+        negotiated: NegotiatedParameters,
+        private_data: Vec<u8>,
+    ) {
+        self.enter_state(slot, LifecycleState::Running);
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        let stack = &self.ports[queue_pair.port].stack;
+        queue_pair
+            .protocol
+            .set_rts(negotiated, stack.effective_mss(conn) as u32);
+        let qpn = queue_pair.rings.qpn;
+        let addresses = stack.tcp_info(conn).map(|info| (info.local, info.remote));
+        self.publish_state(slot);
+        self.mark_ready(slot);
+        if let Some((local, remote)) = addresses {
+            self.post_event(Event::Established {
+                qpn,
+                negotiated,
+                private_data,
+                local,
+                remote,
+            });
+        }
+        self.after_call(now, slot);
+    }
+
+    /// The set-up failed: reports it, and takes the queue pair out. The control thread hands the
+    /// rings in again for a new attempt.
+    pub(super) fn connect_failed(&mut self, now: Instant, slot: QpSlot, failure: ConnectFailure) {
+        let Some(queue_pair) = self.take_out(slot) else {
+            return;
+        };
+        if let Some(conn) = queue_pair.conn {
+            self.give_up_connection(now, queue_pair.port, conn);
+        }
+        let qpn = queue_pair.rings.qpn;
+        self.post_event(Event::ConnectFailed { qpn, failure });
+    }
+
+    /// The consumer disconnects.
+    pub(super) fn disconnect(&mut self, now: Instant, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        if queue_pair.state.has_stream() {
+            queue_pair.protocol.disconnect();
+            self.mark_ready(slot);
+            self.report_and_follow(now, slot);
+        } else if queue_pair.state.is_connecting() {
+            self.abort_connection(now, slot);
+            self.connect_failed(now, slot, ConnectFailure::Reset);
+        }
+    }
+
+    /// The queue pair goes to ERROR: it flushes, and its connection is reset.
+    pub(super) fn end_in_error(&mut self, now: Instant, slot: QpSlot) {
+        self.with_queue_pair(slot, |protocol, view| protocol.modify_to_error(view));
+        self.report_and_follow(now, slot);
+    }
+
+    /// A queue pair that never had a connection was moved to ERROR.
+    pub(super) fn enter_disconnected(&mut self, now: Instant, slot: QpSlot) {
+        self.enter_state(slot, LifecycleState::Disconnected);
+        self.end_in_error(now, slot);
+        self.post_last_wqe(slot);
+    }
+
+    /// Brings the life cycle to where the protocol went: it may want its stream closed after an
+    /// error, a Terminate, a disconnect.
+    pub(super) fn follow_protocol(&mut self, now: Instant, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        if queue_pair.protocol.has_output() {
+            // A Terminate, or what precedes a graceful close, still has to go.
+            self.mark_ready(slot);
+        }
+        self.publish_state(slot);
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return;
+        };
+        let Some(conn) = queue_pair.conn else { return };
+        let port = queue_pair.port;
+        let state = &queue_pair.state;
+        match queue_pair.protocol.requested_close() {
+            Some(CloseKind::Abort) => {
+                self.ports[port].stack.abort(now, conn);
+                self.on_connection_ended(now, port, conn, slot, CloseReason::Reset);
+            }
+            Some(CloseKind::Graceful) => {
+                let is_open = matches!(
+                    state,
+                    LifecycleState::Running
+                        | LifecycleState::FinishingMessage
+                        | LifecycleState::Terminating
+                );
+                if is_open {
+                    let deadline = now + CLOSE_TIMEOUT;
+                    self.enter_state(slot, LifecycleState::Closing { deadline });
+                    self.ports[port].stack.close(now, conn);
+                }
+            }
+            None if !matches!(state, LifecycleState::Running) => {}
+            None => match queue_pair.protocol.state() {
+                RdmapState::Closing => {
+                    self.enter_state(slot, LifecycleState::FinishingMessage);
+                }
+                RdmapState::Terminate => {
+                    self.enter_state(slot, LifecycleState::Terminating);
+                }
+                _ => {}
+            },
+        }
+    }
+
+    /// The connection under a stream is gone: everything outstanding completes.
+    pub(super) fn on_connection_ended(
+        &mut self,
+        now: Instant,
+        port: usize,
+        conn: ConnId,
+        slot: QpSlot,
+        reason: CloseReason,
+    ) {
+        self.with_queue_pair(slot, |protocol, view| protocol.on_tcp_closed(view, reason));
+        self.ports[port].stack.release(now, conn);
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+            queue_pair.conn = None;
+        }
+        let old = self.enter_state(slot, LifecycleState::Disconnected);
+        self.publish_state(slot);
+        if matches!(old, Some(LifecycleState::Destroying { .. })) {
+            self.report_and_follow(now, slot);
+            self.finish_destroy(now, slot);
+        } else {
+            self.post_last_wqe(slot);
+            self.post_disconnected(slot, reason);
+            self.report_and_follow(now, slot);
+        }
+    }
+
+    /// A state had its time.
+    pub(super) fn on_queue_pair_deadline(&mut self, now: Instant, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return;
+        };
+        if queue_pair.state.is_connecting() {
+            self.abort_connection(now, slot);
+            self.connect_failed(now, slot, ConnectFailure::TimedOut);
+        } else if let Some(conn) = queue_pair.conn {
+            let port = queue_pair.port;
+            self.ports[port].stack.abort(now, conn);
+            self.on_connection_ended(now, port, conn, slot, CloseReason::TimedOut);
+        }
+    }
+
+    /// The consumer destroys the queue pair. What was posted before the end still arrives when it
+    /// can.
+    pub(super) fn destroy(&mut self, now: Instant, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        if let Some(conn) = queue_pair.conn.filter(|_| queue_pair.state.has_stream()) {
+            let port = queue_pair.port;
+            let info = self.ports[port].stack.tcp_info(conn);
+            if info.is_some_and(|info| info.in_flight > 0 || info.unsent > 0) {
+                queue_pair.protocol.disconnect();
+                let deadline = now + DESTROY_GRACE;
+                self.enter_state(slot, LifecycleState::Destroying { deadline });
+                self.mark_ready(slot);
+                self.ports[port].stack.close(now, conn);
+                return;
+            }
+        }
+        self.finish_destroy(now, slot);
+    }
+
+    fn finish_destroy(&mut self, now: Instant, slot: QpSlot) {
+        if let Some(qpn) = self.drop_queue_pair(now, slot, false) {
+            self.post_event(Event::QpDestroyed { qpn });
+        }
+    }
+
+    fn abort_connection(&mut self, now: Instant, slot: QpSlot) {
+        if let Some(queue_pair) = self.queue_pairs.get(slot)
+            && let Some(conn) = queue_pair.conn
+        {
+            self.ports[queue_pair.port].stack.abort(now, conn);
+        }
+    }
+
+    fn post_disconnected(&mut self, slot: QpSlot, reason: CloseReason) {
+        let Some(queue_pair) = self.queue_pairs.get(slot) else {
+            return;
+        };
+        let qpn = queue_pair.rings.qpn;
+        let protocol = &queue_pair.protocol;
+        let by_tcp = match reason {
+            CloseReason::Closed => None,
+            CloseReason::Reset => Some(DisconnectReason::Reset),
+            CloseReason::TimedOut => Some(DisconnectReason::TimedOut),
+        };
+        let received = protocol.received_terminate();
+        let received = received.map(DisconnectReason::TerminateReceived);
+        let sent = protocol.found_error().map(DisconnectReason::TerminateSent);
+        let failure = received.or(sent).or(by_tcp);
+        self.post_event(Event::Disconnected { qpn, failure });
+    }
+
+    /// The queue pair takes nothing more from its shared receive queue: what it had taken is
+    /// completed.
+    fn post_last_wqe(&mut self, slot: QpSlot) {
+        if let Some(queue_pair) = self.queue_pairs.get(slot)
+            && queue_pair.rings.srq.is_some()
+        {
+            let (client, qpn) = (queue_pair.client, queue_pair.rings.qpn);
+            self.post_event(Event::LastWqe { client, qpn });
+        }
+    }
+
+    /// Writes the state where the client library looks, and flushes what raced with it.
+    fn publish_state(&mut self, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        let state = match queue_pair.protocol.state() {
+            RdmapState::Idle => control::QpState::Idle,
+            RdmapState::Rts => control::QpState::Rts,
+            RdmapState::Closing => control::QpState::Closing,
+            RdmapState::Terminate => control::QpState::Terminate,
+            RdmapState::Error => control::QpState::Error,
+        };
+        queue_pair.rings.sq.set_qp_state(state as u32);
+        if queue_pair.only_flushes() {
+            self.with_queue_pair(slot, |protocol, view| protocol.flush_queues(view));
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! How a listener sets up its connections, where it differs from its device.
+
+use std::time::Duration;
+
+use siw_iwarp::mpa::{MarkerPolicy, MpaConfig, MpaCrcPolicy, RtrKinds};
+use siw_iwarp::{OutOfOrderPolicy, TerminateBitOrder};
+use siw_shm::control::{BY_DEVICE, MpaOptions};
+
+// Kinds of ready-to-receive messages in `MpaOptions::rtr`.
+const RTR_SEND: u8 = 1;
+const RTR_WRITE: u8 = 2;
+const RTR_READ: u8 = 4;
+
+/// The settings of one listener.
+pub(super) struct ListenerSettings {
+    pub(super) mpa: MpaConfig,
+    /// How long the application has to answer a connection request.
+    pub(super) accept_timeout: Duration,
+}
+
+impl ListenerSettings {
+    /// `mpa` and `accept_timeout` are the device's; numbers that `options` does not know leave them.
+    pub(super) fn new(
+        mpa: &MpaConfig,
+        accept_timeout: Duration,
+        options: &MpaOptions,
+    ) -> ListenerSettings {
+        let mut mpa = mpa.clone();
+        match options.crc {
+            0 => mpa.crc = MpaCrcPolicy::IfAsked,
+            1 if mpa.crc == MpaCrcPolicy::IfAsked => mpa.crc = MpaCrcPolicy::Asked,
+            _ => {}
+        }
+        if options.mpa_rev != BY_DEVICE {
+            mpa.revision = options.mpa_rev;
+        }
+        match options.markers {
+            0 => mpa.markers = MarkerPolicy::Never,
+            1 => mpa.markers = MarkerPolicy::Accept,
+            2 => mpa.markers = MarkerPolicy::Request,
+            _ => {}
+        }
+        if options.rtr != BY_DEVICE {
+            mpa.rtr_kinds = RtrKinds {
+                send: options.rtr & RTR_SEND != 0,
+                write: options.rtr & RTR_WRITE != 0,
+                read: options.rtr & RTR_READ != 0,
+            };
+            mpa.peer_to_peer = options.rtr != 0;
+        }
+        if options.max_ird != u16::MAX {
+            mpa.max_ird = options.max_ird;
+        }
+        if options.max_ord != u16::MAX {
+            mpa.max_ord = options.max_ord;
+        }
+        if options.request_timeout_ms != 0 {
+            mpa.request_timeout_ms = options.request_timeout_ms;
+        }
+        if options.private_data != u16::MAX {
+            mpa.max_private_data = options.private_data;
+        }
+        match options.terminate {
+            0 => mpa.terminate_bit_order = TerminateBitOrder::Rfc,
+            1 => mpa.terminate_bit_order = TerminateBitOrder::Siw,
+            _ => {}
+        }
+        match options.out_of_order {
+            0 => mpa.out_of_order = OutOfOrderPolicy::Off,
+            1 => mpa.out_of_order = OutOfOrderPolicy::Markers,
+            2 => mpa.out_of_order = OutOfOrderPolicy::Aligned,
+            _ => {}
+        }
+        let accept_timeout = match options.accept_timeout_ms {
+            0 => accept_timeout,
+            milliseconds => Duration::from_millis(milliseconds.into()),
+        };
+        ListenerSettings {
+            mpa,
+            accept_timeout,
+        }
+    }
+}

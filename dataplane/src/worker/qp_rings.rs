@@ -1,0 +1,65 @@
+//! The rings of one queue pair in its worker, and what the client did wrong in them.
+
+use std::collections::VecDeque;
+
+use siw_iwarp::QpEvent;
+use siw_shm::{RqConsumer, SqConsumer};
+
+use super::completion_queues::CqeId;
+use super::messages::QpSetup;
+use crate::ids::{CqId, Qpn, SrqId};
+
+/// The rings of a queue pair, and what went wrong in them.
+pub struct QpRings {
+    /// The queue pair's number.
+    pub qpn: Qpn,
+    /// The worker's end of the send queue.
+    pub sq: SqConsumer,
+    /// The worker's end of the receive queue.
+    pub rq: RqConsumer,
+    /// Where send work requests complete.
+    pub send_cq: CqId,
+    /// Where receive work requests complete.
+    pub recv_cq: CqId,
+    /// Shared receive queue instead of `rq`.
+    pub srq: Option<SrqId>,
+    /// Requests of the shared receive queue that it may hold; 0: no bound.
+    pub srq_share: u32,
+    /// Completions of such requests that the client may not have polled yet.
+    pub held: VecDeque<CqeId>,
+    /// What the client did wrong, until the worker has acted on it.
+    pub misuse: Option<RingMisuse>,
+    /// The queue pair leaves the table: buffers that a port still holds no longer delay completions;
+    /// their trackers keep the memory alive.
+    pub ignore_unreleased: bool,
+    /// Asynchronous events not posted yet.
+    pub events: Vec<QpEvent>,
+}
+
+impl QpRings {
+    /// The rings that the control thread made.
+    pub fn new(setup: QpSetup) -> QpRings {
+        QpRings {
+            qpn: Qpn(setup.attr.qpn),
+            sq: setup.sq,
+            rq: setup.rq,
+            send_cq: setup.send_cq,
+            recv_cq: setup.recv_cq,
+            srq: setup.srq,
+            srq_share: setup.srq_share,
+            held: VecDeque::new(),
+            misuse: None,
+            ignore_unreleased: false,
+            events: Vec::new(),
+        }
+    }
+}
+
+/// What a client did to its rings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RingMisuse {
+    /// Indices that cannot be: the client is closed.
+    InvalidIndex,
+    /// A work request that cannot be executed: its queue pair ends.
+    BadRequest(String),
+}

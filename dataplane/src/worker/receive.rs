@@ -1,0 +1,190 @@
+//! Frames in: a burst from a port goes through TCP, and what TCP reports of connections goes to the
+//! queue pairs.
+//!
+//! ```text
+//! WorkerPort::receive -> Stack::next_event -> on_tcp_event -+- on_stream_event: a queue pair's stream
+//!                                                           |- on_connecting_event: connect.rs
+//!                                                           '- on_accepted, on_pending_event: listen.rs
+//! ```
+
+use siw_iwarp::{CloseReason, TxRecord};
+use siw_tcp::{ConnId, Events, Instant};
+
+use super::Worker;
+use super::conn_owner::ConnOwner;
+use super::worker_qp::QpSlot;
+use crate::datapath::rx_frame::{OutOfOrderSegment, TcpByteStream};
+
+/// Events that end a connection for its owner.
+pub(super) const CONNECTION_ENDED: Events = Events::CLOSED
+    .union(Events::RESET)
+    .union(Events::TIMED_OUT)
+    .union(Events::REFUSED)
+    .union(Events::UNREACHABLE);
+
+impl Worker {
+    /// Takes a burst from a port, the frames that other workers forwarded and the loopback frames,
+    /// and acts on what TCP makes of them. True when there was anything.
+    #[inline]
+    pub(super) fn receive(&mut self, now: Instant, port: usize) -> bool {
+        let Worker {
+            forwarder, cache, ..
+        } = self;
+        let mut any = self.ports[port].receive(
+            now,
+            &mut self.rx_batch,
+            &self.clock,
+            &mut self.timer_hold,
+            |steering, device, mbuf, checksum| {
+                forwarder.keep_or_forward(steering, device, mbuf, checksum, cache)
+            },
+        );
+        self.forwarder.wake_receivers();
+        while let Some((conn, user, events)) = self.ports[port].stack.next_event() {
+            any = true;
+            self.on_tcp_event(now, port, conn, ConnOwner::from(user), events);
+        }
+        any
+    }
+
+    /// What happened to one connection, from TCP's list of connections with news.
+    #[inline]
+    fn on_tcp_event(
+        &mut self,
+        now: Instant,
+        port: usize,
+        conn: ConnId,
+        owner: ConnOwner,
+        events: Events,
+    ) {
+        match owner {
+            ConnOwner::QueuePair(slot) => {
+                let has_stream = self
+                    .queue_pairs
+                    .get(slot)
+                    .filter(|queue_pair| queue_pair.conn == Some(conn))
+                    .map(|queue_pair| queue_pair.state.has_stream());
+                match has_stream {
+                    Some(true) => self.on_stream_event(now, port, conn, slot, events),
+                    Some(false) => self.on_connecting_event(now, port, conn, slot, events),
+                    None => self.ports[port].stack.release(now, conn),
+                }
+            }
+            ConnOwner::Listener(listener) => self.on_accepted(now, port, conn, listener, events),
+            ConnOwner::Pending(slot) => self.on_pending_event(now, port, conn, slot, events),
+            ConnOwner::Nobody => {
+                if events.intersects(CONNECTION_ENDED) {
+                    self.ports[port].stack.release(now, conn);
+                }
+            }
+        }
+    }
+
+    /// Something happened to the stream of a queue pair.
+    #[inline]
+    pub(super) fn on_stream_event(
+        &mut self,
+        now: Instant,
+        port: usize,
+        conn: ConnId,
+        slot: QpSlot,
+        events: Events,
+    ) {
+        if events.contains(Events::READABLE) {
+            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+                return;
+            };
+            let Some(rx_queue) = self.ports[port].stack.receive_queue(conn) else {
+                return;
+            };
+            let mut view = self.context.for_rings(&mut queue_pair.rings);
+            let progress = queue_pair
+                .protocol
+                .receive_in_order(&mut view, &mut TcpByteStream(rx_queue));
+            // A responder may send from its first FPDU on: what was posted before waits.
+            if progress.first_fpdu || progress.has_output {
+                self.mark_ready(slot);
+            }
+        }
+        if events.contains(Events::OUT_OF_ORDER) {
+            self.place_out_of_order(port, conn, slot);
+        }
+        if events.contains(Events::ACKED) {
+            self.complete_acked(port, conn, slot);
+        }
+        if events.contains(Events::MSS_CHANGED) {
+            let emss = self.ports[port].stack.effective_mss(conn);
+            if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+                queue_pair.protocol.set_emss(emss as u32);
+            }
+        }
+        if events.contains(Events::MTU_PROBE) {
+            self.queue_mtu_probe(port, conn, slot);
+        }
+        if events.contains(Events::PEER_FIN) {
+            let rx_queue = self.ports[port].stack.receive_queue(conn);
+            let left = rx_queue.map_or(0, |rx_queue| rx_queue.len_bytes());
+            self.with_queue_pair(slot, |protocol, view| protocol.on_peer_fin(view, left));
+        }
+        if events.intersects(CONNECTION_ENDED) {
+            let reason = if events.contains(Events::RESET) {
+                CloseReason::Reset
+            } else if events.contains(Events::TIMED_OUT) {
+                CloseReason::TimedOut
+            } else {
+                CloseReason::Closed
+            };
+            self.on_connection_ended(now, port, conn, slot, reason);
+            return;
+        }
+        let may_send = events.intersects(Events::WRITABLE | Events::ACKED);
+        if may_send || self.has_output(slot) {
+            self.mark_ready(slot);
+        }
+        self.after_call(now, slot);
+    }
+
+    /// The protocol has something to send beyond what may wait in the ring.
+    #[inline]
+    fn has_output(&self, slot: QpSlot) -> bool {
+        let queue_pair = self.queue_pairs.get(slot);
+        queue_pair.is_some_and(|queue_pair| queue_pair.protocol.has_output())
+    }
+
+    /// Messages whose last byte was acknowledged complete, unless a port still holds their memory.
+    #[inline]
+    fn complete_acked(&mut self, port: usize, conn: ConnId, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        let protocol = &mut queue_pair.protocol;
+        let mut view = self.context.for_rings(&mut queue_pair.rings);
+        self.ports[port].stack.take_acked(conn, |record| {
+            if let TxRecord::Fpdu(fpdu) = record {
+                protocol.on_record_acked(&mut view, &fpdu);
+            }
+        });
+        if protocol.is_awaiting_release() && !queue_pair.is_releasing {
+            queue_pair.is_releasing = true;
+            self.releasing.push(slot);
+        }
+    }
+
+    /// Segments arrived beyond a hole: what may be placed of them is placed now.
+    #[cold]
+    fn place_out_of_order(&mut self, port: usize, conn: ConnId, slot: QpSlot) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return;
+        };
+        let protocol = &mut queue_pair.protocol;
+        let mut view = self.context.for_rings(&mut queue_pair.rings);
+        let mut placed = 0;
+        self.ports[port]
+            .stack
+            .for_each_out_of_order(conn, |offset, frame| {
+                let segment = OutOfOrderSegment(frame);
+                placed += protocol.receive_out_of_order(&mut view, offset, &segment);
+            });
+        self.placed_out_of_order += u64::from(placed);
+    }
+}

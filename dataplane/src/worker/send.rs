@@ -1,0 +1,154 @@
+//! Frames out: ready queue pairs hand FPDUs to TCP as far as the windows allow, and TCP hands frames
+//! to the port.
+
+use siw_iwarp::TxRecord;
+use siw_tcp::{ConnId, Instant};
+
+use super::Worker;
+use super::fpdu_writer::FpduWriter;
+use super::worker_qp::QpSlot;
+
+/// Records that one queue pair may queue in one batch; then the next has its turn.
+const RECORDS_PER_BATCH: u32 = 64;
+
+impl Worker {
+    /// The queue pair may have something to send.
+    #[inline]
+    pub(super) fn mark_ready(&mut self, slot: QpSlot) {
+        if let Some(queue_pair) = self.queue_pairs.get_mut(slot)
+            && !queue_pair.is_ready
+        {
+            queue_pair.is_ready = true;
+            self.ready.push_back(slot);
+        }
+    }
+
+    /// Lets every ready queue pair send its share. True when there were any.
+    #[inline]
+    pub(super) fn send_from_ready(&mut self, now: Instant) -> bool {
+        // Those that become ready meanwhile wait for the next batch.
+        let count = self.ready.len();
+        for _ in 0..count {
+            let Some(slot) = self.ready.pop_front() else {
+                break;
+            };
+            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+                continue;
+            };
+            queue_pair.is_ready = false;
+            if queue_pair.state.has_stream() && self.send_from(now, slot) {
+                self.mark_ready(slot);
+            }
+        }
+        count > 0
+    }
+
+    /// Queues records as far as TCP has room, and sends. True when more could follow at once.
+    #[inline]
+    fn send_from(&mut self, now: Instant, slot: QpSlot) -> bool {
+        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+            return false;
+        };
+        let Some(conn) = queue_pair.conn else {
+            return false;
+        };
+        let port = &mut self.ports[queue_pair.port];
+        let mut view = self.context.for_rings(&mut queue_pair.rings);
+        let mut room = port.stack.send_room(conn);
+        let mut budget = RECORDS_PER_BATCH;
+        let mut has_more = false;
+        while room > 0 {
+            if budget == 0 {
+                has_more = true;
+                break;
+            }
+            let Some(fpdu) = queue_pair.protocol.next_record(&mut view, room) else {
+                break;
+            };
+            let push = fpdu.record.is_last;
+            let record = TxRecord::Fpdu(fpdu.record);
+            let pushed = port.stack.push_record(conn, fpdu.wire_len, record, push);
+            if pushed.is_err() {
+                break;
+            }
+            budget -= 1;
+            room = room.saturating_sub(fpdu.wire_len as usize);
+        }
+        let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
+        let wall_time = self.clock.wall(now);
+        port.flush_connection(now, conn, &mut self.cache, writer, wall_time);
+        self.after_call(now, slot);
+        has_more
+    }
+
+    /// Queues bytes outside of FPDUs, an MPA frame: they are never cut by the send window.
+    pub(super) fn queue_stream_bytes(&mut self, port: usize, conn: ConnId, bytes: Box<[u8]>) {
+        let len = bytes.len() as u32;
+        // Refused only by a connection that is over.
+        let stack = &mut self.ports[port].stack;
+        let _ = stack.push_record(conn, len, TxRecord::Stream(bytes), true);
+    }
+
+    /// Sends what is queued on one connection.
+    pub(super) fn flush_connection(&mut self, now: Instant, port: usize, conn: ConnId) {
+        let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
+        let wall_time = self.clock.wall(now);
+        self.ports[port].flush_connection(now, conn, &mut self.cache, writer, wall_time);
+    }
+
+    /// Acknowledgements, timers and retransmissions of one stack; then the burst.
+    #[inline]
+    pub(super) fn poll_port(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
+        let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
+        let wall_time = self.clock.wall(now);
+        self.ports[port].poll(now, run_timers, &mut self.cache, writer, wall_time)
+    }
+
+    /// TCP probes a narrow path with one FPDU that is longer than a segment (RFC 8899): if the next
+    /// one can be. It waits for the window in TCP's queue.
+    #[cold]
+    pub(super) fn queue_mtu_probe(&mut self, port: usize, conn: ConnId, slot: QpSlot) {
+        let stack = &mut self.ports[port].stack;
+        let Some(len) = stack.mtu_probe_len(conn) else {
+            return;
+        };
+        let emss = stack.effective_mss(conn) as u32;
+        let next = self.with_queue_pair(slot, |protocol, view| {
+            protocol.set_emss(len as u32);
+            let next = protocol.next_record(view, len);
+            protocol.set_emss(emss);
+            next
+        });
+        if let Some(Some(fpdu)) = next {
+            let push = fpdu.record.is_last;
+            let record = TxRecord::Fpdu(fpdu.record);
+            let stack = &mut self.ports[port].stack;
+            // As in `send_from`: refused only by a connection that is over.
+            let _ = stack.push_record(conn, fpdu.wire_len, record, push);
+        }
+        self.mark_ready(slot);
+    }
+
+    /// Asks the ports to free sent buffers, and completes the messages that waited for it.
+    pub(super) fn poll_releases(&mut self, now: Instant) {
+        for port in &mut self.ports {
+            port.output.release_sent_buffers();
+        }
+        for slot in std::mem::take(&mut self.releasing) {
+            let still_waits = self
+                .with_queue_pair(slot, |protocol, view| protocol.poll_releases(view))
+                .unwrap_or(false);
+            if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+                queue_pair.is_releasing = still_waits;
+                if still_waits {
+                    self.releasing.push(slot);
+                } else {
+                    // What waited for this completion may go now.
+                    self.mark_ready(slot);
+                    self.after_call(now, slot);
+                }
+            }
+        }
+        self.context.ext_bufs.sweep();
+    }
+}

@@ -1,0 +1,144 @@
+//! How a worker sleeps until a doorbell, a frame, a command or a timer.
+//!
+//! The order that loses no wake-up: announce the sleep, look at every ring once more, sleep.
+//! Clients ring, fence, and look at the announcement (see `siw_shm::doorbell`).
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use siw_shm::doorbell::SleepFlag;
+use siw_tcp::Instant;
+
+use super::{Mailbox, Worker};
+use crate::datapath::batch_loop::BatchLoop;
+use crate::datapath::idle::{self, POLL_INTERVAL};
+
+/// Wake-ups that are read in one go; others wake the worker once more.
+const WAKES_PER_READ: usize = 16;
+
+/// What wakes a worker beside its ports: its mailbox, and the doorbells of its clients.
+pub(super) struct WakeSources {
+    epoll: Epoll,
+    flag: SleepFlag,
+    sleeps: u64,
+}
+
+impl WakeSources {
+    pub(super) fn new(flag: SleepFlag, mailbox: &Mailbox) -> Result<WakeSources, Errno> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let sources = WakeSources {
+            epoll,
+            flag,
+            sleeps: 0,
+        };
+        sources.add(mailbox.inbox.wake_fd())?;
+        Ok(sources)
+    }
+
+    fn add(&self, fd: &OwnedFd) -> Result<(), Errno> {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64);
+        self.epoll.add(fd, event)
+    }
+
+    /// How often the worker slept.
+    pub(super) fn sleeps(&self) -> u64 {
+        self.sleeps
+    }
+
+    /// Wakes when this client writes.
+    pub(super) fn watch(&mut self, fd: &OwnedFd) {
+        if let Err(error) = self.add(fd) {
+            tracing::error!("a client's doorbell cannot wake the worker: {error}");
+        }
+    }
+
+    pub(super) fn unwatch(&mut self, fd: &OwnedFd) {
+        let _ = self.epoll.delete(fd);
+    }
+}
+
+impl Worker {
+    /// Sleeps until something may have to be done.
+    pub(super) fn sleep_until_work(&mut self, now: Instant) {
+        let limit = self.sleep_limit(now);
+        if !idle::is_worth_sleeping(limit) {
+            return;
+        }
+        // What came before an interrupt was armed raises none: look once more.
+        if idle::arm_interrupts(&mut self.ports) && self.run_batch(now) {
+            idle::disarm_interrupts(&mut self.ports);
+            self.idle.note_busy(now);
+            return;
+        }
+        self.cache.return_surplus();
+        self.wake_sources.flag.announce_sleep();
+        let has_work = !self.mailbox.commands.is_empty()
+            || !self.mailbox.inbox.is_empty()
+            || self
+                .clients
+                .iter()
+                .any(|client| client.doorbells.has_work());
+        if has_work {
+            self.idle.note_busy(now);
+        } else {
+            // A sleeper reads no memory keys: deregistration need not wait for it.
+            self.context.keys.go_offline();
+            self.wake_sources.sleeps += 1;
+            let was_woken = idle::wait(self.wake_sources.epoll.0.as_fd(), &self.ports, limit);
+            self.context.keys.go_online();
+            // A sleep that ended by its limit leads to the next one, a wake-up to a spell of
+            // spinning.
+            if was_woken {
+                self.clear_wakes();
+            }
+        }
+        self.wake_sources.flag.announce_awake();
+        idle::disarm_interrupts(&mut self.ports);
+    }
+
+    fn sleep_limit(&self, now: Instant) -> Duration {
+        let forwarded_at = self.forwarder.last_forwarded;
+        let mut limit = idle::ports_sleep_limit(&self.ports, now, forwarded_at);
+        if let Some(deadline) = self.deadlines.earliest() {
+            limit = limit.min(deadline.duration_since(now));
+        }
+        if let Some(deadline) = self.context.cqs.next_deadline() {
+            limit = limit.min(deadline.duration_since(now));
+        }
+        if let Some(deadline) = self.stopping {
+            limit = limit.min(deadline.duration_since(now)).min(POLL_INTERVAL);
+        }
+        let must_retry = self.context.cqs.has_unwritten_events()
+            || !self.releasing.is_empty()
+            || !self.outgoing_events.is_empty();
+        if must_retry {
+            limit = limit.min(POLL_INTERVAL);
+        }
+        limit
+    }
+
+    /// Reads the descriptors that woke the worker, so that they wake it again.
+    fn clear_wakes(&mut self) {
+        let mut events = [EpollEvent::empty(); WAKES_PER_READ];
+        let count = self
+            .wake_sources
+            .epoll
+            .wait(&mut events, EpollTimeout::ZERO)
+            .unwrap_or(0);
+        for event in &events[..count] {
+            let source = self
+                .clients
+                .iter()
+                .map(|client| &*client.wake_fd)
+                .chain([self.mailbox.inbox.wake_fd()])
+                .find(|fd| fd.as_raw_fd() as u64 == event.data());
+            if let Some(fd) = source {
+                let _ = nix::unistd::read(fd, &mut [0u8; 8]);
+            }
+        }
+        let now = self.clock.now();
+        self.idle.note_busy(now);
+    }
+}

@@ -1,0 +1,28 @@
+//! A worker's counters as of now.
+
+use super::Worker;
+use super::messages::WorkerStats;
+
+impl Worker {
+    pub(super) fn statistics(&self) -> WorkerStats {
+        WorkerStats {
+            queue_pairs: self.queue_pairs.count(),
+            iterations: self.batches,
+            sleeps: self.wake_sources.sleeps(),
+            placed_out_of_order: self.placed_out_of_order,
+            forward: self.forwarder.stats,
+            devices: self
+                .ports
+                .iter()
+                .map(|port| {
+                    let sent = port.output.frames_sent;
+                    let tcp = port.stack.stats().clone();
+                    (port.device, port.frames_received, sent, tcp)
+                })
+                .collect(),
+            buffers_free: self.cache.pool().available_buffers()
+                + self.cache.cached_buffers() as u32,
+            buffers: self.cache.pool().capacity(),
+        }
+    }
+}
