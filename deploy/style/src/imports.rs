@@ -19,6 +19,7 @@ pub type Edges = BTreeMap<FileId, BTreeMap<FileId, usize>>;
 /// Re-exports that lead to one another end here.
 const DEEPEST_RESOLUTION: usize = 16;
 
+/// Which files of the crate use which.
 pub fn find_edges(krate: &Crate) -> Edges {
     let mut edges = Edges::new();
     let library_path = format!("{}/src/lib.rs", krate.folder);

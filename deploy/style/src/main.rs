@@ -7,6 +7,7 @@
 
 mod comments;
 mod counts;
+mod documents;
 mod imports;
 mod limits;
 mod report;
@@ -17,20 +18,20 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use report::{Metric, Report};
+use report::{Metric, StyleReport};
 
 const USAGE: &str = "\
 usage: deploy/style-report [OPTIONS]
   --json           the table as JSON
   --list METRIC    every finding as `path:line name`; METRIC is one of
                    bindings, functions, comments, docs, type-names, conventional-type-names,
-                   circles, long-files, long-test-files, long-functions, retired
+                   circles, long-files, long-test-files, long-functions, retired, documents
   --crate CRATE    only this crate, by folder (tcp/drill) or package name (siw-drill)
   --check          fails where a limit is exceeded, and says where
   --rev REVISION   the code of that git revision instead of the working tree
   --root FOLDER    the code in that folder";
 
-struct Options {
+struct ReportOptions {
     json: bool,
     check: bool,
     list: Option<Metric>,
@@ -39,8 +40,8 @@ struct Options {
     root: PathBuf,
 }
 
-fn parse_options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options = Options {
+fn parse_options(mut arguments: impl Iterator<Item = String>) -> Result<ReportOptions, String> {
+    let mut options = ReportOptions {
         json: false,
         check: false,
         list: None,
@@ -105,7 +106,7 @@ impl Drop for Checkout {
     }
 }
 
-fn run(options: &Options) -> Result<ExitCode, String> {
+fn run(options: &ReportOptions) -> Result<ExitCode, String> {
     let checkout = match &options.revision {
         Some(revision) => Some(Checkout::new(&options.root, revision)?),
         None => None,
@@ -117,7 +118,7 @@ fn run(options: &Options) -> Result<ExitCode, String> {
     let list_path = options.root.join(retired::LIST);
     let list = std::fs::read_to_string(&list_path)
         .map_err(|error| format!("{}: {error}", list_path.display()))?;
-    let report = Report::measure(root, &retired::parse_list(&list)?)?;
+    let report = StyleReport::measure(root, &retired::parse_list(&list)?)?;
     if let Some(krate) = &options.krate
         && !report.has_crate(krate)
     {

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use crate::comments::comment_lines;
 use crate::counts::{Counts, Place, count_file};
+use crate::documents::find_stale_names;
 use crate::imports::{find_edges, largest_circle, uses_inside};
 use crate::limits;
-use crate::retired::{Entry, find_retired, is_searched};
+use crate::retired::{RetiredEntry, find_retired, is_searched};
 use crate::source::{Crate, SourceFile, list_files, load_crates};
 
 /// What `--list` can show.
@@ -26,9 +27,12 @@ pub enum Metric {
     LongTestFiles,
     LongFunctions,
     Retired,
+    /// Names in documents that do not exist.
+    Documents,
 }
 
 impl Metric {
+    /// The metric that `--list NAME` asks for.
     pub fn from_name(name: &str) -> Option<Metric> {
         Some(match name {
             "bindings" => Metric::Bindings,
@@ -42,6 +46,7 @@ impl Metric {
             "long-test-files" => Metric::LongTestFiles,
             "long-functions" => Metric::LongFunctions,
             "retired" => Metric::Retired,
+            "documents" => Metric::Documents,
             _ => return None,
         })
     }
@@ -63,9 +68,11 @@ pub struct CrateReport {
     long_files: Vec<Place>,
     long_test_files: Vec<Place>,
     retired: Vec<Place>,
+    documents: Vec<Place>,
 }
 
-pub struct Report {
+/// The findings of every crate, and of what belongs to none.
+pub struct StyleReport {
     crates: Vec<CrateReport>,
 }
 
@@ -182,6 +189,7 @@ impl CrateReport {
             Metric::LongTestFiles => &self.long_test_files,
             Metric::LongFunctions => &self.counts.long_functions,
             Metric::Retired => &self.retired,
+            Metric::Documents => &self.documents,
         }
     }
 
@@ -223,6 +231,7 @@ impl CrateReport {
             "long_test_files": self.long_test_files.len(),
             "long_functions": self.counts.long_functions.len(),
             "retired_words": self.retired.len(),
+            "stale_names_in_documents": self.documents.len(),
         })
     }
 
@@ -285,6 +294,7 @@ impl CrateReport {
                 Metric::Retired,
                 "retired: words that the project no longer uses",
             ),
+            (Metric::Documents, "documents: names that do not exist"),
         ] {
             let found = self.findings(metric);
             check(found.is_empty(), format!("{what}: {}", found.len()));
@@ -292,9 +302,9 @@ impl CrateReport {
     }
 }
 
-impl Report {
+impl StyleReport {
     /// Measures the repository in `root` against the list of retired words.
-    pub fn measure(root: &Path, retired: &[Entry]) -> Result<Report, String> {
+    pub fn measure(root: &Path, retired: &[RetiredEntry]) -> Result<StyleReport, String> {
         let files = list_files(root)?;
         let crates = load_crates(root, &files)?;
         let mut reports: Vec<CrateReport> = crates.iter().map(CrateReport::measure).collect();
@@ -319,10 +329,12 @@ impl Report {
                 .max_by_key(|report| report.folder.len());
             owner.unwrap_or(&mut rest).retired.append(&mut found);
         }
+        rest.documents = find_stale_names(root, &files);
         reports.push(rest);
-        Ok(Report { crates: reports })
+        Ok(StyleReport { crates: reports })
     }
 
+    /// Whether a crate has this folder or package name.
     pub fn has_crate(&self, name: &str) -> bool {
         self.selected(Some(name)).next().is_some()
     }
@@ -333,6 +345,7 @@ impl Report {
         })
     }
 
+    /// Each finding of a metric as `path:line name`.
     pub fn list_findings(&self, metric: Metric, krate: Option<&str>) -> String {
         let mut text = String::new();
         for place in self
@@ -344,10 +357,12 @@ impl Report {
         text
     }
 
+    /// All counts as a JSON array.
     pub fn to_json(&self, krate: Option<&str>) -> Value {
         self.selected(krate).map(CrateReport::to_json).collect()
     }
 
+    /// All counts as a table for people.
     pub fn to_table(&self, krate: Option<&str>) -> String {
         let heads = [
             "crate",
@@ -379,6 +394,7 @@ impl Report {
         table
     }
 
+    /// One line for each limit of [`limits`] that is exceeded.
     pub fn exceeded_limits(&self, krate: Option<&str>) -> Vec<String> {
         let mut exceeded = Vec::new();
         for report in self.selected(krate) {

@@ -9,7 +9,7 @@ pub const LIST: &str = "deploy/style/retired.txt";
 
 /// What is looked for.
 #[derive(Debug, PartialEq)]
-pub enum Pattern {
+pub enum RetiredPattern {
     /// An identifier of Rust code, or a word between backticks elsewhere.
     Identifier(String),
     /// A function declared with this name.
@@ -20,15 +20,15 @@ pub enum Pattern {
 
 /// One line of the list.
 #[derive(Debug, PartialEq)]
-pub struct Entry {
-    pub pattern: Pattern,
+pub struct RetiredEntry {
+    pub pattern: RetiredPattern,
     /// Only files whose path starts with this; empty for all.
     pub below: String,
 }
 
 /// Reads the list: `identifier NAME`, `function NAME`, `phrase WORDS`, each with an optional
 /// ` in: FOLDER` at the end; `#` starts a comment.
-pub fn parse_list(text: &str) -> Result<Vec<Entry>, String> {
+pub fn parse_list(text: &str) -> Result<Vec<RetiredEntry>, String> {
     let mut entries = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or("").trim();
@@ -39,12 +39,12 @@ pub fn parse_list(text: &str) -> Result<Vec<Entry>, String> {
         let (kind, what) = line.split_once(' ').unwrap_or((line, ""));
         let what = what.trim().to_owned();
         let pattern = match kind {
-            "identifier" if !what.is_empty() => Pattern::Identifier(what),
-            "function" if !what.is_empty() => Pattern::Function(what),
-            "phrase" if !what.is_empty() => Pattern::Phrase(what.to_lowercase()),
+            "identifier" if !what.is_empty() => RetiredPattern::Identifier(what),
+            "function" if !what.is_empty() => RetiredPattern::Function(what),
+            "phrase" if !what.is_empty() => RetiredPattern::Phrase(what.to_lowercase()),
             _ => return Err(format!("{LIST}:{}: not an entry: {line}", index + 1)),
         };
-        entries.push(Entry {
+        entries.push(RetiredEntry {
             pattern,
             below: below.trim().to_owned(),
         });
@@ -61,8 +61,8 @@ pub fn is_searched(path: &str) -> bool {
 }
 
 /// Every retired word of one file.
-pub fn find_retired(path: &str, text: &str, entries: &[Entry]) -> Vec<Place> {
-    let entries: Vec<&Entry> = entries
+pub fn find_retired(path: &str, text: &str, entries: &[RetiredEntry]) -> Vec<Place> {
+    let entries: Vec<&RetiredEntry> = entries
         .iter()
         .filter(|entry| path.starts_with(entry.below.as_str()))
         .collect();
@@ -75,9 +75,9 @@ pub fn find_retired(path: &str, text: &str, entries: &[Entry]) -> Vec<Place> {
     }
     for word in &words {
         let matches = entries.iter().any(|entry| match &entry.pattern {
-            Pattern::Identifier(name) => *name == word.name,
-            Pattern::Function(name) => word.declares_function && *name == word.name,
-            Pattern::Phrase(_) => false,
+            RetiredPattern::Identifier(name) => *name == word.name,
+            RetiredPattern::Function(name) => word.declares_function && *name == word.name,
+            RetiredPattern::Phrase(_) => false,
         });
         if matches {
             found.push(Place {
@@ -89,7 +89,7 @@ pub fn find_retired(path: &str, text: &str, entries: &[Entry]) -> Vec<Place> {
     }
     let flowing = FlowingText::new(text);
     for entry in entries {
-        if let Pattern::Phrase(phrase) = &entry.pattern {
+        if let RetiredPattern::Phrase(phrase) = &entry.pattern {
             for line in flowing.find_phrase(phrase) {
                 found.push(Place {
                     path: path.to_owned(),

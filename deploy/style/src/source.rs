@@ -34,6 +34,7 @@ pub struct Module {
     pub globs: Vec<Vec<String>>,
 }
 
+/// A package with its files and modules.
 pub struct Crate {
     /// The folder from the root of the repository, as `tcp/drill`.
     pub folder: String,
