@@ -1,4 +1,5 @@
-# Shared by deploy/demo and deploy/test: what a machine must have, and giving it back.
+# Functions of deploy/demo, deploy/test and others: check and install what the machine needs,
+# reserve hugepages, and undo it.
 # Sourced with bash; the caller has set -euo pipefail.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -56,7 +57,7 @@ restore_hugepages() {
     HUGE_BEFORE=
 }
 
-# Processes that a script started and that must not outlive it.
+# Processes that a script started and that must end with it.
 CHILDREN=()
 stop_children() {
     local p
