@@ -36,6 +36,7 @@ pub mod sim;
 #[cfg(test)]
 mod smoltcp_properties;
 mod stack;
+mod tcb;
 mod wire;
 
 pub use base::buffer::{RecvBuf, VecBuf};

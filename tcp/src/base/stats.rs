@@ -1,7 +1,5 @@
 //! Counters, named as TCP-MIB (RFC 4022) and Linux's TcpExt name them where they have a name.
 
-use crate::connection::{Hot, Phase, flag};
-
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident = $mib:literal),* $(,)?) => {
         /// Counters of one stack since its start.
@@ -25,20 +23,20 @@ macro_rules! counters {
 impl StackStats {
     /// A fast recovery begins.
     #[cold]
-    pub(crate) fn recovery(&mut self, hot: &Hot) {
+    pub(crate) fn count_recovery(&mut self, sack: bool) {
         self.fast_recovery += 1;
-        if hot.has(flag::SACK) {
+        if sack {
             self.sack_recovery += 1;
         } else {
             self.reno_recovery += 1;
         }
     }
 
-    /// A lost segment was sent again.
+    /// A lost segment was sent again, in the slow start after a timeout or in fast recovery.
     #[cold]
-    pub(crate) fn repeated(&mut self, hot: &Hot) {
+    pub(crate) fn count_retransmission(&mut self, after_timeout: bool) {
         self.retrans_segs += 1;
-        if hot.phase == Phase::Loss {
+        if after_timeout {
             self.slow_start_retrans += 1;
         } else {
             self.fast_retrans += 1;

@@ -1,6 +1,262 @@
-//! Congestion control: how much may be on the wire, and how fast it leaves.
+//! Congestion control: how much may be on the wire, and how fast it leaves. [`CongestionState`]
+//! owns all of it; the connection tells it what happens and asks, and writes neither window nor
+//! threshold.
+//!
+//! ```text
+//! window             the window and the slow start threshold, in the connection's first line
+//! controller         NewReno, CUBIC, DCTCP: how the window grows, how far it shrinks
+//! hystart            where CUBIC's first slow start ends
+//! window_validation  a window that was not in use of late
+//! reduction          the window during a recovery, and taking a reduction back
+//! pacing             when new segments leave
+//! ```
 
 pub(crate) mod controller;
 pub(crate) mod hystart;
 pub(crate) mod pacing;
+pub(crate) mod reduction;
+pub(crate) mod window;
 pub(crate) mod window_validation;
+
+use crate::base::sequence::SeqNr;
+use crate::config::CongestionControl;
+use crate::congestion::controller::{Ack, Controller};
+use crate::congestion::reduction::WindowReduction;
+use crate::congestion::window::{CongestionWindow, Flight, SlowStartThreshold};
+use crate::congestion::window_validation::Validation;
+
+/// Where a connection is in its answer to losses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum RecoveryPhase {
+    /// No recovery.
+    Open,
+    /// Fast recovery (RFC 6675, 6937).
+    Recovery,
+    /// After a retransmission timeout.
+    Loss,
+}
+
+/// What a cumulative ACK tells congestion control.
+pub(crate) struct DeliveredBytes {
+    /// Bytes that arrived at the peer, not 0.
+    pub bytes: u32,
+    /// The round trip that this ACK measured in ns, 0: none.
+    pub rtt: u64,
+    pub now: u64,
+    pub phase: RecoveryPhase,
+    /// No recovery was under way, neither before the ACK nor after it.
+    pub open: bool,
+    /// Nothing waits to be sent.
+    pub idle: bool,
+}
+
+/// The congestion state of a connection beside its window, which every segment touches.
+pub(crate) struct CongestionState {
+    controller: Controller,
+    /// How much of the window was in use of late.
+    pub(crate) validation: Validation,
+    /// Marks before this were answered (RFC 3168 section 6.1.2: once a window).
+    marks_answered: SeqNr,
+}
+
+impl CongestionState {
+    pub(crate) fn new(which: CongestionControl) -> Self {
+        CongestionState {
+            controller: Controller::new(which),
+            validation: Validation::NEW,
+            marks_answered: SeqNr(0),
+        }
+    }
+
+    /// The first byte of ours will be this.
+    pub(crate) fn set_first_byte(&mut self, first: SeqNr) {
+        self.marks_answered = first;
+    }
+
+    /// The connection is established.
+    pub(crate) fn on_established(
+        &mut self,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        now: u64,
+    ) {
+        self.validation.begin(window, flight, now);
+        self.marks_answered = flight.una;
+        if let Controller::Dctcp(dctcp) = &mut self.controller {
+            dctcp.begin(flight.una);
+        }
+    }
+
+    /// Bytes were delivered outside of fast recovery. Returns whether the window was reduced
+    /// because it was not in use.
+    #[inline]
+    pub(crate) fn on_ack(
+        &mut self,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        initial: u32,
+        delivered: &DeliveredBytes,
+    ) -> bool {
+        let limited = self.validation.is_limited(window, flight);
+        let mut reduced = false;
+        if self.validation.is_round_over(flight.una) && delivered.open {
+            reduced = self.validation.measure(
+                window,
+                flight,
+                &mut self.controller,
+                initial,
+                delivered.now,
+            );
+        }
+        let grows =
+            limited || delivered.phase == RecoveryPhase::Loss || self.validation.may_grow(window);
+        if grows {
+            let ack = Ack {
+                acked: delivered.bytes,
+                mss: flight.mss,
+                now: delivered.now,
+                srtt: flight.srtt,
+                rtt: delivered.rtt,
+                una: flight.una,
+                nxt: flight.next,
+            };
+            self.controller
+                .on_ack(&mut window.cwnd, &mut window.ssthresh.0, &ack);
+        }
+        if !grows || (flight.pipe == 0 && delivered.idle) {
+            self.controller.on_limited(delivered.now);
+        }
+        reduced
+    }
+
+    /// So many bytes are on the wire now that new segments left.
+    #[inline]
+    pub(crate) fn on_sent(&mut self, pipe: u32) {
+        self.validation.sent(pipe);
+    }
+
+    /// New segments are about to leave after a pause: whether it outlasted the samples of use.
+    #[inline]
+    pub(crate) fn has_rested(&self, now: u64) -> bool {
+        self.validation.has_rested(now)
+    }
+
+    /// It did. Returns whether the window was reduced.
+    #[cold]
+    pub(crate) fn on_rest(
+        &mut self,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        initial: u32,
+        now: u64,
+    ) -> bool {
+        self.validation
+            .rest(window, flight, &mut self.controller, initial, now)
+    }
+
+    /// An ACK on a connection with ECN, of `bytes` new bytes. Returns whether the echoed mark is to
+    /// be answered: once a window.
+    #[inline]
+    pub(crate) fn on_ecn_ack(&mut self, flight: &Flight, bytes: u32, marked: bool) -> bool {
+        if let Controller::Dctcp(dctcp) = &mut self.controller {
+            dctcp.acked(bytes, marked, flight.una, flight.next);
+        }
+        if !flight.una.ge(self.marks_answered) {
+            return false;
+        }
+        // Follows, or it would be half the sequence space behind one day.
+        self.marks_answered = if marked { flight.next } else { flight.una };
+        marked
+    }
+
+    /// The mark is answered (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
+    pub(crate) fn on_mark(&mut self, window: &mut CongestionWindow, flight: &Flight, now: u64) {
+        let in_use = self.validation.in_use(window, flight);
+        window.reduce_to(in_use.after_mark(window, &mut self.controller, flight));
+        self.validation.begin(window, flight, now);
+    }
+
+    /// A tail loss probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
+    pub(crate) fn on_probe_loss(
+        &mut self,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        now: u64,
+    ) {
+        let in_use = self.validation.in_use(window, flight);
+        window.reduce_to(in_use.after_loss(&mut self.controller, flight));
+        self.validation.begin(window, flight, now);
+    }
+
+    /// Fast recovery begins.
+    pub(crate) fn on_recovery(
+        &mut self,
+        window: &mut CongestionWindow,
+        reduction: &mut WindowReduction,
+        flight: &Flight,
+    ) {
+        let in_use = self.validation.in_use(window, flight);
+        reduction.begin(window, &mut self.controller, in_use, flight);
+    }
+
+    /// A recovery ended.
+    pub(crate) fn on_recovered(
+        &mut self,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        now: u64,
+    ) {
+        self.validation.begin(window, flight, now);
+    }
+
+    /// A retransmission timeout: slow start towards a new threshold. A recovery that was under way
+    /// has reduced already; what it replaced stays known.
+    pub(crate) fn on_timeout(
+        &mut self,
+        window: &mut CongestionWindow,
+        reduction: &mut WindowReduction,
+        flight: &Flight,
+        phase: RecoveryPhase,
+    ) {
+        if phase == RecoveryPhase::Loss {
+            return;
+        }
+        if phase == RecoveryPhase::Open {
+            reduction.remember(window, &self.controller);
+        }
+        let in_use = self.validation.in_use(window, flight).bytes;
+        let ssthresh = self
+            .controller
+            .on_timeout(in_use, flight.size(), flight.mss);
+        window.ssthresh = SlowStartThreshold(ssthresh);
+    }
+
+    /// What a timeout lost is marked: one segment may leave beside those that may still arrive.
+    pub(crate) fn after_timeout(
+        &mut self,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        now: u64,
+    ) {
+        self.validation.begin(window, flight, now);
+        window.collapse(flight.pipe, flight.mss);
+    }
+
+    /// The last reduction was for nothing: takes it back.
+    pub(crate) fn undo(
+        &mut self,
+        window: &mut CongestionWindow,
+        reduction: &mut WindowReduction,
+        flight: &Flight,
+    ) {
+        reduction.undo(window, &mut self.controller);
+        self.validation.begin_round(flight);
+    }
+
+    /// This is DCTCP, which answers marks by how many they are (RFC 8257).
+    #[inline]
+    pub(crate) fn is_dctcp(&self) -> bool {
+        matches!(self.controller, Controller::Dctcp(_))
+    }
+}

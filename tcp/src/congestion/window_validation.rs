@@ -1,14 +1,13 @@
 //! Congestion window validation (RFC 7661): how much of the window the path was seen to carry of
 //! late. A window that is not in use is kept for five minutes; until it is used again it does not
 //! grow, bursts of it are spread over the round trip, and congestion takes it back to what was in
-//! use. Called by `ack` once a round trip, by `output` when nothing is in flight, and by whoever
+//! use. Asked by [`CongestionState`](super::CongestionState) once a round trip, before new segments when nothing is in flight, and by whoever
 //! answers congestion.
 
 use crate::base::sequence::SeqNr;
 use crate::base::time::ticks;
 use crate::congestion::controller::Controller;
-use crate::congestion::pacing;
-use crate::connection::{Hot, flag};
+use crate::congestion::window::{CongestionWindow, Flight, SlowStartThreshold};
 
 /// pipeACK's "undefined" value (section 4.1).
 const UNDEFINED: u32 = u32::MAX;
@@ -56,17 +55,17 @@ impl Validation {
 
     /// The connection begins, or a recovery ended: the window is validated until the next sample
     /// (sections 4.1, 4.4.1).
-    pub(crate) fn begin(&mut self, h: &mut Hot, now: u64) {
+    pub(crate) fn begin(&mut self, window: &mut CongestionWindow, flight: &Flight, now: u64) {
         self.pipe_ack = UNDEFINED;
         self.sampled = ticks(now);
-        self.validated(h);
-        self.round(h);
+        self.mark_validated(window);
+        self.begin_round(flight);
     }
 
     /// A round trip begins to be measured.
-    pub(crate) fn round(&mut self, h: &Hot) {
-        (self.high_ack, self.mark) = (h.snd_una, h.snd_nxt);
-        self.used = h.pipe;
+    pub(crate) fn begin_round(&mut self, flight: &Flight) {
+        (self.high_ack, self.mark) = (flight.una, flight.next);
+        self.used = flight.pipe;
     }
 
     #[inline]
@@ -77,15 +76,15 @@ impl Validation {
     /// The window was full, but for what no segment fits into (section 4.5.3). It may then grow in
     /// either phase.
     #[inline]
-    pub(crate) fn limited(&self, h: &Hot) -> bool {
-        self.used.saturating_add(2 * u32::from(h.emss)) > h.cwnd
+    pub(crate) fn is_limited(&self, window: &CongestionWindow, flight: &Flight) -> bool {
+        self.used.saturating_add(2 * flight.mss) > window.cwnd
     }
 
     /// It may grow also when it was not full: in slow start, while it is validated. Beyond slow
     /// start not (RFC 9438 section 5.8).
     #[inline]
-    pub(crate) fn grows(&self, h: &Hot) -> bool {
-        h.cwnd < h.ssthresh && self.carries(h.cwnd)
+    pub(crate) fn may_grow(&self, window: &CongestionWindow) -> bool {
+        window.in_slow_start() && self.carries(window.cwnd)
     }
 
     /// pipeACK >= cwnd / 2 (section 4.3).
@@ -95,7 +94,7 @@ impl Validation {
     }
 
     #[inline]
-    pub(crate) fn round_ended(&self, una: SeqNr) -> bool {
+    pub(crate) fn is_round_over(&self, una: SeqNr) -> bool {
         una.ge(self.mark)
     }
 
@@ -103,30 +102,31 @@ impl Validation {
     /// the window was adjusted.
     pub(crate) fn measure(
         &mut self,
-        h: &mut Hot,
-        cc: &mut Controller,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        controller: &mut Controller,
         initial: u32,
         now: u64,
     ) -> bool {
-        if self.mark == self.high_ack && h.snd_una != h.snd_nxt {
+        if self.mark == self.high_ack && flight.una != flight.next {
             // It began with nothing in flight: the first ACK alone is no round trip's volume.
-            self.mark = h.snd_nxt;
+            self.mark = flight.next;
             return false;
         }
-        let (sample, now) = (h.snd_una - self.high_ack, ticks(now));
+        let (sample, now) = (flight.una - self.high_ack, ticks(now));
         if self.pipe_ack == UNDEFINED
             || sample >= self.pipe_ack
-            || now.wrapping_sub(self.sampled) >= period(h)
+            || now.wrapping_sub(self.sampled) >= sampling_period(flight)
         {
             (self.pipe_ack, self.sampled) = (sample, now);
         }
-        self.round(h);
-        self.judge(h, cc, initial, now)
+        self.begin_round(flight);
+        self.judge(window, flight, controller, initial, now)
     }
 
     /// New segments are about to leave after a pause that may have outlasted the samples.
     #[inline]
-    pub(crate) fn rested(&self, now: u64) -> bool {
+    pub(crate) fn has_rested(&self, now: u64) -> bool {
         ticks(now).wrapping_sub(self.sampled) >= SAMPLING
     }
 
@@ -134,14 +134,15 @@ impl Validation {
     #[cold]
     pub(crate) fn rest(
         &mut self,
-        h: &mut Hot,
-        cc: &mut Controller,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        controller: &mut Controller,
         initial: u32,
         now: u64,
     ) -> bool {
-        let (now, period) = (ticks(now), period(h));
+        let (now, period) = (ticks(now), sampling_period(flight));
         // The initial window needs no validation.
-        let initially = self.pipe_ack == UNDEFINED && h.cwnd <= initial;
+        let initially = self.pipe_ack == UNDEFINED && window.cwnd <= initial;
         if initially || now.wrapping_sub(self.sampled) < period {
             return false;
         }
@@ -149,35 +150,44 @@ impl Validation {
         if self.since == 0 {
             self.since = moment(self.sampled.wrapping_add(period));
         }
-        self.judge(h, cc, initial, now)
+        self.judge(window, flight, controller, initial, now)
     }
 
-    fn judge(&mut self, h: &mut Hot, cc: &mut Controller, initial: u32, now: u32) -> bool {
-        if self.carries(h.cwnd) {
-            self.validated(h);
+    /// Says whether the window is validated, and reduces one that was not for a whole NVP. Returns
+    /// whether it did.
+    fn judge(
+        &mut self,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        controller: &mut Controller,
+        initial: u32,
+        now: u32,
+    ) -> bool {
+        if self.carries(window.cwnd) {
+            self.mark_validated(window);
             return false;
         }
         if self.since == 0 {
             self.since = moment(now);
         }
         // Section 4.4.2, also where the round trip has become long enough only now.
-        pacing::begin(h);
+        window.begin_pacing(flight.srtt);
         if now.wrapping_sub(self.since) < NVP {
             return false;
         }
         // Section 4.4.3, for each period that passed.
-        h.ssthresh = h.ssthresh.max(h.cwnd / 4 * 3);
-        let before = h.cwnd;
-        while now.wrapping_sub(self.since) >= NVP && h.cwnd > initial {
-            h.cwnd = (h.cwnd / 2).max(initial);
+        window.ssthresh = window.ssthresh.max(SlowStartThreshold(window.cwnd / 4 * 3));
+        let before = window.cwnd;
+        while now.wrapping_sub(self.since) >= NVP && window.cwnd > initial {
+            window.cwnd = (window.cwnd / 2).max(initial);
             self.since = self.since.wrapping_add(NVP);
         }
         self.since = moment(now);
-        if self.carries(h.cwnd) {
-            self.validated(h);
+        if self.carries(window.cwnd) {
+            self.mark_validated(window);
         }
-        cc.restart();
-        h.cwnd < before
+        controller.restart();
+        window.cwnd < before
     }
 
     /// The validated phase.
@@ -185,27 +195,28 @@ impl Validation {
         self.since == 0
     }
 
-    fn validated(&mut self, h: &mut Hot) {
+    fn mark_validated(&mut self, window: &mut CongestionWindow) {
         self.since = 0;
-        if h.ssthresh == pacing::INFINITE {
-            h.ssthresh = u32::MAX;
-            h.flags &= !flag::PACED;
-        }
+        window.end_idle_pacing();
     }
 
     /// What congestion reduces: pipeACK or what is in flight when the window is not validated;
     /// else the window, unless most of it was free of late (RFC 9438 section 4.6).
-    pub(crate) fn in_use(&self, h: &Hot) -> InUse {
-        let flight = h.flight();
-        if !self.carries(h.cwnd) {
+    pub(crate) fn in_use(&self, window: &CongestionWindow, flight: &Flight) -> InUse {
+        let size = flight.size();
+        if !self.carries(window.cwnd) {
             return InUse {
-                bytes: self.pipe_ack.max(flight).min(h.cwnd),
+                bytes: self.pipe_ack.max(size).min(window.cwnd),
                 unvalidated: true,
             };
         }
-        let used = self.used.max(flight);
+        let used = self.used.max(size);
         InUse {
-            bytes: if used < h.cwnd / 2 { used } else { h.cwnd },
+            bytes: if used < window.cwnd / 2 {
+                used
+            } else {
+                window.cwnd
+            },
             unvalidated: false,
         }
     }
@@ -214,20 +225,28 @@ impl Validation {
 impl InUse {
     /// The new slow start threshold after a loss: of a window that was not validated half of what
     /// was in use (section 4.4.1), else as the controller says.
-    pub(crate) fn after_loss(&self, h: &Hot, cc: &mut Controller) -> u32 {
-        let mss = u32::from(h.emss);
-        let ssthresh = cc.on_loss(self.bytes, h.flight(), mss);
-        self.halved(mss).unwrap_or(ssthresh)
+    pub(crate) fn after_loss(&self, controller: &mut Controller, flight: &Flight) -> u32 {
+        let ssthresh = controller.on_loss(self.bytes, flight.size(), flight.mss);
+        self.halved(flight.mss).unwrap_or(ssthresh)
     }
 
     /// As `after_loss`, for a mark. DCTCP knows how much was marked.
-    pub(crate) fn after_mark(&self, h: &Hot, cc: &mut Controller) -> u32 {
-        let mss = u32::from(h.emss);
-        if matches!(cc, Controller::Dctcp(_)) {
-            let of = if self.unvalidated { self.bytes } else { h.cwnd };
-            return cc.on_mark(of, h.flight(), mss);
+    pub(crate) fn after_mark(
+        &self,
+        window: &CongestionWindow,
+        controller: &mut Controller,
+        flight: &Flight,
+    ) -> u32 {
+        let mss = flight.mss;
+        if matches!(controller, Controller::Dctcp(_)) {
+            let of = if self.unvalidated {
+                self.bytes
+            } else {
+                window.cwnd
+            };
+            return controller.on_mark(of, flight.size(), mss);
         }
-        let ssthresh = cc.on_mark(self.bytes, h.flight(), mss);
+        let ssthresh = controller.on_mark(self.bytes, flight.size(), mss);
         self.halved(mss).unwrap_or(ssthresh)
     }
 
@@ -242,6 +261,6 @@ fn moment(tick: u32) -> u32 {
 }
 
 /// The pipeACK Sampling Period (section 4.2).
-fn period(h: &Hot) -> u32 {
-    ticks(h.rtt.srtt.saturating_mul(3)).max(SAMPLING)
+fn sampling_period(flight: &Flight) -> u32 {
+    ticks(flight.srtt.saturating_mul(3)).max(SAMPLING)
 }

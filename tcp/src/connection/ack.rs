@@ -5,10 +5,12 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::base::time::ticks;
-use crate::congestion::controller::Ack;
+use crate::congestion::{DeliveredBytes, RecoveryPhase};
+use crate::connection::Connection;
 use crate::connection::context::ConnectionContext;
-use crate::connection::{Connection, Phase, flag};
 use crate::loss::rack;
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
 
 impl<B: RecvBuf, R> Connection<B, R> {
@@ -21,15 +23,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         seg: &Segment,
         b: B,
     ) -> Result<(), B> {
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         let len = b.remaining();
         let ack = seg.ack.0.wrapping_sub(h.snd_una.0);
         if h.state != TcpState::Established
             || seg.flags & (FIN | SYN | RST | ACK | ECE | CWR) != ACK
-            || seg.ce != h.has(flag::MARKED)
+            || seg.ce != h.has(ConnectionFlags::LAST_WAS_MARKED)
             || seg.seq != h.rcv_nxt
-            || h.has(flag::RECOVERING | flag::RELEASED | flag::FIN_SEEN)
-            || seg.has_ts != h.has(flag::TIMESTAMPS)
+            || h.has(
+                ConnectionFlags::RECOVERING | ConnectionFlags::RELEASED | ConnectionFlags::FIN_SEEN,
+            )
+            || seg.has_ts != h.has(ConnectionFlags::TIMESTAMPS)
             || (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0 && seg.has_ts
             || seg.sacks != 0
             || ack > h.flight()
@@ -60,7 +64,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let len = b.remaining() as u32;
         self.rx.push(b);
         // What a port put together counts as several (RFC 9293 section 3.8.6.3).
-        let counted = 1 + u32::from(len > u32::from(self.hot.emss));
+        let counted = 1 + u32::from(len > u32::from(self.tcb.emss));
         self.arrived(cx, (1, counted, len), push);
     }
 
@@ -73,13 +77,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         push: bool,
     ) {
         cx.shared.stats.in_bytes += u64::from(bytes);
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.rcv_nxt += bytes;
         self.rx.counted += buffers;
         cx.shared.held += buffers as usize;
         h.unacked_segs = (u32::from(h.unacked_segs) + segs).min(255) as u8;
         if push || h.unacked_segs >= 2 {
-            cx.owe(h, flag::NEED_ACK);
+            cx.owe(h, ConnectionFlags::NEED_ACK);
         } else if h.ack_at == 0 {
             h.ack_at = cx.now.0 + cx.shared.delayed_ack;
             cx.arm(h, h.ack_at);
@@ -95,13 +99,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         seg: &Segment,
         len: usize,
     ) {
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         let emss = u32::from(h.emss);
         let room = h.room();
         let phase = h.phase;
         let old_window = h.snd_wnd;
         if h.snd_wl1.lt(seg.seq) || (h.snd_wl1 == seg.seq && h.snd_wl2.le(seg.ack)) {
-            h.snd_wnd = u32::from(seg.window) << h.snd_wscale;
+            h.snd_wnd = u32::from(seg.window) << h.scales.send();
             h.max_snd_wnd = h.max_snd_wnd.max(h.snd_wnd);
             h.snd_wl1 = seg.seq;
             h.snd_wl2 = seg.ack;
@@ -119,7 +123,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let newly = seg.ack.distance_from(h.snd_una).max(0) as u32;
         if new {
             if let Some(r) = &mut self.recovery {
-                let echo = (seg.has_ts && h.has(flag::TIMESTAMPS)).then_some(seg.ts_ecr);
+                let echo = (seg.has_ts && h.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_ecr);
                 r.before_ack(h, &self.tx, seg.ack, (echo, self.ts_offset), cx.now.0);
             }
             let a = self.tx.ack_to(seg.ack, &mut h.pipe);
@@ -139,11 +143,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 cx.event(h, Events::ACKED);
             }
             if h.snd_una == h.snd_nxt {
-                h.rto_at = 0;
+                h.stop_timer();
             } else {
                 h.restart_rto(cx);
             }
-        } else if h.has(flag::PERSIST) {
+        } else if h.is_timer(Timer::Persist) {
             // The peer answers probes: it is alive (RFC 9293 section 3.8.6.1).
             self.stalled_since = 0;
         }
@@ -154,45 +158,38 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && h.flight() > 0
             && seg.ack == h.snd_una
             && seg.flags & FIN == 0;
-        if h.has(flag::RECOVERING) || seg.sacks > 0 || dup {
+        if h.has(ConnectionFlags::RECOVERING) || seg.sacks > 0 || dup {
             self.recover(cx, seg, new, dup, delivered);
         }
-        if self.hot.has(flag::ECN) {
+        if self.tcb.has(ConnectionFlags::ECN) {
             self.echoed(cx, seg, newly);
         }
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         // The ACK that ends a recovery leaves the window at ssthresh (RFC 6582 section 3.2, RFC 6937).
-        if delivered > 0 && phase != Phase::Recovery && h.phase != Phase::Recovery {
-            let limited = self.cwv.limited(h);
-            if self.cwv.round_ended(seg.ack) && phase == Phase::Open && h.phase == Phase::Open {
-                let initial = cx.shared.initial_window(h);
-                let adjusted = self.cwv.measure(h, &mut self.cc, initial, cx.now.0);
-                cx.shared.stats.idle_restarts += u64::from(adjusted);
-            }
-            let grows = limited || h.phase == Phase::Loss || self.cwv.grows(h);
-            if grows {
-                let ack = Ack {
-                    acked: delivered,
-                    mss: emss,
-                    now: cx.now.0,
-                    srtt: h.rtt.srtt,
-                    rtt,
-                    una: h.snd_una,
-                    nxt: h.snd_nxt,
-                };
-                self.cc.on_ack(&mut h.cwnd, &mut h.ssthresh, &ack);
-            }
-            if !grows || (h.pipe == 0 && h.unsent == 0) {
-                self.cc.on_limited(cx.now.0);
-            }
+        if delivered > 0 && phase != RecoveryPhase::Recovery && h.phase != RecoveryPhase::Recovery {
+            let flight = h.flight_state();
+            let initial = cx.shared.initial_window(h);
+            let told = DeliveredBytes {
+                bytes: delivered,
+                rtt,
+                now: cx.now.0,
+                phase: h.phase,
+                open: phase == RecoveryPhase::Open && h.phase == RecoveryPhase::Open,
+                idle: h.unsent == 0,
+            };
+            let reduced = self
+                .congestion
+                .on_ack(&mut h.window, &flight, initial, &told);
+            cx.shared.stats.idle_restarts += u64::from(reduced);
+            h.forget_pacing();
         }
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         if room < emss && h.room() >= emss {
             cx.event(h, Events::WRITABLE);
         }
-        let fin = h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
-        if h.unsent > 0 || h.has(flag::RECOVERING) || fin {
-            cx.owe(h, 0);
+        let fin = h.is_fin_pending();
+        if h.unsent > 0 || h.has(ConnectionFlags::RECOVERING) || fin {
+            cx.owe(h, ConnectionFlags::NONE);
         }
         if new && h.snd_una == h.snd_nxt {
             self.update_active(cx);
@@ -212,38 +209,44 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) {
         self.start_recovery();
         let path = (self.id(cx.index), self.template.key().remote().ip());
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         let Some(r) = &mut self.recovery else { return };
         cx.shared.stats.dup_acks_in += u64::from(dup);
-        if rack::dsack(seg).is_some() && h.has(flag::SACK) {
+        if rack::dsack(seg).is_some() && h.has(ConnectionFlags::SACK) {
             cx.shared.stats.dsacks_in += 1;
-            if r.duplicate(h) && (h.phase == Phase::Open || r.done(h.snd_una)) {
+            if r.duplicate(h) && (h.phase == RecoveryPhase::Open || r.reduction.is_over(h.snd_una))
+            {
                 cx.shared.stats.spurious += 1;
-                r.undo(h, &mut self.cc, &mut self.tx);
-                self.cwv.round(h);
+                r.unmark_lost(h, &mut self.tx);
+                let flight = h.flight_state();
+                self.congestion
+                    .undo(&mut h.window, &mut r.reduction, &flight);
             }
         }
-        if new && h.phase == Phase::Loss && seg.has_ts && h.has(flag::TIMESTAMPS) {
-            let h = &mut self.hot;
-            if r.needless(seg.ts_ecr, self.ts_offset) {
+        if new && h.phase == RecoveryPhase::Loss && seg.has_ts && h.has(ConnectionFlags::TIMESTAMPS)
+        {
+            let h = &mut self.tcb;
+            if r.reduction.was_needless(seg.ts_ecr, self.ts_offset) {
                 cx.shared.stats.spurious += 1;
-                r.undo(h, &mut self.cc, &mut self.tx);
-                self.cwv.round(h);
+                r.unmark_lost(h, &mut self.tx);
+                let flight = h.flight_state();
+                self.congestion
+                    .undo(&mut h.window, &mut r.reduction, &flight);
             }
         }
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         if r.probe_answered(seg, dup) {
             // The probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
             cx.shared.stats.tlp_recoveries += 1;
-            h.ssthresh = self.cwv.in_use(h).after_loss(h, &mut self.cc);
-            h.cwnd = h.cwnd.min(h.ssthresh);
-            self.cwv.begin(h, cx.now.0);
+            let flight = h.flight_state();
+            self.congestion
+                .on_probe_loss(&mut h.window, &flight, cx.now.0);
         }
         let mut due = 0;
         let mut before = r.lost;
         let mut partial = false;
         let mut heard = false;
-        if h.has(flag::SACK) {
+        if h.has(ConnectionFlags::SACK) {
             let (segs, bytes) = r.sack(h, &mut self.tx, seg, cx.now.0);
             cx.shared.stats.sacked_segs += u64::from(segs);
             delivered += bytes;
@@ -251,17 +254,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
             before = r.lost;
         } else if dup {
             h.dup_acks = h.dup_acks.saturating_add(1);
-            if h.dup_acks == 3 && h.phase == Phase::Open {
+            if h.dup_acks == 3 && h.phase == RecoveryPhase::Open {
                 r.lose_first(h, &mut self.tx);
             }
-            if h.phase == Phase::Recovery {
+            if h.phase == RecoveryPhase::Recovery {
                 delivered += u32::from(h.emss);
             }
-        } else if new && h.phase == Phase::Recovery && !r.done(h.snd_una) {
+        } else if new && h.phase == RecoveryPhase::Recovery && !r.reduction.is_over(h.snd_una) {
             partial = true;
             r.lose_first(h, &mut self.tx); // partial ACK, RFC 6582 section 3.2 (5)
         }
-        if h.has(flag::SACK) {
+        if h.has(ConnectionFlags::SACK) {
             let (again, at) = r.detect(h, &mut self.tx, cx.now.0);
             cx.shared.stats.lost_retransmit += again;
             due = at;
@@ -270,36 +273,40 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let mut fresh = cx
             .shared
             .without_probe(path, (h, r, &mut self.tx), fresh, cx.now);
-        if h.phase != Phase::Open {
+        if h.phase != RecoveryPhase::Open {
             fresh = r.lost;
         }
-        if new && h.phase != Phase::Open && r.done(h.snd_una) {
-            if h.phase == Phase::Recovery {
-                r.leave(h);
+        if new && h.phase != RecoveryPhase::Open && r.reduction.is_over(h.snd_una) {
+            if h.phase == RecoveryPhase::Recovery {
+                r.reduction.end(&mut h.window, u32::from(h.emss));
             }
-            h.phase = Phase::Open;
+            h.phase = RecoveryPhase::Open;
             r.rack.recovered();
-            self.cwv.begin(h, cx.now.0);
+            let flight = h.flight_state();
+            self.congestion
+                .on_recovered(&mut h.window, &flight, cx.now.0);
         }
+        let flight = h.flight_state();
         match h.phase {
             // What was cut since the path does not carry it is lost too, but says no more.
-            Phase::Open if fresh > 0 => {
-                cx.shared.stats.recovery(h);
-                r.enter(h, &mut self.cc, self.cwv.in_use(h));
-                r.reduce(h, delivered);
+            RecoveryPhase::Open if fresh > 0 => {
+                cx.shared.stats.count_recovery(h.has(ConnectionFlags::SACK));
+                r.begin(h);
+                self.congestion
+                    .on_recovery(&mut h.window, &mut r.reduction, &flight);
+                r.reduction.on_ack(&mut h.window, &flight, delivered);
             }
-            Phase::Recovery => {
-                r.reduce(h, delivered);
+            RecoveryPhase::Recovery => {
+                r.reduction.on_ack(&mut h.window, &flight, delivered);
                 if partial {
-                    // It names the next lost segment, which leaves in any case.
-                    h.cwnd = h.cwnd.max(h.pipe + u32::from(h.emss));
+                    r.reduction.on_partial_ack(&mut h.window, &flight);
                 }
             }
             _ => {}
         }
         r.settle(h);
-        cx.owe(h, 0);
-        if heard && !h.has(flag::REO | flag::PTO) {
+        cx.owe(h, ConnectionFlags::NONE);
+        if heard && !matches!(h.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
             // RFC 6675 section 6 leaves room for it: whether a repetition was lost only shows in
             // what left after it, and the wait for that must outlast the answers to what left
             // before.
@@ -311,20 +318,28 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// One timer for all (RFC 8985 section 8): the reordering timer while RACK waits, no probe
     /// while a recovery runs, else the usual.
     fn retime(&mut self, cx: &mut ConnectionContext<'_>, due: u64, new: bool) {
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         if h.snd_una == h.snd_nxt {
             return;
         }
         if due != 0 {
-            if h.rto_at == 0 || h.rto_at > due || h.has(flag::REO | flag::PTO) {
-                h.rto_at = due;
-                h.flags = h.flags & !(flag::PTO | flag::PERSIST) | flag::REO;
+            let sooner = match h.timer() {
+                None | Some(Timer::Reordering | Timer::TailLossProbe) => true,
+                Some(_) => h.timer_at().is_some_and(|at| at > due),
+            };
+            if sooner {
+                h.set_timer(Timer::Reordering, due);
                 cx.arm(h, due);
             }
-        } else if h.has(flag::REO)
-            || h.flags & (flag::PTO | flag::RECOVERING) == flag::PTO | flag::RECOVERING
-            || (new && !h.has(flag::PTO | flag::RECOVERING))
-        {
+            return;
+        }
+        let recovering = h.has(ConnectionFlags::RECOVERING);
+        let usual = match h.timer() {
+            Some(Timer::Reordering) => true,
+            Some(Timer::TailLossProbe) => recovering,
+            _ => new && !recovering,
+        };
+        if usual {
             h.restart_rto(cx);
         }
     }
@@ -333,7 +348,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn reordering_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
         self.split_trains();
         let path = (self.id(cx.index), self.template.key().remote().ip());
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         let Some(r) = &mut self.recovery else { return };
         let before = r.lost;
         let (again, due) = r.detect(h, &mut self.tx, cx.now.0);
@@ -342,14 +357,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let fresh = cx
             .shared
             .without_probe(path, (h, r, &mut self.tx), fresh, cx.now);
-        if h.phase == Phase::Open && fresh > 0 {
-            cx.shared.stats.recovery(h);
-            r.enter(h, &mut self.cc, self.cwv.in_use(h));
+        let flight = h.flight_state();
+        if h.phase == RecoveryPhase::Open && fresh > 0 {
+            cx.shared.stats.count_recovery(h.has(ConnectionFlags::SACK));
+            r.begin(h);
+            self.congestion
+                .on_recovery(&mut h.window, &mut r.reduction, &flight);
         }
-        if h.phase == Phase::Recovery {
-            r.reduce(h, 0);
+        if h.phase == RecoveryPhase::Recovery {
+            r.reduction.on_ack(&mut h.window, &flight, 0);
         }
-        cx.owe(h, 0);
+        cx.owe(h, ConnectionFlags::NONE);
         h.restart_rto(cx);
         self.retime(cx, due, false);
     }

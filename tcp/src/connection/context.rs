@@ -1,6 +1,9 @@
 //! Everything of a stack beside its connections, so that a connection and this can be borrowed at
 //! the same time.
 
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
 
@@ -14,13 +17,13 @@ use crate::base::time::Instant;
 use crate::base::timer_wheel::Wheel;
 use crate::base::token_bucket::Bucket;
 use crate::config::{IpCidr, StackConfig};
+use crate::connection::Connection;
 use crate::connection::time_wait_list::TimeWait;
-use crate::connection::{Connection, Hot, flag};
 use crate::flow::table::FlowTable;
 use crate::link::control_queue::Control;
 use crate::link::neighbours::{NeighbourLookup, Neighbours};
-use crate::loss::rtt::RtoLimits;
 use crate::pmtu::path_mtu::Paths;
+use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame;
 
@@ -91,19 +94,19 @@ pub(crate) struct ConnectionContext<'a> {
 impl ConnectionContext<'_> {
     /// Has `next_event` hand out `e`.
     #[inline]
-    pub(crate) fn event(&mut self, h: &mut Hot, e: Events) {
+    pub(crate) fn event(&mut self, h: &mut Tcb, e: Events) {
         self.shared.event(self.index, h, e);
     }
 
     /// Has `poll` look at the connection; `what` it owes besides data.
     #[inline]
-    pub(crate) fn owe(&mut self, h: &mut Hot, what: u32) {
+    pub(crate) fn owe(&mut self, h: &mut Tcb, what: ConnectionFlags) {
         self.shared.owe(self.index, h, what);
     }
 
     /// Makes sure the wheel brings the connection back by `at`.
     #[inline]
-    pub(crate) fn arm(&mut self, h: &mut Hot, at: u64) {
+    pub(crate) fn arm(&mut self, h: &mut Tcb, at: u64) {
         if at < h.wheel_at {
             h.wheel_at = at;
             self.shared.wheel.schedule(self.index, Instant(at));
@@ -123,8 +126,8 @@ impl SharedState {
     }
 
     #[inline]
-    pub(crate) fn event(&mut self, index: u32, h: &mut Hot, e: Events) {
-        if h.has(flag::RELEASED) {
+    pub(crate) fn event(&mut self, index: u32, h: &mut Tcb, e: Events) {
+        if h.has(ConnectionFlags::RELEASED) {
             return;
         }
         if h.events == 0 {
@@ -134,10 +137,10 @@ impl SharedState {
     }
 
     #[inline]
-    pub(crate) fn owe(&mut self, index: u32, h: &mut Hot, what: u32) {
+    pub(crate) fn owe(&mut self, index: u32, h: &mut Tcb, what: ConnectionFlags) {
         h.flags |= what;
-        if !h.has(flag::IN_WORK) {
-            h.flags |= flag::IN_WORK;
+        if !h.has(ConnectionFlags::IN_OUTPUT_LIST) {
+            h.flags |= ConnectionFlags::IN_OUTPUT_LIST;
             self.work.push_back(index);
         }
     }
@@ -217,10 +220,10 @@ impl SharedState {
         (key.hash::<2, 4>(self.isn_key) >> 32) as u32
     }
 
-    pub(crate) fn leave_backlog(&mut self, h: &mut Hot, listener: u32) {
-        if h.has(flag::BACKLOG) {
-            let ready = usize::from(h.has(flag::READY));
-            h.flags &= !(flag::BACKLOG | flag::READY);
+    pub(crate) fn leave_backlog(&mut self, h: &mut Tcb, listener: u32) {
+        if h.has(ConnectionFlags::IN_BACKLOG) {
+            let ready = usize::from(h.has(ConnectionFlags::COUNTED_READY));
+            h.flags &= !(ConnectionFlags::IN_BACKLOG | ConnectionFlags::COUNTED_READY);
             if let Some(l) = self.listeners.get_mut(&listener) {
                 l.pending = l.pending.saturating_sub(1);
                 l.ready = l.ready.saturating_sub(ready);
@@ -233,8 +236,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     #[inline]
     pub(crate) fn update_active(&mut self, cx: &mut ConnectionContext<'_>) {
         let busy = self.busy();
-        if busy != self.hot.has(flag::ACTIVE) {
-            self.hot.flags ^= flag::ACTIVE;
+        if busy != self.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
+            self.tcb.flags ^= ConnectionFlags::COUNTED_ACTIVE;
             if busy {
                 cx.shared.active += 1;
             } else {
@@ -260,13 +263,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     #[cold]
     fn resolve(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
-        if self.hot.has(flag::SELF) {
+        if self.tcb.has(ConnectionFlags::SELF_ADDRESSED) {
             self.template.set_destination(cx.shared.config.mac);
         } else {
             let Some(hop) = cx.shared.next_hop(self.template.key().remote().ip()) else {
                 return false;
             };
-            let stranger = self.hot.state == TcpState::SynReceived && self.hot.has(flag::PASSIVE);
+            let stranger =
+                self.tcb.state == TcpState::SynReceived && self.tcb.has(ConnectionFlags::PASSIVE);
             let waiter = self.id(cx.index);
             match cx.shared.neighbours.lookup(hop, waiter, stranger, cx.now) {
                 NeighbourLookup::Found(mac) => self.template.set_destination(mac),
@@ -284,42 +288,39 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// The connection is over: out of the flow table, no timers; what it held for the wire goes.
     pub(crate) fn closed(&mut self, cx: &mut ConnectionContext<'_>) {
-        if self.hot.state == TcpState::Closed {
+        if self.tcb.state == TcpState::Closed {
             return;
         }
-        if matches!(self.hot.state, TcpState::Established | TcpState::CloseWait) {
+        if matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait) {
             cx.shared.stats.curr_estab = cx.shared.stats.curr_estab.saturating_sub(1);
         }
-        if self.hot.state == TcpState::TimeWait {
+        if self.tcb.state == TcpState::TimeWait {
             cx.shared.time_wait.remove(cx.index);
         }
-        self.hot.state = TcpState::Closed;
-        let owed = flag::OWED;
-        self.hot.flags &= !(owed | flag::RECOVERING);
-        self.hot.rto_at = 0;
-        self.hot.ack_at = 0;
-        self.hot.pipe = 0;
-        self.hot.unsent = 0;
+        self.tcb.state = TcpState::Closed;
+        let owed = ConnectionFlags::NEED_MASK;
+        self.tcb.flags &= !(owed | ConnectionFlags::RECOVERING);
+        self.tcb.stop_timer();
+        self.tcb.ack_at = 0;
+        self.tcb.pipe = 0;
+        self.tcb.unsent = 0;
         self.ooo = None;
         self.recovery = None;
         self.recount(cx);
-        cx.shared.leave_backlog(&mut self.hot, self.listener);
+        cx.shared.leave_backlog(&mut self.tcb, self.listener);
         self.update_active(cx);
-        if self.hot.has(flag::HASHED) {
-            self.hot.flags &= !flag::HASHED;
+        if self.tcb.has(ConnectionFlags::IN_FLOW_TABLE) {
+            self.tcb.flags &= !ConnectionFlags::IN_FLOW_TABLE;
             cx.shared.table.remove(u64::from(self.hash), cx.index);
         }
     }
 
     /// Enters TIME-WAIT (RFC 9293 section 3.6).
     pub(crate) fn enter_time_wait(&mut self, cx: &mut ConnectionContext<'_>) {
-        self.hot.state = TcpState::TimeWait;
-        self.hot.backoff = 0;
-        self.hot.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
-        self.hot.rto_at = cx.now.0 + crate::base::time::nanos(cx.shared.config.time_wait);
-        let at = self.hot.rto_at;
-        cx.arm(&mut self.hot, at);
-        cx.event(&mut self.hot, Events::CLOSED);
+        self.tcb.state = TcpState::TimeWait;
+        self.tcb.backoff = 0;
+        self.tcb.start_closing_timer(cx, Timer::TimeWait);
+        cx.event(&mut self.tcb, Events::CLOSED);
         self.update_active(cx);
         cx.shared.time_wait.push(cx.index);
     }

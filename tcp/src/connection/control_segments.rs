@@ -5,9 +5,10 @@ use crate::base::frame_sink::FrameSink;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
+use crate::connection::Connection;
 use crate::connection::context::ConnectionContext;
 use crate::connection::output::Blocked;
-use crate::connection::{Connection, flag};
+use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, SYN};
 use crate::wire::template::SegmentFields;
 
@@ -52,13 +53,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
         let (window, edge) = self.window(self.window_limit(cx));
-        let h = &self.hot;
+        let h = &self.tcb;
         let ts = h
-            .has(flag::TIMESTAMPS)
+            .has(ConnectionFlags::TIMESTAMPS)
             .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent));
         let mut options = [1u8; 36];
         let mut n = 0;
-        if h.has(flag::SACK)
+        if h.has(ConnectionFlags::SACK)
             && let Some(o) = self.ooo.as_ref().filter(|o| !o.is_idle())
         {
             // RFC 2018 section 3: three blocks fit beside timestamps, four without; a D-SACK
@@ -73,7 +74,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let count = o.blocks(skip_blocks, h.rcv_nxt, &mut blocks[k..max]);
             // A FIN that came early is in its block as well.
             for b in &mut blocks[k..k + count] {
-                b.1 += u32::from(h.has(flag::FIN_SEEN) && b.1 == self.fin_at);
+                b.1 += u32::from(h.has(ConnectionFlags::FIN_SEEN) && b.1 == self.fin_at);
             }
             k += count;
             if k > 0 {
@@ -89,7 +90,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let fields = SegmentFields {
             seq,
             ack: h.rcv_nxt,
-            flags: if h.has(flag::ECE_OWED) {
+            flags: if h.has(ConnectionFlags::SEND_ECE) {
                 ACK | ECE
             } else {
                 ACK
@@ -117,39 +118,39 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        let answer = self.hot.state == TcpState::SynReceived;
+        let answer = self.tcb.state == TcpState::SynReceived;
         // A SYN-ACK repeats only what the SYN offered; a SYN offers what we were told to.
         let (ts, sack, scale) = if answer {
             (
-                self.hot.has(flag::TIMESTAMPS),
-                self.hot.has(flag::SACK),
-                self.hot.rcv_wscale > 0 || self.hot.snd_wscale > 0,
+                self.tcb.has(ConnectionFlags::TIMESTAMPS),
+                self.tcb.has(ConnectionFlags::SACK),
+                self.tcb.scales.is_scaled(),
             )
         } else {
             (cx.shared.config.timestamps, cx.shared.config.sack, true)
         };
         let scale = scale.then_some(if answer {
-            self.hot.rcv_wscale
+            self.tcb.scales.receive()
         } else {
             cx.shared.recv_wscale
         });
         let ts = ts.then(|| {
-            let echo = if answer { self.hot.ts_recent } else { 0 };
+            let echo = if answer { self.tcb.ts_recent } else { 0 };
             (timestamp_at(cx.now, self.ts_offset), echo)
         });
         let mss = cx.shared.config.mtu - if self.template.is_v6() { 60 } else { 40 };
         let (o, n) = syn_options(mss, sack, ts, scale);
         let window = cx.shared.recv_window.min(0xffff) as u16;
         let flags = match answer {
-            true if self.hot.has(flag::ECN) => SYN | ACK | ECE,
+            true if self.tcb.has(ConnectionFlags::ECN) => SYN | ACK | ECE,
             true => SYN | ACK,
-            false if cx.shared.config.wants_ecn() && self.hot.backoff == 0 => SYN | ECE | CWR,
+            false if cx.shared.config.wants_ecn() && self.tcb.backoff == 0 => SYN | ECE | CWR,
             false => SYN,
         };
         let fields = SegmentFields {
             // Until it is acknowledged, our SYN is the first unacknowledged.
-            seq: self.hot.snd_una,
-            ack: if answer { self.hot.rcv_nxt } else { SeqNr(0) },
+            seq: self.tcb.snd_una,
+            ack: if answer { self.tcb.rcv_nxt } else { SeqNr(0) },
             flags,
             window,
             ts: None,
@@ -160,17 +161,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         let (n, mut meta) = self.template.meta(&fields);
         self.finish_meta(cx, &mut meta);
-        meta.retransmission = self.hot.backoff > 0;
+        meta.retransmission = self.tcb.backoff > 0;
         if !tx.begin_frame_with(n, &meta, |out| self.template.build(out, &fields)) {
             return Err(Blocked);
         }
         tx.end_frame();
         // The handshake's round trip is measured from here.
-        self.hot.last_rx = cx.now.0;
+        self.tcb.last_rx = cx.now.0;
         if answer {
-            self.acknowledged(self.hot.rcv_nxt + u32::from(window));
+            self.acknowledged(self.tcb.rcv_nxt + u32::from(window));
         }
-        cx.shared.stats.syn_retrans += u64::from(self.hot.backoff > 0);
+        cx.shared.stats.syn_retrans += u64::from(self.tcb.backoff > 0);
         cx.shared.stats.frames_out += 1;
         cx.shared.stats.out_segs += 1;
         Ok(())
@@ -182,16 +183,20 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
         // SND.NXT, unless the peer's window has shrunk below it: that would be unacceptable.
-        let h = &self.hot;
+        let h = &self.tcb;
         let seq = h.snd_nxt.min(h.snd_una + h.snd_wnd.max(h.flight().min(1)));
         let again = h.last_ack_sent == h.rcv_nxt;
         self.emit_bare(cx, seq, 0, tx)?;
         cx.shared.stats.pure_acks_out += 1;
-        self.hot.flags &= !flag::NEED_ACK;
+        self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         // A batch can open more holes than one ACK can tell of; untold ones would look lost.
-        let told = if self.hot.has(flag::TIMESTAMPS) { 3 } else { 4 };
+        let told = if self.tcb.has(ConnectionFlags::TIMESTAMPS) {
+            3
+        } else {
+            4
+        };
         let more = self.ooo.as_ref().map_or(0, |o| o.unreported());
-        if self.hot.has(flag::SACK) {
+        if self.tcb.has(ConnectionFlags::SACK) {
             let first = told - usize::from(self.ooo.as_ref().is_some_and(|o| o.dsack().is_some()));
             for skip in (first..more).step_by(told) {
                 self.emit_bare(cx, seq, skip, tx)?;

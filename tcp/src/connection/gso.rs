@@ -5,10 +5,11 @@ use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
 use crate::base::time::timestamp_at;
 use crate::config::TsoLimits;
+use crate::connection::Connection;
 use crate::connection::context::ConnectionContext;
 use crate::connection::output::Blocked;
-use crate::connection::{Connection, flag};
 use crate::queues::send_queue::{PUSH, Sent};
+use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{HEADER_MAX, SegmentFields};
 
@@ -32,13 +33,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let (cursor, before) = (self.tx.cursor(), self.tx.sent.len());
         let Some((mut whole, _)) =
             self.tx
-                .train((emss, usable), &LIMIT, self.hot.snd_nxt, cx.now.0)
+                .train((emss, usable), &LIMIT, self.tcb.snd_nxt, cx.now.0)
         else {
             return (0, Ok(()));
         };
-        let h = &self.hot;
-        let ecn = h.has(flag::ECN);
-        let flags = if ecn && h.has(flag::ECE_OWED) {
+        let h = &self.tcb;
+        let ecn = h.has(ConnectionFlags::ECN);
+        let flags = if ecn && h.has(ConnectionFlags::SEND_ECE) {
             ACK | ECE
         } else {
             ACK
@@ -49,7 +50,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             flags,
             window: field,
             ts: h
-                .has(flag::TIMESTAMPS)
+                .has(ConnectionFlags::TIMESTAMPS)
                 .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent)),
             options: &[],
             payload: emss,
@@ -77,7 +78,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 out[tcp + 4..tcp + 8].copy_from_slice(&seq.0.to_be_bytes());
                 out[tcp + 13] = flags | if ends { PSH } else { 0 };
             };
-            let user = self.hot.user;
+            let user = self.tcb.user;
             let begun = match self.tx.piece(at, len) {
                 Some(r) => tx.send_single_piece(n, &meta, fill, (user, r, at.1)),
                 None => {
@@ -121,19 +122,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
             whole = *s;
             self.tx.rewind(at);
         }
-        if self.hot.has(flag::RECOVERING) {
+        if self.tcb.has(ConnectionFlags::RECOVERING) {
             self.tx.split(before);
         } else if whole.mss != 0 {
-            self.hot.flags |= flag::TRAINS;
+            self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
         }
         self.sent_new(cx, &whole);
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.pipe += bytes;
         h.unsent -= bytes;
-        h.flags &= !flag::CUT;
+        h.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
         self.acknowledged(edge);
         if !self.has_blocks() {
-            self.hot.flags &= !flag::NEED_ACK;
+            self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
         cx.shared.stats.frames_out += segs;
         cx.shared.stats.out_segs += segs;

@@ -4,10 +4,11 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::config::StackConfig;
-use crate::congestion::controller::Controller;
+use crate::connection::Connection;
 use crate::connection::context::ConnectionContext;
 use crate::connection::input::Verdict;
-use crate::connection::{Connection, flag};
+use crate::tcb::WindowScales;
+use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, RST, SYN, Segment};
 
 /// RFC 9293 section 3.7.1 (MUST-15): when the peer does not say.
@@ -23,7 +24,7 @@ const ANSWER: u8 = ACK | ECE;
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Takes over what the peer's SYN says.
     pub(crate) fn negotiate(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.rcv_nxt = seg.seq + 1;
         h.last_ack_sent = h.rcv_nxt;
         h.rcv_adv = h.rcv_nxt + config.recv_window.min(0xffff);
@@ -44,21 +45,21 @@ impl<B: RecvBuf, R> Connection<B, R> {
             ANSWER => h.backoff == 0,
             _ => false,
         };
-        h.flags &= !(flag::TIMESTAMPS | flag::SACK | flag::ECN);
+        h.flags &= !(ConnectionFlags::TIMESTAMPS | ConnectionFlags::SACK | ConnectionFlags::ECN);
         if asks && config.wants_ecn() {
-            h.flags |= flag::ECN;
+            h.flags |= ConnectionFlags::ECN;
         }
         if config.timestamps && seg.has_ts {
-            h.flags |= flag::TIMESTAMPS;
+            h.flags |= ConnectionFlags::TIMESTAMPS;
             h.ts_recent = seg.ts_val;
             emss -= 12;
         }
         if config.sack && seg.sack_permitted {
-            h.flags |= flag::SACK;
+            h.flags |= ConnectionFlags::SACK;
         }
-        (h.snd_wscale, h.rcv_wscale) = match seg.wscale {
-            Some(s) => (s, wscale),
-            None => (0, 0),
+        h.scales = match seg.wscale {
+            Some(s) => WindowScales::new(s, wscale),
+            None => WindowScales::default(),
         };
         h.emss = emss;
         self.emss_agreed = emss;
@@ -66,18 +67,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         h.max_snd_wnd = h.snd_wnd;
         h.snd_wl1 = seg.seq;
         h.snd_wl2 = seg.ack;
-        h.cwnd = config
-            .initial_window
-            .max(1)
-            .saturating_mul(u32::from(emss))
-            .min(1 << 30);
+        h.window.open(config.initial_window, u32::from(emss));
     }
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn syn_sent(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment) -> Verdict {
         let acked = seg.flags & ACK != 0;
-        if acked && seg.ack != self.hot.snd_nxt {
+        if acked && seg.ack != self.tcb.snd_nxt {
             return if seg.flags & RST != 0 {
                 Verdict::Done
             } else {
@@ -100,11 +97,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             if let Some(v) = self.established(cx, seg) {
                 return v;
             }
-            cx.owe(&mut self.hot, flag::NEED_ACK);
+            cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
         } else {
             // Simultaneous open (RFC 9293 figure 8).
-            self.hot.state = TcpState::SynReceived;
-            cx.owe(&mut self.hot, flag::NEED_SYN);
+            self.tcb.state = TcpState::SynReceived;
+            cx.owe(&mut self.tcb, ConnectionFlags::NEED_SYN);
         }
         Verdict::Done
     }
@@ -115,52 +112,52 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut ConnectionContext<'_>,
         seg: &Segment,
     ) -> Option<Verdict> {
-        if self.hot.has(flag::PASSIVE) && !cx.shared.listeners.contains_key(&self.listener) {
+        if self.tcb.has(ConnectionFlags::PASSIVE)
+            && !cx.shared.listeners.contains_key(&self.listener)
+        {
             // Nobody listens any more.
             self.closed(cx);
-            self.hot.flags |= flag::RELEASED;
+            self.tcb.flags |= ConnectionFlags::RELEASED;
             return Some(Verdict::Reset);
         }
         self.known_path(cx);
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.snd_una = seg.ack;
-        self.cwv.begin(h, cx.now.0);
-        self.ecn_mark = seg.ack;
-        if let Controller::Dctcp(d) = &mut self.cc {
-            d.begin(seg.ack);
-        }
-        h.flags &= !flag::NEED_SYN;
+        let flight = h.flight_state();
+        self.congestion
+            .on_established(&mut h.window, &flight, cx.now.0);
+        h.flags &= !ConnectionFlags::NEED_SYN;
         h.state = TcpState::Established;
-        h.rto_at = 0;
+        h.stop_timer();
         if h.backoff == 0 {
             h.rtt.sample(cx.now.0.saturating_sub(h.last_rx));
         }
         h.backoff = 0;
         h.last_rx = cx.now.0;
         cx.shared.stats.curr_estab += 1;
-        if h.has(flag::BACKLOG)
+        if h.has(ConnectionFlags::IN_BACKLOG)
             && let Some(l) = cx.shared.listeners.get_mut(&self.listener)
         {
-            h.flags |= flag::READY;
+            h.flags |= ConnectionFlags::COUNTED_READY;
             l.ready += 1;
         }
-        if h.has(flag::PASSIVE) {
-            h.flags &= !flag::RELEASED;
+        if h.has(ConnectionFlags::PASSIVE) {
+            h.flags &= !ConnectionFlags::RELEASED;
             cx.shared.stats.passive_opens += 1;
             cx.event(h, Events::ACCEPTED);
         } else {
             cx.event(h, Events::CONNECTED | Events::WRITABLE);
         }
-        if h.has(flag::FIN_QUEUED) {
+        if h.has(ConnectionFlags::FIN_QUEUED) {
             h.state = TcpState::FinWait1;
             cx.shared.stats.curr_estab -= 1;
         }
         self.update_active(cx);
         if let Some(k) = cx.shared.config.keepalive {
             let at = cx.now.0 + crate::base::time::nanos(k.idle);
-            cx.arm(&mut self.hot, at);
+            cx.arm(&mut self.tcb, at);
         }
-        cx.owe(&mut self.hot, 0);
+        cx.owe(&mut self.tcb, ConnectionFlags::NONE);
         None
     }
 }

@@ -4,9 +4,11 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
+use crate::connection::Connection;
 use crate::connection::context::{ConnectionContext, SharedState};
-use crate::connection::{Connection, flag};
 use crate::queues::out_of_order_queue::Reassembly;
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
 /// What else the stack must do after a segment.
@@ -31,7 +33,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     fn challenge(&mut self, cx: &mut ConnectionContext<'_>) {
         if cx.shared.may_challenge(cx.now) {
             cx.shared.stats.challenge_acks += 1;
-            cx.owe(&mut self.hot, flag::NEED_ACK);
+            cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
         }
     }
 
@@ -49,30 +51,30 @@ impl<B: RecvBuf, R> Connection<B, R> {
         seg: &Segment,
         b: B,
     ) -> Verdict {
-        if self.hot.state == TcpState::SynSent {
+        if self.tcb.state == TcpState::SynSent {
             return self.syn_sent(cx, seg);
         }
         let mut seg = *seg;
         // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
-        if self.hot.state == TcpState::SynReceived
+        if self.tcb.state == TcpState::SynReceived
             && seg.flags & (SYN | RST) == SYN
-            && seg.seq + 1 == self.hot.rcv_nxt
+            && seg.seq + 1 == self.tcb.rcv_nxt
         {
             if seg.flags & ACK == 0 {
-                cx.owe(&mut self.hot, flag::NEED_SYN);
+                cx.owe(&mut self.tcb, ConnectionFlags::NEED_SYN);
                 return Verdict::Done;
             }
             seg.seq += 1;
             seg.flags &= !SYN;
             // The window of a SYN-ACK is not scaled; the next segment brings the real one.
-            seg.window >>= self.hot.snd_wscale;
+            seg.window >>= self.tcb.scales.send();
         }
         let len = b.remaining() as u32;
         let span = len + u32::from(seg.flags & FIN != 0) + u32::from(seg.flags & SYN != 0);
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         if h.state == TcpState::TimeWait && seg.flags & (SYN | ACK | RST) == SYN {
             // RFC 6191, RFC 9293 section 3.6.1.
-            let newer = if seg.has_ts && h.has(flag::TIMESTAMPS) {
+            let newer = if seg.has_ts && h.has(ConnectionFlags::TIMESTAMPS) {
                 (seg.ts_val.wrapping_sub(h.ts_recent) as i32) > 0
             } else {
                 seg.seq.gt(h.rcv_nxt)
@@ -83,18 +85,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         // RFC 7323 section 3.2. A SYN is let through: a peer that starts anew has to be told of
         // the connection (RFC 5961 section 4).
-        if h.has(flag::TIMESTAMPS) && !seg.has_ts && seg.flags & (RST | SYN) == 0 {
+        if h.has(ConnectionFlags::TIMESTAMPS) && !seg.has_ts && seg.flags & (RST | SYN) == 0 {
             cx.shared.stats.in_errs += 1;
             return Verdict::Done;
         }
         // PAWS (RFC 7323 section 5.3); resets are exempt.
-        if h.has(flag::TIMESTAMPS) && seg.has_ts && seg.flags & RST == 0 {
+        if h.has(ConnectionFlags::TIMESTAMPS) && seg.has_ts && seg.flags & RST == 0 {
             let old = (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0;
             // Section 5.5: after 24 days of silence the comparison means nothing.
             if old && cx.now.0.saturating_sub(h.last_rx) < 24 * 86_400 * 1_000_000_000 {
                 cx.shared.stats.paws_drops += 1;
                 if span > 0 || cx.shared.may_challenge(cx.now) {
-                    cx.owe(&mut self.hot, flag::NEED_ACK);
+                    cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
                 }
                 return Verdict::Done;
             }
@@ -109,7 +111,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } else if window == 0 && seg.seq == h.rcv_nxt {
             // Nothing of it fits, but its ACK counts; it is answered.
             cx.shared.stats.out_of_window += 1;
-            cx.owe(h, flag::NEED_ACK);
+            cx.owe(h, ConnectionFlags::NEED_ACK);
             true
         } else {
             seg.seq.lt(right) && end.gt(h.rcv_nxt)
@@ -123,15 +125,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 return self.syn_on_connection(cx);
             }
             if h.state == TcpState::TimeWait && seg.flags & FIN != 0 {
-                h.rto_at = cx.now.0 + crate::base::time::nanos(cx.shared.config.time_wait);
-                cx.arm(h, h.rto_at);
+                h.start_closing_timer(cx, Timer::TimeWait);
             }
             let old = end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= cx.shared.recv_window;
             // Data again means our ACK was lost; a bare segment may be one of two stacks
             // correcting each other for ever: limited.
             if span > 0 || cx.shared.may_challenge(cx.now) {
                 cx.shared.stats.dup_bytes_in += u64::from(len);
-                cx.owe(&mut self.hot, flag::NEED_ACK);
+                cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
                 // RFC 2883 section 4; not for what lies beyond any window of ours.
                 if old {
                     self.duplicate(seg.seq, seg.seq + len);
@@ -139,7 +140,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
             // The ACK of an old segment counts all the same: two ends whose windows shrank would
             // else ignore each other for ever. Its window and blocks do not.
-            let h = &self.hot;
+            let h = &self.tcb;
             if old
                 && seg.flags & (SYN | ACK) == ACK
                 && h.state != TcpState::SynReceived
@@ -177,7 +178,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 return v;
             }
         }
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         // RFC 5961 section 5.2, and what was never sent is never acknowledged.
         if seg.ack.gt(h.snd_nxt) || seg.ack.lt(h.snd_una - h.max_snd_wnd) {
             cx.shared.stats.bad_acks += 1;
@@ -195,7 +196,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if let Some(v) = self.fin_acknowledged(cx) {
             return v;
         }
-        if len > 0 && self.hot.has(flag::ECN) {
+        if len > 0 && self.tcb.has(ConnectionFlags::ECN) {
             self.marked(cx, &seg);
         }
         if span > 0 {
@@ -208,15 +209,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only the exact next sequence
     /// number resets; in the window it is asked for again.
     fn reset_received(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment) -> Verdict {
-        if self.hot.state == TcpState::TimeWait {
+        if self.tcb.state == TcpState::TimeWait {
             return Verdict::Done; // RFC 1337
         }
-        if seg.seq != self.hot.rcv_nxt {
+        if seg.seq != self.tcb.rcv_nxt {
             self.challenge(cx);
             return Verdict::Done;
         }
         cx.shared.stats.in_rsts += 1;
-        if self.hot.state == TcpState::SynReceived {
+        if self.tcb.state == TcpState::SynReceived {
             cx.shared.stats.attempt_fails += 1;
             self.fail(cx, Events::REFUSED);
         } else {
@@ -228,16 +229,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// State changes that the ACK of our FIN brings.
     fn fin_acknowledged(&mut self, cx: &mut ConnectionContext<'_>) -> Option<Verdict> {
-        let h = &mut self.hot;
-        if !h.has(flag::FIN_SENT) || h.snd_una != h.snd_nxt {
+        let h = &mut self.tcb;
+        if !h.has(ConnectionFlags::FIN_SENT) || h.snd_una != h.snd_nxt {
             return None;
         }
         match h.state {
             TcpState::FinWait1 => {
                 h.state = TcpState::FinWait2;
-                if h.has(flag::RELEASED) {
-                    h.rto_at = cx.now.0 + crate::base::time::nanos(cx.shared.config.time_wait);
-                    cx.arm(h, h.rto_at);
+                if h.has(ConnectionFlags::RELEASED) {
+                    h.start_closing_timer(cx, Timer::Orphan);
                 }
                 None
             }
@@ -247,7 +247,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
             TcpState::LastAck => {
                 self.closed(cx);
-                cx.event(&mut self.hot, Events::CLOSED);
+                cx.event(&mut self.tcb, Events::CLOSED);
                 Some(Verdict::Done)
             }
             _ => None,
@@ -256,16 +256,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Payload and FIN of an acceptable segment.
     fn payload(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment, mut b: B) -> Verdict {
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         if !matches!(
             h.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2
         ) {
             // After the peer's FIN there is nothing new (section 3.10.7.4 seventh); acknowledge again.
-            cx.owe(h, flag::NEED_ACK);
+            cx.owe(h, ConnectionFlags::NEED_ACK);
             return Verdict::Done;
         }
-        if h.has(flag::RELEASED) && b.remaining() > 0 {
+        if h.has(ConnectionFlags::RELEASED) && b.remaining() > 0 {
             // Data that nobody will read (RFC 9293 section 3.6, MAY-1).
             self.send_reset(cx);
             self.closed(cx);
@@ -277,24 +277,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let old = (h.rcv_nxt - seq).min(b.remaining() as u32);
             cx.shared.stats.dup_bytes_in += u64::from(old);
             b.advance(old as usize);
-            cx.owe(h, flag::NEED_ACK);
+            cx.owe(h, ConnectionFlags::NEED_ACK);
             self.duplicate(seq, seq + old);
             seq += old;
         }
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         let space = h.rcv_adv.distance_from(seq).max(0) as usize;
         if b.remaining() > space {
             b.truncate(space);
             fin = false;
         }
-        if fin && !h.has(flag::FIN_SEEN) {
+        if fin && !h.has(ConnectionFlags::FIN_SEEN) {
             self.fin_at = seq + b.remaining() as u32;
-            h.flags |= flag::FIN_SEEN;
+            h.flags |= ConnectionFlags::FIN_SEEN;
             if let Some(o) = &mut self.ooo {
                 o.cut(self.fin_at);
             }
         }
-        if h.has(flag::FIN_SEEN) {
+        if h.has(ConnectionFlags::FIN_SEEN) {
             // There is nothing behind a FIN (section 3.10.7.4 seventh).
             let space = self.fin_at.distance_from(seq).max(0) as usize;
             b.truncate(b.remaining().min(space));
@@ -302,26 +302,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if b.remaining() > 0 {
             self.recount(cx);
             let full = cx.shared.full(self.rx.counted);
-            if seq == self.hot.rcv_nxt {
+            if seq == self.tcb.rcv_nxt {
                 // What fills a hole may pass, or a full hold could never drain; when many did, it
                 // takes the place of the last that is held (RFC 2018 section 8).
                 if full && !self.make_room(cx) {
                     cx.shared.stats.rcv_q_drop += 1;
-                    cx.owe(&mut self.hot, flag::NEED_ACK);
+                    cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
                     return Verdict::Done;
                 }
                 self.deliver(cx, b, seg.flags & PSH != 0);
                 if let Some(o) = &mut self.ooo {
                     let before = self.rx.len_bytes();
-                    self.hot.rcv_nxt = o.deliver(self.hot.rcv_nxt, &mut self.rx);
+                    self.tcb.rcv_nxt = o.deliver(self.tcb.rcv_nxt, &mut self.rx);
                     cx.shared.stats.in_bytes += (self.rx.len_bytes() - before) as u64;
                     if o.is_idle() {
                         self.ooo = None;
                     }
-                    cx.owe(&mut self.hot, flag::NEED_ACK);
+                    cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
                 }
             } else {
-                cx.owe(&mut self.hot, flag::NEED_ACK);
+                cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
                 if full {
                     cx.shared.stats.rcv_q_drop += 1;
                 } else {
@@ -329,23 +329,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     let o = self.ooo.get_or_insert_with(|| Box::new(Reassembly::new()));
                     let len = b.remaining();
                     let kept = o.insert(seq, b);
-                    if kept == 0 && self.hot.has(flag::SACK) {
+                    if kept == 0 && self.tcb.has(ConnectionFlags::SACK) {
                         o.duplicate(seq, seq + len as u32);
                     }
                     if kept > 0 && cx.shared.config.show_out_of_order {
                         o.remember_unseen(seq);
-                        cx.event(&mut self.hot, Events::OUT_OF_ORDER);
+                        cx.event(&mut self.tcb, Events::OUT_OF_ORDER);
                     }
                     cx.shared.stats.dup_bytes_in += (len - kept) as u64;
                 }
             }
         }
         self.recount(cx);
-        let seen = self.hot.flags & (flag::FIN_SEEN | flag::FIN_RECEIVED) == flag::FIN_SEEN;
-        if seen && self.fin_at == self.hot.rcv_nxt {
+        let seen = self.tcb.flags & (ConnectionFlags::FIN_SEEN | ConnectionFlags::FIN_RECEIVED)
+            == ConnectionFlags::FIN_SEEN;
+        if seen && self.fin_at == self.tcb.rcv_nxt {
             self.fin_received(cx);
         } else if fin {
-            cx.owe(&mut self.hot, flag::NEED_ACK);
+            cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
         }
         Verdict::Done
     }
@@ -370,10 +371,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Section 3.10.7.4 eighth.
     fn fin_received(&mut self, cx: &mut ConnectionContext<'_>) {
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.rcv_nxt += 1;
-        h.flags |= flag::FIN_RECEIVED;
-        cx.owe(h, flag::NEED_ACK);
+        h.flags |= ConnectionFlags::FIN_RECEIVED;
+        cx.owe(h, ConnectionFlags::NEED_ACK);
         cx.event(h, Events::PEER_FIN);
         match h.state {
             TcpState::Established => h.state = TcpState::CloseWait,

@@ -5,10 +5,15 @@ use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
+use crate::congestion::RecoveryPhase;
+use crate::congestion::window::initial_window;
+use crate::connection::Connection;
 use crate::connection::context::{ConnectionContext, SharedState};
-use crate::connection::{Connection, Hot, Phase, flag};
 use crate::pmtu::probe::ProbeStep;
 use crate::queues::send_queue::{self, Sent};
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH};
 use crate::wire::template::SegmentFields;
 
@@ -18,9 +23,8 @@ pub(crate) struct Blocked;
 impl SharedState {
     /// In bytes (RFC 6928).
     #[inline]
-    pub(crate) fn initial_window(&self, h: &Hot) -> u32 {
-        let segments = self.config.initial_window.max(1);
-        segments.saturating_mul(u32::from(h.emss))
+    pub(crate) fn initial_window(&self, h: &Tcb) -> u32 {
+        initial_window(self.config.initial_window, u32::from(h.emss))
     }
 }
 
@@ -31,20 +35,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } else {
             TxChecksum::Offload
         };
-        meta.self_addressed = self.hot.has(flag::SELF);
+        meta.self_addressed = self.tcb.has(ConnectionFlags::SELF_ADDRESSED);
         meta.connection = Some(self.id(cx.index));
     }
 
     /// Receive window limit that the peer's window scaling allows.
     #[inline]
     pub(crate) fn window_limit(&self, cx: &mut ConnectionContext<'_>) -> u32 {
-        cx.shared.recv_window.min(0xffff << self.hot.rcv_wscale)
+        cx.shared
+            .recv_window
+            .min(0xffff << self.tcb.scales.receive())
     }
 
     /// A frame that acknowledges left: the window it advertised is promised, the ACK paid.
     #[inline]
     pub(crate) fn acknowledged(&mut self, edge: SeqNr) {
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.rcv_adv = h.rcv_adv.max(edge);
         h.last_ack_sent = h.rcv_nxt;
         h.unacked_segs = 0;
@@ -61,7 +67,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
         let (window, edge) = self.window(self.window_limit(cx));
-        let h = &self.hot;
+        let h = &self.tcb;
         let mut flags = ACK;
         if s.flags & send_queue::PUSH != 0 {
             flags |= PSH;
@@ -70,14 +76,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
             flags |= FIN;
         }
         let mut ect = false;
-        if h.has(flag::ECN) {
+        if h.has(ConnectionFlags::ECN) {
             // Repetitions are not ECN-capable (RFC 3168 section 6.1.5).
             ect = !again && s.len > 0;
-            flags |= if h.has(flag::ECE_OWED) { ECE } else { 0 };
-            flags |= if ect && h.has(flag::CWR_OWED) { CWR } else { 0 };
+            flags |= if h.has(ConnectionFlags::SEND_ECE) {
+                ECE
+            } else {
+                0
+            };
+            flags |= if ect && h.has(ConnectionFlags::SEND_CWR) {
+                CWR
+            } else {
+                0
+            };
         }
         let ts = h
-            .has(flag::TIMESTAMPS)
+            .has(ConnectionFlags::TIMESTAMPS)
             .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent));
         let fields = SegmentFields {
             seq: s.seq,
@@ -94,9 +108,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.finish_meta(cx, &mut meta);
         meta.retransmission = again;
         if fields.tso {
-            meta.tso_segsz = self.hot.emss;
+            meta.tso_segsz = self.tcb.emss;
         }
-        let user = self.hot.user;
+        let user = self.tcb.user;
         let fill = |out: &mut [u8]| self.template.build(out, &fields);
         let begun = match self.tx.piece((s.record, s.offset), s.len) {
             Some(r) if s.len > 0 && !fields.tso => {
@@ -116,11 +130,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Err(Blocked);
         }
         if ect {
-            self.hot.flags &= !flag::CWR_OWED;
+            self.tcb.flags &= !ConnectionFlags::SEND_CWR;
         }
         self.acknowledged(edge);
         if !self.has_blocks() {
-            self.hot.flags &= !flag::NEED_ACK;
+            self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
         cx.shared.stats.frames_out += 1;
         cx.shared.stats.out_segs += 1;
@@ -134,46 +148,54 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        const OWED: u32 = flag::OWED;
-        if self.hot.state == TcpState::Closed {
+        if self.tcb.state == TcpState::Closed {
             return Ok(());
         }
-        let fin = self.hot.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
-        let lost =
-            self.hot.has(flag::RECOVERING) && self.recovery.as_ref().is_some_and(|r| r.lost > 0);
-        let data = self.hot.can_send_data() && (self.hot.unsent > 0 || fin || lost);
-        if !data && !self.hot.has(OWED) && !self.window_update_due(self.window_limit(cx)) {
+        let fin = self.tcb.is_fin_pending();
+        let lost = self.tcb.has(ConnectionFlags::RECOVERING)
+            && self.recovery.as_ref().is_some_and(|r| r.lost > 0);
+        let data = self.tcb.can_send_data() && (self.tcb.unsent > 0 || fin || lost);
+        if !data
+            && !self.tcb.has(ConnectionFlags::NEED_MASK)
+            && !self.window_update_due(self.window_limit(cx))
+        {
             return Ok(());
         }
         if !self.resolved(cx) {
-            if self.hot.rto_at == 0 && (data || self.hot.has(OWED)) {
-                self.hot.restart_rto(cx);
+            if self.tcb.timer().is_none() && (data || self.tcb.has(ConnectionFlags::NEED_MASK)) {
+                self.tcb.restart_rto(cx);
             }
             return Ok(());
         }
-        if self.hot.has(flag::NEED_SYN) {
+        if self.tcb.has(ConnectionFlags::NEED_SYN) {
             self.emit_syn(cx, tx)?;
-            self.hot.flags &= !(flag::NEED_SYN | flag::NEED_ACK);
+            self.tcb.flags &= !(ConnectionFlags::NEED_SYN | ConnectionFlags::NEED_ACK);
         }
-        if matches!(self.hot.state, TcpState::SynSent | TcpState::SynReceived) {
+        if matches!(self.tcb.state, TcpState::SynSent | TcpState::SynReceived) {
             return Ok(());
         }
         if data {
             self.send_data(cx, tx)?;
         }
-        if self.hot.has(flag::NEED_TLP) {
+        if self.tcb.has(ConnectionFlags::NEED_TAIL_PROBE) {
             self.tail_probe(cx, tx)?;
-            self.hot.flags &= !flag::NEED_TLP;
+            self.tcb.flags &= !ConnectionFlags::NEED_TAIL_PROBE;
         }
-        if self.hot.has(flag::NEED_PROBE | flag::NEED_KEEPALIVE) {
+        if self
+            .tcb
+            .has(ConnectionFlags::NEED_PROBE | ConnectionFlags::NEED_KEEPALIVE)
+        {
             // A segment left of the window makes the peer answer with its ACK and window
             // (RFC 9293 section 3.8.4); no byte of a record is risked for it.
-            self.emit_bare(cx, self.hot.snd_una - 1, 0, tx)?;
-            cx.shared.stats.zero_window_probes += u64::from(self.hot.has(flag::NEED_PROBE));
-            cx.shared.stats.keepalive_probes += u64::from(self.hot.has(flag::NEED_KEEPALIVE));
-            self.hot.flags &= !(flag::NEED_PROBE | flag::NEED_KEEPALIVE);
+            self.emit_bare(cx, self.tcb.snd_una - 1, 0, tx)?;
+            cx.shared.stats.zero_window_probes +=
+                u64::from(self.tcb.has(ConnectionFlags::NEED_PROBE));
+            cx.shared.stats.keepalive_probes +=
+                u64::from(self.tcb.has(ConnectionFlags::NEED_KEEPALIVE));
+            self.tcb.flags &= !(ConnectionFlags::NEED_PROBE | ConnectionFlags::NEED_KEEPALIVE);
         }
-        if self.hot.has(flag::NEED_ACK) || self.window_update_due(self.window_limit(cx)) {
+        if self.tcb.has(ConnectionFlags::NEED_ACK) || self.window_update_due(self.window_limit(cx))
+        {
             self.send_acks(cx, tx)?;
         }
         Ok(())
@@ -185,12 +207,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        if !self.hot.can_send_data() {
+        if !self.tcb.can_send_data() {
             return Ok(());
         }
         if self.neighbour_generation != cx.shared.neighbours.generation {
             // `poll` resolves.
-            cx.owe(&mut self.hot, 0);
+            cx.owe(&mut self.tcb, ConnectionFlags::NONE);
             return Ok(());
         }
         self.send_data(cx, tx)
@@ -202,7 +224,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        if self.hot.has(flag::RECOVERING) && self.recovery.as_ref().is_some_and(|r| r.lost > 0) {
+        if self.tcb.has(ConnectionFlags::RECOVERING)
+            && self.recovery.as_ref().is_some_and(|r| r.lost > 0)
+        {
             self.repeat_lost(cx, tx)?;
         }
         self.send_new(cx, tx)
@@ -218,31 +242,34 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Ok(());
         };
         let mut result = Ok(());
-        let emss = u32::from(self.hot.emss);
+        let emss = u32::from(self.tcb.emss);
         while let Some(i) = r.next_lost(&self.tx) {
             let s = self.tx.sent[i];
             if s.is_probe(emss) {
                 // Its loss was nobody's answer: the search is another connection's by cx.now.
                 self.tx.resegment(emss);
-                r.recount(&mut self.hot, &self.tx);
+                r.recount(&mut self.tcb, &self.tx);
                 continue;
             }
-            if self.hot.pipe > 0 && self.hot.pipe + s.len > self.hot.cwnd {
+            if self.tcb.pipe > 0 && self.tcb.pipe + s.len > self.tcb.window.cwnd() {
                 break;
             }
             if self.emit(cx, &s, true, tx).is_err() {
                 result = Err(Blocked);
                 break;
             }
-            r.repeat(&mut self.hot, &mut self.tx, i, cx.now.0);
+            r.repeat(&mut self.tcb, &mut self.tx, i, cx.now.0);
             self.retransmits += 1;
-            cx.shared.stats.repeated(&self.hot);
+            let after_timeout = self.tcb.phase == RecoveryPhase::Loss;
+            cx.shared.stats.count_retransmission(after_timeout);
             // The timer has to leave the repetition its round trip: else a loss that an ACK told
             // of in time looks like silence.
-            if self.hot.rto_at == 0
-                || (i == 0 && self.hot.phase == Phase::Recovery && !self.hot.has(flag::REO))
+            if self.tcb.timer().is_none()
+                || (i == 0
+                    && self.tcb.phase == RecoveryPhase::Recovery
+                    && !self.tcb.is_timer(Timer::Reordering))
             {
-                self.hot.restart_rto(cx);
+                self.tcb.restart_rto(cx);
             }
         }
         self.recovery = Some(r);
@@ -255,16 +282,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        if self.hot.flight() == 0 && self.hot.unsent > 0 {
+        if self.tcb.flight() == 0 && self.tcb.unsent > 0 {
             self.validate(cx);
         }
         // A search for what the path carries may go on here, between two segments.
-        let mut searching = self.hot.has(flag::NARROW) && self.search_is_due(cx.now);
-        let mut emss = u32::from(self.hot.emss);
+        let mut searching =
+            self.tcb.has(ConnectionFlags::NARROW_PATH) && self.search_is_due(cx.now);
+        let mut emss = u32::from(self.tcb.emss);
         let mut sent = 0;
         let mut result = Ok(());
-        let credit = self.pace(cx);
-        while self.hot.unsent > 0 && sent < credit {
+        let credit = self.pacing_credit(cx);
+        while self.tcb.unsent > 0 && sent < credit {
             if searching {
                 match self.probe_path(cx, tx) {
                     Ok(ProbeStep::Sent(n)) => sent += n,
@@ -276,21 +304,21 @@ impl<B: RecvBuf, R> Connection<B, R> {
                         break;
                     }
                 }
-                emss = u32::from(self.hot.emss);
-                if self.hot.unsent == 0 {
+                emss = u32::from(self.tcb.emss);
+                if self.tcb.unsent == 0 {
                     break;
                 }
             }
-            let h = &mut self.hot;
+            let h = &mut self.tcb;
             let window = h.snd_wnd.saturating_sub(h.flight());
             // Limited transmit (RFC 3042): a segment for each of the first two duplicates, which
             // are only counted without SACK.
-            let limited = if h.phase == Phase::Open {
+            let limited = if h.phase == RecoveryPhase::Open {
                 u32::from(h.dup_acks.min(2))
             } else {
                 0
             };
-            let usable = window.min((h.cwnd + limited * emss).saturating_sub(h.pipe));
+            let usable = window.min((h.window.cwnd() + limited * emss).saturating_sub(h.pipe));
             let Some(mut plan) = self.tx.plan(emss, usable) else {
                 break;
             };
@@ -300,8 +328,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 }
                 // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part leaves when it
                 // is half of the largest window seen, or when waiting did not help.
-                if window > 0 && (window >= h.max_snd_wnd / 2 || h.has(flag::CUT)) {
-                    plan = self.tx.cut(window.min(plan.len - 1).min(h.cwnd.max(1)));
+                if window > 0
+                    && (window >= h.max_snd_wnd / 2 || h.has(ConnectionFlags::MAY_SPLIT_RECORD))
+                {
+                    plan = self
+                        .tx
+                        .cut(window.min(plan.len - 1).min(h.window.cwnd().max(1)));
                 } else {
                     self.persist(cx);
                     break;
@@ -309,7 +341,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             } else if plan.len > usable && h.pipe > 0 {
                 break;
             }
-            if plan.len == emss && plan.len <= usable && !self.hot.has(flag::CWR_OWED) && !searching
+            if plan.len == emss
+                && plan.len <= usable
+                && !self.tcb.has(ConnectionFlags::SEND_CWR)
+                && !searching
             {
                 let most = if credit == u32::MAX {
                     usable
@@ -329,7 +364,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     }
                 }
                 // The last may carry a FIN.
-                if most.min(self.hot.unsent) >= 2 * emss && !self.hot.has(flag::FIN_QUEUED) {
+                if most.min(self.tcb.unsent) >= 2 * emss
+                    && !self.tcb.has(ConnectionFlags::FIN_QUEUED)
+                {
                     let n;
                     (n, result) = self.send_together(cx, (emss, most), tx);
                     sent += n;
@@ -339,43 +376,39 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     continue;
                 }
             }
-            let h = &mut self.hot;
-            let fin = h.unsent == plan.len
-                && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED;
+            let h = &mut self.tcb;
+            let fin = h.unsent == plan.len && h.is_fin_pending();
             let segment = self.tx.make(&plan, h.snd_nxt, fin, cx.now.0);
             if let Err(e) = self.emit_new(cx, &segment, tx) {
                 result = Err(e);
                 break;
             }
             self.tx.made(&plan);
-            let h = &mut self.hot;
+            let h = &mut self.tcb;
             h.pipe += plan.len;
             h.unsent -= plan.len;
-            h.flags &= !flag::CUT;
+            h.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
             sent += plan.len;
         }
-        let h = &self.hot;
-        if result.is_ok()
-            && h.unsent == 0
-            && h.flags & (flag::FIN_QUEUED | flag::FIN_SENT) == flag::FIN_QUEUED
-        {
+        let h = &self.tcb;
+        if result.is_ok() && h.unsent == 0 && h.is_fin_pending() {
             let segment = self.tx.make_fin(h.snd_nxt, cx.now.0);
             result = self.emit_new(cx, &segment, tx);
         }
-        self.cwv.sent(self.hot.pipe);
+        self.congestion.on_sent(self.tcb.pipe);
         if sent > 0 {
             if credit != u32::MAX {
-                self.paced(cx, sent);
+                self.on_paced_output(cx, sent);
             }
-            if self.hot.has(flag::PTO) {
-                self.hot.restart_rto(cx);
+            if self.tcb.is_timer(Timer::TailLossProbe) {
+                self.tcb.restart_rto(cx);
             }
         }
         if sent > 0
-            && self.hot.phase == Phase::Recovery
+            && self.tcb.phase == RecoveryPhase::Recovery
             && let Some(r) = &mut self.recovery
         {
-            r.sent(sent);
+            r.reduction.on_sent(sent);
         }
         result
     }
@@ -383,11 +416,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// New segments after a pause: the window may have gone unused for too long (RFC 7661).
     #[inline]
     fn validate(&mut self, cx: &mut ConnectionContext<'_>) {
-        let h = &mut self.hot;
-        if self.cwv.rested(cx.now.0) && h.phase == Phase::Open {
+        let h = &mut self.tcb;
+        if self.congestion.has_rested(cx.now.0) && h.phase == RecoveryPhase::Open {
             let initial = cx.shared.initial_window(h);
-            let adjusted = self.cwv.rest(h, &mut self.cc, initial, cx.now.0);
-            cx.shared.stats.idle_restarts += u64::from(adjusted);
+            let flight = h.flight_state();
+            let reduced = self
+                .congestion
+                .on_rest(&mut h.window, &flight, initial, cx.now.0);
+            cx.shared.stats.idle_restarts += u64::from(reduced);
+            h.forget_pacing();
         }
     }
 
@@ -399,12 +436,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut ConnectionContext<'_>,
         tx: &mut impl FrameSink<R>,
     ) -> Result<(), Blocked> {
-        let h = &self.hot;
-        if h.has(flag::RECOVERING) || !h.can_send_data() {
+        let h = &self.tcb;
+        if h.has(ConnectionFlags::RECOVERING) || !h.can_send_data() {
             return Ok(()); // an ACK came in between
         }
         self.start_recovery();
-        let h = &self.hot;
+        let h = &self.tcb;
         let Some(last) = self.tx.sent.back().copied() else {
             return Ok(());
         };
@@ -418,8 +455,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let segment = self.tx.make(&plan, h.snd_nxt, false, cx.now.0);
             self.emit_new(cx, &segment, tx)?;
             self.tx.made(&plan);
-            self.hot.pipe += plan.len;
-            self.hot.unsent -= plan.len;
+            self.tcb.pipe += plan.len;
+            self.tcb.unsent -= plan.len;
         } else {
             self.emit(cx, &last, true, tx)?;
             self.retransmits += 1;
@@ -427,9 +464,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         cx.shared.stats.tlp_probes += 1;
         if let Some(r) = &mut self.recovery {
-            r.probed(&mut self.hot, &mut self.tx, again, cx.now.0);
+            r.probed(&mut self.tcb, &mut self.tx, again, cx.now.0);
         }
-        self.hot.restart_rto(cx);
+        self.tcb.restart_rto(cx);
         Ok(())
     }
 
@@ -443,7 +480,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tx: &mut impl FrameSink<R>,
     ) -> Result<u32, Blocked> {
         let (cursor, before) = (self.tx.cursor(), self.tx.sent.len());
-        let Some((whole, count)) = self.tx.train(budget, tso, self.hot.snd_nxt, cx.now.0) else {
+        let Some((whole, count)) = self.tx.train(budget, tso, self.tcb.snd_nxt, cx.now.0) else {
             return Ok(0);
         };
         if let Err(e) = self.emit(cx, &whole, false, tx) {
@@ -453,16 +490,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         cx.shared.stats.out_segs += u64::from(count - 1);
         cx.shared.stats.tso_frames += u64::from(count > 1);
-        if self.hot.has(flag::RECOVERING) {
+        if self.tcb.has(ConnectionFlags::RECOVERING) {
             self.tx.split(before);
         } else {
-            self.hot.flags |= flag::TRAINS;
+            self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
         }
         self.sent_new(cx, &whole);
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.pipe += whole.len;
         h.unsent -= whole.len;
-        h.flags &= !flag::CUT;
+        h.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
         Ok(whole.len)
     }
 
@@ -482,16 +519,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     #[inline]
     pub(crate) fn sent_new(&mut self, cx: &mut ConnectionContext<'_>, s: &Sent) {
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.snd_nxt = s.end();
         if s.flags & send_queue::FIN != 0 {
-            h.flags |= flag::FIN_SENT;
+            h.flags |= ConnectionFlags::FIN_SENT;
         }
-        if h.has(flag::PERSIST) {
+        if h.is_timer(Timer::Persist) {
             h.backoff = 0;
-            h.rto_at = 0;
+            h.stop_timer();
         }
-        if h.rto_at == 0 {
+        if h.timer().is_none() {
             h.restart_rto(cx);
         }
     }
@@ -499,11 +536,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Nothing is in flight and the window holds the next record back: probe it in time
     /// (RFC 9293 section 3.8.6.1).
     fn persist(&mut self, cx: &mut ConnectionContext<'_>) {
-        let h = &mut self.hot;
-        if h.has(flag::PERSIST) && h.rto_at != 0 {
-            return;
+        let h = &mut self.tcb;
+        if !h.is_timer(Timer::Persist) {
+            h.start_persist(cx);
         }
-        h.restart_rto(cx);
-        h.flags |= flag::PERSIST;
     }
 }

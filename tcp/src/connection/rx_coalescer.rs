@@ -6,8 +6,10 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
+use crate::connection::Connection;
 use crate::connection::context::{ConnectionContext, SharedState};
-use crate::connection::{Connection, flag};
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::checksum::OnesComplementSum;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, TS_ALIGNED};
@@ -82,19 +84,19 @@ impl Train {
         index: u32,
         c: &Connection<B, R>,
     ) {
-        const NEVER: u32 = flag::RECOVERING
-            | flag::RELEASED
-            | flag::FIN_SEEN
-            | flag::MARKED
-            | flag::PERSIST
-            | flag::TIMESTAMPS;
-        let h = &c.hot;
-        let window = h.snd_wnd >> h.snd_wscale;
+        const NEVER: ConnectionFlags = ConnectionFlags::RECOVERING
+            .union(ConnectionFlags::RELEASED)
+            .union(ConnectionFlags::FIN_SEEN)
+            .union(ConnectionFlags::LAST_WAS_MARKED)
+            .union(ConnectionFlags::TIMESTAMPS);
+        let h = &c.tcb;
+        let window = h.snd_wnd >> h.scales.send();
         if h.state != TcpState::Established
-            || h.flags & NEVER != flag::TIMESTAMPS
+            || h.is_timer(Timer::Persist)
+            || h.flags & NEVER != ConnectionFlags::TIMESTAMPS
             || c.ooo.is_some()
             || window > 0xffff
-            || window << h.snd_wscale != h.snd_wnd
+            || window << h.scales.send() != h.snd_wnd
         {
             return;
         }
@@ -221,7 +223,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         cx.shared.stats.in_segs += u64::from(t.segs);
         cx.shared.stats.hp_hits += u64::from(t.segs);
-        let h = &mut self.hot;
+        let h = &mut self.tcb;
         h.last_rx = cx.now.0;
         h.probes = 0;
         // TS.Recent stays: only the segment that begins where the last ACK ended sets it

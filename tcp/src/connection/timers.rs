@@ -6,131 +6,199 @@ use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
 use crate::base::time::{nanos, ticks};
+use crate::connection::Connection;
 use crate::connection::context::ConnectionContext;
-use crate::connection::{Connection, Hot, flag};
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 use crate::wire::segment;
 use crate::wire::template::SegmentFields;
 
 /// After so long a silence, in ns, an idle connection gives back the memory of its queues: longer
-/// than it takes to serve ten thousand others in turn.
-const REST: u64 = 1_000_000_000;
+/// than it takes to serve ten thousand others in turn, since who speaks again soon would only have
+/// to ask for it again.
+const IDLE_MEMORY_AFTER: u64 = 1_000_000_000;
 
-impl Hot {
-    /// (Re)starts the retransmission timer (RFC 6298 section 5).
+impl Tcb {
+    /// (Re)starts the retransmission timer (RFC 6298 section 5), or in its place the probe timeout.
     #[inline]
     pub(crate) fn restart_rto(&mut self, cx: &mut ConnectionContext<'_>) {
-        self.flags &= !(flag::PERSIST | flag::PTO | flag::REO);
+        let mut timer = Timer::Retransmission;
         let mut after = self.rtt.rto(&cx.shared.rto, self.backoff);
         // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
         // the tail is probed first, in the timeout's place when that comes sooner.
-        if self.flags & (flag::SACK | flag::RECOVERING) == flag::SACK
+        if self.flags & (ConnectionFlags::SACK | ConnectionFlags::RECOVERING)
+            == ConnectionFlags::SACK
             && self.rtt.srtt > 0
             && self.backoff == 0
             && self.snd_una != self.snd_nxt
         {
-            let probe = self
-                .rtt
-                .pto(&cx.shared.rto, self.flight() <= u32::from(self.emss));
-            after = after.min(probe);
-            self.flags |= flag::PTO;
+            let alone = self.flight() <= u32::from(self.emss);
+            after = after.min(self.rtt.pto(&cx.shared.rto, alone));
+            timer = Timer::TailLossProbe;
         }
-        self.rto_at = cx.now.0 + after;
-        cx.arm(self, self.rto_at);
+        self.set_timer(timer, cx.now.0 + after);
+        cx.arm(self, cx.now.0 + after);
+    }
+
+    /// (Re)starts the persist timer: a probe when no window update comes for as long as a
+    /// retransmission would wait (RFC 9293 section 3.8.6.1).
+    pub(crate) fn start_persist(&mut self, cx: &mut ConnectionContext<'_>) {
+        self.restart_rto(cx);
+        if let Some(at) = self.timer_at() {
+            self.set_timer(Timer::Persist, at);
+        }
+    }
+
+    /// Starts the timer that ends TIME-WAIT, or FIN-WAIT-2 without an owner.
+    pub(crate) fn start_closing_timer(&mut self, cx: &mut ConnectionContext<'_>, timer: Timer) {
+        let at = cx.now.0 + nanos(cx.shared.config.time_wait);
+        self.set_timer(timer, at);
+        cx.arm(self, at);
     }
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Returns `true` when the connection ended and nobody owns it.
+    /// The entry of the timer wheel came up. Whatever is due happens, and the wheel has the
+    /// connection again for the earliest of what is left. Returns `true` when the connection
+    /// ended and nobody owns it.
     pub(crate) fn on_timer(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
-        self.hot.wheel_at = u64::MAX;
-        if self.hot.ack_at != 0 && cx.now.0 >= self.hot.ack_at {
-            self.hot.ack_at = 0;
-            cx.shared.stats.delayed_acks += 1;
-            cx.owe(&mut self.hot, flag::NEED_ACK);
+        self.tcb.wheel_at = u64::MAX;
+        self.fire_if_due(cx, Timer::DelayedAck);
+        if let Some(timer) = self.tcb.timer() {
+            self.fire_if_due(cx, timer);
         }
-        if self.hot.rto_at != 0 && cx.now.0 >= self.hot.rto_at {
-            self.hot.rto_at = 0;
-            self.on_rto(cx);
+        for timer in [Timer::Keepalive, Timer::Pacing, Timer::IdleMemory] {
+            self.fire_if_due(cx, timer);
         }
-        let mut next = self.keepalive(cx);
-        if self.hot.has(flag::PACED) {
-            match self.recovery.as_ref().map(|r| r.pace_at) {
-                Some(at) if at > cx.now.0 => next = next.min(at),
-                _ => cx.owe(&mut self.hot, 0),
+        if let Some(next) = self.earliest_deadline(cx) {
+            cx.arm(&mut self.tcb, next);
+        }
+        self.tcb.state == TcpState::Closed && self.tcb.has(ConnectionFlags::RELEASED)
+    }
+
+    #[inline]
+    fn fire_if_due(&mut self, cx: &mut ConnectionContext<'_>, timer: Timer) {
+        if self.deadline_of(cx, timer).is_some_and(|at| at <= cx.now.0) {
+            self.fire_timer(cx, timer);
+        }
+    }
+
+    /// When the timer fires, in ns; `None`: it does not run.
+    #[inline]
+    fn deadline_of(&self, cx: &ConnectionContext<'_>, timer: Timer) -> Option<u64> {
+        let tcb = &self.tcb;
+        match timer {
+            Timer::DelayedAck => (tcb.ack_at != 0).then_some(tcb.ack_at),
+            Timer::Keepalive => self.keepalive_deadline(cx),
+            Timer::Pacing => {
+                let waits = tcb.has(ConnectionFlags::WAITS_FOR_PACER) && tcb.window.is_paced();
+                let recovery = self.recovery.as_ref().filter(|_| waits)?;
+                Some(recovery.pacer.next_at())
             }
+            Timer::IdleMemory => {
+                let idle = tcb.timer().is_none() && self.holds_memory();
+                let rest = match tcb.state {
+                    TcpState::Closed => 0,
+                    _ => tcb.last_rx.saturating_add(IDLE_MEMORY_AFTER),
+                };
+                idle.then_some(rest)
+            }
+            timer => tcb.timer_at().filter(|_| tcb.is_timer(timer)),
         }
-        for at in [self.hot.ack_at, self.hot.rto_at] {
-            if at != 0 {
+    }
+
+    /// The earliest deadline of all that is to come.
+    #[inline]
+    fn earliest_deadline(&self, cx: &ConnectionContext<'_>) -> Option<u64> {
+        let mut next = u64::MAX;
+        // Who is overdue for a keepalive probe has data in flight, with a timer of its own: look
+        // again soon.
+        if let Some(at) = self.deadline_of(cx, Timer::Keepalive) {
+            next = at.max(cx.now.0 + 1);
+        }
+        for timer in [Timer::DelayedAck, Timer::Pacing, Timer::IdleMemory] {
+            if let Some(at) = self.deadline_of(cx, timer).filter(|&at| at > cx.now.0) {
                 next = next.min(at);
             }
         }
-        if self.hot.rto_at == 0 && self.holds_memory() {
-            // Who speaks again in a moment would only have to ask for it again.
-            let rested = self.hot.last_rx.saturating_add(REST);
-            if cx.now.0 >= rested || self.hot.state == TcpState::Closed {
-                self.shrink();
-            } else {
-                next = next.min(rested);
-            }
+        if let Some(at) = self.tcb.timer_at() {
+            next = next.min(at);
         }
-        if next != u64::MAX {
-            cx.arm(&mut self.hot, next);
-        }
-        self.hot.state == TcpState::Closed && self.hot.has(flag::RELEASED)
+        (next != u64::MAX).then_some(next)
     }
 
-    fn on_rto(&mut self, cx: &mut ConnectionContext<'_>) {
-        match self.hot.state {
-            TcpState::Closed => {}
-            TcpState::TimeWait => self.closed(cx),
-            TcpState::FinWait2 => {
-                // Only an orphan is timed here: its peer never closed.
-                self.closed(cx);
-            }
-            TcpState::SynSent | TcpState::SynReceived => {
-                if self.hot.backoff >= cx.shared.config.syn_retries {
-                    cx.shared.stats.attempt_fails += 1;
-                    self.fail(cx, Events::TIMED_OUT);
-                    return;
-                }
-                self.hot.backoff += 1;
-                cx.owe(&mut self.hot, flag::NEED_SYN);
-                self.hot.restart_rto(cx);
-            }
-            _ if self.hot.has(flag::PERSIST) => {
-                if self.given_up(cx) {
-                    self.give_up(cx);
-                    return;
-                }
-                self.hot.backoff = self.hot.backoff.saturating_add(1);
-                let what = if self.hot.snd_wnd > 0 {
-                    flag::CUT
-                } else {
-                    flag::NEED_PROBE
-                };
-                cx.owe(&mut self.hot, what);
-                self.hot.restart_rto(cx);
-                self.hot.flags |= flag::PERSIST;
-            }
-            _ if self.hot.has(flag::REO) => self.reordering_timeout(cx),
-            _ if self.hot.has(flag::PTO) => {
-                if self.probe_unanswered(cx) {
-                    return;
-                }
-                cx.owe(&mut self.hot, flag::NEED_TLP);
-                // The timeout proper, should the probe not leave.
-                self.hot.flags &= !flag::PTO;
-                self.hot.rto_at = cx.now.0 + self.hot.rtt.rto(&cx.shared.rto, 0);
-            }
-            _ => self.retransmission_timeout(cx),
+    /// A deadline passed.
+    fn fire_timer(&mut self, cx: &mut ConnectionContext<'_>, timer: Timer) {
+        if self.tcb.is_timer(timer) {
+            self.tcb.stop_timer();
         }
+        match timer {
+            Timer::DelayedAck => {
+                self.tcb.ack_at = 0;
+                cx.shared.stats.delayed_acks += 1;
+                cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+            }
+            Timer::Retransmission => match self.tcb.state {
+                TcpState::Closed => {}
+                TcpState::SynSent | TcpState::SynReceived => self.handshake_timeout(cx),
+                _ => self.retransmission_timeout(cx),
+            },
+            Timer::TailLossProbe => self.probe_timeout(cx),
+            Timer::Reordering => self.reordering_timeout(cx),
+            Timer::Persist => self.persist_timeout(cx),
+            // The peer of an orphan never closed.
+            Timer::TimeWait | Timer::Orphan => self.closed(cx),
+            Timer::Keepalive => self.keepalive_timeout(cx),
+            Timer::Pacing => cx.owe(&mut self.tcb, ConnectionFlags::NONE),
+            Timer::IdleMemory => self.shrink(),
+        }
+    }
+
+    /// Our SYN or SYN-ACK is sent again, or given up.
+    fn handshake_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+        if self.tcb.backoff >= cx.shared.config.syn_retries {
+            cx.shared.stats.attempt_fails += 1;
+            self.fail(cx, Events::TIMED_OUT);
+            return;
+        }
+        self.tcb.backoff += 1;
+        cx.owe(&mut self.tcb, ConnectionFlags::NEED_SYN);
+        self.tcb.restart_rto(cx);
+    }
+
+    /// The peer's window did not open: it is probed, or a part of a record leaves that fits it.
+    fn persist_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+        if self.given_up(cx) {
+            self.give_up(cx);
+            return;
+        }
+        self.tcb.backoff = self.tcb.backoff.saturating_add(1);
+        let need = if self.tcb.snd_wnd > 0 {
+            ConnectionFlags::MAY_SPLIT_RECORD
+        } else {
+            ConnectionFlags::NEED_PROBE
+        };
+        cx.owe(&mut self.tcb, need);
+        self.tcb.start_persist(cx);
+    }
+
+    /// The probe timeout (RFC 8985 section 7.3).
+    fn probe_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+        if self.probe_unanswered(cx) {
+            return;
+        }
+        cx.owe(&mut self.tcb, ConnectionFlags::NEED_TAIL_PROBE);
+        // The timeout proper, should the probe not leave.
+        let at = cx.now.0 + self.tcb.rtt.rto(&cx.shared.rto, 0);
+        self.tcb.set_timer(Timer::Retransmission, at);
     }
 
     /// RFC 6298 (5.4) to (5.6), RFC 5681 section 3.1.
     fn retransmission_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
         if self.tx.sent.is_empty() {
             // What was to leave found no neighbour; try again.
-            cx.owe(&mut self.hot, 0);
+            cx.owe(&mut self.tcb, ConnectionFlags::NONE);
             return;
         }
         if self.given_up(cx) {
@@ -139,28 +207,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         cx.shared.stats.timeouts += 1;
         self.timeouts += 1;
-        if self.hot.has(flag::NARROW) {
+        if self.tcb.has(ConnectionFlags::NARROW_PATH) {
             self.probe_timed_out(cx);
         }
         self.suspect_black_hole(cx);
         self.start_recovery();
-        let h = &mut self.hot;
-        let mss = u32::from(h.emss);
+        let h = &mut self.tcb;
         if let Some(r) = &mut self.recovery {
-            r.timeout(
-                h,
-                &mut self.cc,
-                &mut self.tx,
-                self.cwv.in_use(h).bytes,
-                cx.now.0,
-            );
+            let (flight, phase) = (h.flight_state(), h.phase);
+            self.congestion
+                .on_timeout(&mut h.window, &mut r.reduction, &flight, phase);
+            r.timeout(h, &mut self.tx, cx.now.0);
         }
-        self.cwv.begin(h, cx.now.0);
-        // One segment, beside those that may still arrive.
-        h.cwnd = h.pipe + mss;
+        let flight = h.flight_state();
+        self.congestion
+            .after_timeout(&mut h.window, &flight, cx.now.0);
         h.backoff = h.backoff.saturating_add(1);
         h.dup_acks = 0;
-        cx.owe(h, 0);
+        cx.owe(h, ConnectionFlags::NONE);
         h.restart_rto(cx);
     }
 
@@ -171,8 +235,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         // A peer that shrank its window below what is in flight and still answers is not dead
         // (RFC 9293 section 3.8.6, SHLD-17).
-        let heard = if self.hot.snd_wnd < self.hot.flight() {
-            self.hot.last_rx
+        let heard = if self.tcb.snd_wnd < self.tcb.flight() {
+            self.tcb.last_rx
         } else {
             0
         };
@@ -189,7 +253,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// The connection ends badly.
     pub(crate) fn fail(&mut self, cx: &mut ConnectionContext<'_>, why: Events) {
         self.closed(cx);
-        cx.event(&mut self.hot, why | Events::CLOSED);
+        cx.event(&mut self.tcb, why | Events::CLOSED);
     }
 
     /// A reset from a synchronised connection, with timestamps where they are agreed (RFC 7323
@@ -197,7 +261,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn send_reset(&mut self, cx: &mut ConnectionContext<'_>) {
         if self.neighbour_generation == 0
             || matches!(
-                self.hot.state,
+                self.tcb.state,
                 TcpState::SynSent | TcpState::Closed | TcpState::TimeWait
             )
         {
@@ -205,16 +269,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         let f = SegmentFields {
             seq: self
-                .hot
+                .tcb
                 .snd_nxt
-                .min(self.hot.snd_una + self.hot.snd_wnd.max(1)),
-            ack: self.hot.rcv_nxt,
+                .min(self.tcb.snd_una + self.tcb.snd_wnd.max(1)),
+            ack: self.tcb.rcv_nxt,
             flags: segment::RST | segment::ACK,
             window: 0,
             ts: self
-                .hot
-                .has(flag::TIMESTAMPS)
-                .then(|| (timestamp_at(cx.now, self.ts_offset), self.hot.ts_recent)),
+                .tcb
+                .has(ConnectionFlags::TIMESTAMPS)
+                .then(|| (timestamp_at(cx.now, self.ts_offset), self.tcb.ts_recent)),
             options: &[],
             payload: 0,
             ect: false,
@@ -226,30 +290,34 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .tcp(&self.template, &f, &mut cx.shared.stats);
     }
 
-    /// Returns the keepalive deadline, u64::MAX without one.
-    fn keepalive(&mut self, cx: &mut ConnectionContext<'_>) -> u64 {
-        let Some(k) = cx.shared.config.keepalive else {
-            return u64::MAX;
-        };
+    /// When the next keepalive probe is due, in ns.
+    #[inline]
+    fn keepalive_deadline(&self, cx: &ConnectionContext<'_>) -> Option<u64> {
+        let keepalive = cx.shared.config.keepalive.as_ref()?;
+        let tcb = &self.tcb;
         let open = matches!(
-            self.hot.state,
+            tcb.state,
             TcpState::Established | TcpState::CloseWait | TcpState::FinWait2
         );
-        if !open {
-            return u64::MAX;
+        let unanswered = u64::from(tcb.probes) * nanos(keepalive.interval);
+        let at = tcb.last_rx.saturating_add(nanos(keepalive.idle)) + unanswered;
+        open.then_some(at)
+    }
+
+    /// The peer was silent for long: it is probed, or given up. Data in flight has its own timer.
+    fn keepalive_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+        let Some(keepalive) = cx.shared.config.keepalive else {
+            return;
+        };
+        if self.tcb.snd_una != self.tcb.snd_nxt {
+            return;
         }
-        let (idle, interval) = (nanos(k.idle), nanos(k.interval));
-        let due = |h: &Hot| h.last_rx.saturating_add(idle) + u64::from(h.probes) * interval;
-        // Data in flight has its own timer.
-        if cx.now.0 >= due(&self.hot) && self.hot.snd_una == self.hot.snd_nxt {
-            if self.hot.probes >= k.probes {
-                self.give_up(cx);
-                return u64::MAX;
-            }
-            self.hot.probes += 1;
-            cx.owe(&mut self.hot, flag::NEED_KEEPALIVE);
+        if self.tcb.probes >= keepalive.probes {
+            self.give_up(cx);
+            return;
         }
-        due(&self.hot).max(cx.now.0 + 1)
+        self.tcb.probes += 1;
+        cx.owe(&mut self.tcb, ConnectionFlags::NEED_KEEPALIVE);
     }
 }
 

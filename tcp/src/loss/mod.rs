@@ -2,4 +2,3 @@
 
 pub(crate) mod rack;
 pub(crate) mod recovery;
-pub(crate) mod rtt;

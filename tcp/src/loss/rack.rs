@@ -2,10 +2,11 @@
 //! delivered is lost, wherever it stands; the tail is probed before the retransmission timeout.
 //! State of [`crate::loss::recovery::Recovery`]; the timer shares the connection's one deadline.
 
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
 use std::collections::VecDeque;
 
 use crate::base::sequence::SeqNr;
-use crate::connection::{Hot, flag};
 use crate::queues::send_queue::{LOST, RETX, SACKED, SendQueue};
 use crate::wire::segment::Segment;
 
@@ -82,17 +83,17 @@ impl Rack {
 
     /// Step 3: a first transmission below the highest delivered one was delivered later.
     #[inline]
-    pub(crate) fn order(&mut self, h: &mut Hot, end: SeqNr, again: bool) {
+    pub(crate) fn order(&mut self, h: &mut Tcb, end: SeqNr, again: bool) {
         if end.gt(self.fack) {
             self.fack = end;
         } else if end.lt(self.fack) && !again {
-            h.flags |= flag::REORDERING;
+            h.flags |= ConnectionFlags::REORDERING_SEEN;
         }
     }
 
     /// RACK.reo_wnd, step 4.
-    fn window(&self, h: &Hot, in_doubt: bool) -> u64 {
-        if !h.has(flag::REORDERING) && !in_doubt {
+    fn window(&self, h: &Tcb, in_doubt: bool) -> u64 {
+        if !h.has(ConnectionFlags::REORDERING_SEEN) && !in_doubt {
             return 0;
         }
         let step = u64::from(h.rtt.min) / 4;
@@ -100,7 +101,7 @@ impl Rack {
     }
 
     /// Step 4: the peer received something twice, so patience was too short.
-    pub(crate) fn dsack(&mut self, h: &Hot) {
+    pub(crate) fn dsack(&mut self, h: &Tcb) {
         if self.dsack_round.is_some_and(|r| h.snd_una.ge(r)) {
             self.dsack_round = None;
         }
@@ -134,11 +135,11 @@ impl Rack {
     /// that is undecided is looked at again.
     pub(crate) fn detect<R>(
         &mut self,
-        h: &mut Hot,
+        h: &mut Tcb,
         tx: &mut SendQueue<R>,
         in_doubt: bool,
         now: u64,
-        mut lose: impl FnMut(&mut Hot, &mut SendQueue<R>, usize),
+        mut lose: impl FnMut(&mut Tcb, &mut SendQueue<R>, usize),
     ) -> Detected {
         let mut found = Detected::default();
         if self.xmit == 0 {
@@ -190,7 +191,7 @@ impl Rack {
     }
 
     /// Section 6.3: on a timeout the first segment is lost, and what had its time.
-    pub(crate) fn expired(&self, h: &Hot, at: u64, now: u64) -> bool {
+    pub(crate) fn expired(&self, h: &Tcb, at: u64, now: u64) -> bool {
         at + self.rtt + self.window(h, true) <= now
     }
 

@@ -3,33 +3,20 @@
 //! nothing. Exists only for connections that met a loss, a SACK block or a silent tail.
 
 use crate::base::sequence::SeqNr;
-use crate::base::time::{Instant, timestamp_at};
-use crate::congestion::controller::Controller;
-use crate::congestion::window_validation::InUse;
-use crate::connection::{Hot, Phase, flag};
+use crate::congestion::RecoveryPhase;
+use crate::congestion::pacing::Pacer;
+use crate::congestion::reduction::{WindowReduction, is_echo_older};
 use crate::loss::rack::{self, Probe, Rack};
 use crate::queues::send_queue::{LOST, RETX, SACKED, SendQueue};
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::Segment;
 
 /// RFC 6675 section 2.
 const DUP_THRESH: u32 = 3;
 
-/// What a reduction replaced, until it is known to be deserved.
-#[derive(Clone, Copy)]
-struct Prior {
-    cwnd: u32,
-    ssthresh: u32,
-    cc: Controller,
-    /// Repetitions that no D-SACK called needless yet.
-    open: u32,
-    /// When the first repetition left, 0: not yet.
-    first: u64,
-}
-
 #[derive(Default)]
 pub(crate) struct Recovery {
-    /// Recovery ends when this is acknowledged.
-    point: SeqNr,
     /// SACKed segments in `sent`.
     pub sacked: u32,
     /// Lost segments in `sent` that still await their repetition.
@@ -41,22 +28,14 @@ pub(crate) struct Recovery {
     pub rack: Rack,
     /// A tail loss probe whose answer is not in.
     pub probe: Option<Probe>,
-    /// When new segments may leave, in ns; see [`crate::congestion::pacing`].
-    pub pace_at: u64,
-    prior: Option<Prior>,
-    prr_delivered: u32,
-    prr_out: u32,
-    recover_flight: u32,
-    /// RFC 7661 section 4.4.1: what was in use of a window that was not validated when this
-    /// recovery began, 0: it was validated; and R, the bytes that it repeated, each counted once.
-    unvalidated: u32,
-    repaired: u32,
+    pub pacer: Pacer,
+    pub reduction: WindowReduction,
 }
 
 impl Recovery {
     pub(crate) fn new(una: SeqNr) -> Self {
         Recovery {
-            point: una,
+            reduction: WindowReduction::new(una),
             cursor: una,
             cache: [(una, una); 4],
             rack: Rack::new(una),
@@ -67,7 +46,7 @@ impl Recovery {
     /// The cumulative ACK is about to take off what is before `ack`.
     pub(crate) fn before_ack<R>(
         &mut self,
-        h: &mut Hot,
+        h: &mut Tcb,
         tx: &SendQueue<R>,
         ack: SeqNr,
         (echo, offset): (Option<u32>, u32),
@@ -88,7 +67,7 @@ impl Recovery {
             let again = s.flags & RETX != 0;
             self.rack.order(h, end, again);
             // An echo from before the repetition answers the original (section 6.2 step 2).
-            let old = |e: u32| again && older(e, s.at, offset);
+            let old = |e: u32| again && is_echo_older(e, s.at, offset);
             if !echo.is_some_and(old) {
                 self.rack.delivered(s.at, end, again, h.rtt.min, now);
             }
@@ -111,7 +90,7 @@ impl Recovery {
     /// Marks what the blocks newly cover; returns (segments, bytes).
     pub(crate) fn sack<R>(
         &mut self,
-        h: &mut Hot,
+        h: &mut Tcb,
         tx: &mut SendQueue<R>,
         seg: &Segment,
         now: u64,
@@ -160,12 +139,12 @@ impl Recovery {
         }
         self.sacked += segs;
         if segs > 0 {
-            h.flags |= flag::RECOVERING;
+            h.flags |= ConnectionFlags::RECOVERING;
         }
         (segs, bytes)
     }
 
-    fn lose<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>, i: usize) {
+    fn lose<R>(&mut self, h: &mut Tcb, tx: &mut SendQueue<R>, i: usize) {
         if let Some(s) = tx.sent.get_mut(i)
             && s.flags & (SACKED | LOST) == 0
         {
@@ -173,46 +152,29 @@ impl Recovery {
             h.pipe -= s.len;
             self.lost += 1;
             self.cursor = self.cursor.min(s.seq);
-            h.flags |= flag::RECOVERING;
+            h.flags |= ConnectionFlags::RECOVERING;
         }
     }
 
     /// RACK's judgement of everything in flight; returns (lost repetitions, when to look again).
-    pub(crate) fn detect<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>, now: u64) -> (u64, u64) {
-        let in_doubt = h.phase == Phase::Open && self.sacked < DUP_THRESH;
+    pub(crate) fn detect<R>(&mut self, h: &mut Tcb, tx: &mut SendQueue<R>, now: u64) -> (u64, u64) {
+        let in_doubt = h.phase == RecoveryPhase::Open && self.sacked < DUP_THRESH;
         let mut rack = core::mem::take(&mut self.rack);
         let found = rack.detect(h, tx, in_doubt, now, |h, tx, i| self.lose(h, tx, i));
         self.rack = rack;
         (found.repeated, found.due)
     }
 
-    /// D-SACK: adapts RACK, and tells whether all repetitions of the last recovery were needless
+    /// D-SACK: adapts RACK, and tells whether all retransmissions of the last recovery were needless
     /// (RFC 3708).
-    pub(crate) fn duplicate(&mut self, h: &Hot) -> bool {
+    pub(crate) fn duplicate(&mut self, h: &Tcb) -> bool {
         self.rack.dsack(h);
-        let Some(p) = &mut self.prior else {
-            return false;
-        };
-        p.open = p.open.saturating_sub(1);
-        p.open == 0 && p.first != 0
+        self.reduction.on_dsack()
     }
 
-    /// The peer echoes a time before the first repetition: the originals arrived
-    /// (Eifel, RFC 3522 section 3.2).
-    pub(crate) fn needless(&self, echo: u32, offset: u32) -> bool {
-        self.prior
-            .as_ref()
-            .is_some_and(|p| p.first != 0 && older(echo, p.first, offset))
-    }
-
-    /// Takes the reduction back (RFC 4015 section 3, RFC 9438 section 4.9): the window and the
-    /// controller as they were, nothing lost.
-    pub(crate) fn undo<R>(&mut self, h: &mut Hot, cc: &mut Controller, tx: &mut SendQueue<R>) {
-        let Some(p) = self.prior.take() else { return };
-        h.cwnd = h.cwnd.max(p.cwnd);
-        h.ssthresh = h.ssthresh.max(p.ssthresh);
-        *cc = p.cc;
-        h.phase = Phase::Open;
+    /// What was marked lost was not (RFC 4015 section 3.2).
+    pub(crate) fn unmark_lost<R>(&mut self, h: &mut Tcb, tx: &mut SendQueue<R>) {
+        h.phase = RecoveryPhase::Open;
         h.backoff = 0;
         if self.lost > 0 {
             for s in tx.sent.iter_mut().filter(|s| s.flags & LOST != 0) {
@@ -221,6 +183,13 @@ impl Recovery {
             }
             self.lost = 0;
         }
+    }
+
+    /// Fast recovery begins.
+    pub(crate) fn begin(&mut self, h: &mut Tcb) {
+        h.phase = RecoveryPhase::Recovery;
+        h.flags |= ConnectionFlags::RECOVERING;
+        self.probe = None;
     }
 
     /// Section 7.4.2: does this ACK end the probe's episode, and did the probe repair a loss?
@@ -237,106 +206,29 @@ impl Recovery {
     }
 
     /// Without SACK (RFC 6582): the first segment is the lost one.
-    pub(crate) fn lose_first<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>) {
+    pub(crate) fn lose_first<R>(&mut self, h: &mut Tcb, tx: &mut SendQueue<R>) {
         self.lose(h, tx, 0);
     }
 
-    /// Enters fast recovery.
-    pub(crate) fn enter(&mut self, h: &mut Hot, cc: &mut Controller, in_use: InUse) {
-        h.phase = Phase::Recovery;
-        h.flags |= flag::RECOVERING;
-        self.point = h.snd_nxt;
-        self.recover_flight = h.flight().max(1);
-        self.prr_delivered = 0;
-        self.prr_out = 0;
-        self.probe = None;
-        self.remember(h, cc);
-        self.unvalidated = if in_use.unvalidated { in_use.bytes } else { 0 };
-        self.repaired = 0;
-        h.ssthresh = in_use.after_loss(h, cc);
-    }
-
-    /// Fast recovery ended: the window is ssthresh (RFC 6937 section 3), but for one that was not
-    /// validated half of what arrived of what was in use (RFC 7661 section 4.4.1).
-    pub(crate) fn leave(&self, h: &mut Hot) {
-        let mss = u32::from(h.emss);
-        h.cwnd = h.ssthresh;
-        if self.unvalidated > 0 {
-            let arrived = self.unvalidated.saturating_sub(self.repaired);
-            h.cwnd = (arrived / 2).clamp(mss, h.ssthresh.max(mss));
-            h.ssthresh = h.cwnd.max(2 * mss);
-        }
-    }
-
-    fn remember(&mut self, h: &Hot, cc: &Controller) {
-        self.prior = Some(Prior {
-            cwnd: h.cwnd,
-            ssthresh: h.ssthresh,
-            cc: *cc,
-            open: 0,
-            first: 0,
-        });
-    }
-
-    /// RFC 6937 section 3: how much may leave in answer to this ACK.
-    pub(crate) fn reduce(&mut self, h: &mut Hot, delivered: u32) {
-        let mss = u32::from(h.emss);
-        self.prr_delivered = self.prr_delivered.saturating_add(delivered);
-        let out = if h.pipe > h.ssthresh {
-            let share = u64::from(self.prr_delivered) * u64::from(h.ssthresh);
-            let share = share.div_ceil(u64::from(self.recover_flight)) as u32;
-            share.saturating_sub(self.prr_out)
-        } else {
-            let limit = self
-                .prr_delivered
-                .saturating_sub(self.prr_out)
-                .max(delivered)
-                + mss;
-            limit.min(h.ssthresh - h.pipe)
-        };
-        // The first repetition always leaves.
-        let out = if self.prr_out == 0 { out.max(mss) } else { out };
-        h.cwnd = h.pipe + out;
-    }
-
-    pub(crate) fn sent(&mut self, len: u32) {
-        self.prr_out = self.prr_out.saturating_add(len);
-    }
-
-    /// The recovery point is passed.
-    pub(crate) fn done(&self, una: SeqNr) -> bool {
-        una.ge(self.point)
-    }
-
     /// Back to the straight path when nothing is marked any more.
-    pub(crate) fn settle(&mut self, h: &mut Hot) {
-        if h.phase == Phase::Open && self.sacked == 0 && self.lost == 0 && self.probe.is_none() {
-            h.flags &= !flag::RECOVERING;
+    pub(crate) fn settle(&mut self, h: &mut Tcb) {
+        if h.phase == RecoveryPhase::Open
+            && self.sacked == 0
+            && self.lost == 0
+            && self.probe.is_none()
+        {
+            h.flags &= !ConnectionFlags::RECOVERING;
             self.rack.settle();
         }
     }
 
     /// Retransmission timeout (RFC 8985 section 6.3): the first segment and what had its time is
-    /// lost; without SACK all is (RFC 5681). Returns the new slow start threshold of a first one.
-    /// `in_use`: see [`crate::congestion::window_validation`]. SND.NXT stays where it is: going back would make our pure ACKs unacceptable.
-    pub(crate) fn timeout<R>(
-        &mut self,
-        h: &mut Hot,
-        cc: &mut Controller,
-        tx: &mut SendQueue<R>,
-        in_use: u32,
-        now: u64,
-    ) {
-        if h.phase != Phase::Loss {
-            // A recovery that was under way has reduced already; what it replaced stays known.
-            if h.phase == Phase::Open {
-                self.remember(h, cc);
-            }
-            h.ssthresh = cc.on_timeout(in_use, h.flight(), u32::from(h.emss));
-        }
-        // A SACKed first segment means the peer took its word back (RFC 2018 section 8).
+    /// lost; without SACK all is (RFC 5681). SND.NXT stays where it is: going back would make our
+    /// pure ACKs unacceptable.
+    pub(crate) fn timeout<R>(&mut self, h: &mut Tcb, tx: &mut SendQueue<R>, now: u64) {
+        // A SACKed first segment was reneged on (RFC 2018 section 8).
         let renege = tx.sent.front().is_some_and(|s| s.flags & SACKED != 0);
-        let all = !h.has(flag::SACK);
+        let all = !h.has(ConnectionFlags::SACK);
         (self.lost, h.pipe) = (0, 0);
         for (i, s) in tx.sent.iter_mut().enumerate() {
             if renege {
@@ -356,22 +248,22 @@ impl Recovery {
             self.sacked = 0;
         }
         self.cache = [(h.snd_una, h.snd_una); 4];
-        self.point = h.snd_nxt;
+        self.reduction.point = h.snd_nxt;
         self.cursor = h.snd_una;
         self.probe = None;
-        h.phase = Phase::Loss;
-        h.flags |= flag::RECOVERING;
+        h.phase = RecoveryPhase::Loss;
+        h.flags |= ConnectionFlags::RECOVERING;
     }
 
     /// Segments were cut and marked: counts anew. No congestion (RFC 1191 section 6.5).
-    pub(crate) fn recount<R>(&mut self, h: &mut Hot, tx: &SendQueue<R>) {
+    pub(crate) fn recount<R>(&mut self, h: &mut Tcb, tx: &SendQueue<R>) {
         (self.lost, h.pipe) = (0, 0);
         for s in &tx.sent {
             self.lost += u32::from(s.flags & LOST != 0);
             h.pipe += if s.in_pipe() { s.len } else { 0 };
         }
         self.cursor = h.snd_una;
-        h.flags |= flag::RECOVERING;
+        h.flags |= ConnectionFlags::RECOVERING;
     }
 
     /// Index of the next segment to repeat.
@@ -393,41 +285,29 @@ impl Recovery {
     }
 
     /// The segment at `i` was sent again.
-    pub(crate) fn repeat<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>, i: usize, now: u64) {
+    pub(crate) fn repeat<R>(&mut self, h: &mut Tcb, tx: &mut SendQueue<R>, i: usize, now: u64) {
         let s = &mut tx.sent[i];
-        if s.flags & RETX == 0 {
-            self.repaired = self.repaired.saturating_add(s.len);
-        }
+        self.reduction
+            .on_retransmitted(s.len, s.flags & RETX == 0, now);
         s.flags = (s.flags & !LOST) | RETX;
         s.at = now;
         self.lost -= 1;
         self.cursor = s.end();
         h.pipe += s.len;
         self.rack.repeat(s.seq, now);
-        if let Some(p) = &mut self.prior {
-            p.open += 1;
-            p.first = if p.first == 0 { now } else { p.first };
-        }
-        self.prr_out = self.prr_out.saturating_add(s.len);
     }
 
     /// The last segment was sent again as a probe (RFC 8985 section 7.3): still once in the pipe.
-    pub(crate) fn probed<R>(&mut self, h: &mut Hot, tx: &mut SendQueue<R>, again: bool, now: u64) {
+    pub(crate) fn probed<R>(&mut self, h: &mut Tcb, tx: &mut SendQueue<R>, again: bool, now: u64) {
         self.probe = Some(Probe {
             end: h.snd_nxt,
             again,
         });
-        h.flags |= flag::RECOVERING;
+        h.flags |= ConnectionFlags::RECOVERING;
         if again && let Some(s) = tx.sent.back_mut() {
             s.flags |= RETX;
             s.at = now;
             self.rack.repeat(s.seq, now);
         }
     }
-}
-
-/// The echoed time is before that of a segment sent at `at`.
-fn older(echo: u32, at: u64, offset: u32) -> bool {
-    let sent = timestamp_at(Instant(at), offset);
-    (echo.wrapping_sub(sent) as i32) < 0
 }

@@ -3,6 +3,8 @@
 //! wide as the ends agreed until it shows otherwise; from then on `search` and `probe`
 //! look for what it carries, upward.
 
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 use core::net::IpAddr;
 use std::collections::HashMap;
 
@@ -10,8 +12,8 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
 use crate::base::time::ticks;
+use crate::connection::Connection;
 use crate::connection::context::ConnectionContext;
-use crate::connection::{Connection, flag};
 use crate::pmtu::search::{PathSearch, RAISE_TICKS, past};
 use crate::queues::send_queue::{SACKED, Sent};
 
@@ -44,7 +46,7 @@ pub(crate) fn from_v4(mtu: u16, quoted: u16) -> u16 {
 impl<B: RecvBuf, R> Connection<B, R> {
     fn headers(&self) -> u16 {
         let ip = if self.template.is_v6() { 60 } else { 40 };
-        let ts = if self.hot.has(flag::TIMESTAMPS) {
+        let ts = if self.tcb.has(ConnectionFlags::TIMESTAMPS) {
             12
         } else {
             0
@@ -66,7 +68,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// probe. Without SACK a probe's loss is told late or by a timeout: there full segments are
     /// tried after ten minutes (RFC 1191 section 6.3).
     fn first_look(&self, now_ticks: u32) -> u32 {
-        if self.hot.has(flag::SACK) {
+        if self.tcb.has(ConnectionFlags::SACK) {
             now_ticks
         } else {
             now_ticks.wrapping_add(RAISE_TICKS)
@@ -83,10 +85,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// What is out and longer than `emss` is cut, to be sent again: the path does not carry it.
     pub(crate) fn cut(&mut self) {
         self.split_trains();
-        self.tx.resegment(u32::from(self.hot.emss));
+        self.tx.resegment(u32::from(self.tcb.emss));
         self.start_recovery();
         if let Some(recovery) = &mut self.recovery {
-            recovery.recount(&mut self.hot, &self.tx);
+            recovery.recount(&mut self.tcb, &self.tx);
         }
     }
 }
@@ -147,9 +149,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if let Some(search) = cx.shared.paths.0.get(&to) {
             if past(now_ticks, search.until) {
                 cx.shared.paths.0.remove(&to);
-            } else if self.emss_for(search.plpmtu) < self.hot.emss {
-                self.hot.emss = self.emss_for(search.plpmtu);
-                self.hot.flags |= flag::NARROW;
+            } else if self.emss_for(search.plpmtu) < self.tcb.emss {
+                self.tcb.emss = self.emss_for(search.plpmtu);
+                self.tcb.flags |= ConnectionFlags::NARROW_PATH;
                 self.search_at = self.first_look(now_ticks);
             }
         }
@@ -157,10 +159,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// From now on segments carry `emss` at most; what is out and longer is cut and sent again.
     pub(crate) fn narrow(&mut self, cx: &mut ConnectionContext<'_>, emss: u16) {
-        self.hot.emss = emss;
-        self.hot.flags |= flag::NARROW;
+        self.tcb.emss = emss;
+        self.tcb.flags |= ConnectionFlags::NARROW_PATH;
         self.search_at = self.first_look(ticks(cx.now.0));
-        cx.event(&mut self.hot, Events::MSS_CHANGED);
+        cx.event(&mut self.tcb, Events::MSS_CHANGED);
         self.split_trains();
         if self
             .tx
@@ -174,16 +176,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     pub(crate) fn send_cut(&mut self, cx: &mut ConnectionContext<'_>) {
         self.cut();
-        cx.owe(&mut self.hot, 0);
-        if !self.hot.has(flag::PERSIST) {
-            self.hot.restart_rto(cx);
+        cx.owe(&mut self.tcb, ConnectionFlags::NONE);
+        if !self.tcb.is_timer(Timer::Persist) {
+            self.tcb.restart_rto(cx);
         }
     }
 
     /// A retransmission timeout, not the first: full segments may vanish in a hole that says
     /// nothing (RFC 8899 section 4.3).
     pub(crate) fn suspect_black_hole(&mut self, cx: &mut ConnectionContext<'_>) {
-        if self.hot.backoff < SUSPICIOUS {
+        if self.tcb.backoff < SUSPICIOUS {
             return;
         }
         self.split_trains();
@@ -192,7 +194,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .sent
             .front()
             .map_or((0, 0), |segment| (segment.len, segment.at));
-        let least = self.template.is_v6() || self.hot.backoff >= 2 * SUSPICIOUS;
+        let least = self.template.is_v6() || self.tcb.backoff >= 2 * SUSPICIOUS;
         let mtu = match (self.template.is_v6(), least) {
             (true, _) => MIN_V6,
             (false, false) => BASE,
@@ -201,19 +203,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let base = self.emss_for(mtu);
         // A window that shrank swallows repetitions too, but they are answered. What was sent no
         // earlier and SACKed passed the path.
-        let shut = self.hot.snd_wnd < self.hot.flight() && self.hot.last_rx >= at;
+        let shut = self.tcb.snd_wnd < self.tcb.flight() && self.tcb.last_rx >= at;
         let passes = |segment: &Sent| {
             segment.flags & SACKED != 0 && segment.len > u32::from(base) && segment.at >= at
         };
         if first > u32::from(base)
-            && base < self.hot.emss
+            && base < self.tcb.emss
             && !shut
             && !self.tx.sent.iter().any(passes)
         {
             cx.shared.stats.black_holes += 1;
             let now_ticks = ticks(cx.now.0);
             let to = self.template.key().remote().ip();
-            let cut = (self.id(cx.index), self.hot.snd_nxt);
+            let cut = (self.id(cx.index), self.tcb.snd_nxt);
             cx.shared
                 .paths
                 .learn(to, PathSearch::base(mtu, least, cut, now_ticks), now_ticks);

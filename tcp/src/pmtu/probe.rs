@@ -1,6 +1,6 @@
 //! Probing a narrow path with longer segments (RFC 8899 as an acknowledged protocol does it,
 //! RFC 4821 section 10.1 for TCP): when a probe may leave, what it carries, and what its
-//! acknowledgement or loss means. Only connections with [`flag::NARROW`] come here, and none of it
+//! acknowledgement or loss means. Only connections with [`ConnectionFlags::NARROW_PATH`] come here, and none of it
 //! is on the way of an ACK: that a probe arrived is found when the next segments are to leave.
 //!
 //! A probe is one segment of the next bytes of the stream. It carries a part of a record that is
@@ -15,12 +15,16 @@ use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::ticks;
+use crate::congestion::RecoveryPhase;
+use crate::connection::Connection;
 use crate::connection::context::{ConnectionContext, SharedState};
 use crate::connection::output::Blocked;
-use crate::connection::{Connection, Hot, Phase, flag};
 use crate::loss::recovery::Recovery;
 use crate::pmtu::search::SearchStep;
 use crate::queues::send_queue::{LOST, MTU_PROBE, SendQueue};
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 
 /// A connection that cannot go on with the search looks again after so long, in 2^20 ns: while
 /// another probes, and when it has nothing to probe with.
@@ -45,17 +49,17 @@ impl SharedState {
     pub(crate) fn without_probe<R>(
         &mut self,
         (me, to): (ConnId, core::net::IpAddr),
-        (hot, recovery, tx): (&mut Hot, &mut Recovery, &mut SendQueue<R>),
+        (tcb, recovery, tx): (&mut Tcb, &mut Recovery, &mut SendQueue<R>),
         fresh: u32,
         now: Instant,
     ) -> u32 {
-        if fresh == 0 || !hot.has(flag::NARROW) {
+        if fresh == 0 || !tcb.has(ConnectionFlags::NARROW_PATH) {
             return fresh;
         }
         let Some(path) = self.paths.known(to) else {
             return fresh;
         };
-        let emss = u32::from(hot.emss);
+        let emss = u32::from(tcb.emss);
         let Some(index) = path.probe_of(me).and_then(|(end, _)| tx.mtu_probe(end)) else {
             return fresh;
         };
@@ -63,14 +67,14 @@ impl SharedState {
             return fresh;
         }
         let now_ticks = ticks(now.0);
-        if fresh == 1 && hot.phase == Phase::Open {
+        if fresh == 1 && tcb.phase == RecoveryPhase::Open {
             self.stats.mtu_probes_lost += 1;
-            path.lost(gap(hot), now_ticks);
+            path.lost(gap(tcb), now_ticks);
         } else {
-            path.unclear(gap(hot), now_ticks);
+            path.unclear(gap(tcb), now_ticks);
         }
         tx.resegment(emss);
-        recovery.recount(hot, tx);
+        recovery.recount(tcb, tx);
         fresh - 1
     }
 }
@@ -91,21 +95,22 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let now_ticks = ticks(cx.now.0);
         let me = self.id(cx.index);
         // RFC 4821 section 7.4: no losses are outstanding.
-        let open = matches!(self.hot.state, TcpState::Established | TcpState::CloseWait);
+        let open = matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait);
         if !open
-            || self.hot.phase != Phase::Open
-            || self.hot.has(flag::RECOVERING | flag::PERSIST)
-            || self.hot.backoff > 0
+            || self.tcb.phase != RecoveryPhase::Open
+            || self.tcb.has(ConnectionFlags::RECOVERING)
+            || self.tcb.is_timer(Timer::Persist)
+            || self.tcb.backoff > 0
         {
             return Ok(ProbeStep::Later);
         }
-        if !self.hot.has(flag::SACK) {
+        if !self.tcb.has(ConnectionFlags::SACK) {
             cx.shared.paths.forget(self.template.key().remote().ip());
             self.widen(cx, self.emss_agreed);
             return Ok(ProbeStep::Later);
         }
         let max = self.mtu_of(self.emss_agreed);
-        let own = self.mtu_of(self.hot.emss);
+        let own = self.mtu_of(self.tcb.emss);
         let Some(path) = cx
             .shared
             .paths
@@ -115,7 +120,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Ok(ProbeStep::Later);
         };
         if let Some((end, size)) = path.probe_of(me) {
-            if self.hot.snd_una.lt(end) {
+            if self.tcb.snd_una.lt(end) {
                 return Ok(ProbeStep::Later);
             }
             cx.shared.stats.mtu_probes_passed += u64::from(size > path.plpmtu);
@@ -153,11 +158,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// From now on segments may carry `emss`.
     fn widen(&mut self, cx: &mut ConnectionContext<'_>, emss: u16) {
-        self.hot.emss = emss;
+        self.tcb.emss = emss;
         if emss == self.emss_agreed {
-            self.hot.flags &= !flag::NARROW;
+            self.tcb.flags &= !ConnectionFlags::NARROW_PATH;
         }
-        cx.event(&mut self.hot, Events::MSS_CHANGED);
+        cx.event(&mut self.tcb, Events::MSS_CHANGED);
     }
 
     fn send_probe(
@@ -168,13 +173,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) -> Result<ProbeStep, Blocked> {
         let now_ticks = ticks(cx.now.0);
         let me = self.id(cx.index);
-        let own = self.mtu_of(self.hot.emss);
+        let own = self.mtu_of(self.tcb.emss);
         let to = self.template.key().remote().ip();
         let Some(path) = cx.shared.paths.search(to, own, now_ticks) else {
             return Ok(ProbeStep::Later);
         };
-        let hot = &self.hot;
-        let (emss, probe) = (u32::from(hot.emss), u32::from(self.emss_for(size)));
+        let tcb = &self.tcb;
+        let (emss, probe) = (u32::from(tcb.emss), u32::from(self.emss_for(size)));
         let Some(plan) = self.tx.plan(probe, probe) else {
             return Ok(ProbeStep::Later);
         };
@@ -194,7 +199,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             match path.ask(me, now_ticks) {
                 Some(first) => {
                     if first {
-                        cx.event(&mut self.hot, Events::MTU_PROBE);
+                        cx.event(&mut self.tcb, Events::MTU_PROBE);
                     }
                     return Ok(ProbeStep::Asked);
                 }
@@ -206,14 +211,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         // Its loss has to show (RFC 4821 section 7.4): time tells that one later segment is enough
         // (RFC 8985).
-        let window = hot.snd_wnd.saturating_sub(hot.flight());
-        let usable = window.min(hot.cwnd.saturating_sub(hot.pipe));
-        if plan.len > hot.cwnd.min(hot.snd_wnd) {
+        let window = tcb.snd_wnd.saturating_sub(tcb.flight());
+        let usable = window.min(tcb.window.available(tcb.pipe));
+        if plan.len > tcb.window.cwnd().min(tcb.snd_wnd) {
             return Ok(ProbeStep::Later);
         }
-        let followed = hot.unsent >= plan.len + emss;
+        let followed = tcb.unsent >= plan.len + emss;
         if plan.len > usable || !followed {
-            if hot.pipe > 0 && (followed || asked) {
+            if tcb.pipe > 0 && (followed || asked) {
                 return Ok(ProbeStep::Hold);
             }
             // What the owner made for it leaves in one piece.
@@ -222,16 +227,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
         }
         let size = self.mtu_of(plan.len as u16);
-        let mut segment = self.tx.make(&plan, self.hot.snd_nxt, false, cx.now.0);
+        let mut segment = self.tx.make(&plan, self.tcb.snd_nxt, false, cx.now.0);
         segment.flags |= MTU_PROBE;
         self.emit_new(cx, &segment, tx)?;
         self.tx.made(&plan);
-        let hot = &mut self.hot;
-        hot.pipe += plan.len;
-        hot.unsent -= plan.len;
-        hot.flags &= !flag::CUT;
+        let tcb = &mut self.tcb;
+        tcb.pipe += plan.len;
+        tcb.unsent -= plan.len;
+        tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
         let patience =
-            (hot.rtt.rto(&cx.shared.rto, 2) >> 20).min(u64::from(RETRY_LATER_TICKS)) as u32;
+            (tcb.rtt.rto(&cx.shared.rto, 2) >> 20).min(u64::from(RETRY_LATER_TICKS)) as u32;
         if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {
             path.sent(me, segment.end(), size, patience, now_ticks);
         }
@@ -242,18 +247,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// The probe timeout (RFC 8985 section 7.2) passed, and the last segment is an MTU probe: it
     /// is not repeated as it was. `false`: it is none.
     pub(crate) fn probe_unanswered(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
-        if !self.hot.has(flag::NARROW) || self.hot.unsent > 0 {
+        if !self.tcb.has(ConnectionFlags::NARROW_PATH) || self.tcb.unsent > 0 {
             return false;
         }
-        let emss = u32::from(self.hot.emss);
+        let emss = u32::from(self.tcb.emss);
         let Some(&last) = self.tx.sent.back().filter(|segment| segment.is_probe(emss)) else {
             return false;
         };
-        let alone = last.seq == self.hot.snd_una;
+        let alone = last.seq == self.tcb.snd_una;
         // It may wait for a delayed ACK as any lone segment.
-        let due = last.at + self.hot.rtt.pto(&cx.shared.rto, true);
+        let due = last.at + self.tcb.rtt.pto(&cx.shared.rto, true);
         if alone && cx.now.0 < due {
-            self.hot.rto_at = due;
+            self.tcb.set_timer(Timer::TailLossProbe, due);
             return true;
         }
         let now_ticks = ticks(cx.now.0);
@@ -262,21 +267,21 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             if alone {
                 cx.shared.stats.mtu_probes_lost += 1;
-                path.lost(gap(&self.hot), now_ticks);
+                path.lost(gap(&self.tcb), now_ticks);
             } else {
-                path.unclear(gap(&self.hot), now_ticks);
+                path.unclear(gap(&self.tcb), now_ticks);
             }
         }
         self.cut();
-        cx.owe(&mut self.hot, 0);
-        self.hot.restart_rto(cx);
+        cx.owe(&mut self.tcb, ConnectionFlags::NONE);
+        self.tcb.restart_rto(cx);
         true
     }
 
     /// A retransmission timeout: the probe is cut as what is lost. Where it is the first of that it
     /// counts, and the next waits long (RFC 4821 section 7.6.3).
     pub(crate) fn probe_timed_out(&mut self, cx: &mut ConnectionContext<'_>) {
-        let emss = u32::from(self.hot.emss);
+        let emss = u32::from(self.tcb.emss);
         let Some(index) = self
             .tx
             .sent
@@ -300,6 +305,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
 }
 
 /// So long after a lost probe the next may follow, in 2^20 ns: 8 round trips, a second at most.
-fn gap(hot: &Hot) -> u32 {
-    (hot.rtt.srtt >> 17).min(u64::from(RETRY_LATER_TICKS)) as u32 + 1
+fn gap(tcb: &Tcb) -> u32 {
+    (tcb.rtt.srtt >> 17).min(u64::from(RETRY_LATER_TICKS)) as u32 + 1
 }

@@ -12,6 +12,7 @@ use crate::link::control_queue::{Icmpv6, Origin};
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::pmtu::search::PathSearch;
 use crate::stack::Stack;
+use crate::tcb::flags::ConnectionFlags;
 use crate::wire::bytes::{read_u16, read_u32};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::FrameContent;
@@ -147,7 +148,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         for id in self.shared.neighbours.heard(addr, mac, !answer, now) {
             let c = self.conns.get_mut(id.index as usize);
             if let Some(c) = c.filter(|c| c.generation == id.generation) {
-                self.shared.owe(id.index, &mut c.hot, 0);
+                self.shared.owe(id.index, &mut c.tcb, ConnectionFlags::NONE);
             }
         }
     }
@@ -165,7 +166,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         };
         let c = &mut self.conns[index as usize];
-        if c.hot.state == TcpState::SynSent && seq == c.hot.snd_una {
+        if c.tcb.state == TcpState::SynSent && seq == c.tcb.snd_una {
             self.shared.stats.attempt_fails += 1;
             c.fail(&mut self.shared.context(index), Events::UNREACHABLE);
             self.reap(index);
@@ -186,7 +187,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .find(hash, |i| conns[i as usize].template.carries(key));
         let Some(index) = found else { return };
         let c = &mut self.conns[index as usize];
-        let h = &c.hot;
+        let h = &c.tcb;
         let min = if key.is_v6() { MIN_V6 } else { MIN_V4 };
         if h.state == TcpState::SynSent || seq.lt(h.snd_una) || seq.ge(h.snd_nxt) || mtu < min {
             return;
@@ -202,8 +203,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let t = ticks(now.0);
         let to = key.remote().ip();
-        let probe = s.is_probe(u32::from(c.hot.emss));
-        if emss < c.hot.emss {
+        let probe = s.is_probe(u32::from(c.tcb.emss));
+        if emss < c.tcb.emss {
             self.shared.stats.pmtu_reductions += 1;
             self.shared.paths.learn(to, PathSearch::told(mtu, t), t);
             c.narrow(&mut self.shared.context(index), emss);

@@ -7,6 +7,9 @@ pub(crate) mod receive;
 mod slots;
 mod syn_cookies;
 
+use crate::tcb::Tcb;
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::timer::Timer;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
@@ -23,19 +26,18 @@ use crate::base::time::Instant;
 use crate::base::timer_wheel::Wheel;
 use crate::base::token_bucket::Bucket;
 use crate::config::StackConfig;
-use crate::congestion::pacing;
 use crate::connection::context::SharedState;
 use crate::connection::time_wait_list::TimeWait;
-use crate::connection::{Connection, Hot, NO_LISTENER, flag};
+use crate::connection::{Connection, NO_LISTENER};
 use crate::flow::table::FlowTable;
 use crate::ip::reassembly::ReassemblyTable;
 use crate::link::control_queue::Control;
 use crate::link::neighbours::Neighbours;
-use crate::loss::rtt::RtoLimits;
 use crate::pmtu::path_mtu::Paths;
 use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::receive::Row;
+use crate::tcb::rtt::RtoLimits;
 
 /// A connection at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -135,19 +137,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub(crate) fn get(&self, id: ConnId) -> Option<&Connection<B, R>> {
         self.conns
             .get(id.index as usize)
-            .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
+            .filter(|c| c.generation == id.generation && !c.tcb.has(ConnectionFlags::RELEASED))
     }
 
     #[inline]
     fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection<B, R>> {
         self.conns
             .get_mut(id.index as usize)
-            .filter(|c| c.generation == id.generation && !c.hot.has(flag::RELEASED))
+            .filter(|c| c.generation == id.generation && !c.tcb.has(ConnectionFlags::RELEASED))
     }
 
     pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
         let c = self.get(id)?;
-        let h = &c.hot;
+        let h = &c.tcb;
         Some(TcpInfo {
             state: h.state,
             local: c.template.key().local(),
@@ -155,12 +157,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             user: h.user,
             listener: (c.listener != NO_LISTENER).then_some(ListenerId(c.listener)),
             effective_mss: usize::from(h.emss),
-            cwnd: h.cwnd,
-            ssthresh: if h.ssthresh >= pacing::INFINITE {
-                u32::MAX
-            } else {
-                h.ssthresh
-            },
+            cwnd: h.window.cwnd(),
+            ssthresh: h.window.ssthresh().finite().unwrap_or(u32::MAX),
             send_window: h.snd_wnd,
             in_flight: h.flight(),
             unsent: h.unsent,
@@ -169,13 +167,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
             rto: Duration::from_nanos(h.rtt.rto(&self.shared.rto, h.backoff)),
             retransmits: c.retransmits,
             timeouts: c.timeouts,
-            peer_fin: h.has(flag::FIN_RECEIVED),
+            peer_fin: h.has(ConnectionFlags::FIN_RECEIVED),
         })
     }
 
     pub fn set_user(&mut self, id: ConnId, user: u64) {
         if let Some(c) = self.get_mut(id) {
-            c.hot.user = user;
+            c.tcb.user = user;
         }
     }
 
@@ -190,8 +188,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     fn start_close(&mut self, index: u32) {
         let c = &mut self.conns[index as usize];
-        let h = &mut c.hot;
-        if h.has(flag::FIN_QUEUED) {
+        let h = &mut c.tcb;
+        if h.has(ConnectionFlags::FIN_QUEUED) {
             return;
         }
         match h.state {
@@ -210,8 +208,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             _ => return,
         }
-        h.flags |= flag::FIN_QUEUED;
-        self.shared.owe(index, h, 0);
+        h.flags |= ConnectionFlags::FIN_QUEUED;
+        self.shared.owe(index, h, ConnectionFlags::NONE);
         c.update_active(&mut self.shared.context(index));
     }
 
@@ -220,7 +218,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.now = now;
         if self.get(id).is_some() {
             let c = &mut self.conns[id.index as usize];
-            if c.hot.state != TcpState::Closed {
+            if c.tcb.state != TcpState::Closed {
                 c.send_reset(&mut self.shared.context(id.index));
                 c.fail(&mut self.shared.context(id.index), Events::NONE);
             }
@@ -237,9 +235,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let index = id.index;
         let c = &mut self.conns[index as usize];
-        self.shared.leave_backlog(&mut c.hot, c.listener);
+        self.shared.leave_backlog(&mut c.tcb, c.listener);
         if matches!(
-            c.hot.state,
+            c.tcb.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2 | TcpState::CloseWait
         ) && !c.rx.is_empty()
         {
@@ -248,17 +246,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         self.start_close(index);
         let c = &mut self.conns[index as usize];
-        c.hot.flags |= flag::RELEASED;
-        c.hot.events = 0;
+        c.tcb.flags |= ConnectionFlags::RELEASED;
+        c.tcb.events = 0;
         c.rx.clear();
         c.recount(&mut self.shared.context(index));
-        if c.hot.state == TcpState::TimeWait {
+        if c.tcb.state == TcpState::TimeWait {
             self.shared.time_wait.push(index);
         }
-        if c.hot.state == TcpState::FinWait2 {
-            c.hot.rto_at = now.0 + crate::base::time::nanos(self.shared.config.time_wait);
-            let at = c.hot.rto_at;
-            self.shared.context(index).arm(&mut c.hot, at);
+        if c.tcb.state == TcpState::FinWait2 {
+            let cx = &mut self.shared.context(index);
+            c.tcb.start_closing_timer(cx, Timer::Orphan);
         }
         self.reap(index);
     }
@@ -267,19 +264,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn next_event(&mut self) -> Option<(ConnId, u64, Events)> {
         while let Some(index) = self.shared.dirty.pop_front() {
             let c = &mut self.conns[index as usize];
-            let events = Events(core::mem::take(&mut c.hot.events));
-            if events.is_empty() || c.hot.has(flag::RELEASED) {
+            let events = Events(core::mem::take(&mut c.tcb.events));
+            if events.is_empty() || c.tcb.has(ConnectionFlags::RELEASED) {
                 continue;
             }
             if events.contains(Events::ACCEPTED) {
-                self.shared.leave_backlog(&mut c.hot, c.listener);
+                self.shared.leave_backlog(&mut c.tcb, c.listener);
             }
             return Some((
                 ConnId {
                     index,
                     generation: c.generation,
                 },
-                c.hot.user,
+                c.tcb.user,
                 events,
             ));
         }
@@ -293,8 +290,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let c = &mut self.conns[id.index as usize];
         c.recount(&mut self.shared.context(id.index));
         // The caller may consume and so open the window: `poll` looks.
-        if c.hot.state != TcpState::Closed {
-            self.shared.owe(id.index, &mut c.hot, 0);
+        if c.tcb.state != TcpState::Closed {
+            self.shared.owe(id.index, &mut c.tcb, ConnectionFlags::NONE);
         }
         Some(&mut c.rx)
     }
@@ -307,7 +304,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         let c = &mut self.conns[id.index as usize];
-        let (next, queued) = (c.hot.rcv_nxt, c.rx.len_bytes());
+        let (next, queued) = (c.tcb.rcv_nxt, c.rx.len_bytes());
         if let Some(o) = &mut c.ooo {
             o.show(|seq, b| f(queued + (seq - next) as usize, b));
         }
@@ -316,7 +313,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Most payload bytes of a segment now: make records no longer than this. 0 for a stale id.
     #[inline]
     pub fn effective_mss(&self, id: ConnId) -> usize {
-        self.get(id).map_or(0, |c| usize::from(c.hot.emss))
+        self.get(id).map_or(0, |c| usize::from(c.tcb.emss))
     }
 
     /// Bytes that may be queued now so that they leave at once: min(cwnd, peer's window) less
@@ -325,7 +322,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     #[inline]
     pub fn send_room(&self, id: ConnId) -> usize {
         let Some(c) = self.get(id) else { return 0 };
-        let h = &c.hot;
+        let h = &c.tcb;
         if !matches!(h.state, TcpState::Established | TcpState::CloseWait) {
             return 0;
         }
@@ -338,21 +335,21 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// connection cannot send (stale, closing, closed, or `len` 0).
     #[inline]
     pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
-        let open = |h: &Hot| matches!(h.state, TcpState::Established | TcpState::CloseWait);
+        let open = |h: &Tcb| matches!(h.state, TcpState::Established | TcpState::CloseWait);
         if len == 0
             || !self
                 .get(id)
-                .is_some_and(|c| open(&c.hot) && c.hot.unsent.checked_add(len).is_some())
+                .is_some_and(|c| open(&c.tcb) && c.tcb.unsent.checked_add(len).is_some())
         {
             return Err(record);
         }
         let c = &mut self.conns[id.index as usize];
         c.tx.push(len, record, push);
-        c.hot.unsent += len;
-        if !c.hot.has(flag::ACTIVE) {
+        c.tcb.unsent += len;
+        if !c.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
             c.update_active(&mut self.shared.context(id.index));
         }
-        self.shared.owe(id.index, &mut c.hot, 0);
+        self.shared.owe(id.index, &mut c.tcb, ConnectionFlags::NONE);
         Ok(())
     }
 
@@ -362,14 +359,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.get(id).is_some() {
             let c = &mut self.conns[id.index as usize];
             // A pure ACK can still find company in this batch; `poll` sends it.
-            let ack = c.hot.flags & flag::NEED_ACK;
-            let data = c.hot.unsent > 0 || c.hot.has(flag::RECOVERING | flag::FIN_QUEUED);
+            let ack = c.tcb.flags & ConnectionFlags::NEED_ACK;
+            let data = c.tcb.unsent > 0
+                || c.tcb
+                    .has(ConnectionFlags::RECOVERING | ConnectionFlags::FIN_QUEUED);
             if data
                 && c.output_data(&mut self.shared.context(id.index), tx)
                     .is_err()
             {
-                c.hot.flags |= ack;
-                self.shared.owe(id.index, &mut c.hot, 0);
+                c.tcb.flags |= ack;
+                self.shared.owe(id.index, &mut c.tcb, ConnectionFlags::NONE);
             }
         }
     }
@@ -386,7 +385,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// not), in order; does nothing while it can still send.
     pub fn take_unacked(&mut self, id: ConnId, f: impl FnMut(R)) {
         if let Some(c) = self.get_mut(id)
-            && matches!(c.hot.state, TcpState::Closed | TcpState::TimeWait)
+            && matches!(c.tcb.state, TcpState::Closed | TcpState::TimeWait)
         {
             c.tx.drain(f);
         }
@@ -398,7 +397,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
         let c = self.get(id)?;
         let mut path: PathSearch = *self.shared.paths.get(c.template.key().remote().ip())?;
-        if !c.hot.has(flag::NARROW) || !path.is_asked(id) || c.tx.next_len() > c.hot.emss.into() {
+        if !c.tcb.has(ConnectionFlags::NARROW_PATH)
+            || !path.is_asked(id)
+            || c.tx.next_len() > c.tcb.emss.into()
+        {
             return None;
         }
         match path.next(c.mtu_of(c.emss_agreed), path.asked_at()?) {
@@ -459,13 +461,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 break;
             };
             let c = &mut self.conns[index as usize];
-            if !c.hot.has(flag::IN_WORK) {
+            if !c.tcb.has(ConnectionFlags::IN_OUTPUT_LIST) {
                 continue;
             }
-            c.hot.flags &= !flag::IN_WORK;
+            c.tcb.flags &= !ConnectionFlags::IN_OUTPUT_LIST;
             c.recount(&mut self.shared.context(index));
             if c.output(&mut self.shared.context(index), tx).is_err() {
-                c.hot.flags |= flag::IN_WORK;
+                c.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
                 self.shared.work.push_front(index);
                 return;
             }
@@ -479,11 +481,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let Some(c) = c.filter(|c| c.generation == generation) else {
                 continue;
             };
-            match c.hot.state {
+            match c.tcb.state {
                 TcpState::SynSent => c.fail(&mut self.shared.context(index), Events::UNREACHABLE),
                 TcpState::SynReceived => c.closed(&mut self.shared.context(index)),
                 TcpState::Closed => {}
-                _ if c.hot.rto_at == 0 => c.hot.restart_rto(&mut self.shared.context(index)),
+                _ if c.tcb.timer().is_none() => c.tcb.restart_rto(&mut self.shared.context(index)),
                 _ => {}
             }
             self.reap(index);

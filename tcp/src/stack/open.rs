@@ -1,5 +1,6 @@
 //! Opening connections: from here ([`Stack::connect`]) and for peers ([`Stack::listen`]).
 
+use crate::tcb::flags::ConnectionFlags;
 use core::net::{IpAddr, SocketAddr};
 
 use crate::base::buffer::RecvBuf;
@@ -8,7 +9,6 @@ use crate::base::ids::{ConnId, ListenerId};
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::context::Listener;
-use crate::connection::flag;
 use crate::stack::Stack;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame;
@@ -69,7 +69,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let max = self.shared.config.max_connections;
         let index = self.alloc(key).ok_or(StackError::TooManyConnections(max))?;
         let c = &mut self.conns[index as usize];
-        c.hot.user = user;
+        c.tcb.user = user;
         self.shared.stats.active_opens += 1;
         self.open(index, now);
         Ok(ConnId {
@@ -91,7 +91,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .find(hash, |i| self.conns[i as usize].template.carries(&key))
         {
             let c = &mut self.conns[index as usize];
-            if c.hot.state != TcpState::TimeWait || !c.hot.has(flag::TIMESTAMPS) {
+            if c.tcb.state != TcpState::TimeWait || !c.tcb.has(ConnectionFlags::TIMESTAMPS) {
                 return None;
             }
             self.shared.stats.time_wait_recycled += 1;
@@ -136,10 +136,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 _ if key.local() == remote => {}
                 None => return Some(key),
                 Some(index) => {
-                    let h = &self.conns[index as usize].hot;
+                    let h = &self.conns[index as usize].tcb;
                     if h.state == TcpState::TimeWait
-                        && h.has(flag::TIMESTAMPS)
-                        && h.rto_at.saturating_sub(time_wait) + PORT_REST <= now.0
+                        && h.has(ConnectionFlags::TIMESTAMPS)
+                        && h.timer_at().unwrap_or(0).saturating_sub(time_wait) + PORT_REST <= now.0
                     {
                         rested = Some(port);
                     }
@@ -198,12 +198,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let key = c.template.key();
         let iss = self.shared.isn(&key, now);
         c.ts_offset = self.shared.ts_offset(&key);
-        c.hot.snd_una = iss;
-        c.hot.snd_nxt = iss + 1;
-        c.hot.snd_wl2 = iss;
-        c.ecn_mark = c.hot.snd_nxt;
-        self.shared.owe(index, &mut c.hot, flag::NEED_SYN);
-        c.hot.restart_rto(&mut self.shared.context(index));
+        c.tcb.snd_una = iss;
+        c.tcb.snd_nxt = iss + 1;
+        c.tcb.snd_wl2 = iss;
+        c.congestion.set_first_byte(c.tcb.snd_nxt);
+        self.shared
+            .owe(index, &mut c.tcb, ConnectionFlags::NEED_SYN);
+        c.tcb.restart_rto(&mut self.shared.context(index));
         c.update_active(&mut self.shared.context(index));
     }
 }

@@ -13,10 +13,10 @@ use crate::base::frame_info::{FrameInfo, RxChecksum};
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::connection::flag;
 use crate::connection::input::Verdict;
 use crate::connection::rx_coalescer::Train;
 use crate::stack::Stack;
+use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::{self, FrameContent, LinkIdentity};
 use crate::wire::segment::{self, Segment};
@@ -268,7 +268,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     fn is_last(&self, key: &FlowKey) -> bool {
         self.conns
             .get(self.last as usize)
-            .is_some_and(|c| c.template.carries(key) && c.hot.has(flag::HASHED))
+            .is_some_and(|c| c.template.carries(key) && c.tcb.has(ConnectionFlags::IN_FLOW_TABLE))
     }
 
     /// Asks the CPU for a connection that the caller is about to use, and does nothing else:
@@ -443,9 +443,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let c = &mut self.conns[index as usize];
         c.listener = listener;
-        c.hot.user = user;
-        c.hot.state = TcpState::SynReceived;
-        c.hot.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
+        c.tcb.user = user;
+        c.tcb.state = TcpState::SynReceived;
+        c.tcb.flags |=
+            ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
         c.negotiate(seg, &self.shared.config, self.shared.recv_wscale);
         self.open(index, now);
     }

@@ -14,8 +14,8 @@ use crate::base::time::Instant;
 use crate::base::time::timestamp_at;
 use crate::connection::context::SharedState;
 use crate::connection::control_segments::syn_options;
-use crate::connection::flag;
 use crate::stack::Stack;
+use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, CWR, ECE, SYN, Segment};
 use crate::wire::template::{SegmentFields, Template};
@@ -156,10 +156,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
         c.listener = listener;
         c.ts_offset = offset;
         c.negotiate(&syn, &self.shared.config, self.shared.recv_wscale);
-        let h = &mut c.hot;
+        let h = &mut c.tcb;
         h.user = user;
         h.state = TcpState::SynReceived;
-        h.flags |= flag::PASSIVE | flag::BACKLOG | flag::RELEASED;
+        h.flags |=
+            ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
         h.snd_una = SeqNr(got);
         h.snd_nxt = seg.ack;
         h.snd_wl2 = SeqNr(got);

@@ -25,7 +25,7 @@ impl RtoLimits {
 const PTO_SLACK: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Rtt {
+pub(crate) struct RoundTrip {
     /// 0: no sample yet.
     pub srtt: u64,
     var: u32,
@@ -34,7 +34,7 @@ pub(crate) struct Rtt {
     pub min: u32,
 }
 
-impl Rtt {
+impl RoundTrip {
     /// RFC 6298 (2.2), (2.3). Only of segments sent once (Karn).
     #[inline]
     pub(crate) fn sample(&mut self, rtt: u64) {
@@ -96,7 +96,7 @@ mod tests {
             max: 60_000_000_000,
             initial: 1_000_000_000,
         };
-        let mut r = Rtt::default();
+        let mut r = RoundTrip::default();
         assert_eq!(r.rto(&l, 0), 1_000_000_000, "(2.1)");
         assert_eq!(r.rto(&l, 2), 4_000_000_000, "(5.5)");
         assert_eq!(r.rto(&l, 20), 60_000_000_000, "(2.5)");

@@ -1,0 +1,132 @@
+//! The congestion window and the slow start threshold (RFC 5681 section 2). They lie in the first
+//! cache line of a connection; only this folder writes them.
+
+use crate::base::sequence::SeqNr;
+
+/// Kept below half the sequence space with room for arithmetic.
+pub(super) const MAX_WINDOW: u32 = 1 << 30;
+/// Shorter round trips, in ns, are no more than a few ticks of the timer wheel: nothing is paced.
+pub(super) const MIN_PACED_RTT: u64 = 500_000;
+
+/// The slow start threshold in bytes. Infinite until the path shows congestion, and then in one of
+/// two kinds, so that one comparison tells the connections that are not paced: nearly all of a
+/// fabric, nearly always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SlowStartThreshold(pub(super) u32);
+
+impl SlowStartThreshold {
+    /// No congestion was seen, and new segments leave as they come.
+    pub(crate) const INFINITE: SlowStartThreshold = SlowStartThreshold(u32::MAX);
+    /// No congestion was seen, but the window was not in use of late: new segments are paced
+    /// (RFC 7661 section 4.4.2).
+    const INFINITE_PACED: SlowStartThreshold = SlowStartThreshold(u32::MAX - 1);
+
+    /// `None`: infinite.
+    pub(crate) fn finite(self) -> Option<u32> {
+        (self < Self::INFINITE_PACED).then_some(self.0)
+    }
+}
+
+/// How many bytes may be on the wire, and where slow start ends. 8 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CongestionWindow {
+    pub(super) cwnd: u32,
+    pub(super) ssthresh: SlowStartThreshold,
+}
+
+/// What a connection has on the wire, as congestion control needs to know it.
+#[derive(Clone, Copy)]
+pub(crate) struct Flight {
+    /// SND.UNA and SND.NXT.
+    pub una: SeqNr,
+    pub next: SeqNr,
+    /// Payload bytes deemed on the wire (RFC 6675).
+    pub pipe: u32,
+    /// Payload bytes of a full segment.
+    pub mss: u32,
+    /// The smoothed round-trip time in ns, 0: not measured yet.
+    pub srtt: u64,
+}
+
+impl Flight {
+    /// FlightSize (RFC 5681 section 2), in bytes of sequence space.
+    pub(crate) fn size(&self) -> u32 {
+        self.next - self.una
+    }
+}
+
+impl CongestionWindow {
+    /// Of a connection that cannot send yet.
+    pub(crate) const CLOSED: CongestionWindow = CongestionWindow {
+        cwnd: 0,
+        ssthresh: SlowStartThreshold::INFINITE,
+    };
+
+    /// The handshake agreed on segments of `mss` bytes: the initial window of `segments` of them
+    /// (RFC 6928).
+    pub(crate) fn open(&mut self, segments: u32, mss: u32) {
+        self.cwnd = initial_window(segments, mss).min(MAX_WINDOW);
+    }
+
+    /// The window in bytes.
+    #[inline]
+    pub(crate) fn cwnd(&self) -> u32 {
+        self.cwnd
+    }
+
+    /// The slow start threshold.
+    pub(crate) fn ssthresh(&self) -> SlowStartThreshold {
+        self.ssthresh
+    }
+
+    /// The window lets so many bytes more onto the wire.
+    #[inline]
+    pub(crate) fn available(&self, pipe: u32) -> u32 {
+        self.cwnd.saturating_sub(pipe)
+    }
+
+    /// The window grows with each ACK until it reaches the threshold.
+    #[inline]
+    pub(crate) fn in_slow_start(&self) -> bool {
+        self.cwnd < self.ssthresh.0
+    }
+
+    /// New segments may be spread over the round trip. `false` for nearly all connections.
+    #[inline]
+    pub(crate) fn is_paced(&self) -> bool {
+        self.ssthresh != SlowStartThreshold::INFINITE
+    }
+
+    /// Paces a connection that no congestion paces yet, where timers divide the round trip.
+    #[inline]
+    pub(super) fn begin_pacing(&mut self, srtt: u64) {
+        if !self.is_paced() && srtt >= MIN_PACED_RTT {
+            self.ssthresh = SlowStartThreshold::INFINITE_PACED;
+        }
+    }
+
+    /// The window is in use again. Where congestion was seen, pacing stays.
+    pub(super) fn end_idle_pacing(&mut self) {
+        if self.ssthresh == SlowStartThreshold::INFINITE_PACED {
+            self.ssthresh = SlowStartThreshold::INFINITE;
+        }
+    }
+
+    /// A retransmission timeout: one segment, beside those that may still arrive (RFC 5681 section
+    /// 3.1).
+    pub(super) fn collapse(&mut self, pipe: u32, mss: u32) {
+        self.cwnd = pipe + mss;
+    }
+
+    /// Congestion was found: the window is at most `ssthresh` bytes from now on.
+    pub(super) fn reduce_to(&mut self, ssthresh: u32) {
+        self.ssthresh = SlowStartThreshold(ssthresh);
+        self.cwnd = self.cwnd.min(ssthresh);
+    }
+}
+
+/// In bytes (RFC 6928).
+#[inline]
+pub(crate) fn initial_window(segments: u32, mss: u32) -> u32 {
+    segments.max(1).saturating_mul(mss)
+}

@@ -1,0 +1,55 @@
+//! How many bytes of new segments the pacer lets leave; see [`crate::congestion::pacing`].
+
+use crate::base::buffer::RecvBuf;
+use crate::congestion::pacing::{PacingCredit, is_effective};
+use crate::connection::Connection;
+use crate::connection::context::ConnectionContext;
+use crate::tcb::flags::ConnectionFlags;
+
+impl<B: RecvBuf, R> Connection<B, R> {
+    /// How many bytes of new segments may leave now.
+    #[inline]
+    pub(crate) fn pacing_credit(&mut self, cx: &mut ConnectionContext<'_>) -> u32 {
+        // No congestion event yet, no doubt: nearly all connections of a fabric, nearly always.
+        if !self.tcb.window.is_paced() {
+            return u32::MAX;
+        }
+        self.ask_pacer(cx)
+    }
+
+    #[cold]
+    fn ask_pacer(&mut self, cx: &mut ConnectionContext<'_>) -> u32 {
+        let flight = self.tcb.flight_state();
+        let window = self.tcb.window;
+        if !is_effective(&window, &flight, self.tcb.phase) {
+            self.tcb.flags.remove(ConnectionFlags::WAITS_FOR_PACER);
+            return u32::MAX;
+        }
+        let in_use = self.congestion.validation.is_validated();
+        let pacer = &mut self.recovery_state().pacer;
+        match pacer.credit(&window, &flight, in_use, cx.now.0) {
+            PacingCredit::Bytes(bytes) => {
+                self.tcb.flags.remove(ConnectionFlags::WAITS_FOR_PACER);
+                bytes
+            }
+            PacingCredit::NotBefore(at) => {
+                let tcb = &mut self.tcb;
+                if tcb.unsent > 0 {
+                    cx.shared.stats.paced += u64::from(!tcb.has(ConnectionFlags::WAITS_FOR_PACER));
+                    tcb.flags |= ConnectionFlags::WAITS_FOR_PACER;
+                    cx.arm(tcb, at);
+                }
+                0
+            }
+        }
+    }
+
+    /// So many bytes of new segments left; `pacing_credit` had bounded them.
+    #[cold]
+    pub(crate) fn on_paced_output(&mut self, cx: &mut ConnectionContext<'_>, sent: u32) {
+        let (window, srtt) = (self.tcb.window, self.tcb.rtt.srtt);
+        self.recovery_state().pacer.on_sent(&window, srtt, sent);
+        // Registers the wait when there is one.
+        self.pacing_credit(cx);
+    }
+}

@@ -1,0 +1,140 @@
+//! What is true of a connection, a bit each.
+
+use core::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign, BitXorAssign, Not};
+
+/// A set of flags of one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionFlags(u32);
+
+impl ConnectionFlags {
+    pub const NONE: ConnectionFlags = ConnectionFlags(0);
+    /// An ACK is to be sent.
+    pub const NEED_ACK: ConnectionFlags = ConnectionFlags(1 << 0);
+    /// Our SYN or SYN-ACK is to be sent.
+    pub const NEED_SYN: ConnectionFlags = ConnectionFlags(1 << 1);
+    /// A window probe is to be sent.
+    pub const NEED_PROBE: ConnectionFlags = ConnectionFlags(1 << 2);
+    /// A keepalive probe is to be sent.
+    pub const NEED_KEEPALIVE: ConnectionFlags = ConnectionFlags(1 << 3);
+    /// Is in the list of connections that `poll` looks at.
+    pub const IN_OUTPUT_LIST: ConnectionFlags = ConnectionFlags(1 << 4);
+    /// Counted in `SharedState::active`.
+    pub const COUNTED_ACTIVE: ConnectionFlags = ConnectionFlags(1 << 5);
+    /// No owner: no events, freed when closed.
+    pub const RELEASED: ConnectionFlags = ConnectionFlags(1 << 6);
+    /// The owner closed its direction: FIN follows the queued records.
+    pub const FIN_QUEUED: ConnectionFlags = ConnectionFlags(1 << 7);
+    /// Our FIN left.
+    pub const FIN_SENT: ConnectionFlags = ConnectionFlags(1 << 8);
+    /// The peer's FIN arrived, and everything before it.
+    pub const FIN_RECEIVED: ConnectionFlags = ConnectionFlags(1 << 9);
+    /// Timestamps are agreed (RFC 7323).
+    pub const TIMESTAMPS: ConnectionFlags = ConnectionFlags(1 << 10);
+    /// Selective acknowledgements are agreed (RFC 2018).
+    pub const SACK: ConnectionFlags = ConnectionFlags(1 << 11);
+    /// The other end is this very device.
+    pub const SELF_ADDRESSED: ConnectionFlags = ConnectionFlags(1 << 12);
+    /// Passive open.
+    pub const PASSIVE: ConnectionFlags = ConnectionFlags(1 << 13);
+    /// Counted in its listener's backlog.
+    pub const IN_BACKLOG: ConnectionFlags = ConnectionFlags(1 << 14);
+    /// SACKed or lost segments, or a recovery in progress: not the fast path.
+    pub const RECOVERING: ConnectionFlags = ConnectionFlags(1 << 15);
+    /// Is in the flow table.
+    pub const IN_FLOW_TABLE: ConnectionFlags = ConnectionFlags(1 << 16);
+    /// The persist timer fired: a part of a record may leave.
+    pub const MAY_SPLIT_RECORD: ConnectionFlags = ConnectionFlags(1 << 17);
+    /// The peer's FIN arrived, perhaps before its data.
+    pub const FIN_SEEN: ConnectionFlags = ConnectionFlags(1 << 18);
+    /// A tail loss probe is to be sent (RFC 8985 section 7.3).
+    pub const NEED_TAIL_PROBE: ConnectionFlags = ConnectionFlags(1 << 19);
+    /// The path was seen to reorder (RACK.reordering_seen).
+    pub const REORDERING_SEEN: ConnectionFlags = ConnectionFlags(1 << 20);
+    /// ECN is agreed (RFC 3168 section 6.1.1).
+    pub const ECN: ConnectionFlags = ConnectionFlags(1 << 21);
+    /// Our ACKs carry ECE (RFC 3168 section 6.1.3).
+    pub const SEND_ECE: ConnectionFlags = ConnectionFlags(1 << 22);
+    /// Our next new segment carries CWR (RFC 3168 section 6.1.2).
+    pub const SEND_CWR: ConnectionFlags = ConnectionFlags(1 << 23);
+    /// DCTCP.CE (RFC 8257 section 3.2): the last data segment was marked.
+    pub const LAST_WAS_MARKED: ConnectionFlags = ConnectionFlags(1 << 24);
+    /// `emss` is below what the ends agreed on.
+    pub const NARROW_PATH: ConnectionFlags = ConnectionFlags(1 << 25);
+    /// Established, and counted in its listener's `ready`.
+    pub const COUNTED_READY: ConnectionFlags = ConnectionFlags(1 << 26);
+    /// Entries of several segments may be among what was sent.
+    pub const MULTI_SEGMENT: ConnectionFlags = ConnectionFlags(1 << 27);
+    /// New segments wait until the pacer lets them leave.
+    pub const WAITS_FOR_PACER: ConnectionFlags = ConnectionFlags(1 << 28);
+
+    /// Something besides data is to be sent.
+    pub const NEED_MASK: ConnectionFlags = ConnectionFlags(
+        Self::NEED_ACK.0
+            | Self::NEED_SYN.0
+            | Self::NEED_PROBE.0
+            | Self::NEED_KEEPALIVE.0
+            | Self::NEED_TAIL_PROBE.0,
+    );
+
+    /// Any of `other` is set.
+    #[inline]
+    pub(crate) const fn intersects(self, other: ConnectionFlags) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Clears all of `other`.
+    #[inline]
+    pub(crate) fn remove(&mut self, other: ConnectionFlags) {
+        self.0 &= !other.0;
+    }
+
+    /// `const` form of `|`.
+    pub(crate) const fn union(self, other: ConnectionFlags) -> ConnectionFlags {
+        ConnectionFlags(self.0 | other.0)
+    }
+}
+
+impl BitOr for ConnectionFlags {
+    type Output = ConnectionFlags;
+    #[inline]
+    fn bitor(self, other: ConnectionFlags) -> ConnectionFlags {
+        ConnectionFlags(self.0 | other.0)
+    }
+}
+
+impl BitAnd for ConnectionFlags {
+    type Output = ConnectionFlags;
+    #[inline]
+    fn bitand(self, other: ConnectionFlags) -> ConnectionFlags {
+        ConnectionFlags(self.0 & other.0)
+    }
+}
+
+impl Not for ConnectionFlags {
+    type Output = ConnectionFlags;
+    #[inline]
+    fn not(self) -> ConnectionFlags {
+        ConnectionFlags(!self.0)
+    }
+}
+
+impl BitOrAssign for ConnectionFlags {
+    #[inline]
+    fn bitor_assign(&mut self, other: ConnectionFlags) {
+        self.0 |= other.0;
+    }
+}
+
+impl BitAndAssign for ConnectionFlags {
+    #[inline]
+    fn bitand_assign(&mut self, other: ConnectionFlags) {
+        self.0 &= other.0;
+    }
+}
+
+impl BitXorAssign for ConnectionFlags {
+    #[inline]
+    fn bitxor_assign(&mut self, other: ConnectionFlags) {
+        self.0 ^= other.0;
+    }
+}

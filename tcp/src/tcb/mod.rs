@@ -1,0 +1,232 @@
+//! The transmission control block (RFC 9293 section 3.3.1): the variables of a connection that every
+//! segment touches, in two cache lines, and the small types that it is made of. What else a
+//! connection has is in [`crate::connection`].
+
+pub(crate) mod flags;
+pub(crate) mod rtt;
+pub(crate) mod timer;
+
+use crate::base::sequence::SeqNr;
+use crate::base::state::TcpState;
+use crate::congestion::RecoveryPhase;
+use crate::congestion::window::{CongestionWindow, Flight};
+use crate::tcb::flags::ConnectionFlags;
+use crate::tcb::rtt::RoundTrip;
+use crate::tcb::timer::Timer;
+
+/// The window scale factors of both directions (RFC 7323 section 2.3), each at most 14.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct WindowScales(u8);
+
+impl WindowScales {
+    /// `send`: what the peer's windows are shifted by, `receive`: what ours are.
+    pub(crate) fn new(send: u8, receive: u8) -> Self {
+        WindowScales(send << 4 | receive)
+    }
+
+    /// What the peer's windows are shifted by.
+    #[inline]
+    pub(crate) fn send(self) -> u8 {
+        self.0 >> 4
+    }
+
+    /// What our windows are shifted by.
+    #[inline]
+    pub(crate) fn receive(self) -> u8 {
+        self.0 & 15
+    }
+
+    /// The ends agreed on the option, with a factor that is not 0.
+    pub(crate) fn is_scaled(self) -> bool {
+        self.0 != 0
+    }
+}
+
+/// 128 bytes: what every segment touches.
+#[repr(C, align(64))]
+pub(crate) struct Tcb {
+    /// RCV.NXT: the next sequence number that the peer will send.
+    pub rcv_nxt: SeqNr,
+    /// SND.UNA: our first unacknowledged sequence number.
+    pub snd_una: SeqNr,
+    /// SND.NXT: the next sequence number that we will send.
+    pub snd_nxt: SeqNr,
+    /// SND.WND: the peer's window in bytes, scaled.
+    pub snd_wnd: u32,
+    /// SND.WL1, SND.WL2: the sequence and acknowledgement number of the segment that brought it.
+    pub snd_wl1: SeqNr,
+    pub snd_wl2: SeqNr,
+    /// Right edge of the window we advertised; never moves left.
+    pub rcv_adv: SeqNr,
+    /// Last.ACK.sent (RFC 7323 section 4.3).
+    pub last_ack_sent: SeqNr,
+    /// TS.Recent (RFC 7323 section 4.3).
+    pub ts_recent: u32,
+    /// Written by [`crate::congestion`] alone.
+    pub window: CongestionWindow,
+    /// Payload bytes deemed on the wire (RFC 6675).
+    pub pipe: u32,
+    /// Payload bytes queued and never sent.
+    pub unsent: u32,
+    pub flags: ConnectionFlags,
+    pub state: TcpState,
+    pub scales: WindowScales,
+    /// Segments received since our last ACK.
+    pub unacked_segs: u8,
+    /// What the running timer is for; see [`timer`].
+    timer: Option<Timer>,
+    /// Eff.snd.MSS (RFC 9293 section 3.7.1): payload bytes of a full segment.
+    pub emss: u16,
+    /// [`crate::Events`] that the owner was not handed yet.
+    pub events: u16,
+    // Second line.
+    /// When the running timer fires, in ns.
+    timer_at: u64,
+    /// When the delayed ACK is due in ns, 0: none waits.
+    pub ack_at: u64,
+    /// Where the timer wheel has the connection in ns, u64::MAX: nowhere.
+    pub wheel_at: u64,
+    /// The owner's.
+    pub user: u64,
+    /// When the peer was last heard, in ns.
+    pub last_rx: u64,
+    pub rtt: RoundTrip,
+    /// The largest window the peer ever offered.
+    pub max_snd_wnd: u32,
+    /// Timeouts in a row, by which the timeout is doubled (RFC 6298 section 5.5).
+    pub backoff: u8,
+    pub dup_acks: u8,
+    /// Keepalive probes without an answer.
+    pub probes: u8,
+    pub phase: RecoveryPhase,
+}
+
+const _: () = assert!(size_of::<Tcb>() == 128, "two cache lines");
+
+impl Tcb {
+    /// Of a connection that is being opened, with segments of `emss` bytes.
+    pub(crate) fn new(emss: u16) -> Self {
+        Tcb {
+            rcv_nxt: SeqNr(0),
+            snd_una: SeqNr(0),
+            snd_nxt: SeqNr(0),
+            snd_wnd: 0,
+            snd_wl1: SeqNr(0),
+            snd_wl2: SeqNr(0),
+            rcv_adv: SeqNr(0),
+            last_ack_sent: SeqNr(0),
+            ts_recent: 0,
+            window: CongestionWindow::CLOSED,
+            pipe: 0,
+            unsent: 0,
+            flags: ConnectionFlags::IN_FLOW_TABLE,
+            state: TcpState::SynSent,
+            scales: WindowScales::default(),
+            unacked_segs: 0,
+            timer: None,
+            emss,
+            events: 0,
+            timer_at: 0,
+            ack_at: 0,
+            wheel_at: u64::MAX,
+            user: 0,
+            last_rx: 0,
+            rtt: RoundTrip::default(),
+            max_snd_wnd: 0,
+            backoff: 0,
+            dup_acks: 0,
+            probes: 0,
+            phase: RecoveryPhase::Open,
+        }
+    }
+
+    /// Any of these flags is set.
+    #[inline]
+    pub(crate) fn has(&self, flags: ConnectionFlags) -> bool {
+        self.flags.intersects(flags)
+    }
+
+    /// Sequence space in flight, SYN and FIN included.
+    #[inline]
+    pub(crate) fn flight(&self) -> u32 {
+        self.snd_nxt - self.snd_una
+    }
+
+    /// What congestion control needs to know of it.
+    #[inline]
+    pub(crate) fn flight_state(&self) -> Flight {
+        Flight {
+            una: self.snd_una,
+            next: self.snd_nxt,
+            pipe: self.pipe,
+            mss: u32::from(self.emss),
+            srtt: self.rtt.srtt,
+        }
+    }
+
+    /// Bytes that the windows allow beyond what is queued; see `Stack::send_room`.
+    #[inline]
+    pub(crate) fn room(&self) -> u32 {
+        let congestion = self.window.available(self.pipe);
+        let peer = self.snd_wnd.saturating_sub(self.flight());
+        congestion.min(peer).saturating_sub(self.unsent)
+    }
+
+    /// Data, or our FIN, may be sent in this state.
+    pub(crate) fn can_send_data(&self) -> bool {
+        matches!(
+            self.state,
+            TcpState::Established
+                | TcpState::CloseWait
+                | TcpState::FinWait1
+                | TcpState::Closing
+                | TcpState::LastAck
+        )
+    }
+
+    /// The owner closed its direction, and our FIN waits to be sent.
+    #[inline]
+    pub(crate) fn is_fin_pending(&self) -> bool {
+        self.flags & (ConnectionFlags::FIN_QUEUED | ConnectionFlags::FIN_SENT)
+            == ConnectionFlags::FIN_QUEUED
+    }
+
+    /// The congestion window does not pace any more: nothing waits for the pacer.
+    #[inline]
+    pub(crate) fn forget_pacing(&mut self) {
+        if self.has(ConnectionFlags::WAITS_FOR_PACER) && !self.window.is_paced() {
+            self.flags.remove(ConnectionFlags::WAITS_FOR_PACER);
+        }
+    }
+
+    /// What the one timer of a connection is for (RFC 8985 section 8), if it runs.
+    #[inline]
+    pub(crate) fn timer(&self) -> Option<Timer> {
+        self.timer
+    }
+
+    /// When it fires, in ns; `None`: it does not run.
+    #[inline]
+    pub(crate) fn timer_at(&self) -> Option<u64> {
+        self.timer.map(|_| self.timer_at)
+    }
+
+    /// It runs, and for this.
+    #[inline]
+    pub(crate) fn is_timer(&self, timer: Timer) -> bool {
+        self.timer == Some(timer)
+    }
+
+    /// Runs for `timer` until `at` (ns), in place of what it ran for. The caller registers the time
+    /// with the wheel.
+    #[inline]
+    pub(crate) fn set_timer(&mut self, timer: Timer, at: u64) {
+        (self.timer, self.timer_at) = (Some(timer), at);
+    }
+
+    /// It does not run any more.
+    #[inline]
+    pub(crate) fn stop_timer(&mut self) {
+        self.timer = None;
+    }
+}
