@@ -112,7 +112,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
 
     let listener = bind_control_socket(config)?;
     let summary = ready_line(&prepared, dpdk.hugepages, json);
-    let mut control = ControlThread::new(ControlParts {
+    let parts = ControlParts {
         socket: config.control.socket.clone(),
         listener,
         signals,
@@ -121,13 +121,13 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         limits: config.limits.clone(),
         devices: devices.iter().map(OpenDevice::client_view).collect(),
         links: monitor_links(&devices),
-        mailboxes: channels.mailboxes.to_vec(),
         keys: channels.keys,
         page: channels.page,
         hugepages: dpdk.hugepages,
         map_arena: arena_mapper(&dpdk.eal, &devices),
-    })
-    .map_err(os_error("the control thread cannot start"))?;
+    };
+    let mut control = ControlThread::new(parts, channels.mailboxes.clone())
+        .map_err(os_error("the control thread cannot start"))?;
 
     println!("{summary}");
     let _ = std::io::Write::flush(&mut std::io::stdout());

@@ -1,190 +1,120 @@
-//! Connection management: what workers report becomes CM and asynchronous events, and
-//! requests to connect find a device and a worker.
+//! Connection management: what workers report of connections becomes CM events, and requests to
+//! connect find a device and a worker.
 
 use std::net::{IpAddr, SocketAddr};
 
 use nix::libc;
+use siw_iwarp::NegotiatedParameters;
 use siw_shm::control::messages::KIND_CM_EVENT;
-use siw_shm::control::{
-    Addr, AsyncEventKind, CmEventKind, CmEventMessage, PrivateData, QpState, Text, codec,
-};
+use siw_shm::control::{Addr, CmEventKind, CmEventMessage, PrivateData, QpState, Text, codec};
 
 use super::ControlThread;
 use super::resources::QpPhase;
-use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
-use crate::worker::messages::{Command, ConnectFailure, DisconnectReason, Event, RequestId};
+use crate::ids::{ClientId, CmChannelId, CmListenerId, Qpn};
+use crate::worker::messages::{Command, ConnectFailure, DisconnectReason, RequestId};
 
 impl ControlThread {
-    pub(super) fn on_worker_event(&mut self, worker: usize, event: Event) {
-        match event {
-            Event::ConnectRequest {
-                request,
-                listener,
-                local,
-                remote,
-                private_data,
-                peer_ird,
-                peer_ord,
-            } => {
-                let mut event = CmEventMessage::new(CmEventKind::ConnectRequest);
-                // What the initiator can hold bounds our ORD, what it wants our IRD.
-                event.ord = peer_ird.map_or(0, u32::from);
-                event.ird = peer_ord.map_or(0, u32::from);
-                event.local = local.into();
-                event.peer = remote.into();
-                event.private_data = to_private_data(&private_data);
-                self.on_connect_request(worker, request, listener, event);
-            }
-            Event::RequestGone { request, listener } => {
-                let Some(number) = self.requests.remove_by_worker_request(request) else {
-                    return;
-                };
-                let Some(found) = self.listeners.get(listener) else {
-                    return;
-                };
-                let mut event = CmEventMessage::new(CmEventKind::RequestCancelled);
-                event.cookie = found.cookie;
-                event.listener = listener.0;
-                event.request = number.0;
-                let (client, channel) = (found.client, found.cm_channel);
-                self.post_cm_event(client, Some(channel), &event);
-            }
-            Event::Established {
-                qpn,
-                negotiated,
-                private_data,
-                local,
-                remote,
-            } => {
-                let Some(id) = self.owner_of_qp(qpn) else {
-                    return;
-                };
-                let Some(qp) = self.qp_mut(id, qpn) else {
-                    return;
-                };
-                qp.phase = QpPhase::Attached;
-                qp.state = QpState::Rts;
-                qp.ird = negotiated.ird;
-                qp.ord = negotiated.ord;
-                qp.local = local.into();
-                qp.peer = remote.into();
-                let mut event = CmEventMessage::new(CmEventKind::Established);
-                event.cookie = qp.cookie;
-                event.qp_num = qpn.0;
-                event.worker = qp.worker as u32;
-                event.device = qp.device as u32;
-                event.ird = negotiated.ird.into();
-                event.ord = negotiated.ord.into();
-                event.crc = negotiated.crc.into();
-                event.mpa_rev = negotiated.revision;
-                event.local = local.into();
-                event.peer = remote.into();
-                event.private_data = to_private_data(&private_data);
-                let channel = qp.cm_channel;
-                self.post_cm_event(id, channel, &event);
-            }
-            Event::ConnectFailed { qpn, failure } => self.on_connect_failed(qpn, failure),
-            Event::Disconnected { qpn, failure } => {
-                let Some(id) = self.owner_of_qp(qpn) else {
-                    return;
-                };
-                let Some(qp) = self.qp_mut(id, qpn) else {
-                    return;
-                };
-                qp.state = QpState::Error;
-                let mut event = CmEventMessage::new(CmEventKind::Disconnected);
-                event.cookie = qp.cookie;
-                event.qp_num = qpn.0;
-                event.device = qp.device as u32;
-                event.local = qp.local;
-                event.peer = qp.peer;
-                if let Some(failure) = failure {
-                    let (errno, reason) = match failure {
-                        DisconnectReason::Reset => {
-                            (libc::ECONNRESET, "the peer reset the connection".to_owned())
-                        }
-                        DisconnectReason::TimedOut => {
-                            (libc::ETIMEDOUT, "the peer stopped answering".to_owned())
-                        }
-                        DisconnectReason::TerminateReceived(code) => {
-                            (libc::EREMOTEIO, format!("the peer sent Terminate: {code}"))
-                        }
-                        DisconnectReason::TerminateSent(code) => {
-                            (libc::EPROTO, format!("ended by this side: {code}"))
-                        }
-                    };
-                    event.errno = errno as u32;
-                    event.reason = Text::new(&reason);
-                }
-                let channel = qp.cm_channel;
-                self.post_cm_event(id, channel, &event);
-            }
-            Event::QpDestroyed { qpn } => self.finish_destroy_qp(qpn),
-            Event::QpInfo { qpn, token, info } => self.on_qp_info(qpn, token, &info),
-            Event::Async { client, qpn, event } => {
-                use siw_iwarp::QpEvent as A;
-                let (kind, why) = match event {
-                    A::QpFatal => (
-                        AsyncEventKind::QpFatal,
-                        "the queue pair ended with an error",
-                    ),
-                    A::QpReqErr => (
-                        AsyncEventKind::QpReqErr,
-                        "the peer broke the protocol, or says that we did",
-                    ),
-                    A::QpAccessErr => (AsyncEventKind::QpAccessErr, "remote protection error"),
-                    A::SqDrained => (AsyncEventKind::SqDrained, "the send queue is drained"),
-                };
-                if kind != AsyncEventKind::SqDrained
-                    && let Some(qp) = self.qp_mut(client, qpn)
-                {
-                    qp.state = QpState::Error;
-                }
-                self.post_async_event(client, kind, qpn.0, why);
-            }
-            Event::CqOverflow { client, cq } => {
-                let why = "the completion queue overflowed: make it deeper or poll it sooner";
-                self.post_async_event(client, AsyncEventKind::CqErr, cq.0, why);
-            }
-            Event::SrqLimit { client, srq } => self.srq_limit(client, srq),
-            Event::LastWqe { client, qpn } => {
-                let why = "nothing more is taken from the shared receive queue";
-                self.post_async_event(client, AsyncEventKind::QpLastWqeReached, qpn.0, why);
-            }
-            Event::BadRequest {
-                client,
-                qpn,
-                reason,
-            } => {
-                let why = format!("work request refused: {reason}");
-                self.post_async_event(client, AsyncEventKind::QpFatal, qpn.0, &why);
-            }
-            Event::ClientFault { client, qpn } => {
-                let why = format!("queue pair {qpn}: ring indices are impossible");
-                self.close_faulty_client(client, &why);
-            }
-            Event::ListenFailed { listener, reason } => {
-                tracing::warn!(listener = listener.0, "listening failed: {reason}");
-            }
-            Event::Stats {
-                worker,
-                token,
-                stats,
-            } => self.on_worker_stats(worker, token, *stats),
-            Event::BarrierReached { .. } | Event::Stopped { .. } => {}
-        }
+    /// The peer gave up before the application answered.
+    pub(super) fn on_request_gone(&mut self, request: RequestId, listener: CmListenerId) {
+        let resources = &mut self.resources;
+        let Some(number) = resources.requests.remove_by_worker_request(request) else {
+            return;
+        };
+        let Some(found) = resources.listeners.get(listener) else {
+            return;
+        };
+        let mut event = CmEventMessage::new(CmEventKind::RequestCancelled);
+        event.cookie = found.cookie;
+        event.listener = listener.0;
+        event.request = number.0;
+        let (client, channel) = (found.client, found.cm_channel);
+        self.post_cm_event(client, Some(channel), &event);
     }
 
-    fn on_connect_request(
+    /// A queue pair's connection is set up.
+    pub(super) fn on_established(
+        &mut self,
+        qpn: Qpn,
+        negotiated: &NegotiatedParameters,
+        private_data: &[u8],
+        (local, remote): (SocketAddr, SocketAddr),
+    ) {
+        let Some(id) = self.resources.owner_of_qp(qpn) else {
+            return;
+        };
+        let Some(qp) = self.resources.qp_mut(id, qpn) else {
+            return;
+        };
+        qp.phase = QpPhase::Attached;
+        qp.state = QpState::Rts;
+        qp.ird = negotiated.ird;
+        qp.ord = negotiated.ord;
+        qp.local = local.into();
+        qp.peer = remote.into();
+        let mut event = CmEventMessage::new(CmEventKind::Established);
+        event.cookie = qp.cookie;
+        event.qp_num = qpn.0;
+        event.worker = qp.worker as u32;
+        event.device = qp.device as u32;
+        event.ird = negotiated.ird.into();
+        event.ord = negotiated.ord.into();
+        event.crc = negotiated.crc.into();
+        event.mpa_rev = negotiated.revision;
+        event.local = local.into();
+        event.peer = remote.into();
+        event.private_data = to_private_data(private_data);
+        let channel = qp.cm_channel;
+        self.post_cm_event(id, channel, &event);
+    }
+
+    /// A queue pair's connection is over; without a reason it was closed in order.
+    pub(super) fn on_disconnected(&mut self, qpn: Qpn, reason: Option<DisconnectReason>) {
+        let Some(id) = self.resources.owner_of_qp(qpn) else {
+            return;
+        };
+        let Some(qp) = self.resources.qp_mut(id, qpn) else {
+            return;
+        };
+        qp.state = QpState::Error;
+        let mut event = CmEventMessage::new(CmEventKind::Disconnected);
+        event.cookie = qp.cookie;
+        event.qp_num = qpn.0;
+        event.device = qp.device as u32;
+        event.local = qp.local;
+        event.peer = qp.peer;
+        if let Some(reason) = reason {
+            let (errno, text) = match reason {
+                DisconnectReason::Reset => {
+                    (libc::ECONNRESET, "the peer reset the connection".to_owned())
+                }
+                DisconnectReason::TimedOut => {
+                    (libc::ETIMEDOUT, "the peer stopped answering".to_owned())
+                }
+                DisconnectReason::TerminateReceived(code) => {
+                    (libc::EREMOTEIO, format!("the peer sent Terminate: {code}"))
+                }
+                DisconnectReason::TerminateSent(code) => {
+                    (libc::EPROTO, format!("ended by this side: {code}"))
+                }
+            };
+            event.errno = errno as u32;
+            event.reason = Text::new(&text);
+        }
+        let channel = qp.cm_channel;
+        self.post_cm_event(id, channel, &event);
+    }
+
+    /// A peer asks a listener for a connection: the application decides.
+    pub(super) fn on_connect_request(
         &mut self,
         worker: usize,
         request: RequestId,
         listener: CmListenerId,
         mut event: CmEventMessage,
     ) {
-        let Some(found) = self.listeners.get(listener) else {
+        let Some(found) = self.resources.listeners.get(listener) else {
             let private_data = Vec::new();
-            return self.post_command(
+            return self.workers.post_command(
                 worker,
                 Command::Reject {
                     request,
@@ -192,9 +122,10 @@ impl ControlThread {
                 },
             );
         };
-        self.last_request = self.last_request.wrapping_add(1).max(1);
-        event.request = self.last_request;
+        let (client, channel) = (found.client, found.cm_channel);
         event.cookie = found.cookie;
+        let number = self.resources.next_request_id();
+        event.request = number.0;
         event.listener = listener.0;
         let local = event.local.to_socket_addr().map(|addr| addr.ip());
         event.device = self
@@ -203,17 +134,16 @@ impl ControlThread {
             .iter()
             .position(|device| device.addresses.iter().any(|cidr| Some(cidr.addr) == local))
             .unwrap_or(0) as u32;
-        let (client, channel) = (found.client, found.cm_channel);
-        self.requests
-            .insert(ConnectRequestId(event.request), request, listener);
+        self.resources.requests.insert(number, request, listener);
         self.post_cm_event(client, Some(channel), &event);
     }
 
-    fn on_connect_failed(&mut self, qpn: Qpn, failure: ConnectFailure) {
-        let Some(id) = self.owner_of_qp(qpn) else {
+    /// A connect or an accept came to nothing; the queue pair may try again.
+    pub(super) fn on_connect_failed(&mut self, qpn: Qpn, failure: ConnectFailure) {
+        let Some(id) = self.resources.owner_of_qp(qpn) else {
             return;
         };
-        let Some(qp) = self.qp_mut(id, qpn) else {
+        let Some(qp) = self.resources.qp_mut(id, qpn) else {
             return;
         };
         qp.phase = QpPhase::Detached;
@@ -267,7 +197,7 @@ impl ControlThread {
         channel: Option<CmChannelId>,
         event: &CmEventMessage,
     ) {
-        let Some(client) = self.clients.get_mut(&client) else {
+        let Some(client) = self.resources.clients.get_mut(&client) else {
             return;
         };
         if let Some(outbox) = channel.and_then(|channel| client.cm_channels.get_mut(&channel)) {
@@ -332,11 +262,9 @@ impl ControlThread {
     }
 
     pub(super) fn remove_listener(&mut self, listener: CmListenerId) {
-        if self.listeners.remove(listener).is_some() {
-            self.requests.forget_listener(listener);
-            for worker in 0..self.config.mailboxes.len() {
-                self.post_command(worker, Command::Unlisten { listener });
-            }
+        if self.resources.listeners.remove(listener).is_some() {
+            self.resources.requests.forget_listener(listener);
+            self.workers.post_to_all(|| Command::Unlisten { listener });
         }
     }
 
@@ -345,7 +273,12 @@ impl ControlThread {
         let start = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0u8) as u16;
         (0..28_000u16)
             .map(|index| 32_768 + (start.wrapping_add(index) % 28_000))
-            .find(|port| !self.listeners.is_port_taken(devices, local, *port))
+            .find(|port| {
+                !self
+                    .resources
+                    .listeners
+                    .is_port_taken(devices, local, *port)
+            })
     }
 }
 
@@ -353,7 +286,7 @@ fn is_on_network(cidr: &crate::config::Cidr, addr: IpAddr) -> bool {
     siw_tcp::IpCidr::new(cidr.addr, cidr.prefix).contains(addr)
 }
 
-fn to_private_data(data: &[u8]) -> PrivateData {
+pub(super) fn to_private_data(data: &[u8]) -> PrivateData {
     PrivateData::new(data).unwrap_or(PrivateData {
         len: 0,
         data: [0; 512],

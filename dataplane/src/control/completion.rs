@@ -9,15 +9,16 @@ use nix::libc;
 use siw_shm::control::messages as m;
 use siw_shm::{CqGeometry, CqProducer};
 
+use super::ControlThread;
+use super::pending::{DeferredRequest, PendingReply};
 use super::requests::*;
-use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, CqId};
 use crate::worker::completion_queues::CqModeration;
 use crate::worker::messages::Command;
 
 impl ControlThread {
     pub(super) fn cq_geometry(&self, cqe: u32) -> Result<CqGeometry, Refusal> {
-        let workers = self.config.mailboxes.len() as u32;
+        let workers = self.workers.count() as u32;
         let deepest = self.config.limits.completions;
         if cqe == 0 || cqe > deepest {
             return Err(Refusal::new(
@@ -31,7 +32,7 @@ impl ControlThread {
 
     pub(super) fn resize_cq(&mut self, id: ClientId, request: &m::ResizeCq) -> Outcome {
         let geometry = self.cq_geometry(request.cqe)?;
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let number = CqId(request.cq);
         let cq = client
             .cqs
@@ -57,9 +58,10 @@ impl ControlThread {
         for (worker, producer) in producers.into_iter().enumerate() {
             let producer = Box::new(producer);
             let cq = number;
-            self.post_command(worker, Command::ResizeCq { cq, producer });
+            self.workers
+                .post_command(worker, Command::ResizeCq { cq, producer });
         }
-        let (token, left) = self.post_barrier();
+        let (token, left) = self.workers.post_barrier();
         Ok(Served::Deferred(PendingReply::ResizeCq {
             cq: number,
             geometry,
@@ -69,7 +71,7 @@ impl ControlThread {
     }
 
     pub(super) fn finish_resize_cq(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
         let waits =
@@ -97,7 +99,7 @@ impl ControlThread {
         seq: u32,
         request: &m::FreeCqRing,
     ) -> Outcome {
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let cq = client
             .cqs
             .get_mut(&CqId(request.cq))
@@ -108,14 +110,14 @@ impl ControlThread {
             .ok_or_else(|| Refusal::new(libc::EINVAL, "the completion queue was not resized"))?;
         client.queues.free(old);
         if request.notify != 0 {
-            self.post_command(
+            self.workers.post_command(
                 0,
                 Command::RaiseCq {
                     cq: CqId(request.cq),
                 },
             );
         }
-        send_reply::<m::FreeCqRing>(self.client_mut(id)?, seq, &EMPTY)
+        send_reply::<m::FreeCqRing>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
     pub(super) fn moderate_cq(
@@ -124,7 +126,12 @@ impl ControlThread {
         seq: u32,
         request: &m::ModerateCq,
     ) -> Outcome {
-        if !self.client_mut(id)?.cqs.contains_key(&CqId(request.cq)) {
+        if !self
+            .resources
+            .client_mut(id)?
+            .cqs
+            .contains_key(&CqId(request.cq))
+        {
             return Err(Refusal::no_such("completion queue", request.cq));
         }
         // One completion raises the event at once, and so does one that waits for no time.
@@ -132,11 +139,12 @@ impl ControlThread {
             count: request.count.into(),
             period: u64::from(request.period) * 1000,
         });
-        for worker in 0..self.config.mailboxes.len() {
+        for worker in 0..self.workers.count() {
             let cq = CqId(request.cq);
-            self.post_command(worker, Command::ModerateCq { cq, moderation });
+            self.workers
+                .post_command(worker, Command::ModerateCq { cq, moderation });
         }
-        send_reply::<m::ModerateCq>(self.client_mut(id)?, seq, &EMPTY)
+        send_reply::<m::ModerateCq>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 }
 

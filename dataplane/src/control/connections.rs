@@ -6,19 +6,19 @@ use nix::libc;
 use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 
+use super::listening::CmListener;
 use super::outbox::Outbox;
 use super::requests::*;
 use super::resources::{Client, ClientQp, QpPhase};
-use super::{CmListener, ControlThread, TOKEN_OUTBOX, cm};
+use super::{ControlThread, cm};
 use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId, Qpn};
 use crate::worker::messages::{Command, ConnectParams, RequestId};
 
 impl ControlThread {
     pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
         let (ours, theirs) = ControlSocket::new_pair().map_err(Refusal::no_shared_memory)?;
-        self.last_outbox += 1;
-        let token = TOKEN_OUTBOX | u64::from(self.last_outbox);
-        let client = self.client_mut(id)?;
+        let token = self.resources.next_outbox_token();
+        let client = self.resources.client_mut(id)?;
         let channel = CmChannelId(client.next_number());
         let reply = m::IdReply {
             id: channel.0,
@@ -27,6 +27,27 @@ impl ControlThread {
         send_reply_with_fds::<m::CreateCmChannel>(client, seq, &reply, &[theirs.as_fd()])?;
         client.cm_channels.insert(channel, Outbox::new(ours, token));
         Ok(Served::Replied)
+    }
+
+    pub(super) fn destroy_cm_channel(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        channel: CmChannelId,
+    ) -> Outcome {
+        let is_user =
+            |listener: &CmListener| listener.client == id && listener.cm_channel == channel;
+        let listeners = self.resources.listeners.iter();
+        let users = listeners.filter(|(_, listener)| is_user(listener)).count();
+        if users > 0 {
+            return Err(Refusal::in_use("CM channel", users as u32));
+        }
+        let client = self.resources.client_mut(id)?;
+        client
+            .cm_channels
+            .remove(&channel)
+            .ok_or_else(|| Refusal::no_such("CM channel", channel.0))?;
+        send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY)
     }
 
     pub(super) fn detached_qp(
@@ -79,7 +100,7 @@ impl ControlThread {
             None => self.next_worker_of(device),
         };
         let (qpn, channel) = (Qpn(request.qp_num), CmChannelId(request.cm_channel));
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let qp = Self::detached_qp(client, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
         qp.worker = worker;
@@ -100,8 +121,9 @@ impl ControlThread {
             revision: (request.params.mpa_rev != m::BY_DEVICE).then_some(request.params.mpa_rev),
             timeout_ms: (request.timeout_ms != 0).then_some(request.timeout_ms),
         });
-        self.post_command(worker, Command::Connect { setup, params });
-        send_reply::<m::Connect>(self.client_mut(id)?, seq, &EMPTY)
+        self.workers
+            .post_command(worker, Command::Connect { setup, params });
+        send_reply::<m::Connect>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
     pub(super) fn start_listener(
@@ -140,7 +162,11 @@ impl ControlThread {
             0 => self
                 .find_free_port(&devices, local)
                 .ok_or_else(|| Refusal::new(libc::EADDRINUSE, "no free port"))?,
-            port if self.listeners.is_port_taken(&devices, local, port) => {
+            port if self
+                .resources
+                .listeners
+                .is_port_taken(&devices, local, port) =>
+            {
                 return Err(Refusal::new(
                     libc::EADDRINUSE,
                     format!("port {port} is in use"),
@@ -148,16 +174,15 @@ impl ControlThread {
             }
             port => port,
         };
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let cm_channel = CmChannelId(request.cm_channel);
         if !client.cm_channels.contains_key(&cm_channel) {
             return Err(Refusal::no_such("CM channel", request.cm_channel));
         }
-        self.last_listener += 1;
-        let listener = CmListenerId(self.last_listener);
+        let listener = self.resources.next_listener_id();
         for &device in &devices {
             for worker in self.config.devices[device].workers.clone() {
-                self.post_command(
+                self.workers.post_command(
                     worker,
                     Command::Listen {
                         listener,
@@ -175,7 +200,7 @@ impl ControlThread {
             bound.family = 4;
         }
         bound.port = port;
-        self.listeners.insert(
+        self.resources.listeners.insert(
             listener,
             CmListener {
                 client: id,
@@ -191,7 +216,21 @@ impl ControlThread {
             reserved: 0,
             addr: bound,
         };
-        send_reply::<m::Listen>(self.client_mut(id)?, seq, &reply)
+        send_reply::<m::Listen>(self.resources.client_mut(id)?, seq, &reply)
+    }
+
+    pub(super) fn stop_listener(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        listener: CmListenerId,
+    ) -> Outcome {
+        let found = self.resources.listeners.get(listener);
+        if found.is_none_or(|found| found.client != id) {
+            return Err(Refusal::no_such("listener", listener.0));
+        }
+        self.remove_listener(listener);
+        send_reply::<m::Unlisten>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
     pub(super) fn take_request(
@@ -200,9 +239,10 @@ impl ControlThread {
         number: ConnectRequestId,
     ) -> Result<(RequestId, CmListenerId), Refusal> {
         let ours = self
+            .resources
             .requests
             .get(number)
-            .and_then(|(_, listener)| self.listeners.get(listener))
+            .and_then(|(_, listener)| self.resources.listeners.get(listener))
             .is_some_and(|listener| listener.client == id);
         if !ours {
             return Err(Refusal::new(
@@ -210,7 +250,8 @@ impl ControlThread {
                 format!("connection request {number} is gone: answered, or its peer gave up"),
             ));
         }
-        self.requests
+        self.resources
+            .requests
             .remove(number)
             .ok_or_else(|| Refusal::no_such("connection request", number.0))
     }
@@ -222,18 +263,18 @@ impl ControlThread {
         request: &m::Accept,
     ) -> Outcome {
         let (qpn, number) = (Qpn(request.qp_num), ConnectRequestId(request.request));
-        let listener = self.requests.get(number).map(|found| found.1);
+        let listener = self.resources.requests.get(number).map(|found| found.1);
         let channel = match request.cm_channel {
             0 => listener
-                .and_then(|listener| self.listeners.get(listener))
+                .and_then(|listener| self.resources.listeners.get(listener))
                 .map_or(CmChannelId(0), |listener| listener.cm_channel),
             channel => CmChannelId(channel),
         };
         if listener.is_some() {
-            Self::detached_qp(self.client_mut(id)?, qpn, channel)?;
+            Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
         }
         let (worker_request, _) = self.take_request(id, number)?;
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let qp = Self::detached_qp(client, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
         qp.worker = worker_request.worker();
@@ -241,7 +282,7 @@ impl ControlThread {
         qp.cm_channel = Some(channel);
         let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
         let depth = |depth: u32| u16::try_from(depth).unwrap_or(u16::MAX).min(0x3FFE);
-        self.post_command(
+        self.workers.post_command(
             worker_request.worker(),
             Command::Accept {
                 setup,
@@ -251,11 +292,37 @@ impl ControlThread {
                 ord: depth(request.params.ord),
             },
         );
-        send_reply::<m::Accept>(self.client_mut(id)?, seq, &EMPTY)
+        send_reply::<m::Accept>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
-}
 
-impl ControlThread {
+    pub(super) fn reject_request(&mut self, id: ClientId, seq: u32, reject: &m::Reject) -> Outcome {
+        let (request, _) = self.take_request(id, ConnectRequestId(reject.request))?;
+        let private_data = reject.private_data.as_bytes().to_vec();
+        let command = Command::Reject {
+            request,
+            private_data,
+        };
+        self.workers.post_command(request.worker(), command);
+        send_reply::<m::Reject>(self.resources.client_mut(id)?, seq, &EMPTY)
+    }
+
+    pub(super) fn disconnect_qp(&mut self, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
+        let client = self.resources.client_mut(id)?;
+        let qp = client
+            .qps
+            .get(&qpn)
+            .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
+        if qp.phase == QpPhase::Detached {
+            return Err(Refusal::new(
+                libc::ENOTCONN,
+                "the queue pair is not connected",
+            ));
+        }
+        let command = Command::Disconnect { qpn };
+        self.workers.post_command(qp.worker, command);
+        send_reply::<m::Disconnect>(client, seq, &EMPTY)
+    }
+
     /// No application turns off what the configuration requires.
     fn check_crc(&self, devices: &[usize], crc: u8) -> Result<(), Refusal> {
         let strict = |device: &&usize| self.config.devices[**device].crc_required;

@@ -7,7 +7,7 @@ use siw_shm::control::{ControlSocket, messages};
 use siw_shm::{DoorbellConsumer, SharedMemory, doorbell};
 
 use super::outbox::Outbox;
-use super::{ControlThread, TOKEN_OUTBOX, requests};
+use super::{ControlThread, requests};
 use crate::ids::ClientId;
 use crate::worker::messages::Command;
 
@@ -17,10 +17,21 @@ impl ControlThread {
         id: ClientId,
         seq: u32,
         hello: &messages::ClientHello,
-    ) -> Result<(), requests::Refusal> {
-        let workers = self.config.mailboxes.len() as u32;
-        let Some(client) = self.clients.get_mut(&id) else {
-            return Ok(());
+    ) -> requests::Outcome {
+        if hello.version != u32::from(messages::VERSION) {
+            return Err(requests::Refusal::new(
+                nix::libc::EPROTONOSUPPORT,
+                format!(
+                    "shared-memory version {}, siwd speaks {}: use client library and daemon of the same release",
+                    hello.version,
+                    messages::VERSION
+                ),
+            ));
+        }
+        let workers = self.workers.count() as u32;
+        let outbox_token = self.resources.next_outbox_token();
+        let Some(client) = self.resources.clients.get_mut(&id) else {
+            return Ok(requests::Served::Replied);
         };
         if client.greeted {
             return Err(requests::Refusal::new(
@@ -88,14 +99,10 @@ impl ControlThread {
             .send_reply::<messages::ClientHello>(seq, &reply, &fds)
             .map_err(requests::Refusal::no_shared_memory)?;
         client.greeted = true;
-        self.last_outbox += 1;
-        client.events = Some(Outbox::new(
-            events,
-            TOKEN_OUTBOX | u64::from(self.last_outbox),
-        ));
+        client.events = Some(Outbox::new(events, outbox_token));
         client.doorbells = Some(region);
         for (worker, (doorbells, wake)) in ends.into_iter().enumerate() {
-            self.post_command(
+            self.workers.post_command(
                 worker,
                 Command::AddClient {
                     client: id,
@@ -104,6 +111,6 @@ impl ControlThread {
                 },
             );
         }
-        Ok(())
+        Ok(requests::Served::Replied)
     }
 }

@@ -57,7 +57,7 @@ impl ControlThread {
                 (AsyncEventKind::PortErr, "the link is down")
             };
             tracing::info!(device = %view.name, "{why}");
-            for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            for id in self.resources.clients.keys().copied().collect::<Vec<_>>() {
                 self.post_async_event(id, kind, device as u32, why);
             }
         }

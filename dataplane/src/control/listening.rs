@@ -4,13 +4,23 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::CmListener;
-use crate::ids::{CmListenerId, ConnectRequestId};
+use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
 use crate::worker::messages::RequestId;
+
+/// A listener, on all workers of its devices.
+pub struct CmListener {
+    pub client: ClientId,
+    pub cm_channel: CmChannelId,
+    pub cookie: u64,
+    /// Device indices.
+    pub devices: Vec<usize>,
+    pub local: Option<IpAddr>,
+    pub port: u16,
+}
 
 /// All listeners, by number and by port.
 #[derive(Default)]
-pub(super) struct Listeners {
+pub struct Listeners {
     all: HashMap<CmListenerId, CmListener>,
     by_port: HashMap<u16, Vec<CmListenerId>>,
 }
@@ -60,7 +70,7 @@ impl Listeners {
 
 /// Requests that wait for an answer, by the number that the client knows and by the worker's.
 #[derive(Default)]
-pub(super) struct ConnectRequests {
+pub struct ConnectRequests {
     all: HashMap<ConnectRequestId, (RequestId, CmListenerId)>,
     by_worker_request: HashMap<RequestId, ConnectRequestId>,
 }
@@ -101,7 +111,6 @@ impl ConnectRequests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{ClientId, CmChannelId};
 
     #[test]
     fn a_port_is_taken_where_its_address_and_a_device_meet_and_free_again_afterwards() {

@@ -9,9 +9,10 @@ use siw_shm::Access;
 use siw_shm::control::messages as m;
 use siw_shm::shared_memory::{PageSize, SharedMemory};
 
+use super::ControlThread;
+use super::pending::{DeferredRequest, PendingReply};
 use super::requests::*;
 use super::resources::{Client, ClientArena, MemoryRegion};
-use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ArenaId, ClientId, PdId};
 
 impl ControlThread {
@@ -23,7 +24,7 @@ impl ControlThread {
     ) -> Outcome {
         let limit = self.config.limits.memory_per_client.0;
         let huge = request.huge != 0 && self.config.hugepages;
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         if request.len == 0 {
             return Err(Refusal::new(libc::EINVAL, "an arena needs a length"));
         }
@@ -41,7 +42,7 @@ impl ControlThread {
         );
         let external =
             (self.config.map_arena)(&region).map_err(|error| Refusal::new(libc::ENOMEM, error))?;
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let arena = ArenaId(client.next_number());
         let reply = m::ArenaReply {
             arena: arena.0,
@@ -64,10 +65,24 @@ impl ControlThread {
         Ok(Served::Replied)
     }
 
+    pub(super) fn free_arena(&mut self, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
+        let client = self.resources.client_mut(id)?;
+        let found = client
+            .arenas
+            .get(&arena)
+            .ok_or_else(|| Refusal::no_such("arena", arena.0))?;
+        if found.mrs > 0 {
+            return Err(Refusal::in_use("arena", found.mrs));
+        }
+        client.memory -= found.region.len() as u64;
+        client.arenas.remove(&arena);
+        send_reply::<m::FreeArena>(client, seq, &EMPTY)
+    }
+
     pub(super) fn reg_mr(&mut self, id: ClientId, seq: u32, request: &m::RegMr) -> Outcome {
         self.check_key_limit(id)?;
         let keys = self.config.keys.clone();
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let mr = check_registration(client, request)?;
         let stag = keys
             .insert(mr)
@@ -83,7 +98,7 @@ impl ControlThread {
     /// Regions and windows share the keys.
     pub(super) fn check_key_limit(&mut self, id: ClientId) -> Result<(), Refusal> {
         let limit = self.config.limits.memory_regions_per_client;
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         if client.mrs.len() + client.mws.len() >= limit as usize {
             return Err(Refusal::over_limit(
                 "memory regions and windows",
@@ -97,7 +112,7 @@ impl ControlThread {
     /// again. A request that makes no sense leaves the region as it is.
     pub(super) fn rereg_mr(&mut self, id: ClientId, request: &m::ReregMr) -> Outcome {
         let keys = self.config.keys.clone();
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let old = client
             .mrs
             .get(&Stag(request.lkey))
@@ -158,7 +173,7 @@ impl ControlThread {
 
     pub(super) fn dereg_mr(&mut self, id: ClientId, lkey: Stag) -> Outcome {
         let keys = self.config.keys.clone();
-        if !self.client_mut(id)?.mrs.contains_key(&lkey) {
+        if !self.resources.client_mut(id)?.mrs.contains_key(&lkey) {
             return Err(Refusal::no_such("memory region with lkey", lkey.0));
         }
         let ticket = keys.deregister(lkey).map_err(dereg_refusal)?;
@@ -171,7 +186,7 @@ impl ControlThread {
 
     /// No worker uses the key any more: what waited for that is answered.
     pub(super) fn finish_quiescent_key(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
         let waits = |waiting: &mut DeferredRequest| {

@@ -4,16 +4,17 @@
 use nix::libc;
 use siw_shm::control::messages as m;
 
+use super::ControlThread;
+use super::pending::{DeferredRequest, PendingReply};
 use super::requests::*;
 use super::resources::{Client, QpPhase};
-use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, CommandToken, Qpn};
 use crate::worker::messages::{Command, ModifyTarget, QpInfo};
 
 impl ControlThread {
     pub(super) fn modify_qp(&mut self, id: ClientId, seq: u32, request: &m::ModifyQp) -> Outcome {
         let qpn = Qpn(request.qp_num);
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let qp = client
             .qps
             .get_mut(&qpn)
@@ -33,7 +34,7 @@ impl ControlThread {
             }
             m::QpState::Idle => {
                 let worker = qp.worker;
-                self.post_command(worker, Command::ResetQp { qpn });
+                self.workers.post_command(worker, Command::ResetQp { qpn });
                 return Ok(Served::Deferred(PendingReply::ResetQp { qpn }));
             }
             m::QpState::Error if detached => {
@@ -41,7 +42,7 @@ impl ControlThread {
                 qp.phase = QpPhase::Attached;
                 qp.worker = 0;
                 let setup = Box::new(Self::worker_qp_setup(client, qpn)?);
-                self.post_command(0, Command::InstallQp { setup });
+                self.workers.post_command(0, Command::InstallQp { setup });
                 None
             }
             _ if detached => {
@@ -71,7 +72,7 @@ impl ControlThread {
     }
 
     pub(super) fn query_qp(&mut self, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let reply = qp_state_reply(client, qpn, None)?;
         let detached = client
             .qps
@@ -90,17 +91,23 @@ impl ControlThread {
         to: Option<ModifyTarget>,
         modify: bool,
     ) -> Outcome {
-        let worker = self.client_mut(id)?.qps.get(&qpn).map_or(0, |qp| qp.worker);
-        let token = self.next_token();
-        self.post_command(worker, Command::Modify { qpn, to, token });
+        let worker = self
+            .resources
+            .client_mut(id)?
+            .qps
+            .get(&qpn)
+            .map_or(0, |qp| qp.worker);
+        let token = self.workers.next_token();
+        self.workers
+            .post_command(worker, Command::Modify { qpn, to, token });
         Ok(Served::Deferred(PendingReply::QpInfo { token, modify }))
     }
 
     pub(super) fn on_qp_info(&mut self, qpn: Qpn, token: CommandToken, info: &QpInfo) {
-        let Some(id) = self.owner_of_qp(qpn) else {
+        let Some(id) = self.resources.owner_of_qp(qpn) else {
             return;
         };
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
         let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::QpInfo { token: t, .. } if t == token);
@@ -131,7 +138,7 @@ impl ControlThread {
 
     /// The worker let the queue pair go for a reset: it is as new. False: none waits for that.
     pub(super) fn finish_reset(&mut self, id: ClientId, qpn: Qpn) -> bool {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return false;
         };
         let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::ResetQp { qpn: q } if q == qpn);

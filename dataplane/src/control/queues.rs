@@ -9,10 +9,11 @@ use siw_shm::control::codec::UNANSWERED;
 use siw_shm::control::messages as m;
 use siw_shm::{CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
 
+use super::ControlThread;
 use super::completion::cq_reply;
+use super::pending::{DeferredRequest, PendingReply};
 use super::requests::*;
 use super::resources::{Client, ClientQp, CompletionChannel, CompletionQueue, QpPhase};
-use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::messages::{Command, QpSetup};
@@ -20,7 +21,7 @@ use crate::worker::messages::{Command, QpSetup};
 impl ControlThread {
     pub(super) fn create_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
         let (write, read) = siw_shm::control::event_pipe().map_err(Refusal::no_shared_memory)?;
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let channel = CompletionChannelId(client.next_number());
         let reply = m::IdReply {
             id: channel.0,
@@ -34,14 +35,32 @@ impl ControlThread {
         Ok(Served::Replied)
     }
 
+    pub(super) fn destroy_channel(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        channel: CompletionChannelId,
+    ) -> Outcome {
+        let client = self.resources.client_mut(id)?;
+        let found = client
+            .channels
+            .get(&channel)
+            .ok_or_else(|| Refusal::no_such("completion channel", channel.0))?;
+        if found.cqs > 0 {
+            return Err(Refusal::in_use("completion channel", found.cqs));
+        }
+        client.channels.remove(&channel);
+        send_reply::<m::DestroyChannel>(client, seq, &EMPTY)
+    }
+
     pub(super) fn create_cq(&mut self, id: ClientId, seq: u32, request: &m::CreateCq) -> Outcome {
-        let workers = self.config.mailboxes.len() as u32;
+        let workers = self.workers.count() as u32;
         let most = self.config.limits.completion_queues_per_client;
         let geometry = self.cq_geometry(request.cqe)?;
-        let number = CqId(self.cqs.allocate());
+        let number = CqId(self.resources.cqs.allocate());
         let channel_id = (request.channel != 0).then_some(CompletionChannelId(request.channel));
         let made = (|| {
-            let client = self.client_mut(id)?;
+            let client = self.resources.client_mut(id)?;
             if client.cqs.len() >= most as usize {
                 return Err(Refusal::over_limit("completion queues", most.into()));
             }
@@ -67,14 +86,14 @@ impl ControlThread {
         let (channel, mem) = match made {
             Ok(parts) => parts,
             Err(error) => {
-                self.cqs.release(number.0);
+                self.resources.cqs.release(number.0);
                 return Err(error);
             }
         };
         for worker in 0..workers {
             let producer = CqProducer::new(mem.region.clone(), mem.offset, geometry, worker)
                 .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
-            self.post_command(
+            self.workers.post_command(
                 worker as usize,
                 Command::AddCq(Box::new(WorkerCq {
                     id: number,
@@ -85,7 +104,7 @@ impl ControlThread {
                 })),
             );
         }
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let reply = cq_reply(number, geometry, &mem);
         let fd = mem.region.memfd().filter(|_| mem.new_region);
         send_reply_with_fds::<m::CreateCq>(client, seq, &reply, fd.as_slice())?;
@@ -101,8 +120,23 @@ impl ControlThread {
         Ok(Served::Replied)
     }
 
+    /// The workers forget the queue first; [`Self::finish_free_cq`] replies.
+    pub(super) fn destroy_cq(&mut self, id: ClientId, cq: CqId) -> Outcome {
+        let client = self.resources.client_mut(id)?;
+        let found = client
+            .cqs
+            .get(&cq)
+            .ok_or_else(|| Refusal::no_such("completion queue", cq.0))?;
+        if found.qps > 0 {
+            return Err(Refusal::in_use("completion queue", found.qps));
+        }
+        self.workers.post_to_all(|| Command::RemoveCq { cq });
+        let (token, left) = self.workers.post_barrier();
+        Ok(Served::Deferred(PendingReply::FreeCq { cq, token, left }))
+    }
+
     pub(super) fn finish_free_cq(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
         let Some(DeferredRequest {
@@ -127,7 +161,7 @@ impl ControlThread {
             }
         }
         let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
-        self.cqs.release(cq.0);
+        self.resources.cqs.release(cq.0);
         self.on_answered(id);
     }
 
@@ -165,7 +199,7 @@ impl ControlThread {
             request.max_inline,
         )
         .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues would be too long"))?;
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         if client.qps.len() + client.departing_qps.len() >= most as usize {
             return Err(Refusal::over_limit("queue pairs", most.into()));
         }
@@ -199,8 +233,8 @@ impl ControlThread {
         if let Some(srq) = srq_id.and_then(|srq| client.srqs.get_mut(&srq)) {
             srq.qps += 1;
         }
-        let qpn = Qpn(self.qpns.allocate());
-        let client = self.client_mut(id)?;
+        let qpn = Qpn(self.resources.qpns.allocate());
+        let client = self.resources.client_mut(id)?;
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = client.cqs.get_mut(&cq) {
                 cq.qps += 1;
@@ -285,22 +319,23 @@ impl ControlThread {
     }
 
     pub(super) fn destroy_qp(&mut self, id: ClientId, seq: u32, qpn: Qpn) -> Outcome {
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let qp = client
             .qps
             .get(&qpn)
             .ok_or_else(|| Refusal::no_such("queue pair", qpn.0))?;
         if qp.phase == QpPhase::Detached {
             self.free_qp(id, qpn);
-            return send_reply::<m::DestroyQp>(self.client_mut(id)?, seq, &EMPTY);
+            return send_reply::<m::DestroyQp>(self.resources.client_mut(id)?, seq, &EMPTY);
         }
         let worker = qp.worker;
-        self.post_command(worker, Command::DestroyQp { qpn });
+        self.workers
+            .post_command(worker, Command::DestroyQp { qpn });
         if seq != UNANSWERED {
             return Ok(Served::Deferred(PendingReply::DestroyQp { qpn }));
         }
         // Nobody waits: gone for its client, here until its worker has let it go.
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         if let Some(qp) = client.qps.remove(&qpn) {
             client.departing_qps.insert(qpn, qp);
         }
@@ -308,7 +343,7 @@ impl ControlThread {
     }
 
     pub(super) fn free_qp(&mut self, id: ClientId, qpn: Qpn) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
         if let Some(qp) = client
@@ -332,23 +367,24 @@ impl ControlThread {
                 srq.qps -= 1;
             }
             client.queues.free(qp.mem);
-            self.qpns.release(qpn.0);
+            self.resources.qpns.release(qpn.0);
         }
     }
 
     pub(super) fn finish_destroy_qp(&mut self, qpn: Qpn) {
-        let Some(id) = self.owner_of_qp(qpn) else {
+        let Some(id) = self.resources.owner_of_qp(qpn) else {
             return;
         };
         if self.finish_reset(id, qpn) {
             return;
         }
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
         if client.departing_qps.contains_key(&qpn) {
             self.free_qp(id, qpn);
             if self
+                .resources
                 .clients
                 .get(&id)
                 .is_some_and(|client| client.departing_qps.is_empty())

@@ -1,13 +1,17 @@
 //! What may be freed only when no worker can touch it: memory regions, completion queues,
 //! and everything of a client that is gone.
 
-use super::{ControlThread, DeferredRequest, PendingReply};
+use super::ControlThread;
+use super::pending::{DeferredRequest, PendingReply};
 use crate::ids::{ClientId, CommandToken};
 
 impl ControlThread {
     pub(super) fn waits_for_reclaim(&self) -> bool {
-        self.departing.iter().any(|departing| departing.left == 0)
-            || self.clients.values().any(|client| {
+        self.resources
+            .departing
+            .iter()
+            .any(|departing| departing.left == 0)
+            || self.resources.clients.values().any(|client| {
                 client.waiting.as_ref().is_some_and(|waiting| {
                     matches!(waiting.what, PendingReply::QuiescentKey { .. })
                 })
@@ -17,8 +21,7 @@ impl ControlThread {
     /// Answers deregistrations and frees clients that no worker can touch any more.
     pub(super) fn reclaim_objects(&mut self) {
         let waits = self.config.keys.try_reclaim();
-        let quiet: Vec<ClientId> = self
-            .clients
+        let quiet: Vec<ClientId> = self.resources.clients
             .iter()
             .filter(|(_, client)| {
                 matches!(&client.waiting, Some(DeferredRequest { what: PendingReply::QuiescentKey { ticket, .. }, .. })
@@ -29,10 +32,10 @@ impl ControlThread {
         for id in quiet {
             self.finish_quiescent_key(id);
         }
-        if self.departing.is_empty() {
+        if self.resources.departing.is_empty() {
             return;
         }
-        for departing in &mut self.departing {
+        for departing in &mut self.resources.departing {
             if departing.left == 0 && !departing.client.keys_removed {
                 departing.client.keys_removed = true;
                 for key in departing
@@ -46,10 +49,10 @@ impl ControlThread {
             }
         }
         if waits == 0 && self.config.keys.try_reclaim() == 0 {
-            let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.departing)
+            let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.resources.departing)
                 .into_iter()
                 .partition(|departing| departing.left == 0 && departing.client.keys_removed);
-            self.departing = wait;
+            self.resources.departing = wait;
             for departing in done {
                 for qpn in departing
                     .client
@@ -57,53 +60,54 @@ impl ControlThread {
                     .keys()
                     .chain(departing.client.departing_qps.keys())
                 {
-                    self.qpns.release(qpn.0);
+                    self.resources.qpns.release(qpn.0);
                 }
                 for cq in departing.client.cqs.keys() {
-                    self.cqs.release(cq.0);
+                    self.resources.cqs.release(cq.0);
                 }
                 for srq in departing.client.srqs.keys() {
-                    self.srqs.release(srq.0);
+                    self.resources.srqs.release(srq.0);
                 }
             }
         }
     }
 
     pub(super) fn on_barrier_passed(&mut self, token: CommandToken) {
-        for departing in &mut self.departing {
+        for departing in &mut self.resources.departing {
             if departing.token == token {
                 departing.left = departing.left.saturating_sub(1);
                 return;
             }
         }
-        let found = self
-            .clients
-            .iter_mut()
-            .find_map(|(id, client)| match &mut client.waiting {
-                Some(DeferredRequest {
-                    what:
-                        PendingReply::FreeCq {
-                            token: awaited,
-                            left,
-                            ..
-                        }
-                        | PendingReply::FreeSrq {
-                            token: awaited,
-                            left,
-                            ..
-                        }
-                        | PendingReply::ResizeCq {
-                            token: awaited,
-                            left,
-                            ..
-                        },
-                    ..
-                }) if *awaited == token => {
-                    *left = left.saturating_sub(1);
-                    Some((*id, *left))
-                }
-                _ => None,
-            });
+        let found =
+            self.resources
+                .clients
+                .iter_mut()
+                .find_map(|(id, client)| match &mut client.waiting {
+                    Some(DeferredRequest {
+                        what:
+                            PendingReply::FreeCq {
+                                token: awaited,
+                                left,
+                                ..
+                            }
+                            | PendingReply::FreeSrq {
+                                token: awaited,
+                                left,
+                                ..
+                            }
+                            | PendingReply::ResizeCq {
+                                token: awaited,
+                                left,
+                                ..
+                            },
+                        ..
+                    }) if *awaited == token => {
+                        *left = left.saturating_sub(1);
+                        Some((*id, *left))
+                    }
+                    _ => None,
+                });
         if let Some((id, 0)) = found {
             self.finish_free_cq(id);
             self.finish_free_srq(id);

@@ -8,14 +8,13 @@ use siw_shm::control::messages as m;
 use siw_shm::control::{Message, Request};
 use siw_shm::wqe;
 
-use super::resources::{Client, ClientQp, ProtectionDomain, QpPhase};
-use super::{ControlThread, DeferredRequest, DeviceView, PendingReply};
+use super::pending::{DeferredRequest, PendingReply};
+use super::resources::{Client, ProtectionDomain};
+use super::{ControlThread, DeviceView};
 use crate::config::LimitsConfig;
 use crate::ids::{
-    ArenaId, ClientId, CmChannelId, CmListenerId, CompletionChannelId, ConnectRequestId, CqId,
-    PdId, Qpn, SrqId,
+    ArenaId, ClientId, CmChannelId, CmListenerId, CompletionChannelId, CqId, PdId, Qpn, SrqId,
 };
-use crate::worker::messages::Command;
 
 /// A request that is not done: errno and words.
 #[derive(Debug)]
@@ -132,7 +131,11 @@ pub(super) const EMPTY: m::Empty = m::Empty { reserved: 0 };
 impl ControlThread {
     pub(super) fn on_request(&mut self, id: ClientId, seq: u32, request: &Request) -> RequestState {
         let kind = request.kind();
-        let greeted = self.clients.get(&id).is_some_and(|client| client.greeted);
+        let greeted = self
+            .resources
+            .clients
+            .get(&id)
+            .is_some_and(|client| client.greeted);
         let outcome = if !greeted && !matches!(request, Request::ClientHello(_)) {
             Err(Refusal::new(
                 libc::EPROTO,
@@ -146,7 +149,7 @@ impl ControlThread {
             request = request.name(),
             ok = outcome.is_ok()
         );
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return RequestState::Finished;
         };
         match outcome {
@@ -172,65 +175,15 @@ impl ControlThread {
         RequestState::Finished
     }
 
+    /// Has the handler of its kind serve a request.
     fn dispatch_request(&mut self, id: ClientId, seq: u32, request: &Request) -> Outcome {
         match request {
-            Request::ClientHello(hello) => {
-                if hello.version != u32::from(m::VERSION) {
-                    return Err(Refusal::new(
-                        libc::EPROTONOSUPPORT,
-                        format!(
-                            "shared-memory version {}, siwd speaks {}: use client library and daemon of the same release",
-                            hello.version,
-                            m::VERSION
-                        ),
-                    ));
-                }
-                self.greet_client(id, seq, hello).map(|()| Served::Replied)
-            }
+            Request::ClientHello(hello) => self.greet_client(id, seq, hello),
             Request::QueryDevice(query) => self.query_device(id, seq, query.index),
-            Request::AllocPd(_) => {
-                if self.client_mut(id)?.pds.len() >= MAX_PD as usize {
-                    return Err(Refusal::over_limit("protection domains", MAX_PD.into()));
-                }
-                self.last_pd += 1;
-                let pd = PdId(self.last_pd);
-                let client = self.client_mut(id)?;
-                client.pds.insert(pd, ProtectionDomain { users: 0 });
-                send_reply::<m::AllocPd>(
-                    client,
-                    seq,
-                    &m::IdReply {
-                        id: pd.0,
-                        reserved: 0,
-                    },
-                )
-            }
-            Request::DeallocPd(request) => {
-                let client = self.client_mut(id)?;
-                let pd = client
-                    .pds
-                    .get(&PdId(request.pd))
-                    .ok_or_else(|| Refusal::no_such("protection domain", request.pd))?;
-                if pd.users > 0 {
-                    return Err(Refusal::in_use("protection domain", pd.users));
-                }
-                client.pds.remove(&PdId(request.pd));
-                send_reply::<m::DeallocPd>(client, seq, &EMPTY)
-            }
+            Request::AllocPd(_) => self.alloc_pd(id, seq),
+            Request::DeallocPd(request) => self.dealloc_pd(id, seq, PdId(request.pd)),
             Request::AllocArena(request) => self.alloc_arena(id, seq, request),
-            Request::FreeArena(request) => {
-                let client = self.client_mut(id)?;
-                let arena = client
-                    .arenas
-                    .get(&ArenaId(request.arena))
-                    .ok_or_else(|| Refusal::no_such("arena", request.arena))?;
-                if arena.mrs > 0 {
-                    return Err(Refusal::in_use("arena", arena.mrs));
-                }
-                client.memory -= arena.region.len() as u64;
-                client.arenas.remove(&ArenaId(request.arena));
-                send_reply::<m::FreeArena>(client, seq, &EMPTY)
-            }
+            Request::FreeArena(request) => self.free_arena(id, seq, ArenaId(request.arena)),
             Request::RegMr(request) => self.reg_mr(id, seq, request),
             Request::DeregMr(request) => self.dereg_mr(id, Stag(request.lkey)),
             Request::ReregMr(request) => self.rereg_mr(id, request),
@@ -239,139 +192,62 @@ impl ControlThread {
             Request::DeallocMw(request) => self.dealloc_mw(id, Stag(request.rkey)),
             Request::CreateChannel(_) => self.create_channel(id, seq),
             Request::DestroyChannel(request) => {
-                let client = self.client_mut(id)?;
-                let ch = client
-                    .channels
-                    .get(&CompletionChannelId(request.channel))
-                    .ok_or_else(|| Refusal::no_such("completion channel", request.channel))?;
-                if ch.cqs > 0 {
-                    return Err(Refusal::in_use("completion channel", ch.cqs));
-                }
-                client
-                    .channels
-                    .remove(&CompletionChannelId(request.channel));
-                send_reply::<m::DestroyChannel>(client, seq, &EMPTY)
+                self.destroy_channel(id, seq, CompletionChannelId(request.channel))
             }
             Request::CreateCq(request) => self.create_cq(id, seq, request),
-            Request::DestroyCq(request) => {
-                let number = CqId(request.cq);
-                let cq = self
-                    .client_mut(id)?
-                    .cqs
-                    .get(&number)
-                    .ok_or_else(|| Refusal::no_such("completion queue", request.cq))?;
-                if cq.qps > 0 {
-                    return Err(Refusal::in_use("completion queue", cq.qps));
-                }
-                for worker in 0..self.config.mailboxes.len() {
-                    self.post_command(worker, Command::RemoveCq { cq: number });
-                }
-                let (token, left) = self.post_barrier();
-                Ok(Served::Deferred(PendingReply::FreeCq {
-                    cq: number,
-                    token,
-                    left,
-                }))
-            }
+            Request::DestroyCq(request) => self.destroy_cq(id, CqId(request.cq)),
+            Request::ResizeCq(request) => self.resize_cq(id, request),
+            Request::FreeCqRing(request) => self.free_cq_ring(id, seq, request),
+            Request::ModerateCq(request) => self.moderate_cq(id, seq, request),
             Request::CreateQp(request) => self.create_qp(id, seq, request),
             Request::ModifyQp(request) => self.modify_qp(id, seq, request),
             Request::QueryQp(request) => self.query_qp(id, seq, Qpn(request.qp_num)),
             Request::DestroyQp(request) => self.destroy_qp(id, seq, Qpn(request.qp_num)),
-            Request::ResizeCq(request) => self.resize_cq(id, request),
-            Request::FreeCqRing(request) => self.free_cq_ring(id, seq, request),
-            Request::ModerateCq(request) => self.moderate_cq(id, seq, request),
             Request::CreateSrq(request) => self.create_srq(id, seq, request),
             Request::ModifySrq(request) => self.modify_srq(id, seq, request),
             Request::QuerySrq(request) => self.query_srq(id, seq, SrqId(request.srq)),
             Request::DestroySrq(request) => self.destroy_srq(id, SrqId(request.srq)),
             Request::CreateCmChannel(_) => self.create_cm_channel(id, seq),
             Request::DestroyCmChannel(request) => {
-                let used = self
-                    .listeners
-                    .iter()
-                    .filter(|(_, listener)| {
-                        listener.client == id && listener.cm_channel == CmChannelId(request.channel)
-                    })
-                    .count();
-                if used > 0 {
-                    return Err(Refusal::in_use("CM channel", used as u32));
-                }
-                let client = self.client_mut(id)?;
-                client
-                    .cm_channels
-                    .remove(&CmChannelId(request.channel))
-                    .ok_or_else(|| Refusal::no_such("CM channel", request.channel))?;
-                send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY)
+                self.destroy_cm_channel(id, seq, CmChannelId(request.channel))
             }
             Request::Connect(request) => self.connect_qp(id, seq, request),
             Request::Listen(request) => self.start_listener(id, seq, request),
             Request::Unlisten(request) => {
-                if self
-                    .listeners
-                    .get(CmListenerId(request.listener))
-                    .is_none_or(|listener| listener.client != id)
-                {
-                    return Err(Refusal::no_such("listener", request.listener));
-                }
-                self.remove_listener(CmListenerId(request.listener));
-                send_reply::<m::Unlisten>(self.client_mut(id)?, seq, &EMPTY)
+                self.stop_listener(id, seq, CmListenerId(request.listener))
             }
             Request::Accept(request) => self.accept_request(id, seq, request),
-            Request::Reject(request) => {
-                let number = ConnectRequestId(request.request);
-                let (worker_request, _) = self.take_request(id, number)?;
-                let private_data = request.private_data.as_bytes().to_vec();
-                self.post_command(
-                    worker_request.worker(),
-                    Command::Reject {
-                        request: worker_request,
-                        private_data,
-                    },
-                );
-                send_reply::<m::Reject>(self.client_mut(id)?, seq, &EMPTY)
-            }
-            Request::Disconnect(request) => {
-                let client = self.client_mut(id)?;
-                let qp = client
-                    .qps
-                    .get(&Qpn(request.qp_num))
-                    .ok_or_else(|| Refusal::no_such("queue pair", request.qp_num))?;
-                if qp.phase == QpPhase::Detached {
-                    return Err(Refusal::new(
-                        libc::ENOTCONN,
-                        "the queue pair is not connected",
-                    ));
-                }
-                let worker = qp.worker;
-                self.post_command(
-                    worker,
-                    Command::Disconnect {
-                        qpn: Qpn(request.qp_num),
-                    },
-                );
-                send_reply::<m::Disconnect>(self.client_mut(id)?, seq, &EMPTY)
-            }
+            Request::Reject(request) => self.reject_request(id, seq, request),
+            Request::Disconnect(request) => self.disconnect_qp(id, seq, Qpn(request.qp_num)),
             Request::ReadStats(request) => self.read_statistics(id, seq, request.offset),
         }
     }
 
-    pub(super) fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
-        self.clients
-            .get_mut(&id)
-            .ok_or_else(|| Refusal::new(libc::ENOTCONN, "client is gone"))
+    fn alloc_pd(&mut self, id: ClientId, seq: u32) -> Outcome {
+        if self.resources.client_mut(id)?.pds.len() >= MAX_PD as usize {
+            return Err(Refusal::over_limit("protection domains", MAX_PD.into()));
+        }
+        let pd = self.resources.next_pd_id();
+        let client = self.resources.client_mut(id)?;
+        client.pds.insert(pd, ProtectionDomain { users: 0 });
+        let reply = m::IdReply {
+            id: pd.0,
+            reserved: 0,
+        };
+        send_reply::<m::AllocPd>(client, seq, &reply)
     }
 
-    pub(super) fn owner_of_qp(&self, qpn: Qpn) -> Option<ClientId> {
-        self.clients
-            .iter()
-            .find(|(_, client)| {
-                client.qps.contains_key(&qpn) || client.departing_qps.contains_key(&qpn)
-            })
-            .map(|(id, _)| *id)
-    }
-
-    pub(super) fn qp_mut(&mut self, id: ClientId, qpn: Qpn) -> Option<&mut ClientQp> {
-        self.clients.get_mut(&id)?.qps.get_mut(&qpn)
+    fn dealloc_pd(&mut self, id: ClientId, seq: u32, pd: PdId) -> Outcome {
+        let client = self.resources.client_mut(id)?;
+        let found = client
+            .pds
+            .get(&pd)
+            .ok_or_else(|| Refusal::no_such("protection domain", pd.0))?;
+        if found.users > 0 {
+            return Err(Refusal::in_use("protection domain", found.users));
+        }
+        client.pds.remove(&pd);
+        send_reply::<m::DeallocPd>(client, seq, &EMPTY)
     }
 
     fn query_device(&mut self, id: ClientId, seq: u32, index: u32) -> Outcome {
@@ -412,6 +288,6 @@ impl ControlThread {
                 | m::CAP_FAST_REG,
             ips,
         };
-        send_reply::<m::QueryDevice>(self.client_mut(id)?, seq, &reply)
+        send_reply::<m::QueryDevice>(self.resources.client_mut(id)?, seq, &reply)
     }
 }

@@ -1,10 +1,11 @@
-//! What a client holds: the resource tree (client > PD > MR, QP, SRQ; client > CQ, channel,
+//! What clients hold: the resource tree (client > PD > MR, QP, SRQ; client > CQ, channel,
 //! listener, arena). Dropping a client frees its subtree.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use nix::libc;
 use siw_iwarp::QpInitAttr;
 use siw_memory::Stag;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
@@ -12,11 +13,17 @@ use siw_shm::QpGeometry;
 use siw_shm::control::{Addr, ControlSocket, QpState};
 use siw_shm::shared_memory::{PageSize, SharedMemory};
 
-use super::DeferredRequest;
+use super::TOKEN_OUTBOX;
+use super::listening::{ConnectRequests, Listeners};
 use super::outbox::Outbox;
+use super::pending::DeferredRequest;
+use super::requests::Refusal;
 use super::shared_receive::ClientSrq;
 use crate::config::LimitsConfig;
-use crate::ids::{ArenaId, ClientId, CmChannelId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
+use crate::ids::{
+    ArenaId, ClientId, CmChannelId, CmListenerId, CommandToken, CompletionChannelId,
+    ConnectRequestId, CqId, PdId, Qpn, SrqId,
+};
 
 /// Memory that the client may register.
 pub struct ClientArena {
@@ -115,7 +122,7 @@ pub struct Client {
     pub queues: QueueAllocator,
     pub memory: u64,
     pub next_id: u32,
-    pub waiting: Option<DeferredRequest>,
+    pub(super) waiting: Option<DeferredRequest>,
     /// A request that came while another was under way.
     pub parked: Option<Vec<u8>>,
     /// Further requests wait in the socket, which is not watched, until those are answered.
@@ -171,5 +178,113 @@ impl Client {
     pub fn next_number(&mut self) -> u32 {
         self.next_id += 1;
         self.next_id
+    }
+}
+
+/// A client that is gone, until no worker knows it any more.
+pub struct DepartingClient {
+    pub client: Client,
+    pub token: CommandToken,
+    /// Workers that have not passed the barrier yet.
+    pub left: usize,
+}
+
+/// Numbers of objects that messages of the data path name: a number is used again only when many
+/// others were freed after it.
+#[derive(Default)]
+pub struct NumberPool {
+    last: u32,
+    free: VecDeque<u32>,
+}
+
+/// Freed numbers that rest before the oldest of them is used again.
+const RESTING_NUMBERS: usize = 1024;
+
+impl NumberPool {
+    /// A number from 1 on that no object has.
+    pub fn allocate(&mut self) -> u32 {
+        if self.free.len() > RESTING_NUMBERS
+            && let Some(number) = self.free.pop_front()
+        {
+            return number;
+        }
+        self.last += 1;
+        self.last
+    }
+
+    /// Gives the number of an object that is gone back.
+    pub fn release(&mut self, number: u32) {
+        self.free.push_back(number);
+    }
+}
+
+/// Every object of every client, and the numbers that name them.
+#[derive(Default)]
+pub struct Resources {
+    pub clients: HashMap<ClientId, Client>,
+    pub departing: Vec<DepartingClient>,
+    pub listeners: Listeners,
+    pub requests: ConnectRequests,
+    pub qpns: NumberPool,
+    pub cqs: NumberPool,
+    pub srqs: NumberPool,
+    last_client: u32,
+    last_pd: u32,
+    last_listener: u32,
+    last_request: u32,
+    last_outbox: u32,
+}
+
+impl Resources {
+    /// A connected client.
+    ///
+    /// # Errors
+    /// The client is gone: the refusal reaches nobody.
+    pub fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
+        self.clients
+            .get_mut(&id)
+            .ok_or_else(|| Refusal::new(libc::ENOTCONN, "client is gone"))
+    }
+
+    /// The client that has, or just destroyed, a queue pair.
+    pub fn owner_of_qp(&self, qpn: Qpn) -> Option<ClientId> {
+        self.clients
+            .iter()
+            .find(|(_, client)| {
+                client.qps.contains_key(&qpn) || client.departing_qps.contains_key(&qpn)
+            })
+            .map(|(id, _)| *id)
+    }
+
+    /// A client's queue pair.
+    pub fn qp_mut(&mut self, id: ClientId, qpn: Qpn) -> Option<&mut ClientQp> {
+        self.clients.get_mut(&id)?.qps.get_mut(&qpn)
+    }
+
+    pub fn next_client_id(&mut self) -> ClientId {
+        self.last_client += 1;
+        ClientId(self.last_client)
+    }
+
+    pub fn next_pd_id(&mut self) -> PdId {
+        self.last_pd += 1;
+        PdId(self.last_pd)
+    }
+
+    pub fn next_listener_id(&mut self) -> CmListenerId {
+        self.last_listener += 1;
+        CmListenerId(self.last_listener)
+    }
+
+    /// The id of a connection request: never 0, which would mean none.
+    pub fn next_request_id(&mut self) -> ConnectRequestId {
+        self.last_request = self.last_request.wrapping_add(1).max(1);
+        ConnectRequestId(self.last_request)
+    }
+
+    /// The token under which epoll reports a new outbox.
+    pub fn next_outbox_token(&mut self) -> u64 {
+        self.last_outbox += 1;
+        TOKEN_OUTBOX | u64::from(self.last_outbox)
     }
 }

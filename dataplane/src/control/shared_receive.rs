@@ -8,8 +8,9 @@ use siw_shm::control::AsyncEventKind;
 use siw_shm::control::messages as m;
 use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
+use super::ControlThread;
+use super::pending::{DeferredRequest, PendingReply};
 use super::requests::*;
-use super::{ControlThread, DeferredRequest, PendingReply};
 use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
 use crate::worker::shared_receive_queues::WorkerSrq;
@@ -81,7 +82,7 @@ impl ControlThread {
         let geometry = self.srq_geometry(request.max_wr, request.max_sge.max(1))?;
         let most = self.config.limits.queue_pairs_per_client;
         check_limit(request.limit, request.max_wr)?;
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         if client.srqs.len() >= most as usize {
             return Err(Refusal::over_limit("shared receive queues", most.into()));
         }
@@ -96,15 +97,16 @@ impl ControlThread {
         let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
             .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
         pd.users += 1;
-        let number = SrqId(self.srqs.allocate());
+        let number = SrqId(self.resources.srqs.allocate());
         let low = Arc::new(LowWaterMark::default());
-        for worker in 0..self.config.mailboxes.len() {
+        for worker in 0..self.workers.count() {
             let end = WorkerSrq {
                 id: number,
                 client: id,
                 consumer: SrqConsumer::new(ring.clone(), low.clone()),
             };
-            self.post_command(worker, Command::AddSrq(Box::new(end)));
+            self.workers
+                .post_command(worker, Command::AddSrq(Box::new(end)));
         }
         let owed = request.limit > 0 && low.arm_event(request.limit, &ring);
         let fd = mem.region.memfd().filter(|_| mem.new_region);
@@ -117,7 +119,7 @@ impl ControlThread {
             low,
             rings: vec![(ring, mem.clone())],
         };
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         if let Some(reply) = srq.to_reply(number, geometry) {
             send_reply_with_fds::<m::CreateSrq>(client, seq, &reply, fd.as_slice())?;
         }
@@ -140,6 +142,7 @@ impl ControlThread {
         }
         let max_sge = {
             let srq = self
+                .resources
                 .client_mut(id)?
                 .srqs
                 .get(&SrqId(request.srq))
@@ -151,7 +154,7 @@ impl ControlThread {
             true => Some(self.srq_geometry(request.max_wr, max_sge)?),
             false => None,
         };
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let srq = client
             .srqs
             .get_mut(&SrqId(request.srq))
@@ -196,16 +199,11 @@ impl ControlThread {
         };
         drop(oldest);
         if resize {
-            for worker in 0..self.config.mailboxes.len() {
-                self.post_command(
-                    worker,
-                    Command::SettleSrq {
-                        srq: SrqId(request.srq),
-                    },
-                );
-            }
+            self.workers.post_to_all(|| Command::SettleSrq {
+                srq: SrqId(request.srq),
+            });
         }
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let srq = client
             .srqs
             .get_mut(&SrqId(request.srq))
@@ -240,7 +238,7 @@ impl ControlThread {
     }
 
     pub(super) fn query_srq(&mut self, id: ClientId, seq: u32, srq: SrqId) -> Outcome {
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
         let reply = m::SrqStateReply {
             max_wr: queue.max_wr,
@@ -254,20 +252,18 @@ impl ControlThread {
     }
 
     pub(super) fn destroy_srq(&mut self, id: ClientId, srq: SrqId) -> Outcome {
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let queue = client.srqs.get(&srq).ok_or_else(|| no_such_srq(srq))?;
         if queue.qps > 0 {
             return Err(Refusal::in_use("shared receive queue", queue.qps));
         }
-        for worker in 0..self.config.mailboxes.len() {
-            self.post_command(worker, Command::RemoveSrq { srq });
-        }
-        let (token, left) = self.post_barrier();
+        self.workers.post_to_all(|| Command::RemoveSrq { srq });
+        let (token, left) = self.workers.post_barrier();
         Ok(Served::Deferred(PendingReply::FreeSrq { srq, token, left }))
     }
 
     pub(super) fn finish_free_srq(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
         let waits =
@@ -288,7 +284,7 @@ impl ControlThread {
             }
         }
         let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
-        self.srqs.release(srq.0);
+        self.resources.srqs.release(srq.0);
         self.on_answered(id);
     }
 

@@ -2,29 +2,61 @@
 
 use siw_shm::control::messages as m;
 
+use super::ControlThread;
+use super::pending::{DeferredRequest, PendingReply};
 use super::requests::*;
-use super::{ControlThread, PendingReply};
-use crate::ids::ClientId;
-use crate::worker::messages::Command;
+use crate::ids::{ClientId, CommandToken};
+use crate::worker::messages::{Command, WorkerStats};
 
 impl ControlThread {
     pub(super) fn read_statistics(&mut self, id: ClientId, seq: u32, offset: u32) -> Outcome {
         if offset > 0 {
-            let client = self.client_mut(id)?;
+            let client = self.resources.client_mut(id)?;
             let text = client.stats_text.clone();
             return send_reply::<m::ReadStats>(client, seq, &statistics_part(&text, offset));
         }
-        let token = self.next_token();
-        let left = self.config.mailboxes.len();
-        for worker in 0..left {
-            self.post_command(worker, Command::Stats { token });
-        }
+        let token = self.workers.next_token();
+        let left = self.workers.count();
+        self.workers.post_to_all(|| Command::Stats { token });
         Ok(Served::Deferred(PendingReply::Stats { token, left }))
     }
 
-    pub(super) fn reply_statistics(&mut self, id: ClientId) {
+    /// Answers statistics once all workers have reported theirs.
+    pub(super) fn on_worker_stats(
+        &mut self,
+        worker: usize,
+        token: CommandToken,
+        stats: WorkerStats,
+    ) {
+        if let Some(counters) = self.workers.stats.get_mut(worker) {
+            *counters = stats;
+        }
+        let found =
+            self.resources
+                .clients
+                .iter_mut()
+                .find_map(|(id, client)| match &mut client.waiting {
+                    Some(DeferredRequest {
+                        what:
+                            PendingReply::Stats {
+                                token: awaited,
+                                left,
+                            },
+                        ..
+                    }) if *awaited == token => {
+                        *left = left.saturating_sub(1);
+                        Some((*id, *left))
+                    }
+                    _ => None,
+                });
+        if let Some((id, 0)) = found {
+            self.reply_statistics(id);
+        }
+    }
+
+    fn reply_statistics(&mut self, id: ClientId) {
         let text = self.statistics_json();
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
         if let Some(waiting) = client.waiting.take() {
@@ -40,6 +72,7 @@ impl ControlThread {
 
     pub(super) fn statistics_json(&self) -> String {
         let workers: Vec<serde_json::Value> = self
+            .workers
             .stats
             .iter()
             .map(|worker| {
@@ -73,6 +106,7 @@ impl ControlThread {
             })
             .collect();
         let clients: Vec<serde_json::Value> = self
+            .resources
             .clients
             .values()
             .map(|client| {
@@ -91,7 +125,7 @@ impl ControlThread {
             "workers": workers,
             "total": self.device_totals(),
             "clients": clients,
-            "listeners": self.listeners.len(),
+            "listeners": self.resources.listeners.len(),
         })
         .to_string()
     }
@@ -100,7 +134,7 @@ impl ControlThread {
     fn device_totals(&self) -> Vec<serde_json::Value> {
         let mut sums: Vec<(u64, u64, siw_tcp::StackStats)> = Vec::new();
         sums.resize_with(self.config.devices.len(), Default::default);
-        for (device, rx, tx, tcp) in self.stats.iter().flat_map(|worker| &worker.devices) {
+        for (device, rx, tx, tcp) in self.workers.stats.iter().flat_map(|worker| &worker.devices) {
             if let Some(sum) = sums.get_mut(*device) {
                 sum.0 += rx;
                 sum.1 += tx;

@@ -7,10 +7,11 @@ use siw_shm::WindowType;
 use siw_shm::control::messages as m;
 use siw_shm::local_wqe::MAX_FAST_PAGES;
 
+use super::ControlThread;
 use super::memory::{QuiescentReply, add_region};
+use super::pending::PendingReply;
 use super::requests::*;
 use super::resources::MemoryWindow;
-use super::{ControlThread, PendingReply};
 use crate::ids::{ArenaId, ClientId, PdId};
 
 impl ControlThread {
@@ -27,7 +28,7 @@ impl ControlThread {
             }
         };
         let keys = self.config.keys.clone();
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let pd = client
             .pds
             .get_mut(&PdId(request.pd))
@@ -51,7 +52,7 @@ impl ControlThread {
 
     pub(super) fn dealloc_mw(&mut self, id: ClientId, rkey: Stag) -> Outcome {
         let keys = self.config.keys.clone();
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         let unknown = || Refusal::no_such("memory window with rkey", rkey.0);
         let mw = client.mws.remove(&rkey).ok_or_else(unknown)?;
         if let Some(pd) = client.pds.get_mut(&mw.pd) {
@@ -82,7 +83,7 @@ impl ControlThread {
             ));
         }
         let keys = self.config.keys.clone();
-        let client = self.client_mut(id)?;
+        let client = self.resources.client_mut(id)?;
         if !client.pds.contains_key(&PdId(request.pd)) {
             return Err(Refusal::no_such("protection domain", request.pd));
         }
