@@ -52,7 +52,7 @@ struct CaptureQueue {
     full: AtomicBool,
 }
 
-/// The writing end that each worker holds.
+/// A worker's end of the capture: frames go to the writing thread through a queue.
 #[derive(Clone)]
 pub struct CaptureHandle(Arc<CaptureQueue>);
 

@@ -189,7 +189,7 @@ fn start_device(
                 && mac_address != own_mac
                 && port.set_mac_address(mac_address).is_err()
             {
-                // The link delivers only its own address then, unless it is told otherwise.
+                // The link delivers only its own address then, unless promiscuous mode lets others pass.
                 if let Err(error) = port.set_promiscuous(true) {
                     tracing::warn!(device = %name, "neither the address nor promiscuous mode could be set: {error}");
                 }
@@ -227,7 +227,7 @@ fn start_device(
 /// Whether the port is asked for TSO.
 ///
 /// # Errors
-/// The configuration wants it, and the driver cannot cut what the device sends.
+/// The configuration asks for it, and the driver cannot segment what the device sends.
 fn wants_tso(config: &DeviceConfig, traits: &DriverTraits) -> Result<bool, String> {
     let policy = *config.tso.get_ref();
     let software_checksum = config.checksum == ChecksumPolicy::Software;

@@ -176,7 +176,7 @@ pub fn free_hugepage_bytes() -> u64 {
     free * field("Hugepagesize:") * 1024
 }
 
-/// Tells the service manager (sd_notify protocol) when there is one.
+/// Reports a state to the service manager (sd_notify protocol) when there is one.
 pub fn notify_service_manager(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
@@ -193,7 +193,7 @@ pub fn notify_service_manager(state: &str) {
         None => socket.send_to(state.as_bytes(), &path),
     };
     if let Err(error) = sent {
-        tracing::warn!("the service manager was not told {state}: {error}");
+        tracing::warn!("the service manager did not get {state}: {error}");
     }
 }
 

@@ -11,7 +11,7 @@ pub struct LinkTraits {
     /// The far end is in this daemon: memory, no wire. Nothing announces its frames, and each ring
     /// joins the same worker's ends.
     pub in_process: bool,
-    /// Nobody computes checksums, because nothing can damage frames on their way.
+    /// Nobody computes checksums: nothing can damage frames in memory.
     pub no_checksums: bool,
     /// The port verifies the checksums of received frames.
     pub rx_checksum: bool,

@@ -31,6 +31,7 @@ impl Default for MbufBatch {
 }
 
 impl MbufBatch {
+    /// An empty batch.
     pub fn new() -> Self {
         Self {
             head: 0,
@@ -39,16 +40,19 @@ impl MbufBatch {
         }
     }
 
+    /// Packets in the batch.
     #[inline]
     pub fn len(&self) -> usize {
         self.tail - self.head
     }
 
+    /// Whether there is no packet in it.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
     }
 
+    /// Whether it holds [`BURST`] packets.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.len() == BURST
@@ -137,7 +141,7 @@ impl MbufBatch {
     }
 
     /// # Safety
-    /// The first `n` entries of [`Self::spare`] were filled with owned packets.
+    /// The first `count` entries of [`Self::spare_slots`] were filled with owned packets.
     #[inline]
     pub(crate) unsafe fn mark_filled(&mut self, count: usize) {
         self.tail += count;
@@ -149,7 +153,7 @@ impl MbufBatch {
     }
 
     /// # Safety
-    /// The first `n` entries of [`Self::pending`] were given to another owner.
+    /// The first `count` entries of [`Self::pending_packets`] were given to another owner.
     #[inline]
     pub(crate) unsafe fn mark_sent(&mut self, count: usize) {
         self.head += count;

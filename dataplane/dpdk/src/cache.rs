@@ -30,7 +30,7 @@ pub struct MbufCache {
     foreign: ForeignBuffers,
 }
 
-/// Buffers of another pool, on their way back to it.
+/// Buffers of another pool, collected before they return to it.
 struct ForeignBuffers {
     pool: *mut sys::rte_mempool,
     buf_len: u16,
@@ -43,6 +43,7 @@ struct ForeignBuffers {
 unsafe impl Send for MbufCache {}
 
 impl MbufCache {
+    /// An empty cache in front of `pool`.
     pub fn new(pool: &Mempool) -> Self {
         Self {
             len: 0,
@@ -60,6 +61,7 @@ impl MbufCache {
         }
     }
 
+    /// The pool that it draws from.
     pub fn pool(&self) -> &Mempool {
         &self.pool
     }
@@ -92,7 +94,7 @@ impl MbufCache {
         }
     }
 
-    /// Makes sure that `n` allocations in a row succeed (`n` up to 64).
+    /// Makes sure that `count` allocations in a row succeed (at most 64).
     #[inline]
     pub fn reserve(&mut self, count: usize) -> bool {
         self.len >= count || self.refill_up_to(count.min(REFILL))
@@ -173,15 +175,15 @@ impl MbufCache {
         false
     }
 
-    /// Frees a whole chain. External segments let go of their memory; segments
+    /// Frees a whole chain. External segments return their references; segments
     /// with clones take the general path.
     #[inline]
     pub fn free(&mut self, mbuf: Mbuf) {
         self.free_all(std::iter::once(mbuf));
     }
 
-    /// As [`Self::free`] for many: memory that neighbours point into hears of
-    /// them together, before this returns.
+    /// As [`Self::free`] for many. References of consecutive segments to the same memory are
+    /// returned in one step of its counter, before this returns.
     #[inline]
     pub fn free_all(&mut self, mbufs: impl Iterator<Item = Mbuf>) {
         let mut shares = Shares::new();
@@ -385,8 +387,8 @@ impl Shares {
     }
 }
 
-/// What rte_pktmbuf_detach does to an external buffer, but that the memory's owner
-/// is told later, by [`Shares::give_back`]: the mbuf gets its own room back.
+/// What rte_pktmbuf_detach does to an external buffer, but that the reference
+/// is returned later, by [`Shares::give_back`]: the mbuf gets its own room back.
 ///
 /// # Safety
 /// `m` has an external buffer attached, is owned by the caller, and its pool's

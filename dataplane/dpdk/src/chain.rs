@@ -98,6 +98,7 @@ pub struct ChainBuilder {
 }
 
 impl ChainBuilder {
+    /// A chain that begins with `head`.
     #[inline]
     pub fn new(head: Mbuf) -> Self {
         let last = head.last_segment();
@@ -144,7 +145,7 @@ impl ChainBuilder {
         true
     }
 
-    /// Grows the last segment by `n` bytes and returns them, with leftovers of earlier
+    /// Grows the last segment by `len` bytes and returns them, with leftovers of earlier
     /// packets in them; `None` when it has no room.
     #[inline]
     pub fn append_room(&mut self, len: u16) -> Option<&mut [u8]> {
@@ -165,11 +166,13 @@ impl ChainBuilder {
         }
     }
 
+    /// Bytes in the whole chain.
     #[inline]
     pub fn pkt_len(&self) -> u32 {
         self.head.pkt_len()
     }
 
+    /// Segments in the chain.
     #[inline]
     pub fn nb_segs(&self) -> u16 {
         self.head.nb_segs()
@@ -181,6 +184,7 @@ impl ChainBuilder {
         self.head.data_mut()
     }
 
+    /// The chain as one packet.
     #[inline]
     pub fn finish(self) -> Mbuf {
         self.head

@@ -25,7 +25,7 @@ pub struct DriverTraits {
     /// and nothing announces them.
     pub in_process: bool,
     /// Segments to send may lie in memory outside of the packet buffers' pool. virtio_user would
-    /// have to tell its peer about that memory, which it cannot.
+    /// have to share that memory with its peer, which it cannot.
     pub external_buffers: bool,
     /// The driver adds up the checksum of each segment as if it began at an even byte: every
     /// segment but the last must have an even length where the port computes checksums.
@@ -33,10 +33,9 @@ pub struct DriverTraits {
     /// DPDK gives both ends of the link one address, which the other end must keep: the port
     /// needs another, and passes every frame that is sent to it.
     pub shares_mac_address: bool,
-    /// The peer is on the same machine and hands over TCP segments that nobody has cut, if the
-    /// port takes them (LRO).
+    /// The peer is on the same machine and hands over super-segments, if the port takes them (LRO).
     pub peer_sends_uncut: bool,
-    /// The longest MTU that the driver can be told; it may carry more.
+    /// The longest MTU that the driver accepts; the link may carry more.
     pub(crate) announced_mtu: u32,
     /// The driver itself cuts TCP segments, with these limits.
     pub software_tso: Option<SoftwareTso>,

@@ -29,7 +29,7 @@ pub struct EalConfig {
     pub vdevs: Vec<String>,
     /// DPDK's name of a level: `error`, `warning`, `notice`, `info`, `debug`.
     pub log_level: String,
-    /// The CPU that DPDK's main lcore is told to be on.
+    /// The CPU of DPDK's main lcore.
     pub main_core: usize,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn device_lock() -> MutexGuard<'static, ()> {
 }
 
 impl Eal {
-    /// Starts DPDK. Missing hugepages and impossible cores are told before it
+    /// Starts DPDK. Missing hugepages and impossible cores are errors before it
     /// is touched, so that the caller can try again with another configuration;
     /// after any other error the process cannot.
     ///

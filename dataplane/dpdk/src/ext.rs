@@ -177,6 +177,7 @@ impl TrackerPool {
         self.free.len()
     }
 
+    /// Work requests that can be in flight at once.
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 /// A stretch of external memory.
 #[derive(Debug, Clone, Copy)]
 pub struct ExtSlice {
+    /// Where the CPU reads it.
     pub ptr: NonNull<u8>,
     /// The address a NIC uses: equal to `ptr` unless I/O addresses are physical.
     pub iova: u64,
@@ -167,10 +168,12 @@ impl OwnedMemory {
         Self { ptr, layout }
     }
 
+    /// Bytes of the memory.
     pub fn len(&self) -> usize {
         self.layout.size()
     }
 
+    /// Never: there is at least a page.
     pub fn is_empty(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! Counts the kernel's free hugepages, so that a missing reservation is told
+//! Counts the kernel's free hugepages, so that a missing reservation is reported
 //! before DPDK is touched. Called by `Eal::init` and by the daemon's `--check`.
 
 use crate::{Error, Result};
@@ -10,8 +10,11 @@ const SYSFS: &str = "/sys/kernel/mm/hugepages";
 /// One page size of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HugepageSize {
+    /// Size of a page in KiB.
     pub page_kb: u64,
+    /// Pages that the kernel has reserved.
     pub total: u64,
+    /// Pages of them that nobody uses.
     pub free: u64,
 }
 

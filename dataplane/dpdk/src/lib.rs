@@ -1,5 +1,5 @@
-//! A safe wrapper over the part of DPDK that siwd uses. All of the project's
-//! DPDK `unsafe` lives here; the daemon above forbids it.
+//! A safe wrapper over the part of DPDK that siwd uses. All of the project's DPDK `unsafe` lives
+//! here; the daemon above forbids it.
 //!
 //! ```text
 //!   Eal ──┬── Mempool ── MbufCache (one a worker) ── Mbuf ── ChainBuilder
@@ -9,10 +9,55 @@
 //!                    └── TxQueue ── TxBatch
 //! ```
 //!
-//! [`Eal`] is initialised once a process; pools and ports hold it alive. A
-//! worker thread pins itself, calls [`Eal::register_thread`], and owns one
-//! [`RxQueue`] and one [`TxQueue`] of each port. The per-packet path crosses the
-//! FFI once a burst; buffers come from and go back to an [`MbufCache`].
+//! [`Eal`] is initialised once a process; pools and ports hold it alive. A worker thread pins
+//! itself, calls [`Eal::register_thread`], and owns one [`RxQueue`] and one [`TxQueue`] of each
+//! port. The per-packet path crosses the FFI once a burst; buffers come from and go back to an
+//! [`MbufCache`].
+//!
+//! # Example
+//! A frame from one end of a pair of rings to the other, without hugepages or privileges:
+//! ```no_run
+//! use dpdk::{Eal, EalConfig, MbufCache, Mempool, Port, PortConfig, RxBatch, TxBatch};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let eal = Eal::init(EalConfig {
+//!     hugepages: false,
+//!     memory_mb: 64,
+//!     ..EalConfig::default()
+//! })?;
+//! // 1023 buffers of 2048 bytes, none kept for each thread, on any NUMA node.
+//! let pool = Mempool::new(&eal, "frames", 1023, 0, 2048, None)?;
+//! let (mut left, mut right) = Port::create_ring_pair(&eal, "pair", 1, 256)?;
+//! for port in [&mut left, &mut right] {
+//!     port.configure(&PortConfig::default(), std::slice::from_ref(&pool))?;
+//! }
+//! let (_, tx) = left.start()?.remove(0);
+//! let (rx, _) = right.start()?.remove(0);
+//! let (mut tx, mut rx) = (tx.ok_or("no queue")?, rx.ok_or("no queue")?);
+//!
+//! let mut cache = MbufCache::new(&pool);
+//! let mut frame = cache.alloc().ok_or("no buffer is free")?;
+//! assert!(frame.append_slice(b"an Ethernet frame"));
+//! let mut out = TxBatch::new();
+//! out.push(frame).map_err(|_| "the batch is full")?;
+//! tx.tx_burst(&mut out);
+//!
+//! let mut received = RxBatch::new();
+//! rx.rx_burst(&mut received);
+//! for frame in received.drain() {
+//!     assert_eq!(frame.data(), b"an Ethernet frame");
+//!     cache.free(frame);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What an operator sees
+//! [`Error`] names the missing resource and the command that provides it. DPDK's log becomes
+//! `tracing` events, and its last lines are part of the errors that they explain.
+//! [`DriverTraits`] is the one table of what kinds of links can do.
+
+#![deny(missing_docs)]
 
 mod batch;
 mod cache;

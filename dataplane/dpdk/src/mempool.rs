@@ -91,6 +91,7 @@ impl Mempool {
         })))
     }
 
+    /// DPDK's name of the pool.
     pub fn name(&self) -> &str {
         &self.0.name
     }

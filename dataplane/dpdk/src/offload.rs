@@ -4,12 +4,14 @@
 use crate::Mbuf;
 use dpdk_sys as sys;
 
-/// The NIC's word about a checksum.
+/// What the NIC found about a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChecksumStatus {
     /// Not looked at: software has to.
     Unknown,
+    /// The checksum is right.
     Good,
+    /// The checksum is wrong.
     Bad,
     /// Not in the packet, yet the data is known to be intact (virtual links
     /// hand over segments whose checksum was never filled in).
@@ -24,6 +26,7 @@ pub enum ChecksumStatus {
 pub struct TxOffload {
     /// Ethernet header, with any VLAN tag that is in the packet.
     pub l2_len: u8,
+    /// IP header with options or extension headers.
     pub l3_len: u16,
     /// TCP header with options.
     pub l4_len: u8,
@@ -33,7 +36,7 @@ pub struct TxOffload {
     pub ip_checksum: bool,
     /// Fill in the TCP checksum.
     pub tcp_checksum: bool,
-    /// TCP payload bytes of each segment to cut; 0: no TSO.
+    /// TCP payload bytes of each segment that the NIC makes (TSO); 0: no TSO.
     pub tso_segsz: u16,
 }
 

@@ -54,13 +54,21 @@ unsafe impl Sync for PortInner {}
 /// What a port is and could do.
 #[derive(Debug, Clone)]
 pub struct PortInfo {
+    /// DPDK's name of the driver.
     pub driver: String,
+    /// The shortest MTU that the port takes.
     pub min_mtu: u32,
+    /// The longest MTU that the port takes.
     pub max_mtu: u32,
+    /// Receive queues that the port can have.
     pub max_rx_queues: u16,
+    /// Transmit queues that the port can have.
     pub max_tx_queues: u16,
+    /// Entries of the RSS indirection table; 0 without RSS.
     pub reta_size: u16,
+    /// Segments that the port takes in a packet that it cuts (TSO).
     pub tx_seg_max: u16,
+    /// Segments that the port takes in any other packet.
     pub tx_mtu_seg_max: u16,
     pub(crate) rx_capa: u64,
     pub(crate) tx_capa: u64,
@@ -132,6 +140,10 @@ impl Port {
         &self.inner.name
     }
 
+    /// What the driver says of the device (`rte_eth_dev_info`).
+    ///
+    /// # Errors
+    /// The device is gone.
     pub fn device_info(&self) -> Result<PortInfo> {
         let info = raw_info(self.inner.id, &self.inner.name)?;
         let unlimited = |limit: u16| if limit == 0 { u16::MAX } else { limit };
@@ -328,8 +340,8 @@ impl Port {
         Ok(queues)
     }
 
-    /// Drivers tell whether they have interrupts only when asked for one. Those
-    /// that always signal (a tap is its own descriptor) have nothing to arm.
+    /// Only arming an interrupt shows whether a driver has them. A driver whose descriptor
+    /// always signals has nothing to arm.
     fn interrupts_work(&self) -> bool {
         // SAFETY: queue 0 of a started port exists and nobody polls it yet.
         unsafe {
@@ -355,7 +367,7 @@ impl Port {
         Ok(())
     }
 
-    /// Lets the port go. Its device closes when the last queue is dropped.
+    /// Gives this handle up. The device closes when the last handle and queue are dropped.
     pub fn close(self) {}
 
     fn lock_state(&self) -> std::sync::MutexGuard<'_, PortState> {

@@ -3,7 +3,7 @@
 use crate::port::PortInfo;
 use dpdk_sys as sys;
 
-/// Work that a NIC may do. As a wish, each is granted where the port can.
+/// Work that a NIC may do. What is asked for is granted where the port can do it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offloads {
     /// Verify IPv4 and TCP checksums of received packets.
@@ -11,7 +11,7 @@ pub struct Offloads {
     /// Fill in IPv4 and TCP checksums.
     pub tx_checksum: bool,
     /// Granted beside `tx_checksum`: fill in the IPv4 header's checksum of each packet that
-    /// asks. As a wish it says nothing.
+    /// asks. It need not be asked for.
     pub tx_ip_checksum: bool,
     /// Cut large TCP segments.
     pub tso: bool,
@@ -21,7 +21,9 @@ pub struct Offloads {
     pub scatter: bool,
     /// Send chains.
     pub multi_segs: bool,
+    /// Take the VLAN tag out of received packets.
     pub vlan_strip: bool,
+    /// Put a VLAN tag into packets that ask for one.
     pub vlan_insert: bool,
     /// Spread flows over the queues by hash, and deliver the hash.
     pub rss: bool,
@@ -30,6 +32,7 @@ pub struct Offloads {
 }
 
 impl Offloads {
+    /// Nothing: software does it all.
     pub const NONE: Self = Self {
         rx_checksum: false,
         tx_checksum: false,
@@ -67,15 +70,19 @@ impl Default for Offloads {
 /// What a port is asked for.
 #[derive(Debug, Clone)]
 pub struct PortConfig {
+    /// Receive queues.
     pub rx_queues: u16,
+    /// Transmit queues.
     pub tx_queues: u16,
-    /// Descriptors of each queue; adjusted to what the port can.
+    /// Descriptors of each receive queue; adjusted to what the port can.
     pub rx_desc: u16,
+    /// Descriptors of each transmit queue; adjusted likewise.
     pub tx_desc: u16,
     /// Bytes of IP packet in a frame.
     pub mtu: u16,
     /// The Toeplitz key of RSS; `None` leaves the driver's.
     pub rss_key: Option<[u8; 40]>,
+    /// What the port is asked to do.
     pub offloads: Offloads,
 }
 
@@ -96,16 +103,20 @@ impl Default for PortConfig {
 /// What a port granted. Whatever is false, software has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortCaps {
-    /// `rx_interrupt` is what `start` found out; before that it is a hope.
+    /// `rx_interrupt` is what `start` found out; before that, what was asked for.
     pub offloads: Offloads,
+    /// Bytes of IP packet in a frame.
     pub mtu: u16,
     /// The largest MTU the port can be configured with.
     pub max_mtu: u16,
+    /// Descriptors of each receive queue.
     pub rx_desc: u16,
+    /// Descriptors of each transmit queue.
     pub tx_desc: u16,
-    /// Segments the port accepts in one packet, with TSO and without;
-    /// `u16::MAX` when it names no limit.
+    /// Segments that the port takes in a packet that it cuts (TSO); `u16::MAX` when it names no
+    /// limit.
     pub tx_seg_max: u16,
+    /// Segments that the port takes in any other packet; `u16::MAX` likewise.
     pub tx_mtu_seg_max: u16,
     /// Entries of the RSS indirection table; 0 without RSS.
     pub reta_size: u16,
@@ -117,7 +128,7 @@ const RSS_TYPES: u64 = sys::RTE_ETH_RSS_IPV4
     | sys::RTE_ETH_RSS_NONFRAG_IPV4_TCP
     | sys::RTE_ETH_RSS_NONFRAG_IPV6_TCP;
 
-/// The DPDK flags of a wish cut down to what a port has.
+/// What was asked for, cut down to what a port has, and DPDK's flags for it.
 pub(crate) struct NegotiatedOffloads {
     pub granted: Offloads,
     pub rx: u64,

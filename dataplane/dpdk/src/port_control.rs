@@ -7,26 +7,38 @@ use dpdk_sys as sys;
 /// Counters since the port started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PortCounters {
+    /// Packets received.
     pub rx_packets: u64,
+    /// Packets sent.
     pub tx_packets: u64,
+    /// Bytes of received packets.
     pub rx_bytes: u64,
+    /// Bytes of sent packets.
     pub tx_bytes: u64,
     /// Packets lost because the receive ring was full.
     pub rx_missed: u64,
+    /// Packets that arrived damaged.
     pub rx_errors: u64,
+    /// Packets that could not be sent.
     pub tx_errors: u64,
     /// Receptions that failed because the pool was empty.
     pub rx_no_buffer: u64,
 }
 
+/// The state of a port's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkStatus {
+    /// Whether frames pass.
     pub up: bool,
     /// Mb/s; `u32::MAX` when the port does not know.
     pub mbps: u32,
 }
 
 impl Port {
+    /// Takes frames to every address, or no longer.
+    ///
+    /// # Errors
+    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn set_promiscuous(&self, on: bool) -> Result<()> {
         self.check_call("setting promiscuous mode", |id| {
             // SAFETY: a port number of ours.
@@ -40,6 +52,10 @@ impl Port {
         })
     }
 
+    /// Takes frames to every multicast address, or no longer.
+    ///
+    /// # Errors
+    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn set_allmulticast(&self, on: bool) -> Result<()> {
         self.check_call("setting all-multicast mode", |id| {
             // SAFETY: a port number of ours.
@@ -53,6 +69,10 @@ impl Port {
         })
     }
 
+    /// The address that the port receives frames for.
+    ///
+    /// # Errors
+    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn mac_address(&self) -> Result<[u8; 6]> {
         let mut addr = sys::rte_ether_addr::default();
         self.check_call("reading the MAC address", |id| {
@@ -62,6 +82,10 @@ impl Port {
         Ok(addr.addr_bytes)
     }
 
+    /// Sets the address that the port receives frames for.
+    ///
+    /// # Errors
+    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn set_mac_address(&self, mac: [u8; 6]) -> Result<()> {
         let mut addr = sys::rte_ether_addr { addr_bytes: mac };
         self.check_call("setting the MAC address", |id| {
@@ -70,6 +94,10 @@ impl Port {
         })
     }
 
+    /// Whether the link is up, and how fast. Does not wait for it.
+    ///
+    /// # Errors
+    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn link_status(&self) -> Result<LinkStatus> {
         let (mut up, mut mbps) = (false, 0);
         self.check_call("reading the link status", |id| {
@@ -79,6 +107,10 @@ impl Port {
         Ok(LinkStatus { up, mbps })
     }
 
+    /// Counters since the port started.
+    ///
+    /// # Errors
+    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn read_counters(&self) -> Result<PortCounters> {
         let mut counters = sys::siw_port_stats::default();
         self.check_call("reading the counters", |id| {
@@ -99,6 +131,9 @@ impl Port {
 
     /// Sends flows whose hash is `i` modulo the table's length to queue
     /// `table[i]`. The length is the port's `reta_size`.
+    ///
+    /// # Errors
+    /// The driver refuses or has no such function, see [`crate::Error::is_unsupported`].
     pub fn set_rss_table(&self, table: &[u16]) -> Result<()> {
         self.check_call("setting the RSS table", |id| {
             // SAFETY: the table is read within the call; the shim checks its

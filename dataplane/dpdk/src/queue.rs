@@ -41,10 +41,12 @@ impl RxQueue {
         }
     }
 
+    /// DPDK's number of the port.
     pub fn port_id(&self) -> u16 {
         self.port_id
     }
 
+    /// The queue's place among the port's queues of its direction.
     pub fn queue_index(&self) -> u16 {
         self.queue
     }
@@ -63,7 +65,7 @@ impl RxQueue {
                 room.len() as u16,
             )
         };
-        // SAFETY: the driver filled the first `n` entries.
+        // SAFETY: the driver filled the first `received` entries.
         unsafe { batch.mark_filled(usize::from(received)) };
         usize::from(received)
     }
@@ -135,10 +137,12 @@ impl TxQueue {
         }
     }
 
+    /// DPDK's number of the port.
     pub fn port_id(&self) -> u16 {
         self.port_id
     }
 
+    /// The queue's place among the port's queues of its direction.
     pub fn queue_index(&self) -> u16 {
         self.queue
     }
@@ -157,7 +161,7 @@ impl TxQueue {
             len =
                 unsafe { sys::siw_tx_prepare(self.port_id, self.queue, pending.as_mut_ptr(), len) };
             if len == 0 {
-                // The driver can never send the first: as if the network had lost it.
+                // The driver can never send the first packet: it is dropped, as a network drops.
                 drop(batch.pop());
                 return 0;
             }
@@ -166,12 +170,12 @@ impl TxQueue {
         // only handle of the queue, and `pending` holds owned packets.
         let sent =
             unsafe { sys::siw_tx_burst(self.port_id, self.queue, pending.as_mut_ptr(), len) };
-        // SAFETY: the driver owns the first `n` now.
+        // SAFETY: the driver owns the first `sent` now.
         unsafe { batch.mark_sent(usize::from(sent)) };
         usize::from(sent)
     }
 
-    /// Asks the driver to free up to `n` packets that are sent (0: all it can):
+    /// Asks the driver to free up to `limit` packets that are sent (0: all it can):
     /// when a work request waits for its buffers only. Returns how many; 0 also
     /// for drivers that cannot, which free as they send.
     pub fn done_cleanup(&mut self, limit: u32) -> usize {

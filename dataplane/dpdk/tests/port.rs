@@ -1,4 +1,4 @@
-//! Ports: the loopback pair, virtual devices, and what wrong ones are told.
+//! Ports: the loopback pair, virtual devices, and the errors of wrong ones.
 
 mod common;
 

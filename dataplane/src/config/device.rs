@@ -15,11 +15,11 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CrcSetting {
-    /// Not asked for; used when the peer asks.
+    /// Not requested; used when the peer requests it.
     Off,
-    /// Asked for.
+    /// Requested.
     On,
-    /// Asked for. A reply that leaves it out is refused, and no application turns it off.
+    /// Requested. A reply without it is refused, and no application can turn it off.
     Required,
 }
 
@@ -28,19 +28,19 @@ pub enum CrcSetting {
 #[serde(rename_all = "lowercase")]
 pub enum ChecksumPolicy {
     /// The port when it can; nobody on the embedded pair, whose frames never leave
-    /// memory (captures still show right sums); siwd otherwise.
+    /// memory (captures show valid checksums all the same); siwd otherwise.
     Auto,
     /// Always siwd.
     Software,
 }
 
-/// Whether the port cuts TCP segments.
+/// Whether the port segments TCP super-segments (TSO).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TsoPolicy {
     /// When it can.
     Auto,
-    /// It has to: a port that cannot is an error.
+    /// Always: a port that cannot is an error.
     On,
     /// Never.
     Off,
@@ -58,7 +58,7 @@ pub struct DeviceConfig {
     pub devargs: Option<String>,
     /// A PCI NIC bound to vfio-pci: "0000:03:00.0".
     pub pci: Option<PciAddress>,
-    /// Ethernet address; absent: the port's own, or one drawn from the name.
+    /// Ethernet address; absent: the port's own, or one derived from the name.
     pub mac: Option<MacAddress>,
     /// Addresses with prefix length: "10.77.0.1/24", "fd77::1/64".
     pub addresses: Spanned<Vec<Cidr>>,
@@ -80,7 +80,7 @@ pub struct DeviceConfig {
     /// Who computes checksums.
     #[serde(default = "default_checksum")]
     pub checksum: ChecksumPolicy,
-    /// Whether the port cuts super-segments of whole FPDUs (TSO); needs its checksums.
+    /// Whether the port segments super-segments of whole FPDUs (TSO); needs its checksums.
     #[serde(default = "default_tso")]
     pub tso: Spanned<TsoPolicy>,
     /// `[device.mpa]`
@@ -200,7 +200,7 @@ impl DeviceConfig {
         if *self.tso.get_ref() == TsoPolicy::On && self.checksum == ChecksumPolicy::Software {
             return Err((
                 self.tso.span(),
-                "tso \"on\": the port can cut only what it computes the checksums of; leave checksum = \"auto\"".into(),
+                "tso \"on\": the port has to compute the checksums of the segments that it cuts; leave checksum = \"auto\"".into(),
             ));
         }
         let addresses = self.addresses.get_ref();

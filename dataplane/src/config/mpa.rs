@@ -1,5 +1,5 @@
-//! `[device.mpa]`: how a device sets up connections (RFC 5044, RFC 6581), and presets for peers
-//! that want it their way.
+//! `[device.mpa]`: how a device sets up connections (RFC 5044, RFC 6581), and presets for known
+//! peers.
 
 use std::ops::Range;
 
@@ -24,11 +24,11 @@ pub enum RtrName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MarkersName {
-    /// A peer that wants them is refused.
+    /// A peer that requests them is refused.
     Never,
-    /// Sent to a peer that wants them.
+    /// Sent to a peer that requests them.
     Accept,
-    /// Asked for, too; Linux siw and most hardware refuse that.
+    /// Also requested of the peer; Linux siw and most hardware refuse that.
     Request,
 }
 
@@ -40,9 +40,9 @@ pub enum OutOfOrderName {
     Off,
     /// In streams with markers.
     Markers,
-    /// Also in streams of peers that have put each FPDU into one segment so far. An FPDU inside
-    /// of somebody's payload could be taken for one, should a middlebox start to cut segments
-    /// anew: for networks without such.
+    /// Also in streams whose peer has sent each FPDU in a segment of its own so far. If a middlebox
+    /// then began to resegment the stream, payload that looks like an FPDU could be taken for one:
+    /// only for networks without such middleboxes.
     Aligned,
 }
 
@@ -56,7 +56,7 @@ pub enum TerminateName {
     Siw,
 }
 
-/// Peers that are known to want it their way. Every setting can be given beside a preset.
+/// Defaults for peers that are known to need others. A setting that is given beside a preset wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PeerPreset {
@@ -92,12 +92,12 @@ pub struct MpaSettings {
     pub ord: Spanned<u16>,
     /// Private data that is accepted from a peer, in bytes; RFC 5044 allows 512.
     pub private_data: Spanned<u16>,
-    /// Number of the first message of each queue, both ways: 1 as in RFC 5041, section 4.3. Others
-    /// validate what a peer that begins there as well does when the numbers wrap.
+    /// Number of the first message of each queue, both ways: 1 as in RFC 5041, section 4.3. Another
+    /// number tests the wrap of message numbers, with a peer that begins there as well.
     pub first_msn: u32,
-    /// Ask again with revision 1 when a peer resets a request of revision 2.
+    /// Try again with revision 1 when a peer resets a request of revision 2 (RFC 6581, section 10).
     pub fallback: bool,
-    /// Milliseconds to wait for an MPA request after the TCP connection stands.
+    /// Milliseconds to wait for an MPA request after the TCP connection is established.
     pub request_timeout_ms: u32,
     /// Milliseconds to wait for an MPA reply.
     pub reply_timeout_ms: u32,
@@ -105,7 +105,7 @@ pub struct MpaSettings {
     pub accept_timeout_ms: u32,
 }
 
-/// What the file says.
+/// The table as it is written, before presets and defaults.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct MpaTable {

@@ -12,7 +12,7 @@ use super::{ByteSize, FileMode};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IdlePolicy {
-    /// Spin for ever: lowest latency, one whole core.
+    /// Poll without end: lowest latency, one whole core.
     Poll,
     /// Spin for a while, then sleep until a doorbell, a frame or a timer.
     Adaptive,
@@ -139,11 +139,11 @@ impl Default for DpdkConfig {
 pub enum EalLog {
     /// Errors only.
     Error,
-    /// And warnings.
+    /// Warnings too.
     Warning,
-    /// And notices.
+    /// Notices too.
     Notice,
-    /// And information.
+    /// Information too.
     Info,
     /// Everything.
     Debug,

@@ -1,5 +1,5 @@
-//! `[device.tcp]` and `[device.neighbours]`: how a device's TCP behaves, and what it remembers of
-//! its link.
+//! `[device.tcp]` and `[device.neighbours]`: how a device's TCP behaves, and its table of
+//! neighbours.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -36,7 +36,8 @@ pub struct TcpSettings {
     pub sack: bool,
     /// Least retransmission timeout in milliseconds (RFC 6298 allows less than 1 s on fabrics).
     pub rto_min_ms: Spanned<u32>,
-    /// Before the first round trip is measured (RFC 6298 section 2.1).
+    /// Retransmission timeout in milliseconds before the first round trip is measured (RFC 6298,
+    /// section 2.1).
     pub rto_initial_ms: Spanned<u32>,
     /// Receive window of one connection. Absent: 1 MiB, and 256 KiB on a pair, whose
     /// round trip is so short that more only leaves the processor's cache.
@@ -55,9 +56,9 @@ pub struct TcpSettings {
     pub keepalive_interval_s: Option<Spanned<u32>>,
     /// Probes without an answer before the connection ends.
     pub keepalive_probes: Spanned<u8>,
-    /// Repetitions of a SYN or SYN-ACK.
+    /// Retransmissions of a SYN or SYN-ACK.
     pub syn_retries: u8,
-    /// Answer SYNs beyond a listener's backlog without keeping anything (RFC 4987).
+    /// Answer SYNs beyond a listener's backlog with SYN cookies (RFC 4987).
     pub syn_cookies: bool,
     /// Seconds in TIME-WAIT.
     pub time_wait_s: u32,
@@ -92,11 +93,11 @@ impl Default for TcpSettings {
 pub struct NeighbourSettings {
     /// Most entries, resolved or not.
     pub entries: Spanned<u32>,
-    /// Seconds that an answer is believed before the neighbour is asked again.
+    /// Seconds that a resolved address is used before it is verified again.
     pub reachable_s: Spanned<u32>,
-    /// Milliseconds between questions.
+    /// Milliseconds between solicitations.
     pub retransmit_ms: Spanned<u32>,
-    /// Questions before a neighbour counts as gone.
+    /// Solicitations without an answer before a neighbour counts as unreachable.
     pub probes: Spanned<u8>,
 }
 
@@ -111,7 +112,7 @@ impl Default for NeighbourSettings {
     }
 }
 
-/// A default, which stands nowhere in the file.
+/// A default: it has no place in the file.
 fn default_value<T>(value: T) -> Spanned<T> {
     Spanned::new(0..0, value)
 }
@@ -170,7 +171,8 @@ impl TcpSettings {
         Ok(())
     }
 
-    /// Puts the settings, or what is common for a device where there are none, into `c`.
+    /// Writes the settings into a stack's configuration; `window` (bytes) and `initial_window`
+    /// (segments) where the file has none.
     pub(crate) fn apply_to_stack(
         &self,
         window: u32,

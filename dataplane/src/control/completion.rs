@@ -1,7 +1,7 @@
 //! ibv_resize_cq(3) and ibv_modify_cq(3).
 //!
 //! ```text
-//! RESIZE_CQ -> new rings, told to each worker -> fences -> reply: nobody writes to the old ones
+//! RESIZE_CQ -> new rings to each worker -> barriers -> reply: nobody writes to the old ones
 //! the client empties the old rings -> FREE_CQ_RING -> their memory is free
 //! ```
 

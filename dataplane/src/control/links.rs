@@ -1,5 +1,5 @@
-//! Links that go down and come up again: looked at now and then, since few virtual links raise
-//! an interrupt for it, and told to every client.
+//! Links that go down and come up again: polled, since few virtual links raise an interrupt for
+//! it, and reported to every client.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use siw_shm::control::AsyncEventKind;
 
 use super::ControlThread;
 
-/// Between two looks.
+/// Time between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The ports of the devices, by device index; `None` for those whose link is memory.
@@ -17,6 +17,7 @@ pub struct LinkMonitor {
 }
 
 impl LinkMonitor {
+    /// Watches these ports, by device index; `None` for a link that is memory.
     pub fn new(ports: Vec<Option<dpdk::Port>>) -> LinkMonitor {
         LinkMonitor {
             ports,
@@ -24,7 +25,7 @@ impl LinkMonitor {
         }
     }
 
-    /// How long the control thread may sleep; `None`: there is nothing to look at.
+    /// How long the control thread may sleep; `None`: there is nothing to poll.
     pub(super) fn time_until_poll(&self) -> Option<Duration> {
         let any = self.ports.iter().any(Option::is_some);
         any.then(|| self.next_poll.saturating_duration_since(Instant::now()))
@@ -32,7 +33,7 @@ impl LinkMonitor {
 }
 
 impl ControlThread {
-    /// Tells clients of links that changed since the last look.
+    /// Reports links that changed since the last poll to every client.
     pub(super) fn poll_links(&mut self) {
         let links = &mut self.config.links;
         let now = Instant::now();
@@ -43,7 +44,7 @@ impl ControlThread {
         for device in 0..self.config.devices.len() {
             let port = self.config.links.ports.get(device).and_then(Option::as_ref);
             let Some(port) = port else { continue };
-            // A port that cannot tell any more has lost its interface.
+            // A port that cannot say has lost its interface.
             let link = port.link_status().ok();
             let up = link.is_some_and(|status| status.up);
             let view = &mut self.config.devices[device];

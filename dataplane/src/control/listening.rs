@@ -1,5 +1,5 @@
-//! Listeners and the connection requests that came to them, found by either of their names
-//! however many there are.
+//! Listeners and the connection requests that came to them. Lookups take the same time however
+//! many there are.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -26,11 +26,13 @@ pub struct Listeners {
 }
 
 impl Listeners {
+    /// Adds a listener.
     pub fn insert(&mut self, number: CmListenerId, listener: CmListener) {
         self.by_port.entry(listener.port).or_default().push(number);
         self.all.insert(number, listener);
     }
 
+    /// Takes a listener out.
     pub fn remove(&mut self, number: CmListenerId) -> Option<CmListener> {
         let listener = self.all.remove(&number)?;
         if let Some(same) = self.by_port.get_mut(&listener.port) {
@@ -42,19 +44,22 @@ impl Listeners {
         Some(listener)
     }
 
+    /// A listener by its number.
     pub fn get(&self, number: CmListenerId) -> Option<&CmListener> {
         self.all.get(&number)
     }
 
+    /// All listeners, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (CmListenerId, &CmListener)> {
         self.all.iter().map(|(other, listener)| (*other, listener))
     }
 
+    /// How many listeners there are.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Somebody listens on the port of one of these devices, on this address or on all.
+    /// Whether a listener has the port on one of these devices, at this address or at all of them.
     pub fn is_port_taken(&self, devices: &[usize], local: Option<IpAddr>, port: u16) -> bool {
         let same = self.by_port.get(&port).into_iter().flatten();
         same.filter_map(|other| self.all.get(other))
@@ -76,6 +81,7 @@ pub struct ConnectRequests {
 }
 
 impl ConnectRequests {
+    /// Adds a request under both of its names.
     pub fn insert(&mut self, number: ConnectRequestId, request: RequestId, listener: CmListenerId) {
         self.by_worker_request.insert(request, number);
         self.all.insert(number, (request, listener));
@@ -86,6 +92,7 @@ impl ConnectRequests {
         self.all.get(&number).copied()
     }
 
+    /// Takes a request out by the client's number.
     pub fn remove(&mut self, number: ConnectRequestId) -> Option<(RequestId, CmListenerId)> {
         let (request, listener) = self.all.remove(&number)?;
         self.by_worker_request.remove(&request);

@@ -1,13 +1,16 @@
 //! The control thread: clients' requests, their resources, and what workers report.
 //!
 //! ```text
-//!  clients == SOCK_SEQPACKET ==> requests.rs -> resources.rs (the tree)
-//!                                     |
-//!                          Command (bounded queue) -> workers
-//!                          Event   (bounded queue) <- workers -> cm.rs -> CM and async events
+//!  clients == SOCK_SEQPACKET ==> clients.rs -> requests.rs -> resources.rs (the tree)
+//!     ^                                            |
+//!     |                                   workers.rs: Command (bounded queue) -> workers
+//!     |                                                                             |
+//!  outbox.rs <- cm.rs <- worker_events.rs <- Event (bounded queue) <----------------'
 //! ```
-//! It sleeps in epoll; nothing here is on a fast path. A request that needs a worker's answer
-//! leaves the client in `pending` until that answer comes, and the client's next request waits.
+//! It sleeps in epoll; nothing here is on a fast path. A handler of a request returns
+//! `Served::Replied` when it sent the reply, `Served::Deferred` when a worker has to answer first
+//! (the request then waits in the client's `waiting`, and the client's next request in its socket),
+//! or a `Refusal`, which becomes the reply.
 
 mod clients;
 mod cm;
@@ -49,7 +52,7 @@ use crate::worker::messages::Command;
 use resources::Resources;
 use workers::WorkerSet;
 
-/// What clients see of one device.
+/// What clients see of one device, and what connects need to choose one.
 #[derive(Debug, Clone)]
 pub struct DeviceView {
     pub name: String,
@@ -75,7 +78,8 @@ pub struct DeviceView {
     pub steering: Arc<siw_tcp::Steering>,
 }
 
-/// A registered arena also has to be known to DPDK before a NIC may read it.
+/// Makes an arena known to DPDK and its NICs: they may read it while the result lives. `None` when
+/// no NIC reads memory itself.
 pub type MapArena = Box<dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::ExternalRegion>, String>>;
 
 /// What the control thread is started with.

@@ -1,5 +1,5 @@
-//! ibv_modify_qp(3) and ibv_query_qp(3): the control thread knows queue pairs that no worker has,
-//! all others are asked of their worker.
+//! ibv_modify_qp(3) and ibv_query_qp(3): the control thread answers for queue pairs that no worker
+//! has; a worker is asked about its own.
 
 use nix::libc;
 use siw_shm::control::messages as m;
@@ -136,7 +136,8 @@ impl ControlThread {
         self.on_answered(id);
     }
 
-    /// The worker let the queue pair go for a reset: it is as new. False: none waits for that.
+    /// The worker gave the queue pair up for a reset: it is as new. Returns false when no request
+    /// waits for that.
     pub(super) fn finish_reset(&mut self, id: ClientId, qpn: Qpn) -> bool {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return false;

@@ -1,4 +1,4 @@
-//! A one-way socket with events for a client. A client that does not read gets its events
+//! A one-way socket with events for a client, on which the control thread never blocks. A client that does not read gets its events
 //! later, in order; one that never reads costs a bounded backlog and then its events.
 
 use std::collections::VecDeque;
@@ -11,6 +11,7 @@ use siw_shm::control::ControlSocket;
 /// Events kept for a client that does not read.
 const BACKLOG: usize = 65_536;
 
+/// A client's socket for events, and the events that it has no room for.
 pub struct Outbox {
     conn: ControlSocket,
     token: u64,
@@ -20,6 +21,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
+    /// An outbox that epoll reports under `token` while it has a backlog.
     pub fn new(conn: ControlSocket, token: u64) -> Outbox {
         Outbox {
             conn,
@@ -30,10 +32,12 @@ impl Outbox {
         }
     }
 
+    /// What epoll reports it under.
     pub fn token(&self) -> u64 {
         self.token
     }
 
+    /// Sends an event, or keeps it until the client reads.
     pub fn send_event(&mut self, epoll: &Epoll, packet: Vec<u8>) {
         if self.backlog.len() >= BACKLOG {
             self.lost += 1;
@@ -46,6 +50,7 @@ impl Outbox {
         self.flush_backlog(epoll);
     }
 
+    /// Sends what waits, as far as the socket takes it, and watches for room for the rest.
     pub fn flush_backlog(&mut self, epoll: &Epoll) {
         while let Some(packet) = self.backlog.front() {
             match self.conn.send_packet(packet, &[]) {

@@ -334,7 +334,8 @@ impl ControlThread {
         if seq != UNANSWERED {
             return Ok(Served::Deferred(PendingReply::DestroyQp { qpn }));
         }
-        // Nobody waits: gone for its client, here until its worker has let it go.
+        // Nobody waits for a reply: the client no longer has it, but it stays here until its
+        // worker has given it up.
         let client = self.resources.client_mut(id)?;
         if let Some(qp) = client.qps.remove(&qpn) {
             client.departing_qps.insert(qpn, qp);

@@ -1,5 +1,5 @@
-//! Clients' requests, one by one: checked against the client's own objects and limits, then
-//! done or handed to a worker.
+//! Clients' requests, one by one: each is checked against the client's own objects and limits,
+//! then served here or handed to a worker. [`ControlThread::on_request`] is the way in.
 
 use nix::libc;
 use siw_memory::{KeyError, Stag};
@@ -16,7 +16,7 @@ use crate::ids::{
     ArenaId, ClientId, CmChannelId, CmListenerId, CompletionChannelId, CqId, PdId, Qpn, SrqId,
 };
 
-/// A request that is not done: errno and words.
+/// Why a request is refused: an errno, and a text for the client's log.
 #[derive(Debug)]
 pub struct Refusal {
     errno: i32,
@@ -24,17 +24,19 @@ pub struct Refusal {
 }
 
 impl Refusal {
+    /// A refusal with this errno and text.
     pub fn new(errno: i32, reason: impl Into<String>) -> Refusal {
         Refusal {
             errno,
             reason: reason.into(),
         }
     }
+    /// Shared memory could not be made.
     pub fn no_shared_memory(error: std::io::Error) -> Refusal {
         let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
         Refusal::new(errno, format!("no shared memory: {error}"))
     }
-    /// Whether it may be different once queue pairs that are on their way out are gone.
+    /// Whether the request may succeed once queue pairs that are being destroyed are gone.
     fn may_be_temporary(&self) -> bool {
         matches!(self.errno, libc::EBUSY | libc::ENOMEM)
     }
@@ -68,7 +70,7 @@ pub(super) enum Served {
     Deferred(PendingReply),
 }
 
-/// Whether a request is through.
+/// How far serving a request has come.
 #[derive(PartialEq, Eq)]
 pub(super) enum RequestState {
     Finished,

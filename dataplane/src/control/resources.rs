@@ -35,6 +35,7 @@ pub struct ClientArena {
     pub external: Option<dpdk::ExternalRegion>,
 }
 
+/// A memory region of a client.
 pub struct MemoryRegion {
     pub pd: PdId,
     pub arena: ArenaId,
@@ -42,19 +43,23 @@ pub struct MemoryRegion {
     pub list: Option<QueueMemory>,
 }
 
+/// A memory window of a client.
 pub struct MemoryWindow {
     pub pd: PdId,
 }
 
+/// A protection domain, and how many objects are in it.
 pub struct ProtectionDomain {
     pub users: u32,
 }
 
+/// The writing end of a completion channel, and how many queues use it.
 pub struct CompletionChannel {
     pub writer: Arc<OwnedFd>,
     pub cqs: u32,
 }
 
+/// A completion queue: where its rings lie, and who uses it.
 pub struct CompletionQueue {
     pub mem: QueueMemory,
     /// The rings from before a resize, until the client has emptied them.
@@ -64,7 +69,7 @@ pub struct CompletionQueue {
     pub qps: u32,
 }
 
-/// How far a queue pair is, as the control thread knows it.
+/// Where a queue pair is, as the control thread knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QpPhase {
     /// In no worker: created, or its connect failed.
@@ -75,6 +80,7 @@ pub enum QpPhase {
     Attached,
 }
 
+/// A queue pair as the control thread knows it.
 pub struct ClientQp {
     pub attr: QpInitAttr,
     pub geometry: QpGeometry,
@@ -116,7 +122,7 @@ pub struct Client {
     pub cqs: HashMap<CqId, CompletionQueue>,
     pub srqs: HashMap<SrqId, ClientSrq>,
     pub qps: HashMap<Qpn, ClientQp>,
-    /// Destroyed without waiting: their worker has not let them go yet.
+    /// Destroyed by a client that does not wait: their worker has not given them up yet.
     pub departing_qps: HashMap<Qpn, ClientQp>,
     pub cm_channels: HashMap<CmChannelId, Outbox>,
     pub queues: QueueAllocator,
@@ -135,6 +141,7 @@ pub struct Client {
 const QUEUE_BYTES: usize = 16 << 30;
 
 impl Client {
+    /// A client that just connected.
     pub fn new(
         id: ClientId,
         pid: u32,
@@ -261,16 +268,19 @@ impl Resources {
         self.clients.get_mut(&id)?.qps.get_mut(&qpn)
     }
 
+    /// An id for a client that connects.
     pub fn next_client_id(&mut self) -> ClientId {
         self.last_client += 1;
         ClientId(self.last_client)
     }
 
+    /// An id for a protection domain.
     pub fn next_pd_id(&mut self) -> PdId {
         self.last_pd += 1;
         PdId(self.last_pd)
     }
 
+    /// An id for a listener.
     pub fn next_listener_id(&mut self) -> CmListenerId {
         self.last_listener += 1;
         CmListenerId(self.last_listener)
