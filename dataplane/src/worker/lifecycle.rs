@@ -33,8 +33,8 @@
 //! | `TcpConnecting` | TCP, which has its own limits | [`TCP_CONNECT_TIMEOUT`] | RST, set-up failed |
 //! | `MpaNegotiation` | the MPA reply | `reply_timeout_ms` | RST, set-up failed |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
-//! | `FinishingMessage` | room for the FPDUs of the message under way | | |
-//! | `Terminating` | room for the Terminate | | |
+//! | `FinishingMessage` | room for the FPDUs of the message under way | [`MESSAGE_STALL_TIMEOUT`] since the last acknowledgement | RST, `Disconnected` |
+//! | `Terminating` | room for the Terminate | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
 //! | `Closing` | the acknowledgement of all data, both FINs | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
 //! | `Destroying` | the same | [`DESTROY_GRACE`] | RST, out of the table |
 //! | `Disconnected` | nothing of a peer: the consumer destroys it or connects again | | |
@@ -57,7 +57,10 @@ use super::worker_qp::QpSlot;
 
 /// TCP has its own timers until the connection stands; this one bounds what they leave open.
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
-/// How long a graceful close may take before the connection is reset.
+/// How long a message that is under way at a disconnect may wait for the peer to take more of it.
+const MESSAGE_STALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a Terminate may wait for room, and how long a graceful close may take, before the
+/// connection is reset.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a destroyed queue pair may go on to get its last bytes acknowledged.
 const DESTROY_GRACE: Duration = Duration::from_millis(100);
@@ -69,8 +72,12 @@ pub(super) enum LifecycleState {
     TcpConnecting(Box<ConnectAttempt>),
     MpaNegotiation(Box<ConnectAttempt>),
     Running,
-    FinishingMessage,
-    Terminating,
+    FinishingMessage {
+        deadline: Instant,
+    },
+    Terminating {
+        deadline: Instant,
+    },
     Closing {
         deadline: Instant,
     },
@@ -95,13 +102,12 @@ impl LifecycleState {
             LifecycleState::TcpConnecting(attempt) | LifecycleState::MpaNegotiation(attempt) => {
                 Some(attempt.deadline)
             }
-            LifecycleState::Closing { deadline } | LifecycleState::Destroying { deadline } => {
-                Some(*deadline)
-            }
+            LifecycleState::FinishingMessage { deadline }
+            | LifecycleState::Terminating { deadline }
+            | LifecycleState::Closing { deadline }
+            | LifecycleState::Destroying { deadline } => Some(*deadline),
             LifecycleState::Unconnected
             | LifecycleState::Running
-            | LifecycleState::FinishingMessage
-            | LifecycleState::Terminating
             | LifecycleState::Disconnected => None,
         }
     }
@@ -112,11 +118,17 @@ impl LifecycleState {
         matches!(
             self,
             LifecycleState::Running
-                | LifecycleState::FinishingMessage
-                | LifecycleState::Terminating
+                | LifecycleState::FinishingMessage { .. }
+                | LifecycleState::Terminating { .. }
                 | LifecycleState::Closing { .. }
                 | LifecycleState::Destroying { .. }
         )
+    }
+
+    /// A message is sent to its end before the stream is closed.
+    #[inline]
+    pub(super) fn is_finishing_message(&self) -> bool {
+        matches!(self, LifecycleState::FinishingMessage { .. })
     }
 
     /// The connection is being set up by this side.
@@ -221,15 +233,10 @@ impl Worker {
     }
 
     /// Brings the life cycle to where the protocol went: it may want its stream closed after an
-    /// error, a Terminate, a disconnect.
+    /// error, a Terminate, a disconnect. Callers after whose call the protocol may have something to
+    /// send mark the queue pair as ready themselves; without room in TCP that waits for TCP's events,
+    /// since a queue pair that marks itself again would keep the worker busy until then.
     pub(super) fn follow_protocol(&mut self, now: Instant, slot: QpSlot) {
-        let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
-            return;
-        };
-        if queue_pair.protocol.has_output() {
-            // A Terminate, or what precedes a graceful close, still has to go.
-            self.mark_ready(slot);
-        }
         self.publish_state(slot);
         let Some(queue_pair) = self.queue_pairs.get(slot) else {
             return;
@@ -246,8 +253,8 @@ impl Worker {
                 let is_open = matches!(
                     state,
                     LifecycleState::Running
-                        | LifecycleState::FinishingMessage
-                        | LifecycleState::Terminating
+                        | LifecycleState::FinishingMessage { .. }
+                        | LifecycleState::Terminating { .. }
                 );
                 if is_open {
                     let deadline = now + CLOSE_TIMEOUT;
@@ -258,14 +265,23 @@ impl Worker {
             None if !matches!(state, LifecycleState::Running) => {}
             None => match queue_pair.protocol.state() {
                 RdmapState::Closing => {
-                    self.enter_state(slot, LifecycleState::FinishingMessage);
+                    let deadline = now + MESSAGE_STALL_TIMEOUT;
+                    self.enter_state(slot, LifecycleState::FinishingMessage { deadline });
                 }
                 RdmapState::Terminate => {
-                    self.enter_state(slot, LifecycleState::Terminating);
+                    let deadline = now + CLOSE_TIMEOUT;
+                    self.enter_state(slot, LifecycleState::Terminating { deadline });
                 }
                 _ => {}
             },
         }
+    }
+
+    /// The peer acknowledged data: a message that is being finished has its time anew.
+    #[cold]
+    pub(super) fn extend_message_deadline(&mut self, now: Instant, slot: QpSlot) {
+        let deadline = now + MESSAGE_STALL_TIMEOUT;
+        self.enter_state(slot, LifecycleState::FinishingMessage { deadline });
     }
 
     /// The connection under a stream is gone: everything outstanding completes.

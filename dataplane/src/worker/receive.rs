@@ -111,6 +111,10 @@ impl Worker {
         }
         if events.contains(Events::ACKED) {
             self.complete_acked(port, conn, slot);
+            let queue_pair = self.queue_pairs.get(slot);
+            if queue_pair.is_some_and(|queue_pair| queue_pair.state.is_finishing_message()) {
+                self.extend_message_deadline(now, slot);
+            }
         }
         if events.contains(Events::MSS_CHANGED) {
             let emss = self.ports[port].stack.effective_mss(conn);

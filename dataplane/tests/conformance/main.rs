@@ -6,6 +6,7 @@
 mod common;
 
 mod bench;
+mod closed_window;
 mod extensions;
 mod fpdus;
 mod markers;
