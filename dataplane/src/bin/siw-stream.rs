@@ -103,7 +103,7 @@ struct Args {
     #[arg(long, value_name = "SIZE")]
     bytes: Option<ByteSize>,
     /// Close everything after so many seconds and end.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     seconds: Option<f64>,
     /// Seed of the pattern that is sent and compared with.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -126,22 +126,22 @@ struct Args {
     log: String,
 }
 
-fn seconds(s: &str) -> Result<f64, String> {
-    s.parse::<f64>()
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    text.parse::<f64>()
         .ok()
-        .filter(|x| x.is_finite() && *x > 0.0 && *x < 1e9)
-        .ok_or_else(|| format!("{s:?}: write seconds above 0, for example 2.5"))
+        .filter(|seconds| seconds.is_finite() && *seconds > 0.0 && *seconds < 1e9)
+        .ok_or_else(|| format!("{text:?}: write seconds above 0, for example 2.5"))
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Err(e) = siwd::host::log_to_stderr(&args.log) {
-        eprintln!("siw-stream: {e}");
+    if let Err(error) = siwd::host::log_to_stderr(&args.log) {
+        eprintln!("siw-stream: {error}");
         return ExitCode::from(2);
     }
-    match run(&args) {
+    match run_endpoint(&args) {
         // Threads of drivers may still run: no exit handlers.
-        Ok(good) => dpdk::exit_process(i32::from(!good)),
+        Ok(has_succeeded) => dpdk::exit_process(i32::from(!has_succeeded)),
         Err(message) => {
             if args.json {
                 println!("{}", serde_json::json!({ "error": message }));
@@ -152,8 +152,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<bool, String> {
-    let config = config(args)?;
+fn run_endpoint(args: &Args) -> Result<bool, String> {
+    let config = load_config(args)?;
     let plan = StreamPlan {
         offers: args.listen.clone(),
         connects: args.connect.map(|to| ConnectPlan {
@@ -164,32 +164,32 @@ fn run(args: &Args) -> Result<bool, String> {
         }),
         backlog: args.backlog,
         connections: args.connections,
-        bytes: args.bytes.map(|b| b.0),
+        bytes: args.bytes.map(|bytes| bytes.0),
         seconds: args.seconds,
         seed: args.seed,
         pause: Duration::from_millis(args.pause),
         device: args.device.clone(),
     };
-    let report = siwd::stream::run(&config, &plan, |devices| say_ready(args, devices))?;
+    let report = siwd::stream::run(&config, &plan, |devices| print_ready(args, devices))?;
     if args.json {
-        println!("{}", report.json());
+        println!("{}", report.to_json());
     } else {
-        println!("{}", report.text());
+        println!("{}", report.to_text());
     }
     let _ = std::io::stdout().flush();
     Ok(report.totals.failures() == 0)
 }
 
-fn say_ready(args: &Args, devices: &[OpenDevice]) {
+fn print_ready(args: &Args, devices: &[OpenDevice]) {
     let views: Vec<_> = devices.iter().map(OpenDevice::client_view).collect();
     if args.json {
         let devices: Vec<_> = views
             .iter()
-            .map(|v| {
-                let addresses: Vec<_> = v.addresses.iter().map(|a| a.addr.to_string()).collect();
-                let mac: Vec<_> = v.mac.iter().map(|b| format!("{b:02x}")).collect();
+            .map(|view| {
+                let addresses: Vec<_> = view.addresses.iter().map(|address| address.addr.to_string()).collect();
+                let mac: Vec<_> = view.mac.iter().map(|byte| format!("{byte:02x}")).collect();
                 serde_json::json!({
-                    "name": v.name, "mac": mac.join(":"), "addresses": addresses, "mtu": v.mtu,
+                    "name": view.name, "mac": mac.join(":"), "addresses": addresses, "mtu": view.mtu,
                 })
             })
             .collect();
@@ -198,58 +198,64 @@ fn say_ready(args: &Args, devices: &[OpenDevice]) {
             serde_json::json!({ "ready": true, "devices": devices })
         );
     } else {
-        for v in &views {
-            let addresses: Vec<_> = v.addresses.iter().map(|a| a.addr.to_string()).collect();
-            println!("siw-stream ready: {} {}", v.name, addresses.join(" "));
+        for view in &views {
+            let addresses: Vec<_> = view
+                .addresses
+                .iter()
+                .map(|address| address.addr.to_string())
+                .collect();
+            println!("siw-stream ready: {} {}", view.name, addresses.join(" "));
         }
     }
     let _ = std::io::stdout().flush();
 }
 
 /// The file, or one made from the options, so that both are checked alike.
-fn config(args: &Args) -> Result<Config, String> {
+fn load_config(args: &Args) -> Result<Config, String> {
     let mut config = match &args.config {
-        Some(path) => Config::load_file(path).map_err(|e| e.to_string())?,
+        Some(path) => Config::load_file(path).map_err(|error| error.to_string())?,
         None => {
-            let text = as_file(args);
-            Config::parse_text(Path::new("options"), &text).map_err(|e| match e {
+            let text = options_as_toml(args);
+            Config::parse_text(Path::new("options"), &text).map_err(|error| match error {
                 siwd::config::ConfigError::Invalid { message, .. } => message,
-                e => e.to_string(),
+                other => other.to_string(),
             })?
         }
     };
     if let Some(file) = &args.capture {
         config.capture = Some(CaptureConfig {
             file: file.clone(),
-            limit: config.capture.map_or(ByteSize(256 << 20), |c| c.limit),
+            limit: config
+                .capture
+                .map_or(ByteSize(256 << 20), |capture| capture.limit),
         });
     }
     Ok(config)
 }
 
-fn as_file(args: &Args) -> String {
+fn options_as_toml(args: &Args) -> String {
     use toml::Value;
     let mut device = toml::Table::new();
     let mut set = |key: &str, value: Option<Value>| {
-        if let Some(v) = value {
-            device.insert(key.into(), v);
+        if let Some(value) = value {
+            device.insert(key.into(), value);
         }
     };
-    let text = |s: &dyn ToString| Value::String(s.to_string());
-    let number = |n: u32| Value::Integer(n.into());
+    let text = |value: &dyn ToString| Value::String(value.to_string());
+    let number = |value: u32| Value::Integer(value.into());
     set("name", Some(text(&"stream0")));
-    set("devargs", args.devargs.as_ref().map(|s| text(s)));
-    set("pci", args.pci.as_ref().map(|s| text(s)));
-    let addresses = args.address.iter().map(|a| text(a)).collect();
+    set("devargs", args.devargs.as_ref().map(|value| text(value)));
+    set("pci", args.pci.as_ref().map(|value| text(value)));
+    let addresses = args.address.iter().map(|address| text(address)).collect();
     set("addresses", Some(Value::Array(addresses)));
-    set("gateway", args.gateway.map(|a| text(&a)));
-    set("gateway6", args.gateway6.map(|a| text(&a)));
-    set("mtu", args.mtu.map(|m| number(m.into())));
-    set("mac", args.mac.as_ref().map(|m| text(m)));
-    set("vlan", args.vlan.map(|v| number(v.into())));
+    set("gateway", args.gateway.map(|address| text(&address)));
+    set("gateway6", args.gateway6.map(|address| text(&address)));
+    set("mtu", args.mtu.map(|mtu| number(mtu.into())));
+    set("mac", args.mac.as_ref().map(|mac| text(mac)));
+    set("vlan", args.vlan.map(|vlan| number(vlan.into())));
     let mut tcp = toml::Table::new();
-    if let Some(w) = args.window {
-        tcp.insert("receive_window".into(), text(&w.0));
+    if let Some(window) = args.window {
+        tcp.insert("receive_window".into(), text(&window.0));
     }
     if let Some(ms) = args.rto_min {
         tcp.insert("rto_min_ms".into(), number(ms));
@@ -263,14 +269,14 @@ fn as_file(args: &Args) -> String {
         _ => "auto",
     };
     dpdk.insert("hugepages".into(), text(&hugepages));
-    if let Some(n) = args.buffers {
-        dpdk.insert("buffers".into(), number(n));
+    if let Some(count) = args.buffers {
+        dpdk.insert("buffers".into(), number(count));
     }
     let mut workers = toml::Table::new();
     let idle = if args.poll { "poll" } else { "adaptive" };
     workers.insert("idle".into(), text(&idle));
-    if let Some(c) = args.core {
-        workers.insert("cores".into(), Value::Array(vec![number(c as u32)]));
+    if let Some(core) = args.core {
+        workers.insert("cores".into(), Value::Array(vec![number(core as u32)]));
     }
     let mut file = toml::Table::new();
     file.insert("device".into(), Value::Array(vec![Value::Table(device)]));

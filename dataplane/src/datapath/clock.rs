@@ -1,4 +1,4 @@
-//! The worker's clock: the TSC in nanoseconds, read once a batch.
+//! The clock of a thread: the TSC in nanoseconds, read once a batch.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,6 +7,7 @@ use siw_tcp::Instant;
 /// Turns TSC ticks into nanoseconds since the clock was made.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
+    /// The TSC when the clock was made.
     base: u64,
     /// Nanoseconds per tick, 32.32 fixed point.
     scale: u64,
@@ -15,15 +16,15 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Calibrated by the EAL; `Eal::init` must have run.
+    /// Its rate is what the EAL measured; `Eal::init` must have run.
     pub fn new() -> Clock {
-        let hz = dpdk::tsc_hz().max(1);
+        let ticks_per_second = dpdk::tsc_hz().max(1);
         let wall = SystemTime::now()
             .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_nanos() as u64);
+            .map_or(0, |since_epoch| since_epoch.as_nanos() as u64);
         Clock {
             base: dpdk::tsc_now(),
-            scale: ((1_000_000_000u128 << 32) / u128::from(hz)) as u64,
+            scale: ((1_000_000_000u128 << 32) / u128::from(ticks_per_second)) as u64,
             wall_base: wall,
         }
     }
@@ -35,8 +36,9 @@ impl Clock {
         Instant::from_nanos(((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64)
     }
 
-    /// Nanoseconds since the epoch at `t`.
-    pub fn wall(&self, t: Instant) -> u64 {
-        self.wall_base + t.0
+    /// Nanoseconds since the epoch at `time`, for captures.
+    #[inline]
+    pub fn wall_time(&self, time: Instant) -> u64 {
+        self.wall_base + time.0
     }
 }

@@ -113,13 +113,13 @@ impl<R> WorkerPort<R> {
             }
             self.frames_received += batch.len() as u64;
             if self.output.tap.is_some() && !self.link.in_process {
-                self.capture_received(batch, clock.wall(now));
+                self.capture_received(batch, clock.wall_time(now));
             }
             let link = self.link;
             let (home, device) = (self.home.as_ref(), self.device);
             batch.prefetch_packet(PREFETCH_FRAMES);
             let frames = batch.drain().filter_map(|mut mbuf| {
-                let checksum = rx_frame::checksum(&mbuf, link.no_checksums, link.rx_checksum);
+                let checksum = rx_frame::known_checksum(&mbuf, link.no_checksums, link.rx_checksum);
                 let rss_hash = mbuf.rss_hash().unwrap_or(0);
                 mbuf.clear_offload();
                 if let Some(home) = home {

@@ -8,23 +8,23 @@ use siw_iwarp::RxStream;
 use siw_tcp::{ReceiveQueue, RecvBuf, RxChecksum};
 
 thread_local! {
-    /// Buffers dropped since the last [`recycle_dropped_frames`]; frames are dropped deep inside TCP, where
-    /// the cache cannot be reached.
+    /// Buffers dropped since the last [`recycle_dropped_frames`]; frames are dropped deep inside
+    /// TCP, where the cache cannot be reached.
     static DROPPED: RefCell<Vec<Mbuf>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Gives dropped frames back to the cache. Once a batch.
 #[inline]
 pub fn recycle_dropped_frames(cache: &mut MbufCache) {
-    DROPPED.with_borrow_mut(|d| cache.free_all(d.drain(..)));
+    DROPPED.with_borrow_mut(|dropped| cache.free_all(dropped.drain(..)));
 }
 
 /// What a port that checks says about a frame (RFC 1122 section 3.2.1.2: the IP header's checksum is
 /// the host's to verify, whatever lies behind it, and not every port looks at both).
 #[inline]
-fn port_says(m: &Mbuf) -> RxChecksum {
+fn port_verdict(mbuf: &Mbuf) -> RxChecksum {
     use ChecksumStatus::{Bad, Good, NotNeeded, Unknown};
-    match (m.rx_ip_checksum(), m.rx_l4_checksum()) {
+    match (mbuf.rx_ip_checksum(), mbuf.rx_l4_checksum()) {
         (Bad, _) | (_, Bad) => RxChecksum::Bad,
         (_, Unknown) => RxChecksum::Unknown,
         (Unknown, Good | NotNeeded) => RxChecksum::TcpGood,
@@ -32,13 +32,13 @@ fn port_says(m: &Mbuf) -> RxChecksum {
     }
 }
 
-/// What is known of a frame's checksums before anybody adds them up: of a port that is `trusted`
-/// all are good, of one that checks it is what the port says.
+/// What is known of a frame's checksums before anybody adds them up. `is_trusted`: the link cannot
+/// damage frames, and all are good; `port_checks`: it is what the port says.
 #[inline]
-pub fn checksum(m: &Mbuf, trusted: bool, port_checks: bool) -> RxChecksum {
-    match (trusted, port_checks) {
+pub fn known_checksum(mbuf: &Mbuf, is_trusted: bool, port_checks: bool) -> RxChecksum {
+    match (is_trusted, port_checks) {
         (true, _) => RxChecksum::Good,
-        (_, true) => port_says(m),
+        (_, true) => port_verdict(mbuf),
         _ => RxChecksum::Unknown,
     }
 }
@@ -57,30 +57,30 @@ impl RxFrame {
 impl Drop for RxFrame {
     #[inline]
     fn drop(&mut self) {
-        if let Some(m) = self.0.take() {
+        if let Some(mbuf) = self.0.take() {
             // During thread exit the list may be gone already: then DPDK frees the mbuf.
-            let _ = DROPPED.try_with(|d| d.borrow_mut().push(m));
+            let _ = DROPPED.try_with(|dropped| dropped.borrow_mut().push(mbuf));
         }
     }
 }
 
 /// The pieces of a frame that hold bytes.
-pub struct Chunks<'a>(Option<Segments<'a>>);
+pub struct FrameChunks<'a>(Option<Segments<'a>>);
 
-impl<'a> Iterator for Chunks<'a> {
+impl<'a> Iterator for FrameChunks<'a> {
     type Item = &'a [u8];
     #[inline]
     fn next(&mut self) -> Option<&'a [u8]> {
-        self.0.as_mut()?.find(|s| !s.is_empty())
+        self.0.as_mut()?.find(|segment| !segment.is_empty())
     }
 }
 
 impl RecvBuf for RxFrame {
-    type Chunks<'a> = Chunks<'a>;
+    type Chunks<'a> = FrameChunks<'a>;
 
     #[inline]
     fn remaining(&self) -> usize {
-        self.0.as_ref().map_or(0, |m| m.pkt_len() as usize)
+        self.0.as_ref().map_or(0, |mbuf| mbuf.pkt_len() as usize)
     }
 
     #[inline]
@@ -92,22 +92,22 @@ impl RecvBuf for RxFrame {
     }
 
     #[inline]
-    fn chunks(&self) -> Chunks<'_> {
-        Chunks(self.0.as_ref().map(Mbuf::segments))
+    fn chunks(&self) -> FrameChunks<'_> {
+        FrameChunks(self.0.as_ref().map(Mbuf::segments))
     }
 
     #[inline]
     fn advance(&mut self, n: usize) {
-        if let Some(m) = &mut self.0 {
-            let ok = m.advance(n as u32);
-            debug_assert!(ok);
+        if let Some(mbuf) = &mut self.0 {
+            let is_long_enough = mbuf.advance(n as u32);
+            debug_assert!(is_long_enough);
         }
     }
 
     #[inline]
     fn truncate(&mut self, n: usize) {
-        if let Some(m) = &mut self.0 {
-            m.truncate(n as u32);
+        if let Some(mbuf) = &mut self.0 {
+            mbuf.truncate(n as u32);
         }
     }
 
@@ -145,8 +145,8 @@ impl RxStream for TcpByteStream<'_> {
     }
 
     #[inline]
-    fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
-        self.0.for_each_chunk(off, len, f);
+    fn for_each_slice(&self, off: usize, len: usize, visit: impl FnMut(&[u8])) {
+        self.0.for_each_chunk(off, len, visit);
     }
 
     #[inline]
@@ -170,23 +170,23 @@ impl RxStream for OutOfOrderSegment<'_> {
 
     fn peek(&self, off: usize, out: &mut [u8]) {
         let mut at = 0;
-        self.for_each_slice(off, out.len(), |s| {
-            out[at..at + s.len()].copy_from_slice(s);
-            at += s.len();
+        self.for_each_slice(off, out.len(), |slice| {
+            out[at..at + slice.len()].copy_from_slice(slice);
+            at += slice.len();
         });
     }
 
-    fn for_each_slice(&self, mut off: usize, mut len: usize, mut f: impl FnMut(&[u8])) {
-        for c in self.0.chunks() {
-            if off >= c.len() {
-                off -= c.len();
+    fn for_each_slice(&self, mut off: usize, mut len: usize, mut visit: impl FnMut(&[u8])) {
+        for chunk in self.0.chunks() {
+            if off >= chunk.len() {
+                off -= chunk.len();
                 continue;
             }
-            let n = len.min(c.len() - off);
-            if n > 0 {
-                f(&c[off..off + n]);
+            let taken = len.min(chunk.len() - off);
+            if taken > 0 {
+                visit(&chunk[off..off + taken]);
             }
-            len -= n;
+            len -= taken;
             off = 0;
             if len == 0 {
                 return;

@@ -1,50 +1,54 @@
-//! Retransmission timers wait while what would stop them may still lie in a receive ring:
-//! after a burst that came up full, and after the thread was away. The worker asks this
-//! whether to let its stacks' timers run.
+//! Retransmission timers wait while the acknowledgement that would stop them may still lie in a
+//! receive ring: after a burst that came up full, and after the thread was away. Else a busy machine
+//! retransmits what has arrived.
+
+use std::time::Duration;
 
 use siw_tcp::Instant;
 
-/// See the module.
+/// Whether TCP's timers run in the current batch.
 #[derive(Default)]
-pub struct TimerHold {
-    last_turn: Instant,
-    /// Turns left to hold.
-    turns: u32,
-    /// When holding began.
-    since: Instant,
+pub(crate) struct TimerHold {
+    last_batch: Instant,
+    /// Batches left in which timers wait.
+    batches_left: u32,
+    /// When the waiting began.
+    held_since: Instant,
 }
 
 impl TimerHold {
-    const AWAY_NS: u64 = 300_000;
-    /// Data, its acknowledgement, and what that releases each take a turn.
-    const TURNS: u32 = 3;
-    /// A flood must not stop the clock.
-    const LONGEST_NS: u64 = 10_000_000;
+    /// A thread that ran no batch for so long was away.
+    const AWAY: Duration = Duration::from_micros(300);
+    /// Data, its acknowledgement, and what that releases each take a batch.
+    const BATCHES: u32 = 3;
+    /// A flood of frames must not stop the timers for ever.
+    const LONGEST_HOLD: Duration = Duration::from_millis(10);
 
-    /// Once a turn, before frames are taken.
+    /// Once a batch, before frames are taken.
     #[inline]
-    pub fn on_batch_start(&mut self, now: Instant) {
-        if now.0.saturating_sub(self.last_turn.0) > Self::AWAY_NS {
+    pub(crate) fn on_batch_start(&mut self, now: Instant) {
+        if now.duration_since(self.last_batch) > Self::AWAY {
             self.hold_timers(now);
         }
-        self.last_turn = now;
+        self.last_batch = now;
     }
 
-    /// More may wait than was taken.
+    /// More may wait in the ring than was taken.
     #[inline]
-    pub fn hold_timers(&mut self, now: Instant) {
-        if self.turns == 0 {
-            self.since = now;
+    pub(crate) fn hold_timers(&mut self, now: Instant) {
+        if self.batches_left == 0 {
+            self.held_since = now;
         }
-        self.turns = Self::TURNS;
+        self.batches_left = Self::BATCHES;
     }
 
-    /// Whether timers wait this turn; asked once a turn, after frames were taken.
+    /// Whether timers wait in this batch; asked once a batch, after frames were taken.
     #[inline]
-    pub fn is_held(&mut self, now: Instant) -> bool {
-        let held = self.turns > 0 && now.0.saturating_sub(self.since.0) <= Self::LONGEST_NS;
-        self.turns = self.turns.saturating_sub(1);
-        held
+    pub(crate) fn is_held(&mut self, now: Instant) -> bool {
+        let is_held =
+            self.batches_left > 0 && now.duration_since(self.held_since) <= Self::LONGEST_HOLD;
+        self.batches_left = self.batches_left.saturating_sub(1);
+        is_held
     }
 }
 
@@ -53,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timers_wait_three_turns_after_the_thread_was_away_and_no_flood_holds_them_for_ever() {
+    fn timers_wait_after_an_absence_but_not_through_a_flood() {
         let mut hold = TimerHold::default();
         hold.on_batch_start(Instant(5_000_000));
         for _ in 0..3 {
@@ -63,7 +67,7 @@ mod tests {
         hold.on_batch_start(Instant(5_000_100));
         assert!(
             !hold.is_held(Instant(5_000_100)),
-            "turns in quick succession hold nothing"
+            "batches in quick succession hold nothing"
         );
         let mut now = 5_000_100;
         let mut held = 0;
@@ -73,6 +77,6 @@ mod tests {
             hold.hold_timers(Instant(now));
             held += u32::from(hold.is_held(Instant(now)));
         }
-        assert!(held <= 101, "{held} turns of 0.1 ms");
+        assert!(held <= 101, "{held} batches of 0.1 ms");
     }
 }

@@ -321,7 +321,7 @@ impl<'a> Endpoint<'a> {
         let writer = StreamWriter {
             pattern: self.pattern,
         };
-        let wall_time = self.clock.wall(now);
+        let wall_time = self.clock.wall_time(now);
         port.flush_connection(now, connection.conn, &mut self.cache, writer, wall_time);
         progress.has_more
     }
@@ -403,7 +403,7 @@ impl BatchLoop for Endpoint<'_> {
         let writer = StreamWriter {
             pattern: self.pattern,
         };
-        let wall_time = self.clock.wall(now);
+        let wall_time = self.clock.wall_time(now);
         for port in &mut self.ports {
             busy |= port.poll(now, run_timers, &mut self.cache, writer, wall_time);
         }

@@ -36,16 +36,22 @@ use endpoint::Endpoint;
 /// Connections to open.
 #[derive(Debug, Clone)]
 pub struct ConnectPlan {
+    /// Where to.
     pub to: SocketAddr,
+    /// What happens on the connections.
     pub service: StreamService,
+    /// How many there are.
     pub count: u32,
+    /// The address to connect from; TCP's choice when absent.
     pub source: Option<IpAddr>,
 }
 
 /// What one run does.
 #[derive(Debug, Clone)]
 pub struct StreamPlan {
+    /// What is listened for.
     pub offers: Vec<ServiceOffer>,
+    /// What is connected to.
     pub connects: Option<ConnectPlan>,
     /// Connections that wait to be accepted, of each offer; further ones get SYN cookies.
     pub backlog: usize,
@@ -53,6 +59,7 @@ pub struct StreamPlan {
     pub connections: usize,
     /// Bytes that each stream of the pattern has; without, it ends with the time.
     pub bytes: Option<u64>,
+    /// Time after which everything closes.
     pub seconds: Option<f64>,
     /// Seed of the pattern that is sent and compared with.
     pub seed: u64,
@@ -72,34 +79,36 @@ pub fn run(
     plan: &StreamPlan,
     ready: impl FnOnce(&[device::OpenDevice]),
 ) -> Result<StreamReport, String> {
-    let text = |e: &dyn std::fmt::Display| e.to_string();
-    let signals = daemon::block_signals().map_err(|e| text(&e))?;
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let signals = daemon::block_signals().map_err(|error| text(&error))?;
 
     let prepared = Prepared::new(config.clone());
     let core = *prepared.cores.first().ok_or("no core may be used")?;
-    let _claims = prepared.claim_cores(1).map_err(|e| text(&e))?;
-    let dpdk = prepared.start_dpdk("siw-stream", 0).map_err(|e| text(&e))?;
+    let _claims = prepared.claim_cores(1).map_err(|error| text(&error))?;
+    let dpdk = prepared
+        .start_dpdk("siw-stream", 0)
+        .map_err(|error| text(&error))?;
     let mut devices = device::open_devices(&dpdk, &prepared.devices, 1)?;
     let names = prepared.device_names();
     let capture = config
         .capture
         .as_ref()
-        .map(|c| Capture::start_writing(c, &names))
+        .map(|capture| Capture::start_writing(capture, &names))
         .transpose()
-        .map_err(|e| text(&e))?;
+        .map_err(|error| text(&error))?;
     let keys = SharedStackConfig::generate(plan.connections, config.dpdk.buffers, devices.len());
     let ports = devices
         .iter_mut()
         .enumerate()
-        .filter_map(|(i, d)| {
-            let mut port = d.worker_port(i, 0, &keys)?;
+        .filter_map(|(index, device)| {
+            let mut port = device.worker_port(index, 0, &keys)?;
             port.tap = capture.as_ref().map(Capture::new_handle);
             Some(port)
         })
         .collect();
 
-    host::pin_thread_to(core).map_err(|e| text(&e))?;
-    let registered = dpdk.eal.register_thread().map_err(|e| text(&e))?;
+    host::pin_thread_to(core).map_err(|error| text(&error))?;
+    let registered = dpdk.eal.register_thread().map_err(|error| text(&error))?;
     let spin = Duration::from_micros(config.workers.spin_us.into());
     let idle = Idle::new(config.workers.idle, spin);
     let mut endpoint = Endpoint::new(ports, &names, &dpdk.pool, plan, idle, signals)?;
@@ -109,8 +118,8 @@ pub fn run(
     drop(endpoint);
     drop(registered);
     drop(capture);
-    for d in devices {
-        d.port.close();
+    for device in devices {
+        device.port.close();
     }
     Ok(report)
 }

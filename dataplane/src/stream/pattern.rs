@@ -1,5 +1,5 @@
 //! The bytes that a stream carries: a function of a seed and of the place in the stream alone, so
-//! that the sender keeps nothing for repetitions and the receiver checks what it gets where it lies.
+//! that the sender keeps nothing for retransmissions and the receiver checks what it gets where it lies.
 
 /// A stream's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,41 +15,50 @@ impl StreamPattern {
 
     /// The eight bytes at `8 * index`: the finaliser of SplitMix64 over a Weyl sequence.
     #[inline]
-    fn word(self, index: u64) -> [u8; 8] {
-        let mut z = self
+    fn word_at(self, index: u64) -> [u8; 8] {
+        let mut hash = self
             .seed
             .wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)).to_le_bytes()
+        hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (hash ^ (hash >> 31)).to_le_bytes()
     }
 
-    /// Calls `f` with each piece of `len` bytes from `at` on: its range in them, and its bytes.
+    /// Calls `visit` with each piece of `len` bytes from `at` on: its range in them, and its bytes.
     #[inline]
-    fn words(self, at: u64, len: usize, mut f: impl FnMut(std::ops::Range<usize>, &[u8])) {
+    fn for_each_word(
+        self,
+        at: u64,
+        len: usize,
+        mut visit: impl FnMut(std::ops::Range<usize>, &[u8]),
+    ) {
         let mut done = 0;
         while done < len {
-            let pos = at + done as u64;
-            let skip = (pos & 7) as usize;
-            let n = (8 - skip).min(len - done);
-            f(done..done + n, &self.word(pos >> 3)[skip..skip + n]);
-            done += n;
+            let position = at + done as u64;
+            let skip = (position & 7) as usize;
+            let taken = (8 - skip).min(len - done);
+            let word = self.word_at(position >> 3);
+            visit(done..done + taken, &word[skip..skip + taken]);
+            done += taken;
         }
     }
 
     /// Writes the bytes from `at` on.
     #[inline]
     pub fn fill(self, at: u64, out: &mut [u8]) {
-        self.words(at, out.len(), |r, b| out[r].copy_from_slice(b));
+        self.for_each_word(at, out.len(), |range, bytes| {
+            out[range].copy_from_slice(bytes);
+        });
     }
 
     /// How many of `data` are as they have to be from `at` on, before the first that is not.
     #[inline]
     pub fn matching(self, at: u64, data: &[u8]) -> usize {
         let mut good = 0;
-        self.words(at, data.len(), |r, b| {
-            if good == r.start {
-                good += data[r].iter().zip(b).take_while(|(x, y)| x == y).count();
+        self.for_each_word(at, data.len(), |range, expected| {
+            if good == range.start {
+                let pairs = data[range].iter().zip(expected);
+                good += pairs.take_while(|(got, expected)| got == expected).count();
             }
         });
         good

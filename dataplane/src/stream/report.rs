@@ -6,15 +6,21 @@ use siw_tcp::{Events, StackStats};
 /// Connections by how they began and ended, and what they carried.
 #[derive(Debug, Default, Clone)]
 pub struct StreamTotals {
+    /// Opened by the peer.
     pub accepted: u64,
+    /// Opened from here.
     pub connected: u64,
     /// Both directions were closed in order.
     pub closed: u64,
+    /// Ended by the peer's RST.
     pub reset_by_peer: u64,
     /// Ended here: by the reset service, at a wrong byte, or at the time limit.
     pub aborted: u64,
+    /// Answered by RST.
     pub refused: u64,
+    /// No neighbour or router answered.
     pub unreachable: u64,
+    /// The peer stopped answering.
     pub timed_out: u64,
     /// Bytes read from connections.
     pub bytes_in: u64,
@@ -27,8 +33,9 @@ pub struct StreamTotals {
 }
 
 impl StreamTotals {
-    pub(super) fn count_end(&mut self, how: Events, aborted: bool) {
-        let place = if aborted {
+    /// `how`: the events that ended the connection.
+    pub(super) fn count_end(&mut self, how: Events, is_aborted: bool) {
+        let counter = if is_aborted {
             &mut self.aborted
         } else if how.contains(Events::REFUSED) {
             &mut self.refused
@@ -41,7 +48,7 @@ impl StreamTotals {
         } else {
             &mut self.closed
         };
-        *place += 1;
+        *counter += 1;
     }
 
     /// ConnectPlan that did not come about, and streams that were wrong.
@@ -53,20 +60,24 @@ impl StreamTotals {
 /// The whole result.
 #[derive(Debug, Clone)]
 pub struct StreamReport {
+    /// Connections and bytes.
     pub totals: StreamTotals,
     /// From the first connection's opening to the last byte.
     pub seconds: f64,
+    /// Names of the devices.
     pub device: String,
     /// TCP's counters of all devices together.
     pub tcp: StackStats,
+    /// Frames received from ports.
     pub frames_in: u64,
+    /// Frames handed to ports.
     pub frames_out: u64,
     /// Packet buffers: all, free at the end, and the fewest that were seen free.
     pub buffers: [u32; 3],
 }
 
 impl StreamReport {
-    fn gbps(&self, bytes: u64) -> f64 {
+    fn gigabits_per_second(&self, bytes: u64) -> f64 {
         if self.seconds > 0.0 {
             bytes as f64 * 8e-9 / self.seconds
         } else {
@@ -74,36 +85,37 @@ impl StreamReport {
         }
     }
 
-    pub fn json(&self) -> Value {
-        let t = &self.totals;
+    /// One JSON object, `{"result": {...}}`.
+    pub fn to_json(&self) -> Value {
+        let totals = &self.totals;
         let tcp: serde_json::Map<_, _> = self
             .tcp
             .iter()
-            .map(|(name, n)| (name.to_owned(), n.into()))
+            .map(|(name, count)| (name.to_owned(), count.into()))
             .collect();
         let mib: serde_json::Map<_, _> = self
             .tcp
             .mib_counters()
-            .map(|(name, n)| (name.to_owned(), n.into()))
+            .map(|(name, count)| (name.to_owned(), count.into()))
             .collect();
         json!({
             "result": {
                 "device": self.device,
                 "seconds": self.seconds,
-                "accepted": t.accepted,
-                "connected": t.connected,
-                "closed": t.closed,
-                "reset_by_peer": t.reset_by_peer,
-                "aborted": t.aborted,
-                "refused": t.refused,
-                "unreachable": t.unreachable,
-                "timed_out": t.timed_out,
-                "bytes_in": t.bytes_in,
-                "bytes_out": t.bytes_out,
-                "bytes_checked": t.bytes_checked,
-                "bad_streams": t.bad_streams,
-                "gbps_in": self.gbps(t.bytes_in),
-                "gbps_out": self.gbps(t.bytes_out),
+                "accepted": totals.accepted,
+                "connected": totals.connected,
+                "closed": totals.closed,
+                "reset_by_peer": totals.reset_by_peer,
+                "aborted": totals.aborted,
+                "refused": totals.refused,
+                "unreachable": totals.unreachable,
+                "timed_out": totals.timed_out,
+                "bytes_in": totals.bytes_in,
+                "bytes_out": totals.bytes_out,
+                "bytes_checked": totals.bytes_checked,
+                "bad_streams": totals.bad_streams,
+                "gbps_in": self.gigabits_per_second(totals.bytes_in),
+                "gbps_out": self.gigabits_per_second(totals.bytes_out),
                 "frames_in": self.frames_in,
                 "frames_out": self.frames_out,
                 "buffers": self.buffers[0],
@@ -115,27 +127,28 @@ impl StreamReport {
         })
     }
 
-    pub fn text(&self) -> String {
-        let t = &self.totals;
-        let mut s = format!(
+    /// A few lines for people.
+    pub fn to_text(&self) -> String {
+        let totals = &self.totals;
+        let mut text = format!(
             "connections: {} accepted, {} connected; {} closed, {} reset by the peer, {} aborted, \
              {} refused, {} unreachable, {} timed out\n\
              bytes: {} in ({:.3} Gb/s), {} out ({:.3} Gb/s), {} checked, {} bad streams; {:.3} s\n\
              frames: {} in, {} out; packet buffers: {} of {} free, never less than {}\n",
-            t.accepted,
-            t.connected,
-            t.closed,
-            t.reset_by_peer,
-            t.aborted,
-            t.refused,
-            t.unreachable,
-            t.timed_out,
-            t.bytes_in,
-            self.gbps(t.bytes_in),
-            t.bytes_out,
-            self.gbps(t.bytes_out),
-            t.bytes_checked,
-            t.bad_streams,
+            totals.accepted,
+            totals.connected,
+            totals.closed,
+            totals.reset_by_peer,
+            totals.aborted,
+            totals.refused,
+            totals.unreachable,
+            totals.timed_out,
+            totals.bytes_in,
+            self.gigabits_per_second(totals.bytes_in),
+            totals.bytes_out,
+            self.gigabits_per_second(totals.bytes_out),
+            totals.bytes_checked,
+            totals.bad_streams,
             self.seconds,
             self.frames_in,
             self.frames_out,
@@ -146,11 +159,11 @@ impl StreamReport {
         let counted: Vec<_> = self
             .tcp
             .iter()
-            .filter(|(_, n)| *n > 0)
-            .map(|(name, n)| format!("{name} {n}"))
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| format!("{name} {count}"))
             .collect();
-        s.push_str("tcp: ");
-        s.push_str(&counted.join(", "));
-        s
+        text.push_str("tcp: ");
+        text.push_str(&counted.join(", "));
+        text
     }
 }

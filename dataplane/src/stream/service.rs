@@ -32,7 +32,10 @@ impl StreamService {
 
     /// As the command line writes it.
     pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|n| n.1 == self).map_or("", |n| n.0)
+        Self::NAMES
+            .iter()
+            .find(|named| named.1 == self)
+            .map_or("", |named| named.0)
     }
 
     /// Sends bytes of its own.
@@ -48,35 +51,39 @@ impl StreamService {
 
 impl FromStr for StreamService {
     type Err = String;
-    fn from_str(s: &str) -> Result<StreamService, String> {
-        let names: Vec<_> = Self::NAMES.iter().map(|n| n.0).collect();
+
+    fn from_str(text: &str) -> Result<StreamService, String> {
+        let names: Vec<_> = Self::NAMES.iter().map(|named| named.0).collect();
         Self::NAMES
             .iter()
-            .find(|n| n.0 == s)
-            .map(|n| n.1)
-            .ok_or_else(|| format!("{s:?} is no service: write one of {}", names.join(", ")))
+            .find(|named| named.0 == text)
+            .map(|named| named.1)
+            .ok_or_else(|| format!("{text:?} is no service: write one of {}", names.join(", ")))
     }
 }
 
 /// A service and the port that it is offered at: `echo:7`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceOffer {
+    /// What happens on its connections.
     pub service: StreamService,
+    /// The TCP port.
     pub port: u16,
 }
 
 impl FromStr for ServiceOffer {
     type Err = String;
-    fn from_str(s: &str) -> Result<ServiceOffer, String> {
-        let (service, port) = s
+
+    fn from_str(text: &str) -> Result<ServiceOffer, String> {
+        let (service, port) = text
             .split_once(':')
-            .ok_or_else(|| format!("{s:?}: write SERVICE:PORT, for example echo:7"))?;
+            .ok_or_else(|| format!("{text:?}: write SERVICE:PORT, for example echo:7"))?;
         Ok(ServiceOffer {
             service: service.parse()?,
             port: port
                 .parse()
                 .ok()
-                .filter(|p| *p != 0)
+                .filter(|port| *port != 0)
                 .ok_or_else(|| format!("port {port:?}: write a number from 1 to 65535"))?,
         })
     }

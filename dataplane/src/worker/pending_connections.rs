@@ -11,10 +11,8 @@
 use siw_iwarp::mpa::MpaResponder;
 use siw_tcp::{ConnId, Instant};
 
+use super::messages::GENERATION_MASK;
 use crate::ids::CmListenerId;
-
-/// Generations have so many bits in a [`super::messages::RequestId`].
-const GENERATIONS: u32 = 0xFF_FFFF;
 
 /// The place of a connection in [`PendingConnections`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +54,7 @@ pub(super) struct PendingConnections {
 impl PendingConnections {
     /// Gives the connection a slot and a generation.
     pub(super) fn insert(&mut self, mut pending: PendingConnection) -> PendingSlot {
-        self.generation = self.generation.wrapping_add(1) & GENERATIONS;
+        self.generation = self.generation.wrapping_add(1) & GENERATION_MASK;
         pending.generation = self.generation;
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);

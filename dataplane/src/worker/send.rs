@@ -75,7 +75,7 @@ impl Worker {
             room = room.saturating_sub(fpdu.wire_len as usize);
         }
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
-        let wall_time = self.clock.wall(now);
+        let wall_time = self.clock.wall_time(now);
         port.flush_connection(now, conn, &mut self.cache, writer, wall_time);
         self.after_call(now, slot);
         has_more
@@ -92,7 +92,7 @@ impl Worker {
     /// Sends what is queued on one connection.
     pub(super) fn flush_connection(&mut self, now: Instant, port: usize, conn: ConnId) {
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
-        let wall_time = self.clock.wall(now);
+        let wall_time = self.clock.wall_time(now);
         self.ports[port].flush_connection(now, conn, &mut self.cache, writer, wall_time);
     }
 
@@ -100,7 +100,7 @@ impl Worker {
     #[inline]
     pub(super) fn poll_port(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
-        let wall_time = self.clock.wall(now);
+        let wall_time = self.clock.wall_time(now);
         self.ports[port].poll(now, run_timers, &mut self.cache, writer, wall_time)
     }
 
