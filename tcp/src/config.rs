@@ -10,11 +10,14 @@ use crate::flow::steering::WorkerSteering;
 /// An address of this device and the prefix that is on its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpCidr {
+    /// The address.
     pub addr: IpAddr,
+    /// Bits of the address that all addresses on the link share.
     pub prefix: u8,
 }
 
 impl IpCidr {
+    /// An address and the length of its prefix in bits.
     pub const fn new(addr: IpAddr, prefix: u8) -> Self {
         IpCidr { addr, prefix }
     }
@@ -167,10 +170,13 @@ impl Default for ReassemblyConfig {
 /// Everything a [`crate::Stack`] is told. `StackConfig::new` fills in the defaults of a fabric.
 #[derive(Clone, Debug)]
 pub struct StackConfig {
+    /// The device's Ethernet address.
     pub mac: [u8; 6],
     /// At least one; the first of a family is the default source of `connect`.
     pub addresses: Vec<IpCidr>,
+    /// Next hop of IPv4 packets to addresses that neither a link nor a route leads to.
     pub gateway_v4: Option<Ipv4Addr>,
+    /// The same for IPv6.
     pub gateway_v6: Option<Ipv6Addr>,
     /// Beside the links and the two default gateways.
     pub routes: Vec<Route>,
@@ -180,6 +186,7 @@ pub struct StackConfig {
     pub vlan: Option<u16>,
     /// RFC 6298 (2.4) lower bound: 5 ms for a fabric, 200 ms for wide areas.
     pub rto_min: Duration,
+    /// Upper bound of the retransmission timeout (RFC 6298 (2.5)).
     pub rto_max: Duration,
     /// Before the first RTT sample (RFC 6298 (2.1)).
     pub rto_initial: Duration,
@@ -195,6 +202,7 @@ pub struct StackConfig {
     pub max_held_buffers: usize,
     /// Raise [`crate::Events::OUT_OF_ORDER`].
     pub show_out_of_order: bool,
+    /// How the congestion window grows and shrinks.
     pub congestion: CongestionControl,
     /// In segments; RFC 6928 says 10, a fabric may start wider.
     pub initial_window: u32,
@@ -212,6 +220,7 @@ pub struct StackConfig {
     /// Which worker this is when several share the device: connects then draw source ports
     /// whose flow comes home. `None`: it is alone.
     pub steering: Option<WorkerSteering>,
+    /// Keepalive probes (RFC 9293 section 3.8.4) of every connection; `None`: none are sent.
     pub keepalive: Option<Keepalive>,
     /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
     pub user_timeout: Duration,
@@ -221,10 +230,13 @@ pub struct StackConfig {
     pub time_wait: Duration,
     /// Offer timestamps (RFC 7323) and SACK (RFC 2018).
     pub timestamps: bool,
+    /// Offer and accept SACK (RFC 2018).
     pub sack: bool,
-    /// Offer and accept ECN (RFC 3168). [`Congestion::Dctcp`] does in any case.
+    /// Offer and accept ECN (RFC 3168). [`CongestionControl::Dctcp`] does in any case.
     pub ecn: bool,
+    /// The table of neighbours (ARP, NDP).
     pub neighbours: NeighbourConfig,
+    /// Limits of the reassembly of IP fragments.
     pub reassembly: ReassemblyConfig,
     /// Announce our IPv4 addresses at the start.
     pub gratuitous_arp: bool,
@@ -239,6 +251,7 @@ impl StackConfig {
         self.ecn || self.congestion == CongestionControl::Dctcp
     }
 
+    /// The defaults of a fabric for a device with this Ethernet address and these addresses.
     pub fn new(mac: [u8; 6], addrs: Vec<IpCidr>) -> Self {
         StackConfig {
             mac,

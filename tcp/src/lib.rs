@@ -1,25 +1,134 @@
 //! A sans-IO TCP/IP stack that keeps record boundaries: the transport under siwd's iWARP.
 //!
-//! One [`Stack`] is one device in one worker. The worker hands it bursts of received frames
-//! ([`Stack::receive_burst`]), asks what happened ([`Stack::next_event`]), walks received bytes in
-//! place ([`ReceiveQueue`]), queues records ([`Stack::push_record`]), and lets it send
-//! ([`Stack::flush`], [`Stack::poll`]) into a [`FrameSink`]. The stack does no I/O, reads no
-//! clock (the caller passes [`Instant`]s) and knows no DPDK.
+//! One [`Stack`] is one device in one worker. It does no I/O, reads no clock (the caller passes
+//! [`Instant`]s), starts no thread and knows no DPDK, so that a test runs it in virtual time. A worker
+//! repeats:
 //!
-//! A worker's batch:
-//! ```text
-//! receive_burst(now, frames)             parse, demultiplex, acknowledge, queue
-//! while next_event():                     each connection at most once
-//!     take_acked / receive_queue.. consume complete work, parse FPDUs in place
-//!     push_record.. ; flush               data carries the acknowledgement
-//! poll(now)                               what is still owed: ACKs, timers, repetitions, ARP
+//! | call | effect |
+//! |---|---|
+//! | [`Stack::receive_burst`] | parses received frames in place, finds their connections, processes ACKs, queues data |
+//! | [`Stack::next_event`] | says what happened, each connection at most once in a batch |
+//! | [`Stack::receive_queue`] | in-order bytes in the buffers they arrived in ([`ReceiveQueue`]), to parse in place |
+//! | [`Stack::take_acked`] | records that are acknowledged: their memory is free again |
+//! | [`Stack::push_record`], [`Stack::flush`] | queue records; send them, with the acknowledgement of what was received |
+//! | [`Stack::poll`] | serves timers and sends what is left: ACKs, retransmissions, ARP |
+//!
+//! Frames go to a [`FrameSink`], piece by piece; in the daemon it fills packet buffers of DPDK.
+//! [`Stack::next_deadline`] says when `poll` is due if nothing is received meanwhile.
+//!
+//! **Records.** The upper layer pushes records: a length and a handle `R` from which the sink gathers
+//! the bytes. A segment carries whole records. A record that fits a segment is split only if the peer's
+//! window or a path that became narrower forces it, and a retransmission has the same boundaries. So
+//! every segment begins with an FPDU of MPA (RFC 5044), and nothing is copied into a send buffer.
+//!
+//! # Example
+//!
+//! Two stacks in one process, joined by a link in memory:
+//!
+//! ```
+//! use siw_tcp::{
+//!     Events, FrameInfo, FrameMeta, FrameSink, Instant, IpCidr, RxChecksum, Stack, StackConfig,
+//!     StackError, VecBuf,
+//! };
+//!
+//! /// Collects the frames of one stack; records are plain vectors.
+//! #[derive(Default)]
+//! struct MemoryLink {
+//!     frames: Vec<Vec<u8>>,
+//!     current: Vec<u8>,
+//! }
+//!
+//! impl FrameSink<Vec<u8>> for MemoryLink {
+//!     fn begin_frame(&mut self, headers: &[u8], _meta: &FrameMeta) -> bool {
+//!         self.current = headers.to_vec();
+//!         true
+//!     }
+//!     fn append_record(&mut self, _user: u64, record: &Vec<u8>, offset: u32, len: u32) {
+//!         let from = offset as usize;
+//!         self.current.extend_from_slice(&record[from..from + len as usize]);
+//!     }
+//!     fn append_bytes(&mut self, bytes: &[u8]) {
+//!         self.current.extend_from_slice(bytes);
+//!     }
+//!     fn end_frame(&mut self) {
+//!         self.frames.push(std::mem::take(&mut self.current));
+//!     }
+//! }
+//!
+//! type Host = Stack<VecBuf, Vec<u8>>;
+//!
+//! fn host(number: u8, now: Instant) -> Result<Host, StackError> {
+//!     let address = IpCidr::new([10, 0, 0, number].into(), 24);
+//!     Stack::new(StackConfig::new([2, 0, 0, 0, 0, number], vec![address]), now)
+//! }
+//!
+//! /// Carries frames between the hosts until neither sends any more.
+//! fn exchange(now: Instant, hosts: &mut [Host; 2]) {
+//!     let mut quiet = false;
+//!     while !quiet {
+//!         quiet = true;
+//!         for from in 0..2 {
+//!             let mut link = MemoryLink::default();
+//!             hosts[from].poll(now, &mut link);
+//!             quiet &= link.frames.is_empty();
+//!             // Nothing damages frames in memory: checksums need not be computed.
+//!             let info = FrameInfo { checksum: RxChecksum::Good, rss_hash: 0 };
+//!             let frames = link.frames.into_iter().map(|frame| (VecBuf::from(frame), info));
+//!             hosts[1 - from].receive_burst(now, frames);
+//!         }
+//!     }
+//! }
+//!
+//! /// The connection of the next event of this kind.
+//! fn expect_event(host: &mut Host, expected: Events) -> siw_tcp::ConnId {
+//!     loop {
+//!         let (id, _user, events) = host.next_event().expect("an event");
+//!         if events.contains(expected) {
+//!             return id;
+//!         }
+//!     }
+//! }
+//!
+//! let now = Instant::from_millis(1_000);
+//! let mut hosts = [host(1, now)?, host(2, now)?];
+//! hosts[1].listen(None, 7, 16, 0)?;
+//! let client = hosts[0].connect(now, None, None, ([10, 0, 0, 2], 7).into(), 0)?;
+//! exchange(now, &mut hosts); // ARP, SYN, SYN-ACK, ACK
+//! let server = expect_event(&mut hosts[1], Events::ACCEPTED);
+//!
+//! let record = b"a record".to_vec();
+//! hosts[0].push_record(client, record.len() as u32, record, true).expect("an open connection");
+//! exchange(now, &mut hosts);
+//! let received = hosts[1].receive_queue(server).expect("a connection");
+//! assert_eq!(received.contiguous_slice(0, 8), Some(&b"a record"[..]));
+//! received.consume(8);
+//!
+//! // The receiver delays its ACK (by default 1 ms); then the record is given back.
+//! let now = Instant::from_millis(1_010);
+//! exchange(now, &mut hosts);
+//! expect_event(&mut hosts[0], Events::ACKED);
+//! hosts[0].take_acked(client, |record| assert_eq!(record, b"a record"));
+//! # Ok::<(), StackError>(())
 //! ```
 //!
-//! Records are what the upper layer pushes: a length and a handle `R` that the sink can gather
-//! from. A segment carries whole records; a record that fits a segment is never split unless the
-//! peer's window forces it or the path was found narrower, and a retransmission rebuilds the same
-//! segments.
+//! # What comes from smoltcp
+//!
+//! smoltcp's wire types parse and build ARP, NDP, ICMPv6, the IP headers of ICMP messages and IP
+//! fragments, and they are the reference in this crate's property tests: segments, options, header
+//! templates, IP and extension headers are compared with them in both directions.
+//!
+//! The rest is written here, because smoltcp is made for small devices and this stack for many
+//! connections at line rate:
+//! - smoltcp's sockets copy bytes through a buffer of each socket and know no record boundaries; here
+//!   received buffers change owners, and records are gathered when they are sent.
+//! - smoltcp has no SACK-based loss recovery, RACK-TLP, PRR, ECN, pacing, path MTU discovery or SYN
+//!   cookies.
+//! - smoltcp polls every socket; here work is proportional to what arrives or falls due (dirty list,
+//!   timer wheel, keyed flow table).
+//! - The data path parses TCP/IP headers in place and patches a header template for each segment, which
+//!   needs neither smoltcp's intermediate `Repr` values nor its checks of every field.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod base;
 mod config;

@@ -1,9 +1,10 @@
-//! Received frames as the stack sees them: owned handles over one or more segments of memory.
-//! The daemon implements the trait on mbuf chains; tests use [`VecBuf`].
+//! Received frames as the stack sees them: owned handles to one or more pieces of memory. The daemon
+//! implements the trait for chains of mbufs; tests use [`VecBuf`].
 
 /// A received frame, owned. All headers (Ethernet to the last TCP option) are contiguous in the
 /// first chunk; a frame whose headers are not is dropped as malformed.
 pub trait RecvBuf {
+    /// The contiguous pieces of a frame, in order.
     type Chunks<'a>: Iterator<Item = &'a [u8]>
     where
         Self: 'a;
@@ -13,22 +14,21 @@ pub trait RecvBuf {
     fn chunk(&self) -> &[u8];
     /// All pieces, in order.
     fn chunks(&self) -> Self::Chunks<'_>;
-    /// Drops the first `n` bytes; the stack never asks for more than remain.
+    /// Drops the first `count` bytes; the stack never asks for more than remain.
     fn advance(&mut self, count: usize);
-    /// Keeps the first `n` bytes; the stack never asks for more than remain.
+    /// Keeps the first `count` bytes; the stack never asks for more than remain.
     fn truncate(&mut self, count: usize);
-    /// Appends another frame's bytes, copied or chained; gives it back when this kind of buffer
-    /// cannot, as by default. What is joined has the first buffer of before, and takes not much
-    /// more memory than its bytes. Datagrams of fragments are made so, off the fast path.
+    /// Appends the bytes of another frame, copied or chained. Returns it as an error if this kind of
+    /// buffer cannot, which is the default. Used to reassemble IP datagrams, off the fast path; the
+    /// result should not hold much more memory than its bytes.
     fn try_append(&mut self, tail: Self) -> Result<(), Self>
     where
         Self: Sized,
     {
         Err(tail)
     }
-    /// Asks the CPU for the cache line at an address that need not be valid. Whoever receives in
-    /// bursts for many connections gives the instruction, which this crate, without `unsafe`,
-    /// cannot; by default nothing happens.
+    /// Prefetches the cache line at an address, which need not be valid. This crate has no `unsafe`
+    /// code, so the implementation issues the instruction; by default nothing happens.
     #[inline]
     fn prefetch<T>(_at: *const T) {}
 }
@@ -41,6 +41,7 @@ pub struct VecBuf {
 }
 
 impl VecBuf {
+    /// The bytes that are left.
     pub fn as_slice(&self) -> &[u8] {
         &self.data[self.start..]
     }

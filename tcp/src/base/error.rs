@@ -3,24 +3,32 @@
 /// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StackError {
+    /// A setting of [`crate::StackConfig`] is out of range; the text names it and its limits.
     #[error("{0}")]
     Config(String),
+    /// `listen` or `connect` named an address that is not one of the device's.
     #[error("this device has no address {0}; use one of its own")]
     NotOurAddress(core::net::IpAddr),
+    /// There is no local address of the family of the peer's.
     #[error("this device has no address of the family of {0}; give it one")]
     NoSource(core::net::IpAddr),
+    /// The peer is off-link, and no route or gateway leads to it.
     #[error(
         "no route to {0}: it is off-link and neither a route nor a gateway of its family leads there"
     )]
     NoRoute(core::net::IpAddr),
+    /// The peer's address is no unicast address, or its port is 0.
     #[error("{0} is not an address that a connection can have at its far end")]
     BadRemote(core::net::SocketAddr),
+    /// A listener or a connection with the same peer uses the port.
     #[error("port {0} is in use for this address and peer; choose another")]
     AddrInUse(u16),
+    /// No local port is left for a connection to this peer.
     #[error(
         "all local ports towards this peer are in use; wait for TIME-WAIT or use another source address"
     )]
     NoPorts,
+    /// [`crate::StackConfig::max_connections`] is reached.
     #[error("the stack has its maximum of {0} connections; raise max_connections")]
     TooManyConnections(usize),
 }

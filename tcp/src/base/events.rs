@@ -9,6 +9,7 @@ use core::ops::{BitOr, BitOrAssign};
 pub struct Events(pub u16);
 
 impl Events {
+    /// No event.
     pub const NONE: Events = Events(0);
     /// Our `connect` is established.
     pub const CONNECTED: Events = Events(1 << 0);
@@ -70,6 +71,7 @@ impl Events {
     pub const fn intersects(self, other: Events) -> bool {
         self.0 & other.0 != 0
     }
+    /// Whether no event is set.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.0 == 0

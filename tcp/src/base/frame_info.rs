@@ -3,18 +3,21 @@
 /// What the port says about a received frame's checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RxChecksum {
-    /// IP and TCP are good (or the frame never left this machine).
+    /// The IP and TCP checksums are right, or the frame never left this machine.
     Good,
-    /// TCP is good; verify the IPv4 header in software.
+    /// The TCP checksum is right; the IPv4 header is verified in software.
     TcpGood,
-    /// Verify both in software.
+    /// Both are verified in software.
     Unknown,
+    /// IP or TCP is wrong: the frame is dropped and counted.
     Bad,
 }
 
+/// What the port reports beside a received frame.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameInfo {
+    /// What the port verified.
     pub checksum: RxChecksum,
-    /// As the port reported it, 0 when it has none.
+    /// The RSS hash as the port reported it; 0 if it reports none.
     pub rss_hash: u32,
 }

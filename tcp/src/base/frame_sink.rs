@@ -2,16 +2,16 @@
 
 use crate::base::ids::ConnId;
 
-/// How the TCP or ICMP checksum of an outgoing frame stands.
+/// What is left to do for the TCP checksum of an outgoing frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TxChecksum {
     /// Nothing to do: the frame has none, or it is already complete.
     Complete,
     /// The field holds the pseudo-header sum; the sink completes it over TCP header and payload,
-    /// see [`crate::wire::checksum::finish`].
+    /// see [`crate::checksum::complete_tcp_checksum`].
     Partial,
-    /// The field holds the pseudo-header sum, as checksum offload wants it; over a memory link
-    /// whose receiver reports `RxChecksum::Good` it simply stays.
+    /// The field holds the pseudo-header sum, as checksum offload requires. On a link in
+    /// memory whose receiver reports [`crate::RxChecksum::Good`] it stays as it is.
     Offload,
 }
 
@@ -20,15 +20,18 @@ pub enum TxChecksum {
 pub struct FrameMeta {
     /// Ethernet header with its VLAN tag, if any.
     pub l2_len: u8,
+    /// Bytes of the IP header; 0 for ARP.
     pub l3_len: u8,
     /// TCP header with its options; 0 for control frames that are not TCP.
     pub l4_len: u8,
+    /// The packet is IPv6, not IPv4.
     pub ipv6: bool,
+    /// What is left to do for the checksum.
     pub checksum: TxChecksum,
-    /// The destination is an address of this very device: the worker turns the frame round
-    /// (back into [`crate::Stack::receive`]) and the NIC never sees it.
+    /// The destination is an address of this very device: the worker loops the frame back
+    /// (into [`crate::Stack::receive_burst`]) and the NIC never sees it.
     pub self_addressed: bool,
-    /// First transmission of these bytes, or a repetition.
+    /// These bytes were sent before.
     pub retransmission: bool,
     /// Payload bytes that follow the headers.
     pub payload_len: u32,
@@ -97,5 +100,6 @@ pub trait FrameSink<R> {
     fn append_record(&mut self, user: u64, record: &R, offset: u32, len: u32);
     /// Raw payload bytes (control frames).
     fn append_bytes(&mut self, bytes: &[u8]);
+    /// The frame is complete: it may be sent.
     fn end_frame(&mut self);
 }

@@ -1,4 +1,4 @@
-//! What connections and listeners are known by.
+//! Ids of connections and listeners.
 
 /// A connection of one stack. Stale ids are harmless: every call with one does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -13,26 +13,32 @@ impl SeqNr {
     pub const fn distance_from(self, other: SeqNr) -> i32 {
         self.0.wrapping_sub(other.0) as i32
     }
+    /// `self` is before `other`.
     #[inline]
     pub const fn lt(self, other: SeqNr) -> bool {
         self.distance_from(other) < 0
     }
+    /// `self` is before `other`, or the same.
     #[inline]
     pub const fn le(self, other: SeqNr) -> bool {
         self.distance_from(other) <= 0
     }
+    /// `self` is after `other`.
     #[inline]
     pub const fn gt(self, other: SeqNr) -> bool {
         self.distance_from(other) > 0
     }
+    /// `self` is after `other`, or the same.
     #[inline]
     pub const fn ge(self, other: SeqNr) -> bool {
         self.distance_from(other) >= 0
     }
+    /// The later of both.
     #[inline]
     pub fn max(self, other: SeqNr) -> SeqNr {
         if self.ge(other) { self } else { other }
     }
+    /// The earlier of both.
     #[inline]
     pub fn min(self, other: SeqNr) -> SeqNr {
         if self.le(other) { self } else { other }

@@ -15,7 +15,7 @@ fn mix_round(state: &mut [u64; 4]) {
     state[2] = state[2].rotate_left(32);
 }
 
-/// A 128-bit secret.
+/// A secret key of 128 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct Key(u64, u64);
 
@@ -25,13 +25,14 @@ impl Key {
         Key(key as u64, (key >> 64) as u64)
     }
 
-    /// Of whole words.
+    /// The hash of whole words, with `C` rounds for each and `D` at the end.
     #[inline]
     pub(crate) fn hash<const C: usize, const D: usize>(self, words: &[u64]) -> u64 {
         self.hash_blocks::<C, D>(words, (words.len() as u64 * 8) << 56)
     }
 
-    /// Of a word and half of another: one block less than of two.
+    /// The hash of twelve bytes: one block less than of two words, since the length shares one with
+    /// the half.
     #[inline]
     pub(crate) fn hash_twelve_bytes<const C: usize, const D: usize>(
         self,
@@ -41,7 +42,7 @@ impl Key {
         self.hash_blocks::<C, D>(&[word], 12 << 56 | u64::from(half))
     }
 
-    /// `last`: what does not fill a word, and the length above it.
+    /// `last`: the bytes that do not fill a word, with the length in its highest byte.
     #[inline]
     fn hash_blocks<const C: usize, const D: usize>(self, words: &[u64], last: u64) -> u64 {
         let mut state = [

@@ -21,7 +21,7 @@ macro_rules! counters {
 }
 
 impl StackStats {
-    /// A fast recovery begins.
+    /// Counts the beginning of a fast recovery.
     #[cold]
     pub(crate) fn count_recovery(&mut self, sack: bool) {
         self.fast_recovery += 1;
@@ -32,7 +32,7 @@ impl StackStats {
         }
     }
 
-    /// A lost segment was sent again, in the slow start after a timeout or in fast recovery.
+    /// Counts a segment that was sent again, in slow start after a timeout or in fast recovery.
     #[cold]
     pub(crate) fn count_retransmission(&mut self, after_timeout: bool) {
         self.retrans_segs += 1;
@@ -45,7 +45,7 @@ impl StackStats {
 
     /// Each counter by the name that Linux's nstat shows, which is TCP-MIB's with its group before
     /// it (`TcpRetransSegs`, `TcpExtTCPTimeouts`); what has no name there begins with `Siw`. As
-    /// RFC 4022 has it, `TcpOutSegs` leaves repetitions out, and `TcpRetransSegs` counts SYNs too.
+    /// RFC 4022 has it, `TcpOutSegs` leaves retransmissions out, and `TcpRetransSegs` counts SYNs too.
     pub fn mib_counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let again = self.retrans_segs + self.syn_retrans;
         let out = self.out_segs.saturating_sub(again);
@@ -60,62 +60,85 @@ impl StackStats {
 counters! {
     /// Frames handed to `receive_burst`.
     frames_in = "SiwFramesIn",
-    /// Frames the sink took.
+    /// Frames that the sink accepted.
     frames_out = "SiwFramesOut",
+    /// TCP segments received.
     in_segs = "TcpInSegs",
+    /// TCP segments sent, retransmissions included.
     out_segs = "TcpOutSegs",
-    /// Frames that carried several segments for the port to cut.
+    /// Super-segments sent, which the port cuts into segments (TSO).
     tso_frames = "SiwTsoFrames",
+    /// Payload bytes received in order.
     in_bytes = "SiwTcpInBytes",
+    /// Payload bytes sent, retransmissions included.
     out_bytes = "SiwTcpOutBytes",
-    /// Established segments that took the straight path.
+    /// Segments that header prediction processed.
     hp_hits = "TcpExtTCPHPHits",
+    /// Connections opened by `connect`.
     active_opens = "TcpActiveOpens",
+    /// Connections opened by a SYN of a peer.
     passive_opens = "TcpPassiveOpens",
+    /// Connections that ended before they were established.
     attempt_fails = "TcpAttemptFails",
+    /// Established connections that ended by a reset.
     estab_resets = "TcpEstabResets",
+    /// Connections that are established now.
     curr_estab = "TcpCurrEstab",
+    /// Segments with data sent again.
     retrans_segs = "TcpRetransSegs",
     /// Retransmission timeouts.
     timeouts = "TcpExtTCPTimeouts",
+    /// Fast recoveries (RFC 6675, RFC 6582).
     fast_recovery = "SiwFastRecovery",
-    /// Those with SACK, and those without.
+    /// Fast recoveries with SACK (RFC 6675).
     sack_recovery = "TcpExtTCPSackRecovery",
+    /// Fast recoveries without SACK (RFC 6582).
     reno_recovery = "TcpExtTCPRenoRecovery",
-    /// Repetitions in fast recovery, and after a timeout.
+    /// Segments sent again in fast recovery.
     fast_retrans = "TcpExtTCPFastRetrans",
+    /// Segments sent again after a timeout.
     slow_start_retrans = "TcpExtTCPSlowStartRetrans",
-    /// Tail loss probes sent, and those that repaired a loss (RFC 8985).
+    /// Tail loss probes sent (RFC 8985 section 7.3).
     tlp_probes = "TcpExtTCPLossProbes",
+    /// Tail loss probes that repaired a loss (RFC 8985 section 7.4).
     tlp_recoveries = "TcpExtTCPLossProbeRecovery",
-    /// Reductions taken back since nothing was lost (RFC 3522, 3708).
+    /// Reductions of the congestion window undone since nothing had been lost (RFC 3522, 3708).
     spurious = "TcpExtTCPFullUndo",
-    /// Data segments marked on their way here, and reductions since the peer echoed marks
-    /// (RFC 3168).
+    /// Data segments received with congestion experienced (RFC 3168).
     ce_received = "IpExtInCEPkts",
+    /// Congestion windows reduced since the peer echoed marks (RFC 3168 section 6.1.2).
     ecn_reductions = "SiwEcnReductions",
-    /// Windows reduced after a pause (RFC 2861).
+    /// Congestion windows reduced after a time in which they were not used (RFC 7661).
     idle_restarts = "SiwIdleRestarts",
     /// Times that pacing held new segments back.
     paced = "SiwPaced",
-    /// D-SACK blocks (RFC 2883).
+    /// D-SACK blocks received (RFC 2883).
     dsacks_in = "TcpExtTCPDSACKRecv",
+    /// D-SACK blocks sent (RFC 2883).
     dsacks_out = "TcpExtTCPDSACKOldSent",
     /// Retransmissions found lost by later deliveries, without a timeout.
     lost_retransmit = "TcpExtTCPLostRetransmit",
     /// Segments that SACK blocks newly covered.
     sacked_segs = "SiwSackedSegs",
+    /// Duplicate ACKs received (RFC 5681 section 2).
     dup_acks_in = "SiwDupAcksIn",
+    /// ACKs without data received.
     pure_acks_in = "TcpExtTCPPureAcks",
+    /// ACKs without data sent.
     pure_acks_out = "SiwPureAcksOut",
+    /// ACKs that the delayed-ACK timer sent (RFC 9293 section 3.8.6.3).
     delayed_acks = "TcpExtDelayedACKs",
+    /// Resets sent.
     out_rsts = "TcpOutRsts",
+    /// Resets received and obeyed.
     in_rsts = "SiwInRsts",
+    /// Challenge ACKs sent (RFC 5961).
     challenge_acks = "TcpExtTCPChallengeACK",
     /// SYNs on open connections (RFC 5961 section 4).
     syn_challenges = "TcpExtTCPSYNChallenge",
-    /// Challenge ACKs and resets that the limit of their rate kept back.
+    /// Challenge ACKs that the rate limit kept back (RFC 5961 section 7).
     challenges_skipped = "TcpExtTCPACKSkippedChallenge",
+    /// Resets that the rate limit kept back.
     resets_skipped = "SiwResetsSkipped",
     /// Segments queued out of order.
     ofo_queue = "TcpExtTCPOFOQueue",
@@ -125,62 +148,92 @@ counters! {
     rcv_pruned = "TcpExtOfoPruned",
     /// Bytes that had been received before.
     dup_bytes_in = "SiwDupBytesIn",
+    /// Segments dropped by PAWS (RFC 7323 section 5).
     paws_drops = "TcpExtPAWSEstab",
+    /// Segments that were not acceptable (RFC 9293 section 3.10.7.4).
     out_of_window = "SiwOutOfWindow",
+    /// Zero-window probes sent (RFC 9293 section 3.8.6.1).
     zero_window_probes = "TcpExtTCPWinProbe",
+    /// Keepalive probes sent (RFC 9293 section 3.8.4).
     keepalive_probes = "TcpExtTCPKeepAlive",
+    /// Connections that ended since data or probes were not acknowledged in time.
     abort_on_timeout = "TcpExtTCPAbortOnTimeout",
+    /// SYNs that were dropped.
     listen_drops = "TcpExtListenDrops",
+    /// SYNs that found the backlog full.
     listen_overflows = "TcpExtListenOverflows",
-    /// SYN cookies (RFC 4987): sent, come back right, come back wrong or late.
+    /// SYN cookies sent (RFC 4987 section 3.6).
     cookies_sent = "TcpExtSyncookiesSent",
+    /// ACKs with a right SYN cookie.
     cookies_recv = "TcpExtSyncookiesRecv",
+    /// ACKs with a wrong or late SYN cookie.
     cookies_failed = "TcpExtSyncookiesFailed",
+    /// SYNs and SYN-ACKs sent again.
     syn_retrans = "TcpExtTCPSynRetrans",
+    /// Connections in TIME-WAIT that a new SYN reopened (RFC 6191).
     time_wait_recycled = "TcpExtTWRecycled",
+    /// Connections in TIME-WAIT that gave way to new ones.
     time_wait_evicted = "TcpExtTCPTimeWaitOverflow",
-    /// ACKs of bytes never sent.
+    /// ACKs of data that was never sent.
     bad_acks = "SiwBadAcks",
+    /// Packets with a wrong checksum.
     csum_errors = "TcpInCsumErrors",
+    /// Frames with malformed headers.
     in_errs = "TcpInErrs",
     /// Segments with options of impossible length.
     bad_options = "SiwBadOptions",
-    /// Of IPv4 and IPv6: fragments received, datagrams put together from them, fragments and
-    /// datagrams that could not be, and of the latter those whose time was out.
+    /// Fragments of IPv4 and IPv6 received.
     reassembly_required = "IpReasmReqds",
+    /// Datagrams reassembled.
     reassembly_oks = "IpReasmOKs",
+    /// Fragments and datagrams that could not be reassembled.
     reassembly_fails = "IpReasmFails",
+    /// Datagrams whose fragments did not all come in time.
     reassembly_timeouts = "IpReasmTimeout",
+    /// Packets with addresses that they cannot have.
     martians = "IpInAddrErrors",
-    /// Not for this device or VLAN, or no IP.
+    /// Frames for other devices or VLANs, or of other protocols.
     not_for_us = "SiwNotForUs",
     /// IPv6 packets with extension headers that are malformed or ask for what is refused.
     header_errors = "IpInHdrErrors",
-    /// IP that is neither TCP nor ICMP.
+    /// IP packets that carry neither TCP nor ICMP.
     unknown_protocols = "IpInUnknownProtos",
-    /// SYNs to ports where nobody listens, and other segments of no connection.
+    /// SYNs to ports without a listener.
     no_ports = "SiwNoPorts",
+    /// Segments other than SYNs that belong to no connection.
     no_connection = "SiwNoConnection",
+    /// ARP packets received.
     arp_in = "ArpIn",
+    /// ARP packets sent.
     arp_out = "ArpOut",
+    /// Neighbour solicitations and advertisements received.
     ndp_in = "NdpIn",
+    /// Neighbour solicitations and advertisements sent.
     ndp_out = "NdpOut",
+    /// ICMP messages received.
     icmp_in = "IcmpInMsgs",
+    /// ICMP messages sent.
     icmp_out = "IcmpOutMsgs",
+    /// ICMP errors that quote a segment of ours.
     icmp_errors_in = "SiwIcmpErrorsIn",
-    /// Of those sent: errors that tell of an unknown protocol in IPv4; of that or of a header that
-    /// cannot be in IPv6; and of fragments whose rest did not come.
+    /// ICMP destination-unreachable errors sent (unknown protocols over IPv4).
     icmp_unreachables_out = "IcmpOutDestUnreachs",
+    /// ICMPv6 parameter problems sent (RFC 4443 section 3.4).
     icmp_parameter_problems_out = "IcmpOutParmProbs",
+    /// ICMP time-exceeded errors sent: fragments whose rest did not come.
     icmp_time_exceeded_out = "IcmpOutTimeExcds",
-    /// EMSS reductions: told by ICMP (RFC 1191, 8201), and guessed from silence (RFC 4821).
+    /// Path MTUs reduced by an ICMP error (RFC 1191, 8201).
     pmtu_reductions = "SiwPmtuReductions",
+    /// Path MTUs reduced since full segments vanished without an ICMP error (RFC 8899 section 4.3).
     black_holes = "SiwBlackHoles",
-    /// MTU probes that arrived, and that were lost alone or unanswered (RFC 8899).
+    /// MTU probes that were acknowledged (RFC 8899).
     mtu_probes_passed = "TcpExtTCPMTUPSuccess",
+    /// MTU probes that were lost alone or not answered (RFC 8899).
     mtu_probes_lost = "TcpExtTCPMTUPFail",
+    /// Neighbours that did not answer.
     neighbour_failures = "ArpFailures",
+    /// Lookups that found the neighbour table full.
     neighbour_overflows = "ArpTableFull",
-    /// Answers of ARP, NDP and ICMP, resets and cookies that found no room or were too many.
+    /// ARP, NDP and ICMP answers, resets and SYN cookies that found the queue full or exceeded their rate.
     control_drops = "SiwControlDrops",
 }

@@ -8,17 +8,20 @@ use core::time::Duration;
 pub struct Instant(pub u64);
 
 impl Instant {
+    /// The origin of the clock.
     pub const ZERO: Instant = Instant(0);
 
+    /// `ns` nanoseconds after the origin.
     pub const fn from_nanos(ns: u64) -> Self {
         Instant(ns)
     }
 
+    /// `ms` milliseconds after the origin.
     pub const fn from_millis(ms: u64) -> Self {
         Instant(ms * 1_000_000)
     }
 
-    /// Zero when `earlier` is later.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub fn duration_since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -1,20 +1,25 @@
-//! The timer wheel: one entry per connection, which only brings the connection back to look at
-//! its own deadlines. Deadlines that move later cost nothing; scheduling is O(1).
+//! The timer wheel: one entry per connection, for its earliest deadline. When the entry is due, the
+//! connection looks at its own deadlines. A deadline that moves later leaves the entry where it is: it
+//! comes up early once and is scheduled again. Scheduling and removing are O(1), whatever the number
+//! of connections.
 
 use crate::base::time::Instant;
 
-const TICK_SHIFT: u32 = 15; // 32.8 us
+/// A tick is 2^15 ns, 32.8 us.
+const TICK_SHIFT: u32 = 15;
+/// Bits of a tick that choose the slot of one level.
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
 /// 9 * 6 bits cover every tick of a 64-bit nanosecond clock: no overflow list, no wrap.
 const LEVELS: usize = 9;
+/// No entry.
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 struct Node {
     prev: u32,
     next: u32,
-    /// Tick above, level and slot (or `UNLINKED`) in the low 10 bits.
+    /// The tick in the upper bits; level and slot, or `UNLINKED`, in the low ten.
     word: u64,
 }
 
@@ -33,9 +38,11 @@ impl Node {
     }
 }
 
+/// A hierarchical timer wheel: level 0 has one tick per slot, each further level 64 times as many.
 pub(crate) struct Wheel {
+    /// The tick up to which entries were served.
     now: u64,
-    /// Nothing is due before this tick.
+    /// Nothing is due before this tick: most polls compare it and return.
     quiet: u64,
     heads: [[u32; SLOTS]; LEVELS],
     occupied: [u64; LEVELS],
@@ -53,10 +60,10 @@ impl Wheel {
         }
     }
 
-    /// Bytes of a connection's entry.
+    /// Bytes of one entry, for memory estimates.
     pub(crate) const NODE: usize = size_of::<Node>();
 
-    /// Has `index` come back at or after `at`, but not later than its earlier entry if any.
+    /// Schedules `index` for `at`, rounded up to a tick. An entry that is due earlier stays.
     pub(crate) fn schedule(&mut self, index: u32, at: Instant) {
         let position = index as usize;
         if position >= self.nodes.len() {
@@ -83,6 +90,7 @@ impl Wheel {
         self.link(index);
     }
 
+    /// Removes the entry of `index`, if it has one.
     pub(crate) fn remove(&mut self, index: u32) {
         if self
             .nodes
@@ -95,7 +103,8 @@ impl Wheel {
 
     fn link(&mut self, index: u32) {
         let tick = self.nodes[index as usize].tick();
-        // The highest bit in which the tick differs from now says how coarse its slot may be.
+        // The highest bit in which the tick differs from now gives the level: its slots are so coarse that
+        // the entry is moved to finer ones before it is due.
         let differ = tick ^ self.now;
         let level = if differ == 0 {
             0
@@ -142,7 +151,7 @@ impl Wheel {
             if occupied != 0 {
                 let shift = BITS * level as u32;
                 let slot = occupied.trailing_zeros() as usize;
-                // A linked slot is never behind now's own: time does not pass one unserved.
+                // An occupied slot is never before that of `now`: `pop` stops at each occupied slot.
                 let base = self.now.checked_shr(shift + BITS).unwrap_or(0);
                 let start = (base << BITS | slot as u64) << shift;
                 return Some((level, slot, start.max(self.now)));
@@ -151,7 +160,7 @@ impl Wheel {
         None
     }
 
-    /// The next connection whose entry is due; call until `None`.
+    /// Removes an entry that is due and returns its index; to be called until `None`.
     #[inline]
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<u32> {
         let target = now.0 >> TICK_SHIFT;
@@ -187,7 +196,7 @@ impl Wheel {
         None
     }
 
-    /// When `pop_due` may next have something; early for far entries, never late.
+    /// The time before which `pop_due` returns nothing. Early for entries that are far away, never late.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         (self.quiet != u64::MAX).then_some(Instant(self.quiet << TICK_SHIFT))
     }
@@ -198,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_entry_comes_back_on_time_and_once() {
+    fn every_entry_is_due_once_and_on_time() {
         let origin = 77_777_777_777_777u64;
         let mut wheel = Wheel::new(Instant(origin));
         let mut random = 9u64;
@@ -209,7 +218,7 @@ mod tests {
                 .wrapping_add(1442695040888963407);
             let at = origin + (random >> 20) % (1u64 << (10 + random % 34));
             wheel.schedule(i, Instant(at));
-            // Later is ignored, earlier moves.
+            // A later deadline does not move the entry.
             wheel.schedule(i, Instant(at + 999_999_999));
             want.insert(i, at);
         }
@@ -224,7 +233,7 @@ mod tests {
                 "a deadline is never late"
             );
             while let Some(i) = wheel.pop_due(at) {
-                let d = want.remove(&i).expect("comes back once");
+                let d = want.remove(&i).expect("due once");
                 assert!(
                     d <= at.0 && at.0 < d + (2 << TICK_SHIFT),
                     "entry {i}: due {d}, came {}",
@@ -236,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_scheduled_after_a_quiet_time_is_not_late() {
+    fn entries_scheduled_after_a_pause_are_not_late() {
         let (mut wheel, mut now, mut random) = (Wheel::new(Instant(0)), 0, 5u64);
         let mut due = std::collections::BTreeMap::new();
         for i in 0..20_000u32 {
@@ -251,7 +260,10 @@ mod tests {
             }
             assert!(!due.values().any(|&d| late(d)), "an entry is late");
             let next = wheel.next_deadline();
-            assert!(next.is_none_or(|d| d.0 > now), "who waits for it makes way");
+            assert!(
+                next.is_none_or(|d| d.0 > now),
+                "waiting for it makes progress"
+            );
             if i % 3 == 0 {
                 let at = now + (random >> 30) % (1 << (12 + random % 24));
                 wheel.schedule(i, Instant(at));

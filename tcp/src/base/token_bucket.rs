@@ -1,23 +1,24 @@
-//! A token bucket for what strangers can make us send: resets, challenge ACKs, ICMP.
+//! A token bucket that limits what anybody can make us send: resets, challenge ACKs, ICMP.
 
 use crate::base::siphash::Key;
 use crate::base::time::Instant;
 
-pub(crate) struct Bucket {
+/// Allows `rate` events in a second.
+pub(crate) struct TokenBucket {
     rate: u64,
     tokens: u64,
     filled: u64,
-    /// Draws how much of a full bucket is there.
+    /// If set, how much a full bucket holds is drawn with it.
     secret: Option<Key>,
     draws: u64,
 }
 
 const SECOND: u64 = 1_000_000_000;
 
-impl Bucket {
+impl TokenBucket {
     pub(crate) fn new(rate: u32, now: Instant) -> Self {
         let rate = u64::from(rate);
-        Bucket {
+        TokenBucket {
             rate,
             tokens: rate,
             filled: now.0,
@@ -26,11 +27,11 @@ impl Bucket {
         }
     }
 
-    /// Somewhere between half and one and a half times the rate, drawn anew each second. A limit
-    /// that is known tells whoever shares it, by what is left, what others were sent: enough to
-    /// find a stranger's sequence numbers by challenge ACKs (CVE-2016-5696).
-    pub(crate) fn veiled(rate: u32, now: Instant, secret: Key) -> Self {
-        let mut bucket = Bucket::new(rate, now);
+    /// A bucket that holds between half and one and a half times the rate, drawn anew each second. A
+    /// fixed limit that several share tells each, by what is left of it, how much the others used: enough
+    /// to find the sequence numbers of a foreign connection by challenge ACKs (CVE-2016-5696).
+    pub(crate) fn randomized(rate: u32, now: Instant, secret: Key) -> Self {
+        let mut bucket = TokenBucket::new(rate, now);
         bucket.secret = Some(secret);
         bucket.tokens = bucket.draw();
         bucket
@@ -44,6 +45,7 @@ impl Bucket {
         self.rate / 2 + secret.hash::<2, 4>(&[self.draws]) % self.rate.max(1)
     }
 
+    /// Takes a token; `false`: none is left now.
     pub(crate) fn take(&mut self, now: Instant) -> bool {
         if self.tokens == 0 && self.rate > 0 {
             self.refill(now);
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     /// How many are let through in each second of a flood.
-    fn seconds(bucket: &mut Bucket) -> Vec<usize> {
+    fn seconds(bucket: &mut TokenBucket) -> Vec<usize> {
         let second = |s: u64| {
             let times = (0..5_000u64).map(|i| Instant(s * SECOND + i * 200_000));
             times.filter(|t| bucket.take(*t)).count()
@@ -82,22 +84,30 @@ mod tests {
     }
 
     #[test]
-    fn a_second_holds_the_rate_and_no_more_than_twice_it() {
-        let n = seconds(&mut Bucket::new(100, Instant(0)));
+    fn no_second_allows_more_than_twice_the_rate() {
+        let n = seconds(&mut TokenBucket::new(100, Instant(0)));
         assert!(n.iter().all(|n| (99..=200).contains(n)), "{n:?}");
-        let mut bucket = Bucket::new(100, Instant(0));
+        let mut bucket = TokenBucket::new(100, Instant(0));
         while bucket.take(Instant(1)) {}
         assert!(bucket.take(Instant(5 * SECOND)));
-        assert!(!Bucket::new(0, Instant(0)).take(Instant(1)));
+        assert!(!TokenBucket::new(0, Instant(0)).take(Instant(1)));
     }
 
     #[test]
-    fn nobody_can_tell_from_what_is_left_of_a_veiled_limit_what_others_took() {
-        let n = seconds(&mut Bucket::veiled(100, Instant(0), Key::new(&[7; 16])));
+    fn a_randomized_limit_hides_what_others_used() {
+        let n = seconds(&mut TokenBucket::randomized(
+            100,
+            Instant(0),
+            Key::new(&[7; 16]),
+        ));
         assert!(n.iter().all(|n| (50..=150).contains(n)), "{n:?}");
         assert!(n.iter().min() < Some(&70) && n.iter().max() > Some(&130));
-        let other = seconds(&mut Bucket::veiled(100, Instant(0), Key::new(&[8; 16])));
+        let other = seconds(&mut TokenBucket::randomized(
+            100,
+            Instant(0),
+            Key::new(&[8; 16]),
+        ));
         assert_ne!(n, other, "the draw is secret");
-        assert!(!Bucket::veiled(0, Instant(0), Key::new(&[7; 16])).take(Instant(1)));
+        assert!(!TokenBucket::randomized(0, Instant(0), Key::new(&[7; 16])).take(Instant(1)));
     }
 }

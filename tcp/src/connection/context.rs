@@ -15,12 +15,12 @@ use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::Wheel;
-use crate::base::token_bucket::Bucket;
+use crate::base::token_bucket::TokenBucket;
 use crate::config::{IpCidr, StackConfig};
 use crate::connection::Connection;
 use crate::connection::time_wait_list::TimeWait;
 use crate::flow::table::FlowTable;
-use crate::link::control_queue::Control;
+use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::{NeighbourLookup, Neighbours};
 use crate::pmtu::path_mtu::Paths;
 use crate::tcb::rtt::RtoLimits;
@@ -63,13 +63,13 @@ pub(crate) struct SharedState {
     pub ports: HashMap<(u16, Option<IpAddr>), u32>,
     pub next_listener: u32,
     pub neighbours: Neighbours,
-    pub control: Control,
+    pub control: ControlQueue,
     /// The oldest give way when the stack is full.
     pub time_wait: TimeWait,
     /// Connections with something unacknowledged or unsent.
     pub active: usize,
-    pub resets: Bucket,
-    pub challenges: Bucket,
+    pub resets: TokenBucket,
+    pub challenges: TokenBucket,
     pub port_draws: u32,
     pub paths: Paths,
     /// Received buffers that connections hold, as last counted.

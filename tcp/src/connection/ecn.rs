@@ -51,7 +51,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             };
             cx.shared
                 .control
-                .tcp(&self.template, &fields, &mut cx.shared.stats);
+                .push_segment(&self.template, &fields, &mut cx.shared.stats);
             cx.shared.stats.pure_acks_out += 1;
             self.acknowledged(edge);
         }

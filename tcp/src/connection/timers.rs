@@ -287,7 +287,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.shared.stats.out_rsts += 1;
         cx.shared
             .control
-            .tcp(&self.template, &f, &mut cx.shared.stats);
+            .push_segment(&self.template, &f, &mut cx.shared.stats);
     }
 
     /// When the next keepalive probe is due, in ns.

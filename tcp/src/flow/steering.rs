@@ -1,10 +1,9 @@
-//! Which worker a flow belongs to when several share a device. Whoever receives a frame, a
-//! NIC's RSS or software, comes to the same answer: the Toeplitz hash of the four-tuple picks a
-//! slot of the indirection table, and slot `i` belongs to worker `i` modulo their number.
+//! Which worker a flow belongs to when several share a device. The NIC's RSS and this code give the same
+//! answer: the Toeplitz hash of the four-tuple picks a slot of the indirection table, and slot `i`
+//! belongs to worker `i` modulo their number.
 //!
-//! The key is symmetric, so that both directions of a flow have the same owner: a connection to
-//! the device's own address stays in one worker, and so does one between two devices that the
-//! same workers serve.
+//! The key is symmetric, so that both directions of a flow belong to the same worker: a connection to
+//! the device's own address stays within one worker, as does one between two devices of these workers.
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -12,9 +11,13 @@ use std::sync::Arc;
 
 use crate::flow::toeplitz::{SYMMETRIC_RSS_KEY, Toeplitz};
 use crate::wire::bytes::read_u16;
+use crate::wire::constants::{
+    ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, IPV4_FRAGMENT_MASK,
+    IPV4_HEADER_LEN, IPV6_HEADER_LEN, PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP,
+};
 use crate::wire::extension_headers;
 
-/// Slots of the indirection table where the port has none of its own.
+/// Slots of the indirection table if the port has none.
 const SLOTS: u32 = 512;
 
 /// For whom a received frame is.
@@ -98,32 +101,34 @@ impl Steering {
     fn look_inside(&self, frame: &[u8]) -> Option<Destination> {
         let mut at = 12;
         let mut ethertype = read_u16(frame.get(at..at + 2)?, 0);
-        if ethertype == 0x8100 {
+        if ethertype == ETHERTYPE_VLAN {
             at = 16;
             ethertype = read_u16(frame.get(at..at + 2)?, 0);
         }
         let ip = &frame[at + 2..];
         match ethertype {
-            0x0800 => {
-                let head = ip.get(..20)?;
+            ETHERTYPE_IPV4 => {
+                let head = ip.get(..IPV4_HEADER_LEN)?;
                 let len = usize::from(head[0] & 15) * 4;
-                if read_u16(head, 6) & 0x3fff != 0 {
+                if read_u16(head, 6) & IPV4_FRAGMENT_MASK != 0 {
                     return Some(Destination::AllWorkers);
                 }
                 match head[9] {
-                    6 => {
+                    PROTOCOL_TCP => {
                         let mut input = [0; 12];
                         input[..8].copy_from_slice(&head[12..20]);
                         input[8..].copy_from_slice(ip.get(len..len + 4)?);
                         Some(Destination::Worker(self.worker(self.hash.hash(&input))))
                     }
                     // Destination unreachable, time exceeded, parameter problem (RFC 792).
-                    1 => matches!(ip.get(len)?, 3 | 11 | 12).then_some(Destination::AllWorkers),
+                    PROTOCOL_ICMP => {
+                        matches!(ip.get(len)?, 3 | 11 | 12).then_some(Destination::AllWorkers)
+                    }
                     _ => None,
                 }
             }
-            0x86dd => {
-                let head = ip.get(..40)?;
+            ETHERTYPE_IPV6 => {
+                let head = ip.get(..IPV6_HEADER_LEN)?;
                 let (next, at) = match head[6] {
                     next if extension_headers::is_extension_header(next) => {
                         extension_headers::find_upper_layer(ip, next, 40)?
@@ -131,7 +136,7 @@ impl Steering {
                     next => (next, 40),
                 };
                 match next {
-                    6 => {
+                    PROTOCOL_TCP => {
                         let mut input = [0; 36];
                         input[..32].copy_from_slice(&head[8..40]);
                         input[32..].copy_from_slice(ip.get(at..at + 4)?);
@@ -139,13 +144,13 @@ impl Steering {
                     }
                     // Errors are below 128 (RFC 4443 section 2.1); neighbour solicitation and
                     // advertisement (RFC 4861 section 4).
-                    58 => matches!(ip.get(at)?, 0..=127 | 135 | 136)
+                    PROTOCOL_ICMPV6 => matches!(ip.get(at)?, 0..=127 | 135 | 136)
                         .then_some(Destination::AllWorkers),
                     extension_headers::FRAGMENT => Some(Destination::AllWorkers),
                     _ => None,
                 }
             }
-            0x0806 => Some(Destination::AllWorkers),
+            ETHERTYPE_ARP => Some(Destination::AllWorkers),
             _ => None,
         }
     }
@@ -154,6 +159,7 @@ impl Steering {
 /// One worker's place among those that share a device.
 #[derive(Clone, Debug)]
 pub struct WorkerSteering {
+    /// The rule that all workers of the device share.
     pub steering: Arc<Steering>,
     /// This worker's number, as the steering counts.
     pub worker: usize,
@@ -193,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_and_its_four_tuple_name_the_same_worker_in_both_directions() {
+    fn frames_and_four_tuples_give_the_same_worker() {
         let s = Steering::new(3, 128);
         let mut seen = [0; 3];
         for port in 50_000..50_300u16 {
@@ -226,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_the_port_agrees_with_the_rule() {
+    fn the_indirection_table_agrees_with_the_hash() {
         let s = Steering::new(3, 128);
         let table = s.indirection_table();
         assert_eq!(table.len(), 128);
@@ -236,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn every_worker_hears_of_neighbours_and_errors_but_one_answers_echoes() {
+    fn neighbours_and_errors_go_to_all_workers() {
         let s = Steering::new(2, 0);
         let mut arp = vec![0xff; 12];
         arp.extend_from_slice(&[8, 6]);

@@ -1,15 +1,16 @@
-//! From a segment's four-tuple to its connection: open addressing, a tag beside each index, keyed
-//! so that peers cannot aim at one bucket. Sized for all connections at the start: never rehashes.
+//! The flow table: finds the connection of a four-tuple. Open addressing with a tag beside each index. The
+//! hash is keyed, so that peers cannot choose four-tuples that collide. Sized for all connections at the
+//! start, so that it never rehashes.
 
-/// Slot: tag (low half of the hash) above, index + 1 below; 0 is empty, so that a fresh table is
-/// untouched zero pages.
+/// A slot has the tag (low half of the hash) in its upper half and index + 1 in its lower. 0 is empty, so
+/// that a new table consists of zero pages that are not yet in memory.
 pub(crate) struct FlowTable {
     slots: Vec<u64>,
     mask: usize,
 }
 
 impl FlowTable {
-    /// Bytes for each connection of a full table: two slots.
+    /// Bytes per connection of a full table: two slots.
     pub(crate) const SHARE: usize = 2 * size_of::<u64>();
 
     pub(crate) fn new(max: usize) -> Self {
@@ -20,23 +21,25 @@ impl FlowTable {
         }
     }
 
+    /// The slot at which the search for a tag begins.
     #[inline]
     fn home(&self, tag: u32) -> usize {
         tag as usize & self.mask
     }
 
-    /// Where the search for this hash begins: to prefetch.
+    /// The address at which the search for this hash begins, to prefetch it.
     #[inline]
     pub(crate) fn start(&self, hash: u64) -> *const u64 {
         &raw const self.slots[self.home(hash as u32)]
     }
 
-    /// The first entry that may be meant, without a look at its connection.
+    /// The first entry with this tag, without a comparison with its connection.
     #[inline]
     pub(crate) fn guess(&self, hash: u64) -> Option<u32> {
         self.find(hash, |_| true)
     }
 
+    /// The entry with this hash for which `is` returns true.
     #[inline]
     pub(crate) fn find(&self, hash: u64, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let tag = hash as u32;
@@ -56,7 +59,7 @@ impl FlowTable {
         }
     }
 
-    /// The caller knows that the key is not here and that at most `max` entries are.
+    /// Adds an entry. The caller knows that it is not in the table and that there are fewer than `max`.
     pub(crate) fn insert(&mut self, hash: u64, index: u32) {
         let tag = hash as u32;
         let mut position = self.home(tag);
@@ -66,6 +69,7 @@ impl FlowTable {
         self.slots[position] = u64::from(tag) << 32 | u64::from(index + 1);
     }
 
+    /// Removes an entry, if it is there.
     pub(crate) fn remove(&mut self, hash: u64, index: u32) {
         let want = u64::from(hash as u32) << 32 | u64::from(index + 1);
         let mut position = self.home(hash as u32);
@@ -75,7 +79,8 @@ impl FlowTable {
             }
             position = (position + 1) & self.mask;
         }
-        // Backward shift: close the gap with entries that may live there; leaves no tombstones.
+        // Backward-shift deletion: entries that may be in the gap move into it, so that no tombstones are
+        // needed.
         let mut hole = position;
         loop {
             position = (position + 1) & self.mask;
@@ -100,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_found_until_removed_under_heavy_collision() {
+    fn colliding_entries_are_found_until_removed() {
         let mut table = FlowTable::new(256);
         // Hashes collide by construction: only 16 different homes.
         let hash = |index: u32| u64::from(index % 16) | u64::from(index) << 32;

@@ -1,7 +1,7 @@
-//! The Toeplitz hash of receive-side scaling, in software: for links without RSS, and for
-//! choosing a source port whose answers come to the own worker (see `steering.rs`).
+//! The Toeplitz hash of receive-side scaling (RSS) in software: for links without RSS, and to choose a
+//! source port whose answers come to the own worker (see `steering.rs`).
 
-/// The key that Microsoft's RSS specification verifies with.
+/// The key of the test vectors in Microsoft's RSS specification.
 pub const DEFAULT_RSS_KEY: [u8; 40] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
     0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
@@ -21,7 +21,7 @@ pub const SYMMETRIC_RSS_KEY: [u8; 40] = {
 
 const MAX_INPUT: usize = 36;
 
-/// A key unrolled into one table a byte of input.
+/// A key unrolled into a table for each byte of input: a hash is one lookup per byte.
 pub struct Toeplitz {
     tables: Box<[[u32; 256]; MAX_INPUT]>,
 }
@@ -46,7 +46,7 @@ impl Toeplitz {
         Self { tables }
     }
 
-    /// Of at most 36 bytes, in network order; more are not looked at.
+    /// The hash of at most 36 bytes in network order; further bytes are ignored.
     #[inline]
     pub fn hash(&self, input: &[u8]) -> u32 {
         self.tables

@@ -1,30 +1,37 @@
-//! Packets of our own that are longer than the link's MTU, cut into fragments: answers to echo
-//! requests that came in fragments (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2). All else that
-//! we send keeps to the MTU.
+//! Fragments packets that are longer than the link's MTU: answers to echo requests that came in
+//! fragments (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2). Nothing else that we send is longer.
 
 use smoltcp::wire::{IpProtocol, Ipv4Packet, Ipv6Packet};
 
 use crate::base::stats::StackStats;
-use crate::link::control_queue::Control;
-use crate::wire::extension_headers::{FRAGMENT, ICMPV6};
+use crate::link::control_queue::ControlQueue;
+use crate::wire::constants::{IPV4_HEADER_LEN, IPV6_HEADER_LEN, PROTOCOL_ICMPV6};
+use crate::wire::extension_headers::FRAGMENT;
 
-impl Control {
-    /// Queues a frame with an ICMP message, in as many fragments as it needs.
+/// Bytes of an IPv6 fragment header (RFC 8200 section 4.5).
+const FRAGMENT_HEADER_LEN: usize = 8;
+
+impl ControlQueue {
+    /// Queues a frame with an ICMP message, in as many fragments as it takes.
     pub(crate) fn queue_long(&mut self, frame: Vec<u8>, ipv6: bool, stats: &mut StackStats) {
-        let (header, extra): (usize, _) = if ipv6 { (40, 8) } else { (20, 0) };
-        let l2 = self.l2();
+        let (header, extra): (usize, _) = if ipv6 {
+            (IPV6_HEADER_LEN, FRAGMENT_HEADER_LEN)
+        } else {
+            (IPV4_HEADER_LEN, 0)
+        };
+        let l2 = self.ethernet_header_len();
         if frame.len() <= l2 + self.mtu {
-            return self.queue(frame, header as u8, ipv6, stats);
+            return self.push_frame(frame, header as u8, ipv6, stats);
         }
         let (head, payload) = frame.split_at(l2 + header);
-        // All but the last are of whole units of eight bytes.
-        let most = (self.mtu - header - extra) & !7;
-        if !self.has_room_for(payload.len().div_ceil(most), stats) {
+        // All fragments but the last are multiples of eight bytes.
+        let max_payload = (self.mtu - header - extra) & !7;
+        if !self.has_room_for(payload.len().div_ceil(max_payload), stats) {
             return;
         }
         let id = self.next_id();
-        for (index, part) in payload.chunks(most).enumerate() {
-            let at = index * most;
+        for (index, part) in payload.chunks(max_payload).enumerate() {
+            let at = index * max_payload;
             let more = at + part.len() < payload.len();
             let mut fragment = self.buffer();
             fragment.extend_from_slice(head);
@@ -33,7 +40,7 @@ impl Control {
                 ip.set_payload_len((extra + part.len()) as u16);
                 ip.set_next_header(IpProtocol::from(FRAGMENT));
                 let [high, low] = (at as u16 | u16::from(more)).to_be_bytes();
-                fragment.extend_from_slice(&[ICMPV6, 0, high, low]);
+                fragment.extend_from_slice(&[PROTOCOL_ICMPV6, 0, high, low]);
                 fragment.extend_from_slice(&id.to_be_bytes());
             } else {
                 let mut ip = Ipv4Packet::new_unchecked(&mut fragment[l2..]);
@@ -45,7 +52,7 @@ impl Control {
                 ip.fill_checksum();
             }
             fragment.extend_from_slice(part);
-            self.queue(fragment, (header + extra) as u8, ipv6, stats);
+            self.push_frame(fragment, (header + extra) as u8, ipv6, stats);
         }
         self.recycle(frame);
     }

@@ -1,4 +1,4 @@
-//! Errors of ICMP that we send about packets nothing can be done with, as scanners send them.
+//! The ICMP errors that we send about packets that cannot be processed.
 
 use core::net::IpAddr;
 
@@ -6,18 +6,24 @@ use smoltcp::wire::Icmpv6Packet;
 
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::link::control_queue::{Control, Origin, ipv4_header, ipv6_header};
+use crate::link::control_queue::{ControlQueue, Origin, append_ipv4_header, append_ipv6_header};
 use crate::wire::checksum::OnesComplementSum;
-use crate::wire::icmp_error::IcmpError;
+use crate::wire::constants::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, IPV4_HEADER_LEN, IPV6_HEADER_LEN};
+use crate::wire::icmp_error::{
+    ICMPV4_TIME_EXCEEDED, ICMPV4_UNREACHABLE, ICMPV6_PARAMETER_PROBLEM, ICMPV6_TIME_EXCEEDED,
+    IcmpError,
+};
 
-/// What of the packet an error quotes at most: to stay below 576 bytes (RFC 1812 section
-/// 4.3.2.3), and below 1280 (RFC 4443 section 2.4 (c)).
-pub(crate) const QUOTE_V4: usize = 576 - 20 - 8;
-pub(crate) const QUOTE_V6: usize = 1280 - 40 - 8;
+/// Bytes of an ICMP header.
+const ICMP_HEADER_LEN: usize = 8;
+/// Bytes of the packet that an error quotes at most: an IPv4 error stays within 576 bytes (RFC 1812
+/// section 4.3.2.3), an IPv6 error within 1280 (RFC 4443 section 2.4 (c)).
+pub(crate) const QUOTE_V4: usize = 576 - IPV4_HEADER_LEN - ICMP_HEADER_LEN;
+pub(crate) const QUOTE_V6: usize = 1280 - IPV6_HEADER_LEN - ICMP_HEADER_LEN;
 
-impl Control {
-    /// Tells the sender of `packet`, which is from a peer to one of our addresses (RFC 1122 section
-    /// 3.2.2, RFC 4443 section 2.4).
+impl ControlQueue {
+    /// Sends an ICMP error to the sender of `packet`, which is from an address that may be a peer's to one
+    /// of ours (RFC 1122 section 3.2.2, RFC 4443 section 2.4).
     pub(crate) fn icmp_error(
         &mut self,
         now: Instant,
@@ -29,40 +35,40 @@ impl Control {
         if self.silent || !self.may_answer(now, stats) {
             return;
         }
-        let quote = |most| &packet[..packet.len().min(most)];
+        let quote = |max_len| &packet[..packet.len().min(max_len)];
         let IcmpError { kind, code, word } = error;
         let mut head = [kind, code, 0, 0, 0, 0, 0, 0];
         head[4..].copy_from_slice(&word.to_be_bytes());
         let (frame, l3) = match (origin.src, origin.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let quoted = quote(QUOTE_V4);
-                let mut frame = self.frame(origin.src_mac, 0x0800);
-                ipv4_header(&mut frame, dst, src, 8 + quoted.len());
+                let mut frame = self.start_frame(origin.src_mac, ETHERTYPE_IPV4);
+                append_ipv4_header(&mut frame, dst, src, ICMP_HEADER_LEN + quoted.len());
                 let at = frame.len();
                 frame.extend_from_slice(&head);
                 frame.extend_from_slice(quoted);
                 let mut sum = OnesComplementSum::new();
                 sum.add(&frame[at..]);
                 frame[at + 2..at + 4].copy_from_slice(&(!sum.value()).to_be_bytes());
-                stats.icmp_unreachables_out += u64::from(kind == 3);
-                stats.icmp_time_exceeded_out += u64::from(kind == 11);
-                (frame, 20)
+                stats.icmp_unreachables_out += u64::from(kind == ICMPV4_UNREACHABLE);
+                stats.icmp_time_exceeded_out += u64::from(kind == ICMPV4_TIME_EXCEEDED);
+                (frame, IPV4_HEADER_LEN as u8)
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
                 let quoted = quote(QUOTE_V6);
-                let mut frame = self.frame(origin.src_mac, 0x86dd);
-                ipv6_header(&mut frame, dst, src, 8 + quoted.len());
+                let mut frame = self.start_frame(origin.src_mac, ETHERTYPE_IPV6);
+                append_ipv6_header(&mut frame, dst, src, ICMP_HEADER_LEN + quoted.len());
                 let at = frame.len();
                 frame.extend_from_slice(&head);
                 frame.extend_from_slice(quoted);
                 Icmpv6Packet::new_unchecked(&mut frame[at..]).fill_checksum(&dst, &src);
-                stats.icmp_parameter_problems_out += u64::from(kind == 4);
-                stats.icmp_time_exceeded_out += u64::from(kind == 3);
-                (frame, 40)
+                stats.icmp_parameter_problems_out += u64::from(kind == ICMPV6_PARAMETER_PROBLEM);
+                stats.icmp_time_exceeded_out += u64::from(kind == ICMPV6_TIME_EXCEEDED);
+                (frame, IPV6_HEADER_LEN as u8)
             }
             _ => return,
         };
         stats.icmp_out += 1;
-        self.queue(frame, l3, origin.dst.is_ipv6(), stats);
+        self.push_frame(frame, l3, origin.dst.is_ipv6(), stats);
     }
 }

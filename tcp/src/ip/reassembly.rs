@@ -1,12 +1,12 @@
-//! IP datagrams put together from fragments (RFC 791, RFC 1122 section 3.3.2; RFC 8200 section
-//! 4.5). Off the straight path, and bounded in every way: few datagrams and buffers, the oldest give
-//! way to new ones; no overlaps (RFC 5722), no first fragment without its headers (RFC 1858, 3128,
-//! 7112), nothing beyond 65535 bytes. Fragments are kept as the buffers they came in.
+//! IP reassembly (RFC 791, RFC 1122 section 3.3.2; RFC 8200 section 4.5). Off the fast path, and bounded
+//! in every way: few datagrams and buffers, of which the oldest are dropped for new ones; no overlaps (RFC
+//! 5722), no first fragment without its headers (RFC 1858, 3128, 7112), nothing beyond 65535 bytes.
+//! Fragments are kept in the buffers they came in.
 //!
 //! ```text
-//! none ─► pieces ─┬─ all there ─► whole ─► received as any datagram
-//!                 ├─ time out ──► time exceeded, when the first was there
-//!                 └─ nonsense ──► spoilt: what else comes of it is dropped until its time is out
+//! none ─► pieces ─┬─ all received ─► complete: processed as any datagram
+//!                 ├─ timeout ──────► ICMP time exceeded, if the first was received
+//!                 └─ overlap ──────► invalid: further fragments are dropped until the timeout
 //! ```
 
 use core::net::IpAddr;
@@ -15,34 +15,35 @@ use crate::base::buffer::RecvBuf;
 use crate::base::time::Instant;
 use crate::config::ReassemblyConfig;
 
-/// Fragments of one datagram: 65535 bytes in links of 576 (RFC 1122 section 3.3.3).
+/// Fragments of one datagram, at most: 65535 bytes over links of 576 (RFC 1122 section 3.3.3).
 const MAX_PIECES: usize = 120;
 
-/// What fragments of one datagram have in common.
+/// What the fragments of one datagram have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DatagramKey {
     pub src: IpAddr,
     pub dst: IpAddr,
     pub id: u32,
-    /// Of IPv4; 0 in IPv6, where the first fragment alone says it.
+    /// The protocol of an IPv4 datagram. 0 for IPv6, where only the first fragment says it.
     pub protocol: u8,
 }
 
-/// A fragment as its headers tell; its buffer begins with the IP header.
+/// What the headers of a fragment say; its buffer begins with the IP header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fragment {
     pub key: DatagramKey,
-    /// Where its part of the datagram begins, in the buffer and in the datagram.
+    /// Where its part of the datagram begins: in the buffer (`at`) and in the datagram (`start`).
     pub at: usize,
     pub start: u32,
     pub more: bool,
-    /// What the datagram carries, and which byte of the buffer says so.
+    /// The next-header number of the datagram, and the offset of the byte that says it.
     pub next: u8,
     pub named: usize,
     /// The ECN field of the IP header.
     pub ecn: u8,
 }
 
+/// A fragment that is kept: bytes `[start, end)` of the datagram, from `at` on in the buffer.
 struct FragmentPiece<B> {
     start: u32,
     end: u32,
@@ -50,17 +51,19 @@ struct FragmentPiece<B> {
     buf: B,
 }
 
+/// A datagram that waits for fragments.
 struct Datagram<B> {
     key: DatagramKey,
-    /// By their place, without overlaps.
+    /// Sorted by `start`, without overlaps.
     pieces: Vec<FragmentPiece<B>>,
-    /// Known from the last fragment.
+    /// Length of the datagram, known from the last fragment.
     end: Option<u32>,
+    /// Bytes received.
     have: u32,
     until: Instant,
-    /// A bit for each ECN field.
+    /// A bit for each value of the ECN field that a fragment had.
     ecn: u8,
-    spoilt: bool,
+    invalid: bool,
     first: FirstFragment,
 }
 
@@ -70,7 +73,7 @@ pub(crate) struct FirstFragment {
     pub next: u8,
     pub named: usize,
     pub src_mac: [u8; 6],
-    /// This worker received it, and answers for the datagram.
+    /// This worker received it, and sends the ICMP error for the datagram if there is one.
     pub ours: bool,
 }
 
@@ -78,7 +81,7 @@ pub(crate) struct FirstFragment {
 pub(crate) struct ReassembledDatagram<B> {
     pub key: DatagramKey,
     pub first: FirstFragment,
-    /// A fragment was marked, and none was of a sender who knows nothing of marks.
+    /// A fragment was marked with congestion experienced, and all were ECN-capable (RFC 3168 section 5.3).
     pub ce: bool,
     /// The first fragment, with its headers.
     pub head: B,
@@ -88,7 +91,7 @@ pub(crate) struct ReassembledDatagram<B> {
 }
 
 impl<B: RecvBuf> ReassembledDatagram<B> {
-    /// Bytes behind the first fragment's headers.
+    /// Bytes of the datagram behind the headers.
     pub(crate) fn len(&self) -> usize {
         let rest = self
             .rest
@@ -97,9 +100,9 @@ impl<B: RecvBuf> ReassembledDatagram<B> {
         self.head.remaining() - self.at + rest.sum::<usize>()
     }
 
-    /// What lies behind the first `at` bytes of the head, in one buffer; `None` when buffers of this
-    /// kind cannot be joined.
-    pub(crate) fn joined(self, at: usize) -> Option<B> {
+    /// What lies behind the first `at` bytes of the first fragment, in one buffer; `None` if buffers of
+    /// this kind cannot be joined.
+    pub(crate) fn join_buffers(self, at: usize) -> Option<B> {
         let mut all = self.head;
         all.advance(at);
         for mut piece in self.rest {
@@ -110,19 +113,19 @@ impl<B: RecvBuf> ReassembledDatagram<B> {
     }
 }
 
-/// What became of a fragment.
+/// What a fragment led to.
 pub(crate) enum FragmentOutcome<B> {
     Kept,
-    /// It, or with it its datagram, is of no use.
+    /// The fragment was dropped, perhaps with its datagram.
     Failed,
-    ReassembledDatagram(ReassembledDatagram<B>),
+    Complete(ReassembledDatagram<B>),
 }
 
 /// The datagrams of one stack that wait for fragments, the oldest first.
 pub(crate) struct ReassemblyTable<B> {
     waiting: Vec<Datagram<B>>,
     pieces: usize,
-    /// The first deadline, far away when nothing waits.
+    /// The first deadline; [`NEVER`] when nothing waits.
     due: Instant,
 }
 
@@ -137,13 +140,14 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         }
     }
 
-    /// Buffers that wait.
-    pub(crate) fn buffers(&self) -> usize {
+    /// The number of buffers that wait.
+    pub(crate) fn held_buffers(&self) -> usize {
         self.pieces
     }
 
+    /// Whether a deadline has passed.
     #[inline]
-    pub(crate) fn due(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.due <= now
     }
 
@@ -161,15 +165,15 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         datagram
     }
 
-    /// The oldest datagram whose time is out: its first fragment when this worker has it and is to
-    /// tell, with what it said. Spoilt ones, which failed when they were, go without a word.
-    pub(crate) fn expired(
+    /// Removes the oldest datagram whose time is out. Its first fragment comes with it if this worker has to
+    /// send an ICMP error about it. Invalid datagrams, which were counted before, are removed silently.
+    pub(crate) fn take_expired(
         &mut self,
         now: Instant,
     ) -> Option<(DatagramKey, FirstFragment, Option<B>)> {
-        while self.due(now) {
+        while self.is_due(now) {
             let mut datagram = self.remove(0);
-            if !datagram.spoilt {
+            if !datagram.invalid {
                 let first = datagram
                     .pieces
                     .first()
@@ -182,21 +186,21 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         None
     }
 
-    /// Room for one more, at the cost of the oldest; returns how many datagrams were given up.
+    /// Makes room for one more by dropping the oldest; returns how many datagrams were dropped.
     fn make_room(&mut self, new: bool, limits: &ReassemblyConfig) -> u64 {
         let mut failed = 0;
         while !self.waiting.is_empty()
             && (self.pieces >= limits.max_fragments
                 || new && self.waiting.len() >= limits.max_datagrams)
         {
-            failed += u64::from(!self.remove(0).spoilt);
+            failed += u64::from(!self.remove(0).invalid);
         }
         failed
     }
 
-    /// Takes a fragment, whose length and offset were looked at. Counts datagrams that gave way in
-    /// `failed`.
-    pub(crate) fn take(
+    /// Adds a fragment, whose length and offset were checked. Datagrams that were dropped to make room count
+    /// in `failed`.
+    pub(crate) fn insert(
         &mut self,
         now: Instant,
         fragment: &Fragment,
@@ -227,7 +231,7 @@ impl<B: RecvBuf> ReassemblyTable<B> {
                     have: 0,
                     until: now + limits.timeout,
                     ecn: 0,
-                    spoilt: false,
+                    invalid: false,
                     first: FirstFragment::default(),
                 });
                 self.due = self.waiting[0].until;
@@ -235,7 +239,7 @@ impl<B: RecvBuf> ReassemblyTable<B> {
             }
         };
         let datagram = &mut self.waiting[index];
-        if datagram.spoilt {
+        if datagram.invalid {
             return FragmentOutcome::Kept;
         }
         let end = fragment.start + (buf.remaining() - fragment.at) as u32;
@@ -247,7 +251,7 @@ impl<B: RecvBuf> ReassemblyTable<B> {
             .get(place)
             .is_some_and(|piece| (piece.start, piece.end) == (fragment.start, end))
         {
-            // The network may double a fragment (RFC 8200 section 4.5).
+            // The network may duplicate a fragment (RFC 8200 section 4.5).
             return FragmentOutcome::Kept;
         }
         let before = place
@@ -258,15 +262,15 @@ impl<B: RecvBuf> ReassemblyTable<B> {
             .get(place)
             .map_or(u32::MAX, |piece| piece.start);
         let last = datagram.pieces.last().map_or(0, |piece| piece.end);
-        let sound = before <= fragment.start
+        let fits = before <= fragment.start
             && end <= after
             && datagram
                 .end
                 .is_none_or(|known_end| end <= known_end && (fragment.more || end == known_end))
             && (fragment.more || last <= end)
             && datagram.pieces.len() < MAX_PIECES;
-        if !sound {
-            datagram.spoilt = true;
+        if !fits {
+            datagram.invalid = true;
             self.pieces -= datagram.pieces.len();
             datagram.pieces = Vec::new();
             return FragmentOutcome::Failed;
@@ -308,7 +312,7 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         let Some(head) = pieces.next() else {
             return FragmentOutcome::Failed;
         };
-        FragmentOutcome::ReassembledDatagram(ReassembledDatagram {
+        FragmentOutcome::Complete(ReassembledDatagram {
             key: datagram.key,
             first: datagram.first,
             ce: datagram.ecn & 0b1000 != 0,
@@ -376,9 +380,9 @@ mod tests {
             let mut b = vec![0xee; HEADER];
             b.extend((start..end).map(|i| (i % 251) as u8));
             let from = ([7; 6], true);
-            let taken = self
-                .all
-                .take(self.now, &f, b.into(), from, &self.limits, &mut self.failed);
+            let taken =
+                self.all
+                    .insert(self.now, &f, b.into(), from, &self.limits, &mut self.failed);
             let held: usize = self.all.waiting.iter().map(|d| d.pieces.len()).sum();
             assert_eq!(held, self.all.pieces);
             assert!(held <= self.limits.max_fragments);
@@ -396,11 +400,11 @@ mod tests {
     }
 
     fn whole(t: FragmentOutcome<VecBuf>) -> Vec<u8> {
-        let FragmentOutcome::ReassembledDatagram(w) = t else {
+        let FragmentOutcome::Complete(w) = t else {
             panic!("not whole")
         };
         let (len, at) = (w.len(), w.at);
-        let b = w.joined(at).unwrap();
+        let b = w.join_buffers(at).unwrap();
         assert_eq!(b.remaining(), len);
         b.as_slice().to_vec()
     }
@@ -429,12 +433,12 @@ mod tests {
                 assert!(kept(taken));
                 assert!(kept(lab.give(round, start, end, end != 2001)));
             }
-            assert_eq!((lab.all.buffers(), lab.all.next_deadline()), (0, None));
+            assert_eq!((lab.all.held_buffers(), lab.all.next_deadline()), (0, None));
         }
     }
 
     #[test]
-    fn overlaps_spoil_the_datagram_and_what_else_comes_of_it_rfc_5722() {
+    fn an_overlap_invalidates_the_datagram_rfc_5722() {
         // What is there, and a fragment that cannot be beside it: an overlap on either side, within,
         // around; an end before what is there, another end, something behind the end.
         let there = [(800, 1600, true), (2400, 3200, true)];
@@ -455,7 +459,7 @@ mod tests {
                 assert!(kept(lab.give(1, s, e, m)));
             }
             assert!(failed(lab.give(1, start, end, more)), "{start}..{end}");
-            assert_eq!(lab.all.buffers(), 0, "nothing is held for it");
+            assert_eq!(lab.all.held_buffers(), 0, "nothing is held for it");
             for (s, e, m) in [
                 (0, 800, true),
                 there[0],
@@ -464,10 +468,13 @@ mod tests {
             ] {
                 assert!(kept(lab.give(1, s, e, m)), "and nothing comes of it");
             }
-            assert_eq!(lab.all.buffers(), 0);
+            assert_eq!(lab.all.held_buffers(), 0);
             // Its time out, the number is as good as any.
             lab.now = lab.now + lab.limits.timeout;
-            assert!(lab.all.expired(lab.now).is_none(), "it had failed already");
+            assert!(
+                lab.all.take_expired(lab.now).is_none(),
+                "it had failed already"
+            );
             assert!(kept(lab.give(1, 0, 8, true)));
             assert_eq!(whole(lab.give(1, 8, 16, false)).len(), 16);
         }
@@ -479,12 +486,12 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_and_buffers_are_few_and_the_oldest_give_way() {
+    fn the_oldest_datagrams_make_room_for_new_ones() {
         let mut lab = Lab::new();
         for id in 0..1000 {
             assert!(kept(lab.give(id, 0, 8, true)));
         }
-        assert_eq!((lab.all.buffers(), lab.failed), (64, 1000 - 64));
+        assert_eq!((lab.all.held_buffers(), lab.failed), (64, 1000 - 64));
         assert_eq!(whole(lab.give(999, 8, 9, false)).len(), 9);
         assert!(
             kept(lab.give(935, 8, 9, false)),
@@ -501,29 +508,32 @@ mod tests {
         for i in 0..500 {
             assert!(kept(lab.give(2 + i % 50, i / 50 * 8, i / 50 * 8 + 8, true)));
         }
-        assert!(lab.all.buffers() <= 100);
+        assert!(lab.all.held_buffers() <= 100);
     }
 
     #[test]
-    fn time_out_gives_back_the_first_fragment_when_it_is_there() {
+    fn a_timeout_returns_the_first_fragment() {
         let mut lab = Lab::new();
         assert!(kept(lab.give(1, 0, 8, true)));
         lab.now = lab.now + Duration::from_secs(10);
         assert!(kept(lab.give(2, 8, 16, true)));
         let first = lab.all.next_deadline().unwrap();
         assert_eq!(first, Instant::from_millis(60_001));
-        assert!(lab.all.expired(Instant(first.0 - 1)).is_none());
-        let (key, from, head) = lab.all.expired(first).unwrap();
+        assert!(lab.all.take_expired(Instant(first.0 - 1)).is_none());
+        let (key, from, head) = lab.all.take_expired(first).unwrap();
         assert_eq!((key.id, from.src_mac), (1, [7; 6]));
         assert_eq!(head.unwrap().remaining(), HEADER + 8);
-        assert!(lab.all.expired(first).is_none());
-        let (key, _, head) = lab.all.expired(first + Duration::from_secs(10)).unwrap();
+        assert!(lab.all.take_expired(first).is_none());
+        let (key, _, head) = lab
+            .all
+            .take_expired(first + Duration::from_secs(10))
+            .unwrap();
         assert!(key.id == 2 && head.is_none());
-        assert_eq!((lab.all.buffers(), lab.all.next_deadline()), (0, None));
+        assert_eq!((lab.all.held_buffers(), lab.all.next_deadline()), (0, None));
     }
 
     #[test]
-    fn a_mark_counts_for_the_datagram_and_not_beside_a_part_of_no_ecn_rfc_3168_5_3() {
+    fn a_mark_on_a_fragment_marks_the_datagram_rfc_3168() {
         for (a, b, ce) in [
             (2, 2, Some(false)),
             (2, 3, Some(true)),
@@ -534,7 +544,7 @@ mod tests {
             let mut lab = Lab::new();
             assert!(kept(lab.give_marked(1, 0, 8, true, a)));
             match lab.give_marked(1, 8, 16, false, b) {
-                FragmentOutcome::ReassembledDatagram(w) => assert_eq!(Some(w.ce), ce),
+                FragmentOutcome::Complete(w) => assert_eq!(Some(w.ce), ce),
                 t => assert!(failed(t) && ce.is_none()),
             }
         }

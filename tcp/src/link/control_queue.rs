@@ -1,4 +1,5 @@
-//! Frames that belong to no connection's queue: ARP, NDP, ICMP, resets. Bounded and pooled.
+//! The queue of frames that belong to no connection: ARP, NDP, ICMP, resets. It is bounded, and its
+//! buffers come from a pool. smoltcp's wire types build and parse all but TCP here.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::VecDeque;
@@ -15,42 +16,57 @@ use crate::base::sequence::SeqNr;
 use crate::base::siphash::Key;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::base::token_bucket::Bucket;
+use crate::base::token_bucket::TokenBucket;
 use crate::config::StackConfig;
 use crate::link::neighbours::Solicitation;
+use crate::wire::constants::{
+    CHECKSUM_RIGHT, DEFAULT_HOP_LIMIT, ETHERNET_HEADER_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4,
+    ETHERTYPE_IPV6, ETHERTYPE_VLAN, IPV4_HEADER_LEN, IPV6_HEADER_LEN, TAGGED_HEADER_LEN,
+    VLAN_ID_MASK,
+};
 use crate::wire::flow_key::FlowKey;
+use crate::wire::icmp_error::{ICMPV4_PARAMETER_PROBLEM, ICMPV4_TIME_EXCEEDED, ICMPV4_UNREACHABLE};
 use crate::wire::segment::{self, Segment};
 use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
+/// Frames that may wait.
 const QUEUE_MAX: usize = 256;
+/// Unused buffers that are kept.
 const POOL_MAX: usize = 16;
 const BROADCAST: [u8; 6] = [0xff; 6];
+/// Hop limit of NDP (RFC 4861 section 7.1); all our ICMPv6 messages have it.
+const NDP_HOP_LIMIT: u8 = 255;
+const ICMP_HEADER_LEN: usize = 8;
+const ICMPV4_ECHO_REPLY: u8 = 0;
+const ICMPV4_ECHO_REQUEST: u8 = 8;
 
-pub(crate) struct Control {
+/// See the module.
+pub(crate) struct ControlQueue {
     queue: VecDeque<(Vec<u8>, FrameMeta)>,
     pool: Vec<Vec<u8>>,
     mac: [u8; 6],
     vlan: Option<u16>,
-    icmp: Bucket,
-    /// The longest packet of ours.
+    icmp: TokenBucket,
+    /// The MTU of the link: our longest IP packet.
     pub(crate) mtu: usize,
-    /// Fragmented packets, and what makes their numbers hard to guess (RFC 7739).
+    /// The number of fragmented packets so far, and the secret that makes their identifications hard to
+    /// guess (RFC 7739).
     fragmented: u64,
     secret: Key,
-    /// Another worker answers what is received now.
+    /// Answer nothing: another worker does for what is received now.
     pub silent: bool,
 }
 
-/// Where a frame came from and to, for the answer.
+/// The addresses of a received packet, for the answer.
 pub(crate) struct Origin {
     pub src_mac: [u8; 6],
     pub src: IpAddr,
     pub dst: IpAddr,
 }
 
-impl Control {
-    pub(crate) fn new(config: &StackConfig, icmp: Bucket) -> Self {
-        Control {
+impl ControlQueue {
+    pub(crate) fn new(config: &StackConfig, icmp: TokenBucket) -> Self {
+        ControlQueue {
             queue: VecDeque::new(),
             pool: Vec::new(),
             mac: config.mac,
@@ -67,51 +83,63 @@ impl Control {
         self.queue.is_empty()
     }
 
-    /// An empty buffer.
+    /// An empty buffer from the pool.
     pub(crate) fn buffer(&mut self) -> Vec<u8> {
         let mut buffer = self.pool.pop().unwrap_or_default();
         buffer.clear();
         buffer
     }
 
-    /// Takes a buffer back that is not queued.
+    /// Gives a buffer back to the pool.
     pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
         if self.pool.len() < POOL_MAX {
             self.pool.push(buffer);
         }
     }
 
-    /// The number of a packet that leaves in fragments.
+    /// The identification of the next fragmented packet.
     pub(crate) fn next_id(&mut self) -> u32 {
         self.fragmented += 1;
         self.secret.hash::<1, 3>(&[self.fragmented, u64::MAX]) as u32
     }
 
-    /// A buffer with the Ethernet header in it.
-    pub(crate) fn frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
+    /// A buffer that begins with an Ethernet header of ours.
+    pub(crate) fn start_frame(&mut self, dst: [u8; 6], ethertype: u16) -> Vec<u8> {
         let mut frame = self.buffer();
         frame.extend_from_slice(&dst);
         frame.extend_from_slice(&self.mac);
         if let Some(identifier) = self.vlan {
-            frame.extend_from_slice(&0x8100u16.to_be_bytes());
-            frame.extend_from_slice(&(identifier & 0xfff).to_be_bytes());
+            frame.extend_from_slice(&ETHERTYPE_VLAN.to_be_bytes());
+            frame.extend_from_slice(&(identifier & VLAN_ID_MASK).to_be_bytes());
         }
         frame.extend_from_slice(&ethertype.to_be_bytes());
         frame
     }
 
-    pub(crate) fn l2(&self) -> usize {
-        if self.vlan.is_some() { 18 } else { 14 }
+    /// Bytes of our Ethernet headers.
+    pub(crate) fn ethernet_header_len(&self) -> usize {
+        if self.vlan.is_some() {
+            TAGGED_HEADER_LEN
+        } else {
+            ETHERNET_HEADER_LEN
+        }
     }
 
-    pub(crate) fn queue(&mut self, frame: Vec<u8>, l3_len: u8, ipv6: bool, stats: &mut StackStats) {
+    /// Queues a complete frame; dropped and counted if the queue is full.
+    pub(crate) fn push_frame(
+        &mut self,
+        frame: Vec<u8>,
+        l3_len: u8,
+        ipv6: bool,
+        stats: &mut StackStats,
+    ) {
         if self.queue.len() >= QUEUE_MAX {
             stats.control_drops += 1;
             self.recycle(frame);
             return;
         }
         let meta = FrameMeta {
-            l2_len: self.l2() as u8,
+            l2_len: self.ethernet_header_len() as u8,
             l3_len,
             l4_len: 0,
             ipv6,
@@ -145,8 +173,8 @@ impl Control {
         true
     }
 
-    /// A complete TCP segment without payload.
-    pub(crate) fn tcp(
+    /// Queues a TCP segment without payload.
+    pub(crate) fn push_segment(
         &mut self,
         template: &Template,
         fields: &SegmentFields<'_>,
@@ -156,32 +184,31 @@ impl Control {
         let (len, meta) = template.meta(fields);
         template.build(&mut out[..len], fields);
         let at = crate::wire::checksum::tcp_checksum_offset(&meta);
-        let done = crate::wire::checksum::complete_tcp_checksum(
+        let checksum = crate::wire::checksum::complete_tcp_checksum(
             &out[..len],
             &meta,
             crate::wire::checksum::OnesComplementSum::new(),
         );
-        out[at..at + 2].copy_from_slice(&done);
+        out[at..at + 2].copy_from_slice(&checksum);
         let mut buffer = self.buffer();
         buffer.extend_from_slice(&out[..len]);
         stats.out_segs += 1;
-        self.queue(buffer, meta.l3_len, meta.ipv6, stats);
+        self.push_frame(buffer, meta.l3_len, meta.ipv6, stats);
     }
 
-    /// There is room for an answer; else it is counted as lost, and not made.
+    /// Whether there is room for an answer; if not, it is counted as dropped.
     fn has_room(&self, stats: &mut StackStats) -> bool {
         self.has_room_for(1, stats)
     }
 
-    /// The same for answers of several frames.
+    /// The same for an answer of several frames.
     pub(crate) fn has_room_for(&self, frames: usize, stats: &mut StackStats) -> bool {
         let room = self.queue.len() + frames <= QUEUE_MAX;
         stats.control_drops += u64::from(!room);
         room
     }
 
-    /// The same for answers of ICMP, whose rate is limited (RFC 1812 section 4.3.2.8, RFC 4443
-    /// section 2.4 (f)).
+    /// The same for ICMP, whose rate is limited (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 (f)).
     pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut StackStats) -> bool {
         let may = self.has_room(stats);
         if may && !self.icmp.take(now) {
@@ -191,13 +218,13 @@ impl Control {
         may
     }
 
-    /// Half of the queue is for what answers strangers without limit of rate.
-    pub(crate) fn crowded(&self) -> bool {
+    /// Whether the half of the queue is full that answers without a rate limit may use.
+    pub(crate) fn is_half_full(&self) -> bool {
         self.queue.len() >= QUEUE_MAX / 2
     }
 
-    /// The answer to a segment that no connection takes (RFC 9293 section 3.10.7.1).
-    pub(crate) fn reset(
+    /// Queues the reset that answers a segment of no connection (RFC 9293 section 3.10.7.1).
+    pub(crate) fn push_reset(
         &mut self,
         dst_mac: [u8; 6],
         key: &FlowKey,
@@ -215,7 +242,7 @@ impl Control {
             (SeqNr(0), seg.seq + len, segment::RST | segment::ACK)
         };
         stats.out_rsts += 1;
-        self.tcp(
+        self.push_segment(
             &template,
             &SegmentFields {
                 seq,
@@ -232,16 +259,17 @@ impl Control {
         );
     }
 
-    fn arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut StackStats) {
-        let mut frame = self.frame(to, 0x0806);
+    fn push_arp(&mut self, to: [u8; 6], repr: &ArpRepr, stats: &mut StackStats) {
+        let mut frame = self.start_frame(to, ETHERTYPE_ARP);
         let l2 = frame.len();
         frame.resize(l2 + repr.buffer_len(), 0);
         repr.emit(&mut ArpPacket::new_unchecked(&mut frame[l2..]));
         stats.arp_out += 1;
-        self.queue(frame, 0, false, stats);
+        self.push_frame(frame, 0, false, stats);
     }
 
-    pub(crate) fn gratuitous_arp(&mut self, addr: Ipv4Addr, stats: &mut StackStats) {
+    /// Announces an address of ours on the link (RFC 5227 section 2.3).
+    pub(crate) fn announce_address(&mut self, addr: Ipv4Addr, stats: &mut StackStats) {
         let repr = ArpRepr::EthernetIpv4 {
             operation: ArpOperation::Request,
             source_hardware_addr: EthernetAddress(self.mac),
@@ -249,11 +277,11 @@ impl Control {
             target_hardware_addr: EthernetAddress([0; 6]),
             target_protocol_addr: addr,
         };
-        self.arp(BROADCAST, &repr, stats);
+        self.push_arp(BROADCAST, &repr, stats);
     }
 
-    /// Asks for a neighbour, from our address `source`.
-    pub(crate) fn solicit(
+    /// Asks for a neighbour by ARP or NDP, from our address `source`.
+    pub(crate) fn push_solicitation(
         &mut self,
         solicitation: &Solicitation,
         source: IpAddr,
@@ -268,7 +296,7 @@ impl Control {
                     target_hardware_addr: EthernetAddress([0; 6]),
                     target_protocol_addr: target,
                 };
-                self.arp(solicitation.to.unwrap_or(BROADCAST), &repr, stats);
+                self.push_arp(solicitation.to.unwrap_or(BROADCAST), &repr, stats);
             }
             (IpAddr::V6(target), IpAddr::V6(source)) => {
                 let octets = target.octets();
@@ -294,14 +322,14 @@ impl Control {
                     target_addr: target,
                     lladdr: Some(EthernetAddress(self.mac).into()),
                 });
-                self.icmpv6(mac, source, ip, &repr, stats);
+                self.push_icmpv6(mac, source, ip, &repr, stats);
                 stats.ndp_out += 1;
             }
             _ => {}
         }
     }
 
-    fn icmpv6(
+    fn push_icmpv6(
         &mut self,
         mac: [u8; 6],
         src: Ipv6Addr,
@@ -309,9 +337,9 @@ impl Control {
         repr: &Icmpv6Repr<'_>,
         stats: &mut StackStats,
     ) {
-        let mut frame = self.frame(mac, 0x86dd);
+        let mut frame = self.start_frame(mac, ETHERTYPE_IPV6);
         let len = repr.buffer_len();
-        ipv6_header(&mut frame, src, dst, len);
+        append_ipv6_header(&mut frame, src, dst, len);
         let at = frame.len();
         frame.resize(at + len, 0);
         repr.emit(
@@ -323,8 +351,8 @@ impl Control {
         self.queue_long(frame, true, stats);
     }
 
-    /// Answers an ARP request for one of ours. Returns a claim to remember: (address, MAC, was a
-    /// reply).
+    /// Processes an ARP packet and answers a request for an address of ours. Returns the sender's claim:
+    /// its IP address, its Ethernet address, and whether the packet is a reply.
     pub(crate) fn receive_arp(
         &mut self,
         packet: &[u8],
@@ -356,9 +384,9 @@ impl Control {
                 target_hardware_addr: source_hardware_addr,
                 target_protocol_addr: source_protocol_addr,
             };
-            self.arp(source_hardware_addr.0, &repr, stats);
+            self.push_arp(source_hardware_addr.0, &repr, stats);
         }
-        // RFC 5227: a probe from 0.0.0.0 claims nothing.
+        // RFC 5227 section 2.1.1: a probe comes from 0.0.0.0 and claims no address.
         let unicast =
             !source_protocol_addr.is_unspecified() && !source_protocol_addr.is_multicast();
         unicast.then_some((
@@ -368,7 +396,8 @@ impl Control {
         ))
     }
 
-    /// Echo request to echo reply (RFC 792); returns the quoted packet of an error message.
+    /// Processes an ICMP message and answers an echo request (RFC 792). Returns whether it is an error, whose
+    /// quoted packet the caller looks at.
     pub(crate) fn receive_icmpv4<B: RecvBuf>(
         &mut self,
         now: Instant,
@@ -383,23 +412,26 @@ impl Control {
         let mut sum = crate::wire::checksum::OnesComplementSum::new();
         message.chunks().for_each(|chunk| sum.add(chunk));
         let head = message.chunk();
-        if head.len() < 8 || sum.value() != 0xffff {
+        if head.len() < ICMP_HEADER_LEN || sum.value() != CHECKSUM_RIGHT {
             stats.csum_errors += 1;
             return false;
         }
-        if head[0] != 8 {
-            return matches!(head[0], 3 | 11 | 12);
+        if head[0] != ICMPV4_ECHO_REQUEST {
+            return matches!(
+                head[0],
+                ICMPV4_UNREACHABLE | ICMPV4_TIME_EXCEEDED | ICMPV4_PARAMETER_PROBLEM
+            );
         }
         if self.silent || !self.may_answer(now, stats) {
             return false;
         }
-        let mut reply = self.frame(origin.src_mac, 0x0800);
-        ipv4_header(&mut reply, dst, src, message.remaining());
+        let mut reply = self.start_frame(origin.src_mac, ETHERTYPE_IPV4);
+        append_ipv4_header(&mut reply, dst, src, message.remaining());
         let at = reply.len();
         message
             .chunks()
             .for_each(|chunk| reply.extend_from_slice(chunk));
-        reply[at] = 0;
+        reply[at] = ICMPV4_ECHO_REPLY;
         reply[at + 2..at + 4].fill(0);
         let mut sum = crate::wire::checksum::OnesComplementSum::new();
         sum.add(&reply[at..]);
@@ -409,8 +441,9 @@ impl Control {
         false
     }
 
-    /// Echo (RFC 4443 section 4) and neighbour discovery. `hop_limit` guards the latter
-    /// (RFC 4861 section 7.1).
+    /// Processes an ICMPv6 message: answers echo requests (RFC 4443 section 4) and neighbour solicitations.
+    /// Neighbour discovery is accepted with a `hop_limit` of 255 only: it comes from this link (RFC 4861
+    /// section 7.1).
     pub(crate) fn receive_icmpv6<B: RecvBuf>(
         &mut self,
         now: Instant,
@@ -419,10 +452,10 @@ impl Control {
         message: &B,
         own: impl Fn(IpAddr) -> bool,
         stats: &mut StackStats,
-    ) -> Icmpv6 {
+    ) -> Icmpv6Outcome {
         stats.icmp_in += 1;
         let (IpAddr::V6(src), IpAddr::V6(dst)) = (origin.src, origin.dst) else {
-            return Icmpv6::Done;
+            return Icmpv6Outcome::Done;
         };
         let mut flat = self.buffer();
         message
@@ -433,14 +466,14 @@ impl Control {
             .filter(|packet| packet.verify_checksum(&src, &dst));
         let Some(packet) = parsed else {
             stats.csum_errors += 1;
-            return Icmpv6::Done;
+            return Icmpv6Outcome::Done;
         };
         if packet.msg_type().is_error() {
-            return Icmpv6::Error;
+            return Icmpv6Outcome::Error;
         }
         let Ok(repr) = Icmpv6Repr::parse(&src, &dst, &packet, &ChecksumCapabilities::default())
         else {
-            return Icmpv6::Done;
+            return Icmpv6Outcome::Done;
         };
         let mac_of = |address: Option<smoltcp::wire::RawHardwareAddress>| {
             let message = address?;
@@ -453,24 +486,24 @@ impl Control {
                 data,
             } if own(dst.into()) && !src.is_unspecified() => {
                 if self.silent || !self.may_answer(now, stats) {
-                    return Icmpv6::Done;
+                    return Icmpv6Outcome::Done;
                 }
                 let reply = Icmpv6Repr::EchoReply {
                     ident,
                     seq_no,
                     data,
                 };
-                self.icmpv6(origin.src_mac, dst, src, &reply, stats);
+                self.push_icmpv6(origin.src_mac, dst, src, &reply, stats);
                 stats.icmp_out += 1;
             }
-            Icmpv6Repr::Ndisc(_) if hop_limit != 255 => stats.martians += 1,
+            Icmpv6Repr::Ndisc(_) if hop_limit != NDP_HOP_LIMIT => stats.martians += 1,
             Icmpv6Repr::Ndisc(NdiscRepr::NeighborSolicit {
                 target_addr,
                 lladdr,
             }) => {
                 stats.ndp_in += 1;
                 if !own(target_addr.into()) {
-                    return Icmpv6::Done;
+                    return Icmpv6Outcome::Done;
                 }
                 let mut flags = NdiscNeighborFlags::OVERRIDE;
                 let (mac, to) = if src.is_unspecified() {
@@ -488,13 +521,13 @@ impl Control {
                     lladdr: Some(EthernetAddress(self.mac).into()),
                 });
                 if !self.silent && self.has_room(stats) {
-                    self.icmpv6(mac, target_addr, to, &advert, stats);
+                    self.push_icmpv6(mac, target_addr, to, &advert, stats);
                     stats.ndp_out += 1;
                 }
                 if !src.is_unspecified()
                     && let Some(mac) = mac_of(lladdr)
                 {
-                    return Icmpv6::Claim(src.into(), mac, false);
+                    return Icmpv6Outcome::Claim(src.into(), mac, false);
                 }
             }
             Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert {
@@ -504,7 +537,7 @@ impl Control {
             }) => {
                 stats.ndp_in += 1;
                 if !own(target_addr.into()) {
-                    return Icmpv6::Claim(
+                    return Icmpv6Outcome::Claim(
                         target_addr.into(),
                         mac_of(lladdr).unwrap_or(origin.src_mac),
                         true,
@@ -513,20 +546,20 @@ impl Control {
             }
             _ => {}
         }
-        Icmpv6::Done
+        Icmpv6Outcome::Done
     }
 }
 
 /// Appends the IPv4 header of an ICMP message of `len` bytes.
-pub(crate) fn ipv4_header(frame: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len: usize) {
+pub(crate) fn append_ipv4_header(frame: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len: usize) {
     let l2 = frame.len();
-    frame.resize(l2 + 20, 0);
+    frame.resize(l2 + IPV4_HEADER_LEN, 0);
     let mut ip = Ipv4Packet::new_unchecked(&mut frame[l2..]);
     ip.set_version(4);
-    ip.set_header_len(20);
-    ip.set_total_len(20 + len as u16);
+    ip.set_header_len(IPV4_HEADER_LEN as u8);
+    ip.set_total_len((IPV4_HEADER_LEN + len) as u16);
     ip.set_dont_frag(true);
-    ip.set_hop_limit(64);
+    ip.set_hop_limit(DEFAULT_HOP_LIMIT);
     ip.set_next_header(smoltcp::wire::IpProtocol::Icmp);
     ip.set_src_addr(src);
     ip.set_dst_addr(dst);
@@ -534,22 +567,23 @@ pub(crate) fn ipv4_header(frame: &mut Vec<u8>, src: Ipv4Addr, dst: Ipv4Addr, len
 }
 
 /// Appends the IPv6 header of an ICMP message of `len` bytes.
-pub(crate) fn ipv6_header(frame: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, len: usize) {
+pub(crate) fn append_ipv6_header(frame: &mut Vec<u8>, src: Ipv6Addr, dst: Ipv6Addr, len: usize) {
     let l2 = frame.len();
-    frame.resize(l2 + 40, 0);
+    frame.resize(l2 + IPV6_HEADER_LEN, 0);
     let mut ip = Ipv6Packet::new_unchecked(&mut frame[l2..]);
     ip.set_version(6);
     ip.set_payload_len(len as u16);
     ip.set_next_header(smoltcp::wire::IpProtocol::Icmpv6);
-    ip.set_hop_limit(255);
+    ip.set_hop_limit(NDP_HOP_LIMIT);
     ip.set_src_addr(src);
     ip.set_dst_addr(dst);
 }
 
-/// What an ICMPv6 message asks of the stack.
-pub(crate) enum Icmpv6 {
+/// What is left to do for an ICMPv6 message.
+pub(crate) enum Icmpv6Outcome {
     Done,
+    /// An error, whose quoted packet the caller looks at.
     Error,
-    /// (address, MAC, is an answer)
+    /// A claim: IP address, Ethernet address, whether it answers a solicitation.
     Claim(IpAddr, [u8; 6], bool),
 }

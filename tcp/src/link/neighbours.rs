@@ -1,5 +1,6 @@
-//! Who has which address on the link: one table for ARP (RFC 826) and NDP (RFC 4861 section 7.3).
-//! Connections cache the answer in their template; a new generation makes them ask again.
+//! The neighbours on the link and their Ethernet addresses: one table for ARP (RFC 826) and NDP (RFC 4861
+//! section 7.3). Connections copy the address into their header template; a new generation of the table
+//! makes them look it up again.
 
 use core::net::{IpAddr, Ipv4Addr};
 use std::collections::{BTreeSet, HashMap};
@@ -9,98 +10,107 @@ use crate::base::time::Instant;
 use crate::base::time::nanos;
 use crate::config::NeighbourConfig;
 
+/// The state of an entry (RFC 4861 section 7.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NeighbourState {
     /// Solicited, no answer yet.
     Incomplete,
     Reachable,
-    /// Not confirmed for long: the next use probes.
+    /// Not confirmed for a long time: the next use probes it.
     Stale,
-    /// Used while asking again.
+    /// In use while it is probed.
     Probe,
-    /// The same, since somebody else claims the address.
+    /// The same, because another Ethernet address was claimed for it.
     Disputed,
 }
 
-/// Who gives way first when the table is full; those that are waited for never do.
+/// The order in which entries are evicted when the table is full. Those that connections wait for are
+/// never evicted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EvictionRank {
-    Unconfirmed,
-    Believed,
-    Awaited,
+    Stale,
+    InUse,
+    Unresolved,
 }
 
 impl EvictionRank {
     const ALL: [EvictionRank; 3] = [
-        EvictionRank::Unconfirmed,
-        EvictionRank::Believed,
-        EvictionRank::Awaited,
+        EvictionRank::Stale,
+        EvictionRank::InUse,
+        EvictionRank::Unresolved,
     ];
 }
 
 impl NeighbourState {
     fn worth(self) -> EvictionRank {
         match self {
-            NeighbourState::Stale => EvictionRank::Unconfirmed,
+            NeighbourState::Stale => EvictionRank::Stale,
             NeighbourState::Reachable | NeighbourState::Probe | NeighbourState::Disputed => {
-                EvictionRank::Believed
+                EvictionRank::InUse
             }
-            NeighbourState::Incomplete => EvictionRank::Awaited,
+            NeighbourState::Incomplete => EvictionRank::Unresolved,
         }
     }
 }
 
+/// What is known of one address.
 struct NeighbourEntry {
     mac: [u8; 6],
     status: NeighbourState,
-    /// Next solicitation or expiry, ns.
+    /// When the next solicitation is sent or the state expires, ns.
     at: u64,
+    /// Solicitations sent in this state.
     sent: u8,
-    /// Only half-open connections of strangers wait.
-    strangers: bool,
+    /// Only half-open passive connections wait, whose peers have not proved their addresses.
+    unproven: bool,
     /// Connections that wait for the answer, by slot and generation.
     waiters: BTreeSet<(u32, u32)>,
 }
 
-/// A solicitation to send: multicast/broadcast without a MAC.
+/// A solicitation to send; to the group or broadcast address if `to` is `None`.
 pub(crate) struct Solicitation {
     pub target: IpAddr,
     pub to: Option<[u8; 6]>,
 }
 
+/// The result of a lookup.
 pub(crate) enum NeighbourLookup {
     Found([u8; 6]),
+    /// The neighbour is being asked; the connection is returned when it answers.
     Wait,
     /// The table is full of unresolved entries.
     Full,
 }
 
+/// The neighbour table of one device.
 pub(crate) struct Neighbours {
     entries: HashMap<IpAddr, NeighbourEntry>,
-    /// Every entry by its worth and `at`: timers and evictions find theirs without a search.
+    /// Every entry by its rank and `at`, so that timers and evictions find theirs without a search.
     order: BTreeSet<(EvictionRank, u64, IpAddr)>,
     max_entries: usize,
-    /// ns, both.
+    /// Time between solicitations, ns (RFC 4861 RetransTimer).
     retransmit: u64,
+    /// How long an answer is valid, ns (RFC 4861 ReachableTime).
     reachable: u64,
+    /// Solicitations before a neighbour counts as unreachable.
     probes: u8,
-    /// Starts at 1; connections whose own is another look up again.
+    /// Starts at 1. A connection that remembers another one looks its neighbour up again.
     pub generation: u32,
     /// No `at` of any entry is earlier.
     next_at: u64,
     pub solicits: Vec<Solicitation>,
     incomplete: usize,
-    /// Of those, the ones that only strangers want.
-    for_strangers: usize,
+    /// Those of them for which only unproven peers wait.
+    for_unproven: usize,
 }
 
-/// Of one entry. Who comes later asks again with its own timer.
+/// Connections that wait for one entry; any beyond look it up again by their own timers.
 const WAITERS_MAX: usize = 1 << 17;
-/// A disputed address is asked so many times as often, and as many times more: who floods a link
-/// with claims makes it lose answers, too.
-const DISPUTED: u8 = 4;
-/// The first of all addresses, as they are ordered.
-const FIRST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+/// A disputed address is probed this many times as often and this many times more often in all, since a
+/// flood of false claims makes a link lose answers, too.
+const DISPUTED_FACTOR: u8 = 4;
+/// The lowest address in the order of `IpAddr`.
+const LOWEST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Neighbours {
     pub(crate) fn new(config: NeighbourConfig) -> Self {
@@ -115,11 +125,12 @@ impl Neighbours {
             next_at: u64::MAX,
             solicits: Vec::new(),
             incomplete: 0,
-            for_strangers: 0,
+            for_unproven: 0,
         }
     }
 
-    fn bump(&mut self) {
+    /// Makes connections look their neighbours up again.
+    fn new_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1).max(1);
     }
 
@@ -127,7 +138,7 @@ impl Neighbours {
         self.order.insert((entry.status.worth(), entry.at, addr));
         self.next_at = self.next_at.min(entry.at);
         self.incomplete += usize::from(entry.status == NeighbourState::Incomplete);
-        self.for_strangers += usize::from(entry.strangers);
+        self.for_unproven += usize::from(entry.unproven);
         self.entries.insert(addr, entry);
     }
 
@@ -135,12 +146,12 @@ impl Neighbours {
         let entry = self.entries.remove(&addr)?;
         self.order.remove(&(entry.status.worth(), entry.at, addr));
         self.incomplete -= usize::from(entry.status == NeighbourState::Incomplete);
-        self.for_strangers -= usize::from(entry.strangers);
+        self.for_unproven -= usize::from(entry.unproven);
         Some(entry)
     }
 
-    /// The entry has come to `status`, in which it stays until `at`.
-    fn set(&mut self, addr: IpAddr, status: NeighbourState, at: u64, sent: u8) {
+    /// Puts an entry into a state until `at`.
+    fn set_state(&mut self, addr: IpAddr, status: NeighbourState, at: u64, sent: u8) {
         let Some(entry) = self.entries.get_mut(&addr) else {
             return;
         };
@@ -152,42 +163,41 @@ impl Neighbours {
         self.next_at = self.next_at.min(at);
     }
 
-    /// Somebody we know waits too, or the answer is there.
-    fn not_for_strangers(&mut self, addr: IpAddr) {
+    /// A connection whose peer is proven waits too, or the neighbour has answered.
+    fn not_for_unproven(&mut self, addr: IpAddr) {
         if let Some(entry) = self.entries.get_mut(&addr) {
-            self.for_strangers -= usize::from(core::mem::take(&mut entry.strangers));
+            self.for_unproven -= usize::from(core::mem::take(&mut entry.unproven));
         }
     }
 
-    /// The known address is asked whether it still is there; `how` is one of the two states of
-    /// asking.
-    fn probe(&mut self, addr: IpAddr, mac: [u8; 6], how: NeighbourState, now: Instant) {
-        self.set(addr, how, now.0 + self.pace(how).0, 1);
+    /// Asks the known Ethernet address whether it still has `addr`; `how` is `Probe` or `Disputed`.
+    fn start_probe(&mut self, addr: IpAddr, mac: [u8; 6], how: NeighbourState, now: Instant) {
+        self.set_state(addr, how, now.0 + self.solicitation_schedule(how).0, 1);
         self.solicits.push(Solicitation {
             target: addr,
             to: Some(mac),
         });
     }
 
-    /// Time between questions, and their number.
-    fn pace(&self, status: NeighbourState) -> (u64, u8) {
+    /// The time between solicitations in a state, and their number.
+    fn solicitation_schedule(&self, status: NeighbourState) -> (u64, u8) {
         match status {
             NeighbourState::Disputed => (
-                self.retransmit / u64::from(DISPUTED),
-                self.probes.saturating_mul(DISPUTED),
+                self.retransmit / u64::from(DISPUTED_FACTOR),
+                self.probes.saturating_mul(DISPUTED_FACTOR),
             ),
             _ => (self.retransmit, self.probes),
         }
     }
 
-    /// Where `addr` is, for the connection `waiter`. A `stranger` claims an address and has not
-    /// proved it: whoever floods us with SYNs of many neighbours occupies a quarter of the table
-    /// and pushes nobody out (RFC 6583 section 6).
+    /// The Ethernet address of `addr`, for the connection `waiter`. `unproven`: the connection is half-open
+    /// and its peer has not proved its address. A flood of SYNs from many addresses of the link so occupies
+    /// at most a quarter of the table and evicts no entry in use (RFC 6583 section 6).
     pub(crate) fn lookup(
         &mut self,
         addr: IpAddr,
         waiter: ConnId,
-        stranger: bool,
+        unproven: bool,
         now: Instant,
     ) -> NeighbourLookup {
         let waiter = (waiter.index, waiter.generation);
@@ -195,23 +205,23 @@ impl Neighbours {
             let mac = entry.mac;
             match entry.status {
                 NeighbourState::Reachable | NeighbourState::Probe | NeighbourState::Disputed => {}
-                NeighbourState::Stale => self.probe(addr, mac, NeighbourState::Probe, now),
+                NeighbourState::Stale => self.start_probe(addr, mac, NeighbourState::Probe, now),
                 NeighbourState::Incomplete => {
                     if entry.waiters.len() < WAITERS_MAX {
                         entry.waiters.insert(waiter);
                     }
-                    if !stranger {
-                        self.not_for_strangers(addr);
+                    if !unproven {
+                        self.not_for_unproven(addr);
                     }
                     return NeighbourLookup::Wait;
                 }
             }
             return NeighbourLookup::Found(mac);
         }
-        if stranger && self.crowded() {
+        if unproven && self.crowded() {
             return NeighbourLookup::Full;
         }
-        if self.entries.len() >= self.max_entries && !self.evict(stranger) {
+        if self.entries.len() >= self.max_entries && !self.evict_one(unproven) {
             return NeighbourLookup::Full;
         }
         self.add(
@@ -221,7 +231,7 @@ impl Neighbours {
                 status: NeighbourState::Incomplete,
                 at: now.0 + self.retransmit,
                 sent: 1,
-                strangers: stranger,
+                unproven,
                 waiters: BTreeSet::from([waiter]),
             },
         );
@@ -232,32 +242,32 @@ impl Neighbours {
         NeighbourLookup::Wait
     }
 
-    /// Strangers wait for all the neighbours that they may.
+    /// Whether unproven peers occupy their share of the table.
     pub(crate) fn crowded(&self) -> bool {
-        self.for_strangers >= self.max_entries / 4
+        self.for_unproven >= self.max_entries / 4
     }
 
-    /// Makes room: any entry that nobody waits for, those not confirmed first, and those alone
-    /// for a stranger.
-    fn evict(&mut self, stranger: bool) -> bool {
+    /// Evicts an entry that nobody waits for, stale ones first; only a stale one for an unproven peer.
+    /// `false`: there is none.
+    fn evict_one(&mut self, unproven: bool) -> bool {
         let Some(&(worth, _, addr)) = self.order.first() else {
             return false;
         };
-        if worth == EvictionRank::Awaited || (stranger && worth == EvictionRank::Believed) {
+        if worth == EvictionRank::Unresolved || (unproven && worth == EvictionRank::InUse) {
             return false;
         }
         self.remove(addr);
-        self.bump();
+        self.new_generation();
         true
     }
 
-    /// `addr` is at `mac`, says an answer to our solicitation, or (`learn`) somebody who asks us.
-    /// Who asks is remembered as unconfirmed while there is room (RFC 4861 section 7.2.3), and
-    /// evicts nobody. A claim that contradicts what we know is not believed, since anybody can
-    /// make it: the known address is probed, and forgotten only when it no longer answers. Just
-    /// confirmed, it is not even that (as `locktime` of arp(7)).
+    /// Processes the claim that `addr` is at `mac`: an answer to our solicitation, or (`learn`) the sender of
+    /// a solicitation to us. A sender is remembered as stale while there is room (RFC 4861 section 7.2.3)
+    /// and evicts nobody. A claim that contradicts an entry is not believed, since anybody can make it: the
+    /// known Ethernet address is probed, and forgotten only if it does not answer. An entry that was just
+    /// confirmed is not probed either (as with `locktime` of arp(7)).
     /// Returns the connections that waited.
-    pub(crate) fn heard(
+    pub(crate) fn process_claim(
         &mut self,
         addr: IpAddr,
         mac: [u8; 6],
@@ -279,7 +289,7 @@ impl Neighbours {
                     status,
                     at,
                     sent: 0,
-                    strangers: false,
+                    unproven: false,
                     waiters: BTreeSet::new(),
                 };
                 self.add(addr, entry);
@@ -288,15 +298,15 @@ impl Neighbours {
         };
         if entry.status == NeighbourState::Incomplete {
             entry.mac = mac;
-            let waiters = ids(core::mem::take(&mut entry.waiters));
-            self.not_for_strangers(addr);
-            self.set(addr, status, at, 0);
-            self.bump();
+            let waiters = ids_of(core::mem::take(&mut entry.waiters));
+            self.not_for_unproven(addr);
+            self.set_state(addr, status, at, 0);
+            self.new_generation();
             return waiters;
         }
         if entry.mac == mac {
             if !learn {
-                self.set(addr, status, at, 0);
+                self.set_state(addr, status, at, 0);
             }
             return Vec::new();
         }
@@ -309,13 +319,13 @@ impl Neighbours {
         };
         if doubtful {
             let known = entry.mac;
-            self.probe(addr, known, NeighbourState::Disputed, now);
+            self.start_probe(addr, known, NeighbourState::Disputed, now);
         }
         Vec::new()
     }
 
-    /// A claim nobody asked for may refresh only an entry that is being asked about.
-    pub(crate) fn asked(&self, addr: IpAddr) -> bool {
+    /// Whether an answer about `addr` is expected. Unsolicited answers change nothing.
+    pub(crate) fn expects_answer(&self, addr: IpAddr) -> bool {
         self.entries.get(&addr).is_some_and(|entry| {
             !matches!(
                 entry.status,
@@ -324,7 +334,7 @@ impl Neighbours {
         })
     }
 
-    /// Timers. Returns the connections whose neighbour did not answer.
+    /// Serves the timers. Returns the connections whose neighbour did not answer.
     pub(crate) fn poll(&mut self, now: Instant) -> Vec<ConnId> {
         let mut failed = Vec::new();
         if now.0 < self.next_at {
@@ -333,7 +343,7 @@ impl Neighbours {
         let mut changed = false;
         self.next_at = u64::MAX;
         for worth in EvictionRank::ALL {
-            while let Some(&(w, at, addr)) = self.order.range((worth, 0, FIRST)..).next()
+            while let Some(&(w, at, addr)) = self.order.range((worth, 0, LOWEST_ADDRESS)..).next()
                 && w == worth
             {
                 if at > now.0 {
@@ -344,19 +354,19 @@ impl Neighbours {
                     break;
                 };
                 let (status, sent, mac) = (entry.status, entry.sent, entry.mac);
-                let (pause, most) = self.pace(status);
+                let (pause, most) = self.solicitation_schedule(status);
                 match status {
                     NeighbourState::Incomplete
                     | NeighbourState::Probe
                     | NeighbourState::Disputed
                         if sent < most =>
                     {
-                        self.set(addr, status, now.0 + pause, sent + 1);
+                        self.set_state(addr, status, now.0 + pause, sent + 1);
                         let to = (status != NeighbourState::Incomplete).then_some(mac);
                         self.solicits.push(Solicitation { target: addr, to });
                     }
                     NeighbourState::Reachable => {
-                        self.set(
+                        self.set_state(
                             addr,
                             NeighbourState::Stale,
                             now.0 + 10 * self.reachable,
@@ -364,7 +374,7 @@ impl Neighbours {
                         );
                         changed = true;
                     }
-                    // No answer, or unused for long.
+                    // No answer, or not used for a long time.
                     NeighbourState::Incomplete
                     | NeighbourState::Probe
                     | NeighbourState::Disputed
@@ -372,13 +382,13 @@ impl Neighbours {
                         changed |=
                             matches!(status, NeighbourState::Probe | NeighbourState::Disputed);
                         let gone = self.remove(addr);
-                        failed.extend(gone.map(|entry| ids(entry.waiters)).unwrap_or_default());
+                        failed.extend(gone.map(|entry| ids_of(entry.waiters)).unwrap_or_default());
                     }
                 }
             }
         }
         if changed {
-            self.bump();
+            self.new_generation();
         }
         failed
     }
@@ -387,12 +397,14 @@ impl Neighbours {
         (self.next_at != u64::MAX).then_some(Instant(self.next_at))
     }
 
-    pub(crate) fn resolving(&self) -> bool {
+    /// Whether a neighbour is being asked.
+    pub(crate) fn is_resolving(&self) -> bool {
         self.incomplete > 0 || !self.solicits.is_empty()
     }
 }
 
-fn ids(waiters: BTreeSet<(u32, u32)>) -> Vec<ConnId> {
+/// The connections of a set of waiters.
+fn ids_of(waiters: BTreeSet<(u32, u32)>) -> Vec<ConnId> {
     let id = |(index, generation)| ConnId { index, generation };
     waiters.into_iter().map(id).collect()
 }
@@ -419,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unanswered_solicitation_is_repeated_then_fails_its_waiters() {
+    fn an_unanswered_neighbour_fails_its_waiters() {
         let mut table = table(8);
         let mut now = Instant(1);
         assert!(matches!(
@@ -441,10 +453,10 @@ mod tests {
     }
 
     #[test]
-    fn an_old_answer_is_probed_while_it_is_used() {
+    fn a_stale_entry_is_probed_while_it_is_used() {
         let mut table = table(8);
         table.lookup(A, conn(7), false, Instant(1));
-        assert_eq!(table.heard(A, [2; 6], false, Instant(1)), [conn(7)]);
+        assert_eq!(table.process_claim(A, [2; 6], false, Instant(1)), [conn(7)]);
         let g = table.generation;
         table.poll(Instant(1) + Duration::from_secs(31));
         assert_ne!(table.generation, g, "connections ask again");
@@ -461,30 +473,30 @@ mod tests {
     }
 
     #[test]
-    fn a_contradicting_claim_is_believed_only_when_the_old_address_is_silent() {
+    fn a_known_address_is_kept_while_it_answers() {
         let mut table = table(8);
         let mut now = Instant(1);
         table.lookup(A, conn(7), false, now);
-        table.heard(A, [2; 6], false, now);
+        table.process_claim(A, [2; 6], false, now);
         table.solicits.clear();
         // Just confirmed: not worth a question.
-        table.heard(A, [6; 6], true, now);
+        table.process_claim(A, [6; 6], true, now);
         assert!(table.solicits.is_empty());
         now = now + Duration::from_secs(2);
         for learn in [true, false, true] {
-            table.heard(A, [6; 6], learn, now);
+            table.process_claim(A, [6; 6], learn, now);
             assert!(
                 matches!(table.lookup(A, conn(7), false, now), NeighbourLookup::Found(m) if m == [2; 6])
             );
         }
         assert_eq!(table.solicits.len(), 1, "one probe, however many claims");
         assert_eq!(table.solicits[0].to, Some([2; 6]));
-        table.heard(A, [2; 6], false, now);
+        table.process_claim(A, [2; 6], false, now);
         assert!(table.entries[&A].status == NeighbourState::Reachable);
         // The same again, and nobody answers: twelve times within three seconds.
         now = now + Duration::from_secs(2);
         table.solicits.clear();
-        table.heard(A, [6; 6], true, now);
+        table.process_claim(A, [6; 6], true, now);
         for _ in 0..12 {
             now = now + Duration::from_millis(250);
             table.poll(now);
@@ -494,19 +506,19 @@ mod tests {
             table.lookup(A, conn(7), false, now),
             NeighbourLookup::Wait
         ));
-        assert_eq!(table.heard(A, [6; 6], false, now), [conn(7)]);
+        assert_eq!(table.process_claim(A, [6; 6], false, now), [conn(7)]);
         assert!(
             matches!(table.lookup(A, conn(7), false, now), NeighbourLookup::Found(m) if m == [6; 6])
         );
     }
 
     #[test]
-    fn strangers_who_ask_do_not_push_out_a_neighbour_in_use() {
+    fn solicitations_do_not_evict_a_neighbour_in_use() {
         let mut table = table(8);
         table.lookup(A, conn(7), false, Instant(1));
-        table.heard(A, [2; 6], false, Instant(1));
+        table.process_claim(A, [2; 6], false, Instant(1));
         for i in 0..1000u32 {
-            table.heard(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
+            table.process_claim(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
         }
         assert!(matches!(
             table.lookup(A, conn(7), false, Instant(3)),
@@ -519,7 +531,7 @@ mod tests {
                 table.lookup(addr, conn(1), false, Instant(3)),
                 NeighbourLookup::Wait
             ));
-            table.heard(addr, [4; 6], false, Instant(3));
+            table.process_claim(addr, [4; 6], false, Instant(3));
         }
         assert!(matches!(
             table.lookup(A, conn(7), false, Instant(3)),
@@ -528,17 +540,17 @@ mod tests {
     }
 
     #[test]
-    fn half_open_connections_of_strangers_leave_the_table_to_those_in_use() {
+    fn half_open_connections_get_a_quarter_of_the_table() {
         let mut table = table(16);
         let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
         for i in 0..12 {
             table.lookup(near(i), conn(i), false, Instant(1));
-            table.heard(near(i), [2; 6], false, Instant(1));
+            table.process_claim(near(i), [2; 6], false, Instant(1));
         }
         for i in 100..1000 {
             table.lookup(near(i), conn(i), true, Instant(2));
         }
-        assert_eq!((table.entries.len(), table.for_strangers), (16, 4));
+        assert_eq!((table.entries.len(), table.for_unproven), (16, 4));
         for i in 0..12 {
             assert!(matches!(
                 table.lookup(near(i), conn(i), false, Instant(3)),
@@ -550,13 +562,13 @@ mod tests {
             table.lookup(near(100), conn(7), false, Instant(3)),
             NeighbourLookup::Wait
         ));
-        assert_eq!(table.for_strangers, 3);
+        assert_eq!(table.for_unproven, 3);
         assert_eq!(
-            table.heard(near(100), [4; 6], false, Instant(3)),
+            table.process_claim(near(100), [4; 6], false, Instant(3)),
             [7, 100].map(conn)
         );
         assert_eq!(
-            table.heard(near(101), [4; 6], false, Instant(3)),
+            table.process_claim(near(101), [4; 6], false, Instant(3)),
             [conn(101)]
         );
         let mut now = Instant(3);
@@ -564,14 +576,14 @@ mod tests {
             now = now + Duration::from_secs(1);
             table.poll(now);
         }
-        assert_eq!((table.incomplete, table.for_strangers), (0, 0));
+        assert_eq!((table.incomplete, table.for_unproven), (0, 0));
     }
 
     #[test]
-    fn a_storm_of_strangers_cannot_grow_the_table() {
+    fn a_flood_of_claims_cannot_grow_the_table() {
         let mut table = table(8);
         for i in 0..1000u32 {
-            table.heard(IpAddr::V4(i.into()), [2; 6], true, Instant(1));
+            table.process_claim(IpAddr::V4(i.into()), [2; 6], true, Instant(1));
             assert!(table.entries.len() <= 8);
         }
         for i in 0..20u32 {
@@ -582,7 +594,7 @@ mod tests {
             table.lookup(A, conn(1), false, Instant(1)),
             NeighbourLookup::Full
         ));
-        table.heard(A, [0xff; 6], true, Instant(1));
+        table.process_claim(A, [0xff; 6], true, Instant(1));
         assert!(
             !table.entries.contains_key(&A),
             "a multicast MAC is no neighbour's"

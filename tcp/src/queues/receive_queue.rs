@@ -62,6 +62,7 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         self.bytes as usize
     }
 
+    /// Whether no bytes wait to be consumed.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0

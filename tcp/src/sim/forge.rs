@@ -8,20 +8,28 @@ use crate::wire::checksum::OnesComplementSum;
 /// A TCP segment.
 #[derive(Clone, Debug, Default)]
 pub struct Tcp<'a> {
+    /// Source and destination port.
     pub ports: [u16; 2],
+    /// Sequence number.
     pub seq: u32,
+    /// Acknowledgment number.
     pub ack: u32,
+    /// Flags as they are on the wire (FIN is 1).
     pub flags: u8,
+    /// Window, not scaled.
     pub window: u16,
     /// Filled up with zeros, the end of options, to whole words.
     pub options: &'a [u8],
+    /// Payload.
     pub payload: &'a [u8],
 }
 
 /// Between whom frames go, as they claim: source first.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
+    /// Ethernet addresses.
     pub mac: [[u8; 6]; 2],
+    /// IP addresses, of one family.
     pub ip: [IpAddr; 2],
 }
 
@@ -72,6 +80,7 @@ impl Ends {
         sum
     }
 
+    /// A frame with a TCP segment.
     pub fn tcp(&self, segment: &Tcp<'_>) -> Vec<u8> {
         let mut bytes = [
             segment.ports[0].to_be_bytes(),

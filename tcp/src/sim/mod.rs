@@ -23,9 +23,11 @@ use crate::wire::checksum::{self, OnesComplementSum};
 pub struct Rng(u64);
 
 impl Rng {
+    /// A generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Rng(seed)
     }
+    /// The next number, uniform over all 64-bit numbers.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -49,6 +51,7 @@ impl Rng {
 
 /// A record whose bytes the simulated sink can read.
 pub trait RecordBytes {
+    /// Appends the bytes `[offset, offset + len)` of the record to `out`.
     fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>);
 }
 
@@ -62,11 +65,14 @@ impl RecordBytes for Vec<u8> {
 /// without storing them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
+    /// Tells patterns from one another.
     pub salt: u64,
+    /// Position in the stream of the record's first byte.
     pub start: u64,
 }
 
 impl Pattern {
+    /// The byte at a position of the stream.
     pub fn byte(salt: u64, at: u64) -> u8 {
         ((at ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as u8
     }
@@ -82,6 +88,7 @@ impl RecordBytes for Pattern {
 /// Collects whole frames; completes checksums in software.
 #[derive(Default)]
 pub struct VecSink {
+    /// Complete frames that were not taken yet, the oldest first.
     pub frames: VecDeque<(Vec<u8>, FrameMeta)>,
     open: Option<(Vec<u8>, FrameMeta, usize, OnesComplementSum)>,
     /// Most payload that one frame had.
@@ -189,14 +196,17 @@ impl<R: RecordBytes> FrameSink<R> for VecSink {
 /// What a link does to frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Impairment {
+    /// Time that each frame needs.
     pub delay: Duration,
     /// Uniform extra delay up to this, which reorders.
     pub jitter: Duration,
+    /// Probability that a frame is lost.
     pub loss: f64,
     /// Probability to enter a burst in which every other frame is lost, and to leave it.
     pub burst: (f64, f64),
     /// Probability to be held back by four delays.
     pub reorder: f64,
+    /// Probability that a frame arrives twice.
     pub duplicate: f64,
     /// One bit flips behind the Ethernet header. ARP is spared: Ethernet's own CRC guards what
     /// has no other.
@@ -216,6 +226,7 @@ pub struct Impairment {
 }
 
 impl Impairment {
+    /// A link that only delays.
     pub fn perfect(delay: Duration) -> Self {
         Impairment {
             delay,
@@ -244,9 +255,13 @@ struct SimLink {
 /// A data segment as it left: for the proof that repetitions keep boundaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentSegment {
+    /// The host that sent it.
     pub from: usize,
+    /// Sequence number of the first payload byte.
     pub seq: u32,
+    /// Bytes of payload.
     pub payload: u32,
+    /// What the stack said: sent before.
     pub retransmission: bool,
 }
 
@@ -254,13 +269,17 @@ type Arrival = Reverse<(u64, u64, usize)>;
 
 /// Two stacks and the links between them.
 pub struct SimNet<R> {
+    /// The virtual time.
     pub now: Instant,
+    /// The two stacks.
     pub hosts: [Stack<VecBuf, R>; 2],
+    /// Decides what happens to frames.
     pub rng: Rng,
     links: [SimLink; 2],
     arrivals: BinaryHeap<Arrival>,
     frames: BTreeMap<u64, Vec<u8>>,
     serial: u64,
+    /// What the stacks have sent and the links have not yet carried.
     pub sinks: [VecSink; 2],
     /// Frames for which this says `false` vanish: (sender, frame).
     #[allow(clippy::type_complexity)]
@@ -270,12 +289,15 @@ pub struct SimNet<R> {
     pub tap: Option<Box<dyn FnMut(Instant, usize, bool, &[u8])>>,
     /// Every TCP segment with payload, when wanted.
     pub log: Option<Vec<SentSegment>>,
+    /// Frames that were lost.
     pub lost: u64,
+    /// Frames that the hosts sent onto a link.
     pub carried: u64,
     /// Frames marked with congestion experienced.
     pub marked: u64,
     /// Windows that were made smaller, packets that were too big.
     pub shrunk: u64,
+    /// Packets that were longer than the MTU of a link.
     pub too_big: u64,
     /// For tests of tests: in every so many frames a byte of the payload is forged and the
     /// checksum made right; 0: never.
@@ -300,6 +322,7 @@ pub fn host_config(host: usize) -> StackConfig {
 }
 
 impl<R: RecordBytes> SimNet<R> {
+    /// Two hosts, and the link from each of them to the other.
     pub fn new(seed: u64, configs: [StackConfig; 2], links: [Impairment; 2]) -> Self {
         let now = Instant::from_millis(1_000_000);
         SimNet {
@@ -333,6 +356,7 @@ impl<R: RecordBytes> SimNet<R> {
         Self::new(1, [host_config(0), host_config(1)], [link; 2])
     }
 
+    /// Changes the link from this host.
     pub fn set_link(&mut self, from: usize, what: Impairment) {
         self.links[from].what = what;
     }

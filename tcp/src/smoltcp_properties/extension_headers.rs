@@ -68,7 +68,7 @@ fn packets() -> impl Strategy<Value = Vec<u8>> {
 
 /// An ICMPv6 parameter problem.
 fn parameter_problem(code: u8, pointer: usize, group: bool) -> WalkEnd {
-    WalkEnd::Tell {
+    WalkEnd::Report {
         error: IcmpError::parameter_problem(code, pointer),
         group,
     }
@@ -79,14 +79,14 @@ fn smoltcp_options(payload: &[u8], at: usize) -> Option<WalkEnd> {
     let mut offset = 0;
     while offset < payload.len() {
         let Ok(option) = Ipv6Option::new_checked(&payload[offset..]) else {
-            return Some(WalkEnd::Drop);
+            return Some(WalkEnd::Discard);
         };
         let kind = option.option_type();
         if kind != Ipv6OptionType::Pad1 {
             let pointer = at + 2 + offset;
             match Ipv6OptionFailureType::from(kind) {
                 Ipv6OptionFailureType::Skip => {}
-                Ipv6OptionFailureType::Discard => return Some(WalkEnd::Drop),
+                Ipv6OptionFailureType::Discard => return Some(WalkEnd::Discard),
                 Ipv6OptionFailureType::DiscardSendAll => {
                     return Some(parameter_problem(2, pointer, true));
                 }
@@ -109,10 +109,10 @@ fn smoltcp_walk(packet: &[u8]) -> WalkEnd {
         match next {
             HOP_BY_HOP if named != NEXT_HEADER_OFFSET => return parameter_problem(1, named, false),
             HOP_BY_HOP | ROUTING | DESTINATION => {}
-            _ => return WalkEnd::At { next, at, named },
+            _ => return WalkEnd::Reached { next, at, named },
         }
         let Ok(header) = Ipv6ExtHeader::new_checked(packet.get(at..).unwrap_or(&[])) else {
-            return WalkEnd::Drop;
+            return WalkEnd::Discard;
         };
         let payload = header.payload();
         if next == ROUTING {
@@ -126,7 +126,7 @@ fn smoltcp_walk(packet: &[u8]) -> WalkEnd {
         (next, named) = (header.next_header().into(), at);
         at += 2 + payload.len();
     }
-    WalkEnd::Drop
+    WalkEnd::Discard
 }
 
 proptest! {

@@ -12,7 +12,8 @@ use crate::ip::reassembly::{DatagramKey, Fragment, FragmentOutcome, ReassembledD
 use crate::link::control_queue::Origin;
 use crate::stack::Stack;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
-use crate::wire::extension_headers::{self, ICMPV6, WalkEnd};
+use crate::wire::constants::PROTOCOL_ICMPV6;
+use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::{self, FrameContent};
 use crate::wire::icmp_error::IcmpError;
@@ -97,7 +98,7 @@ fn check(f: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError
         // All headers are in the first fragment (RFC 7112).
         let complete = match extension_headers::find_upper_layer(packet, f.next, f.at) {
             Some((TCP, at)) => tcp(at),
-            Some((ICMPV6, at)) => holds(at, 8),
+            Some((PROTOCOL_ICMPV6, at)) => holds(at, 8),
             Some(_) => true,
             None => false,
         };
@@ -149,10 +150,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let from = (src_mac, !sh.control.silent);
         let limits = &sh.config.reassembly;
         let failed = &mut sh.stats.reassembly_fails;
-        match self.fragments.take(now, &f, b, from, limits, failed) {
+        match self.fragments.insert(now, &f, b, from, limits, failed) {
             FragmentOutcome::Kept => {}
             FragmentOutcome::Failed => sh.stats.reassembly_fails += 1,
-            FragmentOutcome::ReassembledDatagram(w) => {
+            FragmentOutcome::Complete(w) => {
                 let silent = core::mem::replace(&mut sh.control.silent, !w.first.ours);
                 self.whole(now, w);
                 self.shared.control.silent = silent;
@@ -178,12 +179,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 w.at,
                 w.first.named,
             ) {
-                WalkEnd::At { next, at, named } => (next, at, named),
-                WalkEnd::Drop => {
+                WalkEnd::Reached { next, at, named } => (next, at, named),
+                WalkEnd::Discard => {
                     stats.header_errors += 1;
                     return;
                 }
-                WalkEnd::Tell { error, .. } => {
+                WalkEnd::Report { error, .. } => {
                     stats.header_errors += 1;
                     if !extension_headers::carries_icmp_error(packet, w.first.next, w.at) {
                         let o = Origin { src_mac, src, dst };
@@ -203,7 +204,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             (IpAddr::V4(src), IpAddr::V4(dst)) if next == ICMP => FrameContent::Icmpv4 { src, dst },
             // Neighbour discovery in fragments is for nobody (RFC 6980): it wants 255 hops.
-            (IpAddr::V6(src), IpAddr::V6(dst)) if next == ICMPV6 => FrameContent::Icmpv6 {
+            (IpAddr::V6(src), IpAddr::V6(dst)) if next == PROTOCOL_ICMPV6 => FrameContent::Icmpv6 {
                 src,
                 dst,
                 hop_limit: 0,
@@ -233,7 +234,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 return;
             }
         };
-        let Some(b) = w.joined(at) else {
+        let Some(b) = w.join_buffers(at) else {
             stats.reassembly_fails += 1;
             return;
         };
@@ -263,7 +264,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// told (RFC 792, RFC 4443 section 3.3).
     #[cold]
     pub(crate) fn give_up_fragments(&mut self, now: Instant) {
-        while let Some((key, first, head)) = self.fragments.expired(now) {
+        while let Some((key, first, head)) = self.fragments.take_expired(now) {
             let sh = &mut self.shared;
             sh.stats.reassembly_timeouts += 1;
             sh.stats.reassembly_fails += 1;
@@ -286,6 +287,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Received buffers of datagrams that wait for more fragments, at most
     /// [`max_fragments`](crate::ReassemblyConfig::max_fragments).
     pub fn held_fragments(&self) -> usize {
-        self.fragments.buffers()
+        self.fragments.held_buffers()
     }
 }

@@ -8,7 +8,7 @@ use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::base::time::ticks;
-use crate::link::control_queue::{Icmpv6, Origin};
+use crate::link::control_queue::{Icmpv6Outcome, Origin};
 use crate::pmtu::path_mtu::{self, MIN_V4, MIN_V6};
 use crate::pmtu::search::PathSearch;
 use crate::stack::Stack;
@@ -109,9 +109,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     .control
                     .receive_icmpv6(now, &o, hop_limit, &b, own, &mut sh.stats)
                 {
-                    Icmpv6::Done => {}
-                    Icmpv6::Claim(addr, mac, answer) => self.heard(now, addr, mac, answer),
-                    Icmpv6::Error => {
+                    Icmpv6Outcome::Done => {}
+                    Icmpv6Outcome::Claim(addr, mac, answer) => self.heard(now, addr, mac, answer),
+                    Icmpv6Outcome::Error => {
                         let q = b.chunk().get(8..).unwrap_or(&[]);
                         if let (Some(ip), Some(tcp)) = (q.get(..40), q.get(40..48))
                             && ip[6] == 6
@@ -138,14 +138,18 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// A neighbour said where it is. Claims that nobody asked for change nothing.
     fn heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
-        if answer && !self.shared.neighbours.asked(addr) {
+        if answer && !self.shared.neighbours.expects_answer(addr) {
             return;
         }
         // Only neighbours on the link are worth remembering.
         if self.shared.next_hop(addr) != Some(addr) {
             return;
         }
-        for id in self.shared.neighbours.heard(addr, mac, !answer, now) {
+        for id in self
+            .shared
+            .neighbours
+            .process_claim(addr, mac, !answer, now)
+        {
             let c = self.conns.get_mut(id.index as usize);
             if let Some(c) = c.filter(|c| c.generation == id.generation) {
                 self.shared.owe(id.index, &mut c.tcb, ConnectionFlags::NONE);

@@ -24,14 +24,14 @@ use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::base::timer_wheel::Wheel;
-use crate::base::token_bucket::Bucket;
+use crate::base::token_bucket::TokenBucket;
 use crate::config::StackConfig;
 use crate::connection::context::SharedState;
 use crate::connection::time_wait_list::TimeWait;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::flow::table::FlowTable;
 use crate::ip::reassembly::ReassemblyTable;
-use crate::link::control_queue::Control;
+use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::Neighbours;
 use crate::pmtu::path_mtu::Paths;
 use crate::pmtu::search::{PathSearch, SearchStep};
@@ -42,14 +42,21 @@ use crate::tcb::rtt::RtoLimits;
 /// A connection at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpInfo {
+    /// State of RFC 9293 section 3.3.2.
     pub state: TcpState,
+    /// Our address and port.
     pub local: SocketAddr,
+    /// The peer's address and port.
     pub remote: SocketAddr,
+    /// What the owner set, see [`Stack::set_user`].
     pub user: u64,
     /// Of a passive open.
     pub listener: Option<ListenerId>,
+    /// Payload bytes of a full segment now (RFC 9293 section 3.7.1).
     pub effective_mss: usize,
+    /// Congestion window in bytes (RFC 5681).
     pub cwnd: u32,
+    /// Slow-start threshold in bytes; `u32::MAX` before the first loss (RFC 5681).
     pub ssthresh: u32,
     /// The peer's window.
     pub send_window: u32,
@@ -59,9 +66,13 @@ pub struct TcpInfo {
     pub unsent: u32,
     /// In order and not consumed.
     pub readable: usize,
+    /// Smoothed round-trip time (RFC 6298); `None` before the first measurement.
     pub srtt: Option<Duration>,
+    /// Retransmission timeout with its backoff (RFC 6298).
     pub rto: Duration,
+    /// Segments that were sent again.
     pub retransmits: u32,
+    /// Retransmission timeouts.
     pub timeouts: u32,
     /// The peer's FIN was received.
     pub peer_fin: bool,
@@ -103,11 +114,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
             ports: HashMap::new(),
             next_listener: 0,
             neighbours: Neighbours::new(config.neighbours),
-            control: Control::new(&config, Bucket::new(config.control_rate, now)),
+            control: ControlQueue::new(&config, TokenBucket::new(config.control_rate, now)),
             time_wait: TimeWait::new(),
             active: 0,
-            resets: Bucket::new(config.control_rate, now),
-            challenges: Bucket::veiled(config.control_rate, now, Key::new(&config.isn_key)),
+            resets: TokenBucket::new(config.control_rate, now),
+            challenges: TokenBucket::randomized(
+                config.control_rate,
+                now,
+                Key::new(&config.isn_key),
+            ),
             port_draws: 0,
             paths: Paths::default(),
             held: 0,
@@ -117,7 +132,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if shared.config.gratuitous_arp {
             for c in &shared.config.addresses {
                 if let IpAddr::V4(a) = c.addr {
-                    shared.control.gratuitous_arp(a, &mut shared.stats);
+                    shared.control.announce_address(a, &mut shared.stats);
                 }
             }
         }
@@ -147,6 +162,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .filter(|c| c.generation == id.generation && !c.tcb.has(ConnectionFlags::RELEASED))
     }
 
+    /// The connection as it is now; `None` for a stale id.
     pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
         let c = self.get(id)?;
         let h = &c.tcb;
@@ -171,6 +187,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })
     }
 
+    /// Sets the value that comes with every event of this connection.
     pub fn set_user(&mut self, id: ConnId, user: u64) {
         if let Some(c) = self.get_mut(id) {
             c.tcb.user = user;
@@ -392,7 +409,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// After [`Events::MTU_PROBE`]: how long one record may be, and preferably is, beyond
-    /// [`Stack::emss`], to probe the path with it; whatever `send_room` says. `None`: no such record
+    /// [`Stack::effective_mss`], to probe the path with it; whatever `send_room` says. `None`: no such record
     /// is wanted any more.
     pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
         let c = self.get(id)?;
@@ -414,7 +431,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub fn poll(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
         self.shared.now = now;
         self.poll_timers(now);
-        if self.fragments.due(now) {
+        if self.fragments.is_due(now) {
             self.give_up_fragments(now);
         }
         self.poll_output(now, tx);
@@ -501,7 +518,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             if let Some(source) = source {
                 self.shared
                     .control
-                    .solicit(&s, source.addr, &mut self.shared.stats);
+                    .push_solicitation(&s, source.addr, &mut self.shared.stats);
             }
         }
         if !self.shared.control.is_empty() {
@@ -529,9 +546,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Nothing is in flight, queued or owed: if the peers' stacks are idle too, only timers and
     /// new work can wake this one.
     pub fn is_idle(&self) -> bool {
-        self.shared.active == 0 && !self.has_output() && !self.shared.neighbours.resolving()
+        self.shared.active == 0 && !self.has_output() && !self.shared.neighbours.is_resolving()
     }
 
+    /// The counters since the start.
     pub fn stats(&self) -> &StackStats {
         &self.shared.stats
     }

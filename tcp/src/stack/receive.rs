@@ -280,7 +280,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// As [`prefetch`](Self::prefetch), for the queues of a connection that should have arrived.
+    /// As [`Stack::prefetch_connection`], for the queues of a connection that should have arrived.
     #[inline]
     pub fn prefetch_queues(&self, id: ConnId) {
         if let Some(c) = self.conns.get(id.index as usize) {
@@ -289,7 +289,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Takes a copy of a frame that another worker received and answers: what every worker of
-    /// a device has to know (neighbours, ICMP errors), see [`crate::Destination::Everyone`].
+    /// a device has to know (neighbours, ICMP errors), see [`crate::Destination::AllWorkers`].
     pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
         self.shared.now = now;
         let mut src_mac = [0; 6];
@@ -465,7 +465,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if self.shared.resets.take(now) {
             self.shared
                 .control
-                .reset(src_mac, key, seg, payload, &mut self.shared.stats);
+                .push_reset(src_mac, key, seg, payload, &mut self.shared.stats);
         } else {
             self.shared.stats.resets_skipped += 1;
         }

@@ -52,7 +52,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         src_mac: [u8; 6],
     ) {
         let sh = &mut self.shared;
-        if sh.control.crowded() {
+        if sh.control.is_half_full() {
             sh.stats.listen_drops += 1;
             return;
         }
@@ -94,7 +94,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             tso: false,
         };
         let t = Template::new(sh.config.mac, src_mac, sh.config.vlan, key);
-        sh.control.tcp(&t, &fields, &mut sh.stats);
+        sh.control.push_segment(&t, &fields, &mut sh.stats);
     }
 
     /// An ACK for no connection: if it carries a cookie of ours, the connection that it opens, in

@@ -1,7 +1,7 @@
-//! The Internet checksum (RFC 1071) over slices in pieces, for stack and sinks.
+//! The Internet checksum (RFC 1071) over data in pieces, for the stack and for sinks.
 
-/// One's complement sum in progress. Pieces may have odd lengths: a piece that starts at an odd
-/// offset is summed as if at an even one and then byte-swapped (RFC 1071 section 2 (B)).
+/// A one's complement sum in progress. Pieces may have odd lengths: a piece that starts at an odd
+/// offset is summed as if it started at an even one, then its bytes are swapped (RFC 1071 section 2 (B)).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OnesComplementSum {
     acc: u64,
@@ -9,6 +9,7 @@ pub struct OnesComplementSum {
 }
 
 impl OnesComplementSum {
+    /// The sum of no data.
     pub const fn new() -> Self {
         OnesComplementSum { acc: 0, odd: false }
     }
@@ -25,7 +26,8 @@ impl OnesComplementSum {
         self.odd ^= data.len() & 1 == 1;
     }
 
-    /// Adds a host-order 16-bit word that is no part of the stream (pseudo-header fields).
+    /// Adds a 16-bit word in host order that is not part of the data, such as a field of the
+    /// pseudo-header.
     #[inline]
     pub fn add_word(&mut self, word: u16) {
         self.acc += u64::from(word);
@@ -38,7 +40,7 @@ impl OnesComplementSum {
     }
 }
 
-/// Completes a checksum: `headers` is what `FrameSink::begin` got, with the pseudo-header sum in
+/// Completes a checksum: `headers` is what [`crate::FrameSink::begin_frame`] got, with the pseudo-header sum in
 /// its TCP checksum field; `payload` is the sum of all payload pieces. Returns the two bytes to
 /// write at `l2_len + l3_len + 16`, the field's place in a TCP header.
 #[inline]
@@ -54,7 +56,7 @@ pub fn complete_tcp_checksum(
     (!sum.value()).to_be_bytes()
 }
 
-/// Offset of the checksum field [`finish`] fills.
+/// Offset in the frame of the TCP checksum, which [`complete_tcp_checksum`] computes.
 #[inline]
 pub fn tcp_checksum_offset(meta: &crate::base::frame_sink::FrameMeta) -> usize {
     usize::from(meta.l2_len) + usize::from(meta.l3_len) + 16
@@ -71,7 +73,9 @@ pub(crate) fn fold_carries(mut value: u64) -> u16 {
 }
 
 /// Sum of big-endian 16-bit words, odd tail padded with zero, as an unfolded value.
-/// 32-bit lanes into 64-bit accumulators: vectorises, and cannot overflow below 2^32 words.
+/// Why it is fast: the sum is taken in native byte order (RFC 1071 section 2 (B)) and in 16 independent
+/// lanes of 32-bit words, which the compiler turns into vector instructions; 64-bit accumulators do not
+/// overflow below 2^32 words, so carries are folded once at the end.
 #[inline]
 fn sum_words(data: &[u8]) -> u64 {
     let mut lanes = [0u64; 16];
@@ -114,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_any_length_sum_like_the_whole_rfc_1071() {
+    fn pieces_of_any_length_sum_like_the_whole() {
         let data: Vec<u8> = (0..4000u32)
             .map(|index| (index.wrapping_mul(2654435761) >> 13) as u8)
             .collect();

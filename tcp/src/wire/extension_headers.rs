@@ -1,37 +1,37 @@
-//! IPv6 extension headers (RFC 8200 section 4), walked over where they lie. Off the straight path:
-//! a packet whose first next-header field names what we speak never comes here.
+//! IPv6 extension headers (RFC 8200 section 4), checked and skipped in place. Off the fast path: a
+//! packet whose IPv6 header is followed by TCP does not come here.
 
+use crate::wire::constants::PROTOCOL_ICMPV6;
 use crate::wire::icmp_error::IcmpError;
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 pub(crate) const FRAGMENT: u8 = 44;
-pub(crate) const ICMPV6: u8 = 58;
 const DESTINATION: u8 = 60;
-/// Where the IPv6 header says what follows it.
+/// Offset of the next-header field of an IPv6 header.
 pub(crate) const NEXT_HEADER_OFFSET: usize = 6;
-/// Extension headers of one packet; more are nobody's (RFC 8504 section 5.3).
+/// Extension headers that are accepted in one packet (RFC 8504 section 5.3).
 const MAX_HEADERS: usize = 8;
 
-/// A header of this kind can be walked over or into.
+/// Whether this next-header number is that of an extension header known here.
 pub(crate) fn is_extension_header(next: u8) -> bool {
     matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
 }
 
-/// Where a walk ends.
+/// Where a walk over extension headers ends.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum WalkEnd {
-    /// At what is no extension header, or at a fragment header: its kind, where it begins, and where
-    /// the field is that names it.
-    At { next: u8, at: usize, named: usize },
-    /// At something that the packet is dropped for without a word.
-    Drop,
-    /// At something that its sender is told; with `group` also when it sent to a group.
-    Tell { error: IcmpError, group: bool },
+    /// At a header that is no extension header, or at a fragment header: its number, its offset, and the
+    /// offset of the next-header field that names it.
+    Reached { next: u8, at: usize, named: usize },
+    /// At something for which the packet is discarded silently.
+    Discard,
+    /// At something that is reported to the sender, with `group` even if it sent to a group.
+    Report { error: IcmpError, group: bool },
 }
 
-/// Walks from a header of kind `next` at `at`, which the byte at `named` names. `packet` begins with
-/// the IPv6 header.
+/// Walks from a header of number `next` at the offset `at`, which the byte at `named` names. `packet`
+/// begins with the IPv6 header.
 #[cold]
 pub(crate) fn walk_extension_headers(
     packet: &[u8],
@@ -39,54 +39,58 @@ pub(crate) fn walk_extension_headers(
     mut at: usize,
     mut named: usize,
 ) -> WalkEnd {
-    let tell = |code, pointer, group| WalkEnd::Tell {
+    let report = |code, pointer, group| WalkEnd::Report {
         error: IcmpError::parameter_problem(code, pointer),
         group,
     };
     for _ in 0..=MAX_HEADERS {
         match next {
-            // Anywhere else than first it is unrecognised (section 4.1).
-            HOP_BY_HOP if named != NEXT_HEADER_OFFSET => return tell(1, named, false),
+            // A hop-by-hop header anywhere but first is unrecognised (section 4.1).
+            HOP_BY_HOP if named != NEXT_HEADER_OFFSET => return report(1, named, false),
             HOP_BY_HOP | DESTINATION | ROUTING => {}
-            _ => return WalkEnd::At { next, at, named },
+            _ => return WalkEnd::Reached { next, at, named },
         }
         let Some(header) = extension_header_at(packet, at) else {
-            return WalkEnd::Drop;
+            return WalkEnd::Discard;
         };
         if next != ROUTING {
             match check_options(header) {
-                OptionsVerdict::Good => {}
-                OptionsVerdict::Drop => return WalkEnd::Drop,
-                OptionsVerdict::Tell { option, group } => return tell(2, at + option, group),
+                OptionsVerdict::Accept => {}
+                OptionsVerdict::Discard => return WalkEnd::Discard,
+                OptionsVerdict::Report { option, group } => return report(2, at + option, group),
             }
         } else if header[3] != 0 {
-            // Segments are left and no type is known, type 0 least of all (section 4.4, RFC 5095).
-            return tell(0, at + 2, false);
+            // Segments are left, and no routing type is known here; type 0 is deprecated (section 4.4, RFC
+            // 5095).
+            return report(0, at + 2, false);
         }
         (next, named) = (header[0], at);
         at += header.len();
     }
-    WalkEnd::Drop
+    WalkEnd::Discard
 }
 
-/// A whole extension header with the usual length field.
+/// The extension header at an offset, if all of it is there. Its second byte is its length in units of
+/// eight bytes, the first unit not counted.
 fn extension_header_at(packet: &[u8], at: usize) -> Option<&[u8]> {
     let len = (usize::from(*packet.get(at + 1)?) + 1) * 8;
     packet.get(at..at + len)
 }
 
+/// What the options of a header lead to.
 enum OptionsVerdict {
-    Good,
-    Drop,
-    /// Where the option is in its header; `group`: whoever the packet was for.
-    Tell {
+    Accept,
+    Discard,
+    /// An ICMP error: `option` is the offset of the option in its header; `group`: even if the packet was
+    /// sent to a group.
+    Report {
         option: usize,
         group: bool,
     },
 }
 
-/// Options are skipped or refused as their highest bits say (section 4.2): of those that are no
-/// padding, none changes anything here.
+/// Checks the options of a hop-by-hop or destination header. No option but padding is known here: the two
+/// highest bits of its type say what to do (section 4.2).
 fn check_options(header: &[u8]) -> OptionsVerdict {
     let mut offset = 2;
     while let Some(&kind) = header.get(offset) {
@@ -95,17 +99,17 @@ fn check_options(header: &[u8]) -> OptionsVerdict {
             continue;
         }
         let Some(&len) = header.get(offset + 1) else {
-            return OptionsVerdict::Drop;
+            return OptionsVerdict::Discard;
         };
         let end = offset + 2 + usize::from(len);
         if end > header.len() {
-            return OptionsVerdict::Drop;
+            return OptionsVerdict::Discard;
         }
         match kind >> 6 {
             0 => {}
-            1 => return OptionsVerdict::Drop,
+            1 => return OptionsVerdict::Discard,
             action => {
-                return OptionsVerdict::Tell {
+                return OptionsVerdict::Report {
                     option: offset,
                     group: action == 2,
                 };
@@ -113,11 +117,12 @@ fn check_options(header: &[u8]) -> OptionsVerdict {
         }
         offset = end;
     }
-    OptionsVerdict::Good
+    OptionsVerdict::Accept
 }
 
-/// What a packet carries behind its extension headers, whatever these say, and where; a fragment
-/// header when it is a part of a datagram. `None`: not all of them are there.
+/// The header behind the extension headers, whose content is not checked: its number and its offset. That
+/// is the fragment header if the packet is a fragment. `None`: the packet ends before it, or has too many
+/// headers.
 #[cold]
 pub(crate) fn find_upper_layer(packet: &[u8], mut next: u8, mut at: usize) -> Option<(u8, usize)> {
     for _ in 0..=MAX_HEADERS {
@@ -137,16 +142,17 @@ pub(crate) fn find_upper_layer(packet: &[u8], mut next: u8, mut at: usize) -> Op
     None
 }
 
-/// A fragment header of a packet that is whole (RFC 6946): neither an offset nor more to come.
+/// Whether a fragment header is that of a whole datagram (RFC 6946): the offset is 0 and no more fragments
+/// follow.
 pub(crate) fn is_atomic_fragment(header: &[u8]) -> bool {
     u16::from_be_bytes([header[2], header[3]]) & 0xfff9 == 0
 }
 
-/// What is carried from this header on tells of an error, so that nobody may answer it with one (RFC
-/// 4443 section 2.4 (e)): errors are below 128, and a redirect is 137.
+/// Whether the packet carries an ICMPv6 error or a redirect (137), which must not be answered with an
+/// error (RFC 4443 section 2.4 (e)). Errors have types below 128.
 pub(crate) fn carries_icmp_error(packet: &[u8], next: u8, at: usize) -> bool {
     match find_upper_layer(packet, next, at) {
-        Some((ICMPV6, at)) => matches!(packet.get(at), Some(0..=127 | 137)),
+        Some((PROTOCOL_ICMPV6, at)) => matches!(packet.get(at), Some(0..=127 | 137)),
         _ => false,
     }
 }
@@ -168,15 +174,15 @@ mod tests {
         walk_extension_headers(packet, packet[NEXT_HEADER_OFFSET], 40, NEXT_HEADER_OFFSET)
     }
 
-    fn told(code: u8, pointer: usize, group: bool) -> WalkEnd {
-        WalkEnd::Tell {
+    fn reported(code: u8, pointer: usize, group: bool) -> WalkEnd {
+        WalkEnd::Report {
             error: IcmpError::parameter_problem(code, pointer),
             group,
         }
     }
 
     #[test]
-    fn headers_are_walked_over_and_the_field_that_names_the_next_is_remembered() {
+    fn a_walk_reports_the_field_that_names_the_last() {
         let routing = [60, 2, 0, 0].map(|byte| byte).to_vec();
         let routing = [routing, vec![0; 20]].concat();
         let packet = packet_of(
@@ -190,15 +196,15 @@ mod tests {
             ],
         );
         let (at, named) = (40 + 8 + 24 + 8, 40 + 8 + 24);
-        let end = WalkEnd::At { next: 6, at, named };
+        let end = WalkEnd::Reached { next: 6, at, named };
         assert_eq!(walked(&packet), end);
         assert_eq!(find_upper_layer(&packet, 0, 40), Some((6, at)));
-        // Cut anywhere in them: dropped.
+        // Truncated anywhere in them: discarded.
         for len in 41..at {
-            assert_eq!(walked(&packet[..len]), WalkEnd::Drop, "{len}");
+            assert_eq!(walked(&packet[..len]), WalkEnd::Discard, "{len}");
             assert_eq!(find_upper_layer(&packet[..len], 0, 40), None, "{len}");
         }
-        let end = WalkEnd::At {
+        let end = WalkEnd::Reached {
             next: 44,
             at: 40,
             named: 6,
@@ -207,46 +213,46 @@ mod tests {
     }
 
     #[test]
-    fn options_are_skipped_or_refused_by_their_highest_bits_rfc_8200_4_2() {
+    fn option_types_decide_what_happens_rfc_8200_4_2() {
         let with = |kind: u8| walked(&packet_of(60, &[&[6, 0, 0, kind, 3, 0, 0, 0]]));
-        assert!(matches!(with(0x3e), WalkEnd::At { next: 6, .. }));
-        assert_eq!(with(0x7e), WalkEnd::Drop);
-        assert_eq!(with(0xbe), told(2, 40 + 3, true));
-        assert_eq!(with(0xfe), told(2, 40 + 3, false));
+        assert!(matches!(with(0x3e), WalkEnd::Reached { next: 6, .. }));
+        assert_eq!(with(0x7e), WalkEnd::Discard);
+        assert_eq!(with(0xbe), reported(2, 40 + 3, true));
+        assert_eq!(with(0xfe), reported(2, 40 + 3, false));
         // Beyond its header, or without a length.
         assert_eq!(
             walked(&packet_of(60, &[&[6, 0, 0, 1, 4, 0, 0, 0]])),
-            WalkEnd::Drop
+            WalkEnd::Discard
         );
         assert_eq!(
             walked(&packet_of(60, &[&[6, 0, 1, 3, 0, 0, 0, 1]])),
-            WalkEnd::Drop
+            WalkEnd::Discard
         );
     }
 
     #[test]
-    fn routing_with_segments_left_a_late_hop_by_hop_header_and_too_many_are_refused() {
+    fn misplaced_or_too_many_headers_are_refused() {
         // RFC 5095, and types that nobody knows.
         for kind in [0, 2, 4, 253] {
             let header = [6, 0, kind, 1, 0, 0, 0, 0];
-            assert_eq!(walked(&packet_of(43, &[&header])), told(0, 42, false));
+            assert_eq!(walked(&packet_of(43, &[&header])), reported(0, 42, false));
         }
         let late = packet_of(60, &[&[0, 0, 1, 4, 0, 0, 0, 0], &[6, 0, 1, 4, 0, 0, 0, 0]]);
-        assert_eq!(walked(&late), told(1, 40, false));
+        assert_eq!(walked(&late), reported(1, 40, false));
         let skipped: &[u8] = &[60, 0, 1, 4, 0, 0, 0, 0];
         let last: &[u8] = &[6, 0, 1, 4, 0, 0, 0, 0];
         let many = |count: usize| packet_of(60, &[vec![skipped; count - 1], vec![last]].concat());
         assert!(matches!(
             walked(&many(MAX_HEADERS)),
-            WalkEnd::At { next: 6, .. }
+            WalkEnd::Reached { next: 6, .. }
         ));
-        assert_eq!(walked(&many(MAX_HEADERS + 1)), WalkEnd::Drop);
+        assert_eq!(walked(&many(MAX_HEADERS + 1)), WalkEnd::Discard);
         assert!(find_upper_layer(&many(MAX_HEADERS), 60, 40).is_some());
         assert!(find_upper_layer(&many(MAX_HEADERS + 1), 60, 40).is_none());
     }
 
     #[test]
-    fn errors_are_known_behind_any_headers() {
+    fn icmp_errors_are_found_behind_any_headers() {
         let skip: &[u8] = &[58, 0, 1, 4, 0, 0, 0, 0];
         for (kind, is) in [
             (1, true),

@@ -5,16 +5,17 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use crate::base::siphash::Key;
 use crate::wire::bytes::{read_u16, read_u32};
 
-/// A connection's four-tuple as seen from here.
+/// A connection's four-tuple as seen from here. IPv4 addresses are in the second word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlowKey {
     local: [u64; 2],
     remote: [u64; 2],
-    /// Local port above, remote port below.
+    /// The local port in the upper half, the remote port in the lower.
     ports: u32,
     v6: bool,
 }
 
+/// An IPv6 address as two words, the first bytes in the upper.
 fn halves(address: Ipv6Addr) -> [u64; 2] {
     let bits = address.to_bits();
     [(bits >> 64) as u64, bits as u64]
@@ -85,13 +86,15 @@ impl FlowKey {
         self.v6
     }
 
-    /// Local and remote address, and the ports, as they stand in an IPv4 header of ours.
+    /// Whether this is the flow of an IPv4 header of ours with these addresses (local, then remote) and
+    /// ports.
     #[inline(always)]
     pub(crate) fn is_v4(&self, addresses: u64, ports: u32) -> bool {
         !self.v6 && addresses == self.local[1] << 32 | self.remote[1] && ports == self.ports
     }
 
-    /// Addresses and ports as they stand in the peer's headers: its own first, IPv4 in one word.
+    /// Addresses and ports as they are in headers of the peer: its own first; both IPv4 addresses in one
+    /// word.
     pub(crate) fn in_peer_headers(&self) -> ([u64; 4], u32) {
         let ([local_high, local_low], [remote_high, remote_low]) = (self.local, self.remote);
         let addresses = if self.v6 {
@@ -102,7 +105,7 @@ impl FlowKey {
         (addresses, self.ports.rotate_left(16))
     }
 
-    /// From 12 bytes (IPv4) or 36 (IPv6).
+    /// Reads addresses and ports as they are in a header of ours: 12 bytes (IPv4) or 36 (IPv6).
     #[inline]
     pub(crate) fn read(bytes: &[u8]) -> Self {
         if bytes.len() == 12 {
@@ -120,7 +123,7 @@ impl FlowKey {
         }
     }
 
-    /// A hash for another purpose, over `extra` too.
+    /// A hash that includes `extra`, for purposes other than the flow table.
     pub(crate) fn hash_with(&self, key: Key, extra: u64) -> u64 {
         let [local_high, local_low] = self.local;
         let [remote_high, remote_low] = self.remote;
@@ -157,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_keeps_its_addresses() {
+    fn a_key_returns_its_addresses() {
         let key =
             FlowKey::new("fd00::1".parse().unwrap(), 1, "fd00::2".parse().unwrap(), 2).unwrap();
         assert_eq!(key.local(), "[fd00::1]:1".parse().unwrap());

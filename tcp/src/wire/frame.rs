@@ -1,4 +1,4 @@
-//! From a frame to what it is: Ethernet, VLAN and IP headers checked in place.
+//! Classifies received frames: checks Ethernet, VLAN and IP headers in place and says what they carry.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,15 +7,21 @@ use crate::base::frame_info::RxChecksum;
 use crate::base::stats::StackStats;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
 use crate::wire::checksum::OnesComplementSum;
+use crate::wire::constants::{
+    CHECKSUM_RIGHT, ECN_CE, ETHERNET_HEADER_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6,
+    ETHERTYPE_VLAN, IPV4_FRAGMENT_MASK, IPV4_HEADER_LEN, IPV4_PLAIN_FIRST_BYTE, IPV6_HEADER_LEN,
+    PROTOCOL_ICMP, PROTOCOL_ICMPV6, PROTOCOL_TCP, TAGGED_HEADER_LEN, VLAN_ID_MASK,
+};
 use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::icmp_error::IcmpError;
 
-/// A frame's content; the buffer was advanced to its first byte and truncated to its last.
+/// What a frame carries. Its buffer was advanced to the first byte of that and truncated to the last.
 pub(crate) enum FrameContent {
+    /// A TCP segment with a right checksum.
     Tcp {
         key: FlowKey,
-        /// Congestion experienced (RFC 3168 section 5).
+        /// The IP header says: congestion experienced (RFC 3168 section 5).
         ce: bool,
     },
     Arp,
@@ -28,13 +34,13 @@ pub(crate) enum FrameContent {
         dst: Ipv6Addr,
         hop_limit: u8,
     },
-    /// A part of a datagram to somebody here; the buffer begins with the IP header. In IPv6, where
-    /// the fragment header is.
+    /// An IP fragment that was not sent to a group; the buffer begins with the IP header.
     Fragment {
+        /// Offset of the fragment header in an IPv6 packet.
         header: Option<usize>,
     },
-    /// IP whose sender is told that it is not taken, when it is to one of us, or with `group` to a
-    /// group that we are in; the buffer begins with the IP header.
+    /// An IP packet that is answered with an ICMP error if it was sent to an address of ours, or, with
+    /// `group`, to a group that we are a member of; the buffer begins with the IP header.
     Rejected {
         src: IpAddr,
         dst: IpAddr,
@@ -43,30 +49,35 @@ pub(crate) enum FrameContent {
     },
 }
 
-/// Nothing follows the IPv6 header (RFC 8200 section 4.7).
+/// The next header number for "no next header" (RFC 8200 section 4.7).
 pub(crate) const NO_NEXT_HEADER: u8 = 59;
 
-/// What of the link layer the check needs.
+/// The Ethernet address and the VLAN of the device.
 pub(crate) struct LinkIdentity {
     pub mac: [u8; 6],
     pub vlan: Option<u16>,
 }
 
-/// The flow that a plain TCP segment belongs to, from its addresses and ports alone: nothing is
-/// checked. `None`: something else, or options before TCP. `tagged`: frames have a VLAN tag here.
+/// Reads the four-tuple of a TCP segment without any check, to prefetch its connection ahead of
+/// [`classify_frame`]. `None`: not TCP, or IP options or extension headers before it. `tagged`: frames of
+/// this device have a VLAN tag.
 #[inline]
 pub(crate) fn peek_flow(frame: &[u8], tagged: bool) -> Option<FlowKey> {
-    let l2 = if tagged { 18 } else { 14 };
-    if frame.len() < l2 + 24 || tagged && read_u16(frame, 12) != 0x8100 {
+    let l2 = if tagged {
+        TAGGED_HEADER_LEN
+    } else {
+        ETHERNET_HEADER_LEN
+    };
+    if frame.len() < l2 + IPV4_HEADER_LEN + 4 || tagged && read_u16(frame, 12) != ETHERTYPE_VLAN {
         return None;
     }
     let ip = &frame[l2..];
     match read_u16(frame, l2 - 2) {
-        0x0800 if ip[0] == 0x45 && ip[9] == 6 => {
+        ETHERTYPE_IPV4 if ip[0] == IPV4_PLAIN_FIRST_BYTE && ip[9] == PROTOCOL_TCP => {
             let (src, dst) = (read_u32(ip, 12), read_u32(ip, 16));
             Some(FlowKey::v4(dst, src, read_u16(ip, 22), read_u16(ip, 20)))
         }
-        0x86dd if ip.len() >= 44 && ip[6] == 6 => {
+        ETHERTYPE_IPV6 if ip.len() >= IPV6_HEADER_LEN + 4 && ip[6] == PROTOCOL_TCP => {
             let src = [read_u64(ip, 8), read_u64(ip, 16)];
             let dst = [read_u64(ip, 24), read_u64(ip, 32)];
             Some(FlowKey::v6(dst, src, read_u16(ip, 42), read_u16(ip, 40)))
@@ -75,7 +86,11 @@ pub(crate) fn peek_flow(frame: &[u8], tagged: bool) -> Option<FlowKey> {
     }
 }
 
-/// Classifies and strips; `None`: dropped and counted. `src_mac` is left for the answers.
+/// Checks the headers of a frame, strips them, and says what it carries. `None`: dropped and counted.
+/// `src_mac` becomes the sender's Ethernet address, for answers.
+///
+/// Why it is fast: headers are read where they are, each field once; `advance` and `truncate` only move
+/// the ends of the buffer.
 #[inline]
 pub(crate) fn classify_frame<B: RecvBuf>(
     link: &LinkIdentity,
@@ -85,7 +100,7 @@ pub(crate) fn classify_frame<B: RecvBuf>(
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
     let frame = buffer.chunk();
-    if frame.len() < 14 {
+    if frame.len() < ETHERNET_HEADER_LEN {
         stats.in_errs += 1;
         return None;
     }
@@ -93,34 +108,34 @@ pub(crate) fn classify_frame<B: RecvBuf>(
         stats.not_for_us += 1;
         return None;
     }
-    // A group sends nothing (IEEE 802.3 clause 3.2.3); answers would go to all of it.
+    // A group address cannot be a source (IEEE 802.3 clause 3.2.3), and answers would go to the group.
     if frame[6] & 1 != 0 {
         stats.martians += 1;
         return None;
     }
     src_mac.copy_from_slice(&frame[6..12]);
     let mut ethertype = read_u16(frame, 12);
-    let mut l2 = 14;
+    let mut l2 = ETHERNET_HEADER_LEN;
     let mut vlan = 0;
-    if ethertype == 0x8100 {
-        if frame.len() < 18 {
+    if ethertype == ETHERTYPE_VLAN {
+        if frame.len() < TAGGED_HEADER_LEN {
             stats.in_errs += 1;
             return None;
         }
-        vlan = read_u16(frame, 14) & 0xfff;
+        vlan = read_u16(frame, 14) & VLAN_ID_MASK;
         ethertype = read_u16(frame, 16);
-        l2 = 18;
+        l2 = TAGGED_HEADER_LEN;
     }
-    // A priority tag (VLAN 0) is as good as none.
+    // VLAN 0 is a priority tag: the frame belongs to no VLAN (IEEE 802.1Q).
     if vlan != link.vlan.unwrap_or(0) {
         stats.not_for_us += 1;
         return None;
     }
     let multicast = frame[0] & 1 != 0;
     match ethertype {
-        0x0800 => parse_ipv4(buffer, l2, checksum, multicast, stats),
-        0x86dd => parse_ipv6(buffer, l2, checksum, multicast, stats),
-        0x0806 => {
+        ETHERTYPE_IPV4 => parse_ipv4(buffer, l2, checksum, multicast, stats),
+        ETHERTYPE_IPV6 => parse_ipv6(buffer, l2, checksum, multicast, stats),
+        ETHERTYPE_ARP => {
             buffer.advance(l2);
             Some(FrameContent::Arp)
         }
@@ -140,32 +155,35 @@ fn parse_ipv4<B: RecvBuf>(
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
     let ip = &buffer.chunk()[l2..];
-    if ip.len() < 20 || ip[0] >> 4 != 4 {
+    if ip.len() < IPV4_HEADER_LEN || ip[0] >> 4 != 4 {
         stats.in_errs += 1;
         return None;
     }
     let header = usize::from(ip[0] & 15) * 4;
     let total = usize::from(read_u16(ip, 2));
-    if header < 20 || total < header || ip.len() < header || buffer.remaining() - l2 < total {
+    if header < IPV4_HEADER_LEN
+        || total < header
+        || ip.len() < header
+        || buffer.remaining() - l2 < total
+    {
         stats.in_errs += 1;
         return None;
     }
     if checksum != RxChecksum::Good {
         let mut sum = OnesComplementSum::new();
         sum.add(&ip[..header]);
-        if checksum == RxChecksum::Bad || sum.value() != 0xffff {
+        if checksum == RxChecksum::Bad || sum.value() != CHECKSUM_RIGHT {
             stats.csum_errors += 1;
             return None;
         }
     }
-    // More fragments, or an offset.
-    if read_u16(ip, 6) & 0x3fff != 0 {
+    if read_u16(ip, 6) & IPV4_FRAGMENT_MASK != 0 {
         return accept_ipv4_fragment(buffer, l2, total, multicast, stats);
     }
     let (src, dst) = (read_u32(ip, 12), read_u32(ip, 16));
-    let ce = ip[1] & 3 == 3;
+    let ce = ip[1] & ECN_CE == ECN_CE;
     match ip[9] {
-        6 => {
+        PROTOCOL_TCP => {
             let ports = ip.get(header..header + 4)?;
             let key = FlowKey::v4(dst, src, read_u16(ports, 2), read_u16(ports, 0));
             if multicast {
@@ -184,7 +202,7 @@ fn parse_ipv4<B: RecvBuf>(
             }
             Some(FrameContent::Tcp { key, ce })
         }
-        1 => {
+        PROTOCOL_ICMP => {
             buffer.truncate(l2 + total);
             buffer.advance(l2 + header);
             Some(FrameContent::Icmpv4 {
@@ -233,12 +251,12 @@ fn parse_ipv6<B: RecvBuf>(
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
     let ip = &buffer.chunk()[l2..];
-    if ip.len() < 40 || ip[0] >> 4 != 6 {
+    if ip.len() < IPV6_HEADER_LEN || ip[0] >> 4 != 6 {
         stats.in_errs += 1;
         return None;
     }
     let len = usize::from(read_u16(ip, 4));
-    if buffer.remaining() - l2 < 40 + len {
+    if buffer.remaining() - l2 < IPV6_HEADER_LEN + len {
         stats.in_errs += 1;
         return None;
     }
@@ -250,21 +268,21 @@ fn parse_ipv6<B: RecvBuf>(
         src: [read_u64(ip, 8), read_u64(ip, 16)],
         dst: [read_u64(ip, 24), read_u64(ip, 32)],
         hop_limit: ip[7],
-        ce: ip[1] >> 4 & 3 == 3,
+        ce: ip[1] >> 4 & ECN_CE == ECN_CE,
         checksum,
         multicast,
     };
     match ip[6] {
-        6 => accept_ipv6_tcp(buffer, &packet, l2, (40, len), stats),
+        PROTOCOL_TCP => accept_ipv6_tcp(buffer, &packet, l2, (IPV6_HEADER_LEN, len), stats),
         next => {
-            buffer.truncate(l2 + 40 + len);
+            buffer.truncate(l2 + IPV6_HEADER_LEN + len);
             buffer.advance(l2);
             parse_beyond_ipv6(buffer, &packet, next, stats)
         }
     }
 }
 
-/// What is asked of an IPv6 header, and of the frame.
+/// What is needed of an IPv6 header and its frame after they are stripped.
 struct Ipv6Fields {
     src: [u64; 2],
     dst: [u64; 2],
@@ -283,7 +301,7 @@ impl Ipv6Fields {
     }
 }
 
-/// TCP behind `at` bytes of IPv6 headers, `len` bytes long.
+/// A TCP segment of `len` bytes behind `at` bytes of IPv6 headers.
 #[inline(always)]
 fn accept_ipv6_tcp<B: RecvBuf>(
     buffer: &mut B,
@@ -317,7 +335,7 @@ fn accept_ipv6_tcp<B: RecvBuf>(
     Some(FrameContent::Tcp { key, ce: fields.ce })
 }
 
-/// Not TCP, or not at once; `b` is the packet.
+/// An IPv6 packet whose first next header is not TCP; the buffer begins with the IPv6 header.
 #[cold]
 fn parse_beyond_ipv6<B: RecvBuf>(
     buffer: &mut B,
@@ -326,7 +344,7 @@ fn parse_beyond_ipv6<B: RecvBuf>(
     stats: &mut StackStats,
 ) -> Option<FrameContent> {
     let (src, dst) = fields.address_pair();
-    let trouble = |error, group| FrameContent::Rejected {
+    let reject = |error, group| FrameContent::Rejected {
         src: src.into(),
         dst: dst.into(),
         error,
@@ -337,10 +355,10 @@ fn parse_beyond_ipv6<B: RecvBuf>(
     let mut walk = extension_headers::walk_extension_headers(
         packet,
         next,
-        40,
+        IPV6_HEADER_LEN,
         extension_headers::NEXT_HEADER_OFFSET,
     );
-    if let WalkEnd::At {
+    if let WalkEnd::Reached {
         next: extension_headers::FRAGMENT,
         at,
         ..
@@ -354,18 +372,22 @@ fn parse_beyond_ipv6<B: RecvBuf>(
             stats.not_for_us += u64::from(fields.multicast);
             return (!fields.multicast).then_some(FrameContent::Fragment { header: Some(at) });
         }
-        // Whole in itself, whatever else has its number (RFC 6946); but no neighbour discovery (RFC
-        // 6980), which wants 255 hops.
+        // An atomic fragment is a whole datagram, whatever other fragments have its identification (RFC
+        // 6946). It may not carry neighbour discovery (RFC 6980), which demands a hop limit of 255.
         hop_limit = 0;
         walk = extension_headers::walk_extension_headers(packet, header[0], at + 8, at);
     }
     match walk {
-        WalkEnd::At { next: 6, at, .. } => {
+        WalkEnd::Reached {
+            next: PROTOCOL_TCP,
+            at,
+            ..
+        } => {
             let len = buffer.remaining() - at;
             accept_ipv6_tcp(buffer, fields, 0, (at, len), stats)
         }
-        WalkEnd::At {
-            next: extension_headers::ICMPV6,
+        WalkEnd::Reached {
+            next: PROTOCOL_ICMPV6,
             at,
             ..
         } => {
@@ -376,29 +398,29 @@ fn parse_beyond_ipv6<B: RecvBuf>(
                 hop_limit,
             })
         }
-        WalkEnd::At { next, named, .. } => {
+        WalkEnd::Reached { next, named, .. } => {
             stats.unknown_protocols += 1;
             (!fields.multicast && next != NO_NEXT_HEADER)
-                .then(|| trouble(IcmpError::parameter_problem(1, named), false))
+                .then(|| reject(IcmpError::parameter_problem(1, named), false))
         }
-        WalkEnd::Drop => {
+        WalkEnd::Discard => {
             stats.header_errors += 1;
             None
         }
-        WalkEnd::Tell { error, group } => {
+        WalkEnd::Report { error, group } => {
             stats.header_errors += 1;
-            let may = (group || !fields.multicast)
+            let may_report = (group || !fields.multicast)
                 && !extension_headers::carries_icmp_error(
                     packet,
                     packet[extension_headers::NEXT_HEADER_OFFSET],
-                    40,
+                    IPV6_HEADER_LEN,
                 );
-            may.then(|| trouble(error, group))
+            may_report.then(|| reject(error, group))
         }
     }
 }
 
-/// The checksum of a segment that was put together.
+/// Verifies the TCP checksum of a segment from a reassembled datagram. `None`: it is wrong, and counted.
 pub(crate) fn verify_segment_checksum<B: RecvBuf>(
     key: &FlowKey,
     buffer: &B,
@@ -414,27 +436,29 @@ pub(crate) fn verify_segment_checksum<B: RecvBuf>(
     verify_tcp_checksum(sum, buffer, stats)
 }
 
+/// Verifies a TCP checksum; `sum` is that of the addresses.
 fn verify_tcp_checksum<B: RecvBuf>(
     mut sum: OnesComplementSum,
     buffer: &B,
     stats: &mut StackStats,
 ) -> Option<()> {
-    sum.add_word(6);
+    sum.add_word(PROTOCOL_TCP.into());
     sum.add_word(buffer.remaining() as u16);
     buffer.chunks().for_each(|chunk| sum.add(chunk));
-    if sum.value() != 0xffff {
+    if sum.value() != CHECKSUM_RIGHT {
         stats.csum_errors += 1;
         return None;
     }
     Some(())
 }
 
-/// An address that a TCP peer can have (RFC 1122 section 3.2.1.3, RFC 4291).
+/// Whether a TCP peer can have this address (RFC 1122 section 3.2.1.3, RFC 4291).
 pub(crate) fn is_peer_address(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
-            let never = address.is_broadcast() || address.is_multicast() || address.is_loopback();
-            !(never || address.octets()[0] == 0)
+            let reserved =
+                address.is_broadcast() || address.is_multicast() || address.is_loopback();
+            !(reserved || address.octets()[0] == 0)
         }
         IpAddr::V6(address) => {
             !(address.is_unspecified() || address.is_multicast() || address.is_loopback())

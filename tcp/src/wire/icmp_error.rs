@@ -1,6 +1,13 @@
-//! The first eight bytes of the ICMP errors that we send.
+//! The first eight bytes of the ICMP errors that we send, without the checksum.
 
-/// Type, code, and the word behind the checksum.
+/// Types of errors (RFC 792, RFC 4443).
+pub(crate) const ICMPV4_UNREACHABLE: u8 = 3;
+pub(crate) const ICMPV4_TIME_EXCEEDED: u8 = 11;
+pub(crate) const ICMPV4_PARAMETER_PROBLEM: u8 = 12;
+pub(crate) const ICMPV6_TIME_EXCEEDED: u8 = 3;
+pub(crate) const ICMPV6_PARAMETER_PROBLEM: u8 = 4;
+
+/// Type, code, and the 32-bit word behind the checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IcmpError {
     pub kind: u8,
@@ -11,26 +18,30 @@ pub(crate) struct IcmpError {
 impl IcmpError {
     /// Destination unreachable, protocol unreachable (RFC 792).
     pub(crate) const PROTOCOL: IcmpError = IcmpError {
-        kind: 3,
+        kind: ICMPV4_UNREACHABLE,
         code: 2,
         word: 0,
     };
 
-    /// Time exceeded, of reassembly (RFC 792, RFC 4443 section 3.3).
+    /// Time exceeded: fragment reassembly time exceeded (RFC 792, RFC 4443 section 3.3).
     pub(crate) const fn reassembly_time_exceeded(v6: bool) -> IcmpError {
         IcmpError {
-            kind: if v6 { 3 } else { 11 },
+            kind: if v6 {
+                ICMPV6_TIME_EXCEEDED
+            } else {
+                ICMPV4_TIME_EXCEEDED
+            },
             code: 1,
             word: 0,
         }
     }
 
-    /// Parameter problem (RFC 4443 section 3.4): 0 an erroneous field, 1 an unrecognised next
-    /// header, 2 an unrecognised option, 3 headers that do not end in the first fragment (RFC 7112);
-    /// and where in the packet.
+    /// Parameter problem (RFC 4443 section 3.4): code 0 for an erroneous field, 1 for an
+    /// unrecognised next header, 2 for an unrecognised option, 3 for headers that do not end in the first
+    /// fragment (RFC 7112). `pointer` is the offset in the packet.
     pub(crate) const fn parameter_problem(code: u8, pointer: usize) -> IcmpError {
         IcmpError {
-            kind: 4,
+            kind: ICMPV6_PARAMETER_PROBLEM,
             code,
             word: pointer as u32,
         }

@@ -1,7 +1,8 @@
-//! Headers as they lie in a frame: parsed in place, and built from templates.
+//! Headers of Ethernet, IP and TCP: parsed in place in a received frame, and built from templates.
 
 pub(crate) mod bytes;
 pub mod checksum;
+pub(crate) mod constants;
 pub(crate) mod extension_headers;
 pub(crate) mod flow_key;
 pub(crate) mod frame;

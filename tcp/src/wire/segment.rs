@@ -2,19 +2,34 @@
 
 use crate::base::sequence::SeqNr;
 use crate::wire::bytes::{read_u16, read_u32};
+use crate::wire::constants::TCP_HEADER_LEN;
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
 pub(crate) const PSH: u8 = 0x08;
 pub(crate) const ACK: u8 = 0x10;
-/// RFC 3168 section 6.1.
+/// ECN-echo and congestion window reduced (RFC 3168 section 6.1).
 pub(crate) const ECE: u8 = 0x40;
 pub(crate) const CWR: u8 = 0x80;
 
-/// `NOP NOP TIMESTAMP 10`: how everybody lays out the one option of a data segment.
+/// Kinds of options (RFC 9293 section 3.2, RFC 7323, RFC 2018).
+const OPTION_END: u8 = 0;
+const OPTION_NOP: u8 = 1;
+const OPTION_MSS: u8 = 2;
+const OPTION_WINDOW_SCALE: u8 = 3;
+const OPTION_SACK_PERMITTED: u8 = 4;
+const OPTION_SACK: u8 = 5;
+const OPTION_TIMESTAMPS: u8 = 8;
+/// Bytes of a SACK block.
+const SACK_BLOCK_LEN: usize = 8;
+/// The largest window scale (RFC 7323 section 2.3).
+const MAX_WINDOW_SCALE: u8 = 14;
+
+/// `NOP NOP TIMESTAMPS 10`: how the timestamps option of a data segment is laid out (RFC 7323 appendix A).
 pub(crate) const TS_ALIGNED: u32 = 0x0101_080a;
 
+/// The header of a received segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub seq: SeqNr,
@@ -22,10 +37,12 @@ pub(crate) struct Segment {
     pub flags: u8,
     pub window: u16,
     pub header_len: u8,
-    /// From the IP header: congestion experienced.
+    /// The IP header says: congestion experienced (RFC 3168).
     pub ce: bool,
+    /// The timestamps option is there: `ts_val` and `ts_ecr` are valid.
     pub has_ts: bool,
     pub sack_permitted: bool,
+    /// How many entries of `sack` are valid.
     pub sacks: u8,
     pub ts_val: u32,
     pub ts_ecr: u32,
@@ -35,19 +52,21 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Reads the header that `tcp` starts with; `false` when it does not fit or is malformed.
-    /// In place: moving a value just written piecemeal would stall. `sack` is left as it is
-    /// beyond `sacks`. Counts in `bad_options` a segment whose options are malformed.
+    /// Parses the header that `tcp` starts with; `false` if it is not complete or malformed. Entries of
+    /// `sack` beyond `sacks` are not written. A segment with malformed options counts in `bad_options`.
+    ///
+    /// Why it is fast: the fields are written in place, since moving a value just written field by field
+    /// would wait for the stores; and the usual options, timestamps alone, are recognised by one compare.
     #[inline]
     pub(crate) fn parse(&mut self, tcp: &[u8], bad_options: &mut u64) -> bool {
-        let Some(fixed) = tcp.get(..20) else {
+        let Some(fixed) = tcp.get(..TCP_HEADER_LEN) else {
             return false;
         };
         let header_len = usize::from(fixed[12] >> 4) * 4;
-        if header_len < 20 {
+        if header_len < TCP_HEADER_LEN {
             return false;
         }
-        let Some(options) = tcp.get(20..header_len) else {
+        let Some(options) = tcp.get(TCP_HEADER_LEN..header_len) else {
             return false;
         };
         self.seq = SeqNr(read_u32(fixed, 4));
@@ -73,16 +92,16 @@ impl Segment {
         true
     }
 
-    /// Unknown options are skipped, and known ones of a wrong length; a length that cannot be, or
-    /// reaches beyond the header, ends the walk (RFC 9293 section 3.1, MUST-7). Either is malformed,
-    /// which `false` says; what was read before counts.
+    /// Parses the options. Unknown ones are skipped, as are known ones of a wrong length; a length that is
+    /// impossible or reaches beyond the header ends them (RFC 9293 section 3.1, MUST-7). The latter two are
+    /// malformed, which `false` says; options read before keep their values.
     #[cold]
     fn parse_options(&mut self, mut options: &[u8]) -> bool {
-        let mut sound = true;
+        let mut well_formed = true;
         while let Some((&kind, rest)) = options.split_first() {
             match kind {
-                0 => return sound,
-                1 => {
+                OPTION_END => return well_formed,
+                OPTION_NOP => {
                     options = rest;
                     continue;
                 }
@@ -97,29 +116,33 @@ impl Segment {
             }
             let body = &options[2..len];
             match (kind, body.len()) {
-                (2, 2) if self.flags & SYN != 0 => self.mss = Some(read_u16(body, 0)),
-                // RFC 7323 section 2.3: more than 14 counts as 14.
-                (3, 1) if self.flags & SYN != 0 => self.wscale = Some(body[0].min(14)),
-                (4, 0) if self.flags & SYN != 0 => self.sack_permitted = true,
-                (5, len) if len % 8 == 0 && len <= 32 => {
-                    self.sacks = (len / 8) as u8;
-                    for (index, block) in body.chunks_exact(8).enumerate() {
+                (OPTION_MSS, 2) if self.flags & SYN != 0 => self.mss = Some(read_u16(body, 0)),
+                // RFC 7323 section 2.3: a larger scale counts as 14.
+                (OPTION_WINDOW_SCALE, 1) if self.flags & SYN != 0 => {
+                    self.wscale = Some(body[0].min(MAX_WINDOW_SCALE));
+                }
+                (OPTION_SACK_PERMITTED, 0) if self.flags & SYN != 0 => self.sack_permitted = true,
+                (OPTION_SACK, len)
+                    if len % SACK_BLOCK_LEN == 0 && len <= self.sack.len() * SACK_BLOCK_LEN =>
+                {
+                    self.sacks = (len / SACK_BLOCK_LEN) as u8;
+                    for (index, block) in body.chunks_exact(SACK_BLOCK_LEN).enumerate() {
                         self.sack[index] = (SeqNr(read_u32(block, 0)), SeqNr(read_u32(block, 4)));
                     }
                 }
-                (8, 8) => {
+                (OPTION_TIMESTAMPS, 8) => {
                     self.has_ts = true;
                     self.ts_val = read_u32(body, 0);
                     self.ts_ecr = read_u32(body, 4);
                 }
-                // Of a SYN, elsewhere.
-                (2, 2) | (3, 1) | (4, 0) => {}
-                (2..=5 | 8, _) => sound = false,
+                // Options of a SYN in another segment.
+                (OPTION_MSS, 2) | (OPTION_WINDOW_SCALE, 1) | (OPTION_SACK_PERMITTED, 0) => {}
+                (OPTION_MSS..=OPTION_SACK | OPTION_TIMESTAMPS, _) => well_formed = false,
                 _ => {}
             }
             options = &options[len..];
         }
-        sound
+        well_formed
     }
 }
 
@@ -132,7 +155,7 @@ mod tests {
         s.parse(b, &mut 0).then_some(s)
     }
 
-    /// Segments whose options count as malformed.
+    /// How many segments with these options count as malformed: 0 or 1.
     fn bad(flags: u8, options: &[u8]) -> u64 {
         let mut count = 0;
         assert!(Segment::default().parse(&header(flags, options), &mut count));
@@ -151,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_syn_are_read() {
+    fn options_of_a_syn_are_parsed() {
         let segment = parse(&header(
             SYN,
             &[
@@ -170,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn sack_blocks_are_read() {
+    fn sack_blocks_are_parsed() {
         let mut options = vec![1, 1, 5, 18];
         for word in [10u32, 20, 30, 40] {
             options.extend_from_slice(&word.to_be_bytes());
@@ -181,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_cannot_be_are_told_from_those_that_are_unknown() {
+    fn malformed_options_count_and_unknown_ones_do_not() {
         let good: [&[u8]; 6] = [
             &[],
             &[1, 1, 1, 0],

@@ -1,44 +1,51 @@
-//! A connection's frame header, made once and patched per segment: Ethernet, VLAN, IP, TCP.
+//! The headers of a connection's frames (Ethernet, VLAN, IP, TCP), made once and patched for each
+//! segment.
 
 use crate::base::frame_sink::{FrameMeta, TxChecksum};
 use crate::base::sequence::SeqNr;
 use crate::wire::bytes::{read_u32, read_u64};
 use crate::wire::checksum::fold_carries;
+use crate::wire::constants::{
+    DEFAULT_HOP_LIMIT, ETHERNET_HEADER_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN,
+    IPV4_DONT_FRAGMENT, IPV4_HEADER_LEN, IPV4_PLAIN_FIRST_BYTE, IPV6_FIRST_BYTE, IPV6_HEADER_LEN,
+    PROTOCOL_TCP, TAGGED_HEADER_LEN, TCP_HEADER_LEN, VLAN_ID_MASK,
+};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::TS_ALIGNED;
 
-/// Ethernet + VLAN + IPv6 + TCP without options.
-const LEN: usize = 14 + 4 + 40 + 20;
-/// The same with all option space, rounded up.
+/// Bytes of the longest headers without TCP options: Ethernet, VLAN, IPv6, TCP.
+const LEN: usize = TAGGED_HEADER_LEN + IPV6_HEADER_LEN + TCP_HEADER_LEN;
+/// Bytes of the longest headers with TCP options, rounded up.
 pub(crate) const HEADER_MAX: usize = 128;
 
+/// The headers of a connection with all fields that do not change.
 pub(crate) struct Template {
     bytes: [u8; LEN],
     l2: u8,
     v6: bool,
-    /// IPv4 header sum with a total length of 0.
+    /// One's complement sum of the IPv4 header with a total length of 0.
     ip_sum: u32,
-    /// Pseudo-header sum with a length of 0.
+    /// One's complement sum of the pseudo-header with a length of 0.
     pseudo: u32,
 }
 
-/// What differs from segment to segment.
+/// The fields that differ between segments.
 pub(crate) struct SegmentFields<'a> {
     pub seq: SeqNr,
     pub ack: SeqNr,
     pub flags: u8,
     pub window: u16,
     pub ts: Option<(u32, u32)>,
-    /// Further options, a multiple of 4 bytes.
+    /// Options beside timestamps, a multiple of 4 bytes.
     pub options: &'a [u8],
     pub payload: u32,
-    /// ECN-capable transport, ECT(0) (RFC 3168 section 5).
+    /// Send as ECN-capable transport, ECT(0) (RFC 3168 section 5).
     pub ect: bool,
-    /// A super-segment: its parts have lengths of their own.
+    /// A super-segment for TSO: its pseudo-header sum has no length, since its segments have their own.
     pub tso: bool,
 }
 
-/// Sum of 16-bit words of an even slice; cold.
+/// Sum of the 16-bit words of a slice of even length.
 fn sum_even_words(bytes: &[u8]) -> u32 {
     bytes
         .chunks_exact(2)
@@ -53,40 +60,42 @@ impl Template {
         bytes[..6].copy_from_slice(&dst);
         bytes[6..12].copy_from_slice(&src);
         let v6 = key.is_v6();
-        let ethertype: u16 = if v6 { 0x86dd } else { 0x0800 };
+        let ethertype = if v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
         let l2 = if let Some(identifier) = vlan {
-            bytes[12..14].copy_from_slice(&0x8100u16.to_be_bytes());
-            bytes[14..16].copy_from_slice(&(identifier & 0xfff).to_be_bytes());
-            18
+            bytes[12..14].copy_from_slice(&ETHERTYPE_VLAN.to_be_bytes());
+            bytes[14..16].copy_from_slice(&(identifier & VLAN_ID_MASK).to_be_bytes());
+            TAGGED_HEADER_LEN
         } else {
-            14
+            ETHERNET_HEADER_LEN
         };
         bytes[l2 - 2..l2].copy_from_slice(&ethertype.to_be_bytes());
         let ip = &mut bytes[l2..];
-        let mut pseudo = 6;
+        let mut pseudo = u32::from(PROTOCOL_TCP);
         let mut ip_sum = 0;
         match (local.ip(), remote.ip()) {
             (core::net::IpAddr::V4(source), core::net::IpAddr::V4(destination)) => {
-                ip[0] = 0x45;
-                ip[6] = 0x40; // DF, RFC 1191; so the identification may be 0 (RFC 6864)
-                ip[8] = 64;
-                ip[9] = 6;
+                ip[0] = IPV4_PLAIN_FIRST_BYTE;
+                // Don't fragment (RFC 1191): the identification may then be 0 (RFC 6864 section 4.1).
+                ip[6] = IPV4_DONT_FRAGMENT;
+                ip[8] = DEFAULT_HOP_LIMIT;
+                ip[9] = PROTOCOL_TCP;
                 ip[12..16].copy_from_slice(&source.octets());
                 ip[16..20].copy_from_slice(&destination.octets());
                 ip_sum = sum_even_words(&ip[..20]);
                 pseudo += sum_even_words(&ip[12..20]);
             }
             (core::net::IpAddr::V6(source), core::net::IpAddr::V6(destination)) => {
-                ip[0] = 0x60;
-                ip[6] = 6;
-                ip[7] = 64;
+                ip[0] = IPV6_FIRST_BYTE;
+                ip[6] = PROTOCOL_TCP;
+                ip[7] = DEFAULT_HOP_LIMIT;
                 ip[8..24].copy_from_slice(&source.octets());
                 ip[24..40].copy_from_slice(&destination.octets());
                 pseudo += sum_even_words(&ip[8..40]);
             }
-            _ => {} // FlowKey has one family
+            // A FlowKey has addresses of one family.
+            _ => {}
         }
-        let tcp = &mut ip[if v6 { 40 } else { 20 }..];
+        let tcp = &mut ip[if v6 { IPV6_HEADER_LEN } else { IPV4_HEADER_LEN }..];
         tcp[..2].copy_from_slice(&local.port().to_be_bytes());
         tcp[2..4].copy_from_slice(&remote.port().to_be_bytes());
         Template {
@@ -102,14 +111,15 @@ impl Template {
         self.v6
     }
 
-    /// This is the connection of `key`: saves a copy of the four-tuple beside the template.
+    /// Whether this is the connection of `key`. Compared in the headers, so that no copy of the four-tuple
+    /// is needed beside them.
     #[inline(always)]
     pub(crate) fn carries(&self, key: &FlowKey) -> bool {
         let l2 = usize::from(self.l2);
         if self.v6 {
             return key.is_v6() && FlowKey::read(&self.bytes[l2 + 8..l2 + 44]) == *key;
         }
-        // One bounds check, two compares: this runs for every segment.
+        // This runs for every received segment: one bounds check, two compares.
         let Some(addresses_and_ports) = self
             .bytes
             .get(l2 + 12..)
@@ -123,7 +133,7 @@ impl Template {
         )
     }
 
-    /// The four-tuple, read back.
+    /// The four-tuple of the connection.
     pub(crate) fn key(&self) -> FlowKey {
         let ip = &self.bytes[usize::from(self.l2)..];
         FlowKey::read(if self.v6 { &ip[8..44] } else { &ip[12..24] })
@@ -133,7 +143,7 @@ impl Template {
         self.bytes[..6].copy_from_slice(&mac);
     }
 
-    /// Length of the headers and what the sink must know of them.
+    /// The length of the headers of a segment, and what the sink needs to know about them.
     #[inline]
     pub(crate) fn meta(&self, fields: &SegmentFields<'_>) -> (usize, FrameMeta) {
         let l3 = if self.v6 { 40 } else { 20 };
@@ -153,14 +163,16 @@ impl Template {
         (usize::from(self.l2) + usize::from(l3) + l4, meta)
     }
 
-    /// Fills `out`, exactly as long as `meta` said. The TCP checksum field gets the pseudo-header
-    /// sum, not complemented: what offload and [`crate::wire::checksum::finish`] want.
+    /// Writes the headers into `out`, which is exactly as long as [`Template::meta`] says. The TCP checksum
+    /// field gets the pseudo-header sum, not complemented, as checksum offload and
+    /// [`crate::checksum::complete_tcp_checksum`] need it.
     #[inline]
     pub(crate) fn build(&self, out: &mut [u8], fields: &SegmentFields<'_>) {
         let l2 = usize::from(self.l2);
         let l3 = if self.v6 { 40 } else { 20 };
         let fixed = l2 + l3 + 20;
-        // Overlapping copies of constant length instead of one of a variable length.
+        // Overlapping copies of constant length, which compile to a few vector moves, instead of one of
+        // variable length, which would be a call.
         out[..32].copy_from_slice(&self.bytes[..32]);
         if fixed > 64 {
             out[32..64].copy_from_slice(&self.bytes[32..64]);
@@ -201,70 +213,6 @@ impl Template {
         }
         if !fields.options.is_empty() {
             tcp[at..].copy_from_slice(fields.options);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use smoltcp::wire::{EthernetFrame, Ipv4Packet, Ipv6Packet, TcpPacket};
-
-    #[test]
-    fn headers_are_what_smoltcp_reads() {
-        for (l, r) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
-            for vlan in [None, Some(7)] {
-                let key = FlowKey::new(l.parse().unwrap(), 4000, r.parse().unwrap(), 5000).unwrap();
-                let t = Template::new([2; 6], [4; 6], vlan, &key);
-                let mut out = [0; HEADER_MAX];
-                let f = SegmentFields {
-                    seq: SeqNr(0xdead_beef),
-                    ack: SeqNr(77),
-                    flags: 0x18,
-                    window: 999,
-                    ts: Some((5, 6)),
-                    options: &[1, 1, 1, 1],
-                    payload: 5,
-                    ect: vlan.is_some(),
-                    tso: false,
-                };
-                let (n, meta) = t.meta(&f);
-                t.build(&mut out[..n], &f);
-                let mut frame = out[..n].to_vec();
-                let mut sum = crate::wire::checksum::OnesComplementSum::new();
-                sum.add(b"he");
-                sum.add(b"llo");
-                let at = crate::wire::checksum::tcp_checksum_offset(&meta);
-                let done = crate::wire::checksum::complete_tcp_checksum(&frame, &meta, sum);
-                frame[at..at + 2].copy_from_slice(&done);
-                frame.extend_from_slice(b"hello");
-                let e = EthernetFrame::new_checked(&frame[..]).unwrap();
-                assert_eq!(u16::from(e.ethertype()) == 0x8100, vlan.is_some());
-                let ip = &frame[usize::from(meta.l2_len)..];
-                let (src, dst, tcp) = if meta.ipv6 {
-                    let p = Ipv6Packet::new_checked(ip).unwrap();
-                    (
-                        p.src_addr().into(),
-                        p.dst_addr().into(),
-                        p.payload().to_vec(),
-                    )
-                } else {
-                    let p = Ipv4Packet::new_checked(ip).unwrap();
-                    assert!(p.verify_checksum());
-                    (
-                        p.src_addr().into(),
-                        p.dst_addr().into(),
-                        p.payload().to_vec(),
-                    )
-                };
-                let t = TcpPacket::new_checked(&tcp[..]).unwrap();
-                assert!(t.verify_checksum(&src, &dst));
-                assert_eq!(t.seq_number().0 as u32, 0xdead_beef);
-                assert_eq!(
-                    (t.src_port(), t.dst_port(), t.window_len(), t.payload()),
-                    (4000, 5000, 999, &b"hello"[..])
-                );
-            }
         }
     }
 }
