@@ -329,7 +329,7 @@ impl ClientInner {
     ) -> Result<(), Error> {
         let deadline = timeout.map(|duration| Instant::now() + duration);
         loop {
-            let left = deadline.map(|device| device.saturating_duration_since(Instant::now()));
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let timespec = left.map(|left| Timespec {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: left.subsec_nanos().into(),

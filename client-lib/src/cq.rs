@@ -46,7 +46,7 @@ impl CompletionChannel {
                     self.client.check_alive();
                     return Err(Error::DaemonGone);
                 }
-                Ok(n) => return Err(ProtoError::NotSiwd(n).into()),
+                Ok(len) => return Err(ProtoError::NotSiwd(len).into()),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -94,16 +94,16 @@ pub(crate) struct Polling {
 impl Polling {
     #[inline]
     fn poll(&mut self, out: &mut [Wc]) -> usize {
-        let mut n = 0;
+        let mut taken = 0;
         if !self.left.is_empty() {
-            n = out.len().min(self.left.len());
-            for (to, from) in out.iter_mut().zip(self.left.drain(..n)) {
+            taken = out.len().min(self.left.len());
+            for (to, from) in out.iter_mut().zip(self.left.drain(..taken)) {
                 *to = from;
             }
         }
-        n += self.ring.poll(&mut out[n..]);
-        self.credits.count_polled(&out[..n]);
-        n
+        taken += self.ring.poll(&mut out[taken..]);
+        self.credits.count_polled(&out[..taken]);
+        taken
     }
 }
 
@@ -113,12 +113,12 @@ impl Polling {
         let mut wc = [Wc::default(); 64];
         let mut found = false;
         loop {
-            let n = self.ring.poll(&mut wc);
-            if n == 0 {
+            let taken = self.ring.poll(&mut wc);
+            if taken == 0 {
                 return found;
             }
             found = true;
-            self.left.extend(&wc[..n]);
+            self.left.extend(&wc[..taken]);
         }
     }
 
@@ -218,22 +218,22 @@ impl Cq {
     /// Takes completions that are there, at most `out.len()`.
     #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, Error> {
-        let n = self.0.ring.lock().poll(out);
-        if n == 0 && !out.is_empty() {
+        let taken = self.0.ring.lock().poll(out);
+        if taken == 0 && !out.is_empty() {
             self.on_empty_poll()?;
         }
-        Ok(n)
+        Ok(taken)
     }
 
     #[inline]
     fn on_empty_poll(&self) -> Result<(), Error> {
         // Lossy counting between threads is fine.
-        let n = self.0.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.0.empty_polls.store(n, Ordering::Relaxed);
-        if n.is_multiple_of(ALIVE_CHECK) {
+        let polls = self.0.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.0.empty_polls.store(polls, Ordering::Relaxed);
+        if polls.is_multiple_of(ALIVE_CHECK) {
             self.0.client.check_alive();
         }
-        if self.0.client.known_alive() && n & 63 != 0 {
+        if self.0.client.known_alive() && polls & 63 != 0 {
             Ok(())
         } else {
             self.check_health()
@@ -264,9 +264,9 @@ impl Cq {
         let mut start = None;
         loop {
             for _ in 0..64 {
-                let n = self.poll(out)?;
-                if n > 0 {
-                    return Ok(n);
+                let taken = self.poll(out)?;
+                if taken > 0 {
+                    return Ok(taken);
                 }
                 std::hint::spin_loop();
             }
@@ -287,9 +287,9 @@ impl Cq {
         let left = || deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         loop {
             let spin = left().map_or(SPIN, |left| left.min(SPIN));
-            let n = self.poll_spin(out, spin)?;
-            if n > 0 {
-                return Ok(n);
+            let taken = self.poll_spin(out, spin)?;
+            if taken > 0 {
+                return Ok(taken);
             }
             let Some(channel) = &self.0.channel else {
                 if left().is_some_and(|left| left.is_zero()) {
@@ -300,17 +300,21 @@ impl Cq {
                 continue;
             };
             self.req_notify(false)?;
-            let n = self.poll(out)?;
-            if n > 0 {
-                return Ok(n);
+            let taken = self.poll(out)?;
+            if taken > 0 {
+                return Ok(taken);
             }
             self.check_health()?;
             match channel.get_event(left()) {
                 Ok(_) => {}
                 Err(Error::DaemonGone) => {
                     // What completed before the daemon went is still delivered.
-                    let n = self.0.ring.lock().poll(out);
-                    return if n > 0 { Ok(n) } else { Err(Error::DaemonGone) };
+                    let taken = self.0.ring.lock().poll(out);
+                    return if taken > 0 {
+                        Ok(taken)
+                    } else {
+                        Err(Error::DaemonGone)
+                    };
                 }
                 Err(error) => return Err(error),
             }

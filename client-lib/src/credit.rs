@@ -130,8 +130,8 @@ impl Hasher for ByNumber {
         }
     }
     #[inline]
-    fn write_u32(&mut self, n: u32) {
-        self.0 = u64::from(n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    fn write_u32(&mut self, number: u32) {
+        self.0 = u64::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 }
 
@@ -157,9 +157,9 @@ impl Credits {
     /// Counts polled completions.
     #[inline]
     pub fn count_polled(&mut self, polled: &[Wc]) {
-        for run in polled.chunk_by(|a, byte| a.qp_num == byte.qp_num) {
+        for run in polled.chunk_by(|earlier, later| earlier.qp_num == later.qp_num) {
             let number = run[0].qp_num;
-            if self.last.as_ref().is_none_or(|(n, _)| *n != number) {
+            if self.last.as_ref().is_none_or(|(last, _)| *last != number) {
                 self.last = self
                     .by_qp
                     .get(&number)
@@ -170,11 +170,11 @@ impl Credits {
             };
             let receives = run
                 .iter()
-                .filter(|credit| credit.opcode.is_receive())
+                .filter(|completion| completion.opcode.is_receive())
                 .count() as u32;
-            let add = |counter: &AtomicU32, n: u32| {
-                if n > 0 {
-                    let now = counter.load(Ordering::Relaxed).wrapping_add(n);
+            let add = |counter: &AtomicU32, newly_polled: u32| {
+                if newly_polled > 0 {
+                    let now = counter.load(Ordering::Relaxed).wrapping_add(newly_polled);
                     counter.store(now, Ordering::Release);
                 }
             };
@@ -241,10 +241,10 @@ mod tests {
     #[test]
     fn completions_are_counted_for_their_queue_pair_and_kind() {
         use siw_shm::WcOpcode as O;
-        let (a, byte) = (Arc::<Credit>::default(), Arc::<Credit>::default());
+        let (first, second) = (Arc::<Credit>::default(), Arc::<Credit>::default());
         let mut all = Credits::default();
-        all.attach_qp(1, &a);
-        all.attach_qp(2, &byte);
+        all.attach_qp(1, &first);
+        all.attach_qp(2, &second);
         all.count_polled(&[
             wc(1, O::SEND),
             wc(1, O::RECV),
@@ -260,6 +260,6 @@ mod tests {
                 credit.receives.load(Ordering::Relaxed),
             )
         };
-        assert_eq!((read(&a), read(&byte)), ((1, 2), (1, 1)));
+        assert_eq!((read(&first), read(&second)), ((1, 2), (1, 1)));
     }
 }

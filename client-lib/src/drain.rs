@@ -61,9 +61,9 @@ impl Qp {
                     Err(error) => return Err(error),
                 };
             }
-            let n = cq.poll_spin(&mut wc, Duration::from_micros(50))?;
+            let taken = cq.poll_spin(&mut wc, Duration::from_micros(50))?;
             let mut done = false;
-            for wc in &wc[..n] {
+            for wc in &wc[..taken] {
                 let marker = wc.wr_id == DRAIN_WR_ID && wc.qp_num == self.qp_num();
                 if marker && ours(wc.opcode) && !done {
                     done = true;
@@ -74,7 +74,7 @@ impl Qp {
             if done {
                 return Ok(());
             }
-            if n == 0 {
+            if taken == 0 {
                 if Instant::now() >= deadline {
                     return Err(Error::Timeout);
                 }

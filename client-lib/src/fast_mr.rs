@@ -33,21 +33,21 @@ struct Mapped {
 impl Pd {
     /// A region of at most `max_pages` pages of an arena. Its key works from the first REG_MR on.
     pub fn alloc_fast_mr(&self, arena: &Arc<Arena>, max_pages: u32) -> Result<FastMr, Error> {
-        let (r, fds) = self.ctx().call_daemon(&AllocFastMr {
+        let (reply, fds) = self.ctx().call_daemon(&AllocFastMr {
             pd: self.id(),
             arena: arena.id(),
             max_pages,
             reserved: 0,
         })?;
-        let list = self.ctx().map_queue_memory(&r.list, fds)?;
+        let list = self.ctx().map_queue_memory(&reply.list, fds)?;
         Ok(FastMr {
             pd: self.clone(),
             arena: arena.clone(),
             list,
-            list_at: r.list.offset as usize,
-            max_pages: r.max_pages,
-            home: r.lkey,
-            key: r.lkey,
+            list_at: reply.list.offset as usize,
+            max_pages: reply.max_pages,
+            home: reply.lkey,
+            key: reply.lkey,
             mapped: None,
         })
     }

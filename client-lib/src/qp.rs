@@ -292,15 +292,14 @@ impl Qp {
             let pushed = self.check_limits(wr).and_then(|()| {
                 let mut wr = *wr;
                 if self.0.sig_all {
-                    wr.with_flags = wr.with_flags | WrFlags::SIGNALED;
+                    wr.flags = wr.flags | WrFlags::SIGNALED;
                 }
                 let done = || self.0.watch.wr_done();
                 if sq.places.is_full(&self.0.credit, done) {
                     return Err(Error::QueueFull);
                 }
                 sq.ring.push(&wr)?;
-                sq.places
-                    .take_place(wr.with_flags.contains(WrFlags::SIGNALED));
+                sq.places.take_place(wr.flags.contains(WrFlags::SIGNALED));
                 Ok(())
             });
             if let Err(error) = pushed {
@@ -474,10 +473,10 @@ impl Qp {
             .map(|timeout| timeout + Duration::from_secs(2));
         let (what, info) = match channel.get_event(timeout)? {
             CmEvent::Established(info) => return Ok((channel, info)),
-            CmEvent::Rejected(i) => ("rejected by the peer", i),
-            CmEvent::Unreachable(i) => ("unreachable", i),
-            CmEvent::ConnectError(i) => ("failed", i),
-            CmEvent::Disconnected(i) => ("connection broke", i),
+            CmEvent::Rejected(info) => ("rejected by the peer", info),
+            CmEvent::Unreachable(info) => ("unreachable", info),
+            CmEvent::ConnectError(info) => ("failed", info),
+            CmEvent::Disconnected(info) => ("connection broke", info),
             _ => return Err(Error::Invalid("an event that is no answer to a connect")),
         };
         let colon = if info.reason.is_empty() { "" } else { ": " };

@@ -601,7 +601,7 @@ fn helper_that_writes_for_ever() {
     while started.elapsed() < PATIENCE {
         let wr = SendWr {
             opcode: Opcode::Write,
-            with_flags: WrFlags::SIGNALED,
+            flags: WrFlags::SIGNALED,
             wr_id: 1,
             imm: 0,
             remote_addr: addr.parse().unwrap(),
@@ -621,7 +621,7 @@ fn ping(a: &End, b: &End) {
     a.fill(99);
     let wr = SendWr {
         opcode: Opcode::Write,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id: 1,
         imm: 0,
         remote_addr: b.mr.addr(),

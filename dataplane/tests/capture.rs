@@ -25,7 +25,7 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
     let post = |opcode, flags, imm, len, rkey| {
         let wr = SendWr {
             opcode,
-            with_flags: WrFlags::SIGNALED | flags,
+            flags: WrFlags::SIGNALED | flags,
             wr_id: 1,
             imm,
             remote_addr: b.mr.addr() + 32_768,

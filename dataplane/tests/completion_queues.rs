@@ -224,7 +224,7 @@ fn posting_until_enomem_without_polling_overflows_no_queue() {
     // Unsignaled requests occupy the queue only until they are done.
     let quiet = SendWr {
         opcode: Opcode::Write,
-        with_flags: WrFlags::NONE,
+        flags: WrFlags::NONE,
         ..SendWr::write(5, SendData::Inline(b"x"), b.mr.addr(), b.mr.rkey())
     };
     let end = Instant::now() + PATIENCE;

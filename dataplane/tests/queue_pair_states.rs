@@ -262,7 +262,7 @@ fn drained_queues_have_completed_everything_posted() {
     let sge = [a.mr.sge(0, 60_000)];
     let unsignaled = |wr_id| SendWr {
         opcode: Opcode::Write,
-        with_flags: if wr_id % 3 == 0 {
+        flags: if wr_id % 3 == 0 {
             WrFlags::SIGNALED
         } else {
             WrFlags::NONE

@@ -67,7 +67,7 @@ impl Request {
     fn wr(&self, wr_id: u64) -> SendWr<'_> {
         SendWr {
             opcode: self.opcode,
-            with_flags: self.flags,
+            flags: self.flags,
             wr_id,
             imm: self.imm,
             remote_addr: self.remote.0,

@@ -17,7 +17,7 @@ fn a_write_of_every_awkward_size_arrives_byte_for_byte() {
         b.mr.write(0, &vec![0; len + 64]).unwrap();
         let wr = SendWr {
             opcode: Opcode::Write,
-            with_flags: WrFlags::SIGNALED,
+            flags: WrFlags::SIGNALED,
             wr_id: len as u64,
             imm: 0,
             remote_addr: b.mr.addr(),
@@ -40,7 +40,7 @@ fn a_read_brings_the_peers_bytes() {
     for len in [0, 1, 64, 1428, 1429, 100_000] {
         let wr = SendWr {
             opcode: Opcode::Read,
-            with_flags: WrFlags::SIGNALED,
+            flags: WrFlags::SIGNALED,
             wr_id: 5,
             imm: 0,
             remote_addr: b.mr.addr(),
@@ -96,7 +96,7 @@ fn a_send_with_invalidate_takes_the_key_away() {
     .unwrap();
     let inv = SendWr {
         opcode: Opcode::SendWithInv,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id: 1,
         imm: victim.rkey(),
         remote_addr: 0,
@@ -109,7 +109,7 @@ fn a_send_with_invalidate_takes_the_key_away() {
     assert_eq!(a.wc().status, WcStatus::SUCCESS);
     let write = SendWr {
         opcode: Opcode::Write,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id: 2,
         imm: 0,
         remote_addr: victim.addr(),
@@ -244,7 +244,7 @@ fn an_unknown_remote_key_ends_the_connection_with_a_protection_error() {
     let (a, b) = pair(&d, 4096);
     let wr = SendWr {
         opcode: Opcode::Write,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id: 1,
         imm: 0,
         remote_addr: b.mr.addr(),
@@ -271,7 +271,7 @@ fn an_unknown_local_key_and_a_length_beyond_the_region_are_protection_errors() {
         }
         a.qp.post_send(&[SendWr {
             opcode: Opcode::Write,
-            with_flags: WrFlags::NONE,
+            flags: WrFlags::NONE,
             wr_id: 3,
             imm: 0,
             remote_addr: b.mr.addr(),
@@ -526,7 +526,7 @@ fn what_a_responder_posts_early_leaves_with_the_initiators_first_fpdu() {
 fn write(a: &End, b: &End, len: usize) {
     let wr = SendWr {
         opcode: Opcode::Write,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id: 1,
         imm: 0,
         remote_addr: b.mr.addr(),

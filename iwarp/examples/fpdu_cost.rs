@@ -192,7 +192,7 @@ fn measure(markers: bool) -> Cost {
     }];
     let wqe = SendWqe::from_wr(&SendWr {
         opcode: Opcode::Write,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id: 0,
         imm: 0,
         remote_addr: 0,

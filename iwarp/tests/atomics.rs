@@ -351,7 +351,7 @@ fn fences_and_terminates_know_atomics() {
     let (k, _) = a.env.mr(VA, 64, Access::LOCAL_WRITE);
     a.env.post(&SendWr::fetch_add(1, sge(VA, 8, k), 0, 9, 1));
     a.env.post(&SendWr {
-        with_flags: WrFlags::FENCE,
+        flags: WrFlags::FENCE,
         ..remote(Opcode::Write, 2, &[], 0, Stag(1))
     });
     let f = a.pull().expect("the atomic");

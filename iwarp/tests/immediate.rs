@@ -29,7 +29,7 @@ fn a_write_with_immediate_is_a_write_and_immediate_data() {
         ));
         let s = [sge(VA, 4, ka)];
         a.env.post(&SendWr {
-            with_flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
+            flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
             ..SendWr::write_with_imm(3, SendData::Sges(&s), VA + 8100, kb.0, 5)
         });
         let frames: Vec<Vec<u8>> = std::iter::from_fn(|| a.pull()).collect();
@@ -82,7 +82,7 @@ fn a_send_with_immediate_completes_one_receive() {
         b.env.post_recv(8, &[sge(VA + 5000, 10, kb)]);
         let s = [sge(VA, n, ka)];
         a.env.post(&SendWr {
-            with_flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
+            flags: WrFlags::SIGNALED | WrFlags::SOLICITED,
             ..SendWr::send_with_imm(1, SendData::Sges(&s), 0xfeed)
         });
         a.env.post(&SendWr::send(2, SendData::Inline(b"x")));

@@ -97,7 +97,7 @@ fn a_fence_waits_for_every_part() {
     let s = [sge(VA, 8, ka), sge(VA + 8, 8, ka)];
     a.env.post(&remote(Opcode::Read, 1, &s, VA, kb));
     a.env.post(&SendWr {
-        with_flags: WrFlags::FENCE,
+        flags: WrFlags::FENCE,
         ..remote(Opcode::Write, 2, &[], 0, kb)
     });
     b.give(&a.pull_all());

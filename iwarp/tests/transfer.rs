@@ -155,7 +155,7 @@ fn sends_carry_solicited_and_invalidate() {
     .enumerate()
     {
         a.env.post(&SendWr {
-            with_flags: flags | WrFlags::SIGNALED,
+            flags: flags | WrFlags::SIGNALED,
             imm: key.0,
             ..wr(op, i as u64, SendData::Sges(&[]))
         });
@@ -185,7 +185,7 @@ fn an_unsignalled_request_frees_its_slot_without_a_completion() {
     let (dst, _) = b.env.mr(0, 64, REMOTE);
     for i in 0..3 {
         a.env.post(&SendWr {
-            with_flags: if i == 2 {
+            flags: if i == 2 {
                 WrFlags::SIGNALED
             } else {
                 WrFlags::NONE
@@ -253,7 +253,7 @@ fn a_fence_waits_for_outstanding_reads() {
     let s = [sge(0, 8, l)];
     a.env.post(&remote(Opcode::Read, 1, &s, 0, r));
     a.env.post(&SendWr {
-        with_flags: WrFlags::FENCE | WrFlags::SIGNALED,
+        flags: WrFlags::FENCE | WrFlags::SIGNALED,
         ..remote(Opcode::Write, 2, &s, 0, r)
     });
     let x = a.pull_all();

@@ -25,20 +25,20 @@ impl Access {
 
     /// Whether all bits of `o` are set.
     #[inline]
-    pub fn contains(self, o: Access) -> bool {
-        self.0 & o.0 == o.0
+    pub fn contains(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
     }
 
     /// Whether some bit of `o` is set.
     #[inline]
-    pub fn intersects(self, o: Access) -> bool {
-        self.0 & o.0 != 0
+    pub fn intersects(self, other: Access) -> bool {
+        self.0 & other.0 != 0
     }
 
     /// What remains when the bits of `o` are cleared.
     #[inline]
-    pub fn without(self, o: Access) -> Access {
-        Access(self.0 & !o.0)
+    pub fn without(self, other: Access) -> Access {
+        Access(self.0 & !other.0)
     }
 
     /// A peer may change the memory.
@@ -50,8 +50,8 @@ impl Access {
 
 impl std::ops::BitOr for Access {
     type Output = Access;
-    fn bitor(self, o: Access) -> Access {
-        Access(self.0 | o.0)
+    fn bitor(self, other: Access) -> Access {
+        Access(self.0 | other.0)
     }
 }
 

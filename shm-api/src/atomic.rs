@@ -50,8 +50,9 @@ impl AtomicArgs {
     /// What CmpSwap makes of `old`; `None` when it does not match.
     #[inline]
     pub fn cmp_swap_result(&self, old: u64) -> Option<u64> {
-        let m = self.add_or_swap_mask;
-        ((old ^ self.compare) & self.compare_mask == 0).then_some(old & !m | self.add_or_swap & m)
+        let mask = self.add_or_swap_mask;
+        ((old ^ self.compare) & self.compare_mask == 0)
+            .then_some(old & !mask | self.add_or_swap & mask)
     }
 
     /// FetchAdd on shared memory; the value before.
@@ -65,9 +66,9 @@ impl AtomicArgs {
     }
 
     #[inline]
-    fn update_word(&self, word: &AtomicU64, f: impl FnMut(u64) -> Option<u64>) -> u64 {
+    fn update_word(&self, word: &AtomicU64, change: impl FnMut(u64) -> Option<u64>) -> u64 {
         // SeqCst: the application may use the same word with its own atomics.
-        match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, f) {
+        match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change) {
             Ok(old) | Err(old) => old,
         }
     }

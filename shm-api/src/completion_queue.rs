@@ -10,12 +10,12 @@
 //! A CQE is valid when its `seq` equals its running number plus one: the client
 //! needs no producer index, and touches one line per completion.
 
+use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory};
 use bytemuck::{Pod, Zeroable};
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use siw_lockfree::rings as lockfree;
-use std::ptr::NonNull;
+use siw_lockfree::completion;
 use std::sync::Arc;
 
 /// Bytes before the rings.
@@ -106,9 +106,9 @@ impl WcOpcode {
 }
 
 impl From<crate::wqe::Opcode> for WcOpcode {
-    fn from(o: crate::wqe::Opcode) -> WcOpcode {
+    fn from(other: crate::wqe::Opcode) -> WcOpcode {
         use crate::wqe::Opcode::*;
-        match o {
+        match other {
             Write | WriteWithImm => WcOpcode::RDMA_WRITE,
             Read | ReadWithInv => WcOpcode::RDMA_READ,
             Send | SendWithInv | SendWithImm => WcOpcode::SEND,
@@ -136,15 +136,15 @@ impl WcFlags {
 
     /// Whether all bits of `f` are set.
     #[inline]
-    pub fn contains(self, f: WcFlags) -> bool {
-        self.0 & f.0 == f.0
+    pub fn contains(self, flags: WcFlags) -> bool {
+        self.0 & flags.0 == flags.0
     }
 }
 
 impl std::ops::BitOr for WcFlags {
     type Output = WcFlags;
-    fn bitor(self, o: WcFlags) -> WcFlags {
-        WcFlags(self.0 | o.0)
+    fn bitor(self, other: WcFlags) -> WcFlags {
+        WcFlags(self.0 | other.0)
     }
 }
 
@@ -183,7 +183,7 @@ pub struct CqGeometry {
     /// Entries of each worker's ring, a power of two.
     pub entries: u32,
     /// Number of rings.
-    pub workers_mask: u32,
+    pub workers: u32,
     /// Bytes of all.
     pub len: usize,
 }
@@ -207,7 +207,7 @@ impl CqGeometry {
         let len = HEADER + workers as usize * ring_stride(entries);
         Some(CqGeometry {
             entries,
-            workers_mask: workers,
+            workers: workers,
             len,
         })
     }
@@ -217,122 +217,146 @@ fn ring_stride(entries: u32) -> usize {
     RING_HEADER + entries as usize * size_of::<Wc>()
 }
 
-struct CqMem {
-    base: NonNull<u8>,
-    queue_geometry: CqGeometry,
-    _region: Arc<SharedMemory>,
+/// The words and entries of all rings of a queue.
+struct CqMemory {
+    rings: RingMemory,
+    geometry: CqGeometry,
 }
 
-// SAFETY: the words are atomics, entries are copied raw; the Arc keeps the
-// mapping alive on whatever thread.
-unsafe impl Send for CqMem {}
-
-impl CqMem {
+impl CqMemory {
     fn new(
-        region: Arc<SharedMemory>,
+        memory: Arc<SharedMemory>,
         offset: usize,
         geometry: CqGeometry,
     ) -> Result<Self, OutOfBounds> {
-        let checked =
-            CqGeometry::from_exact(geometry.entries, geometry.workers_mask).ok_or(OutOfBounds)?;
-        if !offset.is_multiple_of(64) || !region.is_writable() {
-            return Err(OutOfBounds);
-        }
-        let p = region.ptr_at(offset, checked.len)?;
-        Ok(CqMem {
-            base: NonNull::new(p).ok_or(OutOfBounds)?,
-            queue_geometry: checked,
-            _region: region,
+        let geometry =
+            CqGeometry::from_exact(geometry.entries, geometry.workers).ok_or(OutOfBounds)?;
+        Ok(CqMemory {
+            rings: RingMemory::new(memory, offset, geometry.len)?,
+            geometry,
         })
     }
 
     #[inline]
-    fn word_at(&self, off: usize) -> &AtomicU32 {
-        // SAFETY: off is a 4-aligned offset inside the checked length.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(off).cast()) }
+    fn armed_word(&self) -> &AtomicU32 {
+        // SAFETY: a multiple of 4 inside the header, which `new` checked.
+        unsafe { self.rings.word_at(OFF_ARMED) }
+    }
+
+    #[inline]
+    fn error_word(&self) -> &AtomicU32 {
+        // SAFETY: as in `armed_word`.
+        unsafe { self.rings.word_at(OFF_ERROR) }
     }
 
     #[inline]
     fn workers_mask(&self) -> &AtomicU64 {
-        // SAFETY: 8-aligned inside the header.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(OFF_WORKERS).cast()) }
+        // SAFETY: a multiple of 8 inside the header.
+        unsafe { self.rings.long_word_at(OFF_WORKERS) }
     }
 
     #[inline]
-    fn ring_off(&self, worker: u32) -> usize {
-        HEADER + worker as usize * ring_stride(self.queue_geometry.entries)
+    fn ring_offset(&self, worker: u32) -> usize {
+        debug_assert!(worker < self.geometry.workers);
+        HEADER + worker as usize * ring_stride(self.geometry.entries)
     }
 
     #[inline]
-    fn entry_off(&self, worker: u32, pos: u32) -> usize {
-        let i = (pos & (self.queue_geometry.entries - 1)) as usize;
-        self.ring_off(worker) + RING_HEADER + i * size_of::<Wc>()
+    fn head_word(&self, worker: u32) -> &AtomicU32 {
+        // SAFETY: the first word of the ring of a worker that exists; rings are 64-aligned.
+        unsafe { self.rings.word_at(self.ring_offset(worker)) }
+    }
+
+    #[inline]
+    fn entry_offset(&self, worker: u32, position: u32) -> usize {
+        let index = (position & (self.geometry.entries - 1)) as usize;
+        self.ring_offset(worker) + RING_HEADER + index * size_of::<Wc>()
+    }
+
+    #[inline]
+    fn entry_ptr(&self, worker: u32, position: u32) -> *mut Wc {
+        let offset = self.entry_offset(worker, position);
+        self.rings.ptr_at(offset).cast()
+    }
+
+    #[inline]
+    fn sequence_word(&self, worker: u32, position: u32) -> &AtomicU32 {
+        let offset = self.entry_offset(worker, position) + offset_of!(Wc, seq);
+        // SAFETY: a word of an entry whose position is masked, of a worker that exists.
+        unsafe { self.rings.word_at(offset) }
     }
 }
 
 /// One worker's end of a completion queue.
 pub struct CqProducer {
-    mem: CqMem,
+    memory: CqMemory,
     worker: u32,
     tail: u32,
     head: u32,
-    any: bool,
+    /// Something was pushed since the last [`Self::take_event`].
+    has_unflushed: bool,
+    /// And a solicited or failed completion was among it.
     solicited: bool,
+    /// The worker's bit is set in the mask.
     announced: bool,
 }
 
 impl CqProducer {
     /// The ring of `worker` in the queue at `offset`.
     pub fn new(
-        region: Arc<SharedMemory>,
+        memory: Arc<SharedMemory>,
         offset: usize,
         geometry: CqGeometry,
         worker: u32,
     ) -> Result<Self, OutOfBounds> {
-        let mem = CqMem::new(region, offset, geometry)?;
-        if worker >= mem.queue_geometry.workers_mask {
+        let memory = CqMemory::new(memory, offset, geometry)?;
+        if worker >= memory.geometry.workers {
             return Err(OutOfBounds);
         }
         Ok(CqProducer {
-            mem,
+            memory,
             worker,
             tail: 0,
             head: 0,
-            any: false,
+            has_unflushed: false,
             solicited: false,
             announced: false,
         })
     }
 
-    /// Appends a completion; the client can poll it at once. A nonsensical
+    /// Appends a completion; the client can poll it at once. An impossible
     /// consumer index looks like a full ring.
     #[inline]
-    pub fn push(&mut self, cqe: &Wc) -> Result<(), CqOverflow> {
-        let entries = self.mem.queue_geometry.entries;
+    pub fn push(&mut self, completion: &Wc) -> Result<(), CqOverflow> {
+        let entries = self.memory.geometry.entries;
+        // The client's line is read only when the cached head says that the ring is full.
         if self.tail.wrapping_sub(self.head) >= entries {
-            let head = self.mem.word_at(self.mem.ring_off(self.worker));
-            self.head = lockfree::released_completions(head);
+            self.head = completion::released_completions(self.memory.head_word(self.worker));
             if self.tail.wrapping_sub(self.head) >= entries {
                 return Err(CqOverflow);
             }
         }
         if !self.announced {
             self.announced = true;
-            self.mem
+            // Pairs with the Acquire in `CqConsumer::poll`. That load may miss the bit: the fences
+            // of the arming make the poll after it see the bit, as they do for the entry.
+            self.memory
                 .workers_mask()
                 .fetch_or(1 << self.worker, Ordering::Release);
         }
-        let off = self.mem.entry_off(self.worker, self.tail);
-        let seq_off = off + offset_of!(Wc, seq);
-        let mut e = *cqe;
-        e.seq = self.mem.word_at(seq_off).load(Ordering::Relaxed);
+        let sequence = self.memory.sequence_word(self.worker, self.tail);
+        let mut entry = *completion;
+        // Relaxed: this worker wrote it last.
+        entry.seq = sequence.load(Ordering::Relaxed);
+        let entry_ptr = self.memory.entry_ptr(self.worker, self.tail);
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: off is inside and 64-aligned; the client does not read the entry
+        // SAFETY: inside and 64-aligned; the client does not read the entry
         // before `seq` says so, and `seq` is rewritten with its old value here.
-        unsafe { self.mem.base.as_ptr().add(off).cast::<Wc>().write(e) };
-        lockfree::publish_completion(self.mem.word_at(seq_off), self.tail);
-        self.any = true;
-        self.solicited |= cqe.status != WcStatus::SUCCESS || cqe.flags.contains(WcFlags::SOLICITED);
+        unsafe { entry_ptr.write(entry) };
+        completion::publish_completion(sequence, self.tail);
+        self.has_unflushed = true;
+        self.solicited |=
+            completion.status != WcStatus::SUCCESS || completion.flags.contains(WcFlags::SOLICITED);
         Ok(())
     }
 
@@ -342,14 +366,11 @@ impl CqProducer {
         self.tail.wrapping_sub(1)
     }
 
-    /// Whether the client has taken the completion of that number. Its word for it: a client that
-    /// lies about it fools its own share.
+    /// Whether the client has taken the completion of that number. The client's index is believed:
+    /// a client that lies about it deceives its own share of a shared receive queue only.
     #[inline]
     pub fn is_polled(&self, number: u32) -> bool {
-        let head = self
-            .mem
-            .word_at(self.mem.ring_off(self.worker))
-            .load(Ordering::Acquire);
+        let head = completion::released_completions(self.memory.head_word(self.worker));
         head.wrapping_sub(number) as i32 > 0
     }
 
@@ -357,52 +378,55 @@ impl CqProducer {
     /// channel now.
     #[inline]
     pub fn take_event(&mut self) -> bool {
-        if !self.any {
+        if !self.has_unflushed {
             return false;
         }
         let solicited = self.solicited;
-        self.any = false;
+        self.has_unflushed = false;
         self.solicited = false;
-        lockfree::take_arm(self.mem.word_at(OFF_ARMED), solicited)
+        completion::take_arm(self.memory.armed_word(), solicited)
     }
 
     /// Hands an arming over to the queue that a resize puts in this one's place.
     pub fn move_arming(&self, to: &CqProducer) {
-        lockfree::move_arming(self.mem.word_at(OFF_ARMED), to.mem.word_at(OFF_ARMED));
+        completion::move_arming(self.memory.armed_word(), to.memory.armed_word());
     }
 
     /// Whether pushes wait for [`Self::take_event`].
     #[inline]
     pub fn has_unflushed(&self) -> bool {
-        self.any
+        self.has_unflushed
     }
 
     /// Tells the client that the queue is broken (an errno).
     pub fn set_error(&self, errno: u32) {
-        self.mem.word_at(OFF_ERROR).store(errno, Ordering::Release);
+        // Pairs with the Acquire in `CqConsumer::error_code`.
+        self.memory.error_word().store(errno, Ordering::Release);
     }
 }
 
 /// Application's end of a completion queue. One thread at a time (`&mut`).
 pub struct CqConsumer {
-    mem: CqMem,
+    memory: CqMemory,
+    /// Per worker: how many of its completions were taken.
     heads: Box<[u32]>,
-    next: u32,
+    /// The worker whose ring is polled first.
+    first_worker: u32,
 }
 
 impl CqConsumer {
     /// The queue at `offset`.
     pub fn new(
-        region: Arc<SharedMemory>,
+        memory: Arc<SharedMemory>,
         offset: usize,
         geometry: CqGeometry,
     ) -> Result<Self, OutOfBounds> {
-        let mem = CqMem::new(region, offset, geometry)?;
-        let heads = vec![0; mem.queue_geometry.workers_mask as usize].into_boxed_slice();
+        let memory = CqMemory::new(memory, offset, geometry)?;
+        let heads = vec![0; memory.geometry.workers as usize].into_boxed_slice();
         Ok(CqConsumer {
-            mem,
+            memory,
             heads,
-            next: 0,
+            first_worker: 0,
         })
     }
 
@@ -410,46 +434,45 @@ impl CqConsumer {
     /// each time.
     #[inline]
     pub fn poll(&mut self, out: &mut [Wc]) -> usize {
-        let all = self.mem.workers_mask().load(Ordering::Acquire);
-        let mut n = 0;
-        // Rings at or above `next` first, then those below.
-        let low = (1u64 << self.next) - 1;
-        for mut mask in [all & !low, all & low] {
-            while mask != 0 && n < out.len() {
-                let w = mask.trailing_zeros();
+        // Pairs with the Release in `CqProducer::push`.
+        let all = self.memory.workers_mask().load(Ordering::Acquire);
+        let mut taken = 0;
+        // Rings at or above `first_worker` first, then those below.
+        let below = (1u64 << self.first_worker) - 1;
+        for mut mask in [all & !below, all & below] {
+            while mask != 0 && taken < out.len() {
+                let worker = mask.trailing_zeros();
                 mask &= mask - 1;
-                if w < self.mem.queue_geometry.workers_mask {
-                    n += self.poll_ring(w, &mut out[n..]);
+                if worker < self.memory.geometry.workers {
+                    taken += self.poll_ring(worker, &mut out[taken..]);
                 }
             }
         }
-        if all & (all.wrapping_sub(1)) != 0 {
-            self.next = (self.next + 1) % self.mem.queue_geometry.workers_mask;
+        let several_rings = all & (all.wrapping_sub(1)) != 0;
+        if several_rings {
+            self.first_worker = (self.first_worker + 1) % self.memory.geometry.workers;
         }
-        n
+        taken
     }
 
     #[inline]
     fn poll_ring(&mut self, worker: u32, out: &mut [Wc]) -> usize {
         let start = self.heads[worker as usize];
-        let mut pos = start;
+        let mut position = start;
         for slot in out.iter_mut() {
-            let off = self.mem.entry_off(worker, pos);
-            let expect = pos.wrapping_add(1);
-            let seq = self.mem.word_at(off + offset_of!(Wc, seq));
-            if !lockfree::is_completion(seq, expect) {
+            if !self.is_filled(worker, position) {
                 break;
             }
             // SAFETY: inside and 64-aligned; the worker does not touch the entry
             // before the head below passes it.
-            *slot = unsafe { self.mem.base.as_ptr().add(off).cast::<Wc>().read() };
-            pos = expect;
+            *slot = unsafe { self.memory.entry_ptr(worker, position).read() };
+            position = position.wrapping_add(1);
         }
-        if pos != start {
-            self.heads[worker as usize] = pos;
-            lockfree::release_completions(self.mem.word_at(self.mem.ring_off(worker)), pos);
+        if position != start {
+            self.heads[worker as usize] = position;
+            completion::release_completions(self.memory.head_word(worker), position);
         }
-        pos.wrapping_sub(start) as usize
+        position.wrapping_sub(start) as usize
     }
 
     /// Asks for an event with the next completion, or the next solicited one;
@@ -457,46 +480,48 @@ impl CqConsumer {
     #[inline]
     pub fn arm_event(&self, solicited_only: bool) {
         let level = if solicited_only {
-            lockfree::ARM_SOLICITED
+            completion::ARM_SOLICITED
         } else {
-            lockfree::ARM_NEXT
+            completion::ARM_NEXT
         };
-        lockfree::arm_event(self.mem.word_at(OFF_ARMED), level);
+        completion::arm_event(self.memory.armed_word(), level);
     }
 
     /// Takes an arming back. True: there was one.
     pub fn disarm_event(&self) -> bool {
-        lockfree::disarm_event(self.mem.word_at(OFF_ARMED)) != lockfree::ARM_NONE
+        completion::disarm_event(self.memory.armed_word()) != completion::ARM_NONE
     }
 
     /// Completions that wait, counted up to `most`.
     pub fn count_waiting(&self, most: usize) -> usize {
-        let all = self.mem.workers_mask().load(Ordering::Acquire);
-        let mut n = 0;
-        for w in (0..self.mem.queue_geometry.workers_mask).filter(|w| all >> w & 1 == 1) {
-            let mut pos = self.heads[w as usize];
-            while n < most && self.is_filled(w, pos) {
-                pos = pos.wrapping_add(1);
-                n += 1;
+        // Pairs as in `poll`.
+        let all = self.memory.workers_mask().load(Ordering::Acquire);
+        let mut waiting = 0;
+        for worker in (0..self.memory.geometry.workers).filter(|worker| all >> worker & 1 == 1) {
+            let mut position = self.heads[worker as usize];
+            while waiting < most && self.is_filled(worker, position) {
+                position = position.wrapping_add(1);
+                waiting += 1;
             }
         }
-        n
+        waiting
     }
 
     #[inline]
-    fn is_filled(&self, worker: u32, pos: u32) -> bool {
-        let seq = self.mem.entry_off(worker, pos) + offset_of!(Wc, seq);
-        lockfree::is_completion(self.mem.word_at(seq), pos.wrapping_add(1))
+    fn is_filled(&self, worker: u32, position: u32) -> bool {
+        let sequence = self.memory.sequence_word(worker, position);
+        completion::is_completion(sequence, position.wrapping_add(1))
     }
 
     /// The errno with which the daemon broke the queue; 0 while it works.
     #[inline]
     pub fn error_code(&self) -> u32 {
-        self.mem.word_at(OFF_ERROR).load(Ordering::Acquire)
+        // Pairs with the Release in `CqProducer::set_error`.
+        self.memory.error_word().load(Ordering::Acquire)
     }
 
     /// Sizes.
     pub fn queue_geometry(&self) -> CqGeometry {
-        self.mem.queue_geometry
+        self.memory.geometry
     }
 }

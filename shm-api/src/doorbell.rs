@@ -12,9 +12,11 @@
 //! on the ring at most once, so a ring as long as the client's QP limit is never
 //! full, and a worker never scans QPs.
 
+use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory};
-use core::sync::atomic::AtomicU32;
-use siw_lockfree::rings as lockfree;
+use core::mem::size_of;
+use core::sync::atomic::{AtomicU32, Ordering};
+use siw_lockfree::doorbell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -33,91 +35,75 @@ pub fn ring_offset(worker: u32, capacity: u32) -> usize {
     worker as usize * ring_len(capacity)
 }
 
-struct DoorbellMem {
-    base: NonNull<u8>,
+/// The words of one ring.
+struct DoorbellMemory {
+    ring: RingMemory,
     mask: u32,
-    _region: Arc<SharedMemory>,
 }
 
-// SAFETY: all words are atomics; the Arc keeps the mapping alive.
-unsafe impl Send for DoorbellMem {}
-// SAFETY: as above.
-unsafe impl Sync for DoorbellMem {}
-
-impl DoorbellMem {
-    fn new(region: Arc<SharedMemory>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
-        if !offset.is_multiple_of(64) || !capacity.is_power_of_two() || capacity > MAX_CAPACITY {
+impl DoorbellMemory {
+    fn new(memory: Arc<SharedMemory>, offset: usize, capacity: u32) -> Result<Self, OutOfBounds> {
+        if !capacity.is_power_of_two() || capacity > MAX_CAPACITY {
             return Err(OutOfBounds);
         }
-        if !region.is_writable() {
-            return Err(OutOfBounds);
-        }
-        let p = region.ptr_at(offset, ring_len(capacity))?;
-        Ok(DoorbellMem {
-            base: NonNull::new(p).ok_or(OutOfBounds)?,
+        Ok(DoorbellMemory {
+            ring: RingMemory::new(memory, offset, ring_len(capacity))?,
             mask: capacity - 1,
-            _region: region,
         })
     }
 
     #[inline]
     fn tail_word(&self) -> &AtomicU32 {
-        // SAFETY: inside the checked length and aligned.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }
+        // SAFETY: the first word of the header, which `new` checked.
+        unsafe { self.ring.word_at(0) }
     }
 
     #[inline]
-    fn slot_word(&self, i: u32) -> &AtomicU32 {
-        // SAFETY: masked, hence inside the checked length; 4-aligned.
-        unsafe {
-            AtomicU32::from_ptr(
-                self.base
-                    .as_ptr()
-                    .add(HEADER + (i & self.mask) as usize * 4)
-                    .cast(),
-            )
-        }
+    fn slot_word(&self, number: u32) -> &AtomicU32 {
+        let index = (number & self.mask) as usize;
+        // SAFETY: a multiple of 4; masked, hence inside the length that `new` checked.
+        unsafe { self.ring.word_at(HEADER + index * size_of::<u32>()) }
     }
 }
 
 /// Application's end; any thread may ring.
-pub struct DoorbellProducer(DoorbellMem);
+pub struct DoorbellProducer(DoorbellMemory);
 
 impl DoorbellProducer {
     /// The ring at `offset`; `capacity` is a power of two.
     pub fn new(
-        region: Arc<SharedMemory>,
+        memory: Arc<SharedMemory>,
         offset: usize,
         capacity: u32,
     ) -> Result<Self, OutOfBounds> {
-        DoorbellMem::new(region, offset, capacity).map(Self)
+        DoorbellMemory::new(memory, offset, capacity).map(Self)
     }
 
-    /// Puts a QP number on the ring: only after `SqProducer::publish` said so.
+    /// Puts a QP number on the ring: only after `SqProducer::publish_posted` said so.
     /// Then ask [`WorkerPageView::must_wake`].
     #[inline]
     pub fn ring_doorbell(&self, qp_num: u32) {
-        let i = lockfree::claim_slot(self.0.tail_word(), self.0.mask);
-        lockfree::fill_slot(self.0.slot_word(i), qp_num);
+        let slot = doorbell::claim_slot(self.0.tail_word(), self.0.mask);
+        doorbell::fill_slot(self.0.slot_word(slot), qp_num);
     }
 }
 
 /// Worker's end. Numbers come from the client: look them up among the QPs of
 /// that client only.
 pub struct DoorbellConsumer {
-    mem: DoorbellMem,
+    memory: DoorbellMemory,
     head: u32,
 }
 
 impl DoorbellConsumer {
     /// The ring at `offset`; `capacity` is a power of two.
     pub fn new(
-        region: Arc<SharedMemory>,
+        memory: Arc<SharedMemory>,
         offset: usize,
         capacity: u32,
     ) -> Result<Self, OutOfBounds> {
         Ok(DoorbellConsumer {
-            mem: DoorbellMem::new(region, offset, capacity)?,
+            memory: DoorbellMemory::new(memory, offset, capacity)?,
             head: 0,
         })
     }
@@ -126,19 +112,17 @@ impl DoorbellConsumer {
     /// the ring for ever.
     #[inline]
     pub fn pop(&mut self) -> Option<u32> {
-        let n = lockfree::take_slot(self.mem.slot_word(self.head))?;
+        let qp_num = doorbell::take_slot(self.memory.slot_word(self.head))?;
         self.head = self.head.wrapping_add(1);
-        Some(n)
+        Some(qp_num)
     }
 
     /// Whether [`Self::pop`] would return something: the look after
-    /// [`WorkerPage::announce_sleep`].
+    /// [`SleepFlag::announce_sleep`].
     #[inline]
     pub fn has_work(&self) -> bool {
-        self.mem
-            .slot_word(self.head)
-            .load(core::sync::atomic::Ordering::Acquire)
-            != 0
+        // After the fence in `announce_sleep`, which pairs with the one in `must_wake`.
+        self.memory.slot_word(self.head).load(Ordering::Acquire) != 0
     }
 }
 
@@ -175,12 +159,12 @@ impl WorkerPage {
         if worker >= self.workers {
             return None;
         }
-        let p = self
+        let word = self
             .shared_memory
             .atomic_u32(worker as usize * WORKER_LINE)
             .ok()?;
         Some(SleepFlag {
-            sleep_word: NonNull::from(p),
+            sleep_word: NonNull::from(word),
             _region: self.shared_memory.clone(),
         })
     }
@@ -207,18 +191,18 @@ impl SleepFlag {
     /// Before blocking; then look at every doorbell ring once more
     /// ([`DoorbellConsumer::has_work`]) and block only if all are empty.
     pub fn announce_sleep(&self) {
-        lockfree::announce_sleep(self.sleep_word());
+        doorbell::announce_sleep(self.sleep_word());
     }
 
     /// After blocking, or when the last look found work.
     pub fn announce_awake(&self) {
-        lockfree::announce_awake(self.sleep_word());
+        doorbell::announce_awake(self.sleep_word());
     }
 
     /// As [`WorkerPageView::must_wake`], for whoever shares this word inside one process.
     #[inline]
     pub fn must_wake(&self) -> bool {
-        lockfree::must_wake(self.sleep_word())
+        doorbell::must_wake(self.sleep_word())
     }
 }
 
@@ -244,7 +228,7 @@ impl WorkerPageView {
     pub fn must_wake(&self, worker: u32) -> bool {
         debug_assert!(worker < self.workers);
         match self.shared_memory.atomic_u32(worker as usize * WORKER_LINE) {
-            Ok(word) => lockfree::must_wake(word),
+            Ok(word) => doorbell::must_wake(word),
             Err(_) => true,
         }
     }

@@ -25,6 +25,7 @@ pub mod completion_queue;
 pub mod control;
 pub mod doorbell;
 pub mod local_wqe;
+mod ring_memory;
 pub mod shared_memory;
 pub mod shared_receive_queue;
 pub mod spin;

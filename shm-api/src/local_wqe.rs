@@ -75,32 +75,32 @@ impl FastReg {
 
 impl SendWr<'_> {
     /// BIND_MW, signaled.
-    pub fn bind_mw(wr_id: u64, b: &BindMw) -> Self {
+    pub fn bind_mw(wr_id: u64, bind: &BindMw) -> Self {
         let sge = Sge {
-            addr: b.length,
-            length: b.access.0,
-            lkey: b.lkey,
+            addr: bind.length,
+            length: bind.access.0,
+            lkey: bind.lkey,
         };
         SendWr {
             opcode: Opcode::BindMw,
-            imm: b.new_rkey,
-            rkey: b.rkey,
-            remote_addr: b.addr,
+            imm: bind.new_rkey,
+            rkey: bind.rkey,
+            remote_addr: bind.addr,
             ..Self::send(wr_id, SendData::Local(sge))
         }
     }
 
     /// FAST_REG, signaled.
-    pub fn fast_reg(wr_id: u64, r: &FastReg) -> Self {
+    pub fn fast_reg(wr_id: u64, fast_reg: &FastReg) -> Self {
         let sge = Sge {
-            addr: u64::from(r.first_offset) << 32 | u64::from(r.length),
-            length: r.access.0,
-            lkey: r.page_shift.into(),
+            addr: u64::from(fast_reg.first_offset) << 32 | u64::from(fast_reg.length),
+            length: fast_reg.access.0,
+            lkey: fast_reg.page_shift.into(),
         };
         SendWr {
             opcode: Opcode::RegMr,
-            imm: r.key,
-            remote_addr: r.iova,
+            imm: fast_reg.key,
+            remote_addr: fast_reg.iova,
             ..Self::send(wr_id, SendData::Local(sge))
         }
     }

@@ -83,9 +83,9 @@ impl SharedMemory {
             ));
         }
         if pages == PageSize::TryHuge
-            && let Ok(r) = Self::create_with_pages(name, len, true, extra)
+            && let Ok(memory) = Self::create_with_pages(name, len, true, extra)
         {
-            return Ok(r);
+            return Ok(memory);
         }
         Self::create_with_pages(name, len, false, extra)
     }
@@ -147,7 +147,7 @@ impl SharedMemory {
                 format!("shared memory is {len} bytes, {min_len} were promised"),
             ));
         }
-        let huge = rustix::fs::fstatfs(&fd).is_ok_and(|s| s.f_type == 0x9584_58f6);
+        let huge = rustix::fs::fstatfs(&fd).is_ok_and(|status| status.f_type == 0x9584_58f6);
         let ptr = map_shared(fd.as_fd(), len, writable)?;
         Ok(SharedMemory {
             ptr,
@@ -161,14 +161,14 @@ impl SharedMemory {
     /// Whether the file can never shrink under the mapping: asked by the daemon
     /// before it maps a file that it did not create.
     pub fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
-        rustix::fs::fcntl_get_seals(fd).is_ok_and(|s| s.contains(SealFlags::SHRINK))
+        rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
     /// Zeroed private memory without a file, for tests and in-process use.
     pub fn new_anonymous(len: usize) -> io::Result<SharedMemory> {
         let len = len.max(1).next_multiple_of(PAGE);
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
-        let p = unsafe {
+        let pointer = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
                 len,
@@ -176,8 +176,8 @@ impl SharedMemory {
                 MapFlags::PRIVATE,
             )
         }?;
-        let ptr =
-            NonNull::new(p.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let ptr = NonNull::new(pointer.cast())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(SharedMemory {
             ptr,
             len,
@@ -223,26 +223,26 @@ impl SharedMemory {
 
     /// Pointer to `len` bytes at `off`, checked.
     #[inline]
-    pub fn ptr_at(&self, off: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
-        match off.checked_add(len) {
+    pub fn ptr_at(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
+        match offset.checked_add(len) {
             // SAFETY: off <= len of the mapping, so the result is inside it or one past.
-            Some(end) if end <= self.len => Ok(unsafe { self.ptr.as_ptr().add(off) }),
+            Some(end) if end <= self.len => Ok(unsafe { self.ptr.as_ptr().add(offset) }),
             _ => Err(OutOfBounds),
         }
     }
 
     #[inline]
-    fn writable_ptr_at(&self, off: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
+    fn writable_ptr_at(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBounds> {
         if !self.writable {
             return Err(OutOfBounds);
         }
-        self.ptr_at(off, len)
+        self.ptr_at(offset, len)
     }
 
     /// Copies `src` to `off`.
     #[inline]
-    pub fn write(&self, off: usize, src: &[u8]) -> Result<(), OutOfBounds> {
-        let dst = self.writable_ptr_at(off, src.len())?;
+    pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), OutOfBounds> {
+        let dst = self.writable_ptr_at(offset, src.len())?;
         // SAFETY: dst is valid for src.len() writable bytes; no Rust reference to
         // the region's bytes exists, so the two cannot overlap. A peer process may
         // access the same bytes: it sees torn data at worst.
@@ -252,8 +252,8 @@ impl SharedMemory {
 
     /// Copies from `off` into `dst`.
     #[inline]
-    pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), OutOfBounds> {
-        let src = self.ptr_at(off, dst.len())?;
+    pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), OutOfBounds> {
+        let src = self.ptr_at(offset, dst.len())?;
         // SAFETY: as in `write`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
         Ok(())
@@ -264,40 +264,40 @@ impl SharedMemory {
     #[inline]
     pub fn copy_to(
         &self,
-        off: usize,
+        offset: usize,
         dst: &SharedMemory,
         dst_off: usize,
         len: usize,
     ) -> Result<(), OutOfBounds> {
-        let s = self.ptr_at(off, len)?;
-        let d = dst.writable_ptr_at(dst_off, len)?;
+        let source = self.ptr_at(offset, len)?;
+        let destination = dst.writable_ptr_at(dst_off, len)?;
         // SAFETY: both ranges are inside live mappings; `copy` allows overlap.
-        unsafe { std::ptr::copy(s, d, len) };
+        unsafe { std::ptr::copy(source, destination, len) };
         Ok(())
     }
 
     /// Zeroes `len` bytes at `off`.
     #[inline]
-    pub fn fill_zero(&self, off: usize, len: usize) -> Result<(), OutOfBounds> {
-        let d = self.writable_ptr_at(off, len)?;
+    pub fn fill_zero(&self, offset: usize, len: usize) -> Result<(), OutOfBounds> {
+        let destination = self.writable_ptr_at(offset, len)?;
         // SAFETY: d is valid for len writable bytes.
-        unsafe { std::ptr::write_bytes(d, 0, len) };
+        unsafe { std::ptr::write_bytes(destination, 0, len) };
         Ok(())
     }
 
     /// Asks the cache for the line at `off`; harmless outside of the region.
     #[inline]
-    pub fn prefetch_at(&self, off: usize) {
-        if off < self.len {
-            prefetch_line(self.ptr.as_ptr().wrapping_add(off));
+    pub fn prefetch_at(&self, offset: usize) {
+        if offset < self.len {
+            prefetch_line(self.ptr.as_ptr().wrapping_add(offset));
         }
     }
 
     /// [`Region::prefetch_read`] for every line of a range, as far as it lies inside.
     #[inline]
-    pub fn prefetch_range(&self, off: usize, len: usize) {
-        let end = off.saturating_add(len).min(self.len);
-        let mut at = off;
+    pub fn prefetch_range(&self, offset: usize, len: usize) {
+        let end = offset.saturating_add(len).min(self.len);
+        let mut at = offset;
         while at < end {
             prefetch_line(self.ptr.as_ptr().wrapping_add(at));
             at += 64;
@@ -306,25 +306,25 @@ impl SharedMemory {
 
     /// A word shared with the peer: 4-aligned and inside, or an error.
     #[inline]
-    pub fn atomic_u32(&self, off: usize) -> Result<&AtomicU32, OutOfBounds> {
-        if !off.is_multiple_of(4) {
+    pub fn atomic_u32(&self, offset: usize) -> Result<&AtomicU32, OutOfBounds> {
+        if !offset.is_multiple_of(4) {
             return Err(OutOfBounds);
         }
-        let p = self.ptr_at(off, 4)?;
+        let pointer = self.ptr_at(offset, 4)?;
         // SAFETY: aligned, inside, lives as long as self; every access to it by
         // either process is atomic or part of a raw copy.
-        Ok(unsafe { AtomicU32::from_ptr(p.cast()) })
+        Ok(unsafe { AtomicU32::from_ptr(pointer.cast()) })
     }
 
     /// As [`Region::atomic_u32`] for 8 bytes.
     #[inline]
-    pub fn atomic_u64(&self, off: usize) -> Result<&AtomicU64, OutOfBounds> {
-        if !off.is_multiple_of(8) {
+    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
+        if !offset.is_multiple_of(8) {
             return Err(OutOfBounds);
         }
-        let p = self.ptr_at(off, 8)?;
+        let pointer = self.ptr_at(offset, 8)?;
         // SAFETY: as in `atomic_u32`.
-        Ok(unsafe { AtomicU64::from_ptr(p.cast()) })
+        Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
     }
 
     /// Whether the mapping can be written.
@@ -335,9 +335,9 @@ impl SharedMemory {
 
 /// Prefetch hint for the cache line at `p`.
 #[inline]
-pub fn prefetch_line(p: *const u8) {
+pub fn prefetch_line(pointer: *const u8) {
     // SAFETY: a hint; never faults.
-    unsafe { core::arch::x86_64::_mm_prefetch(p.cast(), core::arch::x86_64::_MM_HINT_T0) };
+    unsafe { core::arch::x86_64::_mm_prefetch(pointer.cast(), core::arch::x86_64::_MM_HINT_T0) };
 }
 
 fn map_shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<NonNull<u8>> {
@@ -347,8 +347,9 @@ fn map_shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<NonN
         ProtFlags::READ
     };
     // SAFETY: a fresh mapping at an address of the kernel's choice.
-    let p = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
-    NonNull::new(p.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+    let pointer =
+        unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
+    NonNull::new(pointer.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
 }
 
 impl Drop for SharedMemory {

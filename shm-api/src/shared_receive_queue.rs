@@ -7,20 +7,22 @@
 //!        1 set by the client that fills it, 0 by the worker that has copied it
 //! ```
 //! Workers take entries one at a time from a counter in the daemon's own memory, in posting
-//! order: nobody hoards requests that another worker's queue pair needs, which is the fair share
-//! of RFC 5042 section 6.4.3.1 among workers; the share of one stream is the worker's affair (see
-//! `CreateSrq`). The client's words are read, never trusted: a tail
-//! that cannot be closes the client, and flags are only for the client itself.
+//! order, so that no worker keeps requests back which the queue pair of another one needs: the fair
+//! share of RFC 5042 section 6.4.3.1 among workers. The share of one stream is enforced by the
+//! workers (`share` of `CreateSrq`). The client's words are read, never trusted: an impossible tail
+//! closes the client, and the flags inform the client alone.
 //!
 //! A resize starts a new ring behind the old one: workers empty the old one first.
 
+use crate::ring_memory::RingMemory;
 use crate::shared_memory::{OutOfBounds, SharedMemory};
-use crate::work_queue::{PushError, RingError};
-use crate::wqe::{MAX_SGE, RecvWqe, RecvWr, SLOT_LEN, WqeError, WqeSlot, slots_per_request};
+use crate::work_queue::{PushError, RingError, parse_copied};
+use crate::wqe::{
+    MAX_SGE, RecvWqe, RecvWr, SLOT_LEN, WorkRequest, WqeError, WqeSlot, slots_per_request,
+};
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicU32, AtomicU64};
-use siw_lockfree::rings as lockfree;
-use std::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use siw_lockfree::shared_ring;
 use std::sync::{Arc, OnceLock};
 
 /// Bytes before the entries.
@@ -72,114 +74,112 @@ impl SrqGeometry {
     }
 }
 
-/// Checked memory of a ring.
-struct SrqMem {
-    base: NonNull<u8>,
+/// The words and entries of one ring.
+struct SrqMemory {
+    ring: RingMemory,
     geometry: SrqGeometry,
-    _region: Arc<SharedMemory>,
 }
 
-// SAFETY: the words are atomics, the slots are copied raw; the Arc keeps the mapping alive.
-unsafe impl Send for SrqMem {}
-// SAFETY: as above; slots are stored to through a producer only, which is `&mut`.
-unsafe impl Sync for SrqMem {}
-
-impl SrqMem {
-    fn new(region: Arc<SharedMemory>, offset: usize, g: SrqGeometry) -> Result<Self, OutOfBounds> {
-        let geometry = SrqGeometry::from_exact(g.entries, g.stride).ok_or(OutOfBounds)?;
-        if !offset.is_multiple_of(64) || !region.is_writable() {
-            return Err(OutOfBounds);
-        }
-        let p = region.ptr_at(offset, geometry.len)?;
-        Ok(SrqMem {
-            base: NonNull::new(p).ok_or(OutOfBounds)?,
+impl SrqMemory {
+    fn new(
+        memory: Arc<SharedMemory>,
+        offset: usize,
+        geometry: SrqGeometry,
+    ) -> Result<Self, OutOfBounds> {
+        let geometry =
+            SrqGeometry::from_exact(geometry.entries, geometry.stride).ok_or(OutOfBounds)?;
+        Ok(SrqMemory {
+            ring: RingMemory::new(memory, offset, geometry.len)?,
             geometry,
-            _region: region,
         })
     }
 
     #[inline]
     fn tail_word(&self) -> &AtomicU32 {
-        // SAFETY: inside the checked length, aligned.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(OFF_TAIL).cast()) }
+        // SAFETY: a multiple of 4 inside the header, which `new` checked.
+        unsafe { self.ring.word_at(OFF_TAIL) }
+    }
+
+    #[inline]
+    fn entry_offset(&self, number: u32) -> usize {
+        let index = (number & (self.geometry.entries - 1)) as usize;
+        HEADER + index * self.geometry.stride as usize * SLOT_LEN
     }
 
     #[inline]
     fn entry_ptr(&self, number: u32) -> *mut WqeSlot {
-        let i = (number & (self.geometry.entries - 1)) as usize;
-        let at = HEADER + i * self.geometry.stride as usize * SLOT_LEN;
-        // SAFETY: masked, hence inside the checked length.
-        unsafe { self.base.as_ptr().add(at).cast() }
+        self.ring.ptr_at(self.entry_offset(number)).cast()
     }
 
     #[inline]
     fn flag_word(&self, number: u32) -> &AtomicU32 {
-        // SAFETY: the last word of an entry's first slot, inside and 4-aligned.
-        unsafe { AtomicU32::from_ptr(self.entry_ptr(number).cast::<u8>().add(OFF_FLAG).cast()) }
+        // SAFETY: the last word of an entry's first slot; the number is masked, so the entry lies
+        // inside the length that `new` checked.
+        unsafe { self.ring.word_at(self.entry_offset(number) + OFF_FLAG) }
     }
 }
 
 /// Application's end. One thread at a time (`&mut`).
 pub struct SrqProducer {
-    mem: SrqMem,
-    tail_word: u32,
+    memory: SrqMemory,
+    tail: u32,
     max_wr: u32,
 }
 
 impl SrqProducer {
     /// A fresh ring at `offset`; at most `max_wr` requests that no queue pair has taken.
     pub fn new(
-        region: Arc<SharedMemory>,
+        memory: Arc<SharedMemory>,
         offset: usize,
         geometry: SrqGeometry,
         max_wr: u32,
     ) -> Result<Self, OutOfBounds> {
-        let mem = SrqMem::new(region, offset, geometry)?;
-        let max_wr = max_wr.clamp(1, mem.geometry.entries);
+        let memory = SrqMemory::new(memory, offset, geometry)?;
+        let max_wr = max_wr.clamp(1, memory.geometry.entries);
         Ok(SrqProducer {
-            mem,
-            tail_word: 0,
+            memory,
+            tail: 0,
             max_wr,
         })
     }
 
-    /// Writes a request; workers see it after [`Self::publish`].
+    /// Writes a request; workers see it after [`Self::publish_posted`].
     #[inline]
-    pub fn push(&mut self, d: &RecvWr<'_>) -> Result<(), PushError> {
-        let n = d.slot_count()?;
-        if n > self.mem.geometry.stride {
-            return Err(WqeError::TooManySge(d.sges.len()).into());
+    pub fn push(&mut self, request: &RecvWr<'_>) -> Result<(), PushError> {
+        if request.slot_count()? > self.memory.geometry.stride {
+            return Err(WqeError::TooManySge(request.sges.len()).into());
         }
         // Requests are taken in posting order: the one `max_wr` earlier is the oldest that may
         // be left. The entry's own last use may be in the middle of being copied.
-        let oldest = self.mem.flag_word(self.tail_word.wrapping_sub(self.max_wr));
-        let own = self.mem.flag_word(self.tail_word);
-        if !lockfree::is_entry_free(oldest) || !lockfree::is_entry_free(own) {
+        let oldest = self.memory.flag_word(self.tail.wrapping_sub(self.max_wr));
+        let own = self.memory.flag_word(self.tail);
+        if !shared_ring::is_entry_free(oldest) || !shared_ring::is_entry_free(own) {
             return Err(PushError::Full);
         }
-        let at = self.mem.entry_ptr(self.tail_word);
-        d.encode_slots(|i, s| {
-            let mut s = *s;
+        let entry = self.memory.entry_ptr(self.tail);
+        request.encode_slots(|i, slot| {
+            let mut slot = *slot;
             if i == 0 {
-                s.0[7] = 1 << 32;
+                // The upper half of the last word is the flag: the entry is in use.
+                slot.0[7] = 1 << 32;
             }
-            // SAFETY: i < n <= stride; the entry is free, so no worker reads it.
-            unsafe { at.add(i as usize).write(s) };
+            // SAFETY: i is below the stride; the entry is free, so no worker reads it.
+            unsafe { entry.add(i as usize).write(slot) };
         });
-        self.tail_word = self.tail_word.wrapping_add(1);
+        self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
 
     /// Shows all pushed requests.
     #[inline]
     pub fn publish_posted(&mut self) {
-        lockfree::publish_entries(self.mem.tail_word(), self.tail_word);
+        shared_ring::publish_entries(self.memory.tail_word(), self.tail);
     }
 }
 
 /// One ring as the daemon knows it; shared by all workers.
 pub struct SrqRing {
-    mem: SrqMem,
+    memory: SrqMemory,
     claimed: AtomicU64,
     /// The ring that a resize put behind this one.
     next: OnceLock<Arc<SrqRing>>,
@@ -188,32 +188,32 @@ pub struct SrqRing {
 impl SrqRing {
     /// A fresh ring at `offset`.
     pub fn new(
-        region: Arc<SharedMemory>,
+        memory: Arc<SharedMemory>,
         offset: usize,
         geometry: SrqGeometry,
     ) -> Result<Arc<Self>, OutOfBounds> {
         Ok(Arc::new(SrqRing {
-            mem: SrqMem::new(region, offset, geometry)?,
+            memory: SrqMemory::new(memory, offset, geometry)?,
             claimed: AtomicU64::new(0),
             next: OnceLock::new(),
         }))
     }
 
+    /// Requests that are posted and not taken, in this ring alone.
+    fn count_posted_here(&self) -> u32 {
+        let entries = self.memory.geometry.entries;
+        shared_ring::count_posted(&self.claimed, self.memory.tail_word(), entries)
+    }
+
     /// Requests that are posted and not taken, in this ring and in those behind it.
     pub fn count_posted(&self) -> u32 {
-        let (mut ring, mut n) = (self, 0u32);
-        loop {
-            let entries = ring.mem.geometry.entries;
-            n = n.saturating_add(lockfree::count_posted(
-                &ring.claimed,
-                ring.mem.tail_word(),
-                entries,
-            ));
-            match ring.next.get() {
-                Some(r) => ring = r,
-                None => return n,
-            }
+        let mut ring = self;
+        let mut posted = ring.count_posted_here();
+        while let Some(next) = ring.next.get() {
+            ring = next;
+            posted = posted.saturating_add(ring.count_posted_here());
         }
+        posted
     }
 
     /// Puts a ring behind this one, once. The client posts nothing more here.
@@ -228,91 +228,87 @@ pub struct LowWaterMark(AtomicU32);
 
 impl LowWaterMark {
     /// Wants one event when fewer than `limit` requests are left; 0 wants none. True: they are
-    /// fewer already, and the caller owes the event. `ring`: the oldest that is in use.
-    pub fn arm_event(&self, limit: u32, ring: &SrqRing) -> bool {
-        let mut r = ring;
-        lockfree::arm_low_water(&self.0, limit, &r.claimed);
-        while let Some(n) = r.next.get() {
-            r = n;
-            lockfree::arm_low_water(&self.0, limit, &r.claimed);
+    /// fewer already, and the caller raises the event. `oldest`: the oldest ring in use.
+    pub fn arm_event(&self, limit: u32, oldest: &SrqRing) -> bool {
+        let mut ring = oldest;
+        shared_ring::arm_low_water(&self.0, limit, &ring.claimed);
+        while let Some(next) = ring.next.get() {
+            ring = next;
+            shared_ring::arm_low_water(&self.0, limit, &ring.claimed);
         }
-        limit > 0 && lockfree::take_low_water(&self.0, ring.count_posted())
+        limit > 0 && shared_ring::take_low_water(&self.0, oldest.count_posted())
     }
 
     /// The limit; 0 when none is armed.
     pub fn armed_limit(&self) -> u32 {
-        self.0.load(core::sync::atomic::Ordering::Relaxed)
+        // Relaxed: for the answer to a query only.
+        self.0.load(Ordering::Relaxed)
     }
 }
 
 /// One worker's end.
 pub struct SrqConsumer {
     ring: Arc<SrqRing>,
-    low: Arc<LowWaterMark>,
+    low_water: Arc<LowWaterMark>,
 }
 
 /// A request was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TakenRequest {
-    /// The stock fell below the limit: the caller owes the event.
+    /// Fewer requests than the limit are left: the caller raises the event.
     pub limit_reached: bool,
 }
 
 impl SrqConsumer {
     /// An end that starts with `ring`.
-    pub fn new(ring: Arc<SrqRing>, low: Arc<LowWaterMark>) -> Self {
-        SrqConsumer { ring, low }
+    pub fn new(ring: Arc<SrqRing>, low_water: Arc<LowWaterMark>) -> Self {
+        SrqConsumer { ring, low_water }
     }
 
-    /// Takes the oldest request, copies it once and validates the copy into `w`. None when
+    /// Takes the oldest request, copies it once and validates the copy into `element`. None when
     /// nothing is posted.
     #[inline]
-    pub fn pop(&mut self, w: &mut RecvWqe) -> Result<Option<TakenRequest>, RingError> {
+    pub fn pop(&mut self, element: &mut RecvWqe) -> Result<Option<TakenRequest>, RingError> {
         loop {
-            // Before the ring is found empty: what was posted to it came before its successor.
+            // Read before the ring is found empty: what was posted to this ring was posted before
+            // its successor was appended.
             let next = self.ring.next.get();
-            let mem = &self.ring.mem;
-            let claim =
-                lockfree::claim_entry(&self.ring.claimed, mem.tail_word(), mem.geometry.entries);
+            let memory = &self.ring.memory;
+            let entries = memory.geometry.entries;
+            let claim = shared_ring::claim_entry(&self.ring.claimed, memory.tail_word(), entries);
             if let Some((number, marked)) = claim.map_err(|_| RingError::InvalidIndex)? {
-                let copied = self.copy_request(number, w);
-                let limit_reached =
-                    marked && lockfree::take_low_water(&self.low.0, self.ring.count_posted());
+                let copied = self.copy_request(number, element);
+                let limit_reached = marked
+                    && shared_ring::take_low_water(&self.low_water.0, self.ring.count_posted());
                 return copied.map(|()| Some(TakenRequest { limit_reached }));
             }
             match next {
-                Some(n) => self.ring = n.clone(),
+                Some(next) => self.ring = next.clone(),
                 None => return Ok(None),
             }
         }
     }
 
     #[inline]
-    fn copy_request(&self, number: u32, w: &mut RecvWqe) -> Result<(), RingError> {
-        let mem = &self.ring.mem;
-        let at = mem.entry_ptr(number);
-        // SAFETY: i < stride, inside and 64-aligned. The client may write it meanwhile only if
-        // it cheats; the copy is validated.
-        let load = |i: u32| unsafe { at.add(i as usize).read_volatile() };
-        let parsed = w.parse_into(&load(0), mem.geometry.stride, load);
-        lockfree::release_entry(mem.flag_word(number));
-        parsed.map_err(|error| RingError::Wqe {
-            wr_id: w.wr_id,
-            error,
-        })?;
-        Ok(())
+    fn copy_request(&self, number: u32, element: &mut RecvWqe) -> Result<(), RingError> {
+        let memory = &self.ring.memory;
+        let entry = memory.entry_ptr(number);
+        // SAFETY: `parse_copied` asks for slots below the stride, which lie inside and are
+        // 64-aligned. The client may write them meanwhile only if it cheats; the copy is validated.
+        let load = |i: u32| unsafe { entry.add(i as usize).read_volatile() };
+        let parsed = parse_copied(element, memory.geometry.stride, load);
+        shared_ring::release_entry(memory.flag_word(number));
+        parsed.map(|_| ())
     }
 
     /// Goes on to the ring of a resize when nothing is left in the old one, so that its memory
     /// can be freed.
     pub fn leave_old_ring(&mut self) {
-        while let Some(n) = self.ring.next.get() {
-            let mem = &self.ring.mem;
-            if lockfree::count_posted(&self.ring.claimed, mem.tail_word(), mem.geometry.entries) > 0
-            {
+        while let Some(next) = self.ring.next.get() {
+            if self.ring.count_posted_here() > 0 {
                 return;
             }
-            self.ring = n.clone();
+            self.ring = next.clone();
         }
     }
 }

@@ -12,13 +12,16 @@
 //! receive queues use it only when the QP is in error and posted receives have
 //! to be flushed: their doorbell is that of the QP's send queue.
 
-use crate::shared_memory::{OutOfBounds, SharedMemory};
+use crate::ring_memory::RingMemory;
+use crate::shared_memory::{OutOfBounds, SharedMemory, prefetch_line};
 use crate::wqe::{
-    RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WqeError, WqeSlot, slots_per_request,
+    RecvWqe, RecvWr, SLOT_LEN, SendWqe, SendWr, WorkQueueElement, WorkRequest, WqeError, WqeSlot,
+    slots_per_request,
 };
+use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU32, Ordering, fence};
-use siw_lockfree::rings::{self as lockfree, SpscConsumer, SpscProducer};
-use std::ptr::NonNull;
+use siw_lockfree::doorbell;
+use siw_lockfree::spsc::{SpscConsumer, SpscProducer};
 use std::sync::Arc;
 
 /// Bytes before the slots.
@@ -109,345 +112,297 @@ pub fn ring_len(slots: u32) -> usize {
     HEADER + slots as usize * SLOT_LEN
 }
 
-/// Checked pointers into the region, kept alive by the Arc.
+/// Which of the two work queues of a queue pair a ring is: [`SendKind`] or [`ReceiveKind`]. Both
+/// are the same ring; they differ in what a request looks like and in how the worker learns of it.
+pub trait QueueKind: sealed::Sealed {
+    /// What the application posts.
+    type Request<'a>: WorkRequest;
+    /// What the worker takes.
+    type Element: WorkQueueElement;
+}
+
+/// The send queue.
+#[derive(Debug)]
+pub enum SendKind {}
+
+/// The receive queue.
+#[derive(Debug)]
+pub enum ReceiveKind {}
+
+impl QueueKind for SendKind {
+    type Request<'a> = SendWr<'a>;
+    type Element = SendWqe;
+}
+
+impl QueueKind for ReceiveKind {
+    type Request<'a> = RecvWr<'a>;
+    type Element = RecvWqe;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::SendKind {}
+    impl Sealed for super::ReceiveKind {}
+}
+
+/// Application's end of a send queue.
+pub type SqProducer = WorkQueueProducer<SendKind>;
+/// Application's end of a receive queue.
+pub type RqProducer = WorkQueueProducer<ReceiveKind>;
+/// Worker's end of a send queue.
+pub type SqConsumer = WorkQueueConsumer<SendKind>;
+/// Worker's end of a receive queue.
+pub type RqConsumer = WorkQueueConsumer<ReceiveKind>;
+
+/// The header words and the slots of one ring.
 #[derive(Clone)]
-struct RingMem {
-    base: NonNull<u8>,
-    _region: Arc<SharedMemory>,
-}
+struct WorkQueueMemory(RingMemory);
 
-// SAFETY: the words are atomics, the slots are copied raw; the Arc keeps the
-// mapping alive on whatever thread.
-unsafe impl Send for RingMem {}
-// SAFETY: as above; slots are only stored to through a `Producer`, which is `&mut`.
-unsafe impl Sync for RingMem {}
-
-impl RingMem {
-    fn new(region: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
-        if !offset.is_multiple_of(64) || !slots.is_power_of_two() || slots > MAX_RING_SLOTS {
+impl WorkQueueMemory {
+    fn new(memory: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
+        if !slots.is_power_of_two() || slots > MAX_RING_SLOTS {
             return Err(OutOfBounds);
         }
-        if !region.is_writable() {
-            return Err(OutOfBounds);
-        }
-        let p = region.ptr_at(offset, ring_len(slots))?;
-        Ok(RingMem {
-            base: NonNull::new(p).ok_or(OutOfBounds)?,
-            _region: region,
-        })
+        RingMemory::new(memory, offset, ring_len(slots)).map(Self)
     }
 
     #[inline]
-    fn word_at(&self, off: usize) -> &AtomicU32 {
-        debug_assert!(off < HEADER && off.is_multiple_of(4));
-        // SAFETY: HEADER bytes at base were checked, base is 64-aligned (page
-        // aligned mapping plus a multiple of 64), off is one of the constants.
-        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(off).cast()) }
+    fn header_word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset < HEADER && offset.is_multiple_of(4));
+        // SAFETY: the offset is one of the constants above, which are multiples of 4 inside the
+        // header; `new` checked the header with the slots.
+        unsafe { self.0.word_at(offset) }
     }
 
     #[inline]
-    fn slot_ptr(&self, i: u32) -> *mut WqeSlot {
-        // SAFETY: i was masked by the caller's ring, whose size was checked in `new`.
-        unsafe {
-            self.base
-                .as_ptr()
-                .add(HEADER + i as usize * SLOT_LEN)
-                .cast()
-        }
+    fn slot_ptr(&self, index: u32) -> *mut WqeSlot {
+        self.0.ptr_at(HEADER + index as usize * SLOT_LEN).cast()
     }
 
     #[inline]
-    fn load_slot(&self, i: u32) -> WqeSlot {
-        // SAFETY: inside and 64-aligned. The producer may write it meanwhile only
-        // if it cheats; the copy is validated afterwards.
-        unsafe { self.slot_ptr(i).read_volatile() }
+    fn load_slot(&self, index: u32) -> WqeSlot {
+        // SAFETY: the index was masked by the ring, whose size `new` checked; 64-aligned. The
+        // producer may write it meanwhile only if it cheats; the copy is validated afterwards.
+        unsafe { self.slot_ptr(index).read_volatile() }
     }
 
     #[inline]
-    fn store_slot(&self, i: u32, s: &WqeSlot) {
-        // SAFETY: inside and 64-aligned; the slot is reserved by this producer.
-        unsafe { self.slot_ptr(i).write(*s) };
+    fn store_slot(&self, index: u32, slot: &WqeSlot) {
+        // SAFETY: as in `load_slot`; the slot is reserved by this producer, so the consumer does
+        // not read it.
+        unsafe { self.slot_ptr(index).write(*slot) };
     }
 }
 
-/// What producers of both kinds share.
-struct Producer {
-    mem: RingMem,
+/// Application's end of a work queue. One thread at a time (`&mut`).
+pub struct WorkQueueProducer<K> {
+    memory: WorkQueueMemory,
     ring: SpscProducer,
     posted: u32,
     done: u32,
     max_wr: u32,
+    kind: PhantomData<K>,
 }
 
-impl Producer {
-    fn new(
-        region: Arc<SharedMemory>,
+impl<K: QueueKind> WorkQueueProducer<K> {
+    /// A ring of `slots` at `offset`; at most `max_wr` unfinished requests.
+    pub fn new(
+        memory: Arc<SharedMemory>,
         offset: usize,
         slots: u32,
         max_wr: u32,
     ) -> Result<Self, OutOfBounds> {
-        let mem = RingMem::new(region, offset, slots)?;
-        Ok(Producer {
-            mem,
+        let memory = WorkQueueMemory::new(memory, offset, slots)?;
+        Ok(WorkQueueProducer {
+            memory,
             ring: SpscProducer::new(slots),
             posted: 0,
             done: 0,
             max_wr,
+            kind: PhantomData,
         })
+    }
+
+    /// Writes a request; the worker sees it after `publish_posted`.
+    #[inline]
+    pub fn push(&mut self, request: &K::Request<'_>) -> Result<(), PushError> {
+        let slots = request.slot_count()?;
+        self.reserve_slots(slots)?;
+        let (memory, ring) = (&self.memory, &self.ring);
+        request.encode_slots(|i, slot| memory.store_slot(ring.slot_index(i), slot));
+        self.ring.mark_filled(slots);
+        self.posted = self.posted.wrapping_add(1);
+        Ok(())
     }
 
     #[inline]
     fn reserve_slots(&mut self, slots: u32) -> Result<(), PushError> {
         if self.posted.wrapping_sub(self.done) >= self.max_wr {
-            self.done = self.mem.word_at(OFF_WR_DONE).load(Ordering::Relaxed);
+            // Relaxed: a mere limit. That the slots are free is what `release_head` says.
+            self.done = self.memory.header_word(OFF_WR_DONE).load(Ordering::Relaxed);
             if self.posted.wrapping_sub(self.done) >= self.max_wr {
                 return Err(PushError::Full);
             }
         }
-        if self.ring.reserve_slots(slots, self.mem.word_at(OFF_HEAD)) {
+        let head = self.memory.header_word(OFF_HEAD);
+        if self.ring.reserve_slots(slots, head) {
             Ok(())
         } else {
             Err(PushError::Full)
         }
     }
 
+    /// Requests that are not finished.
     #[inline]
-    fn count_outstanding(&self) -> u32 {
-        self.posted
-            .wrapping_sub(self.mem.word_at(OFF_WR_DONE).load(Ordering::Relaxed))
+    pub fn count_outstanding(&self) -> u32 {
+        let done = self.memory.header_word(OFF_WR_DONE);
+        self.posted.wrapping_sub(done.load(Ordering::Relaxed))
     }
 }
 
-/// Application's end of a send queue. One thread at a time (`&mut`).
-pub struct SqProducer(Producer);
-
-impl SqProducer {
-    /// A ring of `slots` at `offset`; at most `max_wr` unfinished requests.
-    pub fn new(
-        region: Arc<SharedMemory>,
-        offset: usize,
-        slots: u32,
-        max_wr: u32,
-    ) -> Result<Self, OutOfBounds> {
-        Producer::new(region, offset, slots, max_wr).map(Self)
-    }
-
-    /// Writes a request; the worker sees it after [`Self::publish`].
-    #[inline]
-    pub fn push(&mut self, d: &SendWr<'_>) -> Result<(), PushError> {
-        let n = d.slot_count()?;
-        self.0.reserve_slots(n)?;
-        let Producer { mem, ring, .. } = &self.0;
-        d.encode_slots(|i, s| mem.store_slot(ring.slot_index(i), s));
-        self.0.ring.mark_filled(n);
-        self.0.posted = self.0.posted.wrapping_add(1);
-        Ok(())
-    }
-
+impl WorkQueueProducer<SendKind> {
     /// Shows all pushed requests to the worker. Returns whether the QP's number
     /// has to go on the doorbell ring.
     #[inline]
     pub fn publish_posted(&mut self) -> bool {
-        self.0.ring.publish_tail(self.0.mem.word_at(OFF_TAIL));
-        lockfree::mark_pending(self.0.mem.word_at(OFF_PENDING))
+        self.ring.publish_tail(self.memory.header_word(OFF_TAIL));
+        doorbell::mark_pending(self.memory.header_word(OFF_PENDING))
     }
 
     /// A view of what the daemon says about the QP, for any thread.
     pub fn new_watch(&self) -> SqWatch {
-        SqWatch(self.0.mem.clone())
-    }
-
-    /// Requests that are not finished.
-    pub fn count_outstanding(&self) -> u32 {
-        self.0.count_outstanding()
+        SqWatch(self.memory.clone())
     }
 }
 
-/// What the daemon says about a QP in its send queue's header.
-pub struct SqWatch(RingMem);
-
-impl SqWatch {
-    /// The QP state that the daemon last wrote (`control::QpState` as u32).
-    #[inline]
-    pub fn qp_state(&self) -> u32 {
-        self.0.word_at(OFF_QP_STATE).load(Ordering::Acquire)
-    }
-
-    /// Whose doorbell ring the QP uses. Read it after [`Self::qp_state`]: the
-    /// daemon writes it before RTS.
-    #[inline]
-    pub fn worker_index(&self) -> u32 {
-        self.0.word_at(OFF_WORKER).load(Ordering::Relaxed)
-    }
-
-    /// Marks the QP as pending without new requests: see [`RqProducer::publish`].
-    #[inline]
-    pub fn mark_pending(&self) -> bool {
-        lockfree::mark_pending(self.0.word_at(OFF_PENDING))
-    }
-
-    /// Send requests finished so far, modulo 2^32.
-    #[inline]
-    pub fn wr_done(&self) -> u32 {
-        self.0.word_at(OFF_WR_DONE).load(Ordering::Acquire)
-    }
-}
-
-/// Application's end of a receive queue.
-pub struct RqProducer(Producer);
-
-impl RqProducer {
-    /// A ring of `slots` at `offset`; at most `max_wr` unfinished requests.
-    pub fn new(
-        region: Arc<SharedMemory>,
-        offset: usize,
-        slots: u32,
-        max_wr: u32,
-    ) -> Result<Self, OutOfBounds> {
-        Producer::new(region, offset, slots, max_wr).map(Self)
-    }
-
-    /// Writes a request; the worker sees it after [`Self::publish`].
-    #[inline]
-    pub fn push(&mut self, d: &RecvWr<'_>) -> Result<(), PushError> {
-        let n = d.slot_count()?;
-        self.0.reserve_slots(n)?;
-        let Producer { mem, ring, .. } = &self.0;
-        d.encode_slots(|i, s| mem.store_slot(ring.slot_index(i), s));
-        self.0.ring.mark_filled(n);
-        self.0.posted = self.0.posted.wrapping_add(1);
-        Ok(())
-    }
-
+impl WorkQueueProducer<ReceiveKind> {
     /// Shows all pushed requests to the worker, which looks by itself when a
     /// message arrives. Only when the QP is in error afterwards
     /// ([`SqWatch::qp_state`]) the caller rings the QP's doorbell, so that the
     /// worker flushes them.
     #[inline]
     pub fn publish_posted(&mut self) {
-        self.0.ring.publish_tail(self.0.mem.word_at(OFF_TAIL));
-        // Pairs with the fence in `SqConsumer::set_qp_state`: either the worker's
+        self.ring.publish_tail(self.memory.header_word(OFF_TAIL));
+        // Pairs with the fence in `set_qp_state`: either the worker's
         // flush sees the requests, or the caller sees the error state.
         fence(Ordering::SeqCst);
     }
+}
 
-    /// Requests that are not finished.
-    pub fn count_outstanding(&self) -> u32 {
-        self.0.count_outstanding()
+/// What the daemon says about a QP in its send queue's header.
+pub struct SqWatch(WorkQueueMemory);
+
+impl SqWatch {
+    /// The QP state that the daemon last wrote (`control::QpState` as u32).
+    #[inline]
+    pub fn qp_state(&self) -> u32 {
+        // Pairs with the Release in `set_qp_state`: the worker index was written before.
+        self.0.header_word(OFF_QP_STATE).load(Ordering::Acquire)
+    }
+
+    /// Whose doorbell ring the QP uses. Read it after [`Self::qp_state`]: the
+    /// daemon writes it before RTS.
+    #[inline]
+    pub fn worker_index(&self) -> u32 {
+        // Relaxed: ordered by the Acquire in `qp_state`.
+        self.0.header_word(OFF_WORKER).load(Ordering::Relaxed)
+    }
+
+    /// Marks the QP as pending without new requests: see [`RqProducer::publish_posted`].
+    #[inline]
+    pub fn mark_pending(&self) -> bool {
+        doorbell::mark_pending(self.0.header_word(OFF_PENDING))
+    }
+
+    /// Send requests finished so far, modulo 2^32.
+    #[inline]
+    pub fn wr_done(&self) -> u32 {
+        // Pairs with the Release in `complete_requests`.
+        self.0.header_word(OFF_WR_DONE).load(Ordering::Acquire)
     }
 }
 
-struct Consumer {
-    mem: RingMem,
+/// Worker's end of a work queue.
+pub struct WorkQueueConsumer<K> {
+    memory: WorkQueueMemory,
     ring: SpscConsumer,
     done: u32,
+    kind: PhantomData<K>,
 }
 
-impl Consumer {
-    fn new(region: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
-        let mem = RingMem::new(region, offset, slots)?;
-        Ok(Consumer {
-            mem,
+impl<K: QueueKind> WorkQueueConsumer<K> {
+    /// A ring of `slots` at `offset`.
+    pub fn new(memory: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
+        let memory = WorkQueueMemory::new(memory, offset, slots)?;
+        Ok(WorkQueueConsumer {
+            memory,
             ring: SpscConsumer::new(slots),
             done: 0,
+            kind: PhantomData,
         })
     }
 
     #[inline]
     fn available_slots(&mut self) -> Result<u32, RingError> {
         self.ring
-            .available_slots(self.mem.word_at(OFF_TAIL))
+            .available_slots(self.memory.header_word(OFF_TAIL))
             .map_err(|_| RingError::InvalidIndex)
     }
 
-    /// Has `parse(first slot, slots there, the others by index)` take a request, which
-    /// returns how many slots it has.
-    #[inline]
-    fn pop(
-        &mut self,
-        parse: impl FnOnce(&WqeSlot, u32, &dyn Fn(u32) -> WqeSlot) -> Result<u32, RingError>,
-    ) -> Result<Option<()>, RingError> {
-        let have = self.available_slots()?;
-        if have == 0 {
-            return Ok(None);
-        }
-        let Consumer { mem, ring, .. } = self;
-        let n = parse(&mem.load_slot(ring.slot_index(0)), have, &|i| {
-            mem.load_slot(ring.slot_index(i))
-        })?;
-        self.ring.advance_head(n);
-        Ok(Some(()))
-    }
-
-    #[inline]
-    fn complete_requests(&mut self, n: u32) {
-        self.done = self.done.wrapping_add(n);
-        self.mem
-            .word_at(OFF_WR_DONE)
-            .store(self.done, Ordering::Release);
-    }
-
-    #[inline]
-    fn release_popped(&self) {
-        self.ring.release_head(self.mem.word_at(OFF_HEAD));
-    }
-}
-
-/// Worker's end of a send queue.
-pub struct SqConsumer(Consumer);
-
-impl SqConsumer {
-    /// A ring of `slots` at `offset`.
-    pub fn new(region: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
-        Consumer::new(region, offset, slots).map(Self)
-    }
-
-    /// Clears the doorbell's pending word: after the QP's number was popped from
-    /// the ring and before the first [`Self::pop`].
-    #[inline]
-    pub fn clear_pending(&self) {
-        lockfree::clear_pending(self.0.mem.word_at(OFF_PENDING));
-    }
-
-    /// Copies the next request out once and validates the copy into `w`. None
+    /// Copies the next request out once and validates the copy into `element`. None
     /// when the queue is empty. After an error the queue must not be read again.
     #[inline]
-    pub fn pop(&mut self, w: &mut SendWqe) -> Result<Option<()>, RingError> {
-        self.0.pop(|first, have, more| {
-            w.parse_into(first, have, more)
-                .map_err(|error| RingError::Wqe {
-                    wr_id: w.wr_id,
-                    error,
-                })
-        })
+    pub fn pop(&mut self, element: &mut K::Element) -> Result<Option<()>, RingError> {
+        let available = self.available_slots()?;
+        if available == 0 {
+            return Ok(None);
+        }
+        let (memory, ring) = (&self.memory, &self.ring);
+        let load = |i: u32| memory.load_slot(ring.slot_index(i));
+        let slots = parse_copied(element, available, load)?;
+        self.ring.advance_head(slots);
+        Ok(Some(()))
     }
 
     /// Whether requests wait (looks at the client's line when none is cached).
     #[inline]
     pub fn is_empty(&mut self) -> Result<bool, RingError> {
-        Ok(self.0.available_slots()? == 0)
+        Ok(self.available_slots()? == 0)
     }
 
     /// Lets the client reuse the slots of all popped requests; once per batch.
     #[inline]
     pub fn release_popped(&self) {
-        self.0.release_popped();
+        self.ring.release_head(self.memory.header_word(OFF_HEAD));
     }
 
-    /// Counts `n` requests as finished, signaled or not.
+    /// Counts `count` requests as finished, signaled or not.
     #[inline]
-    pub fn complete_requests(&mut self, n: u32) {
-        self.0.complete_requests(n);
+    pub fn complete_requests(&mut self, count: u32) {
+        self.done = self.done.wrapping_add(count);
+        // Pairs with the Acquire in `SqWatch::wr_done`.
+        self.memory
+            .header_word(OFF_WR_DONE)
+            .store(self.done, Ordering::Release);
+    }
+}
+
+impl WorkQueueConsumer<SendKind> {
+    /// Clears the doorbell's pending word: after the QP's number was popped from
+    /// the ring and before the first [`Self::pop`].
+    #[inline]
+    pub fn clear_pending(&self) {
+        doorbell::clear_pending(self.memory.header_word(OFF_PENDING));
     }
 
     /// Tells the client the QP's state. When it is ERROR the caller flushes both
     /// queues afterwards.
     pub fn set_qp_state(&self, state: u32) {
-        self.0
-            .mem
-            .word_at(OFF_QP_STATE)
+        // Pairs with the Acquire in `SqWatch::qp_state`.
+        self.memory
+            .header_word(OFF_QP_STATE)
             .store(state, Ordering::Release);
-        // Pairs with the fence in `RqProducer::publish`.
+        // Pairs with the fence in `RqProducer::publish_posted`.
         fence(Ordering::SeqCst);
     }
 
@@ -455,59 +410,36 @@ impl SqConsumer {
     /// before [`Self::set_qp_state`] to RTS when the connection goes to another
     /// worker. Clients ring only after they have seen a state beyond IDLE. A worker
     /// that pops the number of a QP it does not own passes it to the owner, and the
-    /// owner clears the pending word and looks once when it adopts a QP: otherwise a
+    /// owner clears the pending word and looks once when it installs a QP: otherwise a
     /// number that was lost leaves the word set for ever.
     pub fn set_worker(&self, worker: u32) {
-        self.0
-            .mem
-            .word_at(OFF_WORKER)
+        // Relaxed: the Release in `set_qp_state` publishes it.
+        self.memory
+            .header_word(OFF_WORKER)
             .store(worker, Ordering::Relaxed);
     }
 
-    /// Hints the cache about the client's line and the next slot.
+    /// Asks the CPU to load the client's line and the next slot.
     #[inline]
     pub fn prefetch_next(&self) {
-        crate::shared_memory::prefetch_line(self.0.mem.base.as_ptr());
-        crate::shared_memory::prefetch_line(self.0.mem.slot_ptr(self.0.ring.slot_index(0)).cast());
+        prefetch_line(self.memory.0.ptr_at(OFF_TAIL));
+        prefetch_line(self.memory.slot_ptr(self.ring.slot_index(0)).cast());
     }
 }
 
-/// Worker's end of a receive queue.
-pub struct RqConsumer(Consumer);
-
-impl RqConsumer {
-    /// A ring of `slots` at `offset`.
-    pub fn new(region: Arc<SharedMemory>, offset: usize, slots: u32) -> Result<Self, OutOfBounds> {
-        Consumer::new(region, offset, slots).map(Self)
-    }
-
-    /// As [`SqConsumer::pop`].
-    #[inline]
-    pub fn pop(&mut self, w: &mut RecvWqe) -> Result<Option<()>, RingError> {
-        self.0.pop(|first, have, more| {
-            w.parse_into(first, have, more)
-                .map_err(|error| RingError::Wqe {
-                    wr_id: w.wr_id,
-                    error,
-                })
+/// Validates a request into `element` from slots that `load` copies out of shared memory, at most
+/// `available`, each copied once; returns how many slots it has.
+#[inline]
+pub(crate) fn parse_copied<E: WorkQueueElement>(
+    element: &mut E,
+    available: u32,
+    load: impl Fn(u32) -> WqeSlot,
+) -> Result<u32, RingError> {
+    let first = load(0);
+    element
+        .parse_into(&first, available, load)
+        .map_err(|error| RingError::Wqe {
+            wr_id: element.wr_id(),
+            error,
         })
-    }
-
-    /// Whether requests wait.
-    #[inline]
-    pub fn is_empty(&mut self) -> Result<bool, RingError> {
-        Ok(self.0.available_slots()? == 0)
-    }
-
-    /// As [`SqConsumer::release`].
-    #[inline]
-    pub fn release_popped(&self) {
-        self.0.release_popped();
-    }
-
-    /// As [`SqConsumer::complete`].
-    #[inline]
-    pub fn complete_requests(&mut self, n: u32) {
-        self.0.complete_requests(n);
-    }
 }

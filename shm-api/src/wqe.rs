@@ -106,7 +106,7 @@ pub const OPCODE_RECV: u8 = 0x80;
 impl Opcode {
     /// The opcode with that number.
     #[inline]
-    pub fn from_u8(v: u8) -> Option<Opcode> {
+    pub fn from_u8(number: u8) -> Option<Opcode> {
         use Opcode::*;
         const ALL: [Opcode; 12] = [
             Write,
@@ -122,7 +122,7 @@ impl Opcode {
             BindMw,
             ReadWithInv,
         ];
-        ALL.get(usize::from(v).wrapping_sub(1)).copied()
+        ALL.get(usize::from(number).wrapping_sub(1)).copied()
     }
 
     /// Whether it changes a key of this side, and sends nothing.
@@ -166,6 +166,47 @@ impl Opcode {
     }
 }
 
+/// A work request as the client library writes it: [`SendWr`] or [`RecvWr`].
+pub trait WorkRequest {
+    /// Slots it takes; refuses what could not be parsed back.
+    fn slot_count(&self) -> Result<u32, WqeError>;
+
+    /// Hands the slots to `put(i, slot)` in order. Call [`Self::slot_count`] first.
+    fn encode_slots(&self, put: impl FnMut(u32, &WqeSlot));
+}
+
+/// A validated work request in the worker's own memory: [`SendWqe`] or [`RecvWqe`].
+pub trait WorkQueueElement: Default {
+    /// Identifies the request in its completion; valid after a failed parse as well.
+    fn wr_id(&self) -> u64;
+
+    /// Validates `first` and, as far as it names more slots (never more than
+    /// `available`), `more(i)` for i in 1.. . Returns the slots consumed. Only the
+    /// used part of the payload is written.
+    fn parse_into(
+        &mut self,
+        first: &WqeSlot,
+        available: u32,
+        more: impl FnMut(u32) -> WqeSlot,
+    ) -> Result<u32, WqeError>;
+}
+
+/// A new element from a private copy of the slots.
+fn parse_element<E: WorkQueueElement>(slots: &[WqeSlot]) -> Result<E, WqeError> {
+    let mut element = E::default();
+    let first = slots.first().ok_or(WqeError::Truncated)?;
+    element.parse_into(first, slots.len() as u32, |i| slots[i as usize])?;
+    Ok(element)
+}
+
+/// The element that a worker would take after `request` was posted.
+fn element_of<E: WorkQueueElement>(request: &impl WorkRequest) -> Result<E, WqeError> {
+    let count = request.slot_count()? as usize;
+    let mut slots = [WqeSlot([0; 8]); MAX_SLOTS];
+    request.encode_slots(|i, slot| slots[i as usize] = *slot);
+    parse_element(&slots[..count])
+}
+
 /// Flags of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WrFlags(pub u8);
@@ -184,15 +225,15 @@ impl WrFlags {
 
     /// Whether all bits of `f` are set.
     #[inline]
-    pub fn contains(self, f: WrFlags) -> bool {
-        self.0 & f.0 == f.0
+    pub fn contains(self, flags: WrFlags) -> bool {
+        self.0 & flags.0 == flags.0
     }
 }
 
 impl std::ops::BitOr for WrFlags {
     type Output = WrFlags;
-    fn bitor(self, o: WrFlags) -> WrFlags {
-        WrFlags(self.0 | o.0)
+    fn bitor(self, other: WrFlags) -> WrFlags {
+        WrFlags(self.0 | other.0)
     }
 }
 
@@ -222,13 +263,13 @@ pub enum WqeError {
 }
 
 #[inline]
-fn slots_for_sges(n: usize) -> usize {
-    1 + n.saturating_sub(1).div_ceil(4)
+fn slots_for_sges(count: usize) -> usize {
+    1 + count.saturating_sub(1).div_ceil(4)
 }
 
 #[inline]
-fn slots_for_inline(n: usize) -> usize {
-    1 + n.saturating_sub(INLINE_IN_HEADER).div_ceil(SLOT_LEN)
+fn slots_for_inline(len: usize) -> usize {
+    1 + len.saturating_sub(INLINE_IN_HEADER).div_ceil(SLOT_LEN)
 }
 
 /// Slots that the largest request with these limits takes.
@@ -237,17 +278,19 @@ pub fn slots_per_request(max_sge: usize, max_inline: usize) -> usize {
 }
 
 #[inline]
-fn encode_sges(mut h: WqeHeader, s: &[Sge], mut put: impl FnMut(u32, &WqeSlot)) {
-    let s = &s[..s.len().min(MAX_SGE)];
-    h.num_sge = s.len() as u8;
-    h.slots = slots_for_sges(s.len()) as u8;
-    h.length = s.iter().fold(0u32, |n, e| n.wrapping_add(e.length));
+fn encode_sges(mut header: WqeHeader, sges: &[Sge], mut put: impl FnMut(u32, &WqeSlot)) {
+    let sges = &sges[..sges.len().min(MAX_SGE)];
+    header.num_sge = sges.len() as u8;
+    header.slots = slots_for_sges(sges.len()) as u8;
+    header.length = sges
+        .iter()
+        .fold(0u32, |total, sge| total.wrapping_add(sge.length));
     let mut rest: &[Sge] = &[];
-    if let Some((first, more)) = s.split_first() {
-        h.sge0 = *first;
+    if let Some((first, more)) = sges.split_first() {
+        header.sge0 = *first;
         rest = more;
     }
-    put(0, &bytemuck::cast(h));
+    put(0, &bytemuck::cast(header));
     for (i, chunk) in rest.chunks(4).enumerate() {
         let mut four = [Sge::default(); 4];
         four[..chunk.len()].copy_from_slice(chunk);
@@ -278,32 +321,32 @@ fn check_slots(said: u8, takes: usize, have: u32) -> Result<(), WqeError> {
 
 #[inline]
 fn parse_sges(
-    h: &WqeHeader,
+    header: &WqeHeader,
     have: u32,
     payload: &mut WqePayload,
     mut more: impl FnMut(u32) -> WqeSlot,
 ) -> Result<(u32, u32), WqeError> {
-    let n = usize::from(h.num_sge);
-    if n > MAX_SGE {
-        return Err(WqeError::TooManySge(n));
+    let count = usize::from(header.num_sge);
+    if count > MAX_SGE {
+        return Err(WqeError::TooManySge(count));
     }
-    let takes = slots_for_sges(n);
-    check_slots(h.slots, takes, have)?;
-    if n == 0 {
+    let takes = slots_for_sges(count);
+    check_slots(header.slots, takes, have)?;
+    if count == 0 {
         return Ok((0, 1));
     }
     let sges = bytemuck::cast_slice_mut::<u64, Sge>(&mut payload.0);
-    sges[0] = h.sge0;
+    sges[0] = header.sge0;
     for i in 1..takes {
         let four: [Sge; 4] = bytemuck::cast(more(i as u32).0);
         let from = 1 + (i - 1) * 4;
-        let to = (from + 4).min(n);
+        let to = (from + 4).min(count);
         sges[from..to].copy_from_slice(&four[..to - from]);
     }
     let mut length = 0u32;
-    for s in &sges[..n] {
+    for sge in &sges[..count] {
         length = length
-            .checked_add(s.length)
+            .checked_add(sge.length)
             .ok_or(WqeError::LengthOverflow)?;
     }
     Ok((length, takes as u32))

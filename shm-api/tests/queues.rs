@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use siw_shm::completion_queue::{self as cq, CqGeometry};
 use siw_shm::doorbell;
 use siw_shm::work_queue::{self as wq, PushError};
+use siw_shm::wqe::WorkRequest;
 use siw_shm::wqe::{MAX_SLOTS, RecvWr, SendData, WqeSlot};
 use siw_shm::*;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ fn region(len: usize) -> Arc<SharedMemory> {
 fn send(wr_id: u64, data: SendData<'_>) -> SendWr<'_> {
     SendWr {
         opcode: Opcode::Send,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id,
         imm: 0,
         remote_addr: 0,

@@ -41,18 +41,18 @@ fn main() -> ExitCode {
             print!("{text}");
             ExitCode::SUCCESS
         }
-        Err(e) => {
-            eprintln!("siw-stat: {e}");
+        Err(error) => {
+            eprintln!("siw-stat: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
 fn run(args: &StatArgs) -> Result<String, String> {
-    let context = siw::Context::open(args.socket.as_deref()).map_err(|e| e.to_string())?;
-    let text = context.read_stats().map_err(|e| e.to_string())?;
+    let context = siw::Context::open(args.socket.as_deref()).map_err(|error| error.to_string())?;
+    let text = context.read_stats().map_err(|error| error.to_string())?;
     let stats: Value =
-        serde_json::from_str(&text).map_err(|e| format!("what siwd answers: {e}"))?;
+        serde_json::from_str(&text).map_err(|error| format!("what siwd answers: {error}"))?;
     let devices = devices(&stats, args)?;
     let workers = workers(&stats);
     if args.json {
@@ -61,8 +61,8 @@ fn run(args: &StatArgs) -> Result<String, String> {
     Ok(as_text(&devices, &workers, args.all))
 }
 
-fn list<'a>(v: &'a Value, key: &str) -> &'a [Value] {
-    v[key].as_array().map_or(&[], Vec::as_slice)
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
 /// The counters of each device.
@@ -73,22 +73,28 @@ fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<(String, Rows)>, String
     for total in list(stats, "total") {
         let name = total["device"].as_str().unwrap_or_default();
         names.push(name);
-        if args.device.as_ref().is_some_and(|d| d != name) {
+        if args.device.as_ref().is_some_and(|device| device != name) {
             continue;
         }
-        let of = |v: &Value, key: &str| match key {
-            "rx_frames" | "tx_frames" => v[key].as_u64(),
-            _ => v["mib"][key].as_u64(),
+        let of = |value: &Value, key: &str| match key {
+            "rx_frames" | "tx_frames" => value[key].as_u64(),
+            _ => value["mib"][key].as_u64(),
         };
         let mib = total["mib"].as_object().into_iter().flat_map(Map::keys);
         let keys = ["rx_frames", "tx_frames"]
             .into_iter()
             .chain(mib.map(String::as_str));
-        let keys = keys.filter(|k| wanted.as_ref().is_none_or(|w| k.to_lowercase().contains(w)));
+        let keys = keys.filter(|key| {
+            wanted
+                .as_ref()
+                .is_none_or(|text| key.to_lowercase().contains(text))
+        });
         let rows = keys.map(|key| {
-            let each = list(stats, "workers").iter().map(|w| {
-                let lane = list(w, "devices").iter().find(|d| d["device"] == name);
-                lane.and_then(|d| of(d, key)).unwrap_or(0)
+            let each = list(stats, "workers").iter().map(|worker| {
+                let lane = list(worker, "devices")
+                    .iter()
+                    .find(|device| device["device"] == name);
+                lane.and_then(|device| of(device, key)).unwrap_or(0)
             });
             (
                 key.to_owned(),
@@ -98,7 +104,10 @@ fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<(String, Rows)>, String
         out.push((name.to_owned(), rows.collect()));
     }
     match &args.device {
-        Some(d) if out.is_empty() => Err(format!("no device {d:?}; siwd has {}", names.join(", "))),
+        Some(device) if out.is_empty() => Err(format!(
+            "no device {device:?}; siwd has {}",
+            names.join(", ")
+        )),
         _ => Ok(out),
     }
 }
@@ -107,14 +116,16 @@ fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<(String, Rows)>, String
 fn workers(stats: &Value) -> Rows {
     let mut rows = Rows::new();
     let workers = list(stats, "workers");
-    for (i, w) in workers.iter().enumerate() {
-        for (k, v) in w.as_object().into_iter().flatten() {
-            let Some(v) = v.as_u64() else { continue };
+    for (i, worker) in workers.iter().enumerate() {
+        for (name, value) in worker.as_object().into_iter().flatten() {
+            let Some(value) = value.as_u64() else {
+                continue;
+            };
             let row = rows
-                .entry(k.clone())
+                .entry(name.clone())
                 .or_insert_with(|| (0, vec![0; workers.len()]));
-            row.0 += v;
-            row.1[i] = v;
+            row.0 += value;
+            row.1[i] = value;
         }
     }
     rows
@@ -122,10 +133,15 @@ fn workers(stats: &Value) -> Rows {
 
 fn as_json(devices: &[(String, Rows)], workers: &Rows) -> Value {
     let section = |rows: &Rows| {
-        let merged: Map<_, _> = rows.iter().map(|(k, r)| (k.clone(), r.0.into())).collect();
-        let count = rows.values().next().map_or(0, |r| r.1.len());
+        let merged: Map<_, _> = rows
+            .iter()
+            .map(|(name, row)| (name.clone(), row.0.into()))
+            .collect();
+        let count = rows.values().next().map_or(0, |row| row.1.len());
         let each = (0..count).map(|i| {
-            let of = rows.iter().map(|(k, r)| (k.clone(), r.1[i].into()));
+            let of = rows
+                .iter()
+                .map(|(name, row)| (name.clone(), row.1[i].into()));
             Value::Object(of.collect())
         });
         (merged, each.collect::<Vec<_>>())
@@ -142,16 +158,16 @@ fn as_json(devices: &[(String, Rows)], workers: &Rows) -> Value {
 fn as_text(devices: &[(String, Rows)], workers: &Rows, all: bool) -> String {
     let mut out = String::new();
     let mut table = |title: &str, rows: &Rows| {
-        let count = rows.values().next().map_or(0, |r| r.1.len());
+        let count = rows.values().next().map_or(0, |row| row.1.len());
         let _ = write!(out, "{title:<32} {:>14}", "merged");
-        for w in 0..count {
-            let _ = write!(out, " {:>13}", format!("worker {w}"));
+        for worker in 0..count {
+            let _ = write!(out, " {:>13}", format!("worker {worker}"));
         }
         out.push('\n');
-        for (k, (sum, each)) in rows.iter().filter(|(_, r)| all || r.0 > 0) {
-            let _ = write!(out, "  {k:<30} {sum:>14}");
-            for v in each {
-                let _ = write!(out, " {v:>13}");
+        for (name, (sum, each)) in rows.iter().filter(|(_, row)| all || row.0 > 0) {
+            let _ = write!(out, "  {name:<30} {sum:>14}");
+            for value in each {
+                let _ = write!(out, " {value:>13}");
             }
             out.push('\n');
         }

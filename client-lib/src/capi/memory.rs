@@ -116,7 +116,7 @@ pub unsafe extern "C" fn siw_rereg_mr(
     len: usize,
     access: u32,
 ) -> c_int {
-    let has = |f| flags & f != 0;
+    let has = |flag| flags & flag != 0;
     // SAFETY: module contract.
     to_status(unsafe {
         borrow_handle_mut(mr).and_then(|mr| {

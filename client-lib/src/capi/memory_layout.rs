@@ -13,12 +13,12 @@ pub struct SiwMwBind {
 }
 
 impl From<&SiwMwBind> for MwBind {
-    fn from(b: &SiwMwBind) -> MwBind {
+    fn from(bind: &SiwMwBind) -> MwBind {
         MwBind {
-            lkey: b.lkey,
-            addr: b.addr,
-            length: b.length,
-            access: Access(b.access),
+            lkey: bind.lkey,
+            addr: bind.addr,
+            length: bind.length,
+            access: Access(bind.access),
         }
     }
 }

@@ -40,7 +40,7 @@ thread_local! {
 
 fn set_last_error(text: &str) {
     let clean: Vec<u8> = text.bytes().filter(|byte| *byte != 0).collect();
-    LAST_ERROR.with(|text| *text.borrow_mut() = CString::new(clean).unwrap_or_default());
+    LAST_ERROR.with(|last| *last.borrow_mut() = CString::new(clean).unwrap_or_default());
 }
 
 fn fail_with(error: Error) -> c_int {
@@ -515,7 +515,7 @@ unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), 
     };
     let wr = SendWr {
         opcode,
-        with_flags: flags,
+        flags,
         wr_id: wr.wr_id,
         imm: wr.inv_rkey,
         remote_addr: wr.remote_addr,

@@ -15,13 +15,13 @@ pub struct SiwSrqAttr {
 }
 
 impl From<&SrqAttr> for SiwSrqAttr {
-    fn from(a: &SrqAttr) -> Self {
+    fn from(attributes: &SrqAttr) -> Self {
         SiwSrqAttr {
-            max_wr: a.max_wr,
-            max_sge: a.max_sge,
-            srq_limit: a.limit,
-            posted: a.posted,
-            max_share: a.share,
+            max_wr: attributes.max_wr,
+            max_sge: attributes.max_sge,
+            srq_limit: attributes.limit,
+            posted: attributes.posted,
+            max_share: attributes.share,
             reserved: 0,
         }
     }
@@ -47,23 +47,23 @@ pub struct SiwQpAttr {
 }
 
 impl SiwQpAttr {
-    pub(super) fn new(a: &QpAttr, caps: &QpInit) -> Self {
-        let state = a.state.unwrap_or(QpState::Error);
+    pub(super) fn new(attributes: &QpAttr, caps: &QpInit) -> Self {
+        let state = attributes.state.unwrap_or(QpState::Error);
         SiwQpAttr {
             state: state as u32,
             verbs_state: VerbsQpState::from(state) as u32,
-            sq_draining: a.draining.into(),
-            mulpdu: a.mulpdu,
-            initiator_depth: a.ord,
-            responder_resources: a.ird,
+            sq_draining: attributes.draining.into(),
+            mulpdu: attributes.mulpdu,
+            initiator_depth: attributes.ord,
+            responder_resources: attributes.ird,
             max_send_wr: caps.max_send_wr,
             max_recv_wr: caps.max_recv_wr,
             max_send_sge: caps.max_send_sge,
             max_recv_sge: caps.max_recv_sge,
             max_inline_data: caps.max_inline,
             reserved: 0,
-            local: from_socket_addr(a.local),
-            peer: from_socket_addr(a.peer),
+            local: from_socket_addr(attributes.local),
+            peer: from_socket_addr(attributes.peer),
         }
     }
 }
@@ -94,28 +94,28 @@ pub struct SiwLimits {
 }
 
 impl From<&Limits> for SiwLimits {
-    fn from(l: &Limits) -> Self {
+    fn from(limits: &Limits) -> Self {
         SiwLimits {
-            max_qp: l.max_qp,
-            max_qp_wr: l.max_qp_wr,
-            max_sge: l.max_sge,
-            max_sge_rd: l.max_sge_rd,
-            max_inline_data: l.max_inline,
-            max_cq: l.max_cq,
-            max_cqe: l.max_cqe,
-            max_mr: l.max_mr,
-            max_pd: l.max_pd,
-            max_srq: l.max_srq,
-            max_srq_wr: l.max_srq_wr,
-            max_srq_sge: l.max_srq_sge,
-            max_initiator_depth: l.max_ord,
-            max_responder_resources: l.max_ird,
-            max_private_data: l.max_private_data,
-            max_mw: l.max_mw,
-            max_fast_pages: l.max_fast_pages,
+            max_qp: limits.max_qp,
+            max_qp_wr: limits.max_qp_wr,
+            max_sge: limits.max_sge,
+            max_sge_rd: limits.max_sge_rd,
+            max_inline_data: limits.max_inline,
+            max_cq: limits.max_cq,
+            max_cqe: limits.max_cqe,
+            max_mr: limits.max_mr,
+            max_pd: limits.max_pd,
+            max_srq: limits.max_srq,
+            max_srq_wr: limits.max_srq_wr,
+            max_srq_sge: limits.max_srq_sge,
+            max_initiator_depth: limits.max_ord,
+            max_responder_resources: limits.max_ird,
+            max_private_data: limits.max_private_data,
+            max_mw: limits.max_mw,
+            max_fast_pages: limits.max_fast_pages,
             reserved: 0,
-            max_msg: l.max_msg,
-            max_mr_size: l.max_mr_size,
+            max_msg: limits.max_msg,
+            max_mr_size: limits.max_mr_size,
         }
     }
 }

@@ -48,7 +48,7 @@ impl ControlThread {
             .queues
             .alloc(geometry.len)
             .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
-        let producers = (0..geometry.workers_mask)
+        let producers = (0..geometry.workers)
             .map(|worker| CqProducer::new(mem.region.clone(), mem.offset, geometry, worker))
             .collect::<Result<Vec<_>, _>>()
             .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
@@ -156,7 +156,7 @@ pub(super) fn cq_reply(
     m::CqReply {
         cq: cq.0,
         entries: geometry.entries,
-        workers: geometry.workers_mask,
+        workers: geometry.workers,
         reserved: 0,
         mem: mem.into(),
     }

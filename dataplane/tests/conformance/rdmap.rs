@@ -62,7 +62,7 @@ fn read(b: &Responder, peer: &mut Peer, len: usize) -> ReadRequest {
     b.begin(peer);
     let wr = SendWr {
         opcode: Opcode::Read,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id: 5,
         imm: 0,
         remote_addr: 0x1000,

@@ -49,7 +49,7 @@ fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_fi
         b.app.mr.write(0, b"from the application").unwrap();
         let wr = SendWr {
             opcode: Opcode::Write,
-            with_flags: WrFlags::SIGNALED,
+            flags: WrFlags::SIGNALED,
             wr_id: 8,
             imm: 0,
             remote_addr: 0x0102_0304_0506_0708,

@@ -106,7 +106,7 @@ impl SendQueue {
             owner: ExtBufRef::NONE,
             big: NO_BIG,
             opcode: w.opcode,
-            flags: w.with_flags,
+            flags: w.flags,
             num_sge: 0,
             parts: 0,
             status: WcStatus::SUCCESS,
@@ -255,7 +255,7 @@ mod tests {
     fn wqe(data: SendData<'_>) -> SendWqe {
         SendWqe::from_wr(&SendWr {
             opcode: Opcode::Send,
-            with_flags: WrFlags::SIGNALED,
+            flags: WrFlags::SIGNALED,
             wr_id: 9,
             imm: 0,
             remote_addr: 0,

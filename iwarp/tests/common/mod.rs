@@ -379,7 +379,7 @@ pub fn sge(addr: u64, length: usize, lkey: Stag) -> Sge {
 pub fn wr(opcode: Opcode, wr_id: u64, data: SendData<'_>) -> SendWr<'_> {
     SendWr {
         opcode,
-        with_flags: WrFlags::SIGNALED,
+        flags: WrFlags::SIGNALED,
         wr_id,
         imm: 0,
         remote_addr: 0,

@@ -120,7 +120,7 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
                 let op = [Opcode::Write, Opcode::WriteWithImm][usize::from(imm)];
                 let at = 2 * SLICE + o.to;
                 me.end.env.post(&SendWr {
-                    with_flags: flags,
+                    flags,
                     remote_addr: VA + at as u64,
                     rkey: peer.key.0,
                     imm: id as u32,
@@ -135,7 +135,7 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
                     .env
                     .post_recv(id, &[sge(VA + at as u64, o.len, peer.key)]);
                 me.end.env.post(&SendWr {
-                    with_flags: flags,
+                    flags,
                     imm: id as u32,
                     ..wr(op, id, data)
                 });
@@ -157,7 +157,7 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
                     (Opcode::CmpSwap, args.cmp_swap_result(old).unwrap_or(old))
                 };
                 me.end.env.post(&SendWr {
-                    with_flags: flags,
+                    flags,
                     remote_addr: VA + word as u64,
                     rkey: peer.key.0,
                     ..wr(
@@ -176,7 +176,7 @@ pub fn post(me: &mut Side, peer: &mut Side, ops: &[Op]) {
                     sge(VA + (at + cut) as u64, o.len - cut, me.key),
                 ];
                 me.end.env.post(&SendWr {
-                    with_flags: flags,
+                    flags,
                     remote_addr: VA + o.from as u64,
                     rkey: peer.key.0,
                     ..wr(Opcode::Read, id, SendData::Sges(&sink))

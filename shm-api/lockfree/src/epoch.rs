@@ -63,78 +63,78 @@ impl<T: Send + Sync> EpochTable<T> {
     /// A reader, online; None when `max_readers` exist.
     pub fn register_reader(self: &Arc<Self>) -> Option<TableReader<T>> {
         let index = {
-            let mut l = self.limbo();
-            let i = l.claimed.iter().position(|c| !c)?;
-            l.claimed[i] = true;
-            i
+            let mut limbo = self.limbo();
+            let index = limbo.claimed.iter().position(|is_claimed| !is_claimed)?;
+            limbo.claimed[index] = true;
+            index
         };
-        let mut r = TableReader {
+        let mut reader = TableReader {
             table: self.clone(),
             index,
-            go_online: false,
+            online: false,
         };
-        r.go_online();
-        Some(r)
+        reader.go_online();
+        Some(reader)
     }
 
     /// Puts an entry into an empty slot; gives it back when the slot is taken or
     /// does not exist.
     pub fn set_slot(&self, slot: usize, value: Box<T>) -> Result<(), Box<T>> {
-        let Some(s) = self.slots.get(slot) else {
+        let Some(slot) = self.slots.get(slot) else {
             return Err(value);
         };
-        let p = Box::into_raw(value);
+        let pointer = Box::into_raw(value);
         // Release: pairs with the Acquire in `get`, the entry is complete.
-        match s.compare_exchange(
+        match slot.compare_exchange(
             std::ptr::null_mut(),
-            p,
+            pointer,
             Ordering::Release,
             Ordering::Relaxed,
         ) {
             Ok(_) => Ok(()),
             // SAFETY: p was not published.
-            Err(_) => Err(unsafe { Box::from_raw(p) }),
+            Err(_) => Err(unsafe { Box::from_raw(pointer) }),
         }
     }
 
     /// Takes the entry out if `which` agrees. It is freed by a later
     /// [`Self::try_reclaim`], once [`Self::is_quiescent`].
     pub fn clear_slot(&self, slot: usize, which: impl FnOnce(&T) -> bool) -> Option<GracePeriod> {
-        let s = self.slots.get(slot)?;
+        let slot = self.slots.get(slot)?;
         // Writers are serialised by this lock, so the entry cannot be freed here.
-        let mut l = self.limbo();
-        let p = s.load(Ordering::Acquire);
+        let mut limbo = self.limbo();
+        let pointer = slot.load(Ordering::Acquire);
         // SAFETY: non-null entries of the table are live; they only die in
         // `try_reclaim`, under the lock held here, after leaving the table.
-        if p.is_null() || !which(unsafe { &*p }) {
+        if pointer.is_null() || !which(unsafe { &*pointer }) {
             return None;
         }
-        s.store(std::ptr::null_mut(), Ordering::Relaxed);
+        slot.store(std::ptr::null_mut(), Ordering::Relaxed);
         // Release: a reader that sees the new epoch sees the empty slot.
         let ticket = GracePeriod(self.global.fetch_add(1, Ordering::AcqRel) + 1);
         // SAFETY: p came from Box::into_raw in `set` and just left the table.
-        l.dead.push((ticket, unsafe { Box::from_raw(p) }));
+        limbo.dead.push((ticket, unsafe { Box::from_raw(pointer) }));
         Some(ticket)
     }
 
     /// The entry, for the writing side: alive as long as the closure runs.
     pub fn with_entry<R>(&self, slot: usize, f: impl FnOnce(&T) -> R) -> Option<R> {
-        let s = self.slots.get(slot)?;
-        let _l = self.limbo();
-        let p = s.load(Ordering::Acquire);
+        let slot = self.slots.get(slot)?;
+        let _writers = self.limbo();
+        let pointer = slot.load(Ordering::Acquire);
         // SAFETY: as in `clear`: it cannot leave the table while the lock is held.
-        (!p.is_null()).then(|| f(unsafe { &*p }))
+        (!pointer.is_null()).then(|| f(unsafe { &*pointer }))
     }
 
     /// Whether every reader passed a batch boundary, or went offline, since the
     /// ticket: none can touch the entry any more.
-    pub fn has_elapsed(&self, t: GracePeriod) -> bool {
+    pub fn has_elapsed(&self, grace_period: GracePeriod) -> bool {
         // Pairs with the fence in `online`: either the reader's epoch is seen here,
         // or the reader sees the empty slot.
         fence(Ordering::SeqCst);
-        self.readers.iter().all(|r| {
-            let e = r.0.load(Ordering::Acquire);
-            e == OFFLINE || e >= t.0
+        self.readers.iter().all(|reader| {
+            let epoch = reader.0.load(Ordering::Acquire);
+            epoch == OFFLINE || epoch >= grace_period.0
         })
     }
 
@@ -142,16 +142,16 @@ impl<T: Send + Sync> EpochTable<T> {
     pub fn try_reclaim(&self) -> usize {
         let mut freed = Vec::new();
         let left = {
-            let mut l = self.limbo();
-            let mut i = 0;
-            while i < l.dead.len() {
-                if self.has_elapsed(l.dead[i].0) {
-                    freed.push(l.dead.swap_remove(i));
+            let mut limbo = self.limbo();
+            let mut index = 0;
+            while index < limbo.dead.len() {
+                if self.has_elapsed(limbo.dead[index].0) {
+                    freed.push(limbo.dead.swap_remove(index));
                 } else {
-                    i += 1;
+                    index += 1;
                 }
             }
-            l.dead.len()
+            limbo.dead.len()
         };
         // Outside of the lock: dropping may unmap memory.
         drop(freed);
@@ -161,11 +161,11 @@ impl<T: Send + Sync> EpochTable<T> {
 
 impl<T> Drop for EpochTable<T> {
     fn drop(&mut self) {
-        for s in &self.slots {
-            let p = s.load(Ordering::Acquire);
-            if !p.is_null() {
+        for slot in &self.slots {
+            let pointer = slot.load(Ordering::Acquire);
+            if !pointer.is_null() {
                 // SAFETY: readers hold an Arc of the table, so none is left.
-                drop(unsafe { Box::from_raw(p) });
+                drop(unsafe { Box::from_raw(pointer) });
             }
         }
     }
@@ -175,28 +175,28 @@ impl<T> Drop for EpochTable<T> {
 pub struct TableReader<T: Send + Sync> {
     table: Arc<EpochTable<T>>,
     index: usize,
-    go_online: bool,
+    online: bool,
 }
 
 impl<T: Send + Sync> TableReader<T> {
     /// The entry, borrowed until the next batch boundary; None while offline.
     #[inline]
     pub fn get(&self, slot: usize) -> Option<&T> {
-        if !self.go_online {
+        if !self.online {
             return None;
         }
-        let p = self.table.slots.get(slot)?.load(Ordering::Acquire);
+        let pointer = self.table.slots.get(slot)?.load(Ordering::Acquire);
         // SAFETY: the entry was in the table after this reader's last announced
         // epoch, so it is not freed before the next announcement, which needs
         // `&mut self` and ends this borrow.
-        (!p.is_null()).then(|| unsafe { &*p })
+        (!pointer.is_null()).then(|| unsafe { &*pointer })
     }
 
     /// Hints the cache about a slot.
     #[inline]
     pub fn prefetch_slot(&self, slot: usize) {
-        if let Some(s) = self.table.slots.get(slot) {
-            prefetch_line(std::ptr::from_ref(s).cast());
+        if let Some(slot) = self.table.slots.get(slot) {
+            prefetch_line(std::ptr::from_ref(slot).cast());
         }
     }
 
@@ -208,27 +208,27 @@ impl<T: Send + Sync> TableReader<T> {
     /// Batch boundary: no reference obtained before is held any more.
     #[inline]
     pub fn report_quiescent(&mut self) {
-        if self.go_online {
+        if self.online {
             // Acquire: what was removed before this epoch is not found any more.
-            let e = self.table.global.load(Ordering::Acquire);
+            let epoch = self.table.global.load(Ordering::Acquire);
             // Release: accesses of the last batch come first.
-            self.epoch_word().store(e, Ordering::Release);
+            self.epoch_word().store(epoch, Ordering::Release);
         }
     }
 
     /// Before blocking.
     pub fn go_offline(&mut self) {
-        self.go_online = false;
+        self.online = false;
         self.epoch_word().store(OFFLINE, Ordering::Release);
     }
 
     /// After blocking.
     pub fn go_online(&mut self) {
-        let e = self.table.global.load(Ordering::Acquire);
-        self.epoch_word().store(e, Ordering::Relaxed);
+        let epoch = self.table.global.load(Ordering::Acquire);
+        self.epoch_word().store(epoch, Ordering::Relaxed);
         // Pairs with the fence in `is_quiescent`.
         fence(Ordering::SeqCst);
-        self.go_online = true;
+        self.online = true;
     }
 }
 

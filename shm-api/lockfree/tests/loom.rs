@@ -6,9 +6,12 @@
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
+use siw_lockfree::completion::*;
+use siw_lockfree::doorbell::*;
 use siw_lockfree::epoch::EpochTable;
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
-use siw_lockfree::rings::*;
+use siw_lockfree::shared_ring::*;
+use siw_lockfree::spsc::*;
 use siw_lockfree::sync::{AtomicU32, AtomicU64, Ordering};
 
 fn word() -> AtomicU32 {

@@ -58,8 +58,8 @@ impl KeyReader {
     }
 
     /// BIND_MW (ibv_bind_mw(3), and IBV_WR_BIND_MW of ibv_post_send(3)). Length 0 unbinds.
-    pub fn bind_window(&self, b: &BindMw, pd: u32, qp: u32) -> Result<(), KeyError> {
-        let (old, new) = (Stag(b.rkey), Stag(b.new_rkey));
+    pub fn bind_window(&self, bind: &BindMw, pd: u32, qp: u32) -> Result<(), KeyError> {
+        let (old, new) = (Stag(bind.rkey), Stag(bind.new_rkey));
         let mw = self.entry_at(old).ok_or(KeyError::Stag)?;
         let word = mw.key_word();
         let KeyKind::Window(kind) = mw.key_kind() else {
@@ -75,13 +75,13 @@ impl KeyReader {
             if mw.allowed_qp() != Some(qp) {
                 return Err(KeyError::Stream);
             }
-            if b.length > 0 {
+            if bind.length > 0 {
                 return Err(KeyError::Access);
             }
         }
-        let scope = match b.length {
+        let scope = match bind.length {
             0 => None,
-            _ => Some(self.window_scope(b, kind, pd, qp)?),
+            _ => Some(self.window_scope(bind, kind, pd, qp)?),
         };
         if !mw.key_cell().try_claim(word) {
             if let Some((region, _)) = scope {
@@ -101,31 +101,31 @@ impl KeyReader {
     /// Checks a binding, and counts the window at its region.
     fn window_scope(
         &self,
-        b: &BindMw,
+        bind: &BindMw,
         kind: WindowType,
         pd: u32,
         qp: u32,
     ) -> Result<(&RegisteredMemory, Scope), KeyError> {
         const ALLOWED: Access = Access(Access::REMOTE.0 | Access::ZERO_BASED.0);
-        let mr = self.entry_at(Stag(b.lkey)).ok_or(KeyError::Stag)?;
+        let mr = self.entry_at(Stag(bind.lkey)).ok_or(KeyError::Stag)?;
         let word = mr.key_word();
-        if !word.is_valid_for(b.lkey) || matches!(mr.key_kind(), KeyKind::Window(_)) {
+        if !word.is_valid_for(bind.lkey) || matches!(mr.key_kind(), KeyKind::Window(_)) {
             return Err(KeyError::Stag);
         }
         if mr.pd() != pd {
             return Err(KeyError::Pd);
         }
-        if mr.allowed_qp().is_some_and(|q| q != qp) {
+        if mr.allowed_qp().is_some_and(|allowed| allowed != qp) {
             return Err(KeyError::Stream);
         }
-        let writes = b.access.allows_remote_changes();
-        if !ALLOWED.contains(b.access)
+        let writes = bind.access.allows_remote_changes();
+        if !ALLOWED.contains(bind.access)
             || !mr.access_rights().contains(Access::MW_BIND)
             || (writes && !mr.access_rights().contains(Access::LOCAL_WRITE))
         {
             return Err(KeyError::Access);
         }
-        mr.check_range(b.addr, b.length)?;
+        mr.check_range(bind.addr, bind.length)?;
         if !mr.try_add_window() {
             return Err(KeyError::Stag);
         }
@@ -134,30 +134,30 @@ impl KeyReader {
             mr.release_window();
             return Err(KeyError::Stag);
         }
-        let zero = b.access.contains(Access::ZERO_BASED);
+        let zero = bind.access.contains(Access::ZERO_BASED);
         Ok((
             mr,
             Scope {
                 allowed_qp: (kind == WindowType::Two).then_some(qp),
-                access_rights: b.access,
-                base_address: if zero { 0 } else { b.addr },
-                len: b.length,
-                start_offset: b.addr,
+                access_rights: bind.access,
+                base_address: if zero { 0 } else { bind.addr },
+                len: bind.length,
+                start_offset: bind.addr,
                 parent_key: mr.home_key(),
             },
         ))
     }
 
     fn release_window(&self, region: Option<Stag>) {
-        if let Some(mr) = region.and_then(|p| self.entry_at(p)) {
+        if let Some(mr) = region.and_then(|parent| self.entry_at(parent)) {
             mr.release_window();
         }
     }
 
     /// FAST_REG (IB_WR_REG_MR): the pages of the list become addressable from `iova` on. The
     /// list is copied out of shared memory once and checked in the copy.
-    pub fn register_pages(&self, r: &FastReg, pd: u32) -> Result<(), KeyError> {
-        let key = Stag(r.key);
+    pub fn register_pages(&self, fast_reg: &FastReg, pd: u32) -> Result<(), KeyError> {
+        let key = Stag(fast_reg.key);
         let mr = self.entry_at(key).ok_or(KeyError::Stag)?;
         let word = mr.key_word();
         if mr.key_kind() != KeyKind::Fast || word.is_valid() || !word.is_settled() {
@@ -166,29 +166,29 @@ impl KeyReader {
         if mr.pd() != pd {
             return Err(KeyError::Pd);
         }
-        let access = r.access.without(Access::OPTIONAL);
+        let access = fast_reg.access.without(Access::OPTIONAL);
         if !Access::ALL.contains(access)
             || (access.allows_remote_changes() && !access.contains(Access::LOCAL_WRITE))
         {
             return Err(KeyError::Access);
         }
         let zero = access.contains(Access::ZERO_BASED);
-        let base = if zero { 0 } else { r.iova };
-        base.checked_add(u64::from(r.length))
+        let base = if zero { 0 } else { fast_reg.iova };
+        base.checked_add(u64::from(fast_reg.length))
             .ok_or(KeyError::Wrap)?;
         if !mr.key_cell().try_claim(word) {
             return Err(KeyError::Stag);
         }
-        if let Err(e) = copy_pages(mr, r) {
+        if let Err(error) = copy_pages(mr, fast_reg) {
             mr.key_cell().abandon_claim(word);
-            return Err(e);
+            return Err(error);
         }
         mr.set_scope(&Scope {
             allowed_qp: None,
             access_rights: access,
             base_address: base,
-            len: r.length.into(),
-            start_offset: r.first_offset.into(),
+            len: fast_reg.length.into(),
+            start_offset: fast_reg.first_offset.into(),
             parent_key: Stag(0),
         });
         mr.unlock_windows();
@@ -207,7 +207,7 @@ impl KeyReader {
         if mr.pd() != pd {
             return Err(KeyError::Pd);
         }
-        if mr.allowed_qp().is_some_and(|q| q != qp) {
+        if mr.allowed_qp().is_some_and(|allowed| allowed != qp) {
             return Err(KeyError::Stream);
         }
         match mr.key_kind() {
@@ -233,7 +233,7 @@ impl KeyReader {
     pub fn invalidate_remote(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
         if let Some(mr) = self.lookup(stag)
             && mr.pd() == pd
-            && mr.allowed_qp().is_none_or(|q| q == qp)
+            && mr.allowed_qp().is_none_or(|allowed| allowed == qp)
             && !mr.access_rights().intersects(Access::REMOTE)
         {
             return Err(KeyError::Access);
@@ -243,29 +243,29 @@ impl KeyReader {
 }
 
 /// The page list, once out of shared memory.
-fn copy_pages(mr: &RegisteredMemory, r: &FastReg) -> Result<(), KeyError> {
+fn copy_pages(mr: &RegisteredMemory, fast_reg: &FastReg) -> Result<(), KeyError> {
     let (Some(pages), Some(region)) = (mr.page_list(), mr.shared_memory()) else {
         return Err(KeyError::Stag);
     };
-    if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&r.page_shift) {
+    if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&fast_reg.page_shift) {
         return Err(KeyError::Bounds);
     }
-    let size = 1u64 << r.page_shift;
-    if u64::from(r.first_offset) >= size {
+    let size = 1u64 << fast_reg.page_shift;
+    if u64::from(fast_reg.first_offset) >= size {
         return Err(KeyError::Bounds);
     }
-    let n = (u64::from(r.first_offset) + u64::from(r.length)).div_ceil(size);
-    let places = usize::try_from(n)
+    let page_count = (u64::from(fast_reg.first_offset) + u64::from(fast_reg.length)).div_ceil(size);
+    let places = usize::try_from(page_count)
         .ok()
-        .and_then(|n| pages.offsets.get(..n))
+        .and_then(|page_count| pages.offsets.get(..page_count))
         .ok_or(KeyError::Bounds)?;
     for (i, place) in places.iter().enumerate() {
-        let mut b = [0; 8];
+        let mut bytes = [0; 8];
         pages
             .list
-            .read(pages.list_at + i * 8, &mut b)
+            .read(pages.list_at + i * 8, &mut bytes)
             .map_err(|_| KeyError::Bounds)?;
-        let at = u64::from_le_bytes(b);
+        let at = u64::from_le_bytes(bytes);
         let fits = at
             .checked_add(size)
             .is_some_and(|end| end <= region.len() as u64);
@@ -274,6 +274,8 @@ fn copy_pages(mr: &RegisteredMemory, r: &FastReg) -> Result<(), KeyError> {
         }
         place.store(at, Ordering::Relaxed);
     }
-    pages.shift.store(r.page_shift.into(), Ordering::Relaxed);
+    pages
+        .shift
+        .store(fast_reg.page_shift.into(), Ordering::Relaxed);
     Ok(())
 }

@@ -103,9 +103,9 @@ fn update_long(crc: u32, data: &[u8]) -> u32 {
 /// crc-fast chooses by what the CPU has.
 #[inline(never)]
 fn update_portable(crc: u32, data: &[u8]) -> u32 {
-    let mut d = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
-    d.update(data);
-    d.finalize() as u32
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
+    digest.update(data);
+    digest.finalize() as u32
 }
 
 #[cfg(test)]

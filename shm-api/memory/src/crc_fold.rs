@@ -17,19 +17,19 @@ pub(crate) const MIN_LEN: usize = 256;
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 
 /// x^n mod P, bit-reflected, shifted as reflected products want it.
-const fn power_of_x(n: u32) -> i64 {
-    let mut r = 0x8000_0000u32;
+const fn power_of_x(exponent: u32) -> i64 {
+    let mut power = 0x8000_0000u32;
     let mut i = 0;
-    while i < n {
-        r = (r >> 1) ^ (POLYNOMIAL & (r & 1).wrapping_neg());
+    while i < exponent {
+        power = (power >> 1) ^ (POLYNOMIAL & (power & 1).wrapping_neg());
         i += 1;
     }
-    (r as i64) << 1
+    (power as i64) << 1
 }
 
 /// What brings a lane forward by D bits: for its low half, and for its high half.
-const fn forward_by(d: u32) -> (i64, i64) {
-    (power_of_x(d + 32), power_of_x(d - 32))
+const fn forward_by(distance: u32) -> (i64, i64) {
+    (power_of_x(distance + 32), power_of_x(distance - 32))
 }
 
 const BY_2048: (i64, i64) = forward_by(2048);
@@ -65,16 +65,25 @@ fn detect_features() -> bool {
 
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-fn broadcast_constants(k: (i64, i64)) -> __m512i {
-    _mm512_set_epi64(k.1, k.0, k.1, k.0, k.1, k.0, k.1, k.0)
+fn broadcast_constants(constants: (i64, i64)) -> __m512i {
+    _mm512_set_epi64(
+        constants.1,
+        constants.0,
+        constants.1,
+        constants.0,
+        constants.1,
+        constants.0,
+        constants.1,
+        constants.0,
+    )
 }
 
 /// `acc` brought forward, plus `next`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-fn fold_lanes(acc: __m512i, k: __m512i, next: __m512i) -> __m512i {
-    let low = _mm512_clmulepi64_epi128::<0x00>(acc, k);
-    let high = _mm512_clmulepi64_epi128::<0x11>(acc, k);
+fn fold_lanes(acc: __m512i, constants: __m512i, next: __m512i) -> __m512i {
+    let low = _mm512_clmulepi64_epi128::<0x00>(acc, constants);
+    let high = _mm512_clmulepi64_epi128::<0x11>(acc, constants);
     // 0x96: exclusive or of all three.
     _mm512_ternarylogic_epi64::<0x96>(low, high, next)
 }
@@ -85,32 +94,39 @@ pub(crate) const LINE_LEN: usize = 64;
 /// Four lines.
 pub(crate) const QUAD_LEN: usize = 4 * LINE_LEN;
 
-/// CRC32c of earlier bytes with CRC `crc`, followed by `data` of at least [`LEAST`] bytes.
+/// CRC32c of earlier bytes with CRC `crc`, followed by `data` of at least [`MIN_LEN`] bytes.
 ///
 /// # Safety
-/// [`available`] said yes.
+/// [`is_available`] said yes.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
 pub(crate) unsafe fn update_folded(crc: u32, data: &[u8]) -> u32 {
-    let load = |b: &[u8; LINE_LEN]| {
+    let load = |line: &[u8; LINE_LEN]| {
         // SAFETY: an unaligned load of 64 bytes from a reference to 64 bytes.
-        unsafe { _mm512_loadu_si512(b.as_ptr().cast()) }
+        unsafe { _mm512_loadu_si512(line.as_ptr().cast()) }
     };
-    let load_quad = |q: &[[u8; LINE_LEN]; 4]| [load(&q[0]), load(&q[1]), load(&q[2]), load(&q[3])];
+    let load_quad = |quad: &[[u8; LINE_LEN]; 4]| {
+        [
+            load(&quad[0]),
+            load(&quad[1]),
+            load(&quad[2]),
+            load(&quad[3]),
+        ]
+    };
     let (lines, tail) = data.as_chunks::<LINE_LEN>();
     let (quads, rest) = lines.as_chunks::<4>();
     let Some((first, quads)) = quads.split_first() else {
-        debug_assert!(false, "shorter than LEAST");
+        debug_assert!(false, "shorter than MIN_LEN");
         return crc;
     };
-    let mut a = begin_fold(!crc, load_quad(first));
-    for q in quads {
-        a = fold_quad(a, load_quad(q));
+    let mut folded_quad = begin_fold(!crc, load_quad(first));
+    for quad in quads {
+        folded_quad = fold_quad(folded_quad, load_quad(quad));
     }
-    let mut x = join_quad(a);
-    for b in rest {
-        x = fold_line(x, load(b));
+    let mut folded = join_quad(folded_quad);
+    for line in rest {
+        folded = fold_line(folded, load(line));
     }
-    !continue_short(fold_remainder(x), tail)
+    !continue_short(fold_remainder(folded), tail)
 }
 
 /// The first four lines of a message, after earlier bytes with remainder `crc`.
@@ -126,55 +142,55 @@ pub(crate) fn begin_fold(crc: u32, quad: [__m512i; 4]) -> [__m512i; 4] {
 /// Four lines more.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-pub(crate) fn fold_quad(a: [__m512i; 4], next: [__m512i; 4]) -> [__m512i; 4] {
-    let k = broadcast_constants(BY_2048);
+pub(crate) fn fold_quad(quad: [__m512i; 4], next: [__m512i; 4]) -> [__m512i; 4] {
+    let constants = broadcast_constants(BY_2048);
     [
-        fold_lanes(a[0], k, next[0]),
-        fold_lanes(a[1], k, next[1]),
-        fold_lanes(a[2], k, next[2]),
-        fold_lanes(a[3], k, next[3]),
+        fold_lanes(quad[0], constants, next[0]),
+        fold_lanes(quad[1], constants, next[1]),
+        fold_lanes(quad[2], constants, next[2]),
+        fold_lanes(quad[3], constants, next[3]),
     ]
 }
 
 /// Four lines side by side into one.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-pub(crate) fn join_quad(a: [__m512i; 4]) -> __m512i {
-    let x = fold_line(a[0], a[1]);
-    let x = fold_line(x, a[2]);
-    fold_line(x, a[3])
+pub(crate) fn join_quad(quad: [__m512i; 4]) -> __m512i {
+    let folded = fold_line(quad[0], quad[1]);
+    let folded = fold_line(folded, quad[2]);
+    fold_line(folded, quad[3])
 }
 
 /// One line more.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
-pub(crate) fn fold_line(x: __m512i, next: __m512i) -> __m512i {
-    fold_lanes(x, broadcast_constants(BY_512), next)
+pub(crate) fn fold_line(folded: __m512i, next: __m512i) -> __m512i {
+    fold_lanes(folded, broadcast_constants(BY_512), next)
 }
 
-/// The remainder of all that was folded into `x`.
+/// The remainder of all that was folded into `folded`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.2")]
-pub(crate) fn fold_remainder(x: __m512i) -> u32 {
+pub(crate) fn fold_remainder(folded: __m512i) -> u32 {
     // Four lanes into one: the last stays, the others come forward to it.
-    let k = _mm512_set_epi64(
+    let constants = _mm512_set_epi64(
         0, 0, BY_128.1, BY_128.0, BY_256.1, BY_256.0, BY_384.1, BY_384.0,
     );
-    let low = _mm512_clmulepi64_epi128::<0x00>(x, k);
-    let high = _mm512_clmulepi64_epi128::<0x11>(x, k);
-    let y = _mm512_xor_si512(low, high);
+    let low = _mm512_clmulepi64_epi128::<0x00>(folded, constants);
+    let high = _mm512_clmulepi64_epi128::<0x11>(folded, constants);
+    let products = _mm512_xor_si512(low, high);
     let lane = _mm_xor_si128(
         _mm_xor_si128(
-            _mm512_extracti32x4_epi32::<0>(y),
-            _mm512_extracti32x4_epi32::<1>(y),
+            _mm512_extracti32x4_epi32::<0>(products),
+            _mm512_extracti32x4_epi32::<1>(products),
         ),
         _mm_xor_si128(
-            _mm512_extracti32x4_epi32::<2>(y),
-            _mm512_extracti32x4_epi32::<3>(x),
+            _mm512_extracti32x4_epi32::<2>(products),
+            _mm512_extracti32x4_epi32::<3>(folded),
         ),
     );
-    let c = _mm_crc32_u64(0, _mm_cvtsi128_si64(lane) as u64);
-    _mm_crc32_u64(c, _mm_extract_epi64::<1>(lane) as u64) as u32
+    let remainder = _mm_crc32_u64(0, _mm_cvtsi128_si64(lane) as u64);
+    _mm_crc32_u64(remainder, _mm_extract_epi64::<1>(lane) as u64) as u32
 }
 
 /// The remainder after earlier bytes with remainder `crc` and a few more.
@@ -182,17 +198,17 @@ pub(crate) fn fold_remainder(x: __m512i) -> u32 {
 #[target_feature(enable = "sse4.2")]
 pub(crate) fn continue_short(crc: u32, data: &[u8]) -> u32 {
     let (words, bytes) = data.as_chunks::<8>();
-    let mut c = u64::from(crc);
-    for w in words {
-        c = _mm_crc32_u64(c, u64::from_le_bytes(*w));
+    let mut remainder = u64::from(crc);
+    for word in words {
+        remainder = _mm_crc32_u64(remainder, u64::from_le_bytes(*word));
     }
     let (words, bytes) = bytes.as_chunks::<4>();
-    let mut c = c as u32;
-    for w in words {
-        c = _mm_crc32_u32(c, u32::from_le_bytes(*w));
+    let mut remainder = remainder as u32;
+    for word in words {
+        remainder = _mm_crc32_u32(remainder, u32::from_le_bytes(*word));
     }
-    for b in bytes {
-        c = _mm_crc32_u8(c, *b);
+    for byte in bytes {
+        remainder = _mm_crc32_u8(remainder, *byte);
     }
-    c
+    remainder
 }

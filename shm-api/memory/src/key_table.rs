@@ -61,19 +61,21 @@ impl StagPool {
             self.free.swap(0, pick);
         }
         let index = self.free.pop_front()?;
-        let n = self.uses[index as usize];
-        self.uses[index as usize] = n.wrapping_add(1);
+        let uses = self.uses[index as usize];
+        self.uses[index as usize] = uses.wrapping_add(1);
         // An odd factor and any start walk through all 256 keys.
-        let h = self.secret.hash_one(index);
-        let key = n.wrapping_mul((h as u8) | 1).wrapping_add((h >> 8) as u8);
+        let hash = self.secret.hash_one(index);
+        let key = uses
+            .wrapping_mul((hash as u8) | 1)
+            .wrapping_add((hash >> 8) as u8);
         Some(Stag(index << 8 | u32::from(key)))
     }
 }
 
 fn random_u64() -> u64 {
-    let mut b = [0; 8];
-    if rustix::rand::getrandom(&mut b, rustix::rand::GetRandomFlags::empty()) == Ok(8) {
-        return u64::from_ne_bytes(b);
+    let mut bytes = [0; 8];
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) == Ok(8) {
+        return u64::from_ne_bytes(bytes);
     }
     RandomState::new().hash_one(0u8)
 }
@@ -87,13 +89,13 @@ pub struct KeyTable {
 impl KeyTable {
     /// For `capacity` keys (at most 2^24 - 1) and `max_readers` workers.
     pub fn new(capacity: usize, max_readers: usize) -> Arc<KeyTable> {
-        let n = capacity.clamp(1, (1 << 24) - 1);
+        let capacity = capacity.clamp(1, (1 << 24) - 1);
         Arc::new(KeyTable {
-            table: EpochTable::new(n + 1, max_readers),
+            table: EpochTable::new(capacity + 1, max_readers),
             keys: Mutex::new(StagPool {
                 // Index 0 would give STag 0, which hardware refuses.
-                free: (1..=n as u32).collect(),
-                uses: vec![0; n + 1],
+                free: (1..=capacity as u32).collect(),
+                uses: vec![0; capacity + 1],
                 secret: RandomState::new(),
             }),
         })
@@ -131,7 +133,7 @@ impl KeyTable {
     /// its region. None for an unknown key.
     pub fn remove(&self, stag: Stag) -> Option<Retired> {
         self.release_window(self.with_entry(stag, RegisteredMemory::retire_key)?);
-        let t = self
+        let grace_period = self
             .table
             .clear_slot(stag.table_index(), |mr| mr.home_key() == stag)?;
         self.keys
@@ -139,7 +141,7 @@ impl KeyTable {
             .unwrap_or_else(PoisonError::into_inner)
             .free
             .push_back(stag.table_index() as u32);
-        Some(t)
+        Some(grace_period)
     }
 
     /// The queue pair goes: a window that was bound through it is unbound.
@@ -151,16 +153,20 @@ impl KeyTable {
 
     /// A window left this region.
     fn release_window(&self, parent: Option<Stag>) {
-        if let Some(p) = parent {
+        if let Some(parent) = parent {
             self.table
-                .with_entry(p.table_index(), RegisteredMemory::release_window);
+                .with_entry(parent.table_index(), RegisteredMemory::release_window);
         }
     }
 
     /// Control side: looks at a region, by the key that [`Self::insert`] gave.
-    pub fn with_entry<R>(&self, stag: Stag, f: impl FnOnce(&RegisteredMemory) -> R) -> Option<R> {
+    pub fn with_entry<R>(
+        &self,
+        stag: Stag,
+        look: impl FnOnce(&RegisteredMemory) -> R,
+    ) -> Option<R> {
         self.table.with_entry(stag.table_index(), |mr| {
-            (mr.home_key() == stag).then(|| f(mr))
+            (mr.home_key() == stag).then(|| look(mr))
         })?
     }
 
@@ -170,8 +176,8 @@ impl KeyTable {
     }
 
     /// Whether no worker can touch what was removed with this ticket.
-    pub fn has_elapsed(&self, t: Retired) -> bool {
-        self.table.has_elapsed(t)
+    pub fn has_elapsed(&self, grace_period: Retired) -> bool {
+        self.table.has_elapsed(grace_period)
     }
 
     /// Frees regions that no worker can touch; returns how many still wait.

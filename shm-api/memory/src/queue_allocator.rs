@@ -34,13 +34,13 @@ pub struct QueueMemory {
 }
 
 impl From<&QueueMemory> for QueueRef {
-    fn from(m: &QueueMemory) -> QueueRef {
+    fn from(memory: &QueueMemory) -> QueueRef {
         QueueRef {
-            region: m.region_id,
-            fd: m.new_region.into(),
-            dedicated: m.dedicated.into(),
-            region_len: m.region.len() as u64,
-            offset: m.offset as u64,
+            region: memory.region_id,
+            fd: memory.new_region.into(),
+            dedicated: memory.dedicated.into(),
+            region_len: memory.region.len() as u64,
+            offset: memory.offset as u64,
         }
     }
 }
@@ -148,14 +148,15 @@ impl QueueAllocator {
     }
 
     /// Takes a queue's memory back; the worker has let it go.
-    pub fn free(&mut self, m: QueueMemory) {
-        if m.dedicated {
-            self.mapped_bytes -= m.region.len().min(self.mapped_bytes);
+    pub fn free(&mut self, memory: QueueMemory) {
+        if memory.dedicated {
+            self.mapped_bytes -= memory.region.len().min(self.mapped_bytes);
         } else {
-            self.free
-                .entry(m.len)
-                .or_default()
-                .push((m.region_id, m.region, m.offset));
+            self.free.entry(memory.len).or_default().push((
+                memory.region_id,
+                memory.region,
+                memory.offset,
+            ));
         }
     }
 

@@ -54,20 +54,20 @@ pub(crate) struct PageList {
 impl PageList {
     /// Where octet `off`, counted from the first page on, lies, and how many octets follow it
     /// without a gap, at most `len`.
-    fn piece_at(&self, off: usize, len: usize) -> Result<(usize, usize), OutOfBounds> {
+    fn piece_at(&self, offset: usize, len: usize) -> Result<(usize, usize), OutOfBounds> {
         let size = 1usize << self.shift.load(Ordering::Relaxed);
         let page = |i: usize| -> Result<usize, OutOfBounds> {
-            let p = self.offsets.get(i).ok_or(OutOfBounds)?;
-            Ok(p.load(Ordering::Relaxed) as usize)
+            let page_offset = self.offsets.get(i).ok_or(OutOfBounds)?;
+            Ok(page_offset.load(Ordering::Relaxed) as usize)
         };
-        let (mut i, at) = (off / size, off % size);
+        let (mut i, at) = (offset / size, offset % size);
         let from = page(i)?;
-        let mut n = size - at;
-        while n < len && page(i + 1)? == page(i)? + size {
+        let mut piece_len = size - at;
+        while piece_len < len && page(i + 1)? == page(i)? + size {
             i += 1;
-            n += size;
+            piece_len += size;
         }
-        Ok((from + at, n.min(len)))
+        Ok((from + at, piece_len.min(len)))
     }
 }
 
@@ -92,7 +92,7 @@ pub struct RegisteredMemory {
     shared_memory: Option<Arc<SharedMemory>>,
     page_list: Option<Box<PageList>>,
     /// Bound to it, or [`LOCKED`].
-    count_windows: AtomicU32,
+    windows: AtomicU32,
 }
 
 /// Where and how an entry may be used.
@@ -121,7 +121,7 @@ impl RegisteredMemory {
             start_offset: AtomicU64::new(0),
             shared_memory: region,
             page_list: None,
-            count_windows: AtomicU32::new(0),
+            windows: AtomicU32::new(0),
         }
     }
 
@@ -238,9 +238,9 @@ impl RegisteredMemory {
     }
     /// Windows that are bound to it.
     pub fn count_windows(&self) -> u32 {
-        match self.count_windows.load(Ordering::Relaxed) {
+        match self.windows.load(Ordering::Relaxed) {
             LOCKED => 0,
-            n => n,
+            count => count,
         }
     }
 
@@ -271,48 +271,50 @@ impl RegisteredMemory {
         self.key.load_word().is_valid_for(stag.0)
     }
 
-    pub(crate) fn set_scope(&self, s: &Scope) {
+    pub(crate) fn set_scope(&self, scope: &Scope) {
         self.allowed_qp
-            .store(s.allowed_qp.map_or(ANY, u64::from), Ordering::Relaxed);
+            .store(scope.allowed_qp.map_or(ANY, u64::from), Ordering::Relaxed);
         self.access_rights
-            .store(s.access_rights.0, Ordering::Relaxed);
-        self.parent_key.store(s.parent_key.0, Ordering::Relaxed);
-        self.base_address.store(s.base_address, Ordering::Relaxed);
-        self.len.store(s.len, Ordering::Relaxed);
-        self.start_offset.store(s.start_offset, Ordering::Relaxed);
+            .store(scope.access_rights.0, Ordering::Relaxed);
+        self.parent_key.store(scope.parent_key.0, Ordering::Relaxed);
+        self.base_address
+            .store(scope.base_address, Ordering::Relaxed);
+        self.len.store(scope.len, Ordering::Relaxed);
+        self.start_offset
+            .store(scope.start_offset, Ordering::Relaxed);
     }
 
     /// One more window is about to be bound to it; false: it is on its way out.
     pub(crate) fn try_add_window(&self) -> bool {
-        self.count_windows
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
-                (n < LOCKED - 1).then_some(n + 1)
+        self.windows
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| {
+                (count < LOCKED - 1).then_some(count + 1)
             })
             .is_ok()
     }
 
     pub(crate) fn release_window(&self) {
         let _ = self
-            .count_windows
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| {
-                (n != LOCKED && n > 0).then_some(n - 1)
+            .windows
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| {
+                (count != LOCKED && count > 0).then_some(count - 1)
             });
     }
 
     /// No window can be bound any more, if none is; how many are.
     pub(crate) fn lock_windows(&self) -> u32 {
         match self
-            .count_windows
+            .windows
             .compare_exchange(0, LOCKED, Ordering::AcqRel, Ordering::Relaxed)
         {
             Ok(_) | Err(LOCKED) => 0,
-            Err(n) => n,
+            Err(count) => count,
         }
     }
 
     pub(crate) fn unlock_windows(&self) {
         let _ = self
-            .count_windows
+            .windows
             .compare_exchange(LOCKED, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
@@ -377,12 +379,12 @@ impl RegisteredMemory {
 
     /// Whether `len` bytes at `off` lie in this MR.
     #[inline]
-    fn memory_range(&self, off: u64, len: usize) -> Result<(&SharedMemory, usize), OutOfBounds> {
-        let rel = off.checked_sub(self.start_offset()).ok_or(OutOfBounds)?;
+    fn memory_range(&self, offset: u64, len: usize) -> Result<(&SharedMemory, usize), OutOfBounds> {
+        let rel = offset.checked_sub(self.start_offset()).ok_or(OutOfBounds)?;
         match rel.checked_add(len as u64) {
             Some(end) if end <= self.len() => Ok((
                 self.shared_memory.as_deref().ok_or(OutOfBounds)?,
-                off as usize,
+                offset as usize,
             )),
             _ => Err(OutOfBounds),
         }
@@ -393,27 +395,29 @@ impl RegisteredMemory {
     #[inline]
     fn for_each_piece(
         &self,
-        off: u64,
+        offset: u64,
         len: usize,
-        mut f: impl FnMut(&SharedMemory, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
+        mut visit: impl FnMut(&SharedMemory, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
     ) -> Result<(), OutOfBounds> {
-        let (region, off) = self.memory_range(off, len)?;
+        let (region, offset) = self.memory_range(offset, len)?;
         let Some(pages) = &self.page_list else {
-            return f(region, off, 0..len);
+            return visit(region, offset, 0..len);
         };
         let mut done = 0;
         while done < len {
-            let (at, n) = pages.piece_at(off + done, len - done)?;
-            f(region, at, done..done + n)?;
-            done += n;
+            let (at, piece_len) = pages.piece_at(offset + done, len - done)?;
+            visit(region, at, done..done + piece_len)?;
+            done += piece_len;
         }
         Ok(())
     }
 
     /// Places bytes at an offset obtained from [`Mr::check`].
     #[inline]
-    pub fn write_at(&self, off: u64, src: &[u8]) -> Result<(), OutOfBounds> {
-        self.for_each_piece(off, src.len(), |r, at, part| r.write(at, &src[part]))
+    pub fn write_at(&self, offset: u64, src: &[u8]) -> Result<(), OutOfBounds> {
+        self.for_each_piece(offset, src.len(), |memory, at, part| {
+            memory.write(at, &src[part])
+        })
     }
 
     /// Places the `len` bytes of data in `src`, without its gaps, at an offset obtained from
@@ -421,12 +425,12 @@ impl RegisteredMemory {
     #[inline]
     pub fn write_without_gaps_at<const SPACING: usize>(
         &self,
-        off: u64,
+        offset: u64,
         len: usize,
         src: &[u8],
         gaps: Gaps<SPACING>,
     ) -> bool {
-        let Ok((region, at)) = self.memory_range(off, len) else {
+        let Ok((region, at)) = self.memory_range(offset, len) else {
             return false;
         };
         self.page_list.is_none() && gap_copy::write_without_gaps(region, at, len, src, gaps).is_ok()
@@ -434,16 +438,18 @@ impl RegisteredMemory {
 
     /// Reads bytes at an offset obtained from [`Mr::check`].
     #[inline]
-    pub fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
-        self.for_each_piece(off, dst.len(), |r, at, part| r.read(at, &mut dst[part]))
+    pub fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
+        self.for_each_piece(offset, dst.len(), |memory, at, part| {
+            memory.read(at, &mut dst[part])
+        })
     }
 
     /// The word at an offset obtained from [`Mr::check`]: inside, 8-aligned in
     /// memory, and writable, or an error.
     #[inline]
-    pub fn atomic_at(&self, off: u64) -> Result<&AtomicU64, OutOfBounds> {
-        let (region, at, n) = self.piece_at(off, 8)?;
-        if !region.is_writable() || n < 8 {
+    pub fn atomic_at(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
+        let (region, at, piece_len) = self.piece_at(offset, 8)?;
+        if !region.is_writable() || piece_len < 8 {
             return Err(OutOfBounds);
         }
         region.atomic_u64(at)
@@ -451,10 +457,10 @@ impl RegisteredMemory {
 
     /// Continues a CRC32c over bytes at an offset obtained from [`Mr::check`].
     #[inline]
-    pub fn crc32c_append_at(&self, off: u64, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
+    pub fn crc32c_append_at(&self, offset: u64, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
         let mut sum = crc;
-        self.for_each_piece(off, len, |r, at, part| {
-            sum = crc::crc32c_append_shared(sum, r, at, part.len())?;
+        self.for_each_piece(offset, len, |memory, at, part| {
+            sum = crc::crc32c_append_shared(sum, memory, at, part.len())?;
             Ok(())
         })?;
         Ok(sum)
@@ -465,22 +471,24 @@ impl RegisteredMemory {
     #[inline]
     pub fn piece_at(
         &self,
-        off: u64,
+        offset: u64,
         len: usize,
     ) -> Result<(&Arc<SharedMemory>, usize, usize), OutOfBounds> {
-        let (_, off) = self.memory_range(off, len)?;
+        let (_, offset) = self.memory_range(offset, len)?;
         let region = self.shared_memory.as_ref().ok_or(OutOfBounds)?;
         match &self.page_list {
-            None => Ok((region, off, len)),
-            Some(p) => p.piece_at(off, len).map(|(at, n)| (region, at, n)),
+            None => Ok((region, offset, len)),
+            Some(pages) => pages
+                .piece_at(offset, len)
+                .map(|(at, piece_len)| (region, at, piece_len)),
         }
     }
 
     /// Address in this process of `len` bytes that lie without a gap.
     #[inline]
-    pub fn ptr_at(&self, off: u64, len: usize) -> Result<*const u8, OutOfBounds> {
-        let (region, at, n) = self.piece_at(off, len)?;
-        if n < len {
+    pub fn ptr_at(&self, offset: u64, len: usize) -> Result<*const u8, OutOfBounds> {
+        let (region, at, piece_len) = self.piece_at(offset, len)?;
+        if piece_len < len {
             return Err(OutOfBounds);
         }
         region.ptr_at(at, len).map(<*mut u8>::cast_const)
@@ -488,12 +496,12 @@ impl RegisteredMemory {
 
     /// Hints the cache about bytes that come next; harmless outside.
     #[inline]
-    pub fn prefetch_at(&self, off: u64, len: usize) {
+    pub fn prefetch_at(&self, offset: u64, len: usize) {
         match (&self.shared_memory, &self.page_list) {
-            (Some(r), None) => r.prefetch_range(off as usize, len),
-            (Some(r), Some(p)) => {
-                if let Ok((at, n)) = p.piece_at(off as usize, len) {
-                    r.prefetch_range(at, n);
+            (Some(memory), None) => memory.prefetch_range(offset as usize, len),
+            (Some(memory), Some(pages)) => {
+                if let Ok((at, piece_len)) = pages.piece_at(offset as usize, len) {
+                    memory.prefetch_range(at, piece_len);
                 }
             }
             _ => {}

@@ -48,13 +48,13 @@ impl CallError {
             CallError::Proto(ProtoError::Version { .. }) => 93, // EPROTONOSUPPORT
             CallError::Proto(_) => 71,                          // EPROTO
             CallError::Closed => 104,                           // ECONNRESET
-            CallError::Io(e) => e.raw_os_error().unwrap_or(5),  // EIO
+            CallError::Io(error) => error.raw_os_error().unwrap_or(5), // EIO
         }
     }
 }
 
 fn encode_packet(kind: u16, seq: u32, status: i32, body: &[u8]) -> Vec<u8> {
-    let h = Header {
+    let header = Header {
         magic: MAGIC,
         version: VERSION,
         kind,
@@ -63,31 +63,33 @@ fn encode_packet(kind: u16, seq: u32, status: i32, body: &[u8]) -> Vec<u8> {
         status,
         reserved: 0,
     };
-    let mut p = Vec::with_capacity(h.len as usize);
-    p.extend_from_slice(bytes_of(&h));
-    p.extend_from_slice(body);
-    p
+    let mut packet = Vec::with_capacity(header.len as usize);
+    packet.extend_from_slice(bytes_of(&header));
+    packet.extend_from_slice(body);
+    packet
 }
 
 /// Splits a packet into its checked header and body.
-pub fn split_packet(p: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
-    let (h, body) = p
+pub fn split_packet(packet: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
+    let (header, body) = packet
         .split_at_checked(size_of::<Header>())
-        .ok_or(ProtoError::NotSiwd(p.len()))?;
-    let h: Header = bytemuck::pod_read_unaligned(h);
-    if h.magic != MAGIC {
-        return Err(ProtoError::NotSiwd(p.len()));
+        .ok_or(ProtoError::NotSiwd(packet.len()))?;
+    let header: Header = bytemuck::pod_read_unaligned(header);
+    if header.magic != MAGIC {
+        return Err(ProtoError::NotSiwd(packet.len()));
     }
-    if h.version != VERSION {
-        return Err(ProtoError::Version { theirs: h.version });
-    }
-    if h.len as usize != p.len() {
-        return Err(ProtoError::Length {
-            said: h.len,
-            got: p.len(),
+    if header.version != VERSION {
+        return Err(ProtoError::Version {
+            theirs: header.version,
         });
     }
-    Ok((h, body))
+    if header.len as usize != packet.len() {
+        return Err(ProtoError::Length {
+            said: header.len,
+            got: packet.len(),
+        });
+    }
+    Ok((header, body))
 }
 
 fn body_as<T: Pod>(kind: u16, body: &[u8]) -> Result<T, ProtoError> {
@@ -106,13 +108,13 @@ fn body_as<T: Pod>(kind: u16, body: &[u8]) -> Result<T, ProtoError> {
 pub const UNANSWERED: u32 = 0;
 
 /// Client: a request.
-pub fn encode_request<M: Message>(seq: u32, m: &M) -> Vec<u8> {
-    encode_packet(M::KIND, seq, 0, bytes_of(m))
+pub fn encode_request<M: Message>(seq: u32, message: &M) -> Vec<u8> {
+    encode_packet(M::KIND, seq, 0, bytes_of(message))
 }
 
 /// Daemon: the reply to a request of type `M`.
-pub fn encode_reply<M: Message>(seq: u32, r: &M::Reply) -> Vec<u8> {
-    encode_packet(M::KIND, seq, 0, bytes_of(r))
+pub fn encode_reply<M: Message>(seq: u32, reply: &M::Reply) -> Vec<u8> {
+    encode_packet(M::KIND, seq, 0, bytes_of(reply))
 }
 
 /// Daemon: a refusal. `errno` is positive; `reason` is cut to 120 bytes.
@@ -130,52 +132,55 @@ pub fn encode_error(kind: u16, seq: u32, errno: i32, reason: &str) -> Vec<u8> {
 
 /// Client: the reply to the request `seq` of type `M`. Refusals are readable
 /// whatever version the daemon speaks.
-pub fn decode_reply<M: Message>(seq: u32, p: &[u8]) -> Result<M::Reply, CallError> {
-    let opened = split_packet(p);
+pub fn decode_reply<M: Message>(seq: u32, packet: &[u8]) -> Result<M::Reply, CallError> {
+    let opened = split_packet(packet);
     // A daemon of another version refuses Hello in its own version: its reason
     // says more than ours.
-    let (h, body) = match opened {
+    let (header, body) = match opened {
         Err(ProtoError::Version { .. }) => {
-            let (h, body) = p.split_at(size_of::<Header>());
-            let h: Header = bytemuck::pod_read_unaligned(h);
-            if h.status == 0 {
-                return Err(ProtoError::Version { theirs: h.version }.into());
+            let (header, body) = packet.split_at(size_of::<Header>());
+            let header: Header = bytemuck::pod_read_unaligned(header);
+            if header.status == 0 {
+                return Err(ProtoError::Version {
+                    theirs: header.version,
+                }
+                .into());
             }
-            (h, body)
+            (header, body)
         }
         other => other?,
     };
-    if h.status != 0 {
-        let reason = body_as::<ErrorReply>(h.kind, body)?.reason.to_text();
+    if header.status != 0 {
+        let reason = body_as::<ErrorReply>(header.kind, body)?.reason.to_text();
         return Err(CallError::Refused {
-            errno: h.status,
+            errno: header.status,
             reason,
         });
     }
-    if h.kind != M::KIND || h.seq != seq {
+    if header.kind != M::KIND || header.seq != seq {
         return Err(ProtoError::OutOfOrder.into());
     }
-    Ok(body_as(h.kind, body)?)
+    Ok(body_as(header.kind, body)?)
 }
 
 /// An event packet.
-pub fn encode_event<E: Pod>(kind: u16, e: &E) -> Vec<u8> {
-    encode_packet(kind, 0, 0, bytes_of(e))
+pub fn encode_event<E: Pod>(kind: u16, event: &E) -> Vec<u8> {
+    encode_packet(kind, 0, 0, bytes_of(event))
 }
 
 /// The event in a packet of that kind.
-pub fn decode_event<E: Pod>(kind: u16, p: &[u8]) -> Result<E, ProtoError> {
-    let (h, body) = split_packet(p)?;
-    if h.kind != kind {
-        return Err(ProtoError::Kind(h.kind));
+pub fn decode_event<E: Pod>(kind: u16, packet: &[u8]) -> Result<E, ProtoError> {
+    let (header, body) = split_packet(packet)?;
+    if header.kind != kind {
+        return Err(ProtoError::Kind(header.kind));
     }
-    body_as(h.kind, body)
+    body_as(header.kind, body)
 }
 
 /// Enough of a packet that could not be decoded to refuse it: kind and seq.
-pub fn peek_header(p: &[u8]) -> Option<(u16, u32)> {
-    let h: Header = bytemuck::pod_read_unaligned(p.get(..size_of::<Header>())?);
-    (h.magic == MAGIC).then_some((h.kind, h.seq))
+pub fn peek_header(packet: &[u8]) -> Option<(u16, u32)> {
+    let header: Header = bytemuck::pod_read_unaligned(packet.get(..size_of::<Header>())?);
+    (header.magic == MAGIC).then_some((header.kind, header.seq))
 }
 
 macro_rules! requests {

@@ -22,9 +22,9 @@ pub const SOCKET_ENV: &str = "SIWD_SOCKET";
 /// The socket path a client uses: `explicit`, else the environment, else the default.
 pub fn socket_path(explicit: Option<&std::path::Path>) -> std::path::PathBuf {
     match explicit {
-        Some(p) => p.to_owned(),
+        Some(path) => path.to_owned(),
         None => std::env::var_os(SOCKET_ENV)
-            .filter(|v| !v.is_empty())
+            .filter(|value| !value.is_empty())
             .map_or_else(|| DEFAULT_SOCKET.into(), Into::into),
     }
 }

@@ -86,22 +86,25 @@ impl ControlSocket {
         match rustix::net::accept_with(listener, flags) {
             Ok(fd) => Ok(Some(ControlSocket { fd })),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
-            Err(e) => Err(e.into()),
+            Err(error) => Err(error.into()),
         }
     }
 
     /// A connected pair; the first end non-blocking (daemon), the second blocking.
     pub fn new_pair() -> io::Result<(ControlSocket, ControlSocket)> {
-        let (a, b) = rustix::net::socketpair(
+        let (daemon_end, client_end) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
             SocketFlags::CLOEXEC,
             None,
         )?;
-        rustix::io::ioctl_fionbio(&a, true)?;
+        rustix::io::ioctl_fionbio(&daemon_end, true)?;
         // Events queue up in the sender's buffer: as many as the system allows.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&a, 1 << 20);
-        Ok((ControlSocket { fd: a }, ControlSocket { fd: b }))
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&daemon_end, 1 << 20);
+        Ok((
+            ControlSocket { fd: daemon_end },
+            ControlSocket { fd: client_end },
+        ))
     }
 
     /// Switches blocking.
@@ -111,11 +114,11 @@ impl ControlSocket {
 
     /// The peer's process, user and group.
     pub fn peer_credentials(&self) -> io::Result<(u32, u32, u32)> {
-        let c = rustix::net::sockopt::socket_peercred(&self.fd)?;
+        let credentials = rustix::net::sockopt::socket_peercred(&self.fd)?;
         Ok((
-            c.pid.as_raw_nonzero().get() as u32,
-            c.uid.as_raw(),
-            c.gid.as_raw(),
+            credentials.pid.as_raw_nonzero().get() as u32,
+            credentials.uid.as_raw(),
+            credentials.gid.as_raw(),
         ))
     }
 
@@ -139,7 +142,7 @@ impl ControlSocket {
             ) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -166,18 +169,18 @@ impl ControlSocket {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let (got, fds) = loop {
             let mut anc = RecvAncillaryBuffer::new(&mut space);
-            let r = rustix::net::recvmsg(
+            let received = rustix::net::recvmsg(
                 &self.fd,
                 &mut [IoSliceMut::new(room)],
                 &mut anc,
                 flags | RecvFlags::CMSG_CLOEXEC,
             );
-            match r {
+            match received {
                 Ok(got) => {
                     let mut fds = Vec::new();
-                    for m in anc.drain() {
-                        if let RecvAncillaryMessage::ScmRights(it) = m {
-                            fds.extend(it);
+                    for message in anc.drain() {
+                        if let RecvAncillaryMessage::ScmRights(received) = message {
+                            fds.extend(received);
                         }
                     }
                     break (got, fds);
@@ -185,7 +188,7 @@ impl ControlSocket {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Err(RecvError::WouldBlock),
                 Err(Errno::CONNRESET | Errno::PIPE) => return Err(RecvError::Closed),
-                Err(e) => return Err(RecvError::Io(e.into())),
+                Err(error) => return Err(RecvError::Io(error.into())),
             }
         };
         if got
@@ -202,20 +205,20 @@ impl ControlSocket {
     }
 
     /// Client: sends a request that gets no reply ([`codec::UNANSWERED`]).
-    pub fn post_unanswered<M: Message>(&self, m: &M) -> Result<(), CallError> {
-        self.send_request(codec::UNANSWERED, m, &[])
+    pub fn post_unanswered<M: Message>(&self, message: &M) -> Result<(), CallError> {
+        self.send_request(codec::UNANSWERED, message, &[])
     }
 
     fn send_request<M: Message>(
         &self,
         seq: u32,
-        m: &M,
+        message: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), CallError> {
-        self.send_packet(&codec::encode_request(seq, m), fds)
-            .map_err(|e| match e.raw_os_error() {
+        self.send_packet(&codec::encode_request(seq, message), fds)
+            .map_err(|error| match error.raw_os_error() {
                 Some(32 | 104) => CallError::Closed,
-                _ => CallError::Io(e),
+                _ => CallError::Io(error),
             })
     }
 
@@ -224,30 +227,30 @@ impl ControlSocket {
     pub fn call_and_wait<M: Message>(
         &self,
         seq: u32,
-        m: &M,
+        message: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(M::Reply, Vec<OwnedFd>), CallError> {
-        self.send_request(seq, m, fds)?;
-        let p = self.recv_packet().map_err(|e| match e {
+        self.send_request(seq, message, fds)?;
+        let packet = self.recv_packet().map_err(|error| match error {
             RecvError::Closed => CallError::Closed,
-            RecvError::Io(e) => CallError::Io(e),
+            RecvError::Io(error) => CallError::Io(error),
             RecvError::WouldBlock => CallError::Io(io::ErrorKind::WouldBlock.into()),
             RecvError::Truncated => ProtoError::NotSiwd(MAX_PACKET).into(),
         })?;
-        Ok((codec::decode_reply::<M>(seq, &p.bytes)?, p.fds))
+        Ok((codec::decode_reply::<M>(seq, &packet.bytes)?, packet.fds))
     }
 
     /// Daemon: answers a request of type `M`, if it wants an answer.
     pub fn send_reply<M: Message>(
         &self,
         seq: u32,
-        r: &M::Reply,
+        reply: &M::Reply,
         fds: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         if seq == codec::UNANSWERED {
             return Ok(());
         }
-        self.send_packet(&codec::encode_reply::<M>(seq, r), fds)
+        self.send_packet(&codec::encode_reply::<M>(seq, reply), fds)
     }
 
     /// Daemon: refuses a request.

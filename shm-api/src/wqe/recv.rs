@@ -1,8 +1,8 @@
 //! Work requests of receive queues and shared receive queues.
 
 use super::{
-    MAX_INLINE, MAX_SGE, MAX_SLOTS, OPCODE_RECV, Sge, WqeError, WqeHeader, WqePayload, WqeSlot,
-    encode_sges, parse_sges, slots_for_sges,
+    MAX_INLINE, MAX_SGE, OPCODE_RECV, Sge, WorkQueueElement, WorkRequest, WqeError, WqeHeader,
+    WqePayload, WqeSlot, element_of, encode_sges, parse_element, parse_sges, slots_for_sges,
 };
 use bytemuck::Zeroable;
 
@@ -13,25 +13,23 @@ pub struct RecvWr<'a> {
     pub sges: &'a [Sge],
 }
 
-impl RecvWr<'_> {
-    /// Slots it takes.
+impl WorkRequest for RecvWr<'_> {
     #[inline]
-    pub fn slot_count(&self) -> Result<u32, WqeError> {
+    fn slot_count(&self) -> Result<u32, WqeError> {
         if self.sges.len() > MAX_SGE {
             return Err(WqeError::TooManySge(self.sges.len()));
         }
         Ok(slots_for_sges(self.sges.len()) as u32)
     }
 
-    /// Hands the slots to `put(i, slot)` in order.
     #[inline]
-    pub fn encode_slots(&self, put: impl FnMut(u32, &WqeSlot)) {
-        let h = WqeHeader {
+    fn encode_slots(&self, put: impl FnMut(u32, &WqeSlot)) {
+        let header = WqeHeader {
             opcode: OPCODE_RECV,
             wr_id: self.wr_id,
             ..Zeroable::zeroed()
         };
-        encode_sges(h, self.sges, put);
+        encode_sges(header, self.sges, put);
     }
 }
 
@@ -72,11 +70,13 @@ impl RecvWqe {
     }
 
     /// The same request without a ring in between.
-    pub fn from_wr(d: &RecvWr<'_>) -> Result<RecvWqe, WqeError> {
-        let n = d.slot_count()? as usize;
-        let mut slots = [WqeSlot([0; 8]); MAX_SLOTS];
-        d.encode_slots(|i, s| slots[i as usize] = *s);
-        RecvWqe::parse_slots(&slots[..n])
+    pub fn from_wr(request: &RecvWr<'_>) -> Result<RecvWqe, WqeError> {
+        element_of(request)
+    }
+
+    /// Validates a private copy of the slots.
+    pub fn parse_slots(slots: &[WqeSlot]) -> Result<RecvWqe, WqeError> {
+        parse_element(slots)
     }
 
     /// Local memory to scatter to.
@@ -84,34 +84,32 @@ impl RecvWqe {
     pub fn sges(&self) -> &[Sge] {
         &bytemuck::cast_slice::<u64, Sge>(&self.payload.0)[..usize::from(self.num_sge)]
     }
+}
 
-    /// Validates a private copy of the slots.
-    pub fn parse_slots(slots: &[WqeSlot]) -> Result<RecvWqe, WqeError> {
-        let mut w = RecvWqe::new();
-        let first = slots.first().ok_or(WqeError::Truncated)?;
-        w.parse_into(first, slots.len() as u32, |i| slots[i as usize])?;
-        Ok(w)
+impl WorkQueueElement for RecvWqe {
+    #[inline]
+    fn wr_id(&self) -> u64 {
+        self.wr_id
     }
 
-    /// As [`SendWqe::parse_into`].
     #[inline]
-    pub fn parse_into(
+    fn parse_into(
         &mut self,
         first: &WqeSlot,
-        have: u32,
+        available: u32,
         more: impl FnMut(u32) -> WqeSlot,
     ) -> Result<u32, WqeError> {
-        let h: WqeHeader = bytemuck::cast(*first);
-        self.wr_id = h.wr_id;
-        if h.opcode != OPCODE_RECV {
-            return Err(WqeError::BadOpcode(h.opcode));
+        let header: WqeHeader = bytemuck::cast(*first);
+        self.wr_id = header.wr_id;
+        if header.opcode != OPCODE_RECV {
+            return Err(WqeError::BadOpcode(header.opcode));
         }
-        if h.flags != 0 {
-            return Err(WqeError::BadFlags(h.flags));
+        if header.flags != 0 {
+            return Err(WqeError::BadFlags(header.flags));
         }
-        let (length, takes) = parse_sges(&h, have, &mut self.payload, more)?;
-        self.num_sge = h.num_sge;
+        let (length, slots) = parse_sges(&header, available, &mut self.payload, more)?;
+        self.num_sge = header.num_sge;
         self.length = length;
-        Ok(takes)
+        Ok(slots)
     }
 }

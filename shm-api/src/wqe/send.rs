@@ -2,9 +2,9 @@
 //! reads them.
 
 use super::{
-    INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, MAX_SLOTS, Opcode, SLOT_LEN, Sge, WqeError, WqeHeader,
-    WqePayload, WqeSlot, WrFlags, check_slots, encode_sges, parse_sges, slots_for_inline,
-    slots_for_sges,
+    INLINE_IN_HEADER, MAX_INLINE, MAX_SGE, Opcode, SLOT_LEN, Sge, WorkQueueElement, WorkRequest,
+    WqeError, WqeHeader, WqePayload, WqeSlot, WrFlags, check_slots, element_of, encode_sges,
+    parse_element, parse_sges, slots_for_inline, slots_for_sges,
 };
 use crate::atomic::AtomicArgs;
 use bytemuck::Zeroable;
@@ -25,7 +25,7 @@ pub enum SendData<'a> {
 pub struct SendWr<'a> {
     pub opcode: Opcode,
     /// INLINE is set by the encoder.
-    pub with_flags: WrFlags,
+    pub flags: WrFlags,
     pub wr_id: u64,
     /// Immediate data or the key to invalidate.
     pub imm: u32,
@@ -41,7 +41,7 @@ impl<'a> SendWr<'a> {
         let flags = WrFlags::SIGNALED;
         SendWr {
             opcode,
-            with_flags: flags,
+            flags,
             wr_id,
             imm: 0,
             remote_addr: 0,
@@ -145,40 +145,37 @@ impl<'a> SendWr<'a> {
 
     /// The same with other flags.
     pub fn with_flags(self, flags: WrFlags) -> Self {
-        SendWr {
-            with_flags: flags,
-            ..self
-        }
+        SendWr { flags, ..self }
     }
 }
 
-impl SendWr<'_> {
-    /// Slots it takes; refuses what could not be parsed back.
+impl WorkRequest for SendWr<'_> {
     #[inline]
-    pub fn slot_count(&self) -> Result<u32, WqeError> {
+    fn slot_count(&self) -> Result<u32, WqeError> {
         match self.data {
-            SendData::Atomic(_, a) if self.opcode.is_atomic() => {
-                Ok(slots_for_atomic(self.opcode, &a))
+            SendData::Atomic(_, args) if self.opcode.is_atomic() => {
+                Ok(slots_for_atomic(self.opcode, &args))
             }
             SendData::Atomic(..) => Err(WqeError::BadAtomic),
             _ if self.opcode.is_atomic() => Err(WqeError::BadAtomic),
             SendData::Local(_) if self.opcode.takes_local() => Ok(1),
             SendData::Local(_) => Err(WqeError::BadLocal),
             _ if self.opcode.takes_local() => Err(WqeError::BadLocal),
-            SendData::Sges(s) if s.len() > MAX_SGE => Err(WqeError::TooManySge(s.len())),
-            SendData::Sges(s) => Ok(slots_for_sges(s.len()) as u32),
+            SendData::Sges(sges) if sges.len() > MAX_SGE => Err(WqeError::TooManySge(sges.len())),
+            SendData::Sges(sges) => Ok(slots_for_sges(sges.len()) as u32),
             SendData::Inline(_) if !self.opcode.sends_data() => Err(WqeError::InlineNotAllowed),
-            SendData::Inline(d) if d.len() > MAX_INLINE => Err(WqeError::InlineTooLong(d.len())),
-            SendData::Inline(d) => Ok(slots_for_inline(d.len()) as u32),
+            SendData::Inline(bytes) if bytes.len() > MAX_INLINE => {
+                Err(WqeError::InlineTooLong(bytes.len()))
+            }
+            SendData::Inline(bytes) => Ok(slots_for_inline(bytes.len()) as u32),
         }
     }
 
-    /// Hands the slots to `put(i, slot)` in order. Call [`Self::slots`] first.
     #[inline]
-    pub fn encode_slots(&self, mut put: impl FnMut(u32, &WqeSlot)) {
-        let mut h = WqeHeader {
+    fn encode_slots(&self, mut put: impl FnMut(u32, &WqeSlot)) {
+        let mut header = WqeHeader {
             opcode: self.opcode as u8,
-            flags: self.with_flags.0 & !WrFlags::INLINE.0,
+            flags: self.flags.0 & !WrFlags::INLINE.0,
             imm: self.imm,
             wr_id: self.wr_id,
             remote_addr: self.remote_addr,
@@ -186,32 +183,36 @@ impl SendWr<'_> {
             ..Zeroable::zeroed()
         };
         match self.data {
-            SendData::Sges(s) => encode_sges(h, s, put),
+            SendData::Sges(sges) => encode_sges(header, sges, put),
             SendData::Local(sge) => {
-                h.num_sge = 1;
-                h.slots = 1;
-                h.sge0 = sge;
-                put(0, &bytemuck::cast(h));
+                header.num_sge = 1;
+                header.slots = 1;
+                header.sge0 = sge;
+                put(0, &bytemuck::cast(header));
             }
-            SendData::Atomic(sge, a) => {
-                h.num_sge = 1;
-                h.slots = slots_for_atomic(self.opcode, &a) as u8;
-                h.length = sge.length;
-                h.sge0 = sge;
-                h.args = [a.add_or_swap, a.compare];
-                put(0, &bytemuck::cast(h));
-                if h.slots > 1 {
-                    let (m, n) = (a.add_or_swap_mask, a.compare_mask);
-                    put(1, &WqeSlot([m, n, 0, 0, 0, 0, 0, 0]));
+            SendData::Atomic(sge, args) => {
+                header.num_sge = 1;
+                header.slots = slots_for_atomic(self.opcode, &args) as u8;
+                header.length = sge.length;
+                header.sge0 = sge;
+                header.args = [args.add_or_swap, args.compare];
+                put(0, &bytemuck::cast(header));
+                if header.slots > 1 {
+                    let (add_or_swap_mask, compare_mask) =
+                        (args.add_or_swap_mask, args.compare_mask);
+                    put(
+                        1,
+                        &WqeSlot([add_or_swap_mask, compare_mask, 0, 0, 0, 0, 0, 0]),
+                    );
                 }
             }
-            SendData::Inline(d) => {
-                let d = &d[..d.len().min(MAX_INLINE)];
-                h.flags |= WrFlags::INLINE.0;
-                h.length = d.len() as u32;
-                h.slots = slots_for_inline(d.len()) as u8;
-                let mut slot: WqeSlot = bytemuck::cast(h);
-                let (first, rest) = d.split_at(d.len().min(INLINE_IN_HEADER));
+            SendData::Inline(bytes) => {
+                let bytes = &bytes[..bytes.len().min(MAX_INLINE)];
+                header.flags |= WrFlags::INLINE.0;
+                header.length = bytes.len() as u32;
+                header.slots = slots_for_inline(bytes.len()) as u8;
+                let mut slot: WqeSlot = bytemuck::cast(header);
+                let (first, rest) = bytes.split_at(bytes.len().min(INLINE_IN_HEADER));
                 bytemuck::bytes_of_mut(&mut slot)[SLOT_LEN - INLINE_IN_HEADER..][..first.len()]
                     .copy_from_slice(first);
                 put(0, &slot);
@@ -227,8 +228,8 @@ impl SendWr<'_> {
 
 /// Masks of the plain operations need no slot.
 #[inline]
-fn slots_for_atomic(op: Opcode, a: &AtomicArgs) -> u32 {
-    1 + u32::from((a.add_or_swap_mask, a.compare_mask) != plain_masks(op))
+fn slots_for_atomic(op: Opcode, args: &AtomicArgs) -> u32 {
+    1 + u32::from((args.add_or_swap_mask, args.compare_mask) != plain_masks(op))
 }
 
 #[inline]
@@ -251,7 +252,7 @@ pub struct SendWqe {
     /// Immediate data, or the key to invalidate (SendWithInv).
     pub imm: u32,
     pub opcode: Opcode,
-    pub with_flags: WrFlags,
+    pub flags: WrFlags,
     num_sge: u8,
     payload: WqePayload,
 }
@@ -267,7 +268,7 @@ impl std::fmt::Debug for SendWqe {
         f.debug_struct("SendWqe")
             .field("opcode", &self.opcode)
             .field("wr_id", &self.wr_id)
-            .field("flags", &self.with_flags)
+            .field("flags", &self.flags)
             .field("length", &self.length)
             .field("remote_addr", &self.remote_addr)
             .field("rkey", &self.rkey)
@@ -286,18 +287,20 @@ impl SendWqe {
             rkey: 0,
             imm: 0,
             opcode: Opcode::Send,
-            with_flags: WrFlags::NONE,
+            flags: WrFlags::NONE,
             num_sge: 0,
             payload: WqePayload([0; MAX_INLINE / 8]),
         }
     }
 
     /// The same request without a ring in between; for tests and in-process use.
-    pub fn from_wr(d: &SendWr<'_>) -> Result<SendWqe, WqeError> {
-        let n = d.slot_count()? as usize;
-        let mut slots = [WqeSlot([0; 8]); MAX_SLOTS];
-        d.encode_slots(|i, s| slots[i as usize] = *s);
-        SendWqe::parse_slots(&slots[..n])
+    pub fn from_wr(request: &SendWr<'_>) -> Result<SendWqe, WqeError> {
+        element_of(request)
+    }
+
+    /// Validates a private copy of the slots.
+    pub fn parse_slots(slots: &[WqeSlot]) -> Result<SendWqe, WqeError> {
+        parse_element(slots)
     }
 
     /// Local memory to gather from (WRITE, SEND) or to scatter to (READ); empty
@@ -310,7 +313,7 @@ impl SendWqe {
     /// Inline data, when the INLINE flag is set.
     #[inline]
     pub fn inline_data(&self) -> Option<&[u8]> {
-        self.with_flags
+        self.flags
             .contains(WrFlags::INLINE)
             .then(|| &bytemuck::cast_slice::<u64, u8>(&self.payload.0)[..self.length as usize])
     }
@@ -329,7 +332,7 @@ impl SendWqe {
     /// Whether a successful completion is wanted.
     #[inline]
     pub fn is_signaled(&self) -> bool {
-        self.with_flags.contains(WrFlags::SIGNALED)
+        self.flags.contains(WrFlags::SIGNALED)
     }
 
     /// The key to invalidate at the peer.
@@ -338,54 +341,92 @@ impl SendWqe {
         (self.opcode == Opcode::SendWithInv).then_some(self.imm)
     }
 
-    /// Validates a private copy of the slots.
-    pub fn parse_slots(slots: &[WqeSlot]) -> Result<SendWqe, WqeError> {
-        let mut w = SendWqe::new();
-        let first = slots.first().ok_or(WqeError::Truncated)?;
-        let have = slots.len() as u32;
-        w.parse_into(first, have, |i| slots[i as usize])?;
-        Ok(w)
+    fn parse_local(&mut self, header: &WqeHeader, have: u32) -> Result<u32, WqeError> {
+        if header.num_sge != 1 || self.flags.contains(WrFlags::INLINE) {
+            return Err(WqeError::BadLocal);
+        }
+        check_slots(header.slots, 1, have)?;
+        self.num_sge = 1;
+        self.length = 0;
+        let sge: [u64; 2] = bytemuck::cast(header.sge0);
+        self.payload.0[..2].copy_from_slice(&sge);
+        Ok(1)
     }
 
-    /// Validates `first` and, as far as it names more slots (never more than
-    /// `have`), `more(i)` for i in 1.. . Returns the slots consumed. Only the
-    /// used part of the payload is written. On error `wr_id` is still valid.
+    fn parse_atomic(
+        &mut self,
+        header: &WqeHeader,
+        have: u32,
+        mut more: impl FnMut(u32) -> WqeSlot,
+    ) -> Result<u32, WqeError> {
+        if header.num_sge != 1 || self.flags.contains(WrFlags::INLINE) {
+            return Err(WqeError::BadAtomic);
+        }
+        let takes = if header.slots == 2 { 2 } else { 1 };
+        check_slots(header.slots, takes, have)?;
+        let (add_or_swap_mask, compare_mask) = if takes == 2 {
+            let masks = more(1);
+            (masks.0[0], masks.0[1])
+        } else {
+            plain_masks(self.opcode)
+        };
+        self.num_sge = 1;
+        self.length = header.sge0.length;
+        let sge: [u64; 2] = bytemuck::cast(header.sge0);
+        self.payload.0[..6].copy_from_slice(&[
+            sge[0],
+            sge[1],
+            header.args[0],
+            add_or_swap_mask,
+            header.args[1],
+            compare_mask,
+        ]);
+        Ok(takes as u32)
+    }
+}
+
+impl WorkQueueElement for SendWqe {
     #[inline]
-    pub fn parse_into(
+    fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    #[inline]
+    fn parse_into(
         &mut self,
         first: &WqeSlot,
         have: u32,
         mut more: impl FnMut(u32) -> WqeSlot,
     ) -> Result<u32, WqeError> {
-        let h: WqeHeader = bytemuck::cast(*first);
-        self.wr_id = h.wr_id;
-        let opcode = Opcode::from_u8(h.opcode).ok_or(WqeError::BadOpcode(h.opcode))?;
-        if h.flags & !WrFlags::ALL != 0 {
-            return Err(WqeError::BadFlags(h.flags));
+        let header: WqeHeader = bytemuck::cast(*first);
+        self.wr_id = header.wr_id;
+        let opcode = Opcode::from_u8(header.opcode).ok_or(WqeError::BadOpcode(header.opcode))?;
+        if header.flags & !WrFlags::ALL != 0 {
+            return Err(WqeError::BadFlags(header.flags));
         }
         self.opcode = opcode;
-        self.with_flags = WrFlags(h.flags);
-        self.remote_addr = h.remote_addr;
-        self.rkey = h.rkey;
-        self.imm = h.imm;
+        self.flags = WrFlags(header.flags);
+        self.remote_addr = header.remote_addr;
+        self.rkey = header.rkey;
+        self.imm = header.imm;
         if opcode.is_atomic() {
-            return self.parse_atomic(&h, have, more);
+            return self.parse_atomic(&header, have, more);
         }
         if opcode.takes_local() {
-            return self.parse_local(&h, have);
+            return self.parse_local(&header, have);
         }
-        if self.with_flags.contains(WrFlags::INLINE) {
+        if self.flags.contains(WrFlags::INLINE) {
             if !opcode.sends_data() {
                 return Err(WqeError::InlineNotAllowed);
             }
-            let n = h.length as usize;
-            if n > MAX_INLINE {
-                return Err(WqeError::InlineTooLong(n));
+            let len = header.length as usize;
+            if len > MAX_INLINE {
+                return Err(WqeError::InlineTooLong(len));
             }
-            let takes = slots_for_inline(n);
-            check_slots(h.slots, takes, have)?;
+            let takes = slots_for_inline(len);
+            check_slots(header.slots, takes, have)?;
             self.num_sge = 0;
-            self.length = h.length;
+            self.length = header.length;
             // Whole words: the bytes past `length` are never shown.
             self.payload.0[..4].copy_from_slice(&first.0[4..]);
             for i in 1..takes {
@@ -395,46 +436,10 @@ impl SendWqe {
             }
             Ok(takes as u32)
         } else {
-            let (length, takes) = parse_sges(&h, have, &mut self.payload, more)?;
-            self.num_sge = h.num_sge;
+            let (length, takes) = parse_sges(&header, have, &mut self.payload, more)?;
+            self.num_sge = header.num_sge;
             self.length = length;
             Ok(takes)
         }
-    }
-
-    fn parse_local(&mut self, h: &WqeHeader, have: u32) -> Result<u32, WqeError> {
-        if h.num_sge != 1 || self.with_flags.contains(WrFlags::INLINE) {
-            return Err(WqeError::BadLocal);
-        }
-        check_slots(h.slots, 1, have)?;
-        self.num_sge = 1;
-        self.length = 0;
-        let sge: [u64; 2] = bytemuck::cast(h.sge0);
-        self.payload.0[..2].copy_from_slice(&sge);
-        Ok(1)
-    }
-
-    fn parse_atomic(
-        &mut self,
-        h: &WqeHeader,
-        have: u32,
-        mut more: impl FnMut(u32) -> WqeSlot,
-    ) -> Result<u32, WqeError> {
-        if h.num_sge != 1 || self.with_flags.contains(WrFlags::INLINE) {
-            return Err(WqeError::BadAtomic);
-        }
-        let takes = if h.slots == 2 { 2 } else { 1 };
-        check_slots(h.slots, takes, have)?;
-        let (m, n) = if takes == 2 {
-            let s = more(1);
-            (s.0[0], s.0[1])
-        } else {
-            plain_masks(self.opcode)
-        };
-        self.num_sge = 1;
-        self.length = h.sge0.length;
-        let sge: [u64; 2] = bytemuck::cast(h.sge0);
-        self.payload.0[..6].copy_from_slice(&[sge[0], sge[1], h.args[0], m, h.args[1], n]);
-        Ok(takes as u32)
     }
 }

@@ -185,7 +185,7 @@ pub enum CmEventKind {
 
 impl CmEventKind {
     /// The kind with that number.
-    pub fn from_u32(v: u32) -> Option<CmEventKind> {
+    pub fn from_u32(number: u32) -> Option<CmEventKind> {
         use CmEventKind::*;
         [
             ConnectRequest,
@@ -197,7 +197,7 @@ impl CmEventKind {
             RequestCancelled,
             DeviceRemoval,
         ]
-        .get((v as usize).wrapping_sub(1))
+        .get((number as usize).wrapping_sub(1))
         .copied()
     }
 }

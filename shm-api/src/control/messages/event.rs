@@ -26,7 +26,7 @@ pub enum AsyncEventKind {
 
 impl AsyncEventKind {
     /// The kind with that number.
-    pub fn from_u32(v: u32) -> Option<AsyncEventKind> {
+    pub fn from_u32(number: u32) -> Option<AsyncEventKind> {
         use AsyncEventKind::*;
         [
             CqErr,
@@ -42,7 +42,7 @@ impl AsyncEventKind {
             QpLastWqeReached,
         ]
         .into_iter()
-        .find(|k| *k as u32 == v)
+        .find(|kind| *kind as u32 == number)
     }
 }
 

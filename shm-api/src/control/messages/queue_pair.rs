@@ -57,10 +57,10 @@ pub enum QpState {
 
 impl QpState {
     /// The state with that number.
-    pub fn from_u32(v: u32) -> Option<QpState> {
+    pub fn from_u32(number: u32) -> Option<QpState> {
         use QpState::*;
         [Idle, Rtr, Rts, Closing, Terminate, Error, Sqd]
-            .get(v as usize)
+            .get(number as usize)
             .copied()
     }
 }

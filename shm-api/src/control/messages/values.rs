@@ -13,14 +13,14 @@ where
 
 impl<const N: usize> Text<N> {
     /// Cuts `s` at a character boundary.
-    pub fn new(s: &str) -> Self {
-        let mut end = s.len().min(N);
-        while !s.is_char_boundary(end) {
+    pub fn new(text: &str) -> Self {
+        let mut end = text.len().min(N);
+        while !text.is_char_boundary(end) {
             end -= 1;
         }
-        let mut t = [0; N];
-        t[..end].copy_from_slice(&s.as_bytes()[..end]);
-        Text(t)
+        let mut bytes = [0; N];
+        bytes[..end].copy_from_slice(&text.as_bytes()[..end]);
+        Text(bytes)
     }
 
     /// What precedes the first zero; replacement characters for what is not UTF-8.
@@ -62,8 +62,8 @@ impl Addr {
     pub fn to_socket_addr(self) -> Option<SocketAddr> {
         match self.family {
             4 => {
-                let [a, b, c, d, ..] = self.ip;
-                Some(SocketAddrV4::new(Ipv4Addr::new(a, b, c, d), self.port).into())
+                let (octets, _) = self.ip.split_first_chunk::<4>()?;
+                Some(SocketAddrV4::new(Ipv4Addr::from(*octets), self.port).into())
             }
             6 => {
                 let ip = Ipv6Addr::from(self.ip);
@@ -75,22 +75,22 @@ impl Addr {
 }
 
 impl From<SocketAddr> for Addr {
-    fn from(a: SocketAddr) -> Addr {
-        let mut r = Addr {
-            port: a.port(),
-            ..Addr::from(a.ip())
+    fn from(address: SocketAddr) -> Addr {
+        let mut message = Addr {
+            port: address.port(),
+            ..Addr::from(address.ip())
         };
-        if let SocketAddr::V6(v6) = a {
-            r.scope_id = v6.scope_id();
+        if let SocketAddr::V6(v6) = address {
+            message.scope_id = v6.scope_id();
         }
-        r
+        message
     }
 }
 
 impl From<IpAddr> for Addr {
-    fn from(a: IpAddr) -> Addr {
+    fn from(address: IpAddr) -> Addr {
         let mut ip = [0; 16];
-        let family = match a {
+        let family = match address {
             IpAddr::V4(v4) => {
                 ip[..4].copy_from_slice(&v4.octets());
                 4
@@ -119,13 +119,16 @@ pub struct PrivateData {
 
 impl PrivateData {
     /// None when it is longer than [`MAX_PRIVATE_DATA`].
-    pub fn new(d: &[u8]) -> Option<PrivateData> {
-        let mut p = PrivateData {
-            len: d.len() as u32,
+    pub fn new(data: &[u8]) -> Option<PrivateData> {
+        let mut private_data = PrivateData {
+            len: data.len() as u32,
             data: [0; MAX_PRIVATE_DATA],
         };
-        p.data.get_mut(..d.len())?.copy_from_slice(d);
-        Some(p)
+        private_data
+            .data
+            .get_mut(..data.len())?
+            .copy_from_slice(data);
+        Some(private_data)
     }
 
     /// The bytes; a length out of range counts as the maximum.

@@ -1,0 +1,83 @@
+//! Doorbell rings, and the handshake with a worker that goes to sleep.
+//!
+//! ```text
+//!  client:  publish the work queue's tail -> mark_pending -> claim_slot -> fill_slot -> must_wake
+//!  worker:  take_slot -> clear_pending -> read the work queue
+//!           nothing there: announce_sleep -> look once more -> block
+//! ```
+
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// Client: marks a queue as having work. `true`: the caller pushes the
+/// queue's number on the doorbell ring; otherwise it is there already.
+#[inline]
+pub fn mark_pending(pending: &AtomicU32) -> bool {
+    // Pairs with the swap in `clear_pending`: carries the work queue's tail to the worker that
+    // clears the word.
+    pending.swap(1, Ordering::AcqRel) == 0
+}
+
+/// Worker: called after the number was popped and before the work queue is
+/// read. Reads the last `mark_pending` in modification order, hence sees the
+/// tail published before it.
+#[inline]
+pub fn clear_pending(pending: &AtomicU32) {
+    // Pairs with the swap in `mark_pending`.
+    pending.swap(0, Ordering::AcqRel);
+}
+
+/// Client: claims the next doorbell slot. Bounded by the pending words: a queue
+/// is on the ring at most once.
+#[inline]
+pub fn claim_slot(tail: &AtomicU32, mask: u32) -> u32 {
+    // Relaxed: only the number matters, the slot's own word carries the data.
+    tail.fetch_add(1, Ordering::Relaxed) & mask
+}
+
+/// Client: fills a claimed doorbell slot.
+#[inline]
+pub fn fill_slot(slot: &AtomicU32, number: u32) {
+    // Pairs with the Acquire in `take_slot`.
+    slot.store(number.wrapping_add(1), Ordering::Release);
+}
+
+/// Worker: takes the number from the next doorbell slot, if it is filled.
+#[inline]
+pub fn take_slot(slot: &AtomicU32) -> Option<u32> {
+    // Pairs with the Release in `fill_slot`.
+    let filled = slot.load(Ordering::Acquire);
+    if filled == 0 {
+        return None;
+    }
+    // Relaxed: it comes before the Release half of `clear_pending` for this number, hence before
+    // the client can claim this slot again.
+    slot.store(0, Ordering::Relaxed);
+    Some(filled - 1)
+}
+
+/// Client, after filling a doorbell slot: whether the worker sleeps and has to
+/// be woken by its eventfd.
+#[inline]
+pub fn must_wake(sleeping: &AtomicU32) -> bool {
+    // Pairs with the fence in `announce_sleep`: either the worker's last look
+    // finds the slot, or this load finds the flag.
+    fence(Ordering::SeqCst);
+    sleeping.load(Ordering::Relaxed) != 0
+}
+
+/// Worker: says that it is about to sleep. It must look at all its doorbell
+/// rings once more afterwards and may block only when they are empty.
+#[inline]
+pub fn announce_sleep(sleeping: &AtomicU32) {
+    sleeping.store(1, Ordering::Relaxed);
+    // Pairs with the fence in `must_wake`.
+    fence(Ordering::SeqCst);
+}
+
+/// Worker: awake again.
+#[inline]
+pub fn announce_awake(sleeping: &AtomicU32) {
+    // Pairs with nothing: a client that still sees the old value writes the eventfd once too
+    // often.
+    sleeping.store(0, Ordering::Release);
+}

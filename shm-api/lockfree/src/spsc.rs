@@ -1,0 +1,132 @@
+//! Indices of a ring with one producer and one consumer: send and receive queues.
+//!
+//! Each end keeps its own index and a copy of the other's, and reads the other's cache line only
+//! when the copy says that the ring is full or empty. That is what keeps posting fast: in steady
+//! state neither side waits for the other's line.
+
+use crate::sync::{AtomicU32, Ordering};
+
+/// An index of the peer is further away than the ring is long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InvalidIndex;
+
+/// Producer end of a single-producer single-consumer ring of `mask + 1` slots.
+/// Indices run freely and wrap at 2^32.
+#[derive(Debug)]
+pub struct SpscProducer {
+    tail: u32,
+    head: u32,
+    mask: u32,
+}
+
+impl SpscProducer {
+    /// The producer of an empty ring; `slots` is a power of two.
+    pub fn new(slots: u32) -> Self {
+        debug_assert!(slots.is_power_of_two());
+        Self {
+            tail: 0,
+            head: 0,
+            mask: slots - 1,
+        }
+    }
+
+    /// Whether `count` slots are free after those already filled. The consumer's
+    /// line is read only when the cached head says no.
+    #[inline]
+    pub fn reserve_slots(&mut self, count: u32, head: &AtomicU32) -> bool {
+        if self.free_slots() >= count {
+            return true;
+        }
+        // Pairs with the Release in `SpscConsumer::release_head`: the consumer is
+        // done reading the slots that are about to be overwritten.
+        self.head = head.load(Ordering::Acquire);
+        self.free_slots() >= count
+    }
+
+    #[inline]
+    fn free_slots(&self) -> u32 {
+        // A consumer that claims to be ahead of the producer leaves no free slots.
+        (self.mask + 1).saturating_sub(self.tail.wrapping_sub(self.head))
+    }
+
+    /// Index of the slot that comes `offset` after those already filled.
+    #[inline]
+    pub fn slot_index(&self, offset: u32) -> u32 {
+        self.tail.wrapping_add(offset) & self.mask
+    }
+
+    /// Counts `count` reserved slots as filled; [`Self::publish_tail`] shows them.
+    #[inline]
+    pub fn mark_filled(&mut self, count: u32) {
+        self.tail = self.tail.wrapping_add(count);
+    }
+
+    /// Shows every filled slot to the consumer.
+    #[inline]
+    pub fn publish_tail(&self, tail: &AtomicU32) {
+        // Pairs with the Acquire in `SpscConsumer::refresh_tail`.
+        tail.store(self.tail, Ordering::Release);
+    }
+}
+
+/// Consumer end. It never trusts the producer's index.
+#[derive(Debug)]
+pub struct SpscConsumer {
+    head: u32,
+    tail: u32,
+    mask: u32,
+}
+
+impl SpscConsumer {
+    /// The consumer of an empty ring; `slots` is a power of two.
+    pub fn new(slots: u32) -> Self {
+        debug_assert!(slots.is_power_of_two());
+        Self {
+            head: 0,
+            tail: 0,
+            mask: slots - 1,
+        }
+    }
+
+    /// Number of slots that may be read. The producer's line is read only when
+    /// the cached tail says that nothing is left.
+    #[inline]
+    pub fn available_slots(&mut self, tail: &AtomicU32) -> Result<u32, InvalidIndex> {
+        if self.tail == self.head {
+            return self.refresh_tail(tail);
+        }
+        Ok(self.tail.wrapping_sub(self.head))
+    }
+
+    /// Like [`Self::available_slots`], but always looks at the producer's line.
+    #[inline]
+    pub fn refresh_tail(&mut self, tail: &AtomicU32) -> Result<u32, InvalidIndex> {
+        // Pairs with the Release in `SpscProducer::publish_tail`: the slots are written.
+        let producer_tail = tail.load(Ordering::Acquire);
+        let available = producer_tail.wrapping_sub(self.head);
+        if available > self.mask + 1 {
+            return Err(InvalidIndex);
+        }
+        self.tail = producer_tail;
+        Ok(available)
+    }
+
+    /// Index of the readable slot at `offset`.
+    #[inline]
+    pub fn slot_index(&self, offset: u32) -> u32 {
+        self.head.wrapping_add(offset) & self.mask
+    }
+
+    /// Steps over `count` slots that were copied out.
+    #[inline]
+    pub fn advance_head(&mut self, count: u32) {
+        self.head = self.head.wrapping_add(count);
+    }
+
+    /// Lets the producer reuse every slot stepped over.
+    #[inline]
+    pub fn release_head(&self, head: &AtomicU32) {
+        // Pairs with the Acquire in `SpscProducer::reserve_slots`.
+        head.store(self.head, Ordering::Release);
+    }
+}
