@@ -3,7 +3,7 @@
 
 use siw_tcp::Instant;
 
-use super::clock::Clock;
+use super::clock::TscClock;
 use super::idle::Idle;
 
 /// A thread that works in batches. The clock is read once for each.
@@ -11,7 +11,7 @@ pub(crate) trait BatchLoop {
     /// The thread has done what it was started for.
     fn is_finished(&self) -> bool;
 
-    fn clock(&self) -> &Clock;
+    fn clock(&self) -> &TscClock;
 
     fn idle(&mut self) -> &mut Idle;
 

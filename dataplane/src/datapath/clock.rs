@@ -6,7 +6,7 @@ use siw_tcp::Instant;
 
 /// Turns TSC ticks into nanoseconds since the clock was made.
 #[derive(Debug, Clone, Copy)]
-pub struct Clock {
+pub struct TscClock {
     /// The TSC when the clock was made.
     base: u64,
     /// Nanoseconds per tick, 32.32 fixed point.
@@ -15,14 +15,14 @@ pub struct Clock {
     wall_base: u64,
 }
 
-impl Clock {
+impl TscClock {
     /// Its rate is what the EAL measured; `Eal::init` must have run.
-    pub fn new() -> Clock {
+    pub fn new() -> TscClock {
         let ticks_per_second = dpdk::tsc_hz().max(1);
         let wall = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since_epoch| since_epoch.as_nanos() as u64);
-        Clock {
+        TscClock {
             base: dpdk::tsc_now(),
             scale: ((1_000_000_000u128 << 32) / u128::from(ticks_per_second)) as u64,
             wall_base: wall,

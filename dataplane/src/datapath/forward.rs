@@ -97,7 +97,7 @@ pub struct ForwardStats {
 }
 
 /// One worker's way to the others.
-pub(crate) struct Forwarder {
+pub(crate) struct FrameForwarder {
     /// This worker's place in `inboxes`.
     own_index: usize,
     inboxes: Arc<[Arc<WorkerInbox>]>,
@@ -108,10 +108,10 @@ pub(crate) struct Forwarder {
     pub(crate) stats: ForwardStats,
 }
 
-impl Forwarder {
+impl FrameForwarder {
     /// `inboxes` holds every worker of the daemon.
-    pub(crate) fn new(own_index: usize, inboxes: Arc<[Arc<WorkerInbox>]>) -> Forwarder {
-        Forwarder {
+    pub(crate) fn new(own_index: usize, inboxes: Arc<[Arc<WorkerInbox>]>) -> FrameForwarder {
+        FrameForwarder {
             own_index,
             inboxes,
             to_wake: 0,

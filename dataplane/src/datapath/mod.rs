@@ -4,7 +4,7 @@
 //! ```text
 //!  rx_burst -> WorkerPort::receive -> Stack::receive_burst -> events of connections
 //!                   |        ^
-//!     frames of other workers' connections: Forwarder      loopback frames
+//!     frames of other workers' connections: FrameForwarder      loopback frames
 //!                                                              |
 //!  tx_burst <- PortOutput::transmit <- PortSink <- Stack::flush/poll
 //!                                        |

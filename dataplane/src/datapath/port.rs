@@ -7,7 +7,7 @@ use dpdk::{BURST, Mbuf, MbufCache, RxBatch, RxQueue, TxQueue};
 use siw_iwarp::mpa::MpaConfig;
 use siw_tcp::{ConnId, FrameInfo, Instant, RxChecksum, Stack, Steering, WorkerSteering};
 
-use super::clock::Clock;
+use super::clock::TscClock;
 use super::forward::ProxyTx;
 use super::frame_sink::{PortSink, RecordWriter};
 use super::output::{PortOutput, TxPath};
@@ -99,7 +99,7 @@ impl<R> WorkerPort<R> {
         &mut self,
         now: Instant,
         batch: &mut RxBatch,
-        clock: &Clock,
+        clock: &TscClock,
         timer_hold: &mut TimerHold,
         mut keep: impl FnMut(&Steering, usize, Mbuf, RxChecksum) -> Option<Mbuf>,
     ) -> bool {

@@ -250,8 +250,8 @@ mod tests {
     }
 
     const BUFFERS: u32 = 4095;
-    const TRAINS: u64 = 6;
-    const TRAIN: u64 = 40 * 1448;
+    const MERGED_SEGMENTS: u64 = 6;
+    const MERGED_BYTES: u64 = 40 * 1448;
 
     /// Merged segments of 58 KB, in chains of many buffers, in the order of `arrive`: the bytes
     /// come out as they were sent, from the very buffers, all of which return to the pool.
@@ -292,23 +292,23 @@ mod tests {
             sender.receive_burst(now, frames);
         }
         let on_accepted = on_accepted.expect("a connection");
-        for start in (0..TRAINS * 40).map(|n| n * 1448) {
+        for start in (0..MERGED_SEGMENTS * 40).map(|n| n * 1448) {
             let r = Pattern { salt: 5, start };
             sender.push_record(id, 1448, r, false).unwrap();
         }
         sender.flush(now, id, &mut there);
-        let trains = std::mem::take(&mut there.frames);
-        assert_eq!(trains.len() as u64, TRAINS);
+        let merged = std::mem::take(&mut there.frames);
+        assert_eq!(merged.len() as u64, MERGED_SEGMENTS);
         let mut lie = Vec::new();
         for i in arrive {
-            let m = chain(&trains[*i], &mut cache, sizes);
+            let m = chain(&merged[*i], &mut cache, sizes);
             assert!(m.nb_segs() > 20);
             lie.extend(m.segments().map(<[u8]>::as_ptr_range));
             receiver.receive_burst(now, std::iter::once((RxFrame::new(m), info)));
         }
         let rx = receiver.receive_queue(on_accepted).unwrap();
         let all = rx.len_bytes();
-        assert_eq!(all as u64, TRAINS * TRAIN);
+        assert_eq!(all as u64, MERGED_SEGMENTS * MERGED_BYTES);
         let mut at = 0;
         let seen = rx.for_each_chunk(0, all, |c| {
             let here = c.as_ptr_range();

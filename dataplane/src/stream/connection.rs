@@ -50,7 +50,7 @@ pub(super) struct Progress {
 }
 
 /// What connections need of the endpoint.
-pub(super) struct ConnectionContext<'a> {
+pub(super) struct StreamContext<'a> {
     pub stack: &'a mut Stack<RxFrame, StreamRecord>,
     pub pattern: StreamPattern,
     /// Blocks for what is returned, to be used again.
@@ -100,7 +100,7 @@ impl StreamConnection {
     }
 
     /// Reads and queues what can be read and queued now.
-    pub(super) fn process(&mut self, context: &mut ConnectionContext<'_>) -> Progress {
+    pub(super) fn process(&mut self, context: &mut StreamContext<'_>) -> Progress {
         let (read, checked, was_bad) = (self.read, self.checked, self.is_bad);
         let mut has_more = false;
         if self.unread_until <= context.now {
@@ -122,7 +122,7 @@ impl StreamConnection {
         }
     }
 
-    fn read_and_check(&mut self, context: &mut ConnectionContext<'_>) {
+    fn read_and_check(&mut self, context: &mut StreamContext<'_>) {
         let Some(rx_queue) = context.stack.receive_queue(self.conn) else {
             return;
         };
@@ -145,7 +145,7 @@ impl StreamConnection {
         }
     }
 
-    pub(super) fn abort(&mut self, context: &mut ConnectionContext<'_>) {
+    pub(super) fn abort(&mut self, context: &mut StreamContext<'_>) {
         if !self.is_aborted {
             self.is_aborted = true;
             context.stack.abort(context.now, self.conn);
@@ -154,7 +154,7 @@ impl StreamConnection {
 
     /// What was read goes back; what finds no room stays in the receive queue, whose window
     /// tells the peer to wait. True when there is more.
-    fn echo(&mut self, context: &mut ConnectionContext<'_>) -> bool {
+    fn echo(&mut self, context: &mut StreamContext<'_>) -> bool {
         let emss = context.stack.effective_mss(self.conn);
         let (mut size, mut room) = self.record_size_and_room(context, emss);
         for _ in 0..RECORDS_PER_BATCH {
@@ -186,11 +186,7 @@ impl StreamConnection {
 
     /// How long the next record may be, and the room for it and what follows: one that probes a
     /// narrow path (RFC 8899) is longer than the others, and may wait for the window.
-    fn record_size_and_room(
-        &mut self,
-        context: &ConnectionContext<'_>,
-        emss: usize,
-    ) -> (usize, usize) {
+    fn record_size_and_room(&mut self, context: &StreamContext<'_>, emss: usize) -> (usize, usize) {
         let room = context.stack.send_room(self.conn);
         let wants_probe = core::mem::take(&mut self.wants_probe);
         let probe = wants_probe.then(|| context.stack.mtu_probe_len(self.conn));
@@ -201,7 +197,7 @@ impl StreamConnection {
     }
 
     /// Queues whole segments of the pattern as far as the windows reach. True when there is more.
-    fn send_pattern(&mut self, context: &mut ConnectionContext<'_>) -> bool {
+    fn send_pattern(&mut self, context: &mut StreamContext<'_>) -> bool {
         if !self.service.sends() {
             return false;
         }
@@ -232,7 +228,7 @@ impl StreamConnection {
     }
 
     /// Closes our direction once everything is said.
-    fn close_when_done(&mut self, context: &mut ConnectionContext<'_>) {
+    fn close_when_done(&mut self, context: &mut StreamContext<'_>) {
         let is_done = if self.service.sends() {
             self.to_send == Some(self.sent)
         } else {

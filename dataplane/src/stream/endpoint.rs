@@ -9,13 +9,13 @@ use nix::sys::signalfd::SignalFd;
 use siw_tcp::{ConnId, Events, Instant, StackStats};
 
 use super::StreamPlan;
-use super::connection::{ConnectionContext, StreamConnection};
+use super::connection::{StreamConnection, StreamContext};
 use super::pattern::StreamPattern;
 use super::record::{StreamRecord, StreamWriter};
 use super::report::{StreamReport, StreamTotals};
 use super::service::StreamService;
 use crate::datapath::batch_loop::BatchLoop;
-use crate::datapath::clock::Clock;
+use crate::datapath::clock::TscClock;
 use crate::datapath::idle::{self, Idle};
 use crate::datapath::port::{WorkerPort, WorkerPortConfig};
 use crate::datapath::rx_frame;
@@ -59,7 +59,7 @@ pub(super) struct Endpoint<'a> {
     pub(super) pattern: StreamPattern,
     pub(super) cache: MbufCache,
     rx_batch: RxBatch,
-    clock: Clock,
+    clock: TscClock,
     timer_hold: TimerHold,
     idle: Idle,
     signals: SignalFd,
@@ -84,7 +84,7 @@ impl<'a> Endpoint<'a> {
         idle: Idle,
         signals: SignalFd,
     ) -> Result<Self, String> {
-        let clock = Clock::new();
+        let clock = TscClock::new();
         let now = clock.now();
         let ports = port_configs
             .into_iter()
@@ -240,7 +240,7 @@ impl<'a> Endpoint<'a> {
             connection.stop_sending();
         }
         if connection.is_active && connection.service == StreamService::Reset {
-            connection.abort(&mut ConnectionContext {
+            connection.abort(&mut StreamContext {
                 stack: &mut self.ports[connection.port].stack,
                 pattern: self.pattern,
                 blocks: &mut self.spare_blocks,
@@ -306,7 +306,7 @@ impl<'a> Endpoint<'a> {
             return false;
         };
         let port = &mut self.ports[connection.port];
-        let progress = connection.process(&mut ConnectionContext {
+        let progress = connection.process(&mut StreamContext {
             stack: &mut port.stack,
             pattern: self.pattern,
             blocks: &mut self.spare_blocks,
@@ -378,7 +378,7 @@ impl BatchLoop for Endpoint<'_> {
         self.state == EndpointState::Finished
     }
 
-    fn clock(&self) -> &Clock {
+    fn clock(&self) -> &TscClock {
         &self.clock
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use siw_tcp::{Events, Instant};
 
-use super::connection::ConnectionContext;
+use super::connection::StreamContext;
 use super::endpoint::{Endpoint, EndpointState};
 
 /// How long connections may take to close after the time is over.
@@ -66,7 +66,7 @@ impl Endpoint<'_> {
     fn abort_all(&mut self, now: Instant) {
         for slot in 0..self.connections.len() {
             if let Some(connection) = &mut self.connections[slot] {
-                connection.abort(&mut ConnectionContext {
+                connection.abort(&mut StreamContext {
                     stack: &mut self.ports[connection.port].stack,
                     pattern: self.pattern,
                     blocks: &mut self.spare_blocks,

@@ -66,8 +66,8 @@ use siw_tcp::Instant;
 
 use crate::config::IdlePolicy;
 use crate::datapath::batch_loop::BatchLoop;
-use crate::datapath::clock::Clock;
-use crate::datapath::forward::{Forwarder, WorkerInbox};
+use crate::datapath::clock::TscClock;
+use crate::datapath::forward::{FrameForwarder, WorkerInbox};
 use crate::datapath::idle::Idle;
 use crate::datapath::port::{WorkerPort, WorkerPortConfig};
 use crate::datapath::rx_frame;
@@ -114,7 +114,7 @@ pub struct WorkerConfig {
 /// A pinned thread's state.
 pub struct Worker {
     index: usize,
-    clock: Clock,
+    clock: TscClock,
     ports: Vec<WorkerPort<TxRecord>>,
     /// What each of `ports` listens for.
     port_listeners: Vec<PortListeners>,
@@ -134,7 +134,7 @@ pub struct Worker {
     /// Events for the control thread: those of this batch, and those that the full mailbox did not
     /// take.
     outgoing_events: VecDeque<Event>,
-    forwarder: Forwarder,
+    forwarder: FrameForwarder,
     idle: Idle,
     wake_sources: WakeSources,
     rx_batch: RxBatch,
@@ -151,11 +151,11 @@ impl Worker {
     /// # Errors
     /// A device's stack refuses its configuration, or the descriptors to sleep on cannot be had.
     pub fn new(config: WorkerConfig) -> Result<Worker, String> {
-        let clock = Clock::new();
+        let clock = TscClock::new();
         let now = clock.now();
         let wake_sources = WakeSources::new(config.sleeping, &config.mailbox)
             .map_err(|error| format!("worker {}: {error}", config.index))?;
-        let forwarder = Forwarder::new(config.index, config.inboxes);
+        let forwarder = FrameForwarder::new(config.index, config.inboxes);
         let port_listeners = config.ports.iter().map(PortListeners::new).collect();
         let ports = config
             .ports
@@ -219,7 +219,7 @@ impl BatchLoop for Worker {
         self.is_stopped
     }
 
-    fn clock(&self) -> &Clock {
+    fn clock(&self) -> &TscClock {
         &self.clock
     }
 
