@@ -24,7 +24,8 @@
 //!
 //!  DestroyQp while data is unacknowledged: Destroying, then out of the table; else out at once.
 //!  An error without Terminate (reset, moved to ERROR, a failed build): RST, Disconnected.
-//!  A set-up that fails: out of the table; the control thread has the rings back for a new attempt.
+//!  A set-up that fails, or whose queue pair is moved to ERROR: out of the table; the control thread
+//!  has the rings back for a new attempt.
 //! ```
 //!
 //! | state | awaits | for how long | then |
@@ -219,10 +220,16 @@ impl Worker {
         }
     }
 
-    /// The queue pair goes to ERROR: it flushes, and its connection is reset.
+    /// The queue pair goes to ERROR: it flushes, and its connection is reset. A set-up under way
+    /// fails.
     pub(super) fn end_in_error(&mut self, now: Instant, slot: QpSlot) {
         self.with_queue_pair(slot, |protocol, view| protocol.modify_to_error(view));
         self.report_and_follow(now, slot);
+        let queue_pair = self.queue_pairs.get(slot);
+        if queue_pair.is_some_and(|queue_pair| queue_pair.state.is_connecting()) {
+            self.abort_connection(now, slot);
+            self.connect_failed(now, slot, ConnectFailure::Reset);
+        }
     }
 
     /// A queue pair that never had a connection was moved to ERROR.

@@ -379,3 +379,15 @@ fn an_initiator_whose_queue_pair_goes_in_set_up_closes() {
     drop(app.qp);
     assert_eq!(peer.rest(), b"");
 }
+
+#[test]
+fn a_connect_ends_when_its_queue_pair_moves_to_error() {
+    skip_if!(lacks_network());
+    let b = Initiator::new();
+    b.connect(&ConnectOptions::default());
+    let mut peer = Peer::accept(&b.listener);
+    peer.take_mpa(b"MPA ID Req Frame");
+    b.app.qp.set_error().unwrap();
+    b.fails("during set-up");
+    assert_eq!(peer.rest(), b"");
+}
