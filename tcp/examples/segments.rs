@@ -13,7 +13,7 @@ use siw_tcp::{
 
 static PAYLOAD: [u8; 9000] = [7; 9000];
 
-struct Frame {
+struct PooledFrame {
     header: [u8; 128],
     len: u32,
     start: u32,
@@ -24,47 +24,47 @@ struct Frame {
 // Frames stay where they are: handles move, packet memory does not.
 #[allow(clippy::vec_box)]
 #[derive(Default)]
-struct Pool(RefCell<Vec<Box<Frame>>>);
+struct FramePool(RefCell<Vec<Box<PooledFrame>>>);
 
 /// A handle as small as an mbuf pointer and its pool.
-struct Buf {
-    frame: Option<Box<Frame>>,
-    pool: &'static Pool,
+struct FrameHandle {
+    frame: Option<Box<PooledFrame>>,
+    pool: &'static FramePool,
 }
 
-impl Drop for Buf {
+impl Drop for FrameHandle {
     fn drop(&mut self) {
-        if let Some(f) = self.frame.take() {
-            self.pool.0.borrow_mut().push(f);
+        if let Some(frame) = self.frame.take() {
+            self.pool.0.borrow_mut().push(frame);
         }
     }
 }
 
-impl Buf {
-    fn f(&self) -> &Frame {
+impl FrameHandle {
+    fn frame_ref(&self) -> &PooledFrame {
         self.frame.as_ref().unwrap()
     }
 }
 
-impl RecvBuf for Buf {
+impl RecvBuf for FrameHandle {
     type Chunks<'a> =
         std::iter::Chain<std::option::IntoIter<&'a [u8]>, std::option::IntoIter<&'a [u8]>>;
     fn remaining(&self) -> usize {
-        let f = self.f();
-        (f.len - f.start + f.payload - f.payload_start) as usize
+        let frame = self.frame_ref();
+        (frame.len - frame.start + frame.payload - frame.payload_start) as usize
     }
     fn chunk(&self) -> &[u8] {
-        let f = self.f();
-        if f.start < f.len {
-            &f.header[f.start as usize..f.len as usize]
+        let frame = self.frame_ref();
+        if frame.start < frame.len {
+            &frame.header[frame.start as usize..frame.len as usize]
         } else {
-            &PAYLOAD[f.payload_start as usize..f.payload as usize]
+            &PAYLOAD[frame.payload_start as usize..frame.payload as usize]
         }
     }
     fn chunks(&self) -> Self::Chunks<'_> {
-        let f = self.f();
-        let head = &f.header[f.start as usize..f.len as usize];
-        let tail = &PAYLOAD[f.payload_start as usize..f.payload as usize];
+        let frame = self.frame_ref();
+        let head = &frame.header[frame.start as usize..frame.len as usize];
+        let tail = &PAYLOAD[frame.payload_start as usize..frame.payload as usize];
         let some = |s: &'static [u8]| (!s.is_empty()).then_some(s).into_iter();
         (!head.is_empty())
             .then_some(head)
@@ -72,23 +72,23 @@ impl RecvBuf for Buf {
             .chain(some(tail))
     }
     fn advance(&mut self, n: usize) {
-        let f = self.frame.as_mut().unwrap();
-        let h = (n as u32).min(f.len - f.start);
-        f.start += h;
-        f.payload_start += n as u32 - h;
-        assert!(f.payload_start <= f.payload);
+        let frame = self.frame.as_mut().unwrap();
+        let h = (n as u32).min(frame.len - frame.start);
+        frame.start += h;
+        frame.payload_start += n as u32 - h;
+        assert!(frame.payload_start <= frame.payload);
     }
     fn truncate(&mut self, n: usize) {
-        let f = self.frame.as_mut().unwrap();
-        let h = (n as u32).min(f.len - f.start);
-        f.len = f.start + h;
-        f.payload = f.payload_start + n as u32 - h;
+        let frame = self.frame.as_mut().unwrap();
+        let h = (n as u32).min(frame.len - frame.start);
+        frame.len = frame.start + h;
+        frame.payload = frame.payload_start + n as u32 - h;
     }
 }
 
 struct Ring {
-    frames: Vec<Buf>,
-    pool: &'static Pool,
+    frames: Vec<FrameHandle>,
+    pool: &'static FramePool,
     data: u64,
 }
 
@@ -103,7 +103,7 @@ impl FrameSink<[u64; 4]> for Ring {
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
         let new = || {
-            Box::new(Frame {
+            Box::new(PooledFrame {
                 header: [0; 128],
                 len: 0,
                 start: 0,
@@ -111,13 +111,13 @@ impl FrameSink<[u64; 4]> for Ring {
                 payload_start: 0,
             })
         };
-        let mut f = self.pool.0.borrow_mut().pop().unwrap_or_else(new);
-        fill(&mut f.header[..len]);
-        (f.len, f.start) = (len as u32, 0);
-        (f.payload, f.payload_start) = (meta.payload_len, 0);
+        let mut frame = self.pool.0.borrow_mut().pop().unwrap_or_else(new);
+        fill(&mut frame.header[..len]);
+        (frame.len, frame.start) = (len as u32, 0);
+        (frame.payload, frame.payload_start) = (meta.payload_len, 0);
         self.data += u64::from(meta.payload_len > 0);
-        self.frames.push(Buf {
-            frame: Some(f),
+        self.frames.push(FrameHandle {
+            frame: Some(frame),
             pool: self.pool,
         });
         true
@@ -129,7 +129,7 @@ impl FrameSink<[u64; 4]> for Ring {
     fn end_frame(&mut self) {}
 }
 
-type Host = Stack<Buf, [u64; 4]>;
+type Host = Stack<FrameHandle, [u64; 4]>;
 
 fn main() {
     let mut args = std::env::args()
@@ -137,7 +137,7 @@ fn main() {
         .map(|a| a.parse::<u64>().expect("a number"));
     let goal = args.next().unwrap_or(20_000_000);
     let conns = args.next().unwrap_or(1) as usize;
-    let pool: &'static Pool = Box::leak(Box::default());
+    let pool: &'static FramePool = Box::leak(Box::default());
     let mut hosts = [0, 1].map(|i| {
         let mut c = host_config(i);
         c.tx_checksum = false;

@@ -11,12 +11,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::scenario::{self, Failure, Outcome};
+use common::scenario::{self, ScenarioFailure, ScenarioOutcome};
 
 const USAGE: &str = "usage: soak [--seeds N] [--from S] [--threads T] [--dir PATH] [--keep-going] \
                      [--json]";
 
-struct Args {
+struct SoakArgs {
     seeds: u64,
     from: u64,
     threads: usize,
@@ -25,8 +25,8 @@ struct Args {
     json: bool,
 }
 
-fn args() -> Result<Args, String> {
-    let mut a = Args {
+fn parse_args() -> Result<SoakArgs, String> {
+    let mut args = SoakArgs {
         seeds: 100_000,
         from: 0,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -41,50 +41,50 @@ fn args() -> Result<Args, String> {
             v.parse().map_err(|_| format!("{w} {v}: not a number"))
         };
         match w.as_str() {
-            "--seeds" => a.seeds = number()?,
-            "--from" => a.from = number()?,
-            "--threads" => a.threads = number()?.clamp(1, 1024) as usize,
-            "--dir" => a.dir = words.next().ok_or("--dir wants a folder")?.into(),
-            "--keep-going" => a.keep_going = true,
-            "--json" => a.json = true,
+            "--seeds" => args.seeds = number()?,
+            "--from" => args.from = number()?,
+            "--threads" => args.threads = number()?.clamp(1, 1024) as usize,
+            "--dir" => args.dir = words.next().ok_or("--dir wants a folder")?.into(),
+            "--keep-going" => args.keep_going = true,
+            "--json" => args.json = true,
             _ => return Err(format!("{w} is unknown\n{USAGE}")),
         }
     }
-    Ok(a)
+    Ok(args)
 }
 
 fn main() -> ExitCode {
-    let a = match args() {
-        Ok(a) => a,
+    let args = match parse_args() {
+        Ok(args) => args,
         Err(e) => {
             eprintln!("{e}");
             return ExitCode::from(2);
         }
     };
-    let end = a.from.saturating_add(a.seeds);
+    let end = args.from.saturating_add(args.seeds);
     let (next, done, stop) = (
-        AtomicU64::new(a.from),
+        AtomicU64::new(args.from),
         AtomicU64::new(0),
         AtomicBool::new(false),
     );
-    let sum = Mutex::new((Outcome::default(), Vec::<Failure>::new()));
+    let sum = Mutex::new((ScenarioOutcome::default(), Vec::<ScenarioFailure>::new()));
     let start = Instant::now();
-    std::thread::scope(|s| {
-        for _ in 0..a.threads {
-            s.spawn(|| {
+    std::thread::scope(|scope| {
+        for _ in 0..args.threads {
+            scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= end {
                         break;
                     }
-                    let r = scenario::run(seed, None, &a.dir);
+                    let r = scenario::run(seed, None, &args.dir);
                     let Ok(mut sum) = sum.lock() else { break };
                     match r {
                         Ok(o) => sum.0.add(&o),
-                        Err(f) => {
-                            eprintln!("{f}");
-                            sum.1.push(f);
-                            stop.fetch_or(!a.keep_going, Ordering::Relaxed);
+                        Err(failure) => {
+                            eprintln!("{failure}");
+                            sum.1.push(failure);
+                            stop.fetch_or(!args.keep_going, Ordering::Relaxed);
                         }
                     }
                     drop(sum);
@@ -92,14 +92,14 @@ fn main() -> ExitCode {
                 }
             });
         }
-        s.spawn(|| {
-            let mut told = Instant::now();
-            while !stop.load(Ordering::Relaxed) && done.load(Ordering::Relaxed) < a.seeds {
+        scope.spawn(|| {
+            let mut last_report = Instant::now();
+            while !stop.load(Ordering::Relaxed) && done.load(Ordering::Relaxed) < args.seeds {
                 std::thread::sleep(Duration::from_millis(50));
-                if told.elapsed() >= Duration::from_secs(10) {
-                    told = Instant::now();
+                if last_report.elapsed() >= Duration::from_secs(10) {
+                    last_report = Instant::now();
                     let n = done.load(Ordering::Relaxed);
-                    eprintln!("{n} of {} seeds, {:?}", a.seeds, start.elapsed());
+                    eprintln!("{n} of {} seeds, {:?}", args.seeds, start.elapsed());
                 }
             }
         });
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
     let Ok((sum, failures)) = sum.into_inner() else {
         return ExitCode::FAILURE;
     };
-    report(&a, done.into_inner(), start.elapsed(), &sum, &failures);
+    report(&args, done.into_inner(), start.elapsed(), &sum, &failures);
     if failures.is_empty() {
         ExitCode::SUCCESS
     } else {
@@ -115,10 +115,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn report(a: &Args, seeds: u64, took: Duration, sum: &Outcome, failures: &[Failure]) {
+fn report(
+    args: &SoakArgs,
+    seeds: u64,
+    took: Duration,
+    sum: &ScenarioOutcome,
+    failures: &[ScenarioFailure],
+) {
     let rows = [
         ("seeds", seeds),
-        ("from", a.from),
+        ("from", args.from),
         ("milliseconds", took.as_millis() as u64),
         ("bytes", sum.bytes),
         ("frames", sum.frames),
@@ -131,18 +137,18 @@ fn report(a: &Args, seeds: u64, took: Duration, sum: &Outcome, failures: &[Failu
         ("buffers_pruned", sum.pruned),
         ("failures", failures.len() as u64),
     ];
-    if a.json {
+    if args.json {
         let rows = rows.map(|(k, v)| format!("\"{k}\":{v}")).join(",");
-        let quote = |s: &str| format!("{s:?}").replace("\\'", "'");
-        let failed = failures.iter().map(|f| {
-            let file = f
+        let quote = |scope: &str| format!("{scope:?}").replace("\\'", "'");
+        let failed = failures.iter().map(|failure| {
+            let file = failure
                 .pcapng
                 .as_ref()
                 .map_or("null".into(), |p| quote(&p.to_string_lossy()));
-            let replay = quote(&f.replay);
+            let replay = quote(&failure.replay);
             format!(
                 "{{\"seed\":{},\"replay\":{replay},\"pcapng\":{file}}}",
-                f.seed
+                failure.seed
             )
         });
         let failed = failed.collect::<Vec<_>>().join(",");

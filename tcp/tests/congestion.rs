@@ -10,11 +10,11 @@ use siw_tcp::sim::{Impairment, host_config};
 use siw_tcp::{CongestionControl, StackStats};
 
 fn bottleneck(mark: usize) -> Impairment {
-    let mut l = Impairment::perfect(micros(50));
-    l.rate = 10_000_000_000;
-    l.queue = 1000;
-    l.mark = mark;
-    l
+    let mut lab = Impairment::perfect(micros(50));
+    lab.rate = 10_000_000_000;
+    lab.queue = 1000;
+    lab.mark = mark;
+    lab
 }
 
 /// Moves 12 MB through a marking bottleneck: (Gb/s, sender's counters, frames lost, marked).
@@ -40,8 +40,9 @@ fn through(congestion: CongestionControl, ecn: bool, v6: bool) -> (f64, StackSta
     )
 }
 
+/// RFC 3168.
 #[test]
-fn marks_slow_a_flow_down_before_anything_is_lost_rfc_3168() {
+fn marks_slow_a_flow_down_before_losses() {
     for congestion in [
         CongestionControl::Cubic,
         CongestionControl::NewReno,
@@ -65,27 +66,29 @@ fn marks_slow_a_flow_down_before_anything_is_lost_rfc_3168() {
     );
 }
 
+/// RFC 8257.
 #[test]
-fn dctcp_keeps_more_of_its_window_than_reno_under_marks_rfc_8257() {
+fn marks_reduce_dctcp_less_than_reno() {
     let (dctcp, d, ..) = through(CongestionControl::Dctcp, true, false);
     let (reno, ..) = through(CongestionControl::NewReno, true, false);
     assert!(dctcp > reno, "{dctcp} {reno}");
     assert!(d.ecn_reductions > 3);
 }
 
+/// RFC 3168 section 6.1.
 #[test]
-fn ecn_is_negotiated_and_each_mark_answered_until_cwr_rfc_3168_6_1() {
+fn marks_are_echoed_until_cwr() {
     let mut c = [host_config(0), host_config(1)];
     c.iter_mut().for_each(|c| c.ecn = true);
-    let mut l = Lab::with(c);
-    let [a, b] = l.connect();
-    let flags = |l: &Lab, i: usize| l.seen.borrow()[i].flags;
-    assert_eq!(flags(&l, 0), SYN | ECE | CWR);
-    assert_eq!(flags(&l, 1), SYN | ACK | ECE);
-    l.send(0, a, b"x");
-    l.run_ms(5);
+    let mut lab = Lab::with(c);
+    let [a, b] = lab.connect();
+    let flags = |lab: &Lab, i: usize| lab.seen.borrow()[i].flags;
+    assert_eq!(flags(&lab, 0), SYN | ECE | CWR);
+    assert_eq!(flags(&lab, 1), SYN | ACK | ECE);
+    lab.send(0, a, b"x");
+    lab.run_ms(5);
     // A marked segment, forged; its sender hears ECE until it says CWR.
-    let mut s = l.forge(0);
+    let mut s = lab.forge(0);
     s.payload = b"y".to_vec();
     let mut frame = s.frame();
     frame[15] = 2;
@@ -93,74 +96,76 @@ fn ecn_is_negotiated_and_each_mark_answered_until_cwr_rfc_3168_6_1() {
     let sum = common::wire::sum(&frame[14..34], 0);
     frame[24..26].copy_from_slice(&sum);
     assert!(siw_tcp::sim::mark(&mut frame));
-    l.net.inject(0, frame);
-    l.run_ms(5);
-    assert_eq!(l.net.hosts[1].stats().ce_received, 1);
-    assert_eq!(l.last(1).flags, ACK | ECE);
+    lab.net.inject(0, frame);
+    lab.run_ms(5);
+    assert_eq!(lab.net.hosts[1].stats().ce_received, 1);
+    assert_eq!(lab.last(1).flags, ACK | ECE);
     s.seq = s.seq.wrapping_add(1);
-    l.inject(&s);
-    l.run_ms(5);
-    assert_eq!(l.last(1).flags, ACK | ECE, "still");
+    lab.inject(&s);
+    lab.run_ms(5);
+    assert_eq!(lab.last(1).flags, ACK | ECE, "still");
     s.seq = s.seq.wrapping_add(1);
     s.flags |= CWR;
-    l.inject(&s);
-    l.run_ms(5);
-    assert_eq!(l.last(1).flags, ACK);
-    assert_eq!(l.read(1, b), b"xyyy");
+    lab.inject(&s);
+    lab.run_ms(5);
+    assert_eq!(lab.last(1).flags, ACK);
+    assert_eq!(lab.read(1, b), b"xyyy");
 }
 
+/// RFC 3168 section 6.1.2.
 #[test]
-fn an_echo_is_answered_once_a_window_and_with_cwr_rfc_3168_6_1_2() {
+fn an_echo_reduces_the_window_once_and_sends_cwr() {
     let mut c = [host_config(0), host_config(1)];
     c.iter_mut().for_each(|c| c.ecn = true);
-    let mut l = Lab::with(c);
-    let [a, _] = l.connect();
+    let mut lab = Lab::with(c);
+    let [a, _] = lab.connect();
     for _ in 0..10 {
-        l.net.hosts[0]
+        lab.net.hosts[0]
             .push_record(a, 1448, pattern(1448), false)
             .unwrap();
     }
-    l.net.flush(0, a);
-    let before = l.net.hosts[0].tcp_info(a).unwrap().cwnd;
-    let base = l.forge(1);
+    lab.net.flush(0, a);
+    let before = lab.net.hosts[0].tcp_info(a).unwrap().cwnd;
+    let base = lab.forge(1);
     for i in 1..4u32 {
         let mut s = base.clone();
         s.flags = ACK | ECE;
         s.ack = s.ack.wrapping_add(i * 1448);
-        l.inject(&s);
+        lab.inject(&s);
     }
-    l.run_ms(1);
-    let after = l.net.hosts[0].tcp_info(a).unwrap();
-    assert_eq!(l.net.hosts[0].stats().ecn_reductions, 1);
+    lab.run_ms(1);
+    let after = lab.net.hosts[0].tcp_info(a).unwrap();
+    assert_eq!(lab.net.hosts[0].stats().ecn_reductions, 1);
     assert!(after.cwnd < before);
-    l.send(0, a, b"next");
-    l.run_ms(1);
+    lab.send(0, a, b"next");
+    lab.run_ms(1);
     let cwr = |s: &&common::wire::Seg| s.from == 0 && s.flags & CWR != 0 && s.flags & SYN == 0;
-    assert_eq!(l.seen.borrow().iter().filter(cwr).count(), 1);
+    assert_eq!(lab.seen.borrow().iter().filter(cwr).count(), 1);
 }
 
 #[test]
 fn a_peer_without_ecn_gets_none() {
     let mut c = [host_config(0), host_config(1)];
     c[0].ecn = true;
-    let mut l = Lab::with(c);
-    let [a, b] = l.connect();
-    l.send(0, a, &pattern(5000));
-    l.run_ms(5);
-    assert_eq!(l.read(1, b).len(), 5000);
-    let seen = l.seen.borrow();
+    let mut lab = Lab::with(c);
+    let [a, b] = lab.connect();
+    lab.send(0, a, &pattern(5000));
+    lab.run_ms(5);
+    assert_eq!(lab.read(1, b).len(), 5000);
+    let seen = lab.seen.borrow();
     assert!(seen.iter().skip(1).all(|s| s.flags & (ECE | CWR) == 0));
 }
 
+/// RFC 9406.
 #[test]
-fn hystart_leaves_slow_start_when_the_queue_grows_rfc_9406() {
-    let mut l = Impairment::perfect(Duration::from_millis(1));
-    l.rate = 1_000_000_000;
-    l.queue = usize::MAX >> 32;
+fn hystart_leaves_slow_start_when_the_queue_grows() {
+    let mut lab = Impairment::perfect(Duration::from_millis(1));
+    lab.rate = 1_000_000_000;
+    lab.queue = usize::MAX >> 32;
     let mut c = configs();
     c.iter_mut().for_each(|c| c.recv_window = 64 << 20);
     let size = 25_000_000;
-    let mut t = Transfer::new(5, c, [l, l], [size, 0]);
+    let mut t = Transfer::new(5, c, [lab, lab], [size, 0]);
     t.connect(false);
     while t.sides[1].received < size {
         t.run(micros(5000));
@@ -174,100 +179,103 @@ fn hystart_leaves_slow_start_when_the_queue_grows_rfc_9406() {
 }
 
 /// Sends `segments` on a quiet connection and lets them be acknowledged.
-fn burst(l: &mut Lab, [a, b]: [siw_tcp::ConnId; 2], segments: usize) {
+fn burst(lab: &mut Lab, [a, b]: [siw_tcp::ConnId; 2], segments: usize) {
     for _ in 0..segments {
-        l.net.hosts[0]
+        lab.net.hosts[0]
             .push_record(a, 1448, pattern(1448), false)
             .unwrap();
     }
-    l.net.flush(0, a);
-    l.run_ms(5);
-    assert_eq!(l.read(1, b).len(), segments * 1448);
+    lab.net.flush(0, a);
+    lab.run_ms(5);
+    assert_eq!(lab.read(1, b).len(), segments * 1448);
 }
 
 /// So many seconds, also when nothing is to happen in them.
-fn wait(l: &mut Lab, seconds: u64) {
-    let end = l.net.now + Duration::from_secs(seconds);
-    l.run_ms(1000 * seconds);
-    l.net.now = end;
+fn wait(lab: &mut Lab, seconds: u64) {
+    let end = lab.net.now + Duration::from_secs(seconds);
+    lab.run_ms(1000 * seconds);
+    lab.net.now = end;
 }
 
+/// RFC 7661 section 4.4.
 #[test]
-fn a_window_is_kept_for_five_minutes_without_use_and_then_halved_rfc_7661_4_4() {
+fn an_unused_window_is_halved_after_five_minutes() {
     let mut c = [host_config(0), host_config(1)];
     c[0].congestion = CongestionControl::NewReno;
-    let mut l = Lab::with(c);
-    let ids = l.connect();
-    let info = |l: &Lab| l.net.hosts[0].tcp_info(ids[0]).unwrap();
+    let mut lab = Lab::with(c);
+    let ids = lab.connect();
+    let info = |lab: &Lab| lab.net.hosts[0].tcp_info(ids[0]).unwrap();
     for n in [10, 20, 40] {
-        burst(&mut l, ids, n);
+        burst(&mut lab, ids, n);
     }
     // A loss, so that there is a slow start threshold; then rounds that use the whole window.
     let mut left = 1;
-    l.lose(move |from, f| {
+    lab.lose(move |from, f| {
         let hit = from == 0 && f.len() > 1000 && left > 0;
         left -= i32::from(hit);
         hit
     });
-    burst(&mut l, ids, 80);
-    let low = info(&l).ssthresh;
-    while info(&l).cwnd < low * 3 / 2 {
-        let segments = info(&l).cwnd as usize / 1448;
-        burst(&mut l, ids, segments);
+    burst(&mut lab, ids, 80);
+    let low = info(&lab).ssthresh;
+    while info(&lab).cwnd < low * 3 / 2 {
+        let segments = info(&lab).cwnd as usize / 1448;
+        burst(&mut lab, ids, segments);
     }
-    let wide = info(&l).cwnd;
-    wait(&mut l, 299);
-    burst(&mut l, ids, 2);
-    assert_eq!((info(&l).cwnd, info(&l).ssthresh), (wide, low), "kept");
+    let wide = info(&lab).cwnd;
+    wait(&mut lab, 299);
+    burst(&mut lab, ids, 2);
+    assert_eq!((info(&lab).cwnd, info(&lab).ssthresh), (wide, low), "kept");
     // It goes unused, but not idle.
     for _ in 0..20 {
-        l.run_ms(200);
-        burst(&mut l, ids, 2);
+        lab.run_ms(200);
+        burst(&mut lab, ids, 2);
     }
-    let late = info(&l);
+    let late = info(&lab);
     assert_eq!((late.cwnd, late.ssthresh), (wide / 2, wide / 4 * 3));
-    assert_eq!(l.net.hosts[0].stats().idle_restarts, 1);
-    wait(&mut l, 3_000);
-    burst(&mut l, ids, 1);
-    assert_eq!(info(&l).cwnd, 10 * 1448, "never below the initial window");
+    assert_eq!(lab.net.hosts[0].stats().idle_restarts, 1);
+    wait(&mut lab, 3_000);
+    burst(&mut lab, ids, 1);
+    assert_eq!(info(&lab).cwnd, 10 * 1448, "never below the initial window");
 }
 
+/// RFC 7661 section 4.4.
 #[test]
-fn a_window_that_is_not_validated_grows_only_when_it_is_full_rfc_7661_4_4() {
+fn an_unvalidated_window_grows_only_when_full() {
     let mut c = [host_config(0), host_config(1)];
     c[0].initial_window = 40;
-    let mut l = Lab::with(c);
-    let ids = l.connect();
-    let cwnd = |l: &Lab| l.net.hosts[0].tcp_info(ids[0]).unwrap().cwnd / 1448;
+    let mut lab = Lab::with(c);
+    let ids = lab.connect();
+    let cwnd = |lab: &Lab| lab.net.hosts[0].tcp_info(ids[0]).unwrap().cwnd / 1448;
     for _ in 0..10 {
-        burst(&mut l, ids, 15);
+        burst(&mut lab, ids, 15);
     }
-    assert_eq!(cwnd(&l), 40, "slow start, and 3/8 of the window in use");
-    burst(&mut l, ids, 40);
-    assert!(cwnd(&l) > 40, "full");
+    assert_eq!(cwnd(&lab), 40, "slow start, and 3/8 of the window in use");
+    burst(&mut lab, ids, 40);
+    assert!(cwnd(&lab) > 40, "full");
 }
 
+/// RFC 7661 section 4.4.1.
 #[test]
-fn a_mark_takes_a_window_that_is_not_validated_to_half_of_what_was_in_use_rfc_7661_4_4_1() {
+fn a_mark_halves_what_an_unvalidated_window_used() {
     let mut c = [host_config(0), host_config(1)];
     c.iter_mut().for_each(|c| c.ecn = true);
     c[0].initial_window = 100;
-    let mut l = Lab::with(c);
-    let ids = l.connect();
-    burst(&mut l, ids, 12);
-    let mut s = l.forge(1);
+    let mut lab = Lab::with(c);
+    let ids = lab.connect();
+    burst(&mut lab, ids, 12);
+    let mut s = lab.forge(1);
     for _ in 0..6 {
         let record = pattern(1448);
-        l.net.hosts[0]
+        lab.net.hosts[0]
             .push_record(ids[0], 1448, record, false)
             .unwrap();
     }
-    l.net.flush(0, ids[0]);
+    lab.net.flush(0, ids[0]);
     s.flags = ACK | ECE;
     s.ack = s.ack.wrapping_add(1448);
-    l.inject(&s);
-    l.run_ms(1);
-    let info = l.net.hosts[0].tcp_info(ids[0]).unwrap();
+    lab.inject(&s);
+    lab.run_ms(1);
+    let info = lab.net.hosts[0].tcp_info(ids[0]).unwrap();
     assert!(
         info.ssthresh == 6 * 1448 && info.cwnd < 7 * 1448,
         "{info:?}"

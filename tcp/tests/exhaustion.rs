@@ -12,17 +12,17 @@ use siw_tcp::{Events, FrameInfo, RxChecksum};
 
 const MSS: usize = 1448;
 
-fn give(l: &mut Lab, host: usize, s: &Seg) {
+fn give(lab: &mut Lab, host: usize, s: &Seg) {
     let info = FrameInfo {
         checksum: RxChecksum::Unknown,
         rss_hash: 0,
     };
-    let now = l.net.now;
-    l.net.hosts[host].receive_burst(now, std::iter::once((s.frame().into(), info)));
+    let now = lab.net.now;
+    lab.net.hosts[host].receive_burst(now, std::iter::once((s.frame().into(), info)));
 }
 
 #[test]
-fn whatever_windows_of_exhaustion_come_every_byte_arrives_and_both_ends_close() {
+fn every_byte_arrives_despite_exhausted_resources() {
     let mut all = 0;
     for seed in 0..300u64 {
         let mut rng = Rng::new(seed ^ 0x5eed);
@@ -83,14 +83,15 @@ fn whatever_windows_of_exhaustion_come_every_byte_arrives_and_both_ends_close() 
     assert!(all > 300, "{all}");
 }
 
+/// In order and out of order together.
 #[test]
-fn a_connection_holds_no_more_than_its_limit_in_order_and_out_of_order_together() {
+fn a_connection_holds_at_most_its_limit_of_buffers() {
     let mut c = [host_config(0), host_config(1)];
     c[1].max_recv_buffers = 64;
-    let mut l = Lab::with(c);
-    let [_, b] = l.connect();
-    l.lose(|from, f| from == 1 && f[12..14] == [8, 0]);
-    let first = l.forge(0);
+    let mut lab = Lab::with(c);
+    let [_, b] = lab.connect();
+    lab.lose(|from, f| from == 1 && f[12..14] == [8, 0]);
+    let first = lab.forge(0);
     let byte = |at: u32| {
         let mut s = first.clone();
         s.seq = s.seq.wrapping_add(at);
@@ -99,118 +100,118 @@ fn a_connection_holds_no_more_than_its_limit_in_order_and_out_of_order_together(
     };
     // Far beyond a hole, then in order up to it: both are bounded, and so is what fills the hole.
     for at in (2..4000).step_by(2) {
-        give(&mut l, 1, &byte(at));
+        give(&mut lab, 1, &byte(at));
     }
-    assert_eq!(l.net.hosts[1].held_buffers(), 64);
-    assert!(l.net.hosts[1].stats().rcv_q_drop > 1000);
+    assert_eq!(lab.net.hosts[1].held_buffers(), 64);
+    assert!(lab.net.hosts[1].stats().rcv_q_drop > 1000);
     for at in 0..4000 {
-        give(&mut l, 1, &byte(at));
-        l.net.poll();
-        let held = l.net.hosts[1].held_buffers();
+        give(&mut lab, 1, &byte(at));
+        lab.net.poll();
+        let held = lab.net.hosts[1].held_buffers();
         assert!(held <= 64 + 8, "{held}");
     }
     assert!(
-        l.net.hosts[1].stats().rcv_pruned > 0,
+        lab.net.hosts[1].stats().rcv_pruned > 0,
         "reneged on, RFC 2018 section 8"
     );
     // The reader drains, the sender repeats: on it goes.
     let mut got = 0;
     for _ in 0..200 {
-        for b in l.read(1, b) {
+        for b in lab.read(1, b) {
             assert_eq!(b, got as u8);
             got += 1;
         }
         for at in got..(got + 70).min(4000) {
-            give(&mut l, 1, &byte(at));
+            give(&mut lab, 1, &byte(at));
         }
-        l.net.poll();
+        lab.net.poll();
     }
     assert_eq!(got, 4000);
-    assert_eq!(l.net.hosts[1].held_buffers(), 0);
+    assert_eq!(lab.net.hosts[1].held_buffers(), 0);
 }
 
 #[test]
-fn all_connections_together_hold_no_more_than_the_workers_share_and_none_starves() {
+fn all_connections_share_the_buffers_and_none_starves() {
     const CONNS: usize = 50;
     let mut c = [host_config(0), host_config(1)];
     c[1].max_held_buffers = 200;
     c[1].syn_cookies = false;
-    let mut l = Lab::with(c);
-    let now = l.net.now;
-    l.net.hosts[1].listen(None, 80, 2 * CONNS, 0).unwrap();
-    let ids: Vec<_> = (0..CONNS).map(|_| l.connect()).collect();
+    let mut lab = Lab::with(c);
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 2 * CONNS, 0).unwrap();
+    let ids: Vec<_> = (0..CONNS).map(|_| lab.connect()).collect();
     let _ = now;
     // Nobody reads at first.
     let data = pattern(40 * MSS);
     for [a, _] in &ids {
         for c in data.chunks(MSS) {
-            l.net.hosts[0]
+            lab.net.hosts[0]
                 .push_record(*a, MSS as u32, c.to_vec(), false)
                 .unwrap();
         }
-        l.net.flush(0, *a);
+        lab.net.flush(0, *a);
     }
     for _ in 0..50 {
-        l.run_ms(2);
-        let held = l.net.hosts[1].held_buffers();
+        lab.run_ms(2);
+        let held = lab.net.hosts[1].held_buffers();
         assert!(held <= 225 + CONNS, "{held}");
     }
-    assert!(l.net.hosts[1].held_buffers() >= 200);
+    assert!(lab.net.hosts[1].held_buffers() >= 200);
     let each = ids
         .iter()
-        .map(|[_, b]| l.net.hosts[1].tcp_info(*b).unwrap().readable);
+        .map(|[_, b]| lab.net.hosts[1].tcp_info(*b).unwrap().readable);
     assert!(each.min().unwrap() > 0, "each has its one");
     // One reads on though the others do not; then all.
     let mut got = vec![vec![]; CONNS];
     for round in 0..1_500 {
         for (k, [_, b]) in ids.iter().enumerate() {
             if k == 7 || round > 800 {
-                let more = l.read(1, *b);
+                let more = lab.read(1, *b);
                 got[k].extend(more);
             }
         }
-        l.run_ms(5);
-        assert!(l.net.hosts[1].held_buffers() <= 225 + CONNS);
+        lab.run_ms(5);
+        assert!(lab.net.hosts[1].held_buffers() <= 225 + CONNS);
         if round == 800 {
             assert!(got[7] == data, "{}", got[7].len());
         }
     }
     assert!(got.iter().all(|g| *g == data));
-    assert_eq!(l.net.hosts[1].held_buffers(), 0);
-    let s = l.net.hosts[0].stats();
+    assert_eq!(lab.net.hosts[1].held_buffers(), 0);
+    let s = lab.net.hosts[0].stats();
     assert_eq!((s.estab_resets, s.abort_on_timeout), (0, 0));
 }
 
 #[test]
-fn who_reads_goes_on_at_a_pace_while_others_hold_all_that_they_may() {
+fn a_reader_progresses_while_others_hold_buffers() {
     let mut c = [host_config(0), host_config(1)];
     c[1].max_held_buffers = 200;
-    let mut l = Lab::with(c);
-    let ids: Vec<_> = (0..5).map(|_| l.connect()).collect();
+    let mut lab = Lab::with(c);
+    let ids: Vec<_> = (0..5).map(|_| lab.connect()).collect();
     let data = pattern(400 * MSS);
-    let push = |l: &mut Lab, [a, _]: [siw_tcp::ConnId; 2]| {
+    let push = |lab: &mut Lab, [a, _]: [siw_tcp::ConnId; 2]| {
         for c in data.chunks(MSS) {
             let record = c.to_vec();
-            l.net.hosts[0]
+            lab.net.hosts[0]
                 .push_record(a, MSS as u32, record, false)
                 .unwrap();
         }
-        l.net.flush(0, a);
+        lab.net.flush(0, a);
     };
     let (reads, others) = ids.split_first().unwrap();
-    others.iter().for_each(|id| push(&mut l, *id));
-    l.run_ms(200);
-    assert!((200..=225).contains(&l.net.hosts[1].held_buffers()));
-    assert!(l.net.hosts[1].stats().rcv_q_drop > 0);
-    push(&mut l, *reads);
-    let (start, mut got) = (l.net.now, vec![]);
+    others.iter().for_each(|id| push(&mut lab, *id));
+    lab.run_ms(200);
+    assert!((200..=225).contains(&lab.net.hosts[1].held_buffers()));
+    assert!(lab.net.hosts[1].stats().rcv_q_drop > 0);
+    push(&mut lab, *reads);
+    let (start, mut got) = (lab.net.now, vec![]);
     while got.len() < data.len() {
-        l.run_ms(1);
-        got.extend(l.read(1, reads[1]));
-        assert!(l.net.hosts[1].held_buffers() <= 225 + 5);
+        lab.run_ms(1);
+        got.extend(lab.read(1, reads[1]));
+        assert!(lab.net.hosts[1].held_buffers() <= 225 + 5);
         // One segment at a time, each after a timeout, would take seconds.
         assert!(
-            l.net.now - start < Duration::from_millis(500),
+            lab.net.now - start < Duration::from_millis(500),
             "{}",
             got.len()
         );
@@ -219,35 +220,35 @@ fn who_reads_goes_on_at_a_pace_while_others_hold_all_that_they_may() {
 }
 
 #[test]
-fn what_a_connection_held_is_given_back_however_it_ends() {
-    let mut l = Lab::new();
+fn buffers_are_released_however_a_connection_ends() {
+    let mut lab = Lab::new();
     for how in 0..3 {
-        let [a, b] = l.connect();
-        l.send(0, a, &pattern(MSS));
-        l.run_ms(2);
-        let mut far = l.forge(0);
+        let [a, b] = lab.connect();
+        lab.send(0, a, &pattern(MSS));
+        lab.run_ms(2);
+        let mut far = lab.forge(0);
         far.flags = ACK;
         far.seq = far.seq.wrapping_add(5000);
         far.payload = vec![1; 100];
-        give(&mut l, 1, &far);
-        assert_eq!(l.net.hosts[1].held_buffers(), 2);
-        let now = l.net.now;
+        give(&mut lab, 1, &far);
+        assert_eq!(lab.net.hosts[1].held_buffers(), 2);
+        let now = lab.net.now;
         match how {
-            0 => l.net.hosts[1].release(now, b),
+            0 => lab.net.hosts[1].release(now, b),
             1 => {
-                l.net.hosts[1].abort(now, b);
-                l.net.hosts[1].release(now, b);
+                lab.net.hosts[1].abort(now, b);
+                lab.net.hosts[1].release(now, b);
             }
             _ => {
-                l.net.hosts[0].abort(now, a);
-                l.run_ms(2);
+                lab.net.hosts[0].abort(now, a);
+                lab.run_ms(2);
                 // What came in order can still be read.
-                assert_eq!(l.net.hosts[1].held_buffers(), 1);
-                l.net.hosts[1].release(now, b);
+                assert_eq!(lab.net.hosts[1].held_buffers(), 1);
+                lab.net.hosts[1].release(now, b);
             }
         }
-        assert_eq!(l.net.hosts[1].held_buffers(), 0, "{how}");
-        l.net.hosts[0].release(now, a);
-        l.run_ms(5);
+        assert_eq!(lab.net.hosts[1].held_buffers(), 0, "{how}");
+        lab.net.hosts[0].release(now, a);
+        lab.run_ms(5);
     }
 }

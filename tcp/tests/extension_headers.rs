@@ -1,9 +1,9 @@
 //! IPv6 packets with extension headers (RFC 8200 section 4): what lies behind them is received, and
-//! what cannot be is told to whom sent it.
+//! impossible ones are reported to the sender.
 
 mod common;
 
-use common::stranger::{Stranger, Way};
+use common::raw_host::{FrameChange, RawHost};
 use common::wire::pattern;
 use siw_tcp::sim::forge::behind;
 use siw_tcp::{Destination, Steering};
@@ -34,10 +34,10 @@ fn error(frame: &[u8]) -> ([u8; 2], u32, &[u8]) {
 }
 
 #[test]
-fn tcp_works_behind_extension_headers_that_are_skipped() {
-    let mut s = Stranger::new(true);
+fn tcp_works_behind_skipped_extension_headers() {
+    let mut s = RawHost::new(true);
     let all = [&SKIPPED[..], &SKIPPED[1..2]].concat();
-    let way: Way<'_> = &through(&all);
+    let way: FrameChange<'_> = &through(&all);
     let id = s.connect(way);
     for n in [1, 999, 1300] {
         assert!(s.delivers(id, &pattern(n), way), "{n} bytes");
@@ -58,8 +58,8 @@ fn tcp_works_behind_extension_headers_that_are_skipped() {
 }
 
 #[test]
-fn echo_and_neighbour_discovery_work_behind_extension_headers() {
-    let mut s = Stranger::new(true);
+fn echo_and_ndp_work_behind_extension_headers() {
+    let mut s = RawHost::new(true);
     for request in [
         s.ends.icmp([128, 0], [0, 7, 0, 1], b"hello"),
         s.ends.solicit(),
@@ -70,9 +70,10 @@ fn echo_and_neighbour_discovery_work_behind_extension_headers() {
     }
 }
 
+/// RFC 8200 section 4.2.
 #[test]
-fn options_are_processed_by_their_action_bits_rfc_8200_4_2() {
-    let mut s = Stranger::new(true);
+fn option_types_decide_what_happens() {
+    let mut s = RawHost::new(true);
     let packet = s.ends.udp([1, 2], b"data");
     let with = |kind: u8, option: u8| behind(&packet, &[(kind, &[0, 0, 1, 0, option, 2, 0, 0])]);
     for kind in [0, 60] {
@@ -94,8 +95,8 @@ fn options_are_processed_by_their_action_bits_rfc_8200_4_2() {
 }
 
 #[test]
-fn a_group_is_told_of_an_option_that_asks_for_it_and_of_nothing_else() {
-    let mut s = Stranger::new(true);
+fn multicast_is_answered_only_for_options_that_ask() {
+    let mut s = RawHost::new(true);
     let ours = s.ends.ip[1];
     let solicited: std::net::Ipv6Addr = "ff02::1:ff00:2".parse().unwrap();
     for (group, member) in [
@@ -124,9 +125,10 @@ fn a_group_is_told_of_an_option_that_asks_for_it_and_of_nothing_else() {
     assert_eq!(solicited.octets()[13..], [0, 0, 2], "as our address ends");
 }
 
+/// RFC 5095.
 #[test]
-fn routing_headers_with_segments_left_are_refused_rfc_5095() {
-    let mut s = Stranger::new(true);
+fn routing_headers_with_segments_left_are_refused() {
+    let mut s = RawHost::new(true);
     let mut header = [0; 24];
     (header[1], header[3]) = (2, 1);
     let packet = s.ends.udp([1, 2], b"data");
@@ -134,7 +136,7 @@ fn routing_headers_with_segments_left_are_refused_rfc_5095() {
         header[2] = kind;
         let f = behind(&packet, &[SKIPPED[0], (43, &header)]);
         let a = s.answers(vec![f.clone()]);
-        assert_eq!(a.len(), 1, "nothing is sent on, and its sender is told");
+        assert_eq!(a.len(), 1, "nothing is sent on, and its sender is answered");
         assert_eq!(error(&a[0]), ([4, 0], 48 + 2, &f[14..]));
     }
     // Not even for a listener.
@@ -144,7 +146,7 @@ fn routing_headers_with_segments_left_are_refused_rfc_5095() {
 
 #[test]
 fn errors_are_not_answered_with_errors_rfc_4443_2_4() {
-    let mut s = Stranger::new(true);
+    let mut s = RawHost::new(true);
     let quoted = [0; 48];
     let error = s.ends.icmp([1, 4], [0; 4], &quoted);
     let bad: (u8, &[u8]) = (60, &[0, 0, 0x9e, 4, 0, 0, 0, 0]);
@@ -159,8 +161,8 @@ fn errors_are_not_answered_with_errors_rfc_4443_2_4() {
 }
 
 #[test]
-fn chains_that_are_too_long_or_cut_are_dropped_and_counted() {
-    let mut s = Stranger::new(true);
+fn long_or_truncated_chains_are_dropped_and_counted() {
+    let mut s = RawHost::new(true);
     let packet = s.ends.udp([1, 2], b"data");
     assert!(
         s.answers(vec![behind(&packet, &[SKIPPED[1]; 9])])
@@ -182,8 +184,8 @@ fn chains_that_are_too_long_or_cut_are_dropped_and_counted() {
 }
 
 #[test]
-fn workers_find_whom_a_packet_behind_extension_headers_is_for() {
-    let s = Stranger::new(true);
+fn steering_looks_behind_extension_headers() {
+    let s = RawHost::new(true);
     let steering = Steering::new(4, 0);
     let all = [&SKIPPED[..], &[ATOMIC]].concat();
     let mut seen = [0; 4];

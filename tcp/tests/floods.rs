@@ -14,7 +14,7 @@ use siw_tcp::{ConnId, Events, FrameInfo, RxChecksum, StackStats, TcpState};
 const STRANGER: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const HOST: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// From a stranger who claims this address, to host 1.
+/// From a host that claims this address, to host 1.
 fn ends(from: &str) -> Ends {
     let from: IpAddr = from.parse().unwrap();
     let to = if from.is_ipv4() {
@@ -28,65 +28,66 @@ fn ends(from: &str) -> Ends {
     }
 }
 
-fn give(l: &mut Lab, frame: Vec<u8>) {
+fn give(lab: &mut Lab, frame: Vec<u8>) {
     let info = FrameInfo {
         checksum: RxChecksum::Unknown,
         rss_hash: 0,
     };
-    let now = l.net.now;
-    l.net.hosts[1].receive_burst(now, std::iter::once((frame.into(), info)));
+    let now = lab.net.now;
+    lab.net.hosts[1].receive_burst(now, std::iter::once((frame.into(), info)));
 }
 
 /// What host 1 sends in answer to a frame.
-fn answers(l: &mut Lab, frame: Vec<u8>) -> Vec<Vec<u8>> {
-    give(l, frame);
-    let now = l.net.now;
-    l.net.hosts[1].poll(now, &mut l.net.sinks[1]);
-    l.net.sinks[1].frames.drain(..).map(|(f, _)| f).collect()
+fn answers(lab: &mut Lab, frame: Vec<u8>) -> Vec<Vec<u8>> {
+    give(lab, frame);
+    let now = lab.net.now;
+    lab.net.hosts[1].poll(now, &mut lab.net.sinks[1]);
+    lab.net.sinks[1].frames.drain(..).map(|(f, _)| f).collect()
 }
 
-fn stats(l: &Lab) -> StackStats {
-    l.net.hosts[1].stats().clone()
+fn stats(lab: &Lab) -> StackStats {
+    lab.net.hosts[1].stats().clone()
 }
 
 /// A connection to host 1 over which a segment has gone, and what would come next on it.
-fn established(l: &mut Lab) -> ([ConnId; 2], Seg) {
-    let ids = l.connect();
-    l.send(0, ids[0], b"x");
-    l.run_ms(5);
-    assert_eq!(l.read(1, ids[1]), b"x");
-    l.run_ms(5);
-    (ids, l.forge(0))
+fn established(lab: &mut Lab) -> ([ConnId; 2], Seg) {
+    let ids = lab.connect();
+    lab.send(0, ids[0], b"x");
+    lab.run_ms(5);
+    assert_eq!(lab.read(1, ids[1]), b"x");
+    lab.run_ms(5);
+    (ids, lab.forge(0))
 }
 
 /// The connection still carries everything both ways.
-fn unharmed(l: &mut Lab, [a, b]: [ConnId; 2]) {
+fn unharmed(lab: &mut Lab, [a, b]: [ConnId; 2]) {
     let data = pattern(50_000);
-    l.send(0, a, &data);
-    l.send(1, b, &data);
-    l.run_ms(50);
-    assert!(l.read(1, b) == data && l.read(0, a) == data);
+    lab.send(0, a, &data);
+    lab.send(1, b, &data);
+    lab.run_ms(50);
+    assert!(lab.read(1, b) == data && lab.read(0, a) == data);
     let over = Events::RESET | Events::TIMED_OUT | Events::CLOSED;
-    assert!(!l.got(0).intersects(over) && !l.got(1).intersects(over));
+    assert!(!lab.got(0).intersects(over) && !lab.got(1).intersects(over));
 }
 
+/// Others still connect (RFC 6583).
 #[test]
-fn syns_of_neighbours_that_do_not_exist_push_nobody_out_and_newcomers_get_in_rfc_6583() {
+fn syns_of_absent_neighbours_evict_nobody() {
     let mut c = [host_config(0), host_config(1)];
     c[1].neighbours.max_entries = 64;
-    let mut l = Lab::with(c);
-    let now = l.net.now;
-    l.net.hosts[1].listen(None, 80, 400, 0).unwrap();
-    let a = l.net.hosts[0]
+    let mut lab = Lab::with(c);
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 400, 0).unwrap();
+    let a = lab.net.hosts[0]
         .connect(now, None, None, "[fd00::1:1]:80".parse().unwrap(), 0)
         .unwrap();
-    l.net.hosts[0].release(now, a);
-    let ids = l.connect();
-    l.net.hosts[0]
+    lab.net.hosts[0].release(now, a);
+    let ids = lab.connect();
+    lab.net.hosts[0]
         .connect(now, None, None, "[fd00::2]:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(5);
-    let before = stats(&l);
+    lab.run_ms(5);
+    let before = stats(&lab);
     let mut rng = Rng::new(5);
     for round in 0..100 {
         for _ in 0..50 {
@@ -98,16 +99,16 @@ fn syns_of_neighbours_that_do_not_exist_push_nobody_out_and_newcomers_get_in_rfc
                 window: 1000,
                 ..Tcp::default()
             };
-            give(&mut l, ends(&from).tcp(&t));
+            give(&mut lab, ends(&from).tcp(&t));
         }
         // The neighbour in use is asked for by nobody again, and forgotten by nobody.
-        l.send(0, ids[0], b"tick");
-        l.send(1, ids[1], b"tock");
-        l.run_ms(20);
-        assert_eq!(l.read(1, ids[1]), b"tick", "{round}");
-        assert_eq!(l.read(0, ids[0]), b"tock", "{round}");
+        lab.send(0, ids[0], b"tick");
+        lab.send(1, ids[1], b"tock");
+        lab.run_ms(20);
+        assert_eq!(lab.read(1, ids[1]), b"tick", "{round}");
+        assert_eq!(lab.read(0, ids[0]), b"tock", "{round}");
     }
-    let s = stats(&l);
+    let s = stats(&lab);
     assert_eq!(s.retrans_segs, before.retrans_segs);
     assert!(
         s.cookies_sent > 4000,
@@ -116,20 +117,20 @@ fn syns_of_neighbours_that_do_not_exist_push_nobody_out_and_newcomers_get_in_rfc
     // One solicitation a second for each of those.
     assert!(s.ndp_out - before.ndp_out < 16 * 8, "{}", s.ndp_out);
     // A newcomer whom nobody knows is let in by a cookie.
-    let now = l.net.now;
-    l.net.hosts[0]
+    let now = lab.net.now;
+    lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(20);
-    assert_eq!(stats(&l).cookies_recv, 1);
-    unharmed(&mut l, ids);
+    lab.run_ms(20);
+    assert_eq!(stats(&lab).cookies_recv, 1);
+    unharmed(&mut lab, ids);
 }
 
 #[test]
-fn acks_of_no_connection_are_counted_and_reset_no_faster_than_the_limit() {
-    let mut l = Lab::new();
-    l.net.hosts[1].listen(None, 80, 8, 0).unwrap();
-    let before = stats(&l);
+fn resets_for_stray_acks_are_rate_limited() {
+    let mut lab = Lab::new();
+    lab.net.hosts[1].listen(None, 80, 8, 0).unwrap();
+    let before = stats(&lab);
     let mut rng = Rng::new(6);
     let mut resets = 0;
     for i in 0..5000u32 {
@@ -140,73 +141,75 @@ fn acks_of_no_connection_are_counted_and_reset_no_faster_than_the_limit() {
             flags: ACK,
             ..Tcp::default()
         };
-        for f in answers(&mut l, ends("192.0.2.9").tcp(&t)) {
+        for f in answers(&mut lab, ends("192.0.2.9").tcp(&t)) {
             let r = Seg::parse(1, &f).unwrap();
             // RFC 9293 section 3.5.2, group 1.
             assert_eq!((r.flags, r.seq), (RST, t.ack));
             resets += 1;
         }
     }
-    let s = stats(&l);
+    let s = stats(&lab);
     assert_eq!((resets, s.out_rsts), (1000, 1000));
     assert_eq!(s.resets_skipped, 4000);
     assert_eq!(s.no_connection - before.no_connection, 5000);
-    assert_eq!(l.net.hosts[1].connection_count(), 0);
+    assert_eq!(lab.net.hosts[1].connection_count(), 0);
     // Resets of no connection are answered by nobody.
     let t = Tcp {
         ports: [9, 80],
         flags: RST | ACK,
         ..Tcp::default()
     };
-    assert!(answers(&mut l, ends("192.0.2.9").tcp(&t)).is_empty());
-    assert_eq!(stats(&l).no_connection - before.no_connection, 5001);
+    assert!(answers(&mut lab, ends("192.0.2.9").tcp(&t)).is_empty());
+    assert_eq!(stats(&lab).no_connection - before.no_connection, 5001);
 }
 
+/// RFC 5961 section 5.
 #[test]
-fn acks_on_a_connection_that_cannot_be_are_challenged_no_faster_than_the_limit_rfc_5961_5() {
-    let mut l = Lab::new();
-    let (ids, good) = established(&mut l);
-    let before = stats(&l);
+fn challenges_of_impossible_acks_are_rate_limited() {
+    let mut lab = Lab::new();
+    let (ids, good) = established(&mut lab);
+    let before = stats(&lab);
     let mut answered = 0;
     for i in 0..5000u32 {
         let mut s = good.clone();
         // Never sent, or long before anything that is in flight.
         let off = if i % 2 == 0 { 1 + i } else { 0x8000_0000 + i };
         s.ack = s.ack.wrapping_add(off);
-        for f in answers(&mut l, s.frame()) {
+        for f in answers(&mut lab, s.frame()) {
             let r = Seg::parse(1, &f).unwrap();
             assert_eq!((r.flags, r.ack), (ACK, good.seq));
             answered += 1;
         }
     }
-    let s = stats(&l);
+    let s = stats(&lab);
     assert_eq!(s.bad_acks - before.bad_acks, 5000);
     let sent = s.challenge_acks - before.challenge_acks;
     assert!((500..1500).contains(&sent), "{sent}");
     assert_eq!((answered, s.challenges_skipped), (sent, 5000 - sent));
     // Those that say nothing new are counted, and answered by nobody.
     for _ in 0..1000 {
-        assert!(answers(&mut l, good.frame()).is_empty());
+        assert!(answers(&mut lab, good.frame()).is_empty());
     }
-    assert_eq!(stats(&l).pure_acks_in - s.pure_acks_in, 1000);
-    l.run_ms(1500);
-    unharmed(&mut l, ids);
+    assert_eq!(stats(&lab).pure_acks_in - s.pure_acks_in, 1000);
+    lab.run_ms(1500);
+    unharmed(&mut lab, ids);
 }
 
+/// RFC 5961 sections 3 and 4.
 #[test]
-fn blind_syns_and_resets_are_challenged_no_faster_than_the_limit_rfc_5961_3_4() {
-    let mut l = Lab::new();
-    let (ids, good) = established(&mut l);
-    let before = stats(&l);
+fn challenges_of_blind_segments_are_rate_limited() {
+    let mut lab = Lab::new();
+    let (ids, good) = established(&mut lab);
+    let before = stats(&lab);
     let (mut answered, mut syns) = (0, 0);
     for i in 1..=4000u32 {
         let mut s = good.clone();
         s.flags = if i % 2 == 0 { SYN } else { RST };
         s.seq = s.seq.wrapping_add(i);
         syns += u64::from(s.flags == SYN);
-        answered += answers(&mut l, s.frame()).len() as u64;
+        answered += answers(&mut lab, s.frame()).len() as u64;
     }
-    let s = stats(&l);
+    let s = stats(&lab);
     let sent = s.challenge_acks - before.challenge_acks;
     assert_eq!(sent, answered);
     assert!((500..1500).contains(&sent), "{sent}");
@@ -214,7 +217,7 @@ fn blind_syns_and_resets_are_challenged_no_faster_than_the_limit_rfc_5961_3_4() 
     assert_eq!(s.syn_challenges, syns);
     // A SYN is told of the connection wherever it lies, and without timestamps too: so a peer
     // that has forgotten it learns to reset it (RFC 9293 section 3.5.1).
-    l.run_ms(1500);
+    lab.run_ms(1500);
     for (off, timestamps) in [(1 << 30, true), (0x9000_0000u32, true), (77, false)] {
         let mut s = good.clone();
         s.flags = SYN;
@@ -222,40 +225,40 @@ fn blind_syns_and_resets_are_challenged_no_faster_than_the_limit_rfc_5961_3_4() 
         if !timestamps {
             s.options.clear();
         }
-        let a = answers(&mut l, s.frame());
+        let a = answers(&mut lab, s.frame());
         let told: Vec<_> = a.iter().map(|f| Seg::parse(1, f).unwrap()).collect();
         assert_eq!(told.len(), 1);
         assert_eq!((told[0].flags, told[0].ack), (ACK, good.seq));
     }
     // Beyond the window, a reset is not worth a word.
-    let before = stats(&l);
+    let before = stats(&lab);
     let mut far = good.clone();
     far.flags = RST;
     far.seq = far.seq.wrapping_add(1 << 30);
-    assert!(answers(&mut l, far.frame()).is_empty());
-    assert_eq!(stats(&l).out_of_window, before.out_of_window + 1);
-    unharmed(&mut l, ids);
+    assert!(answers(&mut lab, far.frame()).is_empty());
+    assert_eq!(stats(&lab).out_of_window, before.out_of_window + 1);
+    unharmed(&mut lab, ids);
 }
 
 #[test]
-fn a_timestamp_from_the_future_beside_an_ack_that_cannot_be_is_not_believed() {
-    let mut l = Lab::new();
-    let (ids, good) = established(&mut l);
+fn timestamps_beside_an_impossible_ack_are_ignored() {
+    let mut lab = Lab::new();
+    let (ids, good) = established(&mut lab);
     let mut s = good.clone();
     s.ack = s.ack.wrapping_add(1 << 30);
     let (value, _) = s.ts().unwrap();
     s.options[4..8].copy_from_slice(&value.wrapping_add(1 << 30).to_be_bytes());
-    give(&mut l, s.frame());
-    assert_eq!(stats(&l).bad_acks, 1);
-    unharmed(&mut l, ids);
-    assert_eq!(stats(&l).paws_drops, 0);
+    give(&mut lab, s.frame());
+    assert_eq!(stats(&lab).bad_acks, 1);
+    unharmed(&mut lab, ids);
+    assert_eq!(stats(&lab).paws_drops, 0);
 }
 
 #[test]
-fn overlapping_segments_are_counted_and_no_byte_is_delivered_twice() {
-    let mut l = Lab::new();
-    let (ids, good) = established(&mut l);
-    let before = stats(&l);
+fn overlapping_segments_deliver_each_byte_once() {
+    let mut lab = Lab::new();
+    let (ids, good) = established(&mut lab);
+    let before = stats(&lab);
     let bytes = |at: u32, len: usize, what: u8| {
         let mut s = good.clone();
         s.seq = s.seq.wrapping_add(at);
@@ -265,33 +268,34 @@ fn overlapping_segments_are_counted_and_no_byte_is_delivered_twice() {
     };
     // Beyond a hole, then over both its sides, then over everything. What is held stays; what
     // is in order goes before what is held.
-    give(&mut l, bytes(100, 100, 1));
-    give(&mut l, bytes(150, 100, 2));
-    give(&mut l, bytes(50, 100, 3));
-    give(&mut l, bytes(0, 60, 4));
-    give(&mut l, bytes(0, 250, 5));
-    let got = l.read(1, ids[1]);
+    give(&mut lab, bytes(100, 100, 1));
+    give(&mut lab, bytes(150, 100, 2));
+    give(&mut lab, bytes(50, 100, 3));
+    give(&mut lab, bytes(0, 60, 4));
+    give(&mut lab, bytes(0, 250, 5));
+    let got = lab.read(1, ids[1]);
     let want = [[4; 60].as_slice(), &[3; 40], &[1; 100], &[2; 50]].concat();
     assert_eq!(got, want);
-    let s = stats(&l);
+    let s = stats(&lab);
     let twice = s.dup_bytes_in - before.dup_bytes_in;
     assert_eq!(twice, 50 + 50 + 250);
     assert_eq!(s.in_bytes - before.in_bytes, 250);
-    l.net.poll();
-    assert_eq!(l.net.hosts[1].held_buffers(), 0);
+    lab.net.poll();
+    assert_eq!(lab.net.hosts[1].held_buffers(), 0);
 }
 
+/// RFC 9293 section 3.10.7.4.
 #[test]
-fn segments_out_of_the_window_are_counted_and_answered_with_what_is_expected_rfc_9293_3_10_7_4() {
-    let mut l = Lab::new();
-    let (ids, good) = established(&mut l);
-    let before = stats(&l);
+fn segments_outside_the_window_are_acknowledged() {
+    let mut lab = Lab::new();
+    let (ids, good) = established(&mut lab);
+    let before = stats(&lab);
     for i in 0..500u32 {
         let mut s = good.clone();
         let off = if i % 2 == 0 { 1 << 28 } else { 0xf000_0000 };
         s.seq = s.seq.wrapping_add(off + i);
         s.payload = vec![7; 20];
-        let a = answers(&mut l, s.frame());
+        let a = answers(&mut lab, s.frame());
         assert_eq!(a.len(), 1);
         let r = Seg::parse(1, &a[0]).unwrap();
         assert_eq!((r.flags, r.ack, r.payload.len()), (ACK, good.seq, 0));
@@ -302,18 +306,19 @@ fn segments_out_of_the_window_are_counted_and_answered_with_what_is_expected_rfc
         payload: vec![7; 20],
         ..good.clone()
     };
-    (0..99).for_each(|_| give(&mut l, far.frame()));
-    assert_eq!(answers(&mut l, far.frame()).len(), 1);
-    assert_eq!(stats(&l).out_of_window - before.out_of_window, 600);
-    assert_eq!(l.net.hosts[1].held_buffers(), 0);
-    unharmed(&mut l, ids);
+    (0..99).for_each(|_| give(&mut lab, far.frame()));
+    assert_eq!(answers(&mut lab, far.frame()).len(), 1);
+    assert_eq!(stats(&lab).out_of_window - before.out_of_window, 600);
+    assert_eq!(lab.net.hosts[1].held_buffers(), 0);
+    unharmed(&mut lab, ids);
 }
 
+/// RFC 9293 MUST-7.
 #[test]
-fn options_of_length_zero_and_other_garbage_are_counted_and_end_nothing_rfc_9293_must_7() {
-    let mut l = Lab::new();
-    let (ids, good) = established(&mut l);
-    let before = stats(&l);
+fn malformed_options_are_counted_and_end_nothing() {
+    let mut lab = Lab::new();
+    let (ids, good) = established(&mut lab);
+    let before = stats(&lab);
     let garbage: [&[u8]; 5] = [
         &[254, 0, 0, 0],
         &[1, 1, 1, 5],
@@ -325,7 +330,7 @@ fn options_of_length_zero_and_other_garbage_are_counted_and_end_nothing_rfc_9293
         // Behind the timestamps, which count.
         let mut s = good.clone();
         s.options.extend(o);
-        assert!(answers(&mut l, s.frame()).is_empty());
+        assert!(answers(&mut lab, s.frame()).is_empty());
         // A handshake with them is one without options.
         let t = Tcp {
             ports: [2000, 80],
@@ -337,7 +342,7 @@ fn options_of_length_zero_and_other_garbage_are_counted_and_end_nothing_rfc_9293
         };
         let mut e = ends("10.0.0.1");
         e.mac[0] = [2, 0, 0, 0, 0, 1];
-        let a = answers(&mut l, e.tcp(&t));
+        let a = answers(&mut lab, e.tcp(&t));
         let r = Seg::parse(1, &a[0]).unwrap();
         assert_eq!((r.flags, r.ack), (SYN | ACK, 8));
         assert_eq!(r.options.len(), 4, "MSS alone: {:?}", r.options);
@@ -346,17 +351,18 @@ fn options_of_length_zero_and_other_garbage_are_counted_and_end_nothing_rfc_9293
             seq: 8,
             ..t
         };
-        give(&mut l, e.tcp(&abort));
+        give(&mut lab, e.tcp(&abort));
     }
-    assert_eq!(stats(&l).bad_options - before.bad_options, 15);
-    assert_eq!(stats(&l).out_rsts, before.out_rsts);
-    unharmed(&mut l, ids);
+    assert_eq!(stats(&lab).bad_options - before.bad_options, 15);
+    assert_eq!(stats(&lab).out_rsts, before.out_rsts);
+    unharmed(&mut lab, ids);
 }
 
+/// RFC 1122 section 3.2.1.3.
 #[test]
-fn martians_are_counted_and_answered_by_nobody_rfc_1122_3_2_1_3() {
-    let mut l = Lab::new();
-    l.net.hosts[1].listen(None, 80, 8, 0).unwrap();
+fn martians_are_counted_and_not_answered() {
+    let mut lab = Lab::new();
+    lab.net.hosts[1].listen(None, 80, 8, 0).unwrap();
     let syn = Tcp {
         ports: [9, 80],
         flags: SYN,
@@ -384,7 +390,7 @@ fn martians_are_counted_and_answered_by_nobody_rfc_1122_3_2_1_3() {
             e.icmp([echo, 0], [0, 7, 0, 1], b"smurf"),
             e.udp([9, 9], b"fraggle"),
         ] {
-            assert!(answers(&mut l, f).is_empty(), "{from}");
+            assert!(answers(&mut lab, f).is_empty(), "{from}");
             sent += 1;
         }
     }
@@ -392,31 +398,32 @@ fn martians_are_counted_and_answered_by_nobody_rfc_1122_3_2_1_3() {
     let mut e = ends("10.0.0.1");
     e.mac[0] = [0xff; 6];
     for f in [e.tcp(&syn), e.arp(1), e.icmp([8, 0], [0; 4], b"")] {
-        assert!(answers(&mut l, f).is_empty());
+        assert!(answers(&mut lab, f).is_empty());
         sent += 1;
     }
     // To a group of the link, from a good address.
     let mut e = ends("10.0.0.1");
     e.mac[1] = [0xff; 6];
-    assert!(answers(&mut l, e.tcp(&syn)).is_empty());
+    assert!(answers(&mut lab, e.tcp(&syn)).is_empty());
     assert!(
-        answers(&mut l, e.udp([9, 9], b"")).is_empty(),
+        answers(&mut lab, e.udp([9, 9], b"")).is_empty(),
         "RFC 1122 section 3.2.2"
     );
     sent += 1;
-    assert_eq!(stats(&l).martians, sent);
-    assert_eq!(l.net.hosts[1].connection_count(), 0);
+    assert_eq!(stats(&lab).martians, sent);
+    assert_eq!(lab.net.hosts[1].connection_count(), 0);
     // The address of nobody may ask whether an address is free (RFC 4862), and is told.
     let mut e = ends("::1");
     e.ip[0] = "::".parse().unwrap();
-    let a = answers(&mut l, e.solicit());
+    let a = answers(&mut lab, e.solicit());
     assert_eq!((a.len(), &a[0][..6]), (1, &[0x33, 0x33, 0, 0, 0, 1][..]));
 }
 
+/// RFC 9293 sections 3.10.7.1 and 3.10.7.2.
 #[test]
-fn a_scan_of_ports_is_counted_and_told_what_rfc_9293_says_of_closed_and_listening_ones() {
-    let mut l = Lab::new();
-    l.net.hosts[1].listen(None, 80, 8, 0).unwrap();
+fn a_port_scan_is_counted_and_answered_with_resets() {
+    let mut lab = Lab::new();
+    lab.net.hosts[1].listen(None, 80, 8, 0).unwrap();
     let e = ends("192.0.2.1");
     let scan = |flags, port| {
         e.tcp(&Tcp {
@@ -437,38 +444,39 @@ fn a_scan_of_ports_is_counted_and_told_what_rfc_9293_says_of_closed_and_listenin
         (0, (RST | ACK, 0, 500)),
         (FIN | PSH | 32, (RST | ACK, 0, 501)),
     ] {
-        let a = answers(&mut l, scan(flags, 81));
+        let a = answers(&mut lab, scan(flags, 81));
         assert_eq!(a.len(), 1, "{flags:#x}");
         let r = Seg::parse(1, &a[0]).unwrap();
         assert_eq!((r.flags, r.seq, r.ack), want, "{flags:#x}");
     }
-    assert!(answers(&mut l, scan(RST, 81)).is_empty());
-    let s = stats(&l);
+    assert!(answers(&mut lab, scan(RST, 81)).is_empty());
+    let s = stats(&lab);
     assert_eq!((s.no_ports, s.no_connection), (2, 5));
     // Section 3.10.7.2: a listener answers ACKs with a reset, and drops what is nothing.
     for (flags, n) in [(FIN, 0), (0, 0), (FIN | PSH | 32, 0), (ACK, 1), (RST, 0)] {
-        assert_eq!(answers(&mut l, scan(flags, 80)).len(), n, "{flags:#x}");
+        assert_eq!(answers(&mut lab, scan(flags, 80)).len(), n, "{flags:#x}");
     }
-    assert_eq!(stats(&l).no_connection, 10);
+    assert_eq!(stats(&lab).no_connection, 10);
     // All of them.
-    let before = stats(&l);
+    let before = stats(&lab);
     for port in 1..=u16::MAX {
         if port != 80 {
-            answers(&mut l, scan(SYN, port));
+            answers(&mut lab, scan(SYN, port));
         }
     }
-    let s = stats(&l);
+    let s = stats(&lab);
     assert_eq!(s.no_ports - before.no_ports, 65534);
     assert_eq!(s.out_rsts, 1000);
     assert_eq!(s.out_rsts - before.out_rsts + s.resets_skipped, 65534);
-    assert_eq!(l.net.hosts[1].connection_count(), 0);
+    assert_eq!(lab.net.hosts[1].connection_count(), 0);
 }
 
+/// RFC 1122 section 3.2.2.1.
 #[test]
-fn protocols_that_nobody_speaks_are_told_so_no_faster_than_the_limit_rfc_1122_3_2_2_1() {
-    let mut l = Lab::new();
+fn icmp_for_unknown_protocols_is_rate_limited() {
+    let mut lab = Lab::new();
     let f = ends("192.0.2.1").udp([53, 4791], &pattern(700));
-    let a = answers(&mut l, f.clone());
+    let a = answers(&mut lab, f.clone());
     assert_eq!(a.len(), 1);
     let a = &a[0];
     assert_eq!(a[..12], [STRANGER, HOST].concat());
@@ -479,7 +487,7 @@ fn protocols_that_nobody_speaks_are_told_so_no_faster_than_the_limit_rfc_1122_3_
     assert_eq!(common::wire::sum(&a[34..], 0), [0, 0]);
 
     let f = ends("2001:db8::1").udp([53, 4791], &pattern(1400));
-    let a = answers(&mut l, f.clone());
+    let a = answers(&mut lab, f.clone());
     assert_eq!(a.len(), 1);
     let a = &a[0];
     assert_eq!(a[20], 58, "ICMPv6");
@@ -488,14 +496,14 @@ fn protocols_that_nobody_speaks_are_told_so_no_faster_than_the_limit_rfc_1122_3_
     assert_eq!(a.len(), 14 + 1280);
     assert_eq!(a[62..], f[14..14 + 1232]);
     // RFC 8200 section 4.7: nothing follows, nothing is said.
-    assert!(answers(&mut l, ends("2001:db8::1").ip(59, b"")).is_empty());
+    assert!(answers(&mut lab, ends("2001:db8::1").ip(59, b"")).is_empty());
 
     let mut told = 0;
     for i in 0..3000 {
         let from = ["192.0.2.1", "2001:db8::1"][i % 2];
-        told += answers(&mut l, ends(from).udp([53, i as u16], b"scan")).len();
+        told += answers(&mut lab, ends(from).udp([53, i as u16], b"scan")).len();
     }
-    let s = stats(&l);
+    let s = stats(&lab);
     assert_eq!(told, 998);
     assert_eq!((s.icmp_out, s.icmp_unreachables_out), (1000, 500));
     assert_eq!(s.icmp_parameter_problems_out, 500);
@@ -503,96 +511,96 @@ fn protocols_that_nobody_speaks_are_told_so_no_faster_than_the_limit_rfc_1122_3_
 }
 
 #[test]
-fn storms_of_arp_and_neighbour_discovery_are_answered_as_far_as_there_is_room() {
-    let mut l = Lab::new();
-    let (ids, _) = established(&mut l);
-    let before = stats(&l);
+fn arp_and_ndp_storms_are_answered_while_there_is_room() {
+    let mut lab = Lab::new();
+    let (ids, _) = established(&mut lab);
+    let before = stats(&lab);
     // One by one each question gets its answer.
     for i in 0..200u8 {
         let e = ends(&format!("10.0.0.{}", i.max(3)));
-        let a = answers(&mut l, e.arp(1));
+        let a = answers(&mut lab, e.arp(1));
         assert_eq!(a.len(), 1);
         assert_eq!((&a[0][20..22], &a[0][22..28]), (&[0, 2][..], &HOST[..]));
         let e = ends(&format!("fd00::{:x}", 0x100 + u32::from(i)));
-        let a = answers(&mut l, e.solicit());
+        let a = answers(&mut lab, e.solicit());
         assert_eq!((a.len(), a[0][54]), (1, 136));
     }
     // All at once, as many as the queue holds; the rest is counted.
     for i in 0..5000u32 {
         let e = ends(&format!("10.0.0.{}", 3 + i % 250));
-        give(&mut l, e.arp(1));
-        give(&mut l, ends(&format!("fd00::{:x}:1", i + 1)).solicit());
+        give(&mut lab, e.arp(1));
+        give(&mut lab, ends(&format!("fd00::{:x}:1", i + 1)).solicit());
     }
-    let s = stats(&l);
+    let s = stats(&lab);
     assert_eq!(s.arp_in - before.arp_in, 5200);
     assert_eq!(s.ndp_in - before.ndp_in, 5200);
     let out = s.arp_out + s.ndp_out - before.arp_out - before.ndp_out;
     assert_eq!((out, s.control_drops), (400 + 256, 10_000 - 256));
-    l.run_ms(5);
-    unharmed(&mut l, ids);
+    lab.run_ms(5);
+    unharmed(&mut lab, ids);
 }
 
 #[test]
-fn neighbour_discovery_from_beyond_the_link_and_claims_of_others_addresses_change_nothing() {
-    let mut l = Lab::new();
-    let now = l.net.now;
-    l.net.hosts[1].listen(None, 80, 8, 0).unwrap();
-    let a = l.net.hosts[0]
+fn ndp_from_off_link_and_false_claims_change_nothing() {
+    let mut lab = Lab::new();
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 8, 0).unwrap();
+    let a = lab.net.hosts[0]
         .connect(now, None, None, "[fd00::2]:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(10);
-    let b = l.events[1].last().unwrap().0;
+    lab.run_ms(10);
+    let b = lab.events[1].last().unwrap().0;
     let mut e = ends("fd00::1");
     // RFC 4861 section 7.1: a hop limit below 255 was forwarded.
     for mut f in [e.solicit(), e.advertise()] {
         f[21] = 254;
-        assert!(answers(&mut l, f).is_empty());
+        assert!(answers(&mut lab, f).is_empty());
     }
-    assert_eq!(stats(&l).martians, 2);
-    // Host 0's address at the stranger's: unasked for, and in a question.
+    assert_eq!(stats(&lab).martians, 2);
+    // Host 0's address at that host: unasked for, and in a question.
     for _ in 0..50 {
-        give(&mut l, e.advertise());
-        give(&mut l, e.solicit());
+        give(&mut lab, e.advertise());
+        give(&mut lab, e.solicit());
     }
     e.ip = ends("10.0.0.1").ip;
-    give(&mut l, e.arp(2));
-    give(&mut l, e.arp(1));
-    l.run_ms(10);
-    l.send(1, b, b"to the right one");
-    l.run_ms(10);
-    assert_eq!(l.read(0, a), b"to the right one");
+    give(&mut lab, e.arp(2));
+    give(&mut lab, e.arp(1));
+    lab.run_ms(10);
+    lab.send(1, b, b"to the right one");
+    lab.run_ms(10);
+    assert_eq!(lab.read(0, a), b"to the right one");
     // It asked the one it knew, once.
-    assert!(stats(&l).ndp_out <= 52 + 2, "{}", stats(&l).ndp_out);
-    l.net.run(Duration::from_secs(5), |_| false);
-    l.send(1, b, b"still");
-    l.run_ms(10);
-    assert_eq!(l.read(0, a), b"still");
+    assert!(stats(&lab).ndp_out <= 52 + 2, "{}", stats(&lab).ndp_out);
+    lab.net.run(Duration::from_secs(5), |_| false);
+    lab.send(1, b, b"still");
+    lab.run_ms(10);
+    assert_eq!(lab.read(0, a), b"still");
     assert_eq!(
-        l.net.hosts[1].tcp_info(b).unwrap().state,
+        lab.net.hosts[1].tcp_info(b).unwrap().state,
         TcpState::Established
     );
 }
 
 #[test]
-fn claims_of_a_neighbours_address_on_a_link_that_loses_much_turn_no_flow_away() {
-    let mut l = Lab::new();
-    let ids = l.connect();
+fn false_claims_on_a_lossy_link_divert_no_flow() {
+    let mut lab = Lab::new();
+    let ids = lab.connect();
     let e = ends("10.0.0.1");
     let mut rng = Rng::new(9);
     // As a flood makes a receive ring lose: what would disprove the claims, too.
-    l.lose(move |from, f| from == 0 && f[12..14] == [8, 6] && rng.chance(0.4));
-    let start = stats(&l).arp_out;
+    lab.lose(move |from, f| from == 0 && f[12..14] == [8, 6] && rng.chance(0.4));
+    let start = stats(&lab).arp_out;
     for tick in 0..12_000 {
-        give(&mut l, e.arp(1 + tick as u8 % 2));
+        give(&mut lab, e.arp(1 + tick as u8 % 2));
         if tick % 100 == 0 {
-            l.send(1, ids[1], b"to the right one");
+            lab.send(1, ids[1], b"to the right one");
         }
-        l.run_ms(10);
+        lab.run_ms(10);
         if tick % 100 == 0 {
-            assert_eq!(l.read(0, ids[0]), b"to the right one", "after {tick}0 ms");
+            assert_eq!(lab.read(0, ids[0]), b"to the right one", "after {tick}0 ms");
         }
     }
     // Each is no reason to ask, let alone to be told.
-    let asked = stats(&l).arp_out - start - 6000;
+    let asked = stats(&lab).arp_out - start - 6000;
     assert!(asked < 4 * 120, "{asked}");
 }

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::stranger::{Stranger, Way};
+use common::raw_host::{FrameChange, RawHost};
 use common::wire::{SYN, pattern, sum};
 use siw_tcp::sim::forge::{Tcp, behind, fix_ipv4, fragments};
 use siw_tcp::{Destination, Steering, WorkerSteering};
@@ -21,7 +21,7 @@ fn cut(most: usize) -> impl Fn(Vec<u8>) -> Vec<Vec<u8>> {
     }
 }
 
-fn pass(s: &mut Stranger, time: Duration) {
+fn pass(s: &mut RawHost, time: Duration) {
     s.lab.net.now = s.lab.net.now + time;
 }
 
@@ -61,10 +61,10 @@ fn put_together(frames: &[Vec<u8>], mtu: usize) -> Vec<u8> {
 #[test]
 fn tcp_works_in_fragments_of_any_order() {
     for v6 in [false, true] {
-        let mut s = Stranger::new(v6);
+        let mut s = RawHost::new(v6);
         let id = s.connect(&|f| vec![f]);
         for (most, bytes) in [(24, 1), (24, 600), (512, 1380), (1024, 1380)] {
-            let way: Way<'_> = &cut(most);
+            let way: FrameChange<'_> = &cut(most);
             assert!(s.delivers(id, &pattern(bytes), way), "{most}, {bytes}");
         }
         // Doubled, and with another datagram's between.
@@ -92,7 +92,7 @@ fn tcp_works_in_fragments_of_any_order() {
 #[test]
 fn connections_open_in_fragments() {
     for v6 in [false, true] {
-        let mut s = Stranger::new(v6);
+        let mut s = RawHost::new(v6);
         // A header without options is in one of 24 bytes; what is shorter comes whole.
         let padded = |f: Vec<u8>| fragments(&f, 24, 1);
         let id = s.connect(&padded);
@@ -101,10 +101,10 @@ fn connections_open_in_fragments() {
 }
 
 #[test]
-fn echo_requests_of_any_length_are_answered_in_fragments_of_our_own() {
+fn long_echo_requests_are_answered_in_fragments() {
     for v6 in [false, true] {
         for bytes in [1400, 1500, 4000, 20_000, if v6 { 65_527 } else { 65_507 }] {
-            let mut s = Stranger::new(v6);
+            let mut s = RawHost::new(v6);
             let kind = if v6 { 128 } else { 8 };
             let f = s.ends.icmp([kind, 0], [1, 2, 3, 4], &pattern(bytes));
             let most = 1448;
@@ -124,10 +124,11 @@ fn echo_requests_of_any_length_are_answered_in_fragments_of_our_own() {
     }
 }
 
+/// If the first fragment was received.
 #[test]
-fn what_the_rest_never_comes_of_is_given_up_after_its_time_and_told_when_its_first_part_came() {
+fn incomplete_datagrams_time_out_with_an_icmp_error() {
     for v6 in [false, true] {
-        let mut s = Stranger::new(v6);
+        let mut s = RawHost::new(v6);
         let kind = if v6 { 128 } else { 8 };
         let f = s.ends.icmp([kind, 0], [0; 4], &pattern(600));
         // One without its last part, one without its first.
@@ -157,10 +158,11 @@ fn what_the_rest_never_comes_of_is_given_up_after_its_time_and_told_when_its_fir
     }
 }
 
+/// RFC 1858, RFC 3128, RFC 7112.
 #[test]
-fn fragments_that_would_hide_the_header_of_tcp_are_refused_rfc_1858_3128_7112() {
+fn fragments_that_hide_the_tcp_header_are_refused() {
     for v6 in [false, true] {
-        let mut s = Stranger::new(v6);
+        let mut s = RawHost::new(v6);
         let syn = s.ends.tcp(&Tcp {
             ports: [5, 80],
             flags: SYN,
@@ -191,7 +193,7 @@ fn fragments_that_would_hide_the_header_of_tcp_are_refused_rfc_1858_3128_7112() 
 #[test]
 fn overlapping_fragments_make_nothing_rfc_5722() {
     for v6 in [false, true] {
-        let mut s = Stranger::new(v6);
+        let mut s = RawHost::new(v6);
         let id = s.connect(&|f| vec![f]);
         let overlapping = |f: Vec<u8>| {
             let (a, b) = (fragments(&f, 256, 5), fragments(&f, 264, 5));
@@ -210,9 +212,9 @@ fn overlapping_fragments_make_nothing_rfc_5722() {
 }
 
 #[test]
-fn datagrams_beyond_65535_bytes_and_parts_of_odd_length_are_refused() {
+fn overlong_and_misaligned_fragments_are_refused() {
     for v6 in [false, true] {
-        let mut s = Stranger::new(v6);
+        let mut s = RawHost::new(v6);
         let f = s.ends.udp([1, 2], &pattern(700));
         let part = fragments(&f, 704, 1).remove(0);
         let mut far = part.clone();
@@ -253,9 +255,9 @@ fn datagrams_beyond_65535_bytes_and_parts_of_odd_length_are_refused() {
 }
 
 #[test]
-fn a_segment_longer_than_any_we_ask_for_is_not_put_together() {
+fn segments_longer_than_our_mss_are_not_reassembled() {
     for v6 in [false, true] {
-        let mut s = Stranger::new(v6);
+        let mut s = RawHost::new(v6);
         let id = s.connect(&|f| vec![f]);
         let fits = 1500 - 20 - if v6 { 48 } else { 20 };
         assert!(!s.delivers(id, &pattern(fits + 1), &cut(512)));
@@ -265,9 +267,9 @@ fn a_segment_longer_than_any_we_ask_for_is_not_put_together() {
 }
 
 #[test]
-fn a_flood_of_first_fragments_is_bounded_and_good_datagrams_pass_beside_it() {
+fn a_flood_of_first_fragments_is_bounded() {
     for v6 in [false, true] {
-        let mut s = Stranger::of(v6, |c| {
+        let mut s = RawHost::of(v6, |c| {
             c.reassembly.max_datagrams = 16;
             c.reassembly.max_fragments = 40;
         });
@@ -297,8 +299,8 @@ fn a_flood_of_first_fragments_is_bounded_and_good_datagrams_pass_beside_it() {
 }
 
 #[test]
-fn with_reassembly_off_fragments_are_counted_and_dropped() {
-    let mut s = Stranger::of(false, |c| c.reassembly.max_datagrams = 0);
+fn without_reassembly_fragments_are_dropped() {
+    let mut s = RawHost::of(false, |c| c.reassembly.max_datagrams = 0);
     let f = s.ends.icmp([8, 0], [0; 4], &pattern(600));
     assert!(s.answers(fragments(&f, 256, 1)).is_empty());
     assert_eq!(
@@ -308,9 +310,10 @@ fn with_reassembly_off_fragments_are_counted_and_dropped() {
     assert_eq!(s.lab.net.hosts[1].held_fragments(), 0);
 }
 
+/// Whatever fragments wait with the same identification (RFC 6946).
 #[test]
-fn atomic_fragments_are_whole_whatever_waits_with_their_number_rfc_6946() {
-    let mut s = Stranger::new(true);
+fn atomic_fragments_are_whole_datagrams() {
+    let mut s = RawHost::new(true);
     let atomic: (u8, &[u8]) = (44, &[0, 0, 0, 0, 0, 0, 0, 7]);
     let id = s.connect(&|f| vec![behind(&f, &[atomic])]);
     let f = s.ends.icmp([128, 0], [0; 4], &pattern(600));
@@ -325,9 +328,10 @@ fn atomic_fragments_are_whole_whatever_waits_with_their_number_rfc_6946() {
     assert_eq!(s.stats().reassembly_required, 1);
 }
 
+/// RFC 6980.
 #[test]
-fn neighbour_discovery_in_fragments_is_for_nobody_rfc_6980() {
-    let mut s = Stranger::new(true);
+fn neighbour_discovery_in_fragments_is_dropped() {
+    let mut s = RawHost::new(true);
     let f = s.ends.solicit();
     let atomic: (u8, &[u8]) = (44, &[0, 0, 0, 0, 0, 0, 0, 7]);
     assert!(s.answers(vec![behind(&f, &[atomic])]).is_empty());
@@ -336,8 +340,8 @@ fn neighbour_discovery_in_fragments_is_for_nobody_rfc_6980() {
 }
 
 #[test]
-fn extension_headers_on_both_sides_of_the_fragment_header_are_processed() {
-    let mut s = Stranger::new(true);
+fn extension_headers_around_a_fragment_header_work() {
+    let mut s = RawHost::new(true);
     let skip: (u8, &[u8]) = (60, &[0, 0, 1, 4, 0, 0, 0, 0]);
     let hop: (u8, &[u8]) = (0, &[0, 0, 1, 4, 0, 0, 0, 0]);
     let way = |f: Vec<u8>| {
@@ -377,7 +381,7 @@ fn fragments_to_groups_and_from_nobody_are_not_kept() {
         (true, "ff02::2", "fd00::2"),
         (true, "fd00::9", "fd00::3"),
     ] {
-        let mut s = Stranger::new(v6);
+        let mut s = RawHost::new(v6);
         s.ends.ip = [from, to].map(|a| a.parse().unwrap());
         let f = s
             .ends
@@ -389,12 +393,12 @@ fn fragments_to_groups_and_from_nobody_are_not_kept() {
 }
 
 #[test]
-fn of_workers_that_all_hear_a_fragment_one_takes_the_segment_and_one_answers_the_echo() {
+fn one_worker_processes_a_datagram_all_received() {
     let steering = std::sync::Arc::new(Steering::new(2, 0));
     for v6 in [false, true] {
         let worker = |n| {
             let steering = steering.clone();
-            Stranger::of(v6, move |c| {
+            RawHost::of(v6, move |c| {
                 c.steering = Some(WorkerSteering {
                     steering,
                     worker: n,
@@ -402,7 +406,7 @@ fn of_workers_that_all_hear_a_fragment_one_takes_the_segment_and_one_answers_the
             })
         };
         let mut workers = [worker(0), worker(1)];
-        let hear = |w: &mut Stranger, f: &Vec<u8>| {
+        let hear = |w: &mut RawHost, f: &Vec<u8>| {
             let now = w.now();
             let stack = &mut w.lab.net.hosts[1];
             stack.receive_copy(now, f.clone().into(), siw_tcp::RxChecksum::Unknown);

@@ -26,6 +26,6 @@ fn any_frames_leave_the_stack_whole_and_bounded() {
 }
 
 #[test]
-fn any_segments_on_a_connection_keep_sequence_space_and_memory() {
+fn any_segments_keep_sequence_space_and_memory() {
     on(common::fuzz::engine, 6_000, 600);
 }

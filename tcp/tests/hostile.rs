@@ -8,13 +8,13 @@ use common::wire::{ACK, Lab, PSH, SYN, Seg, pattern, sum};
 use siw_tcp::sim::{Rng, host_config};
 use siw_tcp::{Events, FrameInfo, RxChecksum, TcpState, VecBuf};
 
-fn give(l: &mut Lab, host: usize, frame: Vec<u8>) {
+fn give(lab: &mut Lab, host: usize, frame: Vec<u8>) {
     let info = FrameInfo {
         checksum: RxChecksum::Unknown,
         rss_hash: 0,
     };
-    let now = l.net.now;
-    l.net.hosts[host].receive_burst(now, std::iter::once((VecBuf::from(frame), info)));
+    let now = lab.net.now;
+    lab.net.hosts[host].receive_burst(now, std::iter::once((VecBuf::from(frame), info)));
 }
 
 fn syn(sport: u16, dport: u16) -> Seg {
@@ -29,51 +29,52 @@ fn syn(sport: u16, dport: u16) -> Seg {
     }
 }
 
+/// RFC 4987.
 #[test]
-fn a_syn_flood_is_bounded_by_the_backlog_and_forgotten_rfc_4987() {
+fn a_syn_flood_is_bounded_by_the_backlog() {
     let mut c = [host_config(0), host_config(1)];
     c[1].syn_retries = 1;
     c[1].syn_cookies = false;
-    let mut l = Lab::with(c);
-    l.net.hosts[1].listen(None, 80, 20, 0).unwrap();
+    let mut lab = Lab::with(c);
+    lab.net.hosts[1].listen(None, 80, 20, 0).unwrap();
     for p in 1..2000 {
-        give(&mut l, 1, syn(p, 80).frame());
+        give(&mut lab, 1, syn(p, 80).frame());
     }
-    assert_eq!(l.net.hosts[1].connection_count(), 20);
-    assert!(l.net.hosts[1].stats().listen_overflows > 1900);
+    assert_eq!(lab.net.hosts[1].connection_count(), 20);
+    assert!(lab.net.hosts[1].stats().listen_overflows > 1900);
     // The flooder never answers.
-    l.lose(|from, _| from == 0);
-    l.run_ms(10_000);
-    assert_eq!(l.net.hosts[1].connection_count(), 0);
+    lab.lose(|from, _| from == 0);
+    lab.run_ms(10_000);
+    assert_eq!(lab.net.hosts[1].connection_count(), 0);
     assert!(
-        l.net.hosts[1].next_event().is_none(),
+        lab.net.hosts[1].next_event().is_none(),
         "nobody hears of half-open connections"
     );
-    l.lose(|_, _| false);
-    l.connect();
+    lab.lose(|_, _| false);
+    lab.connect();
 }
 
 #[test]
-fn resets_to_strangers_are_rate_limited() {
-    let mut l = Lab::new();
+fn resets_of_unknown_segments_are_rate_limited() {
+    let mut lab = Lab::new();
     for p in 1..5000 {
-        give(&mut l, 1, syn(p, 81).frame());
-        l.net.hosts[1].poll(l.net.now, &mut l.net.sinks[1]);
+        give(&mut lab, 1, syn(p, 81).frame());
+        lab.net.hosts[1].poll(lab.net.now, &mut lab.net.sinks[1]);
     }
-    assert_eq!(l.net.hosts[1].stats().out_rsts, 1000);
-    assert_eq!(l.net.hosts[1].stats().no_ports, 4999);
+    assert_eq!(lab.net.hosts[1].stats().out_rsts, 1000);
+    assert_eq!(lab.net.hosts[1].stats().no_ports, 4999);
 }
 
 #[test]
-fn garbage_of_every_kind_is_dropped_and_a_flow_beside_it_loses_no_byte() {
-    let mut l = Lab::new();
-    let [a, b] = l.connect();
-    l.send(0, a, b"first");
-    l.run_ms(5);
-    let good = l.forge(0);
+fn garbage_is_dropped_and_harms_no_other_flow() {
+    let mut lab = Lab::new();
+    let [a, b] = lab.connect();
+    lab.send(0, a, b"first");
+    lab.run_ms(5);
+    let good = lab.forge(0);
     let mut rng = Rng::new(11);
     let mut sent = vec![];
-    let mut got = l.read(1, b);
+    let mut got = lab.read(1, b);
     for round in 0..300 {
         for _ in 0..20 {
             let mut s = good.clone();
@@ -98,34 +99,34 @@ fn garbage_of_every_kind_is_dropped_and_a_flow_beside_it_loses_no_byte() {
                 let at = rng.below(f.len() as u64) as usize;
                 f[at] ^= rng.next_u64() as u8 | 1;
             }
-            give(&mut l, 1, f);
+            give(&mut lab, 1, f);
             let noise = (0..rng.below(120)).map(|_| rng.next_u64() as u8).collect();
-            give(&mut l, 1, noise);
+            give(&mut lab, 1, noise);
         }
         let data = pattern(round + 1);
-        l.send(0, a, &data);
+        lab.send(0, a, &data);
         sent.extend(data);
-        l.run_ms(1);
-        got.extend(l.read(1, b));
+        lab.run_ms(1);
+        got.extend(lab.read(1, b));
     }
-    l.run_ms(2000);
-    got.extend(l.read(1, b));
+    lab.run_ms(2000);
+    got.extend(lab.read(1, b));
     assert_eq!(got[5..], sent);
-    let s = l.net.hosts[1].stats();
+    let s = lab.net.hosts[1].stats();
     assert!(s.in_errs > 0 && s.csum_errors > 0 && s.not_for_us > 0);
 }
 
 #[test]
-fn fragments_without_their_rest_and_martians_are_counted() {
-    let mut l = Lab::new();
-    l.net.hosts[1].listen(None, 80, 20, 0).unwrap();
+fn incomplete_fragments_and_martians_are_counted() {
+    let mut lab = Lab::new();
+    lab.net.hosts[1].listen(None, 80, 20, 0).unwrap();
     let mut f = syn(5, 80).frame();
     f[20] = 0x20; // more fragments
     f[24..26].fill(0);
     let c = sum(&f[14..34], 0);
     f[24..26].copy_from_slice(&c);
-    give(&mut l, 1, f);
-    assert_eq!(l.net.hosts[1].stats().reassembly_required, 1);
+    give(&mut lab, 1, f);
+    assert_eq!(lab.net.hosts[1].stats().reassembly_required, 1);
     // From its own address, from outside (LAND).
     let mut f = syn(80, 80).frame();
     f[29] = 2;
@@ -138,74 +139,74 @@ fn fragments_without_their_rest_and_martians_are_counted() {
     let pseudo = 2 * (0x0a00 + 2) + 6 + t.len() as u32;
     let c = sum(&t2, pseudo);
     f[50..52].copy_from_slice(&c);
-    give(&mut l, 1, f);
-    assert_eq!(l.net.hosts[1].stats().martians, 1);
-    assert_eq!(l.net.hosts[1].connection_count(), 0);
+    give(&mut lab, 1, f);
+    assert_eq!(lab.net.hosts[1].stats().martians, 1);
+    assert_eq!(lab.net.hosts[1].connection_count(), 0);
 }
 
 #[test]
 fn tiny_segments_cannot_pin_more_than_the_buffer_cap() {
     let mut c = [host_config(0), host_config(1)];
     c[1].max_recv_buffers = 64;
-    let mut l = Lab::with(c);
-    let [a, b] = l.connect();
-    l.send(0, a, b"x");
-    l.run_ms(5);
-    let base = l.forge(0);
+    let mut lab = Lab::with(c);
+    let [a, b] = lab.connect();
+    lab.send(0, a, b"x");
+    lab.run_ms(5);
+    let base = lab.forge(0);
     // Out of order first, every other byte; then in order, never read.
     for i in 0..2000u32 {
         let mut s = base.clone();
         s.seq = s.seq.wrapping_add(2 * i + 1);
         s.flags = ACK | PSH;
         s.payload = vec![1];
-        give(&mut l, 1, s.frame());
+        give(&mut lab, 1, s.frame());
     }
-    assert!(l.net.hosts[1].stats().rcv_q_drop >= 1900);
+    assert!(lab.net.hosts[1].stats().rcv_q_drop >= 1900);
     assert_eq!(
-        l.net.hosts[1].stats().ofo_queue,
+        lab.net.hosts[1].stats().ofo_queue,
         63,
         "one buffer is in order"
     );
     let mut s = base.clone();
     s.payload = vec![1; 130];
-    give(&mut l, 1, s.frame());
-    let n = l.read(1, b).len();
+    give(&mut lab, 1, s.frame());
+    let n = lab.read(1, b).len();
     assert!(n >= 127, "what fills the hole is taken: {n}");
-    assert_eq!(state(&l, 1, b), TcpState::Established);
+    assert_eq!(state(&lab, 1, b), TcpState::Established);
 }
 
-fn state(l: &Lab, host: usize, id: siw_tcp::ConnId) -> TcpState {
-    l.net.hosts[host]
+fn state(lab: &Lab, host: usize, id: siw_tcp::ConnId) -> TcpState {
+    lab.net.hosts[host]
         .tcp_info(id)
         .map_or(TcpState::Closed, |c| c.state)
 }
 
 #[test]
-fn lost_arp_is_repeated_and_no_answer_is_unreachable() {
-    let mut l = Lab::new();
+fn lost_arp_is_retried_until_unreachable() {
+    let mut lab = Lab::new();
     let mut left = 2;
-    l.lose(move |_, f| {
+    lab.lose(move |_, f| {
         let hit = f[12..14] == [8, 6] && left > 0;
         left -= i32::from(hit);
         hit
     });
-    let now = l.net.now;
-    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
-    l.net.hosts[0]
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(2500);
-    assert!(l.got(0).contains(Events::CONNECTED));
-    let now = l.net.now;
-    l.net.hosts[0]
+    lab.run_ms(2500);
+    assert!(lab.got(0).contains(Events::CONNECTED));
+    let now = lab.net.now;
+    lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.77:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(4000);
-    assert!(l.got(0).contains(Events::UNREACHABLE | Events::CLOSED));
+    lab.run_ms(4000);
+    assert!(lab.got(0).contains(Events::UNREACHABLE | Events::CLOSED));
     assert!(
-        l.net.hosts[0]
+        lab.net.hosts[0]
             .next_deadline()
-            .is_some_and(|d| d > l.net.now)
+            .is_some_and(|d| d > lab.net.now)
     );
 }
 
@@ -216,36 +217,36 @@ fn off_link_peers_are_reached_through_the_gateway() {
     // Host 1 plays gateway and far peer in one.
     c[1].addresses.push("192.0.2.7/32".parse().unwrap());
     c[1].gateway_v4 = Some("10.0.0.1".parse().unwrap());
-    let mut l = Lab::with(c);
-    let now = l.net.now;
-    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
-    l.net.hosts[0]
+    let mut lab = Lab::with(c);
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    lab.net.hosts[0]
         .connect(now, None, None, "192.0.2.7:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(10);
-    assert!(l.got(0).contains(Events::CONNECTED));
-    let now = l.net.now;
-    let e = l.net.hosts[1].connect(now, None, None, "[2001:db8::1]:80".parse().unwrap(), 0);
+    lab.run_ms(10);
+    assert!(lab.got(0).contains(Events::CONNECTED));
+    let now = lab.net.now;
+    let e = lab.net.hosts[1].connect(now, None, None, "[2001:db8::1]:80".parse().unwrap(), 0);
     assert!(matches!(e, Err(siw_tcp::StackError::NoRoute(_))), "{e:?}");
 }
 
 #[test]
 fn a_spoofed_arp_reply_changes_nothing() {
-    let mut l = Lab::new();
-    let [a, b] = l.connect();
+    let mut lab = Lab::new();
+    let [a, b] = lab.connect();
     let mut arp = vec![
         2, 0, 0, 0, 0, 1, 6, 6, 6, 6, 6, 6, 8, 6, 0, 1, 8, 0, 6, 4, 0, 2,
     ];
     arp.extend([6, 6, 6, 6, 6, 6, 10, 0, 0, 2, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1]);
-    give(&mut l, 0, arp);
-    l.send(0, a, b"safe");
-    l.run_ms(5);
-    assert_eq!(l.read(1, b), b"safe");
+    give(&mut lab, 0, arp);
+    lab.send(0, a, b"safe");
+    lab.run_ms(5);
+    assert_eq!(lab.read(1, b), b"safe");
 }
 
 #[test]
 fn echo_is_answered_and_rate_limited() {
-    let mut l = Lab::new();
+    let mut lab = Lab::new();
     let echo = |data: &[u8]| {
         let mut icmp = vec![8, 0, 0, 0, 0, 7, 0, 1];
         icmp.extend_from_slice(data);
@@ -259,75 +260,76 @@ fn echo_is_answered_and_rate_limited() {
         ip[10..12].copy_from_slice(&c);
         [vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0], ip, icmp].concat()
     };
-    give(&mut l, 1, echo(&pattern(500)));
-    l.net.hosts[1].poll(l.net.now, &mut l.net.sinks[1]);
-    let (reply, _) = l.net.sinks[1].frames.pop_front().unwrap();
+    give(&mut lab, 1, echo(&pattern(500)));
+    lab.net.hosts[1].poll(lab.net.now, &mut lab.net.sinks[1]);
+    let (reply, _) = lab.net.sinks[1].frames.pop_front().unwrap();
     assert_eq!(reply[..12], [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
     assert_eq!(reply[34], 0, "echo reply");
     assert_eq!(&reply[42..], pattern(500));
     assert_eq!(sum(&reply[34..], 0), [0, 0]);
     for _ in 0..3000 {
-        give(&mut l, 1, echo(b"x"));
-        l.net.hosts[1].poll(l.net.now, &mut l.net.sinks[1]);
+        give(&mut lab, 1, echo(b"x"));
+        lab.net.hosts[1].poll(lab.net.now, &mut lab.net.sinks[1]);
     }
-    assert_eq!(l.net.hosts[1].stats().icmp_out, 1000);
+    assert_eq!(lab.net.hosts[1].stats().icmp_out, 1000);
 }
 
 #[test]
-fn ipv6_connects_through_neighbour_discovery_and_an_unreachable_stays_bounded() {
-    let mut l = Lab::new();
-    let now = l.net.now;
-    l.net.hosts[1]
+fn ipv6_connects_by_ndp_or_fails_in_bounded_time() {
+    let mut lab = Lab::new();
+    let now = lab.net.now;
+    lab.net.hosts[1]
         .listen(Some("fd00::2".parse().unwrap()), 80, 4, 0)
         .unwrap();
-    let a = l.net.hosts[0]
+    let a = lab.net.hosts[0]
         .connect(now, None, None, "[fd00::2]:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(10);
-    let b = l.events[1]
+    lab.run_ms(10);
+    let b = lab.events[1]
         .iter()
         .find(|(_, e)| e.contains(Events::ACCEPTED))
         .unwrap()
         .0;
-    assert_eq!(l.net.hosts[0].effective_mss(a), 1428);
-    l.send(0, a, &pattern(100_000));
-    l.run_ms(20);
-    assert_eq!(l.read(1, b), pattern(100_000));
-    assert!(l.net.hosts[0].stats().ndp_out >= 1 && l.net.hosts[1].stats().ndp_in >= 1);
+    assert_eq!(lab.net.hosts[0].effective_mss(a), 1428);
+    lab.send(0, a, &pattern(100_000));
+    lab.run_ms(20);
+    assert_eq!(lab.read(1, b), pattern(100_000));
+    assert!(lab.net.hosts[0].stats().ndp_out >= 1 && lab.net.hosts[1].stats().ndp_in >= 1);
 }
 
 #[test]
 fn neighbours_are_probed_while_a_connection_uses_them() {
-    let mut l = Lab::new();
-    let [a, b] = l.connect();
+    let mut lab = Lab::new();
+    let [a, b] = lab.connect();
     for _ in 0..10 {
-        l.run_ms(10_000);
-        l.send(0, a, b"tick");
-        l.run_ms(10);
-        assert_eq!(l.read(1, b), b"tick");
+        lab.run_ms(10_000);
+        lab.send(0, a, b"tick");
+        lab.run_ms(10);
+        assert_eq!(lab.read(1, b), b"tick");
     }
-    assert!(l.net.hosts[0].stats().arp_out >= 3);
+    assert!(lab.net.hosts[0].stats().arp_out >= 3);
     // The peer's MAC is gone for good: the neighbour fails, the data waits, nothing panics.
-    l.lose(|_, _| true);
-    l.run_ms(40_000);
-    l.send(0, a, b"lost");
-    l.run_ms(20_000);
-    l.lose(|_, _| false);
-    l.run_ms(60_000);
-    assert_eq!(l.read(1, b), b"lost");
+    lab.lose(|_, _| true);
+    lab.run_ms(40_000);
+    lab.send(0, a, b"lost");
+    lab.run_ms(20_000);
+    lab.lose(|_, _| false);
+    lab.run_ms(60_000);
+    assert_eq!(lab.read(1, b), b"lost");
 }
 
+/// RFC 5927.
 #[test]
-fn an_icmp_error_ends_only_a_connect_that_it_quotes_rfc_5927() {
-    let mut l = Lab::new();
-    l.connect();
-    l.lose(|from, f| from == 0 && Seg::parse(0, f).is_some_and(|s| s.flags == SYN));
-    let now = l.net.now;
-    let c = l.net.hosts[0]
+fn an_icmp_error_ends_only_the_connect_it_quotes() {
+    let mut lab = Lab::new();
+    lab.connect();
+    lab.lose(|from, f| from == 0 && Seg::parse(0, f).is_some_and(|s| s.flags == SYN));
+    let now = lab.net.now;
+    let c = lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:99".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(5);
-    let syn = l.last(0);
+    lab.run_ms(5);
+    let syn = lab.last(0);
     let error = |seq: u32| {
         let mut quoted = syn.clone();
         quoted.seq = seq;
@@ -344,49 +346,49 @@ fn an_icmp_error_ends_only_a_connect_that_it_quotes_rfc_5927() {
         ip[10..12].copy_from_slice(&c);
         [vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0], ip, icmp].concat()
     };
-    give(&mut l, 0, error(syn.seq.wrapping_add(1)));
-    assert_eq!(state(&l, 0, c), TcpState::SynSent);
-    give(&mut l, 0, error(syn.seq));
-    l.run_ms(1);
-    assert!(l.got(0).contains(Events::UNREACHABLE | Events::CLOSED));
+    give(&mut lab, 0, error(syn.seq.wrapping_add(1)));
+    assert_eq!(state(&lab, 0, c), TcpState::SynSent);
+    give(&mut lab, 0, error(syn.seq));
+    lab.run_ms(1);
+    assert!(lab.got(0).contains(Events::UNREACHABLE | Events::CLOSED));
 }
 
 #[test]
 fn many_connections_open_close_and_leave_nothing() {
     let mut c = [host_config(0), host_config(1)];
     c.iter_mut().for_each(|c| c.max_connections = 300);
-    let mut l = Lab::with(c);
-    l.net.hosts[1].listen(None, 80, 300, 0).unwrap();
+    let mut lab = Lab::with(c);
+    lab.net.hosts[1].listen(None, 80, 300, 0).unwrap();
     for _ in 0..5 {
-        let now = l.net.now;
+        let now = lab.net.now;
         let ids: Vec<_> = (0..250)
             .map(|_| {
-                l.net.hosts[0]
+                lab.net.hosts[0]
                     .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
                     .unwrap()
             })
             .collect();
-        l.run_ms(20);
-        let accepted: Vec<_> = std::mem::take(&mut l.events[1])
+        lab.run_ms(20);
+        let accepted: Vec<_> = std::mem::take(&mut lab.events[1])
             .into_iter()
             .filter(|(_, e)| e.contains(Events::ACCEPTED))
             .collect();
         assert_eq!(accepted.len(), 250);
-        let now = l.net.now;
-        ids.iter().for_each(|&id| l.net.hosts[0].release(now, id));
-        l.run_ms(20);
-        let now = l.net.now;
+        let now = lab.net.now;
+        ids.iter().for_each(|&id| lab.net.hosts[0].release(now, id));
+        lab.run_ms(20);
+        let now = lab.net.now;
         accepted
             .iter()
-            .for_each(|&(id, _)| l.net.hosts[1].release(now, id));
-        l.run_ms(20);
+            .for_each(|&(id, _)| lab.net.hosts[1].release(now, id));
+        lab.run_ms(20);
     }
     assert!(
-        l.net.hosts[0].stats().time_wait_evicted > 0,
+        lab.net.hosts[0].stats().time_wait_evicted > 0,
         "TIME-WAIT gave way"
     );
-    l.net.run(Duration::from_secs(70), |_| false);
-    for h in &l.net.hosts {
+    lab.net.run(Duration::from_secs(70), |_| false);
+    for h in &lab.net.hosts {
         assert_eq!(h.connection_count(), 0);
         assert!(h.is_idle());
         assert_eq!(h.stats().curr_estab, 0);

@@ -1,11 +1,11 @@
-//! Properties under seeded impairment (see `common/scenario.rs`), and that a broken one is told.
+//! Properties under seeded impairment (see `common/scenario.rs`), and that a violated one is reported.
 //! `SIW_TCP_SEEDS=n` runs n seeds; `cargo run -p siw-tcp --release --example soak` runs more.
 
 mod common;
 
 use std::path::Path;
 
-use common::scenario::{self, Fault, Outcome};
+use common::scenario::{self, Fault, ScenarioOutcome};
 use common::{Transfer, configs, micros};
 use siw_tcp::CongestionControl;
 use siw_tcp::sim::Impairment;
@@ -15,16 +15,16 @@ fn dir() -> &'static Path {
 }
 
 #[test]
-fn everything_arrives_in_order_and_both_ends_close_whatever_the_network_does() {
+fn all_data_arrives_whatever_the_network_does() {
     let seeds = std::env::var("SIW_TCP_SEEDS")
         .ok()
         .and_then(|v| v.parse().ok());
     let n: u64 = seeds.unwrap_or(4000);
     let threads = 2;
-    let parts: Vec<Outcome> = std::thread::scope(|s| {
+    let parts: Vec<ScenarioOutcome> = std::thread::scope(|s| {
         let run = |k| {
             move || {
-                let mut sum = Outcome::default();
+                let mut sum = ScenarioOutcome::default();
                 for seed in (k..n).step_by(threads) {
                     match scenario::run(seed, None, dir()) {
                         Ok(o) => sum.add(&o),
@@ -39,7 +39,7 @@ fn everything_arrives_in_order_and_both_ends_close_whatever_the_network_does() {
             .map(|t| t.join().expect("no seed fails"))
             .collect()
     });
-    let mut sum = Outcome::default();
+    let mut sum = ScenarioOutcome::default();
     parts.iter().for_each(|o| sum.add(o));
     println!("{n} seeds: {sum:?}");
     if n >= 400 {
@@ -56,11 +56,11 @@ fn everything_arrives_in_order_and_both_ends_close_whatever_the_network_does() {
 }
 
 #[test]
-fn a_broken_property_prints_how_to_replay_it_and_writes_a_pcapng_that_parses() {
+fn a_failure_prints_its_replay_and_writes_a_pcapng() {
     let faults = [
         (Fault::Forge, "byte "),
         (Fault::Silence, "wedged"),
-        (Fault::Recut, "a repetition at"),
+        (Fault::Recut, "a retransmission at"),
         (Fault::Hoard, "buffers of 0"),
     ];
     for (fault, says) in faults {
@@ -92,8 +92,8 @@ fn a_broken_property_prints_how_to_replay_it_and_writes_a_pcapng_that_parses() {
 }
 
 #[test]
-fn properties_broken_on_purpose_put_no_panic_into_the_log() {
-    let test = "a_broken_property_prints_how_to_replay_it_and_writes_a_pcapng_that_parses";
+fn failures_on_purpose_print_no_panic() {
+    let test = "a_failure_prints_its_replay_and_writes_a_pcapng";
     let mut again = std::process::Command::new(std::env::current_exe().unwrap());
     let done = again.args(["--exact", test, "--nocapture"]).output();
     let done = done.unwrap();
@@ -104,15 +104,15 @@ fn properties_broken_on_purpose_put_no_panic_into_the_log() {
 
 /// Goodput in Gb/s of 20 MB over a 10 Gb/s link.
 fn goodput(loss: f64, rtt_us: u64, congestion: CongestionControl) -> (f64, u64) {
-    let mut l = Impairment::perfect(micros(rtt_us / 2));
-    l.rate = 10_000_000_000;
-    l.queue = 500;
-    let mut forward = l;
+    let mut link = Impairment::perfect(micros(rtt_us / 2));
+    link.rate = 10_000_000_000;
+    link.queue = 500;
+    let mut forward = link;
     forward.loss = loss;
     let mut c = configs();
     c.iter_mut().for_each(|c| c.congestion = congestion);
     let size = 20_000_000;
-    let mut t = Transfer::new(7, c, [forward, l], [size, 0]);
+    let mut t = Transfer::new(7, c, [forward, link], [size, 0]);
     t.connect(false);
     let start = t.net.now;
     while t.sides[1].received < size {

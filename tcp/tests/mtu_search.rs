@@ -220,8 +220,9 @@ impl Bulk {
 
 const V4: usize = 52;
 
+/// RFC 8899 section 5.3.
 #[test]
-fn the_search_finds_the_path_without_a_timeout_or_a_smaller_window_rfc_8899_5_3() {
+fn the_search_costs_no_timeout_and_no_window() {
     for records in [Records::Long, Records::Fpdus, Records::Small] {
         for (mtu, exactly) in [
             (1500, true),
@@ -281,8 +282,9 @@ fn a_path_that_is_whole_again_is_used_after_one_probe() {
     assert_eq!(b.l.net.hosts[0].effective_mss(c), 1448);
 }
 
+/// RFC 8899 section 5.1.
 #[test]
-fn three_lost_probes_end_the_search_above_and_it_rests_ten_minutes_rfc_8899_5_1() {
+fn three_lost_probes_end_the_search_for_ten_minutes() {
     let mut b = Bulk::new(Records::Fpdus);
     b.narrow(1200);
     b.run_ms(300);
@@ -318,8 +320,9 @@ fn three_lost_probes_end_the_search_above_and_it_rests_ten_minutes_rfc_8899_5_1(
     assert_eq!(b.stats().black_holes, 1);
 }
 
+/// RFC 8899 section 4.6.2.
 #[test]
-fn a_router_that_speaks_names_the_next_size_to_probe_rfc_8899_4_6_2() {
+fn an_icmp_error_gives_the_next_size_to_probe() {
     for records in [Records::Long, Records::Fpdus] {
         let mut b = Bulk::new(records);
         b.narrow(1333);
@@ -356,7 +359,7 @@ fn a_router_that_speaks_names_the_next_size_to_probe_rfc_8899_4_6_2() {
 }
 
 #[test]
-fn a_router_that_speaks_below_what_is_in_use_narrows_in_the_midst_of_a_search() {
+fn an_icmp_error_narrows_the_path_during_a_search() {
     let mut b = Bulk::new(Records::Fpdus);
     b.narrow(1300);
     *b.mtu.borrow_mut() = 1000;
@@ -397,7 +400,7 @@ fn ipv6_searches_from_1280_rfc_8201() {
 }
 
 #[test]
-fn jumbo_frames_are_found_again_through_a_window_that_opens_a_segment_at_a_time() {
+fn jumbo_frames_are_found_again_in_small_windows() {
     for records in [Records::Long, Records::Fpdus] {
         let mut c = [host_config(0), host_config(1)];
         c.iter_mut().for_each(|c| c.mtu = 9000);
@@ -438,8 +441,9 @@ fn with_super_segments_too() {
     }
 }
 
+/// RFC 1191 section 6.3.
 #[test]
-fn without_sack_nothing_is_probed_and_full_segments_are_tried_after_ten_minutes_rfc_1191_6_3() {
+fn without_sack_full_segments_retry_after_ten_minutes() {
     let mut c = [host_config(0), host_config(1)];
     c.iter_mut().for_each(|c| c.sack = false);
     let mut b = Bulk::with(Lab::with(c), Records::Fpdus, false);
@@ -462,7 +466,7 @@ fn without_sack_nothing_is_probed_and_full_segments_are_tried_after_ten_minutes_
 }
 
 #[test]
-fn who_does_not_answer_keeps_its_size_and_its_data_flow() {
+fn an_owner_without_longer_records_keeps_sending() {
     let mut b = Bulk::new(Records::Deaf);
     b.narrow(1300);
     *b.mtu.borrow_mut() = 1500;
@@ -474,8 +478,9 @@ fn who_does_not_answer_keeps_its_size_and_its_data_flow() {
     b.assert_records_kept();
 }
 
+/// RFC 8899 section 3 item 9.
 #[test]
-fn one_connection_probes_for_all_to_a_destination_rfc_8899_3_9() {
+fn one_connection_probes_for_a_destination() {
     let mut b = Bulk::new(Records::Long);
     b.narrow(1400);
     let [c, d] = b.l.connect();
@@ -498,8 +503,9 @@ fn one_connection_probes_for_all_to_a_destination_rfc_8899_3_9() {
     assert_eq!(b.l.net.hosts[0].effective_mss(e), 1400 - V4);
 }
 
+/// It is congestion (RFC 4821 section 7.6.4).
 #[test]
-fn a_probe_lost_with_others_is_congestion_and_proves_nothing_rfc_4821_7_6_4() {
+fn a_probe_lost_with_others_proves_nothing() {
     let mut b = Bulk::new(Records::Long);
     b.narrow(1300);
     let before = b.stats();
@@ -534,8 +540,9 @@ fn a_probe_lost_with_others_is_congestion_and_proves_nothing_rfc_4821_7_6_4() {
     b.drain();
 }
 
+/// Without a timeout.
 #[test]
-fn a_probe_at_the_end_of_the_data_is_sent_again_in_parts_without_a_timeout() {
+fn a_lost_probe_at_the_end_is_resent_in_parts() {
     let mut b = Bulk::new(Records::Fpdus);
     b.narrow(1300);
     let before = b.stats();

@@ -11,27 +11,27 @@ use siw_tcp::{Events, FrameInfo, Instant, RxChecksum, Stack, VecBuf};
 type Host = Stack<VecBuf, Pattern>;
 
 #[test]
-fn what_became_of_a_neighbour_is_nothing_to_who_took_the_slot_of_a_connect_given_up() {
-    let mut l = Lab::new();
+fn a_reused_slot_ignores_the_old_neighbour_lookup() {
+    let mut lab = Lab::new();
     // The peer is there, but its answers to a SYN are not.
-    l.lose(|_, f| f[12..14] == [8, 0] && f.get(47).is_some_and(|flags| flags & 2 != 0));
-    let now = l.net.now;
-    let host = &mut l.net.hosts[0];
+    lab.lose(|_, f| f[12..14] == [8, 0] && f.get(47).is_some_and(|flags| flags & 2 != 0));
+    let now = lab.net.now;
+    let host = &mut lab.net.hosts[0];
     let nobody = "10.0.0.77:80".parse().unwrap();
     let given_up = host.connect(now, None, None, nobody, 0).unwrap();
-    l.run_ms(500);
-    let now = l.net.now;
-    let host = &mut l.net.hosts[0];
+    lab.run_ms(500);
+    let now = lab.net.now;
+    let host = &mut lab.net.hosts[0];
     host.abort(now, given_up);
     host.release(now, given_up);
     let peer = "10.0.0.2:80".parse().unwrap();
     let id = host.connect(now, None, None, peer, 0).unwrap();
     assert_eq!(host.connection_count(), 1, "in the same slot");
     // Three questions, a second apart, find nobody.
-    l.run_ms(4000);
-    assert_eq!(l.net.hosts[0].stats().neighbour_failures, 1);
-    assert!(!l.got(0).contains(Events::UNREACHABLE));
-    assert!(l.net.hosts[0].tcp_info(id).is_some());
+    lab.run_ms(4000);
+    assert_eq!(lab.net.hosts[0].stats().neighbour_failures, 1);
+    assert!(!lab.got(0).contains(Events::UNREACHABLE));
+    assert!(lab.net.hosts[0].tcp_info(id).is_some());
 }
 
 /// Time for `n` connects that wait for one neighbour; its answer brings them all.
@@ -64,7 +64,7 @@ fn waiting(n: usize) -> Duration {
 }
 
 #[test]
-fn each_connection_that_waits_for_a_neighbour_costs_as_little_as_the_first() {
+fn waiting_for_a_neighbour_costs_constant_work() {
     // A search through those that wait would take a hundred times as long.
     let (few, many) = (
         (0..3).map(|_| waiting(5_000)).min().unwrap(),
@@ -77,24 +77,24 @@ fn each_connection_that_waits_for_a_neighbour_costs_as_little_as_the_first() {
 fn a_time_wait_gives_way_as_soon_as_it_has_no_owner() {
     let mut config = host_config(0);
     config.max_connections = 2;
-    let mut l = Lab::with([config, host_config(1)]);
-    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let mut lab = Lab::with([config, host_config(1)]);
+    lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     let to = "10.0.0.2:80".parse().unwrap();
     let mut ids = vec![];
     for _ in 0..2 {
-        let now = l.net.now;
-        ids.push(l.net.hosts[0].connect(now, None, None, to, 0).unwrap());
-        l.run_ms(5);
-        let now = l.net.now;
-        l.net.hosts[0].close(now, ids[ids.len() - 1]);
-        l.run_ms(5);
-        let peers: Vec<_> = l.events[1].drain(..).map(|(id, _)| id).collect();
-        let now = l.net.now;
-        peers.iter().for_each(|p| l.net.hosts[1].release(now, *p));
-        l.run_ms(5);
+        let now = lab.net.now;
+        ids.push(lab.net.hosts[0].connect(now, None, None, to, 0).unwrap());
+        lab.run_ms(5);
+        let now = lab.net.now;
+        lab.net.hosts[0].close(now, ids[ids.len() - 1]);
+        lab.run_ms(5);
+        let peers: Vec<_> = lab.events[1].drain(..).map(|(id, _)| id).collect();
+        let now = lab.net.now;
+        peers.iter().for_each(|p| lab.net.hosts[1].release(now, *p));
+        lab.run_ms(5);
     }
-    let now = l.net.now;
-    let host = &mut l.net.hosts[0];
+    let now = lab.net.now;
+    let host = &mut lab.net.hosts[0];
     // Both are in TIME-WAIT and still somebody's.
     assert!(host.connect(now, None, None, to, 0).is_err());
     host.release(now, ids[1]);

@@ -23,7 +23,7 @@ fn with_tso(mut c: StackConfig) -> StackConfig {
 }
 
 #[test]
-fn full_segments_leave_as_trains_and_losses_are_repaired_one_by_one() {
+fn full_segments_use_tso_and_losses_resend_singly() {
     for (loss, v6) in [(0.0, false), (0.02, false), (0.02, true)] {
         let mut link = Impairment::perfect(micros(50));
         link.loss = loss;
@@ -95,8 +95,8 @@ impl RecvBuf for Chain {
 #[derive(Default)]
 struct Wire {
     frames: Vec<Chain>,
-    /// Of each train: its segment size and the lengths of its pieces.
-    trains: Vec<(u16, Vec<u32>)>,
+    /// Of each super-segment: its segment size and the lengths of its records.
+    super_segments: Vec<(u16, Vec<u32>)>,
     open: Chain,
     segsz: u16,
     pieces: Vec<u32>,
@@ -121,13 +121,14 @@ impl FrameSink<Pattern> for Wire {
         self.frames.push(std::mem::take(&mut self.open));
         let pieces = std::mem::take(&mut self.pieces);
         if self.segsz > 0 {
-            self.trains.push((self.segsz, pieces));
+            self.super_segments.push((self.segsz, pieces));
         }
     }
 }
 
+/// A chain of buffers is received in place.
 #[test]
-fn a_train_carries_whole_records_and_a_chain_of_them_is_received_in_place() {
+fn super_segments_carry_whole_records() {
     let start = Instant::from_millis(1000);
     let mut hosts = [0, 1].map(|i| {
         let mut c = with_tso(host_config(i));
@@ -140,7 +141,7 @@ fn a_train_carries_whole_records_and_a_chain_of_them_is_received_in_place() {
         .unwrap();
     let mut wires = [Wire::default(), Wire::default()];
     let mut b = None;
-    // Full records, two halves that share a segment, a short one that ends a train.
+    // Full records, two halves that share a segment, a short one that ends a super-segment.
     let lens = [1448, 1448, 724, 724, 1448, 500, 1448, 1448, 1000, 1000];
     let total: u32 = lens.iter().sum();
     let mut pushed = false;
@@ -184,12 +185,12 @@ fn a_train_carries_whole_records_and_a_chain_of_them_is_received_in_place() {
     }
     assert_eq!(got, u64::from(total));
     assert_eq!(
-        wires[0].trains,
+        wires[0].super_segments,
         [
             (1448, vec![1448, 1448, 724, 724, 1448, 500]),
             (1448, vec![1448, 1448, 1000]),
         ],
-        "each segment but the last of a train is full"
+        "each segment but the last of a super-segment is full"
     );
     assert!(hosts[0].is_idle() && hosts[0].stats().retrans_segs == 0);
     let acks = hosts[1].stats().pure_acks_out;

@@ -23,8 +23,9 @@ fn transfer(seed: u64, show: bool) -> Transfer {
     t
 }
 
+/// With their distance from the first unread byte.
 #[test]
-fn held_segments_are_shown_once_with_their_distance_from_the_first_unread_byte() {
+fn out_of_order_segments_are_shown_once() {
     let mut shown = 0;
     for seed in 0..40 {
         let t = transfer(seed, true);

@@ -11,51 +11,51 @@ use siw_tcp::{ConnId, Instant};
 const MSS: usize = 1448;
 
 /// A lab whose sender may send `segments` at once, and its connection.
-fn lab(segments: u32) -> (Lab, [ConnId; 2]) {
+fn lab_with_sender(segments: u32) -> (Lab, [ConnId; 2]) {
     let mut c = [host_config(0), host_config(1)];
     c[0].initial_window = segments;
-    let mut l = Lab::with(c);
-    let ids = l.connect();
+    let mut lab = Lab::with(c);
+    let ids = lab.connect();
     // RACK wants the round trip of the path, not of the handshake alone.
-    l.send(0, ids[0], &pattern(MSS));
-    l.run_ms(5);
-    assert_eq!(l.read(1, ids[1]).len(), MSS);
-    (l, ids)
+    lab.send(0, ids[0], &pattern(MSS));
+    lab.run_ms(5);
+    assert_eq!(lab.read(1, ids[1]).len(), MSS);
+    (lab, ids)
 }
 
-fn push(l: &mut Lab, id: ConnId, segments: usize) -> Vec<u8> {
+fn push(lab: &mut Lab, id: ConnId, segments: usize) -> Vec<u8> {
     let data = pattern(segments * MSS);
     for c in data.chunks(MSS) {
-        l.net.hosts[0]
+        lab.net.hosts[0]
             .push_record(id, c.len() as u32, c.to_vec(), false)
             .unwrap();
     }
-    l.net.flush(0, id);
+    lab.net.flush(0, id);
     data
 }
 
 /// Until the peer has it all; how long that took.
-fn until_read(l: &mut Lab, peer: ConnId, len: usize, start: Instant) -> Duration {
-    l.net.run(Duration::from_millis(50), |n| {
+fn until_read(lab: &mut Lab, peer: ConnId, len: usize, start: Instant) -> Duration {
+    lab.net.run(Duration::from_millis(50), |n| {
         n.hosts[1].tcp_info(peer).is_some_and(|c| c.readable == len)
     });
-    l.net.now - start
+    lab.net.now - start
 }
 
 /// Loses those first transmissions of host 0 (counted from now).
-fn lose(l: &mut Lab, which: &[usize]) {
+fn lose(lab: &mut Lab, which: &[usize]) {
     let (mut n, which) = (0, which.to_vec());
-    l.lose(move |from, f| {
+    lab.lose(move |from, f| {
         let data = from == 0 && Seg::parse(0, f).is_some_and(|s| !s.payload.is_empty());
         n += usize::from(data);
         data && which.contains(&(n - 1))
     });
 }
 
-/// Loses the next segment with payload of host 0, and its first repetition.
-fn lose_twice(l: &mut Lab) {
+/// Loses the next segment with payload of host 0, and its first retransmission.
+fn lose_twice(lab: &mut Lab) {
     let (mut seen, mut first) = (0, None);
-    l.lose(move |from, f| {
+    lab.lose(move |from, f| {
         let Some(s) = Seg::parse(from, f).filter(|s| from == 0 && !s.payload.is_empty()) else {
             return false;
         };
@@ -65,25 +65,26 @@ fn lose_twice(l: &mut Lab) {
     });
 }
 
+/// RFC 8985.
 #[test]
-fn no_rto_for_up_to_3_losses_in_a_window_wherever_they_are_rfc_8985() {
+fn up_to_3_losses_in_a_window_cost_no_timeout() {
     const N: usize = 12;
     for a in 0..N {
         for b in a..N {
             for c in b..N {
                 let mut lost = vec![a, b, c];
                 lost.dedup();
-                let (mut l, [id, peer]) = lab(N as u32);
-                lose(&mut l, &lost);
-                let start = l.net.now;
-                let data = push(&mut l, id, N);
-                let took = until_read(&mut l, peer, data.len(), start);
-                assert_eq!(l.read(1, peer), data, "{lost:?}");
-                let s = l.net.hosts[0].stats();
+                let (mut lab, [id, peer]) = lab_with_sender(N as u32);
+                lose(&mut lab, &lost);
+                let start = lab.net.now;
+                let data = push(&mut lab, id, N);
+                let took = until_read(&mut lab, peer, data.len(), start);
+                assert_eq!(lab.read(1, peer), data, "{lost:?}");
+                let s = lab.net.hosts[0].stats();
                 assert_eq!(s.timeouts, 0, "{lost:?}");
                 assert!(
                     s.retrans_segs <= lost.len() as u64 + s.tlp_probes,
-                    "{lost:?}: {} repetitions",
+                    "{lost:?}: {} retransmissions",
                     s.retrans_segs
                 );
                 assert!(took < Duration::from_millis(5), "{lost:?}: {took:?}");
@@ -92,34 +93,35 @@ fn no_rto_for_up_to_3_losses_in_a_window_wherever_they_are_rfc_8985() {
     }
 }
 
+/// RFC 6298 (5.1).
 #[test]
-fn a_repetition_has_its_round_trip_before_the_timer_takes_it_for_silence_rfc_6298_5_1() {
+fn a_retransmission_gets_a_full_rto() {
     // A round trip just below the shortest timeout: whoever starts the timer when the first
-    // segment leaves, and not again when it is repeated, times out before the ACK can be here.
+    // segment leaves, and not again when it is sent again, times out before the ACK can be here.
     for rtt_us in [2_600, 3_500, 4_400, 4_800] {
         let mut c = [host_config(0), host_config(1)];
         c[0].initial_window = 12;
-        let mut l = Lab::with(c);
+        let mut lab = Lab::with(c);
         let half = Impairment::perfect(Duration::from_micros(rtt_us / 2));
-        (0..2).for_each(|from| l.net.set_link(from, half));
-        l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
-        let now = l.net.now;
+        (0..2).for_each(|from| lab.net.set_link(from, half));
+        lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+        let now = lab.net.now;
         let to = "10.0.0.2:80".parse().unwrap();
-        let id = l.net.hosts[0].connect(now, None, None, to, 0).unwrap();
-        l.run_ms(20);
-        let peer = l.events[1][0].0;
+        let id = lab.net.hosts[0].connect(now, None, None, to, 0).unwrap();
+        lab.run_ms(20);
+        let peer = lab.events[1][0].0;
         // The round trip is known to be steady.
         for _ in 0..50 {
-            l.send(0, id, b"tick");
-            l.run_ms(10);
+            lab.send(0, id, b"tick");
+            lab.run_ms(10);
         }
-        assert_eq!(l.read(1, peer).len(), 200);
-        lose(&mut l, &[0]);
-        let start = l.net.now;
-        let data = push(&mut l, id, 12);
-        let took = until_read(&mut l, peer, data.len(), start);
-        assert_eq!(l.read(1, peer), data);
-        let s = l.net.hosts[0].stats();
+        assert_eq!(lab.read(1, peer).len(), 200);
+        lose(&mut lab, &[0]);
+        let start = lab.net.now;
+        let data = push(&mut lab, id, 12);
+        let took = until_read(&mut lab, peer, data.len(), start);
+        assert_eq!(lab.read(1, peer), data);
+        let s = lab.net.hosts[0].stats();
         assert_eq!((s.timeouts, s.fast_retrans), (0, 1), "{rtt_us} us");
         assert!(
             took < Duration::from_micros(2 * rtt_us),
@@ -128,33 +130,34 @@ fn a_repetition_has_its_round_trip_before_the_timer_takes_it_for_silence_rfc_629
     }
 }
 
+/// RFC 8985 section 7.
 #[test]
-fn a_lost_tail_is_repaired_by_a_probe_before_the_timeout_rfc_8985_7() {
+fn a_tail_loss_probe_repairs_before_the_timeout() {
     // The whole flight, its last segment, and a lone segment.
     for (n, lost) in [(3, vec![0, 1, 2]), (10, vec![9]), (1, vec![0])] {
-        let (mut l, [id, peer]) = lab(10);
-        lose(&mut l, &lost);
-        let start = l.net.now;
-        let data = push(&mut l, id, n);
-        let took = until_read(&mut l, peer, data.len(), start);
-        assert_eq!(l.read(1, peer), data);
+        let (mut lab, [id, peer]) = lab_with_sender(10);
+        lose(&mut lab, &lost);
+        let start = lab.net.now;
+        let data = push(&mut lab, id, n);
+        let took = until_read(&mut lab, peer, data.len(), start);
+        assert_eq!(lab.read(1, peer), data);
         assert!(took < Duration::from_millis(4), "{lost:?}: {took:?}");
-        let s = l.net.hosts[0].stats();
+        let s = lab.net.hosts[0].stats();
         assert_eq!((s.timeouts, s.tlp_probes), (0, 1), "{lost:?}");
     }
 }
 
 #[test]
 fn a_probe_prefers_new_data_rfc_8985_7_3() {
-    let (mut l, [id, peer]) = lab(4);
-    lose(&mut l, &[2, 3, 4, 5, 6, 7, 8]);
-    let before = l.net.hosts[0].tcp_info(id).unwrap().cwnd as usize / MSS;
-    let data = push(&mut l, id, 30);
-    l.run_ms(100);
-    assert_eq!(l.read(1, peer), data);
-    let s = l.net.hosts[0].stats();
+    let (mut lab, [id, peer]) = lab_with_sender(4);
+    lose(&mut lab, &[2, 3, 4, 5, 6, 7, 8]);
+    let before = lab.net.hosts[0].tcp_info(id).unwrap().cwnd as usize / MSS;
+    let data = push(&mut lab, id, 30);
+    lab.run_ms(100);
+    assert_eq!(lab.read(1, peer), data);
+    let s = lab.net.hosts[0].stats();
     assert!(s.tlp_probes >= 1 && before < 30);
-    let probe = l
+    let probe = lab
         .seen
         .borrow()
         .iter()
@@ -169,39 +172,41 @@ fn a_probe_prefers_new_data_rfc_8985_7_3() {
     );
 }
 
+/// RFC 8985 section 7.4.
 #[test]
-fn a_probe_that_hid_a_loss_reduces_the_window_rfc_8985_7_4() {
-    let (mut l, [id, _]) = lab(10);
-    lose(&mut l, &[9]);
-    push(&mut l, id, 10);
-    l.run_ms(10);
-    let before = l.net.hosts[0].tcp_info(id).unwrap().cwnd;
-    assert_eq!(l.net.hosts[0].stats().tlp_recoveries, 0, "not known yet");
-    push(&mut l, id, 1);
-    l.run_ms(10);
-    assert_eq!(l.net.hosts[0].stats().tlp_recoveries, 1);
-    assert!(l.net.hosts[0].tcp_info(id).unwrap().cwnd < before);
+fn a_probe_that_repairs_a_loss_reduces_cwnd() {
+    let (mut lab, [id, _]) = lab_with_sender(10);
+    lose(&mut lab, &[9]);
+    push(&mut lab, id, 10);
+    lab.run_ms(10);
+    let before = lab.net.hosts[0].tcp_info(id).unwrap().cwnd;
+    assert_eq!(lab.net.hosts[0].stats().tlp_recoveries, 0, "not known yet");
+    push(&mut lab, id, 1);
+    lab.run_ms(10);
+    assert_eq!(lab.net.hosts[0].stats().tlp_recoveries, 1);
+    assert!(lab.net.hosts[0].tcp_info(id).unwrap().cwnd < before);
 }
 
+/// RFC 2883.
 #[test]
-fn a_needless_probe_is_told_by_d_sack_and_costs_nothing_rfc_2883() {
-    let (mut l, [id, peer]) = lab(10);
+fn a_needless_probe_seen_by_d_sack_costs_nothing() {
+    let (mut lab, [id, peer]) = lab_with_sender(10);
     // The ACKs of the flight are late.
     let mut left = 8;
-    l.lose(move |from, f| {
+    lab.lose(move |from, f| {
         let ack = from == 1 && Seg::parse(1, f).is_some_and(|s| s.payload.is_empty());
         left -= i32::from(ack && left > 0);
         ack && left > 6
     });
-    let data = push(&mut l, id, 10);
-    l.run_ms(20);
-    assert_eq!(l.read(1, peer), data);
-    push(&mut l, id, 1);
-    l.run_ms(20);
-    let s = l.net.hosts[0].stats();
+    let data = push(&mut lab, id, 10);
+    lab.run_ms(20);
+    assert_eq!(lab.read(1, peer), data);
+    push(&mut lab, id, 1);
+    lab.run_ms(20);
+    let s = lab.net.hosts[0].stats();
     assert_eq!((s.tlp_probes, s.tlp_recoveries, s.timeouts), (1, 0, 0));
     assert_eq!(s.dsacks_in, 1);
-    let block = l
+    let block = lab
         .seen
         .borrow()
         .iter()
@@ -220,50 +225,52 @@ fn a_needless_probe_is_told_by_d_sack_and_costs_nothing_rfc_2883() {
     );
 }
 
+/// RFC 8985 section 6.
 #[test]
-fn a_lost_repetition_is_repeated_without_a_timeout_rfc_8985_6() {
-    let (mut l, [id, peer]) = lab(20);
-    lose_twice(&mut l);
-    let data = push(&mut l, id, 60);
-    l.run_ms(100);
-    assert_eq!(l.read(1, peer), data);
-    let s = l.net.hosts[0].stats();
+fn a_lost_retransmission_is_resent_without_timeout() {
+    let (mut lab, [id, peer]) = lab_with_sender(20);
+    lose_twice(&mut lab);
+    let data = push(&mut lab, id, 60);
+    lab.run_ms(100);
+    assert_eq!(lab.read(1, peer), data);
+    let s = lab.net.hosts[0].stats();
     assert_eq!(s.timeouts, 0);
     assert!(s.lost_retransmit >= 1);
 }
 
+/// RFC 6675 section 6.
 #[test]
-fn a_lost_repetition_is_found_before_the_timeout_while_sacks_arrive_rfc_6675_6() {
+fn sacks_reveal_a_lost_retransmission() {
     // The shortest timeout is half of the round trip beyond it. The first segment and its
-    // repetition are lost; what shows that leaves most of a round trip after the repetition.
+    // retransmission are lost; what shows that leaves most of a round trip after the retransmission.
     let mut c = [host_config(0), host_config(1)];
     c[0].initial_window = 16;
-    let mut l = Lab::with(c);
+    let mut lab = Lab::with(c);
     let half = Impairment::perfect(Duration::from_millis(5));
-    (0..2).for_each(|from| l.net.set_link(from, half));
-    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
-    let now = l.net.now;
+    (0..2).for_each(|from| lab.net.set_link(from, half));
+    lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let now = lab.net.now;
     let to = "10.0.0.2:80".parse().unwrap();
-    let id = l.net.hosts[0].connect(now, None, None, to, 0).unwrap();
-    l.run_ms(60);
-    let peer = l.events[1][0].0;
+    let id = lab.net.hosts[0].connect(now, None, None, to, 0).unwrap();
+    lab.run_ms(60);
+    let peer = lab.events[1][0].0;
     for _ in 0..50 {
-        l.send(0, id, b"tick");
-        l.run_ms(20);
+        lab.send(0, id, b"tick");
+        lab.run_ms(20);
     }
-    l.read(1, peer);
-    lose_twice(&mut l);
-    // The repetition leaves after 10 ms, alone; the answers to what left after 7.5 ms come after
-    // 17.5 ms, those to what leaves after the repetition no sooner than after 26 ms.
-    let mut data = push(&mut l, id, 4);
-    l.net.run(Duration::from_micros(7_500), |_| false);
-    data.extend(push(&mut l, id, 12));
-    l.net.run(Duration::from_micros(8_500), |_| false);
-    data.extend(push(&mut l, id, 8));
-    let start = l.net.now;
-    let took = until_read(&mut l, peer, data.len(), start);
-    assert_eq!(l.read(1, peer), data);
-    let s = l.net.hosts[0].stats();
+    lab.read(1, peer);
+    lose_twice(&mut lab);
+    // The retransmission is sent after 10 ms, alone; the answers to what left after 7.5 ms come after
+    // 17.5 ms, those to what leaves after the retransmission no sooner than after 26 ms.
+    let mut data = push(&mut lab, id, 4);
+    lab.net.run(Duration::from_micros(7_500), |_| false);
+    data.extend(push(&mut lab, id, 12));
+    lab.net.run(Duration::from_micros(8_500), |_| false);
+    data.extend(push(&mut lab, id, 8));
+    let start = lab.net.now;
+    let took = until_read(&mut lab, peer, data.len(), start);
+    assert_eq!(lab.read(1, peer), data);
+    let s = lab.net.hosts[0].stats();
     assert_eq!(
         (s.timeouts, s.lost_retransmit, s.retrans_segs),
         (0, 1, 2),
@@ -271,28 +278,29 @@ fn a_lost_repetition_is_found_before_the_timeout_while_sacks_arrive_rfc_6675_6()
     );
 }
 
+/// RFC 8985 section 6.2.
 #[test]
-fn a_path_that_reorders_teaches_patience_rfc_8985_6_2() {
-    let (mut l, [id, peer]) = lab(40);
+fn reordering_widens_the_rack_window() {
+    let (mut lab, [id, peer]) = lab_with_sender(40);
     let mut link = Impairment::perfect(Duration::from_micros(400));
     link.jitter = Duration::from_micros(150);
-    l.net.set_link(0, link);
+    lab.net.set_link(0, link);
     let mut early = 0;
     let mut got = vec![];
     let mut sent = vec![];
     for round in 0..60 {
-        sent.extend(push(&mut l, id, 20));
-        l.run_ms(5);
-        got.extend(l.read(1, peer));
+        sent.extend(push(&mut lab, id, 20));
+        lab.run_ms(5);
+        got.extend(lab.read(1, peer));
         if round == 20 {
-            early = l.net.hosts[0].stats().retrans_segs;
+            early = lab.net.hosts[0].stats().retrans_segs;
         }
     }
     assert_eq!(got, sent);
-    let s = l.net.hosts[0].stats();
-    assert!(l.net.hosts[1].stats().ofo_queue > 500, "it does reorder");
+    let s = lab.net.hosts[0].stats();
+    assert!(lab.net.hosts[1].stats().ofo_queue > 500, "it does reorder");
     println!(
-        "{early} then {} needless repetitions",
+        "{early} then {} needless retransmissions",
         s.retrans_segs - early
     );
     assert!(
@@ -305,42 +313,42 @@ fn a_path_that_reorders_teaches_patience_rfc_8985_6_2() {
 
 #[test]
 fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
-    let (mut l, [id, peer]) = lab(10);
-    let before = l.net.hosts[0].tcp_info(id).unwrap();
+    let (mut lab, [id, peer]) = lab_with_sender(10);
+    let before = lab.net.hosts[0].tcp_info(id).unwrap();
     // The path stalls for 30 ms, then delivers everything.
     let slow = Impairment::perfect(Duration::from_millis(30));
-    l.net.set_link(0, slow);
-    let data = push(&mut l, id, 10);
-    l.run_ms(1);
-    l.net
+    lab.net.set_link(0, slow);
+    let data = push(&mut lab, id, 10);
+    lab.run_ms(1);
+    lab.net
         .set_link(0, Impairment::perfect(Duration::from_micros(50)));
     // Repetitions are held up as well, behind the originals.
-    l.lose(|from, f| from == 0 && f.len() > 1000);
-    l.run_ms(28);
-    l.lose(|_, _| false);
-    l.run_ms(100);
-    assert_eq!(l.read(1, peer), data);
-    let s = l.net.hosts[0].stats();
+    lab.lose(|from, f| from == 0 && f.len() > 1000);
+    lab.run_ms(28);
+    lab.lose(|_, _| false);
+    lab.run_ms(100);
+    assert_eq!(lab.read(1, peer), data);
+    let s = lab.net.hosts[0].stats();
     assert!(s.timeouts >= 1 && s.spurious == 1, "{s:?}");
-    let after = l.net.hosts[0].tcp_info(id).unwrap();
+    let after = lab.net.hosts[0].tcp_info(id).unwrap();
     assert!(after.cwnd >= before.cwnd && after.ssthresh == before.ssthresh);
 }
 
 #[test]
 fn a_lost_fin_is_probed_too() {
-    let (mut l, [id, _]) = lab(10);
+    let (mut lab, [id, _]) = lab_with_sender(10);
     let mut left = 1;
-    l.lose(move |from, f| {
+    lab.lose(move |from, f| {
         let hit = from == 0
             && left > 0
             && Seg::parse(0, f).is_some_and(|s| s.flags & (FIN | ACK) == FIN | ACK);
         left -= i32::from(hit);
         hit
     });
-    let now = l.net.now;
-    l.net.hosts[0].close(now, id);
-    l.run_ms(5);
-    assert!(l.got(1).contains(siw_tcp::Events::PEER_FIN));
-    let s = l.net.hosts[0].stats();
+    let now = lab.net.now;
+    lab.net.hosts[0].close(now, id);
+    lab.run_ms(5);
+    assert!(lab.got(1).contains(siw_tcp::Events::PEER_FIN));
+    let s = lab.net.hosts[0].stats();
     assert_eq!((s.tlp_probes, s.timeouts), (1, 0));
 }

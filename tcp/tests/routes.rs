@@ -39,8 +39,9 @@ fn pair(a: &str, b: &str) -> Option<(String, String)> {
     Some((a.into(), b.into()))
 }
 
+/// RFC 1812 section 5.2.4.3.
 #[test]
-fn the_longest_prefix_decides_and_the_source_is_on_the_way_rfc_1812_5_2_4_3() {
+fn the_longest_prefix_decides_the_route_and_source() {
     let mut c = host_config(0);
     c.addresses.push("172.16.0.1/16".parse().unwrap());
     c.gateway_v4 = Some("10.0.0.254".parse().unwrap());

@@ -147,7 +147,7 @@ impl Net {
 }
 
 #[test]
-fn a_hundred_thousand_connections_live_in_one_stack_and_leave_nothing_behind() {
+fn a_hundred_thousand_connections_leave_nothing() {
     let mut net = Net::new(CONNECTIONS);
     net.connect(0);
     net.exchange();

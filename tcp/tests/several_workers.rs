@@ -38,7 +38,7 @@ fn give(host: &mut Host, frame: &[u8]) {
 }
 
 #[test]
-fn each_worker_draws_source_ports_whose_flow_comes_home() {
+fn source_ports_steer_flows_to_their_worker() {
     let steering = Arc::new(Steering::new(4, 0));
     let remote = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 7174);
     for w in 0..4 {
@@ -52,7 +52,7 @@ fn each_worker_draws_source_ports_whose_flow_comes_home() {
 }
 
 #[test]
-fn a_worker_learns_a_neighbour_from_the_answer_that_another_received() {
+fn workers_learn_neighbours_from_each_others_copies() {
     let steering = Arc::new(Steering::new(2, 0));
     let mut workers = [worker(&steering, 0), worker(&steering, 1)];
     let mut peer: Host = Stack::new(host_config(1), NOW).unwrap();

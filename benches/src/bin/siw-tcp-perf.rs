@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use siw_bench::daemon::Process;
 use siw_bench::tcp::forward::{Forwarder, Loss};
 use siw_bench::tcp::link::{End, Machine};
-use siw_bench::tcp::pair::{Link, Pair, PairConfig};
+use siw_bench::tcp::pair::{Pair, PairConfig, PairLink};
 use siw_bench::tcp::raw::{self, Buffers};
 use siw_bench::tcp::{Clock, MSS};
 use siw_tcp::{CongestionControl, TsoLimits};
@@ -179,7 +179,7 @@ fn measure_streams(
     for connections in [1, connections, connections] {
         let config = PairConfig { connections, ..ONE };
         let mut pair = Pair::new(clock, &config)?;
-        let mut link = Link {
+        let mut link = PairLink {
             ends: &mut ends,
             source: &mut source,
             forward: None,
@@ -198,7 +198,7 @@ fn measure_streams(
             parts[0].push(raw(Buffers::Pool));
             parts[6].push(raw(Buffers::Cache));
         }
-        let mut link = Link {
+        let mut link = PairLink {
             ends: &mut ends,
             source: &mut source,
             forward: None,
@@ -265,7 +265,7 @@ fn measure_streams(
 fn measure_connection_state(machine: &Machine, connections: usize) -> Result<Value, String> {
     let mut ends = machine.rings("tcp")?;
     let (mut source, _trackers) = machine.source(true)?;
-    let mut link = Link {
+    let mut link = PairLink {
         ends: &mut ends,
         source: &mut source,
         forward: None,
@@ -320,7 +320,7 @@ fn measure_tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value
     };
     let mut pair = Pair::new(clock, &config)?;
     let slice = Duration::from_secs_f64(secs.clamp(0.1, 600.0) / (2 * SLICES) as f64);
-    let mut link = Link {
+    let mut link = PairLink {
         ends: &mut ends,
         source: &mut source,
         forward: None,
@@ -380,7 +380,7 @@ fn measure_impaired_link(
         ..ONE
     };
     let mut pair = Pair::new(Clock::new(), &config)?;
-    let mut link = Link {
+    let mut link = PairLink {
         ends: &mut ends,
         source: &mut source,
         forward,

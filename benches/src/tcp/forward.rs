@@ -24,14 +24,14 @@ pub enum Loss {
     Burst { lost: u64, every: u64 },
 }
 
-struct Way {
+struct Direction {
     frames: VecDeque<(Instant, Mbuf)>,
     dropped: u64,
 }
 
 pub struct Forwarder {
     ends: [End; 2],
-    ways: [Way; 2],
+    ways: [Direction; 2],
     delay: Duration,
     loss: Loss,
     random: u64,
@@ -43,7 +43,7 @@ pub struct Forwarder {
 impl Forwarder {
     /// Frames take half of `rtt` each way. The same seed loses the same segments.
     pub fn new(ends: [End; 2], rtt: Duration, loss: Loss, seed: u64) -> Forwarder {
-        let way = || Way {
+        let way = || Direction {
             frames: VecDeque::with_capacity(QUEUE),
             dropped: 0,
         };
@@ -66,15 +66,17 @@ impl Forwarder {
     /// splitmix64.
     fn random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        let random = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let random = (random ^ random >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        random ^ random >> 31
     }
 
     fn loses(&mut self) -> bool {
         self.data += 1;
         let lost = match self.loss {
-            Loss::Random(p) => (self.random() >> 11) as f64 / (1u64 << 53) as f64 <= p,
+            Loss::Random(probability) => {
+                (self.random() >> 11) as f64 / (1u64 << 53) as f64 <= probability
+            }
             Loss::Burst { lost, every } => {
                 let at = self.data % every;
                 at < 2 * lost && at.is_multiple_of(2) && self.data > every
@@ -92,23 +94,23 @@ impl Forwarder {
             let mut inn = std::mem::take(&mut self.ends[from].inn);
             self.ends[from].rx.rx_burst(&mut inn);
             any |= !inn.is_empty();
-            for m in inn.drain() {
-                if from == 0 && m.pkt_len() >= DATA && self.loses() {
-                    cache.free(m);
+            for mbuf in inn.drain() {
+                if from == 0 && mbuf.pkt_len() >= DATA && self.loses() {
+                    cache.free(mbuf);
                 } else if self.ways[from].frames.len() >= QUEUE {
                     self.ways[from].dropped += 1;
-                    cache.free(m);
+                    cache.free(mbuf);
                 } else {
-                    self.ways[from].frames.push_back((now + self.delay, m));
+                    self.ways[from].frames.push_back((now + self.delay, mbuf));
                 }
             }
             self.ends[from].inn = inn;
             let (way, to) = (&mut self.ways[from], &mut self.ends[1 - from]);
             while way.frames.front().is_some_and(|(at, _)| *at <= now) && !to.out.is_full() {
-                if let Some((_, mut m)) = way.frames.pop_front() {
-                    m.clear_offload();
-                    if let Err(m) = to.out.push(m) {
-                        cache.free(m);
+                if let Some((_, mut mbuf)) = way.frames.pop_front() {
+                    mbuf.clear_offload();
+                    if let Err(mbuf) = to.out.push(mbuf) {
+                        cache.free(mbuf);
                     }
                 }
             }

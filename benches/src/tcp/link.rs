@@ -25,7 +25,10 @@ pub struct Machine {
 
 impl Machine {
     pub fn start() -> Result<Machine, String> {
-        let free_kb: u64 = hugepage_sizes().iter().map(|h| h.free * h.page_kb).sum();
+        let free_kb: u64 = hugepage_sizes()
+            .iter()
+            .map(|size| size.free * size.page_kb)
+            .sum();
         let eal = Eal::init(EalConfig {
             file_prefix: format!("siw-tcp-perf-{}", std::process::id()),
             hugepages: free_kb >= u64::from(EAL_MB) * 1024,
@@ -64,14 +67,14 @@ impl Machine {
 
     /// The ends of a link in memory, as the daemon's pairs are.
     pub fn rings(&self, name: &str) -> Result<[End; 2], String> {
-        let (a, b) = Port::create_ring_pair(&self.eal, name, 1, 1024).map_err(text)?;
-        let open = |p| {
-            let mut end = self.open(p, &PortConfig::default())?;
+        let (first, second) = Port::create_ring_pair(&self.eal, name, 1, 1024).map_err(text)?;
+        let open = |port| {
+            let mut end = self.open(port, &PortConfig::default())?;
             // Nothing can change a frame on its way.
             (end.offload, end.trusted) = (false, true);
             Ok::<_, String>(end)
         };
-        Ok([open(a)?, open(b)?])
+        Ok([open(first)?, open(second)?])
     }
 
     pub fn source(&self, external: bool) -> Result<(SourceMemory, TrackerPool), String> {
@@ -125,14 +128,14 @@ pub(super) struct Trust {
 
 impl Trust {
     #[inline]
-    pub(super) fn checksum(self, m: &dpdk::Mbuf) -> RxChecksum {
+    pub(super) fn checksum(self, mbuf: &dpdk::Mbuf) -> RxChecksum {
         if self.always {
             return RxChecksum::Good;
         }
         if !self.verdict {
             return RxChecksum::Unknown;
         }
-        match (m.rx_ip_checksum(), m.rx_l4_checksum()) {
+        match (mbuf.rx_ip_checksum(), mbuf.rx_l4_checksum()) {
             (ChecksumStatus::Bad, _) | (_, ChecksumStatus::Bad) => RxChecksum::Bad,
             (_, ChecksumStatus::Unknown) => RxChecksum::Unknown,
             (ChecksumStatus::Unknown, _) => RxChecksum::TcpGood,

@@ -1,5 +1,5 @@
 //! Two stacks, one behind each end of a link, driven by one thread as the daemon's worker drives
-//! its lanes: receive, events, new records, what is owed, the burst; one look at the clock a turn.
+//! its ports: receive, events, new records, remaining output, transmit; the clock is read once a turn.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use siw_tcp::{
 
 use super::forward::Forwarder;
 use super::link::{End, MEMORY, SourceMemory};
-use super::sink::{Piece, Sink};
+use super::sink::{PairSink, RecordLen};
 use super::{Clock, MSS};
 use crate::measurement::{gigabits_per_second, new_histogram};
 use siwd::datapath::rx_frame::{RxFrame, recycle_dropped_frames};
@@ -34,7 +34,7 @@ enum Load {
 
 /// A link, and two stacks with the connections between them.
 pub struct Pair {
-    hosts: [Stack<RxFrame, Piece>; 2],
+    hosts: [Stack<RxFrame, RecordLen>; 2],
     conns: Vec<ConnId>,
     clock: Clock,
     opened: [usize; 2],
@@ -62,20 +62,21 @@ pub struct PairConfig {
 
 impl Pair {
     /// See [`Stack::CONNECTION_BYTES`].
-    pub const CONNECTION_BYTES: usize = Stack::<RxFrame, Piece>::CONNECTION_BYTES;
-    pub const HOT_BYTES: usize = Stack::<RxFrame, Piece>::HOT_BYTES;
+    pub const CONNECTION_BYTES: usize = Stack::<RxFrame, RecordLen>::CONNECTION_BYTES;
+    pub const HOT_BYTES: usize = Stack::<RxFrame, RecordLen>::HOT_BYTES;
 
     pub fn new(clock: Clock, config: &PairConfig) -> Result<Pair, String> {
         let stack = |n: u8| {
             let addr = std::net::Ipv4Addr::new(10, 77, 1, n);
-            let mut c = StackConfig::new([2, 0, 0, 77, 1, n], vec![IpCidr::new(addr.into(), 24)]);
-            c.isn_key = [n; 16];
-            c.hash_key = [0x40 + n; 16];
-            c.max_connections = config.connections.max(1024);
-            c.tx_checksum = config.software_checksum;
-            c.tso = config.tso;
-            c.congestion = config.congestion;
-            Stack::new(c, clock.now()).map_err(|e| e.to_string())
+            let mut stack_config =
+                StackConfig::new([2, 0, 0, 77, 1, n], vec![IpCidr::new(addr.into(), 24)]);
+            stack_config.isn_key = [n; 16];
+            stack_config.hash_key = [0x40 + n; 16];
+            stack_config.max_connections = config.connections.max(1024);
+            stack_config.tx_checksum = config.software_checksum;
+            stack_config.tso = config.tso;
+            stack_config.congestion = config.congestion;
+            Stack::new(stack_config, clock.now()).map_err(|e| e.to_string())
         };
         let mut hosts = [stack(1)?, stack(2)?];
         hosts[1]
@@ -92,12 +93,14 @@ impl Pair {
             next: 0,
             at: 0,
             // Whole super-segments, two of the longest.
-            turn: config.tso.map_or(TURN, |t| 2 * usize::from(t.max_segments)),
+            turn: config
+                .tso
+                .map_or(TURN, |limits| 2 * usize::from(limits.max_segments)),
         })
     }
 
     /// Opens connections until there are so many.
-    pub fn connect(&mut self, link: &mut Link<'_>, connections: usize) -> Result<(), String> {
+    pub fn connect(&mut self, link: &mut PairLink<'_>, connections: usize) -> Result<(), String> {
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while self.conns.len() < connections || self.opened != [connections; 2] {
             // The listener's backlog bounds those on their way.
@@ -120,20 +123,20 @@ impl Pair {
     }
 
     /// Lets what is on its way arrive.
-    pub fn settle(&mut self, link: &mut Link<'_>, time: Duration) {
+    pub fn settle(&mut self, link: &mut PairLink<'_>, time: Duration) {
         let end = self.clock.now() + time;
         while self.turn(link, Load::Nothing) < end {}
     }
 
     /// Returns what time it was.
     #[inline]
-    fn turn(&mut self, link: &mut Link<'_>, load: Load) -> Instant {
+    fn turn(&mut self, link: &mut PairLink<'_>, load: Load) -> Instant {
         let now = self.clock.now();
-        if let Some(f) = &mut link.forward {
-            f.turn(now, &mut link.source.0.cache);
+        if let Some(forwarder) = &mut link.forward {
+            forwarder.turn(now, &mut link.source.0.cache);
         }
-        for h in 0..2 {
-            self.receive(link, now, h);
+        for host in 0..2 {
+            self.receive(link, now, host);
         }
         // While they are warm, and before others are asked for.
         recycle_dropped_frames(&mut link.source.0.cache);
@@ -146,7 +149,7 @@ impl Pair {
             }
             Load::RoundRobin(n, each) => {
                 for _ in 0..TURN.div_ceil(each) {
-                    let ahead = |k: usize| self.conns[(self.next + k) % n];
+                    let ahead = |distance: usize| self.conns[(self.next + distance) % n];
                     self.hosts[0].prefetch_connection(ahead(AHEAD));
                     self.hosts[0].prefetch_queues(ahead(AHEAD / 2));
                     self.next = (self.next + 1) % n;
@@ -154,10 +157,10 @@ impl Pair {
                 }
             }
         }
-        for h in 0..2 {
-            let end = &mut link.ends[h];
-            let mut sink = Sink::new(end, &mut link.source.0);
-            self.hosts[h].poll(now, &mut sink);
+        for host in 0..2 {
+            let end = &mut link.ends[host];
+            let mut sink = PairSink::new(end, &mut link.source.0);
+            self.hosts[host].poll(now, &mut sink);
             if !end.out.is_empty() {
                 end.tx.tx_burst(&mut end.out);
             }
@@ -166,39 +169,39 @@ impl Pair {
     }
 
     #[inline]
-    fn receive(&mut self, link: &mut Link<'_>, now: Instant, h: usize) {
-        let end = &mut link.ends[h];
+    fn receive(&mut self, link: &mut PairLink<'_>, now: Instant, host: usize) {
+        let end = &mut link.ends[host];
         let trust = end.trust();
         end.rx.rx_burst(&mut end.inn);
         if !end.inn.is_empty() {
             for i in 0..end.inn.len() {
                 end.inn.prefetch_packet(i);
             }
-            let frames = end.inn.drain().map(|mut m| {
-                let checksum = trust.checksum(&m);
-                m.clear_offload();
+            let frames = end.inn.drain().map(|mut mbuf| {
+                let checksum = trust.checksum(&mbuf);
+                mbuf.clear_offload();
                 let info = FrameInfo {
                     checksum,
                     rss_hash: 0,
                 };
-                (RxFrame::new(m), info)
+                (RxFrame::new(mbuf), info)
             });
-            self.hosts[h].receive_burst(now, frames);
+            self.hosts[host].receive_burst(now, frames);
         }
-        while let Some((id, _, e)) = self.hosts[h].next_event() {
+        while let Some((id, _, e)) = self.hosts[host].next_event() {
             if e.intersects(Events::CONNECTED | Events::ACCEPTED) {
-                self.opened[h] += 1;
+                self.opened[host] += 1;
             }
             if e.contains(Events::READABLE)
-                && let Some(rx) = self.hosts[h].receive_queue(id)
+                && let Some(rx) = self.hosts[host].receive_queue(id)
             {
                 let n = rx.len_bytes();
                 rx.consume(n);
-                if h == 1 {
+                if host == 1 {
                     self.received += n as u64;
                     if self.echo {
-                        let _ = self.hosts[1].push_record(id, n as u32, Piece(0), true);
-                        let mut sink = Sink::new(&mut link.ends[1], &mut link.source.0);
+                        let _ = self.hosts[1].push_record(id, n as u32, RecordLen(0), true);
+                        let mut sink = PairSink::new(&mut link.ends[1], &mut link.source.0);
                         self.hosts[1].flush(now, id, &mut sink);
                     }
                 } else {
@@ -206,15 +209,15 @@ impl Pair {
                 }
             }
             if e.contains(Events::ACKED) {
-                self.hosts[h].take_acked(id, |r| {
-                    std::hint::black_box(r);
+                self.hosts[host].take_acked(id, |record| {
+                    std::hint::black_box(record);
                 });
             }
         }
     }
 
     #[inline]
-    fn send(&mut self, link: &mut Link<'_>, now: Instant, i: usize, most: usize) {
+    fn send(&mut self, link: &mut PairLink<'_>, now: Instant, i: usize, most: usize) {
         let id = self.conns[i];
         let mut room = self.hosts[0].send_room(id) / MSS;
         let mut left = most;
@@ -224,7 +227,7 @@ impl Pair {
             if self.at + bytes > MEMORY {
                 self.at = 0;
             }
-            let record = Piece(self.at as u32);
+            let record = RecordLen(self.at as u32);
             // A turn is a message.
             if self.hosts[0]
                 .push_record(
@@ -242,12 +245,12 @@ impl Pair {
             left -= segments;
         }
         if left < most {
-            let mut sink = Sink::new(&mut link.ends[0], &mut link.source.0);
+            let mut sink = PairSink::new(&mut link.ends[0], &mut link.source.0);
             self.hosts[0].flush(now, id, &mut sink);
         }
     }
 
-    fn run(&mut self, link: &mut Link<'_>, time: Duration, load: Load) -> f64 {
+    fn run(&mut self, link: &mut PairLink<'_>, time: Duration, load: Load) -> f64 {
         let end = self.clock.now() + time / 8;
         let mut start = self.turn(link, load);
         while start < end {
@@ -264,14 +267,14 @@ impl Pair {
     }
 
     /// Gb/s of payload that the first connections deliver together, each sending what it may.
-    pub fn stream(&mut self, link: &mut Link<'_>, connections: usize, time: Duration) -> f64 {
+    pub fn stream(&mut self, link: &mut PairLink<'_>, connections: usize, time: Duration) -> f64 {
         self.run(link, time, Load::Full(connections))
     }
 
     /// Gb/s of payload when the first connections send in turn, `each` segments at a time.
     pub fn round_robin(
         &mut self,
-        link: &mut Link<'_>,
+        link: &mut PairLink<'_>,
         (connections, each): (usize, usize),
         time: Duration,
     ) -> f64 {
@@ -279,7 +282,7 @@ impl Pair {
     }
 
     /// Median nanoseconds of 64 bytes there and back on the first connection.
-    pub fn round_trip(&mut self, link: &mut Link<'_>, time: Duration) -> Result<f64, String> {
+    pub fn round_trip(&mut self, link: &mut PairLink<'_>, time: Duration) -> Result<f64, String> {
         let mut times: Histogram<u64> = new_histogram()?;
         self.echo = true;
         let id = self.conns[0];
@@ -288,9 +291,9 @@ impl Pair {
         while last - begin < time {
             let want = self.echoed + 64;
             self.hosts[0]
-                .push_record(id, 64, Piece(0), true)
+                .push_record(id, 64, RecordLen(0), true)
                 .map_err(|_| "the connection does not take records")?;
-            let mut sink = Sink::new(&mut link.ends[0], &mut link.source.0);
+            let mut sink = PairSink::new(&mut link.ends[0], &mut link.source.0);
             self.hosts[0].flush(last, id, &mut sink);
             while self.echoed < want {
                 self.turn(link, Load::Nothing);
@@ -315,7 +318,7 @@ impl Pair {
 }
 
 /// What a pair sends over.
-pub struct Link<'a> {
+pub struct PairLink<'a> {
     pub ends: &'a mut [End; 2],
     pub source: &'a mut SourceMemory,
     /// Joins the far sides of the two ends.

@@ -13,15 +13,15 @@ use crate::measurement::gigabits_per_second;
 
 /// Headers that a port can make sense of; lengths and sums are left out.
 const HEADERS: [u8; HEADER] = {
-    let mut h = [0x42; HEADER];
-    (h[0], h[6]) = (2, 2);
-    (h[12], h[13]) = (8, 0);
+    let mut headers = [0x42; HEADER];
+    (headers[0], headers[6]) = (2, 2);
+    (headers[12], headers[13]) = (8, 0);
     // IPv4 without options, TCP with timestamps.
-    (h[14], h[23]) = (0x45, 6);
-    (h[20], h[21]) = (0x40, 0);
-    h[46] = 0x80;
-    h[47] = 0x10;
-    h
+    (headers[14], headers[23]) = (0x45, 6);
+    (headers[20], headers[21]) = (0x40, 0);
+    headers[46] = 0x80;
+    headers[47] = 0x10;
+    headers
 };
 
 /// Where raw frames take buffers from and return them to.
@@ -58,9 +58,9 @@ fn frame(source: &mut Source, at: usize, len: usize, tso: bool) -> Option<Mbuf> 
         source.cache.free(chain.finish());
         return None;
     }
-    let mut m = chain.finish();
+    let mut mbuf = chain.finish();
     if tso {
-        m.set_tx_offload(TxOffload {
+        mbuf.set_tx_offload(TxOffload {
             l2_len: 14,
             l3_len: 20,
             l4_len: (HEADER - 34) as u8,
@@ -70,7 +70,7 @@ fn frame(source: &mut Source, at: usize, len: usize, tso: bool) -> Option<Mbuf> 
             tso_segsz: MSS as u16,
         });
     }
-    Some(m)
+    Some(mbuf)
 }
 
 /// Gb/s of payload in frames of `payload` bytes from the first end to the second, as many in a
@@ -83,7 +83,7 @@ pub fn stream(
     time: Duration,
 ) -> f64 {
     let turn = (BURST * MSS).div_ceil(payload);
-    let [a, b] = ends;
+    let [sender, receiver] = ends;
     let source = &mut source.0;
     let tso = payload > MSS;
     let clock = Clock::new();
@@ -91,48 +91,50 @@ pub fn stream(
     let (mut at, mut bytes, mut start) = (0, 0u64, None);
     let begin = clock.now();
     let result = loop {
-        while a.out.len() < turn {
+        while sender.out.len() < turn {
             if at + payload > MEMORY {
                 at = 0;
             }
-            let m = match buffers {
+            let mbuf = match buffers {
                 Buffers::Pool => plain(source, at, payload),
                 Buffers::Cache => frame(source, at, payload, tso),
             };
-            let Some(m) = m else { break };
+            let Some(mbuf) = mbuf else { break };
             at += payload;
-            if let Err(m) = a.out.push(m) {
-                source.cache.free(m);
+            if let Err(mbuf) = sender.out.push(mbuf) {
+                source.cache.free(mbuf);
                 break;
             }
         }
-        a.tx.tx_burst(&mut a.out);
-        b.rx.rx_burst(&mut b.inn);
-        for m in b.inn.drain() {
-            bytes += u64::from(m.pkt_len()) - HEADER as u64;
+        sender.tx.tx_burst(&mut sender.out);
+        receiver.rx.rx_burst(&mut receiver.inn);
+        for mbuf in receiver.inn.drain() {
+            bytes += u64::from(mbuf.pkt_len()) - HEADER as u64;
             match buffers {
-                Buffers::Pool => drop(m),
-                Buffers::Cache => source.cache.free(m),
+                Buffers::Pool => drop(mbuf),
+                Buffers::Cache => source.cache.free(mbuf),
             }
         }
         let now = clock.now();
         match start {
             None if now - begin > warm => (start, bytes) = (Some(now), 0),
-            Some(s) if now - s >= time => break gigabits_per_second(bytes, now - s),
+            Some(seconds) if now - seconds >= time => {
+                break gigabits_per_second(bytes, now - seconds);
+            }
             _ => {}
         }
     };
-    while let Some(m) = a.out.pop() {
-        source.cache.free(m);
+    while let Some(mbuf) = sender.out.pop() {
+        source.cache.free(mbuf);
     }
     // A port with a thread behind it may take a moment.
     let quiet = std::time::Instant::now();
     while quiet.elapsed() < Duration::from_millis(2) {
-        b.rx.rx_burst(&mut b.inn);
-        for m in b.inn.drain() {
-            source.cache.free(m);
+        receiver.rx.rx_burst(&mut receiver.inn);
+        for mbuf in receiver.inn.drain() {
+            source.cache.free(mbuf);
         }
     }
-    a.tx.done_cleanup(0);
+    sender.tx.done_cleanup(0);
     result
 }

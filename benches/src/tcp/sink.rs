@@ -13,7 +13,7 @@ const RESERVE: usize = 48;
 
 /// A record: bytes of the source memory from here on.
 #[derive(Debug, Clone, Copy)]
-pub struct Piece(pub u32);
+pub struct RecordLen(pub u32);
 
 /// Where payload comes from.
 pub(super) struct Source {
@@ -28,18 +28,18 @@ impl Source {
     #[inline]
     pub(super) fn payload(&mut self, chain: &mut ChainBuilder, at: u64, len: u32) -> bool {
         if self.external && len > COPY_MAX {
-            let Some(mut m) = self.cache.alloc() else {
+            let Some(mut mbuf) = self.cache.alloc() else {
                 return false;
             };
-            return self.tracker.attach(&mut m, at, len as u16) && chain.push(m).is_ok();
+            return self.tracker.attach(&mut mbuf, at, len as u16) && chain.push(mbuf).is_ok();
         }
         let mut left = len as u16;
         while left > 0 {
             if chain.tailroom() == 0 {
-                let Some(m) = self.cache.alloc() else {
+                let Some(mbuf) = self.cache.alloc() else {
                     return false;
                 };
-                if chain.push(m).is_err() {
+                if chain.push(mbuf).is_err() {
                     return false;
                 }
             }
@@ -53,16 +53,16 @@ impl Source {
     }
 }
 
-pub(super) struct Sink<'a> {
+pub(super) struct PairSink<'a> {
     pub end: &'a mut End,
     pub source: &'a mut Source,
     frame: Option<(ChainBuilder, FrameMeta, bool)>,
 }
 
-impl<'a> Sink<'a> {
+impl<'a> PairSink<'a> {
     #[inline]
-    pub(super) fn new(end: &'a mut End, source: &'a mut Source) -> Sink<'a> {
-        Sink {
+    pub(super) fn new(end: &'a mut End, source: &'a mut Source) -> PairSink<'a> {
+        PairSink {
             end,
             source,
             frame: None,
@@ -96,17 +96,17 @@ impl<'a> Sink<'a> {
 
     #[inline]
     fn leave(&mut self, chain: ChainBuilder, meta: &FrameMeta, whole: bool) {
-        let m = chain.finish();
+        let mbuf = chain.finish();
         if !whole {
-            return self.source.cache.free(m);
+            return self.source.cache.free(mbuf);
         }
-        self.push(m, meta);
+        self.push(mbuf, meta);
     }
 
     #[inline]
-    fn push(&mut self, mut m: Mbuf, meta: &FrameMeta) {
+    fn push(&mut self, mut mbuf: Mbuf, meta: &FrameMeta) {
         if self.end.offload && meta.l4_len > 0 {
-            m.set_tx_offload(TxOffload {
+            mbuf.set_tx_offload(TxOffload {
                 l2_len: meta.l2_len,
                 l3_len: u16::from(meta.l3_len),
                 l4_len: meta.l4_len,
@@ -116,13 +116,13 @@ impl<'a> Sink<'a> {
                 tso_segsz: meta.tso_segsz,
             });
         }
-        if let Err(m) = self.end.out.push(m) {
-            self.source.cache.free(m);
+        if let Err(mbuf) = self.end.out.push(mbuf) {
+            self.source.cache.free(mbuf);
         }
     }
 }
 
-impl FrameSink<Piece> for Sink<'_> {
+impl FrameSink<RecordLen> for PairSink<'_> {
     fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
         self.begin_frame_with(headers.len(), meta, |room| room.copy_from_slice(headers))
     }
@@ -149,7 +149,7 @@ impl FrameSink<Piece> for Sink<'_> {
         len: usize,
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
-        (_, record, offset): (u64, &Piece, u32),
+        (_, record, offset): (u64, &RecordLen, u32),
     ) -> bool {
         if !self.room() {
             return false;
@@ -157,8 +157,8 @@ impl FrameSink<Piece> for Sink<'_> {
         let at = u64::from(record.0) + u64::from(offset);
         if self.source.external && meta.payload_len > COPY_MAX {
             let reference = (&self.source.tracker, at, meta.payload_len as u16);
-            let m = self.source.cache.alloc_frame(len as u16, fill, reference);
-            return m.map(|m| self.push(m, meta)).is_some();
+            let mbuf = self.source.cache.alloc_frame(len as u16, fill, reference);
+            return mbuf.map(|mbuf| self.push(mbuf, meta)).is_some();
         }
         let Some(mut chain) = self.header(len, fill) else {
             return false;
@@ -183,7 +183,7 @@ impl FrameSink<Piece> for Sink<'_> {
     }
 
     #[inline]
-    fn append_record(&mut self, _user: u64, record: &Piece, offset: u32, len: u32) {
+    fn append_record(&mut self, _user: u64, record: &RecordLen, offset: u32, len: u32) {
         if let Some((chain, _, whole)) = &mut self.frame {
             let at = u64::from(record.0) + u64::from(offset);
             *whole &= self.source.payload(chain, at, len);

@@ -10,8 +10,8 @@ use siw_tcp::{ConnId, Events, StackConfig, TcpState};
 pub mod capture;
 pub mod fuzz;
 pub mod quiet;
+pub mod raw_host;
 pub mod scenario;
-pub mod stranger;
 pub mod wire;
 
 pub const PORT: u16 = 7000;
@@ -246,7 +246,7 @@ impl Transfer {
         }
     }
 
-    /// Every repetition has the boundaries of a first transmission; where the path narrowed, it
+    /// Every retransmission has the boundaries of a first transmission; where the path narrowed, it
     /// is a part of one and joins nothing that was apart.
     pub fn check_boundaries(&self) {
         let mut first: [BTreeMap<u32, u32>; 2] = Default::default();
@@ -263,12 +263,12 @@ impl Transfer {
                 // is left alone.
                 let whole = first[from].range(..=seq).next_back();
                 let inside = whole.is_none_or(|(s, len)| seq - s + payload <= *len);
-                assert!(inside, "a repetition at {seq} joins what was apart");
+                assert!(inside, "a retransmission at {seq} joins what was apart");
             } else if retransmission {
                 assert_eq!(
                     first[from].get(&seq),
                     Some(&payload),
-                    "a repetition at {seq} changed its length"
+                    "a retransmission at {seq} changed its length"
                 );
             } else {
                 assert_eq!(

@@ -1,6 +1,6 @@
 //! One seed, one story: two stacks, an impaired network that changes while they talk, and what
 //! must hold whatever happens: what is delivered is a prefix of what was sent, all of it arrives,
-//! both ends close, repetitions keep their boundaries, memory stays bounded.
+//! both ends close, retransmissions keep their boundaries, memory stays bounded.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub enum Fault {
     Forge,
     /// From some moment on one host hears nothing more.
     Silence,
-    /// A repetition is as if it had been cut elsewhere.
+    /// A retransmission is as if it had been cut elsewhere.
     Recut,
     /// The reader never reads, though the receive limits say that it must be told apart.
     Hoard,
@@ -28,7 +28,7 @@ pub enum Fault {
 
 /// What happened in a good run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Outcome {
+pub struct ScenarioOutcome {
     pub bytes: u64,
     pub frames: u64,
     pub lost: u64,
@@ -40,8 +40,8 @@ pub struct Outcome {
     pub pruned: u64,
 }
 
-impl Outcome {
-    pub fn add(&mut self, o: &Outcome) {
+impl ScenarioOutcome {
+    pub fn add(&mut self, o: &ScenarioOutcome) {
         self.bytes += o.bytes;
         self.frames += o.frames;
         self.lost += o.lost;
@@ -56,14 +56,14 @@ impl Outcome {
 
 /// A seed that broke a property.
 #[derive(Debug)]
-pub struct Failure {
+pub struct ScenarioFailure {
     pub seed: u64,
     pub why: String,
     pub replay: String,
     pub pcapng: Option<PathBuf>,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ScenarioFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -167,7 +167,7 @@ fn narrowings(rng: &mut Rng, v6: bool) -> Vec<(Duration, usize, u16, f64)> {
 }
 
 /// Runs a seed; panics where a property breaks. `capture` is given what the network carried.
-fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> Outcome {
+fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> ScenarioOutcome {
     let mut rng = Rng::new(seed);
     let mut c = configs();
     let vlan = rng.chance(0.2).then_some(42);
@@ -278,13 +278,13 @@ fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> Outc
         s.seq = s.seq.wrapping_add(1);
     }
     t.check_boundaries();
-    let mut o = Outcome {
+    let mut o = ScenarioOutcome {
         bytes: goals[0] + goals[1],
         frames: t.net.carried,
         lost: t.net.lost,
         shrunk: t.net.shrunk,
         too_big: t.net.too_big,
-        ..Outcome::default()
+        ..ScenarioOutcome::default()
     };
     for h in &t.net.hosts {
         let s = h.stats();
@@ -298,7 +298,11 @@ fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> Outc
 
 /// Runs a seed. When a property breaks, runs it again and writes what the network carried into
 /// `dir`. What broke by itself prints its panic, once; what `fault` broke prints nothing.
-pub fn run(seed: u64, fault: Option<Fault>, dir: &Path) -> Result<Outcome, Failure> {
+pub fn run(
+    seed: u64,
+    fault: Option<Fault>,
+    dir: &Path,
+) -> Result<ScenarioOutcome, ScenarioFailure> {
     let why = match caught(fault.is_some(), || story(seed, fault, &mut None)) {
         Ok(o) => return Ok(o),
         Err(why) => why,
@@ -311,7 +315,7 @@ pub fn run(seed: u64, fault: Option<Fault>, dir: &Path) -> Result<Outcome, Failu
         eprintln!("{}: {e}", path.display());
         None
     });
-    Err(Failure {
+    Err(ScenarioFailure {
         seed,
         why,
         replay: format!("cargo run -p siw-tcp --release --example soak -- --seeds 1 --from {seed}"),

@@ -1,5 +1,5 @@
-//! Segments that follow each other are received and sent together, and nobody can tell: not from
-//! how the port hands them over, nor from how many it takes.
+//! Receive coalescing and segmentation offload: consecutive segments are received and sent together, with
+//! the same result as one by one, however the port delivers and accepts them.
 
 mod common;
 
@@ -110,7 +110,7 @@ fn a_burst_does_what_its_frames_do_one_by_one() {
 }
 
 #[test]
-fn flows_that_share_a_burst_do_what_their_frames_do_one_by_one() {
+fn flows_in_a_burst_behave_as_frame_by_frame() {
     for seed in 0..1500u64 {
         let run = |alone: bool| {
             let mut rng = Rng::new(seed);
@@ -153,7 +153,7 @@ fn flows_that_share_a_burst_do_what_their_frames_do_one_by_one() {
 }
 
 #[test]
-fn a_port_that_takes_few_frames_at_a_time_gets_the_same_segments() {
+fn a_small_tx_ring_gets_the_same_segments() {
     for seed in 0..500u64 {
         let run = |narrow: bool| {
             let mut rng = Rng::new(seed);
@@ -207,7 +207,7 @@ fn a_port_that_takes_few_frames_at_a_time_gets_the_same_segments() {
 }
 
 #[test]
-fn a_burst_of_data_is_answered_with_one_ack_of_all_of_it() {
+fn a_burst_of_data_gets_one_ack() {
     let mut lab = Lab::new();
     let ids = lab.connect();
     lab.send(0, ids[0], b"first");
@@ -232,7 +232,7 @@ fn a_burst_of_data_is_answered_with_one_ack_of_all_of_it() {
 }
 
 #[test]
-fn trains_of_ipv6_and_of_a_vlan_arrive_whole() {
+fn coalesced_ipv6_and_vlan_segments_arrive_whole() {
     for (v6, vlan) in [(true, None), (false, Some(9)), (true, Some(9))] {
         let configs = [0, 1].map(|i| {
             let mut c = host_config(i);

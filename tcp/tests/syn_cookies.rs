@@ -44,38 +44,39 @@ fn flood(rng: &mut Rng, dport: u16, flags: u8) -> VecBuf {
     from(a, &s)
 }
 
-fn fill(l: &mut Lab, port: u16, n: usize) {
+fn fill(lab: &mut Lab, port: u16, n: usize) {
     let mut rng = Rng::new(8);
-    let now = l.net.now;
+    let now = lab.net.now;
     let burst: Vec<_> = (0..n).map(|_| (flood(&mut rng, port, SYN), INFO)).collect();
-    l.net.hosts[1].receive_burst(now, burst.into_iter());
+    lab.net.hosts[1].receive_burst(now, burst.into_iter());
 }
 
+/// The cookie and its timestamp carry the options (RFC 4987 section 3.6).
 #[test]
-fn a_full_backlog_is_answered_with_cookies_that_bring_the_options_back_rfc_4987() {
+fn a_full_backlog_is_answered_with_syn_cookies() {
     for (ts, v6) in [(true, false), (false, false), (true, true)] {
         let mut c = [host_config(0), host_config(1)];
         c[0].timestamps = ts;
         c.iter_mut().for_each(|c| c.ecn = true);
-        let mut l = Lab::with(c);
-        l.net.hosts[1].listen(None, 80, 8, 7).unwrap();
-        fill(&mut l, 80, 100);
+        let mut lab = Lab::with(c);
+        lab.net.hosts[1].listen(None, 80, 8, 7).unwrap();
+        fill(&mut lab, 80, 100);
         assert_eq!(
-            l.net.hosts[1].connection_count(),
+            lab.net.hosts[1].connection_count(),
             8,
             "nothing is kept of the rest"
         );
-        assert_eq!(l.net.hosts[1].stats().cookies_sent, 92);
-        let now = l.net.now;
+        assert_eq!(lab.net.hosts[1].stats().cookies_sent, 92);
+        let now = lab.net.now;
         let to = if v6 { "[fd00::2]:80" } else { "10.0.0.2:80" };
-        let a = l.net.hosts[0]
+        let a = lab.net.hosts[0]
             .connect(now, None, None, to.parse().unwrap(), 0)
             .unwrap();
-        l.run_ms(20);
-        assert_eq!(l.net.hosts[1].stats().cookies_recv, 1);
-        let (b, e) = l.events[1][0];
+        lab.run_ms(20);
+        assert_eq!(lab.net.hosts[1].stats().cookies_recv, 1);
+        let (b, e) = lab.events[1][0];
         assert!(e.contains(Events::ACCEPTED));
-        let info = l.net.hosts[1].tcp_info(b).unwrap();
+        let info = lab.net.hosts[1].tcp_info(b).unwrap();
         assert_eq!((info.state, info.user), (TcpState::Established, 7));
         let overhead = if v6 { 60 } else { 40 } + if ts { 12 } else { 0 };
         // The nearest MSS of the table.
@@ -83,77 +84,77 @@ fn a_full_backlog_is_answered_with_cookies_that_bring_the_options_back_rfc_4987(
         assert_eq!(info.effective_mss, mss - overhead);
         // With timestamps, window scaling and SACK survived.
         let data = pattern(400_000);
-        l.send(0, a, &data);
-        l.send(1, b, &data);
+        lab.send(0, a, &data);
+        lab.send(1, b, &data);
         let (mut there, mut back) = (vec![], vec![]);
         for _ in 0..40 {
-            l.run_ms(5);
-            there.extend(l.read(1, b));
-            back.extend(l.read(0, a));
+            lab.run_ms(5);
+            there.extend(lab.read(1, b));
+            back.extend(lab.read(0, a));
         }
         assert!(there == data && back == data);
-        let window = l.net.hosts[1].tcp_info(b).unwrap().send_window;
+        let window = lab.net.hosts[1].tcp_info(b).unwrap().send_window;
         assert_eq!(window > 0xffff, ts, "{window}");
     }
 }
 
 #[test]
 fn a_lost_ack_is_made_good_by_the_data_behind_it() {
-    let mut l = Lab::new();
-    l.connect();
-    l.net.hosts[1].listen(None, 90, 4, 0).unwrap();
-    fill(&mut l, 90, 50);
+    let mut lab = Lab::new();
+    lab.connect();
+    lab.net.hosts[1].listen(None, 90, 4, 0).unwrap();
+    fill(&mut lab, 90, 50);
     let mut left = 1;
-    l.lose(move |from, f| {
+    lab.lose(move |from, f| {
         let hit = from == 0 && left > 0 && Seg::parse(0, f).is_some_and(|s| s.flags == ACK);
         left -= i32::from(hit);
         hit
     });
-    let now = l.net.now;
-    let a = l.net.hosts[0]
+    let now = lab.net.now;
+    let a = lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:90".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(1);
-    l.send(0, a, b"first words");
-    l.run_ms(5);
-    let b = l.events[1].last().unwrap().0;
-    assert_eq!(l.read(1, b), b"first words");
+    lab.run_ms(1);
+    lab.send(0, a, b"first words");
+    lab.run_ms(5);
+    let b = lab.events[1].last().unwrap().0;
+    assert_eq!(lab.read(1, b), b"first words");
 }
 
 #[test]
 fn forged_and_stale_cookies_open_nothing() {
-    let mut l = Lab::new();
-    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let mut lab = Lab::new();
+    lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     let mut rng = Rng::new(4);
     // Nobody is attacked: no cookie is even looked at.
-    let now = l.net.now;
+    let now = lab.net.now;
     let b = flood(&mut rng, 80, ACK);
-    l.net.hosts[1].receive_burst(now, std::iter::once((b, INFO)));
-    assert_eq!(l.net.hosts[1].stats().cookies_failed, 0);
-    fill(&mut l, 80, 50);
+    lab.net.hosts[1].receive_burst(now, std::iter::once((b, INFO)));
+    assert_eq!(lab.net.hosts[1].stats().cookies_failed, 0);
+    fill(&mut lab, 80, 50);
     let acks: Vec<_> = (0..20_000)
         .map(|_| (flood(&mut rng, 80, ACK), INFO))
         .collect();
-    l.net.hosts[1].receive_burst(now, acks.into_iter());
-    let s = l.net.hosts[1].stats();
+    lab.net.hosts[1].receive_burst(now, acks.into_iter());
+    let s = lab.net.hosts[1].stats();
     assert_eq!((s.cookies_recv, s.cookies_failed), (0, 20_000));
     assert!(s.out_rsts <= 1000, "rate limited");
     // A right one, too late.
-    l.net.poll();
-    l.lose(|from, f| from == 0 && Seg::parse(0, f).is_some_and(|s| s.flags == ACK));
-    let now = l.net.now;
-    l.net.hosts[0]
+    lab.net.poll();
+    lab.lose(|from, f| from == 0 && Seg::parse(0, f).is_some_and(|s| s.flags == ACK));
+    let now = lab.net.now;
+    lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(1);
-    let ack = l.last(0);
+    lab.run_ms(1);
+    let ack = lab.last(0);
     assert_eq!(ack.flags, ACK);
-    l.lose(|_, _| false);
-    l.net.now = l.net.now + Duration::from_secs(140);
-    fill(&mut l, 80, 50);
-    l.inject(&ack);
-    l.run_ms(1);
-    assert_eq!(l.net.hosts[1].stats().cookies_recv, 0);
+    lab.lose(|_, _| false);
+    lab.net.now = lab.net.now + Duration::from_secs(140);
+    fill(&mut lab, 80, 50);
+    lab.inject(&ack);
+    lab.run_ms(1);
+    assert_eq!(lab.net.hosts[1].stats().cookies_recv, 0);
 }
 
 #[test]
@@ -200,24 +201,24 @@ fn a_flood_beside_a_bulk_flow_costs_that_flow_no_byte() {
 
 #[test]
 fn several_listeners_live_beside_each_other() {
-    let mut l = Lab::new();
-    let one = l.net.hosts[1].listen(None, 80, 4, 1).unwrap();
-    let two = l.net.hosts[1]
+    let mut lab = Lab::new();
+    let one = lab.net.hosts[1].listen(None, 80, 4, 1).unwrap();
+    let two = lab.net.hosts[1]
         .listen(Some("10.0.0.2".parse().unwrap()), 80, 4, 2)
         .unwrap();
-    let three = l.net.hosts[1].listen(None, 81, 4, 3).unwrap();
-    assert!(l.net.hosts[1].listen(None, 81, 4, 3).is_err(), "taken");
-    fill(&mut l, 80, 50);
+    let three = lab.net.hosts[1].listen(None, 81, 4, 3).unwrap();
+    assert!(lab.net.hosts[1].listen(None, 81, 4, 3).is_err(), "taken");
+    fill(&mut lab, 80, 50);
     for to in ["10.0.0.2:80", "[fd00::2]:80", "10.0.0.2:81"] {
-        let now = l.net.now;
-        l.net.hosts[0]
+        let now = lab.net.now;
+        lab.net.hosts[0]
             .connect(now, None, None, to.parse().unwrap(), 0)
             .unwrap();
-        l.run_ms(10);
+        lab.run_ms(10);
     }
-    let by: Vec<_> = l.events[1]
+    let by: Vec<_> = lab.events[1]
         .iter()
-        .map(|(id, _)| l.net.hosts[1].tcp_info(*id).unwrap())
+        .map(|(id, _)| lab.net.hosts[1].tcp_info(*id).unwrap())
         .map(|c| (c.listener.unwrap(), c.user))
         .collect();
     assert_eq!(
@@ -225,46 +226,46 @@ fn several_listeners_live_beside_each_other() {
         [(two, 2), (one, 1), (three, 3)],
         "the closest address wins"
     );
-    let s = l.net.hosts[1].stats();
+    let s = lab.net.hosts[1].stats();
     assert_eq!(
         s.cookies_recv, 1,
         "only the flooded listener needed a cookie"
     );
-    let now = l.net.now;
-    l.net.hosts[1].stop_listening(now, two);
-    let c = l.net.hosts[0]
+    let now = lab.net.now;
+    lab.net.hosts[1].stop_listening(now, two);
+    let c = lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
-    l.run_ms(10);
+    lab.run_ms(10);
     assert_eq!(
-        l.net.hosts[0].tcp_info(c).unwrap().state,
+        lab.net.hosts[0].tcp_info(c).unwrap().state,
         TcpState::Established,
         "the wildcard takes over"
     );
 }
 
 #[test]
-fn established_connections_that_nobody_fetches_are_bounded_too() {
-    let mut l = Lab::new();
-    l.net.hosts[1].listen(None, 80, 4, 0).unwrap();
-    let now = l.net.now;
+fn connections_not_yet_accepted_are_bounded() {
+    let mut lab = Lab::new();
+    lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
+    let now = lab.net.now;
     let mut ids = vec![];
     for _ in 0..30 {
         ids.push(
-            l.net.hosts[0]
+            lab.net.hosts[0]
                 .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
                 .unwrap(),
         );
     }
     // Nobody calls next_event on host 1.
-    l.net.run(Duration::from_millis(20), |_| false);
+    lab.net.run(Duration::from_millis(20), |_| false);
     // As many by cookie as the backlog, and those that were half-open.
-    assert!(l.net.hosts[1].stats().curr_estab <= 8);
-    assert!(l.net.hosts[1].stats().listen_overflows > 0);
-    l.collect();
-    l.run_ms(5000);
+    assert!(lab.net.hosts[1].stats().curr_estab <= 8);
+    assert!(lab.net.hosts[1].stats().listen_overflows > 0);
+    lab.collect();
+    lab.run_ms(5000);
     assert!(
-        l.net.hosts[1].stats().curr_estab > 4,
+        lab.net.hosts[1].stats().curr_estab > 4,
         "those who come again get in"
     );
 }

@@ -1,4 +1,4 @@
-//! A host that is no stack: it makes each frame that host 1 of a lab gets, and reads what comes.
+//! A host without a stack: it builds each frame that host 1 of a lab receives, and reads the answers.
 
 use siw_tcp::sim::forge::{Ends, Tcp};
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, StackConfig, StackStats};
@@ -9,24 +9,24 @@ pub const MAC: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const HOST: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const PORTS: [u16; 2] = [2000, 80];
 
-/// What is done to a frame on its way.
-pub type Way<'a> = &'a dyn Fn(Vec<u8>) -> Vec<Vec<u8>>;
+/// A change that a frame undergoes on its way.
+pub type FrameChange<'a> = &'a dyn Fn(Vec<u8>) -> Vec<Vec<u8>>;
 
-pub struct Stranger {
+pub struct RawHost {
     pub lab: Lab,
     pub ends: Ends,
     seq: u32,
     ack: u32,
 }
 
-impl Stranger {
+impl RawHost {
     /// On the link of host 1, with an address of the family.
-    pub fn new(v6: bool) -> Stranger {
-        Stranger::of(v6, |_| {})
+    pub fn new(v6: bool) -> RawHost {
+        RawHost::of(v6, |_| {})
     }
 
     /// With changes to the configuration of host 1.
-    pub fn of(v6: bool, change: impl FnOnce(&mut StackConfig)) -> Stranger {
+    pub fn of(v6: bool, change: impl FnOnce(&mut StackConfig)) -> RawHost {
         let mut c = [0, 1].map(siw_tcp::sim::host_config);
         change(&mut c[1]);
         let mut lab = Lab::with(c);
@@ -41,7 +41,7 @@ impl Stranger {
             mac: [MAC, HOST],
             ip: ip.map(|a| a.parse().unwrap()),
         };
-        let mut s = Stranger {
+        let mut s = RawHost {
             lab,
             ends,
             seq: 1000,
@@ -97,7 +97,7 @@ impl Stranger {
     }
 
     /// A connection to port 80, all of its segments by this way.
-    pub fn connect(&mut self, way: Way<'_>) -> ConnId {
+    pub fn connect(&mut self, way: FrameChange<'_>) -> ConnId {
         // With an answer comes a question where we are.
         let a = self.answers(way(self.segment(SYN, b"")));
         let tcp = if self.ends.ip[0].is_ipv6() { 54 } else { 34 };
@@ -117,7 +117,7 @@ impl Stranger {
     }
 
     /// Sends data; whether it was there at once.
-    pub fn delivers(&mut self, id: ConnId, data: &[u8], way: Way<'_>) -> bool {
+    pub fn delivers(&mut self, id: ConnId, data: &[u8], way: FrameChange<'_>) -> bool {
         self.give(way(self.segment(ACK | PSH, data)));
         let got = self.lab.read(1, id);
         if got.is_empty() {
