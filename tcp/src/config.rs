@@ -25,14 +25,14 @@ impl IpCidr {
     /// `other` is on the same link as this address.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.addr, other) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => {
+            (IpAddr::V4(address), IpAddr::V4(b)) => {
                 let shift = 32 - u32::from(self.prefix.min(32));
-                let d = a.to_bits() ^ b.to_bits();
+                let d = address.to_bits() ^ b.to_bits();
                 d.checked_shr(shift).unwrap_or(0) == 0
             }
-            (IpAddr::V6(a), IpAddr::V6(b)) => {
+            (IpAddr::V6(address), IpAddr::V6(b)) => {
                 let shift = 128 - u32::from(self.prefix.min(128));
-                let d = a.to_bits() ^ b.to_bits();
+                let d = address.to_bits() ^ b.to_bits();
                 d.checked_shr(shift).unwrap_or(0) == 0
             }
             _ => false,
@@ -42,10 +42,10 @@ impl IpCidr {
     /// `other` means everybody on this link, in one of the two ways (RFC 1122 section 3.2.1.3
     /// (d), and its old form). Point-to-point links have none (RFC 3021).
     pub(crate) fn is_broadcast(&self, other: IpAddr) -> bool {
-        let (IpAddr::V4(a), IpAddr::V4(b)) = (self.addr, other) else {
+        let (IpAddr::V4(address), IpAddr::V4(b)) = (self.addr, other) else {
             return false;
         };
-        if self.prefix > 30 || !self.contains(other) || a == b {
+        if self.prefix > 30 || !self.contains(other) || address == b {
             return false;
         }
         let host = u32::MAX >> self.prefix;
@@ -56,20 +56,20 @@ impl IpCidr {
 impl FromStr for IpCidr {
     type Err = StackError;
     /// `10.0.0.1/24`, `fd00::1/64`; without a prefix, a host address.
-    fn from_str(s: &str) -> Result<Self, StackError> {
+    fn from_str(text: &str) -> Result<Self, StackError> {
         let bad = || {
             StackError::Config(format!(
-                "{s:?} is no address/prefix; write e.g. 10.0.0.1/24"
+                "{text:?} is no address/prefix; write e.g. 10.0.0.1/24"
             ))
         };
-        let (a, p) = match s.split_once('/') {
-            Some((a, p)) => (a, Some(p)),
-            None => (s, None),
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
         };
-        let addr: IpAddr = a.parse().map_err(|_| bad())?;
+        let addr: IpAddr = address.parse().map_err(|_| bad())?;
         let max = if addr.is_ipv4() { 32 } else { 128 };
-        let prefix = match p {
-            Some(p) => p.parse::<u8>().map_err(|_| bad())?,
+        let prefix = match prefix {
+            Some(prefix) => prefix.parse::<u8>().map_err(|_| bad())?,
             None => max,
         };
         if prefix > max {
@@ -294,61 +294,70 @@ impl StackConfig {
 }
 
 /// What `Stack::new` refuses.
-pub(crate) fn check_config(c: &StackConfig) -> Result<(), StackError> {
-    let bad = |s: String| Err(StackError::Config(s));
-    if c.mac[0] & 1 != 0 || c.mac == [0; 6] {
-        return bad(format!("MAC {:02x?} is not a unicast address", c.mac));
+pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
+    let bad = |text: String| Err(StackError::Config(text));
+    if config.mac[0] & 1 != 0 || config.mac == [0; 6] {
+        return bad(format!("MAC {:02x?} is not a unicast address", config.mac));
     }
-    if c.addresses.is_empty() {
+    if config.addresses.is_empty() {
         return bad("a device needs at least one address".into());
     }
-    if let Some(t) = c.tso {
-        if c.tx_checksum {
+    if let Some(text) = config.tso {
+        if config.tx_checksum {
             return bad("TSO needs checksum offload: set tx_checksum to false".into());
         }
-        if t.max_segments < 2 || t.max_bytes > 65000 {
+        if text.max_segments < 2 || text.max_bytes > 65000 {
             return bad("TSO: at least 2 segments and at most 65000 bytes".into());
         }
     }
-    for r in &c.routes {
-        if r.to.addr.is_ipv4() != r.via.is_ipv4() {
+    for route in &config.routes {
+        if route.to.addr.is_ipv4() != route.via.is_ipv4() {
             return bad(format!(
                 "route via {}: not of the family of {}",
-                r.via, r.to.addr
+                route.via, route.to.addr
             ));
         }
-        let link_local = matches!(r.via, IpAddr::V6(a) if a.is_unicast_link_local());
-        if !link_local && !c.addresses.iter().any(|a| a.contains(r.via)) {
+        let link_local =
+            matches!(route.via, IpAddr::V6(address) if address.is_unicast_link_local());
+        if !link_local
+            && !config
+                .addresses
+                .iter()
+                .any(|address| address.contains(route.via))
+        {
             return bad(format!(
                 "route via {}: no address of this device is on its link; add one",
-                r.via
+                route.via
             ));
         }
     }
-    let v6 = c.addresses.iter().any(|a| a.addr.is_ipv6());
-    let min = if v6 { 1280 } else { 576 };
-    if c.mtu < min || c.mtu > 9000 {
-        return bad(format!("MTU {} is not in {min}..=9000", c.mtu));
+    let ipv6 = config
+        .addresses
+        .iter()
+        .any(|address| address.addr.is_ipv6());
+    let min = if ipv6 { 1280 } else { 576 };
+    if config.mtu < min || config.mtu > 9000 {
+        return bad(format!("MTU {} is not in {min}..=9000", config.mtu));
     }
-    if c.vlan.is_some_and(|v| v == 0 || v > 4094) {
+    if config.vlan.is_some_and(|vlan| vlan == 0 || vlan > 4094) {
         return bad("a VLAN is 1..=4094".into());
     }
-    if c.recv_window < 4096 || c.recv_window > 1 << 30 {
+    if config.recv_window < 4096 || config.recv_window > 1 << 30 {
         return bad(format!(
             "receive window {} is not in 4096..=1073741824",
-            c.recv_window
+            config.recv_window
         ));
     }
-    if c.rto_min.is_zero() || c.rto_max < c.rto_min || c.rto_initial.is_zero() {
+    if config.rto_min.is_zero() || config.rto_max < config.rto_min || config.rto_initial.is_zero() {
         return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
     }
-    if c.max_connections == 0 || c.max_connections > 1 << 24 {
+    if config.max_connections == 0 || config.max_connections > 1 << 24 {
         return bad("max_connections is 1..=16777216".into());
     }
-    if c.max_recv_buffers < 64 || c.max_held_buffers < 64 {
+    if config.max_recv_buffers < 64 || config.max_held_buffers < 64 {
         return bad("max_recv_buffers and max_held_buffers are at least 64".into());
     }
-    if c.delayed_ack.as_millis() >= 500 {
+    if config.delayed_ack.as_millis() >= 500 {
         return bad("delayed_ack is below 500 ms (RFC 9293 section 3.8.6.3)".into());
     }
     Ok(())
@@ -366,7 +375,7 @@ mod tests {
         assert!(!c.contains("fd00::1".parse().unwrap()));
         let all: IpCidr = "10.1.2.3/0".parse().unwrap();
         assert!(all.contains("192.0.2.1".parse().unwrap()));
-        let everybody = |a: &str| c.is_broadcast(a.parse().unwrap());
+        let everybody = |address: &str| c.is_broadcast(address.parse().unwrap());
         assert!(everybody("10.1.2.255") && everybody("10.1.2.0"));
         assert!(!everybody("10.1.2.3") && !everybody("10.1.3.255") && !everybody("fd00::"));
         let link: IpCidr = "10.1.2.2/31".parse().unwrap();

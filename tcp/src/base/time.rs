@@ -31,7 +31,7 @@ impl Add<Duration> for Instant {
     type Output = Instant;
     #[inline]
     fn add(self, duration: Duration) -> Instant {
-        Instant(self.0.saturating_add(nanos(duration)))
+        Instant(self.0.saturating_add(to_nanos(duration)))
     }
 }
 
@@ -44,12 +44,12 @@ impl Sub for Instant {
 
 /// Nanoseconds in ticks of 2^20, about a millisecond; 52 days wrap.
 #[inline]
-pub(crate) fn ticks(ns: u64) -> u32 {
+pub(crate) fn to_ticks(ns: u64) -> u32 {
     (ns >> 20) as u32
 }
 
 /// A duration as nanoseconds; 584 years and more saturate.
-pub(crate) fn nanos(duration: Duration) -> u64 {
+pub(crate) fn to_nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -57,5 +57,5 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
 /// its own.
 #[inline]
 pub(crate) fn timestamp_at(now: Instant, offset: u32) -> u32 {
-    ticks(now.0).wrapping_add(offset)
+    to_ticks(now.0).wrapping_add(offset)
 }

@@ -16,7 +16,7 @@ const LEVELS: usize = 9;
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
-struct Node {
+struct WheelNode {
     prev: u32,
     next: u32,
     /// The tick in the upper bits; level and slot, or `UNLINKED`, in the low ten.
@@ -26,32 +26,32 @@ struct Node {
 const PLACE_BITS: u32 = 10;
 const UNLINKED: u16 = (1 << PLACE_BITS) - 1;
 
-impl Node {
-    fn tick(self) -> u64 {
+impl WheelNode {
+    fn due_tick(self) -> u64 {
         self.word >> PLACE_BITS
     }
-    fn place(self) -> u16 {
+    fn slot_place(self) -> u16 {
         self.word as u16 & UNLINKED
     }
-    fn set(&mut self, tick: u64, place: u16) {
+    fn set_place(&mut self, tick: u64, place: u16) {
         self.word = tick << PLACE_BITS | u64::from(place);
     }
 }
 
 /// A hierarchical timer wheel: level 0 has one tick per slot, each further level 64 times as many.
-pub(crate) struct Wheel {
+pub(crate) struct TimerWheel {
     /// The tick up to which entries were served.
     now: u64,
     /// Nothing is due before this tick: most polls compare it and return.
     quiet: u64,
     heads: [[u32; SLOTS]; LEVELS],
     occupied: [u64; LEVELS],
-    nodes: Vec<Node>,
+    nodes: Vec<WheelNode>,
 }
 
-impl Wheel {
+impl TimerWheel {
     pub(crate) fn new(now: Instant) -> Self {
-        Wheel {
+        TimerWheel {
             now: now.0 >> TICK_SHIFT,
             quiet: u64::MAX,
             heads: [[NIL; SLOTS]; LEVELS],
@@ -61,15 +61,15 @@ impl Wheel {
     }
 
     /// Bytes of one entry, for memory estimates.
-    pub(crate) const NODE: usize = size_of::<Node>();
+    pub(crate) const NODE: usize = size_of::<WheelNode>();
 
     /// Schedules `index` for `at`, rounded up to a tick. An entry that is due earlier stays.
-    pub(crate) fn schedule(&mut self, index: u32, at: Instant) {
+    pub(crate) fn schedule_entry(&mut self, index: u32, at: Instant) {
         let position = index as usize;
         if position >= self.nodes.len() {
             self.nodes.resize(
                 position + 1,
-                Node {
+                WheelNode {
                     prev: NIL,
                     next: NIL,
                     word: u64::from(UNLINKED),
@@ -78,31 +78,31 @@ impl Wheel {
         }
         let tick = (at.0 >> TICK_SHIFT) + u64::from(at.0 & ((1 << TICK_SHIFT) - 1) != 0);
         let node = self.nodes[position];
-        if node.place() != UNLINKED {
-            if node.tick() <= tick {
+        if node.slot_place() != UNLINKED {
+            if node.due_tick() <= tick {
                 return;
             }
-            self.unlink(index);
+            self.unlink_node(index);
         }
         let tick = tick.max(self.now);
-        self.nodes[position].set(tick, UNLINKED);
+        self.nodes[position].set_place(tick, UNLINKED);
         self.quiet = self.quiet.min(tick);
-        self.link(index);
+        self.link_node(index);
     }
 
     /// Removes the entry of `index`, if it has one.
-    pub(crate) fn remove(&mut self, index: u32) {
+    pub(crate) fn remove_entry(&mut self, index: u32) {
         if self
             .nodes
             .get(index as usize)
-            .is_some_and(|node| node.place() != UNLINKED)
+            .is_some_and(|node| node.slot_place() != UNLINKED)
         {
-            self.unlink(index);
+            self.unlink_node(index);
         }
     }
 
-    fn link(&mut self, index: u32) {
-        let tick = self.nodes[index as usize].tick();
+    fn link_node(&mut self, index: u32) {
+        let tick = self.nodes[index as usize].due_tick();
         // The highest bit in which the tick differs from now gives the level: its slots are so coarse that
         // the entry is moved to finer ones before it is due.
         let differ = tick ^ self.now;
@@ -116,7 +116,7 @@ impl Wheel {
         let node = &mut self.nodes[index as usize];
         node.prev = NIL;
         node.next = head;
-        node.set(tick, (level * SLOTS + slot) as u16);
+        node.set_place(tick, (level * SLOTS + slot) as u16);
         if head != NIL {
             self.nodes[head as usize].prev = index;
         }
@@ -124,11 +124,11 @@ impl Wheel {
         self.occupied[level] |= 1 << slot;
     }
 
-    fn unlink(&mut self, index: u32) {
+    fn unlink_node(&mut self, index: u32) {
         let node = self.nodes[index as usize];
         let (level, slot) = (
-            usize::from(node.place()) / SLOTS,
-            usize::from(node.place()) % SLOTS,
+            usize::from(node.slot_place()) / SLOTS,
+            usize::from(node.slot_place()) % SLOTS,
         );
         if node.prev == NIL {
             self.heads[level][slot] = node.next;
@@ -141,7 +141,7 @@ impl Wheel {
         if node.next != NIL {
             self.nodes[node.next as usize].prev = node.prev;
         }
-        self.nodes[index as usize].set(node.tick(), UNLINKED);
+        self.nodes[index as usize].set_place(node.due_tick(), UNLINKED);
     }
 
     /// The earliest occupied slot and the tick at which it begins.
@@ -167,10 +167,10 @@ impl Wheel {
         if target < self.quiet {
             return None;
         }
-        self.pop(target)
+        self.pop_until(target)
     }
 
-    fn pop(&mut self, target: u64) -> Option<u32> {
+    fn pop_until(&mut self, target: u64) -> Option<u32> {
         self.quiet = u64::MAX;
         while let Some((level, slot, start)) = self.next_slot() {
             if start > target {
@@ -180,7 +180,7 @@ impl Wheel {
             self.now = start;
             let mut index = self.heads[level][slot];
             if level == 0 {
-                self.unlink(index);
+                self.unlink_node(index);
                 self.quiet = start;
                 return Some(index);
             }
@@ -188,7 +188,7 @@ impl Wheel {
             self.occupied[level] &= !(1 << slot);
             while index != NIL {
                 let next = self.nodes[index as usize].next;
-                self.link(index);
+                self.link_node(index);
                 index = next;
             }
         }
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn every_entry_is_due_once_and_on_time() {
         let origin = 77_777_777_777_777u64;
-        let mut wheel = Wheel::new(Instant(origin));
+        let mut wheel = TimerWheel::new(Instant(origin));
         let mut random = 9u64;
         let mut want = std::collections::BTreeMap::new();
         for i in 0..2000u32 {
@@ -217,12 +217,12 @@ mod tests {
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
             let at = origin + (random >> 20) % (1u64 << (10 + random % 34));
-            wheel.schedule(i, Instant(at));
+            wheel.schedule_entry(i, Instant(at));
             // A later deadline does not move the entry.
-            wheel.schedule(i, Instant(at + 999_999_999));
+            wheel.schedule_entry(i, Instant(at + 999_999_999));
             want.insert(i, at);
         }
-        wheel.remove(5);
+        wheel.remove_entry(5);
         want.remove(&5);
         let mut guard = 0;
         while let Some(at) = wheel.next_deadline() {
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn entries_scheduled_after_a_pause_are_not_late() {
-        let (mut wheel, mut now, mut random) = (Wheel::new(Instant(0)), 0, 5u64);
+        let (mut wheel, mut now, mut random) = (TimerWheel::new(Instant(0)), 0, 5u64);
         let mut due = std::collections::BTreeMap::new();
         for i in 0..20_000u32 {
             random = random
@@ -266,21 +266,21 @@ mod tests {
             );
             if i % 3 == 0 {
                 let at = now + (random >> 30) % (1 << (12 + random % 24));
-                wheel.schedule(i, Instant(at));
+                wheel.schedule_entry(i, Instant(at));
                 due.insert(i, at);
             } else if i % 7 == 0
                 && let Some((gone, _)) = due.pop_first()
             {
-                wheel.remove(gone);
+                wheel.remove_entry(gone);
             }
         }
     }
 
     #[test]
     fn an_earlier_deadline_moves_the_entry_forward() {
-        let mut wheel = Wheel::new(Instant(0));
-        wheel.schedule(1, Instant::from_millis(500));
-        wheel.schedule(1, Instant::from_millis(1));
+        let mut wheel = TimerWheel::new(Instant(0));
+        wheel.schedule_entry(1, Instant::from_millis(500));
+        wheel.schedule_entry(1, Instant::from_millis(1));
         assert_eq!(wheel.pop_due(Instant::from_millis(2)), Some(1));
         assert_eq!(wheel.pop_due(Instant::from_millis(600)), None);
     }

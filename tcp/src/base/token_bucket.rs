@@ -33,11 +33,11 @@ impl TokenBucket {
     pub(crate) fn randomized(rate: u32, now: Instant, secret: Key) -> Self {
         let mut bucket = TokenBucket::new(rate, now);
         bucket.secret = Some(secret);
-        bucket.tokens = bucket.draw();
+        bucket.tokens = bucket.draw_tokens();
         bucket
     }
 
-    fn draw(&mut self) -> u64 {
+    fn draw_tokens(&mut self) -> u64 {
         let Some(secret) = &self.secret else {
             return self.rate;
         };
@@ -46,7 +46,7 @@ impl TokenBucket {
     }
 
     /// Takes a token; `false`: none is left now.
-    pub(crate) fn take(&mut self, now: Instant) -> bool {
+    pub(crate) fn try_take(&mut self, now: Instant) -> bool {
         if self.tokens == 0 && self.rate > 0 {
             self.refill(now);
         }
@@ -60,7 +60,7 @@ impl TokenBucket {
     fn refill(&mut self, now: Instant) {
         let age = now.0.saturating_sub(self.filled);
         if age >= SECOND {
-            self.tokens = self.draw();
+            self.tokens = self.draw_tokens();
             self.filled = now.0;
         } else if self.secret.is_none() {
             let step = (SECOND / self.rate).max(1);
@@ -78,7 +78,7 @@ mod tests {
     fn seconds(bucket: &mut TokenBucket) -> Vec<usize> {
         let second = |s: u64| {
             let times = (0..5_000u64).map(|i| Instant(s * SECOND + i * 200_000));
-            times.filter(|t| bucket.take(*t)).count()
+            times.filter(|t| bucket.try_take(*t)).count()
         };
         (0..50).map(second).collect()
     }
@@ -88,9 +88,9 @@ mod tests {
         let n = seconds(&mut TokenBucket::new(100, Instant(0)));
         assert!(n.iter().all(|n| (99..=200).contains(n)), "{n:?}");
         let mut bucket = TokenBucket::new(100, Instant(0));
-        while bucket.take(Instant(1)) {}
-        assert!(bucket.take(Instant(5 * SECOND)));
-        assert!(!TokenBucket::new(0, Instant(0)).take(Instant(1)));
+        while bucket.try_take(Instant(1)) {}
+        assert!(bucket.try_take(Instant(5 * SECOND)));
+        assert!(!TokenBucket::new(0, Instant(0)).try_take(Instant(1)));
     }
 
     #[test]
@@ -108,6 +108,6 @@ mod tests {
             Key::new(&[8; 16]),
         ));
         assert_ne!(n, other, "the draw is secret");
-        assert!(!TokenBucket::randomized(0, Instant(0), Key::new(&[7; 16])).take(Instant(1)));
+        assert!(!TokenBucket::randomized(0, Instant(0), Key::new(&[7; 16])).try_take(Instant(1)));
     }
 }

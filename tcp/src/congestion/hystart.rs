@@ -2,7 +2,7 @@
 //! the first slow start of a CUBIC connection.
 
 use crate::base::sequence::SeqNr;
-use crate::congestion::controller::Ack;
+use crate::congestion::controller::AckSample;
 
 /// Section 4.3, in microseconds.
 const MIN_RTT_THRESH: u32 = 4_000;
@@ -29,8 +29,8 @@ pub(crate) struct HyStart {
 
 impl HyStart {
     /// Section 4.2, for one ACK: how much the window grows. Ends slow start by lowering `ssthresh`.
-    pub(crate) fn slow_start(&mut self, a: &Ack, cwnd: u32, ssthresh: &mut u32) -> u32 {
-        if !self.begun || a.una.ge(self.window_end) {
+    pub(crate) fn slow_start(&mut self, ack: &AckSample, cwnd: u32, ssthresh: &mut u32) -> u32 {
+        if !self.begun || ack.una.ge(self.window_end) {
             if self.begun && self.baseline != 0 {
                 self.css_rounds += 1;
                 if self.css_rounds >= CSS_ROUNDS {
@@ -39,19 +39,19 @@ impl HyStart {
                 }
             }
             self.begun = true;
-            self.window_end = a.nxt;
+            self.window_end = ack.nxt;
             self.last_min = self.this_min;
             self.this_min = 0;
             self.samples = 0;
         }
-        if a.rtt > 0 {
-            let us = u32::try_from(a.rtt / 1000).unwrap_or(u32::MAX).max(1);
+        if ack.rtt > 0 {
+            let micros = u32::try_from(ack.rtt / 1000).unwrap_or(u32::MAX).max(1);
             self.this_min = if self.this_min == 0 {
-                us
+                micros
             } else {
-                self.this_min.min(us)
+                self.this_min.min(micros)
             };
-            let segments = (a.acked / a.mss.max(1)).clamp(1, N_RTT_SAMPLE);
+            let segments = (ack.on_acked / ack.mss.max(1)).clamp(1, N_RTT_SAMPLE);
             self.samples = (u32::from(self.samples) + segments).min(N_RTT_SAMPLE) as u8;
         }
         let enough = u32::from(self.samples) >= N_RTT_SAMPLE && self.this_min != 0;
@@ -61,7 +61,7 @@ impl HyStart {
                 self.baseline = 0;
                 self.css_rounds = 0;
             } else {
-                return a.acked / CSS_GROWTH_DIVISOR;
+                return ack.on_acked / CSS_GROWTH_DIVISOR;
             }
         } else if enough && self.last_min != 0 {
             let thresh = (self.last_min / MIN_RTT_DIVISOR).clamp(MIN_RTT_THRESH, MAX_RTT_THRESH);
@@ -70,7 +70,7 @@ impl HyStart {
                 self.css_rounds = 0;
             }
         }
-        a.acked
+        ack.on_acked
     }
 }
 
@@ -86,16 +86,16 @@ mod tests {
         let end = *seq + n * MSS;
         for _ in 0..n {
             *seq += MSS;
-            let a = Ack {
-                acked: MSS,
+            let ack = AckSample {
+                on_acked: MSS,
                 mss: MSS,
                 rtt: ms * 1_000_000,
                 una: SeqNr(*seq),
                 nxt: SeqNr(end + *w),
-                ..Ack::default()
+                ..AckSample::default()
             };
             if *w < *ssthresh {
-                *w += h.slow_start(&a, *w, ssthresh);
+                *w += h.slow_start(&ack, *w, ssthresh);
             }
         }
     }

@@ -20,10 +20,10 @@ pub(crate) mod window_validation;
 
 use crate::base::sequence::SeqNr;
 use crate::config::CongestionControl;
-use crate::congestion::controller::{Ack, Controller};
+use crate::congestion::controller::{AckSample, Controller};
 use crate::congestion::reduction::WindowReduction;
 use crate::congestion::window::{CongestionWindow, Flight, SlowStartThreshold};
-use crate::congestion::window_validation::Validation;
+use crate::congestion::window_validation::WindowValidation;
 
 /// Where a connection is in its answer to losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub(crate) struct DeliveredBytes {
 pub(crate) struct CongestionState {
     controller: Controller,
     /// How much of the window was in use of late.
-    pub(crate) validation: Validation,
+    pub(crate) validation: WindowValidation,
     /// Marks before this were answered (RFC 3168 section 6.1.2: once a window).
     marks_answered: SeqNr,
 }
@@ -64,7 +64,7 @@ impl CongestionState {
     pub(crate) fn new(which: CongestionControl) -> Self {
         CongestionState {
             controller: Controller::new(which),
-            validation: Validation::NEW,
+            validation: WindowValidation::NEW,
             marks_answered: SeqNr(0),
         }
     }
@@ -81,10 +81,10 @@ impl CongestionState {
         flight: &Flight,
         now: u64,
     ) {
-        self.validation.begin(window, flight, now);
+        self.validation.begin_validated(window, flight, now);
         self.marks_answered = flight.una;
         if let Controller::Dctcp(dctcp) = &mut self.controller {
-            dctcp.begin(flight.una);
+            dctcp.begin_window(flight.una);
         }
     }
 
@@ -101,7 +101,7 @@ impl CongestionState {
         let limited = self.validation.is_limited(window, flight);
         let mut reduced = false;
         if self.validation.is_round_over(flight.una) && delivered.open {
-            reduced = self.validation.measure(
+            reduced = self.validation.measure_round(
                 window,
                 flight,
                 &mut self.controller,
@@ -112,8 +112,8 @@ impl CongestionState {
         let grows =
             limited || delivered.phase == RecoveryPhase::Loss || self.validation.may_grow(window);
         if grows {
-            let ack = Ack {
-                acked: delivered.bytes,
+            let ack = AckSample {
+                on_acked: delivered.bytes,
                 mss: flight.mss,
                 now: delivered.now,
                 srtt: flight.srtt,
@@ -133,7 +133,7 @@ impl CongestionState {
     /// So many bytes are on the wire now that new segments left.
     #[inline]
     pub(crate) fn on_sent(&mut self, pipe: u32) {
-        self.validation.sent(pipe);
+        self.validation.on_sent(pipe);
     }
 
     /// New segments are about to leave after a pause: whether it outlasted the samples of use.
@@ -152,7 +152,7 @@ impl CongestionState {
         now: u64,
     ) -> bool {
         self.validation
-            .rest(window, flight, &mut self.controller, initial, now)
+            .on_rest(window, flight, &mut self.controller, initial, now)
     }
 
     /// An ACK on a connection with ECN, of `bytes` new bytes. Returns whether the echoed mark is to
@@ -160,7 +160,7 @@ impl CongestionState {
     #[inline]
     pub(crate) fn on_ecn_ack(&mut self, flight: &Flight, bytes: u32, marked: bool) -> bool {
         if let Controller::Dctcp(dctcp) = &mut self.controller {
-            dctcp.acked(bytes, marked, flight.una, flight.next);
+            dctcp.on_acked(bytes, marked, flight.una, flight.next);
         }
         if !flight.una.ge(self.marks_answered) {
             return false;
@@ -174,7 +174,7 @@ impl CongestionState {
     pub(crate) fn on_mark(&mut self, window: &mut CongestionWindow, flight: &Flight, now: u64) {
         let in_use = self.validation.in_use(window, flight);
         window.reduce_to(in_use.after_mark(window, &mut self.controller, flight));
-        self.validation.begin(window, flight, now);
+        self.validation.begin_validated(window, flight, now);
     }
 
     /// A tail loss probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
@@ -186,7 +186,7 @@ impl CongestionState {
     ) {
         let in_use = self.validation.in_use(window, flight);
         window.reduce_to(in_use.after_loss(&mut self.controller, flight));
-        self.validation.begin(window, flight, now);
+        self.validation.begin_validated(window, flight, now);
     }
 
     /// Fast recovery begins.
@@ -197,7 +197,7 @@ impl CongestionState {
         flight: &Flight,
     ) {
         let in_use = self.validation.in_use(window, flight);
-        reduction.begin(window, &mut self.controller, in_use, flight);
+        reduction.begin_recovery(window, &mut self.controller, in_use, flight);
     }
 
     /// A recovery ended.
@@ -207,7 +207,7 @@ impl CongestionState {
         flight: &Flight,
         now: u64,
     ) {
-        self.validation.begin(window, flight, now);
+        self.validation.begin_validated(window, flight, now);
     }
 
     /// A retransmission timeout: slow start towards a new threshold. A recovery that was under way
@@ -223,12 +223,12 @@ impl CongestionState {
             return;
         }
         if phase == RecoveryPhase::Open {
-            reduction.remember(window, &self.controller);
+            reduction.remember_window(window, &self.controller);
         }
         let in_use = self.validation.in_use(window, flight).bytes;
         let ssthresh = self
             .controller
-            .on_timeout(in_use, flight.size(), flight.mss);
+            .on_timeout(in_use, flight.flight_size(), flight.mss);
         window.ssthresh = SlowStartThreshold(ssthresh);
     }
 
@@ -239,18 +239,18 @@ impl CongestionState {
         flight: &Flight,
         now: u64,
     ) {
-        self.validation.begin(window, flight, now);
-        window.collapse(flight.pipe, flight.mss);
+        self.validation.begin_validated(window, flight, now);
+        window.collapse_to_one(flight.pipe, flight.mss);
     }
 
     /// The last reduction was for nothing: takes it back.
-    pub(crate) fn undo(
+    pub(crate) fn undo_reduction(
         &mut self,
         window: &mut CongestionWindow,
         reduction: &mut WindowReduction,
         flight: &Flight,
     ) {
-        reduction.undo(window, &mut self.controller);
+        reduction.restore_window(window, &mut self.controller);
         self.validation.begin_round(flight);
     }
 

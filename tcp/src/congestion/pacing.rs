@@ -35,7 +35,7 @@ impl Pacer {
     }
 
     /// How many bytes of new segments may leave now. `in_use`: the window is validated.
-    pub(crate) fn credit(
+    pub(crate) fn take_credit(
         &mut self,
         window: &CongestionWindow,
         flight: &Flight,
@@ -46,7 +46,7 @@ impl Pacer {
             return PacingCredit::NotBefore(self.next_at);
         }
         // A pause that left the window in doubt is no lateness of a timer.
-        let late = if flight.size() == 0 && !in_use {
+        let late = if flight.flight_size() == 0 && !in_use {
             0
         } else {
             (now - self.next_at).min(flight.srtt / LATE)

@@ -49,7 +49,7 @@ impl WindowReduction {
     }
 
     /// Fast recovery begins: the new slow start threshold.
-    pub(super) fn begin(
+    pub(super) fn begin_recovery(
         &mut self,
         window: &mut CongestionWindow,
         controller: &mut Controller,
@@ -57,17 +57,17 @@ impl WindowReduction {
         flight: &Flight,
     ) {
         self.point = flight.next;
-        self.recover_flight = flight.size().max(1);
+        self.recover_flight = flight.flight_size().max(1);
         self.prr_delivered = 0;
         self.prr_out = 0;
-        self.remember(window, controller);
+        self.remember_window(window, controller);
         self.unvalidated = if in_use.unvalidated { in_use.bytes } else { 0 };
         self.retransmitted = 0;
         window.ssthresh = SlowStartThreshold(in_use.after_loss(controller, flight));
     }
 
     /// What the reduction that follows replaces.
-    pub(super) fn remember(&mut self, window: &CongestionWindow, controller: &Controller) {
+    pub(super) fn remember_window(&mut self, window: &CongestionWindow, controller: &Controller) {
         self.prior = Some(PriorWindow {
             window: *window,
             controller: *controller,
@@ -78,7 +78,7 @@ impl WindowReduction {
 
     /// Fast recovery ended: the window is ssthresh (RFC 6937 section 3), but for one that was not
     /// validated half of what arrived of what was in use (RFC 7661 section 4.4.1).
-    pub(crate) fn end(&self, window: &mut CongestionWindow, mss: u32) {
+    pub(crate) fn end_recovery(&self, window: &mut CongestionWindow, mss: u32) {
         let ssthresh = window.ssthresh.0;
         window.cwnd = ssthresh;
         if self.unvalidated > 0 {
@@ -161,7 +161,11 @@ impl WindowReduction {
 
     /// Takes the reduction back (RFC 4015 section 3, RFC 9438 section 4.9): the window and the
     /// controller as they were.
-    pub(super) fn undo(&mut self, window: &mut CongestionWindow, controller: &mut Controller) {
+    pub(super) fn restore_window(
+        &mut self,
+        window: &mut CongestionWindow,
+        controller: &mut Controller,
+    ) {
         let Some(prior) = self.prior.take() else {
             return;
         };

@@ -22,7 +22,7 @@ impl SlowStartThreshold {
     const INFINITE_PACED: SlowStartThreshold = SlowStartThreshold(u32::MAX - 1);
 
     /// `None`: infinite.
-    pub(crate) fn finite(self) -> Option<u32> {
+    pub(crate) fn finite_bytes(self) -> Option<u32> {
         (self < Self::INFINITE_PACED).then_some(self.0)
     }
 }
@@ -50,7 +50,7 @@ pub(crate) struct Flight {
 
 impl Flight {
     /// FlightSize (RFC 5681 section 2), in bytes of sequence space.
-    pub(crate) fn size(&self) -> u32 {
+    pub(crate) fn flight_size(&self) -> u32 {
         self.next - self.una
     }
 }
@@ -64,7 +64,7 @@ impl CongestionWindow {
 
     /// The handshake agreed on segments of `mss` bytes: the initial window of `segments` of them
     /// (RFC 6928).
-    pub(crate) fn open(&mut self, segments: u32, mss: u32) {
+    pub(crate) fn set_initial(&mut self, segments: u32, mss: u32) {
         self.cwnd = initial_window(segments, mss).min(MAX_WINDOW);
     }
 
@@ -114,7 +114,7 @@ impl CongestionWindow {
 
     /// A retransmission timeout: one segment, beside those that may still arrive (RFC 5681 section
     /// 3.1).
-    pub(super) fn collapse(&mut self, pipe: u32, mss: u32) {
+    pub(super) fn collapse_to_one(&mut self, pipe: u32, mss: u32) {
         self.cwnd = pipe + mss;
     }
 

@@ -5,7 +5,7 @@
 //! answers congestion.
 
 use crate::base::sequence::SeqNr;
-use crate::base::time::ticks;
+use crate::base::time::to_ticks;
 use crate::congestion::controller::Controller;
 use crate::congestion::window::{CongestionWindow, Flight, SlowStartThreshold};
 
@@ -18,7 +18,7 @@ const NVP: u32 = 286_103;
 
 /// Times are ticks, see [`ticks`].
 #[derive(Clone, Copy)]
-pub(crate) struct Validation {
+pub(crate) struct WindowValidation {
     /// Most bytes in the pipe since `mark` was passed: tells who is limited by the window
     /// (section 4.5.3).
     pub used: u32,
@@ -43,8 +43,8 @@ pub(crate) struct InUse {
     pub unvalidated: bool,
 }
 
-impl Validation {
-    pub(crate) const NEW: Validation = Validation {
+impl WindowValidation {
+    pub(crate) const NEW: WindowValidation = WindowValidation {
         used: 0,
         mark: SeqNr(0),
         high_ack: SeqNr(0),
@@ -55,9 +55,14 @@ impl Validation {
 
     /// The connection begins, or a recovery ended: the window is validated until the next sample
     /// (sections 4.1, 4.4.1).
-    pub(crate) fn begin(&mut self, window: &mut CongestionWindow, flight: &Flight, now: u64) {
+    pub(crate) fn begin_validated(
+        &mut self,
+        window: &mut CongestionWindow,
+        flight: &Flight,
+        now: u64,
+    ) {
         self.pipe_ack = UNDEFINED;
-        self.sampled = ticks(now);
+        self.sampled = to_ticks(now);
         self.mark_validated(window);
         self.begin_round(flight);
     }
@@ -69,7 +74,7 @@ impl Validation {
     }
 
     #[inline]
-    pub(crate) fn sent(&mut self, pipe: u32) {
+    pub(crate) fn on_sent(&mut self, pipe: u32) {
         self.used = self.used.max(pipe);
     }
 
@@ -84,12 +89,12 @@ impl Validation {
     /// start not (RFC 9438 section 5.8).
     #[inline]
     pub(crate) fn may_grow(&self, window: &CongestionWindow) -> bool {
-        window.in_slow_start() && self.carries(window.cwnd)
+        window.in_slow_start() && self.carried_half_of(window.cwnd)
     }
 
     /// pipeACK >= cwnd / 2 (section 4.3).
     #[inline]
-    fn carries(&self, cwnd: u32) -> bool {
+    fn carried_half_of(&self, cwnd: u32) -> bool {
         self.pipe_ack.saturating_mul(2) >= cwnd
     }
 
@@ -100,7 +105,7 @@ impl Validation {
 
     /// SND.UNA passed `mark` outside of recoveries: takes a sample and judges. Returns whether
     /// the window was adjusted.
-    pub(crate) fn measure(
+    pub(crate) fn measure_round(
         &mut self,
         window: &mut CongestionWindow,
         flight: &Flight,
@@ -113,7 +118,7 @@ impl Validation {
             self.mark = flight.next;
             return false;
         }
-        let (sample, now) = (flight.una - self.high_ack, ticks(now));
+        let (sample, now) = (flight.una - self.high_ack, to_ticks(now));
         if self.pipe_ack == UNDEFINED
             || sample >= self.pipe_ack
             || now.wrapping_sub(self.sampled) >= sampling_period(flight)
@@ -121,18 +126,18 @@ impl Validation {
             (self.pipe_ack, self.sampled) = (sample, now);
         }
         self.begin_round(flight);
-        self.judge(window, flight, controller, initial, now)
+        self.judge_use(window, flight, controller, initial, now)
     }
 
     /// New segments are about to leave after a pause that may have outlasted the samples.
     #[inline]
     pub(crate) fn has_rested(&self, now: u64) -> bool {
-        ticks(now).wrapping_sub(self.sampled) >= SAMPLING
+        to_ticks(now).wrapping_sub(self.sampled) >= SAMPLING
     }
 
     /// They did. Returns whether the window was adjusted.
     #[cold]
-    pub(crate) fn rest(
+    pub(crate) fn on_rest(
         &mut self,
         window: &mut CongestionWindow,
         flight: &Flight,
@@ -140,7 +145,7 @@ impl Validation {
         initial: u32,
         now: u64,
     ) -> bool {
-        let (now, period) = (ticks(now), sampling_period(flight));
+        let (now, period) = (to_ticks(now), sampling_period(flight));
         // The initial window needs no validation.
         let initially = self.pipe_ack == UNDEFINED && window.cwnd <= initial;
         if initially || now.wrapping_sub(self.sampled) < period {
@@ -148,14 +153,14 @@ impl Validation {
         }
         self.pipe_ack = 0;
         if self.since == 0 {
-            self.since = moment(self.sampled.wrapping_add(period));
+            self.since = nonzero_tick(self.sampled.wrapping_add(period));
         }
-        self.judge(window, flight, controller, initial, now)
+        self.judge_use(window, flight, controller, initial, now)
     }
 
     /// Says whether the window is validated, and reduces one that was not for a whole NVP. Returns
     /// whether it did.
-    fn judge(
+    fn judge_use(
         &mut self,
         window: &mut CongestionWindow,
         flight: &Flight,
@@ -163,12 +168,12 @@ impl Validation {
         initial: u32,
         now: u32,
     ) -> bool {
-        if self.carries(window.cwnd) {
+        if self.carried_half_of(window.cwnd) {
             self.mark_validated(window);
             return false;
         }
         if self.since == 0 {
-            self.since = moment(now);
+            self.since = nonzero_tick(now);
         }
         // Section 4.4.2, also where the round trip has become long enough only now.
         window.begin_pacing(flight.srtt);
@@ -182,11 +187,11 @@ impl Validation {
             window.cwnd = (window.cwnd / 2).max(initial);
             self.since = self.since.wrapping_add(NVP);
         }
-        self.since = moment(now);
-        if self.carries(window.cwnd) {
+        self.since = nonzero_tick(now);
+        if self.carried_half_of(window.cwnd) {
             self.mark_validated(window);
         }
-        controller.restart();
+        controller.restart_avoidance();
         window.cwnd < before
     }
 
@@ -203,8 +208,8 @@ impl Validation {
     /// What congestion reduces: pipeACK or what is in flight when the window is not validated;
     /// else the window, unless most of it was free of late (RFC 9438 section 4.6).
     pub(crate) fn in_use(&self, window: &CongestionWindow, flight: &Flight) -> InUse {
-        let size = flight.size();
-        if !self.carries(window.cwnd) {
+        let size = flight.flight_size();
+        if !self.carried_half_of(window.cwnd) {
             return InUse {
                 bytes: self.pipe_ack.max(size).min(window.cwnd),
                 unvalidated: true,
@@ -226,8 +231,8 @@ impl InUse {
     /// The new slow start threshold after a loss: of a window that was not validated half of what
     /// was in use (section 4.4.1), else as the controller says.
     pub(crate) fn after_loss(&self, controller: &mut Controller, flight: &Flight) -> u32 {
-        let ssthresh = controller.on_loss(self.bytes, flight.size(), flight.mss);
-        self.halved(flight.mss).unwrap_or(ssthresh)
+        let ssthresh = controller.on_loss(self.bytes, flight.flight_size(), flight.mss);
+        self.halved_use(flight.mss).unwrap_or(ssthresh)
     }
 
     /// As `after_loss`, for a mark. DCTCP knows how much was marked.
@@ -244,23 +249,23 @@ impl InUse {
             } else {
                 window.cwnd
             };
-            return controller.on_mark(of, flight.size(), mss);
+            return controller.on_mark(of, flight.flight_size(), mss);
         }
-        let ssthresh = controller.on_mark(self.bytes, flight.size(), mss);
-        self.halved(mss).unwrap_or(ssthresh)
+        let ssthresh = controller.on_mark(self.bytes, flight.flight_size(), mss);
+        self.halved_use(mss).unwrap_or(ssthresh)
     }
 
-    fn halved(&self, mss: u32) -> Option<u32> {
+    fn halved_use(&self, mss: u32) -> Option<u32> {
         self.unvalidated.then_some((self.bytes / 2).max(2 * mss))
     }
 }
 
 /// A tick that is not 0.
-fn moment(tick: u32) -> u32 {
+fn nonzero_tick(tick: u32) -> u32 {
     if tick == 0 { u32::MAX } else { tick }
 }
 
 /// The pipeACK Sampling Period (section 4.2).
 fn sampling_period(flight: &Flight) -> u32 {
-    ticks(flight.srtt.saturating_mul(3)).max(SAMPLING)
+    to_ticks(flight.srtt.saturating_mul(3)).max(SAMPLING)
 }

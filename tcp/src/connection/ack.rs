@@ -4,10 +4,10 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::ticks;
+use crate::base::time::to_ticks;
 use crate::congestion::{DeliveredBytes, RecoveryPhase};
 use crate::connection::Connection;
-use crate::connection::context::ConnectionContext;
+use crate::connection::context::TcpContext;
 use crate::loss::rack;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -17,191 +17,201 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Header prediction: an established connection, the next expected segment, nothing special.
     /// Gives the buffer back when it is anything else.
     #[inline]
-    pub(crate) fn predicted(
+    pub(crate) fn try_header_prediction(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         seg: &Segment,
-        b: B,
+        buffer: B,
     ) -> Result<(), B> {
-        let h = &mut self.tcb;
-        let len = b.remaining();
-        let ack = seg.ack.0.wrapping_sub(h.snd_una.0);
-        if h.state != TcpState::Established
+        let tcb = &mut self.tcb;
+        let len = buffer.remaining();
+        let ack = seg.ack.0.wrapping_sub(tcb.snd_una.0);
+        if tcb.state != TcpState::Established
             || seg.flags & (FIN | SYN | RST | ACK | ECE | CWR) != ACK
-            || seg.ce != h.has(ConnectionFlags::LAST_WAS_MARKED)
-            || seg.seq != h.rcv_nxt
-            || h.has(
+            || seg.ce != tcb.has(ConnectionFlags::LAST_WAS_MARKED)
+            || seg.seq != tcb.rcv_nxt
+            || tcb.has(
                 ConnectionFlags::RECOVERING | ConnectionFlags::RELEASED | ConnectionFlags::FIN_SEEN,
             )
-            || seg.has_ts != h.has(ConnectionFlags::TIMESTAMPS)
-            || (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0 && seg.has_ts
+            || seg.has_ts != tcb.has(ConnectionFlags::TIMESTAMPS)
+            || (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0 && seg.has_ts
             || seg.sacks != 0
-            || ack > h.flight()
-            || len as u32 > h.rcv_adv - h.rcv_nxt
+            || ack > tcb.flight()
+            || len as u32 > tcb.rcv_adv - tcb.rcv_nxt
             || (len == 0 && ack == 0)
         {
-            return Err(b);
+            return Err(buffer);
         }
-        if len > 0 && (self.ooo.is_some() || cx.shared.full(self.rx.counted)) {
-            return Err(b);
+        if len > 0
+            && (self.out_of_order.is_some()
+                || cx.shared.is_receive_full(self.receive_queue.counted))
+        {
+            return Err(buffer);
         }
         cx.shared.stats.hp_hits += 1;
-        h.last_rx = cx.now.0;
-        h.probes = 0;
-        if seg.seq.le(h.last_ack_sent) {
-            h.ts_recent = if seg.has_ts { seg.ts_val } else { h.ts_recent };
+        tcb.last_rx = cx.now.0;
+        tcb.probes = 0;
+        if seg.seq.le(tcb.last_ack_sent) {
+            tcb.ts_recent = if seg.has_ts {
+                seg.ts_val
+            } else {
+                tcb.ts_recent
+            };
         }
-        self.acknowledge(cx, seg, len);
+        self.process_ack(cx, seg, len);
         if len > 0 {
-            self.deliver(cx, b, seg.flags & PSH != 0);
+            self.deliver_in_order(cx, buffer, seg.flags & PSH != 0);
         }
         Ok(())
     }
 
     /// In-order payload: to the receive queue, and the ACK policy (RFC 9293 section 3.8.6.3).
     #[inline]
-    pub(crate) fn deliver(&mut self, cx: &mut ConnectionContext<'_>, b: B, push: bool) {
-        let len = b.remaining() as u32;
-        self.rx.push(b);
+    pub(crate) fn deliver_in_order(&mut self, cx: &mut TcpContext<'_>, buffer: B, push: bool) {
+        let len = buffer.remaining() as u32;
+        self.receive_queue.push(buffer);
         // What a port put together counts as several (RFC 9293 section 3.8.6.3).
         let counted = 1 + u32::from(len > u32::from(self.tcb.emss));
-        self.arrived(cx, (1, counted, len), push);
+        self.on_delivered(cx, (1, counted, len), push);
     }
 
     /// `bytes` in so many buffers were put into the receive queue: what `deliver` does beside.
     #[inline]
-    pub(crate) fn arrived(
+    pub(crate) fn on_delivered(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         (buffers, segs, bytes): (u32, u32, u32),
         push: bool,
     ) {
         cx.shared.stats.in_bytes += u64::from(bytes);
-        let h = &mut self.tcb;
-        h.rcv_nxt += bytes;
-        self.rx.counted += buffers;
-        cx.shared.held += buffers as usize;
-        h.unacked_segs = (u32::from(h.unacked_segs) + segs).min(255) as u8;
-        if push || h.unacked_segs >= 2 {
-            cx.owe(h, ConnectionFlags::NEED_ACK);
-        } else if h.ack_at == 0 {
-            h.ack_at = cx.now.0 + cx.shared.delayed_ack;
-            cx.arm(h, h.ack_at);
+        let tcb = &mut self.tcb;
+        tcb.rcv_nxt += bytes;
+        self.receive_queue.counted += buffers;
+        cx.shared.held_buffers += buffers as usize;
+        tcb.unacked_segs = (u32::from(tcb.unacked_segs) + segs).min(255) as u8;
+        if push || tcb.unacked_segs >= 2 {
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+        } else if tcb.ack_at == 0 {
+            tcb.ack_at = cx.now.0 + cx.shared.delayed_ack;
+            cx.schedule_timer(tcb, tcb.ack_at);
         }
-        cx.event(h, Events::READABLE);
+        cx.raise_event(tcb, Events::READABLE);
     }
 
     /// The ACK and window of an acceptable segment; its ACK is at most SND.NXT.
     #[inline]
-    pub(crate) fn acknowledge(
-        &mut self,
-        cx: &mut ConnectionContext<'_>,
-        seg: &Segment,
-        len: usize,
-    ) {
-        let h = &mut self.tcb;
-        let emss = u32::from(h.emss);
-        let room = h.room();
-        let phase = h.phase;
-        let old_window = h.snd_wnd;
-        if h.snd_wl1.lt(seg.seq) || (h.snd_wl1 == seg.seq && h.snd_wl2.le(seg.ack)) {
-            h.snd_wnd = u32::from(seg.window) << h.scales.send();
-            h.max_snd_wnd = h.max_snd_wnd.max(h.snd_wnd);
-            h.snd_wl1 = seg.seq;
-            h.snd_wl2 = seg.ack;
+    pub(crate) fn process_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, len: usize) {
+        let tcb = &mut self.tcb;
+        let emss = u32::from(tcb.emss);
+        let room = tcb.room();
+        let phase = tcb.phase;
+        let old_window = tcb.snd_wnd;
+        if tcb.snd_wl1.lt(seg.seq) || (tcb.snd_wl1 == seg.seq && tcb.snd_wl2.le(seg.ack)) {
+            tcb.snd_wnd = u32::from(seg.window) << tcb.scales.send();
+            tcb.max_snd_wnd = tcb.max_snd_wnd.max(tcb.snd_wnd);
+            tcb.snd_wl1 = seg.seq;
+            tcb.snd_wl2 = seg.ack;
         }
-        if old_window < h.flight() && h.snd_wnd >= h.flight() {
+        if old_window < tcb.flight() && tcb.snd_wnd >= tcb.flight() {
             // What a window that shrank kept out was no loss of the path.
-            h.backoff = 0;
-            self.stalled_since = ticks(cx.now.0).max(1);
-            h.restart_rto(cx);
+            tcb.backoff = 0;
+            self.stalled_since = to_ticks(cx.now.0).max(1);
+            tcb.restart_retransmission_timer(cx);
         }
         cx.shared.stats.pure_acks_in += u64::from(len == 0);
-        let new = seg.ack.gt(h.snd_una);
+        let new = seg.ack.gt(tcb.snd_una);
         let mut delivered = 0;
         let mut rtt = 0;
-        let newly = seg.ack.distance_from(h.snd_una).max(0) as u32;
+        let newly = seg.ack.distance_from(tcb.snd_una).max(0) as u32;
         if new {
-            if let Some(r) = &mut self.recovery {
-                let echo = (seg.has_ts && h.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_ecr);
-                r.before_ack(h, &self.tx, seg.ack, (echo, self.ts_offset), cx.now.0);
+            if let Some(recovery) = &mut self.recovery {
+                let echo =
+                    (seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS)).then_some(seg.ts_ecr);
+                recovery.before_ack(
+                    tcb,
+                    &self.send_queue,
+                    seg.ack,
+                    (echo, self.timestamp_offset),
+                    cx.now.0,
+                );
             }
-            let a = self.tx.ack_to(seg.ack, &mut h.pipe);
-            h.snd_una = seg.ack;
-            h.backoff = 0;
-            h.dup_acks = 0;
+            let acked = self.send_queue.ack_to(seg.ack, &mut tcb.pipe);
+            tcb.snd_una = seg.ack;
+            tcb.backoff = 0;
+            tcb.dup_acks = 0;
             self.stalled_since = 0;
-            delivered = a.delivered;
-            if let Some(at) = a.sent_at {
+            delivered = acked.delivered;
+            if let Some(at) = acked.sent_at {
                 rtt = cx.now.0.saturating_sub(at);
-                h.rtt.sample(rtt);
+                tcb.rtt.add_sample(rtt);
             }
-            if let Some(r) = &mut self.recovery {
-                r.acked(seg.ack, a.sacked_segs, a.lost_segs);
+            if let Some(recovery) = &mut self.recovery {
+                recovery.on_acked(seg.ack, acked.sacked_segs, acked.lost_segs);
             }
-            if a.records {
-                cx.event(h, Events::ACKED);
+            if acked.records {
+                cx.raise_event(tcb, Events::ACKED);
             }
-            if h.snd_una == h.snd_nxt {
-                h.stop_timer();
+            if tcb.snd_una == tcb.snd_nxt {
+                tcb.stop_timer();
             } else {
-                h.restart_rto(cx);
+                tcb.restart_retransmission_timer(cx);
             }
-        } else if h.is_timer(Timer::Persist) {
+        } else if tcb.is_timer(Timer::Persist) {
             // The peer answers probes: it is alive (RFC 9293 section 3.8.6.1).
             self.stalled_since = 0;
         }
         // RFC 5681 section 2: SYN and FIN are off.
         let dup = !new
             && len == 0
-            && h.snd_wnd == old_window
-            && h.flight() > 0
-            && seg.ack == h.snd_una
+            && tcb.snd_wnd == old_window
+            && tcb.flight() > 0
+            && seg.ack == tcb.snd_una
             && seg.flags & FIN == 0;
-        if h.has(ConnectionFlags::RECOVERING) || seg.sacks > 0 || dup {
-            self.recover(cx, seg, new, dup, delivered);
+        if tcb.has(ConnectionFlags::RECOVERING) || seg.sacks > 0 || dup {
+            self.process_loss_signals(cx, seg, new, dup, delivered);
         }
         if self.tcb.has(ConnectionFlags::ECN) {
-            self.echoed(cx, seg, newly);
+            self.on_ecn_ack(cx, seg, newly);
         }
-        let h = &mut self.tcb;
+        let tcb = &mut self.tcb;
         // The ACK that ends a recovery leaves the window at ssthresh (RFC 6582 section 3.2, RFC 6937).
-        if delivered > 0 && phase != RecoveryPhase::Recovery && h.phase != RecoveryPhase::Recovery {
-            let flight = h.flight_state();
-            let initial = cx.shared.initial_window(h);
-            let told = DeliveredBytes {
+        if delivered > 0 && phase != RecoveryPhase::Recovery && tcb.phase != RecoveryPhase::Recovery
+        {
+            let flight = tcb.flight_state();
+            let initial = cx.shared.initial_window(tcb);
+            let delivered_bytes = DeliveredBytes {
                 bytes: delivered,
                 rtt,
                 now: cx.now.0,
-                phase: h.phase,
-                open: phase == RecoveryPhase::Open && h.phase == RecoveryPhase::Open,
-                idle: h.unsent == 0,
+                phase: tcb.phase,
+                open: phase == RecoveryPhase::Open && tcb.phase == RecoveryPhase::Open,
+                idle: tcb.unsent == 0,
             };
-            let reduced = self
-                .congestion
-                .on_ack(&mut h.window, &flight, initial, &told);
+            let reduced =
+                self.congestion
+                    .on_ack(&mut tcb.window, &flight, initial, &delivered_bytes);
             cx.shared.stats.idle_restarts += u64::from(reduced);
-            h.forget_pacing();
+            tcb.forget_pacing();
         }
-        let h = &mut self.tcb;
-        if room < emss && h.room() >= emss {
-            cx.event(h, Events::WRITABLE);
+        let tcb = &mut self.tcb;
+        if room < emss && tcb.room() >= emss {
+            cx.raise_event(tcb, Events::WRITABLE);
         }
-        let fin = h.is_fin_pending();
-        if h.unsent > 0 || h.has(ConnectionFlags::RECOVERING) || fin {
-            cx.owe(h, ConnectionFlags::NONE);
+        let fin = tcb.is_fin_pending();
+        if tcb.unsent > 0 || tcb.has(ConnectionFlags::RECOVERING) || fin {
+            cx.schedule_output(tcb, ConnectionFlags::NONE);
         }
-        if new && h.snd_una == h.snd_nxt {
-            self.update_active(cx);
+        if new && tcb.snd_una == tcb.snd_nxt {
+            self.update_active_count(cx);
         }
     }
 
     /// SACK, duplicate ACKs and what follows from them (RFC 6675, 6582, 6937).
     #[cold]
     #[allow(clippy::too_many_arguments)]
-    fn recover(
+    fn process_loss_signals(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         seg: &Segment,
         new: bool,
         dup: bool,
@@ -209,166 +219,190 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) {
         self.start_recovery();
         let path = (self.id(cx.index), self.template.key().remote().ip());
-        let h = &mut self.tcb;
-        let Some(r) = &mut self.recovery else { return };
+        let tcb = &mut self.tcb;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         cx.shared.stats.dup_acks_in += u64::from(dup);
-        if rack::dsack(seg).is_some() && h.has(ConnectionFlags::SACK) {
+        if rack::dsack_block(seg).is_some() && tcb.has(ConnectionFlags::SACK) {
             cx.shared.stats.dsacks_in += 1;
-            if r.duplicate(h) && (h.phase == RecoveryPhase::Open || r.reduction.is_over(h.snd_una))
+            if recovery.on_dsack(tcb)
+                && (tcb.phase == RecoveryPhase::Open || recovery.reduction.is_over(tcb.snd_una))
             {
                 cx.shared.stats.spurious += 1;
-                r.unmark_lost(h, &mut self.tx);
-                let flight = h.flight_state();
+                recovery.unmark_lost(tcb, &mut self.send_queue);
+                let flight = tcb.flight_state();
                 self.congestion
-                    .undo(&mut h.window, &mut r.reduction, &flight);
+                    .undo_reduction(&mut tcb.window, &mut recovery.reduction, &flight);
             }
         }
-        if new && h.phase == RecoveryPhase::Loss && seg.has_ts && h.has(ConnectionFlags::TIMESTAMPS)
+        if new
+            && tcb.phase == RecoveryPhase::Loss
+            && seg.has_ts
+            && tcb.has(ConnectionFlags::TIMESTAMPS)
         {
-            let h = &mut self.tcb;
-            if r.reduction.was_needless(seg.ts_ecr, self.ts_offset) {
+            let tcb = &mut self.tcb;
+            if recovery
+                .reduction
+                .was_needless(seg.ts_ecr, self.timestamp_offset)
+            {
                 cx.shared.stats.spurious += 1;
-                r.unmark_lost(h, &mut self.tx);
-                let flight = h.flight_state();
+                recovery.unmark_lost(tcb, &mut self.send_queue);
+                let flight = tcb.flight_state();
                 self.congestion
-                    .undo(&mut h.window, &mut r.reduction, &flight);
+                    .undo_reduction(&mut tcb.window, &mut recovery.reduction, &flight);
             }
         }
-        let h = &mut self.tcb;
-        if r.probe_answered(seg, dup) {
+        let tcb = &mut self.tcb;
+        if recovery.probe_answered(seg, dup) {
             // The probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
             cx.shared.stats.tlp_recoveries += 1;
-            let flight = h.flight_state();
+            let flight = tcb.flight_state();
             self.congestion
-                .on_probe_loss(&mut h.window, &flight, cx.now.0);
+                .on_probe_loss(&mut tcb.window, &flight, cx.now.0);
         }
         let mut due = 0;
-        let mut before = r.lost;
+        let mut before = recovery.lost;
         let mut partial = false;
         let mut heard = false;
-        if h.has(ConnectionFlags::SACK) {
-            let (segs, bytes) = r.sack(h, &mut self.tx, seg, cx.now.0);
+        if tcb.has(ConnectionFlags::SACK) {
+            let (segs, bytes) = recovery.process_sack(tcb, &mut self.send_queue, seg, cx.now.0);
             cx.shared.stats.sacked_segs += u64::from(segs);
             delivered += bytes;
-            heard = segs > 0 && r.rack.all_before(&self.tx);
-            before = r.lost;
+            heard = segs > 0 && recovery.rack.is_first_unjudged(&self.send_queue);
+            before = recovery.lost;
         } else if dup {
-            h.dup_acks = h.dup_acks.saturating_add(1);
-            if h.dup_acks == 3 && h.phase == RecoveryPhase::Open {
-                r.lose_first(h, &mut self.tx);
+            tcb.dup_acks = tcb.dup_acks.saturating_add(1);
+            if tcb.dup_acks == 3 && tcb.phase == RecoveryPhase::Open {
+                recovery.mark_first_lost(tcb, &mut self.send_queue);
             }
-            if h.phase == RecoveryPhase::Recovery {
-                delivered += u32::from(h.emss);
+            if tcb.phase == RecoveryPhase::Recovery {
+                delivered += u32::from(tcb.emss);
             }
-        } else if new && h.phase == RecoveryPhase::Recovery && !r.reduction.is_over(h.snd_una) {
+        } else if new
+            && tcb.phase == RecoveryPhase::Recovery
+            && !recovery.reduction.is_over(tcb.snd_una)
+        {
             partial = true;
-            r.lose_first(h, &mut self.tx); // partial ACK, RFC 6582 section 3.2 (5)
+            recovery.mark_first_lost(tcb, &mut self.send_queue); // partial ACK, RFC 6582 section 3.2 (5)
         }
-        if h.has(ConnectionFlags::SACK) {
-            let (again, at) = r.detect(h, &mut self.tx, cx.now.0);
+        if tcb.has(ConnectionFlags::SACK) {
+            let (again, at) = recovery.detect_losses(tcb, &mut self.send_queue, cx.now.0);
             cx.shared.stats.lost_retransmit += again;
             due = at;
         }
-        let fresh = r.lost - before;
-        let mut fresh = cx
-            .shared
-            .without_probe(path, (h, r, &mut self.tx), fresh, cx.now);
-        if h.phase != RecoveryPhase::Open {
-            fresh = r.lost;
+        let fresh = recovery.lost - before;
+        let mut fresh =
+            cx.shared
+                .without_probe(path, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
+        if tcb.phase != RecoveryPhase::Open {
+            fresh = recovery.lost;
         }
-        if new && h.phase != RecoveryPhase::Open && r.reduction.is_over(h.snd_una) {
-            if h.phase == RecoveryPhase::Recovery {
-                r.reduction.end(&mut h.window, u32::from(h.emss));
+        if new && tcb.phase != RecoveryPhase::Open && recovery.reduction.is_over(tcb.snd_una) {
+            if tcb.phase == RecoveryPhase::Recovery {
+                recovery
+                    .reduction
+                    .end_recovery(&mut tcb.window, u32::from(tcb.emss));
             }
-            h.phase = RecoveryPhase::Open;
-            r.rack.recovered();
-            let flight = h.flight_state();
+            tcb.phase = RecoveryPhase::Open;
+            recovery.rack.on_recovery_end();
+            let flight = tcb.flight_state();
             self.congestion
-                .on_recovered(&mut h.window, &flight, cx.now.0);
+                .on_recovered(&mut tcb.window, &flight, cx.now.0);
         }
-        let flight = h.flight_state();
-        match h.phase {
+        let flight = tcb.flight_state();
+        match tcb.phase {
             // What was cut since the path does not carry it is lost too, but says no more.
             RecoveryPhase::Open if fresh > 0 => {
-                cx.shared.stats.count_recovery(h.has(ConnectionFlags::SACK));
-                r.begin(h);
+                cx.shared
+                    .stats
+                    .count_recovery(tcb.has(ConnectionFlags::SACK));
+                recovery.begin_fast_recovery(tcb);
                 self.congestion
-                    .on_recovery(&mut h.window, &mut r.reduction, &flight);
-                r.reduction.on_ack(&mut h.window, &flight, delivered);
+                    .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight);
+                recovery
+                    .reduction
+                    .on_ack(&mut tcb.window, &flight, delivered);
             }
             RecoveryPhase::Recovery => {
-                r.reduction.on_ack(&mut h.window, &flight, delivered);
+                recovery
+                    .reduction
+                    .on_ack(&mut tcb.window, &flight, delivered);
                 if partial {
-                    r.reduction.on_partial_ack(&mut h.window, &flight);
+                    recovery.reduction.on_partial_ack(&mut tcb.window, &flight);
                 }
             }
             _ => {}
         }
-        r.settle(h);
-        cx.owe(h, ConnectionFlags::NONE);
-        if heard && !matches!(h.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
+        recovery.finish_if_settled(tcb);
+        cx.schedule_output(tcb, ConnectionFlags::NONE);
+        if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
             // RFC 6675 section 6 leaves room for it: whether a repetition was lost only shows in
             // what left after it, and the wait for that must outlast the answers to what left
             // before.
-            h.restart_rto(cx);
+            tcb.restart_retransmission_timer(cx);
         }
-        self.retime(cx, due, new);
+        self.select_recovery_timer(cx, due, new);
     }
 
     /// One timer for all (RFC 8985 section 8): the reordering timer while RACK waits, no probe
     /// while a recovery runs, else the usual.
-    fn retime(&mut self, cx: &mut ConnectionContext<'_>, due: u64, new: bool) {
-        let h = &mut self.tcb;
-        if h.snd_una == h.snd_nxt {
+    fn select_recovery_timer(&mut self, cx: &mut TcpContext<'_>, due: u64, new: bool) {
+        let tcb = &mut self.tcb;
+        if tcb.snd_una == tcb.snd_nxt {
             return;
         }
         if due != 0 {
-            let sooner = match h.timer() {
+            let sooner = match tcb.timer() {
                 None | Some(Timer::Reordering | Timer::TailLossProbe) => true,
-                Some(_) => h.timer_at().is_some_and(|at| at > due),
+                Some(_) => tcb.timer_at().is_some_and(|at| at > due),
             };
             if sooner {
-                h.set_timer(Timer::Reordering, due);
-                cx.arm(h, due);
+                tcb.set_timer(Timer::Reordering, due);
+                cx.schedule_timer(tcb, due);
             }
             return;
         }
-        let recovering = h.has(ConnectionFlags::RECOVERING);
-        let usual = match h.timer() {
+        let recovering = tcb.has(ConnectionFlags::RECOVERING);
+        let usual = match tcb.timer() {
             Some(Timer::Reordering) => true,
             Some(Timer::TailLossProbe) => recovering,
             _ => new && !recovering,
         };
         if usual {
-            h.restart_rto(cx);
+            tcb.restart_retransmission_timer(cx);
         }
     }
 
     /// The reordering timer fired (RFC 8985 section 6.2 step 5): what was waited for is lost.
-    pub(crate) fn reordering_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
-        self.split_trains();
+    pub(crate) fn reordering_timeout(&mut self, cx: &mut TcpContext<'_>) {
+        self.split_multi_segments();
         let path = (self.id(cx.index), self.template.key().remote().ip());
-        let h = &mut self.tcb;
-        let Some(r) = &mut self.recovery else { return };
-        let before = r.lost;
-        let (again, due) = r.detect(h, &mut self.tx, cx.now.0);
+        let tcb = &mut self.tcb;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        let before = recovery.lost;
+        let (again, due) = recovery.detect_losses(tcb, &mut self.send_queue, cx.now.0);
         cx.shared.stats.lost_retransmit += again;
-        let fresh = r.lost - before;
-        let fresh = cx
-            .shared
-            .without_probe(path, (h, r, &mut self.tx), fresh, cx.now);
-        let flight = h.flight_state();
-        if h.phase == RecoveryPhase::Open && fresh > 0 {
-            cx.shared.stats.count_recovery(h.has(ConnectionFlags::SACK));
-            r.begin(h);
+        let fresh = recovery.lost - before;
+        let fresh =
+            cx.shared
+                .without_probe(path, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
+        let flight = tcb.flight_state();
+        if tcb.phase == RecoveryPhase::Open && fresh > 0 {
+            cx.shared
+                .stats
+                .count_recovery(tcb.has(ConnectionFlags::SACK));
+            recovery.begin_fast_recovery(tcb);
             self.congestion
-                .on_recovery(&mut h.window, &mut r.reduction, &flight);
+                .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight);
         }
-        if h.phase == RecoveryPhase::Recovery {
-            r.reduction.on_ack(&mut h.window, &flight, 0);
+        if tcb.phase == RecoveryPhase::Recovery {
+            recovery.reduction.on_ack(&mut tcb.window, &flight, 0);
         }
-        cx.owe(h, ConnectionFlags::NONE);
-        h.restart_rto(cx);
-        self.retime(cx, due, false);
+        cx.schedule_output(tcb, ConnectionFlags::NONE);
+        tcb.restart_retransmission_timer(cx);
+        self.select_recovery_timer(cx, due, false);
     }
 }

@@ -14,11 +14,11 @@ use crate::base::siphash::Key;
 use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::base::timer_wheel::Wheel;
+use crate::base::timer_wheel::TimerWheel;
 use crate::base::token_bucket::TokenBucket;
 use crate::config::{IpCidr, StackConfig};
 use crate::connection::Connection;
-use crate::connection::time_wait_list::TimeWait;
+use crate::connection::time_wait_list::TimeWaitList;
 use crate::flow::table::FlowTable;
 use crate::link::control_queue::ControlQueue;
 use crate::link::neighbours::{NeighbourLookup, Neighbours};
@@ -30,7 +30,7 @@ use crate::wire::frame;
 /// Buffers that are not many.
 const FEW: usize = 16;
 
-pub(crate) struct Listener {
+pub(crate) struct ListenSocket {
     pub local: Option<IpAddr>,
     pub port: u16,
     pub backlog: usize,
@@ -47,25 +47,25 @@ pub(crate) struct SharedState {
     /// When the stack was last called with the time.
     pub now: Instant,
     pub config: StackConfig,
-    pub rto: RtoLimits,
+    pub rto_limits: RtoLimits,
     pub delayed_ack: u64,
     pub recv_window: u32,
     pub recv_wscale: u8,
     pub isn_key: Key,
     pub hash_key: Key,
-    pub table: FlowTable,
-    pub wheel: Wheel,
+    pub flow_table: FlowTable,
+    pub timer_wheel: TimerWheel,
     /// Connections that owe something on the wire.
-    pub work: VecDeque<u32>,
+    pub output_list: VecDeque<u32>,
     /// Connections with events, at most once each.
-    pub dirty: VecDeque<u32>,
-    pub listeners: HashMap<u32, Listener>,
+    pub event_list: VecDeque<u32>,
+    pub listeners: HashMap<u32, ListenSocket>,
     pub ports: HashMap<(u16, Option<IpAddr>), u32>,
     pub next_listener: u32,
     pub neighbours: Neighbours,
-    pub control: ControlQueue,
+    pub control_queue: ControlQueue,
     /// The oldest give way when the stack is full.
-    pub time_wait: TimeWait,
+    pub time_wait: TimeWaitList,
     /// Connections with something unacknowledged or unsent.
     pub active: usize,
     pub resets: TokenBucket,
@@ -73,7 +73,7 @@ pub(crate) struct SharedState {
     pub port_draws: u32,
     pub paths: Paths,
     /// Received buffers that connections hold, as last counted.
-    pub held: usize,
+    pub held_buffers: usize,
     pub stats: StackStats,
 }
 
@@ -83,7 +83,7 @@ const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
 
 /// What a connection needs to know and may use while it works: the time, its own number, and what
 /// all connections of the stack share.
-pub(crate) struct ConnectionContext<'a> {
+pub(crate) struct TcpContext<'a> {
     /// The time of this batch.
     pub now: Instant,
     /// The connection's slot: what the timer wheel and the lists of work and events know it by.
@@ -91,25 +91,27 @@ pub(crate) struct ConnectionContext<'a> {
     pub shared: &'a mut SharedState,
 }
 
-impl ConnectionContext<'_> {
+impl TcpContext<'_> {
     /// Has `next_event` hand out `e`.
     #[inline]
-    pub(crate) fn event(&mut self, h: &mut Tcb, e: Events) {
-        self.shared.event(self.index, h, e);
+    pub(crate) fn raise_event(&mut self, tcb: &mut Tcb, events: Events) {
+        self.shared.raise_event(self.index, tcb, events);
     }
 
     /// Has `poll` look at the connection; `what` it owes besides data.
     #[inline]
-    pub(crate) fn owe(&mut self, h: &mut Tcb, what: ConnectionFlags) {
-        self.shared.owe(self.index, h, what);
+    pub(crate) fn schedule_output(&mut self, tcb: &mut Tcb, what: ConnectionFlags) {
+        self.shared.schedule_output(self.index, tcb, what);
     }
 
     /// Makes sure the wheel brings the connection back by `at`.
     #[inline]
-    pub(crate) fn arm(&mut self, h: &mut Tcb, at: u64) {
-        if at < h.wheel_at {
-            h.wheel_at = at;
-            self.shared.wheel.schedule(self.index, Instant(at));
+    pub(crate) fn schedule_timer(&mut self, tcb: &mut Tcb, at: u64) {
+        if at < tcb.wheel_at {
+            tcb.wheel_at = at;
+            self.shared
+                .timer_wheel
+                .schedule_entry(self.index, Instant(at));
         }
     }
 }
@@ -117,8 +119,8 @@ impl ConnectionContext<'_> {
 impl SharedState {
     /// For the connection in this slot.
     #[inline]
-    pub(crate) fn context(&mut self, index: u32) -> ConnectionContext<'_> {
-        ConnectionContext {
+    pub(crate) fn context_of(&mut self, index: u32) -> TcpContext<'_> {
+        TcpContext {
             now: self.now,
             index,
             shared: self,
@@ -126,22 +128,22 @@ impl SharedState {
     }
 
     #[inline]
-    pub(crate) fn event(&mut self, index: u32, h: &mut Tcb, e: Events) {
-        if h.has(ConnectionFlags::RELEASED) {
+    pub(crate) fn raise_event(&mut self, index: u32, tcb: &mut Tcb, events: Events) {
+        if tcb.has(ConnectionFlags::RELEASED) {
             return;
         }
-        if h.events == 0 {
-            self.dirty.push_back(index);
+        if tcb.events == 0 {
+            self.event_list.push_back(index);
         }
-        h.events |= e.0;
+        tcb.events |= events.0;
     }
 
     #[inline]
-    pub(crate) fn owe(&mut self, index: u32, h: &mut Tcb, what: ConnectionFlags) {
-        h.flags |= what;
-        if !h.has(ConnectionFlags::IN_OUTPUT_LIST) {
-            h.flags |= ConnectionFlags::IN_OUTPUT_LIST;
-            self.work.push_back(index);
+    pub(crate) fn schedule_output(&mut self, index: u32, tcb: &mut Tcb, what: ConnectionFlags) {
+        tcb.flags |= what;
+        if !tcb.has(ConnectionFlags::IN_OUTPUT_LIST) {
+            tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
+            self.output_list.push_back(index);
         }
     }
 
@@ -150,54 +152,65 @@ impl SharedState {
     /// a pace beside those who do not; one that holds none gets its one, so that nobody starves.
     /// `counted`: what the connection holds.
     #[inline]
-    pub(crate) fn full(&self, counted: u32) -> bool {
+    pub(crate) fn is_receive_full(&self, counted: u32) -> bool {
         let own = counted as usize;
         let all = self.config.max_held_buffers;
         own >= self.config.max_recv_buffers
-            || (self.held >= all
+            || (self.held_buffers >= all
                 && own > 0
-                && (own >= FEW || self.held >= all.saturating_add(all / 8)))
+                && (own >= FEW || self.held_buffers >= all.saturating_add(all / 8)))
     }
 
-    pub(crate) fn own(&self, a: IpAddr) -> bool {
-        self.config.addresses.iter().any(|c| c.addr == a)
+    pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
+        self.config
+            .addresses
+            .iter()
+            .any(|cidr| cidr.addr == address)
     }
 
     /// Our address by which what was sent to `a` is answered: itself, or one of ours that is of the
     /// group `a` (all nodes of the link, RFC 4291 section 2.7.1; the solicited-node groups).
     #[cold]
-    pub(crate) fn member(&self, a: IpAddr) -> Option<IpAddr> {
-        let IpAddr::V6(g) = a else { return Some(a) };
-        let ours = self.config.addresses.iter().map(|c| c.addr);
-        let mut ours = ours.filter_map(|c| match c {
-            IpAddr::V6(c) => Some(c.to_bits()),
+    pub(crate) fn own_address_of_group(&self, address: IpAddr) -> Option<IpAddr> {
+        let IpAddr::V6(group) = address else {
+            return Some(address);
+        };
+        let ours = self.config.addresses.iter().map(|cidr| cidr.addr);
+        let mut ours = ours.filter_map(|cidr| match cidr {
+            IpAddr::V6(cidr) => Some(cidr.to_bits()),
             IpAddr::V4(_) => None,
         });
-        let found = match g.to_bits() {
+        let found = match group.to_bits() {
             ALL_NODES => ours.next(),
             bits if bits >> 24 == SOLICITED_NODE >> 24 => {
-                ours.find(|c| (c ^ bits) & 0xff_ffff == 0)
+                ours.find(|cidr| (cidr ^ bits) & 0xff_ffff == 0)
             }
-            _ => return Some(a),
+            _ => return Some(address),
         };
-        found.map(|c| core::net::Ipv6Addr::from_bits(c).into())
+        found.map(|cidr| core::net::Ipv6Addr::from_bits(cidr).into())
     }
 
     /// Whoever sends from `a` can be meant: an address that a peer can have, neither ours (LAND)
     /// nor a broadcast address of our links (RFC 1122 section 3.2.1.3), unless it is ourselves.
-    pub(crate) fn can_be_peer(&self, a: IpAddr, src_mac: [u8; 6]) -> bool {
-        let never = |c: &IpCidr| c.addr == a && src_mac != self.config.mac || c.is_broadcast(a);
-        frame::is_peer_address(a) && !self.config.addresses.iter().any(never)
+    pub(crate) fn can_be_peer(&self, address: IpAddr, src_mac: [u8; 6]) -> bool {
+        let never = |cidr: &IpCidr| {
+            cidr.addr == address && src_mac != self.config.mac || cidr.is_broadcast(address)
+        };
+        frame::is_peer_address(address) && !self.config.addresses.iter().any(never)
     }
 
     /// Where frames to `remote` go: itself when on-link, else a gateway; the longest prefix
     /// decides (RFC 1812 section 5.2.4.3). Asked when a connection opens or its neighbour changed.
     pub(crate) fn next_hop(&self, remote: IpAddr) -> Option<IpAddr> {
-        if matches!(remote, IpAddr::V6(a) if a.is_unicast_link_local()) {
+        if matches!(remote, IpAddr::V6(address) if address.is_unicast_link_local()) {
             return Some(remote);
         }
-        let links = self.config.addresses.iter().map(|a| (*a, remote));
-        let routes = self.config.routes.iter().map(|r| (r.to, r.via));
+        let links = self
+            .config
+            .addresses
+            .iter()
+            .map(|address| (*address, remote));
+        let routes = self.config.routes.iter().map(|route| (route.to, route.via));
         // Of equals, the last: links beat routes.
         let best = routes
             .chain(links)
@@ -211,22 +224,22 @@ impl SharedState {
     }
 
     /// RFC 6528: ISN = M + F(four-tuple, secret), M a 4 us clock.
-    pub(crate) fn isn(&self, key: &FlowKey, now: Instant) -> SeqNr {
+    pub(crate) fn initial_sequence(&self, key: &FlowKey, now: Instant) -> SeqNr {
         SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
     }
 
     /// RFC 7323 section 5.4: offsets of the timestamp clock that tell strangers nothing.
-    pub(crate) fn ts_offset(&self, key: &FlowKey) -> u32 {
+    pub(crate) fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         (key.hash::<2, 4>(self.isn_key) >> 32) as u32
     }
 
-    pub(crate) fn leave_backlog(&mut self, h: &mut Tcb, listener: u32) {
-        if h.has(ConnectionFlags::IN_BACKLOG) {
-            let ready = usize::from(h.has(ConnectionFlags::COUNTED_READY));
-            h.flags &= !(ConnectionFlags::IN_BACKLOG | ConnectionFlags::COUNTED_READY);
-            if let Some(l) = self.listeners.get_mut(&listener) {
-                l.pending = l.pending.saturating_sub(1);
-                l.ready = l.ready.saturating_sub(ready);
+    pub(crate) fn leave_backlog(&mut self, tcb: &mut Tcb, listener: u32) {
+        if tcb.has(ConnectionFlags::IN_BACKLOG) {
+            let ready = usize::from(tcb.has(ConnectionFlags::COUNTED_READY));
+            tcb.flags &= !(ConnectionFlags::IN_BACKLOG | ConnectionFlags::COUNTED_READY);
+            if let Some(entry) = self.listeners.get_mut(&listener) {
+                entry.pending = entry.pending.saturating_sub(1);
+                entry.ready = entry.ready.saturating_sub(ready);
             }
         }
     }
@@ -234,8 +247,8 @@ impl SharedState {
 
 impl<B: RecvBuf, R> Connection<B, R> {
     #[inline]
-    pub(crate) fn update_active(&mut self, cx: &mut ConnectionContext<'_>) {
-        let busy = self.busy();
+    pub(crate) fn update_active_count(&mut self, cx: &mut TcpContext<'_>) {
+        let busy = self.is_busy();
         if busy != self.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
             self.tcb.flags ^= ConnectionFlags::COUNTED_ACTIVE;
             if busy {
@@ -248,21 +261,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Brings `held` up to date with what the connection holds now.
     #[inline]
-    pub(crate) fn recount(&mut self, cx: &mut ConnectionContext<'_>) {
-        let count = self.rx.buffers() + self.ooo.as_ref().map_or(0, |o| o.buffers());
-        cx.shared.held = cx.shared.held + count - self.rx.counted as usize;
-        self.rx.counted = count as u32;
+    pub(crate) fn update_held_buffers(&mut self, cx: &mut TcpContext<'_>) {
+        let count = self.receive_queue.buffer_count()
+            + self
+                .out_of_order
+                .as_ref()
+                .map_or(0, |queue| queue.buffer_count());
+        cx.shared.held_buffers =
+            cx.shared.held_buffers + count - self.receive_queue.counted as usize;
+        self.receive_queue.counted = count as u32;
     }
 
     /// The connection's template has a destination that is believed now. `false`: it waits for
     /// the neighbour and comes back when there is an answer.
     #[inline]
-    pub(crate) fn resolved(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
-        self.neighbour_generation == cx.shared.neighbours.generation || self.resolve(cx)
+    pub(crate) fn ensure_resolved(&mut self, cx: &mut TcpContext<'_>) -> bool {
+        self.neighbour_generation == cx.shared.neighbours.generation || self.resolve_neighbour(cx)
     }
 
     #[cold]
-    fn resolve(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+    fn resolve_neighbour(&mut self, cx: &mut TcpContext<'_>) -> bool {
         if self.tcb.has(ConnectionFlags::SELF_ADDRESSED) {
             self.template.set_destination(cx.shared.config.mac);
         } else {
@@ -287,7 +305,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// The connection is over: out of the flow table, no timers; what it held for the wire goes.
-    pub(crate) fn closed(&mut self, cx: &mut ConnectionContext<'_>) {
+    pub(crate) fn enter_closed(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.state == TcpState::Closed {
             return;
         }
@@ -304,24 +322,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.ack_at = 0;
         self.tcb.pipe = 0;
         self.tcb.unsent = 0;
-        self.ooo = None;
+        self.out_of_order = None;
         self.recovery = None;
-        self.recount(cx);
+        self.update_held_buffers(cx);
         cx.shared.leave_backlog(&mut self.tcb, self.listener);
-        self.update_active(cx);
+        self.update_active_count(cx);
         if self.tcb.has(ConnectionFlags::IN_FLOW_TABLE) {
             self.tcb.flags &= !ConnectionFlags::IN_FLOW_TABLE;
-            cx.shared.table.remove(u64::from(self.hash), cx.index);
+            cx.shared.flow_table.remove(u64::from(self.hash), cx.index);
         }
     }
 
     /// Enters TIME-WAIT (RFC 9293 section 3.6).
-    pub(crate) fn enter_time_wait(&mut self, cx: &mut ConnectionContext<'_>) {
+    pub(crate) fn enter_time_wait(&mut self, cx: &mut TcpContext<'_>) {
         self.tcb.state = TcpState::TimeWait;
         self.tcb.backoff = 0;
         self.tcb.start_closing_timer(cx, Timer::TimeWait);
-        cx.event(&mut self.tcb, Events::CLOSED);
-        self.update_active(cx);
+        cx.raise_event(&mut self.tcb, Events::CLOSED);
+        self.update_active_count(cx);
         cx.shared.time_wait.push(cx.index);
     }
 }

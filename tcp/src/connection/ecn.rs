@@ -5,7 +5,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::time::timestamp_at;
 use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
-use crate::connection::context::ConnectionContext;
+use crate::connection::context::TcpContext;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, Segment};
 use crate::wire::template::SegmentFields;
@@ -13,7 +13,7 @@ use crate::wire::template::SegmentFields;
 impl<B: RecvBuf, R> Connection<B, R> {
     /// An acceptable data segment arrived on a connection with ECN.
     #[cold]
-    pub(crate) fn marked(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment) {
+    pub(crate) fn on_data_with_ecn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         cx.shared.stats.ce_received += u64::from(seg.ce);
         if !self.congestion.is_dctcp() {
             // ECE until the sender says that it slowed down (section 6.1.3).
@@ -30,30 +30,30 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         // RFC 8257 section 3.2: what came before the change is acknowledged with the old mark.
         if self.tcb.unacked_segs > 0 && self.neighbour_generation != 0 {
-            let (window, edge) = self.window(self.window_limit(cx));
-            let h = &self.tcb;
+            let (window, edge) = self.receive_window(self.window_limit(cx));
+            let tcb = &self.tcb;
             let fields = SegmentFields {
-                seq: h.snd_nxt,
-                ack: h.rcv_nxt,
-                flags: if h.has(ConnectionFlags::SEND_ECE) {
+                seq: tcb.snd_nxt,
+                ack: tcb.rcv_nxt,
+                flags: if tcb.has(ConnectionFlags::SEND_ECE) {
                     ACK | ECE
                 } else {
                     ACK
                 },
                 window,
-                ts: h
+                ts: tcb
                     .has(ConnectionFlags::TIMESTAMPS)
-                    .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent)),
+                    .then(|| (timestamp_at(cx.now, self.timestamp_offset), tcb.ts_recent)),
                 options: &[],
                 payload: 0,
                 ect: false,
                 tso: false,
             };
             cx.shared
-                .control
+                .control_queue
                 .push_segment(&self.template, &fields, &mut cx.shared.stats);
             cx.shared.stats.pure_acks_out += 1;
-            self.acknowledged(edge);
+            self.on_ack_sent(edge);
         }
         self.tcb.flags ^= ConnectionFlags::LAST_WAS_MARKED;
         self.tcb.flags &= !ConnectionFlags::SEND_ECE;
@@ -64,24 +64,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// The ACK of `newly` bytes on a connection with ECN.
     #[inline]
-    pub(crate) fn echoed(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment, newly: u32) {
+    pub(crate) fn on_ecn_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, newly: u32) {
         let flight = self.tcb.flight_state();
         let marked = seg.flags & ECE != 0;
         if self.congestion.on_ecn_ack(&flight, newly, marked) {
-            self.slow_down(cx);
+            self.reduce_for_mark(cx);
         }
     }
 
     /// Once a window (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
     #[cold]
-    fn slow_down(&mut self, cx: &mut ConnectionContext<'_>) {
-        let h = &mut self.tcb;
-        h.flags |= ConnectionFlags::SEND_CWR;
+    fn reduce_for_mark(&mut self, cx: &mut TcpContext<'_>) {
+        let tcb = &mut self.tcb;
+        tcb.flags |= ConnectionFlags::SEND_CWR;
         // A recovery has slowed down already.
-        if h.phase == RecoveryPhase::Open {
+        if tcb.phase == RecoveryPhase::Open {
             cx.shared.stats.ecn_reductions += 1;
-            let flight = h.flight_state();
-            self.congestion.on_mark(&mut h.window, &flight, cx.now.0);
+            let flight = tcb.flight_state();
+            self.congestion.on_mark(&mut tcb.window, &flight, cx.now.0);
         }
     }
 }

@@ -6,9 +6,9 @@ use crate::base::frame_sink::FrameSink;
 use crate::base::time::timestamp_at;
 use crate::config::TsoLimits;
 use crate::connection::Connection;
-use crate::connection::context::ConnectionContext;
-use crate::connection::output::Blocked;
-use crate::queues::send_queue::{PUSH, Sent};
+use crate::connection::context::TcpContext;
+use crate::connection::output::SinkFull;
+use crate::queues::send_queue::{InFlightSegment, PUSH};
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{HEADER_MAX, SegmentFields};
@@ -23,42 +23,42 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// Sends full segments, `usable` bytes at most, and what follows them in a shorter one; the
     /// first fits. Returns the payload bytes that left, also when the sink did not take all.
     #[inline]
-    pub(crate) fn send_together(
+    pub(crate) fn send_gso(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         (emss, usable): (u32, u32),
-        tx: &mut impl FrameSink<R>,
-    ) -> (u32, Result<(), Blocked>) {
-        let (field, edge) = self.window(self.window_limit(cx));
-        let (cursor, before) = (self.tx.cursor(), self.tx.sent.len());
+        sink: &mut impl FrameSink<R>,
+    ) -> (u32, Result<(), SinkFull>) {
+        let (field, edge) = self.receive_window(self.window_limit(cx));
+        let (cursor, before) = (self.send_queue.next_position(), self.send_queue.sent.len());
         let Some((mut whole, _)) =
-            self.tx
-                .train((emss, usable), &LIMIT, self.tcb.snd_nxt, cx.now.0)
+            self.send_queue
+                .take_multi_segment((emss, usable), &LIMIT, self.tcb.snd_nxt, cx.now.0)
         else {
             return (0, Ok(()));
         };
-        let h = &self.tcb;
-        let ecn = h.has(ConnectionFlags::ECN);
-        let flags = if ecn && h.has(ConnectionFlags::SEND_ECE) {
+        let tcb = &self.tcb;
+        let ecn = tcb.has(ConnectionFlags::ECN);
+        let flags = if ecn && tcb.has(ConnectionFlags::SEND_ECE) {
             ACK | ECE
         } else {
             ACK
         };
         let mut fields = SegmentFields {
             seq: whole.seq,
-            ack: h.rcv_nxt,
+            ack: tcb.rcv_nxt,
             flags,
             window: field,
-            ts: h
+            ts: tcb
                 .has(ConnectionFlags::TIMESTAMPS)
-                .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent)),
+                .then(|| (timestamp_at(cx.now, self.timestamp_offset), tcb.ts_recent)),
             options: &[],
             payload: emss,
             ect: ecn,
             tso: false,
         };
         let (n, mut meta) = self.template.meta(&fields);
-        self.finish_meta(cx, &mut meta);
+        self.complete_meta(cx, &mut meta);
         let mut image = [0; HEADER_MAX];
         self.template.build(&mut image[..n], &fields);
         let tcp = usize::from(meta.l2_len) + usize::from(meta.l3_len);
@@ -71,7 +71,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 (fields.payload, meta.payload_len) = (len, len);
                 self.template.build(&mut image[..n], &fields);
             }
-            let (next, ends) = self.tx.walk(at, len);
+            let (next, ends) = self.send_queue.walk_records(at, len);
             let seq = whole.seq + bytes;
             let fill = |out: &mut [u8]| {
                 copy_headers(out, &image);
@@ -79,27 +79,29 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 out[tcp + 13] = flags | if ends { PSH } else { 0 };
             };
             let user = self.tcb.user;
-            let begun = match self.tx.piece(at, len) {
-                Some(r) => tx.send_single_piece(n, &meta, fill, (user, r, at.1)),
+            let begun = match self.send_queue.single_record(at, len) {
+                Some(record) => sink.send_single_piece(n, &meta, fill, (user, record, at.1)),
                 None => {
-                    let begun = tx.begin_frame_with(n, &meta, fill);
+                    let begun = sink.begin_frame_with(n, &meta, fill);
                     if begun {
                         let (record, offset) = at;
-                        let s = Sent {
+                        let segment = InFlightSegment {
                             record,
                             offset,
                             len,
                             ..whole
                         };
-                        self.tx
-                            .gather(&s, |r, offset, len| tx.append_record(user, r, offset, len));
-                        tx.end_frame();
+                        self.send_queue
+                            .for_each_piece(&segment, |record, offset, len| {
+                                sink.append_record(user, record, offset, len)
+                            });
+                        sink.end_frame();
                     }
                     begun
                 }
             };
             if !begun {
-                result = Err(Blocked);
+                result = Err(SinkFull);
                 break;
             }
             (at, push) = (next, ends);
@@ -107,33 +109,33 @@ impl<B: RecvBuf, R> Connection<B, R> {
             segs += 1;
         }
         if segs == 0 {
-            self.tx.sent.truncate(before);
-            self.tx.rewind(cursor);
+            self.send_queue.sent.truncate(before);
+            self.send_queue.rewind_to(cursor);
             return (0, result);
         }
         if result.is_err()
-            && let Some(s) = self.tx.sent.back_mut()
+            && let Some(segment) = self.send_queue.sent.back_mut()
         {
-            s.len = bytes;
-            s.flags = if push { PUSH } else { 0 };
+            segment.len = bytes;
+            segment.flags = if push { PUSH } else { 0 };
             if bytes <= emss {
-                s.mss = 0;
+                segment.mss = 0;
             }
-            whole = *s;
-            self.tx.rewind(at);
+            whole = *segment;
+            self.send_queue.rewind_to(at);
         }
         if self.tcb.has(ConnectionFlags::RECOVERING) {
-            self.tx.split(before);
+            self.send_queue.split_multi_segments(before);
         } else if whole.mss != 0 {
             self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
         }
-        self.sent_new(cx, &whole);
-        let h = &mut self.tcb;
-        h.pipe += bytes;
-        h.unsent -= bytes;
-        h.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
-        self.acknowledged(edge);
-        if !self.has_blocks() {
+        self.on_new_segment_sent(cx, &whole);
+        let tcb = &mut self.tcb;
+        tcb.pipe += bytes;
+        tcb.unsent -= bytes;
+        tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
+        self.on_ack_sent(edge);
+        if !self.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
         cx.shared.stats.frames_out += segs;

@@ -5,8 +5,8 @@ use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::config::StackConfig;
 use crate::connection::Connection;
-use crate::connection::context::ConnectionContext;
-use crate::connection::input::Verdict;
+use crate::connection::context::TcpContext;
+use crate::connection::input::SegmentVerdict;
 use crate::tcb::WindowScales;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, RST, SYN, Segment};
@@ -23,13 +23,13 @@ const ANSWER: u8 = ACK | ECE;
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Takes over what the peer's SYN says.
-    pub(crate) fn negotiate(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
-        let h = &mut self.tcb;
-        h.rcv_nxt = seg.seq + 1;
-        h.last_ack_sent = h.rcv_nxt;
-        h.rcv_adv = h.rcv_nxt + config.recv_window.min(0xffff);
-        let v6 = self.template.is_v6();
-        let (overhead, default) = if v6 {
+    pub(crate) fn apply_peer_syn(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
+        let tcb = &mut self.tcb;
+        tcb.rcv_nxt = seg.seq + 1;
+        tcb.last_ack_sent = tcb.rcv_nxt;
+        tcb.rcv_adv = tcb.rcv_nxt + config.recv_window.min(0xffff);
+        let ipv6 = self.template.is_v6();
+        let (overhead, default) = if ipv6 {
             (60, MSS_DEFAULT_V6)
         } else {
             (40, MSS_DEFAULT_V4)
@@ -42,122 +42,127 @@ impl<B: RecvBuf, R> Connection<B, R> {
         // A repeated SYN is sent without ECN, for what drops such SYNs (RFC 3168 section 6.1.1.1).
         let asks = match seg.flags & (ACK | ECE | CWR) {
             ASK => true,
-            ANSWER => h.backoff == 0,
+            ANSWER => tcb.backoff == 0,
             _ => false,
         };
-        h.flags &= !(ConnectionFlags::TIMESTAMPS | ConnectionFlags::SACK | ConnectionFlags::ECN);
+        tcb.flags &= !(ConnectionFlags::TIMESTAMPS | ConnectionFlags::SACK | ConnectionFlags::ECN);
         if asks && config.wants_ecn() {
-            h.flags |= ConnectionFlags::ECN;
+            tcb.flags |= ConnectionFlags::ECN;
         }
         if config.timestamps && seg.has_ts {
-            h.flags |= ConnectionFlags::TIMESTAMPS;
-            h.ts_recent = seg.ts_val;
+            tcb.flags |= ConnectionFlags::TIMESTAMPS;
+            tcb.ts_recent = seg.ts_val;
             emss -= 12;
         }
         if config.sack && seg.sack_permitted {
-            h.flags |= ConnectionFlags::SACK;
+            tcb.flags |= ConnectionFlags::SACK;
         }
-        h.scales = match seg.wscale {
-            Some(s) => WindowScales::new(s, wscale),
+        tcb.scales = match seg.wscale {
+            Some(shift) => WindowScales::new(shift, wscale),
             None => WindowScales::default(),
         };
-        h.emss = emss;
+        tcb.emss = emss;
         self.emss_agreed = emss;
-        h.snd_wnd = u32::from(seg.window); // a SYN's window is never scaled
-        h.max_snd_wnd = h.snd_wnd;
-        h.snd_wl1 = seg.seq;
-        h.snd_wl2 = seg.ack;
-        h.window.open(config.initial_window, u32::from(emss));
+        tcb.snd_wnd = u32::from(seg.window); // a SYN's window is never scaled
+        tcb.max_snd_wnd = tcb.snd_wnd;
+        tcb.snd_wl1 = seg.seq;
+        tcb.snd_wl2 = seg.ack;
+        tcb.window
+            .set_initial(config.initial_window, u32::from(emss));
     }
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    pub(crate) fn syn_sent(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment) -> Verdict {
+    pub(crate) fn on_segment_in_syn_sent(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+    ) -> SegmentVerdict {
         let acked = seg.flags & ACK != 0;
         if acked && seg.ack != self.tcb.snd_nxt {
             return if seg.flags & RST != 0 {
-                Verdict::Done
+                SegmentVerdict::Done
             } else {
-                Verdict::Reset
+                SegmentVerdict::Reset
             };
         }
         if seg.flags & RST != 0 {
             if acked {
                 cx.shared.stats.in_rsts += 1;
                 cx.shared.stats.attempt_fails += 1;
-                self.fail(cx, Events::REFUSED);
+                self.fail_connection(cx, Events::REFUSED);
             }
-            return Verdict::Done;
+            return SegmentVerdict::Done;
         }
         if seg.flags & SYN == 0 {
-            return Verdict::Done;
+            return SegmentVerdict::Done;
         }
-        self.negotiate(seg, &cx.shared.config, cx.shared.recv_wscale);
+        self.apply_peer_syn(seg, &cx.shared.config, cx.shared.recv_wscale);
         if acked {
-            if let Some(v) = self.established(cx, seg) {
-                return v;
+            if let Some(verdict) = self.on_established(cx, seg) {
+                return verdict;
             }
-            cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
         } else {
             // Simultaneous open (RFC 9293 figure 8).
             self.tcb.state = TcpState::SynReceived;
-            cx.owe(&mut self.tcb, ConnectionFlags::NEED_SYN);
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         }
-        Verdict::Done
+        SegmentVerdict::Done
     }
 
     /// Our SYN is acknowledged.
-    pub(crate) fn established(
+    pub(crate) fn on_established(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         seg: &Segment,
-    ) -> Option<Verdict> {
+    ) -> Option<SegmentVerdict> {
         if self.tcb.has(ConnectionFlags::PASSIVE)
             && !cx.shared.listeners.contains_key(&self.listener)
         {
             // Nobody listens any more.
-            self.closed(cx);
+            self.enter_closed(cx);
             self.tcb.flags |= ConnectionFlags::RELEASED;
-            return Some(Verdict::Reset);
+            return Some(SegmentVerdict::Reset);
         }
         self.known_path(cx);
-        let h = &mut self.tcb;
-        h.snd_una = seg.ack;
-        let flight = h.flight_state();
+        let tcb = &mut self.tcb;
+        tcb.snd_una = seg.ack;
+        let flight = tcb.flight_state();
         self.congestion
-            .on_established(&mut h.window, &flight, cx.now.0);
-        h.flags &= !ConnectionFlags::NEED_SYN;
-        h.state = TcpState::Established;
-        h.stop_timer();
-        if h.backoff == 0 {
-            h.rtt.sample(cx.now.0.saturating_sub(h.last_rx));
+            .on_established(&mut tcb.window, &flight, cx.now.0);
+        tcb.flags &= !ConnectionFlags::NEED_SYN;
+        tcb.state = TcpState::Established;
+        tcb.stop_timer();
+        if tcb.backoff == 0 {
+            tcb.rtt.add_sample(cx.now.0.saturating_sub(tcb.last_rx));
         }
-        h.backoff = 0;
-        h.last_rx = cx.now.0;
+        tcb.backoff = 0;
+        tcb.last_rx = cx.now.0;
         cx.shared.stats.curr_estab += 1;
-        if h.has(ConnectionFlags::IN_BACKLOG)
-            && let Some(l) = cx.shared.listeners.get_mut(&self.listener)
+        if tcb.has(ConnectionFlags::IN_BACKLOG)
+            && let Some(entry) = cx.shared.listeners.get_mut(&self.listener)
         {
-            h.flags |= ConnectionFlags::COUNTED_READY;
-            l.ready += 1;
+            tcb.flags |= ConnectionFlags::COUNTED_READY;
+            entry.ready += 1;
         }
-        if h.has(ConnectionFlags::PASSIVE) {
-            h.flags &= !ConnectionFlags::RELEASED;
+        if tcb.has(ConnectionFlags::PASSIVE) {
+            tcb.flags &= !ConnectionFlags::RELEASED;
             cx.shared.stats.passive_opens += 1;
-            cx.event(h, Events::ACCEPTED);
+            cx.raise_event(tcb, Events::ACCEPTED);
         } else {
-            cx.event(h, Events::CONNECTED | Events::WRITABLE);
+            cx.raise_event(tcb, Events::CONNECTED | Events::WRITABLE);
         }
-        if h.has(ConnectionFlags::FIN_QUEUED) {
-            h.state = TcpState::FinWait1;
+        if tcb.has(ConnectionFlags::FIN_QUEUED) {
+            tcb.state = TcpState::FinWait1;
             cx.shared.stats.curr_estab -= 1;
         }
-        self.update_active(cx);
-        if let Some(k) = cx.shared.config.keepalive {
-            let at = cx.now.0 + crate::base::time::nanos(k.idle);
-            cx.arm(&mut self.tcb, at);
+        self.update_active_count(cx);
+        if let Some(keepalive) = cx.shared.config.keepalive {
+            let at = cx.now.0 + crate::base::time::to_nanos(keepalive.idle);
+            cx.schedule_timer(&mut self.tcb, at);
         }
-        cx.owe(&mut self.tcb, ConnectionFlags::NONE);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
         None
     }
 }

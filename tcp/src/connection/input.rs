@@ -5,14 +5,14 @@ use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
 use crate::connection::Connection;
-use crate::connection::context::{ConnectionContext, SharedState};
-use crate::queues::out_of_order_queue::Reassembly;
+use crate::connection::context::{SharedState, TcpContext};
+use crate::queues::out_of_order_queue::OutOfOrderQueue;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
 /// What else the stack must do after a segment.
-pub(crate) enum Verdict {
+pub(crate) enum SegmentVerdict {
     Done,
     /// Answer with a reset: the segment fits no connection.
     Reset,
@@ -23,36 +23,36 @@ pub(crate) enum Verdict {
 impl SharedState {
     /// RFC 5961 section 7.
     fn may_challenge(&mut self, now: Instant) -> bool {
-        let may = self.challenges.take(now);
+        let may = self.challenges.try_take(now);
         self.stats.challenges_skipped += u64::from(!may);
         may
     }
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    fn challenge(&mut self, cx: &mut ConnectionContext<'_>) {
+    fn send_challenge_ack(&mut self, cx: &mut TcpContext<'_>) {
         if cx.shared.may_challenge(cx.now) {
             cx.shared.stats.challenge_acks += 1;
-            cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
         }
     }
 
     /// RFC 5961 section 4: wherever it lies.
-    fn syn_on_connection(&mut self, cx: &mut ConnectionContext<'_>) -> Verdict {
+    fn on_unexpected_syn(&mut self, cx: &mut TcpContext<'_>) -> SegmentVerdict {
         cx.shared.stats.syn_challenges += 1;
-        self.challenge(cx);
-        Verdict::Done
+        self.send_challenge_ack(cx);
+        SegmentVerdict::Done
     }
 
     /// Everything that `predicted` does not take.
-    pub(crate) fn segment(
+    pub(crate) fn process_segment(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         seg: &Segment,
-        b: B,
-    ) -> Verdict {
+        buffer: B,
+    ) -> SegmentVerdict {
         if self.tcb.state == TcpState::SynSent {
-            return self.syn_sent(cx, seg);
+            return self.on_segment_in_syn_sent(cx, seg);
         }
         let mut seg = *seg;
         // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
@@ -61,183 +61,183 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && seg.seq + 1 == self.tcb.rcv_nxt
         {
             if seg.flags & ACK == 0 {
-                cx.owe(&mut self.tcb, ConnectionFlags::NEED_SYN);
-                return Verdict::Done;
+                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
+                return SegmentVerdict::Done;
             }
             seg.seq += 1;
             seg.flags &= !SYN;
             // The window of a SYN-ACK is not scaled; the next segment brings the real one.
             seg.window >>= self.tcb.scales.send();
         }
-        let len = b.remaining() as u32;
+        let len = buffer.remaining() as u32;
         let span = len + u32::from(seg.flags & FIN != 0) + u32::from(seg.flags & SYN != 0);
-        let h = &mut self.tcb;
-        if h.state == TcpState::TimeWait && seg.flags & (SYN | ACK | RST) == SYN {
+        let tcb = &mut self.tcb;
+        if tcb.state == TcpState::TimeWait && seg.flags & (SYN | ACK | RST) == SYN {
             // RFC 6191, RFC 9293 section 3.6.1.
-            let newer = if seg.has_ts && h.has(ConnectionFlags::TIMESTAMPS) {
-                (seg.ts_val.wrapping_sub(h.ts_recent) as i32) > 0
+            let newer = if seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS) {
+                (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) > 0
             } else {
-                seg.seq.gt(h.rcv_nxt)
+                seg.seq.gt(tcb.rcv_nxt)
             };
             if newer {
-                return Verdict::Reopen;
+                return SegmentVerdict::Reopen;
             }
         }
         // RFC 7323 section 3.2. A SYN is let through: a peer that starts anew has to be told of
         // the connection (RFC 5961 section 4).
-        if h.has(ConnectionFlags::TIMESTAMPS) && !seg.has_ts && seg.flags & (RST | SYN) == 0 {
+        if tcb.has(ConnectionFlags::TIMESTAMPS) && !seg.has_ts && seg.flags & (RST | SYN) == 0 {
             cx.shared.stats.in_errs += 1;
-            return Verdict::Done;
+            return SegmentVerdict::Done;
         }
         // PAWS (RFC 7323 section 5.3); resets are exempt.
-        if h.has(ConnectionFlags::TIMESTAMPS) && seg.has_ts && seg.flags & RST == 0 {
-            let old = (seg.ts_val.wrapping_sub(h.ts_recent) as i32) < 0;
+        if tcb.has(ConnectionFlags::TIMESTAMPS) && seg.has_ts && seg.flags & RST == 0 {
+            let old = (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0;
             // Section 5.5: after 24 days of silence the comparison means nothing.
-            if old && cx.now.0.saturating_sub(h.last_rx) < 24 * 86_400 * 1_000_000_000 {
+            if old && cx.now.0.saturating_sub(tcb.last_rx) < 24 * 86_400 * 1_000_000_000 {
                 cx.shared.stats.paws_drops += 1;
                 if span > 0 || cx.shared.may_challenge(cx.now) {
-                    cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+                    cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
                 }
-                return Verdict::Done;
+                return SegmentVerdict::Done;
             }
         }
         // Sequence check (section 3.10.7.4, first). A pure ACK may lie between our last ACK and
         // RCV.NXT, or on the right edge, as Linux has it: both happen to honest peers.
-        let window = h.rcv_adv.distance_from(h.rcv_nxt).max(0) as u32;
-        let right = h.rcv_nxt + window;
+        let window = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        let right = tcb.rcv_nxt + window;
         let end = seg.seq + span;
         let acceptable = if span == 0 {
-            seg.seq.ge(h.last_ack_sent) && seg.seq.le(right)
-        } else if window == 0 && seg.seq == h.rcv_nxt {
+            seg.seq.ge(tcb.last_ack_sent) && seg.seq.le(right)
+        } else if window == 0 && seg.seq == tcb.rcv_nxt {
             // Nothing of it fits, but its ACK counts; it is answered.
             cx.shared.stats.out_of_window += 1;
-            cx.owe(h, ConnectionFlags::NEED_ACK);
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
             true
         } else {
-            seg.seq.lt(right) && end.gt(h.rcv_nxt)
+            seg.seq.lt(right) && end.gt(tcb.rcv_nxt)
         };
         if !acceptable {
             cx.shared.stats.out_of_window += 1;
             if seg.flags & RST != 0 {
-                return Verdict::Done;
+                return SegmentVerdict::Done;
             }
-            if seg.flags & SYN != 0 && h.state != TcpState::SynReceived {
-                return self.syn_on_connection(cx);
+            if seg.flags & SYN != 0 && tcb.state != TcpState::SynReceived {
+                return self.on_unexpected_syn(cx);
             }
-            if h.state == TcpState::TimeWait && seg.flags & FIN != 0 {
-                h.start_closing_timer(cx, Timer::TimeWait);
+            if tcb.state == TcpState::TimeWait && seg.flags & FIN != 0 {
+                tcb.start_closing_timer(cx, Timer::TimeWait);
             }
-            let old = end.le(h.rcv_nxt) && h.rcv_nxt - seg.seq <= cx.shared.recv_window;
+            let old = end.le(tcb.rcv_nxt) && tcb.rcv_nxt - seg.seq <= cx.shared.recv_window;
             // Data again means our ACK was lost; a bare segment may be one of two stacks
             // correcting each other for ever: limited.
             if span > 0 || cx.shared.may_challenge(cx.now) {
                 cx.shared.stats.dup_bytes_in += u64::from(len);
-                cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
                 // RFC 2883 section 4; not for what lies beyond any window of ours.
                 if old {
-                    self.duplicate(seg.seq, seg.seq + len);
+                    self.note_duplicate(seg.seq, seg.seq + len);
                 }
             }
             // The ACK of an old segment counts all the same: two ends whose windows shrank would
             // else ignore each other for ever. Its window and blocks do not.
-            let h = &self.tcb;
+            let tcb = &self.tcb;
             if old
                 && seg.flags & (SYN | ACK) == ACK
-                && h.state != TcpState::SynReceived
-                && seg.ack.gt(h.snd_una)
-                && seg.ack.le(h.snd_nxt)
+                && tcb.state != TcpState::SynReceived
+                && seg.ack.gt(tcb.snd_una)
+                && seg.ack.le(tcb.snd_nxt)
             {
                 seg.sacks = 0;
-                self.acknowledge(cx, &seg, 1);
-                if let Some(v) = self.fin_acknowledged(cx) {
-                    return v;
+                self.process_ack(cx, &seg, 1);
+                if let Some(verdict) = self.on_fin_acknowledged(cx) {
+                    return verdict;
                 }
             }
-            return Verdict::Done;
+            return SegmentVerdict::Done;
         }
         if seg.flags & RST != 0 {
-            return self.reset_received(cx, &seg);
+            return self.on_reset(cx, &seg);
         }
         if seg.flags & SYN != 0 {
-            return self.syn_on_connection(cx);
+            return self.on_unexpected_syn(cx);
         }
         if seg.flags & ACK == 0 {
-            return Verdict::Done;
+            return SegmentVerdict::Done;
         }
-        h.last_rx = if h.state == TcpState::SynReceived {
-            h.last_rx
+        tcb.last_rx = if tcb.state == TcpState::SynReceived {
+            tcb.last_rx
         } else {
             cx.now.0
         };
-        h.probes = 0;
-        if h.state == TcpState::SynReceived {
-            if seg.ack != h.snd_nxt {
-                return Verdict::Reset;
+        tcb.probes = 0;
+        if tcb.state == TcpState::SynReceived {
+            if seg.ack != tcb.snd_nxt {
+                return SegmentVerdict::Reset;
             }
-            if let Some(v) = self.established(cx, &seg) {
-                return v;
+            if let Some(verdict) = self.on_established(cx, &seg) {
+                return verdict;
             }
         }
-        let h = &mut self.tcb;
+        let tcb = &mut self.tcb;
         // RFC 5961 section 5.2, and what was never sent is never acknowledged.
-        if seg.ack.gt(h.snd_nxt) || seg.ack.lt(h.snd_una - h.max_snd_wnd) {
+        if seg.ack.gt(tcb.snd_nxt) || seg.ack.lt(tcb.snd_una - tcb.max_snd_wnd) {
             cx.shared.stats.bad_acks += 1;
-            self.challenge(cx);
-            return Verdict::Done;
+            self.send_challenge_ack(cx);
+            return SegmentVerdict::Done;
         }
         // Not before the ACK proved good: a timestamp from the future that is believed makes
         // everything else that comes look old.
-        if seg.has_ts && seg.seq.le(h.last_ack_sent) {
-            h.ts_recent = seg.ts_val;
+        if seg.has_ts && seg.seq.le(tcb.last_ack_sent) {
+            tcb.ts_recent = seg.ts_val;
         }
-        if seg.ack.ge(h.snd_una) {
-            self.acknowledge(cx, &seg, b.remaining());
+        if seg.ack.ge(tcb.snd_una) {
+            self.process_ack(cx, &seg, buffer.remaining());
         }
-        if let Some(v) = self.fin_acknowledged(cx) {
-            return v;
+        if let Some(verdict) = self.on_fin_acknowledged(cx) {
+            return verdict;
         }
         if len > 0 && self.tcb.has(ConnectionFlags::ECN) {
-            self.marked(cx, &seg);
+            self.on_data_with_ecn(cx, &seg);
         }
         if span > 0 {
-            self.payload(cx, &seg, b)
+            self.process_payload(cx, &seg, buffer)
         } else {
-            Verdict::Done
+            SegmentVerdict::Done
         }
     }
 
     /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only the exact next sequence
     /// number resets; in the window it is asked for again.
-    fn reset_received(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment) -> Verdict {
+    fn on_reset(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) -> SegmentVerdict {
         if self.tcb.state == TcpState::TimeWait {
-            return Verdict::Done; // RFC 1337
+            return SegmentVerdict::Done; // RFC 1337
         }
         if seg.seq != self.tcb.rcv_nxt {
-            self.challenge(cx);
-            return Verdict::Done;
+            self.send_challenge_ack(cx);
+            return SegmentVerdict::Done;
         }
         cx.shared.stats.in_rsts += 1;
         if self.tcb.state == TcpState::SynReceived {
             cx.shared.stats.attempt_fails += 1;
-            self.fail(cx, Events::REFUSED);
+            self.fail_connection(cx, Events::REFUSED);
         } else {
             cx.shared.stats.estab_resets += 1;
-            self.fail(cx, Events::RESET);
+            self.fail_connection(cx, Events::RESET);
         }
-        Verdict::Done
+        SegmentVerdict::Done
     }
 
     /// State changes that the ACK of our FIN brings.
-    fn fin_acknowledged(&mut self, cx: &mut ConnectionContext<'_>) -> Option<Verdict> {
-        let h = &mut self.tcb;
-        if !h.has(ConnectionFlags::FIN_SENT) || h.snd_una != h.snd_nxt {
+    fn on_fin_acknowledged(&mut self, cx: &mut TcpContext<'_>) -> Option<SegmentVerdict> {
+        let tcb = &mut self.tcb;
+        if !tcb.has(ConnectionFlags::FIN_SENT) || tcb.snd_una != tcb.snd_nxt {
             return None;
         }
-        match h.state {
+        match tcb.state {
             TcpState::FinWait1 => {
-                h.state = TcpState::FinWait2;
-                if h.has(ConnectionFlags::RELEASED) {
-                    h.start_closing_timer(cx, Timer::Orphan);
+                tcb.state = TcpState::FinWait2;
+                if tcb.has(ConnectionFlags::RELEASED) {
+                    tcb.start_closing_timer(cx, Timer::Orphan);
                 }
                 None
             }
@@ -246,139 +246,151 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 None
             }
             TcpState::LastAck => {
-                self.closed(cx);
-                cx.event(&mut self.tcb, Events::CLOSED);
-                Some(Verdict::Done)
+                self.enter_closed(cx);
+                cx.raise_event(&mut self.tcb, Events::CLOSED);
+                Some(SegmentVerdict::Done)
             }
             _ => None,
         }
     }
 
     /// Payload and FIN of an acceptable segment.
-    fn payload(&mut self, cx: &mut ConnectionContext<'_>, seg: &Segment, mut b: B) -> Verdict {
-        let h = &mut self.tcb;
+    fn process_payload(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        mut buffer: B,
+    ) -> SegmentVerdict {
+        let tcb = &mut self.tcb;
         if !matches!(
-            h.state,
+            tcb.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2
         ) {
             // After the peer's FIN there is nothing new (section 3.10.7.4 seventh); acknowledge again.
-            cx.owe(h, ConnectionFlags::NEED_ACK);
-            return Verdict::Done;
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+            return SegmentVerdict::Done;
         }
-        if h.has(ConnectionFlags::RELEASED) && b.remaining() > 0 {
+        if tcb.has(ConnectionFlags::RELEASED) && buffer.remaining() > 0 {
             // Data that nobody will read (RFC 9293 section 3.6, MAY-1).
             self.send_reset(cx);
-            self.closed(cx);
-            return Verdict::Done;
+            self.enter_closed(cx);
+            return SegmentVerdict::Done;
         }
         let mut seq = seg.seq;
         let mut fin = seg.flags & FIN != 0;
-        if seq.lt(h.rcv_nxt) {
-            let old = (h.rcv_nxt - seq).min(b.remaining() as u32);
+        if seq.lt(tcb.rcv_nxt) {
+            let old = (tcb.rcv_nxt - seq).min(buffer.remaining() as u32);
             cx.shared.stats.dup_bytes_in += u64::from(old);
-            b.advance(old as usize);
-            cx.owe(h, ConnectionFlags::NEED_ACK);
-            self.duplicate(seq, seq + old);
+            buffer.advance(old as usize);
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+            self.note_duplicate(seq, seq + old);
             seq += old;
         }
-        let h = &mut self.tcb;
-        let space = h.rcv_adv.distance_from(seq).max(0) as usize;
-        if b.remaining() > space {
-            b.truncate(space);
+        let tcb = &mut self.tcb;
+        let space = tcb.rcv_adv.distance_from(seq).max(0) as usize;
+        if buffer.remaining() > space {
+            buffer.truncate(space);
             fin = false;
         }
-        if fin && !h.has(ConnectionFlags::FIN_SEEN) {
-            self.fin_at = seq + b.remaining() as u32;
-            h.flags |= ConnectionFlags::FIN_SEEN;
-            if let Some(o) = &mut self.ooo {
-                o.cut(self.fin_at);
+        if fin && !tcb.has(ConnectionFlags::FIN_SEEN) {
+            self.fin_at = seq + buffer.remaining() as u32;
+            tcb.flags |= ConnectionFlags::FIN_SEEN;
+            if let Some(queue) = &mut self.out_of_order {
+                queue.discard_from(self.fin_at);
             }
         }
-        if h.has(ConnectionFlags::FIN_SEEN) {
+        if tcb.has(ConnectionFlags::FIN_SEEN) {
             // There is nothing behind a FIN (section 3.10.7.4 seventh).
             let space = self.fin_at.distance_from(seq).max(0) as usize;
-            b.truncate(b.remaining().min(space));
+            buffer.truncate(buffer.remaining().min(space));
         }
-        if b.remaining() > 0 {
-            self.recount(cx);
-            let full = cx.shared.full(self.rx.counted);
+        if buffer.remaining() > 0 {
+            self.update_held_buffers(cx);
+            let full = cx.shared.is_receive_full(self.receive_queue.counted);
             if seq == self.tcb.rcv_nxt {
                 // What fills a hole may pass, or a full hold could never drain; when many did, it
                 // takes the place of the last that is held (RFC 2018 section 8).
                 if full && !self.make_room(cx) {
                     cx.shared.stats.rcv_q_drop += 1;
-                    cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
-                    return Verdict::Done;
+                    cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
+                    return SegmentVerdict::Done;
                 }
-                self.deliver(cx, b, seg.flags & PSH != 0);
-                if let Some(o) = &mut self.ooo {
-                    let before = self.rx.len_bytes();
-                    self.tcb.rcv_nxt = o.deliver(self.tcb.rcv_nxt, &mut self.rx);
-                    cx.shared.stats.in_bytes += (self.rx.len_bytes() - before) as u64;
-                    if o.is_idle() {
-                        self.ooo = None;
+                self.deliver_in_order(cx, buffer, seg.flags & PSH != 0);
+                if let Some(queue) = &mut self.out_of_order {
+                    let before = self.receive_queue.len_bytes();
+                    self.tcb.rcv_nxt =
+                        queue.deliver_in_order(self.tcb.rcv_nxt, &mut self.receive_queue);
+                    cx.shared.stats.in_bytes += (self.receive_queue.len_bytes() - before) as u64;
+                    if queue.is_idle() {
+                        self.out_of_order = None;
                     }
-                    cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+                    cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
                 }
             } else {
-                cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
                 if full {
                     cx.shared.stats.rcv_q_drop += 1;
                 } else {
                     cx.shared.stats.ofo_queue += 1;
-                    let o = self.ooo.get_or_insert_with(|| Box::new(Reassembly::new()));
-                    let len = b.remaining();
-                    let kept = o.insert(seq, b);
+                    let queue = self
+                        .out_of_order
+                        .get_or_insert_with(|| Box::new(OutOfOrderQueue::new()));
+                    let len = buffer.remaining();
+                    let kept = queue.insert_segment(seq, buffer);
                     if kept == 0 && self.tcb.has(ConnectionFlags::SACK) {
-                        o.duplicate(seq, seq + len as u32);
+                        queue.note_duplicate(seq, seq + len as u32);
                     }
                     if kept > 0 && cx.shared.config.show_out_of_order {
-                        o.remember_unseen(seq);
-                        cx.event(&mut self.tcb, Events::OUT_OF_ORDER);
+                        queue.remember_unseen(seq);
+                        cx.raise_event(&mut self.tcb, Events::OUT_OF_ORDER);
                     }
                     cx.shared.stats.dup_bytes_in += (len - kept) as u64;
                 }
             }
         }
-        self.recount(cx);
+        self.update_held_buffers(cx);
         let seen = self.tcb.flags & (ConnectionFlags::FIN_SEEN | ConnectionFlags::FIN_RECEIVED)
             == ConnectionFlags::FIN_SEEN;
         if seen && self.fin_at == self.tcb.rcv_nxt {
-            self.fin_received(cx);
+            self.on_fin(cx);
         } else if fin {
-            cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
         }
-        Verdict::Done
+        SegmentVerdict::Done
     }
 
     /// Room for a segment that fills a hole of a connection that holds all it may: some above the
     /// limit, then in exchange.
     #[cold]
-    fn make_room(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+    fn make_room(&mut self, cx: &mut TcpContext<'_>) -> bool {
         let limit = cx.shared.config.max_recv_buffers;
-        let Some(o) = self.ooo.as_mut().filter(|o| o.buffers() > 0) else {
+        let Some(queue) = self
+            .out_of_order
+            .as_mut()
+            .filter(|queue| queue.buffer_count() > 0)
+        else {
             return false;
         };
         let all = cx.shared.config.max_held_buffers;
-        if (self.rx.counted as usize) < limit + limit / 8
-            && cx.shared.held < all.saturating_add(all / 8)
+        if (self.receive_queue.counted as usize) < limit + limit / 8
+            && cx.shared.held_buffers < all.saturating_add(all / 8)
         {
             return true;
         }
         cx.shared.stats.rcv_pruned += 1;
-        o.drop_last()
+        queue.drop_last()
     }
 
     /// Section 3.10.7.4 eighth.
-    fn fin_received(&mut self, cx: &mut ConnectionContext<'_>) {
-        let h = &mut self.tcb;
-        h.rcv_nxt += 1;
-        h.flags |= ConnectionFlags::FIN_RECEIVED;
-        cx.owe(h, ConnectionFlags::NEED_ACK);
-        cx.event(h, Events::PEER_FIN);
-        match h.state {
-            TcpState::Established => h.state = TcpState::CloseWait,
-            TcpState::FinWait1 => h.state = TcpState::Closing,
+    fn on_fin(&mut self, cx: &mut TcpContext<'_>) {
+        let tcb = &mut self.tcb;
+        tcb.rcv_nxt += 1;
+        tcb.flags |= ConnectionFlags::FIN_RECEIVED;
+        cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+        cx.raise_event(tcb, Events::PEER_FIN);
+        match tcb.state {
+            TcpState::Established => tcb.state = TcpState::CloseWait,
+            TcpState::FinWait1 => tcb.state = TcpState::Closing,
             TcpState::FinWait2 => self.enter_time_wait(cx),
             _ => {}
         }

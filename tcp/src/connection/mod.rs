@@ -17,11 +17,11 @@ use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::congestion::CongestionState;
-use crate::loss::rack::Patience;
+use crate::loss::rack::ReorderWindow;
 use crate::loss::recovery::Recovery;
-use crate::queues::out_of_order_queue::Reassembly;
+use crate::queues::out_of_order_queue::OutOfOrderQueue;
 use crate::queues::receive_queue::ReceiveQueue;
-use crate::queues::send_queue::SendQueue;
+use crate::queues::send_queue::TransmitQueue;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::template::Template;
@@ -32,14 +32,14 @@ pub(crate) const NO_LISTENER: u32 = u32::MAX;
 #[repr(C, align(64))]
 pub(crate) struct Connection<B, R> {
     pub tcb: Tcb,
-    pub tx: SendQueue<R>,
-    pub rx: ReceiveQueue<B>,
-    pub ooo: Option<Box<Reassembly<B>>>,
+    pub send_queue: TransmitQueue<R>,
+    pub receive_queue: ReceiveQueue<B>,
+    pub out_of_order: Option<Box<OutOfOrderQueue<B>>>,
     pub recovery: Option<Box<Recovery>>,
     pub template: Template,
     /// The template's destination was looked up in this generation of the neighbour table; 0: never.
     pub neighbour_generation: u32,
-    pub ts_offset: u32,
+    pub timestamp_offset: u32,
     /// The low half of its hash: what the flow table keeps.
     pub hash: u32,
     /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
@@ -55,7 +55,7 @@ pub(crate) struct Connection<B, R> {
     /// What the ends agreed on.
     pub emss_agreed: u16,
     /// What RACK learnt, while there is no `recovery`.
-    pub patience: Patience,
+    pub reorder_window: ReorderWindow,
     /// When (in 2^20 ns) the connection looks after the search for its narrow path's MTU.
     pub search_at: u32,
 }
@@ -63,11 +63,11 @@ pub(crate) struct Connection<B, R> {
 impl<B: RecvBuf, R> Connection<B, R> {
     /// Asks for every line that a segment of the straight path touches.
     #[inline]
-    pub(crate) fn prefetch(&self) {
+    pub(crate) fn prefetch_lines(&self) {
         B::prefetch(&raw const self.tcb);
         B::prefetch(&raw const self.tcb.user);
-        B::prefetch(&raw const self.tx);
-        B::prefetch(&raw const self.rx);
+        B::prefetch(&raw const self.send_queue);
+        B::prefetch(&raw const self.receive_queue);
         B::prefetch(&raw const self.template);
         B::prefetch(&raw const self.neighbour_generation);
         B::prefetch(&raw const self.congestion.validation);
@@ -76,8 +76,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// The second stage: what the lines of the first say where it is.
     #[inline]
     pub(crate) fn prefetch_queues(&self) {
-        self.tx.prefetch::<B>();
-        self.rx.prefetch();
+        self.send_queue.prefetch::<B>();
+        self.receive_queue.prefetch();
     }
 
     /// As `prefetch`, for a segment that carries data, or else an ACK: the other's lines would
@@ -86,11 +86,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn prefetch_for(&self, data: bool) {
         B::prefetch(&raw const self.tcb);
         B::prefetch(&raw const self.tcb.user);
-        B::prefetch(&raw const self.rx);
+        B::prefetch(&raw const self.receive_queue);
         B::prefetch(&raw const self.template);
         B::prefetch(&raw const self.neighbour_generation);
         if !data {
-            B::prefetch(&raw const self.tx);
+            B::prefetch(&raw const self.send_queue);
             B::prefetch(&raw const self.congestion.validation);
         }
     }
@@ -98,9 +98,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
     #[inline]
     pub(crate) fn prefetch_queues_for(&self, data: bool) {
         if data {
-            self.rx.prefetch();
+            self.receive_queue.prefetch();
         } else {
-            self.tx.prefetch::<B>();
+            self.send_queue.prefetch::<B>();
         }
     }
 
@@ -109,111 +109,113 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn prefetch_timers(&self) {
         B::prefetch(&raw const self.tcb.flags);
         B::prefetch(&raw const self.tcb.user);
-        B::prefetch(&raw const self.tx);
-        B::prefetch(&raw const self.rx);
+        B::prefetch(&raw const self.send_queue);
+        B::prefetch(&raw const self.receive_queue);
     }
 
     /// SACK or D-SACK blocks wait for a pure ACK.
-    pub(crate) fn has_blocks(&self) -> bool {
-        self.ooo.as_ref().is_some_and(|o| !o.is_idle())
+    pub(crate) fn has_sack_blocks(&self) -> bool {
+        self.out_of_order
+            .as_ref()
+            .is_some_and(|queue| !queue.is_idle())
     }
 
     /// The recovery state, made when it is first needed, and the segments ready to be marked.
     #[cold]
     pub(crate) fn start_recovery(&mut self) {
-        self.split_trains();
+        self.split_multi_segments();
         self.recovery_state();
     }
 
     /// The recovery state alone.
     pub(crate) fn recovery_state(&mut self) -> &mut Recovery {
-        let (una, patience) = (self.tcb.snd_una, self.patience);
+        let (una, patience) = (self.tcb.snd_una, self.reorder_window);
         self.recovery.get_or_insert_with(|| {
-            let mut r = Box::new(Recovery::new(una));
-            r.rack.patience = patience;
-            r
+            let mut recovery = Box::new(Recovery::new(una));
+            recovery.rack.reorder_window = patience;
+            recovery
         })
     }
 
     /// Segments are about to be marked.
-    pub(crate) fn split_trains(&mut self) {
+    pub(crate) fn split_multi_segments(&mut self) {
         if self.tcb.has(ConnectionFlags::MULTI_SEGMENT) {
             self.tcb.flags &= !ConnectionFlags::MULTI_SEGMENT;
-            self.tx.split(0);
+            self.send_queue.split_multi_segments(0);
         }
     }
 
     /// The peer hears of what it sent twice (RFC 2883).
     #[cold]
-    pub(crate) fn duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
+    pub(crate) fn note_duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
         if self.tcb.has(ConnectionFlags::SACK) && lo.lt(hi) {
-            self.ooo
-                .get_or_insert_with(|| Box::new(Reassembly::new()))
-                .duplicate(lo, hi);
+            self.out_of_order
+                .get_or_insert_with(|| Box::new(OutOfOrderQueue::new()))
+                .note_duplicate(lo, hi);
         }
     }
 
     /// Something of ours is unacknowledged or waits to be sent.
     #[inline]
-    pub(crate) fn busy(&self) -> bool {
-        let h = &self.tcb;
-        h.state != TcpState::Closed
-            && (h.snd_una != h.snd_nxt || h.unsent > 0 || h.is_fin_pending())
+    pub(crate) fn is_busy(&self) -> bool {
+        let tcb = &self.tcb;
+        tcb.state != TcpState::Closed
+            && (tcb.snd_una != tcb.snd_nxt || tcb.unsent > 0 || tcb.is_fin_pending())
     }
 
     /// The receive window to advertise: the field's value and the right edge it means. The edge
     /// never moves left (RFC 9293 section 3.8.6.2.1), and moves right only by useful amounts
     /// (silly window avoidance, section 3.8.6.2.2).
     #[inline]
-    pub(crate) fn window(&self, limit: u32) -> (u16, SeqNr) {
-        let h = &self.tcb;
-        let free = limit.saturating_sub(self.rx.len_bytes() as u32);
-        let now = h.rcv_adv.distance_from(h.rcv_nxt).max(0) as u32;
-        let step = (limit / 2).min(u32::from(h.emss));
+    pub(crate) fn receive_window(&self, limit: u32) -> (u16, SeqNr) {
+        let tcb = &self.tcb;
+        let free = limit.saturating_sub(self.receive_queue.len_bytes() as u32);
+        let now = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        let step = (limit / 2).min(u32::from(tcb.emss));
         let want = if free >= now.saturating_add(step) {
             free
         } else {
             now
         };
-        let shift = h.scales.receive();
+        let shift = tcb.scales.receive();
         let mut field = want >> shift;
         if field << shift < now {
             field += 1; // rounding must not shrink the window
         }
         let field = field.min(0xffff);
-        (field as u16, h.rcv_nxt + (field << shift))
+        (field as u16, tcb.rcv_nxt + (field << shift))
     }
 
     /// A pure ACK is worth sending for the window alone.
     pub(crate) fn window_update_due(&self, limit: u32) -> bool {
-        let h = &self.tcb;
-        let left = h.rcv_adv.distance_from(h.rcv_nxt).max(0) as u32;
+        let tcb = &self.tcb;
+        let left = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
         if left >= limit / 2 {
             return false;
         }
-        let gain = (self.window(limit).1 - h.rcv_nxt).saturating_sub(left);
-        gain >= limit / 4 || (left < 2 * u32::from(h.emss) && gain > 0)
+        let gain = (self.receive_window(limit).1 - tcb.rcv_nxt).saturating_sub(left);
+        gain >= limit / 4 || (left < 2 * u32::from(tcb.emss) && gain > 0)
     }
 
     /// `shrink` would give something back.
     pub(crate) fn holds_memory(&self) -> bool {
-        self.tx.holds_memory()
-            || self.rx.holds_memory()
-            || self.ooo.is_some()
+        self.send_queue.holds_memory()
+            || self.receive_queue.holds_memory()
+            || self.out_of_order.is_some()
             || self.recovery.is_some()
     }
 
     /// Idle connections keep no buffers.
-    pub(crate) fn shrink(&mut self) {
-        self.tx.shrink();
-        self.rx.shrink();
-        if !self.has_blocks() {
-            self.ooo = None;
+    pub(crate) fn release_memory(&mut self) {
+        self.send_queue.release_memory();
+        self.receive_queue.release_memory();
+        if !self.has_sack_blocks() {
+            self.out_of_order = None;
         }
         if !self.tcb.has(ConnectionFlags::RECOVERING)
-            && let Some(r) = self.recovery.take()
+            && let Some(recovery) = self.recovery.take()
         {
-            self.patience = r.rack.patience;
+            self.reorder_window = recovery.rack.reorder_window;
         }
     }
 }

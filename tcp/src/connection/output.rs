@@ -8,9 +8,9 @@ use crate::base::time::timestamp_at;
 use crate::congestion::RecoveryPhase;
 use crate::congestion::window::initial_window;
 use crate::connection::Connection;
-use crate::connection::context::{ConnectionContext, SharedState};
+use crate::connection::context::{SharedState, TcpContext};
 use crate::pmtu::probe::ProbeStep;
-use crate::queues::send_queue::{self, Sent};
+use crate::queues::send_queue::{self, InFlightSegment};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -18,18 +18,18 @@ use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH};
 use crate::wire::template::SegmentFields;
 
 /// The sink has no room now.
-pub(crate) struct Blocked;
+pub(crate) struct SinkFull;
 
 impl SharedState {
     /// In bytes (RFC 6928).
     #[inline]
-    pub(crate) fn initial_window(&self, h: &Tcb) -> u32 {
-        initial_window(self.config.initial_window, u32::from(h.emss))
+    pub(crate) fn initial_window(&self, tcb: &Tcb) -> u32 {
+        initial_window(self.config.initial_window, u32::from(tcb.emss))
     }
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    pub(crate) fn finish_meta(&self, cx: &mut ConnectionContext<'_>, meta: &mut FrameMeta) {
+    pub(crate) fn complete_meta(&self, cx: &mut TcpContext<'_>, meta: &mut FrameMeta) {
         meta.checksum = if cx.shared.config.tx_checksum {
             TxChecksum::Partial
         } else {
@@ -41,7 +41,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Receive window limit that the peer's window scaling allows.
     #[inline]
-    pub(crate) fn window_limit(&self, cx: &mut ConnectionContext<'_>) -> u32 {
+    pub(crate) fn window_limit(&self, cx: &mut TcpContext<'_>) -> u32 {
         cx.shared
             .recv_window
             .min(0xffff << self.tcb.scales.receive())
@@ -49,111 +49,119 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// A frame that acknowledges left: the window it advertised is promised, the ACK paid.
     #[inline]
-    pub(crate) fn acknowledged(&mut self, edge: SeqNr) {
-        let h = &mut self.tcb;
-        h.rcv_adv = h.rcv_adv.max(edge);
-        h.last_ack_sent = h.rcv_nxt;
-        h.unacked_segs = 0;
-        h.ack_at = 0;
+    pub(crate) fn on_ack_sent(&mut self, edge: SeqNr) {
+        let tcb = &mut self.tcb;
+        tcb.rcv_adv = tcb.rcv_adv.max(edge);
+        tcb.last_ack_sent = tcb.rcv_nxt;
+        tcb.unacked_segs = 0;
+        tcb.ack_at = 0;
     }
 
     /// One data (or FIN) segment.
     #[inline]
-    fn emit(
+    fn emit_segment(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
-        s: &Sent,
+        cx: &mut TcpContext<'_>,
+        segment: &InFlightSegment,
         again: bool,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
-        let (window, edge) = self.window(self.window_limit(cx));
-        let h = &self.tcb;
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let (window, edge) = self.receive_window(self.window_limit(cx));
+        let tcb = &self.tcb;
         let mut flags = ACK;
-        if s.flags & send_queue::PUSH != 0 {
+        if segment.flags & send_queue::PUSH != 0 {
             flags |= PSH;
         }
-        if s.flags & send_queue::FIN != 0 {
+        if segment.flags & send_queue::FIN != 0 {
             flags |= FIN;
         }
         let mut ect = false;
-        if h.has(ConnectionFlags::ECN) {
+        if tcb.has(ConnectionFlags::ECN) {
             // Repetitions are not ECN-capable (RFC 3168 section 6.1.5).
-            ect = !again && s.len > 0;
-            flags |= if h.has(ConnectionFlags::SEND_ECE) {
+            ect = !again && segment.len > 0;
+            flags |= if tcb.has(ConnectionFlags::SEND_ECE) {
                 ECE
             } else {
                 0
             };
-            flags |= if ect && h.has(ConnectionFlags::SEND_CWR) {
+            flags |= if ect && tcb.has(ConnectionFlags::SEND_CWR) {
                 CWR
             } else {
                 0
             };
         }
-        let ts = h
+        let ts = tcb
             .has(ConnectionFlags::TIMESTAMPS)
-            .then(|| (timestamp_at(cx.now, self.ts_offset), h.ts_recent));
+            .then(|| (timestamp_at(cx.now, self.timestamp_offset), tcb.ts_recent));
         let fields = SegmentFields {
-            seq: s.seq,
-            ack: h.rcv_nxt,
+            seq: segment.seq,
+            ack: tcb.rcv_nxt,
             flags,
             window,
             ts,
             options: &[],
-            payload: s.len,
+            payload: segment.len,
             ect,
-            tso: s.mss != 0,
+            tso: segment.mss != 0,
         };
         let (n, mut meta) = self.template.meta(&fields);
-        self.finish_meta(cx, &mut meta);
+        self.complete_meta(cx, &mut meta);
         meta.retransmission = again;
         if fields.tso {
             meta.tso_segsz = self.tcb.emss;
         }
         let user = self.tcb.user;
         let fill = |out: &mut [u8]| self.template.build(out, &fields);
-        let begun = match self.tx.piece((s.record, s.offset), s.len) {
-            Some(r) if s.len > 0 && !fields.tso => {
-                tx.send_single_piece(n, &meta, fill, (user, r, s.offset))
+        let begun = match self
+            .send_queue
+            .single_record((segment.record, segment.offset), segment.len)
+        {
+            Some(record) if segment.len > 0 && !fields.tso => {
+                sink.send_single_piece(n, &meta, fill, (user, record, segment.offset))
             }
             _ => {
-                let begun = tx.begin_frame_with(n, &meta, fill);
+                let begun = sink.begin_frame_with(n, &meta, fill);
                 if begun {
-                    self.tx
-                        .gather(s, |r, offset, len| tx.append_record(user, r, offset, len));
-                    tx.end_frame();
+                    self.send_queue
+                        .for_each_piece(segment, |record, offset, len| {
+                            sink.append_record(user, record, offset, len)
+                        });
+                    sink.end_frame();
                 }
                 begun
             }
         };
         if !begun {
-            return Err(Blocked);
+            return Err(SinkFull);
         }
         if ect {
             self.tcb.flags &= !ConnectionFlags::SEND_CWR;
         }
-        self.acknowledged(edge);
-        if !self.has_blocks() {
+        self.on_ack_sent(edge);
+        if !self.has_sack_blocks() {
             self.tcb.flags &= !ConnectionFlags::NEED_ACK;
         }
         cx.shared.stats.frames_out += 1;
         cx.shared.stats.out_segs += 1;
-        cx.shared.stats.out_bytes += u64::from(s.len);
+        cx.shared.stats.out_bytes += u64::from(segment.len);
         Ok(())
     }
 
     /// Sends all that the connection owes and may send.
-    pub(crate) fn output(
+    pub(crate) fn send_pending(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
         if self.tcb.state == TcpState::Closed {
             return Ok(());
         }
         let fin = self.tcb.is_fin_pending();
         let lost = self.tcb.has(ConnectionFlags::RECOVERING)
-            && self.recovery.as_ref().is_some_and(|r| r.lost > 0);
+            && self
+                .recovery
+                .as_ref()
+                .is_some_and(|recovery| recovery.lost > 0);
         let data = self.tcb.can_send_data() && (self.tcb.unsent > 0 || fin || lost);
         if !data
             && !self.tcb.has(ConnectionFlags::NEED_MASK)
@@ -161,24 +169,24 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             return Ok(());
         }
-        if !self.resolved(cx) {
+        if !self.ensure_resolved(cx) {
             if self.tcb.timer().is_none() && (data || self.tcb.has(ConnectionFlags::NEED_MASK)) {
-                self.tcb.restart_rto(cx);
+                self.tcb.restart_retransmission_timer(cx);
             }
             return Ok(());
         }
         if self.tcb.has(ConnectionFlags::NEED_SYN) {
-            self.emit_syn(cx, tx)?;
+            self.emit_syn(cx, sink)?;
             self.tcb.flags &= !(ConnectionFlags::NEED_SYN | ConnectionFlags::NEED_ACK);
         }
         if matches!(self.tcb.state, TcpState::SynSent | TcpState::SynReceived) {
             return Ok(());
         }
         if data {
-            self.send_data(cx, tx)?;
+            self.send_data(cx, sink)?;
         }
         if self.tcb.has(ConnectionFlags::NEED_TAIL_PROBE) {
-            self.tail_probe(cx, tx)?;
+            self.send_tail_probe(cx, sink)?;
             self.tcb.flags &= !ConnectionFlags::NEED_TAIL_PROBE;
         }
         if self
@@ -187,7 +195,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             // A segment left of the window makes the peer answer with its ACK and window
             // (RFC 9293 section 3.8.4); no byte of a record is risked for it.
-            self.emit_bare(cx, self.tcb.snd_una - 1, 0, tx)?;
+            self.emit_without_payload(cx, self.tcb.snd_una - 1, 0, sink)?;
             cx.shared.stats.zero_window_probes +=
                 u64::from(self.tcb.has(ConnectionFlags::NEED_PROBE));
             cx.shared.stats.keepalive_probes +=
@@ -196,94 +204,97 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         if self.tcb.has(ConnectionFlags::NEED_ACK) || self.window_update_due(self.window_limit(cx))
         {
-            self.send_acks(cx, tx)?;
+            self.send_acks(cx, sink)?;
         }
         Ok(())
     }
 
     /// `flush`: data only; the ACK it carries is one less to send.
-    pub(crate) fn output_data(
+    pub(crate) fn send_pending_data(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
         if !self.tcb.can_send_data() {
             return Ok(());
         }
         if self.neighbour_generation != cx.shared.neighbours.generation {
             // `poll` resolves.
-            cx.owe(&mut self.tcb, ConnectionFlags::NONE);
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return Ok(());
         }
-        self.send_data(cx, tx)
+        self.send_data(cx, sink)
     }
 
     #[inline]
     fn send_data(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
         if self.tcb.has(ConnectionFlags::RECOVERING)
-            && self.recovery.as_ref().is_some_and(|r| r.lost > 0)
+            && self
+                .recovery
+                .as_ref()
+                .is_some_and(|recovery| recovery.lost > 0)
         {
-            self.repeat_lost(cx, tx)?;
+            self.retransmit_lost(cx, sink)?;
         }
-        self.send_new(cx, tx)
+        self.send_new_segments(cx, sink)
     }
 
     #[cold]
-    fn repeat_lost(
+    fn retransmit_lost(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
-        let Some(mut r) = self.recovery.take() else {
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let Some(mut recovery) = self.recovery.take() else {
             return Ok(());
         };
         let mut result = Ok(());
         let emss = u32::from(self.tcb.emss);
-        while let Some(i) = r.next_lost(&self.tx) {
-            let s = self.tx.sent[i];
-            if s.is_probe(emss) {
+        while let Some(index) = recovery.next_lost(&self.send_queue) {
+            let segment = self.send_queue.sent[index];
+            if segment.is_probe(emss) {
                 // Its loss was nobody's answer: the search is another connection's by cx.now.
-                self.tx.resegment(emss);
-                r.recount(&mut self.tcb, &self.tx);
+                self.send_queue.resegment_to(emss);
+                recovery.recount_lost(&mut self.tcb, &self.send_queue);
                 continue;
             }
-            if self.tcb.pipe > 0 && self.tcb.pipe + s.len > self.tcb.window.cwnd() {
+            if self.tcb.pipe > 0 && self.tcb.pipe + segment.len > self.tcb.window.cwnd() {
                 break;
             }
-            if self.emit(cx, &s, true, tx).is_err() {
-                result = Err(Blocked);
+            if self.emit_segment(cx, &segment, true, sink).is_err() {
+                result = Err(SinkFull);
                 break;
             }
-            r.repeat(&mut self.tcb, &mut self.tx, i, cx.now.0);
+            recovery.on_retransmitted(&mut self.tcb, &mut self.send_queue, index, cx.now.0);
             self.retransmits += 1;
             let after_timeout = self.tcb.phase == RecoveryPhase::Loss;
             cx.shared.stats.count_retransmission(after_timeout);
             // The timer has to leave the repetition its round trip: else a loss that an ACK told
             // of in time looks like silence.
             if self.tcb.timer().is_none()
-                || (i == 0
+                || (index == 0
                     && self.tcb.phase == RecoveryPhase::Recovery
                     && !self.tcb.is_timer(Timer::Reordering))
             {
-                self.tcb.restart_rto(cx);
+                self.tcb.restart_retransmission_timer(cx);
             }
         }
-        self.recovery = Some(r);
+        self.recovery = Some(recovery);
         result
     }
 
     #[inline]
-    fn send_new(
+    fn send_new_segments(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
         if self.tcb.flight() == 0 && self.tcb.unsent > 0 {
-            self.validate(cx);
+            self.validate_window(cx);
         }
         // A search for what the path carries may go on here, between two segments.
         let mut searching =
@@ -294,13 +305,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let credit = self.pacing_credit(cx);
         while self.tcb.unsent > 0 && sent < credit {
             if searching {
-                match self.probe_path(cx, tx) {
+                match self.probe_path(cx, sink) {
                     Ok(ProbeStep::Sent(n)) => sent += n,
                     Ok(ProbeStep::Hold) => break,
                     Ok(ProbeStep::Asked) => {}
                     Ok(ProbeStep::Later) => searching = false,
-                    Err(e) => {
-                        result = Err(e);
+                    Err(error) => {
+                        result = Err(error);
                         break;
                     }
                 }
@@ -309,36 +320,36 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     break;
                 }
             }
-            let h = &mut self.tcb;
-            let window = h.snd_wnd.saturating_sub(h.flight());
+            let tcb = &mut self.tcb;
+            let window = tcb.snd_wnd.saturating_sub(tcb.flight());
             // Limited transmit (RFC 3042): a segment for each of the first two duplicates, which
             // are only counted without SACK.
-            let limited = if h.phase == RecoveryPhase::Open {
-                u32::from(h.dup_acks.min(2))
+            let limited = if tcb.phase == RecoveryPhase::Open {
+                u32::from(tcb.dup_acks.min(2))
             } else {
                 0
             };
-            let usable = window.min((h.window.cwnd() + limited * emss).saturating_sub(h.pipe));
-            let Some(mut plan) = self.tx.plan(emss, usable) else {
+            let usable = window.min((tcb.window.cwnd() + limited * emss).saturating_sub(tcb.pipe));
+            let Some(mut plan) = self.send_queue.plan_segment(emss, usable) else {
                 break;
             };
             if plan.len > window {
-                if h.flight() > 0 {
+                if tcb.flight() > 0 {
                     break; // its ACK brings the window
                 }
                 // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part leaves when it
                 // is half of the largest window seen, or when waiting did not help.
                 if window > 0
-                    && (window >= h.max_snd_wnd / 2 || h.has(ConnectionFlags::MAY_SPLIT_RECORD))
+                    && (window >= tcb.max_snd_wnd / 2 || tcb.has(ConnectionFlags::MAY_SPLIT_RECORD))
                 {
                     plan = self
-                        .tx
-                        .cut(window.min(plan.len - 1).min(h.window.cwnd().max(1)));
+                        .send_queue
+                        .plan_part(window.min(plan.len - 1).min(tcb.window.cwnd().max(1)));
                 } else {
-                    self.persist(cx);
+                    self.enter_persist(cx);
                     break;
                 }
-            } else if plan.len > usable && h.pipe > 0 {
+            } else if plan.len > usable && tcb.pipe > 0 {
                 break;
             }
             if plan.len == emss
@@ -352,13 +363,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     usable.min(((credit - sent) / emss).max(1) * emss)
                 };
                 if let Some(tso) = cx.shared.config.tso {
-                    match self.send_train(cx, (emss, most), &tso, tx) {
+                    match self.send_tso(cx, (emss, most), &tso, sink) {
                         Ok(n) => {
                             sent += n;
                             continue;
                         }
-                        Err(e) => {
-                            result = Err(e);
+                        Err(error) => {
+                            result = Err(error);
                             break;
                         }
                     }
@@ -368,7 +379,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     && !self.tcb.has(ConnectionFlags::FIN_QUEUED)
                 {
                     let n;
-                    (n, result) = self.send_together(cx, (emss, most), tx);
+                    (n, result) = self.send_gso(cx, (emss, most), sink);
                     sent += n;
                     if result.is_err() {
                         break;
@@ -376,24 +387,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     continue;
                 }
             }
-            let h = &mut self.tcb;
-            let fin = h.unsent == plan.len && h.is_fin_pending();
-            let segment = self.tx.make(&plan, h.snd_nxt, fin, cx.now.0);
-            if let Err(e) = self.emit_new(cx, &segment, tx) {
-                result = Err(e);
+            let tcb = &mut self.tcb;
+            let fin = tcb.unsent == plan.len && tcb.is_fin_pending();
+            let segment = self
+                .send_queue
+                .make_segment(&plan, tcb.snd_nxt, fin, cx.now.0);
+            if let Err(error) = self.emit_new_segment(cx, &segment, sink) {
+                result = Err(error);
                 break;
             }
-            self.tx.made(&plan);
-            let h = &mut self.tcb;
-            h.pipe += plan.len;
-            h.unsent -= plan.len;
-            h.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
+            self.send_queue.commit_plan(&plan);
+            let tcb = &mut self.tcb;
+            tcb.pipe += plan.len;
+            tcb.unsent -= plan.len;
+            tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
             sent += plan.len;
         }
-        let h = &self.tcb;
-        if result.is_ok() && h.unsent == 0 && h.is_fin_pending() {
-            let segment = self.tx.make_fin(h.snd_nxt, cx.now.0);
-            result = self.emit_new(cx, &segment, tx);
+        let tcb = &self.tcb;
+        if result.is_ok() && tcb.unsent == 0 && tcb.is_fin_pending() {
+            let segment = self.send_queue.make_fin(tcb.snd_nxt, cx.now.0);
+            result = self.emit_new_segment(cx, &segment, sink);
         }
         self.congestion.on_sent(self.tcb.pipe);
         if sent > 0 {
@@ -401,144 +414,153 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 self.on_paced_output(cx, sent);
             }
             if self.tcb.is_timer(Timer::TailLossProbe) {
-                self.tcb.restart_rto(cx);
+                self.tcb.restart_retransmission_timer(cx);
             }
         }
         if sent > 0
             && self.tcb.phase == RecoveryPhase::Recovery
-            && let Some(r) = &mut self.recovery
+            && let Some(recovery) = &mut self.recovery
         {
-            r.reduction.on_sent(sent);
+            recovery.reduction.on_sent(sent);
         }
         result
     }
 
     /// New segments after a pause: the window may have gone unused for too long (RFC 7661).
     #[inline]
-    fn validate(&mut self, cx: &mut ConnectionContext<'_>) {
-        let h = &mut self.tcb;
-        if self.congestion.has_rested(cx.now.0) && h.phase == RecoveryPhase::Open {
-            let initial = cx.shared.initial_window(h);
-            let flight = h.flight_state();
+    fn validate_window(&mut self, cx: &mut TcpContext<'_>) {
+        let tcb = &mut self.tcb;
+        if self.congestion.has_rested(cx.now.0) && tcb.phase == RecoveryPhase::Open {
+            let initial = cx.shared.initial_window(tcb);
+            let flight = tcb.flight_state();
             let reduced = self
                 .congestion
-                .on_rest(&mut h.window, &flight, initial, cx.now.0);
+                .on_rest(&mut tcb.window, &flight, initial, cx.now.0);
             cx.shared.stats.idle_restarts += u64::from(reduced);
-            h.forget_pacing();
+            tcb.forget_pacing();
         }
     }
 
     /// The probe timeout fired (RFC 8985 section 7.3): a new segment whatever the congestion
     /// window, else the last one again, makes the peer tell what it has.
     #[cold]
-    fn tail_probe(
+    fn send_tail_probe(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
-        let h = &self.tcb;
-        if h.has(ConnectionFlags::RECOVERING) || !h.can_send_data() {
+        cx: &mut TcpContext<'_>,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        let tcb = &self.tcb;
+        if tcb.has(ConnectionFlags::RECOVERING) || !tcb.can_send_data() {
             return Ok(()); // an ACK came in between
         }
         self.start_recovery();
-        let h = &self.tcb;
-        let Some(last) = self.tx.sent.back().copied() else {
+        let tcb = &self.tcb;
+        let Some(last) = self.send_queue.sent.back().copied() else {
             return Ok(());
         };
-        let window = h.snd_wnd.saturating_sub(h.flight());
+        let window = tcb.snd_wnd.saturating_sub(tcb.flight());
         let plan = self
-            .tx
-            .plan(u32::from(h.emss), window)
-            .filter(|p| p.len <= window);
+            .send_queue
+            .plan_segment(u32::from(tcb.emss), window)
+            .filter(|plan| plan.len <= window);
         let again = plan.is_none();
         if let Some(plan) = plan {
-            let segment = self.tx.make(&plan, h.snd_nxt, false, cx.now.0);
-            self.emit_new(cx, &segment, tx)?;
-            self.tx.made(&plan);
+            let segment = self
+                .send_queue
+                .make_segment(&plan, tcb.snd_nxt, false, cx.now.0);
+            self.emit_new_segment(cx, &segment, sink)?;
+            self.send_queue.commit_plan(&plan);
             self.tcb.pipe += plan.len;
             self.tcb.unsent -= plan.len;
         } else {
-            self.emit(cx, &last, true, tx)?;
+            self.emit_segment(cx, &last, true, sink)?;
             self.retransmits += 1;
             cx.shared.stats.retrans_segs += 1;
         }
         cx.shared.stats.tlp_probes += 1;
-        if let Some(r) = &mut self.recovery {
-            r.probed(&mut self.tcb, &mut self.tx, again, cx.now.0);
+        if let Some(recovery) = &mut self.recovery {
+            recovery.on_probe_sent(&mut self.tcb, &mut self.send_queue, again, cx.now.0);
         }
-        self.tcb.restart_rto(cx);
+        self.tcb.restart_retransmission_timer(cx);
         Ok(())
     }
 
     /// Several new segments as one frame that the port cuts. While segments are marked each is
     /// noted alone. The FIN goes alone.
-    fn send_train(
+    fn send_tso(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         budget: (u32, u32),
         tso: &crate::config::TsoLimits,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<u32, Blocked> {
-        let (cursor, before) = (self.tx.cursor(), self.tx.sent.len());
-        let Some((whole, count)) = self.tx.train(budget, tso, self.tcb.snd_nxt, cx.now.0) else {
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<u32, SinkFull> {
+        let (cursor, before) = (self.send_queue.next_position(), self.send_queue.sent.len());
+        let Some((whole, count)) =
+            self.send_queue
+                .take_multi_segment(budget, tso, self.tcb.snd_nxt, cx.now.0)
+        else {
             return Ok(0);
         };
-        if let Err(e) = self.emit(cx, &whole, false, tx) {
-            self.tx.sent.truncate(before);
-            self.tx.rewind(cursor);
-            return Err(e);
+        if let Err(error) = self.emit_segment(cx, &whole, false, sink) {
+            self.send_queue.sent.truncate(before);
+            self.send_queue.rewind_to(cursor);
+            return Err(error);
         }
         cx.shared.stats.out_segs += u64::from(count - 1);
         cx.shared.stats.tso_frames += u64::from(count > 1);
         if self.tcb.has(ConnectionFlags::RECOVERING) {
-            self.tx.split(before);
+            self.send_queue.split_multi_segments(before);
         } else {
             self.tcb.flags |= ConnectionFlags::MULTI_SEGMENT;
         }
-        self.sent_new(cx, &whole);
-        let h = &mut self.tcb;
-        h.pipe += whole.len;
-        h.unsent -= whole.len;
-        h.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
+        self.on_new_segment_sent(cx, &whole);
+        let tcb = &mut self.tcb;
+        tcb.pipe += whole.len;
+        tcb.unsent -= whole.len;
+        tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
         Ok(whole.len)
     }
 
     /// Sends a new segment and notes it; nothing changes when the sink is full.
     #[inline]
-    pub(crate) fn emit_new(
+    pub(crate) fn emit_new_segment(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
-        s: &Sent,
-        tx: &mut impl FrameSink<R>,
-    ) -> Result<(), Blocked> {
-        self.emit(cx, s, false, tx)?;
-        self.tx.sent.push_back(*s);
-        self.sent_new(cx, s);
+        cx: &mut TcpContext<'_>,
+        segment: &InFlightSegment,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        self.emit_segment(cx, segment, false, sink)?;
+        self.send_queue.sent.push_back(*segment);
+        self.on_new_segment_sent(cx, segment);
         Ok(())
     }
 
     #[inline]
-    pub(crate) fn sent_new(&mut self, cx: &mut ConnectionContext<'_>, s: &Sent) {
-        let h = &mut self.tcb;
-        h.snd_nxt = s.end();
-        if s.flags & send_queue::FIN != 0 {
-            h.flags |= ConnectionFlags::FIN_SENT;
+    pub(crate) fn on_new_segment_sent(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        segment: &InFlightSegment,
+    ) {
+        let tcb = &mut self.tcb;
+        tcb.snd_nxt = segment.end_seq();
+        if segment.flags & send_queue::FIN != 0 {
+            tcb.flags |= ConnectionFlags::FIN_SENT;
         }
-        if h.is_timer(Timer::Persist) {
-            h.backoff = 0;
-            h.stop_timer();
+        if tcb.is_timer(Timer::Persist) {
+            tcb.backoff = 0;
+            tcb.stop_timer();
         }
-        if h.timer().is_none() {
-            h.restart_rto(cx);
+        if tcb.timer().is_none() {
+            tcb.restart_retransmission_timer(cx);
         }
     }
 
     /// Nothing is in flight and the window holds the next record back: probe it in time
     /// (RFC 9293 section 3.8.6.1).
-    fn persist(&mut self, cx: &mut ConnectionContext<'_>) {
-        let h = &mut self.tcb;
-        if !h.is_timer(Timer::Persist) {
-            h.start_persist(cx);
+    fn enter_persist(&mut self, cx: &mut TcpContext<'_>) {
+        let tcb = &mut self.tcb;
+        if !tcb.is_timer(Timer::Persist) {
+            tcb.start_persist_timer(cx);
         }
     }
 }

@@ -3,13 +3,13 @@
 use crate::base::buffer::RecvBuf;
 use crate::congestion::pacing::{PacingCredit, is_effective};
 use crate::connection::Connection;
-use crate::connection::context::ConnectionContext;
+use crate::connection::context::TcpContext;
 use crate::tcb::flags::ConnectionFlags;
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// How many bytes of new segments may leave now.
     #[inline]
-    pub(crate) fn pacing_credit(&mut self, cx: &mut ConnectionContext<'_>) -> u32 {
+    pub(crate) fn pacing_credit(&mut self, cx: &mut TcpContext<'_>) -> u32 {
         // No congestion event yet, no doubt: nearly all connections of a fabric, nearly always.
         if !self.tcb.window.is_paced() {
             return u32::MAX;
@@ -18,7 +18,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     #[cold]
-    fn ask_pacer(&mut self, cx: &mut ConnectionContext<'_>) -> u32 {
+    fn ask_pacer(&mut self, cx: &mut TcpContext<'_>) -> u32 {
         let flight = self.tcb.flight_state();
         let window = self.tcb.window;
         if !is_effective(&window, &flight, self.tcb.phase) {
@@ -27,7 +27,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         let in_use = self.congestion.validation.is_validated();
         let pacer = &mut self.recovery_state().pacer;
-        match pacer.credit(&window, &flight, in_use, cx.now.0) {
+        match pacer.take_credit(&window, &flight, in_use, cx.now.0) {
             PacingCredit::Bytes(bytes) => {
                 self.tcb.flags.remove(ConnectionFlags::WAITS_FOR_PACER);
                 bytes
@@ -37,7 +37,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 if tcb.unsent > 0 {
                     cx.shared.stats.paced += u64::from(!tcb.has(ConnectionFlags::WAITS_FOR_PACER));
                     tcb.flags |= ConnectionFlags::WAITS_FOR_PACER;
-                    cx.arm(tcb, at);
+                    cx.schedule_timer(tcb, at);
                 }
                 0
             }
@@ -46,7 +46,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// So many bytes of new segments left; `pacing_credit` had bounded them.
     #[cold]
-    pub(crate) fn on_paced_output(&mut self, cx: &mut ConnectionContext<'_>, sent: u32) {
+    pub(crate) fn on_paced_output(&mut self, cx: &mut TcpContext<'_>, sent: u32) {
         let (window, srtt) = (self.tcb.window, self.tcb.rtt.srtt);
         self.recovery_state().pacer.on_sent(&window, srtt, sent);
         // Registers the wait when there is one.

@@ -7,7 +7,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::connection::Connection;
-use crate::connection::context::{ConnectionContext, SharedState};
+use crate::connection::context::{SharedState, TcpContext};
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
@@ -20,7 +20,7 @@ const NONE: u32 = u32::MAX;
 const TCP: usize = 32;
 
 /// What the next segment of a train looks like, and what it brought so far.
-pub(crate) struct Train {
+pub(crate) struct RxCoalescer {
     pub index: u32,
     v6: bool,
     vlan: Option<u16>,
@@ -30,7 +30,7 @@ pub(crate) struct Train {
     addresses: [u64; 4],
     /// The peer's port above ours.
     ports: u32,
-    next: SeqNr,
+    match_next: SeqNr,
     ack: SeqNr,
     window: u16,
     ts_recent: u32,
@@ -46,23 +46,23 @@ pub(crate) struct Train {
 }
 
 /// A segment that belongs to the train.
-pub(crate) struct Wagon {
+pub(crate) struct CoalescedSegment {
     pub headers: usize,
     pub len: u32,
     push: bool,
 }
 
-impl Train {
+impl RxCoalescer {
     pub(crate) fn new(mac: [u8; 6], vlan: Option<u16>) -> Self {
-        let [a, b, c, d, e, f] = mac;
-        Train {
+        let [a, buffer, c, d, e, f] = mac;
+        RxCoalescer {
             index: NONE,
             v6: false,
             vlan,
-            mac: u64::from_be_bytes([0, 0, a, b, c, d, e, f]),
+            mac: u64::from_be_bytes([0, 0, a, buffer, c, d, e, f]),
             addresses: [0; 4],
             ports: 0,
-            next: SeqNr(0),
+            match_next: SeqNr(0),
             ack: SeqNr(0),
             window: 0,
             ts_recent: 0,
@@ -78,40 +78,40 @@ impl Train {
 
     /// A segment of this connection was taken: more may follow.
     #[inline]
-    pub(crate) fn begin<B: RecvBuf, R>(
+    pub(crate) fn start_after<B: RecvBuf, R>(
         &mut self,
         sh: &SharedState,
         index: u32,
-        c: &Connection<B, R>,
+        conn: &Connection<B, R>,
     ) {
         const NEVER: ConnectionFlags = ConnectionFlags::RECOVERING
             .union(ConnectionFlags::RELEASED)
             .union(ConnectionFlags::FIN_SEEN)
             .union(ConnectionFlags::LAST_WAS_MARKED)
             .union(ConnectionFlags::TIMESTAMPS);
-        let h = &c.tcb;
-        let window = h.snd_wnd >> h.scales.send();
-        if h.state != TcpState::Established
-            || h.is_timer(Timer::Persist)
-            || h.flags & NEVER != ConnectionFlags::TIMESTAMPS
-            || c.ooo.is_some()
+        let tcb = &conn.tcb;
+        let window = tcb.snd_wnd >> tcb.scales.send();
+        if tcb.state != TcpState::Established
+            || tcb.is_timer(Timer::Persist)
+            || tcb.flags & NEVER != ConnectionFlags::TIMESTAMPS
+            || conn.out_of_order.is_some()
             || window > 0xffff
-            || window << h.scales.send() != h.snd_wnd
+            || window << tcb.scales.send() != tcb.snd_wnd
         {
             return;
         }
-        let own = c.rx.counted as usize;
+        let own = conn.receive_queue.counted as usize;
         let room = sh.config.max_recv_buffers.saturating_sub(own);
-        let all = sh.config.max_held_buffers.saturating_sub(sh.held);
+        let all = sh.config.max_held_buffers.saturating_sub(sh.held_buffers);
         self.index = index;
-        self.v6 = c.template.is_v6();
-        (self.addresses, self.ports) = c.template.key().in_peer_headers();
-        self.next = h.rcv_nxt;
-        self.ack = h.snd_una;
+        self.v6 = conn.template.is_v6();
+        (self.addresses, self.ports) = conn.template.key().in_peer_headers();
+        self.match_next = tcb.rcv_nxt;
+        self.ack = tcb.snd_una;
         self.window = window as u16;
-        self.ts_recent = h.ts_recent;
-        self.emss = u32::from(h.emss);
-        self.space = h.rcv_adv.distance_from(h.rcv_nxt).max(0) as u32;
+        self.ts_recent = tcb.ts_recent;
+        self.emss = u32::from(tcb.emss);
+        self.space = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
         self.room = u32::try_from(room.min(all)).unwrap_or(u32::MAX);
         (self.segs, self.counted, self.bytes) = (0, 0, 0);
         self.push = false;
@@ -119,58 +119,63 @@ impl Train {
 
     /// The frame is the next segment; its checksums were not looked at.
     #[inline]
-    pub(crate) fn next<B: RecvBuf>(&self, b: &B) -> Option<Wagon> {
+    pub(crate) fn match_next<B: RecvBuf>(&self, buffer: &B) -> Option<CoalescedSegment> {
         if self.index == NONE {
             return None;
         }
-        let h = b.chunk();
+        let bytes = buffer.chunk();
         match (self.vlan, self.v6) {
-            (None, false) => self.check::<14, 20>(h, b.remaining()),
-            (None, true) => self.check::<14, 40>(h, b.remaining()),
-            (Some(_), false) => self.check::<18, 20>(h, b.remaining()),
-            (Some(_), true) => self.check::<18, 40>(h, b.remaining()),
+            (None, false) => self.match_headers::<14, 20>(bytes, buffer.remaining()),
+            (None, true) => self.match_headers::<14, 40>(bytes, buffer.remaining()),
+            (Some(_), false) => self.match_headers::<18, 20>(bytes, buffer.remaining()),
+            (Some(_), true) => self.match_headers::<18, 40>(bytes, buffer.remaining()),
         }
     }
 
     #[inline(always)]
-    fn check<const L2: usize, const L3: usize>(&self, h: &[u8], frame: usize) -> Option<Wagon> {
+    fn match_headers<const L2: usize, const L3: usize>(
+        &self,
+        bytes: &[u8],
+        frame: usize,
+    ) -> Option<CoalescedSegment> {
         let headers = L2 + L3 + TCP;
-        let h = h.get(..headers)?;
-        let mut good = read_u64(h, 0) >> 16 == self.mac;
+        let bytes = bytes.get(..headers)?;
+        let mut good = read_u64(bytes, 0) >> 16 == self.mac;
         if L2 == 18 {
-            good &= read_u16(h, 12) == 0x8100 && Some(read_u16(h, 14) & 0xfff) == self.vlan;
+            good &= read_u16(bytes, 12) == 0x8100 && Some(read_u16(bytes, 14) & 0xfff) == self.vlan;
         }
         let len = if L3 == 20 {
             // No options, no fragment, TCP; not marked.
-            good &= read_u32(h, L2 - 2) >> 8 == 0x080045 && h[L2 + 1] & 3 != 3;
-            good &= read_u32(h, L2 + 6) & 0x3fff_00ff == 6;
-            good &= read_u64(h, L2 + 12) == self.addresses[0];
-            usize::from(read_u16(h, L2 + 2)).wrapping_sub(L3 + TCP)
+            good &= read_u32(bytes, L2 - 2) >> 8 == 0x080045 && bytes[L2 + 1] & 3 != 3;
+            good &= read_u32(bytes, L2 + 6) & 0x3fff_00ff == 6;
+            good &= read_u64(bytes, L2 + 12) == self.addresses[0];
+            usize::from(read_u16(bytes, L2 + 2)).wrapping_sub(L3 + TCP)
         } else {
-            good &=
-                read_u32(h, L2 - 2) >> 12 == 0x86dd6 && h[L2 + 1] >> 4 & 3 != 3 && h[L2 + 6] == 6;
+            good &= read_u32(bytes, L2 - 2) >> 12 == 0x86dd6
+                && bytes[L2 + 1] >> 4 & 3 != 3
+                && bytes[L2 + 6] == 6;
             for (i, a) in self.addresses.iter().enumerate() {
-                good &= read_u64(h, L2 + 8 + 8 * i) == *a;
+                good &= read_u64(bytes, L2 + 8 + 8 * i) == *a;
             }
-            usize::from(read_u16(h, L2 + 4)).wrapping_sub(TCP)
+            usize::from(read_u16(bytes, L2 + 4)).wrapping_sub(TCP)
         };
-        let t = &h[L2 + L3..];
-        let flags = t[13];
-        let ts = read_u32(t, 24);
-        good &= read_u32(t, 0) == self.ports
-            && read_u32(t, 4) == self.next.0
-            && read_u32(t, 8) == self.ack.0
-            && t[12] == (TCP as u8 / 4) << 4
+        let tcp = &bytes[L2 + L3..];
+        let flags = tcp[13];
+        let ts = read_u32(tcp, 24);
+        good &= read_u32(tcp, 0) == self.ports
+            && read_u32(tcp, 4) == self.match_next.0
+            && read_u32(tcp, 8) == self.ack.0
+            && tcp[12] == (TCP as u8 / 4) << 4
             && flags & (FIN | SYN | RST | ACK | ECE | CWR) == ACK
-            && read_u16(t, 14) == self.window
-            && read_u32(t, 20) == TS_ALIGNED
+            && read_u16(tcp, 14) == self.window
+            && read_u32(tcp, 20) == TS_ALIGNED
             && (ts.wrapping_sub(self.ts_recent) as i32) >= 0;
         // A length below that of the headers wrapped.
         if !good || len == 0 || len > self.space as usize || headers + len > frame || self.room == 0
         {
             return None;
         }
-        Some(Wagon {
+        Some(CoalescedSegment {
             headers,
             len: len as u32,
             push: flags & PSH != 0,
@@ -178,59 +183,74 @@ impl Train {
     }
 
     /// The checksums of the frame are right, for ports that do not look.
-    pub(crate) fn verified<B: RecvBuf>(&self, w: &Wagon, b: &B) -> bool {
-        let h = b.chunk();
-        let (l2, l4) = (if self.vlan.is_some() { 18 } else { 14 }, w.headers - TCP);
+    pub(crate) fn is_checksum_valid<B: RecvBuf>(
+        &self,
+        segment: &CoalescedSegment,
+        buffer: &B,
+    ) -> bool {
+        let bytes = buffer.chunk();
+        let (l2, l4) = (
+            if self.vlan.is_some() { 18 } else { 14 },
+            segment.headers - TCP,
+        );
         let mut ip = OnesComplementSum::new();
-        ip.add(&h[l2..l4]);
+        ip.add(&bytes[l2..l4]);
         if !self.v6 && ip.value() != 0xffff {
             return false;
         }
-        let end = w.headers + w.len as usize;
-        let mut s = OnesComplementSum::new();
+        let end = segment.headers + segment.len as usize;
+        let mut sum = OnesComplementSum::new();
         let addresses = if self.v6 { 32 } else { 8 };
-        s.add(&h[l4 - addresses..l4]);
-        s.add_word(6);
-        s.add_word((end - l4) as u16);
+        sum.add(&bytes[l4 - addresses..l4]);
+        sum.add_word(6);
+        sum.add_word((end - l4) as u16);
         let mut at = 0;
-        for c in b.chunks() {
-            let (from, to) = (l4.saturating_sub(at), (end - at).min(c.len()));
-            s.add(&c[from.min(to)..to]);
+        for chunk in buffer.chunks() {
+            let (from, to) = (l4.saturating_sub(at), (end - at).min(chunk.len()));
+            sum.add(&chunk[from.min(to)..to]);
             at += to;
         }
-        s.value() == 0xffff
+        sum.value() == 0xffff
     }
 
     #[inline]
-    pub(crate) fn take(&mut self, w: &Wagon) {
-        self.next += w.len;
-        self.space -= w.len;
+    pub(crate) fn add_segment(&mut self, segment: &CoalescedSegment) {
+        self.match_next += segment.len;
+        self.space -= segment.len;
         self.room -= 1;
         self.segs += 1;
-        self.counted += 1 + u32::from(w.len > self.emss);
-        self.bytes += w.len;
-        self.push |= w.push;
+        self.counted += 1 + u32::from(segment.len > self.emss);
+        self.bytes += segment.len;
+        self.push |= segment.push;
     }
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// What else has to be done for the segments of a train, whose payload is in the receive queue.
     #[inline]
-    pub(crate) fn train_ended(&mut self, cx: &mut ConnectionContext<'_>, t: &mut Train) {
-        t.index = NONE;
-        if t.segs == 0 {
+    pub(crate) fn on_coalesced_segments(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        coalescer: &mut RxCoalescer,
+    ) {
+        coalescer.index = NONE;
+        if coalescer.segs == 0 {
             return;
         }
-        cx.shared.stats.in_segs += u64::from(t.segs);
-        cx.shared.stats.hp_hits += u64::from(t.segs);
-        let h = &mut self.tcb;
-        h.last_rx = cx.now.0;
-        h.probes = 0;
+        cx.shared.stats.in_segs += u64::from(coalescer.segs);
+        cx.shared.stats.hp_hits += u64::from(coalescer.segs);
+        let tcb = &mut self.tcb;
+        tcb.last_rx = cx.now.0;
+        tcb.probes = 0;
         // TS.Recent stays: only the segment that begins where the last ACK ended sets it
         // (RFC 7323 section 4.3), which was the one before the train if any.
-        h.snd_wl1 = t.next - 1;
-        h.snd_wl2 = t.ack;
-        self.arrived(cx, (t.segs, t.counted, t.bytes), t.push);
+        tcb.snd_wl1 = coalescer.match_next - 1;
+        tcb.snd_wl2 = coalescer.ack;
+        self.on_delivered(
+            cx,
+            (coalescer.segs, coalescer.counted, coalescer.bytes),
+            coalescer.push,
+        );
     }
 }
 
@@ -245,18 +265,18 @@ mod tests {
     fn the_next_segment_is_known_and_no_spoilt_one_passes_for_it() {
         for (local, remote) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
             for vlan in [None, Some(7)] {
-                let key = |a: &str, p, b: &str, q| {
-                    FlowKey::new(a.parse().unwrap(), p, b.parse().unwrap(), q).unwrap()
+                let key = |a: &str, p, buffer: &str, q| {
+                    FlowKey::new(a.parse().unwrap(), p, buffer.parse().unwrap(), q).unwrap()
                 };
-                let mut train = Train::new([2, 0, 0, 0, 0, 1], vlan);
+                let mut train = RxCoalescer::new([2, 0, 0, 0, 0, 1], vlan);
                 let flow = key(local, 80, remote, 4000);
                 (train.addresses, train.ports) = flow.in_peer_headers();
                 train.v6 = flow.is_v6();
                 (train.index, train.space, train.room, train.emss) = (0, 5000, 9, 1000);
-                (train.next, train.ack, train.window, train.ts_recent) =
+                (train.match_next, train.ack, train.window, train.ts_recent) =
                     (SeqNr(u32::MAX - 3), SeqNr(9), 77, 100);
                 let fields = SegmentFields {
-                    seq: train.next,
+                    seq: train.match_next,
                     ack: train.ack,
                     flags: ACK,
                     window: train.window,
@@ -284,25 +304,30 @@ mod tests {
                 frame[at..at + 2].copy_from_slice(&done);
                 frame.extend(payload);
                 let good = VecBuf::from(frame.clone());
-                let w = train.next(&good).expect("it is the next");
-                assert_eq!((w.headers, w.len, w.push), (n, 10, false));
-                assert!(train.verified(&w, &good));
+                let segment = train.match_next(&good).expect("it is the next");
+                assert_eq!((segment.headers, segment.len, segment.push), (n, 10, false));
+                assert!(train.is_checksum_valid(&segment, &good));
                 for bit in 0..frame.len() * 8 {
                     let mut f = frame.clone();
                     f[bit / 8] ^= 1 << (bit % 8);
                     let f = VecBuf::from(f);
-                    let Some(w) = train.next(&f) else { continue };
+                    let Some(segment) = train.match_next(&f) else {
+                        continue;
+                    };
                     // Where it came from, the tag's priority, what IPv6 leaves to routers.
                     let unread = (6..12).contains(&(bit / 8))
                         || (vlan.is_some() && bit / 8 == 14 && bit % 8 >= 4)
                         || (train.v6 && (n - 72..n - 68).contains(&(bit / 8)))
                         || (train.v6 && bit / 8 == n - 72 + 7);
-                    assert!(unread || !train.verified(&w, &f), "bit {bit} of {n}");
+                    assert!(
+                        unread || !train.is_checksum_valid(&segment, &f),
+                        "bit {bit} of {n}"
+                    );
                 }
-                train.take(&w);
-                assert!(train.next(&good).is_none(), "it came already");
-                (train.next, train.space) = (SeqNr(u32::MAX - 3), 9);
-                assert!(train.next(&good).is_none(), "no window");
+                train.add_segment(&segment);
+                assert!(train.match_next(&good).is_none(), "it came already");
+                (train.match_next, train.space) = (SeqNr(u32::MAX - 3), 9);
+                assert!(train.match_next(&good).is_none(), "no window");
             }
         }
     }

@@ -5,24 +5,24 @@
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
-struct Node {
+struct TimeWaitNode {
     older: u32,
     /// Itself when it is not in the list.
     newer: u32,
 }
 
-pub(crate) struct TimeWait {
-    nodes: Vec<Node>,
+pub(crate) struct TimeWaitList {
+    nodes: Vec<TimeWaitNode>,
     oldest: u32,
     newest: u32,
 }
 
-impl TimeWait {
+impl TimeWaitList {
     /// Bytes of a connection's entry.
-    pub(crate) const NODE: usize = size_of::<Node>();
+    pub(crate) const NODE: usize = size_of::<TimeWaitNode>();
 
     pub(crate) fn new() -> Self {
-        TimeWait {
+        TimeWaitList {
             nodes: Vec::new(),
             oldest: NIL,
             newest: NIL,
@@ -31,7 +31,7 @@ impl TimeWait {
 
     fn contains(&self, index: u32) -> bool {
         let node = self.nodes.get(index as usize);
-        node.is_some_and(|n| n.newer != index)
+        node.is_some_and(|node| node.newer != index)
     }
 
     /// As the newest, unless it is in the list.
@@ -40,12 +40,12 @@ impl TimeWait {
             return;
         }
         for i in self.nodes.len() as u32..=index {
-            self.nodes.push(Node {
+            self.nodes.push(TimeWaitNode {
                 older: NIL,
                 newer: i,
             });
         }
-        self.nodes[index as usize] = Node {
+        self.nodes[index as usize] = TimeWaitNode {
             older: self.newest,
             newer: NIL,
         };
@@ -61,13 +61,13 @@ impl TimeWait {
         if !self.contains(index) {
             return;
         }
-        let Node { older, newer } = self.nodes[index as usize];
+        let TimeWaitNode { older, newer } = self.nodes[index as usize];
         match self.nodes.get_mut(older as usize) {
-            Some(n) => n.newer = newer,
+            Some(node) => node.newer = newer,
             None => self.oldest = newer,
         }
         match self.nodes.get_mut(newer as usize) {
-            Some(n) => n.older = older,
+            Some(node) => node.older = older,
             None => self.newest = older,
         }
         self.nodes[index as usize].newer = index;
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_oldest_come_first_whoever_left_in_between() {
-        let mut list = TimeWait::new();
+        let mut list = TimeWaitList::new();
         let mut model: Vec<u32> = Vec::new();
         let mut x = 7u32;
         for _ in 0..20_000 {

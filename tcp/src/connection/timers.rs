@@ -5,9 +5,9 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::base::time::timestamp_at;
-use crate::base::time::{nanos, ticks};
+use crate::base::time::{to_nanos, to_ticks};
 use crate::connection::Connection;
-use crate::connection::context::ConnectionContext;
+use crate::connection::context::TcpContext;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -22,9 +22,11 @@ const IDLE_MEMORY_AFTER: u64 = 1_000_000_000;
 impl Tcb {
     /// (Re)starts the retransmission timer (RFC 6298 section 5), or in its place the probe timeout.
     #[inline]
-    pub(crate) fn restart_rto(&mut self, cx: &mut ConnectionContext<'_>) {
+    pub(crate) fn restart_retransmission_timer(&mut self, cx: &mut TcpContext<'_>) {
         let mut timer = Timer::Retransmission;
-        let mut after = self.rtt.rto(&cx.shared.rto, self.backoff);
+        let mut after = self
+            .rtt
+            .retransmission_timeout(&cx.shared.rto_limits, self.backoff);
         // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
         // the tail is probed first, in the timeout's place when that comes sooner.
         if self.flags & (ConnectionFlags::SACK | ConnectionFlags::RECOVERING)
@@ -34,27 +36,27 @@ impl Tcb {
             && self.snd_una != self.snd_nxt
         {
             let alone = self.flight() <= u32::from(self.emss);
-            after = after.min(self.rtt.pto(&cx.shared.rto, alone));
+            after = after.min(self.rtt.probe_timeout(&cx.shared.rto_limits, alone));
             timer = Timer::TailLossProbe;
         }
         self.set_timer(timer, cx.now.0 + after);
-        cx.arm(self, cx.now.0 + after);
+        cx.schedule_timer(self, cx.now.0 + after);
     }
 
     /// (Re)starts the persist timer: a probe when no window update comes for as long as a
     /// retransmission would wait (RFC 9293 section 3.8.6.1).
-    pub(crate) fn start_persist(&mut self, cx: &mut ConnectionContext<'_>) {
-        self.restart_rto(cx);
+    pub(crate) fn start_persist_timer(&mut self, cx: &mut TcpContext<'_>) {
+        self.restart_retransmission_timer(cx);
         if let Some(at) = self.timer_at() {
             self.set_timer(Timer::Persist, at);
         }
     }
 
     /// Starts the timer that ends TIME-WAIT, or FIN-WAIT-2 without an owner.
-    pub(crate) fn start_closing_timer(&mut self, cx: &mut ConnectionContext<'_>, timer: Timer) {
-        let at = cx.now.0 + nanos(cx.shared.config.time_wait);
+    pub(crate) fn start_closing_timer(&mut self, cx: &mut TcpContext<'_>, timer: Timer) {
+        let at = cx.now.0 + to_nanos(cx.shared.config.time_wait);
         self.set_timer(timer, at);
-        cx.arm(self, at);
+        cx.schedule_timer(self, at);
     }
 }
 
@@ -62,7 +64,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// The entry of the timer wheel came up. Whatever is due happens, and the wheel has the
     /// connection again for the earliest of what is left. Returns `true` when the connection
     /// ended and nobody owns it.
-    pub(crate) fn on_timer(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+    pub(crate) fn on_timer(&mut self, cx: &mut TcpContext<'_>) -> bool {
         self.tcb.wheel_at = u64::MAX;
         self.fire_if_due(cx, Timer::DelayedAck);
         if let Some(timer) = self.tcb.timer() {
@@ -72,13 +74,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.fire_if_due(cx, timer);
         }
         if let Some(next) = self.earliest_deadline(cx) {
-            cx.arm(&mut self.tcb, next);
+            cx.schedule_timer(&mut self.tcb, next);
         }
         self.tcb.state == TcpState::Closed && self.tcb.has(ConnectionFlags::RELEASED)
     }
 
     #[inline]
-    fn fire_if_due(&mut self, cx: &mut ConnectionContext<'_>, timer: Timer) {
+    fn fire_if_due(&mut self, cx: &mut TcpContext<'_>, timer: Timer) {
         if self.deadline_of(cx, timer).is_some_and(|at| at <= cx.now.0) {
             self.fire_timer(cx, timer);
         }
@@ -86,7 +88,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// When the timer fires, in ns; `None`: it does not run.
     #[inline]
-    fn deadline_of(&self, cx: &ConnectionContext<'_>, timer: Timer) -> Option<u64> {
+    fn deadline_of(&self, cx: &TcpContext<'_>, timer: Timer) -> Option<u64> {
         let tcb = &self.tcb;
         match timer {
             Timer::DelayedAck => (tcb.ack_at != 0).then_some(tcb.ack_at),
@@ -110,7 +112,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// The earliest deadline of all that is to come.
     #[inline]
-    fn earliest_deadline(&self, cx: &ConnectionContext<'_>) -> Option<u64> {
+    fn earliest_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let mut next = u64::MAX;
         // Who is overdue for a keepalive probe has data in flight, with a timer of its own: look
         // again soon.
@@ -129,7 +131,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// A deadline passed.
-    fn fire_timer(&mut self, cx: &mut ConnectionContext<'_>, timer: Timer) {
+    fn fire_timer(&mut self, cx: &mut TcpContext<'_>, timer: Timer) {
         if self.tcb.is_timer(timer) {
             self.tcb.stop_timer();
         }
@@ -137,7 +139,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             Timer::DelayedAck => {
                 self.tcb.ack_at = 0;
                 cx.shared.stats.delayed_acks += 1;
-                cx.owe(&mut self.tcb, ConnectionFlags::NEED_ACK);
+                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             }
             Timer::Retransmission => match self.tcb.state {
                 TcpState::Closed => {}
@@ -148,29 +150,29 @@ impl<B: RecvBuf, R> Connection<B, R> {
             Timer::Reordering => self.reordering_timeout(cx),
             Timer::Persist => self.persist_timeout(cx),
             // The peer of an orphan never closed.
-            Timer::TimeWait | Timer::Orphan => self.closed(cx),
+            Timer::TimeWait | Timer::Orphan => self.enter_closed(cx),
             Timer::Keepalive => self.keepalive_timeout(cx),
-            Timer::Pacing => cx.owe(&mut self.tcb, ConnectionFlags::NONE),
-            Timer::IdleMemory => self.shrink(),
+            Timer::Pacing => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
+            Timer::IdleMemory => self.release_memory(),
         }
     }
 
     /// Our SYN or SYN-ACK is sent again, or given up.
-    fn handshake_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+    fn handshake_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.backoff >= cx.shared.config.syn_retries {
             cx.shared.stats.attempt_fails += 1;
-            self.fail(cx, Events::TIMED_OUT);
+            self.fail_connection(cx, Events::TIMED_OUT);
             return;
         }
         self.tcb.backoff += 1;
-        cx.owe(&mut self.tcb, ConnectionFlags::NEED_SYN);
-        self.tcb.restart_rto(cx);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
+        self.tcb.restart_retransmission_timer(cx);
     }
 
     /// The peer's window did not open: it is probed, or a part of a record leaves that fits it.
-    fn persist_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
-        if self.given_up(cx) {
-            self.give_up(cx);
+    fn persist_timeout(&mut self, cx: &mut TcpContext<'_>) {
+        if self.is_user_timeout_over(cx) {
+            self.abort_on_timeout(cx);
             return;
         }
         self.tcb.backoff = self.tcb.backoff.saturating_add(1);
@@ -179,30 +181,34 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } else {
             ConnectionFlags::NEED_PROBE
         };
-        cx.owe(&mut self.tcb, need);
-        self.tcb.start_persist(cx);
+        cx.schedule_output(&mut self.tcb, need);
+        self.tcb.start_persist_timer(cx);
     }
 
     /// The probe timeout (RFC 8985 section 7.3).
-    fn probe_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+    fn probe_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.probe_unanswered(cx) {
             return;
         }
-        cx.owe(&mut self.tcb, ConnectionFlags::NEED_TAIL_PROBE);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_TAIL_PROBE);
         // The timeout proper, should the probe not leave.
-        let at = cx.now.0 + self.tcb.rtt.rto(&cx.shared.rto, 0);
+        let at = cx.now.0
+            + self
+                .tcb
+                .rtt
+                .retransmission_timeout(&cx.shared.rto_limits, 0);
         self.tcb.set_timer(Timer::Retransmission, at);
     }
 
     /// RFC 6298 (5.4) to (5.6), RFC 5681 section 3.1.
-    fn retransmission_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
-        if self.tx.sent.is_empty() {
+    fn retransmission_timeout(&mut self, cx: &mut TcpContext<'_>) {
+        if self.send_queue.sent.is_empty() {
             // What was to leave found no neighbour; try again.
-            cx.owe(&mut self.tcb, ConnectionFlags::NONE);
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return;
         }
-        if self.given_up(cx) {
-            self.give_up(cx);
+        if self.is_user_timeout_over(cx) {
+            self.abort_on_timeout(cx);
             return;
         }
         cx.shared.stats.timeouts += 1;
@@ -212,26 +218,32 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         self.suspect_black_hole(cx);
         self.start_recovery();
-        let h = &mut self.tcb;
-        if let Some(r) = &mut self.recovery {
-            let (flight, phase) = (h.flight_state(), h.phase);
+        let tcb = &mut self.tcb;
+        if let Some(recovery) = &mut self.recovery {
+            let (flight, phase) = (tcb.flight_state(), tcb.phase);
             self.congestion
-                .on_timeout(&mut h.window, &mut r.reduction, &flight, phase);
-            r.timeout(h, &mut self.tx, cx.now.0);
+                .on_timeout(&mut tcb.window, &mut recovery.reduction, &flight, phase);
+            recovery.mark_after_timeout(tcb, &mut self.send_queue, cx.now.0);
         }
-        let flight = h.flight_state();
+        let flight = tcb.flight_state();
         self.congestion
-            .after_timeout(&mut h.window, &flight, cx.now.0);
-        h.backoff = h.backoff.saturating_add(1);
-        h.dup_acks = 0;
-        cx.owe(h, ConnectionFlags::NONE);
-        h.restart_rto(cx);
+            .after_timeout(&mut tcb.window, &flight, cx.now.0);
+        tcb.backoff = tcb.backoff.saturating_add(1);
+        tcb.dup_acks = 0;
+        cx.schedule_output(tcb, ConnectionFlags::NONE);
+        tcb.restart_retransmission_timer(cx);
     }
 
     /// The user timeout passed without progress (RFC 9293 section 3.8.3).
-    fn given_up(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+    fn is_user_timeout_over(&mut self, cx: &mut TcpContext<'_>) -> bool {
         if self.stalled_since == 0 {
-            self.stalled_since = ticks(self.tx.sent.front().map_or(cx.now.0, |s| s.at)).max(1);
+            self.stalled_since = to_ticks(
+                self.send_queue
+                    .sent
+                    .front()
+                    .map_or(cx.now.0, |segment| segment.at),
+            )
+            .max(1);
         }
         // A peer that shrank its window below what is in flight and still answers is not dead
         // (RFC 9293 section 3.8.6, SHLD-17).
@@ -240,25 +252,25 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } else {
             0
         };
-        let stalled = u64::from(ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20;
-        stalled.min(cx.now.0.saturating_sub(heard)) >= nanos(cx.shared.config.user_timeout)
+        let stalled = u64::from(to_ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20;
+        stalled.min(cx.now.0.saturating_sub(heard)) >= to_nanos(cx.shared.config.user_timeout)
     }
 
-    fn give_up(&mut self, cx: &mut ConnectionContext<'_>) {
+    fn abort_on_timeout(&mut self, cx: &mut TcpContext<'_>) {
         cx.shared.stats.abort_on_timeout += 1;
         self.send_reset(cx);
-        self.fail(cx, Events::TIMED_OUT);
+        self.fail_connection(cx, Events::TIMED_OUT);
     }
 
     /// The connection ends badly.
-    pub(crate) fn fail(&mut self, cx: &mut ConnectionContext<'_>, why: Events) {
-        self.closed(cx);
-        cx.event(&mut self.tcb, why | Events::CLOSED);
+    pub(crate) fn fail_connection(&mut self, cx: &mut TcpContext<'_>, why: Events) {
+        self.enter_closed(cx);
+        cx.raise_event(&mut self.tcb, why | Events::CLOSED);
     }
 
     /// A reset from a synchronised connection, with timestamps where they are agreed (RFC 7323
     /// section 3.2); lost when the neighbour is not known now.
-    pub(crate) fn send_reset(&mut self, cx: &mut ConnectionContext<'_>) {
+    pub(crate) fn send_reset(&mut self, cx: &mut TcpContext<'_>) {
         if self.neighbour_generation == 0
             || matches!(
                 self.tcb.state,
@@ -267,7 +279,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             return;
         }
-        let f = SegmentFields {
+        let fields = SegmentFields {
             seq: self
                 .tcb
                 .snd_nxt
@@ -275,10 +287,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             ack: self.tcb.rcv_nxt,
             flags: segment::RST | segment::ACK,
             window: 0,
-            ts: self
-                .tcb
-                .has(ConnectionFlags::TIMESTAMPS)
-                .then(|| (timestamp_at(cx.now, self.ts_offset), self.tcb.ts_recent)),
+            ts: self.tcb.has(ConnectionFlags::TIMESTAMPS).then(|| {
+                (
+                    timestamp_at(cx.now, self.timestamp_offset),
+                    self.tcb.ts_recent,
+                )
+            }),
             options: &[],
             payload: 0,
             ect: false,
@@ -286,26 +300,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         cx.shared.stats.out_rsts += 1;
         cx.shared
-            .control
-            .push_segment(&self.template, &f, &mut cx.shared.stats);
+            .control_queue
+            .push_segment(&self.template, &fields, &mut cx.shared.stats);
     }
 
     /// When the next keepalive probe is due, in ns.
     #[inline]
-    fn keepalive_deadline(&self, cx: &ConnectionContext<'_>) -> Option<u64> {
+    fn keepalive_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let keepalive = cx.shared.config.keepalive.as_ref()?;
         let tcb = &self.tcb;
         let open = matches!(
             tcb.state,
             TcpState::Established | TcpState::CloseWait | TcpState::FinWait2
         );
-        let unanswered = u64::from(tcb.probes) * nanos(keepalive.interval);
-        let at = tcb.last_rx.saturating_add(nanos(keepalive.idle)) + unanswered;
+        let unanswered = u64::from(tcb.probes) * to_nanos(keepalive.interval);
+        let at = tcb.last_rx.saturating_add(to_nanos(keepalive.idle)) + unanswered;
         open.then_some(at)
     }
 
     /// The peer was silent for long: it is probed, or given up. Data in flight has its own timer.
-    fn keepalive_timeout(&mut self, cx: &mut ConnectionContext<'_>) {
+    fn keepalive_timeout(&mut self, cx: &mut TcpContext<'_>) {
         let Some(keepalive) = cx.shared.config.keepalive else {
             return;
         };
@@ -313,11 +327,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         if self.tcb.probes >= keepalive.probes {
-            self.give_up(cx);
+            self.abort_on_timeout(cx);
             return;
         }
         self.tcb.probes += 1;
-        cx.owe(&mut self.tcb, ConnectionFlags::NEED_KEEPALIVE);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_KEEPALIVE);
     }
 }
 
@@ -338,7 +352,8 @@ mod tests {
         let a = net.hosts[0].connect(now, None, None, to, 0).unwrap();
         net.run(Duration::from_millis(5), |_| false);
         let b = net.hosts[1].next_event().unwrap().0;
-        let holds = |net: &SimNet<Vec<u8>>| net.hosts[0].conns[a.index as usize].holds_memory();
+        let holds =
+            |net: &SimNet<Vec<u8>>| net.hosts[0].connections[a.index as usize].holds_memory();
         for turn in 0..10 {
             let record = b"a turn".to_vec();
             net.hosts[0].push_record(a, 6, record, true).unwrap();

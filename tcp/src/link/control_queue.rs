@@ -211,7 +211,7 @@ impl ControlQueue {
     /// The same for ICMP, whose rate is limited (RFC 1812 section 4.3.2.8, RFC 4443 section 2.4 (f)).
     pub(crate) fn may_answer(&mut self, now: Instant, stats: &mut StackStats) -> bool {
         let may = self.has_room(stats);
-        if may && !self.icmp.take(now) {
+        if may && !self.icmp.try_take(now) {
             stats.control_drops += 1;
             return false;
         }

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::base::ids::ConnId;
 use crate::base::time::Instant;
-use crate::base::time::nanos;
+use crate::base::time::to_nanos;
 use crate::config::NeighbourConfig;
 
 /// The state of an entry (RFC 4861 section 7.3.2).
@@ -118,8 +118,8 @@ impl Neighbours {
             entries: HashMap::new(),
             order: BTreeSet::new(),
             max_entries: config.max_entries,
-            retransmit: nanos(config.retransmit).max(1),
-            reachable: nanos(config.reachable).max(1),
+            retransmit: to_nanos(config.retransmit).max(1),
+            reachable: to_nanos(config.reachable).max(1),
             probes: config.probes,
             generation: 1,
             next_at: u64::MAX,

@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::ids::ConnId;
-use crate::base::time::ticks;
+use crate::base::time::to_ticks;
 use crate::connection::Connection;
-use crate::connection::context::ConnectionContext;
+use crate::connection::context::TcpContext;
 use crate::pmtu::search::{PathSearch, RAISE_TICKS, past};
-use crate::queues::send_queue::{SACKED, Sent};
+use crate::queues::send_queue::{InFlightSegment, SACKED};
 
 /// Less than any link in use carries is an attack on our packet rate (RFC 5927 section 7).
 pub(crate) const MIN_V4: u16 = 552;
@@ -84,11 +84,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// What is out and longer than `emss` is cut, to be sent again: the path does not carry it.
     pub(crate) fn cut(&mut self) {
-        self.split_trains();
-        self.tx.resegment(u32::from(self.tcb.emss));
+        self.split_multi_segments();
+        self.send_queue.resegment_to(u32::from(self.tcb.emss));
         self.start_recovery();
         if let Some(recovery) = &mut self.recovery {
-            recovery.recount(&mut self.tcb, &self.tx);
+            recovery.recount_lost(&mut self.tcb, &self.send_queue);
         }
     }
 }
@@ -140,11 +140,11 @@ impl Paths {
 
 impl<B: RecvBuf, R> Connection<B, R> {
     /// A new connection starts with what others found out.
-    pub(crate) fn known_path(&mut self, cx: &mut ConnectionContext<'_>) {
+    pub(crate) fn known_path(&mut self, cx: &mut TcpContext<'_>) {
         if cx.shared.paths.0.is_empty() {
             return;
         }
-        let now_ticks = ticks(cx.now.0);
+        let now_ticks = to_ticks(cx.now.0);
         let to = self.template.key().remote().ip();
         if let Some(search) = cx.shared.paths.0.get(&to) {
             if past(now_ticks, search.until) {
@@ -158,14 +158,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// From now on segments carry `emss` at most; what is out and longer is cut and sent again.
-    pub(crate) fn narrow(&mut self, cx: &mut ConnectionContext<'_>, emss: u16) {
+    pub(crate) fn narrow(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         self.tcb.flags |= ConnectionFlags::NARROW_PATH;
-        self.search_at = self.first_look(ticks(cx.now.0));
-        cx.event(&mut self.tcb, Events::MSS_CHANGED);
-        self.split_trains();
+        self.search_at = self.first_look(to_ticks(cx.now.0));
+        cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
+        self.split_multi_segments();
         if self
-            .tx
+            .send_queue
             .sent
             .iter()
             .any(|segment| segment.len > u32::from(emss))
@@ -174,23 +174,23 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    pub(crate) fn send_cut(&mut self, cx: &mut ConnectionContext<'_>) {
+    pub(crate) fn send_cut(&mut self, cx: &mut TcpContext<'_>) {
         self.cut();
-        cx.owe(&mut self.tcb, ConnectionFlags::NONE);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
         if !self.tcb.is_timer(Timer::Persist) {
-            self.tcb.restart_rto(cx);
+            self.tcb.restart_retransmission_timer(cx);
         }
     }
 
     /// A retransmission timeout, not the first: full segments may vanish in a hole that says
     /// nothing (RFC 8899 section 4.3).
-    pub(crate) fn suspect_black_hole(&mut self, cx: &mut ConnectionContext<'_>) {
+    pub(crate) fn suspect_black_hole(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.backoff < SUSPICIOUS {
             return;
         }
-        self.split_trains();
+        self.split_multi_segments();
         let (first, at) = self
-            .tx
+            .send_queue
             .sent
             .front()
             .map_or((0, 0), |segment| (segment.len, segment.at));
@@ -204,16 +204,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
         // A window that shrank swallows repetitions too, but they are answered. What was sent no
         // earlier and SACKed passed the path.
         let shut = self.tcb.snd_wnd < self.tcb.flight() && self.tcb.last_rx >= at;
-        let passes = |segment: &Sent| {
+        let passes = |segment: &InFlightSegment| {
             segment.flags & SACKED != 0 && segment.len > u32::from(base) && segment.at >= at
         };
         if first > u32::from(base)
             && base < self.tcb.emss
             && !shut
-            && !self.tx.sent.iter().any(passes)
+            && !self.send_queue.sent.iter().any(passes)
         {
             cx.shared.stats.black_holes += 1;
-            let now_ticks = ticks(cx.now.0);
+            let now_ticks = to_ticks(cx.now.0);
             let to = self.template.key().remote().ip();
             let cut = (self.id(cx.index), self.tcb.snd_nxt);
             cx.shared

@@ -14,14 +14,14 @@ use crate::base::frame_sink::FrameSink;
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::base::time::ticks;
+use crate::base::time::to_ticks;
 use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
-use crate::connection::context::{ConnectionContext, SharedState};
-use crate::connection::output::Blocked;
+use crate::connection::context::{SharedState, TcpContext};
+use crate::connection::output::SinkFull;
 use crate::loss::recovery::Recovery;
 use crate::pmtu::search::SearchStep;
-use crate::queues::send_queue::{LOST, MTU_PROBE, SendQueue};
+use crate::queues::send_queue::{LOST, MTU_PROBE, TransmitQueue};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -49,7 +49,7 @@ impl SharedState {
     pub(crate) fn without_probe<R>(
         &mut self,
         (me, to): (ConnId, core::net::IpAddr),
-        (tcb, recovery, tx): (&mut Tcb, &mut Recovery, &mut SendQueue<R>),
+        (tcb, recovery, tx): (&mut Tcb, &mut Recovery, &mut TransmitQueue<R>),
         fresh: u32,
         now: Instant,
     ) -> u32 {
@@ -66,15 +66,15 @@ impl SharedState {
         if tx.sent[index].flags & LOST == 0 {
             return fresh;
         }
-        let now_ticks = ticks(now.0);
+        let now_ticks = to_ticks(now.0);
         if fresh == 1 && tcb.phase == RecoveryPhase::Open {
             self.stats.mtu_probes_lost += 1;
             path.lost(gap(tcb), now_ticks);
         } else {
             path.unclear(gap(tcb), now_ticks);
         }
-        tx.resegment(emss);
-        recovery.recount(tcb, tx);
+        tx.resegment_to(emss);
+        recovery.recount_lost(tcb, tx);
         fresh - 1
     }
 }
@@ -82,17 +82,17 @@ impl SharedState {
 impl<B: RecvBuf, R> Connection<B, R> {
     /// The connection looks after the search now. Of narrow paths only.
     pub(crate) fn search_is_due(&self, now: Instant) -> bool {
-        crate::pmtu::search::past(ticks(now.0), self.search_at)
+        crate::pmtu::search::past(to_ticks(now.0), self.search_at)
     }
 
     /// Takes over what the path was found to carry, and probes it when that may be.
     #[cold]
     pub(crate) fn probe_path(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         tx: &mut impl FrameSink<R>,
-    ) -> Result<ProbeStep, Blocked> {
-        let now_ticks = ticks(cx.now.0);
+    ) -> Result<ProbeStep, SinkFull> {
+        let now_ticks = to_ticks(cx.now.0);
         let me = self.id(cx.index);
         // RFC 4821 section 7.4: no losses are outstanding.
         let open = matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait);
@@ -157,21 +157,21 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// From now on segments may carry `emss`.
-    fn widen(&mut self, cx: &mut ConnectionContext<'_>, emss: u16) {
+    fn widen(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         if emss == self.emss_agreed {
             self.tcb.flags &= !ConnectionFlags::NARROW_PATH;
         }
-        cx.event(&mut self.tcb, Events::MSS_CHANGED);
+        cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
     }
 
     fn send_probe(
         &mut self,
-        cx: &mut ConnectionContext<'_>,
+        cx: &mut TcpContext<'_>,
         size: u16,
         tx: &mut impl FrameSink<R>,
-    ) -> Result<ProbeStep, Blocked> {
-        let now_ticks = ticks(cx.now.0);
+    ) -> Result<ProbeStep, SinkFull> {
+        let now_ticks = to_ticks(cx.now.0);
         let me = self.id(cx.index);
         let own = self.mtu_of(self.tcb.emss);
         let to = self.template.key().remote().ip();
@@ -180,17 +180,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         let tcb = &self.tcb;
         let (emss, probe) = (u32::from(tcb.emss), u32::from(self.emss_for(size)));
-        let Some(plan) = self.tx.plan(probe, probe) else {
+        let Some(plan) = self.send_queue.plan_segment(probe, probe) else {
             return Ok(ProbeStep::Later);
         };
         let asked = path.is_asked(me);
-        let long = self.tx.next_len() > emss;
+        let long = self.send_queue.next_len() > emss;
         let least = emss + u32::from(path.step()).min(probe - emss);
         if plan.len < least || (asked && !long) {
             // Records as long as a segment: a longer one is wanted. Small ones are left alone.
             let full = self
-                .tx
-                .plan(emss, emss)
+                .send_queue
+                .plan_segment(emss, emss)
                 .is_some_and(|plan| plan.len * 8 >= emss * 7);
             if !asked && !full {
                 self.search_at = now_ticks.wrapping_add(RETRY_SOON_TICKS);
@@ -199,7 +199,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             match path.ask(me, now_ticks) {
                 Some(first) => {
                     if first {
-                        cx.event(&mut self.tcb, Events::MTU_PROBE);
+                        cx.raise_event(&mut self.tcb, Events::MTU_PROBE);
                     }
                     return Ok(ProbeStep::Asked);
                 }
@@ -227,18 +227,20 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
         }
         let size = self.mtu_of(plan.len as u16);
-        let mut segment = self.tx.make(&plan, self.tcb.snd_nxt, false, cx.now.0);
+        let mut segment = self
+            .send_queue
+            .make_segment(&plan, self.tcb.snd_nxt, false, cx.now.0);
         segment.flags |= MTU_PROBE;
-        self.emit_new(cx, &segment, tx)?;
-        self.tx.made(&plan);
+        self.emit_new_segment(cx, &segment, tx)?;
+        self.send_queue.commit_plan(&plan);
         let tcb = &mut self.tcb;
         tcb.pipe += plan.len;
         tcb.unsent -= plan.len;
         tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
-        let patience =
-            (tcb.rtt.rto(&cx.shared.rto, 2) >> 20).min(u64::from(RETRY_LATER_TICKS)) as u32;
+        let patience = (tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 2) >> 20)
+            .min(u64::from(RETRY_LATER_TICKS)) as u32;
         if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {
-            path.sent(me, segment.end(), size, patience, now_ticks);
+            path.sent(me, segment.end_seq(), size, patience, now_ticks);
         }
         self.search_at = now_ticks;
         Ok(ProbeStep::Sent(plan.len))
@@ -246,22 +248,27 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// The probe timeout (RFC 8985 section 7.2) passed, and the last segment is an MTU probe: it
     /// is not repeated as it was. `false`: it is none.
-    pub(crate) fn probe_unanswered(&mut self, cx: &mut ConnectionContext<'_>) -> bool {
+    pub(crate) fn probe_unanswered(&mut self, cx: &mut TcpContext<'_>) -> bool {
         if !self.tcb.has(ConnectionFlags::NARROW_PATH) || self.tcb.unsent > 0 {
             return false;
         }
         let emss = u32::from(self.tcb.emss);
-        let Some(&last) = self.tx.sent.back().filter(|segment| segment.is_probe(emss)) else {
+        let Some(&last) = self
+            .send_queue
+            .sent
+            .back()
+            .filter(|segment| segment.is_probe(emss))
+        else {
             return false;
         };
         let alone = last.seq == self.tcb.snd_una;
         // It may wait for a delayed ACK as any lone segment.
-        let due = last.at + self.tcb.rtt.pto(&cx.shared.rto, true);
+        let due = last.at + self.tcb.rtt.probe_timeout(&cx.shared.rto_limits, true);
         if alone && cx.now.0 < due {
             self.tcb.set_timer(Timer::TailLossProbe, due);
             return true;
         }
-        let now_ticks = ticks(cx.now.0);
+        let now_ticks = to_ticks(cx.now.0);
         if let Some(path) = cx.shared.paths.known(self.template.key().remote().ip())
             && path.probe_of(self.id(cx.index)).is_some()
         {
@@ -273,17 +280,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
         }
         self.cut();
-        cx.owe(&mut self.tcb, ConnectionFlags::NONE);
-        self.tcb.restart_rto(cx);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
+        self.tcb.restart_retransmission_timer(cx);
         true
     }
 
     /// A retransmission timeout: the probe is cut as what is lost. Where it is the first of that it
     /// counts, and the next waits long (RFC 4821 section 7.6.3).
-    pub(crate) fn probe_timed_out(&mut self, cx: &mut ConnectionContext<'_>) {
+    pub(crate) fn probe_timed_out(&mut self, cx: &mut TcpContext<'_>) {
         let emss = u32::from(self.tcb.emss);
         let Some(index) = self
-            .tx
+            .send_queue
             .sent
             .iter()
             .position(|segment| segment.is_probe(emss))
@@ -295,9 +302,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             if index == 0 {
                 cx.shared.stats.mtu_probes_lost += 1;
-                path.lost(RETRY_LATER_TICKS, ticks(cx.now.0));
+                path.lost(RETRY_LATER_TICKS, to_ticks(cx.now.0));
             } else {
-                path.unclear(RETRY_LATER_TICKS, ticks(cx.now.0));
+                path.unclear(RETRY_LATER_TICKS, to_ticks(cx.now.0));
             }
         }
         self.cut();

@@ -10,7 +10,7 @@ use crate::queues::receive_queue::ReceiveQueue;
 /// So many recently changed ranges are remembered for SACK blocks.
 const RECENT: usize = 16;
 
-pub(crate) struct Reassembly<B> {
+pub(crate) struct OutOfOrderQueue<B> {
     /// Sorted, disjoint.
     bufs: VecDeque<(SeqNr, B)>,
     /// Sorted, disjoint, not adjacent: `[start, end)`.
@@ -19,54 +19,54 @@ pub(crate) struct Reassembly<B> {
     recent: [SeqNr; RECENT],
     recent_len: u8,
     /// So many of `recent` changed since the last ACK.
-    unreported: u8,
+    unreported_count: u8,
     /// Segments that arrived since the last ACK.
-    arrived: u8,
+    arrived_count: u8,
     /// Received twice, for the next ACK (RFC 2883).
-    dsack: Option<(SeqNr, SeqNr)>,
+    dsack_block: Option<(SeqNr, SeqNr)>,
     /// Where segments begin that the owner has not been shown; of owners who want to see them.
     unseen: Vec<SeqNr>,
 }
 
-impl<B: RecvBuf> Reassembly<B> {
+impl<B: RecvBuf> OutOfOrderQueue<B> {
     pub(crate) fn new() -> Self {
-        Reassembly {
+        OutOfOrderQueue {
             bufs: VecDeque::new(),
             ranges: VecDeque::new(),
             recent: [SeqNr(0); RECENT],
             recent_len: 0,
-            unreported: 0,
-            arrived: 0,
-            dsack: None,
+            unreported_count: 0,
+            arrived_count: 0,
+            dsack_block: None,
             unseen: Vec::new(),
         }
     }
 
     /// Nothing is held and nothing to be told.
     pub(crate) fn is_idle(&self) -> bool {
-        self.bufs.is_empty() && self.dsack.is_none()
+        self.bufs.is_empty() && self.dsack_block.is_none()
     }
 
     /// `[lo, hi)` was received before. Duplicates of one batch that touch are told as one.
-    pub(crate) fn duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
-        self.dsack = Some(match self.dsack {
+    pub(crate) fn note_duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
+        self.dsack_block = Some(match self.dsack_block {
             Some((a, b)) if lo.le(b) && hi.ge(a) => (a.min(lo), b.max(hi)),
             _ => (lo, hi),
         });
     }
 
-    pub(crate) fn dsack(&self) -> Option<(SeqNr, SeqNr)> {
-        self.dsack
+    pub(crate) fn dsack_block(&self) -> Option<(SeqNr, SeqNr)> {
+        self.dsack_block
     }
 
-    pub(crate) fn buffers(&self) -> usize {
+    pub(crate) fn buffer_count(&self) -> usize {
         self.bufs.len()
     }
 
     /// Keeps what of `b` (which starts at `seq`, beyond the next expected byte) is new; returns
     /// how many bytes that was.
-    pub(crate) fn insert(&mut self, mut seq: SeqNr, mut b: B) -> usize {
-        self.arrived = self.arrived.saturating_add(1);
+    pub(crate) fn insert_segment(&mut self, mut seq: SeqNr, mut b: B) -> usize {
+        self.arrived_count = self.arrived_count.saturating_add(1);
         let mut end = seq + b.remaining() as u32;
         let first = (seq, end);
         let mut at = self.bufs.partition_point(|(s, _)| s.lt(seq));
@@ -75,7 +75,7 @@ impl<B: RecvBuf> Reassembly<B> {
             let prev_end = *s + p.remaining() as u32;
             if prev_end.gt(seq) {
                 if prev_end.ge(end) {
-                    self.touch(first.0, first.1);
+                    self.touch_range(first.0, first.1);
                     return 0;
                 }
                 b.advance((prev_end - seq) as usize);
@@ -105,7 +105,7 @@ impl<B: RecvBuf> Reassembly<B> {
         }
         debug_assert!(at <= self.bufs.len());
         debug_assert!(end.ge(seq));
-        self.touch(first.0, first.1);
+        self.touch_range(first.0, first.1);
         new
     }
 
@@ -115,13 +115,13 @@ impl<B: RecvBuf> Reassembly<B> {
         let Some((s, _)) = self.bufs.pop_back() else {
             return false;
         };
-        self.cut(s);
+        self.discard_from(s);
         true
     }
 
     /// Drops everything from `end` on.
     #[cold]
-    pub(crate) fn cut(&mut self, end: SeqNr) {
+    pub(crate) fn discard_from(&mut self, end: SeqNr) {
         while self.bufs.back().is_some_and(|(s, _)| s.ge(end)) {
             self.bufs.pop_back();
         }
@@ -145,7 +145,7 @@ impl<B: RecvBuf> Reassembly<B> {
     }
 
     /// Shows each held segment that was not shown yet, in the order of their arrival.
-    pub(crate) fn show(&mut self, mut f: impl FnMut(SeqNr, &B)) {
+    pub(crate) fn show_unseen(&mut self, mut f: impl FnMut(SeqNr, &B)) {
         for seq in self.unseen.drain(..) {
             let i = self.bufs.partition_point(|(s, _)| s.lt(seq));
             if let Some((s, b)) = self.bufs.get(i)
@@ -157,7 +157,7 @@ impl<B: RecvBuf> Reassembly<B> {
     }
 
     /// Merges `[start, end)` into the ranges and makes its range the most recent.
-    fn touch(&mut self, start: SeqNr, end: SeqNr) {
+    fn touch_range(&mut self, start: SeqNr, end: SeqNr) {
         let i = self.ranges.partition_point(|r| r.1.lt(start));
         let (mut lo, mut hi) = (start, end);
         let mut j = i;
@@ -186,15 +186,15 @@ impl<B: RecvBuf> Reassembly<B> {
             if !merged && kept < RECENT {
                 self.recent[kept] = s;
                 kept += 1;
-                fresh += u8::from(k < usize::from(self.unreported));
+                fresh += u8::from(k < usize::from(self.unreported_count));
             }
         }
         self.recent_len = kept as u8;
-        self.unreported = fresh;
+        self.unreported_count = fresh;
     }
 
     /// Moves what is in order now to `rx`; returns the next expected sequence number.
-    pub(crate) fn deliver(&mut self, mut next: SeqNr, rx: &mut ReceiveQueue<B>) -> SeqNr {
+    pub(crate) fn deliver_in_order(&mut self, mut next: SeqNr, rx: &mut ReceiveQueue<B>) -> SeqNr {
         while let Some((s, b)) = self.bufs.front() {
             if s.gt(next) {
                 break;
@@ -217,7 +217,12 @@ impl<B: RecvBuf> Reassembly<B> {
 
     /// Up to `out.len()` blocks, most recently changed first (RFC 2018 section 4), skipping the
     /// first `skip` recent ones so that several ACKs of one batch tell different news.
-    pub(crate) fn blocks(&self, skip: usize, next: SeqNr, out: &mut [(SeqNr, SeqNr)]) -> usize {
+    pub(crate) fn sack_blocks(
+        &self,
+        skip: usize,
+        next: SeqNr,
+        out: &mut [(SeqNr, SeqNr)],
+    ) -> usize {
         let mut n = 0;
         let recent = &self.recent[..usize::from(self.recent_len)];
         for &s in recent.iter().skip(skip) {
@@ -238,19 +243,19 @@ impl<B: RecvBuf> Reassembly<B> {
     }
 
     /// Ranges that changed since the last `reported`.
-    pub(crate) fn unreported(&self) -> usize {
-        usize::from(self.unreported)
+    pub(crate) fn unreported_count(&self) -> usize {
+        usize::from(self.unreported_count)
     }
 
     /// Segments that arrived since the last `reported`.
-    pub(crate) fn arrived(&self) -> usize {
-        usize::from(self.arrived)
+    pub(crate) fn arrived_count(&self) -> usize {
+        usize::from(self.arrived_count)
     }
 
-    pub(crate) fn reported(&mut self) {
-        self.arrived = 0;
-        self.unreported = 0;
-        self.dsack = None;
+    pub(crate) fn mark_reported(&mut self) {
+        self.arrived_count = 0;
+        self.unreported_count = 0;
+        self.dsack_block = None;
     }
 }
 
@@ -271,7 +276,7 @@ mod tests {
                 x ^= x << 17;
                 (x >> 11) as usize % n
             };
-            let mut r = Reassembly::<VecBuf>::new();
+            let mut r = OutOfOrderQueue::<VecBuf>::new();
             let mut rx = ReceiveQueue::new();
             let mut next = origin;
             let mut have = vec![false; data.len()];
@@ -285,15 +290,15 @@ mod tests {
                 if a == done {
                     rx.push(data[a..b].to_vec().into());
                     next = origin + b as u32;
-                    next = r.deliver(next, &mut rx);
+                    next = r.deliver_in_order(next, &mut rx);
                 } else {
                     let fresh = (a..b).filter(|&i| !have[i]).count();
-                    let kept = r.insert(origin + a as u32, data[a..b].to_vec().into());
+                    let kept = r.insert_segment(origin + a as u32, data[a..b].to_vec().into());
                     assert!(kept <= b - a && (fresh == 0 || kept > 0));
                 }
                 have[a..b].fill(true);
                 let mut blocks = [(SeqNr(0), SeqNr(0)); 16];
-                let n = r.blocks(0, next, &mut blocks);
+                let n = r.sack_blocks(0, next, &mut blocks);
                 for &(s, e) in &blocks[..n] {
                     let (s, e) = ((s - origin) as usize, (e - origin) as usize);
                     assert!(
@@ -313,18 +318,18 @@ mod tests {
 
     #[test]
     fn blocks_name_the_newest_range_first_rfc_2018_section_4() {
-        let mut r = Reassembly::<VecBuf>::new();
+        let mut r = OutOfOrderQueue::<VecBuf>::new();
         let buf = |n: usize| VecBuf::from(vec![0; n]);
-        r.insert(SeqNr(100), buf(10));
-        r.insert(SeqNr(300), buf(10));
-        r.insert(SeqNr(200), buf(10));
-        r.insert(SeqNr(110), buf(10));
+        r.insert_segment(SeqNr(100), buf(10));
+        r.insert_segment(SeqNr(300), buf(10));
+        r.insert_segment(SeqNr(200), buf(10));
+        r.insert_segment(SeqNr(110), buf(10));
         let mut b = [(SeqNr(0), SeqNr(0)); 3];
-        assert_eq!(r.blocks(0, SeqNr(50), &mut b), 3);
+        assert_eq!(r.sack_blocks(0, SeqNr(50), &mut b), 3);
         assert_eq!(
             b,
             [(100, 120), (200, 210), (300, 310)].map(|(s, e)| (SeqNr(s), SeqNr(e)))
         );
-        assert_eq!(r.unreported(), 3);
+        assert_eq!(r.unreported_count(), 3);
     }
 }

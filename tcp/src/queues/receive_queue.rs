@@ -31,12 +31,12 @@ impl<B: RecvBuf> ReceiveQueue<B> {
 
     /// `b` is not empty.
     #[inline]
-    pub(crate) fn push(&mut self, b: B) {
-        self.bytes += b.remaining() as u32;
-        self.bufs.push_back(b);
+    pub(crate) fn push(&mut self, buffer: B) {
+        self.bytes += buffer.remaining() as u32;
+        self.bufs.push_back(buffer);
     }
 
-    pub(crate) fn buffers(&self) -> usize {
+    pub(crate) fn buffer_count(&self) -> usize {
         self.bufs.len()
     }
 
@@ -50,7 +50,7 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         self.bufs.is_empty() && self.bufs.capacity() > 0
     }
 
-    pub(crate) fn shrink(&mut self) {
+    pub(crate) fn release_memory(&mut self) {
         if self.bufs.is_empty() {
             self.bufs = VecDeque::new();
         }
@@ -73,29 +73,34 @@ impl<B: RecvBuf> ReceiveQueue<B> {
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
         self.bufs
             .iter()
-            .flat_map(|b| b.chunks())
-            .filter(|c| !c.is_empty())
+            .flat_map(|buffer| buffer.chunks())
+            .filter(|chunk| !chunk.is_empty())
     }
 
     /// Calls `f` with the pieces of `[offset, offset + len)`; returns how many bytes it saw, less
     /// than `len` only when that much is not here.
     #[inline]
-    pub fn for_each_chunk(&self, mut offset: usize, len: usize, mut f: impl FnMut(&[u8])) -> usize {
+    pub fn for_each_chunk(
+        &self,
+        mut offset: usize,
+        len: usize,
+        mut visit: impl FnMut(&[u8]),
+    ) -> usize {
         let mut left = len;
-        for b in &self.bufs {
-            let n = b.remaining();
+        for buffer in &self.bufs {
+            let n = buffer.remaining();
             if offset >= n {
                 offset -= n;
                 continue;
             }
-            for c in b.chunks() {
-                if offset >= c.len() {
-                    offset -= c.len();
+            for chunk in buffer.chunks() {
+                if offset >= chunk.len() {
+                    offset -= chunk.len();
                     continue;
                 }
-                let take = (c.len() - offset).min(left);
+                let take = (chunk.len() - offset).min(left);
                 if take > 0 {
-                    f(&c[offset..offset + take]);
+                    visit(&chunk[offset..offset + take]);
                 }
                 left -= take;
                 offset = 0;
@@ -123,18 +128,18 @@ impl<B: RecvBuf> ReceiveQueue<B> {
             return false;
         }
         // Nearly always the bytes are contiguous in the first buffer.
-        if let Some(c) = self
+        if let Some(chunk) = self
             .bufs
             .front()
-            .and_then(|b| b.chunk().get(offset..offset + out.len()))
+            .and_then(|buffer| buffer.chunk().get(offset..offset + out.len()))
         {
-            out.copy_from_slice(c);
+            out.copy_from_slice(chunk);
             return true;
         }
         let mut at = 0;
-        self.for_each_chunk(offset, out.len(), |c| {
-            out[at..at + c.len()].copy_from_slice(c);
-            at += c.len();
+        self.for_each_chunk(offset, out.len(), |chunk| {
+            out[at..at + chunk.len()].copy_from_slice(chunk);
+            at += chunk.len();
         });
         true
     }
@@ -142,23 +147,23 @@ impl<B: RecvBuf> ReceiveQueue<B> {
     /// Drops the first `n` bytes (at most what is here) and so opens the window; it is advertised
     /// lazily, by the next data, ACK or `poll`. Returns how many were dropped.
     #[inline]
-    pub fn consume(&mut self, n: usize) -> usize {
-        let n = n.min(self.len_bytes());
-        let mut left = n;
+    pub fn consume(&mut self, count: usize) -> usize {
+        let count = count.min(self.len_bytes());
+        let mut left = count;
         while left > 0 {
-            let Some(b) = self.bufs.front_mut() else {
+            let Some(buffer) = self.bufs.front_mut() else {
                 break;
             };
-            let have = b.remaining();
+            let have = buffer.remaining();
             if left < have {
-                b.advance(left);
+                buffer.advance(left);
                 break;
             }
             left -= have;
             self.bufs.pop_front();
         }
-        self.bytes -= n as u32;
-        n
+        self.bytes -= count as u32;
+        count
     }
 }
 
@@ -169,21 +174,24 @@ mod tests {
 
     #[test]
     fn pieces_are_walked_peeked_and_consumed_across_buffers() {
-        let mut q = ReceiveQueue::<VecBuf>::new();
+        let mut queue = ReceiveQueue::<VecBuf>::new();
         for p in [&b"abc"[..], b"defg", b"h"] {
-            q.push(p.to_vec().into());
+            queue.push(p.to_vec().into());
         }
         let mut out = [0; 4];
-        assert!(q.copy_to_slice(2, &mut out));
+        assert!(queue.copy_to_slice(2, &mut out));
         assert_eq!(&out, b"cdef");
-        assert!(!q.copy_to_slice(5, &mut out));
-        assert!(!q.copy_to_slice(usize::MAX, &mut out));
+        assert!(!queue.copy_to_slice(5, &mut out));
+        assert!(!queue.copy_to_slice(usize::MAX, &mut out));
         let mut seen = vec![];
-        assert_eq!(q.for_each_chunk(1, 100, |c| seen.extend_from_slice(c)), 7);
+        assert_eq!(
+            queue.for_each_chunk(1, 100, |chunk| seen.extend_from_slice(chunk)),
+            7
+        );
         assert_eq!(seen, b"bcdefgh");
-        assert_eq!(q.consume(4), 4);
-        assert_eq!(q.chunks().collect::<Vec<_>>(), [&b"efg"[..], b"h"]);
-        assert_eq!(q.consume(100), 4);
-        assert!(q.is_empty() && q.buffers() == 0);
+        assert_eq!(queue.consume(4), 4);
+        assert_eq!(queue.chunks().collect::<Vec<_>>(), [&b"efg"[..], b"h"]);
+        assert_eq!(queue.consume(100), 4);
+        assert!(queue.is_empty() && queue.buffer_count() == 0);
     }
 }

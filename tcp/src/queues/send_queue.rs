@@ -18,16 +18,16 @@ pub(crate) const FIN: u8 = 16;
 /// Longer than the path is known to carry (RFC 8899).
 pub(crate) const MTU_PROBE: u8 = 32;
 
-struct Record<R> {
+struct QueuedRecord<R> {
     len: u32,
-    push: bool,
+    ends_message: bool,
     record: R,
 }
 
 /// A segment on its way, or several that left together, perhaps as one frame for the port to cut. Payload: `len`
 /// bytes from `offset` of record `record` on.
 #[derive(Clone, Copy)]
-pub(crate) struct Sent {
+pub(crate) struct InFlightSegment {
     pub seq: SeqNr,
     pub len: u32,
     /// Running number of its first record.
@@ -41,14 +41,14 @@ pub(crate) struct Sent {
     pub mss: u16,
 }
 
-impl Sent {
+impl InFlightSegment {
     #[inline]
-    pub(crate) fn end(&self) -> SeqNr {
+    pub(crate) fn end_seq(&self) -> SeqNr {
         self.seq + self.len + u32::from(self.flags & FIN != 0)
     }
     /// Bytes of the segments of a frame of several that end at or before `una`, inside of it.
     #[inline]
-    pub(crate) fn whole_to(&self, una: SeqNr) -> u32 {
+    pub(crate) fn whole_segments_to(&self, una: SeqNr) -> u32 {
         match u32::from(self.mss) {
             0 => 0,
             mss => una.distance_from(self.seq).max(0) as u32 / mss * mss,
@@ -68,16 +68,16 @@ impl Sent {
 
 /// A new segment, not yet made.
 #[derive(Clone, Copy)]
-pub(crate) struct Plan {
+pub(crate) struct SegmentPlan {
     pub len: u32,
-    push: bool,
+    ends_message: bool,
     next_record: u32,
     next_offset: u32,
 }
 
 /// What a cumulative ACK took off the queue.
 #[derive(Default)]
-pub(crate) struct Acked {
+pub(crate) struct AckedSegments {
     /// Payload bytes that had not been selectively acknowledged before.
     pub delivered: u32,
     pub sacked_segs: u32,
@@ -88,9 +88,9 @@ pub(crate) struct Acked {
     pub records: bool,
 }
 
-pub(crate) struct SendQueue<R> {
-    records: VecDeque<Record<R>>,
-    pub sent: VecDeque<Sent>,
+pub(crate) struct TransmitQueue<R> {
+    records: VecDeque<QueuedRecord<R>>,
+    pub sent: VecDeque<InFlightSegment>,
     /// Running number of `records[0]`.
     base: u32,
     /// So many of the first records are fully acknowledged.
@@ -101,31 +101,31 @@ pub(crate) struct SendQueue<R> {
 
 /// `len` bytes from `offset` of record `record` on: where they end, and whether a message does.
 #[inline]
-fn walk<R>(
-    records: &VecDeque<Record<R>>,
+fn walk_records<R>(
+    records: &VecDeque<QueuedRecord<R>>,
     base: u32,
     (mut record, mut offset): (u32, u32),
     mut len: u32,
 ) -> ((u32, u32), bool) {
     let mut push = false;
     while len > 0 {
-        let Some(r) = records.get(record.wrapping_sub(base) as usize) else {
+        let Some(queued) = records.get(record.wrapping_sub(base) as usize) else {
             break;
         };
-        let n = len.min(r.len - offset);
+        let n = len.min(queued.len - offset);
         len -= n;
         offset += n;
-        if offset == r.len {
-            push |= r.push;
+        if offset == queued.len {
+            push |= queued.ends_message;
             (record, offset) = (record.wrapping_add(1), 0);
         }
     }
     ((record, offset), push)
 }
 
-impl<R> SendQueue<R> {
+impl<R> TransmitQueue<R> {
     pub(crate) fn new() -> Self {
-        SendQueue {
+        TransmitQueue {
             records: VecDeque::new(),
             sent: VecDeque::new(),
             base: 0,
@@ -143,12 +143,16 @@ impl<R> SendQueue<R> {
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, len: u32, record: R, push: bool) {
-        self.records.push_back(Record { len, push, record });
+    pub(crate) fn push_record(&mut self, len: u32, record: R, push: bool) {
+        self.records.push_back(QueuedRecord {
+            len,
+            ends_message: push,
+            record,
+        });
     }
 
     #[inline]
-    fn index(&self, number: u32) -> usize {
+    fn record_index(&self, number: u32) -> usize {
         number.wrapping_sub(self.base) as usize
     }
 
@@ -156,33 +160,33 @@ impl<R> SendQueue<R> {
     /// `emss`, and what is left of a split one, travel alone. The first record may exceed
     /// `usable`: the caller decides whether to wait or to [`Plan::cut`].
     #[inline]
-    pub(crate) fn plan(&self, emss: u32, usable: u32) -> Option<Plan> {
-        let i = self.index(self.next_record);
+    pub(crate) fn plan_segment(&self, emss: u32, usable: u32) -> Option<SegmentPlan> {
+        let i = self.record_index(self.next_record);
         let first = self.records.get(i)?;
         let left = first.len - self.next_offset;
         if self.next_offset > 0 || first.len > emss {
             let len = left.min(emss);
             let whole = len == left;
-            return Some(Plan {
+            return Some(SegmentPlan {
                 len,
-                push: whole && first.push,
+                ends_message: whole && first.ends_message,
                 next_record: self.next_record.wrapping_add(u32::from(whole)),
                 next_offset: if whole { 0 } else { self.next_offset + len },
             });
         }
         let limit = emss.min(usable);
-        let mut plan = Plan {
+        let mut plan = SegmentPlan {
             len: first.len,
-            push: first.push,
+            ends_message: first.ends_message,
             next_record: self.next_record.wrapping_add(1),
             next_offset: 0,
         };
         let mut i = i + 1;
         while plan.len < limit {
             match self.records.get(i) {
-                Some(r) if r.len <= limit - plan.len => {
-                    plan.len += r.len;
-                    plan.push |= r.push;
+                Some(record) if record.len <= limit - plan.len => {
+                    plan.len += record.len;
+                    plan.ends_message |= record.ends_message;
                     plan.next_record = plan.next_record.wrapping_add(1);
                     i += 1;
                 }
@@ -194,22 +198,24 @@ impl<R> SendQueue<R> {
 
     /// What is left of the record that goes next.
     pub(crate) fn next_len(&self) -> u32 {
-        let first = self.records.get(self.index(self.next_record));
-        first.map_or(0, |r| r.len - self.next_offset)
+        let first = self.records.get(self.record_index(self.next_record));
+        first.map_or(0, |record| record.len - self.next_offset)
     }
 
     /// Index of the probe that ends at `end`.
     pub(crate) fn mtu_probe(&self, end: SeqNr) -> Option<usize> {
-        let i = self.sent.partition_point(|s| s.end().lt(end));
-        let s = self.sent.get(i)?;
-        (s.flags & MTU_PROBE != 0 && s.end() == end).then_some(i)
+        let i = self
+            .sent
+            .partition_point(|segment| segment.end_seq().lt(end));
+        let segment = self.sent.get(i)?;
+        (segment.flags & MTU_PROBE != 0 && segment.end_seq() == end).then_some(i)
     }
 
     /// The peer's window forces a part of the first record.
-    pub(crate) fn cut(&self, len: u32) -> Plan {
-        Plan {
+    pub(crate) fn plan_part(&self, len: u32) -> SegmentPlan {
+        SegmentPlan {
             len,
-            push: false,
+            ends_message: false,
             next_record: self.next_record,
             next_offset: self.next_offset + len,
         }
@@ -218,15 +224,15 @@ impl<R> SendQueue<R> {
     /// Takes up to `limit` full segments and what follows them, `usable` bytes together, into
     /// `sent` as one, and returns it and how many they are: records are consecutive, so the
     /// pieces are too.
-    pub(crate) fn train(
+    pub(crate) fn take_multi_segment(
         &mut self,
         (emss, usable): (u32, u32),
         limit: &crate::config::TsoLimits,
         seq: SeqNr,
         at: u64,
-    ) -> Option<(Sent, u32)> {
+    ) -> Option<(InFlightSegment, u32)> {
         let most = u32::from(limit.max_segments);
-        let (record, offset) = self.cursor();
+        let (record, offset) = self.next_position();
         let (mut len, mut count, mut push) = (0, 0, false);
         while count < most {
             let left = usable - len;
@@ -236,32 +242,35 @@ impl<R> SendQueue<R> {
                 left.min(limit.max_bytes.saturating_sub(len))
             };
             // Full segments of one record are taken at once.
-            let first = self.records.get(self.index(self.next_record));
-            let here = first.map_or(0, |r| r.len - self.next_offset);
+            let first = self.records.get(self.record_index(self.next_record));
+            let here = first.map_or(0, |record| record.len - self.next_offset);
             let full =
                 (here.min(left).min(limit.max_bytes.saturating_sub(len)) / emss).min(most - count);
             if full > 1 {
                 self.next_offset += full * emss;
                 if full * emss == here {
-                    push |= first.is_some_and(|r| r.push);
+                    push |= first.is_some_and(|record| record.ends_message);
                     (self.next_record, self.next_offset) = (self.next_record.wrapping_add(1), 0);
                 }
                 len += full * emss;
                 count += full;
                 continue;
             }
-            let Some(plan) = self.plan(emss, left).filter(|p| p.len <= room) else {
+            let Some(plan) = self
+                .plan_segment(emss, left)
+                .filter(|plan| plan.len <= room)
+            else {
                 break;
             };
-            self.made(&plan);
+            self.commit_plan(&plan);
             len += plan.len;
             count += 1;
-            push |= plan.push;
+            push |= plan.ends_message;
             if plan.len < emss {
                 break;
             }
         }
-        let whole = Sent {
+        let whole = InFlightSegment {
             seq,
             len,
             record,
@@ -279,46 +288,61 @@ impl<R> SendQueue<R> {
 
     /// Where `len` bytes from a place on end, and whether a message ends with a record in them.
     #[inline]
-    pub(crate) fn walk(&self, from: (u32, u32), len: u32) -> ((u32, u32), bool) {
-        walk(&self.records, self.base, from, len)
+    pub(crate) fn walk_records(&self, from: (u32, u32), len: u32) -> ((u32, u32), bool) {
+        walk_records(&self.records, self.base, from, len)
     }
 
     /// The record in which all of `len` bytes from a place on lie, if one does.
     #[inline]
-    pub(crate) fn piece(&self, (record, offset): (u32, u32), len: u32) -> Option<&R> {
-        let r = self.records.get(self.index(record))?;
-        (len <= r.len - offset).then_some(&r.record)
+    pub(crate) fn single_record(&self, (record, offset): (u32, u32), len: u32) -> Option<&R> {
+        let record = self.records.get(self.record_index(record))?;
+        (len <= record.len - offset).then_some(&record.record)
     }
 
     /// Segments that left as one frame become segments of their own: what marks them calls this
     /// first, for those from `first` on.
     #[cold]
-    pub(crate) fn split(&mut self, first: usize) {
-        let Some(i) = self.sent.range(first..).position(|s| s.mss != 0) else {
+    pub(crate) fn split_multi_segments(&mut self, first: usize) {
+        let Some(i) = self
+            .sent
+            .range(first..)
+            .position(|segment| segment.mss != 0)
+        else {
             return;
         };
-        for mut s in self.sent.split_off(first + i) {
-            let mss = u32::from(core::mem::take(&mut s.mss));
-            while mss != 0 && s.len > mss {
-                let (end, push) = walk(&self.records, self.base, (s.record, s.offset), mss);
-                self.sent.push_back(Sent {
+        for mut segment in self.sent.split_off(first + i) {
+            let mss = u32::from(core::mem::take(&mut segment.mss));
+            while mss != 0 && segment.len > mss {
+                let (end, push) = walk_records(
+                    &self.records,
+                    self.base,
+                    (segment.record, segment.offset),
+                    mss,
+                );
+                self.sent.push_back(InFlightSegment {
                     len: mss,
                     flags: if push { PUSH } else { 0 },
-                    ..s
+                    ..segment
                 });
-                s.seq += mss;
-                s.len -= mss;
-                (s.record, s.offset) = end;
+                segment.seq += mss;
+                segment.len -= mss;
+                (segment.record, segment.offset) = end;
             }
-            self.sent.push_back(s);
+            self.sent.push_back(segment);
         }
     }
 
     /// The planned segment; [`SendQueue::made`] once it left.
     #[inline]
-    pub(crate) fn make(&self, plan: &Plan, seq: SeqNr, fin: bool, at: u64) -> Sent {
-        let flags = if plan.push { PUSH } else { 0 } | if fin { FIN } else { 0 };
-        Sent {
+    pub(crate) fn make_segment(
+        &self,
+        plan: &SegmentPlan,
+        seq: SeqNr,
+        fin: bool,
+        at: u64,
+    ) -> InFlightSegment {
+        let flags = if plan.ends_message { PUSH } else { 0 } | if fin { FIN } else { 0 };
+        InFlightSegment {
             seq,
             len: plan.len,
             record: self.next_record,
@@ -330,24 +354,24 @@ impl<R> SendQueue<R> {
     }
 
     #[inline]
-    pub(crate) fn made(&mut self, plan: &Plan) {
+    pub(crate) fn commit_plan(&mut self, plan: &SegmentPlan) {
         self.next_record = plan.next_record;
         self.next_offset = plan.next_offset;
     }
 
     /// Where the next new segment begins, to come back to with [`SendQueue::rewind`].
     #[inline]
-    pub(crate) fn cursor(&self) -> (u32, u32) {
+    pub(crate) fn next_position(&self) -> (u32, u32) {
         (self.next_record, self.next_offset)
     }
 
     #[inline]
-    pub(crate) fn rewind(&mut self, (record, offset): (u32, u32)) {
+    pub(crate) fn rewind_to(&mut self, (record, offset): (u32, u32)) {
         (self.next_record, self.next_offset) = (record, offset);
     }
 
-    pub(crate) fn make_fin(&self, seq: SeqNr, at: u64) -> Sent {
-        Sent {
+    pub(crate) fn make_fin(&self, seq: SeqNr, at: u64) -> InFlightSegment {
+        InFlightSegment {
             seq,
             len: 0,
             record: self.next_record,
@@ -360,14 +384,20 @@ impl<R> SendQueue<R> {
 
     /// The pieces of a segment.
     #[inline]
-    pub(crate) fn gather(&self, s: &Sent, mut f: impl FnMut(&R, u32, u32)) {
-        let mut left = s.len;
-        let mut offset = s.offset;
-        let mut i = self.index(s.record);
+    pub(crate) fn for_each_piece(
+        &self,
+        segment: &InFlightSegment,
+        mut visit: impl FnMut(&R, u32, u32),
+    ) {
+        let mut left = segment.len;
+        let mut offset = segment.offset;
+        let mut i = self.record_index(segment.record);
         while left > 0 {
-            let Some(r) = self.records.get(i) else { return };
-            let n = left.min(r.len - offset);
-            f(&r.record, offset, n);
+            let Some(record) = self.records.get(i) else {
+                return;
+            };
+            let n = left.min(record.len - offset);
+            visit(&record.record, offset, n);
             left -= n;
             offset = 0;
             i += 1;
@@ -377,96 +407,101 @@ impl<R> SendQueue<R> {
     /// Takes off every segment that ends at or before `una`, also from a frame of several. A segment
     /// acknowledged in part stays whole: its repetition keeps its boundaries and the peer trims.
     #[inline]
-    pub(crate) fn ack_to(&mut self, una: SeqNr, pipe: &mut u32) -> Acked {
-        let mut r = Acked::default();
-        while let Some(s) = self.sent.front_mut() {
-            if s.end().gt(una) {
-                let gone = s.whole_to(una);
+    pub(crate) fn ack_to(&mut self, una: SeqNr, pipe: &mut u32) -> AckedSegments {
+        let mut taken = AckedSegments::default();
+        while let Some(segment) = self.sent.front_mut() {
+            if segment.end_seq().gt(una) {
+                let gone = segment.whole_segments_to(una);
                 if gone > 0 {
                     *pipe -= gone;
-                    r.delivered += gone;
-                    r.sent_at = Some(s.at);
-                    let from = (s.record, s.offset);
-                    ((s.record, s.offset), _) = walk(&self.records, self.base, from, gone);
-                    s.seq += gone;
-                    s.len -= gone;
-                    if s.len <= u32::from(s.mss) {
-                        s.mss = 0;
+                    taken.delivered += gone;
+                    taken.sent_at = Some(segment.at);
+                    let from = (segment.record, segment.offset);
+                    ((segment.record, segment.offset), _) =
+                        walk_records(&self.records, self.base, from, gone);
+                    segment.seq += gone;
+                    segment.len -= gone;
+                    if segment.len <= u32::from(segment.mss) {
+                        segment.mss = 0;
                     }
                 }
                 break;
             }
-            if s.flags & (SACKED | LOST | RETX) == 0 {
-                *pipe -= s.len;
-                r.delivered += s.len;
-                r.sent_at = Some(s.at);
+            if segment.flags & (SACKED | LOST | RETX) == 0 {
+                *pipe -= segment.len;
+                taken.delivered += segment.len;
+                taken.sent_at = Some(segment.at);
             } else {
-                if s.in_pipe() {
-                    *pipe -= s.len;
+                if segment.in_pipe() {
+                    *pipe -= segment.len;
                 }
-                if s.flags & SACKED != 0 {
-                    r.sacked_segs += 1;
+                if segment.flags & SACKED != 0 {
+                    taken.sacked_segs += 1;
                 } else {
-                    r.delivered += s.len;
+                    taken.delivered += segment.len;
                 }
-                r.lost_segs += u32::from(s.flags & LOST != 0);
-                r.retransmitted |= s.flags & RETX != 0;
+                taken.lost_segs += u32::from(segment.flags & LOST != 0);
+                taken.retransmitted |= segment.flags & RETX != 0;
             }
             self.sent.pop_front();
         }
-        if r.retransmitted {
-            r.sent_at = None;
+        if taken.retransmitted {
+            taken.sent_at = None;
         }
-        let first_open = self.sent.front().map_or(self.next_record, |s| s.record);
+        let first_open = self
+            .sent
+            .front()
+            .map_or(self.next_record, |segment| segment.record);
         let acked = first_open.wrapping_sub(self.base);
-        r.records = acked > self.acked;
+        taken.records = acked > self.acked;
         self.acked = acked;
-        r
+        taken
     }
 
     #[inline]
-    pub(crate) fn take_acked(&mut self, mut f: impl FnMut(R)) {
+    pub(crate) fn take_acked(&mut self, mut visit: impl FnMut(R)) {
         for _ in 0..core::mem::take(&mut self.acked) {
-            if let Some(r) = self.records.pop_front() {
+            if let Some(record) = self.records.pop_front() {
                 self.base = self.base.wrapping_add(1);
-                f(r.record);
+                visit(record.record);
             }
         }
     }
 
     /// The connection is over: everything, in order.
-    pub(crate) fn drain(&mut self, mut f: impl FnMut(R)) {
+    pub(crate) fn drain_all(&mut self, mut visit: impl FnMut(R)) {
         self.sent.clear();
         self.acked = 0;
         self.base = self.base.wrapping_add(self.records.len() as u32);
         self.next_record = self.base;
         self.next_offset = 0;
-        for r in self.records.drain(..) {
-            f(r.record);
+        for record in self.records.drain(..) {
+            visit(record.record);
         }
     }
 
     /// Index of the first segment that ends after `seq`.
     #[inline]
     pub(crate) fn first_after(&self, seq: SeqNr) -> usize {
-        self.sent.partition_point(|s| s.end().le(seq))
+        self.sent
+            .partition_point(|segment| segment.end_seq().le(seq))
     }
 
     /// Segments above `emss` are cut, between records where that fits, and count as lost: the path
     /// does not carry them. SACKed ones arrived.
-    pub(crate) fn resegment(&mut self, emss: u32) {
+    pub(crate) fn resegment_to(&mut self, emss: u32) {
         let emss = emss.max(1);
-        for s in core::mem::take(&mut self.sent) {
-            if s.len <= emss || s.flags & SACKED != 0 {
-                self.sent.push_back(s);
+        for segment in core::mem::take(&mut self.sent) {
+            if segment.len <= emss || segment.flags & SACKED != 0 {
+                self.sent.push_back(segment);
                 continue;
             }
-            let mut rest = s;
+            let mut rest = segment;
             rest.flags = (rest.flags | LOST) & !MTU_PROBE;
             while rest.len > emss {
                 let (mut len, mut record, mut offset) = (0, rest.record, rest.offset);
-                while let Some(r) = self.records.get(self.index(record)) {
-                    let left = r.len - offset;
+                while let Some(queued) = self.records.get(self.record_index(record)) {
+                    let left = queued.len - offset;
                     if left > emss - len {
                         if len == 0 {
                             (len, offset) = (emss, offset + emss);
@@ -479,12 +514,12 @@ impl<R> SendQueue<R> {
                 if len == 0 {
                     break;
                 }
-                self.sent.push_back(Sent {
+                self.sent.push_back(InFlightSegment {
                     len,
                     flags: rest.flags & !(PUSH | FIN),
                     ..rest
                 });
-                rest = Sent {
+                rest = InFlightSegment {
                     seq: rest.seq + len,
                     len: rest.len - len,
                     record,
@@ -503,7 +538,7 @@ impl<R> SendQueue<R> {
             && self.records.capacity() + self.sent.capacity() > 0
     }
 
-    pub(crate) fn shrink(&mut self) {
+    pub(crate) fn release_memory(&mut self) {
         if self.records.is_empty() && self.sent.is_empty() {
             self.records = VecDeque::new();
             self.sent = VecDeque::new();
@@ -515,27 +550,27 @@ impl<R> SendQueue<R> {
 mod tests {
     use super::*;
 
-    fn queue(lens: &[u32]) -> SendQueue<usize> {
-        let mut q = SendQueue::new();
+    fn queue(lens: &[u32]) -> TransmitQueue<usize> {
+        let mut q = TransmitQueue::new();
         for (i, &l) in lens.iter().enumerate() {
-            q.push(l, i, false);
+            q.push_record(l, i, false);
         }
         q
     }
 
-    fn pieces(q: &SendQueue<usize>, i: usize) -> Vec<(usize, u32, u32)> {
+    fn pieces(q: &TransmitQueue<usize>, i: usize) -> Vec<(usize, u32, u32)> {
         let mut v = vec![];
-        q.gather(&q.sent[i], |r, o, l| v.push((*r, o, l)));
+        q.for_each_piece(&q.sent[i], |record, o, l| v.push((*record, o, l)));
         v
     }
 
-    fn send_all(q: &mut SendQueue<usize>, emss: u32) -> (SeqNr, u32) {
+    fn send_all(q: &mut TransmitQueue<usize>, emss: u32) -> (SeqNr, u32) {
         let (mut seq, mut pipe) = (SeqNr(u32::MAX - 100), 0);
-        while let Some(p) = q.plan(emss, u32::MAX) {
-            q.sent.push_back(q.make(&p, seq, false, 0));
-            q.made(&p);
-            seq += p.len;
-            pipe += p.len;
+        while let Some(plan) = q.plan_segment(emss, u32::MAX) {
+            q.sent.push_back(q.make_segment(&plan, seq, false, 0));
+            q.commit_plan(&plan);
+            seq += plan.len;
+            pipe += plan.len;
         }
         (seq, pipe)
     }
@@ -565,8 +600,8 @@ mod tests {
         let mut q = queue(&[400, 500, 300, 1300, 200]);
         send_all(&mut q, 1400);
         assert_eq!(q.sent.len(), 3);
-        let end = q.sent[2].end();
-        q.resegment(600);
+        let end = q.sent[2].end_seq();
+        q.resegment_to(600);
         let all: Vec<_> = (0..q.sent.len()).map(|i| pieces(&q, i)).collect();
         assert_eq!(
             all,
@@ -581,9 +616,9 @@ mod tests {
             ]
         );
         for w in q.sent.make_contiguous().windows(2) {
-            assert_eq!(w[0].end(), w[1].seq);
+            assert_eq!(w[0].end_seq(), w[1].seq);
         }
-        assert_eq!(q.sent[6].end(), end);
+        assert_eq!(q.sent[6].end_seq(), end);
         assert_eq!(q.sent[6].flags & LOST, 0, "what fits may still arrive");
     }
 
@@ -594,8 +629,8 @@ mod tests {
         let mut alone = queue(&lens);
         let mut train = queue(&lens);
         for q in [&mut alone, &mut train] {
-            q.records[3].push = true;
-            q.records[6].push = true;
+            q.records[3].ends_message = true;
+            q.records[6].ends_message = true;
         }
         let (end, mut pipe) = send_all(&mut alone, 1000);
         let tso = crate::config::TsoLimits {
@@ -604,9 +639,11 @@ mod tests {
         };
         let mut seq = alone.sent[0].seq;
         while seq != end {
-            let (s, n) = train.train((1000, 60_000), &tso, seq, 0).unwrap();
-            assert_eq!(n, s.len.div_ceil(1000));
-            seq = s.end();
+            let (segment, n) = train
+                .take_multi_segment((1000, 60_000), &tso, seq, 0)
+                .unwrap();
+            assert_eq!(n, segment.len.div_ceil(1000));
+            seq = segment.end_seq();
         }
         assert_eq!(train.sent.len(), 2, "the long record's tail ends a frame");
         let mut pipes = [pipe, pipe];
@@ -618,13 +655,15 @@ mod tests {
             assert_eq!(pipes[0], pipes[1]);
             pipe = pipes[0];
             let mut copy = queue(&lens);
-            for (r, c) in copy.records.iter_mut().zip(&train.records) {
-                r.push = c.push;
+            for (record, c) in copy.records.iter_mut().zip(&train.records) {
+                record.ends_message = c.ends_message;
             }
             copy.sent = train.sent.clone();
-            copy.split(0);
-            let parts = |q: &SendQueue<usize>| {
-                let whole = |(i, s): (usize, &Sent)| (s.seq, s.flags, s.mss, pieces(q, i));
+            copy.split_multi_segments(0);
+            let parts = |q: &TransmitQueue<usize>| {
+                let whole = |(i, segment): (usize, &InFlightSegment)| {
+                    (segment.seq, segment.flags, segment.mss, pieces(q, i))
+                };
                 q.sent.iter().enumerate().map(whole).collect::<Vec<_>>()
             };
             assert_eq!(parts(&copy), parts(&alone), "{at}");
@@ -647,9 +686,9 @@ mod tests {
         let a = q.ack_to(first + 2500, &mut pipe);
         assert!(a.records);
         let mut got = vec![];
-        q.take_acked(|r| got.push(r));
+        q.take_acked(|record| got.push(record));
         q.ack_to(end, &mut pipe);
-        q.take_acked(|r| got.push(r));
+        q.take_acked(|record| got.push(record));
         assert_eq!((got, pipe), (vec![0, 1], 0));
     }
 }

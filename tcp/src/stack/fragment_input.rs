@@ -46,18 +46,18 @@ fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
     };
     let half = |at| u128::from(read_u64(packet, at));
     let addr = |at| Ipv6Addr::from_bits(half(at) << 64 | half(at + 8)).into();
-    let h = packet.get(at..at + 8)?;
+    let header = packet.get(at..at + 8)?;
     Some(Fragment {
         key: DatagramKey {
             src: addr(8),
             dst: addr(24),
-            id: read_u32(h, 4),
+            id: read_u32(header, 4),
             protocol: 0,
         },
         at: at + 8,
-        start: u32::from(read_u16(h, 2) & 0xfff8),
-        more: h[3] & 1 != 0,
-        next: h[0],
+        start: u32::from(read_u16(header, 2) & 0xfff8),
+        more: header[3] & 1 != 0,
+        next: header[0],
         named: at,
         ecn: packet[1] >> 4 & 3,
     })
@@ -65,38 +65,39 @@ fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
 
 /// A fragment that can be part of a datagram; else what its sender is told, if anything. `len` is
 /// that of the whole packet, which `packet` begins.
-fn check(f: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError>> {
-    let part = len - f.at;
+fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError>> {
+    let part = len - fragment.at;
     if part == 0 {
         return Err(None);
     }
-    let end = f.start as usize + part;
+    let end = fragment.start as usize + part;
     let holds = |at: usize, n: usize| packet.len() >= at + n;
     // TCP whole to its last option (RFC 1858 section 3), as all of it is read in the first buffer.
     let tcp = |at: usize| holds(at, 20) && holds(at, usize::from(packet[at + 12] >> 4) * 4);
-    if f.key.dst.is_ipv4() {
-        let first_ok = f.start != 0
-            || match f.next {
-                TCP => tcp(f.at),
-                ICMP => holds(f.at, 8),
+    if fragment.key.dst.is_ipv4() {
+        let first_ok = fragment.start != 0
+            || match fragment.next {
+                TCP => tcp(fragment.at),
+                ICMP => holds(fragment.at, 8),
                 _ => true,
             };
         // RFC 3128: what would lie over the flags of TCP.
-        let over_flags = f.next == TCP && f.start == 8;
-        let whole = !f.more || part.is_multiple_of(8);
-        let sound = whole && f.at + end <= LONGEST && first_ok && !over_flags;
+        let over_flags = fragment.next == TCP && fragment.start == 8;
+        let whole = !fragment.more || part.is_multiple_of(8);
+        let sound = whole && fragment.at + end <= LONGEST && first_ok && !over_flags;
         return if sound { Ok(()) } else { Err(None) };
     }
-    if f.more && !part.is_multiple_of(8) {
+    if fragment.more && !part.is_multiple_of(8) {
         return Err(Some(IcmpError::parameter_problem(0, 4)));
     }
     // Without the fragment header.
-    if f.at - 8 - 40 + end > LONGEST {
-        return Err(Some(IcmpError::parameter_problem(0, f.at - 8 + 2)));
+    if fragment.at - 8 - 40 + end > LONGEST {
+        return Err(Some(IcmpError::parameter_problem(0, fragment.at - 8 + 2)));
     }
-    if f.start == 0 {
+    if fragment.start == 0 {
         // All headers are in the first fragment (RFC 7112).
-        let complete = match extension_headers::find_upper_layer(packet, f.next, f.at) {
+        let complete = match extension_headers::find_upper_layer(packet, fragment.next, fragment.at)
+        {
             Some((TCP, at)) => tcp(at),
             Some((PROTOCOL_ICMPV6, at)) => holds(at, 8),
             Some(_) => true,
@@ -111,23 +112,31 @@ fn check(f: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError
 
 /// A datagram that begins with this fragment tells of an error, so that nobody may answer it with
 /// one (RFC 1122 section 3.2.2, RFC 4443 section 2.4 (e)).
-fn tells_of_error(f: &Fragment, packet: &[u8]) -> bool {
-    match f.key.dst {
-        IpAddr::V4(_) => f.next == ICMP && matches!(packet.get(f.at), Some(3 | 4 | 5 | 11 | 12)),
-        IpAddr::V6(_) => extension_headers::carries_icmp_error(packet, f.next, f.at),
+fn tells_of_error(fragment: &Fragment, packet: &[u8]) -> bool {
+    match fragment.key.dst {
+        IpAddr::V4(_) => {
+            fragment.next == ICMP && matches!(packet.get(fragment.at), Some(3 | 4 | 5 | 11 | 12))
+        }
+        IpAddr::V6(_) => extension_headers::carries_icmp_error(packet, fragment.next, fragment.at),
     }
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// `b` is an IP packet that is a fragment; in IPv6 by its fragment header at `header`.
     #[cold]
-    pub(crate) fn fragment(&mut self, now: Instant, header: Option<usize>, b: B, src_mac: [u8; 6]) {
-        let Some(f) = parse(b.chunk(), header) else {
+    pub(crate) fn fragment(
+        &mut self,
+        now: Instant,
+        header: Option<usize>,
+        buffer: B,
+        src_mac: [u8; 6],
+    ) {
+        let Some(fragment) = parse(buffer.chunk(), header) else {
             return;
         };
         let sh = &mut self.shared;
-        let (src, dst) = (f.key.src, f.key.dst);
-        if !sh.own(dst) {
+        let (src, dst) = (fragment.key.src, fragment.key.dst);
+        if !sh.is_own_address(dst) {
             sh.stats.not_for_us += 1;
             return;
         }
@@ -136,48 +145,52 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         }
         sh.stats.reassembly_required += 1;
-        if let Err(error) = check(&f, b.chunk(), b.remaining()) {
+        if let Err(error) = check(&fragment, buffer.chunk(), buffer.remaining()) {
             sh.stats.reassembly_fails += 1;
             if let Some(error) = error
-                && !(f.start == 0 && tells_of_error(&f, b.chunk()))
+                && !(fragment.start == 0 && tells_of_error(&fragment, buffer.chunk()))
             {
-                let o = Origin { src_mac, src, dst };
+                let origin = Origin { src_mac, src, dst };
                 let stats = &mut sh.stats;
-                sh.control.icmp_error(now, &o, error, b.chunk(), stats);
+                sh.control_queue
+                    .icmp_error(now, &origin, error, buffer.chunk(), stats);
             }
             return;
         }
-        let from = (src_mac, !sh.control.silent);
+        let from = (src_mac, !sh.control_queue.silent);
         let limits = &sh.config.reassembly;
         let failed = &mut sh.stats.reassembly_fails;
-        match self.fragments.insert(now, &f, b, from, limits, failed) {
+        match self
+            .fragments
+            .insert(now, &fragment, buffer, from, limits, failed)
+        {
             FragmentOutcome::Kept => {}
             FragmentOutcome::Failed => sh.stats.reassembly_fails += 1,
-            FragmentOutcome::Complete(w) => {
-                let silent = core::mem::replace(&mut sh.control.silent, !w.first.ours);
-                self.whole(now, w);
-                self.shared.control.silent = silent;
+            FragmentOutcome::Complete(whole) => {
+                let silent = core::mem::replace(&mut sh.control_queue.silent, !whole.first.ours);
+                self.whole(now, whole);
+                self.shared.control_queue.silent = silent;
             }
         }
     }
 
     /// A datagram that was put together is received.
-    fn whole(&mut self, now: Instant, w: ReassembledDatagram<B>) {
+    fn whole(&mut self, now: Instant, whole: ReassembledDatagram<B>) {
         let stats = &mut self.shared.stats;
-        let (src, dst) = (w.key.src, w.key.dst);
-        let src_mac = w.first.src_mac;
+        let (src, dst) = (whole.key.src, whole.key.dst);
+        let src_mac = whole.first.src_mac;
         // The MSS that we announce keeps segments below our MTU, and a buffer of a connection is
         // counted as one.
-        let too_long = w.at + w.len() > usize::from(self.shared.config.mtu);
+        let too_long = whole.at + whole.len() > usize::from(self.shared.config.mtu);
         let (next, at, named) = if dst.is_ipv4() {
-            (w.first.next, w.at, 9)
+            (whole.first.next, whole.at, 9)
         } else {
-            let packet = w.head.chunk();
+            let packet = whole.head.chunk();
             match extension_headers::walk_extension_headers(
                 packet,
-                w.first.next,
-                w.at,
-                w.first.named,
+                whole.first.next,
+                whole.at,
+                whole.first.named,
             ) {
                 WalkEnd::Reached { next, at, named } => (next, at, named),
                 WalkEnd::Discard => {
@@ -186,17 +199,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 }
                 WalkEnd::Report { error, .. } => {
                     stats.header_errors += 1;
-                    if !extension_headers::carries_icmp_error(packet, w.first.next, w.at) {
-                        let o = Origin { src_mac, src, dst };
+                    if !extension_headers::carries_icmp_error(packet, whole.first.next, whole.at) {
+                        let origin = Origin { src_mac, src, dst };
                         self.shared
-                            .control
-                            .icmp_error(now, &o, error, packet, stats);
+                            .control_queue
+                            .icmp_error(now, &origin, error, packet, stats);
                     }
                     return;
                 }
             }
         };
-        let (first, ce) = (w.first, w.ce);
+        let (first, ce) = (whole.first, whole.ce);
         let what = match (src, dst) {
             _ if next == TCP && too_long => {
                 stats.reassembly_fails += 1;
@@ -210,8 +223,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 hop_limit: 0,
             },
             _ if next == TCP => {
-                let t = &w.head.chunk()[at..];
-                let ports = (read_u16(t, 2), read_u16(t, 0));
+                let stats = &whole.head.chunk()[at..];
+                let ports = (read_u16(stats, 2), read_u16(stats, 0));
                 let Some(key) = FlowKey::new(dst, ports.0, src, ports.1) else {
                     return;
                 };
@@ -225,38 +238,47 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     IpAddr::V6(_) => IcmpError::parameter_problem(1, named),
                 };
                 if next != frame::NO_NEXT_HEADER || dst.is_ipv4() {
-                    let o = Origin { src_mac, src, dst };
-                    let packet = w.head.chunk();
+                    let origin = Origin { src_mac, src, dst };
+                    let packet = whole.head.chunk();
                     self.shared
-                        .control
-                        .icmp_error(now, &o, error, packet, stats);
+                        .control_queue
+                        .icmp_error(now, &origin, error, packet, stats);
                 }
                 return;
             }
         };
-        let Some(b) = w.join_buffers(at) else {
+        let Some(buffer) = whole.join_buffers(at) else {
             stats.reassembly_fails += 1;
             return;
         };
         stats.reassembly_oks += 1;
         match what {
-            FrameContent::Tcp { key, ce } => self.whole_segment(now, &key, ce, b, first.src_mac),
-            what => self.other(now, what, b, first.src_mac),
+            FrameContent::Tcp { key, ce } => {
+                self.whole_segment(now, &key, ce, buffer, first.src_mac)
+            }
+            what => self.on_other_frame(now, what, buffer, first.src_mac),
         }
     }
 
-    fn whole_segment(&mut self, now: Instant, key: &FlowKey, ce: bool, b: B, src_mac: [u8; 6]) {
+    fn whole_segment(
+        &mut self,
+        now: Instant,
+        key: &FlowKey,
+        ce: bool,
+        buffer: B,
+        src_mac: [u8; 6],
+    ) {
         if let Some(home) = &self.shared.config.steering
             && !home.owns(key.local(), key.remote())
         {
             return;
         }
-        if frame::verify_segment_checksum(key, &b, &mut self.shared.stats).is_none() {
+        if frame::verify_segment_checksum(key, &buffer, &mut self.shared.stats).is_none() {
             return;
         }
         let mut seg = Segment::default();
-        if let Some(b) = self.parsed(&mut seg, b, ce) {
-            self.tcp(now, key, None, &seg, b, src_mac);
+        if let Some(buffer) = self.parse_segment(&mut seg, buffer, ce) {
+            self.on_tcp_segment(now, key, None, &seg, buffer, src_mac);
         }
     }
 
@@ -271,16 +293,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let Some(head) = head else { continue };
             let packet = head.chunk();
             let header = key.dst.is_ipv6().then_some(first.named);
-            if parse(packet, header).is_none_or(|f| tells_of_error(&f, packet)) {
+            if parse(packet, header).is_none_or(|fragment| tells_of_error(&fragment, packet)) {
                 continue;
             }
-            let o = Origin {
+            let origin = Origin {
                 src_mac: first.src_mac,
                 src: key.src,
                 dst: key.dst,
             };
             let error = IcmpError::reassembly_time_exceeded(key.dst.is_ipv6());
-            sh.control.icmp_error(now, &o, error, packet, &mut sh.stats);
+            sh.control_queue
+                .icmp_error(now, &origin, error, packet, &mut sh.stats);
         }
     }
 

@@ -23,11 +23,11 @@ use crate::base::siphash::Key;
 use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::base::timer_wheel::Wheel;
+use crate::base::timer_wheel::TimerWheel;
 use crate::base::token_bucket::TokenBucket;
 use crate::config::StackConfig;
 use crate::connection::context::SharedState;
-use crate::connection::time_wait_list::TimeWait;
+use crate::connection::time_wait_list::TimeWaitList;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::flow::table::FlowTable;
 use crate::ip::reassembly::ReassemblyTable;
@@ -36,7 +36,7 @@ use crate::link::neighbours::Neighbours;
 use crate::pmtu::path_mtu::Paths;
 use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::receive_queue::ReceiveQueue;
-use crate::stack::receive::Row;
+use crate::stack::receive::RxPipeline;
 use crate::tcb::rtt::RtoLimits;
 
 /// A connection at one moment.
@@ -80,12 +80,12 @@ pub struct TcpInfo {
 
 /// The stack of one device in one worker. `B` is a received frame, `R` a record to send.
 pub struct Stack<B: RecvBuf, R> {
-    pub(crate) conns: Vec<Connection<B, R>>,
-    pub(crate) free: Vec<u32>,
+    pub(crate) connections: Vec<Connection<B, R>>,
+    pub(crate) free_slots: Vec<u32>,
     /// Whose segment came last.
-    pub(crate) last: u32,
+    pub(crate) last_connection: u32,
     /// Empty between bursts.
-    pub(crate) row: Row<B>,
+    pub(crate) rx_pipeline: RxPipeline<B>,
     pub(crate) fragments: ReassemblyTable<B>,
     pub(crate) shared: SharedState,
 }
@@ -100,22 +100,22 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let mut shared = SharedState {
             now,
-            rto: RtoLimits::new(&config),
-            delayed_ack: crate::base::time::nanos(config.delayed_ack),
+            rto_limits: RtoLimits::new(&config),
+            delayed_ack: crate::base::time::to_nanos(config.delayed_ack),
             recv_window: config.recv_window,
             recv_wscale: wscale,
             isn_key: Key::new(&config.isn_key),
             hash_key: Key::new(&config.hash_key),
-            table: FlowTable::new(config.max_connections),
-            wheel: Wheel::new(now),
-            work: VecDeque::new(),
-            dirty: VecDeque::new(),
+            flow_table: FlowTable::new(config.max_connections),
+            timer_wheel: TimerWheel::new(now),
+            output_list: VecDeque::new(),
+            event_list: VecDeque::new(),
             listeners: HashMap::new(),
             ports: HashMap::new(),
             next_listener: 0,
             neighbours: Neighbours::new(config.neighbours),
-            control: ControlQueue::new(&config, TokenBucket::new(config.control_rate, now)),
-            time_wait: TimeWait::new(),
+            control_queue: ControlQueue::new(&config, TokenBucket::new(config.control_rate, now)),
+            time_wait: TimeWaitList::new(),
             active: 0,
             resets: TokenBucket::new(config.control_rate, now),
             challenges: TokenBucket::randomized(
@@ -125,72 +125,77 @@ impl<B: RecvBuf, R> Stack<B, R> {
             ),
             port_draws: 0,
             paths: Paths::default(),
-            held: 0,
+            held_buffers: 0,
             stats: StackStats::default(),
             config,
         };
         if shared.config.gratuitous_arp {
-            for c in &shared.config.addresses {
-                if let IpAddr::V4(a) = c.addr {
-                    shared.control.announce_address(a, &mut shared.stats);
+            for conn in &shared.config.addresses {
+                if let IpAddr::V4(cidr) = conn.addr {
+                    shared
+                        .control_queue
+                        .announce_address(cidr, &mut shared.stats);
                 }
             }
         }
         // Untouched pages until used; growing would copy every connection in one batch.
         let conns = Vec::with_capacity(shared.config.max_connections);
         Ok(Stack {
-            conns,
-            free: Vec::new(),
-            last: u32::MAX,
-            row: Row::default(),
+            connections: conns,
+            free_slots: Vec::new(),
+            last_connection: u32::MAX,
+            rx_pipeline: RxPipeline::default(),
             fragments: ReassemblyTable::new(),
             shared,
         })
     }
 
     #[inline]
-    pub(crate) fn get(&self, id: ConnId) -> Option<&Connection<B, R>> {
-        self.conns
-            .get(id.index as usize)
-            .filter(|c| c.generation == id.generation && !c.tcb.has(ConnectionFlags::RELEASED))
+    pub(crate) fn connection(&self, id: ConnId) -> Option<&Connection<B, R>> {
+        self.connections.get(id.index as usize).filter(|conn| {
+            conn.generation == id.generation && !conn.tcb.has(ConnectionFlags::RELEASED)
+        })
     }
 
     #[inline]
-    fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection<B, R>> {
-        self.conns
-            .get_mut(id.index as usize)
-            .filter(|c| c.generation == id.generation && !c.tcb.has(ConnectionFlags::RELEASED))
+    fn connection_mut(&mut self, id: ConnId) -> Option<&mut Connection<B, R>> {
+        self.connections.get_mut(id.index as usize).filter(|conn| {
+            conn.generation == id.generation && !conn.tcb.has(ConnectionFlags::RELEASED)
+        })
     }
 
     /// The connection as it is now; `None` for a stale id.
     pub fn tcp_info(&self, id: ConnId) -> Option<TcpInfo> {
-        let c = self.get(id)?;
-        let h = &c.tcb;
+        let conn = self.connection(id)?;
+        let tcb = &conn.tcb;
         Some(TcpInfo {
-            state: h.state,
-            local: c.template.key().local(),
-            remote: c.template.key().remote(),
-            user: h.user,
-            listener: (c.listener != NO_LISTENER).then_some(ListenerId(c.listener)),
-            effective_mss: usize::from(h.emss),
-            cwnd: h.window.cwnd(),
-            ssthresh: h.window.ssthresh().finite().unwrap_or(u32::MAX),
-            send_window: h.snd_wnd,
-            in_flight: h.flight(),
-            unsent: h.unsent,
-            readable: c.rx.len_bytes(),
-            srtt: (h.rtt.srtt > 0).then(|| Duration::from_nanos(h.rtt.srtt)),
-            rto: Duration::from_nanos(h.rtt.rto(&self.shared.rto, h.backoff)),
-            retransmits: c.retransmits,
-            timeouts: c.timeouts,
-            peer_fin: h.has(ConnectionFlags::FIN_RECEIVED),
+            state: tcb.state,
+            local: conn.template.key().local(),
+            remote: conn.template.key().remote(),
+            user: tcb.user,
+            listener: (conn.listener != NO_LISTENER).then_some(ListenerId(conn.listener)),
+            effective_mss: usize::from(tcb.emss),
+            cwnd: tcb.window.cwnd(),
+            ssthresh: tcb.window.ssthresh().finite_bytes().unwrap_or(u32::MAX),
+            send_window: tcb.snd_wnd,
+            in_flight: tcb.flight(),
+            unsent: tcb.unsent,
+            readable: conn.receive_queue.len_bytes(),
+            srtt: (tcb.rtt.srtt > 0).then(|| Duration::from_nanos(tcb.rtt.srtt)),
+            rto: Duration::from_nanos(
+                tcb.rtt
+                    .retransmission_timeout(&self.shared.rto_limits, tcb.backoff),
+            ),
+            retransmits: conn.retransmits,
+            timeouts: conn.timeouts,
+            peer_fin: tcb.has(ConnectionFlags::FIN_RECEIVED),
         })
     }
 
     /// Sets the value that comes with every event of this connection.
     pub fn set_user(&mut self, id: ConnId, user: u64) {
-        if let Some(c) = self.get_mut(id) {
-            c.tcb.user = user;
+        if let Some(conn) = self.connection_mut(id) {
+            conn.tcb.user = user;
         }
     }
 
@@ -198,46 +203,47 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// records can be pushed any more.
     pub fn close(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
-        if self.get(id).is_some() {
+        if self.connection(id).is_some() {
             self.start_close(id.index);
         }
     }
 
     fn start_close(&mut self, index: u32) {
-        let c = &mut self.conns[index as usize];
-        let h = &mut c.tcb;
-        if h.has(ConnectionFlags::FIN_QUEUED) {
+        let conn = &mut self.connections[index as usize];
+        let tcb = &mut conn.tcb;
+        if tcb.has(ConnectionFlags::FIN_QUEUED) {
             return;
         }
-        match h.state {
+        match tcb.state {
             TcpState::SynSent => {
-                c.fail(&mut self.shared.context(index), Events::NONE);
+                conn.fail_connection(&mut self.shared.context_of(index), Events::NONE);
                 return;
             }
             TcpState::SynReceived => {}
             TcpState::Established => {
-                h.state = TcpState::FinWait1;
+                tcb.state = TcpState::FinWait1;
                 self.shared.stats.curr_estab -= 1;
             }
             TcpState::CloseWait => {
-                h.state = TcpState::LastAck;
+                tcb.state = TcpState::LastAck;
                 self.shared.stats.curr_estab -= 1;
             }
             _ => return,
         }
-        h.flags |= ConnectionFlags::FIN_QUEUED;
-        self.shared.owe(index, h, ConnectionFlags::NONE);
-        c.update_active(&mut self.shared.context(index));
+        tcb.flags |= ConnectionFlags::FIN_QUEUED;
+        self.shared
+            .schedule_output(index, tcb, ConnectionFlags::NONE);
+        conn.update_active_count(&mut self.shared.context_of(index));
     }
 
     /// Resets the connection at once; queued records stay until `take_unacked` or `release`.
     pub fn abort(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
-        if self.get(id).is_some() {
-            let c = &mut self.conns[id.index as usize];
-            if c.tcb.state != TcpState::Closed {
-                c.send_reset(&mut self.shared.context(id.index));
-                c.fail(&mut self.shared.context(id.index), Events::NONE);
+        if self.connection(id).is_some() {
+            let conn = &mut self.connections[id.index as usize];
+            if conn.tcb.state != TcpState::Closed {
+                conn.send_reset(&mut self.shared.context_of(id.index));
+                conn.fail_connection(&mut self.shared.context_of(id.index), Events::NONE);
             }
         }
     }
@@ -247,53 +253,53 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// was not read, RFC 2525 section 2.17).
     pub fn release(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
-        if self.get(id).is_none() {
+        if self.connection(id).is_none() {
             return;
         }
         let index = id.index;
-        let c = &mut self.conns[index as usize];
-        self.shared.leave_backlog(&mut c.tcb, c.listener);
+        let conn = &mut self.connections[index as usize];
+        self.shared.leave_backlog(&mut conn.tcb, conn.listener);
         if matches!(
-            c.tcb.state,
+            conn.tcb.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2 | TcpState::CloseWait
-        ) && !c.rx.is_empty()
+        ) && !conn.receive_queue.is_empty()
         {
-            c.send_reset(&mut self.shared.context(index));
-            c.closed(&mut self.shared.context(index));
+            conn.send_reset(&mut self.shared.context_of(index));
+            conn.enter_closed(&mut self.shared.context_of(index));
         }
         self.start_close(index);
-        let c = &mut self.conns[index as usize];
-        c.tcb.flags |= ConnectionFlags::RELEASED;
-        c.tcb.events = 0;
-        c.rx.clear();
-        c.recount(&mut self.shared.context(index));
-        if c.tcb.state == TcpState::TimeWait {
+        let conn = &mut self.connections[index as usize];
+        conn.tcb.flags |= ConnectionFlags::RELEASED;
+        conn.tcb.events = 0;
+        conn.receive_queue.clear();
+        conn.update_held_buffers(&mut self.shared.context_of(index));
+        if conn.tcb.state == TcpState::TimeWait {
             self.shared.time_wait.push(index);
         }
-        if c.tcb.state == TcpState::FinWait2 {
-            let cx = &mut self.shared.context(index);
-            c.tcb.start_closing_timer(cx, Timer::Orphan);
+        if conn.tcb.state == TcpState::FinWait2 {
+            let cx = &mut self.shared.context_of(index);
+            conn.tcb.start_closing_timer(cx, Timer::Orphan);
         }
-        self.reap(index);
+        self.free_if_done(index);
     }
 
     /// The next connection with news, each at most once, flags OR-ed together.
     pub fn next_event(&mut self) -> Option<(ConnId, u64, Events)> {
-        while let Some(index) = self.shared.dirty.pop_front() {
-            let c = &mut self.conns[index as usize];
-            let events = Events(core::mem::take(&mut c.tcb.events));
-            if events.is_empty() || c.tcb.has(ConnectionFlags::RELEASED) {
+        while let Some(index) = self.shared.event_list.pop_front() {
+            let conn = &mut self.connections[index as usize];
+            let events = Events(core::mem::take(&mut conn.tcb.events));
+            if events.is_empty() || conn.tcb.has(ConnectionFlags::RELEASED) {
                 continue;
             }
             if events.contains(Events::ACCEPTED) {
-                self.shared.leave_backlog(&mut c.tcb, c.listener);
+                self.shared.leave_backlog(&mut conn.tcb, conn.listener);
             }
             return Some((
                 ConnId {
                     index,
-                    generation: c.generation,
+                    generation: conn.generation,
                 },
-                c.tcb.user,
+                conn.tcb.user,
                 events,
             ));
         }
@@ -303,34 +309,36 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Received bytes, in order.
     #[inline]
     pub fn receive_queue(&mut self, id: ConnId) -> Option<&mut ReceiveQueue<B>> {
-        self.get(id)?;
-        let c = &mut self.conns[id.index as usize];
-        c.recount(&mut self.shared.context(id.index));
+        self.connection(id)?;
+        let conn = &mut self.connections[id.index as usize];
+        conn.update_held_buffers(&mut self.shared.context_of(id.index));
         // The caller may consume and so open the window: `poll` looks.
-        if c.tcb.state != TcpState::Closed {
-            self.shared.owe(id.index, &mut c.tcb, ConnectionFlags::NONE);
+        if conn.tcb.state != TcpState::Closed {
+            self.shared
+                .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
         }
-        Some(&mut c.rx)
+        Some(&mut conn.receive_queue)
     }
 
     /// Shows each segment beyond a hole that was not shown yet: how many bytes after the first byte
     /// of [`receive_queue`](Self::receive_queue) it begins, and its payload, or what of it is new. It stays
     /// held, and comes through the queue in its turn.
-    pub fn for_each_out_of_order(&mut self, id: ConnId, mut f: impl FnMut(usize, &B)) {
-        if self.get(id).is_none() {
+    pub fn for_each_out_of_order(&mut self, id: ConnId, mut visit: impl FnMut(usize, &B)) {
+        if self.connection(id).is_none() {
             return;
         }
-        let c = &mut self.conns[id.index as usize];
-        let (next, queued) = (c.tcb.rcv_nxt, c.rx.len_bytes());
-        if let Some(o) = &mut c.ooo {
-            o.show(|seq, b| f(queued + (seq - next) as usize, b));
+        let conn = &mut self.connections[id.index as usize];
+        let (next, queued) = (conn.tcb.rcv_nxt, conn.receive_queue.len_bytes());
+        if let Some(queue) = &mut conn.out_of_order {
+            queue.show_unseen(|seq, block| visit(queued + (seq - next) as usize, block));
         }
     }
 
     /// Most payload bytes of a segment now: make records no longer than this. 0 for a stale id.
     #[inline]
     pub fn effective_mss(&self, id: ConnId) -> usize {
-        self.get(id).map_or(0, |c| usize::from(c.tcb.emss))
+        self.connection(id)
+            .map_or(0, |conn| usize::from(conn.tcb.emss))
     }
 
     /// Bytes that may be queued now so that they leave at once: min(cwnd, peer's window) less
@@ -338,13 +346,19 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// connection, so that a record can wait for the window; 0 when not writable.
     #[inline]
     pub fn send_room(&self, id: ConnId) -> usize {
-        let Some(c) = self.get(id) else { return 0 };
-        let h = &c.tcb;
-        if !matches!(h.state, TcpState::Established | TcpState::CloseWait) {
+        let Some(conn) = self.connection(id) else {
+            return 0;
+        };
+        let tcb = &conn.tcb;
+        if !matches!(tcb.state, TcpState::Established | TcpState::CloseWait) {
             return 0;
         }
-        let floor = if h.unsent == 0 { u32::from(h.emss) } else { 0 };
-        h.room().max(floor) as usize
+        let floor = if tcb.unsent == 0 {
+            u32::from(tcb.emss)
+        } else {
+            0
+        };
+        tcb.room().max(floor) as usize
     }
 
     /// Queues a record of `len` bytes behind the others; `push` ends a message (PSH). Nothing
@@ -352,59 +366,63 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// connection cannot send (stale, closing, closed, or `len` 0).
     #[inline]
     pub fn push_record(&mut self, id: ConnId, len: u32, record: R, push: bool) -> Result<(), R> {
-        let open = |h: &Tcb| matches!(h.state, TcpState::Established | TcpState::CloseWait);
+        let open = |tcb: &Tcb| matches!(tcb.state, TcpState::Established | TcpState::CloseWait);
         if len == 0
             || !self
-                .get(id)
-                .is_some_and(|c| open(&c.tcb) && c.tcb.unsent.checked_add(len).is_some())
+                .connection(id)
+                .is_some_and(|conn| open(&conn.tcb) && conn.tcb.unsent.checked_add(len).is_some())
         {
             return Err(record);
         }
-        let c = &mut self.conns[id.index as usize];
-        c.tx.push(len, record, push);
-        c.tcb.unsent += len;
-        if !c.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
-            c.update_active(&mut self.shared.context(id.index));
+        let conn = &mut self.connections[id.index as usize];
+        conn.send_queue.push_record(len, record, push);
+        conn.tcb.unsent += len;
+        if !conn.tcb.has(ConnectionFlags::COUNTED_ACTIVE) {
+            conn.update_active_count(&mut self.shared.context_of(id.index));
         }
-        self.shared.owe(id.index, &mut c.tcb, ConnectionFlags::NONE);
+        self.shared
+            .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
         Ok(())
     }
 
     /// Emits what the windows allow, repetitions first; data carries an owed ACK.
-    pub fn flush(&mut self, now: Instant, id: ConnId, tx: &mut impl FrameSink<R>) {
+    pub fn flush(&mut self, now: Instant, id: ConnId, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
-        if self.get(id).is_some() {
-            let c = &mut self.conns[id.index as usize];
+        if self.connection(id).is_some() {
+            let conn = &mut self.connections[id.index as usize];
             // A pure ACK can still find company in this batch; `poll` sends it.
-            let ack = c.tcb.flags & ConnectionFlags::NEED_ACK;
-            let data = c.tcb.unsent > 0
-                || c.tcb
+            let ack = conn.tcb.flags & ConnectionFlags::NEED_ACK;
+            let data = conn.tcb.unsent > 0
+                || conn
+                    .tcb
                     .has(ConnectionFlags::RECOVERING | ConnectionFlags::FIN_QUEUED);
             if data
-                && c.output_data(&mut self.shared.context(id.index), tx)
+                && conn
+                    .send_pending_data(&mut self.shared.context_of(id.index), sink)
                     .is_err()
             {
-                c.tcb.flags |= ack;
-                self.shared.owe(id.index, &mut c.tcb, ConnectionFlags::NONE);
+                conn.tcb.flags |= ack;
+                self.shared
+                    .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
             }
         }
     }
 
     /// Hands out the records that are fully acknowledged, in order.
     #[inline]
-    pub fn take_acked(&mut self, id: ConnId, f: impl FnMut(R)) {
-        if let Some(c) = self.get_mut(id) {
-            c.tx.take_acked(f);
+    pub fn take_acked(&mut self, id: ConnId, visit: impl FnMut(R)) {
+        if let Some(conn) = self.connection_mut(id) {
+            conn.send_queue.take_acked(visit);
         }
     }
 
     /// Hands out every record that is still here once the connection is closed (acknowledged or
     /// not), in order; does nothing while it can still send.
-    pub fn take_unacked(&mut self, id: ConnId, f: impl FnMut(R)) {
-        if let Some(c) = self.get_mut(id)
-            && matches!(c.tcb.state, TcpState::Closed | TcpState::TimeWait)
+    pub fn take_unacked(&mut self, id: ConnId, visit: impl FnMut(R)) {
+        if let Some(conn) = self.connection_mut(id)
+            && matches!(conn.tcb.state, TcpState::Closed | TcpState::TimeWait)
         {
-            c.tx.drain(f);
+            conn.send_queue.drain_all(visit);
         }
     }
 
@@ -412,30 +430,30 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// [`Stack::effective_mss`], to probe the path with it; whatever `send_room` says. `None`: no such record
     /// is wanted any more.
     pub fn mtu_probe_len(&self, id: ConnId) -> Option<usize> {
-        let c = self.get(id)?;
-        let mut path: PathSearch = *self.shared.paths.get(c.template.key().remote().ip())?;
-        if !c.tcb.has(ConnectionFlags::NARROW_PATH)
+        let conn = self.connection(id)?;
+        let mut path: PathSearch = *self.shared.paths.get(conn.template.key().remote().ip())?;
+        if !conn.tcb.has(ConnectionFlags::NARROW_PATH)
             || !path.is_asked(id)
-            || c.tx.next_len() > c.tcb.emss.into()
+            || conn.send_queue.next_len() > conn.tcb.emss.into()
         {
             return None;
         }
-        match path.next(c.mtu_of(c.emss_agreed), path.asked_at()?) {
-            SearchStep::Probe(size) => Some(c.emss_for(size).into()),
+        match path.next(conn.mtu_of(conn.emss_agreed), path.asked_at()?) {
+            SearchStep::Probe(size) => Some(conn.emss_for(size).into()),
             SearchStep::At(_) => None,
         }
     }
 
     /// Timers, and everything owed: pure ACKs (at most one per connection and batch, more only
     /// to tell of many holes), repetitions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
-    pub fn poll(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+    pub fn poll(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         self.poll_timers(now);
         if self.fragments.is_due(now) {
             self.give_up_fragments(now);
         }
-        self.poll_output(now, tx);
-        self.poll_neighbours(now, tx);
+        self.poll_output(now, sink);
+        self.poll_neighbours(now, sink);
     }
 
     /// Connections whose deadlines have come, some fetched side by side: in its turn each would
@@ -446,16 +464,16 @@ impl<B: RecvBuf, R> Stack<B, R> {
         loop {
             let mut n = 0;
             while n < due.len()
-                && let Some(index) = self.shared.wheel.pop_due(now)
+                && let Some(index) = self.shared.timer_wheel.pop_due(now)
             {
-                self.conns[index as usize].prefetch_timers();
+                self.connections[index as usize].prefetch_timers();
                 due[n] = index;
                 n += 1;
             }
             for &index in &due[..n] {
-                let c = &mut self.conns[index as usize];
-                if c.on_timer(&mut self.shared.context(index)) {
-                    self.free(index);
+                let conn = &mut self.connections[index as usize];
+                if conn.on_timer(&mut self.shared.context_of(index)) {
+                    self.free_slot(index);
                 }
             }
             if n < due.len() {
@@ -466,70 +484,83 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// [`poll`](Self::poll) without timers: for a caller who knows that received frames still
     /// wait which may stop a retransmission timer.
-    pub fn poll_output(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+    pub fn poll_output(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         // ACKs that had to be made on the spot come before later ones.
-        if !self.shared.control.is_empty() {
-            self.shared.control.flush(tx, &mut self.shared.stats);
+        if !self.shared.control_queue.is_empty() {
+            self.shared
+                .control_queue
+                .flush(sink, &mut self.shared.stats);
         }
         // One round: what is owed anew while the list is worked waits for the next poll.
-        for _ in 0..self.shared.work.len() {
-            let Some(index) = self.shared.work.pop_front() else {
+        for _ in 0..self.shared.output_list.len() {
+            let Some(index) = self.shared.output_list.pop_front() else {
                 break;
             };
-            let c = &mut self.conns[index as usize];
-            if !c.tcb.has(ConnectionFlags::IN_OUTPUT_LIST) {
+            let conn = &mut self.connections[index as usize];
+            if !conn.tcb.has(ConnectionFlags::IN_OUTPUT_LIST) {
                 continue;
             }
-            c.tcb.flags &= !ConnectionFlags::IN_OUTPUT_LIST;
-            c.recount(&mut self.shared.context(index));
-            if c.output(&mut self.shared.context(index), tx).is_err() {
-                c.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
-                self.shared.work.push_front(index);
+            conn.tcb.flags &= !ConnectionFlags::IN_OUTPUT_LIST;
+            conn.update_held_buffers(&mut self.shared.context_of(index));
+            if conn
+                .send_pending(&mut self.shared.context_of(index), sink)
+                .is_err()
+            {
+                conn.tcb.flags |= ConnectionFlags::IN_OUTPUT_LIST;
+                self.shared.output_list.push_front(index);
                 return;
             }
         }
     }
 
-    fn poll_neighbours(&mut self, now: Instant, tx: &mut impl FrameSink<R>) {
+    fn poll_neighbours(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         for ConnId { index, generation } in self.shared.neighbours.poll(now) {
             self.shared.stats.neighbour_failures += 1;
-            let c = self.conns.get_mut(index as usize);
-            let Some(c) = c.filter(|c| c.generation == generation) else {
+            let conn = self.connections.get_mut(index as usize);
+            let Some(conn) = conn.filter(|conn| conn.generation == generation) else {
                 continue;
             };
-            match c.tcb.state {
-                TcpState::SynSent => c.fail(&mut self.shared.context(index), Events::UNREACHABLE),
-                TcpState::SynReceived => c.closed(&mut self.shared.context(index)),
+            match conn.tcb.state {
+                TcpState::SynSent => {
+                    conn.fail_connection(&mut self.shared.context_of(index), Events::UNREACHABLE)
+                }
+                TcpState::SynReceived => conn.enter_closed(&mut self.shared.context_of(index)),
                 TcpState::Closed => {}
-                _ if c.tcb.timer().is_none() => c.tcb.restart_rto(&mut self.shared.context(index)),
+                _ if conn.tcb.timer().is_none() => conn
+                    .tcb
+                    .restart_retransmission_timer(&mut self.shared.context_of(index)),
                 _ => {}
             }
-            self.reap(index);
+            self.free_if_done(index);
         }
-        while let Some(s) = self.shared.neighbours.solicits.pop() {
+        while let Some(solicit) = self.shared.neighbours.solicits.pop() {
             let addrs = &self.shared.config.addresses;
-            let source = addrs.iter().find(|a| a.contains(s.target));
+            let source = addrs.iter().find(|cidr| cidr.contains(solicit.target));
             let source = source.or_else(|| {
                 addrs
                     .iter()
-                    .find(|a| a.addr.is_ipv4() == s.target.is_ipv4())
+                    .find(|cidr| cidr.addr.is_ipv4() == solicit.target.is_ipv4())
             });
             if let Some(source) = source {
-                self.shared
-                    .control
-                    .push_solicitation(&s, source.addr, &mut self.shared.stats);
+                self.shared.control_queue.push_solicitation(
+                    &solicit,
+                    source.addr,
+                    &mut self.shared.stats,
+                );
             }
         }
-        if !self.shared.control.is_empty() {
-            self.shared.control.flush(tx, &mut self.shared.stats);
+        if !self.shared.control_queue.is_empty() {
+            self.shared
+                .control_queue
+                .flush(sink, &mut self.shared.stats);
         }
     }
 
     /// When `poll` must be called though nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
         let all = [
-            self.shared.wheel.next_deadline(),
+            self.shared.timer_wheel.next_deadline(),
             self.shared.neighbours.next_deadline(),
             self.fragments.next_deadline(),
         ];
@@ -538,8 +569,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// `poll` would send something now (if the sink has room).
     pub fn has_output(&self) -> bool {
-        !self.shared.work.is_empty()
-            || !self.shared.control.is_empty()
+        !self.shared.output_list.is_empty()
+            || !self.shared.control_queue.is_empty()
             || !self.shared.neighbours.solicits.is_empty()
     }
 
@@ -558,11 +589,11 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// consumed since the last `poll` is still among them. At most
     /// [`StackConfig::max_held_buffers`], an eighth more, and one for each connection.
     pub fn held_buffers(&self) -> usize {
-        self.shared.held
+        self.shared.held_buffers
     }
 
     /// Connections that occupy a slot, TIME-WAIT included.
     pub fn connection_count(&self) -> usize {
-        self.conns.len() - self.free.len()
+        self.connections.len() - self.free_slots.len()
     }
 }

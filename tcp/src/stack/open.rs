@@ -8,7 +8,7 @@ use crate::base::error::StackError;
 use crate::base::ids::{ConnId, ListenerId};
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::connection::context::Listener;
+use crate::connection::context::ListenSocket;
 use crate::stack::Stack;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame;
@@ -42,61 +42,69 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return Err(StackError::BadRemote(remote));
         }
         let from = match local {
-            Some(a) if !self.shared.own(a) => return Err(StackError::NotOurAddress(a)),
-            Some(a) if a.is_ipv4() != to.is_ipv4() => return Err(StackError::NoSource(to)),
-            Some(a) => a,
-            None if self.shared.own(to) => to,
+            Some(address) if !self.shared.is_own_address(address) => {
+                return Err(StackError::NotOurAddress(address));
+            }
+            Some(address) if address.is_ipv4() != to.is_ipv4() => {
+                return Err(StackError::NoSource(to));
+            }
+            Some(address) => address,
+            None if self.shared.is_own_address(to) => to,
             None => {
                 // The address on the link that the packets leave by.
                 let hop = self.shared.next_hop(to);
                 let addrs = &self.shared.config.addresses;
-                let near = addrs.iter().find(|c| hop.is_some_and(|h| c.contains(h)));
-                let family = addrs.iter().find(|c| c.addr.is_ipv4() == to.is_ipv4());
+                let near = addrs
+                    .iter()
+                    .find(|conn| hop.is_some_and(|tcb| conn.contains(tcb)));
+                let family = addrs
+                    .iter()
+                    .find(|conn| conn.addr.is_ipv4() == to.is_ipv4());
                 near.or(family).ok_or(StackError::NoSource(to))?.addr
             }
         };
-        if !self.shared.own(to) && self.shared.next_hop(to).is_none() {
+        if !self.shared.is_own_address(to) && self.shared.next_hop(to).is_none() {
             return Err(StackError::NoRoute(to));
         }
         let key = match local_port {
-            Some(p) => self
-                .usable(from, p, remote)
-                .ok_or(StackError::AddrInUse(p))?,
+            Some(port) => self
+                .claim_four_tuple(from, port, remote)
+                .ok_or(StackError::AddrInUse(port))?,
             None => self
                 .draw_port(now, from, remote)
                 .ok_or(StackError::NoPorts)?,
         };
         let max = self.shared.config.max_connections;
-        let index = self.alloc(key).ok_or(StackError::TooManyConnections(max))?;
-        let c = &mut self.conns[index as usize];
-        c.tcb.user = user;
+        let index = self
+            .allocate_slot(key)
+            .ok_or(StackError::TooManyConnections(max))?;
+        let conn = &mut self.connections[index as usize];
+        conn.tcb.user = user;
         self.shared.stats.active_opens += 1;
-        self.open(index, now);
+        self.start_handshake(index, now);
         Ok(ConnId {
             index,
-            generation: self.conns[index as usize].generation,
+            generation: self.connections[index as usize].generation,
         })
     }
 
     /// The four-tuple if it is free, or in a TIME-WAIT that timestamps let us reuse (RFC 6191).
-    fn usable(&mut self, from: IpAddr, port: u16, remote: SocketAddr) -> Option<FlowKey> {
+    fn claim_four_tuple(&mut self, from: IpAddr, port: u16, remote: SocketAddr) -> Option<FlowKey> {
         let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
         if port == 0 || key.local() == remote {
             return None;
         }
         let hash = key.hash::<1, 3>(self.shared.hash_key);
-        if let Some(index) = self
-            .shared
-            .table
-            .find(hash, |i| self.conns[i as usize].template.carries(&key))
-        {
-            let c = &mut self.conns[index as usize];
-            if c.tcb.state != TcpState::TimeWait || !c.tcb.has(ConnectionFlags::TIMESTAMPS) {
+        if let Some(index) = self.shared.flow_table.find(hash, |i| {
+            self.connections[i as usize].template.carries(&key)
+        }) {
+            let conn = &mut self.connections[index as usize];
+            if conn.tcb.state != TcpState::TimeWait || !conn.tcb.has(ConnectionFlags::TIMESTAMPS) {
                 return None;
             }
             self.shared.stats.time_wait_recycled += 1;
-            c.closed(&mut self.shared.context(index));
-            self.reap(index);
+            conn.enter_closed(&mut self.shared.context_of(index));
+            self.free_if_done(index);
         }
         Some(key)
     }
@@ -106,47 +114,47 @@ impl<B: RecvBuf, R> Stack<B, R> {
     fn draw_port(&mut self, now: Instant, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
         let offset = FlowKey::new(from, 0, remote.ip(), remote.port())?
             .hash::<2, 4>(self.shared.isn_key) as u32;
-        let time_wait = crate::base::time::nanos(self.shared.config.time_wait);
+        let time_wait = crate::base::time::to_nanos(self.shared.config.time_wait);
         let mut rested = None;
         let home = self.shared.config.steering.clone();
         let tries = PORT_TRIES
             * home
                 .as_ref()
-                .map_or(1, |h| h.steering.worker_count() as u32);
+                .map_or(1, |tcb| tcb.steering.worker_count() as u32);
         for i in 0..tries {
             if i >= FRESH_TRIES
                 && let Some(port) = rested
             {
-                return self.usable(from, port, remote);
+                return self.claim_four_tuple(from, port, remote);
             }
             let n = offset.wrapping_add(self.shared.port_draws) % PORT_COUNT;
             self.shared.port_draws = self.shared.port_draws.wrapping_add(1);
             let port = PORT_FIRST + n as u16;
             let local = SocketAddr::new(from, port);
-            if home.as_ref().is_some_and(|h| !h.owns(local, remote)) {
+            if home.as_ref().is_some_and(|tcb| !tcb.owns(local, remote)) {
                 continue;
             }
             let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
             let hash = key.hash::<1, 3>(self.shared.hash_key);
-            let holder = self
-                .shared
-                .table
-                .find(hash, |i| self.conns[i as usize].template.carries(&key));
+            let holder = self.shared.flow_table.find(hash, |i| {
+                self.connections[i as usize].template.carries(&key)
+            });
             match holder {
                 _ if key.local() == remote => {}
                 None => return Some(key),
                 Some(index) => {
-                    let h = &self.conns[index as usize].tcb;
-                    if h.state == TcpState::TimeWait
-                        && h.has(ConnectionFlags::TIMESTAMPS)
-                        && h.timer_at().unwrap_or(0).saturating_sub(time_wait) + PORT_REST <= now.0
+                    let tcb = &self.connections[index as usize].tcb;
+                    if tcb.state == TcpState::TimeWait
+                        && tcb.has(ConnectionFlags::TIMESTAMPS)
+                        && tcb.timer_at().unwrap_or(0).saturating_sub(time_wait) + PORT_REST
+                            <= now.0
                     {
                         rested = Some(port);
                     }
                 }
             }
         }
-        self.usable(from, rested?, remote)
+        self.claim_four_tuple(from, rested?, remote)
     }
 
     /// Passive open on one address or all. `backlog` bounds connections that are not yet
@@ -160,8 +168,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         backlog: usize,
         user: u64,
     ) -> Result<ListenerId, StackError> {
-        if let Some(a) = local.filter(|&a| !self.shared.own(a)) {
-            return Err(StackError::NotOurAddress(a));
+        if let Some(address) = local.filter(|&address| !self.shared.is_own_address(address)) {
+            return Err(StackError::NotOurAddress(address));
         }
         if port == 0 || self.shared.ports.contains_key(&(port, local)) {
             return Err(StackError::AddrInUse(port));
@@ -171,7 +179,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.ports.insert((port, local), id);
         self.shared.listeners.insert(
             id,
-            Listener {
+            ListenSocket {
                 local,
                 port,
                 backlog: backlog.max(1),
@@ -187,24 +195,25 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Stops listening. Half-open connections are reset when their peer next speaks; established
     /// ones live on.
     pub fn stop_listening(&mut self, _now: Instant, listener: ListenerId) {
-        if let Some(l) = self.shared.listeners.remove(&listener.0) {
-            self.shared.ports.remove(&(l.port, l.local));
+        if let Some(listener) = self.shared.listeners.remove(&listener.0) {
+            self.shared.ports.remove(&(listener.port, listener.local));
         }
     }
 
     /// Common start of active and passive opens.
-    pub(crate) fn open(&mut self, index: u32, now: Instant) {
-        let c = &mut self.conns[index as usize];
-        let key = c.template.key();
-        let iss = self.shared.isn(&key, now);
-        c.ts_offset = self.shared.ts_offset(&key);
-        c.tcb.snd_una = iss;
-        c.tcb.snd_nxt = iss + 1;
-        c.tcb.snd_wl2 = iss;
-        c.congestion.set_first_byte(c.tcb.snd_nxt);
+    pub(crate) fn start_handshake(&mut self, index: u32, now: Instant) {
+        let conn = &mut self.connections[index as usize];
+        let key = conn.template.key();
+        let iss = self.shared.initial_sequence(&key, now);
+        conn.timestamp_offset = self.shared.timestamp_offset(&key);
+        conn.tcb.snd_una = iss;
+        conn.tcb.snd_nxt = iss + 1;
+        conn.tcb.snd_wl2 = iss;
+        conn.congestion.set_first_byte(conn.tcb.snd_nxt);
         self.shared
-            .owe(index, &mut c.tcb, ConnectionFlags::NEED_SYN);
-        c.tcb.restart_rto(&mut self.shared.context(index));
-        c.update_active(&mut self.shared.context(index));
+            .schedule_output(index, &mut conn.tcb, ConnectionFlags::NEED_SYN);
+        conn.tcb
+            .restart_retransmission_timer(&mut self.shared.context_of(index));
+        conn.update_active_count(&mut self.shared.context_of(index));
     }
 }

@@ -13,8 +13,8 @@ use crate::base::frame_info::{FrameInfo, RxChecksum};
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::connection::input::Verdict;
-use crate::connection::rx_coalescer::Train;
+use crate::connection::input::SegmentVerdict;
+use crate::connection::rx_coalescer::RxCoalescer;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
@@ -22,14 +22,14 @@ use crate::wire::frame::{self, FrameContent, LinkIdentity};
 use crate::wire::segment::{self, Segment};
 
 /// Frames in the row. More would push the first out of a small cache before its turn.
-const ROW: usize = 32;
+const PIPELINE_FRAMES: usize = 32;
 /// So many frames before its own is a connection asked for, and its queues.
-const FAR: usize = 12;
-const NEAR: usize = 6;
+const PREFETCH_CONN_AHEAD: usize = 12;
+const PREFETCH_QUEUES_AHEAD: usize = 6;
 
 /// What is known of a frame in the row.
 #[derive(Clone, Copy)]
-pub(crate) struct Staged {
+pub(crate) struct StagedFrame {
     hash: u64,
     /// Where its connection probably is.
     index: u32,
@@ -42,8 +42,8 @@ pub(crate) struct Staged {
     data: bool,
 }
 
-impl Staged {
-    const NONE: Staged = Staged {
+impl StagedFrame {
+    const NONE: StagedFrame = StagedFrame {
         hash: 0,
         index: u32::MAX,
         checksum: RxChecksum::Bad,
@@ -54,14 +54,14 @@ impl Staged {
 }
 
 /// Frames that wait, and what is known of them; empty between bursts.
-pub(crate) struct Row<B> {
+pub(crate) struct RxPipeline<B> {
     frames: Vec<B>,
-    staged: Vec<Staged>,
+    staged: Vec<StagedFrame>,
 }
 
-impl<B> Default for Row<B> {
+impl<B> Default for RxPipeline<B> {
     fn default() -> Self {
-        Row {
+        RxPipeline {
             frames: Vec::new(),
             staged: Vec::new(),
         }
@@ -69,10 +69,10 @@ impl<B> Default for Row<B> {
 }
 
 /// A burst in work.
-struct Burst {
-    link: LinkIdentity,
+struct BurstState {
+    link_filter: LinkIdentity,
     seg: Segment,
-    train: Train,
+    coalescer: RxCoalescer,
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
@@ -84,65 +84,65 @@ impl<B: RecvBuf, R> Stack<B, R> {
         mut frames: impl Iterator<Item = (B, FrameInfo)>,
     ) {
         self.shared.now = now;
-        let link = self.link();
+        let link = self.link_filter();
         let tagged = link.vlan.is_some();
-        let mut row = core::mem::take(&mut self.row);
-        let mut burst = Burst {
-            train: Train::new(link.mac, link.vlan),
-            link,
+        let mut row = core::mem::take(&mut self.rx_pipeline);
+        let mut burst = BurstState {
+            coalescer: RxCoalescer::new(link.mac, link.vlan),
+            link_filter: link,
             seg: Segment::default(),
         };
         let mut flow = FlowKey::default();
-        while let Some((mut b, FrameInfo { checksum, .. })) = frames.next() {
+        while let Some((mut buffer, FrameInfo { checksum, .. })) = frames.next() {
             self.shared.stats.frames_in += 1;
             // Behind a waiting frame all wait: connections see theirs in order.
             let first = row.frames.is_empty();
             if first {
-                match self.ride(&mut burst.train, b, checksum) {
-                    Some(back) => b = back,
+                match self.try_coalesce(&mut burst.coalescer, buffer, checksum) {
+                    Some(back) => buffer = back,
                     None => continue,
                 }
             }
-            let key = frame::peek_flow(b.chunk(), tagged);
-            let mut s = Staged {
+            let key = frame::peek_flow(buffer.chunk(), tagged);
+            let mut staged = StagedFrame {
                 checksum,
-                data: b.remaining() > 128,
-                ..Staged::NONE
+                data: buffer.remaining() > 128,
+                ..StagedFrame::NONE
             };
             if let Some(key) = key {
-                s.follows = !first && key == flow;
-                s.hashed = true;
-                if s.follows {
-                    s.hash = row.staged.last().map_or(0, |l| l.hash);
-                } else if first && self.is_last(&key) {
+                staged.follows = !first && key == flow;
+                staged.hashed = true;
+                if staged.follows {
+                    staged.hash = row.staged.last().map_or(0, |entry| entry.hash);
+                } else if first && self.is_last_connection(&key) {
                     let more = frames.size_hint().1 != Some(0);
-                    self.frame(now, b, &s, more, &mut burst);
+                    self.on_frame(now, buffer, &staged, more, &mut burst);
                     continue;
                 } else {
-                    s.hash = key.hash::<1, 3>(self.shared.hash_key);
-                    B::prefetch(self.shared.table.start(s.hash));
+                    staged.hash = key.hash::<1, 3>(self.shared.hash_key);
+                    B::prefetch(self.shared.flow_table.start(staged.hash));
                     flow = key;
                 }
             } else if first {
-                self.frame(now, b, &s, false, &mut burst);
+                self.on_frame(now, buffer, &staged, false, &mut burst);
                 continue;
             } else {
                 flow = FlowKey::default();
             }
-            row.staged.push(s);
-            row.frames.push(b);
-            if row.frames.len() == ROW {
-                self.work_row(now, &mut row, &mut burst);
+            row.staged.push(staged);
+            row.frames.push(buffer);
+            if row.frames.len() == PIPELINE_FRAMES {
+                self.process_pipeline(now, &mut row, &mut burst);
             }
         }
         if !row.frames.is_empty() {
-            self.work_row(now, &mut row, &mut burst);
+            self.process_pipeline(now, &mut row, &mut burst);
         }
-        self.end_train(&mut burst.train);
-        self.row = row;
+        self.finish_coalescing(&mut burst.coalescer);
+        self.rx_pipeline = row;
     }
 
-    fn link(&self) -> LinkIdentity {
+    fn link_filter(&self) -> LinkIdentity {
         LinkIdentity {
             mac: self.shared.config.mac,
             vlan: self.shared.config.vlan,
@@ -151,57 +151,71 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Takes the frame when it is the train's next; else gives it back.
     #[inline]
-    fn ride(&mut self, train: &mut Train, mut b: B, checksum: RxChecksum) -> Option<B> {
+    fn try_coalesce(
+        &mut self,
+        train: &mut RxCoalescer,
+        mut buffer: B,
+        checksum: RxChecksum,
+    ) -> Option<B> {
         if checksum == RxChecksum::Bad {
-            return Some(b);
+            return Some(buffer);
         }
-        let Some(w) = train.next(&b) else {
-            return Some(b);
+        let Some(segment) = train.match_next(&buffer) else {
+            return Some(buffer);
         };
-        if checksum == RxChecksum::Unknown && !train.verified(&w, &b) {
+        if checksum == RxChecksum::Unknown && !train.is_checksum_valid(&segment, &buffer) {
             self.shared.stats.csum_errors += 1;
             return None;
         }
-        train.take(&w);
-        let end = w.headers + w.len as usize;
-        if b.remaining() > end {
-            b.truncate(end);
+        train.add_segment(&segment);
+        let end = segment.headers + segment.len as usize;
+        if buffer.remaining() > end {
+            buffer.truncate(end);
         }
-        b.advance(w.headers);
-        self.conns[train.index as usize].rx.push(b);
+        buffer.advance(segment.headers);
+        self.connections[train.index as usize]
+            .receive_queue
+            .push(buffer);
         None
     }
 
     #[inline]
-    fn end_train(&mut self, train: &mut Train) {
-        if let Some(c) = self.conns.get_mut(train.index as usize) {
-            c.train_ended(&mut self.shared.context(train.index), train);
+    fn finish_coalescing(&mut self, train: &mut RxCoalescer) {
+        if let Some(conn) = self.connections.get_mut(train.index as usize) {
+            conn.on_coalesced_segments(&mut self.shared.context_of(train.index), train);
         }
     }
 
-    fn work_row(&mut self, now: Instant, row: &mut Row<B>, burst: &mut Burst) {
-        let Row { frames, staged } = row;
+    fn process_pipeline(
+        &mut self,
+        now: Instant,
+        pipeline: &mut RxPipeline<B>,
+        burst: &mut BurstState,
+    ) {
+        let RxPipeline { frames, staged } = pipeline;
         if frames.len() > 1 {
-            for s in staged.iter_mut().take(FAR) {
-                self.fetch(s);
+            for staged in staged.iter_mut().take(PREFETCH_CONN_AHEAD) {
+                self.prefetch_staged_connection(staged);
             }
-            for s in staged.iter().take(NEAR) {
-                self.fetch_queues(s);
+            for staged in staged.iter().take(PREFETCH_QUEUES_AHEAD) {
+                self.prefetch_staged_queues(staged);
             }
         }
-        for (i, b) in frames.drain(..).enumerate() {
-            if let Some(s) = staged.get_mut(i + FAR) {
-                self.fetch(s);
+        for (i, buffer) in frames.drain(..).enumerate() {
+            if let Some(staged) = staged.get_mut(i + PREFETCH_CONN_AHEAD) {
+                self.prefetch_staged_connection(staged);
             }
-            if let Some(s) = staged.get(i + NEAR) {
-                self.fetch_queues(s);
+            if let Some(staged) = staged.get(i + PREFETCH_QUEUES_AHEAD) {
+                self.prefetch_staged_queues(staged);
             }
-            let s = staged[i];
-            let more = staged.get(i + 1).is_none_or(|s| s.follows);
-            if !s.follows {
-                self.frame(now, b, &s, more, burst);
-            } else if let Some(b) = self.ride(&mut burst.train, b, s.checksum) {
-                self.frame(now, b, &s, more, burst);
+            let current = staged[i];
+            let more = staged.get(i + 1).is_none_or(|staged| staged.follows);
+            if !current.follows {
+                self.on_frame(now, buffer, &current, more, burst);
+            } else if let Some(buffer) =
+                self.try_coalesce(&mut burst.coalescer, buffer, current.checksum)
+            {
+                self.on_frame(now, buffer, &current, more, burst);
             }
         }
         staged.clear();
@@ -209,82 +223,108 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// Asks for the connection, by what its slot says.
     #[inline]
-    fn fetch(&self, s: &mut Staged) {
-        if s.hashed && !s.follows {
-            s.index = self.shared.table.guess(s.hash).unwrap_or(u32::MAX);
-            if let Some(c) = self.conns.get(s.index as usize) {
-                c.prefetch_for(s.data);
+    fn prefetch_staged_connection(&self, staged: &mut StagedFrame) {
+        if staged.hashed && !staged.follows {
+            staged.index = self
+                .shared
+                .flow_table
+                .guess(staged.hash)
+                .unwrap_or(u32::MAX);
+            if let Some(conn) = self.connections.get(staged.index as usize) {
+                conn.prefetch_for(staged.data);
             }
         }
     }
 
     /// Asks for its queues, by what the connection says.
     #[inline]
-    fn fetch_queues(&self, s: &Staged) {
-        if let Some(c) = self.conns.get(s.index as usize) {
-            c.prefetch_queues_for(s.data);
+    fn prefetch_staged_queues(&self, staged: &StagedFrame) {
+        if let Some(conn) = self.connections.get(staged.index as usize) {
+            conn.prefetch_queues_for(staged.data);
         }
     }
 
     /// A frame in its turn. `more`: the next may be of the same flow.
     #[inline]
-    fn frame(&mut self, now: Instant, mut b: B, s: &Staged, more: bool, burst: &mut Burst) {
-        self.end_train(&mut burst.train);
+    fn on_frame(
+        &mut self,
+        now: Instant,
+        mut buffer: B,
+        staged: &StagedFrame,
+        more: bool,
+        burst: &mut BurstState,
+    ) {
+        self.finish_coalescing(&mut burst.coalescer);
         let mut src_mac = [0; 6];
         let stats = &mut self.shared.stats;
-        match frame::classify_frame(&burst.link, &mut b, s.checksum, &mut src_mac, stats) {
+        match frame::classify_frame(
+            &burst.link_filter,
+            &mut buffer,
+            staged.checksum,
+            &mut src_mac,
+            stats,
+        ) {
             Some(FrameContent::Tcp { key, ce }) => {
-                let Some(b) = self.parsed(&mut burst.seg, b, ce) else {
+                let Some(buffer) = self.parse_segment(&mut burst.seg, buffer, ce) else {
                     return;
                 };
-                let payload = b.remaining() > 0;
-                let hash = s.hashed.then_some(s.hash);
-                let known = self.tcp(now, &key, hash, &burst.seg, b, src_mac);
+                let payload = buffer.remaining() > 0;
+                let hash = staged.hashed.then_some(staged.hash);
+                let known = self.on_tcp_segment(now, &key, hash, &burst.seg, buffer, src_mac);
                 if known && payload && more {
-                    let c = &self.conns[self.last as usize];
-                    burst.train.begin(&self.shared, self.last, c);
+                    let conn = &self.connections[self.last_connection as usize];
+                    burst
+                        .coalescer
+                        .start_after(&self.shared, self.last_connection, conn);
                 }
             }
-            Some(other) => self.other(now, other, b, src_mac),
+            Some(other) => self.on_other_frame(now, other, buffer, src_mac),
             None => {}
         }
     }
 
     /// The segment's header, and the buffer behind it; `None`: malformed.
     #[inline]
-    pub(crate) fn parsed(&mut self, seg: &mut Segment, mut b: B, ce: bool) -> Option<B> {
-        if !seg.parse(b.chunk(), &mut self.shared.stats.bad_options) {
+    pub(crate) fn parse_segment(
+        &mut self,
+        seg: &mut Segment,
+        mut buffer: B,
+        ce: bool,
+    ) -> Option<B> {
+        if !seg.parse(buffer.chunk(), &mut self.shared.stats.bad_options) {
             self.shared.stats.in_errs += 1;
             return None;
         }
         seg.ce = ce;
         self.shared.stats.in_segs += 1;
-        b.advance(usize::from(seg.header_len));
-        Some(b)
+        buffer.advance(usize::from(seg.header_len));
+        Some(buffer)
     }
 
     /// A burst is mostly of one flow: the last connection is tried before hashing.
     #[inline]
-    fn is_last(&self, key: &FlowKey) -> bool {
-        self.conns
-            .get(self.last as usize)
-            .is_some_and(|c| c.template.carries(key) && c.tcb.has(ConnectionFlags::IN_FLOW_TABLE))
+    fn is_last_connection(&self, key: &FlowKey) -> bool {
+        self.connections
+            .get(self.last_connection as usize)
+            .is_some_and(|conn| {
+                conn.template.carries(key) && conn.tcb.has(ConnectionFlags::IN_FLOW_TABLE)
+            })
     }
 
     /// Asks the CPU for a connection that the caller is about to use, and does nothing else:
     /// worth it some connections ahead, when many have their turn one after another.
     #[inline]
     pub fn prefetch_connection(&self, id: ConnId) {
-        if let Some(c) = self.conns.get(id.index as usize) {
-            c.prefetch();
+        if let Some(conn) = self.connections.get(id.index as usize) {
+            conn.prefetch_lines();
         }
     }
 
     /// As [`Stack::prefetch_connection`], for the queues of a connection that should have arrived.
     #[inline]
     pub fn prefetch_queues(&self, id: ConnId) {
-        if let Some(c) = self.conns.get(id.index as usize) {
-            c.prefetch_queues();
+        if let Some(conn) = self.connections.get(id.index as usize) {
+            conn.prefetch_queues();
         }
     }
 
@@ -294,86 +334,88 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.now = now;
         let mut src_mac = [0; 6];
         let what = frame::classify_frame(
-            &self.link(),
+            &self.link_filter(),
             &mut frame,
             checksum,
             &mut src_mac,
             &mut self.shared.stats,
         );
         if let Some(what) = what {
-            self.shared.control.silent = true;
-            self.other(now, what, frame, src_mac);
-            self.shared.control.silent = false;
+            self.shared.control_queue.silent = true;
+            self.on_other_frame(now, what, frame, src_mac);
+            self.shared.control_queue.silent = false;
         }
     }
 
     /// `hash`: the key's, if somebody took it. `false`: it has no connection.
     #[inline]
-    pub(crate) fn tcp(
+    pub(crate) fn on_tcp_segment(
         &mut self,
         now: Instant,
         key: &FlowKey,
         hash: Option<u64>,
         seg: &Segment,
-        b: B,
+        buffer: B,
         src_mac: [u8; 6],
     ) -> bool {
-        if !self.is_last(key) {
+        if !self.is_last_connection(key) {
             let hash = hash.unwrap_or_else(|| key.hash::<1, 3>(self.shared.hash_key));
             match self
                 .shared
-                .table
-                .find(hash, |i| self.conns[i as usize].template.carries(key))
+                .flow_table
+                .find(hash, |i| self.connections[i as usize].template.carries(key))
             {
-                Some(i) => self.last = i,
+                Some(i) => self.last_connection = i,
                 None if seg.flags & (segment::SYN | segment::RST | segment::ACK)
                     == segment::ACK
                     && let Some(opened) = self.cookie_returned(now, key, seg, src_mac) =>
                 {
                     let Some(i) = opened else { return false };
-                    self.last = i;
+                    self.last_connection = i;
                 }
                 None => {
-                    self.stranger(now, key, seg, b.remaining() as u32, src_mac);
+                    self.on_unmatched_segment(now, key, seg, buffer.remaining() as u32, src_mac);
                     return false;
                 }
             }
         }
-        self.known(now, self.last, key, seg, b, src_mac);
+        self.on_segment(now, self.last_connection, key, seg, buffer, src_mac);
         true
     }
 
     #[inline]
-    fn known(
+    fn on_segment(
         &mut self,
         now: Instant,
         index: u32,
         key: &FlowKey,
         seg: &Segment,
-        b: B,
+        buffer: B,
         src_mac: [u8; 6],
     ) {
-        let c = &mut self.conns[index as usize];
-        if let Err(b) = c.predicted(&mut self.shared.context(index), seg, b) {
-            let payload = b.remaining() as u32;
-            match c.segment(&mut self.shared.context(index), seg, b) {
-                Verdict::Done => self.reap(index),
-                Verdict::Reset => {
-                    self.reap(index);
-                    self.refuse(now, key, seg, payload, src_mac);
+        let conn = &mut self.connections[index as usize];
+        if let Err(buffer) =
+            conn.try_header_prediction(&mut self.shared.context_of(index), seg, buffer)
+        {
+            let payload = buffer.remaining() as u32;
+            match conn.process_segment(&mut self.shared.context_of(index), seg, buffer) {
+                SegmentVerdict::Done => self.free_if_done(index),
+                SegmentVerdict::Reset => {
+                    self.free_if_done(index);
+                    self.reset_unmatched_segment(now, key, seg, payload, src_mac);
                 }
-                Verdict::Reopen => {
+                SegmentVerdict::Reopen => {
                     self.shared.stats.time_wait_recycled += 1;
-                    c.closed(&mut self.shared.context(index));
-                    self.reap(index);
-                    self.stranger(now, key, seg, payload, src_mac);
+                    conn.enter_closed(&mut self.shared.context_of(index));
+                    self.free_if_done(index);
+                    self.on_unmatched_segment(now, key, seg, payload, src_mac);
                 }
             }
         }
     }
 
     /// Who listens there: on the address first, then on all.
-    pub(crate) fn listener_of(&self, key: &FlowKey) -> Option<u32> {
+    pub(crate) fn find_listener(&self, key: &FlowKey) -> Option<u32> {
         let local = key.local();
         let ports = &self.shared.ports;
         let one = ports.get(&(local.port(), Some(local.ip())));
@@ -382,7 +424,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// A stranger's segment that can be meant: from an address that a peer can have and that is
     /// not ours (LAND), and no SYN with FIN.
-    pub(crate) fn sound(&self, key: &FlowKey, seg: &Segment, src_mac: [u8; 6]) -> bool {
+    pub(crate) fn is_plausible_segment(
+        &self,
+        key: &FlowKey,
+        seg: &Segment,
+        src_mac: [u8; 6],
+    ) -> bool {
         let remote = key.remote();
         self.shared.can_be_peer(remote.ip(), src_mac)
             && remote.port() != 0
@@ -391,7 +438,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
 
     /// A segment for no connection (RFC 9293 section 3.10.7.1 and .2).
     #[cold]
-    fn stranger(
+    fn on_unmatched_segment(
         &mut self,
         now: Instant,
         key: &FlowKey,
@@ -399,8 +446,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         payload: u32,
         src_mac: [u8; 6],
     ) {
-        let own = self.shared.own(key.local().ip());
-        if !own || !self.sound(key, seg, src_mac) {
+        let own = self.shared.is_own_address(key.local().ip());
+        if !own || !self.is_plausible_segment(key, seg, src_mac) {
             self.shared.stats.not_for_us += u64::from(!own);
             self.shared.stats.martians += u64::from(own);
             return;
@@ -409,7 +456,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if seg.flags & segment::RST != 0 {
             return;
         }
-        let listener = self.listener_of(key);
+        let listener = self.find_listener(key);
         if listener.is_some() && seg.flags & (segment::SYN | segment::ACK) == 0 {
             // Nothing for LISTEN (section 3.10.7.2, fourth).
             return;
@@ -418,40 +465,40 @@ impl<B: RecvBuf, R> Stack<B, R> {
             listener.filter(|_| seg.flags & (segment::SYN | segment::ACK) == segment::SYN);
         let Some(listener) = listener else {
             self.shared.stats.no_ports += u64::from(seg.flags & segment::SYN != 0);
-            return self.refuse(now, key, seg, payload, src_mac);
+            return self.reset_unmatched_segment(now, key, seg, payload, src_mac);
         };
-        let Some(l) = self.shared.listeners.get_mut(&listener) else {
+        let Some(entry) = self.shared.listeners.get_mut(&listener) else {
             return;
         };
         // A cookie needs neither a slot nor a neighbour: it goes where the SYN came from.
-        let pressed = l.pending >= l.backlog || self.shared.neighbours.crowded();
-        if pressed && l.ready < l.backlog && self.shared.config.syn_cookies {
+        let pressed = entry.pending >= entry.backlog || self.shared.neighbours.crowded();
+        if pressed && entry.ready < entry.backlog && self.shared.config.syn_cookies {
             return self.send_cookie(now, key, seg, listener, src_mac);
         }
-        if l.pending >= l.backlog {
+        if entry.pending >= entry.backlog {
             self.shared.stats.listen_overflows += 1;
             self.shared.stats.listen_drops += 1;
             return;
         }
-        let user = l.user;
-        let Some(index) = self.alloc(*key) else {
+        let user = entry.user;
+        let Some(index) = self.allocate_slot(*key) else {
             self.shared.stats.listen_drops += 1;
             return;
         };
-        if let Some(l) = self.shared.listeners.get_mut(&listener) {
-            l.pending += 1;
+        if let Some(entry) = self.shared.listeners.get_mut(&listener) {
+            entry.pending += 1;
         }
-        let c = &mut self.conns[index as usize];
-        c.listener = listener;
-        c.tcb.user = user;
-        c.tcb.state = TcpState::SynReceived;
-        c.tcb.flags |=
+        let conn = &mut self.connections[index as usize];
+        conn.listener = listener;
+        conn.tcb.user = user;
+        conn.tcb.state = TcpState::SynReceived;
+        conn.tcb.flags |=
             ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
-        c.negotiate(seg, &self.shared.config, self.shared.recv_wscale);
-        self.open(index, now);
+        conn.apply_peer_syn(seg, &self.shared.config, self.shared.recv_wscale);
+        self.start_handshake(index, now);
     }
 
-    fn refuse(
+    fn reset_unmatched_segment(
         &mut self,
         now: Instant,
         key: &FlowKey,
@@ -462,10 +509,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if seg.flags & segment::RST != 0 {
             return;
         }
-        if self.shared.resets.take(now) {
-            self.shared
-                .control
-                .push_reset(src_mac, key, seg, payload, &mut self.shared.stats);
+        if self.shared.resets.try_take(now) {
+            self.shared.control_queue.push_reset(
+                src_mac,
+                key,
+                seg,
+                payload,
+                &mut self.shared.stats,
+            );
         } else {
             self.shared.stats.resets_skipped += 1;
         }

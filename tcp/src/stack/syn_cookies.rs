@@ -29,12 +29,12 @@ const LIFETIME: u64 = 2 << PERIOD_SHIFT;
 const NO_SCALE: u32 = 15;
 const OPTION_BITS: u32 = 6;
 
-fn period(now: Instant) -> u32 {
+fn cookie_period(now: Instant) -> u32 {
     (now.0 >> PERIOD_SHIFT) as u32 & (PERIODS - 1)
 }
 
 impl SharedState {
-    fn cookie(&self, key: &FlowKey, isn: SeqNr, period: u32, mss: u32) -> u32 {
+    fn cookie_sequence(&self, key: &FlowKey, isn: SeqNr, period: u32, mss: u32) -> u32 {
         let bound = u64::from(isn.0) << 32 | u64::from(period << 3 | mss);
         let proof = key.hash_with(self.isn_key, bound) as u32 & 0xff_ffff;
         period << 27 | mss << 24 | proof
@@ -52,27 +52,30 @@ impl<B: RecvBuf, R> Stack<B, R> {
         src_mac: [u8; 6],
     ) {
         let sh = &mut self.shared;
-        if sh.control.is_half_full() {
+        if sh.control_queue.is_half_full() {
             sh.stats.listen_drops += 1;
             return;
         }
-        if let Some(l) = sh.listeners.get_mut(&listener) {
-            l.cookies_until = now.0 + LIFETIME;
+        if let Some(listener) = sh.listeners.get_mut(&listener) {
+            listener.cookies_until = now.0 + LIFETIME;
         }
         sh.stats.cookies_sent += 1;
         let offered = seg.mss.unwrap_or(if key.is_v6() { 1220 } else { 536 });
-        let mss = MSS.iter().rposition(|&m| m <= offered).unwrap_or(0) as u32;
-        let c = &sh.config;
-        let ts = c.timestamps && seg.has_ts;
+        let mss = MSS
+            .iter()
+            .rposition(|&candidate| candidate <= offered)
+            .unwrap_or(0) as u32;
+        let config = &sh.config;
+        let ts = config.timestamps && seg.has_ts;
         // Without timestamps nothing brings these back.
-        let sack = ts && c.sack && seg.sack_permitted;
+        let sack = ts && config.sack && seg.sack_permitted;
         let scale = seg.wscale.filter(|_| ts);
-        let ecn = ts && c.wants_ecn() && seg.flags & (ECE | CWR) == ECE | CWR;
+        let ecn = ts && config.wants_ecn() && seg.flags & (ECE | CWR) == ECE | CWR;
         let bits = u32::from(ecn) << 5
             | u32::from(sack) << 4
             | scale.map_or(NO_SCALE, u32::from).min(NO_SCALE);
         let ts = ts.then(|| {
-            let clock = timestamp_at(now, sh.ts_offset(key));
+            let clock = timestamp_at(now, sh.timestamp_offset(key));
             let mut value = clock >> OPTION_BITS << OPTION_BITS | bits;
             // Never ahead of the clock: later segments must not look old.
             if value.wrapping_sub(clock) as i32 > 0 {
@@ -81,20 +84,21 @@ impl<B: RecvBuf, R> Stack<B, R> {
             (value, seg.ts_val)
         });
         let own_mss = sh.config.mtu - if key.is_v6() { 60 } else { 40 };
-        let (o, n) = syn_options(own_mss, sack, ts, scale.map(|_| sh.recv_wscale));
+        let (options, n) = syn_options(own_mss, sack, ts, scale.map(|_| sh.recv_wscale));
         let fields = SegmentFields {
-            seq: SeqNr(sh.cookie(key, seg.seq, period(now), mss)),
+            seq: SeqNr(sh.cookie_sequence(key, seg.seq, cookie_period(now), mss)),
             ack: seg.seq + 1,
             flags: if ecn { SYN | ACK | ECE } else { SYN | ACK },
             window: sh.recv_window.min(0xffff) as u16,
             ts: None,
-            options: &o[..n],
+            options: &options[..n],
             payload: 0,
             ect: false,
             tso: false,
         };
-        let t = Template::new(sh.config.mac, src_mac, sh.config.vlan, key);
-        sh.control.push_segment(&t, &fields, &mut sh.stats);
+        let template = Template::new(sh.config.mac, src_mac, sh.config.vlan, key);
+        sh.control_queue
+            .push_segment(&template, &fields, &mut sh.stats);
     }
 
     /// An ACK for no connection: if it carries a cookie of ours, the connection that it opens, in
@@ -108,30 +112,30 @@ impl<B: RecvBuf, R> Stack<B, R> {
         seg: &Segment,
         src_mac: [u8; 6],
     ) -> Option<Option<u32>> {
-        let listener = self.listener_of(key)?;
+        let listener = self.find_listener(key)?;
         let (isn, got) = (seg.seq - 1, (seg.ack - 1).0);
-        let l = self.shared.listeners.get(&listener)?;
-        if now.0 >= l.cookies_until || !self.sound(key, seg, src_mac) {
+        let socket = self.shared.listeners.get(&listener)?;
+        if now.0 >= socket.cookies_until || !self.is_plausible_segment(key, seg, src_mac) {
             return None;
         }
         let (of, mss) = (got >> 27, got >> 24 & 7);
-        let age = period(now).wrapping_sub(of) & (PERIODS - 1);
-        if age > 1 || got != self.shared.cookie(key, isn, of, mss) {
+        let age = cookie_period(now).wrapping_sub(of) & (PERIODS - 1);
+        if age > 1 || got != self.shared.cookie_sequence(key, isn, of, mss) {
             self.shared.stats.cookies_failed += 1;
             return None;
         }
-        let l = self.shared.listeners.get_mut(&listener)?;
-        if l.ready >= l.backlog {
+        let socket = self.shared.listeners.get_mut(&listener)?;
+        if socket.ready >= socket.backlog {
             self.shared.stats.listen_overflows += 1;
             return Some(None);
         }
-        let user = l.user;
-        let Some(index) = self.alloc(*key) else {
+        let user = socket.user;
+        let Some(index) = self.allocate_slot(*key) else {
             self.shared.stats.listen_drops += 1;
             return Some(None);
         };
-        if let Some(l) = self.shared.listeners.get_mut(&listener) {
-            l.pending += 1;
+        if let Some(socket) = self.shared.listeners.get_mut(&listener) {
+            socket.pending += 1;
         }
         self.shared.stats.cookies_recv += 1;
         let bits = if seg.has_ts { seg.ts_ecr } else { NO_SCALE };
@@ -151,22 +155,22 @@ impl<B: RecvBuf, R> Stack<B, R> {
             mss: Some(MSS[mss as usize]),
             ..Segment::default()
         };
-        let offset = self.shared.ts_offset(key);
-        let c = &mut self.conns[index as usize];
-        c.listener = listener;
-        c.ts_offset = offset;
-        c.negotiate(&syn, &self.shared.config, self.shared.recv_wscale);
-        let h = &mut c.tcb;
-        h.user = user;
-        h.state = TcpState::SynReceived;
-        h.flags |=
+        let offset = self.shared.timestamp_offset(key);
+        let conn = &mut self.connections[index as usize];
+        conn.listener = listener;
+        conn.timestamp_offset = offset;
+        conn.apply_peer_syn(&syn, &self.shared.config, self.shared.recv_wscale);
+        let tcb = &mut conn.tcb;
+        tcb.user = user;
+        tcb.state = TcpState::SynReceived;
+        tcb.flags |=
             ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
-        h.snd_una = SeqNr(got);
-        h.snd_nxt = seg.ack;
-        h.snd_wl2 = SeqNr(got);
+        tcb.snd_una = SeqNr(got);
+        tcb.snd_nxt = seg.ack;
+        tcb.snd_wl2 = SeqNr(got);
         // Nothing tells when the SYN-ACK left: no round trip is measured.
-        h.backoff = 1;
-        c.update_active(&mut self.shared.context(index));
+        tcb.backoff = 1;
+        conn.update_active_count(&mut self.shared.context_of(index));
         Some(Some(index))
     }
 }

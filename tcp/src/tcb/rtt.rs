@@ -1,6 +1,6 @@
 //! Round-trip time and retransmission timeout (RFC 6298), in nanoseconds.
 
-use crate::base::time::nanos;
+use crate::base::time::to_nanos;
 use crate::config::StackConfig;
 
 /// Bounds of the timeout, from the configuration.
@@ -12,11 +12,11 @@ pub(crate) struct RtoLimits {
 }
 
 impl RtoLimits {
-    pub(crate) fn new(c: &StackConfig) -> Self {
+    pub(crate) fn new(config: &StackConfig) -> Self {
         RtoLimits {
-            min: nanos(c.rto_min),
-            max: nanos(c.rto_max),
-            initial: nanos(c.rto_initial),
+            min: to_nanos(config.rto_min),
+            max: to_nanos(config.rto_max),
+            initial: to_nanos(config.rto_initial),
         }
     }
 }
@@ -28,7 +28,7 @@ const PTO_SLACK: u64 = 2_000_000;
 pub(crate) struct RoundTrip {
     /// 0: no sample yet.
     pub srtt: u64,
-    var: u32,
+    variance: u32,
     /// Near the least of recent samples (RFC 8985 section 6.2 step 1): falls at once, forgets
     /// slowly. Saturates at 4 s.
     pub min: u32,
@@ -37,34 +37,34 @@ pub(crate) struct RoundTrip {
 impl RoundTrip {
     /// RFC 6298 (2.2), (2.3). Only of segments sent once (Karn).
     #[inline]
-    pub(crate) fn sample(&mut self, rtt: u64) {
+    pub(crate) fn add_sample(&mut self, rtt: u64) {
         let rtt = rtt.max(1);
         let short = u32::try_from(rtt).unwrap_or(u32::MAX);
         if self.srtt == 0 {
             self.srtt = rtt;
-            self.var = Self::units(rtt / 2);
+            self.variance = Self::variance_units(rtt / 2);
             self.min = short;
         } else {
-            self.var =
-                (self.var - self.var / 4).saturating_add(Self::units(self.srtt.abs_diff(rtt)) / 4);
+            self.variance = (self.variance - self.variance / 4)
+                .saturating_add(Self::variance_units(self.srtt.abs_diff(rtt)) / 4);
             self.srtt = (self.srtt - self.srtt / 8 + rtt / 8).max(1);
             self.min = short.min(self.min + (short.saturating_sub(self.min) >> 10));
         }
     }
 
     /// The variance counts in 64 ns: 275 s are enough.
-    fn units(ns: u64) -> u32 {
+    fn variance_units(ns: u64) -> u32 {
         u32::try_from(ns >> 6).unwrap_or(u32::MAX)
     }
 
     /// Probe timeout (RFC 8985 section 7.2), without a sample none. A lone segment may wait for a
     /// delayed ACK: half the minimum timeout, which already says how long peers may sit on one.
     #[inline]
-    pub(crate) fn pto(&self, l: &RtoLimits, alone: bool) -> u64 {
+    pub(crate) fn probe_timeout(&self, limits: &RtoLimits, alone: bool) -> u64 {
         let slack = if alone {
-            l.min / 2
+            limits.min / 2
         } else {
-            (l.min / 4).min(PTO_SLACK)
+            (limits.min / 4).min(PTO_SLACK)
         };
         2 * self.srtt + slack
     }
@@ -72,16 +72,16 @@ impl RoundTrip {
     /// The minimum bounds the variance term, not the sum: as Linux does it, so that a steady path
     /// longer than the minimum keeps a margin.
     #[inline]
-    pub(crate) fn rto(&self, l: &RtoLimits, backoff: u8) -> u64 {
+    pub(crate) fn retransmission_timeout(&self, limits: &RtoLimits, backoff: u8) -> u64 {
         let base = if self.srtt == 0 {
-            l.initial
+            limits.initial
         } else {
-            self.srtt + (u64::from(self.var) << 8).max(l.min)
+            self.srtt + (u64::from(self.variance) << 8).max(limits.min)
         };
         let backed = base
             .checked_shl(u32::from(backoff.min(20)))
-            .filter(|&v| v >> backoff.min(20) == base);
-        backed.unwrap_or(u64::MAX).min(l.max.max(l.min))
+            .filter(|&backed_off| backed_off >> backoff.min(20) == base);
+        backed.unwrap_or(u64::MAX).min(limits.max.max(limits.min))
     }
 }
 
@@ -91,22 +91,27 @@ mod tests {
 
     #[test]
     fn the_timeout_follows_rfc_6298() {
-        let l = RtoLimits {
+        let limits = RtoLimits {
             min: 5_000_000,
             max: 60_000_000_000,
             initial: 1_000_000_000,
         };
         let mut r = RoundTrip::default();
-        assert_eq!(r.rto(&l, 0), 1_000_000_000, "(2.1)");
-        assert_eq!(r.rto(&l, 2), 4_000_000_000, "(5.5)");
-        assert_eq!(r.rto(&l, 20), 60_000_000_000, "(2.5)");
-        r.sample(100_000_000);
-        assert_eq!(r.rto(&l, 0), 300_000_000, "(2.2)");
+        assert_eq!(r.retransmission_timeout(&limits, 0), 1_000_000_000, "(2.1)");
+        assert_eq!(r.retransmission_timeout(&limits, 2), 4_000_000_000, "(5.5)");
+        assert_eq!(
+            r.retransmission_timeout(&limits, 20),
+            60_000_000_000,
+            "(2.5)"
+        );
+        r.add_sample(100_000_000);
+        assert_eq!(r.retransmission_timeout(&limits, 0), 300_000_000, "(2.2)");
         for _ in 0..100 {
-            r.sample(100_000_000);
+            r.add_sample(100_000_000);
         }
         assert!(
-            r.rto(&l, 0) >= 105_000_000 && r.rto(&l, 0) < 106_000_000,
+            r.retransmission_timeout(&limits, 0) >= 105_000_000
+                && r.retransmission_timeout(&limits, 0) < 106_000_000,
             "(2.4)"
         );
     }
