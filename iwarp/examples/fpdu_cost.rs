@@ -233,7 +233,7 @@ fn measure(markers: bool) -> Cost {
     let mut descriptors = vec![Descriptor::default(); COUNT];
     let references = AtomicU16::new(0);
 
-    let mut marker_position = mpa::marker::MarkerPosition::start(markers);
+    let mut marker_position = mpa::marker::MarkerPosition::stream_start(markers);
     let frames: Vec<Vec<u8>> = (0..COUNT)
         .map(|i| {
             let to = (i * payload) as u64;

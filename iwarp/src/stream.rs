@@ -16,39 +16,39 @@ pub trait RxStream {
     /// Bytes that can be looked at.
     fn available(&self) -> usize;
 
-    /// Copies `out.len()` bytes that start at `off`.
-    fn peek(&self, off: usize, out: &mut [u8]);
+    /// Copies `out.len()` bytes that start at `offset`.
+    fn peek(&self, offset: usize, out: &mut [u8]);
 
-    /// Hands the bytes of `off..off + len` to `f`, in order, in as many slices as the stream has.
-    fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8]));
+    /// Hands the bytes of `offset..offset + len` to `visit`, in order, in as many slices as the stream has.
+    fn for_each_slice(&self, offset: usize, len: usize, visit: impl FnMut(&[u8]));
 
-    /// The bytes of `off..off + len` when they lie in one piece and are quickly found, as nearly
-    /// always; `None` makes the caller use [`for_each_slice`](Self::for_each_slice).
-    fn contiguous(&self, _off: usize, _len: usize) -> Option<&[u8]> {
+    /// The bytes of `offset..offset + len` when they lie in one piece and are quickly found, as
+    /// they nearly always do; `None` makes the caller use [`for_each_slice`](Self::for_each_slice).
+    fn contiguous(&self, _offset: usize, _len: usize) -> Option<&[u8]> {
         None
     }
 
-    /// Copies the bytes of `off..off + len` to a place of `mr` that [`Mr::check`] gave; `false`
+    /// Copies the bytes of `offset..offset + len` to an offset of `mr` that [`RegisteredMemory::check`] gave; `false`
     /// when they may not be written there.
     #[inline]
     fn copy_to_memory(
         &self,
-        off: usize,
+        offset: usize,
         len: usize,
         mr: &RegisteredMemory,
         region_off: u64,
     ) -> bool {
         let mut at = region_off;
-        let mut ok = true;
-        self.for_each_slice(off, len, |s| {
-            ok &= mr.write_at(at, s).is_ok();
-            at += s.len() as u64;
+        let mut is_written = true;
+        self.for_each_slice(offset, len, |slice| {
+            is_written &= mr.write_at(at, slice).is_ok();
+            at += slice.len() as u64;
         });
-        ok
+        is_written
     }
 
-    /// Forgets the first `n` bytes; their buffers go back to the pool.
-    fn consume(&mut self, n: usize);
+    /// Forgets the first `len` bytes; their buffers go back to the pool.
+    fn consume(&mut self, len: usize);
 }
 
 /// A stream in plain memory, kept in the chunks in which it arrived.
@@ -83,9 +83,9 @@ impl ByteStream {
 
 impl From<&[u8]> for ByteStream {
     fn from(bytes: &[u8]) -> Self {
-        let mut s = Self::new();
-        s.push(bytes);
-        s
+        let mut stream = Self::new();
+        stream.push(bytes);
+        stream
     }
 }
 
@@ -94,46 +94,46 @@ impl RxStream for ByteStream {
         self.len
     }
 
-    fn peek(&self, off: usize, out: &mut [u8]) {
+    fn peek(&self, offset: usize, out: &mut [u8]) {
         let mut at = 0;
-        self.for_each_slice(off, out.len(), |s| {
-            out[at..at + s.len()].copy_from_slice(s);
-            at += s.len();
+        self.for_each_slice(offset, out.len(), |slice| {
+            out[at..at + slice.len()].copy_from_slice(slice);
+            at += slice.len();
         });
     }
 
-    fn for_each_slice(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
-        let mut skip = self.head + off;
+    fn for_each_slice(&self, offset: usize, len: usize, mut visit: impl FnMut(&[u8])) {
+        let mut skip = self.head + offset;
         let mut left = len;
-        for c in &self.chunks {
+        for chunk in &self.chunks {
             if left == 0 {
                 return;
             }
-            if skip >= c.len() {
-                skip -= c.len();
+            if skip >= chunk.len() {
+                skip -= chunk.len();
                 continue;
             }
-            let n = left.min(c.len() - skip);
-            f(&c[skip..skip + n]);
-            left -= n;
+            let piece_len = left.min(chunk.len() - skip);
+            visit(&chunk[skip..skip + piece_len]);
+            left -= piece_len;
             skip = 0;
         }
     }
 
-    fn contiguous(&self, off: usize, len: usize) -> Option<&[u8]> {
-        let at = self.head + off;
+    fn contiguous(&self, offset: usize, len: usize) -> Option<&[u8]> {
+        let at = self.head + offset;
         self.chunks.front()?.get(at..at + len)
     }
 
-    fn consume(&mut self, n: usize) {
-        let n = n.min(self.len);
-        self.len -= n;
-        self.head += n;
-        while let Some(c) = self.chunks.front() {
-            if self.head < c.len() {
+    fn consume(&mut self, len: usize) {
+        let len = len.min(self.len);
+        self.len -= len;
+        self.head += len;
+        while let Some(chunk) = self.chunks.front() {
+            if self.head < chunk.len() {
                 break;
             }
-            self.head -= c.len();
+            self.head -= chunk.len();
             self.chunks.pop_front();
         }
     }
@@ -144,18 +144,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_byte_stream_reads_across_its_chunks() {
-        let mut s = ByteStream::new();
-        s.push(&[1, 2, 3]);
-        s.push(&[4]);
-        s.push(&[5, 6]);
+    fn byte_stream_reads_across_its_chunks() {
+        let mut stream = ByteStream::new();
+        stream.push(&[1, 2, 3]);
+        stream.push(&[4]);
+        stream.push(&[5, 6]);
         let mut out = [0; 4];
-        s.peek(1, &mut out);
+        stream.peek(1, &mut out);
         assert_eq!(out, [2, 3, 4, 5]);
-        s.consume(4);
-        assert_eq!(s.available(), 2);
-        assert_eq!(s.to_vec(), [5, 6]);
-        s.consume(9);
-        assert_eq!(s.available(), 0);
+        stream.consume(4);
+        assert_eq!(stream.available(), 2);
+        assert_eq!(stream.to_vec(), [5, 6]);
+        stream.consume(9);
+        assert_eq!(stream.available(), 0);
     }
 }

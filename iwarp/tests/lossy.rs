@@ -252,7 +252,7 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
         .expect("a route");
     let host = |i: usize, phase| {
         let mut s = side(i == 0);
-        s.end.qp = QueuePair::new(attr());
+        s.end.qp = QueuePair::new(init_attr());
         Host {
             side: Rc::new(RefCell::new(s)),
             id: None,

@@ -14,7 +14,7 @@ const LEN: usize = 16 * 1024;
 
 fn end(policy: OutOfOrderPolicy) -> End {
     let mut e = End::new(negotiated(false));
-    e.qp = QueuePair::new(attr());
+    e.qp = QueuePair::new(init_attr());
     e.qp.set_out_of_order(policy);
     e.qp.set_rts(negotiated(false), EMSS);
     e
@@ -92,7 +92,7 @@ fn nothing_is_placed_early_without_crc_before_the_first_fpdu_or_when_it_is_off()
         (OutOfOrderPolicy::Aligned, true, false),
     ] {
         let mut e = End::new(negotiated(false));
-        e.qp = QueuePair::new(attr());
+        e.qp = QueuePair::new(init_attr());
         e.qp.set_out_of_order(policy);
         let n = NegotiatedParameters {
             crc,
@@ -148,7 +148,7 @@ fn a_key_that_is_gone_when_its_turn_comes_is_an_error_all_the_same() {
     e.give(&first);
     e.env
         .keys
-        .invalidate_key(key, PD, attr().qpn)
+        .invalidate_key(key, PD, init_attr().qpn)
         .expect("valid");
     e.give(&second);
     e.expect_terminate("1/1/00");
@@ -216,7 +216,7 @@ fn markers_find_the_fpdus_of_a_segment_that_is_not_aligned() {
     let mut found = 0;
     for cut in (0..1400).step_by(100) {
         let mut e = End::new(n);
-        e.qp = QueuePair::new(attr());
+        e.qp = QueuePair::new(init_attr());
         e.qp.set_out_of_order(OutOfOrderPolicy::Markers);
         e.qp.set_rts(n, EMSS);
         let (key, region) = e.env.mr(BASE, LEN, REMOTE);

@@ -563,7 +563,7 @@ fn local_mistakes_of_each_kind_fail_their_work_request() {
         ),
         (
             |a| {
-                a.qp = QueuePair::new(attr());
+                a.qp = QueuePair::new(init_attr());
                 a.qp.set_rts(
                     NegotiatedParameters {
                         ord: 0,
@@ -775,17 +775,17 @@ fn both_nibble_orders_are_told_apart_for_every_code() {
             let p = rdmap::terminate::TerminatePayload::new(c, Some(&quoted));
             let mut b = p.as_bytes().to_vec();
             let r = rdmap::terminate::ReceivedTerminate::parse(&b).expect("sound");
-            assert_eq!((r.code, r.swapped), (c, false));
+            assert_eq!((r.code, r.is_siw_order), (c, false));
             b[0] = b[0].rotate_left(4);
             let r = rdmap::terminate::ReceivedTerminate::parse(&b).expect("sound");
             let same = l == t;
             // 1/2 and 2/1: only one of them is registered.
-            assert_eq!((r.code, r.swapped), (c, !same), "{c}");
+            assert_eq!((r.code, r.is_siw_order), (c, !same), "{c}");
             // siw's control bits are at the other end: they tell even 1/1.
-            let p = p.in_order(rdmap::terminate::TerminateBitOrder::Siw);
+            let p = p.in_bit_order(rdmap::terminate::TerminateBitOrder::Siw);
             let r = rdmap::terminate::ReceivedTerminate::parse(p.as_bytes()).expect("sound");
             let quotes = p.as_bytes().len() > 4;
-            assert_eq!((r.code, r.swapped), (c, quotes || !same), "{c}");
+            assert_eq!((r.code, r.is_siw_order), (c, quotes || !same), "{c}");
             assert_eq!(r.ddp, quotes.then_some(quoted.hdr));
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! The receiver parses them in place, the sender writes them, Terminate quotes them.
 
-use crate::rdmap::RdmapOpcode;
+use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
 
 /// Tagged header: control octets, STag, TO (RFC 5041 section 4.2).
 pub const TAGGED_HDR_LEN: usize = 14;
@@ -55,12 +55,12 @@ pub struct ControlOctets {
 impl ControlOctets {
     /// Control octets of a segment that this side sends.
     #[inline]
-    pub fn new(op: RdmapOpcode, last: bool) -> Self {
-        let t = if op.is_tagged() { T_BIT } else { 0 };
-        let l = if last { L_BIT } else { 0 };
+    pub fn new(opcode: RdmapOpcode, is_last: bool) -> Self {
+        let tagged = if opcode.is_tagged() { T_BIT } else { 0 };
+        let last = if is_last { L_BIT } else { 0 };
         Self {
-            ddp: t | l | DDP_VERSION,
-            rdmap: crate::rdmap::RDMAP_VERSION << 6 | op as u8,
+            ddp: tagged | last | DDP_VERSION,
+            rdmap: RDMAP_VERSION << 6 | opcode as u8,
         }
     }
 
@@ -117,28 +117,28 @@ pub struct TaggedHeader {
 }
 
 impl TaggedHeader {
-    /// Reads the header; `b` must hold it (checked by the caller against ULPDU_Length).
+    /// Reads the header; `octets` must hold it (checked by the caller against ULPDU_Length).
     #[inline]
-    pub fn parse(b: &[u8; MAX_HDR_LEN]) -> Self {
+    pub fn parse(octets: &[u8; MAX_HDR_LEN]) -> Self {
         Self {
             control: ControlOctets {
-                ddp: b[0],
-                rdmap: b[1],
+                ddp: octets[0],
+                rdmap: octets[1],
             },
-            stag: be32(b, 2),
-            to: u64::from(be32(b, 6)) << 32 | u64::from(be32(b, 10)),
+            stag: be32(octets, 2),
+            to: u64::from(be32(octets, 6)) << 32 | u64::from(be32(octets, 10)),
         }
     }
 
     /// The header as it goes on the wire.
     #[inline]
     pub fn to_bytes(&self) -> [u8; TAGGED_HDR_LEN] {
-        let mut b = [0; TAGGED_HDR_LEN];
-        b[0] = self.control.ddp;
-        b[1] = self.control.rdmap;
-        b[2..6].copy_from_slice(&self.stag.to_be_bytes());
-        b[6..14].copy_from_slice(&self.to.to_be_bytes());
-        b
+        let mut octets = [0; TAGGED_HDR_LEN];
+        octets[0] = self.control.ddp;
+        octets[1] = self.control.rdmap;
+        octets[2..6].copy_from_slice(&self.stag.to_be_bytes());
+        octets[6..14].copy_from_slice(&self.to.to_be_bytes());
+        octets
     }
 }
 
@@ -160,93 +160,93 @@ pub struct UntaggedHeader {
 impl UntaggedHeader {
     /// Reads the header.
     #[inline]
-    pub fn parse(b: &[u8; MAX_HDR_LEN]) -> Self {
+    pub fn parse(octets: &[u8; MAX_HDR_LEN]) -> Self {
         Self {
             control: ControlOctets {
-                ddp: b[0],
-                rdmap: b[1],
+                ddp: octets[0],
+                rdmap: octets[1],
             },
-            inv_stag: be32(b, 2),
-            qn: be32(b, 6),
-            msn: Msn(be32(b, 10)),
-            mo: be32(b, 14),
+            inv_stag: be32(octets, 2),
+            qn: be32(octets, 6),
+            msn: Msn(be32(octets, 10)),
+            mo: be32(octets, 14),
         }
     }
 
     /// The header as it goes on the wire.
     #[inline]
     pub fn to_bytes(&self) -> [u8; UNTAGGED_HDR_LEN] {
-        let mut b = [0; UNTAGGED_HDR_LEN];
-        b[0] = self.control.ddp;
-        b[1] = self.control.rdmap;
-        b[2..6].copy_from_slice(&self.inv_stag.to_be_bytes());
-        b[6..10].copy_from_slice(&self.qn.to_be_bytes());
-        b[10..14].copy_from_slice(&self.msn.0.to_be_bytes());
-        b[14..18].copy_from_slice(&self.mo.to_be_bytes());
-        b
+        let mut octets = [0; UNTAGGED_HDR_LEN];
+        octets[0] = self.control.ddp;
+        octets[1] = self.control.rdmap;
+        octets[2..6].copy_from_slice(&self.inv_stag.to_be_bytes());
+        octets[6..10].copy_from_slice(&self.qn.to_be_bytes());
+        octets[10..14].copy_from_slice(&self.msn.0.to_be_bytes());
+        octets[14..18].copy_from_slice(&self.mo.to_be_bytes());
+        octets
     }
 }
 
 #[inline]
-pub(crate) fn be32(b: &[u8], at: usize) -> u32 {
-    match b.get(at..at + 4) {
-        Some(s) => u32::from_be_bytes([s[0], s[1], s[2], s[3]]),
+pub(crate) fn be32(octets: &[u8], at: usize) -> u32 {
+    match octets.get(at..).and_then(|rest| rest.first_chunk()) {
+        Some(field) => u32::from_be_bytes(*field),
         None => 0,
     }
 }
 
 #[inline]
-pub(crate) fn be64(b: &[u8], at: usize) -> u64 {
-    u64::from(be32(b, at)) << 32 | u64::from(be32(b, at + 4))
+pub(crate) fn be64(octets: &[u8], at: usize) -> u64 {
+    u64::from(be32(octets, at)) << 32 | u64::from(be32(octets, at + 4))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn padded(b: &[u8]) -> [u8; MAX_HDR_LEN] {
-        let mut o = [0; MAX_HDR_LEN];
-        o[..b.len()].copy_from_slice(b);
-        o
+    fn pad_header(octets: &[u8]) -> [u8; MAX_HDR_LEN] {
+        let mut padded = [0; MAX_HDR_LEN];
+        padded[..octets.len()].copy_from_slice(octets);
+        padded
     }
 
     /// RFC 5041 section 4.2, RFC 5040 section 4.3.
     #[test]
-    fn a_tagged_header_has_the_octets_of_the_rfc() {
-        let h = TaggedHeader {
+    fn tagged_header_has_the_octets_of_the_rfc() {
+        let header = TaggedHeader {
             control: ControlOctets::new(RdmapOpcode::Write, true),
             stag: 0x0102_0304,
             to: 0x1112_1314_1516_1718,
         };
-        let b = h.to_bytes();
+        let octets = header.to_bytes();
         assert_eq!(
-            b,
+            octets,
             [
                 0xc1, 0x40, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18
             ]
         );
-        assert_eq!(TaggedHeader::parse(&padded(&b)), h);
+        assert_eq!(TaggedHeader::parse(&pad_header(&octets)), header);
     }
 
     /// RFC 5041 section 4.3, RFC 5040 sections 4.4 and 4.6.
     #[test]
-    fn an_untagged_header_has_the_octets_of_the_rfc() {
-        let h = UntaggedHeader {
+    fn untagged_header_has_the_octets_of_the_rfc() {
+        let header = UntaggedHeader {
             control: ControlOctets::new(RdmapOpcode::SendSeInv, false),
             inv_stag: 0xa1a2_a3a4,
             qn: QN_SEND,
             msn: Msn(7),
             mo: 0x0000_0590,
         };
-        let b = h.to_bytes();
-        assert_eq!(b[..6], [0x01, 0x46, 0xa1, 0xa2, 0xa3, 0xa4]);
-        assert_eq!(b[6..18], [0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 5, 0x90]);
-        assert_eq!(UntaggedHeader::parse(&b), h);
+        let octets = header.to_bytes();
+        assert_eq!(octets[..6], [0x01, 0x46, 0xa1, 0xa2, 0xa3, 0xa4]);
+        assert_eq!(octets[6..18], [0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 5, 0x90]);
+        assert_eq!(UntaggedHeader::parse(&octets), header);
     }
 
     #[test]
-    fn first_octets_of_every_message_are_those_of_the_rfc() {
-        for (op, last, want) in [
+    fn every_message_starts_with_the_octets_of_the_rfc() {
+        for (opcode, is_last, want) in [
             (RdmapOpcode::Write, false, [0x81, 0x40]),
             (RdmapOpcode::ReadRequest, true, [0x41, 0x41]),
             (RdmapOpcode::ReadResponse, false, [0x81, 0x42]),
@@ -261,20 +261,20 @@ mod tests {
             (RdmapOpcode::AtomicRequest, true, [0x41, 0x4a]),
             (RdmapOpcode::AtomicResponse, true, [0x41, 0x4b]),
         ] {
-            let c = ControlOctets::new(op, last);
-            assert_eq!([c.ddp, c.rdmap], want, "{op:?}");
+            let control = ControlOctets::new(opcode, is_last);
+            assert_eq!([control.ddp, control.rdmap], want, "{opcode:?}");
         }
     }
 
     /// Conformance 39, 57.
     #[test]
-    fn c39_reserved_bits_do_not_matter_and_msn_wraps_to_zero() {
-        let c = ControlOctets {
+    fn c39_c57_reserved_bits_are_ignored_and_msn_wraps() {
+        let control = ControlOctets {
             ddp: 0x3d,
             rdmap: 0x43,
         };
-        assert_eq!(c.ddp_version(), 1);
-        assert!(!c.is_tagged() && !c.is_last());
+        assert_eq!(control.ddp_version(), 1);
+        assert!(!control.is_tagged() && !control.is_last());
         assert_eq!(Msn(u32::MAX).next(), Msn(0));
     }
 }

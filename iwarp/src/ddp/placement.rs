@@ -1,4 +1,4 @@
-//! From the stream into registered memory: one pass over the received slices.
+//! The copy from the stream into registered memory: one pass over the received slices.
 
 use crate::stream::RxStream;
 use siw_memory::RegisteredMemory;
@@ -7,17 +7,18 @@ use siw_memory::RegisteredMemory;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotWritable;
 
-/// Copies `len` stream bytes from `at` to `mr_off`, which [`Mr::check`] gave for this range.
+/// Copies `len` bytes of the stream from `offset` to `region_off`, which [`RegisteredMemory::check`] gave for this
+/// range.
 #[inline]
-pub(crate) fn place(
+pub(crate) fn place_payload(
     rx: &impl RxStream,
-    at: usize,
+    offset: usize,
     len: usize,
     mr: &RegisteredMemory,
-    mr_off: u64,
+    region_off: u64,
 ) -> Result<(), NotWritable> {
-    let ok = rx.copy_to_memory(at, len, mr, mr_off);
-    // Messages are placed front to back: the next FPDU goes where this one ends.
-    mr.prefetch_at(mr_off + len as u64, len);
-    if ok { Ok(()) } else { Err(NotWritable) }
+    let is_written = rx.copy_to_memory(offset, len, mr, region_off);
+    // The segments of a message arrive front to back: the next FPDU goes where this one ends.
+    mr.prefetch_at(region_off + len as u64, len);
+    if is_written { Ok(()) } else { Err(NotWritable) }
 }

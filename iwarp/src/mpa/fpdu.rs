@@ -1,20 +1,24 @@
 //! FPDU framing (RFC 5044 section 4): length, pad, CRC, and how large a ULPDU may be.
 //!
-//! The receiver finds and verifies FPDUs in the stream with it, the sender sizes and closes them.
-//! Lengths here are without markers; [`crate::mpa::marker`] adds them.
+//! The receiver finds and verifies FPDUs in the stream with it, the sender sizes them and appends pad
+//! and CRC. Lengths here are without markers; [`crate::mpa::marker`] adds them.
 
 use crate::ddp::MAX_HDR_LEN;
 use crate::mpa::marker::{self, MARKER_LEN, MarkerPosition};
 use crate::stream::RxStream;
 use siw_memory::crc;
 
-/// ULPDU_Length field.
+/// Octets of the ULPDU_Length field.
 pub const LEN_FIELD: usize = 2;
-/// CRC field; always there, zero when CRC is off (RFC 5044 section 4.4).
+/// Octets of the CRC field; always there, zero when CRC is off (RFC 5044 section 4.4).
 pub const CRC_LEN: usize = 4;
-/// The longest FPDU, markers included: a TCP receive buffer below this size can wedge.
+/// Octets of the longest FPDU, markers included: a receive window below this size can stall the
+/// stream for ever.
 pub const MAX_FPDU: usize =
     wire_len(u16::MAX) + MARKER_LEN * (wire_len(u16::MAX) / (marker::INTERVAL - MARKER_LEN) + 1);
+
+/// Longest pad, in octets.
+pub const MAX_PAD_LEN: usize = 3;
 
 /// Zero octets that bring length field and ULPDU to a multiple of four.
 #[inline]
@@ -34,14 +38,14 @@ pub fn mulpdu_for_emss(emss: u32) -> u16 {
     emss.saturating_sub(6 + emss % 4).clamp(128, 64768) as u16
 }
 
-/// CRC32c of anything followed by its own CRC: one pass tells whether an FPDU is sound.
+/// CRC32c of any octets followed by their own CRC: one pass tells whether an FPDU is sound.
 const RESIDUE: u32 = 0x4867_4bc7;
 
 /// The FPDU at the start of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Frame {
+pub(crate) struct FpduInfo {
     pub ulpdu_len: u16,
-    /// Octets of it, without markers.
+    /// Octets of the FPDU, without markers.
     pub wire_len: usize,
     /// Octets of the stream that it takes, markers included.
     pub stream_len: usize,
@@ -51,11 +55,11 @@ pub(crate) struct Frame {
 
 /// The FPDU at the start of the stream; `None` until all of it is there.
 #[inline]
-pub(crate) fn next(rx: &impl RxStream) -> Option<Frame> {
-    const HEAD: usize = LEN_FIELD + MAX_HDR_LEN;
+pub(crate) fn peek_fpdu(rx: &impl RxStream) -> Option<FpduInfo> {
+    const HEAD_LEN: usize = LEN_FIELD + MAX_HDR_LEN;
     let available = rx.available();
-    let mut head = [0; HEAD];
-    if available >= HEAD {
+    let mut head = [0; HEAD_LEN];
+    if available >= HEAD_LEN {
         rx.peek(0, &mut head);
     } else if available >= LEN_FIELD {
         rx.peek(0, &mut head[..available]);
@@ -69,7 +73,7 @@ pub(crate) fn next(rx: &impl RxStream) -> Option<Frame> {
     }
     let mut hdr = [0; MAX_HDR_LEN];
     hdr.copy_from_slice(&head[LEN_FIELD..]);
-    Some(Frame {
+    Some(FpduInfo {
         ulpdu_len,
         wire_len,
         stream_len: wire_len,
@@ -79,15 +83,15 @@ pub(crate) fn next(rx: &impl RxStream) -> Option<Frame> {
 
 /// The CRC of the FPDU at the start of the stream is right (RFC 5044 section 4.4).
 #[inline]
-pub(crate) fn crc_ok(rx: &impl RxStream, wire_len: usize) -> bool {
-    let mut sum = 0;
-    rx.for_each_slice(0, wire_len, |s| sum = crc::crc32c_append(sum, s));
-    sum == RESIDUE
+pub(crate) fn is_stream_crc_right(rx: &impl RxStream, wire_len: usize) -> bool {
+    let mut crc = 0;
+    rx.for_each_slice(0, wire_len, |slice| crc = crc::crc32c_append(crc, slice));
+    crc == RESIDUE
 }
 
 /// The same of an FPDU in one piece.
 #[inline]
-pub(crate) fn crc_is_right(fpdu: &[u8]) -> bool {
+pub(crate) fn is_crc_right(fpdu: &[u8]) -> bool {
     crc::crc32c(fpdu) == RESIDUE
 }
 
@@ -102,19 +106,19 @@ pub fn encode_fpdu_at(
     with_crc: bool,
     marker_position: MarkerPosition,
 ) -> Box<[u8]> {
-    let len: usize = parts.iter().map(|p| p.len()).sum();
+    let len: usize = parts.iter().map(|part| part.len()).sum();
     let ulpdu_len = u16::try_from(len).unwrap_or(u16::MAX);
     let mut out = Vec::with_capacity(wire_len(ulpdu_len));
     out.extend_from_slice(&ulpdu_len.to_be_bytes());
-    for p in parts {
-        out.extend_from_slice(p);
+    for part in parts {
+        out.extend_from_slice(part);
     }
     out.resize(out.len() + pad_len(ulpdu_len), 0);
     if marker_position.has_markers() {
         out = marker::insert_markers(&out, marker_position);
     }
-    let sum = if with_crc { crc::crc32c(&out) } else { 0 };
-    out.extend_from_slice(&sum.to_le_bytes());
+    let crc = if with_crc { crc::crc32c(&out) } else { 0 };
+    out.extend_from_slice(&crc.to_le_bytes());
     out.into_boxed_slice()
 }
 
@@ -126,14 +130,14 @@ mod tests {
     /// RFC 3720 appendix B.4, which RFC 5044 section 4.4 refers to: 32 octets of zeroes give aa 36 91
     /// 8a on the wire.
     #[test]
-    fn the_crc_is_crc32c_and_is_stored_least_significant_octet_first() {
+    fn crc_is_crc32c_least_significant_octet_first() {
         assert_eq!(
             crc::crc32c(&[0; 32]).to_le_bytes(),
             [0xaa, 0x36, 0x91, 0x8a]
         );
-        let f = encode_fpdu(&[&[0x41, 0x43], &[0; 40]], true);
-        assert_eq!((f.len(), &f[..2]), (48, &[0, 0x2a][..]));
-        assert_eq!(f[44..], crc32c::crc32c(&f[..44]).to_le_bytes());
+        let fpdu = encode_fpdu(&[&[0x41, 0x43], &[0; 40]], true);
+        assert_eq!((fpdu.len(), &fpdu[..2]), (48, &[0, 0x2a][..]));
+        assert_eq!(fpdu[44..], crc32c::crc32c(&fpdu[..44]).to_le_bytes());
         assert_eq!(
             encode_fpdu(&[&[0; 42]], false)[44..],
             [0; 4],
@@ -142,16 +146,16 @@ mod tests {
     }
 
     #[test]
-    fn pad_and_length_follow_section_4_3() {
+    fn pad_brings_fpdus_to_a_multiple_of_four() {
         for (ulpdu, pad) in [(0, 2), (1, 1), (2, 0), (3, 3), (1442, 0), (1443, 3)] {
             assert_eq!(pad_len(ulpdu), pad);
             assert_eq!(wire_len(ulpdu) % 4, 0);
         }
         for at in (0..512).step_by(4) {
-            let n = MarkerPosition::START
+            let len = MarkerPosition::START
                 .advanced_by(at)
                 .marked_len(wire_len(u16::MAX));
-            assert!(n <= MAX_FPDU && n + 8 > MAX_FPDU);
+            assert!(len <= MAX_FPDU && len + 8 > MAX_FPDU);
         }
     }
 
@@ -162,8 +166,11 @@ mod tests {
         assert_eq!(mulpdu_for_emss(1460), 1454);
         assert_eq!(mulpdu_for_emss(8948), 8942);
         for emss in 140..9100 {
-            let n = wire_len(mulpdu_for_emss(emss));
-            assert!(n <= emss as usize && n + 4 > emss as usize, "{emss}: {n}");
+            let len = wire_len(mulpdu_for_emss(emss));
+            assert!(
+                len <= emss as usize && len + 4 > emss as usize,
+                "{emss}: {len}"
+            );
         }
         assert_eq!(mulpdu_for_emss(100), 128);
         assert_eq!(mulpdu_for_emss(70_000), 64768);
@@ -171,30 +178,30 @@ mod tests {
 
     /// Conformance 34, 35.
     #[test]
-    fn an_fpdu_is_found_only_when_all_of_it_is_there() {
-        let f = encode_fpdu(&[&[7; 21]], true);
-        let mut s = ByteStream::new();
-        for b in &f[..f.len() - 1] {
-            assert_eq!(next(&s), None);
-            s.push(&[*b]);
+    fn c34_c35_fpdu_is_found_when_all_of_it_is_there() {
+        let fpdu = encode_fpdu(&[&[7; 21]], true);
+        let mut stream = ByteStream::new();
+        for octet in &fpdu[..fpdu.len() - 1] {
+            assert_eq!(peek_fpdu(&stream), None);
+            stream.push(&[*octet]);
         }
-        s.push(&f[f.len() - 1..]);
-        s.push(&[0, 9]);
-        let fr = next(&s).expect("complete");
-        assert_eq!((fr.ulpdu_len, fr.wire_len), (21, f.len()));
-        assert!(crc_ok(&s, fr.wire_len));
+        stream.push(&fpdu[fpdu.len() - 1..]);
+        stream.push(&[0, 9]);
+        let info = peek_fpdu(&stream).expect("complete");
+        assert_eq!((info.ulpdu_len, info.wire_len), (21, fpdu.len()));
+        assert!(is_stream_crc_right(&stream, info.wire_len));
     }
 
     /// Conformance 27, 29: pad octets count into the CRC, whatever they are.
     #[test]
-    fn every_flipped_bit_breaks_the_crc() {
-        let f = encode_fpdu(&[&[7; 21]], true);
-        for i in LEN_FIELD * 8..f.len() * 8 {
-            let mut g = f.to_vec();
-            g[i / 8] ^= 1 << (i % 8);
-            let s = ByteStream::from(&g[..]);
-            let fr = next(&s).expect("complete");
-            assert!(!crc_ok(&s, fr.wire_len), "bit {i}");
+    fn c27_every_flipped_bit_breaks_the_crc() {
+        let fpdu = encode_fpdu(&[&[7; 21]], true);
+        for i in LEN_FIELD * 8..fpdu.len() * 8 {
+            let mut damaged = fpdu.to_vec();
+            damaged[i / 8] ^= 1 << (i % 8);
+            let stream = ByteStream::from(&damaged[..]);
+            let info = peek_fpdu(&stream).expect("complete");
+            assert!(!is_stream_crc_right(&stream, info.wire_len), "bit {i}");
         }
     }
 }

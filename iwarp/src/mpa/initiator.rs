@@ -1,4 +1,4 @@
-//! The side that connects.
+//! The initiator of a connection: it sends the request and judges the reply (PROTOCOL.md section 3).
 
 use super::{
     DEPTH_UNNEGOTIATED, EnhancedData, MarkerPolicy, MpaConfig, MpaCrcPolicy, MpaError, MpaFrame,
@@ -7,7 +7,7 @@ use super::{
 use crate::rdmap::terminate;
 use crate::stream::RxStream;
 
-/// What a look at the stream brought.
+/// What the stream held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InitiatorStep {
     /// The reply is not complete; the reply timer goes on.
@@ -19,9 +19,9 @@ pub enum InitiatorStep {
         /// The responder's private data.
         private_data: Vec<u8>,
     },
-    /// The responder's consumer said no; close.
+    /// The responder's consumer rejected the connection; close.
     Rejected {
-        /// Its private data.
+        /// The responder's private data.
         private_data: Vec<u8>,
     },
     /// No connection; send `send` if it is there, then close.
@@ -36,42 +36,51 @@ pub enum InitiatorStep {
 /// One connection attempt.
 #[derive(Debug, Clone)]
 pub struct MpaInitiator {
-    cfg: MpaConfig,
+    config: MpaConfig,
     ird: u16,
     ord: u16,
     request: Box<[u8]>,
 }
 
 impl MpaInitiator {
-    /// Prepares the request. `ird`, `ord`: what the consumer asks for; they are cut to what the
-    /// device has. Fails when the private data does not fit (508 bytes with revision 2, else 512).
-    pub fn new(cfg: &MpaConfig, ird: u16, ord: u16, private_data: &[u8]) -> Result<Self, MpaError> {
-        let ird = super::announced_ird(cfg, ird);
-        let ord = ord.min(cfg.max_ord);
-        if !(1..=2).contains(&cfg.revision) {
-            return Err(MpaError::BadRevision(cfg.revision));
+    /// Prepares the request. `ird`, `ord`: what the consumer asks for; they are limited to
+    /// what the device has. Fails when the private data does not fit (508 bytes with revision 2, else 512).
+    pub fn new(
+        config: &MpaConfig,
+        ird: u16,
+        ord: u16,
+        private_data: &[u8],
+    ) -> Result<Self, MpaError> {
+        let ird = super::announced_ird(config, ird);
+        let ord = ord.min(config.max_ord);
+        if !(1..=2).contains(&config.revision) {
+            return Err(MpaError::BadRevision(config.revision));
         }
         // Read is offered with ORD 0 too: it is the only kind that Chelsio knows, and the responder
         // keeps IRD >= 1 for it (conformance 24).
-        let p2p = cfg.peer_to_peer && !cfg.rtr_kinds.is_empty();
-        let enhanced = (cfg.revision == 2).then_some(EnhancedData {
-            peer_to_peer: p2p,
-            rtr: if p2p { cfg.rtr_kinds } else { RtrKinds::NONE },
+        let peer_to_peer = config.peer_to_peer && !config.rtr_kinds.is_empty();
+        let enhanced = (config.revision == 2).then_some(EnhancedData {
+            peer_to_peer,
+            rtr: if peer_to_peer {
+                config.rtr_kinds
+            } else {
+                RtrKinds::NONE
+            },
             ird,
             ord,
         });
         let request = MpaFrame {
             kind: MpaFrameKind::Request,
-            markers: cfg.markers == MarkerPolicy::Request,
-            crc: cfg.crc.asks(),
+            markers: config.markers == MarkerPolicy::Request,
+            crc: config.crc.requests_crc(),
             reject: false,
-            revision: cfg.revision,
+            revision: config.revision,
             enhanced,
             private_data: private_data.to_vec(),
         }
         .encode()?;
         Ok(Self {
-            cfg: cfg.clone(),
+            config: config.clone(),
             ird,
             ord,
             request,
@@ -86,17 +95,17 @@ impl MpaInitiator {
     /// The configuration of a second attempt, after the peer reset the first: revision 1, when
     /// revision 2 was asked for and the fallback is on.
     pub fn fallback_config(&self) -> Option<MpaConfig> {
-        (self.cfg.revision == 2 && self.cfg.fallback_to_rev1).then(|| MpaConfig {
+        (self.config.revision == 2 && self.config.fallback_to_rev1).then(|| MpaConfig {
             revision: 1,
-            ..self.cfg.clone()
+            ..self.config.clone()
         })
     }
 
-    /// Looks for the reply.
+    /// Reads the reply, if all of it is there.
     pub fn on_stream(&mut self, rx: &mut impl RxStream) -> InitiatorStep {
-        let frame = match MpaFrame::read_from(rx, self.cfg.max_private_data) {
+        let frame = match MpaFrame::read_from(rx, self.config.max_private_data) {
             Ok(None) => return InitiatorStep::NeedMore,
-            Ok(Some(f)) => f,
+            Ok(Some(frame)) => frame,
             Err(error) => return InitiatorStep::Failed { error, send: None },
         };
         match self.negotiate(&frame, rx.available()) {
@@ -109,91 +118,106 @@ impl MpaInitiator {
             },
             Err(Some(error)) => InitiatorStep::Failed {
                 error,
-                send: error.terminate_code().map(|c| {
-                    let order = self.cfg.terminate_bit_order;
-                    terminate::encode_standalone_fpdu(c, order, self.crc_on(&frame), frame.markers)
+                send: error.terminate_code().map(|code| {
+                    let order = self.config.terminate_bit_order;
+                    terminate::encode_standalone_fpdu(
+                        code,
+                        order,
+                        self.is_crc_on(&frame),
+                        frame.markers,
+                    )
                 }),
             },
         }
     }
 
     /// On when either side asked (RFC 5044 section 7.1.1, conformance 18).
-    fn crc_on(&self, reply: &MpaFrame) -> bool {
-        reply.crc || self.cfg.crc.asks()
+    fn is_crc_on(&self, reply: &MpaFrame) -> bool {
+        reply.crc || self.config.crc.requests_crc()
     }
 
     /// `Err(None)`: rejected by the peer's consumer.
     fn negotiate(
         &self,
-        f: &MpaFrame,
+        reply: &MpaFrame,
         trailing: usize,
     ) -> Result<NegotiatedParameters, Option<MpaError>> {
-        if f.kind == MpaFrameKind::Request {
+        if reply.kind == MpaFrameKind::Request {
             return Err(Some(MpaError::BothInitiators));
         }
-        if f.reject {
+        if reply.reject {
             return Err(None);
         }
-        if f.revision > self.cfg.revision {
-            return Err(Some(MpaError::BadRevision(f.revision)));
-        }
-        if trailing > 0 {
-            // The responder sends no FPDU before it has received one (RFC 5044 section 7.1.2).
-            return Err(Some(MpaError::TrailingBytes));
-        }
-        if f.markers && self.cfg.markers == MarkerPolicy::Never {
-            return Err(Some(MpaError::MarkersUnsupported));
-        }
-        if !f.crc && self.cfg.crc == MpaCrcPolicy::Required {
-            return Err(Some(MpaError::CrcRefused));
-        }
-        let mut n = NegotiatedParameters {
+        self.check_reply(reply, trailing)?;
+        let mut negotiated = NegotiatedParameters {
             initiator: true,
-            crc: self.crc_on(f),
-            markers_in: self.cfg.markers == MarkerPolicy::Request,
-            markers_out: f.markers,
+            crc: self.is_crc_on(reply),
+            markers_in: self.config.markers == MarkerPolicy::Request,
+            markers_out: reply.markers,
             ird: self.ird,
             ord: self.ord,
             rtr: None,
-            revision: f.revision.max(1),
+            revision: reply.revision.max(1),
         };
-        let asked = self.cfg.revision == 2;
-        let Some(e) = f.enhanced else {
-            // Conformance 5, 6: enhanced data is answered with enhanced data.
-            // Revision 1 negotiates no depth: hold as many reads as the device can.
-            n.ird = self.cfg.max_ird.max(1);
-            return if asked {
-                Err(Some(MpaError::EnhancedMismatch))
-            } else {
-                Ok(n)
-            };
-        };
-        if !asked {
-            return Err(Some(MpaError::EnhancedMismatch));
+        match reply.enhanced {
+            Some(enhanced) => self.negotiate_enhanced(&mut negotiated, enhanced)?,
+            // Revision 1 negotiates no depth: hold as many Reads as the device can.
+            None => negotiated.ird = self.config.max_ird.max(1),
         }
-        if e.ird != DEPTH_UNNEGOTIATED {
-            n.ord = n.ord.min(e.ird);
+        Ok(negotiated)
+    }
+
+    /// What makes a reply unusable, whatever its enhanced data say.
+    fn check_reply(&self, reply: &MpaFrame, trailing: usize) -> Result<(), MpaError> {
+        if reply.revision > self.config.revision {
+            return Err(MpaError::BadRevision(reply.revision));
         }
-        if e.ord != DEPTH_UNNEGOTIATED && e.ord > n.ird {
-            if e.ord > self.cfg.max_ird {
-                return Err(Some(MpaError::InsufficientIrd {
-                    peer_ord: e.ord,
-                    ird: self.cfg.max_ird,
-                }));
+        if trailing > 0 {
+            // The responder sends no FPDU before it has received one (RFC 5044 section 7.1.2).
+            return Err(MpaError::TrailingBytes);
+        }
+        if reply.markers && self.config.markers == MarkerPolicy::Never {
+            return Err(MpaError::MarkersUnsupported);
+        }
+        if !reply.crc && self.config.crc == MpaCrcPolicy::Required {
+            return Err(MpaError::CrcRefused);
+        }
+        // Conformance 5, 6: enhanced data is answered with enhanced data.
+        let is_asked = self.config.revision == 2;
+        if reply.enhanced.is_some() != is_asked {
+            return Err(MpaError::EnhancedMismatch);
+        }
+        Ok(())
+    }
+
+    fn negotiate_enhanced(
+        &self,
+        negotiated: &mut NegotiatedParameters,
+        peer: EnhancedData,
+    ) -> Result<(), MpaError> {
+        if peer.ird != DEPTH_UNNEGOTIATED {
+            negotiated.ord = negotiated.ord.min(peer.ird);
+        }
+        if peer.ord != DEPTH_UNNEGOTIATED && peer.ord > negotiated.ird {
+            if peer.ord > self.config.max_ird {
+                return Err(MpaError::InsufficientIrd {
+                    peer_ord: peer.ord,
+                    ird: self.config.max_ird,
+                });
             }
-            n.ird = e.ord;
+            negotiated.ird = peer.ord;
         }
-        let offered = if self.cfg.peer_to_peer {
-            self.cfg.rtr_kinds
+        let offered = if self.config.peer_to_peer {
+            self.config.rtr_kinds
         } else {
             RtrKinds::NONE
         };
-        if !offered.is_empty() && e.peer_to_peer {
-            n.rtr = e.rtr.intersection(offered).choose();
-            if n.rtr.is_none() {
-                return Err(Some(MpaError::NoRtr));
+        if !offered.is_empty() && peer.peer_to_peer {
+            negotiated.rtr = peer.rtr.intersection(offered).choose();
+            if negotiated.rtr.is_none() {
+                return Err(MpaError::NoRtr);
             }
         }
-        Ok(n)
+        Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! The side that listens.
+//! The responder of a connection: it judges the request, and answers as its consumer decides
+//! (PROTOCOL.md section 3).
 
 use super::{
     DEPTH_UNNEGOTIATED, EnhancedData, MarkerPolicy, MpaConfig, MpaError, MpaFrame, MpaFrameKind,
@@ -6,13 +7,13 @@ use super::{
 };
 use crate::stream::RxStream;
 
-/// What a look at the stream brought.
+/// What the stream held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResponderStep {
     /// The request is not complete; the request timer goes on. After [`Request`](Self::Request):
     /// nothing new.
     NeedMore,
-    /// A consumer must decide; told once.
+    /// A consumer must decide; returned once.
     Request(ConnectRequest),
     /// No connection; send `send` if it is there (a reject), then close.
     Failed {
@@ -39,25 +40,25 @@ pub struct ConnectRequest {
 /// One incoming connection.
 #[derive(Debug, Clone)]
 pub struct MpaResponder {
-    cfg: MpaConfig,
+    config: MpaConfig,
     request: Option<MpaFrame>,
 }
 
 impl MpaResponder {
     /// Waits for a request.
-    pub fn new(cfg: &MpaConfig) -> Self {
+    pub fn new(config: &MpaConfig) -> Self {
         Self {
-            cfg: cfg.clone(),
+            config: config.clone(),
             request: None,
         }
     }
 
-    /// What it works by.
+    /// How this device sets up connections.
     pub fn config(&self) -> &MpaConfig {
-        &self.cfg
+        &self.config
     }
 
-    /// Looks for the request; after it, watches that the initiator keeps quiet until it is answered
+    /// Reads the request; after it, checks that the initiator sends nothing until it is answered
     /// (RFC 5044 section 7.1.2, conformance 10).
     pub fn on_stream(&mut self, rx: &mut impl RxStream) -> ResponderStep {
         let failed = |error| ResponderStep::Failed { error, send: None };
@@ -68,46 +69,47 @@ impl MpaResponder {
                 ResponderStep::NeedMore
             };
         }
-        let f = match MpaFrame::read_from(rx, self.cfg.max_private_data) {
+        let frame = match MpaFrame::read_from(rx, self.config.max_private_data) {
             Ok(None) => return ResponderStep::NeedMore,
-            Ok(Some(f)) => f,
+            Ok(Some(frame)) => frame,
             Err(error) => return failed(error),
         };
-        if f.kind == MpaFrameKind::Reply {
+        if frame.kind == MpaFrameKind::Reply {
             return failed(MpaError::UnexpectedReply);
         }
-        if f.revision > self.cfg.revision {
-            return failed(MpaError::BadRevision(f.revision));
+        if frame.revision > self.config.revision {
+            return failed(MpaError::BadRevision(frame.revision));
         }
         if rx.available() > 0 {
             return failed(MpaError::TrailingBytes);
         }
-        if f.markers && self.cfg.markers == MarkerPolicy::Never {
-            let send = self.reply(&f, true, Self::reject_data(&f), &[]).ok();
-            return ResponderStep::Failed {
-                error: MpaError::MarkersUnsupported,
-                send,
-            };
+        if let Some(error) = self.find_refusal(&frame) {
+            let enhanced = Self::reject_data(&frame);
+            let send = self.encode_reply(&frame, true, enhanced, &[]).ok();
+            return ResponderStep::Failed { error, send };
         }
-        if let Some(e) = f.enhanced
-            && e.peer_to_peer
-            && self.acceptable(e).is_empty()
-        {
-            let send = self.reply(&f, true, Self::reject_data(&f), &[]).ok();
-            return ResponderStep::Failed {
-                error: MpaError::NoRtr,
-                send,
-            };
-        }
-        let depth = |d: u16| (d != DEPTH_UNNEGOTIATED).then_some(d);
+        let known_depth = |depth: u16| (depth != DEPTH_UNNEGOTIATED).then_some(depth);
         let request = ConnectRequest {
-            private_data: f.private_data.clone(),
-            revision: f.revision,
-            peer_ird: f.enhanced.and_then(|e| depth(e.ird)),
-            peer_ord: f.enhanced.and_then(|e| depth(e.ord)),
+            private_data: frame.private_data.clone(),
+            revision: frame.revision,
+            peer_ird: frame.enhanced.and_then(|peer| known_depth(peer.ird)),
+            peer_ord: frame.enhanced.and_then(|peer| known_depth(peer.ord)),
         };
-        self.request = Some(f);
+        self.request = Some(frame);
         ResponderStep::Request(request)
+    }
+
+    /// What a sound request asks for that this device does not do.
+    fn find_refusal(&self, request: &MpaFrame) -> Option<MpaError> {
+        if request.markers && self.config.markers == MarkerPolicy::Never {
+            return Some(MpaError::MarkersUnsupported);
+        }
+        match request.enhanced {
+            Some(peer) if peer.peer_to_peer && self.acceptable_rtr(peer).is_empty() => {
+                Some(MpaError::NoRtr)
+            }
+            _ => None,
+        }
     }
 
     /// The consumer accepts with its IRD and ORD: the reply frame, and what was agreed.
@@ -117,81 +119,92 @@ impl MpaResponder {
         ord: u16,
         private_data: &[u8],
     ) -> Result<(Box<[u8]>, NegotiatedParameters), MpaError> {
-        let f = self.request.as_ref().ok_or(MpaError::WrongState)?;
-        let mut n = NegotiatedParameters {
+        let request = self.request.as_ref().ok_or(MpaError::WrongState)?;
+        let mut negotiated = NegotiatedParameters {
             initiator: false,
-            crc: f.crc || self.cfg.crc.asks(),
-            markers_in: self.cfg.markers == MarkerPolicy::Request,
-            markers_out: f.markers,
-            ird: ird.min(self.cfg.max_ird),
-            ord: ord.min(self.cfg.max_ord),
+            crc: request.crc || self.config.crc.requests_crc(),
+            markers_in: self.config.markers == MarkerPolicy::Request,
+            markers_out: request.markers,
+            ird: ird.min(self.config.max_ird),
+            ord: ord.min(self.config.max_ord),
             rtr: None,
-            revision: f.revision.max(1),
+            revision: request.revision.max(1),
         };
-        let mut enhanced = None;
-        if let Some(e) = f.enhanced {
-            if e.peer_to_peer {
-                n.rtr = self.acceptable(e).choose();
+        let enhanced = match request.enhanced {
+            Some(peer) => Some(self.negotiate_enhanced(&mut negotiated, peer)),
+            None => {
+                // Revision 1 negotiates no depth: hold as many Reads as the device can.
+                negotiated.ird = self.config.max_ird;
+                None
             }
-            if e.ord != DEPTH_UNNEGOTIATED {
-                // As much as the initiator wants, as far as the device has it, never less than the
-                // consumer asked for.
-                n.ird = n.ird.max(e.ord.min(self.cfg.max_ird));
-            }
-            if e.ird != DEPTH_UNNEGOTIATED {
-                n.ord = n.ord.min(e.ird);
-            }
-            if n.rtr == Some(RtrKind::Read) {
-                n.ird = n.ird.max(1);
-            }
-            n.ird = super::announced_ird(&self.cfg, n.ird);
-            enhanced = Some(EnhancedData {
-                peer_to_peer: n.rtr.is_some(),
-                rtr: n.rtr.map_or(RtrKinds::NONE, RtrKinds::only),
-                // Conformance 25: what is not negotiated is answered in kind.
-                ird: if e.ord == DEPTH_UNNEGOTIATED {
-                    DEPTH_UNNEGOTIATED
-                } else {
-                    n.ird
-                },
-                ord: if e.ird == DEPTH_UNNEGOTIATED {
-                    DEPTH_UNNEGOTIATED
-                } else {
-                    n.ord
-                },
-            });
-        }
-        if f.enhanced.is_none() {
-            // Revision 1 negotiates no depth: hold as many reads as the device can.
-            n.ird = self.cfg.max_ird;
-        }
-        // A revision 1 peer in peer-to-peer mode starts with a zero-length Read (Chelsio).
-        n.ird = n.ird.max(1);
-        Ok((self.reply(f, false, enhanced, private_data)?, n))
+        };
+        // A revision 1 peer in peer-to-peer mode starts with a zero-length Read (PROTOCOL.md section
+        // 7.2).
+        negotiated.ird = negotiated.ird.max(1);
+        let reply = self.encode_reply(request, false, enhanced, private_data)?;
+        Ok((reply, negotiated))
     }
 
-    /// The consumer refuses: the reply frame; send it, then close.
+    /// Settles depths and the ready-to-receive message; returns what the reply says of them.
+    fn negotiate_enhanced(
+        &self,
+        negotiated: &mut NegotiatedParameters,
+        peer: EnhancedData,
+    ) -> EnhancedData {
+        if peer.peer_to_peer {
+            negotiated.rtr = self.acceptable_rtr(peer).choose();
+        }
+        if peer.ord != DEPTH_UNNEGOTIATED {
+            // As much as the initiator wants, as far as the device has it, and never less than the
+            // consumer asked for.
+            negotiated.ird = negotiated.ird.max(peer.ord.min(self.config.max_ird));
+        }
+        if peer.ird != DEPTH_UNNEGOTIATED {
+            negotiated.ord = negotiated.ord.min(peer.ird);
+        }
+        if negotiated.rtr == Some(RtrKind::Read) {
+            negotiated.ird = negotiated.ird.max(1);
+        }
+        negotiated.ird = super::announced_ird(&self.config, negotiated.ird);
+        // Conformance 25: a depth that is not negotiated is answered in kind.
+        let reply_depth = |asked, own| {
+            if asked == DEPTH_UNNEGOTIATED {
+                DEPTH_UNNEGOTIATED
+            } else {
+                own
+            }
+        };
+        EnhancedData {
+            peer_to_peer: negotiated.rtr.is_some(),
+            rtr: negotiated.rtr.map_or(RtrKinds::NONE, RtrKinds::from_kind),
+            ird: reply_depth(peer.ord, negotiated.ird),
+            ord: reply_depth(peer.ird, negotiated.ord),
+        }
+    }
+
+    /// The consumer rejects: the reply frame; send it, then close.
     pub fn reject(&self, private_data: &[u8]) -> Result<Box<[u8]>, MpaError> {
-        let f = self.request.as_ref().ok_or(MpaError::WrongState)?;
-        self.reply(f, true, Self::reject_data(f), private_data)
+        let request = self.request.as_ref().ok_or(MpaError::WrongState)?;
+        self.encode_reply(request, true, Self::reject_data(request), private_data)
     }
 
-    fn acceptable(&self, e: EnhancedData) -> RtrKinds {
-        let mut k = e.rtr.intersection(self.cfg.rtr_kinds);
-        k.read &= self.cfg.max_ird > 0;
-        k
+    /// The ready-to-receive kinds that both sides know; Read needs a place for it.
+    fn acceptable_rtr(&self, peer: EnhancedData) -> RtrKinds {
+        let mut kinds = peer.rtr.intersection(self.config.rtr_kinds);
+        kinds.read &= self.config.max_ird > 0;
+        kinds
     }
 
-    fn reject_data(f: &MpaFrame) -> Option<EnhancedData> {
-        f.enhanced.map(|e| EnhancedData {
+    fn reject_data(request: &MpaFrame) -> Option<EnhancedData> {
+        request.enhanced.map(|peer| EnhancedData {
             peer_to_peer: false,
             rtr: RtrKinds::NONE,
-            ird: e.ord,
-            ord: e.ird,
+            ird: peer.ord,
+            ord: peer.ird,
         })
     }
 
-    fn reply(
+    fn encode_reply(
         &self,
         request: &MpaFrame,
         reject: bool,
@@ -200,8 +213,8 @@ impl MpaResponder {
     ) -> Result<Box<[u8]>, MpaError> {
         MpaFrame {
             kind: MpaFrameKind::Reply,
-            markers: !reject && self.cfg.markers == MarkerPolicy::Request,
-            crc: request.crc || self.cfg.crc.asks(),
+            markers: !reject && self.config.markers == MarkerPolicy::Request,
+            crc: request.crc || self.config.crc.requests_crc(),
             reject,
             revision: request.revision,
             enhanced,

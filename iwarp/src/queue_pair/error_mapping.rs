@@ -1,15 +1,15 @@
-//! How errors of one layer look in another: key check -> Terminate code, received Terminate ->
-//! completion status, either -> asynchronous event (protocol.md sections 3 to 5).
+//! How an error of one layer appears in another: a failed key check as a Terminate code, a received
+//! Terminate as a completion status, either as an asynchronous event (PROTOCOL.md sections 6 and 5.3).
 
 use crate::environment::QpEvent;
 use crate::rdmap::terminate::TerminateCode;
 use siw_memory::KeyError;
 use siw_shm::WcStatus;
 
-/// A tagged segment may not be placed (RFC 5041 section 7.2; access rights are RDMAP's, RFC 5040
-/// section 7.2).
-pub(crate) fn tagged(e: KeyError) -> TerminateCode {
-    match e {
+/// Why a tagged segment may not be placed (RFC 5041 section 7.1; access rights are a matter of
+/// RDMAP, RFC 5040 section 7.2).
+pub(crate) fn tagged_buffer_code(error: KeyError) -> TerminateCode {
+    match error {
         KeyError::Stag => TerminateCode::DDP_STAG,
         KeyError::Access => TerminateCode::RDMAP_ACCESS,
         KeyError::Pd | KeyError::Stream => TerminateCode::DDP_NOT_ASSOCIATED,
@@ -18,9 +18,9 @@ pub(crate) fn tagged(e: KeyError) -> TerminateCode {
     }
 }
 
-/// The source of a Read may not be read (RFC 5040 section 7.2).
-pub(crate) fn read_source(e: KeyError) -> TerminateCode {
-    match e {
+/// Why the source of a Read, or the target of an atomic, may not be accessed (RFC 5040 section 7.2).
+pub(crate) fn remote_access_code(error: KeyError) -> TerminateCode {
+    match error {
         KeyError::Stag => TerminateCode::RDMAP_STAG,
         KeyError::Access => TerminateCode::RDMAP_ACCESS,
         KeyError::Pd | KeyError::Stream => TerminateCode::RDMAP_NOT_ASSOCIATED,
@@ -29,28 +29,36 @@ pub(crate) fn read_source(e: KeyError) -> TerminateCode {
     }
 }
 
+/// Why the peer may not invalidate an STag (RFC 5040 sections 5.3 and 7.2).
+pub(crate) fn invalidation_code(error: KeyError) -> TerminateCode {
+    match error {
+        KeyError::Pd | KeyError::Stream => TerminateCode::RDMAP_CANNOT_INVALIDATE_PROT,
+        _ => TerminateCode::RDMAP_CANNOT_INVALIDATE,
+    }
+}
+
 /// Status of the work request that a received Terminate is about.
-pub(crate) fn status_of(c: TerminateCode) -> WcStatus {
-    match (c.layer, c.error_type) {
+pub(crate) fn completion_status(code: TerminateCode) -> WcStatus {
+    match (code.layer, code.error_type) {
         (0, 1) | (1, 1) => WcStatus::REM_ACCESS_ERR,
         (0, 2) => WcStatus::REM_OP_ERR,
-        (1, 2) if c == TerminateCode::DDP_TOO_LONG => WcStatus::REM_INV_REQ_ERR,
+        (1, 2) if code == TerminateCode::DDP_TOO_LONG => WcStatus::REM_INV_REQ_ERR,
         (1, 2) => WcStatus::REM_OP_ERR,
         (2, _) => WcStatus::GENERAL_ERR,
         _ => WcStatus::FATAL_ERR,
     }
 }
 
-/// What the consumer hears besides completions.
-pub(crate) fn event_of(c: TerminateCode) -> QpEvent {
-    match (c.layer, c.error_type) {
+/// The event that reports an error to the consumer besides the completions.
+pub(crate) fn event_for_code(code: TerminateCode) -> QpEvent {
+    match (code.layer, code.error_type) {
         (0 | 1, 1) => QpEvent::QpAccessErr,
         (0 | 1, 2) => QpEvent::QpReqErr,
         _ => QpEvent::QpFatal,
     }
 }
 
-/// Vendor error of a completion: the Terminate code in one number.
-pub(crate) fn vendor(c: TerminateCode) -> u32 {
-    u32::from(c.layer) << 12 | u32::from(c.error_type) << 8 | u32::from(c.code)
+/// The vendor error of a completion: the Terminate code in one number.
+pub(crate) fn vendor_error(code: TerminateCode) -> u32 {
+    u32::from(code.layer) << 12 | u32::from(code.error_type) << 8 | u32::from(code.code)
 }

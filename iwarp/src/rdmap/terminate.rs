@@ -1,148 +1,48 @@
-//! The Terminate message (RFC 5040 section 4.8): codes, layout, and both nibble orders on receive.
+//! The Terminate message (RFC 5040 section 4.8): its layout, and both bit orders that peers use.
 //!
-//! The receiver writes it on a protocol error, the queue pair on a local one; `parse` serves the
-//! Terminate of a peer.
+//! The queue pair sends one on an error, its own or the peer's; [`ReceivedTerminate::parse`] reads that
+//! of a peer.
+
+pub use super::terminate_code::TerminateCode;
 
 use crate::ddp::{
-    ControlOctets, MAX_HDR_LEN, Msn, QN_TERMINATE, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, UntaggedHeader,
+    ControlOctets, MAX_HDR_LEN, Msn, QN_TERMINATE, T_BIT, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN,
+    UntaggedHeader,
 };
 use crate::mpa::fpdu;
 use crate::mpa::marker::MarkerPosition;
 use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
 
-/// Layer, error type and code of a Terminate (RFC 5040 section 4.8, RFC 6580 section 3.2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TerminateCode {
-    /// 0 RDMAP, 1 DDP, 2 MPA.
-    pub layer: u8,
-    /// Error type within the layer.
-    pub error_type: u8,
-    /// Error code within the type.
-    pub code: u8,
-}
+/// Octets of the control word: layer and error type, code, header control bits, reserved bits.
+const CONTROL_LEN: usize = 4;
+/// Octets of the DDP Segment Length field.
+const SEGMENT_LEN_LEN: usize = 2;
+/// M: the DDP Segment Length is quoted.
+const M_BIT: u8 = 0x80;
+/// D: the DDP header is quoted.
+const D_BIT: u8 = 0x40;
+/// R: the Read Request Header is quoted.
+const R_BIT: u8 = 0x20;
 
-impl std::fmt::Display for TerminateCode {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}/{:02x}", self.layer, self.error_type, self.code)
-    }
-}
+/// Longest Terminate payload, in octets: control word, segment length, untagged header, Read Request.
+pub const MAX_TERMINATE_LEN: usize =
+    CONTROL_LEN + SEGMENT_LEN_LEN + UNTAGGED_HDR_LEN + READ_REQUEST_LEN;
 
-macro_rules! codes {
-    ($($(#[$m:meta])* $name:ident = $l:literal / $t:literal / $c:literal;)*) => {
-        impl TerminateCode {
-            $($(#[$m])* pub const $name: TerminateCode = TerminateCode { layer: $l, error_type: $t, code: $c };)*
-        }
-    };
-}
-
-codes! {
-    /// Local catastrophic error.
-    LOCAL_CATASTROPHIC = 0/0/0x00;
-    /// Remote protection: invalid STag.
-    RDMAP_STAG = 0/1/0x00;
-    /// Remote protection: base or bounds.
-    RDMAP_BOUNDS = 0/1/0x01;
-    /// Remote protection: access rights.
-    RDMAP_ACCESS = 0/1/0x02;
-    /// Remote protection: STag not associated with the stream.
-    RDMAP_NOT_ASSOCIATED = 0/1/0x03;
-    /// Remote protection: TO wrap.
-    RDMAP_WRAP = 0/1/0x04;
-    /// Remote protection: STag cannot be invalidated.
-    RDMAP_CANNOT_INVALIDATE_PROT = 0/1/0x09;
-    /// Remote operation: invalid RDMAP version.
-    RDMAP_VERSION = 0/2/0x05;
-    /// Remote operation: unexpected opcode.
-    RDMAP_OPCODE = 0/2/0x06;
-    /// Remote operation: catastrophic, localised to the stream.
-    RDMAP_CATASTROPHIC_STREAM = 0/2/0x07;
-    /// Remote operation: STag cannot be invalidated.
-    RDMAP_CANNOT_INVALIDATE = 0/2/0x09;
-    /// Remote operation: unspecified.
-    RDMAP_UNSPECIFIED = 0/2/0xff;
-    /// DDP local catastrophic.
-    DDP_CATASTROPHIC = 1/0/0x00;
-    /// Tagged buffer: invalid STag.
-    DDP_STAG = 1/1/0x00;
-    /// Tagged buffer: base or bounds.
-    DDP_BOUNDS = 1/1/0x01;
-    /// Tagged buffer: STag not associated with the stream.
-    DDP_NOT_ASSOCIATED = 1/1/0x02;
-    /// Tagged buffer: TO wrap.
-    DDP_WRAP = 1/1/0x03;
-    /// Tagged buffer: invalid DDP version.
-    DDP_TAGGED_VERSION = 1/1/0x04;
-    /// UntaggedHeader buffer: invalid QN.
-    DDP_QN = 1/2/0x01;
-    /// UntaggedHeader buffer: no buffer available.
-    DDP_NO_BUFFER = 1/2/0x02;
-    /// UntaggedHeader buffer: MSN range.
-    DDP_MSN = 1/2/0x03;
-    /// UntaggedHeader buffer: invalid MO.
-    DDP_MO = 1/2/0x04;
-    /// UntaggedHeader buffer: message too long.
-    DDP_TOO_LONG = 1/2/0x05;
-    /// UntaggedHeader buffer: invalid DDP version.
-    DDP_UNTAGGED_VERSION = 1/2/0x06;
-    /// MPA: TCP connection closed or lost (local only, never sent).
-    MPA_TCP_LOST = 2/0/0x01;
-    /// MPA: CRC mismatch.
-    MPA_CRC = 2/0/0x02;
-    /// MPA: marker and ULPDU_Length disagree.
-    MPA_LENGTH = 2/0/0x03;
-    /// MPA: invalid MPA frame.
-    MPA_BAD_FRAME = 2/0/0x04;
-    /// MPA: local catastrophic.
-    MPA_CATASTROPHIC = 2/0/0x05;
-    /// MPA: insufficient IRD.
-    MPA_INSUFFICIENT_IRD = 2/0/0x06;
-    /// MPA: no matching RTR option.
-    MPA_NO_RTR = 2/0/0x07;
-}
-
-impl TerminateCode {
-    /// The DDP header of the offending segment belongs into the message (RFC 5040 figure 10).
-    fn has_ddp_header(self) -> bool {
-        matches!((self.layer, self.error_type), (0, 1 | 2) | (1, 1 | 2))
-    }
-
-    /// The Read Request header belongs into the message when the offender was one.
-    fn has_read_header(self) -> bool {
-        matches!((self.layer, self.error_type), (0, 1 | 2))
-    }
-
-    fn is_registered(self) -> bool {
-        match (self.layer, self.error_type) {
-            (0, 0) => self.code == 0,
-            (0, 1) => matches!(self.code, 0..=4 | 9 | 0xff),
-            (0, 2) => matches!(self.code, 5..=9 | 0xff),
-            (1, 0) => self.code == 0,
-            (1, 1) => self.code <= 4,
-            (1, 2) => (1..=6).contains(&self.code),
-            (2, 0) => (1..=7).contains(&self.code),
-            _ => false,
-        }
-    }
-}
-
-/// The segment that a Terminate complains about.
+/// The segment that a Terminate is about.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OffendingSegment {
     /// ULPDU_Length of the segment.
     pub ulpdu_len: u16,
     /// Its DDP header.
     pub hdr: [u8; MAX_HDR_LEN],
-    /// Its Read Request header, updated to the current position (conformance 82).
+    /// Its Read Request Header, updated to the current position (conformance 82).
     pub read: Option<ReadRequestHeader>,
 }
 
-/// Longest Terminate payload: control word, segment length, untagged header, Read Request.
-pub const MAX_TERMINATE_LEN: usize = 4 + 2 + UNTAGGED_HDR_LEN + READ_REQUEST_LEN;
-
-/// How the octets of a Terminate's control word are put together.
+/// In which order the bits of a Terminate's control word are put together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum TerminateBitOrder {
-    /// Layer in the high half, type in the low one (RFC 5040 figure 9).
+    /// Layer in the high half of the first octet, error type in the low one (RFC 5040 figure 9).
     #[default]
     Rfc,
     /// The halves swapped and the header control bits at the other end of theirs, as Linux siw
@@ -153,56 +53,52 @@ pub enum TerminateBitOrder {
 /// The payload of a Terminate message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TerminatePayload {
-    bytes: [u8; MAX_TERMINATE_LEN],
+    octets: [u8; MAX_TERMINATE_LEN],
     len: u8,
 }
 
 impl TerminatePayload {
-    /// Lays the message out; `offender` is quoted where figure 10 of RFC 5040 wants it.
+    /// Lays the message out; `offender` is quoted where RFC 5040 figure 10 wants it.
     pub fn new(code: TerminateCode, offender: Option<&OffendingSegment>) -> Self {
-        let mut bytes = [0; MAX_TERMINATE_LEN];
-        bytes[0] = code.layer << 4 | code.error_type;
-        bytes[1] = code.code;
-        let mut len = 4;
-        if let Some(o) = offender.filter(|_| code.has_ddp_header()) {
-            // M: the length is there, D: the DDP header is there.
-            bytes[2] = 0xc0;
-            bytes[4..6].copy_from_slice(&o.ulpdu_len.to_be_bytes());
-            let hl = if o.hdr[0] & crate::ddp::T_BIT != 0 {
-                TAGGED_HDR_LEN
-            } else {
-                UNTAGGED_HDR_LEN
-            };
-            bytes[6..6 + hl].copy_from_slice(&o.hdr[..hl]);
-            len = 6 + hl;
-            if let Some(r) = o.read.filter(|_| code.has_read_header()) {
-                bytes[2] |= 0x20;
-                bytes[len..len + READ_REQUEST_LEN].copy_from_slice(&r.to_bytes());
+        let mut octets = [0; MAX_TERMINATE_LEN];
+        octets[0] = code.layer << 4 | code.error_type;
+        octets[1] = code.code;
+        let mut len = CONTROL_LEN;
+        if let Some(offender) = offender.filter(|_| code.quotes_ddp_header()) {
+            octets[2] = M_BIT | D_BIT;
+            let hdr_start = len + SEGMENT_LEN_LEN;
+            octets[len..hdr_start].copy_from_slice(&offender.ulpdu_len.to_be_bytes());
+            let hdr_len = header_len(offender.hdr[0]);
+            len = hdr_start + hdr_len;
+            octets[hdr_start..len].copy_from_slice(&offender.hdr[..hdr_len]);
+            if let Some(read) = offender.read.filter(|_| code.quotes_read_header()) {
+                octets[2] |= R_BIT;
+                octets[len..len + READ_REQUEST_LEN].copy_from_slice(&read.to_bytes());
                 len += READ_REQUEST_LEN;
             }
         }
         Self {
-            bytes,
+            octets,
             len: len as u8,
         }
     }
 
     /// The same with its control word in this order.
-    pub fn in_order(mut self, order: TerminateBitOrder) -> Self {
+    pub fn in_bit_order(mut self, order: TerminateBitOrder) -> Self {
         if order == TerminateBitOrder::Siw {
-            self.bytes[0] = self.bytes[0].rotate_left(4);
-            self.bytes[2] = self.bytes[2].reverse_bits();
+            self.octets[0] = self.octets[0].rotate_left(4);
+            self.octets[2] = self.octets[2].reverse_bits();
         }
         self
     }
 
-    /// The bytes of the payload.
+    /// The octets of the payload.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
+        &self.octets[..usize::from(self.len)]
     }
 
     /// The DDP header in front of it: queue 2, first and only message.
-    pub fn header() -> UntaggedHeader {
+    pub fn ddp_header() -> UntaggedHeader {
         UntaggedHeader {
             control: ControlOctets::new(RdmapOpcode::Terminate, true),
             inv_stag: 0,
@@ -213,33 +109,38 @@ impl TerminatePayload {
     }
 }
 
-/// A whole Terminate FPDU for a stream that has no queue pair yet: an initiator that cannot accept
-/// the reply (RFC 6581 section 7).
+fn header_len(ddp_control: u8) -> usize {
+    if ddp_control & T_BIT != 0 {
+        TAGGED_HDR_LEN
+    } else {
+        UNTAGGED_HDR_LEN
+    }
+}
+
+/// A whole Terminate FPDU for a stream that has no queue pair yet: an initiator cannot accept the
+/// reply (RFC 6581 section 8).
 pub fn encode_standalone_fpdu(
     code: TerminateCode,
     order: TerminateBitOrder,
     crc: bool,
     markers: bool,
 ) -> Box<[u8]> {
-    let p = TerminatePayload::new(code, None).in_order(order);
-    let marker_position = MarkerPosition::start(markers);
-    fpdu::encode_fpdu_at(
-        &[&TerminatePayload::header().to_bytes(), p.as_bytes()],
-        crc,
-        marker_position,
-    )
+    let payload = TerminatePayload::new(code, None).in_bit_order(order);
+    let header = TerminatePayload::ddp_header().to_bytes();
+    let position = MarkerPosition::stream_start(markers);
+    fpdu::encode_fpdu_at(&[&header, payload.as_bytes()], crc, position)
 }
 
 /// A Terminate that a peer sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedTerminate {
-    /// What it complains about, nibbles in the order of the RFC.
+    /// The error, in the order of the RFC.
     pub code: TerminateCode,
-    /// The first octet had its nibbles swapped, as Linux siw sends it.
-    pub swapped: bool,
-    /// DDP header of the segment of ours that is complained about.
+    /// The control word was in the order of Linux siw ([`TerminateBitOrder::Siw`]).
+    pub is_siw_order: bool,
+    /// DDP header of the segment of this side that the peer refused.
     pub ddp: Option<[u8; MAX_HDR_LEN]>,
-    /// Read Request of ours that is complained about.
+    /// Read Request of this side that the peer refused.
     pub read: Option<ReadRequestHeader>,
 }
 
@@ -248,86 +149,106 @@ pub struct ReceivedTerminate {
 #[error("malformed Terminate message")]
 pub struct MalformedTerminate;
 
-impl ReceivedTerminate {
-    /// Reads a Terminate payload. Linux siw swaps Layer and EType (protocol.md, siw defect 1); hardware
-    /// vendors send MPA errors with EType 3 where RFC 6580 registers 0. All of them are understood.
-    pub fn parse(b: &[u8]) -> Result<Self, MalformedTerminate> {
-        if b.len() < 4 {
-            return Err(MalformedTerminate);
-        }
-        let (hi, lo) = (b[0] >> 4, b[0] & 0x0f);
-        let as_rfc = normal(hi, lo, b[1]);
-        let as_siw = normal(lo, hi, b[1]);
-        // siw's control bits: M is the lowest.
-        let by_siw = b[2] & 0xe0 == 0 && b[2] & 0x07 != 0 && as_siw.is_some();
-        let flags = if by_siw { b[2].reverse_bits() } else { b[2] };
-        let headers = flags & 0x40 != 0;
-        // Some octets mean something in both orders (10 00 is DDP catastrophic, or siw's STag
-        // violation): where the control bits are, and whether a header is quoted, tells them apart.
-        let fits = |c: &Option<TerminateCode>| c.is_some_and(|c| c.has_ddp_header() == headers);
-        let (code, swapped) = match (as_rfc, as_siw) {
-            (_, Some(c)) if by_siw => (c, true),
-            (Some(c), s) if fits(&as_rfc) || !fits(&s) => (c, false),
-            (_, Some(c)) => (c, true),
-            _ => (
-                TerminateCode {
-                    layer: hi,
-                    error_type: lo,
-                    code: b[1],
-                },
-                false,
-            ),
+/// The control word of a received Terminate.
+struct ControlWord {
+    code: TerminateCode,
+    is_siw_order: bool,
+    /// siw's order of the header control bits, too.
+    has_siw_bits: bool,
+    /// M, D and R, in the order of the RFC.
+    header_bits: u8,
+}
+
+impl ControlWord {
+    /// Understands both orders, and the EType 3 of hardware vendors (PROTOCOL.md sections 7.1, 7.4).
+    fn parse(octets: &[u8; CONTROL_LEN]) -> Self {
+        let (high, low) = (octets[0] >> 4, octets[0] & 0x0f);
+        let as_rfc = registered_code(high, low, octets[1]);
+        let as_siw = registered_code(low, high, octets[1]);
+        // In siw's order M is the lowest bit.
+        let has_siw_bits = octets[2] & 0xe0 == 0 && octets[2] & 0x07 != 0 && as_siw.is_some();
+        let header_bits = if has_siw_bits {
+            octets[2].reverse_bits()
+        } else {
+            octets[2]
         };
-        let (m, d, r) = (flags & 0x80 != 0, flags & 0x40 != 0, flags & 0x20 != 0);
-        let mut at = 4;
-        if m || d {
-            at += 2;
-            if b.len() < at {
+        // Some octets mean something in both orders (10 00 is DDP catastrophic, or siw's invalid
+        // STag): where the control bits are, and whether a header is quoted, tells them apart.
+        let quotes_header = header_bits & D_BIT != 0;
+        let fits = |code: Option<TerminateCode>| {
+            code.is_some_and(|code| code.quotes_ddp_header() == quotes_header)
+        };
+        let (code, is_siw_order) = match (as_rfc, as_siw) {
+            (_, Some(code)) if has_siw_bits => (code, true),
+            (Some(code), _) if fits(as_rfc) || !fits(as_siw) => (code, false),
+            (_, Some(code)) => (code, true),
+            _ => {
+                let unregistered = TerminateCode {
+                    layer: high,
+                    error_type: low,
+                    code: octets[1],
+                };
+                (unregistered, false)
+            }
+        };
+        Self {
+            code,
+            is_siw_order,
+            has_siw_bits,
+            header_bits,
+        }
+    }
+}
+
+impl ReceivedTerminate {
+    /// Reads a Terminate payload in either bit order.
+    pub fn parse(payload: &[u8]) -> Result<Self, MalformedTerminate> {
+        let control = payload.first_chunk().ok_or(MalformedTerminate)?;
+        let control = ControlWord::parse(control);
+        let has = |bit: u8| control.header_bits & bit != 0;
+        let mut at = CONTROL_LEN;
+        if has(M_BIT | D_BIT) {
+            at += SEGMENT_LEN_LEN;
+            if payload.len() < at {
                 return Err(MalformedTerminate);
             }
         }
         let mut ddp = None;
-        if d {
-            let tagged = b.get(at).ok_or(MalformedTerminate)? & crate::ddp::T_BIT != 0;
-            let hl = if tagged {
-                TAGGED_HDR_LEN
-            } else {
-                UNTAGGED_HDR_LEN
-            };
-            let src = b.get(at..at + hl).ok_or(MalformedTerminate)?;
+        if has(D_BIT) {
+            let hdr_len = header_len(*payload.get(at).ok_or(MalformedTerminate)?);
+            let quoted = payload.get(at..at + hdr_len).ok_or(MalformedTerminate)?;
             let mut hdr = [0; MAX_HDR_LEN];
-            hdr[..hl].copy_from_slice(src);
+            hdr[..hdr_len].copy_from_slice(quoted);
             ddp = Some(hdr);
-            at += hl;
+            at += hdr_len;
         }
         let mut read = None;
-        // siw sets the bit for other messages as well and quotes no such header then.
-        if r && !(by_siw && b.len() == at) {
-            let src: &[u8; READ_REQUEST_LEN] = b
-                .get(at..at + READ_REQUEST_LEN)
-                .and_then(|s| s.try_into().ok())
-                .ok_or(MalformedTerminate)?;
-            read = Some(ReadRequestHeader::parse(src));
+        // siw sets the bit for other messages as well, and quotes no such header then.
+        if has(R_BIT) && !(control.has_siw_bits && payload.len() == at) {
+            let quoted = payload.get(at..).and_then(|rest| rest.first_chunk());
+            read = Some(ReadRequestHeader::parse(quoted.ok_or(MalformedTerminate)?));
         }
         Ok(Self {
-            code,
-            swapped,
+            code: control.code,
+            is_siw_order: control.is_siw_order,
             ddp,
             read,
         })
     }
 }
 
-fn normal(layer: u8, error_type: u8, code: u8) -> Option<TerminateCode> {
+/// The code that these fields name; `None`: they name none.
+fn registered_code(layer: u8, error_type: u8, code: u8) -> Option<TerminateCode> {
+    // Hardware vendors send MPA errors with EType 3 where RFC 6580 registers 0.
     let error_type = if layer == 2 && error_type == 3 {
         0
     } else {
         error_type
     };
-    Some(TerminateCode {
+    let code = TerminateCode {
         layer,
         error_type,
         code,
-    })
-    .filter(|c| c.is_registered())
+    };
+    code.is_registered().then_some(code)
 }

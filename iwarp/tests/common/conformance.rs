@@ -1,5 +1,5 @@
-//! The numbered conformance list: what each number is about and what this crate does. The tests of a
-//! number are those whose names start with it: `c55_c56_...`, `c68_to_c72_...`.
+//! The numbered conformance list: what each number is about and what siwd does. The tests of a number
+//! are those whose names start with it: `c55_c56_...`, `c68_to_c72_...`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,28 +9,28 @@ use std::path::{Path, PathBuf};
 pub const CASES: [(u32, &str, &str, &str); 89] = [
     (1, "5044 7.1.1", "wrong MPA key", "closes"),
     (2, "5044 7.1.2", "both sides initiate", "closes"),
-    (3, "6581 7", "unsupported revision", "closes"),
+    (3, "6581 6, 10", "unsupported revision", "closes"),
     (
         4,
-        "6581 7",
+        "6581 6, 10",
         "revision 1 requested",
         "replies with revision 1",
     ),
     (
         5,
-        "6581 9",
+        "6581 6, 10",
         "S=0 requested",
         "replies with S=0; as initiator refuses S=1 unasked",
     ),
     (
         6,
-        "6581 9",
+        "6581 6, 10",
         "S=1 requested",
         "replies with S=1; as initiator refuses S=0",
     ),
     (7, "5044 7.1.1", "PD_Length 0 and 512", "accepted"),
     (8, "5044 7.1.1", "PD_Length 513", "closes"),
-    (9, "6581 9", "S=1 and PD_Length below 4", "closes"),
+    (9, "6581 6, 10", "S=1 and PD_Length below 4", "closes"),
     (
         10,
         "5044 7.1.2",
@@ -76,21 +76,21 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
         "who sends the first FPDU",
         "a responder waits for the initiator's",
     ),
-    (20, "6581 9", "A=0", "B, C, D ignored"),
-    (21, "6581 9", "A=1", "echoed with exactly one option"),
+    (20, "6581 9.2", "A=0", "B, C, D ignored"),
+    (21, "6581 9.2", "A=1", "echoed with exactly one option"),
     (
         22,
-        "6581 7",
+        "6581 8, 9.2",
         "no RTR kind in common",
         "initiator 2/0/07; responder rejects",
     ),
     (
         23,
-        "6581 7",
+        "6581 8, 9.1",
         "responder's ORD above IRD",
         "raises IRD, beyond the device's limit 2/0/06",
     ),
-    (24, "6581 9", "RTR Read with ORD 0", "IRD is at least 1"),
+    (24, "6581 9.1", "RTR Read with ORD 0", "IRD is at least 1"),
     (
         25,
         "6581 9.1",
@@ -99,7 +99,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     ),
     (
         26,
-        "6581 7",
+        "6581 8, 9.3",
         "other local failure during set-up",
         "initiator 2/0/05: markers it may not send, CRC left out that it requires",
     ),
@@ -112,7 +112,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     ),
     (
         29,
-        "5044 4.3",
+        "5044 4.1",
         "non-zero pad",
         "ignored, and covered by the CRC",
     ),
@@ -128,10 +128,10 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
         "marker points elsewhere",
         "2/0/03, nothing placed",
     ),
-    (32, "5044 4.3", "low bits of FPDUPTR", "ignored"),
-    (33, "5044 4.3", "reserved bits of a marker", "ignored"),
-    (34, "5044 4", "FPDU split anywhere", "accepted"),
-    (35, "5044 4", "several FPDUs in a segment", "accepted"),
+    (32, "5044 4.2", "low bits of FPDUPTR", "ignored"),
+    (33, "5044 4.2", "reserved bits of a marker", "ignored"),
+    (34, "5044 5.1, 6", "FPDU split anywhere", "accepted"),
+    (35, "5044 5.1, 6", "several FPDUs in a segment", "accepted"),
     (
         36,
         "5044 8",
@@ -162,7 +162,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     (48, "5040 7.2", "no write access (vendors differ)", "0/1/02"),
     (
         49,
-        "5040 5.2",
+        "5041 5.2",
         "zero-length Write with a bad STag",
         "accepted",
     ),
@@ -192,7 +192,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
         "zero-length Send",
         "consumes a receive work request",
     ),
-    (61, "5040 4.6", "STag in a plain Send", "ignored"),
+    (61, "5040 4.1", "STag in a plain Send", "ignored"),
     (62, "5040 4.1", "wrong RDMAP version", "0/2/05"),
     (63, "5040 4.1", "reserved opcode", "0/2/06"),
     (
@@ -209,7 +209,7 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     ),
     (
         66,
-        "5040 5.5",
+        "5040 5.2.2",
         "Read Response that does not match",
         "1/1/00 or 1/1/01; BAD_RESP_ERR",
     ),
@@ -226,20 +226,20 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     (72, "5040 7.2", "Read with TO that wraps", "0/1/04"),
     (
         73,
-        "5040 5.2",
+        "5040 5.2.1",
         "zero-length Read, any STags",
         "empty response",
     ),
     (
         74,
-        "5040 5.5",
+        "5040 6.1",
         "more Reads and atomics than IRD (vendors differ)",
         "1/2/02",
     ),
-    (75, "5040 7.2", "invalidate an unknown STag", "0/2/09"),
+    (75, "5040 5.3, 7.2", "invalidate an unknown STag", "0/2/09"),
     (
         76,
-        "5040 7.2",
+        "5040 5.3, 7.2",
         "invalidate an STag of another PD or stream",
         "0/1/09",
     ),
@@ -255,8 +255,8 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
         "malformed Terminate",
         "local error, no answer",
     ),
-    (79, "5040 4.8", "after a Terminate", "nothing is sent"),
-    (80, "5040 4.8", "several errors", "the first is reported"),
+    (79, "5040 5.4", "after a Terminate", "nothing is sent"),
+    (80, "5040 7.1", "several errors", "the first is reported"),
     (
         81,
         "5040 4.8",
@@ -284,13 +284,13 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     ),
     (
         86,
-        "7306 6",
+        "7306 6.3",
         "Immediate Data not of 8 octets (RFC silent)",
         "0/2/ff",
     ),
     (
         87,
-        "7306 5",
+        "7306 5.2.2",
         "Atomic Response",
         "matched by order and MSN, identifier reflected and checked",
     ),
@@ -303,125 +303,150 @@ pub const CASES: [(u32, &str, &str, &str); 89] = [
     ),
 ];
 
-/// Numbers without a test against a running siwd, and why.
+/// Nu/// Numbers without a test against a running siwd, and why.
 pub const NOT_RUNNING: [(u32, &str); 0] = [];
 
+/// A test, and the file that it is in.
+pub type NamedTest = (String, String);
+
 /// The tests of each number.
-pub struct Tests {
-    /// Octets against this crate: name -> file.
-    pub alone: BTreeMap<u32, Vec<(String, String)>>,
+pub struct NumberedTests {
+    /// Octets against this crate.
+    pub alone: BTreeMap<u32, Vec<NamedTest>>,
     /// Octets against a running siwd over a DPDK port.
-    pub running: BTreeMap<u32, Vec<(String, String)>>,
+    pub running: BTreeMap<u32, Vec<NamedTest>>,
 }
 
-impl Tests {
-    /// From the sources.
-    pub fn find() -> Tests {
+impl NumberedTests {
+    /// Reads them from the sources.
+    pub fn find() -> NumberedTests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let siwd = root.join("../dataplane/tests/conformance");
-        Tests {
-            alone: in_folders(vec![root.join("src"), root.join("tests")]),
-            running: in_folders(vec![siwd]),
+        NumberedTests {
+            alone: find_in_folders(vec![root.join("src"), root.join("tests")]),
+            running: find_in_folders(vec![siwd]),
         }
     }
 }
 
-fn in_folders(mut folders: Vec<PathBuf>) -> BTreeMap<u32, Vec<(String, String)>> {
-    let mut found: BTreeMap<u32, Vec<(String, String)>> = BTreeMap::new();
-    while let Some(dir) = folders.pop() {
-        for entry in std::fs::read_dir(&dir).expect("the sources are there") {
+fn find_in_folders(mut folders: Vec<PathBuf>) -> BTreeMap<u32, Vec<NamedTest>> {
+    let mut found: BTreeMap<u32, Vec<NamedTest>> = BTreeMap::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("the sources are there") {
             let path = entry.expect("readable").path();
             if path.is_dir() {
                 folders.push(path);
                 continue;
             }
             let text = std::fs::read_to_string(&path).unwrap_or_default();
-            let file = path.file_name().map(|f| f.to_string_lossy().into_owned());
-            let mut is_test = false;
-            for line in text.lines().map(str::trim) {
-                if let Some(name) = line.strip_prefix("fn ").and_then(|l| l.split('(').next())
-                    && is_test
-                {
-                    for n in numbers(name) {
-                        let item = (name.to_string(), file.clone().unwrap_or_default());
-                        found.entry(n).or_default().push(item);
-                    }
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            for name in test_names(&text) {
+                for number in numbers_of(name) {
+                    let test = (name.to_string(), file.to_string());
+                    found.entry(number).or_default().push(test);
                 }
-                is_test = line == "#[test]";
             }
         }
     }
-    found.values_mut().for_each(|v| v.sort());
+    found.values_mut().for_each(|tests| tests.sort());
     found
 }
 
+/// Names of the functions behind `#[test]`.
+fn test_names(text: &str) -> Vec<&str> {
+    let mut names = Vec::new();
+    let mut is_test = false;
+    for line in text.lines().map(str::trim) {
+        if is_test && let Some(function) = line.strip_prefix("fn ") {
+            names.extend(function.split('(').next());
+        }
+        is_test = line == "#[test]";
+    }
+    names
+}
+
 /// The numbers at the start of a test's name.
-pub fn numbers(name: &str) -> Vec<u32> {
-    let mut out: Vec<u32> = Vec::new();
-    let mut to = false;
+pub fn numbers_of(name: &str) -> Vec<u32> {
+    let mut numbers: Vec<u32> = Vec::new();
+    let mut is_range = false;
     for part in name.split('_') {
-        let n = part.strip_prefix('c').and_then(|d| d.parse().ok());
-        match (n, out.last().copied()) {
-            (Some(n), Some(from)) if to => out.extend(from + 1..=n),
-            (Some(n), _) => out.push(n),
+        let number = part
+            .strip_prefix('c')
+            .and_then(|digits| digits.parse().ok());
+        match (number, numbers.last().copied()) {
+            (Some(number), Some(from)) if is_range => numbers.extend(from + 1..=number),
+            (Some(number), _) => numbers.push(number),
             (None, Some(_)) if part == "to" => {
-                to = true;
+                is_range = true;
                 continue;
             }
             _ => break,
         }
-        to = false;
+        is_range = false;
     }
-    out
+    numbers
 }
 
-/// CONFORMANCE.md. `passed`: whether the test of this name passed; `None` when it did not run.
-pub fn render(passed: impl Fn(&str) -> Option<bool>) -> String {
-    let tests = Tests::find();
-    let mut out = String::from(
-        "# Conformance of siwd\n\n\
-         Written by `cargo run -p siw-iwarp --example conformance`, which runs the tests; a test keeps it\n\
-         in step with the list and the names of the tests. Codes are layer/type/code of the Terminate.\n\
-         Tests against a running siwd (`dataplane/tests/conformance`) send octets over a DPDK tap port\n\
-         from a scripted peer and compare what comes back; those against the crate (`iwarp/`) run no device.\n\n\
-         | # | RFC | case | siwd | result | against a running siwd | against the crate |\n\
-         |---|---|---|---|---|---|---|\n",
-    );
-    let mut running = 0;
-    let mut all = 0;
-    for (n, rfc, case, does) in CASES {
-        let at = |m: &BTreeMap<u32, Vec<(String, String)>>| m.get(&n).cloned().unwrap_or_default();
-        let (live, alone) = (at(&tests.running), at(&tests.alone));
-        let mut list = live.iter().chain(&alone).peekable();
-        let result = if list.peek().is_none() {
+const HEADER: &str = "\
+# Conformance of siwd
+
+Written by `cargo run -p siw-iwarp --example conformance`, which runs the tests; a test keeps it
+in step with the list and the names of the tests. Codes are layer/type/code of the Terminate.
+Tests against a running siwd (`dataplane/tests/conformance`) send octets over a DPDK tap port
+from a scripted peer and compare what comes back; those against the crate (`iwarp/`) run no device.
+`PROTOCOL.md` says what the RFCs leave open and what siwd chose.
+
+| # | RFC | case | siwd | result | against a running siwd | against the crate |
+|---|---|---|---|---|---|---|
+";
+
+/// CONFORMANCE.md. `has_passed`: whether the test of this name passed; `None` when it did not run.
+pub fn render(has_passed: impl Fn(&str) -> Option<bool>) -> String {
+    let tests = NumberedTests::find();
+    let mut out = String::from(HEADER);
+    let mut passed_running = 0;
+    let mut passed = 0;
+    for (number, rfc, case, behaviour) in CASES {
+        let running = tests.running.get(&number).cloned().unwrap_or_default();
+        let alone = tests.alone.get(&number).cloned().unwrap_or_default();
+        let outcomes: Vec<Option<bool>> = running
+            .iter()
+            .chain(&alone)
+            .map(|(name, _)| has_passed(name))
+            .collect();
+        let result = if outcomes.is_empty() {
             "not covered"
-        } else if list.clone().all(|(t, _)| passed(t) == Some(true)) {
-            all += 1;
-            running += u32::from(!live.is_empty());
+        } else if outcomes.iter().all(|outcome| *outcome == Some(true)) {
+            passed += 1;
+            passed_running += u32::from(!running.is_empty());
             "pass"
-        } else if list.any(|(t, _)| passed(t) == Some(false)) {
+        } else if outcomes.contains(&Some(false)) {
             "FAIL"
         } else {
             "not run"
         };
-        let names = |v: &[(String, String)]| {
-            let v: Vec<String> = v.iter().map(|(t, f)| format!("`{t}` ({f})")).collect();
-            v.join(", ")
-        };
-        let live = match NOT_RUNNING.iter().find(|(m, _)| *m == n) {
+        let running = match NOT_RUNNING.iter().find(|(excused, _)| *excused == number) {
             Some((_, why)) => format!("no: {why}"),
-            None => names(&live),
+            None => format_tests(&running),
         };
-        let alone = names(&alone);
+        let alone = format_tests(&alone);
         let _ = writeln!(
             out,
-            "| {n} | {rfc} | {case} | {does} | {result} | {live} | {alone} |"
+            "| {number} | {rfc} | {case} | {behaviour} | {result} | {running} | {alone} |"
         );
     }
     let _ = writeln!(
         out,
-        "\n{all} of {} pass, {running} of them against a running siwd.",
+        "\n{passed} of {} pass, {passed_running} of them against a running siwd.",
         CASES.len()
     );
     out
+}
+
+fn format_tests(tests: &[NamedTest]) -> String {
+    let tests: Vec<String> = tests
+        .iter()
+        .map(|(name, file)| format!("`{name}` ({file})"))
+        .collect();
+    tests.join(", ")
 }

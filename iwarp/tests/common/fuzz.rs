@@ -141,7 +141,7 @@ pub fn headers(data: &[u8]) {
         return;
     };
     let (mut e, key, region) = loaded(how & 1 != 0, true);
-    let mut marker_position = mpa::marker::MarkerPosition::start(how & 1 != 0);
+    let mut marker_position = mpa::marker::MarkerPosition::stream_start(how & 1 != 0);
     let mut msn = [1u32; 4];
     while let [n, fix, rest @ ..] = data {
         let n = usize::from(*n).min(rest.len());

@@ -193,7 +193,7 @@ impl QpEnv for Env {
     }
 }
 
-pub fn attr() -> QpInitAttr {
+pub fn init_attr() -> QpInitAttr {
     QpInitAttr {
         qpn: 3,
         pd: PD,
@@ -226,7 +226,7 @@ pub struct End {
 
 impl End {
     pub fn new(n: NegotiatedParameters) -> Self {
-        let mut qp = QueuePair::new(attr());
+        let mut qp = QueuePair::new(init_attr());
         qp.set_rts(n, EMSS);
         Self {
             qp,
@@ -281,7 +281,7 @@ impl End {
         let f = self.pull().expect("a Terminate leaves");
         let t = parse_terminate(&f);
         assert_eq!(t.code.to_string(), code);
-        assert!(!t.swapped);
+        assert!(!t.is_siw_order);
         assert!(self.pull().is_none(), "nothing after a Terminate");
         assert_eq!(self.qp.state(), RdmapState::Terminate);
         assert_eq!(self.qp.requested_close(), Some(CloseKind::Graceful));

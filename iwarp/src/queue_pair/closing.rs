@@ -1,0 +1,196 @@
+//! How a stream ends: graceful close, errors found here, a Terminate of either side, the loss of the
+//! TCP connection (PROTOCOL.md sections 4.2 and 6).
+
+use super::error_mapping::event_for_code;
+use super::state::{BuildError, CloseKind, CloseReason, RdmapState};
+use super::transmitter::OpenMessage;
+use super::{OutgoingTerminate, QueuePair};
+use crate::ddp::{Msn, QN_TERMINATE, UNTAGGED_HDR_LEN, UntaggedHeader};
+use crate::environment::{QpEnv, QpEvent};
+use crate::mpa::fpdu::LEN_FIELD;
+use crate::rdmap::terminate::{
+    MAX_TERMINATE_LEN, OffendingSegment, ReceivedTerminate, TerminateCode, TerminatePayload,
+};
+use crate::record::{FpduKind, FpduRecord};
+use crate::stream::RxStream;
+use siw_shm::WcStatus;
+
+impl QueuePair {
+    /// The consumer disconnects: a message that is under way is sent to its end, then
+    /// [`requested_close`](Self::requested_close) asks for a graceful close. Work requests that were
+    /// not started are flushed when the stream is closed.
+    pub fn disconnect(&mut self) {
+        if self.state == RdmapState::Rts {
+            self.start_closing();
+        }
+    }
+
+    /// The peer sent FIN and [`receive_in_order`](Self::receive_in_order) has seen all bytes before
+    /// it. `leftover`: bytes of an incomplete FPDU that stay in the stream.
+    pub fn on_peer_fin<E: QpEnv>(&mut self, env: &mut E, leftover: usize) {
+        if !matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
+            return;
+        }
+        if leftover > 0 || self.receive.is_within_message() {
+            // Conformance 36: the stream ended inside of an FPDU or a message.
+            self.abort(env, TerminateCode::MPA_TCP_LOST);
+        } else if self.state == RdmapState::Rts {
+            self.start_closing();
+        }
+    }
+
+    fn start_closing(&mut self) {
+        self.state = RdmapState::Closing;
+        let is_started = match self.transmitter.open_message {
+            OpenMessage::Request => self.requester.has_started_current(),
+            OpenMessage::Response => true,
+            OpenMessage::None => false,
+        };
+        if !is_started {
+            self.transmitter.open_message = OpenMessage::None;
+        }
+    }
+
+    /// Ends the queue pair at once: the error goes into no Terminate, the stream is reset.
+    fn abort<E: QpEnv>(&mut self, env: &mut E, code: TerminateCode) {
+        self.errors.found.get_or_insert(code);
+        self.state = RdmapState::Error;
+        self.wants_abort = true;
+        env.post_event(QpEvent::QpFatal);
+        self.flush_queues(env);
+    }
+
+    /// The stream is gone, no record comes back any more: flushes, and goes to IDLE (closed cleanly
+    /// with nothing left to send) or ERROR.
+    pub fn on_tcp_closed<E: QpEnv>(&mut self, env: &mut E, reason: CloseReason) {
+        if !self.stream_open {
+            return;
+        }
+        self.stream_open = false;
+        self.complete_ready(env);
+        let is_clean = self.state == RdmapState::Closing && reason == CloseReason::Closed;
+        if !is_clean && matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
+            self.errors.found.get_or_insert(TerminateCode::MPA_TCP_LOST);
+            env.post_event(QpEvent::QpFatal);
+        }
+        self.state = RdmapState::Error;
+        let has_failed = self.flush_send_queue(env);
+        self.flush_receive_queue(env);
+        if is_clean && !has_failed {
+            self.state = RdmapState::Idle;
+        }
+    }
+
+    /// ibv_modify_qp(ERR), or the client is gone: flushes now, and requests an abort of the stream.
+    pub fn modify_to_error<E: QpEnv>(&mut self, env: &mut E) {
+        self.state = RdmapState::Error;
+        self.wants_abort = true;
+        self.flush_queues(env);
+    }
+
+    /// Sends a Terminate of the local user's choice, then closes.
+    pub fn send_terminate(&mut self, code: TerminateCode) {
+        if self.state == RdmapState::Rts {
+            self.queue_terminate(code, None);
+        }
+    }
+
+    /// [`build_fpdu`](Self::build_fpdu) failed: the queue pair goes to ERROR and requests an abort. The
+    /// message completes with LOC_PROT_ERR, everything else is flushed.
+    pub fn on_build_failure<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        record: &FpduRecord,
+        error: BuildError,
+    ) {
+        if self.state == RdmapState::Error {
+            return;
+        }
+        if record.kind == FpduKind::Request && error == BuildError::KeyDeregistered {
+            let status = WcStatus::LOC_PROT_ERR;
+            self.requester.fail_request(Some(record.slot), status);
+        }
+        self.abort(env, TerminateCode::LOCAL_CATASTROPHIC);
+    }
+
+    /// How the stream shall be closed now, if at all; the same until the stream is closed.
+    pub fn requested_close(&self) -> Option<CloseKind> {
+        if !self.stream_open {
+            return None;
+        }
+        if self.wants_abort {
+            return Some(CloseKind::Abort);
+        }
+        let is_ready = match self.state {
+            RdmapState::Closing => self.transmitter.open_message == OpenMessage::None,
+            RdmapState::Terminate => !self.has_unsent_terminate(),
+            _ => false,
+        };
+        is_ready.then_some(CloseKind::Graceful)
+    }
+
+    /// Ends the stream because of an error of which the peer is told. The first error counts (RFC 5040
+    /// section 7.1, conformance 37, 79, 80); nothing follows a Terminate, in either direction.
+    pub(super) fn fail_stream<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        code: TerminateCode,
+        offender: Option<&OffendingSegment>,
+    ) {
+        match self.state {
+            RdmapState::Rts => {
+                env.post_event(event_for_code(code));
+                self.queue_terminate(code, offender);
+            }
+            // The FIN may have left already: no Terminate can follow it.
+            RdmapState::Closing => {
+                env.post_event(event_for_code(code));
+                self.errors.found = Some(code);
+                self.state = RdmapState::Error;
+                self.wants_abort = true;
+                self.flush_queues(env);
+            }
+            _ => {}
+        }
+    }
+
+    fn queue_terminate(&mut self, code: TerminateCode, offender: Option<&OffendingSegment>) {
+        self.errors.found = Some(code);
+        self.state = RdmapState::Terminate;
+        self.transmitter.open_message = OpenMessage::None;
+        self.terminate = Some(Box::new(OutgoingTerminate {
+            payload: TerminatePayload::new(code, offender).in_bit_order(self.terminate_bit_order),
+            is_queued: false,
+        }));
+    }
+
+    /// The peer's Terminate ends the stream; none goes back (RFC 5040 section 5.4).
+    pub(super) fn on_terminate<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        header: &UntaggedHeader,
+        len: u32,
+    ) {
+        let mut payload = [0; MAX_TERMINATE_LEN];
+        let len = (len as usize).min(payload.len());
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload[..len]);
+        let is_sound = header.qn == QN_TERMINATE
+            && header.msn == Msn::FIRST
+            && header.mo == 0
+            && header.control.is_last();
+        let parsed = ReceivedTerminate::parse(&payload[..len]);
+        self.state = RdmapState::Terminate;
+        self.transmitter.open_message = OpenMessage::None;
+        let Some(terminate) = parsed.ok().filter(|_| is_sound) else {
+            // Conformance 78: a malformed Terminate is an error of this stream all the same.
+            self.errors.found = Some(TerminateCode::RDMAP_UNSPECIFIED);
+            env.post_event(QpEvent::QpFatal);
+            return;
+        };
+        self.errors.received = Some(terminate.code);
+        env.post_event(event_for_code(terminate.code));
+        self.requester.on_terminate(&terminate);
+        self.complete_ready(env);
+    }
+}

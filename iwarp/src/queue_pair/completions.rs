@@ -1,0 +1,100 @@
+//! What acknowledgements, released buffers and the end of the stream complete.
+
+use super::QueuePair;
+use super::receive::{ReceiveContext, ReceiveState};
+use super::requester::{CompletionContext, Requester};
+use super::state::{DrainState, RdmapState};
+use super::transmitter::OpenMessage;
+use crate::environment::QpEnv;
+use crate::record::{FpduKind, FpduRecord};
+
+impl QueuePair {
+    /// The requester, and what its completions need of the queue pair.
+    #[inline]
+    pub(super) fn requester_with_context(&mut self) -> (&mut Requester, CompletionContext<'_>) {
+        let context = CompletionContext {
+            attr: &self.attr,
+            errors: &self.errors,
+            unreleased: &mut self.unreleased,
+        };
+        (&mut self.requester, context)
+    }
+
+    /// The receive state, and what its completions need of the queue pair.
+    #[inline]
+    pub(super) fn receive_with_context(&mut self) -> (&mut ReceiveState, ReceiveContext<'_>) {
+        let context = ReceiveContext {
+            attr: &self.attr,
+            errors: &self.errors,
+        };
+        (&mut self.receive, context)
+    }
+
+    /// TCP got every byte of this record acknowledged. Records come back in the order in which they
+    /// were handed out.
+    #[inline]
+    pub fn on_record_acked<E: QpEnv>(&mut self, env: &mut E, record: &FpduRecord) {
+        if !record.is_last {
+            return;
+        }
+        match record.kind {
+            FpduKind::Request | FpduKind::Immediate => {
+                if self.requester.on_acked(record.slot, record.kind) {
+                    self.complete_ready(env);
+                }
+            }
+            FpduKind::Response => self.responder.on_acked(env, record.slot),
+            FpduKind::Rtr | FpduKind::Terminate => {}
+        }
+    }
+
+    /// Completes what only waited for the port to release buffers. True: some still wait.
+    pub fn poll_releases<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        self.complete_ready(env);
+        self.responder.retire_acked(env);
+        self.unreleased.poll(env);
+        self.is_awaiting_release()
+    }
+
+    /// Something waits for the port alone: call [`poll_releases`](Self::poll_releases) from time to
+    /// time, and before the queue pair is dropped until this is false.
+    #[inline]
+    pub fn is_awaiting_release(&self) -> bool {
+        !self.unreleased.is_empty()
+            || self.requester.is_awaiting_release()
+            || self.responder.is_awaiting_release()
+    }
+
+    /// Completes the work requests at the front of the send queue that are finished.
+    #[inline]
+    pub(super) fn complete_ready<E: QpEnv>(&mut self, env: &mut E) {
+        let (requester, mut context) = self.requester_with_context();
+        requester.complete_ready(env, &mut context);
+        if self.requester.drain == DrainState::Draining {
+            self.check_drained(env);
+        }
+    }
+
+    /// Flushes what is in the queues, still or anew. Call it on a doorbell in ERROR; does nothing in
+    /// other states.
+    pub fn flush_queues<E: QpEnv>(&mut self, env: &mut E) {
+        if self.state == RdmapState::Error {
+            self.flush_send_queue(env);
+            self.flush_receive_queue(env);
+        }
+    }
+
+    /// True: a work request did not succeed.
+    pub(super) fn flush_send_queue<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        self.transmitter.open_message = OpenMessage::None;
+        let (requester, mut context) = self.requester_with_context();
+        let has_failed = requester.flush(env, &mut context);
+        self.responder.flush(env, &mut self.unreleased);
+        has_failed
+    }
+
+    pub(super) fn flush_receive_queue<E: QpEnv>(&mut self, env: &mut E) {
+        let (receive, context) = self.receive_with_context();
+        receive.flush(env, &context);
+    }
+}

@@ -1,0 +1,308 @@
+//! The receiving side of a queue pair: FPDU by FPDU, checks, placement, delivery.
+//!
+//! ```text
+//! stream --> next_fpdu, verify (MPA) --> process_segment (DDP, RDMAP) --> requester: responses
+//!                                                                     --> responder: requests
+//!                                                                     --> receive state: Write, Send
+//! ```
+//!
+//! The checks go from MPA (CRC, markers, length) over DDP (version, queue, buffer) to RDMAP (version,
+//! opcode, rights). The first that fails names the Terminate code (PROTOCOL.md section 6).
+
+mod out_of_order;
+mod untagged;
+
+pub(crate) use untagged::ReceiveContext;
+
+pub use out_of_order::OutOfOrderPolicy;
+
+use crate::ddp::placement::place_payload;
+use crate::ddp::{
+    ControlOctets, DDP_VERSION, Msn, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN, UntaggedHeader,
+};
+use crate::environment::QpEnv;
+use crate::mpa::fpdu::{FpduInfo, LEN_FIELD};
+use crate::mpa::fpdu_source::{FpduSource, PlainStream, UnmarkedStream};
+use crate::mpa::marker::MarkerPosition;
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::error_mapping::tagged_buffer_code;
+use crate::queue_pair::state::{QpInitAttr, RdmapState, ReceiveProgress};
+use crate::rdmap::terminate::{OffendingSegment, TerminateCode};
+use crate::rdmap::{RDMAP_VERSION, RdmapOpcode, ReadRequestHeader};
+use crate::stream::RxStream;
+use out_of_order::{AlreadyPlaced, OutOfOrderPlacement};
+use siw_memory::KeyReader;
+use siw_shm::Access;
+use untagged::OpenReceive;
+
+/// Untagged queues of RFC 5040 section 4.1 and RFC 7306 section 5.
+const QUEUE_COUNT: u32 = 4;
+
+/// Why a segment ends the stream.
+#[derive(Debug)]
+pub(crate) struct SegmentError {
+    pub code: TerminateCode,
+    /// The segment is this Read Request.
+    pub read: Option<ReadRequestHeader>,
+}
+
+impl From<TerminateCode> for SegmentError {
+    fn from(code: TerminateCode) -> Self {
+        Self { code, read: None }
+    }
+}
+
+/// What is known of the incoming stream, and of the message that is being received.
+#[derive(Debug)]
+pub(crate) struct ReceiveState {
+    marker_position: MarkerPosition,
+    /// The first FPDU has arrived.
+    pub has_first_fpdu: bool,
+    /// The ready-to-receive Send of the peer is still to come: it takes no receive work request.
+    expects_rtr_send: bool,
+    /// The last segment of the last RDMA Write is still to come.
+    is_write_open: bool,
+    /// Bytes of the last RDMA Write: what Immediate Data right behind it reports.
+    write_len: u32,
+    /// Of the next Send or Immediate Data.
+    expected_send_msn: Msn,
+    /// Immediate data of the Send that comes next.
+    immediate_for_send: Option<u32>,
+    open: OpenReceive,
+    pub out_of_order: OutOfOrderPlacement,
+}
+
+impl ReceiveState {
+    pub fn new(
+        first_msn: Msn,
+        marker_position: MarkerPosition,
+        expects_rtr_send: bool,
+        policy: OutOfOrderPolicy,
+    ) -> Self {
+        Self {
+            marker_position,
+            has_first_fpdu: false,
+            expects_rtr_send,
+            is_write_open: false,
+            write_len: 0,
+            expected_send_msn: first_msn,
+            immediate_for_send: None,
+            open: OpenReceive::default(),
+            out_of_order: OutOfOrderPlacement::new(policy),
+        }
+    }
+
+    /// Part of a Send has arrived, and part of it has not.
+    pub fn is_within_message(&self) -> bool {
+        self.open.is_active
+    }
+
+    /// RDMA Write. Each segment stands for itself: a gap in TO is legal (PROTOCOL.md section 8.3).
+    #[inline]
+    fn on_write(
+        &mut self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        rx: &impl RxStream,
+        header: &TaggedHeader,
+        len: u32,
+    ) -> Result<(), SegmentError> {
+        if !self.is_write_open {
+            self.write_len = 0;
+        }
+        self.is_write_open = !header.control.is_last();
+        self.write_len = self.write_len.wrapping_add(len);
+        if len == 0 {
+            // STag and TO of a zero-length segment are not checked (RFC 5041 section 5.2).
+            return Ok(());
+        }
+        let (mr, off) = attr
+            .check_key(keys, header.stag, header.to, len, Access::REMOTE_WRITE)
+            .map_err(tagged_buffer_code)?;
+        place_payload(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off)
+            .map_err(|_| TerminateCode::LOCAL_CATASTROPHIC.into())
+    }
+}
+
+/// In how many pieces of the stream the first `len` octets lie.
+fn count_pieces(rx: &impl RxStream, len: usize) -> u32 {
+    let mut count = 0;
+    rx.for_each_slice(0, len, |_| count += 1);
+    count
+}
+
+fn parse_opcode(control: ControlOctets) -> Result<RdmapOpcode, TerminateCode> {
+    if control.rdmap_version() != RDMAP_VERSION {
+        return Err(TerminateCode::RDMAP_VERSION);
+    }
+    RdmapOpcode::from_wire(control.opcode()).ok_or(TerminateCode::RDMAP_OPCODE)
+}
+
+impl QueuePair {
+    /// Consumes every FPDU that is complete in `rx`: checks, places, completes, queues responses;
+    /// stops at an incomplete one. On a protocol error it queues the Terminate; from then on it
+    /// discards what arrives, so that the peer's FIN is reached.
+    ///
+    /// Call it before [`on_record_acked`](Self::on_record_acked) for the acknowledgement of the same
+    /// segment: a Terminate then still finds the work request that it is about.
+    pub fn receive_in_order<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &mut impl RxStream,
+    ) -> ReceiveProgress {
+        let mut progress = if self.receive.marker_position.has_markers() {
+            let mut unmarked = UnmarkedStream::new(&mut *rx, self.receive.marker_position);
+            let progress = self.process_fpdus(env, &mut unmarked);
+            self.receive.marker_position = unmarked.marker_position;
+            progress
+        } else {
+            self.process_fpdus(env, &mut PlainStream(&mut *rx))
+        };
+        self.receive.out_of_order.position += progress.bytes as u64;
+        if matches!(self.state, RdmapState::Terminate | RdmapState::Error) {
+            let rest = rx.available();
+            rx.consume(rest);
+            progress.bytes += rest;
+        }
+        progress.has_output = self.has_output();
+        progress
+    }
+
+    #[inline]
+    fn process_fpdus<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &mut impl FpduSource,
+    ) -> ReceiveProgress {
+        let mut progress = ReceiveProgress::default();
+        while matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
+            let Some(fpdu) = rx.next_fpdu() else { break };
+            if let Err(code) = rx.verify(&fpdu, self.crc) {
+                self.fail_stream(env, code, None);
+                break;
+            }
+            let out_of_order = &mut self.receive.out_of_order;
+            if out_of_order.is_watching_alignment() && count_pieces(rx, fpdu.wire_len) > 1 {
+                out_of_order.is_unaligned = true;
+            }
+            let position = out_of_order.position + progress.bytes as u64;
+            let result = if !out_of_order.is_empty() && out_of_order.take(position, &fpdu) {
+                self.process_segment(env, &AlreadyPlaced(rx), &fpdu)
+            } else {
+                self.process_segment(env, rx, &fpdu)
+            };
+            progress.fpdus += 1;
+            rx.take(&fpdu);
+            progress.bytes += fpdu.stream_len;
+            if !self.receive.has_first_fpdu {
+                self.receive.has_first_fpdu = true;
+                self.may_send = true;
+                progress.first_fpdu = true;
+            }
+            if let Err(error) = result {
+                let offender = OffendingSegment {
+                    ulpdu_len: fpdu.ulpdu_len,
+                    hdr: fpdu.hdr,
+                    read: error.read,
+                };
+                self.fail_stream(env, error.code, Some(&offender));
+            }
+        }
+        progress
+    }
+
+    #[inline]
+    fn process_segment<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        fpdu: &FpduInfo,
+    ) -> Result<(), SegmentError> {
+        let control = ControlOctets {
+            ddp: fpdu.hdr[0],
+            rdmap: fpdu.hdr[1],
+        };
+        let ulpdu_len = usize::from(fpdu.ulpdu_len);
+        if ulpdu_len < 2 || ulpdu_len < control.header_len() {
+            return Err(TerminateCode::MPA_LENGTH.into());
+        }
+        if !control.is_tagged() {
+            let len = (ulpdu_len - UNTAGGED_HDR_LEN) as u32;
+            return self.process_untagged(env, rx, control, &UntaggedHeader::parse(&fpdu.hdr), len);
+        }
+        if control.ddp_version() != DDP_VERSION {
+            return Err(TerminateCode::DDP_TAGGED_VERSION.into());
+        }
+        let header = TaggedHeader::parse(&fpdu.hdr);
+        let len = (ulpdu_len - TAGGED_HDR_LEN) as u32;
+        match parse_opcode(control)? {
+            RdmapOpcode::Write => self
+                .receive
+                .on_write(env.keys(), &self.attr, rx, &header, len),
+            RdmapOpcode::ReadResponse => {
+                let is_answered = self
+                    .requester
+                    .on_read_response(env, &self.attr, rx, &header, len)?;
+                if is_answered {
+                    self.complete_ready(env);
+                }
+                Ok(())
+            }
+            _ => Err(TerminateCode::RDMAP_OPCODE.into()),
+        }
+    }
+
+    #[inline]
+    fn process_untagged<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &impl RxStream,
+        control: ControlOctets,
+        header: &UntaggedHeader,
+        len: u32,
+    ) -> Result<(), SegmentError> {
+        if control.ddp_version() != DDP_VERSION {
+            return Err(TerminateCode::DDP_UNTAGGED_VERSION.into());
+        }
+        if header.qn >= QUEUE_COUNT {
+            return Err(TerminateCode::DDP_QN.into());
+        }
+        let opcode = parse_opcode(control)?;
+        match opcode.queue_number() {
+            None => return Err(TerminateCode::RDMAP_OPCODE.into()),
+            Some(qn) if qn != header.qn => return Err(TerminateCode::DDP_QN.into()),
+            Some(_) => {}
+        }
+        // A stream that closes answers nothing any more.
+        let is_answerable = self.state == RdmapState::Rts;
+        let (attr, responder) = (&self.attr, &mut self.responder);
+        match opcode {
+            RdmapOpcode::ReadRequest => {
+                responder.on_read_request(env.keys(), attr, rx, header, len, is_answerable)
+            }
+            RdmapOpcode::AtomicRequest => {
+                responder.on_atomic_request(env.keys(), attr, rx, header, len, is_answerable)
+            }
+            RdmapOpcode::AtomicResponse => {
+                let is_answered = self
+                    .requester
+                    .on_atomic_response(env, attr, rx, header, len)?;
+                if is_answered {
+                    self.complete_ready(env);
+                }
+                Ok(())
+            }
+            RdmapOpcode::Immediate | RdmapOpcode::ImmediateSe => self
+                .receive
+                .on_immediate_data(env, attr, rx, opcode, header, len),
+            RdmapOpcode::Terminate => {
+                self.on_terminate(env, rx, header, len);
+                Ok(())
+            }
+            _ => {
+                let (receive, context) = self.receive_with_context();
+                receive.on_send(env, &context, rx, opcode, header, len)
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Placement of what arrived beyond a gap in the stream (RFC 5041 section 5.2, RFC 5044 sections 4.2
+//! and 6): payload goes to its memory when it arrives, delivery stays in order.
+//!
+//! TCP shows the worker a segment that it keeps behind a gap, and the worker shows it to
+//! [`QueuePair::receive_out_of_order`]. What is sound and allowed there is placed and remembered by
+//! its position in the stream. When [`QueuePair::receive_in_order`] reaches the same FPDU, every check
+//! is made again and only the copy is left out. What is not sound or not allowed waits for its turn:
+//! errors are found, reported and answered in order.
+
+use std::collections::VecDeque;
+
+use super::ReceiveState;
+use crate::ddp::placement::place_payload;
+use crate::ddp::{
+    ControlOctets, DDP_VERSION, MAX_HDR_LEN, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UntaggedHeader,
+};
+use crate::environment::QpEnv;
+use crate::mpa::fpdu::{FpduInfo, LEN_FIELD};
+use crate::mpa::fpdu_source::{FpduSource, PlainStream, UnmarkedStream};
+use crate::mpa::marker::{self, MarkerPosition};
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::state::{QpInitAttr, RdmapState};
+use crate::rdmap::{RDMAP_VERSION, RdmapOpcode};
+use crate::stream::RxStream;
+use siw_memory::{KeyReader, RegisteredMemory};
+use siw_shm::Access;
+
+/// So many FPDUs are remembered; those beyond are placed in order.
+const MAX_PLACED_FPDUS: usize = 4096;
+
+/// Which streams may place payload beyond a gap. All of them need the CRC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum OutOfOrderPolicy {
+    /// None: everything is placed in order.
+    #[default]
+    Off,
+    /// Those with markers, which prove where an FPDU begins.
+    Markers,
+    /// Also those in which every FPDU so far lay inside one segment: a sender that aligns.
+    Aligned,
+}
+
+/// An FPDU that was placed before its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PlacedFpdu {
+    /// Octets of the stream before it.
+    position: u64,
+    ulpdu_len: u16,
+    hdr: [u8; MAX_HDR_LEN],
+}
+
+/// What a queue pair remembers of its stream for placement out of order.
+#[derive(Debug, Default)]
+pub(crate) struct OutOfOrderPlacement {
+    pub policy: OutOfOrderPolicy,
+    /// An FPDU lay across two pieces of the stream: the sender, or a device on the path, does not
+    /// align.
+    pub is_unaligned: bool,
+    /// Octets of the stream that are consumed.
+    pub position: u64,
+    /// Sorted by position.
+    placed: VecDeque<PlacedFpdu>,
+}
+
+impl OutOfOrderPlacement {
+    pub fn new(policy: OutOfOrderPolicy) -> Self {
+        Self {
+            policy,
+            ..Self::default()
+        }
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.placed.is_empty()
+    }
+
+    /// Whether the alignment of FPDUs in segments still has to be observed.
+    #[inline]
+    pub fn is_watching_alignment(&self) -> bool {
+        self.policy == OutOfOrderPolicy::Aligned && !self.is_unaligned
+    }
+
+    /// It is the turn of the FPDU at `position`. True: it was placed before, and is the same.
+    #[cold]
+    pub fn take(&mut self, position: u64, fpdu: &FpduInfo) -> bool {
+        let is_past = |placed: &PlacedFpdu| placed.position < position;
+        while self.placed.front().is_some_and(is_past) {
+            self.placed.pop_front();
+        }
+        match self.placed.front() {
+            Some(placed) if placed.position == position => {
+                let is_same = placed.ulpdu_len == fpdu.ulpdu_len && placed.hdr == fpdu.hdr;
+                self.placed.pop_front();
+                is_same
+            }
+            _ => false,
+        }
+    }
+
+    /// Where an FPDU at `position` belongs in the queue; `None`: it is there already, and what was
+    /// placed may be in use, or too many are there.
+    fn insertion_index(&self, position: u64) -> Option<usize> {
+        if self.placed.len() >= MAX_PLACED_FPDUS {
+            return None;
+        }
+        self.placed
+            .binary_search_by_key(&position, |placed| placed.position)
+            .err()
+    }
+}
+
+/// A stream that begins `start` octets into another.
+struct StreamTail<'a, R> {
+    rx: &'a R,
+    start: usize,
+}
+
+impl<R: RxStream> RxStream for StreamTail<'_, R> {
+    fn available(&self) -> usize {
+        self.rx.available().saturating_sub(self.start)
+    }
+    fn peek(&self, offset: usize, out: &mut [u8]) {
+        self.rx.peek(self.start + offset, out);
+    }
+    fn for_each_slice(&self, offset: usize, len: usize, visit: impl FnMut(&[u8])) {
+        self.rx.for_each_slice(self.start + offset, len, visit);
+    }
+    fn consume(&mut self, len: usize) {
+        self.start += len;
+    }
+}
+
+/// A stream whose payload is in its memory already: headers can be looked at, nothing is copied.
+pub(super) struct AlreadyPlaced<'a, R>(pub &'a R);
+
+impl<R: RxStream> RxStream for AlreadyPlaced<'_, R> {
+    fn available(&self) -> usize {
+        self.0.available()
+    }
+    fn peek(&self, offset: usize, out: &mut [u8]) {
+        self.0.peek(offset, out);
+    }
+    fn for_each_slice(&self, _offset: usize, _len: usize, _visit: impl FnMut(&[u8])) {}
+    fn copy_to_memory(
+        &self,
+        _offset: usize,
+        _len: usize,
+        _mr: &RegisteredMemory,
+        _region_off: u64,
+    ) -> bool {
+        true
+    }
+    fn consume(&mut self, _len: usize) {}
+}
+
+impl ReceiveState {
+    /// Places payload whose memory is known already: of Writes, of responses that `wants_response`
+    /// knows (STag, TO, length), of the Send that is being received. True: it is placed.
+    fn place_early(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        rx: &impl RxStream,
+        fpdu: &FpduInfo,
+        wants_response: impl Fn(u32, u64, u32) -> bool,
+    ) -> bool {
+        let control = ControlOctets {
+            ddp: fpdu.hdr[0],
+            rdmap: fpdu.hdr[1],
+        };
+        let ulpdu_len = usize::from(fpdu.ulpdu_len);
+        if ulpdu_len <= control.header_len()
+            || control.ddp_version() != DDP_VERSION
+            || control.rdmap_version() != RDMAP_VERSION
+        {
+            return false;
+        }
+        let len = (ulpdu_len - control.header_len()) as u32;
+        let opcode = RdmapOpcode::from_wire(control.opcode());
+        if !control.is_tagged() {
+            let header = UntaggedHeader::parse(&fpdu.hdr);
+            let open = &self.open;
+            let continues_send =
+                opcode.is_some_and(|opcode| opcode.is_send() && opcode as u8 == open.opcode);
+            return continues_send
+                && header.qn == QN_SEND
+                && open.is_active
+                && header.msn == self.expected_send_msn
+                && header.mo >= open.received
+                && header.mo <= open.capacity
+                && len <= open.capacity - header.mo
+                && self.scatter(keys, attr, rx, header.mo, len).is_ok();
+        }
+        let header = TaggedHeader::parse(&fpdu.hdr);
+        let access = match opcode {
+            Some(RdmapOpcode::Write) => Access::REMOTE_WRITE,
+            Some(RdmapOpcode::ReadResponse) if wants_response(header.stag, header.to, len) => {
+                Access::LOCAL_WRITE
+            }
+            _ => return false,
+        };
+        attr.check_key(keys, header.stag, header.to, len, access)
+            .is_ok_and(|(mr, off)| {
+                place_payload(rx, LEN_FIELD + TAGGED_HDR_LEN, len as usize, mr, off).is_ok()
+            })
+    }
+}
+
+impl QueuePair {
+    /// Which streams of this queue pair may place payload beyond a gap; before
+    /// [`set_rts`](Self::set_rts).
+    pub fn set_out_of_order(&mut self, policy: OutOfOrderPolicy) {
+        self.receive.out_of_order.policy = policy;
+    }
+
+    /// `held` is a segment that TCP keeps behind a gap, `offset` octets after the first octet that
+    /// [`receive_in_order`](Self::receive_in_order) has not consumed. Places what may be placed of it
+    /// and returns how many FPDUs that were. Completes nothing, reports nothing.
+    #[cold]
+    pub fn receive_out_of_order<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        offset: usize,
+        held: &impl RxStream,
+    ) -> u32 {
+        if self.state != RdmapState::Rts || !self.crc || !self.receive.has_first_fpdu {
+            return 0;
+        }
+        let segment_position = self.receive.marker_position.advanced_by(offset);
+        let Some(mut start) = self.find_first_fpdu(held, segment_position) else {
+            return 0;
+        };
+        let mut placed = 0;
+        loop {
+            let mut tail = StreamTail { rx: held, start };
+            let position = self.receive.out_of_order.position + (offset + start) as u64;
+            let marker_position = segment_position.advanced_by(start);
+            let outcome = if marker_position.has_markers() {
+                let mut unmarked = UnmarkedStream::new(&mut tail, marker_position);
+                self.place_next_early(env, &mut unmarked, position)
+            } else {
+                self.place_next_early(env, &mut PlainStream(&mut tail), position)
+            };
+            let Some((stream_len, is_placed)) = outcome else {
+                return placed;
+            };
+            placed += u32::from(is_placed);
+            start += stream_len;
+        }
+    }
+
+    /// Where the first FPDU of a segment begins, if that is certain.
+    fn find_first_fpdu(
+        &self,
+        segment: &impl RxStream,
+        marker_position: MarkerPosition,
+    ) -> Option<usize> {
+        let out_of_order = &self.receive.out_of_order;
+        match out_of_order.policy {
+            OutOfOrderPolicy::Off => None,
+            _ if marker_position.has_markers() => marker::find_first_fpdu(segment, marker_position),
+            OutOfOrderPolicy::Aligned if !out_of_order.is_unaligned => Some(0),
+            _ => None,
+        }
+    }
+
+    /// The FPDU at the start of `rx`, which lies at `position`: its length in the stream and whether
+    /// it was placed; `None` when there is no whole and sound one.
+    fn place_next_early<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        rx: &mut impl FpduSource,
+        position: u64,
+    ) -> Option<(usize, bool)> {
+        let fpdu = rx.next_fpdu()?;
+        rx.verify(&fpdu, true).ok()?;
+        let mut is_placed = false;
+        if let Some(index) = self.receive.out_of_order.insertion_index(position) {
+            let requester = &self.requester;
+            let wants = |stag, to, len| requester.wants_read_response(stag, to, len);
+            is_placed = self
+                .receive
+                .place_early(env.keys(), &self.attr, rx, &fpdu, wants);
+            if is_placed {
+                let placed = PlacedFpdu {
+                    position,
+                    ulpdu_len: fpdu.ulpdu_len,
+                    hdr: fpdu.hdr,
+                };
+                self.receive.out_of_order.placed.insert(index, placed);
+            }
+        }
+        rx.take(&fpdu);
+        Some((fpdu.stream_len, is_placed))
+    }
+}

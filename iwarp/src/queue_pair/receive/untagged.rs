@@ -1,0 +1,296 @@
+//! Sends and Immediate Data as their receiver (RFC 5040 sections 4.6 and 5.3, RFC 7306 section 6):
+//! each takes a receive work request, and completes it when all of it is there.
+
+use super::{ReceiveState, SegmentError};
+use crate::ddp::placement::place_payload;
+use crate::ddp::{UNTAGGED_HDR_LEN, UntaggedHeader};
+use crate::environment::QpEnv;
+use crate::mpa::fpdu::LEN_FIELD;
+use crate::queue_pair::error_mapping::invalidation_code;
+use crate::queue_pair::state::{QpInitAttr, StreamErrors};
+use crate::rdmap::terminate::TerminateCode;
+use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode};
+use crate::stream::RxStream;
+use siw_memory::key_table::Stag;
+use siw_memory::{KeyError, KeyReader};
+use siw_shm::{Access, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+
+/// The Send that is being received, and its receive work request.
+#[derive(Debug, Default)]
+pub(crate) struct OpenReceive {
+    /// There is one.
+    pub is_active: bool,
+    /// Opcode of its segments: it does not change within a message.
+    pub opcode: u8,
+    pub wr_id: u64,
+    /// Bytes that the receive work request has room for.
+    pub capacity: u32,
+    /// Bytes that are placed in order.
+    pub received: u32,
+    /// Kept between messages for its allocation.
+    sges: Vec<Sge>,
+}
+
+/// What completions of receive work requests need of the queue pair.
+pub(crate) struct ReceiveContext<'a> {
+    pub attr: &'a QpInitAttr,
+    pub errors: &'a StreamErrors,
+}
+
+/// How a receive work request ends.
+struct ReceiveOutcome {
+    status: WcStatus,
+    flags: WcFlags,
+    /// Immediate data, or the STag that was invalidated, as `flags` say.
+    imm: u32,
+}
+
+impl ReceiveOutcome {
+    fn error(status: WcStatus) -> Self {
+        Self {
+            status,
+            flags: WcFlags::NONE,
+            imm: 0,
+        }
+    }
+}
+
+impl ReceiveState {
+    /// Send in its four kinds (RFC 5040 sections 4.6 and 5.3).
+    pub(super) fn on_send<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        context: &ReceiveContext<'_>,
+        rx: &impl RxStream,
+        opcode: RdmapOpcode,
+        header: &UntaggedHeader,
+        len: u32,
+    ) -> Result<(), SegmentError> {
+        if header.msn != self.expected_send_msn {
+            return Err(TerminateCode::DDP_MSN.into());
+        }
+        let is_last = header.control.is_last();
+        if self.expects_rtr_send {
+            self.expects_rtr_send = false;
+            if len == 0 && is_last {
+                self.expected_send_msn = self.expected_send_msn.next();
+                return Ok(());
+            }
+        }
+        if !self.open.is_active {
+            if header.mo != 0 {
+                return Err(TerminateCode::DDP_MO.into());
+            }
+            self.begin_receive(env, opcode)?;
+        } else if self.open.opcode != opcode as u8 {
+            return Err(TerminateCode::RDMAP_OPCODE.into());
+        } else if header.mo != self.open.received {
+            return Err(TerminateCode::DDP_MO.into());
+        }
+        if len > self.open.capacity - self.open.received {
+            let outcome = ReceiveOutcome::error(WcStatus::LOC_LEN_ERR);
+            self.complete_receive(env, context, outcome);
+            return Err(TerminateCode::DDP_TOO_LONG.into());
+        }
+        if len > 0 {
+            let placed = self.scatter(env.keys(), context.attr, rx, self.open.received, len);
+            if placed.is_err() {
+                let outcome = ReceiveOutcome::error(WcStatus::LOC_PROT_ERR);
+                self.complete_receive(env, context, outcome);
+                return Err(TerminateCode::LOCAL_CATASTROPHIC.into());
+            }
+            self.open.received += len;
+        }
+        if is_last {
+            self.expected_send_msn = self.expected_send_msn.next();
+            self.deliver_send(env, context, opcode, header.inv_stag)?;
+        }
+        Ok(())
+    }
+
+    fn begin_receive<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        opcode: RdmapOpcode,
+    ) -> Result<(), TerminateCode> {
+        let wqe = match env.next_recv() {
+            Ok(Some(wqe)) => wqe,
+            Ok(None) => return Err(TerminateCode::DDP_NO_BUFFER),
+            Err(_) => return Err(TerminateCode::LOCAL_CATASTROPHIC),
+        };
+        self.write_len = 0;
+        self.open.is_active = true;
+        self.open.opcode = opcode as u8;
+        self.open.wr_id = wqe.wr_id;
+        self.open.capacity = wqe.length;
+        self.open.received = 0;
+        self.open.sges.clear();
+        self.open.sges.extend_from_slice(wqe.sges());
+        Ok(())
+    }
+
+    /// Places the payload of one segment at offset `mo` of the message that is being received.
+    pub(super) fn scatter(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        rx: &impl RxStream,
+        mo: u32,
+        len: u32,
+    ) -> Result<(), KeyError> {
+        let (mut skip, mut left) = (mo, len);
+        let mut from = LEN_FIELD + UNTAGGED_HDR_LEN;
+        for sge in &self.open.sges {
+            if left == 0 {
+                break;
+            }
+            if skip >= sge.length {
+                skip -= sge.length;
+                continue;
+            }
+            let part_len = left.min(sge.length - skip);
+            let to = sge.addr.wrapping_add(u64::from(skip));
+            let (mr, off) = attr.check_key(keys, sge.lkey, to, part_len, Access::LOCAL_WRITE)?;
+            place_payload(rx, from, part_len as usize, mr, off).map_err(|_| KeyError::Access)?;
+            from += part_len as usize;
+            left -= part_len;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    /// A Send is complete: invalidates what it asks for, then completes its receive work request.
+    fn deliver_send<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        context: &ReceiveContext<'_>,
+        opcode: RdmapOpcode,
+        inv_stag: u32,
+    ) -> Result<(), TerminateCode> {
+        let imm = self.immediate_for_send.take();
+        let mut outcome = ReceiveOutcome {
+            status: WcStatus::SUCCESS,
+            flags: solicited_flag(opcode),
+            imm: 0,
+        };
+        if opcode.invalidates_stag() {
+            // Only memory that the peer may use at all can be invalidated by it (RFC 5040 section
+            // 8.1.1).
+            let QpInitAttr { pd, qpn, .. } = *context.attr;
+            if let Err(error) = env.keys().invalidate_remote(Stag(inv_stag), pd, qpn) {
+                let outcome = ReceiveOutcome::error(WcStatus::REM_INV_REQ_ERR);
+                self.complete_receive(env, context, outcome);
+                return Err(invalidation_code(error));
+            }
+            outcome.flags = outcome.flags | WcFlags::WITH_INV;
+            outcome.imm = inv_stag;
+        } else if let Some(imm) = imm {
+            outcome.flags = outcome.flags | WcFlags::WITH_IMM;
+            outcome.imm = imm;
+        }
+        self.complete_receive(env, context, outcome);
+        Ok(())
+    }
+
+    fn complete_receive<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        context: &ReceiveContext<'_>,
+        outcome: ReceiveOutcome,
+    ) {
+        if !self.open.is_active {
+            return;
+        }
+        self.open.is_active = false;
+        let cqe = Wc {
+            wr_id: self.open.wr_id,
+            qp_num: context.attr.qpn,
+            status: outcome.status,
+            opcode: WcOpcode::RECV,
+            flags: outcome.flags,
+            byte_len: self.open.received,
+            imm: outcome.imm,
+            vendor_err: context.errors.vendor_error(outcome.status),
+            ..Wc::default()
+        };
+        env.complete_recv(&cqe);
+    }
+
+    /// Immediate Data (RFC 7306 section 6): it completes a receive work request of its own, or belongs
+    /// to the Send behind it (PROTOCOL.md section 8.8).
+    pub(super) fn on_immediate_data<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        attr: &QpInitAttr,
+        rx: &impl RxStream,
+        opcode: RdmapOpcode,
+        header: &UntaggedHeader,
+        len: u32,
+    ) -> Result<(), SegmentError> {
+        if header.msn != self.expected_send_msn {
+            return Err(TerminateCode::DDP_MSN.into());
+        }
+        if self.open.is_active {
+            return Err(TerminateCode::RDMAP_OPCODE.into());
+        }
+        if header.mo != 0 {
+            return Err(TerminateCode::DDP_MO.into());
+        }
+        // Conformance 86.
+        if len as usize != IMMEDIATE_LEN || !header.control.is_last() {
+            return Err(TerminateCode::RDMAP_UNSPECIFIED.into());
+        }
+        self.expects_rtr_send = false;
+        let mut payload = [0; IMMEDIATE_LEN];
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
+        let imm = u32::from_be_bytes([payload[0], payload[1], payload[2], payload[3]]);
+        if payload[4..] == IMMEDIATE_FOR_NEXT_SEND {
+            self.immediate_for_send = Some(imm);
+            self.expected_send_msn = self.expected_send_msn.next();
+            return Ok(());
+        }
+        self.immediate_for_send = None;
+        let wr_id = match env.next_recv() {
+            Ok(Some(wqe)) => wqe.wr_id,
+            Ok(None) => return Err(TerminateCode::DDP_NO_BUFFER.into()),
+            Err(_) => return Err(TerminateCode::LOCAL_CATASTROPHIC.into()),
+        };
+        self.expected_send_msn = self.expected_send_msn.next();
+        env.complete_recv(&Wc {
+            wr_id,
+            qp_num: attr.qpn,
+            status: WcStatus::SUCCESS,
+            opcode: WcOpcode::RECV_RDMA_WITH_IMM,
+            flags: WcFlags::WITH_IMM | solicited_flag(opcode),
+            byte_len: std::mem::take(&mut self.write_len),
+            imm,
+            ..Wc::default()
+        });
+        Ok(())
+    }
+
+    /// Completes everything that is in the receive queue with WR_FLUSH_ERR.
+    pub fn flush<E: QpEnv>(&mut self, env: &mut E, context: &ReceiveContext<'_>) {
+        let status = WcStatus::WR_FLUSH_ERR;
+        self.complete_receive(env, context, ReceiveOutcome::error(status));
+        while let Ok(Some(wqe)) = env.next_flushed_recv() {
+            let cqe = Wc {
+                wr_id: wqe.wr_id,
+                qp_num: context.attr.qpn,
+                status,
+                opcode: WcOpcode::RECV,
+                vendor_err: context.errors.vendor_error(status),
+                ..Wc::default()
+            };
+            env.complete_recv(&cqe);
+        }
+    }
+}
+
+fn solicited_flag(opcode: RdmapOpcode) -> WcFlags {
+    if opcode.is_solicited() {
+        WcFlags::SOLICITED
+    } else {
+        WcFlags::NONE
+    }
+}

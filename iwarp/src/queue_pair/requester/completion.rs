@@ -1,0 +1,146 @@
+//! Completions of send work requests: in posting order, exactly one each, and the flush (RFC 5040
+//! section 6, PROTOCOL.md section 5).
+
+use super::Requester;
+use super::send_queue::SendEntry;
+use crate::environment::{ExtBufRef, QpEnv};
+use crate::queue_pair::state::{QpInitAttr, StreamErrors};
+use siw_shm::{Wc, WcOpcode, WcStatus};
+
+/// What completions need of the queue pair besides the queue itself.
+pub(crate) struct CompletionContext<'a> {
+    pub attr: &'a QpInitAttr,
+    pub errors: &'a StreamErrors,
+    pub unreleased: &'a mut UnreleasedBufs,
+}
+
+/// Counts of finished messages whose external buffers a port still holds.
+#[derive(Debug, Default)]
+pub(crate) struct UnreleasedBufs(Vec<ExtBufRef>);
+
+impl UnreleasedBufs {
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A message is finished: its count is freed, now or when the port has released the buffers.
+    pub fn free_when_released<E: QpEnv>(&mut self, env: &mut E, ext_buf_ref: ExtBufRef) {
+        if ext_buf_ref == ExtBufRef::NONE {
+            return;
+        }
+        if env.is_released(ext_buf_ref) {
+            env.free_ext_buf_ref(ext_buf_ref);
+        } else {
+            self.0.push(ext_buf_ref);
+        }
+    }
+
+    /// Frees what is released by now.
+    pub fn poll<E: QpEnv>(&mut self, env: &mut E) {
+        self.0.retain(|&ext_buf_ref| {
+            let is_held = !env.is_released(ext_buf_ref);
+            if !is_held {
+                env.free_ext_buf_ref(ext_buf_ref);
+            }
+            is_held
+        });
+    }
+}
+
+/// No port holds a buffer of the message.
+#[inline]
+pub(crate) fn is_released<E: QpEnv>(env: &E, ext_buf_ref: ExtBufRef) -> bool {
+    ext_buf_ref == ExtBufRef::NONE || env.is_released(ext_buf_ref)
+}
+
+impl Requester {
+    /// The oldest work request is done, and waits for nothing but the port.
+    #[inline]
+    pub fn is_awaiting_release(&self) -> bool {
+        self.queue.front().is_some_and(SendEntry::is_done)
+    }
+
+    /// Completes the work requests at the front that are finished.
+    #[inline]
+    pub fn complete_ready<E: QpEnv>(&mut self, env: &mut E, context: &mut CompletionContext<'_>) {
+        // After the first failure only the flush completes anything.
+        while !self.has_failed
+            && let Some(entry) = self.queue.front()
+        {
+            let status = entry.status;
+            if status == WcStatus::SUCCESS
+                && !(entry.is_done() && is_released(env, entry.ext_buf_ref))
+            {
+                return;
+            }
+            self.complete_front(env, context, status);
+        }
+    }
+
+    #[inline]
+    fn complete_front<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        context: &mut CompletionContext<'_>,
+        status: WcStatus,
+    ) {
+        let Some(entry) = self.queue.pop_front() else {
+            return;
+        };
+        context
+            .unreleased
+            .free_when_released(env, entry.ext_buf_ref);
+        self.has_failed |= status != WcStatus::SUCCESS;
+        if status == WcStatus::SUCCESS && !entry.is_signaled() && !context.attr.sq_sig_all {
+            env.complete_send(None);
+            return;
+        }
+        let cqe = Wc {
+            wr_id: entry.wr_id,
+            qp_num: context.attr.qpn,
+            status,
+            opcode: WcOpcode::from(entry.opcode),
+            byte_len: entry.length,
+            vendor_err: context.errors.vendor_error(status),
+            ..Wc::default()
+        };
+        env.complete_send(Some(&cqe));
+    }
+
+    /// Completes everything that is in the send queue: what was finished before everything else with
+    /// success, the failing work request with its status, all others with WR_FLUSH_ERR. True:
+    /// something did not succeed.
+    pub fn flush<E: QpEnv>(&mut self, env: &mut E, context: &mut CompletionContext<'_>) -> bool {
+        self.current = None;
+        self.outstanding.clear();
+        // The cause was reported already, or is still among the work requests that are flushed.
+        let mut is_cause_reported = self.has_failed;
+        while let Some(entry) = self.queue.front() {
+            let status = match entry.status {
+                WcStatus::SUCCESS if entry.is_done() && !self.has_failed => WcStatus::SUCCESS,
+                failure if failure != WcStatus::SUCCESS && !is_cause_reported => {
+                    is_cause_reported = true;
+                    failure
+                }
+                _ => WcStatus::WR_FLUSH_ERR,
+            };
+            self.complete_front(env, context, status);
+        }
+        // A ring in an invalid state ends the flush: the daemon closes its client.
+        while let Ok(Some(wqe)) = env.next_send() {
+            self.has_failed = true;
+            let status = WcStatus::WR_FLUSH_ERR;
+            let cqe = Wc {
+                wr_id: wqe.wr_id,
+                qp_num: context.attr.qpn,
+                status,
+                opcode: WcOpcode::from(wqe.opcode),
+                vendor_err: context.errors.vendor_error(status),
+                ..Wc::default()
+            };
+            env.complete_send(Some(&cqe));
+        }
+        self.has_failed
+    }
+}

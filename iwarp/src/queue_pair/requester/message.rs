@@ -1,0 +1,271 @@
+//! The messages of a work request: the next segment to send, and the bytes of any segment.
+
+use super::Requester;
+use super::outstanding_read::sink_stag;
+use super::send_queue::SendEntry;
+use crate::ddp::{Msn, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
+use crate::queue_pair::fpdu_builder::FpduBuilder;
+use crate::queue_pair::state::{BuildError, QpInitAttr};
+use crate::queue_pair::transmitter::{OpenMessage, Segment, Transmitter};
+use crate::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader};
+use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode, ReadRequestHeader};
+use crate::record::{FpduKind, FpduRecord, FrameBuilder, MessageSlot, OutgoingFpdu};
+use siw_memory::KeyReader;
+use siw_shm::{Access, Opcode};
+
+impl Requester {
+    /// The next segment of the current work request; `None`: there is no room for it.
+    #[inline]
+    pub fn next_segment(&mut self, tx: &mut Transmitter, room: usize) -> Option<OutgoingFpdu> {
+        let slot = self.current?;
+        let mulpdu = u32::from(tx.mulpdu);
+        let entry = self.queue.get_mut(slot)?;
+        if entry.opcode.awaits_response() {
+            return if entry.opcode.is_atomic() {
+                self.next_atomic_request(tx, slot, room)
+            } else {
+                self.next_read_request(tx, slot, room)
+            };
+        }
+        if is_immediate_due(entry) {
+            return self.next_immediate(tx, slot, room);
+        }
+        let is_write = matches!(entry.opcode, Opcode::Write | Opcode::WriteWithImm);
+        let hdr_len = if is_write {
+            TAGGED_HDR_LEN
+        } else {
+            UNTAGGED_HDR_LEN
+        } as u32;
+        let payload_len = (entry.length - entry.sent).min(mulpdu - hdr_len);
+        let ulpdu_len = (hdr_len + payload_len) as u16;
+        let wire_len = tx.fit(ulpdu_len, room)?;
+        let offset = entry.sent;
+        if offset == 0 && !is_write {
+            if entry.opcode != Opcode::SendWithImm {
+                entry.msn = self.next_send_msn.0;
+            }
+            self.next_send_msn = self.next_send_msn.next();
+        }
+        entry.sent += payload_len;
+        let is_last = entry.sent == entry.length;
+        if is_last && entry.opcode == Opcode::WriteWithImm {
+            // Its Immediate Data follows.
+            entry.messages_sent = 1;
+            tx.open_message = OpenMessage::Request;
+        } else if is_last {
+            self.current = None;
+            tx.end_request();
+        } else {
+            tx.open_message = OpenMessage::Request;
+        }
+        let segment = Segment {
+            kind: FpduKind::Request,
+            is_last,
+            ulpdu_len,
+            slot,
+            offset,
+        };
+        Some(tx.push_fpdu(segment, wire_len))
+    }
+
+    fn next_immediate(
+        &mut self,
+        tx: &mut Transmitter,
+        slot: MessageSlot,
+        room: usize,
+    ) -> Option<OutgoingFpdu> {
+        let ulpdu_len = (UNTAGGED_HDR_LEN + IMMEDIATE_LEN) as u16;
+        let wire_len = tx.fit(ulpdu_len, room)?;
+        let entry = self.queue.get_mut(slot)?;
+        entry.msn = self.next_send_msn.0;
+        entry.messages_sent += 1;
+        self.next_send_msn = self.next_send_msn.next();
+        if entry.opcode == Opcode::WriteWithImm {
+            self.current = None;
+            tx.end_request();
+        } else {
+            tx.open_message = OpenMessage::Request;
+        }
+        let segment = Segment {
+            kind: FpduKind::Immediate,
+            is_last: true,
+            ulpdu_len,
+            slot,
+            offset: 0,
+        };
+        Some(tx.push_fpdu(segment, wire_len))
+    }
+
+    /// Header and payload of a segment of a work request.
+    #[inline]
+    pub fn build_segment<B: FrameBuilder, const MARKERS: bool>(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        record: &FpduRecord,
+        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+    ) -> Result<(), BuildError> {
+        let entry = self
+            .queue
+            .get(record.slot)
+            .ok_or(BuildError::MessageCompleted)?;
+        let hdr_len = match entry.opcode {
+            Opcode::Write | Opcode::WriteWithImm => {
+                let to = entry.remote_addr.wrapping_add(u64::from(record.offset));
+                fpdu.append_tagged_header(RdmapOpcode::Write, record.is_last, entry.rkey, to);
+                TAGGED_HDR_LEN
+            }
+            Opcode::Read | Opcode::ReadWithInv => {
+                self.build_read_request(entry, record.offset, fpdu);
+                return Ok(());
+            }
+            Opcode::FetchAdd | Opcode::CmpSwap => return self.build_atomic_request(entry, fpdu),
+            _ => {
+                let (opcode, inv_stag) = send_opcode(entry);
+                let msn = send_msn(entry);
+                fpdu.append_untagged_header(opcode, record.is_last, inv_stag, msn, record.offset);
+                UNTAGGED_HDR_LEN
+            }
+        };
+        let len = u32::from(record.ulpdu_len) - hdr_len as u32;
+        if entry.is_inline() {
+            let start = record.offset as usize;
+            let data = self.queue.inline_data(entry);
+            let part = data.get(start..start + len as usize);
+            fpdu.append_bytes(part.ok_or(BuildError::MessageCompleted)?);
+            return Ok(());
+        }
+        let (mut skip, mut left) = (record.offset, len);
+        for sge in self.queue.sges(entry) {
+            if left == 0 {
+                break;
+            }
+            if skip >= sge.length {
+                skip -= sge.length;
+                continue;
+            }
+            let part_len = left.min(sge.length - skip);
+            let from = sge.addr.wrapping_add(u64::from(skip));
+            let (mr, off) = attr
+                .check_key(keys, sge.lkey, from, part_len, Access::NONE)
+                .map_err(|_| BuildError::KeyDeregistered)?;
+            fpdu.append_memory(mr, off, part_len, entry.ext_buf_ref)?;
+            left -= part_len;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    /// The Immediate Data of a work request.
+    pub fn build_immediate<B: FrameBuilder, const MARKERS: bool>(
+        &self,
+        record: &FpduRecord,
+        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+    ) -> Result<(), BuildError> {
+        let entry = self
+            .queue
+            .get(record.slot)
+            .ok_or(BuildError::MessageCompleted)?;
+        let (opcode, payload) = immediate_payload(entry.opcode, entry.imm, entry.is_solicited());
+        fpdu.append_untagged_header(opcode, true, 0, Msn(entry.msn), 0);
+        fpdu.append_bytes(&payload);
+        Ok(())
+    }
+
+    fn build_read_request<B: FrameBuilder, const MARKERS: bool>(
+        &self,
+        entry: &SendEntry,
+        offset: u32,
+        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+    ) {
+        let (nth, sink) = self.queue.read_sink(entry, offset);
+        fpdu.append_read_request(
+            Msn(entry.msn.wrapping_add(nth)),
+            &ReadRequestHeader {
+                sink_stag: sink_stag(sink.lkey),
+                sink_to: sink.addr,
+                size: sink.length,
+                src_stag: entry.rkey,
+                src_to: entry.remote_addr.wrapping_add(u64::from(offset)),
+            },
+        );
+    }
+
+    fn build_atomic_request<B: FrameBuilder, const MARKERS: bool>(
+        &self,
+        entry: &SendEntry,
+        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+    ) -> Result<(), BuildError> {
+        let header = AtomicRequestHeader {
+            op: if entry.opcode == Opcode::FetchAdd {
+                AtomicOp::FetchAdd
+            } else {
+                AtomicOp::CmpSwap
+            },
+            id: entry.msn,
+            stag: entry.rkey,
+            to: entry.remote_addr,
+            args: self
+                .queue
+                .atomic_args(entry)
+                .ok_or(BuildError::MessageCompleted)?,
+        };
+        let msn = Msn(entry.msn);
+        fpdu.append_short_message(RdmapOpcode::AtomicRequest, msn, &header.to_bytes());
+        Ok(())
+    }
+}
+
+/// The message that comes next for this work request is Immediate Data.
+#[inline]
+fn is_immediate_due(entry: &SendEntry) -> bool {
+    match entry.opcode {
+        // The Write is sent, its last segment with the L bit: see `next_segment`.
+        Opcode::WriteWithImm => entry.messages_sent == 1,
+        Opcode::SendWithImm => entry.messages_sent == 0,
+        _ => false,
+    }
+}
+
+/// Opcode and payload of the Immediate Data of a work request: see [`IMMEDIATE_FOR_NEXT_SEND`].
+fn immediate_payload(
+    opcode: Opcode,
+    imm: u32,
+    is_solicited: bool,
+) -> (RdmapOpcode, [u8; IMMEDIATE_LEN]) {
+    let mut payload = [0; IMMEDIATE_LEN];
+    payload[..4].copy_from_slice(&imm.to_be_bytes());
+    if opcode == Opcode::SendWithImm {
+        payload[4..].copy_from_slice(&IMMEDIATE_FOR_NEXT_SEND);
+        return (RdmapOpcode::Immediate, payload);
+    }
+    let opcode = if is_solicited {
+        RdmapOpcode::ImmediateSe
+    } else {
+        RdmapOpcode::Immediate
+    };
+    (opcode, payload)
+}
+
+/// Opcode of the Send of a work request, and the STag that it invalidates.
+#[inline]
+fn send_opcode(entry: &SendEntry) -> (RdmapOpcode, u32) {
+    let invalidates = entry.opcode == Opcode::SendWithInv;
+    let opcode = match (invalidates, entry.is_solicited()) {
+        (false, false) => RdmapOpcode::Send,
+        (false, true) => RdmapOpcode::SendSe,
+        (true, false) => RdmapOpcode::SendInv,
+        (true, true) => RdmapOpcode::SendSeInv,
+    };
+    (opcode, if invalidates { entry.imm } else { 0 })
+}
+
+/// MSN of the Send of a work request: behind its Immediate Data, if it has some.
+#[inline]
+fn send_msn(entry: &SendEntry) -> Msn {
+    if entry.opcode == Opcode::SendWithImm {
+        Msn(entry.msn).next()
+    } else {
+        Msn(entry.msn)
+    }
+}

@@ -1,0 +1,300 @@
+//! The requester: what this side asks of the peer. It takes work requests out of the send queue,
+//! turns them into FPDUs, matches responses to them, and completes them in posting order.
+//!
+//! ```text
+//! ring --> prepare_request --> next_segment --> TCP ... on_acked ----------.
+//!              |                    |                                      v
+//!              |                    '--> outstanding --> on_read_response, complete_ready --> CQE
+//!              '--> local operations ------------------------------------->^  on_atomic_response
+//! ```
+//!
+//! The queue pair calls it, and decides what its errors mean for the stream.
+
+mod atomic_exchange;
+mod completion;
+mod message;
+mod outstanding_read;
+mod read_exchange;
+mod send_queue;
+mod terminated_request;
+
+pub(crate) use completion::{CompletionContext, UnreleasedBufs, is_released};
+pub(crate) use outstanding_read::{OutstandingRead, PLACEHOLDER_STAG};
+
+use crate::ddp::Msn;
+use crate::environment::{ExtBufRef, QpEnv};
+use crate::mpa::RtrKind;
+use crate::queue_pair::state::{DrainState, QpInitAttr};
+use crate::rdmap::atomic_header::ATOMIC_OPERAND_LEN;
+use crate::record::{FpduKind, MessageSlot};
+use send_queue::{SendEntry, SendQueue};
+use siw_memory::KeyReader;
+use siw_memory::key_table::Stag;
+use siw_shm::{Access, BindMw, FastReg, Opcode, WcStatus};
+use std::collections::VecDeque;
+
+/// A work request is wrong, or its ring is: the queue pair ends with a local error. The work request
+/// keeps the status with which it completes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LocalError;
+
+/// The requesting side of a stream.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    queue: SendQueue,
+    /// The work request that is taken out of the ring and not yet sent completely.
+    current: Option<MessageSlot>,
+    /// Reads and atomics without a (complete) response, in the order of their requests.
+    outstanding: VecDeque<OutstandingRead>,
+    /// Of the next Send or Immediate Data.
+    next_send_msn: Msn,
+    /// Of the next Read Request or Atomic Request.
+    next_read_msn: Msn,
+    /// Of the Atomic Response that comes next.
+    expected_atomic_msn: Msn,
+    /// How many Reads and atomics may be outstanding.
+    pub ord: u16,
+    pub drain: DrainState,
+    /// A work request completed in error: those behind it are flushed.
+    has_failed: bool,
+}
+
+impl Requester {
+    pub fn new(first_msn: Msn, ord: u16) -> Self {
+        Self {
+            queue: SendQueue::default(),
+            current: None,
+            outstanding: VecDeque::new(),
+            next_send_msn: first_msn,
+            next_read_msn: first_msn,
+            expected_atomic_msn: first_msn,
+            ord,
+            drain: DrainState::Inactive,
+            has_failed: false,
+        }
+    }
+
+    /// No work request is unfinished.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// The work request that is under way can go on.
+    #[inline]
+    pub fn can_continue(&self) -> bool {
+        self.current.is_some_and(|slot| !self.is_stalled(slot))
+    }
+
+    /// Something of the work request that is under way is handed to TCP.
+    pub fn has_started_current(&self) -> bool {
+        self.current
+            .and_then(|slot| self.queue.get(slot))
+            .is_some_and(SendEntry::is_started)
+    }
+
+    /// A work request is started and not completed.
+    pub fn has_started_any(&self) -> bool {
+        match self.queue.front() {
+            None => false,
+            // One that was taken out of the ring and waits for its turn is not started.
+            Some(entry) => {
+                entry.is_started() || self.current.is_none_or(|slot| !self.queue.is_front(slot))
+            }
+        }
+    }
+
+    /// Whether a work request cannot go on yet (RFC 5040 section 5.5): it waits for ORD, for its
+    /// fence, or for the end of a drain.
+    #[inline]
+    fn is_stalled(&self, slot: MessageSlot) -> bool {
+        self.queue.get(slot).is_none_or(|entry| {
+            (!entry.is_started() && self.drain != DrainState::Inactive)
+                || (!entry.is_started() && entry.is_fenced() && !self.outstanding.is_empty())
+                || (entry.opcode.awaits_response() && self.outstanding.len() >= usize::from(self.ord))
+                // What was posted before it may still be sent again from the memory.
+                || (entry.opcode == Opcode::LocalInv && !self.queue.is_front(slot))
+        })
+    }
+
+    /// Sees to it that there is a current work request for [`next_segment`](Self::next_segment), and
+    /// that it may go. `Ok(false)`: there is none, or it has to wait. Local operations are done on the
+    /// way.
+    #[inline]
+    pub fn prepare_request<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        context: &mut CompletionContext<'_>,
+    ) -> Result<bool, LocalError> {
+        loop {
+            if self.current.is_none()
+                && (self.drain != DrainState::Inactive || !self.take_request(env, context.attr)?)
+            {
+                return Ok(false);
+            }
+            let Some(slot) = self.current.filter(|&slot| !self.is_stalled(slot)) else {
+                return Ok(false);
+            };
+            let is_local = |entry: &SendEntry| entry.opcode.is_local();
+            if !self.queue.get(slot).is_some_and(is_local) {
+                return Ok(true);
+            }
+            self.execute_local_operation(env, slot, context)?;
+        }
+    }
+
+    /// Takes a work request out of the ring and checks it; `Ok(false)`: there is none.
+    #[inline]
+    fn take_request<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        attr: &QpInitAttr,
+    ) -> Result<bool, LocalError> {
+        let slot = match env.next_send() {
+            Ok(Some(wqe)) => self.queue.push(wqe),
+            Ok(None) => return Ok(false),
+            Err(_) => return Err(LocalError),
+        };
+        self.current = Some(slot);
+        let Some(entry) = self.queue.get(slot) else {
+            return Ok(false);
+        };
+        let status = self.check_request(env.keys(), attr, entry);
+        if status != WcStatus::SUCCESS {
+            return Err(self.refuse_current(slot, status));
+        }
+        let may_reference =
+            !entry.is_inline() && entry.length > 0 && !entry.opcode.awaits_response();
+        let ext_buf_ref = if may_reference {
+            env.alloc_ext_buf_ref(entry.length)
+        } else {
+            ExtBufRef::NONE
+        };
+        if let Some(entry) = self.queue.get_mut(slot) {
+            entry.ext_buf_ref = ext_buf_ref;
+        }
+        Ok(true)
+    }
+
+    fn refuse_current(&mut self, slot: MessageSlot, status: WcStatus) -> LocalError {
+        self.fail_request(Some(slot), status);
+        self.current = None;
+        LocalError
+    }
+
+    /// LOCAL_INV, BIND_MW, REG_MR: done at once when it is their turn.
+    fn execute_local_operation<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        slot: MessageSlot,
+        context: &mut CompletionContext<'_>,
+    ) -> Result<(), LocalError> {
+        let QpInitAttr { pd, qpn, .. } = *context.attr;
+        let entry = self.queue.get(slot).ok_or(LocalError)?;
+        let sge = self.queue.sges(entry).first().copied().unwrap_or_default();
+        let keys = env.keys();
+        let (result, status) = match entry.opcode {
+            Opcode::BindMw => {
+                let bind = BindMw::from_fields(entry.imm, entry.rkey, entry.remote_addr, &sge);
+                (keys.bind_window(&bind, pd, qpn), WcStatus::MW_BIND_ERR)
+            }
+            Opcode::RegMr => {
+                let reg = FastReg::from_fields(entry.imm, entry.rkey, entry.remote_addr, &sge);
+                (keys.register_pages(&reg, pd), WcStatus::MW_BIND_ERR)
+            }
+            _ => {
+                let result = keys.invalidate_key(Stag(entry.imm), pd, qpn);
+                (result, WcStatus::LOC_PROT_ERR)
+            }
+        };
+        if result.is_err() {
+            return Err(self.refuse_current(slot, status));
+        }
+        self.current = None;
+        if let Some(entry) = self.queue.get_mut(slot) {
+            entry.is_acked = true;
+        }
+        self.complete_ready(env, context);
+        Ok(())
+    }
+
+    /// Local checks of a work request, before a byte of it leaves.
+    #[inline]
+    fn check_request(&self, keys: &KeyReader, attr: &QpInitAttr, entry: &SendEntry) -> WcStatus {
+        let access = match entry.opcode {
+            Opcode::Write
+            | Opcode::Send
+            | Opcode::SendWithInv
+            | Opcode::WriteWithImm
+            | Opcode::SendWithImm => Access::NONE,
+            opcode if opcode.is_local() => return WcStatus::SUCCESS,
+            Opcode::Read | Opcode::ReadWithInv | Opcode::FetchAdd | Opcode::CmpSwap => {
+                // READ_WITH_INV invalidates the one key that names its sink.
+                let has_one_sink =
+                    entry.opcode != Opcode::ReadWithInv || self.queue.sges(entry).len() == 1;
+                if self.ord == 0 || !has_one_sink {
+                    return WcStatus::LOC_QP_OP_ERR;
+                }
+                if entry.opcode.is_atomic() && entry.length != ATOMIC_OPERAND_LEN {
+                    return WcStatus::LOC_LEN_ERR;
+                }
+                Access::LOCAL_WRITE
+            }
+            _ => return WcStatus::LOC_QP_OP_ERR,
+        };
+        if entry.is_inline() {
+            return WcStatus::SUCCESS;
+        }
+        for sge in self.queue.sges(entry) {
+            if sge.length > 0
+                && attr
+                    .check_key(keys, sge.lkey, sge.addr, sge.length, access)
+                    .is_err()
+            {
+                return WcStatus::LOC_PROT_ERR;
+            }
+        }
+        WcStatus::SUCCESS
+    }
+
+    /// The ready-to-receive message is handed to TCP (RFC 6581 section 9.2).
+    pub fn on_ready_to_receive_sent(&mut self, kind: RtrKind) {
+        match kind {
+            RtrKind::Write => {}
+            RtrKind::Send => self.next_send_msn = self.next_send_msn.next(),
+            RtrKind::Read => {
+                self.next_read_msn = self.next_read_msn.next();
+                self.outstanding
+                    .push_back(OutstandingRead::ready_to_receive());
+            }
+        }
+    }
+
+    /// The last segment of a message is acknowledged. True: its work request has nothing more to be
+    /// acknowledged.
+    #[inline]
+    pub fn on_acked(&mut self, slot: MessageSlot, kind: FpduKind) -> bool {
+        // Immediate Data is the last message of WRITE_WITH_IMM, the first of SEND_WITH_IMM.
+        let is_immediate = kind == FpduKind::Immediate;
+        if let Some(entry) = self.queue.get_mut(slot)
+            && is_immediate == (entry.opcode == Opcode::WriteWithImm)
+        {
+            entry.is_acked = true;
+            return true;
+        }
+        false
+    }
+
+    /// A work request fails as soon as everything before it is completed.
+    pub fn fail_request(&mut self, slot: Option<MessageSlot>, status: WcStatus) {
+        if let Some(entry) = slot.and_then(|slot| self.queue.get_mut(slot)) {
+            entry.status = status;
+        }
+    }
+
+    /// An outstanding Read wants these bytes: they may be placed before their turn.
+    pub fn wants_read_response(&self, stag: u32, to: u64, len: u32) -> bool {
+        self.outstanding
+            .iter()
+            .any(|read| read.wants(stag, to, len))
+    }
+}

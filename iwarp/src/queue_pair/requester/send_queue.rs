@@ -1,0 +1,318 @@
+//! The worker's private copy of send work requests that are not finished.
+//!
+//! Entries are compact: two scatter/gather elements or 32 inline bytes lie in the entry, more of them
+//! in a slab that grows to what is in use. Nothing is allocated for an idle queue pair, and nothing in
+//! steady state. The requester fills it, acknowledgements and responses mark entries, completion
+//! empties it.
+
+use crate::environment::ExtBufRef;
+use crate::record::MessageSlot;
+use siw_shm::wqe::{MAX_INLINE, MAX_SGE};
+use siw_shm::{AtomicArgs, Opcode, SendWqe, Sge, WcStatus, WrFlags};
+use std::collections::VecDeque;
+
+const SMALL_SGES: usize = 2;
+const SMALL_INLINE: usize = 32;
+const LARGE_SGES: usize = MAX_SGE;
+/// [`SendEntry::large`] of an entry that has everything in itself.
+const NOT_LARGE: u32 = u32::MAX;
+
+const _: () = assert!(MAX_INLINE <= LARGE_SGES * size_of::<Sge>());
+
+/// One send work request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SendEntry {
+    pub wr_id: u64,
+    pub remote_addr: u64,
+    small: [Sge; SMALL_SGES],
+    /// Bytes of the message.
+    pub length: u32,
+    pub rkey: u32,
+    /// STag to invalidate, or immediate data.
+    pub imm: u32,
+    /// Bytes handed to TCP.
+    pub sent: u32,
+    /// MSN of its (first) untagged message, from its first segment on.
+    pub msn: u32,
+    pub ext_buf_ref: ExtBufRef,
+    /// Index of its elements in the slab.
+    large: u32,
+    pub opcode: Opcode,
+    flags: WrFlags,
+    sge_count: u8,
+    /// Read Requests, or Immediate Data messages, that were sent for it.
+    pub messages_sent: u8,
+    /// Other than success: it fails as soon as it is its turn to complete.
+    pub status: WcStatus,
+    /// Its last segment is acknowledged.
+    pub is_acked: bool,
+    /// Its response is placed.
+    pub is_answered: bool,
+}
+
+impl SendEntry {
+    #[inline]
+    pub fn is_signaled(&self) -> bool {
+        self.flags.contains(WrFlags::SIGNALED)
+    }
+
+    #[inline]
+    pub fn is_fenced(&self) -> bool {
+        self.flags.contains(WrFlags::FENCE)
+    }
+
+    /// Something of it is handed to TCP.
+    #[inline]
+    pub fn is_started(&self) -> bool {
+        self.sent > 0 || self.messages_sent > 0
+    }
+
+    #[inline]
+    pub fn is_solicited(&self) -> bool {
+        self.flags.contains(WrFlags::SOLICITED)
+    }
+
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        self.flags.contains(WrFlags::INLINE)
+    }
+
+    /// Nothing more happens to it on the wire.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.is_acked && (!self.opcode.awaits_response() || self.is_answered)
+    }
+}
+
+/// The entries, numbered by posting order.
+#[derive(Debug, Default)]
+pub(crate) struct SendQueue {
+    base: MessageSlot,
+    entries: VecDeque<SendEntry>,
+    slab: Vec<[Sge; LARGE_SGES]>,
+    free_in_slab: Vec<u32>,
+}
+
+impl SendQueue {
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Copies a work request in.
+    #[inline]
+    pub fn push(&mut self, wqe: &SendWqe) -> MessageSlot {
+        let mut entry = SendEntry {
+            wr_id: wqe.wr_id,
+            remote_addr: wqe.remote_addr,
+            small: [Sge::default(); SMALL_SGES],
+            length: wqe.length,
+            rkey: wqe.rkey,
+            imm: wqe.imm,
+            sent: 0,
+            msn: 0,
+            ext_buf_ref: ExtBufRef::NONE,
+            large: NOT_LARGE,
+            opcode: wqe.opcode,
+            flags: wqe.flags,
+            sge_count: 0,
+            messages_sent: 0,
+            status: WcStatus::SUCCESS,
+            is_acked: false,
+            is_answered: false,
+        };
+        if let Some(data) = wqe.inline_data() {
+            if data.len() <= SMALL_INLINE {
+                let small = bytemuck::cast_slice_mut::<Sge, u8>(&mut entry.small);
+                small[..data.len()].copy_from_slice(data);
+            } else {
+                entry.large = self.alloc_in_slab();
+                let large = &mut self.slab[entry.large as usize];
+                let large = bytemuck::cast_slice_mut::<Sge, u8>(large);
+                large[..data.len()].copy_from_slice(data);
+            }
+        } else if let (Some(args), Some(sge)) = (wqe.atomic_args(), wqe.sges().first()) {
+            entry.sge_count = 1;
+            entry.large = self.alloc_in_slab();
+            let large = &mut self.slab[entry.large as usize];
+            large[0] = *sge;
+            let operands = bytemuck::cast_slice_mut::<Sge, u64>(&mut large[1..3]);
+            operands.copy_from_slice(&[
+                args.add_or_swap,
+                args.add_or_swap_mask,
+                args.compare,
+                args.compare_mask,
+            ]);
+        } else {
+            let sges = wqe.sges();
+            entry.sge_count = sges.len() as u8;
+            if sges.len() <= SMALL_SGES {
+                entry.small[..sges.len()].copy_from_slice(sges);
+            } else {
+                entry.large = self.alloc_in_slab();
+                self.slab[entry.large as usize][..sges.len()].copy_from_slice(sges);
+            }
+        }
+        let slot = self.base.advanced_by(self.entries.len());
+        self.entries.push_back(entry);
+        slot
+    }
+
+    fn alloc_in_slab(&mut self) -> u32 {
+        self.free_in_slab.pop().unwrap_or_else(|| {
+            self.slab.push([Sge::default(); LARGE_SGES]);
+            (self.slab.len() - 1) as u32
+        })
+    }
+
+    #[inline]
+    pub fn get(&self, slot: MessageSlot) -> Option<&SendEntry> {
+        self.entries.get(slot.index_from(self.base))
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, slot: MessageSlot) -> Option<&mut SendEntry> {
+        self.entries.get_mut(slot.index_from(self.base))
+    }
+
+    /// It is the oldest that is not completed.
+    #[inline]
+    pub fn is_front(&self, slot: MessageSlot) -> bool {
+        slot == self.base
+    }
+
+    #[inline]
+    pub fn front(&self) -> Option<&SendEntry> {
+        self.entries.front()
+    }
+
+    #[inline]
+    pub fn pop_front(&mut self) -> Option<SendEntry> {
+        let entry = self.entries.pop_front()?;
+        self.base = self.base.advanced_by(1);
+        if entry.large != NOT_LARGE {
+            self.free_in_slab.push(entry.large);
+        }
+        Some(entry)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut SendEntry> {
+        self.entries.iter_mut()
+    }
+
+    #[inline]
+    fn elements<'a>(&'a self, entry: &'a SendEntry) -> &'a [Sge] {
+        if entry.large == NOT_LARGE {
+            &entry.small
+        } else {
+            &self.slab[entry.large as usize]
+        }
+    }
+
+    /// Memory of a message with scatter/gather elements.
+    #[inline]
+    pub fn sges<'a>(&'a self, entry: &'a SendEntry) -> &'a [Sge] {
+        &self.elements(entry)[..usize::from(entry.sge_count)]
+    }
+
+    /// Bytes of an inline message.
+    #[inline]
+    pub fn inline_data<'a>(&'a self, entry: &'a SendEntry) -> &'a [u8] {
+        bytemuck::cast_slice::<Sge, u8>(self.elements(entry))
+            .get(..entry.length as usize)
+            .unwrap_or(&[])
+    }
+
+    /// The data sink of the Read Request that asks for the bytes from `offset` on, and its place among
+    /// the requests of its work request. There is one request for each element that is not empty,
+    /// because a Read Request names one tagged buffer (RFC 5040 section 4.4).
+    pub fn read_sink(&self, entry: &SendEntry, offset: u32) -> (u32, Sge) {
+        let sges = self.sges(entry);
+        if entry.length == 0 {
+            let sge = sges.first().copied().unwrap_or_default();
+            return (0, Sge { length: 0, ..sge });
+        }
+        let mut start = 0u32;
+        let filled = sges.iter().filter(|sge| sge.length > 0);
+        for (nth, sge) in filled.enumerate() {
+            if start == offset {
+                return (nth as u32, *sge);
+            }
+            start = start.wrapping_add(sge.length);
+        }
+        (0, Sge::default())
+    }
+
+    /// Operands of an atomic.
+    pub fn atomic_args(&self, entry: &SendEntry) -> Option<AtomicArgs> {
+        let large = self.slab.get(entry.large as usize)?;
+        let operands = bytemuck::cast_slice::<Sge, u64>(&large[1..3]);
+        Some(AtomicArgs {
+            add_or_swap: operands[0],
+            add_or_swap_mask: operands[1],
+            compare: operands[2],
+            compare_mask: operands[3],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use siw_shm::wqe::{SendData, SendWr};
+
+    fn send_wqe(data: SendData<'_>) -> SendWqe {
+        SendWqe::from_wr(&SendWr {
+            opcode: Opcode::Send,
+            flags: WrFlags::SIGNALED,
+            wr_id: 9,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            data,
+        })
+        .expect("valid")
+    }
+
+    #[test]
+    fn entries_keep_short_and_long_contents() {
+        let mut queue = SendQueue::default();
+        let bytes: Vec<u8> = (0..200).collect();
+        let sges: Vec<Sge> = (0..5)
+            .map(|i| Sge {
+                addr: i,
+                length: 1,
+                lkey: 7,
+            })
+            .collect();
+        for len in [0, 1, 32, 33, 200] {
+            let slot = queue.push(&send_wqe(SendData::Inline(&bytes[..len])));
+            let entry = queue.get(slot).expect("there");
+            assert_eq!(queue.inline_data(entry), &bytes[..len]);
+            assert!(entry.is_inline() && entry.is_signaled());
+        }
+        for len in [0, 1, 2, 3, 5] {
+            let slot = queue.push(&send_wqe(SendData::Sges(&sges[..len])));
+            assert_eq!(queue.sges(queue.get(slot).expect("there")), &sges[..len]);
+        }
+        assert_eq!(queue.slab.len(), 4);
+        while queue.pop_front().is_some() {}
+        queue.push(&send_wqe(SendData::Inline(&bytes)));
+        assert_eq!(queue.slab.len(), 4, "the slab is used again");
+    }
+
+    #[test]
+    fn slots_wrap_and_outlive_completed_entries() {
+        let mut queue = SendQueue {
+            base: MessageSlot(u32::MAX),
+            ..SendQueue::default()
+        };
+        let wqe = send_wqe(SendData::Sges(&[]));
+        assert_eq!(queue.push(&wqe), MessageSlot(u32::MAX));
+        assert_eq!(queue.push(&wqe), MessageSlot(0));
+        queue.pop_front();
+        assert!(queue.get(MessageSlot(u32::MAX)).is_none());
+        assert!(queue.get(MessageSlot(0)).is_some());
+        assert!(queue.get(MessageSlot(1)).is_none());
+    }
+}

@@ -1,0 +1,73 @@
+//! Which work request a received Terminate is about.
+
+use super::Requester;
+use super::send_queue::SendEntry;
+use crate::ddp::{ControlOctets, MAX_HDR_LEN, TaggedHeader, UntaggedHeader};
+use crate::queue_pair::error_mapping::completion_status;
+use crate::rdmap::RdmapOpcode;
+use crate::rdmap::terminate::ReceivedTerminate;
+use siw_shm::Opcode;
+
+impl Requester {
+    /// Fails the work request that a Terminate is about: the one whose header it quotes, else the
+    /// oldest that is not finished.
+    pub fn on_terminate(&mut self, terminate: &ReceivedTerminate) {
+        let status = completion_status(terminate.code);
+        let Some(quoted) = terminate.ddp else {
+            let unfinished = |entry: &&mut SendEntry| !entry.is_acked || !entry.is_answered;
+            if let Some(entry) = self.queue.iter_mut().find(unfinished) {
+                entry.status = status;
+            }
+            return;
+        };
+        let is_quoted = |entry: &&mut SendEntry| is_quoted(entry, &quoted, terminate);
+        if let Some(entry) = self.queue.iter_mut().find(is_quoted) {
+            entry.status = status;
+            // Whatever the acknowledgement says, the peer did not execute it.
+            entry.is_acked = false;
+        }
+    }
+}
+
+/// The quoted DDP header is that of a segment of this work request.
+fn is_quoted(entry: &SendEntry, quoted: &[u8; MAX_HDR_LEN], terminate: &ReceivedTerminate) -> bool {
+    let control = ControlOctets {
+        ddp: quoted[0],
+        rdmap: quoted[1],
+    };
+    let Some(opcode) = RdmapOpcode::from_wire(control.opcode()) else {
+        return false;
+    };
+    let msn = UntaggedHeader::parse(quoted).msn.0;
+    match opcode {
+        RdmapOpcode::Write => {
+            let header = TaggedHeader::parse(quoted);
+            matches!(entry.opcode, Opcode::Write | Opcode::WriteWithImm)
+                && entry.rkey == header.stag
+                && header.to.wrapping_sub(entry.remote_addr) < u64::from(entry.length.max(1))
+        }
+        RdmapOpcode::ReadRequest => {
+            matches!(entry.opcode, Opcode::Read | Opcode::ReadWithInv)
+                && match terminate.read.filter(|_| terminate.is_siw_order) {
+                    // Linux siw quotes the length of the Read where the MSN belongs (PROTOCOL.md
+                    // section 7.1).
+                    Some(read) => !entry.is_answered && entry.rkey == read.src_stag,
+                    None => msn.wrapping_sub(entry.msn) < u32::from(entry.messages_sent),
+                }
+        }
+        RdmapOpcode::Send | RdmapOpcode::SendInv | RdmapOpcode::SendSe | RdmapOpcode::SendSeInv => {
+            match entry.opcode {
+                Opcode::Send | Opcode::SendWithInv => entry.msn == msn,
+                Opcode::SendWithImm => entry.msn.wrapping_add(1) == msn,
+                _ => false,
+            }
+        }
+        RdmapOpcode::Immediate | RdmapOpcode::ImmediateSe => {
+            matches!(entry.opcode, Opcode::WriteWithImm | Opcode::SendWithImm)
+                && entry.messages_sent > 0
+                && entry.msn == msn
+        }
+        RdmapOpcode::AtomicRequest => entry.opcode.is_atomic() && entry.msn == msn,
+        _ => false,
+    }
+}

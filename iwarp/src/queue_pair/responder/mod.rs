@@ -1,0 +1,328 @@
+//! The responder: Read Requests and Atomic Requests of the peer, and the responses to them (RFC 5040
+//! sections 4.4, 4.5 and 5.5, RFC 7306 section 5).
+//!
+//! Requests are checked when they arrive, answered in their order, and kept until the answer is
+//! acknowledged. An atomic is executed when everything before it is answered (conformance 89).
+
+mod response_queue;
+
+use crate::ddp::{Msn, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, UntaggedHeader};
+use crate::environment::QpEnv;
+use crate::mpa::fpdu::LEN_FIELD;
+use crate::queue_pair::error_mapping::remote_access_code;
+use crate::queue_pair::fpdu_builder::FpduBuilder;
+use crate::queue_pair::receive::SegmentError;
+use crate::queue_pair::requester::{UnreleasedBufs, is_released};
+use crate::queue_pair::state::{BuildError, QpInitAttr};
+use crate::queue_pair::transmitter::{OpenMessage, Segment, Transmitter};
+use crate::rdmap::atomic_header::{
+    ATOMIC_OPERAND_LEN, ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequestHeader,
+    AtomicResponseHeader,
+};
+use crate::rdmap::terminate::{OffendingSegment, TerminateCode};
+use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
+use crate::record::{FpduKind, FpduRecord, FrameBuilder, MessageSlot, OutgoingFpdu};
+use crate::stream::RxStream;
+use response_queue::{PendingResponse, ResponseQueue};
+use siw_memory::KeyReader;
+use siw_shm::Access;
+use std::sync::atomic::AtomicU64;
+
+/// A request cannot be answered although it was sound when it arrived, and what a Terminate quotes of
+/// it.
+pub(crate) struct ResponseError {
+    pub code: TerminateCode,
+    pub request: OffendingSegment,
+}
+
+/// The responding side of a stream.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    queue: ResponseQueue,
+    /// Of the next Read Request or Atomic Request of the peer.
+    expected_request_msn: Msn,
+    /// Of the next Atomic Response.
+    next_atomic_msn: Msn,
+    /// How many Reads and atomics of the peer may be unanswered.
+    pub ird: u16,
+}
+
+impl Responder {
+    pub fn new(first_msn: Msn, ird: u16) -> Self {
+        Self {
+            queue: ResponseQueue::default(),
+            expected_request_msn: first_msn,
+            next_atomic_msn: first_msn,
+            ird,
+        }
+    }
+
+    /// A request waits for its response, or for the rest of it.
+    #[inline]
+    pub fn has_unsent(&self) -> bool {
+        self.queue.unsent_len() > 0
+    }
+
+    /// The oldest response is acknowledged, and waits for nothing but the port.
+    #[inline]
+    pub fn is_awaiting_release(&self) -> bool {
+        self.queue.acked_front().is_some()
+    }
+
+    /// RDMA Read Request (RFC 5040 section 4.4). `is_answerable`: the stream still sends responses.
+    pub fn on_read_request(
+        &mut self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        rx: &impl RxStream,
+        header: &UntaggedHeader,
+        len: u32,
+        is_answerable: bool,
+    ) -> Result<(), SegmentError> {
+        self.check_request(header, len, READ_REQUEST_LEN)?;
+        let mut payload = [0; READ_REQUEST_LEN];
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
+        let read = ReadRequestHeader::parse(&payload);
+        if read.size > 0 {
+            let access = Access::REMOTE_READ;
+            attr.check_key(keys, read.src_stag, read.src_to, read.size, access)
+                .map_err(|error| SegmentError {
+                    code: remote_access_code(error),
+                    read: Some(read),
+                })?;
+        }
+        self.expected_request_msn = self.expected_request_msn.next();
+        if is_answerable {
+            self.queue.push(PendingResponse::for_read(read, header.msn));
+        }
+        Ok(())
+    }
+
+    /// Atomic Request (RFC 7306 section 5.2.1): checked now, executed when it is its turn.
+    pub fn on_atomic_request(
+        &mut self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        rx: &impl RxStream,
+        header: &UntaggedHeader,
+        len: u32,
+        is_answerable: bool,
+    ) -> Result<(), SegmentError> {
+        self.check_request(header, len, ATOMIC_REQUEST_LEN)?;
+        let mut payload = [0; ATOMIC_REQUEST_LEN];
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
+        // Conformance 85: no such operation.
+        let request = AtomicRequestHeader::parse(&payload).ok_or(TerminateCode::RDMAP_OPCODE)?;
+        atomic_operand(keys, attr, &request)?;
+        self.expected_request_msn = self.expected_request_msn.next();
+        if is_answerable {
+            let response = PendingResponse::for_atomic(request, header.msn);
+            self.queue.push(response);
+        }
+        Ok(())
+    }
+
+    /// What Read Requests and Atomic Requests have in common: one segment in its turn, of this length,
+    /// and within IRD.
+    fn check_request(
+        &self,
+        header: &UntaggedHeader,
+        len: u32,
+        want_len: usize,
+    ) -> Result<(), TerminateCode> {
+        if header.msn != self.expected_request_msn {
+            return Err(TerminateCode::DDP_MSN);
+        }
+        if header.mo != 0 {
+            return Err(TerminateCode::DDP_MO);
+        }
+        if len as usize != want_len || !header.control.is_last() {
+            return Err(TerminateCode::RDMAP_UNSPECIFIED);
+        }
+        if self.queue.unsent_len() >= usize::from(self.ird) {
+            return Err(TerminateCode::DDP_NO_BUFFER);
+        }
+        Ok(())
+    }
+
+    /// The next segment of the response whose turn it is; `Ok(None)`: there is none, or no room.
+    pub fn next_segment<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        attr: &QpInitAttr,
+        tx: &mut Transmitter,
+        room: usize,
+    ) -> Result<Option<OutgoingFpdu>, ResponseError> {
+        let Some((slot, response)) = self.queue.current_mut() else {
+            return Ok(None);
+        };
+        if response.atomic.is_some() {
+            return self.next_atomic_response(env.keys(), attr, tx, room);
+        }
+        let read = response.read;
+        let max_payload = u32::from(tx.mulpdu) - TAGGED_HDR_LEN as u32;
+        let payload_len = (read.size - response.sent).min(max_payload);
+        let ulpdu_len = (TAGGED_HDR_LEN as u32 + payload_len) as u16;
+        let Some(wire_len) = tx.fit(ulpdu_len, room) else {
+            return Ok(None);
+        };
+        if payload_len > 0 {
+            // The key may have been invalidated since the request was accepted.
+            let from = read.src_to.wrapping_add(u64::from(response.sent));
+            let access = Access::REMOTE_READ;
+            if let Err(error) = attr.check_key(env.keys(), read.src_stag, from, payload_len, access)
+            {
+                return Err(ResponseError {
+                    code: remote_access_code(error),
+                    request: response.quote_request(),
+                });
+            }
+            if response.sent == 0 {
+                response.ext_buf_ref = env.alloc_ext_buf_ref(read.size);
+            }
+        }
+        let offset = response.sent;
+        response.sent += payload_len;
+        let is_last = response.sent == read.size;
+        if is_last {
+            self.queue.finish_current();
+            tx.end_response();
+        } else {
+            tx.open_message = OpenMessage::Response;
+        }
+        let segment = Segment {
+            kind: FpduKind::Response,
+            is_last,
+            ulpdu_len,
+            slot,
+            offset,
+        };
+        Ok(Some(tx.push_fpdu(segment, wire_len)))
+    }
+
+    /// Executes the atomic whose turn it is, and answers it.
+    fn next_atomic_response(
+        &mut self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        tx: &mut Transmitter,
+        room: usize,
+    ) -> Result<Option<OutgoingFpdu>, ResponseError> {
+        let ulpdu_len = (UNTAGGED_HDR_LEN + ATOMIC_RESPONSE_LEN) as u16;
+        let Some(wire_len) = tx.fit(ulpdu_len, room) else {
+            return Ok(None);
+        };
+        let Some((slot, response)) = self.queue.current_mut() else {
+            return Ok(None);
+        };
+        let request = response.quote_request();
+        let Some(atomic) = &mut response.atomic else {
+            return Ok(None);
+        };
+        // The key may have been invalidated since the request was accepted.
+        match atomic_operand(keys, attr, &atomic.request) {
+            Ok(operand) => atomic.original = atomic.request.execute(operand),
+            Err(code) => return Err(ResponseError { code, request }),
+        }
+        atomic.response_msn = self.next_atomic_msn;
+        self.next_atomic_msn = self.next_atomic_msn.next();
+        self.queue.finish_current();
+        tx.end_response();
+        let segment = Segment {
+            kind: FpduKind::Response,
+            is_last: true,
+            ulpdu_len,
+            slot,
+            offset: 0,
+        };
+        Ok(Some(tx.push_fpdu(segment, wire_len)))
+    }
+
+    /// Header and payload of a segment of a response.
+    #[inline]
+    pub fn build_segment<B: FrameBuilder, const MARKERS: bool>(
+        &self,
+        keys: &KeyReader,
+        attr: &QpInitAttr,
+        record: &FpduRecord,
+        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+    ) -> Result<(), BuildError> {
+        let response = self
+            .queue
+            .get(record.slot)
+            .ok_or(BuildError::MessageCompleted)?;
+        if let Some(atomic) = response.atomic {
+            let header = AtomicResponseHeader {
+                id: atomic.request.id,
+                original: atomic.original,
+            };
+            let opcode = RdmapOpcode::AtomicResponse;
+            fpdu.append_short_message(opcode, atomic.response_msn, &header.to_bytes());
+            return Ok(());
+        }
+        let read = &response.read;
+        let to = read.sink_to.wrapping_add(u64::from(record.offset));
+        fpdu.append_tagged_header(
+            RdmapOpcode::ReadResponse,
+            record.is_last,
+            read.sink_stag,
+            to,
+        );
+        let len = u32::from(record.ulpdu_len) - TAGGED_HDR_LEN as u32;
+        if len == 0 {
+            return Ok(());
+        }
+        let from = read.src_to.wrapping_add(u64::from(record.offset));
+        let (mr, off) = attr
+            .check_key(keys, read.src_stag, from, len, Access::REMOTE_READ)
+            .map_err(|_| BuildError::KeyDeregistered)?;
+        fpdu.append_memory(mr, off, len, response.ext_buf_ref)
+    }
+
+    /// The last segment of a response is acknowledged.
+    pub fn on_acked<E: QpEnv>(&mut self, env: &mut E, slot: MessageSlot) {
+        if let Some(response) = self.queue.get_mut(slot) {
+            response.is_acked = true;
+            self.retire_acked(env);
+        }
+    }
+
+    /// Forgets acknowledged responses whose buffers the port has released.
+    pub fn retire_acked<E: QpEnv>(&mut self, env: &mut E) {
+        while let Some(response) = self.queue.acked_front() {
+            let ext_buf_ref = response.ext_buf_ref;
+            if !is_released(env, ext_buf_ref) {
+                return;
+            }
+            self.queue.pop_front();
+            if ext_buf_ref != crate::ExtBufRef::NONE {
+                env.free_ext_buf_ref(ext_buf_ref);
+            }
+        }
+    }
+
+    /// Forgets all responses.
+    pub fn flush<E: QpEnv>(&mut self, env: &mut E, unreleased: &mut UnreleasedBufs) {
+        while let Some(response) = self.queue.pop_front() {
+            unreleased.free_when_released(env, response.ext_buf_ref);
+        }
+    }
+}
+
+/// The word that an atomic works on.
+fn atomic_operand<'k>(
+    keys: &'k KeyReader,
+    attr: &QpInitAttr,
+    request: &AtomicRequestHeader,
+) -> Result<&'k AtomicU64, TerminateCode> {
+    let access = Access::REMOTE_ATOMIC;
+    let (mr, off) = attr
+        .check_key(keys, request.stag, request.to, ATOMIC_OPERAND_LEN, access)
+        .map_err(remote_access_code)?;
+    // Conformance 84: neither the address nor the memory behind it may be unaligned.
+    if !request.to.is_multiple_of(u64::from(ATOMIC_OPERAND_LEN)) {
+        return Err(TerminateCode::RDMAP_CATASTROPHIC_STREAM);
+    }
+    mr.atomic_at(off)
+        .map_err(|_| TerminateCode::RDMAP_CATASTROPHIC_STREAM)
+}

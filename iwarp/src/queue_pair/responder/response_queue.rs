@@ -1,0 +1,151 @@
+//! Reads and atomics of the peer, until their responses are acknowledged.
+
+use crate::ddp::{ControlOctets, Msn, QN_READ_REQUEST, UNTAGGED_HDR_LEN, UntaggedHeader};
+use crate::environment::ExtBufRef;
+use crate::rdmap::atomic_header::{ATOMIC_REQUEST_LEN, AtomicRequestHeader};
+use crate::rdmap::terminate::OffendingSegment;
+use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
+use crate::record::MessageSlot;
+use std::collections::VecDeque;
+
+/// An atomic that the peer asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PendingAtomic {
+    pub request: AtomicRequestHeader,
+    /// MSN of the response, once the operation is executed.
+    pub response_msn: Msn,
+    /// The operand before the operation, once it is executed.
+    pub original: u64,
+}
+
+/// A Read or an atomic that the peer asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PendingResponse {
+    /// All zero for an atomic.
+    pub read: ReadRequestHeader,
+    pub atomic: Option<PendingAtomic>,
+    pub request_msn: Msn,
+    /// Bytes handed to TCP.
+    pub sent: u32,
+    pub ext_buf_ref: ExtBufRef,
+    pub is_acked: bool,
+}
+
+impl PendingResponse {
+    pub fn for_read(read: ReadRequestHeader, request_msn: Msn) -> Self {
+        Self {
+            read,
+            atomic: None,
+            request_msn,
+            sent: 0,
+            ext_buf_ref: ExtBufRef::NONE,
+            is_acked: false,
+        }
+    }
+
+    pub fn for_atomic(request: AtomicRequestHeader, request_msn: Msn) -> Self {
+        let atomic = PendingAtomic {
+            request,
+            response_msn: Msn::FIRST,
+            original: 0,
+        };
+        Self {
+            atomic: Some(atomic),
+            ..Self::for_read(ReadRequestHeader::default(), request_msn)
+        }
+    }
+
+    /// The request as a Terminate quotes it: a Read Request Header is updated to the current position
+    /// (RFC 5040 section 4.8, conformance 82).
+    pub fn quote_request(&self) -> OffendingSegment {
+        if self.atomic.is_some() {
+            return OffendingSegment {
+                ulpdu_len: (UNTAGGED_HDR_LEN + ATOMIC_REQUEST_LEN) as u16,
+                hdr: self.request_header(RdmapOpcode::AtomicRequest),
+                read: None,
+            };
+        }
+        let sent = u64::from(self.sent);
+        OffendingSegment {
+            ulpdu_len: (UNTAGGED_HDR_LEN + READ_REQUEST_LEN) as u16,
+            hdr: self.request_header(RdmapOpcode::ReadRequest),
+            read: Some(ReadRequestHeader {
+                sink_to: self.read.sink_to.wrapping_add(sent),
+                src_to: self.read.src_to.wrapping_add(sent),
+                size: self.read.size - self.sent,
+                ..self.read
+            }),
+        }
+    }
+
+    fn request_header(&self, opcode: RdmapOpcode) -> [u8; UNTAGGED_HDR_LEN] {
+        UntaggedHeader {
+            control: ControlOctets::new(opcode, true),
+            inv_stag: 0,
+            qn: QN_READ_REQUEST,
+            msn: self.request_msn,
+            mo: 0,
+        }
+        .to_bytes()
+    }
+}
+
+/// Pending responses by slot: first those that are sent and wait for their acknowledgement, for a
+/// retransmission needs them, then those that wait to be sent.
+#[derive(Debug, Default)]
+pub(crate) struct ResponseQueue {
+    base: MessageSlot,
+    responses: VecDeque<PendingResponse>,
+    /// How many at the front are sent completely.
+    sent: usize,
+}
+
+impl ResponseQueue {
+    /// Responses that are not sent completely: these count against IRD.
+    #[inline]
+    pub fn unsent_len(&self) -> usize {
+        self.responses.len() - self.sent
+    }
+
+    pub fn push(&mut self, response: PendingResponse) {
+        self.responses.push_back(response);
+    }
+
+    /// The response that is being sent.
+    #[inline]
+    pub fn current_mut(&mut self) -> Option<(MessageSlot, &mut PendingResponse)> {
+        let slot = self.base.advanced_by(self.sent);
+        let response = self.responses.get_mut(self.sent)?;
+        Some((slot, response))
+    }
+
+    /// The current response is handed to TCP completely.
+    #[inline]
+    pub fn finish_current(&mut self) {
+        self.sent = (self.sent + 1).min(self.responses.len());
+    }
+
+    #[inline]
+    pub fn get(&self, slot: MessageSlot) -> Option<&PendingResponse> {
+        self.responses.get(slot.index_from(self.base))
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, slot: MessageSlot) -> Option<&mut PendingResponse> {
+        self.responses.get_mut(slot.index_from(self.base))
+    }
+
+    /// The oldest response, if it is acknowledged.
+    #[inline]
+    pub fn acked_front(&self) -> Option<&PendingResponse> {
+        self.responses.front().filter(|response| response.is_acked)
+    }
+
+    #[inline]
+    pub fn pop_front(&mut self) -> Option<PendingResponse> {
+        let response = self.responses.pop_front()?;
+        self.base = self.base.advanced_by(1);
+        self.sent = self.sent.saturating_sub(1);
+        Some(response)
+    }
+}

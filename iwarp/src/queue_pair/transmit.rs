@@ -1,0 +1,178 @@
+//! The sending side of a queue pair: which FPDU leaves next, and its bytes.
+
+use super::QueuePair;
+use super::fpdu_builder::FpduBuilder;
+use super::requester::PLACEHOLDER_STAG;
+use super::state::{BuildError, RdmapState};
+use super::transmitter::OpenMessage;
+use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
+use crate::environment::QpEnv;
+use crate::mpa::RtrKind;
+use crate::rdmap::terminate::{TerminateCode, TerminatePayload};
+use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
+use crate::record::{FpduKind, FpduRecord, FrameBuilder, OutgoingFpdu};
+use siw_memory::KeyReader;
+
+impl QueuePair {
+    /// The next FPDU that may leave; TCP pushes it when it ends a message
+    /// ([`FpduRecord::is_last`]). `room`: bytes that TCP takes now; an FPDU is never cut to fit.
+    /// `None`: nothing to do, no room, or a wait (for ORD, a fence, the first FPDU of the initiator).
+    /// Takes work requests out of the ring as it needs them.
+    pub fn next_record<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
+        match self.state {
+            RdmapState::Rts if !self.may_send => return None,
+            RdmapState::Rts => {
+                if self.is_rtr_pending {
+                    return self.next_ready_to_receive(room);
+                }
+                let next = match self.transmitter.open_message {
+                    OpenMessage::None => self.start_message(env, room),
+                    _ => self.continue_message(env, room),
+                };
+                if next.is_some() || self.state != RdmapState::Terminate {
+                    return next;
+                }
+            }
+            RdmapState::Closing => return self.continue_message(env, room),
+            _ => {}
+        }
+        self.next_terminate(room)
+    }
+
+    /// The next segment of the message that is under way.
+    #[inline]
+    fn continue_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
+        match self.transmitter.open_message {
+            OpenMessage::Request => self.requester.next_segment(&mut self.transmitter, room),
+            OpenMessage::Response => self.next_response(env, room),
+            OpenMessage::None => None,
+        }
+    }
+
+    /// Responses and requests take turns, message by message.
+    fn start_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
+        let has_response = self.responder.has_unsent();
+        if has_response && self.transmitter.is_responses_turn {
+            return self.next_response(env, room);
+        }
+        let (requester, mut context) = self.requester_with_context();
+        match requester.prepare_request(env, &mut context) {
+            Ok(true) => return self.requester.next_segment(&mut self.transmitter, room),
+            Ok(false) => {}
+            Err(_) => {
+                self.fail_stream(env, TerminateCode::LOCAL_CATASTROPHIC, None);
+                self.complete_ready(env);
+            }
+        }
+        if has_response && self.state == RdmapState::Rts {
+            return self.next_response(env, room);
+        }
+        None
+    }
+
+    fn next_response<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
+        let tx = &mut self.transmitter;
+        match self.responder.next_segment(env, &self.attr, tx, room) {
+            Ok(next) => next,
+            Err(error) => {
+                self.fail_stream(env, error.code, Some(&error.request));
+                None
+            }
+        }
+    }
+
+    /// The ready-to-receive message goes before everything else (RFC 6581 section 9.2).
+    fn next_ready_to_receive(&mut self, room: usize) -> Option<OutgoingFpdu> {
+        let kind = self.rtr?;
+        let ulpdu_len = match kind {
+            RtrKind::Write => TAGGED_HDR_LEN,
+            RtrKind::Send => UNTAGGED_HDR_LEN,
+            RtrKind::Read => UNTAGGED_HDR_LEN + READ_REQUEST_LEN,
+        } as u16;
+        let tx = &mut self.transmitter;
+        let next = tx.push_message(FpduKind::Rtr, ulpdu_len, room)?;
+        self.is_rtr_pending = false;
+        self.requester.on_ready_to_receive_sent(kind);
+        Some(next)
+    }
+
+    fn next_terminate(&mut self, room: usize) -> Option<OutgoingFpdu> {
+        let terminate = self.terminate.as_mut()?;
+        if terminate.is_queued {
+            return None;
+        }
+        let ulpdu_len = (UNTAGGED_HDR_LEN + terminate.payload.as_bytes().len()) as u16;
+        let tx = &mut self.transmitter;
+        let next = tx.push_message(FpduKind::Terminate, ulpdu_len, room)?;
+        terminate.is_queued = true;
+        Some(next)
+    }
+
+    /// Makes the whole FPDU of a record: header, payload, pad, CRC. Checks the memory key again.
+    #[inline]
+    pub fn build_fpdu(
+        &self,
+        keys: &KeyReader,
+        record: &FpduRecord,
+        frame: &mut impl FrameBuilder,
+    ) -> Result<(), BuildError> {
+        if record.marker_position.has_markers() {
+            let fpdu = FpduBuilder::<_, true>::new(self.crc, record, frame);
+            self.append_message(keys, record, fpdu)
+        } else {
+            let fpdu = FpduBuilder::<_, false>::new(self.crc, record, frame);
+            self.append_message(keys, record, fpdu)
+        }
+    }
+
+    #[inline]
+    fn append_message<B: FrameBuilder, const MARKERS: bool>(
+        &self,
+        keys: &KeyReader,
+        record: &FpduRecord,
+        mut fpdu: FpduBuilder<'_, B, MARKERS>,
+    ) -> Result<(), BuildError> {
+        let attr = &self.attr;
+        match record.kind {
+            FpduKind::Request => self
+                .requester
+                .build_segment(keys, attr, record, &mut fpdu)?,
+            FpduKind::Immediate => self.requester.build_immediate(record, &mut fpdu)?,
+            FpduKind::Response => self
+                .responder
+                .build_segment(keys, attr, record, &mut fpdu)?,
+            FpduKind::Rtr => self.append_ready_to_receive(&mut fpdu)?,
+            FpduKind::Terminate => {
+                let terminate = self.terminate.as_ref();
+                let terminate = terminate.ok_or(BuildError::MessageCompleted)?;
+                fpdu.append_header(&TerminatePayload::ddp_header().to_bytes());
+                fpdu.append_bytes(terminate.payload.as_bytes());
+            }
+        }
+        fpdu.finish();
+        Ok(())
+    }
+
+    fn append_ready_to_receive<B: FrameBuilder, const MARKERS: bool>(
+        &self,
+        fpdu: &mut FpduBuilder<'_, B, MARKERS>,
+    ) -> Result<(), BuildError> {
+        match self.rtr.ok_or(BuildError::MessageCompleted)? {
+            RtrKind::Write => {
+                fpdu.append_tagged_header(RdmapOpcode::Write, true, PLACEHOLDER_STAG, 0);
+            }
+            RtrKind::Send => {
+                fpdu.append_untagged_header(RdmapOpcode::Send, true, 0, self.first_msn, 0);
+            }
+            RtrKind::Read => fpdu.append_read_request(
+                self.first_msn,
+                &ReadRequestHeader {
+                    sink_stag: PLACEHOLDER_STAG,
+                    src_stag: PLACEHOLDER_STAG,
+                    ..ReadRequestHeader::default()
+                },
+            ),
+        }
+        Ok(())
+    }
+}

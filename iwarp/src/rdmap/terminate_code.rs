@@ -1,0 +1,117 @@
+//! The codes of a Terminate message.
+
+/// Layer, error type and code of a Terminate (RFC 5040 section 4.8, RFC 6580 section 3.2; the
+/// table is in PROTOCOL.md section 6.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TerminateCode {
+    /// 0 RDMAP, 1 DDP, 2 MPA.
+    pub layer: u8,
+    /// Error type within the layer.
+    pub error_type: u8,
+    /// Error code within the type.
+    pub code: u8,
+}
+
+impl std::fmt::Display for TerminateCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}/{:02x}", self.layer, self.error_type, self.code)
+    }
+}
+
+macro_rules! terminate_codes {
+    ($($(#[$meta:meta])* $name:ident = $layer:literal / $error_type:literal / $code:literal;)*) => {
+        impl TerminateCode {
+            $($(#[$meta])* pub const $name: TerminateCode = TerminateCode { layer: $layer, error_type: $error_type, code: $code };)*
+        }
+    };
+}
+
+terminate_codes! {
+    /// Local catastrophic error.
+    LOCAL_CATASTROPHIC = 0/0/0x00;
+    /// Remote protection: invalid STag.
+    RDMAP_STAG = 0/1/0x00;
+    /// Remote protection: base or bounds.
+    RDMAP_BOUNDS = 0/1/0x01;
+    /// Remote protection: access rights.
+    RDMAP_ACCESS = 0/1/0x02;
+    /// Remote protection: STag not associated with the stream.
+    RDMAP_NOT_ASSOCIATED = 0/1/0x03;
+    /// Remote protection: TO wrap.
+    RDMAP_WRAP = 0/1/0x04;
+    /// Remote protection: STag cannot be invalidated.
+    RDMAP_CANNOT_INVALIDATE_PROT = 0/1/0x09;
+    /// Remote operation: invalid RDMAP version.
+    RDMAP_VERSION = 0/2/0x05;
+    /// Remote operation: unexpected opcode.
+    RDMAP_OPCODE = 0/2/0x06;
+    /// Remote operation: catastrophic, localised to the stream.
+    RDMAP_CATASTROPHIC_STREAM = 0/2/0x07;
+    /// Remote operation: STag cannot be invalidated.
+    RDMAP_CANNOT_INVALIDATE = 0/2/0x09;
+    /// Remote operation: unspecified.
+    RDMAP_UNSPECIFIED = 0/2/0xff;
+    /// DDP local catastrophic.
+    DDP_CATASTROPHIC = 1/0/0x00;
+    /// Tagged buffer: invalid STag.
+    DDP_STAG = 1/1/0x00;
+    /// Tagged buffer: base or bounds.
+    DDP_BOUNDS = 1/1/0x01;
+    /// Tagged buffer: STag not associated with the stream.
+    DDP_NOT_ASSOCIATED = 1/1/0x02;
+    /// Tagged buffer: TO wrap.
+    DDP_WRAP = 1/1/0x03;
+    /// Tagged buffer: invalid DDP version.
+    DDP_TAGGED_VERSION = 1/1/0x04;
+    /// UntaggedHeader buffer: invalid QN.
+    DDP_QN = 1/2/0x01;
+    /// UntaggedHeader buffer: no buffer available.
+    DDP_NO_BUFFER = 1/2/0x02;
+    /// UntaggedHeader buffer: MSN range.
+    DDP_MSN = 1/2/0x03;
+    /// UntaggedHeader buffer: invalid MO.
+    DDP_MO = 1/2/0x04;
+    /// UntaggedHeader buffer: message too long.
+    DDP_TOO_LONG = 1/2/0x05;
+    /// UntaggedHeader buffer: invalid DDP version.
+    DDP_UNTAGGED_VERSION = 1/2/0x06;
+    /// MPA: TCP connection closed or lost (local only, never sent).
+    MPA_TCP_LOST = 2/0/0x01;
+    /// MPA: CRC mismatch.
+    MPA_CRC = 2/0/0x02;
+    /// MPA: marker and ULPDU_Length disagree.
+    MPA_LENGTH = 2/0/0x03;
+    /// MPA: invalid MPA frame.
+    MPA_BAD_FRAME = 2/0/0x04;
+    /// MPA: local catastrophic.
+    MPA_CATASTROPHIC = 2/0/0x05;
+    /// MPA: insufficient IRD.
+    MPA_INSUFFICIENT_IRD = 2/0/0x06;
+    /// MPA: no matching RTR option.
+    MPA_NO_RTR = 2/0/0x07;
+}
+
+impl TerminateCode {
+    /// The DDP header of the offending segment belongs into the message (RFC 5040 figure 10).
+    pub(super) fn quotes_ddp_header(self) -> bool {
+        matches!((self.layer, self.error_type), (0, 1 | 2) | (1, 1 | 2))
+    }
+
+    /// The Read Request header belongs into the message when the offender was one.
+    pub(super) fn quotes_read_header(self) -> bool {
+        matches!((self.layer, self.error_type), (0, 1 | 2))
+    }
+
+    pub(super) fn is_registered(self) -> bool {
+        match (self.layer, self.error_type) {
+            (0, 0) => self.code == 0,
+            (0, 1) => matches!(self.code, 0..=4 | 9 | 0xff),
+            (0, 2) => matches!(self.code, 5..=9 | 0xff),
+            (1, 0) => self.code == 0,
+            (1, 1) => self.code <= 4,
+            (1, 2) => (1..=6).contains(&self.code),
+            (2, 0) => (1..=7).contains(&self.code),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What a queue pair hands to TCP, and where the bytes of it are built.
+//!
+//! TCP keeps records, not bytes: a [`FpduRecord`] says which part of which message an FPDU carries.
+//! [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) makes its bytes whenever TCP sends it, so
+//! that a retransmission has the same boundaries and nothing is buffered twice.
+
+use crate::environment::ExtBufRef;
+use crate::mpa::fpdu;
+use crate::mpa::marker::MarkerPosition;
+use siw_memory::RegisteredMemory;
+
+/// A record of the send queue of TCP: kept until it is acknowledged, built when it is sent.
+#[derive(Debug, Clone)]
+pub enum TxRecord {
+    /// One FPDU; [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) makes its bytes.
+    Fpdu(FpduRecord),
+    /// Bytes as they are: an MPA frame, or a Terminate sent without a queue pair.
+    Stream(Box<[u8]>),
+}
+
+/// What an FPDU carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FpduKind {
+    /// A segment of a send-queue work request (Write, Send kinds, Read and Atomic Requests).
+    Request,
+    /// The Immediate Data message of a send-queue work request (RFC 7306 section 6).
+    Immediate,
+    /// A segment of a Read Response, or an Atomic Response.
+    Response,
+    /// The ready-to-receive message (RFC 6581 section 9.2).
+    Rtr,
+    /// The Terminate message.
+    Terminate,
+}
+
+/// Number of a message in its queue: of a work request in the send queue, or of a Read or Atomic in
+/// the queue of responses, as [`FpduKind`] says. Numbers wrap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct MessageSlot(pub u32);
+
+impl MessageSlot {
+    /// Messages that lie between `base` and this one.
+    #[inline]
+    pub(crate) fn index_from(self, base: MessageSlot) -> usize {
+        self.0.wrapping_sub(base.0) as usize
+    }
+
+    /// The slot `count` messages behind this one.
+    #[inline]
+    pub(crate) fn advanced_by(self, count: usize) -> MessageSlot {
+        MessageSlot(self.0.wrapping_add(count as u32))
+    }
+}
+
+/// One FPDU by reference: which message, and which part of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FpduRecord {
+    /// What it carries.
+    pub kind: FpduKind,
+    /// It is the last segment of its message.
+    pub is_last: bool,
+    /// ULPDU_Length field: octets of DDP header and payload.
+    pub ulpdu_len: u16,
+    /// The message.
+    pub slot: MessageSlot,
+    /// Offset of the payload in the message, in bytes.
+    pub offset: u32,
+    /// Where in the stream it starts, as far as markers are concerned.
+    pub marker_position: MarkerPosition,
+}
+
+impl FpduRecord {
+    /// Octets that it takes in the stream, markers included.
+    #[inline]
+    pub fn wire_len(&self) -> usize {
+        self.marker_position
+            .marked_len(fpdu::wire_len(self.ulpdu_len))
+    }
+}
+
+/// An FPDU that may leave now: see [`QueuePair::next_record`](crate::QueuePair::next_record).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutgoingFpdu {
+    /// What TCP keeps, and hands to [`QueuePair::build_fpdu`](crate::QueuePair::build_fpdu) whenever
+    /// it sends it.
+    pub record: FpduRecord,
+    /// [`FpduRecord::wire_len`], which is known already.
+    pub wire_len: u32,
+}
+
+/// A frame under construction. Calls come in wire order.
+pub trait FrameBuilder {
+    /// Appends a copy of `bytes`: headers, pad, CRC, inline payload.
+    fn append_bytes(&mut self, bytes: &[u8]);
+
+    /// Appends `len` bytes of registered memory at `region_off`: a reference counted for
+    /// `ext_buf_ref`, or a copy when they are few.
+    fn append_memory(
+        &mut self,
+        mr: &RegisteredMemory,
+        region_off: u64,
+        len: u32,
+        ext_buf_ref: ExtBufRef,
+    );
+
+    /// Of the next `want` bytes, how many [`reserve`](Self::reserve) gives in one piece: all, or
+    /// enough for payload behind a marker if one is due; none, if the frame is dropped anyway.
+    fn contiguous_room(&mut self, want: usize) -> usize;
+
+    /// Appends `len` bytes that the caller writes: payload with markers in it, which is copied.
+    /// `None`, if there is no room for them, has the frame dropped.
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
+}
