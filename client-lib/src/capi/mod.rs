@@ -5,7 +5,7 @@
 //! Safety of every function here is the contract of the header: pointers are NULL
 //! or valid for what they name, handles come from this library and are used no
 //! more after they were destroyed.
-#![allow(clippy::missing_safety_doc)]
+#![allow(clippy::missing_safety_doc, missing_docs)]
 
 mod cm;
 mod layout;
@@ -13,6 +13,7 @@ mod memory;
 mod memory_layout;
 mod queue_layout;
 mod queues;
+mod work_requests;
 
 pub use cm::*;
 pub use layout::*;
@@ -20,12 +21,9 @@ pub use memory::*;
 pub use memory_layout::*;
 pub use queue_layout::*;
 pub use queues::*;
+pub use work_requests::*;
 
-use crate::{
-    Access, CompletionChannel, Context, Cq, Error, Mr, Opcode, Pd, PostError, Qp, QpInit, RecvWr,
-    SendData, SendWr, Sge, Wc, WcStatus, WrFlags,
-};
-use memory::post_special;
+use crate::{Access, CompletionChannel, Context, Cq, Error, Mr, Pd, Qp, QpInit, Wc, WcStatus};
 use rustix::fd::{AsFd, AsRawFd};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -126,11 +124,13 @@ unsafe fn borrow_array<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn siw_last_error() -> *const c_char {
     LAST_ERROR.with(|text| text.borrow().as_ptr())
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn siw_wc_status_str(status: u32) -> *const c_char {
     thread_local! {
@@ -145,6 +145,7 @@ pub extern "C" fn siw_wc_status_str(status: u32) -> *const c_char {
 
 // Each `unsafe` below relies on the header's contract, stated at the module's top.
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_open(path: *const c_char, out: *mut *mut Context) -> c_int {
     let path = if path.is_null() {
@@ -158,12 +159,14 @@ pub unsafe extern "C" fn siw_open(path: *const c_char, out: *mut *mut Context) -
     unsafe { store_boxed(out, Context::open(path)) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_close(ctx: *mut Context) {
     // SAFETY: module contract.
     unsafe { free_handle(ctx) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_is_alive(ctx: *const Context) -> c_int {
     // SAFETY: module contract.
@@ -172,6 +175,7 @@ pub unsafe extern "C" fn siw_is_alive(ctx: *const Context) -> c_int {
         .into()
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_devices(
     ctx: *const Context,
@@ -194,12 +198,14 @@ pub unsafe extern "C" fn siw_query_devices(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_async_fd(ctx: *const Context) -> c_int {
     // SAFETY: module contract.
     unsafe { borrow_handle(ctx) }.map_or(-1, |object| object.async_fd().as_raw_fd())
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_get_async_event(
     ctx: *const Context,
@@ -214,18 +220,21 @@ pub unsafe extern "C" fn siw_get_async_event(
     }))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_alloc_pd(ctx: *const Context, out: *mut *mut Pd) -> c_int {
     // SAFETY: module contract.
     unsafe { store_boxed(out, borrow_handle(ctx).and_then(Context::alloc_pd)) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dealloc_pd(pd: *mut Pd) {
     // SAFETY: module contract.
     unsafe { free_handle(pd) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_alloc_mr(
     pd: *const Pd,
@@ -242,42 +251,49 @@ pub unsafe extern "C" fn siw_alloc_mr(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_mr(mr: *mut Mr) {
     // SAFETY: module contract.
     unsafe { free_handle(mr) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_ptr(mr: *const Mr) -> *mut c_void {
     // SAFETY: module contract.
     unsafe { borrow_handle(mr) }.map_or(std::ptr::null_mut(), |region| region.as_ptr().cast())
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_addr(mr: *const Mr) -> u64 {
     // SAFETY: module contract.
     unsafe { borrow_handle(mr) }.map_or(0, Mr::addr)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_len(mr: *const Mr) -> usize {
     // SAFETY: module contract.
     unsafe { borrow_handle(mr) }.map_or(0, Mr::len)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_lkey(mr: *const Mr) -> u32 {
     // SAFETY: module contract.
     unsafe { borrow_handle(mr) }.map_or(0, Mr::lkey)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mr_rkey(mr: *const Mr) -> u32 {
     // SAFETY: module contract.
     unsafe { borrow_handle(mr) }.map_or(0, Mr::rkey)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_create_channel(
     ctx: *const Context,
@@ -287,18 +303,21 @@ pub unsafe extern "C" fn siw_create_channel(
     unsafe { store_boxed(out, borrow_handle(ctx).and_then(CompletionChannel::new)) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_channel(channel_handle: *mut Arc<CompletionChannel>) {
     // SAFETY: module contract.
     unsafe { free_handle(channel_handle) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_channel_fd(channel_handle: *const Arc<CompletionChannel>) -> c_int {
     // SAFETY: module contract.
     unsafe { borrow_handle(channel_handle) }.map_or(-1, |object| object.as_fd().as_raw_fd())
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_get_cq_event(
     channel_handle: *const Arc<CompletionChannel>,
@@ -313,6 +332,7 @@ pub unsafe extern "C" fn siw_get_cq_event(
     }))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_create_cq(
     ctx: *const Context,
@@ -333,6 +353,7 @@ pub unsafe extern "C" fn siw_create_cq(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_cq(cq: *mut Cq) {
     // SAFETY: module contract.
@@ -373,6 +394,7 @@ unsafe fn poll_into(
     done as c_int
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_poll_cq(cq: *const Cq, count: u32, out: *mut SiwWc) -> c_int {
     // SAFETY: module contract.
@@ -383,6 +405,7 @@ pub unsafe extern "C" fn siw_poll_cq(cq: *const Cq, count: u32, out: *mut SiwWc)
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_wait_cq(
     cq: *const Cq,
@@ -406,6 +429,7 @@ pub unsafe extern "C" fn siw_wait_cq(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_req_notify_cq(cq: *const Cq, solicited_only: c_int) -> c_int {
     // SAFETY: module contract.
@@ -414,6 +438,7 @@ pub unsafe extern "C" fn siw_req_notify_cq(cq: *const Cq, solicited_only: c_int)
     )
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_create_qp(
     pd: *const Pd,
@@ -446,18 +471,21 @@ pub unsafe extern "C" fn siw_create_qp(
     unsafe { store_boxed(out, made) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_qp(qp: *mut Qp) {
     // SAFETY: module contract.
     unsafe { free_handle(qp) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_qp_num(qp: *const Qp) -> u32 {
     // SAFETY: module contract.
     unsafe { borrow_handle(qp) }.map_or(0, Qp::qp_num)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_qp_state(qp: *const Qp) -> c_int {
     // SAFETY: module contract.
@@ -467,147 +495,9 @@ pub unsafe extern "C" fn siw_qp_state(qp: *const Qp) -> c_int {
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_qp_set_error(qp: *const Qp) -> c_int {
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(qp) }.and_then(Qp::set_error))
-}
-
-/// Gathers inline data of one request.
-///
-/// # Safety
-/// Each SGE names readable memory.
-unsafe fn gather_inline(sges: &[Sge], into: &mut [u8; 256]) -> Result<usize, Error> {
-    let mut count = 0;
-    for sge in sges {
-        let len = sge.length as usize;
-        let to = into
-            .get_mut(count..count + len)
-            .ok_or(Error::Invalid("more than 256 bytes of inline data"))?;
-        // SAFETY: readable for length bytes by contract; `to` is ours.
-        unsafe { std::ptr::copy_nonoverlapping(sge.addr as *const u8, to.as_mut_ptr(), len) };
-        count += len;
-    }
-    Ok(count)
-}
-
-/// # Safety
-/// `wr` and its list are valid.
-unsafe fn post_one(qp: &Qp, wr: &SiwSendWr, last: &mut [u8; 256]) -> Result<(), Error> {
-    let opcode = u8::try_from(wr.opcode)
-        .ok()
-        .and_then(Opcode::from_u8)
-        .ok_or(Error::Invalid("no such opcode"))?;
-    let flags = u8::try_from(wr.flags).map_err(|_| Error::Invalid("unknown send flags"))?;
-    let flags = WrFlags(flags);
-    // SAFETY: by the caller's contract.
-    let sges = unsafe { borrow_array(wr.sg_list, wr.num_sge as usize) }?;
-    if opcode.is_atomic() || matches!(opcode, Opcode::RegMr | Opcode::BindMw) {
-        // SAFETY: by the caller's contract.
-        return unsafe { post_special(qp, wr, opcode, flags, sges) };
-    }
-    let data = if flags.contains(WrFlags::INLINE) {
-        // SAFETY: by the caller's contract.
-        let count = unsafe { gather_inline(sges, last) }?;
-        SendData::Inline(&last[..count])
-    } else {
-        SendData::Sges(sges)
-    };
-    let wr = SendWr {
-        opcode,
-        flags,
-        wr_id: wr.wr_id,
-        imm: wr.inv_rkey,
-        remote_addr: wr.remote_addr,
-        rkey: wr.rkey,
-        data,
-    };
-    qp.post_send(&[wr]).map_err(|error| error.error)
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_post_send(
-    qp: *const Qp,
-    wr: *const SiwSendWr,
-    count: u32,
-    bad: *mut u32,
-) -> c_int {
-    // SAFETY: module contract.
-    let posted = unsafe { borrow_handle(qp) }
-        .map_err(|error| PostError { index: 0, error })
-        .and_then(|qp| {
-            // SAFETY: module contract.
-            let list = unsafe { borrow_array(wr, count as usize) }
-                .map_err(|error| PostError { index: 0, error })?;
-            let mut inline = [0; 256];
-            for (index, wr) in list.iter().enumerate() {
-                // SAFETY: module contract.
-                unsafe { post_one(qp, wr, &mut inline) }
-                    .map_err(|error| PostError { index, error })?;
-            }
-            Ok(())
-        });
-    // SAFETY: module contract.
-    unsafe { posted_status(posted, bad) }
-}
-
-/// # Safety
-/// `bad` is NULL or writable.
-unsafe fn posted_status(result: Result<(), PostError>, bad: *mut u32) -> c_int {
-    result.map_or_else(
-        |error| {
-            // SAFETY: by the caller's contract.
-            let _ = unsafe { store_out(bad, error.index as u32) };
-            fail_with(error.error)
-        },
-        |()| 0,
-    )
-}
-
-/// Posts receive requests one by one, to whatever takes them.
-///
-/// # Safety
-/// `wr` and its lists are valid, `bad` is NULL or writable.
-unsafe fn post_receives<T>(
-    to: Result<&T, Error>,
-    wr: *const SiwRecvWr,
-    count: u32,
-    bad: *mut u32,
-    post: impl Fn(&T, RecvWr<'_>) -> Result<(), PostError>,
-) -> c_int {
-    let posted = to
-        .map_err(|error| PostError { index: 0, error })
-        .and_then(|to| {
-            // SAFETY: by the caller's contract.
-            let list = unsafe { borrow_array(wr, count as usize) }
-                .map_err(|error| PostError { index: 0, error })?;
-            for (index, wr) in list.iter().enumerate() {
-                // SAFETY: by the caller's contract.
-                let sges = unsafe { borrow_array(wr.sg_list, wr.num_sge as usize) }
-                    .map_err(|error| PostError { index, error })?;
-                let wr_id = wr.wr_id;
-                post(to, RecvWr { wr_id, sges }).map_err(|error| PostError {
-                    index,
-                    error: error.error,
-                })?;
-            }
-            Ok(())
-        });
-    // SAFETY: by the caller's contract.
-    unsafe { posted_status(posted, bad) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siw_post_recv(
-    qp: *const Qp,
-    wr: *const SiwRecvWr,
-    count: u32,
-    bad: *mut u32,
-) -> c_int {
-    // SAFETY: module contract.
-    unsafe {
-        post_receives(borrow_handle(qp), wr, count, bad, |queue_pair, wr| {
-            queue_pair.post_recv(&[wr])
-        })
-    }
 }

@@ -1,5 +1,5 @@
-//! Loom explores every interleaving of the shared-memory steps:
-//! `RUSTFLAGS="--cfg loom" cargo test -p siw-lockfree --test loom --release`
+//! Loom explores every interleaving of the steps on the shared-memory rings:
+//! `RUSTFLAGS="--cfg loom" cargo test -p siw-lockfree --release`
 //! (with a target directory of its own).
 #![cfg(loom)]
 
@@ -8,8 +8,6 @@ use loom::sync::Arc;
 use loom::thread;
 use siw_lockfree::completion::*;
 use siw_lockfree::doorbell::*;
-use siw_lockfree::epoch::EpochTable;
-use siw_lockfree::key_cell::{KeyCell, KeyWord};
 use siw_lockfree::shared_ring::*;
 use siw_lockfree::spsc::*;
 use siw_lockfree::sync::{AtomicU32, AtomicU64, Ordering};
@@ -437,166 +435,5 @@ fn two_posting_threads_share_a_doorbell_ring() {
         let (mut head, mut seen) = worker.join().unwrap();
         b.drain(&mut head, &mut seen);
         assert_eq!(seen, [1, 1]);
-    });
-}
-
-/// Loom reports a race when it is freed while somebody reads it.
-struct Entry(UnsafeCell<u32>);
-
-// SAFETY: reads only, except in drop, which loom checks.
-unsafe impl Send for Entry {}
-// SAFETY: as above.
-unsafe impl Sync for Entry {}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        // SAFETY: loom checks that nobody reads.
-        self.0.with_mut(|p| unsafe { *p = 0 });
-    }
-}
-
-impl Entry {
-    fn read(&self) -> u32 {
-        // SAFETY: loom checks that nobody writes.
-        self.0.with(|p| unsafe { *p })
-    }
-}
-
-#[test]
-fn an_entry_is_freed_only_after_the_batch_that_found_it() {
-    loom::model(|| {
-        let t = Table::new(1, 1);
-        t.set(0, Box::new(Entry(UnsafeCell::new(5)))).ok();
-        let mut r = t.reader().unwrap();
-        let worker = thread::spawn(move || {
-            if let Some(e) = r.get(0) {
-                assert_eq!(e.read(), 5);
-            }
-            r.quiesce();
-            if let Some(e) = r.get(0) {
-                assert_eq!(e.read(), 5);
-            }
-            r.quiesce();
-        });
-        let ticket = t.clear(0, |_| true).unwrap();
-        if t.is_quiescent(ticket) {
-            assert_eq!(t.try_reclaim(), 0);
-        } else {
-            t.try_reclaim();
-        }
-        worker.join().unwrap();
-        assert_eq!(t.try_reclaim(), 0);
-    });
-}
-
-#[test]
-fn a_worker_that_wakes_does_not_find_what_was_freed_while_it_slept() {
-    loom::model(|| {
-        let t = Table::new(1, 1);
-        t.set(0, Box::new(Entry(UnsafeCell::new(5)))).ok();
-        let mut r = t.reader().unwrap();
-        r.offline();
-        let worker = thread::spawn(move || {
-            assert!(r.get(0).is_none());
-            r.online();
-            if let Some(e) = r.get(0) {
-                assert_eq!(e.read(), 5);
-            }
-            r.offline();
-        });
-        t.clear(0, |_| true).unwrap();
-        t.try_reclaim();
-        worker.join().unwrap();
-        assert_eq!(t.try_reclaim(), 0);
-    });
-}
-
-/// A binding as siw-memory keeps it: two fields that belong together.
-struct Binding {
-    cell: KeyCell,
-    base: AtomicU32,
-    len: AtomicU32,
-}
-
-impl Binding {
-    fn bind(&self, word: KeyWord, stag: u32) -> bool {
-        let claimed = self.cell.claim(word);
-        if claimed {
-            self.base.store(stag, Ordering::Relaxed);
-            self.len.store(stag, Ordering::Relaxed);
-            self.cell.publish(stag, true);
-        }
-        claimed
-    }
-
-    /// What a worker does that looks a key up.
-    fn read(&self) -> Option<(u32, u32, u32)> {
-        let word = self.cell.load();
-        let (base, len) = (
-            self.base.load(Ordering::Relaxed),
-            self.len.load(Ordering::Relaxed),
-        );
-        (word.is_valid() && self.cell.still(word)).then_some((word.stag(), base, len))
-    }
-}
-
-fn binding() -> Arc<Binding> {
-    Arc::new(Binding {
-        cell: KeyCell::new(1, true),
-        base: AtomicU32::new(1),
-        len: AtomicU32::new(1),
-    })
-}
-
-#[test]
-fn a_key_is_never_seen_with_the_fields_of_another_binding() {
-    loom::model(|| {
-        let b = binding();
-        let w = b.clone();
-        let worker = thread::spawn(move || {
-            let first = w.cell.load();
-            assert!(w.bind(first, 2));
-            let word = w.cell.load();
-            assert!(w.bind(word, 3));
-        });
-        for _ in 0..2 {
-            if let Some((key, base, len)) = b.read() {
-                assert_eq!((base, len), (key, key));
-            }
-        }
-        worker.join().unwrap();
-        assert_eq!(b.read(), Some((3, 3, 3)));
-    });
-}
-
-#[test]
-fn of_two_workers_that_bind_one_window_one_wins() {
-    loom::model(|| {
-        let b = binding();
-        let (x, y) = (b.clone(), b.clone());
-        let word = b.cell.load();
-        let other = thread::spawn(move || x.bind(word, 2));
-        let mine = y.bind(word, 3);
-        let theirs = other.join().unwrap();
-        assert!(mine != theirs);
-        let key = if mine { 3 } else { 2 };
-        assert_eq!(b.read(), Some((key, key, key)));
-    });
-}
-
-#[test]
-fn nothing_is_bound_to_what_leaves_the_table() {
-    loom::model(|| {
-        let b = binding();
-        let w = b.clone();
-        let worker = thread::spawn(move || {
-            let word = w.cell.load();
-            w.bind(word, 2)
-        });
-        let last = b.cell.retire();
-        let bound = worker.join().unwrap();
-        assert_eq!(last.stag(), if bound { 2 } else { 1 });
-        assert_eq!(b.read(), None);
-        assert!(!b.bind(b.cell.load(), 4));
     });
 }
