@@ -211,6 +211,18 @@ pub fn siw_ping() -> &'static Path {
 
 /// The path of a program of the client library, built with the profile of this test.
 pub fn client_program(name: &str) -> PathBuf {
+    build_of_client_library("--bin", name).join(name)
+}
+
+/// The path of a Rust example of the client library, built with the profile of this test.
+pub fn client_example(name: &str) -> PathBuf {
+    build_of_client_library("--example", name)
+        .join("examples")
+        .join(name)
+}
+
+/// Builds a target of the client library; the folder of this profile.
+fn build_of_client_library(kind: &str, name: &str) -> &'static Path {
     // Cargo builds the programs of this package for its tests, not those of others.
     let folder = Path::new(env!("CARGO_BIN_EXE_siwd")).parent().unwrap();
     let profile = match folder.file_name().and_then(|n| n.to_str()) {
@@ -224,7 +236,7 @@ pub fn client_program(name: &str) -> PathBuf {
         target_dir = target_dir.parent().unwrap();
     }
     let out = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "siw", "--bin", name])
+        .args(["build", "--quiet", "--package", "siw", kind, name])
         .args(["--profile", profile, "--target-dir"])
         .arg(target_dir)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -235,7 +247,7 @@ pub fn client_program(name: &str) -> PathBuf {
         "{}",
         String::from_utf8_lossy(&out.stderr)
     );
-    folder.join(name)
+    folder
 }
 
 /// One side of a connection.

@@ -1,0 +1,56 @@
+//! FetchAdd and CmpSwap (RFC 7306) on a word of the server's memory: a counter, and a lock that one
+//! of two attempts gets. Prints "ok".
+//!
+//! `cargo run --example atomics [SOCKET]`, with siwd running.
+
+mod common;
+
+use common::{Endpoint, connect, open_context, wait_success};
+use siw::SendWr;
+use std::error::Error;
+
+const WORD: usize = size_of::<u64>();
+/// Places in the server's memory.
+const COUNTER: usize = 0;
+const LOCK: usize = WORD;
+const UNLOCKED: u64 = 0;
+const OWNER: u64 = 11;
+
+/// Posts an atomic whose old value goes to the start of the client's memory, and returns that
+/// value.
+fn run_atomic(client: &Endpoint, request: SendWr<'_>) -> Result<u64, Box<dyn Error>> {
+    client.qp.post_send(&[request])?;
+    wait_success(&client.cq)?;
+    let mut old = [0; WORD];
+    client.memory.read(0, &mut old)?;
+    Ok(u64::from_ne_bytes(old))
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let context = open_context()?;
+    let client = Endpoint::new(&context, 4096)?;
+    let server = Endpoint::new(&context, 4096)?;
+    let _channels = connect(&context, &client.qp, &server.qp)?;
+    server.memory.write(COUNTER, &100u64.to_ne_bytes())?;
+
+    // The word is addressed like any remote memory; it has to be 8-aligned, in a region that was
+    // registered with REMOTE_ATOMIC.
+    let address = |offset: usize| server.memory.addr() + offset as u64;
+    let rkey = server.memory.rkey();
+    let sink = client.memory.sge(0, WORD);
+
+    let add = SendWr::fetch_add(1, sink, address(COUNTER), rkey, 5);
+    assert_eq!(run_atomic(&client, add)?, 100);
+    assert_eq!(run_atomic(&client, add)?, 105);
+
+    // Whoever finds UNLOCKED has the lock; the memory stays as it is for everybody else.
+    let lock = SendWr::cmp_swap(2, sink, address(LOCK), rkey, UNLOCKED, OWNER);
+    assert_eq!(run_atomic(&client, lock)?, UNLOCKED);
+    assert_eq!(run_atomic(&client, lock)?, OWNER);
+
+    let mut counter = [0; WORD];
+    server.memory.read(COUNTER, &mut counter)?;
+    assert_eq!(u64::from_ne_bytes(counter), 110);
+    println!("ok");
+    Ok(())
+}
