@@ -324,30 +324,32 @@ struct siw_async_event {
 	char reason[128];
 };
 
-/* In words, for the calling thread's last failed call; never NULL. */
+/* Why the last failed call of the calling thread failed, as text; never NULL. */
 const char *siw_last_error(void);
 const char *siw_wc_status_str(uint32_t status);
 
-/* socket_path NULL: $SIWD_SOCKET, else /run/siwd/siwd.sock. */
+/* Connects to the daemon. socket_path NULL: $SIWD_SOCKET, else /run/siwd/siwd.sock. */
 int siw_open(const char *socket_path, siw_context **out);
 void siw_close(siw_context *ctx);
-/* 0 once the daemon is gone. */
+/* 1 while the daemon lives, 0 once it is gone. */
 int siw_is_alive(siw_context *ctx);
-/* Number of devices, or a negative errno; fills at most n. */
+/* Fills at most n elements. Returns the number of all devices, or a negative errno. */
 int siw_query_devices(siw_context *ctx, struct siw_device_attr *out, uint32_t n);
 /* Readable when an event waits or the daemon is gone. */
 int siw_async_fd(siw_context *ctx);
-/* timeout_ms < 0 waits for ever; ETIMEDOUT, ENODEV after the last event. */
+/* The next asynchronous event. timeout_ms < 0 waits for ever. ETIMEDOUT when none came in
+ * time; ENODEV after the last event when the daemon is gone. */
 int siw_get_async_event(siw_context *ctx, struct siw_async_event *out, int timeout_ms);
 
 int siw_alloc_pd(siw_context *ctx, siw_pd **out);
 void siw_dealloc_pd(siw_pd *pd);
 
-/* Zeroed memory, registered as a whole; zero copy both ways. */
+/* Allocates zeroed memory and registers it as a whole. It is sent from and placed into
+ * without further copies. */
 int siw_alloc_mr(siw_pd *pd, size_t len, uint32_t access, siw_mr **out);
-/* Nobody touches the memory any more when it returns. */
+/* When it returns, neither the daemon nor a peer accesses the memory any more. */
 void siw_free_mr(siw_mr *mr);
-/* The same, unless memory windows are bound to it: EBUSY, and it stays. */
+/* The same; but EBUSY, and the region stays, while memory windows are bound to it. */
 int siw_dereg_mr(siw_mr *mr);
 
 /* Zeroed memory, from hugepages if there are any and huge is not 0. Lives until it and
@@ -356,14 +358,16 @@ int siw_alloc_arena(siw_context *ctx, size_t len, int huge, siw_arena **out);
 void siw_free_arena(siw_arena *arena);
 void *siw_arena_ptr(const siw_arena *arena);
 size_t siw_arena_len(const siw_arena *arena);
-/* len bytes at offset of an arena, named by their address in this process. */
+/* Registers len bytes at offset of an arena. Work requests and peers address them as this
+ * process does. */
 int siw_reg_mr(siw_pd *pd, siw_arena *arena, size_t offset, size_t len, uint32_t access,
 	       siw_mr **out);
-/* The same, named from iova on. */
+/* The same, but work requests and peers address it from iova on. */
 int siw_reg_mr_iova(siw_pd *pd, siw_arena *arena, size_t offset, size_t len, uint64_t iova,
 		    uint32_t access, siw_mr **out);
-/* Deregisters and registers anew, with what flags name changed: new keys. EBUSY while
- * windows are bound. No other thread uses mr meanwhile (ibv_rereg_mr(3)). */
+/* Deregisters the region and registers it again with the changes that flags name; it gets
+ * new keys. EBUSY while windows are bound. No other thread may use mr meanwhile
+ * (ibv_rereg_mr(3)). */
 enum { SIW_REREG_TRANSLATION = 1, SIW_REREG_PD = 2, SIW_REREG_ACCESS = 4 };
 int siw_rereg_mr(siw_mr *mr, uint32_t flags, siw_pd *pd, siw_arena *arena, size_t offset,
 		 size_t len, uint32_t access);
@@ -377,9 +381,10 @@ struct siw_range {
 	size_t offset; /* in the arena */
 	size_t length;
 };
-/* Takes what the next SIW_WR_REG_MR registers: only the first range starts and only the
- * last one ends inside of a page of 2^page_shift bytes. Number of ranges that fit, or a
- * negative errno. Not while a SIW_WR_REG_MR is outstanding, nor from two threads. */
+/* Sets the ranges that the next SIW_WR_REG_MR registers. Only the first range may start, and
+ * only the last one may end, inside a page of 2^page_shift bytes. Returns the number of
+ * ranges that fit, or a negative errno. Not to be called while a SIW_WR_REG_MR is
+ * outstanding, nor from two threads at a time. */
 int siw_map_fast_mr(siw_fast_mr *mr, const struct siw_range *ranges, uint32_t n,
 		    uint32_t page_shift);
 
@@ -387,7 +392,7 @@ int siw_map_fast_mr(siw_fast_mr *mr, const struct siw_range *ranges, uint32_t n,
  * bound through, until it is invalidated (2B). */
 int siw_alloc_mw(siw_pd *pd, uint32_t type, siw_mw **out);
 void siw_dealloc_mw(siw_mw *mw);
-/* As of the last bind that was posted. */
+/* The key as of the last bind that was posted. */
 uint32_t siw_mw_rkey(const siw_mw *mw);
 /* Posts SIW_WR_BIND_MW under the next key. */
 int siw_bind_mw(siw_qp *qp, siw_mw *mw, uint64_t wr_id, uint32_t flags,
@@ -405,21 +410,21 @@ uint32_t siw_mr_rkey(const siw_mr *mr);
 int siw_create_channel(siw_context *ctx, siw_channel **out);
 void siw_destroy_channel(siw_channel *ch);
 int siw_channel_fd(const siw_channel *ch);
-/* Cookie of an armed queue with completions. */
+/* Waits for an armed queue with completions; stores its cookie. */
 int siw_get_cq_event(siw_channel *ch, uint64_t *cookie, int timeout_ms);
 
 /* ch may be NULL. */
 int siw_create_cq(siw_context *ctx, uint32_t cqe, siw_channel *ch, uint64_t cookie, siw_cq **out);
 void siw_destroy_cq(siw_cq *cq);
-/* Number of completions, or a negative errno (-ENODEV: the daemon is gone). */
+/* Returns the number of completions, or a negative errno (-ENODEV: the daemon is gone). */
 int siw_poll_cq(siw_cq *cq, uint32_t n, struct siw_wc *out);
-/* Spins, then blocks on the queue's own channel; like siw_poll_cq, -ETIMEDOUT. */
+/* Spins, then blocks on the queue's own channel. Returns as siw_poll_cq, or -ETIMEDOUT. */
 int siw_wait_cq(siw_cq *cq, uint32_t n, struct siw_wc *out, int timeout_ms);
 int siw_req_notify_cq(siw_cq *cq, int solicited_only);
 uint32_t siw_cq_num(const siw_cq *cq);
 uint32_t siw_cq_capacity(const siw_cq *cq);
-/* Larger or smaller; completions that wait stay, in order. EINVAL when more wait than
- * the new size. */
+/* Makes the queue larger or smaller. Completions that wait stay, in order; EINVAL when more
+ * of them wait than the new size. */
 int siw_resize_cq(siw_cq *cq, uint32_t cqe);
 /* An armed queue raises its event after count completions, or period_us after the
  * first of them; zeroes end that (ibv_modify_cq(3)). */
@@ -431,8 +436,9 @@ int siw_query_limits(siw_context *ctx, struct siw_limits *out);
 int siw_create_srq(siw_pd *pd, const struct siw_srq_attr *attr, siw_srq **out);
 void siw_destroy_srq(siw_srq *srq);
 uint32_t siw_srq_num(const siw_srq *srq);
-/* SIW_SRQ_MAX_WR resizes, and refuses to lose what is posted. SIW_SRQ_LIMIT arms one
- * SRQ_LIMIT_REACHED, which comes at once when fewer are posted already. */
+/* SIW_SRQ_MAX_WR resizes the queue; EINVAL when more requests are posted than the new size.
+ * SIW_SRQ_LIMIT arms one SRQ_LIMIT_REACHED event, which comes at once when fewer requests
+ * are posted already. */
 int siw_modify_srq(siw_srq *srq, const struct siw_srq_attr *attr, uint32_t mask);
 int siw_query_srq(siw_srq *srq, struct siw_srq_attr *out);
 /* As siw_post_recv. */
@@ -445,9 +451,10 @@ uint32_t siw_qp_num(const siw_qp *qp);
  * negative errno. No system call. */
 int siw_qp_state(const siw_qp *qp);
 int siw_qp_set_error(siw_qp *qp);
-/* enum siw_qp_state: IDLE is verbs' RESET: unpolled completions go, it connects again;
- * SQD stops sending, SQ_DRAINED follows, RTS resumes; CLOSING disconnects; TERMINATE
- * sends one; ERROR flushes. */
+/* Changes the state (enum siw_qp_state). IDLE is RESET of verbs: completions that were not
+ * polled are dropped, and the queue pair can be connected again. SQD stops sending, and
+ * SQ_DRAINED follows; RTS resumes. CLOSING disconnects. TERMINATE sends a Terminate message.
+ * ERROR flushes all work requests. */
 int siw_modify_qp(siw_qp *qp, uint32_t state);
 int siw_query_qp(siw_qp *qp, struct siw_qp_attr *out);
 /* Both move the queue pair to ERROR and return when everything posted has completed.
@@ -498,7 +505,7 @@ int siw_listen_mpa(siw_cm_channel *ch, uint32_t device, const struct sockaddr *a
 		   const struct siw_mpa_options *mpa, siw_listener **out);
 int siw_listener_addr(const siw_listener *l, struct sockaddr_storage *out);
 void siw_destroy_listener(siw_listener *l);
-/* Both free the request, whatever they return. ESTABLISHED follows on ch, or on
+/* Both answer a connection request and free it, whatever they return. ESTABLISHED follows on ch, or on
  * the listener's channel when ch is NULL. param may be NULL. */
 int siw_accept(siw_request *req, siw_qp *qp, siw_cm_channel *ch, const struct siw_conn_param *param);
 int siw_reject(siw_request *req, const void *private_data, uint32_t len);

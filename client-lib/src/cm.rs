@@ -77,36 +77,53 @@ fn private_data(data: &[u8]) -> Result<PrivateData, Error> {
 /// What an event tells about a connection. Fields without meaning are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConnectionInfo {
+    /// Of the connect, accept or listener that the event belongs to.
     pub cookie: u64,
+    /// The queue pair, once there is one.
     pub qp_num: u32,
     /// Positive, 0 when nothing failed.
     pub errno: i32,
+    /// Why something failed, for people.
     pub reason: String,
+    /// Address of this side.
     pub local: Option<SocketAddr>,
+    /// The peer's address.
     pub peer: Option<SocketAddr>,
+    /// Reads that the peer may have outstanding: negotiated, or as the peer offers.
     pub ird: u32,
+    /// Reads that this side may have outstanding, likewise.
     pub ord: u32,
+    /// FPDUs have CRCs.
     pub crc: bool,
+    /// MPA revision.
     pub mpa_rev: u8,
+    /// What the peer sent along.
     pub private_data: Vec<u8>,
 }
 
 /// What happened on a CM channel.
 #[derive(Debug)]
 pub enum CmEvent {
+    /// A peer wants to connect to a listener.
     ConnectRequest(ConnectionRequest),
+    /// The connection exists; work requests may be posted.
     Established(ConnectionInfo),
     /// The peer said no.
     Rejected(ConnectionInfo),
     /// No answer, or no route.
     Unreachable(ConnectionInfo),
+    /// Anything else that ended a connect.
     ConnectError(ConnectionInfo),
+    /// The connection has ended, in order or because it broke (`errno`).
     Disconnected(ConnectionInfo),
     /// The peer of this pending request gave up.
     RequestCancelled {
+        /// [`ConnectionRequest::id`].
         request: u32,
     },
+    /// The device of a listener is gone.
     DeviceRemoval {
+        /// Device index.
         device: u32,
     },
 }

@@ -36,16 +36,25 @@ pub(crate) struct ClientInner {
 /// A device of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
+    /// Place among the devices of the daemon, from 0.
     pub index: u32,
+    /// Name in the configuration.
     pub name: String,
     /// DPDK driver.
     pub driver: String,
+    /// Ethernet address.
     pub mac: [u8; 6],
+    /// Own addresses.
     pub ips: Vec<IpAddr>,
+    /// Bytes of the longest IP packet.
     pub mtu: u32,
+    /// Speed of the link in Mb/s; 0 when unknown.
     pub link_mbps: u32,
+    /// The link is up.
     pub active: bool,
+    /// FPDUs have CRCs unless asked otherwise.
     pub crc: bool,
+    /// Highest MPA revision.
     pub mpa_rev: u8,
 }
 
@@ -56,6 +65,7 @@ pub struct AsyncEvent {
     pub kind: Option<control::AsyncEventKind>,
     /// QP number, CQ id or device index.
     pub object: u32,
+    /// What happened, for people.
     pub reason: String,
 }
 

@@ -34,12 +34,14 @@ impl ReceivePlaces {
         }
     }
 
+    /// Whether a request finds no place.
     #[inline]
     pub fn is_full(&self, credit: &Credit) -> bool {
         let polled = credit.receives.load(Ordering::Acquire);
         self.posted.wrapping_sub(polled) >= self.most
     }
 
+    /// A request was posted.
     #[inline]
     pub fn take_place(&mut self) {
         self.posted = self.posted.wrapping_add(1);
@@ -106,6 +108,7 @@ impl SendPlaces {
         (bit / 64, bit as u32 % 64)
     }
 
+    /// A request was posted, signaled or not.
     #[inline]
     pub fn take_place(&mut self, signaled: bool) {
         let (word, bit) = self.bit_position(self.posted);
@@ -144,11 +147,13 @@ pub(crate) struct Credits {
 }
 
 impl Credits {
+    /// A queue pair completes into this queue from now on.
     pub fn attach_qp(&mut self, qp_num: u32, credit: &Arc<Credit>) {
         self.by_qp.insert(qp_num, credit.clone());
         self.last = None;
     }
 
+    /// A queue pair is gone.
     pub fn detach_qp(&mut self, qp_num: u32) {
         self.by_qp.remove(&qp_num);
         self.last = None;

@@ -12,18 +12,26 @@ pub enum Error {
         "cannot reach siwd at {path}: {source}; is it running, and may this user open the socket?"
     )]
     Open {
+        /// The socket.
         path: String,
+        /// What the operating system says.
         source: std::io::Error,
     },
     /// The daemon refused a request.
     #[error("siwd: {reason} (errno {errno})")]
-    Refused { errno: i32, reason: String },
+    Refused {
+        /// Positive.
+        errno: i32,
+        /// For people.
+        reason: String,
+    },
     /// The daemon ended or closed this client.
     #[error("siwd is gone, or closed this client (its async event tells why)")]
     DaemonGone,
     /// Messages that do not fit together.
     #[error("siwd speaks another protocol: {0}")]
     Proto(#[from] ProtoError),
+    /// Any other error of a socket or file descriptor.
     #[error("{0}")]
     Io(#[from] std::io::Error),
     /// ENOMEM of ibv_post_send(3).
@@ -35,6 +43,7 @@ pub enum Error {
     /// A parameter makes no sense.
     #[error("{0}")]
     Invalid(&'static str),
+    /// Nothing happened in the given time.
     #[error("timed out")]
     Timeout,
     /// The daemon's own error word in a completion queue.
@@ -100,6 +109,8 @@ impl From<rustix::io::Errno> for Error {
 #[derive(Debug, thiserror::Error)]
 #[error("work request {index} of the list: {error}")]
 pub struct PostError {
+    /// Place in the list; the requests before it are posted.
     pub index: usize,
+    /// Why it was not posted.
     pub error: Error,
 }

@@ -1,28 +1,83 @@
 //! RDMA verbs for applications of `siwd`, over shared memory.
 //!
+//! The daemon owns the network; an application talks to it through work queues and completion
+//! queues in shared memory. The objects are those of verbs and rdma_cm:
+//!
+//! | object | what it is | made by |
+//! |---|---|---|
+//! | [`Context`] | the connection to the daemon | [`Context::open`] |
+//! | [`Pd`] | protection domain: which memory works with which queue pairs | [`Context::alloc_pd`] |
+//! | [`Mr`] | registered memory | [`Pd::alloc_mr`], or [`Pd::reg_mr`] for part of an [`Arena`] |
+//! | [`Cq`] | completion queue | [`Cq::new`] |
+//! | [`CompletionChannel`] | file descriptor that becomes readable with completions | [`CompletionChannel::new`] |
+//! | [`Qp`] | queue pair, one connection | [`Pd::create_qp`] |
+//! | [`Srq`] | receive requests that several queue pairs share | [`Pd::create_srq`] |
+//! | [`CmChannel`], [`CmListener`] | connection events, and connections that come in | [`CmChannel::new`], [`CmListener::new`] |
+//! | [`Mw`], [`FastMr`] | memory windows, registration by work request | [`Pd::alloc_mw`], [`Pd::alloc_fast_mr`] |
+//!
+//! # Connect and send
+//!
 //! ```no_run
-//! use siw::{Access, ConnectOptions, Context, Cq, QpInit, SendWr, Wc};
-//! # fn main() -> Result<(), siw::Error> {
-//! let ctx = Context::open(None)?;
-//! let pd = ctx.alloc_pd()?;
-//! let mr = pd.alloc_mr(4096, Access::LOCAL_WRITE)?;
-//! let cq = Cq::new(&ctx, 64, None)?;
+//! use siw::{Access, ConnectOptions, Context, Cq, QpInit, SendData, SendWr, Wc};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let context = Context::open(None)?;
+//! let pd = context.alloc_pd()?;
+//! let memory = pd.alloc_mr(4096, Access::LOCAL_WRITE)?;
+//! let cq = Cq::new(&context, 64, None)?;
 //! let qp = pd.create_qp(&cq, &cq, &QpInit::default())?;
-//! let (_conn, _info) = qp.connect_blocking(
-//!     "10.0.0.2:7174".parse().unwrap(),
-//!     &ConnectOptions::default(),
-//! )?;
-//! qp.post_send(&[SendWr::send(1, siw::Data::Sges(&[mr.sge(0, 64)]))]).map_err(|e| e.error)?;
-//! let mut wc = [Wc::default(); 8];
-//! let n = cq.wait(&mut wc, None)?;
-//! # let _ = n; Ok(()) }
+//! // The channel delivers the end of the connection later.
+//! let (_channel, _info) =
+//!     qp.connect_blocking("10.0.0.2:7174".parse()?, &ConnectOptions::default())?;
+//!
+//! memory.write(0, b"hello")?;
+//! let sges = [memory.sge(0, 5)];
+//! qp.post_send(&[SendWr::send(1, SendData::Sges(&sges))])?;
+//! let mut completions = [Wc::default(); 8];
+//! let count = cq.wait(&mut completions, None)?;
+//! println!("{} completions: {}", count, completions[0].status.as_str());
+//! # Ok(()) }
 //! ```
 //!
-//! Objects free themselves when dropped and keep alive what they need. Posting and
-//! polling allocate nothing, take a spin lock that is free in practice, and make a
-//! system call only to wake a sleeping worker. When the daemon goes away every
-//! blocked call returns [`Error::DaemonGone`], and polling does after the last
-//! completion was taken.
+//! # Accept connections
+//!
+//! ```no_run
+//! use siw::{CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, QpInit};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let context = Context::open(None)?;
+//! let channel = CmChannel::new(&context)?;
+//! let _listener = CmListener::new(&channel, None, "0.0.0.0:7174".parse()?, 16, 0)?;
+//! let pd = context.alloc_pd()?;
+//! let cq = Cq::new(&context, 64, None)?;
+//! let mut queue_pairs = Vec::new();
+//! loop {
+//!     match channel.get_event(None)? {
+//!         CmEvent::ConnectRequest(request) => {
+//!             // Post receive requests before accepting: the peer may send at once.
+//!             let qp = pd.create_qp(&cq, &cq, &QpInit::default())?;
+//!             request.accept(&qp, None, &ConnectOptions::default())?;
+//!             queue_pairs.push(qp);
+//!         }
+//!         CmEvent::Disconnected(info) => queue_pairs.retain(|qp| qp.qp_num() != info.qp_num),
+//!         _ => {}
+//!     }
+//! }
+//! # }
+//! ```
+//!
+//! Complete programs are in the folder `examples`: `ping`, `read`, `write_with_completion_channel`,
+//! `srq_server`, `atomics`.
+//!
+//! # What to know
+//!
+//! - Objects free themselves when dropped and keep alive what they need.
+//! - Every call may be made from any thread. Posting and polling allocate nothing, take a spin lock
+//!   that is free in practice, and make a system call only to wake a sleeping worker.
+//! - Memory that a peer may access changes at any time: it is read and written by copies
+//!   ([`Mr::read`], [`Mr::write`]), never borrowed.
+//! - When the daemon goes away every blocked call returns [`Error::DaemonGone`], and polling does
+//!   after the last completion was taken.
+//! - The C API of `include/siw.h` is a thin layer over this crate.
+#![warn(missing_docs)]
 #![deny(unsafe_code)]
 
 mod cm;

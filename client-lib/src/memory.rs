@@ -108,7 +108,9 @@ pub(crate) fn range_len(arena: &Arena, range: &Range<usize>) -> Result<usize, Er
 pub struct ReregChange<'a> {
     /// Another part of this or another arena, named by its address in this process.
     pub range: Option<(&'a Arc<Arena>, usize, usize)>,
+    /// Another protection domain.
     pub pd: Option<&'a Pd>,
+    /// Other access rights.
     pub access: Option<Access>,
 }
 

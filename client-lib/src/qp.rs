@@ -17,10 +17,15 @@ use std::time::Duration;
 /// What a QP is created with (ibv_create_qp(3)).
 #[derive(Debug, Clone, Copy)]
 pub struct QpInit {
+    /// Send work requests that are posted and whose completion was not polled.
     pub max_send_wr: u32,
+    /// Receive work requests, likewise.
     pub max_recv_wr: u32,
+    /// Elements of a send work request.
     pub max_send_sge: u32,
+    /// Elements of a receive work request.
     pub max_recv_sge: u32,
+    /// Bytes of inline data.
     pub max_inline: u32,
     /// Every send work request completes visibly.
     pub sq_sig_all: bool,
@@ -43,12 +48,19 @@ impl Default for QpInit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum VerbsQpState {
+    /// No work request may be posted.
     Reset = 0,
+    /// Receive requests may be posted.
     Init = 1,
+    /// Ready to receive.
     Rtr = 2,
+    /// Ready to send.
     Rts = 3,
+    /// The send queue drains, or is drained.
     Sqd = 4,
+    /// The send queue has failed.
     Sqe = 5,
+    /// Everything is flushed.
     Err = 6,
 }
 
@@ -80,7 +92,9 @@ pub struct QpAttr {
     pub ird: u32,
     /// Reads this side may have outstanding.
     pub ord: u32,
+    /// Address of this side, when connected.
     pub local: Option<SocketAddr>,
+    /// The peer's address, when connected.
     pub peer: Option<SocketAddr>,
 }
 

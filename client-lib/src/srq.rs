@@ -14,6 +14,7 @@ use std::sync::Arc;
 pub struct SrqInit {
     /// Receive requests that no queue pair has taken yet.
     pub max_wr: u32,
+    /// Elements of a request.
     pub max_sge: u32,
     /// Low-water mark: one SRQ_LIMIT_REACHED event when fewer requests are posted; 0 for none.
     pub limit: u32,
@@ -37,7 +38,9 @@ impl Default for SrqInit {
 /// State of a shared receive queue (ibv_query_srq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqAttr {
+    /// Requests that it can hold.
     pub max_wr: u32,
+    /// Elements of a request.
     pub max_sge: u32,
     /// 0 when no event is armed: the event disarms it.
     pub limit: u32,

@@ -28,6 +28,7 @@ pub struct MwBind {
     pub lkey: u32,
     /// First address in the region.
     pub addr: u64,
+    /// Bytes.
     pub length: u64,
     /// Remote access, and ZERO_BASED.
     pub access: Access,

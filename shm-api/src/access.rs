@@ -8,11 +8,17 @@ pub struct Access(pub u32);
 impl Access {
     /// Local reads: always allowed.
     pub const NONE: Access = Access(0);
+    /// Work requests of this side may write it: receives, and the sinks of READs and atomics.
     pub const LOCAL_WRITE: Access = Access(1);
+    /// Peers may write it (needs LOCAL_WRITE).
     pub const REMOTE_WRITE: Access = Access(2);
+    /// Peers may read it.
     pub const REMOTE_READ: Access = Access(4);
+    /// Peers may run FetchAdd and CmpSwap on it (needs LOCAL_WRITE).
     pub const REMOTE_ATOMIC: Access = Access(8);
+    /// Memory windows may be bound to it.
     pub const MW_BIND: Access = Access(16);
+    /// Addresses count from 0 instead of from its virtual address.
     pub const ZERO_BASED: Access = Access(32);
     /// Order of placement may be relaxed; it is not.
     pub const RELAXED_ORDERING: Access = Access(1 << 20);

@@ -39,21 +39,37 @@ pub const MAX_ENTRIES: u32 = 1 << 22;
 pub struct WcStatus(pub u8);
 
 impl WcStatus {
+    /// The request succeeded.
     pub const SUCCESS: WcStatus = WcStatus(0);
+    /// A message is longer than its receive request.
     pub const LOC_LEN_ERR: WcStatus = WcStatus(1);
+    /// The queue pair cannot do what was asked.
     pub const LOC_QP_OP_ERR: WcStatus = WcStatus(2);
+    /// A local key does not allow the access.
     pub const LOC_PROT_ERR: WcStatus = WcStatus(4);
+    /// The queue pair went to the error state before the request was done.
     pub const WR_FLUSH_ERR: WcStatus = WcStatus(5);
+    /// A bind or a registration by work request was refused.
     pub const MW_BIND_ERR: WcStatus = WcStatus(6);
+    /// The peer answered against the protocol.
     pub const BAD_RESP_ERR: WcStatus = WcStatus(7);
+    /// A peer was not allowed to access local memory.
     pub const LOC_ACCESS_ERR: WcStatus = WcStatus(8);
+    /// The peer found the request invalid.
     pub const REM_INV_REQ_ERR: WcStatus = WcStatus(9);
+    /// The peer does not allow the access.
     pub const REM_ACCESS_ERR: WcStatus = WcStatus(10);
+    /// The peer could not do what was asked.
     pub const REM_OP_ERR: WcStatus = WcStatus(11);
+    /// The transport gave up.
     pub const RETRY_EXC_ERR: WcStatus = WcStatus(12);
+    /// The peer aborted the operation.
     pub const REM_ABORT_ERR: WcStatus = WcStatus(16);
+    /// The device failed.
     pub const FATAL_ERR: WcStatus = WcStatus(19);
+    /// No response in time.
     pub const RESP_TIMEOUT_ERR: WcStatus = WcStatus(20);
+    /// Any other error.
     pub const GENERAL_ERR: WcStatus = WcStatus(21);
 
     /// In words, as ibv_wc_status_str does.
@@ -86,14 +102,23 @@ impl WcStatus {
 pub struct WcOpcode(pub u8);
 
 impl WcOpcode {
+    /// A SEND of any kind.
     pub const SEND: WcOpcode = WcOpcode(0);
+    /// An RDMA WRITE.
     pub const RDMA_WRITE: WcOpcode = WcOpcode(1);
+    /// An RDMA READ.
     pub const RDMA_READ: WcOpcode = WcOpcode(2);
+    /// A CmpSwap.
     pub const COMP_SWAP: WcOpcode = WcOpcode(3);
+    /// A FetchAdd.
     pub const FETCH_ADD: WcOpcode = WcOpcode(4);
+    /// A bind of a memory window.
     pub const BIND_MW: WcOpcode = WcOpcode(5);
+    /// A local invalidation, or a registration by work request.
     pub const LOCAL_INV: WcOpcode = WcOpcode(6);
+    /// A receive request that a SEND completed.
     pub const RECV: WcOpcode = WcOpcode(128);
+    /// A receive request that an RDMA WRITE with immediate data completed.
     pub const RECV_RDMA_WITH_IMM: WcOpcode = WcOpcode(129);
 }
 
@@ -126,6 +151,7 @@ impl From<crate::wqe::Opcode> for WcOpcode {
 pub struct WcFlags(pub u16);
 
 impl WcFlags {
+    /// No flag.
     pub const NONE: WcFlags = WcFlags(0);
     /// `imm` holds immediate data.
     pub const WITH_IMM: WcFlags = WcFlags(2);
@@ -152,15 +178,23 @@ impl std::ops::BitOr for WcFlags {
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct Wc {
+    /// Chosen by the application in the work request.
     pub wr_id: u64,
+    /// The queue pair that completed it.
     pub qp_num: u32,
+    /// Success, or what went wrong.
     pub status: WcStatus,
+    /// What completed; meaningful after a success, and to tell receives from sends.
     pub opcode: WcOpcode,
+    /// Whether `imm` holds something, and what.
     pub flags: WcFlags,
+    /// Bytes received or read.
     pub byte_len: u32,
     /// Immediate data or the invalidated key, see `flags`.
     pub imm: u32,
+    /// More about a failure: layer, type and code of a Terminate message, or 0.
     pub vendor_err: u32,
+    /// Zero.
     pub reserved: [u32; 7],
     /// TSC or 0; reserved for extended completion queues.
     pub reserved2: u32,

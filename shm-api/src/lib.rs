@@ -3,11 +3,11 @@
 //! ```text
 //!  application (client-lib)                         siwd
 //!  ------------------------                         ----
-//!  SqProducer  --- work queue in a Region --------> SqConsumer   (worker)
+//!  SqProducer  --- work queue, shared memory -----> SqConsumer   (worker)
 //!  SrqProducer --- shared receive queue ----------> SrqConsumer  (any worker)
 //!  DoorbellProducer --- (client, worker) ring ----> DoorbellConsumer
 //!  CqConsumer  <-- one ring per worker ------------ CqProducer   (worker)
-//!  control::Conn <== SOCK_SEQPACKET + fds ========> control::Conn (control thread)
+//!  ControlSocket <== SOCK_SEQPACKET + fds ========> ControlSocket (control thread)
 //! ```
 //!
 //! The daemon creates every mapping and does not trust the application: each
@@ -18,6 +18,15 @@
 //!
 //! Everything in shared memory and on the control socket is little-endian
 //! x86-64 `repr(C)` with asserted sizes and offsets.
+//!
+//! | to learn about | read |
+//! |---|---|
+//! | posting and taking work requests | [`work_queue`], [`wqe`], [`shared_receive_queue`] |
+//! | completions and their events | [`completion_queue`] |
+//! | waking a worker | [`doorbell`] |
+//! | creating objects, connecting | [`control`] |
+//! | mappings | [`shared_memory`] |
+#![warn(missing_docs)]
 
 pub mod access;
 pub mod atomic;

@@ -56,6 +56,7 @@ pub struct FastReg {
     pub first_offset: u32,
     /// Pages are of 2^page_shift bytes, 4 KiB at least.
     pub page_shift: u8,
+    /// What the key allows.
     pub access: Access,
 }
 

@@ -1,9 +1,10 @@
 //! Shared memory: a mapped memfd that the daemon creates and the application
-//! maps, or anonymous memory for tests.
+//! maps, or anonymous memory for tests. A memory region of verbs is something else: a part of such
+//! a mapping that was registered.
 //!
 //! Both processes write it at the same time, so no `&mut [u8]` over it ever
 //! exists: access is by bounds-checked raw copies and by atomic words. The
-//! daemon's queues, arenas and key table, and all of client-lib, sit on this.
+//! daemon's queues, arenas and registered memory, and all of client-lib, sit on this.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,10 +13,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::ptr::NonNull;
 
-/// The access does not lie inside the region, is misaligned, or the mapping is
+/// The access does not lie inside the mapping, is misaligned, or the mapping is
 /// read-only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("access outside of the shared memory region")]
+#[error("access outside of the shared memory")]
 pub struct OutOfBounds;
 
 /// What pages to ask for.
@@ -31,8 +32,10 @@ pub enum PageSize {
 pub const HUGE_PAGE: usize = 2 << 20;
 /// 4 KiB.
 pub const PAGE: usize = 4096;
+/// Type of the file system behind hugetlb pages (statfs(2)).
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
-/// A shared mapping. `Arc<Region>` is what the holders of pointers keep.
+/// A shared mapping. `Arc<SharedMemory>` is what the holders of pointers keep.
 pub struct SharedMemory {
     ptr: NonNull<u8>,
     len: usize,
@@ -49,7 +52,7 @@ unsafe impl Sync for SharedMemory {}
 
 impl std::fmt::Debug for SharedMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Region")
+        f.debug_struct("SharedMemory")
             .field("len", &self.len)
             .field("huge", &self.huge)
             .field("writable", &self.writable)
@@ -64,7 +67,7 @@ impl SharedMemory {
         Self::create_sealed(name, len, pages, SealFlags::empty())
     }
 
-    /// As [`Region::create`], but later mappings of the fd can only be
+    /// As [`SharedMemory::create_memfd`], but later mappings of the fd can only be
     /// read-only: for the worker state page.
     pub fn create_read_only_for_others(name: &str, len: usize) -> io::Result<SharedMemory> {
         Self::create_sealed(name, len, PageSize::Normal, SealFlags::FUTURE_WRITE)
@@ -107,7 +110,7 @@ impl SharedMemory {
         let fd = rustix::fs::memfd_create(name, flags)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         if huge {
-            // Takes the pages now: a later fault without one would be SIGBUS.
+            // Allocates the pages now: a later fault without a free page would be SIGBUS.
             rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
         }
         let ptr = map_shared(fd.as_fd(), len, true)?;
@@ -147,7 +150,7 @@ impl SharedMemory {
                 format!("shared memory is {len} bytes, {min_len} were promised"),
             ));
         }
-        let huge = rustix::fs::fstatfs(&fd).is_ok_and(|status| status.f_type == 0x9584_58f6);
+        let huge = rustix::fs::fstatfs(&fd).is_ok_and(|status| status.f_type == HUGETLBFS_MAGIC);
         let ptr = map_shared(fd.as_fd(), len, writable)?;
         Ok(SharedMemory {
             ptr,
@@ -210,7 +213,7 @@ impl SharedMemory {
         self.ptr.as_ptr()
     }
 
-    /// [`Region::as_ptr`] as a number.
+    /// [`SharedMemory::as_ptr`] as a number.
     #[inline]
     pub fn start_address(&self) -> usize {
         self.ptr.as_ptr() as usize
@@ -293,7 +296,7 @@ impl SharedMemory {
         }
     }
 
-    /// [`Region::prefetch_read`] for every line of a range, as far as it lies inside.
+    /// [`SharedMemory::prefetch_at`] for every line of a range, as far as it lies inside.
     #[inline]
     pub fn prefetch_range(&self, offset: usize, len: usize) {
         let end = offset.saturating_add(len).min(self.len);
@@ -316,7 +319,7 @@ impl SharedMemory {
         Ok(unsafe { AtomicU32::from_ptr(pointer.cast()) })
     }
 
-    /// As [`Region::atomic_u32`] for 8 bytes.
+    /// As [`SharedMemory::atomic_u32`] for 8 bytes.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
         if !offset.is_multiple_of(8) {

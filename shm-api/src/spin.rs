@@ -16,7 +16,7 @@ pub struct SpinLock<T> {
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
-    /// Unlocked.
+    /// An unlocked lock around `value`.
     pub const fn new(value: T) -> Self {
         SpinLock {
             locked: AtomicBool::new(false),
@@ -27,6 +27,7 @@ impl<T> SpinLock<T> {
     /// Spins, and yields the CPU when the holder seems to be off it.
     #[inline]
     pub fn lock(&self) -> SpinGuard<'_, T> {
+        // Pairs with the Release when a guard is dropped: what the last holder wrote is seen.
         if self.locked.swap(true, Ordering::Acquire) {
             self.wait_for_unlock();
         }
@@ -37,6 +38,7 @@ impl<T> SpinLock<T> {
     fn wait_for_unlock(&self) {
         let mut spins = 0u32;
         loop {
+            // Relaxed: only the swap below takes the lock.
             while self.locked.load(Ordering::Relaxed) {
                 spins += 1;
                 if spins.is_multiple_of(128) {
@@ -45,6 +47,7 @@ impl<T> SpinLock<T> {
                     core::hint::spin_loop();
                 }
             }
+            // Pairs as in `lock`.
             if !self.locked.swap(true, Ordering::Acquire) {
                 return;
             }
@@ -75,6 +78,7 @@ impl<T> DerefMut for SpinGuard<'_, T> {
 impl<T> Drop for SpinGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
+        // Pairs with the Acquire swaps in `lock`.
         self.0.locked.store(false, Ordering::Release);
     }
 }

@@ -49,7 +49,12 @@ pub enum RingError {
     InvalidIndex,
     /// A request that the client library would not have written: fail the QP.
     #[error("work request {wr_id:#x}: {error}")]
-    Wqe { wr_id: u64, error: WqeError },
+    Wqe {
+        /// Identifies the request in its completion.
+        wr_id: u64,
+        /// What is wrong with it.
+        error: WqeError,
+    },
 }
 
 /// Why a request cannot be queued.

@@ -15,7 +15,7 @@
 //! other than those of plain 64-bit operations follow in a second slot, in the
 //! same order.
 //!
-//! The client library builds them with [`SendDesc`] and [`RecvDesc`]; the worker copies
+//! The client library builds them with [`SendWr`] and [`RecvWr`]; the worker copies
 //! a slot once and validates the copy ([`SendWqe`], [`RecvWqe`]).
 
 mod recv;
@@ -48,8 +48,11 @@ pub struct WqeSlot(pub [u64; 8]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Sge {
+    /// Virtual address, or offset with ZERO_BASED.
     pub addr: u64,
+    /// Bytes.
     pub length: u32,
+    /// Key of the memory region.
     pub lkey: u32,
 }
 
@@ -57,17 +60,25 @@ pub struct Sge {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 pub struct WqeHeader {
+    /// An [`Opcode`], or [`OPCODE_RECV`].
     pub opcode: u8,
+    /// [`WrFlags`].
     pub flags: u8,
+    /// Elements; 1 for atomics and local requests, 0 with inline data.
     pub num_sge: u8,
+    /// Slots of the request, this one included.
     pub slots: u8,
     /// Immediate data, or the key to invalidate (at the peer, or here for LocalInv).
     pub imm: u32,
+    /// Comes back in the completion.
     pub wr_id: u64,
+    /// Address at the peer, or operand of a local request.
     pub remote_addr: u64,
+    /// Key of the memory at the peer.
     pub rkey: u32,
     /// Total bytes; the daemon recomputes it unless the data is inline.
     pub length: u32,
+    /// The first element, or the beginning of inline data.
     pub sge0: Sge,
     /// Atomics: add or swap operand, compare operand.
     pub args: [u64; 2],
@@ -84,19 +95,29 @@ const _: () = assert!((MAX_INLINE - INLINE_IN_HEADER).div_ceil(SLOT_LEN) < MAX_S
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
+    /// RDMA WRITE.
     Write = 1,
+    /// RDMA READ.
     Read = 2,
+    /// SEND.
     Send = 3,
+    /// SEND that invalidates a key of the peer.
     SendWithInv = 4,
+    /// RDMA WRITE that completes a receive request of the peer with immediate data.
     WriteWithImm = 5,
+    /// SEND with immediate data.
     SendWithImm = 6,
+    /// Adds to a word at the peer (RFC 7306).
     FetchAdd = 7,
+    /// Compares and swaps a word at the peer (RFC 7306).
     CmpSwap = 8,
+    /// Invalidates a key of this side.
     LocalInv = 9,
     /// Fast registration of pages ([`crate::FastReg`]).
     RegMr = 10,
     /// Binds or unbinds a memory window ([`crate::BindMw`]).
     BindMw = 11,
+    /// RDMA READ that invalidates the key of its sink afterwards.
     ReadWithInv = 12,
 }
 
@@ -212,6 +233,7 @@ fn element_of<E: WorkQueueElement>(request: &impl WorkRequest) -> Result<E, WqeE
 pub struct WrFlags(pub u8);
 
 impl WrFlags {
+    /// No flag.
     pub const NONE: WrFlags = WrFlags(0);
     /// A completion is wanted even when it succeeds.
     pub const SIGNALED: WrFlags = WrFlags(1);
@@ -240,24 +262,39 @@ impl std::ops::BitOr for WrFlags {
 /// Why a work request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WqeError {
+    /// The opcode does not exist.
     #[error("opcode {0} does not exist")]
     BadOpcode(u8),
+    /// A flag bit does not exist.
     #[error("unknown flag bits {0:#04x}")]
     BadFlags(u8),
+    /// The slot count does not fit the contents.
     #[error("the request says {said} slots, its contents take {takes}")]
-    BadSlotCount { said: u8, takes: u8 },
+    BadSlotCount {
+        /// What the header says.
+        said: u8,
+        /// What the contents take.
+        takes: u8,
+    },
+    /// More than [`MAX_SGE`] elements.
     #[error("{0} scatter/gather elements, at most 16 are allowed")]
     TooManySge(usize),
+    /// More than [`MAX_INLINE`] bytes of inline data.
     #[error("{0} bytes of inline data, at most 256 are allowed")]
     InlineTooLong(usize),
+    /// Inline data with an opcode that sends none.
     #[error("inline data makes no sense with this opcode")]
     InlineNotAllowed,
+    /// Operands without an atomic, or an atomic that is malformed.
     #[error("operands belong to FetchAdd and CmpSwap, which take one element of 8 bytes")]
     BadAtomic,
+    /// A local request that is malformed, or its operands with another opcode.
     #[error("what BIND_MW and REG_MR take belongs to them alone")]
     BadLocal,
+    /// The lengths of the elements overflow.
     #[error("the elements add up to 4 GiB or more")]
     LengthOverflow,
+    /// The ring ends before the request does.
     #[error("the ring ends in the middle of the request")]
     Truncated,
 }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 // Each `unsafe` below relies on the header's contract, see the parent module.
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_create_cm_channel(
     ctx: *const Context,
@@ -24,12 +25,14 @@ pub unsafe extern "C" fn siw_create_cm_channel(
     unsafe { store_boxed(out, borrow_handle(ctx).and_then(CmChannel::new)) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_cm_channel(channel: *mut CmChannel) {
     // SAFETY: module contract.
     unsafe { free_handle(channel) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_cm_channel_fd(channel: *const CmChannel) -> c_int {
     // SAFETY: module contract.
@@ -93,6 +96,7 @@ impl SiwCmEvent {
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_get_cm_event(
     channel: *const CmChannel,
@@ -146,6 +150,7 @@ fn to_device_index(device: u32) -> Option<u32> {
     (device != ANY_DEVICE).then_some(device)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_connect(
     qp: *const Qp,
@@ -179,12 +184,14 @@ pub unsafe extern "C" fn siw_connect(
     }))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_disconnect(qp: *const Qp) -> c_int {
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(qp) }.and_then(Qp::disconnect))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_listen(
     channel: *const CmChannel,
@@ -236,6 +243,7 @@ pub unsafe extern "C" fn siw_listen_mpa(
     unsafe { store_boxed(out, made) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_listener_addr(
     listener: *const CmListener,
@@ -248,12 +256,14 @@ pub unsafe extern "C" fn siw_listener_addr(
     })
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_listener(listener: *mut CmListener) {
     // SAFETY: module contract.
     unsafe { free_handle(listener) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_accept(
     req: *mut ConnectionRequest,
@@ -275,6 +285,7 @@ pub unsafe extern "C" fn siw_accept(
     to_status(args.and_then(|(queue_pair, options)| req.accept(queue_pair, channel, &options)))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_reject(
     req: *mut ConnectionRequest,

@@ -22,6 +22,7 @@ unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T) -> Result<&'a mut T, Error> 
     unsafe { pointer.as_mut() }.ok_or_else(null_pointer)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_alloc_arena(
     ctx: *const Context,
@@ -38,24 +39,28 @@ pub unsafe extern "C" fn siw_alloc_arena(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_arena(arena: *mut Arc<Arena>) {
     // SAFETY: module contract.
     unsafe { free_handle(arena) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_arena_ptr(arena: *const Arc<Arena>) -> *mut c_void {
     // SAFETY: module contract.
     unsafe { borrow_handle(arena) }.map_or(std::ptr::null_mut(), |arena| arena.as_ptr().cast())
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_arena_len(arena: *const Arc<Arena>) -> usize {
     // SAFETY: module contract.
     unsafe { borrow_handle(arena) }.map_or(0, |arena| arena.len())
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_reg_mr(
     pd: *const Pd,
@@ -75,6 +80,7 @@ pub unsafe extern "C" fn siw_reg_mr(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_reg_mr_iova(
     pd: *const Pd,
@@ -95,6 +101,7 @@ pub unsafe extern "C" fn siw_reg_mr_iova(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dereg_mr(mr: *mut Mr) -> c_int {
     // SAFETY: module contract.
@@ -106,6 +113,7 @@ pub unsafe extern "C" fn siw_dereg_mr(mr: *mut Mr) -> c_int {
     to_status(tried)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_rereg_mr(
     mr: *mut Mr,
@@ -138,6 +146,7 @@ pub unsafe extern "C" fn siw_rereg_mr(
     })
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_alloc_fast_mr(
     pd: *const Pd,
@@ -153,18 +162,21 @@ pub unsafe extern "C" fn siw_alloc_fast_mr(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_free_fast_mr(mr: *mut FastMr) {
     // SAFETY: module contract.
     unsafe { free_handle(mr) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_fast_mr_key(mr: *const FastMr) -> u32 {
     // SAFETY: module contract.
     unsafe { borrow_handle(mr) }.map_or(0, FastMr::key)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_map_fast_mr(
     mr: *mut FastMr,
@@ -185,6 +197,7 @@ pub unsafe extern "C" fn siw_map_fast_mr(
     mapped.map_or_else(|error| -fail_with(error), |count| count as c_int)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_alloc_mw(pd: *const Pd, kind: u32, out: *mut *mut Mw) -> c_int {
     let kind = match kind {
@@ -196,18 +209,21 @@ pub unsafe extern "C" fn siw_alloc_mw(pd: *const Pd, kind: u32, out: *mut *mut M
     unsafe { store_boxed(out, borrow_handle(pd).and_then(|pd| pd.alloc_mw(kind?))) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_dealloc_mw(mw: *mut Mw) {
     // SAFETY: module contract.
     unsafe { free_handle(mw) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_mw_rkey(mw: *const Mw) -> u32 {
     // SAFETY: module contract.
     unsafe { borrow_handle(mw) }.map_or(0, Mw::rkey)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_bind_mw(
     qp: *const Qp,

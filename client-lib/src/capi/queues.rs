@@ -11,6 +11,7 @@ use std::time::Duration;
 
 // Each `unsafe` below relies on the header's contract, see the parent module.
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_limits(ctx: *const Context, out: *mut SiwLimits) -> c_int {
     // SAFETY: module contract.
@@ -19,6 +20,7 @@ pub unsafe extern "C" fn siw_query_limits(ctx: *const Context, out: *mut SiwLimi
     })
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_create_srq(
     pd: *const Pd,
@@ -41,18 +43,21 @@ pub unsafe extern "C" fn siw_create_srq(
     unsafe { store_boxed(out, made) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_destroy_srq(srq: *mut Srq) {
     // SAFETY: module contract.
     unsafe { free_handle(srq) }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_srq_num(srq: *const Srq) -> u32 {
     // SAFETY: module contract.
     unsafe { borrow_handle(srq) }.map_or(0, Srq::srq_id)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_modify_srq(
     srq: *const Srq,
@@ -77,6 +82,7 @@ pub unsafe extern "C" fn siw_modify_srq(
     }))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_srq(srq: *const Srq, out: *mut SiwSrqAttr) -> c_int {
     // SAFETY: module contract.
@@ -87,6 +93,7 @@ pub unsafe extern "C" fn siw_query_srq(srq: *const Srq, out: *mut SiwSrqAttr) ->
     }))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_post_srq_recv(
     srq: *const Srq,
@@ -102,24 +109,28 @@ pub unsafe extern "C" fn siw_post_srq_recv(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_cq_num(cq: *const Cq) -> u32 {
     // SAFETY: module contract.
     unsafe { borrow_handle(cq) }.map_or(0, Cq::cq_id)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_cq_capacity(cq: *const Cq) -> u32 {
     // SAFETY: module contract.
     unsafe { borrow_handle(cq) }.map_or(0, Cq::capacity)
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_resize_cq(cq: *const Cq, cqe: u32) -> c_int {
     // SAFETY: module contract.
     to_status(unsafe { borrow_handle(cq) }.and_then(|queue| queue.resize(cqe)))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_modify_cq(cq: *const Cq, count: u16, period_us: u16) -> c_int {
     let period = Duration::from_micros(period_us.into());
@@ -127,6 +138,7 @@ pub unsafe extern "C" fn siw_modify_cq(cq: *const Cq, count: u16, period_us: u16
     to_status(unsafe { borrow_handle(cq) }.and_then(|queue| queue.moderate(count, period)))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_modify_qp(qp: *const Qp, state: u32) -> c_int {
     // SAFETY: module contract.
@@ -136,6 +148,7 @@ pub unsafe extern "C" fn siw_modify_qp(qp: *const Qp, state: u32) -> c_int {
     }))
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_query_qp(qp: *const Qp, out: *mut SiwQpAttr) -> c_int {
     // SAFETY: module contract.
@@ -173,6 +186,7 @@ unsafe fn drain_with(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_drain_sq(
     qp: *const Qp,
@@ -192,6 +206,7 @@ pub unsafe extern "C" fn siw_drain_sq(
     }
 }
 
+/// Documented in `include/siw.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn siw_drain_rq(
     qp: *const Qp,

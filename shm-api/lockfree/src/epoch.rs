@@ -1,10 +1,10 @@
 //! A table that many workers read without locks while one side replaces its
 //! entries: quiescent-state based reclamation.
 //!
-//! A worker passes a batch boundary with [`TableReader::quiesce`]; an entry taken
+//! A worker passes a batch boundary with [`TableReader::report_quiescent`]; an entry taken
 //! out of the table is freed when every worker has passed one since. A worker that
-//! is about to sleep goes [`TableReader::offline`] so that nobody waits for it.
-//! The key table of siw-memory is one; generic so that loom can explore it.
+//! is about to sleep goes [`TableReader::go_offline`] so that nobody waits for it.
+//! Used for the key table of siw-memory; generic so that loom can explore it.
 
 use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, Ordering, fence, prefetch_line};
 use std::sync::{Arc, PoisonError};
@@ -15,12 +15,15 @@ struct Padded(AtomicU64);
 /// A reader's epoch while it promises not to look at the table.
 const OFFLINE: u64 = 0;
 
-/// Names the moment an entry was taken out.
+/// Begins when an entry is taken out, and has elapsed when no reader can use the entry any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GracePeriod(u64);
 
-struct Limbo<T> {
+/// What only the writing side uses.
+struct WriterState<T> {
+    /// Which of the reader slots are in use.
     claimed: Vec<bool>,
+    /// Entries that left the table and are not freed yet.
     dead: Vec<(GracePeriod, Box<T>)>,
 }
 
@@ -29,7 +32,7 @@ pub struct EpochTable<T> {
     slots: Box<[AtomicPtr<T>]>,
     global: AtomicU64,
     readers: Box<[Padded]>,
-    limbo: Mutex<Limbo<T>>,
+    writer: Mutex<WriterState<T>>,
 }
 
 // SAFETY: entries are shared between threads (Sync) and freed on another than
@@ -49,23 +52,23 @@ impl<T: Send + Sync> EpochTable<T> {
             readers: (0..max_readers)
                 .map(|_| Padded(AtomicU64::new(OFFLINE)))
                 .collect(),
-            limbo: Mutex::new(Limbo {
+            writer: Mutex::new(WriterState {
                 claimed: vec![false; max_readers],
                 dead: Vec::new(),
             }),
         })
     }
 
-    fn limbo(&self) -> MutexGuard<'_, Limbo<T>> {
-        self.limbo.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_writer(&self) -> MutexGuard<'_, WriterState<T>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A reader, online; None when `max_readers` exist.
     pub fn register_reader(self: &Arc<Self>) -> Option<TableReader<T>> {
         let index = {
-            let mut limbo = self.limbo();
-            let index = limbo.claimed.iter().position(|is_claimed| !is_claimed)?;
-            limbo.claimed[index] = true;
+            let mut writer = self.lock_writer();
+            let index = writer.claimed.iter().position(|is_claimed| !is_claimed)?;
+            writer.claimed[index] = true;
             index
         };
         let mut reader = TableReader {
@@ -84,7 +87,7 @@ impl<T: Send + Sync> EpochTable<T> {
             return Err(value);
         };
         let pointer = Box::into_raw(value);
-        // Release: pairs with the Acquire in `get`, the entry is complete.
+        // Pairs with the Acquire in `get`: the entry is complete.
         match slot.compare_exchange(
             std::ptr::null_mut(),
             pointer,
@@ -92,17 +95,17 @@ impl<T: Send + Sync> EpochTable<T> {
             Ordering::Relaxed,
         ) {
             Ok(_) => Ok(()),
-            // SAFETY: p was not published.
+            // SAFETY: the pointer came from Box::into_raw and was not published.
             Err(_) => Err(unsafe { Box::from_raw(pointer) }),
         }
     }
 
     /// Takes the entry out if `which` agrees. It is freed by a later
-    /// [`Self::try_reclaim`], once [`Self::is_quiescent`].
+    /// [`Self::try_reclaim`], once [`Self::has_elapsed`].
     pub fn clear_slot(&self, slot: usize, which: impl FnOnce(&T) -> bool) -> Option<GracePeriod> {
         let slot = self.slots.get(slot)?;
         // Writers are serialised by this lock, so the entry cannot be freed here.
-        let mut limbo = self.limbo();
+        let mut writer = self.lock_writer();
         let pointer = slot.load(Ordering::Acquire);
         // SAFETY: non-null entries of the table are live; they only die in
         // `try_reclaim`, under the lock held here, after leaving the table.
@@ -110,26 +113,30 @@ impl<T: Send + Sync> EpochTable<T> {
             return None;
         }
         slot.store(std::ptr::null_mut(), Ordering::Relaxed);
-        // Release: a reader that sees the new epoch sees the empty slot.
-        let ticket = GracePeriod(self.global.fetch_add(1, Ordering::AcqRel) + 1);
-        // SAFETY: p came from Box::into_raw in `set` and just left the table.
-        limbo.dead.push((ticket, unsafe { Box::from_raw(pointer) }));
-        Some(ticket)
+        // Relaxed: the Release of the epoch below publishes the empty slot. Pairs with the Acquire
+        // of the epoch in `report_quiescent`: a reader that announces it finds the slot empty.
+        let grace_period = GracePeriod(self.global.fetch_add(1, Ordering::AcqRel) + 1);
+        // SAFETY: it came from Box::into_raw in `set_slot` and just left the table; readers that
+        // still hold it are waited for before the box is dropped.
+        writer
+            .dead
+            .push((grace_period, unsafe { Box::from_raw(pointer) }));
+        Some(grace_period)
     }
 
     /// The entry, for the writing side: alive as long as the closure runs.
     pub fn with_entry<R>(&self, slot: usize, f: impl FnOnce(&T) -> R) -> Option<R> {
         let slot = self.slots.get(slot)?;
-        let _writers = self.limbo();
+        let _writer = self.lock_writer();
         let pointer = slot.load(Ordering::Acquire);
-        // SAFETY: as in `clear`: it cannot leave the table while the lock is held.
+        // SAFETY: as in `clear_slot`: it cannot leave the table while the lock is held.
         (!pointer.is_null()).then(|| f(unsafe { &*pointer }))
     }
 
     /// Whether every reader passed a batch boundary, or went offline, since the
-    /// ticket: none can touch the entry any more.
+    /// grace period began: none can touch the entry any more.
     pub fn has_elapsed(&self, grace_period: GracePeriod) -> bool {
-        // Pairs with the fence in `online`: either the reader's epoch is seen here,
+        // Pairs with the fence in `go_online`: either the reader's epoch is seen here,
         // or the reader sees the empty slot.
         fence(Ordering::SeqCst);
         self.readers.iter().all(|reader| {
@@ -142,16 +149,16 @@ impl<T: Send + Sync> EpochTable<T> {
     pub fn try_reclaim(&self) -> usize {
         let mut freed = Vec::new();
         let left = {
-            let mut limbo = self.limbo();
+            let mut writer = self.lock_writer();
             let mut index = 0;
-            while index < limbo.dead.len() {
-                if self.has_elapsed(limbo.dead[index].0) {
-                    freed.push(limbo.dead.swap_remove(index));
+            while index < writer.dead.len() {
+                if self.has_elapsed(writer.dead[index].0) {
+                    freed.push(writer.dead.swap_remove(index));
                 } else {
                     index += 1;
                 }
             }
-            limbo.dead.len()
+            writer.dead.len()
         };
         // Outside of the lock: dropping may unmap memory.
         drop(freed);
@@ -209,9 +216,10 @@ impl<T: Send + Sync> TableReader<T> {
     #[inline]
     pub fn report_quiescent(&mut self) {
         if self.online {
-            // Acquire: what was removed before this epoch is not found any more.
+            // Pairs with the Release in `clear_slot`: what was removed before this epoch is not
+            // found any more.
             let epoch = self.table.global.load(Ordering::Acquire);
-            // Release: accesses of the last batch come first.
+            // Pairs with the Acquire in `has_elapsed`: accesses of the last batch come first.
             self.epoch_word().store(epoch, Ordering::Release);
         }
     }
@@ -226,7 +234,7 @@ impl<T: Send + Sync> TableReader<T> {
     pub fn go_online(&mut self) {
         let epoch = self.table.global.load(Ordering::Acquire);
         self.epoch_word().store(epoch, Ordering::Relaxed);
-        // Pairs with the fence in `is_quiescent`.
+        // Pairs with the fence in `has_elapsed`.
         fence(Ordering::SeqCst);
         self.online = true;
     }
@@ -235,6 +243,6 @@ impl<T: Send + Sync> TableReader<T> {
 impl<T: Send + Sync> Drop for TableReader<T> {
     fn drop(&mut self) {
         self.go_offline();
-        self.table.limbo().claimed[self.index] = false;
+        self.table.lock_writer().claimed[self.index] = false;
     }
 }

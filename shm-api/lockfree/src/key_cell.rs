@@ -39,12 +39,12 @@ impl KeyWord {
     }
 }
 
-/// See the module.
+/// The word in an entry of the key table; see the module.
 #[derive(Debug)]
 pub struct KeyCell(AtomicU64);
 
 impl KeyCell {
-    /// Answers to `stag`, at once or after the first [`Self::publish`].
+    /// Answers to `stag`, at once or after the first [`Self::publish_key`].
     pub fn new(stag: u32, valid: bool) -> KeyCell {
         let valid = if valid { VALID } else { 0 };
         KeyCell(AtomicU64::new(u64::from(stag) | valid))
@@ -53,20 +53,20 @@ impl KeyCell {
     /// Before the fields are read.
     #[inline]
     pub fn load_word(&self) -> KeyWord {
-        // Acquire: pairs with the Release in `publish`, the fields are complete.
+        // Pairs with the Release in `publish_key`: the fields are complete.
         KeyWord(self.0.load(Ordering::Acquire))
     }
 
     /// After the fields were read: they are those of `word`.
     #[inline]
     pub fn is_unchanged(&self, word: KeyWord) -> bool {
-        // Pairs with the fence in `claim`: who read a new field sees the claim.
+        // Pairs with the fence in `try_claim`: who read a new field sees the claim.
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) == word.0
     }
 
-    /// The caller alone may change the fields, until it calls [`Self::publish`] or
-    /// [`Self::restore`]. False: something happened since `word`.
+    /// The caller alone may change the fields, until it calls [`Self::publish_key`] or
+    /// [`Self::abandon_claim`]. False: something happened since `word`.
     pub fn try_claim(&self, word: KeyWord) -> bool {
         let busy = (word.0 & !VALID).wrapping_add(STEP) | BUSY;
         let claimed = word.is_settled()

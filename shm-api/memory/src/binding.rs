@@ -1,5 +1,5 @@
 //! What work requests do to memory keys: bind and unbind windows, register pages, invalidate.
-//! Workers call it on their [`Reader`], in the order of a send queue; nothing here allocates,
+//! Workers call it on their [`KeyReader`], in the order of a send queue; nothing here allocates,
 //! locks or waits.
 //!
 //! ```text
@@ -23,7 +23,7 @@ impl KeyReader {
         self.entry_at(any).map_or(0, |mr| mr.key_word().stag())
     }
 
-    /// The rest of [`Reader::check`] for what changes in place.
+    /// The rest of [`KeyReader::check_access`] for keys whose fields change in place.
     #[cold]
     pub(crate) fn check_changeable<'a>(
         &'a self,

@@ -20,7 +20,7 @@ impl Default for Crc32c {
 }
 
 impl Crc32c {
-    /// Of no bytes.
+    /// The CRC of an empty message, to be continued.
     #[inline]
     pub fn new() -> Self {
         Crc32c(0)
@@ -71,9 +71,10 @@ pub fn crc32c_append_shared(
     len: usize,
 ) -> Result<u32, OutOfBounds> {
     let start = region.ptr_at(offset, len)?;
-    // SAFETY: start is readable for len bytes. The shared slice lives for this call only; bytes
-    // that the peer changes meanwhile give some other checksum, which is what a peer that changes
-    // a buffer in flight gets.
+    // SAFETY: start is readable for len bytes, and the slice lives for this call only. That nobody
+    // writes to the bytes meanwhile, as a slice promises, holds for applications that obey verbs;
+    // one that does not gets some other checksum of its own data: the bytes are used in arithmetic
+    // alone, never as an index or a length.
     Ok(crc32c_append(crc, unsafe {
         std::slice::from_raw_parts(start, len)
     }))

@@ -176,8 +176,8 @@ unsafe fn copy_with_gaps_portable<const SPACING: usize>(
 
 /// # Safety
 ///
-/// As [`copy_with_gaps`]; moreover the lengths agree, `dst` has at least [`crc_fold::LEAST`] bytes,
-/// the first gap begins at a multiple of four, and the processor has what [`crc_fold::available`]
+/// As [`copy_with_gaps`]; moreover the lengths agree, `dst` has at least [`crc_fold::MIN_LEN`] bytes,
+/// the first gap begins at a multiple of four, and the processor has what [`crc_fold::is_available`]
 /// asks for.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq,sse4.2")]
@@ -334,7 +334,7 @@ mod tests {
         (0x5a00_0000 + offset as u32).to_be_bytes()
     }
 
-    /// `data` with gaps, put together byte by byte.
+    /// `data` with gaps, built byte by byte.
     fn data_with_gaps(data: &[u8], first: usize) -> Vec<u8> {
         let (mut out, mut until_gap) = (Vec::new(), first);
         for byte in data {

@@ -36,13 +36,15 @@ pub struct KeyTableFull;
 /// Why a key stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DeregError {
+    /// The key is not in the table.
     #[error("no such memory region")]
     Unknown,
+    /// So many memory windows are bound to the region.
     #[error("{0} memory windows are bound to the region: unbind or free them first")]
     Bound(u32),
 }
 
-/// Returned by [`KeyTable::remove`]: ask [`KeyTable::is_quiescent`] with it.
+/// Returned by [`KeyTable::remove`]: ask [`KeyTable::has_elapsed`] with it.
 pub type Retired = GracePeriod;
 
 struct StagPool {
@@ -117,7 +119,7 @@ impl KeyTable {
     }
 
     /// Deregistration: takes the key back unless windows are bound to the region. The request
-    /// may be answered when [`Self::is_quiescent`]; [`Self::try_reclaim`] frees the Mr.
+    /// may be answered when [`Self::has_elapsed`]; [`Self::try_reclaim`] frees the memory.
     /// `stag`: as [`Self::insert`] gave it, whatever key was used since.
     pub fn deregister(&self, stag: Stag) -> Result<Retired, DeregError> {
         let bound = self
@@ -197,7 +199,7 @@ impl KeyTable {
 pub struct KeyReader(TableReader<RegisteredMemory>);
 
 impl KeyReader {
-    /// The region or bound window with this key, valid until the next [`Self::quiesce`].
+    /// The region or bound window with this key, valid until the next [`Self::report_quiescent`].
     #[inline]
     pub fn lookup(&self, stag: Stag) -> Option<&RegisteredMemory> {
         self.entry_at(stag).filter(|mr| mr.is_valid(stag))
@@ -209,7 +211,8 @@ impl KeyReader {
         self.0.get(stag.table_index())
     }
 
-    /// Lookup and [`Mr::check`] in one. For a window the region behind it comes back.
+    /// Looks a key up and checks the access ([`RegisteredMemory::check_access`]): the memory, and where
+    /// the bytes are in it. For a window that is the region behind it.
     #[inline]
     pub fn check_access(
         &self,
@@ -238,7 +241,7 @@ impl KeyReader {
         self.0.prefetch_slot(stag.table_index());
     }
 
-    /// Batch boundary. Borrow rules see to it that no `&Mr` is held.
+    /// Batch boundary. The borrow rules guarantee that no reference into the table is held.
     #[inline]
     pub fn report_quiescent(&mut self) {
         self.0.report_quiescent();

@@ -4,11 +4,12 @@
 //!
 //! ```text
 //!  control thread --- insert, deregister ---> KeyTable
-//!  worker ----------- check, bind ----------> Reader, then read or write through an Mr
-//!  control thread --- alloc, free ----------> QueueAlloc
+//!  worker ----------- check_access, bind ---> KeyReader, then copy through RegisteredMemory
+//!  control thread --- alloc, free ----------> QueueAllocator
 //! ```
 //! Workers look keys up without a lock at the moment of every access (RFC 5042 section 6);
 //! what was deregistered is freed once no worker can still use it ([`siw_lockfree::epoch`]).
+#![warn(missing_docs)]
 
 pub mod binding;
 pub mod crc;

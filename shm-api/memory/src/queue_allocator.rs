@@ -23,7 +23,9 @@ const MIN: usize = 512;
 pub struct QueueMemory {
     /// Names the region to the client; unique per client, never reused, from 1.
     pub region_id: u32,
+    /// The shared memory that the queue lies in.
     pub region: Arc<SharedMemory>,
+    /// First byte of the queue.
     pub offset: usize,
     /// Usable bytes, zeroed.
     pub len: usize,
@@ -48,10 +50,12 @@ impl From<&QueueMemory> for QueueRef {
 /// Why there is no memory for a queue.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocError {
+    /// The client's limit is reached.
     #[error(
         "this client's queues would exceed {0} bytes; raise [limits] or create fewer or smaller queues"
     )]
     Limit(usize),
+    /// The operating system has no memory.
     #[error("cannot create shared memory: {0}")]
     Os(#[from] io::Error),
 }

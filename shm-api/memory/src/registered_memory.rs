@@ -14,16 +14,22 @@ use std::sync::Arc;
 /// and RFC 5041 section 6.2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
+    /// The key does not exist, or does not work now.
     #[error("invalid STag")]
     Stag,
+    /// The key does not allow this kind of access.
     #[error("access rights violation")]
     Access,
+    /// The key belongs to another protection domain.
     #[error("STag belongs to another protection domain")]
     Pd,
+    /// The key works for another queue pair only.
     #[error("STag is not associated with this stream")]
     Stream,
+    /// The range is not inside the memory.
     #[error("base or bounds violation")]
     Bounds,
+    /// Address and length wrap at 2^64.
     #[error("tagged offset wraps")]
     Wrap,
 }
@@ -201,6 +207,7 @@ impl RegisteredMemory {
     pub fn current_key(&self) -> Stag {
         Stag(self.key.load_word().stag())
     }
+    /// Protection domain.
     #[inline]
     pub fn pd(&self) -> u32 {
         self.pd
@@ -210,6 +217,7 @@ impl RegisteredMemory {
     pub fn allowed_qp(&self) -> Option<u32> {
         u32::try_from(self.allowed_qp.load(Ordering::Relaxed)).ok()
     }
+    /// What it may be used for, as of now.
     #[inline]
     pub fn access_rights(&self) -> Access {
         Access(self.access_rights.load(Ordering::Relaxed))
@@ -231,7 +239,7 @@ impl RegisteredMemory {
     pub fn shared_memory(&self) -> Option<&Arc<SharedMemory>> {
         self.shared_memory.as_ref()
     }
-    /// What [`Mr::check`] gives for the first byte.
+    /// What [`RegisteredMemory::check_access`] gives for the first byte.
     #[inline]
     pub fn start_offset(&self) -> u64 {
         self.start_offset.load(Ordering::Relaxed)
@@ -412,7 +420,7 @@ impl RegisteredMemory {
         Ok(())
     }
 
-    /// Places bytes at an offset obtained from [`Mr::check`].
+    /// Places bytes at an offset obtained from [`RegisteredMemory::check_access`].
     #[inline]
     pub fn write_at(&self, offset: u64, src: &[u8]) -> Result<(), OutOfBounds> {
         self.for_each_piece(offset, src.len(), |memory, at, part| {
@@ -421,7 +429,7 @@ impl RegisteredMemory {
     }
 
     /// Places the `len` bytes of data in `src`, without its gaps, at an offset obtained from
-    /// [`Mr::check`]. `false`: they do not lie in one piece there, and nothing was written.
+    /// [`RegisteredMemory::check_access`]. `false`: they do not lie in one piece there, and nothing was written.
     #[inline]
     pub fn write_without_gaps_at<const SPACING: usize>(
         &self,
@@ -436,7 +444,7 @@ impl RegisteredMemory {
         self.page_list.is_none() && gap_copy::write_without_gaps(region, at, len, src, gaps).is_ok()
     }
 
-    /// Reads bytes at an offset obtained from [`Mr::check`].
+    /// Reads bytes at an offset obtained from [`RegisteredMemory::check_access`].
     #[inline]
     pub fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<(), OutOfBounds> {
         self.for_each_piece(offset, dst.len(), |memory, at, part| {
@@ -444,7 +452,7 @@ impl RegisteredMemory {
         })
     }
 
-    /// The word at an offset obtained from [`Mr::check`]: inside, 8-aligned in
+    /// The word at an offset obtained from [`RegisteredMemory::check_access`]: inside, 8-aligned in
     /// memory, and writable, or an error.
     #[inline]
     pub fn atomic_at(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
@@ -455,7 +463,7 @@ impl RegisteredMemory {
         region.atomic_u64(at)
     }
 
-    /// Continues a CRC32c over bytes at an offset obtained from [`Mr::check`].
+    /// Continues a CRC32c over bytes at an offset obtained from [`RegisteredMemory::check_access`].
     #[inline]
     pub fn crc32c_append_at(&self, offset: u64, len: usize, crc: u32) -> Result<u32, OutOfBounds> {
         let mut sum = crc;

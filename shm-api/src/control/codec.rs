@@ -8,20 +8,42 @@ use core::mem::size_of;
 /// A packet that is not what it should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtoError {
+    /// Too short for a header, or without its magic number.
     #[error("not a siwd packet ({0} bytes)")]
     NotSiwd(usize),
     #[error(
         "protocol version {theirs}, this side speaks {VERSION}: use client library and daemon of the same release"
     )]
-    Version { theirs: u16 },
+    /// The peer speaks another version.
+    Version {
+        /// Version in the header.
+        theirs: u16,
+    },
+    /// The header gives another length than was received.
     #[error("packet says {said} bytes, {got} came")]
-    Length { said: u32, got: usize },
+    Length {
+        /// Bytes that the header gives.
+        said: u32,
+        /// Bytes received.
+        got: usize,
+    },
+    /// No such message.
     #[error("message kind {0} is unknown")]
     Kind(u16),
+    /// The body does not have the length of its message.
     #[error("message kind {kind} needs {want} bytes, {got} came")]
-    Size { kind: u16, want: usize, got: usize },
+    Size {
+        /// Number of the message.
+        kind: u16,
+        /// Bytes that it has.
+        want: usize,
+        /// Bytes received.
+        got: usize,
+    },
+    /// A reply to another request than the last.
     #[error("the reply answers another request")]
     OutOfOrder,
+    /// A file descriptor is missing.
     #[error("the reply lacks a file descriptor")]
     MissingFd,
 }
@@ -31,11 +53,19 @@ pub enum ProtoError {
 pub enum CallError {
     /// The daemon said no.
     #[error("{reason} (errno {errno})")]
-    Refused { errno: i32, reason: String },
+    Refused {
+        /// Positive.
+        errno: i32,
+        /// For people.
+        reason: String,
+    },
+    /// The reply makes no sense.
     #[error(transparent)]
     Proto(#[from] ProtoError),
+    /// The daemon closed the connection.
     #[error("siwd closed the connection")]
     Closed,
+    /// Any other error of the socket.
     #[error("control socket: {0}")]
     Io(#[from] std::io::Error),
 }
@@ -187,7 +217,7 @@ macro_rules! requests {
     ($($kind:literal $name:ident -> $reply:ty;)*) => {
         /// Daemon: any request.
         #[derive(Debug, Clone, Copy)]
-        pub enum Request { $($name($name)),* }
+        pub enum Request { $(#[doc = concat!("[`", stringify!($name), "`].")] $name($name)),* }
 
         impl Request {
             /// Checks and copies a packet. On error refuse with [`encode_error`],

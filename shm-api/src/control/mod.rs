@@ -7,6 +7,8 @@
 //! ([`messages::AsyncEvent`]), framed in the same way.
 
 pub mod codec;
+// The fields are named as in verbs; those that need more explanation have it.
+#[allow(missing_docs)]
 pub mod messages;
 pub mod socket;
 

@@ -17,6 +17,7 @@ use std::path::Path;
 /// A received packet.
 #[derive(Debug, Default)]
 pub struct ControlPacket {
+    /// Header and body.
     pub bytes: Vec<u8>,
     /// Closed when dropped: none leaks, whatever the packet says.
     pub fds: Vec<OwnedFd>,
@@ -28,10 +29,13 @@ pub enum RecvError {
     /// Non-blocking socket without a packet.
     #[error("no packet waits")]
     WouldBlock,
+    /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
+    /// A packet that is longer than allowed, or has too many descriptors.
     #[error("packet of more than {MAX_PACKET} bytes or with too many descriptors")]
     Truncated,
+    /// Any other error of the socket.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

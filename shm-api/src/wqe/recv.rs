@@ -9,7 +9,9 @@ use bytemuck::Zeroable;
 /// A receive work request on its way into the ring.
 #[derive(Debug, Clone, Copy)]
 pub struct RecvWr<'a> {
+    /// Chosen by the application; comes back in the completion.
     pub wr_id: u64,
+    /// Memory that a message is scattered to.
     pub sges: &'a [Sge],
 }
 
@@ -36,6 +38,7 @@ impl WorkRequest for RecvWr<'_> {
 /// A validated receive work request in the worker's own memory.
 #[derive(Clone, Copy)]
 pub struct RecvWqe {
+    /// Chosen by the application; comes back in the completion.
     pub wr_id: u64,
     /// Total bytes of all SGEs.
     pub length: u32,

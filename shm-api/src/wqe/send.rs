@@ -12,7 +12,9 @@ use bytemuck::Zeroable;
 /// Where a request's data comes from.
 #[derive(Debug, Clone, Copy)]
 pub enum SendData<'a> {
+    /// Memory that was registered.
     Sges(&'a [Sge]),
+    /// Bytes that travel inside the work request.
     Inline(&'a [u8]),
     /// An atomic: where the old value goes, and the operands.
     Atomic(Sge, AtomicArgs),
@@ -23,14 +25,19 @@ pub enum SendData<'a> {
 /// A send work request on its way into the ring.
 #[derive(Debug, Clone, Copy)]
 pub struct SendWr<'a> {
+    /// What to do.
     pub opcode: Opcode,
     /// INLINE is set by the encoder.
     pub flags: WrFlags,
+    /// Chosen by the application; comes back in the completion.
     pub wr_id: u64,
     /// Immediate data or the key to invalidate.
     pub imm: u32,
+    /// Address at the peer, for READ, WRITE and atomics.
     pub remote_addr: u64,
+    /// Key of the memory at the peer.
     pub rkey: u32,
+    /// What is sent, or where a result goes.
     pub data: SendData<'a>,
 }
 
@@ -244,14 +251,19 @@ fn plain_masks(op: Opcode) -> (u64, u64) {
 /// A validated send work request in the worker's own memory.
 #[derive(Clone, Copy)]
 pub struct SendWqe {
+    /// Chosen by the application; comes back in the completion.
     pub wr_id: u64,
+    /// Address at the peer.
     pub remote_addr: u64,
     /// Total bytes, the sum of the SGEs or the inline length.
     pub length: u32,
+    /// Key of the memory at the peer.
     pub rkey: u32,
     /// Immediate data, or the key to invalidate (SendWithInv).
     pub imm: u32,
+    /// What to do.
     pub opcode: Opcode,
+    /// How to do it.
     pub flags: WrFlags,
     num_sge: u8,
     payload: WqePayload,

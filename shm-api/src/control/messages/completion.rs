@@ -11,6 +11,7 @@ pub struct CreateChannel {
     pub reserved: u64,
 }
 
+/// Destroys a completion channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DestroyChannel {
@@ -18,6 +19,7 @@ pub struct DestroyChannel {
     pub reserved: u32,
 }
 
+/// Creates a completion queue (ibv_create_cq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateCq {
@@ -28,6 +30,7 @@ pub struct CreateCq {
     pub cookie: u64,
 }
 
+/// A new completion queue, or new rings after a resize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CqReply {
@@ -40,6 +43,7 @@ pub struct CqReply {
     pub mem: QueueRef,
 }
 
+/// Destroys a completion queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DestroyCq {

@@ -1,4 +1,4 @@
-//! Connection management: channels, connects, listeners, and what is told of them.
+//! Connection management: channels, connects, listeners, and their events.
 
 use super::{Addr, PrivateData, Text};
 use bytemuck::{Pod, Zeroable};
@@ -10,6 +10,7 @@ pub struct CreateCmChannel {
     pub reserved: u64,
 }
 
+/// Closes a channel of connection events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DestroyCmChannel {
@@ -103,6 +104,7 @@ impl MpaOptions {
     };
 }
 
+/// Accepts connections at an address (rdma_listen(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Listen {
@@ -118,6 +120,7 @@ pub struct Listen {
     pub addr: Addr,
 }
 
+/// A new listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ListenReply {
@@ -127,6 +130,7 @@ pub struct ListenReply {
     pub addr: Addr,
 }
 
+/// Ends a listener; requests that wait are rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Unlisten {
@@ -147,6 +151,7 @@ pub struct Accept {
     pub params: ConnParams,
 }
 
+/// Rejects a connection request (rdma_reject(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Reject {

@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+/// Creates a protection domain (ibv_alloc_pd(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct AllocPd {
@@ -9,6 +10,7 @@ pub struct AllocPd {
     pub reserved: u32,
 }
 
+/// Destroys a protection domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DeallocPd {
@@ -37,6 +39,7 @@ pub struct ArenaReply {
     pub len: u64,
 }
 
+/// Gives an arena back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct FreeArena {
@@ -54,11 +57,12 @@ pub struct RegMr {
     pub len: u64,
     /// Address by which work requests and peers name the first byte.
     pub va: u64,
-    /// [`crate::key_table::Access`] bits.
+    /// [`crate::Access`] bits.
     pub access: u32,
     pub reserved: u32,
 }
 
+/// Keys of a registered region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MrReply {
@@ -123,6 +127,7 @@ pub struct AllocMw {
     pub kind: u32,
 }
 
+/// A new memory window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct MwReply {

@@ -62,7 +62,9 @@ pub struct ErrorReply {
 
 /// A request and what answers it.
 pub trait Message: Pod {
+    /// Number in the header.
     const KIND: u16;
+    /// What answers it.
     type Reply: Pod;
 }
 

@@ -3,6 +3,7 @@
 use super::{Addr, QueueRef};
 use bytemuck::{Pod, Zeroable};
 
+/// Creates a queue pair (ibv_create_qp(3)); the reply is [`QpReply`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateQp {
@@ -65,6 +66,7 @@ impl QpState {
     }
 }
 
+/// Changes the state of a queue pair (ibv_modify_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ModifyQp {
@@ -75,6 +77,7 @@ pub struct ModifyQp {
     pub state: u32,
 }
 
+/// Asks for the state of a queue pair (ibv_query_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QueryQp {
@@ -82,6 +85,7 @@ pub struct QueryQp {
     pub reserved: u32,
 }
 
+/// State of a queue pair, and of its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QpStateReply {
@@ -98,6 +102,7 @@ pub struct QpStateReply {
     pub peer: Addr,
 }
 
+/// Destroys a queue pair (ibv_destroy_qp(3)); a connection is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DestroyQp {

@@ -1,8 +1,9 @@
-//! A client's first words, devices and limits, statistics.
+//! Hello, devices and limits, statistics.
 
 use super::{Addr, Text};
 use bytemuck::{Pod, Zeroable};
 
+/// The first request on a connection: who the client is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ClientHello {
@@ -12,7 +13,7 @@ pub struct ClientHello {
     pub name: Text<64>,
 }
 
-/// Reply to [`Hello`]. Fds in this order: worker state page (map read-only,
+/// Reply to [`ClientHello`]. Fds in this order: worker state page (map read-only,
 /// `n_workers * 64` bytes), doorbell region (`n_workers` rings of
 /// `doorbell_capacity`, see `doorbell::ring_offset`), async event socket, then
 /// `n_workers` eventfds.
@@ -119,6 +120,7 @@ pub struct ReadStats {
     pub reserved: u32,
 }
 
+/// A part of the statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct StatsReply {

@@ -3,6 +3,7 @@
 use super::QueueRef;
 use bytemuck::{Pod, Zeroable};
 
+/// Creates a shared receive queue (ibv_create_srq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateSrq {
@@ -48,6 +49,7 @@ pub struct ModifySrq {
     pub limit: u32,
 }
 
+/// Asks for the state of a shared receive queue (ibv_query_srq(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct QuerySrq {
@@ -55,6 +57,7 @@ pub struct QuerySrq {
     pub reserved: u32,
 }
 
+/// State of a shared receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct SrqStateReply {
