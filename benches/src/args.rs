@@ -89,7 +89,9 @@ pub enum PerfEndpoints {
     Listen(SocketAddr),
     /// The initiator, against a process that listens at `to`.
     Connect {
+        /// Address of the target.
         to: SocketAddr,
+        /// Device to connect from; none: the one that routes to `to`.
         from: Option<String>,
     },
 }

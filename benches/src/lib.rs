@@ -7,6 +7,7 @@
 //! One thread drives both ends of a transfer when they are in one process: the
 //! daemon's worker then has the other core to itself.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod args;
 pub mod bandwidth;

@@ -11,8 +11,11 @@ use std::fmt;
 /// Microseconds at three quantiles.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quantiles {
+    /// The median.
     pub p50: f64,
+    /// 99 of 100 are at most this.
     pub p99: f64,
+    /// 999 of 1000 are at most this.
     pub p999: f64,
 }
 
@@ -31,9 +34,13 @@ impl From<&Histogram<u64>> for Quantiles {
 /// The link that the data took.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TransferPath {
+    /// The initiator's device.
     pub from: String,
+    /// The target's device, or its address in another process.
     pub to: String,
+    /// DPDK's driver of the initiator's port.
     pub driver: String,
+    /// The smaller of both devices' MTUs.
     pub mtu: u32,
     /// The connections use CRCs.
     pub crc: bool,
@@ -42,28 +49,47 @@ pub struct TransferPath {
 /// Everything that is printed.
 #[derive(Debug, Clone, Serialize)]
 pub struct PerfReport {
+    /// Bandwidth or latency.
     pub mode: Mode,
+    /// Name of the operation.
     pub op: &'static str,
+    /// Bytes of a message.
     pub size: u32,
+    /// Messages in flight on each queue pair.
     pub depth: u32,
+    /// Queue pairs.
     pub qps: u32,
+    /// MTU of the link.
     pub mtu: u32,
+    /// The connections use CRCs.
     pub crc: bool,
+    /// Payload, Gb/s.
     pub gbps: f64,
+    /// Million messages per second.
     pub mmsgs: f64,
+    /// Latency in microseconds.
     pub lat_us: Quantiles,
+    /// What the machine can do at most.
     pub bound: Bound,
     /// Bandwidth over what the bounds allow; null for latency and without bounds.
     pub ratio: Option<f64>,
+    /// Seconds measured.
     pub secs: f64,
+    /// Messages completed.
     pub messages: u64,
+    /// Messages whose bytes were compared.
     pub verified: u64,
     /// What the daemon's TCP retransmitted meanwhile, for whatever client.
     pub tcp: Retransmissions,
+    /// Payload travelled in the work requests.
     pub inline: bool,
+    /// The initiator's device.
     pub from: String,
+    /// The target's device or address.
     pub to: String,
+    /// DPDK's driver of the initiator's port.
     pub driver: String,
+    /// What the reader should know of the measurement.
     pub notes: Vec<String>,
 }
 

@@ -9,11 +9,11 @@ use clap::{Args, Parser, Subcommand};
 use dpdk::{MbufCache, Port, PortConfig};
 use serde_json::{Value, json};
 use siw_bench::daemon::Process;
-use siw_bench::tcp::forward::{Forwarder, Loss};
-use siw_bench::tcp::link::{End, Machine};
-use siw_bench::tcp::pair::{Pair, PairConfig, PairLink};
-use siw_bench::tcp::raw::{self, Buffers};
-use siw_bench::tcp::{Clock, MSS};
+use siw_bench::tcp::forward::{ImpairedLink, Loss};
+use siw_bench::tcp::link::{BenchDpdk, PortEnd};
+use siw_bench::tcp::pair::{PairLink, StackPair, StackPairConfig};
+use siw_bench::tcp::raw::{self, BufferSource};
+use siw_bench::tcp::{BenchClock, MSS};
 use siw_tcp::{CongestionControl, TsoLimits};
 
 /// Slices of a measurement whose parts take turns, so that other load of the machine disturbs all
@@ -97,7 +97,7 @@ struct ImpairmentOptions {
 }
 
 impl ImpairmentOptions {
-    fn new_forwarder(&self, ends: [End; 2]) -> Forwarder {
+    fn new_forwarder(&self, ends: [PortEnd; 2]) -> ImpairedLink {
         let rtt = Duration::from_nanos((self.rtt.clamp(0.0, 1e7) * 1e3) as u64);
         let loss = match self.burst {
             Some(lost) => Loss::Burst {
@@ -106,7 +106,7 @@ impl ImpairmentOptions {
             },
             None => Loss::Random(self.loss),
         };
-        Forwarder::new(ends, rtt, loss, self.seed)
+        ImpairedLink::new(ends, rtt, loss, self.seed)
     }
 }
 
@@ -126,7 +126,7 @@ fn main() -> ExitCode {
 }
 
 fn run_command(what: &TcpPerfCommand) -> Result<Value, String> {
-    let machine = Machine::start()?;
+    let machine = BenchDpdk::start_eal()?;
     match what {
         TcpPerfCommand::Stream {
             connections,
@@ -153,7 +153,7 @@ fn run_command(what: &TcpPerfCommand) -> Result<Value, String> {
     }
 }
 
-const ONE: PairConfig = PairConfig {
+const ONE: StackPairConfig = StackPairConfig {
     connections: 1,
     tso: None,
     software_checksum: false,
@@ -167,24 +167,24 @@ fn median(values: &mut [f64]) -> f64 {
 }
 
 fn measure_streams(
-    machine: &Machine,
+    machine: &BenchDpdk,
     (connections, turn): (usize, usize),
     secs: f64,
     only: Option<&str>,
 ) -> Result<Value, String> {
-    let mut ends = machine.rings("tcp")?;
-    let (mut source, _trackers) = machine.source(true)?;
-    let clock = Clock::new();
+    let mut ends = machine.open_ring_pair("tcp")?;
+    let (mut source, _trackers) = machine.new_source(true)?;
+    let clock = BenchClock::new();
     let mut pairs = Vec::new();
     for connections in [1, connections, connections] {
-        let config = PairConfig { connections, ..ONE };
-        let mut pair = Pair::new(clock, &config)?;
+        let config = StackPairConfig { connections, ..ONE };
+        let mut pair = StackPair::new(clock, &config)?;
         let mut link = PairLink {
             ends: &mut ends,
             source: &mut source,
             forward: None,
         };
-        pair.connect(&mut link, connections)?;
+        pair.open_connections(&mut link, connections)?;
         pairs.push(pair);
     }
     // Parts: raw, one flow, one beside idle ones, all in turn; then the round trips, raw frames of
@@ -194,9 +194,10 @@ fn measure_streams(
     let wanted = |part: &str| only.is_none_or(|only| only == part);
     for _ in 0..SLICES {
         if wanted("raw") {
-            let mut raw = |buffers| raw::stream(&mut ends, &mut source, MSS, buffers, slice);
-            parts[0].push(raw(Buffers::Pool));
-            parts[6].push(raw(Buffers::Cache));
+            let mut raw =
+                |buffers| raw::measure_raw_stream(&mut ends, &mut source, MSS, buffers, slice);
+            parts[0].push(raw(BufferSource::Pool));
+            parts[6].push(raw(BufferSource::Cache));
         }
         let mut link = PairLink {
             ends: &mut ends,
@@ -216,16 +217,16 @@ fn measure_streams(
             }
             let pair = &mut pairs[pair];
             parts[to].push(match part {
-                "active" => pair.round_robin(&mut link, (connections, turn), slice),
-                "alone" => pair.round_robin(&mut link, (connections, 1), slice),
-                _ => pair.stream(&mut link, 1, slice),
+                "active" => pair.measure_round_robin(&mut link, (connections, turn), slice),
+                "alone" => pair.measure_round_robin(&mut link, (connections, 1), slice),
+                _ => pair.measure_stream(&mut link, 1, slice),
             });
-            pair.settle(&mut link, rest);
+            pair.drain_link(&mut link, rest);
         }
         for index in 0..2 {
             if only.is_none() {
-                parts[4 + index].push(pairs[index].round_trip(&mut link, slice)?);
-                pairs[index].settle(&mut link, rest);
+                parts[4 + index].push(pairs[index].measure_round_trip(&mut link, slice)?);
+                pairs[index].drain_link(&mut link, rest);
             }
         }
     }
@@ -257,34 +258,34 @@ fn measure_streams(
         "alone_gbps": single, "alone_ratio": alone,
         "rtt_ns": rtt, "idle_rtt_ns": rtt_idle,
         "idle_rtt_cost_percent": 100.0 * (idle_rtt - 1.0),
-        "timeouts": pairs.iter().map(|part| part.stats().timeouts).sum::<u64>(),
-        "retransmits": pairs.iter().map(|part| part.stats().retrans_segs).sum::<u64>(),
+        "timeouts": pairs.iter().map(|part| part.sender_stats().timeouts).sum::<u64>(),
+        "retransmits": pairs.iter().map(|part| part.sender_stats().retrans_segs).sum::<u64>(),
     }))
 }
 
-fn measure_connection_state(machine: &Machine, connections: usize) -> Result<Value, String> {
-    let mut ends = machine.rings("tcp")?;
-    let (mut source, _trackers) = machine.source(true)?;
+fn measure_connection_state(machine: &BenchDpdk, connections: usize) -> Result<Value, String> {
+    let mut ends = machine.open_ring_pair("tcp")?;
+    let (mut source, _trackers) = machine.new_source(true)?;
     let mut link = PairLink {
         ends: &mut ends,
         source: &mut source,
         forward: None,
     };
-    let config = PairConfig { connections, ..ONE };
+    let config = StackPairConfig { connections, ..ONE };
     let process = Process::new(std::process::id());
     // First allocations are no connection's.
-    Pair::new(Clock::new(), &ONE)?.connect(&mut link, 500)?;
+    StackPair::new(BenchClock::new(), &ONE)?.open_connections(&mut link, 500)?;
     let before = process.private_bytes()?;
-    let mut pair = Pair::new(Clock::new(), &config)?;
-    pair.connect(&mut link, connections)?;
+    let mut pair = StackPair::new(BenchClock::new(), &config)?;
+    pair.open_connections(&mut link, connections)?;
     let grown = process.private_bytes()?.saturating_sub(before);
     Ok(json!({
-        "idle_bytes": Pair::CONNECTION_BYTES, "hot_bytes": Pair::HOT_BYTES,
+        "idle_bytes": StackPair::CONNECTION_BYTES, "hot_bytes": StackPair::HOT_BYTES,
         "grown_bytes": grown as f64 / (2 * connections) as f64,
     }))
 }
 
-fn measure_tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value, String> {
+fn measure_tso(machine: &BenchDpdk, secs: f64, only: Option<&str>) -> Result<Value, String> {
     // As many as an IP packet holds.
     const SEGMENTS: u16 = 44;
     let dir = std::env::temp_dir().join(format!("siw-tcp-perf-{}", std::process::id()));
@@ -299,55 +300,55 @@ fn measure_tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value
         ..PortConfig::default()
     };
     let back = port(format!("net_vhost0,iface={socket},queues=1,tso=1"))?;
-    let back = machine.open(back, &config)?;
+    let back = machine.open_port(back, &config)?;
     let front = port(format!(
         "net_virtio_user0,path={socket},queues=1,queue_size=256,mrg_rxbuf=1"
     ))?;
-    let front = machine.open(front, &config)?;
+    let front = machine.open_port(front, &config)?;
     if !front.tso {
         return Err("the virtio_user port cuts no segments".into());
     }
     let mut ends = [front, back];
-    let (mut source, _trackers) = machine.source(false)?;
-    let clock = Clock::new();
+    let (mut source, _trackers) = machine.new_source(false)?;
+    let clock = BenchClock::new();
     let bytes = u32::from(SEGMENTS) * MSS as u32;
-    let config = PairConfig {
+    let config = StackPairConfig {
         tso: Some(TsoLimits {
             max_segments: SEGMENTS,
             max_bytes: bytes,
         }),
         ..ONE
     };
-    let mut pair = Pair::new(clock, &config)?;
+    let mut pair = StackPair::new(clock, &config)?;
     let slice = Duration::from_secs_f64(secs.clamp(0.1, 600.0) / (2 * SLICES) as f64);
     let mut link = PairLink {
         ends: &mut ends,
         source: &mut source,
         forward: None,
     };
-    pair.connect(&mut link, 1)?;
+    pair.open_connections(&mut link, 1)?;
     let (mut raws, mut tcps, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..SLICES {
         let mut raw = f64::NAN;
         if only != Some("tcp") {
-            raw = raw::stream(
+            raw = raw::measure_raw_stream(
                 link.ends,
                 link.source,
                 bytes as usize,
-                Buffers::Cache,
+                BufferSource::Cache,
                 slice,
             );
         }
         let mut tcp = f64::NAN;
         if only != Some("raw") {
-            tcp = pair.stream(&mut link, 1, slice);
-            pair.settle(&mut link, Duration::from_millis(2));
+            tcp = pair.measure_stream(&mut link, 1, slice);
+            pair.drain_link(&mut link, Duration::from_millis(2));
         }
         ratios.push(tcp / raw);
         raws.push(raw);
         tcps.push(tcp);
     }
-    let stats = pair.stats();
+    let stats = pair.sender_stats();
     let frames = stats.tso_frames;
     let _ = std::fs::remove_dir_all(&dir);
     Ok(json!({
@@ -358,7 +359,7 @@ fn measure_tso(machine: &Machine, secs: f64, only: Option<&str>) -> Result<Value
 }
 
 fn measure_impaired_link(
-    machine: &Machine,
+    machine: &BenchDpdk,
     link: &ImpairmentOptions,
     between: Option<&[String]>,
     flows: usize,
@@ -367,50 +368,53 @@ fn measure_impaired_link(
     let (mut ends, forward) = if let Some([left, right]) = between {
         (open_interfaces(machine, left, right)?, None)
     } else {
-        let [left, left_far] = machine.rings("left")?;
-        let [right, right_far] = machine.rings("right")?;
+        let [left, left_far] = machine.open_ring_pair("left")?;
+        let [right, right_far] = machine.open_ring_pair("right")?;
         (
             [left, right],
             Some(link.new_forwarder([left_far, right_far])),
         )
     };
-    let (mut source, _trackers) = machine.source(between.is_none())?;
-    let config = PairConfig {
+    let (mut source, _trackers) = machine.new_source(between.is_none())?;
+    let config = StackPairConfig {
         connections: flows,
         ..ONE
     };
-    let mut pair = Pair::new(Clock::new(), &config)?;
+    let mut pair = StackPair::new(BenchClock::new(), &config)?;
     let mut link = PairLink {
         ends: &mut ends,
         source: &mut source,
         forward,
     };
-    pair.connect(&mut link, flows)?;
-    let gbps = pair.stream(
+    pair.open_connections(&mut link, flows)?;
+    let gbps = pair.measure_stream(
         &mut link,
         flows,
         Duration::from_secs_f64(secs.clamp(0.1, 600.0)),
     );
-    let stats = pair.stats();
-    let (data, full) = link.forward.as_ref().map_or((0, 0), Forwarder::counts);
+    let stats = pair.sender_stats();
+    let (data, full) = link
+        .forward
+        .as_ref()
+        .map_or((0, 0), ImpairedLink::count_frames);
     Ok(json!({
         "gbps": gbps, "mbps": 1e3 * gbps, "timeouts": stats.timeouts,
         "retransmits": stats.retrans_segs, "fast_recoveries": stats.fast_recovery,
         "tail_probes": stats.tlp_probes, "spurious": stats.spurious,
         "lost": link.forward.as_ref().map_or(0, |forwarder| forwarder.lost), "data": data, "full": full,
-        "srtt_us": pair.srtt().map(|duration| duration.as_secs_f64() * 1e6),
+        "srtt_us": pair.smoothed_rtt().map(|duration| duration.as_secs_f64() * 1e6),
     }))
 }
 
 /// Packet sockets on two interfaces that nobody else uses.
-fn open_interfaces(machine: &Machine, left: &str, right: &str) -> Result<[End; 2], String> {
+fn open_interfaces(machine: &BenchDpdk, left: &str, right: &str) -> Result<[PortEnd; 2], String> {
     let open = |index: u8, iface: &str| {
         let args = format!(
             "net_af_packet{index},iface={iface},blocksz=65536,framesz=2048,framecnt=4096,qdisc_bypass=1"
         );
         let port =
             Port::attach_vdev(&machine.eal, &args).map_err(|error| format!("{iface}: {error}"))?;
-        let mut end = machine.open(port, &PortConfig::default())?;
+        let mut end = machine.open_port(port, &PortConfig::default())?;
         // Veth devices change no frame on its way.
         (end.offload, end.trusted) = (false, true);
         Ok::<_, String>(end)
@@ -419,14 +423,14 @@ fn open_interfaces(machine: &Machine, left: &str, right: &str) -> Result<[End; 2
 }
 
 fn forward_until_closed(
-    machine: &Machine,
+    machine: &BenchDpdk,
     left: &str,
     right: &str,
     link: &ImpairmentOptions,
 ) -> Result<Value, String> {
     let mut forward = link.new_forwarder(open_interfaces(machine, left, right)?);
     let mut cache = MbufCache::new(&machine.pool);
-    let clock = Clock::new();
+    let clock = BenchClock::new();
     println!("ready");
     // Whoever started this holds the other end of its input.
     let gone = std::thread::spawn(|| {
@@ -434,7 +438,7 @@ fn forward_until_closed(
     });
     let mut look = Instant::now();
     loop {
-        if !forward.turn(clock.now(), &mut cache) {
+        if !forward.pass_frames(clock.read_clock(), &mut cache) {
             std::hint::spin_loop();
         }
         if look.elapsed() > Duration::from_millis(20) {
@@ -444,6 +448,6 @@ fn forward_until_closed(
             look = Instant::now();
         }
     }
-    let (data, full) = forward.counts();
+    let (data, full) = forward.count_frames();
     Ok(json!({ "data": data, "lost": forward.lost, "full": full }))
 }

@@ -1,4 +1,4 @@
-//! Two ports and what joins them, served by one thread.
+//! Ports and the link between them, served by one thread.
 
 use std::sync::Arc;
 
@@ -8,23 +8,26 @@ use dpdk::{
 };
 use siw_tcp::RxChecksum;
 
-use super::sink::Source;
+use super::sink::PayloadSource;
 
-/// Payload is sent from memory of so many bytes: more than fits a core's L2 cache twice would
-/// measure the memory instead.
-pub const MEMORY: usize = 1 << 20;
+/// Bytes of the memory that payload is sent from: with more than a core's L2 cache holds twice, the
+/// memory would be measured instead.
+pub const MEMORY_BYTES: usize = 1 << 20;
 const EAL_MB: u32 = 192;
-const BUFFERS: u32 = 32_767;
+const POOL_BUFFERS: u32 = 32_767;
 
-/// DPDK, started once in a process, and a pool.
-pub struct Machine {
+/// DPDK, started once in a process, and a pool of packet buffers.
+pub struct BenchDpdk {
+    /// DPDK's environment.
     pub eal: Eal,
+    /// Packet buffers of all ports.
     pub pool: Mempool,
     _registered: RegisteredThread,
 }
 
-impl Machine {
-    pub fn start() -> Result<Machine, String> {
+impl BenchDpdk {
+    /// Starts DPDK and registers the calling thread.
+    pub fn start_eal() -> Result<BenchDpdk, String> {
         let free_kb: u64 = hugepage_sizes()
             .iter()
             .map(|size| size.free * size.page_kb)
@@ -36,10 +39,11 @@ impl Machine {
             log_level: "error".into(),
             ..EalConfig::default()
         })
-        .map_err(text)?;
-        let registered = eal.register_thread().map_err(text)?;
-        let pool = Mempool::new(&eal, "siw-tcp-perf", BUFFERS, 256, 2048, None).map_err(text)?;
-        Ok(Machine {
+        .map_err(describe_error)?;
+        let registered = eal.register_thread().map_err(describe_error)?;
+        let pool = Mempool::new(&eal, "siw-tcp-perf", POOL_BUFFERS, 256, 2048, None)
+            .map_err(describe_error)?;
+        Ok(BenchDpdk {
             eal,
             pool,
             _registered: registered,
@@ -47,15 +51,15 @@ impl Machine {
     }
 
     /// Starts a port with a queue in each direction.
-    pub fn open(&self, mut port: Port, config: &PortConfig) -> Result<End, String> {
+    pub fn open_port(&self, mut port: Port, config: &PortConfig) -> Result<PortEnd, String> {
         let caps = port
             .configure(config, std::slice::from_ref(&self.pool))
-            .map_err(text)?;
-        let (rx, tx) = port.start().map_err(text)?.remove(0);
-        Ok(End {
+            .map_err(describe_error)?;
+        let (rx, tx) = port.start().map_err(describe_error)?.remove(0);
+        Ok(PortEnd {
             rx: rx.ok_or("a port has no receive queue")?,
             tx: tx.ok_or("a port has no transmit queue")?,
-            inn: RxBatch::new(),
+            received: RxBatch::new(),
             out: TxBatch::new(),
             offload: caps.offloads.tx_checksum,
             tso: caps.offloads.tso,
@@ -65,23 +69,25 @@ impl Machine {
         })
     }
 
-    /// The ends of a link in memory, as the daemon's pairs are.
-    pub fn rings(&self, name: &str) -> Result<[End; 2], String> {
-        let (first, second) = Port::create_ring_pair(&self.eal, name, 1, 1024).map_err(text)?;
+    /// The ends of a ring pair, as the daemon's embedded loopback has it.
+    pub fn open_ring_pair(&self, name: &str) -> Result<[PortEnd; 2], String> {
+        let (first, second) =
+            Port::create_ring_pair(&self.eal, name, 1, 1024).map_err(describe_error)?;
         let open = |port| {
-            let mut end = self.open(port, &PortConfig::default())?;
-            // Nothing can change a frame on its way.
+            let mut end = self.open_port(port, &PortConfig::default())?;
+            // Nothing can damage a frame between the ends.
             (end.offload, end.trusted) = (false, true);
             Ok::<_, String>(end)
         };
         Ok([open(first)?, open(second)?])
     }
 
-    pub fn source(&self, external: bool) -> Result<(SourceMemory, TrackerPool), String> {
-        let memory: Arc<dyn ExtMemory> = Arc::new(OwnedMemory::new(MEMORY));
+    /// The memory that payload is sent from; `external`: by reference, not as unwritten bytes.
+    pub fn new_source(&self, external: bool) -> Result<(SourceMemory, TrackerPool), String> {
+        let memory: Arc<dyn ExtMemory> = Arc::new(OwnedMemory::new(MEMORY_BYTES));
         let mut trackers = TrackerPool::new(4);
         let tracker = trackers.alloc(memory).ok_or("no tracker is free")?;
-        let source = Source {
+        let source = PayloadSource {
             cache: MbufCache::new(&self.pool),
             tracker,
             external,
@@ -90,45 +96,48 @@ impl Machine {
     }
 }
 
-/// What frames are made of.
-pub struct SourceMemory(pub(super) Source);
+/// The buffers and the memory that frames are made of.
+pub struct SourceMemory(pub(super) PayloadSource);
 
-/// One port.
-pub struct End {
+/// One port, with the burst that it received and the burst that it is to send.
+pub struct PortEnd {
     pub(super) rx: RxQueue,
     pub(super) tx: TxQueue,
-    pub(super) inn: RxBatch,
+    pub(super) received: RxBatch,
     pub(super) out: TxBatch,
     /// The port fills in checksums.
     pub offload: bool,
+    /// The port cuts super-segments.
     pub tso: bool,
+    /// The port verifies checksums.
     pub rx_checksum: bool,
-    /// Frames are good as they are.
+    /// Checksums need not be verified: nothing can damage frames.
     pub trusted: bool,
     _port: Port,
 }
 
-impl End {
+impl PortEnd {
     #[inline]
-    pub(super) fn trust(&self) -> Trust {
-        Trust {
+    pub(super) fn checksum_trust(&self) -> ChecksumTrust {
+        ChecksumTrust {
             always: self.trusted,
             verdict: self.rx_checksum,
         }
     }
 }
 
-/// Whose word counts for the checksums of received frames.
+/// How the checksums of received frames are known to be right.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Trust {
+pub(super) struct ChecksumTrust {
+    /// They need not be verified.
     always: bool,
-    /// The port's.
+    /// The port verifies them.
     verdict: bool,
 }
 
-impl Trust {
+impl ChecksumTrust {
     #[inline]
-    pub(super) fn checksum(self, mbuf: &dpdk::Mbuf) -> RxChecksum {
+    pub(super) fn checksum_of(self, mbuf: &dpdk::Mbuf) -> RxChecksum {
         if self.always {
             return RxChecksum::Good;
         }
@@ -144,6 +153,6 @@ impl Trust {
     }
 }
 
-pub(super) fn text(e: dpdk::Error) -> String {
+pub(super) fn describe_error(e: dpdk::Error) -> String {
     e.to_string()
 }

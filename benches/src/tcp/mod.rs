@@ -1,5 +1,5 @@
-//! siw-tcp over DPDK links, both ends in one thread: what the figures of TCP are measured with.
-//! Called by `siw-tcp-perf`.
+//! siw-tcp over DPDK links with both ends in one thread: what `siw-tcp-perf` measures the figures of
+//! TCP with.
 //!
 //! ```text
 //!  pair (two stacks) ──► sink ──► link (ring pair, virtio_user and vhost) ──► the other stack
@@ -21,31 +21,32 @@ pub const HEADER: usize = 66;
 
 /// The TSC as the stacks' clock.
 #[derive(Debug, Clone, Copy)]
-pub struct Clock {
+pub struct BenchClock {
     base: u64,
     /// Nanoseconds per tick, 32.32 fixed point.
     scale: u64,
 }
 
-impl Clock {
-    /// After the EAL has started, which calibrates.
-    pub fn new() -> Clock {
+impl BenchClock {
+    /// To be called after the EAL has started, which calibrates the TSC.
+    pub fn new() -> BenchClock {
         let hz = dpdk::tsc_hz().max(1);
-        Clock {
+        BenchClock {
             base: dpdk::tsc_now(),
             scale: ((1_000_000_000u128 << 32) / u128::from(hz)) as u64,
         }
     }
 
+    /// The time since the clock was made.
     #[inline]
-    pub fn now(&self) -> Instant {
+    pub fn read_clock(&self) -> Instant {
         let ticks = dpdk::tsc_now().wrapping_sub(self.base);
-        // No stack's time begins at 0.
+        // Instants start at 1, because stacks use 0 for "none".
         Instant::from_nanos(1 + ((u128::from(ticks) * u128::from(self.scale)) >> 32) as u64)
     }
 }
 
-impl Default for Clock {
+impl Default for BenchClock {
     fn default() -> Self {
         Self::new()
     }

@@ -9,63 +9,68 @@ use siw_tcp::{
     TsoLimits,
 };
 
-use super::forward::Forwarder;
-use super::link::{End, MEMORY, SourceMemory};
+use super::forward::ImpairedLink;
+use super::link::{MEMORY_BYTES, PortEnd, SourceMemory};
 use super::sink::{PairSink, RecordLen};
-use super::{Clock, MSS};
+use super::{BenchClock, MSS};
 use crate::measurement::{gigabits_per_second, new_histogram};
 use siwd::datapath::rx_frame::{RxFrame, recycle_dropped_frames};
 
 const PORT: u16 = 7;
-/// Segments of a turn, of one connection or of many together.
-const TURN: usize = 64;
-/// So many connections before its turn is one fetched.
-const AHEAD: usize = 12;
+/// Segments sent in one turn, of one connection or of many together.
+const SEGMENTS_PER_TURN: usize = 64;
+/// How many connections ahead of its turn a connection is prefetched.
+const PREFETCH_DISTANCE: usize = 12;
 
 /// What the sending side does in a turn.
 #[derive(Clone, Copy)]
-enum Load {
+enum SenderLoad {
     Nothing,
-    /// The first so many connections, as far as their windows allow.
+    /// This many connections, each as far as its window allows.
     Full(usize),
-    /// So many connections in turn, each so many segments, [`TURN`] segments in all.
+    /// So many connections in turn, each so many segments, [`SEGMENTS_PER_TURN`] segments in all.
     RoundRobin(usize, usize),
 }
 
 /// A link, and two stacks with the connections between them.
-pub struct Pair {
+pub struct StackPair {
     hosts: [Stack<RxFrame, RecordLen>; 2],
     conns: Vec<ConnId>,
-    clock: Clock,
+    clock: BenchClock,
     opened: [usize; 2],
     received: u64,
     /// The second host answers with as many bytes.
     echo: bool,
-    /// Bytes that came back.
+    /// Bytes that the first host received back.
     echoed: u64,
     next: usize,
     at: usize,
     /// Segments that one connection may queue in a turn, in two records: a stream hands over more
     /// than a segment at a time.
-    turn: usize,
+    segments_per_turn: usize,
 }
 
 /// What makes a pair differ from another.
 #[derive(Debug, Clone)]
-pub struct PairConfig {
+pub struct StackPairConfig {
+    /// Most connections.
     pub connections: usize,
+    /// Super-segments that the port cuts; none: full segments.
     pub tso: Option<TsoLimits>,
     /// The stacks compute checksums.
     pub software_checksum: bool,
+    /// The sender's congestion control.
     pub congestion: CongestionControl,
 }
 
-impl Pair {
+impl StackPair {
     /// See [`Stack::CONNECTION_BYTES`].
     pub const CONNECTION_BYTES: usize = Stack::<RxFrame, RecordLen>::CONNECTION_BYTES;
+    /// See [`Stack::HOT_BYTES`].
     pub const HOT_BYTES: usize = Stack::<RxFrame, RecordLen>::HOT_BYTES;
 
-    pub fn new(clock: Clock, config: &PairConfig) -> Result<Pair, String> {
+    /// Two stacks that can reach each other, without connections.
+    pub fn new(clock: BenchClock, config: &StackPairConfig) -> Result<StackPair, String> {
         let stack = |n: u8| {
             let addr = std::net::Ipv4Addr::new(10, 77, 1, n);
             let mut stack_config =
@@ -76,13 +81,13 @@ impl Pair {
             stack_config.tx_checksum = config.software_checksum;
             stack_config.tso = config.tso;
             stack_config.congestion = config.congestion;
-            Stack::new(stack_config, clock.now()).map_err(|e| e.to_string())
+            Stack::new(stack_config, clock.read_clock()).map_err(|e| e.to_string())
         };
         let mut hosts = [stack(1)?, stack(2)?];
         hosts[1]
             .listen(None, PORT, 4096, 0)
             .map_err(|e| e.to_string())?;
-        Ok(Pair {
+        Ok(StackPair {
             hosts,
             conns: Vec::with_capacity(config.connections),
             clock,
@@ -93,24 +98,28 @@ impl Pair {
             next: 0,
             at: 0,
             // Whole super-segments, two of the longest.
-            turn: config
-                .tso
-                .map_or(TURN, |limits| 2 * usize::from(limits.max_segments)),
+            segments_per_turn: config.tso.map_or(SEGMENTS_PER_TURN, |limits| {
+                2 * usize::from(limits.max_segments)
+            }),
         })
     }
 
-    /// Opens connections until there are so many.
-    pub fn connect(&mut self, link: &mut PairLink<'_>, connections: usize) -> Result<(), String> {
+    /// Opens connections until there are `connections`.
+    pub fn open_connections(
+        &mut self,
+        link: &mut PairLink<'_>,
+        connections: usize,
+    ) -> Result<(), String> {
         let end = std::time::Instant::now() + Duration::from_secs(20);
         while self.conns.len() < connections || self.opened != [connections; 2] {
-            // The listener's backlog bounds those on their way.
-            let now = self.clock.now();
+            // No more at a time than fit the listener's backlog.
+            let now = self.clock.read_clock();
             while self.conns.len() < connections && self.conns.len() < self.opened[1] + 256 {
                 let to = (std::net::Ipv4Addr::new(10, 77, 1, 2), PORT).into();
                 let conn = self.hosts[0].connect(now, None, None, to, 0);
                 self.conns.push(conn.map_err(|e| e.to_string())?);
             }
-            self.turn(link, Load::Nothing);
+            self.run_turn(link, SenderLoad::Nothing);
             if std::time::Instant::now() > end {
                 return Err(format!(
                     "{:?} of {connections} connections are open after 20 s",
@@ -118,42 +127,42 @@ impl Pair {
                 ));
             }
         }
-        self.settle(link, Duration::from_millis(20));
+        self.drain_link(link, Duration::from_millis(20));
         Ok(())
     }
 
-    /// Lets what is on its way arrive.
-    pub fn settle(&mut self, link: &mut PairLink<'_>, time: Duration) {
-        let end = self.clock.now() + time;
-        while self.turn(link, Load::Nothing) < end {}
+    /// Runs turns without new data for `time`, so that everything sent arrives.
+    pub fn drain_link(&mut self, link: &mut PairLink<'_>, time: Duration) {
+        let end = self.clock.read_clock() + time;
+        while self.run_turn(link, SenderLoad::Nothing) < end {}
     }
 
-    /// Returns what time it was.
+    /// Runs one turn of both hosts, and returns the time at which it began.
     #[inline]
-    fn turn(&mut self, link: &mut PairLink<'_>, load: Load) -> Instant {
-        let now = self.clock.now();
+    fn run_turn(&mut self, link: &mut PairLink<'_>, load: SenderLoad) -> Instant {
+        let now = self.clock.read_clock();
         if let Some(forwarder) = &mut link.forward {
-            forwarder.turn(now, &mut link.source.0.cache);
+            forwarder.pass_frames(now, &mut link.source.0.cache);
         }
         for host in 0..2 {
-            self.receive(link, now, host);
+            self.receive_frames(link, now, host);
         }
-        // While they are warm, and before others are asked for.
+        // While they are in the cache, and before other buffers are allocated.
         recycle_dropped_frames(&mut link.source.0.cache);
         match load {
-            Load::Nothing => {}
-            Load::Full(n) => {
+            SenderLoad::Nothing => {}
+            SenderLoad::Full(n) => {
                 for i in 0..n {
-                    self.send(link, now, i, self.turn);
+                    self.send_segments(link, now, i, self.segments_per_turn);
                 }
             }
-            Load::RoundRobin(n, each) => {
-                for _ in 0..TURN.div_ceil(each) {
+            SenderLoad::RoundRobin(n, each) => {
+                for _ in 0..SEGMENTS_PER_TURN.div_ceil(each) {
                     let ahead = |distance: usize| self.conns[(self.next + distance) % n];
-                    self.hosts[0].prefetch_connection(ahead(AHEAD));
-                    self.hosts[0].prefetch_queues(ahead(AHEAD / 2));
+                    self.hosts[0].prefetch_connection(ahead(PREFETCH_DISTANCE));
+                    self.hosts[0].prefetch_queues(ahead(PREFETCH_DISTANCE / 2));
                     self.next = (self.next + 1) % n;
-                    self.send(link, now, self.next, each);
+                    self.send_segments(link, now, self.next, each);
                 }
             }
         }
@@ -169,16 +178,16 @@ impl Pair {
     }
 
     #[inline]
-    fn receive(&mut self, link: &mut PairLink<'_>, now: Instant, host: usize) {
+    fn receive_frames(&mut self, link: &mut PairLink<'_>, now: Instant, host: usize) {
         let end = &mut link.ends[host];
-        let trust = end.trust();
-        end.rx.rx_burst(&mut end.inn);
-        if !end.inn.is_empty() {
-            for i in 0..end.inn.len() {
-                end.inn.prefetch_packet(i);
+        let trust = end.checksum_trust();
+        end.rx.rx_burst(&mut end.received);
+        if !end.received.is_empty() {
+            for i in 0..end.received.len() {
+                end.received.prefetch_packet(i);
             }
-            let frames = end.inn.drain().map(|mut mbuf| {
-                let checksum = trust.checksum(&mbuf);
+            let frames = end.received.drain().map(|mut mbuf| {
+                let checksum = trust.checksum_of(&mbuf);
                 mbuf.clear_offload();
                 let info = FrameInfo {
                     checksum,
@@ -217,24 +226,24 @@ impl Pair {
     }
 
     #[inline]
-    fn send(&mut self, link: &mut PairLink<'_>, now: Instant, i: usize, most: usize) {
+    fn send_segments(&mut self, link: &mut PairLink<'_>, now: Instant, i: usize, most: usize) {
         let id = self.conns[i];
         let mut room = self.hosts[0].send_room(id) / MSS;
         let mut left = most;
         while left > 0 && room > 0 {
-            let segments = room.min(left).min(self.turn / 2);
+            let segments = room.min(left).min(self.segments_per_turn / 2);
             let bytes = segments * MSS;
-            if self.at + bytes > MEMORY {
+            if self.at + bytes > MEMORY_BYTES {
                 self.at = 0;
             }
             let record = RecordLen(self.at as u32);
-            // A turn is a message.
+            // What a connection sends in its turn is one message.
             if self.hosts[0]
                 .push_record(
                     id,
                     bytes as u32,
                     record,
-                    most < self.turn && left == segments,
+                    most < self.segments_per_turn && left == segments,
                 )
                 .is_err()
             {
@@ -250,43 +259,53 @@ impl Pair {
         }
     }
 
-    fn run(&mut self, link: &mut PairLink<'_>, time: Duration, load: Load) -> f64 {
-        let end = self.clock.now() + time / 8;
-        let mut start = self.turn(link, load);
+    fn measure_load(&mut self, link: &mut PairLink<'_>, time: Duration, load: SenderLoad) -> f64 {
+        let end = self.clock.read_clock() + time / 8;
+        let mut start = self.run_turn(link, load);
         while start < end {
-            start = self.turn(link, load);
+            start = self.run_turn(link, load);
         }
         let before = self.received;
         let end = start + time;
         loop {
-            let now = self.turn(link, load);
+            let now = self.run_turn(link, load);
             if now >= end {
                 return gigabits_per_second(self.received - before, now - start);
             }
         }
     }
 
-    /// Gb/s of payload that the first connections deliver together, each sending what it may.
-    pub fn stream(&mut self, link: &mut PairLink<'_>, connections: usize, time: Duration) -> f64 {
-        self.run(link, time, Load::Full(connections))
+    /// Gb/s of payload that the first connections deliver together, each sending as far as its window
+    /// allows.
+    pub fn measure_stream(
+        &mut self,
+        link: &mut PairLink<'_>,
+        connections: usize,
+        time: Duration,
+    ) -> f64 {
+        self.measure_load(link, time, SenderLoad::Full(connections))
     }
 
     /// Gb/s of payload when the first connections send in turn, `each` segments at a time.
-    pub fn round_robin(
+    pub fn measure_round_robin(
         &mut self,
         link: &mut PairLink<'_>,
         (connections, each): (usize, usize),
         time: Duration,
     ) -> f64 {
-        self.run(link, time, Load::RoundRobin(connections, each))
+        self.measure_load(link, time, SenderLoad::RoundRobin(connections, each))
     }
 
     /// Median nanoseconds of 64 bytes there and back on the first connection.
-    pub fn round_trip(&mut self, link: &mut PairLink<'_>, time: Duration) -> Result<f64, String> {
+    pub fn measure_round_trip(
+        &mut self,
+        link: &mut PairLink<'_>,
+        time: Duration,
+    ) -> Result<f64, String> {
         let mut times: Histogram<u64> = new_histogram()?;
         self.echo = true;
         let id = self.conns[0];
-        let begin = self.clock.now();
+        let begin = self.clock.read_clock();
         let mut last = begin;
         while last - begin < time {
             let want = self.echoed + 64;
@@ -296,9 +315,9 @@ impl Pair {
             let mut sink = PairSink::new(&mut link.ends[0], &mut link.source.0);
             self.hosts[0].flush(last, id, &mut sink);
             while self.echoed < want {
-                self.turn(link, Load::Nothing);
+                self.run_turn(link, SenderLoad::Nothing);
             }
-            let now = self.clock.now();
+            let now = self.clock.read_clock();
             times.saturating_record((now - last).as_nanos() as u64);
             last = now;
         }
@@ -307,20 +326,22 @@ impl Pair {
     }
 
     /// The sender's counters.
-    pub fn stats(&self) -> &StackStats {
+    pub fn sender_stats(&self) -> &StackStats {
         self.hosts[0].stats()
     }
 
     /// The sender's smoothed round-trip time on its first connection.
-    pub fn srtt(&self) -> Option<Duration> {
+    pub fn smoothed_rtt(&self) -> Option<Duration> {
         self.hosts[0].tcp_info(*self.conns.first()?)?.srtt
     }
 }
 
-/// What a pair sends over.
+/// The link that a pair sends over.
 pub struct PairLink<'a> {
-    pub ends: &'a mut [End; 2],
+    /// The ports of the two hosts.
+    pub ends: &'a mut [PortEnd; 2],
+    /// The memory that payload is sent from.
     pub source: &'a mut SourceMemory,
-    /// Joins the far sides of the two ends.
-    pub forward: Option<Forwarder>,
+    /// The impaired link between the two ends; none if they are joined directly.
+    pub forward: Option<ImpairedLink>,
 }

@@ -1,17 +1,17 @@
-//! The bound: frames of the same shape over the same link in the same thread, with no TCP.
-//! Buffers come from DPDK's pool by DPDK's own functions, as in every program that uses it, or
-//! from the thread's cache that the daemon has.
+//! The bound: frames of the same shape over the same link in the same thread, without TCP. Buffers
+//! come from DPDK's pool by DPDK's own functions, as in other DPDK programs, or from a cache of
+//! prepared buffers, as in the daemon.
 
 use std::time::Duration;
 
 use dpdk::{BURST, ChainBuilder, Mbuf, TxOffload};
 
-use super::link::{End, MEMORY, SourceMemory};
-use super::sink::Source;
-use super::{Clock, HEADER, MSS};
+use super::link::{MEMORY_BYTES, PortEnd, SourceMemory};
+use super::sink::PayloadSource;
+use super::{BenchClock, HEADER, MSS};
 use crate::measurement::gigabits_per_second;
 
-/// Headers that a port can make sense of; lengths and sums are left out.
+/// Headers that a port can parse; lengths and checksums are left out.
 const HEADERS: [u8; HEADER] = {
     let mut headers = [0x42; HEADER];
     (headers[0], headers[6]) = (2, 2);
@@ -26,17 +26,17 @@ const HEADERS: [u8; HEADER] = {
 
 /// Where raw frames take buffers from and return them to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Buffers {
+pub enum BufferSource {
     /// `rte_pktmbuf_alloc` and `rte_pktmbuf_free`.
     Pool,
     /// [`dpdk::MbufCache`].
     Cache,
 }
 
-/// A header and a reference to `len` bytes of the memory, by DPDK's functions alone, and with a step
-/// of the reference counter for each, as they count.
+/// A header and a reference to `len` bytes of the memory, by DPDK's functions alone, which count each
+/// reference by itself.
 #[inline]
-fn plain(source: &mut Source, at: usize, len: usize) -> Option<Mbuf> {
+fn build_frame_from_pool(source: &mut PayloadSource, at: usize, len: usize) -> Option<Mbuf> {
     let mut header = Mbuf::alloc(source.cache.pool())?;
     header.append_slice(&HEADERS);
     let mut payload = Mbuf::alloc(source.cache.pool())?;
@@ -51,10 +51,15 @@ fn plain(source: &mut Source, at: usize, len: usize) -> Option<Mbuf> {
 }
 
 #[inline]
-fn frame(source: &mut Source, at: usize, len: usize, tso: bool) -> Option<Mbuf> {
+fn build_frame_from_cache(
+    source: &mut PayloadSource,
+    at: usize,
+    len: usize,
+    tso: bool,
+) -> Option<Mbuf> {
     let mut chain = ChainBuilder::new(source.cache.alloc()?);
     chain.append_slice(&HEADERS);
-    if !source.payload(&mut chain, at as u64, len as u32) {
+    if !source.append_payload(&mut chain, at as u64, len as u32) {
         source.cache.free(chain.finish());
         return None;
     }
@@ -73,31 +78,31 @@ fn frame(source: &mut Source, at: usize, len: usize, tso: bool) -> Option<Mbuf> 
     Some(mbuf)
 }
 
-/// Gb/s of payload in frames of `payload` bytes from the first end to the second, as many in a
-/// turn as make 64 full segments.
-pub fn stream(
-    ends: &mut [End; 2],
+/// Gb/s of payload in frames of `payload` bytes from the first end to the second, as many in a turn
+/// as carry 64 full segments.
+pub fn measure_raw_stream(
+    ends: &mut [PortEnd; 2],
     source: &mut SourceMemory,
     payload: usize,
-    buffers: Buffers,
+    buffers: BufferSource,
     time: Duration,
 ) -> f64 {
     let turn = (BURST * MSS).div_ceil(payload);
     let [sender, receiver] = ends;
     let source = &mut source.0;
     let tso = payload > MSS;
-    let clock = Clock::new();
+    let clock = BenchClock::new();
     let warm = time / 8;
     let (mut at, mut bytes, mut start) = (0, 0u64, None);
-    let begin = clock.now();
+    let begin = clock.read_clock();
     let result = loop {
         while sender.out.len() < turn {
-            if at + payload > MEMORY {
+            if at + payload > MEMORY_BYTES {
                 at = 0;
             }
             let mbuf = match buffers {
-                Buffers::Pool => plain(source, at, payload),
-                Buffers::Cache => frame(source, at, payload, tso),
+                BufferSource::Pool => build_frame_from_pool(source, at, payload),
+                BufferSource::Cache => build_frame_from_cache(source, at, payload, tso),
             };
             let Some(mbuf) = mbuf else { break };
             at += payload;
@@ -107,15 +112,15 @@ pub fn stream(
             }
         }
         sender.tx.tx_burst(&mut sender.out);
-        receiver.rx.rx_burst(&mut receiver.inn);
-        for mbuf in receiver.inn.drain() {
+        receiver.rx.rx_burst(&mut receiver.received);
+        for mbuf in receiver.received.drain() {
             bytes += u64::from(mbuf.pkt_len()) - HEADER as u64;
             match buffers {
-                Buffers::Pool => drop(mbuf),
-                Buffers::Cache => source.cache.free(mbuf),
+                BufferSource::Pool => drop(mbuf),
+                BufferSource::Cache => source.cache.free(mbuf),
             }
         }
-        let now = clock.now();
+        let now = clock.read_clock();
         match start {
             None if now - begin > warm => (start, bytes) = (Some(now), 0),
             Some(seconds) if now - seconds >= time => {
@@ -127,11 +132,11 @@ pub fn stream(
     while let Some(mbuf) = sender.out.pop() {
         source.cache.free(mbuf);
     }
-    // A port with a thread behind it may take a moment.
+    // A port that is served by another thread delivers its last frames a little later.
     let quiet = std::time::Instant::now();
     while quiet.elapsed() < Duration::from_millis(2) {
-        receiver.rx.rx_burst(&mut receiver.inn);
-        for mbuf in receiver.inn.drain() {
+        receiver.rx.rx_burst(&mut receiver.received);
+        for mbuf in receiver.received.drain() {
             source.cache.free(mbuf);
         }
     }

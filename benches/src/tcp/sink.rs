@@ -1,32 +1,32 @@
-//! Frames out of a stack: headers in a buffer, payload as references to memory, as the daemon
-//! sends it, or as room in buffers for ports that take no references.
+//! Frames out of a stack: headers in a buffer, payload as references to memory, as the daemon sends
+//! it, or as unwritten room in buffers for ports that take no references.
 
 use dpdk::{ChainBuilder, ExtTracker, Mbuf, MbufCache, TxOffload};
 use siw_tcp::{FrameMeta, FrameSink};
 
-use super::link::End;
+use super::link::PortEnd;
 
 /// Payload of at most this many bytes goes into the header's buffer, as in the daemon.
 const COPY_MAX: u32 = 512;
 /// Buffers that one frame may need.
-const RESERVE: usize = 48;
+const RESERVED_BUFFERS: usize = 48;
 
 /// A record: bytes of the source memory from here on.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordLen(pub u32);
 
 /// Where payload comes from.
-pub(super) struct Source {
+pub(super) struct PayloadSource {
     pub cache: MbufCache,
     pub tracker: ExtTracker,
-    /// The port sends references to the memory; else buffers whose bytes nobody writes.
+    /// The port sends references to the memory; otherwise the payload is unwritten bytes of buffers.
     pub external: bool,
 }
 
-impl Source {
-    /// Adds `len` payload bytes from `at` on; `false`: no buffer.
+impl PayloadSource {
+    /// Adds `len` payload bytes from `at` on; false if a buffer lacks.
     #[inline]
-    pub(super) fn payload(&mut self, chain: &mut ChainBuilder, at: u64, len: u32) -> bool {
+    pub(super) fn append_payload(&mut self, chain: &mut ChainBuilder, at: u64, len: u32) -> bool {
         if self.external && len > COPY_MAX {
             let Some(mut mbuf) = self.cache.alloc() else {
                 return false;
@@ -54,14 +54,14 @@ impl Source {
 }
 
 pub(super) struct PairSink<'a> {
-    pub end: &'a mut End,
-    pub source: &'a mut Source,
+    pub end: &'a mut PortEnd,
+    pub source: &'a mut PayloadSource,
     frame: Option<(ChainBuilder, FrameMeta, bool)>,
 }
 
 impl<'a> PairSink<'a> {
     #[inline]
-    pub(super) fn new(end: &'a mut End, source: &'a mut Source) -> PairSink<'a> {
+    pub(super) fn new(end: &'a mut PortEnd, source: &'a mut PayloadSource) -> PairSink<'a> {
         PairSink {
             end,
             source,
@@ -69,19 +69,19 @@ impl<'a> PairSink<'a> {
         }
     }
 
-    /// The port takes another frame.
+    /// Whether the port takes another frame.
     #[inline]
-    fn room(&mut self) -> bool {
+    fn has_room(&mut self) -> bool {
         if self.end.out.is_full() {
             self.end.tx.tx_burst(&mut self.end.out);
         }
         !self.end.out.is_full()
     }
 
-    /// A buffer with the headers in it; `None`: no buffer.
+    /// A buffer with the headers in it; none if a buffer lacks.
     #[inline]
-    fn header(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<ChainBuilder> {
-        if !self.source.cache.reserve(RESERVE) {
+    fn begin_chain(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<ChainBuilder> {
+        if !self.source.cache.reserve(RESERVED_BUFFERS) {
             return None;
         }
         let head = self.source.cache.alloc()?;
@@ -95,16 +95,16 @@ impl<'a> PairSink<'a> {
     }
 
     #[inline]
-    fn leave(&mut self, chain: ChainBuilder, meta: &FrameMeta, whole: bool) {
+    fn finish_chain(&mut self, chain: ChainBuilder, meta: &FrameMeta, whole: bool) {
         let mbuf = chain.finish();
         if !whole {
             return self.source.cache.free(mbuf);
         }
-        self.push(mbuf, meta);
+        self.push_frame(mbuf, meta);
     }
 
     #[inline]
-    fn push(&mut self, mut mbuf: Mbuf, meta: &FrameMeta) {
+    fn push_frame(&mut self, mut mbuf: Mbuf, meta: &FrameMeta) {
         if self.end.offload && meta.l4_len > 0 {
             mbuf.set_tx_offload(TxOffload {
                 l2_len: meta.l2_len,
@@ -134,10 +134,10 @@ impl FrameSink<RecordLen> for PairSink<'_> {
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
-        if !self.room() {
+        if !self.has_room() {
             return false;
         }
-        let chain = self.header(len, fill);
+        let chain = self.begin_chain(len, fill);
         let begun = chain.is_some();
         self.frame = chain.map(|c| (c, *meta, true));
         begun
@@ -151,20 +151,20 @@ impl FrameSink<RecordLen> for PairSink<'_> {
         fill: impl FnOnce(&mut [u8]),
         (_, record, offset): (u64, &RecordLen, u32),
     ) -> bool {
-        if !self.room() {
+        if !self.has_room() {
             return false;
         }
         let at = u64::from(record.0) + u64::from(offset);
         if self.source.external && meta.payload_len > COPY_MAX {
             let reference = (&self.source.tracker, at, meta.payload_len as u16);
             let mbuf = self.source.cache.alloc_frame(len as u16, fill, reference);
-            return mbuf.map(|mbuf| self.push(mbuf, meta)).is_some();
+            return mbuf.map(|mbuf| self.push_frame(mbuf, meta)).is_some();
         }
-        let Some(mut chain) = self.header(len, fill) else {
+        let Some(mut chain) = self.begin_chain(len, fill) else {
             return false;
         };
-        let whole = self.source.payload(&mut chain, at, meta.payload_len);
-        self.leave(chain, meta, whole);
+        let whole = self.source.append_payload(&mut chain, at, meta.payload_len);
+        self.finish_chain(chain, meta, whole);
         true
     }
 
@@ -175,10 +175,10 @@ impl FrameSink<RecordLen> for PairSink<'_> {
         meta: &FrameMeta,
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
-        let Some(chain) = self.header(len, fill) else {
+        let Some(chain) = self.begin_chain(len, fill) else {
             return false;
         };
-        self.leave(chain, meta, true);
+        self.finish_chain(chain, meta, true);
         true
     }
 
@@ -186,7 +186,7 @@ impl FrameSink<RecordLen> for PairSink<'_> {
     fn append_record(&mut self, _user: u64, record: &RecordLen, offset: u32, len: u32) {
         if let Some((chain, _, whole)) = &mut self.frame {
             let at = u64::from(record.0) + u64::from(offset);
-            *whole &= self.source.payload(chain, at, len);
+            *whole &= self.source.append_payload(chain, at, len);
         }
     }
 
@@ -201,6 +201,6 @@ impl FrameSink<RecordLen> for PairSink<'_> {
         let Some((chain, meta, whole)) = self.frame.take() else {
             return;
         };
-        self.leave(chain, &meta, whole);
+        self.finish_chain(chain, &meta, whole);
     }
 }
