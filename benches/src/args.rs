@@ -84,7 +84,12 @@ pub const PORT: u16 = 7175;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PerfEndpoints {
     /// Both ends in this process, on these devices.
-    Both { from: String, to: String },
+    Both {
+        /// The initiator's device.
+        from: String,
+        /// The target's device.
+        to: String,
+    },
     /// The target of another process, at this address.
     Listen(SocketAddr),
     /// The initiator, against a process that listens at `to`.
