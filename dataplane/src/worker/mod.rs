@@ -10,7 +10,7 @@
 //!                                                    |
 //!  tx_burst <- PortSink <- Stack::flush/poll <- push_record <- QueuePair::next_record
 //! ```
-//! [`Worker::run_batch`] is one batch: the clock is read once, nothing is scanned, nothing is
+//! `Worker::run_batch` is one batch: the clock is read once, nothing is scanned, nothing is
 //! allocated in steady state. Its steps, and where they are:
 //!
 //! | file | what |
