@@ -67,7 +67,7 @@ impl WorkerSet {
         };
         while let Err(back) = mailbox.commands.push(command) {
             command = back;
-            mailbox.inbox.wake();
+            mailbox.inbox.wake_always();
             std::thread::sleep(FULL_QUEUE_PAUSE);
         }
         mailbox.wake_worker();

@@ -61,12 +61,12 @@ impl WorkerInbox {
     #[inline]
     pub fn wake_if_asleep(&self) {
         if self.sleep_flag.must_wake() {
-            self.wake();
+            self.wake_always();
         }
     }
 
     /// Wakes the worker whether or not it says that it sleeps.
-    pub fn wake(&self) {
+    pub fn wake_always(&self) {
         let _ = nix::unistd::write(&self.wake_fd, &1u64.to_ne_bytes());
     }
 
@@ -121,7 +121,7 @@ impl FrameForwarder {
     }
 
     /// The way out through another worker's queue of a device's port.
-    pub(crate) fn proxy(&self, device: usize, worker: usize) -> Option<ProxyTx> {
+    pub(crate) fn make_proxy(&self, device: usize, worker: usize) -> Option<ProxyTx> {
         let inbox = self.inboxes.get(worker)?.clone();
         Some(ProxyTx { device, inbox })
     }
@@ -143,7 +143,7 @@ impl FrameForwarder {
                     purpose: ForwardPurpose::Receive(checksum),
                     mbuf,
                 };
-                match self.push(worker, frame) {
+                match self.push_frame(worker, frame) {
                     Ok(()) => self.stats.forwarded += 1,
                     Err(frame) => {
                         self.stats.dropped += 1;
@@ -185,7 +185,7 @@ impl FrameForwarder {
                 purpose: ForwardPurpose::Overhear(checksum),
                 mbuf: copy,
             };
-            match self.push(worker, frame) {
+            match self.push_frame(worker, frame) {
                 Ok(()) => self.stats.copied += 1,
                 Err(frame) => {
                     self.stats.dropped += 1;
@@ -196,7 +196,7 @@ impl FrameForwarder {
     }
 
     #[inline]
-    fn push(&mut self, worker: usize, frame: ForwardedFrame) -> Result<(), ForwardedFrame> {
+    fn push_frame(&mut self, worker: usize, frame: ForwardedFrame) -> Result<(), ForwardedFrame> {
         let Some(inbox) = self.inboxes.get(worker) else {
             return Err(frame);
         };
@@ -268,7 +268,7 @@ pub(crate) struct ProxyTx {
 
 impl ProxyTx {
     /// Hands over frames from the front of `batch`; returns how many. The rest stays.
-    pub(super) fn transmit(&self, batch: &mut TxBatch) -> usize {
+    pub(super) fn transmit_batch(&self, batch: &mut TxBatch) -> usize {
         let mut sent = 0;
         while !self.inbox.frames.is_full() {
             let Some(mbuf) = batch.pop() else { break };

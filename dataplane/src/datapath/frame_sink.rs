@@ -1,7 +1,7 @@
 //! Frames out: TCP's segments become mbuf chains.
 //!
 //! ```text
-//! Stack::flush -> begin_frame -> append_record* -> end_frame -> PortOutput::send
+//! Stack::flush -> begin_frame -> append_record* -> end_frame -> PortOutput::send_frame
 //!                                      '-> RecordWriter::write_record
 //! ```
 //! Everything is generic over the writer, so that a record is written into the frame by direct calls.
@@ -84,7 +84,7 @@ impl TxFrame {
     /// Room for `len` bytes in one piece, in a fresh buffer if the last has too little. `None` breaks
     /// the frame.
     #[inline]
-    pub(crate) fn reserve(&mut self, cache: &mut MbufCache, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn reserve_room(&mut self, cache: &mut MbufCache, len: usize) -> Option<&mut [u8]> {
         if usize::from(self.chain.tailroom()) < len && !self.add_buffer(cache) {
             return None;
         }
@@ -110,7 +110,7 @@ impl TxFrame {
     /// Calls `write` with room for `len` bytes, in as many pieces as buffers ask for, and with the
     /// place of each among them.
     #[inline]
-    pub(crate) fn fill(
+    pub(crate) fn fill_bytes(
         &mut self,
         cache: &mut MbufCache,
         len: usize,
@@ -174,7 +174,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
         if self.output.batch.is_full() {
-            self.output.transmit();
+            self.output.transmit_batch();
             if self.output.batch.is_full() {
                 return false;
             }
@@ -204,7 +204,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
 
     fn append_bytes(&mut self, bytes: &[u8]) {
         let Some(frame) = &mut self.frame else { return };
-        frame.fill(self.cache, bytes.len(), |at, room| {
+        frame.fill_bytes(self.cache, bytes.len(), |at, room| {
             room.copy_from_slice(&bytes[at..at + room.len()]);
         });
     }
@@ -226,6 +226,7 @@ impl<R, W: RecordWriter<R>> FrameSink<R> for PortSink<'_, W> {
             self.cache.free(mbuf);
             return;
         }
-        self.output.send(mbuf, &meta, self.cache, self.wall_time);
+        self.output
+            .send_frame(mbuf, &meta, self.cache, self.wall_time);
     }
 }

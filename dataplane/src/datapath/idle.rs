@@ -103,10 +103,14 @@ pub(crate) fn disarm_interrupts<R>(ports: &mut [WorkerPort<R>]) {
 
 /// Sleeps until `wake` is readable, a port's interrupt is raised, or the time is over. True when
 /// something woke the thread.
-pub(crate) fn wait<R>(wake: BorrowedFd<'_>, ports: &[WorkerPort<R>], limit: Duration) -> bool {
+pub(crate) fn wait_for_wake<R>(
+    wake: BorrowedFd<'_>,
+    ports: &[WorkerPort<R>],
+    limit: Duration,
+) -> bool {
     let mut fds: [_; 1 + MAX_INTERRUPTS] =
         std::array::from_fn(|_| PollFd::new(wake, PollFlags::POLLIN));
-    let interrupts = ports.iter().filter_map(WorkerPort::interrupt);
+    let interrupts = ports.iter().filter_map(WorkerPort::interrupt_fd);
     let mut used = 1;
     for (place, interrupt) in fds[1..].iter_mut().zip(interrupts) {
         *place = PollFd::new(interrupt, PollFlags::POLLIN);

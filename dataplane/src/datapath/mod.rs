@@ -6,7 +6,7 @@
 //!                   |        ^
 //!     frames of other workers' connections: FrameForwarder      loopback frames
 //!                                                              |
-//!  tx_burst <- PortOutput::transmit <- PortSink <- Stack::flush/poll
+//!  tx_burst <- PortOutput::transmit_batch <- PortSink <- Stack::flush/poll
 //!                                        |
 //!                                        '- RecordWriter: the bytes of one record
 //! ```

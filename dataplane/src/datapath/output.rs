@@ -56,11 +56,11 @@ impl PortOutput {
 
     /// Hands the batch to the port; what does not fit stays.
     #[inline]
-    pub(crate) fn transmit(&mut self) {
+    pub(crate) fn transmit_batch(&mut self) {
         if !self.batch.is_empty() {
             let sent = match &mut self.path {
                 TxPath::Queue(queue) => queue.tx_burst(&mut self.batch),
-                TxPath::Proxy(proxy) => proxy.transmit(&mut self.batch),
+                TxPath::Proxy(proxy) => proxy.transmit_batch(&mut self.batch),
             };
             self.frames_sent += sent as u64;
         }
@@ -82,7 +82,7 @@ impl PortOutput {
     /// the port needs to know to make it. `wall_time` is for captures, in nanoseconds since the
     /// epoch.
     #[inline]
-    pub(crate) fn send(
+    pub(crate) fn send_frame(
         &mut self,
         mut mbuf: Mbuf,
         meta: &FrameMeta,
@@ -137,7 +137,7 @@ impl PortOutput {
     /// Queues a frame that another worker made ready. A full port drops it, as a full NIC ring does.
     pub(super) fn send_for_other(&mut self, mbuf: Mbuf, cache: &mut MbufCache) {
         if self.batch.is_full() {
-            self.transmit();
+            self.transmit_batch();
         }
         if let Err(rejected) = self.batch.push(mbuf) {
             cache.free(rejected);

@@ -144,7 +144,7 @@ impl<R> WorkerPort<R> {
     /// `run_timers` the timers wait. `wall_time`: nanoseconds since the epoch, for captures. True
     /// when frames left.
     #[inline]
-    pub(crate) fn poll(
+    pub(crate) fn poll_stack(
         &mut self,
         now: Instant,
         run_timers: bool,
@@ -159,7 +159,7 @@ impl<R> WorkerPort<R> {
             self.stack.poll_output(now, &mut sink);
         }
         let any = self.output.has_frames();
-        self.output.transmit();
+        self.output.transmit_batch();
         any
     }
 
@@ -224,7 +224,7 @@ impl<R> WorkerPort<R> {
     }
 
     /// The descriptor that becomes readable with the port's interrupt.
-    pub(super) fn interrupt(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn interrupt_fd(&self) -> Option<BorrowedFd<'_>> {
         self.rx_queue
             .as_ref()
             .filter(|_| self.link.rx_interrupt)?

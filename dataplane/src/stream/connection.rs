@@ -86,7 +86,7 @@ impl StreamConnection {
         }
     }
 
-    /// Notes what TCP says; [`Self::process`] acts on it.
+    /// Notes what TCP says; [`Self::process_data`] acts on it.
     pub(super) fn note_events(&mut self, events: Events) {
         self.peer_fin |= events.contains(Events::PEER_FIN);
         self.wants_probe |= events.contains(Events::MTU_PROBE);
@@ -100,12 +100,12 @@ impl StreamConnection {
     }
 
     /// Reads and queues what can be read and queued now.
-    pub(super) fn process(&mut self, context: &mut StreamContext<'_>) -> Progress {
+    pub(super) fn process_data(&mut self, context: &mut StreamContext<'_>) -> Progress {
         let (read, checked, was_bad) = (self.read, self.checked, self.is_bad);
         let mut has_more = false;
         if self.unread_until <= context.now {
             if self.service == StreamService::Echo {
-                has_more |= self.echo(context);
+                has_more |= self.echo_received(context);
             } else {
                 self.read_and_check(context);
             }
@@ -154,7 +154,7 @@ impl StreamConnection {
 
     /// What was read goes back; what finds no room stays in the receive queue, whose window
     /// tells the peer to wait. True when there is more.
-    fn echo(&mut self, context: &mut StreamContext<'_>) -> bool {
+    fn echo_received(&mut self, context: &mut StreamContext<'_>) -> bool {
         let emss = context.stack.effective_mss(self.conn);
         let (mut size, mut room) = self.record_size_and_room(context, emss);
         for _ in 0..RECORDS_PER_BATCH {

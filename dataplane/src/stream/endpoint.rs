@@ -306,7 +306,7 @@ impl<'a> Endpoint<'a> {
             return false;
         };
         let port = &mut self.ports[connection.port];
-        let progress = connection.process(&mut StreamContext {
+        let progress = connection.process_data(&mut StreamContext {
             stack: &mut port.stack,
             pattern: self.pattern,
             blocks: &mut self.spare_blocks,
@@ -349,7 +349,7 @@ impl<'a> Endpoint<'a> {
         limit
     }
 
-    pub(super) fn report(&self) -> StreamReport {
+    pub(super) fn make_report(&self) -> StreamReport {
         let mut tcp = StackStats::default();
         for port in &self.ports {
             tcp.merge(port.stack.stats());
@@ -405,7 +405,7 @@ impl BatchLoop for Endpoint<'_> {
         };
         let wall_time = self.clock.wall_time(now);
         for port in &mut self.ports {
-            busy |= port.poll(now, run_timers, &mut self.cache, writer, wall_time);
+            busy |= port.poll_stack(now, run_timers, &mut self.cache, writer, wall_time);
         }
         rx_frame::recycle_dropped_frames(&mut self.cache);
         if self.next_check <= now {
@@ -426,7 +426,7 @@ impl BatchLoop for Endpoint<'_> {
             return;
         }
         self.cache.return_surplus();
-        if idle::wait(self.signals.as_fd(), &self.ports, limit) {
+        if idle::wait_for_wake(self.signals.as_fd(), &self.ports, limit) {
             let now = self.clock.now();
             self.next_check = now;
             self.idle.note_busy(now);

@@ -114,7 +114,7 @@ pub fn run(
     let mut endpoint = Endpoint::new(ports, &names, &dpdk.pool, plan, idle, signals)?;
     ready(&devices);
     endpoint.run()?;
-    let report = endpoint.report();
+    let report = endpoint.make_report();
     drop(endpoint);
     drop(registered);
     drop(capture);

@@ -51,7 +51,7 @@ impl RecordWriter<StreamRecord> for StreamWriter {
         match record {
             StreamRecord::Pattern { at, .. } => {
                 let start = at + u64::from(offset);
-                frame.fill(cache, len as usize, |done, room| {
+                frame.fill_bytes(cache, len as usize, |done, room| {
                     self.pattern.fill(start + done as u64, room);
                 });
             }
@@ -61,7 +61,7 @@ impl RecordWriter<StreamRecord> for StreamWriter {
                     frame.is_broken = true;
                     return;
                 };
-                frame.fill(cache, part.len(), |done, room| {
+                frame.fill_bytes(cache, part.len(), |done, room| {
                     room.copy_from_slice(&part[done..done + room.len()]);
                 });
             }

@@ -24,12 +24,12 @@ impl Worker {
                 break;
             };
             any = true;
-            self.execute(now, command);
+            self.execute_command(now, command);
         }
         any
     }
 
-    fn execute(&mut self, now: Instant, command: Command) {
+    fn execute_command(&mut self, now: Instant, command: Command) {
         match command {
             Command::AddClient {
                 client,
@@ -63,12 +63,12 @@ impl Worker {
                 ord,
             } => {
                 let slot = self.add_queue_pair(*setup, 0);
-                self.accept(now, slot, request, &private_data, ird, ord);
+                self.accept_pending(now, slot, request, &private_data, ird, ord);
             }
             Command::Reject {
                 request,
                 private_data,
-            } => self.reject(now, request, &private_data),
+            } => self.reject_pending(now, request, &private_data),
             Command::Listen {
                 listener,
                 device,
@@ -76,7 +76,7 @@ impl Worker {
                 port,
                 backlog,
                 mpa,
-            } => self.listen(&ListenRequest {
+            } => self.start_listening(&ListenRequest {
                 listener,
                 device,
                 local,
@@ -87,14 +87,14 @@ impl Worker {
             Command::Unlisten { listener } => self.unlisten(now, listener),
             Command::Disconnect { qpn } => {
                 if let Some(slot) = self.queue_pairs.find(qpn) {
-                    self.disconnect(now, slot);
+                    self.disconnect_queue_pair(now, slot);
                 }
             }
             Command::InstallQp { setup } => {
                 let slot = self.add_queue_pair(*setup, 0);
                 self.enter_disconnected(now, slot);
             }
-            Command::Modify { qpn, to, token } => self.modify(now, qpn, to, token),
+            Command::Modify { qpn, to, token } => self.modify_queue_pair(now, qpn, to, token),
             Command::ResetQp { qpn } => {
                 if let Some(slot) = self.queue_pairs.find(qpn) {
                     self.drop_queue_pair(now, slot, true);
@@ -102,7 +102,7 @@ impl Worker {
                 self.post_event(Event::QpDestroyed { qpn });
             }
             Command::DestroyQp { qpn } => match self.queue_pairs.find(qpn) {
-                Some(slot) => self.destroy(now, slot),
+                Some(slot) => self.destroy_queue_pair(now, slot),
                 None => self.post_event(Event::QpDestroyed { qpn }),
             },
             Command::Barrier { token } => {
@@ -128,7 +128,7 @@ impl Worker {
             .position(|port| port.device == params.device);
         let slot = self.add_queue_pair(setup, port.unwrap_or(0));
         if port.is_some() {
-            self.connect(now, slot, params);
+            self.connect_queue_pair(now, slot, params);
         } else {
             let reason = "this worker has no queue of that device".to_owned();
             self.connect_failed(now, slot, ConnectFailure::Local(reason));

@@ -16,7 +16,7 @@ use crate::datapath::rx_frame::TcpByteStream;
 
 impl Worker {
     /// Starts a connection for a queue pair that is already in the table.
-    pub(super) fn connect(&mut self, now: Instant, slot: QpSlot, params: ConnectParams) {
+    pub(super) fn connect_queue_pair(&mut self, now: Instant, slot: QpSlot, params: ConnectParams) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
@@ -165,7 +165,7 @@ impl Worker {
             {
                 self.ports[port].stack.release(now, conn);
                 tracing::debug!(remote = %params.remote, "reset on MPA revision 2: trying revision 1");
-                return self.connect(now, slot, params);
+                return self.connect_queue_pair(now, slot, params);
             }
             ConnectFailure::Reset
         };

@@ -87,7 +87,7 @@ impl Worker {
             .queue_pairs
             .select(|queue_pair| queue_pair.state.has_stream())
         {
-            self.disconnect(now, slot);
+            self.disconnect_queue_pair(now, slot);
         }
     }
 

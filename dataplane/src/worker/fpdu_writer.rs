@@ -76,7 +76,7 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
             TxRecord::Stream(bytes) => {
                 let part = bytes.get(offset as usize..offset as usize + len as usize);
                 let part = part.unwrap_or(&[]);
-                if let Some(room) = frame.reserve(cache, part.len()) {
+                if let Some(room) = frame.reserve_room(cache, part.len()) {
                     room.copy_from_slice(part);
                 }
                 return;
@@ -179,7 +179,7 @@ impl FrameAssembler<'_> {
                 0 => left.min(COPY_PIECE),
                 tailroom => left.min(tailroom),
             };
-            let Some(room) = self.frame.reserve(self.cache, piece) else {
+            let Some(room) = self.frame.reserve_room(self.cache, piece) else {
                 return;
             };
             if region.read(at, room).is_err() {
@@ -195,7 +195,7 @@ impl FrameAssembler<'_> {
 impl FrameBuilder for FrameAssembler<'_> {
     #[inline]
     fn append_bytes(&mut self, bytes: &[u8]) {
-        if let Some(room) = self.frame.reserve(self.cache, bytes.len()) {
+        if let Some(room) = self.frame.reserve_room(self.cache, bytes.len()) {
             room.copy_from_slice(bytes);
         }
     }
@@ -237,7 +237,7 @@ impl FrameBuilder for FrameAssembler<'_> {
 
     #[inline]
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.frame.reserve(self.cache, len)
+        self.frame.reserve_room(self.cache, len)
     }
 }
 

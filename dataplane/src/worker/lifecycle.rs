@@ -206,7 +206,7 @@ impl Worker {
     }
 
     /// The consumer disconnects.
-    pub(super) fn disconnect(&mut self, now: Instant, slot: QpSlot) {
+    pub(super) fn disconnect_queue_pair(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
@@ -334,7 +334,7 @@ impl Worker {
 
     /// The consumer destroys the queue pair. What was posted before the end still arrives when it
     /// can.
-    pub(super) fn destroy(&mut self, now: Instant, slot: QpSlot) {
+    pub(super) fn destroy_queue_pair(&mut self, now: Instant, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };

@@ -70,7 +70,7 @@ pub(super) struct ListenRequest {
 
 impl Worker {
     /// Listens on the device's port, if this worker serves the device.
-    pub(super) fn listen(&mut self, request: &ListenRequest) {
+    pub(super) fn start_listening(&mut self, request: &ListenRequest) {
         let listener = request.listener;
         for index in 0..self.ports.len() {
             if self.ports[index].device != request.device {
@@ -245,7 +245,7 @@ impl Worker {
     }
 
     /// The application took the connection: the reply goes out, the queue pair runs.
-    pub(super) fn accept(
+    pub(super) fn accept_pending(
         &mut self,
         now: Instant,
         slot: QpSlot,
@@ -291,7 +291,7 @@ impl Worker {
     }
 
     /// The application refused the connection.
-    pub(super) fn reject(&mut self, now: Instant, request: RequestId, private_data: &[u8]) {
+    pub(super) fn reject_pending(&mut self, now: Instant, request: RequestId, private_data: &[u8]) {
         let Some(pending) = self.find_pending(request) else {
             return;
         };

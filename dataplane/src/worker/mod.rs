@@ -162,7 +162,7 @@ impl Worker {
             .into_iter()
             .map(|port| {
                 let device = port.device;
-                WorkerPort::new(port, now, |worker| forwarder.proxy(device, worker))
+                WorkerPort::new(port, now, |worker| forwarder.make_proxy(device, worker))
             })
             .collect::<Result<Vec<_>, String>>()?;
         Ok(Worker {

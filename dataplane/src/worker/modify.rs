@@ -12,7 +12,7 @@ use crate::ids::{CommandToken, Qpn};
 
 impl Worker {
     /// Answers with what became of the queue pair, and why not what was asked.
-    pub(super) fn modify(
+    pub(super) fn modify_queue_pair(
         &mut self,
         now: Instant,
         qpn: Qpn,
@@ -45,7 +45,7 @@ impl Worker {
                 return Ok(());
             }
             ModifyTarget::Closing => {
-                self.disconnect(now, slot);
+                self.disconnect_queue_pair(now, slot);
                 return Ok(());
             }
             ModifyTarget::SendQueueDrain => {

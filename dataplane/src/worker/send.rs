@@ -101,7 +101,7 @@ impl Worker {
     pub(super) fn poll_port(&mut self, now: Instant, port: usize, run_timers: bool) -> bool {
         let writer = FpduWriter::new(&mut self.context, &self.queue_pairs);
         let wall_time = self.clock.wall_time(now);
-        self.ports[port].poll(now, run_timers, &mut self.cache, writer, wall_time)
+        self.ports[port].poll_stack(now, run_timers, &mut self.cache, writer, wall_time)
     }
 
     /// TCP probes a narrow path with one FPDU that is longer than a segment (RFC 8899): if the next
