@@ -144,7 +144,7 @@ impl Default for NeighbourConfig {
     }
 }
 
-/// Limits of datagrams that are put together from fragments.
+/// Limits of datagrams that are reassembled from fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReassemblyConfig {
     /// Datagrams that wait for fragments; the oldest gives way to a new one. 0: none is put
@@ -224,7 +224,7 @@ pub struct StackConfig {
     pub keepalive: Option<Keepalive>,
     /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
     pub user_timeout: Duration,
-    /// Repetitions of a SYN or SYN-ACK.
+    /// Retransmissions of a SYN or SYN-ACK.
     pub syn_retries: u8,
     /// TIME-WAIT, RFC 9293's 2 MSL.
     pub time_wait: Duration,

@@ -215,7 +215,7 @@ fn challenges_of_blind_segments_are_rate_limited() {
     assert!((500..1500).contains(&sent), "{sent}");
     assert_eq!(s.challenges_skipped, 4000 - sent);
     assert_eq!(s.syn_challenges, syns);
-    // A SYN is told of the connection wherever it lies, and without timestamps too: so a peer
+    // A SYN is answered with the connection wherever it lies, and without timestamps too: so a peer
     // that has forgotten it learns to reset it (RFC 9293 section 3.5.1).
     lab.run_ms(1500);
     for (off, timestamps) in [(1 << 30, true), (0x9000_0000u32, true), (77, false)] {
@@ -226,9 +226,9 @@ fn challenges_of_blind_segments_are_rate_limited() {
             s.options.clear();
         }
         let a = answers(&mut lab, s.frame());
-        let told: Vec<_> = a.iter().map(|f| Seg::parse(1, f).unwrap()).collect();
-        assert_eq!(told.len(), 1);
-        assert_eq!((told[0].flags, told[0].ack), (ACK, good.seq));
+        let answers: Vec<_> = a.iter().map(|f| Seg::parse(1, f).unwrap()).collect();
+        assert_eq!(answers.len(), 1);
+        assert_eq!((answers[0].flags, answers[0].ack), (ACK, good.seq));
     }
     // Beyond the window, a reset is not worth a word.
     let before = stats(&lab);

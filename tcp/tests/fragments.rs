@@ -1,4 +1,4 @@
-//! Datagrams in fragments (RFC 1122 section 3.3.2, RFC 8200 section 4.5): put together and received
+//! Datagrams in fragments (RFC 1122 section 3.3.2, RFC 8200 section 4.5): reassembled and received
 //! as whole ones, within bounds, whatever comes.
 
 mod common;

@@ -169,7 +169,7 @@ impl Bulk {
         panic!("{} of {} bytes arrived", self.got, self.sent);
     }
 
-    /// The path becomes `mtu` bytes narrow without a word, and the connection finds out.
+    /// The path becomes `mtu` bytes narrow silently, and the connection finds out.
     fn narrow(&mut self, mtu: usize) {
         *self.mtu.borrow_mut() = mtu;
         let before = self.l.net.hosts[0].stats().black_holes;

@@ -14,7 +14,7 @@ use crate::base::ids::ConnId;
 use crate::base::time::to_ticks;
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
-use crate::pmtu::search::{PathSearch, RAISE_TICKS, past};
+use crate::pmtu::search::{PathSearch, RAISE_TICKS, has_passed};
 use crate::queues::send_queue::{InFlightSegment, SACKED};
 
 /// Less than any link in use carries is an attack on our packet rate (RFC 5927 section 7).
@@ -103,7 +103,8 @@ impl Paths {
     /// Beside those that are known, expired ones gone.
     fn room_for(&mut self, to: IpAddr, now_ticks: u32) -> bool {
         if self.0.len() >= PATHS_MAX && !self.0.contains_key(&to) {
-            self.0.retain(|_, search| !past(now_ticks, search.until));
+            self.0
+                .retain(|_, search| !has_passed(now_ticks, search.until));
         }
         self.0.len() < PATHS_MAX || self.0.contains_key(&to)
     }
@@ -129,7 +130,7 @@ impl Paths {
         Some(
             self.0
                 .entry(to)
-                .or_insert_with(|| PathSearch::from(own, now_ticks)),
+                .or_insert_with(|| PathSearch::starting_at(own, now_ticks)),
         )
     }
 
@@ -147,7 +148,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let now_ticks = to_ticks(cx.now.0);
         let to = self.template.key().remote().ip();
         if let Some(search) = cx.shared.paths.0.get(&to) {
-            if past(now_ticks, search.until) {
+            if has_passed(now_ticks, search.until) {
                 cx.shared.paths.0.remove(&to);
             } else if self.emss_for(search.plpmtu) < self.tcb.emss {
                 self.tcb.emss = self.emss_for(search.plpmtu);
@@ -201,7 +202,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             (false, true) => BASE_V4,
         };
         let base = self.emss_for(mtu);
-        // A window that shrank swallows repetitions too, but they are answered. What was sent no
+        // A window that shrank swallows retransmissions too, but they are answered. What was sent no
         // earlier and SACKed passed the path.
         let shut = self.tcb.snd_wnd < self.tcb.flight() && self.tcb.last_rx >= at;
         let passes = |segment: &InFlightSegment| {
@@ -216,9 +217,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let now_ticks = to_ticks(cx.now.0);
             let to = self.template.key().remote().ip();
             let cut = (self.id(cx.index), self.tcb.snd_nxt);
-            cx.shared
-                .paths
-                .learn(to, PathSearch::base(mtu, least, cut, now_ticks), now_ticks);
+            cx.shared.paths.learn(
+                to,
+                PathSearch::from_black_hole(mtu, least, cut, now_ticks),
+                now_ticks,
+            );
             self.narrow(cx, base);
         }
     }

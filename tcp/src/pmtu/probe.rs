@@ -69,9 +69,9 @@ impl SharedState {
         let now_ticks = to_ticks(now.0);
         if fresh == 1 && tcb.phase == RecoveryPhase::Open {
             self.stats.mtu_probes_lost += 1;
-            path.lost(gap(tcb), now_ticks);
+            path.probe_lost(gap(tcb), now_ticks);
         } else {
-            path.unclear(gap(tcb), now_ticks);
+            path.probe_inconclusive(gap(tcb), now_ticks);
         }
         tx.resegment_to(emss);
         recovery.recount_lost(tcb, tx);
@@ -82,7 +82,7 @@ impl SharedState {
 impl<B: RecvBuf, R> Connection<B, R> {
     /// The connection looks after the search now. Of narrow paths only.
     pub(crate) fn search_is_due(&self, now: Instant) -> bool {
-        crate::pmtu::search::past(to_ticks(now.0), self.search_at)
+        crate::pmtu::search::has_passed(to_ticks(now.0), self.search_at)
     }
 
     /// Takes over what the path was found to carry, and probes it when that may be.
@@ -124,7 +124,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 return Ok(ProbeStep::Later);
             }
             cx.shared.stats.mtu_probes_passed += u64::from(size > path.plpmtu);
-            path.confirmed(size, now_ticks);
+            path.probe_confirmed(size, now_ticks);
         }
         if path.plpmtu.min(max) > own {
             // The congestion window stays as it is in bytes (RFC 8899 section 3 item 7).
@@ -137,7 +137,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Ok(ProbeStep::Later);
         }
         // Another connection's path may have a hole that this one's has not.
-        if path.plpmtu < own || path.taken(me, now_ticks) {
+        if path.plpmtu < own || path.is_taken_by_other(me, now_ticks) {
             let wait = if path.plpmtu < own {
                 RETRY_LATER_TICKS
             } else {
@@ -146,7 +146,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.search_at = now_ticks.wrapping_add(wait);
             return Ok(ProbeStep::Later);
         }
-        let size = match path.next(max, now_ticks) {
+        let size = match path.next_step(max, now_ticks) {
             SearchStep::Probe(size) => size,
             SearchStep::At(at) => {
                 self.search_at = at;
@@ -185,7 +185,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         };
         let asked = path.is_asked(me);
         let long = self.send_queue.next_len() > emss;
-        let least = emss + u32::from(path.step()).min(probe - emss);
+        let least = emss + u32::from(path.granularity()).min(probe - emss);
         if plan.len < least || (asked && !long) {
             // Records as long as a segment: a longer one is wanted. Small ones are left alone.
             let full = self
@@ -196,7 +196,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 self.search_at = now_ticks.wrapping_add(RETRY_SOON_TICKS);
                 return Ok(ProbeStep::Later);
             }
-            match path.ask(me, now_ticks) {
+            match path.ask_owner(me, now_ticks) {
                 Some(first) => {
                     if first {
                         cx.raise_event(&mut self.tcb, Events::MTU_PROBE);
@@ -240,7 +240,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let patience = (tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 2) >> 20)
             .min(u64::from(RETRY_LATER_TICKS)) as u32;
         if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {
-            path.sent(me, segment.end_seq(), size, patience, now_ticks);
+            path.probe_sent(me, segment.end_seq(), size, patience, now_ticks);
         }
         self.search_at = now_ticks;
         Ok(ProbeStep::Sent(plan.len))
@@ -274,9 +274,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             if alone {
                 cx.shared.stats.mtu_probes_lost += 1;
-                path.lost(gap(&self.tcb), now_ticks);
+                path.probe_lost(gap(&self.tcb), now_ticks);
             } else {
-                path.unclear(gap(&self.tcb), now_ticks);
+                path.probe_inconclusive(gap(&self.tcb), now_ticks);
             }
         }
         self.cut();
@@ -302,9 +302,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         {
             if index == 0 {
                 cx.shared.stats.mtu_probes_lost += 1;
-                path.lost(RETRY_LATER_TICKS, to_ticks(cx.now.0));
+                path.probe_lost(RETRY_LATER_TICKS, to_ticks(cx.now.0));
             } else {
-                path.unclear(RETRY_LATER_TICKS, to_ticks(cx.now.0));
+                path.probe_inconclusive(RETRY_LATER_TICKS, to_ticks(cx.now.0));
             }
         }
         self.cut();

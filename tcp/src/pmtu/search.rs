@@ -61,13 +61,13 @@ pub(crate) enum SearchStep {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathSearch {
-    /// PLPMTU: the largest packet that is known, told or hoped to pass.
+    /// PLPMTU: the largest packet that is confirmed, named by a router, or assumed to pass.
     pub plpmtu: u16,
     pub state: SearchState,
     /// PROBE_COUNT: lost in a row of at least `probed` bytes.
     count: u8,
     /// A router named `too_long - 1`.
-    told: bool,
+    named_by_router: bool,
     /// Least size that does not pass; u16::MAX: none is known.
     too_long: u16,
     /// PROBED_SIZE.
@@ -80,18 +80,18 @@ pub(crate) struct PathSearch {
 }
 
 /// `t` is past `at`, on a clock that wraps.
-pub(crate) fn past(now: u32, at: u32) -> bool {
+pub(crate) fn has_passed(now: u32, at: u32) -> bool {
     now.wrapping_sub(at) as i32 >= 0
 }
 
 impl PathSearch {
     /// Upward from a size that is in use.
-    pub(crate) fn from(plpmtu: u16, now: u32) -> Self {
+    pub(crate) fn starting_at(plpmtu: u16, now: u32) -> Self {
         PathSearch {
             plpmtu,
             state: SearchState::Searching,
             count: 0,
-            told: false,
+            named_by_router: false,
             too_long: u16::MAX,
             probed: 0,
             at: now,
@@ -101,26 +101,31 @@ impl PathSearch {
     }
 
     /// A router named the path's size: nothing to look for in the next ten minutes.
-    pub(crate) fn told(mtu: u16, now: u32) -> Self {
-        let mut search = PathSearch::from(mtu, now);
-        (search.too_long, search.told) = (mtu.saturating_add(1), true);
-        search.complete(now);
+    pub(crate) fn from_router_mtu(mtu: u16, now: u32) -> Self {
+        let mut search = PathSearch::starting_at(mtu, now);
+        (search.too_long, search.named_by_router) = (mtu.saturating_add(1), true);
+        search.end_search(now);
         search
     }
 
     /// Longer packets vanished for good: `base` has to be confirmed by what ends at `end`.
-    pub(crate) fn base(base: u16, least: bool, (who, end): (ConnId, SeqNr), now: u32) -> Self {
-        let mut search = PathSearch::from(base, now);
+    pub(crate) fn from_black_hole(
+        base: u16,
+        least: bool,
+        (who, end): (ConnId, SeqNr),
+        now: u32,
+    ) -> Self {
+        let mut search = PathSearch::starting_at(base, now);
         search.state = if least {
             SearchState::Error
         } else {
             SearchState::Base
         };
-        search.sent(who, end, base, TURN_TICKS, now);
+        search.probe_sent(who, end, base, TURN_TICKS, now);
         search
     }
 
-    fn complete(&mut self, now: u32) {
+    fn end_search(&mut self, now: u32) {
         self.state = SearchState::Complete;
         self.at = now.wrapping_add(RAISE_TICKS);
         self.until = self.at;
@@ -128,21 +133,21 @@ impl PathSearch {
     }
 
     /// Search granularity.
-    pub(crate) fn step(&self) -> u16 {
+    pub(crate) fn granularity(&self) -> u16 {
         (self.plpmtu / 256).max(8)
     }
 
     /// The size to probe next, `max` at most.
-    fn target(&self, max: u16) -> Option<u16> {
+    fn next_size(&self, max: u16) -> Option<u16> {
         let (low, high) = (self.plpmtu, max.min(self.too_long - 1));
         if high <= low {
             return None;
         }
         // The whole at first: most narrow paths were so for a while. And what a router named.
-        if self.told || self.too_long > max {
+        if self.named_by_router || self.too_long > max {
             return Some(high);
         }
-        if high - low < self.step() {
+        if high - low < self.granularity() {
             return None;
         }
         let first = COMMON_SIZES.partition_point(|&common| common <= low);
@@ -155,27 +160,27 @@ impl PathSearch {
     }
 
     /// `max`: MAX_PLPMTU of who asks.
-    pub(crate) fn next(&mut self, max: u16, now: u32) -> SearchStep {
-        if self.state == SearchState::Complete && past(now, self.at) {
+    pub(crate) fn next_step(&mut self, max: u16, now: u32) -> SearchStep {
+        if self.state == SearchState::Complete && has_passed(now, self.at) {
             // PMTU_RAISE_TIMER: what did not pass may by now.
-            *self = PathSearch::from(self.plpmtu, now);
+            *self = PathSearch::starting_at(self.plpmtu, now);
         }
-        if !past(now, self.at) {
+        if !has_passed(now, self.at) {
             return SearchStep::At(self.at);
         }
-        match self.target(max) {
+        match self.next_size(max) {
             Some(size) => SearchStep::Probe(size),
             None => {
-                self.complete(now);
+                self.end_search(now);
                 SearchStep::At(self.at)
             }
         }
     }
 
     /// Somebody else probes.
-    pub(crate) fn taken(&self, me: ConnId, now: u32) -> bool {
+    pub(crate) fn is_taken_by_other(&self, me: ConnId, now: u32) -> bool {
         self.turn
-            .is_some_and(|turn| turn.who != me && !past(now, turn.until))
+            .is_some_and(|turn| turn.who != me && !has_passed(now, turn.until))
     }
 
     pub(crate) fn is_asked(&self, me: ConnId) -> bool {
@@ -197,7 +202,7 @@ impl PathSearch {
 
     /// The owner of `who` is asked for a longer record, if it was not just now. `None`: it was
     /// asked long enough.
-    pub(crate) fn ask(&mut self, who: ConnId, now: u32) -> Option<bool> {
+    pub(crate) fn ask_owner(&mut self, who: ConnId, now: u32) -> Option<bool> {
         match &mut self.turn {
             // Not one that was silent since.
             Some(turn)
@@ -205,7 +210,7 @@ impl PathSearch {
                     && turn.probe.is_none()
                     && now.wrapping_sub(turn.asked) < TURN_TICKS =>
             {
-                if past(now, turn.until) {
+                if has_passed(now, turn.until) {
                     self.turn = None;
                     return None;
                 }
@@ -224,7 +229,14 @@ impl PathSearch {
     }
 
     /// A probe of `size` that ends at `end` left; `patience`: how long its answer may take.
-    pub(crate) fn sent(&mut self, who: ConnId, end: SeqNr, size: u16, patience: u32, now: u32) {
+    pub(crate) fn probe_sent(
+        &mut self,
+        who: ConnId,
+        end: SeqNr,
+        size: u16,
+        patience: u32,
+        now: u32,
+    ) {
         if self.count == 0 || size < self.probed {
             (self.probed, self.count) = (size, 0);
         }
@@ -242,7 +254,7 @@ impl PathSearch {
     }
 
     /// The probe in flight was acknowledged.
-    pub(crate) fn confirmed(&mut self, size: u16, now: u32) {
+    pub(crate) fn probe_confirmed(&mut self, size: u16, now: u32) {
         self.turn = None;
         self.count = 0;
         self.state = SearchState::Searching;
@@ -250,32 +262,32 @@ impl PathSearch {
         self.until = now.wrapping_add(UNFINISHED_TICKS);
         self.plpmtu = self.plpmtu.max(size);
         if size >= self.too_long {
-            (self.too_long, self.told) = (u16::MAX, false);
+            (self.too_long, self.named_by_router) = (u16::MAX, false);
         }
     }
 
     /// The probe in flight, and it alone, was lost (RFC 4821 section 7.6.2). The next may follow
     /// in `gap`.
-    pub(crate) fn lost(&mut self, gap: u32, now: u32) {
-        self.unclear(gap, now);
+    pub(crate) fn probe_lost(&mut self, gap: u32, now: u32) {
+        self.probe_inconclusive(gap, now);
         self.count += 1;
         if self.count == MAX_PROBES {
             self.count = 0;
-            (self.too_long, self.told) = (self.probed, false);
+            (self.too_long, self.named_by_router) = (self.probed, false);
         }
     }
 
     /// It was lost with others, or nobody knows (RFC 4821 sections 7.6.3, 7.6.4).
-    pub(crate) fn unclear(&mut self, gap: u32, now: u32) {
+    pub(crate) fn probe_inconclusive(&mut self, gap: u32, now: u32) {
         self.turn = None;
         self.at = now.wrapping_add(gap);
     }
 
     /// A router says that the probe was longer than `mtu` (RFC 8899 section 4.6.2).
-    pub(crate) fn limited(&mut self, mtu: u16, now: u32) {
+    pub(crate) fn limited_by_router(&mut self, mtu: u16, now: u32) {
         self.turn = None;
         self.count = 0;
-        (self.too_long, self.told) = (mtu + 1, true);
+        (self.too_long, self.named_by_router) = (mtu + 1, true);
         self.at = now;
     }
 }
@@ -293,17 +305,17 @@ mod tests {
     fn run(mut search: PathSearch, max: u16, mtu: u16, says: bool) -> (u16, Vec<u16>) {
         let (mut now, mut probes) = (0, vec![]);
         loop {
-            match search.next(max, now) {
+            match search.next_step(max, now) {
                 SearchStep::Probe(size) => {
                     assert!(size > search.plpmtu && size <= max);
                     probes.push(size);
-                    search.sent(ME, SeqNr(1), size, 0, now);
+                    search.probe_sent(ME, SeqNr(1), size, 0, now);
                     if size <= mtu {
-                        search.confirmed(size, now);
+                        search.probe_confirmed(size, now);
                     } else if says {
-                        search.limited(mtu, now);
+                        search.limited_by_router(mtu, now);
                     } else {
-                        search.lost(1, now);
+                        search.probe_lost(1, now);
                     }
                 }
                 SearchStep::At(_) if search.state == SearchState::Complete => {
@@ -319,7 +331,7 @@ mod tests {
     fn every_path_is_found_to_within_the_step_and_common_ones_exactly_rfc_8899_5_3() {
         for max in [1500, 9000] {
             for mtu in 576..=max {
-                let (found, probes) = run(PathSearch::from(576, 0), max, mtu, false);
+                let (found, probes) = run(PathSearch::starting_at(576, 0), max, mtu, false);
                 assert!(found <= mtu, "{found} of {mtu}");
                 assert!(mtu - found < (found / 256).max(8), "{found} of {mtu}");
                 assert!(!COMMON_SIZES.contains(&mtu) || found == mtu);
@@ -335,28 +347,28 @@ mod tests {
     #[test]
     fn a_path_that_is_whole_again_takes_one_probe_and_one_whose_router_speaks_two() {
         assert_eq!(
-            run(PathSearch::from(1200, 0), 9000, 9000, false).1,
+            run(PathSearch::starting_at(1200, 0), 9000, 9000, false).1,
             [9000],
             "no jump without a probe"
         );
-        let (found, probes) = run(PathSearch::from(1200, 0), 9000, 1437, true);
+        let (found, probes) = run(PathSearch::starting_at(1200, 0), 9000, 1437, true);
         assert_eq!((found, &probes[..]), (1437, &[9000, 1437][..]));
         // What the router named does not pass either.
-        let mut s = PathSearch::from(1200, 0);
-        s.limited(1450, 0);
+        let mut s = PathSearch::starting_at(1200, 0);
+        s.limited_by_router(1450, 0);
         let (found, probes) = run(s, 1500, 1400, false);
         assert_eq!((found, &probes[..3]), (1400, &[1450; 3][..]));
     }
 
     #[test]
     fn ten_minutes_after_a_search_the_next_begins_rfc_8899_5_1_1() {
-        let mut s = PathSearch::told(1400, 5);
-        assert_eq!(s.next(1500, 6), SearchStep::At(5 + RAISE_TICKS));
+        let mut s = PathSearch::from_router_mtu(1400, 5);
+        assert_eq!(s.next_step(1500, 6), SearchStep::At(5 + RAISE_TICKS));
         assert_eq!(
-            s.next(1500, 4 + RAISE_TICKS),
+            s.next_step(1500, 4 + RAISE_TICKS),
             SearchStep::At(5 + RAISE_TICKS)
         );
-        assert_eq!(s.next(1500, 5 + RAISE_TICKS), SearchStep::Probe(1500));
+        assert_eq!(s.next_step(1500, 5 + RAISE_TICKS), SearchStep::Probe(1500));
         assert_eq!((s.state, s.plpmtu), (SearchState::Searching, 1400));
     }
 
@@ -366,34 +378,34 @@ mod tests {
             index: 7,
             generation: 1,
         };
-        let mut s = PathSearch::from(1200, 0);
-        assert_eq!(s.ask(ME, 0), Some(true));
-        assert!(s.is_asked(ME) && s.taken(other, 1) && !s.taken(ME, 1));
-        assert_eq!(s.ask(ME, 0), Some(false), "once a tick");
-        assert_eq!(s.ask(ME, 1), Some(true));
-        assert_eq!(s.ask(ME, TURN_TICKS), None);
-        assert_eq!(s.ask(ME, TURN_TICKS), Some(true), "another turn");
+        let mut s = PathSearch::starting_at(1200, 0);
+        assert_eq!(s.ask_owner(ME, 0), Some(true));
+        assert!(s.is_asked(ME) && s.is_taken_by_other(other, 1) && !s.is_taken_by_other(ME, 1));
+        assert_eq!(s.ask_owner(ME, 0), Some(false), "once a tick");
+        assert_eq!(s.ask_owner(ME, 1), Some(true));
+        assert_eq!(s.ask_owner(ME, TURN_TICKS), None);
+        assert_eq!(s.ask_owner(ME, TURN_TICKS), Some(true), "another turn");
         assert_eq!(
-            s.ask(ME, 9 * TURN_TICKS),
+            s.ask_owner(ME, 9 * TURN_TICKS),
             Some(true),
             "it was silent in between"
         );
-        assert_eq!(s.ask(ME, 10 * TURN_TICKS - 1), Some(true));
-        assert_eq!(s.ask(ME, 10 * TURN_TICKS), None);
-        assert!(!s.taken(other, 10 * TURN_TICKS));
-        s.sent(other, SeqNr(9), 1500, 0, 10 * TURN_TICKS);
+        assert_eq!(s.ask_owner(ME, 10 * TURN_TICKS - 1), Some(true));
+        assert_eq!(s.ask_owner(ME, 10 * TURN_TICKS), None);
+        assert!(!s.is_taken_by_other(other, 10 * TURN_TICKS));
+        s.probe_sent(other, SeqNr(9), 1500, 0, 10 * TURN_TICKS);
         assert_eq!(s.probe_of(other), Some((SeqNr(9), 1500)));
         assert_eq!(s.probe_of(ME), None);
     }
 
     #[test]
     fn probes_that_are_lost_with_others_do_not_count_rfc_4821_7_6_4() {
-        let mut s = PathSearch::from(1200, 0);
+        let mut s = PathSearch::starting_at(1200, 0);
         for now in 0..9 {
-            s.sent(ME, SeqNr(1), 1500, 0, now);
-            s.unclear(1, now);
-            assert_eq!(s.next(1500, now), SearchStep::At(now + 1));
-            assert_eq!(s.next(1500, now + 1), SearchStep::Probe(1500));
+            s.probe_sent(ME, SeqNr(1), 1500, 0, now);
+            s.probe_inconclusive(1, now);
+            assert_eq!(s.next_step(1500, now), SearchStep::At(now + 1));
+            assert_eq!(s.next_step(1500, now + 1), SearchStep::Probe(1500));
         }
     }
 }

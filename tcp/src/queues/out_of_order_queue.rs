@@ -112,10 +112,10 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
     /// Gives up the last buffer; `false`: there is none.
     #[cold]
     pub(crate) fn drop_last(&mut self) -> bool {
-        let Some((s, _)) = self.bufs.pop_back() else {
+        let Some((start, _)) = self.bufs.pop_back() else {
             return false;
         };
-        self.discard_from(s);
+        self.discard_from(start);
         true
     }
 

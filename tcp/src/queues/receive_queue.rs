@@ -88,9 +88,9 @@ impl<B: RecvBuf> ReceiveQueue<B> {
     ) -> usize {
         let mut left = len;
         for buffer in &self.bufs {
-            let n = buffer.remaining();
-            if offset >= n {
-                offset -= n;
+            let remaining = buffer.remaining();
+            if offset >= remaining {
+                offset -= remaining;
                 continue;
             }
             for chunk in buffer.chunks() {

@@ -204,11 +204,11 @@ impl<R> TransmitQueue<R> {
 
     /// Index of the probe that ends at `end`.
     pub(crate) fn mtu_probe(&self, end: SeqNr) -> Option<usize> {
-        let i = self
+        let index = self
             .sent
             .partition_point(|segment| segment.end_seq().lt(end));
-        let segment = self.sent.get(i)?;
-        (segment.flags & MTU_PROBE != 0 && segment.end_seq() == end).then_some(i)
+        let segment = self.sent.get(index)?;
+        (segment.flags & MTU_PROBE != 0 && segment.end_seq() == end).then_some(index)
     }
 
     /// The peer's window forces a part of the first record.

@@ -219,8 +219,8 @@ pub struct Impairment {
     pub mark: usize,
     /// Longest IP packet, 0: any. Longer ones vanish.
     pub mtu: u16,
-    /// Probability that the sender is told of one that vanished (ICMP).
-    pub told: f64,
+    /// Probability that the sender gets an ICMP error about one that vanished (ICMP).
+    pub icmp_error: f64,
     /// Probability that a segment's window is made smaller on its way, down to nothing.
     pub shrink: f64,
 }
@@ -240,7 +240,7 @@ impl Impairment {
             queue: 1000,
             mark: 0,
             mtu: 0,
-            told: 0.0,
+            icmp_error: 0.0,
             shrink: 0.0,
         }
     }
@@ -252,7 +252,7 @@ struct SimLink {
     free_at: u64,
 }
 
-/// A data segment as it left: for the proof that repetitions keep boundaries.
+/// A data segment as it left: for the proof that retransmissions keep boundaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentSegment {
     /// The host that sent it.
@@ -405,7 +405,7 @@ impl<R: RecordBytes> SimNet<R> {
         let impairment = self.links[from].what;
         if impairment.mtu > 0 && mangle::packet_len(&frame) > usize::from(impairment.mtu) {
             self.too_big += 1;
-            if self.rng.chance(impairment.told)
+            if self.rng.chance(impairment.icmp_error)
                 && let Some(answer) = mangle::too_big(&frame, impairment.mtu)
             {
                 self.carry(

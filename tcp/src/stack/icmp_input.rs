@@ -240,14 +240,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.shared.stats.pmtu_reductions += 1;
             self.shared
                 .paths
-                .learn(to, PathSearch::told(mtu, now_ticks), now_ticks);
+                .learn(to, PathSearch::from_router_mtu(mtu, now_ticks), now_ticks);
             conn.narrow(&mut self.shared.context_of(index), emss);
         } else if probe {
             // The probe's answer (section 4.6.2): what is in use stays, the search goes on below.
             if let Some(path) = self.shared.paths.known(to)
                 && path.probe_of(conn.id(index)).is_some()
             {
-                path.limited(mtu, now_ticks);
+                path.limited_by_router(mtu, now_ticks);
                 conn.search_at = now_ticks;
             }
             conn.send_cut(&mut self.shared.context_of(index));

@@ -438,7 +438,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         {
             return None;
         }
-        match path.next(conn.mtu_of(conn.emss_agreed), path.asked_at()?) {
+        match path.next_step(conn.mtu_of(conn.emss_agreed), path.asked_at()?) {
             SearchStep::Probe(size) => Some(conn.emss_for(size).into()),
             SearchStep::At(_) => None,
         }

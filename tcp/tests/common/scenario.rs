@@ -22,7 +22,7 @@ pub enum Fault {
     Silence,
     /// A retransmission is as if it had been cut elsewhere.
     Recut,
-    /// The reader never reads, though the receive limits say that it must be told apart.
+    /// The reader never reads, though the receive limits say that it must be icmp_error apart.
     Hoard,
 }
 
@@ -145,7 +145,7 @@ fn narrowings(rng: &mut Rng, v6: bool) -> Vec<(Duration, usize, u16, f64)> {
     if !rng.chance(0.3) {
         return vec![];
     }
-    let told = if rng.chance(0.5) {
+    let icmp_error = if rng.chance(0.5) {
         1.0
     } else {
         rng.below(3) as f64 / 2.0
@@ -161,7 +161,7 @@ fn narrowings(rng: &mut Rng, v6: bool) -> Vec<(Duration, usize, u16, f64)> {
                 2 => 1280,
                 _ => floor + rng.below(900) as u16,
             };
-            (at, rng.below(2) as usize, mtu, told)
+            (at, rng.below(2) as usize, mtu, icmp_error)
         })
         .collect()
 }
@@ -225,8 +225,10 @@ fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> Scen
     let mut held = [0; 2];
     let mut links = links;
     let done = t.run_watching(Duration::from_secs(900), |net| {
-        while let Some((_, host, mtu, told)) = changes.next_if(|(at, ..)| net.now >= start + *at) {
-            (links[host].mtu, links[host].told) = (mtu, told);
+        while let Some((_, host, mtu, icmp_error)) =
+            changes.next_if(|(at, ..)| net.now >= start + *at)
+        {
+            (links[host].mtu, links[host].icmp_error) = (mtu, icmp_error);
             net.set_link(host, links[host]);
         }
         for h in 0..2 {
