@@ -83,6 +83,7 @@ pub(crate) struct UnmarkedStream<'a, R> {
 }
 
 impl<'a, R: RxStream> UnmarkedStream<'a, R> {
+    /// `marker_position`: of the first octet of `rx`.
     pub fn new(rx: &'a mut R, marker_position: MarkerPosition) -> Self {
         Self {
             rx,

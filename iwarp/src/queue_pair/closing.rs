@@ -129,7 +129,7 @@ impl QueuePair {
         is_ready.then_some(CloseKind::Graceful)
     }
 
-    /// Ends the stream because of an error of which the peer is told. The first error counts (RFC 5040
+    /// Ends the stream because of an error, which a Terminate reports to the peer. The first error counts (RFC 5040
     /// section 7.1, conformance 37, 79, 80); nothing follows a Terminate, in either direction.
     pub(super) fn fail_stream<E: QpEnv>(
         &mut self,

@@ -35,6 +35,7 @@ pub(crate) struct FpduBuilder<'a, B, const MARKERS: bool> {
 }
 
 impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
+    /// Starts the FPDU of `record` at the end of `frame`.
     #[inline]
     pub fn new(with_crc: bool, record: &FpduRecord, frame: &'a mut B) -> Self {
         Self {

@@ -29,6 +29,7 @@ pub(crate) struct Transmitter {
 }
 
 impl Transmitter {
+    /// The start of a stream; [`set_emss`](Self::set_emss) comes next.
     pub fn new(marker_position: MarkerPosition) -> Self {
         Self {
             mulpdu: 0,
@@ -56,7 +57,7 @@ impl Transmitter {
 
     /// The record of an FPDU that takes `wire_len` octets of the stream, as [`fit`](Self::fit) said.
     #[inline]
-    pub fn push_fpdu(&mut self, fpdu: Segment, wire_len: usize) -> OutgoingFpdu {
+    pub fn push_fpdu(&mut self, fpdu: FpduSegment, wire_len: usize) -> OutgoingFpdu {
         let marker_position = self.marker_position;
         self.marker_position = marker_position.advanced_by(wire_len);
         let record = FpduRecord {
@@ -81,7 +82,7 @@ impl Transmitter {
         room: usize,
     ) -> Option<OutgoingFpdu> {
         let wire_len = self.fit(ulpdu_len, room)?;
-        let segment = Segment {
+        let segment = FpduSegment {
             kind,
             is_last: true,
             ulpdu_len,
@@ -108,7 +109,7 @@ impl Transmitter {
 
 /// A [`FpduRecord`] less its place in the stream.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Segment {
+pub(crate) struct FpduSegment {
     pub kind: FpduKind,
     pub is_last: bool,
     pub ulpdu_len: u16,

@@ -39,7 +39,7 @@ pub struct OffendingSegment {
     pub read: Option<ReadRequestHeader>,
 }
 
-/// In which order the bits of a Terminate's control word are put together.
+/// The order of the bits in a Terminate's control word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum TerminateBitOrder {
     /// Layer in the high half of the first octet, error type in the low one (RFC 5040 figure 9).

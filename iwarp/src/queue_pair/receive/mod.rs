@@ -73,6 +73,8 @@ pub(crate) struct ReceiveState {
 }
 
 impl ReceiveState {
+    /// The start of a stream. `expects_rtr_send`: the peer will send an empty Send as its
+    /// ready-to-receive message.
     pub fn new(
         first_msn: Msn,
         marker_position: MarkerPosition,
@@ -131,6 +133,7 @@ fn count_pieces(rx: &impl RxStream, len: usize) -> u32 {
     count
 }
 
+#[inline]
 fn parse_opcode(control: ControlOctets) -> Result<RdmapOpcode, TerminateCode> {
     if control.rdmap_version() != RDMAP_VERSION {
         return Err(TerminateCode::RDMAP_VERSION);

@@ -63,6 +63,7 @@ pub(crate) struct OutOfOrderPlacement {
 }
 
 impl OutOfOrderPlacement {
+    /// Nothing is placed yet.
     pub fn new(policy: OutOfOrderPolicy) -> Self {
         Self {
             policy,
@@ -70,6 +71,7 @@ impl OutOfOrderPlacement {
         }
     }
 
+    /// No FPDU waits for its turn.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.placed.is_empty()

@@ -8,7 +8,7 @@ use crate::environment::QpEnv;
 use crate::mpa::fpdu::LEN_FIELD;
 use crate::queue_pair::receive::SegmentError;
 use crate::queue_pair::state::QpInitAttr;
-use crate::queue_pair::transmitter::{Segment, Transmitter};
+use crate::queue_pair::transmitter::{FpduSegment, Transmitter};
 use crate::rdmap::atomic_header::{
     ATOMIC_OPERAND_LEN, ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicResponseHeader,
 };
@@ -46,7 +46,7 @@ impl Requester {
         });
         self.current = None;
         tx.end_request();
-        let segment = Segment {
+        let segment = FpduSegment {
             kind: FpduKind::Request,
             is_last: true,
             ulpdu_len,

@@ -19,6 +19,7 @@ pub(crate) struct CompletionContext<'a> {
 pub(crate) struct UnreleasedBufs(Vec<ExtBufRef>);
 
 impl UnreleasedBufs {
+    /// No port holds a buffer of a finished message.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

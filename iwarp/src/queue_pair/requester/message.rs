@@ -6,7 +6,7 @@ use super::send_queue::SendEntry;
 use crate::ddp::{Msn, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
 use crate::queue_pair::fpdu_builder::FpduBuilder;
 use crate::queue_pair::state::{BuildError, QpInitAttr};
-use crate::queue_pair::transmitter::{OpenMessage, Segment, Transmitter};
+use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
 use crate::rdmap::atomic_header::{AtomicOp, AtomicRequestHeader};
 use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode, ReadRequestHeader};
 use crate::record::{FpduKind, FpduRecord, FrameBuilder, MessageSlot, OutgoingFpdu};
@@ -58,7 +58,7 @@ impl Requester {
         } else {
             tx.open_message = OpenMessage::Request;
         }
-        let segment = Segment {
+        let segment = FpduSegment {
             kind: FpduKind::Request,
             is_last,
             ulpdu_len,
@@ -86,7 +86,7 @@ impl Requester {
         } else {
             tx.open_message = OpenMessage::Request;
         }
-        let segment = Segment {
+        let segment = FpduSegment {
             kind: FpduKind::Immediate,
             is_last: true,
             ulpdu_len,

@@ -27,7 +27,7 @@ use crate::mpa::RtrKind;
 use crate::queue_pair::state::{DrainState, QpInitAttr};
 use crate::rdmap::atomic_header::ATOMIC_OPERAND_LEN;
 use crate::record::{FpduKind, MessageSlot};
-use send_queue::{SendEntry, SendQueue};
+use send_queue::{SendEntry, WorkRequestQueue};
 use siw_memory::KeyReader;
 use siw_memory::key_table::Stag;
 use siw_shm::{Access, BindMw, FastReg, Opcode, WcStatus};
@@ -41,7 +41,7 @@ pub(crate) struct LocalError;
 /// The requesting side of a stream.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    queue: SendQueue,
+    queue: WorkRequestQueue,
     /// The work request that is taken out of the ring and not yet sent completely.
     current: Option<MessageSlot>,
     /// Reads and atomics without a (complete) response, in the order of their requests.
@@ -60,9 +60,10 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
+    /// The start of a stream: nothing is asked for yet.
     pub fn new(first_msn: Msn, ord: u16) -> Self {
         Self {
-            queue: SendQueue::default(),
+            queue: WorkRequestQueue::default(),
             current: None,
             outstanding: VecDeque::new(),
             next_send_msn: first_msn,

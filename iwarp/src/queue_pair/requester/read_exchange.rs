@@ -9,7 +9,7 @@ use crate::mpa::fpdu::LEN_FIELD;
 use crate::queue_pair::error_mapping::tagged_buffer_code;
 use crate::queue_pair::receive::SegmentError;
 use crate::queue_pair::state::QpInitAttr;
-use crate::queue_pair::transmitter::{Segment, Transmitter};
+use crate::queue_pair::transmitter::{FpduSegment, Transmitter};
 use crate::rdmap::READ_REQUEST_LEN;
 use crate::rdmap::terminate::TerminateCode;
 use crate::record::{FpduKind, MessageSlot, OutgoingFpdu};
@@ -53,7 +53,7 @@ impl Requester {
         }
         // Each Read Request is a message of its own: responses may go between them.
         tx.is_responses_turn = true;
-        let segment = Segment {
+        let segment = FpduSegment {
             kind: FpduKind::Request,
             is_last,
             ulpdu_len,

@@ -51,11 +51,13 @@ pub(crate) struct SendEntry {
 }
 
 impl SendEntry {
+    /// Its completion is wanted also when it succeeds.
     #[inline]
     pub fn is_signaled(&self) -> bool {
         self.flags.contains(WrFlags::SIGNALED)
     }
 
+    /// It waits until no Read or atomic before it is outstanding.
     #[inline]
     pub fn is_fenced(&self) -> bool {
         self.flags.contains(WrFlags::FENCE)
@@ -67,11 +69,13 @@ impl SendEntry {
         self.sent > 0 || self.messages_sent > 0
     }
 
+    /// It asks for a solicited event at the peer.
     #[inline]
     pub fn is_solicited(&self) -> bool {
         self.flags.contains(WrFlags::SOLICITED)
     }
 
+    /// Its payload lies in the work request itself.
     #[inline]
     pub fn is_inline(&self) -> bool {
         self.flags.contains(WrFlags::INLINE)
@@ -86,14 +90,15 @@ impl SendEntry {
 
 /// The entries, numbered by posting order.
 #[derive(Debug, Default)]
-pub(crate) struct SendQueue {
+pub(crate) struct WorkRequestQueue {
     base: MessageSlot,
     entries: VecDeque<SendEntry>,
     slab: Vec<[Sge; LARGE_SGES]>,
     free_in_slab: Vec<u32>,
 }
 
-impl SendQueue {
+impl WorkRequestQueue {
+    /// Every work request is completed.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -165,11 +170,13 @@ impl SendQueue {
         })
     }
 
+    /// The work request in this slot, if it is not completed.
     #[inline]
     pub fn get(&self, slot: MessageSlot) -> Option<&SendEntry> {
         self.entries.get(slot.index_from(self.base))
     }
 
+    /// As [`get`](Self::get), to be changed.
     #[inline]
     pub fn get_mut(&mut self, slot: MessageSlot) -> Option<&mut SendEntry> {
         self.entries.get_mut(slot.index_from(self.base))
@@ -181,11 +188,13 @@ impl SendQueue {
         slot == self.base
     }
 
+    /// The oldest that is not completed.
     #[inline]
     pub fn front(&self) -> Option<&SendEntry> {
         self.entries.front()
     }
 
+    /// Takes the oldest out.
     #[inline]
     pub fn pop_front(&mut self) -> Option<SendEntry> {
         let entry = self.entries.pop_front()?;
@@ -196,6 +205,7 @@ impl SendQueue {
         Some(entry)
     }
 
+    /// All that are not completed, oldest first.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut SendEntry> {
         self.entries.iter_mut()
     }
@@ -276,7 +286,7 @@ mod tests {
 
     #[test]
     fn entries_keep_short_and_long_contents() {
-        let mut queue = SendQueue::default();
+        let mut queue = WorkRequestQueue::default();
         let bytes: Vec<u8> = (0..200).collect();
         let sges: Vec<Sge> = (0..5)
             .map(|i| Sge {
@@ -303,9 +313,9 @@ mod tests {
 
     #[test]
     fn slots_wrap_and_outlive_completed_entries() {
-        let mut queue = SendQueue {
+        let mut queue = WorkRequestQueue {
             base: MessageSlot(u32::MAX),
-            ..SendQueue::default()
+            ..WorkRequestQueue::default()
         };
         let wqe = send_wqe(SendData::Sges(&[]));
         assert_eq!(queue.push(&wqe), MessageSlot(u32::MAX));

@@ -14,7 +14,7 @@ use crate::queue_pair::fpdu_builder::FpduBuilder;
 use crate::queue_pair::receive::SegmentError;
 use crate::queue_pair::requester::{UnreleasedBufs, is_released};
 use crate::queue_pair::state::{BuildError, QpInitAttr};
-use crate::queue_pair::transmitter::{OpenMessage, Segment, Transmitter};
+use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
 use crate::rdmap::atomic_header::{
     ATOMIC_OPERAND_LEN, ATOMIC_REQUEST_LEN, ATOMIC_RESPONSE_LEN, AtomicRequestHeader,
     AtomicResponseHeader,
@@ -48,6 +48,7 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
+    /// The start of a stream: nothing is asked of this side yet.
     pub fn new(first_msn: Msn, ird: u16) -> Self {
         Self {
             queue: ResponseQueue::default(),
@@ -190,7 +191,7 @@ impl Responder {
         } else {
             tx.open_message = OpenMessage::Response;
         }
-        let segment = Segment {
+        let segment = FpduSegment {
             kind: FpduKind::Response,
             is_last,
             ulpdu_len,
@@ -228,7 +229,7 @@ impl Responder {
         self.next_atomic_msn = self.next_atomic_msn.next();
         self.queue.finish_current();
         tx.end_response();
-        let segment = Segment {
+        let segment = FpduSegment {
             kind: FpduKind::Response,
             is_last: true,
             ulpdu_len,

@@ -32,6 +32,7 @@ pub(crate) struct PendingResponse {
 }
 
 impl PendingResponse {
+    /// The response to a Read, of which nothing is sent.
     pub fn for_read(read: ReadRequestHeader, request_msn: Msn) -> Self {
         Self {
             read,
@@ -43,6 +44,7 @@ impl PendingResponse {
         }
     }
 
+    /// The response to an atomic that is not executed yet.
     pub fn for_atomic(request: AtomicRequestHeader, request_msn: Msn) -> Self {
         let atomic = PendingAtomic {
             request,
@@ -97,16 +99,17 @@ pub(crate) struct ResponseQueue {
     base: MessageSlot,
     responses: VecDeque<PendingResponse>,
     /// How many at the front are sent completely.
-    sent: usize,
+    sent: u32,
 }
 
 impl ResponseQueue {
     /// Responses that are not sent completely: these count against IRD.
     #[inline]
     pub fn unsent_len(&self) -> usize {
-        self.responses.len() - self.sent
+        self.responses.len() - self.sent as usize
     }
 
+    /// Appends the response to the newest request.
     pub fn push(&mut self, response: PendingResponse) {
         self.responses.push_back(response);
     }
@@ -114,22 +117,24 @@ impl ResponseQueue {
     /// The response that is being sent.
     #[inline]
     pub fn current_mut(&mut self) -> Option<(MessageSlot, &mut PendingResponse)> {
-        let slot = self.base.advanced_by(self.sent);
-        let response = self.responses.get_mut(self.sent)?;
+        let slot = self.base.advanced_by(self.sent as usize);
+        let response = self.responses.get_mut(self.sent as usize)?;
         Some((slot, response))
     }
 
     /// The current response is handed to TCP completely.
     #[inline]
     pub fn finish_current(&mut self) {
-        self.sent = (self.sent + 1).min(self.responses.len());
+        self.sent = (self.sent + 1).min(self.responses.len() as u32);
     }
 
+    /// The response in this slot, if it is not forgotten.
     #[inline]
     pub fn get(&self, slot: MessageSlot) -> Option<&PendingResponse> {
         self.responses.get(slot.index_from(self.base))
     }
 
+    /// As [`get`](Self::get), to be changed.
     #[inline]
     pub fn get_mut(&mut self, slot: MessageSlot) -> Option<&mut PendingResponse> {
         self.responses.get_mut(slot.index_from(self.base))
@@ -141,6 +146,7 @@ impl ResponseQueue {
         self.responses.front().filter(|response| response.is_acked)
     }
 
+    /// Takes the oldest out.
     #[inline]
     pub fn pop_front(&mut self) -> Option<PendingResponse> {
         let response = self.responses.pop_front()?;
