@@ -53,13 +53,13 @@ impl QpEnv for Env {
     fn post_event(&mut self, _: QpEvent) {}
 }
 
-/// A received train of whole segments, as the fast path has it: one slice each.
-struct Train<'a> {
+/// Received segments, each one FPDU in one slice, as the fast path has them.
+struct SegmentStream<'a> {
     frames: &'a [Vec<u8>],
     at: usize,
 }
 
-impl RxStream for Train<'_> {
+impl RxStream for SegmentStream<'_> {
     #[inline]
     fn available(&self) -> usize {
         self.frames.get(self.at).map_or(0, Vec::len)
@@ -69,8 +69,8 @@ impl RxStream for Train<'_> {
         out.copy_from_slice(&self.frames[self.at][off..off + out.len()]);
     }
     #[inline]
-    fn for_each_slice(&self, off: usize, len: usize, mut f: impl FnMut(&[u8])) {
-        f(&self.frames[self.at][off..off + len]);
+    fn for_each_slice(&self, off: usize, len: usize, mut frame: impl FnMut(&[u8])) {
+        frame(&self.frames[self.at][off..off + len]);
     }
     #[inline]
     fn contiguous(&self, off: usize, len: usize) -> Option<&[u8]> {
@@ -108,20 +108,20 @@ impl Gather<'_> {
 
     /// The port has sent a frame.
     fn release(&mut self, frame: usize) {
-        let d = &mut self.descriptors[frame];
-        if d.0[3] != 0 {
+        let descriptor = &mut self.descriptors[frame];
+        if descriptor.0[3] != 0 {
             self.references.fetch_sub(1, Ordering::AcqRel);
-            d.0[3] = 0;
-            d.0[8] = 0;
+            descriptor.0[3] = 0;
+            descriptor.0[8] = 0;
         }
     }
 }
 
 impl FrameBuilder for Gather<'_> {
     #[inline]
-    fn append_bytes(&mut self, b: &[u8]) {
-        if let Some(room) = self.reserve(b.len()) {
-            room.copy_from_slice(b);
+    fn append_bytes(&mut self, bytes: &[u8]) {
+        if let Some(room) = self.reserve(bytes.len()) {
+            room.copy_from_slice(bytes);
         }
     }
     #[inline]
@@ -136,22 +136,22 @@ impl FrameBuilder for Gather<'_> {
     }
     #[inline]
     fn append_memory(&mut self, mr: &RegisteredMemory, off: u64, len: u32, _: ExtBufRef) {
-        let Ok(p) = mr.ptr_at(off, len as usize) else {
+        let Ok(progress) = mr.ptr_at(off, len as usize) else {
             return;
         };
         self.references.fetch_add(1, Ordering::Relaxed);
-        let d = &mut self.descriptors[self.frame];
+        let descriptor = &mut self.descriptors[self.frame];
         // Address, lengths, flags, counter; in the second line the next buffer.
-        d.0[..4].copy_from_slice(&[p as u64, len.into(), len.into(), 1]);
-        d.0[4] = std::ptr::from_ref(self.references) as u64;
-        d.0[8] = self.frame as u64;
+        descriptor.0[..4].copy_from_slice(&[progress as u64, len.into(), len.into(), 1]);
+        descriptor.0[4] = std::ptr::from_ref(self.references) as u64;
+        descriptor.0[8] = self.frame as u64;
     }
 }
 
-fn time(f: impl FnOnce()) -> f64 {
-    let t = Instant::now();
-    f();
-    t.elapsed().as_nanos() as f64 / COUNT as f64
+fn time(run: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    run();
+    start.elapsed().as_nanos() as f64 / COUNT as f64
 }
 
 fn main() {
@@ -185,7 +185,7 @@ fn measure(markers: bool) -> Cost {
         RegisteredMemory::new(region.clone(), 0, 1 << 20, 0, 1, None, Access(7)).expect("in range");
     let key = table.insert(mr).expect("room");
     let keys = table.register_reader().expect("a reader is free");
-    let s = [Sge {
+    let sges = [Sge {
         addr: 0,
         length: (payload * COUNT) as u32,
         lkey: key.0,
@@ -197,7 +197,7 @@ fn measure(markers: bool) -> Cost {
         imm: 0,
         remote_addr: 0,
         rkey: key.0,
-        data: SendData::Sges(&s),
+        data: SendData::Sges(&sges),
     })
     .expect("valid");
     let mut env = Env {
@@ -215,7 +215,7 @@ fn measure(markers: bool) -> Cost {
     };
     let fresh = || {
         let mut qp = QueuePair::new(attr);
-        let n = NegotiatedParameters {
+        let negotiated = NegotiatedParameters {
             initiator: true,
             crc: true,
             markers_in: markers,
@@ -225,7 +225,7 @@ fn measure(markers: bool) -> Cost {
             rtr: None,
             revision: 2,
         };
-        qp.set_rts(n, EMSS);
+        qp.set_rts(negotiated, EMSS);
         qp
     };
     let mut qp = fresh();
@@ -235,76 +235,76 @@ fn measure(markers: bool) -> Cost {
 
     let mut marker_position = mpa::marker::MarkerPosition::stream_start(markers);
     let frames: Vec<Vec<u8>> = (0..COUNT)
-        .map(|i| {
-            let to = (i * payload) as u64;
-            let f = mpa::fpdu::encode_fpdu_at(
+        .map(|index| {
+            let to = (index * payload) as u64;
+            let frame = mpa::fpdu::encode_fpdu_at(
                 &[
                     &[0xc1, 0x40],
                     &key.0.to_be_bytes(),
                     &to.to_be_bytes(),
-                    &vec![i as u8; payload],
+                    &vec![index as u8; payload],
                 ],
                 true,
                 marker_position,
             )
             .into_vec();
-            marker_position = marker_position.advanced_by(f.len());
-            f
+            marker_position = marker_position.advanced_by(frame.len());
+            frame
         })
         .collect();
 
     let (mut rx, mut rx_bare, mut tx, mut tx_bare) = (f64::MAX, f64::MAX, f64::MAX, f64::MAX);
     for _ in 0..ROUNDS {
         rx_bare = rx_bare.min(time(|| {
-            for (i, f) in frames.iter().enumerate() {
-                black_box(crc::crc32c(f));
+            for (index, frame) in frames.iter().enumerate() {
+                black_box(crc::crc32c(frame));
                 region
-                    .write(i * payload, &f[16..16 + payload])
+                    .write(index * payload, &frame[16..16 + payload])
                     .expect("in range");
             }
         }));
-        // The train is the start of a stream every time.
+        // These segments are the start of a stream every time.
         let mut sink = fresh();
         rx = rx.min(time(|| {
-            let mut t = Train {
+            let mut stream = SegmentStream {
                 frames: &frames,
                 at: 0,
             };
-            let p = sink.receive_in_order(&mut env, &mut t);
-            assert_eq!(p.fpdus as usize, COUNT);
+            let progress = sink.receive_in_order(&mut env, &mut stream);
+            assert_eq!(progress.fpdus as usize, COUNT);
         }));
         tx_bare = tx_bare.min(time(|| {
-            for i in 0..COUNT {
+            for index in 0..COUNT {
                 black_box(
-                    crc::crc32c_append_shared(0, &region, i * payload, payload).expect("in range"),
+                    crc::crc32c_append_shared(0, &region, index * payload, payload)
+                        .expect("in range"),
                 );
             }
         }));
         env.posted = 1;
-        let mut recs = [None; COUNT];
+        let mut records = [None; COUNT];
         tx = tx.min(time(|| {
-            let mut g = Gather {
+            let mut gather = Gather {
                 bufs: &mut bufs,
                 frame: 0,
                 at: Gather::HEADROOM,
                 descriptors: &mut descriptors,
                 references: &references,
             };
-            for slot in &mut recs {
-                let Some(OutgoingFpdu { record: rec, .. }) = qp.next_record(&mut env, 1 << 20)
-                else {
+            for slot in &mut records {
+                let Some(OutgoingFpdu { record, .. }) = qp.next_record(&mut env, 1 << 20) else {
                     panic!("more to send")
                 };
-                qp.build_fpdu(&env.keys, &rec, &mut g)
+                qp.build_fpdu(&env.keys, &record, &mut gather)
                     .expect("the key is there");
-                g.next_frame();
-                *slot = Some(rec);
+                gather.next_frame();
+                *slot = Some(record);
             }
-            for (i, rec) in recs.iter().flatten().enumerate() {
-                g.release(i);
-                qp.on_record_acked(&mut env, rec);
+            for (index, record) in records.iter().flatten().enumerate() {
+                gather.release(index);
+                qp.on_record_acked(&mut env, record);
             }
-            black_box(g.descriptors);
+            black_box(gather.descriptors);
         }));
     }
     assert_eq!(env.done as usize, ROUNDS);

@@ -32,7 +32,7 @@ fn numbers_are_read_from_the_names_of_tests() {
 
 /// The file says "pass": if a test fails, this suite fails with it.
 #[test]
-fn the_report_is_in_step_with_the_tests() {
+fn report_is_in_step_with_the_tests() {
     let want = render(|_| Some(true));
     let have = include_str!("../CONFORMANCE.md");
     assert!(

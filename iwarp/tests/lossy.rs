@@ -1,5 +1,5 @@
 //! The queue pairs over the project's own TCP, on a simulated network that loses, reorders,
-//! duplicates and corrupts: set-up, random traffic, and the end, in virtual time. Repetitions are
+//! duplicates and corrupts: set-up, random traffic, and the end, in virtual time. Retransmissions are
 //! rebuilt from work requests. Also the pattern for whoever drives both crates.
 mod common;
 use common::model::*;
@@ -303,7 +303,7 @@ fn all_sent(h: &[Host; 2]) -> bool {
 }
 
 #[test]
-fn everything_arrives_and_both_ends_close_whatever_the_network_does() {
+fn everything_arrives_over_a_lossy_network() {
     let (mut lost, mut completed) = (0, 0);
     for seed in 0..200 {
         let (mut net, mut hosts) = start(seed);
@@ -351,7 +351,7 @@ fn everything_arrives_and_both_ends_close_whatever_the_network_does() {
 }
 
 #[test]
-fn an_abort_in_the_middle_completes_everything_once_on_both_sides() {
+fn abort_completes_everything_once_on_both_sides() {
     for seed in 0..60 {
         let (mut net, mut hosts) = start(seed);
         run(&mut net, &mut hosts, 600, |h| {
@@ -365,7 +365,7 @@ fn an_abort_in_the_middle_completes_everything_once_on_both_sides() {
             qp.modify_to_error(env);
         }
         // A RST may be lost; the other side then learns from the answer to its own segments, or is
-        // told by its owner.
+        // closed by its owner.
         let over = |h: &[Host; 2]| h.iter().all(|h| matches!(h.phase, Phase::Over));
         if !run(&mut net, &mut hosts, 60, over) {
             let mut s = hosts[1].side.borrow_mut();

@@ -277,7 +277,7 @@ fn c7_private_data_fills_the_frame_to_its_limit() {
 
 /// Conformance 14, 15, 16.
 #[test]
-fn c14_c15_c16_reserved_bits_and_r_in_a_request_are_ignored_and_r_in_a_reply_rejects() {
+fn c14_c15_c16_r_bit_counts_in_replies_only() {
     let mut r = MpaResponder::new(&cfg());
     let s = r.on_stream(&mut stream(&frame(REQ, 0x2f, 1, b"hi")));
     assert!(matches!(s, ResponderStep::Request(q) if q.private_data == b"hi"));
@@ -299,7 +299,7 @@ fn c14_c15_c16_reserved_bits_and_r_in_a_request_are_ignored_and_r_in_a_reply_rej
 
 /// RFC 5044 section 7.1.1: a device that cannot send markers may not accept a peer that needs them.
 #[test]
-fn a_request_for_markers_is_rejected_politely_when_they_are_off() {
+fn request_for_markers_is_rejected_when_they_are_off() {
     let never = MpaConfig {
         markers: MarkerPolicy::Never,
         ..cfg()
@@ -330,7 +330,7 @@ fn a_request_for_markers_is_rejected_politely_when_they_are_off() {
 
 /// Conformance 18, 26: a reply without C is no obstacle to who asked, but to who insists.
 #[test]
-fn c26_a_reply_without_the_required_crc_is_2_0_05() {
+fn c26_reply_without_the_required_crc_is_2_0_05() {
     let reply = frame(REP, 0x10, 2, &enhanced(false, false, 4, false, false, 4));
     let answer = |crc| {
         let mut i = MpaInitiator::new(&MpaConfig { crc, ..cfg() }, 4, 4, b"").expect("valid");
@@ -444,7 +444,7 @@ fn c20_without_a_the_options_do_not_count() {
 
 /// Conformance 22: the Terminate FPDU goes out without a queue pair.
 #[test]
-fn c22_a_reply_with_an_unknown_rtr_is_2_0_07() {
+fn c22_reply_with_an_unknown_rtr_is_2_0_07() {
     let mut i = MpaInitiator::new(&cfg(), 4, 4, b"").expect("valid");
     for e in [
         enhanced(true, true, 4, false, false, 4),
@@ -463,7 +463,7 @@ fn c22_a_reply_with_an_unknown_rtr_is_2_0_07() {
 
 /// Conformance 23: ORD of the responder above our IRD raises it up to the device's limit.
 #[test]
-fn c23_a_responder_that_reads_deeper_than_the_device_is_2_0_06() {
+fn c23_responder_that_reads_deeper_than_the_device_is_2_0_06() {
     let reply = |ird, ord| frame(REP, 0x50, 2, &enhanced(true, false, ird, true, false, ord));
     let mut i = MpaInitiator::new(&cfg(), 4, 8, b"").expect("valid");
     let (n, _) = accepted(i.on_stream(&mut stream(&reply(3, 16))));
@@ -524,7 +524,7 @@ fn c25_depths_fit_each_other() {
 
 /// A Read as RTR with ORD 0 still finds a place at the responder.
 #[test]
-fn c24_an_rtr_read_reserves_ird() {
+fn c24_rtr_read_reserves_ird() {
     let mut r = MpaResponder::new(&cfg());
     let e = enhanced(true, false, 0, false, true, 0);
     assert!(matches!(
@@ -537,7 +537,7 @@ fn c24_an_rtr_read_reserves_ird() {
 }
 
 #[test]
-fn the_fallback_is_revision_1_and_only_once() {
+fn fallback_is_revision_1_and_only_once() {
     let i = MpaInitiator::new(&cfg(), 1, 1, b"x").expect("valid");
     let one = i.fallback_config().expect("offered");
     let i = MpaInitiator::new(&one, 1, 1, b"x").expect("valid");
@@ -557,7 +557,7 @@ fn the_fallback_is_revision_1_and_only_once() {
 
 /// The request that Linux siw sends (seen on the wire), and what it wants back.
 #[test]
-fn a_request_of_linux_siw_is_answered_as_siw_wants_it() {
+fn request_of_linux_siw_is_answered_as_siw_wants_it() {
     let e = enhanced(false, false, 128, false, false, 1);
     let mut r = MpaResponder::new(&MpaConfig::default());
     let f = frame(REQ, 0x10, 2, &[&e[..], b"abc"].concat());

@@ -8,23 +8,23 @@ use siw_iwarp::*;
 use siw_shm::{WcFlags, WcOpcode, WcStatus};
 
 /// One step of `a`: send up to `n` FPDUs, deliver `cut` bytes to `b`, acknowledge `acks` records.
-fn step(a: &mut Side, b: &mut Side, n: usize, cut: usize, acks: usize) -> bool {
+fn step(a: &mut Side, b: &mut Side, count: usize, cut: usize, acks: usize) -> bool {
     let mut moved = false;
-    for _ in 0..n {
-        let Some(f) = a.end.pull() else { break };
-        a.wire.extend(&f);
+    for _ in 0..count {
+        let Some(frame) = a.end.pull() else { break };
+        a.wire.extend(&frame);
         let rec = *a.end.unacked.back().expect("pulled");
-        a.frames.push((rec, f));
+        a.frames.push((rec, frame));
         moved = true;
     }
     // A retransmission is the same segment again.
     if let Some((rec, want)) = a.frames.get(cut % a.frames.len().max(1)) {
-        let mut f = Frame::default();
+        let mut frame = Frame::default();
         a.end
             .qp
-            .build_fpdu(&a.end.env.keys, rec, &mut f)
+            .build_fpdu(&a.end.env.keys, rec, &mut frame)
             .expect("not acknowledged");
-        assert!(&f.bytes == want, "same bytes");
+        assert!(&frame.bytes == want, "same bytes");
     }
     let k = cut.min(a.wire.len());
     let bytes: Vec<u8> = a.wire.drain(..k).collect();
@@ -32,13 +32,13 @@ fn step(a: &mut Side, b: &mut Side, n: usize, cut: usize, acks: usize) -> bool {
     b.end.give(&bytes);
     // Only what has arrived can be acknowledged.
     let arrived = {
-        let total: usize = a.frames.iter().map(|f| f.1.len()).sum();
+        let total: usize = a.frames.iter().map(|frame| frame.1.len()).sum();
         let mut left = total - a.wire.len();
         a.frames
             .iter()
-            .take_while(|f| {
-                let fits = f.1.len() <= left;
-                left = left.saturating_sub(f.1.len());
+            .take_while(|frame| {
+                let fits = frame.1.len() <= left;
+                left = left.saturating_sub(frame.1.len());
                 fits
             })
             .count()
@@ -66,7 +66,7 @@ proptest! {
         let (mut a, mut b) = (side_with(true, markers), side_with(false, markers));
         post(&mut a, &mut b, &x);
         post(&mut b, &mut a, &y);
-        for (i, &(n, cut, acks, who)) in steps.iter().enumerate() {
+        for (i, &(count, cut, acks, who)) in steps.iter().enumerate() {
             if kill == Some(i) {
                 for s in [&mut a, &mut b] {
                     s.end.qp.on_tcp_closed(&mut s.end.env, CloseReason::Reset);
@@ -74,16 +74,16 @@ proptest! {
                     check_order(s, true);
                     prop_assert!(s.end.env.live.is_empty());
                     let first_bad = s.end.env.sent.iter().flatten()
-                        .position(|c| c.status != WcStatus::SUCCESS);
-                    if let Some(p) = first_bad {
-                        prop_assert!(s.end.env.sent.iter().flatten().skip(p)
-                            .all(|c| c.status == WcStatus::WR_FLUSH_ERR));
+                        .position(|part| part.status != WcStatus::SUCCESS);
+                    if let Some(progress) = first_bad {
+                        prop_assert!(s.end.env.sent.iter().flatten().skip(progress)
+                            .all(|part| part.status == WcStatus::WR_FLUSH_ERR));
                     }
                 }
                 prop_assert_eq!(a.end.env.received.len(), y.iter().filter(|o| takes_recv(o)).count());
                 return Ok(());
             }
-            if who { step(&mut a, &mut b, n, cut, acks); } else { step(&mut b, &mut a, n, cut, acks); }
+            if who { step(&mut a, &mut b, count, cut, acks); } else { step(&mut b, &mut a, count, cut, acks); }
             check_order(&a, false);
             check_order(&b, false);
         }
@@ -91,18 +91,18 @@ proptest! {
         for s in [&a, &b] {
             prop_assert_eq!(s.end.qp.state(), RdmapState::Rts);
             check_order(s, true);
-            prop_assert!(s.end.env.sent.iter().flatten().all(|c| c.status == WcStatus::SUCCESS));
+            prop_assert!(s.end.env.sent.iter().flatten().all(|part| part.status == WcStatus::SUCCESS));
             prop_assert!(contents(&s.mem, MEM) == s.model, "memory equals the model");
             prop_assert!(s.end.env.live.is_empty());
-            prop_assert!(s.end.env.received.iter().all(|c| c.status == WcStatus::SUCCESS));
-            let ids: Vec<u64> = s.end.env.received.iter().map(|c| c.wr_id).collect();
+            prop_assert!(s.end.env.received.iter().all(|part| part.status == WcStatus::SUCCESS));
+            let ids: Vec<u64> = s.end.env.received.iter().map(|part| part.wr_id).collect();
             let mut sorted = ids.clone();
             sorted.sort_unstable();
             prop_assert_eq!(ids, sorted);
-            for c in &s.end.env.received {
-                let with = c.flags.contains(WcFlags::WITH_IMM);
-                prop_assert!(!with || u64::from(c.imm) == c.wr_id);
-                prop_assert!(with || c.opcode == WcOpcode::RECV);
+            for part in &s.end.env.received {
+                let with = part.flags.contains(WcFlags::WITH_IMM);
+                prop_assert!(!with || u64::from(part.imm) == part.wr_id);
+                prop_assert!(with || part.opcode == WcOpcode::RECV);
             }
         }
     }
@@ -110,7 +110,7 @@ proptest! {
     /// Any octets behind a sound CRC: no panic, memory outside of the region untouched, at most one
     /// Terminate.
     #[test]
-    fn a_hostile_peer_gets_at_most_one_terminate(
+    fn hostile_peer_gets_at_most_one_terminate(
         frames in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..80), 0u8..13, any::<bool>()), 1..12),
         cut in 1usize..200,
     ) {
@@ -128,10 +128,10 @@ proptest! {
             bytes.extend(raw(&[&u]));
         }
         let mut terminates = 0;
-        for c in bytes.chunks(cut) {
-            v.end.give(c);
-            while let Some(f) = v.end.pull() {
-                terminates += usize::from(ulpdu(&f)[1] == 0x47);
+        for part in bytes.chunks(cut) {
+            v.end.give(part);
+            while let Some(frame) = v.end.pull() {
+                terminates += usize::from(ulpdu(&frame)[1] == 0x47);
             }
         }
         prop_assert!(terminates <= 1);

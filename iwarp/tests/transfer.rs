@@ -27,79 +27,86 @@ const SIZES: [usize; 17] = [
 ];
 
 #[test]
-fn a_write_of_any_size_arrives_and_completes_when_acknowledged() {
-    for n in SIZES {
-        let (mut a, mut b) = pair();
-        let (src, mem) = a.env.mr(0x1000, n.max(1), Access::NONE);
-        let data = pattern(n, 5);
+fn write_of_any_size_completes_when_acknowledged() {
+    for len in SIZES {
+        let (mut initiator, mut responder) = pair();
+        let (src, mem) = initiator.env.mr(0x1000, len.max(1), Access::NONE);
+        let data = pattern(len, 5);
         mem.write(0, &data).expect("in range");
-        let (dst, out) = b.env.mr(0x7f00_0000_1000, n.max(1), REMOTE);
-        let s = [sge(0x1000, n, src)];
-        a.env
-            .post(&remote(Opcode::Write, 1, &s, 0x7f00_0000_1000, dst));
-        let bytes = a.pull_all();
-        assert!(a.env.sent.is_empty(), "not before the ACK");
-        b.give(&bytes);
-        a.ack_all();
-        assert_eq!(a.env.statuses(), [(1, WcStatus::SUCCESS)]);
-        assert_eq!(contents(&out, n), data, "size {n}");
-        assert_eq!(b.env.received.len(), 0);
+        let (dst, out) = responder.env.mr(0x7f00_0000_1000, len.max(1), REMOTE);
+        let sges = [sge(0x1000, len, src)];
+        initiator
+            .env
+            .post(&remote(Opcode::Write, 1, &sges, 0x7f00_0000_1000, dst));
+        let bytes = initiator.pull_all();
+        assert!(initiator.env.sent.is_empty(), "not before the ACK");
+        responder.give(&bytes);
+        initiator.ack_all();
+        assert_eq!(initiator.env.statuses(), [(1, WcStatus::SUCCESS)]);
+        assert_eq!(contents(&out, len), data, "size {len}");
+        assert_eq!(responder.env.received.len(), 0);
     }
 }
 
 /// Conformance 60: a zero-length Send consumes a receive work request.
 #[test]
-fn c60_a_send_of_any_size_fills_one_receive_work_request() {
-    for n in SIZES {
-        let (mut a, mut b) = pair();
-        let (src, mem) = a.env.mr(0, n.max(1), Access::NONE);
-        let data = pattern(n, 9);
+fn c60_send_of_any_size_fills_one_receive_work_request() {
+    for len in SIZES {
+        let (mut initiator, mut responder) = pair();
+        let (src, mem) = initiator.env.mr(0, len.max(1), Access::NONE);
+        let data = pattern(len, 9);
         mem.write(0, &data).expect("in range");
-        let (dst, out) = b.env.mr(64, n + 5, Access::LOCAL_WRITE);
-        b.env.post_recv(77, &[sge(64, n + 5, dst)]);
-        a.env
-            .post(&wr(Opcode::Send, 1, SendData::Sges(&[sge(0, n, src)])));
-        run(&mut a, &mut b);
-        assert_eq!(a.env.statuses(), [(1, WcStatus::SUCCESS)]);
-        assert_eq!(b.env.recv_statuses(), [(77, WcStatus::SUCCESS)]);
-        let c = b.env.received[0];
+        let (dst, out) = responder.env.mr(64, len + 5, Access::LOCAL_WRITE);
+        responder.env.post_recv(77, &[sge(64, len + 5, dst)]);
+        initiator
+            .env
+            .post(&wr(Opcode::Send, 1, SendData::Sges(&[sge(0, len, src)])));
+        run(&mut initiator, &mut responder);
+        assert_eq!(initiator.env.statuses(), [(1, WcStatus::SUCCESS)]);
+        assert_eq!(responder.env.recv_statuses(), [(77, WcStatus::SUCCESS)]);
+        let wc = responder.env.received[0];
         assert_eq!(
-            (c.byte_len as usize, c.opcode, c.qp_num),
-            (n, WcOpcode::RECV, 3)
+            (wc.byte_len as usize, wc.opcode, wc.qp_num),
+            (len, WcOpcode::RECV, 3)
         );
-        assert_eq!(contents(&out, n), data, "size {n}");
+        assert_eq!(contents(&out, len), data, "size {len}");
     }
 }
 
 #[test]
-fn a_read_of_any_size_completes_when_its_data_is_placed() {
-    for n in SIZES {
-        let (mut a, mut b) = pair();
-        let (dst, out) = a.env.mr(0x5000, n.max(1), Access::LOCAL_WRITE);
-        let (src, mem) = b.env.mr(0x9000, n.max(1), Access::REMOTE_READ);
-        let data = pattern(n, 1);
+fn read_of_any_size_completes_when_its_data_is_placed() {
+    for len in SIZES {
+        let (mut initiator, mut responder) = pair();
+        let (dst, out) = initiator.env.mr(0x5000, len.max(1), Access::LOCAL_WRITE);
+        let (src, mem) = responder.env.mr(0x9000, len.max(1), Access::REMOTE_READ);
+        let data = pattern(len, 1);
         mem.write(0, &data).expect("in range");
-        let s = [sge(0x5000, n, dst)];
-        a.env.post(&remote(Opcode::Read, 4, &s, 0x9000, src));
-        let req = a.pull_all();
-        b.give(&req);
-        a.ack_all();
-        assert!(a.env.sent.is_empty(), "not before the response");
-        run(&mut a, &mut b);
-        assert_eq!(a.env.statuses(), [(4, WcStatus::SUCCESS)]);
-        assert_eq!(a.env.sent[0].expect("signaled").opcode, WcOpcode::RDMA_READ);
-        assert_eq!(contents(&out, n), data, "size {n}");
-        assert!(b.env.sent.is_empty() && b.env.received.is_empty());
+        let sges = [sge(0x5000, len, dst)];
+        initiator
+            .env
+            .post(&remote(Opcode::Read, 4, &sges, 0x9000, src));
+        let req = initiator.pull_all();
+        responder.give(&req);
+        initiator.ack_all();
+        assert!(initiator.env.sent.is_empty(), "not before the response");
+        run(&mut initiator, &mut responder);
+        assert_eq!(initiator.env.statuses(), [(4, WcStatus::SUCCESS)]);
+        assert_eq!(
+            initiator.env.sent[0].expect("signaled").opcode,
+            WcOpcode::RDMA_READ
+        );
+        assert_eq!(contents(&out, len), data, "size {len}");
+        assert!(responder.env.sent.is_empty() && responder.env.received.is_empty());
     }
 }
 
 #[test]
 fn many_elements_scatter_and_gather_across_fpdus() {
-    let (mut a, mut b) = pair();
-    let (src, mem) = a.env.mr(0, 8000, Access::NONE);
+    let (mut initiator, mut responder) = pair();
+    let (src, mem) = initiator.env.mr(0, 8000, Access::NONE);
     let data = pattern(8000, 3);
     mem.write(0, &data).expect("in range");
-    let (dst, out) = b.env.mr(0, 8000, Access::LOCAL_WRITE);
+    let (dst, out) = responder.env.mr(0, 8000, Access::LOCAL_WRITE);
     // Gathered out of order, scattered in unequal pieces, empty elements in between.
     let from = [
         sge(4000, 4000, src),
@@ -114,10 +121,12 @@ fn many_elements_scatter_and_gather_across_fpdus() {
         sge(1424, 1, dst),
         sge(1425, 6575, dst),
     ];
-    b.env.post_recv(1, &to);
-    a.env.post(&wr(Opcode::Send, 1, SendData::Sges(&from)));
-    run(&mut a, &mut b);
-    assert_eq!(b.env.recv_statuses(), [(1, WcStatus::SUCCESS)]);
+    responder.env.post_recv(1, &to);
+    initiator
+        .env
+        .post(&wr(Opcode::Send, 1, SendData::Sges(&from)));
+    run(&mut initiator, &mut responder);
+    assert_eq!(responder.env.recv_statuses(), [(1, WcStatus::SUCCESS)]);
     let mut want = data[4000..].to_vec();
     want.extend(&data[..4000]);
     assert!(contents(&out, 8000) == want);
@@ -125,26 +134,26 @@ fn many_elements_scatter_and_gather_across_fpdus() {
 
 #[test]
 fn inline_data_needs_no_memory_key() {
-    for n in [0, 1, 32, 33, 256] {
-        let (mut a, mut b) = pair();
-        let (dst, out) = b.env.mr(0, 256, REMOTE);
-        let data = pattern(n, 2);
-        a.env.post(&SendWr {
+    for len in [0, 1, 32, 33, 256] {
+        let (mut initiator, mut responder) = pair();
+        let (dst, out) = responder.env.mr(0, 256, REMOTE);
+        let data = pattern(len, 2);
+        initiator.env.post(&SendWr {
             rkey: dst.0,
             ..wr(Opcode::Write, 1, SendData::Inline(&data))
         });
-        run(&mut a, &mut b);
-        assert_eq!(a.env.statuses(), [(1, WcStatus::SUCCESS)]);
-        assert_eq!(contents(&out, n), data);
+        run(&mut initiator, &mut responder);
+        assert_eq!(initiator.env.statuses(), [(1, WcStatus::SUCCESS)]);
+        assert_eq!(contents(&out, len), data);
     }
 }
 
 #[test]
 fn sends_carry_solicited_and_invalidate() {
-    let (mut a, mut b) = pair();
-    let (key, _) = b.env.mr(0, 64, REMOTE);
+    let (mut initiator, mut responder) = pair();
+    let (key, _) = responder.env.mr(0, 64, REMOTE);
     for i in 0..4 {
-        b.env.post_recv(i, &[]);
+        responder.env.post_recv(i, &[]);
     }
     for (i, (op, flags)) in [
         (Opcode::Send, WrFlags::NONE),
@@ -154,20 +163,25 @@ fn sends_carry_solicited_and_invalidate() {
     .into_iter()
     .enumerate()
     {
-        a.env.post(&SendWr {
+        initiator.env.post(&SendWr {
             flags: flags | WrFlags::SIGNALED,
             imm: key.0,
             ..wr(op, i as u64, SendData::Sges(&[]))
         });
     }
-    let opcodes: Vec<u8> = std::iter::from_fn(|| a.pull())
-        .map(|f| {
-            b.give(&f);
-            ulpdu(&f)[1]
+    let opcodes: Vec<u8> = std::iter::from_fn(|| initiator.pull())
+        .map(|fpdu| {
+            responder.give(&fpdu);
+            ulpdu(&fpdu)[1]
         })
         .collect();
     assert_eq!(opcodes, [0x43, 0x45, 0x46]);
-    let flags: Vec<_> = b.env.received.iter().map(|c| (c.flags, c.imm)).collect();
+    let flags: Vec<_> = responder
+        .env
+        .received
+        .iter()
+        .map(|wc| (wc.flags, wc.imm))
+        .collect();
     assert_eq!(
         flags,
         [
@@ -176,15 +190,15 @@ fn sends_carry_solicited_and_invalidate() {
             (WcFlags::SOLICITED | WcFlags::WITH_INV, key.0)
         ]
     );
-    assert!(b.env.keys.lookup(key).is_none(), "invalidated");
+    assert!(responder.env.keys.lookup(key).is_none(), "invalidated");
 }
 
 #[test]
-fn an_unsignalled_request_frees_its_slot_without_a_completion() {
-    let (mut a, mut b) = pair();
-    let (dst, _) = b.env.mr(0, 64, REMOTE);
+fn unsignalled_request_frees_its_slot_only() {
+    let (mut initiator, mut responder) = pair();
+    let (dst, _) = responder.env.mr(0, 64, REMOTE);
     for i in 0..3 {
-        a.env.post(&SendWr {
+        initiator.env.post(&SendWr {
             flags: if i == 2 {
                 WrFlags::SIGNALED
             } else {
@@ -194,143 +208,164 @@ fn an_unsignalled_request_frees_its_slot_without_a_completion() {
             ..wr(Opcode::Write, i, SendData::Inline(&[1, 2, 3]))
         });
     }
-    run(&mut a, &mut b);
-    assert_eq!(a.env.sent.len(), 3);
-    assert_eq!(a.env.statuses(), [(2, WcStatus::SUCCESS)]);
+    run(&mut initiator, &mut responder);
+    assert_eq!(initiator.env.sent.len(), 3);
+    assert_eq!(initiator.env.statuses(), [(2, WcStatus::SUCCESS)]);
 }
 
 /// RFC 5040 section 5.5: completions in posting order, also when a Read is answered late.
 #[test]
 fn completions_keep_the_posting_order() {
-    let (mut a, mut b) = pair();
-    let (l, _) = a.env.mr(0, 4096, Access::LOCAL_WRITE);
-    let (r, _) = b.env.mr(0, 4096, REMOTE);
-    let s = [sge(0, 100, l)];
-    a.env.post(&remote(Opcode::Write, 1, &s, 0, r));
-    a.env.post(&remote(Opcode::Read, 2, &s, 0, r));
-    a.env.post(&remote(Opcode::Write, 3, &s, 0, r));
-    let x = a.pull_all();
-    b.give(&x);
-    a.ack_all();
-    assert_eq!(a.env.statuses(), [(1, WcStatus::SUCCESS)]);
-    run(&mut a, &mut b);
-    let ids: Vec<u64> = a.env.statuses().iter().map(|s| s.0).collect();
+    let (mut initiator, mut responder) = pair();
+    let (l, _) = initiator.env.mr(0, 4096, Access::LOCAL_WRITE);
+    let (request, _) = responder.env.mr(0, 4096, REMOTE);
+    let sges = [sge(0, 100, l)];
+    initiator
+        .env
+        .post(&remote(Opcode::Write, 1, &sges, 0, request));
+    initiator
+        .env
+        .post(&remote(Opcode::Read, 2, &sges, 0, request));
+    initiator
+        .env
+        .post(&remote(Opcode::Write, 3, &sges, 0, request));
+    let first = initiator.pull_all();
+    responder.give(&first);
+    initiator.ack_all();
+    assert_eq!(initiator.env.statuses(), [(1, WcStatus::SUCCESS)]);
+    run(&mut initiator, &mut responder);
+    let ids: Vec<u64> = initiator.env.statuses().iter().map(|sges| sges.0).collect();
     assert_eq!(ids, [1, 2, 3]);
 }
 
 #[test]
-fn the_ord_limit_stalls_the_send_queue() {
-    let mut a = End::new(NegotiatedParameters {
+fn ord_limit_stalls_the_send_queue() {
+    let mut initiator = End::new(NegotiatedParameters {
         ord: 2,
         ..negotiated(true)
     });
-    let mut b = End::new(negotiated(false));
-    let (l, _) = a.env.mr(0, 4096, Access::LOCAL_WRITE);
-    let (r, _) = b.env.mr(0, 4096, REMOTE);
-    let s = [sge(0, 8, l)];
+    let mut responder = End::new(negotiated(false));
+    let (l, _) = initiator.env.mr(0, 4096, Access::LOCAL_WRITE);
+    let (request, _) = responder.env.mr(0, 4096, REMOTE);
+    let sges = [sge(0, 8, l)];
     for i in 0..5 {
-        a.env.post(&remote(Opcode::Read, i, &s, 0, r));
+        initiator
+            .env
+            .post(&remote(Opcode::Read, i, &sges, 0, request));
     }
-    let first = a.pull_all();
-    assert_eq!(a.unacked.len(), 2);
-    assert!(!a.qp.has_output(), "stalled");
-    b.give(&first);
-    a.ack_all();
-    let one = b.pull().expect("first response");
-    assert!(a.give(&one).has_output);
-    let third = a.pull().expect("one place is free");
-    assert!(a.pull().is_none());
-    b.give(&third);
-    run(&mut a, &mut b);
-    assert_eq!(a.env.statuses().len(), 5);
+    let first = initiator.pull_all();
+    assert_eq!(initiator.unacked.len(), 2);
+    assert!(!initiator.qp.has_output(), "stalled");
+    responder.give(&first);
+    initiator.ack_all();
+    let one = responder.pull().expect("first response");
+    assert!(initiator.give(&one).has_output);
+    let third = initiator.pull().expect("one place is free");
+    assert!(initiator.pull().is_none());
+    responder.give(&third);
+    run(&mut initiator, &mut responder);
+    assert_eq!(initiator.env.statuses().len(), 5);
 }
 
 #[test]
-fn a_fence_waits_for_outstanding_reads() {
-    let (mut a, mut b) = pair();
-    let (l, _) = a.env.mr(0, 4096, Access::LOCAL_WRITE);
-    let (r, _) = b.env.mr(0, 4096, REMOTE);
-    let s = [sge(0, 8, l)];
-    a.env.post(&remote(Opcode::Read, 1, &s, 0, r));
-    a.env.post(&SendWr {
+fn fence_waits_for_outstanding_reads() {
+    let (mut initiator, mut responder) = pair();
+    let (l, _) = initiator.env.mr(0, 4096, Access::LOCAL_WRITE);
+    let (request, _) = responder.env.mr(0, 4096, REMOTE);
+    let sges = [sge(0, 8, l)];
+    initiator
+        .env
+        .post(&remote(Opcode::Read, 1, &sges, 0, request));
+    initiator.env.post(&SendWr {
         flags: WrFlags::FENCE | WrFlags::SIGNALED,
-        ..remote(Opcode::Write, 2, &s, 0, r)
+        ..remote(Opcode::Write, 2, &sges, 0, request)
     });
-    let x = a.pull_all();
-    assert_eq!(a.unacked.len(), 1, "only the Read left");
-    b.give(&x);
-    a.ack_all();
-    run(&mut a, &mut b);
+    let first = initiator.pull_all();
+    assert_eq!(initiator.unacked.len(), 1, "only the Read left");
+    responder.give(&first);
+    initiator.ack_all();
+    run(&mut initiator, &mut responder);
     assert_eq!(
-        a.env.statuses(),
+        initiator.env.statuses(),
         [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)]
     );
 }
 
 #[test]
 fn responses_and_requests_take_turns_message_by_message() {
-    let (mut a, mut b) = pair();
-    let (l, _) = a.env.mr(0, 8192, REMOTE);
-    let (r, _) = b.env.mr(0, 8192, REMOTE);
-    let s = [sge(0, 3000, l)];
+    let (mut initiator, mut responder) = pair();
+    let (l, _) = initiator.env.mr(0, 8192, REMOTE);
+    let (request, _) = responder.env.mr(0, 8192, REMOTE);
+    let sges = [sge(0, 3000, l)];
     for i in 0..2 {
-        a.env.post(&remote(Opcode::Read, i, &s, 0, r));
+        initiator
+            .env
+            .post(&remote(Opcode::Read, i, &sges, 0, request));
     }
-    let x = a.pull_all();
-    b.give(&x);
-    let w = [sge(0, 3000, r)];
+    let first = initiator.pull_all();
+    responder.give(&first);
+    let w = [sge(0, 3000, request)];
     for i in 0..3 {
-        b.env.post(&remote(Opcode::Write, i, &w, 0, l));
+        responder.env.post(&remote(Opcode::Write, i, &w, 0, l));
     }
-    let order: Vec<u8> = std::iter::from_fn(|| b.pull())
-        .map(|f| ulpdu(&f)[1] & 15)
+    let order: Vec<u8> = std::iter::from_fn(|| responder.pull())
+        .map(|fpdu| ulpdu(&fpdu)[1] & 15)
         .collect();
     assert_eq!(order, [0, 0, 0, 2, 2, 2, 0, 0, 0, 2, 2, 2, 0, 0, 0]);
 }
 
 /// Conformance 19, RFC 5044 section 7.1.2.
 #[test]
-fn c19_a_responder_keeps_quiet_until_the_first_fpdu_arrived() {
-    let (mut a, mut b) = pair();
-    let (key, _) = a.env.mr(0, 64, REMOTE);
-    b.env.post(&SendWr {
+fn c19_responder_waits_for_the_first_fpdu() {
+    let (mut initiator, mut responder) = pair();
+    let (key, _) = initiator.env.mr(0, 64, REMOTE);
+    responder.env.post(&SendWr {
         rkey: key.0,
         ..wr(Opcode::Write, 1, SendData::Inline(&[1]))
     });
-    assert!(b.pull().is_none());
-    a.env.post(&SendWr {
+    assert!(responder.pull().is_none());
+    initiator.env.post(&SendWr {
         rkey: 1,
         ..wr(Opcode::Write, 1, SendData::Sges(&[]))
     });
-    let x = a.pull_all();
-    let p = b.give(&x);
-    assert!(p.first_fpdu);
-    assert!(b.pull().is_some());
-    assert!(!b.give(&write(1, 0, &[])).first_fpdu, "told once");
+    let first = initiator.pull_all();
+    let progress = responder.give(&first);
+    assert!(progress.first_fpdu);
+    assert!(responder.pull().is_some());
+    assert!(
+        !responder.give(&write(1, 0, &[])).first_fpdu,
+        "reported once"
+    );
 }
 
 /// RFC 6581 section 9: the ready-to-receive message goes first and disturbs no numbering.
 #[test]
 fn each_kind_of_rtr_opens_the_stream() {
     for kind in [RtrKind::Write, RtrKind::Read, RtrKind::Send] {
-        let n = |i| NegotiatedParameters {
+        let len = |i| NegotiatedParameters {
             rtr: Some(kind),
             ..negotiated(i)
         };
-        let (mut a, mut b) = (End::new(n(true)), End::new(n(false)));
-        let (la, ma) = a.env.mr(0, 4096, REMOTE);
-        let (lb, mb) = b.env.mr(0, 4096, REMOTE);
-        ma.write(0, b"from a").expect("in range");
-        mb.write(100, b"from b").expect("in range");
-        b.env.post_recv(5, &[sge(0, 64, lb)]);
-        b.env
+        let (mut initiator, mut responder) = (End::new(len(true)), End::new(len(false)));
+        let (la, initiator_mem) = initiator.env.mr(0, 4096, REMOTE);
+        let (lb, responder_mem) = responder.env.mr(0, 4096, REMOTE);
+        initiator_mem.write(0, b"from a").expect("in range");
+        responder_mem.write(100, b"from b").expect("in range");
+        responder.env.post_recv(5, &[sge(0, 64, lb)]);
+        responder
+            .env
             .post(&remote(Opcode::Write, 1, &[sge(100, 6, lb)], 100, la));
-        a.env
+        initiator
+            .env
             .post(&wr(Opcode::Send, 1, SendData::Sges(&[sge(0, 6, la)])));
-        a.env
+        initiator
+            .env
             .post(&remote(Opcode::Read, 2, &[sge(200, 6, la)], 100, lb));
-        assert!(a.qp.has_output(), "the RTR leaves without a doorbell");
-        let first = a.pull().expect("RTR");
+        assert!(
+            initiator.qp.has_output(),
+            "the RTR leaves without a doorbell"
+        );
+        let first = initiator.pull().expect("RTR");
         let u = ulpdu(&first);
         match kind {
             RtrKind::Write => assert_eq!((u.len(), &u[..2]), (14, &[0xc1, 0x40][..])),
@@ -340,15 +375,15 @@ fn each_kind_of_rtr_opens_the_stream() {
         if kind != RtrKind::Send {
             assert_ne!(tagged_of(&first).stag | u32::from(kind == RtrKind::Read), 0);
         }
-        assert!(b.give(&first).first_fpdu);
-        run(&mut a, &mut b);
-        run(&mut a, &mut b);
-        assert_eq!(a.env.statuses().len(), 2, "{kind:?}");
-        assert_eq!(b.env.statuses(), [(1, WcStatus::SUCCESS)]);
-        assert_eq!(b.env.recv_statuses(), [(5, WcStatus::SUCCESS)]);
-        assert_eq!(&contents(&ma, 256)[100..106], b"from b");
-        assert_eq!(&contents(&ma, 256)[200..206], b"from b");
-        assert_eq!(&contents(&mb, 6), b"from a");
+        assert!(responder.give(&first).first_fpdu);
+        run(&mut initiator, &mut responder);
+        run(&mut initiator, &mut responder);
+        assert_eq!(initiator.env.statuses().len(), 2, "{kind:?}");
+        assert_eq!(responder.env.statuses(), [(1, WcStatus::SUCCESS)]);
+        assert_eq!(responder.env.recv_statuses(), [(5, WcStatus::SUCCESS)]);
+        assert_eq!(&contents(&initiator_mem, 256)[100..106], b"from b");
+        assert_eq!(&contents(&initiator_mem, 256)[200..206], b"from b");
+        assert_eq!(&contents(&responder_mem, 6), b"from a");
     }
 }
 
@@ -356,115 +391,127 @@ fn each_kind_of_rtr_opens_the_stream() {
 #[test]
 fn c34_c35_fpdus_are_taken_from_any_cut_of_the_stream() {
     for cut in [1, 2, 3, 7, 64, 1447, 1449, 4000] {
-        let mut b = End::new(negotiated(false));
-        let mut a = End::new(negotiated(true));
-        let (src, mem) = a.env.mr(0, 5000, Access::NONE);
+        let mut responder = End::new(negotiated(false));
+        let mut initiator = End::new(negotiated(true));
+        let (src, mem) = initiator.env.mr(0, 5000, Access::NONE);
         mem.write(0, &pattern(5000, 8)).expect("in range");
-        let (dst, out) = b.env.mr(0, 5000, REMOTE);
-        b.env.post_recv(1, &[sge(0, 11, dst)]);
-        let s = [sge(0, 5000, src)];
-        a.env.post(&remote(Opcode::Write, 1, &s, 0, dst));
-        a.env
+        let (dst, out) = responder.env.mr(0, 5000, REMOTE);
+        responder.env.post_recv(1, &[sge(0, 11, dst)]);
+        let sges = [sge(0, 5000, src)];
+        initiator.env.post(&remote(Opcode::Write, 1, &sges, 0, dst));
+        initiator
+            .env
             .post(&wr(Opcode::Send, 2, SendData::Inline(b"hello world")));
-        let bytes = a.pull_all();
-        for c in bytes.chunks(cut) {
-            b.give(c);
+        let bytes = initiator.pull_all();
+        for wc in bytes.chunks(cut) {
+            responder.give(wc);
         }
-        assert_eq!(b.env.recv_statuses(), [(1, WcStatus::SUCCESS)], "cut {cut}");
+        assert_eq!(
+            responder.env.recv_statuses(),
+            [(1, WcStatus::SUCCESS)],
+            "cut {cut}"
+        );
         assert_eq!(&contents(&out, 11), b"hello world");
         assert!(contents(&out, 5000)[11..] == pattern(5000, 8)[11..]);
-        assert_eq!(b.rx.available(), 0);
+        assert_eq!(responder.rx.available(), 0);
     }
 }
 
 #[test]
-fn an_fpdu_waits_until_all_of_it_fits() {
-    let (mut a, b) = pair();
-    let (src, _) = a.env.mr(0, 5000, Access::NONE);
-    let (dst, _) = b.env.mr(0, 5000, REMOTE);
-    a.env
+fn fpdu_waits_until_all_of_it_fits() {
+    let (mut initiator, responder) = pair();
+    let (src, _) = initiator.env.mr(0, 5000, Access::NONE);
+    let (dst, _) = responder.env.mr(0, 5000, REMOTE);
+    initiator
+        .env
         .post(&remote(Opcode::Write, 1, &[sge(0, 2000, src)], 0, dst));
-    assert!(a.pull_room(1447).is_none());
-    assert_eq!(a.pull_room(1448).map(|f| f.len()), Some(1448));
-    assert!(a.qp.has_output());
-    assert!(a.pull_room(100).is_none());
-    let f = a.pull().expect("the rest");
-    assert_eq!(ulpdu(&f).len() - 14, 2000 - 1428);
+    assert!(initiator.pull_room(1447).is_none());
+    assert_eq!(initiator.pull_room(1448).map(|fpdu| fpdu.len()), Some(1448));
+    assert!(initiator.qp.has_output());
+    assert!(initiator.pull_room(100).is_none());
+    let fpdu = initiator.pull().expect("the rest");
+    assert_eq!(ulpdu(&fpdu).len() - 14, 2000 - 1428);
 }
 
 #[test]
-fn a_record_is_rebuilt_identically_until_it_is_acknowledged() {
-    let (mut a, b) = pair();
-    let (src, mem) = a.env.mr(0, 5000, Access::NONE);
+fn record_is_rebuilt_identically_until_acknowledged() {
+    let (mut initiator, responder) = pair();
+    let (src, mem) = initiator.env.mr(0, 5000, Access::NONE);
     mem.write(0, &pattern(5000, 8)).expect("in range");
-    let (dst, _) = b.env.mr(0, 5000, REMOTE);
-    a.env
+    let (dst, _) = responder.env.mr(0, 5000, REMOTE);
+    initiator
+        .env
         .post(&remote(Opcode::Write, 1, &[sge(0, 5000, src)], 0, dst));
-    let first: Vec<Vec<u8>> = std::iter::from_fn(|| a.pull()).collect();
-    a.qp.set_emss(512);
-    for (rec, want) in a.unacked.iter().zip(&first) {
-        let mut f = Frame::default();
-        a.qp.build_fpdu(&a.env.keys, rec, &mut f)
+    let first: Vec<Vec<u8>> = std::iter::from_fn(|| initiator.pull()).collect();
+    initiator.qp.set_emss(512);
+    for (rec, want) in initiator.unacked.iter().zip(&first) {
+        let mut fpdu = Frame::default();
+        initiator
+            .qp
+            .build_fpdu(&initiator.env.keys, rec, &mut fpdu)
             .expect("still there");
-        assert!(&f.bytes == want);
+        assert!(&fpdu.bytes == want);
     }
-    let rec = a.unacked[0];
-    a.ack_all();
-    let mut f = Frame::default();
+    let rec = initiator.unacked[0];
+    initiator.ack_all();
+    let mut fpdu = Frame::default();
     assert_eq!(
-        a.qp.build_fpdu(&a.env.keys, &rec, &mut f),
+        initiator
+            .qp
+            .build_fpdu(&initiator.env.keys, &rec, &mut fpdu),
         Err(BuildError::MessageCompleted)
     );
 }
 
 #[test]
-fn a_send_completes_only_when_the_port_released_its_buffers() {
-    let (mut a, mut b) = pair();
-    a.env.track = true;
-    a.env.held = true;
-    let (src, _) = a.env.mr(0, 64, Access::NONE);
-    let (dst, _) = b.env.mr(0, 64, REMOTE);
-    a.env
+fn send_completes_when_the_port_released_its_buffers() {
+    let (mut initiator, mut responder) = pair();
+    initiator.env.track = true;
+    initiator.env.held = true;
+    let (src, _) = initiator.env.mr(0, 64, Access::NONE);
+    let (dst, _) = responder.env.mr(0, 64, REMOTE);
+    initiator
+        .env
         .post(&remote(Opcode::Write, 1, &[sge(0, 64, src)], 0, dst));
-    a.env.post(&remote(Opcode::Write, 2, &[], 0, dst));
-    run(&mut a, &mut b);
-    assert!(a.env.sent.is_empty());
-    assert!(a.qp.is_awaiting_release());
-    assert!(a.qp.poll_releases(&mut a.env));
-    a.env.held = false;
-    assert!(!a.qp.poll_releases(&mut a.env));
-    assert_eq!(a.env.statuses().len(), 2);
-    assert!(a.env.live.is_empty());
+    initiator.env.post(&remote(Opcode::Write, 2, &[], 0, dst));
+    run(&mut initiator, &mut responder);
+    assert!(initiator.env.sent.is_empty());
+    assert!(initiator.qp.is_awaiting_release());
+    assert!(initiator.qp.poll_releases(&mut initiator.env));
+    initiator.env.held = false;
+    assert!(!initiator.qp.poll_releases(&mut initiator.env));
+    assert_eq!(initiator.env.statuses().len(), 2);
+    assert!(initiator.env.live.is_empty());
 }
 
 #[test]
-fn an_idle_queue_pair_is_small() {
-    let n = std::mem::size_of::<QueuePair>();
+fn idle_queue_pair_is_small() {
+    let len = std::mem::size_of::<QueuePair>();
     println!(
-        "QueuePair: {n} bytes, FpduRecord: {}",
+        "QueuePair: {len} bytes, FpduRecord: {}",
         std::mem::size_of::<FpduRecord>()
     );
-    assert!(n <= 512, "{n}");
+    assert!(len <= 512, "{len}");
     assert!(std::mem::size_of::<TxRecord>() <= 48);
 }
 
 /// Conformance 28.
 #[test]
-fn c28_without_crc_the_field_is_zero_and_garbage_is_accepted() {
-    let n = |i| NegotiatedParameters {
+fn c28_without_crc_the_field_is_zero_and_ignored() {
+    let len = |i| NegotiatedParameters {
         crc: false,
         ..negotiated(i)
     };
-    let (mut a, mut b) = (End::new(n(true)), End::new(n(false)));
-    let (dst, out) = b.env.mr(0, 64, REMOTE);
-    a.env.post(&SendWr {
+    let (mut initiator, mut responder) = (End::new(len(true)), End::new(len(false)));
+    let (dst, out) = responder.env.mr(0, 64, REMOTE);
+    initiator.env.post(&SendWr {
         rkey: dst.0,
         ..wr(Opcode::Write, 1, SendData::Inline(b"xyz"))
     });
-    let mut f = a.pull().expect("leaves");
-    let at = f.len() - 4;
-    assert_eq!(f[at..], [0; 4]);
-    f[at..].copy_from_slice(&[1, 2, 3, 4]);
-    b.give(&f);
+    let mut fpdu = initiator.pull().expect("leaves");
+    let at = fpdu.len() - 4;
+    assert_eq!(fpdu[at..], [0; 4]);
+    fpdu[at..].copy_from_slice(&[1, 2, 3, 4]);
+    responder.give(&fpdu);
     assert_eq!(contents(&out, 3), b"xyz");
 }

@@ -21,35 +21,35 @@ pub fn mpa_frames(data: &[u8]) {
         ..MpaConfig::default()
     };
     let mut whole = ByteStream::from(data);
-    if let Ok(Some(f)) = MpaFrame::read_from(&mut whole, 512) {
-        let again = f.encode().expect("it came from a frame");
+    if let Ok(Some(frame)) = MpaFrame::read_from(&mut whole, 512) {
+        let again = frame.encode().expect("it came from a frame");
         let mut again = ByteStream::from(&again[..]);
-        assert_eq!(MpaFrame::read_from(&mut again, 512), Ok(Some(f)));
+        assert_eq!(MpaFrame::read_from(&mut again, 512), Ok(Some(frame)));
     }
-    let (mut s, mut r) = (ByteStream::new(), MpaResponder::new(&cfg));
+    let (mut stream, mut responder) = (ByteStream::new(), MpaResponder::new(&cfg));
     let mut asked = 0;
-    for c in data.chunks(cut) {
-        s.push(c);
-        match r.on_stream(&mut s) {
+    for part in data.chunks(cut) {
+        stream.push(part);
+        match responder.on_stream(&mut stream) {
             ResponderStep::Request(_) => {
                 asked += 1;
-                if let Ok((reply, n)) = r.accept(4, 4, b"x") {
-                    assert!(n.ird >= 1 && reply.len() <= 20 + 512);
+                if let Ok((reply, len)) = responder.accept(4, 4, b"x") {
+                    assert!(len.ird >= 1 && reply.len() <= 20 + 512);
                 }
-                let _ = r.reject(b"");
+                let _ = responder.reject(b"");
             }
             ResponderStep::NeedMore => {}
             ResponderStep::Failed { .. } => break,
         }
     }
     assert!(asked <= 1);
-    let (mut s, mut i) = (
+    let (mut stream, mut initiator) = (
         ByteStream::new(),
         MpaInitiator::new(&cfg, 4, 4, b"").expect("fits"),
     );
-    for c in data.chunks(cut) {
-        s.push(c);
-        if !matches!(i.on_stream(&mut s), InitiatorStep::NeedMore) {
+    for part in data.chunks(cut) {
+        stream.push(part);
+        if !matches!(initiator.on_stream(&mut stream), InitiatorStep::NeedMore) {
             break;
         }
     }
@@ -57,7 +57,7 @@ pub fn mpa_frames(data: &[u8]) {
 
 /// A queue pair with something in every queue, and memory between guards.
 fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<SharedMemory>) {
-    let mut e = End::new(NegotiatedParameters {
+    let mut end = End::new(NegotiatedParameters {
         crc,
         markers_in: markers,
         markers_out: markers,
@@ -74,40 +74,53 @@ fn loaded(markers: bool, crc: bool) -> (End, Stag, std::sync::Arc<SharedMemory>)
         None,
         Access(15),
     );
-    let key = e.env.table.insert(mr.expect("in range")).expect("room");
-    let s = [sge(VA, 8, key), sge(VA + 8, 8, key)];
-    e.env.post(&remote(Opcode::Read, 1, &s, 0, Stag(9)));
-    e.env.post(&SendWr::fetch_add(2, s[0], 0, 9, 1));
-    e.env
+    let key = end.env.table.insert(mr.expect("in range")).expect("room");
+    let stream = [sge(VA, 8, key), sge(VA + 8, 8, key)];
+    end.env.post(&remote(Opcode::Read, 1, &stream, 0, Stag(9)));
+    end.env.post(&SendWr::fetch_add(2, stream[0], 0, 9, 1));
+    end.env
         .post(&SendWr::send_with_imm(3, SendData::Inline(b"x"), 1));
-    e.env
-        .post(&SendWr::write_with_imm(4, SendData::Sges(&s), 0, 9, 1));
-    for i in 0..3 {
-        e.env.post_recv(i, &[sge(VA, 40, key)]);
+    end.env
+        .post(&SendWr::write_with_imm(4, SendData::Sges(&stream), 0, 9, 1));
+    for initiator in 0..3 {
+        end.env.post_recv(initiator, &[sge(VA, 40, key)]);
     }
-    e.pull_all();
-    (e, key, region)
+    end.pull_all();
+    (end, key, region)
 }
 
 /// What holds for any input: one Terminate at most, every work request completes once, in order, and
 /// nothing is written outside of the region.
-fn settle(mut e: End, region: &SharedMemory) {
+fn settle(mut end: End, region: &SharedMemory) {
     let mut terminates = 0;
-    while let Some(OutgoingFpdu { record: r, .. }) = e.qp.next_record(&mut e.env, usize::MAX) {
-        terminates += usize::from(r.kind == FpduKind::Terminate);
-        let mut f = Frame::default();
-        if e.qp.build_fpdu(&e.env.keys, &r, &mut f).is_ok() {
-            assert_eq!(f.bytes.len(), r.wire_len());
+    while let Some(OutgoingFpdu {
+        record: responder, ..
+    }) = end.qp.next_record(&mut end.env, usize::MAX)
+    {
+        terminates += usize::from(responder.kind == FpduKind::Terminate);
+        let mut frame = Frame::default();
+        if end
+            .qp
+            .build_fpdu(&end.env.keys, &responder, &mut frame)
+            .is_ok()
+        {
+            assert_eq!(frame.bytes.len(), responder.wire_len());
         }
-        e.unacked.push_back(r);
+        end.unacked.push_back(responder);
     }
-    e.ack_all();
+    end.ack_all();
     assert!(terminates <= 1);
-    e.qp.on_tcp_closed(&mut e.env, CloseReason::Reset);
-    e.qp.modify_to_error(&mut e.env);
-    let sent: Vec<u64> = e.env.sent.iter().flatten().map(|c| c.wr_id).collect();
+    end.qp.on_tcp_closed(&mut end.env, CloseReason::Reset);
+    end.qp.modify_to_error(&mut end.env);
+    let sent: Vec<u64> = end
+        .env
+        .sent
+        .iter()
+        .flatten()
+        .map(|part| part.wr_id)
+        .collect();
     assert_eq!(sent, [1, 2, 3, 4]);
-    let mut received: Vec<u64> = e.env.received.iter().map(|c| c.wr_id).collect();
+    let mut received: Vec<u64> = end.env.received.iter().map(|part| part.wr_id).collect();
     received.sort_unstable();
     assert_eq!(received, [0, 1, 2]);
     let all = contents(region, 4096);
@@ -123,15 +136,15 @@ pub fn fpdu_stream(data: &[u8]) {
     let Some((&how, data)) = data.split_first() else {
         return;
     };
-    let (mut e, _, region) = loaded(how & 1 != 0, how & 2 != 0);
+    let (mut end, _, region) = loaded(how & 1 != 0, how & 2 != 0);
     let mut used = 0;
-    for c in data.chunks(usize::from(how >> 2) * 16 + 1) {
-        let p = e.give(c);
-        used += p.bytes;
-        assert!(e.qp.state() == RdmapState::Rts || e.rx.available() == 0);
+    for part in data.chunks(usize::from(how >> 2) * 16 + 1) {
+        let progress = end.give(part);
+        used += progress.bytes;
+        assert!(end.qp.state() == RdmapState::Rts || end.rx.available() == 0);
     }
-    assert!(used <= data.len() && used + e.rx.available() == data.len());
-    settle(e, &region);
+    assert!(used <= data.len() && used + end.rx.available() == data.len());
+    settle(end, &region);
 }
 
 /// ULPDUs in sound FPDUs. Each starts with two octets: its length, and what is put right in it so
@@ -140,60 +153,64 @@ pub fn headers(data: &[u8]) {
     let Some((&how, mut data)) = data.split_first() else {
         return;
     };
-    let (mut e, key, region) = loaded(how & 1 != 0, true);
+    let (mut end, key, region) = loaded(how & 1 != 0, true);
     let mut marker_position = mpa::marker::MarkerPosition::stream_start(how & 1 != 0);
     let mut msn = [1u32; 4];
-    while let [n, fix, rest @ ..] = data {
-        let n = usize::from(*n).min(rest.len());
-        let (u, rest) = rest.split_at(n);
+    while let [len, fix, rest @ ..] = data {
+        let len = usize::from(*len).min(rest.len());
+        let (ulpdu_octets, rest) = rest.split_at(len);
         data = rest;
-        let mut u = u.to_vec();
-        repair(&mut u, *fix, key, &mut msn);
-        let f = mpa::fpdu::encode_fpdu_at(&[&u], true, marker_position);
-        marker_position = marker_position.advanced_by(f.len());
-        e.give(&f);
+        let mut ulpdu_octets = ulpdu_octets.to_vec();
+        repair(&mut ulpdu_octets, *fix, key, &mut msn);
+        let frame = mpa::fpdu::encode_fpdu_at(&[&ulpdu_octets], true, marker_position);
+        marker_position = marker_position.advanced_by(frame.len());
+        end.give(&frame);
     }
-    settle(e, &region);
+    settle(end, &region);
 }
 
-fn repair(u: &mut [u8], fix: u8, key: Stag, msn: &mut [u32; 4]) {
-    if u.len() < 18 {
+fn repair(ulpdu_octets: &mut [u8], fix: u8, key: Stag, msn: &mut [u32; 4]) {
+    if ulpdu_octets.len() < 18 {
         return;
     }
     if fix & 1 != 0 {
-        u[0] = u[0] & 0xc0 | 1;
-        u[1] = 0x40 | u[1] & 0x0f;
+        ulpdu_octets[0] = ulpdu_octets[0] & 0xc0 | 1;
+        ulpdu_octets[1] = 0x40 | ulpdu_octets[1] & 0x0f;
     }
     let key = key.0.to_be_bytes();
-    if u[0] & T_BIT != 0 {
+    if ulpdu_octets[0] & T_BIT != 0 {
         if fix & 2 != 0 {
-            u[2..6].copy_from_slice(&key);
-            let to = VA + u64::from(u[13]);
-            u[6..14].copy_from_slice(&to.to_be_bytes());
+            ulpdu_octets[2..6].copy_from_slice(&key);
+            let to = VA + u64::from(ulpdu_octets[13]);
+            ulpdu_octets[6..14].copy_from_slice(&to.to_be_bytes());
         }
         return;
     }
-    let qn = match u[1] & 0x0f {
+    let qn = match ulpdu_octets[1] & 0x0f {
         1 | 10 => 1,
         7 => 2,
         11 => 3,
         _ => 0,
     };
     if fix & 2 != 0 {
-        u[6..10].copy_from_slice(&(qn as u32).to_be_bytes());
+        ulpdu_octets[6..10].copy_from_slice(&(qn as u32).to_be_bytes());
     }
     if fix & 4 != 0 {
-        u[10..14].copy_from_slice(&msn[qn].to_be_bytes());
-        msn[qn] = msn[qn].wrapping_add(u32::from(u[0] & 0x40 != 0));
-        u[14..18].fill(0);
+        ulpdu_octets[10..14].copy_from_slice(&msn[qn].to_be_bytes());
+        msn[qn] = msn[qn].wrapping_add(u32::from(ulpdu_octets[0] & 0x40 != 0));
+        ulpdu_octets[14..18].fill(0);
     }
     if fix & 8 != 0 {
         // The source of a Read Request, the word of an Atomic Request.
-        let at = if qn == 1 && u[1] & 0x0f == 1 { 34 } else { 26 };
-        if let Some(s) = u.get_mut(at..at + 12) {
-            s[..4].copy_from_slice(&key);
-            let to = VA + u64::from(s[11]);
-            s[4..].copy_from_slice(&to.to_be_bytes());
+        let at = if qn == 1 && ulpdu_octets[1] & 0x0f == 1 {
+            34
+        } else {
+            26
+        };
+        if let Some(stream) = ulpdu_octets.get_mut(at..at + 12) {
+            stream[..4].copy_from_slice(&key);
+            let to = VA + u64::from(stream[11]);
+            stream[4..].copy_from_slice(&to.to_be_bytes());
         }
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod fuzz;
 pub mod model;
+pub mod tested_responder;
 
 use siw_iwarp::ddp::{MAX_HDR_LEN, T_BIT, TaggedHeader, UntaggedHeader};
 use siw_iwarp::rdmap::ReadRequestHeader;
