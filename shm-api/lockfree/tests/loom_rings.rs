@@ -35,11 +35,11 @@ fn a_work_queue_delivers_every_request_once_and_in_order() {
             let mut ring = SpscConsumer::new(2);
             let mut got = Vec::new();
             for _ in 0..3 {
-                while ring.available(&c.tail).unwrap() > 0 {
+                while ring.available_slots(&c.tail).unwrap() > 0 {
                     // SAFETY: loom checks that the producer is not writing it.
-                    got.push(c.slots[ring.slot(0) as usize].with(|p| unsafe { *p }));
-                    ring.advance(1);
-                    ring.release(&c.head);
+                    got.push(c.slots[ring.slot_index(0) as usize].with(|p| unsafe { *p }));
+                    ring.advance_head(1);
+                    ring.release_head(&c.head);
                 }
                 thread::yield_now();
             }
@@ -48,21 +48,21 @@ fn a_work_queue_delivers_every_request_once_and_in_order() {
         let mut ring = SpscProducer::new(2);
         let mut sent = 0;
         for v in 1..=3 {
-            if ring.reserve(1, &r.head) {
+            if ring.reserve_slots(1, &r.head) {
                 // SAFETY: loom checks that the consumer is not reading it.
-                r.slots[ring.slot(0) as usize].with_mut(|p| unsafe { *p = v });
-                ring.fill(1);
-                ring.publish(&r.tail);
+                r.slots[ring.slot_index(0) as usize].with_mut(|p| unsafe { *p = v });
+                ring.mark_filled(1);
+                ring.publish_tail(&r.tail);
                 sent = v;
             } else {
                 break;
             }
         }
         let (mut got, mut ring) = worker.join().unwrap();
-        while ring.available(&r.tail).unwrap() > 0 {
+        while ring.available_slots(&r.tail).unwrap() > 0 {
             // SAFETY: the worker thread is gone.
-            got.push(r.slots[ring.slot(0) as usize].with(|p| unsafe { *p }));
-            ring.advance(1);
+            got.push(r.slots[ring.slot_index(0) as usize].with(|p| unsafe { *p }));
+            ring.advance_head(1);
         }
         assert_eq!(got, (1..=sent).collect::<Vec<_>>());
     });
@@ -146,12 +146,12 @@ fn a_low_water_mark_is_never_missed() {
         let (w, l) = (r.clone(), limit.clone());
         let worker = thread::spawn(move || {
             let (_, marked) = claim_entry(&w.claimed, &w.tail, 2).unwrap().unwrap();
-            marked && take_low_water(&l, stock(&w.claimed, &w.tail, 2))
+            marked && take_low_water(&l, count_posted(&w.claimed, &w.tail, 2))
         });
         arm_low_water(&limit, 2, &r.claimed);
-        let told = take_low_water(&limit, stock(&r.claimed, &r.tail, 2));
-        let worker_told = worker.join().unwrap();
-        assert!(told ^ worker_told, "one event for one arming");
+        let control_raises = take_low_water(&limit, count_posted(&r.claimed, &r.tail, 2));
+        let worker_raises = worker.join().unwrap();
+        assert!(control_raises ^ worker_raises, "one event for one arming");
     });
 }
 
@@ -175,7 +175,7 @@ impl Cq {
     fn complete(&self, i: usize, solicited: bool) {
         // SAFETY: loom checks that the client is not reading it.
         self.entry[i].with_mut(|p| unsafe { *p = 7 });
-        show_completion(&self.seq[i], 1);
+        publish_completion(&self.seq[i], 1);
         if take_arm(&self.armed, solicited) {
             self.events.fetch_add(1, Ordering::Relaxed);
         }
@@ -209,7 +209,7 @@ fn a_completion_ring_delivers_every_completion_once_and_in_order() {
                 let i = (n - 1) as usize % 2;
                 // SAFETY: loom checks that the client is not reading it.
                 c.entry[i].with_mut(|p| unsafe { *p = n });
-                show_completion(&c.seq[i], n);
+                publish_completion(&c.seq[i], n);
                 pushed = n;
             }
             pushed
@@ -246,7 +246,7 @@ fn a_client_that_arms_and_finds_nothing_gets_an_event() {
             let worker = thread::spawn(move || w.complete(0, solicited_only));
             let mut found = cq.poll(0);
             if !found {
-                arm(
+                arm_event(
                     &cq.armed,
                     if solicited_only {
                         ARM_SOLICITED
@@ -269,7 +269,7 @@ fn a_client_that_arms_and_finds_nothing_gets_an_event() {
 fn two_workers_raise_one_event_for_one_arming() {
     loom::model(|| {
         let cq = Cq::new();
-        arm(&cq.armed, ARM_NEXT);
+        arm_event(&cq.armed, ARM_NEXT);
         let (a, b) = (cq.clone(), cq.clone());
         let a = thread::spawn(move || a.complete(0, false));
         let b = thread::spawn(move || b.complete(1, false));
@@ -294,7 +294,7 @@ impl Rings {
     }
 
     fn complete(&self, worker: usize, events: &AtomicU32) {
-        show_completion(&self.seq[worker], 1);
+        publish_completion(&self.seq[worker], 1);
         if take_arm(&self.armed, false) {
             events.fetch_add(1, Ordering::Relaxed);
         }
@@ -311,7 +311,7 @@ fn an_arming_survives_a_resize_whoever_completes_meanwhile() {
     for before in [false, true] {
         loom::model(move || {
             let q = Arc::new((Rings::new(), Rings::new(), word()));
-            arm(&q.0.armed, ARM_NEXT);
+            arm_event(&q.0.armed, ARM_NEXT);
             let (a, b) = (q.clone(), q.clone());
             let a = thread::spawn(move || {
                 let (old, new, events) = &*a;
@@ -327,7 +327,7 @@ fn an_arming_survives_a_resize_whoever_completes_meanwhile() {
             a.join().unwrap();
             b.join().unwrap();
             let (old, new, events) = &*q;
-            let raised = (old.any() || new.any()) && disarm(&new.armed) != ARM_NONE;
+            let raised = (old.any() || new.any()) && disarm_event(&new.armed) != ARM_NONE;
             let told = events.load(Ordering::Relaxed) + u32::from(raised);
             assert_eq!(told, 1, "lost or doubled");
         });

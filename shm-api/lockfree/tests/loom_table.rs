@@ -35,21 +35,21 @@ impl Entry {
 #[test]
 fn an_entry_is_freed_only_after_the_batch_that_found_it() {
     loom::model(|| {
-        let t = Table::new(1, 1);
-        t.set(0, Box::new(Entry(UnsafeCell::new(5)))).ok();
-        let mut r = t.reader().unwrap();
+        let t = EpochTable::new(1, 1);
+        t.set_slot(0, Box::new(Entry(UnsafeCell::new(5)))).ok();
+        let mut r = t.register_reader().unwrap();
         let worker = thread::spawn(move || {
             if let Some(e) = r.get(0) {
                 assert_eq!(e.read(), 5);
             }
-            r.quiesce();
+            r.report_quiescent();
             if let Some(e) = r.get(0) {
                 assert_eq!(e.read(), 5);
             }
-            r.quiesce();
+            r.report_quiescent();
         });
-        let ticket = t.clear(0, |_| true).unwrap();
-        if t.is_quiescent(ticket) {
+        let grace_period = t.clear_slot(0, |_| true).unwrap();
+        if t.has_elapsed(grace_period) {
             assert_eq!(t.try_reclaim(), 0);
         } else {
             t.try_reclaim();
@@ -62,19 +62,19 @@ fn an_entry_is_freed_only_after_the_batch_that_found_it() {
 #[test]
 fn a_worker_that_wakes_does_not_find_what_was_freed_while_it_slept() {
     loom::model(|| {
-        let t = Table::new(1, 1);
-        t.set(0, Box::new(Entry(UnsafeCell::new(5)))).ok();
-        let mut r = t.reader().unwrap();
-        r.offline();
+        let t = EpochTable::new(1, 1);
+        t.set_slot(0, Box::new(Entry(UnsafeCell::new(5)))).ok();
+        let mut r = t.register_reader().unwrap();
+        r.go_offline();
         let worker = thread::spawn(move || {
             assert!(r.get(0).is_none());
-            r.online();
+            r.go_online();
             if let Some(e) = r.get(0) {
                 assert_eq!(e.read(), 5);
             }
-            r.offline();
+            r.go_offline();
         });
-        t.clear(0, |_| true).unwrap();
+        t.clear_slot(0, |_| true).unwrap();
         t.try_reclaim();
         worker.join().unwrap();
         assert_eq!(t.try_reclaim(), 0);
@@ -90,23 +90,23 @@ struct Binding {
 
 impl Binding {
     fn bind(&self, word: KeyWord, stag: u32) -> bool {
-        let claimed = self.cell.claim(word);
+        let claimed = self.cell.try_claim(word);
         if claimed {
             self.base.store(stag, Ordering::Relaxed);
             self.len.store(stag, Ordering::Relaxed);
-            self.cell.publish(stag, true);
+            self.cell.publish_key(stag, true);
         }
         claimed
     }
 
     /// What a worker does that looks a key up.
     fn read(&self) -> Option<(u32, u32, u32)> {
-        let word = self.cell.load();
+        let word = self.cell.load_word();
         let (base, len) = (
             self.base.load(Ordering::Relaxed),
             self.len.load(Ordering::Relaxed),
         );
-        (word.is_valid() && self.cell.still(word)).then_some((word.stag(), base, len))
+        (word.is_valid() && self.cell.is_unchanged(word)).then_some((word.stag(), base, len))
     }
 }
 
@@ -124,9 +124,9 @@ fn a_key_is_never_seen_with_the_fields_of_another_binding() {
         let b = binding();
         let w = b.clone();
         let worker = thread::spawn(move || {
-            let first = w.cell.load();
+            let first = w.cell.load_word();
             assert!(w.bind(first, 2));
-            let word = w.cell.load();
+            let word = w.cell.load_word();
             assert!(w.bind(word, 3));
         });
         for _ in 0..2 {
@@ -144,7 +144,7 @@ fn of_two_workers_that_bind_one_window_one_wins() {
     loom::model(|| {
         let b = binding();
         let (x, y) = (b.clone(), b.clone());
-        let word = b.cell.load();
+        let word = b.cell.load_word();
         let other = thread::spawn(move || x.bind(word, 2));
         let mine = y.bind(word, 3);
         let theirs = other.join().unwrap();
@@ -160,13 +160,13 @@ fn nothing_is_bound_to_what_leaves_the_table() {
         let b = binding();
         let w = b.clone();
         let worker = thread::spawn(move || {
-            let word = w.cell.load();
+            let word = w.cell.load_word();
             w.bind(word, 2)
         });
-        let last = b.cell.retire();
+        let last = b.cell.retire_key();
         let bound = worker.join().unwrap();
         assert_eq!(last.stag(), if bound { 2 } else { 1 });
         assert_eq!(b.read(), None);
-        assert!(!b.bind(b.cell.load(), 4));
+        assert!(!b.bind(b.cell.load_word(), 4));
     });
 }
