@@ -59,7 +59,7 @@ pub enum TerminateName {
 /// Defaults for peers that are known to need others. A setting that is given beside a preset wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum PeerPreset {
+pub enum MpaPreset {
     /// Linux siw: no markers, Terminates as it reads them.
     Siw,
     /// Chelsio T4 to T6: a Read as ready-to-receive and no other, no markers, 32 reads, 256 bytes
@@ -109,7 +109,7 @@ pub struct MpaSettings {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct MpaTable {
-    preset: Option<PeerPreset>,
+    preset: Option<MpaPreset>,
     revision: Option<Spanned<u8>>,
     crc: Option<CrcSetting>,
     markers: Option<MarkersName>,
@@ -133,7 +133,7 @@ impl Default for MpaSettings {
 }
 
 impl MpaSettings {
-    fn preset_settings(preset: Option<PeerPreset>) -> MpaSettings {
+    fn preset_settings(preset: Option<MpaPreset>) -> MpaSettings {
         let at = |value| Spanned::new(0..0, value);
         let plain = MpaSettings {
             revision: Spanned::new(0..0, 2),
@@ -153,12 +153,12 @@ impl MpaSettings {
         };
         match preset {
             None => plain,
-            Some(PeerPreset::Siw) => MpaSettings {
+            Some(MpaPreset::Siw) => MpaSettings {
                 markers: MarkersName::Never,
                 terminate: TerminateName::Siw,
                 ..plain
             },
-            Some(PeerPreset::Chelsio) => MpaSettings {
+            Some(MpaPreset::Chelsio) => MpaSettings {
                 markers: MarkersName::Never,
                 rtr: vec![RtrName::Read],
                 ird: at(32),
@@ -166,7 +166,7 @@ impl MpaSettings {
                 private_data: at(256),
                 ..plain
             },
-            Some(PeerPreset::Intel) => MpaSettings {
+            Some(MpaPreset::Intel) => MpaSettings {
                 markers: MarkersName::Never,
                 rtr: vec![RtrName::Read, RtrName::Write],
                 ird: at(64),

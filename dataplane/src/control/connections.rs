@@ -6,7 +6,7 @@ use nix::libc;
 use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
 
-use super::listening::CmListener;
+use super::listening::ClientListener;
 use super::outbox::Outbox;
 use super::requests::*;
 use super::resources::{Client, ClientQp, QpPhase};
@@ -36,7 +36,7 @@ impl ControlThread {
         channel: CmChannelId,
     ) -> Outcome {
         let is_user =
-            |listener: &CmListener| listener.client == id && listener.cm_channel == channel;
+            |listener: &ClientListener| listener.client == id && listener.cm_channel == channel;
         let listeners = self.resources.listeners.iter();
         let users = listeners.filter(|(_, listener)| is_user(listener)).count();
         if users > 0 {
@@ -202,7 +202,7 @@ impl ControlThread {
         bound.port = port;
         self.resources.listeners.insert(
             listener,
-            CmListener {
+            ClientListener {
                 client: id,
                 cm_channel,
                 cookie: request.cookie,

@@ -8,7 +8,7 @@ use crate::ids::{ClientId, CmChannelId, CmListenerId, ConnectRequestId};
 use crate::worker::messages::RequestId;
 
 /// A listener, on all workers of its devices.
-pub struct CmListener {
+pub struct ClientListener {
     pub client: ClientId,
     pub cm_channel: CmChannelId,
     pub cookie: u64,
@@ -21,19 +21,19 @@ pub struct CmListener {
 /// All listeners, by number and by port.
 #[derive(Default)]
 pub struct Listeners {
-    all: HashMap<CmListenerId, CmListener>,
+    all: HashMap<CmListenerId, ClientListener>,
     by_port: HashMap<u16, Vec<CmListenerId>>,
 }
 
 impl Listeners {
     /// Adds a listener.
-    pub fn insert(&mut self, number: CmListenerId, listener: CmListener) {
+    pub fn insert(&mut self, number: CmListenerId, listener: ClientListener) {
         self.by_port.entry(listener.port).or_default().push(number);
         self.all.insert(number, listener);
     }
 
     /// Takes a listener out.
-    pub fn remove(&mut self, number: CmListenerId) -> Option<CmListener> {
+    pub fn remove(&mut self, number: CmListenerId) -> Option<ClientListener> {
         let listener = self.all.remove(&number)?;
         if let Some(same) = self.by_port.get_mut(&listener.port) {
             same.retain(|other| *other != number);
@@ -45,12 +45,12 @@ impl Listeners {
     }
 
     /// A listener by its number.
-    pub fn get(&self, number: CmListenerId) -> Option<&CmListener> {
+    pub fn get(&self, number: CmListenerId) -> Option<&ClientListener> {
         self.all.get(&number)
     }
 
     /// All listeners, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (CmListenerId, &CmListener)> {
+    pub fn iter(&self) -> impl Iterator<Item = (CmListenerId, &ClientListener)> {
         self.all.iter().map(|(other, listener)| (*other, listener))
     }
 
@@ -124,7 +124,7 @@ mod tests {
         let mut all = Listeners::default();
         let one: Option<IpAddr> = Some([10, 0, 0, 1].into());
         let other = Some([10, 0, 0, 2].into());
-        let listener = |devices: &[usize], local| CmListener {
+        let listener = |devices: &[usize], local| ClientListener {
             client: ClientId(1),
             cm_channel: CmChannelId(0),
             cookie: 0,

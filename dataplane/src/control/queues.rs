@@ -13,7 +13,7 @@ use super::ControlThread;
 use super::completion::cq_reply;
 use super::pending::{DeferredRequest, PendingReply};
 use super::requests::*;
-use super::resources::{Client, ClientQp, CompletionChannel, CompletionQueue, QpPhase};
+use super::resources::{Client, ClientChannel, ClientQp, CompletionQueue, QpPhase};
 use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::messages::{Command, QpSetup};
@@ -31,7 +31,7 @@ impl ControlThread {
         let writer: Arc<OwnedFd> = Arc::new(write);
         client
             .channels
-            .insert(channel, CompletionChannel { writer, cqs: 0 });
+            .insert(channel, ClientChannel { writer, cqs: 0 });
         Ok(Served::Replied)
     }
 

@@ -54,7 +54,7 @@ pub struct ProtectionDomain {
 }
 
 /// The writing end of a completion channel, and how many queues use it.
-pub struct CompletionChannel {
+pub struct ClientChannel {
     pub writer: Arc<OwnedFd>,
     pub cqs: u32,
 }
@@ -118,7 +118,7 @@ pub struct Client {
     pub mrs: HashMap<Stag, MemoryRegion>,
     /// By the key of the allocation.
     pub mws: HashMap<Stag, MemoryWindow>,
-    pub channels: HashMap<CompletionChannelId, CompletionChannel>,
+    pub channels: HashMap<CompletionChannelId, ClientChannel>,
     pub cqs: HashMap<CqId, CompletionQueue>,
     pub srqs: HashMap<SrqId, ClientSrq>,
     pub qps: HashMap<Qpn, ClientQp>,
