@@ -1,4 +1,4 @@
-//! What an acknowledgement does: header prediction for the straight path, the scoreboard and the
+//! What an acknowledgement does: header prediction for the fast path, the scoreboard and the
 //! congestion window for the rest.
 
 use crate::base::buffer::RecvBuf;
@@ -70,7 +70,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn deliver_in_order(&mut self, cx: &mut TcpContext<'_>, buffer: B, push: bool) {
         let len = buffer.remaining() as u32;
         self.receive_queue.push(buffer);
-        // What a port put together counts as several (RFC 9293 section 3.8.6.3).
+        // What a port coalesced counts as several (RFC 9293 section 3.8.6.3).
         let counted = 1 + u32::from(len > u32::from(self.tcb.emss));
         self.on_delivered(cx, (1, counted, len), push);
     }
@@ -337,7 +337,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         recovery.finish_if_settled(tcb);
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
-            // RFC 6675 section 6 leaves room for it: whether a repetition was lost only shows in
+            // RFC 6675 section 6 leaves room for it: whether a retransmission was lost only shows in
             // what left after it, and the wait for that must outlast the answers to what left
             // before.
             tcb.restart_retransmission_timer(cx);

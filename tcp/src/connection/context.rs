@@ -117,6 +117,42 @@ impl TcpContext<'_> {
 }
 
 impl SharedState {
+    /// Of a stack with no connection, with a configuration that was checked.
+    pub(crate) fn new(config: StackConfig, now: Instant) -> Self {
+        let mut recv_wscale = 0;
+        while recv_wscale < 14 && config.recv_window >> recv_wscale > 0xffff {
+            recv_wscale += 1;
+        }
+        let rate = config.control_rate;
+        SharedState {
+            now,
+            rto_limits: RtoLimits::new(&config),
+            delayed_ack: crate::base::time::to_nanos(config.delayed_ack),
+            recv_window: config.recv_window,
+            recv_wscale,
+            isn_key: Key::new(&config.isn_key),
+            hash_key: Key::new(&config.hash_key),
+            flow_table: FlowTable::new(config.max_connections),
+            timer_wheel: TimerWheel::new(now),
+            output_list: VecDeque::new(),
+            event_list: VecDeque::new(),
+            listeners: HashMap::new(),
+            ports: HashMap::new(),
+            next_listener: 0,
+            neighbours: Neighbours::new(config.neighbours),
+            control_queue: ControlQueue::new(&config, TokenBucket::new(rate, now)),
+            time_wait: TimeWaitList::new(),
+            active: 0,
+            resets: TokenBucket::new(rate, now),
+            challenges: TokenBucket::randomized(rate, now, Key::new(&config.isn_key)),
+            port_draws: 0,
+            paths: Paths::default(),
+            held_buffers: 0,
+            stats: StackStats::default(),
+            config,
+        }
+    }
+
     /// For the connection in this slot.
     #[inline]
     pub(crate) fn context_of(&mut self, index: u32) -> TcpContext<'_> {
@@ -228,7 +264,7 @@ impl SharedState {
         SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
     }
 
-    /// RFC 7323 section 5.4: offsets of the timestamp clock that tell strangers nothing.
+    /// RFC 7323 section 5.4: offsets of the timestamp clock that tell unknown peers nothing.
     pub(crate) fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         (key.hash::<2, 4>(self.isn_key) >> 32) as u32
     }

@@ -165,4 +165,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
         None
     }
+
+    /// Common start of active and passive opens: our SYN or SYN-ACK is to be sent.
+    pub(crate) fn start_handshake(&mut self, cx: &mut TcpContext<'_>) {
+        let key = self.template.key();
+        let first = cx.shared.initial_sequence(&key, cx.now);
+        self.timestamp_offset = cx.shared.timestamp_offset(&key);
+        self.tcb.snd_una = first;
+        self.tcb.snd_nxt = first + 1;
+        self.tcb.snd_wl2 = first;
+        self.congestion.set_first_byte(self.tcb.snd_nxt);
+        cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
+        self.tcb.restart_retransmission_timer(cx);
+        self.update_active_count(cx);
+    }
 }

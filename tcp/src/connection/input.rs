@@ -44,7 +44,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// Everything that `predicted` does not take.
+    /// Everything that `try_header_prediction` does not take.
     pub(crate) fn process_segment(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -117,43 +117,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             seg.seq.lt(right) && end.gt(tcb.rcv_nxt)
         };
         if !acceptable {
-            cx.shared.stats.out_of_window += 1;
-            if seg.flags & RST != 0 {
-                return SegmentVerdict::Done;
-            }
-            if seg.flags & SYN != 0 && tcb.state != TcpState::SynReceived {
-                return self.on_unexpected_syn(cx);
-            }
-            if tcb.state == TcpState::TimeWait && seg.flags & FIN != 0 {
-                tcb.start_closing_timer(cx, Timer::TimeWait);
-            }
-            let old = end.le(tcb.rcv_nxt) && tcb.rcv_nxt - seg.seq <= cx.shared.recv_window;
-            // Data again means our ACK was lost; a bare segment may be one of two stacks
-            // correcting each other for ever: limited.
-            if span > 0 || cx.shared.may_challenge(cx.now) {
-                cx.shared.stats.dup_bytes_in += u64::from(len);
-                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
-                // RFC 2883 section 4; not for what lies beyond any window of ours.
-                if old {
-                    self.note_duplicate(seg.seq, seg.seq + len);
-                }
-            }
-            // The ACK of an old segment counts all the same: two ends whose windows shrank would
-            // else ignore each other for ever. Its window and blocks do not.
-            let tcb = &self.tcb;
-            if old
-                && seg.flags & (SYN | ACK) == ACK
-                && tcb.state != TcpState::SynReceived
-                && seg.ack.gt(tcb.snd_una)
-                && seg.ack.le(tcb.snd_nxt)
-            {
-                seg.sacks = 0;
-                self.process_ack(cx, &seg, 1);
-                if let Some(verdict) = self.on_fin_acknowledged(cx) {
-                    return verdict;
-                }
-            }
-            return SegmentVerdict::Done;
+            return self.on_unacceptable_segment(cx, seg, len, span);
         }
         if seg.flags & RST != 0 {
             return self.on_reset(cx, &seg);
@@ -204,6 +168,56 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } else {
             SegmentVerdict::Done
         }
+    }
+
+    /// A segment outside the receive window: answered with an ACK (RFC 9293 section 3.10.7.4, first).
+    /// `len`: its payload, `span`: its sequence space.
+    fn on_unacceptable_segment(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        mut seg: Segment,
+        len: u32,
+        span: u32,
+    ) -> SegmentVerdict {
+        let tcb = &mut self.tcb;
+        let end = seg.seq + span;
+        cx.shared.stats.out_of_window += 1;
+        if seg.flags & RST != 0 {
+            return SegmentVerdict::Done;
+        }
+        if seg.flags & SYN != 0 && tcb.state != TcpState::SynReceived {
+            return self.on_unexpected_syn(cx);
+        }
+        if tcb.state == TcpState::TimeWait && seg.flags & FIN != 0 {
+            tcb.start_closing_timer(cx, Timer::TimeWait);
+        }
+        let old = end.le(tcb.rcv_nxt) && tcb.rcv_nxt - seg.seq <= cx.shared.recv_window;
+        // Data again means our ACK was lost; a bare segment may be one of two stacks
+        // correcting each other for ever: limited.
+        if span > 0 || cx.shared.may_challenge(cx.now) {
+            cx.shared.stats.dup_bytes_in += u64::from(len);
+            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
+            // RFC 2883 section 4; not for what lies beyond any window of ours.
+            if old {
+                self.note_duplicate(seg.seq, seg.seq + len);
+            }
+        }
+        // The ACK of an old segment counts all the same: two ends whose windows shrank would
+        // else ignore each other for ever. Its window and blocks do not.
+        let tcb = &self.tcb;
+        if old
+            && seg.flags & (SYN | ACK) == ACK
+            && tcb.state != TcpState::SynReceived
+            && seg.ack.gt(tcb.snd_una)
+            && seg.ack.le(tcb.snd_nxt)
+        {
+            seg.sacks = 0;
+            self.process_ack(cx, &seg, 1);
+            if let Some(verdict) = self.on_fin_acknowledged(cx) {
+                return verdict;
+            }
+        }
+        SegmentVerdict::Done
     }
 
     /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only the exact next sequence

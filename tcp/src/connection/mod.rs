@@ -10,6 +10,8 @@ pub(crate) mod input;
 pub(crate) mod output;
 pub(crate) mod paced_output;
 pub(crate) mod rx_coalescer;
+#[cfg(test)]
+mod tests_without_stack;
 pub(crate) mod time_wait_list;
 pub(crate) mod timers;
 
@@ -17,6 +19,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::congestion::CongestionState;
+use crate::connection::context::SharedState;
 use crate::loss::rack::ReorderWindow;
 use crate::loss::recovery::Recovery;
 use crate::queues::out_of_order_queue::OutOfOrderQueue;
@@ -24,6 +27,7 @@ use crate::queues::receive_queue::ReceiveQueue;
 use crate::queues::send_queue::TransmitQueue;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
+use crate::wire::flow_key::FlowKey;
 use crate::wire::template::Template;
 
 /// No listener has this id.
@@ -61,7 +65,39 @@ pub(crate) struct Connection<B, R> {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Asks for every line that a segment of the straight path touches.
+    /// For this four-tuple, whose hash is `hash`, before any handshake.
+    pub(crate) fn new(shared: &SharedState, key: &FlowKey, hash: u64) -> Self {
+        let config = &shared.config;
+        let headers = if key.is_v6() { 60 } else { 40 };
+        let emss = config.mtu - headers - if config.timestamps { 12 } else { 0 };
+        let mut conn = Connection {
+            tcb: Tcb::new(emss),
+            send_queue: TransmitQueue::new(),
+            receive_queue: ReceiveQueue::new(),
+            out_of_order: None,
+            recovery: None,
+            template: Template::new(config.mac, [0; 6], config.vlan, key),
+            neighbour_generation: 0,
+            timestamp_offset: 0,
+            hash: hash as u32,
+            congestion: CongestionState::new(config.congestion),
+            stalled_since: 0,
+            generation: 0,
+            retransmits: 0,
+            timeouts: 0,
+            listener: NO_LISTENER,
+            emss_agreed: emss,
+            search_at: 0,
+            reorder_window: ReorderWindow::default(),
+            fin_at: SeqNr(0),
+        };
+        if shared.is_own_address(key.remote().ip()) {
+            conn.tcb.flags |= ConnectionFlags::SELF_ADDRESSED;
+        }
+        conn
+    }
+
+    /// Asks for every line that a segment of the fast path touches.
     #[inline]
     pub(crate) fn prefetch_lines(&self) {
         B::prefetch(&raw const self.tcb);

@@ -1,4 +1,4 @@
-//! What a connection sends: repetitions, new segments, probes, SYNs, ACKs, in that order of right.
+//! What a connection sends: retransmissions, new segments, probes, SYNs, ACKs, in that order of right.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
@@ -77,7 +77,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         let mut ect = false;
         if tcb.has(ConnectionFlags::ECN) {
-            // Repetitions are not ECN-capable (RFC 3168 section 6.1.5).
+            // Retransmissions are not ECN-capable (RFC 3168 section 6.1.5).
             ect = !again && segment.len > 0;
             flags |= if tcb.has(ConnectionFlags::SEND_ECE) {
                 ECE
@@ -147,7 +147,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// Sends all that the connection owes and may send.
+    /// Sends all that the connection has to send and may send.
     pub(crate) fn send_pending(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -273,7 +273,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.retransmits += 1;
             let after_timeout = self.tcb.phase == RecoveryPhase::Loss;
             cx.shared.stats.count_retransmission(after_timeout);
-            // The timer has to leave the repetition its round trip: else a loss that an ACK told
+            // The timer has to leave the retransmission its round trip: else a loss that an ACK told
             // of in time looks like silence.
             if self.tcb.timer().is_none()
                 || (index == 0

@@ -1,7 +1,7 @@
 //! Trains: the segments of one connection that follow each other in a burst, with nothing in them
 //! but the next bytes. Each is checked as header prediction checks it, against what the
 //! connection expects; the connection itself learns of all of them at once, as of one long segment
-//! that a port put together. Called by `stack::receive`.
+//! that a port coalesced. Called by `stack::receive`.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;

@@ -34,7 +34,7 @@ pub(crate) struct Rack {
     pub reorder_window: ReorderWindow,
     /// RACK.dsack_round: adapt once a round.
     dsack_round: Option<SeqNr>,
-    /// Repetitions in the order they left.
+    /// Retransmissions in the order they left.
     retransmitted: VecDeque<(SeqNr, u64)>,
     /// First transmissions before this were all judged.
     pub edge: SeqNr,
@@ -77,7 +77,7 @@ impl Rack {
         now: u64,
     ) {
         let rtt = now.saturating_sub(at);
-        // A repetition that seems to arrive at once is the original.
+        // A retransmission that seems to arrive at once is the original.
         if again && rtt < u64::from(min_rtt) {
             return;
         }
@@ -141,7 +141,7 @@ impl Rack {
     }
 
     /// Step 5: calls `lose` with what is lost by now. First transmissions left in the order of
-    /// their sequence numbers and repetitions in that of their list, so only the first of each
+    /// their sequence numbers and retransmissions in that of their list, so only the first of each
     /// that is undecided is looked at again.
     pub(crate) fn detect_losses<R>(
         &mut self,

@@ -19,9 +19,9 @@ const DUP_THRESH: u32 = 3;
 pub(crate) struct Recovery {
     /// SACKed segments in `sent`.
     pub sacked: u32,
-    /// Lost segments in `sent` that still await their repetition.
+    /// Lost segments in `sent` that still await their retransmission.
     pub lost: u32,
-    /// No segment before this awaits repetition.
+    /// No segment before this awaits retransmission.
     cursor: SeqNr,
     /// Blocks seen last: only what they grew by is walked.
     cache: [(SeqNr, SeqNr); 4],
@@ -66,7 +66,7 @@ impl Recovery {
             }
             let again = segment.flags & RETX != 0;
             self.rack.note_order(tcb, end, again);
-            // An echo from before the repetition answers the original (section 6.2 step 2).
+            // An echo from before the retransmission answers the original (section 6.2 step 2).
             let old = |echoed: u32| again && is_echo_older(echoed, segment.at, offset);
             if !echo.is_some_and(old) {
                 self.rack
@@ -158,7 +158,7 @@ impl Recovery {
         }
     }
 
-    /// RACK's judgement of everything in flight; returns (lost repetitions, when to look again).
+    /// RACK's judgement of everything in flight; returns (lost retransmissions, when to look again).
     pub(crate) fn detect_losses<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -223,7 +223,7 @@ impl Recovery {
         self.mark_lost(tcb, queue, 0);
     }
 
-    /// Back to the straight path when nothing is marked any more.
+    /// Back to the fast path when nothing is marked any more.
     pub(crate) fn finish_if_settled(&mut self, tcb: &mut Tcb) {
         if tcb.phase == RecoveryPhase::Open
             && self.sacked == 0

@@ -1,5 +1,5 @@
 //! What waits to be sent and what waits to be acknowledged: records as the upper layer pushed
-//! them, and the segments that carried them, so that a repetition rebuilds the same boundaries.
+//! them, and the segments that carried them, so that a retransmission rebuilds the same boundaries.
 
 use std::collections::VecDeque;
 
@@ -405,7 +405,7 @@ impl<R> TransmitQueue<R> {
     }
 
     /// Takes off every segment that ends at or before `una`, also from a frame of several. A segment
-    /// acknowledged in part stays whole: its repetition keeps its boundaries and the peer trims.
+    /// acknowledged in part stays whole: its retransmission keeps its boundaries and the peer trims.
     #[inline]
     pub(crate) fn ack_to(&mut self, una: SeqNr, pipe: &mut u32) -> AckedSegments {
         let mut taken = AckedSegments::default();

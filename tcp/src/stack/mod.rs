@@ -12,32 +12,22 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
-use std::collections::{HashMap, VecDeque};
 
 use crate::base::buffer::RecvBuf;
 use crate::base::error::StackError;
 use crate::base::events::Events;
 use crate::base::frame_sink::FrameSink;
 use crate::base::ids::{ConnId, ListenerId};
-use crate::base::siphash::Key;
 use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
-use crate::base::timer_wheel::TimerWheel;
-use crate::base::token_bucket::TokenBucket;
 use crate::config::StackConfig;
 use crate::connection::context::SharedState;
-use crate::connection::time_wait_list::TimeWaitList;
 use crate::connection::{Connection, NO_LISTENER};
-use crate::flow::table::FlowTable;
 use crate::ip::reassembly::ReassemblyTable;
-use crate::link::control_queue::ControlQueue;
-use crate::link::neighbours::Neighbours;
-use crate::pmtu::path_mtu::Paths;
 use crate::pmtu::search::{PathSearch, SearchStep};
 use crate::queues::receive_queue::ReceiveQueue;
 use crate::stack::receive::RxPipeline;
-use crate::tcb::rtt::RtoLimits;
 
 /// A connection at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -94,47 +84,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Checks the configuration.
     pub fn new(config: StackConfig, now: Instant) -> Result<Self, StackError> {
         crate::config::check_config(&config)?;
-        let mut wscale = 0;
-        while wscale < 14 && config.recv_window >> wscale > 0xffff {
-            wscale += 1;
-        }
-        let mut shared = SharedState {
-            now,
-            rto_limits: RtoLimits::new(&config),
-            delayed_ack: crate::base::time::to_nanos(config.delayed_ack),
-            recv_window: config.recv_window,
-            recv_wscale: wscale,
-            isn_key: Key::new(&config.isn_key),
-            hash_key: Key::new(&config.hash_key),
-            flow_table: FlowTable::new(config.max_connections),
-            timer_wheel: TimerWheel::new(now),
-            output_list: VecDeque::new(),
-            event_list: VecDeque::new(),
-            listeners: HashMap::new(),
-            ports: HashMap::new(),
-            next_listener: 0,
-            neighbours: Neighbours::new(config.neighbours),
-            control_queue: ControlQueue::new(&config, TokenBucket::new(config.control_rate, now)),
-            time_wait: TimeWaitList::new(),
-            active: 0,
-            resets: TokenBucket::new(config.control_rate, now),
-            challenges: TokenBucket::randomized(
-                config.control_rate,
-                now,
-                Key::new(&config.isn_key),
-            ),
-            port_draws: 0,
-            paths: Paths::default(),
-            held_buffers: 0,
-            stats: StackStats::default(),
-            config,
-        };
+        let mut shared = SharedState::new(config, now);
         if shared.config.gratuitous_arp {
-            for conn in &shared.config.addresses {
-                if let IpAddr::V4(cidr) = conn.addr {
+            for cidr in &shared.config.addresses {
+                if let IpAddr::V4(address) = cidr.addr {
                     shared
                         .control_queue
-                        .announce_address(cidr, &mut shared.stats);
+                        .announce_address(address, &mut shared.stats);
                 }
             }
         }
@@ -385,7 +341,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Ok(())
     }
 
-    /// Emits what the windows allow, repetitions first; data carries an owed ACK.
+    /// Emits what the windows allow, retransmissions first; data carries an owed ACK.
     pub fn flush(&mut self, now: Instant, id: ConnId, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         if self.connection(id).is_some() {
@@ -444,8 +400,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Timers, and everything owed: pure ACKs (at most one per connection and batch, more only
-    /// to tell of many holes), repetitions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
+    /// Timers, and everything due: pure ACKs (at most one per connection and batch, more only
+    /// to tell of many holes), retransmissions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
     pub fn poll(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         self.poll_timers(now);
@@ -492,7 +448,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .control_queue
                 .flush(sink, &mut self.shared.stats);
         }
-        // One round: what is owed anew while the list is worked waits for the next poll.
+        // One round: what becomes due while the list is worked waits for the next poll.
         for _ in 0..self.shared.output_list.len() {
             let Some(index) = self.shared.output_list.pop_front() else {
                 break;

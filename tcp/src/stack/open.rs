@@ -203,17 +203,6 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// Common start of active and passive opens.
     pub(crate) fn start_handshake(&mut self, index: u32, now: Instant) {
         let conn = &mut self.connections[index as usize];
-        let key = conn.template.key();
-        let iss = self.shared.initial_sequence(&key, now);
-        conn.timestamp_offset = self.shared.timestamp_offset(&key);
-        conn.tcb.snd_una = iss;
-        conn.tcb.snd_nxt = iss + 1;
-        conn.tcb.snd_wl2 = iss;
-        conn.congestion.set_first_byte(conn.tcb.snd_nxt);
-        self.shared
-            .schedule_output(index, &mut conn.tcb, ConnectionFlags::NEED_SYN);
-        conn.tcb
-            .restart_retransmission_timer(&mut self.shared.context_of(index));
-        conn.update_active_count(&mut self.shared.context_of(index));
+        conn.start_handshake(&mut self.shared.context_of(index));
     }
 }

@@ -1,5 +1,5 @@
 //! From a burst of frames to connections: classification, lookup, and segments for none of them
-//! (listeners, strangers).
+//! (listeners, unknown peers).
 //!
 //! A frame of the connection that came last is worked at once. Others wait in a short row, so
 //! that the CPU fetches their table slots, then their connections, then their queues, while it
@@ -23,7 +23,7 @@ use crate::wire::segment::{self, Segment};
 
 /// Frames in the row. More would push the first out of a small cache before its turn.
 const PIPELINE_FRAMES: usize = 32;
-/// So many frames before its own is a connection asked for, and its queues.
+/// Prefetch distances in frames: of a connection, and of its queues.
 const PREFETCH_CONN_AHEAD: usize = 12;
 const PREFETCH_QUEUES_AHEAD: usize = 6;
 

@@ -1,21 +1,16 @@
 //! The slots that connections live in: taken, given back, and taken from TIME-WAIT when full.
 
 use crate::base::buffer::RecvBuf;
-use crate::base::sequence::SeqNr;
 use crate::base::state::TcpState;
 use crate::base::timer_wheel::TimerWheel;
-use crate::congestion::CongestionState;
+use crate::connection::Connection;
 use crate::connection::time_wait_list::TimeWaitList;
-use crate::connection::{Connection, NO_LISTENER};
 use crate::flow::table::FlowTable;
-use crate::loss::rack::ReorderWindow;
-use crate::queues::receive_queue::ReceiveQueue;
 use crate::queues::send_queue::TransmitQueue;
 use crate::stack::Stack;
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
-use crate::wire::template::Template;
 
 impl<B: RecvBuf, R> Stack<B, R> {
     /// Bytes of an idle connection in this crate: its slot, its entries of the timer wheel and the
@@ -53,33 +48,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.evict_time_wait();
         }
         let hash = key.hash::<1, 3>(self.shared.hash_key);
-        let sh = &self.shared;
-        let overhead = if key.is_v6() { 60 } else { 40 };
-        let emss = sh.config.mtu - overhead - if sh.config.timestamps { 12 } else { 0 };
-        let mut conn = Connection {
-            tcb: Tcb::new(emss),
-            send_queue: TransmitQueue::new(),
-            receive_queue: ReceiveQueue::new(),
-            out_of_order: None,
-            recovery: None,
-            template: Template::new(sh.config.mac, [0; 6], sh.config.vlan, &key),
-            neighbour_generation: 0,
-            timestamp_offset: 0,
-            hash: hash as u32,
-            congestion: CongestionState::new(sh.config.congestion),
-            stalled_since: 0,
-            generation: 0,
-            retransmits: 0,
-            timeouts: 0,
-            listener: NO_LISTENER,
-            emss_agreed: emss,
-            search_at: 0,
-            reorder_window: ReorderWindow::default(),
-            fin_at: SeqNr(0),
-        };
-        if sh.is_own_address(key.remote().ip()) {
-            conn.tcb.flags |= ConnectionFlags::SELF_ADDRESSED;
-        }
+        let mut conn = Connection::new(&self.shared, &key, hash);
         let index = match self.free_slots.pop() {
             Some(i) => {
                 let slot = &mut self.connections[i as usize];
