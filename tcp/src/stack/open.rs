@@ -81,7 +81,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let conn = &mut self.connections[index as usize];
         conn.tcb.user = user;
         self.shared.stats.active_opens += 1;
-        self.start_handshake(index, now);
+        self.start_handshake(index);
         Ok(ConnId {
             index,
             generation: self.connections[index as usize].generation,
@@ -201,7 +201,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Common start of active and passive opens.
-    pub(crate) fn start_handshake(&mut self, index: u32, now: Instant) {
+    pub(crate) fn start_handshake(&mut self, index: u32) {
         let conn = &mut self.connections[index as usize];
         conn.start_handshake(&mut self.shared.context_of(index));
     }

@@ -495,7 +495,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         conn.tcb.flags |=
             ConnectionFlags::PASSIVE | ConnectionFlags::IN_BACKLOG | ConnectionFlags::RELEASED;
         conn.apply_peer_syn(seg, &self.shared.config, self.shared.recv_wscale);
-        self.start_handshake(index, now);
+        self.start_handshake(index);
     }
 
     fn reset_unmatched_segment(
