@@ -54,7 +54,7 @@ impl Pd {
 }
 
 impl FastMr {
-    /// The key as of the last [`Self::reg`]: lkey and rkey are the same.
+    /// The key as of the last [`Self::register_request`]: lkey and rkey are the same.
     pub fn key(&self) -> u32 {
         self.key
     }

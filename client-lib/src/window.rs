@@ -115,7 +115,7 @@ impl Mw {
         Ok(())
     }
 
-    /// The work request alone, to be posted among others; then tell [`Self::posted`].
+    /// The work request alone, to be posted among others; then call [`Self::on_bind_posted`].
     pub fn bind_request(&self, wr_id: u64, binding: &MwBind, new_rkey: u32) -> SendWr<'static> {
         SendWr::bind_mw(
             wr_id,

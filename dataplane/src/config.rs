@@ -91,7 +91,7 @@ impl Config {
     /// Checks a text that came from `path`.
     ///
     /// # Errors
-    /// As [`Config::load`].
+    /// As [`Config::load_file`].
     pub fn parse_text(path: &Path, text: &str) -> Result<Config, ConfigError> {
         let at = |span: Range<usize>, message: String| {
             let before = &text[..span.start.min(text.len())];

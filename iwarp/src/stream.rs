@@ -28,7 +28,7 @@ pub trait RxStream {
         None
     }
 
-    /// Copies the bytes of `offset..offset + len` to an offset of `mr` that [`RegisteredMemory::check`] gave; `false`
+    /// Copies the bytes of `offset..offset + len` to an offset of `mr` that [`RegisteredMemory::check_access`] gave; `false`
     /// when they may not be written there.
     #[inline]
     fn copy_to_memory(

@@ -108,7 +108,7 @@ impl MbufBatch {
         }
     }
 
-    /// As [`Self::prefetch`], of the mbuf alone: for the packets further ahead.
+    /// As [`Self::prefetch_packet`], of the mbuf alone: for the packets further ahead.
     #[inline]
     pub fn prefetch_mbuf(&self, ahead: usize) {
         if let Some(&packet) = self.bufs[self.head..self.tail].get(ahead) {
@@ -178,7 +178,7 @@ pub struct BatchDrain<'a> {
 }
 
 impl BatchDrain<'_> {
-    /// As [`MbufBatch::prefetch`], counted from the packet that comes next.
+    /// As [`MbufBatch::prefetch_packet`], counted from the packet that comes next.
     #[inline]
     pub fn prefetch_packet(&self, ahead: usize) {
         self.batch.prefetch_packet(ahead);

@@ -109,7 +109,7 @@ impl TrackerPool {
     }
 
     /// Ends a tracker. When mbufs still refer to it, its slot and its memory
-    /// stay until a later [`Self::sweep`] finds them gone.
+    /// stay until a later [`Self::sweep_released`] finds them gone.
     #[inline]
     pub fn free(&mut self, tracker: ExtTracker) {
         if !self.is_owner_of(tracker.slot) {

@@ -2,7 +2,7 @@
 //! stream, counted from the first octet after the MPA frames, each of which tells how far back its
 //! FPDU starts.
 //!
-//! The receiver reads through [`UnmarkedStream`](super::fpdu_source::UnmarkedStream), which hides them;
+//! The receiver reads through `UnmarkedStream`, which hides them;
 //! the sender puts them in while it builds. A marker belongs to the FPDU whose next octet follows it:
 //! one that falls between two FPDUs counts, with pointer zero, into the CRC of the second, one behind
 //! the pad into the CRC of the first.

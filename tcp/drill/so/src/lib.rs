@@ -4,7 +4,7 @@
 //! packetdrill loads the library, calls [`packetdrill_interface_init`] with the text of
 //! `--so_flags`, and from then on makes system calls through the table instead of the kernel, hands
 //! IP packets to `netdev_send` and takes those of the stack from `netdev_receive`. Blocking calls
-//! come from a second thread. The flags are those of [`siw_drill::engine_flags`]; an active open
+//! come from a second thread. The flags are those of `apply_engine_flags` in `siw_drill`; an active open
 //! needs `local_ip=` there, since nothing else tells the stack its address before the SYN.
 //!
 //! ```text
