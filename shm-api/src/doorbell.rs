@@ -222,7 +222,7 @@ impl WorkerPageView {
         })
     }
 
-    /// After [`DoorbellProducer::ring`]: whether the worker's eventfd has to be
+    /// After [`DoorbellProducer::ring_doorbell`]: whether the worker's eventfd has to be
     /// written.
     #[inline]
     pub fn must_wake(&self, worker: u32) -> bool {

@@ -228,7 +228,7 @@ impl KeyReader {
         Ok(())
     }
 
-    /// Send with Invalidate: as [`Self::invalidate`], for what the peer may use at all (RFC 5040
+    /// Send with Invalidate: as [`Self::invalidate_key`], for what the peer may use at all (RFC 5040
     /// section 8.1.1).
     pub fn invalidate_remote(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
         if let Some(mr) = self.lookup(stag)

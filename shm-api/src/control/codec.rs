@@ -221,7 +221,7 @@ macro_rules! requests {
 
         impl Request {
             /// Checks and copies a packet. On error refuse with [`encode_error`],
-            /// using [`peek`].
+            /// using [`peek_header`].
             pub fn decode(p: &[u8]) -> Result<(u32, Request), ProtoError> {
                 let (h, body) = split_packet(p)?;
                 $(if h.kind == $name::KIND {

@@ -2,9 +2,9 @@
 //! connection per client, one request and one reply per packet, fds by SCM_RIGHTS.
 //!
 //! [`messages`] holds the fixed structs, [`codec`] turns packets into them and
-//! back, [`conn`] moves packets. Events come over sockets of their own: one per CM
-//! channel ([`messages::CmEvent`]) and one for asynchronous events
-//! ([`messages::AsyncEvent`]), framed in the same way.
+//! back, [`socket`] moves packets. Events come over sockets of their own: one per CM
+//! channel (`CmEvent`) and one for asynchronous events
+//! (`AsyncEvent`), framed in the same way.
 
 pub mod codec;
 // The fields are named as in verbs; those that need more explanation have it.

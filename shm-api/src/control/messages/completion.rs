@@ -3,8 +3,8 @@
 use super::QueueRef;
 use bytemuck::{Pod, Zeroable};
 
-/// Completion channel. One fd in the [`IdReply`]: the client reads 8-byte cookies
-/// from it (the reading end of [`super::event_pipe`]), one per event.
+/// Completion channel. One fd in the `IdReply`: the client reads 8-byte cookies
+/// from it (the reading end of `event_pipe`), one per event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateChannel {

@@ -3,7 +3,7 @@
 use super::{Addr, PrivateData, Text};
 use bytemuck::{Pod, Zeroable};
 
-/// One fd in the [`IdReply`]: a SOCK_SEQPACKET socket with [`CmEvent`] packets.
+/// One fd in the `IdReply`: a SOCK_SEQPACKET socket with `CmEvent` packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateCmChannel {

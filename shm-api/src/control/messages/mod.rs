@@ -123,9 +123,9 @@ macro_rules! message {
 }
 for_each_message!(message);
 
-/// [`CmEvent`] packets.
+/// `CmEvent` packets.
 pub const KIND_CM_EVENT: u16 = 100;
-/// [`AsyncEvent`] packets.
+/// `AsyncEvent` packets.
 pub const KIND_ASYNC_EVENT: u16 = 101;
 
 /// Nothing to say.
