@@ -58,7 +58,7 @@ fn main() {
 }
 
 /// Tells what is missing and how to get it, without a backtrace around it.
-fn fail(what: &str) -> ! {
+fn exit_with_error(what: &str) -> ! {
     eprintln!("\nerror: {what}\n  on Debian or Ubuntu: {PACKAGES}\n");
     exit(1)
 }
@@ -80,13 +80,13 @@ fn pkg_config(args: &[&str]) -> Result<String, String> {
 fn find_dpdk() -> Vec<String> {
     let wanted = format!("libdpdk >= {MIN_VERSION}");
     if let Err(error) = pkg_config(&["--exists", "--print-errors", &wanted]) {
-        fail(&format!(
+        exit_with_error(&format!(
             "DPDK {MIN_VERSION} or newer was not found.\n  {error}"
         ));
     }
     match pkg_config(&["--cflags", "libdpdk"]) {
         Ok(flags) => flags.split_whitespace().map(str::to_owned).collect(),
-        Err(error) => fail(&format!("pkg-config --cflags libdpdk failed: {error}")),
+        Err(error) => exit_with_error(&format!("pkg-config --cflags libdpdk failed: {error}")),
     }
 }
 
@@ -97,7 +97,7 @@ fn compile_shim(cflags: &[String]) {
         build.flag(flag);
     }
     if let Err(error) = build.try_compile("siw_dpdk_shim") {
-        fail(&format!(
+        exit_with_error(&format!(
             "the DPDK shim does not compile (a C compiler and matching DPDK headers are needed).\n  {error}"
         ));
     }
@@ -136,10 +136,12 @@ fn generate_bindings(cflags: &[String]) {
     std::panic::set_hook(Box::new(|_| {}));
     let bindings = match std::panic::catch_unwind(AssertUnwindSafe(|| builder.generate())) {
         Ok(Ok(bindings)) => bindings,
-        Ok(Err(error)) => fail(&format!(
+        Ok(Err(error)) => exit_with_error(&format!(
             "bindings for DPDK could not be generated: {error}"
         )),
-        Err(_) => fail("libclang, which generates the bindings for DPDK, was not found."),
+        Err(_) => {
+            exit_with_error("libclang, which generates the bindings for DPDK, was not found.")
+        }
     };
     let _ = std::panic::take_hook();
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));

@@ -221,7 +221,7 @@ fn start_workers(
     channels: &WorkerChannels,
 ) -> Result<Vec<JoinHandle<()>>, StartError> {
     let config = &prepared.config;
-    let stack_config = SharedStackConfig::generate(
+    let stack_config = SharedStackConfig::generate_secrets(
         config.limits.connections as usize,
         config.dpdk.buffers,
         prepared.cores.len() * devices.len(),

@@ -117,7 +117,7 @@ pub fn buffer_room(config: &DeviceConfig) -> u16 {
 
 /// See [`DriverTraits::packet_ring_frame`].
 fn packet_ring_frame(config: &DeviceConfig, devargs: &str) -> Option<u16> {
-    let traits = DriverTraits::of(devargs);
+    let traits = DriverTraits::for_device(devargs);
     traits.packet_ring_frame(devargs, *config.mtu.get_ref(), FRAME_OVERHEAD)
 }
 
@@ -263,8 +263,9 @@ fn derived_mac(name: &str, config: &DeviceConfig) -> [u8; 6] {
     for cidr in config.addresses.get_ref() {
         crc = crc32c::crc32c_append(crc, cidr.addr.to_string().as_bytes());
     }
-    let [a, b, c, d] = crc.to_be_bytes();
-    [0x02, 0x51, a, b, c, d]
+    let mut mac = [0x02, 0x51, 0, 0, 0, 0];
+    mac[2..].copy_from_slice(&crc.to_be_bytes());
+    mac
 }
 
 impl OpenDevice {
@@ -444,7 +445,7 @@ pub struct SharedStackConfig {
 
 impl SharedStackConfig {
     /// Fresh secrets. `buffers` of the pool are shared by `stacks`; a quarter is for the ports.
-    pub fn generate(connections: usize, buffers: u32, stacks: usize) -> SharedStackConfig {
+    pub fn generate_secrets(connections: usize, buffers: u32, stacks: usize) -> SharedStackConfig {
         let random = || {
             let mut key = [0u8; 16];
             for half in key.chunks_exact_mut(8) {

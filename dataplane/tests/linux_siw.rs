@@ -332,7 +332,7 @@ fn connections_that_cannot_be_and_peers_that_vanish_are_clear_errors() {
         "{err}"
     );
 
-    // The whole machine goes away, without a word.
+    // The whole machine vanishes silently.
     let (_server, ping, _) = first_ping(&siwd, &guest, rping, "-a 10.77.0.2");
     guest.kill();
     let (status, _, err) = ping.wait();

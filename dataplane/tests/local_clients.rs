@@ -1,7 +1,8 @@
 //! What RFC 5042 asks for, seen from a hostile client on the same machine (its section 2.3, "local
 //! peer"): it names objects and keys that are another's, reads nothing that it is sent, sends
 //! without an end, takes whatever it is given. Memory that it shares with the daemon is in
-//! `hostile_memory.rs` and `bad_input.rs`; the remote peer's side is in `conformance/security.rs`.
+//! `hostile_memory.rs`, `hostile_rings.rs` and `bad_input.rs`; the remote peer's side is in
+//! `conformance/security.rs`.
 
 mod common;
 
@@ -273,7 +274,7 @@ fn keys_of_another_client_serve_no_work_request() {
     ping(&a, &b, 4);
 }
 
-/// One that reads none of its events is told of them in order when it does, and costs others
+/// A client that reads none of its events gets them in order once it does, and costs others
 /// nothing until then.
 #[test]
 fn events_that_a_client_does_not_read_keep_nobody_waiting() {

@@ -147,7 +147,7 @@ const PACKET_RING_MTU: u16 = 1900;
 
 impl DriverTraits {
     /// The row of a device, by its devargs (`net_tap0,iface=tap0`, `0000:03:00.0`) or its driver.
-    pub fn of(device: &str) -> &'static DriverTraits {
+    pub fn for_device(device: &str) -> &'static DriverTraits {
         if is_pci_address(device) {
             return &PCI_NIC;
         }
@@ -218,19 +218,19 @@ mod tests {
 
     #[test]
     fn devargs_and_drivers_find_their_row() {
-        assert!(DriverTraits::of("net_tap0,iface=x").shares_mac_address);
-        assert!(DriverTraits::of("net_tap").even_segments);
-        assert!(!DriverTraits::of("net_virtio_user0,path=/s").external_buffers);
-        assert_eq!(DriverTraits::of("net_null0"), &OTHER);
+        assert!(DriverTraits::for_device("net_tap0,iface=x").shares_mac_address);
+        assert!(DriverTraits::for_device("net_tap").even_segments);
+        assert!(!DriverTraits::for_device("net_virtio_user0,path=/s").external_buffers);
+        assert_eq!(DriverTraits::for_device("net_null0"), &OTHER);
         assert_eq!(
-            DriverTraits::of("0000:03:00.0").needs,
+            DriverTraits::for_device("0000:03:00.0").needs,
             Needs::UserSpaceDriver
         );
     }
 
     #[test]
     fn packet_rings_get_frames_that_hold_a_long_mtu() {
-        let traits = DriverTraits::of("net_af_packet0,iface=x");
+        let traits = DriverTraits::for_device("net_af_packet0,iface=x");
         assert_eq!(traits.packet_ring_frame("iface=x", 1500, 32), None);
         assert_eq!(
             traits.packet_ring_frame("iface=x,framesz=2048", 9000, 32),

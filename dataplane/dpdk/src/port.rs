@@ -1,7 +1,7 @@
 //! An Ethernet port: attach (`probe.rs`, `ring_pair.rs`), configure, start, take
 //! the queues, and hand each worker its own.
 
-use crate::port_config::negotiate_offloads;
+use crate::port_config::{NegotiatedOffloads, negotiate_offloads};
 use crate::ring_pair::PairRings;
 use crate::{
     DriverTraits, Eal, Error, Mempool, PortCaps, PortConfig, Result, RxQueue, TxQueue,
@@ -51,6 +51,9 @@ unsafe impl Send for PortInner {}
 // SAFETY: as above.
 unsafe impl Sync for PortInner {}
 
+/// Bytes of a frame around its IP packet: Ethernet header, VLAN tag and FCS.
+const FRAME_OVERHEAD: u32 = 22;
+
 /// What a port is and could do.
 #[derive(Debug, Clone)]
 pub struct PortInfo {
@@ -89,10 +92,10 @@ impl Port {
         let traits = if rings.is_some() {
             &driver_traits::RING_PAIR
         } else if is_pci_address(name) {
-            DriverTraits::of(name)
+            DriverTraits::for_device(name)
         } else {
             // The name of a virtual device may begin with an alias of its driver's.
-            DriverTraits::of(&driver_name(&raw))
+            DriverTraits::for_device(&driver_name(&raw))
         };
         Ok(Self {
             inner: Arc::new(PortInner {
@@ -171,47 +174,8 @@ impl Port {
     pub fn configure(&mut self, config: &PortConfig, pools: &[Mempool]) -> Result<PortCaps> {
         self.no_queues_out()?;
         let info = self.device_info()?;
-        let invalid = |what: &'static str, value: u32, why: String| Error::Invalid {
-            what,
-            value: value.to_string(),
-            why: format!("port `{}` {why}", self.inner.name),
-        };
-        for (what, asked, max) in [
-            (
-                "number of receive queues",
-                config.rx_queues,
-                info.max_rx_queues,
-            ),
-            (
-                "number of transmit queues",
-                config.tx_queues,
-                info.max_tx_queues,
-            ),
-        ] {
-            if asked == 0 || asked > max {
-                return Err(invalid(what, asked.into(), format!("has 1 to {max}")));
-            }
-        }
+        let negotiated = self.check_config(config, &info, pools)?;
         let mtu = u32::from(config.mtu);
-        if mtu < info.min_mtu || mtu > info.max_mtu {
-            let why = format!("takes {} to {}", info.min_mtu, info.max_mtu);
-            return Err(invalid("MTU", mtu, why));
-        }
-        let Some(last_pool) = pools.last() else {
-            return Err(invalid("number of pools", 0, "needs one".into()));
-        };
-        let negotiated = negotiate_offloads(config, &info);
-        // Ethernet header, VLAN tag and FCS.
-        let frame = mtu + 22;
-        let least = info
-            .min_rx_bufsize
-            .max(if negotiated.granted.scatter { 0 } else { frame });
-        let smallest = pools.iter().map(Mempool::data_room).min().unwrap_or(0);
-        if u32::from(smallest) < least {
-            let why = format!("needs buffers with a data room of {least} at MTU {mtu}");
-            return Err(invalid("data room", smallest.into(), why));
-        }
-
         let mut key = config.rss_key;
         let mut conf = sys::siw_port_conf {
             rx_offloads: negotiated.rx,
@@ -251,33 +215,16 @@ impl Port {
             })
         };
         let mut granted = negotiated.granted;
-        if configure(&conf).is_err() && granted.rx_interrupt {
+        match configure(&conf) {
             // Some drivers refuse interrupts only now.
-            granted.rx_interrupt = false;
-            conf.rx_interrupt = false;
-            configure(&conf)?;
-        } else if !granted.rx_interrupt {
-            configure(&conf)?;
+            Err(_) if granted.rx_interrupt => {
+                granted.rx_interrupt = false;
+                conf.rx_interrupt = false;
+                configure(&conf)?;
+            }
+            outcome => outcome?,
         }
-
-        let (mut rx_desc, mut tx_desc) = (config.rx_desc, config.tx_desc);
-        self.check_call("choice of ring sizes", |id| {
-            // SAFETY: the counts are written within the call.
-            unsafe { sys::siw_port_adjust_desc(id, &mut rx_desc, &mut tx_desc) }
-        })?;
-        for queue in 0..config.rx_queues {
-            let pool = pools.get(usize::from(queue)).unwrap_or(last_pool);
-            self.check_call("receive queue set-up", |id| {
-                // SAFETY: the pool is kept alive in `state.pools`.
-                unsafe { sys::siw_port_rx_queue(id, queue, rx_desc, negotiated.rx, pool.as_ptr()) }
-            })?;
-        }
-        for queue in 0..config.tx_queues {
-            self.check_call("transmit queue set-up", |id| {
-                // SAFETY: a port number of ours.
-                unsafe { sys::siw_port_tx_queue(id, queue, tx_desc, negotiated.tx) }
-            })?;
-        }
+        let (rx_desc, tx_desc) = self.set_up_queues(config, pools, &negotiated)?;
         let caps = PortCaps {
             offloads: granted,
             mtu: config.mtu,
@@ -298,6 +245,85 @@ impl Port {
             rings.keep_alive(pools);
         }
         Ok(caps)
+    }
+
+    /// Looks whether the device takes the configuration, and what it grants of it.
+    fn check_config(
+        &self,
+        config: &PortConfig,
+        info: &PortInfo,
+        pools: &[Mempool],
+    ) -> Result<NegotiatedOffloads> {
+        let invalid = |what: &'static str, value: u32, why: String| Error::Invalid {
+            what,
+            value: value.to_string(),
+            why: format!("port `{}` {why}", self.inner.name),
+        };
+        for (what, asked, max) in [
+            (
+                "number of receive queues",
+                config.rx_queues,
+                info.max_rx_queues,
+            ),
+            (
+                "number of transmit queues",
+                config.tx_queues,
+                info.max_tx_queues,
+            ),
+        ] {
+            if asked == 0 || asked > max {
+                return Err(invalid(what, asked.into(), format!("has 1 to {max}")));
+            }
+        }
+        let mtu = u32::from(config.mtu);
+        if mtu < info.min_mtu || mtu > info.max_mtu {
+            let why = format!("takes {} to {}", info.min_mtu, info.max_mtu);
+            return Err(invalid("MTU", mtu, why));
+        }
+        if pools.is_empty() {
+            return Err(invalid("number of pools", 0, "needs one".into()));
+        }
+        let negotiated = negotiate_offloads(config, info);
+        let frame = mtu + FRAME_OVERHEAD;
+        let least = info
+            .min_rx_bufsize
+            .max(if negotiated.granted.scatter { 0 } else { frame });
+        let smallest = pools.iter().map(Mempool::data_room).min().unwrap_or(0);
+        if u32::from(smallest) < least {
+            let why = format!("needs buffers with a data room of {least} at MTU {mtu}");
+            return Err(invalid("data room", smallest.into(), why));
+        }
+        Ok(negotiated)
+    }
+
+    /// Sets the queues of a configured port up; the descriptors of each receive and transmit queue.
+    fn set_up_queues(
+        &self,
+        config: &PortConfig,
+        pools: &[Mempool],
+        negotiated: &NegotiatedOffloads,
+    ) -> Result<(u16, u16)> {
+        let (mut rx_desc, mut tx_desc) = (config.rx_desc, config.tx_desc);
+        self.check_call("choice of ring sizes", |id| {
+            // SAFETY: the counts are written within the call.
+            unsafe { sys::siw_port_adjust_desc(id, &mut rx_desc, &mut tx_desc) }
+        })?;
+        for queue in 0..config.rx_queues {
+            let Some(pool) = pools.get(usize::from(queue)).or(pools.last()) else {
+                break;
+            };
+            self.check_call("receive queue set-up", |id| {
+                // SAFETY: `configure` keeps the pool alive in the port's state.
+                unsafe { sys::siw_port_rx_queue(id, queue, rx_desc, negotiated.rx, pool.as_ptr()) }
+            })?;
+        }
+        for queue in 0..config.tx_queues {
+            self.check_call("transmit queue set-up", |id| {
+                // SAFETY: a port number of ours.
+                unsafe { sys::siw_port_tx_queue(id, queue, tx_desc, negotiated.tx) }
+            })?;
+        }
+        Ok((rx_desc, tx_desc))
     }
 
     /// What the last [`Self::configure`] and [`Self::start`] granted.

@@ -31,7 +31,7 @@ fn attach_device(eal: &Eal, devargs: &str) -> Result<Port> {
     let fail = |reason: String| Error::Device {
         device: devargs.to_owned(),
         reason,
-        hint: DriverTraits::of(devargs).attach_hint(devargs),
+        hint: DriverTraits::for_device(devargs).attach_hint(devargs),
         log: log::kept_lines(),
     };
     let nul = |_| Error::Invalid {

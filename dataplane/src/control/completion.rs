@@ -18,7 +18,7 @@ use crate::worker::messages::Command;
 
 impl ControlThread {
     pub(super) fn cq_geometry(&self, cqe: u32) -> Result<CqGeometry, Refusal> {
-        let workers = self.workers.count() as u32;
+        let workers = self.workers.worker_count() as u32;
         let deepest = self.config.limits.completions;
         if cqe == 0 || cqe > deepest {
             return Err(Refusal::new(
@@ -139,7 +139,7 @@ impl ControlThread {
             count: request.count.into(),
             period: u64::from(request.period) * 1000,
         });
-        for worker in 0..self.workers.count() {
+        for worker in 0..self.workers.worker_count() {
             let cq = CqId(request.cq);
             self.workers
                 .post_command(worker, Command::ModerateCq { cq, moderation });

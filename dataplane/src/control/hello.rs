@@ -28,7 +28,7 @@ impl ControlThread {
                 ),
             ));
         }
-        let workers = self.workers.count() as u32;
+        let workers = self.workers.worker_count() as u32;
         let outbox_token = self.resources.next_outbox_token();
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return Ok(requests::Served::Replied);

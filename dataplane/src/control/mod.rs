@@ -243,7 +243,7 @@ impl ControlThread {
                     .iter_mut()
                     .chain(client.cm_channels.values_mut())
             })
-            .find(|outbox| outbox.token() == token);
+            .find(|outbox| outbox.epoll_token() == token);
         if let Some(outbox) = found {
             outbox.flush_backlog(epoll);
         }
@@ -251,7 +251,7 @@ impl ControlThread {
 
     /// Everything that workers have reported.
     fn take_worker_events(&mut self) {
-        for worker in 0..self.workers.count() {
+        for worker in 0..self.workers.worker_count() {
             while let Some(event) = self.workers.next_event(worker) {
                 self.on_worker_event(worker, event);
             }

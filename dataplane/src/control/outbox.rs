@@ -33,7 +33,7 @@ impl Outbox {
     }
 
     /// What epoll reports it under.
-    pub fn token(&self) -> u64 {
+    pub fn epoll_token(&self) -> u64 {
         self.token
     }
 

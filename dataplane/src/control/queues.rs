@@ -54,10 +54,10 @@ impl ControlThread {
     }
 
     pub(super) fn create_cq(&mut self, id: ClientId, seq: u32, request: &m::CreateCq) -> Outcome {
-        let workers = self.workers.count() as u32;
+        let workers = self.workers.worker_count() as u32;
         let most = self.config.limits.completion_queues_per_client;
         let geometry = self.cq_geometry(request.cqe)?;
-        let number = CqId(self.resources.cqs.allocate());
+        let number = CqId(self.resources.cqs.allocate_number());
         let channel_id = (request.channel != 0).then_some(CompletionChannelId(request.channel));
         let made = (|| {
             let client = self.resources.client_mut(id)?;
@@ -86,7 +86,7 @@ impl ControlThread {
         let (channel, mem) = match made {
             Ok(parts) => parts,
             Err(error) => {
-                self.resources.cqs.release(number.0);
+                self.resources.cqs.release_number(number.0);
                 return Err(error);
             }
         };
@@ -161,13 +161,13 @@ impl ControlThread {
             }
         }
         let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
-        self.resources.cqs.release(cq.0);
+        self.resources.cqs.release_number(cq.0);
         self.on_answered(id);
     }
 
-    pub(super) fn create_qp(&mut self, id: ClientId, seq: u32, request: &m::CreateQp) -> Outcome {
-        let limits = &self.config.limits;
-        let (most, deepest) = (limits.queue_pairs_per_client, limits.work_requests);
+    /// The rings of a queue pair, if limits and ABI allow what is asked for.
+    fn qp_geometry(&self, request: &m::CreateQp) -> Result<QpGeometry, Refusal> {
+        let deepest = self.config.limits.work_requests;
         for (what, depth) in [
             ("send", request.max_send_wr),
             ("receive", request.max_recv_wr),
@@ -191,14 +191,19 @@ impl ControlThread {
                 ),
             ));
         }
-        let geometry = QpGeometry::new(
+        QpGeometry::new(
             request.max_send_wr,
             request.max_recv_wr,
             request.max_send_sge,
             request.max_recv_sge,
             request.max_inline,
         )
-        .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues would be too long"))?;
+        .ok_or_else(|| Refusal::new(libc::EINVAL, "the queues would be too long"))
+    }
+
+    pub(super) fn create_qp(&mut self, id: ClientId, seq: u32, request: &m::CreateQp) -> Outcome {
+        let geometry = self.qp_geometry(request)?;
+        let most = self.config.limits.queue_pairs_per_client;
         let client = self.resources.client_mut(id)?;
         if client.qps.len() + client.departing_qps.len() >= most as usize {
             return Err(Refusal::over_limit("queue pairs", most.into()));
@@ -233,7 +238,7 @@ impl ControlThread {
         if let Some(srq) = srq_id.and_then(|srq| client.srqs.get_mut(&srq)) {
             srq.qps += 1;
         }
-        let qpn = Qpn(self.resources.qpns.allocate());
+        let qpn = Qpn(self.resources.qpns.allocate_number());
         let client = self.resources.client_mut(id)?;
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = client.cqs.get_mut(&cq) {
@@ -368,7 +373,7 @@ impl ControlThread {
                 srq.qps -= 1;
             }
             client.queues.free(qp.mem);
-            self.resources.qpns.release(qpn.0);
+            self.resources.qpns.release_number(qpn.0);
         }
     }
 

@@ -60,13 +60,13 @@ impl ControlThread {
                     .keys()
                     .chain(departing.client.departing_qps.keys())
                 {
-                    self.resources.qpns.release(qpn.0);
+                    self.resources.qpns.release_number(qpn.0);
                 }
                 for cq in departing.client.cqs.keys() {
-                    self.resources.cqs.release(cq.0);
+                    self.resources.cqs.release_number(cq.0);
                 }
                 for srq in departing.client.srqs.keys() {
-                    self.resources.srqs.release(srq.0);
+                    self.resources.srqs.release_number(srq.0);
                 }
             }
         }

@@ -209,7 +209,7 @@ const RESTING_NUMBERS: usize = 1024;
 
 impl NumberPool {
     /// A number from 1 on that no object has.
-    pub fn allocate(&mut self) -> u32 {
+    pub fn allocate_number(&mut self) -> u32 {
         if self.free.len() > RESTING_NUMBERS
             && let Some(number) = self.free.pop_front()
         {
@@ -220,7 +220,7 @@ impl NumberPool {
     }
 
     /// Gives the number of an object that is gone back.
-    pub fn release(&mut self, number: u32) {
+    pub fn release_number(&mut self, number: u32) {
         self.free.push_back(number);
     }
 }

@@ -97,9 +97,9 @@ impl ControlThread {
         let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
             .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
         pd.users += 1;
-        let number = SrqId(self.resources.srqs.allocate());
+        let number = SrqId(self.resources.srqs.allocate_number());
         let low = Arc::new(LowWaterMark::default());
-        for worker in 0..self.workers.count() {
+        for worker in 0..self.workers.worker_count() {
             let end = WorkerSrq {
                 id: number,
                 client: id,
@@ -284,7 +284,7 @@ impl ControlThread {
             }
         }
         let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
-        self.resources.srqs.release(srq.0);
+        self.resources.srqs.release_number(srq.0);
         self.on_answered(id);
     }
 

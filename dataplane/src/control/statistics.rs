@@ -16,7 +16,7 @@ impl ControlThread {
             return send_reply::<m::ReadStats>(client, seq, &statistics_part(&text, offset));
         }
         let token = self.workers.next_token();
-        let left = self.workers.count();
+        let left = self.workers.worker_count();
         self.workers.post_to_all(|| Command::Stats { token });
         Ok(Served::Deferred(PendingReply::Stats { token, left }))
     }

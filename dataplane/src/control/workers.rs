@@ -33,7 +33,7 @@ impl WorkerSet {
     }
 
     /// How many workers there are.
-    pub fn count(&self) -> usize {
+    pub fn worker_count(&self) -> usize {
         self.mailboxes.len()
     }
 
@@ -75,7 +75,7 @@ impl WorkerSet {
 
     /// Hands a command to each worker.
     pub fn post_to_all(&self, command: impl Fn() -> Command) {
-        for worker in 0..self.count() {
+        for worker in 0..self.worker_count() {
             self.post_command(worker, command());
         }
     }
@@ -91,6 +91,6 @@ impl WorkerSet {
     pub fn post_barrier(&mut self) -> (CommandToken, usize) {
         let token = self.next_token();
         self.post_to_all(|| Command::Barrier { token });
-        (token, self.count())
+        (token, self.worker_count())
     }
 }

@@ -96,7 +96,8 @@ pub fn run(
         .map(|capture| Capture::start_writing(capture, &names))
         .transpose()
         .map_err(|error| text(&error))?;
-    let keys = SharedStackConfig::generate(plan.connections, config.dpdk.buffers, devices.len());
+    let keys =
+        SharedStackConfig::generate_secrets(plan.connections, config.dpdk.buffers, devices.len());
     let ports = devices
         .iter_mut()
         .enumerate()

@@ -196,7 +196,7 @@ fn a_peer_that_overflows_a_completion_queue_ends_its_own_queue_pairs_only() {
     b.goes_on();
 }
 
-/// An established stream whose peer is gone without a word is noticed by keepalive, where the
+/// An established stream whose peer vanished silently is noticed by keepalive, where the
 /// configuration asks for it, and gives its resources back.
 #[test]
 fn an_idle_stream_whose_peer_has_vanished_is_reaped() {
