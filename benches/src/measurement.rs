@@ -31,8 +31,8 @@ pub fn gigabits_per_second(bytes: u64, time: Duration) -> f64 {
 /// A number of bytes for people: 65536 as "64 KiB".
 pub fn format_bytes(size: u32) -> String {
     match size {
-        _ if size >= 1 << 20 && size % (1 << 20) == 0 => format!("{} MiB", size >> 20),
-        _ if size >= 1 << 10 && size % (1 << 10) == 0 => format!("{} KiB", size >> 10),
+        _ if size >= 1 << 20 && size.is_multiple_of(1 << 20) => format!("{} MiB", size >> 20),
+        _ if size >= 1 << 10 && size.is_multiple_of(1 << 10) => format!("{} KiB", size >> 10),
         _ => format!("{size} B"),
     }
 }

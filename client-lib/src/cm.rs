@@ -58,7 +58,7 @@ impl ConnectOptions<'_> {
         self.device.unwrap_or(ANY_DEVICE)
     }
 
-    pub(crate) fn to_conn_params(&self) -> Result<ConnParams, Error> {
+    pub(crate) fn to_conn_params(self) -> Result<ConnParams, Error> {
         Ok(ConnParams {
             ord: self.ord,
             ird: self.ird,
@@ -336,7 +336,7 @@ impl ListenOptions {
         }
     }
 
-    fn to_mpa_options(&self) -> MpaOptions {
+    fn to_mpa_options(self) -> MpaOptions {
         let ms = |duration: Option<Duration>| {
             duration.map_or(0, |duration| {
                 u32::try_from(duration.as_millis())

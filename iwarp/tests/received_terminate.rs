@@ -188,7 +188,7 @@ fn both_bit_orders_are_distinguished_for_every_code() {
     ] {
         for &code in codes {
             let code = TerminateCode {
-                layer: layer,
+                layer,
                 error_type: terminate,
                 code,
             };

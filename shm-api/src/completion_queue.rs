@@ -241,7 +241,7 @@ impl CqGeometry {
         let len = HEADER + workers as usize * ring_stride(entries);
         Some(CqGeometry {
             entries,
-            workers: workers,
+            workers,
             len,
         })
     }

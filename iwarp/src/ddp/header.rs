@@ -132,7 +132,7 @@ impl TaggedHeader {
 
     /// The header as it goes on the wire.
     #[inline]
-    pub fn to_bytes(&self) -> [u8; TAGGED_HDR_LEN] {
+    pub fn to_bytes(self) -> [u8; TAGGED_HDR_LEN] {
         let mut octets = [0; TAGGED_HDR_LEN];
         octets[0] = self.control.ddp;
         octets[1] = self.control.rdmap;
@@ -175,7 +175,7 @@ impl UntaggedHeader {
 
     /// The header as it goes on the wire.
     #[inline]
-    pub fn to_bytes(&self) -> [u8; UNTAGGED_HDR_LEN] {
+    pub fn to_bytes(self) -> [u8; UNTAGGED_HDR_LEN] {
         let mut octets = [0; UNTAGGED_HDR_LEN];
         octets[0] = self.control.ddp;
         octets[1] = self.control.rdmap;

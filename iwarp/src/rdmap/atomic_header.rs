@@ -69,7 +69,7 @@ impl AtomicRequestHeader {
     }
 
     /// The header as it goes on the wire.
-    pub fn to_bytes(&self) -> [u8; ATOMIC_REQUEST_LEN] {
+    pub fn to_bytes(self) -> [u8; ATOMIC_REQUEST_LEN] {
         let mut octets = [0; ATOMIC_REQUEST_LEN];
         octets[3] = self.op as u8;
         octets[4..8].copy_from_slice(&self.id.to_be_bytes());
@@ -116,7 +116,7 @@ impl AtomicResponseHeader {
     }
 
     /// The header as it goes on the wire.
-    pub fn to_bytes(&self) -> [u8; ATOMIC_RESPONSE_LEN] {
+    pub fn to_bytes(self) -> [u8; ATOMIC_RESPONSE_LEN] {
         let mut octets = [0; ATOMIC_RESPONSE_LEN];
         octets[..4].copy_from_slice(&self.id.to_be_bytes());
         octets[4..].copy_from_slice(&self.original.to_be_bytes());

@@ -35,7 +35,7 @@ impl ReadRequestHeader {
 
     /// The header as it goes on the wire.
     #[inline]
-    pub fn to_bytes(&self) -> [u8; READ_REQUEST_LEN] {
+    pub fn to_bytes(self) -> [u8; READ_REQUEST_LEN] {
         let mut octets = [0; READ_REQUEST_LEN];
         octets[0..4].copy_from_slice(&self.sink_stag.to_be_bytes());
         octets[4..12].copy_from_slice(&self.sink_to.to_be_bytes());

@@ -24,7 +24,7 @@ impl<const N: usize> Text<N> {
     }
 
     /// What precedes the first zero; replacement characters for what is not UTF-8.
-    pub fn to_text(&self) -> String {
+    pub fn to_text(self) -> String {
         let end = self.0.iter().position(|b| *b == 0).unwrap_or(N);
         String::from_utf8_lossy(&self.0[..end]).into_owned()
     }
