@@ -178,7 +178,7 @@ fn both_bit_orders_are_distinguished_for_every_code() {
         hdr: hdr18(ulpdu(&write(1, 2, &[3]))),
         read: None,
     };
-    for (layer, terminate, codes) in [
+    for (layer, error_type, codes) in [
         (0u8, 1u8, &[0u8, 1, 2, 3, 4, 9, 0xff][..]),
         (0, 2, &[5, 6, 7, 8, 9, 0xff]),
         (1, 1, &[0, 1, 2, 3, 4]),
@@ -189,33 +189,33 @@ fn both_bit_orders_are_distinguished_for_every_code() {
         for &code in codes {
             let code = TerminateCode {
                 layer,
-                error_type: terminate,
+                error_type,
                 code,
             };
             let payload = rdmap::terminate::TerminatePayload::new(code, Some(&quoted));
-            let mut b = payload.as_bytes().to_vec();
-            let request = rdmap::terminate::ReceivedTerminate::parse(&b).expect("sound");
-            assert_eq!((request.code, request.is_siw_order), (code, false));
-            b[0] = b[0].rotate_left(4);
-            let request = rdmap::terminate::ReceivedTerminate::parse(&b).expect("sound");
-            let same = layer == terminate;
+            let mut bytes = payload.as_bytes().to_vec();
+            let received = rdmap::terminate::ReceivedTerminate::parse(&bytes).expect("sound");
+            assert_eq!((received.code, received.is_siw_order), (code, false));
+            bytes[0] = bytes[0].rotate_left(4);
+            let received = rdmap::terminate::ReceivedTerminate::parse(&bytes).expect("sound");
+            let same = layer == error_type;
             // 1/2 and 2/1: only one of them is registered.
             assert_eq!(
-                (request.code, request.is_siw_order),
+                (received.code, received.is_siw_order),
                 (code, !same),
                 "{code}"
             );
             // siw's control bits are at the other end: they tell even 1/1.
             let payload = payload.in_bit_order(rdmap::terminate::TerminateBitOrder::Siw);
-            let request =
+            let received =
                 rdmap::terminate::ReceivedTerminate::parse(payload.as_bytes()).expect("sound");
             let quotes = payload.as_bytes().len() > 4;
             assert_eq!(
-                (request.code, request.is_siw_order),
+                (received.code, received.is_siw_order),
                 (code, quotes || !same),
                 "{code}"
             );
-            assert_eq!(request.ddp, quotes.then_some(quoted.hdr));
+            assert_eq!(received.ddp, quotes.then_some(quoted.hdr));
         }
     }
 }
