@@ -75,6 +75,24 @@ impl PageList {
         }
         Ok((from + at, piece_len.min(len)))
     }
+
+    /// [`RegisteredMemory::for_each_piece`] for a region that has a page list.
+    #[inline(never)]
+    fn for_each_piece(
+        &self,
+        region: &SharedMemory,
+        offset: usize,
+        len: usize,
+        mut visit: impl FnMut(&SharedMemory, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
+    ) -> Result<(), OutOfBounds> {
+        let mut done = 0;
+        while done < len {
+            let (at, piece_len) = self.piece_at(offset + done, len - done)?;
+            visit(region, at, done..done + piece_len)?;
+            done += piece_len;
+        }
+        Ok(())
+    }
 }
 
 /// A registered memory region or a window, daemon side.
@@ -398,9 +416,12 @@ impl RegisteredMemory {
         }
     }
 
-    /// Hands the pieces of `len` bytes at `off` to `f`: offset in the region, offset in the
-    /// range, bytes.
-    #[inline]
+    /// Hands the pieces of `len` bytes at `offset` to `visit`: the mapping, the offset in it, and
+    /// which of the `len` bytes they are.
+    ///
+    /// Always inlined, so that memory without a page list, as nearly all is, costs no call; page
+    /// lists stay out of line.
+    #[inline(always)]
     fn for_each_piece(
         &self,
         offset: u64,
@@ -408,16 +429,10 @@ impl RegisteredMemory {
         mut visit: impl FnMut(&SharedMemory, usize, std::ops::Range<usize>) -> Result<(), OutOfBounds>,
     ) -> Result<(), OutOfBounds> {
         let (region, offset) = self.memory_range(offset, len)?;
-        let Some(pages) = &self.page_list else {
-            return visit(region, offset, 0..len);
-        };
-        let mut done = 0;
-        while done < len {
-            let (at, piece_len) = pages.piece_at(offset + done, len - done)?;
-            visit(region, at, done..done + piece_len)?;
-            done += piece_len;
+        match &self.page_list {
+            None => visit(region, offset, 0..len),
+            Some(pages) => pages.for_each_piece(region, offset, len, visit),
         }
-        Ok(())
     }
 
     /// Places bytes at an offset obtained from [`RegisteredMemory::check_access`].
