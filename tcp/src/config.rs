@@ -147,8 +147,8 @@ impl Default for NeighbourConfig {
 /// Limits of datagrams that are reassembled from fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReassemblyConfig {
-    /// Datagrams that wait for fragments; the oldest gives way to a new one. 0: none is put
-    /// together.
+    /// Datagrams that wait for fragments; the oldest gives way to a new one. 0: none is
+    /// reassembled.
     pub max_datagrams: usize,
     /// Received buffers that wait, of all datagrams together.
     pub max_fragments: usize,

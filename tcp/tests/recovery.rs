@@ -322,7 +322,7 @@ fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
     lab.run_ms(1);
     lab.net
         .set_link(0, Impairment::perfect(Duration::from_micros(50)));
-    // Repetitions are held up as well, behind the originals.
+    // Retransmissions are held up as well, behind the originals.
     lab.lose(|from, f| from == 0 && f.len() > 1000);
     lab.run_ms(28);
     lab.lose(|_, _| false);

@@ -21,7 +21,7 @@ pub(crate) struct HyStart {
     window_end: SeqNr,
     /// cssBaselineMinRtt; 0: not in conservative slow start.
     baseline: u32,
-    /// Segments of this round, N_RTT_SAMPLE at most: one ACK tells of many.
+    /// Segments of this round, N_RTT_SAMPLE at most: one ACK may cover many.
     samples: u8,
     css_rounds: u8,
     begun: bool,

@@ -88,7 +88,7 @@ impl WindowReduction {
         }
     }
 
-    /// RFC 6937 section 3: how much may leave in answer to an ACK that tells of `delivered` bytes.
+    /// RFC 6937 section 3: how much may be sent in answer to an ACK that reports `delivered` bytes.
     pub(crate) fn on_ack(
         &mut self,
         window: &mut CongestionWindow,

@@ -218,42 +218,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         mut delivered: u32,
     ) {
         self.start_recovery();
+        cx.shared.stats.dup_acks_in += u64::from(dup);
+        self.undo_needless_reduction(cx, seg, new);
         let path = (self.id(cx.index), self.template.key().remote().ip());
         let tcb = &mut self.tcb;
         let Some(recovery) = &mut self.recovery else {
             return;
         };
-        cx.shared.stats.dup_acks_in += u64::from(dup);
-        if rack::dsack_block(seg).is_some() && tcb.has(ConnectionFlags::SACK) {
-            cx.shared.stats.dsacks_in += 1;
-            if recovery.on_dsack(tcb)
-                && (tcb.phase == RecoveryPhase::Open || recovery.reduction.is_over(tcb.snd_una))
-            {
-                cx.shared.stats.spurious += 1;
-                recovery.unmark_lost(tcb, &mut self.send_queue);
-                let flight = tcb.flight_state();
-                self.congestion
-                    .undo_reduction(&mut tcb.window, &mut recovery.reduction, &flight);
-            }
-        }
-        if new
-            && tcb.phase == RecoveryPhase::Loss
-            && seg.has_ts
-            && tcb.has(ConnectionFlags::TIMESTAMPS)
-        {
-            let tcb = &mut self.tcb;
-            if recovery
-                .reduction
-                .was_needless(seg.ts_ecr, self.timestamp_offset)
-            {
-                cx.shared.stats.spurious += 1;
-                recovery.unmark_lost(tcb, &mut self.send_queue);
-                let flight = tcb.flight_state();
-                self.congestion
-                    .undo_reduction(&mut tcb.window, &mut recovery.reduction, &flight);
-            }
-        }
-        let tcb = &mut self.tcb;
         if recovery.probe_answered(seg, dup) {
             // The probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
             cx.shared.stats.tlp_recoveries += 1;
@@ -298,22 +269,98 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.phase != RecoveryPhase::Open {
             fresh = recovery.lost;
         }
-        if new && tcb.phase != RecoveryPhase::Open && recovery.reduction.is_over(tcb.snd_una) {
-            if tcb.phase == RecoveryPhase::Recovery {
-                recovery
-                    .reduction
-                    .end_recovery(&mut tcb.window, u32::from(tcb.emss));
+        if new {
+            self.end_recovery_if_over(cx);
+        }
+        self.adjust_window_in_recovery(cx, fresh, delivered, partial);
+        let tcb = &mut self.tcb;
+        cx.schedule_output(tcb, ConnectionFlags::NONE);
+        if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
+            // RFC 6675 section 6 leaves room for it: whether a retransmission was lost only shows in
+            // what left after it, and the wait for that must outlast the answers to what left
+            // before.
+            tcb.restart_retransmission_timer(cx);
+        }
+        self.select_recovery_timer(cx, due, new);
+    }
+
+    /// Undoes a reduction of the window that turns out to have been needless: the peer reports that
+    /// all retransmissions were duplicates (DSACK, RFC 3708), or the first ACK after a timeout
+    /// echoes a timestamp from before the retransmission (Eifel, RFC 3522).
+    fn undo_needless_reduction(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, new: bool) {
+        let tcb = &mut self.tcb;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        if rack::dsack_block(seg).is_some() && tcb.has(ConnectionFlags::SACK) {
+            cx.shared.stats.dsacks_in += 1;
+            if recovery.on_dsack(tcb)
+                && (tcb.phase == RecoveryPhase::Open || recovery.reduction.is_over(tcb.snd_una))
+            {
+                cx.shared.stats.spurious += 1;
+                recovery.unmark_lost(tcb, &mut self.send_queue);
+                let flight = tcb.flight_state();
+                self.congestion
+                    .undo_reduction(&mut tcb.window, &mut recovery.reduction, &flight);
             }
-            tcb.phase = RecoveryPhase::Open;
-            recovery.rack.on_recovery_end();
+        }
+        if new
+            && tcb.phase == RecoveryPhase::Loss
+            && seg.has_ts
+            && tcb.has(ConnectionFlags::TIMESTAMPS)
+            && recovery
+                .reduction
+                .was_needless(seg.ts_ecr, self.timestamp_offset)
+        {
+            cx.shared.stats.spurious += 1;
+            recovery.unmark_lost(tcb, &mut self.send_queue);
             let flight = tcb.flight_state();
             self.congestion
-                .on_recovered(&mut tcb.window, &flight, cx.now.0);
+                .undo_reduction(&mut tcb.window, &mut recovery.reduction, &flight);
         }
+    }
+
+    /// Ends the recovery, or the slow start after a timeout, once everything that was in flight
+    /// when it began is acknowledged.
+    fn end_recovery_if_over(&mut self, cx: &mut TcpContext<'_>) {
+        let tcb = &mut self.tcb;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        if tcb.phase == RecoveryPhase::Open || !recovery.reduction.is_over(tcb.snd_una) {
+            return;
+        }
+        if tcb.phase == RecoveryPhase::Recovery {
+            recovery
+                .reduction
+                .end_recovery(&mut tcb.window, u32::from(tcb.emss));
+        }
+        tcb.phase = RecoveryPhase::Open;
+        recovery.rack.on_recovery_end();
+        let flight = tcb.flight_state();
+        self.congestion
+            .on_recovered(&mut tcb.window, &flight, cx.now.0);
+    }
+
+    /// Begins fast recovery when `lost` segments were found lost outside of one; in a recovery,
+    /// gives out what may be sent for `delivered` bytes. `partial`: the ACK was a partial one
+    /// (RFC 6582).
+    fn adjust_window_in_recovery(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        lost: u32,
+        delivered: u32,
+        partial: bool,
+    ) {
+        let tcb = &mut self.tcb;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
         let flight = tcb.flight_state();
         match tcb.phase {
-            // What was cut since the path does not carry it is lost too, but says no more.
-            RecoveryPhase::Open if fresh > 0 => {
+            // Segments that were cut because the path does not carry them count as lost as well,
+            // but are no sign of congestion.
+            RecoveryPhase::Open if lost > 0 => {
                 cx.shared
                     .stats
                     .count_recovery(tcb.has(ConnectionFlags::SACK));
@@ -335,14 +382,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
             _ => {}
         }
         recovery.finish_if_settled(tcb);
-        cx.schedule_output(tcb, ConnectionFlags::NONE);
-        if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
-            // RFC 6675 section 6 leaves room for it: whether a retransmission was lost only shows in
-            // what left after it, and the wait for that must outlast the answers to what left
-            // before.
-            tcb.restart_retransmission_timer(cx);
-        }
-        self.select_recovery_timer(cx, due, new);
     }
 
     /// One timer for all (RFC 8985 section 8): the reordering timer while RACK waits, no probe

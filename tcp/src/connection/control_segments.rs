@@ -191,7 +191,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.emit_without_payload(cx, seq, 0, sink)?;
         cx.shared.stats.pure_acks_out += 1;
         self.tcb.flags &= !ConnectionFlags::NEED_ACK;
-        // A batch can open more holes than one ACK can tell of; untold ones would look lost.
+        // One batch of received segments can open more holes than one ACK can report; data behind
+        // a hole that is not reported would look lost to the peer.
         let blocks_per_ack = if self.tcb.has(ConnectionFlags::TIMESTAMPS) {
             3
         } else {

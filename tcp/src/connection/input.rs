@@ -71,52 +71,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         let len = buffer.remaining() as u32;
         let span = len + u32::from(seg.flags & FIN != 0) + u32::from(seg.flags & SYN != 0);
-        let tcb = &mut self.tcb;
-        if tcb.state == TcpState::TimeWait && seg.flags & (SYN | ACK | RST) == SYN {
-            // RFC 6191, RFC 9293 section 3.6.1.
-            let newer = if seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS) {
-                (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) > 0
-            } else {
-                seg.seq.gt(tcb.rcv_nxt)
-            };
-            if newer {
-                return SegmentVerdict::Reopen;
-            }
+        if self.may_reopen(&seg) {
+            return SegmentVerdict::Reopen;
         }
-        // RFC 7323 section 3.2. A SYN is let through: a peer that starts anew has to be told of
-        // the connection (RFC 5961 section 4).
-        if tcb.has(ConnectionFlags::TIMESTAMPS) && !seg.has_ts && seg.flags & (RST | SYN) == 0 {
-            cx.shared.stats.in_errs += 1;
+        if !self.passes_timestamp_checks(cx, &seg, span) {
             return SegmentVerdict::Done;
         }
-        // PAWS (RFC 7323 section 5.3); resets are exempt.
-        if tcb.has(ConnectionFlags::TIMESTAMPS) && seg.has_ts && seg.flags & RST == 0 {
-            let old = (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0;
-            // Section 5.5: after 24 days of silence the comparison means nothing.
-            if old && cx.now.0.saturating_sub(tcb.last_rx) < 24 * 86_400 * 1_000_000_000 {
-                cx.shared.stats.paws_drops += 1;
-                if span > 0 || cx.shared.may_challenge(cx.now) {
-                    cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
-                }
-                return SegmentVerdict::Done;
-            }
-        }
-        // Sequence check (section 3.10.7.4, first). A pure ACK may lie between our last ACK and
-        // RCV.NXT, or on the right edge, as Linux has it: both happen to honest peers.
-        let window = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
-        let right = tcb.rcv_nxt + window;
-        let end = seg.seq + span;
-        let acceptable = if span == 0 {
-            seg.seq.ge(tcb.last_ack_sent) && seg.seq.le(right)
-        } else if window == 0 && seg.seq == tcb.rcv_nxt {
-            // Nothing of it fits, but its ACK counts; it is answered.
-            cx.shared.stats.out_of_window += 1;
-            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
-            true
-        } else {
-            seg.seq.lt(right) && end.gt(tcb.rcv_nxt)
-        };
-        if !acceptable {
+        if !self.is_acceptable(cx, &seg, span) {
             return self.on_unacceptable_segment(cx, seg, len, span);
         }
         if seg.flags & RST != 0 {
@@ -128,6 +89,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if seg.flags & ACK == 0 {
             return SegmentVerdict::Done;
         }
+        let tcb = &mut self.tcb;
         tcb.last_rx = if tcb.state == TcpState::SynReceived {
             tcb.last_rx
         } else {
@@ -167,6 +129,76 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.process_payload(cx, &seg, buffer)
         } else {
             SegmentVerdict::Done
+        }
+    }
+
+    /// Whether a SYN may replace this connection in TIME-WAIT: its timestamp, or without timestamps
+    /// its sequence number, is above all that the old connection received (RFC 6191, RFC 9293
+    /// section 3.6.1).
+    #[inline]
+    fn may_reopen(&self, seg: &Segment) -> bool {
+        let tcb = &self.tcb;
+        if tcb.state != TcpState::TimeWait || seg.flags & (SYN | ACK | RST) != SYN {
+            return false;
+        }
+        if seg.has_ts && tcb.has(ConnectionFlags::TIMESTAMPS) {
+            (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) > 0
+        } else {
+            seg.seq.gt(tcb.rcv_nxt)
+        }
+    }
+
+    /// Whether the segment passes the checks of RFC 7323. One that fails has been counted, and
+    /// answered if it must be. `span`: its length in sequence space.
+    #[inline]
+    fn passes_timestamp_checks(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        seg: &Segment,
+        span: u32,
+    ) -> bool {
+        let tcb = &mut self.tcb;
+        if !tcb.has(ConnectionFlags::TIMESTAMPS) || seg.flags & RST != 0 {
+            return true; // resets are exempt
+        }
+        if !seg.has_ts {
+            // Section 3.2: without the option a segment is dropped. A SYN goes on: the peer may
+            // have started anew, and the challenge ACK of RFC 5961 section 4 shows it that the
+            // connection still exists here.
+            let is_syn = seg.flags & SYN != 0;
+            cx.shared.stats.in_errs += u64::from(!is_syn);
+            return is_syn;
+        }
+        // PAWS (section 5.3).
+        let old = (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0;
+        // Section 5.5: after 24 days of silence the comparison means nothing.
+        if old && cx.now.0.saturating_sub(tcb.last_rx) < 24 * 86_400 * 1_000_000_000 {
+            cx.shared.stats.paws_drops += 1;
+            if span > 0 || cx.shared.may_challenge(cx.now) {
+                cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+            }
+            return false;
+        }
+        true
+    }
+
+    /// The sequence number check (RFC 9293 section 3.10.7.4, first). A pure ACK may lie between our
+    /// last ACK and RCV.NXT, or on the right edge of the window, as in Linux: both happen to
+    /// honest peers. `span`: the segment's length in sequence space.
+    #[inline]
+    fn is_acceptable(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, span: u32) -> bool {
+        let tcb = &mut self.tcb;
+        let window = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
+        let right = tcb.rcv_nxt + window;
+        if span == 0 {
+            seg.seq.ge(tcb.last_ack_sent) && seg.seq.le(right)
+        } else if window == 0 && seg.seq == tcb.rcv_nxt {
+            // Nothing of it fits, but its ACK counts, and it is answered.
+            cx.shared.stats.out_of_window += 1;
+            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+            true
+        } else {
+            seg.seq.lt(right) && (seg.seq + span).gt(tcb.rcv_nxt)
         }
     }
 

@@ -10,7 +10,7 @@ use crate::congestion::window::initial_window;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::pmtu::probe::ProbeStep;
-use crate::queues::send_queue::{self, InFlightSegment};
+use crate::queues::send_queue::{self, InFlightSegment, SegmentPlan};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -273,8 +273,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.retransmits += 1;
             let after_timeout = self.tcb.phase == RecoveryPhase::Loss;
             cx.shared.stats.count_retransmission(after_timeout);
-            // The timer has to leave the retransmission its round trip: else a loss that an ACK told
-            // of in time looks like silence.
+            // The timer has to leave the retransmission a round trip: it must not expire for a
+            // loss that an ACK reported in time.
             if self.tcb.timer().is_none()
                 || (index == 0
                     && self.tcb.phase == RecoveryPhase::Recovery
@@ -320,38 +320,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     break;
                 }
             }
-            let tcb = &mut self.tcb;
-            let window = tcb.snd_wnd.saturating_sub(tcb.flight());
-            // Limited transmit (RFC 3042): a segment for each of the first two duplicates, which
-            // are only counted without SACK.
-            let limited = if tcb.phase == RecoveryPhase::Open {
-                u32::from(tcb.dup_acks.min(2))
-            } else {
-                0
-            };
-            let usable = window.min((tcb.window.cwnd() + limited * emss).saturating_sub(tcb.pipe));
-            let Some(mut plan) = self.send_queue.plan_segment(emss, usable) else {
+            let Some((plan, usable)) = self.plan_new_segment(cx, emss) else {
                 break;
             };
-            if plan.len > window {
-                if tcb.flight() > 0 {
-                    break; // its ACK brings the window
-                }
-                // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part leaves when it
-                // is half of the largest window seen, or when waiting did not help.
-                if window > 0
-                    && (window >= tcb.max_snd_wnd / 2 || tcb.has(ConnectionFlags::MAY_SPLIT_RECORD))
-                {
-                    plan = self
-                        .send_queue
-                        .plan_part(window.min(plan.len - 1).min(tcb.window.cwnd().max(1)));
-                } else {
-                    self.enter_persist(cx);
-                    break;
-                }
-            } else if plan.len > usable && tcb.pipe > 0 {
-                break;
-            }
             if plan.len == emss
                 && plan.len <= usable
                 && !self.tcb.has(ConnectionFlags::SEND_CWR)
@@ -410,20 +381,67 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         self.congestion.on_sent(self.tcb.pipe);
         if sent > 0 {
-            if credit != u32::MAX {
-                self.on_paced_output(cx, sent);
-            }
-            if self.tcb.is_timer(Timer::TailLossProbe) {
-                self.tcb.restart_retransmission_timer(cx);
-            }
+            self.on_new_data_sent(cx, sent, credit != u32::MAX);
         }
-        if sent > 0
-            && self.tcb.phase == RecoveryPhase::Recovery
+        result
+    }
+
+    /// Plans the next new segment. Returns it together with the number of bytes that the peer's
+    /// window and the congestion window still allow, or `None` when nothing may be sent now.
+    #[inline]
+    fn plan_new_segment(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        emss: u32,
+    ) -> Option<(SegmentPlan, u32)> {
+        let tcb = &mut self.tcb;
+        let window = tcb.snd_wnd.saturating_sub(tcb.flight());
+        // Limited transmit (RFC 3042): one segment for each of the first two duplicate ACKs, which
+        // are counted only without SACK.
+        let limited = if tcb.phase == RecoveryPhase::Open {
+            u32::from(tcb.dup_acks.min(2))
+        } else {
+            0
+        };
+        let usable = window.min((tcb.window.cwnd() + limited * emss).saturating_sub(tcb.pipe));
+        let mut plan = self.send_queue.plan_segment(emss, usable)?;
+        if plan.len > window {
+            if tcb.flight() > 0 {
+                return None; // the ACK of what is in flight opens the window
+            }
+            // Sender's silly window avoidance (RFC 9293 section 3.8.6.2.1): a part of a record is
+            // sent when it is half of the largest window seen, or when waiting did not help.
+            if window > 0
+                && (window >= tcb.max_snd_wnd / 2 || tcb.has(ConnectionFlags::MAY_SPLIT_RECORD))
+            {
+                plan = self
+                    .send_queue
+                    .plan_part(window.min(plan.len - 1).min(tcb.window.cwnd().max(1)));
+            } else {
+                self.enter_persist(cx);
+                return None;
+            }
+        } else if plan.len > usable && tcb.pipe > 0 {
+            return None;
+        }
+        Some((plan, usable))
+    }
+
+    /// New segments with `sent` bytes of payload left: charges pacing (if the connection is paced)
+    /// and the recovery, and restarts the timer of the tail loss probe.
+    #[inline]
+    fn on_new_data_sent(&mut self, cx: &mut TcpContext<'_>, sent: u32, is_paced: bool) {
+        if is_paced {
+            self.on_paced_output(cx, sent);
+        }
+        if self.tcb.is_timer(Timer::TailLossProbe) {
+            self.tcb.restart_retransmission_timer(cx);
+        }
+        if self.tcb.phase == RecoveryPhase::Recovery
             && let Some(recovery) = &mut self.recovery
         {
             recovery.reduction.on_sent(sent);
         }
-        result
     }
 
     /// New segments after a pause: the window may have gone unused for too long (RFC 7661).

@@ -67,6 +67,25 @@ struct Datagram<B> {
     first: FirstFragment,
 }
 
+impl<B> Datagram<B> {
+    /// Whether `fragment`, which ends at `end`, may become the piece at index `place`: it overlaps
+    /// none, agrees with what is known of the datagram's length, and is not one too many.
+    fn has_gap_for(&self, fragment: &Fragment, place: usize, end: u32) -> bool {
+        let before = place
+            .checked_sub(1)
+            .map_or(0, |index| self.pieces[index].end);
+        let after = self.pieces.get(place).map_or(u32::MAX, |piece| piece.start);
+        let last = self.pieces.last().map_or(0, |piece| piece.end);
+        before <= fragment.start
+            && end <= after
+            && self
+                .end
+                .is_none_or(|known_end| end <= known_end && (fragment.more || end == known_end))
+            && (fragment.more || last <= end)
+            && self.pieces.len() < MAX_PIECES
+    }
+}
+
 /// What only the first fragment says.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FirstFragment {
@@ -217,27 +236,7 @@ impl<B: RecvBuf> ReassemblyTable<B> {
             .iter()
             .any(|datagram| datagram.key == fragment.key);
         *failed += self.make_room(new, limits);
-        let index = match self
-            .waiting
-            .iter()
-            .position(|datagram| datagram.key == fragment.key)
-        {
-            Some(index) => index,
-            None => {
-                self.waiting.push(Datagram {
-                    key: fragment.key,
-                    pieces: Vec::new(),
-                    end: None,
-                    have: 0,
-                    until: now + limits.timeout,
-                    ecn: 0,
-                    invalid: false,
-                    first: FirstFragment::default(),
-                });
-                self.due = self.waiting[0].until;
-                self.waiting.len() - 1
-            }
-        };
+        let index = self.find_or_add(fragment.key, now + limits.timeout);
         let datagram = &mut self.waiting[index];
         if datagram.invalid {
             return FragmentOutcome::Kept;
@@ -254,22 +253,7 @@ impl<B: RecvBuf> ReassemblyTable<B> {
             // The network may duplicate a fragment (RFC 8200 section 4.5).
             return FragmentOutcome::Kept;
         }
-        let before = place
-            .checked_sub(1)
-            .map_or(0, |index| datagram.pieces[index].end);
-        let after = datagram
-            .pieces
-            .get(place)
-            .map_or(u32::MAX, |piece| piece.start);
-        let last = datagram.pieces.last().map_or(0, |piece| piece.end);
-        let fits = before <= fragment.start
-            && end <= after
-            && datagram
-                .end
-                .is_none_or(|known_end| end <= known_end && (fragment.more || end == known_end))
-            && (fragment.more || last <= end)
-            && datagram.pieces.len() < MAX_PIECES;
-        if !fits {
+        if !datagram.has_gap_for(fragment, place, end) {
             datagram.invalid = true;
             self.pieces -= datagram.pieces.len();
             datagram.pieces = Vec::new();
@@ -303,8 +287,33 @@ impl<B: RecvBuf> ReassemblyTable<B> {
         if datagram.end != Some(datagram.have) {
             return FragmentOutcome::Kept;
         }
+        self.complete_datagram(index)
+    }
+
+    /// The index of the datagram that waits under `key`; a new one, with the deadline `until`, if
+    /// there is none.
+    fn find_or_add(&mut self, key: DatagramKey, until: Instant) -> usize {
+        let found = self.waiting.iter().position(|datagram| datagram.key == key);
+        found.unwrap_or_else(|| {
+            self.waiting.push(Datagram {
+                key,
+                pieces: Vec::new(),
+                end: None,
+                have: 0,
+                until,
+                ecn: 0,
+                invalid: false,
+                first: FirstFragment::default(),
+            });
+            self.due = self.waiting[0].until;
+            self.waiting.len() - 1
+        })
+    }
+
+    /// Removes a datagram all of whose fragments were received, and makes it one.
+    fn complete_datagram(&mut self, index: usize) -> FragmentOutcome<B> {
         let datagram = self.remove(index);
-        // Marked, though a part came from one who knows nothing of marks (RFC 3168 section 5.3).
+        // A fragment carries a congestion mark though another is not ECN-capable (RFC 3168 section 5.3).
         if datagram.ecn & 0b1001 == 0b1001 {
             return FragmentOutcome::Failed;
         }

@@ -214,7 +214,7 @@ impl Rack {
     }
 }
 
-/// The first block tells of a duplicate (RFC 2883 section 4): it lies below the cumulative ACK
+/// The first block reports a duplicate (RFC 2883 section 4): it lies below the cumulative ACK
 /// or inside the second block.
 pub(crate) fn dsack_block(seg: &Segment) -> Option<(SeqNr, SeqNr)> {
     if seg.sacks == 0 {

@@ -113,7 +113,7 @@ impl Paths {
         self.0.get(&to)
     }
 
-    pub(crate) fn known(&mut self, to: IpAddr) -> Option<&mut PathSearch> {
+    pub(crate) fn get_mut(&mut self, to: IpAddr) -> Option<&mut PathSearch> {
         self.0.get_mut(&to)
     }
 

@@ -56,7 +56,7 @@ impl SharedState {
         if fresh == 0 || !tcb.has(ConnectionFlags::NARROW_PATH) {
             return fresh;
         }
-        let Some(path) = self.paths.known(to) else {
+        let Some(path) = self.paths.get_mut(to) else {
             return fresh;
         };
         let emss = u32::from(tcb.emss);
@@ -269,7 +269,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return true;
         }
         let now_ticks = to_ticks(cx.now.0);
-        if let Some(path) = cx.shared.paths.known(self.template.key().remote().ip())
+        if let Some(path) = cx.shared.paths.get_mut(self.template.key().remote().ip())
             && path.probe_of(self.id(cx.index)).is_some()
         {
             if alone {
@@ -297,7 +297,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         else {
             return;
         };
-        if let Some(path) = cx.shared.paths.known(self.template.key().remote().ip())
+        if let Some(path) = cx.shared.paths.get_mut(self.template.key().remote().ip())
             && path.probe_of(self.id(cx.index)).is_some()
         {
             if index == 0 {

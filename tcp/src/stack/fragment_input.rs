@@ -12,7 +12,7 @@ use crate::ip::reassembly::{DatagramKey, Fragment, FragmentOutcome, ReassembledD
 use crate::link::control_queue::Origin;
 use crate::stack::Stack;
 use crate::wire::bytes::{read_u16, read_u32, read_u64};
-use crate::wire::constants::PROTOCOL_ICMPV6;
+use crate::wire::constants::{PROTOCOL_ICMPV6, PROTOCOL_TCP};
 use crate::wire::extension_headers::{self, WalkEnd};
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::{self, FrameContent};
@@ -20,7 +20,6 @@ use crate::wire::icmp_error::IcmpError;
 use crate::wire::segment::Segment;
 
 const ICMP: u8 = 1;
-const TCP: u8 = 6;
 /// Bytes of the longest datagram; those of the IPv6 header do not count.
 const LONGEST: usize = 65_535;
 
@@ -77,12 +76,12 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
     if fragment.key.dst.is_ipv4() {
         let first_ok = fragment.start != 0
             || match fragment.next {
-                TCP => tcp(fragment.at),
+                PROTOCOL_TCP => tcp(fragment.at),
                 ICMP => holds(fragment.at, 8),
                 _ => true,
             };
         // RFC 3128: what would lie over the flags of TCP.
-        let over_flags = fragment.next == TCP && fragment.start == 8;
+        let over_flags = fragment.next == PROTOCOL_TCP && fragment.start == 8;
         let whole = !fragment.more || part.is_multiple_of(8);
         let sound = whole && fragment.at + end <= LONGEST && first_ok && !over_flags;
         return if sound { Ok(()) } else { Err(None) };
@@ -98,7 +97,7 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
         // All headers are in the first fragment (RFC 7112).
         let complete = match extension_headers::find_upper_layer(packet, fragment.next, fragment.at)
         {
-            Some((TCP, at)) => tcp(at),
+            Some((PROTOCOL_TCP, at)) => tcp(at),
             Some((PROTOCOL_ICMPV6, at)) => holds(at, 8),
             Some(_) => true,
             None => false,
@@ -110,9 +109,9 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
     Ok(())
 }
 
-/// A datagram that begins with this fragment tells of an error, so that nobody may answer it with
-/// one (RFC 1122 section 3.2.2, RFC 4443 section 2.4 (e)).
-fn tells_of_error(fragment: &Fragment, packet: &[u8]) -> bool {
+/// Whether a datagram that begins with this fragment is an ICMP error, which must not be answered with
+/// another (RFC 1122 section 3.2.2, RFC 4443 section 2.4 (e)).
+fn is_icmp_error(fragment: &Fragment, packet: &[u8]) -> bool {
     match fragment.key.dst {
         IpAddr::V4(_) => {
             fragment.next == ICMP && matches!(packet.get(fragment.at), Some(3 | 4 | 5 | 11 | 12))
@@ -148,7 +147,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         if let Err(error) = check(&fragment, buffer.chunk(), buffer.remaining()) {
             sh.stats.reassembly_fails += 1;
             if let Some(error) = error
-                && !(fragment.start == 0 && tells_of_error(&fragment, buffer.chunk()))
+                && !(fragment.start == 0 && is_icmp_error(&fragment, buffer.chunk()))
             {
                 let origin = Origin { src_mac, src, dst };
                 let stats = &mut sh.stats;
@@ -168,14 +167,14 @@ impl<B: RecvBuf, R> Stack<B, R> {
             FragmentOutcome::Failed => sh.stats.reassembly_fails += 1,
             FragmentOutcome::Complete(whole) => {
                 let silent = core::mem::replace(&mut sh.control_queue.silent, !whole.first.ours);
-                self.whole(now, whole);
+                self.on_reassembled(now, whole);
                 self.shared.control_queue.silent = silent;
             }
         }
     }
 
-    /// A datagram that was put together is received.
-    fn whole(&mut self, now: Instant, whole: ReassembledDatagram<B>) {
+    /// Receives a datagram that was reassembled.
+    fn on_reassembled(&mut self, now: Instant, whole: ReassembledDatagram<B>) {
         let stats = &mut self.shared.stats;
         let (src, dst) = (whole.key.src, whole.key.dst);
         let src_mac = whole.first.src_mac;
@@ -211,7 +210,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         };
         let (first, ce) = (whole.first, whole.ce);
         let what = match (src, dst) {
-            _ if next == TCP && too_long => {
+            _ if next == PROTOCOL_TCP && too_long => {
                 stats.reassembly_fails += 1;
                 return;
             }
@@ -222,7 +221,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 dst,
                 hop_limit: 0,
             },
-            _ if next == TCP => {
+            _ if next == PROTOCOL_TCP => {
                 let stats = &whole.head.chunk()[at..];
                 let ports = (read_u16(stats, 2), read_u16(stats, 0));
                 let Some(key) = FlowKey::new(dst, ports.0, src, ports.1) else {
@@ -254,13 +253,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         stats.reassembly_oks += 1;
         match what {
             FrameContent::Tcp { key, ce } => {
-                self.whole_segment(now, &key, ce, buffer, first.src_mac)
+                self.on_reassembled_segment(now, &key, ce, buffer, first.src_mac)
             }
             what => self.on_other_frame(now, what, buffer, first.src_mac),
         }
     }
 
-    fn whole_segment(
+    fn on_reassembled_segment(
         &mut self,
         now: Instant,
         key: &FlowKey,
@@ -293,7 +292,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let Some(head) = head else { continue };
             let packet = head.chunk();
             let header = key.dst.is_ipv6().then_some(first.named);
-            if parse(packet, header).is_none_or(|fragment| tells_of_error(&fragment, packet)) {
+            if parse(packet, header).is_none_or(|fragment| is_icmp_error(&fragment, packet)) {
                 continue;
             }
             let origin = Origin {

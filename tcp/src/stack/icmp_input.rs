@@ -14,35 +14,74 @@ use crate::pmtu::search::PathSearch;
 use crate::stack::Stack;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::bytes::{read_u16, read_u32};
+use crate::wire::constants::PROTOCOL_TCP;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::FrameContent;
+use crate::wire::icmp_error::IcmpError;
 
 /// Type and code (RFC 1191 section 4), type (RFC 4443 section 3.2).
 const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
 const PACKET_TOO_BIG: u8 = 2;
 
+/// Length of the part of an ICMP error before the packet that it quotes (RFC 792, RFC 4443).
+const ICMP_HEADER: usize = 8;
+
+/// What an ICMP error quotes of a TCP segment of ours.
+struct QuotedSegment {
+    key: FlowKey,
+    seq: SeqNr,
+    /// IPv4 only, else 0: the total length in the quoted IP header.
+    packet_len: u16,
+}
+
+impl QuotedSegment {
+    /// `quoted`: an IPv4 header and at least eight bytes behind it (RFC 792).
+    fn parse_v4(quoted: &[u8]) -> Option<QuotedSegment> {
+        let ip = quoted.get(..20)?;
+        let header_len = usize::from(ip[0] & 15) * 4;
+        let tcp = quoted.get(header_len..header_len + 8)?;
+        if header_len < 20 || ip[9] != PROTOCOL_TCP {
+            return None;
+        }
+        let (local, remote) = (read_u32(ip, 12), read_u32(ip, 16));
+        Some(QuotedSegment {
+            key: FlowKey::v4(local, remote, read_u16(tcp, 0), read_u16(tcp, 2)),
+            seq: SeqNr(read_u32(tcp, 4)),
+            packet_len: read_u16(ip, 2),
+        })
+    }
+
+    /// `quoted`: an IPv6 header with TCP right behind it, as we send it.
+    fn parse_v6(quoted: &[u8]) -> Option<QuotedSegment> {
+        let (ip, tcp) = (quoted.get(..40)?, quoted.get(40..48)?);
+        if ip[6] != PROTOCOL_TCP {
+            return None;
+        }
+        let half = |at| u64::from(read_u32(ip, at)) << 32 | u64::from(read_u32(ip, at + 4));
+        let (local, remote) = ([half(8), half(16)], [half(24), half(32)]);
+        Some(QuotedSegment {
+            key: FlowKey::v6(local, remote, read_u16(tcp, 0), read_u16(tcp, 2)),
+            seq: SeqNr(read_u32(tcp, 4)),
+            packet_len: 0,
+        })
+    }
+}
+
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// ARP, NDP, ICMP, and what is none of what we speak.
+    /// A received frame that carries no TCP segment: ARP, neighbour discovery, ICMP, a fragment, or
+    /// a packet that is refused with an ICMP error.
     #[cold]
     pub(crate) fn on_other_frame(
         &mut self,
         now: Instant,
         what: FrameContent,
-        b: B,
+        frame: B,
         src_mac: [u8; 6],
     ) {
-        let sh = &mut self.shared;
-        let addrs = &sh.config.addresses;
-        let own = |a: IpAddr| addrs.iter().any(|conn| conn.addr == a);
-        let can_be_peer = match &what {
-            FrameContent::Icmpv4 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
-            FrameContent::Icmpv6 { src, .. } => sh.can_be_peer((*src).into(), src_mac),
-            FrameContent::Rejected { src, .. } => sh.can_be_peer(*src, src_mac),
-            _ => true,
-        };
+        let origin = |src: IpAddr, dst: IpAddr| Origin { src_mac, src, dst };
         match what {
             FrameContent::Tcp { .. } => {}
-            FrameContent::Fragment { header } => self.fragment(now, header, b, src_mac),
+            FrameContent::Fragment { header } => self.fragment(now, header, frame, src_mac),
             FrameContent::Rejected {
                 src,
                 dst,
@@ -50,109 +89,100 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 group,
             } => {
                 let dst = if group {
-                    sh.own_address_of_group(dst)
+                    self.shared.own_address_of_group(dst)
                 } else {
                     Some(dst)
                 };
-                let Some(dst) = dst.filter(|d| own(*d)) else {
-                    return;
-                };
-                if can_be_peer {
-                    let origin = Origin { src_mac, src, dst };
-                    let stats = &mut sh.stats;
-                    sh.control_queue
-                        .icmp_error(now, &origin, error, b.chunk(), stats);
-                } else {
-                    sh.stats.martians += 1;
+                if let Some(dst) = dst {
+                    self.reject_packet(now, &origin(src, dst), error, frame.chunk());
                 }
             }
-            FrameContent::Arp => {
-                let claim = sh.control_queue.receive_arp(b.chunk(), own, &mut sh.stats);
-                if let Some((addr, mac, reply)) = claim {
-                    self.on_neighbour_heard(now, addr, mac, reply);
-                }
-            }
+            FrameContent::Arp => self.on_arp(now, frame.chunk()),
             FrameContent::Icmpv4 { src, dst } => {
-                let origin = Origin {
-                    src_mac,
-                    src: src.into(),
-                    dst: dst.into(),
-                };
-                if !own(origin.dst) || !can_be_peer {
-                    sh.stats.martians += 1;
-                } else if sh
-                    .control_queue
-                    .receive_icmpv4(now, &origin, &b, &mut sh.stats)
-                {
-                    let quoted = b.chunk().get(8..).unwrap_or(&[]);
-                    let header = quoted.first().map_or(0, |v| usize::from(v & 15) * 4);
-                    if let (Some(ip), Some(tcp)) =
-                        (quoted.get(..20), quoted.get(header..header + 8))
-                        && header >= 20
-                        && ip[9] == 6
-                    {
-                        let (local, remote) = (read_u32(ip, 12), read_u32(ip, 16));
-                        let key = FlowKey::v4(local, remote, read_u16(tcp, 0), read_u16(tcp, 2));
-                        let seq = SeqNr(read_u32(tcp, 4));
-                        let head = b.chunk();
-                        if head[..2] == FRAGMENTATION_NEEDED {
-                            let total = read_u16(ip, 2);
-                            let mtu = path_mtu::from_v4(read_u16(head, 6), total);
-                            self.on_packet_too_big(&key, seq, mtu, now);
-                        } else {
-                            self.on_unreachable(&key, seq);
-                        }
-                    }
-                }
+                self.on_icmpv4(now, &origin(src.into(), dst.into()), &frame)
             }
             FrameContent::Icmpv6 {
                 src,
                 dst,
                 hop_limit,
-            } => {
-                let origin = Origin {
-                    src_mac,
-                    src: src.into(),
-                    dst: dst.into(),
-                };
-                // Who asks whether an address is free has none yet (RFC 4862 section 5.4.2).
-                if !can_be_peer && !src.is_unspecified() {
-                    sh.stats.martians += 1;
-                    return;
-                }
-                match sh.control_queue.receive_icmpv6(
-                    now,
-                    &origin,
-                    hop_limit,
-                    &b,
-                    own,
-                    &mut sh.stats,
-                ) {
-                    Icmpv6Outcome::Done => {}
-                    Icmpv6Outcome::Claim(addr, mac, answer) => {
-                        self.on_neighbour_heard(now, addr, mac, answer)
-                    }
-                    Icmpv6Outcome::Error => {
-                        let quoted = b.chunk().get(8..).unwrap_or(&[]);
-                        if let (Some(ip), Some(tcp)) = (quoted.get(..40), quoted.get(40..48))
-                            && ip[6] == 6
-                        {
-                            let half = |at| {
-                                u64::from(read_u32(ip, at)) << 32 | u64::from(read_u32(ip, at + 4))
-                            };
-                            let (local, remote) = ([half(8), half(16)], [half(24), half(32)]);
-                            let key =
-                                FlowKey::v6(local, remote, read_u16(tcp, 0), read_u16(tcp, 2));
-                            let seq = SeqNr(read_u32(tcp, 4));
-                            let head = b.chunk();
-                            if head[0] == PACKET_TOO_BIG {
-                                let mtu = read_u32(head, 4).min(0xffff) as u16;
-                                self.on_packet_too_big(&key, seq, mtu, now);
-                            } else {
-                                self.on_unreachable(&key, seq);
-                            }
-                        }
-                    }
+            } => self.on_icmpv6(now, &origin(src.into(), dst.into()), hop_limit, &frame),
+        }
+    }
+
+    /// Answers a packet to one of our addresses that nothing here takes with an ICMP error.
+    fn reject_packet(&mut self, now: Instant, origin: &Origin, error: IcmpError, packet: &[u8]) {
+        let sh = &mut self.shared;
+        if !sh.is_own_address(origin.dst) {
+            return;
+        }
+        if !sh.can_be_peer(origin.src, origin.src_mac) {
+            sh.stats.martians += 1;
+            return;
+        }
+        sh.control_queue
+            .icmp_error(now, origin, error, packet, &mut sh.stats);
+    }
+
+    fn on_arp(&mut self, now: Instant, packet: &[u8]) {
+        let sh = &mut self.shared;
+        let addresses = &sh.config.addresses;
+        let is_own = |address: IpAddr| addresses.iter().any(|cidr| cidr.addr == address);
+        let claim = sh.control_queue.receive_arp(packet, is_own, &mut sh.stats);
+        if let Some((address, mac, reply)) = claim {
+            self.on_neighbour_heard(now, address, mac, reply);
+        }
+    }
+
+    fn on_icmpv4(&mut self, now: Instant, origin: &Origin, message: &B) {
+        let sh = &mut self.shared;
+        if !sh.is_own_address(origin.dst) || !sh.can_be_peer(origin.src, origin.src_mac) {
+            sh.stats.martians += 1;
+            return;
+        }
+        let is_error = sh
+            .control_queue
+            .receive_icmpv4(now, origin, message, &mut sh.stats);
+        let head = message.chunk();
+        if !is_error {
+            return;
+        }
+        let Some(quoted) = QuotedSegment::parse_v4(head.get(ICMP_HEADER..).unwrap_or(&[])) else {
+            return;
+        };
+        if head[..2] == FRAGMENTATION_NEEDED {
+            let mtu = path_mtu::from_v4(read_u16(head, 6), quoted.packet_len);
+            self.on_packet_too_big(&quoted.key, quoted.seq, mtu, now);
+        } else {
+            self.on_unreachable(&quoted.key, quoted.seq);
+        }
+    }
+
+    fn on_icmpv6(&mut self, now: Instant, origin: &Origin, hop_limit: u8, message: &B) {
+        let sh = &mut self.shared;
+        // A node that asks whether an address is free has none yet (RFC 4862 section 5.4.2).
+        if !sh.can_be_peer(origin.src, origin.src_mac) && !origin.src.is_unspecified() {
+            sh.stats.martians += 1;
+            return;
+        }
+        let addresses = &sh.config.addresses;
+        let is_own = |address: IpAddr| addresses.iter().any(|cidr| cidr.addr == address);
+        let outcome =
+            sh.control_queue
+                .receive_icmpv6(now, origin, hop_limit, message, is_own, &mut sh.stats);
+        match outcome {
+            Icmpv6Outcome::Done => {}
+            Icmpv6Outcome::Claim(address, mac, answer) => {
+                self.on_neighbour_heard(now, address, mac, answer)
+            }
+            Icmpv6Outcome::Error => {
+                let head = message.chunk();
+                let quoted = QuotedSegment::parse_v6(head.get(ICMP_HEADER..).unwrap_or(&[]));
+                let Some(quoted) = quoted else { return };
+                if head[0] == PACKET_TOO_BIG {
+                    let mtu = read_u32(head, 4).min(0xffff) as u16;
+                    self.on_packet_too_big(&quoted.key, quoted.seq, mtu, now);
+                } else {
+                    self.on_unreachable(&quoted.key, quoted.seq);
                 }
             }
         }
@@ -244,7 +274,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             conn.narrow(&mut self.shared.context_of(index), emss);
         } else if probe {
             // The probe's answer (section 4.6.2): what is in use stays, the search goes on below.
-            if let Some(path) = self.shared.paths.known(to)
+            if let Some(path) = self.shared.paths.get_mut(to)
                 && path.probe_of(conn.id(index)).is_some()
             {
                 path.limited_by_router(mtu, now_ticks);

@@ -401,7 +401,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// Timers, and everything due: pure ACKs (at most one per connection and batch, more only
-    /// to tell of many holes), retransmissions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
+    /// to report many holes), retransmissions, window updates, probes, SYN, RST, ARP, NDP, ICMP.
     pub fn poll(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         self.poll_timers(now);

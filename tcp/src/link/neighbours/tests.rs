@@ -1,0 +1,191 @@
+//! Tests of the neighbour table.
+
+use super::*;
+use core::time::Duration;
+
+const A: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 2));
+
+fn conn(index: u32) -> ConnId {
+    ConnId {
+        index,
+        generation: 0,
+    }
+}
+
+fn table(max_entries: usize) -> Neighbours {
+    Neighbours::new(NeighbourConfig {
+        max_entries,
+        ..NeighbourConfig::default()
+    })
+}
+
+#[test]
+fn an_unanswered_neighbour_fails_its_waiters() {
+    let mut table = table(8);
+    let mut now = Instant(1);
+    assert!(matches!(
+        table.lookup(A, conn(7), false, now),
+        NeighbourLookup::Wait
+    ));
+    assert!(matches!(
+        table.lookup(A, conn(7), false, now),
+        NeighbourLookup::Wait
+    ));
+    for _ in 0..2 {
+        now = now + Duration::from_secs(1);
+        assert!(table.poll(now).is_empty());
+    }
+    assert_eq!(table.solicits.len(), 3);
+    now = now + Duration::from_secs(1);
+    assert_eq!(table.poll(now), [conn(7)]);
+    assert!(table.next_deadline().is_none());
+}
+
+#[test]
+fn a_stale_entry_is_probed_while_it_is_used() {
+    let mut table = table(8);
+    table.lookup(A, conn(7), false, Instant(1));
+    assert_eq!(table.process_claim(A, [2; 6], false, Instant(1)), [conn(7)]);
+    let g = table.generation;
+    table.poll(Instant(1) + Duration::from_secs(31));
+    assert_ne!(table.generation, g, "connections ask again");
+    table.solicits.clear();
+    assert!(matches!(
+        table.lookup(A, conn(7), false, Instant::from_millis(31_000)),
+        NeighbourLookup::Found(_)
+    ));
+    assert_eq!(
+        table.solicits[0].to,
+        Some([2; 6]),
+        "RFC 4861 section 7.3.3: a unicast probe"
+    );
+}
+
+#[test]
+fn a_known_address_is_kept_while_it_answers() {
+    let mut table = table(8);
+    let mut now = Instant(1);
+    table.lookup(A, conn(7), false, now);
+    table.process_claim(A, [2; 6], false, now);
+    table.solicits.clear();
+    // Just confirmed: not worth a question.
+    table.process_claim(A, [6; 6], true, now);
+    assert!(table.solicits.is_empty());
+    now = now + Duration::from_secs(2);
+    for learn in [true, false, true] {
+        table.process_claim(A, [6; 6], learn, now);
+        assert!(
+            matches!(table.lookup(A, conn(7), false, now), NeighbourLookup::Found(m) if m == [2; 6])
+        );
+    }
+    assert_eq!(table.solicits.len(), 1, "one probe, however many claims");
+    assert_eq!(table.solicits[0].to, Some([2; 6]));
+    table.process_claim(A, [2; 6], false, now);
+    assert!(table.entries[&A].status == NeighbourState::Reachable);
+    // The same again, and nobody answers: twelve times within three seconds.
+    now = now + Duration::from_secs(2);
+    table.solicits.clear();
+    table.process_claim(A, [6; 6], true, now);
+    for _ in 0..12 {
+        now = now + Duration::from_millis(250);
+        table.poll(now);
+    }
+    assert_eq!(table.solicits.len(), 12);
+    assert!(matches!(
+        table.lookup(A, conn(7), false, now),
+        NeighbourLookup::Wait
+    ));
+    assert_eq!(table.process_claim(A, [6; 6], false, now), [conn(7)]);
+    assert!(
+        matches!(table.lookup(A, conn(7), false, now), NeighbourLookup::Found(m) if m == [6; 6])
+    );
+}
+
+#[test]
+fn solicitations_do_not_evict_a_neighbour_in_use() {
+    let mut table = table(8);
+    table.lookup(A, conn(7), false, Instant(1));
+    table.process_claim(A, [2; 6], false, Instant(1));
+    for i in 0..1000u32 {
+        table.process_claim(IpAddr::V4(i.into()), [3; 6], true, Instant(2));
+    }
+    assert!(matches!(
+        table.lookup(A, conn(7), false, Instant(3)),
+        NeighbourLookup::Found(_)
+    ));
+    // Neighbours of our own find room at the strangers' cost.
+    for i in 0..7u32 {
+        let addr = IpAddr::V4((i + 5000).into());
+        assert!(matches!(
+            table.lookup(addr, conn(1), false, Instant(3)),
+            NeighbourLookup::Wait
+        ));
+        table.process_claim(addr, [4; 6], false, Instant(3));
+    }
+    assert!(matches!(
+        table.lookup(A, conn(7), false, Instant(3)),
+        NeighbourLookup::Found(_)
+    ));
+}
+
+#[test]
+fn half_open_connections_get_a_quarter_of_the_table() {
+    let mut table = table(16);
+    let near = |i: u32| IpAddr::V4((0x0a00_0000 + i).into());
+    for i in 0..12 {
+        table.lookup(near(i), conn(i), false, Instant(1));
+        table.process_claim(near(i), [2; 6], false, Instant(1));
+    }
+    for i in 100..1000 {
+        table.lookup(near(i), conn(i), true, Instant(2));
+    }
+    assert_eq!((table.entries.len(), table.for_unproven), (16, 4));
+    for i in 0..12 {
+        assert!(matches!(
+            table.lookup(near(i), conn(i), false, Instant(3)),
+            NeighbourLookup::Found(_)
+        ));
+    }
+    // One whom we want to reach counts no more as the strangers'.
+    assert!(matches!(
+        table.lookup(near(100), conn(7), false, Instant(3)),
+        NeighbourLookup::Wait
+    ));
+    assert_eq!(table.for_unproven, 3);
+    assert_eq!(
+        table.process_claim(near(100), [4; 6], false, Instant(3)),
+        [7, 100].map(conn)
+    );
+    assert_eq!(
+        table.process_claim(near(101), [4; 6], false, Instant(3)),
+        [conn(101)]
+    );
+    let mut now = Instant(3);
+    for _ in 0..4 {
+        now = now + Duration::from_secs(1);
+        table.poll(now);
+    }
+    assert_eq!((table.incomplete, table.for_unproven), (0, 0));
+}
+
+#[test]
+fn a_flood_of_claims_cannot_grow_the_table() {
+    let mut table = table(8);
+    for i in 0..1000u32 {
+        table.process_claim(IpAddr::V4(i.into()), [2; 6], true, Instant(1));
+        assert!(table.entries.len() <= 8);
+    }
+    for i in 0..20u32 {
+        table.lookup(IpAddr::V4((i + 5000).into()), conn(1), false, Instant(1));
+    }
+    assert!(table.entries.len() <= 8);
+    assert!(matches!(
+        table.lookup(A, conn(1), false, Instant(1)),
+        NeighbourLookup::Full
+    ));
+    table.process_claim(A, [0xff; 6], true, Instant(1));
+    assert!(
+        !table.entries.contains_key(&A),
+        "a multicast MAC is no neighbour's"
+    );
+}
