@@ -14,8 +14,8 @@ use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH, RST, SYN, Segment};
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Header prediction: an established connection, the next expected segment, nothing special.
-    /// Gives the buffer back when it is anything else.
+    /// Header prediction, the fast path: the connection is established and the segment is the next
+    /// one expected, with nothing special about it. Gives the buffer back in all other cases.
     #[inline]
     pub(crate) fn try_header_prediction(
         &mut self,
@@ -65,17 +65,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// In-order payload: to the receive queue, and the ACK policy (RFC 9293 section 3.8.6.3).
+    /// Puts in-order payload into the receive queue and decides when to acknowledge it (RFC 9293
+    /// section 3.8.6.3).
     #[inline]
     pub(crate) fn deliver_in_order(&mut self, cx: &mut TcpContext<'_>, buffer: B, push: bool) {
         let len = buffer.remaining() as u32;
         self.receive_queue.push(buffer);
-        // What a port coalesced counts as several (RFC 9293 section 3.8.6.3).
+        // A segment that a port coalesced counts as two, so that it is acknowledged at once.
         let counted = 1 + u32::from(len > u32::from(self.tcb.emss));
         self.on_delivered(cx, (1, counted, len), push);
     }
 
-    /// `bytes` in so many buffers were put into the receive queue: what `deliver` does beside.
+    /// Accounts for `bytes` bytes in `buffers` buffers that were put into the receive queue, and
+    /// decides when to acknowledge them. `segs`: how many segments the ACK policy takes them for.
     #[inline]
     pub(crate) fn on_delivered(
         &mut self,
@@ -98,7 +100,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.raise_event(tcb, Events::READABLE);
     }
 
-    /// The ACK and window of an acceptable segment; its ACK is at most SND.NXT.
+    /// Processes the ACK and the window of an acceptable segment, whose ACK is at most SND.NXT.
     #[inline]
     pub(crate) fn process_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, len: usize) {
         let tcb = &mut self.tcb;
@@ -113,7 +115,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.snd_wl2 = seg.ack;
         }
         if old_window < tcb.flight() && tcb.snd_wnd >= tcb.flight() {
-            // What a window that shrank kept out was no loss of the path.
+            // The peer's window had shrunk below what is in flight and covers it again: what the peer
+            // refused meanwhile was not lost on the path.
             tcb.backoff = 0;
             self.stalled_since = to_ticks(cx.now.0).max(1);
             tcb.restart_retransmission_timer(cx);
@@ -157,10 +160,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 tcb.restart_retransmission_timer(cx);
             }
         } else if tcb.is_timer(Timer::Persist) {
-            // The peer answers probes: it is alive (RFC 9293 section 3.8.6.1).
+            // The peer answers window probes, so it is alive (RFC 9293 section 3.8.6.1).
             self.stalled_since = 0;
         }
-        // RFC 5681 section 2: SYN and FIN are off.
+        // A duplicate ACK (RFC 5681 section 2). SYN is off here.
         let dup = !new
             && len == 0
             && tcb.snd_wnd == old_window
@@ -206,7 +209,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// SACK, duplicate ACKs and what follows from them (RFC 6675, 6582, 6937).
+    /// Processes SACK blocks and duplicate ACKs: marks losses, begins and ends recoveries (RFC 6675,
+    /// 6582, 6937, 8985). `new`: the ACK acknowledged new data, `delivered` bytes of which had not
+    /// been selectively acknowledged before. `dup`: it is a duplicate ACK.
     #[cold]
     #[allow(clippy::too_many_arguments)]
     fn process_loss_signals(
@@ -226,7 +231,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         };
         if recovery.probe_answered(seg, dup) {
-            // The probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
+            // The tail loss probe repaired a loss, to which the window must react (RFC 8985
+            // section 7.4.2).
             cx.shared.stats.tlp_recoveries += 1;
             let flight = tcb.flight_state();
             self.congestion
@@ -276,9 +282,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let tcb = &mut self.tcb;
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
-            // RFC 6675 section 6 leaves room for it: whether a retransmission was lost only shows in
-            // what left after it, and the wait for that must outlast the answers to what left
-            // before.
+            // RFC 6675 section 6 permits this restart. That a retransmission was lost shows only in
+            // answers to what was sent after it, so the timer must not expire while answers to
+            // earlier segments still arrive.
             tcb.restart_retransmission_timer(cx);
         }
         self.select_recovery_timer(cx, due, new);
@@ -384,8 +390,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         recovery.finish_if_settled(tcb);
     }
 
-    /// One timer for all (RFC 8985 section 8): the reordering timer while RACK waits, no probe
-    /// while a recovery runs, else the usual.
+    /// Chooses the timer to run (RFC 8985 section 8 wants a single one): the reordering timer while
+    /// RACK waits until `due` (0: it does not wait), else the retransmission timer, which may be a
+    /// tail loss probe unless a recovery runs. `new`: new data was acknowledged.
     fn select_recovery_timer(&mut self, cx: &mut TcpContext<'_>, due: u64, new: bool) {
         let tcb = &mut self.tcb;
         if tcb.snd_una == tcb.snd_nxt {
@@ -413,7 +420,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The reordering timer fired (RFC 8985 section 6.2 step 5): what was waited for is lost.
+    /// The reordering timer fired (RFC 8985 section 6.2 step 5): the segments that RACK waited for are lost.
     pub(crate) fn reordering_timeout(&mut self, cx: &mut TcpContext<'_>) {
         self.split_multi_segments();
         let path = (self.id(cx.index), self.template.key().remote().ip());

@@ -1,5 +1,5 @@
-//! Everything of a stack beside its connections, so that a connection and this can be borrowed at
-//! the same time.
+//! The state that all connections of a stack share, apart from the connections themselves, so that
+//! one connection and this state can be borrowed at the same time.
 
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -27,18 +27,18 @@ use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame;
 
-/// Buffers that are not many.
+/// A connection that holds fewer buffers than this may keep some above the common limit.
 const FEW: usize = 16;
 
 pub(crate) struct ListenSocket {
     pub local: Option<IpAddr>,
     pub port: u16,
     pub backlog: usize,
-    /// Half-open, and established ones whose ACCEPTED was not fetched.
+    /// Connections that are half-open, or established while their ACCEPTED event was not fetched.
     pub pending: usize,
-    /// The latter alone.
+    /// Those of `pending` that are established.
     pub ready: usize,
-    /// Cookies that were sent may come back until then, ns.
+    /// SYN cookies that were sent may come back until this time, in ns.
     pub cookies_until: u64,
     pub user: u64,
 }
@@ -55,7 +55,7 @@ pub(crate) struct SharedState {
     pub hash_key: Key,
     pub flow_table: FlowTable,
     pub timer_wheel: TimerWheel,
-    /// Connections that owe something on the wire.
+    /// Connections with something to send.
     pub output_list: VecDeque<u32>,
     /// Connections with events, at most once each.
     pub event_list: VecDeque<u32>,
@@ -64,7 +64,7 @@ pub(crate) struct SharedState {
     pub next_listener: u32,
     pub neighbours: Neighbours,
     pub control_queue: ControlQueue,
-    /// The oldest give way when the stack is full.
+    /// Connections in TIME-WAIT, of which the oldest are evicted when the stack is full.
     pub time_wait: TimeWaitList,
     /// Connections with something unacknowledged or unsent.
     pub active: usize,
@@ -81,30 +81,31 @@ pub(crate) struct SharedState {
 const ALL_NODES: u128 = 0xff02 << 112 | 1;
 const SOLICITED_NODE: u128 = 0xff02 << 112 | 0x1_ff00_0000;
 
-/// What a connection needs to know and may use while it works: the time, its own number, and what
-/// all connections of the stack share.
+/// What a method of a connection needs besides the connection: the time, the index of its slot, and
+/// what all connections of the stack share.
 pub(crate) struct TcpContext<'a> {
     /// The time of this batch.
     pub now: Instant,
-    /// The connection's slot: what the timer wheel and the lists of work and events know it by.
+    /// The connection's slot, by which the timer wheel and the output and event lists name it.
     pub index: u32,
     pub shared: &'a mut SharedState,
 }
 
 impl TcpContext<'_> {
-    /// Has `next_event` hand out `e`.
+    /// Reports `events` to the owner through `next_event`.
     #[inline]
     pub(crate) fn raise_event(&mut self, tcb: &mut Tcb, events: Events) {
         self.shared.raise_event(self.index, tcb, events);
     }
 
-    /// Has `poll` look at the connection; `what` it owes besides data.
+    /// Puts the connection on the list that `poll` works through. `what`: `NEED_` flags of what it has
+    /// to send besides data.
     #[inline]
     pub(crate) fn schedule_output(&mut self, tcb: &mut Tcb, what: ConnectionFlags) {
         self.shared.schedule_output(self.index, tcb, what);
     }
 
-    /// Makes sure the wheel brings the connection back by `at`.
+    /// Makes sure that the timer wheel calls the connection by `at`, in ns.
     #[inline]
     pub(crate) fn schedule_timer(&mut self, tcb: &mut Tcb, at: u64) {
         if at < tcb.wheel_at {
@@ -117,7 +118,7 @@ impl TcpContext<'_> {
 }
 
 impl SharedState {
-    /// Of a stack with no connection, with a configuration that was checked.
+    /// The state of a stack without connections. `config` was checked.
     pub(crate) fn new(config: StackConfig, now: Instant) -> Self {
         let mut recv_wscale = 0;
         while recv_wscale < 14 && config.recv_window >> recv_wscale > 0xffff {
@@ -153,7 +154,7 @@ impl SharedState {
         }
     }
 
-    /// For the connection in this slot.
+    /// The context of the connection in slot `index`.
     #[inline]
     pub(crate) fn context_of(&mut self, index: u32) -> TcpContext<'_> {
         TcpContext {
@@ -183,10 +184,10 @@ impl SharedState {
         }
     }
 
-    /// No buffer of the next new segment may be kept: the connection, or all together, hold as
-    /// many as they may. Those that hold few may hold some beyond, so that who reads goes on at
-    /// a pace beside those who do not; one that holds none gets its one, so that nobody starves.
-    /// `counted`: what the connection holds.
+    /// Whether the buffer of a new segment must be refused because the connection, or all connections
+    /// together, hold as many as they may. A connection that holds few may go an eighth above
+    /// the common limit, so that owners who read are not held up by those who do not; one that
+    /// holds none may always take one, so that none starves. `counted`: what it holds now.
     #[inline]
     pub(crate) fn is_receive_full(&self, counted: u32) -> bool {
         let own = counted as usize;
@@ -204,30 +205,32 @@ impl SharedState {
             .any(|cidr| cidr.addr == address)
     }
 
-    /// Our address by which what was sent to `a` is answered: itself, or one of ours that is of the
-    /// group `a` (all nodes of the link, RFC 4291 section 2.7.1; the solicited-node groups).
+    /// The source address for an answer to a packet sent to `address`: `address` itself, or one of ours
+    /// if it is a multicast group that we are in (RFC 4291 section 2.7.1: all nodes of the link, and
+    /// the solicited-node groups). `None`: a group without a member here.
     #[cold]
     pub(crate) fn own_address_of_group(&self, address: IpAddr) -> Option<IpAddr> {
         let IpAddr::V6(group) = address else {
             return Some(address);
         };
         let ours = self.config.addresses.iter().map(|cidr| cidr.addr);
-        let mut ours = ours.filter_map(|cidr| match cidr {
-            IpAddr::V6(cidr) => Some(cidr.to_bits()),
+        let mut ours = ours.filter_map(|address| match address {
+            IpAddr::V6(address) => Some(address.to_bits()),
             IpAddr::V4(_) => None,
         });
         let found = match group.to_bits() {
             ALL_NODES => ours.next(),
             bits if bits >> 24 == SOLICITED_NODE >> 24 => {
-                ours.find(|cidr| (cidr ^ bits) & 0xff_ffff == 0)
+                ours.find(|own| (own ^ bits) & 0xff_ffff == 0)
             }
             _ => return Some(address),
         };
-        found.map(|cidr| core::net::Ipv6Addr::from_bits(cidr).into())
+        found.map(|own| core::net::Ipv6Addr::from_bits(own).into())
     }
 
-    /// Whoever sends from `a` can be meant: an address that a peer can have, neither ours (LAND)
-    /// nor a broadcast address of our links (RFC 1122 section 3.2.1.3), unless it is ourselves.
+    /// Whether packets from `address` may be answered: a peer can have it, and it is neither ours
+    /// (LAND attack; unless the frame is one that we sent to ourselves) nor a broadcast address of our
+    /// links (RFC 1122 section 3.2.1.3).
     pub(crate) fn can_be_peer(&self, address: IpAddr, src_mac: [u8; 6]) -> bool {
         let never = |cidr: &IpCidr| {
             cidr.addr == address && src_mac != self.config.mac || cidr.is_broadcast(address)
@@ -235,8 +238,9 @@ impl SharedState {
         frame::is_peer_address(address) && !self.config.addresses.iter().any(never)
     }
 
-    /// Where frames to `remote` go: itself when on-link, else a gateway; the longest prefix
-    /// decides (RFC 1812 section 5.2.4.3). Asked when a connection opens or its neighbour changed.
+    /// The next hop for `remote`: itself when it is on the link, else a gateway. The longest prefix
+    /// decides (RFC 1812 section 5.2.4.3). Looked up when a connection opens or the neighbour table
+    /// changed, not for each frame.
     pub(crate) fn next_hop(&self, remote: IpAddr) -> Option<IpAddr> {
         if matches!(remote, IpAddr::V6(address) if address.is_unicast_link_local()) {
             return Some(remote);
@@ -247,7 +251,7 @@ impl SharedState {
             .iter()
             .map(|address| (*address, remote));
         let routes = self.config.routes.iter().map(|route| (route.to, route.via));
-        // Of equals, the last: links beat routes.
+        // `max_by_key` returns the last of equals, so that links win over routes.
         let best = routes
             .chain(links)
             .filter(|(to, _)| to.contains(remote))
@@ -259,12 +263,14 @@ impl SharedState {
         best.map(|(_, via)| via).or(default)
     }
 
-    /// RFC 6528: ISN = M + F(four-tuple, secret), M a 4 us clock.
+    /// The initial sequence number of RFC 6528: M + F(four-tuple, secret), with M a clock of about
+    /// 4 us.
     pub(crate) fn initial_sequence(&self, key: &FlowKey, now: Instant) -> SeqNr {
         SeqNr((now.0 >> 12) as u32) + key.hash::<2, 4>(self.isn_key) as u32
     }
 
-    /// RFC 7323 section 5.4: offsets of the timestamp clock that tell unknown peers nothing.
+    /// The offset of the timestamp clock for a peer, so that peers cannot infer our uptime from it (RFC 7323
+    /// section 5.4).
     pub(crate) fn timestamp_offset(&self, key: &FlowKey) -> u32 {
         (key.hash::<2, 4>(self.isn_key) >> 32) as u32
     }
@@ -295,7 +301,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Brings `held` up to date with what the connection holds now.
+    /// Brings `held_buffers` up to date with what the connection holds now.
     #[inline]
     pub(crate) fn update_held_buffers(&mut self, cx: &mut TcpContext<'_>) {
         let count = self.receive_queue.buffer_count()
@@ -308,8 +314,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.receive_queue.counted = count as u32;
     }
 
-    /// The connection's template has a destination that is believed now. `false`: it waits for
-    /// the neighbour and comes back when there is an answer.
+    /// Whether the template carries the current link-layer destination, after a look-up if needed. If
+    /// not, the connection waits for its neighbour and is scheduled again when that answers.
     #[inline]
     pub(crate) fn ensure_resolved(&mut self, cx: &mut TcpContext<'_>) -> bool {
         self.neighbour_generation == cx.shared.neighbours.generation || self.resolve_neighbour(cx)
@@ -323,15 +329,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
             let Some(hop) = cx.shared.next_hop(self.template.key().remote().ip()) else {
                 return false;
             };
-            let stranger =
+            let unproven =
                 self.tcb.state == TcpState::SynReceived && self.tcb.has(ConnectionFlags::PASSIVE);
             let waiter = self.id(cx.index);
-            match cx.shared.neighbours.lookup(hop, waiter, stranger, cx.now) {
+            match cx.shared.neighbours.lookup(hop, waiter, unproven, cx.now) {
                 NeighbourLookup::Found(mac) => self.template.set_destination(mac),
                 NeighbourLookup::Wait => return false,
                 NeighbourLookup::Full => {
                     cx.shared.stats.neighbour_overflows += 1;
-                    // Nobody will call: the retransmission timer tries again.
+                    // No answer will schedule the connection; its retransmission timer tries again.
                     return false;
                 }
             }
@@ -340,7 +346,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         true
     }
 
-    /// The connection is over: out of the flow table, no timers; what it held for the wire goes.
+    /// Ends the connection: removes it from the flow table, stops its timers, and discards what it had
+    /// to send. Records stay in the send queue for their owner.
     pub(crate) fn enter_closed(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.state == TcpState::Closed {
             return;
@@ -352,8 +359,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             cx.shared.time_wait.remove(cx.index);
         }
         self.tcb.state = TcpState::Closed;
-        let owed = ConnectionFlags::NEED_MASK;
-        self.tcb.flags &= !(owed | ConnectionFlags::RECOVERING);
+        self.tcb.flags &= !(ConnectionFlags::NEED_MASK | ConnectionFlags::RECOVERING);
         self.tcb.stop_timer();
         self.tcb.ack_at = 0;
         self.tcb.pipe = 0;

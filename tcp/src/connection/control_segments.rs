@@ -1,4 +1,4 @@
-//! Segments without payload: SYNs, pure ACKs with what they tell, probes.
+//! Segments without payload: SYNs, pure ACKs with their SACK blocks, probes.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
@@ -12,7 +12,7 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, SYN};
 use crate::wire::template::SegmentFields;
 
-/// The options of a SYN, in the order that everybody sends them, and their length.
+/// The options of a SYN, in the order in which other stacks send them as well, and their length.
 pub(crate) fn syn_options(
     mss: u16,
     sack: bool,
@@ -72,7 +72,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 used = 1;
             }
             let count = queue.sack_blocks(skip_blocks, tcb.rcv_nxt, &mut blocks[used..max]);
-            // A FIN that came early is in its block as well.
+            // A FIN that was received out of order is part of its block.
             for block in &mut blocks[used..used + count] {
                 block.1 += u32::from(tcb.has(ConnectionFlags::FIN_SEEN) && block.1 == self.fin_at);
             }
@@ -119,7 +119,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
         let answer = self.tcb.state == TcpState::SynReceived;
-        // A SYN-ACK repeats only what the SYN offered; a SYN offers what we were told to.
+        // A SYN-ACK agrees only to what the SYN offered; a SYN offers what the configuration says.
         let (ts, sack, scale) = if answer {
             (
                 self.tcb.has(ConnectionFlags::TIMESTAMPS),
@@ -148,7 +148,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             false => SYN,
         };
         let fields = SegmentFields {
-            // Until it is acknowledged, our SYN is the first unacknowledged.
+            // Until our SYN is acknowledged, SND.UNA is its sequence number.
             seq: self.tcb.snd_una,
             ack: if answer { self.tcb.rcv_nxt } else { SeqNr(0) },
             flags,
@@ -182,7 +182,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx: &mut TcpContext<'_>,
         sink: &mut impl FrameSink<R>,
     ) -> Result<(), SinkFull> {
-        // SND.NXT, unless the peer's window has shrunk below it: that would be unacceptable.
+        // SND.NXT, unless the peer's window has shrunk below it: the peer would not accept that.
         let tcb = &self.tcb;
         let seq = tcb
             .snd_nxt
@@ -214,8 +214,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 cx.shared.stats.pure_acks_out += 1;
             }
         } else {
-            // Without SACK the peer counts duplicates, one for each segment, of which three
-            // suffice (RFC 5681 section 3.2).
+            // Without SACK the peer counts duplicate ACKs, one for each segment that it sent; three
+            // are enough (RFC 5681 section 3.2).
             let duplicates = self
                 .out_of_order
                 .as_ref()

@@ -1,5 +1,5 @@
-//! Explicit congestion notification: marks seen here go back to the sender, marks echoed to us
-//! shrink the window (RFC 3168 section 6.1; for DCTCP, RFC 8257 section 3).
+//! Explicit congestion notification: marks on received segments are echoed to the sender, and marks
+//! that the peer echoes reduce the congestion window (RFC 3168 section 6.1; for DCTCP, RFC 8257 section 3).
 
 use crate::base::buffer::RecvBuf;
 use crate::base::time::timestamp_at;
@@ -16,7 +16,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn on_data_with_ecn(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
         cx.shared.stats.ce_received += u64::from(seg.ce);
         if !self.congestion.is_dctcp() {
-            // ECE until the sender says that it slowed down (section 6.1.3).
+            // ECE is set until CWR says that the sender reduced its window (section 6.1.3).
             if seg.flags & CWR != 0 {
                 self.tcb.flags &= !ConnectionFlags::SEND_ECE;
             }
@@ -28,7 +28,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if seg.ce == self.tcb.has(ConnectionFlags::LAST_WAS_MARKED) {
             return;
         }
-        // RFC 8257 section 3.2: what came before the change is acknowledged with the old mark.
+        // RFC 8257 section 3.2: segments from before the change are acknowledged at once, with the old
+        // mark.
         if self.tcb.unacked_segs > 0 && self.neighbour_generation != 0 {
             let (window, edge) = self.receive_window(self.window_limit(cx));
             let tcb = &self.tcb;
@@ -62,7 +63,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The ACK of `newly` bytes on a connection with ECN.
+    /// Processes the ACK of `newly` bytes on a connection with ECN.
     #[inline]
     pub(crate) fn on_ecn_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, newly: u32) {
         let flight = self.tcb.flight_state();
@@ -72,12 +73,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Once a window (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
+    /// Reduces the congestion window for an echoed mark, at most once per window of data (RFC 3168
+    /// section 6.1.2, RFC 8257 section 3.3).
     #[cold]
     fn reduce_for_mark(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
         tcb.flags |= ConnectionFlags::SEND_CWR;
-        // A recovery has slowed down already.
+        // A recovery has reduced the window already.
         if tcb.phase == RecoveryPhase::Open {
             cx.shared.stats.ecn_reductions += 1;
             let flight = tcb.flight_state();

@@ -1,5 +1,5 @@
-//! New full segments of one connection that leave together, for ports that cut none themselves:
-//! planned and noted as one, with headers that are made once. Called by `output`.
+//! Segmentation in software (GSO), for ports that cannot segment: consecutive new segments of one
+//! connection are planned and recorded as one, and their headers are built once. Called by `output`.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::FrameSink;
@@ -13,15 +13,16 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, ECE, PSH};
 use crate::wire::template::{HEADER_MAX, SegmentFields};
 
-/// What is noted as one.
+/// Limits of what is recorded as one.
 const LIMIT: TsoLimits = TsoLimits {
     max_segments: 256,
     max_bytes: 1 << 24,
 };
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Sends full segments, `usable` bytes at most, and what follows them in a shorter one; the
-    /// first fits. Returns the payload bytes that left, also when the sink did not take all.
+    /// Sends full segments of `usable` bytes at most, and a shorter one behind them if that fits. The
+    /// caller has checked that the first fits. Returns the payload bytes that were sent, also when
+    /// the sink did not take all.
     #[inline]
     pub(crate) fn send_gso(
         &mut self,
@@ -145,7 +146,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 }
 
-/// Copies of constant length that overlap instead of one of a variable length.
+/// Copies the headers in pieces of constant length that may overlap: the compiler turns these into a
+/// few vector moves, where a copy of variable length is a call.
 #[inline(always)]
 fn copy_headers(out: &mut [u8], image: &[u8; HEADER_MAX]) {
     let n = out.len();

@@ -11,10 +11,10 @@ use crate::tcb::WindowScales;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::{ACK, CWR, ECE, RST, SYN, Segment};
 
-/// RFC 9293 section 3.7.1 (MUST-15): when the peer does not say.
+/// The MSS of a peer that sends no MSS option (RFC 9293 section 3.7.1, MUST-15).
 const MSS_DEFAULT_V4: u16 = 536;
 const MSS_DEFAULT_V6: u16 = 1220;
-/// Smaller offers are attacks on our packet rate.
+/// A smaller offer is raised to this: it would only multiply the packets that we send.
 const MSS_FLOOR: u16 = 64;
 
 /// How a SYN asks for ECN and a SYN-ACK agrees (RFC 3168 section 6.1.1).
@@ -22,7 +22,7 @@ const ASK: u8 = ECE | CWR;
 const ANSWER: u8 = ACK | ECE;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Takes over what the peer's SYN says.
+    /// Takes over sequence number, options and window of the peer's SYN.
     pub(crate) fn apply_peer_syn(&mut self, seg: &Segment, config: &StackConfig, wscale: u8) {
         let tcb = &mut self.tcb;
         tcb.rcv_nxt = seg.seq + 1;
@@ -111,7 +111,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// Our SYN is acknowledged.
+    /// Our SYN is acknowledged: enters ESTABLISHED. `Some`: the connection ended instead.
     pub(crate) fn on_established(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -120,12 +120,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.has(ConnectionFlags::PASSIVE)
             && !cx.shared.listeners.contains_key(&self.listener)
         {
-            // Nobody listens any more.
+            // The listener was closed meanwhile.
             self.enter_closed(cx);
             self.tcb.flags |= ConnectionFlags::RELEASED;
             return Some(SegmentVerdict::Reset);
         }
-        self.known_path(cx);
+        self.apply_path_mtu(cx);
         let tcb = &mut self.tcb;
         tcb.snd_una = seg.ack;
         let flight = tcb.flight_state();

@@ -11,17 +11,17 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
-/// What else the stack must do after a segment.
+/// What the stack must do after the connection has processed a segment.
 pub(crate) enum SegmentVerdict {
     Done,
-    /// Answer with a reset: the segment fits no connection.
+    /// Answer with a reset, as if there were no connection.
     Reset,
-    /// TIME-WAIT gives way to this SYN (RFC 6191).
+    /// End the connection in TIME-WAIT and let this SYN open a new one (RFC 6191).
     Reopen,
 }
 
 impl SharedState {
-    /// RFC 5961 section 7.
+    /// Whether the rate limit of challenge ACKs permits one now (RFC 5961 section 7).
     fn may_challenge(&mut self, now: Instant) -> bool {
         let may = self.challenges.try_take(now);
         self.stats.challenges_skipped += u64::from(!may);
@@ -37,14 +37,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// RFC 5961 section 4: wherever it lies.
+    /// Answers a SYN on a synchronised connection with a challenge ACK, whatever its sequence number
+    /// (RFC 5961 section 4).
     fn on_unexpected_syn(&mut self, cx: &mut TcpContext<'_>) -> SegmentVerdict {
         cx.shared.stats.syn_challenges += 1;
         self.send_challenge_ack(cx);
         SegmentVerdict::Done
     }
 
-    /// Everything that `try_header_prediction` does not take.
+    /// Processes every segment that `try_header_prediction` does not take, in the order of RFC 9293
+    /// section 3.10.7.4.
     pub(crate) fn process_segment(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -105,14 +107,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
         }
         let tcb = &mut self.tcb;
-        // RFC 5961 section 5.2, and what was never sent is never acknowledged.
+        // RFC 5961 section 5.2: an ACK of data never sent, or far too old, is not believed.
         if seg.ack.gt(tcb.snd_nxt) || seg.ack.lt(tcb.snd_una - tcb.max_snd_wnd) {
             cx.shared.stats.bad_acks += 1;
             self.send_challenge_ack(cx);
             return SegmentVerdict::Done;
         }
-        // Not before the ACK proved good: a timestamp from the future that is believed makes
-        // everything else that comes look old.
+        // TS.Recent is updated only now that the ACK has proved good: a forged timestamp from the
+        // future would make PAWS drop everything that follows.
         if seg.has_ts && seg.seq.le(tcb.last_ack_sent) {
             tcb.ts_recent = seg.ts_val;
         }
@@ -202,8 +204,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// A segment outside the receive window: answered with an ACK (RFC 9293 section 3.10.7.4, first).
-    /// `len`: its payload, `span`: its sequence space.
+    /// Answers a segment outside the receive window with an ACK (RFC 9293 section 3.10.7.4, first).
+    /// `len`: its payload, `span`: its length in sequence space.
     fn on_unacceptable_segment(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -224,18 +226,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.start_closing_timer(cx, Timer::TimeWait);
         }
         let old = end.le(tcb.rcv_nxt) && tcb.rcv_nxt - seg.seq <= cx.shared.recv_window;
-        // Data again means our ACK was lost; a bare segment may be one of two stacks
-        // correcting each other for ever: limited.
+        // Data that comes again means that our ACK was lost. A segment without data may belong to two
+        // stacks that correct each other for ever, so the answers are limited.
         if span > 0 || cx.shared.may_challenge(cx.now) {
             cx.shared.stats.dup_bytes_in += u64::from(len);
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
-            // RFC 2883 section 4; not for what lies beyond any window of ours.
+            // Reported by D-SACK (RFC 2883 section 4), but not what lies outside every window of ours.
             if old {
                 self.note_duplicate(seg.seq, seg.seq + len);
             }
         }
-        // The ACK of an old segment counts all the same: two ends whose windows shrank would
-        // else ignore each other for ever. Its window and blocks do not.
+        // The ACK of an old segment is processed all the same: otherwise two ends whose windows
+        // shrank would ignore each other for ever. Its window and SACK blocks are ignored.
         let tcb = &self.tcb;
         if old
             && seg.flags & (SYN | ACK) == ACK
@@ -252,8 +254,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only the exact next sequence
-    /// number resets; in the window it is asked for again.
+    /// RFC 9293 section 3.10.7.4 second, with RFC 5961 section 3.2: only a reset with the exact next
+    /// sequence number counts; one elsewhere in the window is answered with a challenge ACK.
     fn on_reset(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) -> SegmentVerdict {
         if self.tcb.state == TcpState::TimeWait {
             return SegmentVerdict::Done; // RFC 1337
@@ -273,7 +275,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// State changes that the ACK of our FIN brings.
+    /// Changes the state when our FIN has been acknowledged. `Some`: the connection ended, and the
+    /// segment needs no more processing.
     fn on_fin_acknowledged(&mut self, cx: &mut TcpContext<'_>) -> Option<SegmentVerdict> {
         let tcb = &mut self.tcb;
         if !tcb.has(ConnectionFlags::FIN_SENT) || tcb.snd_una != tcb.snd_nxt {
@@ -300,7 +303,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Payload and FIN of an acceptable segment.
+    /// Processes the payload and the FIN of an acceptable segment (section 3.10.7.4, seventh and
+    /// eighth).
     fn process_payload(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -312,12 +316,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             tcb.state,
             TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2
         ) {
-            // After the peer's FIN there is nothing new (section 3.10.7.4 seventh); acknowledge again.
+            // No new data can follow the peer's FIN (section 3.10.7.4 seventh); acknowledge again.
             cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
             return SegmentVerdict::Done;
         }
         if tcb.has(ConnectionFlags::RELEASED) && buffer.remaining() > 0 {
-            // Data that nobody will read (RFC 9293 section 3.6, MAY-1).
+            // Data arrived that nobody will read: reset (RFC 9293 section 3.6, MAY-1).
             self.send_reset(cx);
             self.enter_closed(cx);
             return SegmentVerdict::Done;
@@ -346,7 +350,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
         }
         if tcb.has(ConnectionFlags::FIN_SEEN) {
-            // There is nothing behind a FIN (section 3.10.7.4 seventh).
+            // Anything behind a FIN is ignored (section 3.10.7.4 seventh).
             let space = self.fin_at.distance_from(seq).max(0) as usize;
             buffer.truncate(buffer.remaining().min(space));
         }
@@ -354,8 +358,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.update_held_buffers(cx);
             let full = cx.shared.is_receive_full(self.receive_queue.counted);
             if seq == self.tcb.rcv_nxt {
-                // What fills a hole may pass, or a full hold could never drain; when many did, it
-                // takes the place of the last that is held (RFC 2018 section 8).
+                // A segment that fills a hole is kept beyond the limit, as buffers held behind the hole
+                // could otherwise never be delivered. Once many were, it replaces the last segment that
+                // is held out of order (RFC 2018 section 8).
                 if full && !self.make_room(cx) {
                     cx.shared.stats.rcv_q_drop += 1;
                     cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
@@ -405,8 +410,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         SegmentVerdict::Done
     }
 
-    /// Room for a segment that fills a hole of a connection that holds all it may: some above the
-    /// limit, then in exchange.
+    /// Makes room for a segment that fills a hole, on a connection that holds as many buffers as it
+    /// may: up to an eighth above the limit, then by dropping the last out-of-order segment.
+    /// `false`: there is none to drop.
     #[cold]
     fn make_room(&mut self, cx: &mut TcpContext<'_>) -> bool {
         let limit = cx.shared.config.max_recv_buffers;
@@ -427,7 +433,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         queue.drop_last()
     }
 
-    /// Section 3.10.7.4 eighth.
+    /// All data up to the peer's FIN was received (section 3.10.7.4 eighth).
     fn on_fin(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
         tcb.rcv_nxt += 1;

@@ -1,4 +1,4 @@
-//! The state of one connection. What every segment touches comes first, in two cache lines.
+//! The state of one connection. The part that every segment touches comes first, in two cache lines.
 
 pub(crate) mod ack;
 pub(crate) mod context;
@@ -44,7 +44,7 @@ pub(crate) struct Connection<B, R> {
     /// The template's destination was looked up in this generation of the neighbour table; 0: never.
     pub neighbour_generation: u32,
     pub timestamp_offset: u32,
-    /// The low half of its hash: what the flow table keeps.
+    /// The low half of the four-tuple's hash, which the flow table keeps.
     pub hash: u32,
     /// Sequence number of the peer's FIN, once `FIN_SEEN`, in order or not.
     pub fin_at: SeqNr,
@@ -54,18 +54,18 @@ pub(crate) struct Connection<B, R> {
     pub generation: u32,
     pub retransmits: u32,
     pub timeouts: u32,
-    /// Of a passive open, else `NO_LISTENER`.
+    /// The listener of a passive open, else `NO_LISTENER`.
     pub listener: u32,
-    /// What the ends agreed on.
+    /// The effective MSS that the handshake agreed on, the upper limit of `tcb.emss`.
     pub emss_agreed: u16,
-    /// What RACK learnt, while there is no `recovery`.
+    /// RACK's reordering window, kept here while there is no `recovery`.
     pub reorder_window: ReorderWindow,
-    /// When (in 2^20 ns) the connection looks after the search for its narrow path's MTU.
+    /// When the connection next takes part in the MTU search of a narrow path, in ticks (2^20 ns).
     pub search_at: u32,
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// For this four-tuple, whose hash is `hash`, before any handshake.
+    /// A connection for this four-tuple, whose hash is `hash`, before any handshake.
     pub(crate) fn new(shared: &SharedState, key: &FlowKey, hash: u64) -> Self {
         let config = &shared.config;
         let headers = if key.is_v6() { 60 } else { 40 };
@@ -97,7 +97,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         conn
     }
 
-    /// Asks for every line that a segment of the fast path touches.
+    /// Prefetches every cache line that a segment on the fast path touches.
     #[inline]
     pub(crate) fn prefetch_lines(&self) {
         B::prefetch(&raw const self.tcb);
@@ -109,15 +109,15 @@ impl<B: RecvBuf, R> Connection<B, R> {
         B::prefetch(&raw const self.congestion.validation);
     }
 
-    /// The second stage: what the lines of the first say where it is.
+    /// The second stage: prefetches what the lines of the first stage point to.
     #[inline]
     pub(crate) fn prefetch_queues(&self) {
         self.send_queue.prefetch::<B>();
         self.receive_queue.prefetch();
     }
 
-    /// As `prefetch`, for a segment that carries data, or else an ACK: the other's lines would
-    /// only push out what is needed.
+    /// As `prefetch_lines`, but only the lines that a segment with data needs, or else a pure ACK: the
+    /// others would only displace lines that are needed.
     #[inline]
     pub(crate) fn prefetch_for(&self, data: bool) {
         B::prefetch(&raw const self.tcb);
@@ -140,7 +140,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Asks for what a timer looks at.
+    /// Prefetches what the timers look at.
     #[inline]
     pub(crate) fn prefetch_timers(&self) {
         B::prefetch(&raw const self.tcb.flags);
@@ -149,31 +149,32 @@ impl<B: RecvBuf, R> Connection<B, R> {
         B::prefetch(&raw const self.receive_queue);
     }
 
-    /// SACK or D-SACK blocks wait for a pure ACK.
+    /// Whether SACK or D-SACK blocks are to be sent, which only a pure ACK carries.
     pub(crate) fn has_sack_blocks(&self) -> bool {
         self.out_of_order
             .as_ref()
             .is_some_and(|queue| !queue.is_idle())
     }
 
-    /// The recovery state, made when it is first needed, and the segments ready to be marked.
+    /// Makes sure that the recovery state exists and that each segment in flight is recorded on its
+    /// own, so that segments can be marked.
     #[cold]
     pub(crate) fn start_recovery(&mut self) {
         self.split_multi_segments();
         self.recovery_state();
     }
 
-    /// The recovery state alone.
+    /// The recovery state, which is allocated when it is first needed.
     pub(crate) fn recovery_state(&mut self) -> &mut Recovery {
-        let (una, patience) = (self.tcb.snd_una, self.reorder_window);
+        let (una, reorder_window) = (self.tcb.snd_una, self.reorder_window);
         self.recovery.get_or_insert_with(|| {
             let mut recovery = Box::new(Recovery::new(una));
-            recovery.rack.reorder_window = patience;
+            recovery.rack.reorder_window = reorder_window;
             recovery
         })
     }
 
-    /// Segments are about to be marked.
+    /// Records segments that were sent together each on its own, before any is marked.
     pub(crate) fn split_multi_segments(&mut self) {
         if self.tcb.has(ConnectionFlags::MULTI_SEGMENT) {
             self.tcb.flags &= !ConnectionFlags::MULTI_SEGMENT;
@@ -181,7 +182,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The peer hears of what it sent twice (RFC 2883).
+    /// Notes that the peer sent `lo..hi` twice, for a D-SACK block (RFC 2883).
     #[cold]
     pub(crate) fn note_duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
         if self.tcb.has(ConnectionFlags::SACK) && lo.lt(hi) {
@@ -191,7 +192,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Something of ours is unacknowledged or waits to be sent.
+    /// Whether something is unacknowledged or waits to be sent.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         let tcb = &self.tcb;
@@ -222,7 +223,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (field as u16, tcb.rcv_nxt + (field << shift))
     }
 
-    /// A pure ACK is worth sending for the window alone.
+    /// Whether the window grew so much that a pure ACK is worth sending for it.
     pub(crate) fn window_update_due(&self, limit: u32) -> bool {
         let tcb = &self.tcb;
         let left = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
@@ -233,7 +234,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         gain >= limit / 4 || (left < 2 * u32::from(tcb.emss) && gain > 0)
     }
 
-    /// `shrink` would give something back.
+    /// Whether `release_memory` would free something.
     pub(crate) fn holds_memory(&self) -> bool {
         self.send_queue.holds_memory()
             || self.receive_queue.holds_memory()
@@ -241,7 +242,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             || self.recovery.is_some()
     }
 
-    /// Idle connections keep no buffers.
+    /// Frees the memory of empty queues and of a finished recovery, for a connection that is idle.
     pub(crate) fn release_memory(&mut self) {
         self.send_queue.release_memory();
         self.receive_queue.release_memory();

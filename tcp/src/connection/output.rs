@@ -1,4 +1,4 @@
-//! What a connection sends: retransmissions, new segments, probes, SYNs, ACKs, in that order of right.
+//! What a connection sends: SYNs, retransmissions, new segments, probes and pure ACKs, in that order.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
@@ -17,11 +17,11 @@ use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, CWR, ECE, FIN, PSH};
 use crate::wire::template::SegmentFields;
 
-/// The sink has no room now.
+/// The sink has no room for a frame now; the connection stays on the output list.
 pub(crate) struct SinkFull;
 
 impl SharedState {
-    /// In bytes (RFC 6928).
+    /// The initial congestion window in bytes (RFC 6928).
     #[inline]
     pub(crate) fn initial_window(&self, tcb: &Tcb) -> u32 {
         initial_window(self.config.initial_window, u32::from(tcb.emss))
@@ -39,7 +39,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         meta.connection = Some(self.id(cx.index));
     }
 
-    /// Receive window limit that the peer's window scaling allows.
+    /// The largest receive window that the configuration and the agreed window scaling allow.
     #[inline]
     pub(crate) fn window_limit(&self, cx: &mut TcpContext<'_>) -> u32 {
         cx.shared
@@ -47,7 +47,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .min(0xffff << self.tcb.scales.receive())
     }
 
-    /// A frame that acknowledges left: the window it advertised is promised, the ACK paid.
+    /// A frame with an ACK was sent: `edge`, the right edge of the window that it advertised, must be
+    /// honoured from now on, and no other ACK is due.
     #[inline]
     pub(crate) fn on_ack_sent(&mut self, edge: SeqNr) {
         let tcb = &mut self.tcb;
@@ -57,7 +58,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.ack_at = 0;
     }
 
-    /// One data (or FIN) segment.
+    /// Emits one segment with data, a FIN or both. `again`: it is a retransmission.
     #[inline]
     fn emit_segment(
         &mut self,
@@ -147,7 +148,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// Sends all that the connection has to send and may send.
+    /// Sends everything that the connection has to send and may send now.
     pub(crate) fn send_pending(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -193,8 +194,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .tcb
             .has(ConnectionFlags::NEED_PROBE | ConnectionFlags::NEED_KEEPALIVE)
         {
-            // A segment left of the window makes the peer answer with its ACK and window
-            // (RFC 9293 section 3.8.4); no byte of a record is risked for it.
+            // A segment below the peer's window makes it answer with its ACK and window (RFC 9293
+            // section 3.8.4), without any payload.
             self.emit_without_payload(cx, self.tcb.snd_una - 1, 0, sink)?;
             cx.shared.stats.zero_window_probes +=
                 u64::from(self.tcb.has(ConnectionFlags::NEED_PROBE));
@@ -209,7 +210,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// `flush`: data only; the ACK it carries is one less to send.
+    /// Sends data only, for `Stack::flush`; an ACK that is due travels with it.
     pub(crate) fn send_pending_data(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -219,7 +220,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Ok(());
         }
         if self.neighbour_generation != cx.shared.neighbours.generation {
-            // `poll` resolves.
+            // The neighbour table changed; `poll` looks the destination up again.
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return Ok(());
         }
@@ -257,7 +258,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         while let Some(index) = recovery.next_lost(&self.send_queue) {
             let segment = self.send_queue.sent[index];
             if segment.is_probe(emss) {
-                // Its loss was nobody's answer: the search is another connection's by cx.now.
+                // Nothing reported the loss of this MTU probe to the search, which another connection
+                // carries on by now; its data is sent again in segments that the path carries.
                 self.send_queue.resegment_to(emss);
                 recovery.recount_lost(&mut self.tcb, &self.send_queue);
                 continue;
@@ -296,7 +298,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if self.tcb.flight() == 0 && self.tcb.unsent > 0 {
             self.validate_window(cx);
         }
-        // A search for what the path carries may go on here, between two segments.
+        // An MTU search (RFC 8899) may send a probe here, between two segments.
         let mut searching =
             self.tcb.has(ConnectionFlags::NARROW_PATH) && self.search_is_due(cx.now);
         let mut emss = u32::from(self.tcb.emss);
@@ -345,7 +347,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                         }
                     }
                 }
-                // The last may carry a FIN.
+                // Not when the last segment will carry a FIN.
                 if most.min(self.tcb.unsent) >= 2 * emss
                     && !self.tcb.has(ConnectionFlags::FIN_QUEUED)
                 {
@@ -444,7 +446,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// New segments after a pause: the window may have gone unused for too long (RFC 7661).
+    /// Called before new segments are sent after a pause: the congestion window may have gone unused
+    /// for too long to be valid (RFC 7661).
     #[inline]
     fn validate_window(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
@@ -459,8 +462,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The probe timeout fired (RFC 8985 section 7.3): a new segment whatever the congestion
-    /// window, else the last one again, makes the peer tell what it has.
+    /// The probe timeout fired (RFC 8985 section 7.3): sends a new segment regardless of the congestion
+    /// window, or else the last one again, to make the peer report what it has received.
     #[cold]
     fn send_tail_probe(
         &mut self,
@@ -469,7 +472,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     ) -> Result<(), SinkFull> {
         let tcb = &self.tcb;
         if tcb.has(ConnectionFlags::RECOVERING) || !tcb.can_send_data() {
-            return Ok(()); // an ACK came in between
+            return Ok(()); // an ACK arrived since the timer fired
         }
         self.start_recovery();
         let tcb = &self.tcb;
@@ -503,8 +506,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(())
     }
 
-    /// Several new segments as one frame that the port cuts. While segments are marked each is
-    /// noted alone. The FIN goes alone.
+    /// Sends several new segments as one frame that the port cuts (TSO), and returns their payload in
+    /// bytes. During a recovery each is recorded on its own, since marks apply to single segments.
+    /// A FIN is never part of it.
     fn send_tso(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -539,7 +543,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         Ok(whole.len)
     }
 
-    /// Sends a new segment and notes it; nothing changes when the sink is full.
+    /// Sends a new segment and records it as in flight; changes nothing when the sink is full.
     #[inline]
     pub(crate) fn emit_new_segment(
         &mut self,
@@ -573,8 +577,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Nothing is in flight and the window holds the next record back: probe it in time
-    /// (RFC 9293 section 3.8.6.1).
+    /// Nothing is in flight and the peer's window is too small for the next record: starts the persist
+    /// timer, which will probe the window (RFC 9293 section 3.8.6.1).
     fn enter_persist(&mut self, cx: &mut TcpContext<'_>) {
         let tcb = &mut self.tcb;
         if !tcb.is_timer(Timer::Persist) {

@@ -1,4 +1,4 @@
-//! How many bytes of new segments the pacer lets leave; see [`crate::congestion::pacing`].
+//! How many bytes of new segments the pacer permits now; see [`crate::congestion::pacing`].
 
 use crate::base::buffer::RecvBuf;
 use crate::congestion::pacing::{PacingCredit, is_effective};
@@ -7,10 +7,11 @@ use crate::connection::context::TcpContext;
 use crate::tcb::flags::ConnectionFlags;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// How many bytes of new segments may leave now.
+    /// How many bytes of new segments may be sent now; `u32::MAX`: the connection is not paced.
     #[inline]
     pub(crate) fn pacing_credit(&mut self, cx: &mut TcpContext<'_>) -> u32 {
-        // No congestion event yet, no doubt: nearly all connections of a fabric, nearly always.
+        // The usual case in a fabric: a connection without a congestion event is not paced, and pays
+        // one comparison.
         if !self.tcb.window.is_paced() {
             return u32::MAX;
         }
@@ -44,12 +45,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// So many bytes of new segments left; `pacing_credit` had bounded them.
+    /// `sent` bytes of new segments, within what `pacing_credit` permitted, were sent.
     #[cold]
     pub(crate) fn on_paced_output(&mut self, cx: &mut TcpContext<'_>, sent: u32) {
         let (window, srtt) = (self.tcb.window, self.tcb.rtt.srtt);
         self.recovery_state().pacer.on_sent(&window, srtt, sent);
-        // Registers the wait when there is one.
+        // Schedules the pacing timer when the credit is used up.
         self.pacing_credit(cx);
     }
 }

@@ -1,13 +1,13 @@
-//! Connections in TIME-WAIT (RFC 9293 section 3.6) in the order in which they came there: the
-//! oldest gives way when the stack is full. A list through an array beside the connections, since
-//! they leave it from anywhere: by their timer, or for a new connection with the same addresses.
+//! Connections in TIME-WAIT (RFC 9293 section 3.6) in the order in which they entered it: the oldest
+//! is evicted when the stack is full. A doubly linked list in an array indexed by slot, since a
+//! connection can leave from any place: by its timer, or for a new connection with its addresses.
 
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
 struct TimeWaitNode {
     older: u32,
-    /// Itself when it is not in the list.
+    /// The node's own index when it is not in the list.
     newer: u32,
 }
 
@@ -34,7 +34,7 @@ impl TimeWaitList {
         node.is_some_and(|node| node.newer != index)
     }
 
-    /// As the newest, unless it is in the list.
+    /// Adds the connection as the newest, unless it is in the list already.
     pub(crate) fn push(&mut self, index: u32) {
         if self.contains(index) {
             return;

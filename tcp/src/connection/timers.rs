@@ -1,5 +1,6 @@
-//! What happens when a connection's deadlines pass. The wheel brings the connection here; it
-//! looks at its own deadlines and goes back to the wheel for the earliest.
+//! What happens when a deadline of a connection passes. The timer wheel holds one entry for each
+//! connection; when it is due, all deadlines of the connection are checked, and the entry is
+//! scheduled again for the earliest that is left.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
@@ -14,9 +15,9 @@ use crate::tcb::timer::Timer;
 use crate::wire::segment;
 use crate::wire::template::SegmentFields;
 
-/// After so long a silence, in ns, an idle connection gives back the memory of its queues: longer
-/// than it takes to serve ten thousand others in turn, since who speaks again soon would only have
-/// to ask for it again.
+/// After so long without traffic, in ns, an idle connection frees the memory of its queues. Longer
+/// than it takes to serve ten thousand others in turn, since a connection that is used again soon
+/// would only allocate the memory again.
 const IDLE_MEMORY_AFTER: u64 = 1_000_000_000;
 
 impl Tcb {
@@ -27,8 +28,8 @@ impl Tcb {
         let mut after = self
             .rtt
             .retransmission_timeout(&cx.shared.rto_limits, self.backoff);
-        // RFC 8985 section 7.2: with SACK, a round trip measured, no recovery and no probe out,
-        // the tail is probed first, in the timeout's place when that comes sooner.
+        // RFC 8985 section 7.2: with SACK, a measured round trip, no recovery and no timeout before, the
+        // tail loss probe takes the place of the timeout when it is due sooner.
         if self.flags & (ConnectionFlags::SACK | ConnectionFlags::RECOVERING)
             == ConnectionFlags::SACK
             && self.rtt.srtt > 0
@@ -43,8 +44,8 @@ impl Tcb {
         cx.schedule_timer(self, cx.now.0 + after);
     }
 
-    /// (Re)starts the persist timer: a probe when no window update comes for as long as a
-    /// retransmission would wait (RFC 9293 section 3.8.6.1).
+    /// (Re)starts the persist timer, which runs as long as the retransmission timer would: then the
+    /// window is probed if no update came (RFC 9293 section 3.8.6.1).
     pub(crate) fn start_persist_timer(&mut self, cx: &mut TcpContext<'_>) {
         self.restart_retransmission_timer(cx);
         if let Some(at) = self.timer_at() {
@@ -52,7 +53,7 @@ impl Tcb {
         }
     }
 
-    /// Starts the timer that ends TIME-WAIT, or FIN-WAIT-2 without an owner.
+    /// Starts the timer that ends TIME-WAIT, or a FIN-WAIT-2 whose owner released the connection.
     pub(crate) fn start_closing_timer(&mut self, cx: &mut TcpContext<'_>, timer: Timer) {
         let at = cx.now.0 + to_nanos(cx.shared.config.time_wait);
         self.set_timer(timer, at);
@@ -61,9 +62,9 @@ impl Tcb {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// The entry of the timer wheel came up. Whatever is due happens, and the wheel has the
-    /// connection again for the earliest of what is left. Returns `true` when the connection
-    /// ended and nobody owns it.
+    /// The connection's entry of the timer wheel is due: fires the timers that are due, and schedules
+    /// the entry for the earliest of the others. Returns `true` when the connection has ended and
+    /// has no owner.
     pub(crate) fn on_timer(&mut self, cx: &mut TcpContext<'_>) -> bool {
         self.tcb.wheel_at = u64::MAX;
         self.fire_if_due(cx, Timer::DelayedAck);
@@ -110,11 +111,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// The earliest deadline of all that is to come.
+    /// The earliest deadline that lies ahead.
     #[inline]
     fn earliest_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let mut next = u64::MAX;
-        // Who is overdue for a keepalive probe has data in flight, with a timer of its own: look
+        // A keepalive probe that is overdue waits for data in flight, which has its own timer: check
         // again soon.
         if let Some(at) = self.deadline_of(cx, Timer::Keepalive) {
             next = at.max(cx.now.0 + 1);
@@ -130,7 +131,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         (next != u64::MAX).then_some(next)
     }
 
-    /// A deadline passed.
+    /// Does what the timer is for; its deadline has passed.
     fn fire_timer(&mut self, cx: &mut TcpContext<'_>, timer: Timer) {
         if self.tcb.is_timer(timer) {
             self.tcb.stop_timer();
@@ -149,7 +150,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             Timer::TailLossProbe => self.probe_timeout(cx),
             Timer::Reordering => self.reordering_timeout(cx),
             Timer::Persist => self.persist_timeout(cx),
-            // The peer of an orphan never closed.
+            // The peer of an orphan did not close in time.
             Timer::TimeWait | Timer::Orphan => self.enter_closed(cx),
             Timer::Keepalive => self.keepalive_timeout(cx),
             Timer::Pacing => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
@@ -157,7 +158,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Our SYN or SYN-ACK is sent again, or given up.
+    /// Sends our SYN or SYN-ACK again, or gives up.
     fn handshake_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.backoff >= cx.shared.config.syn_retries {
             cx.shared.stats.attempt_fails += 1;
@@ -169,7 +170,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.restart_retransmission_timer(cx);
     }
 
-    /// The peer's window did not open: it is probed, or a part of a record leaves that fits it.
+    /// The peer's window did not open in time: probes it, or lets a part of a record be sent that
+    /// fits.
     fn persist_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.is_user_timeout_over(cx) {
             self.abort_on_timeout(cx);
@@ -191,7 +193,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return;
         }
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_TAIL_PROBE);
-        // The timeout proper, should the probe not leave.
+        // The retransmission timeout itself, in case the probe cannot be sent.
         let at = cx.now.0
             + self
                 .tcb
@@ -200,10 +202,11 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.tcb.set_timer(Timer::Retransmission, at);
     }
 
-    /// RFC 6298 (5.4) to (5.6), RFC 5681 section 3.1.
+    /// Begins slow start with the first unacknowledged segment (RFC 6298 (5.4) to (5.6), RFC 5681
+    /// section 3.1).
     fn retransmission_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.send_queue.sent.is_empty() {
-            // What was to leave found no neighbour; try again.
+            // Nothing was sent because the neighbour is not resolved; try again.
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return;
         }
@@ -234,7 +237,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.restart_retransmission_timer(cx);
     }
 
-    /// The user timeout passed without progress (RFC 9293 section 3.8.3).
+    /// Whether the user timeout passed without progress (RFC 9293 section 3.8.3).
     fn is_user_timeout_over(&mut self, cx: &mut TcpContext<'_>) -> bool {
         if self.stalled_since == 0 {
             self.stalled_since = to_ticks(
@@ -262,14 +265,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.fail_connection(cx, Events::TIMED_OUT);
     }
 
-    /// The connection ends badly.
+    /// Ends the connection with an error and reports it to the owner.
     pub(crate) fn fail_connection(&mut self, cx: &mut TcpContext<'_>, why: Events) {
         self.enter_closed(cx);
         cx.raise_event(&mut self.tcb, why | Events::CLOSED);
     }
 
     /// A reset from a synchronised connection, with timestamps where they are agreed (RFC 7323
-    /// section 3.2); lost when the neighbour is not known now.
+    /// section 3.2). Not sent when the neighbour was never resolved.
     pub(crate) fn send_reset(&mut self, cx: &mut TcpContext<'_>) {
         if self.neighbour_generation == 0
             || matches!(
@@ -318,7 +321,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         open.then_some(at)
     }
 
-    /// The peer was silent for long: it is probed, or given up. Data in flight has its own timer.
+    /// The peer was silent for the keepalive time: probes it, or gives up. Not while data is in flight,
+    /// which has its own timer.
     fn keepalive_timeout(&mut self, cx: &mut TcpContext<'_>) {
         let Some(keepalive) = cx.shared.config.keepalive else {
             return;

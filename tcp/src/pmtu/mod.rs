@@ -1,4 +1,5 @@
-//! Path MTUs: how wide a path is, and the search for more (RFC 8899).
+//! Path MTU discovery: the packet size in use on each path, and the search for a larger one (RFC
+//! 8899).
 
 pub(crate) mod path_mtu;
 pub(crate) mod probe;

@@ -1,7 +1,7 @@
-//! The path's MTU: told by ICMP (RFC 1191, 8201), guessed when full segments vanish for good
-//! (RFC 8899 section 4.3), and shared by the connections to a destination. A path is taken for as
-//! wide as the ends agreed until it shows otherwise; from then on `search` and `probe`
-//! look for what it carries, upward.
+//! The path MTU: reported by ICMP (RFC 1191, 8201), or guessed when full segments are lost for good
+//! (RFC 8899 section 4.3), and shared by all connections to a destination. A path is assumed to
+//! carry the MSS that the ends agreed on until it proves narrower; from then on `search` and
+//! `probe` look upward for the largest size that it carries.
 
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
@@ -17,23 +17,24 @@ use crate::connection::context::TcpContext;
 use crate::pmtu::search::{PathSearch, RAISE_TICKS, has_passed};
 use crate::queues::send_queue::{InFlightSegment, SACKED};
 
-/// Less than any link in use carries is an attack on our packet rate (RFC 5927 section 7).
+/// A router that reports less than any link in use carries is not believed: it would only multiply
+/// the packets that we send (RFC 5927 section 7).
 pub(crate) const MIN_V4: u16 = 552;
-/// RFC 8201 section 4.
+/// The minimum link MTU of IPv6 (RFC 8201 section 4).
 pub(crate) const MIN_V6: u16 = 1280;
-/// RFC 8899 section 5.1.2 BASE_PLPMTU, and what every IPv4 host takes (RFC 791).
+/// BASE_PLPMTU (RFC 8899 section 5.1.2), and the size that every IPv4 host accepts (RFC 791).
 const BASE: u16 = 1200;
 const BASE_V4: u16 = 576;
-/// Timeouts in a row that make a hole likely.
+/// Timeouts in a row that make a black hole likely.
 const SUSPICIOUS: u8 = 2;
 const PATHS_MAX: usize = 4096;
 
-/// What is known of destinations beyond a narrow link (RFC 8899 section 3 item 9).
+/// What is known of paths that are narrower than agreed, by destination (RFC 8899 section 3 item 9).
 #[derive(Default)]
 pub(crate) struct Paths(HashMap<IpAddr, PathSearch>);
 
-/// The next hop's MTU; routers from before RFC 1191 do not say and are met with its section 7's
-/// plateaus below the quoted packet's length.
+/// The next hop's MTU by an ICMPv4 error. Routers from before RFC 1191 report 0: then it is the next
+/// plateau of its section 7 below `quoted`, the length of the packet that was too big.
 pub(crate) fn from_v4(mtu: u16, quoted: u16) -> u16 {
     const PLATEAUS: [u16; 5] = [8166, 4352, 2002, 1492, 1006];
     if mtu != 0 {
@@ -54,19 +55,19 @@ impl<B: RecvBuf, R> Connection<B, R> {
         ip + ts
     }
 
-    /// Payload of a segment in a packet of `mtu`.
+    /// The payload of a segment in an IP packet of `mtu` bytes.
     pub(crate) fn emss_for(&self, mtu: u16) -> u16 {
         mtu.saturating_sub(self.headers()).max(1)
     }
 
-    /// The packet of a segment with `payload`.
+    /// The length of the IP packet of a segment with `payload` bytes.
     pub(crate) fn mtu_of(&self, payload: u16) -> u16 {
         payload.saturating_add(self.headers())
     }
 
-    /// When a connection whose path became narrow at `t` looks after that: at once where it can
-    /// probe. Without SACK a probe's loss is told late or by a timeout: there full segments are
-    /// tried after ten minutes (RFC 1191 section 6.3).
+    /// When a connection whose path became narrow at `now_ticks` first tries a larger size: at once if it
+    /// can probe. Without SACK the loss of a probe shows late or by a timeout, so full segments are
+    /// tried again after ten minutes instead (RFC 1191 section 6.3).
     fn first_look(&self, now_ticks: u32) -> u32 {
         if self.tcb.has(ConnectionFlags::SACK) {
             now_ticks
@@ -82,7 +83,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// What is out and longer than `emss` is cut, to be sent again: the path does not carry it.
+    /// Segments in flight that are longer than the path carries are cut, to be sent again.
     pub(crate) fn cut(&mut self) {
         self.split_multi_segments();
         self.send_queue.resegment_to(u32::from(self.tcb.emss));
@@ -100,7 +101,7 @@ impl Paths {
         }
     }
 
-    /// Beside those that are known, expired ones gone.
+    /// Whether an entry for `to` exists or can be added, after removing expired ones if needed.
     fn room_for(&mut self, to: IpAddr, now_ticks: u32) -> bool {
         if self.0.len() >= PATHS_MAX && !self.0.contains_key(&to) {
             self.0
@@ -117,7 +118,8 @@ impl Paths {
         self.0.get_mut(&to)
     }
 
-    /// The search of a connection whose packets are `own` bytes long; `None`: there are too many.
+    /// The search on the path to `to`; if none runs, one that starts at `own`, the packet size in use.
+    /// `None`: there are too many paths.
     pub(crate) fn search(
         &mut self,
         to: IpAddr,
@@ -140,8 +142,8 @@ impl Paths {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// A new connection starts with what others found out.
-    pub(crate) fn known_path(&mut self, cx: &mut TcpContext<'_>) {
+    /// A new connection starts with what others found out about its path.
+    pub(crate) fn apply_path_mtu(&mut self, cx: &mut TcpContext<'_>) {
         if cx.shared.paths.0.is_empty() {
             return;
         }
@@ -158,7 +160,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// From now on segments carry `emss` at most; what is out and longer is cut and sent again.
+    /// From now on segments carry `emss` bytes at most; longer ones in flight are cut and sent again.
     pub(crate) fn narrow(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         self.tcb.flags |= ConnectionFlags::NARROW_PATH;
@@ -183,8 +185,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// A retransmission timeout, not the first: full segments may vanish in a hole that says
-    /// nothing (RFC 8899 section 4.3).
+    /// Called at a retransmission timeout: after several in a row, full segments may be lost to a router
+    /// that drops them without an ICMP error (RFC 8899 section 4.3).
     pub(crate) fn suspect_black_hole(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.backoff < SUSPICIOUS {
             return;
@@ -202,8 +204,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             (false, true) => BASE_V4,
         };
         let base = self.emss_for(mtu);
-        // A window that shrank swallows retransmissions too, but they are answered. What was sent no
-        // earlier and SACKed passed the path.
+        // Not if the peer shrank its window and still answers: then it refuses the retransmissions
+        // itself. And not if a segment longer than `base`, sent no earlier, was SACKed.
         let shut = self.tcb.snd_wnd < self.tcb.flight() && self.tcb.last_rx >= at;
         let passes = |segment: &InFlightSegment| {
             segment.flags & SACKED != 0 && segment.len > u32::from(base) && segment.at >= at

@@ -1,7 +1,8 @@
 //! Probing a narrow path with longer segments (RFC 8899 as an acknowledged protocol does it,
 //! RFC 4821 section 10.1 for TCP): when a probe may leave, what it carries, and what its
 //! acknowledgement or loss means. Only connections with [`ConnectionFlags::NARROW_PATH`] come here, and none of it
-//! is on the way of an ACK: that a probe arrived is found when the next segments are to leave.
+//! is part of processing an ACK: that a probe was acknowledged is noticed when the next segments
+//! are to be sent.
 //!
 //! A probe is one segment of the next bytes of the stream. It carries a part of a record that is
 //! long enough, or several whole records. Where each record fills a segment of its own, as FPDUs
@@ -26,26 +27,28 @@ use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 
-/// A connection that cannot go on with the search looks again after so long, in 2^20 ns: while
-/// another probes, and when it has nothing to probe with.
+/// A connection that cannot continue the search tries again after so many ticks (2^20 ns): soon while
+/// another probes, later when it has nothing to probe with.
 const RETRY_SOON_TICKS: u32 = 16;
 const RETRY_LATER_TICKS: u32 = 954;
 
-/// What came of it.
+/// What came of an attempt to probe.
 pub(crate) enum ProbeStep {
-    /// A probe of so many bytes left.
+    /// A probe of so many payload bytes was sent.
     Sent(u32),
-    /// New segments wait until the window takes the probe.
+    /// New segments wait until the window has room for the probe.
     Hold,
-    /// The owner was asked for a longer record: segments leave one by one, until it comes up.
+    /// The owner was asked for a longer record: until that is next to be sent, segments are sent one by
+    /// one.
     Asked,
+    /// No probe now.
     Later,
 }
 
 impl SharedState {
-    /// New losses were found, `fresh` segments. When one is the connection's probe, it is cut into
-    /// segments that pass, to be sent again; returns how many losses are left that speak of
-    /// congestion (RFC 8899 section 3 item 7, RFC 4821 section 7.6).
+    /// `fresh` segments were newly found lost. If one is the connection's MTU probe, it is cut into
+    /// segments that the path carries, to be sent again. Returns the number of the other losses,
+    /// which are a sign of congestion where that of a probe is not (RFC 8899 section 3 item 7, RFC 4821 section 7.6).
     pub(crate) fn without_probe<R>(
         &mut self,
         (me, to): (ConnId, core::net::IpAddr),
@@ -80,12 +83,12 @@ impl SharedState {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// The connection looks after the search now. Of narrow paths only.
+    /// Whether the connection may take the search on now. For narrow paths only.
     pub(crate) fn search_is_due(&self, now: Instant) -> bool {
         crate::pmtu::search::has_passed(to_ticks(now.0), self.search_at)
     }
 
-    /// Takes over what the path was found to carry, and probes it when that may be.
+    /// Takes over the size that the path was found to carry, and sends the next probe when one is due.
     #[cold]
     pub(crate) fn probe_path(
         &mut self,
@@ -133,10 +136,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 cx.shared.paths.forget(self.template.key().remote().ip());
             }
             self.widen(cx, emss);
-            // What its owner made of that comes first.
+            // The owner makes its records longer before the search goes on.
             return Ok(ProbeStep::Later);
         }
-        // Another connection's path may have a hole that this one's has not.
+        // Another connection to this destination may have found a smaller size than this one uses.
         if path.plpmtu < own || path.is_taken_by_other(me, now_ticks) {
             let wait = if path.plpmtu < own {
                 RETRY_LATER_TICKS
@@ -156,7 +159,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.send_probe(cx, size, tx)
     }
 
-    /// From now on segments may carry `emss`.
+    /// From now on segments may carry `emss` bytes.
     fn widen(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         if emss == self.emss_agreed {
@@ -165,6 +168,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
     }
 
+    /// Sends a probe of a packet of `size` bytes if the stream has the bytes for it, or asks the owner for
+    /// a record that is long enough.
     fn send_probe(
         &mut self,
         cx: &mut TcpContext<'_>,
@@ -187,7 +192,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let long = self.send_queue.next_len() > emss;
         let least = emss + u32::from(path.granularity()).min(probe - emss);
         if plan.len < least || (asked && !long) {
-            // Records as long as a segment: a longer one is wanted. Small ones are left alone.
+            // Records that fill a segment each make no longer one: the owner is asked. A connection that
+            // sends small records does not need the search.
             let full = self
                 .send_queue
                 .plan_segment(emss, emss)
@@ -209,8 +215,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 }
             }
         }
-        // Its loss has to show (RFC 4821 section 7.4): time tells that one later segment is enough
-        // (RFC 8985).
+        // A loss of the probe has to be detected (RFC 4821 section 7.4), for which one segment sent after
+        // it is enough (RFC 8985).
         let window = tcb.snd_wnd.saturating_sub(tcb.flight());
         let usable = window.min(tcb.window.available(tcb.pipe));
         if plan.len > tcb.window.cwnd().min(tcb.snd_wnd) {
@@ -221,7 +227,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             if tcb.pipe > 0 && (followed || asked) {
                 return Ok(ProbeStep::Hold);
             }
-            // What the owner made for it leaves in one piece.
+            // A record that the owner made for the probe is sent in one piece, even when nothing
+            // follows.
             if !asked || plan.len > window {
                 return Ok(ProbeStep::Later);
             }
@@ -237,17 +244,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.pipe += plan.len;
         tcb.unsent -= plan.len;
         tcb.flags &= !ConnectionFlags::MAY_SPLIT_RECORD;
-        let patience = (tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 2) >> 20)
+        let max_wait = (tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 2) >> 20)
             .min(u64::from(RETRY_LATER_TICKS)) as u32;
         if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {
-            path.probe_sent(me, segment.end_seq(), size, patience, now_ticks);
+            path.probe_sent(me, segment.end_seq(), size, max_wait, now_ticks);
         }
         self.search_at = now_ticks;
         Ok(ProbeStep::Sent(plan.len))
     }
 
-    /// The probe timeout (RFC 8985 section 7.2) passed, and the last segment is an MTU probe: it
-    /// is not repeated as it was. `false`: it is none.
+    /// Called when the timeout of the tail loss probe passed (RFC 8985 section 7.2). If the last segment
+    /// is an MTU probe, it is cut instead of being sent again whole; `false`: it is none.
     pub(crate) fn probe_unanswered(&mut self, cx: &mut TcpContext<'_>) -> bool {
         if !self.tcb.has(ConnectionFlags::NARROW_PATH) || self.tcb.unsent > 0 {
             return false;
@@ -262,7 +269,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return false;
         };
         let alone = last.seq == self.tcb.snd_una;
-        // It may wait for a delayed ACK as any lone segment.
+        // Its answer may be a delayed ACK, as for any single segment.
         let due = last.at + self.tcb.rtt.probe_timeout(&cx.shared.rto_limits, true);
         if alone && cx.now.0 < due {
             self.tcb.set_timer(Timer::TailLossProbe, due);
@@ -285,8 +292,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
         true
     }
 
-    /// A retransmission timeout: the probe is cut as what is lost. Where it is the first of that it
-    /// counts, and the next waits long (RFC 4821 section 7.6.3).
+    /// Called at a retransmission timeout: an MTU probe in flight is cut. Its loss counts for the search
+    /// only if it is the first unacknowledged segment, and the next probe waits long (RFC 4821
+    /// section 7.6.3).
     pub(crate) fn probe_timed_out(&mut self, cx: &mut TcpContext<'_>) {
         let emss = u32::from(self.tcb.emss);
         let Some(index) = self
@@ -311,7 +319,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 }
 
-/// So long after a lost probe the next may follow, in 2^20 ns: 8 round trips, a second at most.
+/// How long after a lost probe the next may follow, in ticks (2^20 ns): 8 round trips, a second at
+/// most.
 fn gap(tcb: &Tcb) -> u32 {
     (tcb.rtt.srtt >> 17).min(u64::from(RETRY_LATER_TICKS)) as u32 + 1
 }

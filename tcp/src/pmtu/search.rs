@@ -17,12 +17,13 @@ use crate::base::sequence::SeqNr;
 const MAX_PROBES: u8 = 3;
 /// PMTU_RAISE_TIMER (section 5.1.1), in 2^20 ns; RFC 1191 section 6.3 has the same ten minutes.
 pub(crate) const RAISE_TICKS: u32 = 600 * 954;
-/// What a search that nobody goes on with is worth to new connections.
+/// How long the result of a search that no connection continues is used for new connections.
 const UNFINISHED_TICKS: u32 = 60 * 954;
-/// Who was chosen to probe and does not come to it, or whose answer is lost, makes way.
+/// A connection that was chosen to probe and does not, or whose answer is lost, is replaced after this
+/// time.
 const TURN_TICKS: u32 = 64;
-/// Packet sizes of links and tunnels in use (RFC 4821 section 7.3 asks for such a table; what
-/// fails between two of them is bisected).
+/// Packet sizes of links and tunnels in use, which are tried first (RFC 4821 section 7.3 asks for such
+/// a table); between two of them the search bisects.
 const COMMON_SIZES: [u16; 15] = [
     1006, 1280, 1380, 1400, 1420, 1450, 1480, 1492, 1500, 2002, 4352, 8166, 8950, 8982, 9000,
 ];
@@ -37,14 +38,14 @@ pub(crate) enum SearchState {
     Error,
 }
 
-/// The one connection that probes for all.
+/// The turn of the one connection that probes for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProbeTurn {
     pub who: ConnId,
-    /// Its probe in flight: where it ends, and its packet size. `None`: its owner was asked for a
-    /// record of that length.
+    /// Its probe in flight: the sequence number where it ends, and its packet size. `None`: the owner
+    /// was asked for a longer record.
     pub probe: Option<(SeqNr, u16)>,
-    /// It may be taken over from then on.
+    /// From then on another connection may take over.
     until: u32,
     /// When the owner was last asked.
     asked: u32,
@@ -55,7 +56,7 @@ pub(crate) struct ProbeTurn {
 pub(crate) enum SearchStep {
     /// A probe of this packet size.
     Probe(u16),
-    /// Nothing before then.
+    /// Nothing to do before this tick.
     At(u32),
 }
 
@@ -64,28 +65,28 @@ pub(crate) struct PathSearch {
     /// PLPMTU: the largest packet that is confirmed, named by a router, or assumed to pass.
     pub plpmtu: u16,
     pub state: SearchState,
-    /// PROBE_COUNT: lost in a row of at least `probed` bytes.
+    /// PROBE_COUNT: probes of at least `probed` bytes that were lost in a row.
     count: u8,
     /// A router named `too_long - 1`.
     named_by_router: bool,
-    /// Least size that does not pass; u16::MAX: none is known.
+    /// The smallest size known not to pass; u16::MAX: none.
     too_long: u16,
     /// PROBED_SIZE.
     probed: u16,
-    /// No probe before; in [`SearchState::Complete`] the end of the PMTU_RAISE_TIMER.
+    /// No probe is sent before this tick; in [`SearchState::Complete`] the end of the PMTU_RAISE_TIMER.
     at: u32,
-    /// New connections start with it until then.
+    /// Until this tick new connections start with `plpmtu`.
     pub until: u32,
     pub turn: Option<ProbeTurn>,
 }
 
-/// `t` is past `at`, on a clock that wraps.
+/// Whether `now` is at or past `at`, on a clock that wraps.
 pub(crate) fn has_passed(now: u32, at: u32) -> bool {
     now.wrapping_sub(at) as i32 >= 0
 }
 
 impl PathSearch {
-    /// Upward from a size that is in use.
+    /// A search upward from a size that is in use.
     pub(crate) fn starting_at(plpmtu: u16, now: u32) -> Self {
         PathSearch {
             plpmtu,
@@ -108,7 +109,8 @@ impl PathSearch {
         search
     }
 
-    /// Longer packets vanished for good: `base` has to be confirmed by what ends at `end`.
+    /// Longer packets were lost for good: `base` is confirmed once `who` sees the ACK of `end`.
+    /// `least`: `base` is the smallest size of the address family.
     pub(crate) fn from_black_hole(
         base: u16,
         least: bool,
@@ -132,7 +134,7 @@ impl PathSearch {
         self.turn = None;
     }
 
-    /// Search granularity.
+    /// A search that is this close to the result, in bytes, ends.
     pub(crate) fn granularity(&self) -> u16 {
         (self.plpmtu / 256).max(8)
     }
@@ -143,7 +145,7 @@ impl PathSearch {
         if high <= low {
             return None;
         }
-        // The whole at first: most narrow paths were so for a while. And what a router named.
+        // The full size first: most paths are narrow only for a while. Or the size that a router named.
         if self.named_by_router || self.too_long > max {
             return Some(high);
         }
@@ -159,10 +161,10 @@ impl PathSearch {
         })
     }
 
-    /// `max`: MAX_PLPMTU of who asks.
+    /// What to do next. `max`: MAX_PLPMTU of the connection that asks.
     pub(crate) fn next_step(&mut self, max: u16, now: u32) -> SearchStep {
         if self.state == SearchState::Complete && has_passed(now, self.at) {
-            // PMTU_RAISE_TIMER: what did not pass may by now.
+            // PMTU_RAISE_TIMER fired: what did not pass may pass now.
             *self = PathSearch::starting_at(self.plpmtu, now);
         }
         if !has_passed(now, self.at) {
@@ -177,7 +179,7 @@ impl PathSearch {
         }
     }
 
-    /// Somebody else probes.
+    /// Whether another connection probes.
     pub(crate) fn is_taken_by_other(&self, me: ConnId, now: u32) -> bool {
         self.turn
             .is_some_and(|turn| turn.who != me && !has_passed(now, turn.until))
@@ -195,16 +197,16 @@ impl PathSearch {
             .map(|turn| turn.asked)
     }
 
-    /// All that a connection of `max` can send passes, and nobody knows of a size that does not.
+    /// Whether packets up to `max` are known to pass, and no size is known that does not.
     pub(crate) fn is_whole(&self, max: u16) -> bool {
         self.plpmtu >= max && self.too_long == u16::MAX
     }
 
-    /// The owner of `who` is asked for a longer record, if it was not just now. `None`: it was
-    /// asked long enough.
+    /// Notes that the owner of `who` is asked for a longer record; `Some(false)`: it was asked in this
+    /// tick already. `None`: it has been asked for long enough.
     pub(crate) fn ask_owner(&mut self, who: ConnId, now: u32) -> Option<bool> {
         match &mut self.turn {
-            // Not one that was silent since.
+            // Only if it has kept asking since.
             Some(turn)
                 if turn.who == who
                     && turn.probe.is_none()
@@ -228,13 +230,13 @@ impl PathSearch {
         }
     }
 
-    /// A probe of `size` that ends at `end` left; `patience`: how long its answer may take.
+    /// A probe of `size` bytes that ends at `end` was sent; its answer may take `max_wait` ticks.
     pub(crate) fn probe_sent(
         &mut self,
         who: ConnId,
         end: SeqNr,
         size: u16,
-        patience: u32,
+        max_wait: u32,
         now: u32,
     ) {
         if self.count == 0 || size < self.probed {
@@ -243,7 +245,7 @@ impl PathSearch {
         self.turn = Some(ProbeTurn {
             who,
             probe: Some((end, size)),
-            until: now.wrapping_add(patience.max(TURN_TICKS)),
+            until: now.wrapping_add(max_wait.max(TURN_TICKS)),
             asked: now,
         });
     }
@@ -266,8 +268,8 @@ impl PathSearch {
         }
     }
 
-    /// The probe in flight, and it alone, was lost (RFC 4821 section 7.6.2). The next may follow
-    /// in `gap`.
+    /// The probe in flight was lost, and nothing else (RFC 4821 section 7.6.2). The next may follow in
+    /// `gap` ticks.
     pub(crate) fn probe_lost(&mut self, gap: u32, now: u32) {
         self.probe_inconclusive(gap, now);
         self.count += 1;
@@ -277,7 +279,8 @@ impl PathSearch {
         }
     }
 
-    /// It was lost with others, or nobody knows (RFC 4821 sections 7.6.3, 7.6.4).
+    /// The probe in flight was lost together with others, or its fate is unknown (RFC 4821 sections
+    /// 7.6.3, 7.6.4).
     pub(crate) fn probe_inconclusive(&mut self, gap: u32, now: u32) {
         self.turn = None;
         self.at = now.wrapping_add(gap);

@@ -7,7 +7,7 @@ use crate::base::sequence::SeqNr;
 
 /// Selectively acknowledged (RFC 2018).
 pub(crate) const SACKED: u8 = 1;
-/// Deemed lost (RFC 6675 section 4) and not yet repeated since.
+/// Deemed lost (RFC 6675 section 4) and not retransmitted since.
 pub(crate) const LOST: u8 = 2;
 /// Sent more than once.
 pub(crate) const RETX: u8 = 4;
@@ -36,8 +36,8 @@ pub(crate) struct InFlightSegment {
     /// When it was last sent, ns.
     pub at: u64,
     pub flags: u8,
-    /// Of several: what each carries, the last perhaps less. 0: one segment. Only segments alone
-    /// are ever marked, see [`SendQueue::split`].
+    /// Of several: what each carries, the last perhaps less. 0: one segment. Only single segments
+    /// are ever marked, see [`TransmitQueue::split_multi_segments`].
     pub mss: u16,
 }
 
@@ -135,7 +135,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Asks for where the first records and segments lie.
+    /// Prefetches the first records and segments.
     #[inline]
     pub(crate) fn prefetch<B: crate::base::buffer::RecvBuf>(&self) {
         B::prefetch(self.records.as_slices().0.as_ptr());
@@ -158,7 +158,7 @@ impl<R> TransmitQueue<R> {
 
     /// The next new segment: whole records that fit `emss` and `usable` together; a record above
     /// `emss`, and what is left of a split one, travel alone. The first record may exceed
-    /// `usable`: the caller decides whether to wait or to [`Plan::cut`].
+    /// `usable`: the caller decides whether to wait or to [`plan_part`](Self::plan_part).
     #[inline]
     pub(crate) fn plan_segment(&self, emss: u32, usable: u32) -> Option<SegmentPlan> {
         let i = self.record_index(self.next_record);
@@ -332,7 +332,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// The planned segment; [`SendQueue::made`] once it left.
+    /// The planned segment; [`commit_plan`](Self::commit_plan) once it was sent.
     #[inline]
     pub(crate) fn make_segment(
         &self,
@@ -359,7 +359,7 @@ impl<R> TransmitQueue<R> {
         self.next_offset = plan.next_offset;
     }
 
-    /// Where the next new segment begins, to come back to with [`SendQueue::rewind`].
+    /// Where the next new segment begins, to come back to with [`rewind_to`](Self::rewind_to).
     #[inline]
     pub(crate) fn next_position(&self) -> (u32, u32) {
         (self.next_record, self.next_offset)
@@ -531,7 +531,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Of empty queues.
+    /// Whether the queue is empty and still holds memory.
     pub(crate) fn holds_memory(&self) -> bool {
         self.records.is_empty()
             && self.sent.is_empty()

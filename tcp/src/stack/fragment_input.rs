@@ -1,8 +1,9 @@
-//! Fragments as the stack takes them: looked at one by one, kept in [`ReassemblyTable`], and received as
-//! what they make. Whoever shares a device with other workers hears of all fragments, since only a
-//! whole datagram says whose it is; it answers for those whose first fragment it received itself.
+//! Received fragments: each is checked and kept in [`ReassemblyTable`], and the complete datagram is
+//! received like any other. Workers that share a device all get every fragment, since only a
+//! complete datagram shows whose it is; ICMP errors are sent by the worker that received the first
+//! fragment itself.
 //!
-//! [`ReassemblyTable`]: crate::ip::reassembly::Fragments
+//! [`ReassemblyTable`]: crate::ip::reassembly::ReassemblyTable
 
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -20,10 +21,11 @@ use crate::wire::icmp_error::IcmpError;
 use crate::wire::segment::Segment;
 
 const ICMP: u8 = 1;
-/// Bytes of the longest datagram; those of the IPv6 header do not count.
+/// Length of the longest datagram in bytes, without the IPv6 header.
 const LONGEST: usize = 65_535;
 
-/// The headers of a fragment that were found sound; in IPv6 with the fragment header at `header`.
+/// Parses the headers of a fragment, which were checked before; in IPv6 `header` is the offset of the
+/// fragment header.
 fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
     let Some(at) = header else {
         let field = read_u16(packet.get(..20)?, 6);
@@ -62,8 +64,8 @@ fn parse(packet: &[u8], header: Option<usize>) -> Option<Fragment> {
     })
 }
 
-/// A fragment that can be part of a datagram; else what its sender is told, if anything. `len` is
-/// that of the whole packet, which `packet` begins.
+/// Checks that a fragment can be part of a datagram; the error is the ICMP error to answer with, if
+/// any. `packet`: the beginning of the packet, `len`: its whole length.
 fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<IcmpError>> {
     let part = len - fragment.at;
     if part == 0 {
@@ -71,7 +73,8 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
     }
     let end = fragment.start as usize + part;
     let holds = |at: usize, n: usize| packet.len() >= at + n;
-    // TCP whole to its last option (RFC 1858 section 3), as all of it is read in the first buffer.
+    // The TCP header must be complete with its options (RFC 1858 section 3), as it is read from the
+    // first buffer alone.
     let tcp = |at: usize| holds(at, 20) && holds(at, usize::from(packet[at + 12] >> 4) * 4);
     if fragment.key.dst.is_ipv4() {
         let first_ok = fragment.start != 0
@@ -80,7 +83,7 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
                 ICMP => holds(fragment.at, 8),
                 _ => true,
             };
-        // RFC 3128: what would lie over the flags of TCP.
+        // A fragment that would overwrite the TCP flags (RFC 3128).
         let over_flags = fragment.next == PROTOCOL_TCP && fragment.start == 8;
         let whole = !fragment.more || part.is_multiple_of(8);
         let sound = whole && fragment.at + end <= LONGEST && first_ok && !over_flags;
@@ -89,12 +92,12 @@ fn check(fragment: &Fragment, packet: &[u8], len: usize) -> Result<(), Option<Ic
     if fragment.more && !part.is_multiple_of(8) {
         return Err(Some(IcmpError::parameter_problem(0, 4)));
     }
-    // Without the fragment header.
+    // The fragment header does not count.
     if fragment.at - 8 - 40 + end > LONGEST {
         return Err(Some(IcmpError::parameter_problem(0, fragment.at - 8 + 2)));
     }
     if fragment.start == 0 {
-        // All headers are in the first fragment (RFC 7112).
+        // All headers must be in the first fragment (RFC 7112).
         let complete = match extension_headers::find_upper_layer(packet, fragment.next, fragment.at)
         {
             Some((PROTOCOL_TCP, at)) => tcp(at),
@@ -121,7 +124,8 @@ fn is_icmp_error(fragment: &Fragment, packet: &[u8]) -> bool {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// `b` is an IP packet that is a fragment; in IPv6 by its fragment header at `header`.
+    /// Receives a fragment. `buffer` begins with the IP header; in IPv6 `header` is the offset of the
+    /// fragment header.
     #[cold]
     pub(crate) fn fragment(
         &mut self,
@@ -178,8 +182,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let stats = &mut self.shared.stats;
         let (src, dst) = (whole.key.src, whole.key.dst);
         let src_mac = whole.first.src_mac;
-        // The MSS that we announce keeps segments below our MTU, and a buffer of a connection is
-        // counted as one.
+        // Our MSS keeps segments within our MTU, and a connection counts a segment as one buffer: a
+        // longer segment is refused.
         let too_long = whole.at + whole.len() > usize::from(self.shared.config.mtu);
         let (next, at, named) = if dst.is_ipv4() {
             (whole.first.next, whole.at, 9)
@@ -215,7 +219,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 return;
             }
             (IpAddr::V4(src), IpAddr::V4(dst)) if next == ICMP => FrameContent::Icmpv4 { src, dst },
-            // Neighbour discovery in fragments is for nobody (RFC 6980): it wants 255 hops.
+            // Neighbour discovery must not be fragmented (RFC 6980): a hop limit of 0 makes it fail its
+            // check for 255.
             (IpAddr::V6(src), IpAddr::V6(dst)) if next == PROTOCOL_ICMPV6 => FrameContent::Icmpv6 {
                 src,
                 dst,
@@ -281,8 +286,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Datagrams whose time is out are given up; of those whose first fragment came, the sender is
-    /// told (RFC 792, RFC 4443 section 3.3).
+    /// Drops datagrams whose time has run out. If the first fragment was received, the sender gets an
+    /// ICMP error (RFC 792, RFC 4443 section 3.3).
     #[cold]
     pub(crate) fn give_up_fragments(&mut self, now: Instant) {
         while let Some((key, first, head)) = self.fragments.take_expired(now) {

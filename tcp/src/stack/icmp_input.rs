@@ -1,4 +1,4 @@
-//! What comes beside TCP: ARP, NDP and ICMP, and what ICMP errors do to connections.
+//! Received frames other than TCP: ARP, NDP and ICMP, and what ICMP errors do to connections.
 
 use core::net::IpAddr;
 
@@ -19,7 +19,7 @@ use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::FrameContent;
 use crate::wire::icmp_error::IcmpError;
 
-/// Type and code (RFC 1191 section 4), type (RFC 4443 section 3.2).
+/// ICMPv4 type and code (RFC 1191 section 4), and ICMPv6 type (RFC 4443 section 3.2).
 const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
 const PACKET_TOO_BIG: u8 = 2;
 
@@ -188,7 +188,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// A neighbour said where it is. Claims that nobody asked for change nothing.
+    /// A neighbour announced its link-layer address. An answer that nobody asked for is ignored.
     fn on_neighbour_heard(&mut self, now: Instant, addr: IpAddr, mac: [u8; 6], answer: bool) {
         if answer && !self.shared.neighbours.expects_answer(addr) {
             return;
@@ -210,8 +210,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// ICMP errors end only connections that are being opened (RFC 5927 section 5.2), and only
-    /// when they quote our SYN.
+    /// An ICMP error other than "too big" quotes a segment of ours. It ends a connection only while
+    /// that is being opened (RFC 5927 section 5.2) and only if it quotes our SYN.
     fn on_unreachable(&mut self, key: &FlowKey, seq: SeqNr) {
         self.shared.stats.icmp_errors_in += 1;
         let hash = key.hash::<1, 3>(self.shared.hash_key);
@@ -232,8 +232,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// A router says that what `key` sent at `seq` was too big. Believed when that is in flight
-    /// (RFC 5927 section 4.1), was longer, and the size is not absurd (RFC 8899 section 4.6.1).
+    /// A router reports that the segment of `key` at `seq` was too big for `mtu`. Believed if the segment
+    /// is in flight (RFC 5927 section 4.1) and was longer, and the size is plausible (RFC 8899
+    /// section 4.6.1).
     pub(crate) fn on_packet_too_big(&mut self, key: &FlowKey, seq: SeqNr, mtu: u16, now: Instant) {
         self.shared.stats.icmp_errors_in += 1;
         let hash = key.hash::<1, 3>(self.shared.hash_key);
@@ -254,7 +255,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(segment) = conn.send_queue.sent.get(conn.send_queue.first_after(seq)) else {
             return;
         };
-        // Of several that left together, each is as long as their EMSS was.
+        // Segments that were sent together are each as long as the EMSS was then.
         let len = if segment.mss == 0 {
             segment.len
         } else {
@@ -273,7 +274,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 .learn(to, PathSearch::from_router_mtu(mtu, now_ticks), now_ticks);
             conn.narrow(&mut self.shared.context_of(index), emss);
         } else if probe {
-            // The probe's answer (section 4.6.2): what is in use stays, the search goes on below.
+            // The answer to an MTU probe (section 4.6.2): the size in use stays, and the search goes on
+            // below the one reported.
             if let Some(path) = self.shared.paths.get_mut(to)
                 && path.probe_of(conn.id(index)).is_some()
             {

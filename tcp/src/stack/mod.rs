@@ -1,4 +1,4 @@
-//! The public face: one device's stack in one worker.
+//! The public interface: the stack of one device in one worker.
 
 mod fragment_input;
 mod icmp_input;
@@ -40,9 +40,9 @@ pub struct TcpInfo {
     pub remote: SocketAddr,
     /// What the owner set, see [`Stack::set_user`].
     pub user: u64,
-    /// Of a passive open.
+    /// The listener of a passive open.
     pub listener: Option<ListenerId>,
-    /// Payload bytes of a full segment now (RFC 9293 section 3.7.1).
+    /// Payload bytes of a full segment at present (RFC 9293 section 3.7.1).
     pub effective_mss: usize,
     /// Congestion window in bytes (RFC 5681).
     pub cwnd: u32,
@@ -72,7 +72,7 @@ pub struct TcpInfo {
 pub struct Stack<B: RecvBuf, R> {
     pub(crate) connections: Vec<Connection<B, R>>,
     pub(crate) free_slots: Vec<u32>,
-    /// Whose segment came last.
+    /// The connection whose segment was received last.
     pub(crate) last_connection: u32,
     /// Empty between bursts.
     pub(crate) rx_pipeline: RxPipeline<B>,
@@ -94,7 +94,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 }
             }
         }
-        // Untouched pages until used; growing would copy every connection in one batch.
+        // Reserved for all connections: the pages stay untouched until used, while growing would copy
+        // every connection within one batch.
         let conns = Vec::with_capacity(shared.config.max_connections);
         Ok(Stack {
             connections: conns,
@@ -239,7 +240,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.free_if_done(index);
     }
 
-    /// The next connection with news, each at most once, flags OR-ed together.
+    /// The next connection with events: its id, its user value, and all its events OR-ed together.
     pub fn next_event(&mut self) -> Option<(ConnId, u64, Events)> {
         while let Some(index) = self.shared.event_list.pop_front() {
             let conn = &mut self.connections[index as usize];
@@ -268,7 +269,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.connection(id)?;
         let conn = &mut self.connections[id.index as usize];
         conn.update_held_buffers(&mut self.shared.context_of(id.index));
-        // The caller may consume and so open the window: `poll` looks.
+        // The caller may consume data and so open the window: `poll` checks.
         if conn.tcb.state != TcpState::Closed {
             self.shared
                 .schedule_output(id.index, &mut conn.tcb, ConnectionFlags::NONE);
@@ -276,9 +277,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(&mut conn.receive_queue)
     }
 
-    /// Shows each segment beyond a hole that was not shown yet: how many bytes after the first byte
-    /// of [`receive_queue`](Self::receive_queue) it begins, and its payload, or what of it is new. It stays
-    /// held, and comes through the queue in its turn.
+    /// Visits each out-of-order segment that was not visited yet. `visit` gets its offset in bytes from
+    /// the first byte of [`receive_queue`](Self::receive_queue), and its payload, or the part of it that
+    /// is new. The segment stays held and reaches the queue once the data before it has.
     pub fn for_each_out_of_order(&mut self, id: ConnId, mut visit: impl FnMut(usize, &B)) {
         if self.connection(id).is_none() {
             return;
@@ -290,7 +291,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Most payload bytes of a segment now: make records no longer than this. 0 for a stale id.
+    /// The most payload bytes of a segment at present: make records no longer than this. 0 for a stale
+    /// id.
     #[inline]
     pub fn effective_mss(&self, id: ConnId) -> usize {
         self.connection(id)
@@ -341,12 +343,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Ok(())
     }
 
-    /// Emits what the windows allow, retransmissions first; data carries an owed ACK.
+    /// Sends what the windows allow, retransmissions first; an ACK that is due travels with the data.
     pub fn flush(&mut self, now: Instant, id: ConnId, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
         if self.connection(id).is_some() {
             let conn = &mut self.connections[id.index as usize];
-            // A pure ACK can still find company in this batch; `poll` sends it.
+            // A pure ACK may yet travel with data of this batch; otherwise `poll` sends it.
             let ack = conn.tcb.flags & ConnectionFlags::NEED_ACK;
             let data = conn.tcb.unsent > 0
                 || conn
@@ -412,8 +414,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.poll_neighbours(now, sink);
     }
 
-    /// Connections whose deadlines have come, some fetched side by side: in its turn each would
-    /// be waited for.
+    /// Runs the timers that are due. Several connections are prefetched together before the first is
+    /// worked on, so that their cache misses overlap.
     #[inline]
     fn poll_timers(&mut self, now: Instant) {
         let mut due = [0; 16];
@@ -442,13 +444,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// wait which may stop a retransmission timer.
     pub fn poll_output(&mut self, now: Instant, sink: &mut impl FrameSink<R>) {
         self.shared.now = now;
-        // ACKs that had to be made on the spot come before later ones.
+        // ACKs that were built while segments were received come before later ones.
         if !self.shared.control_queue.is_empty() {
             self.shared
                 .control_queue
                 .flush(sink, &mut self.shared.stats);
         }
-        // One round: what becomes due while the list is worked waits for the next poll.
+        // One round: connections added during it wait for the next poll.
         for _ in 0..self.shared.output_list.len() {
             let Some(index) = self.shared.output_list.pop_front() else {
                 break;
@@ -513,7 +515,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// When `poll` must be called though nothing arrives. May be early, never late.
+    /// When `poll` must be called even if nothing arrives. May be early, never late.
     pub fn next_deadline(&self) -> Option<Instant> {
         let all = [
             self.shared.timer_wheel.next_deadline(),
@@ -523,15 +525,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
         all.into_iter().flatten().min()
     }
 
-    /// `poll` would send something now (if the sink has room).
+    /// Whether `poll` would send something now (if the sink has room).
     pub fn has_output(&self) -> bool {
         !self.shared.output_list.is_empty()
             || !self.shared.control_queue.is_empty()
             || !self.shared.neighbours.solicits.is_empty()
     }
 
-    /// Nothing is in flight, queued or owed: if the peers' stacks are idle too, only timers and
-    /// new work can wake this one.
+    /// Whether nothing is in flight, queued or due to be sent: if the peers' stacks are idle too, only
+    /// timers and new work can wake this one.
     pub fn is_idle(&self) -> bool {
         self.shared.active == 0 && !self.has_output() && !self.shared.neighbours.is_resolving()
     }

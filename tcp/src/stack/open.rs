@@ -16,13 +16,13 @@ use crate::wire::frame;
 /// Ephemeral ports: all that are not reserved (RFC 6056 section 3.2).
 const PORT_FIRST: u16 = 1024;
 const PORT_COUNT: u32 = 65536 - PORT_FIRST as u32;
-/// Connects try so many ports, times the workers that share the device, before they give up;
-/// with a quarter of the ports free it fails once in 10^8.
+/// How many ports an active open tries, times the workers that share the device, before it fails; with
+/// a quarter of the ports free that happens once in 10^8.
 const PORT_TRIES: u32 = 64;
-/// After so many the port of an old connection in TIME-WAIT will do.
+/// After so many tries the port of an old connection in TIME-WAIT is taken.
 const FRESH_TRIES: u32 = 4;
-/// So long in TIME-WAIT is a port left alone: a tick of any peer's timestamp clock (RFC 7323
-/// section 5.4), so that its PAWS tells the connections apart.
+/// How long in TIME-WAIT, in ns, a port is not taken: a tick of any peer's timestamp clock (RFC 7323
+/// section 5.4), so that its PAWS can distinguish the two connections.
 const PORT_REST: u64 = 1_000_000_000;
 
 impl<B: RecvBuf, R> Stack<B, R> {
@@ -51,15 +51,15 @@ impl<B: RecvBuf, R> Stack<B, R> {
             Some(address) => address,
             None if self.shared.is_own_address(to) => to,
             None => {
-                // The address on the link that the packets leave by.
+                // Prefer the address on the link by which the packets will be sent.
                 let hop = self.shared.next_hop(to);
                 let addrs = &self.shared.config.addresses;
                 let near = addrs
                     .iter()
-                    .find(|conn| hop.is_some_and(|tcb| conn.contains(tcb)));
+                    .find(|cidr| hop.is_some_and(|hop| cidr.contains(hop)));
                 let family = addrs
                     .iter()
-                    .find(|conn| conn.addr.is_ipv4() == to.is_ipv4());
+                    .find(|cidr| cidr.addr.is_ipv4() == to.is_ipv4());
                 near.or(family).ok_or(StackError::NoSource(to))?.addr
             }
         };
@@ -88,7 +88,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         })
     }
 
-    /// The four-tuple if it is free, or in a TIME-WAIT that timestamps let us reuse (RFC 6191).
+    /// The key of the four-tuple if it is free, or held by a TIME-WAIT that timestamps allow to reuse
+    /// (RFC 6191).
     fn claim_four_tuple(&mut self, from: IpAddr, port: u16, remote: SocketAddr) -> Option<FlowKey> {
         let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
         if port == 0 || key.local() == remote {
@@ -109,8 +110,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(key)
     }
 
-    /// RFC 6056 section 3.3.3: a keyed offset per destination, and a counter. Prefers ports that
-    /// nobody has to those that only TIME-WAIT holds.
+    /// Chooses an ephemeral port by RFC 6056 section 3.3.3: a keyed offset per destination, plus a counter.
+    /// Free ports are preferred to those that a connection in TIME-WAIT holds.
     fn draw_port(&mut self, now: Instant, from: IpAddr, remote: SocketAddr) -> Option<FlowKey> {
         let offset = FlowKey::new(from, 0, remote.ip(), remote.port())?
             .hash::<2, 4>(self.shared.isn_key) as u32;
@@ -120,7 +121,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let tries = PORT_TRIES
             * home
                 .as_ref()
-                .map_or(1, |tcb| tcb.steering.worker_count() as u32);
+                .map_or(1, |home| home.steering.worker_count() as u32);
         for i in 0..tries {
             if i >= FRESH_TRIES
                 && let Some(port) = rested
@@ -131,7 +132,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             self.shared.port_draws = self.shared.port_draws.wrapping_add(1);
             let port = PORT_FIRST + n as u16;
             let local = SocketAddr::new(from, port);
-            if home.as_ref().is_some_and(|tcb| !tcb.owns(local, remote)) {
+            if home.as_ref().is_some_and(|home| !home.owns(local, remote)) {
                 continue;
             }
             let key = FlowKey::new(from, port, remote.ip(), remote.port())?;
@@ -192,8 +193,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Ok(ListenerId(id))
     }
 
-    /// Stops listening. Half-open connections are reset when their peer next speaks; established
-    /// ones live on.
+    /// Stops listening. A half-open connection is reset when its peer next sends a segment; established
+    /// connections stay.
     pub fn stop_listening(&mut self, _now: Instant, listener: ListenerId) {
         if let Some(listener) = self.shared.listeners.remove(&listener.0) {
             self.shared.ports.remove(&(listener.port, listener.local));

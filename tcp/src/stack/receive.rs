@@ -1,11 +1,11 @@
-//! From a burst of frames to connections: classification, lookup, and segments for none of them
-//! (listeners, unknown peers).
+//! From a burst of frames to connections: classification, lookup, and segments that match no
+//! connection (for listeners, or from unknown peers).
 //!
-//! A frame of the connection that came last is worked at once. Others wait in a short row, so
-//! that the CPU fetches their table slots, then their connections, then their queues, while it
-//! works those before them:
+//! A frame of the same connection as the one before is processed at once. Other frames wait in a short
+//! pipeline, so that the CPU can fetch their slots of the flow table, then their connections, then
+//! their queues, while it processes the frames before them:
 //! ```text
-//! flow, hash ─► slot ─► connection ─► queues ─► each frame in its turn
+//! flow, hash ─► slot ─► connection ─► queues ─► frames in their order
 //! ```
 
 use crate::base::buffer::RecvBuf;
@@ -21,24 +21,25 @@ use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::{self, FrameContent, LinkIdentity};
 use crate::wire::segment::{self, Segment};
 
-/// Frames in the row. More would push the first out of a small cache before its turn.
+/// Frames in the pipeline. With more, the first would be evicted from a small cache before it is
+/// processed.
 const PIPELINE_FRAMES: usize = 32;
 /// Prefetch distances in frames: of a connection, and of its queues.
 const PREFETCH_CONN_AHEAD: usize = 12;
 const PREFETCH_QUEUES_AHEAD: usize = 6;
 
-/// What is known of a frame in the row.
+/// What is known of a frame in the pipeline.
 #[derive(Clone, Copy)]
 pub(crate) struct StagedFrame {
     hash: u64,
-    /// Where its connection probably is.
+    /// The slot of its connection, by a guess of the flow table that compares hashes alone.
     index: u32,
     checksum: RxChecksum,
-    /// `hash` is its flow's.
+    /// `hash` is valid.
     hashed: bool,
-    /// Its flow is that of the frame before.
+    /// Its flow is the same as that of the frame before.
     follows: bool,
-    /// More than any headers.
+    /// It is longer than headers alone can be, so it carries data.
     data: bool,
 }
 
@@ -53,7 +54,7 @@ impl StagedFrame {
     };
 }
 
-/// Frames that wait, and what is known of them; empty between bursts.
+/// Frames that wait to be processed, and what is known of each; empty between bursts.
 pub(crate) struct RxPipeline<B> {
     frames: Vec<B>,
     staged: Vec<StagedFrame>,
@@ -68,7 +69,7 @@ impl<B> Default for RxPipeline<B> {
     }
 }
 
-/// A burst in work.
+/// What is kept while a burst is processed.
 struct BurstState {
     link_filter: LinkIdentity,
     seg: Segment,
@@ -76,8 +77,8 @@ struct BurstState {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Takes a whole burst of received frames. ARP, NDP, ICMP are answered inside; the answers
-    /// leave with the next `poll`.
+    /// Processes a burst of received frames. ARP, NDP and ICMP are answered here as well; the answers are
+    /// sent by the next `poll`.
     pub fn receive_burst(
         &mut self,
         now: Instant,
@@ -86,7 +87,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.shared.now = now;
         let link = self.link_filter();
         let tagged = link.vlan.is_some();
-        let mut row = core::mem::take(&mut self.rx_pipeline);
+        let mut pipeline = core::mem::take(&mut self.rx_pipeline);
         let mut burst = BurstState {
             coalescer: RxCoalescer::new(link.mac, link.vlan),
             link_filter: link,
@@ -95,8 +96,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let mut flow = FlowKey::default();
         while let Some((mut buffer, FrameInfo { checksum, .. })) = frames.next() {
             self.shared.stats.frames_in += 1;
-            // Behind a waiting frame all wait: connections see theirs in order.
-            let first = row.frames.is_empty();
+            // Behind a frame that waits all others wait, so that each connection gets its frames in order.
+            let first = pipeline.frames.is_empty();
             if first {
                 match self.try_coalesce(&mut burst.coalescer, buffer, checksum) {
                     Some(back) => buffer = back,
@@ -113,7 +114,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 staged.follows = !first && key == flow;
                 staged.hashed = true;
                 if staged.follows {
-                    staged.hash = row.staged.last().map_or(0, |entry| entry.hash);
+                    staged.hash = pipeline.staged.last().map_or(0, |entry| entry.hash);
                 } else if first && self.is_last_connection(&key) {
                     let more = frames.size_hint().1 != Some(0);
                     self.on_frame(now, buffer, &staged, more, &mut burst);
@@ -129,17 +130,17 @@ impl<B: RecvBuf, R> Stack<B, R> {
             } else {
                 flow = FlowKey::default();
             }
-            row.staged.push(staged);
-            row.frames.push(buffer);
-            if row.frames.len() == PIPELINE_FRAMES {
-                self.process_pipeline(now, &mut row, &mut burst);
+            pipeline.staged.push(staged);
+            pipeline.frames.push(buffer);
+            if pipeline.frames.len() == PIPELINE_FRAMES {
+                self.process_pipeline(now, &mut pipeline, &mut burst);
             }
         }
-        if !row.frames.is_empty() {
-            self.process_pipeline(now, &mut row, &mut burst);
+        if !pipeline.frames.is_empty() {
+            self.process_pipeline(now, &mut pipeline, &mut burst);
         }
         self.finish_coalescing(&mut burst.coalescer);
-        self.rx_pipeline = row;
+        self.rx_pipeline = pipeline;
     }
 
     fn link_filter(&self) -> LinkIdentity {
@@ -149,40 +150,40 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Takes the frame when it is the train's next; else gives it back.
+    /// Takes the frame if it continues the run of coalesced segments; else gives it back.
     #[inline]
     fn try_coalesce(
         &mut self,
-        train: &mut RxCoalescer,
+        coalescer: &mut RxCoalescer,
         mut buffer: B,
         checksum: RxChecksum,
     ) -> Option<B> {
         if checksum == RxChecksum::Bad {
             return Some(buffer);
         }
-        let Some(segment) = train.match_next(&buffer) else {
+        let Some(segment) = coalescer.match_next(&buffer) else {
             return Some(buffer);
         };
-        if checksum == RxChecksum::Unknown && !train.is_checksum_valid(&segment, &buffer) {
+        if checksum == RxChecksum::Unknown && !coalescer.is_checksum_valid(&segment, &buffer) {
             self.shared.stats.csum_errors += 1;
             return None;
         }
-        train.add_segment(&segment);
+        coalescer.add_segment(&segment);
         let end = segment.headers + segment.len as usize;
         if buffer.remaining() > end {
             buffer.truncate(end);
         }
         buffer.advance(segment.headers);
-        self.connections[train.index as usize]
+        self.connections[coalescer.index as usize]
             .receive_queue
             .push(buffer);
         None
     }
 
     #[inline]
-    fn finish_coalescing(&mut self, train: &mut RxCoalescer) {
-        if let Some(conn) = self.connections.get_mut(train.index as usize) {
-            conn.on_coalesced_segments(&mut self.shared.context_of(train.index), train);
+    fn finish_coalescing(&mut self, coalescer: &mut RxCoalescer) {
+        if let Some(conn) = self.connections.get_mut(coalescer.index as usize) {
+            conn.on_coalesced_segments(&mut self.shared.context_of(coalescer.index), coalescer);
         }
     }
 
@@ -221,7 +222,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         staged.clear();
     }
 
-    /// Asks for the connection, by what its slot says.
+    /// Prefetches the frame's connection, whose slot of the flow table has arrived.
     #[inline]
     fn prefetch_staged_connection(&self, staged: &mut StagedFrame) {
         if staged.hashed && !staged.follows {
@@ -236,7 +237,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Asks for its queues, by what the connection says.
+    /// Prefetches the queues of the frame's connection, which has arrived.
     #[inline]
     fn prefetch_staged_queues(&self, staged: &StagedFrame) {
         if let Some(conn) = self.connections.get(staged.index as usize) {
@@ -244,7 +245,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// A frame in its turn. `more`: the next may be of the same flow.
+    /// Processes one frame. `more`: the next may be of the same flow.
     #[inline]
     fn on_frame(
         &mut self,
@@ -270,8 +271,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 };
                 let payload = buffer.remaining() > 0;
                 let hash = staged.hashed.then_some(staged.hash);
-                let known = self.on_tcp_segment(now, &key, hash, &burst.seg, buffer, src_mac);
-                if known && payload && more {
+                let matched = self.on_tcp_segment(now, &key, hash, &burst.seg, buffer, src_mac);
+                if matched && payload && more {
                     let conn = &self.connections[self.last_connection as usize];
                     burst
                         .coalescer
@@ -283,7 +284,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// The segment's header, and the buffer behind it; `None`: malformed.
+    /// Parses the TCP header into `seg` and returns the payload; `None`: the header is malformed.
     #[inline]
     pub(crate) fn parse_segment(
         &mut self,
@@ -301,7 +302,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(buffer)
     }
 
-    /// A burst is mostly of one flow: the last connection is tried before hashing.
+    /// Whether the key is that of the last connection, which is tried first since most of a burst
+    /// belongs to one flow: saves hashing and the flow table.
     #[inline]
     fn is_last_connection(&self, key: &FlowKey) -> bool {
         self.connections
@@ -311,8 +313,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             })
     }
 
-    /// Asks the CPU for a connection that the caller is about to use, and does nothing else:
-    /// worth it some connections ahead, when many have their turn one after another.
+    /// Prefetches a connection that the caller is about to use. Worth calling some connections ahead when
+    /// many are worked on one after another.
     #[inline]
     pub fn prefetch_connection(&self, id: ConnId) {
         if let Some(conn) = self.connections.get(id.index as usize) {
@@ -328,8 +330,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Takes a copy of a frame that another worker received and answers: what every worker of
-    /// a device has to know (neighbours, ICMP errors), see [`crate::Destination::AllWorkers`].
+    /// Processes a copy of a frame that another worker received and answers: every worker of a device
+    /// needs the information (neighbours, ICMP errors), see [`crate::Destination::AllWorkers`].
     pub fn receive_copy(&mut self, now: Instant, mut frame: B, checksum: RxChecksum) {
         self.shared.now = now;
         let mut src_mac = [0; 6];
@@ -347,7 +349,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// `hash`: the key's, if somebody took it. `false`: it has no connection.
+    /// Processes a TCP segment. `hash`: that of the key, if it was computed. Returns `false` if the segment
+    /// matched no connection.
     #[inline]
     pub(crate) fn on_tcp_segment(
         &mut self,
@@ -414,7 +417,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
     }
 
-    /// Who listens there: on the address first, then on all.
+    /// The listener for the key's local address and port: one on the address itself first, then one on
+    /// all addresses.
     pub(crate) fn find_listener(&self, key: &FlowKey) -> Option<u32> {
         let local = key.local();
         let ports = &self.shared.ports;
@@ -422,8 +426,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         one.or_else(|| ports.get(&(local.port(), None))).copied()
     }
 
-    /// A stranger's segment that can be meant: from an address that a peer can have and that is
-    /// not ours (LAND), and no SYN with FIN.
+    /// Whether a segment that matches no connection is plausible: it comes from an address that a peer can
+    /// have and that is not ours (LAND attack), and is not a SYN with FIN.
     pub(crate) fn is_plausible_segment(
         &self,
         key: &FlowKey,
@@ -458,7 +462,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
         }
         let listener = self.find_listener(key);
         if listener.is_some() && seg.flags & (segment::SYN | segment::ACK) == 0 {
-            // Nothing for LISTEN (section 3.10.7.2, fourth).
+            // LISTEN ignores segments without SYN and ACK (section 3.10.7.2, fourth).
             return;
         }
         let listener =
@@ -470,7 +474,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let Some(entry) = self.shared.listeners.get_mut(&listener) else {
             return;
         };
-        // A cookie needs neither a slot nor a neighbour: it goes where the SYN came from.
+        // A cookie needs neither a slot nor a neighbour entry: it is sent to the MAC address that the
+        // SYN came from.
         let pressed = entry.pending >= entry.backlog || self.shared.neighbours.crowded();
         if pressed && entry.ready < entry.backlog && self.shared.config.syn_cookies {
             return self.send_cookie(now, key, seg, listener, src_mac);

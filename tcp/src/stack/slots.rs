@@ -1,4 +1,4 @@
-//! The slots that connections live in: taken, given back, and taken from TIME-WAIT when full.
+//! Allocation of the slots that hold connections; when all are taken, one in TIME-WAIT is evicted.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::state::TcpState;
@@ -17,7 +17,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     /// TIME-WAIT list, and its share of the flow table.
     pub const CONNECTION_BYTES: usize =
         size_of::<Connection<B, R>>() + TimerWheel::NODE + TimeWaitList::NODE + FlowTable::SHARE;
-    /// Bytes of those that every segment touches.
+    /// The part of these bytes that every segment touches.
     pub const HOT_BYTES: usize = size_of::<Tcb>();
 
     /// Frees a closed connection that nobody owns.
@@ -41,7 +41,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         self.free_slots.push(index);
     }
 
-    /// A slot for a new connection, in the flow table, in state CLOSED. The key is not in use.
+    /// Allocates a slot for a new connection in state CLOSED and enters it in the flow table. The key must
+    /// not be in use. `None`: all slots are taken.
     pub(crate) fn allocate_slot(&mut self, key: FlowKey) -> Option<u32> {
         let max = self.shared.config.max_connections;
         if self.free_slots.is_empty() && self.connections.len() >= max {
@@ -67,8 +68,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         Some(index)
     }
 
-    /// The oldest TIME-WAIT without an owner gives way. One with an owner has its turn again when
-    /// it is released.
+    /// Frees the slot of the oldest connection in TIME-WAIT that has no owner. One with an owner enters
+    /// the list again when it is released.
     fn evict_time_wait(&mut self) {
         while let Some(index) = self.shared.time_wait.pop_oldest() {
             if self.connections[index as usize]

@@ -1,6 +1,6 @@
-//! SYN cookies (RFC 4987 section 3.6): a listener whose backlog is full answers SYNs and keeps
-//! nothing. The SYN-ACK's sequence number proves the peer's ACK; options come back in the low
-//! bits of the echoed timestamp, and are given up when the peer offers none.
+//! SYN cookies (RFC 4987 section 3.6): a listener whose backlog is full answers SYNs without keeping
+//! state. The sequence number of the SYN-ACK authenticates the peer's ACK; the options come back in
+//! the low bits of the echoed timestamp, and are not used when the peer offers no timestamps.
 //!
 //! ```text
 //! sequence number   5 bits period | 3 bits MSS | 24 bits keyed hash
@@ -20,9 +20,9 @@ use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, CWR, ECE, SYN, Segment};
 use crate::wire::template::{SegmentFields, Template};
 
-/// The greatest that is not above the peer's is taken.
+/// The MSS values that a cookie can carry; the largest that is not above the peer's is used.
 const MSS: [u16; 8] = [216, 536, 1220, 1440, 1460, 4036, 8940, 8960];
-/// A period is 69 s; the current one and the last are good.
+/// A period is 2^36 ns, about 69 s; cookies of the current one and the last are valid.
 const PERIOD_SHIFT: u32 = 36;
 const PERIODS: u32 = 32;
 const LIFETIME: u64 = 2 << PERIOD_SHIFT;
@@ -42,7 +42,7 @@ impl SharedState {
 }
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Answers a SYN beyond the backlog.
+    /// Answers a SYN beyond the backlog with a cookie.
     pub(crate) fn send_cookie(
         &mut self,
         now: Instant,
@@ -67,7 +67,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .unwrap_or(0) as u32;
         let config = &sh.config;
         let ts = config.timestamps && seg.has_ts;
-        // Without timestamps nothing brings these back.
+        // Without timestamps the peer's ACK could not bring these options back.
         let sack = ts && config.sack && seg.sack_permitted;
         let scale = seg.wscale.filter(|_| ts);
         let ecn = ts && config.wants_ecn() && seg.flags & (ECE | CWR) == ECE | CWR;
@@ -101,9 +101,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
             .push_segment(&template, &fields, &mut sh.stats);
     }
 
-    /// An ACK for no connection: if it carries a cookie of ours, the connection that it opens, in
-    /// SYN-RECEIVED, for the segment to be processed on; nothing when there is no room for one
-    /// now: the peer comes again.
+    /// Checks whether an ACK that matches no connection returns a cookie of ours; `None`: it does not.
+    /// `Some(Some(index))`: the connection that it opens, in SYN-RECEIVED, which processes the segment
+    /// next. `Some(None)`: there is no room for one now; the peer will send its data again.
     #[cold]
     pub(crate) fn cookie_returned(
         &mut self,
@@ -168,7 +168,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
         tcb.snd_una = SeqNr(got);
         tcb.snd_nxt = seg.ack;
         tcb.snd_wl2 = SeqNr(got);
-        // Nothing tells when the SYN-ACK left: no round trip is measured.
+        // When the SYN-ACK was sent is not recorded: a backoff of 1 keeps the round trip from being
+        // measured.
         tcb.backoff = 1;
         conn.update_active_count(&mut self.shared.context_of(index));
         Some(Some(index))
