@@ -20,7 +20,7 @@ const MAX_WINDOW: u32 = 1 << 30;
 #[derive(Clone, Copy)]
 pub(crate) enum Controller {
     NewReno {
-        on_acked: u32,
+        acked: u32,
     },
     /// CUBIC before its first congestion event: slow start that looks ahead.
     HyStart(HyStart),
@@ -32,7 +32,7 @@ pub(crate) enum Controller {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct AckSample {
     /// Bytes that arrived at the peer.
-    pub on_acked: u32,
+    pub acked: u32,
     pub mss: u32,
     pub now: u64,
     pub srtt: u64,
@@ -105,7 +105,7 @@ const HELD: u32 = 1 << 31;
 impl Controller {
     pub(crate) fn new(which: CongestionControl) -> Self {
         match which {
-            CongestionControl::NewReno => Controller::NewReno { on_acked: 0 },
+            CongestionControl::NewReno => Controller::NewReno { acked: 0 },
             CongestionControl::Cubic => Controller::HyStart(HyStart::default()),
             // Section 4.2: alpha starts at 1.
             CongestionControl::Dctcp => Controller::Dctcp(Dctcp {
@@ -126,7 +126,7 @@ impl Controller {
             // no limit, as Linux); what crosses ssthresh waits for the next ACK.
             let grow = match self {
                 Controller::HyStart(hystart) => hystart.slow_start(ack, *cwnd, ssthresh),
-                _ => ack.on_acked,
+                _ => ack.acked,
             };
             *cwnd = (*cwnd)
                 .saturating_add(grow)
@@ -135,8 +135,8 @@ impl Controller {
             return;
         }
         match self {
-            Controller::NewReno { on_acked: sum } | Controller::Dctcp(Dctcp { grown: sum, .. }) => {
-                *sum = sum.saturating_add(ack.on_acked);
+            Controller::NewReno { acked: sum } | Controller::Dctcp(Dctcp { grown: sum, .. }) => {
+                *sum = sum.saturating_add(ack.acked);
                 if *sum >= *cwnd {
                     *sum -= *cwnd;
                     *cwnd = cwnd.saturating_add(ack.mss).min(MAX_WINDOW);
@@ -144,11 +144,11 @@ impl Controller {
             }
             Controller::HyStart(_) => {
                 let mut cubic = Cubic::default();
-                cubic.on_avoidance_ack(cwnd, ack.on_acked, ack.mss, ack.now, ack.srtt);
+                cubic.on_avoidance_ack(cwnd, ack.acked, ack.mss, ack.now, ack.srtt);
                 *self = Controller::Cubic(cubic);
             }
             Controller::Cubic(cubic) => {
-                cubic.on_avoidance_ack(cwnd, ack.on_acked, ack.mss, ack.now, ack.srtt)
+                cubic.on_avoidance_ack(cwnd, ack.acked, ack.mss, ack.now, ack.srtt)
             }
         }
     }
@@ -171,8 +171,7 @@ impl Controller {
         match self {
             Controller::HyStart(_) => floor,
             // RFC 8257 section 3.5: a loss is answered as ever.
-            Controller::NewReno { on_acked: acked }
-            | Controller::Dctcp(Dctcp { grown: acked, .. }) => {
+            Controller::NewReno { acked } | Controller::Dctcp(Dctcp { grown: acked, .. }) => {
                 *acked = 0;
                 (in_flight.min(cwnd) / 2).max(floor)
             }
@@ -285,7 +284,7 @@ mod tests {
         srtt: u64,
     ) {
         let ack = AckSample {
-            on_acked: acked,
+            acked: acked,
             mss: MSS,
             now,
             srtt,

@@ -51,7 +51,7 @@ impl HyStart {
             } else {
                 self.this_min.min(micros)
             };
-            let segments = (ack.on_acked / ack.mss.max(1)).clamp(1, N_RTT_SAMPLE);
+            let segments = (ack.acked / ack.mss.max(1)).clamp(1, N_RTT_SAMPLE);
             self.samples = (u32::from(self.samples) + segments).min(N_RTT_SAMPLE) as u8;
         }
         let enough = u32::from(self.samples) >= N_RTT_SAMPLE && self.this_min != 0;
@@ -61,7 +61,7 @@ impl HyStart {
                 self.baseline = 0;
                 self.css_rounds = 0;
             } else {
-                return ack.on_acked / CSS_GROWTH_DIVISOR;
+                return ack.acked / CSS_GROWTH_DIVISOR;
             }
         } else if enough && self.last_min != 0 {
             let thresh = (self.last_min / MIN_RTT_DIVISOR).clamp(MIN_RTT_THRESH, MAX_RTT_THRESH);
@@ -70,7 +70,7 @@ impl HyStart {
                 self.css_rounds = 0;
             }
         }
-        ack.on_acked
+        ack.acked
     }
 }
 
@@ -87,7 +87,7 @@ mod tests {
         for _ in 0..n {
             *seq += MSS;
             let ack = AckSample {
-                on_acked: MSS,
+                acked: MSS,
                 mss: MSS,
                 rtt: ms * 1_000_000,
                 una: SeqNr(*seq),

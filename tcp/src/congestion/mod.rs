@@ -113,7 +113,7 @@ impl CongestionState {
             limited || delivered.phase == RecoveryPhase::Loss || self.validation.may_grow(window);
         if grows {
             let ack = AckSample {
-                on_acked: delivered.bytes,
+                acked: delivered.bytes,
                 mss: flight.mss,
                 now: delivered.now,
                 srtt: flight.srtt,
