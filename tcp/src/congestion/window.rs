@@ -50,6 +50,7 @@ pub(crate) struct Flight {
 
 impl Flight {
     /// FlightSize (RFC 5681 section 2), in bytes of sequence space.
+    #[inline]
     pub(crate) fn flight_size(&self) -> u32 {
         self.next - self.una
     }
@@ -75,6 +76,7 @@ impl CongestionWindow {
     }
 
     /// The slow start threshold.
+    #[inline]
     pub(crate) fn ssthresh(&self) -> SlowStartThreshold {
         self.ssthresh
     }

@@ -89,6 +89,7 @@ impl ConnectionFlags {
     }
 
     /// `const` form of `|`.
+    #[inline]
     pub(crate) const fn union(self, other: ConnectionFlags) -> ConnectionFlags {
         ConnectionFlags(self.0 | other.0)
     }

@@ -37,6 +37,7 @@ impl WindowScales {
     }
 
     /// The ends agreed on the option, with a factor that is not 0.
+    #[inline]
     pub(crate) fn is_scaled(self) -> bool {
         self.0 != 0
     }
@@ -173,6 +174,7 @@ impl Tcb {
     }
 
     /// Data, or our FIN, may be sent in this state.
+    #[inline]
     pub(crate) fn can_send_data(&self) -> bool {
         matches!(
             self.state,

@@ -16,6 +16,7 @@ pub(crate) struct FlowKey {
 }
 
 /// An IPv6 address as two words, the first bytes in the upper.
+#[inline]
 fn halves(address: Ipv6Addr) -> [u64; 2] {
     let bits = address.to_bits();
     [(bits >> 64) as u64, bits as u64]
@@ -82,6 +83,7 @@ impl FlowKey {
     pub(crate) fn local_port(&self) -> u16 {
         (self.ports >> 16) as u16
     }
+    #[inline]
     pub(crate) fn is_v6(&self) -> bool {
         self.v6
     }

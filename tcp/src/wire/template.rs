@@ -107,6 +107,7 @@ impl Template {
         }
     }
 
+    #[inline]
     pub(crate) fn is_v6(&self) -> bool {
         self.v6
     }
@@ -134,11 +135,13 @@ impl Template {
     }
 
     /// The four-tuple of the connection.
+    #[inline]
     pub(crate) fn key(&self) -> FlowKey {
         let ip = &self.bytes[usize::from(self.l2)..];
         FlowKey::read(if self.v6 { &ip[8..44] } else { &ip[12..24] })
     }
 
+    #[inline]
     pub(crate) fn set_destination(&mut self, mac: [u8; 6]) {
         self.bytes[..6].copy_from_slice(&mac);
     }
