@@ -39,11 +39,15 @@ const PAIR_WINDOW: u32 = 256 << 10;
 /// Segments that a connection of a pair may send at once after silence.
 const PAIR_INITIAL_WINDOW: u32 = 256;
 
-/// A started port and what its ports need to know.
+/// A started port, and what the workers need to know of it.
 pub struct OpenDevice {
+    /// Its table of the configuration.
     pub config: DeviceConfig,
+    /// The started DPDK port.
     pub port: Port,
+    /// The MAC address of the port.
     pub mac: [u8; 6],
+    /// What the port and its link can do.
     pub link: LinkTraits,
     driver: String,
     queues: Vec<Option<(RxQueue, TxQueue)>>,
@@ -436,8 +440,11 @@ impl OpenDevice {
 
 /// Secrets and bounds that every stack shares.
 pub struct SharedStackConfig {
+    /// Of the initial sequence numbers (RFC 6528).
     pub isn_key: [u8; 16],
+    /// Of the flow table's hash.
     pub hash_key: [u8; 16],
+    /// Connections of one device in one worker.
     pub max_connections: usize,
     /// Received buffers that one stack's connections may hold together.
     pub max_held_buffers: usize,

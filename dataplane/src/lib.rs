@@ -9,6 +9,7 @@
 //! [`daemon::run_daemon`] is the whole life of the process; `main.rs` is its command line.
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod capture;
 pub mod config;

@@ -55,22 +55,35 @@ use workers::WorkerSet;
 /// What clients see of one device, and what connects need to choose one.
 #[derive(Debug, Clone)]
 pub struct DeviceView {
+    /// The name in the configuration, as in `siw0`.
     pub name: String,
+    /// The name of its DPDK driver, as in `net_ring`.
     pub driver: String,
+    /// The MAC address of its port.
     pub mac: [u8; 6],
+    /// Its own addresses, each with the network that is on-link.
     pub addresses: Vec<crate::config::Cidr>,
     /// Networks behind routers on its link.
     pub routes: Vec<crate::config::Cidr>,
+    /// It has an IPv4 default route.
     pub gateway: bool,
+    /// It has an IPv6 default route.
     pub gateway6: bool,
+    /// The largest IP packet, in bytes.
     pub mtu: u16,
+    /// The speed of the link in Mb/s when last looked at; 0 where the port reports none.
     pub link_mbps: u32,
+    /// The link was up when last looked at.
     pub link_up: bool,
+    /// Connections ask for CRC unless their application says otherwise.
     pub crc: bool,
     /// No application may do without CRC.
     pub crc_required: bool,
+    /// The MPA revision that initiators ask for: 1 or 2 (RFC 5044, RFC 6581).
     pub mpa_rev: u8,
+    /// The most inbound RDMA READs and atomics that a queue pair may have outstanding.
     pub max_ird: u16,
+    /// The most outbound RDMA READs and atomics that a queue pair may have outstanding.
     pub max_ord: u16,
     /// Workers that serve it.
     pub workers: Vec<usize>,
@@ -84,17 +97,29 @@ pub type MapArena = Box<dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::Extern
 
 /// What the control thread is started with.
 pub struct ControlParts {
+    /// Where the control socket is bound: removed at the end.
     pub socket: PathBuf,
+    /// The bound control socket.
     pub listener: OwnedFd,
+    /// SIGTERM and SIGINT, which end the daemon.
     pub signals: SignalFd,
+    /// The eventfd that workers write to wake the control thread.
     pub wake: Arc<OwnedFd>,
+    /// Set while the control thread sleeps: workers write `wake` only then.
     pub asleep: Arc<siw_shm::doorbell::SleepFlag>,
+    /// What each client, and all together, may have.
     pub limits: LimitsConfig,
+    /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceView>,
+    /// Reports links that go down and come up.
     pub links: links::LinkMonitor,
+    /// The memory keys, which workers read.
     pub keys: Arc<KeyTable>,
+    /// The page in which clients see which workers sleep.
     pub page: WorkerPage,
+    /// Queues and registered memory come from hugepages while there are some.
     pub hugepages: bool,
+    /// Makes registered memory known to the ports that read it by DMA.
     pub map_arena: MapArena,
 }
 
