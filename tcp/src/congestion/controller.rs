@@ -284,7 +284,7 @@ mod tests {
         srtt: u64,
     ) {
         let ack = AckSample {
-            acked: acked,
+            acked,
             mss: MSS,
             now,
             srtt,
