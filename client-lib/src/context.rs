@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
     self, AllocPd, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, Message,
-    PORT_ACTIVE, ProtoError, QueryDevice, QueueRef, ReadStats, RecvError, Text, VERSION,
+    MIN_VERSION, PORT_ACTIVE, ProtoError, QueryDevice, QueueRef, ReadStats, RecvError, VERSION,
 };
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};
@@ -93,12 +93,15 @@ impl Context {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        let hello = ClientHello {
-            version: VERSION.into(),
-            pid: std::process::id(),
-            name: Text::new(&name),
-        };
+        let hello = ClientHello::new(&name);
+        // In a packet of the oldest version, which every daemon that this library can use reads.
+        conn.set_version(MIN_VERSION);
         let (hello, fds) = conn.call_and_wait(1, &hello, &[])?;
+        let agreed = u16::try_from(hello.version).unwrap_or(u16::MAX);
+        if !(MIN_VERSION..=VERSION).contains(&agreed) {
+            return Err(ProtoError::Version { theirs: agreed }.into());
+        }
+        conn.set_version(agreed);
         let worker_count = hello.n_workers;
         if worker_count == 0 || worker_count > 64 || fds.len() != worker_count as usize + 3 {
             return Err(ProtoError::MissingFd.into());
@@ -139,6 +142,11 @@ impl Context {
     /// What this client may ask for.
     pub fn limits(&self) -> Limits {
         self.0.hello.limits
+    }
+
+    /// Version of the control protocol that this library and the daemon agreed on.
+    pub fn protocol_version(&self) -> u32 {
+        self.0.hello.version
     }
 
     /// Name and version of the daemon.

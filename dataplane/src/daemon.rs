@@ -1,9 +1,8 @@
 //! Start and stop of the daemon: what the host must have is looked at first ([`Prepared`]), then
-//! ports, workers and the control socket come up in this order, and go in the opposite one.
+//! the control socket, ports and workers come up in this order, and go in the opposite one. Clients
+//! that connect early wait in the socket until the daemon is ready.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -15,12 +14,12 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use siw_memory::KeyTable;
 use siw_shm::WorkerPage;
-use siw_shm::control::ControlSocket;
 use siw_shm::doorbell::SleepFlag;
 
 use crate::capture::{Capture, CaptureError};
 use crate::config::Config;
 use crate::control::links::LinkMonitor;
+use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena};
 use crate::datapath::forward::WorkerInbox;
 use crate::device::{self, OpenDevice, SharedStackConfig};
@@ -84,17 +83,19 @@ const MAILBOX_CAPACITY: usize = 4096;
 /// Packet buffers that DPDK keeps for each registered thread.
 const POOL_CACHE: u32 = 256;
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT. SIGHUP is logged and changes nothing: the configuration is read at
+/// the start alone. A panic of any thread ends the process.
 ///
 /// # Errors
 /// A resource is missing, named with the command that provides it; nothing was touched then.
 pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
+    host::end_process_on_panic();
     let signals = block_signals()?;
     let prepared = Prepared::new(config);
     prepared.check_host()?;
     let claims = prepared.claim_cores(prepared.cores.len())?;
     let config = &prepared.config;
-    refuse_second_daemon(&config.control.socket)?;
+    let socket = BoundSocket::bind(&config.control)?;
 
     let workers = prepared.cores.len();
     let dpdk = prepared.start_dpdk("siwd", POOL_CACHE)?;
@@ -110,12 +111,11 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     let channels = WorkerChannels::new(&prepared)?;
     let threads = start_workers(&prepared, &dpdk, &mut devices, capture.as_ref(), &channels)?;
 
-    let listener = bind_control_socket(config)?;
     let summary = ready_line(&prepared, dpdk.hugepages, json);
     let parts = ControlParts {
-        socket: config.control.socket.clone(),
-        listener,
+        socket,
         signals,
+        watchdog: host::watchdog_interval(),
         wake: channels.control_wake,
         asleep: channels.control_asleep,
         limits: config.limits.clone(),
@@ -151,7 +151,7 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     Ok(())
 }
 
-/// SIGTERM and SIGINT come through a descriptor from now on. Called before any thread exists, so
+/// SIGTERM, SIGINT and SIGHUP come through a descriptor from now on. Called before any thread exists, so
 /// that all inherit the mask.
 ///
 /// # Errors
@@ -160,6 +160,7 @@ pub(crate) fn block_signals() -> Result<SignalFd, StartError> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
+    signals.add(Signal::SIGHUP);
     signals
         .thread_block()
         .map_err(os_error("signals cannot be blocked"))?;
@@ -333,58 +334,6 @@ fn start_worker(eal: &Eal, config: WorkerConfig) -> Result<JoinHandle<()>, Start
             "a worker thread failed at its start".into(),
         )),
     }
-}
-
-/// A socket that somebody answers on belongs to a running daemon; one that nobody answers on
-/// was left by one that was killed, and is removed.
-fn refuse_second_daemon(path: &Path) -> Result<(), StartError> {
-    let fail = |reason: String| StartError::Socket {
-        path: path.display().to_string(),
-        reason,
-    };
-    match ControlSocket::connect_to(path) {
-        Ok(conn) => {
-            let pid = conn.peer_credentials().map_or(0, |peer| peer.0);
-            Err(fail(format!(
-                "another siwd (process {pid}) serves it; stop that one, or give this one another [control] socket"
-            )))
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path)
-                .map_err(|error| fail(format!("a stale socket cannot be removed: {error}")))
-        }
-        Err(error) => Err(fail(format!(
-            "{error}; name a place that siwd may write in [control] socket"
-        ))),
-    }
-}
-
-/// Makes the socket that clients connect to, with its owner and permissions.
-fn bind_control_socket(config: &Config) -> Result<OwnedFd, StartError> {
-    let path = &config.control.socket;
-    let fail = |reason: String| StartError::Socket {
-        path: path.display().to_string(),
-        reason,
-    };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)
-            .map_err(|error| fail(format!("its folder cannot be made: {error}")))?;
-    }
-    let listener = ControlSocket::listen_at(path, 128).map_err(|error| {
-        fail(format!(
-            "{error}; name a place that siwd may write in [control] socket"
-        ))
-    })?;
-    let mode = std::fs::Permissions::from_mode(config.control.mode.0);
-    std::fs::set_permissions(path, mode).map_err(|error| fail(error.to_string()))?;
-    if let Some(group) = &config.control.group {
-        let name = group.get_ref();
-        let gid = host::find_group(name).map_err(fail)?;
-        nix::unistd::chown(path, None, Some(gid))
-            .map_err(|error| fail(format!("group {name:?}: {error}")))?;
-    }
-    Ok(listener)
 }
 
 /// What is printed once the daemon serves.

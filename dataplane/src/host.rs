@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -196,6 +197,31 @@ pub fn notify_service_manager(state: &str) {
         tracing::warn!("the service manager did not get {state}: {error}");
     }
 }
+
+/// How often the service manager wants to hear that the daemon works (`WatchdogSec` of systemd,
+/// sd_watchdog_enabled(3)); `None` when it does not.
+pub fn watchdog_interval() -> Option<Duration> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    let for_us = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+    let micros = number("WATCHDOG_USEC").filter(|micros| *micros > 0)?;
+    for_us.then_some(Duration::from_micros(micros))
+}
+
+/// From now on a panic in any thread ends the process, with the message of the panic, the name of
+/// the thread and status 101. A daemon that lost a worker would look healthy and serve nobody.
+pub fn end_process_on_panic() {
+    let print_panic = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        print_panic(panic);
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("without a name");
+        eprintln!("siwd: the thread {name} failed: siwd ends");
+        dpdk::exit_process(PANIC_STATUS)
+    }));
+}
+
+/// Exit status after a panic, as of a Rust program whose main thread panics.
+const PANIC_STATUS: i32 = 101;
 
 /// Sends what is logged at `levels`, the argument of `--log`, to stderr; once a process.
 pub fn log_to_stderr(levels: &str) -> Result<(), String> {

@@ -56,7 +56,8 @@ fn main() -> ExitCode {
                 println!("{}", serde_json::json!({ "ok": false, "error": message }));
             }
             eprintln!("siwd: {message}");
-            ExitCode::FAILURE
+            // Workers may run already.
+            dpdk::exit_process(1)
         }
     }
 }

@@ -26,11 +26,7 @@ struct Raw {
 impl Raw {
     fn new(d: &Daemon) -> Raw {
         let conn = ControlSocket::connect_to(&d.socket).unwrap();
-        let hello = m::ClientHello {
-            version: m::VERSION.into(),
-            pid: std::process::id(),
-            name: m::Text::new("hostile"),
-        };
+        let hello = m::ClientHello::new("hostile");
         let (_, fds) = conn.call_and_wait(1, &hello, &[]).unwrap();
         Raw { conn, _fds: fds }
     }

@@ -8,11 +8,7 @@ use siw_shm::control::*;
 use siw_shm::shared_memory::{PageSize, SharedMemory};
 
 fn hello() -> ClientHello {
-    ClientHello {
-        version: VERSION.into(),
-        pid: 1,
-        name: Text::new("test"),
-    }
+    ClientHello::new("test")
 }
 
 fn fd() -> OwnedFd {
@@ -103,6 +99,79 @@ fn another_version_is_refused_in_words_that_the_client_can_read() {
     ok[4] = 98;
     let e = codec::decode_reply::<ClientHello>(5, &ok).unwrap_err();
     assert!(e.to_string().contains("98"), "{e}");
+}
+
+#[test]
+fn both_sides_meet_at_the_highest_version_that_both_speak() {
+    let of = |version: u32, min_version: u32| {
+        ClientHello {
+            version,
+            min_version,
+            ..hello()
+        }
+        .common_version()
+    };
+    let (lowest, highest) = (u32::from(MIN_VERSION), u32::from(VERSION));
+    assert_eq!(of(highest, lowest), Some(VERSION));
+    assert_eq!(of(highest + 7, lowest), Some(VERSION));
+    assert_eq!(of(highest + 7, highest), Some(VERSION));
+    assert_eq!(of(highest + 7, highest + 1), None);
+    assert_eq!(of(lowest, 0), Some(MIN_VERSION));
+    assert_eq!(of(lowest, lowest - 1), Some(MIN_VERSION));
+    assert_eq!(of(lowest - 1, 0), None);
+    // A newer library that names one version, and nonsense.
+    assert_eq!(of(highest + 1, 0), None);
+    assert_eq!(of(lowest, highest), None);
+    assert_eq!(of(u32::MAX, u32::MAX), None);
+    assert_eq!(of(0, 0), None);
+}
+
+/// A packet with a body that was made longer, or shorter.
+fn with_body(len: usize, tail: u8) -> Vec<u8> {
+    let mut packet = encode_request(5, &hello());
+    packet.resize(24 + len, tail);
+    let total = packet.len() as u32;
+    packet[8..12].copy_from_slice(&total.to_le_bytes());
+    packet
+}
+
+#[test]
+fn a_shorter_request_of_an_older_library_ends_in_zeros() {
+    let oldest = <ClientHello as Message>::MIN_LEN;
+    let (seq, request) = Request::decode(&with_body(oldest, 0)).unwrap();
+    let Request::ClientHello(old) = request else {
+        panic!("{request:?}");
+    };
+    assert_eq!((seq, old.min_version, old.features), (5, 0, 0));
+    assert_eq!(old.name.to_text(), "test");
+    let e = Request::decode(&with_body(oldest - 1, 0)).unwrap_err();
+    assert!(matches!(e, ProtoError::Size { .. }), "{e}");
+}
+
+#[test]
+fn a_longer_request_of_a_newer_library_is_taken_when_it_adds_nothing() {
+    let longer = size_of::<ClientHello>() + 16;
+    assert!(Request::decode(&with_body(longer, 0)).is_ok());
+    let e = Request::decode(&with_body(longer, 1)).unwrap_err();
+    assert_eq!(e, ProtoError::Unknown { kind: 1 });
+}
+
+#[test]
+fn what_a_newer_daemon_adds_to_replies_and_events_is_cut_off() {
+    let mut reply = codec::encode_reply::<AllocPd>(4, &IdReply { id: 7, reserved: 0 });
+    let mut event = encode_event(
+        KIND_ASYNC_EVENT,
+        &AsyncEventMessage::new(AsyncEventKind::QpFatal, 3, "why"),
+    );
+    for packet in [&mut reply, &mut event] {
+        packet.extend([9; 8]);
+        let len = packet.len() as u32;
+        packet[8..12].copy_from_slice(&len.to_le_bytes());
+        codec::stamp_version(packet, MIN_VERSION);
+    }
+    assert_eq!(codec::decode_reply::<AllocPd>(4, &reply).unwrap().id, 7);
+    let event: AsyncEventMessage = decode_event(KIND_ASYNC_EVENT, &event).unwrap();
+    assert_eq!(event.object, 3);
 }
 
 #[test]

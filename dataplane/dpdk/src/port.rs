@@ -172,7 +172,7 @@ impl Port {
     /// pool serves the rest. Offloads the port lacks are left out of what is
     /// granted; an MTU or a number of queues it lacks is an error.
     pub fn configure(&mut self, config: &PortConfig, pools: &[Mempool]) -> Result<PortCaps> {
-        self.no_queues_out()?;
+        let mut state = self.lock_unused()?;
         let info = self.device_info()?;
         let negotiated = self.check_config(config, &info, pools)?;
         let mtu = u32::from(config.mtu);
@@ -200,7 +200,6 @@ impl Port {
             conf.rss_key_len = key.len() as u8;
         }
 
-        let mut state = self.lock_state();
         if state.started {
             self.check_call("stop", |id| {
                 // SAFETY: a port number of ours, no queue is in use.
@@ -335,8 +334,8 @@ impl Port {
     /// in one direction (a missing partner is `None`). Workers own them; the port
     /// cannot be stopped before they are dropped.
     pub fn start(&mut self) -> Result<Vec<(Option<RxQueue>, Option<TxQueue>)>> {
-        self.no_queues_out()?;
-        let mut state = self.lock_state();
+        // Held until the queues count as handed out: no other handle hands out the same ones.
+        let mut state = self.lock_unused()?;
         let Some(mut caps) = state.granted_caps else {
             return Err(Error::Invalid {
                 what: "port",
@@ -381,8 +380,7 @@ impl Port {
 
     /// Stops the port; an error while queues are in use.
     pub fn stop(&mut self) -> Result<()> {
-        self.no_queues_out()?;
-        let mut state = self.lock_state();
+        let mut state = self.lock_unused()?;
         if state.started {
             self.check_call("stop", |id| {
                 // SAFETY: a port number of ours, no queue is in use.
@@ -403,9 +401,12 @@ impl Port {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn no_queues_out(&self) -> Result<()> {
+    /// The state, for a change of the port that no queue survives. Queues are handed out under the
+    /// same lock, so that none comes between the look and the change.
+    fn lock_unused(&self) -> Result<std::sync::MutexGuard<'_, PortState>> {
+        let state = self.lock_state();
         match self.inner.queues_out.load(Ordering::Acquire) {
-            0 => Ok(()),
+            0 => Ok(state),
             queues => Err(Error::QueuesInUse {
                 port: self.inner.name.clone(),
                 queues,

@@ -128,6 +128,34 @@ fn a_port_with_queues_in_use_is_not_changed_under_them() {
     assert_eq!(start(&mut a, &pool, 1).len(), 1, "it can be set up again");
 }
 
+/// Two threads with a handle each start the port at the same time: the queues go to one of them.
+#[test]
+fn no_queue_is_handed_to_two_threads() {
+    let pool = pool(63);
+    let (mut a, _b) = pair(1, 64);
+    let config = PortConfig::default();
+    for _ in 0..200 {
+        a.configure(&config, std::slice::from_ref(&pool)).unwrap();
+        let at_once = std::sync::Barrier::new(2);
+        let attempt = |mut handle: Port| {
+            at_once.wait();
+            let outcome = handle.start();
+            // Nobody gives queues back before both have tried.
+            at_once.wait();
+            outcome.map(|queues| queues.len())
+        };
+        let (ours, theirs) = (a.share(), a.share());
+        let outcomes = std::thread::scope(|scope| {
+            let other = scope.spawn(|| attempt(theirs));
+            [attempt(ours), other.join().unwrap()]
+        });
+        let started = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        assert_eq!(started, 1, "{outcomes:?}");
+        let refused = outcomes.into_iter().find_map(Result::err).unwrap();
+        assert!(matches!(refused, Error::QueuesInUse { queues: 2, .. }), "{refused}");
+    }
+}
+
 #[test]
 fn frames_on_the_link_return_to_their_pool_when_the_pair_closes() {
     let pool = pool(63);

@@ -19,7 +19,7 @@ impl ControlThread {
     /// Accepts every client that waits.
     pub(super) fn accept_clients(&mut self) {
         loop {
-            match ControlSocket::accept_client(self.config.listener.as_fd()) {
+            match ControlSocket::accept_client(self.config.socket.listener()) {
                 Ok(Some(conn)) => self.add_client(conn),
                 Ok(None) => return,
                 Err(error) => {

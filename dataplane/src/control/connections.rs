@@ -25,7 +25,8 @@ impl ControlThread {
             reserved: 0,
         };
         send_reply_with_fds::<m::CreateCmChannel>(client, seq, &reply, &[theirs.as_fd()])?;
-        client.cm_channels.insert(channel, Outbox::new(ours, token));
+        let outbox = Outbox::new(ours, token, client.conn.agreed_version());
+        client.cm_channels.insert(channel, outbox);
         Ok(Served::Replied)
     }
 

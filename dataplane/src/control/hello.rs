@@ -18,16 +18,18 @@ impl ControlThread {
         seq: u32,
         hello: &messages::ClientHello,
     ) -> requests::Outcome {
-        if hello.version != u32::from(messages::VERSION) {
-            return Err(requests::Refusal::new(
+        let version = hello.common_version().ok_or_else(|| {
+            requests::Refusal::new(
                 nix::libc::EPROTONOSUPPORT,
                 format!(
-                    "shared-memory version {}, siwd speaks {}: use client library and daemon of the same release",
+                    "protocol versions {} to {}, siwd speaks {} to {}: update the older one of client library and siwd",
+                    hello.min_version.max(1).min(hello.version),
                     hello.version,
+                    messages::MIN_VERSION,
                     messages::VERSION
                 ),
-            ));
-        }
+            )
+        })?;
         let workers = self.workers.worker_count() as u32;
         let outbox_token = self.resources.next_outbox_token();
         let Some(client) = self.resources.clients.get_mut(&id) else {
@@ -76,12 +78,12 @@ impl ControlThread {
             ends.push((ring, Arc::new(OwnedFd::from(wake))));
         }
         let reply = messages::HelloReply {
-            version: messages::VERSION.into(),
+            version: version.into(),
             client_id: id.0,
             n_workers: workers,
             n_devices: self.config.devices.len() as u32,
             doorbell_capacity: capacity,
-            reserved: 0,
+            features: hello.features & messages::FEATURES,
             limits: requests::client_limits(&self.config.limits, &self.config.devices),
             daemon: messages::Text::new(concat!("siwd ", env!("CARGO_PKG_VERSION"))),
         };
@@ -94,12 +96,13 @@ impl ControlThread {
         };
         let mut fds = vec![page, bells, theirs.as_fd()];
         fds.extend(ends.iter().map(|end| end.1.as_fd()));
+        client.conn.set_version(version);
         client
             .conn
             .send_reply::<messages::ClientHello>(seq, &reply, &fds)
             .map_err(requests::Refusal::no_shared_memory)?;
         client.greeted = true;
-        client.events = Some(Outbox::new(events, outbox_token));
+        client.events = Some(Outbox::new(events, outbox_token, version));
         client.doorbells = Some(region);
         for (worker, (doorbells, wake)) in ends.into_iter().enumerate() {
             self.workers.post_command(

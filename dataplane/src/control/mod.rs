@@ -28,17 +28,19 @@ mod reclaim;
 mod requests;
 mod resources;
 mod shared_receive;
+pub mod socket;
 mod statistics;
+mod watchdog;
 mod windows;
 mod worker_events;
 mod workers;
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use siw_memory::KeyTable;
 use siw_shm::control::AsyncEventKind;
@@ -50,6 +52,8 @@ use crate::ids::ClientId;
 use crate::worker::Mailbox;
 use crate::worker::messages::Command;
 use resources::Resources;
+use socket::BoundSocket;
+use watchdog::Watchdog;
 use workers::WorkerSet;
 
 /// What clients see of one device, and what connects need to choose one.
@@ -97,12 +101,12 @@ pub type MapArena = Box<dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::Extern
 
 /// What the control thread is started with.
 pub struct ControlParts {
-    /// Where the control socket is bound: removed at the end.
-    pub socket: PathBuf,
-    /// The bound control socket.
-    pub listener: OwnedFd,
-    /// SIGTERM and SIGINT, which end the daemon.
+    /// The control socket.
+    pub socket: BoundSocket,
+    /// SIGTERM and SIGINT, which end the daemon, and SIGHUP, which does not.
     pub signals: SignalFd,
+    /// How often the service manager wants to hear that all threads work; `None`: it does not.
+    pub watchdog: Option<Duration>,
     /// The eventfd that workers write to wake the control thread.
     pub wake: Arc<OwnedFd>,
     /// Set while the control thread sleeps: workers write `wake` only then.
@@ -137,6 +141,7 @@ pub struct ControlThread {
     resources: Resources,
     /// Counts connections, which take turns among a device's workers.
     next_worker: usize,
+    watchdog: Option<Watchdog>,
     /// When the workers have to have stopped; `None` while the daemon serves.
     stopping: Option<Instant>,
 }
@@ -150,17 +155,18 @@ impl ControlThread {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let watch =
             |fd: BorrowedFd<'_>, token| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token));
-        watch(config.listener.as_fd(), TOKEN_LISTENER)?;
+        watch(config.socket.listener(), TOKEN_LISTENER)?;
         watch(config.signals.as_fd(), TOKEN_SIGNAL)?;
         let wakes = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, TOKEN_WAKE);
         epoll.add(config.wake.as_fd(), wakes)?;
         Ok(ControlThread {
-            config,
             epoll,
             workers: WorkerSet::new(mailboxes),
             resources: Resources::default(),
             next_worker: 0,
+            watchdog: config.watchdog.map(Watchdog::new),
             stopping: None,
+            config,
         })
     }
 
@@ -168,18 +174,7 @@ impl ControlThread {
     pub fn run(&mut self) {
         let mut events = [EpollEvent::empty(); 64];
         while self.workers.is_running() {
-            let timeout = if self.waits_for_reclaim() {
-                EpollTimeout::from(1u8)
-            } else if self.stopping.is_some() {
-                EpollTimeout::from(50u8)
-            } else {
-                let wait = self
-                    .config
-                    .links
-                    .time_until_poll()
-                    .map(|duration| duration.as_millis() as u16 + 1);
-                wait.map_or(EpollTimeout::NONE, EpollTimeout::from)
-            };
+            let timeout = self.sleep_limit();
             // Announce, look once more, sleep: no event is missed.
             self.config.asleep.announce_sleep();
             let timeout = if self.workers.has_events() {
@@ -211,6 +206,7 @@ impl ControlThread {
             self.take_worker_events();
             self.reclaim_objects();
             self.poll_links();
+            self.run_watchdog();
             if self
                 .stopping
                 .is_some_and(|deadline| Instant::now() > deadline)
@@ -221,11 +217,34 @@ impl ControlThread {
         }
     }
 
-    fn on_signal(&mut self) {
-        if let Ok(Some(signal)) = self.config.signals.read_signal() {
-            tracing::info!(signal = signal.ssi_signo, "stopping");
+    /// How long nothing has to be done, whatever comes.
+    fn sleep_limit(&self) -> EpollTimeout {
+        if self.waits_for_reclaim() {
+            return EpollTimeout::from(1u8);
         }
-        self.begin_stop();
+        let limits = [
+            self.stopping.map(|_| Duration::from_millis(50)),
+            self.config.links.time_until_poll(),
+            self.watchdog.as_ref().and_then(Watchdog::time_until_round),
+        ];
+        let limit = limits.into_iter().flatten().min();
+        limit.map_or(EpollTimeout::NONE, |limit| {
+            let millis = u16::try_from(limit.as_millis()).unwrap_or(u16::MAX);
+            EpollTimeout::from(millis.saturating_add(1))
+        })
+    }
+
+    fn on_signal(&mut self) {
+        while let Ok(Some(signal)) = self.config.signals.read_signal() {
+            if signal.ssi_signo == Signal::SIGHUP as u32 {
+                tracing::info!(
+                    "SIGHUP: nothing is read again; restart siwd for a changed configuration"
+                );
+                continue;
+            }
+            tracing::info!(signal = signal.ssi_signo, "stopping");
+            self.begin_stop();
+        }
     }
 
     fn begin_stop(&mut self) {
@@ -234,7 +253,7 @@ impl ControlThread {
         }
         crate::host::notify_service_manager("STOPPING=1");
         self.stopping = Some(Instant::now() + Duration::from_secs(5));
-        let _ = self.epoll.delete(&self.config.listener);
+        let _ = self.epoll.delete(self.config.socket.listener());
         let ids: Vec<ClientId> = self.resources.clients.keys().copied().collect();
         for id in ids {
             self.post_async_event(id, AsyncEventKind::DeviceFatal, 0, "siwd is stopping");
@@ -281,16 +300,5 @@ impl ControlThread {
                 self.on_worker_event(worker, event);
             }
         }
-    }
-}
-
-impl Drop for ControlThread {
-    fn drop(&mut self) {
-        // Only the daemon that bound the path takes it away.
-        let _ = std::fs::remove_file(&self.config.socket);
-        tracing::debug!(
-            fd = self.config.listener.as_raw_fd(),
-            "control socket closed"
-        );
     }
 }

@@ -1,12 +1,13 @@
-//! A one-way socket with events for a client, on which the control thread never blocks. A client that does not read gets its events
-//! later, in order; one that never reads costs a bounded backlog and then its events.
+//! A one-way socket with events for a client, on which the control thread never blocks. A client
+//! that does not read gets its events later, in order; one that never reads costs a bounded backlog
+//! and then its events.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use siw_shm::control::ControlSocket;
+use siw_shm::control::{ControlSocket, codec};
 
 /// Events kept for a client that does not read.
 const BACKLOG: usize = 65_536;
@@ -22,7 +23,9 @@ pub struct Outbox {
 
 impl Outbox {
     /// An outbox that epoll reports under `token` while it has a backlog.
-    pub fn new(conn: ControlSocket, token: u64) -> Outbox {
+    /// Events carry `version`, which the client agreed on.
+    pub fn new(conn: ControlSocket, token: u64, version: u16) -> Outbox {
+        conn.set_version(version);
         Outbox {
             conn,
             token,
@@ -38,7 +41,7 @@ impl Outbox {
     }
 
     /// Sends an event, or keeps it until the client reads.
-    pub fn send_event(&mut self, epoll: &Epoll, packet: Vec<u8>) {
+    pub fn send_event(&mut self, epoll: &Epoll, mut packet: Vec<u8>) {
         if self.backlog.len() >= BACKLOG {
             self.lost += 1;
             if self.lost == 1 {
@@ -46,6 +49,7 @@ impl Outbox {
             }
             return;
         }
+        codec::stamp_version(&mut packet, self.conn.agreed_version());
         self.backlog.push_back(packet);
         self.flush_backlog(epoll);
     }

@@ -73,6 +73,11 @@ impl ControlThread {
     }
 
     pub(super) fn on_barrier_passed(&mut self, token: CommandToken) {
+        if let Some(watchdog) = &mut self.watchdog
+            && watchdog.on_barrier(token)
+        {
+            return;
+        }
         for departing in &mut self.resources.departing {
             if departing.token == token {
                 departing.left = departing.left.saturating_sub(1);

@@ -19,7 +19,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use siw::{
-    Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Pd, Qp, QpInit, Wc,
+    Access, CmChannel, CmEvent, CmListener, ConnectOptions, Context, Cq, Mr, Pd, Qp, QpInit,
+    SendData, SendWr, Wc, WcStatus,
 };
 use tempfile::TempDir;
 
@@ -52,12 +53,13 @@ pub struct Daemon {
 
 /// `siwd` with a configuration and arguments, not waited for.
 pub fn spawn(dir: &Path, config: &str, args: &[&str]) -> Child {
-    let file = dir.join("siwd.toml");
-    std::fs::write(&file, config).unwrap();
-    command(dir, &file, args).spawn().unwrap()
+    daemon_command(dir, config, args).spawn().unwrap()
 }
 
-fn command(dir: &Path, file: &Path, args: &[&str]) -> Command {
+/// The command that starts `siwd` with a configuration and arguments.
+pub fn daemon_command(dir: &Path, config: &str, args: &[&str]) -> Command {
+    let file = dir.join("siwd.toml");
+    std::fs::write(&file, config).unwrap();
     let mut c = Command::new(env!("CARGO_BIN_EXE_siwd"));
     c.arg("--config")
         .arg(file)
@@ -363,4 +365,14 @@ pub fn pair(daemon: &Daemon, memory: usize) -> (End, End) {
     );
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
     (a, b)
+}
+
+/// A connection that still works: 4096 bytes arrive.
+pub fn ping(a: &End, b: &End) {
+    a.fill(99);
+    let sge = [a.mr.sge(0, 4096)];
+    let write = SendWr::write(1, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
+    a.qp.post_send(&[write]).unwrap();
+    assert_eq!(a.wc().status, WcStatus::SUCCESS);
+    assert_eq!(a.read(0, 4096), b.read(0, 4096));
 }

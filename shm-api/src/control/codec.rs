@@ -12,9 +12,9 @@ pub enum ProtoError {
     #[error("not a siwd packet ({0} bytes)")]
     NotSiwd(usize),
     #[error(
-        "protocol version {theirs}, this side speaks {VERSION}: use client library and daemon of the same release"
+        "protocol version {theirs}, this side speaks {MIN_VERSION} to {VERSION}: update the older one of client library and siwd"
     )]
-    /// The peer speaks another version.
+    /// The peer speaks a version that this side does not.
     Version {
         /// Version in the header.
         theirs: u16,
@@ -39,6 +39,12 @@ pub enum ProtoError {
         want: usize,
         /// Bytes received.
         got: usize,
+    },
+    /// A longer body than this side knows, with something in the rest.
+    #[error("message kind {kind} says more than this side of version {VERSION} knows")]
+    Unknown {
+        /// Number of the message.
+        kind: u16,
     },
     /// A reply to another request than the last.
     #[error("the reply answers another request")]
@@ -108,7 +114,7 @@ pub fn split_packet(packet: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
     if header.magic != MAGIC {
         return Err(ProtoError::NotSiwd(packet.len()));
     }
-    if header.version != VERSION {
+    if !(MIN_VERSION..=VERSION).contains(&header.version) {
         return Err(ProtoError::Version {
             theirs: header.version,
         });
@@ -122,15 +128,38 @@ pub fn split_packet(packet: &[u8]) -> Result<(Header, &[u8]), ProtoError> {
     Ok((header, body))
 }
 
-fn body_as<T: Pod>(kind: u16, body: &[u8]) -> Result<T, ProtoError> {
-    if body.len() != size_of::<T>() {
+/// A body as the struct that this side knows. What an older peer left out, down to `shortest`, is
+/// zero; what a newer one added is cut off.
+fn body_as<T: Pod + Zeroable>(kind: u16, shortest: usize, body: &[u8]) -> Result<T, ProtoError> {
+    if body.len() < shortest {
         return Err(ProtoError::Size {
             kind,
-            want: size_of::<T>(),
+            want: shortest,
             got: body.len(),
         });
     }
-    Ok(bytemuck::pod_read_unaligned(body))
+    let mut value = T::zeroed();
+    let known = body.len().min(size_of::<T>());
+    bytemuck::bytes_of_mut(&mut value)[..known].copy_from_slice(&body[..known]);
+    Ok(value)
+}
+
+/// A request's body: what a newer library added has to be zero, else it asks for what this side
+/// does not know.
+fn request_as<M: Message>(body: &[u8]) -> Result<M, ProtoError> {
+    let beyond = body.get(size_of::<M>()..).unwrap_or(&[]);
+    if beyond.iter().any(|byte| *byte != 0) {
+        return Err(ProtoError::Unknown { kind: M::KIND });
+    }
+    body_as(M::KIND, M::MIN_LEN, body)
+}
+
+/// Puts the version that was agreed on into the header of a packet.
+pub fn stamp_version(packet: &mut [u8], version: u16) {
+    let at = core::mem::offset_of!(Header, version);
+    if let Some(place) = packet.get_mut(at..at + 2) {
+        place.copy_from_slice(&version.to_le_bytes());
+    }
 }
 
 /// Sequence number of requests that want no reply: the client does not wait for them, and what
@@ -181,7 +210,9 @@ pub fn decode_reply<M: Message>(seq: u32, packet: &[u8]) -> Result<M::Reply, Cal
         other => other?,
     };
     if header.status != 0 {
-        let reason = body_as::<ErrorReply>(header.kind, body)?.reason.to_text();
+        let shortest = size_of::<ErrorReply>();
+        let refusal: ErrorReply = body_as(header.kind, shortest, body)?;
+        let reason = refusal.reason.to_text();
         return Err(CallError::Refused {
             errno: header.status,
             reason,
@@ -190,7 +221,7 @@ pub fn decode_reply<M: Message>(seq: u32, packet: &[u8]) -> Result<M::Reply, Cal
     if header.kind != M::KIND || header.seq != seq {
         return Err(ProtoError::OutOfOrder.into());
     }
-    Ok(body_as(header.kind, body)?)
+    Ok(body_as(header.kind, size_of::<M::Reply>(), body)?)
 }
 
 /// An event packet.
@@ -204,7 +235,7 @@ pub fn decode_event<E: Pod>(kind: u16, packet: &[u8]) -> Result<E, ProtoError> {
     if header.kind != kind {
         return Err(ProtoError::Kind(header.kind));
     }
-    body_as(header.kind, body)
+    body_as(header.kind, size_of::<E>(), body)
 }
 
 /// Enough of a packet that could not be decoded to refuse it: kind and seq.
@@ -225,7 +256,7 @@ macro_rules! requests {
             pub fn decode(p: &[u8]) -> Result<(u32, Request), ProtoError> {
                 let (h, body) = split_packet(p)?;
                 $(if h.kind == $name::KIND {
-                    return Ok((h.seq, Request::$name(body_as(h.kind, body)?)));
+                    return Ok((h.seq, Request::$name(request_as(body)?)));
                 })*
                 Err(ProtoError::Kind(h.kind))
             }

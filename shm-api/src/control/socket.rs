@@ -2,7 +2,7 @@
 //! clients, non-blocking for the daemon.
 
 use super::codec::{self, CallError, ProtoError};
-use super::messages::{MAX_FDS, MAX_PACKET, Message};
+use super::messages::{MAX_FDS, MAX_PACKET, Message, VERSION};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -13,6 +13,7 @@ use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 /// A received packet.
 #[derive(Debug, Default)]
@@ -44,11 +45,16 @@ pub enum RecvError {
 #[derive(Debug)]
 pub struct ControlSocket {
     fd: OwnedFd,
+    /// Version of the packets that this side sends.
+    version: AtomicU16,
 }
 
 impl From<OwnedFd> for ControlSocket {
     fn from(fd: OwnedFd) -> Self {
-        ControlSocket { fd }
+        ControlSocket {
+            fd,
+            version: AtomicU16::new(VERSION),
+        }
     }
 }
 
@@ -68,7 +74,7 @@ impl ControlSocket {
             None,
         )?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(ControlSocket { fd })
+        Ok(ControlSocket::from(fd))
     }
 
     /// Daemon: a listening socket, non-blocking.
@@ -88,7 +94,7 @@ impl ControlSocket {
     pub fn accept_client(listener: BorrowedFd<'_>) -> io::Result<Option<ControlSocket>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(listener, flags) {
-            Ok(fd) => Ok(Some(ControlSocket { fd })),
+            Ok(fd) => Ok(Some(ControlSocket::from(fd))),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -106,9 +112,25 @@ impl ControlSocket {
         // Events queue up in the sender's buffer: as many as the system allows.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&daemon_end, 1 << 20);
         Ok((
-            ControlSocket { fd: daemon_end },
-            ControlSocket { fd: client_end },
+            ControlSocket::from(daemon_end),
+            ControlSocket::from(client_end),
         ))
+    }
+
+    /// The version that both sides agreed on: packets carry it from now on.
+    pub fn set_version(&self, version: u16) {
+        self.version.store(version, Ordering::Relaxed);
+    }
+
+    /// The version of the packets that this side sends.
+    pub fn agreed_version(&self) -> u16 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// Sends a packet of ours, in the version that both sides agreed on.
+    fn send_versioned(&self, mut packet: Vec<u8>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        codec::stamp_version(&mut packet, self.agreed_version());
+        self.send_packet(&packet, fds)
     }
 
     /// Switches blocking.
@@ -219,7 +241,7 @@ impl ControlSocket {
         message: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), CallError> {
-        self.send_packet(&codec::encode_request(seq, message), fds)
+        self.send_versioned(codec::encode_request(seq, message), fds)
             .map_err(|error| match error.raw_os_error() {
                 Some(32 | 104) => CallError::Closed,
                 _ => CallError::Io(error),
@@ -254,12 +276,12 @@ impl ControlSocket {
         if seq == codec::UNANSWERED {
             return Ok(());
         }
-        self.send_packet(&codec::encode_reply::<M>(seq, reply), fds)
+        self.send_versioned(codec::encode_reply::<M>(seq, reply), fds)
     }
 
     /// Daemon: refuses a request.
     pub fn send_refusal(&self, kind: u16, seq: u32, errno: i32, reason: &str) -> io::Result<()> {
-        self.send_packet(&codec::encode_error(kind, seq, errno, reason), &[])
+        self.send_versioned(codec::encode_error(kind, seq, errno, reason), &[])
     }
 }
 

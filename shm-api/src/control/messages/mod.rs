@@ -3,6 +3,26 @@
 //!
 //! Ids are per client, start at 1, and 0 means none, unless said otherwise.
 //! Addresses are [`Addr`], strings are zero-padded UTF-8.
+//!
+//! # Versions and features
+//!
+//! The library and the daemon need not be of one release: an application in a container brings its
+//! own library. Both speak a range of versions, [`MIN_VERSION`] to [`VERSION`].
+//!
+//! - HELLO carries the range of the client, in a packet of its lowest version. The daemon answers
+//!   with the highest version that both speak, and all later packets carry that one in their
+//!   header. Without a common version HELLO is refused with `EPROTONOSUPPORT`.
+//! - HELLO also carries the feature bits that the library knows ([`FEATURES`]); the reply has those
+//!   that the daemon knows too. What a bit stands for is used if it was in the reply, and not
+//!   otherwise. A bit is for what is optional: a further request, or another meaning of a field.
+//! - Structs grow at their end alone. A request of an older library ends earlier
+//!   ([`Message::MIN_LEN`]): the rest counts as zeros, which therefore have to mean what was done
+//!   before. A request of a newer library may be longer if what is too much is zero. Of a longer
+//!   reply or event the library takes what it knows.
+//! - An unknown request is refused with `EOPNOTSUPP`, and the connection goes on.
+//! - [`VERSION`] is raised by every other change of a struct, and by every change of what lies in
+//!   shared memory (rings, work requests, completions, doorbells). [`MIN_VERSION`] follows when the
+//!   daemon no longer serves what was before.
 
 mod completion;
 mod connection;
@@ -27,8 +47,13 @@ use core::mem::size_of;
 
 /// First word of each packet: "siwd".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"siwd");
-/// Raised with every change of a struct or layout in this crate.
-pub const VERSION: u16 = 3;
+/// Highest version of the protocol that this side speaks; see the rules above.
+pub const VERSION: u16 = 4;
+/// Lowest version of the protocol that this side speaks. 3 is what came before versions were
+/// negotiated: its HELLO names one version.
+pub const MIN_VERSION: u16 = 3;
+/// The optional features that this side knows: none so far.
+pub const FEATURES: u32 = 0;
 /// Longest packet.
 pub const MAX_PACKET: usize = 8192;
 /// Most fds in one packet.
@@ -64,8 +89,19 @@ pub struct ErrorReply {
 pub trait Message: Pod {
     /// Number in the header.
     const KIND: u16;
+    /// Bytes that the request had in [`MIN_VERSION`]: what an older library sends.
+    const MIN_LEN: usize;
     /// What answers it.
     type Reply: Pod;
+}
+
+/// Bytes of a request in [`MIN_VERSION`], of `len` now.
+const fn oldest_len(kind: u16, len: usize) -> usize {
+    match kind {
+        // Before it had a range of versions, and features.
+        ClientHello::KIND => 72,
+        _ => len,
+    }
 }
 
 /// The one table of requests: number, request, reply. Hands it to the macro `$then`.
@@ -117,6 +153,7 @@ macro_rules! message {
     ($($kind:literal $req:ident -> $reply:ty;)*) => {
         $(impl Message for $req {
             const KIND: u16 = $kind;
+            const MIN_LEN: usize = oldest_len($kind, size_of::<$req>());
             type Reply = $reply;
         })*
     };
@@ -144,6 +181,7 @@ pub struct IdReply {
 }
 
 const _: () = assert!(size_of::<Header>() == 24 && size_of::<Addr>() == 24);
+const _: () = assert!(size_of::<ClientHello>() == 80 && size_of::<HelloReply>() == 184);
 const _: () = assert!(size_of::<Limits>() == 96 && size_of::<QueueRef>() == 24);
 const _: () = assert!(size_of::<SrqReply>() == 48 && size_of::<ModifySrq>() == 16);
 const _: () = assert!(size_of::<QpStateReply>() == 72 && size_of::<CqReply>() == 40);

@@ -1,16 +1,47 @@
 //! Hello, devices and limits, statistics.
 
-use super::{Addr, Text};
+use super::{Addr, FEATURES, MIN_VERSION, Text, VERSION};
 use bytemuck::{Pod, Zeroable};
 
 /// The first request on a connection: who the client is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct ClientHello {
+    /// Highest version that the client speaks.
     pub version: u32,
+    /// Not used: the daemon asks the operating system.
     pub pid: u32,
     /// For status output.
     pub name: Text<64>,
+    /// Lowest version that the client speaks; 0: `version` alone.
+    pub min_version: u32,
+    /// Optional features that the client knows.
+    pub features: u32,
+}
+
+impl ClientHello {
+    /// What this library says of itself.
+    pub fn new(name: &str) -> ClientHello {
+        ClientHello {
+            version: VERSION.into(),
+            pid: std::process::id(),
+            name: Text::new(name),
+            min_version: MIN_VERSION.into(),
+            features: FEATURES,
+        }
+    }
+
+    /// The highest version that both sides speak.
+    pub fn common_version(&self) -> Option<u16> {
+        let lowest = match self.min_version {
+            0 => self.version,
+            lowest => lowest,
+        };
+        let common = self.version.min(VERSION.into());
+        let both = lowest.max(MIN_VERSION.into());
+        // Not above VERSION, so it fits.
+        (both <= common).then_some(common as u16)
+    }
 }
 
 /// Reply to [`ClientHello`]. Fds in this order: worker state page (map read-only,
@@ -20,13 +51,15 @@ pub struct ClientHello {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct HelloReply {
+    /// The version that both sides speak from now on.
     pub version: u32,
     pub client_id: u32,
     pub n_workers: u32,
     pub n_devices: u32,
     /// Entries of each doorbell ring, a power of two.
     pub doorbell_capacity: u32,
-    pub reserved: u32,
+    /// Of the client's optional features those that the daemon has too.
+    pub features: u32,
     pub limits: Limits,
     pub daemon: Text<64>,
 }
