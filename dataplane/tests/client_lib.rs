@@ -558,6 +558,7 @@ fn a_daemon_of_another_version_is_refused_in_words() {
 fn a_hello_reply_without_descriptors_or_sense_is_refused() {
     let e = open_against(|d, seq| {
         let r = HelloReply {
+            version: siw_shm::control::VERSION.into(),
             n_workers: 4,
             ..bytemuck::Zeroable::zeroed()
         };
@@ -574,6 +575,7 @@ fn a_hello_reply_without_descriptors_or_sense_is_refused() {
 fn shared_memory_shorter_than_promised_is_refused_instead_of_faulting() {
     let e = open_against(|d, seq| {
         let r = HelloReply {
+            version: siw_shm::control::VERSION.into(),
             n_workers: 1,
             doorbell_capacity: 1 << 16,
             ..bytemuck::Zeroable::zeroed()

@@ -136,7 +136,7 @@ fn a_newer_library_gets_the_highest_version_that_the_daemon_has() {
     let (reply, _fds) = new
         .reply::<m::ClientHello>(size_of::<m::HelloReply>())
         .unwrap();
-    assert_eq!(reply.version, m::VERSION.into());
+    assert_eq!(reply.version, u32::from(m::VERSION));
     assert_eq!(reply.features, m::FEATURES, "no feature that nobody has");
     new.call(&m::AllocPd {
         device: 0,
@@ -180,5 +180,5 @@ fn a_library_without_a_common_version_is_told_which_to_update() {
     refused(&OtherLibrary::new(&d, m::MIN_VERSION), &older);
     refused(&OtherLibrary::new(&d, 2), &older);
     let context = d.context();
-    assert_eq!(context.protocol_version(), m::VERSION.into());
+    assert_eq!(context.protocol_version(), u32::from(m::VERSION));
 }
