@@ -5,8 +5,8 @@ use crate::{Error, Pd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{
-    self, AllocPd, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, Message,
-    MIN_VERSION, PORT_ACTIVE, ProtoError, QueryDevice, QueueRef, ReadStats, RecvError, VERSION,
+    self, AllocPd, ClientHello, ControlSocket, DeviceReply, HelloReply, Limits, MIN_VERSION,
+    Message, PORT_ACTIVE, ProtoError, QueryDevice, QueueRef, ReadStats, RecvError, VERSION,
 };
 use siw_shm::doorbell::{WORKER_LINE, ring_len, ring_offset};
 use siw_shm::{DoorbellProducer, SharedMemory, WorkerPageView};

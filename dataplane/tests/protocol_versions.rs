@@ -115,7 +115,14 @@ fn a_library_from_before_the_negotiation_connects() {
     let event: m::CmEventMessage = codec::decode_event(m::KIND_CM_EVENT, &event).unwrap();
     assert_eq!(event.kind, m::CmEventKind::Established as u32);
     // And a refusal is one that it can read.
-    old.send(&m::DestroyQp { qp_num: 0, reserved: 0 }, 8, 0);
+    old.send(
+        &m::DestroyQp {
+            qp_num: 0,
+            reserved: 0,
+        },
+        8,
+        0,
+    );
     let refusal = old.conn.recv_packet().unwrap().bytes;
     assert_eq!(refusal[4..6], 3u16.to_le_bytes());
 }
@@ -147,7 +154,10 @@ fn a_newer_library_gets_the_highest_version_that_the_daemon_has() {
         reserved: 0,
     };
     new.send(&query, 16, 0);
-    assert!(new.reply::<m::QueryDevice>(size_of::<m::DeviceReply>()).is_ok());
+    assert!(
+        new.reply::<m::QueryDevice>(size_of::<m::DeviceReply>())
+            .is_ok()
+    );
 }
 
 #[test]

@@ -132,7 +132,10 @@ fn a_socket_that_cannot_be_bound_is_found_before_a_port_starts() {
         .unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(1), "{said}");
-    assert!(said.contains("control socket") && said.contains("[control] socket"), "{said}");
+    assert!(
+        said.contains("control socket") && said.contains("[control] socket"),
+        "{said}"
+    );
     // And a port that does not start leaves no socket behind.
     let out = daemon_command(dir.path(), config, &[]).output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);

@@ -152,7 +152,10 @@ fn no_queue_is_handed_to_two_threads() {
         let started = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
         assert_eq!(started, 1, "{outcomes:?}");
         let refused = outcomes.into_iter().find_map(Result::err).unwrap();
-        assert!(matches!(refused, Error::QueuesInUse { queues: 2, .. }), "{refused}");
+        assert!(
+            matches!(refused, Error::QueuesInUse { queues: 2, .. }),
+            "{refused}"
+        );
     }
 }
 

@@ -38,8 +38,9 @@ impl BoundSocket {
         };
         refuse_second_daemon(&path).map_err(fail)?;
         if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)
-                .map_err(|error| fail(format!("its folder cannot be made: {error}")))?;
+            std::fs::create_dir_all(folder).map_err(|error| {
+                fail(format!("its folder cannot be made: {error}; {OTHER_PLACE}"))
+            })?;
         }
         let listener = ControlSocket::listen_at(&path, BACKLOG)
             .map_err(|error| fail(format!("{error}; {OTHER_PLACE}")))?;
