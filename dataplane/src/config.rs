@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::Spanned;
 
-pub use device::{ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, RouteConfig, TsoPolicy};
+pub use device::{
+    ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, RouteConfig, TsoPolicy, TxPayloadPolicy,
+};
 pub use mpa::{MarkersName, MpaSettings, OutOfOrderName, RtrName, TerminateName};
 pub use process::{
     CaptureConfig, ControlSocketConfig, DpdkConfig, EalLog, HugepagePolicy, IdlePolicy,

@@ -14,7 +14,7 @@ use siw_tcp::{
 
 use crate::config::{
     ChecksumPolicy, CrcSetting, DeviceConfig, LinkSource, MacAddress, MarkersName, OutOfOrderName,
-    RtrName, TerminateName, TsoPolicy,
+    RtrName, TerminateName, TsoPolicy, TxPayloadPolicy,
 };
 use crate::control::DeviceView;
 use crate::datapath::port::WorkerPortConfig;
@@ -179,6 +179,14 @@ fn start_device(
             info.driver
         ));
     }
+    let takes_references =
+        traits.external_buffers && (caps.offloads.multi_segs || traits.in_process);
+    if config.tx_payload == TxPayloadPolicy::Reference && !takes_references {
+        return Err(format!(
+            "device {name}: tx_payload = \"reference\", but the {} link sends from packet buffers alone; use \"auto\"",
+            info.driver
+        ));
+    }
     tracing::debug!(device = %name, driver = %info.driver, queues, ?caps, "port configured");
     // Neither end of a link takes frames from its own address.
     let shared_mac = traits.shares_mac_address;
@@ -221,7 +229,7 @@ fn start_device(
         config: config.clone(),
         port,
         mac,
-        link: LinkTraits::new(traits, &caps, config.checksum),
+        link: LinkTraits::new(traits, &caps, config.checksum, config.tx_payload),
         driver: info.driver,
         queues,
         steering: Arc::new(steering),

@@ -3,7 +3,24 @@
 
 use dpdk::{DriverTraits, PortCaps};
 
-use crate::config::ChecksumPolicy;
+use crate::config::{ChecksumPolicy, TxPayloadPolicy};
+
+/// How the payload of WRITE and SEND gets into frames, and when they complete therefore. READ
+/// responses, whose memory may change at any time, and short payload are always copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PayloadPolicy {
+    /// Copied into the frame, in one pass with the CRC. The message completes when it is
+    /// acknowledged.
+    Copy,
+    /// By reference to registered memory. The link sends the frames of a queue in order and reads
+    /// each while it sends it, so the acknowledgement of the last byte proves that the memory was
+    /// read. Retransmissions are copied: an acknowledgement need not be theirs. The message completes
+    /// when it is acknowledged, whenever the driver frees its buffers.
+    ReferenceUntilAck,
+    /// By reference, and the far end receives the very frame: it may read the memory after it
+    /// acknowledged it. The message completes when no frame refers to it any more, which is polled.
+    ReferenceUntilRelease,
+}
 
 /// What a device's link can do, as it is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,20 +42,37 @@ pub struct LinkTraits {
     pub tso: bool,
     /// The port sends chains of segments; without, frames are copied into one buffer.
     pub multi_segs: bool,
-    /// The port reads registered memory where it lies.
-    pub external_buffers: bool,
+    /// How payload gets into frames.
+    pub payload: PayloadPolicy,
     /// Every segment but the last must have an even length, or the port's checksums are wrong.
     pub even_segments: bool,
-    /// Segments that the port takes in a frame that it sends as it is.
+    /// Segments that the port takes in a frame that it sends as it is. Frames with more are copied
+    /// into one.
     pub max_segments: u16,
     /// Segments that the port takes in a packet that it cuts.
     pub max_tso_segments: u16,
 }
 
+/// Segments in a frame for a driver that names no limit: a header, a reference, and what follows
+/// it. Any driver that sends chains takes as many.
+const UNSTATED_MAX_SEGMENTS: u16 = 3;
+
 impl LinkTraits {
     /// `driver` knows the kind of link, `granted` is the outcome of the port's configuration.
-    pub fn new(driver: &DriverTraits, granted: &PortCaps, checksum: ChecksumPolicy) -> LinkTraits {
+    pub fn new(
+        driver: &DriverTraits,
+        granted: &PortCaps,
+        checksum: ChecksumPolicy,
+        tx_payload: TxPayloadPolicy,
+    ) -> LinkTraits {
         let offloads = granted.offloads;
+        let multi_segs = offloads.multi_segs || driver.in_process;
+        let takes_references = driver.external_buffers && multi_segs;
+        let wants_references = match tx_payload {
+            TxPayloadPolicy::Auto => driver.prefers_references,
+            TxPayloadPolicy::Copy => false,
+            TxPayloadPolicy::Reference => true,
+        };
         let port_may_checksum = checksum != ChecksumPolicy::Software && !driver.in_process;
         let tx_checksum = offloads.tx_checksum && port_may_checksum;
         LinkTraits {
@@ -49,10 +83,18 @@ impl LinkTraits {
             tx_checksum,
             tx_ip_checksum: offloads.tx_ip_checksum,
             tso: offloads.tso && tx_checksum,
-            multi_segs: offloads.multi_segs || driver.in_process,
-            external_buffers: driver.external_buffers,
+            multi_segs,
+            payload: match takes_references && wants_references {
+                false => PayloadPolicy::Copy,
+                true if driver.in_process => PayloadPolicy::ReferenceUntilRelease,
+                true => PayloadPolicy::ReferenceUntilAck,
+            },
             even_segments: driver.even_segments && tx_checksum,
-            max_segments: granted.tx_mtu_seg_max,
+            max_segments: match granted.tx_mtu_seg_max {
+                _ if !multi_segs => 1,
+                u16::MAX if !driver.in_process => UNSTATED_MAX_SEGMENTS,
+                limit => limit,
+            },
             max_tso_segments: granted.tx_seg_max,
         }
     }

@@ -5,10 +5,11 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use common::net::{Netns, lacks_network};
-use common::peer::{C, S, fpdu, request, send};
+use common::peer::{C, S, fpdu, request, send, untagged};
 use common::raw::{ACK, RawTcp, Wire, checksum};
 use common::*;
 use siw::{CmEvent, CmListener, ConnectOptions, RecvWr, SendData, SendWr, WcStatus};
@@ -312,6 +313,40 @@ fn a_router_that_says_too_big_makes_the_next_fpdu_fit() {
     b.assert_written(1);
     assert_eq!(b.app.wc().status, WcStatus::SUCCESS);
     assert_eq!(b.counter("pmtu_reductions"), 1);
+    drop(b.path);
+    assert!(b.siwd.stop().success());
+}
+
+#[test]
+fn a_cut_fpdu_of_live_memory_keeps_the_bytes_of_its_crc() {
+    skip_if!(lacks_network());
+    let mut b = bench();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&is_over);
+        scope.spawn(|| scribble(&b.app.mr, &is_over));
+        let read = [
+            &7u32.to_be_bytes()[..],
+            &0x1000u64.to_be_bytes(),
+            &(LEN as u32).to_be_bytes(),
+            &b.app.mr.rkey().to_be_bytes(),
+            &b.app.mr.addr().to_be_bytes(),
+        ]
+        .concat();
+        let path = &mut b.path;
+        path.tcp.send(&untagged([0x41, 0x41], 0, 1, 1, 0, &read));
+        path.run("the response begins", |p| p.stream.len() > 100_000);
+        path.mtu = 1000;
+        path.run("a frame is too long", |p| !p.swallowed.is_empty());
+        let first = path.swallowed[0].clone();
+        path.too_big(&first, 1000);
+        path.run("the response ends", |p| p.messages == 1);
+    });
+    // `fpdus` checks every CRC.
+    let lens: BTreeMap<usize, usize> = b.path.fpdus().iter().map(|f| (f.0, f.1)).collect();
+    let parts = b.path.segments.iter();
+    let parts = parts.filter(|s| lens.get(&s.0) != Some(&s.1)).count();
+    assert!(parts > 2, "{parts} segments carried a part of an FPDU");
     drop(b.path);
     assert!(b.siwd.stop().success());
 }

@@ -47,7 +47,7 @@ impl QpEnv for Env {
         self.done += 1;
     }
     fn complete_recv(&mut self, _: &Wc) {}
-    fn is_released(&self, _: ExtBufRef) -> bool {
+    fn is_released(&mut self, _: ExtBufRef) -> bool {
         true
     }
     fn post_event(&mut self, _: QpEvent) {}
@@ -135,16 +135,23 @@ impl FrameBuilder for Gather<'_> {
         room
     }
     #[inline]
-    fn append_memory(&mut self, mr: &RegisteredMemory, off: u64, len: u32, _: ExtBufRef) {
-        let Ok(progress) = mr.ptr_at(off, len as usize) else {
-            return;
+    fn append_reference(
+        &mut self,
+        region: &Arc<SharedMemory>,
+        offset: usize,
+        len: usize,
+        _: ExtBufRef,
+    ) -> bool {
+        let Ok(address) = region.ptr_at(offset, len) else {
+            return false;
         };
         self.references.fetch_add(1, Ordering::Relaxed);
         let descriptor = &mut self.descriptors[self.frame];
         // Address, lengths, flags, counter; in the second line the next buffer.
-        descriptor.0[..4].copy_from_slice(&[progress as u64, len.into(), len.into(), 1]);
+        descriptor.0[..4].copy_from_slice(&[address as u64, len as u64, len as u64, 1]);
         descriptor.0[4] = std::ptr::from_ref(self.references) as u64;
         descriptor.0[8] = self.frame as u64;
+        true
     }
 }
 

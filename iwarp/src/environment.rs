@@ -66,18 +66,23 @@ pub trait QpEnv {
     /// One more receive work request is finished.
     fn complete_recv(&mut self, cqe: &Wc);
 
-    /// The port has released every buffer that is counted here. Never called with
+    /// The message that is counted here is acknowledged: may it complete now? False: a port may still
+    /// read the memory, and the environment sees to it that
+    /// [`QueuePair::poll_releases`](crate::QueuePair::poll_releases) is called when that may have
+    /// changed, whether or not anything else happens to the queue pair. Never called with
     /// [`ExtBufRef::NONE`].
-    fn is_released(&self, ext_buf_ref: ExtBufRef) -> bool;
+    fn is_released(&mut self, ext_buf_ref: ExtBufRef) -> bool;
 
-    /// A count for a message of `len` bytes that may reference registered memory;
-    /// [`ExtBufRef::NONE`] where nothing needs counting, such as messages that are always copied.
+    /// A count for a message of `len` bytes that may be sent from registered memory where it lies;
+    /// [`ExtBufRef::NONE`] where it is copied into frames.
     fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
         let _ = len;
         ExtBufRef::NONE
     }
 
-    /// The count is no longer needed: everything is released, and the message is finished.
+    /// The message is finished. Where ports still hold references, because it was flushed or because
+    /// a reference does not outlive the acknowledgement on this link, the environment keeps the memory
+    /// mapped until they are gone.
     fn free_ext_buf_ref(&mut self, ext_buf_ref: ExtBufRef) {
         let _ = ext_buf_ref;
     }

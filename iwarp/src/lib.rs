@@ -26,7 +26,8 @@
 //! part of a record is wanted, build it into scratch memory and cut. After a [`BuildError`]:
 //! [`QueuePair::on_build_failure`].
 //!
-//! Buffers came back from the port: [`QueuePair::poll_releases`] for queue pairs that wait for some.
+//! Buffers came back from the port: [`QueuePair::poll_releases`] for queue pairs for which
+//! [`QpEnv::is_released`] said no.
 //!
 //! After each of these: [`QueuePair::requested_close`]. [`CloseKind::Graceful`] sends FIN behind the
 //! records that TCP has, and wants a timer: a peer that never closes ends with

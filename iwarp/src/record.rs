@@ -7,7 +7,8 @@
 use crate::environment::ExtBufRef;
 use crate::mpa::fpdu;
 use crate::mpa::marker::MarkerPosition;
-use siw_memory::RegisteredMemory;
+use siw_shm::SharedMemory;
+use std::sync::Arc;
 
 /// A record of the send queue of TCP: kept until it is acknowledged, built when it is sent.
 #[derive(Debug, Clone)]
@@ -19,7 +20,7 @@ pub enum TxRecord {
 }
 
 /// What an FPDU carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FpduKind {
     /// A segment of a send-queue work request (Write, Send kinds, Read and Atomic Requests).
     Request,
@@ -93,21 +94,23 @@ pub trait FrameBuilder {
     /// Appends a copy of `bytes`: headers, pad, CRC, inline payload.
     fn append_bytes(&mut self, bytes: &[u8]);
 
-    /// Appends `len` bytes of registered memory at `region_off`: a reference counted for
-    /// `ext_buf_ref`, or a copy when they are few.
-    fn append_memory(
+    /// Appends a reference to `len` bytes at `offset` of `region`, counted for `ext_buf_ref`, instead
+    /// of a copy. False, with nothing appended: the caller copies them, into what
+    /// [`reserve`](Self::reserve) gives. Whoever transmits the frame reads them after the CRC was
+    /// computed, so this is only asked for memory that must not change until the message completes.
+    fn append_reference(
         &mut self,
-        mr: &RegisteredMemory,
-        region_off: u64,
-        len: u32,
+        region: &Arc<SharedMemory>,
+        offset: usize,
+        len: usize,
         ext_buf_ref: ExtBufRef,
-    );
+    ) -> bool;
 
     /// Of the next `want` bytes, how many [`reserve`](Self::reserve) gives in one piece: all, or
     /// enough for payload behind a marker if one is due; none, if the frame is dropped anyway.
     fn contiguous_room(&mut self, want: usize) -> usize;
 
-    /// Appends `len` bytes that the caller writes: payload with markers in it, which is copied.
-    /// `None`, if there is no room for them, has the frame dropped.
+    /// Appends `len` bytes that the caller writes: payload that is copied. `None`, if there is no
+    /// room for them, has the frame dropped.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
 }

@@ -62,7 +62,6 @@ fn reset_flushes_everything_once_and_in_order() {
             assert_eq!(ok, usize::from(acked > 0), "pulled {pulled} acked {acked}");
             assert_eq!(initiator.qp.state(), RdmapState::Error);
             assert_eq!(initiator.qp.requested_close(), None);
-            initiator.qp.poll_releases(&mut initiator.env);
             assert!(initiator.env.live.is_empty(), "no tracker leaks");
             assert!(initiator.pull().is_none());
         }
@@ -238,7 +237,7 @@ fn key_that_goes_in_mid_message_aborts_the_stream() {
 }
 
 #[test]
-fn flush_frees_buffers_when_the_port_releases_them() {
+fn flush_does_not_wait_for_the_port() {
     let mut initiator = loaded();
     initiator.env.held = true;
     initiator.pull_all();
@@ -246,11 +245,7 @@ fn flush_frees_buffers_when_the_port_releases_them() {
         .qp
         .on_tcp_closed(&mut initiator.env, CloseReason::Reset);
     assert_eq!(initiator.env.statuses().len(), 4);
-    assert!(!initiator.env.live.is_empty());
-    assert!(initiator.qp.poll_releases(&mut initiator.env));
-    initiator.env.held = false;
-    assert!(!initiator.qp.poll_releases(&mut initiator.env));
-    assert!(initiator.env.live.is_empty());
+    assert!(initiator.env.live.is_empty(), "the environment waits");
 }
 
 #[test]

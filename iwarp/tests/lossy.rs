@@ -170,7 +170,6 @@ impl Host {
             }
             if let Some(why) = self.ended {
                 qp.on_tcp_closed(env, why);
-                qp.poll_releases(env);
                 self.phase = Phase::Over;
                 return;
             }
@@ -375,7 +374,6 @@ fn abort_completes_everything_once_on_both_sides() {
         for h in &hosts {
             let mut s = h.side.borrow_mut();
             let End { qp, env, .. } = &mut s.end;
-            qp.poll_releases(env);
             assert!(env.live.is_empty(), "seed {seed}");
             assert_eq!(qp.state(), RdmapState::Error);
             check_order(&s, true);

@@ -70,7 +70,6 @@ proptest! {
             if kill == Some(i) {
                 for s in [&mut a, &mut b] {
                     s.end.qp.on_tcp_closed(&mut s.end.env, CloseReason::Reset);
-                    s.end.qp.poll_releases(&mut s.end.env);
                     check_order(s, true);
                     prop_assert!(s.end.env.live.is_empty());
                     let first_bad = s.end.env.sent.iter().flatten()

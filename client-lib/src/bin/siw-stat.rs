@@ -65,6 +65,9 @@ fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
+/// What is counted of a device's frames beside TCP's counters.
+const FRAME_COUNTERS: [&str; 4] = ["rx_frames", "tx_frames", "tx_linearized", "tx_refused"];
+
 /// The counters of each device.
 fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<(String, Rows)>, String> {
     let mut out = Vec::new();
@@ -77,13 +80,11 @@ fn devices(stats: &Value, args: &StatArgs) -> Result<Vec<(String, Rows)>, String
             continue;
         }
         let of = |value: &Value, key: &str| match key {
-            "rx_frames" | "tx_frames" => value[key].as_u64(),
+            key if FRAME_COUNTERS.contains(&key) => value[key].as_u64(),
             _ => value["mib"][key].as_u64(),
         };
         let mib = total["mib"].as_object().into_iter().flat_map(Map::keys);
-        let keys = ["rx_frames", "tx_frames"]
-            .into_iter()
-            .chain(mib.map(String::as_str));
+        let keys = FRAME_COUNTERS.into_iter().chain(mib.map(String::as_str));
         let keys = keys.filter(|key| {
             wanted
                 .as_ref()

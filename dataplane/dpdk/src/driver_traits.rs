@@ -9,8 +9,10 @@
 //! | vhost | no | yes | yes | yes | where the peer kicks | at once (it copies) |
 //! | virtio_user | no | no | yes | yes | where the peer kicks | when it sends more |
 //! | PCI NIC | no | yes, mapped for DMA | yes | yes | where the driver has them | when it sends more |
+//! | any other | no | no: nothing is known of it | yes | yes | where the driver has them | unknown |
 //!
-//! All of them send the packets of one queue in order. Numbers of segments, MTU and offloads are
+//! All of them send the packets of one queue in order, and all but the ring pair read a packet while
+//! they send it: what the peer has acknowledged is not read again, whenever it is freed. Numbers of segments, MTU and offloads are
 //! what the driver reports ([`crate::PortInfo`]) and grants ([`crate::PortCaps`]).
 
 use crate::port::is_pci_address;
@@ -25,8 +27,12 @@ pub struct DriverTraits {
     /// and nothing announces them.
     pub in_process: bool,
     /// Segments to send may lie in memory outside of the packet buffers' pool. virtio_user would
-    /// have to share that memory with its peer, which it cannot.
+    /// have to share that memory with its peer, which it cannot; of drivers without a row it is not
+    /// known whether they hold such a packet beyond its acknowledgement.
     pub external_buffers: bool,
+    /// Sending payload where it lies measured faster than copying it into the frame in one pass with
+    /// its CRC.
+    pub prefers_references: bool,
     /// The driver adds up the checksum of each segment as if it began at an even byte: every
     /// segment but the last must have an even length where the port computes checksums.
     pub even_segments: bool,
@@ -74,7 +80,8 @@ enum Needs {
 const OTHER: DriverTraits = DriverTraits {
     driver: "",
     in_process: false,
-    external_buffers: true,
+    external_buffers: false,
+    prefers_references: false,
     even_segments: false,
     shares_mac_address: false,
     peer_sends_uncut: false,
@@ -88,10 +95,12 @@ const OTHER: DriverTraits = DriverTraits {
 pub(crate) static RING_PAIR: DriverTraits = DriverTraits {
     driver: "net_ring",
     in_process: true,
+    external_buffers: true,
     ..OTHER
 };
 
 static PCI_NIC: DriverTraits = DriverTraits {
+    external_buffers: true,
     needs: Needs::UserSpaceDriver,
     ..OTHER
 };
@@ -101,6 +110,7 @@ static UNKNOWN: DriverTraits = OTHER;
 static VIRTUAL: [DriverTraits; 5] = [
     DriverTraits {
         driver: "net_tap",
+        external_buffers: true,
         even_segments: true,
         shares_mac_address: true,
         software_tso: Some(SoftwareTso {
@@ -113,6 +123,7 @@ static VIRTUAL: [DriverTraits; 5] = [
     },
     DriverTraits {
         driver: "net_af_packet",
+        external_buffers: true,
         // It announces the frames of plain Ethernet, whatever its interface carries, and never
         // looks at the MTU.
         announced_mtu: 1500,
@@ -127,12 +138,12 @@ static VIRTUAL: [DriverTraits; 5] = [
     },
     DriverTraits {
         driver: "net_virtio_user",
-        external_buffers: false,
         peer_sends_uncut: true,
         ..OTHER
     },
     DriverTraits {
         driver: "net_vhost",
+        external_buffers: true,
         peer_sends_uncut: true,
         needs: Needs::SocketPath,
         ..OTHER

@@ -354,11 +354,12 @@ impl Port {
             caps.offloads.rx_interrupt = self.interrupts_work();
             state.granted_caps = Some(caps);
         }
+        let prepare = caps.offloads.tso || caps.offloads.tx_checksum;
         let queues = (0..state.rx_queues.max(state.tx_queues))
             .map(|queue| {
                 let rx = (queue < state.rx_queues).then(|| RxQueue::new(&self.inner, queue));
-                let tx = (queue < state.tx_queues)
-                    .then(|| TxQueue::new(&self.inner, queue, caps.offloads.tso));
+                let tx =
+                    (queue < state.tx_queues).then(|| TxQueue::new(&self.inner, queue, prepare));
                 (rx, tx)
             })
             .collect();

@@ -23,8 +23,11 @@ pub struct RxQueue {
 pub struct TxQueue {
     port_id: u16,
     queue: u16,
-    /// Super-segments may come: each driver wants their headers in its own way.
+    /// The port computes checksums or cuts packets: each driver wants the headers of such packets in
+    /// its own way, and says which packets it cannot send.
     prepare: bool,
+    /// Packets that the driver can never send.
+    refused: u64,
     port: Arc<PortInner>,
     _not_sync: PhantomData<Cell<()>>,
 }
@@ -132,6 +135,7 @@ impl TxQueue {
             port_id: port.id,
             queue,
             prepare,
+            refused: 0,
             port: port.clone(),
             _not_sync: PhantomData,
         }
@@ -147,8 +151,14 @@ impl TxQueue {
         self.queue
     }
 
+    /// Packets that the driver can never send, and that were dropped.
+    pub fn refused_packets(&self) -> u64 {
+        self.refused
+    }
+
     /// Sends from the front of `batch`; returns how many the port took. The rest
-    /// stays, in order.
+    /// stays, in order, but for a packet that the driver can never send: that one is dropped when it
+    /// comes to the front, as a network drops.
     #[inline]
     pub fn tx_burst(&mut self, batch: &mut TxBatch) -> usize {
         let pending = batch.pending_packets();
@@ -161,7 +171,7 @@ impl TxQueue {
             len =
                 unsafe { sys::siw_tx_prepare(self.port_id, self.queue, pending.as_mut_ptr(), len) };
             if len == 0 {
-                // The driver can never send the first packet: it is dropped, as a network drops.
+                self.refused += 1;
                 drop(batch.pop());
                 return 0;
             }

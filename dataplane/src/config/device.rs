@@ -46,6 +46,18 @@ pub enum TsoPolicy {
     Off,
 }
 
+/// How the payload of WRITE and SEND gets into frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TxPayloadPolicy {
+    /// What measured faster on this kind of link.
+    Auto,
+    /// Copied into the frame, in one pass with its CRC.
+    Copy,
+    /// Sent from registered memory where it lies: a link that cannot is an error.
+    Reference,
+}
+
 /// One `[[device]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -83,6 +95,9 @@ pub struct DeviceConfig {
     /// Whether the port segments super-segments of whole FPDUs (TSO); needs its checksums.
     #[serde(default = "default_tso")]
     pub tso: Spanned<TsoPolicy>,
+    /// How payload gets into frames.
+    #[serde(default = "default_tx_payload")]
+    pub tx_payload: TxPayloadPolicy,
     /// `[device.mpa]`
     #[serde(default)]
     pub mpa: MpaSettings,
@@ -100,6 +115,10 @@ fn default_mtu() -> Spanned<u16> {
 
 fn default_tso() -> Spanned<TsoPolicy> {
     Spanned::new(0..0, TsoPolicy::Auto)
+}
+
+fn default_tx_payload() -> TxPayloadPolicy {
+    TxPayloadPolicy::Auto
 }
 
 fn default_checksum() -> ChecksumPolicy {

@@ -6,7 +6,7 @@ use super::ControlThread;
 use super::pending::{DeferredRequest, PendingReply};
 use super::requests::*;
 use crate::ids::{ClientId, CommandToken};
-use crate::worker::messages::{Command, WorkerStats};
+use crate::worker::messages::{Command, PortStats, WorkerStats};
 
 impl ControlThread {
     pub(super) fn read_statistics(&mut self, id: ClientId, seq: u32, offset: u32) -> Outcome {
@@ -79,13 +79,16 @@ impl ControlThread {
                 let devices: Vec<serde_json::Value> = worker
                     .devices
                     .iter()
-                    .map(|(device, rx, tx, tcp)| {
+                    .map(|port| {
+                        let device = self.config.devices.get(port.device);
                         serde_json::json!({
-                            "device": self.config.devices.get(*device).map_or("", |v| v.name.as_str()),
-                            "rx_frames": rx,
-                            "tx_frames": tx,
-                            "tcp": counter_map(tcp.iter()),
-                            "mib": counter_map(tcp.mib_counters()),
+                            "device": device.map_or("", |device| device.name.as_str()),
+                            "rx_frames": port.frames_received,
+                            "tx_frames": port.frames_sent,
+                            "tx_linearized": port.frames_linearized,
+                            "tx_refused": port.frames_refused,
+                            "tcp": counter_map(port.tcp.iter()),
+                            "mib": counter_map(port.tcp.mib_counters()),
                         })
                     })
                     .collect();
@@ -132,23 +135,22 @@ impl ControlThread {
 
     /// Each device's counters, all workers together.
     fn device_totals(&self) -> Vec<serde_json::Value> {
-        let mut sums: Vec<(u64, u64, siw_tcp::StackStats)> = Vec::new();
-        sums.resize_with(self.config.devices.len(), Default::default);
-        for (device, rx, tx, tcp) in self.workers.stats.iter().flat_map(|worker| &worker.devices) {
-            if let Some(sum) = sums.get_mut(*device) {
-                sum.0 += rx;
-                sum.1 += tx;
-                sum.2.merge(tcp);
+        let mut sums = vec![PortStats::default(); self.config.devices.len()];
+        for port in self.workers.stats.iter().flat_map(|worker| &worker.devices) {
+            if let Some(sum) = sums.get_mut(port.device) {
+                sum.merge(port);
             }
         }
         let devices = self.config.devices.iter().zip(sums);
         devices
-            .map(|(device, (rx, tx, tcp))| {
+            .map(|(device, sum)| {
                 serde_json::json!({
                     "device": device.name.as_str(),
-                    "rx_frames": rx,
-                    "tx_frames": tx,
-                    "mib": counter_map(tcp.mib_counters()),
+                    "rx_frames": sum.frames_received,
+                    "tx_frames": sum.frames_sent,
+                    "tx_linearized": sum.frames_linearized,
+                    "tx_refused": sum.frames_refused,
+                    "mib": counter_map(sum.tcp.mib_counters()),
                 })
             })
             .collect()

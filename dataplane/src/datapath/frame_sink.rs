@@ -10,6 +10,7 @@ use dpdk::{ChainBuilder, Mbuf, MbufCache};
 use siw_tcp::{FrameMeta, FrameSink};
 
 use super::output::PortOutput;
+use crate::link_traits::PayloadPolicy;
 
 /// Writes records of connections into frames.
 pub(crate) trait RecordWriter<R> {
@@ -64,7 +65,14 @@ impl TxFrame {
                 link.max_segments
             },
             even_segments: link.even_segments,
-            takes_references: link.external_buffers,
+            takes_references: match link.payload {
+                PayloadPolicy::Copy => false,
+                PayloadPolicy::ReferenceUntilRelease => true,
+                // The acknowledgement of a retransmission tells nothing of where an earlier frame
+                // is; a looped back frame is read by the receiver itself, also after the
+                // acknowledgement.
+                PayloadPolicy::ReferenceUntilAck => !meta.retransmission && !meta.self_addressed,
+            },
             is_broken: false,
         }
     }

@@ -22,12 +22,16 @@ pub(crate) struct PortOutput {
     pub(crate) batch: TxBatch,
     /// Frames to this device's own address; they never reach the port.
     loopback: Vec<Mbuf>,
-    pub(super) link: LinkTraits,
+    pub(crate) link: LinkTraits,
     pub(crate) tap: Option<CaptureHandle>,
     /// The device's number in captures.
     pub(crate) interface: u32,
     /// Frames that left through the port or the proxy.
     pub(crate) frames_sent: u64,
+    /// Frames with more segments than the port takes, which were copied into one.
+    pub(crate) frames_linearized: u64,
+    /// Frames that do not fit into one buffer either, and that were dropped.
+    frames_too_long: u64,
 }
 
 impl PortOutput {
@@ -40,6 +44,8 @@ impl PortOutput {
             tap: None,
             interface,
             frames_sent: 0,
+            frames_linearized: 0,
+            frames_too_long: 0,
         }
     }
 
@@ -121,10 +127,12 @@ impl PortOutput {
                 tso_segsz: meta.tso_segsz,
             });
         }
-        if !self.link.multi_segs && mbuf.nb_segs() > 1 {
-            let flat = mbuf.linearize(cache);
-            cache.free(mbuf);
-            match flat {
+        let max_segments = match meta.tso_segsz {
+            0 => self.link.max_segments,
+            _ => self.link.max_tso_segments,
+        };
+        if mbuf.nb_segs() > max_segments {
+            match self.linearize(mbuf, cache) {
                 Some(flat) => mbuf = flat,
                 None => return,
             }
@@ -132,6 +140,28 @@ impl PortOutput {
         if let Err(rejected) = self.batch.push(mbuf) {
             cache.free(rejected);
         }
+    }
+
+    /// Copies a frame of more segments than the port takes into one buffer. `None`: there is none, or
+    /// the frame does not fit; it is dropped, and TCP sends its segments again one by one.
+    #[cold]
+    fn linearize(&mut self, mbuf: Mbuf, cache: &mut MbufCache) -> Option<Mbuf> {
+        let flat = mbuf.linearize(cache);
+        cache.free(mbuf);
+        match flat {
+            Some(_) => self.frames_linearized += 1,
+            None => self.frames_too_long += 1,
+        }
+        flat
+    }
+
+    /// Frames that the port can never send, and that were dropped.
+    pub(crate) fn frames_refused(&self) -> u64 {
+        let by_driver = match &self.path {
+            TxPath::Queue(queue) => queue.refused_packets(),
+            TxPath::Proxy(_) => 0,
+        };
+        by_driver + self.frames_too_long
     }
 
     /// Queues a frame that another worker made ready. A full port drops it, as a full NIC ring does.

@@ -1,6 +1,6 @@
 //! What all queue pairs of a worker share, and the view of it that a queue pair gets for one call.
 
-use siw_iwarp::{ExtBufRef, QpEnv, QpEvent, RingFault};
+use siw_iwarp::{ExtBufRef, FpduRecord, QpEnv, QpEvent, RingFault};
 use siw_memory::KeyReader;
 use siw_shm::{Opcode, RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcStatus};
 
@@ -9,7 +9,10 @@ use super::ext_bufs::ExtBufRefs;
 use super::fpdu_writer::{BuildFailure, COPY_MAX};
 use super::qp_rings::{QpRings, RingMisuse};
 use super::shared_receive_queues::SrqTable;
+use super::split_records::SplitRecords;
+use super::worker_qp::QpSlot;
 use crate::ids::CqId;
+use crate::link_traits::PayloadPolicy;
 
 /// Messages with referenced memory in flight per worker; beyond it payload is copied.
 const EXT_BUF_TRACKERS: usize = 65_536;
@@ -23,7 +26,9 @@ pub(crate) struct WorkerContext {
     wqes: WqeScratch,
     /// Records that could not be built since the worker last looked.
     pub(super) build_failures: Vec<BuildFailure>,
-    /// A record in plain memory, for the rare segment that holds a part of one.
+    /// FPDUs that leave in parts.
+    pub(super) split_records: SplitRecords,
+    /// Where such an FPDU is built.
     pub(super) flat_record: Vec<u8>,
 }
 
@@ -43,6 +48,7 @@ impl WorkerContext {
             ext_bufs: ExtBufRefs::new(EXT_BUF_TRACKERS),
             wqes: WqeScratch::default(),
             build_failures: Vec::new(),
+            split_records: SplitRecords::default(),
             flat_record: Vec::new(),
         }
     }
@@ -73,6 +79,14 @@ impl QpView<'_> {
             held.pop_front();
         }
         held.len() < self.rings.srq_share as usize
+    }
+
+    /// The FPDU is acknowledged.
+    #[inline]
+    pub(super) fn forget_split_record(&mut self, slot: QpSlot, record: &FpduRecord) {
+        if !self.context.split_records.is_empty() {
+            self.context.split_records.remove(slot, record);
+        }
     }
 
     /// Notes what is wrong with a ring; a work request that cannot be read completes in error.
@@ -179,14 +193,18 @@ impl QpEnv for QpView<'_> {
     }
 
     #[inline]
-    fn is_released(&self, ext_buf: ExtBufRef) -> bool {
-        self.rings.ignore_unreleased || self.context.ext_bufs.is_released(ext_buf)
+    fn is_released(&mut self, ext_buf: ExtBufRef) -> bool {
+        // Where references do not outlive the acknowledgement, its arrival is the release.
+        let is_released = self.rings.payload != PayloadPolicy::ReferenceUntilRelease
+            || self.context.ext_bufs.is_released(ext_buf);
+        self.rings.is_awaiting_release |= !is_released;
+        is_released
     }
 
     #[inline]
     fn alloc_ext_buf_ref(&mut self, len: u32) -> ExtBufRef {
         // Payload this short is always copied: nothing is referenced.
-        if len <= COPY_MAX {
+        if self.rings.payload == PayloadPolicy::Copy || len <= COPY_MAX {
             return ExtBufRef::NONE;
         }
         self.context.ext_bufs.alloc()

@@ -18,6 +18,7 @@ impl Worker {
     /// Takes a queue pair out of the table, and its deadline out of the list.
     pub(super) fn take_out(&mut self, slot: QpSlot) -> Option<Box<WorkerQp>> {
         self.enter_state(slot, LifecycleState::Disconnected)?;
+        self.context.split_records.remove_queue_pair(slot);
         self.queue_pairs.remove(slot)
     }
 
@@ -50,11 +51,7 @@ impl Worker {
             }
             self.give_up_connection(now, port, conn);
         }
-        self.with_queue_pair(slot, |protocol, view| {
-            view.rings.ignore_unreleased = true;
-            protocol.modify_to_error(view);
-            protocol.poll_releases(view);
-        });
+        self.with_queue_pair(slot, |protocol, view| protocol.modify_to_error(view));
         Some(self.take_out(slot)?.rings.qpn)
     }
 

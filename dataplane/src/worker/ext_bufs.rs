@@ -43,7 +43,7 @@ impl ExtBufRefs {
         ExtBufRef((self.slots.len() - 1) as u32)
     }
 
-    /// The message is done.
+    /// The message is done. Its memory stays mapped until no port holds a buffer of it.
     #[inline]
     pub fn free(&mut self, ext_buf: ExtBufRef) {
         if let Some(slot) = self.slots.get_mut(ext_buf.0 as usize) {
@@ -86,6 +86,12 @@ impl ExtBufRefs {
             Some(tracker) if slot.region == address => tracker.attach(mbuf, offset, len),
             _ => false,
         }
+    }
+
+    /// A port still holds buffers of messages that are done.
+    #[inline]
+    pub fn has_unreleased(&self) -> bool {
+        self.trackers.zombie_count() > 0
     }
 
     /// Takes back trackers of ended messages whose buffers the port has released. Now and then.

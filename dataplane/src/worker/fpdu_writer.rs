@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use dpdk::MbufCache;
 use siw_iwarp::{BuildError, ExtBufRef, FpduRecord, FrameBuilder, TxRecord};
-use siw_memory::RegisteredMemory;
 use siw_shm::SharedMemory;
 use siw_tcp::FrameMeta;
 
@@ -18,12 +17,9 @@ use super::ext_bufs::ExtBufRefs;
 use super::worker_qp::{QpSlot, QpTable};
 use crate::datapath::frame_sink::{RecordWriter, TxFrame};
 
-/// Payload of at most this many bytes is copied into the header's buffer: below it a copy
+/// Payload of at most this many bytes is always copied into the header's buffer: below it a copy
 /// costs less than a second buffer and its reference.
 pub(super) const COPY_MAX: u32 = 512;
-
-/// Bytes that are copied into one fresh buffer where a reference cannot be taken.
-const COPY_PIECE: usize = 1024;
 
 /// Buffers that one frame may need: header, and a reference with a trailer for each piece of
 /// more than [`COPY_MAX`] bytes.
@@ -93,6 +89,7 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
         let WorkerContext {
             keys,
             ext_bufs,
+            split_records,
             flat_record,
             build_failures,
             ..
@@ -103,19 +100,20 @@ impl RecordWriter<TxRecord> for FpduWriter<'_> {
             ext_bufs,
         };
         let is_whole = offset == 0 && len as usize == fpdu.wire_len();
-        let built = if is_whole {
+        let built = if is_whole && split_records.is_empty() {
+            queue_pair.protocol.build_fpdu(keys, fpdu, &mut assembler)
+        } else if let Some(bytes) = split_records.get(slot, fpdu) {
+            assembler.append_part(bytes, offset, len);
+            Ok(())
+        } else if is_whole {
             queue_pair.protocol.build_fpdu(keys, fpdu, &mut assembler)
         } else {
             flat_record.clear();
-            let mut flat = FlatRecord {
-                bytes: flat_record,
-                is_broken: false,
-            };
+            let mut flat = FlatRecord { bytes: flat_record };
             let built = queue_pair.protocol.build_fpdu(keys, fpdu, &mut flat);
-            let part = flat.bytes.get(offset as usize..(offset + len) as usize);
-            match part {
-                Some(part) if !flat.is_broken => assembler.append_bytes(part),
-                _ => assembler.frame.is_broken = true,
+            if built.is_ok() {
+                split_records.insert(slot, fpdu, flat_record);
+                assembler.append_part(flat_record, offset, len);
             }
             built
         };
@@ -139,55 +137,12 @@ struct FrameAssembler<'a> {
 }
 
 impl FrameAssembler<'_> {
-    /// References memory in place, or copies it.
-    #[inline]
-    fn append_region(
-        &mut self,
-        region: &Arc<SharedMemory>,
-        at: usize,
-        len: usize,
-        ext_buf: ExtBufRef,
-    ) {
-        let frame = &mut *self.frame;
-        if frame.takes_references && len > COPY_MAX as usize && frame.has_room_for_reference(len) {
-            // The message counts the reference; without a buffer the frame is dropped, and TCP
-            // retransmits.
-            let Some(mut mbuf) = self.cache.alloc() else {
-                frame.is_broken = true;
-                return;
-            };
-            if self
-                .ext_bufs
-                .attach(ext_buf, region, at as u64, len as u16, &mut mbuf)
-            {
-                if frame.chain.push(mbuf).is_err() {
-                    frame.is_broken = true;
-                }
-                frame.references += 1;
-                return;
-            }
-            self.cache.free(mbuf);
-        }
-        self.copy_region(region, at, len);
-    }
-
-    #[inline]
-    fn copy_region(&mut self, region: &Arc<SharedMemory>, at: usize, len: usize) {
-        let (mut at, mut left) = (at, len);
-        while left > 0 {
-            let piece = match usize::from(self.frame.chain.tailroom()) {
-                0 => left.min(COPY_PIECE),
-                tailroom => left.min(tailroom),
-            };
-            let Some(room) = self.frame.reserve_room(self.cache, piece) else {
-                return;
-            };
-            if region.read(at, room).is_err() {
-                self.frame.is_broken = true;
-                return;
-            }
-            at += piece;
-            left -= piece;
+    /// Appends a part of an FPDU that was built before.
+    #[cold]
+    fn append_part(&mut self, fpdu: &[u8], offset: u32, len: u32) {
+        match fpdu.get(offset as usize..(offset + len) as usize) {
+            Some(part) => self.append_bytes(part),
+            None => self.frame.is_broken = true,
         }
     }
 }
@@ -201,24 +156,35 @@ impl FrameBuilder for FrameAssembler<'_> {
     }
 
     #[inline]
-    fn append_memory(
+    fn append_reference(
         &mut self,
-        mr: &RegisteredMemory,
-        region_offset: u64,
-        len: u32,
+        region: &Arc<SharedMemory>,
+        offset: usize,
+        len: usize,
         ext_buf: ExtBufRef,
-    ) {
-        let (mut offset, mut left) = (region_offset, len as usize);
-        while left > 0 {
-            // One piece, unless pages were registered that do not lie side by side.
-            let Ok((region, at, piece)) = mr.piece_at(offset, left) else {
-                self.frame.is_broken = true;
-                return;
-            };
-            self.append_region(region, at, piece, ext_buf);
-            offset += piece as u64;
-            left -= piece;
+    ) -> bool {
+        let frame = &mut *self.frame;
+        if !frame.takes_references || len <= COPY_MAX as usize || !frame.has_room_for_reference(len)
+        {
+            return false;
         }
+        // Without a buffer the caller finds none for a copy either; the frame is dropped, and TCP
+        // retransmits.
+        let Some(mut mbuf) = self.cache.alloc() else {
+            return false;
+        };
+        let is_attached =
+            self.ext_bufs
+                .attach(ext_buf, region, offset as u64, len as u16, &mut mbuf);
+        if !is_attached {
+            self.cache.free(mbuf);
+            return false;
+        }
+        if frame.chain.push(mbuf).is_err() {
+            frame.is_broken = true;
+        }
+        frame.references += 1;
+        true
     }
 
     #[inline]
@@ -241,10 +207,10 @@ impl FrameBuilder for FrameAssembler<'_> {
     }
 }
 
-/// Collects a record in plain memory, for the rare segment that holds a part of one.
+/// Collects a record in plain memory, for the rare segment that holds a part of one: see
+/// `split_records.rs`.
 struct FlatRecord<'a> {
     bytes: &'a mut Vec<u8>,
-    is_broken: bool,
 }
 
 impl FrameBuilder for FlatRecord<'_> {
@@ -252,18 +218,14 @@ impl FrameBuilder for FlatRecord<'_> {
         self.bytes.extend_from_slice(bytes);
     }
 
-    fn append_memory(
+    fn append_reference(
         &mut self,
-        mr: &RegisteredMemory,
-        region_offset: u64,
-        len: u32,
+        _region: &Arc<SharedMemory>,
+        _offset: usize,
+        _len: usize,
         _ext_buf: ExtBufRef,
-    ) {
-        let at = self.bytes.len();
-        self.bytes.resize(at + len as usize, 0);
-        if mr.read_at(region_offset, &mut self.bytes[at..]).is_err() {
-            self.is_broken = true;
-        }
+    ) -> bool {
+        false
     }
 
     fn contiguous_room(&mut self, want: usize) -> usize {

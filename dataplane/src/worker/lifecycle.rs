@@ -172,7 +172,9 @@ impl Worker {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
-        let stack = &self.ports[queue_pair.port].stack;
+        let port = &self.ports[queue_pair.port];
+        queue_pair.rings.payload = port.output.link.payload;
+        let stack = &port.stack;
         queue_pair
             .protocol
             .set_rts(negotiated, stack.effective_mss(conn) as u32);
@@ -302,6 +304,7 @@ impl Worker {
     ) {
         self.with_queue_pair(slot, |protocol, view| protocol.on_tcp_closed(view, reason));
         self.ports[port].stack.release(now, conn);
+        self.context.split_records.remove_queue_pair(slot);
         if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
             queue_pair.conn = None;
         }

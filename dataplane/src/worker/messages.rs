@@ -451,6 +451,34 @@ pub enum Event {
     },
 }
 
+/// Counters of one worker's port of a device.
+#[derive(Debug, Default, Clone)]
+pub struct PortStats {
+    /// The device's place in the configuration.
+    pub device: usize,
+    /// Frames from the port.
+    pub frames_received: u64,
+    /// Frames that the port took.
+    pub frames_sent: u64,
+    /// Frames with more segments than the port takes, which were copied into one.
+    pub frames_linearized: u64,
+    /// Frames that the port can never send, and that were dropped.
+    pub frames_refused: u64,
+    /// TCP's counters.
+    pub tcp: siw_tcp::StackStats,
+}
+
+impl PortStats {
+    /// Adds the counters of another worker's port of the same device.
+    pub fn merge(&mut self, other: &PortStats) {
+        self.frames_received += other.frames_received;
+        self.frames_sent += other.frames_sent;
+        self.frames_linearized += other.frames_linearized;
+        self.frames_refused += other.frames_refused;
+        self.tcp.merge(&other.tcp);
+    }
+}
+
 /// Counters of one worker.
 #[derive(Debug, Default, Clone)]
 pub struct WorkerStats {
@@ -464,8 +492,8 @@ pub struct WorkerStats {
     pub forward: crate::datapath::forward::ForwardStats,
     /// FPDUs whose payload was placed before a hole in front of them was filled.
     pub placed_out_of_order: u64,
-    /// Of each device: its place in the configuration, frames received, frames sent, TCP's counters.
-    pub devices: Vec<(usize, u64, u64, siw_tcp::StackStats)>,
+    /// Of each device.
+    pub devices: Vec<PortStats>,
     /// Packet buffers that are free.
     pub buffers_free: u32,
     /// Packet buffers of all workers.

@@ -52,6 +52,7 @@ mod receive;
 mod send;
 pub mod shared_receive_queues;
 mod sleep;
+mod split_records;
 mod statistics;
 mod worker_qp;
 
@@ -127,6 +128,8 @@ pub struct Worker {
     ready: VecDeque<QpSlot>,
     /// Queue pairs that wait for a port to release buffers.
     releasing: Vec<QpSlot>,
+    /// When to look again at the buffers that finished messages have left in ports.
+    next_sweep: Instant,
     /// FPDUs placed before their turn.
     placed_out_of_order: u64,
     deadlines: Deadlines,
@@ -177,6 +180,7 @@ impl Worker {
             cache: MbufCache::new(&config.pool),
             ready: VecDeque::new(),
             releasing: Vec::new(),
+            next_sweep: Instant::ZERO,
             placed_out_of_order: 0,
             deadlines: Deadlines::default(),
             mailbox: config.mailbox,
@@ -253,6 +257,9 @@ impl BatchLoop for Worker {
         }
         if !self.releasing.is_empty() {
             self.poll_releases(now);
+        }
+        if self.context.ext_bufs.has_unreleased() && now >= self.next_sweep {
+            self.sweep_sent_buffers(now);
         }
         self.expire_deadlines(now);
         self.context.cqs.notify_channels(now);

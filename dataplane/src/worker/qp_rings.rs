@@ -8,6 +8,7 @@ use siw_shm::{RqConsumer, SqConsumer};
 use super::completion_queues::CqeId;
 use super::messages::QpSetup;
 use crate::ids::{CqId, Qpn, SrqId};
+use crate::link_traits::PayloadPolicy;
 
 /// The rings of a queue pair, and what went wrong in them.
 pub struct QpRings {
@@ -29,9 +30,12 @@ pub struct QpRings {
     pub held: VecDeque<CqeId>,
     /// What the client did wrong, until the worker has acted on it.
     pub misuse: Option<RingMisuse>,
-    /// The queue pair leaves the table: buffers that a port still holds no longer delay completions;
-    /// their trackers keep the memory alive.
-    pub ignore_unreleased: bool,
+    /// How the payload of its messages is sent; set when it has a stream.
+    pub payload: PayloadPolicy,
+    /// A message waits for its release by the port: see [`QpEnv::is_released`].
+    ///
+    /// [`QpEnv::is_released`]: siw_iwarp::QpEnv::is_released
+    pub is_awaiting_release: bool,
     /// Asynchronous events not posted yet.
     pub events: Vec<QpEvent>,
 }
@@ -49,7 +53,8 @@ impl QpRings {
             srq_share: setup.srq_share,
             held: VecDeque::new(),
             misuse: None,
-            ignore_unreleased: false,
+            payload: PayloadPolicy::Copy,
+            is_awaiting_release: false,
             events: Vec::new(),
         }
     }

@@ -165,13 +165,10 @@ impl Worker {
         let mut view = self.context.for_rings(&mut queue_pair.rings);
         self.ports[port].stack.take_acked(conn, |record| {
             if let TxRecord::Fpdu(fpdu) = record {
+                view.forget_split_record(slot, &fpdu);
                 protocol.on_record_acked(&mut view, &fpdu);
             }
         });
-        if protocol.is_awaiting_release() && !queue_pair.is_releasing {
-            queue_pair.is_releasing = true;
-            self.releasing.push(slot);
-        }
     }
 
     /// Segments arrived beyond a hole: what may be placed of them is placed now.

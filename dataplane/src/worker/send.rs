@@ -1,6 +1,8 @@
 //! Frames out: ready queue pairs hand FPDUs to TCP as far as the windows allow, and TCP hands frames
 //! to the port.
 
+use std::time::Duration;
+
 use siw_iwarp::TxRecord;
 use siw_tcp::{ConnId, Instant};
 
@@ -10,6 +12,9 @@ use super::worker_qp::QpSlot;
 
 /// Records that one queue pair may queue in one batch; then the next has its turn.
 const RECORDS_PER_BATCH: u32 = 64;
+
+/// Between two looks at the buffers that finished messages have left in ports.
+pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Worker {
     /// The queue pair may have something to send.
@@ -129,25 +134,37 @@ impl Worker {
         self.mark_ready(slot);
     }
 
-    /// Asks the ports to free sent buffers, and completes the messages that waited for it.
+    /// Completes the messages whose buffers the far end of a ring pair has released by now. Once a
+    /// batch while there are any; a worker that would sleep looks at least every millisecond.
     pub(super) fn poll_releases(&mut self, now: Instant) {
+        let mut waiting = std::mem::take(&mut self.releasing);
+        waiting.retain(|&slot| {
+            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+                return false;
+            };
+            queue_pair.rings.is_awaiting_release = false;
+            let mut view = self.context.for_rings(&mut queue_pair.rings);
+            queue_pair.protocol.poll_releases(&mut view);
+            queue_pair.is_releasing = std::mem::take(&mut queue_pair.rings.is_awaiting_release);
+            let is_waiting = queue_pair.is_releasing;
+            if !is_waiting {
+                // What waited for these completions may go now.
+                self.mark_ready(slot);
+            }
+            self.after_call(now, slot);
+            is_waiting
+        });
+        waiting.append(&mut self.releasing);
+        self.releasing = waiting;
+    }
+
+    /// Asks the ports to free what they have sent, and takes back the memory of finished messages. Now
+    /// and then: no completion waits for it, only the memory stays mapped until then.
+    #[cold]
+    pub(super) fn sweep_sent_buffers(&mut self, now: Instant) {
+        self.next_sweep = now + SWEEP_INTERVAL;
         for port in &mut self.ports {
             port.output.release_sent_buffers();
-        }
-        for slot in std::mem::take(&mut self.releasing) {
-            let still_waits = self
-                .with_queue_pair(slot, |protocol, view| protocol.poll_releases(view))
-                .unwrap_or(false);
-            if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
-                queue_pair.is_releasing = still_waits;
-                if still_waits {
-                    self.releasing.push(slot);
-                } else {
-                    // What waited for this completion may go now.
-                    self.mark_ready(slot);
-                    self.after_call(now, slot);
-                }
-            }
         }
         self.context.ext_bufs.sweep();
     }

@@ -11,6 +11,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use siw_shm::doorbell::SleepFlag;
 use siw_tcp::Instant;
 
+use super::send::SWEEP_INTERVAL;
 use super::{Mailbox, Worker};
 use crate::datapath::batch_loop::BatchLoop;
 use crate::datapath::idle::{self, POLL_INTERVAL};
@@ -114,6 +115,9 @@ impl Worker {
         let must_retry = self.context.cqs.has_unwritten_events()
             || !self.releasing.is_empty()
             || !self.outgoing_events.is_empty();
+        if self.context.ext_bufs.has_unreleased() {
+            limit = limit.min(SWEEP_INTERVAL);
+        }
         if must_retry {
             limit = limit.min(POLL_INTERVAL);
         }

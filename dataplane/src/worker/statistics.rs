@@ -1,7 +1,7 @@
 //! A worker's counters as of now.
 
 use super::Worker;
-use super::messages::WorkerStats;
+use super::messages::{PortStats, WorkerStats};
 
 impl Worker {
     pub(super) fn statistics(&self) -> WorkerStats {
@@ -14,10 +14,13 @@ impl Worker {
             devices: self
                 .ports
                 .iter()
-                .map(|port| {
-                    let sent = port.output.frames_sent;
-                    let tcp = port.stack.stats().clone();
-                    (port.device, port.frames_received, sent, tcp)
+                .map(|port| PortStats {
+                    device: port.device,
+                    frames_received: port.frames_received,
+                    frames_sent: port.output.frames_sent,
+                    frames_linearized: port.output.frames_linearized,
+                    frames_refused: port.output.frames_refused(),
+                    tcp: port.stack.stats().clone(),
                 })
                 .collect(),
             buffers_free: self.cache.pool().available_buffers()

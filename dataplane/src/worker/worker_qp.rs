@@ -51,7 +51,7 @@ impl WorkerQp {
 }
 
 /// The place of a queue pair in [`QpTable`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct QpSlot(pub(super) u32);
 
 /// Queue pairs by slot, and slots by queue pair number.

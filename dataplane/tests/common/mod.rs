@@ -15,6 +15,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -203,6 +204,25 @@ impl Drop for Daemon {
             }
         }
     }
+}
+
+/// Tells other threads of a test to end when it is dropped, also by a panic.
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Writes all of the memory again and again until told to stop; how often it did.
+pub fn scribble(memory: &Mr, is_over: &AtomicBool) -> u64 {
+    let mut rounds = 0u64;
+    while !is_over.load(Ordering::Relaxed) {
+        rounds += 1;
+        memory.write(0, &vec![rounds as u8; memory.len()]).unwrap();
+    }
+    rounds
 }
 
 /// The path of `siw-ping`, built with the profile of this test.

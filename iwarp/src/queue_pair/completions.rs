@@ -15,7 +15,6 @@ impl QueuePair {
         let context = CompletionContext {
             attr: &self.attr,
             errors: &self.errors,
-            unreleased: &mut self.unreleased,
         };
         (&mut self.requester, context)
     }
@@ -43,26 +42,15 @@ impl QueuePair {
                     self.complete_ready(env);
                 }
             }
-            FpduKind::Response => self.responder.on_acked(env, record.slot),
+            FpduKind::Response => self.responder.on_acked(record.slot),
             FpduKind::Rtr | FpduKind::Terminate => {}
         }
     }
 
-    /// Completes what only waited for the port to release buffers. True: some still wait.
-    pub fn poll_releases<E: QpEnv>(&mut self, env: &mut E) -> bool {
+    /// Completes what only waited for a port to release buffers: see
+    /// [`QpEnv::is_released`](crate::QpEnv::is_released).
+    pub fn poll_releases<E: QpEnv>(&mut self, env: &mut E) {
         self.complete_ready(env);
-        self.responder.retire_acked(env);
-        self.unreleased.poll(env);
-        self.is_awaiting_release()
-    }
-
-    /// Something waits for the port alone: call [`poll_releases`](Self::poll_releases) from time to
-    /// time, and before the queue pair is dropped until this is false.
-    #[inline]
-    pub fn is_awaiting_release(&self) -> bool {
-        !self.unreleased.is_empty()
-            || self.requester.is_awaiting_release()
-            || self.responder.is_awaiting_release()
     }
 
     /// Completes the work requests at the front of the send queue that are finished.
@@ -89,7 +77,7 @@ impl QueuePair {
         self.transmitter.open_message = OpenMessage::None;
         let (requester, mut context) = self.requester_with_context();
         let has_failed = requester.flush(env, &mut context);
-        self.responder.flush(env, &mut self.unreleased);
+        self.responder.flush();
         has_failed
     }
 

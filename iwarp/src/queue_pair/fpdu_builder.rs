@@ -4,9 +4,13 @@
 //! responder append its header and payload here; the frame's [`FrameBuilder`] gets them with length
 //! field, markers, pad and CRC.
 //!
+//! Payload that is copied is read once: bytes and CRC of the frame come from the same load, whatever
+//! the application does to its memory meanwhile. Payload by reference is read for the CRC here and
+//! once more when the frame is transmitted: only memory that must not change while the message is in
+//! flight (verbs: WRITE and SEND, but not the source of a READ) is sent so.
+//!
 //! Why it is fast: whether the stream has markers is a constant of the type, so that streams without
-//! them pay nothing. Headers go out in one piece with the length field, and payload is read once for
-//! the CRC (and, with markers, for the copy in the same pass).
+//! them pay nothing. Headers go out in one piece with the length field.
 
 use crate::ddp::{
     ControlOctets, MAX_HDR_LEN, Msn, QN_SEND, TAGGED_HDR_LEN, TaggedHeader, UNTAGGED_HDR_LEN,
@@ -19,7 +23,8 @@ use crate::queue_pair::state::BuildError;
 use crate::rdmap::atomic_header::ATOMIC_REQUEST_LEN;
 use crate::rdmap::{RdmapOpcode, ReadRequestHeader};
 use crate::record::{FpduRecord, FrameBuilder};
-use siw_memory::{RegisteredMemory, crc, gap_copy};
+use siw_memory::{RegisteredMemory, crc, crc_copy, gap_copy};
+use siw_shm::SharedMemory;
 
 /// One FPDU under construction.
 pub(crate) struct FpduBuilder<'a, B, const MARKERS: bool> {
@@ -118,13 +123,56 @@ impl<'a, B: FrameBuilder, const MARKERS: bool> FpduBuilder<'a, B, MARKERS> {
         len: u32,
         ext_buf_ref: ExtBufRef,
     ) -> Result<(), BuildError> {
+        let (mut off, mut left) = (off, len as usize);
+        while left > 0 {
+            // One piece, unless pages were registered that do not lie side by side.
+            let (region, region_off, piece_len) = mr
+                .piece_at(off, left)
+                .map_err(|_| BuildError::KeyDeregistered)?;
+            let is_referenced = ext_buf_ref != ExtBufRef::NONE
+                && self
+                    .frame
+                    .append_reference(region, region_off, piece_len, ext_buf_ref);
+            let done = if is_referenced {
+                if self.with_crc {
+                    let crc = crc::crc32c_append_shared(self.crc, region, region_off, piece_len);
+                    self.crc = crc.map_err(|_| BuildError::KeyDeregistered)?;
+                }
+                piece_len
+            } else {
+                self.copy_unmarked_memory(region, region_off, piece_len)?
+            };
+            if done == 0 {
+                // The builder drops the frame.
+                return Ok(());
+            }
+            off += done as u64;
+            left -= done;
+        }
+        Ok(())
+    }
+
+    /// Copies as much of the payload as has room in one piece; returns how much.
+    #[inline]
+    fn copy_unmarked_memory(
+        &mut self,
+        region: &SharedMemory,
+        region_off: usize,
+        len: usize,
+    ) -> Result<usize, BuildError> {
+        let len = self.frame.contiguous_room(len).min(len);
+        let Some(room) = self.frame.reserve(len) else {
+            return Ok(0);
+        };
         if self.with_crc {
-            self.crc = mr
-                .crc32c_append_at(off, len as usize, self.crc)
+            self.crc = crc_copy::read_with_crc(region, region_off, room, self.crc)
+                .map_err(|_| BuildError::KeyDeregistered)?;
+        } else {
+            region
+                .read(region_off, room)
                 .map_err(|_| BuildError::KeyDeregistered)?;
         }
-        self.frame.append_memory(mr, off, len, ext_buf_ref);
-        Ok(())
+        Ok(len)
     }
 
     /// Copies as much of the payload as lies in one piece and has room in one piece, with its markers;

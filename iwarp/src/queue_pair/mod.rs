@@ -49,7 +49,7 @@ use crate::mpa::marker::MarkerPosition;
 use crate::mpa::{NegotiatedParameters, RtrKind};
 use crate::rdmap::terminate::{TerminateBitOrder, TerminateCode, TerminatePayload};
 use receive::ReceiveState;
-use requester::{Requester, UnreleasedBufs};
+use requester::Requester;
 use responder::Responder;
 use state::StreamErrors;
 use transmitter::{OpenMessage, Transmitter};
@@ -84,7 +84,6 @@ pub struct QueuePair {
     receive: ReceiveState,
     errors: StreamErrors,
     terminate: Option<Box<OutgoingTerminate>>,
-    unreleased: UnreleasedBufs,
 }
 
 impl QueuePair {
@@ -109,7 +108,6 @@ impl QueuePair {
             receive: ReceiveState::new(first_msn, marker_position, false, policy),
             errors: StreamErrors::default(),
             terminate: None,
-            unreleased: UnreleasedBufs::default(),
         }
     }
 
@@ -138,7 +136,6 @@ impl QueuePair {
             requester: Requester::new(first_msn, negotiated.ord),
             responder: Responder::new(first_msn, negotiated.ird.max(1)),
             receive: ReceiveState::new(first_msn, rx_position, expects_rtr_send, policy),
-            unreleased: std::mem::take(&mut self.unreleased),
             ..Self::new(self.attr)
         };
         self.set_emss(emss);

@@ -34,18 +34,18 @@ impl FrameBuilder for Frame {
     fn append_bytes(&mut self, b: &[u8]) {
         self.bytes.extend_from_slice(b);
     }
-    fn append_memory(
+    fn append_reference(
         &mut self,
-        mr: &RegisteredMemory,
-        region_off: u64,
-        len: u32,
+        region: &Arc<SharedMemory>,
+        offset: usize,
+        len: usize,
         owner: ExtBufRef,
-    ) {
+    ) -> bool {
         let at = self.bytes.len();
-        self.bytes.resize(at + len as usize, 0);
-        mr.read_at(region_off, &mut self.bytes[at..])
-            .expect("checked");
+        self.bytes.resize(at + len, 0);
+        region.read(offset, &mut self.bytes[at..]).expect("checked");
         self.owners.push(owner);
+        true
     }
     fn contiguous_room(&mut self, want: usize) -> usize {
         if self.piece == 0 {
@@ -173,7 +173,7 @@ impl QpEnv for Env {
     fn complete_recv(&mut self, cqe: &Wc) {
         self.received.push(*cqe);
     }
-    fn is_released(&self, owner: ExtBufRef) -> bool {
+    fn is_released(&mut self, owner: ExtBufRef) -> bool {
         assert_ne!(owner, ExtBufRef::NONE);
         !self.held
     }

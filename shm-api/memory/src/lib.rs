@@ -13,6 +13,7 @@
 
 pub mod binding;
 pub mod crc;
+pub mod crc_copy;
 mod crc_fold;
 pub mod gap_copy;
 pub mod key_table;

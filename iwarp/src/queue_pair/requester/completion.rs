@@ -11,57 +11,15 @@ use siw_shm::{Wc, WcOpcode, WcStatus};
 pub(crate) struct CompletionContext<'a> {
     pub attr: &'a QpInitAttr,
     pub errors: &'a StreamErrors,
-    pub unreleased: &'a mut UnreleasedBufs,
 }
 
-/// Counts of finished messages whose external buffers a port still holds.
-#[derive(Debug, Default)]
-pub(crate) struct UnreleasedBufs(Vec<ExtBufRef>);
-
-impl UnreleasedBufs {
-    /// No port holds a buffer of a finished message.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// A message is finished: its count is freed, now or when the port has released the buffers.
-    pub fn free_when_released<E: QpEnv>(&mut self, env: &mut E, ext_buf_ref: ExtBufRef) {
-        if ext_buf_ref == ExtBufRef::NONE {
-            return;
-        }
-        if env.is_released(ext_buf_ref) {
-            env.free_ext_buf_ref(ext_buf_ref);
-        } else {
-            self.0.push(ext_buf_ref);
-        }
-    }
-
-    /// Frees what is released by now.
-    pub fn poll<E: QpEnv>(&mut self, env: &mut E) {
-        self.0.retain(|&ext_buf_ref| {
-            let is_held = !env.is_released(ext_buf_ref);
-            if !is_held {
-                env.free_ext_buf_ref(ext_buf_ref);
-            }
-            is_held
-        });
-    }
-}
-
-/// No port holds a buffer of the message.
+/// The work request is done on the wire, and nothing can read its memory any more.
 #[inline]
-pub(crate) fn is_released<E: QpEnv>(env: &E, ext_buf_ref: ExtBufRef) -> bool {
-    ext_buf_ref == ExtBufRef::NONE || env.is_released(ext_buf_ref)
+fn may_complete<E: QpEnv>(env: &mut E, entry: &SendEntry) -> bool {
+    entry.is_done() && (entry.ext_buf_ref == ExtBufRef::NONE || env.is_released(entry.ext_buf_ref))
 }
 
 impl Requester {
-    /// The oldest work request is done, and waits for nothing but the port.
-    #[inline]
-    pub fn is_awaiting_release(&self) -> bool {
-        self.queue.front().is_some_and(SendEntry::is_done)
-    }
-
     /// Completes the work requests at the front that are finished.
     #[inline]
     pub fn complete_ready<E: QpEnv>(&mut self, env: &mut E, context: &mut CompletionContext<'_>) {
@@ -70,9 +28,7 @@ impl Requester {
             && let Some(entry) = self.queue.front()
         {
             let status = entry.status;
-            if status == WcStatus::SUCCESS
-                && !(entry.is_done() && is_released(env, entry.ext_buf_ref))
-            {
+            if status == WcStatus::SUCCESS && !may_complete(env, entry) {
                 return;
             }
             self.complete_front(env, context, status);
@@ -89,9 +45,9 @@ impl Requester {
         let Some(entry) = self.queue.pop_front() else {
             return;
         };
-        context
-            .unreleased
-            .free_when_released(env, entry.ext_buf_ref);
+        if entry.ext_buf_ref != ExtBufRef::NONE {
+            env.free_ext_buf_ref(entry.ext_buf_ref);
+        }
         self.has_failed |= status != WcStatus::SUCCESS;
         if status == WcStatus::SUCCESS && !entry.is_signaled() && !context.attr.sq_sig_all {
             env.complete_send(None);

@@ -18,7 +18,7 @@ mod read_exchange;
 mod send_queue;
 mod terminated_request;
 
-pub(crate) use completion::{CompletionContext, UnreleasedBufs, is_released};
+pub(crate) use completion::CompletionContext;
 pub(crate) use outstanding_read::{OutstandingRead, PLACEHOLDER_STAG};
 
 use crate::ddp::Msn;

@@ -7,12 +7,11 @@
 mod response_queue;
 
 use crate::ddp::{Msn, TAGGED_HDR_LEN, UNTAGGED_HDR_LEN, UntaggedHeader};
-use crate::environment::QpEnv;
+use crate::environment::{ExtBufRef, QpEnv};
 use crate::mpa::fpdu::LEN_FIELD;
 use crate::queue_pair::error_mapping::remote_access_code;
 use crate::queue_pair::fpdu_builder::FpduBuilder;
 use crate::queue_pair::receive::SegmentError;
-use crate::queue_pair::requester::{UnreleasedBufs, is_released};
 use crate::queue_pair::state::{BuildError, QpInitAttr};
 use crate::queue_pair::transmitter::{FpduSegment, OpenMessage, Transmitter};
 use crate::rdmap::atomic_header::{
@@ -62,12 +61,6 @@ impl Responder {
     #[inline]
     pub fn has_unsent(&self) -> bool {
         self.queue.unsent_len() > 0
-    }
-
-    /// The oldest response is acknowledged, and waits for nothing but the port.
-    #[inline]
-    pub fn is_awaiting_release(&self) -> bool {
-        self.queue.acked_front().is_some()
     }
 
     /// RDMA Read Request (RFC 5040 section 4.4). `is_answerable`: the stream still sends responses.
@@ -178,9 +171,6 @@ impl Responder {
                     request: response.quote_request(),
                 });
             }
-            if response.sent == 0 {
-                response.ext_buf_ref = env.alloc_ext_buf_ref(read.size);
-            }
         }
         let offset = response.sent;
         response.sent += payload_len;
@@ -277,36 +267,21 @@ impl Responder {
         let (mr, off) = attr
             .check_key(keys, read.src_stag, from, len, Access::REMOTE_READ)
             .map_err(|_| BuildError::KeyDeregistered)?;
-        fpdu.append_memory(mr, off, len, response.ext_buf_ref)
+        // Always a copy: the application, or a peer, may change the memory at any time.
+        fpdu.append_memory(mr, off, len, ExtBufRef::NONE)
     }
 
     /// The last segment of a response is acknowledged.
-    pub fn on_acked<E: QpEnv>(&mut self, env: &mut E, slot: MessageSlot) {
+    pub fn on_acked(&mut self, slot: MessageSlot) {
         if let Some(response) = self.queue.get_mut(slot) {
             response.is_acked = true;
-            self.retire_acked(env);
-        }
-    }
-
-    /// Forgets acknowledged responses whose buffers the port has released.
-    pub fn retire_acked<E: QpEnv>(&mut self, env: &mut E) {
-        while let Some(response) = self.queue.acked_front() {
-            let ext_buf_ref = response.ext_buf_ref;
-            if !is_released(env, ext_buf_ref) {
-                return;
-            }
-            self.queue.pop_front();
-            if ext_buf_ref != crate::ExtBufRef::NONE {
-                env.free_ext_buf_ref(ext_buf_ref);
-            }
+            self.queue.retire_acked();
         }
     }
 
     /// Forgets all responses.
-    pub fn flush<E: QpEnv>(&mut self, env: &mut E, unreleased: &mut UnreleasedBufs) {
-        while let Some(response) = self.queue.pop_front() {
-            unreleased.free_when_released(env, response.ext_buf_ref);
-        }
+    pub fn flush(&mut self) {
+        while self.queue.pop_front().is_some() {}
     }
 }
 

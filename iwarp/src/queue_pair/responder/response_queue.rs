@@ -1,7 +1,6 @@
 //! Reads and atomics of the peer, until their responses are acknowledged.
 
 use crate::ddp::{ControlOctets, Msn, QN_READ_REQUEST, UNTAGGED_HDR_LEN, UntaggedHeader};
-use crate::environment::ExtBufRef;
 use crate::rdmap::atomic_header::{ATOMIC_REQUEST_LEN, AtomicRequestHeader};
 use crate::rdmap::terminate::OffendingSegment;
 use crate::rdmap::{READ_REQUEST_LEN, RdmapOpcode, ReadRequestHeader};
@@ -27,7 +26,6 @@ pub(crate) struct PendingResponse {
     pub request_msn: Msn,
     /// Bytes handed to TCP.
     pub sent: u32,
-    pub ext_buf_ref: ExtBufRef,
     pub is_acked: bool,
 }
 
@@ -39,7 +37,6 @@ impl PendingResponse {
             atomic: None,
             request_msn,
             sent: 0,
-            ext_buf_ref: ExtBufRef::NONE,
             is_acked: false,
         }
     }
@@ -140,10 +137,16 @@ impl ResponseQueue {
         self.responses.get_mut(slot.index_from(self.base))
     }
 
-    /// The oldest response, if it is acknowledged.
+    /// Forgets the oldest ones as far as they are acknowledged.
     #[inline]
-    pub fn acked_front(&self) -> Option<&PendingResponse> {
-        self.responses.front().filter(|response| response.is_acked)
+    pub fn retire_acked(&mut self) {
+        while self
+            .responses
+            .front()
+            .is_some_and(|response| response.is_acked)
+        {
+            self.pop_front();
+        }
     }
 
     /// Takes the oldest out.

@@ -1,0 +1,159 @@
+//! Copies out of shared memory that compute the CRC32c of what they copy in the same pass.
+//!
+//! Why this is a file of its own: the owner of registered memory may write it at any time. A copy
+//! and a CRC that each read it can disagree, and the peer then takes the frame for a damaged one.
+//! Here each byte is read once: what is stored and what goes into the CRC come from the same load,
+//! or the CRC is computed over the private copy. It is also faster than two passes, since the bytes
+//! pass the cache once.
+
+use crate::crc;
+#[cfg(target_arch = "x86_64")]
+use crate::crc_fold::{self, LINE_LEN};
+use siw_shm::{OutOfBounds, SharedMemory};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// Copies the bytes from `offset` of `region` on into `dst`, as many as it holds; returns the CRC32c
+/// of earlier bytes with CRC `crc` followed by the bytes in `dst`.
+#[inline]
+pub fn read_with_crc(
+    region: &SharedMemory,
+    offset: usize,
+    dst: &mut [u8],
+    crc: u32,
+) -> Result<u32, OutOfBounds> {
+    let src = region.ptr_at(offset, dst.len())?;
+    // SAFETY: src is readable for as many bytes as dst has, and no Rust reference reaches into the
+    // region, so the two cannot overlap. Bytes that the peer changes meanwhile are read once: copy
+    // and CRC agree.
+    Ok(unsafe { copy_with_crc(src, dst, crc) })
+}
+
+/// Copies `dst.len()` bytes at `src` into `dst`, and continues `crc` over them.
+///
+/// # Safety
+///
+/// `src` is valid for reads of `dst.len()` bytes and does not overlap `dst`.
+#[inline]
+unsafe fn copy_with_crc(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if dst.len() >= crc_fold::MIN_LEN && crc_fold::is_available() {
+        // SAFETY: the processor has what it needs; the rest is the caller's promise.
+        return unsafe { copy_with_crc_avx512(src, dst, crc) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
+    crc::crc32c_append(crc, dst)
+}
+
+/// # Safety
+///
+/// As [`copy_with_crc`]; moreover `dst` has at least [`crc_fold::MIN_LEN`] bytes, and the processor
+/// has what [`crc_fold::is_available`] asks for.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,vpclmulqdq,pclmulqdq,sse4.2")]
+unsafe fn copy_with_crc_avx512(src: *const u8, dst: &mut [u8], crc: u32) -> u32 {
+    let len = dst.len();
+    let to = dst.as_mut_ptr();
+    let copy_line = |at: usize| {
+        // SAFETY: `at + LINE_LEN <= len` in each call below.
+        unsafe {
+            let line = _mm512_loadu_si512(src.add(at).cast());
+            _mm512_storeu_si512(to.add(at).cast(), line);
+            line
+        }
+    };
+    let copy_quad = |at: usize| {
+        [
+            copy_line(at),
+            copy_line(at + LINE_LEN),
+            copy_line(at + 2 * LINE_LEN),
+            copy_line(at + 3 * LINE_LEN),
+        ]
+    };
+    let mut quad = crc_fold::begin_fold(!crc, copy_quad(0));
+    let mut done = crc_fold::QUAD_LEN;
+    while done + crc_fold::QUAD_LEN <= len {
+        quad = crc_fold::fold_quad(quad, copy_quad(done));
+        done += crc_fold::QUAD_LEN;
+    }
+    let mut folded = crc_fold::join_quad(quad);
+    while done + LINE_LEN <= len {
+        folded = crc_fold::fold_line(folded, copy_line(done));
+        done += LINE_LEN;
+    }
+    let remainder = crc_fold::fold_remainder(folded);
+    let left = len - done;
+    if left == 0 {
+        return !remainder;
+    }
+    let within = (1u64 << left) - 1;
+    let mut last = [0u8; LINE_LEN];
+    // SAFETY: the mask leaves `left` bytes, which both ends have; then a vector of `last`.
+    unsafe {
+        let line = _mm512_maskz_loadu_epi8(within, src.add(done).cast());
+        _mm512_mask_storeu_epi8(to.add(done).cast(), within, line);
+        _mm512_storeu_si512(last.as_mut_ptr().cast(), line);
+    }
+    !crc_fold::continue_short(remainder, &last[..left])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn sample_bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
+    }
+
+    #[test]
+    fn copy_and_crc_agree_with_two_passes_at_every_length() {
+        let data = sample_bytes(3000);
+        for len in (0..700).chain([1424, 1428, 1460, 2047, 2048, 2999]) {
+            for crc in [0, 1, 0xdead_beef] {
+                // A copy of its own: valgrind sees any access beyond it.
+                let own = data[..len].to_vec();
+                let mut dst = vec![0xaa; len + 2];
+                // SAFETY: `len` bytes to read.
+                let got = unsafe { copy_with_crc(own.as_ptr(), &mut dst[1..=len], crc) };
+                assert_eq!(got, ::crc32c::crc32c_append(crc, &own), "{len}");
+                assert!(dst[1..=len] == own[..], "{len}");
+                assert_eq!((dst[0], dst[len + 1]), (0xaa, 0xaa), "{len}");
+            }
+        }
+    }
+
+    #[test]
+    fn crc_is_that_of_the_copy_while_the_memory_changes() {
+        let region = Arc::new(SharedMemory::new_anonymous(4096).expect("memory"));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let writer = {
+            let (region, is_over) = (region.clone(), is_over.clone());
+            std::thread::spawn(move || {
+                let mut round = 0u8;
+                while !is_over.load(Ordering::Relaxed) {
+                    round = round.wrapping_add(1);
+                    region.write(0, &[round; 2048]).expect("in range");
+                }
+            })
+        };
+        let mut dst = [0; 2048];
+        for round in 0..40_000 {
+            let len = [40, 255, 256, 1000, 1428, 2048][round % 6];
+            let crc = read_with_crc(&region, 0, &mut dst[..len], 7).expect("in range");
+            assert_eq!(crc, ::crc32c::crc32c_append(7, &dst[..len]), "{len}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        writer.join().expect("the writer ends");
+    }
+
+    #[test]
+    fn nothing_is_read_beyond_the_region() {
+        let region = SharedMemory::new_anonymous(4096).expect("memory");
+        let mut dst = [0; 300];
+        assert!(read_with_crc(&region, 4096 - 300, &mut dst, 0).is_ok());
+        assert!(read_with_crc(&region, 4096 - 299, &mut dst, 0).is_err());
+    }
+}
