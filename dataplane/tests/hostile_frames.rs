@@ -1,6 +1,6 @@
 //! Each kind of hostile frame against a running siwd, over a real port: a counter that `siw-stat`
 //! shows, a bound, and the answer that its RFC asks for. What each kind does inside the engine is
-//! in `tcp/tests/floods.rs`.
+//! in `tcp/tests/floods/`.
 
 mod common;
 

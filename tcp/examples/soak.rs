@@ -35,19 +35,21 @@ fn parse_args() -> Result<SoakArgs, String> {
         json: false,
     };
     let mut words = std::env::args().skip(1);
-    while let Some(w) = words.next() {
+    while let Some(word) = words.next() {
         let mut number = || -> Result<u64, String> {
-            let v = words.next().ok_or(format!("{w} wants a number"))?;
-            v.parse().map_err(|_| format!("{w} {v}: not a number"))
+            let value = words.next().ok_or(format!("{word} wants a number"))?;
+            value
+                .parse()
+                .map_err(|_| format!("{word} {value}: not a number"))
         };
-        match w.as_str() {
+        match word.as_str() {
             "--seeds" => args.seeds = number()?,
             "--from" => args.from = number()?,
             "--threads" => args.threads = number()?.clamp(1, 1024) as usize,
             "--dir" => args.dir = words.next().ok_or("--dir wants a folder")?.into(),
             "--keep-going" => args.keep_going = true,
             "--json" => args.json = true,
-            _ => return Err(format!("{w} is unknown\n{USAGE}")),
+            _ => return Err(format!("{word} is unknown\n{USAGE}")),
         }
     }
     Ok(args)
@@ -56,8 +58,8 @@ fn parse_args() -> Result<SoakArgs, String> {
 fn main() -> ExitCode {
     let args = match parse_args() {
         Ok(args) => args,
-        Err(e) => {
-            eprintln!("{e}");
+        Err(error) => {
+            eprintln!("{error}");
             return ExitCode::from(2);
         }
     };
@@ -77,10 +79,10 @@ fn main() -> ExitCode {
                     if seed >= end {
                         break;
                     }
-                    let r = scenario::run(seed, None, &args.dir);
+                    let result = scenario::run(seed, None, &args.dir);
                     let Ok(mut sum) = sum.lock() else { break };
-                    match r {
-                        Ok(o) => sum.0.add(&o),
+                    match result {
+                        Ok(outcome) => sum.0.add(&outcome),
                         Err(failure) => {
                             eprintln!("{failure}");
                             sum.1.push(failure);
@@ -98,8 +100,8 @@ fn main() -> ExitCode {
                 std::thread::sleep(Duration::from_millis(50));
                 if last_report.elapsed() >= Duration::from_secs(10) {
                     last_report = Instant::now();
-                    let n = done.load(Ordering::Relaxed);
-                    eprintln!("{n} of {} seeds, {:?}", args.seeds, start.elapsed());
+                    let count = done.load(Ordering::Relaxed);
+                    eprintln!("{count} of {} seeds, {:?}", args.seeds, start.elapsed());
                 }
             }
         });
@@ -138,13 +140,13 @@ fn report(
         ("failures", failures.len() as u64),
     ];
     if args.json {
-        let rows = rows.map(|(k, v)| format!("\"{k}\":{v}")).join(",");
+        let rows = rows.map(|(k, value)| format!("\"{k}\":{value}")).join(",");
         let quote = |scope: &str| format!("{scope:?}").replace("\\'", "'");
         let failed = failures.iter().map(|failure| {
             let file = failure
                 .pcapng
                 .as_ref()
-                .map_or("null".into(), |p| quote(&p.to_string_lossy()));
+                .map_or("null".into(), |path| quote(&path.to_string_lossy()));
             let replay = quote(&failure.replay);
             format!(
                 "{{\"seed\":{},\"replay\":{replay},\"pcapng\":{file}}}",
@@ -155,7 +157,7 @@ fn report(
         println!("{{{rows},\"failed\":[{failed}]}}");
         return;
     }
-    for (k, v) in rows {
-        println!("{k:>16} {v}");
+    for (k, value) in rows {
+        println!("{k:>16} {value}");
     }
 }

@@ -369,13 +369,13 @@ mod tests {
 
     #[test]
     fn a_prefix_says_who_is_on_the_link() {
-        let c: IpCidr = "10.1.2.3/24".parse().unwrap();
-        assert!(c.contains("10.1.2.200".parse().unwrap()));
-        assert!(!c.contains("10.1.3.200".parse().unwrap()));
-        assert!(!c.contains("fd00::1".parse().unwrap()));
+        let cidr: IpCidr = "10.1.2.3/24".parse().unwrap();
+        assert!(cidr.contains("10.1.2.200".parse().unwrap()));
+        assert!(!cidr.contains("10.1.3.200".parse().unwrap()));
+        assert!(!cidr.contains("fd00::1".parse().unwrap()));
         let all: IpCidr = "10.1.2.3/0".parse().unwrap();
         assert!(all.contains("192.0.2.1".parse().unwrap()));
-        let everybody = |address: &str| c.is_broadcast(address.parse().unwrap());
+        let everybody = |address: &str| cidr.is_broadcast(address.parse().unwrap());
         assert!(everybody("10.1.2.255") && everybody("10.1.2.0"));
         assert!(!everybody("10.1.2.3") && !everybody("10.1.3.255") && !everybody("fd00::"));
         let link: IpCidr = "10.1.2.2/31".parse().unwrap();

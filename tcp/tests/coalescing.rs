@@ -17,14 +17,22 @@ fn outcome(lab: &mut Lab, ids: [siw_tcp::ConnId; 2]) -> String {
     lab.run_ms(0);
     let sent: Vec<_> = lab.seen.borrow().clone();
     let conn = lab.net.hosts[1].tcp_info(ids[1]);
-    let state = conn.map(|c| (c.state, c.readable, c.send_window, c.in_flight, c.peer_fin));
+    let state = conn.map(|info| {
+        (
+            info.state,
+            info.readable,
+            info.send_window,
+            info.in_flight,
+            info.peer_fin,
+        )
+    });
     let read = lab.read(1, ids[1]);
-    let mut s = lab.net.hosts[1].stats().clone();
+    let mut stats = lab.net.hosts[1].stats().clone();
     // A burst is one look at the ACKs owed, frames alone are many; how segments were recognised
     // is the same for both.
-    (s.frames_out, s.out_segs, s.pure_acks_out) = (0, 0, 0);
-    let last = sent.iter().rev().find(|s| s.from == 1).cloned();
-    format!("{state:?} {last:?} {s:?} {read:?}")
+    (stats.frames_out, stats.out_segs, stats.pure_acks_out) = (0, 0, 0);
+    let last = sent.iter().rev().find(|segment| segment.from == 1).cloned();
+    format!("{state:?} {last:?} {stats:?} {read:?}")
 }
 
 /// Frames of a flow from host 0, some of them spoilt.
@@ -32,43 +40,43 @@ fn frames(lab: &Lab, rng: &mut Rng) -> Vec<Vec<u8>> {
     let mut next = lab.forge(0);
     let mut frames = vec![];
     for i in 0..24u64 {
-        let mut s = next.clone();
-        s.payload = pattern(1 + rng.below(1400) as usize);
-        s.flags = if rng.chance(0.2) { ACK | PSH } else { ACK };
-        let after = s.seq.wrapping_add(s.payload.len() as u32);
+        let mut segment = next.clone();
+        segment.payload = pattern(1 + rng.below(1400) as usize);
+        segment.flags = if rng.chance(0.2) { ACK | PSH } else { ACK };
+        let after = segment.seq.wrapping_add(segment.payload.len() as u32);
         let mut keep = true;
-        let mut f = None;
+        let mut frame = None;
         match rng.below(40) {
-            0 => s.flags |= FIN,
+            0 => segment.flags |= FIN,
             1 => keep = false,
-            2 => s.seq = s.seq.wrapping_sub(700),
-            3 => s.ack = s.ack.wrapping_add(1),
-            4 => s.window += 1,
-            5 => s.flags |= ECE,
-            6 => s.options = vec![],
-            7 => s.sport += 1,
-            8 => s.payload.clear(),
-            9 => s.options[4] ^= 0x80,
+            2 => segment.seq = segment.seq.wrapping_sub(700),
+            3 => segment.ack = segment.ack.wrapping_add(1),
+            4 => segment.window += 1,
+            5 => segment.flags |= ECE,
+            6 => segment.options = vec![],
+            7 => segment.sport += 1,
+            8 => segment.payload.clear(),
+            9 => segment.options[4] ^= 0x80,
             10 => {
-                let mut spoilt = s.frame();
+                let mut spoilt = segment.frame();
                 let at = rng.below(spoilt.len() as u64) as usize;
                 spoilt[at] ^= 1 << rng.below(8);
-                f = Some(spoilt);
+                frame = Some(spoilt);
             }
             11 => {
-                let mut padded = s.frame();
+                let mut padded = segment.frame();
                 padded.resize(padded.len() + 7, 0xee);
-                f = Some(padded);
+                frame = Some(padded);
             }
             12 => {
-                let mut short = s.frame();
+                let mut short = segment.frame();
                 short.truncate(short.len() - 1);
-                f = Some(short);
+                frame = Some(short);
             }
             _ => {}
         }
         if keep || i == 0 {
-            frames.push(f.unwrap_or_else(|| s.frame()));
+            frames.push(frame.unwrap_or_else(|| segment.frame()));
         }
         next.seq = after;
     }
@@ -97,11 +105,14 @@ fn a_burst_does_what_its_frames_do_one_by_one() {
             let now = lab.net.now;
             let host = &mut lab.net.hosts[1];
             if alone {
-                for f in frames {
-                    host.receive_burst(now, [(VecBuf::from(f), INFO)].into_iter());
+                for frame in frames {
+                    host.receive_burst(now, [(VecBuf::from(frame), INFO)].into_iter());
                 }
             } else {
-                host.receive_burst(now, frames.into_iter().map(|f| (VecBuf::from(f), INFO)));
+                host.receive_burst(
+                    now,
+                    frames.into_iter().map(|frame| (VecBuf::from(frame), INFO)),
+                );
             }
             outcome(&mut lab, ids)
         };
@@ -125,11 +136,11 @@ fn flows_in_a_burst_behave_as_frame_by_frame() {
                 })
                 .collect();
             // Runs of each, and between them what is no segment at all.
-            let mut left: Vec<_> = flows.iter().map(|f| f.1.iter().cloned()).collect();
+            let mut left: Vec<_> = flows.iter().map(|frame| frame.1.iter().cloned()).collect();
             let mut all = vec![];
-            while left.iter().any(|l| l.len() > 0) {
-                let l = &mut left[rng.below(flows.len() as u64) as usize];
-                all.extend(l.take(1 + rng.below(7) as usize));
+            while left.iter().any(|flow| flow.len() > 0) {
+                let flow = &mut left[rng.below(flows.len() as u64) as usize];
+                all.extend(flow.take(1 + rng.below(7) as usize));
                 if rng.chance(0.05) {
                     all.push(vec![rng.below(256) as u8; 14 + rng.below(60) as usize]);
                 }
@@ -137,11 +148,14 @@ fn flows_in_a_burst_behave_as_frame_by_frame() {
             let now = lab.net.now;
             let host = &mut lab.net.hosts[1];
             if alone {
-                for f in all {
-                    host.receive_burst(now, [(VecBuf::from(f), INFO)].into_iter());
+                for frame in all {
+                    host.receive_burst(now, [(VecBuf::from(frame), INFO)].into_iter());
                 }
             } else {
-                host.receive_burst(now, all.into_iter().map(|f| (VecBuf::from(f), INFO)));
+                host.receive_burst(
+                    now,
+                    all.into_iter().map(|frame| (VecBuf::from(frame), INFO)),
+                );
             }
             flows
                 .iter()
@@ -198,8 +212,15 @@ fn a_small_tx_ring_gets_the_same_segments() {
             assert_eq!(lab.net.hosts[0].stats().retrans_segs, 0, "seed {seed}");
             let seen = lab.seen.borrow();
             seen.iter()
-                .filter(|s| s.from == 0 && !s.payload.is_empty())
-                .map(|s| (s.seq, s.flags, s.window, s.payload.len()))
+                .filter(|segment| segment.from == 0 && !segment.payload.is_empty())
+                .map(|segment| {
+                    (
+                        segment.seq,
+                        segment.flags,
+                        segment.window,
+                        segment.payload.len(),
+                    )
+                })
                 .collect::<Vec<_>>()
         };
         assert_eq!(run(true), run(false), "seed {seed}");
@@ -221,7 +242,7 @@ fn a_burst_of_data_gets_one_ack() {
             payload: pattern(100),
             ..first.clone()
         })
-        .map(|s| (VecBuf::from(s.frame()), INFO))
+        .map(|segment| (VecBuf::from(segment.frame()), INFO))
         .collect();
     let now = lab.net.now;
     lab.net.hosts[1].receive_burst(now, frames.into_iter());
@@ -235,20 +256,23 @@ fn a_burst_of_data_gets_one_ack() {
 fn coalesced_ipv6_and_vlan_segments_arrive_whole() {
     for (v6, vlan) in [(true, None), (false, Some(9)), (true, Some(9))] {
         let configs = [0, 1].map(|i| {
-            let mut c = host_config(i);
-            c.vlan = vlan;
+            let mut config = host_config(i);
+            config.vlan = vlan;
             let six = format!("fd00::{}/64", i + 1).parse::<IpCidr>().unwrap();
-            if !c.addresses.contains(&six) {
-                c.addresses.push(six);
+            if !config.addresses.contains(&six) {
+                config.addresses.push(six);
             }
-            c
+            config
         });
         let link = siw_tcp::sim::Impairment::perfect(common::micros(50));
-        let mut t = common::Transfer::new(7, configs, [link; 2], [400_000, 100_000]);
-        t.connect(v6);
-        assert!(t.run(std::time::Duration::from_secs(20)), "{v6} {vlan:?}");
-        let s = t.net.hosts[1].stats();
-        assert!(s.hp_hits > 100, "{v6} {vlan:?}: {}", s.hp_hits);
-        assert_eq!(s.csum_errors, 0);
+        let mut transfer = common::Transfer::new(7, configs, [link; 2], [400_000, 100_000]);
+        transfer.connect(v6);
+        assert!(
+            transfer.run(std::time::Duration::from_secs(20)),
+            "{v6} {vlan:?}"
+        );
+        let stats = transfer.net.hosts[1].stats();
+        assert!(stats.hp_hits > 100, "{v6} {vlan:?}: {}", stats.hp_hits);
+        assert_eq!(stats.csum_errors, 0);
     }
 }

@@ -19,24 +19,24 @@ fn bottleneck(mark: usize) -> Impairment {
 
 /// Moves 12 MB through a marking bottleneck: (Gb/s, sender's counters, frames lost, marked).
 fn through(congestion: CongestionControl, ecn: bool, v6: bool) -> (f64, StackStats, u64, u64) {
-    let mut c = configs();
-    for c in &mut c {
-        c.congestion = congestion;
-        c.ecn = ecn;
+    let mut configs = configs();
+    for config in &mut configs {
+        config.congestion = congestion;
+        config.ecn = ecn;
     }
     let size = 12_000_000;
-    let mut t = Transfer::new(5, c, [bottleneck(60), bottleneck(0)], [size, 0]);
-    t.connect(v6);
-    let start = t.net.now;
-    while t.sides[1].received < size {
-        t.run(micros(500));
+    let mut transfer = Transfer::new(5, configs, [bottleneck(60), bottleneck(0)], [size, 0]);
+    transfer.connect(v6);
+    let start = transfer.net.now;
+    while transfer.sides[1].received < size {
+        transfer.run(micros(500));
     }
-    let gbps = size as f64 * 8.0 / (t.net.now - start).as_secs_f64() / 1e9;
+    let gbps = size as f64 * 8.0 / (transfer.net.now - start).as_secs_f64() / 1e9;
     (
         gbps,
-        t.net.hosts[0].stats().clone(),
-        t.net.lost,
-        t.net.marked,
+        transfer.net.hosts[0].stats().clone(),
+        transfer.net.lost,
+        transfer.net.marked,
     )
 }
 
@@ -49,19 +49,19 @@ fn marks_slow_a_flow_down_before_losses() {
         CongestionControl::Dctcp,
     ] {
         for v6 in [false, true] {
-            let (gbps, s, lost, marked) = through(congestion, true, v6);
+            let (gbps, stats, lost, marked) = through(congestion, true, v6);
             println!(
                 "{congestion:?}: {gbps:.2} Gb/s, {marked} marked, {} reductions",
-                s.ecn_reductions
+                stats.ecn_reductions
             );
-            assert_eq!((lost, s.retrans_segs), (0, 0), "{congestion:?}");
-            assert!(marked > 0 && s.ecn_reductions > 0, "{congestion:?}");
+            assert_eq!((lost, stats.retrans_segs), (0, 0), "{congestion:?}");
+            assert!(marked > 0 && stats.ecn_reductions > 0, "{congestion:?}");
             assert!(gbps > 5.0, "{congestion:?} {gbps}");
         }
     }
-    let (_, s, lost, marked) = through(CongestionControl::NewReno, false, false);
+    let (_, stats, lost, marked) = through(CongestionControl::NewReno, false, false);
     assert!(
-        lost > 0 && s.retrans_segs > 0 && marked == 0,
+        lost > 0 && stats.retrans_segs > 0 && marked == 0,
         "without ECN the queue overflows"
     );
 }
@@ -69,28 +69,28 @@ fn marks_slow_a_flow_down_before_losses() {
 /// RFC 8257.
 #[test]
 fn marks_reduce_dctcp_less_than_reno() {
-    let (dctcp, d, ..) = through(CongestionControl::Dctcp, true, false);
+    let (dctcp, dctcp_timeouts, ..) = through(CongestionControl::Dctcp, true, false);
     let (reno, ..) = through(CongestionControl::NewReno, true, false);
     assert!(dctcp > reno, "{dctcp} {reno}");
-    assert!(d.ecn_reductions > 3);
+    assert!(dctcp_timeouts.ecn_reductions > 3);
 }
 
 /// RFC 3168 section 6.1.
 #[test]
 fn marks_are_echoed_until_cwr() {
-    let mut c = [host_config(0), host_config(1)];
-    c.iter_mut().for_each(|c| c.ecn = true);
-    let mut lab = Lab::with(c);
-    let [a, b] = lab.connect();
+    let mut configs = [host_config(0), host_config(1)];
+    configs.iter_mut().for_each(|config| config.ecn = true);
+    let mut lab = Lab::with(configs);
+    let [client, server] = lab.connect();
     let flags = |lab: &Lab, i: usize| lab.seen.borrow()[i].flags;
     assert_eq!(flags(&lab, 0), SYN | ECE | CWR);
     assert_eq!(flags(&lab, 1), SYN | ACK | ECE);
-    lab.send(0, a, b"x");
+    lab.send(0, client, b"x");
     lab.run_ms(5);
     // A marked segment, forged; its sender hears ECE until it says CWR.
-    let mut s = lab.forge(0);
-    s.payload = b"y".to_vec();
-    let mut frame = s.frame();
+    let mut segment = lab.forge(0);
+    segment.payload = b"y".to_vec();
+    let mut frame = segment.frame();
     frame[15] = 2;
     frame[24..26].fill(0);
     let sum = common::wire::sum(&frame[14..34], 0);
@@ -100,60 +100,66 @@ fn marks_are_echoed_until_cwr() {
     lab.run_ms(5);
     assert_eq!(lab.net.hosts[1].stats().ce_received, 1);
     assert_eq!(lab.last(1).flags, ACK | ECE);
-    s.seq = s.seq.wrapping_add(1);
-    lab.inject(&s);
+    segment.seq = segment.seq.wrapping_add(1);
+    lab.inject(&segment);
     lab.run_ms(5);
     assert_eq!(lab.last(1).flags, ACK | ECE, "still");
-    s.seq = s.seq.wrapping_add(1);
-    s.flags |= CWR;
-    lab.inject(&s);
+    segment.seq = segment.seq.wrapping_add(1);
+    segment.flags |= CWR;
+    lab.inject(&segment);
     lab.run_ms(5);
     assert_eq!(lab.last(1).flags, ACK);
-    assert_eq!(lab.read(1, b), b"xyyy");
+    assert_eq!(lab.read(1, server), b"xyyy");
 }
 
 /// RFC 3168 section 6.1.2.
 #[test]
 fn an_echo_reduces_the_window_once_and_sends_cwr() {
-    let mut c = [host_config(0), host_config(1)];
-    c.iter_mut().for_each(|c| c.ecn = true);
-    let mut lab = Lab::with(c);
-    let [a, _] = lab.connect();
+    let mut configs = [host_config(0), host_config(1)];
+    configs.iter_mut().for_each(|config| config.ecn = true);
+    let mut lab = Lab::with(configs);
+    let [client, _] = lab.connect();
     for _ in 0..10 {
         lab.net.hosts[0]
-            .push_record(a, 1448, pattern(1448), false)
+            .push_record(client, 1448, pattern(1448), false)
             .unwrap();
     }
-    lab.net.flush(0, a);
-    let before = lab.net.hosts[0].tcp_info(a).unwrap().cwnd;
+    lab.net.flush(0, client);
+    let before = lab.net.hosts[0].tcp_info(client).unwrap().cwnd;
     let base = lab.forge(1);
     for i in 1..4u32 {
-        let mut s = base.clone();
-        s.flags = ACK | ECE;
-        s.ack = s.ack.wrapping_add(i * 1448);
-        lab.inject(&s);
+        let mut segment = base.clone();
+        segment.flags = ACK | ECE;
+        segment.ack = segment.ack.wrapping_add(i * 1448);
+        lab.inject(&segment);
     }
     lab.run_ms(1);
-    let after = lab.net.hosts[0].tcp_info(a).unwrap();
+    let after = lab.net.hosts[0].tcp_info(client).unwrap();
     assert_eq!(lab.net.hosts[0].stats().ecn_reductions, 1);
     assert!(after.cwnd < before);
-    lab.send(0, a, b"next");
+    lab.send(0, client, b"next");
     lab.run_ms(1);
-    let cwr = |s: &&common::wire::Seg| s.from == 0 && s.flags & CWR != 0 && s.flags & SYN == 0;
+    let cwr = |segment: &&common::wire::Seg| {
+        segment.from == 0 && segment.flags & CWR != 0 && segment.flags & SYN == 0
+    };
     assert_eq!(lab.seen.borrow().iter().filter(cwr).count(), 1);
 }
 
 #[test]
 fn a_peer_without_ecn_gets_none() {
-    let mut c = [host_config(0), host_config(1)];
-    c[0].ecn = true;
-    let mut lab = Lab::with(c);
-    let [a, b] = lab.connect();
-    lab.send(0, a, &pattern(5000));
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].ecn = true;
+    let mut lab = Lab::with(configs);
+    let [client, server] = lab.connect();
+    lab.send(0, client, &pattern(5000));
     lab.run_ms(5);
-    assert_eq!(lab.read(1, b).len(), 5000);
+    assert_eq!(lab.read(1, server).len(), 5000);
     let seen = lab.seen.borrow();
-    assert!(seen.iter().skip(1).all(|s| s.flags & (ECE | CWR) == 0));
+    assert!(
+        seen.iter()
+            .skip(1)
+            .all(|segment| segment.flags & (ECE | CWR) == 0)
+    );
 }
 
 /// RFC 9406.
@@ -162,16 +168,20 @@ fn hystart_leaves_slow_start_when_the_queue_grows() {
     let mut lab = Impairment::perfect(Duration::from_millis(1));
     lab.rate = 1_000_000_000;
     lab.queue = usize::MAX >> 32;
-    let mut c = configs();
-    c.iter_mut().for_each(|c| c.recv_window = 64 << 20);
+    let mut configs = configs();
+    configs
+        .iter_mut()
+        .for_each(|config| config.recv_window = 64 << 20);
     let size = 25_000_000;
-    let mut t = Transfer::new(5, c, [lab, lab], [size, 0]);
-    t.connect(false);
-    while t.sides[1].received < size {
-        t.run(micros(5000));
+    let mut transfer = Transfer::new(5, configs, [lab, lab], [size, 0]);
+    transfer.connect(false);
+    while transfer.sides[1].received < size {
+        transfer.run(micros(5000));
     }
-    let info = t.sides[0].id.and_then(|id| t.net.hosts[0].tcp_info(id));
-    assert_eq!(t.net.lost, 0, "{info:?}");
+    let info = transfer.sides[0]
+        .id
+        .and_then(|id| transfer.net.hosts[0].tcp_info(id));
+    assert_eq!(transfer.net.lost, 0, "{info:?}");
     let info = info.unwrap();
     // The path holds 250 KB; the queue would take all 25 MB.
     assert!(info.ssthresh < 12_000_000, "{info:?}");
@@ -179,15 +189,15 @@ fn hystart_leaves_slow_start_when_the_queue_grows() {
 }
 
 /// Sends `segments` on a quiet connection and lets them be acknowledged.
-fn burst(lab: &mut Lab, [a, b]: [siw_tcp::ConnId; 2], segments: usize) {
+fn burst(lab: &mut Lab, [client, server]: [siw_tcp::ConnId; 2], segments: usize) {
     for _ in 0..segments {
         lab.net.hosts[0]
-            .push_record(a, 1448, pattern(1448), false)
+            .push_record(client, 1448, pattern(1448), false)
             .unwrap();
     }
-    lab.net.flush(0, a);
+    lab.net.flush(0, client);
     lab.run_ms(5);
-    assert_eq!(lab.read(1, b).len(), segments * 1448);
+    assert_eq!(lab.read(1, server).len(), segments * 1448);
 }
 
 /// So many seconds, also when nothing is to happen in them.
@@ -200,18 +210,18 @@ fn wait(lab: &mut Lab, seconds: u64) {
 /// RFC 7661 section 4.4.
 #[test]
 fn an_unused_window_is_halved_after_five_minutes() {
-    let mut c = [host_config(0), host_config(1)];
-    c[0].congestion = CongestionControl::NewReno;
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].congestion = CongestionControl::NewReno;
+    let mut lab = Lab::with(configs);
     let ids = lab.connect();
     let info = |lab: &Lab| lab.net.hosts[0].tcp_info(ids[0]).unwrap();
-    for n in [10, 20, 40] {
-        burst(&mut lab, ids, n);
+    for count in [10, 20, 40] {
+        burst(&mut lab, ids, count);
     }
     // A loss, so that there is a slow start threshold; then rounds that use the whole window.
     let mut left = 1;
-    lab.lose(move |from, f| {
-        let hit = from == 0 && f.len() > 1000 && left > 0;
+    lab.lose(move |from, frame| {
+        let hit = from == 0 && frame.len() > 1000 && left > 0;
         left -= i32::from(hit);
         hit
     });
@@ -241,9 +251,9 @@ fn an_unused_window_is_halved_after_five_minutes() {
 /// RFC 7661 section 4.4.
 #[test]
 fn an_unvalidated_window_grows_only_when_full() {
-    let mut c = [host_config(0), host_config(1)];
-    c[0].initial_window = 40;
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].initial_window = 40;
+    let mut lab = Lab::with(configs);
     let ids = lab.connect();
     let cwnd = |lab: &Lab| lab.net.hosts[0].tcp_info(ids[0]).unwrap().cwnd / 1448;
     for _ in 0..10 {
@@ -257,13 +267,13 @@ fn an_unvalidated_window_grows_only_when_full() {
 /// RFC 7661 section 4.4.1.
 #[test]
 fn a_mark_halves_what_an_unvalidated_window_used() {
-    let mut c = [host_config(0), host_config(1)];
-    c.iter_mut().for_each(|c| c.ecn = true);
-    c[0].initial_window = 100;
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs.iter_mut().for_each(|config| config.ecn = true);
+    configs[0].initial_window = 100;
+    let mut lab = Lab::with(configs);
     let ids = lab.connect();
     burst(&mut lab, ids, 12);
-    let mut s = lab.forge(1);
+    let mut segment = lab.forge(1);
     for _ in 0..6 {
         let record = pattern(1448);
         lab.net.hosts[0]
@@ -271,9 +281,9 @@ fn a_mark_halves_what_an_unvalidated_window_used() {
             .unwrap();
     }
     lab.net.flush(0, ids[0]);
-    s.flags = ACK | ECE;
-    s.ack = s.ack.wrapping_add(1448);
-    lab.inject(&s);
+    segment.flags = ACK | ECE;
+    segment.ack = segment.ack.wrapping_add(1448);
+    lab.inject(&segment);
     lab.run_ms(1);
     let info = lab.net.hosts[0].tcp_info(ids[0]).unwrap();
     assert!(

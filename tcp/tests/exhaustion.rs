@@ -12,13 +12,13 @@ use siw_tcp::{Events, FrameInfo, RxChecksum};
 
 const MSS: usize = 1448;
 
-fn give(lab: &mut Lab, host: usize, s: &Seg) {
+fn give(lab: &mut Lab, host: usize, segment: &Seg) {
     let info = FrameInfo {
         checksum: RxChecksum::Unknown,
         rss_hash: 0,
     };
     let now = lab.net.now;
-    lab.net.hosts[host].receive_burst(now, std::iter::once((s.frame().into(), info)));
+    lab.net.hosts[host].receive_burst(now, std::iter::once((segment.frame().into(), info)));
 }
 
 #[test]
@@ -28,37 +28,37 @@ fn every_byte_arrives_despite_exhausted_resources() {
         let mut rng = Rng::new(seed ^ 0x5eed);
         let mut link = Impairment::perfect(micros(20 + rng.below(500)));
         link.loss = rng.below(30) as f64 / 1000.0;
-        let mut c = configs();
-        for c in &mut c {
-            c.user_timeout = Duration::from_secs(3600);
-            c.rto_max = Duration::from_secs(1);
-            c.syn_retries = 60;
-            c.neighbours.probes = 200;
-            c.neighbours.retransmit = Duration::from_millis(20);
-            c.sack = rng.chance(0.8);
+        let mut configs = configs();
+        for config in &mut configs {
+            config.user_timeout = Duration::from_secs(3600);
+            config.rto_max = Duration::from_secs(1);
+            config.syn_retries = 60;
+            config.neighbours.probes = 200;
+            config.neighbours.retransmit = Duration::from_millis(20);
+            config.sack = rng.chance(0.8);
         }
         let goals = [50_000 + rng.below(200_000), rng.below(100_000)];
-        let mut t = Transfer::new(seed, c, [link; 2], goals);
+        let mut transfer = Transfer::new(seed, configs, [link; 2], goals);
         // A pool that is empty takes nothing from the wire, and the port takes nothing to send.
         let deaf = std::rc::Rc::new(std::cell::Cell::new([false; 2]));
         let hears = deaf.clone();
-        t.net.filter = Some(Box::new(move |from, _| !hears.get()[1 - from]));
-        t.connect(rng.chance(0.5));
-        let mut next = [t.net.now; 2];
+        transfer.net.filter = Some(Box::new(move |from, _| !hears.get()[1 - from]));
+        transfer.connect(rng.chance(0.5));
+        let mut next = [transfer.net.now; 2];
         let mut windows = 0;
-        let end = t.net.now + Duration::from_secs(5);
-        let done = t.run_all(Duration::from_secs(600), |net, sinks| {
-            for h in 0..2 {
-                if net.now < next[h] {
+        let end = transfer.net.now + Duration::from_secs(5);
+        let done = transfer.run_all(Duration::from_secs(600), |net, sinks| {
+            for host in 0..2 {
+                if net.now < next[host] {
                     continue;
                 }
-                let mut d = deaf.get();
+                let mut is_deaf = deaf.get();
                 // In the end the pools recover.
-                let out = !d[h] && net.now < end && rng.chance(0.5);
-                d[h] = out;
-                deaf.set(d);
+                let out = !is_deaf[host] && net.now < end && rng.chance(0.5);
+                is_deaf[host] = out;
+                deaf.set(is_deaf);
                 windows += u32::from(out);
-                sinks[h] = match out {
+                sinks[host] = match out {
                     // Nothing at all, or a few frames.
                     true => Some(if rng.chance(0.5) {
                         0
@@ -67,18 +67,18 @@ fn every_byte_arrives_despite_exhausted_resources() {
                     }),
                     false => None,
                 };
-                next[h] = net.now + micros(50 + rng.below(20_000));
+                next[host] = net.now + micros(50 + rng.below(20_000));
             }
         });
-        assert!(done, "seed {seed}: wedged at {:?}", t.net.now);
+        assert!(done, "seed {seed}: wedged at {:?}", transfer.net.now);
         all += windows;
-        for s in &t.sides {
+        for side in &transfer.sides {
             assert!(
-                !s.ended.intersects(Events::RESET | Events::TIMED_OUT),
+                !side.ended.intersects(Events::RESET | Events::TIMED_OUT),
                 "seed {seed}"
             );
         }
-        t.check_boundaries();
+        transfer.check_boundaries();
     }
     assert!(all > 300, "{all}");
 }
@@ -86,17 +86,17 @@ fn every_byte_arrives_despite_exhausted_resources() {
 /// In order and out of order together.
 #[test]
 fn a_connection_holds_at_most_its_limit_of_buffers() {
-    let mut c = [host_config(0), host_config(1)];
-    c[1].max_recv_buffers = 64;
-    let mut lab = Lab::with(c);
-    let [_, b] = lab.connect();
-    lab.lose(|from, f| from == 1 && f[12..14] == [8, 0]);
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].max_recv_buffers = 64;
+    let mut lab = Lab::with(configs);
+    let [_, server] = lab.connect();
+    lab.lose(|from, frame| from == 1 && frame[12..14] == [8, 0]);
     let first = lab.forge(0);
     let byte = |at: u32| {
-        let mut s = first.clone();
-        s.seq = s.seq.wrapping_add(at);
-        s.payload = vec![at as u8];
-        s
+        let mut segment = first.clone();
+        segment.seq = segment.seq.wrapping_add(at);
+        segment.payload = vec![at as u8];
+        segment
     };
     // Far beyond a hole, then in order up to it: both are bounded, and so is what fills the hole.
     for at in (2..4000).step_by(2) {
@@ -117,8 +117,8 @@ fn a_connection_holds_at_most_its_limit_of_buffers() {
     // The reader drains, the sender repeats: on it goes.
     let mut got = 0;
     for _ in 0..200 {
-        for b in lab.read(1, b) {
-            assert_eq!(b, got as u8);
+        for byte in lab.read(1, server) {
+            assert_eq!(byte, got as u8);
             got += 1;
         }
         for at in got..(got + 70).min(4000) {
@@ -133,23 +133,23 @@ fn a_connection_holds_at_most_its_limit_of_buffers() {
 #[test]
 fn all_connections_share_the_buffers_and_none_starves() {
     const CONNS: usize = 50;
-    let mut c = [host_config(0), host_config(1)];
-    c[1].max_held_buffers = 200;
-    c[1].syn_cookies = false;
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].max_held_buffers = 200;
+    configs[1].syn_cookies = false;
+    let mut lab = Lab::with(configs);
     let now = lab.net.now;
     lab.net.hosts[1].listen(None, 80, 2 * CONNS, 0).unwrap();
     let ids: Vec<_> = (0..CONNS).map(|_| lab.connect()).collect();
     let _ = now;
     // Nobody reads at first.
     let data = pattern(40 * MSS);
-    for [a, _] in &ids {
-        for c in data.chunks(MSS) {
+    for [client, _] in &ids {
+        for chunk in data.chunks(MSS) {
             lab.net.hosts[0]
-                .push_record(*a, MSS as u32, c.to_vec(), false)
+                .push_record(*client, MSS as u32, chunk.to_vec(), false)
                 .unwrap();
         }
-        lab.net.flush(0, *a);
+        lab.net.flush(0, *client);
     }
     for _ in 0..50 {
         lab.run_ms(2);
@@ -159,14 +159,14 @@ fn all_connections_share_the_buffers_and_none_starves() {
     assert!(lab.net.hosts[1].held_buffers() >= 200);
     let each = ids
         .iter()
-        .map(|[_, b]| lab.net.hosts[1].tcp_info(*b).unwrap().readable);
+        .map(|[_, server]| lab.net.hosts[1].tcp_info(*server).unwrap().readable);
     assert!(each.min().unwrap() > 0, "each has its one");
     // One reads on though the others do not; then all.
     let mut got = vec![vec![]; CONNS];
     for round in 0..1_500 {
-        for (k, [_, b]) in ids.iter().enumerate() {
+        for (k, [_, byte]) in ids.iter().enumerate() {
             if k == 7 || round > 800 {
-                let more = lab.read(1, *b);
+                let more = lab.read(1, *byte);
                 got[k].extend(more);
             }
         }
@@ -176,27 +176,27 @@ fn all_connections_share_the_buffers_and_none_starves() {
             assert!(got[7] == data, "{}", got[7].len());
         }
     }
-    assert!(got.iter().all(|g| *g == data));
+    assert!(got.iter().all(|bytes| *bytes == data));
     assert_eq!(lab.net.hosts[1].held_buffers(), 0);
-    let s = lab.net.hosts[0].stats();
-    assert_eq!((s.estab_resets, s.abort_on_timeout), (0, 0));
+    let stats = lab.net.hosts[0].stats();
+    assert_eq!((stats.estab_resets, stats.abort_on_timeout), (0, 0));
 }
 
 #[test]
 fn a_reader_progresses_while_others_hold_buffers() {
-    let mut c = [host_config(0), host_config(1)];
-    c[1].max_held_buffers = 200;
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].max_held_buffers = 200;
+    let mut lab = Lab::with(configs);
     let ids: Vec<_> = (0..5).map(|_| lab.connect()).collect();
     let data = pattern(400 * MSS);
-    let push = |lab: &mut Lab, [a, _]: [siw_tcp::ConnId; 2]| {
-        for c in data.chunks(MSS) {
-            let record = c.to_vec();
+    let push = |lab: &mut Lab, [client, _]: [siw_tcp::ConnId; 2]| {
+        for chunk in data.chunks(MSS) {
+            let record = chunk.to_vec();
             lab.net.hosts[0]
-                .push_record(a, MSS as u32, record, false)
+                .push_record(client, MSS as u32, record, false)
                 .unwrap();
         }
-        lab.net.flush(0, a);
+        lab.net.flush(0, client);
     };
     let (reads, others) = ids.split_first().unwrap();
     others.iter().for_each(|id| push(&mut lab, *id));
@@ -223,8 +223,8 @@ fn a_reader_progresses_while_others_hold_buffers() {
 fn buffers_are_released_however_a_connection_ends() {
     let mut lab = Lab::new();
     for how in 0..3 {
-        let [a, b] = lab.connect();
-        lab.send(0, a, &pattern(MSS));
+        let [client, server] = lab.connect();
+        lab.send(0, client, &pattern(MSS));
         lab.run_ms(2);
         let mut far = lab.forge(0);
         far.flags = ACK;
@@ -234,21 +234,21 @@ fn buffers_are_released_however_a_connection_ends() {
         assert_eq!(lab.net.hosts[1].held_buffers(), 2);
         let now = lab.net.now;
         match how {
-            0 => lab.net.hosts[1].release(now, b),
+            0 => lab.net.hosts[1].release(now, server),
             1 => {
-                lab.net.hosts[1].abort(now, b);
-                lab.net.hosts[1].release(now, b);
+                lab.net.hosts[1].abort(now, server);
+                lab.net.hosts[1].release(now, server);
             }
             _ => {
-                lab.net.hosts[0].abort(now, a);
+                lab.net.hosts[0].abort(now, client);
                 lab.run_ms(2);
                 // What came in order can still be read.
                 assert_eq!(lab.net.hosts[1].held_buffers(), 1);
-                lab.net.hosts[1].release(now, b);
+                lab.net.hosts[1].release(now, server);
             }
         }
         assert_eq!(lab.net.hosts[1].held_buffers(), 0, "{how}");
-        lab.net.hosts[0].release(now, a);
+        lab.net.hosts[0].release(now, client);
         lab.run_ms(5);
     }
 }

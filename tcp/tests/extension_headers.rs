@@ -23,7 +23,7 @@ const SKIPPED: [(u8, &[u8]); 3] = [
 const ATOMIC: (u8, &[u8]) = (44, &[0, 0, 0, 0, 1, 2, 3, 4]);
 
 fn through<'a>(headers: &'a [(u8, &'a [u8])]) -> impl Fn(Vec<u8>) -> Vec<Vec<u8>> + 'a {
-    move |f| vec![behind(&f, headers)]
+    move |frame| vec![behind(&frame, headers)]
 }
 
 /// The error's type, code and pointer, and what it quotes.
@@ -35,60 +35,64 @@ fn error(frame: &[u8]) -> ([u8; 2], u32, &[u8]) {
 
 #[test]
 fn tcp_works_behind_skipped_extension_headers() {
-    let mut s = RawHost::new(true);
+    let mut raw_host = RawHost::new(true);
     let all = [&SKIPPED[..], &SKIPPED[1..2]].concat();
     let way: FrameChange<'_> = &through(&all);
-    let id = s.connect(way);
-    for n in [1, 999, 1300] {
-        assert!(s.delivers(id, &pattern(n), way), "{n} bytes");
+    let id = raw_host.connect(way);
+    for count in [1, 999, 1300] {
+        assert!(raw_host.delivers(id, &pattern(count), way), "{count} bytes");
     }
     for one in &SKIPPED {
-        assert!(s.delivers(id, b"behind one", &through(&[*one])));
+        assert!(raw_host.delivers(id, b"behind one", &through(&[*one])));
     }
     // The headers are not in the checksum of TCP, a wrong one is found behind them.
-    let spoilt = |f: Vec<u8>| {
-        let mut f = behind(&f, &SKIPPED);
-        *f.last_mut().unwrap() ^= 1;
-        vec![f]
+    let spoilt = |frame: Vec<u8>| {
+        let mut frame = behind(&frame, &SKIPPED);
+        *frame.last_mut().unwrap() ^= 1;
+        vec![frame]
     };
-    assert!(!s.delivers(id, b"spoilt", &spoilt));
-    let stats = s.stats();
+    assert!(!raw_host.delivers(id, b"spoilt", &spoilt));
+    let stats = raw_host.stats();
     assert_eq!((stats.csum_errors, stats.header_errors), (1, 0));
     assert_eq!(stats.unknown_protocols, 0);
 }
 
 #[test]
 fn echo_and_ndp_work_behind_extension_headers() {
-    let mut s = RawHost::new(true);
+    let mut raw_host = RawHost::new(true);
     for request in [
-        s.ends.icmp([128, 0], [0, 7, 0, 1], b"hello"),
-        s.ends.solicit(),
+        raw_host.ends.icmp([128, 0], [0, 7, 0, 1], b"hello"),
+        raw_host.ends.solicit(),
     ] {
-        let a = s.answers(vec![request.clone()]);
-        assert_eq!(a.len(), 1);
-        assert_eq!(s.answers(vec![behind(&request, &SKIPPED)]), a);
+        let replies = raw_host.answers(vec![request.clone()]);
+        assert_eq!(replies.len(), 1);
+        assert_eq!(raw_host.answers(vec![behind(&request, &SKIPPED)]), replies);
     }
 }
 
 /// RFC 8200 section 4.2.
 #[test]
 fn option_types_decide_what_happens() {
-    let mut s = RawHost::new(true);
-    let packet = s.ends.udp([1, 2], b"data");
+    let mut raw_host = RawHost::new(true);
+    let packet = raw_host.ends.udp([1, 2], b"data");
     let with = |kind: u8, option: u8| behind(&packet, &[(kind, &[0, 0, 1, 0, option, 2, 0, 0])]);
     for kind in [0, 60] {
         // Skipped: then what is behind cannot be had. The header names it in its first byte.
-        let f = with(kind, 0x1e);
-        let a = s.answers(vec![f.clone()]);
-        assert_eq!(error(&a[0]), ([4, 1], 40, &f[14..]));
-        assert!(s.answers(vec![with(kind, 0x5e)]).is_empty());
+        let frame = with(kind, 0x1e);
+        let replies = raw_host.answers(vec![frame.clone()]);
+        assert_eq!(error(&replies[0]), ([4, 1], 40, &frame[14..]));
+        assert!(raw_host.answers(vec![with(kind, 0x5e)]).is_empty());
         for option in [0x9e, 0xde, 0xc2] {
-            let f = with(kind, option);
-            let a = s.answers(vec![f.clone()]);
-            assert_eq!(error(&a[0]), ([4, 2], 44, &f[14..]), "{option:#x}");
+            let frame = with(kind, option);
+            let replies = raw_host.answers(vec![frame.clone()]);
+            assert_eq!(
+                error(&replies[0]),
+                ([4, 2], 44, &frame[14..]),
+                "{option:#x}"
+            );
         }
     }
-    let stats = s.stats();
+    let stats = raw_host.stats();
     assert_eq!(stats.header_errors, 8);
     assert_eq!((stats.icmp_out, stats.icmp_parameter_problems_out), (8, 8));
     assert_eq!(stats.icmp_unreachables_out, 0);
@@ -96,8 +100,8 @@ fn option_types_decide_what_happens() {
 
 #[test]
 fn multicast_is_answered_only_for_options_that_ask() {
-    let mut s = RawHost::new(true);
-    let ours = s.ends.ip[1];
+    let mut raw_host = RawHost::new(true);
+    let ours = raw_host.ends.ip[1];
     let solicited: std::net::Ipv6Addr = "ff02::1:ff00:2".parse().unwrap();
     for (group, member) in [
         ("ff02::1", true),
@@ -105,20 +109,20 @@ fn multicast_is_answered_only_for_options_that_ask() {
         ("ff02::1:ff00:3", false),
         ("ff02::5", false),
     ] {
-        let mut e = s.ends;
-        e.ip[1] = group.parse().unwrap();
-        e.mac[1] = [0x33, 0x33, 0, 0, 0, 1];
-        let packet = e.udp([1, 2], b"data");
-        for (option, told) in [(0x9e, member), (0xde, false), (0x5e, false), (0x1e, false)] {
-            let f = behind(&packet, &[(60, &[0, 0, option, 4, 0, 0, 0, 0])]);
-            let a = s.answers(vec![f.clone()]);
-            assert_eq!(a.len(), usize::from(told), "{group}, {option:#x}");
-            if told {
-                assert_eq!(error(&a[0]), ([4, 2], 42, &f[14..]));
+        let mut endpoints = raw_host.ends;
+        endpoints.ip[1] = group.parse().unwrap();
+        endpoints.mac[1] = [0x33, 0x33, 0, 0, 0, 1];
+        let packet = endpoints.udp([1, 2], b"data");
+        for (option, answered) in [(0x9e, member), (0xde, false), (0x5e, false), (0x1e, false)] {
+            let frame = behind(&packet, &[(60, &[0, 0, option, 4, 0, 0, 0, 0])]);
+            let replies = raw_host.answers(vec![frame.clone()]);
+            assert_eq!(replies.len(), usize::from(answered), "{group}, {option:#x}");
+            if answered {
+                assert_eq!(error(&replies[0]), ([4, 2], 42, &frame[14..]));
                 let std::net::IpAddr::V6(from) = ours else {
                     unreachable!()
                 };
-                assert_eq!(a[0][22..38], from.octets(), "from an address of ours");
+                assert_eq!(replies[0][22..38], from.octets(), "from an address of ours");
             }
         }
     }
@@ -128,86 +132,97 @@ fn multicast_is_answered_only_for_options_that_ask() {
 /// RFC 5095.
 #[test]
 fn routing_headers_with_segments_left_are_refused() {
-    let mut s = RawHost::new(true);
+    let mut raw_host = RawHost::new(true);
     let mut header = [0; 24];
     (header[1], header[3]) = (2, 1);
-    let packet = s.ends.udp([1, 2], b"data");
+    let packet = raw_host.ends.udp([1, 2], b"data");
     for kind in [0, 2, 3, 4, 200] {
         header[2] = kind;
-        let f = behind(&packet, &[SKIPPED[0], (43, &header)]);
-        let a = s.answers(vec![f.clone()]);
-        assert_eq!(a.len(), 1, "nothing is sent on, and its sender is answered");
-        assert_eq!(error(&a[0]), ([4, 0], 48 + 2, &f[14..]));
+        let frame = behind(&packet, &[SKIPPED[0], (43, &header)]);
+        let replies = raw_host.answers(vec![frame.clone()]);
+        assert_eq!(
+            replies.len(),
+            1,
+            "nothing is sent on, and its sender is answered"
+        );
+        assert_eq!(error(&replies[0]), ([4, 0], 48 + 2, &frame[14..]));
     }
     // Not even for a listener.
-    let id = s.connect(&through(&[]));
-    assert!(!s.delivers(id, b"by a detour", &through(&[(43, &header)])));
+    let id = raw_host.connect(&through(&[]));
+    assert!(!raw_host.delivers(id, b"by a detour", &through(&[(43, &header)])));
 }
 
 #[test]
 fn errors_are_not_answered_with_errors_rfc_4443_2_4() {
-    let mut s = RawHost::new(true);
+    let mut raw_host = RawHost::new(true);
     let quoted = [0; 48];
-    let error = s.ends.icmp([1, 4], [0; 4], &quoted);
+    let error = raw_host.ends.icmp([1, 4], [0; 4], &quoted);
     let bad: (u8, &[u8]) = (60, &[0, 0, 0x9e, 4, 0, 0, 0, 0]);
-    assert!(s.answers(vec![behind(&error, &[bad])]).is_empty());
+    assert!(raw_host.answers(vec![behind(&error, &[bad])]).is_empty());
     assert!(
-        s.answers(vec![behind(&error, &[bad, SKIPPED[1]])])
+        raw_host
+            .answers(vec![behind(&error, &[bad, SKIPPED[1]])])
             .is_empty()
     );
-    let echo = s.ends.icmp([128, 0], [0; 4], &quoted);
-    assert_eq!(s.answers(vec![behind(&echo, &[bad, SKIPPED[1]])]).len(), 1);
-    assert_eq!(s.stats().header_errors, 3);
+    let echo = raw_host.ends.icmp([128, 0], [0; 4], &quoted);
+    assert_eq!(
+        raw_host
+            .answers(vec![behind(&echo, &[bad, SKIPPED[1]])])
+            .len(),
+        1
+    );
+    assert_eq!(raw_host.stats().header_errors, 3);
 }
 
 #[test]
 fn long_or_truncated_chains_are_dropped_and_counted() {
-    let mut s = RawHost::new(true);
-    let packet = s.ends.udp([1, 2], b"data");
+    let mut raw_host = RawHost::new(true);
+    let packet = raw_host.ends.udp([1, 2], b"data");
     assert!(
-        s.answers(vec![behind(&packet, &[SKIPPED[1]; 9])])
+        raw_host
+            .answers(vec![behind(&packet, &[SKIPPED[1]; 9])])
             .is_empty()
     );
     // A length that reaches beyond the packet.
     let long: (u8, &[u8]) = (60, &[0, 200, 1, 4, 0, 0, 0, 0]);
-    assert!(s.answers(vec![behind(&packet, &[long])]).is_empty());
-    assert_eq!(s.stats().header_errors, 2);
+    assert!(raw_host.answers(vec![behind(&packet, &[long])]).is_empty());
+    assert_eq!(raw_host.stats().header_errors, 2);
     // And with every byte cut off, nothing happens but counting.
     let whole = behind(&packet, &SKIPPED);
-    for n in 14..whole.len() {
-        let mut f = whole[..n].to_vec();
-        if n >= 54 {
-            f[18..20].copy_from_slice(&(n as u16 - 54).to_be_bytes());
+    for count in 14..whole.len() {
+        let mut frame = whole[..count].to_vec();
+        if count >= 54 {
+            frame[18..20].copy_from_slice(&(count as u16 - 54).to_be_bytes());
         }
-        s.answers(vec![f]);
+        raw_host.answers(vec![frame]);
     }
 }
 
 #[test]
 fn steering_looks_behind_extension_headers() {
-    let s = RawHost::new(true);
+    let raw_host = RawHost::new(true);
     let steering = Steering::new(4, 0);
     let all = [&SKIPPED[..], &[ATOMIC]].concat();
     let mut seen = [0; 4];
     for port in 1..100 {
-        let t = siw_tcp::sim::forge::Tcp {
+        let segment = siw_tcp::sim::forge::Tcp {
             ports: [port, 80],
             ..Default::default()
         };
-        let f = s.ends.tcp(&t);
-        let Destination::Worker(w) = steering.classify_frame(&f) else {
+        let frame = raw_host.ends.tcp(&segment);
+        let Destination::Worker(worker) = steering.classify_frame(&frame) else {
             panic!("TCP has an owner")
         };
-        seen[w] += 1;
+        seen[worker] += 1;
         assert_eq!(
-            steering.classify_frame(&behind(&f, &all)),
-            Destination::Worker(w)
+            steering.classify_frame(&behind(&frame, &all)),
+            Destination::Worker(worker)
         );
     }
-    assert!(seen.iter().all(|n| *n > 0), "{seen:?}");
-    let everyone = behind(&s.ends.solicit(), &all);
+    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+    let everyone = behind(&raw_host.ends.solicit(), &all);
     assert_eq!(steering.classify_frame(&everyone), Destination::AllWorkers);
-    for n in 0..everyone.len() {
-        steering.classify_frame(&everyone[..n]);
+    for count in 0..everyone.len() {
+        steering.classify_frame(&everyone[..count]);
     }
 }

@@ -13,9 +13,9 @@ fn on(body: fn(&[u8]), seeds: u64, max: u64) {
     for seed in 0..seeds {
         let data = random(&mut Rng::new(seed), max);
         let result = std::panic::catch_unwind(|| body(&data));
-        if let Err(e) = result {
+        if let Err(events) = result {
             println!("seed {seed}, input {data:?}");
-            std::panic::resume_unwind(e);
+            std::panic::resume_unwind(events);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Strangers, floods, garbage; and the protocols beside TCP.
+//! Unknown peers, floods, malformed segments; and the protocols beside TCP.
 
 mod common;
 
@@ -32,13 +32,13 @@ fn syn(sport: u16, dport: u16) -> Seg {
 /// RFC 4987.
 #[test]
 fn a_syn_flood_is_bounded_by_the_backlog() {
-    let mut c = [host_config(0), host_config(1)];
-    c[1].syn_retries = 1;
-    c[1].syn_cookies = false;
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].syn_retries = 1;
+    configs[1].syn_cookies = false;
+    let mut lab = Lab::with(configs);
     lab.net.hosts[1].listen(None, 80, 20, 0).unwrap();
-    for p in 1..2000 {
-        give(&mut lab, 1, syn(p, 80).frame());
+    for port in 1..2000 {
+        give(&mut lab, 1, syn(port, 80).frame());
     }
     assert_eq!(lab.net.hosts[1].connection_count(), 20);
     assert!(lab.net.hosts[1].stats().listen_overflows > 1900);
@@ -57,8 +57,8 @@ fn a_syn_flood_is_bounded_by_the_backlog() {
 #[test]
 fn resets_of_unknown_segments_are_rate_limited() {
     let mut lab = Lab::new();
-    for p in 1..5000 {
-        give(&mut lab, 1, syn(p, 81).frame());
+    for port in 1..5000 {
+        give(&mut lab, 1, syn(port, 81).frame());
         lab.net.hosts[1].poll(lab.net.now, &mut lab.net.sinks[1]);
     }
     assert_eq!(lab.net.hosts[1].stats().out_rsts, 1000);
@@ -68,98 +68,98 @@ fn resets_of_unknown_segments_are_rate_limited() {
 #[test]
 fn garbage_is_dropped_and_harms_no_other_flow() {
     let mut lab = Lab::new();
-    let [a, b] = lab.connect();
-    lab.send(0, a, b"first");
+    let [client, server] = lab.connect();
+    lab.send(0, client, b"first");
     lab.run_ms(5);
     let good = lab.forge(0);
     let mut rng = Rng::new(11);
     let mut sent = vec![];
-    let mut got = lab.read(1, b);
+    let mut got = lab.read(1, server);
     for round in 0..300 {
         for _ in 0..20 {
-            let mut s = good.clone();
-            s.seq = s
+            let mut segment = good.clone();
+            segment.seq = segment
                 .seq
                 .wrapping_add((rng.below(1 << 20)) as u32)
                 .wrapping_sub(1 << 19);
-            s.ack = rng.next_u64() as u32;
-            s.flags = rng.next_u64() as u8 & !4; // an exact RST would be obeyed
-            s.options = (0..rng.below(11) * 4)
+            segment.ack = rng.next_u64() as u32;
+            segment.flags = rng.next_u64() as u8 & !4; // an exact RST would be obeyed
+            segment.options = (0..rng.below(11) * 4)
                 .map(|_| rng.next_u64() as u8)
                 .collect();
-            s.window = rng.next_u64() as u16;
+            segment.window = rng.next_u64() as u16;
             // Data at an acceptable place would be believed: keep it bare.
-            s.flags &= !1;
-            let mut f = s.frame();
+            segment.flags &= !1;
+            let mut frame = segment.frame();
             if rng.chance(0.5) {
-                let n = rng.below(f.len() as u64) as usize;
-                f.truncate(n);
+                let count = rng.below(frame.len() as u64) as usize;
+                frame.truncate(count);
             }
-            if rng.chance(0.5) && !f.is_empty() {
-                let at = rng.below(f.len() as u64) as usize;
-                f[at] ^= rng.next_u64() as u8 | 1;
+            if rng.chance(0.5) && !frame.is_empty() {
+                let at = rng.below(frame.len() as u64) as usize;
+                frame[at] ^= rng.next_u64() as u8 | 1;
             }
-            give(&mut lab, 1, f);
+            give(&mut lab, 1, frame);
             let noise = (0..rng.below(120)).map(|_| rng.next_u64() as u8).collect();
             give(&mut lab, 1, noise);
         }
         let data = pattern(round + 1);
-        lab.send(0, a, &data);
+        lab.send(0, client, &data);
         sent.extend(data);
         lab.run_ms(1);
-        got.extend(lab.read(1, b));
+        got.extend(lab.read(1, server));
     }
     lab.run_ms(2000);
-    got.extend(lab.read(1, b));
+    got.extend(lab.read(1, server));
     assert_eq!(got[5..], sent);
-    let s = lab.net.hosts[1].stats();
-    assert!(s.in_errs > 0 && s.csum_errors > 0 && s.not_for_us > 0);
+    let stats = lab.net.hosts[1].stats();
+    assert!(stats.in_errs > 0 && stats.csum_errors > 0 && stats.not_for_us > 0);
 }
 
 #[test]
 fn incomplete_fragments_and_martians_are_counted() {
     let mut lab = Lab::new();
     lab.net.hosts[1].listen(None, 80, 20, 0).unwrap();
-    let mut f = syn(5, 80).frame();
-    f[20] = 0x20; // more fragments
-    f[24..26].fill(0);
-    let c = sum(&f[14..34], 0);
-    f[24..26].copy_from_slice(&c);
-    give(&mut lab, 1, f);
+    let mut frame = syn(5, 80).frame();
+    frame[20] = 0x20; // more fragments
+    frame[24..26].fill(0);
+    let checksum = sum(&frame[14..34], 0);
+    frame[24..26].copy_from_slice(&checksum);
+    give(&mut lab, 1, frame);
     assert_eq!(lab.net.hosts[1].stats().reassembly_required, 1);
     // From its own address, from outside (LAND).
-    let mut f = syn(80, 80).frame();
-    f[29] = 2;
-    f[24..26].fill(0);
-    let c = sum(&f[14..34], 0);
-    f[24..26].copy_from_slice(&c);
-    let t = f[34..].to_vec();
-    let mut t2 = t.clone();
+    let mut frame = syn(80, 80).frame();
+    frame[29] = 2;
+    frame[24..26].fill(0);
+    let checksum = sum(&frame[14..34], 0);
+    frame[24..26].copy_from_slice(&checksum);
+    let tcp = frame[34..].to_vec();
+    let mut t2 = tcp.clone();
     t2[16..18].fill(0);
-    let pseudo = 2 * (0x0a00 + 2) + 6 + t.len() as u32;
-    let c = sum(&t2, pseudo);
-    f[50..52].copy_from_slice(&c);
-    give(&mut lab, 1, f);
+    let pseudo = 2 * (0x0a00 + 2) + 6 + tcp.len() as u32;
+    let checksum = sum(&t2, pseudo);
+    frame[50..52].copy_from_slice(&checksum);
+    give(&mut lab, 1, frame);
     assert_eq!(lab.net.hosts[1].stats().martians, 1);
     assert_eq!(lab.net.hosts[1].connection_count(), 0);
 }
 
 #[test]
 fn tiny_segments_cannot_pin_more_than_the_buffer_cap() {
-    let mut c = [host_config(0), host_config(1)];
-    c[1].max_recv_buffers = 64;
-    let mut lab = Lab::with(c);
-    let [a, b] = lab.connect();
-    lab.send(0, a, b"x");
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].max_recv_buffers = 64;
+    let mut lab = Lab::with(configs);
+    let [client, server] = lab.connect();
+    lab.send(0, client, b"x");
     lab.run_ms(5);
     let base = lab.forge(0);
     // Out of order first, every other byte; then in order, never read.
     for i in 0..2000u32 {
-        let mut s = base.clone();
-        s.seq = s.seq.wrapping_add(2 * i + 1);
-        s.flags = ACK | PSH;
-        s.payload = vec![1];
-        give(&mut lab, 1, s.frame());
+        let mut segment = base.clone();
+        segment.seq = segment.seq.wrapping_add(2 * i + 1);
+        segment.flags = ACK | PSH;
+        segment.payload = vec![1];
+        give(&mut lab, 1, segment.frame());
     }
     assert!(lab.net.hosts[1].stats().rcv_q_drop >= 1900);
     assert_eq!(
@@ -167,26 +167,26 @@ fn tiny_segments_cannot_pin_more_than_the_buffer_cap() {
         63,
         "one buffer is in order"
     );
-    let mut s = base.clone();
-    s.payload = vec![1; 130];
-    give(&mut lab, 1, s.frame());
-    let n = lab.read(1, b).len();
-    assert!(n >= 127, "what fills the hole is taken: {n}");
-    assert_eq!(state(&lab, 1, b), TcpState::Established);
+    let mut segment = base.clone();
+    segment.payload = vec![1; 130];
+    give(&mut lab, 1, segment.frame());
+    let count = lab.read(1, server).len();
+    assert!(count >= 127, "what fills the hole is taken: {count}");
+    assert_eq!(state(&lab, 1, server), TcpState::Established);
 }
 
 fn state(lab: &Lab, host: usize, id: siw_tcp::ConnId) -> TcpState {
     lab.net.hosts[host]
         .tcp_info(id)
-        .map_or(TcpState::Closed, |c| c.state)
+        .map_or(TcpState::Closed, |info| info.state)
 }
 
 #[test]
 fn lost_arp_is_retried_until_unreachable() {
     let mut lab = Lab::new();
     let mut left = 2;
-    lab.lose(move |_, f| {
-        let hit = f[12..14] == [8, 6] && left > 0;
+    lab.lose(move |_, frame| {
+        let hit = frame[12..14] == [8, 6] && left > 0;
         left -= i32::from(hit);
         hit
     });
@@ -206,18 +206,18 @@ fn lost_arp_is_retried_until_unreachable() {
     assert!(
         lab.net.hosts[0]
             .next_deadline()
-            .is_some_and(|d| d > lab.net.now)
+            .is_some_and(|deadline| deadline > lab.net.now)
     );
 }
 
 #[test]
 fn off_link_peers_are_reached_through_the_gateway() {
-    let mut c = [host_config(0), host_config(1)];
-    c[0].gateway_v4 = Some("10.0.0.2".parse().unwrap());
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].gateway_v4 = Some("10.0.0.2".parse().unwrap());
     // Host 1 plays gateway and far peer in one.
-    c[1].addresses.push("192.0.2.7/32".parse().unwrap());
-    c[1].gateway_v4 = Some("10.0.0.1".parse().unwrap());
-    let mut lab = Lab::with(c);
+    configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
+    configs[1].gateway_v4 = Some("10.0.0.1".parse().unwrap());
+    let mut lab = Lab::with(configs);
     let now = lab.net.now;
     lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
     lab.net.hosts[0]
@@ -226,22 +226,25 @@ fn off_link_peers_are_reached_through_the_gateway() {
     lab.run_ms(10);
     assert!(lab.got(0).contains(Events::CONNECTED));
     let now = lab.net.now;
-    let e = lab.net.hosts[1].connect(now, None, None, "[2001:db8::1]:80".parse().unwrap(), 0);
-    assert!(matches!(e, Err(siw_tcp::StackError::NoRoute(_))), "{e:?}");
+    let events = lab.net.hosts[1].connect(now, None, None, "[2001:db8::1]:80".parse().unwrap(), 0);
+    assert!(
+        matches!(events, Err(siw_tcp::StackError::NoRoute(_))),
+        "{events:?}"
+    );
 }
 
 #[test]
 fn a_spoofed_arp_reply_changes_nothing() {
     let mut lab = Lab::new();
-    let [a, b] = lab.connect();
+    let [client, server] = lab.connect();
     let mut arp = vec![
         2, 0, 0, 0, 0, 1, 6, 6, 6, 6, 6, 6, 8, 6, 0, 1, 8, 0, 6, 4, 0, 2,
     ];
     arp.extend([6, 6, 6, 6, 6, 6, 10, 0, 0, 2, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1]);
     give(&mut lab, 0, arp);
-    lab.send(0, a, b"safe");
+    lab.send(0, client, b"safe");
     lab.run_ms(5);
-    assert_eq!(lab.read(1, b), b"safe");
+    assert_eq!(lab.read(1, server), b"safe");
 }
 
 #[test]
@@ -250,14 +253,14 @@ fn echo_is_answered_and_rate_limited() {
     let echo = |data: &[u8]| {
         let mut icmp = vec![8, 0, 0, 0, 0, 7, 0, 1];
         icmp.extend_from_slice(data);
-        let c = sum(&icmp, 0);
-        icmp[2..4].copy_from_slice(&c);
+        let checksum = sum(&icmp, 0);
+        icmp[2..4].copy_from_slice(&checksum);
         let mut ip = vec![
             0x45, 0, 0, 0, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
         ];
         ip[2..4].copy_from_slice(&(20 + icmp.len() as u16).to_be_bytes());
-        let c = sum(&ip, 0);
-        ip[10..12].copy_from_slice(&c);
+        let checksum = sum(&ip, 0);
+        ip[10..12].copy_from_slice(&checksum);
         [vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0], ip, icmp].concat()
     };
     give(&mut lab, 1, echo(&pattern(500)));
@@ -281,41 +284,41 @@ fn ipv6_connects_by_ndp_or_fails_in_bounded_time() {
     lab.net.hosts[1]
         .listen(Some("fd00::2".parse().unwrap()), 80, 4, 0)
         .unwrap();
-    let a = lab.net.hosts[0]
+    let client = lab.net.hosts[0]
         .connect(now, None, None, "[fd00::2]:80".parse().unwrap(), 0)
         .unwrap();
     lab.run_ms(10);
-    let b = lab.events[1]
+    let server = lab.events[1]
         .iter()
-        .find(|(_, e)| e.contains(Events::ACCEPTED))
+        .find(|(_, events)| events.contains(Events::ACCEPTED))
         .unwrap()
         .0;
-    assert_eq!(lab.net.hosts[0].effective_mss(a), 1428);
-    lab.send(0, a, &pattern(100_000));
+    assert_eq!(lab.net.hosts[0].effective_mss(client), 1428);
+    lab.send(0, client, &pattern(100_000));
     lab.run_ms(20);
-    assert_eq!(lab.read(1, b), pattern(100_000));
+    assert_eq!(lab.read(1, server), pattern(100_000));
     assert!(lab.net.hosts[0].stats().ndp_out >= 1 && lab.net.hosts[1].stats().ndp_in >= 1);
 }
 
 #[test]
 fn neighbours_are_probed_while_a_connection_uses_them() {
     let mut lab = Lab::new();
-    let [a, b] = lab.connect();
+    let [client, server] = lab.connect();
     for _ in 0..10 {
         lab.run_ms(10_000);
-        lab.send(0, a, b"tick");
+        lab.send(0, client, b"tick");
         lab.run_ms(10);
-        assert_eq!(lab.read(1, b), b"tick");
+        assert_eq!(lab.read(1, server), b"tick");
     }
     assert!(lab.net.hosts[0].stats().arp_out >= 3);
     // The peer's MAC is gone for good: the neighbour fails, the data waits, nothing panics.
     lab.lose(|_, _| true);
     lab.run_ms(40_000);
-    lab.send(0, a, b"lost");
+    lab.send(0, client, b"lost");
     lab.run_ms(20_000);
     lab.lose(|_, _| false);
     lab.run_ms(60_000);
-    assert_eq!(lab.read(1, b), b"lost");
+    assert_eq!(lab.read(1, server), b"lost");
 }
 
 /// RFC 5927.
@@ -323,9 +326,11 @@ fn neighbours_are_probed_while_a_connection_uses_them() {
 fn an_icmp_error_ends_only_the_connect_it_quotes() {
     let mut lab = Lab::new();
     lab.connect();
-    lab.lose(|from, f| from == 0 && Seg::parse(0, f).is_some_and(|s| s.flags == SYN));
+    lab.lose(|from, frame| {
+        from == 0 && Seg::parse(0, frame).is_some_and(|segment| segment.flags == SYN)
+    });
     let now = lab.net.now;
-    let c = lab.net.hosts[0]
+    let client = lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:99".parse().unwrap(), 0)
         .unwrap();
     lab.run_ms(5);
@@ -333,21 +338,21 @@ fn an_icmp_error_ends_only_the_connect_it_quotes() {
     let error = |seq: u32| {
         let mut quoted = syn.clone();
         quoted.seq = seq;
-        let f = quoted.frame();
+        let frame = quoted.frame();
         let mut icmp = vec![3, 1, 0, 0, 0, 0, 0, 0];
-        icmp.extend_from_slice(&f[14..42]);
-        let c = sum(&icmp, 0);
-        icmp[2..4].copy_from_slice(&c);
+        icmp.extend_from_slice(&frame[14..42]);
+        let checksum = sum(&icmp, 0);
+        icmp[2..4].copy_from_slice(&checksum);
         let mut ip = vec![
             0x45, 0, 0, 0, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1,
         ];
         ip[2..4].copy_from_slice(&(20 + icmp.len() as u16).to_be_bytes());
-        let c = sum(&ip, 0);
-        ip[10..12].copy_from_slice(&c);
+        let checksum = sum(&ip, 0);
+        ip[10..12].copy_from_slice(&checksum);
         [vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0], ip, icmp].concat()
     };
     give(&mut lab, 0, error(syn.seq.wrapping_add(1)));
-    assert_eq!(state(&lab, 0, c), TcpState::SynSent);
+    assert_eq!(state(&lab, 0, client), TcpState::SynSent);
     give(&mut lab, 0, error(syn.seq));
     lab.run_ms(1);
     assert!(lab.got(0).contains(Events::UNREACHABLE | Events::CLOSED));
@@ -355,9 +360,11 @@ fn an_icmp_error_ends_only_the_connect_it_quotes() {
 
 #[test]
 fn many_connections_open_close_and_leave_nothing() {
-    let mut c = [host_config(0), host_config(1)];
-    c.iter_mut().for_each(|c| c.max_connections = 300);
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs
+        .iter_mut()
+        .for_each(|config| config.max_connections = 300);
+    let mut lab = Lab::with(configs);
     lab.net.hosts[1].listen(None, 80, 300, 0).unwrap();
     for _ in 0..5 {
         let now = lab.net.now;
@@ -371,7 +378,7 @@ fn many_connections_open_close_and_leave_nothing() {
         lab.run_ms(20);
         let accepted: Vec<_> = std::mem::take(&mut lab.events[1])
             .into_iter()
-            .filter(|(_, e)| e.contains(Events::ACCEPTED))
+            .filter(|(_, events)| events.contains(Events::ACCEPTED))
             .collect();
         assert_eq!(accepted.len(), 250);
         let now = lab.net.now;
@@ -388,9 +395,9 @@ fn many_connections_open_close_and_leave_nothing() {
         "TIME-WAIT gave way"
     );
     lab.net.run(Duration::from_secs(70), |_| false);
-    for h in &lab.net.hosts {
-        assert_eq!(h.connection_count(), 0);
-        assert!(h.is_idle());
-        assert_eq!(h.stats().curr_estab, 0);
+    for host in &lab.net.hosts {
+        assert_eq!(host.connection_count(), 0);
+        assert!(host.is_idle());
+        assert_eq!(host.stats().curr_estab, 0);
     }
 }

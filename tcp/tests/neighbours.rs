@@ -14,7 +14,9 @@ type Host = Stack<VecBuf, Pattern>;
 fn a_reused_slot_ignores_the_old_neighbour_lookup() {
     let mut lab = Lab::new();
     // The peer is there, but its answers to a SYN are not.
-    lab.lose(|_, f| f[12..14] == [8, 0] && f.get(47).is_some_and(|flags| flags & 2 != 0));
+    lab.lose(|_, frame| {
+        frame[12..14] == [8, 0] && frame.get(47).is_some_and(|flags| flags & 2 != 0)
+    });
     let now = lab.net.now;
     let host = &mut lab.net.hosts[0];
     let nobody = "10.0.0.77:80".parse().unwrap();
@@ -35,15 +37,15 @@ fn a_reused_slot_ignores_the_old_neighbour_lookup() {
 }
 
 /// Time for `n` connects that wait for one neighbour; its answer brings them all.
-fn waiting(n: usize) -> Duration {
+fn waiting(count: usize) -> Duration {
     let mut config = host_config(0);
-    config.max_connections = n;
+    config.max_connections = count;
     let now = Instant::from_millis(1);
     let mut host = Host::new(config, now).unwrap();
     let mut peer = Host::new(host_config(1), now).unwrap();
     let mut sink = VecSink::default();
     let begin = Clock::now();
-    for i in 0..n {
+    for i in 0..count {
         let to = ([10, 0, 0, 2], 1000 + (i / 10_000) as u16).into();
         host.connect(now, None, None, to, 0).unwrap();
         host.poll(now, &mut sink);
@@ -54,12 +56,12 @@ fn waiting(n: usize) -> Duration {
         checksum: RxChecksum::Unknown,
         rss_hash: 0,
     };
-    let frame = |f: (Vec<u8>, _)| (VecBuf::from(f.0), info);
+    let frame = |frame: (Vec<u8>, _)| (VecBuf::from(frame.0), info);
     peer.receive_burst(now, sink.frames.drain(..).map(frame));
     peer.poll(now, &mut sink);
     host.receive_burst(now, sink.frames.drain(..).map(frame));
     host.poll(now, &mut sink);
-    assert_eq!(sink.frames.len(), n, "a SYN of each");
+    assert_eq!(sink.frames.len(), count, "a SYN of each");
     took
 }
 
@@ -90,7 +92,9 @@ fn a_time_wait_gives_way_as_soon_as_it_has_no_owner() {
         lab.run_ms(5);
         let peers: Vec<_> = lab.events[1].drain(..).map(|(id, _)| id).collect();
         let now = lab.net.now;
-        peers.iter().for_each(|p| lab.net.hosts[1].release(now, *p));
+        peers
+            .iter()
+            .for_each(|probe| lab.net.hosts[1].release(now, *probe));
         lab.run_ms(5);
     }
     let now = lab.net.now;

@@ -16,10 +16,10 @@ const TSO: TsoLimits = TsoLimits {
     max_bytes: 60_000,
 };
 
-fn with_tso(mut c: StackConfig) -> StackConfig {
-    c.tx_checksum = false;
-    c.tso = Some(TSO);
-    c
+fn with_tso(mut config: StackConfig) -> StackConfig {
+    config.tx_checksum = false;
+    config.tso = Some(TSO);
+    config
 }
 
 #[test]
@@ -27,29 +27,30 @@ fn full_segments_use_tso_and_losses_resend_singly() {
     for (loss, v6) in [(0.0, false), (0.02, false), (0.02, true)] {
         let mut link = Impairment::perfect(micros(50));
         link.loss = loss;
-        let mut t = Transfer::new(9, configs().map(with_tso), [link; 2], [3_000_000, 100_000]);
-        t.connect(v6);
-        assert!(t.run(std::time::Duration::from_secs(20)));
-        let s = t.net.hosts[0].stats();
-        assert!(s.tso_frames > 50, "{s:?}");
-        assert!(s.frames_out < s.out_segs);
-        let largest = t.net.sinks[0].largest;
+        let mut transfer =
+            Transfer::new(9, configs().map(with_tso), [link; 2], [3_000_000, 100_000]);
+        transfer.connect(v6);
+        assert!(transfer.run(std::time::Duration::from_secs(20)));
+        let stats = transfer.net.hosts[0].stats();
+        assert!(stats.tso_frames > 50, "{stats:?}");
+        assert!(stats.frames_out < stats.out_segs);
+        let largest = transfer.net.sinks[0].largest;
         assert!(largest > 10_000 && largest <= TSO.max_bytes, "{largest}");
-        t.check_boundaries();
+        transfer.check_boundaries();
     }
 }
 
 #[test]
 fn a_configuration_that_cannot_work_is_refused() {
-    let mut c = with_tso(host_config(0));
-    c.tx_checksum = true;
-    assert!(Stack::<Chain, Pattern>::new(c.clone(), Instant(1)).is_err());
-    c.tx_checksum = false;
-    c.tso = Some(TsoLimits {
+    let mut config = with_tso(host_config(0));
+    config.tx_checksum = true;
+    assert!(Stack::<Chain, Pattern>::new(config.clone(), Instant(1)).is_err());
+    config.tx_checksum = false;
+    config.tso = Some(TsoLimits {
         max_segments: 40,
         max_bytes: 70_000,
     });
-    assert!(Stack::<Chain, Pattern>::new(c, Instant(1)).is_err());
+    assert!(Stack::<Chain, Pattern>::new(config, Instant(1)).is_err());
 }
 
 /// A received frame of many buffers, as LRO ports and virtio deliver them.
@@ -65,29 +66,29 @@ impl RecvBuf for Chain {
         self.parts.iter().map(Vec::len).sum()
     }
     fn chunk(&self) -> &[u8] {
-        self.parts.front().map_or(&[], |p| p)
+        self.parts.front().map_or(&[], |part| part)
     }
     fn chunks(&self) -> Self::Chunks<'_> {
-        self.parts.iter().map(|p| p)
+        self.parts.iter().map(|part| part)
     }
-    fn advance(&mut self, mut n: usize) {
-        while n > 0 {
-            let p = self.parts.front_mut().unwrap();
-            if p.len() > n {
-                p.drain(..n);
+    fn advance(&mut self, mut count: usize) {
+        while count > 0 {
+            let part = self.parts.front_mut().unwrap();
+            if part.len() > count {
+                part.drain(..count);
                 return;
             }
-            n -= p.len();
+            count -= part.len();
             self.parts.pop_front();
         }
     }
-    fn truncate(&mut self, n: usize) {
-        let mut left = n;
-        for p in &mut self.parts {
-            p.truncate(left);
-            left -= p.len();
+    fn truncate(&mut self, count: usize) {
+        let mut left = count;
+        for part in &mut self.parts {
+            part.truncate(left);
+            left -= part.len();
         }
-        self.parts.retain(|p| !p.is_empty());
+        self.parts.retain(|part| !part.is_empty());
     }
 }
 
@@ -108,14 +109,16 @@ impl FrameSink<Pattern> for Wire {
         self.segsz = meta.tso_segsz;
         true
     }
-    fn append_record(&mut self, _: u64, r: &Pattern, offset: u32, len: u32) {
-        let mut v = vec![];
-        r.read(offset, len, &mut v);
-        self.open.parts.extend(v.chunks(1000).map(<[u8]>::to_vec));
+    fn append_record(&mut self, _: u64, record: &Pattern, offset: u32, len: u32) {
+        let mut value = vec![];
+        record.read(offset, len, &mut value);
+        self.open
+            .parts
+            .extend(value.chunks(1000).map(<[u8]>::to_vec));
         self.pieces.push(len);
     }
-    fn append_bytes(&mut self, b: &[u8]) {
-        self.open.parts.push_back(b.to_vec());
+    fn append_bytes(&mut self, bytes: &[u8]) {
+        self.open.parts.push_back(bytes.to_vec());
     }
     fn end_frame(&mut self) {
         self.frames.push(std::mem::take(&mut self.open));
@@ -131,16 +134,16 @@ impl FrameSink<Pattern> for Wire {
 fn super_segments_carry_whole_records() {
     let start = Instant::from_millis(1000);
     let mut hosts = [0, 1].map(|i| {
-        let mut c = with_tso(host_config(i));
-        c.initial_window = 100;
-        Stack::<Chain, Pattern>::new(c, start).unwrap()
+        let mut config = with_tso(host_config(i));
+        config.initial_window = 100;
+        Stack::<Chain, Pattern>::new(config, start).unwrap()
     });
     hosts[1].listen(None, 80, 4, 0).unwrap();
-    let a = hosts[0]
+    let client = hosts[0]
         .connect(start, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
     let mut wires = [Wire::default(), Wire::default()];
-    let mut b = None;
+    let mut server = None;
     // Full records, two halves that share a segment, a short one that ends a super-segment.
     let lens = [1448, 1448, 724, 724, 1448, 500, 1448, 1448, 1000, 1000];
     let total: u32 = lens.iter().sum();
@@ -154,33 +157,33 @@ fn super_segments_carry_whole_records() {
                 rss_hash: 0,
             };
             let frames = std::mem::take(&mut wires[1 - i].frames);
-            hosts[i].receive_burst(now, frames.into_iter().map(|f| (f, info)));
-            while let Some((id, _, e)) = hosts[i].next_event() {
-                if e.contains(Events::ACCEPTED) {
-                    b = Some(id);
+            hosts[i].receive_burst(now, frames.into_iter().map(|frame| (frame, info)));
+            while let Some((id, _, events)) = hosts[i].next_event() {
+                if events.contains(Events::ACCEPTED) {
+                    server = Some(id);
                 }
-                if e.contains(Events::CONNECTED) && !pushed {
+                if events.contains(Events::CONNECTED) && !pushed {
                     pushed = true;
                     let mut at = 0;
                     for len in lens {
-                        let r = Pattern { salt: 3, start: at };
-                        hosts[0].push_record(a, len, r, false).unwrap();
+                        let record = Pattern { salt: 3, start: at };
+                        hosts[0].push_record(client, len, record, false).unwrap();
                         at += u64::from(len);
                     }
-                    hosts[0].flush(now, a, &mut wires[0]);
+                    hosts[0].flush(now, client, &mut wires[0]);
                 }
             }
             hosts[i].poll(now, &mut wires[i]);
         }
-        if let Some(rx) = b.and_then(|b| hosts[1].receive_queue(b)) {
-            let n = rx.len_bytes();
-            rx.for_each_chunk(0, n, |c| {
-                for &x in c {
-                    assert_eq!(x, Pattern::byte(3, got));
+        if let Some(rx) = server.and_then(|server| hosts[1].receive_queue(server)) {
+            let count = rx.len_bytes();
+            rx.for_each_chunk(0, count, |chunk| {
+                for &byte in chunk {
+                    assert_eq!(byte, Pattern::byte(3, got));
                     got += 1;
                 }
             });
-            rx.consume(n);
+            rx.consume(count);
         }
     }
     assert_eq!(got, u64::from(total));

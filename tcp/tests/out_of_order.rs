@@ -13,14 +13,14 @@ fn transfer(seed: u64, show: bool) -> Transfer {
     link.reorder = 0.05;
     link.jitter = micros(80);
     link.duplicate = 0.02;
-    let configs = configs().map(|mut c| {
-        c.show_out_of_order = show;
-        c
+    let configs = configs().map(|mut config| {
+        config.show_out_of_order = show;
+        config
     });
-    let mut t = Transfer::new(seed, configs, [link; 2], [300_000, 100_000]);
-    t.connect(false);
-    assert!(t.run(Duration::from_secs(60)), "seed {seed}");
-    t
+    let mut transfer = Transfer::new(seed, configs, [link; 2], [300_000, 100_000]);
+    transfer.connect(false);
+    assert!(transfer.run(Duration::from_secs(60)), "seed {seed}");
+    transfer
 }
 
 /// With their distance from the first unread byte.
@@ -28,10 +28,10 @@ fn transfer(seed: u64, show: bool) -> Transfer {
 fn out_of_order_segments_are_shown_once() {
     let mut shown = 0;
     for seed in 0..40 {
-        let t = transfer(seed, true);
-        for s in &t.sides {
-            assert!(s.shown <= s.peer_goal, "seed {seed}: {}", s.shown);
-            shown += s.shown;
+        let transfer = transfer(seed, true);
+        for side in &transfer.sides {
+            assert!(side.shown <= side.peer_goal, "seed {seed}: {}", side.shown);
+            shown += side.shown;
         }
     }
     assert!(shown > 100_000, "{shown}");
@@ -39,6 +39,6 @@ fn out_of_order_segments_are_shown_once() {
 
 #[test]
 fn nobody_is_shown_anything_who_did_not_ask() {
-    let t = transfer(3, false);
-    assert_eq!(t.sides.each_ref().map(|s| s.shown), [0, 0]);
+    let transfer = transfer(3, false);
+    assert_eq!(transfer.sides.each_ref().map(|side| side.shown), [0, 0]);
 }

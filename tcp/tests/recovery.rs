@@ -12,9 +12,9 @@ const MSS: usize = 1448;
 
 /// A lab whose sender may send `segments` at once, and its connection.
 fn lab_with_sender(segments: u32) -> (Lab, [ConnId; 2]) {
-    let mut c = [host_config(0), host_config(1)];
-    c[0].initial_window = segments;
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].initial_window = segments;
+    let mut lab = Lab::with(configs);
     let ids = lab.connect();
     // RACK wants the round trip of the path, not of the handshake alone.
     lab.send(0, ids[0], &pattern(MSS));
@@ -25,9 +25,9 @@ fn lab_with_sender(segments: u32) -> (Lab, [ConnId; 2]) {
 
 fn push(lab: &mut Lab, id: ConnId, segments: usize) -> Vec<u8> {
     let data = pattern(segments * MSS);
-    for c in data.chunks(MSS) {
+    for chunk in data.chunks(MSS) {
         lab.net.hosts[0]
-            .push_record(id, c.len() as u32, c.to_vec(), false)
+            .push_record(id, chunk.len() as u32, chunk.to_vec(), false)
             .unwrap();
     }
     lab.net.flush(0, id);
@@ -36,32 +36,37 @@ fn push(lab: &mut Lab, id: ConnId, segments: usize) -> Vec<u8> {
 
 /// Until the peer has it all; how long that took.
 fn until_read(lab: &mut Lab, peer: ConnId, len: usize, start: Instant) -> Duration {
-    lab.net.run(Duration::from_millis(50), |n| {
-        n.hosts[1].tcp_info(peer).is_some_and(|c| c.readable == len)
+    lab.net.run(Duration::from_millis(50), |net| {
+        net.hosts[1]
+            .tcp_info(peer)
+            .is_some_and(|info| info.readable == len)
     });
     lab.net.now - start
 }
 
 /// Loses those first transmissions of host 0 (counted from now).
 fn lose(lab: &mut Lab, which: &[usize]) {
-    let (mut n, which) = (0, which.to_vec());
-    lab.lose(move |from, f| {
-        let data = from == 0 && Seg::parse(0, f).is_some_and(|s| !s.payload.is_empty());
-        n += usize::from(data);
-        data && which.contains(&(n - 1))
+    let (mut count, which) = (0, which.to_vec());
+    lab.lose(move |from, frame| {
+        let data =
+            from == 0 && Seg::parse(0, frame).is_some_and(|segment| !segment.payload.is_empty());
+        count += usize::from(data);
+        data && which.contains(&(count - 1))
     });
 }
 
 /// Loses the next segment with payload of host 0, and its first retransmission.
 fn lose_twice(lab: &mut Lab) {
     let (mut seen, mut first) = (0, None);
-    lab.lose(move |from, f| {
-        let Some(s) = Seg::parse(from, f).filter(|s| from == 0 && !s.payload.is_empty()) else {
+    lab.lose(move |from, frame| {
+        let Some(segment) =
+            Seg::parse(from, frame).filter(|segment| from == 0 && !segment.payload.is_empty())
+        else {
             return false;
         };
-        let first = *first.get_or_insert(s.seq);
-        seen += i32::from(s.seq == first);
-        s.seq == first && seen <= 2
+        let first = *first.get_or_insert(segment.seq);
+        seen += i32::from(segment.seq == first);
+        segment.seq == first && seen <= 2
     });
 }
 
@@ -69,10 +74,10 @@ fn lose_twice(lab: &mut Lab) {
 #[test]
 fn up_to_3_losses_in_a_window_cost_no_timeout() {
     const N: usize = 12;
-    for a in 0..N {
-        for b in a..N {
-            for c in b..N {
-                let mut lost = vec![a, b, c];
+    for first in 0..N {
+        for second in first..N {
+            for third in second..N {
+                let mut lost = vec![first, second, third];
                 lost.dedup();
                 let (mut lab, [id, peer]) = lab_with_sender(N as u32);
                 lose(&mut lab, &lost);
@@ -80,12 +85,12 @@ fn up_to_3_losses_in_a_window_cost_no_timeout() {
                 let data = push(&mut lab, id, N);
                 let took = until_read(&mut lab, peer, data.len(), start);
                 assert_eq!(lab.read(1, peer), data, "{lost:?}");
-                let s = lab.net.hosts[0].stats();
-                assert_eq!(s.timeouts, 0, "{lost:?}");
+                let stats = lab.net.hosts[0].stats();
+                assert_eq!(stats.timeouts, 0, "{lost:?}");
                 assert!(
-                    s.retrans_segs <= lost.len() as u64 + s.tlp_probes,
+                    stats.retrans_segs <= lost.len() as u64 + stats.tlp_probes,
                     "{lost:?}: {} retransmissions",
-                    s.retrans_segs
+                    stats.retrans_segs
                 );
                 assert!(took < Duration::from_millis(5), "{lost:?}: {took:?}");
             }
@@ -99,9 +104,9 @@ fn a_retransmission_gets_a_full_rto() {
     // A round trip just below the shortest timeout: whoever starts the timer when the first
     // segment leaves, and not again when it is sent again, times out before the ACK can be here.
     for rtt_us in [2_600, 3_500, 4_400, 4_800] {
-        let mut c = [host_config(0), host_config(1)];
-        c[0].initial_window = 12;
-        let mut lab = Lab::with(c);
+        let mut configs = [host_config(0), host_config(1)];
+        configs[0].initial_window = 12;
+        let mut lab = Lab::with(configs);
         let half = Impairment::perfect(Duration::from_micros(rtt_us / 2));
         (0..2).for_each(|from| lab.net.set_link(from, half));
         lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
@@ -121,8 +126,8 @@ fn a_retransmission_gets_a_full_rto() {
         let data = push(&mut lab, id, 12);
         let took = until_read(&mut lab, peer, data.len(), start);
         assert_eq!(lab.read(1, peer), data);
-        let s = lab.net.hosts[0].stats();
-        assert_eq!((s.timeouts, s.fast_retrans), (0, 1), "{rtt_us} us");
+        let stats = lab.net.hosts[0].stats();
+        assert_eq!((stats.timeouts, stats.fast_retrans), (0, 1), "{rtt_us} us");
         assert!(
             took < Duration::from_micros(2 * rtt_us),
             "{rtt_us} us: {took:?}"
@@ -134,16 +139,16 @@ fn a_retransmission_gets_a_full_rto() {
 #[test]
 fn a_tail_loss_probe_repairs_before_the_timeout() {
     // The whole flight, its last segment, and a lone segment.
-    for (n, lost) in [(3, vec![0, 1, 2]), (10, vec![9]), (1, vec![0])] {
+    for (count, lost) in [(3, vec![0, 1, 2]), (10, vec![9]), (1, vec![0])] {
         let (mut lab, [id, peer]) = lab_with_sender(10);
         lose(&mut lab, &lost);
         let start = lab.net.now;
-        let data = push(&mut lab, id, n);
+        let data = push(&mut lab, id, count);
         let took = until_read(&mut lab, peer, data.len(), start);
         assert_eq!(lab.read(1, peer), data);
         assert!(took < Duration::from_millis(4), "{lost:?}: {took:?}");
-        let s = lab.net.hosts[0].stats();
-        assert_eq!((s.timeouts, s.tlp_probes), (0, 1), "{lost:?}");
+        let stats = lab.net.hosts[0].stats();
+        assert_eq!((stats.timeouts, stats.tlp_probes), (0, 1), "{lost:?}");
     }
 }
 
@@ -155,17 +160,22 @@ fn a_probe_prefers_new_data_rfc_8985_7_3() {
     let data = push(&mut lab, id, 30);
     lab.run_ms(100);
     assert_eq!(lab.read(1, peer), data);
-    let s = lab.net.hosts[0].stats();
-    assert!(s.tlp_probes >= 1 && before < 30);
+    let stats = lab.net.hosts[0].stats();
+    assert!(stats.tlp_probes >= 1 && before < 30);
     let probe = lab
         .seen
         .borrow()
         .iter()
-        .filter(|s| s.from == 0 && !s.payload.is_empty())
-        .map(|s| s.seq)
+        .filter(|segment| segment.from == 0 && !segment.payload.is_empty())
+        .map(|segment| segment.seq)
         .collect::<Vec<_>>();
-    let repeats = |n: usize| probe[..n].iter().filter(|&&q| q == probe[n]).count();
-    let first_again = (0..probe.len()).find(|&n| repeats(n) > 0).unwrap();
+    let repeats = |count: usize| {
+        probe[..count]
+            .iter()
+            .filter(|&&value| value == probe[count])
+            .count()
+    };
+    let first_again = (0..probe.len()).find(|&count| repeats(count) > 0).unwrap();
     assert!(
         first_again > before,
         "the probe carried data that had never been sent"
@@ -193,8 +203,9 @@ fn a_needless_probe_seen_by_d_sack_costs_nothing() {
     let (mut lab, [id, peer]) = lab_with_sender(10);
     // The ACKs of the flight are late.
     let mut left = 8;
-    lab.lose(move |from, f| {
-        let ack = from == 1 && Seg::parse(1, f).is_some_and(|s| s.payload.is_empty());
+    lab.lose(move |from, frame| {
+        let ack =
+            from == 1 && Seg::parse(1, frame).is_some_and(|segment| segment.payload.is_empty());
         left -= i32::from(ack && left > 0);
         ack && left > 6
     });
@@ -203,19 +214,26 @@ fn a_needless_probe_seen_by_d_sack_costs_nothing() {
     assert_eq!(lab.read(1, peer), data);
     push(&mut lab, id, 1);
     lab.run_ms(20);
-    let s = lab.net.hosts[0].stats();
-    assert_eq!((s.tlp_probes, s.tlp_recoveries, s.timeouts), (1, 0, 0));
-    assert_eq!(s.dsacks_in, 1);
+    let stats = lab.net.hosts[0].stats();
+    assert_eq!(
+        (stats.tlp_probes, stats.tlp_recoveries, stats.timeouts),
+        (1, 0, 0)
+    );
+    assert_eq!(stats.dsacks_in, 1);
     let block = lab
         .seen
         .borrow()
         .iter()
         .rev()
-        .find_map(|s| {
-            let at = s.options.windows(2).position(|w| w == [5, 10])?;
-            let b =
-                |i: usize| u32::from_be_bytes(s.options[at + i..at + i + 4].try_into().unwrap());
-            Some((b(2), b(6), s.ack))
+        .find_map(|segment| {
+            let at = segment
+                .options
+                .windows(2)
+                .position(|pair| pair == [5, 10])?;
+            let word_at = |i: usize| {
+                u32::from_be_bytes(segment.options[at + i..at + i + 4].try_into().unwrap())
+            };
+            Some((word_at(2), word_at(6), segment.ack))
         })
         .expect("a D-SACK block on the wire");
     assert_eq!(
@@ -233,9 +251,9 @@ fn a_lost_retransmission_is_resent_without_timeout() {
     let data = push(&mut lab, id, 60);
     lab.run_ms(100);
     assert_eq!(lab.read(1, peer), data);
-    let s = lab.net.hosts[0].stats();
-    assert_eq!(s.timeouts, 0);
-    assert!(s.lost_retransmit >= 1);
+    let stats = lab.net.hosts[0].stats();
+    assert_eq!(stats.timeouts, 0);
+    assert!(stats.lost_retransmit >= 1);
 }
 
 /// RFC 6675 section 6.
@@ -243,9 +261,9 @@ fn a_lost_retransmission_is_resent_without_timeout() {
 fn sacks_reveal_a_lost_retransmission() {
     // The shortest timeout is half of the round trip beyond it. The first segment and its
     // retransmission are lost; what shows that leaves most of a round trip after the retransmission.
-    let mut c = [host_config(0), host_config(1)];
-    c[0].initial_window = 16;
-    let mut lab = Lab::with(c);
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].initial_window = 16;
+    let mut lab = Lab::with(configs);
     let half = Impairment::perfect(Duration::from_millis(5));
     (0..2).for_each(|from| lab.net.set_link(from, half));
     lab.net.hosts[1].listen(None, 80, 4, 0).unwrap();
@@ -270,9 +288,9 @@ fn sacks_reveal_a_lost_retransmission() {
     let start = lab.net.now;
     let took = until_read(&mut lab, peer, data.len(), start);
     assert_eq!(lab.read(1, peer), data);
-    let s = lab.net.hosts[0].stats();
+    let stats = lab.net.hosts[0].stats();
     assert_eq!(
-        (s.timeouts, s.lost_retransmit, s.retrans_segs),
+        (stats.timeouts, stats.lost_retransmit, stats.retrans_segs),
         (0, 1, 2),
         "{took:?}"
     );
@@ -297,18 +315,18 @@ fn reordering_widens_the_rack_window() {
         }
     }
     assert_eq!(got, sent);
-    let s = lab.net.hosts[0].stats();
+    let stats = lab.net.hosts[0].stats();
     assert!(lab.net.hosts[1].stats().ofo_queue > 500, "it does reorder");
     println!(
         "{early} then {} needless retransmissions",
-        s.retrans_segs - early
+        stats.retrans_segs - early
     );
     assert!(
-        s.retrans_segs - early <= 8,
+        stats.retrans_segs - early <= 8,
         "{} of 780 repeated for nothing",
-        s.retrans_segs - early
+        stats.retrans_segs - early
     );
-    assert_eq!(s.timeouts, 0);
+    assert_eq!(stats.timeouts, 0);
 }
 
 #[test]
@@ -323,13 +341,13 @@ fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
     lab.net
         .set_link(0, Impairment::perfect(Duration::from_micros(50)));
     // Retransmissions are held up as well, behind the originals.
-    lab.lose(|from, f| from == 0 && f.len() > 1000);
+    lab.lose(|from, frame| from == 0 && frame.len() > 1000);
     lab.run_ms(28);
     lab.lose(|_, _| false);
     lab.run_ms(100);
     assert_eq!(lab.read(1, peer), data);
-    let s = lab.net.hosts[0].stats();
-    assert!(s.timeouts >= 1 && s.spurious == 1, "{s:?}");
+    let stats = lab.net.hosts[0].stats();
+    assert!(stats.timeouts >= 1 && stats.spurious == 1, "{stats:?}");
     let after = lab.net.hosts[0].tcp_info(id).unwrap();
     assert!(after.cwnd >= before.cwnd && after.ssthresh == before.ssthresh);
 }
@@ -338,10 +356,10 @@ fn a_timeout_for_nothing_is_taken_back_rfc_3522() {
 fn a_lost_fin_is_probed_too() {
     let (mut lab, [id, _]) = lab_with_sender(10);
     let mut left = 1;
-    lab.lose(move |from, f| {
+    lab.lose(move |from, frame| {
         let hit = from == 0
             && left > 0
-            && Seg::parse(0, f).is_some_and(|s| s.flags & (FIN | ACK) == FIN | ACK);
+            && Seg::parse(0, frame).is_some_and(|segment| segment.flags & (FIN | ACK) == FIN | ACK);
         left -= i32::from(hit);
         hit
     });
@@ -349,6 +367,6 @@ fn a_lost_fin_is_probed_too() {
     lab.net.hosts[0].close(now, id);
     lab.run_ms(5);
     assert!(lab.got(1).contains(siw_tcp::Events::PEER_FIN));
-    let s = lab.net.hosts[0].stats();
-    assert_eq!((s.tlp_probes, s.timeouts), (1, 0));
+    let stats = lab.net.hosts[0].stats();
+    assert_eq!((stats.tlp_probes, stats.timeouts), (1, 0));
 }

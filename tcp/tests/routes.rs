@@ -11,41 +11,49 @@ fn route(to: &str, via: &str) -> Route {
 }
 
 /// The neighbour that a connect to `to` asks for, and the source address it asks with.
-fn asked(c: &StackConfig, to: &str) -> Option<(String, String)> {
+fn asked(config: &StackConfig, to: &str) -> Option<(String, String)> {
     let now = Instant::from_millis(1);
-    let mut s = Stack::<VecBuf, Pattern>::new(c.clone(), now).unwrap();
+    let mut stack = Stack::<VecBuf, Pattern>::new(config.clone(), now).unwrap();
     let to = to.parse().unwrap();
-    match s.connect(now, None, None, to, 0) {
+    match stack.connect(now, None, None, to, 0) {
         Err(StackError::NoRoute(_)) => return None,
-        r => r.unwrap(),
+        result => result.unwrap(),
     };
     let mut sink = VecSink::default();
-    s.poll(now, &mut sink);
-    s.poll(now, &mut sink);
-    let (f, _) = sink.frames.pop_front().expect("a solicitation");
-    Some(if f[12..14] == [8, 6] {
-        let ip = |at: usize| format!("{}.{}.{}.{}", f[at], f[at + 1], f[at + 2], f[at + 3]);
+    stack.poll(now, &mut sink);
+    stack.poll(now, &mut sink);
+    let (frame, _) = sink.frames.pop_front().expect("a solicitation");
+    Some(if frame[12..14] == [8, 6] {
+        let ip = |at: usize| {
+            format!(
+                "{}.{}.{}.{}",
+                frame[at],
+                frame[at + 1],
+                frame[at + 2],
+                frame[at + 3]
+            )
+        };
         (ip(38), ip(28))
     } else {
         let ip = |at: usize| {
-            let b: [u8; 16] = f[at..at + 16].try_into().unwrap();
-            std::net::Ipv6Addr::from(b).to_string()
+            let octets: [u8; 16] = frame[at..at + 16].try_into().unwrap();
+            std::net::Ipv6Addr::from(octets).to_string()
         };
         (ip(62), ip(22))
     })
 }
 
-fn pair(a: &str, b: &str) -> Option<(String, String)> {
-    Some((a.into(), b.into()))
+fn pair(source: &str, next_hop: &str) -> Option<(String, String)> {
+    Some((source.into(), next_hop.into()))
 }
 
 /// RFC 1812 section 5.2.4.3.
 #[test]
 fn the_longest_prefix_decides_the_route_and_source() {
-    let mut c = host_config(0);
-    c.addresses.push("172.16.0.1/16".parse().unwrap());
-    c.gateway_v4 = Some("10.0.0.254".parse().unwrap());
-    c.routes = vec![
+    let mut config = host_config(0);
+    config.addresses.push("172.16.0.1/16".parse().unwrap());
+    config.gateway_v4 = Some("10.0.0.254".parse().unwrap());
+    config.routes = vec![
         route("192.0.2.0/24", "10.0.0.253"),
         route("192.0.2.128/25", "172.16.0.9"),
         route("192.0.2.200/32", "10.0.0.7"),
@@ -66,9 +74,9 @@ fn the_longest_prefix_decides_the_route_and_source() {
         ("[2001:db8::1]:1", "fd00::9", "fd00::1"),
         ("[2001:db8:1::1]:1", "fe80::1", "fd00::1"),
     ] {
-        assert_eq!(asked(&c, to), pair(via, from), "{to}");
+        assert_eq!(asked(&config, to), pair(via, from), "{to}");
     }
-    assert_eq!(asked(&c, "[2001:db9::1]:1"), None);
+    assert_eq!(asked(&config, "[2001:db9::1]:1"), None);
 }
 
 #[test]
@@ -81,31 +89,33 @@ fn a_route_that_cannot_work_is_refused() {
         ),
         ("192.0.2.0/24", "fd00::9", "family"),
     ] {
-        let mut c = host_config(0);
-        c.routes = vec![route(to, via)];
-        let e = Stack::<VecBuf, Pattern>::new(c, Instant(1)).err().unwrap();
-        assert!(e.to_string().contains(why), "{e}");
+        let mut config = host_config(0);
+        config.routes = vec![route(to, via)];
+        let stack = Stack::<VecBuf, Pattern>::new(config, Instant(1))
+            .err()
+            .unwrap();
+        assert!(stack.to_string().contains(why), "{stack}");
     }
 }
 
 #[test]
 fn two_routed_networks_talk_through_each_other() {
-    let mut c = [host_config(0), host_config(1)];
-    c[1].addresses.push("192.0.2.7/32".parse().unwrap());
-    c[0].routes = vec![route("192.0.2.0/24", "10.0.0.2")];
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].addresses.push("192.0.2.7/32".parse().unwrap());
+    configs[0].routes = vec![route("192.0.2.0/24", "10.0.0.2")];
     let link = siw_tcp::sim::Impairment::perfect(std::time::Duration::from_micros(50));
-    let mut net = SimNet::<Pattern>::new(1, c, [link; 2]);
+    let mut net = SimNet::<Pattern>::new(1, configs, [link; 2]);
     let now = net.now;
     net.hosts[1]
         .listen(Some("192.0.2.7".parse().unwrap()), 80, 4, 0)
         .unwrap();
-    let a = net.hosts[0]
+    let client = net.hosts[0]
         .connect(now, None, None, "192.0.2.7:80".parse().unwrap(), 0)
         .unwrap();
-    let up = |n: &mut SimNet<Pattern>| {
-        n.hosts[0]
-            .tcp_info(a)
-            .is_some_and(|c| c.state == siw_tcp::TcpState::Established)
+    let up = |net: &mut SimNet<Pattern>| {
+        net.hosts[0]
+            .tcp_info(client)
+            .is_some_and(|info| info.state == siw_tcp::TcpState::Established)
     };
     assert!(net.run(std::time::Duration::from_millis(10), up));
 }

@@ -26,10 +26,10 @@ impl Net {
     fn new(max: usize) -> Net {
         let now = Instant::from_millis(1000);
         let host = |i| {
-            let mut c = host_config(i);
-            c.max_connections = max;
-            c.tx_checksum = false;
-            Host::new(c, now).unwrap()
+            let mut config = host_config(i);
+            config.max_connections = max;
+            config.tx_checksum = false;
+            Host::new(config, now).unwrap()
         };
         let mut hosts = [host(0), host(1)];
         for port in [1, 2] {
@@ -47,89 +47,89 @@ impl Net {
     }
 
     /// The number of a connection, from its ports; so both ends agree.
-    fn number(&self, h: usize, id: ConnId) -> usize {
-        let c = self.hosts[h].tcp_info(id).unwrap();
-        let (theirs, ours) = if h == 0 {
-            (c.local, c.remote)
+    fn number(&self, host: usize, id: ConnId) -> usize {
+        let info = self.hosts[host].tcp_info(id).unwrap();
+        let (theirs, ours) = if host == 0 {
+            (info.local, info.remote)
         } else {
-            (c.remote, c.local)
+            (info.remote, info.local)
         };
         usize::from(theirs.port()) - 1024 + 50_000 * (usize::from(ours.port()) - 1)
     }
 
-    fn connect(&mut self, n: usize) {
-        let to = format!("10.0.0.2:{}", 1 + n / 50_000).parse().unwrap();
-        let port = Some(1024 + (n % 50_000) as u16);
+    fn connect(&mut self, count: usize) {
+        let to = format!("10.0.0.2:{}", 1 + count / 50_000).parse().unwrap();
+        let port = Some(1024 + (count % 50_000) as u16);
         let id = self.hosts[0].connect(self.now, None, port, to, 0).unwrap();
-        self.ids[0][n] = Some(id);
+        self.ids[0][count] = Some(id);
     }
 
-    fn push(&mut self, h: usize, n: usize) {
+    fn push(&mut self, host: usize, count: usize) {
         let record = Pattern {
-            salt: (2 * n + h) as u64,
+            salt: (2 * count + host) as u64,
             start: 0,
         };
-        let id = self.ids[h][n].unwrap();
-        self.hosts[h]
+        let id = self.ids[host][count].unwrap();
+        self.hosts[host]
             .push_record(id, BYTES as u32, record, true)
             .ok()
             .unwrap();
-        self.hosts[h].flush(self.now, id, &mut self.sinks[h]);
+        self.hosts[host].flush(self.now, id, &mut self.sinks[host]);
     }
 
     /// Carries frames to and fro until none is left.
     fn exchange(&mut self) {
         loop {
             self.now = self.now + Duration::from_micros(10);
-            for h in 0..2 {
-                self.hosts[h].poll(self.now, &mut self.sinks[h]);
+            for host in 0..2 {
+                self.hosts[host].poll(self.now, &mut self.sinks[host]);
             }
-            if self.sinks.iter().all(|s| s.frames.is_empty()) {
+            if self.sinks.iter().all(|sink| sink.frames.is_empty()) {
                 return;
             }
-            for h in 0..2 {
+            for host in 0..2 {
                 let info = FrameInfo {
                     checksum: RxChecksum::Good,
                     rss_hash: 0,
                 };
-                let frames = self.sinks[1 - h].frames.drain(..);
-                let frames = frames.map(|(f, _)| (VecBuf::from(f), info));
-                self.hosts[h].receive_burst(self.now, frames);
-                self.events(h);
+                let frames = self.sinks[1 - host].frames.drain(..);
+                let frames = frames.map(|(frame, _)| (VecBuf::from(frame), info));
+                self.hosts[host].receive_burst(self.now, frames);
+                self.events(host);
             }
         }
     }
 
-    fn events(&mut self, h: usize) {
-        while let Some((id, _, e)) = self.hosts[h].next_event() {
-            let n = self.number(h, id);
-            if e.intersects(Events::CONNECTED | Events::ACCEPTED) {
-                self.ids[h][n] = Some(id);
+    fn events(&mut self, host: usize) {
+        while let Some((id, _, events)) = self.hosts[host].next_event() {
+            let count = self.number(host, id);
+            if events.intersects(Events::CONNECTED | Events::ACCEPTED) {
+                self.ids[host][count] = Some(id);
             }
-            if e.contains(Events::READABLE) {
-                let mut at = self.received[h][n];
-                let rx = self.hosts[h].receive_queue(id).unwrap();
-                for b in rx.chunks().flatten() {
+            if events.contains(Events::READABLE) {
+                let mut at = self.received[host][count];
+                let rx = self.hosts[host].receive_queue(id).unwrap();
+                for chunk in rx.chunks().flatten() {
                     assert_eq!(
-                        *b,
-                        Pattern::byte((2 * n + 1 - h) as u64, at),
-                        "connection {n}"
+                        *chunk,
+                        Pattern::byte((2 * count + 1 - host) as u64, at),
+                        "connection {count}"
                     );
                     at += 1;
                 }
                 rx.consume(usize::MAX);
-                self.received[h][n] = at;
+                self.received[host][count] = at;
             }
-            if e.contains(Events::ACKED) {
+            if events.contains(Events::ACKED) {
                 let acked = &mut self.acked;
-                self.hosts[h].take_acked(id, |_| *acked += 1);
+                self.hosts[host].take_acked(id, |_| *acked += 1);
             }
-            if e.contains(Events::PEER_FIN) {
-                self.hosts[h].close(self.now, id);
+            if events.contains(Events::PEER_FIN) {
+                self.hosts[host].close(self.now, id);
             }
-            if e.contains(Events::CLOSED) {
-                self.hosts[h].release(self.now, id);
-                self.closed[h] += 1;
+            if events.contains(Events::CLOSED) {
+                self.hosts[host].release(self.now, id);
+                self.closed[host] += 1;
             }
         }
     }
@@ -153,8 +153,8 @@ fn a_hundred_thousand_connections_leave_nothing() {
     net.exchange();
     let alone = (0..3).map(|_| net.effort()).min().unwrap();
     for first in (0..CONNECTIONS).step_by(AT_A_TIME) {
-        for n in first.max(1)..first + AT_A_TIME {
-            net.connect(n);
+        for count in first.max(1)..first + AT_A_TIME {
+            net.connect(count);
         }
         net.exchange();
     }
@@ -171,9 +171,9 @@ fn a_hundred_thousand_connections_leave_nothing() {
 
     net.acked = 0;
     for first in (0..CONNECTIONS).step_by(AT_A_TIME) {
-        for n in first..first + AT_A_TIME {
-            for h in 0..2 {
-                net.push(h, n);
+        for count in first..first + AT_A_TIME {
+            for host in 0..2 {
+                net.push(host, count);
             }
         }
         net.exchange();
@@ -181,21 +181,21 @@ fn a_hundred_thousand_connections_leave_nothing() {
     // ACKs that waited for company.
     net.now = net.now + Duration::from_millis(2);
     net.exchange();
-    assert!(net.received[0].iter().all(|&n| n == BYTES));
-    assert!(net.received[1].iter().all(|&n| n == BYTES));
+    assert!(net.received[0].iter().all(|&count| count == BYTES));
+    assert!(net.received[1].iter().all(|&count| count == BYTES));
     assert_eq!(net.acked, 2 * CONNECTIONS);
-    for h in 0..2 {
-        let s = net.hosts[h].stats();
+    for host in 0..2 {
+        let stats = net.hosts[host].stats();
         assert_eq!(
-            (s.retrans_segs, s.timeouts, s.out_rsts),
+            (stats.retrans_segs, stats.timeouts, stats.out_rsts),
             (0, 0, 0),
-            "host {h}"
+            "host {host}"
         );
     }
 
     for first in (0..CONNECTIONS).step_by(AT_A_TIME) {
-        for n in first..first + AT_A_TIME {
-            let id = net.ids[0][n].unwrap();
+        for count in first..first + AT_A_TIME {
+            let id = net.ids[0][count].unwrap();
             net.hosts[0].close(net.now, id);
         }
         net.exchange();

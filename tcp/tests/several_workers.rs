@@ -26,7 +26,7 @@ fn worker(steering: &Arc<Steering>, worker: usize) -> Host {
 fn sent(host: &mut Host) -> Vec<Vec<u8>> {
     let mut sink = VecSink::default();
     host.poll(NOW, &mut sink);
-    sink.frames.drain(..).map(|f| f.0).collect()
+    sink.frames.drain(..).map(|frame| frame.0).collect()
 }
 
 fn give(host: &mut Host, frame: &[u8]) {
@@ -41,12 +41,12 @@ fn give(host: &mut Host, frame: &[u8]) {
 fn source_ports_steer_flows_to_their_worker() {
     let steering = Arc::new(Steering::new(4, 0));
     let remote = std::net::SocketAddr::new(host_config(1).addresses[0].addr, 7174);
-    for w in 0..4 {
-        let mut host = worker(&steering, w);
+    for number in 0..4 {
+        let mut host = worker(&steering, number);
         for _ in 0..300 {
-            let c = host.connect(NOW, None, None, remote, 0).unwrap();
-            let c = host.tcp_info(c).unwrap();
-            assert_eq!(steering.owner_of(c.local, c.remote), w);
+            let client = host.connect(NOW, None, None, remote, 0).unwrap();
+            let info = host.tcp_info(client).unwrap();
+            assert_eq!(steering.owner_of(info.local, info.remote), number);
         }
     }
 }
@@ -89,7 +89,7 @@ fn who_overhears_a_question_does_not_answer_it() {
     assert!(
         first
             .iter()
-            .any(|f| steering.classify_frame(f) == Destination::Worker(1)),
+            .any(|frame| steering.classify_frame(frame) == Destination::Worker(1)),
         "a SYN at once"
     );
 }

@@ -15,15 +15,15 @@ const INFO: FrameInfo = FrameInfo {
 };
 
 /// A segment from any IPv4 address; checksums are left to `RxChecksum::Good`.
-fn from(addr: [u8; 4], s: &Seg) -> VecBuf {
-    let mut f = s.frame();
-    f[26..30].copy_from_slice(&addr);
-    f[6..12].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
-    f.into()
+fn from(addr: [u8; 4], segment: &Seg) -> VecBuf {
+    let mut frame = segment.frame();
+    frame[26..30].copy_from_slice(&addr);
+    frame[6..12].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
+    frame.into()
 }
 
 fn flood(rng: &mut Rng, dport: u16, flags: u8) -> VecBuf {
-    let s = Seg {
+    let segment = Seg {
         from: 0,
         sport: 1 + rng.below(65535) as u16,
         dport,
@@ -35,19 +35,21 @@ fn flood(rng: &mut Rng, dport: u16, flags: u8) -> VecBuf {
     };
     // Half of them claim to be neighbours.
     let near = rng.chance(0.5);
-    let r = rng.next_u64();
-    let a = if near {
-        [10, 0, 0, 3 + (r % 250) as u8]
+    let random = rng.next_u64();
+    let address = if near {
+        [10, 0, 0, 3 + (random % 250) as u8]
     } else {
-        [198, 51, (r >> 8) as u8, 1 + (r % 250) as u8]
+        [198, 51, (random >> 8) as u8, 1 + (random % 250) as u8]
     };
-    from(a, &s)
+    from(address, &segment)
 }
 
-fn fill(lab: &mut Lab, port: u16, n: usize) {
+fn fill(lab: &mut Lab, port: u16, count: usize) {
     let mut rng = Rng::new(8);
     let now = lab.net.now;
-    let burst: Vec<_> = (0..n).map(|_| (flood(&mut rng, port, SYN), INFO)).collect();
+    let burst: Vec<_> = (0..count)
+        .map(|_| (flood(&mut rng, port, SYN), INFO))
+        .collect();
     lab.net.hosts[1].receive_burst(now, burst.into_iter());
 }
 
@@ -55,10 +57,10 @@ fn fill(lab: &mut Lab, port: u16, n: usize) {
 #[test]
 fn a_full_backlog_is_answered_with_syn_cookies() {
     for (ts, v6) in [(true, false), (false, false), (true, true)] {
-        let mut c = [host_config(0), host_config(1)];
-        c[0].timestamps = ts;
-        c.iter_mut().for_each(|c| c.ecn = true);
-        let mut lab = Lab::with(c);
+        let mut configs = [host_config(0), host_config(1)];
+        configs[0].timestamps = ts;
+        configs.iter_mut().for_each(|config| config.ecn = true);
+        let mut lab = Lab::with(configs);
         lab.net.hosts[1].listen(None, 80, 8, 7).unwrap();
         fill(&mut lab, 80, 100);
         assert_eq!(
@@ -69,14 +71,14 @@ fn a_full_backlog_is_answered_with_syn_cookies() {
         assert_eq!(lab.net.hosts[1].stats().cookies_sent, 92);
         let now = lab.net.now;
         let to = if v6 { "[fd00::2]:80" } else { "10.0.0.2:80" };
-        let a = lab.net.hosts[0]
+        let client = lab.net.hosts[0]
             .connect(now, None, None, to.parse().unwrap(), 0)
             .unwrap();
         lab.run_ms(20);
         assert_eq!(lab.net.hosts[1].stats().cookies_recv, 1);
-        let (b, e) = lab.events[1][0];
-        assert!(e.contains(Events::ACCEPTED));
-        let info = lab.net.hosts[1].tcp_info(b).unwrap();
+        let (server, events) = lab.events[1][0];
+        assert!(events.contains(Events::ACCEPTED));
+        let info = lab.net.hosts[1].tcp_info(server).unwrap();
         assert_eq!((info.state, info.user), (TcpState::Established, 7));
         let overhead = if v6 { 60 } else { 40 } + if ts { 12 } else { 0 };
         // The nearest MSS of the table.
@@ -84,16 +86,16 @@ fn a_full_backlog_is_answered_with_syn_cookies() {
         assert_eq!(info.effective_mss, mss - overhead);
         // With timestamps, window scaling and SACK survived.
         let data = pattern(400_000);
-        lab.send(0, a, &data);
-        lab.send(1, b, &data);
+        lab.send(0, client, &data);
+        lab.send(1, server, &data);
         let (mut there, mut back) = (vec![], vec![]);
         for _ in 0..40 {
             lab.run_ms(5);
-            there.extend(lab.read(1, b));
-            back.extend(lab.read(0, a));
+            there.extend(lab.read(1, server));
+            back.extend(lab.read(0, client));
         }
         assert!(there == data && back == data);
-        let window = lab.net.hosts[1].tcp_info(b).unwrap().send_window;
+        let window = lab.net.hosts[1].tcp_info(server).unwrap().send_window;
         assert_eq!(window > 0xffff, ts, "{window}");
     }
 }
@@ -105,20 +107,22 @@ fn a_lost_ack_is_made_good_by_the_data_behind_it() {
     lab.net.hosts[1].listen(None, 90, 4, 0).unwrap();
     fill(&mut lab, 90, 50);
     let mut left = 1;
-    lab.lose(move |from, f| {
-        let hit = from == 0 && left > 0 && Seg::parse(0, f).is_some_and(|s| s.flags == ACK);
+    lab.lose(move |from, frame| {
+        let hit = from == 0
+            && left > 0
+            && Seg::parse(0, frame).is_some_and(|segment| segment.flags == ACK);
         left -= i32::from(hit);
         hit
     });
     let now = lab.net.now;
-    let a = lab.net.hosts[0]
+    let client = lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:90".parse().unwrap(), 0)
         .unwrap();
     lab.run_ms(1);
-    lab.send(0, a, b"first words");
+    lab.send(0, client, b"first words");
     lab.run_ms(5);
-    let b = lab.events[1].last().unwrap().0;
-    assert_eq!(lab.read(1, b), b"first words");
+    let server = lab.events[1].last().unwrap().0;
+    assert_eq!(lab.read(1, server), b"first words");
 }
 
 #[test]
@@ -128,20 +132,22 @@ fn forged_and_stale_cookies_open_nothing() {
     let mut rng = Rng::new(4);
     // Nobody is attacked: no cookie is even looked at.
     let now = lab.net.now;
-    let b = flood(&mut rng, 80, ACK);
-    lab.net.hosts[1].receive_burst(now, std::iter::once((b, INFO)));
+    let buffer = flood(&mut rng, 80, ACK);
+    lab.net.hosts[1].receive_burst(now, std::iter::once((buffer, INFO)));
     assert_eq!(lab.net.hosts[1].stats().cookies_failed, 0);
     fill(&mut lab, 80, 50);
     let acks: Vec<_> = (0..20_000)
         .map(|_| (flood(&mut rng, 80, ACK), INFO))
         .collect();
     lab.net.hosts[1].receive_burst(now, acks.into_iter());
-    let s = lab.net.hosts[1].stats();
-    assert_eq!((s.cookies_recv, s.cookies_failed), (0, 20_000));
-    assert!(s.out_rsts <= 1000, "rate limited");
+    let stats = lab.net.hosts[1].stats();
+    assert_eq!((stats.cookies_recv, stats.cookies_failed), (0, 20_000));
+    assert!(stats.out_rsts <= 1000, "rate limited");
     // A right one, too late.
     lab.net.poll();
-    lab.lose(|from, f| from == 0 && Seg::parse(0, f).is_some_and(|s| s.flags == ACK));
+    lab.lose(|from, frame| {
+        from == 0 && Seg::parse(0, frame).is_some_and(|segment| segment.flags == ACK)
+    });
     let now = lab.net.now;
     lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
@@ -163,19 +169,19 @@ fn a_flood_beside_a_bulk_flow_costs_that_flow_no_byte() {
     link.rate = 400_000_000;
     link.queue = 1 << 30;
     let size = 3_000_000;
-    let mut t = Transfer::new(
+    let mut link = Transfer::new(
         3,
         configs(),
         [link, Impairment::perfect(micros(50))],
         [size, size],
     );
-    t.connect(false);
+    link.connect(false);
     let mut rng = Rng::new(77);
-    let limit = t.net.now + Duration::from_secs(10);
+    let limit = link.net.now + Duration::from_secs(10);
     let mut frames = 0;
-    while !t.sides.iter().all(|s| s.received == size) {
-        assert!(t.net.now < limit, "wedged");
-        let now = t.net.now;
+    while !link.sides.iter().all(|side| side.received == size) {
+        assert!(link.net.now < limit, "wedged");
+        let now = link.net.now;
         let burst: Vec<_> = (0..200)
             .map(|i| {
                 let port = [PORT, 81][i % 2];
@@ -184,18 +190,18 @@ fn a_flood_beside_a_bulk_flow_costs_that_flow_no_byte() {
             })
             .collect();
         frames += burst.len();
-        t.net.hosts[1].receive_burst(now, burst.into_iter());
-        t.run(micros(100));
+        link.net.hosts[1].receive_burst(now, burst.into_iter());
+        link.run(micros(100));
     }
-    let s = t.net.hosts[1].stats();
-    println!("{frames} hostile frames: {s:?}");
-    assert!(s.cookies_sent > 1000 && s.out_rsts < 5000);
+    let stats = link.net.hosts[1].stats();
+    println!("{frames} hostile frames: {stats:?}");
+    assert!(stats.cookies_sent > 1000 && stats.out_rsts < 5000);
     assert!(
-        t.net.hosts[1].connection_count() <= 9,
+        link.net.hosts[1].connection_count() <= 9,
         "the backlog and the flow"
     );
-    for h in &t.net.hosts {
-        assert_eq!((h.stats().retrans_segs, h.stats().timeouts), (0, 0));
+    for host in &link.net.hosts {
+        assert_eq!((host.stats().retrans_segs, host.stats().timeouts), (0, 0));
     }
 }
 
@@ -219,26 +225,26 @@ fn several_listeners_live_beside_each_other() {
     let by: Vec<_> = lab.events[1]
         .iter()
         .map(|(id, _)| lab.net.hosts[1].tcp_info(*id).unwrap())
-        .map(|c| (c.listener.unwrap(), c.user))
+        .map(|info| (info.listener.unwrap(), info.user))
         .collect();
     assert_eq!(
         by,
         [(two, 2), (one, 1), (three, 3)],
         "the closest address wins"
     );
-    let s = lab.net.hosts[1].stats();
+    let stats = lab.net.hosts[1].stats();
     assert_eq!(
-        s.cookies_recv, 1,
+        stats.cookies_recv, 1,
         "only the flooded listener needed a cookie"
     );
     let now = lab.net.now;
     lab.net.hosts[1].stop_listening(now, two);
-    let c = lab.net.hosts[0]
+    let client = lab.net.hosts[0]
         .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
         .unwrap();
     lab.run_ms(10);
     assert_eq!(
-        lab.net.hosts[0].tcp_info(c).unwrap().state,
+        lab.net.hosts[0].tcp_info(client).unwrap().state,
         TcpState::Established,
         "the wildcard takes over"
     );

@@ -229,14 +229,14 @@ mod tests {
             guard += 1;
             assert!(guard < 100_000);
             assert!(
-                want.values().all(|&d| at.0 <= d + (1 << TICK_SHIFT)),
+                want.values().all(|&due| at.0 <= due + (1 << TICK_SHIFT)),
                 "a deadline is never late"
             );
             while let Some(i) = wheel.pop_due(at) {
-                let d = want.remove(&i).expect("due once");
+                let due = want.remove(&i).expect("due once");
                 assert!(
-                    d <= at.0 && at.0 < d + (2 << TICK_SHIFT),
-                    "entry {i}: due {d}, came {}",
+                    due <= at.0 && at.0 < due + (2 << TICK_SHIFT),
+                    "entry {i}: due {due}, came {}",
                     at.0
                 );
             }
@@ -253,15 +253,15 @@ mod tests {
                 .wrapping_mul(6364136223846793005)
                 .wrapping_add(1442695040888963407);
             now += (random >> 40) % (1 << (10 + random % 20));
-            let late = |d: u64| d + (2 << TICK_SHIFT) < now;
+            let late = |due: u64| due + (2 << TICK_SHIFT) < now;
             while let Some(i) = wheel.pop_due(Instant(now)) {
-                let d = due.remove(&i).expect("was scheduled");
-                assert!(d <= now, "entry {i} is early");
+                let due = due.remove(&i).expect("was scheduled");
+                assert!(due <= now, "entry {i} is early");
             }
-            assert!(!due.values().any(|&d| late(d)), "an entry is late");
+            assert!(!due.values().any(|&due| late(due)), "an entry is late");
             let next = wheel.next_deadline();
             assert!(
-                next.is_none_or(|d| d.0 > now),
+                next.is_none_or(|due| due.0 > now),
                 "waiting for it makes progress"
             );
             if i % 3 == 0 {

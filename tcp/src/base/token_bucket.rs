@@ -76,17 +76,20 @@ mod tests {
 
     /// How many are let through in each second of a flood.
     fn seconds(bucket: &mut TokenBucket) -> Vec<usize> {
-        let second = |s: u64| {
-            let times = (0..5_000u64).map(|i| Instant(s * SECOND + i * 200_000));
-            times.filter(|t| bucket.try_take(*t)).count()
+        let second = |second: u64| {
+            let times = (0..5_000u64).map(|i| Instant(second * SECOND + i * 200_000));
+            times.filter(|time| bucket.try_take(*time)).count()
         };
         (0..50).map(second).collect()
     }
 
     #[test]
     fn no_second_allows_more_than_twice_the_rate() {
-        let n = seconds(&mut TokenBucket::new(100, Instant(0)));
-        assert!(n.iter().all(|n| (99..=200).contains(n)), "{n:?}");
+        let count = seconds(&mut TokenBucket::new(100, Instant(0)));
+        assert!(
+            count.iter().all(|count| (99..=200).contains(count)),
+            "{count:?}"
+        );
         let mut bucket = TokenBucket::new(100, Instant(0));
         while bucket.try_take(Instant(1)) {}
         assert!(bucket.try_take(Instant(5 * SECOND)));
@@ -95,19 +98,22 @@ mod tests {
 
     #[test]
     fn a_randomized_limit_hides_what_others_used() {
-        let n = seconds(&mut TokenBucket::randomized(
+        let count = seconds(&mut TokenBucket::randomized(
             100,
             Instant(0),
             Key::new(&[7; 16]),
         ));
-        assert!(n.iter().all(|n| (50..=150).contains(n)), "{n:?}");
-        assert!(n.iter().min() < Some(&70) && n.iter().max() > Some(&130));
+        assert!(
+            count.iter().all(|count| (50..=150).contains(count)),
+            "{count:?}"
+        );
+        assert!(count.iter().min() < Some(&70) && count.iter().max() > Some(&130));
         let other = seconds(&mut TokenBucket::randomized(
             100,
             Instant(0),
             Key::new(&[8; 16]),
         ));
-        assert_ne!(n, other, "the draw is secret");
+        assert_ne!(count, other, "the draw is secret");
         assert!(!TokenBucket::randomized(0, Instant(0), Key::new(&[7; 16])).try_take(Instant(1)));
     }
 }

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn dctcp_shrinks_by_the_share_of_marked_bytes_rfc_8257_3_3() {
+    fn dctcp_shrinks_by_the_marked_share_rfc_8257_3_3() {
         let mut cubic = Controller::new(CongestionControl::Dctcp);
         let window = 100 * MSS;
         assert_eq!(
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn new_reno_adds_one_segment_a_round_trip_and_halves_rfc_5681() {
+    fn new_reno_adds_a_segment_a_round_and_halves() {
         let mut cubic = Controller::new(CongestionControl::NewReno);
         let mut window = 20 * MSS;
         for _ in 0..20 {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn cubic_returns_to_its_plateau_after_k_seconds_rfc_9438_4_2() {
+    fn cubic_returns_to_its_plateau_after_k_rfc_9438_4_2() {
         let mut cubic = Controller::new(CongestionControl::Cubic);
         let before = 1000 * MSS;
         let mut window = cubic.on_loss(before, before, MSS);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_the_window_was_not_the_limit_is_no_growth_rfc_9438_5_8() {
+    fn an_unused_window_does_not_grow_rfc_9438_5_8() {
         let before = 1000 * MSS;
         let rtt = 50_000_000u64;
         let run = |pauses: bool| {

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_round_trips_end_slow_start_after_five_rounds_rfc_9406_4_2() {
+    fn longer_round_trips_end_slow_start_rfc_9406_4_2() {
         let (mut h, mut seq, mut w, mut ssthresh) = (HyStart::default(), 0, 10 * MSS, u32::MAX);
         for _ in 0..3 {
             round(&mut h, &mut seq, &mut w, &mut ssthresh, 20);

@@ -262,7 +262,7 @@ mod tests {
     use crate::base::buffer::VecBuf;
 
     #[test]
-    fn an_idle_connection_costs_at_most_512_bytes_and_its_hot_part_128() {
+    fn an_idle_connection_costs_512_bytes_128_of_them_hot() {
         type S = crate::stack::Stack<VecBuf, [u64; 4]>;
         assert_eq!(S::HOT_BYTES, 128);
         let all = S::CONNECTION_BYTES;

@@ -265,7 +265,7 @@ mod tests {
     use crate::wire::template::{HEADER_MAX, SegmentFields, Template};
 
     #[test]
-    fn the_next_segment_is_known_and_no_spoilt_one_passes_for_it() {
+    fn the_next_segment_is_matched_and_no_damaged_one() {
         for (local, remote) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
             for vlan in [None, Some(7)] {
                 let key = |from: &str, from_port, to: &str, to_port| {

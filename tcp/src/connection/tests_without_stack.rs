@@ -51,7 +51,7 @@ fn a_syn_ack_establishes_the_connection() {
 }
 
 #[test]
-fn a_reset_in_answer_to_our_syn_refuses_the_connection() {
+fn a_reset_in_answer_to_a_syn_refuses() {
     let (mut shared, mut conn) = opening();
     let segment = answer(&conn, RST | ACK);
     conn.process_segment(&mut shared.context_of(0), &segment, VecBuf::default());

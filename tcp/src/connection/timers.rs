@@ -346,7 +346,7 @@ mod tests {
     use crate::sim::{Impairment, SimNet, host_config, read_all};
 
     #[test]
-    fn queues_keep_their_memory_through_pauses_and_give_it_back_after_a_rest() {
+    fn idle_queues_free_their_memory_only_after_a_rest() {
         let link = Impairment::perfect(Duration::from_micros(50));
         let hosts = [host_config(0), host_config(1)];
         let mut net = SimNet::<Vec<u8>>::new(3, hosts, [link; 2]);

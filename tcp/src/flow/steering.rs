@@ -200,71 +200,83 @@ mod tests {
 
     #[test]
     fn frames_and_four_tuples_give_the_same_worker() {
-        let s = Steering::new(3, 128);
+        let steering = Steering::new(3, 128);
         let mut seen = [0; 3];
         for port in 50_000..50_300u16 {
             let (local, remote) = (
                 SocketAddr::new([10, 0, 0, 1].into(), 7174),
                 SocketAddr::new([10, 0, 0, 2].into(), port),
             );
-            let owner = s.owner_of(local, remote);
-            assert_eq!(owner, s.owner_of(remote, local));
+            let owner = steering.owner_of(local, remote);
+            assert_eq!(owner, steering.owner_of(remote, local));
             let frame = tcp_v4(port % 2 == 0, [10, 0, 0, 2], [10, 0, 0, 1], [port, 7174]);
-            assert_eq!(s.classify_frame(&frame), Destination::Worker(owner));
+            assert_eq!(steering.classify_frame(&frame), Destination::Worker(owner));
             seen[owner] += 1;
         }
-        assert!(seen.iter().all(|n| *n > 60), "badly spread: {seen:?}");
+        assert!(
+            seen.iter().all(|count| *count > 60),
+            "badly spread: {seen:?}"
+        );
     }
 
     #[test]
     fn ipv6_flows_spread_and_are_symmetric() {
-        let s = Steering::new(2, 0);
+        let steering = Steering::new(2, 0);
         let mut seen = [0; 2];
         for port in 50_000..50_200u16 {
-            let (a, b) = (
+            let (address, remote) = (
                 sock("[fd00::1]:7174"),
                 SocketAddr::new("fd00::2".parse().unwrap(), port),
             );
-            assert_eq!(s.owner_of(a, b), s.owner_of(b, a));
-            seen[s.owner_of(a, b)] += 1;
+            assert_eq!(
+                steering.owner_of(address, remote),
+                steering.owner_of(remote, address)
+            );
+            seen[steering.owner_of(address, remote)] += 1;
         }
-        assert!(seen.iter().all(|n| *n > 60), "badly spread: {seen:?}");
+        assert!(
+            seen.iter().all(|count| *count > 60),
+            "badly spread: {seen:?}"
+        );
     }
 
     #[test]
     fn the_indirection_table_agrees_with_the_hash() {
-        let s = Steering::new(3, 128);
-        let table = s.indirection_table();
+        let steering = Steering::new(3, 128);
+        let table = steering.indirection_table();
         assert_eq!(table.len(), 128);
-        for (i, w) in table.iter().enumerate() {
-            assert_eq!(s.worker(i as u32 + 128 * 77), usize::from(*w));
+        for (i, worker) in table.iter().enumerate() {
+            assert_eq!(steering.worker(i as u32 + 128 * 77), usize::from(*worker));
         }
     }
 
     #[test]
     fn neighbours_and_errors_go_to_all_workers() {
-        let s = Steering::new(2, 0);
+        let steering = Steering::new(2, 0);
         let mut arp = vec![0xff; 12];
         arp.extend_from_slice(&[8, 6]);
-        assert_eq!(s.classify_frame(&arp), Destination::AllWorkers);
+        assert_eq!(steering.classify_frame(&arp), Destination::AllWorkers);
         let mut icmp = tcp_v4(false, [1; 4], [2; 4], [0, 0]);
         icmp[14 + 9] = 1;
         icmp[34] = 8;
-        assert_eq!(s.classify_frame(&icmp), Destination::AnyWorker);
+        assert_eq!(steering.classify_frame(&icmp), Destination::AnyWorker);
         icmp[34] = 3;
-        assert_eq!(s.classify_frame(&icmp), Destination::AllWorkers);
+        assert_eq!(steering.classify_frame(&icmp), Destination::AllWorkers);
         icmp[14 + 6] = 0x20;
         assert_eq!(
-            s.classify_frame(&icmp),
+            steering.classify_frame(&icmp),
             Destination::AllWorkers,
             "a fragment"
         );
-        for n in 0..arp.len() {
-            s.classify_frame(&arp[..n]);
+        for count in 0..arp.len() {
+            steering.classify_frame(&arp[..count]);
         }
         let whole = tcp_v4(true, [1; 4], [2; 4], [9, 9]);
-        for n in 0..whole.len() {
-            assert_eq!(s.classify_frame(&whole[..n]), Destination::AnyWorker);
+        for count in 0..whole.len() {
+            assert_eq!(
+                steering.classify_frame(&whole[..count]),
+                Destination::AnyWorker
+            );
         }
     }
 }

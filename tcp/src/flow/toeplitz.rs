@@ -85,30 +85,36 @@ mod tests {
 
     #[test]
     fn the_vectors_of_the_rss_specification_hold() {
-        let t = Toeplitz::new(&DEFAULT_RSS_KEY);
+        let toeplitz = Toeplitz::new(&DEFAULT_RSS_KEY);
         assert_eq!(
-            t.tcp_v4([66, 9, 149, 187], [161, 142, 100, 80], 2794, 1766),
+            toeplitz.tcp_v4([66, 9, 149, 187], [161, 142, 100, 80], 2794, 1766),
             0x51ccc178
         );
         assert_eq!(
-            t.tcp_v4([199, 92, 111, 2], [65, 69, 140, 83], 14230, 4739),
+            toeplitz.tcp_v4([199, 92, 111, 2], [65, 69, 140, 83], 14230, 4739),
             0xc626b0ea
         );
         let src: Ipv6Addr = "3ffe:2501:200:1fff::7".parse().unwrap();
         let dst: Ipv6Addr = "3ffe:2501:200:3::1".parse().unwrap();
-        assert_eq!(t.tcp_v6(src.octets(), dst.octets(), 2794, 1766), 0x40207d3d);
+        assert_eq!(
+            toeplitz.tcp_v6(src.octets(), dst.octets(), 2794, 1766),
+            0x40207d3d
+        );
     }
 
     #[test]
     fn the_symmetric_key_hashes_both_directions_alike() {
-        let t = Toeplitz::new(&SYMMETRIC_RSS_KEY);
-        let (a, b) = ([10, 0, 0, 1], [192, 168, 7, 9]);
-        assert_eq!(t.tcp_v4(a, b, 40000, 4420), t.tcp_v4(b, a, 4420, 40000));
+        let toeplitz = Toeplitz::new(&SYMMETRIC_RSS_KEY);
+        let (source, destination) = ([10, 0, 0, 1], [192, 168, 7, 9]);
+        assert_eq!(
+            toeplitz.tcp_v4(source, destination, 40000, 4420),
+            toeplitz.tcp_v4(destination, source, 4420, 40000)
+        );
     }
 
     #[test]
     fn input_beyond_the_key_is_ignored() {
-        let t = Toeplitz::new(&DEFAULT_RSS_KEY);
-        assert_eq!(t.hash(&[7; 36]), t.hash(&[7; 50]));
+        let toeplitz = Toeplitz::new(&DEFAULT_RSS_KEY);
+        assert_eq!(toeplitz.hash(&[7; 36]), toeplitz.hash(&[7; 50]));
     }
 }

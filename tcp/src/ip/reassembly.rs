@@ -377,7 +377,7 @@ mod tests {
                 id,
                 protocol: 6,
             };
-            let f = Fragment {
+            let frame = Fragment {
                 key,
                 at: HEADER,
                 start,
@@ -386,13 +386,18 @@ mod tests {
                 named: 9,
                 ecn,
             };
-            let mut b = vec![0xee; HEADER];
-            b.extend((start..end).map(|i| (i % 251) as u8));
+            let mut bytes = vec![0xee; HEADER];
+            bytes.extend((start..end).map(|i| (i % 251) as u8));
             let from = ([7; 6], true);
-            let taken =
-                self.all
-                    .insert(self.now, &f, b.into(), from, &self.limits, &mut self.failed);
-            let held: usize = self.all.waiting.iter().map(|d| d.pieces.len()).sum();
+            let taken = self.all.insert(
+                self.now,
+                &frame,
+                bytes.into(),
+                from,
+                &self.limits,
+                &mut self.failed,
+            );
+            let held: usize = self.all.waiting.iter().map(|due| due.pieces.len()).sum();
             assert_eq!(held, self.all.pieces);
             assert!(held <= self.limits.max_fragments);
             assert!(self.all.waiting.len() <= self.limits.max_datagrams);
@@ -400,30 +405,30 @@ mod tests {
         }
     }
 
-    fn kept(t: FragmentOutcome<VecBuf>) -> bool {
-        matches!(t, FragmentOutcome::Kept)
+    fn kept(outcome: FragmentOutcome<VecBuf>) -> bool {
+        matches!(outcome, FragmentOutcome::Kept)
     }
 
-    fn failed(t: FragmentOutcome<VecBuf>) -> bool {
-        matches!(t, FragmentOutcome::Failed)
+    fn failed(outcome: FragmentOutcome<VecBuf>) -> bool {
+        matches!(outcome, FragmentOutcome::Failed)
     }
 
-    fn whole(t: FragmentOutcome<VecBuf>) -> Vec<u8> {
-        let FragmentOutcome::Complete(w) = t else {
+    fn whole(outcome: FragmentOutcome<VecBuf>) -> Vec<u8> {
+        let FragmentOutcome::Complete(datagram) = outcome else {
             panic!("not whole")
         };
-        let (len, at) = (w.len(), w.at);
-        let b = w.join_buffers(at).unwrap();
-        assert_eq!(b.remaining(), len);
-        b.as_slice().to_vec()
+        let (len, at) = (datagram.len(), datagram.at);
+        let whole = datagram.join_buffers(at).unwrap();
+        assert_eq!(whole.remaining(), len);
+        whole.as_slice().to_vec()
     }
 
-    fn expected(n: u32) -> Vec<u8> {
-        (0..n).map(|i| (i % 251) as u8).collect()
+    fn expected(count: u32) -> Vec<u8> {
+        (0..count).map(|i| (i % 251) as u8).collect()
     }
 
     #[test]
-    fn fragments_in_any_order_and_doubled_make_the_datagram() {
+    fn reordered_doubled_fragments_make_the_datagram() {
         let parts = [(0, 800), (800, 1600), (1600, 1608), (1608, 2001)];
         let mut rng = crate::sim::Rng::new(1);
         for round in 0..200 {
@@ -432,10 +437,10 @@ mod tests {
             for i in (1..4).rev() {
                 order.swap(i, rng.below(i as u64 + 1) as usize);
             }
-            for (n, &i) in order.iter().enumerate() {
+            for (count, &i) in order.iter().enumerate() {
                 let (start, end) = parts[i];
                 let taken = lab.give(round, start, end, end != 2001);
-                if n == 3 {
+                if count == 3 {
                     assert_eq!(whole(taken), expected(2001), "{order:?}");
                     break;
                 }
@@ -464,18 +469,21 @@ mod tests {
         ];
         for (start, end, more) in bad {
             let mut lab = Lab::new();
-            for (s, e, m) in there {
-                assert!(kept(lab.give(1, s, e, m)));
+            for (start, events, more) in there {
+                assert!(kept(lab.give(1, start, events, more)));
             }
             assert!(failed(lab.give(1, start, end, more)), "{start}..{end}");
             assert_eq!(lab.all.held_buffers(), 0, "nothing is held for it");
-            for (s, e, m) in [
+            for (start, events, more) in [
                 (0, 800, true),
                 there[0],
                 (1600, 2400, true),
                 (2400, 3200, false),
             ] {
-                assert!(kept(lab.give(1, s, e, m)), "and nothing comes of it");
+                assert!(
+                    kept(lab.give(1, start, events, more)),
+                    "and nothing comes of it"
+                );
             }
             assert_eq!(lab.all.held_buffers(), 0);
             // Its time out, the number is as good as any.
@@ -543,7 +551,7 @@ mod tests {
 
     #[test]
     fn a_mark_on_a_fragment_marks_the_datagram_rfc_3168() {
-        for (a, b, ce) in [
+        for (a, byte, ce) in [
             (2, 2, Some(false)),
             (2, 3, Some(true)),
             (3, 1, Some(true)),
@@ -552,9 +560,9 @@ mod tests {
         ] {
             let mut lab = Lab::new();
             assert!(kept(lab.give_marked(1, 0, 8, true, a)));
-            match lab.give_marked(1, 8, 16, false, b) {
-                FragmentOutcome::Complete(w) => assert_eq!(Some(w.ce), ce),
-                t => assert!(failed(t) && ce.is_none()),
+            match lab.give_marked(1, 8, 16, false, byte) {
+                FragmentOutcome::Complete(outcome) => assert_eq!(Some(outcome.ce), ce),
+                taken => assert!(failed(taken) && ce.is_none()),
             }
         }
     }

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_is_found_to_within_the_step_and_common_ones_exactly_rfc_8899_5_3() {
+    fn every_path_mtu_is_found_to_within_the_step() {
         for max in [1500, 9000] {
             for mtu in 576..=max {
                 let (found, probes) = run(PathSearch::starting_at(576, 0), max, mtu, false);
@@ -339,16 +339,16 @@ mod tests {
                 assert!(mtu - found < (found / 256).max(8), "{found} of {mtu}");
                 assert!(!COMMON_SIZES.contains(&mtu) || found == mtu);
                 // Each size three times, and no size that is known.
-                let lost = probes.iter().filter(|&&p| p > mtu);
-                for &p in lost {
-                    assert_eq!(probes.iter().filter(|&&q| q == p).count(), 3);
+                let lost = probes.iter().filter(|&&probe| probe > mtu);
+                for &probe in lost {
+                    assert_eq!(probes.iter().filter(|&&queue| queue == probe).count(), 3);
                 }
             }
         }
     }
 
     #[test]
-    fn a_path_that_is_whole_again_takes_one_probe_and_one_whose_router_speaks_two() {
+    fn a_restored_path_takes_one_probe_or_two_with_icmp() {
         assert_eq!(
             run(PathSearch::starting_at(1200, 0), 9000, 9000, false).1,
             [9000],
@@ -357,58 +357,65 @@ mod tests {
         let (found, probes) = run(PathSearch::starting_at(1200, 0), 9000, 1437, true);
         assert_eq!((found, &probes[..]), (1437, &[9000, 1437][..]));
         // What the router named does not pass either.
-        let mut s = PathSearch::starting_at(1200, 0);
-        s.limited_by_router(1450, 0);
-        let (found, probes) = run(s, 1500, 1400, false);
+        let mut search = PathSearch::starting_at(1200, 0);
+        search.limited_by_router(1450, 0);
+        let (found, probes) = run(search, 1500, 1400, false);
         assert_eq!((found, &probes[..3]), (1400, &[1450; 3][..]));
     }
 
     #[test]
-    fn ten_minutes_after_a_search_the_next_begins_rfc_8899_5_1_1() {
-        let mut s = PathSearch::from_router_mtu(1400, 5);
-        assert_eq!(s.next_step(1500, 6), SearchStep::At(5 + RAISE_TICKS));
+    fn a_search_is_repeated_after_ten_minutes_rfc_8899() {
+        let mut info = PathSearch::from_router_mtu(1400, 5);
+        assert_eq!(info.next_step(1500, 6), SearchStep::At(5 + RAISE_TICKS));
         assert_eq!(
-            s.next_step(1500, 4 + RAISE_TICKS),
+            info.next_step(1500, 4 + RAISE_TICKS),
             SearchStep::At(5 + RAISE_TICKS)
         );
-        assert_eq!(s.next_step(1500, 5 + RAISE_TICKS), SearchStep::Probe(1500));
-        assert_eq!((s.state, s.plpmtu), (SearchState::Searching, 1400));
+        assert_eq!(
+            info.next_step(1500, 5 + RAISE_TICKS),
+            SearchStep::Probe(1500)
+        );
+        assert_eq!((info.state, info.plpmtu), (SearchState::Searching, 1400));
     }
 
     #[test]
-    fn one_connection_probes_for_all_and_makes_way_when_it_does_not_come_to_it() {
+    fn one_connection_probes_for_all_until_it_pauses() {
         let other = ConnId {
             index: 7,
             generation: 1,
         };
-        let mut s = PathSearch::starting_at(1200, 0);
-        assert_eq!(s.ask_owner(ME, 0), Some(true));
-        assert!(s.is_asked(ME) && s.is_taken_by_other(other, 1) && !s.is_taken_by_other(ME, 1));
-        assert_eq!(s.ask_owner(ME, 0), Some(false), "once a tick");
-        assert_eq!(s.ask_owner(ME, 1), Some(true));
-        assert_eq!(s.ask_owner(ME, TURN_TICKS), None);
-        assert_eq!(s.ask_owner(ME, TURN_TICKS), Some(true), "another turn");
+        let mut search = PathSearch::starting_at(1200, 0);
+        assert_eq!(search.ask_owner(ME, 0), Some(true));
+        assert!(
+            search.is_asked(ME)
+                && search.is_taken_by_other(other, 1)
+                && !search.is_taken_by_other(ME, 1)
+        );
+        assert_eq!(search.ask_owner(ME, 0), Some(false), "once a tick");
+        assert_eq!(search.ask_owner(ME, 1), Some(true));
+        assert_eq!(search.ask_owner(ME, TURN_TICKS), None);
+        assert_eq!(search.ask_owner(ME, TURN_TICKS), Some(true), "another turn");
         assert_eq!(
-            s.ask_owner(ME, 9 * TURN_TICKS),
+            search.ask_owner(ME, 9 * TURN_TICKS),
             Some(true),
             "it was silent in between"
         );
-        assert_eq!(s.ask_owner(ME, 10 * TURN_TICKS - 1), Some(true));
-        assert_eq!(s.ask_owner(ME, 10 * TURN_TICKS), None);
-        assert!(!s.is_taken_by_other(other, 10 * TURN_TICKS));
-        s.probe_sent(other, SeqNr(9), 1500, 0, 10 * TURN_TICKS);
-        assert_eq!(s.probe_of(other), Some((SeqNr(9), 1500)));
-        assert_eq!(s.probe_of(ME), None);
+        assert_eq!(search.ask_owner(ME, 10 * TURN_TICKS - 1), Some(true));
+        assert_eq!(search.ask_owner(ME, 10 * TURN_TICKS), None);
+        assert!(!search.is_taken_by_other(other, 10 * TURN_TICKS));
+        search.probe_sent(other, SeqNr(9), 1500, 0, 10 * TURN_TICKS);
+        assert_eq!(search.probe_of(other), Some((SeqNr(9), 1500)));
+        assert_eq!(search.probe_of(ME), None);
     }
 
     #[test]
-    fn probes_that_are_lost_with_others_do_not_count_rfc_4821_7_6_4() {
-        let mut s = PathSearch::starting_at(1200, 0);
+    fn probes_lost_with_others_do_not_count_rfc_4821() {
+        let mut search = PathSearch::starting_at(1200, 0);
         for now in 0..9 {
-            s.probe_sent(ME, SeqNr(1), 1500, 0, now);
-            s.probe_inconclusive(1, now);
-            assert_eq!(s.next_step(1500, now), SearchStep::At(now + 1));
-            assert_eq!(s.next_step(1500, now + 1), SearchStep::Probe(1500));
+            search.probe_sent(ME, SeqNr(1), 1500, 0, now);
+            search.probe_inconclusive(1, now);
+            assert_eq!(search.next_step(1500, now), SearchStep::At(now + 1));
+            assert_eq!(search.next_step(1500, now + 1), SearchStep::Probe(1500));
         }
     }
 }

@@ -265,7 +265,7 @@ mod tests {
     use crate::base::buffer::VecBuf;
 
     #[test]
-    fn any_order_and_overlap_reassembles_to_the_same_bytes() {
+    fn any_order_and_overlap_gives_the_same_bytes() {
         let data: Vec<u8> = (0..2000u32).map(|i| (i * 7 + i / 251) as u8).collect();
         let origin = SeqNr(u32::MAX - 700);
         for seed in 0..200u64 {
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_name_the_newest_range_first_rfc_2018_section_4() {
+    fn blocks_name_the_newest_range_first_rfc_2018_4() {
         let mut r = OutOfOrderQueue::<VecBuf>::new();
         let buf = |n: usize| VecBuf::from(vec![0; n]);
         r.insert_segment(SeqNr(100), buf(10));

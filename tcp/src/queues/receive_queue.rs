@@ -173,7 +173,7 @@ mod tests {
     use crate::base::buffer::VecBuf;
 
     #[test]
-    fn pieces_are_walked_peeked_and_consumed_across_buffers() {
+    fn pieces_are_read_and_consumed_across_buffers() {
         let mut queue = ReceiveQueue::<VecBuf>::new();
         for p in [&b"abc"[..], b"defg", b"h"] {
             queue.push(p.to_vec().into());

@@ -153,7 +153,7 @@ fn smoltcp_tcp(bytes: &[u8], vlan: Option<u16>) -> Option<(FlowKey, bool, Vec<u8
     let word = |at: usize| {
         bytes
             .get(at..at + 2)
-            .map(|b| u16::from_be_bytes([b[0], b[1]]))
+            .map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };
     if word(12)? == ETHERTYPE_VLAN {
         identifier = word(14)? & 0xfff;

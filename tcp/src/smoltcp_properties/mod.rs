@@ -25,10 +25,14 @@ const VLAN_TAG: usize = 4;
 /// Two addresses of one family.
 fn address_pairs() -> impl Strategy<Value = (IpAddr, IpAddr)> {
     prop_oneof![
-        any::<(u32, u32)>()
-            .prop_map(|(a, b)| (Ipv4Addr::from_bits(a).into(), Ipv4Addr::from_bits(b).into())),
-        any::<(u128, u128)>()
-            .prop_map(|(a, b)| (Ipv6Addr::from_bits(a).into(), Ipv6Addr::from_bits(b).into())),
+        any::<(u32, u32)>().prop_map(|(source, destination)| (
+            Ipv4Addr::from_bits(source).into(),
+            Ipv4Addr::from_bits(destination).into()
+        )),
+        any::<(u128, u128)>().prop_map(|(source, destination)| (
+            Ipv6Addr::from_bits(source).into(),
+            Ipv6Addr::from_bits(destination).into()
+        )),
     ]
 }
 

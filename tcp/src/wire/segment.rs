@@ -150,9 +150,9 @@ impl Segment {
 mod tests {
     use super::*;
 
-    fn parse(b: &[u8]) -> Option<Segment> {
-        let mut s = Segment::default();
-        s.parse(b, &mut 0).then_some(s)
+    fn parse(bytes: &[u8]) -> Option<Segment> {
+        let mut segment = Segment::default();
+        segment.parse(bytes, &mut 0).then_some(segment)
     }
 
     /// How many segments with these options count as malformed: 0 or 1.

@@ -33,51 +33,53 @@ pub struct Capture(Rc<RefCell<std::collections::VecDeque<Frame>>>);
 
 impl Capture {
     pub fn of<R: RecordBytes>(net: &mut SimNet<R>) -> Capture {
-        let c = Capture::default();
-        let frames = c.0.clone();
+        let capture = Capture::default();
+        let frames = capture.0.clone();
         net.tap = Some(Box::new(move |at, host, sent, bytes| {
-            let mut f = frames.borrow_mut();
-            if f.len() == KEEP {
-                f.pop_front();
+            let mut frame = frames.borrow_mut();
+            if frame.len() == KEEP {
+                frame.pop_front();
             }
             let bytes = bytes.to_vec();
-            f.push_back(Frame {
+            frame.push_back(Frame {
                 at,
                 host,
                 sent,
                 bytes,
             });
         }));
-        c
+        capture
     }
 
     /// One interface for each host; what it received is inbound, what it sent outbound.
     pub fn write(&self, path: &Path) -> Result<usize> {
-        let err = |e: pcap_file::PcapError| std::io::Error::other(e);
-        let mut w = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(err)?;
+        let err = |error: pcap_file::PcapError| std::io::Error::other(error);
+        let mut writer = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(err)?;
         for host in 0..2 {
-            w.write_pcapng_block(InterfaceDescriptionBlock {
-                linktype: DataLink::ETHERNET,
-                snaplen: 0,
-                options: vec![
-                    InterfaceDescriptionOption::IfName(Cow::Owned(format!("host{host}"))),
-                    InterfaceDescriptionOption::IfTsResol(9),
-                ],
-            })
-            .map_err(err)?;
+            writer
+                .write_pcapng_block(InterfaceDescriptionBlock {
+                    linktype: DataLink::ETHERNET,
+                    snaplen: 0,
+                    options: vec![
+                        InterfaceDescriptionOption::IfName(Cow::Owned(format!("host{host}"))),
+                        InterfaceDescriptionOption::IfTsResol(9),
+                    ],
+                })
+                .map_err(err)?;
         }
         let frames = self.0.borrow();
-        for f in frames.iter() {
-            w.write_pcapng_block(EnhancedPacketBlock {
-                interface_id: f.host as u32,
-                timestamp: Duration::from_nanos(f.at.0),
-                original_len: f.bytes.len() as u32,
-                data: Cow::Borrowed(&f.bytes),
-                options: vec![EnhancedPacketOption::Flags(if f.sent { 2 } else { 1 })],
-            })
-            .map_err(err)?;
+        for frame in frames.iter() {
+            writer
+                .write_pcapng_block(EnhancedPacketBlock {
+                    interface_id: frame.host as u32,
+                    timestamp: Duration::from_nanos(frame.at.0),
+                    original_len: frame.bytes.len() as u32,
+                    data: Cow::Borrowed(&frame.bytes),
+                    options: vec![EnhancedPacketOption::Flags(if frame.sent { 2 } else { 1 })],
+                })
+                .map_err(err)?;
         }
-        w.get_mut().flush()?;
+        writer.get_mut().flush()?;
         Ok(frames.len())
     }
 }

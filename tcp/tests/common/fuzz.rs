@@ -22,62 +22,62 @@ fn info(checksum: RxChecksum) -> FrameInfo {
 }
 
 fn stack() -> Host {
-    let mut c = host_config(1);
-    c.max_recv_buffers = HELD;
-    c.max_held_buffers = 2 * HELD;
-    c.max_connections = 8;
-    c.reassembly.max_datagrams = 4;
-    c.reassembly.max_fragments = FRAGMENTS;
-    c.reassembly.timeout = Duration::from_millis(20);
-    c.recv_window = 20_000;
-    Stack::new(c, Instant::from_millis(1)).expect("a valid configuration")
+    let mut config = host_config(1);
+    config.max_recv_buffers = HELD;
+    config.max_held_buffers = 2 * HELD;
+    config.max_connections = 8;
+    config.reassembly.max_datagrams = 4;
+    config.reassembly.max_fragments = FRAGMENTS;
+    config.reassembly.timeout = Duration::from_millis(20);
+    config.recv_window = 20_000;
+    Stack::new(config, Instant::from_millis(1)).expect("a valid configuration")
 }
 
 /// Raw frames, as a port delivers them: any bytes, checksums held for good.
 pub fn frames(data: &[u8]) {
-    let mut s = stack();
+    let mut host = stack();
     let mut now = Instant::from_millis(1);
-    s.listen(None, 80, 4, 0).expect("free");
+    host.listen(None, 80, 4, 0).expect("free");
     let mut sink = VecSink::default();
     let mut rest = data;
-    while let [n, tail @ ..] = rest {
-        let (frame, next) = tail.split_at(tail.len().min(usize::from(*n)));
+    while let [count, tail @ ..] = rest {
+        let (frame, next) = tail.split_at(tail.len().min(usize::from(*count)));
         rest = next;
-        let mut f = frame.to_vec();
+        let mut frame = frame.to_vec();
         // Mostly to us, so that there is something to look at.
-        if n & 1 == 0 && f.len() >= 14 {
-            f[..6].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-            f[12] = if n & 2 == 0 { 8 } else { 0x86 };
-            f[13] = if n & 2 == 0 { 0 } else { 0xdd };
+        if count & 1 == 0 && frame.len() >= 14 {
+            frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+            frame[12] = if count & 2 == 0 { 8 } else { 0x86 };
+            frame[13] = if count & 2 == 0 { 0 } else { 0xdd };
         }
         // Sound enough for what lies behind the IP header to be looked at: extension headers and
         // fragments of few datagrams from one neighbour.
-        if n & 17 == 16 && f.len() >= 54 {
-            let len = (f.len() - 14) as u16;
-            if n & 2 == 0 {
-                f[14] = 0x45;
-                f[16..18].copy_from_slice(&len.to_be_bytes());
-                f[18] = 0;
-                f[26..34].copy_from_slice(&[10, 0, 0, 9, 10, 0, 0, 2]);
-                fix_ipv4(&mut f[14..34]);
+        if count & 17 == 16 && frame.len() >= 54 {
+            let len = (frame.len() - 14) as u16;
+            if count & 2 == 0 {
+                frame[14] = 0x45;
+                frame[16..18].copy_from_slice(&len.to_be_bytes());
+                frame[18] = 0;
+                frame[26..34].copy_from_slice(&[10, 0, 0, 9, 10, 0, 0, 2]);
+                fix_ipv4(&mut frame[14..34]);
             } else {
-                f[14] = 0x60;
-                f[18..20].copy_from_slice(&(len - 40).to_be_bytes());
-                f[20] = [0, 43, 44, 60][usize::from(f[20] & 3)];
-                f[22..54].fill(0);
-                (f[22], f[37], f[38], f[53]) = (0xfd, 9, 0xfd, 2);
+                frame[14] = 0x60;
+                frame[18..20].copy_from_slice(&(len - 40).to_be_bytes());
+                frame[20] = [0, 43, 44, 60][usize::from(frame[20] & 3)];
+                frame[22..54].fill(0);
+                (frame[22], frame[37], frame[38], frame[53]) = (0xfd, 9, 0xfd, 2);
             }
         }
-        let checksum = match n & 12 {
+        let checksum = match count & 12 {
             0 => RxChecksum::Unknown,
             _ => RxChecksum::Good,
         };
-        s.receive_burst(now, std::iter::once((f.into(), info(checksum))));
-        s.poll(now, &mut sink);
-        while s.next_event().is_some() {}
-        now = now + Duration::from_millis(u64::from(n & 7));
-        assert!(s.connection_count() <= 8 && s.held_buffers() <= 2 * HELD + 8);
-        assert!(s.held_fragments() <= FRAGMENTS);
+        host.receive_burst(now, std::iter::once((frame.into(), info(checksum))));
+        host.poll(now, &mut sink);
+        while host.next_event().is_some() {}
+        now = now + Duration::from_millis(u64::from(count & 7));
+        assert!(host.connection_count() <= 8 && host.held_buffers() <= 2 * HELD + 8);
+        assert!(host.held_fragments() <= FRAGMENTS);
     }
     assert!(sink.frames.len() <= 8 * data.len() + 8, "no storm");
 }
@@ -123,28 +123,30 @@ impl Peer {
     /// Polls, and checks each frame that leaves; returns how many TCP segments and resets.
     fn poll(&mut self) -> (usize, usize) {
         self.stack.poll(self.now, &mut self.sink);
-        let (mut n, mut resets) = (0, 0);
-        while let Some((f, _)) = self.sink.frames.pop_front() {
-            let Some(s) = Seg::parse(1, &f) else { continue };
-            n += 1;
-            assert_eq!(s.frame(), f, "checksums and lengths are right");
-            if s.flags & RST != 0 {
+        let (mut count, mut resets) = (0, 0);
+        while let Some((frame, _)) = self.sink.frames.pop_front() {
+            let Some(segment) = Seg::parse(1, &frame) else {
+                continue;
+            };
+            count += 1;
+            assert_eq!(segment.frame(), frame, "checksums and lengths are right");
+            if segment.flags & RST != 0 {
                 resets += 1;
                 continue;
             }
-            self.over |= s.flags & SYN != 0 && self.id.is_some();
+            self.over |= segment.flags & SYN != 0 && self.id.is_some();
             if self.over {
                 continue;
             }
-            if s.flags & SYN != 0 {
+            if segment.flags & SYN != 0 {
                 if self.irs == 0 {
-                    self.irs = s.seq;
+                    self.irs = segment.seq;
                     self.sent = 1;
                 }
-                self.last = s;
+                self.last = segment;
                 continue;
             }
-            let ack = s.ack.wrapping_sub(self.iss);
+            let ack = segment.ack.wrapping_sub(self.iss);
             assert!(
                 ack >= self.acked,
                 "what is acknowledged stays so: {ack} < {}",
@@ -152,36 +154,36 @@ impl Peer {
             );
             self.acked = ack;
             // No window scaling is agreed.
-            let edge = ack + u32::from(s.window);
+            let edge = ack + u32::from(segment.window);
             assert!(edge >= self.edge, "the right edge never moves left");
             self.edge = edge;
-            let end = s
+            let end = segment
                 .seq
                 .wrapping_sub(self.irs)
-                .wrapping_add(s.payload.len() as u32);
-            let end = end.wrapping_add(u32::from(s.flags & FIN != 0));
+                .wrapping_add(segment.payload.len() as u32);
+            let end = end.wrapping_add(u32::from(segment.flags & FIN != 0));
             assert!(
                 end <= self.pushed as u32 + 2,
                 "only what it was given is sent"
             );
-            let at = u64::from(s.seq.wrapping_sub(self.irs).wrapping_sub(1));
-            for (i, &b) in s.payload.iter().enumerate() {
-                assert_eq!(b, Pattern::byte(SALT, at + i as u64));
+            let at = u64::from(segment.seq.wrapping_sub(self.irs).wrapping_sub(1));
+            for (i, &byte) in segment.payload.iter().enumerate() {
+                assert_eq!(byte, Pattern::byte(SALT, at + i as u64));
             }
             self.sent = self.sent.max(end);
-            self.last = s;
+            self.last = segment;
         }
-        while let Some((id, _, e)) = self.stack.next_event() {
-            if e.contains(Events::ACCEPTED) {
+        while let Some((id, _, events)) = self.stack.next_event() {
+            if events.contains(Events::ACCEPTED) {
                 self.id = self.id.or(Some(id));
             }
         }
         assert!(self.stack.held_buffers() <= HELD + HELD / 8 + 2);
-        (n, resets)
+        (count, resets)
     }
 
-    fn give(&mut self, s: &Seg) -> (usize, usize) {
-        let frame = s.frame();
+    fn give(&mut self, segment: &Seg) -> (usize, usize) {
+        let frame = segment.frame();
         let now = self.now;
         self.stack.receive_burst(
             now,
@@ -197,7 +199,7 @@ pub fn engine(data: &[u8]) {
     let mut words = data.iter().copied();
     let mut byte = || words.next();
     let mode = byte().unwrap_or(0);
-    let mut p = Peer {
+    let mut raw_host = Peer {
         stack: stack(),
         sink: VecSink::default(),
         now: Instant::from_millis(1),
@@ -213,13 +215,13 @@ pub fn engine(data: &[u8]) {
         id: None,
         over: false,
     };
-    p.stack.listen(None, 80, 4, 0).expect("free");
+    raw_host.stack.listen(None, 80, 4, 0).expect("free");
     // Its neighbour entry comes from the ARP request that the SYN-ACK waits for.
-    let mut syn = p.seg(SYN);
+    let mut syn = raw_host.seg(SYN);
     if mode & 2 != 0 {
         syn.options = vec![4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0];
     }
-    p.give(&syn);
+    raw_host.give(&syn);
     let arp: Vec<u8> = [
         &[
             2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 6, 0, 1, 8, 0, 6, 4, 0, 2,
@@ -227,112 +229,128 @@ pub fn engine(data: &[u8]) {
         &[2, 0, 0, 0, 0, 1, 10, 0, 0, 1, 2, 0, 0, 0, 0, 2, 10, 0, 0, 2],
     ]
     .concat();
-    let now = p.now;
-    p.stack
+    let now = raw_host.now;
+    raw_host
+        .stack
         .receive_burst(now, std::iter::once((arp.into(), info(RxChecksum::Good))));
-    p.poll();
-    p.acked = 1;
-    p.edge = 1;
-    let stamped = |p: &Peer, s: &mut Seg, kind: u8| {
-        let echo = p.last.ts().map_or(0, |t| t.0);
-        s.options = match kind & 3 {
+    raw_host.poll();
+    raw_host.acked = 1;
+    raw_host.edge = 1;
+    let stamped = |segment: &Peer, seg: &mut Seg, kind: u8| {
+        let echo = segment.last.ts().map_or(0, |stamps| stamps.0);
+        seg.options = match kind & 3 {
             _ if mode & 2 == 0 => vec![],
             3 => vec![8, 0, 1, 1],
-            _ => [&[1, 1, 8, 10][..], &p.ts.to_be_bytes(), &echo.to_be_bytes()].concat(),
+            _ => [
+                &[1, 1, 8, 10][..],
+                &segment.ts.to_be_bytes(),
+                &echo.to_be_bytes(),
+            ]
+            .concat(),
         };
     };
-    let mut first = p.seg(ACK);
-    stamped(&p, &mut first, 0);
-    p.give(&first);
-    let id = p.id.expect("accepted");
+    let mut first = raw_host.seg(ACK);
+    stamped(&raw_host, &mut first, 0);
+    raw_host.give(&first);
+    let id = raw_host.id.expect("accepted");
     let mut gone = false;
-    while let (Some(op), Some(a), Some(b)) = (byte(), byte(), byte()) {
-        if p.over {
+    while let (Some(op), Some(first), Some(second)) = (byte(), byte(), byte()) {
+        if raw_host.over {
             return;
         }
         match op & 15 {
             0..=8 => {
-                let mut s = p.seg(ACK);
-                let delta = i32::from(a as i8) * if op & 16 == 0 { 1 } else { 97 };
+                let mut segment = raw_host.seg(ACK);
+                let delta = i32::from(first as i8) * if op & 16 == 0 { 1 } else { 97 };
                 // Mostly in order.
                 let delta = if op & 0x60 == 0 { 0 } else { delta };
-                let at = i64::from(p.acked) + i64::from(delta);
-                s.seq = p.iss.wrapping_add(at as u32);
-                s.payload = (0..u64::from(b) * 4)
+                let at = i64::from(raw_host.acked) + i64::from(delta);
+                segment.seq = raw_host.iss.wrapping_add(at as u32);
+                segment.payload = (0..u64::from(second) * 4)
                     .map(|i| Pattern::byte(SALT + 1, (at - 1 + i as i64) as u64))
                     .collect();
-                s.window = u16::from(b) << (a & 7);
+                segment.window = u16::from(second) << (first & 7);
                 if op & 15 == 7 {
-                    s.ack = s.ack.wrapping_add(i32::from(b as i8) as u32);
+                    segment.ack = segment.ack.wrapping_add(i32::from(second as i8) as u32);
                 }
                 if op & 15 == 8 {
-                    s.flags = a & !RST;
+                    segment.flags = first & !RST;
                 }
-                p.ts = p.ts.wrapping_add(u32::from(a & 1));
-                stamped(&p, &mut s, a >> 6);
-                let (n, _) = p.give(&s);
-                assert!(n <= 64, "{n} segments in answer to one");
+                raw_host.ts = raw_host.ts.wrapping_add(u32::from(first & 1));
+                stamped(&raw_host, &mut segment, first >> 6);
+                let (count, _) = raw_host.give(&segment);
+                assert!(count <= 64, "{count} segments in answer to one");
             }
             9 => {
-                p.poll();
-                let mut s = p.seg(RST | if b & 1 == 0 { ACK } else { 0 });
-                s.seq = s.seq.wrapping_add(i32::from(a as i8) as u32);
-                stamped(&p, &mut s, 0);
-                let (n, resets) = p.give(&s);
-                assert!(n <= 1 && resets == 0, "a reset is never answered with one");
-                gone |= a == 0;
+                raw_host.poll();
+                let mut segment = raw_host.seg(RST | if second & 1 == 0 { ACK } else { 0 });
+                segment.seq = segment.seq.wrapping_add(i32::from(first as i8) as u32);
+                stamped(&raw_host, &mut segment, 0);
+                let (count, resets) = raw_host.give(&segment);
+                assert!(
+                    count <= 1 && resets == 0,
+                    "a reset is never answered with one"
+                );
+                gone |= first == 0;
             }
             10 | 11 => {
-                let step = u64::from(a) << (b & 15);
-                p.now = p.now + Duration::from_micros(step);
-                p.poll();
+                let step = u64::from(first) << (second & 15);
+                raw_host.now = raw_host.now + Duration::from_micros(step);
+                raw_host.poll();
             }
             12 => {
-                if let Some(rx) = p.stack.receive_queue(id) {
-                    let n = rx.len_bytes().min(usize::from(a) * 16 + 1);
-                    let mut at = p.read;
-                    rx.for_each_chunk(0, n, |c| {
-                        for &x in c {
-                            assert_eq!(x, Pattern::byte(SALT + 1, at), "byte {at}");
+                if let Some(rx) = raw_host.stack.receive_queue(id) {
+                    let count = rx.len_bytes().min(usize::from(first) * 16 + 1);
+                    let mut at = raw_host.read;
+                    rx.for_each_chunk(0, count, |chunk| {
+                        for &byte in chunk {
+                            assert_eq!(byte, Pattern::byte(SALT + 1, at), "byte {at}");
                             at += 1;
                         }
                     });
-                    rx.consume(n);
-                    p.read = at;
+                    rx.consume(count);
+                    raw_host.read = at;
                 }
-                p.poll();
+                raw_host.poll();
             }
             13 | 14 => {
-                let len = u32::from(a) * 8 + 1;
-                let r = Pattern {
+                let len = u32::from(first) * 8 + 1;
+                let record = Pattern {
                     salt: SALT,
-                    start: p.pushed,
+                    start: raw_host.pushed,
                 };
-                if p.pushed < 1 << 20 && p.stack.push_record(id, len, r, b & 1 == 0).is_ok() {
-                    p.pushed += u64::from(len);
+                if raw_host.pushed < 1 << 20
+                    && raw_host
+                        .stack
+                        .push_record(id, len, record, second & 1 == 0)
+                        .is_ok()
+                {
+                    raw_host.pushed += u64::from(len);
                 }
-                p.poll();
-                p.stack.take_acked(id, |_| ());
+                raw_host.poll();
+                raw_host.stack.take_acked(id, |_| ());
             }
             _ => {
-                if a > 200 {
-                    let now = p.now;
-                    p.stack.close(now, id);
-                    p.poll();
+                if first > 200 {
+                    let now = raw_host.now;
+                    raw_host.stack.close(now, id);
+                    raw_host.poll();
                 }
             }
         }
     }
-    let c = p.stack.tcp_info(id);
-    if let Some(c) = c {
-        assert!(c.readable <= 20_000 && u64::from(c.in_flight) <= p.pushed + 1);
-        assert!(!gone || c.state == TcpState::Closed || p.acked > 0);
+    let info = raw_host.stack.tcp_info(id);
+    if let Some(info) = info {
+        assert!(info.readable <= 20_000 && u64::from(info.in_flight) <= raw_host.pushed + 1);
+        assert!(!gone || info.state == TcpState::Closed || raw_host.acked > 0);
     }
     // Whatever happened: without a peer it ends, or owes nothing.
     for _ in 0..400 {
-        p.now = p.now + Duration::from_secs(1);
-        p.poll();
+        raw_host.now = raw_host.now + Duration::from_secs(1);
+        raw_host.poll();
     }
-    let c = p.stack.tcp_info(id);
-    assert!(c.is_none_or(|c| c.state == TcpState::Closed || (c.in_flight == 0 && c.unsent == 0)));
+    let info = raw_host.stack.tcp_info(id);
+    assert!(info.is_none_or(
+        |info| info.state == TcpState::Closed || (info.in_flight == 0 && info.unsent == 0)
+    ));
 }

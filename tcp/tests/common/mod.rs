@@ -46,32 +46,32 @@ impl Side {
         let Some(id) = self.id else { return };
         let mut acked = 0;
         let mut next = self.acked;
-        net.hosts[host].take_acked(id, |r| {
-            assert!(r.start >= next, "records are acknowledged in order");
-            next = r.start + 1;
+        net.hosts[host].take_acked(id, |record| {
+            assert!(record.start >= next, "records are acknowledged in order");
+            next = record.start + 1;
             acked += 1;
         });
         if acked > 0 {
             self.acked = next;
         }
         if let Some(rx) = net.hosts[host].receive_queue(id) {
-            let n = rx.len_bytes().min(if self.read_step > 0 {
+            let count = rx.len_bytes().min(if self.read_step > 0 {
                 self.read_step
             } else {
                 usize::MAX
             });
             let mut at = self.received;
-            rx.for_each_chunk(0, n, |c| {
-                for &b in c {
+            rx.for_each_chunk(0, count, |chunk| {
+                for &byte in chunk {
                     assert_eq!(
-                        b,
+                        byte,
                         Pattern::byte(self.peer_salt, at),
                         "byte {at} at host {host}"
                     );
                     at += 1;
                 }
             });
-            assert_eq!(rx.consume(n), n);
+            assert_eq!(rx.consume(count), count);
             self.received = at;
         }
         assert!(self.received <= self.peer_goal);
@@ -91,7 +91,7 @@ impl Side {
                 len
             };
             // With nothing queued one record of any length may wait for the window.
-            if room < len && (room == 0 || stack.tcp_info(id).is_none_or(|c| c.unsent > 0)) {
+            if room < len && (room == 0 || stack.tcp_info(id).is_none_or(|info| info.unsent > 0)) {
                 break;
             }
             let record = Pattern {
@@ -111,7 +111,7 @@ impl Side {
             && !self.closing
             && stack
                 .tcp_info(id)
-                .is_some_and(|c| c.state != TcpState::SynSent)
+                .is_some_and(|info| info.state != TcpState::SynSent)
         {
             self.closing = true;
             let now = net.now;
@@ -165,28 +165,28 @@ impl Transfer {
     }
 
     pub fn events(&mut self) {
-        for h in 0..2 {
-            while let Some((id, _, e)) = self.net.hosts[h].next_event() {
-                if e.contains(Events::ACCEPTED) {
-                    self.sides[h].id = Some(id);
+        for host in 0..2 {
+            while let Some((id, _, events)) = self.net.hosts[host].next_event() {
+                if events.contains(Events::ACCEPTED) {
+                    self.sides[host].id = Some(id);
                 }
-                if self.sides[h].id != Some(id) {
+                if self.sides[host].id != Some(id) {
                     continue;
                 }
-                if e.contains(Events::OUT_OF_ORDER) {
-                    let side = &mut self.sides[h];
+                if events.contains(Events::OUT_OF_ORDER) {
+                    let side = &mut self.sides[host];
                     let (salt, at) = (side.peer_salt, side.received);
                     let seen = &mut side.shown;
-                    self.net.hosts[h].for_each_out_of_order(id, |offset, b| {
+                    self.net.hosts[host].for_each_out_of_order(id, |offset, buffer| {
                         assert!(offset > 0);
-                        for (i, &byte) in b.as_slice().iter().enumerate() {
+                        for (i, &byte) in buffer.as_slice().iter().enumerate() {
                             assert_eq!(byte, Pattern::byte(salt, at + (offset + i) as u64));
                         }
-                        *seen += b.as_slice().len() as u64;
+                        *seen += buffer.as_slice().len() as u64;
                     });
                 }
-                self.sides[h].ended |= e;
-                self.sides[h].peer_fin |= e.contains(Events::PEER_FIN);
+                self.sides[host].ended |= events;
+                self.sides[host].peer_fin |= events.contains(Events::PEER_FIN);
             }
         }
     }
@@ -194,7 +194,7 @@ impl Transfer {
     pub fn done(&self) -> bool {
         self.sides
             .iter()
-            .all(|s| s.received == s.peer_goal && s.ended.contains(Events::CLOSED))
+            .all(|side| side.received == side.peer_goal && side.ended.contains(Events::CLOSED))
     }
 
     /// Runs until both directions are delivered and closed; `false` after `time` of virtual time.
@@ -212,9 +212,9 @@ impl Transfer {
         self.run_watching(time, |net| {
             let before = space;
             watch(net, &mut space);
-            for h in 0..2 {
-                if before[h] != space[h] {
-                    net.sinks[h].space = space[h];
+            for host in 0..2 {
+                if before[host] != space[host] {
+                    net.sinks[host].space = space[host];
                 }
             }
         })
@@ -226,18 +226,18 @@ impl Transfer {
         loop {
             watch(&mut self.net);
             self.events();
-            for h in 0..2 {
-                let mut side = std::mem::take(&mut self.sides[h]);
-                side.work(&mut self.net, h, &mut self.rng);
-                self.sides[h] = side;
+            for host in 0..2 {
+                let mut side = std::mem::take(&mut self.sides[host]);
+                side.work(&mut self.net, host, &mut self.rng);
+                self.sides[host] = side;
             }
             if self.done() {
                 return true;
             }
-            let unread = (0..2).any(|h| {
-                let id = self.sides[h].id;
-                id.and_then(|id| self.net.hosts[h].tcp_info(id))
-                    .is_some_and(|c| c.readable > 0)
+            let unread = (0..2).any(|host| {
+                let id = self.sides[host].id;
+                id.and_then(|id| self.net.hosts[host].tcp_info(id))
+                    .is_some_and(|info| info.readable > 0)
             });
             if !self.net.step(limit) && !unread {
                 self.events();
@@ -250,19 +250,19 @@ impl Transfer {
     /// is a part of one and joins nothing that was apart.
     pub fn check_boundaries(&self) {
         let mut first: [BTreeMap<u32, u32>; 2] = Default::default();
-        for s in self.net.log.as_ref().unwrap() {
+        for sent in self.net.log.as_ref().unwrap() {
             let SentSegment {
                 from,
                 seq,
                 payload,
                 retransmission,
-            } = *s;
-            let s = self.net.hosts[from].stats();
-            if retransmission && s.black_holes + s.pmtu_reductions > 0 {
+            } = *sent;
+            let stats = self.net.hosts[from].stats();
+            if retransmission && stats.black_holes + stats.pmtu_reductions > 0 {
                 // Transfers are too short for sequence numbers to come round; the wrap itself
                 // is left alone.
                 let whole = first[from].range(..=seq).next_back();
-                let inside = whole.is_none_or(|(s, len)| seq - s + payload <= *len);
+                let inside = whole.is_none_or(|(start, len)| seq - start + payload <= *len);
                 assert!(inside, "a retransmission at {seq} joins what was apart");
             } else if retransmission {
                 assert_eq!(
@@ -285,6 +285,6 @@ pub fn configs() -> [StackConfig; 2] {
     [host_config(0), host_config(1)]
 }
 
-pub fn micros(n: u64) -> Duration {
-    Duration::from_micros(n)
+pub fn micros(count: u64) -> Duration {
+    Duration::from_micros(count)
 }

@@ -12,7 +12,7 @@ thread_local! {
 
 /// Runs `f` on this thread; what it panicked with, if it did, as text. A panic is printed as
 /// ever unless `quiet`; those of other threads are printed always.
-pub fn caught<T>(quiet: bool, f: impl FnOnce() -> T) -> Result<T, String> {
+pub fn caught<T>(quiet: bool, apply: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let printing = take_hook();
@@ -23,11 +23,11 @@ pub fn caught<T>(quiet: bool, f: impl FnOnce() -> T) -> Result<T, String> {
         }));
     });
     let before = QUIET.replace(quiet);
-    let result = catch_unwind(AssertUnwindSafe(f));
+    let result = catch_unwind(AssertUnwindSafe(apply));
     QUIET.set(before);
     result.map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         text.unwrap_or_default()
     })
 }

@@ -27,9 +27,9 @@ impl RawHost {
 
     /// With changes to the configuration of host 1.
     pub fn of(v6: bool, change: impl FnOnce(&mut StackConfig)) -> RawHost {
-        let mut c = [0, 1].map(siw_tcp::sim::host_config);
-        change(&mut c[1]);
-        let mut lab = Lab::with(c);
+        let mut configs = [0, 1].map(siw_tcp::sim::host_config);
+        change(&mut configs[1]);
+        let mut lab = Lab::with(configs);
         let now = lab.net.now;
         lab.net.hosts[1].listen(None, 80, 16, 0).unwrap();
         let ip = if v6 {
@@ -39,18 +39,18 @@ impl RawHost {
         };
         let ends = Ends {
             mac: [MAC, HOST],
-            ip: ip.map(|a| a.parse().unwrap()),
+            ip: ip.map(|address| address.parse().unwrap()),
         };
-        let mut s = RawHost {
+        let mut raw_host = RawHost {
             lab,
             ends,
             seq: 1000,
             ack: 0,
         };
         let hello = if v6 { ends.solicit() } else { ends.arp(1) };
-        assert_eq!(s.answers(vec![hello]).len(), 1);
-        assert!(now <= s.now());
-        s
+        assert_eq!(raw_host.answers(vec![hello]).len(), 1);
+        assert!(now <= raw_host.now());
+        raw_host
     }
 
     pub fn now(&self) -> Instant {
@@ -63,7 +63,7 @@ impl RawHost {
             rss_hash: 0,
         };
         let now = self.now();
-        let frames = frames.into_iter().map(|f| (f.into(), info));
+        let frames = frames.into_iter().map(|frame| (frame.into(), info));
         self.lab.net.hosts[1].receive_burst(now, frames);
     }
 
@@ -72,7 +72,7 @@ impl RawHost {
         let now = self.now();
         let sink = &mut self.lab.net.sinks[1];
         self.lab.net.hosts[1].poll(now, sink);
-        sink.frames.drain(..).map(|(f, _)| f).collect()
+        sink.frames.drain(..).map(|(frame, _)| frame).collect()
     }
 
     pub fn answers(&mut self, frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
@@ -99,20 +99,20 @@ impl RawHost {
     /// A connection to port 80, all of its segments by this way.
     pub fn connect(&mut self, way: FrameChange<'_>) -> ConnId {
         // With an answer comes a question where we are.
-        let a = self.answers(way(self.segment(SYN, b"")));
+        let replies = self.answers(way(self.segment(SYN, b"")));
         let tcp = if self.ends.ip[0].is_ipv6() { 54 } else { 34 };
-        let s = a.iter().find_map(|f| {
-            let word = |at| u32::from_be_bytes(f[at..at + 4].try_into().unwrap());
-            (f[tcp..tcp + 2] == [0, 80] && f[tcp + 13] == SYN | ACK)
+        let numbers = replies.iter().find_map(|frame| {
+            let word = |at| u32::from_be_bytes(frame[at..at + 4].try_into().unwrap());
+            (frame[tcp..tcp + 2] == [0, 80] && frame[tcp + 13] == SYN | ACK)
                 .then(|| (word(tcp + 4), word(tcp + 8)))
         });
-        let (seq, ack) = s.expect("a SYN with an ACK");
+        let (seq, ack) = numbers.expect("a SYN with an ACK");
         assert_eq!(ack, self.seq + 1);
         (self.seq, self.ack) = (ack, seq.wrapping_add(1));
         self.give(way(self.segment(ACK, b"")));
         self.lab.collect();
-        let (id, e) = *self.lab.events[1].last().expect("an event");
-        assert!(e.contains(Events::ACCEPTED));
+        let (id, events) = *self.lab.events[1].last().expect("an event");
+        assert!(events.contains(Events::ACCEPTED));
         id
     }
 

@@ -1,4 +1,4 @@
-//! One seed, one story: two stacks, an impaired network that changes while they talk, and what
+//! One seed, one run: two stacks, an impaired network that changes while they talk, and what
 //! must hold whatever happens: what is delivered is a prefix of what was sent, all of it arrives,
 //! both ends close, retransmissions keep their boundaries, memory stays bounded.
 
@@ -22,8 +22,8 @@ pub enum Fault {
     Silence,
     /// A retransmission is as if it had been cut elsewhere.
     Recut,
-    /// The reader never reads, though the receive limits say that it must be icmp_error apart.
-    Hoard,
+    /// The owner never reads, so that the receive limits hold what arrived.
+    KeepUnread,
 }
 
 /// What happened in a good run.
@@ -41,16 +41,16 @@ pub struct ScenarioOutcome {
 }
 
 impl ScenarioOutcome {
-    pub fn add(&mut self, o: &ScenarioOutcome) {
-        self.bytes += o.bytes;
-        self.frames += o.frames;
-        self.lost += o.lost;
-        self.retransmits += o.retransmits;
-        self.timeouts += o.timeouts;
-        self.shrunk += o.shrunk;
-        self.too_big += o.too_big;
-        self.narrowed += o.narrowed;
-        self.pruned += o.pruned;
+    pub fn add(&mut self, outcome: &ScenarioOutcome) {
+        self.bytes += outcome.bytes;
+        self.frames += outcome.frames;
+        self.lost += outcome.lost;
+        self.retransmits += outcome.retransmits;
+        self.timeouts += outcome.timeouts;
+        self.shrunk += outcome.shrunk;
+        self.too_big += outcome.too_big;
+        self.narrowed += outcome.narrowed;
+        self.pruned += outcome.pruned;
     }
 }
 
@@ -70,74 +70,74 @@ impl fmt::Display for ScenarioFailure {
             "seed {} failed: {}\nreplay: {}",
             self.seed, self.why, self.replay
         )?;
-        if let Some(p) = &self.pcapng {
-            write!(f, "\nwhat the network carried: {}", p.display())?;
+        if let Some(path) = &self.pcapng {
+            write!(f, "\nwhat the network carried: {}", path.display())?;
         }
         Ok(())
     }
 }
 
 fn link(rng: &mut Rng) -> Impairment {
-    let mut l = Impairment::perfect(micros(5 + rng.below(2000)));
+    let mut link = Impairment::perfect(micros(5 + rng.below(2000)));
     if rng.chance(0.7) {
-        l.loss = rng.below(300) as f64 / 1000.0 * if rng.chance(0.5) { 0.1 } else { 1.0 };
+        link.loss = rng.below(300) as f64 / 1000.0 * if rng.chance(0.5) { 0.1 } else { 1.0 };
     }
     if rng.chance(0.3) {
-        l.burst = (0.02, 0.2);
+        link.burst = (0.02, 0.2);
     }
     if rng.chance(0.5) {
-        l.reorder = rng.below(200) as f64 / 1000.0;
-        l.jitter = micros(rng.below(300));
+        link.reorder = rng.below(200) as f64 / 1000.0;
+        link.jitter = micros(rng.below(300));
     }
     if rng.chance(0.4) {
-        l.duplicate = rng.below(200) as f64 / 1000.0;
+        link.duplicate = rng.below(200) as f64 / 1000.0;
     }
     if rng.chance(0.4) {
-        l.corrupt = rng.below(100) as f64 / 1000.0;
+        link.corrupt = rng.below(100) as f64 / 1000.0;
     }
     if rng.chance(0.3) {
-        l.rate = 50_000_000 + rng.below(10_000_000_000);
-        l.queue = 20 + rng.below(200) as usize;
-        l.mark = rng.below(40) as usize;
+        link.rate = 50_000_000 + rng.below(10_000_000_000);
+        link.queue = 20 + rng.below(200) as usize;
+        link.mark = rng.below(40) as usize;
     }
     if rng.chance(0.25) {
-        l.shrink = rng.below(300) as f64 / 1000.0;
+        link.shrink = rng.below(300) as f64 / 1000.0;
     }
-    l
+    link
 }
 
-fn stack(rng: &mut Rng, c: &mut StackConfig) {
-    c.congestion = if rng.chance(0.5) {
+fn stack(rng: &mut Rng, config: &mut StackConfig) {
+    config.congestion = if rng.chance(0.5) {
         CongestionControl::Cubic
     } else if rng.chance(0.5) {
         CongestionControl::NewReno
     } else {
         CongestionControl::Dctcp
     };
-    c.ecn = rng.chance(0.5);
+    config.ecn = rng.chance(0.5);
     if rng.chance(0.3) {
-        c.tx_checksum = false;
-        c.tso = Some(TsoLimits {
+        config.tx_checksum = false;
+        config.tso = Some(TsoLimits {
             max_segments: 2 + rng.below(60) as u16,
             max_bytes: 5_000 + rng.below(60_000) as u32,
         });
     }
-    c.recv_window = 16384 << rng.below(8);
+    config.recv_window = 16384 << rng.below(8);
     if rng.chance(0.2) {
-        c.max_recv_buffers = 64 + rng.below(200) as usize;
+        config.max_recv_buffers = 64 + rng.below(200) as usize;
     }
     if rng.chance(0.2) {
-        c.max_held_buffers = 64 + rng.below(200) as usize;
+        config.max_held_buffers = 64 + rng.below(200) as usize;
     }
-    c.timestamps = !rng.chance(0.2);
-    c.sack = !rng.chance(0.2);
-    c.user_timeout = Duration::from_secs(3600);
-    c.syn_retries = 30;
-    c.rto_initial = Duration::from_millis(50);
-    c.rto_max = Duration::from_secs(2);
-    c.neighbours.probes = 50;
-    c.neighbours.retransmit = Duration::from_millis(20);
-    c.time_wait = Duration::from_secs(60);
+    config.timestamps = !rng.chance(0.2);
+    config.sack = !rng.chance(0.2);
+    config.user_timeout = Duration::from_secs(3600);
+    config.syn_retries = 30;
+    config.rto_initial = Duration::from_millis(50);
+    config.rto_max = Duration::from_secs(2);
+    config.neighbours.probes = 50;
+    config.neighbours.retransmit = Duration::from_millis(20);
+    config.time_wait = Duration::from_secs(60);
 }
 
 /// When the path's MTU changes, and to what (IP packet; 0: as wide as ever).
@@ -167,15 +167,15 @@ fn narrowings(rng: &mut Rng, v6: bool) -> Vec<(Duration, usize, u16, f64)> {
 }
 
 /// Runs a seed; panics where a property breaks. `capture` is given what the network carried.
-fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> ScenarioOutcome {
+fn run_seed(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> ScenarioOutcome {
     let mut rng = Rng::new(seed);
-    let mut c = configs();
+    let mut configs = configs();
     let vlan = rng.chance(0.2).then_some(42);
     let mtu = [1500, 9000, 1280][rng.below(3) as usize];
-    for c in &mut c {
-        c.vlan = vlan;
-        c.mtu = mtu;
-        stack(&mut rng, c);
+    for config in &mut configs {
+        config.vlan = vlan;
+        config.mtu = mtu;
+        stack(&mut rng, config);
     }
     let goals = [
         rng.below(300_000),
@@ -186,21 +186,21 @@ fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> Scen
         },
     ];
     let links = [link(&mut rng), link(&mut rng)];
-    let limits = c.each_ref().map(|c| {
-        let (own, all) = (c.max_recv_buffers, c.max_held_buffers);
+    let limits = configs.each_ref().map(|config| {
+        let (own, all) = (config.max_recv_buffers, config.max_held_buffers);
         (own + own / 8 + 1).min(all.saturating_add(all / 8).saturating_add(2))
     });
-    let mut t = Transfer::new(seed, c, links, goals);
+    let mut transfer = Transfer::new(seed, configs, links, goals);
     if capture.is_some() {
-        *capture = Some(Capture::of(&mut t.net));
+        *capture = Some(Capture::of(&mut transfer.net));
     }
-    for s in &mut t.sides {
-        s.record = if rng.chance(0.3) {
+    for side in &mut transfer.sides {
+        side.record = if rng.chance(0.3) {
             1 + rng.below(20_000) as u32
         } else {
             0
         };
-        s.read_step = if rng.chance(0.2) {
+        side.read_step = if rng.chance(0.2) {
             1000 + rng.below(5000) as usize
         } else {
             0
@@ -209,93 +209,96 @@ fn story(seed: u64, fault: Option<Fault>, capture: &mut Option<Capture>) -> Scen
     let v6 = rng.chance(0.4);
     let mut changes = narrowings(&mut rng, v6).into_iter().peekable();
     match fault {
-        Some(Fault::Forge) => t.net.forge = 400,
+        Some(Fault::Forge) => transfer.net.forge = 400,
         Some(Fault::Silence) => {
-            let mut n = 0;
-            t.net.filter = Some(Box::new(move |from, _| {
-                n += 1;
-                from == 0 || n < 30
+            let mut count = 0;
+            transfer.net.filter = Some(Box::new(move |from, _| {
+                count += 1;
+                from == 0 || count < 30
             }));
         }
-        Some(Fault::Hoard) => t.sides.iter_mut().for_each(|s| s.read_step = usize::MAX),
+        Some(Fault::KeepUnread) => transfer
+            .sides
+            .iter_mut()
+            .for_each(|side| side.read_step = usize::MAX),
         _ => {}
     }
-    t.connect(v6);
-    let start = t.net.now;
+    transfer.connect(v6);
+    let start = transfer.net.now;
     let mut held = [0; 2];
     let mut links = links;
-    let done = t.run_watching(Duration::from_secs(900), |net| {
+    let done = transfer.run_watching(Duration::from_secs(900), |net| {
         while let Some((_, host, mtu, icmp_error)) =
             changes.next_if(|(at, ..)| net.now >= start + *at)
         {
             (links[host].mtu, links[host].icmp_error) = (mtu, icmp_error);
             net.set_link(host, links[host]);
         }
-        for h in 0..2 {
-            held[h] = held[h].max(net.hosts[h].held_buffers());
-            let limit = if fault == Some(Fault::Hoard) {
+        for host in 0..2 {
+            held[host] = held[host].max(net.hosts[host].held_buffers());
+            let limit = if fault == Some(Fault::KeepUnread) {
                 0
             } else {
-                limits[h]
+                limits[host]
             };
             assert!(
-                held[h] <= limit,
-                "host {h} holds {} buffers of {limit}",
-                held[h]
+                held[host] <= limit,
+                "host {host} holds {} buffers of {limit}",
+                held[host]
             );
         }
     });
     let show = |i: usize| {
-        let s = &t.sides[i];
+        let side = &transfer.sides[i];
         format!(
             "host {i}: pushed {}/{} received {}/{} {:?} {:?}",
-            s.pushed,
-            s.goal,
-            s.received,
-            s.peer_goal,
-            s.ended,
-            s.id.and_then(|id| t.net.hosts[i].tcp_info(id))
+            side.pushed,
+            side.goal,
+            side.received,
+            side.peer_goal,
+            side.ended,
+            side.id.and_then(|id| transfer.net.hosts[i].tcp_info(id))
         )
     };
     assert!(
         done,
         "wedged at {:?} lost {}\n{}\n{}\n{links:?}",
-        t.net.now - start,
-        t.net.lost,
+        transfer.net.now - start,
+        transfer.net.lost,
         show(0),
         show(1)
     );
     for i in 0..2 {
         let bad = Events::RESET | Events::TIMED_OUT;
-        assert!(!t.sides[i].ended.intersects(bad), "{}", show(i));
-        assert!(t.sides[i].peer_fin);
+        assert!(!transfer.sides[i].ended.intersects(bad), "{}", show(i));
+        assert!(transfer.sides[i].peer_fin);
     }
     if fault == Some(Fault::Recut)
-        && let Some(s) = t
+        && let Some(segment) = transfer
             .net
             .log
             .as_mut()
-            .and_then(|l| l.iter_mut().find(|s| s.retransmission))
+            .and_then(|log| log.iter_mut().find(|segment| segment.retransmission))
     {
-        s.seq = s.seq.wrapping_add(1);
+        segment.seq = segment.seq.wrapping_add(1);
     }
-    t.check_boundaries();
-    let mut o = ScenarioOutcome {
+    transfer.check_boundaries();
+    let mut outcome = ScenarioOutcome {
         bytes: goals[0] + goals[1],
-        frames: t.net.carried,
-        lost: t.net.lost,
-        shrunk: t.net.shrunk,
-        too_big: t.net.too_big,
+        frames: transfer.net.carried,
+        lost: transfer.net.lost,
+        shrunk: transfer.net.shrunk,
+        too_big: transfer.net.too_big,
         ..ScenarioOutcome::default()
     };
-    for h in &t.net.hosts {
-        let s = h.stats();
-        o.retransmits += s.retrans_segs;
-        o.timeouts += s.timeouts;
-        o.narrowed += s.black_holes + s.pmtu_reductions;
-        o.pruned += s.rcv_pruned;
+    for host in &transfer.net.hosts {
+        let stats = host.stats();
+        outcome.retransmits += stats.retrans_segs;
+        outcome.timeouts += stats.timeouts;
+        outcome.narrowed += stats.black_holes + stats.pmtu_reductions;
+        outcome.pruned += stats.rcv_pruned;
     }
-    o
+    outcome
 }
 
 /// Runs a seed. When a property breaks, runs it again and writes what the network carried into
@@ -305,16 +308,16 @@ pub fn run(
     fault: Option<Fault>,
     dir: &Path,
 ) -> Result<ScenarioOutcome, ScenarioFailure> {
-    let why = match caught(fault.is_some(), || story(seed, fault, &mut None)) {
-        Ok(o) => return Ok(o),
+    let why = match caught(fault.is_some(), || run_seed(seed, fault, &mut None)) {
+        Ok(outcome) => return Ok(outcome),
         Err(why) => why,
     };
     let mut capture = Some(Capture::default());
-    let _ = caught(true, || story(seed, fault, &mut capture));
+    let _ = caught(true, || run_seed(seed, fault, &mut capture));
     let path = dir.join(format!("siw-tcp-seed-{seed}.pcapng"));
-    let pcapng = capture.map(|c| c.write(&path).map(|_| path.clone()));
-    let pcapng = pcapng.transpose().unwrap_or_else(|e| {
-        eprintln!("{}: {e}", path.display());
+    let pcapng = capture.map(|capture| capture.write(&path).map(|_| path.clone()));
+    let pcapng = pcapng.transpose().unwrap_or_else(|error| {
+        eprintln!("{}: {error}", path.display());
         None
     });
     Err(ScenarioFailure {

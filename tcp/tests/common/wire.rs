@@ -30,92 +30,94 @@ pub struct Seg {
 }
 
 impl Seg {
-    pub fn parse(from: usize, f: &[u8]) -> Option<Seg> {
-        if f.len() < 54 || f[12..14] != [8, 0] || f[23] != 6 {
+    pub fn parse(from: usize, frame: &[u8]) -> Option<Seg> {
+        if frame.len() < 54 || frame[12..14] != [8, 0] || frame[23] != 6 {
             return None;
         }
-        let total = usize::from(u16::from_be_bytes([f[16], f[17]]));
-        let t = &f[34..14 + total];
-        let header = usize::from(t[12] >> 4) * 4;
-        let b32 = |i: usize| u32::from_be_bytes([t[i], t[i + 1], t[i + 2], t[i + 3]]);
+        let total = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
+        let tcp = &frame[34..14 + total];
+        let header = usize::from(tcp[12] >> 4) * 4;
+        let b32 = |i: usize| u32::from_be_bytes([tcp[i], tcp[i + 1], tcp[i + 2], tcp[i + 3]]);
         Some(Seg {
             from,
-            sport: u16::from_be_bytes([t[0], t[1]]),
-            dport: u16::from_be_bytes([t[2], t[3]]),
+            sport: u16::from_be_bytes([tcp[0], tcp[1]]),
+            dport: u16::from_be_bytes([tcp[2], tcp[3]]),
             seq: b32(4),
             ack: b32(8),
-            flags: t[13],
-            window: u16::from_be_bytes([t[14], t[15]]),
-            options: t[20..header].to_vec(),
-            payload: t[header..].to_vec(),
+            flags: tcp[13],
+            window: u16::from_be_bytes([tcp[14], tcp[15]]),
+            options: tcp[20..header].to_vec(),
+            payload: tcp[header..].to_vec(),
         })
     }
 
     /// The frame, checksums right, between the simulated hosts.
     pub fn frame(&self) -> Vec<u8> {
         let (me, peer) = (self.from as u8 + 1, 2 - self.from as u8);
-        let mut f = vec![2, 0, 0, 0, 0, peer, 2, 0, 0, 0, 0, me, 8, 0];
+        let mut frame = vec![2, 0, 0, 0, 0, peer, 2, 0, 0, 0, 0, me, 8, 0];
         let tcp_len = 20 + self.options.len() + self.payload.len();
         let mut ip = vec![
             0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, me, 10, 0, 0, peer,
         ];
         ip[2..4].copy_from_slice(&(20 + tcp_len as u16).to_be_bytes());
-        let c = sum(&ip, 0);
-        ip[10..12].copy_from_slice(&c);
-        let mut t = vec![0; 20];
-        t[0..2].copy_from_slice(&self.sport.to_be_bytes());
-        t[2..4].copy_from_slice(&self.dport.to_be_bytes());
-        t[4..8].copy_from_slice(&self.seq.to_be_bytes());
-        t[8..12].copy_from_slice(&self.ack.to_be_bytes());
-        t[12] = ((20 + self.options.len()) as u8 / 4) << 4;
-        t[13] = self.flags;
-        t[14..16].copy_from_slice(&self.window.to_be_bytes());
-        t.extend_from_slice(&self.options);
-        t.extend_from_slice(&self.payload);
+        let checksum = sum(&ip, 0);
+        ip[10..12].copy_from_slice(&checksum);
+        let mut tcp = vec![0; 20];
+        tcp[0..2].copy_from_slice(&self.sport.to_be_bytes());
+        tcp[2..4].copy_from_slice(&self.dport.to_be_bytes());
+        tcp[4..8].copy_from_slice(&self.seq.to_be_bytes());
+        tcp[8..12].copy_from_slice(&self.ack.to_be_bytes());
+        tcp[12] = ((20 + self.options.len()) as u8 / 4) << 4;
+        tcp[13] = self.flags;
+        tcp[14..16].copy_from_slice(&self.window.to_be_bytes());
+        tcp.extend_from_slice(&self.options);
+        tcp.extend_from_slice(&self.payload);
         let pseudo: u32 = ip[12..20]
             .chunks(2)
-            .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])))
+            .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
             .sum();
-        let c = sum(&t, pseudo + 6 + tcp_len as u32);
-        t[16..18].copy_from_slice(&c);
-        f.extend(ip);
-        f.extend(t);
-        f
+        let checksum = sum(&tcp, pseudo + 6 + tcp_len as u32);
+        tcp[16..18].copy_from_slice(&checksum);
+        frame.extend(ip);
+        frame.extend(tcp);
+        frame
     }
 
     pub fn ts(&self) -> Option<(u32, u32)> {
-        let o = &self.options;
-        let at = o.windows(2).position(|w| w == [8, 10])?;
-        let b32 = |i: usize| u32::from_be_bytes([o[i], o[i + 1], o[i + 2], o[i + 3]]);
+        let options = &self.options;
+        let at = options.windows(2).position(|pair| pair == [8, 10])?;
+        let b32 = |i: usize| {
+            u32::from_be_bytes([options[i], options[i + 1], options[i + 2], options[i + 3]])
+        };
         Some((b32(at + 2), b32(at + 6)))
     }
 }
 
 pub fn sum(data: &[u8], start: u32) -> [u8; 2] {
-    let mut s = start;
-    for w in data.chunks(2) {
-        s += u32::from(u16::from_be_bytes([w[0], *w.get(1).unwrap_or(&0)]));
+    let mut total = start;
+    for chunk in data.chunks(2) {
+        total += u32::from(u16::from_be_bytes([chunk[0], *chunk.get(1).unwrap_or(&0)]));
     }
-    while s > 0xffff {
-        s = (s & 0xffff) + (s >> 16);
+    while total > 0xffff {
+        total = (total & 0xffff) + (total >> 16);
     }
-    (!(s as u16)).to_be_bytes()
+    (!(total as u16)).to_be_bytes()
 }
 
 /// An ICMPv4 error towards host 0 that quotes `s`, a segment of its own.
-pub fn icmp_error(s: &Seg, what: [u8; 2], mtu: u16) -> Vec<u8> {
-    let f = s.frame();
+pub fn icmp_error(segment: &Seg, what: [u8; 2], mtu: u16) -> Vec<u8> {
+    let frame = segment.frame();
     let mut icmp = vec![what[0], what[1], 0, 0, 0, 0];
     icmp.extend(mtu.to_be_bytes());
-    icmp.extend_from_slice(&f[14..42]);
-    let c = sum(&icmp, 0);
-    icmp[2..4].copy_from_slice(&c);
+    icmp.extend_from_slice(&frame[14..42]);
+    let checksum = sum(&icmp, 0);
+    icmp[2..4].copy_from_slice(&checksum);
     let mut ip = vec![
         0x45, 0, 0, 0, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1,
     ];
     ip[2..4].copy_from_slice(&(20 + icmp.len() as u16).to_be_bytes());
-    let c = sum(&ip, 0);
-    ip[10..12].copy_from_slice(&c);
+    let checksum = sum(&ip, 0);
+    ip[10..12].copy_from_slice(&checksum);
     [vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0], ip, icmp].concat()
 }
 
@@ -141,10 +143,10 @@ impl Lab {
         let mut net = Net::new(3, configs, [link; 2]);
         let seen = Rc::new(RefCell::new(vec![]));
         let drop: Dropper = Rc::new(RefCell::new(Box::new(|_, _| false)));
-        let (s, d) = (seen.clone(), drop.clone());
-        net.filter = Some(Box::new(move |from, f| {
-            s.borrow_mut().extend(Seg::parse(from, f));
-            !(d.borrow_mut())(from, f)
+        let (log, lose) = (seen.clone(), drop.clone());
+        net.filter = Some(Box::new(move |from, frame| {
+            log.borrow_mut().extend(Seg::parse(from, frame));
+            !(lose.borrow_mut())(from, frame)
         }));
         Lab {
             net,
@@ -154,14 +156,14 @@ impl Lab {
         }
     }
 
-    pub fn lose(&mut self, f: impl FnMut(usize, &[u8]) -> bool + 'static) {
-        *self.drop.borrow_mut() = Box::new(f);
+    pub fn lose(&mut self, apply: impl FnMut(usize, &[u8]) -> bool + 'static) {
+        *self.drop.borrow_mut() = Box::new(apply);
     }
 
     pub fn collect(&mut self) {
-        for h in 0..2 {
-            while let Some((id, _, e)) = self.net.hosts[h].next_event() {
-                self.events[h].push((id, e));
+        for host in 0..2 {
+            while let Some((id, _, events)) = self.net.hosts[host].next_event() {
+                self.events[host].push((id, events));
             }
         }
     }
@@ -177,24 +179,24 @@ impl Lab {
     pub fn got(&self, host: usize) -> Events {
         self.events[host]
             .iter()
-            .fold(Events::NONE, |a, (_, e)| a | *e)
+            .fold(Events::NONE, |all, (_, events)| all | *events)
     }
 
     pub fn connect(&mut self) -> [ConnId; 2] {
         let now = self.net.now;
         let _ = self.net.hosts[1].listen(None, 80, 16, 0);
-        let a = self.net.hosts[0]
+        let client = self.net.hosts[0]
             .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
             .unwrap();
         self.run_ms(5);
-        let b = self.events[1]
+        let server = self.events[1]
             .iter()
             .rev()
-            .find(|(_, e)| e.contains(Events::ACCEPTED))
+            .find(|(_, events)| events.contains(Events::ACCEPTED))
             .expect("accepted")
             .0;
         assert!(self.got(0).contains(Events::CONNECTED));
-        [a, b]
+        [client, server]
     }
 
     /// Pushes and sends at once.
@@ -215,31 +217,36 @@ impl Lab {
             .borrow()
             .iter()
             .rev()
-            .find(|s| s.from == host)
+            .find(|segment| segment.from == host)
             .expect("a segment")
             .clone()
     }
 
     /// What `host` would send next on the connection of its last segment, bare.
     pub fn forge(&self, host: usize) -> Seg {
-        let mut s = self.last(host);
-        s.seq = s
-            .seq
-            .wrapping_add(s.payload.len() as u32 + u32::from(s.flags & (SYN | FIN) != 0));
-        s.payload.clear();
-        s.flags = ACK;
-        s.options = match s.ts() {
-            Some((v, e)) => [&[1, 1, 8, 10][..], &v.to_be_bytes(), &e.to_be_bytes()].concat(),
+        let mut segment = self.last(host);
+        segment.seq = segment.seq.wrapping_add(
+            segment.payload.len() as u32 + u32::from(segment.flags & (SYN | FIN) != 0),
+        );
+        segment.payload.clear();
+        segment.flags = ACK;
+        segment.options = match segment.ts() {
+            Some((value, echo)) => [
+                &[1, 1, 8, 10][..],
+                &value.to_be_bytes(),
+                &echo.to_be_bytes(),
+            ]
+            .concat(),
             None => vec![],
         };
-        s
+        segment
     }
 
-    pub fn inject(&mut self, s: &Seg) {
-        self.net.inject(s.from, s.frame());
+    pub fn inject(&mut self, segment: &Seg) {
+        self.net.inject(segment.from, segment.frame());
     }
 }
 
-pub fn pattern(n: usize) -> Vec<u8> {
-    (0..n as u64).map(|i| Pattern::byte(5, i)).collect()
+pub fn pattern(count: usize) -> Vec<u8> {
+    (0..count as u64).map(|i| Pattern::byte(5, i)).collect()
 }

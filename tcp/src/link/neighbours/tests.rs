@@ -46,9 +46,9 @@ fn a_stale_entry_is_probed_while_it_is_used() {
     let mut table = table(8);
     table.lookup(A, conn(7), false, Instant(1));
     assert_eq!(table.process_claim(A, [2; 6], false, Instant(1)), [conn(7)]);
-    let g = table.generation;
+    let generation = table.generation;
     table.poll(Instant(1) + Duration::from_secs(31));
-    assert_ne!(table.generation, g, "connections ask again");
+    assert_ne!(table.generation, generation, "connections ask again");
     table.solicits.clear();
     assert!(matches!(
         table.lookup(A, conn(7), false, Instant::from_millis(31_000)),
@@ -113,7 +113,7 @@ fn solicitations_do_not_evict_a_neighbour_in_use() {
         table.lookup(A, conn(7), false, Instant(3)),
         NeighbourLookup::Found(_)
     ));
-    // Neighbours of our own find room at the strangers' cost.
+    // Neighbours of our own evict those of unproven peers.
     for i in 0..7u32 {
         let addr = IpAddr::V4((i + 5000).into());
         assert!(matches!(
@@ -146,7 +146,7 @@ fn half_open_connections_get_a_quarter_of_the_table() {
             NeighbourLookup::Found(_)
         ));
     }
-    // One whom we want to reach counts no more as the strangers'.
+    // One whom we want to reach does not count as unproven any more.
     assert!(matches!(
         table.lookup(near(100), conn(7), false, Instant(3)),
         NeighbourLookup::Wait

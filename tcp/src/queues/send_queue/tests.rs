@@ -3,24 +3,28 @@
 use super::*;
 
 fn queue(lens: &[u32]) -> TransmitQueue<usize> {
-    let mut q = TransmitQueue::new();
-    for (i, &l) in lens.iter().enumerate() {
-        q.push_record(l, i, false);
+    let mut host = TransmitQueue::new();
+    for (i, &len) in lens.iter().enumerate() {
+        host.push_record(len, i, false);
     }
-    q
+    host
 }
 
-fn pieces(q: &TransmitQueue<usize>, i: usize) -> Vec<(usize, u32, u32)> {
-    let mut v = vec![];
-    q.for_each_piece(&q.sent[i], |record, o, l| v.push((*record, o, l)));
-    v
+fn pieces(queue: &TransmitQueue<usize>, i: usize) -> Vec<(usize, u32, u32)> {
+    let mut value = vec![];
+    queue.for_each_piece(&queue.sent[i], |record, offset, len| {
+        value.push((*record, offset, len))
+    });
+    value
 }
 
-fn send_all(q: &mut TransmitQueue<usize>, emss: u32) -> (SeqNr, u32) {
+fn send_all(queue: &mut TransmitQueue<usize>, emss: u32) -> (SeqNr, u32) {
     let (mut seq, mut pipe) = (SeqNr(u32::MAX - 100), 0);
-    while let Some(plan) = q.plan_segment(emss, u32::MAX) {
-        q.sent.push_back(q.make_segment(&plan, seq, false, 0));
-        q.commit_plan(&plan);
+    while let Some(plan) = queue.plan_segment(emss, u32::MAX) {
+        queue
+            .sent
+            .push_back(queue.make_segment(&plan, seq, false, 0));
+        queue.commit_plan(&plan);
         seq += plan.len;
         pipe += plan.len;
     }
@@ -28,33 +32,33 @@ fn send_all(q: &mut TransmitQueue<usize>, emss: u32) -> (SeqNr, u32) {
 }
 
 #[test]
-fn small_records_share_a_segment_and_none_straddles_two() {
-    let mut q = queue(&[100, 200, 800, 300, 1000]);
-    send_all(&mut q, 1200);
-    assert_eq!(q.sent.len(), 3);
-    assert_eq!(pieces(&q, 0), [(0, 0, 100), (1, 0, 200), (2, 0, 800)]);
-    assert_eq!(pieces(&q, 1), [(3, 0, 300)]);
-    assert_eq!(pieces(&q, 2), [(4, 0, 1000)]);
+fn small_records_share_segments_and_straddle_none() {
+    let mut queue = queue(&[100, 200, 800, 300, 1000]);
+    send_all(&mut queue, 1200);
+    assert_eq!(queue.sent.len(), 3);
+    assert_eq!(pieces(&queue, 0), [(0, 0, 100), (1, 0, 200), (2, 0, 800)]);
+    assert_eq!(pieces(&queue, 1), [(3, 0, 300)]);
+    assert_eq!(pieces(&queue, 2), [(4, 0, 1000)]);
 }
 
 #[test]
-fn a_record_above_emss_is_cut_and_its_tail_travels_alone() {
-    let mut q = queue(&[2500, 100, 100]);
-    send_all(&mut q, 1000);
-    assert_eq!(pieces(&q, 0), [(0, 0, 1000)]);
-    assert_eq!(pieces(&q, 1), [(0, 1000, 1000)]);
-    assert_eq!(pieces(&q, 2), [(0, 2000, 500)]);
-    assert_eq!(pieces(&q, 3), [(1, 0, 100), (2, 0, 100)]);
+fn a_record_above_emss_is_cut_its_tail_is_alone() {
+    let mut queue = queue(&[2500, 100, 100]);
+    send_all(&mut queue, 1000);
+    assert_eq!(pieces(&queue, 0), [(0, 0, 1000)]);
+    assert_eq!(pieces(&queue, 1), [(0, 1000, 1000)]);
+    assert_eq!(pieces(&queue, 2), [(0, 2000, 500)]);
+    assert_eq!(pieces(&queue, 3), [(1, 0, 100), (2, 0, 100)]);
 }
 
 #[test]
-fn a_smaller_emss_cuts_between_records_and_inside_them_only_when_it_must() {
-    let mut q = queue(&[400, 500, 300, 1300, 200]);
-    send_all(&mut q, 1400);
-    assert_eq!(q.sent.len(), 3);
-    let end = q.sent[2].end_seq();
-    q.resegment_to(600);
-    let all: Vec<_> = (0..q.sent.len()).map(|i| pieces(&q, i)).collect();
+fn a_smaller_emss_cuts_between_records_if_it_can() {
+    let mut queue = queue(&[400, 500, 300, 1300, 200]);
+    send_all(&mut queue, 1400);
+    assert_eq!(queue.sent.len(), 3);
+    let end = queue.sent[2].end_seq();
+    queue.resegment_to(600);
+    let all: Vec<_> = (0..queue.sent.len()).map(|i| pieces(&queue, i)).collect();
     assert_eq!(
         all,
         [
@@ -67,22 +71,22 @@ fn a_smaller_emss_cuts_between_records_and_inside_them_only_when_it_must() {
             vec![(4, 0, 200)],
         ]
     );
-    for w in q.sent.make_contiguous().windows(2) {
-        assert_eq!(w[0].end_seq(), w[1].seq);
+    for pair in queue.sent.make_contiguous().windows(2) {
+        assert_eq!(pair[0].end_seq(), pair[1].seq);
     }
-    assert_eq!(q.sent[6].end_seq(), end);
-    assert_eq!(q.sent[6].flags & LOST, 0, "what fits may still arrive");
+    assert_eq!(queue.sent[6].end_seq(), end);
+    assert_eq!(queue.sent[6].flags & LOST, 0, "what fits may still arrive");
 }
 
 #[test]
-fn a_frame_of_several_is_acknowledged_and_split_as_if_each_segment_left_alone() {
+fn a_super_segment_is_acked_and_split_like_segments() {
     // One long record, full ones, two that share a segment, and a short end.
     let lens = [3500, 1000, 1000, 400, 600, 1000, 300];
     let mut alone = queue(&lens);
-    let mut train = queue(&lens);
-    for q in [&mut alone, &mut train] {
-        q.records[3].ends_message = true;
-        q.records[6].ends_message = true;
+    let mut combined = queue(&lens);
+    for queue in [&mut alone, &mut combined] {
+        queue.records[3].ends_message = true;
+        queue.records[6].ends_message = true;
     }
     let (end, mut pipe) = send_all(&mut alone, 1000);
     let tso = crate::config::TsoLimits {
@@ -91,55 +95,63 @@ fn a_frame_of_several_is_acknowledged_and_split_as_if_each_segment_left_alone() 
     };
     let mut seq = alone.sent[0].seq;
     while seq != end {
-        let (segment, n) = train
+        let (segment, count) = combined
             .take_multi_segment((1000, 60_000), &tso, seq, 0)
             .unwrap();
-        assert_eq!(n, segment.len.div_ceil(1000));
+        assert_eq!(count, segment.len.div_ceil(1000));
         seq = segment.end_seq();
     }
-    assert_eq!(train.sent.len(), 2, "the long record's tail ends a frame");
+    assert_eq!(
+        combined.sent.len(),
+        2,
+        "the long record's tail ends a frame"
+    );
     let mut pipes = [pipe, pipe];
     for at in [500, 1000, 2700, 5500, 6400, 7800] {
         let una = alone.sent[0].seq + (at - (lens.iter().sum::<u32>() - pipe));
-        let a = alone.ack_to(una, &mut pipes[0]);
-        let b = train.ack_to(una, &mut pipes[1]);
-        assert_eq!((a.delivered, a.records), (b.delivered, b.records), "{at}");
+        let acked_alone = alone.ack_to(una, &mut pipes[0]);
+        let acked_together = combined.ack_to(una, &mut pipes[1]);
+        assert_eq!(
+            (acked_alone.delivered, acked_alone.records),
+            (acked_together.delivered, acked_together.records),
+            "{at}"
+        );
         assert_eq!(pipes[0], pipes[1]);
         pipe = pipes[0];
         let mut copy = queue(&lens);
-        for (record, c) in copy.records.iter_mut().zip(&train.records) {
-            record.ends_message = c.ends_message;
+        for (record, original) in copy.records.iter_mut().zip(&combined.records) {
+            record.ends_message = original.ends_message;
         }
-        copy.sent = train.sent.clone();
+        copy.sent = combined.sent.clone();
         copy.split_multi_segments(0);
-        let parts = |q: &TransmitQueue<usize>| {
+        let parts = |queue: &TransmitQueue<usize>| {
             let whole = |(i, segment): (usize, &InFlightSegment)| {
-                (segment.seq, segment.flags, segment.mss, pieces(q, i))
+                (segment.seq, segment.flags, segment.mss, pieces(queue, i))
             };
-            q.sent.iter().enumerate().map(whole).collect::<Vec<_>>()
+            queue.sent.iter().enumerate().map(whole).collect::<Vec<_>>()
         };
         assert_eq!(parts(&copy), parts(&alone), "{at}");
     }
-    assert!(train.sent.is_empty() && pipe == 0);
+    assert!(combined.sent.is_empty() && pipe == 0);
 }
 
 #[test]
-fn records_complete_in_order_when_their_last_segment_is_acknowledged() {
-    let mut q = queue(&[2500, 100]);
-    let (end, mut pipe) = send_all(&mut q, 1000);
-    let first = q.sent[0].seq;
-    let a = q.ack_to(first + 2499, &mut pipe);
+fn records_complete_in_order_with_their_last_segment() {
+    let mut queue = queue(&[2500, 100]);
+    let (end, mut pipe) = send_all(&mut queue, 1000);
+    let first = queue.sent[0].seq;
+    let acked = queue.ack_to(first + 2499, &mut pipe);
     assert_eq!(
-        (a.delivered, a.records),
+        (acked.delivered, acked.records),
         (2000, false),
         "a part of a segment does not count"
     );
-    q.take_acked(|_| panic!("nothing is complete"));
-    let a = q.ack_to(first + 2500, &mut pipe);
-    assert!(a.records);
+    queue.take_acked(|_| panic!("nothing is complete"));
+    let acked = queue.ack_to(first + 2500, &mut pipe);
+    assert!(acked.records);
     let mut got = vec![];
-    q.take_acked(|record| got.push(record));
-    q.ack_to(end, &mut pipe);
-    q.take_acked(|record| got.push(record));
+    queue.take_acked(|record| got.push(record));
+    queue.ack_to(end, &mut pipe);
+    queue.take_acked(|record| got.push(record));
     assert_eq!((got, pipe), (vec![0, 1], 0));
 }

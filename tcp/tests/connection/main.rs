@@ -1,0 +1,19 @@
+//! How connections open, close, probe and recover, one behaviour a test.
+
+mod closing;
+#[path = "../common/mod.rs"]
+mod common;
+mod opening;
+mod transfer;
+
+use std::time::Duration;
+
+use common::wire::{ACK, FIN, Lab, RST, SYN, Seg, pattern};
+use siw_tcp::sim::host_config;
+use siw_tcp::{Events, Keepalive, TcpState};
+
+fn state(lab: &Lab, host: usize, id: siw_tcp::ConnId) -> TcpState {
+    lab.net.hosts[host]
+        .tcp_info(id)
+        .map_or(TcpState::Closed, |info| info.state)
+}

@@ -1,0 +1,282 @@
+//! Data, acknowledgements and windows.
+
+use super::*;
+
+#[test]
+fn an_ack_beyond_snd_nxt_dequeues_no_unsent_data() {
+    let mut lab = Lab::new();
+    let [client, server] = lab.connect();
+    // Unsent data beyond the congestion window.
+    let data = pattern(30 * 1448);
+    for chunk in data.chunks(1448) {
+        lab.net.hosts[0]
+            .push_record(client, chunk.len() as u32, chunk.to_vec(), false)
+            .unwrap();
+    }
+    let mut ack = lab.forge(1);
+    ack.ack = ack.ack.wrapping_add(25 * 1448);
+    lab.net.flush(0, client);
+    let info = siw_tcp::FrameInfo {
+        checksum: siw_tcp::RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    let now = lab.net.now;
+    lab.net.hosts[0].receive_burst(now, std::iter::once((ack.frame().into(), info)));
+    assert_eq!(lab.net.hosts[0].stats().bad_acks, 1);
+    lab.net.hosts[0].take_acked(client, |_| panic!("nothing was acknowledged"));
+    lab.run_ms(50);
+    assert_eq!(lab.read(1, server), data);
+}
+
+#[test]
+fn a_mutual_timeout_with_full_windows_does_not_wedge() {
+    let mut configs = [host_config(0), host_config(1)];
+    configs
+        .iter_mut()
+        .for_each(|config| config.recv_window = 8 * 1448);
+    let mut lab = Lab::with(configs);
+    let [client, server] = lab.connect();
+    lab.lose(|_, _| true);
+    let data = pattern(8 * 1448);
+    for (host, id) in [(0, client), (1, server)] {
+        for chunk in data.chunks(1448) {
+            lab.net.hosts[host]
+                .push_record(id, chunk.len() as u32, chunk.to_vec(), false)
+                .unwrap();
+        }
+    }
+    lab.run_ms(100);
+    assert!(lab.net.hosts.iter().all(|host| host.stats().timeouts > 2));
+    lab.lose(|_, _| false);
+    lab.run_ms(2000);
+    assert_eq!(lab.read(0, client), data);
+    assert_eq!(lab.read(1, server), data);
+    lab.run_ms(10);
+    assert!(lab.net.hosts.iter().all(|host| host.is_idle()));
+}
+
+#[test]
+fn the_last_send_leaves_without_a_flush() {
+    let mut lab = Lab::new();
+    let [client, server] = lab.connect();
+    lab.net.hosts[0]
+        .push_record(client, 5, b"hello".to_vec(), true)
+        .unwrap();
+    assert!(!lab.net.hosts[0].is_idle());
+    lab.run_ms(1);
+    assert_eq!(lab.read(1, server), b"hello");
+}
+
+#[test]
+fn a_full_sink_keeps_the_work_for_later() {
+    let mut lab = Lab::new();
+    let [client, server] = lab.connect();
+    lab.net.sinks[0].space = Some(0);
+    for _ in 0..3 {
+        lab.send(0, client, &pattern(1448));
+    }
+    lab.run_ms(20);
+    assert_eq!(lab.net.hosts[1].tcp_info(server).unwrap().readable, 0);
+    assert!(!lab.net.hosts[0].is_idle() && lab.net.hosts[0].has_output());
+    lab.net.sinks[0].space = Some(1);
+    lab.run_ms(1);
+    lab.net.sinks[0].space = None;
+    lab.run_ms(20);
+    assert_eq!(
+        lab.read(1, server),
+        [pattern(1448), pattern(1448), pattern(1448)].concat()
+    );
+}
+
+/// Also when the window update is lost (RFC 9293 section 3.8.6.1).
+#[test]
+fn a_zero_window_is_probed_until_it_opens() {
+    let mut configs = [host_config(0), host_config(1)];
+    configs[1].recv_window = 8192;
+    let mut lab = Lab::with(configs);
+    let [client, server] = lab.connect();
+    let data = pattern(40_000);
+    for chunk in data.chunks(1000) {
+        lab.net.hosts[0]
+            .push_record(client, chunk.len() as u32, chunk.to_vec(), true)
+            .unwrap();
+    }
+    lab.run_ms(200);
+    assert!(
+        lab.net.hosts[0].stats().zero_window_probes > 2
+            || lab.net.hosts[0].tcp_info(client).unwrap().send_window > 0
+    );
+    let mut got = lab.read(1, server);
+    assert!(got.len() <= 8192 && got.len() > 7000);
+    // The window update vanishes.
+    lab.lose(|from, _| from == 1);
+    lab.run_ms(1);
+    lab.lose(|_, _| false);
+    for _ in 0..400 {
+        lab.run_ms(20);
+        got.extend(lab.read(1, server));
+    }
+    assert_eq!(got, data);
+    assert_eq!(
+        lab.net.hosts[0].tcp_info(client).unwrap().timeouts,
+        0,
+        "probing is no loss"
+    );
+}
+
+#[test]
+fn the_window_exceeds_64_kib_and_never_shrinks() {
+    let mut lab = Lab::new();
+    let link = siw_tcp::sim::Impairment::perfect(Duration::from_millis(5));
+    lab.net.set_link(0, link);
+    lab.net.set_link(1, link);
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 1, 0).unwrap();
+    let client = lab.net.hosts[0]
+        .connect(now, None, None, "10.0.0.2:80".parse().unwrap(), 0)
+        .unwrap();
+    lab.run_ms(30);
+    let server = lab.events[1][0].0;
+    let mut most = 0;
+    for _ in 0..120 {
+        while lab.net.hosts[0].send_room(client) >= 1448 {
+            lab.net.hosts[0]
+                .push_record(client, 1448, vec![1; 1448], false)
+                .unwrap();
+        }
+        lab.run_ms(1);
+        most = most.max(lab.net.hosts[0].tcp_info(client).unwrap().in_flight);
+        lab.read(1, server);
+    }
+    assert!(most > 2 << 20, "{most}");
+    let mut edge = None::<u32>;
+    for segment in lab
+        .seen
+        .borrow()
+        .iter()
+        .filter(|segment| segment.from == 1 && segment.flags & SYN == 0)
+    {
+        let events = segment.ack.wrapping_add(u32::from(segment.window) << 7);
+        assert!(
+            edge.is_none_or(|before| events.wrapping_sub(before) as i32 >= 0),
+            "the right edge moved left"
+        );
+        edge = Some(events);
+    }
+}
+
+/// RFC 6675.
+#[test]
+fn three_losses_are_repaired_without_a_timeout() {
+    for (sack, lost) in [
+        (true, vec![5u32, 6, 11]),
+        (true, vec![0, 10, 15]),
+        (false, vec![5]),
+    ] {
+        let mut configs = [host_config(0), host_config(1)];
+        configs[0].sack = sack;
+        configs[0].initial_window = 20;
+        let mut lab = Lab::with(configs);
+        let [client, server] = lab.connect();
+        let (mut count, drop) = (0, lost.clone());
+        lab.lose(move |from, frame| {
+            let data = from == 0 && frame.len() > 1000;
+            count += u32::from(data);
+            data && drop.contains(&(count - 1))
+        });
+        let data = pattern(20 * 1448);
+        for chunk in data.chunks(1448) {
+            lab.net.hosts[0]
+                .push_record(client, chunk.len() as u32, chunk.to_vec(), false)
+                .unwrap();
+        }
+        lab.net.flush(0, client);
+        lab.run_ms(50);
+        assert_eq!(lab.read(1, server), data);
+        let stats = lab.net.hosts[0].stats();
+        assert_eq!(
+            (stats.timeouts, stats.fast_recovery),
+            (0, 1),
+            "sack {sack} lost {lost:?}"
+        );
+        assert_eq!(
+            stats.retrans_segs,
+            lost.len() as u64,
+            "only what was lost is sent again"
+        );
+    }
+}
+
+/// RFC 7323 section 5.3.
+#[test]
+fn an_old_timestamp_is_dropped_and_answered() {
+    let mut lab = Lab::new();
+    let [client, server] = lab.connect();
+    lab.run_ms(100);
+    lab.send(0, client, b"new");
+    lab.run_ms(5);
+    let mut old = lab.forge(0);
+    let (val, ecr) = old.ts().unwrap();
+    old.options = [
+        &[1, 1, 8, 10][..],
+        &val.wrapping_sub(50).to_be_bytes(),
+        &ecr.to_be_bytes(),
+    ]
+    .concat();
+    old.payload = b"stale".to_vec();
+    lab.inject(&old);
+    lab.run_ms(5);
+    assert_eq!(lab.read(1, server), b"new");
+    assert_eq!(lab.net.hosts[1].stats().paws_drops, 1);
+}
+
+#[test]
+fn a_batch_gets_one_ack_which_data_carries() {
+    let mut configs = [host_config(0), host_config(1)];
+    configs[0].initial_window = 32;
+    let mut lab = Lab::with(configs);
+    let [client, server] = lab.connect();
+    let before = lab.net.hosts[1].stats().pure_acks_out;
+    for _ in 0..32 {
+        lab.net.hosts[0]
+            .push_record(client, 1448, vec![3; 1448], false)
+            .unwrap();
+    }
+    lab.net.flush(0, client);
+    lab.run_ms(5);
+    assert_eq!(lab.net.hosts[1].stats().pure_acks_out - before, 1);
+    // A reply in the same batch as the message: no pure ACK at all.
+    lab.read(1, server);
+    lab.run_ms(5);
+    let before = lab.net.hosts[1].stats().pure_acks_out;
+    lab.send(0, client, b"request");
+    let now = lab.net.now;
+    lab.net.run(Duration::from_millis(1), |net| {
+        net.hosts[1].tcp_info(server).unwrap().readable > 0 || net.now > now + common::micros(500)
+    });
+    lab.read(1, server);
+    lab.send(1, server, b"reply");
+    lab.run_ms(5);
+    assert_eq!(lab.net.hosts[1].stats().pure_acks_out, before);
+    assert_eq!(lab.read(0, client), b"reply");
+}
+
+#[test]
+fn a_segment_without_push_gets_a_delayed_ack() {
+    let mut lab = Lab::new();
+    let [client, _] = lab.connect();
+    lab.run_ms(5);
+    let at = lab.net.now;
+    lab.net.hosts[0]
+        .push_record(client, 100, vec![0; 100], false)
+        .unwrap();
+    lab.net.flush(0, client);
+    lab.net
+        .run(Duration::from_millis(50), |net| net.hosts[0].is_idle());
+    let took = lab.net.now - at;
+    assert!(
+        took >= Duration::from_millis(1) && took < Duration::from_millis(2),
+        "{took:?}"
+    );
+    assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
+}

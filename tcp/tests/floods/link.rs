@@ -1,0 +1,153 @@
+//! ARP, NDP and ICMP.
+
+use super::*;
+
+/// RFC 1122 section 3.2.2.1.
+#[test]
+fn icmp_for_unknown_protocols_is_rate_limited() {
+    let mut lab = Lab::new();
+    let frame = ends("192.0.2.1").udp([53, 4791], &pattern(700));
+    let replies = answers(&mut lab, frame.clone());
+    assert_eq!(replies.len(), 1);
+    let reply = &replies[0];
+    assert_eq!(reply[..12], [RAW_HOST_MAC, HOST].concat());
+    assert_eq!(reply[23], 1, "ICMP");
+    assert_eq!(reply[34..36], [3, 2], "protocol unreachable");
+    assert_eq!(reply.len(), 14 + 576);
+    assert_eq!(reply[42..], frame[14..14 + 548], "it quotes what came");
+    assert_eq!(common::wire::sum(&reply[34..], 0), [0, 0]);
+
+    let frame = ends("2001:db8::1").udp([53, 4791], &pattern(1400));
+    let replies = answers(&mut lab, frame.clone());
+    assert_eq!(replies.len(), 1);
+    let reply = &replies[0];
+    assert_eq!(reply[20], 58, "ICMPv6");
+    // RFC 4443 section 3.4: unrecognised next header, at byte 6.
+    assert_eq!(
+        (&reply[54..56], &reply[58..62]),
+        (&[4, 1][..], &[0, 0, 0, 6][..])
+    );
+    assert_eq!(reply.len(), 14 + 1280);
+    assert_eq!(reply[62..], frame[14..14 + 1232]);
+    // RFC 8200 section 4.7: nothing follows, nothing is said.
+    assert!(answers(&mut lab, ends("2001:db8::1").ip(59, b"")).is_empty());
+
+    let mut answered = 0;
+    for i in 0..3000 {
+        let from = ["192.0.2.1", "2001:db8::1"][i % 2];
+        answered += answers(&mut lab, ends(from).udp([53, i as u16], b"scan")).len();
+    }
+    let counters = read_stats(&lab);
+    assert_eq!(answered, 998);
+    assert_eq!(
+        (counters.icmp_out, counters.icmp_unreachables_out),
+        (1000, 500)
+    );
+    assert_eq!(counters.icmp_parameter_problems_out, 500);
+    assert_eq!(
+        (counters.unknown_protocols, counters.control_drops),
+        (3003, 2002)
+    );
+}
+
+#[test]
+fn arp_and_ndp_storms_are_answered_up_to_a_limit() {
+    let mut lab = Lab::new();
+    let (ids, _) = established(&mut lab);
+    let before = read_stats(&lab);
+    // One by one each question gets its answer.
+    for i in 0..200u8 {
+        let endpoints = ends(&format!("10.0.0.{}", i.max(3)));
+        let replies = answers(&mut lab, endpoints.arp(1));
+        assert_eq!(replies.len(), 1);
+        assert_eq!(
+            (&replies[0][20..22], &replies[0][22..28]),
+            (&[0, 2][..], &HOST[..])
+        );
+        let endpoints = ends(&format!("fd00::{:x}", 0x100 + u32::from(i)));
+        let replies = answers(&mut lab, endpoints.solicit());
+        assert_eq!((replies.len(), replies[0][54]), (1, 136));
+    }
+    // All at once, as many as the queue holds; the rest is counted.
+    for i in 0..5000u32 {
+        let endpoints = ends(&format!("10.0.0.{}", 3 + i % 250));
+        give(&mut lab, endpoints.arp(1));
+        give(&mut lab, ends(&format!("fd00::{:x}:1", i + 1)).solicit());
+    }
+    let counters = read_stats(&lab);
+    assert_eq!(counters.arp_in - before.arp_in, 5200);
+    assert_eq!(counters.ndp_in - before.ndp_in, 5200);
+    let out = counters.arp_out + counters.ndp_out - before.arp_out - before.ndp_out;
+    assert_eq!((out, counters.control_drops), (400 + 256, 10_000 - 256));
+    lab.run_ms(5);
+    unharmed(&mut lab, ids);
+}
+
+#[test]
+fn ndp_from_off_link_and_false_claims_change_nothing() {
+    let mut lab = Lab::new();
+    let now = lab.net.now;
+    lab.net.hosts[1].listen(None, 80, 8, 0).unwrap();
+    let client = lab.net.hosts[0]
+        .connect(now, None, None, "[fd00::2]:80".parse().unwrap(), 0)
+        .unwrap();
+    lab.run_ms(10);
+    let server = lab.events[1].last().unwrap().0;
+    let mut endpoints = ends("fd00::1");
+    // RFC 4861 section 7.1: a hop limit below 255 was forwarded.
+    for mut frame in [endpoints.solicit(), endpoints.advertise()] {
+        frame[21] = 254;
+        assert!(answers(&mut lab, frame).is_empty());
+    }
+    assert_eq!(read_stats(&lab).martians, 2);
+    // Host 0's address at that host: unasked for, and in a question.
+    for _ in 0..50 {
+        give(&mut lab, endpoints.advertise());
+        give(&mut lab, endpoints.solicit());
+    }
+    endpoints.ip = ends("10.0.0.1").ip;
+    give(&mut lab, endpoints.arp(2));
+    give(&mut lab, endpoints.arp(1));
+    lab.run_ms(10);
+    lab.send(1, server, b"to the right one");
+    lab.run_ms(10);
+    assert_eq!(lab.read(0, client), b"to the right one");
+    // It asked the one it knew, once.
+    assert!(
+        read_stats(&lab).ndp_out <= 52 + 2,
+        "{}",
+        read_stats(&lab).ndp_out
+    );
+    lab.net.run(Duration::from_secs(5), |_| false);
+    lab.send(1, server, b"still");
+    lab.run_ms(10);
+    assert_eq!(lab.read(0, client), b"still");
+    assert_eq!(
+        lab.net.hosts[1].tcp_info(server).unwrap().state,
+        TcpState::Established
+    );
+}
+
+#[test]
+fn false_claims_on_a_lossy_link_divert_no_flow() {
+    let mut lab = Lab::new();
+    let ids = lab.connect();
+    let endpoints = ends("10.0.0.1");
+    let mut rng = Rng::new(9);
+    // As a flood makes a receive ring lose: what would disprove the claims, too.
+    lab.lose(move |from, frame| from == 0 && frame[12..14] == [8, 6] && rng.chance(0.4));
+    let start = read_stats(&lab).arp_out;
+    for tick in 0..12_000 {
+        give(&mut lab, endpoints.arp(1 + tick as u8 % 2));
+        if tick % 100 == 0 {
+            lab.send(1, ids[1], b"to the right one");
+        }
+        lab.run_ms(10);
+        if tick % 100 == 0 {
+            assert_eq!(lab.read(0, ids[0]), b"to the right one", "after {tick}0 ms");
+        }
+    }
+    // Each causes neither a question nor an answer.
+    let asked = read_stats(&lab).arp_out - start - 6000;
+    assert!(asked < 4 * 120, "{asked}");
+}
