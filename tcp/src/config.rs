@@ -3,6 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 use core::time::Duration;
+use std::hash::{BuildHasher, RandomState};
 
 use crate::base::error::StackError;
 use crate::flow::steering::WorkerSteering;
@@ -206,9 +207,10 @@ pub struct StackConfig {
     pub congestion: CongestionControl,
     /// In segments; RFC 6928 says 10, a fabric may start wider.
     pub initial_window: u32,
-    /// Secret of the initial sequence numbers (RFC 6528) and port choice (RFC 6056).
+    /// Secret of the initial sequence numbers (RFC 6528) and port choice (RFC 6056). Drawn at random
+    /// for each configuration; the stacks of one device have the same.
     pub isn_key: [u8; 16],
-    /// Secret of the flow table.
+    /// Secret of the flow table, drawn in the same way.
     pub hash_key: [u8; 16],
     /// Connections of this stack, TIME-WAIT included (the oldest of those give way).
     pub max_connections: usize,
@@ -222,7 +224,9 @@ pub struct StackConfig {
     pub steering: Option<WorkerSteering>,
     /// Keepalive probes (RFC 9293 section 3.8.4) of every connection; `None`: none are sent.
     pub keepalive: Option<Keepalive>,
-    /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3).
+    /// Unacknowledged data older than this ends the connection (RFC 9293 section 3.8.3). A connection
+    /// that its owner released ends after this time in any case, unless all it had to send is
+    /// acknowledged.
     pub user_timeout: Duration,
     /// Retransmissions of a SYN or SYN-ACK.
     pub syn_retries: u8,
@@ -242,7 +246,8 @@ pub struct StackConfig {
     pub gratuitous_arp: bool,
     /// Answer SYNs beyond a listener's backlog without keeping anything (RFC 4987 section 3.6).
     pub syn_cookies: bool,
-    /// Resets, challenge ACKs (RFC 5961 section 7) and ICMP replies per second, each.
+    /// Resets, challenge ACKs (RFC 5961 section 7) and ICMP replies per second of all connections
+    /// together, each.
     pub control_rate: u32,
 }
 
@@ -271,8 +276,8 @@ impl StackConfig {
             show_out_of_order: false,
             congestion: CongestionControl::Cubic,
             initial_window: 10,
-            isn_key: [0x5a; 16],
-            hash_key: [0xa5; 16],
+            isn_key: random_key(),
+            hash_key: random_key(),
             max_connections: 65536,
             tx_checksum: true,
             tso: None,
@@ -291,6 +296,16 @@ impl StackConfig {
             control_rate: 1000,
         }
     }
+}
+
+/// A secret that the operating system seeds: the standard library makes each `RandomState` anew from
+/// its source of randomness.
+fn random_key() -> [u8; 16] {
+    let mut key = [0; 16];
+    for half in key.chunks_exact_mut(8) {
+        half.copy_from_slice(&RandomState::new().hash_one(0u8).to_ne_bytes());
+    }
+    key
 }
 
 /// What `Stack::new` refuses.
@@ -350,6 +365,11 @@ pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
     }
     if config.rto_min.is_zero() || config.rto_max < config.rto_min || config.rto_initial.is_zero() {
         return bad("retransmission timeouts: 0 < rto_min <= rto_max, 0 < rto_initial".into());
+    }
+    if let Some(keepalive) = &config.keepalive
+        && (keepalive.idle.is_zero() || keepalive.interval.is_zero())
+    {
+        return bad("keepalive: idle and interval are longer than 0".into());
     }
     if config.max_connections == 0 || config.max_connections > 1 << 24 {
         return bad("max_connections is 1..=16777216".into());

@@ -339,7 +339,7 @@ fn an_icmp_error_ends_only_the_connect_it_quotes() {
         let mut quoted = syn.clone();
         quoted.seq = seq;
         let frame = quoted.frame();
-        let mut icmp = vec![3, 1, 0, 0, 0, 0, 0, 0];
+        let mut icmp = vec![3, 2, 0, 0, 0, 0, 0, 0]; // protocol unreachable
         icmp.extend_from_slice(&frame[14..42]);
         let checksum = sum(&icmp, 0);
         icmp[2..4].copy_from_slice(&checksum);

@@ -47,6 +47,9 @@ impl Setup {
         config.rto_min = Duration::from_millis(200);
         config.delayed_ack = Duration::from_millis(40);
         config.max_connections = 1024;
+        // The same sequence numbers and limits in each run.
+        config.isn_key = [0x5a; 16];
+        config.hash_key = [0xa5; 16];
         Setup {
             config,
             local: parse(local),

@@ -174,6 +174,9 @@ counters! {
     time_wait_recycled = "TcpExtTWRecycled",
     /// Connections in TIME-WAIT that gave way to new ones.
     time_wait_evicted = "TcpExtTCPTimeWaitOverflow",
+    /// Connections without an owner that were reset before their peers had acknowledged everything,
+    /// since a new one needed their slot.
+    orphans_evicted = "TcpExtTCPAbortOnMemory",
     /// ACKs of data that was never sent.
     bad_acks = "SiwBadAcks",
     /// Packets with a wrong checksum.

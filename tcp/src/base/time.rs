@@ -48,6 +48,12 @@ pub(crate) fn to_ticks(ns: u64) -> u32 {
     (ns >> 20) as u32
 }
 
+/// The time in nanoseconds, less than 26 days from `now`, that has these ticks.
+pub(crate) fn at_ticks(ticks: u32, now: Instant) -> u64 {
+    let ahead = ticks.wrapping_sub(to_ticks(now.0)) as i32;
+    (now.0 >> 20).saturating_add_signed(ahead.into()) << 20
+}
+
 /// A duration as nanoseconds; 584 years and more saturate.
 pub(crate) fn to_nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
@@ -58,4 +64,21 @@ pub(crate) fn to_nanos(duration: Duration) -> u64 {
 #[inline]
 pub(crate) fn timestamp_at(now: Instant, offset: u32) -> u32 {
     to_ticks(now.0).wrapping_add(offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_name_the_nearest_time() {
+        const DAY: u64 = 86_400_000_000_000;
+        for now in [DAY, 51 * DAY, 53 * DAY, 1000 * DAY + 77] {
+            for off in [0, 1 << 20, 20 * DAY] {
+                for at in [now + off, now.saturating_sub(off)] {
+                    assert_eq!(at_ticks(to_ticks(at), Instant(now)), at >> 20 << 20);
+                }
+            }
+        }
+    }
 }

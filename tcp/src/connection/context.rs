@@ -3,7 +3,6 @@
 
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
-use crate::tcb::timer::Timer;
 use core::net::IpAddr;
 use std::collections::{HashMap, VecDeque};
 
@@ -18,10 +17,11 @@ use crate::base::timer_wheel::TimerWheel;
 use crate::base::token_bucket::TokenBucket;
 use crate::config::{IpCidr, StackConfig};
 use crate::connection::Connection;
-use crate::connection::time_wait_list::TimeWaitList;
+use crate::connection::closing_list::{Closing, ClosingLists};
+use crate::connection::side_table::SideTable;
 use crate::flow::table::FlowTable;
 use crate::link::control_queue::ControlQueue;
-use crate::link::neighbours::{NeighbourLookup, Neighbours};
+use crate::link::neighbours::Neighbours;
 use crate::pmtu::path_mtu::Paths;
 use crate::tcb::rtt::RtoLimits;
 use crate::wire::flow_key::FlowKey;
@@ -64,8 +64,9 @@ pub(crate) struct SharedState {
     pub next_listener: u32,
     pub neighbours: Neighbours,
     pub control_queue: ControlQueue,
-    /// Connections in TIME-WAIT, of which the oldest are evicted when the stack is full.
-    pub time_wait: TimeWaitList,
+    /// Connections that are evicted when the stack is full.
+    pub closing: ClosingLists,
+    pub side_table: SideTable,
     /// Connections with something unacknowledged or unsent.
     pub active: usize,
     pub resets: TokenBucket,
@@ -142,7 +143,8 @@ impl SharedState {
             next_listener: 0,
             neighbours: Neighbours::new(config.neighbours),
             control_queue: ControlQueue::new(&config, TokenBucket::new(rate, now)),
-            time_wait: TimeWaitList::new(),
+            closing: ClosingLists::new(),
+            side_table: SideTable::default(),
             active: 0,
             resets: TokenBucket::new(rate, now),
             challenges: TokenBucket::randomized(rate, now, Key::new(&config.isn_key)),
@@ -314,38 +316,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
         self.receive_queue.counted = count as u32;
     }
 
-    /// Whether the template carries the current link-layer destination, after a look-up if needed. If
-    /// not, the connection waits for its neighbour and is scheduled again when that answers.
-    #[inline]
-    pub(crate) fn ensure_resolved(&mut self, cx: &mut TcpContext<'_>) -> bool {
-        self.neighbour_generation == cx.shared.neighbours.generation || self.resolve_neighbour(cx)
-    }
-
-    #[cold]
-    fn resolve_neighbour(&mut self, cx: &mut TcpContext<'_>) -> bool {
-        if self.tcb.has(ConnectionFlags::SELF_ADDRESSED) {
-            self.template.set_destination(cx.shared.config.mac);
-        } else {
-            let Some(hop) = cx.shared.next_hop(self.template.key().remote().ip()) else {
-                return false;
-            };
-            let unproven =
-                self.tcb.state == TcpState::SynReceived && self.tcb.has(ConnectionFlags::PASSIVE);
-            let waiter = self.id(cx.index);
-            match cx.shared.neighbours.lookup(hop, waiter, unproven, cx.now) {
-                NeighbourLookup::Found(mac) => self.template.set_destination(mac),
-                NeighbourLookup::Wait => return false,
-                NeighbourLookup::Full => {
-                    cx.shared.stats.neighbour_overflows += 1;
-                    // No answer will schedule the connection; its retransmission timer tries again.
-                    return false;
-                }
-            }
-        }
-        self.neighbour_generation = cx.shared.neighbours.generation;
-        true
-    }
-
     /// Ends the connection: removes it from the flow table, stops its timers, and discards what it had
     /// to send. Records stay in the send queue for their owner.
     pub(crate) fn enter_closed(&mut self, cx: &mut TcpContext<'_>) {
@@ -355,9 +325,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if matches!(self.tcb.state, TcpState::Established | TcpState::CloseWait) {
             cx.shared.stats.curr_estab = cx.shared.stats.curr_estab.saturating_sub(1);
         }
-        if self.tcb.state == TcpState::TimeWait {
-            cx.shared.time_wait.remove(cx.index);
-        }
+        self.stop_orphan_timer(cx);
         self.tcb.state = TcpState::Closed;
         self.tcb.flags &= !(ConnectionFlags::NEED_MASK | ConnectionFlags::RECOVERING);
         self.tcb.stop_timer();
@@ -377,11 +345,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Enters TIME-WAIT (RFC 9293 section 3.6).
     pub(crate) fn enter_time_wait(&mut self, cx: &mut TcpContext<'_>) {
+        self.stop_orphan_timer(cx);
         self.tcb.state = TcpState::TimeWait;
         self.tcb.backoff = 0;
-        self.tcb.start_closing_timer(cx, Timer::TimeWait);
+        self.tcb.start_time_wait_timer(cx);
         cx.raise_event(&mut self.tcb, Events::CLOSED);
         self.update_active_count(cx);
-        cx.shared.time_wait.push(cx.index);
+        cx.shared.closing.push(Closing::TimeWait, cx.index);
     }
 }

@@ -9,7 +9,7 @@ use crate::connection::context::TcpContext;
 use crate::connection::input::SegmentVerdict;
 use crate::tcb::WindowScales;
 use crate::tcb::flags::ConnectionFlags;
-use crate::wire::segment::{ACK, CWR, ECE, RST, SYN, Segment};
+use crate::wire::segment::{ACK, CWR, ECE, FIN, RST, SYN, Segment};
 
 /// The MSS of a peer that sends no MSS option (RFC 9293 section 3.7.1, MUST-15).
 const MSS_DEFAULT_V4: u16 = 536;
@@ -77,6 +77,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         &mut self,
         cx: &mut TcpContext<'_>,
         seg: &Segment,
+        buffer: B,
     ) -> SegmentVerdict {
         let acked = seg.flags & ACK != 0;
         if acked && seg.ack != self.tcb.snd_nxt {
@@ -103,12 +104,45 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 return verdict;
             }
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
+            if buffer.remaining() > 0 || seg.flags & FIN != 0 {
+                // Text or a FIN behind the SYN (section 3.10.7.3, fourth).
+                let mut rest = *seg;
+                rest.seq += 1;
+                rest.flags &= !SYN;
+                return self.process_payload(cx, &rest, buffer);
+            }
         } else {
-            // Simultaneous open (RFC 9293 figure 8).
+            // Simultaneous open (RFC 9293 figure 8). What follows the SYN is not acknowledged, so the
+            // peer sends it again.
             self.tcb.state = TcpState::SynReceived;
+            // Our SYN-ACK repeats the SYN: which of them is answered cannot be told, so that no round
+            // trip is measured (Karn).
+            self.tcb.backoff = self.tcb.backoff.max(1);
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
         }
         SegmentVerdict::Done
+    }
+
+    /// The peer's SYN came again in SYN-RECEIVED: our SYN-ACK was lost, or they crossed. It is sent
+    /// again as by its timer, which backs off, and no more often than that would; whoever repeats the
+    /// SYN all the time gets no more answers than one who is silent. The round trip is then not
+    /// measured (Karn).
+    pub(crate) fn on_repeated_syn(&mut self, cx: &mut TcpContext<'_>) {
+        let tcb = &mut self.tcb;
+        let timeout = tcb
+            .rtt
+            .retransmission_timeout(&cx.shared.rto_limits, tcb.backoff);
+        // `last_rx`: when the last one left.
+        let too_soon = tcb.backoff > 0 && cx.now.0.saturating_sub(tcb.last_rx) < timeout / 2;
+        if too_soon
+            || tcb.backoff >= cx.shared.config.syn_retries
+            || tcb.has(ConnectionFlags::NEED_SYN)
+        {
+            return;
+        }
+        tcb.backoff += 1;
+        cx.schedule_output(tcb, ConnectionFlags::NEED_SYN);
+        tcb.restart_retransmission_timer(cx);
     }
 
     /// Our SYN is acknowledged: enters ESTABLISHED. `Some`: the connection ended instead.

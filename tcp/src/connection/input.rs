@@ -3,12 +3,10 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
 use crate::connection::Connection;
-use crate::connection::context::{SharedState, TcpContext};
+use crate::connection::context::TcpContext;
 use crate::queues::out_of_order_queue::OutOfOrderQueue;
 use crate::tcb::flags::ConnectionFlags;
-use crate::tcb::timer::Timer;
 use crate::wire::segment::{ACK, FIN, PSH, RST, SYN, Segment};
 
 /// What the stack must do after the connection has processed a segment.
@@ -20,31 +18,12 @@ pub(crate) enum SegmentVerdict {
     Reopen,
 }
 
-impl SharedState {
-    /// Whether the rate limit of challenge ACKs permits one now (RFC 5961 section 7).
-    fn may_challenge(&mut self, now: Instant) -> bool {
-        let may = self.challenges.try_take(now);
-        self.stats.challenges_skipped += u64::from(!may);
-        may
-    }
-}
+/// PAWS compares timestamps only if the peer was heard in this time, in ns: its timestamp clock may
+/// have a tick of 1 ms, of which 2^31, the most that a comparison can tell apart, last 24.8 days
+/// (RFC 7323 section 5.5).
+const PAWS_VALID_NS: u64 = 24 * 86_400 * 1_000_000_000;
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    fn send_challenge_ack(&mut self, cx: &mut TcpContext<'_>) {
-        if cx.shared.may_challenge(cx.now) {
-            cx.shared.stats.challenge_acks += 1;
-            cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
-        }
-    }
-
-    /// Answers a SYN on a synchronised connection with a challenge ACK, whatever its sequence number
-    /// (RFC 5961 section 4).
-    fn on_unexpected_syn(&mut self, cx: &mut TcpContext<'_>) -> SegmentVerdict {
-        cx.shared.stats.syn_challenges += 1;
-        self.send_challenge_ack(cx);
-        SegmentVerdict::Done
-    }
-
     /// Processes every segment that `try_header_prediction` does not take, in the order of RFC 9293
     /// section 3.10.7.4.
     pub(crate) fn process_segment(
@@ -54,7 +33,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         buffer: B,
     ) -> SegmentVerdict {
         if self.tcb.state == TcpState::SynSent {
-            return self.on_segment_in_syn_sent(cx, seg);
+            return self.on_segment_in_syn_sent(cx, seg, buffer);
         }
         let mut seg = *seg;
         // In SYN-RECEIVED the peer's SYN may come again, or (simultaneous open) as SYN-ACK.
@@ -63,7 +42,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && seg.seq + 1 == self.tcb.rcv_nxt
         {
             if seg.flags & ACK == 0 {
-                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_SYN);
+                self.on_repeated_syn(cx);
                 return SegmentVerdict::Done;
             }
             seg.seq += 1;
@@ -173,11 +152,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         // PAWS (section 5.3).
         let old = (seg.ts_val.wrapping_sub(tcb.ts_recent) as i32) < 0;
-        // Section 5.5: after 24 days of silence the comparison means nothing.
-        if old && cx.now.0.saturating_sub(tcb.last_rx) < 24 * 86_400 * 1_000_000_000 {
+        if old && cx.now.0.saturating_sub(tcb.last_rx) < PAWS_VALID_NS {
             cx.shared.stats.paws_drops += 1;
-            if span > 0 || cx.shared.may_challenge(cx.now) {
-                cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+            if span > 0 || self.may_answer(cx, seg) {
+                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             }
             return false;
         }
@@ -186,18 +164,26 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// The sequence number check (RFC 9293 section 3.10.7.4, first). A pure ACK may lie between our
     /// last ACK and RCV.NXT, or on the right edge of the window, as in Linux: both happen to
-    /// honest peers. `span`: the segment's length in sequence space.
+    /// honest peers. A reset on the right edge is outside (RFC 5961 section 3.2), unless it is the one
+    /// that is expected. `span`: the segment's length in sequence space.
     #[inline]
     fn is_acceptable(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, span: u32) -> bool {
         let tcb = &mut self.tcb;
         let window = tcb.rcv_adv.distance_from(tcb.rcv_nxt).max(0) as u32;
         let right = tcb.rcv_nxt + window;
         if span == 0 {
-            seg.seq.ge(tcb.last_ack_sent) && seg.seq.le(right)
+            let inside = if seg.flags & RST == 0 {
+                seg.seq.le(right)
+            } else {
+                seg.seq.lt(right) || seg.seq == tcb.rcv_nxt
+            };
+            inside && seg.seq.ge(tcb.last_ack_sent)
         } else if window == 0 && seg.seq == tcb.rcv_nxt {
-            // Nothing of it fits, but its ACK counts, and it is answered.
+            // Nothing of it fits, but its ACK counts, and it is answered: it may probe the window.
             cx.shared.stats.out_of_window += 1;
-            cx.schedule_output(tcb, ConnectionFlags::NEED_ACK);
+            if self.may_answer(cx, seg) {
+                cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
+            }
             true
         } else {
             seg.seq.lt(right) && (seg.seq + span).gt(tcb.rcv_nxt)
@@ -219,16 +205,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if seg.flags & RST != 0 {
             return SegmentVerdict::Done;
         }
-        if seg.flags & SYN != 0 && tcb.state != TcpState::SynReceived {
+        if seg.flags & SYN != 0 {
             return self.on_unexpected_syn(cx);
         }
         if tcb.state == TcpState::TimeWait && seg.flags & FIN != 0 {
-            tcb.start_closing_timer(cx, Timer::TimeWait);
+            tcb.start_time_wait_timer(cx);
         }
         let old = end.le(tcb.rcv_nxt) && tcb.rcv_nxt - seg.seq <= cx.shared.recv_window;
         // Data that comes again means that our ACK was lost. A segment without data may belong to two
-        // stacks that correct each other for ever, so the answers are limited.
-        if span > 0 || cx.shared.may_challenge(cx.now) {
+        // stacks that correct each other for ever, and a peer that has not shown that it receives
+        // what we send may be a forged address: those answers are limited.
+        let proven = self.tcb.state != TcpState::SynReceived;
+        if span > 0 && proven || self.may_answer(cx, &seg) {
             cx.shared.stats.dup_bytes_in += u64::from(len);
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
             // Reported by D-SACK (RFC 2883 section 4), but not what lies outside every window of ours.
@@ -286,7 +274,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             TcpState::FinWait1 => {
                 tcb.state = TcpState::FinWait2;
                 if tcb.has(ConnectionFlags::RELEASED) {
-                    tcb.start_closing_timer(cx, Timer::Orphan);
+                    self.start_orphan_timer(cx);
                 }
                 None
             }
@@ -305,7 +293,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
 
     /// Processes the payload and the FIN of an acceptable segment (section 3.10.7.4, seventh and
     /// eighth).
-    fn process_payload(
+    pub(crate) fn process_payload(
         &mut self,
         cx: &mut TcpContext<'_>,
         seg: &Segment,

@@ -1,18 +1,22 @@
 //! The state of one connection. The part that every segment touches comes first, in two cache lines.
 
 pub(crate) mod ack;
+pub(crate) mod answers;
+pub(crate) mod closing_list;
 pub(crate) mod context;
 pub(crate) mod control_segments;
 pub(crate) mod ecn;
 pub(crate) mod gso;
 pub(crate) mod handshake;
 pub(crate) mod input;
+pub(crate) mod neighbour;
+pub(crate) mod orphan;
 pub(crate) mod output;
 pub(crate) mod paced_output;
 pub(crate) mod rx_coalescer;
+pub(crate) mod side_table;
 #[cfg(test)]
 mod tests_without_stack;
-pub(crate) mod time_wait_list;
 pub(crate) mod timers;
 
 use crate::base::buffer::RecvBuf;
@@ -60,7 +64,8 @@ pub(crate) struct Connection<B, R> {
     pub emss_agreed: u16,
     /// RACK's reordering window, kept here while there is no `recovery`.
     pub reorder_window: ReorderWindow,
-    /// When the connection next takes part in the MTU search of a narrow path, in ticks (2^20 ns).
+    /// When the connection next takes part in the MTU search of a narrow path, in ticks (2^20 ns);
+    /// `SEARCH_DUE` once it may.
     pub search_at: u32,
 }
 

@@ -171,9 +171,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             return Ok(());
         }
         if !self.ensure_resolved(cx) {
-            if self.tcb.timer().is_none() && (data || self.tcb.has(ConnectionFlags::NEED_MASK)) {
-                self.tcb.restart_retransmission_timer(cx);
-            }
+            self.wait_for_neighbour(cx);
             return Ok(());
         }
         if self.tcb.has(ConnectionFlags::NEED_SYN) {
@@ -181,6 +179,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.tcb.flags &= !(ConnectionFlags::NEED_SYN | ConnectionFlags::NEED_ACK);
         }
         if matches!(self.tcb.state, TcpState::SynSent | TcpState::SynReceived) {
+            // In answer to a segment that is not acceptable.
+            if self.tcb.state == TcpState::SynReceived && self.tcb.has(ConnectionFlags::NEED_ACK) {
+                self.send_acks(cx, sink)?;
+            }
             return Ok(());
         }
         if data {
@@ -299,8 +301,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.validate_window(cx);
         }
         // An MTU search (RFC 8899) may send a probe here, between two segments.
-        let mut searching =
-            self.tcb.has(ConnectionFlags::NARROW_PATH) && self.search_is_due(cx.now);
+        let mut searching = self.tcb.has(ConnectionFlags::SEARCH_DUE);
         let mut emss = u32::from(self.tcb.emss);
         let mut sent = 0;
         let mut result = Ok(());

@@ -5,8 +5,7 @@
 use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::timestamp_at;
-use crate::base::time::{to_nanos, to_ticks};
+use crate::base::time::{at_ticks, timestamp_at, to_nanos, to_ticks};
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
 use crate::tcb::Tcb;
@@ -19,6 +18,9 @@ use crate::wire::template::SegmentFields;
 /// than it takes to serve ten thousand others in turn, since a connection that is used again soon
 /// would only allocate the memory again.
 const IDLE_MEMORY_AFTER: u64 = 1_000_000_000;
+
+/// The timers of [`ConnectionFlags::RARE_TIMERS`].
+const RARE_TIMERS: [Timer; 3] = [Timer::Pacing, Timer::PathSearch, Timer::Orphan];
 
 impl Tcb {
     /// (Re)starts the retransmission timer (RFC 6298 section 5), or in its place the probe timeout.
@@ -53,10 +55,10 @@ impl Tcb {
         }
     }
 
-    /// Starts the timer that ends TIME-WAIT, or a FIN-WAIT-2 whose owner released the connection.
-    pub(crate) fn start_closing_timer(&mut self, cx: &mut TcpContext<'_>, timer: Timer) {
+    /// (Re)starts the timer that ends TIME-WAIT.
+    pub(crate) fn start_time_wait_timer(&mut self, cx: &mut TcpContext<'_>) {
         let at = cx.now.0 + to_nanos(cx.shared.config.time_wait);
-        self.set_timer(timer, at);
+        self.set_timer(Timer::TimeWait, at);
         cx.schedule_timer(self, at);
     }
 }
@@ -71,9 +73,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if let Some(timer) = self.tcb.timer() {
             self.fire_if_due(cx, timer);
         }
-        for timer in [Timer::Keepalive, Timer::Pacing, Timer::IdleMemory] {
-            self.fire_if_due(cx, timer);
+        self.fire_if_due(cx, Timer::Keepalive);
+        if self.tcb.has(ConnectionFlags::RARE_TIMERS) {
+            for timer in RARE_TIMERS {
+                self.fire_if_due(cx, timer);
+            }
         }
+        self.fire_if_due(cx, Timer::IdleMemory);
         if let Some(next) = self.earliest_deadline(cx) {
             cx.schedule_timer(&mut self.tcb, next);
         }
@@ -99,8 +105,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 let recovery = self.recovery.as_ref().filter(|_| waits)?;
                 Some(recovery.pacer.next_at())
             }
+            Timer::PathSearch => {
+                let waits = tcb.flags
+                    & (ConnectionFlags::NARROW_PATH | ConnectionFlags::SEARCH_DUE)
+                    == ConnectionFlags::NARROW_PATH;
+                waits.then(|| at_ticks(self.search_at, cx.now))
+            }
+            Timer::Orphan => self.orphan_deadline(cx),
             Timer::IdleMemory => {
-                let idle = tcb.timer().is_none() && self.holds_memory();
+                // The recovery, which would be freed too, has the pacer.
+                let waits = tcb.has(ConnectionFlags::WAITS_FOR_PACER);
+                let idle = tcb.timer().is_none() && !waits && self.holds_memory();
                 let rest = match tcb.state {
                     TcpState::Closed => 0,
                     _ => tcb.last_rx.saturating_add(IDLE_MEMORY_AFTER),
@@ -115,17 +130,20 @@ impl<B: RecvBuf, R> Connection<B, R> {
     #[inline]
     fn earliest_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let mut next = u64::MAX;
-        // A keepalive probe that is overdue waits for data in flight, which has its own timer: check
-        // again soon.
-        if let Some(at) = self.deadline_of(cx, Timer::Keepalive) {
-            next = at.max(cx.now.0 + 1);
-        }
-        for timer in [Timer::DelayedAck, Timer::Pacing, Timer::IdleMemory] {
+        let mut consider = |timer| {
             if let Some(at) = self.deadline_of(cx, timer).filter(|&at| at > cx.now.0) {
                 next = next.min(at);
             }
+        };
+        consider(Timer::DelayedAck);
+        consider(Timer::IdleMemory);
+        if self.tcb.has(ConnectionFlags::RARE_TIMERS) {
+            RARE_TIMERS.into_iter().for_each(consider);
         }
         if let Some(at) = self.tcb.timer_at() {
+            next = next.min(at);
+        }
+        if let Some(at) = self.keepalive_check(cx) {
             next = next.min(at);
         }
         (next != u64::MAX).then_some(next)
@@ -150,10 +168,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             Timer::TailLossProbe => self.probe_timeout(cx),
             Timer::Reordering => self.reordering_timeout(cx),
             Timer::Persist => self.persist_timeout(cx),
-            // The peer of an orphan did not close in time.
-            Timer::TimeWait | Timer::Orphan => self.enter_closed(cx),
+            Timer::NeighbourResolution => self.neighbour_timeout(cx),
+            Timer::TimeWait => self.enter_closed(cx),
+            Timer::Orphan => self.orphan_timeout(cx),
             Timer::Keepalive => self.keepalive_timeout(cx),
             Timer::Pacing => cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE),
+            Timer::PathSearch => self.tcb.flags |= ConnectionFlags::SEARCH_DUE,
             Timer::IdleMemory => self.release_memory(),
         }
     }
@@ -162,7 +182,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
     fn handshake_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.tcb.backoff >= cx.shared.config.syn_retries {
             cx.shared.stats.attempt_fails += 1;
-            self.fail_connection(cx, Events::TIMED_OUT);
+            // A router may have said why (RFC 9293 section 3.9.2.2, SHLD-25).
+            let why = if self.tcb.has(ConnectionFlags::SOFT_ERROR) {
+                Events::UNREACHABLE
+            } else {
+                Events::TIMED_OUT
+            };
+            self.fail_connection(cx, why);
             return;
         }
         self.tcb.backoff += 1;
@@ -206,7 +232,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// section 3.1).
     fn retransmission_timeout(&mut self, cx: &mut TcpContext<'_>) {
         if self.send_queue.sent.is_empty() {
-            // Nothing was sent because the neighbour is not resolved; try again.
             cx.schedule_output(&mut self.tcb, ConnectionFlags::NONE);
             return;
         }
@@ -238,7 +263,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// Whether the user timeout passed without progress (RFC 9293 section 3.8.3).
-    fn is_user_timeout_over(&mut self, cx: &mut TcpContext<'_>) -> bool {
+    pub(crate) fn is_user_timeout_over(&mut self, cx: &mut TcpContext<'_>) -> bool {
         if self.stalled_since == 0 {
             self.stalled_since = to_ticks(
                 self.send_queue
@@ -255,11 +280,27 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } else {
             0
         };
-        let stalled = u64::from(to_ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20;
+        let stalled = self.stalled_for(cx);
         stalled.min(cx.now.0.saturating_sub(heard)) >= to_nanos(cx.shared.config.user_timeout)
     }
 
-    fn abort_on_timeout(&mut self, cx: &mut TcpContext<'_>) {
+    /// How long nothing of what is queued has been acknowledged, in ns, if `stalled_since` says since
+    /// when.
+    fn stalled_for(&self, cx: &TcpContext<'_>) -> u64 {
+        u64::from(to_ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20
+    }
+
+    /// What is left of the user timeout, in ns, rounded up to where `is_user_timeout_over` sees it.
+    pub(crate) fn user_timeout_left(&self, cx: &TcpContext<'_>) -> u64 {
+        if self.stalled_since == 0 {
+            return u64::MAX;
+        }
+        let all = to_nanos(cx.shared.config.user_timeout);
+        all.saturating_sub(self.stalled_for(cx))
+            .saturating_add(1 << 20)
+    }
+
+    pub(crate) fn abort_on_timeout(&mut self, cx: &mut TcpContext<'_>) {
         cx.shared.stats.abort_on_timeout += 1;
         self.send_reset(cx);
         self.fail_connection(cx, Events::TIMED_OUT);
@@ -307,7 +348,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .push_segment(&self.template, &fields, &mut cx.shared.stats);
     }
 
-    /// When the next keepalive probe is due, in ns.
+    /// When the next keepalive probe is due, in ns. Not while data is in flight: that has a timer of its
+    /// own, and its acknowledgement is as good as the answer to a probe.
     #[inline]
     fn keepalive_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
         let keepalive = cx.shared.config.keepalive.as_ref()?;
@@ -318,22 +360,35 @@ impl<B: RecvBuf, R> Connection<B, R> {
         );
         let unanswered = u64::from(tcb.probes) * to_nanos(keepalive.interval);
         let at = tcb.last_rx.saturating_add(to_nanos(keepalive.idle)) + unanswered;
-        open.then_some(at)
+        (open && tcb.snd_una == tcb.snd_nxt).then_some(at)
     }
 
-    /// The peer was silent for the keepalive time: probes it, or gives up. Not while data is in flight,
-    /// which has its own timer.
+    /// When the wheel has to call for the sake of keepalive. Data in flight puts the probe off, and its
+    /// ACK does not come here: a look after each idle time finds the next probe before it is due.
+    #[inline]
+    fn keepalive_check(&self, cx: &TcpContext<'_>) -> Option<u64> {
+        let idle = to_nanos(cx.shared.config.keepalive.as_ref()?.idle);
+        let at = if self.tcb.flight() == 0 {
+            self.keepalive_deadline(cx)?
+        } else {
+            cx.now.0.saturating_add(idle)
+        };
+        (self.tcb.state != TcpState::Closed).then_some(at.max(cx.now.0 + 1))
+    }
+
+    /// The peer was silent for the keepalive time: probes it, or gives up.
     fn keepalive_timeout(&mut self, cx: &mut TcpContext<'_>) {
         let Some(keepalive) = cx.shared.config.keepalive else {
             return;
         };
-        if self.tcb.snd_una != self.tcb.snd_nxt {
-            return;
-        }
+        let due = self.keepalive_deadline(cx).unwrap_or(cx.now.0);
         if self.tcb.probes >= keepalive.probes {
             self.abort_on_timeout(cx);
             return;
         }
+        // The next is due an interval after this one, even if this one is late because the program did
+        // not run: the peer must have the time to answer.
+        self.tcb.last_rx += cx.now.0.saturating_sub(due);
         self.tcb.probes += 1;
         cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_KEEPALIVE);
     }

@@ -179,6 +179,12 @@ impl Neighbours {
         });
     }
 
+    /// How long a neighbour is asked before it counts as unreachable, in ns.
+    pub(crate) fn resolution_time(&self) -> u64 {
+        self.retransmit
+            .saturating_mul(u64::from(self.probes.max(1)))
+    }
+
     /// The time between solicitations in a state, and their number.
     fn solicitation_schedule(&self, status: NeighbourState) -> (u64, u8) {
         match status {

@@ -155,7 +155,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             } else if self.emss_for(search.plpmtu) < self.tcb.emss {
                 self.tcb.emss = self.emss_for(search.plpmtu);
                 self.tcb.flags |= ConnectionFlags::NARROW_PATH;
-                self.search_at = self.first_look(now_ticks);
+                self.schedule_search(cx, self.first_look(now_ticks));
             }
         }
     }
@@ -164,7 +164,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn narrow(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         self.tcb.flags |= ConnectionFlags::NARROW_PATH;
-        self.search_at = self.first_look(to_ticks(cx.now.0));
+        self.schedule_search(cx, self.first_look(to_ticks(cx.now.0)));
         cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
         self.split_multi_segments();
         if self

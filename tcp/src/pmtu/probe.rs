@@ -15,13 +15,13 @@ use crate::base::frame_sink::FrameSink;
 use crate::base::ids::ConnId;
 use crate::base::state::TcpState;
 use crate::base::time::Instant;
-use crate::base::time::to_ticks;
+use crate::base::time::{at_ticks, to_ticks};
 use crate::congestion::RecoveryPhase;
 use crate::connection::Connection;
 use crate::connection::context::{SharedState, TcpContext};
 use crate::connection::output::SinkFull;
 use crate::loss::recovery::Recovery;
-use crate::pmtu::search::SearchStep;
+use crate::pmtu::search::{SearchStep, has_passed};
 use crate::queues::send_queue::{LOST, MTU_PROBE, TransmitQueue};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -83,9 +83,16 @@ impl SharedState {
 }
 
 impl<B: RecvBuf, R> Connection<B, R> {
-    /// Whether the connection may take the search on now. For narrow paths only.
-    pub(crate) fn search_is_due(&self, now: Instant) -> bool {
-        crate::pmtu::search::has_passed(to_ticks(now.0), self.search_at)
+    /// The connection takes part in the search from this tick on. For narrow paths only.
+    pub(crate) fn schedule_search(&mut self, cx: &mut TcpContext<'_>, at_tick: u32) {
+        self.search_at = at_tick;
+        if has_passed(to_ticks(cx.now.0), at_tick) {
+            self.tcb.flags |= ConnectionFlags::SEARCH_DUE;
+        } else {
+            self.tcb.flags.remove(ConnectionFlags::SEARCH_DUE);
+            let at = at_ticks(at_tick, cx.now);
+            cx.schedule_timer(&mut self.tcb, at);
+        }
     }
 
     /// Takes over the size that the path was found to carry, and sends the next probe when one is due.
@@ -119,7 +126,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .paths
             .search(self.template.key().remote().ip(), own, now_ticks)
         else {
-            self.search_at = now_ticks.wrapping_add(RETRY_LATER_TICKS);
+            self.schedule_search(cx, now_ticks.wrapping_add(RETRY_LATER_TICKS));
             return Ok(ProbeStep::Later);
         };
         if let Some((end, size)) = path.probe_of(me) {
@@ -146,13 +153,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             } else {
                 RETRY_SOON_TICKS
             };
-            self.search_at = now_ticks.wrapping_add(wait);
+            self.schedule_search(cx, now_ticks.wrapping_add(wait));
             return Ok(ProbeStep::Later);
         }
         let size = match path.next_step(max, now_ticks) {
             SearchStep::Probe(size) => size,
             SearchStep::At(at) => {
-                self.search_at = at;
+                self.schedule_search(cx, at);
                 return Ok(ProbeStep::Later);
             }
         };
@@ -163,7 +170,9 @@ impl<B: RecvBuf, R> Connection<B, R> {
     fn widen(&mut self, cx: &mut TcpContext<'_>, emss: u16) {
         self.tcb.emss = emss;
         if emss == self.emss_agreed {
-            self.tcb.flags &= !ConnectionFlags::NARROW_PATH;
+            self.tcb
+                .flags
+                .remove(ConnectionFlags::NARROW_PATH | ConnectionFlags::SEARCH_DUE);
         }
         cx.raise_event(&mut self.tcb, Events::MSS_CHANGED);
     }
@@ -199,7 +208,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .plan_segment(emss, emss)
                 .is_some_and(|plan| plan.len * 8 >= emss * 7);
             if !asked && !full {
-                self.search_at = now_ticks.wrapping_add(RETRY_SOON_TICKS);
+                self.schedule_search(cx, now_ticks.wrapping_add(RETRY_SOON_TICKS));
                 return Ok(ProbeStep::Later);
             }
             match path.ask_owner(me, now_ticks) {
@@ -210,7 +219,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     return Ok(ProbeStep::Asked);
                 }
                 None => {
-                    self.search_at = now_ticks.wrapping_add(RETRY_LATER_TICKS);
+                    self.schedule_search(cx, now_ticks.wrapping_add(RETRY_LATER_TICKS));
                     return Ok(ProbeStep::Later);
                 }
             }
@@ -249,7 +258,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if let Some(path) = cx.shared.paths.search(to, own, now_ticks) {
             path.probe_sent(me, segment.end_seq(), size, max_wait, now_ticks);
         }
-        self.search_at = now_ticks;
+        self.schedule_search(cx, now_ticks);
         Ok(ProbeStep::Sent(plan.len))
     }
 

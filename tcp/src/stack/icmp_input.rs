@@ -17,7 +17,7 @@ use crate::wire::bytes::{read_u16, read_u32};
 use crate::wire::constants::PROTOCOL_TCP;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::frame::FrameContent;
-use crate::wire::icmp_error::IcmpError;
+use crate::wire::icmp_error::{IcmpError, is_soft_error_v4, is_soft_error_v6};
 
 /// ICMPv4 type and code (RFC 1191 section 4), and ICMPv6 type (RFC 4443 section 3.2).
 const FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
@@ -153,7 +153,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let mtu = path_mtu::from_v4(read_u16(head, 6), quoted.packet_len);
             self.on_packet_too_big(&quoted.key, quoted.seq, mtu, now);
         } else {
-            self.on_unreachable(&quoted.key, quoted.seq);
+            let soft = is_soft_error_v4(head[0], head[1]);
+            self.on_unreachable(&quoted.key, quoted.seq, soft);
         }
     }
 
@@ -182,7 +183,8 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     let mtu = read_u32(head, 4).min(0xffff) as u16;
                     self.on_packet_too_big(&quoted.key, quoted.seq, mtu, now);
                 } else {
-                    self.on_unreachable(&quoted.key, quoted.seq);
+                    let soft = is_soft_error_v6(head[0], head[1]);
+                    self.on_unreachable(&quoted.key, quoted.seq, soft);
                 }
             }
         }
@@ -211,8 +213,10 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// An ICMP error other than "too big" quotes a segment of ours. It ends a connection only while
-    /// that is being opened (RFC 5927 section 5.2) and only if it quotes our SYN.
-    fn on_unreachable(&mut self, key: &FlowKey, seq: SeqNr) {
+    /// that is being opened (RFC 5927 section 5.2) and only if it quotes our SYN; a `soft` one not even
+    /// then, but it is remembered as the reason if nothing else comes (RFC 9293 section 3.9.2.2,
+    /// MUST-56).
+    fn on_unreachable(&mut self, key: &FlowKey, seq: SeqNr, soft: bool) {
         self.shared.stats.icmp_errors_in += 1;
         let hash = key.hash::<1, 3>(self.shared.hash_key);
         let Some(index) = self
@@ -223,7 +227,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
             return;
         };
         let conn = &mut self.connections[index as usize];
-        if conn.tcb.state == TcpState::SynSent && seq == conn.tcb.snd_una {
+        if conn.tcb.state != TcpState::SynSent || seq != conn.tcb.snd_una {
+            return;
+        }
+        if soft {
+            conn.tcb.flags |= ConnectionFlags::SOFT_ERROR;
+        } else {
             self.shared.stats.attempt_fails += 1;
             conn.fail_connection(&mut self.shared.context_of(index), Events::UNREACHABLE);
             self.free_if_done(index);
@@ -280,7 +289,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 && path.probe_of(conn.id(index)).is_some()
             {
                 path.limited_by_router(mtu, now_ticks);
-                conn.search_at = now_ticks;
+                conn.schedule_search(&mut self.shared.context_of(index), now_ticks);
             }
             conn.send_cut(&mut self.shared.context_of(index));
         }

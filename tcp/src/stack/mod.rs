@@ -9,7 +9,6 @@ mod syn_cookies;
 
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
-use crate::tcb::timer::Timer;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
@@ -22,6 +21,7 @@ use crate::base::state::TcpState;
 use crate::base::stats::StackStats;
 use crate::base::time::Instant;
 use crate::config::StackConfig;
+use crate::connection::closing_list::Closing;
 use crate::connection::context::SharedState;
 use crate::connection::{Connection, NO_LISTENER};
 use crate::ip::reassembly::ReassemblyTable;
@@ -206,8 +206,9 @@ impl<B: RecvBuf, R> Stack<B, R> {
     }
 
     /// The owner forgets the connection: no more events. One that is closing lives on until
-    /// TIME-WAIT or LAST-ACK ends; one that is open is closed first (reset when received data
-    /// was not read, RFC 2525 section 2.17).
+    /// TIME-WAIT or LAST-ACK ends, or until the peer has let [`StackConfig::user_timeout`] pass; one
+    /// that is open is closed first (reset when received data was not read, RFC 2525
+    /// section 2.17).
     pub fn release(&mut self, now: Instant, id: ConnId) {
         self.shared.now = now;
         if self.connection(id).is_none() {
@@ -229,13 +230,13 @@ impl<B: RecvBuf, R> Stack<B, R> {
         conn.tcb.flags |= ConnectionFlags::RELEASED;
         conn.tcb.events = 0;
         conn.receive_queue.clear();
-        conn.update_held_buffers(&mut self.shared.context_of(index));
+        // Nobody will read what is held beyond a hole: what fills the hole is answered by a reset.
+        conn.out_of_order = None;
+        let cx = &mut self.shared.context_of(index);
+        conn.update_held_buffers(cx);
+        conn.start_orphan_timer(cx);
         if conn.tcb.state == TcpState::TimeWait {
-            self.shared.time_wait.push(index);
-        }
-        if conn.tcb.state == TcpState::FinWait2 {
-            let cx = &mut self.shared.context_of(index);
-            conn.tcb.start_closing_timer(cx, Timer::Orphan);
+            self.shared.closing.push(Closing::TimeWait, index);
         }
         self.free_if_done(index);
     }
@@ -479,17 +480,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             let Some(conn) = conn.filter(|conn| conn.generation == generation) else {
                 continue;
             };
-            match conn.tcb.state {
-                TcpState::SynSent => {
-                    conn.fail_connection(&mut self.shared.context_of(index), Events::UNREACHABLE)
-                }
-                TcpState::SynReceived => conn.enter_closed(&mut self.shared.context_of(index)),
-                TcpState::Closed => {}
-                _ if conn.tcb.timer().is_none() => conn
-                    .tcb
-                    .restart_retransmission_timer(&mut self.shared.context_of(index)),
-                _ => {}
-            }
+            conn.on_neighbour_failed(&mut self.shared.context_of(index));
             self.free_if_done(index);
         }
         while let Some(solicit) = self.shared.neighbours.solicits.pop() {

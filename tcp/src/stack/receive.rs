@@ -408,10 +408,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
                     self.reset_unmatched_segment(now, key, seg, payload, src_mac);
                 }
                 SegmentVerdict::Reopen => {
-                    self.shared.stats.time_wait_recycled += 1;
-                    conn.enter_closed(&mut self.shared.context_of(index));
-                    self.free_if_done(index);
-                    self.on_unmatched_segment(now, key, seg, payload, src_mac);
+                    self.on_syn_in_time_wait(now, index, key, seg, payload, src_mac)
                 }
             }
         }
@@ -424,6 +421,39 @@ impl<B: RecvBuf, R> Stack<B, R> {
         let ports = &self.shared.ports;
         let one = ports.get(&(local.port(), Some(local.ip())));
         one.or_else(|| ports.get(&(local.port(), None))).copied()
+    }
+
+    /// A SYN that is acceptable for a new connection in place of one in TIME-WAIT. That gives way only
+    /// if the new one is opened, for which there must be a listener with room: otherwise the peer may
+    /// yet repeat its FIN (RFC 9293 section 3.6.1).
+    #[cold]
+    fn on_syn_in_time_wait(
+        &mut self,
+        now: Instant,
+        index: u32,
+        key: &FlowKey,
+        seg: &Segment,
+        payload: u32,
+        src_mac: [u8; 6],
+    ) {
+        let listener = self.find_listener(key);
+        let listener = listener.filter(|_| self.is_plausible_segment(key, seg, src_mac));
+        let Some(entry) = listener.and_then(|id| self.shared.listeners.get(&id)) else {
+            let conn = &mut self.connections[index as usize];
+            conn.on_unexpected_syn(&mut self.shared.context_of(index));
+            return;
+        };
+        let cookie = self.shared.config.syn_cookies && entry.ready < entry.backlog;
+        let room = entry.pending < entry.backlog || cookie;
+        if !room || !self.make_slot(index) {
+            self.shared.stats.listen_overflows += u64::from(!room);
+            self.shared.stats.listen_drops += 1;
+            return;
+        }
+        self.shared.stats.time_wait_recycled += 1;
+        self.connections[index as usize].enter_closed(&mut self.shared.context_of(index));
+        self.free_if_done(index);
+        self.on_unmatched_segment(now, key, seg, payload, src_mac);
     }
 
     /// Whether a segment that matches no connection is plausible: it comes from an address that a peer can

@@ -1,10 +1,12 @@
-//! Allocation of the slots that hold connections; when all are taken, one in TIME-WAIT is evicted.
+//! Allocation of the slots that hold connections; when all are taken, one in TIME-WAIT or without an
+//! owner is evicted.
 
 use crate::base::buffer::RecvBuf;
 use crate::base::state::TcpState;
 use crate::base::timer_wheel::TimerWheel;
 use crate::connection::Connection;
-use crate::connection::time_wait_list::TimeWaitList;
+use crate::connection::closing_list::{Closing, ClosingLists};
+use crate::connection::side_table::{SideFields, SideTable};
 use crate::flow::table::FlowTable;
 use crate::queues::send_queue::TransmitQueue;
 use crate::stack::Stack;
@@ -13,10 +15,13 @@ use crate::tcb::flags::ConnectionFlags;
 use crate::wire::flow_key::FlowKey;
 
 impl<B: RecvBuf, R> Stack<B, R> {
-    /// Bytes of an idle connection in this crate: its slot, its entries of the timer wheel and the
-    /// TIME-WAIT list, and its share of the flow table.
-    pub const CONNECTION_BYTES: usize =
-        size_of::<Connection<B, R>>() + TimerWheel::NODE + TimeWaitList::NODE + FlowTable::SHARE;
+    /// Bytes of an idle connection in this crate: its slot, its entries of the timer wheel, the
+    /// lists of those that close and the side table, and its share of the flow table.
+    pub const CONNECTION_BYTES: usize = size_of::<Connection<B, R>>()
+        + TimerWheel::NODE
+        + ClosingLists::NODE
+        + SideTable::ENTRY
+        + FlowTable::SHARE;
     /// The part of these bytes that every segment touches.
     pub const HOT_BYTES: usize = size_of::<Tcb>();
 
@@ -46,7 +51,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
     pub(crate) fn allocate_slot(&mut self, key: FlowKey) -> Option<u32> {
         let max = self.shared.config.max_connections;
         if self.free_slots.is_empty() && self.connections.len() >= max {
-            self.evict_time_wait();
+            self.evict_closing();
         }
         let hash = key.hash::<1, 3>(self.shared.hash_key);
         let mut conn = Connection::new(&self.shared, &key, hash);
@@ -64,14 +69,30 @@ impl<B: RecvBuf, R> Stack<B, R> {
             }
             None => return None,
         };
+        *self.shared.side_table.fields_of(index) = SideFields::default();
         self.shared.flow_table.insert(hash, index);
         Some(index)
     }
 
-    /// Frees the slot of the oldest connection in TIME-WAIT that has no owner. One with an owner enters
-    /// the list again when it is released.
-    fn evict_time_wait(&mut self) {
-        while let Some(index) = self.shared.time_wait.pop_oldest() {
+    /// Sees to a slot for a connection that replaces the one in slot `instead`, whose own becomes free
+    /// unless it still has an owner. `false`: there is none.
+    pub(crate) fn make_slot(&mut self, instead: u32) -> bool {
+        let replaced = &self.connections[instead as usize].tcb;
+        if replaced.has(ConnectionFlags::RELEASED)
+            || self.connections.len() < self.shared.config.max_connections
+        {
+            return true;
+        }
+        if self.free_slots.is_empty() {
+            self.evict_closing();
+        }
+        !self.free_slots.is_empty()
+    }
+
+    /// Frees the slot of the oldest connection in TIME-WAIT that has no owner, or else resets the oldest
+    /// orphan. A TIME-WAIT with an owner enters the list again when it is released.
+    fn evict_closing(&mut self) {
+        while let Some(index) = self.shared.closing.pop_oldest(Closing::TimeWait) {
             if self.connections[index as usize]
                 .tcb
                 .has(ConnectionFlags::RELEASED)
@@ -80,6 +101,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 self.free_slot(index);
                 return;
             }
+        }
+        if let Some(index) = self.shared.closing.pop_oldest(Closing::Orphan) {
+            self.shared.stats.orphans_evicted += 1;
+            let conn = &mut self.connections[index as usize];
+            conn.send_reset(&mut self.shared.context_of(index));
+            self.free_slot(index);
         }
     }
 }

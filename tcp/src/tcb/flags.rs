@@ -67,6 +67,12 @@ impl ConnectionFlags {
     /// New segments wait until the pacer lets them leave.
     pub const WAITS_FOR_PACER: ConnectionFlags = ConnectionFlags(1 << 28);
 
+    /// The connection may take part in the MTU search of its path now. Only with `NARROW_PATH`.
+    pub const SEARCH_DUE: ConnectionFlags = ConnectionFlags(1 << 29);
+    /// A router reported while we were connecting that the peer cannot be reached at the moment
+    /// (RFC 9293 section 3.9.2.2).
+    pub const SOFT_ERROR: ConnectionFlags = ConnectionFlags(1 << 30);
+
     /// Something besides data is to be sent.
     pub const NEED_MASK: ConnectionFlags = ConnectionFlags(
         Self::NEED_ACK.0
@@ -75,6 +81,11 @@ impl ConnectionFlags {
             | Self::NEED_KEEPALIVE.0
             | Self::NEED_TAIL_PROBE.0,
     );
+
+    /// One of these is set while a timer runs that few connections ever need: pacing, MTU search,
+    /// orphan.
+    pub const RARE_TIMERS: ConnectionFlags =
+        ConnectionFlags(Self::WAITS_FOR_PACER.0 | Self::NARROW_PATH.0 | Self::RELEASED.0);
 
     /// Any of `other` is set.
     #[inline]

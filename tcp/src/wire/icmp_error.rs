@@ -1,11 +1,32 @@
-//! The first eight bytes of the ICMP errors that we send, without the checksum.
+//! ICMP errors: the first eight bytes of those that we send, without the checksum, and what the types
+//! and codes of those that we receive mean.
 
 /// Types of errors (RFC 792, RFC 4443).
 pub(crate) const ICMPV4_UNREACHABLE: u8 = 3;
 pub(crate) const ICMPV4_TIME_EXCEEDED: u8 = 11;
 pub(crate) const ICMPV4_PARAMETER_PROBLEM: u8 = 12;
+pub(crate) const ICMPV6_UNREACHABLE: u8 = 1;
 pub(crate) const ICMPV6_TIME_EXCEEDED: u8 = 3;
 pub(crate) const ICMPV6_PARAMETER_PROBLEM: u8 = 4;
+
+/// Whether an ICMPv4 error of this type and code is a soft one, which may pass by itself (RFC 9293
+/// section 3.9.2.2): network or host unreachable, also for a type of service (RFC 1122
+/// section 3.2.2.1), source route failed, time exceeded, parameter problem.
+pub(crate) const fn is_soft_error_v4(kind: u8, code: u8) -> bool {
+    match kind {
+        ICMPV4_UNREACHABLE => matches!(code, 0 | 1 | 5 | 11 | 12),
+        _ => true,
+    }
+}
+
+/// The same for ICMPv6: no route, beyond the scope of the source, address unreachable, time exceeded,
+/// parameter problem.
+pub(crate) const fn is_soft_error_v6(kind: u8, code: u8) -> bool {
+    match kind {
+        ICMPV6_UNREACHABLE => matches!(code, 0 | 2 | 3),
+        _ => true,
+    }
+}
 
 /// Type, code, and the 32-bit word behind the checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,157 @@
+//! Connections that end by themselves and give way when the stack is full, each kind in the order
+//! in which they came: those in TIME-WAIT (RFC 9293 section 3.6), and orphans, whose owner released
+//! them before the peer had acknowledged everything. Doubly linked lists in an array indexed by
+//! slot, since a connection can leave from any place: by its timer, or for a new connection with
+//! its addresses. A connection is in one of them at most.
+
+/// Which list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    TimeWait,
+    Orphan,
+}
+
+impl Closing {
+    /// The link behind the last node of the list. Slots are far below.
+    const fn end(self) -> u32 {
+        match self {
+            Closing::TimeWait => u32::MAX,
+            Closing::Orphan => u32::MAX - 1,
+        }
+    }
+
+    /// The list that ends with this link.
+    fn ending_with(link: u32) -> Closing {
+        if link == Closing::TimeWait.end() {
+            Closing::TimeWait
+        } else {
+            Closing::Orphan
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ClosingNode {
+    /// A slot, or the end of its list.
+    older: u32,
+    /// A slot, the end of its list, or the node's own index when it is in none.
+    newer: u32,
+}
+
+/// The oldest and the newest connection of a list.
+struct ListEnds {
+    oldest: u32,
+    newest: u32,
+}
+
+pub(crate) struct ClosingLists {
+    nodes: Vec<ClosingNode>,
+    ends: [ListEnds; 2],
+}
+
+impl ClosingLists {
+    /// Bytes of a connection's entry.
+    pub(crate) const NODE: usize = size_of::<ClosingNode>();
+
+    pub(crate) fn new() -> Self {
+        ClosingLists {
+            nodes: Vec::new(),
+            ends: [Closing::TimeWait, Closing::Orphan].map(|list| ListEnds {
+                oldest: list.end(),
+                newest: list.end(),
+            }),
+        }
+    }
+
+    fn contains(&self, index: u32) -> bool {
+        let node = self.nodes.get(index as usize);
+        node.is_some_and(|node| node.newer != index)
+    }
+
+    /// Adds the connection to a list as its newest, unless it is in one already.
+    pub(crate) fn push(&mut self, list: Closing, index: u32) {
+        if self.contains(index) {
+            return;
+        }
+        for i in self.nodes.len() as u32..=index {
+            self.nodes.push(ClosingNode {
+                older: list.end(),
+                newer: i,
+            });
+        }
+        let ends = &mut self.ends[list as usize];
+        self.nodes[index as usize] = ClosingNode {
+            older: ends.newest,
+            newer: list.end(),
+        };
+        match self.nodes.get_mut(ends.newest as usize) {
+            Some(last) => last.newer = index,
+            None => ends.oldest = index,
+        }
+        ends.newest = index;
+    }
+
+    /// Does nothing for one that is in no list.
+    pub(crate) fn remove(&mut self, index: u32) {
+        if !self.contains(index) {
+            return;
+        }
+        let ClosingNode { older, newer } = self.nodes[index as usize];
+        match self.nodes.get_mut(older as usize) {
+            Some(node) => node.newer = newer,
+            None => self.ends[Closing::ending_with(older) as usize].oldest = newer,
+        }
+        match self.nodes.get_mut(newer as usize) {
+            Some(node) => node.older = older,
+            None => self.ends[Closing::ending_with(newer) as usize].newest = older,
+        }
+        self.nodes[index as usize].newer = index;
+    }
+
+    pub(crate) fn pop_oldest(&mut self, list: Closing) -> Option<u32> {
+        let index = self.ends[list as usize].oldest;
+        self.remove(index);
+        (index != list.end()).then_some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_come_first_whoever_left_in_between() {
+        let mut lists = ClosingLists::new();
+        let mut models: [Vec<u32>; 2] = [Vec::new(), Vec::new()];
+        let kinds = [Closing::TimeWait, Closing::Orphan];
+        let mut x = 7u32;
+        for _ in 0..40_000 {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let index = (x >> 8) % 64;
+            let kind = kinds[(x >> 20) as usize & 1];
+            let model = &mut models[kind as usize];
+            match x >> 30 {
+                0 => assert_eq!(
+                    lists.pop_oldest(kind),
+                    (!model.is_empty()).then(|| model.remove(0))
+                ),
+                1 => {
+                    lists.remove(index);
+                    models.iter_mut().for_each(|m| m.retain(|i| *i != index));
+                }
+                _ => {
+                    lists.push(kind, index);
+                    if !models.iter().any(|model| model.contains(&index)) {
+                        models[kind as usize].push(index);
+                    }
+                }
+            }
+        }
+        for kind in kinds {
+            while let Some(i) = lists.pop_oldest(kind) {
+                assert_eq!(i, models[kind as usize].remove(0));
+            }
+            assert!(models[kind as usize].is_empty());
+        }
+    }
+}

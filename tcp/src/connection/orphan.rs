@@ -1,0 +1,61 @@
+//! Connections whose owner released them before they ended. Nobody waits for them, so they end at a
+//! time that is known from the start, whatever the peer answers: it may keep its window closed and
+//! answer every probe, or acknowledge byte by byte.
+
+use crate::base::buffer::RecvBuf;
+use crate::base::state::TcpState;
+use crate::base::time::{at_ticks, to_nanos, to_ticks};
+use crate::connection::Connection;
+use crate::connection::closing_list::Closing;
+use crate::connection::context::TcpContext;
+use crate::tcb::flags::ConnectionFlags;
+
+/// Ticks wrap after 52 days; a deadline lies at most so many ahead: 12 days.
+const ORPHAN_TICKS_MAX: u64 = 1 << 30;
+
+impl<B: RecvBuf, R> Connection<B, R> {
+    /// The owner has released the connection, which is closing: gives it its deadline. What is queued,
+    /// and our FIN, have the user timeout to be acknowledged; after that the peer has the time of a
+    /// TIME-WAIT to close its direction.
+    pub(crate) fn start_orphan_timer(&mut self, cx: &mut TcpContext<'_>) {
+        let config = &cx.shared.config;
+        let after = match self.tcb.state {
+            TcpState::FinWait2 => config.time_wait,
+            TcpState::SynReceived | TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck => {
+                config.user_timeout
+            }
+            _ => return,
+        };
+        let ticks = (to_nanos(after) >> 20).min(ORPHAN_TICKS_MAX) as u32 + 1;
+        let until = to_ticks(cx.now.0).wrapping_add(ticks).max(1);
+        cx.shared.side_table.fields_of(cx.index).orphan_until = until;
+        cx.shared.closing.push(Closing::Orphan, cx.index);
+        let at = at_ticks(until, cx.now);
+        cx.schedule_timer(&mut self.tcb, at);
+    }
+
+    /// When the orphan ends, in ns; `None`: it has an owner, or ends by other means.
+    pub(crate) fn orphan_deadline(&self, cx: &TcpContext<'_>) -> Option<u64> {
+        if !self.tcb.has(ConnectionFlags::RELEASED) {
+            return None;
+        }
+        let until = cx.shared.side_table.orphan_until(cx.index)?;
+        Some(at_ticks(until, cx.now))
+    }
+
+    /// It is no orphan any more: it ended or is in TIME-WAIT, which ends by itself.
+    pub(crate) fn stop_orphan_timer(&mut self, cx: &mut TcpContext<'_>) {
+        cx.shared.closing.remove(cx.index);
+        cx.shared.side_table.fields_of(cx.index).orphan_until = 0;
+    }
+
+    /// The deadline passed.
+    pub(crate) fn orphan_timeout(&mut self, cx: &mut TcpContext<'_>) {
+        if self.tcb.state != TcpState::FinWait2 {
+            // The peer has not got everything: it must not take the end for a good one.
+            cx.shared.stats.abort_on_timeout += 1;
+            self.send_reset(cx);
+        }
+        self.enter_closed(cx);
+    }
+}
