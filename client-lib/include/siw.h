@@ -331,6 +331,10 @@ const char *siw_wc_status_str(uint32_t status);
 /* Connects to the daemon. socket_path NULL: $SIWD_SOCKET, else /run/siwd/siwd.sock. */
 int siw_open(const char *socket_path, siw_context **out);
 void siw_close(siw_context *ctx);
+/* How long the daemon may take to answer a call, 60000 ms unless set. A call that takes longer
+ * fails with ETIMEDOUT and ends the context: further calls return ENODEV at once, and the daemon
+ * frees what this client had. */
+int siw_set_call_timeout(siw_context *ctx, uint32_t timeout_ms);
 /* 1 while the daemon lives, 0 once it is gone. */
 int siw_is_alive(siw_context *ctx);
 /* Fills at most n elements. Returns the number of all devices, or a negative errno. */
@@ -445,6 +449,7 @@ int siw_query_srq(siw_srq *srq, struct siw_srq_attr *out);
 int siw_post_srq_recv(siw_srq *srq, const struct siw_recv_wr *wr, uint32_t n, uint32_t *bad);
 
 int siw_create_qp(siw_pd *pd, const struct siw_qp_init_attr *attr, siw_qp **out);
+/* Its completions that were not polled go with it. */
 void siw_destroy_qp(siw_qp *qp);
 uint32_t siw_qp_num(const siw_qp *qp);
 /* enum siw_qp_state as the daemon last published it (SQD and RTR show as RTS), or a

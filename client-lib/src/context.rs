@@ -22,16 +22,28 @@ use std::time::{Duration, Instant};
 pub struct Context(pub(crate) Arc<ClientInner>);
 
 pub(crate) struct ClientInner {
-    /// Serialises request and reply; holds the last sequence number.
-    seq: Mutex<u32>,
+    /// Serialises request and reply. Never taken by who holds a spin lock: a call may last as long
+    /// as [`CALL_TIMEOUT`].
+    calls: Mutex<Calls>,
     conn: ControlSocket,
     hello: HelloReply,
     page: WorkerPageView,
     workers: Vec<(DoorbellProducer, OwnedFd)>,
     async_events: ControlSocket,
     alive: AtomicBool,
-    regions: Mutex<HashMap<u32, Arc<SharedMemory>>>,
 }
+
+/// What has to change together with the requests that the daemon has answered.
+struct Calls {
+    /// Sequence number of the last request.
+    seq: u32,
+    /// Queue memory by the daemon's number: the descriptor comes with the first reply that names it.
+    regions: HashMap<u32, Arc<SharedMemory>>,
+}
+
+/// How long the daemon may take to answer before a context gives it up; see
+/// [`Context::set_call_timeout`].
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A device of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,16 +81,22 @@ pub struct AsyncEvent {
     pub reason: String,
 }
 
-fn lock_unpoisoned<T>(message: &Mutex<T>) -> MutexGuard<'_, T> {
-    message.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Context {
     /// Connects to the daemon: at `socket`, else $SIWD_SOCKET, else
     /// /run/siwd/siwd.sock.
     pub fn open(socket: Option<&Path>) -> Result<Context, Error> {
+        Self::open_with_timeout(socket, CALL_TIMEOUT)
+    }
+
+    /// The same with another time-out than [`CALL_TIMEOUT`], for connecting too; see
+    /// [`Self::set_call_timeout`].
+    pub fn open_with_timeout(socket: Option<&Path>, timeout: Duration) -> Result<Context, Error> {
         let path = control::socket_path(socket);
-        let conn = ControlSocket::connect_to(&path).map_err(|source| Error::Open {
+        let conn = ControlSocket::connect_within(&path, timeout).map_err(|source| Error::Open {
             path: path.display().to_string(),
             source,
         })?;
@@ -128,15 +146,25 @@ impl Context {
             workers.push((bell, next()?));
         }
         Ok(Context(Arc::new(ClientInner {
-            seq: Mutex::new(1),
+            calls: Mutex::new(Calls {
+                seq: 1,
+                regions: HashMap::new(),
+            }),
             conn,
             hello,
             page: WorkerPageView::new(Arc::new(page), worker_count)?,
             workers,
             async_events,
             alive: AtomicBool::new(true),
-            regions: Mutex::default(),
         })))
+    }
+
+    /// How long the daemon may take to answer a call, [`CALL_TIMEOUT`] unless set. A call that
+    /// takes longer fails with [`Error::Timeout`], or is given up if it is a destructor's, and ends
+    /// the context: whether the daemon has done what was asked is not known any more. All further
+    /// calls return [`Error::DaemonGone`] at once, and the daemon frees what this client had.
+    pub fn set_call_timeout(&self, timeout: Duration) -> Result<(), Error> {
+        Ok(self.0.conn.set_call_timeout(timeout)?)
     }
 
     /// What this client may ask for.
@@ -245,35 +273,106 @@ impl From<&DeviceReply> for DeviceInfo {
     }
 }
 
+/// The region of a queue: the one in the reply, or one seen before.
+fn map_queue_memory(
+    regions: &mut HashMap<u32, Arc<SharedMemory>>,
+    place: &QueueRef,
+    fds: Vec<OwnedFd>,
+) -> Result<Arc<SharedMemory>, Error> {
+    if place.fd == 0 {
+        return Ok(regions
+            .get(&place.region)
+            .ok_or(ProtoError::MissingFd)?
+            .clone());
+    }
+    let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
+    let len = usize::try_from(place.region_len).map_err(|_| ProtoError::MissingFd)?;
+    let memory = Arc::new(SharedMemory::map_fd(fd, len)?);
+    if place.dedicated == 0 {
+        regions.insert(place.region, memory.clone());
+    }
+    Ok(memory)
+}
+
 impl ClientInner {
     /// One request and its reply.
     pub(crate) fn call_daemon<M: Message>(
         &self,
         message: &M,
     ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
-        let mut seq = lock_unpoisoned(&self.seq);
+        self.exchange(&mut lock_unpoisoned(&self.calls), message)
+    }
+
+    fn exchange<M: Message>(
+        &self,
+        calls: &mut Calls,
+        message: &M,
+    ) -> Result<(M::Reply, Vec<OwnedFd>), Error> {
         if !self.alive.load(Ordering::Relaxed) {
             return Err(Error::DaemonGone);
         }
-        *seq = seq.wrapping_add(1).max(1);
-        let reply = self.conn.call_and_wait(*seq, message, &[]);
-        drop(seq);
+        calls.seq = calls.seq.wrapping_add(1).max(1);
+        let reply = self.conn.call_and_wait(calls.seq, message, &[]);
         reply.map_err(|error| {
             let error = Error::from(error);
             // After anything but a refusal, replies and requests may be out of step.
             if !matches!(error, Error::Refused { .. }) {
-                self.alive.store(false, Ordering::Release);
+                self.give_up_daemon();
             }
             error
         })
     }
 
+    /// A request that creates a queue. `install` maps it, still before any other call: a later reply
+    /// may name the same memory without a descriptor, and the queue's number has to be known when
+    /// its first completion comes. If it fails, `undo` says how to be rid of the queue.
+    pub(crate) fn create_queue<M: Message, T, U: Message>(
+        &self,
+        message: &M,
+        place: impl FnOnce(&M::Reply) -> QueueRef,
+        install: impl FnOnce(&M::Reply, Arc<SharedMemory>) -> Result<T, Error>,
+        undo: impl FnOnce(&M::Reply) -> U,
+    ) -> Result<(M::Reply, T), Error> {
+        let mut calls = lock_unpoisoned(&self.calls);
+        let (reply, fds) = self.exchange(&mut calls, message)?;
+        let installed = map_queue_memory(&mut calls.regions, &place(&reply), fds)
+            .and_then(|memory| install(&reply, memory));
+        match installed {
+            Ok(queue) => Ok((reply, queue)),
+            Err(error) => {
+                // There is no second error to report.
+                let _ = self.exchange(&mut calls, &undo(&reply));
+                Err(error)
+            }
+        }
+    }
+
+    /// A request that puts other memory in the place of a queue's.
+    pub(crate) fn replace_queue<M: Message, T>(
+        &self,
+        message: &M,
+        place: impl FnOnce(&M::Reply) -> QueueRef,
+        install: impl FnOnce(&M::Reply, Arc<SharedMemory>) -> Result<T, Error>,
+    ) -> Result<(M::Reply, T), Error> {
+        let mut calls = lock_unpoisoned(&self.calls);
+        let (reply, fds) = self.exchange(&mut calls, message)?;
+        let installed = map_queue_memory(&mut calls.regions, &place(&reply), fds)
+            .and_then(|memory| install(&reply, memory));
+        // The daemon uses memory that this process cannot reach: there is no way back.
+        let installed = installed.inspect_err(|_| self.give_up_daemon())?;
+        Ok((reply, installed))
+    }
+
     /// A request that nobody waits for: it is done before any later one, and what it says is
     /// lost.
     pub(crate) fn post_unanswered<M: Message>(&self, message: &M) {
-        let _one_at_a_time = lock_unpoisoned(&self.seq);
+        let _one_at_a_time = lock_unpoisoned(&self.calls);
+        self.send_unanswered(message);
+    }
+
+    fn send_unanswered<M: Message>(&self, message: &M) {
         if self.alive.load(Ordering::Relaxed) && self.conn.post_unanswered(message).is_err() {
-            self.alive.store(false, Ordering::Release);
+            self.give_up_daemon();
         }
     }
 
@@ -282,26 +381,29 @@ impl ClientInner {
         let _ = self.call_daemon(message);
     }
 
-    /// The region of a queue: the one in the reply, or one seen before.
-    pub(crate) fn map_queue_memory(
+    /// Destroys what has a number that the daemon gives out again: `forget` runs when it has done
+    /// so (or nobody waits for it), and before any other call can get that number.
+    pub(crate) fn destroy_numbered<M: Message>(
         &self,
-        place: &QueueRef,
-        fds: Vec<OwnedFd>,
-    ) -> Result<Arc<SharedMemory>, Error> {
-        let mut regions = lock_unpoisoned(&self.regions);
-        if place.fd == 0 {
-            return Ok(regions
-                .get(&place.region)
-                .ok_or(ProtoError::MissingFd)?
-                .clone());
+        message: &M,
+        waits: bool,
+        forget: impl FnOnce(),
+    ) {
+        let mut calls = lock_unpoisoned(&self.calls);
+        if waits {
+            let _ = self.exchange(&mut calls, message);
+        } else {
+            self.send_unanswered(message);
         }
-        let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
-        let len = usize::try_from(place.region_len).map_err(|_| ProtoError::MissingFd)?;
-        let reply = Arc::new(SharedMemory::map_fd(fd, len)?);
-        if place.dedicated == 0 {
-            regions.insert(place.region, reply.clone());
-        }
-        Ok(reply)
+        forget();
+    }
+
+    /// Nothing more is asked of this daemon. It sees the end of the connection, if it lives, and
+    /// frees what this client had.
+    #[cold]
+    fn give_up_daemon(&self) {
+        self.alive.store(false, Ordering::Release);
+        self.conn.shut_down();
     }
 
     /// Tells a worker that a QP has work.
@@ -386,7 +488,9 @@ impl ClientInner {
                     self.check_alive();
                     return Err(Error::DaemonGone);
                 }
-                Err(RecvError::Truncated) => return Err(ProtoError::NotSiwd(0).into()),
+                Err(RecvError::Truncated | RecvError::DescriptorsLost) => {
+                    return Err(ProtoError::NotSiwd(0).into());
+                }
                 Err(RecvError::Io(error)) => return Err(error.into()),
             }
         }

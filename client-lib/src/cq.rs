@@ -1,16 +1,16 @@
 //! Completion queues and the channels that tell when to poll them
 //! (ibv_poll_cq(3), ibv_req_notify_cq(3), ibv_get_cq_event(3)).
 
-use crate::context::ClientInner;
+use crate::context::{ClientInner, lock_unpoisoned};
 use crate::credit::Credits;
 use crate::{Context, Error, Wc};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use siw_shm::control::{CqReply, CreateChannel, CreateCq, DestroyChannel, DestroyCq, ProtoError};
 use siw_shm::spin::SpinLock;
-use siw_shm::{CqConsumer, CqGeometry};
+use siw_shm::{CqConsumer, CqGeometry, SharedMemory};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Delivers the cookies of completion queues that were armed and have completions.
@@ -25,13 +25,14 @@ impl CompletionChannel {
     pub fn new(ctx: &Context) -> Result<Arc<CompletionChannel>, Error> {
         let (reply, fds) = ctx.0.call_daemon(&CreateChannel { reserved: 0 })?;
         let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
-        // Readiness is waited for by poll: a second reader must not block here.
-        rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Arc::new(CompletionChannel {
+        let channel = Arc::new(CompletionChannel {
             client: ctx.0.clone(),
             id: reply.id,
             fd,
-        }))
+        });
+        // Readiness is waited for by poll: a second reader must not block here.
+        rustix::io::ioctl_fionbio(&channel.fd, true)?;
+        Ok(channel)
     }
 
     /// The cookie of a queue with completions. Events were consumed one by one by
@@ -78,6 +79,8 @@ struct CqInner {
     client: Arc<ClientInner>,
     id: u32,
     ring: SpinLock<Polling>,
+    /// Held while the rings are replaced; polling goes on.
+    resizing: Mutex<()>,
     entries: AtomicU32,
     channel: Option<Arc<CompletionChannel>>,
     empty_polls: AtomicU32,
@@ -94,16 +97,23 @@ pub(crate) struct Polling {
 impl Polling {
     #[inline]
     fn poll(&mut self, out: &mut [Wc]) -> usize {
-        let mut taken = 0;
-        if !self.left.is_empty() {
-            taken = out.len().min(self.left.len());
-            for (to, from) in out.iter_mut().zip(self.left.drain(..taken)) {
-                *to = from;
+        loop {
+            let mut taken = 0;
+            if !self.left.is_empty() {
+                taken = out.len().min(self.left.len());
+                for (to, from) in out.iter_mut().zip(self.left.drain(..taken)) {
+                    *to = from;
+                }
+            }
+            taken += self.ring.poll(&mut out[taken..]);
+            if self.credits.count_polled(&out[..taken]) {
+                return taken;
+            }
+            let kept = self.credits.keep_known(&mut out[..taken]);
+            if kept > 0 {
+                return kept;
             }
         }
-        taken += self.ring.poll(&mut out[taken..]);
-        self.credits.count_polled(&out[..taken]);
-        taken
     }
 }
 
@@ -122,7 +132,7 @@ impl Polling {
         }
     }
 
-    /// Forgets the completions of a queue pair.
+    /// Forgets the completions of a queue pair that were not polled.
     pub fn purge_qp(&mut self, qp_num: u32) {
         self.drain_rings();
         self.left.retain(|wc| wc.qp_num != qp_num);
@@ -146,11 +156,9 @@ impl Drop for CqInner {
 
 /// The application's end of new rings.
 pub(crate) fn map_consumer(
-    ctx: &ClientInner,
     reply: &CqReply,
-    fds: Vec<OwnedFd>,
+    region: Arc<SharedMemory>,
 ) -> Result<CqConsumer, Error> {
-    let region = ctx.map_queue_memory(&reply.mem, fds)?;
     let geometry = CqGeometry::from_exact(reply.entries, reply.workers).ok_or(Error::Invalid(
         "siwd sent an impossible completion queue geometry",
     ))?;
@@ -169,13 +177,20 @@ impl Cq {
         cqe: u32,
         channel: Option<(&Arc<CompletionChannel>, u64)>,
     ) -> Result<Cq, Error> {
-        let (reply, fds) = ctx.0.call_daemon(&CreateCq {
+        let create = CreateCq {
             cqe,
             channel: channel.map_or(0, |(channel, _)| channel.id),
             cookie: channel.map_or(0, |(_, cookie)| cookie),
-        })?;
+        };
+        let destroy = |reply: &CqReply| DestroyCq {
+            cq: reply.cq,
+            reserved: 0,
+        };
+        let (reply, ring) =
+            ctx.0
+                .create_queue(&create, |reply| reply.mem, map_consumer, destroy)?;
         let ring = Polling {
-            ring: map_consumer(&ctx.0, &reply, fds)?,
+            ring,
             left: VecDeque::new(),
             credits: Credits::default(),
         };
@@ -183,6 +198,7 @@ impl Cq {
             client: ctx.0.clone(),
             id: reply.cq,
             ring: SpinLock::new(ring),
+            resizing: Mutex::new(()),
             entries: AtomicU32::new(reply.entries),
             channel: channel.map(|(channel, _)| channel.clone()),
             empty_polls: AtomicU32::new(0),
@@ -209,6 +225,11 @@ impl Cq {
 
     pub(crate) fn polling_state(&self) -> &SpinLock<Polling> {
         &self.0.ring
+    }
+
+    /// Held by the one thread that replaces the rings.
+    pub(crate) fn start_resizing(&self) -> MutexGuard<'_, ()> {
+        lock_unpoisoned(&self.0.resizing)
     }
 
     pub(crate) fn set_capacity(&self, entries: u32) {

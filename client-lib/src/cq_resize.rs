@@ -8,26 +8,33 @@ use std::time::Duration;
 
 impl Cq {
     /// Makes the queue longer or shorter; completions that wait stay, in order. EINVAL when more
-    /// wait than the new size. Polling waits meanwhile.
+    /// wait than the new size. Polling goes on meanwhile.
     pub fn resize(&self, cqe: u32) -> Result<(), Error> {
         let ctx = self.client();
-        let mut polling = self.polling_state().lock();
+        let _one_at_a_time = self.start_resizing();
         let new_size = cqe.max(1).checked_next_power_of_two().unwrap_or(u32::MAX) as usize;
+        let polling = self.polling_state().lock();
         let waiting = polling.left.len() + polling.ring.count_waiting(new_size + 1);
+        drop(polling);
         if waiting > new_size {
             return Err(Error::Invalid(
                 "more completions wait to be polled than the new size",
             ));
         }
-        let (reply, fds) = ctx.call_daemon(&ResizeCq {
+        let resize = ResizeCq {
             cq: self.cq_id(),
             cqe,
-        })?;
-        let new = map_consumer(ctx, &reply, fds)?;
+        };
+        let (reply, new) = ctx.replace_queue(&resize, |reply| reply.mem, map_consumer)?;
+        let mut polling = self.polling_state().lock();
         // No worker writes to the old rings any more.
         let found = polling.drain_rings();
-        polling.ring = new;
+        let old = std::mem::replace(&mut polling.ring, new);
         self.set_capacity(reply.entries);
+        // An arming from after the workers had left.
+        if old.disarm_event() {
+            polling.ring.arm_event(false);
+        }
         // One worker may have taken the arming along while another completed into its old ring, or
         // into its new one just before the arming got there.
         let notify = (found || polling.ring.count_waiting(1) > 0) && polling.ring.disarm_event();

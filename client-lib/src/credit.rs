@@ -41,6 +41,11 @@ impl ReceivePlaces {
         self.posted.wrapping_sub(polled) >= self.most
     }
 
+    /// Whether the completion of everything that was posted has been polled.
+    pub fn is_idle(&self, credit: &Credit) -> bool {
+        self.posted == credit.receives.load(Ordering::Acquire)
+    }
+
     /// A request was posted.
     #[inline]
     pub fn take_place(&mut self) {
@@ -81,6 +86,12 @@ impl SendPlaces {
     #[inline]
     pub fn is_full(&mut self, credit: &Credit, done: impl FnOnce() -> u32) -> bool {
         self.free == 0 && self.refresh_free(credit, done())
+    }
+
+    /// Whether everything that was posted is finished, and polled if it completes visibly.
+    pub fn is_idle(&mut self, credit: &Credit, done: u32) -> bool {
+        self.refresh_free(credit, done);
+        self.free == self.most
     }
 
     fn refresh_free(&mut self, credit: &Credit, done: u32) -> bool {
@@ -159,9 +170,12 @@ impl Credits {
         self.last = None;
     }
 
-    /// Counts polled completions.
+    /// Counts polled completions. False: some belong to no queue pair that exists, see
+    /// [`Self::keep_known`].
     #[inline]
-    pub fn count_polled(&mut self, polled: &[Wc]) {
+    #[must_use]
+    pub fn count_polled(&mut self, polled: &[Wc]) -> bool {
+        let mut are_known = true;
         for run in polled.chunk_by(|earlier, later| earlier.qp_num == later.qp_num) {
             let number = run[0].qp_num;
             if self.last.as_ref().is_none_or(|(last, _)| *last != number) {
@@ -171,6 +185,7 @@ impl Credits {
                     .map(|credit| (number, credit.clone()));
             }
             let Some((_, credit)) = &self.last else {
+                are_known = false;
                 continue;
             };
             let receives = run
@@ -186,6 +201,21 @@ impl Credits {
             add(&credit.receives, receives);
             add(&credit.sends, run.len() as u32 - receives);
         }
+        are_known
+    }
+
+    /// Moves the completions of queue pairs that exist to the front; how many there are. The others
+    /// were destroyed: their completions concern nobody (ibv_destroy_qp(3)).
+    #[cold]
+    pub fn keep_known(&self, polled: &mut [Wc]) -> usize {
+        let mut kept = 0;
+        for i in 0..polled.len() {
+            if self.by_qp.contains_key(&polled[i].qp_num) {
+                polled[kept] = polled[i];
+                kept += 1;
+            }
+        }
+        kept
     }
 }
 
@@ -250,15 +280,18 @@ mod tests {
         let mut all = Credits::default();
         all.attach_qp(1, &first);
         all.attach_qp(2, &second);
-        all.count_polled(&[
+        assert!(all.count_polled(&[
             wc(1, O::SEND),
             wc(1, O::RECV),
             wc(2, O::RDMA_READ),
             wc(1, O::RECV),
-        ]);
-        all.count_polled(&[wc(3, O::SEND), wc(2, O::RECV_RDMA_WITH_IMM)]);
+        ]));
+        assert!(!all.count_polled(&[wc(3, O::SEND), wc(2, O::RECV_RDMA_WITH_IMM)]));
         all.detach_qp(2);
-        all.count_polled(&[wc(2, O::SEND)]);
+        let mut polled = [wc(2, O::SEND), wc(1, O::SEND), wc(2, O::RECV)];
+        assert!(!all.count_polled(&polled[..1]));
+        assert_eq!(all.keep_known(&mut polled), 1);
+        assert_eq!(polled[0].qp_num, 1);
         let read = |credit: &Credit| {
             (
                 credit.sends.load(Ordering::Relaxed),

@@ -43,7 +43,8 @@ pub enum Error {
     /// A parameter makes no sense.
     #[error("{0}")]
     Invalid(&'static str),
-    /// Nothing happened in the given time.
+    /// Nothing happened in the given time, or the daemon did not answer
+    /// ([`crate::Context::set_call_timeout`]).
     #[error("timed out")]
     Timeout,
     /// The daemon's own error word in a completion queue.
@@ -78,6 +79,7 @@ impl From<CallError> for Error {
         match error {
             CallError::Refused { errno, reason } => Error::Refused { errno, reason },
             CallError::Proto(error) => Error::Proto(error),
+            CallError::TimedOut => Error::Timeout,
             CallError::Closed => Error::DaemonGone,
             CallError::Io(error) => Error::Io(error),
         }

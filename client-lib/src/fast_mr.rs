@@ -4,7 +4,7 @@
 
 use crate::memory::Arena;
 use crate::{Access, Error, Pd, SendWr};
-use siw_shm::control::{AllocFastMr, DeregMr};
+use siw_shm::control::{AllocFastMr, DeregMr, FastMrReply};
 use siw_shm::{FastReg, SharedMemory};
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,13 +33,19 @@ struct Mapped {
 impl Pd {
     /// A region of at most `max_pages` pages of an arena. Its key works from the first REG_MR on.
     pub fn alloc_fast_mr(&self, arena: &Arc<Arena>, max_pages: u32) -> Result<FastMr, Error> {
-        let (reply, fds) = self.ctx().call_daemon(&AllocFastMr {
+        let alloc = AllocFastMr {
             pd: self.id(),
             arena: arena.id(),
             max_pages,
             reserved: 0,
-        })?;
-        let list = self.ctx().map_queue_memory(&reply.list, fds)?;
+        };
+        let free = |reply: &FastMrReply| DeregMr {
+            lkey: reply.lkey,
+            reserved: 0,
+        };
+        let (reply, list) =
+            self.ctx()
+                .create_queue(&alloc, |reply| reply.list, |_, memory| Ok(memory), free)?;
         Ok(FastMr {
             pd: self.clone(),
             arena: arena.clone(),

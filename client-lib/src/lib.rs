@@ -74,6 +74,9 @@
 //!   that is free in practice, and make a system call only to wake a sleeping worker.
 //! - Memory that a peer may access changes at any time: it is read and written by copies
 //!   ([`Mr::read`], [`Mr::write`]), never borrowed.
+//! - A daemon that does not answer a call within [`CALL_TIMEOUT`] counts as gone
+//!   ([`Context::set_call_timeout`]): no call, and no destructor, blocks for ever.
+//! - When a queue pair is dropped its completions go with it, polled or not (ibv_destroy_qp(3)).
 //! - When the daemon goes away every blocked call returns [`Error::DaemonGone`], and polling does
 //!   after the last completion was taken.
 //! - The C API of `include/siw.h` is a thin layer over this crate.
@@ -89,6 +92,7 @@ mod drain;
 mod error;
 mod fast_mr;
 mod memory;
+mod pausable;
 mod qp;
 mod srq;
 mod window;
@@ -101,7 +105,7 @@ pub use cm::{
     CmChannel, CmEvent, CmListener, ConnectOptions, ConnectionInfo, ConnectionRequest,
     ListenOptions, Markers, OutOfOrder, PeerPreset, ReadyToReceive, TerminateOrder,
 };
-pub use context::{AsyncEvent, Context, DeviceInfo};
+pub use context::{AsyncEvent, CALL_TIMEOUT, Context, DeviceInfo};
 pub use cq::{CompletionChannel, Cq};
 pub use drain::DRAIN_WR_ID;
 pub use error::{Error, PostError};

@@ -129,9 +129,18 @@ impl Arena {
             huge: huge.into(),
             reserved: 0,
         })?;
-        let fd = fds.into_iter().next().ok_or(ProtoError::MissingFd)?;
         let actual = usize::try_from(reply.len).unwrap_or(usize::MAX);
-        let region = SharedMemory::map_fd(fd, actual.max(len))?;
+        let mapped = fds
+            .into_iter()
+            .next()
+            .ok_or(Error::Proto(ProtoError::MissingFd))
+            .and_then(|fd| Ok(SharedMemory::map_fd(fd, actual.max(len))?));
+        let region = mapped.inspect_err(|_| {
+            ctx.0.call_ignoring_errors(&FreeArena {
+                arena: reply.arena,
+                reserved: 0,
+            });
+        })?;
         Ok(Arc::new(Arena {
             ctx: ctx.0.clone(),
             id: reply.arena,

@@ -3,11 +3,11 @@
 
 use crate::cm::{CmChannel, CmEvent, ConnectOptions, ConnectionInfo};
 use crate::credit::{Credit, ReceivePlaces, SendPlaces};
+use crate::pausable::Pausable;
 use crate::{Cq, Error, Pd, PostError, RecvWr, SendData, SendWr, Srq, WrFlags};
 use siw_shm::control::{
     Addr, Connect, CreateQp, DestroyQp, Disconnect, ModifyQp, QpReply, QpState, QueryQp,
 };
-use siw_shm::spin::SpinLock;
 use siw_shm::work_queue::SqWatch;
 use siw_shm::{RqProducer, SharedMemory, SqProducer, WqeError};
 use std::net::SocketAddr;
@@ -109,8 +109,8 @@ struct Posting<P, T> {
 }
 
 struct QpInner {
-    sq: SpinLock<Posting<SqProducer, SendPlaces>>,
-    rq: SpinLock<Posting<RqProducer, ReceivePlaces>>,
+    sq: Pausable<Posting<SqProducer, SendPlaces>>,
+    rq: Pausable<Posting<RqProducer, ReceivePlaces>>,
     credit: Arc<Credit>,
     watch: SqWatch,
     granted_limits: QpReply,
@@ -129,18 +129,22 @@ impl Drop for QpInner {
             qp_num,
             reserved: 0,
         };
-        // With nothing posted nothing can complete any more: no reason to wait.
-        let idle = self.srq.is_none()
-            && self.sq.lock().ring.count_outstanding() == 0
-            && self.rq.lock().ring.count_outstanding() == 0;
-        if idle {
-            self.pd.ctx().post_unanswered(&destroy);
-        } else {
-            self.pd.ctx().call_ignoring_errors(&destroy);
-        }
-        for cq in [&self.send_cq, &self.recv_cq] {
-            cq.polling_state().lock().credits.detach_qp(qp_num);
-        }
+        // With every completion polled none can come any more: no reason to wait. (Requests that
+        // the worker counts as finished may complete yet.)
+        let done = self.watch.wr_done();
+        let is_idle = self.srq.is_none()
+            && self.sq.lock().places.is_idle(&self.credit, done)
+            && self.rq.lock().places.is_idle(&self.credit);
+        // Its number is another queue pair's later: nothing may be left of it then.
+        self.pd.ctx().destroy_numbered(&destroy, !is_idle, || {
+            for cq in [&self.send_cq, &self.recv_cq] {
+                let mut polling = cq.polling_state().lock();
+                polling.credits.detach_qp(qp_num);
+                if !is_idle {
+                    polling.purge_qp(qp_num);
+                }
+            }
+        });
     }
 }
 
@@ -186,7 +190,7 @@ impl Pd {
                 "the completion queues belong to another context",
             ));
         }
-        let (reply, fds) = self.ctx().call_daemon(&CreateQp {
+        let create = CreateQp {
             pd: self.id(),
             send_cq: send_cq.id(),
             recv_cq: recv_cq.id(),
@@ -197,23 +201,30 @@ impl Pd {
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all.into(),
             srq: srq.map_or(0, Srq::id),
-        })?;
-        let region = self.ctx().map_queue_memory(&reply.mem, fds)?;
-        let (sq, rq) = map_rings(&region, &reply)?;
+        };
         let credit = Arc::new(Credit::default());
-        for cq in [send_cq, recv_cq] {
-            cq.polling_state()
-                .lock()
-                .credits
-                .attach_qp(reply.qp_num, &credit);
-        }
+        let install = |reply: &QpReply, region: Arc<SharedMemory>| {
+            let (sq, rq) = map_rings(&region, reply)?;
+            for cq in [send_cq, recv_cq] {
+                let mut polling = cq.polling_state().lock();
+                polling.credits.attach_qp(reply.qp_num, &credit);
+            }
+            Ok((region, sq, rq))
+        };
+        let destroy = |reply: &QpReply| DestroyQp {
+            qp_num: reply.qp_num,
+            reserved: 0,
+        };
+        let (reply, (region, sq, rq)) =
+            self.ctx()
+                .create_queue(&create, |reply| reply.mem, install, destroy)?;
         Ok(Qp(Arc::new(QpInner {
             watch: sq.new_watch(),
-            sq: SpinLock::new(Posting {
+            sq: Pausable::new(Posting {
                 ring: sq,
                 places: SendPlaces::new(reply.max_send_wr, &credit),
             }),
-            rq: SpinLock::new(Posting {
+            rq: Pausable::new(Posting {
                 ring: rq,
                 places: ReceivePlaces::new(reply.max_recv_wr, &credit),
             }),
@@ -416,18 +427,25 @@ impl Qp {
     /// emptied, completions that were not polled are removed, and the QP can be connected
     /// again. Posting waits meanwhile.
     pub fn reset(&self) -> Result<(), Error> {
-        let mut sq = self.0.sq.lock();
-        let mut rq = self.0.rq.lock();
+        let mut send = self.0.sq.pause();
+        let mut receive = self.0.rq.pause();
         self.0.pd.ctx().call_daemon(&ModifyQp {
             qp_num: self.qp_num(),
             state: QpState::Idle as u32,
         })?;
-        (sq.ring, rq.ring) = map_rings(&self.0.region, &self.0.granted_limits)?;
+        let (sends, receives) = map_rings(&self.0.region, &self.0.granted_limits)?;
         for cq in [&self.0.send_cq, &self.0.recv_cq] {
             cq.polling_state().lock().purge_qp(self.qp_num());
         }
-        sq.places = SendPlaces::new(self.0.granted_limits.max_send_wr, &self.0.credit);
-        rq.places = ReceivePlaces::new(self.0.granted_limits.max_recv_wr, &self.0.credit);
+        let (granted, credit) = (&self.0.granted_limits, &self.0.credit);
+        send.with_value(|posting| {
+            posting.ring = sends;
+            posting.places = SendPlaces::new(granted.max_send_wr, credit);
+        });
+        receive.with_value(|posting| {
+            posting.ring = receives;
+            posting.places = ReceivePlaces::new(granted.max_recv_wr, credit);
+        });
         Ok(())
     }
 

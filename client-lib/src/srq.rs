@@ -1,12 +1,12 @@
 //! Shared receive queues: receive requests that several queue pairs take from, on whatever
 //! worker they run (ibv_create_srq(3), ibv_modify_srq(3), ibv_post_srq_recv(3)).
 
+use crate::pausable::Pausable;
 use crate::{Error, Pd, PostError, RecvWr};
 use siw_shm::control::{
     CreateSrq, DestroySrq, ModifySrq, QuerySrq, SRQ_LIMIT, SRQ_MAX_WR, SrqReply,
 };
-use siw_shm::spin::SpinLock;
-use siw_shm::{SrqGeometry, SrqProducer};
+use siw_shm::{SharedMemory, SrqGeometry, SrqProducer};
 use std::sync::Arc;
 
 /// What a shared receive queue is created with.
@@ -58,7 +58,7 @@ struct SrqInner {
     pd: Pd,
     id: u32,
     max_sge: u32,
-    ring: SpinLock<SrqProducer>,
+    ring: Pausable<SrqProducer>,
 }
 
 impl Drop for SrqInner {
@@ -73,30 +73,31 @@ impl Drop for SrqInner {
 impl Pd {
     /// A shared receive queue of this protection domain.
     pub fn create_srq(&self, init: &SrqInit) -> Result<Srq, Error> {
-        let (reply, fds) = self.ctx().call_daemon(&CreateSrq {
+        let create = CreateSrq {
             pd: self.id(),
             max_wr: init.max_wr,
             max_sge: init.max_sge,
             limit: init.limit,
             share: init.share,
             reserved: 0,
-        })?;
-        let ring = map_producer(self, &reply, fds)?;
+        };
+        let destroy = |reply: &SrqReply| DestroySrq {
+            srq: reply.srq,
+            reserved: 0,
+        };
+        let (reply, ring) =
+            self.ctx()
+                .create_queue(&create, |reply| reply.mem, map_producer, destroy)?;
         Ok(Srq(Arc::new(SrqInner {
             pd: self.clone(),
             id: reply.srq,
             max_sge: reply.max_sge,
-            ring: SpinLock::new(ring),
+            ring: Pausable::new(ring),
         })))
     }
 }
 
-fn map_producer(
-    pd: &Pd,
-    reply: &SrqReply,
-    fds: Vec<rustix::fd::OwnedFd>,
-) -> Result<SrqProducer, Error> {
-    let region = pd.ctx().map_queue_memory(&reply.mem, fds)?;
+fn map_producer(reply: &SrqReply, region: Arc<SharedMemory>) -> Result<SrqProducer, Error> {
     let geometry = SrqGeometry::from_exact(reply.entries, reply.stride).ok_or(Error::Invalid(
         "siwd sent an impossible shared receive queue geometry",
     ))?;
@@ -159,15 +160,17 @@ impl Srq {
     /// Makes the queue larger or smaller; what is posted stays, in order. EINVAL when more is
     /// posted than the new size. Posting waits meanwhile.
     pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
-        let ctx = self.0.pd.ctx();
-        let mut ring = self.0.ring.lock();
-        let (reply, fds) = ctx.call_daemon(&ModifySrq {
+        let resize = ModifySrq {
             srq: self.0.id,
             mask: SRQ_MAX_WR,
             max_wr,
             limit: 0,
-        })?;
-        *ring = map_producer(&self.0.pd, &reply, fds)?;
+        };
+        // What is posted moves: nothing may be posted into the old ring once the daemon has begun.
+        let mut pause = self.0.ring.pause();
+        let ctx = self.0.pd.ctx();
+        let (_, new) = ctx.replace_queue(&resize, |reply| reply.mem, map_producer)?;
+        pause.with_value(|ring| *ring = new);
         Ok(())
     }
 

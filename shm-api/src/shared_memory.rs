@@ -44,10 +44,11 @@ pub struct SharedMemory {
     writable: bool,
 }
 
-// SAFETY: the mapping stays valid until drop, whatever thread drops it; all
-// access is through raw copies and atomics.
+// SAFETY: the mapping stays valid until drop, whatever thread drops it.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above; concurrent raw copies may tear but touch only bytes.
+// SAFETY: no reference to the bytes exists. Threads, and other processes, reach them through atomics
+// and through `copy_bytes` and `fill_bytes`, which the compiler takes for neither ordered nor
+// exclusive: copies that race may tear, and nothing else.
 unsafe impl Sync for SharedMemory {}
 
 impl std::fmt::Debug for SharedMemory {
@@ -130,8 +131,9 @@ impl SharedMemory {
         Ok(region)
     }
 
-    /// Maps a received fd. Fails when the file is shorter than `min_len`, so
-    /// that no later access can be SIGBUS.
+    /// Maps a received fd. Fails when the file is shorter than `min_len`. That it stays so long,
+    /// and keeps its pages, is up to who made the file: the daemon seals what it hands out
+    /// ([`SharedMemory::create_memfd`]), and asks of others ([`SharedMemory::cannot_shrink`]).
     pub fn map_fd(fd: OwnedFd, min_len: usize) -> io::Result<SharedMemory> {
         Self::map_with_access(fd, min_len, true)
     }
@@ -246,10 +248,9 @@ impl SharedMemory {
     #[inline]
     pub fn write(&self, offset: usize, src: &[u8]) -> Result<(), OutOfBounds> {
         let dst = self.writable_ptr_at(offset, src.len())?;
-        // SAFETY: dst is valid for src.len() writable bytes; no Rust reference to
-        // the region's bytes exists, so the two cannot overlap. A peer process may
-        // access the same bytes: it sees torn data at worst.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst, src.len()) };
+        // SAFETY: `src` is readable, `dst` is valid for as many writable bytes. Other threads and
+        // processes may access those at the same time.
+        unsafe { copy_bytes(src.as_ptr(), dst, src.len()) };
         Ok(())
     }
 
@@ -258,12 +259,12 @@ impl SharedMemory {
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<(), OutOfBounds> {
         let src = self.ptr_at(offset, dst.len())?;
         // SAFETY: as in `write`, in the other direction.
-        unsafe { std::ptr::copy_nonoverlapping(src, dst.as_mut_ptr(), dst.len()) };
+        unsafe { copy_bytes(src, dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
 
     /// Copies `len` bytes from `off` to `dst_off` of `dst`, which may be the same
-    /// region with overlapping ranges.
+    /// region with overlapping ranges. For memory that nobody else writes meanwhile.
     #[inline]
     pub fn copy_to(
         &self,
@@ -274,7 +275,8 @@ impl SharedMemory {
     ) -> Result<(), OutOfBounds> {
         let source = self.ptr_at(offset, len)?;
         let destination = dst.writable_ptr_at(dst_off, len)?;
-        // SAFETY: both ranges are inside live mappings; `copy` allows overlap.
+        // SAFETY: both ranges are inside live mappings; `copy` allows overlap. Who measures the
+        // machine's copying with it writes neither range meanwhile.
         unsafe { std::ptr::copy(source, destination, len) };
         Ok(())
     }
@@ -283,8 +285,8 @@ impl SharedMemory {
     #[inline]
     pub fn fill_zero(&self, offset: usize, len: usize) -> Result<(), OutOfBounds> {
         let destination = self.writable_ptr_at(offset, len)?;
-        // SAFETY: d is valid for len writable bytes.
-        unsafe { std::ptr::write_bytes(destination, 0, len) };
+        // SAFETY: `destination` is valid for `len` writable bytes.
+        unsafe { fill_bytes(destination, 0, len) };
         Ok(())
     }
 
@@ -333,6 +335,47 @@ impl SharedMemory {
     /// Whether the mapping can be written.
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+}
+
+/// Copies between memory that others may access at the same time and memory of the caller's own.
+///
+/// The copy is one instruction that the compiler does not look into: it can neither assume that the
+/// bytes stay as they are, nor that nobody else reads them, as it could of `copy_nonoverlapping`.
+///
+/// # Safety
+///
+/// `source` is readable and `destination` writable for `len` bytes, and they do not overlap.
+#[inline]
+unsafe fn copy_bytes(source: *const u8, destination: *mut u8, len: usize) {
+    // SAFETY: by the caller's promise; the direction flag is clear in Rust code.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") source => _,
+            inout("rdi") destination => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Sets bytes of memory that others may access at the same time; see [`copy_bytes`].
+///
+/// # Safety
+///
+/// `destination` is writable for `len` bytes.
+#[inline]
+unsafe fn fill_bytes(destination: *mut u8, value: u8, len: usize) {
+    // SAFETY: as in `copy_bytes`.
+    unsafe {
+        core::arch::asm!(
+            "rep stosb",
+            inout("rcx") len => _,
+            inout("rdi") destination => _,
+            in("al") value,
+            options(nostack, preserves_flags)
+        );
     }
 }
 

@@ -2,6 +2,7 @@
 //! are thread-safe, and nearly always used by one thread at a time.
 
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +13,8 @@ pub struct SpinLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached by the lock's holder only.
+// SAFETY: the value is reached by the lock's holder only, one thread at a time, so that it moves
+// between threads but is never shared by them.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
@@ -31,7 +33,10 @@ impl<T> SpinLock<T> {
         if self.locked.swap(true, Ordering::Acquire) {
             self.wait_for_unlock();
         }
-        SpinGuard(self)
+        SpinGuard {
+            lock: self,
+            value: PhantomData,
+        }
     }
 
     #[cold]
@@ -55,15 +60,26 @@ impl<T> SpinLock<T> {
     }
 }
 
-/// Unlocks when dropped.
-pub struct SpinGuard<'a, T>(&'a SpinLock<T>);
+/// Unlocks when dropped. Threads may share a guard only if they may share what it guards:
+///
+/// ```compile_fail
+/// fn share_between_threads<T: Sync>(_: T) {}
+/// let lock = siw_shm::spin::SpinLock::new(std::cell::Cell::new(0));
+/// share_between_threads(lock.lock());
+/// ```
+pub struct SpinGuard<'a, T> {
+    lock: &'a SpinLock<T>,
+    /// A guard gives out references as a `&mut T` does: without this it would be `Sync` wherever
+    /// the lock is, which needs only `T: Send`.
+    value: PhantomData<&'a mut T>,
+}
 
 impl<T> Deref for SpinGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: this guard holds the lock.
-        unsafe { &*self.0.value.get() }
+        unsafe { &*self.lock.value.get() }
     }
 }
 
@@ -71,7 +87,7 @@ impl<T> DerefMut for SpinGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard holds the lock, and is borrowed mutably.
-        unsafe { &mut *self.0.value.get() }
+        unsafe { &mut *self.lock.value.get() }
     }
 }
 
@@ -79,7 +95,7 @@ impl<T> Drop for SpinGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // Pairs with the Acquire swaps in `lock`.
-        self.0.locked.store(false, Ordering::Release);
+        self.lock.locked.store(false, Ordering::Release);
     }
 }
 

@@ -83,7 +83,7 @@ unsafe fn store_out<T>(out: *mut T, value: T) -> Result<(), Error> {
 /// Boxes a new object into an out pointer.
 ///
 /// # Safety
-/// As [`put`].
+/// As [`store_out`].
 unsafe fn store_boxed<T>(out: *mut *mut T, value: Result<T, Error>) -> c_int {
     if out.is_null() {
         return fail_with(null_pointer());
@@ -101,7 +101,7 @@ unsafe fn store_boxed<T>(out: *mut *mut T, value: Result<T, Error>) -> c_int {
 /// Frees a handle.
 ///
 /// # Safety
-/// NULL or from [`put_box`], not used any more.
+/// NULL or from [`store_boxed`], not used any more.
 unsafe fn free_handle<T>(pointer: *mut T) {
     if !pointer.is_null() {
         // SAFETY: by the caller's contract.
@@ -164,6 +164,14 @@ pub unsafe extern "C" fn siw_open(path: *const c_char, out: *mut *mut Context) -
 pub unsafe extern "C" fn siw_close(ctx: *mut Context) {
     // SAFETY: module contract.
     unsafe { free_handle(ctx) }
+}
+
+/// Documented in `include/siw.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siw_set_call_timeout(ctx: *const Context, timeout_ms: u32) -> c_int {
+    let timeout = Duration::from_millis(timeout_ms.into());
+    // SAFETY: module contract.
+    to_status(unsafe { borrow_handle(ctx) }.and_then(|ctx| ctx.set_call_timeout(timeout)))
 }
 
 /// Documented in `include/siw.h`.
@@ -383,7 +391,7 @@ unsafe fn poll_into(
             Err(error) => return -fail_with(error),
         };
         for (i, wc) in batch[..got].iter().enumerate() {
-            // SAFETY: done + i < n.
+            // SAFETY: done + i < count.
             unsafe { out.add(done + i).write(SiwWc::from(wc)) };
         }
         done += got;

@@ -88,7 +88,7 @@ impl ControlThread {
             }
             Err(RecvError::WouldBlock) => {}
             Err(RecvError::Closed) => self.remove_client(id, "closed its socket"),
-            Err(RecvError::Truncated) => {
+            Err(RecvError::Truncated | RecvError::DescriptorsLost) => {
                 let _ = client
                     .conn
                     .send_refusal(0, 0, nix::libc::EMSGSIZE, "packet too long");

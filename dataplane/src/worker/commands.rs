@@ -97,6 +97,9 @@ impl Worker {
             Command::Modify { qpn, to, token } => self.modify_queue_pair(now, qpn, to, token),
             Command::ResetQp { qpn } => {
                 if let Some(slot) = self.queue_pairs.find(qpn) {
+                    if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
+                        queue_pair.rings.silence_completions();
+                    }
                     self.drop_queue_pair(now, slot, true);
                 }
                 self.post_event(Event::QpDestroyed { qpn });

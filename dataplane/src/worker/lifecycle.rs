@@ -341,6 +341,7 @@ impl Worker {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
+        queue_pair.rings.silence_completions();
         if let Some(conn) = queue_pair.conn.filter(|_| queue_pair.state.has_stream()) {
             let port = queue_pair.port;
             let info = self.ports[port].stack.tcp_info(conn);

@@ -58,6 +58,15 @@ impl QpRings {
             events: Vec::new(),
         }
     }
+
+    /// The consumer gives the queue pair up: nothing completes visibly any more, as after
+    /// ibv_destroy_qp(3). Flushed requests could otherwise overflow a queue that others share, and
+    /// reach the next owner of the number.
+    pub fn silence_completions(&mut self) {
+        // Numbers of completion queues start at 1.
+        const NO_QUEUE: CqId = CqId(0);
+        (self.send_cq, self.recv_cq) = (NO_QUEUE, NO_QUEUE);
+    }
 }
 
 /// What a client did to its rings.

@@ -68,6 +68,9 @@ pub enum CallError {
     /// The reply makes no sense.
     #[error(transparent)]
     Proto(#[from] ProtoError),
+    /// No reply in time.
+    #[error("siwd does not answer")]
+    TimedOut,
     /// The daemon closed the connection.
     #[error("siwd closed the connection")]
     Closed,
@@ -83,6 +86,7 @@ impl CallError {
             CallError::Refused { errno, .. } => *errno,
             CallError::Proto(ProtoError::Version { .. }) => 93, // EPROTONOSUPPORT
             CallError::Proto(_) => 71,                          // EPROTO
+            CallError::TimedOut => 110,                         // ETIMEDOUT
             CallError::Closed => 104,                           // ECONNRESET
             CallError::Io(error) => error.raw_os_error().unwrap_or(5), // EIO
         }

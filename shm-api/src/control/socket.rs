@@ -5,6 +5,7 @@ use super::codec::{self, CallError, ProtoError};
 use super::messages::{MAX_FDS, MAX_PACKET, Message, VERSION};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::sockopt::Timeout;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -14,6 +15,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
 
 /// A received packet.
 #[derive(Debug, Default)]
@@ -33,9 +35,12 @@ pub enum RecvError {
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
-    /// A packet that is longer than allowed, or has too many descriptors.
-    #[error("packet of more than {MAX_PACKET} bytes or with too many descriptors")]
+    /// A packet that is longer than allowed.
+    #[error("packet of more than {MAX_PACKET} bytes")]
     Truncated,
+    /// Descriptors came that this process has no room for, or more than a packet may have.
+    #[error("descriptors of a packet were lost: too many, or this process may open no more")]
+    DescriptorsLost,
     /// Any other error of the socket.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -75,6 +80,25 @@ impl ControlSocket {
         )?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         Ok(ControlSocket::from(fd))
+    }
+
+    /// As [`Self::connect_to`], with a time-out of connecting and of calls
+    /// ([`Self::set_call_timeout`]): a daemon that is stopped accepts nobody once its backlog is
+    /// full.
+    pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<ControlSocket> {
+        let fd = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let socket = ControlSocket::from(fd);
+        socket.set_call_timeout(timeout)?;
+        match rustix::net::connect(&socket.fd, &SocketAddrUnix::new(path)?) {
+            Ok(()) => Ok(socket),
+            Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Daemon: a listening socket, non-blocking.
@@ -159,6 +183,7 @@ impl ControlSocket {
         if !fds.is_empty() && !anc.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        let mut interrupted = None;
         loop {
             match rustix::net::sendmsg(
                 &self.fd,
@@ -167,10 +192,22 @@ impl ControlSocket {
                 SendFlags::NOSIGNAL,
             ) {
                 Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) if !self.is_overdue(&mut interrupted, Timeout::Send) => {}
+                Err(Errno::INTR) => return Err(io::ErrorKind::WouldBlock.into()),
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// After a signal interrupted a wait: whether the socket's time-out is over. The kernel starts
+    /// it anew with each call, so a periodic signal would make it endless.
+    #[cold]
+    fn is_overdue(&self, first_interruption: &mut Option<Instant>, direction: Timeout) -> bool {
+        let since = *first_interruption.get_or_insert_with(Instant::now);
+        rustix::net::sockopt::socket_timeout(&self.fd, direction)
+            .ok()
+            .flatten()
+            .is_some_and(|timeout| since.elapsed() >= timeout)
     }
 
     /// Receives one packet.
@@ -193,6 +230,7 @@ impl ControlSocket {
 
     fn recv_into(&self, room: &mut [u8], flags: RecvFlags) -> Result<ControlPacket, RecvError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut interrupted = None;
         let (got, fds) = loop {
             let mut anc = RecvAncillaryBuffer::new(&mut space);
             let received = rustix::net::recvmsg(
@@ -211,17 +249,17 @@ impl ControlSocket {
                     }
                     break (got, fds);
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Err(RecvError::WouldBlock),
+                Err(Errno::INTR) if !self.is_overdue(&mut interrupted, Timeout::Recv) => {}
+                Err(Errno::AGAIN | Errno::INTR) => return Err(RecvError::WouldBlock),
                 Err(Errno::CONNRESET | Errno::PIPE) => return Err(RecvError::Closed),
                 Err(error) => return Err(RecvError::Io(error.into())),
             }
         };
-        if got
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-        {
+        if got.flags.intersects(ReturnFlags::TRUNC) {
             return Err(RecvError::Truncated);
+        }
+        if got.flags.intersects(ReturnFlags::CTRUNC) {
+            return Err(RecvError::DescriptorsLost);
         }
         if got.bytes == 0 {
             return Err(RecvError::Closed);
@@ -244,12 +282,16 @@ impl ControlSocket {
         self.send_versioned(codec::encode_request(seq, message), fds)
             .map_err(|error| match error.raw_os_error() {
                 Some(32 | 104) => CallError::Closed,
+                _ if error.kind() == io::ErrorKind::WouldBlock => CallError::TimedOut,
                 _ => CallError::Io(error),
             })
     }
 
     /// Client: sends a request and waits for its reply, on a blocking socket. One
     /// caller at a time; `seq` is not [`codec::UNANSWERED`].
+    ///
+    /// The reply of a call that timed out ([`Self::set_call_timeout`]) may still come, and the next
+    /// call would take it for its own: there must be none.
     pub fn call_and_wait<M: Message>(
         &self,
         seq: u32,
@@ -260,10 +302,28 @@ impl ControlSocket {
         let packet = self.recv_packet().map_err(|error| match error {
             RecvError::Closed => CallError::Closed,
             RecvError::Io(error) => CallError::Io(error),
-            RecvError::WouldBlock => CallError::Io(io::ErrorKind::WouldBlock.into()),
+            RecvError::WouldBlock => CallError::TimedOut,
             RecvError::Truncated => ProtoError::NotSiwd(MAX_PACKET).into(),
+            RecvError::DescriptorsLost => CallError::Io(Errno::MFILE.into()),
         })?;
         Ok((codec::decode_reply::<M>(seq, &packet.bytes)?, packet.fds))
+    }
+
+    /// Client: how long a request may wait for room in a blocking socket, and then its reply may
+    /// take; both for ever until this is called.
+    pub fn set_call_timeout(&self, timeout: Duration) -> io::Result<()> {
+        // Zero stands for no time-out.
+        let timeout = Some(timeout.max(Duration::from_micros(1)));
+        for direction in [Timeout::Send, Timeout::Recv] {
+            rustix::net::sockopt::set_socket_timeout(&self.fd, direction, timeout)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the connection for both sides; the descriptor stays open.
+    pub fn shut_down(&self) {
+        // Fails only where the other side did so before.
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 
     /// Daemon: answers a request of type `M`, if it wants an answer.
