@@ -85,27 +85,27 @@ addresses = ["10.1.0.1/24"]
 
 #[test]
 fn a_second_daemon_on_the_same_socket_is_refused_and_the_first_goes_on() {
-    let d = Daemon::loopback();
-    let out = spawn(d.dir.path(), LOOPBACK, &[])
+    let daemon = Daemon::loopback();
+    let out = spawn(daemon.dir.path(), LOOPBACK, &[])
         .wait_with_output()
         .unwrap();
     let e = String::from_utf8_lossy(&out.stderr);
     assert!(!out.status.success() && e.contains("another siwd"), "{e}");
-    assert!(e.contains(&d.child.id().to_string()), "{e}");
-    d.context().query_devices().unwrap();
+    assert!(e.contains(&daemon.child.id().to_string()), "{e}");
+    daemon.context().query_devices().unwrap();
 }
 
 #[test]
 fn a_stale_socket_of_a_killed_daemon_does_not_hinder_the_next() {
-    let mut d = Daemon::loopback();
-    d.signal(Signal::SIGKILL);
-    common::wait(&mut d.child);
-    assert!(d.socket.exists());
+    let mut daemon = Daemon::loopback();
+    daemon.signal(Signal::SIGKILL);
+    common::wait(&mut daemon.child);
+    assert!(daemon.socket.exists());
     let dir = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(&d.socket, dir.path().join("siwd.sock")).unwrap();
-    let next = spawn(d.dir.path(), LOOPBACK, &[]);
+    std::os::unix::fs::symlink(&daemon.socket, dir.path().join("siwd.sock")).unwrap();
+    let next = spawn(daemon.dir.path(), LOOPBACK, &[]);
     let next = Daemon::wait_ready(dir, next);
-    siw::Context::open(Some(&d.socket))
+    siw::Context::open(Some(&daemon.socket))
         .unwrap()
         .query_devices()
         .unwrap();
@@ -114,37 +114,37 @@ fn a_stale_socket_of_a_killed_daemon_does_not_hinder_the_next() {
 
 #[test]
 fn a_stop_is_clean_and_tells_every_client() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
-    let socket = d.socket.clone();
-    d.signal(Signal::SIGTERM);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    let socket = daemon.socket.clone();
+    daemon.signal(Signal::SIGTERM);
     for end in [&a, &b] {
         let event = end.ctx.get_async_event(Some(PATIENCE)).unwrap();
         assert_eq!(event.kind, Some(siw::AsyncEventKind::DeviceFatal));
         assert!(event.reason.contains("stopping"), "{event:?}");
     }
-    let status = d.stop();
+    let status = daemon.stop();
     assert!(status.success());
     assert!(!socket.exists());
 }
 
 #[test]
 fn a_killed_daemon_is_an_error_for_its_clients_and_no_hang() {
-    let mut d = Daemon::loopback();
-    let (a, _b) = pair(&d, 4096);
-    d.signal(Signal::SIGKILL);
-    common::wait(&mut d.child);
+    let mut daemon = Daemon::loopback();
+    let (a, _b) = pair(&daemon, 4096);
+    daemon.signal(Signal::SIGKILL);
+    common::wait(&mut daemon.child);
     let mut wc = [siw::Wc::default()];
-    let e = a.cq.wait(&mut wc, Some(PATIENCE)).unwrap_err();
-    assert!(matches!(e, siw::Error::DaemonGone), "{e}");
+    let error = a.cq.wait(&mut wc, Some(PATIENCE)).unwrap_err();
+    assert!(matches!(error, siw::Error::DaemonGone), "{error}");
     assert!(a.ctx.alloc_pd().is_err());
-    let e = a.cm.get_event(Some(PATIENCE)).unwrap_err();
-    assert!(matches!(e, siw::Error::DaemonGone), "{e}");
-    let e = siw::Context::open(Some(&d.socket))
+    let error = a.cm.get_event(Some(PATIENCE)).unwrap_err();
+    assert!(matches!(error, siw::Error::DaemonGone), "{error}");
+    let error = siw::Context::open(Some(&daemon.socket))
         .err()
         .unwrap()
         .to_string();
-    assert!(e.contains("is it running"), "{e}");
+    assert!(error.contains("is it running"), "{error}");
 }
 
 #[test]
@@ -154,10 +154,10 @@ fn a_socket_without_permission_is_an_error_that_says_so() {
         return;
     }
     // The test keeps root's group.
-    let d = Daemon::start(&format!("{LOOPBACK}[control]\nmode = \"0600\"\n"), &[]);
+    let daemon = Daemon::start(&format!("{LOOPBACK}[control]\nmode = \"0600\"\n"), &[]);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(d.dir.path(), mode).unwrap();
-    let socket = d.socket.clone();
+    std::fs::set_permissions(daemon.dir.path(), mode).unwrap();
+    let socket = daemon.socket.clone();
     // A thread of its own: the user is set for it alone.
     let e = std::thread::spawn(move || {
         let nobody = nix::unistd::Uid::from_raw(65_534);
@@ -177,8 +177,8 @@ fn a_socket_without_permission_is_an_error_that_says_so() {
 
 #[test]
 fn a_wrong_protocol_version_is_refused_in_words() {
-    let d = Daemon::loopback();
-    let conn = ControlSocket::connect_to(&d.socket).unwrap();
+    let daemon = Daemon::loopback();
+    let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
     let hello = m::ClientHello {
         version: 999,
         min_version: 998,
@@ -195,10 +195,10 @@ fn a_wrong_protocol_version_is_refused_in_words() {
     packet[4..6].copy_from_slice(&77u16.to_le_bytes());
     conn.send_packet(&packet, &[]).unwrap();
     let reply = conn.recv_packet().unwrap();
-    let e = codec::decode_reply::<m::ClientHello>(2, &reply.bytes)
+    let error = codec::decode_reply::<m::ClientHello>(2, &reply.bytes)
         .unwrap_err()
         .to_string();
-    assert!(e.contains("77"), "{e}");
+    assert!(error.contains("77"), "{error}");
 }
 
 #[test]
@@ -241,10 +241,10 @@ fn requests() -> Vec<(u16, usize)> {
 
 #[test]
 fn every_request_with_random_arguments_is_answered_or_refused() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     let greeted = || {
-        let conn = ControlSocket::connect_to(&d.socket).unwrap();
+        let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
         let hello = m::ClientHello::new("hostile");
         let (_, fds) = conn.call_and_wait(1, &hello, &[]).unwrap();
         (conn, fds)
@@ -277,7 +277,7 @@ fn every_request_with_random_arguments_is_answered_or_refused() {
             let len = packet.len() as u32;
             packet[8..12].copy_from_slice(&len.to_le_bytes());
             conn.send_packet(&packet, &[])
-                .unwrap_or_else(|e| panic!("round {round}, before kind {kind}: {e}"));
+                .unwrap_or_else(|error| panic!("round {round}, before kind {kind}: {error}"));
             let reply = conn.recv_packet().unwrap();
             assert_eq!(reply.bytes[12..16], (seed as u32).to_le_bytes());
             // A packet that is not the protocol's is refused, and the client closed.
@@ -292,10 +292,10 @@ fn every_request_with_random_arguments_is_answered_or_refused() {
 
 #[test]
 fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
-    let observer = d.context();
-    let server = End::new(&d.context(), 1 << 20);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    let observer = daemon.context();
+    let server = End::new(&daemon.context(), 1 << 20);
     let listener =
         siw::CmListener::new(&server.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
     // This test binary, as a client process of its own.
@@ -306,7 +306,7 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
             "--include-ignored",
             "--nocapture",
         ])
-        .env("SIW_TEST_SOCKET", &d.socket)
+        .env("SIW_TEST_SOCKET", &daemon.socket)
         .env("SIW_TEST_TARGET", listener.local_addr().to_string())
         .env(
             "SIW_TEST_MR",
@@ -316,10 +316,11 @@ fn killing_a_client_in_the_middle_of_a_transfer_frees_it_and_disturbs_nobody() {
         .stdin(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let CmEvent::ConnectRequest(r) = server.cm.get_event(Some(PATIENCE)).unwrap() else {
+    let CmEvent::ConnectRequest(request) = server.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
-    r.accept(&server.qp, None, &siw::ConnectOptions::default())
+    request
+        .accept(&server.qp, None, &siw::ConnectOptions::default())
         .unwrap();
     assert!(matches!(
         server.cm.get_event(Some(PATIENCE)).unwrap(),

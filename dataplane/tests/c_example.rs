@@ -11,7 +11,7 @@ use common::Daemon;
 /// Builds an example against the header and the shared library; None without a compiler.
 fn build(name: &str, temp: &Path) -> Option<PathBuf> {
     let found = Command::new("cc").arg("--version").output();
-    if !found.is_ok_and(|o| o.status.success()) {
+    if !found.is_ok_and(|output| output.status.success()) {
         println!("skipped: no C compiler (cc) on this machine");
         return None;
     }
@@ -47,13 +47,13 @@ fn build(name: &str, temp: &Path) -> Option<PathBuf> {
 
 /// Cargo's own library path may name an older library than the one linked to.
 fn program(bin: &Path) -> Command {
-    let mut c = Command::new(bin);
-    c.env_remove("LD_LIBRARY_PATH");
-    c
+    let mut command = Command::new(bin);
+    command.env_remove("LD_LIBRARY_PATH");
+    command
 }
 
-fn says_ok(bin: &Path, d: &Daemon) {
-    let out = program(bin).arg(&d.socket).output().unwrap();
+fn says_ok(bin: &Path, daemon: &Daemon) {
+    let out = program(bin).arg(&daemon.socket).output().unwrap();
     assert_eq!(
         (
             String::from_utf8_lossy(&out.stdout),

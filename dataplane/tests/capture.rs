@@ -11,8 +11,8 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
     skip_if!(missing_program("tshark"));
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("loopback.pcapng");
-    let d = Daemon::start(LOOPBACK, &["--capture", file.to_str().unwrap()]);
-    let (a, b) = pair(&d, 65_536);
+    let daemon = Daemon::start(LOOPBACK, &["--capture", file.to_str().unwrap()]);
+    let (a, b) = pair(&daemon, 65_536);
     a.fill(21);
     let recv = |i| {
         b.qp.post_recv(&[RecvWr {
@@ -65,7 +65,7 @@ fn tshark_dissects_every_kind_of_message_and_finds_only_good_crcs() {
         ));
     }
     drop((a, b));
-    assert!(d.stop().success());
+    assert!(daemon.stop().success());
 
     let verdict = judge(&file);
     let opcodes: Vec<u8> = tshark_fields(&file, "iwarp_ddp_rdmap", &["iwarp_rdma.opcode"])

@@ -50,14 +50,14 @@ fn init() -> QpInit {
 fn connect(a: &Side, b: &Side) -> (CmChannel, CmChannel, ConnectionInfo) {
     let server = CmChannel::new(&b.ctx).unwrap();
     let addr: SocketAddr = "10.77.0.2:0".parse().unwrap();
-    let l = CmListener::new(&server, None, addr, 1, 7).unwrap();
+    let listener = CmListener::new(&server, None, addr, 1, 7).unwrap();
     let client = CmChannel::new(&a.ctx).unwrap();
     let opt = ConnectOptions {
         private_data: b"hi",
         cookie: 5,
         ..Default::default()
     };
-    a.qp.connect(&client, l.local_addr(), &opt).unwrap();
+    a.qp.connect(&client, listener.local_addr(), &opt).unwrap();
     let CmEvent::ConnectRequest(req) = server.get_event(Some(SEC)).unwrap() else {
         panic!()
     };
@@ -74,20 +74,20 @@ fn connect(a: &Side, b: &Side) -> (CmChannel, CmChannel, ConnectionInfo) {
         ..Default::default()
     };
     req.accept(&b.qp, None, &opt).unwrap();
-    let CmEvent::Established(i) = client.get_event(Some(SEC)).unwrap() else {
+    let CmEvent::Established(info) = client.get_event(Some(SEC)).unwrap() else {
         panic!()
     };
     let CmEvent::Established(j) = server.get_event(Some(SEC)).unwrap() else {
         panic!()
     };
-    assert_eq!((i.cookie, j.cookie), (5, 6));
-    (client, server, i)
+    assert_eq!((info.cookie, j.cookie), (5, 6));
+    (client, server, info)
 }
 
-fn pair(d: &Daemon) -> (Side, Side) {
+fn pair(daemon: &Daemon) -> (Side, Side) {
     let (a, b) = (
-        side_of(&d.context(), &init()),
-        side_of(&d.context(), &init()),
+        side_of(&daemon.context(), &init()),
+        side_of(&daemon.context(), &init()),
     );
     let (_, _, info) = connect(&a, &b);
     assert_eq!(info.private_data, b"there");
@@ -102,8 +102,8 @@ fn one(cq: &Cq) -> Wc {
 
 #[test]
 fn data_goes_by_write_read_and_send_between_two_clients() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon);
     a.mr.write(0, b"written").unwrap();
     let sge = [a.mr.sge(0, 7)];
     let wr = SendWr::write(1, SendData::Sges(&sge), b.mr.addr() + 100, b.mr.rkey());
@@ -149,9 +149,9 @@ fn posting_refuses_what_verbs_refuse() {
     let d = Daemon::loopback();
     let a = side_of(&d.context(), &init());
     let s = |data| SendWr::send(1, data);
-    let e = a.qp.post_send(&[s(SendData::Inline(b"x"))]).unwrap_err();
+    let error = a.qp.post_send(&[s(SendData::Inline(b"x"))]).unwrap_err();
     assert_eq!(
-        (e.index, e.error.errno()),
+        (error.index, error.error.errno()),
         (0, nix::libc::EINVAL),
         "not connected"
     );
@@ -161,16 +161,16 @@ fn posting_refuses_what_verbs_refuse() {
     let ok = SendWr::write(1, SendData::Inline(b"x"), b.mr.addr(), b.mr.rkey());
     // Nobody takes work requests while the daemon is stopped.
     let paused = d.pause();
-    let e = a.qp.post_send(&[ok, s(SendData::Sges(&sges))]).unwrap_err();
+    let error = a.qp.post_send(&[ok, s(SendData::Sges(&sges))]).unwrap_err();
     assert_eq!(
-        (e.index, e.error.errno()),
+        (error.index, error.error.errno()),
         (1, nix::libc::EINVAL),
         "too many SGEs"
     );
-    let e =
+    let error =
         a.qp.post_send(&[s(SendData::Inline(&[0; 101]))])
             .unwrap_err();
-    assert_eq!(e.error.errno(), nix::libc::EINVAL, "inline too long");
+    assert_eq!(error.error.errno(), nix::libc::EINVAL, "inline too long");
     let reserved = SendWr {
         opcode: Opcode::FetchAdd,
         ..ok
@@ -179,16 +179,17 @@ fn posting_refuses_what_verbs_refuse() {
         a.qp.post_send(&[reserved]).unwrap_err().error.errno(),
         nix::libc::EINVAL
     );
-    let e =
+    let error =
         a.qp.post_recv(&[RecvWr {
             wr_id: 0,
             sges: &sges,
         }])
         .unwrap_err();
-    assert_eq!(e.error.errno(), nix::libc::EINVAL);
+    assert_eq!(error.error.errno(), nix::libc::EINVAL);
     // One is in the queue; 63 more fill it.
     for i in 0..63 {
-        a.qp.post_send(&[ok]).unwrap_or_else(|e| panic!("{i}: {e}"));
+        a.qp.post_send(&[ok])
+            .unwrap_or_else(|error| panic!("{i}: {error}"));
     }
     assert_eq!(
         a.qp.post_send(&[ok]).unwrap_err().error.errno(),
@@ -203,8 +204,8 @@ fn posting_refuses_what_verbs_refuse() {
 
 #[test]
 fn a_sleeping_worker_is_woken_and_the_channel_delivers_the_cookie() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon);
     b.cq.req_notify(false).unwrap();
     assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
     b.qp.post_recv(&[RecvWr {
@@ -236,8 +237,8 @@ fn a_sleeping_worker_is_woken_and_the_channel_delivers_the_cookie() {
 
 #[test]
 fn only_solicited_messages_wake_a_receiver_that_asked_for_them() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon);
     for i in 0..2 {
         b.qp.post_recv(&[RecvWr {
             wr_id: i,
@@ -260,8 +261,8 @@ fn only_solicited_messages_wake_a_receiver_that_asked_for_them() {
 
 #[test]
 fn everything_outstanding_is_flushed_in_the_error_state() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon);
     b.qp.post_recv(&[RecvWr {
         wr_id: 1,
         sges: &[],
@@ -292,13 +293,16 @@ fn everything_outstanding_is_flushed_in_the_error_state() {
 
 #[test]
 fn unsignaled_sends_complete_silently_unless_the_qp_signals_all() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     for sq_sig_all in [false, true] {
         let all = QpInit {
             sq_sig_all,
             ..init()
         };
-        let (a, b) = (side_of(&d.context(), &all), side_of(&d.context(), &init()));
+        let (a, b) = (
+            side_of(&daemon.context(), &all),
+            side_of(&daemon.context(), &init()),
+        );
         connect(&a, &b);
         let quiet = SendWr::write(1, SendData::Inline(b"q"), b.mr.addr(), b.mr.rkey());
         let loud = SendWr { wr_id: 2, ..quiet };
@@ -310,34 +314,34 @@ fn unsignaled_sends_complete_silently_unless_the_qp_signals_all() {
 
 #[test]
 fn a_rejected_or_refused_connect_says_why() {
-    let d = Daemon::loopback();
-    let (a, b) = (side_of(&d.context(), &init()), d.context());
+    let daemon = Daemon::loopback();
+    let (a, b) = (side_of(&daemon.context(), &init()), daemon.context());
     let server = CmChannel::new(&b).unwrap();
-    let l = CmListener::new(&server, None, "10.77.0.2:0".parse().unwrap(), 1, 0).unwrap();
-    let addr = l.local_addr();
+    let listener = CmListener::new(&server, None, "10.77.0.2:0".parse().unwrap(), 1, 0).unwrap();
+    let addr = listener.local_addr();
     let client = CmChannel::new(&a.ctx).unwrap();
     for by_drop in [false, true] {
         a.qp.connect(&client, addr, &ConnectOptions::default())
             .unwrap();
-        let CmEvent::ConnectRequest(r) = server.get_event(Some(SEC)).unwrap() else {
+        let CmEvent::ConnectRequest(request) = server.get_event(Some(SEC)).unwrap() else {
             panic!()
         };
         if by_drop {
-            drop(r)
+            drop(request)
         } else {
-            r.reject(b"busy").unwrap()
+            request.reject(b"busy").unwrap()
         }
-        let CmEvent::Rejected(i) = client.get_event(Some(SEC)).unwrap() else {
+        let CmEvent::Rejected(info) = client.get_event(Some(SEC)).unwrap() else {
             panic!()
         };
-        assert_eq!(i.private_data, if by_drop { &b""[..] } else { b"busy" });
+        assert_eq!(info.private_data, if by_drop { &b""[..] } else { b"busy" });
     }
-    drop(l);
-    let e =
+    drop(listener);
+    let error =
         a.qp.connect_blocking(addr, &ConnectOptions::default())
             .err()
             .unwrap();
-    assert!(e.to_string().contains("nothing listens"), "{e}");
+    assert!(error.to_string().contains("nothing listens"), "{error}");
     let long = ConnectOptions {
         private_data: &[0; 513],
         ..Default::default()
@@ -346,30 +350,30 @@ fn a_rejected_or_refused_connect_says_why() {
         a.qp.connect(&client, addr, &long).unwrap_err().errno(),
         nix::libc::EINVAL
     );
-    let e = CmListener::new(&server, None, addr, 1, 0)
+    let error = CmListener::new(&server, None, addr, 1, 0)
         .map(|_| ())
         .and_then(|()| {
             let _keep = CmListener::new(&server, None, addr, 1, 0)?;
             CmListener::new(&server, None, addr, 1, 0).map(|_| ())
         });
-    assert_eq!(e.unwrap_err().errno(), nix::libc::EADDRINUSE);
+    assert_eq!(error.unwrap_err().errno(), nix::libc::EADDRINUSE);
 }
 
 #[test]
 fn refusals_name_the_reason_and_leave_the_context_usable() {
-    let d = Daemon::loopback();
-    let ctx = d.context();
+    let daemon = Daemon::loopback();
+    let ctx = daemon.context();
     let pd = ctx.alloc_pd().unwrap();
     let cq = Cq::new(&ctx, 8, None).unwrap();
     let big = QpInit {
         max_send_wr: 50_000,
         ..init()
     };
-    let e = pd.create_qp(&cq, &cq, &big).err().unwrap();
-    assert!(e.to_string().contains("at most 32768"), "{e}");
-    assert_eq!(e.errno(), nix::libc::EINVAL);
+    let error = pd.create_qp(&cq, &cq, &big).err().unwrap();
+    assert!(error.to_string().contains("at most 32768"), "{error}");
+    assert_eq!(error.errno(), nix::libc::EINVAL);
     assert!(pd.create_qp(&cq, &cq, &init()).is_ok());
-    let other = d.context();
+    let other = daemon.context();
     let foreign = Cq::new(&other, 8, None).unwrap();
     assert!(matches!(
         pd.create_qp(&foreign, &foreign, &init()),
@@ -379,7 +383,7 @@ fn refusals_name_the_reason_and_leave_the_context_usable() {
     assert_eq!(ctx.device_by_name("siw0").unwrap().ips.len(), 2);
     assert!(ctx.device_by_name("nope").is_err());
     // Longer than one reply: it comes in parts.
-    let others: Vec<Context> = (0..50).map(|_| d.context()).collect();
+    let others: Vec<Context> = (0..50).map(|_| daemon.context()).collect();
     let text = ctx.read_stats().unwrap();
     assert!(text.len() > 4096);
     let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -388,8 +392,8 @@ fn refusals_name_the_reason_and_leave_the_context_usable() {
 
 #[test]
 fn many_queues_share_few_mappings() {
-    let d = Daemon::loopback();
-    let a = side_of(&d.context(), &init());
+    let daemon = Daemon::loopback();
+    let a = side_of(&daemon.context(), &init());
     let qps: Vec<Qp> = (0..300)
         .map(|_| a.pd.create_qp(&a.cq, &a.cq, &init()).unwrap())
         .collect();
@@ -404,8 +408,8 @@ fn many_queues_share_few_mappings() {
 
 #[test]
 fn several_threads_post_and_poll_the_same_objects() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon);
     let (threads, each) = (4u64, 500u64);
     // The completion queue holds 128: no more may be unpolled.
     let credits = std::sync::atomic::AtomicI64::new(100);
@@ -420,8 +424,8 @@ fn several_threads_post_and_poll_the_same_objects() {
                     }
                     let id = t * each + i;
                     let wr = SendWr::write(id, SendData::Inline(b"z"), b.mr.addr(), b.mr.rkey());
-                    while let Err(e) = a.qp.post_send(&[wr]) {
-                        assert!(matches!(e.error, Error::QueueFull), "{e}");
+                    while let Err(error) = a.qp.post_send(&[wr]) {
+                        assert!(matches!(error.error, Error::QueueFull), "{error}");
                         std::thread::yield_now();
                     }
                 }
@@ -442,8 +446,8 @@ fn several_threads_post_and_poll_the_same_objects() {
 
 #[test]
 fn a_dead_daemon_ends_every_wait() {
-    let mut d = Daemon::loopback();
-    let a = side_of(&d.context(), &init());
+    let mut daemon = Daemon::loopback();
+    let a = side_of(&daemon.context(), &init());
     let bare = Cq::new(&a.ctx, 8, None).unwrap();
     let cm = CmChannel::new(&a.ctx).unwrap();
     assert!(a.ctx.is_alive());
@@ -457,15 +461,15 @@ fn a_dead_daemon_ends_every_wait() {
         waits.push(s.spawn(|| {
             loop {
                 // Plain polling, without any help.
-                if let Err(e) = bare.poll(&mut [Wc::default()]) {
-                    return e;
+                if let Err(error) = bare.poll(&mut [Wc::default()]) {
+                    return error;
                 }
             }
         }));
-        d.kill();
+        daemon.kill();
         for w in waits {
-            let e = w.join().unwrap();
-            assert!(matches!(e, Error::DaemonGone), "{e}");
+            let error = w.join().unwrap();
+            assert!(matches!(error, Error::DaemonGone), "{error}");
         }
     });
     assert!(!a.ctx.is_alive());
@@ -480,14 +484,14 @@ fn a_dead_daemon_ends_every_wait() {
 
 #[test]
 fn completions_before_the_daemons_death_are_delivered() {
-    let mut d = Daemon::loopback();
-    let (a, b) = pair(&d);
+    let mut daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon);
     let wr = SendWr::write(1, SendData::Inline(b"z"), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr; 3]).unwrap();
     while a.qp.outstanding_sends() > 0 {
         std::thread::yield_now();
     }
-    d.kill();
+    daemon.kill();
     assert!(!a.ctx.is_alive());
     let mut wc = [Wc::default(); 8];
     assert_eq!(a.cq.poll(&mut wc).unwrap(), 3);
@@ -496,31 +500,34 @@ fn completions_before_the_daemons_death_are_delivered() {
 
 #[test]
 fn an_overflowed_completion_queue_reports_it() {
-    let d = Daemon::loopback();
-    let (ctx, b) = (d.context(), side_of(&d.context(), &init()));
+    let daemon = Daemon::loopback();
+    let (ctx, b) = (daemon.context(), side_of(&daemon.context(), &init()));
     let mut a = side_of(&ctx, &init());
     a.cq = Cq::new(&ctx, 4, None).unwrap();
     a.qp = a.pd.create_qp(&a.cq, &a.cq, &init()).unwrap();
     connect(&a, &b);
     let wr = SendWr::write(1, SendData::Inline(b"z"), b.mr.addr(), b.mr.rkey());
     a.qp.post_send(&[wr; 5]).unwrap();
-    let e = ctx.get_async_event(Some(SEC)).unwrap();
+    let error = ctx.get_async_event(Some(SEC)).unwrap();
     assert_eq!(
-        (e.kind, e.object),
+        (error.kind, error.object),
         (Some(AsyncEventKind::CqErr), a.cq.cq_id())
     );
     assert_eq!(a.cq.poll(&mut [Wc::default(); 8]).unwrap(), 4);
-    let e = a.cq.poll_spin(&mut [Wc::default(); 8], SEC).unwrap_err();
-    assert_eq!(e.errno(), nix::libc::EOVERFLOW);
+    let error = a.cq.poll_spin(&mut [Wc::default(); 8], SEC).unwrap_err();
+    assert_eq!(error.errno(), nix::libc::EOVERFLOW);
 }
 
 #[test]
 fn no_daemon_is_told_with_the_path() {
-    let e = Context::open(Some("/nonexistent/siwd.sock".as_ref()))
+    let error = Context::open(Some("/nonexistent/siwd.sock".as_ref()))
         .err()
         .unwrap();
-    assert!(e.to_string().contains("/nonexistent/siwd.sock"), "{e}");
-    assert_eq!(e.errno(), nix::libc::ENOENT);
+    assert!(
+        error.to_string().contains("/nonexistent/siwd.sock"),
+        "{error}"
+    );
+    assert_eq!(error.errno(), nix::libc::ENOENT);
 }
 
 /// Opens a context while `answer` plays the daemon for one request.
@@ -532,9 +539,9 @@ fn open_against(answer: impl FnOnce(&ControlSocket, u32) + Send + 'static) -> Er
         let (_, seq) = siw_shm::control::codec::peek_header(&p.bytes).unwrap();
         answer(&daemon, seq);
     });
-    let e = Context::from_conn(client).err().unwrap();
+    let error = Context::from_conn(client).err().unwrap();
     t.join().unwrap();
-    e
+    error
 }
 
 #[test]

@@ -16,8 +16,8 @@ struct Armed {
     channel: Arc<CompletionChannel>,
 }
 
-fn with_channel(d: &Daemon, cqe: u32, init: &QpInit) -> Armed {
-    let mut end = End::new(&d.context(), 65_536);
+fn with_channel(daemon: &Daemon, cqe: u32, init: &QpInit) -> Armed {
+    let mut end = End::new(&daemon.context(), 65_536);
     let channel = CompletionChannel::new(&end.ctx).unwrap();
     end.cq = Cq::new(&end.ctx, cqe, Some((&channel, 7))).unwrap();
     end.qp = end.pd.create_qp(&end.cq, &end.cq, init).unwrap();
@@ -47,13 +47,13 @@ fn quiet(channel: &CompletionChannel) -> bool {
 
 #[test]
 fn resizing_under_load_loses_and_reorders_nothing() {
-    let d = Daemon::start(
+    let daemon = Daemon::start(
         &LOOPBACK.replace("[workers]", "[workers]\ncores = [0, 1]"),
         &[],
     );
-    let ctx = d.context();
+    let ctx = daemon.context();
     let cq = Cq::new(&ctx, 2048, None).unwrap();
-    let peer = d.context();
+    let peer = daemon.context();
     let ends: Vec<(End, End)> = (0..4)
         .map(|_| {
             let mut a = End::new(&ctx, 4096);
@@ -99,9 +99,9 @@ fn check(wc: &[Wc], ends: &[(End, End)], polled: &mut [u64]) {
 
 #[test]
 fn a_queue_does_not_shrink_below_what_waits_in_it() {
-    let d = Daemon::loopback();
-    let a = with_channel(&d, 64, &deep()).end;
-    let b = End::new(&d.context(), 4096);
+    let daemon = Daemon::loopback();
+    let a = with_channel(&daemon, 64, &deep()).end;
+    let b = End::new(&daemon.context(), 4096);
     to_siw1(&a, &b);
     for i in 0..20 {
         write(&a, &b, i).unwrap();
@@ -109,8 +109,8 @@ fn a_queue_does_not_shrink_below_what_waits_in_it() {
     while a.qp.outstanding_sends() > 0 {
         std::thread::yield_now();
     }
-    let e = a.cq.resize(16).unwrap_err();
-    assert_eq!(e.errno(), nix::libc::EINVAL);
+    let error = a.cq.resize(16).unwrap_err();
+    assert_eq!(error.errno(), nix::libc::EINVAL);
     a.cq.resize(32).unwrap();
     let mut wc = [Wc::default(); 6];
     assert_eq!(a.cq.poll(&mut wc).unwrap(), 6);
@@ -119,16 +119,16 @@ fn a_queue_does_not_shrink_below_what_waits_in_it() {
         assert_eq!(a.wc().wr_id, i);
     }
     for bad in [0, a.ctx.limits().max_cqe + 1] {
-        let e = a.cq.resize(bad).unwrap_err();
-        assert!(e.to_string().contains("3276800 are allowed"), "{e}");
+        let error = a.cq.resize(bad).unwrap_err();
+        assert!(error.to_string().contains("3276800 are allowed"), "{error}");
     }
 }
 
 #[test]
 fn an_armed_queue_keeps_its_arming_through_a_resize() {
-    let d = Daemon::loopback();
-    let Armed { end: a, channel } = with_channel(&d, 64, &deep());
-    let b = End::new(&d.context(), 4096);
+    let daemon = Daemon::loopback();
+    let Armed { end: a, channel } = with_channel(&daemon, 64, &deep());
+    let b = End::new(&daemon.context(), 4096);
     to_siw1(&a, &b);
     for round in 0..50 {
         a.cq.req_notify(false).unwrap();
@@ -146,19 +146,19 @@ fn an_armed_queue_keeps_its_arming_through_a_resize() {
 
 #[test]
 fn an_overflow_ends_the_queue_pairs_of_that_queue_and_nobody_else() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let (a, other) = (
-        with_channel(&d, 4, &deep()).end,
-        End::new(&d.context(), 4096),
+        with_channel(&daemon, 4, &deep()).end,
+        End::new(&daemon.context(), 4096),
     );
     let (b, c) = (
-        End::with(&d.context(), 4096, &deep()),
-        End::new(&d.context(), 4096),
+        End::with(&daemon.context(), 4096, &deep()),
+        End::new(&daemon.context(), 4096),
     );
     to_siw1(&a, &b);
     // A second queue pair of the same client with its own queue, and another client's.
     let second = End::new(&a.ctx, 4096);
-    let e = End::new(&d.context(), 4096);
+    let e = End::new(&daemon.context(), 4096);
     to_siw1(&second, &e);
     to_siw1(&other, &c);
     for i in 0..8 {
@@ -213,8 +213,8 @@ fn posting_until_enomem_without_polling_overflows_no_queue() {
         }
     }
     assert_eq!((sent, received), (16, 16));
-    let e = write(&a, &b, 0).unwrap_err();
-    assert_eq!(e.error.errno(), nix::libc::ENOMEM);
+    let error = write(&a, &b, 0).unwrap_err();
+    assert_eq!(error.error.errno(), nix::libc::ENOMEM);
     for _ in 0..16 {
         assert_eq!(a.wc().status, WcStatus::SUCCESS);
         assert_eq!(rcq.wait(&mut [Wc::default()], Some(PATIENCE)).unwrap(), 1);
@@ -288,9 +288,9 @@ fn an_error_behind_unpolled_completions_overflows_no_queue() {
 
 #[test]
 fn a_moderated_queue_raises_one_event_for_many_completions_or_after_a_while() {
-    let d = Daemon::loopback();
-    let Armed { end: a, channel } = with_channel(&d, 256, &deep());
-    let b = End::new(&d.context(), 4096);
+    let daemon = Daemon::loopback();
+    let Armed { end: a, channel } = with_channel(&daemon, 256, &deep());
+    let b = End::new(&daemon.context(), 4096);
     to_siw1(&a, &b);
     // Longer than the test takes to post.
     a.cq.moderate(10, Duration::from_micros(60_000)).unwrap();
@@ -331,9 +331,9 @@ fn a_moderated_queue_raises_one_event_for_many_completions_or_after_a_while() {
 
 #[test]
 fn a_queue_armed_for_solicited_events_sleeps_through_others() {
-    let d = Daemon::loopback();
-    let Armed { end: b, channel } = with_channel(&d, 64, &deep());
-    let a = End::new(&d.context(), 4096);
+    let daemon = Daemon::loopback();
+    let Armed { end: b, channel } = with_channel(&daemon, 64, &deep());
+    let a = End::new(&daemon.context(), 4096);
     to_siw1(&a, &b);
     for wr_id in 0..4 {
         b.qp.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap();

@@ -54,8 +54,10 @@ impl Bench {
         let mut peer = Peer::connect(&self.ns, listener.local_addr());
         peer.send(&request(S | C, 2, &[0, 4, 0, 4]));
         match app.cm.get_event(Some(PATIENCE)).unwrap() {
-            CmEvent::ConnectRequest(r) => {
-                r.accept(&app.qp, None, &ConnectOptions::default()).unwrap();
+            CmEvent::ConnectRequest(request) => {
+                request
+                    .accept(&app.qp, None, &ConnectOptions::default())
+                    .unwrap();
             }
             other => panic!("{other:?}"),
         }
@@ -202,7 +204,7 @@ fn a_terminate_fails_the_request_it_is_about_and_flushes_the_rest() {
         assert_eq!(s.event(), Some(event), "{code:02x?}");
         s.no_event();
         match s.app.cm.get_event(Some(PATIENCE)).unwrap() {
-            CmEvent::Disconnected(i) => assert!(i.reason.contains("Terminate"), "{i:?}"),
+            CmEvent::Disconnected(info) => assert!(info.reason.contains("Terminate"), "{info:?}"),
             other => panic!("{other:?}"),
         }
     }
@@ -349,7 +351,7 @@ fn an_error_found_here_flushes_the_sends_and_the_receive_under_way() {
 /// Both ends are siwd's.
 #[test]
 fn errors_of_both_ends_complete_everything_once() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let bad_lkey = |a: &End, _: &End| {
         let mut sge = a.mr.sge(0, 8);
         sge.lkey ^= 0x700;
@@ -377,7 +379,10 @@ fn errors_of_both_ends_complete_everything_once() {
         ),
     ];
     for (opcode, sge, twist, status, event) in rows {
-        let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+        let (a, b) = (
+            End::new(&daemon.context(), 4096),
+            End::new(&daemon.context(), 4096),
+        );
         connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
         for e in [&a, &b] {
             for wr_id in [11, 12] {
@@ -432,14 +437,14 @@ fn errors_of_both_ends_complete_everything_once() {
 
 #[test]
 fn a_message_longer_than_the_receive_fails_on_both_ends() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let init = QpInit {
         max_recv_wr: 4,
         ..QpInit::default()
     };
     let (a, b) = (
-        End::new(&d.context(), 4096),
-        End::with(&d.context(), 4096, &init),
+        End::new(&daemon.context(), 4096),
+        End::with(&daemon.context(), 4096, &init),
     );
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
     for wr_id in [1, 2] {

@@ -50,14 +50,14 @@ addresses = ["10.78.0.2/24"]
     ns.siwd(&config, &[])
 }
 
-fn free(d: &Daemon) -> u64 {
-    Counters::of(d).get("buffers_free")
+fn free(daemon: &Daemon) -> u64 {
+    Counters::of(daemon).get("buffers_free")
 }
 
-fn wait_free(d: &Daemon, least: u64) {
+fn wait_free(daemon: &Daemon, least: u64) {
     let end = Instant::now() + PATIENCE;
-    while free(d) < least {
-        assert!(Instant::now() < end, "{} of {least} buffers", free(d));
+    while free(daemon) < least {
+        assert!(Instant::now() < end, "{} of {least} buffers", free(daemon));
     }
 }
 
@@ -72,10 +72,10 @@ fn write(a: &End, b: &End, n: u64) {
     assert!(b.read(0, len) == a.read(0, len));
 }
 
-fn inner_pair(d: &Daemon) -> (End, End) {
+fn inner_pair(daemon: &Daemon) -> (End, End) {
     let (a, b) = (
-        End::new(&d.context(), 200_000),
-        End::new(&d.context(), 200_000),
+        End::new(&daemon.context(), 200_000),
+        End::new(&daemon.context(), 200_000),
     );
     connect(&a, &b, "siw1", "10.78.0.2:0".parse().unwrap());
     (a, b)
@@ -190,7 +190,7 @@ fn more_connections_than_buffers_each_with_half_a_word_only_delay_the_others() {
         // comes next.
         s.set_read_timeout(Some(Duration::from_millis(200)))
             .unwrap();
-        let waits = |r: &std::io::Result<usize>| matches!(r, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock);
+        let waits = |r: &std::io::Result<usize>| matches!(r, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
         let mut last = s.read(&mut [0]);
         if waits(&last) {
             let _ = s.write(b"P");

@@ -24,21 +24,21 @@ fn a_service_manager_hears_ready_and_stopping() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let d = Daemon::wait_ready(dir, child);
+    let daemon = Daemon::wait_ready(dir, child);
     let heard = || {
         let mut b = [0; 64];
         let n = notify.recv(&mut b).unwrap();
         String::from_utf8_lossy(&b[..n]).into_owned()
     };
     assert_eq!(heard(), "READY=1");
-    assert!(d.stop().success());
+    assert!(daemon.stop().success());
     assert_eq!(heard(), "STOPPING=1");
 }
 
 #[test]
 fn the_ready_line_is_json_when_asked() {
-    let d = Daemon::start(LOOPBACK, &["--json"]);
-    let line: serde_json::Value = serde_json::from_str(&d.ready).unwrap();
+    let daemon = Daemon::start(LOOPBACK, &["--json"]);
+    let line: serde_json::Value = serde_json::from_str(&daemon.ready).unwrap();
     assert_eq!(line["ready"], true);
     assert_eq!(line["devices"][1]["name"], "siw1");
     assert_eq!(line["hugepages"], false);
@@ -61,17 +61,18 @@ fn hugepages_are_used_and_given_back() {
         return;
     }
     let config = LOOPBACK.replace("\"never\"", "\"require\"");
-    let d = Daemon::start(&config, &["--json"]);
-    let line: serde_json::Value = serde_json::from_str(&d.ready).unwrap();
+    let daemon = Daemon::start(&config, &["--json"]);
+    let line: serde_json::Value = serde_json::from_str(&daemon.ready).unwrap();
     assert_eq!(line["hugepages"], true);
     assert!(meminfo("HugePages_Free:") < before);
-    let (a, b) = pair(&d, 4 << 20);
+    let (a, b) = pair(&daemon, 4 << 20);
     assert!(a.mr.len() == 4 << 20 && b.mr.len() == 4 << 20);
     drop((a, b));
-    assert!(d.stop().success());
+    assert!(daemon.stop().success());
     assert_eq!(meminfo("HugePages_Free:"), before);
-    let left = std::fs::read_dir("/var/run/dpdk").map_or(0, |d| {
-        d.filter_map(Result::ok)
+    let left = std::fs::read_dir("/var/run/dpdk").map_or(0, |entries| {
+        entries
+            .filter_map(Result::ok)
             .filter(|e| e.file_name().to_string_lossy().contains("siwd"))
             .filter(|e| {
                 // Folders of daemons that other tests run right now.

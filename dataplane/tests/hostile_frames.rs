@@ -109,7 +109,9 @@ impl Rig {
 
     fn requested(&self) {
         match self.cm.get_event(Some(PATIENCE)).unwrap() {
-            CmEvent::ConnectRequest(r) => assert_eq!(r.connection_info().private_data, private()),
+            CmEvent::ConnectRequest(request) => {
+                assert_eq!(request.connection_info().private_data, private())
+            }
             other => panic!("{other:?}"),
         }
     }

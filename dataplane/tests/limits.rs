@@ -9,17 +9,17 @@ use siw::{
     SrqInit, Wc, WcStatus, WrFlags,
 };
 
-fn refused(e: Error, words: &str) {
-    assert!(e.to_string().contains(words), "{e}");
+fn refused(error: Error, words: &str) {
+    assert!(error.to_string().contains(words), "{error}");
     assert!(
-        [nix::libc::EINVAL, nix::libc::ENOMEM].contains(&e.errno()),
-        "{e}"
+        [nix::libc::EINVAL, nix::libc::ENOMEM].contains(&error.errno()),
+        "{error}"
     );
 }
 
 fn all_of<T>(n: u32, mut make: impl FnMut() -> Result<T, Error>, words: &str) -> Vec<T> {
     let all: Vec<T> = (0..n)
-        .map(|i| make().unwrap_or_else(|e| panic!("{i} of {n}: {e}")))
+        .map(|i| make().unwrap_or_else(|error| panic!("{i} of {n}: {error}")))
         .collect();
     refused(make().err().expect("one too many"), words);
     all
@@ -27,22 +27,22 @@ fn all_of<T>(n: u32, mut make: impl FnMut() -> Result<T, Error>, words: &str) ->
 
 #[test]
 fn no_limit_is_below_that_of_linux_siw() {
-    let d = Daemon::loopback();
-    let l = d.context().limits();
-    assert!(l.max_qp >= 102_400 && l.max_qp_wr >= 32_768);
-    assert!(l.max_sge >= 16 && l.max_sge_rd >= 1 && l.max_inline >= 256);
-    assert!(l.max_ord >= 128 && l.max_ird >= 128);
-    assert!(l.max_cq >= 102_400 && l.max_cqe >= 3_276_800);
-    assert!(l.max_mr >= 1_024_000 && l.max_pd >= 102_400);
-    assert!(l.max_srq >= 102_400 && l.max_srq_wr >= 327_680 && l.max_srq_sge >= 6);
-    assert_eq!(l.max_private_data, 512);
-    assert_eq!(l.max_msg, u64::from(u32::MAX));
+    let daemon = Daemon::loopback();
+    let limits = daemon.context().limits();
+    assert!(limits.max_qp >= 102_400 && limits.max_qp_wr >= 32_768);
+    assert!(limits.max_sge >= 16 && limits.max_sge_rd >= 1 && limits.max_inline >= 256);
+    assert!(limits.max_ord >= 128 && limits.max_ird >= 128);
+    assert!(limits.max_cq >= 102_400 && limits.max_cqe >= 3_276_800);
+    assert!(limits.max_mr >= 1_024_000 && limits.max_pd >= 102_400);
+    assert!(limits.max_srq >= 102_400 && limits.max_srq_wr >= 327_680 && limits.max_srq_sge >= 6);
+    assert_eq!(limits.max_private_data, 512);
+    assert_eq!(limits.max_msg, u64::from(u32::MAX));
 }
 
 #[test]
 fn as_many_queue_pairs_as_promised_exist_at_once() {
-    let d = Daemon::loopback();
-    let ctx = d.context();
+    let daemon = Daemon::loopback();
+    let ctx = daemon.context();
     let pd = ctx.alloc_pd().unwrap();
     let cq = Cq::new(&ctx, 16, None).unwrap();
     let init = QpInit {
@@ -53,8 +53,8 @@ fn as_many_queue_pairs_as_promised_exist_at_once() {
     let most = ctx.limits().max_qp;
     let mut all = all_of(most, || pd.create_qp(&cq, &cq, &init), "limit is 102400");
     // The last one works as the first one does, and a place is free again.
-    let b = End::new(&d.context(), 4096);
-    let mut a = End::new(&d.context(), 4096);
+    let b = End::new(&daemon.context(), 4096);
+    let mut a = End::new(&daemon.context(), 4096);
     drop(all.pop());
     a.ctx = ctx.clone();
     a.pd = pd.clone();
@@ -69,23 +69,23 @@ fn as_many_queue_pairs_as_promised_exist_at_once() {
 
 #[test]
 fn as_many_protection_domains_and_shared_queues_as_promised_exist_at_once() {
-    let d = Daemon::loopback();
-    let ctx = d.context();
-    let l = ctx.limits();
-    let pds = all_of(l.max_pd, || ctx.alloc_pd(), "protection domains");
+    let daemon = Daemon::loopback();
+    let ctx = daemon.context();
+    let limits = ctx.limits();
+    let pds = all_of(limits.max_pd, || ctx.alloc_pd(), "protection domains");
     let init = SrqInit {
         max_wr: 1,
         ..SrqInit::default()
     };
     let make = || pds[0].create_srq(&init);
-    drop(all_of(l.max_srq, make, "shared receive queues"));
+    drop(all_of(limits.max_srq, make, "shared receive queues"));
 }
 
 #[test]
 fn as_many_memory_regions_and_completion_queues_as_allowed_exist_at_once() {
     let limits = "[limits]\nmemory_regions_per_client = 100\ncompletion_queues_per_client = 100\n";
-    let d = Daemon::start(&format!("{LOOPBACK}{limits}"), &[]);
-    let ctx = d.context();
+    let daemon = Daemon::start(&format!("{LOOPBACK}{limits}"), &[]);
+    let ctx = daemon.context();
     assert_eq!((ctx.limits().max_mr, ctx.limits().max_cq), (100, 100));
     let pd = ctx.alloc_pd().unwrap();
     let make = || pd.alloc_mr(4096, Access::LOCAL_WRITE);
@@ -95,39 +95,39 @@ fn as_many_memory_regions_and_completion_queues_as_allowed_exist_at_once() {
 
 #[test]
 fn the_longest_queues_hold_what_they_promise() {
-    let d = Daemon::loopback();
-    let ctx = d.context();
-    let l = ctx.limits();
-    let cq = Cq::new(&ctx, l.max_cqe, None).unwrap();
+    let daemon = Daemon::loopback();
+    let ctx = daemon.context();
+    let limits = ctx.limits();
+    let cq = Cq::new(&ctx, limits.max_cqe, None).unwrap();
     assert!(cq.capacity() >= 3_276_800);
     refused(
-        Cq::new(&ctx, l.max_cqe + 1, None).err().unwrap(),
+        Cq::new(&ctx, limits.max_cqe + 1, None).err().unwrap(),
         "3276800 are allowed",
     );
     drop(cq);
     let init = QpInit {
-        max_send_wr: l.max_qp_wr,
-        max_recv_wr: l.max_qp_wr,
-        max_send_sge: l.max_sge,
-        max_recv_sge: l.max_sge,
-        max_inline: l.max_inline,
+        max_send_wr: limits.max_qp_wr,
+        max_recv_wr: limits.max_qp_wr,
+        max_send_sge: limits.max_sge,
+        max_recv_sge: limits.max_sge,
+        max_inline: limits.max_inline,
         sq_sig_all: false,
     };
     let mut a = End::new(&ctx, 65_536);
-    a.cq = Cq::new(&ctx, 2 * l.max_qp_wr, None).unwrap();
+    a.cq = Cq::new(&ctx, 2 * limits.max_qp_wr, None).unwrap();
     a.qp = a.pd.create_qp(&a.cq, &a.cq, &init).unwrap();
     for (words, bad) in [
         (
             "at most 32768",
             QpInit {
-                max_send_wr: l.max_qp_wr + 1,
+                max_send_wr: limits.max_qp_wr + 1,
                 ..init
             },
         ),
         (
             "at most 32768",
             QpInit {
-                max_recv_wr: l.max_qp_wr + 1,
+                max_recv_wr: limits.max_qp_wr + 1,
                 ..init
             },
         ),
@@ -148,7 +148,7 @@ fn the_longest_queues_hold_what_they_promise() {
         (
             "256 inline",
             QpInit {
-                max_inline: l.max_inline + 1,
+                max_inline: limits.max_inline + 1,
                 ..init
             },
         ),
@@ -158,9 +158,9 @@ fn the_longest_queues_hold_what_they_promise() {
             words,
         );
     }
-    let b = End::new(&d.context(), 65_536);
+    let b = End::new(&daemon.context(), 65_536);
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
-    let n = l.max_qp_wr;
+    let n = limits.max_qp_wr;
     let sges = [a.mr.sge(0, 1); 16];
     let write = SendWr {
         opcode: Opcode::Write,
@@ -170,15 +170,15 @@ fn the_longest_queues_hold_what_they_promise() {
         wr_id: 2,
         sges: &sges,
     };
-    let paused = d.pause();
+    let paused = daemon.pause();
     for i in 0..n {
         a.qp.post_send(&[write])
-            .unwrap_or_else(|e| panic!("{i}: {e}"));
+            .unwrap_or_else(|error| panic!("{i}: {error}"));
         a.qp.post_recv(&[recv])
-            .unwrap_or_else(|e| panic!("{i}: {e}"));
+            .unwrap_or_else(|error| panic!("{i}: {error}"));
     }
-    for e in [a.qp.post_send(&[write]), a.qp.post_recv(&[recv])] {
-        assert_eq!(e.unwrap_err().error.errno(), nix::libc::ENOMEM);
+    for error in [a.qp.post_send(&[write]), a.qp.post_recv(&[recv])] {
+        assert_eq!(error.unwrap_err().error.errno(), nix::libc::ENOMEM);
     }
     drop(paused);
     let mut wc = [Wc::default(); 256];
@@ -199,7 +199,7 @@ fn the_longest_queues_hold_what_they_promise() {
     // Linux siw's longest shared receive queue, filled.
     let srq =
         a.pd.create_srq(&SrqInit {
-            max_wr: l.max_srq_wr,
+            max_wr: limits.max_srq_wr,
             ..SrqInit::default()
         })
         .unwrap();
@@ -208,7 +208,8 @@ fn the_longest_queues_hold_what_they_promise() {
             wr_id: u64::from(i),
             sges: &[],
         };
-        srq.post_recv(&[r]).unwrap_or_else(|e| panic!("{i}: {e}"));
+        srq.post_recv(&[r])
+            .unwrap_or_else(|error| panic!("{i}: {error}"));
     }
     assert!(
         srq.post_recv(&[RecvWr {
@@ -217,7 +218,7 @@ fn the_longest_queues_hold_what_they_promise() {
         }])
         .is_err()
     );
-    assert_eq!(srq.query().unwrap().posted, l.max_srq_wr);
+    assert_eq!(srq.query().unwrap().posted, limits.max_srq_wr);
 }
 
 fn with_caps(ctx: &Context, init: &QpInit) -> End {
@@ -226,7 +227,7 @@ fn with_caps(ctx: &Context, init: &QpInit) -> End {
 
 #[test]
 fn sixteen_elements_and_256_inline_bytes_travel_and_one_more_is_refused() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let init = QpInit {
         max_send_sge: 16,
         max_recv_sge: 16,
@@ -234,8 +235,8 @@ fn sixteen_elements_and_256_inline_bytes_travel_and_one_more_is_refused() {
         ..QpInit::default()
     };
     let (a, b) = (
-        with_caps(&d.context(), &init),
-        with_caps(&d.context(), &init),
+        with_caps(&daemon.context(), &init),
+        with_caps(&daemon.context(), &init),
     );
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
     a.fill(77);
@@ -293,19 +294,19 @@ fn sixteen_elements_and_256_inline_bytes_travel_and_one_more_is_refused() {
 
 #[test]
 fn the_deepest_reads_are_negotiated_and_run() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let init = QpInit {
         max_send_wr: 512,
         ..QpInit::default()
     };
     let (a, b) = (
-        with_caps(&d.context(), &init),
-        with_caps(&d.context(), &init),
+        with_caps(&daemon.context(), &init),
+        with_caps(&daemon.context(), &init),
     );
-    let l = a.ctx.limits();
+    let limits = a.ctx.limits();
     let opt = ConnectOptions {
-        ord: l.max_ord,
-        ird: l.max_ird,
+        ord: limits.max_ord,
+        ird: limits.max_ird,
         mpa_rev: Some(2),
         ..Default::default()
     };
@@ -320,11 +321,14 @@ fn the_deepest_reads_are_negotiated_and_run() {
     assert_eq!(a.read(0, 60_000), b.read(0, 60_000));
     // More is cut to what the device has, and the event says so (RFC 6581 section 9.1).
     let deeper = ConnectOptions {
-        ord: l.max_ord + 1,
-        ird: l.max_ird + 1,
+        ord: limits.max_ord + 1,
+        ird: limits.max_ird + 1,
         ..opt
     };
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     assert_eq!(depths(&a, &b, &deeper), (128, 128));
 }
 
@@ -332,12 +336,12 @@ fn the_deepest_reads_are_negotiated_and_run() {
 fn depths(a: &End, b: &End, opt: &ConnectOptions<'_>) -> (u32, u32) {
     let listener = siw::CmListener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
     a.qp.connect(&a.cm, listener.local_addr(), opt).unwrap();
-    let siw::CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
+    let siw::CmEvent::ConnectRequest(request) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
-    r.accept(&b.qp, None, opt).unwrap();
+    request.accept(&b.qp, None, opt).unwrap();
     let told = [a, b].map(|e| match e.cm.get_event(Some(PATIENCE)).unwrap() {
-        siw::CmEvent::Established(i) => (i.ord, i.ird),
+        siw::CmEvent::Established(info) => (info.ord, info.ird),
         other => panic!("{other:?}"),
     });
     assert_eq!(told[0], told[1]);
@@ -346,8 +350,8 @@ fn depths(a: &End, b: &End, opt: &ConnectOptions<'_>) -> (u32, u32) {
 
 #[test]
 fn a_fenced_request_waits_for_the_reads_before_it() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 1 << 20);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 1 << 20);
     b.fill(99);
     let len = 400_000;
     for round in 0..8 {
@@ -368,13 +372,16 @@ fn a_fenced_request_waits_for_the_reads_before_it() {
 
 #[test]
 fn only_signaled_requests_complete_visibly_unless_all_do() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let all = QpInit {
         sq_sig_all: true,
         ..QpInit::default()
     };
     for (init, want) in [(QpInit::default(), vec![3, 6]), (all, (1..=6).collect())] {
-        let (a, b) = (with_caps(&d.context(), &init), End::new(&d.context(), 4096));
+        let (a, b) = (
+            with_caps(&daemon.context(), &init),
+            End::new(&daemon.context(), 4096),
+        );
         connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
         for i in 1..=6 {
             let flags = if i % 3 == 0 {
@@ -398,8 +405,8 @@ fn only_signaled_requests_complete_visibly_unless_all_do() {
 #[test]
 fn what_a_destroyed_queue_pair_held_is_free_for_the_next_request() {
     let limit = "[limits]\nqueue_pairs_per_client = 1\ncompletion_queues_per_client = 1\n";
-    let d = Daemon::start(&format!("{LOOPBACK}{limit}"), &[]);
-    let (a, b) = (d.context(), d.context());
+    let daemon = Daemon::start(&format!("{LOOPBACK}{limit}"), &[]);
+    let (a, b) = (daemon.context(), daemon.context());
     for _ in 0..50 {
         let (a, b) = (End::new(&a, 64), End::new(&b, 64));
         connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());

@@ -82,13 +82,13 @@ fn pings(server: &Daemon, client: &Daemon, addr: &str, size: usize) {
 fn linux_reaches(ns: &Netns, siwd: &str) {
     ns.wait_ping(ip(siwd));
     let closed = SocketAddr::new(ip(siwd), 9);
-    let e = ns
+    let error = ns
         .run(|| TcpStream::connect_timeout(&closed, PATIENCE))
         .unwrap_err();
     assert_eq!(
-        e.kind(),
+        error.kind(),
         std::io::ErrorKind::ConnectionRefused,
-        "{siwd}: {e}"
+        "{siwd}: {error}"
     );
 }
 

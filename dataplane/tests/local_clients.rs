@@ -24,8 +24,8 @@ struct Raw {
 }
 
 impl Raw {
-    fn new(d: &Daemon) -> Raw {
-        let conn = ControlSocket::connect_to(&d.socket).unwrap();
+    fn new(daemon: &Daemon) -> Raw {
+        let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
         let hello = m::ClientHello::new("hostile");
         let (_, fds) = conn.call_and_wait(1, &hello, &[]).unwrap();
         Raw { conn, _fds: fds }
@@ -43,7 +43,7 @@ impl Raw {
             Err(CallError::Refused { errno, reason }) => {
                 assert!(errno > 0 && !reason.is_empty(), "{what}: {errno} {reason}")
             }
-            Err(e) => panic!("{what}: {e}"),
+            Err(error) => panic!("{what}: {error}"),
             Ok(_) => panic!("{what} was done"),
         }
     }
@@ -204,8 +204,8 @@ fn a_client_can_do_nothing_to_what_is_another_clients() {
 /// Keys are checked for the domain of the queue pair that uses them, on this side as on the wire.
 #[test]
 fn keys_of_another_client_serve_no_work_request() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     let bindable = a.pd.alloc_mr(4096, Access(31)).unwrap();
     a.fill(7);
     bindable.write(0, b"secret").unwrap();
@@ -260,7 +260,7 @@ fn keys_of_another_client_serve_no_work_request() {
         }),
     ];
     for (what, status, attempt) in tries {
-        let (x, y) = pair(&d, 4096);
+        let (x, y) = pair(&daemon, 4096);
         attempt(&x, &y);
         let wc = x.wc();
         assert_eq!((wc.status, wc.wr_id), (status, 1), "{what}");
@@ -275,9 +275,9 @@ fn keys_of_another_client_serve_no_work_request() {
 #[test]
 fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     const ERRORS: u64 = 400;
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
-    let deaf = End::new(&d.context(), 64);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    let deaf = End::new(&daemon.context(), 64);
     let any = "10.77.0.2:0".parse().unwrap();
     let listener = CmListener::new(&deaf.cm, None, any, 8, 0).unwrap();
     // Requests that nobody looks at, and whose peers give up.
@@ -297,7 +297,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     // Errors of its queue pairs, one by one.
     let mut qps = Vec::new();
     for _ in 0..ERRORS / 10 {
-        let (x, y) = (deaf.another(), End::new(&d.context(), 64));
+        let (x, y) = (deaf.another(), End::new(&daemon.context(), 64));
         connect(&x, &y, "siw0", "10.77.0.2:0".parse().unwrap());
         y.qp.modify(siw::QpState::Terminate).unwrap();
         let e = x.cm.get_event(Some(PATIENCE)).unwrap();
@@ -316,7 +316,7 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
     let mut open = std::collections::HashSet::new();
     let (mut came, end) = (0, Instant::now() + PATIENCE);
     drop(listener);
-    let last = End::new(&d.context(), 64);
+    let last = End::new(&daemon.context(), 64);
     let listener = CmListener::new(&deaf.cm, None, any, 8, 9).unwrap();
     let to = listener.local_addr();
     last.qp
@@ -340,9 +340,9 @@ fn events_that_a_client_does_not_read_keep_nobody_waiting() {
 /// One that asks and asks and never takes an answer is not listened to for ever.
 #[test]
 fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
-    let floods: Vec<Raw> = (0..4).map(|_| Raw::new(&d)).collect();
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
+    let floods: Vec<Raw> = (0..4).map(|_| Raw::new(&daemon)).collect();
     let request = siw_shm::control::codec::encode_request(
         3,
         &m::QueryDevice {
@@ -368,9 +368,9 @@ fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
         }
     }
     drop(floods);
-    drop(d.context().alloc_pd().unwrap());
+    drop(daemon.context().alloc_pd().unwrap());
     ping(&b, &a, 60);
-    assert!(d.stop().success());
+    assert!(daemon.stop().success());
 }
 
 /// What one client may take is bounded; what another may is not less for it.
@@ -378,36 +378,36 @@ fn a_client_that_sends_requests_and_reads_no_reply_keeps_nobody_waiting() {
 fn a_client_that_takes_all_it_may_leaves_others_theirs() {
     let limits = "[limits]\nqueue_pairs_per_client = 8\ncompletion_queues_per_client = 8\n\
                   memory_regions_per_client = 8\nmemory_per_client = \"4 MiB\"\n";
-    let d = Daemon::start(&format!("{LOOPBACK}{limits}"), &[]);
-    let greedy = d.context();
+    let daemon = Daemon::start(&format!("{LOOPBACK}{limits}"), &[]);
+    let greedy = daemon.context();
     let pd = greedy.alloc_pd().unwrap();
     let (mut mrs, mut cqs, mut qps, mut arenas) = (vec![], vec![], vec![], vec![]);
-    let why = |e: siw::Error| e.to_string();
+    let why = |error: siw::Error| error.to_string();
     let mr = loop {
         match pd.alloc_mr(64, ALL) {
             Ok(mr) => mrs.push(mr),
-            Err(e) => break why(e),
+            Err(error) => break why(error),
         }
     };
     assert_eq!(mrs.len(), 8, "{mr}");
     let cq = loop {
         match siw::Cq::new(&greedy, 4, None) {
             Ok(cq) => cqs.push(cq),
-            Err(e) => break why(e),
+            Err(error) => break why(error),
         }
     };
     assert_eq!(cqs.len(), 8, "{cq}");
     let qp = loop {
         match pd.create_qp(&cqs[0], &cqs[0], &siw::QpInit::default()) {
             Ok(qp) => qps.push(qp),
-            Err(e) => break why(e),
+            Err(error) => break why(error),
         }
     };
     assert_eq!(qps.len(), 8, "{qp}");
     let memory = loop {
         match siw::Arena::alloc(&greedy, 1 << 20, false) {
             Ok(arena) => arenas.push(arena),
-            Err(e) => break why(e),
+            Err(error) => break why(error),
         }
         assert!(arenas.len() <= 4);
     };
@@ -417,7 +417,7 @@ fn a_client_that_takes_all_it_may_leaves_others_theirs() {
             "says what the limit is: {refusal}"
         );
     }
-    let (a, b) = pair(&d, 4096);
+    let (a, b) = pair(&daemon, 4096);
     ping(&a, &b, 1);
     // What it gives back it may take again.
     drop((mrs, arenas));

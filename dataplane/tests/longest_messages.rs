@@ -69,13 +69,13 @@ fn done(e: &End, what: WcOpcode) -> Wc {
 
 #[test]
 fn a_write_a_read_and_a_send_of_the_longest_message_arrive_whole() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let three = QpInit {
         max_recv_sge: 3,
         ..Default::default()
     };
-    let a = End::new(&d.context(), 64);
-    let b = End::with(&d.context(), 64, &three);
+    let a = End::new(&daemon.context(), 64);
+    let b = End::with(&daemon.context(), 64, &three);
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
     assert_eq!(a.ctx.limits().max_msg, u64::from(LONGEST));
     let (from, to) = (Long::new(&a), Long::new(&b));
@@ -118,8 +118,8 @@ fn a_write_a_read_and_a_send_of_the_longest_message_arrive_whole() {
 
 #[test]
 fn a_message_of_one_byte_more_is_refused_where_it_is_posted() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 64);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 64);
     let from = Long::new(&a);
     let more = [from.sge(0, LONGEST), a.mr.sge(0, 1)];
     let wr = SendWr::send(1, SendData::Sges(&more));

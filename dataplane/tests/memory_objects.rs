@@ -53,8 +53,8 @@ fn done(e: &End, what: WcOpcode) {
 
 #[test]
 fn a_region_answers_to_the_address_that_was_chosen_for_it() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     a.fill(3);
     let arena = Arena::alloc(&b.ctx, 16_384, false).unwrap();
     let relaxed = ALL | Access::RELAXED_ORDERING;
@@ -77,9 +77,9 @@ fn a_region_answers_to_the_address_that_was_chosen_for_it() {
 
 #[test]
 fn a_buffer_for_writing_alone_cannot_be_read_and_the_other_way_round() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     for (access, may_write) in [(Access(1 | 2), true), (Access(1 | 4), false)] {
-        let (a, b) = pair(&d, 4096);
+        let (a, b) = pair(&daemon, 4096);
         let mr = b.pd.alloc_mr(4096, access).unwrap();
         a.fill(9);
         let before = a.read(0, 8);
@@ -97,9 +97,9 @@ fn a_buffer_for_writing_alone_cannot_be_read_and_the_other_way_round() {
 
 #[test]
 fn a_region_is_registered_anew_in_every_way_and_its_old_key_is_dead() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     for what in 1..8 {
-        let (a, b) = pair(&d, 4096);
+        let (a, b) = pair(&daemon, 4096);
         let other = b.ctx.alloc_pd().unwrap();
         let arena = Arena::alloc(&b.ctx, 8192, false).unwrap();
         arena.write(5000, b"elsewhere").unwrap();
@@ -126,23 +126,23 @@ fn a_region_is_registered_anew_in_every_way_and_its_old_key_is_dead() {
             assert!(refused(read(&a, mr.addr(), mr.rkey(), 9)), "case {what}");
         }
     }
-    let (_, b) = pair(&d, 4096);
+    let (_, b) = pair(&daemon, 4096);
     let mut mr = b.pd.alloc_mr(64, ALL).unwrap();
     let key = mr.rkey();
     let bad = ReregChange {
         access: Some(Access(2)),
         ..ReregChange::default()
     };
-    let e = mr.rereg(&bad).unwrap_err().to_string();
-    assert!(e.contains("local write"), "{e}");
+    let error = mr.rereg(&bad).unwrap_err().to_string();
+    assert!(error.contains("local write"), "{error}");
     assert_eq!(mr.rkey(), key, "refused, and as it was");
     mr.rereg(&ReregChange::default()).unwrap_err();
 }
 
 #[test]
 fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     a.fill(5);
     let mr = b.pd.alloc_mr(8192, BINDABLE).unwrap();
     let mw = b.pd.alloc_mw(WindowType::One).unwrap();
@@ -190,8 +190,8 @@ fn a_type_1_window_shows_its_part_to_every_stream_under_a_new_key_each_time() {
 
 #[test]
 fn a_type_2_window_serves_its_stream_alone_until_the_peer_invalidates_it() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     let (a2, b2) = (End::new(&a.ctx, 4096), b.another());
     connect(&a2, &b2, "siw0", "10.77.0.2:0".parse().unwrap());
     let mr = b.pd.alloc_mr(8192, BINDABLE).unwrap();
@@ -232,7 +232,7 @@ fn a_type_2_window_serves_its_stream_alone_until_the_peer_invalidates_it() {
 
 #[test]
 fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let cases: [(Access, Access, usize, usize); 5] = [
         (ALL, READ, 0, 8),
         (Access(1 | 16), Access(1), 0, 8),
@@ -241,7 +241,7 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
         (BINDABLE, READ, 4090, 7),
     ];
     for (region, window, off, len) in cases {
-        let (_a, b) = pair(&d, 64);
+        let (_a, b) = pair(&daemon, 64);
         let mr = b.pd.alloc_mr(4096, region).unwrap();
         let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
         let to = MwBind::for_region(&mr, off, len, window);
@@ -254,7 +254,7 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
         mr.dereg().map_err(|(_, e)| e).unwrap();
     }
     // A window of type 2 that is bound; a window of another protection domain.
-    let (_a, b) = pair(&d, 64);
+    let (_a, b) = pair(&daemon, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.pd.alloc_mw(WindowType::Two).unwrap();
     let to = MwBind::for_region(&mr, 0, 8, READ);
@@ -263,7 +263,7 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
     }
     done(&b, WcOpcode::BIND_MW);
     assert_eq!(b.wc().status, WcStatus::MW_BIND_ERR);
-    let (_a, b) = pair(&d, 64);
+    let (_a, b) = pair(&daemon, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let mw = b.ctx.alloc_pd().unwrap().alloc_mw(WindowType::One).unwrap();
     mw.post_bind(
@@ -278,8 +278,8 @@ fn a_bind_that_the_region_does_not_allow_ends_the_queue_pair() {
 
 #[test]
 fn a_window_goes_with_the_queue_pair_it_was_bound_through_or_when_it_is_freed() {
-    let d = Daemon::loopback();
-    let (_a, b) = pair(&d, 64);
+    let daemon = Daemon::loopback();
+    let (_a, b) = pair(&daemon, 64);
     let mr = b.pd.alloc_mr(4096, BINDABLE).unwrap();
     let two = b.pd.alloc_mw(WindowType::Two).unwrap();
     let one = b.pd.alloc_mw(WindowType::One).unwrap();
@@ -310,8 +310,8 @@ fn scattered(b: &End) -> (FastMr, Vec<std::ops::Range<usize>>) {
 
 #[test]
 fn scattered_pages_are_one_buffer_for_writes_reads_sends_and_receives() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 70_000);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 70_000);
     a.fill(77);
     let (mut fast, ranges) = scattered(&b);
     let (key, iova) = (inc_rkey(fast.key()), 0x7000_0000_0123);
@@ -358,8 +358,8 @@ fn scattered_pages_are_one_buffer_for_writes_reads_sends_and_receives() {
 
 #[test]
 fn registration_use_and_invalidation_follow_the_order_of_the_send_queue() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 70_000);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 70_000);
     b.fill(8);
     let (mut fast, _) = scattered(&a);
     let mut key = fast.key();
@@ -409,8 +409,8 @@ fn registration_use_and_invalidation_follow_the_order_of_the_send_queue() {
 
 #[test]
 fn a_peer_that_is_done_takes_the_fast_key_with_its_send() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 70_000);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 70_000);
     let (mut fast, _) = scattered(&b);
     let key = inc_rkey(fast.key());
     let wr = fast.register_request(1, key, 0, ALL).unwrap();
@@ -435,9 +435,9 @@ fn a_peer_that_is_done_takes_the_fast_key_with_its_send() {
 /// The page list lies in memory that its client can write at any time.
 #[test]
 fn a_page_list_that_points_elsewhere_is_refused() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     for bad in [1u64, 4095, 64 * 4096, u64::MAX - 4095, u64::MAX, 1 << 63] {
-        let (a, b) = pair(&d, 64);
+        let (a, b) = pair(&daemon, 64);
         let (mut fast, _) = scattered(&b);
         let (list, at) = fast.list();
         list.write(at + 5 * 8, &bad.to_le_bytes()).unwrap();
@@ -452,8 +452,8 @@ fn a_page_list_that_points_elsewhere_is_refused() {
 /// What was checked is what is used: the list may change after REG_MR completed.
 #[test]
 fn a_page_list_is_copied_before_it_is_checked() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 64);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 64);
     a.fill(1);
     let (mut fast, _) = scattered(&b);
     let key = inc_rkey(fast.key());
@@ -470,9 +470,9 @@ fn a_page_list_is_copied_before_it_is_checked() {
 
 #[test]
 fn a_key_that_works_is_not_registered_again_nor_one_of_another_kind() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     for case in 0..3 {
-        let (_a, b) = pair(&d, 64);
+        let (_a, b) = pair(&daemon, 64);
         let (mut fast, _) = scattered(&b);
         let own = inc_rkey(fast.key());
         let key = match case {
@@ -490,33 +490,36 @@ fn a_key_that_works_is_not_registered_again_nor_one_of_another_kind() {
 
 #[test]
 fn limits_and_nonsense_are_refused_in_words() {
-    let d = Daemon::loopback();
-    let ctx = d.context();
+    let daemon = Daemon::loopback();
+    let ctx = daemon.context();
     let pd = ctx.alloc_pd().unwrap();
     let arena = Arena::alloc(&ctx, 4096, false).unwrap();
     for pages in [0, ctx.limits().max_fast_pages + 1] {
-        let e = pd.alloc_fast_mr(&arena, pages).err().unwrap().to_string();
-        assert!(e.contains("1 to 512"), "{e}");
+        let error = pd.alloc_fast_mr(&arena, pages).err().unwrap().to_string();
+        assert!(error.contains("1 to 512"), "{error}");
     }
-    let e = pd.reg_mr(&arena, 0..1, Access(64)).err().unwrap();
-    assert!(e.to_string().contains("unknown access bits 0x40"), "{e}");
+    let error = pd.reg_mr(&arena, 0..1, Access(64)).err().unwrap();
+    assert!(
+        error.to_string().contains("unknown access bits 0x40"),
+        "{error}"
+    );
     let mut fast = pd.alloc_fast_mr(&arena, 1).unwrap();
     assert!(fast.register_request(1, fast.key(), 0, ALL).is_err());
     assert!(fast.map_ranges(&[0..1, 4096..4097], 11).is_err());
-    let e = pd
+    let error = pd
         .reg_mr_iova(&arena, 0..4096, u64::MAX, ALL)
         .err()
         .unwrap();
-    assert!(e.to_string().contains("wraps"), "{e}");
+    assert!(error.to_string().contains("wraps"), "{error}");
 }
 
 /// Whoever ends without freeing anything leaves nothing behind.
 #[test]
 fn windows_and_regions_of_a_lost_client_are_freed_whatever_is_bound() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 64);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 64);
     for _ in 0..3 {
-        let b2 = End::new(&d.context(), 64);
+        let b2 = End::new(&daemon.context(), 64);
         let a2 = End::new(&a.ctx, 64);
         connect(&a2, &b2, "siw0", "10.77.0.2:0".parse().unwrap());
         let mr = b2.pd.alloc_mr(4096, BINDABLE).unwrap();

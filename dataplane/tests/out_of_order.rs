@@ -53,7 +53,9 @@ out_of_order = "{policy}"
     let mut peer = RawTcp::connect(wire, MAC, to);
     peer.send(&request(S | C, 2, &[0, 4, 0, 4]));
     match app.cm.get_event(Some(PATIENCE)).unwrap() {
-        CmEvent::ConnectRequest(r) => r.accept(&app.qp, None, &ConnectOptions::default()).unwrap(),
+        CmEvent::ConnectRequest(request) => request
+            .accept(&app.qp, None, &ConnectOptions::default())
+            .unwrap(),
         other => panic!("{other:?}"),
     }
     peer.take(20 + 4);

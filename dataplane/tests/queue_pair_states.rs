@@ -39,8 +39,11 @@ fn until(e: &End, want: QpState) {
 
 #[test]
 fn a_query_tells_the_state_the_depths_and_the_addresses() {
-    let d = Daemon::loopback();
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let daemon = Daemon::loopback();
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     let fresh = a.qp.query().unwrap();
     assert_eq!(fresh.state, Some(QpState::Idle));
     assert_eq!((fresh.local, fresh.peer, fresh.mulpdu), (None, None, 0));
@@ -67,8 +70,11 @@ fn a_query_tells_the_state_the_depths_and_the_addresses() {
 
 #[test]
 fn a_responder_is_ready_to_receive_until_the_first_fpdu_comes() {
-    let d = Daemon::loopback();
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let daemon = Daemon::loopback();
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     // Revision 1 has no ready-to-receive message of its own.
     let opt = ConnectOptions {
         mpa_rev: Some(1),
@@ -84,8 +90,8 @@ fn a_responder_is_ready_to_receive_until_the_first_fpdu_comes() {
 
 #[test]
 fn sqd_holds_new_sends_back_and_rts_lets_them_go() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     for i in 0..4 {
         recv(&b, i);
     }
@@ -121,8 +127,8 @@ fn sqd_holds_new_sends_back_and_rts_lets_them_go() {
 
 #[test]
 fn a_drain_waits_for_what_is_under_way() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 8 << 20);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 8 << 20);
     let sge = [a.mr.sge(0, 8 << 20)];
     let write = SendWr::write(1, SendData::Sges(&sge), b.mr.addr(), b.mr.rkey());
     // One request: the post and the drain race, but it is either started or not.
@@ -141,8 +147,8 @@ fn a_drain_waits_for_what_is_under_way() {
 
 #[test]
 fn moves_that_make_no_sense_are_refused_with_the_state() {
-    let d = Daemon::loopback();
-    let a = End::new(&d.context(), 4096);
+    let daemon = Daemon::loopback();
+    let a = End::new(&daemon.context(), 4096);
     for to in [
         QpState::Sqd,
         QpState::Rts,
@@ -150,33 +156,33 @@ fn moves_that_make_no_sense_are_refused_with_the_state() {
         QpState::Closing,
         QpState::Terminate,
     ] {
-        let e = a.qp.modify(to).unwrap_err();
-        assert_eq!(e.errno(), nix::libc::EINVAL);
-        assert!(e.to_string().contains("not connected"), "{e}");
+        let error = a.qp.modify(to).unwrap_err();
+        assert_eq!(error.errno(), nix::libc::EINVAL);
+        assert!(error.to_string().contains("not connected"), "{error}");
     }
-    let (a, b) = pair(&d, 4096);
+    let (a, b) = pair(&daemon, 4096);
     b.qp.set_error().unwrap();
-    let e = b.qp.drain_start().unwrap_err();
-    assert!(e.to_string().contains("in Error"), "{e}");
+    let error = b.qp.drain_start().unwrap_err();
+    assert!(error.to_string().contains("in Error"), "{error}");
     drop(a);
 }
 
 /// RFC 5040 section 5.1: CLOSING ends in IDLE when nothing of the send queue is flushed.
 #[test]
 fn closing_ends_in_idle_or_when_sends_are_lost_in_error() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     recv(&a, 5);
     a.qp.modify(QpState::Closing).unwrap();
     for e in [&a, &b] {
         match e.cm.get_event(Some(PATIENCE)).unwrap() {
-            CmEvent::Disconnected(i) => assert_eq!(i.errno, 0, "{i:?}"),
+            CmEvent::Disconnected(info) => assert_eq!(info.errno, 0, "{info:?}"),
             other => panic!("{other:?}"),
         }
         assert_eq!(state(e), QpState::Idle);
     }
     assert_eq!(a.wc().status, WcStatus::WR_FLUSH_ERR);
-    let (a, b) = pair(&d, 4096);
+    let (a, b) = pair(&daemon, 4096);
     // Held back, so that it cannot have been sent.
     a.qp.drain_start().unwrap();
     a.qp.post_send(&[send(1)]).unwrap();
@@ -188,12 +194,14 @@ fn closing_ends_in_idle_or_when_sends_are_lost_in_error() {
 
 #[test]
 fn a_terminate_of_the_consumer_reaches_the_peer() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     recv(&b, 3);
     a.qp.modify(QpState::Terminate).unwrap();
     match b.cm.get_event(Some(PATIENCE)).unwrap() {
-        CmEvent::Disconnected(i) => assert!(i.reason.contains("Terminate: 0/0"), "{}", i.reason),
+        CmEvent::Disconnected(info) => {
+            assert!(info.reason.contains("Terminate: 0/0"), "{}", info.reason)
+        }
         other => panic!("{other:?}"),
     }
     assert_eq!(event(&b), (Some(AsyncEventKind::QpFatal), b.qp.qp_num()));
@@ -203,8 +211,8 @@ fn a_terminate_of_the_consumer_reaches_the_peer() {
 
 #[test]
 fn a_reset_queue_pair_is_as_new_and_connects_again() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 65_536);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 65_536);
     for round in 0..3u64 {
         for i in 0..64 {
             recv(&b, round * 100 + i);
@@ -244,13 +252,13 @@ fn a_reset_queue_pair_is_as_new_and_connects_again() {
 
 #[test]
 fn drained_queues_have_completed_everything_posted() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let init = QpInit {
         max_send_wr: 64,
         max_recv_wr: 32,
         ..QpInit::default()
     };
-    let ctx = d.context();
+    let ctx = daemon.context();
     let (a, b) = (
         End::with(&ctx, 65_536, &init),
         End::with(&ctx, 65_536, &init),

@@ -428,8 +428,8 @@ fn random_requests_over_a_bad_link_leave_what_the_model_says() {
             }
         }));
         stop.store(true, Ordering::Relaxed);
-        if let Err(e) = result {
-            std::panic::resume_unwind(e);
+        if let Err(error) = result {
+            std::panic::resume_unwind(error);
         }
     });
     let lost = lost.into_inner();

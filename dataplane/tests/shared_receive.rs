@@ -38,14 +38,16 @@ impl Hub {
                 &ConnectOptions::default(),
             )
             .unwrap();
-        let r = loop {
+        let request = loop {
             match e.cm.get_event(Some(PATIENCE)).unwrap() {
-                CmEvent::ConnectRequest(r) => break r,
+                CmEvent::ConnectRequest(request) => break request,
                 CmEvent::Disconnected(_) => {}
                 other => panic!("{other:?}"),
             }
         };
-        r.accept(&qp, None, &ConnectOptions::default()).unwrap();
+        request
+            .accept(&qp, None, &ConnectOptions::default())
+            .unwrap();
         for cm in [&e.cm, &from.cm] {
             assert!(matches!(
                 cm.get_event(Some(PATIENCE)).unwrap(),
@@ -84,9 +86,12 @@ fn quiet(ctx: &Context) -> bool {
 
 #[test]
 fn queue_pairs_take_shared_requests_in_posting_order() {
-    let d = Daemon::loopback();
-    let hub = Hub::new(&d.context(), &SrqInit::default());
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let daemon = Daemon::loopback();
+    let hub = Hub::new(&daemon.context(), &SrqInit::default());
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     let (qa, qb) = (hub.join(&a), hub.join(&b));
     for wr_id in 0..6 {
         hub.post(wr_id);
@@ -105,25 +110,31 @@ fn queue_pairs_take_shared_requests_in_posting_order() {
         assert_eq!(from.wc().status, WcStatus::SUCCESS);
     }
     assert_eq!(hub.srq.query().unwrap().posted, 0);
-    let e = qa
+    let error = qa
         .post_recv(&[RecvWr {
             wr_id: 1,
             sges: &[],
         }])
         .unwrap_err();
-    assert!(e.to_string().contains("shared receive queue"), "{e}");
+    assert!(
+        error.to_string().contains("shared receive queue"),
+        "{error}"
+    );
 }
 
 #[test]
 fn an_empty_queue_terminates_the_stream_that_needs_it_and_no_other() {
-    let d = Daemon::loopback();
-    let hub = Hub::new(&d.context(), &SrqInit::default());
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let daemon = Daemon::loopback();
+    let hub = Hub::new(&daemon.context(), &SrqInit::default());
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     let (qa, _qb) = (hub.join(&a), hub.join(&b));
     send(&a, 1, b"too early");
     match a.cm.get_event(Some(PATIENCE)).unwrap() {
         // RFC 5041 section 7.1: layer 1, type 2, code 02.
-        CmEvent::Disconnected(i) => assert!(i.reason.contains("1/2/02"), "{}", i.reason),
+        CmEvent::Disconnected(info) => assert!(info.reason.contains("1/2/02"), "{}", info.reason),
         other => panic!("{other:?}"),
     }
     let events = [hub.event(), hub.event()];
@@ -143,9 +154,12 @@ fn an_empty_queue_terminates_the_stream_that_needs_it_and_no_other() {
 
 #[test]
 fn a_queue_pair_that_ends_leaves_the_shared_requests_to_the_others() {
-    let d = Daemon::loopback();
-    let hub = Hub::new(&d.context(), &SrqInit::default());
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let daemon = Daemon::loopback();
+    let hub = Hub::new(&daemon.context(), &SrqInit::default());
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     let (qa, qb) = (hub.join(&a), hub.join(&b));
     for wr_id in 0..3 {
         hub.post(wr_id);
@@ -163,7 +177,7 @@ fn a_queue_pair_that_ends_leaves_the_shared_requests_to_the_others() {
         (Some(AsyncEventKind::QpLastWqeReached), qb.qp_num())
     );
     assert!(quiet(&hub.end.ctx), "each queue pair tells it once");
-    let c = End::new(&d.context(), 4096);
+    let c = End::new(&daemon.context(), 4096);
     let _qc = hub.join(&c);
     send(&c, 1, b"still there");
     assert_eq!(hub.end.wc().wr_id, 0);
@@ -171,9 +185,9 @@ fn a_queue_pair_that_ends_leaves_the_shared_requests_to_the_others() {
 
 #[test]
 fn the_limit_event_comes_once_for_each_arming() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let hub = Hub::new(
-        &d.context(),
+        &daemon.context(),
         &SrqInit {
             limit: 3,
             ..SrqInit::default()
@@ -184,7 +198,7 @@ fn the_limit_event_comes_once_for_each_arming() {
         hub.event(),
         (Some(AsyncEventKind::SrqLimitReached), hub.srq.srq_id())
     );
-    let a = End::new(&d.context(), 4096);
+    let a = End::new(&daemon.context(), 4096);
     let _qa = hub.join(&a);
     for wr_id in 0..5 {
         hub.post(wr_id);
@@ -206,21 +220,21 @@ fn the_limit_event_comes_once_for_each_arming() {
     assert_eq!(hub.srq.query().unwrap().limit, 0, "the event disarms");
     take();
     assert!(quiet(&hub.end.ctx));
-    let e = hub.srq.arm_limit(65).unwrap_err();
-    assert!(e.to_string().contains("holds 64"), "{e}");
+    let error = hub.srq.arm_limit(65).unwrap_err();
+    assert!(error.to_string().contains("holds 64"), "{error}");
 }
 
 #[test]
 fn a_resize_keeps_what_is_posted_and_refuses_to_lose_any() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let hub = Hub::new(
-        &d.context(),
+        &daemon.context(),
         &SrqInit {
             max_wr: 8,
             ..SrqInit::default()
         },
     );
-    let a = End::new(&d.context(), 4096);
+    let a = End::new(&daemon.context(), 4096);
     let _qa = hub.join(&a);
     for wr_id in 0..8 {
         hub.post(wr_id);
@@ -229,10 +243,10 @@ fn a_resize_keeps_what_is_posted_and_refuses_to_lose_any() {
         hub.try_post(8).unwrap_err().error.errno(),
         nix::libc::ENOMEM
     );
-    let e = hub.srq.resize(7).unwrap_err();
+    let error = hub.srq.resize(7).unwrap_err();
     assert!(
-        e.to_string().contains("8 receive requests are posted"),
-        "{e}"
+        error.to_string().contains("8 receive requests are posted"),
+        "{error}"
     );
     hub.srq.resize(100).unwrap();
     for wr_id in 8..16 {
@@ -270,15 +284,18 @@ fn a_resize_keeps_what_is_posted_and_refuses_to_lose_any() {
 
 #[test]
 fn a_stream_that_holds_its_share_cannot_starve_the_others() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     let init = SrqInit {
         max_wr: 16,
         share: 4,
         ..SrqInit::default()
     };
-    let hub = Hub::new(&d.context(), &init);
+    let hub = Hub::new(&daemon.context(), &init);
     assert_eq!(hub.srq.query().unwrap().share, 4);
-    let (greedy, modest) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let (greedy, modest) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     let (qg, qm) = (hub.join(&greedy), hub.join(&modest));
     for wr_id in 0..16 {
         hub.post(wr_id);
@@ -309,19 +326,19 @@ fn a_stream_that_holds_its_share_cannot_starve_the_others() {
 
 #[test]
 fn queue_pairs_of_several_workers_share_one_queue_without_losing_a_message() {
-    let d = Daemon::start(
+    let daemon = Daemon::start(
         &LOOPBACK.replace("[workers]", "[workers]\ncores = [0, 1]"),
         &[],
     );
     const MESSAGES: u64 = 400;
     let hub = Hub::new(
-        &d.context(),
+        &daemon.context(),
         &SrqInit {
             max_wr: 256,
             ..SrqInit::default()
         },
     );
-    let ctx = d.context();
+    let ctx = daemon.context();
     let ends: Vec<_> = (0..4)
         .map(|_| {
             let deep = QpInit {
@@ -391,8 +408,8 @@ fn u64_at(b: &[u8], at: usize) -> u64 {
 
 #[test]
 fn what_makes_no_sense_is_refused_in_words() {
-    let d = Daemon::loopback();
-    let ctx = d.context();
+    let daemon = Daemon::loopback();
+    let ctx = daemon.context();
     let pd = ctx.alloc_pd().unwrap();
     let most = ctx.limits().max_srq_wr;
     assert!(most >= 327_680, "Linux siw's limit");
@@ -405,8 +422,8 @@ fn what_makes_no_sense_is_refused_in_words() {
         })
     };
     let says = |r: Result<Srq, siw::Error>, what: &str| {
-        let e = r.err().expect("refused").to_string();
-        assert!(e.contains(what), "{e}");
+        let error = r.err().expect("refused").to_string();
+        assert!(error.contains(what), "{error}");
     };
     says(make(0, 1, 0), "1 to 327680 are allowed");
     says(make(most + 1, 1, 0), "327681 work requests");
@@ -419,19 +436,20 @@ fn what_makes_no_sense_is_refused_in_words() {
             sges: &[siw::Sge::default(); 16],
         }])
         .unwrap();
-    let e = make(8, 2, 0)
+    let error = make(8, 2, 0)
         .unwrap()
         .post_recv(&[RecvWr {
             wr_id: 1,
             sges: &[siw::Sge::default(); 3],
         }])
         .unwrap_err();
-    assert_eq!(e.error.errno(), nix::libc::EINVAL);
+    assert_eq!(error.error.errno(), nix::libc::EINVAL);
     let other = ctx.alloc_pd().unwrap();
     let cq = Cq::new(&ctx, 16, None).unwrap();
-    let e = other.create_qp_with_srq(&cq, &cq, &deepest, &QpInit::default());
+    let error = other.create_qp_with_srq(&cq, &cq, &deepest, &QpInit::default());
     assert!(
-        e.err()
+        error
+            .err()
             .expect("refused")
             .to_string()
             .contains("another protection domain")

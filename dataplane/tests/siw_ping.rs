@@ -7,20 +7,22 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 fn ping(d: &Daemon, args: &[&str]) -> Command {
-    let mut c = Command::new(common::siw_ping());
-    c.arg("--socket")
+    let mut command = Command::new(common::siw_ping());
+    command
+        .arg("--socket")
         .arg(&d.socket)
         .args(["--timeout", "10"])
         .args(args);
-    c.stdin(Stdio::null())
+    command
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    c
+    command
 }
 
 /// A server that listens, with its port.
-fn server(d: &Daemon, args: &[&str]) -> (Server, String) {
-    let mut child = ping(d, args)
+fn server(daemon: &Daemon, args: &[&str]) -> (Server, String) {
+    let mut child = ping(daemon, args)
         .args(["-s", "-a", "10.77.0.2", "-p", "0"])
         .spawn()
         .unwrap();
@@ -63,8 +65,8 @@ impl Drop for Server {
     }
 }
 
-fn client(d: &Daemon, port: &str, args: &[&str]) -> (bool, String, String) {
-    let out = ping(d, args)
+fn client(daemon: &Daemon, port: &str, args: &[&str]) -> (bool, String, String) {
+    let out = ping(daemon, args)
         .args(["-c", "-a", "10.77.0.2", "-p", port])
         .output()
         .unwrap();
@@ -74,9 +76,13 @@ fn client(d: &Daemon, port: &str, args: &[&str]) -> (bool, String, String) {
 
 #[test]
 fn client_and_server_exchange_verified_pings() {
-    let d = Daemon::loopback();
-    let (s, port) = server(&d, &["-v", "--json"]);
-    let (ok, out, err) = client(&d, &port, &["-C", "3", "-v", "-V", "-S", "30", "--json"]);
+    let daemon = Daemon::loopback();
+    let (s, port) = server(&daemon, &["-v", "--json"]);
+    let (ok, out, err) = client(
+        &daemon,
+        &port,
+        &["-C", "3", "-v", "-V", "-S", "30", "--json"],
+    );
     assert!(ok, "{err}");
     let mut lines = out.lines();
     assert_eq!(
@@ -104,33 +110,33 @@ fn client_and_server_exchange_verified_pings() {
 
 #[test]
 fn a_persistent_server_serves_one_client_after_the_other() {
-    let d = Daemon::loopback();
-    let (_s, port) = server(&d, &["-P"]);
+    let daemon = Daemon::loopback();
+    let (_s, port) = server(&daemon, &["-P"]);
     for size in ["64", "65535"] {
-        let (ok, _, err) = client(&d, &port, &["-C", "5", "-V", "-S", size]);
+        let (ok, _, err) = client(&daemon, &port, &["-C", "5", "-V", "-S", size]);
         assert!(ok, "{err}");
     }
 }
 
 #[test]
 fn nobody_listening_and_no_daemon_are_told_apart() {
-    let mut d = Daemon::loopback();
-    let (ok, out, err) = client(&d, "1", &["-C", "1", "--json"]);
+    let mut daemon = Daemon::loopback();
+    let (ok, out, err) = client(&daemon, "1", &["-C", "1", "--json"]);
     assert!(
         !ok && err.contains("cannot connect to 10.77.0.2: nothing listens"),
         "{err}"
     );
     assert!(out.contains("\"ok\":false"), "{out}");
-    d.kill();
-    let (ok, _, err) = client(&d, "1", &["-C", "1"]);
+    daemon.kill();
+    let (ok, _, err) = client(&daemon, "1", &["-C", "1"]);
     assert!(!ok && err.contains("cannot reach siwd"), "{err}");
 }
 
 #[test]
 fn a_server_whose_daemon_dies_ends_with_an_error() {
-    let mut d = Daemon::loopback();
-    let (s, _) = server(&d, &[]);
-    d.kill();
+    let mut daemon = Daemon::loopback();
+    let (s, _) = server(&daemon, &[]);
+    daemon.kill();
     let (ok, _) = s.output();
     assert!(!ok);
 }

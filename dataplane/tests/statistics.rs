@@ -19,8 +19,8 @@ fn stat(d: &Daemon, args: &[&str]) -> (bool, String, String) {
 }
 
 /// Connects from siw0 to siw1 and exchanges some data.
-fn traffic(d: &Daemon) {
-    let (a, b) = common::pair(d, 4096);
+fn traffic(daemon: &Daemon) {
+    let (a, b) = common::pair(daemon, 4096);
     drop((a, b));
 }
 
@@ -31,9 +31,9 @@ fn counters_have_the_names_of_tcp_mib_merged_and_for_each_worker() {
     let pair = common::LOOPBACK.split_once("[[device]]").unwrap().1;
     let head = format!("[workers]\ncores = {cores}\nidle = \"adaptive\"\n");
     let pool = "[dpdk]\nhugepages = \"never\"\nbuffers = 16384\n";
-    let d = Daemon::start(&format!("{head}{pool}[[device]]{pair}"), &[]);
-    traffic(&d);
-    let (ok, out, err) = stat(&d, &["--json"]);
+    let daemon = Daemon::start(&format!("{head}{pool}[[device]]{pair}"), &[]);
+    traffic(&daemon);
+    let (ok, out, err) = stat(&daemon, &["--json"]);
     assert!(ok, "{err}");
     let v: Value = serde_json::from_str(&out).unwrap();
     let devices = v["devices"].as_array().unwrap();
@@ -82,9 +82,9 @@ fn counters_have_the_names_of_tcp_mib_merged_and_for_each_worker() {
 
 #[test]
 fn a_table_shows_what_is_not_zero_and_a_wrong_device_is_named() {
-    let d = Daemon::loopback();
-    traffic(&d);
-    let (ok, out, err) = stat(&d, &["--device", "siw0"]);
+    let daemon = Daemon::loopback();
+    traffic(&daemon);
+    let (ok, out, err) = stat(&daemon, &["--device", "siw0"]);
     assert!(ok, "{err}");
     assert!(out.contains("merged") && out.contains("worker 0"), "{out}");
     assert!(out.contains("TcpActiveOpens"), "{out}");
@@ -92,12 +92,12 @@ fn a_table_shows_what_is_not_zero_and_a_wrong_device_is_named() {
         !out.contains("TcpPassiveOpens") && !out.contains("siw1"),
         "{out}"
     );
-    let (_, all, _) = stat(&d, &["--device", "siw0", "--all", "--only", "passive"]);
+    let (_, all, _) = stat(&daemon, &["--device", "siw0", "--all", "--only", "passive"]);
     assert!(
         all.contains("TcpPassiveOpens") && !all.contains("TcpActiveOpens"),
         "{all}"
     );
-    let (ok, _, err) = stat(&d, &["--device", "eth0"]);
+    let (ok, _, err) = stat(&daemon, &["--device", "eth0"]);
     assert!(
         !ok && err.contains("eth0") && err.contains("siw0, siw1"),
         "{err}"

@@ -8,8 +8,8 @@ use siw::{CmEvent, ConnectOptions, Opcode, RecvWr, SendData, SendWr, WcOpcode, W
 
 #[test]
 fn a_write_of_every_awkward_size_arrives_byte_for_byte() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 256 * 1024);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 256 * 1024);
     a.fill(7);
     for len in [
         0, 1, 3, 4, 63, 64, 65, 511, 512, 513, 1427, 1428, 1429, 2856, 65_536, 200_000,
@@ -34,8 +34,8 @@ fn a_write_of_every_awkward_size_arrives_byte_for_byte() {
 
 #[test]
 fn a_read_brings_the_peers_bytes() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 256 * 1024);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 256 * 1024);
     b.fill(11);
     for len in [0, 1, 64, 1428, 1429, 100_000] {
         let wr = SendWr {
@@ -59,8 +59,8 @@ fn a_read_brings_the_peers_bytes() {
 
 #[test]
 fn sends_meet_receives_in_order_and_say_their_length() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 256 * 1024);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 256 * 1024);
     a.fill(3);
     let sizes = [0usize, 5, 64, 1424, 1425, 30_000];
     for (i, _) in sizes.iter().enumerate() {
@@ -86,8 +86,8 @@ fn sends_meet_receives_in_order_and_say_their_length() {
 
 #[test]
 fn a_send_with_invalidate_takes_the_key_away() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     let victim = b.pd.alloc_mr(4096, ALL).unwrap();
     b.qp.post_recv(&[RecvWr {
         wr_id: 1,
@@ -126,11 +126,11 @@ fn a_send_with_invalidate_takes_the_key_away() {
 
 #[test]
 fn a_connection_to_the_devices_own_address_works() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     for to in ["10.77.0.1:0", "[fd77::1]:0"] {
         let (a, b) = (
-            End::new(&d.context(), 65_536),
-            End::new(&d.context(), 65_536),
+            End::new(&daemon.context(), 65_536),
+            End::new(&daemon.context(), 65_536),
         );
         connect(&a, &b, "siw0", to.parse().unwrap());
         a.fill(5);
@@ -142,7 +142,7 @@ fn a_connection_to_the_devices_own_address_works() {
 
 #[test]
 fn connections_run_over_ipv6_without_crc_and_with_mpa_revision_1() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     for (crc, rev) in [(Some(false), None), (None, Some(1)), (Some(true), Some(1))] {
         let opt = ConnectOptions {
             crc,
@@ -150,8 +150,8 @@ fn connections_run_over_ipv6_without_crc_and_with_mpa_revision_1() {
             ..Default::default()
         };
         let (a, b) = (
-            End::new(&d.context(), 65_536),
-            End::new(&d.context(), 65_536),
+            End::new(&daemon.context(), 65_536),
+            End::new(&daemon.context(), 65_536),
         );
         connect_with(&a, &b, "siw0", "[fd77::2]:0".parse().unwrap(), &opt);
         a.fill(9);
@@ -163,8 +163,11 @@ fn connections_run_over_ipv6_without_crc_and_with_mpa_revision_1() {
 
 #[test]
 fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
-    let d = Daemon::loopback();
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let daemon = Daemon::loopback();
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     let listener =
         siw::CmListener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 77).unwrap();
     let opt = ConnectOptions {
@@ -173,12 +176,12 @@ fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
         ..Default::default()
     };
     a.qp.connect(&a.cm, listener.local_addr(), &opt).unwrap();
-    let CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
+    let CmEvent::ConnectRequest(request) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
-    assert_eq!(r.connection_info().private_data, b"who is there");
-    assert_eq!(r.connection_info().cookie, 77);
-    r.reject(b"nobody").unwrap();
+    assert_eq!(request.connection_info().private_data, b"who is there");
+    assert_eq!(request.connection_info().cookie, 77);
+    request.reject(b"nobody").unwrap();
     match a.cm.get_event(Some(PATIENCE)).unwrap() {
         CmEvent::Rejected(info) => {
             assert_eq!(info.private_data, b"nobody");
@@ -188,14 +191,14 @@ fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
     }
     // The same queue pair may try again.
     a.qp.connect(&a.cm, listener.local_addr(), &opt).unwrap();
-    let CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
+    let CmEvent::ConnectRequest(request) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
     let answer = ConnectOptions {
         private_data: b"me",
         ..Default::default()
     };
-    r.accept(&b.qp, None, &answer).unwrap();
+    request.accept(&b.qp, None, &answer).unwrap();
     match a.cm.get_event(Some(PATIENCE)).unwrap() {
         CmEvent::Established(info) => assert_eq!(info.private_data, b"me"),
         other => panic!("{other:?}"),
@@ -204,8 +207,8 @@ fn private_data_travels_both_ways_and_a_reject_brings_its_own() {
 
 #[test]
 fn connecting_where_nobody_listens_is_told_at_once() {
-    let d = Daemon::loopback();
-    let a = End::new(&d.context(), 4096);
+    let daemon = Daemon::loopback();
+    let a = End::new(&daemon.context(), 4096);
     a.qp.connect(
         &a.cm,
         "10.77.0.2:9".parse().unwrap(),
@@ -220,8 +223,8 @@ fn connecting_where_nobody_listens_is_told_at_once() {
 
 #[test]
 fn a_disconnect_reaches_both_sides_and_flushes_what_is_posted() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     b.qp.post_recv(&[RecvWr {
         wr_id: 9,
         sges: &[b.mr.sge(0, 64)],
@@ -240,8 +243,8 @@ fn a_disconnect_reaches_both_sides_and_flushes_what_is_posted() {
 
 #[test]
 fn an_unknown_remote_key_ends_the_connection_with_a_protection_error() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     let wr = SendWr {
         opcode: Opcode::Write,
         flags: WrFlags::SIGNALED,
@@ -260,9 +263,9 @@ fn an_unknown_remote_key_ends_the_connection_with_a_protection_error() {
 
 #[test]
 fn an_unknown_local_key_and_a_length_beyond_the_region_are_protection_errors() {
-    let d = Daemon::loopback();
+    let daemon = Daemon::loopback();
     for bad in 0..2 {
-        let (a, b) = pair(&d, 4096);
+        let (a, b) = pair(&daemon, 4096);
         let mut sge = a.mr.sge(0, 64);
         if bad == 0 {
             sge.lkey ^= 0x5500;
@@ -286,8 +289,8 @@ fn an_unknown_local_key_and_a_length_beyond_the_region_are_protection_errors() {
 
 #[test]
 fn a_send_without_a_receive_ends_the_connection() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     a.qp.post_send(&[SendWr::send(1, SendData::Sges(&[a.mr.sge(0, 8)]))])
         .unwrap();
     // The bytes are acknowledged by TCP, so the send itself may complete; both ends close.
@@ -301,8 +304,8 @@ fn a_send_without_a_receive_ends_the_connection() {
 
 #[test]
 fn an_armed_queue_wakes_its_reader_once() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 4096);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 4096);
     let channel = siw::CompletionChannel::new(&b.ctx).unwrap();
     let cq = siw::Cq::new(&b.ctx, 16, Some((&channel, 42))).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &siw::QpInit::default()).unwrap();
@@ -310,10 +313,12 @@ fn an_armed_queue_wakes_its_reader_once() {
     let listener = siw::CmListener::new(&b.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
     c.qp.connect(&c.cm, listener.local_addr(), &ConnectOptions::default())
         .unwrap();
-    let CmEvent::ConnectRequest(r) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
+    let CmEvent::ConnectRequest(request) = b.cm.get_event(Some(PATIENCE)).unwrap() else {
         panic!("no request");
     };
-    r.accept(&qp, None, &ConnectOptions::default()).unwrap();
+    request
+        .accept(&qp, None, &ConnectOptions::default())
+        .unwrap();
     assert!(matches!(
         c.cm.get_event(Some(PATIENCE)).unwrap(),
         CmEvent::Established(_)
@@ -340,8 +345,8 @@ fn an_armed_queue_wakes_its_reader_once() {
 
 #[test]
 fn many_connections_at_once_keep_their_data_apart() {
-    let d = Daemon::loopback();
-    let (ca, cb) = (d.context(), d.context());
+    let daemon = Daemon::loopback();
+    let (ca, cb) = (daemon.context(), daemon.context());
     let pairs: Vec<(End, End)> = (0..32)
         .map(|i| {
             let (a, b) = (End::new(&ca, 32_768), End::new(&cb, 32_768));
@@ -361,8 +366,8 @@ fn many_connections_at_once_keep_their_data_apart() {
 
 #[test]
 fn immediate_data_arrives_with_a_write_and_with_a_send() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 65_536);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 65_536);
     a.fill(21);
     for wr_id in 0..2 {
         let sge = [b.mr.sge(0, 64)];
@@ -389,8 +394,11 @@ fn immediate_data_arrives_with_a_write_and_with_a_send() {
 
 #[test]
 fn atomics_change_the_peers_word_and_bring_its_old_value() {
-    let d = Daemon::loopback();
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let daemon = Daemon::loopback();
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
     let word = b.pd.alloc_mr(4096, siw::Access(15)).unwrap();
     word.write(0, &40u64.to_ne_bytes()).unwrap();
@@ -418,11 +426,11 @@ fn markers_of_both_sides_change_no_byte() {
         "[[device]]\nname = \"siw1\"",
         "[device.mpa]\nmarkers = \"request\"\n[[device]]\nname = \"siw1\"",
     );
-    let d = Daemon::start(
+    let daemon = Daemon::start(
         &format!("{config}[device.mpa]\nmarkers = \"request\"\n"),
         &[],
     );
-    let (a, b) = pair(&d, 200_000);
+    let (a, b) = pair(&daemon, 200_000);
     a.fill(17);
     for len in [1, 500, 512, 1400, 1428, 100_000, 200_000] {
         b.mr.write(0, &vec![0; len]).unwrap();
@@ -439,11 +447,11 @@ fn two_workers_share_the_connections_and_one_completion_queue_serves_both() {
         println!("skipped: one core, two are needed");
         return;
     }
-    let d = Daemon::start(
+    let daemon = Daemon::start(
         &LOOPBACK.replace("[workers]", "[workers]\ncores = [0, 1]"),
         &[],
     );
-    let (ca, cb) = (d.context(), d.context());
+    let (ca, cb) = (daemon.context(), daemon.context());
     let first = End::new(&ca, 4096);
     let ends: Vec<(End, End)> = (0..8)
         .map(|_| {
@@ -476,8 +484,8 @@ fn two_workers_share_the_connections_and_one_completion_queue_serves_both() {
 /// acknowledgements, windows (RFC 7323 section 5).
 #[test]
 fn bulk_reads_lose_no_segment_to_old_timestamps() {
-    let d = Daemon::loopback();
-    let (a, b) = pair(&d, 1 << 20);
+    let daemon = Daemon::loopback();
+    let (a, b) = pair(&daemon, 1 << 20);
     b.fill(31);
     for _ in 0..16 {
         let sge = [a.mr.sge(0, 1 << 20)];
@@ -498,8 +506,11 @@ fn bulk_reads_lose_no_segment_to_old_timestamps() {
 /// initiator's first FPDU.
 #[test]
 fn what_a_responder_posts_early_leaves_with_the_initiators_first_fpdu() {
-    let d = Daemon::loopback();
-    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    let daemon = Daemon::loopback();
+    let (a, b) = (
+        End::new(&daemon.context(), 4096),
+        End::new(&daemon.context(), 4096),
+    );
     let sge = [a.mr.sge(0, 64)];
     a.qp.post_recv(&[RecvWr {
         wr_id: 9,

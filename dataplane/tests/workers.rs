@@ -88,13 +88,15 @@ fn crowd(daemon: &Daemon, from: &str, to: &str, connections: usize, bytes: usize
             begun += 1;
         }
         match b.cm.get_event(Some(PATIENCE)).unwrap() {
-            CmEvent::ConnectRequest(r) => {
+            CmEvent::ConnectRequest(request) => {
                 let qp = b.qp();
-                r.accept(&qp, None, &ConnectOptions::default()).unwrap();
+                request
+                    .accept(&qp, None, &ConnectOptions::default())
+                    .unwrap();
             }
             CmEvent::Established(_) => match a.cm.get_event(Some(PATIENCE)).unwrap() {
-                CmEvent::Established(i) => {
-                    up.insert(i.cookie as usize, i.qp_num);
+                CmEvent::Established(info) => {
+                    up.insert(info.cookie as usize, info.qp_num);
                 }
                 other => panic!("{other:?}"),
             },

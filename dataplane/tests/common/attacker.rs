@@ -55,7 +55,7 @@ impl Attacker {
             match send(self.socket.as_raw_fd(), frame, MsgFlags::empty()) {
                 Ok(n) => return assert_eq!(n, frame.len()),
                 Err(Errno::ENOBUFS) => std::thread::yield_now(),
-                Err(e) => panic!("sending {} bytes: {e}", frame.len()),
+                Err(error) => panic!("sending {} bytes: {error}", frame.len()),
             }
         }
     }
@@ -91,9 +91,9 @@ impl Attacker {
         let [a, b] = self.marks.to_be_bytes();
         let mark = [2, 0x4d, 0x41, 0x52, a, b];
         // A probe, which claims no address (RFC 5227 section 2.1).
-        let mut e = ends("0.0.0.0");
-        e.mac = [mark, [0xff; 6]];
-        self.send(&e.arp(1));
+        let mut error = ends("0.0.0.0");
+        error.mac = [mark, [0xff; 6]];
+        self.send(&error.arp(1));
         let end = Instant::now() + PATIENCE;
         while let Some(f) = self.recv(end) {
             if f[..6] == mark {

@@ -148,7 +148,7 @@ impl Running {
         let done = match self.told.recv_timeout(time) {
             Err(mpsc::RecvTimeoutError::Timeout) => return self.kill(),
             Ok(done) => done,
-            Err(e) => panic!("{}: {e}", self.command),
+            Err(error) => panic!("{}: {error}", self.command),
         };
         done.unwrap_or_else(|| panic!("{}: the guest is gone", self.command))
     }

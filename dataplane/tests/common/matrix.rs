@@ -278,7 +278,7 @@ impl Side {
         match self.cq.wait(&mut wc, Some(patience)) {
             Ok(_) => Some(wc[0]),
             Err(siw::Error::Timeout) => None,
-            Err(e) => panic!("{e}"),
+            Err(error) => panic!("{error}"),
         }
     }
 

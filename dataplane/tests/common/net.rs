@@ -91,7 +91,7 @@ impl Netns {
                     std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin",
                 )
                 .output()
-                .unwrap_or_else(|e| panic!("{program}: {e}"));
+                .unwrap_or_else(|error| panic!("{program}: {error}"));
             assert!(
                 out.status.success(),
                 "{program} {args}: {}",
@@ -221,9 +221,12 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
 
 /// `siw-ping` at this daemon, arguments separated by spaces.
 pub fn siw_ping(daemon: &Daemon, args: &str) -> Command {
-    let mut c = Command::new(super::siw_ping());
-    c.args(args.split(' ')).arg("--socket").arg(&daemon.socket);
-    c
+    let mut command = Command::new(super::siw_ping());
+    command
+        .args(args.split(' '))
+        .arg("--socket")
+        .arg(&daemon.socket);
+    command
 }
 
 /// What tshark says about the frames of a capture that match `filter`: these fields, one frame
@@ -246,20 +249,21 @@ pub fn tshark_text(capture: &Path, filter: &str) -> String {
 }
 
 fn tshark(capture: &Path, filter: &str) -> Command {
-    let mut c = Command::new("tshark");
+    let mut command = Command::new("tshark");
     for name in not_iwarp() {
-        c.args(["--disable-protocol", name]);
+        command.args(["--disable-protocol", name]);
     }
     // With checksums, since siwd makes them.
-    c.args(["-o", "tcp.check_checksum:TRUE"])
+    command
+        .args(["-o", "tcp.check_checksum:TRUE"])
         .args(["-o", "ip.check_checksum:TRUE"])
         // Else the bytes that a retransmission brings are left out of the stream.
         .args(["-o", "tcp.reassemble_out_of_order:TRUE", "-2", "-r"])
         .arg(capture);
     if !filter.is_empty() {
-        c.args(["-Y", filter]);
+        command.args(["-Y", filter]);
     }
-    c
+    command
 }
 
 /// What tshark could take a TCP stream for, by its port or by its bytes, that is not iWARP. Ports

@@ -245,8 +245,8 @@ impl Peer {
             match self.0.read(&mut b) {
                 Ok(0) => return all,
                 Ok(n) => all.extend(&b[..n]),
-                Err(e) if e.kind() == ErrorKind::ConnectionReset => return all,
-                Err(e) => panic!("the peer keeps the connection open: {e}"),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return all,
+                Err(error) => panic!("the peer keeps the connection open: {error}"),
             }
         }
     }
@@ -256,7 +256,7 @@ impl Peer {
         self.0.set_read_timeout(Some(so_long)).unwrap();
         let mut b = [0];
         match self.0.read(&mut b) {
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             other => panic!("expected silence: {other:?} {b:?}"),
         }
         self.0.set_read_timeout(Some(PATIENCE)).unwrap();

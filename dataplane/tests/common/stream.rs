@@ -77,12 +77,13 @@ pub fn network(mtu: u32) -> Netns {
 
 /// The program with arguments separated by spaces.
 pub fn command(args: &str) -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_siw-stream"));
-    c.args(args.split(' '))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_siw-stream"));
+    command
+        .args(args.split(' '))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::inherit());
-    c
+    command
 }
 
 impl Endpoint {
