@@ -83,7 +83,23 @@ impl Process {
     pub fn private_bytes(&self) -> Result<u64, String> {
         let text = fs::read_to_string(self.proc.join("status"))
             .map_err(|error| self.describe_missing(error))?;
-        rss_anon(&text).ok_or_else(|| "the kernel does not report RssAnon".into())
+        status_bytes(&text, "RssAnon:").ok_or_else(|| "the kernel does not report RssAnon".into())
+    }
+
+    /// Bytes of shared memory in RAM: rings, arenas, hugepages.
+    pub fn shared_bytes(&self) -> Result<u64, String> {
+        let text = fs::read_to_string(self.proc.join("status"))
+            .map_err(|error| self.describe_missing(error))?;
+        let bytes = |key| status_bytes(&text, key).unwrap_or(0);
+        Ok(bytes("RssShmem:") + bytes("HugetlbPages:"))
+    }
+
+    /// Open descriptors.
+    pub fn descriptors(&self) -> Result<u64, String> {
+        let folder = fs::read_dir(self.proc.join("fd"));
+        Ok(folder
+            .map_err(|error| self.describe_missing(error))?
+            .count() as u64)
     }
 }
 
@@ -102,10 +118,9 @@ fn stat_ns(text: &str) -> Option<u64> {
     Some((user + system) * 10_000_000)
 }
 
-fn rss_anon(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"))?;
+/// A size in proc_pid_status(5).
+fn status_bytes(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     let kb: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kb * 1024)
 }
@@ -125,8 +140,8 @@ mod tests {
     #[test]
     fn private_memory_is_the_anonymous_part() {
         let status = "VmRSS:\t900 kB\nRssAnon:\t  300 kB\nRssShmem:\t600 kB\n";
-        assert_eq!(rss_anon(status), Some(300 * 1024));
-        assert_eq!(rss_anon("VmRSS: 3 kB"), None);
+        assert_eq!(status_bytes(status, "RssAnon:"), Some(300 * 1024));
+        assert_eq!(status_bytes("VmRSS: 3 kB", "RssAnon:"), None);
     }
 
     #[test]
@@ -140,6 +155,7 @@ mod tests {
             }
         }
         assert!(me.private_bytes().unwrap() > 0);
+        assert!(me.descriptors().unwrap() > 2);
     }
 
     #[test]

@@ -25,3 +25,4 @@ pub mod progress;
 pub mod report;
 pub mod session;
 pub mod tcp;
+pub mod trust;

@@ -8,6 +8,7 @@ use siw_bench::daemon::Process;
 use siw_bench::end::{Role, TransferEnd, find_device, open_context};
 use siw_bench::figure::{BetterValue, Figure, best_value};
 use siw_bench::plan::{MeasurementPlan, Mode, Operation};
+use siw_bench::trust::{Victim, program_beside};
 use siw_bench::{churn, session};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -97,6 +98,21 @@ enum FigureCommand {
         daemon: DaemonOptions,
         #[arg(long, default_value_t = 1000)]
         connections: u32,
+    },
+    /// Descriptors that the daemon has more after clients were killed at random points.
+    KilledClients {
+        #[command(flatten)]
+        daemon: DaemonOptions,
+        #[arg(long, default_value_t = 10_000)]
+        count: u32,
+        /// Where to write what else grew, as a line of JSON for `best`.
+        #[arg(long)]
+        growth: PathBuf,
+    },
+    /// Seconds until the daemon is rid of a killed client with 10,000 connected queue pairs.
+    KillAndClean {
+        #[command(flatten)]
+        daemon: DaemonOptions,
     },
 }
 
@@ -219,7 +235,32 @@ fn measure_figure(cli: &FigureOptions, good: BetterValue) -> Result<f64, String>
             let ends = 2 * pair.connections;
             Ok(after.saturating_sub(before) as f64 / f64::from(ends.max(1)))
         }
+        FigureCommand::KilledClients {
+            daemon,
+            count,
+            growth,
+        } => {
+            let grown = victim(daemon)?.kill_clients(*count)?;
+            eprintln!("{count} clients killed: {grown:?}");
+            let line = serde_json::to_string(&grown).map_err(|error| error.to_string())?;
+            std::fs::write(growth, line)
+                .map_err(|error| format!("{}: {error}", growth.display()))?;
+            Ok(grown.descriptors as f64)
+        }
+        FigureCommand::KillAndClean { daemon } => {
+            Ok(victim(daemon)?.kill_large_client()?.as_secs_f64())
+        }
     }
+}
+
+fn victim(daemon: &DaemonOptions) -> Result<Victim, String> {
+    let explicit = daemon.socket.as_deref();
+    Ok(Victim {
+        process: Process::new(daemon.pid),
+        observer: open_context(explicit)?,
+        socket: siw_shm::control::socket_path(explicit),
+        program: program_beside("siw-hostile-client")?,
+    })
 }
 
 fn read_lines(file: &Path) -> Result<String, String> {

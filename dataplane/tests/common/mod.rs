@@ -233,18 +233,27 @@ pub fn siw_ping() -> &'static Path {
 
 /// The path of a program of the client library, built with the profile of this test.
 pub fn client_program(name: &str) -> PathBuf {
-    build_of_client_library("--bin", name).join(name)
+    build_of_package("siw", "--bin", name).join(name)
 }
 
 /// The path of a Rust example of the client library, built with the profile of this test.
 pub fn client_example(name: &str) -> PathBuf {
-    build_of_client_library("--example", name)
+    build_of_package("siw", "--example", name)
         .join("examples")
         .join(name)
 }
 
-/// Builds a target of the client library; the folder of this profile.
-fn build_of_client_library(kind: &str, name: &str) -> &'static Path {
+/// The path of the program that attacks a daemon, built with the profile of this test.
+pub fn hostile_client() -> &'static Path {
+    static PATH: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    PATH.get_or_init(|| {
+        let name = "siw-hostile-client";
+        build_of_package(name, "--bin", name).join(name)
+    })
+}
+
+/// Builds a target of another package; the folder of this profile.
+fn build_of_package(package: &str, kind: &str, name: &str) -> &'static Path {
     // Cargo builds the programs of this package for its tests, not those of others.
     let folder = Path::new(env!("CARGO_BIN_EXE_siwd")).parent().unwrap();
     let profile = match folder.file_name().and_then(|n| n.to_str()) {
@@ -258,7 +267,7 @@ fn build_of_client_library(kind: &str, name: &str) -> &'static Path {
         target_dir = target_dir.parent().unwrap();
     }
     let out = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "siw", kind, name])
+        .args(["build", "--quiet", "--package", package, kind, name])
         .args(["--profile", profile, "--target-dir"])
         .arg(target_dir)
         .current_dir(env!("CARGO_MANIFEST_DIR"))

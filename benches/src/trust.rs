@@ -1,0 +1,203 @@
+//! What clients that are killed leave behind in a daemon. Called by `siw-figures`; the clients are
+//! those of `siw-hostile-client`, a program of the daemon's tests.
+
+use crate::daemon::Process;
+use serde::Serialize;
+use serde_json::Value;
+use siw::{Context, Error};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long the daemon may take to forget a client before that counts as never.
+const CLEAN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Threads that start clients one after the other.
+const KILLERS: u32 = 2;
+
+/// The daemon under test, and the program of clients that end badly.
+pub struct Victim {
+    /// The daemon's process.
+    pub process: Process,
+    /// Asks it what it has.
+    pub observer: Context,
+    /// Its control socket.
+    pub socket: PathBuf,
+    /// `siw-hostile-client`.
+    pub program: PathBuf,
+}
+
+/// What a daemon holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Holdings {
+    clients: u64,
+    queue_pairs: u64,
+    connections: u64,
+    descriptors: u64,
+}
+
+/// What a daemon holds more than before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Growth {
+    /// Private memory, in bytes.
+    pub bytes: u64,
+    /// Shared memory and hugepages that it maps, in bytes.
+    pub shared_bytes: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Connections of TCP.
+    pub connections: u64,
+}
+
+impl Victim {
+    fn holdings(&self) -> Result<Holdings, String> {
+        let text = self.observer.read_stats().map_err(failed("statistics"))?;
+        let stats: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        let list = |name: &str| stats[name].as_array().cloned().unwrap_or_default();
+        let sum = |name: &str, pointer: &str| {
+            let values = list(name);
+            let numbers = values
+                .iter()
+                .filter_map(|value| value.pointer(pointer)?.as_u64());
+            numbers.sum()
+        };
+        Ok(Holdings {
+            clients: list("clients").len() as u64,
+            queue_pairs: sum("workers", "/queue_pairs"),
+            connections: sum("total", "/mib/TcpCurrEstab"),
+            descriptors: self.process.descriptors()?,
+        })
+    }
+
+    /// Waits until the daemon holds no more than before; how long that took.
+    fn wait_until_clean(&self, before: Holdings) -> Result<Duration, String> {
+        let begin = Instant::now();
+        loop {
+            let now = self.holdings()?;
+            if now.clients <= before.clients
+                && now.queue_pairs <= before.queue_pairs
+                && now.connections <= before.connections
+                && now.descriptors <= before.descriptors
+            {
+                return Ok(begin.elapsed());
+            }
+            if begin.elapsed() > CLEAN_TIMEOUT {
+                return Err(format!("the daemon still holds {now:?}, before {before:?}"));
+            }
+            thread::yield_now();
+        }
+    }
+
+    fn command(&self, kind: &str, seconds: f64, seed: u32) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg(kind)
+            .arg(&self.socket)
+            .arg(seconds.to_string())
+            .arg(seed.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    }
+
+    /// Has `count` clients killed at random points of their lives, and returns what the daemon holds
+    /// more than before. A tenth as many go before: what is allocated for them once is no growth.
+    pub fn kill_clients(&self, count: u32) -> Result<Growth, String> {
+        self.start_and_kill(count / 10)?;
+        let clean = self.holdings()?;
+        self.wait_until_clean(Holdings {
+            clients: 1,
+            ..clean
+        })?;
+        let (before, bytes) = (self.holdings()?, self.process.private_bytes()?);
+        let shared = self.process.shared_bytes()?;
+        self.start_and_kill(count)?;
+        // What cannot be waited for is growth.
+        let cleaned = self.wait_until_clean(before);
+        if let Err(error) = &cleaned {
+            eprintln!("{error}");
+        }
+        let after = self.holdings()?;
+        Ok(Growth {
+            bytes: self.process.private_bytes()?.saturating_sub(bytes),
+            shared_bytes: self.process.shared_bytes()?.saturating_sub(shared),
+            descriptors: after.descriptors.saturating_sub(before.descriptors),
+            connections: after.connections.saturating_sub(before.connections),
+        })
+    }
+
+    fn start_and_kill(&self, count: u32) -> Result<(), String> {
+        thread::scope(|scope| {
+            let killers: Vec<_> = (0..KILLERS)
+                .map(|killer| {
+                    scope.spawn(move || {
+                        for round in (killer..count).step_by(KILLERS as usize) {
+                            // Their lives take some milliseconds, over and over.
+                            let micros = round.wrapping_mul(7919) % 12_000;
+                            self.command("killed", f64::from(micros) / 1e6, round)
+                                .status()
+                                .map_err(|error| self.not_started(&error))?;
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            let ended = killers.into_iter().map(thread::ScopedJoinHandle::join);
+            ended
+                .map(|result| result.unwrap_or_else(|_| Err("a killer panicked".into())))
+                .collect()
+        })
+    }
+
+    fn not_started(&self, error: &std::io::Error) -> String {
+        format!("{}: {error}", self.program.display())
+    }
+
+    /// Kills a client with many connected queue pairs; how long the daemon takes to be rid of them.
+    pub fn kill_large_client(&self) -> Result<Duration, String> {
+        let before = self.holdings()?;
+        let mut child = self
+            .command("many-queue-pairs", 300.0, 1)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .map_err(|error| self.not_started(&error))?;
+        let mut line = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            let _ = BufReader::new(stdout).read_line(&mut line);
+        }
+        let held = self.holdings();
+        let killed = child.kill().and_then(|()| child.wait());
+        let begin = Instant::now();
+        killed.map_err(|error| error.to_string())?;
+        let held = held?.queue_pairs - before.queue_pairs;
+        eprintln!("killed a client with {held} queue pairs");
+        if line.trim() != "attacking" || held < 10_000 {
+            return Err(format!(
+                "the client had {held} queue pairs when it was killed"
+            ));
+        }
+        self.wait_until_clean(before)?;
+        Ok(begin.elapsed())
+    }
+}
+
+fn failed(what: &str) -> impl Fn(Error) -> String + '_ {
+    move |error| format!("{what}: {error}")
+}
+
+/// The path of a program beside this one.
+pub fn program_beside(name: &str) -> Result<PathBuf, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let path = own.parent().unwrap_or(Path::new(".")).join(name);
+    if !path.exists() {
+        return Err(format!(
+            "{} is missing; build it with `cargo build --release -p {name}`",
+            path.display()
+        ));
+    }
+    Ok(path)
+}

@@ -1,0 +1,131 @@
+//! Attacks through the control socket.
+
+use super::Ended;
+use crate::Attack;
+use crate::session::Session;
+use rustix::fd::{AsFd, OwnedFd};
+use siw_shm::control::ControlSocket;
+use siw_shm::control::messages as m;
+use std::time::Duration;
+
+/// How many connections and channels one round tries to hold.
+const GREED: usize = 2000;
+
+/// Connections that never say anything, and channels and completion channels without number: each
+/// costs the daemon a descriptor.
+pub fn exhaust_descriptors(attack: &mut Attack) -> Ended {
+    while attack.begin_round() {
+        let mut silent = Vec::new();
+        let patience = Duration::from_millis(50);
+        while silent.len() < GREED {
+            match ControlSocket::connect_within(&attack.socket, patience) {
+                Ok(socket) => silent.push(socket),
+                Err(_) => break,
+            }
+        }
+        let mut kept: Vec<OwnedFd> = Vec::new();
+        let mut session = Session::open(&attack.socket)?;
+        while kept.len() < GREED {
+            let made = session.call(&m::CreateCmChannel { reserved: 0 });
+            let Some((_, fds)) = attack.count_refusal(made)? else {
+                break;
+            };
+            kept.extend(fds);
+            let made = session.call(&m::CreateChannel { reserved: 0 });
+            let Some((_, fds)) = attack.count_refusal(made)? else {
+                break;
+            };
+            kept.extend(fds);
+        }
+    }
+    Ok(())
+}
+
+/// Requests without end, with descriptors that nobody asked for, from a client that reads no reply.
+pub fn slow_socket(attack: &mut Attack) -> Ended {
+    let mut session = Session::open(&attack.socket)?;
+    session.conn.set_nonblocking(true)?;
+    let query = m::QueryDevice {
+        index: 0,
+        reserved: 0,
+    };
+    let (one_end, _other_end) = ControlSocket::new_pair()?;
+    while attack.begin_round() {
+        for _ in 0..64 {
+            let packet = session.encode(&query);
+            let extra = [one_end.as_fd(); 8];
+            let fds = if attack.random().is_multiple_of(8) {
+                &extra[..]
+            } else {
+                &[]
+            };
+            match session.conn.send_packet(&packet, fds) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Statistics of everything, asked for without end by several sessions at once.
+pub fn statistics_flood(attack: &mut Attack) -> Ended {
+    let mut sessions = (0..8)
+        .map(|_| Session::open(&attack.socket))
+        .collect::<Result<Vec<_>, _>>()?;
+    let request = m::ReadStats {
+        offset: 0,
+        reserved: 0,
+    };
+    while attack.begin_round() {
+        // All ask before any reads.
+        for session in &mut sessions {
+            let packet = session.encode(&request);
+            session.conn.send_packet(&packet, &[])?;
+        }
+        for session in &sessions {
+            let reply = session.conn.recv_packet();
+            reply.map_err(|_| siw_shm::control::codec::CallError::Closed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Objects of every kind, made and destroyed as fast as the daemon allows.
+pub fn create_and_destroy(attack: &mut Attack) -> Ended {
+    let mut session = Session::open(&attack.socket)?;
+    while attack.begin_round() {
+        let pd = session.alloc_pd()?;
+        let (cq, _) = session.create_cq(64)?;
+        let mut numbers = Vec::new();
+        for _ in 0..32 {
+            numbers.push(session.create_qp(pd, cq.cq, 16)?.reply.qp_num);
+        }
+        let memory = session.new_memory(pd)?;
+        for qp_num in numbers {
+            let request = m::DestroyQp {
+                qp_num,
+                reserved: 0,
+            };
+            session.call(&request)?;
+        }
+        let request = m::DeregMr {
+            lkey: memory.keys.lkey,
+            reserved: 0,
+        };
+        session.call(&request)?;
+        session.call(&m::FreeArena {
+            arena: memory.arena,
+            reserved: 0,
+        })?;
+        session.call(&m::DestroyCq {
+            cq: cq.cq,
+            reserved: 0,
+        })?;
+        session.call(&m::DeallocPd { pd, reserved: 0 })?;
+    }
+    Ok(())
+}

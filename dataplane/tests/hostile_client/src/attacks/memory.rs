@@ -1,0 +1,130 @@
+//! Attacks with memory: holes under the daemon's feet, registrations without measure, memory that
+//! goes while it is used.
+
+use super::Ended;
+use super::rings::own_address;
+use crate::Attack;
+use crate::session::{REGION_LEN, Session};
+use rustix::fd::AsFd;
+use rustix::fs::{FallocateFlags, fallocate};
+use siw_shm::control::codec::CallError;
+use siw_shm::control::messages as m;
+use siw_shm::{SendData, SendWr, Sge, WrFlags};
+
+/// Punches holes into queues, doorbells and registered memory that the daemon uses, and takes the
+/// pages away from it.
+pub fn punched_holes(attack: &mut Attack) -> Ended {
+    while attack.begin_round() {
+        let mut session = Session::open(&attack.socket)?;
+        let (from, to, memory) = session.connected_pair(64, own_address())?;
+        let sges = [Sge {
+            addr: 0,
+            length: (REGION_LEN / 2) as u32,
+            lkey: memory.keys.lkey,
+        }];
+        let half = REGION_LEN / 2;
+        let write = SendWr::write(1, SendData::Sges(&sges), half, memory.keys.rkey);
+        from.fill_slots(&write.with_flags(WrFlags::NONE));
+        // Whatever free pages there are go to somebody else.
+        let taken = take_free_pages(attack, &mut session)?;
+        for _ in 0..16 {
+            from.fill_rings();
+            from.ring(&session);
+            punch(&memory.memory);
+            punch(&from.memory);
+            punch(&to.memory);
+            punch(&session.bells);
+            from.fill_slots(&write.with_flags(WrFlags::NONE));
+        }
+        drop(taken);
+    }
+    Ok(())
+}
+
+/// The file must not become shorter, but it may lose its pages.
+fn punch(memory: &siw_shm::SharedMemory) {
+    if let Some(file) = memory.memfd() {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = fallocate(file, hole, 0, memory.len() as u64);
+    }
+}
+
+/// Arenas of hugepages until there are none.
+fn take_free_pages(
+    attack: &mut Attack,
+    session: &mut Session,
+) -> Result<Vec<rustix::fd::OwnedFd>, CallError> {
+    let mut arenas = Vec::new();
+    while arenas.len() < 64 {
+        let made = session.alloc_arena(8 << 20, true);
+        let Some((_, file)) = attack.count_refusal(made)? else {
+            break;
+        };
+        arenas.push(file);
+    }
+    Ok(arenas)
+}
+
+/// Arenas and registrations as large as they may be, made and freed without end.
+pub fn giant_arenas(attack: &mut Attack) -> Ended {
+    let mut session = Session::open(&attack.socket)?;
+    let pd = session.alloc_pd()?;
+    let most = session.hello.limits.max_arena;
+    let mut len = most;
+    while attack.begin_round() {
+        let huge = !attack.random().is_multiple_of(4);
+        let made = session.alloc_arena(len, huge);
+        let Some((arena, file)) = attack.count_refusal(made)? else {
+            len = (len / 2).max(1 << 20);
+            continue;
+        };
+        // Pages of files that are not preallocated.
+        let _ = fallocate(file.as_fd(), FallocateFlags::empty(), 0, len.min(256 << 20));
+        let registered = session.register(pd, arena, len);
+        if let Some(keys) = attack.count_refusal(registered)? {
+            let request = m::DeregMr {
+                lkey: keys.lkey,
+                reserved: 0,
+            };
+            session.call(&request)?;
+        }
+        session.call(&m::FreeArena { arena, reserved: 0 })?;
+        len = if len < most { len * 2 } else { most };
+    }
+    Ok(())
+}
+
+/// Takes memory away while it is being sent, received and read by the peer, and hands it out again.
+pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
+    while attack.begin_round() {
+        let mut session = Session::open(&attack.socket)?;
+        let (from, _to, memory) = session.connected_pair(64, own_address())?;
+        let half = REGION_LEN / 2;
+        let sges = [Sge {
+            addr: 0,
+            length: half as u32,
+            lkey: memory.keys.lkey,
+        }];
+        let request = if attack.random().is_multiple_of(2) {
+            SendWr::write(1, SendData::Sges(&sges), half, memory.keys.rkey)
+        } else {
+            SendWr::read(1, &sges, half, memory.keys.rkey)
+        };
+        from.post(&request, 8);
+        from.ring(&session);
+        let request = m::DeregMr {
+            lkey: memory.keys.lkey,
+            reserved: 0,
+        };
+        let gone = session.call(&request);
+        attack.count_refusal(gone)?;
+        let freed = session.call(&m::FreeArena {
+            arena: memory.arena,
+            reserved: 0,
+        });
+        attack.count_refusal(freed)?;
+        let again = session.new_memory(memory.pd);
+        attack.count_refusal(again)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! The kinds of attack. Each runs until its time is over or the daemon ends it; then it is begun
+//! anew.
+
+mod control;
+mod killed;
+mod memory;
+mod rings;
+
+use crate::Attack;
+use siw_shm::control::codec::CallError;
+
+/// Why an attack ended early.
+pub type Ended = Result<(), CallError>;
+
+/// Names of the attacks.
+pub const KINDS: &[(&str, fn(&mut Attack) -> Ended)] = &[
+    ("blocking-wake", rings::blocking_wake),
+    ("full-rings", rings::full_rings),
+    ("doorbells", rings::doorbells),
+    ("flush-loops", rings::flush_loops),
+    ("scribbled-rings", rings::scribbled_rings),
+    ("too-many-requests", rings::too_many_requests),
+    ("punched-holes", memory::punched_holes),
+    ("giant-arenas", memory::giant_arenas),
+    ("dereg-in-flight", memory::deregister_in_flight),
+    ("descriptors", control::exhaust_descriptors),
+    ("slow-socket", control::slow_socket),
+    ("stats-flood", control::statistics_flood),
+    ("create-destroy", control::create_and_destroy),
+    ("killed", killed::live_until_killed),
+    ("many-queue-pairs", killed::hold_many_queue_pairs),
+];
+
+/// The attack of that name.
+pub fn by_name(name: &str) -> Option<fn(&mut Attack) -> Ended> {
+    KINDS
+        .iter()
+        .find(|(kind, _)| *kind == name)
+        .map(|(_, attack)| *attack)
+}

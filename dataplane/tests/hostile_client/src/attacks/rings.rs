@@ -1,0 +1,185 @@
+//! Attacks through shared memory: queues, doorbells, wake-ups.
+
+use super::Ended;
+use crate::Attack;
+use crate::session::{AttackerQp, Session};
+use siw_shm::control::messages::QpState;
+use siw_shm::{SendData, SendWr, Sge, WrFlags};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Own requests between looks at the clock.
+const ROUND: u32 = 256;
+
+/// Where attacks connect their own queue pairs.
+pub fn own_address() -> SocketAddr {
+    SocketAddr::from(([10, 77, 0, 2], 0))
+}
+
+/// Makes the workers' wake descriptors blocking, and races their reads.
+pub fn blocking_wake(attack: &mut Attack) -> Ended {
+    let mut session = Session::open(&attack.socket)?;
+    let (from, _to, _memory) = session.connected_pair(16, own_address())?;
+    let stop = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for wake in &session.wake {
+            scope.spawn(move || {
+                let mut counter = [0; 8];
+                while !stop.load(Ordering::Relaxed) {
+                    // O_NONBLOCK belongs to the file description, which the daemon may share. It is
+                    // on again for the moment of the own read, which must not block.
+                    let _ = rustix::io::ioctl_fionbio(wake, true);
+                    let _ = rustix::io::read(wake, &mut counter);
+                    let _ = rustix::io::ioctl_fionbio(wake, false);
+                    std::thread::yield_now();
+                }
+                let _ = rustix::io::ioctl_fionbio(wake, true);
+            });
+        }
+        while attack.begin_round() {
+            for worker in 0..session.hello.n_workers {
+                session.wake(worker);
+            }
+            from.ring(&session);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    Ok(())
+}
+
+/// Rings that look full whenever the worker looks: valid requests without end.
+pub fn full_rings(attack: &mut Attack) -> Ended {
+    let mut session = Session::open(&attack.socket)?;
+    let (from, to, memory) = session.connected_pair(256, own_address())?;
+    let request = SendWr::write(1, SendData::Inline(&[]), 0, memory.keys.rkey);
+    let quiet = request.with_flags(WrFlags::NONE);
+    for queue_pair in [&from, &to] {
+        queue_pair.fill_slots(&quiet);
+    }
+    while attack.begin_round() {
+        for _ in 0..ROUND {
+            for queue_pair in [&from, &to] {
+                queue_pair.fill_rings();
+                queue_pair.ring(&session);
+            }
+        }
+        is_open(&mut session)?;
+    }
+    Ok(())
+}
+
+/// Whether the daemon still serves this client.
+fn is_open(session: &mut Session) -> Ended {
+    let device = siw_shm::control::messages::QueryDevice {
+        index: 0,
+        reserved: 0,
+    };
+    session.call(&device).map(drop)
+}
+
+/// Doorbells without end and without work, for own numbers and any other.
+pub fn doorbells(attack: &mut Attack) -> Ended {
+    let mut session = Session::open(&attack.socket)?;
+    let (from, to, _memory) = session.connected_pair(16, own_address())?;
+    while attack.begin_round() {
+        for _ in 0..ROUND {
+            let number = attack.random() as u32;
+            for worker in 0..session.hello.n_workers {
+                session.ring_doorbell(worker, number);
+                session.ring_doorbell(worker, number % 1024);
+            }
+            from.ring(&session);
+            to.ring(&session);
+        }
+        is_open(&mut session)?;
+    }
+    Ok(())
+}
+
+/// Queue pairs in the error state whose rings never become empty, so that flushing never ends. The
+/// queue pairs were never connected.
+pub fn flush_loops(attack: &mut Attack) -> Ended {
+    let mut session = Session::open(&attack.socket)?;
+    let pd = session.alloc_pd()?;
+    while attack.begin_round() {
+        let (cq, _) = session.create_cq(16)?;
+        let request = SendWr::send(1, SendData::Inline(&[]));
+        let mut queue_pairs = Vec::new();
+        for _ in 0..4 {
+            let queue_pair = session.create_qp(pd, cq.cq, 1024)?;
+            queue_pair.fill_slots(&request);
+            queue_pair.fill_rings();
+            queue_pairs.push(queue_pair);
+        }
+        let stop = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let fillers: Vec<_> = queue_pairs
+                .iter()
+                .map(|queue_pair| scope.spawn(move || keep_full(queue_pair, stop)))
+                .collect();
+            let results: Vec<Ended> = queue_pairs
+                .iter()
+                .map(|queue_pair| session.set_state(queue_pair, QpState::Error))
+                .collect();
+            for _ in 0..ROUND {
+                for queue_pair in &queue_pairs {
+                    queue_pair.fill_rings();
+                    queue_pair.ring(&session);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            for filler in fillers {
+                let _ = filler.join();
+            }
+            results.into_iter().collect::<Ended>()
+        })?;
+    }
+    Ok(())
+}
+
+fn keep_full(queue_pair: &AttackerQp, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        queue_pair.fill_rings();
+    }
+}
+
+/// Anything in every word and slot of the rings, and in the doorbells.
+pub fn scribbled_rings(attack: &mut Attack) -> Ended {
+    while attack.begin_round() {
+        let mut session = Session::open(&attack.socket)?;
+        let (from, to, _memory) = session.connected_pair(16, own_address())?;
+        for _ in 0..16 {
+            let bytes = attack.random_bytes(4096);
+            from.scribble(&bytes);
+            to.scribble(&bytes[64..]);
+            if attack.random().is_multiple_of(4) {
+                let _ = session.bells.write(0, &bytes);
+            }
+            from.ring(&session);
+            to.ring(&session);
+        }
+        attack.closed += u64::from(is_open(&mut session).is_err());
+    }
+    Ok(())
+}
+
+/// Requests far beyond what the queue pair was created for, which complete late or never.
+pub fn too_many_requests(attack: &mut Attack) -> Ended {
+    let mut session = Session::open(&attack.socket)?;
+    let (from, _to, memory) = session.connected_pair(4, own_address())?;
+    let sges = [Sge {
+        addr: 0,
+        length: 4096,
+        lkey: memory.keys.lkey,
+    }];
+    let read = SendWr::read(1, &sges, 0, memory.keys.rkey).with_flags(WrFlags::NONE);
+    from.fill_slots(&read);
+    while attack.begin_round() {
+        for _ in 0..ROUND {
+            from.fill_rings();
+            from.ring(&session);
+        }
+        is_open(&mut session)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! Honest clients beside hostile ones: the honest ones lose nothing, the hostile ones leave nothing.
+//!
+//! The attacks are those of `hostile_client/`, a program of its own that knows the ABI and nothing
+//! else of ours. `./benches/figures trust` measures what share of its throughput an honest client
+//! keeps; here it has to get on at all.
+
+mod common;
+
+use common::*;
+use siw::{Context, SendData, SendWr, WcStatus};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Seconds of each attack.
+const ATTACK: &str = "0.8";
+
+/// Bytes of each transfer of the honest client.
+const MESSAGE: usize = 4096;
+
+/// The program that attacks, under way.
+struct Hostile {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Hostile {
+    fn start(daemon: &Daemon, kind: &str) -> Hostile {
+        let mut child = Command::new(hostile_client())
+            .arg(kind)
+            .arg(&daemon.socket)
+            .arg(ATTACK)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "attacking", "the attack did not begin");
+        Hostile { child, stdout }
+    }
+
+    /// What it did, when it has ended.
+    fn finish(mut self) -> String {
+        let mut report = String::new();
+        self.stdout.read_to_string(&mut report).unwrap();
+        assert!(wait(&mut self.child).success());
+        report.trim().to_owned()
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// WRITEs of a pattern until `stop`, each completed and looked at; how many.
+fn transfer_until(ends: &(End, End), stop: &AtomicBool, transfers: &AtomicU64) {
+    let (from, to) = ends;
+    let sges = [from.mr.sge(0, MESSAGE)];
+    let request = SendWr::write(1, SendData::Sges(&sges), to.mr.addr(), to.mr.rkey());
+    let mut seed = 1;
+    while !stop.load(Ordering::Relaxed) {
+        seed += 1;
+        if seed % 64 == 0 {
+            from.fill(seed);
+        }
+        from.qp.post_send(&[request]).unwrap();
+        assert_eq!(from.wc().status, WcStatus::SUCCESS);
+        if seed % 64 == 0 {
+            assert_eq!(to.read(0, MESSAGE), from.read(0, MESSAGE));
+        }
+        transfers.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Descriptors of a process.
+fn descriptors(daemon: &Daemon) -> usize {
+    let folder = format!("/proc/{}/fd", daemon.child.id());
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+/// Waits until a daemon has what it had before.
+fn wait_for_descriptors(daemon: &Daemon, before: usize) {
+    let end = Instant::now() + PATIENCE;
+    while descriptors(daemon) > before {
+        assert!(
+            Instant::now() < end,
+            "{} descriptors, {before} before",
+            descriptors(daemon)
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// What is served at all, from one client to another.
+fn exchange_once(daemon: &Daemon) {
+    let (from, to) = pair(daemon, MESSAGE);
+    from.fill(9);
+    let sges = [from.mr.sge(0, MESSAGE)];
+    let request = SendWr::write(1, SendData::Sges(&sges), to.mr.addr(), to.mr.rkey());
+    from.qp.post_send(&[request]).unwrap();
+    assert_eq!(from.wc().status, WcStatus::SUCCESS);
+    assert_eq!(to.read(0, MESSAGE), from.read(0, MESSAGE));
+}
+
+/// An honest client beside one of this kind: it gets on, a new one is served during the attack and
+/// after it, and the daemon is left as it was.
+fn stays_honest_beside(kind: &str) {
+    stays_honest_with(LOOPBACK, kind);
+}
+
+fn stays_honest_with(config: &str, kind: &str) {
+    let daemon = Daemon::start(config, &[]);
+    exchange_once(&daemon);
+    let ends = pair(&daemon, MESSAGE);
+    let before = descriptors(&daemon);
+    let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
+        let measure = |during: Duration| {
+            let (start, begin) = (transfers.load(Ordering::Relaxed), Instant::now());
+            while begin.elapsed() < during && !honest.is_finished() {
+                std::thread::yield_now();
+            }
+            let count = transfers.load(Ordering::Relaxed) - start;
+            count as f64 / begin.elapsed().as_secs_f64()
+        };
+        let alone = measure(Duration::from_millis(200));
+        let hostile = Hostile::start(&daemon, kind);
+        let beside = measure(Duration::from_millis(400));
+        let report = hostile.finish();
+        println!("{kind}: {alone:.0}/s alone, {beside:.0}/s beside {report}");
+        stop.store(true, Ordering::Relaxed);
+        honest.join().unwrap();
+        assert!(beside > 0.0, "{kind}: the honest client came to a halt");
+    });
+    exchange_once(&daemon);
+    wait_for_descriptors(&daemon, before);
+    assert!(daemon.stop().success());
+}
+
+macro_rules! attacks {
+    ($($test:ident: $kind:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            stays_honest_beside($kind);
+        })*
+    };
+}
+
+attacks! {
+    wake_descriptors_made_blocking_stop_nobody: "blocking-wake";
+    rings_that_are_always_full_stop_nobody: "full-rings";
+    doorbells_without_end_stop_nobody: "doorbells";
+    flushes_without_end_stop_nobody: "flush-loops";
+    scribbled_rings_stop_nobody: "scribbled-rings";
+    requests_beyond_the_queue_stop_nobody: "too-many-requests";
+    holes_in_memory_stop_nobody: "punched-holes";
+    giant_arenas_stop_nobody: "giant-arenas";
+    memory_taken_away_in_flight_stops_nobody: "dereg-in-flight";
+    exhausted_descriptors_stop_nobody: "descriptors";
+    a_socket_that_nobody_reads_stops_nobody: "slow-socket";
+    floods_of_statistics_stop_nobody: "stats-flood";
+    objects_made_and_destroyed_without_end_stop_nobody: "create-destroy";
+}
+
+/// What the daemon has, for all clients together: clients, queue pairs, connections, regions.
+fn objects(ctx: &Context) -> [u64; 4] {
+    let text = ctx.read_stats().unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let sum = |list: &str, value: &dyn Fn(&serde_json::Value) -> u64| {
+        stats[list].as_array().unwrap().iter().map(value).sum()
+    };
+    [
+        stats["clients"].as_array().unwrap().len() as u64,
+        sum("workers", &|worker| worker["queue_pairs"].as_u64().unwrap()),
+        sum("total", &|device| {
+            device["mib"]["TcpCurrEstab"].as_u64().unwrap()
+        }),
+        sum("clients", &|client| {
+            client["memory_regions"].as_u64().unwrap()
+        }),
+    ]
+}
+
+#[test]
+fn clients_killed_at_random_points_leave_nothing() {
+    /// Clients that each of two threads has killed.
+    const KILLS: u64 = 120;
+    let daemon = Daemon::loopback();
+    let ends = pair(&daemon, MESSAGE);
+    let before = (objects(&ends.0.ctx), descriptors(&daemon));
+    let (stop, transfers) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let honest = scope.spawn(|| transfer_until(&ends, &stop, &transfers));
+        let killers: Vec<_> = (0..2)
+            .map(|thread| {
+                let socket = &daemon.socket;
+                scope.spawn(move || {
+                    for round in 0..KILLS {
+                        // Their lives take some milliseconds, over and over.
+                        let micros = (round * 2 + thread) * 7919 % 30_000;
+                        let ended = Command::new(hostile_client())
+                            .arg("killed")
+                            .arg(socket)
+                            .arg(format!("{}", micros as f64 / 1e6))
+                            .arg(format!("{round}"))
+                            .stdin(Stdio::null())
+                            .stdout(Stdio::null())
+                            .stderr(Stdio::null())
+                            .status()
+                            .unwrap();
+                        assert!(!ended.success(), "the client was not killed");
+                    }
+                })
+            })
+            .collect();
+        for killer in killers {
+            killer.join().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        honest.join().unwrap();
+    });
+    assert!(transfers.load(Ordering::Relaxed) > 0);
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let now = (objects(&ends.0.ctx), descriptors(&daemon));
+        if now == before {
+            break;
+        }
+        assert!(Instant::now() < end, "{now:?}, {before:?} before");
+        std::thread::yield_now();
+    }
+    assert!(daemon.stop().success());
+}
