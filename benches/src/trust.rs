@@ -141,14 +141,15 @@ impl Victim {
                                 .status()
                                 .map_err(|error| self.not_started(&error))?;
                         }
-                        Ok(())
+                        Ok::<(), String>(())
                     })
                 })
                 .collect();
-            let ended = killers.into_iter().map(thread::ScopedJoinHandle::join);
-            ended
-                .map(|result| result.unwrap_or_else(|_| Err("a killer panicked".into())))
-                .collect()
+            for killer in killers {
+                let ended = killer.join();
+                ended.unwrap_or_else(|_| Err("a killer panicked".to_owned()))?;
+            }
+            Ok(())
         })
     }
 

@@ -13,8 +13,12 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Seconds of each attack.
-const ATTACK: &str = "0.8";
+/// How long each attack lasts: short, unless the environment asks for more.
+fn attack_time() -> Duration {
+    let seconds = std::env::var("SIW_ATTACK_SECONDS").ok();
+    let seconds = seconds.map(|text| text.parse().expect("SIW_ATTACK_SECONDS: a number"));
+    Duration::from_secs_f64(seconds.unwrap_or(0.5))
+}
 
 /// Bytes of each transfer of the honest client.
 const MESSAGE: usize = 4096;
@@ -30,7 +34,7 @@ impl Hostile {
         let mut child = Command::new(hostile_client())
             .arg(kind)
             .arg(&daemon.socket)
-            .arg(ATTACK)
+            .arg(attack_time().as_secs_f64().to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -130,9 +134,9 @@ fn stays_honest_with(config: &str, kind: &str) {
             let count = transfers.load(Ordering::Relaxed) - start;
             count as f64 / begin.elapsed().as_secs_f64()
         };
-        let alone = measure(Duration::from_millis(200));
+        let alone = measure(Duration::from_millis(100));
         let hostile = Hostile::start(&daemon, kind);
-        let beside = measure(Duration::from_millis(400));
+        let beside = measure(attack_time() * 3 / 4);
         let report = hostile.finish();
         println!("{kind}: {alone:.0}/s alone, {beside:.0}/s beside {report}");
         stop.store(true, Ordering::Relaxed);
@@ -142,6 +146,18 @@ fn stays_honest_with(config: &str, kind: &str) {
     exchange_once(&daemon);
     wait_for_descriptors(&daemon, before);
     assert!(daemon.stop().success());
+}
+
+#[test]
+fn memory_taken_away_in_flight_stops_nobody_on_two_workers() {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if processors < 2 {
+        println!("skipped: two workers need two processors");
+        return;
+    }
+    let config = LOOPBACK.replacen("[workers]", "[workers]\ncores = [0, 1]", 1);
+    let config = config.replacen("buffers = 4096", "buffers = 16384", 1);
+    stays_honest_with(&config, "dereg-in-flight");
 }
 
 macro_rules! attacks {

@@ -203,7 +203,7 @@ fn the_longest_queues_hold_what_they_promise() {
             ..SrqInit::default()
         })
         .unwrap();
-    for i in 0..l.max_srq_wr {
+    for i in 0..limits.max_srq_wr {
         let r = RecvWr {
             wr_id: u64::from(i),
             sges: &[],

@@ -46,7 +46,7 @@ impl Attack {
     }
 
     /// A pseudo-random number.
-    pub fn random(&mut self) -> u64 {
+    pub fn next_random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -56,7 +56,7 @@ impl Attack {
     /// Pseudo-random bytes.
     pub fn random_bytes(&mut self, len: usize) -> Vec<u8> {
         let words = len.div_ceil(8);
-        let bytes = (0..words).flat_map(|_| self.random().to_le_bytes());
+        let bytes = (0..words).flat_map(|_| self.next_random().to_le_bytes());
         bytes.take(len).collect()
     }
 
@@ -81,13 +81,13 @@ fn main() -> ExitCode {
     let (kind, socket, seconds, seed) = match &args[..] {
         [kind, socket, seconds] => (kind, socket, seconds, "1"),
         [kind, socket, seconds, seed] => (kind, socket, seconds, seed.as_str()),
-        _ => return usage(),
+        _ => return print_usage(),
     };
     let Some(attack) = attacks::by_name(kind) else {
-        return usage();
+        return print_usage();
     };
     let (Ok(seconds), Ok(seed)) = (seconds.parse::<f64>(), seed.parse::<u64>()) else {
-        return usage();
+        return print_usage();
     };
     let mut state = Attack {
         socket: socket.into(),
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn usage() -> ExitCode {
+fn print_usage() -> ExitCode {
     let kinds: Vec<&str> = attacks::KINDS.iter().map(|(name, _)| *name).collect();
     eprintln!("usage: siw-hostile-client KIND SOCKET SECONDS [SEED]");
     eprintln!("kinds: {}", kinds.join(" "));

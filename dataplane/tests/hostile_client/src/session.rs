@@ -20,7 +20,7 @@ use std::time::Duration;
 const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One connection to the daemon.
-pub struct Session {
+pub struct AttackSession {
     pub conn: ControlSocket,
     pub hello: m::HelloReply,
     /// Worker state page, asynchronous events.
@@ -56,8 +56,9 @@ pub struct AttackerListener {
 /// The length of attacks' own memory regions.
 pub const REGION_LEN: u64 = 1 << 20;
 
-impl Session {
-    pub fn open(socket: &Path) -> Result<Session, CallError> {
+impl AttackSession {
+    /// Connects and says hello.
+    pub fn open(socket: &Path) -> Result<AttackSession, CallError> {
         let conn = ControlSocket::connect_within(socket, REPLY_TIMEOUT)?;
         let hello = m::ClientHello::new("hostile");
         conn.set_version(m::MIN_VERSION);
@@ -66,7 +67,7 @@ impl Session {
         let wake = fds.split_off(3);
         let bells = fds.remove(1);
         let len = doorbell::ring_offset(hello.n_workers, hello.doorbell_capacity);
-        Ok(Session {
+        Ok(AttackSession {
             conn,
             hello,
             _others: fds,
@@ -77,6 +78,7 @@ impl Session {
         })
     }
 
+    /// One request and its reply.
     pub fn call<M: Message>(&mut self, message: &M) -> Result<(M::Reply, Vec<OwnedFd>), CallError> {
         self.seq = self.seq.wrapping_add(1).max(1);
         self.conn.call_and_wait(self.seq, message, &[])
@@ -103,6 +105,7 @@ impl Session {
             .ok_or(CallError::Proto(codec::ProtoError::MissingFd))
     }
 
+    /// A protection domain.
     pub fn alloc_pd(&mut self) -> Result<u32, CallError> {
         let request = m::AllocPd {
             device: m::ANY_DEVICE,
@@ -111,6 +114,7 @@ impl Session {
         Ok(self.call(&request)?.0.id)
     }
 
+    /// A completion queue, and where its rings lie.
     pub fn create_cq(&mut self, cqe: u32) -> Result<(m::CqReply, Arc<SharedMemory>), CallError> {
         let request = m::CreateCq {
             cqe,
@@ -122,6 +126,7 @@ impl Session {
         Ok((reply, memory))
     }
 
+    /// A queue pair of `depth` requests each way.
     pub fn create_qp(&mut self, pd: u32, cq: u32, depth: u32) -> Result<AttackerQp, CallError> {
         let request = m::CreateQp {
             pd,
@@ -140,6 +145,7 @@ impl Session {
         Ok(AttackerQp { reply, memory })
     }
 
+    /// An arena, and its file.
     pub fn alloc_arena(&mut self, len: u64, huge: bool) -> Result<(u32, OwnedFd), CallError> {
         let request = m::AllocArena {
             len,
@@ -153,7 +159,13 @@ impl Session {
         Ok((reply.arena, fd))
     }
 
-    pub fn register(&mut self, pd: u32, arena: u32, len: u64) -> Result<m::MrReply, CallError> {
+    /// Registers the beginning of an arena for everything.
+    pub fn register_memory(
+        &mut self,
+        pd: u32,
+        arena: u32,
+        len: u64,
+    ) -> Result<m::MrReply, CallError> {
         let request = m::RegMr {
             pd,
             arena,
@@ -166,12 +178,13 @@ impl Session {
         Ok(self.call(&request)?.0)
     }
 
+    /// An arena that is registered and mapped.
     pub fn new_memory(&mut self, pd: u32) -> Result<AttackerMemory, CallError> {
         let (arena, fd) = self.alloc_arena(REGION_LEN, false)?;
         Ok(AttackerMemory {
             arena,
             memory: SharedMemory::map_fd(fd, REGION_LEN as usize)?,
-            keys: self.register(pd, arena, REGION_LEN)?,
+            keys: self.register_memory(pd, arena, REGION_LEN)?,
             pd,
         })
     }
@@ -274,6 +287,7 @@ impl Session {
         Ok((from, to, memory))
     }
 
+    /// ibv_modify_qp(3).
     pub fn set_state(&mut self, qp: &AttackerQp, state: m::QpState) -> Result<(), CallError> {
         let request = m::ModifyQp {
             qp_num: qp.reply.qp_num,
@@ -293,10 +307,11 @@ impl Session {
         if let Ok(word) = self.bells.atomic_u32(ring + doorbell::HEADER + slot * 4) {
             word.store(number.wrapping_add(1), SeqCst);
         }
-        self.wake(worker);
+        self.wake_worker(worker);
     }
 
-    pub fn wake(&self, worker: u32) {
+    /// Writes the worker's eventfd.
+    pub fn wake_worker(&self, worker: u32) {
         if let Some(fd) = self.wake.get(worker as usize % self.wake.len()) {
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         }
@@ -378,7 +393,7 @@ impl AttackerQp {
     }
 
     /// Rings for this queue pair as an honest client would, and even if it has just done so.
-    pub fn ring(&self, session: &Session) {
+    pub fn ring(&self, session: &AttackSession) {
         self.store(self.send_queue() + OFF_PENDING, 1);
         let worker = self.load(self.send_queue() + OFF_WORKER);
         session.ring_doorbell(worker, self.reply.qp_num);

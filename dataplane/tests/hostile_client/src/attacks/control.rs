@@ -2,7 +2,7 @@
 
 use super::Ended;
 use crate::Attack;
-use crate::session::Session;
+use crate::session::AttackSession;
 use rustix::fd::{AsFd, OwnedFd};
 use siw_shm::control::ControlSocket;
 use siw_shm::control::messages as m;
@@ -24,7 +24,7 @@ pub fn exhaust_descriptors(attack: &mut Attack) -> Ended {
             }
         }
         let mut kept: Vec<OwnedFd> = Vec::new();
-        let mut session = Session::open(&attack.socket)?;
+        let mut session = AttackSession::open(&attack.socket)?;
         while kept.len() < GREED {
             let made = session.call(&m::CreateCmChannel { reserved: 0 });
             let Some((_, fds)) = attack.count_refusal(made)? else {
@@ -43,7 +43,7 @@ pub fn exhaust_descriptors(attack: &mut Attack) -> Ended {
 
 /// Requests without end, with descriptors that nobody asked for, from a client that reads no reply.
 pub fn slow_socket(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     session.conn.set_nonblocking(true)?;
     let query = m::QueryDevice {
         index: 0,
@@ -54,7 +54,7 @@ pub fn slow_socket(attack: &mut Attack) -> Ended {
         for _ in 0..64 {
             let packet = session.encode(&query);
             let extra = [one_end.as_fd(); 8];
-            let fds = if attack.random().is_multiple_of(8) {
+            let fds = if attack.next_random().is_multiple_of(8) {
                 &extra[..]
             } else {
                 &[]
@@ -74,7 +74,7 @@ pub fn slow_socket(attack: &mut Attack) -> Ended {
 /// Statistics of everything, asked for without end by several sessions at once.
 pub fn statistics_flood(attack: &mut Attack) -> Ended {
     let mut sessions = (0..8)
-        .map(|_| Session::open(&attack.socket))
+        .map(|_| AttackSession::open(&attack.socket))
         .collect::<Result<Vec<_>, _>>()?;
     let request = m::ReadStats {
         offset: 0,
@@ -96,7 +96,7 @@ pub fn statistics_flood(attack: &mut Attack) -> Ended {
 
 /// Objects of every kind, made and destroyed as fast as the daemon allows.
 pub fn create_and_destroy(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     while attack.begin_round() {
         let pd = session.alloc_pd()?;
         let (cq, _) = session.create_cq(64)?;

@@ -3,7 +3,7 @@
 use super::Ended;
 use super::rings::own_address;
 use crate::Attack;
-use crate::session::{REGION_LEN, Session};
+use crate::session::{AttackSession, REGION_LEN};
 use siw_shm::control::messages as m;
 use siw_shm::{SendData, SendWr, Sge, WrFlags};
 use std::time::Instant;
@@ -25,7 +25,7 @@ pub fn live_until_killed(attack: &mut Attack) -> Ended {
 
 /// One life: objects of every kind, a connection, transfers, and most of them given back.
 fn live_once(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     let (channel, _fd) = session.call(&m::CreateChannel { reserved: 0 })?;
     let (from, _to, memory) = session.connected_pair(32, own_address())?;
     let half = REGION_LEN / 2;
@@ -34,7 +34,7 @@ fn live_once(attack: &mut Attack) -> Ended {
         length: half as u32,
         lkey: memory.keys.lkey,
     }];
-    let request = if attack.random().is_multiple_of(2) {
+    let request = if attack.next_random().is_multiple_of(2) {
         SendWr::write(1, SendData::Sges(&sges), half, memory.keys.rkey)
     } else {
         SendWr::read(1, &sges, half, memory.keys.rkey)
@@ -92,7 +92,7 @@ const CONNECTIONS: usize = 5000;
 
 /// Makes many connections, and waits to be killed.
 pub fn hold_many_queue_pairs(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     let pd = session.alloc_pd()?;
     let (cq, _) = session.create_cq(64)?;
     let listener = session.listen(own_address())?;

@@ -4,7 +4,7 @@
 use super::Ended;
 use super::rings::own_address;
 use crate::Attack;
-use crate::session::{REGION_LEN, Session};
+use crate::session::{AttackSession, REGION_LEN};
 use rustix::fd::AsFd;
 use rustix::fs::{FallocateFlags, fallocate};
 use siw_shm::control::codec::CallError;
@@ -15,7 +15,7 @@ use siw_shm::{SendData, SendWr, Sge, WrFlags};
 /// pages away from it.
 pub fn punched_holes(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
-        let mut session = Session::open(&attack.socket)?;
+        let mut session = AttackSession::open(&attack.socket)?;
         let (from, to, memory) = session.connected_pair(64, own_address())?;
         let sges = [Sge {
             addr: 0,
@@ -30,10 +30,10 @@ pub fn punched_holes(attack: &mut Attack) -> Ended {
         for _ in 0..16 {
             from.fill_rings();
             from.ring(&session);
-            punch(&memory.memory);
-            punch(&from.memory);
-            punch(&to.memory);
-            punch(&session.bells);
+            punch_hole(&memory.memory);
+            punch_hole(&from.memory);
+            punch_hole(&to.memory);
+            punch_hole(&session.bells);
             from.fill_slots(&write.with_flags(WrFlags::NONE));
         }
         drop(taken);
@@ -42,7 +42,7 @@ pub fn punched_holes(attack: &mut Attack) -> Ended {
 }
 
 /// The file must not become shorter, but it may lose its pages.
-fn punch(memory: &siw_shm::SharedMemory) {
+fn punch_hole(memory: &siw_shm::SharedMemory) {
     if let Some(file) = memory.memfd() {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = fallocate(file, hole, 0, memory.len() as u64);
@@ -52,7 +52,7 @@ fn punch(memory: &siw_shm::SharedMemory) {
 /// Arenas of hugepages until there are none.
 fn take_free_pages(
     attack: &mut Attack,
-    session: &mut Session,
+    session: &mut AttackSession,
 ) -> Result<Vec<rustix::fd::OwnedFd>, CallError> {
     let mut arenas = Vec::new();
     while arenas.len() < 64 {
@@ -67,12 +67,12 @@ fn take_free_pages(
 
 /// Arenas and registrations as large as they may be, made and freed without end.
 pub fn giant_arenas(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     let pd = session.alloc_pd()?;
     let most = session.hello.limits.max_arena;
     let mut len = most;
     while attack.begin_round() {
-        let huge = !attack.random().is_multiple_of(4);
+        let huge = !attack.next_random().is_multiple_of(4);
         let made = session.alloc_arena(len, huge);
         let Some((arena, file)) = attack.count_refusal(made)? else {
             len = (len / 2).max(1 << 20);
@@ -80,7 +80,7 @@ pub fn giant_arenas(attack: &mut Attack) -> Ended {
         };
         // Pages of files that are not preallocated.
         let _ = fallocate(file.as_fd(), FallocateFlags::empty(), 0, len.min(256 << 20));
-        let registered = session.register(pd, arena, len);
+        let registered = session.register_memory(pd, arena, len);
         if let Some(keys) = attack.count_refusal(registered)? {
             let request = m::DeregMr {
                 lkey: keys.lkey,
@@ -97,7 +97,7 @@ pub fn giant_arenas(attack: &mut Attack) -> Ended {
 /// Takes memory away while it is being sent, received and read by the peer, and hands it out again.
 pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
-        let mut session = Session::open(&attack.socket)?;
+        let mut session = AttackSession::open(&attack.socket)?;
         let (from, _to, memory) = session.connected_pair(64, own_address())?;
         let half = REGION_LEN / 2;
         let sges = [Sge {
@@ -105,7 +105,7 @@ pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
             length: half as u32,
             lkey: memory.keys.lkey,
         }];
-        let request = if attack.random().is_multiple_of(2) {
+        let request = if attack.next_random().is_multiple_of(2) {
             SendWr::write(1, SendData::Sges(&sges), half, memory.keys.rkey)
         } else {
             SendWr::read(1, &sges, half, memory.keys.rkey)

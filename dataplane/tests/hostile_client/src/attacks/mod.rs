@@ -12,11 +12,14 @@ use siw_shm::control::codec::CallError;
 /// Why an attack ended early.
 pub type Ended = Result<(), CallError>;
 
+/// What runs an attack.
+pub type Run = fn(&mut Attack) -> Ended;
+
 /// Names of the attacks.
-pub const KINDS: &[(&str, fn(&mut Attack) -> Ended)] = &[
+pub const KINDS: &[(&str, Run)] = &[
     ("blocking-wake", rings::blocking_wake),
     ("full-rings", rings::full_rings),
-    ("doorbells", rings::doorbells),
+    ("doorbells", rings::endless_doorbells),
     ("flush-loops", rings::flush_loops),
     ("scribbled-rings", rings::scribbled_rings),
     ("too-many-requests", rings::too_many_requests),
@@ -32,7 +35,7 @@ pub const KINDS: &[(&str, fn(&mut Attack) -> Ended)] = &[
 ];
 
 /// The attack of that name.
-pub fn by_name(name: &str) -> Option<fn(&mut Attack) -> Ended> {
+pub fn by_name(name: &str) -> Option<Run> {
     KINDS
         .iter()
         .find(|(kind, _)| *kind == name)

@@ -2,7 +2,7 @@
 
 use super::Ended;
 use crate::Attack;
-use crate::session::{AttackerQp, Session};
+use crate::session::{AttackSession, AttackerQp};
 use siw_shm::control::messages::QpState;
 use siw_shm::{SendData, SendWr, Sge, WrFlags};
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ pub fn own_address() -> SocketAddr {
 
 /// Makes the workers' wake descriptors blocking, and races their reads.
 pub fn blocking_wake(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     let (from, _to, _memory) = session.connected_pair(16, own_address())?;
     let stop = &AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -38,7 +38,7 @@ pub fn blocking_wake(attack: &mut Attack) -> Ended {
         }
         while attack.begin_round() {
             for worker in 0..session.hello.n_workers {
-                session.wake(worker);
+                session.wake_worker(worker);
             }
             from.ring(&session);
         }
@@ -49,7 +49,7 @@ pub fn blocking_wake(attack: &mut Attack) -> Ended {
 
 /// Rings that look full whenever the worker looks: valid requests without end.
 pub fn full_rings(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     let (from, to, memory) = session.connected_pair(256, own_address())?;
     let request = SendWr::write(1, SendData::Inline(&[]), 0, memory.keys.rkey);
     let quiet = request.with_flags(WrFlags::NONE);
@@ -69,7 +69,7 @@ pub fn full_rings(attack: &mut Attack) -> Ended {
 }
 
 /// Whether the daemon still serves this client.
-fn is_open(session: &mut Session) -> Ended {
+fn is_open(session: &mut AttackSession) -> Ended {
     let device = siw_shm::control::messages::QueryDevice {
         index: 0,
         reserved: 0,
@@ -78,12 +78,12 @@ fn is_open(session: &mut Session) -> Ended {
 }
 
 /// Doorbells without end and without work, for own numbers and any other.
-pub fn doorbells(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+pub fn endless_doorbells(attack: &mut Attack) -> Ended {
+    let mut session = AttackSession::open(&attack.socket)?;
     let (from, to, _memory) = session.connected_pair(16, own_address())?;
     while attack.begin_round() {
         for _ in 0..ROUND {
-            let number = attack.random() as u32;
+            let number = attack.next_random() as u32;
             for worker in 0..session.hello.n_workers {
                 session.ring_doorbell(worker, number);
                 session.ring_doorbell(worker, number % 1024);
@@ -99,7 +99,7 @@ pub fn doorbells(attack: &mut Attack) -> Ended {
 /// Queue pairs in the error state whose rings never become empty, so that flushing never ends. The
 /// queue pairs were never connected.
 pub fn flush_loops(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     let pd = session.alloc_pd()?;
     while attack.begin_round() {
         let (cq, _) = session.create_cq(16)?;
@@ -146,13 +146,13 @@ fn keep_full(queue_pair: &AttackerQp, stop: &AtomicBool) {
 /// Anything in every word and slot of the rings, and in the doorbells.
 pub fn scribbled_rings(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
-        let mut session = Session::open(&attack.socket)?;
+        let mut session = AttackSession::open(&attack.socket)?;
         let (from, to, _memory) = session.connected_pair(16, own_address())?;
         for _ in 0..16 {
             let bytes = attack.random_bytes(4096);
             from.scribble(&bytes);
             to.scribble(&bytes[64..]);
-            if attack.random().is_multiple_of(4) {
+            if attack.next_random().is_multiple_of(4) {
                 let _ = session.bells.write(0, &bytes);
             }
             from.ring(&session);
@@ -165,7 +165,7 @@ pub fn scribbled_rings(attack: &mut Attack) -> Ended {
 
 /// Requests far beyond what the queue pair was created for, which complete late or never.
 pub fn too_many_requests(attack: &mut Attack) -> Ended {
-    let mut session = Session::open(&attack.socket)?;
+    let mut session = AttackSession::open(&attack.socket)?;
     let (from, _to, memory) = session.connected_pair(4, own_address())?;
     let sges = [Sge {
         addr: 0,
