@@ -1,6 +1,8 @@
 //! The conformance list is complete, and CONFORMANCE.md tells what the tests are.
 #[path = "common/conformance.rs"]
 mod conformance;
+use std::collections::BTreeMap;
+
 use conformance::*;
 
 /// Numbers without a test of this crate alone: timers, and what a worker does.
@@ -30,14 +32,33 @@ fn numbers_are_read_from_the_names_of_tests() {
     assert_eq!(numbers_of("crc_c5"), []);
 }
 
-/// The file says "pass": if a test fails, this suite fails with it.
+/// The file says "pass": if a test fails, its suite fails, too.
 #[test]
 fn report_is_in_step_with_the_tests() {
-    let want = render(|_| Some(true));
+    let want = render();
     let have = include_str!("../CONFORMANCE.md");
     assert!(
         have == want,
         "run `cargo run -p siw-iwarp --example conformance` (without root: `-- --names-only`) and \
          commit CONFORMANCE.md"
     );
+}
+
+#[test]
+fn a_skipped_test_did_not_pass() {
+    let printed = "test fpdus::c1_passes ... ok\ntest c2_fails ... FAILED\n\
+                   test rdmap::c3_lacks_root ... ok\ntest c4_c5_prints ... ok\n\
+                   test helper ... FAILED\n\nsuccesses:\n\n\
+                   ---- rdmap::c3_lacks_root stdout ----\n\nskipped: needs root\n\n\
+                   ---- c4_c5_prints stdout ----\nskipping nothing\n";
+    let mut results = BTreeMap::new();
+    read_outcomes(printed, &mut results);
+    let expected = [
+        ("c1_passes", TestOutcome::Passed),
+        ("c2_fails", TestOutcome::Failed),
+        ("c3_lacks_root", TestOutcome::Skipped("needs root".into())),
+        ("c4_c5_prints", TestOutcome::Passed),
+    ];
+    let expected = expected.map(|(name, outcome)| (name.to_string(), outcome));
+    assert_eq!(results, BTreeMap::from(expected));
 }

@@ -1,6 +1,10 @@
-//! Runs seeds of the impaired network until one fails or all are done:
+//! Runs seeds until one fails or all are done:
 //! `cargo run -p siw-tcp --release --example soak -- --seeds 1000000 --from 0 --threads 4`.
-//! A seed that fails is printed with its replay command and leaves a pcapng in `--dir` (here).
+//!
+//! Without `--transfers` they are those of `siw_tcp::sim::seeds`: a seed that fails is printed with
+//! its last frames and the command that runs it again; `--describe` prints what a seed draws. With
+//! it they are the bulk transfers of `tests/impaired.rs`, of which one that fails leaves a pcapng in
+//! `--dir` (here).
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -11,18 +15,25 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::scenario::{self, ScenarioFailure, ScenarioOutcome};
+use common::scenario;
+use siw_tcp::sim::seeds::{self, SeedOutcome};
 
-const USAGE: &str = "usage: soak [--seeds N] [--from S] [--threads T] [--dir PATH] [--keep-going] \
-                     [--json]";
+const USAGE: &str = "usage: soak [--seeds N] [--from SEED] [--threads T] [--frames N] [--keep-going] \
+                     [--json] [--describe] [--transfers [--dir PATH]]";
+
+/// How often progress is reported.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
 
 struct SoakArgs {
     seeds: u64,
     from: u64,
     threads: usize,
+    frames: usize,
     dir: PathBuf,
     keep_going: bool,
     json: bool,
+    describe: bool,
+    transfers: bool,
 }
 
 fn parse_args() -> Result<SoakArgs, String> {
@@ -30,9 +41,12 @@ fn parse_args() -> Result<SoakArgs, String> {
         seeds: 100_000,
         from: 0,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
+        frames: seeds::FRAMES_SHOWN,
         dir: PathBuf::from("."),
         keep_going: false,
         json: false,
+        describe: false,
+        transfers: false,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -46,13 +60,49 @@ fn parse_args() -> Result<SoakArgs, String> {
             "--seeds" => args.seeds = number()?,
             "--from" => args.from = number()?,
             "--threads" => args.threads = number()?.clamp(1, 1024) as usize,
+            "--frames" => args.frames = number()? as usize,
             "--dir" => args.dir = words.next().ok_or("--dir wants a folder")?.into(),
             "--keep-going" => args.keep_going = true,
             "--json" => args.json = true,
+            "--describe" => args.describe = true,
+            "--transfers" => args.transfers = true,
             _ => return Err(format!("{word} is unknown\n{USAGE}")),
         }
     }
     Ok(args)
+}
+
+/// What is reported of a run, by name.
+type CounterRows = Vec<(&'static str, u64)>;
+
+/// Runs a seed: its counters, or why it failed, which has been printed.
+fn run_seed(args: &SoakArgs, seed: u64) -> Result<CounterRows, String> {
+    if args.transfers {
+        return match scenario::run(seed, None, &args.dir) {
+            Ok(outcome) => Ok(outcome.rows().to_vec()),
+            Err(failure) => {
+                eprintln!("{failure}");
+                Err(failure.why)
+            }
+        };
+    }
+    match seeds::run_seed(seed, args.frames) {
+        Ok(outcome) => Ok(SeedOutcome::rows(&outcome).to_vec()),
+        Err(failure) => {
+            eprintln!("{failure}");
+            Err(failure.why)
+        }
+    }
+}
+
+fn add_up(sum: &mut CounterRows, counters: CounterRows) {
+    if sum.is_empty() {
+        *sum = counters;
+        return;
+    }
+    for (total, (_, value)) in sum.iter_mut().zip(counters) {
+        total.1 += value;
+    }
 }
 
 fn main() -> ExitCode {
@@ -63,13 +113,14 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if args.describe {
+        println!("{}", seeds::describe_seed(args.from));
+        return ExitCode::SUCCESS;
+    }
     let end = args.from.saturating_add(args.seeds);
-    let (next, done, stop) = (
-        AtomicU64::new(args.from),
-        AtomicU64::new(0),
-        AtomicBool::new(false),
-    );
-    let sum = Mutex::new((ScenarioOutcome::default(), Vec::<ScenarioFailure>::new()));
+    let (next, done) = (AtomicU64::new(args.from), AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    let results = Mutex::new((CounterRows::new(), Vec::<(u64, String)>::new()));
     let start = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..args.threads {
@@ -79,17 +130,18 @@ fn main() -> ExitCode {
                     if seed >= end {
                         break;
                     }
-                    let result = scenario::run(seed, None, &args.dir);
-                    let Ok(mut sum) = sum.lock() else { break };
+                    let result = run_seed(&args, seed);
+                    let Ok(mut results) = results.lock() else {
+                        break;
+                    };
                     match result {
-                        Ok(outcome) => sum.0.add(&outcome),
-                        Err(failure) => {
-                            eprintln!("{failure}");
-                            sum.1.push(failure);
+                        Ok(counters) => add_up(&mut results.0, counters),
+                        Err(why) => {
+                            results.1.push((seed, why));
                             stop.fetch_or(!args.keep_going, Ordering::Relaxed);
                         }
                     }
-                    drop(sum);
+                    drop(results);
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -98,7 +150,7 @@ fn main() -> ExitCode {
             let mut last_report = Instant::now();
             while !stop.load(Ordering::Relaxed) && done.load(Ordering::Relaxed) < args.seeds {
                 std::thread::sleep(Duration::from_millis(50));
-                if last_report.elapsed() >= Duration::from_secs(10) {
+                if last_report.elapsed() >= REPORT_EVERY {
                     last_report = Instant::now();
                     let count = done.load(Ordering::Relaxed);
                     eprintln!("{count} of {} seeds, {:?}", args.seeds, start.elapsed());
@@ -106,7 +158,7 @@ fn main() -> ExitCode {
             }
         });
     });
-    let Ok((sum, failures)) = sum.into_inner() else {
+    let Ok((sum, failures)) = results.into_inner() else {
         return ExitCode::FAILURE;
     };
     report(&args, done.into_inner(), start.elapsed(), &sum, &failures);
@@ -121,43 +173,35 @@ fn report(
     args: &SoakArgs,
     seeds: u64,
     took: Duration,
-    sum: &ScenarioOutcome,
-    failures: &[ScenarioFailure],
+    sum: &CounterRows,
+    failures: &[(u64, String)],
 ) {
-    let rows = [
+    let mut rows = vec![
         ("seeds", seeds),
         ("from", args.from),
         ("milliseconds", took.as_millis() as u64),
-        ("bytes", sum.bytes),
-        ("frames", sum.frames),
-        ("lost", sum.lost),
-        ("retransmits", sum.retransmits),
-        ("timeouts", sum.timeouts),
-        ("windows_shrunk", sum.shrunk),
-        ("packets_too_big", sum.too_big),
-        ("paths_narrowed", sum.narrowed),
-        ("buffers_pruned", sum.pruned),
-        ("failures", failures.len() as u64),
     ];
+    rows.extend(sum);
+    rows.push(("failures", failures.len() as u64));
     if args.json {
-        let rows = rows.map(|(k, value)| format!("\"{k}\":{value}")).join(",");
-        let quote = |scope: &str| format!("{scope:?}").replace("\\'", "'");
-        let failed = failures.iter().map(|failure| {
-            let file = failure
-                .pcapng
-                .as_ref()
-                .map_or("null".into(), |path| quote(&path.to_string_lossy()));
-            let replay = quote(&failure.replay);
-            format!(
-                "{{\"seed\":{},\"replay\":{replay},\"pcapng\":{file}}}",
-                failure.seed
-            )
-        });
-        let failed = failed.collect::<Vec<_>>().join(",");
-        println!("{{{rows},\"failed\":[{failed}]}}");
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|(name, value)| format!("\"{name}\":{value}"))
+            .collect();
+        let failed: Vec<_> = failures
+            .iter()
+            .map(|(seed, why)| {
+                let why = format!("{why:?}").replace("\\'", "'");
+                format!("{{\"seed\":{seed},\"why\":{why}}}")
+            })
+            .collect();
+        println!("{{{},\"failed\":[{}]}}", rows.join(","), failed.join(","));
         return;
     }
-    for (k, value) in rows {
-        println!("{k:>16} {value}");
+    for (name, value) in rows {
+        println!("{name:>16} {value}");
+    }
+    for (seed, why) in failures {
+        println!("seed {seed}: {why}");
     }
 }

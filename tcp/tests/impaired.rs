@@ -70,7 +70,10 @@ fn a_failure_prints_its_replay_and_writes_a_pcapng() {
         let failure = (0..50).find_map(|seed| scenario::run(seed, Some(fault), &dir).err());
         let failure = failure.unwrap_or_else(|| panic!("{fault:?} is not noticed"));
         assert!(failure.why.contains(says), "{fault:?}: {}", failure.why);
-        let replay = format!("--example soak -- --seeds 1 --from {}", failure.seed);
+        let replay = format!(
+            "--example soak -- --transfers --seeds 1 --from {}",
+            failure.seed
+        );
         assert!(
             failure.replay.starts_with("cargo run -p siw-tcp") && failure.replay.ends_with(&replay)
         );

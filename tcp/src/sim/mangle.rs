@@ -1,6 +1,7 @@
 //! What nodes on the path do to frames: marks, smaller windows, and words about what is too big.
 
 use crate::base::frame_sink::FrameMeta;
+use crate::sim::Rng;
 use crate::wire::checksum::{OnesComplementSum, tcp_checksum_offset};
 
 /// Offset of the IP header; `None`: no IP.
@@ -29,6 +30,25 @@ pub fn mark(frame: &mut [u8]) -> bool {
         true
     } else {
         false
+    }
+}
+
+/// Flips up to `most` bits behind the Ethernet header: next to one another, or anywhere.
+pub fn damage(frame: &mut [u8], rng: &mut Rng, most: u32) {
+    let bits = (frame.len() as u64 - 14) * 8;
+    let mut at = rng.below(bits);
+    frame[14 + at as usize / 8] ^= 1 << (at % 8);
+    if most <= 1 {
+        return;
+    }
+    let together = rng.chance(0.5);
+    for _ in 0..rng.below(most.into()) {
+        at = if together {
+            (at + 1) % bits
+        } else {
+            rng.below(bits)
+        };
+        frame[14 + at as usize / 8] ^= 1 << (at % 8);
     }
 }
 

@@ -2,249 +2,32 @@
 //! corrupt and delay, all from one seed. For the tests of this crate and of those above it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
+pub mod byte_ranges;
 pub mod forge;
+mod impairment;
+mod leaks;
 mod mangle;
+mod rng;
+pub mod seeds;
+mod sink;
+pub mod wire_oracle;
+pub mod wire_view;
 
+pub use impairment::Impairment;
 pub use mangle::mark;
+pub use rng::Rng;
+pub use sink::{Pattern, RecordBytes, VecSink};
 
 use crate::base::buffer::{RecvBuf, VecBuf};
 use crate::base::frame_info::{FrameInfo, RxChecksum};
-use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
+use crate::base::frame_sink::FrameMeta;
 use crate::base::time::Instant;
 use crate::config::{IpCidr, StackConfig};
+use crate::sim::wire_oracle::WireOracle;
 use crate::stack::Stack;
-use crate::wire::checksum::{self, OnesComplementSum};
-
-/// SplitMix64: good enough for dice, the same everywhere.
-#[derive(Clone, Debug)]
-pub struct Rng(u64);
-
-impl Rng {
-    /// A generator; the same seed gives the same numbers.
-    pub fn new(seed: u64) -> Self {
-        Rng(seed)
-    }
-    /// The next number, uniform over all 64-bit numbers.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    /// In `0..n`; 0 for an empty range.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        if bound == 0 {
-            0
-        } else {
-            self.next_u64() % bound
-        }
-    }
-    /// True once in `1 / p` times.
-    pub fn chance(&mut self, probability: f64) -> bool {
-        ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
-    }
-}
-
-/// A record whose bytes the simulated sink can read.
-pub trait RecordBytes {
-    /// Appends the bytes `[offset, offset + len)` of the record to `out`.
-    fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>);
-}
-
-impl RecordBytes for Vec<u8> {
-    fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self[offset as usize..(offset + len) as usize]);
-    }
-}
-
-/// Part of an endless pattern that starts at a stream position: makes big transfers checkable
-/// without storing them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pattern {
-    /// Tells patterns from one another.
-    pub salt: u64,
-    /// Position in the stream of the record's first byte.
-    pub start: u64,
-}
-
-impl Pattern {
-    /// The byte at a position of the stream.
-    pub fn byte(salt: u64, at: u64) -> u8 {
-        ((at ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as u8
-    }
-}
-
-impl RecordBytes for Pattern {
-    fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>) {
-        let from = self.start + u64::from(offset);
-        out.extend((from..from + u64::from(len)).map(|at| Pattern::byte(self.salt, at)));
-    }
-}
-
-/// Collects whole frames; completes checksums in software.
-#[derive(Default)]
-pub struct VecSink {
-    /// Complete frames that were not taken yet, the oldest first.
-    pub frames: VecDeque<(Vec<u8>, FrameMeta)>,
-    open: Option<(Vec<u8>, FrameMeta, usize, OnesComplementSum)>,
-    /// Most payload that one frame had.
-    pub largest: u32,
-    /// So many more frames are taken; `None`: all.
-    pub space: Option<usize>,
-}
-
-impl VecSink {
-    /// TCP segmentation offload, as a NIC does it.
-    fn segment(&mut self, frame: &[u8], meta: FrameMeta, headers: usize) {
-        let (l2, l3) = (usize::from(meta.l2_len), usize::from(meta.l3_len));
-        let (head, payload) = frame.split_at(headers);
-        let size = usize::from(meta.tso_segsz);
-        assert!(payload.len() > size, "a super-segment has several segments");
-        let tcp = l2 + l3;
-        let seq = u32::from_be_bytes([head[tcp + 4], head[tcp + 5], head[tcp + 6], head[tcp + 7]]);
-        let count = payload.len().div_ceil(size);
-        for (index, part) in payload.chunks(size).enumerate() {
-            let mut segment = head.to_vec();
-            let tcp_len = (headers - tcp + part.len()) as u16;
-            if meta.ipv6 {
-                segment[l2 + 4..l2 + 6].copy_from_slice(&tcp_len.to_be_bytes());
-            } else {
-                segment[l2 + 2..l2 + 4].copy_from_slice(&(tcp_len + 20).to_be_bytes());
-                segment[l2 + 10..l2 + 12].fill(0);
-                let mut sum = OnesComplementSum::new();
-                sum.add(&segment[l2..tcp]);
-                segment[l2 + 10..l2 + 12].copy_from_slice(&(!sum.value()).to_be_bytes());
-            }
-            segment[tcp + 4..tcp + 8]
-                .copy_from_slice(&seq.wrapping_add((index * size) as u32).to_be_bytes());
-            if index + 1 < count {
-                segment[tcp + 13] &= !0x09; // FIN and PSH go with the last
-            }
-            let mut length = OnesComplementSum::new();
-            length.add(&segment[tcp + 16..tcp + 18]);
-            length.add_word(tcp_len);
-            segment[tcp + 16..tcp + 18].copy_from_slice(&length.value().to_be_bytes());
-            let meta = FrameMeta {
-                payload_len: part.len() as u32,
-                tso_segsz: 0,
-                ..meta
-            };
-            let mut sum = OnesComplementSum::new();
-            sum.add(part);
-            let done = checksum::complete_tcp_checksum(&segment, &meta, sum);
-            segment[tcp + 16..tcp + 18].copy_from_slice(&done);
-            segment.extend_from_slice(part);
-            self.frames.push_back((segment, meta));
-        }
-    }
-}
-
-impl<R: RecordBytes> FrameSink<R> for VecSink {
-    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
-        assert!(self.open.is_none(), "begin inside a frame");
-        match &mut self.space {
-            Some(0) => return false,
-            Some(left) => *left -= 1,
-            None => {}
-        }
-        self.open = Some((
-            headers.to_vec(),
-            *meta,
-            headers.len(),
-            OnesComplementSum::new(),
-        ));
-        true
-    }
-    fn append_record(&mut self, _user: u64, record: &R, offset: u32, len: u32) {
-        let (frame, _, _, sum) = self.open.as_mut().expect("append outside a frame");
-        let at = frame.len();
-        record.read(offset, len, frame);
-        sum.add(&frame[at..]);
-    }
-    fn append_bytes(&mut self, bytes: &[u8]) {
-        self.open
-            .as_mut()
-            .expect("bytes outside a frame")
-            .0
-            .extend_from_slice(bytes);
-    }
-    fn end_frame(&mut self) {
-        let (mut frame, meta, headers, sum) = self.open.take().expect("end outside a frame");
-        assert_eq!(
-            frame.len(),
-            headers + meta.payload_len as usize,
-            "payload_len tells the truth"
-        );
-        self.largest = self.largest.max(meta.payload_len);
-        if meta.tso_segsz > 0 {
-            return self.segment(&frame, meta, headers);
-        }
-        // As a NIC does, or as the daemon's sink.
-        if meta.checksum != TxChecksum::Complete && meta.l4_len > 0 {
-            let done = checksum::complete_tcp_checksum(&frame[..headers], &meta, sum);
-            let at = checksum::tcp_checksum_offset(&meta);
-            frame[at..at + 2].copy_from_slice(&done);
-        }
-        self.frames.push_back((frame, meta));
-    }
-}
-
-/// What a link does to frames.
-#[derive(Clone, Copy, Debug)]
-pub struct Impairment {
-    /// Time that each frame needs.
-    pub delay: Duration,
-    /// Uniform extra delay up to this, which reorders.
-    pub jitter: Duration,
-    /// Probability that a frame is lost.
-    pub loss: f64,
-    /// Probability to enter a burst in which every other frame is lost, and to leave it.
-    pub burst: (f64, f64),
-    /// Probability to be held back by four delays.
-    pub reorder: f64,
-    /// Probability that a frame arrives twice.
-    pub duplicate: f64,
-    /// One bit flips behind the Ethernet header. ARP is spared: Ethernet's own CRC guards what
-    /// has no other.
-    pub corrupt: f64,
-    /// Bits per second, 0: infinite.
-    pub rate: u64,
-    /// Frames waiting for `rate` before the tail is dropped.
-    pub queue: usize,
-    /// Frames waiting before ECN-capable ones are marked (RFC 3168); 0: never.
-    pub mark: usize,
-    /// Longest IP packet, 0: any. Longer ones vanish.
-    pub mtu: u16,
-    /// Probability that the sender gets an ICMP error about one that vanished (ICMP).
-    pub icmp_error: f64,
-    /// Probability that a segment's window is made smaller on its way, down to nothing.
-    pub shrink: f64,
-}
-
-impl Impairment {
-    /// A link that only delays.
-    pub fn perfect(delay: Duration) -> Self {
-        Impairment {
-            delay,
-            jitter: Duration::ZERO,
-            loss: 0.0,
-            burst: (0.0, 1.0),
-            reorder: 0.0,
-            duplicate: 0.0,
-            corrupt: 0.0,
-            rate: 0,
-            queue: 1000,
-            mark: 0,
-            mtu: 0,
-            icmp_error: 0.0,
-            shrink: 0.0,
-        }
-    }
-}
 
 struct SimLink {
     what: Impairment,
@@ -277,7 +60,14 @@ pub struct SimNet<R> {
     pub rng: Rng,
     links: [SimLink; 2],
     arrivals: BinaryHeap<Arrival>,
-    frames: BTreeMap<u64, Vec<u8>>,
+    /// On the wire: the frame, and whether it is as it was sent.
+    frames: BTreeMap<u64, (Vec<u8>, bool)>,
+    /// What each host's clock is ahead of `now`.
+    clock_offsets: [Duration; 2],
+    /// A host that is down hears nothing, sends nothing and has no timers.
+    is_up: [bool; 2],
+    /// Judges every frame, when wanted.
+    pub oracle: Option<WireOracle>,
     serial: u64,
     /// What the stacks have sent and the links have not yet carried.
     pub sinks: [VecSink; 2],
@@ -291,6 +81,12 @@ pub struct SimNet<R> {
     pub log: Option<Vec<SentSegment>>,
     /// Frames that were lost.
     pub lost: u64,
+    /// Frames that were damaged.
+    pub damaged: u64,
+    /// Frames that arrived at a host that is down.
+    pub unheard: u64,
+    /// Frames that arrived at any other.
+    pub arrived: u64,
     /// Frames that the hosts sent onto a link.
     pub carried: u64,
     /// Frames marked with congestion experienced.
@@ -324,10 +120,29 @@ pub fn host_config(host: usize) -> StackConfig {
 impl<R: RecordBytes> SimNet<R> {
     /// Two hosts, and the link from each of them to the other.
     pub fn new(seed: u64, configs: [StackConfig; 2], links: [Impairment; 2]) -> Self {
+        Self::with_clocks(seed, configs, links, [Duration::ZERO; 2])
+    }
+
+    /// The same, with clocks that are so much ahead of the network's: as on machines that were
+    /// started at different times. [`SimNet::clock`] tells a host's time.
+    pub fn with_clocks(
+        seed: u64,
+        configs: [StackConfig; 2],
+        links: [Impairment; 2],
+        clock_offsets: [Duration; 2],
+    ) -> Self {
         let now = Instant::from_millis(1_000_000);
+        let mut offsets = clock_offsets.into_iter();
+        let hosts = configs.map(|config| {
+            let start = now + offsets.next().unwrap_or_default();
+            Stack::new(config, start).expect("a valid configuration")
+        });
         SimNet {
             now,
-            hosts: configs.map(|c| Stack::new(c, now).expect("a valid configuration")),
+            hosts,
+            clock_offsets,
+            is_up: [true; 2],
+            oracle: None,
             rng: Rng::new(seed),
             links: links.map(|what| SimLink {
                 what,
@@ -342,6 +157,9 @@ impl<R: RecordBytes> SimNet<R> {
             tap: None,
             log: None,
             lost: 0,
+            damaged: 0,
+            unheard: 0,
+            arrived: 0,
             carried: 0,
             marked: 0,
             shrunk: 0,
@@ -361,9 +179,31 @@ impl<R: RecordBytes> SimNet<R> {
         self.links[from].what = what;
     }
 
+    /// The time on this host's clock, which every call of its stack is given.
+    pub fn clock(&self, host: usize) -> Instant {
+        self.now + self.clock_offsets[host]
+    }
+
+    /// Stops a host, or lets it go on with the stack that it had.
+    pub fn set_up(&mut self, host: usize, is_up: bool) {
+        self.is_up[host] = is_up;
+    }
+
+    /// Starts a host anew, as after a crash: its stack knows nothing of what was.
+    pub fn restart(&mut self, host: usize, config: StackConfig) {
+        let now = self.clock(host);
+        self.hosts[host] = Stack::new(config, now).expect("a valid configuration");
+        self.sinks[host] = VecSink::default();
+        self.is_up[host] = true;
+    }
+
     fn carry(&mut self, to: usize, at: u64, frame: Vec<u8>) {
+        self.carry_damaged(to, at, frame, true);
+    }
+
+    fn carry_damaged(&mut self, to: usize, at: u64, frame: Vec<u8>, intact: bool) {
         self.serial += 1;
-        self.frames.insert(self.serial, frame);
+        self.frames.insert(self.serial, (frame, intact));
         self.arrivals.push(Reverse((at, self.serial, to)));
     }
 
@@ -373,7 +213,21 @@ impl<R: RecordBytes> SimNet<R> {
         self.carry(1 - from, at, frame);
     }
 
-    fn transmit(&mut self, from: usize, mut frame: Vec<u8>, meta: &FrameMeta) {
+    fn transmit(&mut self, from: usize, frame: Vec<u8>, meta: &FrameMeta) {
+        let stats = self.hosts[from].stats();
+        let sent =
+            (self.oracle.as_mut()).and_then(|oracle| oracle.on_sent(self.now, from, &frame, stats));
+        let arrives = self.send_over_link(from, frame, meta);
+        if arrives
+            && let Some(sent) = sent
+            && let Some(oracle) = &mut self.oracle
+        {
+            oracle.on_way(&sent);
+        }
+    }
+
+    /// Whether the frame will arrive as it was sent.
+    fn send_over_link(&mut self, from: usize, mut frame: Vec<u8>, meta: &FrameMeta) -> bool {
         if let Some(log) = &mut self.log
             && meta.l4_len > 0
             && meta.payload_len > 0
@@ -388,7 +242,8 @@ impl<R: RecordBytes> SimNet<R> {
             });
         }
         if meta.self_addressed {
-            return self.carry(from, self.now.0, frame);
+            self.carry(from, self.now.0, frame);
+            return true;
         }
         self.carried += 1;
         if let Some(tap) = &mut self.tap {
@@ -400,7 +255,7 @@ impl<R: RecordBytes> SimNet<R> {
             .is_some_and(|passes| !passes(from, &frame))
         {
             self.lost += 1;
-            return;
+            return false;
         }
         let impairment = self.links[from].what;
         if impairment.mtu > 0 && mangle::packet_len(&frame) > usize::from(impairment.mtu) {
@@ -414,7 +269,7 @@ impl<R: RecordBytes> SimNet<R> {
                     answer,
                 );
             }
-            return;
+            return false;
         }
         if self.forge > 0 && self.carried.is_multiple_of(self.forge) && meta.payload_len > 0 {
             mangle::forge(&mut frame, meta);
@@ -432,7 +287,7 @@ impl<R: RecordBytes> SimNet<R> {
         };
         if rng.chance(impairment.loss) || (link.in_burst && rng.chance(0.5)) {
             self.lost += 1;
-            return;
+            return false;
         }
         let mut leave = self.now.0;
         let bits = (frame.len() as u64 + 24) * 8;
@@ -440,7 +295,7 @@ impl<R: RecordBytes> SimNet<R> {
             let start = leave.max(link.free_at);
             if start - leave > time * impairment.queue as u64 {
                 self.lost += 1;
-                return;
+                return false;
             }
             if impairment.mark > 0 && start - leave > time * impairment.mark as u64 {
                 self.marked += u64::from(mark(&mut frame));
@@ -457,14 +312,21 @@ impl<R: RecordBytes> SimNet<R> {
             .chance(impairment.duplicate)
             .then(|| at + rng.below(2 * delay + 1));
         let arp = frame[12..14] == [8, 6] || frame[12..14] == [0x81, 0] && frame[16..18] == [8, 6];
+        let mut intact = true;
         if rng.chance(impairment.corrupt) && !arp {
-            let bit = rng.below((frame.len() as u64 - 14) * 8);
-            frame[14 + bit as usize / 8] ^= 1 << (bit % 8);
+            mangle::damage(&mut frame, rng, impairment.corrupt_bits);
+            intact = false;
+            self.damaged += 1;
+            if impairment.corrupt_bits > 1 && wire_view::has_valid_checksums(&frame) {
+                self.lost += 1;
+                return false;
+            }
         }
         if let Some(at) = again {
-            self.carry(1 - from, at, frame.clone());
+            self.carry_damaged(1 - from, at, frame.clone(), intact);
         }
-        self.carry(1 - from, at, frame);
+        self.carry_damaged(1 - from, at, frame, intact);
+        intact
     }
 
     /// What the sinks of flushes collected goes onto the wire.
@@ -479,24 +341,28 @@ impl<R: RecordBytes> SimNet<R> {
     /// Polls both stacks.
     pub fn poll(&mut self) {
         for host in 0..2 {
-            self.hosts[host].poll(self.now, &mut self.sinks[host]);
+            if self.is_up[host] {
+                let now = self.clock(host);
+                self.hosts[host].poll(now, &mut self.sinks[host]);
+            }
         }
         self.drain_sinks();
     }
 
     /// Flushes one connection.
     pub fn flush(&mut self, host: usize, id: crate::base::ids::ConnId) {
-        self.hosts[host].flush(self.now, id, &mut self.sinks[host]);
+        let now = self.clock(host);
+        self.hosts[host].flush(now, id, &mut self.sinks[host]);
         self.drain_sinks();
     }
 
     fn next_time(&self) -> Option<u64> {
         let frame = self.arrivals.peek().map(|Reverse((at, _, _))| *at);
-        let timers = self
-            .hosts
-            .iter()
-            .filter_map(|host| host.next_deadline())
-            .map(|deadline| deadline.0);
+        let timers = (0..2).filter(|&host| self.is_up[host]).filter_map(|host| {
+            let deadline = self.hosts[host].next_deadline()?;
+            let ahead = self.clock_offsets[host].as_nanos() as u64;
+            Some(deadline.0.saturating_sub(ahead))
+        });
         frame.into_iter().chain(timers).min()
     }
 
@@ -518,9 +384,17 @@ impl<R: RecordBytes> SimNet<R> {
                 break;
             }
             self.arrivals.pop();
-            if let Some(frame) = self.frames.remove(&serial) {
+            if let Some((frame, intact)) = self.frames.remove(&serial) {
+                if !self.is_up[to] {
+                    self.unheard += 1;
+                    continue;
+                }
+                self.arrived += 1;
                 if let Some(tap) = &mut self.tap {
                     tap(self.now, to, false, &frame);
+                }
+                if intact && let Some(oracle) = &mut self.oracle {
+                    oracle.on_arrival(self.now, to, &frame);
                 }
                 bursts[to].push(frame.into());
             }
@@ -529,9 +403,11 @@ impl<R: RecordBytes> SimNet<R> {
             checksum: RxChecksum::Unknown,
             rss_hash: 0,
         };
-        for (host, burst) in self.hosts.iter_mut().zip(bursts) {
+        for (host, burst) in bursts.into_iter().enumerate() {
             if !burst.is_empty() {
-                host.receive_burst(self.now, burst.into_iter().map(|frame| (frame, info)));
+                let now = self.clock(host);
+                let burst = burst.into_iter().map(|frame| (frame, info));
+                self.hosts[host].receive_burst(now, burst);
             }
         }
         true

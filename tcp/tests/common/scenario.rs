@@ -41,6 +41,21 @@ pub struct ScenarioOutcome {
 }
 
 impl ScenarioOutcome {
+    /// Name and value of each counter.
+    pub fn rows(&self) -> [(&'static str, u64); 9] {
+        [
+            ("bytes", self.bytes),
+            ("frames", self.frames),
+            ("lost", self.lost),
+            ("retransmits", self.retransmits),
+            ("timeouts", self.timeouts),
+            ("windows_shrunk", self.shrunk),
+            ("packets_too_big", self.too_big),
+            ("paths_narrowed", self.narrowed),
+            ("buffers_pruned", self.pruned),
+        ]
+    }
+
     pub fn add(&mut self, outcome: &ScenarioOutcome) {
         self.bytes += outcome.bytes;
         self.frames += outcome.frames;
@@ -323,7 +338,9 @@ pub fn run(
     Err(ScenarioFailure {
         seed,
         why,
-        replay: format!("cargo run -p siw-tcp --release --example soak -- --seeds 1 --from {seed}"),
+        replay: format!(
+            "cargo run -p siw-tcp --release --example soak -- --transfers --seeds 1 --from {seed}"
+        ),
         pcapng,
     })
 }

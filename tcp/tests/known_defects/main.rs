@@ -7,6 +7,8 @@ mod closing;
 #[path = "../common/mod.rs"]
 mod common;
 mod cost;
+#[path = "../common/cpu_time.rs"]
+mod cpu_time;
 mod loss;
 mod windows;
 

@@ -1,0 +1,75 @@
+//! What a stack still holds that nobody needs any more, for tests of its end.
+
+use crate::base::buffer::RecvBuf;
+use crate::base::ids::ConnId;
+use crate::base::state::TcpState;
+use crate::stack::Stack;
+
+impl<B: RecvBuf, R> Stack<B, R> {
+    /// What is left behind when no connection should exist any more: slots, timers, buffers, places
+    /// in lists and tables. `None`: nothing.
+    pub fn find_leak(&self) -> Option<String> {
+        let shared = &self.shared;
+        if self.connection_count() > 0 {
+            let free = |index: usize| self.free_slots.contains(&(index as u32));
+            let left = self.connections.iter().enumerate();
+            let left: Vec<_> = left
+                .filter(|(index, _)| !free(*index))
+                .map(|(_, conn)| {
+                    (
+                        conn.tcb.state,
+                        conn.tcb.timer(),
+                        conn.template.key().remote(),
+                    )
+                })
+                .collect();
+            return Some(format!("{} connections: {left:?}", left.len()));
+        }
+        let pending: usize = shared
+            .listeners
+            .values()
+            .map(|entry| entry.pending + entry.ready)
+            .sum();
+        let counts = [
+            ("received buffers", self.held_buffers()),
+            ("received fragments", self.held_fragments()),
+            ("places in a backlog", pending),
+            ("active connections", shared.active),
+            ("established connections", shared.stats.curr_estab as usize),
+            (
+                "timers",
+                usize::from(shared.timer_wheel.next_deadline().is_some()),
+            ),
+        ];
+        let left = counts.iter().find(|(_, count)| *count > 0);
+        left.map(|(what, count)| format!("{count} {what}"))
+    }
+
+    /// The state of a connection, whether or not its owner released it; `None` once its slot is free.
+    pub fn state_of_slot(&self, id: ConnId) -> Option<TcpState> {
+        let conn = self.connections.get(id.index as usize)?;
+        (conn.generation == id.generation).then_some(conn.tcb.state)
+    }
+
+    /// Whether a connection's Ethernet destination has to be looked up before it can send.
+    pub fn waits_for_neighbour(&self, id: ConnId) -> bool {
+        let conn = self.connections.get(id.index as usize);
+        conn.is_some_and(|conn| conn.neighbour_generation != self.shared.neighbours.generation)
+    }
+
+    /// What the initial sequence number of a connection to `remote` is when it is opened at `now`.
+    pub fn initial_sequence(
+        &self,
+        now: crate::Instant,
+        local: core::net::SocketAddr,
+        remote: core::net::SocketAddr,
+    ) -> Option<u32> {
+        let key = crate::wire::flow_key::FlowKey::new(
+            local.ip(),
+            local.port(),
+            remote.ip(),
+            remote.port(),
+        )?;
+        Some(self.shared.initial_sequence(&key, now).0)
+    }
+}

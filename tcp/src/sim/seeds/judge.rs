@@ -1,0 +1,309 @@
+//! What is judged after each step of a run, after each event of an owner, and at the end.
+
+use std::time::Duration;
+
+use crate::base::events::Events;
+use crate::base::state::TcpState;
+use crate::base::time::Instant;
+use crate::config::StackConfig;
+use crate::sim::seeds::owner::ScriptedOwner;
+use crate::sim::seeds::plan::NetEvent;
+use crate::sim::seeds::run::SeedRun;
+use crate::stack::TcpInfo;
+
+/// What a deadline may be late by: neighbours have to be found, timers are coarse.
+const MARGIN: Duration = Duration::from_secs(6);
+
+/// What the judges remember between steps.
+#[derive(Default)]
+pub(super) struct RunJudge {
+    /// Reductions that each host had undone.
+    undone: [u64; 2],
+    /// Of each connection and host: since when something waits to be acknowledged.
+    pending_since: Vec<[Option<Instant>; 2]>,
+}
+
+impl RunJudge {
+    /// The host's counters begin at zero.
+    pub(super) fn on_restart(&mut self, host: usize) {
+        self.undone[host] = 0;
+    }
+}
+
+/// How long a connection takes to give up its SYN.
+fn handshake_limit(config: &StackConfig) -> Duration {
+    let tries = (0..=u32::from(config.syn_retries)).map(|tried| {
+        config
+            .rto_initial
+            .saturating_mul(1 << tried)
+            .min(config.rto_max)
+    });
+    tries.sum::<Duration>() + MARGIN
+}
+
+impl SeedRun {
+    /// After each step: every frame was right, and nothing is late.
+    pub(super) fn judge_step(&mut self) -> Result<(), String> {
+        if let Some(oracle) = &mut self.net.oracle
+            && let Some(why) = oracle.take_violation()
+        {
+            return Err(why);
+        }
+        for host in 0..2 {
+            self.judge_undone(host)?;
+        }
+        if let Some(oracle) = &mut self.net.oracle {
+            oracle.touched.clear();
+        }
+        let flows = self.flows.len();
+        self.judge_mut().pending_since.resize(flows, [None; 2]);
+        for index in 0..flows {
+            for host in 0..2 {
+                if let Some(owner) = &self.flows[index].owners[host]
+                    && !self.is_dead[host]
+                {
+                    let pending = self.judge_owner(index, host, owner);
+                    let pending = pending.map_err(|why| {
+                        let ends = self.flows[index].ends;
+                        let seconds = (self.net.now - self.start).as_secs_f64();
+                        format!("host {host} at {seconds:.6} s, {ends:?}: {why}")
+                    })?;
+                    self.judge_mut().pending_since[index][host] = pending;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One end of a connection. Returns since when something waits to be acknowledged.
+    fn judge_owner(
+        &self,
+        index: usize,
+        host: usize,
+        owner: &ScriptedOwner,
+    ) -> Result<Option<Instant>, String> {
+        let (now, stack) = (self.net.now, &self.net.hosts[host]);
+        let config = &self.plan.configs[host];
+        let Some(oracle) = &self.net.oracle else {
+            return Ok(None);
+        };
+        let flow = oracle.find_flow(&self.flows[index].ends);
+        let (heard_at, acked_at) = flow.map_or((owner.opened_at, owner.opened_at), |flow| {
+            oracle.last_heard(flow, host)
+        });
+        let ending = config.user_timeout + config.rto_max + MARGIN;
+        if let Some(released_at) = owner.released_at {
+            let state = stack.state_of_slot(owner.id);
+            let quiet = now - released_at.max(heard_at);
+            let stuck = now - released_at.max(acked_at);
+            let limit = ending + config.time_wait;
+            return match state {
+                None => Ok(None),
+                Some(state) if quiet > limit => Err(format!(
+                    "an orphan in {state:?} outlives a silence of {quiet:?}"
+                )),
+                Some(state) if stuck > limit + limit && state != TcpState::TimeWait => Err(
+                    format!("an orphan in {state:?} lives on, {stuck:?} without progress"),
+                ),
+                Some(_) => Ok(None),
+            };
+        }
+        let Some(info) = stack.tcp_info(owner.id) else {
+            return Ok(None);
+        };
+        if info.state == TcpState::SynSent {
+            let waited = now - owner.opened_at;
+            if waited > handshake_limit(config) {
+                return Err(format!("still in SYN-SENT after {waited:?}"));
+            }
+            return Ok(None);
+        }
+        let (Some(flow), true) = (flow, is_open(info.state)) else {
+            return Ok(None);
+        };
+        self.judge_round_trip(&info)?;
+        let is_resolved = !stack.waits_for_neighbour(owner.id);
+        if let Some(sent_at) = oracle.oldest_in_flight(flow, host)
+            && is_resolved
+        {
+            let silence = now - sent_at.max(heard_at);
+            if silence > 3 * info.rto + Duration::from_millis(50) {
+                return Err(format!(
+                    "data in flight is not sent again for {silence:?}: {info:?}"
+                ));
+            }
+        }
+        let is_pending = info.in_flight > 0 || info.unsent > 0;
+        let since = self.pending_since(index, host).filter(|_| is_pending);
+        let since = since.or(is_pending.then_some(now));
+        if let Some(since) = since {
+            let quiet = now - since.max(heard_at);
+            if quiet > ending {
+                return Err(format!(
+                    "lives on, {quiet:?} after its peer was heard: {info:?}"
+                ));
+            }
+        } else if let Some(keepalive) = &config.keepalive
+            && info.state == TcpState::Established
+        {
+            let limit = keepalive.idle + keepalive.interval * u32::from(keepalive.probes);
+            let quiet = now - heard_at;
+            if quiet > limit + MARGIN {
+                return Err(format!(
+                    "keepalive does not end it after {quiet:?}: {info:?}"
+                ));
+            }
+        }
+        Ok(since)
+    }
+
+    fn pending_since(&self, index: usize, host: usize) -> Option<Instant> {
+        self.judge()
+            .pending_since
+            .get(index)
+            .and_then(|hosts| hosts[host])
+    }
+
+    /// A round trip is never shorter than the path: a sample that is belongs to another
+    /// transmission (Karn, RFC 6298 section 3).
+    fn judge_round_trip(&self, info: &TcpInfo) -> Result<(), String> {
+        let Some(measured) = info.srtt else {
+            return Ok(());
+        };
+        if measured + measured / 16 + Duration::from_micros(2) < self.least_delay {
+            let least = self.least_delay;
+            return Err(format!(
+                "a round trip of {measured:?} on a path of {least:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// A reduction was undone: the retransmissions of a connection that just heard from its peer
+    /// must have been needless; after a timeout the first of them (RFC 3522).
+    fn judge_undone(&mut self, host: usize) -> Result<(), String> {
+        let stats = self.net.hosts[host].stats();
+        let (undone, timeouts) = (stats.spurious, stats.timeouts);
+        let before = std::mem::replace(&mut self.judge_mut().undone[host], undone);
+        if undone <= before {
+            return Ok(());
+        }
+        let Some(oracle) = &self.net.oracle else {
+            return Ok(());
+        };
+        let heard = oracle.touched.iter().filter(|(_, to)| *to == host);
+        let episodes: Vec<_> = heard
+            .map(|(flow, _)| oracle.last_episode(*flow, host))
+            .collect();
+        let is_justified = episodes.iter().flatten().any(|episode| {
+            !episode.needed || (timeouts > episode.timeouts_before && !episode.first_needed)
+        });
+        if is_justified {
+            return Ok(());
+        }
+        let seconds = (self.net.now - self.start).as_secs_f64();
+        Err(format!(
+            "host {host} at {seconds:.6} s undoes a reduction whose retransmissions were needed: {episodes:?}"
+        ))
+    }
+
+    /// An owner's events.
+    pub(super) fn judge_events(
+        &self,
+        index: usize,
+        host: usize,
+        events: Events,
+    ) -> Result<(), String> {
+        let flow = &self.flows[index];
+        let Some(owner) = &flow.owners[host] else {
+            return Ok(());
+        };
+        let peer = flow.owners[1 - host].as_ref();
+        if events.contains(Events::PEER_FIN)
+            && let Some(peer) = peer
+            && let Some(info) = self.net.hosts[host].tcp_info(owner.id)
+            && owner.opened_at <= peer.opened_at + MARGIN
+        {
+            let all = owner.received + info.readable as u64;
+            if all != peer.pushed {
+                let pushed = peer.pushed;
+                return Err(format!(
+                    "host {host} has {all} bytes and a FIN, pushed were {pushed}"
+                ));
+            }
+        }
+        let waited = self.net.now - owner.opened_at;
+        if events.contains(Events::UNREACHABLE)
+            && self.net.hosts[host].stats().neighbour_failures == 0
+            && waited + MARGIN < handshake_limit(&self.plan.configs[host])
+        {
+            return Err(format!(
+                "host {host} gives up a SYN after {waited:?} for an ICMP error"
+            ));
+        }
+        let bad = Events::TIMED_OUT | Events::UNREACHABLE | Events::REFUSED | Events::RESET;
+        if !self.plan.is_clean || !events.intersects(bad) {
+            return Ok(());
+        }
+        // An earlier connection between the same ends may answer with a reset.
+        if flow.is_reused && events.contains(Events::RESET) {
+            return Ok(());
+        }
+        let expects_reset = peer.is_some_and(|peer| peer.is_aborted || peer.released_at.is_some());
+        // An owner that does not read for so long that the peer gives up.
+        let is_stopped = peer.is_some_and(|peer| !peer.is_reading(self.net.now));
+        if events.contains(Events::RESET) && (expects_reset || is_stopped) {
+            return Ok(());
+        }
+        Err(format!(
+            "host {host}: {events:?} on a path that loses nothing"
+        ))
+    }
+
+    /// At the end: timeouts have causes, and what nothing disturbed was sent once.
+    pub(super) fn judge_totals(&self) -> Result<(), String> {
+        let jitters = |from: usize| {
+            let link = &self.plan.links[from];
+            !link.jitter.is_zero() || link.reorder > 0.0 || link.shrink > 0.0 || link.rate > 0
+        };
+        let delays = |event: &(Duration, NetEvent)| matches!(event.1, NetEvent::Delay { .. });
+        if jitters(0) || jitters(1) || self.plan.events.iter().any(delays) {
+            return Ok(());
+        }
+        let net = &self.net;
+        let refused: u64 = net.hosts.iter().map(|host| host.stats().rcv_q_drop).sum();
+        let causes = net.lost + net.damaged + net.too_big + net.unheard + refused;
+        let timeouts = self.outcome.timeouts;
+        if timeouts > causes + 2 * self.flows.len() as u64 {
+            return Err(format!(
+                "{timeouts} timeouts, and {causes} frames that did not arrive"
+            ));
+        }
+        if self.plan.is_clean && refused == 0 && self.plan.events.is_empty() {
+            for (host, stack) in net.hosts.iter().enumerate() {
+                let stats = stack.stats();
+                let repeated = stats.retrans_segs - stats.tlp_probes.min(stats.retrans_segs);
+                if repeated > 0 || stats.timeouts > 0 || stats.spurious > 0 {
+                    let timeouts = stats.timeouts;
+                    return Err(format!(
+                        "host {host} sent {repeated} segments again after {timeouts} timeouts, \
+                         though nothing was lost"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// In a state in which data is sent and acknowledged.
+fn is_open(state: TcpState) -> bool {
+    matches!(
+        state,
+        TcpState::Established
+            | TcpState::CloseWait
+            | TcpState::FinWait1
+            | TcpState::Closing
+            | TcpState::LastAck
+    )
+}

@@ -1,0 +1,150 @@
+//! Records whose bytes can be checked, and the sink that collects frames as a port would send them.
+
+use std::collections::VecDeque;
+
+use crate::base::frame_sink::{FrameMeta, FrameSink, TxChecksum};
+use crate::wire::checksum::{self, OnesComplementSum};
+
+/// A record whose bytes the simulated sink can read.
+pub trait RecordBytes {
+    /// Appends the bytes `[offset, offset + len)` of the record to `out`.
+    fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>);
+}
+
+impl RecordBytes for Vec<u8> {
+    fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self[offset as usize..(offset + len) as usize]);
+    }
+}
+
+/// Part of an endless pattern that starts at a stream position: makes big transfers checkable
+/// without storing them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// Tells patterns from one another.
+    pub salt: u64,
+    /// Position in the stream of the record's first byte.
+    pub start: u64,
+}
+
+impl Pattern {
+    /// The byte at a position of the stream.
+    pub fn byte(salt: u64, at: u64) -> u8 {
+        ((at ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as u8
+    }
+}
+
+impl RecordBytes for Pattern {
+    fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>) {
+        let from = self.start + u64::from(offset);
+        out.extend((from..from + u64::from(len)).map(|at| Pattern::byte(self.salt, at)));
+    }
+}
+
+/// Collects whole frames; completes checksums in software.
+#[derive(Default)]
+pub struct VecSink {
+    /// Complete frames that were not taken yet, the oldest first.
+    pub frames: VecDeque<(Vec<u8>, FrameMeta)>,
+    open: Option<(Vec<u8>, FrameMeta, usize, OnesComplementSum)>,
+    /// Most payload that one frame had.
+    pub largest: u32,
+    /// So many more frames are taken; `None`: all.
+    pub space: Option<usize>,
+}
+
+impl VecSink {
+    /// TCP segmentation offload, as a NIC does it.
+    fn segment(&mut self, frame: &[u8], meta: FrameMeta, headers: usize) {
+        let (l2, l3) = (usize::from(meta.l2_len), usize::from(meta.l3_len));
+        let (head, payload) = frame.split_at(headers);
+        let size = usize::from(meta.tso_segsz);
+        assert!(payload.len() > size, "a super-segment has several segments");
+        let tcp = l2 + l3;
+        let seq = u32::from_be_bytes([head[tcp + 4], head[tcp + 5], head[tcp + 6], head[tcp + 7]]);
+        let count = payload.len().div_ceil(size);
+        for (index, part) in payload.chunks(size).enumerate() {
+            let mut segment = head.to_vec();
+            let tcp_len = (headers - tcp + part.len()) as u16;
+            if meta.ipv6 {
+                segment[l2 + 4..l2 + 6].copy_from_slice(&tcp_len.to_be_bytes());
+            } else {
+                segment[l2 + 2..l2 + 4].copy_from_slice(&(tcp_len + 20).to_be_bytes());
+                segment[l2 + 10..l2 + 12].fill(0);
+                let mut sum = OnesComplementSum::new();
+                sum.add(&segment[l2..tcp]);
+                segment[l2 + 10..l2 + 12].copy_from_slice(&(!sum.value()).to_be_bytes());
+            }
+            segment[tcp + 4..tcp + 8]
+                .copy_from_slice(&seq.wrapping_add((index * size) as u32).to_be_bytes());
+            if index + 1 < count {
+                segment[tcp + 13] &= !0x09; // FIN and PSH go with the last
+            }
+            let mut length = OnesComplementSum::new();
+            length.add(&segment[tcp + 16..tcp + 18]);
+            length.add_word(tcp_len);
+            segment[tcp + 16..tcp + 18].copy_from_slice(&length.value().to_be_bytes());
+            let meta = FrameMeta {
+                payload_len: part.len() as u32,
+                tso_segsz: 0,
+                ..meta
+            };
+            let mut sum = OnesComplementSum::new();
+            sum.add(part);
+            let done = checksum::complete_tcp_checksum(&segment, &meta, sum);
+            segment[tcp + 16..tcp + 18].copy_from_slice(&done);
+            segment.extend_from_slice(part);
+            self.frames.push_back((segment, meta));
+        }
+    }
+}
+
+impl<R: RecordBytes> FrameSink<R> for VecSink {
+    fn begin_frame(&mut self, headers: &[u8], meta: &FrameMeta) -> bool {
+        assert!(self.open.is_none(), "begin inside a frame");
+        match &mut self.space {
+            Some(0) => return false,
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        self.open = Some((
+            headers.to_vec(),
+            *meta,
+            headers.len(),
+            OnesComplementSum::new(),
+        ));
+        true
+    }
+    fn append_record(&mut self, _user: u64, record: &R, offset: u32, len: u32) {
+        let (frame, _, _, sum) = self.open.as_mut().expect("append outside a frame");
+        let at = frame.len();
+        record.read(offset, len, frame);
+        sum.add(&frame[at..]);
+    }
+    fn append_bytes(&mut self, bytes: &[u8]) {
+        self.open
+            .as_mut()
+            .expect("bytes outside a frame")
+            .0
+            .extend_from_slice(bytes);
+    }
+    fn end_frame(&mut self) {
+        let (mut frame, meta, headers, sum) = self.open.take().expect("end outside a frame");
+        assert_eq!(
+            frame.len(),
+            headers + meta.payload_len as usize,
+            "payload_len tells the truth"
+        );
+        self.largest = self.largest.max(meta.payload_len);
+        if meta.tso_segsz > 0 {
+            return self.segment(&frame, meta, headers);
+        }
+        // As a NIC does, or as the daemon's sink.
+        if meta.checksum != TxChecksum::Complete && meta.l4_len > 0 {
+            let done = checksum::complete_tcp_checksum(&frame[..headers], &meta, sum);
+            let at = checksum::tcp_checksum_offset(&meta);
+            frame[at..at + 2].copy_from_slice(&done);
+        }
+        self.frames.push_back((frame, meta));
+    }
+}

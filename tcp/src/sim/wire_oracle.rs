@@ -1,0 +1,495 @@
+//! Judges each frame that two stacks exchange by what the RFCs allow, from what the frames
+//! themselves and their fates on the way show: it shares no code and no state with the stacks.
+//!
+//! | rule | source |
+//! |---|---|
+//! | nothing is sent beyond the right edge that the peer advertised and that arrived | RFC 9293 3.8.6 |
+//! | the right edge never moves left, the acknowledgement number neither | RFC 9293 3.8.6.2.1, 3.4 |
+//! | acknowledged and selectively acknowledged is only what arrived | RFC 9293 3.4, RFC 2018 3, RFC 2883 4 |
+//! | payload is what the owner pushed, wherever it is sent again, and nothing follows a FIN | RFC 9293 3.4, 3.6 |
+//! | a retransmission has the boundaries of the first transmission | records, RFC 5044 5 |
+//! | timestamps never go back, and echo what was received | RFC 7323 4, 5.4 |
+//!
+//! It also knows which retransmissions were needed: no earlier copy of the bytes arrives. A
+//! reduction of the congestion window may be undone only if those of its recovery were not
+//! (RFC 3708, RFC 3522).
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use crate::base::stats::StackStats;
+use crate::base::time::Instant;
+use crate::sim::byte_ranges::ByteRanges;
+use crate::sim::sink::Pattern;
+use crate::sim::wire_view::{ACK, FIN, RST, SYN, TcpView, tcp_view};
+
+/// The ends of a connection: that of host 0, that of host 1.
+pub type FlowEnds = [SocketAddr; 2];
+
+/// Which pattern the payload from one end of a connection shows.
+pub fn salt_of(ends: &FlowEnds, host: usize) -> u64 {
+    let ports = u64::from(ends[0].port()) << 16 | u64::from(ends[1].port());
+    (ports * 2 + host as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// A data segment that was sent: [`WireOracle::on_way`] notes that it will arrive.
+pub struct SentRange {
+    flow: usize,
+    from: usize,
+    start: u32,
+    end: u32,
+}
+
+/// The retransmissions from one that was sent while none was outstanding until all that was in
+/// flight then is acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub struct RecoveryEpisode {
+    /// The end of what was in flight when it began.
+    recover: u32,
+    /// The first retransmission was needed.
+    pub first_needed: bool,
+    /// Any was.
+    pub needed: bool,
+    /// Timeouts of the host before it.
+    pub timeouts_before: u64,
+}
+
+/// What one end sent, and what arrived there. Positions count from the end's own SYN, which is 0.
+#[derive(Default)]
+struct FlowSide {
+    iss: Option<u32>,
+    window_scale: Option<u8>,
+    /// The end of what was sent.
+    sent: u32,
+    fin_at: Option<u32>,
+    /// First transmissions: start and end.
+    segments: BTreeMap<u32, u32>,
+    /// Of what was sent, what arrives.
+    arriving: ByteRanges,
+    /// What of the peer's arrived here.
+    received: ByteRanges,
+    /// Highest acknowledgement of this end's data that arrived here, and right edge.
+    acked: u32,
+    edge: u32,
+    /// Acknowledgement and right edge of the last segment that this end sent.
+    last_ack: Option<u32>,
+    last_edge: u32,
+    last_tsval: Option<u32>,
+    newest_peer_tsval: Option<u32>,
+    /// In flight: start, end, when it was last sent.
+    outstanding: VecDeque<(u32, u32, Instant)>,
+    episode: Option<RecoveryEpisode>,
+    heard_at: Instant,
+    acked_at: Instant,
+}
+
+struct Flow {
+    ends: FlowEnds,
+    sides: [FlowSide; 2],
+    /// The path narrowed: retransmissions may be cut smaller.
+    is_recut: bool,
+}
+
+/// Judges the frames of all connections between two hosts.
+#[derive(Default)]
+pub struct WireOracle {
+    flows: Vec<Flow>,
+    /// The newest connection between two ends.
+    current: HashMap<FlowEnds, usize>,
+    /// The path narrows in this run.
+    path_narrows: bool,
+    /// The first rule that was broken.
+    violation: Option<String>,
+    tail_probes: [u64; 2],
+    timeouts: [u64; 2],
+    /// Connections of which a frame arrived since this was last emptied, with the host.
+    pub touched: Vec<(usize, usize)>,
+    /// Connections whose sequence numbers went through zero.
+    pub wraps: u64,
+    /// Segments with payload, and how many of them had to be sent again.
+    pub segments: u64,
+    /// Retransmissions without which data would have been missing.
+    pub needed: u64,
+    /// Retransmissions of what arrived anyway.
+    pub needless: u64,
+}
+
+fn is_before(first: u32, second: u32) -> bool {
+    (first.wrapping_sub(second) as i32) < 0
+}
+
+impl WireOracle {
+    /// An oracle that has seen nothing. `path_narrows`: segments may be sent again in smaller parts.
+    pub fn new(path_narrows: bool) -> Self {
+        WireOracle {
+            path_narrows,
+            ..WireOracle::default()
+        }
+    }
+
+    /// What was wrong first, if anything was.
+    pub fn take_violation(&mut self) -> Option<String> {
+        self.violation.take()
+    }
+
+    fn reject(&mut self, now: Instant, from: usize, view: &TcpView<'_>, why: String) {
+        self.violation.get_or_insert_with(|| {
+            let (source, destination) = (view.source, view.destination);
+            format!(
+                "host {from} at {} us, {source} > {destination}: {why}",
+                now.0 / 1000
+            )
+        });
+    }
+
+    fn ends_of(from: usize, view: &TcpView<'_>) -> FlowEnds {
+        if from == 0 {
+            [view.source, view.destination]
+        } else {
+            [view.destination, view.source]
+        }
+    }
+
+    /// The connection of a frame; a SYN with another sequence number begins a new one.
+    fn flow_of(&mut self, from: usize, view: &TcpView<'_>) -> Option<usize> {
+        let ends = Self::ends_of(from, view);
+        let known = self.current.get(&ends).copied();
+        if view.flags & (SYN | RST) == SYN {
+            let is_answer = view.flags & ACK != 0;
+            let is_stale = |flow: usize| {
+                let peer_iss = self.flows[flow].sides[1 - from].iss;
+                is_answer && peer_iss.is_some_and(|iss| view.ack != iss.wrapping_add(1))
+            };
+            if known.is_some_and(is_stale) {
+                return None; // it answers the SYN of an earlier connection
+            }
+            let is_same = |flow: &usize| {
+                let iss = self.flows[*flow].sides[from].iss;
+                iss.is_none_or(|iss| iss == view.seq)
+            };
+            if let Some(flow) = known.filter(is_same) {
+                return Some(flow);
+            }
+            if is_answer {
+                // The answer of a connection that took the place of an earlier half-open one.
+                let side = &mut self.flows[known?].sides[from];
+                let (edge, received) = (side.edge, std::mem::take(&mut side.received));
+                *side = FlowSide {
+                    edge,
+                    received,
+                    ..FlowSide::default()
+                };
+                return known;
+            }
+            let sides = [FlowSide::default(), FlowSide::default()];
+            let is_recut = self.path_narrows;
+            self.flows.push(Flow {
+                ends,
+                sides,
+                is_recut,
+            });
+            self.current.insert(ends, self.flows.len() - 1);
+            return Some(self.flows.len() - 1);
+        }
+        known.filter(|&flow| self.flows[flow].sides[from].iss.is_some())
+    }
+
+    /// A host starts anew: its counters begin at zero.
+    pub fn on_restart(&mut self, host: usize) {
+        (self.tail_probes[host], self.timeouts[host]) = (0, 0);
+    }
+
+    /// A host sends a frame. Returns what [`WireOracle::on_way`] takes if the frame will arrive.
+    pub fn on_sent(
+        &mut self,
+        now: Instant,
+        from: usize,
+        frame: &[u8],
+        stats: &StackStats,
+    ) -> Option<SentRange> {
+        let is_tail_probe = stats.tlp_probes > self.tail_probes[from];
+        let timeouts = std::mem::replace(&mut self.timeouts[from], stats.timeouts);
+        let view = tcp_view(frame)?;
+        let index = self.flow_of(from, &view)?;
+        self.flows[index].is_recut |= stats.black_holes + stats.pmtu_reductions > 0;
+        if view.flags & RST != 0 {
+            return None;
+        }
+        if let Err(why) = self.judge_acknowledgement(index, from, &view) {
+            self.reject(now, from, &view, why);
+        }
+        let side = &mut self.flows[index].sides[from];
+        if view.flags & SYN != 0 {
+            side.iss = Some(view.seq);
+            side.window_scale = view.window_scale;
+            side.sent = side.sent.max(1);
+            side.acked_at = now;
+        }
+        let start = view.seq.wrapping_sub(side.iss?);
+        let end = start.wrapping_add(view.span());
+        if view.span() == 0 {
+            return None;
+        }
+        self.segments += u64::from(!view.payload.is_empty());
+        if let Err(why) = self.judge_text(index, from, &view, start) {
+            self.reject(now, from, &view, why);
+        }
+        let side = &mut self.flows[index].sides[from];
+        if start < side.sent && view.flags & SYN == 0 {
+            let is_last = end == side.sent && is_tail_probe;
+            self.note_retransmission(now, index, from, (start, end), is_last, timeouts);
+        } else if view.flags & SYN == 0 {
+            let crosses = view.seq.checked_add(view.span()).is_none();
+            self.wraps += u64::from(crosses);
+            side.segments.insert(start, end);
+            side.outstanding.push_back((start, end, now));
+            side.sent = end;
+        } else {
+            self.wraps += u64::from(view.seq == u32::MAX);
+        }
+        self.tail_probes[from] = stats.tlp_probes;
+        Some(SentRange {
+            flow: index,
+            from,
+            start,
+            end,
+        })
+    }
+
+    /// What [`WireOracle::on_sent`] was shown is on its way and arrives.
+    pub fn on_way(&mut self, sent: &SentRange) {
+        let side = &mut self.flows[sent.flow].sides[sent.from];
+        side.arriving.insert(sent.start, sent.end);
+    }
+
+    fn note_retransmission(
+        &mut self,
+        now: Instant,
+        index: usize,
+        from: usize,
+        (start, end): (u32, u32),
+        is_tail_probe: bool,
+        timeouts_before: u64,
+    ) {
+        let side = &mut self.flows[index].sides[from];
+        let first = side
+            .outstanding
+            .partition_point(|segment| segment.1 <= start);
+        for segment in side.outstanding.range_mut(first..) {
+            if segment.0 >= end {
+                break;
+            }
+            segment.2 = now;
+        }
+        let needed = !side.arriving.covers(start, end);
+        self.needed += u64::from(needed);
+        self.needless += u64::from(!needed);
+        match &mut side.episode {
+            Some(episode) if side.acked < episode.recover => episode.needed |= needed,
+            // A tail loss probe is no recovery.
+            _ if is_tail_probe => {}
+            episode => {
+                *episode = Some(RecoveryEpisode {
+                    recover: side.sent,
+                    first_needed: needed,
+                    needed,
+                    timeouts_before,
+                });
+            }
+        }
+    }
+
+    /// The acknowledgement, window, SACK blocks and timestamps of a segment.
+    fn judge_acknowledgement(
+        &mut self,
+        index: usize,
+        from: usize,
+        view: &TcpView<'_>,
+    ) -> Result<(), String> {
+        let [zero, one] = &mut self.flows[index].sides;
+        let (side, peer) = if from == 0 { (zero, one) } else { (one, zero) };
+        if let Some((value, echo)) = view.timestamps {
+            if side.last_tsval.is_some_and(|last| is_before(value, last)) {
+                return Err(format!("timestamp {value} after {:?}", side.last_tsval));
+            }
+            side.last_tsval = Some(value);
+            let newest = side.newest_peer_tsval;
+            if view.flags & ACK != 0 && newest.is_some_and(|newest| is_before(newest, echo)) {
+                return Err(format!(
+                    "echoes timestamp {echo}, received were up to {newest:?}"
+                ));
+            }
+        }
+        let Some(peer_iss) = peer.iss.filter(|_| view.flags & ACK != 0) else {
+            return Ok(());
+        };
+        let ack = view.ack.wrapping_sub(peer_iss);
+        let arrived = side.received.end_from(0);
+        if ack > arrived {
+            return Err(format!("acknowledges {ack}, arrived is {arrived}"));
+        }
+        if side.last_ack.is_some_and(|last| ack < last) {
+            return Err(format!("acknowledges {ack} after {:?}", side.last_ack));
+        }
+        side.last_ack = Some(ack);
+        let both = side.window_scale.is_some() && peer.window_scale.is_some();
+        let shift = match side.window_scale {
+            Some(shift) if both && view.flags & SYN == 0 => shift,
+            _ => 0,
+        };
+        let edge = ack + (u32::from(view.window) << shift);
+        if edge < side.last_edge {
+            let last = side.last_edge;
+            return Err(format!("the right edge moves left: {edge} after {last}"));
+        }
+        side.last_edge = edge;
+        for (place, (low, high)) in view.sack[..view.sack_count].iter().enumerate() {
+            let (low, high) = (low.wrapping_sub(peer_iss), high.wrapping_sub(peer_iss));
+            if low >= high || !side.received.covers(low, high) {
+                return Err(format!("SACK {low}..{high} of what did not arrive"));
+            }
+            if place > 0 && high <= ack {
+                return Err(format!(
+                    "SACK {low}..{high} below the acknowledgement {ack}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The payload and the FIN of a segment, of which neither is beyond the window.
+    fn judge_text(
+        &mut self,
+        index: usize,
+        from: usize,
+        view: &TcpView<'_>,
+        start: u32,
+    ) -> Result<(), String> {
+        let Flow {
+            ends,
+            sides,
+            is_recut,
+        } = &mut self.flows[index];
+        let side = &mut sides[from];
+        let payload_end = start + view.payload.len() as u32;
+        if view.flags & SYN != 0 {
+            return Ok(());
+        }
+        // A FIN takes no room in the peer's buffers.
+        if payload_end > side.edge {
+            let (edge, len) = (side.edge, view.payload.len());
+            return Err(format!(
+                "{len} bytes at {start} go beyond the right edge {edge}"
+            ));
+        }
+        let salt = salt_of(ends, from);
+        let first = u64::from(start) - 1;
+        let differs = (view.payload.iter().zip(first..))
+            .position(|(&byte, position)| byte != Pattern::byte(salt, position));
+        if let Some(at) = differs {
+            return Err(format!(
+                "byte {} of the stream is not what was pushed",
+                first + at as u64
+            ));
+        }
+        if view.flags & FIN != 0 {
+            if side.fin_at.is_some_and(|fin| fin != payload_end) {
+                return Err(format!("FIN at {payload_end} after {:?}", side.fin_at));
+            }
+            side.fin_at = Some(payload_end);
+        }
+        if side.fin_at.is_some_and(|fin| payload_end > fin) {
+            return Err(format!("text up to {payload_end} beyond the FIN"));
+        }
+        if start > side.sent {
+            return Err(format!("{start} is sent before {}", side.sent));
+        }
+        if start < side.sent && !*is_recut {
+            let end = start + view.span();
+            let whole = side.segments.range(..=start).next_back();
+            if whole != Some((&start, &end)) {
+                return Err(format!("{start}..{end} is sent again, first was {whole:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// A frame arrives as it was sent, and the host is about to see it.
+    pub fn on_arrival(&mut self, now: Instant, to: usize, frame: &[u8]) {
+        let Some(view) = tcp_view(frame) else { return };
+        let from = 1 - to;
+        let Some(&index) = self.current.get(&Self::ends_of(from, &view)) else {
+            return;
+        };
+        let [zero, one] = &mut self.flows[index].sides;
+        let (side, peer) = if to == 0 { (zero, one) } else { (one, zero) };
+        let Some(peer_iss) = peer.iss else { return };
+        self.touched.push((index, to));
+        side.heard_at = now;
+        if view.flags & RST != 0 {
+            return;
+        }
+        let start = view.seq.wrapping_sub(peer_iss);
+        if start > i32::MAX as u32 {
+            return; // of an older connection between the same ends, or a probe below SND.UNA
+        }
+        side.received.insert(start, start + view.span());
+        if let Some((value, _)) = view.timestamps
+            && side
+                .newest_peer_tsval
+                .is_none_or(|newest| is_before(newest, value))
+        {
+            side.newest_peer_tsval = Some(value);
+        }
+        let Some(iss) = side.iss.filter(|_| view.flags & ACK != 0) else {
+            if view.flags & SYN != 0 {
+                side.edge = 1 + u32::from(view.window); // a SYN acknowledges nothing yet
+            }
+            return;
+        };
+        let ack = view.ack.wrapping_sub(iss);
+        if ack > side.sent {
+            return;
+        }
+        if ack > side.acked {
+            (side.acked, side.acked_at) = (ack, now);
+            while side
+                .outstanding
+                .front()
+                .is_some_and(|segment| segment.1 <= ack)
+            {
+                side.outstanding.pop_front();
+            }
+        }
+        let both = side.window_scale.is_some() && peer.window_scale.is_some();
+        let shift = match peer.window_scale {
+            Some(shift) if both && view.flags & SYN == 0 => shift,
+            _ => 0,
+        };
+        side.edge = side.edge.max(ack + (u32::from(view.window) << shift));
+    }
+
+    /// The newest connection between these ends.
+    pub fn find_flow(&self, ends: &FlowEnds) -> Option<usize> {
+        self.current.get(ends).copied()
+    }
+
+    /// The last recovery of a connection's end.
+    pub fn last_episode(&self, flow: usize, host: usize) -> Option<RecoveryEpisode> {
+        self.flows[flow].sides[host].episode
+    }
+
+    /// The oldest data in flight from `host`: when it was last sent. `None`: there is none that
+    /// the peer's window ever covered.
+    pub fn oldest_in_flight(&self, flow: usize, host: usize) -> Option<Instant> {
+        let oldest = self.flows[flow].sides[host].outstanding.front()?;
+        Some(oldest.2)
+    }
+
+    /// When a frame of the connection last arrived at `host`, and when one last acknowledged
+    /// something new.
+    pub fn last_heard(&self, flow: usize, host: usize) -> (Instant, Instant) {
+        let side = &self.flows[flow].sides[host];
+        (side.heard_at, side.acked_at)
+    }
+}
