@@ -20,7 +20,7 @@ use crate::worker::messages::{Command, QpSetup};
 
 impl ControlThread {
     pub(super) fn create_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
-        let (write, read) = siw_shm::control::event_pipe().map_err(Refusal::no_shared_memory)?;
+        let (write, read) = siw_shm::control::event_stream().map_err(Refusal::no_shared_memory)?;
         let client = self.resources.client_mut(id)?;
         let channel = CompletionChannelId(client.next_number());
         let reply = m::IdReply {
@@ -69,11 +69,8 @@ impl ControlThread {
                 Some(channel) => Some(
                     client
                         .channels
-                        .get_mut(&channel)
-                        .map(|ch| {
-                            ch.cqs += 1;
-                            ch.writer.clone()
-                        })
+                        .get(&channel)
+                        .map(|found| found.writer.clone())
                         .ok_or_else(|| Refusal::no_such("completion channel", channel.0))?,
                 ),
             };
@@ -81,6 +78,10 @@ impl ControlThread {
                 .queues
                 .alloc(geometry.len)
                 .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+            // Nothing fails from here on: the channel has one queue more.
+            if let Some(found) = channel_id.and_then(|channel| client.channels.get_mut(&channel)) {
+                found.cqs += 1;
+            }
             Ok((channel, mem))
         })();
         let (channel, mem) = match made {

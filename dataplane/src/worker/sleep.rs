@@ -2,8 +2,12 @@
 //!
 //! The order that loses no wake-up: announce the sleep, look at every ring once more, sleep.
 //! Clients ring, fence, and look at the announcement (see `siw_shm::doorbell`).
+//!
+//! The event descriptors are watched by their edges and never read: a client shares the file
+//! description of its own, so it could make a read block, or take the value away in the middle of
+//! one. Each write is an edge; a client that fills its counter loses its own wake-ups only.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -16,8 +20,8 @@ use super::{Mailbox, Worker};
 use crate::datapath::batch_loop::BatchLoop;
 use crate::datapath::idle::{self, POLL_INTERVAL};
 
-/// Wake-ups that are read in one go; others wake the worker once more.
-const WAKES_PER_READ: usize = 16;
+/// Edges that are taken in one go; others wake the worker once more.
+const EDGES_PER_WAKE: usize = 16;
 
 /// What wakes a worker beside its ports: its mailbox, and the doorbells of its clients.
 pub(super) struct WakeSources {
@@ -39,8 +43,8 @@ impl WakeSources {
     }
 
     fn add(&self, fd: &OwnedFd) -> Result<(), Errno> {
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, fd.as_raw_fd() as u64);
-        self.epoll.add(fd, event)
+        let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        self.epoll.add(fd, EpollEvent::new(edges, 0))
     }
 
     /// How often the worker slept.
@@ -57,6 +61,12 @@ impl WakeSources {
 
     pub(super) fn unwatch(&mut self, fd: &OwnedFd) {
         let _ = self.epoll.delete(fd);
+    }
+
+    /// Takes the edges that woke the worker, so that it can sleep again.
+    fn take_edges(&self) {
+        let mut events = [EpollEvent::empty(); EDGES_PER_WAKE];
+        let _ = self.epoll.wait(&mut events, EpollTimeout::ZERO);
     }
 }
 
@@ -75,7 +85,8 @@ impl Worker {
         }
         self.cache.return_surplus();
         self.wake_sources.flag.announce_sleep();
-        let has_work = !self.mailbox.commands.is_empty()
+        let has_work = !self.ready.is_empty()
+            || !self.mailbox.commands.is_empty()
             || !self.mailbox.inbox.is_empty()
             || self
                 .clients
@@ -93,7 +104,9 @@ impl Worker {
             // A sleep that ended by its limit leads to the next one, a wake-up to a spell of
             // spinning.
             if was_woken {
-                self.clear_wakes();
+                self.wake_sources.take_edges();
+                let now = self.clock.now();
+                self.idle.note_busy(now);
             }
         }
         self.wake_sources.flag.announce_awake();
@@ -122,28 +135,5 @@ impl Worker {
             limit = limit.min(POLL_INTERVAL);
         }
         limit
-    }
-
-    /// Reads the descriptors that woke the worker, so that they wake it again.
-    fn clear_wakes(&mut self) {
-        let mut events = [EpollEvent::empty(); WAKES_PER_READ];
-        let count = self
-            .wake_sources
-            .epoll
-            .wait(&mut events, EpollTimeout::ZERO)
-            .unwrap_or(0);
-        for event in &events[..count] {
-            let source = self
-                .clients
-                .iter()
-                .map(|client| &*client.wake_fd)
-                .chain([self.mailbox.inbox.wake_fd()])
-                .find(|fd| fd.as_raw_fd() as u64 == event.data());
-            if let Some(fd) = source {
-                let _ = nix::unistd::read(fd, &mut [0u8; 8]);
-            }
-        }
-        let now = self.clock.now();
-        self.idle.note_busy(now);
     }
 }

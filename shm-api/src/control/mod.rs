@@ -14,7 +14,7 @@ pub mod socket;
 
 pub use codec::{CallError, ProtoError, Request, decode_event, encode_event};
 pub use messages::*;
-pub use socket::{ControlPacket, ControlSocket, RecvError, event_pipe};
+pub use socket::{ControlPacket, ControlSocket, RecvError, event_stream};
 
 /// Where the daemon listens unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/siwd/siwd.sock";

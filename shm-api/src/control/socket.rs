@@ -17,6 +17,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+/// Bytes that the unread events of a completion channel may take in the kernel, as it counts them.
+const EVENT_STREAM_BYTES: usize = 1 << 20;
+
 /// A received packet.
 #[derive(Debug, Default)]
 pub struct ControlPacket {
@@ -345,11 +348,20 @@ impl ControlSocket {
     }
 }
 
-/// Daemon: a completion channel, its writing (non-blocking) and its reading end. A
-/// pipe queues 8192 cookies of 8 bytes and more; an event that does not fit finds a
-/// reader that has thousands of others to read.
-pub fn event_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+/// Daemon: a completion channel, its writing (non-blocking) and its reading end. A stream socket queues
+/// some hundred cookies of 8 bytes; an event that does not fit finds a reader that has as many others to
+/// read. Not a pipe: whoever reads a pipe holds a lock that a writer waits for, and can be made to read
+/// into memory that is never there.
+pub fn event_stream() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (write, read) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     rustix::io::ioctl_fionbio(&write, true)?;
+    // The client may not fill the other direction, which nobody reads.
+    rustix::net::shutdown(&write, rustix::net::Shutdown::Read)?;
+    let _ = rustix::net::sockopt::set_socket_send_buffer_size(&write, EVENT_STREAM_BYTES);
     Ok((write, read))
 }

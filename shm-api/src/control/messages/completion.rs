@@ -4,7 +4,7 @@ use super::QueueRef;
 use bytemuck::{Pod, Zeroable};
 
 /// Completion channel. One fd in the `IdReply`: the client reads 8-byte cookies
-/// from it (the reading end of `event_pipe`), one per event.
+/// from it (the reading end of `event_stream`), one per event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct CreateChannel {
