@@ -55,23 +55,48 @@ impl AtomicArgs {
             .then_some(old & !mask | self.add_or_swap & mask)
     }
 
-    /// FetchAdd on shared memory; the value before.
-    pub fn fetch_add_on(&self, word: &AtomicU64) -> u64 {
-        self.update_word(word, |old| Some(self.fetch_add_result(old)))
+    /// FetchAdd on shared memory; the value before. `None`: not done yet, because others kept changing
+    /// the word; the caller tries again later.
+    pub fn fetch_add_on(&self, word: &AtomicU64) -> Option<u64> {
+        if self.add_or_swap_mask == 0 {
+            // One instruction, which nobody can delay.
+            return Some(word.fetch_add(self.add_or_swap, Ordering::SeqCst));
+        }
+        update_word(word, |old| Some(self.fetch_add_result(old)))
     }
 
-    /// CmpSwap on shared memory; the value before.
-    pub fn cmp_swap_on(&self, word: &AtomicU64) -> u64 {
-        self.update_word(word, |old| self.cmp_swap_result(old))
+    /// CmpSwap on shared memory; the value before. `None` as in [`Self::fetch_add_on`].
+    pub fn cmp_swap_on(&self, word: &AtomicU64) -> Option<u64> {
+        let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+        if self.add_or_swap_mask == u64::MAX && self.compare_mask == u64::MAX {
+            let outcome =
+                word.compare_exchange(self.compare, self.add_or_swap, success, failure);
+            return Some(outcome.unwrap_or_else(|other| other));
+        }
+        update_word(word, |old| self.cmp_swap_result(old))
     }
+}
 
-    #[inline]
-    fn update_word(&self, word: &AtomicU64, change: impl FnMut(u64) -> Option<u64>) -> u64 {
-        // SeqCst: the application may use the same word with its own atomics.
-        match word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change) {
-            Ok(old) | Err(old) => old,
+/// Attempts to change a word that others change meanwhile. An application that writes its word in a
+/// loop may delay its peers' operations on it, but not the worker.
+const ATTEMPTS_PER_TURN: u32 = 128;
+
+/// Puts what `change` makes of the word into it, or leaves it when there is nothing to change; the
+/// value before. `None`: each attempt came too late.
+fn update_word(word: &AtomicU64, mut change: impl FnMut(u64) -> Option<u64>) -> Option<u64> {
+    // SeqCst: the application may use the same word with its own atomics.
+    let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
+    let mut old = word.load(Ordering::SeqCst);
+    for _ in 0..ATTEMPTS_PER_TURN {
+        let Some(new) = change(old) else {
+            return Some(old);
+        };
+        match word.compare_exchange(old, new, success, failure) {
+            Ok(_) => return Some(old),
+            Err(now) => old = now,
         }
     }
+    None
 }
 
 #[cfg(test)]
@@ -130,9 +155,22 @@ mod tests {
         assert_eq!(a.cmp_swap_result(0x1234), Some(0x1aa4));
         assert_eq!(a.cmp_swap_result(0x1334), None);
         let w = AtomicU64::new(5);
-        assert_eq!(AtomicArgs::cmp_swap(4, 9).cmp_swap_on(&w), 5);
-        assert_eq!(AtomicArgs::cmp_swap(5, 9).cmp_swap_on(&w), 5);
-        assert_eq!(AtomicArgs::fetch_add(1).fetch_add_on(&w), 9);
+        assert_eq!(AtomicArgs::cmp_swap(4, 9).cmp_swap_on(&w), Some(5));
+        assert_eq!(AtomicArgs::cmp_swap(5, 9).cmp_swap_on(&w), Some(5));
+        assert_eq!(AtomicArgs::fetch_add(1).fetch_add_on(&w), Some(9));
         assert_eq!(w.into_inner(), 10);
+    }
+
+    #[test]
+    fn a_word_that_changes_all_the_time_ends_the_attempts() {
+        let word = AtomicU64::new(0);
+        let mut attempts = 0;
+        let outcome = update_word(&word, |old| {
+            attempts += 1;
+            // Another writer is faster, each time.
+            word.store(old + 1, Ordering::SeqCst);
+            Some(old)
+        });
+        assert_eq!((outcome, attempts), (None, ATTEMPTS_PER_TURN));
     }
 }

@@ -88,8 +88,9 @@ impl AtomicRequestHeader {
         octets
     }
 
-    /// Executes the operation; returns the value before it.
-    pub(crate) fn execute(&self, operand: &AtomicU64) -> u64 {
+    /// Executes the operation; returns the value before it. `None`: others kept changing the operand,
+    /// and the operation is still to be done.
+    pub(crate) fn execute(&self, operand: &AtomicU64) -> Option<u64> {
         match self.op {
             AtomicOp::FetchAdd => self.args.fetch_add_on(operand),
             AtomicOp::CmpSwap => self.args.cmp_swap_on(operand),

@@ -45,7 +45,7 @@ impl KeyReader {
         if !need.intersects(Access::REMOTE) {
             return Err(KeyError::Access);
         }
-        let region = self.entry_at(parent).ok_or(KeyError::Stag)?;
+        let region = self.entry_of_home(parent).ok_or(KeyError::Stag)?;
         let word = region.key_word();
         if !word.is_valid() {
             return Err(KeyError::Stag);
@@ -148,8 +148,14 @@ impl KeyReader {
         ))
     }
 
+    /// The region that the table gave this key: not one that has its place in the table by now.
+    #[inline]
+    fn entry_of_home(&self, home: Stag) -> Option<&RegisteredMemory> {
+        self.entry_at(home).filter(|mr| mr.home_key() == home)
+    }
+
     fn release_window(&self, region: Option<Stag>) {
-        if let Some(mr) = region.and_then(|parent| self.entry_at(parent)) {
+        if let Some(mr) = region.and_then(|parent| self.entry_of_home(parent)) {
             mr.release_window();
         }
     }

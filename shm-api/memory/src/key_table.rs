@@ -156,8 +156,7 @@ impl KeyTable {
     /// A window left this region.
     fn release_window(&self, parent: Option<Stag>) {
         if let Some(parent) = parent {
-            self.table
-                .with_entry(parent.table_index(), RegisteredMemory::release_window);
+            self.with_entry(parent, RegisteredMemory::release_window);
         }
     }
 
