@@ -31,13 +31,20 @@ pub enum QpEvent {
     SqDrained,
 }
 
-/// A work queue is in a state that no correct client produces: the client is broken or hostile. The
-/// queue pair goes to ERROR; the daemon closes the client.
+/// A work queue holds what no correct client produces: the client is broken or hostile. The queue pair
+/// goes to ERROR, and nothing more is read from the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "work queue is in a state that no correct client produces; the client must recreate its queue pair"
-)]
-pub struct RingFault;
+pub enum RingFault {
+    /// The indices are impossible: the daemon closes the client.
+    #[error("the indices of the work queue are impossible; the client must recreate its queue pair")]
+    InvalidIndex,
+    /// A work request cannot be read. It completes in error when it is its turn.
+    #[error("work request {wr_id:#x} cannot be read; the client must recreate its queue pair")]
+    InvalidRequest {
+        /// Identifies the request in its completion.
+        wr_id: u64,
+    },
+}
 
 /// What a queue pair needs from its worker.
 pub trait QpEnv {
@@ -46,11 +53,11 @@ pub trait QpEnv {
 
     /// Takes one validated work request out of the send queue, into memory of the environment (one
     /// scratch for a whole worker will do: the queue pair keeps a compact copy). `Ok(None)`: the ring
-    /// is empty.
+    /// is empty. A fault is returned once; the ring is empty from then on.
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault>;
 
     /// Takes one receive work request out of the receive queue, or out of the shared receive queue,
-    /// likewise.
+    /// likewise; but one that cannot be read has completed when the fault is returned.
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault>;
 
     /// As [`next_recv`](Self::next_recv), for the flush of a queue pair in ERROR: a shared receive

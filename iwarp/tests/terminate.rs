@@ -401,7 +401,7 @@ fn local_mistakes_of_each_kind_fail_their_work_request() {
 #[test]
 fn invalid_ring_ends_the_queue_pair() {
     let mut initiator = End::new(negotiated(true));
-    initiator.env.ring_fault = true;
+    initiator.env.ring_fault = Some(RingFault::InvalidIndex);
     initiator.expect_terminate("0/0/00");
     initiator
         .qp

@@ -52,22 +52,17 @@ impl Worker {
         }
         let (client, qpn) = (queue_pair.client, queue_pair.rings.qpn);
         let events = std::mem::take(&mut queue_pair.rings.events);
-        let misuse = queue_pair.rings.misuse.clone();
+        let misuse = queue_pair.rings.misuse.take();
         for event in events {
             self.post_event(Event::Async { client, qpn, event });
         }
         match misuse {
             Some(RingMisuse::InvalidIndex) => self.post_event(Event::ClientFault { client, qpn }),
-            Some(RingMisuse::BadRequest(reason)) => {
-                self.post_event(Event::BadRequest {
-                    client,
-                    qpn,
-                    reason,
-                });
-                if let Some(queue_pair) = self.queue_pairs.get_mut(slot) {
-                    queue_pair.rings.misuse = None;
-                }
-            }
+            Some(RingMisuse::BadRequest(reason)) => self.post_event(Event::BadRequest {
+                client,
+                qpn,
+                reason,
+            }),
             None => {}
         }
         self.follow_protocol(now, slot);

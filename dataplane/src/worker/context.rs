@@ -2,7 +2,7 @@
 
 use siw_iwarp::{ExtBufRef, FpduRecord, QpEnv, QpEvent, RingFault};
 use siw_memory::KeyReader;
-use siw_shm::{Opcode, RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcStatus};
+use siw_shm::{RecvWqe, RingError, SendWqe, Wc, WcFlags, WcOpcode, WcStatus};
 
 use super::completion_queues::CqTable;
 use super::ext_bufs::ExtBufRefs;
@@ -11,7 +11,6 @@ use super::qp_rings::{QpRings, RingMisuse};
 use super::shared_receive_queues::SrqTable;
 use super::split_records::SplitRecords;
 use super::worker_qp::QpSlot;
-use crate::ids::CqId;
 use crate::link_traits::PayloadPolicy;
 
 /// Messages with referenced memory in flight per worker; beyond it payload is copied.
@@ -89,25 +88,41 @@ impl QpView<'_> {
         }
     }
 
-    /// Notes what is wrong with a ring; a work request that cannot be read completes in error.
+    /// Notes what is wrong with a ring, which is not read any more: behind a request that cannot be
+    /// read, it is not known where the next one begins.
     #[cold]
-    fn note_misuse(&mut self, error: RingError, cq: CqId, opcode: WcOpcode) -> RingFault {
+    fn note_misuse(&mut self, error: RingError) -> RingFault {
         match error {
-            RingError::InvalidIndex => self.rings.misuse = Some(RingMisuse::InvalidIndex),
+            RingError::InvalidIndex => {
+                self.rings.is_sq_broken = true;
+                self.rings.is_rq_broken = true;
+                self.rings.misuse = Some(RingMisuse::InvalidIndex);
+                RingFault::InvalidIndex
+            }
             RingError::Wqe { wr_id, error } => {
-                let cqe = Wc {
-                    wr_id,
-                    qp_num: self.rings.qpn.0,
-                    status: WcStatus::LOC_QP_OP_ERR,
-                    opcode,
-                    flags: WcFlags::NONE,
-                    ..Wc::default()
-                };
-                self.context.cqs.push(cq, &cqe);
                 self.rings.misuse = Some(RingMisuse::BadRequest(error.to_string()));
+                RingFault::InvalidRequest { wr_id }
             }
         }
-        RingFault
+    }
+
+    #[cold]
+    fn refuse_recv(&mut self, error: RingError) -> RingFault {
+        let fault = self.note_misuse(error);
+        self.rings.is_rq_broken = true;
+        if let RingFault::InvalidRequest { wr_id } = fault {
+            let cqe = Wc {
+                wr_id,
+                qp_num: self.rings.qpn.0,
+                status: WcStatus::LOC_QP_OP_ERR,
+                opcode: WcOpcode::RECV,
+                flags: WcFlags::NONE,
+                ..Wc::default()
+            };
+            self.rings.rq.complete_requests(1);
+            self.context.cqs.push(self.rings.recv_cq, &cqe);
+        }
+        fault
     }
 }
 
@@ -119,7 +134,7 @@ impl QpEnv for QpView<'_> {
 
     #[inline]
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
-        if self.rings.misuse.is_some() {
+        if self.rings.is_sq_broken {
             return Ok(None);
         }
         match self.rings.sq.pop(&mut self.context.wqes.send) {
@@ -130,16 +145,15 @@ impl QpEnv for QpView<'_> {
             }
             Ok(None) => Ok(None),
             Err(error) => {
-                self.rings.sq.complete_requests(1);
-                let cq = self.rings.send_cq;
-                Err(self.note_misuse(error, cq, WcOpcode::from(Opcode::Send)))
+                self.rings.is_sq_broken = true;
+                Err(self.note_misuse(error))
             }
         }
     }
 
     #[inline]
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
-        if self.rings.misuse.is_some() {
+        if self.rings.is_rq_broken {
             return Ok(None);
         }
         if self.rings.srq_share != 0 && !self.is_within_srq_share() {
@@ -158,11 +172,7 @@ impl QpEnv for QpView<'_> {
                 Ok(Some(&self.context.wqes.recv))
             }
             Ok(None) => Ok(None),
-            Err(error) => {
-                self.rings.rq.complete_requests(1);
-                let cq = self.rings.recv_cq;
-                Err(self.note_misuse(error, cq, WcOpcode::RECV))
-            }
+            Err(error) => Err(self.refuse_recv(error)),
         }
     }
 

@@ -4,10 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use siw_shm::DoorbellConsumer;
-use siw_tcp::Instant;
 
 use super::Worker;
-use super::worker_qp::QpSlot;
 use crate::ids::{ClientId, Qpn};
 
 /// Doorbells taken from one client in one batch; the rest wait, so that no client delays the others.
@@ -24,7 +22,7 @@ pub(super) struct WorkerClient {
 impl Worker {
     /// Queue pairs whose doorbell was rung become ready. True when there were any.
     #[inline]
-    pub(super) fn take_doorbells(&mut self, now: Instant) -> bool {
+    pub(super) fn take_doorbells(&mut self) -> bool {
         let mut any = false;
         for index in 0..self.clients.len() {
             let client = self.clients[index].client;
@@ -42,19 +40,9 @@ impl Worker {
                     continue;
                 };
                 queue_pair.rings.sq.clear_pending();
-                if queue_pair.only_flushes() {
-                    self.flush_posted(now, slot);
-                } else {
-                    self.mark_ready(slot);
-                }
+                self.mark_ready(slot);
             }
         }
         any
-    }
-
-    /// Work requests were posted to a queue pair whose connection is over.
-    fn flush_posted(&mut self, now: Instant, slot: QpSlot) {
-        self.with_queue_pair(slot, |protocol, view| protocol.flush_queues(view));
-        self.after_call(now, slot);
     }
 }

@@ -414,7 +414,13 @@ impl Worker {
         };
         queue_pair.rings.sq.set_qp_state(state as u32);
         if queue_pair.only_flushes() {
-            self.with_queue_pair(slot, |protocol, view| protocol.flush_queues(view));
+            let flush = self.with_queue_pair(slot, |protocol, view| {
+                protocol.flush_queues(view);
+                protocol.has_unflushed()
+            });
+            if flush == Some(true) {
+                self.mark_ready(slot);
+            }
         }
     }
 }

@@ -246,7 +246,7 @@ impl BatchLoop for Worker {
         }
         // While they are warm in the cache: what is sent now takes these buffers.
         rx_frame::recycle_dropped_frames(&mut self.cache);
-        busy |= self.take_doorbells(now);
+        busy |= self.take_doorbells();
         busy |= self.send_from_ready(now);
         let run_timers = !self.timer_hold.is_held(now);
         for port in 0..self.ports.len() {

@@ -28,7 +28,11 @@ pub struct QpRings {
     pub srq_share: u32,
     /// Completions of such requests that the client may not have polled yet.
     pub held: VecDeque<CqeId>,
-    /// What the client did wrong, until the worker has acted on it.
+    /// Nothing more is read from the send queue, because of what it held.
+    pub is_sq_broken: bool,
+    /// Nothing more is taken for the receiving side, likewise.
+    pub is_rq_broken: bool,
+    /// What the client did wrong, until the worker has reported it.
     pub misuse: Option<RingMisuse>,
     /// How the payload of its messages is sent; set when it has a stream.
     pub payload: PayloadPolicy,
@@ -52,6 +56,8 @@ impl QpRings {
             srq: setup.srq,
             srq_share: setup.srq_share,
             held: VecDeque::new(),
+            is_sq_broken: false,
+            is_rq_broken: false,
             misuse: None,
             payload: PayloadPolicy::Copy,
             is_awaiting_release: false,

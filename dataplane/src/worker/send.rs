@@ -12,6 +12,9 @@ use super::worker_qp::QpSlot;
 
 /// Records that one queue pair may queue in one batch; then the next has its turn.
 const RECORDS_PER_BATCH: u32 = 64;
+/// Queue pairs without a stream whose rings are flushed in one batch, each with a budget of its own;
+/// the others wait for the next one.
+const FLUSHES_PER_BATCH: u32 = 8;
 
 /// Between two looks at the buffers that finished messages have left in ports.
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
@@ -33,6 +36,7 @@ impl Worker {
     pub(super) fn send_from_ready(&mut self, now: Instant) -> bool {
         // Those that become ready meanwhile wait for the next batch.
         let count = self.ready.len();
+        let mut flushes_left = FLUSHES_PER_BATCH;
         for _ in 0..count {
             let Some(slot) = self.ready.pop_front() else {
                 break;
@@ -40,6 +44,16 @@ impl Worker {
             let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
                 continue;
             };
+            if queue_pair.only_flushes() {
+                if flushes_left == 0 {
+                    self.ready.push_back(slot);
+                } else {
+                    flushes_left -= 1;
+                    queue_pair.is_ready = false;
+                    self.report_and_follow(now, slot);
+                }
+                continue;
+            }
             queue_pair.is_ready = false;
             if queue_pair.state.has_stream() && self.send_from(now, slot) {
                 self.mark_ready(slot);
@@ -68,6 +82,7 @@ impl Worker {
                 break;
             }
             let Some(fpdu) = queue_pair.protocol.next_record(&mut view, room) else {
+                has_more = queue_pair.protocol.take_yielded();
                 break;
             };
             let push = fpdu.record.is_last;

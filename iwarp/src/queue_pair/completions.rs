@@ -63,13 +63,21 @@ impl QueuePair {
         }
     }
 
-    /// Flushes what is in the queues, still or anew. Call it on a doorbell in ERROR; does nothing in
-    /// other states.
+    /// Flushes what is in the queues, still or anew, as far as the budget of one turn reaches: see
+    /// [`has_unflushed`](Self::has_unflushed). Call it on a doorbell in ERROR; does nothing in other
+    /// states.
     pub fn flush_queues<E: QpEnv>(&mut self, env: &mut E) {
         if self.state == RdmapState::Error {
             self.flush_send_queue(env);
             self.flush_receive_queue(env);
         }
+    }
+
+    /// The last flush left something in a ring: call [`flush_queues`](Self::flush_queues) again when
+    /// others had their turn.
+    pub fn has_unflushed(&self) -> bool {
+        self.state == RdmapState::Error
+            && (self.requester.has_unflushed || self.receive.has_unflushed)
     }
 
     /// True: a work request did not succeed.

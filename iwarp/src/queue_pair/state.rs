@@ -35,6 +35,9 @@ pub enum DrainState {
     Drained,
 }
 
+/// Work requests of one ring that are flushed before others have their turn.
+pub(crate) const FLUSHES_PER_TURN: u32 = 64;
+
 /// What a queue pair is created with (ibv_create_qp(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpInitAttr {

@@ -2,7 +2,7 @@
 
 use super::QueuePair;
 use super::fpdu_builder::FpduBuilder;
-use super::requester::PLACEHOLDER_STAG;
+use super::requester::{PLACEHOLDER_STAG, PreparedRequest};
 use super::state::{BuildError, RdmapState};
 use super::transmitter::OpenMessage;
 use crate::ddp::{TAGGED_HDR_LEN, UNTAGGED_HDR_LEN};
@@ -39,6 +39,12 @@ impl QueuePair {
         self.next_terminate(room)
     }
 
+    /// Whether the last [`next_record`](Self::next_record) returned `None` because the queue pair had
+    /// worked enough for one turn: it is to be called again when others had theirs.
+    pub fn take_yielded(&mut self) -> bool {
+        std::mem::take(&mut self.transmitter.has_yielded)
+    }
+
     /// The next segment of the message that is under way.
     #[inline]
     fn continue_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
@@ -57,8 +63,11 @@ impl QueuePair {
         }
         let (requester, mut context) = self.requester_with_context();
         match requester.prepare_request(env, &mut context) {
-            Ok(true) => return self.requester.next_segment(&mut self.transmitter, room),
-            Ok(false) => {}
+            Ok(PreparedRequest::Ready) => {
+                return self.requester.next_segment(&mut self.transmitter, room);
+            }
+            Ok(PreparedRequest::Nothing) => {}
+            Ok(PreparedRequest::Yielded) => self.transmitter.has_yielded = true,
             Err(_) => {
                 self.fail_stream(env, TerminateCode::LOCAL_CATASTROPHIC, None);
                 self.complete_ready(env);

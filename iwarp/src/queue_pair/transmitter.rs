@@ -26,6 +26,8 @@ pub(crate) struct Transmitter {
     pub open_message: OpenMessage,
     /// A request was sent last: if both wait, it is the turn of a response.
     pub is_responses_turn: bool,
+    /// The last call sent nothing because its budget was used up, not because there was nothing to do.
+    pub has_yielded: bool,
 }
 
 impl Transmitter {
@@ -36,6 +38,7 @@ impl Transmitter {
             marker_position,
             open_message: OpenMessage::None,
             is_responses_turn: false,
+            has_yielded: false,
         }
     }
 

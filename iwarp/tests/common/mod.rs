@@ -67,7 +67,8 @@ pub struct Env {
     pub keys: KeyReader,
     pub sq: VecDeque<SendWqe>,
     pub rq: VecDeque<RecvWqe>,
-    pub ring_fault: bool,
+    /// Returned once by the send queue, behind what is in `sq`.
+    pub ring_fault: Option<RingFault>,
     pub sent: Vec<Option<Wc>>,
     pub received: Vec<Wc>,
     pub events: Vec<QpEvent>,
@@ -88,7 +89,7 @@ impl Env {
             keys,
             sq: VecDeque::new(),
             rq: VecDeque::new(),
-            ring_fault: false,
+            ring_fault: None,
             sent: Vec::new(),
             received: Vec::new(),
             events: Vec::new(),
@@ -147,15 +148,12 @@ impl QpEnv for Env {
         &self.keys
     }
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
-        if self.ring_fault {
-            return Err(RingFault);
-        }
         match self.sq.pop_front() {
             Some(w) => {
                 self.send = w;
                 Ok(Some(&self.send))
             }
-            None => Ok(None),
+            None => self.ring_fault.take().map_or(Ok(None), Err),
         }
     }
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {

@@ -69,6 +69,8 @@ pub(crate) struct ReceiveState {
     /// Immediate data of the Send that comes next.
     immediate_for_send: Option<u32>,
     open: OpenReceive,
+    /// The flush stopped at its budget: the ring may hold more.
+    pub has_unflushed: bool,
     pub out_of_order: OutOfOrderPlacement,
 }
 
@@ -90,6 +92,7 @@ impl ReceiveState {
             expected_send_msn: first_msn,
             immediate_for_send: None,
             open: OpenReceive::default(),
+            has_unflushed: false,
             out_of_order: OutOfOrderPlacement::new(policy),
         }
     }

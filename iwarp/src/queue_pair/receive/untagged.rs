@@ -7,7 +7,7 @@ use crate::ddp::{UNTAGGED_HDR_LEN, UntaggedHeader};
 use crate::environment::QpEnv;
 use crate::mpa::fpdu::LEN_FIELD;
 use crate::queue_pair::error_mapping::invalidation_code;
-use crate::queue_pair::state::{QpInitAttr, StreamErrors};
+use crate::queue_pair::state::{FLUSHES_PER_TURN, QpInitAttr, StreamErrors};
 use crate::rdmap::terminate::TerminateCode;
 use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode};
 use crate::stream::RxStream;
@@ -269,11 +269,16 @@ impl ReceiveState {
         Ok(())
     }
 
-    /// Completes everything that is in the receive queue with WR_FLUSH_ERR.
+    /// Completes what is in the receive queue with WR_FLUSH_ERR, as far as the budget reaches.
     pub fn flush<E: QpEnv>(&mut self, env: &mut E, context: &ReceiveContext<'_>) {
         let status = WcStatus::WR_FLUSH_ERR;
         self.complete_receive(env, context, ReceiveOutcome::error(status));
-        while let Ok(Some(wqe)) = env.next_flushed_recv() {
+        self.has_unflushed = false;
+        // As in the flush of the send queue.
+        for _ in 0..FLUSHES_PER_TURN {
+            let Ok(Some(wqe)) = env.next_flushed_recv() else {
+                return;
+            };
             let cqe = Wc {
                 wr_id: wqe.wr_id,
                 qp_num: context.attr.qpn,
@@ -284,6 +289,7 @@ impl ReceiveState {
             };
             env.complete_recv(&cqe);
         }
+        self.has_unflushed = true;
     }
 }
 

@@ -3,9 +3,9 @@
 
 use super::Requester;
 use super::send_queue::SendEntry;
-use crate::environment::{ExtBufRef, QpEnv};
-use crate::queue_pair::state::{QpInitAttr, StreamErrors};
-use siw_shm::{Wc, WcOpcode, WcStatus};
+use crate::environment::{ExtBufRef, QpEnv, RingFault};
+use crate::queue_pair::state::{FLUSHES_PER_TURN, QpInitAttr, StreamErrors};
+use siw_shm::{Opcode, Wc, WcOpcode, WcStatus};
 
 /// What completions need of the queue pair besides the queue itself.
 pub(crate) struct CompletionContext<'a> {
@@ -65,9 +65,9 @@ impl Requester {
         env.complete_send(Some(&cqe));
     }
 
-    /// Completes everything that is in the send queue: what was finished before everything else with
-    /// success, the failing work request with its status, all others with WR_FLUSH_ERR. True:
-    /// something did not succeed.
+    /// Completes everything that was taken out of the ring: what was finished before everything else
+    /// with success, the failing work request with its status, all others with WR_FLUSH_ERR; then what
+    /// is in the ring, as far as the budget reaches. True: something did not succeed.
     pub fn flush<E: QpEnv>(&mut self, env: &mut E, context: &mut CompletionContext<'_>) -> bool {
         self.current = None;
         self.outstanding.clear();
@@ -84,20 +84,29 @@ impl Requester {
             };
             self.complete_front(env, context, status);
         }
-        // A ring in an invalid state ends the flush: the daemon closes its client.
-        while let Ok(Some(wqe)) = env.next_send() {
+        self.has_unflushed = false;
+        // A client may post as fast as its requests are flushed.
+        for _ in 0..FLUSHES_PER_TURN {
+            let (wr_id, opcode, status) = match env.next_send() {
+                Ok(Some(wqe)) => (wqe.wr_id, wqe.opcode, WcStatus::WR_FLUSH_ERR),
+                Err(RingFault::InvalidRequest { wr_id }) => {
+                    (wr_id, Opcode::Send, WcStatus::LOC_QP_OP_ERR)
+                }
+                // The daemon closes the client of a ring with impossible indices.
+                Ok(None) | Err(RingFault::InvalidIndex) => return self.has_failed,
+            };
             self.has_failed = true;
-            let status = WcStatus::WR_FLUSH_ERR;
             let cqe = Wc {
-                wr_id: wqe.wr_id,
+                wr_id,
                 qp_num: context.attr.qpn,
                 status,
-                opcode: WcOpcode::from(wqe.opcode),
+                opcode: WcOpcode::from(opcode),
                 vendor_err: context.errors.vendor_error(status),
                 ..Wc::default()
             };
             env.complete_send(Some(&cqe));
         }
+        self.has_unflushed = true;
         self.has_failed
     }
 }

@@ -22,7 +22,7 @@ pub(crate) use completion::CompletionContext;
 pub(crate) use outstanding_read::{OutstandingRead, PLACEHOLDER_STAG};
 
 use crate::ddp::Msn;
-use crate::environment::{ExtBufRef, QpEnv};
+use crate::environment::{ExtBufRef, QpEnv, RingFault};
 use crate::mpa::RtrKind;
 use crate::queue_pair::state::{DrainState, QpInitAttr};
 use crate::rdmap::atomic_header::ATOMIC_OPERAND_LEN;
@@ -30,13 +30,27 @@ use crate::record::{FpduKind, MessageSlot};
 use send_queue::{SendEntry, WorkRequestQueue};
 use siw_memory::KeyReader;
 use siw_memory::key_table::Stag;
-use siw_shm::{Access, BindMw, FastReg, Opcode, WcStatus};
+use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, WcStatus};
 use std::collections::VecDeque;
 
 /// A work request is wrong, or its ring is: the queue pair ends with a local error. The work request
 /// keeps the status with which it completes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LocalError;
+
+/// Local operations after which a queue pair lets others have their turn.
+const LOCAL_OPERATIONS_PER_TURN: u32 = 64;
+
+/// What a turn of the send queue led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PreparedRequest {
+    /// The current work request may go.
+    Ready,
+    /// There is none, or it has to wait.
+    Nothing,
+    /// The budget for local operations is used up, and there may be more.
+    Yielded,
+}
 
 /// The requesting side of a stream.
 #[derive(Debug)]
@@ -57,6 +71,10 @@ pub(crate) struct Requester {
     pub drain: DrainState,
     /// A work request completed in error: those behind it are flushed.
     has_failed: bool,
+    /// The flush stopped at its budget: the ring may hold more.
+    pub has_unflushed: bool,
+    /// Local operations that are left in this turn.
+    local_operations_left: u32,
 }
 
 impl Requester {
@@ -72,6 +90,8 @@ impl Requester {
             ord,
             drain: DrainState::Inactive,
             has_failed: false,
+            has_unflushed: false,
+            local_operations_left: LOCAL_OPERATIONS_PER_TURN,
         }
     }
 
@@ -118,27 +138,32 @@ impl Requester {
     }
 
     /// Sees to it that there is a current work request for [`next_segment`](Self::next_segment), and
-    /// that it may go. `Ok(false)`: there is none, or it has to wait. Local operations are done on the
-    /// way.
+    /// that it may go. Local operations are done on the way.
     #[inline]
     pub fn prepare_request<E: QpEnv>(
         &mut self,
         env: &mut E,
         context: &mut CompletionContext<'_>,
-    ) -> Result<bool, LocalError> {
+    ) -> Result<PreparedRequest, LocalError> {
         loop {
             if self.current.is_none()
                 && (self.drain != DrainState::Inactive || !self.take_request(env, context.attr)?)
             {
-                return Ok(false);
+                return Ok(PreparedRequest::Nothing);
             }
             let Some(slot) = self.current.filter(|&slot| !self.is_stalled(slot)) else {
-                return Ok(false);
+                return Ok(PreparedRequest::Nothing);
             };
             let is_local = |entry: &SendEntry| entry.opcode.is_local();
             if !self.queue.get(slot).is_some_and(is_local) {
-                return Ok(true);
+                return Ok(PreparedRequest::Ready);
             }
+            // They need no room in TCP: a client could post them faster than they are done.
+            if self.local_operations_left == 0 {
+                self.local_operations_left = LOCAL_OPERATIONS_PER_TURN;
+                return Ok(PreparedRequest::Yielded);
+            }
+            self.local_operations_left -= 1;
             self.execute_local_operation(env, slot, context)?;
         }
     }
@@ -150,10 +175,20 @@ impl Requester {
         env: &mut E,
         attr: &QpInitAttr,
     ) -> Result<bool, LocalError> {
+        // The client library keeps to the depth of the queue by itself.
+        if self.queue.len() >= attr.max_send_wr as usize {
+            return Ok(false);
+        }
         let slot = match env.next_send() {
             Ok(Some(wqe)) => self.queue.push(wqe),
             Ok(None) => return Ok(false),
-            Err(_) => return Err(LocalError),
+            Err(RingFault::InvalidIndex) => return Err(LocalError),
+            Err(RingFault::InvalidRequest { wr_id }) => {
+                let mut unknown = SendWqe::new();
+                unknown.wr_id = wr_id;
+                let slot = self.queue.push(&unknown);
+                return Err(self.refuse_current(slot, WcStatus::LOC_QP_OP_ERR));
+            }
         };
         self.current = Some(slot);
         let Some(entry) = self.queue.get(slot) else {

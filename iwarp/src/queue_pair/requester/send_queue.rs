@@ -104,6 +104,12 @@ impl WorkRequestQueue {
         self.entries.is_empty()
     }
 
+    /// Work requests that are not completed.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Copies a work request in.
     #[inline]
     pub fn push(&mut self, wqe: &SendWqe) -> MessageSlot {

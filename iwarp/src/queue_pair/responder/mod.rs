@@ -212,7 +212,13 @@ impl Responder {
         };
         // The key may have been invalidated since the request was accepted.
         match atomic_operand(keys, attr, &atomic.request) {
-            Ok(operand) => atomic.original = atomic.request.execute(operand),
+            Ok(operand) => match atomic.request.execute(operand) {
+                Some(original) => atomic.original = original,
+                None => {
+                    tx.has_yielded = true;
+                    return Ok(None);
+                }
+            },
             Err(code) => return Err(ResponseError { code, request }),
         }
         atomic.response_msn = self.next_atomic_msn;

@@ -1,0 +1,173 @@
+//! A client that speaks the control protocol itself, without the client library, so that it can write
+//! anything into its queues.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use siw::CmEvent;
+use siw_shm::control::messages as m;
+use siw_shm::control::{ControlSocket, Message, codec};
+use siw_shm::shared_memory::SharedMemory;
+use siw_shm::{CqConsumer, CqGeometry};
+
+use super::{Daemon, End, PATIENCE};
+
+/// One protection domain, completion queue, shared receive queue and queue pair.
+pub struct RawClient {
+    pub conn: ControlSocket,
+    /// The memory of all its queues.
+    pub queues: Arc<SharedMemory>,
+    pub pd: u32,
+    pub cq: m::CqReply,
+    pub srq: m::SrqReply,
+    pub qp: m::QpReply,
+    pub doorbells: SharedMemory,
+    pub doorbell_capacity: u32,
+    pub wake: OwnedFd,
+    sequence: u32,
+    _descriptors: Vec<OwnedFd>,
+}
+
+impl RawClient {
+    /// With a queue pair that was never connected. `shared`: it receives through the shared receive
+    /// queue.
+    pub fn detached(daemon: &Daemon, shared: bool) -> RawClient {
+        let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
+        let hello = m::ClientHello {
+            version: m::VERSION.into(),
+            pid: std::process::id(),
+            name: m::Text::new("hostile"),
+        };
+        let (hello, mut descriptors) = conn.call_and_wait(1, &hello, &[]).unwrap();
+        let wake = descriptors.remove(3);
+        let len = siw_shm::doorbell::ring_len(hello.doorbell_capacity);
+        let doorbells = SharedMemory::map_fd(descriptors.remove(1), len).unwrap();
+        let pd = m::AllocPd {
+            device: 0,
+            reserved: 0,
+        };
+        let (pd, _) = conn.call_and_wait(2, &pd, &[]).unwrap();
+        let cq = m::CreateCq {
+            cqe: 64,
+            channel: 0,
+            cookie: 0,
+        };
+        let (cq, mut cq_descriptors) = conn.call_and_wait(3, &cq, &[]).unwrap();
+        let region = cq_descriptors.pop().unwrap();
+        let srq = m::CreateSrq {
+            pd: pd.id,
+            max_wr: 16,
+            max_sge: 4,
+            limit: if shared { 4 } else { 0 },
+            share: 0,
+            reserved: 0,
+        };
+        let (srq, _) = conn.call_and_wait(4, &srq, &[]).unwrap();
+        let create = m::CreateQp {
+            pd: pd.id,
+            send_cq: cq.cq,
+            recv_cq: cq.cq,
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline: 64,
+            sq_sig_all: 0,
+            srq: if shared { srq.srq } else { 0 },
+        };
+        let (qp, _) = conn.call_and_wait(5, &create, &[]).unwrap();
+        let queues = Arc::new(SharedMemory::map_fd(region, qp.mem.region_len as usize).unwrap());
+        RawClient {
+            conn,
+            queues,
+            pd: pd.id,
+            cq,
+            srq,
+            qp,
+            doorbells,
+            doorbell_capacity: hello.doorbell_capacity,
+            wake,
+            sequence: 5,
+            _descriptors: descriptors,
+        }
+    }
+
+    /// With a queue pair that is connected to that of `end`.
+    pub fn connected(daemon: &Daemon, end: &End, shared: bool) -> RawClient {
+        let mut client = RawClient::detached(daemon, shared);
+        let channel = m::CreateCmChannel { reserved: 0 };
+        let (channel, mut events) = client.call(&channel);
+        let events = ControlSocket::from(events.pop().unwrap());
+        events.set_nonblocking(false).unwrap();
+        let listener =
+            siw::CmListener::new(&end.cm, None, "10.77.0.2:0".parse().unwrap(), 8, 0).unwrap();
+        let connect = m::Connect {
+            qp_num: client.qp.qp_num,
+            device: m::ANY_DEVICE,
+            cm_channel: channel.id,
+            timeout_ms: 0,
+            cookie: 0,
+            dst: listener.local_addr().into(),
+            src: m::Addr::NONE,
+            params: m::ConnParams {
+                ord: 4,
+                ird: 4,
+                crc: m::BY_DEVICE,
+                mpa_rev: m::BY_DEVICE,
+                reserved: [0; 2],
+                private_data: m::PrivateData::new(&[]).unwrap(),
+            },
+        };
+        client.call(&connect);
+        let CmEvent::ConnectRequest(request) = end.cm.get_event(Some(PATIENCE)).unwrap() else {
+            panic!("no request");
+        };
+        request
+            .accept(&end.qp, None, &siw::ConnectOptions::default())
+            .unwrap();
+        let packet = events.recv_packet().unwrap();
+        let event: m::CmEventMessage =
+            codec::decode_event(m::KIND_CM_EVENT, &packet.bytes).unwrap();
+        assert_eq!(event.kind, m::CmEventKind::Established as u32);
+        client
+    }
+
+    /// A request that succeeds.
+    pub fn call<M: Message>(&mut self, request: &M) -> (M::Reply, Vec<OwnedFd>) {
+        self.try_call(request).unwrap()
+    }
+
+    pub fn try_call<M: Message>(
+        &mut self,
+        request: &M,
+    ) -> Result<(M::Reply, Vec<OwnedFd>), codec::CallError> {
+        self.sequence += 1;
+        self.conn.call_and_wait(self.sequence, request, &[])
+    }
+
+    /// Where the send queue begins.
+    pub fn send_queue(&self) -> usize {
+        self.qp.mem.offset as usize
+    }
+
+    /// The completion queue, to be polled.
+    pub fn completions(&self) -> CqConsumer {
+        let geometry = CqGeometry::from_exact(self.cq.entries, self.cq.workers).unwrap();
+        CqConsumer::new(self.queues.clone(), self.cq.mem.offset as usize, geometry).unwrap()
+    }
+
+    /// Writes the send queue's producer index and rings.
+    pub fn ring(&self, tail: u32) {
+        let at = self.send_queue();
+        let word = |offset| self.queues.atomic_u32(at + offset).unwrap();
+        word(0).store(tail, Ordering::SeqCst);
+        word(4).store(1, Ordering::SeqCst);
+        let tail = self.doorbells.atomic_u32(0).unwrap();
+        let number = tail.fetch_add(1, Ordering::SeqCst) & (self.doorbell_capacity - 1);
+        let slot = siw_shm::doorbell::HEADER + number as usize * 4;
+        let slot = self.doorbells.atomic_u32(slot).unwrap();
+        slot.store(self.qp.qp_num + 1, Ordering::SeqCst);
+        let _ = nix::unistd::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
