@@ -109,6 +109,14 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         .transpose()?;
 
     let channels = WorkerChannels::new(&prepared)?;
+    // After DPDK, which looks for hugepages with a handler of its own.
+    let fault_wake = channels.control_wake.try_clone();
+    fault_wake
+        .and_then(siw_shm::fault_guard::install)
+        .map_err(|source| StartError::Os {
+            what: "faults on clients' memory cannot be handled",
+            source,
+        })?;
     let threads = start_workers(&prepared, &dpdk, &mut devices, capture.as_ref(), &channels)?;
 
     let summary = ready_line(&prepared, dpdk.hugepages, json);

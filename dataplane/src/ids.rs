@@ -29,6 +29,19 @@ id! {
     /// A connected client process.
     ClientId(u32)
 }
+
+impl ClientId {
+    /// Under which faults on the client's memory are noted (`siw_shm::fault_guard`).
+    pub fn fault_owner(self) -> u64 {
+        self.0.into()
+    }
+
+    /// The client of a noted fault.
+    pub fn from_fault_owner(owner: u64) -> ClientId {
+        ClientId(owner as u32)
+    }
+}
+
 id! {
     /// A queue pair number (`ibv_qp.qp_num`), unique in the daemon; numbers are reused late.
     Qpn(u32)

@@ -21,27 +21,40 @@ fn fill_ring(client: &RawClient, request: &SendWr<'_>) {
     for _ in 0..slots {
         ring.push(request).unwrap();
     }
-    assert_eq!(ring.push(request), Err(siw_shm::work_queue::PushError::Full));
+    assert_eq!(
+        ring.push(request),
+        Err(siw_shm::work_queue::PushError::Full)
+    );
+}
+
+/// Set when it is dropped, also by a test that fails.
+struct StopFlag(AtomicBool);
+
+struct SetOnDrop<'a>(&'a StopFlag);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// While `meanwhile` runs, the ring is full again whenever the worker has taken something.
-fn keep_full<T>(client: &RawClient, meanwhile: impl FnOnce() -> T) -> T {
-    let stop = AtomicBool::new(false);
+fn keep_full(client: &RawClient, meanwhile: impl FnOnce()) {
+    let stop = StopFlag(AtomicBool::new(false));
     let (at, slots) = (client.send_queue(), client.qp.sq_slots);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let tail = client.queues.atomic_u32(at + OFF_TAIL).unwrap();
             let head = client.queues.atomic_u32(at + OFF_HEAD).unwrap();
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.0.load(Ordering::Relaxed) {
                 let full = head.load(Ordering::Acquire).wrapping_add(slots);
                 tail.store(full, Ordering::Release);
             }
         });
+        let _stop = SetOnDrop(&stop);
         client.ring(slots);
-        let outcome = meanwhile();
-        stop.store(true, Ordering::Relaxed);
-        outcome
-    })
+        meanwhile();
+    });
 }
 
 /// Messages between two ends, and back.
@@ -90,6 +103,8 @@ fn local_operations_without_end_leave_others_their_turns() {
         // Until it has run meanwhile, far more than one ring of it.
         while head.load(Ordering::Acquire) < 16 * client.qp.sq_slots {
             assert!(Instant::now() < until, "nothing is done");
+            // The worker may have found the ring empty once, and looks at it no more then.
+            client.ring_again();
             exchange(&a, &b, 20);
         }
     });
@@ -110,7 +125,12 @@ fn flushing_without_end_leaves_others_their_turns() {
     // Full before the queue pair is moved to ERROR without ever having had a connection, and after.
     client.ring(client.qp.sq_slots);
     client.call(&error);
-    keep_full(&client, || exchange(&a, &b, 200));
+    keep_full(&client, || {
+        for _ in 0..10 {
+            client.ring_again();
+            exchange(&a, &b, 20);
+        }
+    });
     assert!(daemon.stop().success());
 }
 

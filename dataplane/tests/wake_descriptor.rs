@@ -17,11 +17,7 @@ use siw_shm::control::messages as m;
 /// A client that has said HELLO, and its wake descriptor of the only worker.
 fn client_with_wake_descriptor(daemon: &Daemon) -> (ControlSocket, OwnedFd) {
     let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
-    let hello = m::ClientHello {
-        version: m::VERSION.into(),
-        pid: std::process::id(),
-        name: m::Text::new("wake"),
-    };
+    let hello = m::ClientHello::new("wake");
     let (_, mut fds) = conn.call_and_wait(1, &hello, &[]).unwrap();
     (conn, fds.remove(3))
 }

@@ -36,7 +36,9 @@ pub enum QpEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The indices are impossible: the daemon closes the client.
-    #[error("the indices of the work queue are impossible; the client must recreate its queue pair")]
+    #[error(
+        "the indices of the work queue are impossible; the client must recreate its queue pair"
+    )]
     InvalidIndex,
     /// A work request cannot be read. It completes in error when it is its turn.
     #[error("work request {wr_id:#x} cannot be read; the client must recreate its queue pair")]

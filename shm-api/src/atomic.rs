@@ -69,8 +69,7 @@ impl AtomicArgs {
     pub fn cmp_swap_on(&self, word: &AtomicU64) -> Option<u64> {
         let (success, failure) = (Ordering::SeqCst, Ordering::SeqCst);
         if self.add_or_swap_mask == u64::MAX && self.compare_mask == u64::MAX {
-            let outcome =
-                word.compare_exchange(self.compare, self.add_or_swap, success, failure);
+            let outcome = word.compare_exchange(self.compare, self.add_or_swap, success, failure);
             return Some(outcome.unwrap_or_else(|other| other));
         }
         update_word(word, |old| self.cmp_swap_result(old))

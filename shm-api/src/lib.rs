@@ -25,7 +25,7 @@
 //! | completions and their events | [`completion_queue`] |
 //! | waking a worker | [`doorbell`] |
 //! | creating objects, connecting | [`control`] |
-//! | mappings | [`shared_memory`] |
+//! | mappings | [`shared_memory`], and [`fault_guard`] for those whose pages vanish |
 #![warn(missing_docs)]
 
 pub mod access;
@@ -33,6 +33,7 @@ pub mod atomic;
 pub mod completion_queue;
 pub mod control;
 pub mod doorbell;
+pub mod fault_guard;
 pub mod local_wqe;
 mod ring_memory;
 pub mod shared_memory;

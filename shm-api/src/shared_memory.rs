@@ -6,6 +6,7 @@
 //! exists: access is by bounds-checked raw copies and by atomic words. The
 //! daemon's queues, arenas and registered memory, and all of client-lib, sit on this.
 
+use crate::fault_guard::GuardedMapping;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -42,6 +43,8 @@ pub struct SharedMemory {
     memfd: Option<OwnedFd>,
     huge: bool,
     writable: bool,
+    /// Its place among the mappings whose faults the daemon survives.
+    guard: Option<GuardedMapping>,
 }
 
 // SAFETY: the mapping stays valid until drop, whatever thread drops it.
@@ -121,6 +124,7 @@ impl SharedMemory {
             memfd: Some(fd),
             huge,
             writable: true,
+            guard: None,
         };
         if let Some(fd) = &region.memfd {
             rustix::fs::fcntl_add_seals(
@@ -160,7 +164,18 @@ impl SharedMemory {
             memfd: Some(fd),
             huge,
             writable,
+            guard: None,
         })
+    }
+
+    /// A fault on this memory, whose pages `owner` may free, is noted and does not end the process, if
+    /// it has a guard ([`crate::fault_guard`]).
+    ///
+    /// # Errors
+    /// The guard has no room for another mapping.
+    pub fn guard_for(mut self, owner: u64) -> io::Result<SharedMemory> {
+        self.guard = GuardedMapping::enter(self.start_address(), self.len, owner)?;
+        Ok(self)
     }
 
     /// Whether the file can never shrink under the mapping: asked by the daemon
@@ -189,6 +204,7 @@ impl SharedMemory {
             memfd: None,
             huge: false,
             writable: true,
+            guard: None,
         })
     }
 
@@ -400,6 +416,8 @@ fn map_shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<NonN
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
+        // The address may be another mapping's as soon as this one is gone.
+        drop(self.guard.take());
         // SAFETY: ptr and len are those of our own mapping; nobody can hold a
         // reference into it, since those borrow self.
         let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };

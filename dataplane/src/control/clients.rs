@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use siw_shm::control::{AsyncEventKind, ControlSocket, RecvError, Request, codec};
+use siw_shm::fault_guard;
 use siw_shm::shared_memory::PageSize;
 
 use super::ControlThread;
@@ -183,6 +184,14 @@ impl ControlThread {
             token,
             left,
         });
+    }
+
+    /// Ends clients that took pages of their shared memory away while it was in use.
+    pub(super) fn end_faulty_clients(&mut self) {
+        for owner in fault_guard::take_faulty_owners() {
+            let reason = "it freed pages of memory that it shares with siwd, and none are left";
+            self.close_faulty_client(ClientId::from_fault_owner(owner), reason);
+        }
     }
 
     /// Ends a client that broke the rules of shared memory.

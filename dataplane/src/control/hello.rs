@@ -57,6 +57,7 @@ impl ControlThread {
                 len,
                 siw_shm::shared_memory::PageSize::Normal,
             )
+            .and_then(|memory| memory.guard_for(id.fault_owner()))
             .map_err(requests::Refusal::no_shared_memory)?,
         );
         let (events, theirs) =

@@ -38,6 +38,7 @@ impl ControlThread {
         };
         let region = Arc::new(
             SharedMemory::create_memfd("siwd-arena", request.len as usize, pages)
+                .and_then(|memory| memory.guard_for(id.fault_owner()))
                 .map_err(Refusal::no_shared_memory)?,
         );
         let external =

@@ -193,6 +193,7 @@ impl ControlThread {
                     0
                 }
             };
+            self.end_faulty_clients();
             for event in &events[..ready] {
                 match event.data() {
                     TOKEN_LISTENER => self.accept_clients(),

@@ -170,7 +170,7 @@ impl Client {
             qps: HashMap::new(),
             departing_qps: HashMap::new(),
             cm_channels: HashMap::new(),
-            queues: QueueAllocator::new(pages, queue_bytes),
+            queues: QueueAllocator::new(pages, queue_bytes, id.fault_owner()),
             memory: 0,
             next_id: 0,
             waiting: None,

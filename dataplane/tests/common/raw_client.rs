@@ -9,6 +9,7 @@ use siw::CmEvent;
 use siw_shm::control::messages as m;
 use siw_shm::control::{ControlSocket, Message, codec};
 use siw_shm::shared_memory::SharedMemory;
+use siw_shm::work_queue::{OFF_PENDING, OFF_TAIL};
 use siw_shm::{CqConsumer, CqGeometry};
 
 use super::{Daemon, End, PATIENCE};
@@ -34,11 +35,7 @@ impl RawClient {
     /// queue.
     pub fn detached(daemon: &Daemon, shared: bool) -> RawClient {
         let conn = ControlSocket::connect_to(&daemon.socket).unwrap();
-        let hello = m::ClientHello {
-            version: m::VERSION.into(),
-            pid: std::process::id(),
-            name: m::Text::new("hostile"),
-        };
+        let hello = m::ClientHello::new("hostile");
         let (hello, mut descriptors) = conn.call_and_wait(1, &hello, &[]).unwrap();
         let wake = descriptors.remove(3);
         let len = siw_shm::doorbell::ring_len(hello.doorbell_capacity);
@@ -160,9 +157,16 @@ impl RawClient {
     /// Writes the send queue's producer index and rings.
     pub fn ring(&self, tail: u32) {
         let at = self.send_queue();
-        let word = |offset| self.queues.atomic_u32(at + offset).unwrap();
-        word(0).store(tail, Ordering::SeqCst);
-        word(4).store(1, Ordering::SeqCst);
+        let word = self.queues.atomic_u32(at + OFF_TAIL).unwrap();
+        word.store(tail, Ordering::SeqCst);
+        self.ring_again();
+    }
+
+    /// Rings for what the send queue holds.
+    pub fn ring_again(&self) {
+        let pending = self.send_queue() + OFF_PENDING;
+        let pending = self.queues.atomic_u32(pending).unwrap();
+        pending.store(1, Ordering::SeqCst);
         let tail = self.doorbells.atomic_u32(0).unwrap();
         let number = tail.fetch_add(1, Ordering::SeqCst) & (self.doorbell_capacity - 1);
         let slot = siw_shm::doorbell::HEADER + number as usize * 4;

@@ -8,6 +8,7 @@
 //! | [`completion`] | a ring of completions, the arming of its event | completion queues |
 //! | [`doorbell`] | doorbell slots, and a worker that goes to sleep | doorbell rings |
 //! | [`epoch`] | a table that workers read without locks | the key table |
+//! | [`address_table`] | to whom an address belongs, asked by a signal handler | the guard against faults |
 //! | [`key_cell`] | fields that change in place while others read them | memory windows, fast registration |
 //!
 //! Callers hand in the atomic words, wherever they live: siw-shm those in shared memory, loom its
@@ -16,6 +17,7 @@
 //! says what it pairs with.
 #![warn(missing_docs)]
 
+pub mod address_table;
 pub mod completion;
 pub mod doorbell;
 pub mod epoch;

@@ -6,6 +6,7 @@
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
+use siw_lockfree::address_table::{AddressRange, AddressTable};
 use siw_lockfree::epoch::EpochTable;
 use siw_lockfree::key_cell::{KeyCell, KeyWord};
 use siw_lockfree::sync::{AtomicU32, Ordering};
@@ -30,6 +31,35 @@ impl Entry {
         // SAFETY: loom checks that nobody writes.
         self.0.with(|p| unsafe { *p })
     }
+}
+
+#[test]
+fn no_stretch_of_addresses_is_found_with_the_length_of_another() {
+    loom::model(|| {
+        let table = Arc::new(AddressTable::new(1));
+        let range = |start, len| AddressRange {
+            start,
+            len,
+            owner: len,
+        };
+        let index = table.insert_range(range(0x1000, 0x10)).unwrap();
+        let handler = {
+            let table = table.clone();
+            thread::spawn(move || {
+                // Behind the short stretch, in the long one, which begins later.
+                for address in [0x1020, 0x3000] {
+                    if let Some((_, found)) = table.find_range(address) {
+                        assert_eq!(found, range(0x2000, 0x2000));
+                    }
+                }
+            })
+        };
+        table.remove_range(index);
+        assert_eq!(table.insert_range(range(0x2000, 0x2000)), Some(0));
+        handler.join().unwrap();
+        assert_eq!(table.find_range(0x3fff), Some((0, range(0x2000, 0x2000))));
+        assert_eq!(table.find_range(0x4000), None);
+    });
 }
 
 #[test]

@@ -64,6 +64,8 @@ pub enum AllocError {
 pub struct QueueAllocator {
     pages: PageSize,
     limit: usize,
+    /// The client, to whom faults on the memory are charged.
+    owner: u64,
     mapped_bytes: usize,
     next_id: u32,
     chunk: Option<(u32, Arc<SharedMemory>, usize)>,
@@ -71,11 +73,13 @@ pub struct QueueAllocator {
 }
 
 impl QueueAllocator {
-    /// At most `limit` bytes of shared memory.
-    pub fn new(pages: PageSize, limit: usize) -> Self {
+    /// At most `limit` bytes of shared memory, for the client that faults on it are charged to
+    /// ([`SharedMemory::guard_for`]).
+    pub fn new(pages: PageSize, limit: usize, owner: u64) -> Self {
         QueueAllocator {
             pages,
             limit,
+            owner,
             mapped_bytes: 0,
             next_id: 1,
             chunk: None,
@@ -93,7 +97,8 @@ impl QueueAllocator {
         if self.mapped_bytes.saturating_add(len) > self.limit {
             return Err(AllocError::Limit(self.limit));
         }
-        let region = Arc::new(SharedMemory::create_memfd("siwd-queues", len, self.pages)?);
+        let region = SharedMemory::create_memfd("siwd-queues", len, self.pages)?;
+        let region = Arc::new(region.guard_for(self.owner)?);
         self.mapped_bytes += region.len();
         let id = self.next_id;
         self.next_id += 1;

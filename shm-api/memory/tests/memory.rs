@@ -222,6 +222,53 @@ fn an_invalidated_key_stops_working_and_can_still_be_removed() {
 }
 
 #[test]
+fn a_window_never_reaches_the_region_that_took_its_parents_place() {
+    let table = KeyTable::new(3, 1);
+    let mut reader = table.register_reader().unwrap();
+    let rights = Access(31);
+    let parent = table.insert(mr(rights)).unwrap();
+    let windows = [(); 2].map(|()| {
+        let window = RegisteredMemory::new_window(3, WindowType::One);
+        table.insert(window).unwrap()
+    });
+    let bind = |window: Stag, region: Stag, length| BindMw {
+        rkey: window.0,
+        new_rkey: window.0,
+        lkey: region.0,
+        addr: 0x10_0000,
+        length,
+        access: Access::REMOTE_READ,
+    };
+    let is_readable = |reader: &KeyReader, window: Stag| {
+        reader
+            .check_access(window, 0x10_0000, 8, Access::REMOTE_READ, 3, 0)
+            .is_ok()
+    };
+    reader
+        .bind_window(&bind(windows[0], parent, 64), 3, 0)
+        .unwrap();
+    assert!(is_readable(&reader, windows[0]));
+    // As when a client goes: whatever is bound to it.
+    table.remove(parent).unwrap();
+    reader.report_quiescent();
+    assert_eq!(table.try_reclaim(), 0);
+    let other = table.insert(mr(rights)).unwrap();
+    assert_eq!(other.0 >> 8, parent.0 >> 8, "the only free place");
+    assert_ne!(other, parent);
+    assert!(!is_readable(&reader, windows[0]), "the wrong region");
+    reader
+        .bind_window(&bind(windows[1], other, 64), 3, 0)
+        .unwrap();
+    // The count of the other region is not touched when the first window leaves its old one.
+    reader
+        .bind_window(&bind(windows[0], other, 0), 3, 0)
+        .unwrap();
+    assert_eq!(table.deregister(other), Err(DeregError::Bound(1)));
+    table.remove(windows[0]).unwrap();
+    assert_eq!(table.deregister(other), Err(DeregError::Bound(1)));
+}
+
+#[test]
 fn keys_are_never_zero_and_come_back_late() {
     let t = KeyTable::new(8, 1);
     let mut r = t.register_reader().unwrap();
@@ -304,7 +351,7 @@ fn registration_under_lookup_from_many_threads_never_touches_freed_memory() {
 
 #[test]
 fn queues_share_chunks_and_reused_memory_is_zero() {
-    let mut a = QueueAllocator::new(PageSize::Normal, 64 << 20);
+    let mut a = QueueAllocator::new(PageSize::Normal, 64 << 20, 0);
     let one = a.alloc(5000).unwrap();
     let two = a.alloc(5000).unwrap();
     assert!(one.new_region && !two.new_region);
@@ -323,7 +370,7 @@ fn queues_share_chunks_and_reused_memory_is_zero() {
 
 #[test]
 fn a_large_queue_has_its_own_region_and_the_limit_holds() {
-    let mut a = QueueAllocator::new(PageSize::Normal, 3 * CHUNK);
+    let mut a = QueueAllocator::new(PageSize::Normal, 3 * CHUNK, 0);
     let big = a.alloc(2 * CHUNK + 1).unwrap();
     assert!(big.dedicated && big.new_region);
     let mapped = a.mapped_bytes();
@@ -335,7 +382,7 @@ fn a_large_queue_has_its_own_region_and_the_limit_holds() {
 
 #[test]
 fn no_two_live_queues_overlap() {
-    let mut a = QueueAllocator::new(PageSize::Normal, 256 << 20);
+    let mut a = QueueAllocator::new(PageSize::Normal, 256 << 20, 0);
     let mut live: Vec<queue_allocator::QueueMemory> = Vec::new();
     let mut x = 12345u64;
     for _ in 0..2000 {

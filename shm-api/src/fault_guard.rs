@@ -1,0 +1,185 @@
+//! Memory whose pages a client has taken away: the daemon survives the access, and learns whose it was.
+//!
+//! A client holds the memfds of its queues and arenas, and can free pages of them (fallocate(2) with
+//! FALLOC_FL_PUNCH_HOLE, madvise(2) with MADV_REMOVE). No seal forbids that while the client may map the
+//! memory for writing: F_SEAL_WRITE cannot be set then, and F_SEAL_FUTURE_WRITE forbids the mapping. The
+//! next access of the daemon allocates the page anew; where there is none, as in an exhausted pool of
+//! hugepages, it is SIGBUS. The handler here then puts zeroed private memory in place of the whole
+//! mapping and notes its owner, and the thread goes on. A SIGBUS anywhere else is as fatal as before.
+//!
+//! System calls on such memory fail with EFAULT and raise no signal.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use siw_lockfree::address_table::{AddressRange, AddressTable};
+
+/// Most mappings that are guarded at a time: a process has not many more in any case
+/// (vm.max_map_count).
+pub const MAX_GUARDED: usize = 1 << 16;
+
+/// What the handler needs; never freed.
+struct FaultGuard {
+    mappings: AddressTable,
+    /// By place in the table: it faulted since [`take_faulty_owners`] looked.
+    is_faulty: Box<[AtomicBool]>,
+    any_faulty: AtomicBool,
+    /// An event descriptor that is written after a fault.
+    wake: OwnedFd,
+    /// The action for SIGBUS before.
+    previous: libc::sigaction,
+}
+
+static GUARD: AtomicPtr<FaultGuard> = AtomicPtr::new(null_mut());
+
+fn installed_guard() -> Option<&'static FaultGuard> {
+    let guard = GUARD.load(Ordering::Acquire);
+    // SAFETY: null, or a leaked box that is shared only.
+    unsafe { guard.as_ref() }
+}
+
+/// A mapping in the table, until this is dropped: before the mapping is unmapped.
+#[derive(Debug)]
+pub(crate) struct GuardedMapping(usize);
+
+impl GuardedMapping {
+    /// Enters `len` bytes at `start`, a mapping of its own.
+    ///
+    /// # Errors
+    /// [`MAX_GUARDED`] mappings are guarded already.
+    pub(crate) fn enter(start: usize, len: usize, owner: u64) -> io::Result<Option<Self>> {
+        let Some(guard) = installed_guard() else {
+            return Ok(None);
+        };
+        let range = AddressRange {
+            start: start as u64,
+            len: len as u64,
+            owner,
+        };
+        let full = || io::Error::other("too many pieces of shared memory exist");
+        let index = guard.mappings.insert_range(range).ok_or_else(full)?;
+        guard.is_faulty[index].store(false, Ordering::Relaxed);
+        Ok(Some(GuardedMapping(index)))
+    }
+}
+
+impl Drop for GuardedMapping {
+    fn drop(&mut self) {
+        if let Some(guard) = installed_guard() {
+            guard.mappings.remove_range(self.0);
+        }
+    }
+}
+
+/// Handles SIGBUS from now on; once in a process. `wake`: an event descriptor (eventfd(2),
+/// non-blocking) that is written after a fault on guarded memory.
+///
+/// # Errors
+/// The operating system refuses, or a guard is installed.
+pub fn install(wake: OwnedFd) -> io::Result<()> {
+    // SAFETY: all zeroes are a sigaction: the default action with an empty mask.
+    let mut previous: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: reads the present action into a structure of ours.
+    if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let guard = Box::into_raw(Box::new(FaultGuard {
+        mappings: AddressTable::new(MAX_GUARDED),
+        is_faulty: (0..MAX_GUARDED).map(|_| AtomicBool::new(false)).collect(),
+        any_faulty: AtomicBool::new(false),
+        wake,
+        previous,
+    }));
+    let (release, relaxed) = (Ordering::Release, Ordering::Relaxed);
+    if GUARD
+        .compare_exchange(null_mut(), guard, release, relaxed)
+        .is_err()
+    {
+        // SAFETY: it came from the box above and nobody else has seen it.
+        drop(unsafe { Box::from_raw(guard) });
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    // SAFETY: as above.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_bus_error;
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: the handler does only what is safe in one: atomics, system calls.
+    if unsafe { libc::sigaction(libc::SIGBUS, &action, null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// The owners of guarded memory that faulted since the last call, as they were given to
+/// [`SharedMemory::guard_for`](crate::SharedMemory::guard_for).
+pub fn take_faulty_owners() -> Vec<u64> {
+    let Some(guard) = installed_guard() else {
+        return Vec::new();
+    };
+    // Pairs with the Release in the handler: the marks are set.
+    if !guard.any_faulty.load(Ordering::Relaxed) || !guard.any_faulty.swap(false, Ordering::Acquire)
+    {
+        return Vec::new();
+    }
+    let mut owners: Vec<u64> = guard
+        .is_faulty
+        .iter()
+        .enumerate()
+        .filter(|(_, is_faulty)| is_faulty.load(Ordering::Relaxed))
+        .filter_map(|(index, is_faulty)| {
+            is_faulty.store(false, Ordering::Relaxed);
+            guard.mappings.range_at(index).map(|range| range.owner)
+        })
+        .collect();
+    owners.sort_unstable();
+    owners.dedup();
+    owners
+}
+
+/// The handler of SIGBUS: takes no lock, allocates nothing, and leaves errno as it was.
+extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    let Some(guard) = installed_guard() else {
+        return;
+    };
+    // SAFETY: the kernel hands in a whole siginfo_t; SIGBUS has an address.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as u64) };
+    // SAFETY: the errno of this thread, which the interrupted code may look at.
+    let errno = unsafe { *libc::__errno_location() };
+    let is_memory = matches!(code, libc::BUS_ADRERR | libc::BUS_MCEERR_AR);
+    let found = guard.mappings.find_range(address).filter(|_| is_memory);
+    if found.is_some_and(|(index, range)| guard.replace_mapping(index, range)) {
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+        return;
+    }
+    // Not ours: the instruction faults again, under the action that there was before.
+    // SAFETY: puts back what `install` got from the same call.
+    unsafe { libc::sigaction(signal, &guard.previous, null_mut()) };
+}
+
+impl FaultGuard {
+    /// Puts zeroed memory in place of the mapping, so that it cannot fault again, and notes its owner.
+    /// False: the system refuses.
+    fn replace_mapping(&self, index: usize, range: AddressRange) -> bool {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let (start, len) = (range.start as *mut libc::c_void, range.len as usize);
+        // SAFETY: the range is one whole mapping of shared memory: the thread that this handler
+        // interrupted uses it, so it is neither unmapped nor taken out of the table meanwhile. It is
+        // accessed by raw copies and atomics only, for which any content will do.
+        let replaced = unsafe { libc::mmap(start, len, access, kind, -1, 0) };
+        if replaced == libc::MAP_FAILED {
+            return false;
+        }
+        self.is_faulty[index].store(true, Ordering::Relaxed);
+        // Pairs with the Acquire in `take_faulty_owners`.
+        self.any_faulty.store(true, Ordering::Release);
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight bytes of a local array; the descriptor is never closed.
+        unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        true
+    }
+}
