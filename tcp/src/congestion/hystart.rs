@@ -1,10 +1,11 @@
-//! HyStart++ (RFC 9406): slow start ends when round trips lengthen, not when packets are lost. For
-//! the first slow start of a CUBIC connection.
+//! HyStart++ (RFC 9406): slow start ends when round trips lengthen, which shows that a queue builds up
+//! on the path, and not only when that queue overflows. Used in the first slow start of a CUBIC
+//! connection.
 
 use crate::base::sequence::SeqNr;
 use crate::congestion::controller::AckSample;
 
-/// Section 4.3, in microseconds.
+/// The tuning parameters of section 4.3; times are in microseconds.
 const MIN_RTT_THRESH: u32 = 4_000;
 const MAX_RTT_THRESH: u32 = 16_000;
 const MIN_RTT_DIVISOR: u32 = 8;
@@ -12,25 +13,34 @@ const N_RTT_SAMPLE: u32 = 8;
 const CSS_GROWTH_DIVISOR: u32 = 4;
 const CSS_ROUNDS: u8 = 5;
 
-/// Round trips in microseconds; 0: none yet.
+/// The state of section 4.2. Round-trip times are in microseconds.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct HyStart {
+    /// lastRoundMinRTT and currentRoundMinRTT; 0: not measured.
     last_min: u32,
     this_min: u32,
     /// The round ends when this is acknowledged.
     window_end: SeqNr,
-    /// cssBaselineMinRtt; 0: not in conservative slow start.
+    /// cssBaselineMinRtt; 0: this is not conservative slow start.
     baseline: u32,
-    /// Segments of this round, N_RTT_SAMPLE at most: one ACK may cover many.
+    /// rttSampleCount in segments, at most N_RTT_SAMPLE: one ACK may cover many.
     samples: u8,
     css_rounds: u8,
+    /// There has been an ACK, so that `window_end` has a meaning.
     begun: bool,
 }
 
 impl HyStart {
-    /// Section 4.2, for one ACK: how much the window grows. Ends slow start by lowering `ssthresh`.
+    /// Whether the round that was measured is over. Its end lies between SND.UNA and SND.NXT. A connection
+    /// whose window does not grow, since it is not in use, does not come here for any number of bytes: an
+    /// end that lies anywhere else belongs to a round of long ago.
+    fn is_round_over(&self, ack: &AckSample) -> bool {
+        !self.begun || ack.una.ge(self.window_end) || self.window_end.gt(ack.nxt)
+    }
+
+    /// How much the window grows by one ACK (section 4.2). Ends slow start by lowering `ssthresh`.
     pub(crate) fn slow_start(&mut self, ack: &AckSample, cwnd: u32, ssthresh: &mut u32) -> u32 {
-        if !self.begun || ack.una.ge(self.window_end) {
+        if self.is_round_over(ack) {
             if self.begun && self.baseline != 0 {
                 self.css_rounds += 1;
                 if self.css_rounds >= CSS_ROUNDS {
@@ -57,7 +67,7 @@ impl HyStart {
         let enough = u32::from(self.samples) >= N_RTT_SAMPLE && self.this_min != 0;
         if self.baseline != 0 {
             if enough && self.this_min < self.baseline {
-                // It was jitter.
+                // Round trips became shorter again: it was no queue but jitter.
                 self.baseline = 0;
                 self.css_rounds = 0;
             } else {
@@ -83,15 +93,15 @@ mod tests {
     /// One round of `w` bytes with this round trip in ms.
     fn round(h: &mut HyStart, seq: &mut u32, w: &mut u32, ssthresh: &mut u32, ms: u64) {
         let n = *w / MSS;
-        let end = *seq + n * MSS;
+        let end = seq.wrapping_add(n * MSS);
         for _ in 0..n {
-            *seq += MSS;
+            *seq = seq.wrapping_add(MSS);
             let ack = AckSample {
                 acked: MSS,
                 mss: MSS,
                 rtt: ms * 1_000_000,
                 una: SeqNr(*seq),
-                nxt: SeqNr(end + *w),
+                nxt: SeqNr(end.wrapping_add(*w)),
                 ..AckSample::default()
             };
             if *w < *ssthresh {
@@ -115,6 +125,17 @@ mod tests {
             round(&mut h, &mut seq, &mut w, &mut ssthresh, 30);
         }
         assert_eq!(ssthresh, w, "congestion avoidance");
+    }
+
+    #[test]
+    fn a_round_that_was_left_2_gib_ago_is_over() {
+        let (mut h, mut seq, mut w, mut ssthresh) = (HyStart::default(), 0, 10 * MSS, u32::MAX);
+        round(&mut h, &mut seq, &mut w, &mut ssthresh, 20);
+        let end = h.window_end;
+        // The window was not in use for as many bytes as make the old end seem ahead.
+        seq = seq.wrapping_add((1 << 31) + 5);
+        round(&mut h, &mut seq, &mut w, &mut ssthresh, 20);
+        assert_ne!(h.window_end, end, "a new round began");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! ```
 
 pub(crate) mod controller;
+pub(crate) mod cubic;
 pub(crate) mod hystart;
 pub(crate) mod pacing;
 pub(crate) mod reduction;

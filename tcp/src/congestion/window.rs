@@ -3,31 +3,34 @@
 
 use crate::base::sequence::SeqNr;
 
-/// Kept below half the sequence space with room for arithmetic.
+/// No window is larger: what is in flight must stay below half the sequence space, with room for
+/// arithmetic (RFC 9293 section 3.4).
 pub(super) const MAX_WINDOW: u32 = 1 << 30;
-/// Shorter round trips, in ns, are no more than a few ticks of the timer wheel: nothing is paced.
+/// Connections with shorter round trips, in ns, are not paced: these are only a few ticks of the timer
+/// wheel.
 pub(super) const MIN_PACED_RTT: u64 = 500_000;
 
-/// The slow start threshold in bytes. Infinite until the path shows congestion, and then in one of
-/// two kinds, so that one comparison tells the connections that are not paced: nearly all of a
-/// fabric, nearly always.
+/// The slow start threshold in bytes. Infinite until the path shows congestion, in one of two values, so
+/// that a single comparison finds the connections that are not paced: in a fabric, nearly all of them
+/// nearly always.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlowStartThreshold(pub(super) u32);
 
 impl SlowStartThreshold {
-    /// No congestion was seen, and new segments leave as they come.
+    /// No congestion was seen, and new segments are not paced.
     pub(crate) const INFINITE: SlowStartThreshold = SlowStartThreshold(u32::MAX);
     /// No congestion was seen, but the window was not in use of late: new segments are paced
     /// (RFC 7661 section 4.4.2).
     const INFINITE_PACED: SlowStartThreshold = SlowStartThreshold(u32::MAX - 1);
 
-    /// `None`: infinite.
+    /// The threshold in bytes; `None`: it is infinite.
     pub(crate) fn finite_bytes(self) -> Option<u32> {
         (self < Self::INFINITE_PACED).then_some(self.0)
     }
 }
 
-/// How many bytes may be on the wire, and where slow start ends. 8 bytes.
+/// How many bytes may be on the wire, and where slow start ends. It lies in the hot part of a connection,
+/// so it has 8 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CongestionWindow {
     pub(super) cwnd: u32,
@@ -57,7 +60,7 @@ impl Flight {
 }
 
 impl CongestionWindow {
-    /// Of a connection that cannot send yet.
+    /// The window of a connection that cannot send yet.
     pub(crate) const CLOSED: CongestionWindow = CongestionWindow {
         cwnd: 0,
         ssthresh: SlowStartThreshold::INFINITE,
@@ -81,25 +84,26 @@ impl CongestionWindow {
         self.ssthresh
     }
 
-    /// The window lets so many bytes more onto the wire.
+    /// How many bytes more the window lets onto the wire.
     #[inline]
     pub(crate) fn available(&self, pipe: u32) -> u32 {
         self.cwnd.saturating_sub(pipe)
     }
 
-    /// The window grows with each ACK until it reaches the threshold.
+    /// Whether the connection is in slow start: the window grows by what is acknowledged until it reaches the
+    /// threshold.
     #[inline]
     pub(crate) fn in_slow_start(&self) -> bool {
         self.cwnd < self.ssthresh.0
     }
 
-    /// New segments may be spread over the round trip. `false` for nearly all connections.
+    /// Whether new segments may be spread over the round trip. `false` for nearly all connections.
     #[inline]
     pub(crate) fn is_paced(&self) -> bool {
         self.ssthresh != SlowStartThreshold::INFINITE
     }
 
-    /// Paces a connection that no congestion paces yet, where timers divide the round trip.
+    /// From now on the connection is paced, if timers can divide its round trip.
     #[inline]
     pub(super) fn begin_pacing(&mut self, srtt: u64) {
         if !self.is_paced() && srtt >= MIN_PACED_RTT {
@@ -107,7 +111,7 @@ impl CongestionWindow {
         }
     }
 
-    /// The window is in use again. Where congestion was seen, pacing stays.
+    /// The window is in use again. A connection that has seen congestion stays paced.
     pub(super) fn end_idle_pacing(&mut self) {
         if self.ssthresh == SlowStartThreshold::INFINITE_PACED {
             self.ssthresh = SlowStartThreshold::INFINITE;
@@ -127,7 +131,7 @@ impl CongestionWindow {
     }
 }
 
-/// In bytes (RFC 6928).
+/// The initial window in bytes (RFC 6928 section 2).
 #[inline]
 pub(crate) fn initial_window(segments: u32, mss: u32) -> u32 {
     segments.max(1).saturating_mul(mss)
