@@ -1,40 +1,41 @@
 //! Pacing: once a path has shown congestion, or a window has not been in use of late (RFC 7661
-//! section 4.4.2), new segments are spread over the round trip instead of leaving as ACKs and
-//! records happen to come. Everything else is not paced: used windows of paths that lost and marked
-//! nothing, small windows, round trips that timers cannot divide, and recoveries, whose
-//! rate is that of proportional rate reduction.
+//! section 4.4.2), new segments are spread over the round trip instead of being sent in the bursts in
+//! which ACKs and records come. Nothing else is paced: windows in use on paths that lost and marked
+//! nothing, small windows, round trips that are too short for timers to divide, and recoveries, in which
+//! proportional rate reduction spreads what is sent (RFC 9937).
 
 use crate::congestion::RecoveryPhase;
 use crate::congestion::window::{CongestionWindow, Flight, MIN_PACED_RTT};
 
-/// Least part of a window that leaves at once, and of a round trip that a late timer makes up for.
+/// At least this part of a window (a sixteenth) may be sent at once.
 const BURST: u32 = 16;
+/// A timer that fires late is made up for by at most this part (a quarter) of a round trip.
 const LATE: u64 = 4;
-/// So many segments are no burst that a path minds (RFC 6928).
+/// A window of so many segments needs no pacing: it is what every connection begins with (RFC 6928).
 const SMALL_WINDOW: u32 = 10;
 
-/// How much may leave now.
+/// How much may be sent now.
 pub(crate) enum PacingCredit {
-    /// So many bytes.
+    /// At most so many bytes.
     Bytes(u32),
-    /// Nothing before this time in ns.
+    /// Nothing before this time (ns).
     NotBefore(u64),
 }
 
-/// When a paced connection sends.
+/// When a paced connection may send.
 #[derive(Default)]
 pub(crate) struct Pacer {
-    /// When new segments may leave, in ns.
+    /// When the next new segments may be sent, in ns.
     next_at: u64,
 }
 
 impl Pacer {
-    /// When new segments may leave, in ns.
+    /// When the next new segments may be sent, in ns.
     pub(crate) fn next_at(&self) -> u64 {
         self.next_at
     }
 
-    /// How many bytes of new segments may leave now. `in_use`: the window is validated.
+    /// How many bytes of new segments may be sent now. `in_use`: the window is validated.
     pub(crate) fn take_credit(
         &mut self,
         window: &CongestionWindow,
@@ -45,7 +46,8 @@ impl Pacer {
         if now < self.next_at {
             return PacingCredit::NotBefore(self.next_at);
         }
-        // A pause that left the window in doubt is no lateness of a timer.
+        // The time since `next_at` is credited as the lateness of a timer, unless it was a pause after which
+        // the window is not validated: then it would be a burst.
         let late = if flight.flight_size() == 0 && !in_use {
             0
         } else {
@@ -57,13 +59,13 @@ impl Pacer {
         PacingCredit::Bytes(owed.max(window.cwnd / BURST).max(2 * flight.mss))
     }
 
-    /// So many bytes left; `credit` had bounded them.
+    /// `bytes` of new segments were sent, within what `take_credit` permitted.
     pub(crate) fn on_sent(&mut self, window: &CongestionWindow, srtt: u64, bytes: u32) {
         self.next_at += sending_time(window, srtt, bytes);
     }
 }
 
-/// The window and the round trip are such that pacing has an effect.
+/// Whether the window and the round trip are such that pacing makes a difference.
 pub(crate) fn is_effective(
     window: &CongestionWindow,
     flight: &Flight,
@@ -74,8 +76,9 @@ pub(crate) fn is_effective(
         && window.cwnd > SMALL_WINDOW * flight.mss
 }
 
-/// Nanoseconds that `bytes` take: twice the window in a round trip while slow start doubles it,
-/// a fifth more than the window else, so that pacing never is what limits it.
+/// The time that sending `bytes` takes, in ns. The rate is twice the window in a round trip in slow start,
+/// which doubles the window in that time, else the window and a fifth, so that the window and not the pacer
+/// is what limits the rate.
 fn sending_time(window: &CongestionWindow, srtt: u64, bytes: u32) -> u64 {
     let (gain, of) = if window.in_slow_start() {
         (2, 1)

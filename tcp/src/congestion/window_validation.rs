@@ -1,41 +1,43 @@
 //! Congestion window validation (RFC 7661): how much of the window the path was seen to carry of
-//! late. A window that is not in use is kept for five minutes; until it is used again it does not
-//! grow, bursts of it are spread over the round trip, and congestion takes it back to what was in
-//! use. Asked by [`CongestionState`](super::CongestionState) once a round trip, before new segments when nothing is in flight, and by whoever
-//! answers congestion.
+//! late. A window that is not in use is kept for five minutes. Until it is used again it does not
+//! grow, what is sent is spread over the round trip, and congestion reduces it to what was in use.
+//!
+//! [`CongestionState`](super::CongestionState) asks once a round trip, before new segments when nothing
+//! is in flight, and when the window is to be reduced.
 
 use crate::base::sequence::SeqNr;
 use crate::base::time::to_ticks;
 use crate::congestion::controller::Controller;
 use crate::congestion::window::{CongestionWindow, Flight, SlowStartThreshold};
 
-/// pipeACK's "undefined" value (section 4.1).
+/// The "undefined" value of pipeACK (section 4.1).
 const UNDEFINED: u32 = u32::MAX;
-/// Least pipeACK Sampling Period, 1 s (section 4.2), in ticks.
+/// The least pipeACK Sampling Period, 1 s (section 4.2), in ticks.
 const SAMPLING: u32 = 954;
 /// The Non-Validated Period (NVP), 5 minutes (section 4.4.3), in ticks.
 const NVP: u32 = 286_103;
 
-/// Times are ticks, see [`ticks`].
+/// How much of the window is in use. Times are ticks (see [`to_ticks`]).
 #[derive(Clone, Copy)]
 pub(crate) struct WindowValidation {
-    /// Most bytes in the pipe since `mark` was passed: tells who is limited by the window
-    /// (section 4.5.3).
+    /// The most bytes that were in the pipe since the round began, which shows whether the window is what
+    /// limits the connection (section 4.5.3).
     pub used: u32,
-    /// The round trip that is measured ends when this is acknowledged,
+    /// The round trip that is measured ends when this is acknowledged. Every ACK outside of a recovery looks
+    /// at it, and the end of a recovery sets it anew.
     mark: SeqNr,
-    /// and began when this was (HighACK).
+    /// HighACK: SND.UNA when that round trip began.
     high_ack: SeqNr,
-    /// The largest sample of the last pipeACK Sampling Period, and when it was taken. When it is too
-    /// old the next one takes its place, whatever came between: pipeACK may be less than the
-    /// maximum of the period, never more (section 4.2).
+    /// pipeACK: the largest sample of the last pipeACK Sampling Period, and when it was taken. When it is
+    /// too old the next sample takes its place, whatever came between: pipeACK may be less than the
+    /// maximum of the period, but never more (section 4.2).
     pipe_ack: u32,
     sampled: u32,
-    /// Since when the window is not validated, 0: it is.
+    /// Since when the window is not validated; 0: it is validated.
     since: u32,
 }
 
-/// What congestion finds in use.
+/// What is in use of the window when congestion is found.
 #[derive(Clone, Copy)]
 pub(crate) struct InUse {
     pub bytes: u32,
@@ -53,7 +55,7 @@ impl WindowValidation {
         since: 0,
     };
 
-    /// The connection begins, or a recovery ended: the window is validated until the next sample
+    /// The connection begins, or a recovery ended: the window counts as validated until there is a sample
     /// (sections 4.1, 4.4.1).
     pub(crate) fn begin_validated(
         &mut self,
@@ -67,44 +69,46 @@ impl WindowValidation {
         self.begin_round(flight);
     }
 
-    /// A round trip begins to be measured.
+    /// Begins to measure a round trip.
     pub(crate) fn begin_round(&mut self, flight: &Flight) {
         (self.high_ack, self.mark) = (flight.una, flight.next);
         self.used = flight.pipe;
     }
 
+    /// New segments were sent; `pipe` bytes are on the wire now.
     #[inline]
     pub(crate) fn on_sent(&mut self, pipe: u32) {
         self.used = self.used.max(pipe);
     }
 
-    /// The window was full, but for what no segment fits into (section 4.5.3). It may then grow in
-    /// either phase.
+    /// Whether the window was full, up to what no segment fits into (section 4.5.3). Then it may grow,
+    /// validated or not.
     #[inline]
     pub(crate) fn is_limited(&self, window: &CongestionWindow, flight: &Flight) -> bool {
         self.used.saturating_add(2 * flight.mss) > window.cwnd
     }
 
-    /// It may grow also when it was not full: in slow start, while it is validated. Beyond slow
-    /// start not (RFC 9438 section 5.8).
+    /// Whether a window that was not full may grow: in slow start, while it is validated. Beyond slow start
+    /// it may not (RFC 9438 section 5.8).
     #[inline]
     pub(crate) fn may_grow(&self, window: &CongestionWindow) -> bool {
         window.in_slow_start() && self.carried_half_of(window.cwnd)
     }
 
-    /// pipeACK >= cwnd / 2 (section 4.3).
+    /// Whether pipeACK is at least half of the window (section 4.3).
     #[inline]
     fn carried_half_of(&self, cwnd: u32) -> bool {
         self.pipe_ack.saturating_mul(2) >= cwnd
     }
 
+    /// Whether the round trip that is measured is over.
     #[inline]
     pub(crate) fn is_round_over(&self, una: SeqNr) -> bool {
         una.ge(self.mark)
     }
 
-    /// SND.UNA passed `mark` outside of recoveries: takes a sample and judges. Returns whether
-    /// the window was adjusted.
+    /// The round trip is over, and there is no recovery: takes a sample of pipeACK, and decides whether the
+    /// window is validated. Returns whether the window was reduced.
     pub(crate) fn measure_round(
         &mut self,
         window: &mut CongestionWindow,
@@ -114,7 +118,8 @@ impl WindowValidation {
         now: u64,
     ) -> bool {
         if self.mark == self.high_ack && flight.una != flight.next {
-            // It began with nothing in flight: the first ACK alone is no round trip's volume.
+            // The round began with nothing in flight. What its first ACK covers is not what a round trip
+            // carries: the round ends with what is in flight now.
             self.mark = flight.next;
             return false;
         }
@@ -129,13 +134,13 @@ impl WindowValidation {
         self.judge_use(window, flight, controller, initial, now)
     }
 
-    /// New segments are about to leave after a pause that may have outlasted the samples.
+    /// Whether the last sample may be too old, now that new segments are about to be sent after a pause.
     #[inline]
     pub(crate) fn has_rested(&self, now: u64) -> bool {
         to_ticks(now).wrapping_sub(self.sampled) >= SAMPLING
     }
 
-    /// They did. Returns whether the window was adjusted.
+    /// New segments are about to be sent after a pause. Returns whether the window was reduced.
     #[cold]
     pub(crate) fn on_rest(
         &mut self,
@@ -146,7 +151,7 @@ impl WindowValidation {
         now: u64,
     ) -> bool {
         let (now, period) = (to_ticks(now), sampling_period(flight));
-        // The initial window needs no validation.
+        // A connection that has not sent more than the initial window needs no validation.
         let initially = self.pipe_ack == UNDEFINED && window.cwnd <= initial;
         if initially || now.wrapping_sub(self.sampled) < period {
             return false;
@@ -158,8 +163,8 @@ impl WindowValidation {
         self.judge_use(window, flight, controller, initial, now)
     }
 
-    /// Says whether the window is validated, and reduces one that was not for a whole NVP. Returns
-    /// whether it did.
+    /// Decides whether the window is validated, and reduces one that was not for a whole NVP. Returns
+    /// whether it was reduced.
     fn judge_use(
         &mut self,
         window: &mut CongestionWindow,
@@ -175,12 +180,13 @@ impl WindowValidation {
         if self.since == 0 {
             self.since = nonzero_tick(now);
         }
-        // Section 4.4.2, also where the round trip has become long enough only now.
+        // A window that is not validated is paced (section 4.4.2). This is repeated each time, since the round
+        // trip may have become long enough only now.
         window.begin_pacing(flight.srtt);
         if now.wrapping_sub(self.since) < NVP {
             return false;
         }
-        // Section 4.4.3, for each period that passed.
+        // For each NVP that passed the window is halved (section 4.4.3).
         window.ssthresh = window.ssthresh.max(SlowStartThreshold(window.cwnd / 4 * 3));
         let before = window.cwnd;
         while now.wrapping_sub(self.since) >= NVP && window.cwnd > initial {
@@ -195,18 +201,19 @@ impl WindowValidation {
         window.cwnd < before
     }
 
-    /// The validated phase.
+    /// Whether the connection is in the validated phase (section 4.3).
     pub(crate) fn is_validated(&self) -> bool {
         self.since == 0
     }
 
+    /// Enters the validated phase.
     fn mark_validated(&mut self, window: &mut CongestionWindow) {
         self.since = 0;
         window.end_idle_pacing();
     }
 
-    /// What congestion reduces: pipeACK or what is in flight when the window is not validated;
-    /// else the window, unless most of it was free of late (RFC 9438 section 4.6).
+    /// What a reduction is computed from: pipeACK or what is in flight if the window is not validated; else
+    /// the window, unless most of it was free of late (RFC 9438 section 4.6).
     pub(crate) fn in_use(&self, window: &CongestionWindow, flight: &Flight) -> InUse {
         let size = flight.flight_size();
         if !self.carried_half_of(window.cwnd) {
@@ -235,7 +242,8 @@ impl InUse {
         self.halved_use(flight.mss).unwrap_or(ssthresh)
     }
 
-    /// As `after_loss`, for a mark. DCTCP knows how much was marked.
+    /// The new slow start threshold after an echoed mark, as after a loss. DCTCP reduces the whole window by
+    /// the share of it that was marked.
     pub(crate) fn after_mark(
         &self,
         window: &CongestionWindow,
@@ -255,12 +263,13 @@ impl InUse {
         self.halved_use(mss).unwrap_or(ssthresh)
     }
 
+    /// Half of what was in use, of a window that was not validated.
     fn halved_use(&self, mss: u32) -> Option<u32> {
         self.unvalidated.then_some((self.bytes / 2).max(2 * mss))
     }
 }
 
-/// A tick that is not 0.
+/// The tick, which is never 0 where 0 has another meaning.
 fn nonzero_tick(tick: u32) -> u32 {
     if tick == 0 { u32::MAX } else { tick }
 }

@@ -1,4 +1,5 @@
-//! What waits in a connection: to be sent or acknowledged, to be read, for a hole to be filled.
+//! What waits in a connection: records to be sent and segments to be acknowledged (`send_queue`), bytes
+//! to be read (`receive_queue`), and segments for a hole before them to be filled (`out_of_order_queue`).
 
 pub(crate) mod out_of_order_queue;
 pub(crate) mod receive_queue;

@@ -1,5 +1,5 @@
-//! In-order received bytes of a connection, in the owned buffers they arrived in. The upper layer
-//! parses them in place and consumes.
+//! In-order received bytes of a connection, in the owned buffers that they arrived in. The upper layer
+//! parses them in place and consumes them; nothing is copied on the way.
 
 use std::collections::VecDeque;
 
@@ -8,13 +8,15 @@ use crate::base::buffer::RecvBuf;
 /// In-order received bytes of one connection, in owned buffers.
 pub struct ReceiveQueue<B> {
     bufs: VecDeque<B>,
-    /// At most the largest window, 1 GiB.
+    /// Bytes in `bufs`: at most the largest window, 1 GiB.
     bytes: u32,
-    /// Buffers of this connection, held ones out of order included, that the stack's total counts.
+    /// How many buffers of this connection, those held out of order included, are counted in the total of the
+    /// stack.
     pub(crate) counted: u32,
 }
 
 impl<B: RecvBuf> ReceiveQueue<B> {
+    /// An empty queue.
     pub(crate) fn new() -> Self {
         ReceiveQueue {
             bufs: VecDeque::new(),
@@ -23,33 +25,36 @@ impl<B: RecvBuf> ReceiveQueue<B> {
         }
     }
 
-    /// Asks for where the next buffer is noted.
+    /// Prefetches the entry of the first buffer.
     #[inline]
     pub(crate) fn prefetch(&self) {
         B::prefetch(self.bufs.as_slices().0.as_ptr());
     }
 
-    /// `b` is not empty.
+    /// Appends a buffer, which must not be empty: the fast path of readers relies on that.
     #[inline]
     pub(crate) fn push(&mut self, buffer: B) {
         self.bytes += buffer.remaining() as u32;
         self.bufs.push_back(buffer);
     }
 
+    /// The number of buffers.
     pub(crate) fn buffer_count(&self) -> usize {
         self.bufs.len()
     }
 
+    /// Drops all buffers, and the memory of the queue.
     pub(crate) fn clear(&mut self) {
         self.bufs = VecDeque::new();
         self.bytes = 0;
     }
 
-    /// Of an empty queue.
+    /// Whether the queue is empty and still holds memory.
     pub(crate) fn holds_memory(&self) -> bool {
         self.bufs.is_empty() && self.bufs.capacity() > 0
     }
 
+    /// Frees the memory of an empty queue.
     pub(crate) fn release_memory(&mut self) {
         if self.bufs.is_empty() {
             self.bufs = VecDeque::new();

@@ -1,31 +1,37 @@
 //! What waits to be sent and what waits to be acknowledged: records as the upper layer pushed
-//! them, and the segments that carried them, so that a retransmission rebuilds the same boundaries.
+//! them, and the segments that carried them. A retransmission is built again from the records, with the
+//! same boundaries, so that no bytes are kept here and each FPDU stays one segment (RFC 5044 section 5).
+//!
+//! Records are named by running numbers that wrap; only differences between numbers of records that are
+//! in the queue count.
 
 use std::collections::VecDeque;
 
 use crate::base::sequence::SeqNr;
 
-/// Selectively acknowledged (RFC 2018).
+/// Marks of a segment in flight. This one: it is selectively acknowledged (RFC 2018).
 pub(crate) const SACKED: u8 = 1;
-/// Deemed lost (RFC 6675 section 4) and not retransmitted since.
+/// It is deemed lost (RFC 8985 section 6.2) and was not retransmitted since.
 pub(crate) const LOST: u8 = 2;
-/// Sent more than once.
+/// It was sent more than once.
 pub(crate) const RETX: u8 = 4;
-/// Ends a message.
+/// It ends a message.
 pub(crate) const PUSH: u8 = 8;
-/// Carries our FIN behind its payload.
+/// It carries our FIN behind its payload.
 pub(crate) const FIN: u8 = 16;
-/// Longer than the path is known to carry (RFC 8899).
+/// It is longer than the path is known to carry (RFC 8899).
 pub(crate) const MTU_PROBE: u8 = 32;
 
+/// A record as the upper layer pushed it.
 struct QueuedRecord<R> {
+    /// Its length in bytes, not 0.
     len: u32,
     ends_message: bool,
     record: R,
 }
 
-/// A segment on its way, or several that left together, perhaps as one frame for the port to cut. Payload: `len`
-/// bytes from `offset` of record `record` on.
+/// A segment in flight, or several that were sent together, perhaps as one frame that the port cuts (TSO).
+/// Its payload is the `len` bytes from `offset` of record `record` on.
 #[derive(Clone, Copy)]
 pub(crate) struct InFlightSegment {
     pub seq: SeqNr,
@@ -33,20 +39,23 @@ pub(crate) struct InFlightSegment {
     /// Running number of its first record.
     pub record: u32,
     pub offset: u32,
-    /// When it was last sent, ns.
+    /// When it was last sent, in ns.
     pub at: u64,
+    /// The marks above.
     pub flags: u8,
-    /// Of several: what each carries, the last perhaps less. 0: one segment. Only single segments
-    /// are ever marked, see [`TransmitQueue::split_multi_segments`].
+    /// For several segments the payload of each, of which the last may have less; 0 for a single one. Only
+    /// single segments are ever marked, see [`TransmitQueue::split_multi_segments`].
     pub mss: u16,
 }
 
 impl InFlightSegment {
+    /// The sequence number behind it; a FIN takes one.
     #[inline]
     pub(crate) fn end_seq(&self) -> SeqNr {
         self.seq + self.len + u32::from(self.flags & FIN != 0)
     }
-    /// Bytes of the segments of a frame of several that end at or before `una`, inside of it.
+
+    /// Of several segments of which `una` acknowledges some: the payload in bytes of those.
     #[inline]
     pub(crate) fn whole_segments_to(&self, una: SeqNr) -> u32 {
         match u32::from(self.mss) {
@@ -54,23 +63,27 @@ impl InFlightSegment {
             mss => una.distance_from(self.seq).max(0) as u32 / mss * mss,
         }
     }
-    /// Still one segment above `emss`, to probe the path.
+
+    /// Whether it is an MTU probe: longer than `emss`, and not cut since.
     #[inline]
     pub(crate) fn is_probe(&self, emss: u32) -> bool {
         self.flags & MTU_PROBE != 0 && self.len > emss
     }
-    /// Counts as on the wire (RFC 6675's pipe).
+
+    /// Whether it counts as being on the wire (the pipe of RFC 6675 section 4).
     #[inline]
     pub(crate) fn in_pipe(&self) -> bool {
         self.flags & (SACKED | LOST) == 0
     }
 }
 
-/// A new segment, not yet made.
+/// What the next new segment would carry. Nothing changes until it is sent and
+/// [`commit_plan`](TransmitQueue::commit_plan) is called.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentPlan {
     pub len: u32,
     ends_message: bool,
+    /// Where the segment after it begins.
     next_record: u32,
     next_offset: u32,
 }
@@ -80,26 +93,34 @@ pub(crate) struct SegmentPlan {
 pub(crate) struct AckedSegments {
     /// Payload bytes that had not been selectively acknowledged before.
     pub delivered: u32,
+    /// Segments that were marked `SACKED`, and `LOST`.
     pub sacked_segs: u32,
     pub lost_segs: u32,
-    /// When the newest segment was sent, if the ACK measures a round trip (Karn).
+    /// When the newest segment was sent, in ns. `None`: the ACK measures no round trip, since one of the
+    /// segments was sent more than once (Karn's algorithm, RFC 6298 section 3).
     pub sent_at: Option<u64>,
+    /// One of the segments was sent more than once.
     pub retransmitted: bool,
+    /// A record was acknowledged wholly.
     pub records: bool,
 }
 
+/// The records that were pushed and not taken back, and the segments in flight.
 pub(crate) struct TransmitQueue<R> {
     records: VecDeque<QueuedRecord<R>>,
+    /// Segments in flight, in the order of their sequence numbers, without gaps.
     pub sent: VecDeque<InFlightSegment>,
     /// Running number of `records[0]`.
     base: u32,
-    /// So many of the first records are fully acknowledged.
+    /// How many of the first records are acknowledged wholly.
     acked: u32,
+    /// Where the next new segment begins.
     next_record: u32,
     next_offset: u32,
 }
 
-/// `len` bytes from `offset` of record `record` on: where they end, and whether a message does.
+/// Where `len` bytes from `offset` of record `record` on end, and whether a message ends with a record in
+/// them.
 #[inline]
 fn walk_records<R>(
     records: &VecDeque<QueuedRecord<R>>,
@@ -124,6 +145,7 @@ fn walk_records<R>(
 }
 
 impl<R> TransmitQueue<R> {
+    /// An empty queue.
     pub(crate) fn new() -> Self {
         TransmitQueue {
             records: VecDeque::new(),
@@ -142,6 +164,7 @@ impl<R> TransmitQueue<R> {
         B::prefetch(self.sent.as_slices().0.as_ptr());
     }
 
+    /// Appends a record of `len` bytes, not 0. `push`: it ends a message.
     #[inline]
     pub(crate) fn push_record(&mut self, len: u32, record: R, push: bool) {
         self.records.push_back(QueuedRecord {
@@ -151,14 +174,15 @@ impl<R> TransmitQueue<R> {
         });
     }
 
+    /// The index in `records` of the record with this running number.
     #[inline]
     fn record_index(&self, number: u32) -> usize {
         number.wrapping_sub(self.base) as usize
     }
 
-    /// The next new segment: whole records that fit `emss` and `usable` together; a record above
-    /// `emss`, and what is left of a split one, travel alone. The first record may exceed
-    /// `usable`: the caller decides whether to wait or to [`plan_part`](Self::plan_part).
+    /// Plans the next new segment: whole records that fit into `emss` and `usable` bytes together. A record
+    /// longer than `emss`, and what is left of one, share a segment with no other. The first record may
+    /// exceed `usable`: then the caller decides whether to wait or to [`plan_part`](Self::plan_part).
     #[inline]
     pub(crate) fn plan_segment(&self, emss: u32, usable: u32) -> Option<SegmentPlan> {
         let i = self.record_index(self.next_record);
@@ -196,13 +220,13 @@ impl<R> TransmitQueue<R> {
         Some(plan)
     }
 
-    /// What is left of the record that goes next.
+    /// What is left of the record that the next new segment begins with, in bytes.
     pub(crate) fn next_len(&self) -> u32 {
         let first = self.records.get(self.record_index(self.next_record));
         first.map_or(0, |record| record.len - self.next_offset)
     }
 
-    /// Index of the probe that ends at `end`.
+    /// Index of the MTU probe that ends at `end`.
     pub(crate) fn mtu_probe(&self, end: SeqNr) -> Option<usize> {
         let index = self
             .sent
@@ -211,7 +235,7 @@ impl<R> TransmitQueue<R> {
         (segment.flags & MTU_PROBE != 0 && segment.end_seq() == end).then_some(index)
     }
 
-    /// The peer's window forces a part of the first record.
+    /// Plans a segment of a part of the first record, where the peer's window has no room for all of it.
     pub(crate) fn plan_part(&self, len: u32) -> SegmentPlan {
         SegmentPlan {
             len,
@@ -221,9 +245,11 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Takes up to `limit` full segments and what follows them, `usable` bytes together, into
-    /// `sent` as one, and returns it and how many they are: records are consecutive, so the
-    /// pieces are too.
+    /// Puts up to `limit` full segments and one behind them that is shorter, `usable` bytes together, into
+    /// `sent` as one entry. Returns it, and how many segments it stands for.
+    ///
+    /// Why this is fast: the segments carry consecutive bytes of consecutive records, so where the first
+    /// begins says it for all, and full segments of one record are counted by a division.
     pub(crate) fn take_multi_segment(
         &mut self,
         (emss, usable): (u32, u32),
@@ -299,8 +325,8 @@ impl<R> TransmitQueue<R> {
         (len <= record.len - offset).then_some(&record.record)
     }
 
-    /// Segments that left as one frame become segments of their own: what marks them calls this
-    /// first, for those from `first` on.
+    /// Gives each segment of an entry that stands for several an entry of its own, from index `first` on.
+    /// Called before any segment is marked.
     #[cold]
     pub(crate) fn split_multi_segments(&mut self, first: usize) {
         let Some(i) = self
@@ -332,7 +358,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// The planned segment; [`commit_plan`](Self::commit_plan) once it was sent.
+    /// The segment that was planned, at `seq`. `fin`: it carries our FIN. `at`: now, in ns.
     #[inline]
     pub(crate) fn make_segment(
         &self,
@@ -353,6 +379,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
+    /// The planned segment was sent: the next one begins behind it.
     #[inline]
     pub(crate) fn commit_plan(&mut self, plan: &SegmentPlan) {
         self.next_record = plan.next_record;
@@ -365,11 +392,13 @@ impl<R> TransmitQueue<R> {
         (self.next_record, self.next_offset)
     }
 
+    /// New segments begin again at a place that `next_position` returned: those behind it were not sent.
     #[inline]
     pub(crate) fn rewind_to(&mut self, (record, offset): (u32, u32)) {
         (self.next_record, self.next_offset) = (record, offset);
     }
 
+    /// A segment of our FIN alone.
     pub(crate) fn make_fin(&self, seq: SeqNr, at: u64) -> InFlightSegment {
         InFlightSegment {
             seq,
@@ -382,7 +411,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// The pieces of a segment.
+    /// Calls `visit` with each piece of a segment: the record, the offset in it, and the length.
     #[inline]
     pub(crate) fn for_each_piece(
         &self,
@@ -404,8 +433,9 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// Takes off every segment that ends at or before `una`, also from a frame of several. A segment
-    /// acknowledged in part stays whole: its retransmission keeps its boundaries and the peer trims.
+    /// Removes every segment that ends at or before `una`, also where an entry stands for several, and
+    /// updates `pipe`. A segment that is acknowledged in part stays whole: its retransmission keeps its
+    /// boundaries, and the peer takes from it what is new.
     #[inline]
     pub(crate) fn ack_to(&mut self, una: SeqNr, pipe: &mut u32) -> AckedSegments {
         let mut taken = AckedSegments::default();
@@ -458,6 +488,7 @@ impl<R> TransmitQueue<R> {
         taken
     }
 
+    /// Hands back the records that are acknowledged wholly, in order.
     #[inline]
     pub(crate) fn take_acked(&mut self, mut visit: impl FnMut(R)) {
         for _ in 0..core::mem::take(&mut self.acked) {
@@ -468,7 +499,7 @@ impl<R> TransmitQueue<R> {
         }
     }
 
-    /// The connection is over: everything, in order.
+    /// Hands back all records, in order: the connection has ended.
     pub(crate) fn drain_all(&mut self, mut visit: impl FnMut(R)) {
         self.sent.clear();
         self.acked = 0;
@@ -487,8 +518,8 @@ impl<R> TransmitQueue<R> {
             .partition_point(|segment| segment.end_seq().le(seq))
     }
 
-    /// Segments above `emss` are cut, between records where that fits, and count as lost: the path
-    /// does not carry them. SACKed ones arrived.
+    /// Cuts segments longer than `emss`, between records where that is possible, and marks them as lost,
+    /// since the path does not carry them. Those that were SACKed have arrived all the same.
     pub(crate) fn resegment_to(&mut self, emss: u32) {
         let emss = emss.max(1);
         for segment in core::mem::take(&mut self.sent) {
@@ -538,6 +569,7 @@ impl<R> TransmitQueue<R> {
             && self.records.capacity() + self.sent.capacity() > 0
     }
 
+    /// Frees the memory of an empty queue.
     pub(crate) fn release_memory(&mut self) {
         if self.records.is_empty() && self.sent.is_empty() {
             self.records = VecDeque::new();
