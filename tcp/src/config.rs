@@ -195,6 +195,9 @@ pub struct StackConfig {
     pub delayed_ack: Duration,
     /// Receive window of each connection in bytes, up to 1 GiB; scaled as RFC 7323 says.
     pub recv_window: u32,
+    /// The least window scale to offer (RFC 7323 section 2.2), up to 14; the receive window may need a larger
+    /// one.
+    pub window_scale: u8,
     /// Most received buffers a connection may hold, in order and out of order together, so that
     /// tiny segments cannot pin the whole buffer pool; an eighth more for what fills holes.
     pub max_recv_buffers: usize,
@@ -271,6 +274,7 @@ impl StackConfig {
             rto_initial: Duration::from_secs(1),
             delayed_ack: Duration::from_millis(1),
             recv_window: 4 << 20,
+            window_scale: 0,
             max_recv_buffers: 8192,
             max_held_buffers: usize::MAX,
             show_out_of_order: false,
@@ -361,6 +365,12 @@ pub(crate) fn check_config(config: &StackConfig) -> Result<(), StackError> {
         return bad(format!(
             "receive window {} is not in 4096..=1073741824",
             config.recv_window
+        ));
+    }
+    if config.window_scale > 14 {
+        return bad(format!(
+            "window scale {} is not in 0..=14 (RFC 7323 section 2.3)",
+            config.window_scale
         ));
     }
     if config.rto_min.is_zero() || config.rto_max < config.rto_min || config.rto_initial.is_zero() {

@@ -104,12 +104,19 @@ pub(crate) fn make_call(
             let fd = int_argument(call, 0, "the socket")? as i32;
             let len = usize::try_from(int_argument(call, 2, "the length")?)
                 .map_err(|error| error.to_string())?;
-            match host.read(fd, len) {
+            // `read` has no fourth argument.
+            let peeks = symbols_argument(call, 3).contains(&"MSG_PEEK");
+            let result = if peeks {
+                host.peek(fd, len)
+            } else {
+                host.read(fd, len)
+            };
+            match result {
                 Err(errno) => Err(errno),
                 Ok(data) => {
                     let from = streams.read.entry(fd).or_default();
                     check_content(&data, *from)?;
-                    *from += data.len() as u64;
+                    *from += if peeks { 0 } else { data.len() as u64 };
                     Ok(data.len() as i64)
                 }
             }

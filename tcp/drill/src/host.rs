@@ -2,11 +2,13 @@
 //! caller says so, so that a script runs the same way each time.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use siw_tcp::{ConnId, Events, FrameInfo, Instant, RxChecksum, Stack, StackStats, TcpInfo, VecBuf};
 
 use crate::errno::Errno;
+use crate::icmp::{self, IcmpReport};
 use crate::link::{self, FrameCollector, SentFrame};
 use crate::options::Setup;
 use crate::sockets::Socket;
@@ -42,6 +44,8 @@ pub struct Host {
     pub(crate) newest: Option<ConnId>,
     /// The last state of the newest connection, which may be gone.
     newest_info: Option<TcpInfo>,
+    /// The last ICMP error about each pair of ports and peer.
+    icmp_errors: HashMap<(u16, u16, IpAddr), Errno>,
 }
 
 /// More rounds than the stack needs for all its output at one time. A stack that always has more would
@@ -61,6 +65,7 @@ impl Host {
             conns: HashMap::new(),
             newest: None,
             newest_info: None,
+            icmp_errors: HashMap::new(),
         }
     }
 
@@ -103,11 +108,28 @@ impl Host {
         self.stack.as_ref().map_or(0, Stack::connection_count)
     }
 
-    /// Hands an IP packet of the peer to the stack, which does at once all that it can do.
+    /// Hands an IP packet of the peer to the stack, which does at once all that it can do. Before the first
+    /// `listen` or `connect` every port is CLOSED, and answers so (RFC 9293 section 3.10.7.1).
     pub fn receive_packet(&mut self, packet: &[u8]) {
+        let is_early = self.stack.is_none();
+        if is_early {
+            // A stack of its own, so that options can still be set.
+            self.stack = Stack::new(self.setup.stack_config(), self.now).ok();
+        }
+        if let Some(IcmpReport {
+            ports: (local, remote_port),
+            remote,
+            errno,
+        }) = icmp::read_icmp_error(packet)
+        {
+            self.icmp_errors.insert((local, remote_port, remote), errno);
+        }
         let frame = link::frame_from_peer(self.setup.config.mac, packet);
         self.deliver_frames(vec![frame]);
         self.run_stack();
+        if is_early {
+            self.stack = None;
+        }
     }
 
     /// Hands Ethernet frames to the stack.
@@ -169,11 +191,17 @@ impl Host {
             conn.connected |= events.intersects(Events::CONNECTED | Events::ACCEPTED);
             conn.peer_fin |= events.contains(Events::PEER_FIN);
             conn.closed |= events.contains(Events::CLOSED);
+            // Why a connection could not be opened is known if a router or the peer said so.
+            let told = stack.tcp_info(id).filter(|_| !conn.connected);
+            let told = told.and_then(|info| {
+                let key = (info.local.port(), info.remote.port(), info.remote.ip());
+                self.icmp_errors.get(&key).copied()
+            });
             for (event, errno) in [
                 (Events::RESET, Errno::ECONNRESET),
                 (Events::REFUSED, Errno::ECONNREFUSED),
-                (Events::TIMED_OUT, Errno::ETIMEDOUT),
-                (Events::UNREACHABLE, Errno::EHOSTUNREACH),
+                (Events::TIMED_OUT, told.unwrap_or(Errno::ETIMEDOUT)),
+                (Events::UNREACHABLE, told.unwrap_or(Errno::EHOSTUNREACH)),
             ] {
                 if events.contains(event) {
                     conn.error = Some(errno);

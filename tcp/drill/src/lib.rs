@@ -55,6 +55,7 @@ mod capture;
 mod errno;
 mod expr;
 mod host;
+mod icmp;
 mod lexer;
 mod link;
 mod notation;

@@ -139,8 +139,9 @@ pub(crate) fn congestion_by_name(name: &str) -> Option<CongestionControl> {
 }
 
 /// Applies the flags of `--so_flags`: `name=value` pairs separated by blanks, which are fields of
-/// [`StackConfig`] (times in microseconds, named `..._usecs`), `local_ip`, `send_buffer` and `push`. An
-/// error says which flag is wrong and what is allowed.
+/// [`StackConfig`] (times in microseconds, named `..._usecs`), `local_ip`, `send_buffer`, `push`, and `mss`,
+/// the MSS that SYNs offer, which sets the MTU for the family of `local_ip`. An error says which flag is
+/// wrong and what is allowed.
 pub fn apply_engine_flags(setup: &mut Setup, flags: &str) -> Result<(), String> {
     for flag in flags.split_whitespace() {
         let Some((name, value)) = flag.split_once('=') else {
@@ -155,6 +156,14 @@ pub fn apply_engine_flags(setup: &mut Setup, flags: &str) -> Result<(), String> 
                     .ok_or_else(|| format!("congestion={value}: cubic, newreno or dctcp"))?;
             }
             "mtu" => config.mtu = parse_value(name, value)?,
+            "mss" => {
+                let mss: u16 = parse_value(name, value)?;
+                let headers = if setup.local.is_ipv4() { 40 } else { 60 };
+                config.mtu = mss
+                    .checked_add(headers)
+                    .ok_or_else(|| format!("mss={value}: larger than any packet"))?;
+            }
+            "window_scale" => config.window_scale = parse_value(name, value)?,
             "rto_min_usecs" => config.rto_min = parse_micros(name, value)?,
             "rto_max_usecs" => config.rto_max = parse_micros(name, value)?,
             "rto_initial_usecs" => config.rto_initial = parse_micros(name, value)?,
@@ -206,15 +215,17 @@ mod tests {
         let mut s = Setup::new(false);
         apply_engine_flags(
             &mut s,
-            "congestion=dctcp rto_min_usecs=5000 keepalive_probes=2",
+            "congestion=dctcp rto_min_usecs=5000 keepalive_probes=2 mss=1460 window_scale=8",
         )
         .unwrap();
         assert_eq!(s.config.congestion, CongestionControl::Dctcp);
         assert_eq!(s.config.rto_min, Duration::from_millis(5));
         assert_eq!(s.config.keepalive.unwrap().probes, 2);
+        assert_eq!((s.config.mtu, s.config.window_scale), (1500, 8));
         for (bad, says) in [
             ("congestion=vegas", "cubic"),
             ("mss", "name=value"),
+            ("mss=65535", "larger"),
             ("speed=9", "not a setting"),
             ("sack=maybe", "1 or 0"),
             ("mtu=big", "mtu=big"),

@@ -294,25 +294,34 @@ impl Host {
 
     /// read(2): at most `max` bytes. No bytes: the peer closed its direction.
     pub fn read(&mut self, fd: i32, max: usize) -> Result<Vec<u8>, Errno> {
+        let data = self.peek(fd, max)?;
+        let id = self.connection_of(fd)?;
+        if let Some(queue) = self.stack_or_new()?.receive_queue(id) {
+            queue.consume(data.len());
+        }
+        self.run_stack();
+        Ok(data)
+    }
+
+    /// recv(2) with MSG_PEEK: what `read` would return, which stays to be read.
+    pub fn peek(&mut self, fd: i32, max: usize) -> Result<Vec<u8>, Errno> {
         let id = self.connection_of(fd)?;
         let read_shut = self.find_socket(fd)?.read_shut;
         let status = *self.status_of(id);
-        let mut out = vec![];
-        if let Some(rx) = self.stack_or_new()?.receive_queue(id) {
-            for chunk in rx.chunks() {
-                let count = chunk.len().min(max - out.len());
-                out.extend_from_slice(&chunk[..count]);
+        let mut data = vec![];
+        if let Some(queue) = self.stack_or_new()?.receive_queue(id) {
+            for chunk in queue.chunks() {
+                let count = chunk.len().min(max - data.len());
+                data.extend_from_slice(&chunk[..count]);
             }
-            rx.consume(out.len());
         }
-        self.run_stack();
-        if !out.is_empty() || max == 0 {
-            return Ok(out);
+        if !data.is_empty() || max == 0 {
+            return Ok(data);
         }
         let error = self.status_of(id).error.take();
         match error {
             Some(errno) => Err(errno),
-            None if status.peer_fin || status.closed || read_shut => Ok(out),
+            None if status.peer_fin || status.closed || read_shut => Ok(data),
             None => Err(Errno::EAGAIN),
         }
     }

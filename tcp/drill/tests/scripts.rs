@@ -74,5 +74,6 @@ directories! {
     rfc9293,
     rfc9406,
     rfc9438,
+    sockets,
     user_timeout,
 }

@@ -121,7 +121,7 @@ impl TcpContext<'_> {
 impl SharedState {
     /// The state of a stack without connections. `config` was checked.
     pub(crate) fn new(config: StackConfig, now: Instant) -> Self {
-        let mut recv_wscale = 0;
+        let mut recv_wscale = config.window_scale;
         while recv_wscale < 14 && config.recv_window >> recv_wscale > 0xffff {
             recv_wscale += 1;
         }

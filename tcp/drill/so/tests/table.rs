@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
 use std::mem::MaybeUninit;
-use std::time::Duration;
+use std::sync::mpsc;
 
 use siw_packetdrill::Interface;
 use siw_tcp::checksum::OnesComplementSum;
@@ -13,6 +13,7 @@ const LOCAL: [u8; 4] = [192, 168, 0, 77];
 const REMOTE: [u8; 4] = [192, 0, 2, 1];
 const FIN: u8 = 1;
 const SYN: u8 = 2;
+const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
 
@@ -101,7 +102,10 @@ fn segment(flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn the_table_opens_uses_and_closes_a_connection() {
-    let d = LoadedTable::load(c"delayed_ack_usecs=1000 congestion=newreno");
+    // The clock is the machine's, so the timers that this waits for are short.
+    let d = LoadedTable::load(
+        c"local_ip=192.168.0.77 delayed_ack_usecs=1000 rto_min_usecs=5000 congestion=newreno",
+    );
     let (t, u) = (&d.0, d.0.userdata);
     let addr = libc::sockaddr_in {
         sin_family: libc::AF_INET as u16,
@@ -114,6 +118,11 @@ fn the_table_opens_uses_and_closes_a_connection() {
     // SAFETY: every pointer is to something that lives through its call; the table is the
     // library's, and `free` comes last.
     unsafe {
+        // Before the first call every port is CLOSED.
+        d.inject(SYN, 50, 0, &[]);
+        let (flags, seq, ack, _) = d.next();
+        assert_eq!((flags, seq, ack), (RST | ACK, 0, 51));
+
         let fd = (t.socket)(u, libc::AF_INET, libc::SOCK_STREAM, 0);
         assert_eq!(fd, 3);
         let len = size_of::<libc::sockaddr_in>() as u32;
@@ -135,17 +144,23 @@ fn the_table_opens_uses_and_closes_a_connection() {
         assert_eq!(u16::from_be(peer.sin_port), 40000);
         assert_eq!(peer.sin_addr.s_addr, u32::from_ne_bytes(REMOTE));
 
-        // A blocking read in this thread, the data from another.
-        let mut buf = [0u8; 100];
-        let got = std::thread::scope(|s| {
+        // A blocking read in another thread; the data comes once that thread waits.
+        let question = std::thread::scope(|s| {
             let d = SendTable(&d);
-            s.spawn(move || {
-                std::thread::sleep(Duration::from_millis(20));
-                d.get().inject(PSH | ACK, 101, isn + 1, b"question");
+            let (send_id, reader_id) = mpsc::channel();
+            let reader = s.spawn(move || {
+                let mut buf = [0u8; 100];
+                let table = d.get();
+                send_id.send(libc::gettid()).unwrap();
+                let got = (table.0.read)(table.0.userdata, c, buf.as_mut_ptr().cast(), buf.len());
+                buf[..got as usize].to_vec()
             });
-            (t.read)(u, c, buf.as_mut_ptr().cast(), buf.len())
+            wait_until_blocked(reader_id.recv().unwrap());
+            d.get().inject(PSH | ACK, 101, isn + 1, b"question");
+            reader.join().unwrap()
         });
-        assert_eq!(&buf[..got as usize], b"question");
+        assert_eq!(question, b"question");
+        let mut buf = [0u8; 100];
         assert_eq!(d.next().2, 109);
 
         assert_eq!((t.write)(u, c, b"answer".as_ptr().cast(), 6), 6);
@@ -157,8 +172,18 @@ fn the_table_opens_uses_and_closes_a_connection() {
         assert_eq!((again, &payload[..]), (isn + 1, &b"answer"[..]));
         d.inject(ACK, 109, isn + 7, &[]);
 
-        d.inject(FIN | ACK, 109, isn + 7, &[]);
-        assert_eq!(d.next().2, 110);
+        // What is peeked stays to be read.
+        d.inject(PSH | ACK, 109, isn + 7, b"more");
+        assert_eq!(d.next().2, 113);
+        for (flags, len) in [(libc::MSG_PEEK, 2), (libc::MSG_PEEK, 4), (0, 4)] {
+            let got = (t.recv)(u, c, buf.as_mut_ptr().cast(), len, flags);
+            assert_eq!(&buf[..got as usize], &b"more"[..len], "flags {flags}");
+        }
+        let none = (t.recv)(u, c, buf.as_mut_ptr().cast(), 4, libc::MSG_DONTWAIT);
+        assert_eq!(none, -1);
+
+        d.inject(FIN | ACK, 113, isn + 7, &[]);
+        assert_eq!(d.next().2, 114);
         let mut p = libc::pollfd {
             fd: c,
             events: libc::POLLIN | libc::POLLRDHUP,
@@ -170,11 +195,27 @@ fn the_table_opens_uses_and_closes_a_connection() {
         assert_eq!((t.close)(u, c), 0);
         let (flags, seq, _, _) = d.next();
         assert_eq!((flags, seq), (FIN | ACK, isn + 7));
-        d.inject(ACK, 110, isn + 8, &[]);
+        d.inject(ACK, 114, isn + 8, &[]);
         let bad = (t.read)(u, c, buf.as_mut_ptr().cast::<c_void>(), 1);
         let errno: Option<c_int> = std::io::Error::last_os_error().raw_os_error();
         assert_eq!((bad, errno), (-1, Some(libc::EBADF)));
         (t.free)(u);
+    }
+}
+
+/// Returns once a thread of this process sleeps again and again, as a call does that blocks: each sleep is a
+/// voluntary context switch.
+fn wait_until_blocked(thread: libc::pid_t) {
+    let path = format!("/proc/self/task/{thread}/status");
+    let switches = || {
+        let status = std::fs::read_to_string(&path).unwrap();
+        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt"));
+        let count = line.unwrap().split_whitespace().nth(1).unwrap();
+        count.parse::<u64>().unwrap()
+    };
+    let before = switches();
+    while switches() < before + 3 {
+        std::thread::yield_now();
     }
 }
 

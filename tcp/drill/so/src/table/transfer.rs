@@ -25,7 +25,13 @@ unsafe fn receive_into(userdata: UserData, fd: c_int, iov: &[iovec], flags: c_in
         return fail_with(Errno::EFAULT) as ssize_t;
     }
     let room = iov.iter().map(|buffer| buffer.iov_len).sum();
-    let read = |state: &mut AdapterState| state.host.read(fd, room);
+    let read = |state: &mut AdapterState| {
+        if flags & libc::MSG_PEEK != 0 {
+            state.host.peek(fd, room)
+        } else {
+            state.host.read(fd, room)
+        }
+    };
     let received = if flags & libc::MSG_DONTWAIT != 0 {
         read(&mut adapter.lock())
     } else {
