@@ -59,7 +59,10 @@ fn split_ip_packet(packet: &[u8]) -> Option<(u8, &[u8])> {
         let header = usize::from(first & 15) * 4;
         return Some((*packet.get(IPV4_PROTOCOL_AT)?, packet.get(header..)?));
     }
-    Some((*packet.get(IPV6_NEXT_HEADER_AT)?, packet.get(IPV6_HEADER..)?))
+    Some((
+        *packet.get(IPV6_NEXT_HEADER_AT)?,
+        packet.get(IPV6_HEADER..)?,
+    ))
 }
 
 /// The destination address of an IP packet.

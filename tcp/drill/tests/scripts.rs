@@ -57,6 +57,7 @@ directories! {
     rfc2883,
     rfc3042,
     rfc3168,
+    rfc3708,
     rfc4987,
     rfc5681,
     rfc5961,
@@ -64,7 +65,6 @@ directories! {
     rfc6528,
     rfc6582,
     rfc6675,
-    rfc6937,
     rfc7323,
     rfc7661,
     rfc8201,
@@ -74,6 +74,7 @@ directories! {
     rfc9293,
     rfc9406,
     rfc9438,
+    rfc9937,
     sockets,
     user_timeout,
 }

@@ -77,9 +77,68 @@ impl AddAssign<u32> for SeqNr {
     }
 }
 
+/// Maps sequence numbers to positions in the stream, 64 bits that do not wrap. They order totally, as
+/// keys of an ordered map must, which sequence numbers do not: among three numbers spread over the
+/// whole sequence space each can be before the next, and what a peer sends may be any number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamPositions {
+    reference: SeqNr,
+    position: u64,
+}
+
+impl Default for StreamPositions {
+    fn default() -> Self {
+        StreamPositions::new(SeqNr(0))
+    }
+}
+
+impl StreamPositions {
+    /// Positions of numbers less than 2^31 from `reference`.
+    pub(crate) fn new(reference: SeqNr) -> Self {
+        StreamPositions {
+            reference,
+            // Numbers before the first reference have a position, too.
+            position: 1 << 32,
+        }
+    }
+
+    /// From now on numbers less than 2^31 from `reference` are meant. Positions stay what they were.
+    pub(crate) fn advance_to(&mut self, reference: SeqNr) {
+        self.position = self.position_of(reference);
+        self.reference = reference;
+    }
+
+    /// The position of `seq`.
+    pub(crate) fn position_of(&self, seq: SeqNr) -> u64 {
+        let distance = i64::from(seq.distance_from(self.reference));
+        self.position.wrapping_add_signed(distance)
+    }
+
+    /// The sequence number of a position.
+    pub(crate) fn seq_at(&self, position: u64) -> SeqNr {
+        // Truncation is the arithmetic of sequence numbers.
+        self.reference + position.wrapping_sub(self.position) as u32
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn positions_grow_beyond_the_sequence_space() {
+        let mut positions = StreamPositions::new(SeqNr(u32::MAX - 10));
+        let first = positions.position_of(SeqNr(u32::MAX - 10));
+        let (mut seq, mut last) = (SeqNr(u32::MAX - 10), first);
+        for step in 0..40u64 {
+            assert_eq!(positions.position_of(seq), first + step * (1 << 30));
+            assert_eq!(positions.seq_at(last), seq);
+            assert!(positions.position_of(seq - 5) < positions.position_of(seq));
+            seq += 1 << 30;
+            last += 1 << 30;
+            positions.advance_to(seq);
+        }
+    }
 
     #[test]
     fn comparison_survives_the_wrap_of_sequence_space() {

@@ -105,9 +105,8 @@ impl Cubic {
         let window = f64::from(*cwnd);
         let elapsed = f64::from(self.elapsed_ticks(tick)) * TICK;
         let rtt = ack.srtt as f64 / 1e9;
-        let w_cubic = |elapsed: f64| {
-            C * mss * (elapsed - f64::from(self.k)).powi(3) + f64::from(self.w_max)
-        };
+        let w_cubic =
+            |elapsed: f64| C * mss * (elapsed - f64::from(self.k)).powi(3) + f64::from(self.w_max);
         let alpha = if self.w_est >= self.cwnd_prior {
             1.0
         } else {

@@ -1,13 +1,15 @@
 //! Congestion control: how much may be on the wire, and how fast it leaves. [`CongestionState`]
-//! owns all of it; the connection tells it what happens and asks, and writes neither window nor
-//! threshold.
+//! owns all of it. The connection reports what happens and asks what it may send; it writes neither
+//! the window nor the threshold.
 //!
 //! ```text
-//! window             the window and the slow start threshold, in the connection's first line
+//! window             the window and the slow start threshold, in the connection's first cache line
 //! controller         NewReno, CUBIC, DCTCP: how the window grows, how far it shrinks
+//! cubic              CUBIC's congestion avoidance
 //! hystart            where CUBIC's first slow start ends
-//! window_validation  a window that was not in use of late
-//! reduction          the window during a recovery, and taking a reduction back
+//! window_validation  a window that was not in use of late (RFC 7661)
+//! reduction          the window during a recovery (RFC 9937)
+//! undo               taking a reduction back that was needless (RFC 3708, RFC 3522)
 //! pacing             when new segments leave
 //! ```
 
@@ -16,35 +18,37 @@ pub(crate) mod cubic;
 pub(crate) mod hystart;
 pub(crate) mod pacing;
 pub(crate) mod reduction;
+pub(crate) mod undo;
 pub(crate) mod window;
 pub(crate) mod window_validation;
 
 use crate::base::sequence::SeqNr;
 use crate::config::CongestionControl;
 use crate::congestion::controller::{AckSample, Controller};
-use crate::congestion::reduction::WindowReduction;
+use crate::congestion::reduction::{EntryScoreboard, WindowReduction};
 use crate::congestion::window::{CongestionWindow, Flight, SlowStartThreshold};
 use crate::congestion::window_validation::WindowValidation;
 
-/// Where a connection is in its answer to losses.
+/// Where a connection is in its reaction to losses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum RecoveryPhase {
-    /// No recovery.
+    /// There is no recovery.
     Open,
-    /// Fast recovery (RFC 6675, 6937).
+    /// Fast recovery (RFC 6675, RFC 9937).
     Recovery,
-    /// After a retransmission timeout.
+    /// Slow start after a retransmission timeout, until what was in flight then is acknowledged.
     Loss,
 }
 
-/// What a cumulative ACK tells congestion control.
+/// What a cumulative ACK tells congestion control. Times are in ns.
 pub(crate) struct DeliveredBytes {
-    /// Bytes that arrived at the peer, not 0.
+    /// Bytes that arrived at the peer; not 0.
     pub bytes: u32,
-    /// The round trip that this ACK measured in ns, 0: none.
+    /// The round trip that this ACK measured, 0: none.
     pub rtt: u64,
     pub now: u64,
+    /// The phase after the ACK.
     pub phase: RecoveryPhase,
     /// No recovery was under way, neither before the ACK nor after it.
     pub open: bool,
@@ -57,11 +61,13 @@ pub(crate) struct CongestionState {
     controller: Controller,
     /// How much of the window was in use of late.
     pub(crate) validation: WindowValidation,
-    /// Marks before this were answered (RFC 3168 section 6.1.2: once a window).
+    /// Echoed marks are answered once a window (RFC 3168 section 6.1.2): not again before this is
+    /// acknowledged.
     marks_answered: SeqNr,
 }
 
 impl CongestionState {
+    /// The state of a connection that is being opened.
     pub(crate) fn new(which: CongestionControl) -> Self {
         CongestionState {
             controller: Controller::new(which),
@@ -70,12 +76,12 @@ impl CongestionState {
         }
     }
 
-    /// The first byte of ours will be this.
+    /// The handshake fixed our first sequence number.
     pub(crate) fn set_first_byte(&mut self, first: SeqNr) {
         self.marks_answered = first;
     }
 
-    /// The connection is established.
+    /// The connection is established: nothing is in flight.
     pub(crate) fn on_established(
         &mut self,
         window: &mut CongestionWindow,
@@ -131,19 +137,19 @@ impl CongestionState {
         reduced
     }
 
-    /// So many bytes are on the wire now that new segments left.
+    /// New segments were sent; `pipe` bytes are on the wire now.
     #[inline]
     pub(crate) fn on_sent(&mut self, pipe: u32) {
         self.validation.on_sent(pipe);
     }
 
-    /// New segments are about to leave after a pause: whether it outlasted the samples of use.
+    /// Whether the pause before new segments was so long that what is known of the window's use is too old.
     #[inline]
     pub(crate) fn has_rested(&self, now: u64) -> bool {
         self.validation.has_rested(now)
     }
 
-    /// It did. Returns whether the window was reduced.
+    /// New segments are about to be sent after such a pause. Returns whether the window was reduced.
     #[cold]
     pub(crate) fn on_rest(
         &mut self,
@@ -166,19 +172,20 @@ impl CongestionState {
         if !flight.una.ge(self.marks_answered) {
             return false;
         }
-        // Follows, or it would be half the sequence space behind one day.
+        // It follows SND.UNA, since it would be taken for a number ahead once it is 2^31 behind.
         self.marks_answered = if marked { flight.next } else { flight.una };
         marked
     }
 
-    /// The mark is answered (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
+    /// Reduces the window for an echoed mark (RFC 3168 section 6.1.2, RFC 8257 section 3.3).
     pub(crate) fn on_mark(&mut self, window: &mut CongestionWindow, flight: &Flight, now: u64) {
         let in_use = self.validation.in_use(window, flight);
         window.reduce_to(in_use.after_mark(window, &mut self.controller, flight));
         self.validation.begin_validated(window, flight, now);
     }
 
-    /// A tail loss probe hid a loss: it counts as one (RFC 8985 section 7.4.2).
+    /// A tail loss probe repaired a loss, which congestion control must react to all the same (RFC 8985
+    /// section 7.4.2).
     pub(crate) fn on_probe_loss(
         &mut self,
         window: &mut CongestionWindow,
@@ -190,18 +197,19 @@ impl CongestionState {
         self.validation.begin_validated(window, flight, now);
     }
 
-    /// Fast recovery begins.
+    /// Fast recovery begins, with an ACK or a timer that the scoreboard says `entry` of.
     pub(crate) fn on_recovery(
         &mut self,
         window: &mut CongestionWindow,
         reduction: &mut WindowReduction,
         flight: &Flight,
+        entry: EntryScoreboard,
     ) {
         let in_use = self.validation.in_use(window, flight);
-        reduction.begin_recovery(window, &mut self.controller, in_use, flight);
+        reduction.begin_recovery(window, &mut self.controller, (in_use, entry), flight);
     }
 
-    /// A recovery ended.
+    /// A recovery ended: what the path carries is measured anew.
     pub(crate) fn on_recovered(
         &mut self,
         window: &mut CongestionWindow,
@@ -211,8 +219,9 @@ impl CongestionState {
         self.validation.begin_validated(window, flight, now);
     }
 
-    /// A retransmission timeout: slow start towards a new threshold. A recovery that was under way
-    /// has reduced already; what it replaced stays known.
+    /// A retransmission timeout: slow start towards a new threshold, once until the data is acknowledged.
+    /// In a recovery that was under way the window was reduced already; what that replaced is what would
+    /// be restored.
     pub(crate) fn on_timeout(
         &mut self,
         window: &mut CongestionWindow,
@@ -224,7 +233,7 @@ impl CongestionState {
             return;
         }
         if phase == RecoveryPhase::Open {
-            reduction.remember_window(window, &self.controller);
+            reduction.remember_window(window, &self.controller, flight.una);
         }
         let in_use = self.validation.in_use(window, flight).bytes;
         let ssthresh = self
@@ -233,7 +242,7 @@ impl CongestionState {
         window.ssthresh = SlowStartThreshold(ssthresh);
     }
 
-    /// What a timeout lost is marked: one segment may leave beside those that may still arrive.
+    /// A timeout has marked what is lost: one segment may be sent beside those that may still arrive.
     pub(crate) fn after_timeout(
         &mut self,
         window: &mut CongestionWindow,
@@ -244,7 +253,7 @@ impl CongestionState {
         window.collapse_to_one(flight.pipe, flight.mss);
     }
 
-    /// The last reduction was for nothing: takes it back.
+    /// Takes the last reduction back, which was needless.
     pub(crate) fn undo_reduction(
         &mut self,
         window: &mut CongestionWindow,
@@ -255,7 +264,7 @@ impl CongestionState {
         self.validation.begin_round(flight);
     }
 
-    /// This is DCTCP, which answers marks by how many they are (RFC 8257).
+    /// Whether this is DCTCP, whose receiver echoes marks in another way (RFC 8257 section 3.2).
     #[inline]
     pub(crate) fn is_dctcp(&self) -> bool {
         matches!(self.controller, Controller::Dctcp(_))

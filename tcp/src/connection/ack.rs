@@ -5,6 +5,7 @@ use crate::base::buffer::RecvBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
 use crate::base::time::to_ticks;
+use crate::congestion::reduction::{EntryScoreboard, RecoveryAck};
 use crate::congestion::{DeliveredBytes, RecoveryPhase};
 use crate::connection::Connection;
 use crate::connection::context::TcpContext;
@@ -171,13 +172,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
             && seg.ack == tcb.snd_una
             && seg.flags & FIN == 0;
         if tcb.has(ConnectionFlags::RECOVERING) || seg.sacks > 0 || dup {
-            self.process_loss_signals(cx, seg, new, dup, delivered);
+            self.process_loss_signals(cx, seg, (new, dup), delivered);
         }
         if self.tcb.has(ConnectionFlags::ECN) {
             self.on_ecn_ack(cx, seg, newly);
         }
         let tcb = &mut self.tcb;
-        // The ACK that ends a recovery leaves the window at ssthresh (RFC 6582 section 3.2, RFC 6937).
+        // The ACK that ends a recovery leaves the window at ssthresh (RFC 6582 section 3.2,
+        // RFC 9937 section 6.4).
         if delivered > 0 && phase != RecoveryPhase::Recovery && tcb.phase != RecoveryPhase::Recovery
         {
             let flight = tcb.flight_state();
@@ -209,17 +211,25 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
     }
 
-    /// Processes SACK blocks and duplicate ACKs: marks losses, begins and ends recoveries (RFC 6675,
-    /// 6582, 6937, 8985). `new`: the ACK acknowledged new data, `delivered` bytes of which had not
-    /// been selectively acknowledged before. `dup`: it is a duplicate ACK.
+    /// Processes the SACK blocks of an ACK that was overtaken by a later one: they report what the peer
+    /// has, and D-SACK what it has twice, as well as those of any ACK do (RFC 2018 section 5). Its window
+    /// and its acknowledgement number are outdated.
     #[cold]
-    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn process_overtaken_ack(&mut self, cx: &mut TcpContext<'_>, seg: &Segment) {
+        if self.tcb.has(ConnectionFlags::SACK) {
+            self.process_loss_signals(cx, seg, (false, false), 0);
+        }
+    }
+
+    /// Processes SACK blocks and duplicate ACKs: marks losses, begins and ends recoveries (RFC 6675,
+    /// RFC 6582, RFC 9937, RFC 8985). `new`: the ACK acknowledged new data, `delivered` bytes of which had
+    /// not been selectively acknowledged before. `dup`: it is a duplicate ACK.
+    #[cold]
     fn process_loss_signals(
         &mut self,
         cx: &mut TcpContext<'_>,
         seg: &Segment,
-        new: bool,
-        dup: bool,
+        (new, dup): (bool, bool),
         mut delivered: u32,
     ) {
         self.start_recovery();
@@ -235,6 +245,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // section 7.4.2).
             cx.shared.stats.tlp_recoveries += 1;
             let flight = tcb.flight_state();
+            recovery.reduction.confirm();
             self.congestion
                 .on_probe_loss(&mut tcb.window, &flight, cx.now.0);
         }
@@ -253,9 +264,6 @@ impl<B: RecvBuf, R> Connection<B, R> {
             if tcb.dup_acks == 3 && tcb.phase == RecoveryPhase::Open {
                 recovery.mark_first_lost(tcb, &mut self.send_queue);
             }
-            if tcb.phase == RecoveryPhase::Recovery {
-                delivered += u32::from(tcb.emss);
-            }
         } else if new
             && tcb.phase == RecoveryPhase::Recovery
             && !recovery.reduction.is_over(tcb.snd_una)
@@ -269,6 +277,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             due = at;
         }
         let fresh = recovery.lost - before;
+        let finds_loss = fresh > 0;
         let mut fresh =
             cx.shared
                 .without_probe(path, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
@@ -278,7 +287,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if new {
             self.end_recovery_if_over(cx);
         }
-        self.adjust_window_in_recovery(cx, fresh, delivered, partial);
+        let ack = RecoveryAck {
+            delivered,
+            advanced: new,
+            finds_loss,
+        };
+        self.adjust_window_in_recovery(cx, fresh, ack, (dup, partial));
         let tcb = &mut self.tcb;
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         if heard && !matches!(tcb.timer(), Some(Timer::Reordering | Timer::TailLossProbe)) {
@@ -291,35 +305,43 @@ impl<B: RecvBuf, R> Connection<B, R> {
     }
 
     /// Undoes a reduction of the window that turns out to have been needless: the peer reports that
-    /// all retransmissions were duplicates (DSACK, RFC 3708), or the first ACK after a timeout
+    /// all retransmissions were duplicates (D-SACK, RFC 3708), or the first ACK after a timeout
     /// echoes a timestamp from before the retransmission (Eifel, RFC 3522).
     fn undo_needless_reduction(&mut self, cx: &mut TcpContext<'_>, seg: &Segment, new: bool) {
         let tcb = &mut self.tcb;
         let Some(recovery) = &mut self.recovery else {
             return;
         };
-        if rack::dsack_block(seg).is_some() && tcb.has(ConnectionFlags::SACK) {
+        if let Some((lo, hi)) = rack::dsack_block(seg)
+            && tcb.has(ConnectionFlags::SACK)
+        {
             cx.shared.stats.dsacks_in += 1;
-            if recovery.on_dsack(tcb)
-                && (tcb.phase == RecoveryPhase::Open || recovery.reduction.is_over(tcb.snd_una))
-            {
-                cx.shared.stats.spurious += 1;
-                recovery.unmark_lost(tcb, &mut self.send_queue);
-                let flight = tcb.flight_state();
-                self.congestion
-                    .undo_reduction(&mut tcb.window, &mut recovery.reduction, &flight);
-            }
+            recovery.rack.on_dsack(tcb);
+            recovery.reduction.on_dsack(lo, hi, cx.now.0);
         }
-        if new
+        // Until the recovery point is passed, more may be found lost, and sent again for good reason.
+        let is_over = tcb.phase == RecoveryPhase::Open || recovery.reduction.is_over(tcb.snd_una);
+        let mut needless = is_over && recovery.reduction.is_refuted();
+        if needless {
+            // What is marked lost now was sent after the recovery began: those marks are judgements of
+            // their own, and stay.
+            tcb.phase = RecoveryPhase::Open;
+            tcb.backoff = 0;
+        } else if new
             && tcb.phase == RecoveryPhase::Loss
             && seg.has_ts
             && tcb.has(ConnectionFlags::TIMESTAMPS)
             && recovery
                 .reduction
-                .was_needless(seg.ts_ecr, self.timestamp_offset)
+                .is_answered_by_original(seg.ts_ecr, self.timestamp_offset)
         {
+            needless = true;
+            tcb.phase = RecoveryPhase::Open;
+            tcb.backoff = 0;
+            recovery.withdraw_lost_marks(tcb, &mut self.send_queue, cx.now.0);
+        }
+        if needless {
             cx.shared.stats.spurious += 1;
-            recovery.unmark_lost(tcb, &mut self.send_queue);
             let flight = tcb.flight_state();
             self.congestion
                 .undo_reduction(&mut tcb.window, &mut recovery.reduction, &flight);
@@ -342,50 +364,57 @@ impl<B: RecvBuf, R> Connection<B, R> {
                 .end_recovery(&mut tcb.window, u32::from(tcb.emss));
         }
         tcb.phase = RecoveryPhase::Open;
+        let timeout = tcb.rtt.retransmission_timeout(&cx.shared.rto_limits, 0);
+        recovery
+            .reduction
+            .on_recovery_end(tcb.snd_nxt, cx.now.0.saturating_add(timeout));
         recovery.rack.on_recovery_end();
         let flight = tcb.flight_state();
         self.congestion
             .on_recovered(&mut tcb.window, &flight, cx.now.0);
     }
 
-    /// Begins fast recovery when `lost` segments were found lost outside of one; in a recovery,
-    /// gives out what may be sent for `delivered` bytes. `partial`: the ACK was a partial one
-    /// (RFC 6582).
+    /// Begins fast recovery when `lost` segments were found lost outside of one; in a recovery, gives out
+    /// what the ACK permits to be sent. `dup`: it is a duplicate ACK. `partial`: a partial one (RFC 6582).
     fn adjust_window_in_recovery(
         &mut self,
         cx: &mut TcpContext<'_>,
         lost: u32,
-        delivered: u32,
-        partial: bool,
+        mut ack: RecoveryAck,
+        (dup, partial): (bool, bool),
     ) {
         let tcb = &mut self.tcb;
         let Some(recovery) = &mut self.recovery else {
             return;
         };
-        let flight = tcb.flight_state();
-        match tcb.phase {
-            // Segments that were cut because the path does not carry them count as lost as well,
-            // but are no sign of congestion.
-            RecoveryPhase::Open if lost > 0 => {
-                cx.shared
-                    .stats
-                    .count_recovery(tcb.has(ConnectionFlags::SACK));
-                recovery.begin_fast_recovery(tcb);
-                self.congestion
-                    .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight);
-                recovery
-                    .reduction
-                    .on_ack(&mut tcb.window, &flight, delivered);
+        // Segments that were cut because the path does not carry them count as lost as well, but are no
+        // sign of congestion.
+        let begins = tcb.phase == RecoveryPhase::Open && lost > 0;
+        if begins {
+            recovery.begin_fast_recovery(tcb);
+            cx.shared
+                .stats
+                .count_recovery(tcb.has(ConnectionFlags::SACK));
+            let flight = tcb.flight_state();
+            let entry = EntryScoreboard {
+                sacked: recovery.sacked_bytes,
+                newly_delivered: ack.delivered,
+            };
+            self.congestion
+                .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight, entry);
+        }
+        if tcb.phase == RecoveryPhase::Recovery {
+            let flight = tcb.flight_state();
+            if !tcb.has(ConnectionFlags::SACK) {
+                ack.delivered =
+                    recovery
+                        .reduction
+                        .delivered_without_sack(ack.delivered, dup, flight.mss);
             }
-            RecoveryPhase::Recovery => {
-                recovery
-                    .reduction
-                    .on_ack(&mut tcb.window, &flight, delivered);
-                if partial {
-                    recovery.reduction.on_partial_ack(&mut tcb.window, &flight);
-                }
+            recovery.reduction.on_ack(&mut tcb.window, &flight, ack);
+            if partial {
+                recovery.reduction.on_partial_ack(&mut tcb.window, &flight);
             }
-            _ => {}
         }
         recovery.finish_if_settled(tcb);
     }
@@ -432,21 +461,17 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let (again, due) = recovery.detect_losses(tcb, &mut self.send_queue, cx.now.0);
         cx.shared.stats.lost_retransmit += again;
         let fresh = recovery.lost - before;
+        let finds_loss = fresh > 0;
         let fresh =
             cx.shared
                 .without_probe(path, (tcb, recovery, &mut self.send_queue), fresh, cx.now);
-        let flight = tcb.flight_state();
-        if tcb.phase == RecoveryPhase::Open && fresh > 0 {
-            cx.shared
-                .stats
-                .count_recovery(tcb.has(ConnectionFlags::SACK));
-            recovery.begin_fast_recovery(tcb);
-            self.congestion
-                .on_recovery(&mut tcb.window, &mut recovery.reduction, &flight);
-        }
-        if tcb.phase == RecoveryPhase::Recovery {
-            recovery.reduction.on_ack(&mut tcb.window, &flight, 0);
-        }
+        let ack = RecoveryAck {
+            delivered: 0,
+            advanced: false,
+            finds_loss,
+        };
+        self.adjust_window_in_recovery(cx, fresh, ack, (false, false));
+        let tcb = &mut self.tcb;
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         tcb.restart_retransmission_timer(cx);
         self.select_recovery_timer(cx, due, false);

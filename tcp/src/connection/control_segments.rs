@@ -66,17 +66,13 @@ impl<B: RecvBuf, R> Connection<B, R> {
             // comes first (RFC 2883 section 4).
             let mut blocks = [(SeqNr(0), SeqNr(0)); 4];
             let max = if ts.is_some() { 3 } else { 4 };
-            let mut used = 0;
-            if let Some(dsack) = queue.dsack_block().filter(|_| skip_blocks == 0) {
-                blocks[0] = dsack;
-                used = 1;
-            }
-            let count = queue.sack_blocks(skip_blocks, tcb.rcv_nxt, &mut blocks[used..max]);
+            let which = (skip_blocks == 0, skip_blocks);
+            let filled = queue.fill_blocks(which, tcb.rcv_nxt, &mut blocks[..max]);
+            let used = filled.count;
             // A FIN that was received out of order is part of its block.
-            for block in &mut blocks[used..used + count] {
+            for block in &mut blocks[filled.dsacks..used] {
                 block.1 += u32::from(tcb.has(ConnectionFlags::FIN_SEEN) && block.1 == self.fin_at);
             }
-            used += count;
             if used > 0 {
                 options[2] = 5;
                 options[3] = (2 + 8 * used) as u8;
@@ -188,9 +184,14 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .snd_nxt
             .min(tcb.snd_una + tcb.snd_wnd.max(tcb.flight().min(1)));
         let again = tcb.last_ack_sent == tcb.rcv_nxt;
+        let has_dsack = self
+            .out_of_order
+            .as_ref()
+            .is_some_and(|queue| queue.dsack_block().is_some());
         self.emit_without_payload(cx, seq, 0, sink)?;
         cx.shared.stats.pure_acks_out += 1;
         self.tcb.flags &= !ConnectionFlags::NEED_ACK;
+        self.send_further_dsacks(cx, seq, sink)?;
         // One batch of received segments can open more holes than one ACK can report; data behind
         // a hole that is not reported would look lost to the peer.
         let blocks_per_ack = if self.tcb.has(ConnectionFlags::TIMESTAMPS) {
@@ -203,12 +204,7 @@ impl<B: RecvBuf, R> Connection<B, R> {
             .as_ref()
             .map_or(0, |queue| queue.unreported_count());
         if self.tcb.has(ConnectionFlags::SACK) {
-            let first = blocks_per_ack
-                - usize::from(
-                    self.out_of_order
-                        .as_ref()
-                        .is_some_and(|queue| queue.dsack_block().is_some()),
-                );
+            let first = blocks_per_ack - usize::from(has_dsack);
             for skip in (first..more).step_by(blocks_per_ack) {
                 self.emit_without_payload(cx, seq, skip, sink)?;
                 cx.shared.stats.pure_acks_out += 1;
@@ -227,11 +223,32 @@ impl<B: RecvBuf, R> Connection<B, R> {
             }
         }
         if let Some(queue) = &mut self.out_of_order {
-            cx.shared.stats.dsacks_out += u64::from(queue.dsack_block().is_some());
             queue.mark_reported();
             if queue.is_idle() {
                 self.out_of_order = None;
             }
+        }
+        Ok(())
+    }
+
+    /// The first ACK of a batch was sent, with a D-SACK block if one waited. An ACK carries one such block,
+    /// so each further duplicate of the batch needs one of its own (RFC 2883 section 4): a sender that does
+    /// not hear of all of them cannot know that none of its retransmissions was needed.
+    fn send_further_dsacks(
+        &mut self,
+        cx: &mut TcpContext<'_>,
+        seq: SeqNr,
+        sink: &mut impl FrameSink<R>,
+    ) -> Result<(), SinkFull> {
+        while let Some(queue) = &mut self.out_of_order
+            && queue.dsack_block().is_some()
+        {
+            cx.shared.stats.dsacks_out += 1;
+            if !queue.pop_duplicate() {
+                break;
+            }
+            self.emit_without_payload(cx, seq, 0, sink)?;
+            cx.shared.stats.pure_acks_out += 1;
         }
         Ok(())
     }

@@ -83,6 +83,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if tcb.phase == RecoveryPhase::Open {
             cx.shared.stats.ecn_reductions += 1;
             let flight = tcb.flight_state();
+            // An earlier reduction cannot be taken back any more without taking this one back too.
+            if let Some(recovery) = &mut self.recovery {
+                recovery.reduction.confirm();
+            }
             self.congestion.on_mark(&mut tcb.window, &flight, cx.now.0);
         }
     }

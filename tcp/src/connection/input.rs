@@ -99,6 +99,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         if seg.ack.ge(tcb.snd_una) {
             self.process_ack(cx, &seg, buffer.remaining());
+        } else if seg.sacks > 0 {
+            self.process_overtaken_ack(cx, &seg);
         }
         if let Some(verdict) = self.on_fin_acknowledged(cx) {
             return verdict;
@@ -316,7 +318,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         }
         let mut seq = seg.seq;
         let mut fin = seg.flags & FIN != 0;
-        if seq.lt(tcb.rcv_nxt) {
+        let was_seen = seq.lt(tcb.rcv_nxt);
+        if was_seen {
             let old = (tcb.rcv_nxt - seq).min(buffer.remaining() as u32);
             cx.shared.stats.dup_bytes_in += u64::from(old);
             buffer.advance(old as usize);
@@ -354,6 +357,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     cx.schedule_output(&mut self.tcb, ConnectionFlags::NEED_ACK);
                     return SegmentVerdict::Done;
                 }
+                // Of a segment with several duplicate parts the first is reported (RFC 2883 section 4.2).
+                if !was_seen {
+                    self.note_overlap(seq, seq + buffer.remaining() as u32);
+                }
                 self.deliver_in_order(cx, buffer, seg.flags & PSH != 0);
                 if let Some(queue) = &mut self.out_of_order {
                     let before = self.receive_queue.len_bytes();
@@ -371,14 +378,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
                     cx.shared.stats.rcv_q_drop += 1;
                 } else {
                     cx.shared.stats.ofo_queue += 1;
+                    let len = buffer.remaining();
+                    self.note_overlap(seq, seq + len as u32);
                     let queue = self
                         .out_of_order
                         .get_or_insert_with(|| Box::new(OutOfOrderQueue::new()));
-                    let len = buffer.remaining();
                     let kept = queue.insert_segment(seq, buffer);
-                    if kept == 0 && self.tcb.has(ConnectionFlags::SACK) {
-                        queue.note_duplicate(seq, seq + len as u32);
-                    }
                     if kept > 0 && cx.shared.config.show_out_of_order {
                         queue.remember_unseen(seq);
                         cx.raise_event(&mut self.tcb, Events::OUT_OF_ORDER);

@@ -165,8 +165,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
     /// own, so that segments can be marked.
     #[cold]
     pub(crate) fn start_recovery(&mut self) {
-        self.split_multi_segments();
         self.recovery_state();
+        self.split_multi_segments();
     }
 
     /// The recovery state, which is allocated when it is first needed.
@@ -183,7 +183,16 @@ impl<B: RecvBuf, R> Connection<B, R> {
     pub(crate) fn split_multi_segments(&mut self) {
         if self.tcb.has(ConnectionFlags::MULTI_SEGMENT) {
             self.tcb.flags &= !ConnectionFlags::MULTI_SEGMENT;
-            self.send_queue.split_multi_segments(0);
+            // What was split before is not walked again: a peer may have each of its ACKs looked at for
+            // losses.
+            let first = match &mut self.recovery {
+                Some(recovery) => {
+                    let split_to = core::mem::replace(&mut recovery.split_to, self.tcb.snd_nxt);
+                    self.send_queue.first_after(split_to)
+                }
+                None => 0,
+            };
+            self.send_queue.split_multi_segments(first);
         }
     }
 
@@ -194,6 +203,18 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.out_of_order
                 .get_or_insert_with(|| Box::new(OutOfOrderQueue::new()))
                 .note_duplicate(lo, hi);
+        }
+    }
+
+    /// Notes the first part of `seq..end`, which is about to be received, that is held already, for a D-SACK
+    /// block (RFC 2883 section 4.2).
+    #[inline]
+    pub(crate) fn note_overlap(&mut self, seq: SeqNr, end: SeqNr) {
+        if let Some(queue) = &mut self.out_of_order
+            && self.tcb.has(ConnectionFlags::SACK)
+            && let Some((lo, hi)) = queue.first_overlap(seq, end)
+        {
+            queue.note_duplicate(lo, hi);
         }
     }
 

@@ -437,8 +437,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
         if is_paced {
             self.on_paced_output(cx, sent);
         }
-        if self.tcb.is_timer(Timer::TailLossProbe) {
-            self.tcb.restart_retransmission_timer(cx);
+        if self.tcb.is_timer(Timer::TailLossProbe)
+            && let Some(oldest) = self.send_queue.sent.front()
+        {
+            self.tcb.extend_probe_timeout(cx, oldest.at);
         }
         if self.tcb.phase == RecoveryPhase::Recovery
             && let Some(recovery) = &mut self.recovery

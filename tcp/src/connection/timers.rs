@@ -46,6 +46,22 @@ impl Tcb {
         cx.schedule_timer(self, cx.now.0 + after);
     }
 
+    /// New segments were sent while the probe timeout runs: it starts again, since their answers are to
+    /// come too (RFC 8985 section 7.2), but not beyond the retransmission timeout of the oldest segment in
+    /// flight, which was sent at `oldest_at`. Otherwise a peer that is dead would never be found so by a
+    /// connection that sends a little at a time.
+    #[inline]
+    pub(crate) fn extend_probe_timeout(&mut self, cx: &mut TcpContext<'_>, oldest_at: u64) {
+        let limits = &cx.shared.rto_limits;
+        let alone = self.flight() <= u32::from(self.emss);
+        let probe_at = cx.now.0 + self.rtt.probe_timeout(limits, alone);
+        // An ACK since then has started the timer anew (RFC 6298 (5.3)): what was set by it holds.
+        let latest = (oldest_at + self.rtt.first_timeout(limits)).max(self.timer_at().unwrap_or(0));
+        let at = probe_at.min(latest);
+        self.set_timer(Timer::TailLossProbe, at);
+        cx.schedule_timer(self, at);
+    }
+
     /// (Re)starts the persist timer, which runs as long as the retransmission timer would: then the
     /// window is probed if no update came (RFC 9293 section 3.8.6.1).
     pub(crate) fn start_persist_timer(&mut self, cx: &mut TcpContext<'_>) {

@@ -1,6 +1,9 @@
-//! RACK-TLP (RFC 8985): losses told by time. What was sent clearly before something that was
-//! delivered is lost, wherever it stands; the tail is probed before the retransmission timeout.
-//! State of [`crate::loss::recovery::Recovery`]; the timer shares the connection's one deadline.
+//! RACK-TLP (RFC 8985): loss detection by time. A segment is lost when one that was sent sufficiently
+//! later has been delivered, wherever both stand in the stream; and when no ACK comes, the last
+//! segment is probed before the retransmission timeout.
+//!
+//! Part of [`Recovery`](crate::loss::recovery::Recovery). The reordering timer and the probe timeout
+//! share the one timer of the connection (section 8).
 
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
@@ -10,37 +13,45 @@ use crate::base::sequence::SeqNr;
 use crate::queues::send_queue::{LOST, RETX, SACKED, TransmitQueue};
 use crate::wire::segment::Segment;
 
-/// Section 6.2.1: D-SACKs widen the window for so many recoveries.
+/// For how many recoveries a D-SACK keeps the reordering window wide (section 6.2 step 4).
 const DSACK_PERSIST: u8 = 16;
 
-/// How long to wait for what may only be late (section 6.2 step 4).
+/// By how much the reordering window (RACK.reo_wnd, section 6.2 step 4) is widened, because the peer
+/// received segments twice. It outlives the other state of RACK, which an idle connection frees.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ReorderWindow {
     /// RACK.reo_wnd_mult less one.
     widened: u8,
-    /// RACK.reo_wnd_persist.
+    /// RACK.reo_wnd_persist: recoveries until the window is narrow again.
     persist: u8,
 }
 
+/// The state of RACK for one connection. Times are in ns.
 #[derive(Default)]
 pub(crate) struct Rack {
-    /// RACK.xmit_ts, RACK.end_seq: of the most recently sent segment that was delivered.
+    /// RACK.xmit_ts, RACK.end_seq: when the most recently sent of the delivered segments was sent, and
+    /// where it ends. The sequence number decides only between segments that were sent at the same
+    /// time, so that it cannot become too old to be compared.
     xmit: u64,
     end: SeqNr,
-    /// RACK.rtt: its round trip.
+    /// RACK.rtt: the round trip of that segment.
     rtt: u64,
-    /// RACK.fack: highest sequence number delivered.
+    /// RACK.fack: the highest sequence number that was delivered, never below SND.UNA.
     fack: SeqNr,
     pub reorder_window: ReorderWindow,
-    /// RACK.dsack_round: adapt once a round.
+    /// RACK.dsack_round: D-SACKs widen the window once a round trip, until this is acknowledged.
     dsack_round: Option<SeqNr>,
-    /// Retransmissions in the order they left.
+    /// Retransmissions in the order in which they were sent, with the time. An entry whose segment has
+    /// been acknowledged, or sent again, is skipped.
     retransmitted: VecDeque<(SeqNr, u64)>,
-    /// First transmissions before this were all judged.
-    pub edge: SeqNr,
+    /// Every first transmission before this has been judged. Never below SND.UNA.
+    judged_to: SeqNr,
+    /// Segments sent before this are judged as if they had been sent then: it is when marks of theirs
+    /// were withdrawn, since which they have a full reordering window to arrive in.
+    reprieved_at: u64,
 }
 
-/// TLP.end_seq and TLP.is_retrans (section 7.1).
+/// A tail loss probe whose answer is outstanding: TLP.end_seq and TLP.is_retrans (section 7.1).
 #[derive(Clone, Copy)]
 pub(crate) struct OutstandingProbe {
     pub end: SeqNr,
@@ -50,23 +61,25 @@ pub(crate) struct OutstandingProbe {
 /// What the detection found.
 #[derive(Default)]
 pub(crate) struct DetectedLosses {
-    /// Indices in `sent`, in order of judgement.
+    /// How many of the lost segments were retransmissions.
     pub retransmitted: u64,
-    /// When the next undecided segment is lost unless it arrives; 0: none.
+    /// When the next undecided segment is lost unless it arrives, in ns; 0: none is undecided.
     pub due: u64,
 }
 
 impl Rack {
+    /// Nothing was delivered yet, and SND.UNA is `una`.
     pub(crate) fn new(una: SeqNr) -> Self {
         Rack {
             end: una,
             fack: una,
-            edge: una,
+            judged_to: una,
             ..Rack::default()
         }
     }
 
-    /// Section 6.2 step 2, for one delivered segment.
+    /// Notes that a segment was delivered which ends at `end` and was sent at `at` (section 6.2 step 2).
+    /// `again`: it had been sent before.
     #[inline]
     pub(crate) fn on_delivered(
         &mut self,
@@ -77,7 +90,7 @@ impl Rack {
         now: u64,
     ) {
         let rtt = now.saturating_sub(at);
-        // A retransmission that seems to arrive at once is the original.
+        // A retransmission cannot arrive faster than the path is: this is the original.
         if again && rtt < u64::from(min_rtt) {
             return;
         }
@@ -88,7 +101,8 @@ impl Rack {
         }
     }
 
-    /// Step 3: a first transmission below the highest delivered one was delivered later.
+    /// Notes where the delivered segment stands: a first transmission that is delivered after one behind
+    /// it was reordered (section 6.2 step 3).
     #[inline]
     pub(crate) fn note_order(&mut self, tcb: &mut Tcb, end: SeqNr, again: bool) {
         if end.gt(self.fack) {
@@ -98,7 +112,19 @@ impl Rack {
         }
     }
 
-    /// RACK.reo_wnd, step 4.
+    /// SND.UNA is `una` now. Every sequence number that is kept follows it: one left behind would be
+    /// taken for one ahead once 2^31 more bytes were acknowledged.
+    #[inline]
+    pub(crate) fn advance_to(&mut self, una: SeqNr) {
+        self.judged_to = self.judged_to.max(una);
+        self.fack = self.fack.max(una);
+        if self.dsack_round.is_some_and(|round| una.ge(round)) {
+            self.dsack_round = None;
+        }
+    }
+
+    /// The reordering window RACK.reo_wnd (section 6.2 step 4). Without reordering seen there is none once
+    /// losses are certain: in a recovery, or when three segments are SACKed.
     fn reorder_timeout(&self, tcb: &Tcb, in_doubt: bool) -> u64 {
         if !tcb.has(ConnectionFlags::REORDERING_SEEN) && !in_doubt {
             return 0;
@@ -107,11 +133,8 @@ impl Rack {
         (step * (1 + u64::from(self.reorder_window.widened))).min(tcb.rtt.srtt)
     }
 
-    /// Step 4: the peer received something twice, so patience was too short.
+    /// The peer received something twice: the reordering window was too short (section 6.2 step 4).
     pub(crate) fn on_dsack(&mut self, tcb: &Tcb) {
-        if self.dsack_round.is_some_and(|round| tcb.snd_una.ge(round)) {
-            self.dsack_round = None;
-        }
         if self.dsack_round.is_none() {
             self.dsack_round = Some(tcb.snd_nxt);
             self.reorder_window.widened = self.reorder_window.widened.saturating_add(1);
@@ -119,7 +142,7 @@ impl Rack {
         }
     }
 
-    /// A recovery ended.
+    /// A recovery ended, which is what the life of a widened reordering window counts in.
     pub(crate) fn on_recovery_end(&mut self) {
         self.reorder_window.persist = self.reorder_window.persist.saturating_sub(1);
         if self.reorder_window.persist == 0 {
@@ -127,8 +150,9 @@ impl Rack {
         }
     }
 
-    /// Nothing that left after the first unacknowledged segment last did was delivered yet: its
-    /// fate is open, and what does arrive shows that the path is not silent.
+    /// Whether nothing has been delivered that was sent after the last transmission of the first
+    /// unacknowledged segment: whether that was lost cannot be known yet, and what does arrive shows that
+    /// the path still carries segments.
     pub(crate) fn is_first_unjudged<R>(&self, queue: &TransmitQueue<R>) -> bool {
         queue
             .sent
@@ -136,13 +160,17 @@ impl Rack {
             .is_some_and(|segment| self.xmit < segment.at)
     }
 
-    fn sent_before(&self, at: u64, end: SeqNr) -> bool {
+    /// Whether a segment sent at `at`, which ends at `end`, was sent before one that has been delivered.
+    fn is_overtaken(&self, at: u64, end: SeqNr) -> bool {
         at < self.xmit || (at == self.xmit && end.lt(self.end))
     }
 
-    /// Step 5: calls `lose` with what is lost by now. First transmissions left in the order of
-    /// their sequence numbers and retransmissions in that of their list, so only the first of each
-    /// that is undecided is looked at again.
+    /// Judges what is in flight (section 6.2 step 5), and calls `lose` with the index of each segment
+    /// that is lost by now.
+    ///
+    /// First transmissions were sent in the order of their sequence numbers, and retransmissions in that
+    /// of their list. So only the first undecided one of each has to be looked at again, and the cost of
+    /// an ACK is that of what it decides.
     pub(crate) fn detect_losses<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -155,43 +183,43 @@ impl Rack {
         if self.xmit == 0 {
             return found;
         }
-        let patience = self.rtt + self.reorder_timeout(tcb, in_doubt);
-        let mut i = queue.first_after(self.edge);
-        while let Some(segment) = queue.sent.get(i) {
+        let allowed = self.rtt + self.reorder_timeout(tcb, in_doubt);
+        let reprieved_at = self.reprieved_at;
+        let lost_at = |sent_at: u64| sent_at.max(reprieved_at) + allowed;
+        let mut index = queue.first_after(self.judged_to);
+        while let Some(segment) = queue.sent.get(index) {
             let (at, end) = (segment.at, segment.end_seq());
             if segment.flags & (SACKED | LOST | RETX) == 0 {
-                if !self.sent_before(at, end) {
+                if !self.is_overtaken(at, end) {
                     break;
                 }
-                if at + patience > now {
-                    found.due = at + patience;
+                if lost_at(at) > now {
+                    found.due = lost_at(at);
                     break;
                 }
-                lose(tcb, queue, i);
+                lose(tcb, queue, index);
             }
-            self.edge = end;
-            i += 1;
+            self.judged_to = end;
+            index += 1;
         }
         while let Some(&(seq, at)) = self.retransmitted.front() {
             if seq.ge(tcb.snd_una) {
-                let i = queue.first_after(seq);
-                if let Some(segment) = queue.sent.get(i)
+                let index = queue.first_after(seq);
+                if let Some(segment) = queue.sent.get(index)
                     && segment.at == at
                     && segment.flags & (SACKED | LOST) == 0
                 {
-                    if !self.sent_before(at, segment.end_seq()) {
+                    if !self.is_overtaken(at, segment.end_seq()) {
                         break;
                     }
-                    if at + patience > now {
-                        let due = at + patience;
-                        found.due = if found.due == 0 {
-                            due
-                        } else {
-                            found.due.min(due)
+                    if lost_at(at) > now {
+                        found.due = match found.due {
+                            0 => lost_at(at),
+                            due => due.min(lost_at(at)),
                         };
                         break;
                     }
-                    lose(tcb, queue, i);
+                    lose(tcb, queue, index);
                     found.retransmitted += 1;
                 }
             }
@@ -200,22 +228,41 @@ impl Rack {
         found
     }
 
-    /// Section 6.3: on a timeout the first segment is lost, and what had its time.
+    /// Whether a segment sent at `at` is lost when the retransmission timer fires (section 6.3).
     pub(crate) fn is_expired(&self, tcb: &Tcb, at: u64, now: u64) -> bool {
         at + self.rtt + self.reorder_timeout(tcb, true) <= now
     }
 
+    /// The segment at `seq` was sent again.
     pub(crate) fn on_retransmitted(&mut self, seq: SeqNr, now: u64) {
         self.retransmitted.push_back((seq, now));
     }
 
-    pub(crate) fn forget_retransmitted(&mut self) {
-        self.retransmitted.clear();
+    /// A recovery left no marks. Retransmissions that are still in flight stay listed: nothing else would
+    /// find them lost before a timeout.
+    pub(crate) fn forget_acknowledged(&mut self, una: SeqNr) {
+        self.retransmitted.retain(|&(seq, _)| seq.ge(una));
+    }
+
+    /// Marks of loss were withdrawn: everything in flight is to be judged again, but not before it had
+    /// the time from now on to arrive. Without this nothing would judge these segments any more, and a
+    /// loss among them would cost a timeout.
+    pub(crate) fn judge_again<R>(&mut self, tcb: &Tcb, queue: &TransmitQueue<R>, now: u64) {
+        self.reprieved_at = now;
+        self.judged_to = tcb.snd_una;
+        let in_flight = queue.sent.iter();
+        let mut retransmitted: Vec<_> = in_flight
+            .filter(|segment| segment.flags & (SACKED | RETX) == RETX)
+            .map(|segment| (segment.seq, segment.at))
+            .collect();
+        // Stable: of those that were sent at the same time the first in the stream was sent first.
+        retransmitted.sort_by_key(|&(_, at)| at);
+        self.retransmitted = retransmitted.into();
     }
 }
 
-/// The first block reports a duplicate (RFC 2883 section 4): it lies below the cumulative ACK
-/// or inside the second block.
+/// The D-SACK block of a segment, if it has one: the first block reports a duplicate when it lies below
+/// the cumulative ACK or inside the second block (RFC 2883 section 4).
 pub(crate) fn dsack_block(seg: &Segment) -> Option<(SeqNr, SeqNr)> {
     if seg.sacks == 0 {
         return None;

@@ -1,49 +1,59 @@
-//! Loss recovery: the scoreboard kept on the sent segments (RFC 2018, 6675), what RACK-TLP judges
-//! (RFC 8985), proportional rate reduction (RFC 6937), and taking a reduction back that was for
-//! nothing. Exists only for connections that met a loss, a SACK block or a silent tail.
+//! Loss recovery of one connection: the scoreboard, which is kept as marks on the segments in flight
+//! (RFC 2018, RFC 6675), the judgements of RACK-TLP (RFC 8985), and what is sent again. Exists only
+//! for connections that met a loss, a SACK block, a tail without an answer, or pacing.
 
 use crate::base::sequence::SeqNr;
 use crate::congestion::RecoveryPhase;
 use crate::congestion::pacing::Pacer;
-use crate::congestion::reduction::{WindowReduction, is_echo_older};
+use crate::congestion::reduction::{Retransmission, WindowReduction};
+use crate::congestion::undo::is_echo_older;
 use crate::loss::rack::{self, OutstandingProbe, Rack};
+use crate::loss::sacked_ranges::SackedRanges;
 use crate::queues::send_queue::{LOST, RETX, SACKED, TransmitQueue};
 use crate::tcb::Tcb;
 use crate::tcb::flags::ConnectionFlags;
 use crate::wire::segment::Segment;
 
-/// RFC 6675 section 2.
+/// DupThresh (RFC 6675 section 2).
 const DUP_THRESH: u32 = 3;
 
+/// What a connection knows of losses. The counts are those of the marks in `TransmitQueue::sent`, and
+/// every sequence number follows SND.UNA, so that none becomes too old to be compared.
 #[derive(Default)]
 pub(crate) struct Recovery {
-    /// SACKed segments in `sent`.
+    /// Segments that are marked `SACKED`, and their payload in bytes.
     pub sacked: u32,
-    /// Lost segments in `sent` that still await their retransmission.
+    pub sacked_bytes: u32,
+    /// Segments that are marked `LOST`: those that await their retransmission.
     pub lost: u32,
     /// No segment before this awaits retransmission.
     cursor: SeqNr,
-    /// Blocks seen last: only what they grew by is walked.
-    cache: [(SeqNr, SeqNr); 4],
+    /// The ranges that the segments marked `SACKED` cover.
+    sacked_ranges: SackedRanges,
     pub rack: Rack,
-    /// A tail loss probe whose answer is not in.
+    /// A tail loss probe whose answer is outstanding.
     pub probe: Option<OutstandingProbe>,
     pub pacer: Pacer,
     pub reduction: WindowReduction,
+    /// Each segment before this is recorded on its own.
+    pub split_to: SeqNr,
 }
 
 impl Recovery {
+    /// Nothing is marked, and SND.UNA is `una`.
     pub(crate) fn new(una: SeqNr) -> Self {
         Recovery {
             reduction: WindowReduction::new(una),
             cursor: una,
-            cache: [(una, una); 4],
+            sacked_ranges: SackedRanges::new(una),
             rack: Rack::new(una),
+            split_to: una,
             ..Recovery::default()
         }
     }
 
-    /// The cumulative ACK is about to take off what is before `ack`.
+    /// Tells RACK which segments the cumulative ACK `ack` delivers; called before they are taken off the
+    /// queue. `echo`: the timestamp that the ACK echoes, and the offset of our timestamps.
     pub(crate) fn before_ack<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -62,11 +72,12 @@ impl Recovery {
                 break;
             }
             if segment.flags & SACKED != 0 {
+                self.sacked_bytes -= segment.len;
                 continue;
             }
             let again = segment.flags & RETX != 0;
             self.rack.note_order(tcb, end, again);
-            // An echo from before the retransmission answers the original (section 6.2 step 2).
+            // An echo from before the retransmission answers the original (RFC 8985 section 6.2 step 2).
             let old = |echoed: u32| again && is_echo_older(echoed, segment.at, offset);
             if !echo.is_some_and(old) {
                 self.rack
@@ -75,20 +86,25 @@ impl Recovery {
         }
     }
 
-    /// The cumulative ACK took segments off the queue.
+    /// The cumulative ACK took segments off the queue, of which `sacked` and `lost` were so marked.
     pub(crate) fn on_acked(&mut self, una: SeqNr, sacked: u32, lost: u32) {
         self.sacked -= sacked;
         self.lost -= lost;
-        self.rack.edge = self.rack.edge.max(una);
+        self.rack.advance_to(una);
         self.cursor = self.cursor.max(una);
-        for cached in &mut self.cache {
-            if cached.0.lt(una) {
-                *cached = (una, cached.1.max(una));
-            }
-        }
+        self.split_to = self.split_to.max(una);
+        self.sacked_ranges.advance_to(una);
+        self.reduction.advance_to(una);
     }
 
-    /// Marks what the blocks newly cover; returns (segments, bytes).
+    /// Marks the segments that the SACK blocks of `seg` cover and earlier ones did not. Returns how many
+    /// they are, and their payload in bytes.
+    ///
+    /// What lies below SND.UNA is left out: that is what a D-SACK reports (RFC 2883), or an ACK that was
+    /// overtaken by a later one, whose other blocks count all the same (RFC 2018 section 5).
+    ///
+    /// The cost is that of what is newly covered: what is known already is skipped range by range, and
+    /// the ranges that a block covers become one.
     pub(crate) fn process_sack<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -97,55 +113,73 @@ impl Recovery {
         now: u64,
     ) -> (u32, u32) {
         let (mut segments, mut bytes) = (0, 0);
-        let old = self.cache;
-        let mut fresh = 0;
         for &(lo, hi) in &seg.sack[..usize::from(seg.sacks)] {
-            // D-SACK (RFC 2883) and nonsense fall out here: only what is in flight counts.
-            if lo.ge(hi) || lo.lt(tcb.snd_una) || lo.lt(seg.ack) || hi.gt(tcb.snd_nxt) {
+            if lo.ge(hi) || hi.le(tcb.snd_una) || hi.gt(tcb.snd_nxt) {
                 continue;
             }
-            let mut from = lo;
-            let mut to = hi;
-            for cached in &old {
-                if cached.0 == lo && cached.1.le(hi) {
-                    from = cached.1.max(from);
-                }
-                if cached.1 == hi && cached.0.ge(lo) {
-                    to = cached.0.min(to);
-                }
-            }
-            self.cache[fresh] = (lo, hi);
-            fresh += 1;
-            let mut index = queue.sent.partition_point(|segment| segment.seq.lt(from));
-            while let Some(segment) = queue.sent.get_mut(index) {
-                if segment.end_seq().gt(hi) || segment.seq.ge(to) {
-                    break;
-                }
-                index += 1;
-                if segment.flags & SACKED != 0 {
+            let mut at = lo.max(tcb.snd_una);
+            while at.lt(hi) {
+                if let Some(end) = self.sacked_ranges.end_of_range_at(at) {
+                    at = end;
                     continue;
                 }
-                if segment.flags & LOST != 0 {
-                    self.lost -= 1;
-                } else {
-                    tcb.pipe -= segment.len;
-                }
-                segment.flags = (segment.flags | SACKED) & !LOST;
-                segments += 1;
-                bytes += segment.len;
-                let again = segment.flags & RETX != 0;
-                self.rack.note_order(tcb, segment.end_seq(), again);
-                self.rack
-                    .on_delivered(segment.at, segment.end_seq(), again, tcb.rtt.min, now);
+                let next = self.sacked_ranges.next_range_after(at);
+                let limit = next.map_or(hi, |next| next.min(hi));
+                let (count, len) = self.mark_sacked(tcb, queue, (at, limit), now);
+                segments += count;
+                bytes += len;
+                at = limit;
             }
         }
         self.sacked += segments;
+        self.sacked_bytes += bytes;
         if segments > 0 {
             tcb.flags |= ConnectionFlags::RECOVERING;
         }
         (segments, bytes)
     }
 
+    /// Marks the segments that lie wholly in `from..to`, of which none is marked yet. Returns how many
+    /// they are, and their payload in bytes.
+    fn mark_sacked<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        queue: &mut TransmitQueue<R>,
+        (from, to): (SeqNr, SeqNr),
+        now: u64,
+    ) -> (u32, u32) {
+        let (mut segments, mut bytes) = (0, 0);
+        let mut covered = None;
+        let mut index = queue.sent.partition_point(|segment| segment.seq.lt(from));
+        while let Some(segment) = queue.sent.get_mut(index) {
+            let end = segment.end_seq();
+            if end.gt(to) {
+                break;
+            }
+            index += 1;
+            debug_assert_eq!(segment.flags & SACKED, 0, "outside of every range");
+            if segment.flags & LOST != 0 {
+                self.lost -= 1;
+            } else {
+                tcb.pipe -= segment.len;
+            }
+            segment.flags = (segment.flags | SACKED) & !LOST;
+            segments += 1;
+            bytes += segment.len;
+            let start = covered.map_or(segment.seq, |(start, _)| start);
+            covered = Some((start, end));
+            let again = segment.flags & RETX != 0;
+            self.rack.note_order(tcb, end, again);
+            self.rack
+                .on_delivered(segment.at, end, again, tcb.rtt.min, now);
+        }
+        if let Some((start, end)) = covered {
+            self.sacked_ranges.insert(start, end);
+        }
+        (segments, bytes)
+    }
+
+    /// Marks a segment as lost, unless it was SACKed or is so marked already.
     fn mark_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut TransmitQueue<R>, index: usize) {
         if let Some(segment) = queue.sent.get_mut(index)
             && segment.flags & (SACKED | LOST) == 0
@@ -158,7 +192,8 @@ impl Recovery {
         }
     }
 
-    /// RACK's judgement of everything in flight; returns (lost retransmissions, when to look again).
+    /// Lets RACK judge what is in flight, and marks what is lost. Returns how many retransmissions were
+    /// lost, and when to look again in ns (0: nothing is undecided).
     pub(crate) fn detect_losses<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -174,17 +209,14 @@ impl Recovery {
         (found.retransmitted, found.due)
     }
 
-    /// D-SACK: adapts RACK, and tells whether all retransmissions of the last recovery were needless
-    /// (RFC 3708).
-    pub(crate) fn on_dsack(&mut self, tcb: &Tcb) -> bool {
-        self.rack.on_dsack(tcb);
-        self.reduction.on_dsack()
-    }
-
-    /// What was marked lost was not (RFC 4015 section 3.2).
-    pub(crate) fn unmark_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut TransmitQueue<R>) {
-        tcb.phase = RecoveryPhase::Open;
-        tcb.backoff = 0;
+    /// The timeout that marked segments as lost was needless (RFC 4015 section 3.2): withdraws the marks.
+    /// The segments are judged anew, since some of them may be lost all the same.
+    pub(crate) fn withdraw_lost_marks<R>(
+        &mut self,
+        tcb: &mut Tcb,
+        queue: &mut TransmitQueue<R>,
+        now: u64,
+    ) {
         if self.lost > 0 {
             for segment in queue
                 .sent
@@ -196,6 +228,7 @@ impl Recovery {
             }
             self.lost = 0;
         }
+        self.rack.judge_again(tcb, queue, now);
     }
 
     /// Fast recovery begins.
@@ -205,7 +238,8 @@ impl Recovery {
         self.probe = None;
     }
 
-    /// Section 7.4.2: does this ACK end the probe's episode, and did the probe repair a loss?
+    /// Handles the answer to a tail loss probe (RFC 8985 section 7.4.2). Returns whether the probe
+    /// repaired a loss, to which the window must react.
     pub(crate) fn probe_answered(&mut self, seg: &Segment, dup: bool) -> bool {
         let Some(probe) = self.probe.filter(|probe| seg.ack.ge(probe.end)) else {
             return false;
@@ -218,12 +252,12 @@ impl Recovery {
         repaired
     }
 
-    /// Without SACK (RFC 6582): the first segment is the lost one.
+    /// Without SACK the first segment is the one that is lost (RFC 6582 section 3.2).
     pub(crate) fn mark_first_lost<R>(&mut self, tcb: &mut Tcb, queue: &mut TransmitQueue<R>) {
         self.mark_lost(tcb, queue, 0);
     }
 
-    /// Back to the fast path when nothing is marked any more.
+    /// Returns to the fast path when no segment is marked any more.
     pub(crate) fn finish_if_settled(&mut self, tcb: &mut Tcb) {
         if tcb.phase == RecoveryPhase::Open
             && self.sacked == 0
@@ -231,20 +265,22 @@ impl Recovery {
             && self.probe.is_none()
         {
             tcb.flags &= !ConnectionFlags::RECOVERING;
-            self.rack.forget_retransmitted();
+            self.rack.forget_acknowledged(tcb.snd_una);
         }
     }
 
-    /// Retransmission timeout (RFC 8985 section 6.3): the first segment and what had its time is
-    /// lost; without SACK all is (RFC 5681). SND.NXT stays where it is: going back would make our
-    /// pure ACKs unacceptable.
+    /// Marks what a retransmission timeout shows to be lost (RFC 8985 section 6.3): the first segment, and
+    /// those that have had their time; without SACK all (RFC 5681 section 3.1). SND.NXT stays where it
+    /// is: going back would make our pure ACKs unacceptable to the peer.
     pub(crate) fn mark_after_timeout<R>(
         &mut self,
         tcb: &mut Tcb,
         queue: &mut TransmitQueue<R>,
         now: u64,
     ) {
-        // A SACKed first segment was reneged on (RFC 2018 section 8).
+        // A SACKed first segment means that the peer reneged (RFC 2018 section 8). It may have dropped
+        // everything that it reported, and nothing that it reported is judged again, so all of it counts
+        // as lost.
         let renege = queue
             .sent
             .front()
@@ -252,14 +288,15 @@ impl Recovery {
         let all = !tcb.has(ConnectionFlags::SACK);
         (self.lost, tcb.pipe) = (0, 0);
         for (index, segment) in queue.sent.iter_mut().enumerate() {
+            let sacked = segment.flags & SACKED != 0;
             if renege {
                 segment.flags &= !SACKED;
-            }
-            if segment.flags & SACKED != 0 {
+            } else if sacked {
                 continue;
             }
             if index == 0
                 || all
+                || sacked
                 || segment.flags & LOST != 0
                 || self.rack.is_expired(tcb, segment.at, now)
             {
@@ -270,9 +307,9 @@ impl Recovery {
             }
         }
         if renege {
-            self.sacked = 0;
+            (self.sacked, self.sacked_bytes) = (0, 0);
+            self.sacked_ranges.clear();
         }
-        self.cache = [(tcb.snd_una, tcb.snd_una); 4];
         self.reduction.point = tcb.snd_nxt;
         self.cursor = tcb.snd_una;
         self.probe = None;
@@ -280,7 +317,8 @@ impl Recovery {
         tcb.flags |= ConnectionFlags::RECOVERING;
     }
 
-    /// Segments were cut and marked: counts anew. No congestion (RFC 1191 section 6.5).
+    /// Segments that the path does not carry were cut and marked as lost: counts the marks again. That is
+    /// no sign of congestion (RFC 1191 section 6.5).
     pub(crate) fn recount_lost<R>(&mut self, tcb: &mut Tcb, queue: &TransmitQueue<R>) {
         (self.lost, tcb.pipe) = (0, 0);
         for segment in &queue.sent {
@@ -291,7 +329,7 @@ impl Recovery {
         tcb.flags |= ConnectionFlags::RECOVERING;
     }
 
-    /// Index of the next segment to repeat.
+    /// Index of the next segment to send again.
     pub(crate) fn next_lost<R>(&mut self, queue: &TransmitQueue<R>) -> Option<usize> {
         if self.lost == 0 {
             return None;
@@ -309,7 +347,7 @@ impl Recovery {
         None
     }
 
-    /// The segment at `i` was sent again.
+    /// The segment at `index` was sent again.
     pub(crate) fn on_retransmitted<R>(
         &mut self,
         tcb: &mut Tcb,
@@ -318,8 +356,13 @@ impl Recovery {
         now: u64,
     ) {
         let segment = &mut queue.sent[index];
-        self.reduction
-            .on_retransmitted(segment.len, segment.flags & RETX == 0, now);
+        self.reduction.on_retransmitted(&Retransmission {
+            seq: segment.seq,
+            end: segment.seq + segment.len.max(1),
+            len: segment.len,
+            is_first: segment.flags & RETX == 0,
+            at: now,
+        });
         segment.flags = (segment.flags & !LOST) | RETX;
         segment.at = now;
         self.lost -= 1;
@@ -328,7 +371,8 @@ impl Recovery {
         self.rack.on_retransmitted(segment.seq, now);
     }
 
-    /// The last segment was sent again as a probe (RFC 8985 section 7.3): still once in the pipe.
+    /// A tail loss probe was sent (RFC 8985 section 7.3). `again`: it was the last segment, sent again, which
+    /// stays in the pipe once.
     pub(crate) fn on_probe_sent<R>(
         &mut self,
         tcb: &mut Tcb,

@@ -1,5 +1,8 @@
-//! Segments that arrived out of order, held in their own buffers, and the SACK blocks that tell
-//! the peer about them (RFC 2018).
+//! Segments that arrived out of order, held in the buffers that they arrived in, and the SACK blocks that
+//! tell the peer about them (RFC 2018), with the D-SACK blocks of what arrived twice (RFC 2883).
+//!
+//! Exists only while something is held or to be reported. The connection inserts what arrives behind a
+//! hole, and delivers from here when the hole is filled.
 
 use std::collections::VecDeque;
 
@@ -7,28 +10,36 @@ use crate::base::buffer::RecvBuf;
 use crate::base::sequence::SeqNr;
 use crate::queues::receive_queue::ReceiveQueue;
 
-/// So many recently changed ranges are remembered for SACK blocks.
+/// How many recently changed ranges are remembered for SACK blocks.
 const RECENT: usize = 16;
+/// How many D-SACK blocks may wait for ACKs. Each ACK carries one; duplicates that follow each other are
+/// reported as one block.
+const MAX_DUPLICATES: usize = 8;
+
+/// The first and the next sequence number of a block.
+pub(crate) type Block = (SeqNr, SeqNr);
 
 pub(crate) struct OutOfOrderQueue<B> {
-    /// Sorted, disjoint.
+    /// Where each buffer begins. Sorted, disjoint, none empty.
     bufs: VecDeque<(SeqNr, B)>,
-    /// Sorted, disjoint, not adjacent: `[start, end)`.
-    ranges: VecDeque<(SeqNr, SeqNr)>,
-    /// A sequence number inside each recently changed range, newest first.
+    /// What the buffers cover: sorted, disjoint, not adjacent.
+    ranges: VecDeque<Block>,
+    /// A sequence number inside each recently changed range, newest first. All are beyond RCV.NXT.
     recent: [SeqNr; RECENT],
     recent_len: u8,
-    /// So many of `recent` changed since the last ACK.
+    /// How many of `recent` changed since the last ACK.
     unreported_count: u8,
     /// Segments that arrived since the last ACK.
     arrived_count: u8,
-    /// Received twice, for the next ACK (RFC 2883).
-    dsack_block: Option<(SeqNr, SeqNr)>,
-    /// Where segments begin that the owner has not been shown; of owners who want to see them.
+    /// What was received twice since the last ACK, oldest first (RFC 2883): the first `duplicate_count`.
+    duplicates: [Block; MAX_DUPLICATES],
+    duplicate_count: u8,
+    /// Where segments begin that the owner has not been shown; for owners who want to see them.
     unseen: Vec<SeqNr>,
 }
 
 impl<B: RecvBuf> OutOfOrderQueue<B> {
+    /// Nothing is held.
     pub(crate) fn new() -> Self {
         OutOfOrderQueue {
             bufs: VecDeque::new(),
@@ -37,69 +48,112 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
             recent_len: 0,
             unreported_count: 0,
             arrived_count: 0,
-            dsack_block: None,
+            duplicates: [(SeqNr(0), SeqNr(0)); MAX_DUPLICATES],
+            duplicate_count: 0,
             unseen: Vec::new(),
         }
     }
 
-    /// Nothing is held and nothing to be told.
+    /// Whether nothing is held and nothing is to be reported.
     pub(crate) fn is_idle(&self) -> bool {
-        self.bufs.is_empty() && self.dsack_block.is_none()
+        self.bufs.is_empty() && self.duplicate_count == 0
     }
 
-    /// `[lo, hi)` was received before. Duplicates of one batch that touch are told as one.
+    /// Notes that `[lo, hi)` was received before. When it follows the duplicate before it, both are
+    /// reported as one; when too many wait, this one takes the place of the last.
     pub(crate) fn note_duplicate(&mut self, lo: SeqNr, hi: SeqNr) {
-        self.dsack_block = Some(match self.dsack_block {
-            Some((a, b)) if lo.le(b) && hi.ge(a) => (a.min(lo), b.max(hi)),
-            _ => (lo, hi),
-        });
+        let count = usize::from(self.duplicate_count);
+        if let Some(last) = self.duplicates[..count].last_mut()
+            && lo.le(last.1)
+            && hi.ge(last.0)
+        {
+            *last = (last.0.min(lo), last.1.max(hi));
+            return;
+        }
+        let index = count.min(MAX_DUPLICATES - 1);
+        self.duplicates[index] = (lo, hi);
+        self.duplicate_count = (index + 1) as u8;
     }
 
-    pub(crate) fn dsack_block(&self) -> Option<(SeqNr, SeqNr)> {
-        self.dsack_block
+    /// The D-SACK block that the next ACK carries.
+    pub(crate) fn dsack_block(&self) -> Option<Block> {
+        self.duplicates[..usize::from(self.duplicate_count)]
+            .first()
+            .copied()
     }
 
+    /// The D-SACK block was sent. Returns whether another waits.
+    pub(crate) fn pop_duplicate(&mut self) -> bool {
+        let count = usize::from(self.duplicate_count);
+        if count > 0 {
+            self.duplicates.copy_within(1..count, 0);
+            self.duplicate_count -= 1;
+        }
+        self.duplicate_count > 0
+    }
+
+    /// The first part of `[seq, end)` that is held: what is reported of a segment that overlaps held
+    /// ones, since a D-SACK reports one contiguous part (RFC 2883 section 4.2).
+    pub(crate) fn first_overlap(&self, seq: SeqNr, end: SeqNr) -> Option<Block> {
+        let index = self.ranges.partition_point(|range| range.1.le(seq));
+        let range = self.ranges.get(index)?;
+        let overlap = (range.0.max(seq), range.1.min(end));
+        overlap.0.lt(overlap.1).then_some(overlap)
+    }
+
+    /// The range that holds all of `block`.
+    fn range_around(&self, block: Block) -> Option<Block> {
+        let index = self.ranges.partition_point(|range| range.1.le(block.0));
+        let range = *self.ranges.get(index)?;
+        (range.0.le(block.0) && range.1.ge(block.1)).then_some(range)
+    }
+
+    /// The number of buffers that are held.
     pub(crate) fn buffer_count(&self) -> usize {
         self.bufs.len()
     }
 
-    /// Keeps what of `b` (which starts at `seq`, beyond the next expected byte) is new; returns
-    /// how many bytes that was.
-    pub(crate) fn insert_segment(&mut self, mut seq: SeqNr, mut b: B) -> usize {
+    /// Keeps what of `buffer` is new, which starts at `seq`, beyond the next expected byte. Returns how
+    /// many bytes that was.
+    pub(crate) fn insert_segment(&mut self, mut seq: SeqNr, mut buffer: B) -> usize {
         self.arrived_count = self.arrived_count.saturating_add(1);
-        let mut end = seq + b.remaining() as u32;
+        let mut end = seq + buffer.remaining() as u32;
         let first = (seq, end);
-        let mut at = self.bufs.partition_point(|(s, _)| s.lt(seq));
+        let mut at = self.bufs.partition_point(|(start, _)| start.lt(seq));
         if at > 0 {
-            let (s, p) = &self.bufs[at - 1];
-            let prev_end = *s + p.remaining() as u32;
-            if prev_end.gt(seq) {
-                if prev_end.ge(end) {
+            let (start, previous) = &self.bufs[at - 1];
+            let previous_end = *start + previous.remaining() as u32;
+            if previous_end.gt(seq) {
+                if previous_end.ge(end) {
                     self.touch_range(first.0, first.1);
                     return 0;
                 }
-                b.advance((prev_end - seq) as usize);
-                seq = prev_end;
+                buffer.advance((previous_end - seq) as usize);
+                seq = previous_end;
             }
         }
-        while let Some((s, n)) = self.bufs.get(at) {
-            if s.ge(end) {
+        // Held buffers that lie wholly in this one make place for it, all at once: there may be as many as
+        // a connection may hold.
+        let mut behind = at;
+        while let Some((start, next)) = self.bufs.get(behind) {
+            if start.ge(end) {
                 break;
             }
-            let next_end = *s + n.remaining() as u32;
-            if next_end.gt(end) || (*s == seq && next_end == end) {
-                b.truncate((*s - seq) as usize);
-                end = *s;
+            let next_end = *start + next.remaining() as u32;
+            if next_end.gt(end) || (*start == seq && next_end == end) {
+                buffer.truncate((*start - seq) as usize);
+                end = *start;
                 break;
             }
-            self.bufs.remove(at);
+            behind += 1;
         }
-        let new = b.remaining();
+        self.bufs.drain(at..behind);
+        let new = buffer.remaining();
         if new > 0 {
             if at == self.bufs.len() {
-                self.bufs.push_back((seq, b));
+                self.bufs.push_back((seq, buffer));
             } else {
-                self.bufs.insert(at, (seq, b));
+                self.bufs.insert(at, (seq, buffer));
             }
             at += 1;
         }
@@ -109,7 +163,7 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
         new
     }
 
-    /// Gives up the last buffer; `false`: there is none.
+    /// Drops the last buffer, which the peer will send again (RFC 2018 section 8); `false`: there is none.
     #[cold]
     pub(crate) fn drop_last(&mut self) -> bool {
         let Some((start, _)) = self.bufs.pop_back() else {
@@ -122,17 +176,17 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
     /// Drops everything from `end` on.
     #[cold]
     pub(crate) fn discard_from(&mut self, end: SeqNr) {
-        while self.bufs.back().is_some_and(|(s, _)| s.ge(end)) {
+        while self.bufs.back().is_some_and(|(start, _)| start.ge(end)) {
             self.bufs.pop_back();
         }
-        if let Some((s, b)) = self.bufs.back_mut() {
-            b.truncate(b.remaining().min((end - *s) as usize));
+        if let Some((start, buffer)) = self.bufs.back_mut() {
+            buffer.truncate(buffer.remaining().min((end - *start) as usize));
         }
-        while self.ranges.back().is_some_and(|r| r.0.ge(end)) {
+        while self.ranges.back().is_some_and(|range| range.0.ge(end)) {
             self.ranges.pop_back();
         }
-        if let Some(r) = self.ranges.back_mut() {
-            r.1 = r.1.min(end);
+        if let Some(range) = self.ranges.back_mut() {
+            range.1 = range.1.min(end);
         }
     }
 
@@ -145,118 +199,157 @@ impl<B: RecvBuf> OutOfOrderQueue<B> {
     }
 
     /// Shows each held segment that was not shown yet, in the order of their arrival.
-    pub(crate) fn show_unseen(&mut self, mut f: impl FnMut(SeqNr, &B)) {
+    pub(crate) fn show_unseen(&mut self, mut show: impl FnMut(SeqNr, &B)) {
         for seq in self.unseen.drain(..) {
-            let i = self.bufs.partition_point(|(s, _)| s.lt(seq));
-            if let Some((s, b)) = self.bufs.get(i)
-                && *s == seq
+            let index = self.bufs.partition_point(|(start, _)| start.lt(seq));
+            if let Some((start, buffer)) = self.bufs.get(index)
+                && *start == seq
             {
-                f(seq, b);
+                show(seq, buffer);
             }
         }
     }
 
     /// Merges `[start, end)` into the ranges and makes its range the most recent.
     fn touch_range(&mut self, start: SeqNr, end: SeqNr) {
-        let i = self.ranges.partition_point(|r| r.1.lt(start));
+        let first = self.ranges.partition_point(|range| range.1.lt(start));
         let (mut lo, mut hi) = (start, end);
-        let mut j = i;
-        while let Some(r) = self.ranges.get(j) {
-            if r.0.gt(end) {
+        let mut behind = first;
+        while let Some(range) = self.ranges.get(behind) {
+            if range.0.gt(end) {
                 break;
             }
-            lo = lo.min(r.0);
-            hi = hi.max(r.1);
-            j += 1;
+            lo = lo.min(range.0);
+            hi = hi.max(range.1);
+            behind += 1;
         }
-        if j > i {
-            self.ranges[i] = (lo, hi);
-            if j > i + 1 {
-                self.ranges.drain(i + 1..j);
+        if behind > first {
+            self.ranges[first] = (lo, hi);
+            if behind > first + 1 {
+                self.ranges.drain(first + 1..behind);
             }
         } else {
-            self.ranges.insert(i, (lo, hi));
+            self.ranges.insert(first, (lo, hi));
         }
         let mut kept = 1;
         let mut fresh = 1;
         let old = self.recent;
         self.recent[0] = start;
-        for (k, &s) in old[..usize::from(self.recent_len)].iter().enumerate() {
-            let merged = s.ge(lo) && s.lt(hi);
+        for (index, &seq) in old[..usize::from(self.recent_len)].iter().enumerate() {
+            let merged = seq.ge(lo) && seq.lt(hi);
             if !merged && kept < RECENT {
-                self.recent[kept] = s;
+                self.recent[kept] = seq;
                 kept += 1;
-                fresh += u8::from(k < usize::from(self.unreported_count));
+                fresh += u8::from(index < usize::from(self.unreported_count));
             }
         }
         self.recent_len = kept as u8;
         self.unreported_count = fresh;
     }
 
-    /// Moves what is in order now to `rx`; returns the next expected sequence number.
-    pub(crate) fn deliver_in_order(&mut self, mut next: SeqNr, rx: &mut ReceiveQueue<B>) -> SeqNr {
-        while let Some((s, b)) = self.bufs.front() {
-            if s.gt(next) {
+    /// Moves what is in order now to `queue`; returns the next expected sequence number.
+    pub(crate) fn deliver_in_order(
+        &mut self,
+        mut next: SeqNr,
+        queue: &mut ReceiveQueue<B>,
+    ) -> SeqNr {
+        while let Some((start, buffer)) = self.bufs.front() {
+            if start.gt(next) {
                 break;
             }
-            let end = *s + b.remaining() as u32;
-            let skip = (next - *s) as usize;
-            if let Some((_, mut b)) = self.bufs.pop_front()
+            let end = *start + buffer.remaining() as u32;
+            let skip = (next - *start) as usize;
+            if let Some((_, mut buffer)) = self.bufs.pop_front()
                 && end.gt(next)
             {
-                b.advance(skip);
-                rx.push(b);
+                buffer.advance(skip);
+                queue.push(buffer);
                 next = end;
             }
         }
-        while self.ranges.front().is_some_and(|r| r.1.le(next)) {
+        while self.ranges.front().is_some_and(|range| range.1.le(next)) {
             self.ranges.pop_front();
         }
+        self.forget_recent(next);
         next
     }
 
-    /// Up to `out.len()` blocks, most recently changed first (RFC 2018 section 4), skipping the
-    /// first `skip` recent ones so that several ACKs of one batch tell different news.
-    pub(crate) fn sack_blocks(
-        &self,
-        skip: usize,
-        next: SeqNr,
-        out: &mut [(SeqNr, SeqNr)],
-    ) -> usize {
-        let mut n = 0;
-        let recent = &self.recent[..usize::from(self.recent_len)];
-        for &s in recent.iter().skip(skip) {
-            if n == out.len() {
-                break;
-            }
-            let i = self.ranges.partition_point(|r| r.1.le(s));
-            if let Some(&r) = self.ranges.get(i)
-                && r.0.le(s)
-                && r.0.gt(next)
-                && !out[..n].contains(&r)
-            {
-                out[n] = r;
-                n += 1;
+    /// Forgets the recently changed ranges before `next`. On a connection that always has something out of
+    /// order they would be compared with numbers 2^31 ahead one day.
+    fn forget_recent(&mut self, next: SeqNr) {
+        let (mut kept, mut unreported) = (0, 0);
+        for index in 0..usize::from(self.recent_len) {
+            let seq = self.recent[index];
+            if seq.ge(next) {
+                self.recent[kept] = seq;
+                kept += 1;
+                unreported += u8::from(index < usize::from(self.unreported_count));
             }
         }
-        n
+        self.recent_len = kept as u8;
+        self.unreported_count = unreported;
     }
 
-    /// Ranges that changed since the last `reported`.
+    /// Fills `blocks` with the SACK blocks of an ACK, and returns how many they are: a D-SACK block first
+    /// if `with_dsack` says so and one waits, then the range around what it reports if that is not below
+    /// `next`, RCV.NXT (RFC 2883 section 4), then ranges, most recently changed first (RFC 2018 section 4),
+    /// without the first `skip`, so that several ACKs at once report different ones.
+    pub(crate) fn fill_blocks(
+        &self,
+        (with_dsack, skip): (bool, usize),
+        next: SeqNr,
+        blocks: &mut [Block],
+    ) -> FilledBlocks {
+        let (mut count, mut dsacks) = (0, 0);
+        if let Some(dsack) = self.dsack_block().filter(|_| with_dsack) {
+            blocks[0] = dsack;
+            (count, dsacks) = (1, 1);
+            if let Some(around) = self.range_around(dsack).filter(|around| around.0.gt(next)) {
+                blocks[1] = around;
+                count = 2;
+            }
+        }
+        let recent = &self.recent[..usize::from(self.recent_len)];
+        for &seq in recent.iter().skip(skip) {
+            if count == blocks.len() {
+                break;
+            }
+            let index = self.ranges.partition_point(|range| range.1.le(seq));
+            if let Some(&range) = self.ranges.get(index)
+                && range.0.le(seq)
+                && range.0.gt(next)
+                && !blocks[dsacks..count].contains(&range)
+            {
+                blocks[count] = range;
+                count += 1;
+            }
+        }
+        FilledBlocks { count, dsacks }
+    }
+
+    /// Ranges that changed since the last `mark_reported`.
     pub(crate) fn unreported_count(&self) -> usize {
         usize::from(self.unreported_count)
     }
 
-    /// Segments that arrived since the last `reported`.
+    /// Segments that arrived since the last `mark_reported`.
     pub(crate) fn arrived_count(&self) -> usize {
         usize::from(self.arrived_count)
     }
 
+    /// ACKs were sent that report everything.
     pub(crate) fn mark_reported(&mut self) {
         self.arrived_count = 0;
         self.unreported_count = 0;
-        self.dsack_block = None;
+        self.duplicate_count = 0;
     }
+}
+
+/// What [`OutOfOrderQueue::fill_blocks`] filled in: how many blocks, of which the first so many are
+/// D-SACK.
+pub(crate) struct FilledBlocks {
+    pub count: usize,
+    pub dsacks: usize,
 }
 
 #[cfg(test)]
@@ -298,7 +391,7 @@ mod tests {
                 }
                 have[a..b].fill(true);
                 let mut blocks = [(SeqNr(0), SeqNr(0)); 16];
-                let n = r.sack_blocks(0, next, &mut blocks);
+                let n = r.fill_blocks((false, 0), next, &mut blocks).count;
                 for &(s, e) in &blocks[..n] {
                     let (s, e) = ((s - origin) as usize, (e - origin) as usize);
                     assert!(
@@ -325,11 +418,55 @@ mod tests {
         r.insert_segment(SeqNr(200), buf(10));
         r.insert_segment(SeqNr(110), buf(10));
         let mut b = [(SeqNr(0), SeqNr(0)); 3];
-        assert_eq!(r.sack_blocks(0, SeqNr(50), &mut b), 3);
+        assert_eq!(r.fill_blocks((true, 0), SeqNr(50), &mut b).count, 3);
         assert_eq!(
             b,
             [(100, 120), (200, 210), (300, 310)].map(|(s, e)| (SeqNr(s), SeqNr(e)))
         );
         assert_eq!(r.unreported_count(), 3);
+    }
+
+    #[test]
+    fn each_duplicate_is_reported_with_its_range() {
+        let mut queue = OutOfOrderQueue::<VecBuf>::new();
+        let buf = |n: usize| VecBuf::from(vec![0; n]);
+        queue.insert_segment(SeqNr(100), buf(50));
+        queue.insert_segment(SeqNr(200), buf(50));
+        let overlap = |queue: &OutOfOrderQueue<VecBuf>, seq, end| {
+            let block = queue.first_overlap(SeqNr(seq), SeqNr(end));
+            block.map(|(lo, hi)| (lo.0, hi.0))
+        };
+        assert_eq!(overlap(&queue, 50, 100), None);
+        assert_eq!(overlap(&queue, 50, 120), Some((100, 120)));
+        assert_eq!(overlap(&queue, 120, 300), Some((120, 150)));
+        assert_eq!(overlap(&queue, 150, 260), Some((200, 250)));
+        assert_eq!(overlap(&queue, 250, 300), None);
+        queue.note_duplicate(SeqNr(110), SeqNr(120));
+        queue.note_duplicate(SeqNr(120), SeqNr(130));
+        queue.note_duplicate(SeqNr(200), SeqNr(250));
+        queue.note_duplicate(SeqNr(10), SeqNr(20));
+        let mut reports = vec![];
+        loop {
+            let mut blocks = [(SeqNr(0), SeqNr(0)); 3];
+            let filled = queue.fill_blocks((true, 0), SeqNr(50), &mut blocks);
+            assert_eq!(filled.dsacks, 1);
+            reports.push(blocks[..filled.count].to_vec());
+            if !queue.pop_duplicate() {
+                break;
+            }
+        }
+        let (low, high) = ((SeqNr(100), SeqNr(150)), (SeqNr(200), SeqNr(250)));
+        assert_eq!(
+            reports,
+            [
+                vec![(SeqNr(110), SeqNr(130)), low, high],
+                vec![high, high, low],
+                vec![(SeqNr(10), SeqNr(20)), high, low],
+            ]
+        );
+        for n in 0..2 * MAX_DUPLICATES as u32 {
+            queue.note_duplicate(SeqNr(3 * n), SeqNr(3 * n + 1));
+        }
+        assert_eq!(usize::from(queue.duplicate_count), MAX_DUPLICATES);
     }
 }

@@ -209,7 +209,9 @@ fn wait_until_blocked(thread: libc::pid_t) {
     let path = format!("/proc/self/task/{thread}/status");
     let switches = || {
         let status = std::fs::read_to_string(&path).unwrap();
-        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt"));
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("voluntary_ctxt"));
         let count = line.unwrap().split_whitespace().nth(1).unwrap();
         count.parse::<u64>().unwrap()
     };
