@@ -4,7 +4,7 @@
 use crate::daemon::Process;
 use serde::Serialize;
 use serde_json::Value;
-use siw::{Context, Error};
+use siw::{Access, Arena, Context, Error};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 
 /// How long the daemon may take to forget a client before that counts as never.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long the table of memory keys may take to be touched.
+const TOUCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Threads that start clients one after the other.
 const KILLERS: u32 = 2;
@@ -106,6 +109,7 @@ impl Victim {
     /// Has `count` clients killed at random points of their lives, and returns what the daemon holds
     /// more than before. A tenth as many go before: what is allocated for them once is no growth.
     pub fn kill_clients(&self, count: u32) -> Result<Growth, String> {
+        self.touch_key_table()?;
         self.start_and_kill(count / 10)?;
         let clean = self.holdings()?;
         self.wait_until_clean(Holdings {
@@ -127,6 +131,33 @@ impl Victim {
             descriptors: after.descriptors.saturating_sub(before.descriptors),
             connections: after.connections.saturating_sub(before.connections),
         })
+    }
+
+    /// Registers memory until the daemon grows no more by it. Keys are drawn at random from a table
+    /// of millions, whose pages are allocated when they are first touched: that is no growth either.
+    fn touch_key_table(&self) -> Result<(), String> {
+        const ROUND: u32 = 20_000;
+        let pd = self
+            .observer
+            .alloc_pd()
+            .map_err(failed("protection domain"))?;
+        let arena = Arena::alloc(&self.observer, 4096, false).map_err(failed("arena"))?;
+        let begin = Instant::now();
+        loop {
+            let before = self.process.private_bytes()?;
+            for _ in 0..ROUND {
+                let region = pd.reg_mr(&arena, 0..4096, Access::LOCAL_WRITE);
+                drop(region.map_err(failed("registration"))?);
+            }
+            let grown = self.process.private_bytes()?.saturating_sub(before);
+            if grown < 32 << 10 || begin.elapsed() > TOUCH_TIMEOUT {
+                eprintln!(
+                    "keys touched in {:?}, {grown} bytes at last",
+                    begin.elapsed()
+                );
+                return Ok(());
+            }
+        }
     }
 
     fn start_and_kill(&self, count: u32) -> Result<(), String> {
@@ -171,8 +202,8 @@ impl Victim {
             let _ = BufReader::new(stdout).read_line(&mut line);
         }
         let held = self.holdings();
-        let killed = child.kill().and_then(|()| child.wait());
         let begin = Instant::now();
+        let killed = child.kill().and_then(|()| child.wait());
         killed.map_err(|error| error.to_string())?;
         let held = held?.queue_pairs - before.queue_pairs;
         eprintln!("killed a client with {held} queue pairs");

@@ -181,6 +181,7 @@ attacks! {
     memory_taken_away_in_flight_stops_nobody: "dereg-in-flight";
     exhausted_descriptors_stop_nobody: "descriptors";
     a_socket_that_nobody_reads_stops_nobody: "slow-socket";
+    events_that_nobody_reads_stop_nobody: "unread-events";
     floods_of_statistics_stop_nobody: "stats-flood";
     objects_made_and_destroyed_without_end_stop_nobody: "create-destroy";
 }

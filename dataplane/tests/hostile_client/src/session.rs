@@ -220,24 +220,12 @@ impl AttackSession {
         })
     }
 
-    /// Connects two queue pairs of this client to each other.
-    pub fn connect(
+    /// Asks for a connection of a queue pair to an own listener.
+    pub fn start_connect(
         &mut self,
         listener: &AttackerListener,
         from: &AttackerQp,
-        to: &AttackerQp,
     ) -> Result<(), CallError> {
-        let params = m::ConnParams {
-            ord: 4,
-            ird: 4,
-            crc: m::BY_DEVICE,
-            mpa_rev: m::BY_DEVICE,
-            reserved: [0; 2],
-            private_data: m::PrivateData {
-                len: 0,
-                data: [0; m::MAX_PRIVATE_DATA],
-            },
-        };
         let connect = m::Connect {
             qp_num: from.reply.qp_num,
             device: 0,
@@ -246,9 +234,19 @@ impl AttackSession {
             cookie: 0,
             dst: listener.addr,
             src: m::Addr::NONE,
-            params,
+            params: connection_parameters(),
         };
-        self.call(&connect)?;
+        self.call(&connect).map(drop)
+    }
+
+    /// Connects two queue pairs of this client to each other.
+    pub fn connect(
+        &mut self,
+        listener: &AttackerListener,
+        from: &AttackerQp,
+        to: &AttackerQp,
+    ) -> Result<(), CallError> {
+        self.start_connect(listener, from)?;
         let mut established = 0;
         while established < 2 {
             let event = next_event(&listener.events)?;
@@ -260,7 +258,7 @@ impl AttackSession {
                         cookie: 0,
                         cm_channel: 0,
                         reserved: 0,
-                        params,
+                        params: connection_parameters(),
                     };
                     self.call(&accept)?;
                 }
@@ -287,15 +285,6 @@ impl AttackSession {
         Ok((from, to, memory))
     }
 
-    /// ibv_modify_qp(3).
-    pub fn set_state(&mut self, qp: &AttackerQp, state: m::QpState) -> Result<(), CallError> {
-        let request = m::ModifyQp {
-            qp_num: qp.reply.qp_num,
-            state: state as u32,
-        };
-        self.call(&request).map(drop)
-    }
-
     /// Puts a number on a worker's doorbell ring, and wakes the worker.
     pub fn ring_doorbell(&self, worker: u32, number: u32) {
         let capacity = self.hello.doorbell_capacity;
@@ -315,6 +304,20 @@ impl AttackSession {
         if let Some(fd) = self.wake.get(worker as usize % self.wake.len()) {
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         }
+    }
+}
+
+fn connection_parameters() -> m::ConnParams {
+    m::ConnParams {
+        ord: 4,
+        ird: 4,
+        crc: m::BY_DEVICE,
+        mpa_rev: m::BY_DEVICE,
+        reserved: [0; 2],
+        private_data: m::PrivateData {
+            len: 0,
+            data: [0; m::MAX_PRIVATE_DATA],
+        },
     }
 }
 

@@ -71,6 +71,31 @@ pub fn slow_socket(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
+/// Connections without end to a listener whose events nobody reads.
+pub fn unread_events(attack: &mut Attack) -> Ended {
+    let mut session = AttackSession::open(&attack.socket)?;
+    let pd = session.alloc_pd()?;
+    let (cq, _) = session.create_cq(16)?;
+    let listener = session.listen(super::rings::own_address())?;
+    while attack.begin_round() {
+        let mut connecting = Vec::new();
+        for _ in 0..32 {
+            let queue_pair = session.create_qp(pd, cq.cq, 4)?;
+            let started = session.start_connect(&listener, &queue_pair);
+            attack.count_refusal(started)?;
+            connecting.push(queue_pair);
+        }
+        for queue_pair in connecting {
+            let request = m::DestroyQp {
+                qp_num: queue_pair.reply.qp_num,
+                reserved: 0,
+            };
+            session.call(&request)?;
+        }
+    }
+    Ok(())
+}
+
 /// Statistics of everything, asked for without end by several sessions at once.
 pub fn statistics_flood(attack: &mut Attack) -> Ended {
     let mut sessions = (0..8)

@@ -94,7 +94,8 @@ pub fn giant_arenas(attack: &mut Attack) -> Ended {
     Ok(())
 }
 
-/// Takes memory away while it is being sent, received and read by the peer, and hands it out again.
+/// Moves memory and takes it away while it is being sent, received and read by the peer, and hands
+/// it out again.
 pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
         let mut session = AttackSession::open(&attack.socket)?;
@@ -112,10 +113,25 @@ pub fn deregister_in_flight(attack: &mut Attack) -> Ended {
         };
         from.post(&request, 8);
         from.ring(&session);
-        let request = m::DeregMr {
-            lkey: memory.keys.lkey,
-            reserved: 0,
-        };
+        let mut lkey = memory.keys.lkey;
+        for _ in 0..attack.next_random() % 4 {
+            let request = m::ReregMr {
+                lkey,
+                flags: m::REREG_TRANSLATION,
+                pd: 0,
+                arena: memory.arena,
+                offset: half,
+                len: half,
+                va: 0,
+                access: 0,
+                reserved: 0,
+            };
+            let moved = session.call(&request);
+            if let Some((keys, _)) = attack.count_refusal(moved)? {
+                lkey = keys.lkey;
+            }
+        }
+        let request = m::DeregMr { lkey, reserved: 0 };
         let gone = session.call(&request);
         attack.count_refusal(gone)?;
         let freed = session.call(&m::FreeArena {

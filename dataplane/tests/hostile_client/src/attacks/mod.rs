@@ -28,6 +28,7 @@ pub const KINDS: &[(&str, Run)] = &[
     ("dereg-in-flight", memory::deregister_in_flight),
     ("descriptors", control::exhaust_descriptors),
     ("slow-socket", control::slow_socket),
+    ("unread-events", control::unread_events),
     ("stats-flood", control::statistics_flood),
     ("create-destroy", control::create_and_destroy),
     ("killed", killed::live_until_killed),

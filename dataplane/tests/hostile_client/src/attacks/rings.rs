@@ -2,11 +2,12 @@
 
 use super::Ended;
 use crate::Attack;
-use crate::session::{AttackSession, AttackerQp};
-use siw_shm::control::messages::QpState;
+use crate::session::AttackSession;
+use siw_shm::control::RecvError;
+use siw_shm::control::codec::CallError;
+use siw_shm::control::messages::{ModifyQp, QpState};
 use siw_shm::{SendData, SendWr, Sge, WrFlags};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Own requests between looks at the clock.
 const ROUND: u32 = 256;
@@ -16,34 +17,27 @@ pub fn own_address() -> SocketAddr {
     SocketAddr::from(([10, 77, 0, 2], 0))
 }
 
-/// Makes the workers' wake descriptors blocking, and races their reads.
+/// Makes the workers' wake descriptors blocking, and reads them before the workers do.
 pub fn blocking_wake(attack: &mut Attack) -> Ended {
     let mut session = AttackSession::open(&attack.socket)?;
     let (from, _to, _memory) = session.connected_pair(16, own_address())?;
-    let stop = &AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    let mut counter = [0; 8];
+    while attack.begin_round() {
         for wake in &session.wake {
-            scope.spawn(move || {
-                let mut counter = [0; 8];
-                while !stop.load(Ordering::Relaxed) {
-                    // O_NONBLOCK belongs to the file description, which the daemon may share. It is
-                    // on again for the moment of the own read, which must not block.
-                    let _ = rustix::io::ioctl_fionbio(wake, true);
-                    let _ = rustix::io::read(wake, &mut counter);
-                    let _ = rustix::io::ioctl_fionbio(wake, false);
-                    std::thread::yield_now();
-                }
-                let _ = rustix::io::ioctl_fionbio(wake, true);
-            });
+            // O_NONBLOCK belongs to the file description, which the daemon may share.
+            let _ = rustix::io::ioctl_fionbio(wake, false);
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+            // On again for the moment of the own read, which must not block.
+            let _ = rustix::io::ioctl_fionbio(wake, true);
+            let _ = rustix::io::read(wake, &mut counter);
+            let _ = rustix::io::ioctl_fionbio(wake, false);
         }
-        while attack.begin_round() {
-            for worker in 0..session.hello.n_workers {
-                session.wake_worker(worker);
-            }
-            from.ring(&session);
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
+        from.ring(&session);
+        std::thread::yield_now();
+    }
+    for wake in &session.wake {
+        let _ = rustix::io::ioctl_fionbio(wake, true);
+    }
     Ok(())
 }
 
@@ -104,43 +98,33 @@ pub fn flush_loops(attack: &mut Attack) -> Ended {
     while attack.begin_round() {
         let (cq, _) = session.create_cq(16)?;
         let request = SendWr::send(1, SendData::Inline(&[]));
-        let mut queue_pairs = Vec::new();
         for _ in 0..4 {
             let queue_pair = session.create_qp(pd, cq.cq, 1024)?;
             queue_pair.fill_slots(&request);
             queue_pair.fill_rings();
-            queue_pairs.push(queue_pair);
-        }
-        let stop = &AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let fillers: Vec<_> = queue_pairs
-                .iter()
-                .map(|queue_pair| scope.spawn(move || keep_full(queue_pair, stop)))
-                .collect();
-            let results: Vec<Ended> = queue_pairs
-                .iter()
-                .map(|queue_pair| session.set_state(queue_pair, QpState::Error))
-                .collect();
-            for _ in 0..ROUND {
-                for queue_pair in &queue_pairs {
+            let to_error = session.encode(&ModifyQp {
+                qp_num: queue_pair.reply.qp_num,
+                state: QpState::Error as u32,
+            });
+            session.conn.send_packet(&to_error, &[])?;
+            // Full again and again while the daemon flushes.
+            let reply = loop {
+                for _ in 0..ROUND {
                     queue_pair.fill_rings();
-                    queue_pair.ring(&session);
                 }
+                match session.conn.try_recv_packet() {
+                    Err(RecvError::WouldBlock) => {}
+                    reply => break reply,
+                }
+            };
+            reply.map_err(|_| CallError::Closed)?;
+            for _ in 0..ROUND {
+                queue_pair.fill_rings();
+                queue_pair.ring(&session);
             }
-            stop.store(true, Ordering::Relaxed);
-            for filler in fillers {
-                let _ = filler.join();
-            }
-            results.into_iter().collect::<Ended>()
-        })?;
+        }
     }
     Ok(())
-}
-
-fn keep_full(queue_pair: &AttackerQp, stop: &AtomicBool) {
-    while !stop.load(Ordering::Relaxed) {
-        queue_pair.fill_rings();
-    }
 }
 
 /// Anything in every word and slot of the rings, and in the doorbells.
