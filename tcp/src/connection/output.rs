@@ -178,11 +178,10 @@ impl<B: RecvBuf, R> Connection<B, R> {
             self.emit_syn(cx, sink)?;
             self.tcb.flags &= !(ConnectionFlags::NEED_SYN | ConnectionFlags::NEED_ACK);
         }
-        if matches!(self.tcb.state, TcpState::SynSent | TcpState::SynReceived) {
-            // In answer to a segment that is not acceptable.
-            if self.tcb.state == TcpState::SynReceived && self.tcb.has(ConnectionFlags::NEED_ACK) {
-                self.send_acks(cx, sink)?;
-            }
+        // Before the handshake is over only segments that are not acceptable are answered.
+        if matches!(self.tcb.state, TcpState::SynSent | TcpState::SynReceived)
+            && !self.tcb.has(ConnectionFlags::NEED_ACK)
+        {
             return Ok(());
         }
         if data {

@@ -5,10 +5,12 @@ use core::time::Duration;
 use crate::base::buffer::VecBuf;
 use crate::base::events::Events;
 use crate::base::state::TcpState;
-use crate::base::time::Instant;
+use crate::base::time::{Instant, to_ticks};
 use crate::config::StackConfig;
 use crate::connection::Connection;
 use crate::connection::context::SharedState;
+use crate::pmtu::search::RAISE_TICKS;
+use crate::tcb::flags::ConnectionFlags;
 use crate::tcb::timer::Timer;
 use crate::wire::flow_key::FlowKey;
 use crate::wire::segment::{ACK, RST, SYN, Segment};
@@ -70,4 +72,32 @@ fn the_retransmission_timer_of_a_syn_is_doubled() {
     let waits = Instant(conn.tcb.timer_at().unwrap()).duration_since(Instant(first));
     assert_eq!(waits, 2 * Instant(first).duration_since(START));
     assert!(waits > Duration::ZERO);
+}
+
+/// The clock of ticks wraps after 52 days; a connection may be silent for longer.
+#[test]
+fn a_connection_takes_part_in_the_mtu_search_again() {
+    let (mut shared, mut conn) = opening();
+    let segment = answer(&conn, SYN | ACK);
+    conn.process_segment(&mut shared.context_of(0), &segment, VecBuf::default());
+    conn.tcb.flags |= ConnectionFlags::NARROW_PATH;
+    for silence in [1, 20 * 86_400, 40 * 86_400] {
+        let in_ten_minutes = to_ticks(shared.now.0).wrapping_add(RAISE_TICKS);
+        conn.schedule_search(&mut shared.context_of(0), in_ten_minutes);
+        assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
+        let at = ((shared.now.0 >> 20) + u64::from(RAISE_TICKS)) << 20;
+        while shared.now.0 < at {
+            // Other timers may come up before.
+            shared.now = Instant(conn.tcb.wheel_at.min(at));
+            assert!(!conn.tcb.has(ConnectionFlags::SEARCH_DUE));
+            conn.on_timer(&mut shared.context_of(0));
+        }
+        assert!(conn.tcb.has(ConnectionFlags::SEARCH_DUE), "after the time");
+        shared.now = shared.now + Duration::from_secs(silence);
+        conn.on_timer(&mut shared.context_of(0));
+        assert!(
+            conn.tcb.has(ConnectionFlags::SEARCH_DUE),
+            "and whenever later"
+        );
+    }
 }

@@ -276,6 +276,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         tcb.dup_acks = 0;
         cx.schedule_output(tcb, ConnectionFlags::NONE);
         tcb.restart_retransmission_timer(cx);
+        // Not after the user timeout: by then the backoff may be as long as that.
+        let end = cx.now.0.saturating_add(self.user_timeout_left(cx));
+        if self.tcb.timer_at().is_some_and(|at| at > end) {
+            self.tcb.set_timer(Timer::Retransmission, end);
+            cx.schedule_timer(&mut self.tcb, end);
+        }
     }
 
     /// Whether the user timeout passed without progress (RFC 9293 section 3.8.3).
@@ -289,6 +295,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
             )
             .max(1);
         }
+        self.stalled_for(cx) >= to_nanos(cx.shared.config.user_timeout)
+    }
+
+    /// How long nothing of what is queued has been acknowledged, in ns, if `stalled_since` says since
+    /// when.
+    fn stalled_for(&self, cx: &TcpContext<'_>) -> u64 {
         // A peer that shrank its window below what is in flight and still answers is not dead
         // (RFC 9293 section 3.8.6, SHLD-17).
         let heard = if self.tcb.snd_wnd < self.tcb.flight() {
@@ -296,14 +308,8 @@ impl<B: RecvBuf, R> Connection<B, R> {
         } else {
             0
         };
-        let stalled = self.stalled_for(cx);
-        stalled.min(cx.now.0.saturating_sub(heard)) >= to_nanos(cx.shared.config.user_timeout)
-    }
-
-    /// How long nothing of what is queued has been acknowledged, in ns, if `stalled_since` says since
-    /// when.
-    fn stalled_for(&self, cx: &TcpContext<'_>) -> u64 {
-        u64::from(to_ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20
+        let stalled = u64::from(to_ticks(cx.now.0).wrapping_sub(self.stalled_since)) << 20;
+        stalled.min(cx.now.0.saturating_sub(heard))
     }
 
     /// What is left of the user timeout, in ns, rounded up to where `is_user_timeout_over` sees it.

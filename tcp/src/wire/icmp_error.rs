@@ -68,3 +68,24 @@ impl IcmpError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn soft_and_hard_errors_are_told_apart_rfc_9293_3_9_2_2() {
+        let soft_v4 = |code| is_soft_error_v4(ICMPV4_UNREACHABLE, code);
+        let codes: Vec<u8> = (0..16).filter(|&code| soft_v4(code)).collect();
+        assert_eq!(codes, [0, 1, 5, 11, 12]);
+        let soft_v6 = |code| is_soft_error_v6(ICMPV6_UNREACHABLE, code);
+        let codes: Vec<u8> = (0..8).filter(|&code| soft_v6(code)).collect();
+        assert_eq!(codes, [0, 2, 3]);
+        for (v4, v6) in [
+            (ICMPV4_TIME_EXCEEDED, ICMPV6_TIME_EXCEEDED),
+            (ICMPV4_PARAMETER_PROBLEM, ICMPV6_PARAMETER_PROBLEM),
+        ] {
+            assert!((0..3).all(|code| is_soft_error_v4(v4, code) && is_soft_error_v6(v6, code)));
+        }
+    }
+}
