@@ -488,7 +488,7 @@ impl ClientInner {
                     self.check_alive();
                     return Err(Error::DaemonGone);
                 }
-                Err(RecvError::Truncated | RecvError::DescriptorsLost) => {
+                Err(RecvError::Truncated | RecvError::Descriptors | RecvError::DescriptorsLost) => {
                     return Err(ProtoError::NotSiwd(0).into());
                 }
                 Err(RecvError::Io(error)) => return Err(error.into()),

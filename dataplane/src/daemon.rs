@@ -13,12 +13,14 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use siw_memory::KeyTable;
-use siw_shm::WorkerPage;
 use siw_shm::doorbell::SleepFlag;
+use siw_shm::{SharedMemory, WorkerPage};
 
 use crate::capture::{Capture, CaptureError};
 use crate::config::Config;
 use crate::control::links::LinkMonitor;
+use crate::control::operators::Operators;
+use crate::control::quotas::QuotaLimits;
 use crate::control::socket::BoundSocket;
 use crate::control::{ControlParts, ControlThread, MapArena};
 use crate::datapath::forward::WorkerInbox;
@@ -91,10 +93,12 @@ const POOL_CACHE: u32 = 256;
 pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     host::end_process_on_panic();
     let signals = block_signals()?;
+    let file_limit = host::raise_file_limit();
     let prepared = Prepared::new(config);
     prepared.check_host()?;
     let claims = prepared.claim_cores(prepared.cores.len())?;
     let config = &prepared.config;
+    let operators = look_up_operators(config)?;
     let socket = BoundSocket::bind(&config.control)?;
 
     let workers = prepared.cores.len();
@@ -127,15 +131,25 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
         wake: channels.control_wake,
         asleep: channels.control_asleep,
         limits: config.limits.clone(),
+        quotas: QuotaLimits::new(
+            &config.limits,
+            &host::client_capacity(file_limit, prepared.key_slots()),
+        ),
+        operators,
+        hello_timeout: Duration::from_millis(config.control.hello_timeout_ms.into()),
         devices: devices.iter().map(OpenDevice::client_view).collect(),
         links: monitor_links(&devices),
         keys: channels.keys,
         page: channels.page,
         hugepages: dpdk.hugepages,
+        ports_use_dma: devices.iter().any(|device| device.port.needs_dma_map()),
         map_arena: arena_mapper(&dpdk.eal, &devices),
     };
-    let mut control = ControlThread::new(parts, channels.mailboxes.clone())
-        .map_err(os_error("the control thread cannot start"))?;
+    let mut control =
+        ControlThread::new(parts, channels.mailboxes.clone()).map_err(|source| StartError::Os {
+            what: "the control thread cannot start",
+            source,
+        })?;
 
     println!("{summary}");
     let _ = std::io::Write::flush(&mut std::io::stdout());
@@ -157,6 +171,16 @@ pub fn run_daemon(config: Config, json: bool) -> Result<(), StartError> {
     drop(claims);
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Who sees the counters of all clients.
+fn look_up_operators(config: &Config) -> Result<Operators, StartError> {
+    let group = config.control.operators.as_ref();
+    let name = group.map(|group| group.get_ref().as_str());
+    Operators::look_up(name).map_err(|reason| StartError::Socket {
+        path: config.control.socket.display().to_string(),
+        reason: format!("operators: {reason}"),
+    })
 }
 
 /// SIGTERM, SIGINT and SIGHUP come through a descriptor from now on. Called before any thread exists, so
@@ -279,14 +303,14 @@ fn monitor_links(devices: &[OpenDevice]) -> LinkMonitor {
 }
 
 /// Makes arenas known to the devices that read memory themselves.
-fn arena_mapper(eal: &Eal, devices: &[OpenDevice]) -> MapArena {
+fn arena_mapper(eal: &Eal, devices: &[OpenDevice]) -> Arc<MapArena> {
     let ports: Vec<_> = devices
         .iter()
         .map(|device| device.port.share())
         .filter(dpdk::Port::needs_dma_map)
         .collect();
     let eal = eal.clone();
-    Box::new(move |region| {
+    Arc::new(move |region: &Arc<SharedMemory>| {
         if ports.is_empty() {
             return Ok(None);
         }

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{AccessFlags, Gid, Pid};
 
 use crate::config::IdlePolicy;
+use crate::control::quotas::HostCapacity;
 
 /// A host resource is missing; the text says which, and the command that provides it.
 #[derive(Debug, thiserror::Error)]
@@ -175,6 +177,59 @@ pub fn free_hugepage_bytes() -> u64 {
     };
     let free = field("HugePages_Free:").saturating_sub(field("HugePages_Rsvd:"));
     free * field("Hugepagesize:") * 1024
+}
+
+/// Lets the process have as many open files as the hard limit allows; how many that are.
+pub fn raise_file_limit() -> u64 {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return 1024;
+    };
+    match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+        Ok(()) => hard,
+        Err(error) => {
+            tracing::warn!("siwd may open {soft} files only: {error}");
+            soft
+        }
+    }
+}
+
+/// What is left of the host for clients, now that the daemon has taken its own part.
+pub fn client_capacity(file_limit: u64, memory_keys: usize) -> HostCapacity {
+    let entries = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count) as u64;
+    let lines = |file: &str| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        text.lines().count() as u64
+    };
+    let files = file_limit.saturating_sub(entries("/proc/self/fd"));
+    let max_mappings = fs::read_to_string("/proc/sys/vm/max_map_count")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(DEFAULT_MAPPINGS);
+    let mappings = max_mappings.saturating_sub(lines("/proc/self/maps"));
+    let left = files.min(mappings);
+    HostCapacity {
+        memory: meminfo_bytes("MemTotal:"),
+        hugepages: free_hugepage_bytes(),
+        // Some for what the daemon opens later: captures, drivers, sockets that it refuses.
+        descriptors: left - (left / 4).min(SPARE_DESCRIPTORS),
+        memory_keys: memory_keys as u64,
+    }
+}
+
+/// Of Linux's `vm.max_map_count`.
+const DEFAULT_MAPPINGS: u64 = 65_530;
+/// Descriptors that no client gets.
+const SPARE_DESCRIPTORS: u64 = 512;
+
+/// A field of /proc/meminfo that is in kB.
+fn meminfo_bytes(name: &str) -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kilobytes = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .and_then(|line| line.split_whitespace().next())
+        .and_then(|number| number.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
 }
 
 /// Reports a state to the service manager (sd_notify protocol) when there is one.

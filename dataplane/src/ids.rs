@@ -26,19 +26,19 @@ macro_rules! id {
 }
 
 id! {
-    /// A connected client process.
-    ClientId(u32)
+    /// A connected client process; never used again.
+    ClientId(u64)
 }
 
 impl ClientId {
     /// Under which faults on the client's memory are noted (`siw_shm::fault_guard`).
     pub fn fault_owner(self) -> u64 {
-        self.0.into()
+        self.0
     }
 
     /// The client of a noted fault.
     pub fn from_fault_owner(owner: u64) -> ClientId {
-        ClientId(owner as u32)
+        ClientId(owner)
     }
 }
 
@@ -55,7 +55,7 @@ id! {
     SrqId(u32)
 }
 id! {
-    /// A protection domain, unique in the daemon.
+    /// A protection domain, unique in the daemon; memory keys are checked for it.
     PdId(u32)
 }
 id! {

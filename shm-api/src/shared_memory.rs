@@ -103,36 +103,21 @@ impl SharedMemory {
         huge: bool,
         extra: SealFlags,
     ) -> io::Result<SharedMemory> {
-        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        if huge {
-            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let mut memory = MemoryInMaking::begin(name, len, huge, extra)?;
+        memory.populate(usize::MAX)?;
+        memory.finish()
+    }
+
+    /// Begins what [`SharedMemory::create_memfd`] does at once: for long memory, whose pages take
+    /// time. Without hugepages it has normal pages; that they are used up shows in
+    /// [`MemoryInMaking::populate`].
+    pub fn begin_memfd(name: &str, len: usize, pages: PageSize) -> io::Result<MemoryInMaking> {
+        if pages == PageSize::TryHuge
+            && let Ok(memory) = MemoryInMaking::begin(name, len, true, SealFlags::empty())
+        {
+            return Ok(memory);
         }
-        let page = if huge { HUGE_PAGE } else { PAGE };
-        let len = len
-            .checked_next_multiple_of(page)
-            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
-        let fd = rustix::fs::memfd_create(name, flags)?;
-        rustix::fs::ftruncate(&fd, len as u64)?;
-        if huge {
-            // Allocates the pages now: a later fault without a free page would be SIGBUS.
-            rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, len as u64)?;
-        }
-        let ptr = map_shared(fd.as_fd(), len, true)?;
-        let region = SharedMemory {
-            ptr,
-            len,
-            memfd: Some(fd),
-            huge,
-            writable: true,
-            guard: None,
-        };
-        if let Some(fd) = &region.memfd {
-            rustix::fs::fcntl_add_seals(
-                fd,
-                SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | extra,
-            )?;
-        }
-        Ok(region)
+        MemoryInMaking::begin(name, len, false, SealFlags::empty())
     }
 
     /// Maps a received fd. Fails when the file is shorter than `min_len`. That it stays so long,
@@ -392,6 +377,83 @@ unsafe fn fill_bytes(destination: *mut u8, value: u8, len: usize) {
             in("al") value,
             options(nostack, preserves_flags)
         );
+    }
+}
+
+/// Shared memory on its way: see [`SharedMemory::begin_memfd`].
+#[derive(Debug)]
+pub struct MemoryInMaking {
+    fd: OwnedFd,
+    len: usize,
+    populated: usize,
+    huge: bool,
+    extra: SealFlags,
+}
+
+impl MemoryInMaking {
+    fn begin(name: &str, len: usize, huge: bool, extra: SealFlags) -> io::Result<Self> {
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if huge {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        }
+        let page = if huge { HUGE_PAGE } else { PAGE };
+        let len = len
+            .checked_next_multiple_of(page)
+            .filter(|len| *len > 0)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let fd = rustix::fs::memfd_create(name, flags)?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        Ok(MemoryInMaking {
+            fd,
+            len,
+            populated: 0,
+            huge,
+            extra,
+        })
+    }
+
+    /// Whether hugetlb pages will back it.
+    pub fn is_huge(&self) -> bool {
+        self.huge
+    }
+
+    /// Allocates at most the next `bytes`; true when nothing is left to do.
+    ///
+    /// # Errors
+    /// Too few hugepages are free.
+    pub fn populate(&mut self, bytes: usize) -> io::Result<bool> {
+        if !self.huge {
+            return Ok(true);
+        }
+        // Allocates the pages now: a later fault without a free page would be SIGBUS.
+        let part = (self.len - self.populated).min(bytes.max(HUGE_PAGE));
+        if part > 0 {
+            let flags = rustix::fs::FallocateFlags::empty();
+            rustix::fs::fallocate(&self.fd, flags, self.populated as u64, part as u64)?;
+            self.populated += part;
+        }
+        Ok(self.populated == self.len)
+    }
+
+    /// Maps and seals it.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn finish(self) -> io::Result<SharedMemory> {
+        let ptr = map_shared(self.fd.as_fd(), self.len, true)?;
+        let region = SharedMemory {
+            ptr,
+            len: self.len,
+            memfd: Some(self.fd),
+            huge: self.huge,
+            writable: true,
+            guard: None,
+        };
+        if let Some(fd) = &region.memfd {
+            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL | self.extra;
+            rustix::fs::fcntl_add_seals(fd, seals)?;
+        }
+        Ok(region)
     }
 }
 

@@ -53,12 +53,39 @@ fn run(args: &StatArgs) -> Result<String, String> {
     let text = context.read_stats().map_err(|error| error.to_string())?;
     let stats: Value =
         serde_json::from_str(&text).map_err(|error| format!("what siwd answers: {error}"))?;
+    if stats["scope"] == "client" {
+        return own_text(&stats, args.json);
+    }
     let devices = devices(&stats, args)?;
     let workers = workers(&stats);
     if args.json {
         return Ok(format!("{}\n", as_json(&devices, &workers)));
     }
     Ok(as_text(&devices, &workers, args.all))
+}
+
+/// What a user sees who is no operator: what its clients hold, and may hold.
+fn own_text(stats: &Value, as_json: bool) -> Result<String, String> {
+    let own = list(stats, "clients").first();
+    let quotas = own.and_then(|client| client["quotas"].as_object());
+    let quotas = quotas.ok_or("siwd says nothing of this client")?;
+    if as_json {
+        return Ok(format!("{stats}\n"));
+    }
+    let mut out = format!("{:<32} {:>14} {:>14}\n", "this user", "held", "limit");
+    for (name, row) in quotas {
+        let limit = match &row["user_limit"] {
+            Value::Null => "-".to_owned(),
+            limit => limit.to_string(),
+        };
+        let _ = writeln!(
+            out,
+            "  {name:<30} {:>14} {limit:>14}",
+            row["user"].to_string()
+        );
+    }
+    out += "\nThe counters of devices are for root, the user of siwd and the group that [control] operators names.\n";
+    Ok(out)
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {

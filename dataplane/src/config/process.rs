@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use serde::de::{self, Deserializer};
 use toml::Spanned;
 
 use super::{ByteSize, FileMode};
@@ -40,40 +41,120 @@ impl Default for WorkersConfig {
     }
 }
 
-/// `[limits]`
+/// `[limits]`: what a client, all clients of a user (uid), and all clients together may hold.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
     /// Clients connected at once.
+    #[serde(deserialize_with = "at_least_one")]
     pub clients: u32,
-    /// Queue pairs of one client.
+    /// Of these, clients of one user.
+    #[serde(deserialize_with = "at_least_one")]
+    pub clients_per_user: u32,
+    /// Queue pairs of one client, and as many shared receive queues.
+    #[serde(deserialize_with = "at_least_one")]
     pub queue_pairs_per_client: u32,
+    /// The same for all clients of one user.
+    #[serde(deserialize_with = "at_least_one")]
+    pub queue_pairs_per_user: u32,
     /// Completion queues of one client.
+    #[serde(deserialize_with = "at_least_one")]
     pub completion_queues_per_client: u32,
-    /// Memory regions of one client.
+    /// Completion queues of all clients of one user.
+    #[serde(deserialize_with = "at_least_one")]
+    pub completion_queues_per_user: u32,
+    /// Memory regions and windows of one client.
+    #[serde(deserialize_with = "at_least_one")]
     pub memory_regions_per_client: u32,
-    /// Arena bytes of one client.
+    /// Memory regions and windows of all clients of one user.
+    #[serde(deserialize_with = "at_least_one")]
+    pub memory_regions_per_user: u32,
+    /// Bytes of arenas and queues of one client, together.
     pub memory_per_client: ByteSize,
+    /// The same for all clients of one user; absent: three quarters of `memory`.
+    pub memory_per_user: Option<ByteSize>,
+    /// The same for all clients; absent: as much as the machine has.
+    pub memory: Option<ByteSize>,
+    /// Of that memory, bytes in hugepages of all clients of one user, beyond which normal pages are
+    /// used; absent: half of what is free when the daemon has started.
+    pub hugepages_per_user: Option<ByteSize>,
+    /// Sockets, pipes and pieces of shared memory that the daemon keeps open for one client.
+    #[serde(deserialize_with = "at_least_one")]
+    pub descriptors_per_client: u32,
+    /// The same for all clients of one user; absent: half of what the process may have.
+    pub descriptors_per_user: Option<u32>,
+    /// Listeners of one client.
+    #[serde(deserialize_with = "at_least_one")]
+    pub listeners_per_client: u32,
+    /// Listeners of all clients of one user.
+    #[serde(deserialize_with = "at_least_one")]
+    pub listeners_per_user: u32,
+    /// Completion channels and connection-event channels of one client.
+    #[serde(deserialize_with = "at_least_one")]
+    pub event_channels_per_client: u32,
+    /// The same for all clients of one user.
+    #[serde(deserialize_with = "at_least_one")]
+    pub event_channels_per_user: u32,
+    /// Events that wait in the daemon for a client that does not read them.
+    #[serde(deserialize_with = "at_least_one")]
+    pub events_per_client: u32,
+    /// Connected and connecting queue pairs of all clients of one user; absent: half of
+    /// `connections`.
+    pub connections_per_user: Option<u32>,
     /// Work requests in one queue.
     pub work_requests: u32,
     /// Entries in one completion queue.
     pub completions: u32,
     /// TCP connections of one worker on one device.
+    #[serde(deserialize_with = "at_least_one")]
     pub connections: u32,
 }
 
 impl Default for LimitsConfig {
     fn default() -> Self {
         LimitsConfig {
-            clients: 1024,
+            clients: 4096,
+            clients_per_user: 2048,
             queue_pairs_per_client: 102_400,
+            queue_pairs_per_user: 204_800,
             completion_queues_per_client: 102_400,
+            completion_queues_per_user: 204_800,
             memory_regions_per_client: 1_024_000,
+            memory_regions_per_user: 2_048_000,
             memory_per_client: ByteSize(8 << 30),
+            memory_per_user: None,
+            memory: None,
+            hugepages_per_user: None,
+            descriptors_per_client: 16_384,
+            descriptors_per_user: None,
+            listeners_per_client: 4096,
+            listeners_per_user: 8192,
+            event_channels_per_client: 8192,
+            event_channels_per_user: 16_384,
+            events_per_client: 8192,
+            connections_per_user: None,
             work_requests: 32_768,
             completions: 3_276_800,
             connections: 100_000,
         }
+    }
+}
+
+/// A limit that nobody could live with is a mistake.
+fn at_least_one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        0 => Err(de::Error::custom("0: at least 1 is needed")),
+        number => Ok(number),
+    }
+}
+
+/// Milliseconds that a client may take for its HELLO.
+fn hello_timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        millis @ 10..=600_000 => Ok(millis),
+        other => Err(de::Error::custom(format!(
+            "{other} milliseconds: 10 to 600000 are allowed"
+        ))),
     }
 }
 
@@ -87,6 +168,11 @@ pub struct ControlSocketConfig {
     pub mode: FileMode,
     /// Group that owns the socket; absent means the daemon's.
     pub group: Option<Spanned<String>>,
+    /// Group whose members see the counters of all clients, as root and the daemon's own user do.
+    pub operators: Option<Spanned<String>>,
+    /// Milliseconds after which a connection is closed that has not said HELLO.
+    #[serde(deserialize_with = "hello_timeout")]
+    pub hello_timeout_ms: u32,
 }
 
 impl Default for ControlSocketConfig {
@@ -95,6 +181,8 @@ impl Default for ControlSocketConfig {
             socket: PathBuf::from("/run/siwd/siwd.sock"),
             mode: FileMode(0o660),
             group: None,
+            operators: None,
+            hello_timeout_ms: 5000,
         }
     }
 }

@@ -1,62 +1,156 @@
 //! Clients come and go: their sockets, their packets, and what is left to do when one is gone.
 
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use siw_shm::control::{AsyncEventKind, ControlSocket, RecvError, Request, codec};
 use siw_shm::fault_guard;
-use siw_shm::shared_memory::PageSize;
 
-use super::ControlThread;
+use super::helpers::{DisposalQueue, MOST_SLOW_DISPOSALS};
+use super::quotas::{Account, Quota};
 use super::requests::RequestState;
 use super::resources::{Client, DepartingClient};
+use super::{ControlThread, TOKEN_LISTENER};
 use crate::ids::{ClientId, CmListenerId};
 use crate::worker::messages::Command;
 
 /// Requests of one client that are served before those of others, when they have no answer.
 const READ_AHEAD: usize = 8;
 
+/// Descriptors of a client beside one for each worker: its socket, its events, its doorbells.
+const CLIENT_DESCRIPTORS: u64 = 3;
+/// Clients that are accepted before others are served.
+const ACCEPTS_PER_TURN: usize = 16;
+/// How long nobody is accepted when the operating system lacks descriptors or memory: at first, and
+/// at most.
+const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Packets of a client that is gone that are looked at for descriptors.
+const LAST_PACKETS: usize = 1024;
+
+/// When the control thread listens again, after the operating system refused a client.
+pub(super) struct AcceptPause {
+    pub until: Instant,
+    length: Duration,
+}
+
 impl ControlThread {
-    /// Accepts every client that waits.
+    /// Accepts clients that wait.
     pub(super) fn accept_clients(&mut self) {
-        loop {
+        for _ in 0..ACCEPTS_PER_TURN {
             match ControlSocket::accept_client(self.config.socket.listener()) {
-                Ok(Some(conn)) => self.add_client(conn),
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!("a client could not be accepted: {error}");
-                    return;
+                Ok(Some(conn)) => {
+                    self.accept_pause = None;
+                    self.add_client(conn);
                 }
+                Ok(None) => return,
+                Err(error) => return self.pause_accepting(&error),
             }
         }
     }
 
+    /// Leaves who waits in the socket for a while: it would wake this thread without end.
+    fn pause_accepting(&mut self, error: &std::io::Error) {
+        let (first, longest) = ACCEPT_PAUSE;
+        let length = match &self.accept_pause {
+            Some(pause) => (pause.length * 2).min(longest),
+            None => {
+                tracing::warn!("no client can be accepted now, siwd tries again: {error}");
+                first
+            }
+        };
+        self.watch_listener(false);
+        self.accept_pause = Some(AcceptPause {
+            until: Instant::now() + length,
+            length,
+        });
+    }
+
+    /// Listens again after a pause.
+    pub(super) fn resume_accepting(&mut self) {
+        let over = self
+            .accept_pause
+            .as_ref()
+            .is_some_and(|pause| Instant::now() >= pause.until);
+        // The pause is kept: the next one is longer, unless a client is accepted before.
+        if over && !self.is_listening && self.stopping.is_none() {
+            self.watch_listener(true);
+        }
+    }
+
+    fn watch_listener(&mut self, on: bool) {
+        let flags = if on {
+            EpollFlags::EPOLLIN
+        } else {
+            EpollFlags::empty()
+        };
+        let mut event = EpollEvent::new(flags, TOKEN_LISTENER);
+        let listener = self.config.socket.listener();
+        self.is_listening = self.epoll.modify(listener, &mut event).is_ok() && on;
+    }
+
     fn add_client(&mut self, conn: ControlSocket) {
-        if self.resources.clients.len() >= self.config.limits.clients as usize {
-            let why = format!(
-                "{} clients are connected; raise [limits] clients",
-                self.resources.clients.len()
-            );
-            let _ = conn.send_refusal(0, 0, nix::libc::EUSERS, &why);
+        // Nobody that the operating system cannot name has privileges.
+        let (_, uid, gid) = conn.peer_credentials().unwrap_or((0, u32::MAX, u32::MAX));
+        let mut account = Account::new(uid);
+        let descriptors = CLIENT_DESCRIPTORS + self.workers.worker_count() as u64;
+        let amounts = [(Quota::Clients, 1), (Quota::Descriptors, descriptors)];
+        if let Err(over) = self.resources.ledger.charge(&mut account, &amounts) {
+            tracing::debug!(uid, "client refused: {over}");
+            let _ = conn.send_refusal(0, 0, nix::libc::EUSERS, &over.to_string());
+            self.close_refused(uid, conn);
             return;
         }
         let id = self.resources.next_client_id();
-        let pid = conn.peer_credentials().map_or(0, |peer| peer.0);
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, u64::from(id.0));
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, id.0);
         if let Err(error) = self.epoll.add(conn.as_fd(), event) {
             tracing::warn!("a client could not be watched: {error}");
+            self.resources.ledger.close(account);
+            self.close_refused(uid, conn);
             return;
         }
-        tracing::debug!(client = id.0, pid, "client connected");
-        let page_size = if self.config.hugepages {
-            PageSize::TryHuge
-        } else {
-            PageSize::Normal
-        };
-        self.resources.clients.insert(
-            id,
-            Client::new(id, pid, conn, page_size, &self.config.limits),
-        );
+        let mut client = Client::new(id, conn, account, &self.config.limits);
+        client.operator = self.config.operators.include(uid, gid);
+        tracing::debug!(client = id.0, pid = client.pid, uid, "client connected");
+        self.resources.clients.insert(id, client);
+        self.silent_clients
+            .push_back((Instant::now() + self.config.hello_timeout, id));
+    }
+
+    /// Closes the connections that have not said HELLO in time.
+    pub(super) fn close_silent_clients(&mut self) {
+        while let Some((deadline, id)) = self.silent_clients.front().copied() {
+            let greeted = self
+                .resources
+                .clients
+                .get(&id)
+                .is_none_or(|client| client.greeted);
+            if !greeted && Instant::now() < deadline {
+                return;
+            }
+            self.silent_clients.pop_front();
+            if greeted {
+                continue;
+            }
+            if let Some(client) = self.resources.clients.get(&id) {
+                let why = "no HELLO came in time: see [control] hello_timeout_ms";
+                let _ = client.conn.send_refusal(0, 0, nix::libc::ETIMEDOUT, why);
+            }
+            self.remove_client(id, "did not say HELLO in time");
+        }
+    }
+
+    /// Closes the connection of somebody who is no client.
+    fn close_refused(&mut self, uid: u32, conn: ControlSocket) {
+        if has_descriptors_waiting(&conn) {
+            self.helpers
+                .dispose(DisposalQueue::User(uid), Box::new(conn), None);
+            // Others of the kind wait until some of these are closed.
+            if self.helpers.slow_disposals() > MOST_SLOW_DISPOSALS {
+                let error = std::io::Error::other("sockets of refused clients are slow to close");
+                self.pause_accepting(&error);
+            }
+        }
     }
 
     /// A client's socket has requests.
@@ -80,12 +174,16 @@ impl ControlThread {
             self.watch_client(id, false);
             return false;
         }
-        match client.conn.recv_packet() {
-            Ok(packet) if client.waiting.is_some() => client.parked = Some(packet.bytes),
-            Ok(packet) => {
-                self.on_packet(id, &packet.bytes);
-                return codec::peek_header(&packet.bytes)
-                    .is_some_and(|(_, seq)| seq == codec::UNANSWERED);
+        match client.conn.recv_from_client() {
+            Ok(bytes) if client.waiting.is_some() => client.parked = Some(bytes),
+            Ok(bytes) => {
+                self.on_packet(id, &bytes);
+                return codec::peek_header(&bytes).is_some_and(|(_, seq)| seq == codec::UNANSWERED);
+            }
+            Err(error @ RecvError::Descriptors) => {
+                let why = error.to_string();
+                let _ = client.conn.send_refusal(0, 0, nix::libc::EPROTO, &why);
+                self.remove_client(id, "sent file descriptors");
             }
             Err(RecvError::WouldBlock) => {}
             Err(RecvError::Closed) => self.remove_client(id, "closed its socket"),
@@ -138,7 +236,7 @@ impl ControlThread {
             } else {
                 EpollFlags::empty()
             };
-            let mut event = EpollEvent::new(flags, u64::from(id.0));
+            let mut event = EpollEvent::new(flags, id.0);
             let _ = self.epoll.modify(client.conn.as_fd(), &mut event);
         }
     }
@@ -166,6 +264,13 @@ impl ControlThread {
         };
         tracing::debug!(client = id.0, pid = client.pid, "client gone: it {why}");
         let _ = self.epoll.delete(client.conn.as_fd());
+        for outbox in client.events.iter().chain(client.cm_channels.values()) {
+            self.resources.outboxes.remove(&outbox.epoll_token());
+        }
+        for qpn in client.qps.keys().chain(client.departing_qps.keys()) {
+            self.resources.qp_owners.remove(qpn);
+        }
+        let slow_to_close = has_descriptors_waiting(&client.conn);
         let gone: Vec<CmListenerId> = self
             .resources
             .listeners
@@ -183,6 +288,7 @@ impl ControlThread {
             client,
             token,
             left,
+            slow_to_close,
         });
     }
 
@@ -203,7 +309,21 @@ impl ControlThread {
                 "closing the client: {reason}"
             );
             self.post_async_event(id, AsyncEventKind::DeviceFatal, 0, reason);
-            self.remove_client(id, "broke the rules of its queues");
+            self.remove_client(id, "broke the rules");
         }
     }
+}
+
+/// Whether descriptors lie unread in the socket of somebody who is gone: then closing it may take
+/// long. Nothing more can be sent to it.
+fn has_descriptors_waiting(conn: &ControlSocket) -> bool {
+    conn.refuse_input();
+    for _ in 0..LAST_PACKETS {
+        match conn.recv_from_client() {
+            Ok(_) | Err(RecvError::Truncated) => {}
+            Err(RecvError::Descriptors) => return true,
+            Err(_) => return false,
+        }
+    }
+    true
 }

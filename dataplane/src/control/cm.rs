@@ -9,6 +9,7 @@ use siw_shm::control::messages::KIND_CM_EVENT;
 use siw_shm::control::{Addr, CmEventKind, CmEventMessage, PrivateData, QpState, Text, codec};
 
 use super::ControlThread;
+use super::quotas::Quota;
 use super::resources::QpPhase;
 use crate::ids::{ClientId, CmChannelId, CmListenerId, Qpn};
 use crate::worker::messages::{Command, ConnectFailure, DisconnectReason, RequestId};
@@ -112,7 +113,14 @@ impl ControlThread {
         listener: CmListenerId,
         mut event: CmEventMessage,
     ) {
-        let Some(found) = self.resources.listeners.get(listener) else {
+        let listeners = &self.resources.listeners;
+        let clients = &self.resources.clients;
+        // A client that does not read its events gets no more of those that peers can make.
+        let found = listeners.get(listener).filter(|found| {
+            let client = clients.get(&found.client);
+            client.is_some_and(|client| !client.events_waiting.is_half_used())
+        });
+        let Some(found) = found else {
             let private_data = Vec::new();
             return self.workers.post_command(
                 worker,
@@ -148,6 +156,10 @@ impl ControlThread {
         };
         qp.phase = QpPhase::Detached;
         qp.state = QpState::Idle;
+        self.resources.forget_connection(id, qpn);
+        let Some(qp) = self.resources.qp_mut(id, qpn) else {
+            return;
+        };
         let (kind, errno, reason) = match &failure {
             ConnectFailure::Rejected(_) => (
                 CmEventKind::Rejected,
@@ -193,15 +205,28 @@ impl ControlThread {
 
     fn post_cm_event(
         &mut self,
-        client: ClientId,
+        id: ClientId,
         channel: Option<CmChannelId>,
         event: &CmEventMessage,
     ) {
-        let Some(client) = self.resources.clients.get_mut(&client) else {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };
-        if let Some(outbox) = channel.and_then(|channel| client.cm_channels.get_mut(&channel)) {
-            outbox.send_event(&self.epoll, codec::encode_event(KIND_CM_EVENT, event));
+        let Some(outbox) = channel.and_then(|channel| client.cm_channels.get_mut(&channel)) else {
+            return;
+        };
+        let packet = codec::encode_event(KIND_CM_EVENT, event);
+        // When the network fails, all connections may end at once: each sets an event off.
+        let connections = client.account.amount(Quota::Connections) as usize;
+        let has_room = outbox.send_event(&self.epoll, packet, connections);
+        // That a request is gone is the peers' doing; who accepts it is told then.
+        if !has_room && event.kind != CmEventKind::RequestCancelled as u32 {
+            // It asks for connections and never looks what became of them.
+            let limit = self.config.limits.events_per_client;
+            let why = format!(
+                "{limit} events wait that the client does not read: see [limits] events_per_client"
+            );
+            self.close_faulty_client(id, &why);
         }
     }
 

@@ -44,10 +44,9 @@ impl ControlThread {
                 "the rings from before the last resize are not emptied yet",
             ));
         }
-        let mem = client
-            .queues
-            .alloc(geometry.len)
-            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        let huge = self.config.hugepages;
+        let mem = self.resources.alloc_queue(id, geometry.len, huge)?;
+        let client = self.resources.client_mut(id)?;
         let producers = (0..geometry.workers)
             .map(|worker| CqProducer::new(mem.region.clone(), mem.offset, geometry, worker))
             .collect::<Result<Vec<_>, _>>()

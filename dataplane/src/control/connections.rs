@@ -8,6 +8,8 @@ use siw_shm::control::messages as m;
 
 use super::listening::ClientListener;
 use super::outbox::Outbox;
+use super::queues::CHANNEL;
+use super::quotas::Quota;
 use super::requests::*;
 use super::resources::{Client, ClientQp, QpPhase};
 use super::{ControlThread, cm};
@@ -16,8 +18,14 @@ use crate::worker::messages::{Command, ConnectParams, RequestId};
 
 impl ControlThread {
     pub(super) fn create_cm_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
-        let (ours, theirs) = ControlSocket::new_pair().map_err(Refusal::no_shared_memory)?;
-        let token = self.resources.next_outbox_token();
+        self.resources.charge(id, &CHANNEL)?;
+        let (ours, theirs) = match ControlSocket::new_pair() {
+            Ok(ends) => ends,
+            Err(error) => {
+                self.resources.release(id, &CHANNEL);
+                return Err(Refusal::no_shared_memory(error));
+            }
+        };
         let client = self.resources.client_mut(id)?;
         let channel = CmChannelId(client.next_number());
         let reply = m::IdReply {
@@ -25,7 +33,10 @@ impl ControlThread {
             reserved: 0,
         };
         send_reply_with_fds::<m::CreateCmChannel>(client, seq, &reply, &[theirs.as_fd()])?;
-        let outbox = Outbox::new(ours, token, client.conn.agreed_version());
+        let token = self.resources.next_outbox_token(id, Some(channel));
+        let client = self.resources.client_mut(id)?;
+        let version = client.conn.agreed_version();
+        let outbox = Outbox::new(ours, token, version, client.events_waiting.clone());
         client.cm_channels.insert(channel, outbox);
         Ok(Served::Replied)
     }
@@ -44,11 +55,14 @@ impl ControlThread {
             return Err(Refusal::in_use("CM channel", users as u32));
         }
         let client = self.resources.client_mut(id)?;
-        client
+        let outbox = client
             .cm_channels
             .remove(&channel)
             .ok_or_else(|| Refusal::no_such("CM channel", channel.0))?;
-        send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY)
+        let outcome = send_reply::<m::DestroyCmChannel>(client, seq, &EMPTY);
+        self.resources.outboxes.remove(&outbox.epoll_token());
+        self.resources.release(id, &CHANNEL);
+        outcome
     }
 
     pub(super) fn detached_qp(
@@ -101,6 +115,8 @@ impl ControlThread {
             None => self.next_worker_of(device),
         };
         let (qpn, channel) = (Qpn(request.qp_num), CmChannelId(request.cm_channel));
+        Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
+        self.resources.count_connection(id, qpn)?;
         let client = self.resources.client_mut(id)?;
         let qp = Self::detached_qp(client, qpn, channel)?;
         qp.phase = QpPhase::Connecting;
@@ -180,6 +196,7 @@ impl ControlThread {
         if !client.cm_channels.contains_key(&cm_channel) {
             return Err(Refusal::no_such("CM channel", request.cm_channel));
         }
+        self.resources.charge(id, &[(Quota::Listeners, 1)])?;
         let listener = self.resources.next_listener_id();
         for &device in &devices {
             for worker in self.config.devices[device].workers.clone() {
@@ -231,6 +248,7 @@ impl ControlThread {
             return Err(Refusal::no_such("listener", listener.0));
         }
         self.remove_listener(listener);
+        self.resources.release(id, &[(Quota::Listeners, 1)]);
         send_reply::<m::Unlisten>(self.resources.client_mut(id)?, seq, &EMPTY)
     }
 
@@ -273,6 +291,7 @@ impl ControlThread {
         };
         if listener.is_some() {
             Self::detached_qp(self.resources.client_mut(id)?, qpn, channel)?;
+            self.resources.count_connection(id, qpn)?;
         }
         let (worker_request, _) = self.take_request(id, number)?;
         let client = self.resources.client_mut(id)?;

@@ -31,7 +31,6 @@ impl ControlThread {
             )
         })?;
         let workers = self.workers.worker_count() as u32;
-        let outbox_token = self.resources.next_outbox_token();
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return Ok(requests::Served::Replied);
         };
@@ -80,7 +79,7 @@ impl ControlThread {
         }
         let reply = messages::HelloReply {
             version: version.into(),
-            client_id: id.0,
+            client_id: id.0 as u32,
             n_workers: workers,
             n_devices: self.config.devices.len() as u32,
             doorbell_capacity: capacity,
@@ -103,8 +102,11 @@ impl ControlThread {
             .send_reply::<messages::ClientHello>(seq, &reply, &fds)
             .map_err(requests::Refusal::no_shared_memory)?;
         client.greeted = true;
-        client.events = Some(Outbox::new(events, outbox_token, version));
         client.doorbells = Some(region);
+        let token = self.resources.next_outbox_token(id, None);
+        let client = self.resources.client_mut(id)?;
+        let budget = client.events_waiting.clone();
+        client.events = Some(Outbox::new(events, token, version, budget));
         for (worker, (doorbells, wake)) in ends.into_iter().enumerate() {
             self.workers.post_command(
                 worker,

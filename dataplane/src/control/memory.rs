@@ -1,19 +1,24 @@
 //! Arenas and memory regions: requests of clients.
 
-use std::sync::Arc;
-
 use nix::libc;
 use siw_memory::queue_allocator::QueueMemory;
-use siw_memory::{DeregError, RegisteredMemory, Stag};
+use siw_memory::{DeregError, KeyTable, RegisteredMemory, Stag};
 use siw_shm::Access;
 use siw_shm::control::messages as m;
-use siw_shm::shared_memory::{PageSize, SharedMemory};
+use siw_shm::shared_memory::{PAGE, PageSize, SharedMemory};
 
 use super::ControlThread;
+use super::helpers::{self, DisposalQueue, HelperReport, LONG_MEMORY, MadeArena, MemoryOrder};
 use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::Quota;
 use super::requests::*;
 use super::resources::{Client, ClientArena, MemoryRegion};
-use crate::ids::{ArenaId, ClientId, PdId};
+use crate::ids::{ArenaId, ClientId, CommandToken, PdId};
+
+/// What an arena costs.
+fn arena_amounts(len: u64) -> [(Quota, u64); 2] {
+    [(Quota::Memory, len), (Quota::Descriptors, 1)]
+}
 
 impl ControlThread {
     pub(super) fn alloc_arena(
@@ -22,39 +27,62 @@ impl ControlThread {
         seq: u32,
         request: &m::AllocArena,
     ) -> Outcome {
-        let limit = self.config.limits.memory_per_client.0;
+        let len = usize::try_from(request.len)
+            .ok()
+            .and_then(|len| len.checked_next_multiple_of(PAGE))
+            .filter(|len| *len > 0)
+            .ok_or_else(|| Refusal::new(libc::EINVAL, "an arena needs a length that exists"))?;
         let huge = request.huge != 0 && self.config.hugepages;
-        let client = self.resources.client_mut(id)?;
-        if request.len == 0 {
-            return Err(Refusal::new(libc::EINVAL, "an arena needs a length"));
+        self.resources.charge(id, &arena_amounts(len as u64))?;
+        let pages = self.resources.choose_pages(id, len as u64, huge);
+        let takes_long = pages == PageSize::TryHuge && len as u64 > LONG_MEMORY;
+        if takes_long || self.config.ports_use_dma {
+            let token = self.workers.next_token();
+            self.helpers.order_memory(MemoryOrder {
+                client: id,
+                token,
+                len,
+                pages,
+            });
+            let len = len as u64;
+            return Ok(Served::Deferred(PendingReply::MakeArena { token, len }));
         }
-        if client.memory.saturating_add(request.len) > limit {
-            return Err(Refusal::over_limit("arena bytes", limit));
-        }
-        let pages = if huge {
-            PageSize::TryHuge
-        } else {
-            PageSize::Normal
+        let made = SharedMemory::create_memfd("siwd-arena", len, pages)
+            .and_then(|memory| memory.guard_for(id.fault_owner()))
+            .map_err(|error| format!("no shared memory: {error}"))
+            .and_then(|memory| helpers::map_memory(memory, &*self.config.map_arena));
+        self.add_arena(id, seq, len as u64, made)
+    }
+
+    /// Gives a client its new arena, which was charged as `len` bytes.
+    fn add_arena(
+        &mut self,
+        id: ClientId,
+        seq: u32,
+        len: u64,
+        made: Result<MadeArena, String>,
+    ) -> Outcome {
+        let (region, external) = match made {
+            Ok(made) => made,
+            Err(reason) => {
+                self.resources.release(id, &arena_amounts(len));
+                return Err(Refusal::new(libc::ENOMEM, reason));
+            }
         };
-        let region = Arc::new(
-            SharedMemory::create_memfd("siwd-arena", request.len as usize, pages)
-                .and_then(|memory| memory.guard_for(id.fault_owner()))
-                .map_err(Refusal::no_shared_memory)?,
-        );
-        let external =
-            (self.config.map_arena)(&region).map_err(|error| Refusal::new(libc::ENOMEM, error))?;
-        let client = self.resources.client_mut(id)?;
+        let resources = &mut self.resources;
+        let client = resources.client_mut(id)?;
         let arena = ArenaId(client.next_number());
+        let real_len = region.len() as u64;
         let reply = m::ArenaReply {
             arena: arena.0,
             huge: region.is_huge().into(),
-            len: region.len() as u64,
+            len: real_len,
         };
-        client.memory += region.len() as u64;
         let fd = region
             .memfd()
             .ok_or_else(|| Refusal::new(libc::ENOMEM, "shared memory has no descriptor"))?;
         send_reply_with_fds::<m::AllocArena>(client, seq, &reply, &[fd])?;
+        let huge_len = if region.is_huge() { real_len } else { 0 };
         client.arenas.insert(
             arena,
             ClientArena {
@@ -63,7 +91,42 @@ impl ControlThread {
                 external,
             },
         );
+        // Hugepages are whole.
+        if let Some(client) = resources.clients.get_mut(&id) {
+            let account = &mut client.account;
+            resources
+                .ledger
+                .add(account, Quota::Memory, real_len.saturating_sub(len));
+            resources.ledger.add(account, Quota::HugeMemory, huge_len);
+        }
         Ok(Served::Replied)
+    }
+
+    /// A helper has made an arena, or cannot. Its client may be gone.
+    pub(super) fn finish_arena(
+        &mut self,
+        id: ClientId,
+        token: CommandToken,
+        made: Result<MadeArena, String>,
+    ) {
+        let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::MakeArena { token: of, .. } if of == token);
+        let client = self.resources.clients.get_mut(&id);
+        let Some(DeferredRequest {
+            seq,
+            what: PendingReply::MakeArena { len, .. },
+        }) = client.and_then(|client| client.waiting.take_if(waits))
+        else {
+            self.helpers
+                .dispose(DisposalQueue::Memory, Box::new(made), None);
+            return;
+        };
+        if let Err(refusal) = self.add_arena(id, seq, len, made)
+            && let Some(client) = self.resources.clients.get(&id)
+        {
+            let kind = <m::AllocArena as m::Message>::KIND;
+            refusal.send(client, kind, seq);
+        }
+        self.on_answered(id);
     }
 
     pub(super) fn free_arena(&mut self, id: ClientId, seq: u32, arena: ArenaId) -> Outcome {
@@ -75,19 +138,49 @@ impl ControlThread {
         if found.mrs > 0 {
             return Err(Refusal::in_use("arena", found.mrs));
         }
-        client.memory -= found.region.len() as u64;
-        client.arenas.remove(&arena);
-        send_reply::<m::FreeArena>(client, seq, &EMPTY)
+        let len = found.region.len() as u64;
+        let mut amounts = arena_amounts(len).to_vec();
+        if found.region.is_huge() {
+            amounts.push((Quota::HugeMemory, len));
+        }
+        let removed = client.arenas.remove(&arena);
+        if len <= LONG_MEMORY && !self.config.ports_use_dma {
+            drop(removed);
+            self.resources.release(id, &amounts);
+            let client = self.resources.client_mut(id)?;
+            return send_reply::<m::FreeArena>(client, seq, &EMPTY);
+        }
+        let token = self.workers.next_token();
+        let report = HelperReport::Released {
+            client: id,
+            token,
+            amounts,
+        };
+        self.helpers
+            .dispose(DisposalQueue::Memory, Box::new(removed), Some(report));
+        Ok(Served::Deferred(PendingReply::FreeArena { token }))
+    }
+
+    /// A helper has freed an arena.
+    pub(super) fn finish_free_arena(&mut self, id: ClientId, token: CommandToken) {
+        let Some(client) = self.resources.clients.get_mut(&id) else {
+            return;
+        };
+        let waits = |waiting: &mut DeferredRequest| matches!(waiting.what, PendingReply::FreeArena { token: of } if of == token);
+        if let Some(waiting) = client.waiting.take_if(waits) {
+            let _ = client
+                .conn
+                .send_reply::<m::FreeArena>(waiting.seq, &EMPTY, &[]);
+            self.on_answered(id);
+        }
     }
 
     pub(super) fn reg_mr(&mut self, id: ClientId, seq: u32, request: &m::RegMr) -> Outcome {
-        self.check_key_limit(id)?;
         let keys = self.config.keys.clone();
         let client = self.resources.client_mut(id)?;
         let mr = check_registration(client, request)?;
-        let stag = keys
-            .insert(mr)
-            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        let stag = self.insert_key(id, mr, &keys)?;
+        let client = self.resources.client_mut(id)?;
         add_region(client, stag, PdId(request.pd), ArenaId(request.arena), None);
         let reply = m::MrReply {
             lkey: stag.0,
@@ -96,17 +189,18 @@ impl ControlThread {
         send_reply::<m::RegMr>(client, seq, &reply)
     }
 
-    /// Regions and windows share the keys.
-    pub(super) fn check_key_limit(&mut self, id: ClientId) -> Result<(), Refusal> {
-        let limit = self.config.limits.memory_regions_per_client;
-        let client = self.resources.client_mut(id)?;
-        if client.mrs.len() + client.mws.len() >= limit as usize {
-            return Err(Refusal::over_limit(
-                "memory regions and windows",
-                limit.into(),
-            ));
-        }
-        Ok(())
+    /// Enters a key, on its client's account: regions and windows share them.
+    pub(super) fn insert_key(
+        &mut self,
+        id: ClientId,
+        memory: RegisteredMemory,
+        keys: &KeyTable,
+    ) -> Result<Stag, Refusal> {
+        self.resources.charge(id, &[(Quota::MemoryKeys, 1)])?;
+        keys.insert(memory).map_err(|error| {
+            self.resources.release(id, &[(Quota::MemoryKeys, 1)]);
+            Refusal::new(libc::ENOMEM, error.to_string())
+        })
     }
 
     /// As the manual says, deregistration followed by registration: the old keys never work
@@ -161,9 +255,9 @@ impl ControlThread {
         let mr = check_registration(client, &new)?;
         let ticket = keys.deregister(Stag(request.lkey)).map_err(dereg_refusal)?;
         remove_region(client, Stag(request.lkey));
-        let stag = keys
-            .insert(mr)
-            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        self.resources.release(id, &[(Quota::MemoryKeys, 1)]);
+        let stag = self.insert_key(id, mr, &keys)?;
+        let client = self.resources.client_mut(id)?;
         add_region(client, stag, PdId(new.pd), ArenaId(new.arena), None);
         let then = QuiescentReply::Rereg { lkey: stag };
         Ok(Served::Deferred(PendingReply::QuiescentKey {
@@ -200,6 +294,10 @@ impl ControlThread {
         else {
             return;
         };
+        if !matches!(then, QuiescentReply::Rereg { .. }) {
+            let account = &mut client.account;
+            self.resources.ledger.release(account, Quota::MemoryKeys, 1);
+        }
         let _ = match then {
             QuiescentReply::Dereg { lkey } => {
                 remove_region(client, lkey);

@@ -17,13 +17,16 @@ mod cm;
 mod completion;
 mod connections;
 mod hello;
+mod helpers;
 pub mod links;
 mod listening;
 mod memory;
 mod modify;
+pub mod operators;
 mod outbox;
 mod pending;
 mod queues;
+pub mod quotas;
 mod reclaim;
 mod requests;
 mod resources;
@@ -35,6 +38,7 @@ mod windows;
 mod worker_events;
 mod workers;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,6 +55,10 @@ use crate::config::LimitsConfig;
 use crate::ids::ClientId;
 use crate::worker::Mailbox;
 use crate::worker::messages::Command;
+use clients::AcceptPause;
+use helpers::Helpers;
+use operators::Operators;
+use quotas::QuotaLimits;
 use resources::Resources;
 use socket::BoundSocket;
 use watchdog::Watchdog;
@@ -97,7 +105,8 @@ pub struct DeviceView {
 
 /// Makes an arena known to DPDK and its NICs: they may read it while the result lives. `None` when
 /// no NIC reads memory itself.
-pub type MapArena = Box<dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::ExternalRegion>, String>>;
+pub type MapArena =
+    dyn Fn(&Arc<SharedMemory>) -> Result<Option<dpdk::ExternalRegion>, String> + Send + Sync;
 
 /// What the control thread is started with.
 pub struct ControlParts {
@@ -111,8 +120,14 @@ pub struct ControlParts {
     pub wake: Arc<OwnedFd>,
     /// Set while the control thread sleeps: workers write `wake` only then.
     pub asleep: Arc<siw_shm::doorbell::SleepFlag>,
-    /// What each client, and all together, may have.
+    /// What each client may have, as its library is told.
     pub limits: LimitsConfig,
+    /// What each client, each user and all together may have.
+    pub quotas: QuotaLimits,
+    /// Who sees the counters of all clients.
+    pub operators: Operators,
+    /// How long a connection may be silent at first.
+    pub hello_timeout: Duration,
     /// The devices, in the order of the configuration.
     pub devices: Vec<DeviceView>,
     /// Reports links that go down and come up.
@@ -124,21 +139,28 @@ pub struct ControlParts {
     /// Queues and registered memory come from hugepages while there are some.
     pub hugepages: bool,
     /// Makes registered memory known to the ports that read it by DMA.
-    pub map_arena: MapArena,
+    pub map_arena: Arc<MapArena>,
+    /// Whether there are such ports: making memory known to them takes long.
+    pub ports_use_dma: bool,
 }
 
 const TOKEN_LISTENER: u64 = u64::MAX;
 const TOKEN_SIGNAL: u64 = u64::MAX - 1;
 const TOKEN_WAKE: u64 = u64::MAX - 2;
 /// A client's socket: its number. An event socket with a backlog: this bit set.
-const TOKEN_OUTBOX: u64 = 1 << 40;
+const TOKEN_OUTBOX: u64 = 1 << 62;
 
 /// The control thread's state.
 pub struct ControlThread {
     config: ControlParts,
     epoll: Epoll,
     workers: WorkerSet,
+    helpers: Helpers,
     resources: Resources,
+    /// Connections that have not said HELLO, and when they have to; the oldest first.
+    silent_clients: VecDeque<(Instant, ClientId)>,
+    is_listening: bool,
+    accept_pause: Option<AcceptPause>,
     /// Counts connections, which take turns among a device's workers.
     next_worker: usize,
     watchdog: Option<Watchdog>,
@@ -150,8 +172,11 @@ impl ControlThread {
     /// Watches the control socket, signals and the workers' wake-ups.
     ///
     /// # Errors
-    /// The operating system has no epoll instance, or refuses to watch.
-    pub fn new(config: ControlParts, mailboxes: Arc<[Arc<Mailbox>]>) -> nix::Result<ControlThread> {
+    /// The operating system has no epoll instance or thread, or refuses to watch.
+    pub fn new(
+        config: ControlParts,
+        mailboxes: Arc<[Arc<Mailbox>]>,
+    ) -> std::io::Result<ControlThread> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let watch =
             |fd: BorrowedFd<'_>, token| epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token));
@@ -162,7 +187,15 @@ impl ControlThread {
         Ok(ControlThread {
             epoll,
             workers: WorkerSet::new(mailboxes),
-            resources: Resources::default(),
+            helpers: Helpers::start(
+                config.wake.clone(),
+                config.asleep.clone(),
+                config.map_arena.clone(),
+            )?,
+            resources: Resources::new(config.quotas.clone()),
+            silent_clients: VecDeque::new(),
+            is_listening: true,
+            accept_pause: None,
             next_worker: 0,
             watchdog: config.watchdog.map(Watchdog::new),
             stopping: None,
@@ -177,7 +210,7 @@ impl ControlThread {
             let timeout = self.sleep_limit();
             // Announce, look once more, sleep: no event is missed.
             self.config.asleep.announce_sleep();
-            let timeout = if self.workers.has_events() {
+            let timeout = if self.workers.has_events() || self.helpers.has_reports() {
                 EpollTimeout::ZERO
             } else {
                 timeout
@@ -201,10 +234,13 @@ impl ControlThread {
                     // Watched by its edges: it need not be read.
                     TOKEN_WAKE => {}
                     token if token & TOKEN_OUTBOX != 0 => self.flush_outbox(token),
-                    token => self.on_client_readable(ClientId(token as u32)),
+                    token => self.on_client_readable(ClientId(token)),
                 }
             }
             self.take_worker_events();
+            self.take_helper_reports();
+            self.close_silent_clients();
+            self.resume_accepting();
             self.reclaim_objects();
             self.poll_links();
             self.run_watchdog();
@@ -227,6 +263,13 @@ impl ControlThread {
             self.stopping.map(|_| Duration::from_millis(50)),
             self.config.links.time_until_poll(),
             self.watchdog.as_ref().and_then(Watchdog::time_until_round),
+            self.silent_clients
+                .front()
+                .map(|(deadline, _)| time_until(*deadline)),
+            self.accept_pause
+                .as_ref()
+                .filter(|_| !self.is_listening)
+                .map(|pause| time_until(pause.until)),
         ];
         let limit = limits.into_iter().flatten().min();
         limit.map_or(EpollTimeout::NONE, |limit| {
@@ -262,6 +305,7 @@ impl ControlThread {
         self.workers.post_to_all(|| Command::Stop);
     }
 
+    /// An asynchronous event for a client. One that does not read them loses them.
     fn post_async_event(&mut self, id: ClientId, kind: AsyncEventKind, object: u32, reason: &str) {
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
@@ -270,27 +314,25 @@ impl ControlThread {
             return;
         };
         let event = messages::AsyncEventMessage::new(kind, object, reason);
-        outbox.send_event(
-            &self.epoll,
-            codec::encode_event(messages::KIND_ASYNC_EVENT, &event),
-        );
+        let packet = codec::encode_event(messages::KIND_ASYNC_EVENT, &event);
+        if kind == AsyncEventKind::DeviceFatal {
+            outbox.send_last_event(&self.epoll, packet);
+        } else if !outbox.send_event(&self.epoll, packet, 0) {
+            tracing::debug!(client = id.0, "event lost: the client reads none");
+        }
     }
 
     fn flush_outbox(&mut self, token: u64) {
-        let epoll = &self.epoll;
-        let found = self
-            .resources
-            .clients
-            .values_mut()
-            .flat_map(|client| {
-                client
-                    .events
-                    .iter_mut()
-                    .chain(client.cm_channels.values_mut())
+        let Some((id, channel)) = self.resources.outboxes.get(&token).copied() else {
+            return;
+        };
+        let found = self.resources.clients.get_mut(&id).and_then(|client| {
+            channel.map_or(client.events.as_mut(), |channel| {
+                client.cm_channels.get_mut(&channel)
             })
-            .find(|outbox| outbox.epoll_token() == token);
+        });
         if let Some(outbox) = found {
-            outbox.flush_backlog(epoll);
+            outbox.flush_backlog(&self.epoll);
         }
     }
 
@@ -302,4 +344,8 @@ impl ControlThread {
             }
         }
     }
+}
+
+fn time_until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }

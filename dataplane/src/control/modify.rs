@@ -153,6 +153,10 @@ impl ControlThread {
             (qp.worker, qp.ird, qp.ord) = (0, 0, 0);
             (qp.local, qp.peer) = (m::Addr::NONE, m::Addr::NONE);
         }
+        self.resources.forget_connection(id, qpn);
+        let Some(client) = self.resources.clients.get_mut(&id) else {
+            return true;
+        };
         if let Ok(reply) = qp_state_reply(client, qpn, None) {
             let _ = client
                 .conn

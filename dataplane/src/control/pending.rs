@@ -38,6 +38,10 @@ pub(super) enum PendingReply {
         token: CommandToken,
         left: usize,
     },
+    /// A helper makes the arena, charged as `len` bytes.
+    MakeArena { token: CommandToken, len: u64 },
+    /// A helper frees the arena.
+    FreeArena { token: CommandToken },
     /// Counters of all workers.
     Stats { token: CommandToken, left: usize },
 }

@@ -12,15 +12,26 @@ use siw_shm::{CqProducer, QpGeometry, RqConsumer, SqConsumer, wqe};
 use super::ControlThread;
 use super::completion::cq_reply;
 use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::Quota;
 use super::requests::*;
 use super::resources::{Client, ClientChannel, ClientQp, CompletionQueue, QpPhase};
 use crate::ids::{ClientId, CompletionChannelId, CqId, PdId, Qpn, SrqId};
 use crate::worker::completion_queues::WorkerCq;
 use crate::worker::messages::{Command, QpSetup};
 
+/// What a channel of events costs.
+pub(super) const CHANNEL: [(Quota, u64); 2] = [(Quota::EventChannels, 1), (Quota::Descriptors, 1)];
+
 impl ControlThread {
     pub(super) fn create_channel(&mut self, id: ClientId, seq: u32) -> Outcome {
-        let (write, read) = siw_shm::control::event_stream().map_err(Refusal::no_shared_memory)?;
+        self.resources.charge(id, &CHANNEL)?;
+        let (write, read) = match siw_shm::control::event_stream() {
+            Ok(ends) => ends,
+            Err(error) => {
+                self.resources.release(id, &CHANNEL);
+                return Err(Refusal::no_shared_memory(error));
+            }
+        };
         let client = self.resources.client_mut(id)?;
         let channel = CompletionChannelId(client.next_number());
         let reply = m::IdReply {
@@ -50,47 +61,35 @@ impl ControlThread {
             return Err(Refusal::in_use("completion channel", found.cqs));
         }
         client.channels.remove(&channel);
-        send_reply::<m::DestroyChannel>(client, seq, &EMPTY)
+        let outcome = send_reply::<m::DestroyChannel>(client, seq, &EMPTY);
+        self.resources.release(id, &CHANNEL);
+        outcome
     }
 
     pub(super) fn create_cq(&mut self, id: ClientId, seq: u32, request: &m::CreateCq) -> Outcome {
         let workers = self.workers.worker_count() as u32;
-        let most = self.config.limits.completion_queues_per_client;
         let geometry = self.cq_geometry(request.cqe)?;
-        let number = CqId(self.resources.cqs.allocate_number());
         let channel_id = (request.channel != 0).then_some(CompletionChannelId(request.channel));
-        let made = (|| {
-            let client = self.resources.client_mut(id)?;
-            if client.cqs.len() >= most as usize {
-                return Err(Refusal::over_limit("completion queues", most.into()));
-            }
-            let channel = match channel_id {
-                None => None,
-                Some(channel) => Some(
-                    client
-                        .channels
-                        .get(&channel)
-                        .map(|found| found.writer.clone())
-                        .ok_or_else(|| Refusal::no_such("completion channel", channel.0))?,
-                ),
-            };
-            let mem = client
-                .queues
-                .alloc(geometry.len)
-                .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
-            // Nothing fails from here on: the channel has one queue more.
-            if let Some(found) = channel_id.and_then(|channel| client.channels.get_mut(&channel)) {
-                found.cqs += 1;
-            }
-            Ok((channel, mem))
-        })();
-        let (channel, mem) = match made {
-            Ok(parts) => parts,
-            Err(error) => {
-                self.resources.cqs.release_number(number.0);
-                return Err(error);
-            }
+        let client = self.resources.client_mut(id)?;
+        let channel = match channel_id {
+            None => None,
+            Some(channel) => Some(
+                client
+                    .channels
+                    .get(&channel)
+                    .map(|found| found.writer.clone())
+                    .ok_or_else(|| Refusal::no_such("completion channel", channel.0))?,
+            ),
         };
+        let huge = self.config.hugepages;
+        let resources = &mut self.resources;
+        resources.charge(id, &[(Quota::CompletionQueues, 1)])?;
+        let made = resources
+            .alloc_queue(id, geometry.len, huge)
+            .and_then(|mem| Ok((mem, CqId(resources.cqs.allocate_number()?))));
+        let (mem, number) = made.inspect_err(|_| {
+            resources.release(id, &[(Quota::CompletionQueues, 1)]);
+        })?;
         for worker in 0..workers {
             let producer = CqProducer::new(mem.region.clone(), mem.offset, geometry, worker)
                 .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
@@ -106,6 +105,9 @@ impl ControlThread {
             );
         }
         let client = self.resources.client_mut(id)?;
+        if let Some(found) = channel_id.and_then(|channel| client.channels.get_mut(&channel)) {
+            found.cqs += 1;
+        }
         let reply = cq_reply(number, geometry, &mem);
         let fd = mem.region.memfd().filter(|_| mem.new_region);
         send_reply_with_fds::<m::CreateCq>(client, seq, &reply, fd.as_slice())?;
@@ -163,6 +165,7 @@ impl ControlThread {
         }
         let _ = client.conn.send_reply::<m::DestroyCq>(seq, &EMPTY, &[]);
         self.resources.cqs.release_number(cq.0);
+        self.resources.release(id, &[(Quota::CompletionQueues, 1)]);
         self.on_answered(id);
     }
 
@@ -204,11 +207,7 @@ impl ControlThread {
 
     pub(super) fn create_qp(&mut self, id: ClientId, seq: u32, request: &m::CreateQp) -> Outcome {
         let geometry = self.qp_geometry(request)?;
-        let most = self.config.limits.queue_pairs_per_client;
         let client = self.resources.client_mut(id)?;
-        if client.qps.len() + client.departing_qps.len() >= most as usize {
-            return Err(Refusal::over_limit("queue pairs", most.into()));
-        }
         let pd_id = PdId(request.pd);
         let srq_id = (request.srq != 0).then_some(SrqId(request.srq));
         let (send_cq, recv_cq) = (CqId(request.send_cq), CqId(request.recv_cq));
@@ -232,15 +231,20 @@ impl ControlThread {
                 ));
             }
         }
-        let mem = client
-            .queues
-            .alloc(geometry.len)
-            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        let huge = self.config.hugepages;
+        let resources = &mut self.resources;
+        resources.charge(id, &[(Quota::QueuePairs, 1)])?;
+        let made = resources
+            .alloc_queue(id, geometry.len, huge)
+            .and_then(|mem| Ok((mem, Qpn(resources.qpns.allocate_number()?))));
+        let (mem, qpn) = made.inspect_err(|_| {
+            resources.release(id, &[(Quota::QueuePairs, 1)]);
+        })?;
+        resources.qp_owners.insert(qpn, id);
+        let client = self.resources.client_mut(id)?;
         if let Some(srq) = srq_id.and_then(|srq| client.srqs.get_mut(&srq)) {
             srq.qps += 1;
         }
-        let qpn = Qpn(self.resources.qpns.allocate_number());
-        let client = self.resources.client_mut(id)?;
         for cq in [send_cq, recv_cq] {
             if let Some(cq) = client.cqs.get_mut(&cq) {
                 cq.qps += 1;
@@ -274,6 +278,7 @@ impl ControlThread {
                     max_recv_wr: request.max_recv_wr.max(1),
                     sq_sig_all: request.sq_sig_all != 0,
                 },
+                counts_as_connection: false,
                 geometry,
                 mem,
                 send_cq,
@@ -375,6 +380,10 @@ impl ControlThread {
             }
             client.queues.free(qp.mem);
             self.resources.qpns.release_number(qpn.0);
+            self.resources.qp_owners.remove(&qpn);
+            let connections = u64::from(qp.counts_as_connection);
+            let amounts = [(Quota::QueuePairs, 1), (Quota::Connections, connections)];
+            self.resources.release(id, &amounts);
         }
     }
 

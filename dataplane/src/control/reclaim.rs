@@ -2,8 +2,14 @@
 //! and everything of a client that is gone.
 
 use super::ControlThread;
+use super::helpers::{DisposalQueue, HelperReport, LONG_MEMORY};
 use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::Quota;
+use super::resources::DepartingClient;
 use crate::ids::{ClientId, CommandToken};
+
+/// What a client with fewer queue pairs had is freed at once.
+const FEW_QUEUE_PAIRS: u64 = 1024;
 
 impl ControlThread {
     pub(super) fn waits_for_reclaim(&self) -> bool {
@@ -54,19 +60,62 @@ impl ControlThread {
                 .partition(|departing| departing.left == 0 && departing.client.keys_removed);
             self.resources.departing = wait;
             for departing in done {
-                for qpn in departing
-                    .client
-                    .qps
-                    .keys()
-                    .chain(departing.client.departing_qps.keys())
-                {
-                    self.resources.qpns.release_number(qpn.0);
-                }
-                for cq in departing.client.cqs.keys() {
-                    self.resources.cqs.release_number(cq.0);
-                }
-                for srq in departing.client.srqs.keys() {
-                    self.resources.srqs.release_number(srq.0);
+                self.free_client(departing);
+            }
+        }
+    }
+
+    /// No worker can touch anything of a client that is gone: its numbers are free now, and its
+    /// memory as soon as a helper has freed it.
+    fn free_client(&mut self, departing: DepartingClient) {
+        let client = departing.client;
+        let resources = &mut self.resources;
+        for qpn in client.qps.keys().chain(client.departing_qps.keys()) {
+            resources.qpns.release_number(qpn.0);
+        }
+        for cq in client.cqs.keys() {
+            resources.cqs.release_number(cq.0);
+        }
+        for srq in client.srqs.keys() {
+            resources.srqs.release_number(srq.0);
+        }
+        for pd in client.pds.keys() {
+            resources.pds.release_number(pd.0);
+        }
+        let account = client.account.clone();
+        let is_small = client.account.amount(Quota::Memory) <= LONG_MEMORY
+            && client.account.amount(Quota::QueuePairs) < FEW_QUEUE_PAIRS;
+        if is_small && !departing.slow_to_close {
+            drop(client);
+            resources.ledger.close(account);
+            return;
+        }
+        let queue = if departing.slow_to_close {
+            DisposalQueue::User(account.uid())
+        } else {
+            DisposalQueue::Memory
+        };
+        let report = HelperReport::ClientGone { account };
+        self.helpers.dispose(queue, Box::new(client), Some(report));
+    }
+
+    /// What helpers have done since the last look.
+    pub(super) fn take_helper_reports(&mut self) {
+        while let Some(report) = self.helpers.next_report() {
+            match report {
+                HelperReport::MemoryMade {
+                    client,
+                    token,
+                    made,
+                } => self.finish_arena(client, token, made),
+                HelperReport::ClientGone { account } => self.resources.ledger.close(account),
+                HelperReport::Released {
+                    client,
+                    token,
+                    amounts,
+                } => {
+                    self.resources.release(client, &amounts);
+                    self.finish_free_arena(client, token);
                 }
             }
         }

@@ -9,6 +9,7 @@ use siw_shm::control::{Message, Request};
 use siw_shm::wqe;
 
 use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::{self, Quota};
 use super::resources::{Client, ProtectionDomain};
 use super::{ControlThread, DeviceView};
 use crate::config::LimitsConfig;
@@ -36,6 +37,14 @@ impl Refusal {
         let errno = error.raw_os_error().unwrap_or(libc::ENOMEM);
         Refusal::new(errno, format!("no shared memory: {error}"))
     }
+    /// Answers a request with it.
+    pub(super) fn send(&self, client: &Client, kind: u16, seq: u32) {
+        if seq != UNANSWERED {
+            let _ = client
+                .conn
+                .send_refusal(kind, seq, self.errno, &self.reason);
+        }
+    }
     /// Whether the request may succeed once queue pairs that are being destroyed are gone.
     fn may_be_temporary(&self) -> bool {
         matches!(self.errno, libc::EBUSY | libc::ENOMEM)
@@ -47,12 +56,6 @@ impl Refusal {
         Refusal::new(
             libc::EBUSY,
             format!("{what} has {users} users: destroy them first"),
-        )
-    }
-    pub(super) fn over_limit(what: &str, limit: u64) -> Refusal {
-        Refusal::new(
-            libc::ENOMEM,
-            format!("{what}: the limit is {limit}; see [limits]"),
         )
     }
 }
@@ -80,9 +83,6 @@ pub(super) enum RequestState {
 
 pub(super) type Outcome = Result<Served, Refusal>;
 
-/// Most protection domains of one client: as many as Linux siw has.
-const MAX_PD: u32 = 102_400;
-
 /// What a client may ask for, as the configuration and this version allow.
 pub fn client_limits(limits: &LimitsConfig, devices: &[DeviceView]) -> m::Limits {
     let most = |property: fn(&DeviceView) -> u16| devices.iter().map(property).max().unwrap_or(0);
@@ -95,7 +95,7 @@ pub fn client_limits(limits: &LimitsConfig, devices: &[DeviceView]) -> m::Limits
         max_cq: limits.completion_queues_per_client,
         max_cqe: limits.completions,
         max_mr: limits.memory_regions_per_client,
-        max_pd: MAX_PD,
+        max_pd: quotas::MAX_PD,
         max_ord: most(|device| device.max_ord).into(),
         max_ird: most(|device| device.max_ird).into(),
         max_private_data: m::MAX_PRIVATE_DATA as u32,
@@ -151,6 +151,7 @@ impl ControlThread {
             request = request.name(),
             ok = outcome.is_ok()
         );
+        self.resources.settle_queues(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return RequestState::Finished;
         };
@@ -167,11 +168,7 @@ impl ControlThread {
                     "refused: {}",
                     refusal.reason
                 );
-                if seq != UNANSWERED {
-                    let _ = client
-                        .conn
-                        .send_refusal(kind, seq, refusal.errno, &refusal.reason);
-                }
+                refusal.send(client, kind, seq);
             }
         }
         RequestState::Finished
@@ -226,10 +223,10 @@ impl ControlThread {
     }
 
     fn alloc_pd(&mut self, id: ClientId, seq: u32) -> Outcome {
-        if self.resources.client_mut(id)?.pds.len() >= MAX_PD as usize {
-            return Err(Refusal::over_limit("protection domains", MAX_PD.into()));
-        }
-        let pd = self.resources.next_pd_id();
+        self.resources
+            .charge(id, &[(Quota::ProtectionDomains, 1)])?;
+        // Unique among those that exist, whoever has them: keys are checked for it.
+        let pd = PdId(self.resources.pds.allocate_number()?);
         let client = self.resources.client_mut(id)?;
         client.pds.insert(pd, ProtectionDomain { users: 0 });
         let reply = m::IdReply {
@@ -249,7 +246,10 @@ impl ControlThread {
             return Err(Refusal::in_use("protection domain", found.users));
         }
         client.pds.remove(&pd);
-        send_reply::<m::DeallocPd>(client, seq, &EMPTY)
+        let outcome = send_reply::<m::DeallocPd>(client, seq, &EMPTY);
+        self.resources.pds.release_number(pd.0);
+        self.resources.release(id, &[(Quota::ProtectionDomains, 1)]);
+        outcome
     }
 
     fn query_device(&mut self, id: ClientId, seq: u32, index: u32) -> Outcome {

@@ -11,12 +11,13 @@ use siw_memory::Stag;
 use siw_memory::queue_allocator::{QueueAllocator, QueueMemory};
 use siw_shm::QpGeometry;
 use siw_shm::control::{Addr, ControlSocket, QpState};
-use siw_shm::shared_memory::{PageSize, SharedMemory};
+use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 
 use super::TOKEN_OUTBOX;
 use super::listening::{ConnectRequests, Listeners};
-use super::outbox::Outbox;
+use super::outbox::{EventBudget, Outbox};
 use super::pending::DeferredRequest;
+use super::quotas::{Account, Ledger, Quota, QuotaLimits};
 use super::requests::Refusal;
 use super::shared_receive::ClientSrq;
 use crate::config::LimitsConfig;
@@ -83,6 +84,8 @@ pub enum QpPhase {
 /// A queue pair as the control thread knows it.
 pub struct ClientQp {
     pub attr: QpInitAttr,
+    /// On its client's account as a connection.
+    pub counts_as_connection: bool,
     pub geometry: QpGeometry,
     pub mem: QueueMemory,
     pub send_cq: CqId,
@@ -102,6 +105,14 @@ pub struct ClientQp {
     pub peer: Addr,
 }
 
+/// What of a client's queue memory is on its account.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ChargedQueues {
+    pub bytes: u64,
+    pub huge_bytes: u64,
+    pub regions: u64,
+}
+
 /// One connected process.
 pub struct Client {
     pub id: ClientId,
@@ -109,6 +120,13 @@ pub struct Client {
     pub name: String,
     pub conn: ControlSocket,
     pub greeted: bool,
+    /// What the client holds, by quota.
+    pub account: Account,
+    pub charged_queues: ChargedQueues,
+    /// May see the counters of all clients.
+    pub operator: bool,
+    /// Events that wait in all of its outboxes together.
+    pub events_waiting: EventBudget,
     /// Asynchronous events.
     pub events: Option<Outbox>,
     pub doorbells: Option<Arc<SharedMemory>>,
@@ -126,8 +144,7 @@ pub struct Client {
     pub departing_qps: HashMap<Qpn, ClientQp>,
     pub cm_channels: HashMap<CmChannelId, Outbox>,
     pub queues: QueueAllocator,
-    pub memory: u64,
-    pub next_id: u32,
+    next_id: u32,
     pub(super) waiting: Option<DeferredRequest>,
     /// A request that came while another was under way.
     pub parked: Option<Vec<u8>>,
@@ -141,12 +158,11 @@ pub struct Client {
 const QUEUE_BYTES: usize = 16 << 30;
 
 impl Client {
-    /// A client that just connected.
+    /// A client that just connected, and has paid for that.
     pub fn new(
         id: ClientId,
-        pid: u32,
         conn: ControlSocket,
-        pages: PageSize,
+        account: Account,
         limits: &LimitsConfig,
     ) -> Client {
         let queue_bytes = usize::try_from(limits.memory_per_client.0)
@@ -154,10 +170,14 @@ impl Client {
             .min(QUEUE_BYTES);
         Client {
             id,
-            pid,
+            pid: conn.peer_credentials().map_or(0, |peer| peer.0),
             name: String::new(),
             conn,
             greeted: false,
+            account,
+            charged_queues: ChargedQueues::default(),
+            operator: false,
+            events_waiting: EventBudget::new(limits.events_per_client as usize),
             events: None,
             doorbells: None,
             pds: HashMap::new(),
@@ -170,8 +190,7 @@ impl Client {
             qps: HashMap::new(),
             departing_qps: HashMap::new(),
             cm_channels: HashMap::new(),
-            queues: QueueAllocator::new(pages, queue_bytes, id.fault_owner()),
-            memory: 0,
+            queues: QueueAllocator::new(PageSize::Normal, queue_bytes, id.fault_owner()),
             next_id: 0,
             waiting: None,
             parked: None,
@@ -181,10 +200,18 @@ impl Client {
         }
     }
 
-    /// A number for an object that only this client names.
+    /// A number for an object that only this client names, and that it has not used for another one.
     pub fn next_number(&mut self) -> u32 {
-        self.next_id += 1;
-        self.next_id
+        loop {
+            self.next_id = self.next_id.wrapping_add(1).max(1);
+            let number = self.next_id;
+            let taken = self.arenas.contains_key(&ArenaId(number))
+                || self.channels.contains_key(&CompletionChannelId(number))
+                || self.cm_channels.contains_key(&CmChannelId(number));
+            if !taken {
+                return number;
+            }
+        }
     }
 }
 
@@ -194,6 +221,8 @@ pub struct DepartingClient {
     pub token: CommandToken,
     /// Workers that have not passed the barrier yet.
     pub left: usize,
+    /// Its socket holds what the client decides how long it takes to close.
+    pub slow_to_close: bool,
 }
 
 /// Numbers of objects that messages of the data path name: a number is used again only when many
@@ -209,14 +238,21 @@ const RESTING_NUMBERS: usize = 1024;
 
 impl NumberPool {
     /// A number from 1 on that no object has.
-    pub fn allocate_number(&mut self) -> u32 {
-        if self.free.len() > RESTING_NUMBERS
+    ///
+    /// # Errors
+    /// All numbers are in use.
+    pub fn allocate_number(&mut self) -> Result<u32, Refusal> {
+        let all_used_once = self.last == u32::MAX - 1;
+        if (all_used_once || self.free.len() > RESTING_NUMBERS)
             && let Some(number) = self.free.pop_front()
         {
-            return number;
+            return Ok(number);
+        }
+        if all_used_once {
+            return Err(Refusal::new(libc::ENOMEM, "all numbers are in use"));
         }
         self.last += 1;
-        self.last
+        Ok(self.last)
     }
 
     /// Gives the number of an object that is gone back.
@@ -226,7 +262,6 @@ impl NumberPool {
 }
 
 /// Every object of every client, and the numbers that name them.
-#[derive(Default)]
 pub struct Resources {
     pub clients: HashMap<ClientId, Client>,
     pub departing: Vec<DepartingClient>,
@@ -235,32 +270,160 @@ pub struct Resources {
     pub qpns: NumberPool,
     pub cqs: NumberPool,
     pub srqs: NumberPool,
-    last_client: u32,
-    last_pd: u32,
+    pub pds: NumberPool,
+    pub ledger: Ledger,
+    /// Who has each queue pair, those on their way out included.
+    pub qp_owners: HashMap<Qpn, ClientId>,
+    /// Whose outbox epoll reports under a token; the channel, or none for asynchronous events.
+    pub outboxes: HashMap<u64, (ClientId, Option<CmChannelId>)>,
+    last_client: u64,
     last_listener: u32,
     last_request: u32,
-    last_outbox: u32,
+    last_outbox: u64,
 }
 
 impl Resources {
+    /// Nothing, of which clients may have so much.
+    pub fn new(limits: QuotaLimits) -> Resources {
+        Resources {
+            clients: HashMap::new(),
+            departing: Vec::new(),
+            listeners: Listeners::default(),
+            requests: ConnectRequests::default(),
+            qpns: NumberPool::default(),
+            cqs: NumberPool::default(),
+            srqs: NumberPool::default(),
+            pds: NumberPool::default(),
+            ledger: Ledger::new(limits),
+            qp_owners: HashMap::new(),
+            outboxes: HashMap::new(),
+            last_client: 0,
+            last_listener: 0,
+            last_request: 0,
+            last_outbox: 0,
+        }
+    }
+
+    /// Puts what a client is about to make on its account.
+    ///
+    /// # Errors
+    /// A limit says no: then nothing is charged.
+    pub fn charge(&mut self, id: ClientId, amounts: &[(Quota, u64)]) -> Result<(), Refusal> {
+        let client = self.clients.get_mut(&id).ok_or_else(no_client)?;
+        Ok(self.ledger.charge(&mut client.account, amounts)?)
+    }
+
+    /// Takes what is gone off a client's account.
+    pub fn release(&mut self, id: ClientId, amounts: &[(Quota, u64)]) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            for (quota, amount) in amounts {
+                self.ledger.release(&mut client.account, *quota, *amount);
+            }
+        }
+    }
+
+    /// Puts the connection that a queue pair is about to have on its client's account.
+    ///
+    /// # Errors
+    /// A limit says no.
+    pub fn count_connection(&mut self, id: ClientId, qpn: Qpn) -> Result<(), Refusal> {
+        let counted = self
+            .qp_mut(id, qpn)
+            .is_none_or(|qp| qp.counts_as_connection);
+        if !counted {
+            self.charge(id, &[(Quota::Connections, 1)])?;
+            if let Some(qp) = self.qp_mut(id, qpn) {
+                qp.counts_as_connection = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// A queue pair has no connection any more, and may get another one.
+    pub fn forget_connection(&mut self, id: ClientId, qpn: Qpn) {
+        if let Some(qp) = self.qp_mut(id, qpn)
+            && std::mem::take(&mut qp.counts_as_connection)
+        {
+            self.release(id, &[(Quota::Connections, 1)]);
+        }
+    }
+
+    /// The pages that memory of a client is taken from: huge ones as far as its user may have them.
+    pub fn choose_pages(&self, id: ClientId, len: u64, huge: bool) -> PageSize {
+        let may = self.clients.get(&id).is_some_and(|client| {
+            let whole = len.next_multiple_of(HUGE_PAGE as u64);
+            let held = self.ledger.check(&client.account, Quota::HugeMemory, whole);
+            held.is_ok()
+        });
+        if huge && may {
+            PageSize::TryHuge
+        } else {
+            PageSize::Normal
+        }
+    }
+
+    /// Memory for a queue of a client, on its account.
+    ///
+    /// # Errors
+    /// A limit says no, or the operating system has no memory.
+    pub fn alloc_queue(
+        &mut self,
+        id: ClientId,
+        len: usize,
+        huge: bool,
+    ) -> Result<QueueMemory, Refusal> {
+        self.settle_queues(id);
+        let client = self.clients.get(&id).ok_or_else(no_client)?;
+        let needed = client.queues.bytes_needed(len) as u64;
+        if needed > 0 {
+            self.ledger.check(&client.account, Quota::Memory, needed)?;
+            self.ledger.check(&client.account, Quota::Descriptors, 1)?;
+        }
+        let pages = self.choose_pages(id, needed, huge);
+        let client = self.clients.get_mut(&id).ok_or_else(no_client)?;
+        client.queues.set_pages(pages);
+        let mem = client.queues.alloc(len);
+        self.settle_queues(id);
+        mem.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
+    }
+
+    /// Brings a client's account in line with the queue memory that it has.
+    pub fn settle_queues(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let now = ChargedQueues {
+            bytes: client.queues.mapped_bytes() as u64,
+            huge_bytes: client.queues.huge_bytes() as u64,
+            regions: client.queues.region_count() as u64,
+        };
+        let before = std::mem::replace(&mut client.charged_queues, now);
+        let changes = [
+            (Quota::Memory, before.bytes, now.bytes),
+            (Quota::HugeMemory, before.huge_bytes, now.huge_bytes),
+            (Quota::Descriptors, before.regions, now.regions),
+        ];
+        for (quota, before, now) in changes {
+            if now > before {
+                self.ledger.add(&mut client.account, quota, now - before);
+            } else {
+                self.ledger
+                    .release(&mut client.account, quota, before - now);
+            }
+        }
+    }
+
     /// A connected client.
     ///
     /// # Errors
     /// The client is gone: the refusal reaches nobody.
     pub fn client_mut(&mut self, id: ClientId) -> Result<&mut Client, Refusal> {
-        self.clients
-            .get_mut(&id)
-            .ok_or_else(|| Refusal::new(libc::ENOTCONN, "client is gone"))
+        self.clients.get_mut(&id).ok_or_else(no_client)
     }
 
     /// The client that has, or just destroyed, a queue pair.
     pub fn owner_of_qp(&self, qpn: Qpn) -> Option<ClientId> {
-        self.clients
-            .iter()
-            .find(|(_, client)| {
-                client.qps.contains_key(&qpn) || client.departing_qps.contains_key(&qpn)
-            })
-            .map(|(id, _)| *id)
+        self.qp_owners.get(&qpn).copied()
     }
 
     /// A client's queue pair.
@@ -274,27 +437,113 @@ impl Resources {
         ClientId(self.last_client)
     }
 
-    /// An id for a protection domain.
-    pub fn next_pd_id(&mut self) -> PdId {
-        self.last_pd += 1;
-        PdId(self.last_pd)
-    }
-
-    /// An id for a listener.
+    /// An id for a listener that no other has.
     pub fn next_listener_id(&mut self) -> CmListenerId {
-        self.last_listener += 1;
-        CmListenerId(self.last_listener)
+        loop {
+            self.last_listener = self.last_listener.wrapping_add(1).max(1);
+            let id = CmListenerId(self.last_listener);
+            if self.listeners.get(id).is_none() {
+                return id;
+            }
+        }
     }
 
-    /// The id of a connection request: never 0, which would mean none.
+    /// The id of a connection request that no other has: never 0, which would mean none.
     pub fn next_request_id(&mut self) -> ConnectRequestId {
-        self.last_request = self.last_request.wrapping_add(1).max(1);
-        ConnectRequestId(self.last_request)
+        loop {
+            self.last_request = self.last_request.wrapping_add(1).max(1);
+            let id = ConnectRequestId(self.last_request);
+            if self.requests.get(id).is_none() {
+                return id;
+            }
+        }
     }
 
     /// The token under which epoll reports a new outbox.
-    pub fn next_outbox_token(&mut self) -> u64 {
+    pub fn next_outbox_token(&mut self, id: ClientId, channel: Option<CmChannelId>) -> u64 {
         self.last_outbox += 1;
-        TOKEN_OUTBOX | u64::from(self.last_outbox)
+        let token = TOKEN_OUTBOX | self.last_outbox;
+        self.outboxes.insert(token, (id, channel));
+        token
+    }
+}
+
+fn no_client() -> Refusal {
+    Refusal::new(libc::ENOTCONN, "client is gone")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::quotas::HostCapacity;
+
+    fn resources() -> Resources {
+        let host = HostCapacity {
+            memory: 1 << 30,
+            hugepages: 0,
+            descriptors: 1000,
+            memory_keys: 1000,
+        };
+        Resources::new(QuotaLimits::new(&LimitsConfig::default(), &host))
+    }
+
+    #[test]
+    fn numbers_of_objects_that_exist_are_not_given_again_after_a_wrap() {
+        let mut pool = NumberPool {
+            last: u32::MAX - 3,
+            free: VecDeque::new(),
+        };
+        let first = pool.allocate_number().unwrap();
+        let last = pool.allocate_number().unwrap();
+        assert_eq!((first, last), (u32::MAX - 2, u32::MAX - 1));
+        assert!(pool.allocate_number().is_err(), "nothing is free");
+        pool.release_number(first);
+        assert_eq!(pool.allocate_number().unwrap(), first);
+        assert!(
+            pool.allocate_number().is_err(),
+            "and nothing is given twice"
+        );
+    }
+
+    #[test]
+    fn listeners_and_requests_get_numbers_that_no_other_has() {
+        let mut all = resources();
+        let listener = || crate::control::listening::ClientListener {
+            client: ClientId(1),
+            cm_channel: CmChannelId(1),
+            cookie: 0,
+            devices: vec![0],
+            local: None,
+            port: 7,
+        };
+        all.last_listener = u32::MAX;
+        all.listeners.insert(CmListenerId(1), listener());
+        all.listeners.insert(CmListenerId(2), listener());
+        assert_eq!(all.next_listener_id(), CmListenerId(3));
+        all.last_request = u32::MAX;
+        let waiting = crate::worker::messages::RequestId(9);
+        all.requests
+            .insert(ConnectRequestId(1), waiting, CmListenerId(1));
+        assert_eq!(all.next_request_id(), ConnectRequestId(2));
+    }
+
+    #[test]
+    fn a_client_gives_its_own_objects_different_numbers() {
+        let mut all = resources();
+        let (conn, _other) = ControlSocket::new_pair().unwrap();
+        let account = Account::new(1);
+        let id = all.next_client_id();
+        let mut client = Client::new(id, conn, account, &LimitsConfig::default());
+        client.next_id = u32::MAX;
+        let (read, _write) = nix::unistd::pipe().unwrap();
+        let channel = ClientChannel {
+            writer: Arc::new(read),
+            cqs: 0,
+        };
+        client.channels.insert(CompletionChannelId(1), channel);
+        assert_eq!(client.next_number(), 2);
+        // More than 32 bits of clients.
+        all.last_client = u64::from(u32::MAX);
+        assert_eq!(all.next_client_id(), ClientId(1 << 32));
     }
 }

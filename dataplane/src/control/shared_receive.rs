@@ -10,6 +10,7 @@ use siw_shm::{LowWaterMark, SrqConsumer, SrqGeometry, SrqRing, wqe};
 
 use super::ControlThread;
 use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::Quota;
 use super::requests::*;
 use crate::ids::{ClientId, PdId, SrqId};
 use crate::worker::messages::Command;
@@ -80,24 +81,28 @@ impl ControlThread {
 
     pub(super) fn create_srq(&mut self, id: ClientId, seq: u32, request: &m::CreateSrq) -> Outcome {
         let geometry = self.srq_geometry(request.max_wr, request.max_sge.max(1))?;
-        let most = self.config.limits.queue_pairs_per_client;
         check_limit(request.limit, request.max_wr)?;
         let client = self.resources.client_mut(id)?;
-        if client.srqs.len() >= most as usize {
-            return Err(Refusal::over_limit("shared receive queues", most.into()));
+        if !client.pds.contains_key(&PdId(request.pd)) {
+            return Err(Refusal::no_such("protection domain", request.pd));
         }
-        let pd = client
-            .pds
-            .get_mut(&PdId(request.pd))
-            .ok_or_else(|| Refusal::no_such("protection domain", request.pd))?;
-        let mem = client
-            .queues
-            .alloc(geometry.len)
-            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
-        let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
-            .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
-        pd.users += 1;
-        let number = SrqId(self.resources.srqs.allocate_number());
+        let huge = self.config.hugepages;
+        let resources = &mut self.resources;
+        resources.charge(id, &[(Quota::SharedReceiveQueues, 1)])?;
+        let made = resources
+            .alloc_queue(id, geometry.len, huge)
+            .and_then(|mem| {
+                let ring = SrqRing::new(mem.region.clone(), mem.offset, geometry)
+                    .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+                Ok((mem, ring, SrqId(resources.srqs.allocate_number()?)))
+            });
+        let (mem, ring, number) = made.inspect_err(|_| {
+            resources.release(id, &[(Quota::SharedReceiveQueues, 1)]);
+        })?;
+        let client = resources.client_mut(id)?;
+        if let Some(pd) = client.pds.get_mut(&PdId(request.pd)) {
+            pd.users += 1;
+        }
         let low = Arc::new(LowWaterMark::default());
         for worker in 0..self.workers.worker_count() {
             let end = WorkerSrq {
@@ -154,6 +159,7 @@ impl ControlThread {
             true => Some(self.srq_geometry(request.max_wr, max_sge)?),
             false => None,
         };
+        let huge = self.config.hugepages;
         let client = self.resources.client_mut(id)?;
         let srq = client
             .srqs
@@ -174,18 +180,25 @@ impl ControlThread {
                     ),
                 ));
             }
-            let mem = client
-                .queues
-                .alloc(resized.len)
-                .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+            let mem = self.resources.alloc_queue(id, resized.len, huge)?;
             let ring = SrqRing::new(mem.region.clone(), mem.offset, resized)
                 .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))?;
+            let client = self.resources.client_mut(id)?;
+            let srq = client
+                .srqs
+                .get_mut(&SrqId(request.srq))
+                .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
             if let Some((last, _)) = srq.rings.last() {
                 last.append_ring(ring.clone());
             }
             srq.rings.push((ring, mem));
             srq.max_wr = request.max_wr;
         }
+        let client = self.resources.client_mut(id)?;
+        let srq = client
+            .srqs
+            .get_mut(&SrqId(request.srq))
+            .ok_or_else(|| no_such_srq(SrqId(request.srq)))?;
         let limit = if request.mask & m::SRQ_LIMIT != 0 {
             Some(request.limit)
         } else {
@@ -285,6 +298,8 @@ impl ControlThread {
         }
         let _ = client.conn.send_reply::<m::DestroySrq>(seq, &EMPTY, &[]);
         self.resources.srqs.release_number(srq.0);
+        self.resources
+            .release(id, &[(Quota::SharedReceiveQueues, 1)]);
         self.on_answered(id);
     }
 

@@ -4,16 +4,25 @@ use siw_shm::control::messages as m;
 
 use super::ControlThread;
 use super::pending::{DeferredRequest, PendingReply};
+use super::quotas::Quota;
 use super::requests::*;
+use super::resources::Client;
 use crate::ids::{ClientId, CommandToken};
 use crate::worker::messages::{Command, PortStats, WorkerStats};
 
 impl ControlThread {
     pub(super) fn read_statistics(&mut self, id: ClientId, seq: u32, offset: u32) -> Outcome {
+        let client = self.resources.client_mut(id)?;
         if offset > 0 {
+            let part = statistics_part(&client.stats_text, offset);
+            return send_reply::<m::ReadStats>(client, seq, &part);
+        }
+        if !client.operator {
+            let text = self.own_statistics(id);
             let client = self.resources.client_mut(id)?;
-            let text = client.stats_text.clone();
-            return send_reply::<m::ReadStats>(client, seq, &statistics_part(&text, offset));
+            client.stats_text = text;
+            let part = statistics_part(&client.stats_text, 0);
+            return send_reply::<m::ReadStats>(client, seq, &part);
         }
         let token = self.workers.next_token();
         let left = self.workers.worker_count();
@@ -108,29 +117,32 @@ impl ControlThread {
                 })
             })
             .collect();
-        let clients: Vec<serde_json::Value> = self
-            .resources
-            .clients
-            .values()
-            .map(|client| {
-                serde_json::json!({
-                    "id": client.id.0,
-                    "pid": client.pid,
-                    "name": client.name,
-                    "queue_pairs": client.qps.len(),
-                    "completion_queues": client.cqs.len(),
-                    "memory_regions": client.mrs.len(),
-                    "arena_bytes": client.memory,
-                })
-            })
-            .collect();
+        let clients: Vec<serde_json::Value> =
+            self.resources.clients.values().map(client_json).collect();
         serde_json::json!({
+            "scope": "all",
             "workers": workers,
             "total": self.device_totals(),
             "clients": clients,
             "listeners": self.resources.listeners.len(),
         })
         .to_string()
+    }
+
+    /// What a client sees that is no operator: itself, and what it and its user may have.
+    fn own_statistics(&self, id: ClientId) -> String {
+        let clients: Vec<serde_json::Value> = self
+            .resources
+            .clients
+            .get(&id)
+            .map(|client| {
+                let mut own = client_json(client);
+                own["quotas"] = self.resources.ledger.to_json(&client.account);
+                own
+            })
+            .into_iter()
+            .collect();
+        serde_json::json!({ "scope": "client", "clients": clients }).to_string()
     }
 
     /// Each device's counters, all workers together.
@@ -155,6 +167,24 @@ impl ControlThread {
             })
             .collect()
     }
+}
+
+fn client_json(client: &Client) -> serde_json::Value {
+    let held = |quota| client.account.amount(quota);
+    serde_json::json!({
+        "id": client.id.0,
+        "pid": client.pid,
+        "uid": client.account.uid(),
+        "name": client.name,
+        "queue_pairs": client.qps.len(),
+        "completion_queues": client.cqs.len(),
+        "memory_regions": client.mrs.len(),
+        "memory_bytes": held(Quota::Memory),
+        "hugepage_bytes": held(Quota::HugeMemory),
+        "descriptors": held(Quota::Descriptors),
+        "connections": held(Quota::Connections),
+        "listeners": held(Quota::Listeners),
+    })
 }
 
 fn counter_map<'a>(

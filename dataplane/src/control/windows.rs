@@ -16,7 +16,6 @@ use crate::ids::{ArenaId, ClientId, PdId};
 
 impl ControlThread {
     pub(super) fn alloc_mw(&mut self, id: ClientId, seq: u32, request: &m::AllocMw) -> Outcome {
-        self.check_key_limit(id)?;
         let kind = match request.kind {
             1 => WindowType::One,
             2 => WindowType::Two,
@@ -28,14 +27,15 @@ impl ControlThread {
             }
         };
         let keys = self.config.keys.clone();
+        let no_pd = || Refusal::no_such("protection domain", request.pd);
         let client = self.resources.client_mut(id)?;
-        let pd = client
-            .pds
-            .get_mut(&PdId(request.pd))
-            .ok_or_else(|| Refusal::no_such("protection domain", request.pd))?;
-        let stag = keys
-            .insert(RegisteredMemory::new_window(request.pd, kind))
-            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
+        if !client.pds.contains_key(&PdId(request.pd)) {
+            return Err(no_pd());
+        }
+        let window = RegisteredMemory::new_window(request.pd, kind);
+        let stag = self.insert_key(id, window, &keys)?;
+        let client = self.resources.client_mut(id)?;
+        let pd = client.pds.get_mut(&PdId(request.pd)).ok_or_else(no_pd)?;
         pd.users += 1;
         client.mws.insert(
             stag,
@@ -72,7 +72,6 @@ impl ControlThread {
         seq: u32,
         request: &m::AllocFastMr,
     ) -> Outcome {
-        self.check_key_limit(id)?;
         if request.max_pages == 0 || request.max_pages > MAX_FAST_PAGES {
             return Err(Refusal::new(
                 libc::EINVAL,
@@ -93,22 +92,14 @@ impl ControlThread {
             .ok_or_else(|| Refusal::no_such("arena", request.arena))?
             .region
             .clone();
-        let list = client
-            .queues
-            .alloc(request.max_pages as usize * 8)
-            .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))?;
-        let made = RegisteredMemory::new_fast(
-            arena,
-            request.max_pages as usize,
-            list.region.clone(),
-            list.offset,
-            request.pd,
-        )
-        .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
-        .and_then(|mr| {
-            keys.insert(mr)
-                .map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
-        });
+        let pages = request.max_pages as usize;
+        let huge = self.config.hugepages;
+        let list = self.resources.alloc_queue(id, pages * 8, huge)?;
+        let made =
+            RegisteredMemory::new_fast(arena, pages, list.region.clone(), list.offset, request.pd)
+                .map_err(|error| Refusal::new(libc::EINVAL, error.to_string()))
+                .and_then(|mr| self.insert_key(id, mr, &keys));
+        let client = self.resources.client_mut(id)?;
         let stag = match made {
             Ok(stag) => stag,
             Err(error) => {

@@ -17,6 +17,8 @@ pub const CHUNK: usize = 2 << 20;
 /// Queues above this get their own region, so that a chunk's unused end is short.
 const DEDICATED: usize = CHUNK / 4;
 const MIN: usize = 512;
+/// Longer regions have normal pages: filling hugepages with zeros would hold up whoever asks.
+const MAX_HUGE: usize = 16 << 20;
 
 /// Memory of one queue.
 #[derive(Debug, Clone)]
@@ -67,6 +69,8 @@ pub struct QueueAllocator {
     /// The client, to whom faults on the memory are charged.
     owner: u64,
     mapped_bytes: usize,
+    huge_bytes: usize,
+    regions: usize,
     next_id: u32,
     chunk: Option<(u32, Arc<SharedMemory>, usize)>,
     free: HashMap<usize, Vec<(u32, Arc<SharedMemory>, usize)>>,
@@ -81,6 +85,8 @@ impl QueueAllocator {
             limit,
             owner,
             mapped_bytes: 0,
+            huge_bytes: 0,
+            regions: 0,
             next_id: 1,
             chunk: None,
             free: HashMap::new(),
@@ -97,11 +103,19 @@ impl QueueAllocator {
         if self.mapped_bytes.saturating_add(len) > self.limit {
             return Err(AllocError::Limit(self.limit));
         }
-        let region = SharedMemory::create_memfd("siwd-queues", len, self.pages)?;
+        let pages = if len > MAX_HUGE {
+            PageSize::Normal
+        } else {
+            self.pages
+        };
+        let region = SharedMemory::create_memfd("siwd-queues", len, pages)?;
         let region = Arc::new(region.guard_for(self.owner)?);
         self.mapped_bytes += region.len();
+        self.huge_bytes += huge_len(&region);
+        self.regions += 1;
         let id = self.next_id;
-        self.next_id += 1;
+        // Four thousand million regions later: the client may confuse its own.
+        self.next_id = self.next_id.wrapping_add(1).max(1);
         Ok((id, region))
     }
 
@@ -159,7 +173,10 @@ impl QueueAllocator {
     /// Takes a queue's memory back; the worker has let it go.
     pub fn free(&mut self, memory: QueueMemory) {
         if memory.dedicated {
-            self.mapped_bytes -= memory.region.len().min(self.mapped_bytes);
+            let region = &memory.region;
+            self.mapped_bytes -= region.len().min(self.mapped_bytes);
+            self.huge_bytes -= huge_len(region).min(self.huge_bytes);
+            self.regions = self.regions.saturating_sub(1);
         } else {
             self.free.entry(memory.len).or_default().push((
                 memory.region_id,
@@ -169,8 +186,43 @@ impl QueueAllocator {
         }
     }
 
+    /// The pages that the next regions have.
+    pub fn set_pages(&mut self, pages: PageSize) {
+        self.pages = pages;
+    }
+
+    /// Bytes that memory for a queue of `len` bytes would be mapped in addition; 0 when there is
+    /// room already.
+    pub fn bytes_needed(&self, len: usize) -> usize {
+        let len = Self::size_class(len);
+        if len > DEDICATED {
+            return len;
+        }
+        let has_free = self.free.get(&len).is_some_and(|free| !free.is_empty());
+        let chunk = self.chunk.as_ref();
+        if has_free || chunk.is_some_and(|(_, _, used)| used + len <= CHUNK) {
+            0
+        } else {
+            CHUNK
+        }
+    }
+
     /// Bytes mapped for this client's queues.
     pub fn mapped_bytes(&self) -> usize {
         self.mapped_bytes
     }
+
+    /// Of [`Self::mapped_bytes`] those in hugepages.
+    pub fn huge_bytes(&self) -> usize {
+        self.huge_bytes
+    }
+
+    /// Regions mapped.
+    pub fn region_count(&self) -> usize {
+        self.regions
+    }
+}
+
+fn huge_len(region: &SharedMemory) -> usize {
+    if region.is_huge() { region.len() } else { 0 }
 }

@@ -38,6 +38,9 @@ pub enum RecvError {
     /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
+    /// A client sent descriptors, which the daemon does not take. They are still in the socket.
+    #[error("file descriptors came along: no request has any")]
+    Descriptors,
     /// A packet that is longer than allowed.
     #[error("packet of more than {MAX_PACKET} bytes")]
     Truncated,
@@ -136,8 +139,6 @@ impl ControlSocket {
             None,
         )?;
         rustix::io::ioctl_fionbio(&daemon_end, true)?;
-        // Events queue up in the sender's buffer: as many as the system allows.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&daemon_end, 1 << 20);
         Ok((
             ControlSocket::from(daemon_end),
             ControlSocket::from(client_end),
@@ -158,6 +159,16 @@ impl ControlSocket {
     fn send_versioned(&self, mut packet: Vec<u8>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         codec::stamp_version(&mut packet, self.agreed_version());
         self.send_packet(&packet, fds)
+    }
+
+    /// Whoever sends to this end gets `EPIPE` from now on.
+    pub fn refuse_input(&self) {
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Read);
+    }
+
+    /// Bounds what waits in the socket for a peer that does not read, in bytes.
+    pub fn limit_send_buffer(&self, bytes: usize) {
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&self.fd, bytes);
     }
 
     /// Switches blocking.
@@ -221,6 +232,29 @@ impl ControlSocket {
     /// Receives one packet if one waits, on a blocking socket too.
     pub fn try_recv_packet(&self) -> Result<ControlPacket, RecvError> {
         self.recv_flags(RecvFlags::DONTWAIT)
+    }
+
+    /// Daemon: receives one packet of a client.
+    ///
+    /// Descriptors that come with it are neither received nor thrown away: whoever does that closes
+    /// them, and may wait for long (a socket that lingers, a file of FUSE). A look at the packet
+    /// leaves them where they are.
+    ///
+    /// # Errors
+    /// [`RecvError::Descriptors`] when there are any. Then the socket is of no use any more, and
+    /// closing it closes them.
+    pub fn recv_from_client(&self) -> Result<Vec<u8>, RecvError> {
+        let peek = rustix::net::recvmsg(
+            &self.fd,
+            &mut [IoSliceMut::new(&mut [0; 1])],
+            &mut RecvAncillaryBuffer::new(&mut []),
+            RecvFlags::PEEK,
+        );
+        match peek {
+            Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => Err(RecvError::Descriptors),
+            // Whatever else is wrong is seen again.
+            _ => Ok(self.recv_packet()?.bytes),
+        }
     }
 
     fn recv_flags(&self, flags: RecvFlags) -> Result<ControlPacket, RecvError> {
@@ -301,12 +335,17 @@ impl ControlSocket {
         message: &M,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(M::Reply, Vec<OwnedFd>), CallError> {
-        self.send_request(seq, message, fds)?;
+        match self.send_request(seq, message, fds) {
+            Err(CallError::Closed) => {
+                return Err(self.last_refusal::<M>(seq).unwrap_or(CallError::Closed));
+            }
+            sent => sent?,
+        }
         let packet = self.recv_packet().map_err(|error| match error {
             RecvError::Closed => CallError::Closed,
             RecvError::Io(error) => CallError::Io(error),
             RecvError::WouldBlock => CallError::TimedOut,
-            RecvError::Truncated => ProtoError::NotSiwd(MAX_PACKET).into(),
+            RecvError::Truncated | RecvError::Descriptors => ProtoError::NotSiwd(MAX_PACKET).into(),
             RecvError::DescriptorsLost => CallError::Io(Errno::MFILE.into()),
         })?;
         Ok((codec::decode_reply::<M>(seq, &packet.bytes)?, packet.fds))
@@ -327,6 +366,15 @@ impl ControlSocket {
     pub fn shut_down(&self) {
         // Fails only where the other side did so before.
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    }
+
+    /// Client: what the daemon said before it closed the connection, if it said why.
+    fn last_refusal<M: Message>(&self, seq: u32) -> Option<CallError> {
+        let packet = self.try_recv_packet().ok()?;
+        match codec::decode_reply::<M>(seq, &packet.bytes) {
+            Err(refusal @ CallError::Refused { .. }) => Some(refusal),
+            _ => None,
+        }
     }
 
     /// Daemon: answers a request of type `M`, if it wants an answer.

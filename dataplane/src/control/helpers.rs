@@ -1,0 +1,282 @@
+//! What may take long, on threads of its own: making large memory, freeing it, and closing what a
+//! client decides how long it takes to close. The control thread serves the others meanwhile.
+//!
+//! ```text
+//! control thread -- MemoryOrder --> siwd-memory    fills pages, a part of each order in turn
+//!       |      `--- dispose() ----> siwd-disposal  one thread for each queue that has something
+//!       `<-- HelperReport (queue, then the wake-up that workers use, too)
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use crossbeam::queue::SegQueue;
+use siw_shm::SharedMemory;
+use siw_shm::doorbell::SleepFlag;
+use siw_shm::shared_memory::{MemoryInMaking, PageSize};
+
+use super::MapArena;
+use super::quotas::{Account, Quota};
+use crate::ids::{ClientId, CommandToken};
+
+/// Memory longer than this is made and freed by helpers.
+pub(super) const LONG_MEMORY: u64 = 16 << 20;
+/// Bytes that are filled for one order before the next one has its turn.
+const BYTES_PER_TURN: usize = 64 << 20;
+/// Disposals in users' queues, above which no further client is accepted.
+pub(super) const MOST_SLOW_DISPOSALS: usize = 1024;
+
+/// An arena that a client waits for.
+pub(super) struct MemoryOrder {
+    pub client: ClientId,
+    pub token: CommandToken,
+    pub len: usize,
+    pub pages: PageSize,
+}
+
+/// A new arena, and what makes it known to NICs that read it.
+pub(super) type MadeArena = (Arc<SharedMemory>, Option<dpdk::ExternalRegion>);
+
+/// What a helper has done.
+pub(super) enum HelperReport {
+    /// An order is done, or cannot be.
+    MemoryMade {
+        client: ClientId,
+        token: CommandToken,
+        made: Result<MadeArena, String>,
+    },
+    /// All that a client had is gone.
+    ClientGone { account: Account },
+    /// Something of a client that goes on is gone.
+    Released {
+        client: ClientId,
+        token: CommandToken,
+        amounts: Vec<(Quota, u64)>,
+    },
+}
+
+/// Who waits for whom: within a queue one thing is disposed of after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum DisposalQueue {
+    /// What takes the time that the operating system needs.
+    Memory,
+    /// What takes as long as a user wants: nobody else waits for it.
+    User(u32),
+}
+
+/// Wakes the control thread after a report.
+#[derive(Clone)]
+struct Reporter {
+    reports: Arc<SegQueue<HelperReport>>,
+    wake: Arc<OwnedFd>,
+    asleep: Arc<SleepFlag>,
+}
+
+impl Reporter {
+    fn send(&self, report: HelperReport) {
+        self.reports.push(report);
+        if self.asleep.must_wake() {
+            let _ = nix::unistd::write(&*self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+type Doomed = (Box<dyn Send>, Option<HelperReport>);
+
+/// What waits in one queue.
+#[derive(Default)]
+struct Disposal {
+    doomed: VecDeque<Doomed>,
+    has_thread: bool,
+}
+
+type DisposalQueues = Arc<Mutex<HashMap<DisposalQueue, Disposal>>>;
+
+/// The helpers' threads, and what they have to do.
+pub(super) struct Helpers {
+    reporter: Reporter,
+    orders: Option<mpsc::Sender<MemoryOrder>>,
+    maker: Option<JoinHandle<()>>,
+    queues: DisposalQueues,
+    slow: Arc<AtomicUsize>,
+}
+
+impl Helpers {
+    /// Starts the thread that makes memory. Reports wake the control thread by `wake`.
+    ///
+    /// # Errors
+    /// The operating system has no thread.
+    pub fn start(
+        wake: Arc<OwnedFd>,
+        asleep: Arc<SleepFlag>,
+        map_arena: Arc<MapArena>,
+    ) -> std::io::Result<Helpers> {
+        let reporter = Reporter {
+            reports: Arc::default(),
+            wake,
+            asleep,
+        };
+        let (orders, ordered) = mpsc::channel();
+        let to_control = reporter.clone();
+        let maker = std::thread::Builder::new()
+            .name("siwd-memory".into())
+            .spawn(move || make_memory(&ordered, &to_control, &*map_arena))?;
+        Ok(Helpers {
+            reporter,
+            orders: Some(orders),
+            maker: Some(maker),
+            queues: DisposalQueues::default(),
+            slow: Arc::default(),
+        })
+    }
+
+    /// Whether a helper has reported something.
+    pub fn has_reports(&self) -> bool {
+        !self.reporter.reports.is_empty()
+    }
+
+    /// Takes the next report.
+    pub fn next_report(&self) -> Option<HelperReport> {
+        self.reporter.reports.pop()
+    }
+
+    /// Has an arena made; the report names the order's token.
+    pub fn order_memory(&self, order: MemoryOrder) {
+        if let Some(orders) = &self.orders {
+            // The thread ends with this sender only.
+            let _ = orders.send(order);
+        }
+    }
+
+    /// Drops something on another thread, and reports then.
+    pub fn dispose(&self, queue: DisposalQueue, what: Box<dyn Send>, report: Option<HelperReport>) {
+        if matches!(queue, DisposalQueue::User(_)) {
+            self.slow.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let disposal = queues.entry(queue).or_default();
+        disposal.doomed.push_back((what, report));
+        if disposal.has_thread {
+            return;
+        }
+        let (all, reporter, slow) = (
+            self.queues.clone(),
+            self.reporter.clone(),
+            self.slow.clone(),
+        );
+        let started = std::thread::Builder::new()
+            .name("siwd-disposal".into())
+            .spawn(move || empty_queue(queue, &all, &reporter, &slow));
+        disposal.has_thread = started.is_ok();
+        if let Err(error) = started {
+            // What comes next in this queue tries again.
+            tracing::warn!("no thread to free what clients had: {error}");
+        }
+    }
+
+    /// What waits in users' queues, or is being closed there.
+    pub fn slow_disposals(&self) -> usize {
+        self.slow.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        self.orders = None;
+        // Memory that it makes is known to DPDK, which ends after this. What is slow to close is
+        // left to the end of the process.
+        if let Some(maker) = self.maker.take() {
+            let _ = maker.join();
+        }
+    }
+}
+
+/// Drops what is in a queue, until nothing is.
+fn empty_queue(
+    queue: DisposalQueue,
+    queues: &DisposalQueues,
+    reporter: &Reporter,
+    slow: &AtomicUsize,
+) {
+    loop {
+        let mut all = queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = all
+            .get_mut(&queue)
+            .and_then(|disposal| disposal.doomed.pop_front());
+        let Some((what, report)) = next else {
+            all.remove(&queue);
+            return;
+        };
+        drop(all);
+        drop(what);
+        if matches!(queue, DisposalQueue::User(_)) {
+            slow.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(report) = report {
+            reporter.send(report);
+        }
+    }
+}
+
+/// Makes arenas, a part of each in turn, until nobody can order any more.
+fn make_memory(ordered: &mpsc::Receiver<MemoryOrder>, reporter: &Reporter, map_arena: &MapArena) {
+    let mut under_way: VecDeque<(MemoryOrder, std::io::Result<MemoryInMaking>)> = VecDeque::new();
+    loop {
+        let next = if under_way.is_empty() {
+            match ordered.recv() {
+                Ok(order) => Some(order),
+                Err(mpsc::RecvError) => return,
+            }
+        } else {
+            match ordered.try_recv() {
+                Ok(order) => Some(order),
+                Err(mpsc::TryRecvError::Empty) => None,
+                Err(mpsc::TryRecvError::Disconnected) => return,
+            }
+        };
+        if let Some(order) = next {
+            let begun = begin_arena(order.len, order.pages);
+            under_way.push_back((order, begun));
+        }
+        let Some((order, begun)) = under_way.pop_front() else {
+            continue;
+        };
+        let made = begun.and_then(|mut memory| match memory.populate(BYTES_PER_TURN) {
+            Ok(false) => Ok(Err(memory)),
+            Ok(true) => memory.finish().map(Ok),
+            // The hugepages are used up.
+            Err(_) if memory.is_huge() => Ok(Err(begin_arena(order.len, PageSize::Normal)?)),
+            Err(error) => Err(error),
+        });
+        let made = match made {
+            Ok(Err(memory)) => {
+                under_way.push_back((order, Ok(memory)));
+                continue;
+            }
+            Ok(Ok(memory)) => memory
+                .guard_for(order.client.fault_owner())
+                .map_err(|error| format!("no shared memory: {error}"))
+                .and_then(|memory| map_memory(memory, map_arena)),
+            Err(error) => Err(format!("no shared memory: {error}")),
+        };
+        reporter.send(HelperReport::MemoryMade {
+            client: order.client,
+            token: order.token,
+            made,
+        });
+    }
+}
+
+fn begin_arena(len: usize, pages: PageSize) -> std::io::Result<MemoryInMaking> {
+    SharedMemory::begin_memfd("siwd-arena", len, pages)
+}
+
+/// Makes memory known to the NICs that read it.
+pub(super) fn map_memory(memory: SharedMemory, map_arena: &MapArena) -> Result<MadeArena, String> {
+    let region = Arc::new(memory);
+    let external = map_arena(&region)?;
+    Ok((region, external))
+}

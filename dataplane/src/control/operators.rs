@@ -1,0 +1,43 @@
+//! Who sees the counters and names of all clients: root, the user that the daemon runs as, and the
+//! members of a configured group. Others see their own.
+
+use std::collections::HashSet;
+
+use nix::unistd::{Gid, Group, Uid, User};
+
+/// The users and the group, looked up at the start: later, a name service could be slow to answer.
+#[derive(Debug, Clone, Default)]
+pub struct Operators {
+    uids: HashSet<u32>,
+    gid: Option<u32>,
+}
+
+impl Operators {
+    /// Root, the daemon's own user, and the members of `group`.
+    ///
+    /// # Errors
+    /// There is no such group; the text says how to create it.
+    pub fn look_up(group: Option<&str>) -> Result<Operators, String> {
+        let mut operators = Operators {
+            uids: HashSet::from([0, Uid::effective().as_raw()]),
+            gid: None,
+        };
+        let Some(name) = group else {
+            return Ok(operators);
+        };
+        let group: Option<Group> = Group::from_name(name).ok().flatten();
+        let group = group.ok_or_else(|| {
+            format!("group {name:?} does not exist; create it with: groupadd {name}")
+        })?;
+        operators.gid = Some(Gid::as_raw(group.gid));
+        let members = group.mem.iter();
+        let uids = members.filter_map(|member| Some(User::from_name(member).ok()??.uid.as_raw()));
+        operators.uids.extend(uids);
+        Ok(operators)
+    }
+
+    /// Whether a process with these ids is one.
+    pub fn include(&self, uid: u32, gid: u32) -> bool {
+        self.uids.contains(&uid) || self.gid == Some(gid)
+    }
+}

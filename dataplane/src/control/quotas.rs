@@ -1,0 +1,467 @@
+//! What clients may hold: each client, each user (the uid of the process that connected), and all
+//! together.
+//!
+//! What a client makes is charged to its account before it is made, and given back when it is gone.
+//! The account of a client that has left is closed when the last of its memory is free, so that
+//! connecting anew gives nobody more than the limits say.
+
+use std::collections::HashMap;
+
+use nix::libc;
+
+use super::requests::Refusal;
+use crate::config::LimitsConfig;
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quota {
+    /// Connections to the control socket.
+    Clients,
+    /// Queue pairs, those on their way out included.
+    QueuePairs,
+    /// Shared receive queues.
+    SharedReceiveQueues,
+    /// Completion queues.
+    CompletionQueues,
+    /// Protection domains.
+    ProtectionDomains,
+    /// Memory regions and windows.
+    MemoryKeys,
+    /// Bytes of arenas and queues.
+    Memory,
+    /// Of these, bytes in hugepages.
+    HugeMemory,
+    /// Open files and mappings of the daemon.
+    Descriptors,
+    /// Listeners.
+    Listeners,
+    /// Completion channels and channels of connection events.
+    EventChannels,
+    /// Queue pairs with a connection, or on the way to one.
+    Connections,
+}
+
+/// How many kinds there are.
+const KINDS: usize = Quota::Connections as usize + 1;
+type Amounts = [u64; KINDS];
+
+impl Quota {
+    const ALL: [Quota; KINDS] = [
+        Quota::Clients,
+        Quota::QueuePairs,
+        Quota::SharedReceiveQueues,
+        Quota::CompletionQueues,
+        Quota::ProtectionDomains,
+        Quota::MemoryKeys,
+        Quota::Memory,
+        Quota::HugeMemory,
+        Quota::Descriptors,
+        Quota::Listeners,
+        Quota::EventChannels,
+        Quota::Connections,
+    ];
+
+    /// What it counts, and the beginning of its keys in `[limits]`.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Quota::Clients => ("clients", "clients"),
+            Quota::QueuePairs => ("queue pairs", "queue_pairs"),
+            Quota::SharedReceiveQueues => ("shared receive queues", "queue_pairs"),
+            Quota::CompletionQueues => ("completion queues", "completion_queues"),
+            Quota::ProtectionDomains => ("protection domains", "protection_domains"),
+            Quota::MemoryKeys => ("memory regions and windows", "memory_regions"),
+            Quota::Memory => ("bytes of arenas and queues", "memory"),
+            Quota::HugeMemory => ("bytes of hugepages", "hugepages"),
+            Quota::Descriptors => ("descriptors", "descriptors"),
+            Quota::Listeners => ("listeners", "listeners"),
+            Quota::EventChannels => ("event channels", "event_channels"),
+            Quota::Connections => ("connections", "connections"),
+        }
+    }
+}
+
+/// Most protection domains of one client: as many as Linux siw has.
+pub const MAX_PD: u32 = 102_400;
+
+/// What the host and the rest of the configuration leave for all clients together.
+#[derive(Debug, Clone, Copy)]
+pub struct HostCapacity {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Bytes in free hugepages.
+    pub hugepages: u64,
+    /// Open files and mappings that the process may have beside its own.
+    pub descriptors: u64,
+    /// Slots of the key table.
+    pub memory_keys: u64,
+}
+
+/// The limits of each kind, for the three scopes.
+#[derive(Debug, Clone)]
+pub struct QuotaLimits {
+    of_client: Amounts,
+    of_user: Amounts,
+    of_all: Amounts,
+}
+
+const UNLIMITED: u64 = u64::MAX;
+
+impl QuotaLimits {
+    /// The limits that a configuration sets on a host.
+    pub fn new(limits: &LimitsConfig, host: &HostCapacity) -> QuotaLimits {
+        let memory = limits.memory.map_or(host.memory, |bytes| bytes.0);
+        let memory_of_user = limits
+            .memory_per_user
+            .map_or(memory / 4 * 3, |bytes| bytes.0);
+        let huge_of_user = limits
+            .hugepages_per_user
+            .map_or(host.hugepages / 2, |bytes| bytes.0);
+        let descriptors_of_user = limits
+            .descriptors_per_user
+            .map_or(host.descriptors / 2, u64::from);
+        let connections_of_user = limits
+            .connections_per_user
+            .map_or(u64::from(limits.connections / 2).max(1), u64::from);
+        let mut all = QuotaLimits {
+            of_client: [UNLIMITED; KINDS],
+            of_user: [UNLIMITED; KINDS],
+            of_all: [UNLIMITED; KINDS],
+        };
+        for quota in Quota::ALL {
+            let (client, user, together) = match quota {
+                Quota::Clients => (
+                    UNLIMITED,
+                    limits.clients_per_user.into(),
+                    limits.clients.into(),
+                ),
+                Quota::QueuePairs | Quota::SharedReceiveQueues => (
+                    limits.queue_pairs_per_client.into(),
+                    limits.queue_pairs_per_user.into(),
+                    UNLIMITED,
+                ),
+                Quota::CompletionQueues => (
+                    limits.completion_queues_per_client.into(),
+                    limits.completion_queues_per_user.into(),
+                    UNLIMITED,
+                ),
+                Quota::ProtectionDomains => (MAX_PD.into(), 4 * u64::from(MAX_PD), UNLIMITED),
+                Quota::MemoryKeys => (
+                    limits.memory_regions_per_client.into(),
+                    limits.memory_regions_per_user.into(),
+                    host.memory_keys,
+                ),
+                Quota::Memory => (limits.memory_per_client.0, memory_of_user, memory),
+                Quota::HugeMemory => (UNLIMITED, huge_of_user, host.hugepages),
+                Quota::Descriptors => (
+                    limits.descriptors_per_client.into(),
+                    descriptors_of_user,
+                    host.descriptors,
+                ),
+                Quota::Listeners => (
+                    limits.listeners_per_client.into(),
+                    limits.listeners_per_user.into(),
+                    UNLIMITED,
+                ),
+                Quota::EventChannels => (
+                    limits.event_channels_per_client.into(),
+                    limits.event_channels_per_user.into(),
+                    UNLIMITED,
+                ),
+                Quota::Connections => (UNLIMITED, connections_of_user, UNLIMITED),
+            };
+            all.of_client[quota as usize] = client;
+            all.of_user[quota as usize] = user;
+            all.of_all[quota as usize] = together;
+        }
+        all
+    }
+}
+
+/// A limit that a charge would exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OverQuota {
+    quota: Quota,
+    limit: u64,
+    /// Behind the name of the key.
+    scope: QuotaScope,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QuotaScope {
+    Client,
+    User(u32),
+    All,
+}
+
+impl std::fmt::Display for OverQuota {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ((what, key), limit) = (self.quota.names(), self.limit);
+        let scope = match self.scope {
+            QuotaScope::Client => "_per_client",
+            QuotaScope::User(_) => "_per_user",
+            QuotaScope::All => "",
+        };
+        match self.scope {
+            QuotaScope::Client => write!(f, "{what} of this client: the limit is {limit}")?,
+            QuotaScope::User(uid) => write!(f, "{what} of user {uid}: the limit is {limit}")?,
+            QuotaScope::All => write!(f, "{what} of all clients: the limit is {limit}")?,
+        }
+        match self.quota {
+            Quota::ProtectionDomains => Ok(()),
+            _ => write!(f, "; see [limits] {key}{scope}"),
+        }
+    }
+}
+
+impl From<OverQuota> for Refusal {
+    fn from(over: OverQuota) -> Refusal {
+        let errno = match over.quota {
+            Quota::Clients => libc::EUSERS,
+            _ => libc::ENOMEM,
+        };
+        Refusal::new(errno, over.to_string())
+    }
+}
+
+/// What one client holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    uid: u32,
+    held: Amounts,
+}
+
+impl Account {
+    /// The account of a client that holds nothing yet.
+    pub fn new(uid: u32) -> Account {
+        Account {
+            uid,
+            held: [0; KINDS],
+        }
+    }
+
+    /// The user whose process connected.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// How much of it the client holds.
+    pub fn amount(&self, quota: Quota) -> u64 {
+        self.held[quota as usize]
+    }
+}
+
+/// Who holds how much.
+#[derive(Debug)]
+pub struct Ledger {
+    limits: QuotaLimits,
+    users: HashMap<u32, Amounts>,
+    all: Amounts,
+}
+
+impl Ledger {
+    /// Nobody holds anything.
+    pub fn new(limits: QuotaLimits) -> Ledger {
+        Ledger {
+            limits,
+            users: HashMap::new(),
+            all: [0; KINDS],
+        }
+    }
+
+    /// Whether so much more stays within the limits.
+    ///
+    /// # Errors
+    /// The narrowest limit that it would exceed.
+    pub fn check(&self, account: &Account, quota: Quota, amount: u64) -> Result<(), OverQuota> {
+        let kind = quota as usize;
+        let of_user = self.users.get(&account.uid).map_or(0, |held| held[kind]);
+        let scopes = [
+            (
+                account.held[kind],
+                self.limits.of_client[kind],
+                QuotaScope::Client,
+            ),
+            (
+                of_user,
+                self.limits.of_user[kind],
+                QuotaScope::User(account.uid),
+            ),
+            (self.all[kind], self.limits.of_all[kind], QuotaScope::All),
+        ];
+        for (held, limit, scope) in scopes {
+            if held.saturating_add(amount) > limit {
+                return Err(OverQuota {
+                    quota,
+                    limit,
+                    scope,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what is there, whatever the limits say.
+    pub fn add(&mut self, account: &mut Account, quota: Quota, amount: u64) {
+        if amount == 0 {
+            return;
+        }
+        let kind = quota as usize;
+        let of_user = self.users.entry(account.uid).or_insert([0; KINDS]);
+        for held in [
+            &mut account.held[kind],
+            &mut of_user[kind],
+            &mut self.all[kind],
+        ] {
+            *held = held.saturating_add(amount);
+        }
+    }
+
+    /// Counts what is about to be made: all of it, or nothing when a limit says no.
+    ///
+    /// # Errors
+    /// The limit.
+    pub fn charge(
+        &mut self,
+        account: &mut Account,
+        amounts: &[(Quota, u64)],
+    ) -> Result<(), OverQuota> {
+        for (quota, amount) in amounts {
+            self.check(account, *quota, *amount)?;
+        }
+        for (quota, amount) in amounts {
+            self.add(account, *quota, *amount);
+        }
+        Ok(())
+    }
+
+    /// Counts what is gone no longer.
+    pub fn release(&mut self, account: &mut Account, quota: Quota, amount: u64) {
+        let kind = quota as usize;
+        let amount = amount.min(account.held[kind]);
+        account.held[kind] -= amount;
+        self.all[kind] = self.all[kind].saturating_sub(amount);
+        if let Some(of_user) = self.users.get_mut(&account.uid) {
+            of_user[kind] = of_user[kind].saturating_sub(amount);
+            if of_user.iter().all(|held| *held == 0) {
+                self.users.remove(&account.uid);
+            }
+        }
+    }
+
+    /// Everything of an account is gone.
+    pub fn close(&mut self, mut account: Account) {
+        for quota in Quota::ALL {
+            let held = account.held[quota as usize];
+            if held > 0 {
+                self.release(&mut account, quota, held);
+            }
+        }
+    }
+
+    /// What a client and its user hold, and may hold, by the names of the keys in `[limits]`.
+    pub fn to_json(&self, account: &Account) -> serde_json::Value {
+        let of_user = self.users.get(&account.uid).copied().unwrap_or_default();
+        let rows = Quota::ALL.iter().map(|quota| {
+            let kind = *quota as usize;
+            let limit = |limit: u64| (limit != UNLIMITED).then_some(limit);
+            let row = serde_json::json!({
+                "client": account.held[kind],
+                "client_limit": limit(self.limits.of_client[kind]),
+                "user": of_user[kind],
+                "user_limit": limit(self.limits.of_user[kind]),
+            });
+            (quota.names().0.to_owned(), row)
+        });
+        serde_json::Value::Object(rows.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: HostCapacity = HostCapacity {
+        memory: 1000,
+        hugepages: 100,
+        descriptors: 50,
+        memory_keys: 40,
+    };
+
+    fn ledger(change: impl FnOnce(&mut LimitsConfig)) -> Ledger {
+        let mut limits = LimitsConfig::default();
+        change(&mut limits);
+        Ledger::new(QuotaLimits::new(&limits, &HOST))
+    }
+
+    #[test]
+    fn one_user_with_many_clients_leaves_the_rest_to_others() {
+        let mut ledger = ledger(|limits| limits.descriptors_per_client = 10);
+        let mut greedy = vec![];
+        let refused = loop {
+            let mut account = Account::new(7);
+            match ledger.charge(&mut account, &[(Quota::Descriptors, 10)]) {
+                Ok(()) => greedy.push(account),
+                Err(refused) => break refused,
+            }
+        };
+        assert_eq!((greedy.len(), refused.scope), (2, QuotaScope::User(7)));
+        assert!(
+            refused.to_string().contains("descriptors_per_user"),
+            "{refused}"
+        );
+        let mut other = Account::new(8);
+        ledger
+            .charge(&mut other, &[(Quota::Descriptors, 10)])
+            .unwrap();
+        let refused = ledger
+            .charge(&mut other, &[(Quota::Descriptors, 1)])
+            .unwrap_err();
+        assert_eq!(refused.scope, QuotaScope::Client);
+        ledger.close(greedy.pop().unwrap());
+        let mut again = Account::new(7);
+        assert_eq!(
+            ledger.charge(&mut again, &[(Quota::Descriptors, 10)]),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn a_sum_over_all_clients_is_one_sum() {
+        let mut ledger = ledger(|limits| limits.memory_per_client.0 = 500);
+        let mut accounts: Vec<_> = (0..4).map(Account::new).collect();
+        let amounts = [400, 400, 200];
+        for (account, amount) in accounts.iter_mut().zip(amounts) {
+            ledger.charge(account, &[(Quota::Memory, amount)]).unwrap();
+        }
+        let refused = ledger.check(&accounts[3], Quota::Memory, 1).unwrap_err();
+        assert_eq!((refused.scope, refused.limit), (QuotaScope::All, 1000));
+        ledger.release(&mut accounts[0], Quota::Memory, 1);
+        assert_eq!(ledger.check(&accounts[3], Quota::Memory, 1), Ok(()));
+    }
+
+    #[test]
+    fn a_charge_that_is_refused_in_part_charges_nothing() {
+        let mut ledger = ledger(|_| ());
+        let mut account = Account::new(1);
+        let amounts = [(Quota::Memory, 5), (Quota::MemoryKeys, 41)];
+        assert!(ledger.charge(&mut account, &amounts).is_err());
+        assert_eq!(account, Account::new(1));
+        assert_eq!(ledger.check(&account, Quota::Memory, 750), Ok(()));
+        assert!(ledger.check(&account, Quota::Memory, 751).is_err());
+        assert!(ledger.check(&account, Quota::Memory, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_closed_account_leaves_nothing() {
+        let mut ledger = ledger(|_| ());
+        let mut account = Account::new(1);
+        for quota in Quota::ALL {
+            ledger.charge(&mut account, &[(quota, 3)]).unwrap();
+        }
+        ledger.release(&mut account, Quota::Clients, 99);
+        assert_eq!(account.amount(Quota::Clients), 0);
+        ledger.close(account);
+        assert!(ledger.users.is_empty());
+        assert_eq!(ledger.all, [0; KINDS]);
+    }
+}

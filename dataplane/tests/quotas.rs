@@ -1,0 +1,392 @@
+//! What one client or one user can take of the daemon, and what is left for others then.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::*;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use siw::{
+    Arena, CmChannel, CmEvent, CmListener, CompletionChannel, ConnectOptions, Context, Error,
+};
+use siw_shm::control::messages as m;
+use siw_shm::control::{CallError, ControlSocket};
+
+/// A user that owns nothing.
+const NOBODY: u32 = 65_534;
+
+fn with_limits(limits: &str) -> Daemon {
+    Daemon::start(&format!("{LOOPBACK}[limits]\n{limits}\n"), &[])
+}
+
+/// Makes things until it is refused: how many there are, and why no more.
+fn until_refused<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, String) {
+    let mut all = Vec::new();
+    loop {
+        match make() {
+            Ok(one) => all.push(one),
+            Err(error) => return (all, error.to_string()),
+        }
+        assert!(all.len() < 10_000, "nothing is refused");
+    }
+}
+
+#[test]
+fn a_thousand_clients_live_side_by_side() {
+    const CLIENTS: usize = 1000;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    if hard < 16_000 {
+        println!("skipped: this process may open {hard} files, 16000 are needed");
+        return;
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+    let d = Daemon::loopback();
+    let all: Vec<End> = (0..CLIENTS).map(|_| End::new(&d.context(), 4096)).collect();
+    let to = "10.77.0.2:0".parse().unwrap();
+    for (a, b) in [(0, CLIENTS - 1), (CLIENTS / 2, 1)] {
+        connect(&all[a], &all[b], "siw0", to);
+        ping(&all[a], &all[b]);
+    }
+}
+
+#[test]
+fn each_limit_names_its_key_and_gives_back_what_is_gone() {
+    let d = with_limits(
+        "descriptors_per_client = 30\nlisteners_per_client = 3\nevent_channels_per_client = 5\n\
+         memory_per_client = \"8 MiB\"",
+    );
+    let (a, b) = (End::new(&d.context(), 4096), End::new(&d.context(), 4096));
+    connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+    let greedy = d.context();
+    for _ in 0..2 {
+        let (channels, why) = until_refused(|| CmChannel::new(&greedy));
+        assert_eq!(channels.len(), 5, "{why}");
+        assert!(why.contains("[limits] event_channels_per_client"), "{why}");
+        let any = "10.77.0.1:0".parse().unwrap();
+        let (listeners, why) = until_refused(|| CmListener::new(&channels[0], None, any, 4, 0));
+        assert_eq!(listeners.len(), 3, "{why}");
+        assert!(why.contains("[limits] listeners_per_client"), "{why}");
+        drop((listeners, channels));
+        let (channels, why) = until_refused(|| CompletionChannel::new(&greedy));
+        assert_eq!(channels.len(), 5, "{why}");
+        drop(channels);
+        let (arenas, why) = until_refused(|| Arena::alloc(&greedy, 1 << 20, false));
+        assert_eq!(arenas.len(), 8, "{why}");
+        assert!(why.contains("[limits] memory_per_client"), "{why}");
+        drop(arenas);
+        let (arenas, why) = until_refused(|| Arena::alloc(&greedy, 4096, false));
+        assert!((20..30).contains(&arenas.len()), "{why}");
+        assert!(why.contains("[limits] descriptors_per_client"), "{why}");
+        ping(&a, &b);
+    }
+}
+
+#[test]
+fn connections_of_a_user_are_bounded_and_free_again() {
+    let d = with_limits("connections_per_user = 4");
+    let server = End::new(&d.context(), 4096);
+    let any = "10.77.0.2:0".parse().unwrap();
+    let listener = CmListener::new(&server.cm, None, any, 16, 0).unwrap();
+    let client = d.context();
+    for _ in 0..2 {
+        let (ends, why) = until_refused(|| {
+            let end = End::new(&client, 64);
+            let to = listener.local_addr();
+            end.qp.connect(&end.cm, to, &ConnectOptions::default())?;
+            Ok(end)
+        });
+        assert_eq!(ends.len(), 4, "{why}");
+        assert!(why.contains("[limits] connections_per_user"), "{why}");
+        drop(ends);
+    }
+}
+
+#[test]
+fn memory_of_all_clients_is_one_sum() {
+    let d = with_limits("memory = \"24 MiB\"\nmemory_per_user = \"64 MiB\"");
+    let (first, second) = (d.context(), d.context());
+    let _large = Arena::alloc(&second, 12 << 20, false).unwrap();
+    let held = Arena::alloc(&first, 10 << 20, false).unwrap();
+    let refused = Arena::alloc(&second, 4 << 20, false)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(refused.contains("see [limits] memory ("), "{refused}");
+    // The client is gone, and what it had a little later.
+    drop((held, first));
+    let end = Instant::now() + PATIENCE;
+    while Arena::alloc(&second, 4 << 20, false).is_err() {
+        assert!(
+            Instant::now() < end,
+            "the memory of a client that is gone does not come back"
+        );
+    }
+}
+
+/// This test binary as a process of another user, doing what `task` says; `None` with a reason when
+/// that is not possible here.
+fn other_user(d: &Daemon, task: &str, gid: u32) -> Option<Child> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return None;
+    }
+    for path in [d.dir.path(), &d.socket] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    let started = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "helper_of_another_user",
+            "--include-ignored",
+            "--nocapture",
+        ])
+        .env("SIW_TEST_SOCKET", &d.socket)
+        .env("SIW_TEST_TASK", task)
+        .uid(NOBODY)
+        .gid(gid)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    match started {
+        Ok(child) => Some(child),
+        Err(error) => {
+            println!("skipped: another user cannot run this test: {error}");
+            None
+        }
+    }
+}
+
+/// What the other user's process says.
+fn said_by(child: &mut Child) -> String {
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let found = lines.find_map(|line| Some(line.ok()?.strip_prefix("said: ")?.to_owned()));
+    found.expect("the other user's process failed")
+}
+
+#[test]
+#[ignore = "a process for the tests below"]
+fn helper_of_another_user() {
+    let Ok(socket) = std::env::var("SIW_TEST_SOCKET") else {
+        return;
+    };
+    let open = || Context::open(Some(socket.as_ref()));
+    let task = std::env::var("SIW_TEST_TASK").unwrap();
+    match task.as_str() {
+        "clients" => {
+            let (all, why) = until_refused(open);
+            println!("\nsaid: {} {why}", all.len());
+            // Until the other process ends this one.
+            let _ = std::io::stdin().read(&mut [0]);
+        }
+        "statistics" => println!("\nsaid: {}", open().unwrap().read_stats().unwrap()),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_user_that_takes_all_clients_leaves_others_theirs() {
+    let d = with_limits("clients = 8\nclients_per_user = 4");
+    let Some(mut child) = other_user(&d, "clients", NOBODY) else {
+        return;
+    };
+    let said = said_by(&mut child);
+    assert!(said.starts_with("4 "), "{said}");
+    assert!(said.contains("[limits] clients_per_user"), "{said}");
+    let mine = [d.context(), d.context()];
+    for context in &mine {
+        context.alloc_pd().unwrap();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_client_sees_its_own_counters_and_names_alone() {
+    let group = nix::unistd::Group::from_gid(1.into()).unwrap().unwrap();
+    let operators = format!("[control]\noperators = \"{}\"\n", group.name);
+    let d = Daemon::start(&format!("{LOOPBACK}{operators}"), &[]);
+    let _other = End::new(&d.context(), 4096);
+    for (gid, is_operator) in [(NOBODY, false), (1, true)] {
+        let Some(mut child) = other_user(&d, "statistics", gid) else {
+            return;
+        };
+        let stats: serde_json::Value = serde_json::from_str(&said_by(&mut child)).unwrap();
+        let clients = stats["clients"].as_array().unwrap();
+        let pid = child.id();
+        assert!(clients.iter().any(|client| client["pid"] == pid));
+        if is_operator {
+            assert_eq!(stats["scope"], "all");
+            assert!(clients.len() > 1 && stats["workers"][0]["iterations"].is_u64());
+        } else {
+            assert_eq!((clients.len(), &stats["scope"]), (1, &"client".into()));
+            assert!(stats["workers"].is_null() && stats["total"].is_null());
+            assert!(clients[0]["quotas"]["queue pairs"]["user_limit"].is_u64());
+        }
+        child.wait().unwrap();
+    }
+    // The daemon's own user sees all, too.
+    let stats: serde_json::Value =
+        serde_json::from_str(&d.context().read_stats().unwrap()).unwrap();
+    assert!(stats["clients"].as_array().unwrap().len() >= 2);
+}
+
+#[test]
+fn a_connection_that_says_nothing_is_closed_in_words() {
+    let d = Daemon::start(
+        &format!("{LOOPBACK}[control]\nhello_timeout_ms = 50\n"),
+        &[],
+    );
+    let (a, b) = pair(&d, 4096);
+    let silent = ControlSocket::connect_to(&d.socket).unwrap();
+    let packet = silent.recv_packet().unwrap().bytes;
+    match siw_shm::control::codec::decode_reply::<m::ClientHello>(0, &packet) {
+        Err(CallError::Refused { errno, reason }) => {
+            assert_eq!(errno, nix::libc::ETIMEDOUT);
+            assert!(reason.contains("HELLO"), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(silent.recv_packet().is_err());
+    // Who has said it may be silent for as long as it likes.
+    ping(&a, &b);
+    a.ctx.query_devices().unwrap();
+}
+
+/// Processor time of a process's main thread, in ticks of the clock.
+fn main_thread_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+fn limit_files(pid: u32, most: u64) -> bool {
+    let done = Command::new("prlimit")
+        .arg(format!("--pid={pid}"))
+        .arg(format!("--nofile={most}:"))
+        .status();
+    done.is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_daemon_without_descriptors_serves_its_clients_and_does_not_spin() {
+    const WATCHED: Duration = Duration::from_millis(400);
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let pid = d.child.id();
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .count() as u64;
+    if !limit_files(pid, open) {
+        println!("skipped: prlimit is missing, or refuses");
+        return;
+    }
+    let late = ControlSocket::connect_to(&d.socket).unwrap();
+    a.ctx.query_devices().unwrap();
+    let before = main_thread_ticks(pid);
+    std::thread::sleep(WATCHED);
+    // A tick has 10 ms: a thread that spins would have 40.
+    assert!(
+        main_thread_ticks(pid) - before < 10,
+        "the control thread spins"
+    );
+    ping(&a, &b);
+    a.ctx.query_devices().unwrap();
+    assert!(limit_files(pid, open + 100));
+    let (reply, _fds) = late
+        .call_and_wait(1, &m::ClientHello::new("late"), &[])
+        .unwrap();
+    assert!(reply.n_workers > 0);
+}
+
+#[test]
+fn the_daemon_may_open_as_many_files_as_the_hard_limit_allows() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = daemon_command(dir.path(), LOOPBACK, &[]);
+    let mut limited = Command::new("prlimit");
+    limited.arg("--nofile=256:3000").arg(command.get_program());
+    limited.args(command.get_args());
+    command = limited;
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(child) = child else {
+        println!("skipped: prlimit is missing");
+        return;
+    };
+    let d = Daemon::wait_ready(dir, child);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", d.child.id())).unwrap();
+    let files = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"))
+        .unwrap();
+    let soft = files.split_whitespace().nth(3).unwrap();
+    assert_eq!(soft, "3000", "{files}");
+}
+
+/// It asks for connections that nobody accepts, and never reads what became of them.
+#[test]
+fn a_client_that_reads_no_events_ends_at_its_limit() {
+    let d = with_limits("events_per_client = 64");
+    let (a, b) = pair(&d, 4096);
+    let deaf = End::new(&d.context(), 64);
+    let nobody = "10.77.0.2:9".parse().unwrap();
+    let options = ConnectOptions::default();
+    let mut asked = 0;
+    let end = Instant::now() + PATIENCE;
+    let closed = loop {
+        let qp = deaf
+            .pd
+            .create_qp(&deaf.cq, &deaf.cq, &siw::QpInit::default());
+        match qp.and_then(|qp| qp.connect(&deaf.cm, nobody, &options)) {
+            Ok(()) => asked += 1,
+            Err(error) => break error,
+        }
+        assert!(
+            asked < 20_000 && Instant::now() < end,
+            "its events have no bound"
+        );
+    };
+    assert!(matches!(closed, Error::DaemonGone), "{closed}");
+    let event = deaf.ctx.get_async_event(Some(PATIENCE)).unwrap();
+    assert!(event.reason.contains("events_per_client"), "{event:?}");
+    ping(&a, &b);
+}
+
+/// Peers of a listener whose application reads no events are refused, and do not wait.
+#[test]
+fn peers_of_a_client_that_reads_no_events_are_rejected() {
+    let d = with_limits("events_per_client = 16");
+    let deaf = End::new(&d.context(), 64);
+    let any = "10.77.0.2:0".parse().unwrap();
+    let listener = CmListener::new(&deaf.cm, None, any, 1024, 0).unwrap();
+    let caller = d.context();
+    let mut waiting = Vec::new();
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let one = End::new(&caller, 64);
+        let to = listener.local_addr();
+        one.qp
+            .connect(&one.cm, to, &ConnectOptions::default())
+            .unwrap();
+        // An answer to one of those that asked before.
+        let rejected = waiting.iter().chain([&one]).any(|one: &End| {
+            matches!(
+                one.cm.get_event(Some(Duration::ZERO)),
+                Ok(CmEvent::Rejected(_))
+            )
+        });
+        waiting.push(one);
+        if rejected {
+            break;
+        }
+        assert!(Instant::now() < end, "nobody is rejected");
+    }
+    drop(waiting);
+    assert!(deaf.ctx.is_alive(), "what peers do does not end it");
+}

@@ -1,0 +1,159 @@
+//! What a client can make slow does not hold up the control thread: descriptors that take long to
+//! close, and memory that takes long to make and to free.
+
+mod common;
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use common::*;
+use nix::libc;
+use nix::sys::socket::{setsockopt, sockopt};
+use siw_shm::control::messages as m;
+use siw_shm::control::{CallError, ControlSocket, RecvError, codec};
+
+/// How long a socket lingers: the test would notice a tenth of it.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// A TCP socket whose close waits for a peer that reads nothing, and that peer.
+fn lingering_socket() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.write(&[0; 65_536]).is_ok() {}
+    sender.set_nonblocking(false).unwrap();
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: LINGER.as_secs() as i32,
+    };
+    setsockopt(&sender, sockopt::Linger, &linger).unwrap();
+    (sender, peer)
+}
+
+fn greeted(d: &Daemon) -> ControlSocket {
+    let conn = ControlSocket::connect_to(&d.socket).unwrap();
+    let hello = m::ClientHello::new("hostile");
+    conn.call_and_wait(1, &hello, &[]).unwrap();
+    conn
+}
+
+/// How long another client waits for an answer.
+fn answer_time(end: &End) -> Duration {
+    let before = Instant::now();
+    end.ctx.query_devices().unwrap();
+    drop(end.ctx.alloc_pd().unwrap());
+    before.elapsed()
+}
+
+#[test]
+fn descriptors_that_are_slow_to_close_hold_up_nobody() {
+    let d = Daemon::loopback();
+    let (a, b) = pair(&d, 4096);
+    let request = codec::encode_request(
+        2,
+        &m::AllocPd {
+            device: 0,
+            reserved: 0,
+        },
+    );
+    let mut peers = Vec::new();
+    let mut send_away = |conn: &ControlSocket, times: usize| {
+        for _ in 0..times {
+            let (socket, peer) = lingering_socket();
+            // The daemon's copy is the last one from here on, unless it has closed the connection.
+            if conn.send_packet(&request, &[socket.as_fd()]).is_err() {
+                let linger = libc::linger {
+                    l_onoff: 1,
+                    l_linger: 0,
+                };
+                setsockopt(&socket, sockopt::Linger, &linger).unwrap();
+            }
+            peers.push(peer);
+        }
+    };
+    // With a request, behind one that is served, and in a connection that is no client yet.
+    let first = greeted(&d);
+    send_away(&first, 1);
+    let second = greeted(&d);
+    second.send_packet(&request, &[]).unwrap();
+    send_away(&second, 3);
+    let third = ControlSocket::connect_to(&d.socket).unwrap();
+    send_away(&third, 2);
+    for conn in [&first, &third] {
+        // What lies unread in a socket that is closed is an error for its peer, before what it was
+        // sent.
+        let packet = conn.recv_packet().or_else(|_| conn.recv_packet()).unwrap();
+        match codec::decode_reply::<m::AllocPd>(2, &packet.bytes) {
+            Err(CallError::Refused { errno, reason }) => {
+                assert_eq!(errno, libc::EPROTO, "{reason}");
+                assert!(reason.contains("descriptors"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    drop((first, second, third));
+    for _ in 0..3 {
+        let waited = answer_time(&a);
+        assert!(
+            waited < LINGER / 10,
+            "the control thread was busy for {waited:?}"
+        );
+    }
+    ping(&a, &b);
+    drop(peers);
+}
+
+#[test]
+fn a_large_arena_is_made_while_others_are_served() {
+    const LEN: u64 = 384 << 20;
+    let free = siwd::host::free_hugepage_bytes();
+    if free < LEN + (128 << 20) {
+        println!(
+            "skipped: {} MiB of hugepages are free, 512 are needed",
+            free >> 20
+        );
+        return;
+    }
+    let config = LOOPBACK.replace("\"never\"", "\"require\"");
+    let limits = format!("[limits]\nhugepages_per_user = {LEN}\n");
+    let d = Daemon::start(&format!("{config}{limits}"), &[]);
+    let (a, b) = pair(&d, 4096);
+    let greedy = greeted(&d);
+    let request = m::AllocArena {
+        len: LEN,
+        huge: 1,
+        reserved: 0,
+    };
+    greedy
+        .send_packet(&codec::encode_request(2, &request), &[])
+        .unwrap();
+    // Others are served, and the pages are still being filled.
+    a.ctx.query_device(0).unwrap();
+    assert!(matches!(
+        greedy.try_recv_packet(),
+        Err(RecvError::WouldBlock)
+    ));
+    ping(&a, &b);
+    let packet = greedy.recv_packet().unwrap();
+    let reply = codec::decode_reply::<m::AllocArena>(2, &packet.bytes).unwrap();
+    assert_eq!((reply.len, packet.fds.len()), (LEN, 1));
+    drop(packet);
+    // It is given back in the same way, and may be had again.
+    let free_arena = m::FreeArena {
+        arena: reply.arena,
+        reserved: 0,
+    };
+    greedy.call_and_wait(3, &free_arena, &[]).unwrap();
+    // What the client is not allowed in hugepages it gets in normal pages.
+    let first = greedy.call_and_wait(4, &request, &[]).unwrap().0;
+    let more = m::AllocArena {
+        len: 32 << 20,
+        ..request
+    };
+    let second = greedy.call_and_wait(5, &more, &[]).unwrap().0;
+    assert_eq!((first.huge, second.huge), (1, 0));
+    answer_time(&a);
+}
