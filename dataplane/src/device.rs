@@ -385,6 +385,7 @@ impl OpenDevice {
             max_ord: *settings.ord.get_ref(),
             max_private_data: *settings.private_data.get_ref(),
             fallback_to_rev1: settings.fallback,
+            immediate_with_send: settings.immediate_with_send,
             terminate_bit_order: match settings.terminate {
                 TerminateName::Rfc => TerminateBitOrder::Rfc,
                 TerminateName::Siw => TerminateBitOrder::Siw,

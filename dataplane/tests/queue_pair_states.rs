@@ -307,3 +307,67 @@ fn drained_queues_have_completed_everything_posted() {
     c.qp.drain_sq(PATIENCE, |wc| got.push(wc.wr_id)).unwrap();
     assert_eq!(got, [5]);
 }
+
+#[test]
+fn the_time_out_of_a_connect_bounds_tcp_too() {
+    let d = Daemon::loopback();
+    let a = End::new(&d.context(), 4096);
+    let opt = ConnectOptions {
+        device: Some(a.ctx.device_by_name("siw0").unwrap().index),
+        timeout: Some(Duration::from_millis(200)),
+        ..Default::default()
+    };
+    let start = std::time::Instant::now();
+    // Nobody has this address: without the time-out, ARP alone takes three seconds.
+    a.qp.connect(&a.cm, "10.77.0.99:7".parse().unwrap(), &opt)
+        .unwrap();
+    match a.cm.get_event(Some(PATIENCE)).unwrap() {
+        CmEvent::Unreachable(info) | CmEvent::ConnectError(info) => {
+            assert_eq!(info.errno, nix::libc::ETIMEDOUT);
+        }
+        other => panic!("{other:?}"),
+    }
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(190), "{took:?}");
+    assert!(took < Duration::from_millis(2000), "{took:?}");
+}
+
+/// A client posts until it sees that its queue pair is closed: whatever was taken completes.
+#[test]
+fn a_clean_close_loses_no_work_request() {
+    let d = Daemon::loopback();
+    let (ctx_a, ctx_b) = (d.context(), d.context());
+    for round in 0..60 {
+        let (a, b) = (End::new(&ctx_a, 4096), End::new(&ctx_b, 4096));
+        connect(&a, &b, "siw0", "10.77.0.2:0".parse().unwrap());
+        let mut posted = 0u64;
+        let mut completed = 0;
+        let mut wc = [Wc::default(); 16];
+        let end = std::time::Instant::now() + PATIENCE;
+        let mut is_closing = false;
+        loop {
+            // An empty Write needs nothing of the peer.
+            let write = SendWr::write(posted, SendData::Inline(b""), 0, 0);
+            match a.qp.post_send(&[write]) {
+                Ok(()) => posted += 1,
+                Err(_) if is_closing && a.qp.state() == Some(QpState::Idle) => break,
+                // After a flush, or with a full queue.
+                Err(_) if is_closing && a.qp.state() == Some(QpState::Error) => break,
+                Err(_) => {}
+            }
+            completed += a.cq.poll(&mut wc).unwrap() as u64;
+            if !is_closing && posted > 4 + round {
+                is_closing = true;
+                b.qp.disconnect().unwrap();
+            }
+            if is_closing && a.qp.state() == Some(QpState::Error) {
+                break;
+            }
+            assert!(std::time::Instant::now() < end, "{:?}", a.qp.state());
+        }
+        while completed < posted {
+            completed += a.cq.wait(&mut wc, Some(PATIENCE)).unwrap() as u64;
+        }
+        assert_eq!(completed, posted, "round {round}");
+    }
+}

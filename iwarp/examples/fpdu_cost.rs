@@ -5,8 +5,10 @@
 //! segment of 1448 octets, with markers too.
 //!
 //! Receive: finding the FPDU, CRC, markers, header checks, placement; bare: CRC and copy. Send: the
-//! next record, header, markers, CRC, and the payload as the daemon has it: a counted reference,
-//! with markers a copy in the frame; its release and acknowledgement. Bare: the CRC of the payload.
+//! next record, header, markers, CRC, and the payload: a counted reference, with markers a copy in
+//! the frame; its release and acknowledgement. Bare: the CRC of the payload. `copy_ns` and
+//! `reference_ns` have the whole send of FPDUs of some lengths, with payload that is copied in one pass
+//! with its CRC, and with payload by reference.
 
 use siw_iwarp::*;
 use siw_memory::{KeyReader, KeyTable, RegisteredMemory, Stag, crc};
@@ -18,7 +20,10 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
 
 const EMSS: u32 = 1448;
-const PAYLOAD: usize = 1428;
+/// MPA's and DDP's share of a segment with a tagged header.
+const OVERHEAD: u32 = 20;
+/// Segments for which copies and references are compared.
+const COMPARED_EMSS: [u32; 4] = [536, 1024, EMSS, 8948];
 const COUNT: usize = 64;
 const ROUNDS: usize = 4000;
 
@@ -27,6 +32,8 @@ struct Env {
     wqe: SendWqe,
     posted: u32,
     done: u32,
+    /// Payload is sent by reference.
+    references: bool,
 }
 
 impl QpEnv for Env {
@@ -49,6 +56,12 @@ impl QpEnv for Env {
     fn complete_recv(&mut self, _: &Wc) {}
     fn is_released(&mut self, _: ExtBufRef) -> bool {
         true
+    }
+    fn alloc_ext_buf_ref(&mut self, _: u32) -> ExtBufRef {
+        match self.references {
+            true => ExtBufRef(0),
+            false => ExtBufRef::NONE,
+        }
     }
     fn post_event(&mut self, _: QpEvent) {}
 }
@@ -90,7 +103,7 @@ struct Descriptor([u64; 16]);
 /// Copies headers, and payload that is copied, into buffers as a pool has them; references take a
 /// descriptor each and are counted, as the daemon's are.
 struct Gather<'a> {
-    bufs: &'a mut [[u8; 2048]],
+    bufs: &'a mut [Vec<u8>],
     frame: usize,
     at: usize,
     descriptors: &'a mut [Descriptor],
@@ -126,7 +139,7 @@ impl FrameBuilder for Gather<'_> {
     }
     #[inline]
     fn contiguous_room(&mut self, want: usize) -> usize {
-        want.min(2048 - self.at)
+        want.min(self.bufs[self.frame].len() - self.at)
     }
     #[inline]
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
@@ -162,9 +175,30 @@ fn time(run: impl FnOnce()) -> f64 {
 }
 
 fn main() {
-    let (plain, marked) = (measure(false), measure(true));
+    let plain = StreamShape {
+        emss: EMSS,
+        has_markers: false,
+        by_reference: true,
+    };
+    let with_markers = StreamShape {
+        has_markers: true,
+        ..plain
+    };
+    let of_lengths = |by_reference| {
+        let costs = COMPARED_EMSS.map(|emss| {
+            let shape = StreamShape {
+                emss,
+                by_reference,
+                ..plain
+            };
+            format!("\"{}\":{:.1}", shape.payload_len(), measure(shape).tx)
+        });
+        costs.join(",")
+    };
+    let (copy, reference) = (of_lengths(false), of_lengths(true));
+    let (plain, marked) = (measure(plain), measure(with_markers));
     println!(
-        "{{\"rx_ns\":{:.1},\"rx_beyond_ns\":{:.1},\"rx_markers_ratio\":{:.3},\"tx_ns\":{:.1},\"tx_beyond_ns\":{:.1},\"tx_markers_ratio\":{:.3},\"queue_pair_bytes\":{}}}",
+        "{{\"rx_ns\":{:.1},\"rx_beyond_ns\":{:.1},\"rx_markers_ratio\":{:.3},\"tx_ns\":{:.1},\"tx_beyond_ns\":{:.1},\"tx_markers_ratio\":{:.3},\"copy_ns\":{{{copy}}},\"reference_ns\":{{{reference}}},\"queue_pair_bytes\":{}}}",
         plain.rx,
         plain.rx - plain.rx_bare,
         marked.rx / plain.rx,
@@ -183,9 +217,24 @@ struct Cost {
     tx_bare: f64,
 }
 
-/// A stream with markers carries as much in a segment less its markers.
-fn measure(markers: bool) -> Cost {
-    let payload = PAYLOAD - if markers { 12 } else { 0 };
+/// What is sent and received.
+#[derive(Clone, Copy)]
+struct StreamShape {
+    /// Octets of a segment.
+    emss: u32,
+    has_markers: bool,
+    by_reference: bool,
+}
+
+impl StreamShape {
+    /// A stream with markers carries as much in a segment less its markers.
+    fn payload_len(self) -> usize {
+        (self.emss - OVERHEAD) as usize - if self.has_markers { 12 } else { 0 }
+    }
+}
+
+fn measure(shape: StreamShape) -> Cost {
+    let (payload, markers) = (shape.payload_len(), shape.has_markers);
     let table = KeyTable::new(64, 1);
     let region = Arc::new(SharedMemory::new_anonymous(1 << 20).expect("memory"));
     let mr =
@@ -212,6 +261,7 @@ fn measure(markers: bool) -> Cost {
         wqe,
         posted: 0,
         done: 0,
+        references: shape.by_reference,
     };
     let attr = QpInitAttr {
         qpn: 1,
@@ -229,14 +279,15 @@ fn measure(markers: bool) -> Cost {
             markers_out: markers,
             ird: 1,
             ord: 1,
+            joins_immediate: false,
             rtr: None,
             revision: 2,
         };
-        qp.set_rts(negotiated, EMSS);
+        qp.set_rts(negotiated, shape.emss);
         qp
     };
     let mut qp = fresh();
-    let mut bufs = vec![[0; 2048]; COUNT];
+    let mut bufs = vec![vec![0; (shape.emss as usize + 256).max(2048)]; COUNT];
     let mut descriptors = vec![Descriptor::default(); COUNT];
     let references = AtomicU16::new(0);
 

@@ -257,3 +257,37 @@ fn error_after_our_fin_aborts_instead_of_terminating() {
     assert!(initiator.pull().is_none());
     assert_eq!(initiator.qp.requested_close(), Some(CloseKind::Abort));
 }
+
+#[test]
+fn work_posted_while_a_clean_close_ends_is_flushed() {
+    let (mut initiator, _) = pair();
+    initiator.qp.flush_queues(&mut initiator.env);
+    initiator.qp.disconnect();
+    initiator
+        .qp
+        .on_tcp_closed(&mut initiator.env, CloseReason::Closed);
+    assert_eq!(initiator.qp.state(), RdmapState::Idle);
+    // Its consumer still took it for connected.
+    initiator
+        .env
+        .post(&wr(Opcode::Send, 9, SendData::Inline(b"late")));
+    initiator.env.post_recv(5, &[]);
+    initiator.qp.flush_queues(&mut initiator.env);
+    assert_eq!(initiator.env.statuses(), [(9, WcStatus::WR_FLUSH_ERR)]);
+    assert_eq!(initiator.qp.state(), RdmapState::Error);
+    assert_eq!(initiator.env.recv_statuses().len(), 1);
+}
+
+#[test]
+fn receives_of_an_idle_queue_pair_wait_for_the_next_connection() {
+    let (mut initiator, _) = pair();
+    initiator.qp.disconnect();
+    initiator
+        .qp
+        .on_tcp_closed(&mut initiator.env, CloseReason::Closed);
+    initiator.env.post_recv(5, &[]);
+    initiator.qp.flush_queues(&mut initiator.env);
+    assert_eq!(initiator.qp.state(), RdmapState::Idle);
+    assert!(initiator.env.recv_statuses().is_empty());
+    assert_eq!(initiator.env.rq.len(), 1);
+}

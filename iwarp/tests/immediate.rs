@@ -214,3 +214,42 @@ fn refused_immediate_fails_its_write() {
         .on_tcp_closed(&mut initiator.env, CloseReason::Closed);
     assert_eq!(initiator.env.statuses(), [(1, WcStatus::REM_OP_ERR)]);
 }
+
+/// Immediate Data of RFC 7306 alone: its octets are the application's, whatever they are.
+#[test]
+fn immediate_data_of_others_is_delivered_whatever_its_octets() {
+    let mut responder = End::new(NegotiatedParameters {
+        joins_immediate: false,
+        ..negotiated(false)
+    });
+    let (key, _) = responder.env.mr(VA, 64, REMOTE);
+    responder.env.post_recv(1, &[]);
+    responder.env.post_recv(2, &[sge(VA, 64, key)]);
+    responder.give(&untagged([0x41, 0x48], 0, 0, 1, 0, b"\x01\x02\x03\x04send"));
+    assert_eq!(responder.env.received.len(), 1);
+    let wc = responder.env.received[0];
+    assert_eq!(
+        (wc.opcode, wc.imm),
+        (WcOpcode::RECV_RDMA_WITH_IMM, 0x0102_0304)
+    );
+    responder.give(&send(2, 0, true, b"hello"));
+    let wc = responder.env.received[1];
+    assert_eq!((wc.opcode, wc.byte_len), (WcOpcode::RECV, 5));
+    assert!(!wc.flags.contains(WcFlags::WITH_IMM));
+    assert_eq!(responder.qp.found_error(), None);
+}
+
+#[test]
+fn send_with_immediate_needs_a_peer_that_agreed() {
+    let mut initiator = End::new(NegotiatedParameters {
+        joins_immediate: false,
+        ..negotiated(true)
+    });
+    initiator.env.post(&SendWr {
+        imm: 7,
+        ..wr(Opcode::SendWithImm, 1, SendData::Inline(b"x"))
+    });
+    let fpdu = initiator.pull().expect("a Terminate leaves");
+    assert_eq!(parse_terminate(&fpdu).code.to_string(), "0/0/00");
+    assert_eq!(initiator.env.statuses(), [(1, WcStatus::LOC_QP_OP_ERR)]);
+}

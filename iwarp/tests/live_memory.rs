@@ -8,27 +8,31 @@ use common::*;
 use siw_iwarp::*;
 use siw_shm::{Opcode, SharedMemory};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Writes all of the memory again and again until it is dropped.
 struct Scribbler {
     is_over: Arc<AtomicBool>,
+    passes: Arc<AtomicU64>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Scribbler {
     fn start(memory: Arc<SharedMemory>, len: usize) -> Scribbler {
         let is_over = Arc::new(AtomicBool::new(false));
-        let stop = is_over.clone();
+        let passes = Arc::new(AtomicU64::new(0));
+        let (stop, count) = (is_over.clone(), passes.clone());
         let thread = std::thread::spawn(move || {
             let mut round = 0u8;
             while !stop.load(Ordering::Relaxed) {
                 round = round.wrapping_add(1);
                 memory.write(0, &vec![round; len]).expect("in range");
+                count.fetch_add(1, Ordering::Relaxed);
             }
         });
         Scribbler {
             is_over,
+            passes,
             thread: Some(thread),
         }
     }
@@ -44,8 +48,9 @@ impl Drop for Scribbler {
 }
 
 const LEN: usize = 16 << 10;
-/// FPDUs in each direction; the memory changes many times during one.
+/// Messages, at least, and times that the memory was written meanwhile.
 const ROUNDS: usize = 300;
+const PASSES: u64 = 2000;
 
 /// Sends a message of each of some lengths from memory that changes all the time, and gives every
 /// FPDU to the peer, which checks CRCs.
@@ -65,8 +70,9 @@ fn send_while_memory_changes(opcode: Opcode, markers: bool) {
         Opcode::Read => target,
         _ => source,
     };
-    let _scribbler = Scribbler::start(changing, LEN);
-    for round in 0..ROUNDS {
+    let scribbler = Scribbler::start(changing, LEN);
+    let mut round = 0;
+    while round < ROUNDS || scribbler.passes.load(Ordering::Relaxed) < PASSES {
         let len = [1, 100, 300, 1424, 1428, 4000, LEN][round % 7];
         if opcode == Opcode::Send {
             responder.env.post_recv(round as u64, &[sge(0, LEN, peer)]);
@@ -77,7 +83,8 @@ fn send_while_memory_changes(opcode: Opcode, markers: bool) {
         run(&mut initiator, &mut responder);
         assert_eq!(initiator.qp.found_error(), None, "round {round} of {len}");
         assert_eq!(responder.qp.found_error(), None, "round {round} of {len}");
-        assert_eq!(initiator.env.sent.len(), round + 1);
+        round += 1;
+        assert_eq!(initiator.env.sent.len(), round);
     }
     assert_eq!(initiator.qp.state(), RdmapState::Rts);
     assert!(responder.env.live.is_empty(), "responses are copied");

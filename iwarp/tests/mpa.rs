@@ -103,8 +103,8 @@ fn c4_c5_c6_revision_and_s_bit_are_answered_in_kind() {
         assert_eq!((m.revision, n.revision), (revision, revision));
         assert!(m.initiator && !n.initiator);
     }
-    // Revision 0 is taken as 1; revision 2 without S has no enhanced data.
-    for (revision, want) in [(0, 0), (1, 1), (2, 2)] {
+    // Revision 2 without S has no enhanced data.
+    for (revision, want) in [(1, 1), (2, 2)] {
         let mut r = MpaResponder::new(&cfg());
         let ResponderStep::Request(q) = r.on_stream(&mut stream(&frame(REQ, 0, revision, b"x")))
         else {
@@ -132,6 +132,8 @@ fn c3_unsupported_revisions_fail() {
         );
     };
     fails(&cfg(), &frame(REQ, 0, 3, b""), MpaError::BadRevision(3));
+    // Revision 0 belongs to version 0 of RDMAP and DDP (RFC 5044 appendix C).
+    fails(&cfg(), &frame(REQ, 0, 0, b""), MpaError::BadRevision(0));
     let one = MpaConfig {
         revision: 1,
         ..cfg()
@@ -407,13 +409,27 @@ fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
                 assert_eq!(n.rtr, None);
                 assert_eq!(accepted(i.on_stream(&mut stream(&reply))).0.rtr, None);
             } else if offer.intersection(know).is_empty() {
-                assert!(matches!(
-                    step,
-                    ResponderStep::Failed {
-                        error: MpaError::NoRtr,
-                        send: Some(_)
-                    }
-                ));
+                let ResponderStep::Failed {
+                    error: MpaError::NoRtr,
+                    send: Some(reply),
+                } = step
+                else {
+                    panic!("{step:?}")
+                };
+                // It names one kind that the responder knows.
+                assert_eq!(reply[16] & 0x20, 0x20, "R");
+                let named = RtrKinds {
+                    send: reply[20] & 0x40 != 0,
+                    write: reply[22] & 0x80 != 0,
+                    read: reply[22] & 0x40 != 0,
+                };
+                let kind = know.choose().map_or(RtrKinds::NONE, RtrKinds::from_kind);
+                assert_eq!(named, kind);
+                assert_eq!(
+                    reply[20] & 0x80 != 0,
+                    !know.is_empty(),
+                    "A with a kind alone"
+                );
             } else {
                 assert!(matches!(step, ResponderStep::Request(_)));
                 let (reply, n) = r.accept(4, 4, b"").expect("accepts");
@@ -426,6 +442,35 @@ fn c20_c21_c22_rtr_is_one_kind_that_both_sides_know() {
             }
         }
     }
+}
+
+#[test]
+fn immediate_with_send_is_agreed_on_by_both_or_by_nobody() {
+    let with = |immediate_with_send| MpaConfig {
+        immediate_with_send,
+        ..cfg()
+    };
+    for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut i = MpaInitiator::new(&with(ours), 4, 4, b"").expect("valid");
+        let mut r = MpaResponder::new(&with(theirs));
+        let request = i.request_frame();
+        assert_eq!(request[16] & 0x0f, if ours { 8 } else { 0 });
+        assert!(matches!(
+            r.on_stream(&mut stream(&request)),
+            ResponderStep::Request(_)
+        ));
+        let (reply, n) = r.accept(4, 4, b"").expect("accepts");
+        let both = ours && theirs;
+        assert_eq!(reply[16] & 0x0f, if both { 4 } else { 0 });
+        let m = accepted(i.on_stream(&mut stream(&reply))).0;
+        assert_eq!((m.joins_immediate, n.joins_immediate), (both, both));
+    }
+    // A peer that sends the reserved bits of the request back agrees to nothing.
+    let mut i = MpaInitiator::new(&cfg(), 4, 4, b"").expect("valid");
+    let e = enhanced(true, false, 4, true, false, 4);
+    let echoed = frame(REP, 0x50 | i.request_frame()[16] & 0x0f, 2, &e);
+    let m = accepted(i.on_stream(&mut stream(&echoed))).0;
+    assert!(!m.joins_immediate);
 }
 
 /// Conformance 20: siw asks with A=0 and stray options would not count.

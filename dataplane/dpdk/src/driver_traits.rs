@@ -30,9 +30,6 @@ pub struct DriverTraits {
     /// have to share that memory with its peer, which it cannot; of drivers without a row it is not
     /// known whether they hold such a packet beyond its acknowledgement.
     pub external_buffers: bool,
-    /// Sending payload where it lies measured faster than copying it into the frame in one pass with
-    /// its CRC.
-    pub prefers_references: bool,
     /// The driver adds up the checksum of each segment as if it began at an even byte: every
     /// segment but the last must have an even length where the port computes checksums.
     pub even_segments: bool,
@@ -81,7 +78,6 @@ const OTHER: DriverTraits = DriverTraits {
     driver: "",
     in_process: false,
     external_buffers: false,
-    prefers_references: false,
     even_segments: false,
     shares_mac_address: false,
     peer_sends_uncut: false,

@@ -50,7 +50,7 @@ pub enum TsoPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TxPayloadPolicy {
-    /// What measured faster on this kind of link.
+    /// What measured faster on this kind of link: a copy, on all of them so far.
     Auto,
     /// Copied into the frame, in one pass with its CRC.
     Copy,

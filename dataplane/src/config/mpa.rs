@@ -84,6 +84,8 @@ pub struct MpaSettings {
     pub rtr: Vec<RtrName>,
     /// Which streams place payload that arrives beyond a hole at once (delivery stays in order).
     pub out_of_order: OutOfOrderName,
+    /// Agree with peers that can on immediate data with SEND.
+    pub immediate_with_send: bool,
     /// How Terminates begin.
     pub terminate: TerminateName,
     /// Inbound RDMA Reads granted at most (IRD).
@@ -115,6 +117,7 @@ struct MpaTable {
     markers: Option<MarkersName>,
     rtr: Option<Vec<RtrName>>,
     out_of_order: Option<OutOfOrderName>,
+    immediate_with_send: Option<bool>,
     terminate: Option<TerminateName>,
     ird: Option<Spanned<u16>>,
     ord: Option<Spanned<u16>>,
@@ -141,6 +144,7 @@ impl MpaSettings {
             markers: MarkersName::Accept,
             rtr: vec![RtrName::Write, RtrName::Read],
             out_of_order: OutOfOrderName::Off,
+            immediate_with_send: true,
             terminate: TerminateName::Rfc,
             ird: at(128),
             ord: at(128),
@@ -155,11 +159,13 @@ impl MpaSettings {
             None => plain,
             Some(MpaPreset::Siw) => MpaSettings {
                 markers: MarkersName::Never,
+                immediate_with_send: false,
                 terminate: TerminateName::Siw,
                 ..plain
             },
             Some(MpaPreset::Chelsio) => MpaSettings {
                 markers: MarkersName::Never,
+                immediate_with_send: false,
                 rtr: vec![RtrName::Read],
                 ird: at(32),
                 ord: at(32),
@@ -168,6 +174,7 @@ impl MpaSettings {
             },
             Some(MpaPreset::Intel) => MpaSettings {
                 markers: MarkersName::Never,
+                immediate_with_send: false,
                 rtr: vec![RtrName::Read, RtrName::Write],
                 ird: at(64),
                 ord: at(63),
@@ -212,6 +219,9 @@ impl From<MpaTable> for MpaSettings {
             markers: file.markers.unwrap_or(preset.markers),
             rtr: file.rtr.unwrap_or(preset.rtr),
             out_of_order: file.out_of_order.unwrap_or(preset.out_of_order),
+            immediate_with_send: file
+                .immediate_with_send
+                .unwrap_or(preset.immediate_with_send),
             terminate: file.terminate.unwrap_or(preset.terminate),
             ird: file.ird.unwrap_or(preset.ird),
             ord: file.ord.unwrap_or(preset.ord),

@@ -17,6 +17,20 @@ use crate::datapath::rx_frame::TcpByteStream;
 impl Worker {
     /// Starts a connection for a queue pair that is already in the table.
     pub(super) fn connect_queue_pair(&mut self, now: Instant, slot: QpSlot, params: ConnectParams) {
+        let timeout = params.timeout_ms;
+        let deadline = timeout.map(|timeout| now + Duration::from_millis(timeout.into()));
+        self.connect_until(now, slot, params, deadline);
+    }
+
+    /// As [`Self::connect_queue_pair`], for one attempt of a set-up that is given up at
+    /// `consumer_deadline`.
+    fn connect_until(
+        &mut self,
+        now: Instant,
+        slot: QpSlot,
+        params: ConnectParams,
+        consumer_deadline: Option<Instant>,
+    ) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
@@ -28,6 +42,7 @@ impl Worker {
             _ => {}
         }
         if let Some(timeout) = params.timeout_ms {
+            // Up to the consumer's deadline.
             config.reply_timeout_ms = timeout;
         }
         if let Some(revision) = params.revision {
@@ -60,7 +75,8 @@ impl Worker {
             initiator,
             params,
             config,
-            deadline: now + TCP_CONNECT_TIMEOUT,
+            deadline: consumer_deadline.unwrap_or(now + TCP_CONNECT_TIMEOUT),
+            consumer_deadline,
         };
         self.enter_state(slot, LifecycleState::TcpConnecting(Box::new(attempt)));
     }
@@ -122,7 +138,7 @@ impl Worker {
         };
         let request = attempt.initiator.request_frame();
         let reply_timeout = Duration::from_millis(attempt.config.reply_timeout_ms.into());
-        attempt.deadline = now + reply_timeout;
+        attempt.deadline = attempt.consumer_deadline.unwrap_or(now + reply_timeout);
         self.enter_state(slot, LifecycleState::MpaNegotiation(attempt));
         self.queue_stream_bytes(port, conn, request);
         self.flush_connection(now, port, conn);
@@ -161,11 +177,11 @@ impl Worker {
             ConnectFailure::TimedOut
         } else {
             if events.contains(Events::RESET)
-                && let Some(params) = self.revision_1_attempt(slot)
+                && let Some((params, deadline)) = self.revision_1_attempt(slot)
             {
                 self.ports[port].stack.release(now, conn);
                 tracing::debug!(remote = %params.remote, "reset on MPA revision 2: trying revision 1");
-                return self.connect_queue_pair(now, slot, params);
+                return self.connect_until(now, slot, params, deadline);
             }
             ConnectFailure::Reset
         };
@@ -173,14 +189,14 @@ impl Worker {
     }
 
     /// RFC 6581 section 10: a revision 1 peer resets what it does not know. The parameters of the
-    /// next attempt, if the device's configuration allows one.
-    fn revision_1_attempt(&self, slot: QpSlot) -> Option<ConnectParams> {
+    /// next attempt and its deadline, if the device's configuration allows one.
+    fn revision_1_attempt(&self, slot: QpSlot) -> Option<(ConnectParams, Option<Instant>)> {
         let LifecycleState::MpaNegotiation(attempt) = &self.queue_pairs.get(slot)?.state else {
             return None;
         };
         let config = attempt.initiator.fallback_config()?;
         let mut params = attempt.params.clone();
         params.revision = Some(config.revision);
-        Some(params)
+        Some((params, attempt.consumer_deadline))
     }
 }

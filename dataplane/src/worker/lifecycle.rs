@@ -31,8 +31,8 @@
 //! | state | awaits | for how long | then |
 //! |---|---|---|---|
 //! | `Unconnected` | nothing: the command that put it here goes on | | |
-//! | `TcpConnecting` | TCP, which has its own limits | [`TCP_CONNECT_TIMEOUT`] | RST, set-up failed |
-//! | `MpaNegotiation` | the MPA reply | `reply_timeout_ms` | RST, set-up failed |
+//! | `TcpConnecting` | TCP, which has its own limits | the consumer's time-out, else [`TCP_CONNECT_TIMEOUT`] | RST, set-up failed |
+//! | `MpaNegotiation` | the MPA reply | what is left of the consumer's time-out, at most `reply_timeout_ms` | RST, set-up failed |
 //! | `Running` | | RTS has no deadline; TCP's timers find a dead peer | |
 //! | `FinishingMessage` | room for the FPDUs of the message under way | [`MESSAGE_STALL_TIMEOUT`] since the last acknowledgement | RST, `Disconnected` |
 //! | `Terminating` | room for the Terminate | [`CLOSE_TIMEOUT`] | RST, `Disconnected` |
@@ -54,7 +54,7 @@ use siw_tcp::{ConnId, Instant};
 use super::Worker;
 use super::deadlines::DeadlineOwner;
 use super::messages::{ConnectFailure, ConnectParams, DisconnectReason, Event};
-use super::worker_qp::QpSlot;
+use super::worker_qp::{QpSlot, WorkerQp};
 
 /// TCP has its own timers until the connection stands; this one bounds what they leave open.
 pub(super) const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(200);
@@ -93,7 +93,10 @@ pub(super) struct ConnectAttempt {
     pub(super) initiator: MpaInitiator,
     pub(super) params: ConnectParams,
     pub(super) config: MpaConfig,
+    /// Of the current state.
     pub(super) deadline: Instant,
+    /// Of the whole set-up, if the consumer gave a time-out.
+    pub(super) consumer_deadline: Option<Instant>,
 }
 
 impl LifecycleState {
@@ -400,8 +403,25 @@ impl Worker {
         }
     }
 
-    /// Writes the state where the client library looks, and flushes what raced with it.
+    /// Writes the state where the client library looks, and flushes what raced with it: a client that
+    /// posted without having seen the new state.
     fn publish_state(&mut self, slot: QpSlot) {
+        self.write_state(slot);
+        let queue_pair = self.queue_pairs.get(slot);
+        if queue_pair.is_some_and(WorkerQp::only_flushes) {
+            let has_more = self.with_queue_pair(slot, |protocol, view| {
+                protocol.flush_queues(view);
+                protocol.has_unflushed()
+            });
+            if has_more == Some(true) {
+                self.mark_ready(slot);
+            }
+            // After a clean close, what was flushed has led from IDLE to ERROR.
+            self.write_state(slot);
+        }
+    }
+
+    fn write_state(&mut self, slot: QpSlot) {
         let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
             return;
         };
@@ -413,14 +433,5 @@ impl Worker {
             RdmapState::Error => control::QpState::Error,
         };
         queue_pair.rings.sq.set_qp_state(state as u32);
-        if queue_pair.only_flushes() {
-            let flush = self.with_queue_pair(slot, |protocol, view| {
-                protocol.flush_queues(view);
-                protocol.has_unflushed()
-            });
-            if flush == Some(true) {
-                self.mark_ready(slot);
-            }
-        }
     }
 }

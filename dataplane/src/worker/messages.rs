@@ -80,7 +80,7 @@ pub struct ConnectParams {
     pub crc: Option<bool>,
     /// The consumer's own choice of the MPA revision; the device's setting when absent.
     pub revision: Option<u8>,
-    /// For the TCP connection, and again for the MPA reply.
+    /// For the whole set-up, from the start of the TCP connection to the MPA reply.
     pub timeout_ms: Option<u32>,
 }
 

@@ -29,7 +29,7 @@ fn the_request_is_what_hardware_and_linux_want_and_the_ready_to_receive_comes_fi
         // A with IRD 4; C and D with ORD 4.
         assert_eq!(
             (flags, rev, &data[..]),
-            (S | C, 2, &[0x80, 4, 0xc0, 4, b'h', b'i'][..])
+            (S | C | 0x08, 2, &[0x80, 4, 0xc0, 4, b'h', b'i'][..])
         );
         peer.send(&reply(S | C, 2, &[0x80, 4, 0x80, 4, b'y', b'o']));
         let info = b.established();

@@ -148,6 +148,7 @@ fn c1_c2_c3_c9_c10_wrong_frames_close_the_connection_and_the_application_hears_n
         ("a reply", reply(C, 1, b"")),
         ("HTTP", b"GET / HTTP/1.1\r\nHost: siwd\r\n\r\n".to_vec()),
         ("revision 3", request(C, 3, b"")),
+        ("revision 0", request(C, 0, b"")),
         ("S with three bytes", request(S | C, 2, &[0, 0, 0])),
         ("trailing bytes", [request(C, 1, b""), vec![0; 8]].concat()),
     ] {
@@ -371,8 +372,10 @@ fn c22_a_request_whose_ready_to_receive_the_device_has_not_is_rejected() {
     let mut peer = b.peer();
     // A; D only: by Read.
     peer.send(&request(S | C, 2, &[0x80, 4, 0x40, 4]));
-    let (flags, _, _) = peer.take_mpa(b"MPA ID Rep Frame");
+    let (flags, _, data) = peer.take_mpa(b"MPA ID Rep Frame");
     assert_eq!(flags & R, R);
+    // A; C only: what the device has.
+    assert_eq!((data[0] & 0xc0, data[2] & 0xc0), (0x80, 0x80));
     assert_eq!(peer.rest(), b"");
     b.nothing_heard();
 }

@@ -116,7 +116,7 @@ impl RtrKinds {
 /// How a device sets up connections. Defaults suit Linux siw, Chelsio and Intel peers alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpaConfig {
-    /// Revision to ask for, and the highest to accept: 1 or 2 (0 is taken as 1 from a peer).
+    /// Revision to ask for, and the highest to accept: 1 or 2.
     pub revision: u8,
     /// CRC policy.
     pub crc: MpaCrcPolicy,
@@ -134,6 +134,8 @@ pub struct MpaConfig {
     pub max_private_data: u16,
     /// Try again with revision 1 when the peer resets a revision 2 request.
     pub fallback_to_rev1: bool,
+    /// Agree with peers that can on immediate data with SEND, which RFC 7306 does not have.
+    pub immediate_with_send: bool,
     /// In which bit order Terminates are sent.
     pub terminate_bit_order: TerminateBitOrder,
     /// Which streams place payload beyond a gap.
@@ -159,6 +161,7 @@ impl Default for MpaConfig {
             max_ord: 128,
             max_private_data: MAX_PRIVATE_DATA as u16,
             fallback_to_rev1: true,
+            immediate_with_send: true,
             terminate_bit_order: TerminateBitOrder::Rfc,
             out_of_order: OutOfOrderPolicy::Off,
             first_msn: Msn::FIRST,

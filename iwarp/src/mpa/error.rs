@@ -16,7 +16,7 @@ pub enum MpaError {
     UnexpectedReply,
     /// A revision that is not supported.
     #[error(
-        "MPA revision {0} is not supported (0, 1 and 2 are); set rev in the device configuration"
+        "MPA revision {0} is not supported: 1 and 2 are, as far as `revision` in [device.mpa] allows"
     )]
     BadRevision(u8),
     /// PD_Length above the RFC's 512, or above the configured limit.

@@ -21,6 +21,13 @@ const C_FLAG: u8 = 0x40;
 const R_FLAG: u8 = 0x20;
 /// The private data starts with enhanced data (RFC 6581 section 6).
 const S_FLAG: u8 = 0x10;
+/// The reserved bits. A peer that sets others than siwd does is none, and they mean nothing.
+const RESERVED_MASK: u8 = 0x0f;
+/// In a request: the initiator joins Immediate Data and the Send behind it (PROTOCOL.md section 8.8).
+const JOIN_REQUEST_FLAG: u8 = 0x08;
+/// In a reply: the responder does so too, and both do from now on. Another bit than in the request:
+/// some peers send the reserved bits of a request back.
+const JOIN_REPLY_FLAG: u8 = 0x04;
 /// The highest revision.
 const MAX_REVISION: u8 = 2;
 /// Octets of the enhanced data.
@@ -93,6 +100,8 @@ pub struct MpaFrame {
     pub crc: bool,
     /// R flag; it means something in a reply only.
     pub reject: bool,
+    /// One of siwd's two bits, of revision 2: Immediate Data and the Send behind it may be joined.
+    pub joins_immediate: bool,
     /// Revision.
     pub revision: u8,
     /// S flag and its data.
@@ -117,7 +126,8 @@ impl MpaFrame {
         });
         let flag = |is_set, bit| if is_set { bit } else { 0 };
         octets.push(
-            flag(self.markers, M_FLAG)
+            flag(self.joins_immediate, join_flag(self.kind))
+                | flag(self.markers, M_FLAG)
                 | flag(self.crc, C_FLAG)
                 | flag(self.reject, R_FLAG)
                 | flag(self.enhanced.is_some(), S_FLAG),
@@ -154,7 +164,9 @@ impl MpaFrame {
         }
         let (flags, revision) = (header[16], header[17]);
         let pd_len = u16::from_be_bytes([header[18], header[19]]);
-        if revision > MAX_REVISION {
+        // Revision 0 goes with version 0 of RDMAP and DDP (RFC 5044 appendix C), which siwd does not
+        // speak.
+        if revision == 0 || revision > MAX_REVISION {
             return Err(MpaError::BadRevision(revision));
         }
         if usize::from(pd_len) > MAX_PRIVATE_DATA || pd_len > max_private_data {
@@ -182,10 +194,18 @@ impl MpaFrame {
             markers: flags & M_FLAG != 0,
             crc: flags & C_FLAG != 0,
             reject: flags & R_FLAG != 0,
+            joins_immediate: flags & RESERVED_MASK == join_flag(kind) && revision >= 2,
             revision,
             enhanced,
             private_data,
         }))
+    }
+}
+
+fn join_flag(kind: MpaFrameKind) -> u8 {
+    match kind {
+        MpaFrameKind::Request => JOIN_REQUEST_FLAG,
+        MpaFrameKind::Reply => JOIN_REPLY_FLAG,
     }
 }
 
@@ -200,6 +220,7 @@ mod tests {
             markers: false,
             crc: true,
             reject: false,
+            joins_immediate: false,
             revision: 2,
             enhanced: Some(EnhancedData {
                 peer_to_peer: true,

@@ -74,6 +74,7 @@ impl MpaInitiator {
             markers: config.markers == MarkerPolicy::Request,
             crc: config.crc.requests_crc(),
             reject: false,
+            joins_immediate: config.immediate_with_send && config.revision == 2,
             revision: config.revision,
             enhanced,
             private_data: private_data.to_vec(),
@@ -156,8 +157,9 @@ impl MpaInitiator {
             markers_out: reply.markers,
             ird: self.ird,
             ord: self.ord,
+            joins_immediate: self.config.immediate_with_send && reply.joins_immediate,
             rtr: None,
-            revision: reply.revision.max(1),
+            revision: reply.revision,
         };
         match reply.enhanced {
             Some(enhanced) => self.negotiate_enhanced(&mut negotiated, enhanced)?,

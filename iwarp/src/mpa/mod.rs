@@ -56,6 +56,8 @@ pub struct NegotiatedParameters {
     pub ird: u16,
     /// ORD: Reads that this side may have outstanding.
     pub ord: u16,
+    /// Immediate Data and the Send behind it are one message to both sides (PROTOCOL.md section 8.8).
+    pub joins_immediate: bool,
     /// The ready-to-receive message that starts the stream.
     pub rtr: Option<RtrKind>,
     /// Revision of the exchange.

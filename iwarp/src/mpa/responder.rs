@@ -84,7 +84,7 @@ impl MpaResponder {
             return failed(MpaError::TrailingBytes);
         }
         if let Some(error) = self.find_refusal(&frame) {
-            let enhanced = Self::reject_data(&frame);
+            let enhanced = self.refusal_data(&frame, error);
             let send = self.encode_reply(&frame, true, enhanced, &[]).ok();
             return ResponderStep::Failed { error, send };
         }
@@ -127,8 +127,9 @@ impl MpaResponder {
             markers_out: request.markers,
             ird: ird.min(self.config.max_ird),
             ord: ord.min(self.config.max_ord),
+            joins_immediate: self.joins_immediate(request),
             rtr: None,
-            revision: request.revision.max(1),
+            revision: request.revision,
         };
         let enhanced = match request.enhanced {
             Some(peer) => Some(self.negotiate_enhanced(&mut negotiated, peer)),
@@ -195,6 +196,25 @@ impl MpaResponder {
         kinds
     }
 
+    fn joins_immediate(&self, request: &MpaFrame) -> bool {
+        self.config.immediate_with_send && request.joins_immediate
+    }
+
+    /// The enhanced data of a reply that refuses. Without a ready-to-receive kind in common, it names
+    /// one that this device knows (PROTOCOL.md section 8.6).
+    fn refusal_data(&self, request: &MpaFrame, error: MpaError) -> Option<EnhancedData> {
+        let mut data = Self::reject_data(request)?;
+        let kind = match error {
+            MpaError::NoRtr => self.config.rtr_kinds.choose(),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            data.peer_to_peer = true;
+            data.rtr = RtrKinds::from_kind(kind);
+        }
+        Some(data)
+    }
+
     fn reject_data(request: &MpaFrame) -> Option<EnhancedData> {
         request.enhanced.map(|peer| EnhancedData {
             peer_to_peer: false,
@@ -216,6 +236,7 @@ impl MpaResponder {
             markers: !reject && self.config.markers == MarkerPolicy::Request,
             crc: request.crc || self.config.crc.requests_crc(),
             reject,
+            joins_immediate: !reject && self.joins_immediate(request),
             revision: request.revision,
             enhanced,
             private_data: private_data.to_vec(),

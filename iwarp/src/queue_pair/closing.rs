@@ -67,6 +67,7 @@ impl QueuePair {
             return;
         }
         self.stream_open = false;
+        self.was_closed = true;
         self.complete_ready(env);
         let is_clean = self.state == RdmapState::Closing && reason == CloseReason::Closed;
         if !is_clean && matches!(self.state, RdmapState::Rts | RdmapState::Closing) {

@@ -69,6 +69,8 @@ pub struct QueuePair {
     /// FPDUs carry a CRC.
     crc: bool,
     stream_open: bool,
+    /// There was a stream, which is closed.
+    was_closed: bool,
     /// The stream shall be reset.
     wants_abort: bool,
     /// A responder sends nothing until it has received an FPDU (RFC 5044 section 7.1.2).
@@ -96,6 +98,7 @@ impl QueuePair {
             state: RdmapState::Idle,
             crc: false,
             stream_open: false,
+            was_closed: false,
             wants_abort: false,
             may_send: false,
             is_rtr_pending: false,
@@ -133,9 +136,11 @@ impl QueuePair {
             terminate_bit_order: self.terminate_bit_order,
             first_msn,
             transmitter: Transmitter::new(tx_position),
-            requester: Requester::new(first_msn, negotiated.ord),
+            requester: Requester::new(first_msn, negotiated.ord)
+                .with_joined_immediate(negotiated.joins_immediate),
             responder: Responder::new(first_msn, negotiated.ird.max(1)),
-            receive: ReceiveState::new(first_msn, rx_position, expects_rtr_send, policy),
+            receive: ReceiveState::new(first_msn, rx_position, expects_rtr_send, policy)
+                .with_joined_immediate(negotiated.joins_immediate),
             ..Self::new(self.attr)
         };
         self.set_emss(emss);

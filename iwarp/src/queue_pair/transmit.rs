@@ -55,10 +55,12 @@ impl QueuePair {
         }
     }
 
-    /// Responses and requests take turns, message by message.
+    /// Responses and requests share the stream, message by message.
     fn start_message<E: QpEnv>(&mut self, env: &mut E, room: usize) -> Option<OutgoingFpdu> {
         let has_response = self.responder.has_unsent();
-        if has_response && self.transmitter.is_responses_turn {
+        if !has_response {
+            self.transmitter.forget_lead();
+        } else if self.transmitter.is_responses_turn() {
             return self.next_response(env, room);
         }
         let (requester, mut context) = self.requester_with_context();
@@ -66,7 +68,7 @@ impl QueuePair {
             Ok(PreparedRequest::Ready) => {
                 return self.requester.next_segment(&mut self.transmitter, room);
             }
-            Ok(PreparedRequest::Nothing) => {}
+            Ok(PreparedRequest::Nothing) => self.transmitter.forget_lead(),
             Ok(PreparedRequest::Yielded) => self.transmitter.has_yielded = true,
             Err(_) => {
                 self.fail_stream(env, TerminateCode::LOCAL_CATASTROPHIC, None);

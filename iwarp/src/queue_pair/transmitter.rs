@@ -17,15 +17,24 @@ pub(crate) enum OpenMessage {
     Response,
 }
 
-/// Turns segments into records, and has requests and responses take turns.
+/// What a message counts besides its payload when requests and responses share the stream: about the
+/// headers of a segment. A Read Request or an empty message counts as much.
+const MESSAGE_OVERHEAD: u32 = 64;
+/// How far requests or responses may get ahead of the other, in octets. The other catches up by no
+/// more: it never delays the next message longer than one of this length would.
+const MAX_LEAD: i32 = 256 << 10;
+
+/// Turns segments into records, and shares the stream between requests and responses: while both have
+/// messages to send, each gets as many octets of the stream as the other, message by message.
 #[derive(Debug)]
 pub(crate) struct Transmitter {
     /// Largest ULPDU of an FPDU (RFC 5044 section 4.1).
     pub mulpdu: u16,
     marker_position: MarkerPosition,
     pub open_message: OpenMessage,
-    /// A request was sent last: if both wait, it is the turn of a response.
-    pub is_responses_turn: bool,
+    /// Octets by which responses are ahead of requests since both had something to send; less than
+    /// zero: requests are ahead.
+    responses_ahead: i32,
     /// The last call sent nothing because its budget was used up, not because there was nothing to do.
     pub has_yielded: bool,
 }
@@ -37,7 +46,7 @@ impl Transmitter {
             mulpdu: 0,
             marker_position,
             open_message: OpenMessage::None,
-            is_responses_turn: false,
+            responses_ahead: 0,
             has_yielded: false,
         }
     }
@@ -85,29 +94,42 @@ impl Transmitter {
         room: usize,
     ) -> Option<OutgoingFpdu> {
         let wire_len = self.fit(ulpdu_len, room)?;
-        let segment = FpduSegment {
-            kind,
-            is_last: true,
-            ulpdu_len,
-            slot: MessageSlot(0),
-            offset: 0,
-        };
+        let segment = FpduSegment::whole_message(kind, MessageSlot(0), ulpdu_len);
         Some(self.push_fpdu(segment, wire_len))
     }
 
-    /// The last segment of a request is handed to TCP.
+    /// Both have something to send: it is the turn of a response.
     #[inline]
-    pub fn end_request(&mut self) {
-        self.open_message = OpenMessage::None;
-        self.is_responses_turn = true;
+    pub fn is_responses_turn(&self) -> bool {
+        self.responses_ahead < 0
     }
 
-    /// The last segment of a response is handed to TCP.
+    /// Only one of them has something to send: nobody owes the other anything.
     #[inline]
-    pub fn end_response(&mut self) {
-        self.open_message = OpenMessage::None;
-        self.is_responses_turn = false;
+    pub fn forget_lead(&mut self) {
+        self.responses_ahead = 0;
     }
+
+    /// The last segment of a request with `len` octets of payload is handed to TCP.
+    #[inline]
+    pub fn end_request(&mut self, len: u32) {
+        self.open_message = OpenMessage::None;
+        self.responses_ahead = (self.responses_ahead - charge(len)).max(-MAX_LEAD);
+    }
+
+    /// The last segment of a response with `len` octets of payload is handed to TCP.
+    #[inline]
+    pub fn end_response(&mut self, len: u32) {
+        self.open_message = OpenMessage::None;
+        self.responses_ahead = (self.responses_ahead + charge(len)).min(MAX_LEAD);
+    }
+}
+
+/// What a message of `len` octets counts.
+#[inline]
+fn charge(len: u32) -> i32 {
+    len.saturating_add(MESSAGE_OVERHEAD)
+        .min(2 * MAX_LEAD as u32) as i32
 }
 
 /// A [`FpduRecord`] less its place in the stream.
@@ -118,4 +140,18 @@ pub(crate) struct FpduSegment {
     pub ulpdu_len: u16,
     pub slot: MessageSlot,
     pub offset: u32,
+}
+
+impl FpduSegment {
+    /// The only segment of its message.
+    #[inline]
+    pub fn whole_message(kind: FpduKind, slot: MessageSlot, ulpdu_len: u16) -> Self {
+        Self {
+            kind,
+            is_last: true,
+            ulpdu_len,
+            slot,
+            offset: 0,
+        }
+    }
 }

@@ -7,7 +7,8 @@ pub const RDMAP_VERSION: u8 = 1;
 /// Length of Immediate Data (RFC 7306 section 6.1).
 pub const IMMEDIATE_LEN: usize = 8;
 /// The last four octets of Immediate Data that belongs to the Send behind it: siwd's SEND with
-/// immediate, which the RFC does not have (PROTOCOL.md section 8.8).
+/// immediate, which the RFC does not have. Only between peers that agreed on it: to others these are
+/// octets like any (PROTOCOL.md section 8.8).
 pub const IMMEDIATE_FOR_NEXT_SEND: [u8; 4] = *b"send";
 
 /// RDMA message opcodes (RFC 5040 section 4.2).

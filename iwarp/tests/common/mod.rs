@@ -210,6 +210,7 @@ pub fn negotiated(initiator: bool) -> NegotiatedParameters {
         markers_out: false,
         ird: 4,
         ord: 4,
+        joins_immediate: true,
         rtr: None,
         revision: 2,
     }

@@ -66,6 +66,8 @@ pub(crate) struct ReceiveState {
     write_len: u32,
     /// Of the next Send or Immediate Data.
     expected_send_msn: Msn,
+    /// The peer sends Immediate Data that belongs to the Send behind it.
+    joins_immediate: bool,
     /// Immediate data of the Send that comes next.
     immediate_for_send: Option<u32>,
     open: OpenReceive,
@@ -90,11 +92,19 @@ impl ReceiveState {
             is_write_open: false,
             write_len: 0,
             expected_send_msn: first_msn,
+            joins_immediate: false,
             immediate_for_send: None,
             open: OpenReceive::default(),
             has_unflushed: false,
             out_of_order: OutOfOrderPlacement::new(policy),
         }
+    }
+
+    /// Whether Immediate Data may belong to the Send behind it: see
+    /// [`crate::NegotiatedParameters::joins_immediate`].
+    pub fn with_joined_immediate(mut self, joins_immediate: bool) -> Self {
+        self.joins_immediate = joins_immediate;
+        self
     }
 
     /// Part of a Send has arrived, and part of it has not.

@@ -244,7 +244,7 @@ impl ReceiveState {
         let mut payload = [0; IMMEDIATE_LEN];
         rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
         let imm = u32::from_be_bytes([payload[0], payload[1], payload[2], payload[3]]);
-        if payload[4..] == IMMEDIATE_FOR_NEXT_SEND {
+        if self.joins_immediate && payload[4..] == IMMEDIATE_FOR_NEXT_SEND {
             self.immediate_for_send = Some(imm);
             self.expected_send_msn = self.expected_send_msn.next();
             return Ok(());

@@ -45,14 +45,8 @@ impl Requester {
             atomic_id: Some(id),
         });
         self.current = None;
-        tx.end_request();
-        let segment = FpduSegment {
-            kind: FpduKind::Request,
-            is_last: true,
-            ulpdu_len,
-            slot,
-            offset: 0,
-        };
+        tx.end_request(0);
+        let segment = FpduSegment::whole_message(FpduKind::Request, slot, ulpdu_len);
         Some(tx.push_fpdu(segment, wire_len))
     }
 

@@ -47,14 +47,15 @@ impl Requester {
             self.next_send_msn = self.next_send_msn.next();
         }
         entry.sent += payload_len;
-        let is_last = entry.sent == entry.length;
+        let len = entry.length;
+        let is_last = entry.sent == len;
         if is_last && entry.opcode == Opcode::WriteWithImm {
             // Its Immediate Data follows.
             entry.messages_sent = 1;
             tx.open_message = OpenMessage::Request;
         } else if is_last {
             self.current = None;
-            tx.end_request();
+            tx.end_request(len);
         } else {
             tx.open_message = OpenMessage::Request;
         }
@@ -81,18 +82,13 @@ impl Requester {
         entry.messages_sent += 1;
         self.next_send_msn = self.next_send_msn.next();
         if entry.opcode == Opcode::WriteWithImm {
+            let len = entry.length;
             self.current = None;
-            tx.end_request();
+            tx.end_request(len);
         } else {
             tx.open_message = OpenMessage::Request;
         }
-        let segment = FpduSegment {
-            kind: FpduKind::Immediate,
-            is_last: true,
-            ulpdu_len,
-            slot,
-            offset: 0,
-        };
+        let segment = FpduSegment::whole_message(FpduKind::Immediate, slot, ulpdu_len);
         Some(tx.push_fpdu(segment, wire_len))
     }
 

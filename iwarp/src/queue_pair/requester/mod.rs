@@ -69,6 +69,8 @@ pub(crate) struct Requester {
     /// How many Reads and atomics may be outstanding.
     pub ord: u16,
     pub drain: DrainState,
+    /// The peer joins Immediate Data and the Send behind it.
+    joins_immediate: bool,
     /// A work request completed in error: those behind it are flushed.
     has_failed: bool,
     /// The flush stopped at its budget: the ring may hold more.
@@ -89,10 +91,17 @@ impl Requester {
             expected_atomic_msn: first_msn,
             ord,
             drain: DrainState::Inactive,
+            joins_immediate: false,
             has_failed: false,
             has_unflushed: false,
             local_operations_left: LOCAL_OPERATIONS_PER_TURN,
         }
+    }
+
+    /// Whether SEND with immediate may be sent: see [`crate::NegotiatedParameters::joins_immediate`].
+    pub fn with_joined_immediate(mut self, joins_immediate: bool) -> Self {
+        self.joins_immediate = joins_immediate;
+        self
     }
 
     /// No work request is unfinished.
@@ -257,6 +266,8 @@ impl Requester {
     #[inline]
     fn check_request(&self, keys: &KeyReader, attr: &QpInitAttr, entry: &SendEntry) -> WcStatus {
         let access = match entry.opcode {
+            // To any other peer it would be two messages.
+            Opcode::SendWithImm if !self.joins_immediate => return WcStatus::LOC_QP_OP_ERR,
             Opcode::Write
             | Opcode::Send
             | Opcode::SendWithInv

@@ -52,7 +52,7 @@ impl Requester {
             self.current = None;
         }
         // Each Read Request is a message of its own: responses may go between them.
-        tx.is_responses_turn = true;
+        tx.end_request(0);
         let segment = FpduSegment {
             kind: FpduKind::Request,
             is_last,

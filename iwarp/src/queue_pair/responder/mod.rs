@@ -73,9 +73,7 @@ impl Responder {
         len: u32,
         is_answerable: bool,
     ) -> Result<(), SegmentError> {
-        self.check_request(header, len, READ_REQUEST_LEN)?;
-        let mut payload = [0; READ_REQUEST_LEN];
-        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
+        let payload = self.read_request::<READ_REQUEST_LEN>(rx, header, len)?;
         let read = ReadRequestHeader::parse(&payload);
         if read.size > 0 {
             let access = Access::REMOTE_READ;
@@ -102,9 +100,7 @@ impl Responder {
         len: u32,
         is_answerable: bool,
     ) -> Result<(), SegmentError> {
-        self.check_request(header, len, ATOMIC_REQUEST_LEN)?;
-        let mut payload = [0; ATOMIC_REQUEST_LEN];
-        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
+        let payload = self.read_request::<ATOMIC_REQUEST_LEN>(rx, header, len)?;
         // Conformance 85: no such operation.
         let request = AtomicRequestHeader::parse(&payload).ok_or(TerminateCode::RDMAP_OPCODE)?;
         atomic_operand(keys, attr, &request)?;
@@ -116,27 +112,30 @@ impl Responder {
         Ok(())
     }
 
-    /// What Read Requests and Atomic Requests have in common: one segment in its turn, of this length,
-    /// and within IRD.
-    fn check_request(
+    /// The payload of a Read Request or Atomic Request, after what they have in common is checked: one
+    /// segment in its turn, of `LEN` octets, and within IRD.
+    #[inline]
+    fn read_request<const LEN: usize>(
         &self,
+        rx: &impl RxStream,
         header: &UntaggedHeader,
         len: u32,
-        want_len: usize,
-    ) -> Result<(), TerminateCode> {
+    ) -> Result<[u8; LEN], TerminateCode> {
         if header.msn != self.expected_request_msn {
             return Err(TerminateCode::DDP_MSN);
         }
         if header.mo != 0 {
             return Err(TerminateCode::DDP_MO);
         }
-        if len as usize != want_len || !header.control.is_last() {
+        if len as usize != LEN || !header.control.is_last() {
             return Err(TerminateCode::RDMAP_UNSPECIFIED);
         }
         if self.queue.unsent_len() >= usize::from(self.ird) {
             return Err(TerminateCode::DDP_NO_BUFFER);
         }
-        Ok(())
+        let mut payload = [0; LEN];
+        rx.peek(LEN_FIELD + UNTAGGED_HDR_LEN, &mut payload);
+        Ok(payload)
     }
 
     /// The next segment of the response whose turn it is; `Ok(None)`: there is none, or no room.
@@ -177,7 +176,7 @@ impl Responder {
         let is_last = response.sent == read.size;
         if is_last {
             self.queue.finish_current();
-            tx.end_response();
+            tx.end_response(read.size);
         } else {
             tx.open_message = OpenMessage::Response;
         }
@@ -224,14 +223,8 @@ impl Responder {
         atomic.response_msn = self.next_atomic_msn;
         self.next_atomic_msn = self.next_atomic_msn.next();
         self.queue.finish_current();
-        tx.end_response();
-        let segment = FpduSegment {
-            kind: FpduKind::Response,
-            is_last: true,
-            ulpdu_len,
-            slot,
-            offset: 0,
-        };
+        tx.end_response(ATOMIC_RESPONSE_LEN as u32);
+        let segment = FpduSegment::whole_message(FpduKind::Response, slot, ulpdu_len);
         Ok(Some(tx.push_fpdu(segment, wire_len)))
     }
 
