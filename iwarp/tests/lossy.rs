@@ -24,11 +24,11 @@ impl RxStream for Rx<'_> {
     fn peek(&self, off: usize, out: &mut [u8]) {
         self.0.copy_to_slice(off, out);
     }
-    fn for_each_slice(&self, off: usize, len: usize, f: impl FnMut(&[u8])) {
-        self.0.for_each_chunk(off, len, f);
+    fn for_each_slice(&self, off: usize, len: usize, visit: impl FnMut(&[u8])) {
+        self.0.for_each_chunk(off, len, visit);
     }
-    fn consume(&mut self, n: usize) {
-        self.0.consume(n);
+    fn consume(&mut self, len: usize) {
+        self.0.consume(len);
     }
 }
 
@@ -39,16 +39,19 @@ impl RecordBytes for Rec {
     fn read(&self, offset: u32, len: u32, out: &mut Vec<u8>) {
         let (from, to) = (offset as usize, (offset + len) as usize);
         match &self.0 {
-            TxRecord::Stream(b) => out.extend_from_slice(&b[from..to]),
+            TxRecord::Stream(bytes) => out.extend_from_slice(&bytes[from..to]),
             TxRecord::Fpdu(rec) => {
-                let s = self.1.borrow();
-                let mut f = Frame::default();
-                let built = s.end.qp.build_fpdu(&s.end.env.keys, rec, &mut f);
+                let borrowed = self.1.borrow();
+                let mut frame = Frame::default();
+                let built = borrowed
+                    .end
+                    .qp
+                    .build_fpdu(&borrowed.end.env.keys, rec, &mut frame);
                 if built.is_err() {
                     // Flushed meanwhile: the reset is on its way.
-                    f.bytes.resize(to, 0);
+                    frame.bytes.resize(to, 0);
                 }
-                out.extend_from_slice(&f.bytes[from..to]);
+                out.extend_from_slice(&frame.bytes[from..to]);
             }
         }
     }
@@ -81,19 +84,19 @@ impl Host {
         );
     }
 
-    fn stream(&self, net: &mut Net, i: usize, id: ConnId, b: Box<[u8]>) {
-        let len = b.len() as u32;
-        self.push(net, i, id, TxRecord::Stream(b), len, true);
+    fn stream(&self, net: &mut Net, i: usize, id: ConnId, bytes: Box<[u8]>) {
+        let len = bytes.len() as u32;
+        self.push(net, i, id, TxRecord::Stream(bytes), len, true);
     }
 
     fn work(&mut self, net: &mut Net, i: usize) {
         while let Some((id, _, ev)) = net.hosts[i].next_event() {
             self.id = Some(id);
             if ev.contains(Events::CONNECTED)
-                && let Phase::Connecting(m) = &self.phase
+                && let Phase::Connecting(initiator) = &self.phase
             {
-                let f = m.request_frame();
-                self.stream(net, i, id, f);
+                let request = initiator.request_frame();
+                self.stream(net, i, id, request);
             }
             self.fin |= ev.contains(Events::PEER_FIN);
             if ev.contains(Events::RESET) {
@@ -118,8 +121,8 @@ impl Host {
             return;
         };
         let mut rx = Rx(rx);
-        let (n, reply) = match &mut self.phase {
-            Phase::Connecting(m) => match m.on_stream(&mut rx) {
+        let (negotiated, reply) = match &mut self.phase {
+            Phase::Connecting(initiator) => match initiator.on_stream(&mut rx) {
                 InitiatorStep::NeedMore => return,
                 InitiatorStep::Accepted {
                     negotiated,
@@ -128,31 +131,31 @@ impl Host {
                     assert_eq!(private_data, b"pong");
                     (negotiated, None)
                 }
-                s => panic!("{s:?}"),
+                step => panic!("{step:?}"),
             },
-            Phase::Accepting(m) => match m.on_stream(&mut rx) {
+            Phase::Accepting(responder) => match responder.on_stream(&mut rx) {
                 ResponderStep::NeedMore => return,
-                ResponderStep::Request(q) => {
-                    assert_eq!(q.private_data, b"ping");
-                    let (f, n) = m.accept(2, 2, b"pong").expect("fits");
-                    (n, Some(f))
+                ResponderStep::Request(request) => {
+                    assert_eq!(request.private_data, b"ping");
+                    let (frame, negotiated) = responder.accept(2, 2, b"pong").expect("fits");
+                    (negotiated, Some(frame))
                 }
-                s => panic!("{s:?}"),
+                step => panic!("{step:?}"),
             },
             _ => return,
         };
-        if let Some(f) = reply {
-            self.stream(net, i, id, f);
+        if let Some(frame) = reply {
+            self.stream(net, i, id, frame);
         }
-        self.side.borrow_mut().end.qp.set_rts(n, emss);
+        self.side.borrow_mut().end.qp.set_rts(negotiated, emss);
         self.phase = Phase::Rts;
     }
 
     fn transfer(&mut self, net: &mut Net, i: usize, id: ConnId) {
         let side = self.side.clone();
         {
-            let mut s = side.borrow_mut();
-            let End { qp, env, .. } = &mut s.end;
+            let mut borrowed = side.borrow_mut();
+            let End { qp, env, .. } = &mut borrowed.end;
             qp.set_emss(net.hosts[i].effective_mss(id) as u32);
             let mut left = 0;
             if let Some(rx) = net.hosts[i].receive_queue(id) {
@@ -160,9 +163,9 @@ impl Host {
                 qp.receive_in_order(env, &mut rx);
                 left = rx.available();
             }
-            net.hosts[i].take_acked(id, |r| {
-                if let TxRecord::Fpdu(f) = r.0 {
-                    qp.on_record_acked(env, &f);
+            net.hosts[i].take_acked(id, |record| {
+                if let TxRecord::Fpdu(fpdu) = record.0 {
+                    qp.on_record_acked(env, &fpdu);
                 }
             });
             if self.fin {
@@ -177,8 +180,8 @@ impl Host {
         loop {
             let room = net.hosts[i].send_room(id);
             let next = {
-                let mut s = side.borrow_mut();
-                let End { qp, env, .. } = &mut s.end;
+                let mut borrowed = side.borrow_mut();
+                let End { qp, env, .. } = &mut borrowed.end;
                 qp.next_record(env, room)
             };
             let Some(fpdu) = next else { break };
@@ -197,35 +200,35 @@ impl Host {
     }
 }
 
-fn micros(n: u64) -> Duration {
-    Duration::from_micros(n)
+fn micros(count: u64) -> Duration {
+    Duration::from_micros(count)
 }
 
 fn link(rng: &mut Rng) -> Impairment {
-    let mut l = Impairment::perfect(micros(5 + rng.below(500)));
+    let mut impairment = Impairment::perfect(micros(5 + rng.below(500)));
     if rng.chance(0.7) {
-        l.loss = rng.below(100) as f64 / 1000.0;
-        l.reorder = rng.below(100) as f64 / 1000.0;
-        l.jitter = micros(rng.below(200));
-        l.duplicate = rng.below(100) as f64 / 1000.0;
-        l.corrupt = rng.below(20) as f64 / 1000.0;
+        impairment.loss = rng.below(100) as f64 / 1000.0;
+        impairment.reorder = rng.below(100) as f64 / 1000.0;
+        impairment.jitter = micros(rng.below(200));
+        impairment.duplicate = rng.below(100) as f64 / 1000.0;
+        impairment.corrupt = rng.below(20) as f64 / 1000.0;
     }
-    l
+    impairment
 }
 
 fn start(seed: u64) -> (Net, [Host; 2]) {
     let mut rng = Rng::new(seed);
     let mtu = [1500, 9000, 1280][rng.below(3) as usize];
     let configs = [0, 1].map(|i| {
-        let mut c = host_config(i);
-        c.mtu = mtu;
-        c.user_timeout = Duration::from_secs(3600);
-        c.syn_retries = 30;
-        c.rto_initial = Duration::from_millis(50);
-        c.rto_max = Duration::from_secs(1);
-        c.neighbours.probes = 50;
-        c.neighbours.retransmit = Duration::from_millis(20);
-        c
+        let mut config = host_config(i);
+        config.mtu = mtu;
+        config.user_timeout = Duration::from_secs(3600);
+        config.syn_retries = 30;
+        config.rto_initial = Duration::from_millis(50);
+        config.rto_max = Duration::from_secs(1);
+        config.neighbours.probes = 50;
+        config.neighbours.retransmit = Duration::from_millis(20);
+        config
     });
     let links = [link(&mut rng), link(&mut rng)];
     let mut net = Net::new(seed, configs, links);
@@ -250,10 +253,10 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
         .connect(net.now, None, None, to, 0)
         .expect("a route");
     let host = |i: usize, phase| {
-        let mut s = side(i == 0);
-        s.end.qp = QueuePair::new(init_attr());
+        let mut end_side = side(i == 0);
+        end_side.end.qp = QueuePair::new(init_attr());
         Host {
-            side: Rc::new(RefCell::new(s)),
+            side: Rc::new(RefCell::new(end_side)),
             id: None,
             phase,
             fin: false,
@@ -261,9 +264,9 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
             closing: false,
         }
     };
-    let i = MpaInitiator::new(&cfg, 2, 2, b"ping").expect("fits");
+    let initiator = MpaInitiator::new(&cfg, 2, 2, b"ping").expect("fits");
     let hosts = [
-        host(0, Phase::Connecting(i)),
+        host(0, Phase::Connecting(initiator)),
         host(1, Phase::Accepting(MpaResponder::new(&cfg))),
     ];
     // The same operations for the same seed.
@@ -287,17 +290,17 @@ fn start(seed: u64) -> (Net, [Host; 2]) {
 
 fn run(net: &mut Net, hosts: &mut [Host; 2], secs: u64, done: impl Fn(&[Host; 2]) -> bool) -> bool {
     net.run(Duration::from_secs(secs), |net| {
-        for (i, h) in hosts.iter_mut().enumerate() {
-            h.work(net, i);
+        for (i, host) in hosts.iter_mut().enumerate() {
+            host.work(net, i);
         }
         done(hosts)
     })
 }
 
-fn all_sent(h: &[Host; 2]) -> bool {
-    h.iter().all(|h| {
-        let s = h.side.borrow();
-        s.end.env.sent.len() == s.posted.len()
+fn all_sent(hosts: &[Host; 2]) -> bool {
+    hosts.iter().all(|host| {
+        let borrowed = host.side.borrow();
+        borrowed.end.env.sent.len() == borrowed.posted.len()
     })
 }
 
@@ -310,19 +313,20 @@ fn everything_arrives_over_a_lossy_network() {
             run(&mut net, &mut hosts, 600, all_sent),
             "seed {seed} wedged"
         );
-        for h in &hosts {
-            let s = h.side.borrow();
-            check_order(&s, true);
+        for host in &hosts {
+            let borrowed = host.side.borrow();
+            check_order(&borrowed, true);
             assert!(
-                s.end
+                borrowed
+                    .end
                     .env
                     .sent
                     .iter()
                     .flatten()
-                    .all(|c| c.status == WcStatus::SUCCESS)
+                    .all(|wc| wc.status == WcStatus::SUCCESS)
             );
             assert!(
-                contents(&s.mem, MEM) == s.model,
+                contents(&borrowed.mem, MEM) == borrowed.model,
                 "seed {seed}: memory equals the model"
             );
         }
@@ -332,16 +336,16 @@ fn everything_arrives_over_a_lossy_network() {
             .end
             .qp
             .disconnect();
-        let over = |h: &[Host; 2]| h.iter().all(|h| matches!(h.phase, Phase::Over));
+        let over = |hosts: &[Host; 2]| hosts.iter().all(|host| matches!(host.phase, Phase::Over));
         assert!(
             run(&mut net, &mut hosts, 600, over),
             "seed {seed} does not close"
         );
-        for h in &hosts {
-            let s = h.side.borrow();
-            assert_eq!(s.end.qp.state(), RdmapState::Idle, "seed {seed}");
-            assert!(s.end.env.events.is_empty() && s.end.env.live.is_empty());
-            completed += s.posted.len();
+        for host in &hosts {
+            let borrowed = host.side.borrow();
+            assert_eq!(borrowed.end.qp.state(), RdmapState::Idle, "seed {seed}");
+            assert!(borrowed.end.env.events.is_empty() && borrowed.end.env.live.is_empty());
+            completed += borrowed.posted.len();
         }
         lost += net.lost;
     }
@@ -353,30 +357,30 @@ fn everything_arrives_over_a_lossy_network() {
 fn abort_completes_everything_once_on_both_sides() {
     for seed in 0..60 {
         let (mut net, mut hosts) = start(seed);
-        run(&mut net, &mut hosts, 600, |h| {
-            h[0].side.borrow().end.env.sent.len() >= (seed % 7) as usize
-                && matches!(h[0].phase, Phase::Rts)
-                && matches!(h[1].phase, Phase::Rts)
+        run(&mut net, &mut hosts, 600, |hosts| {
+            hosts[0].side.borrow().end.env.sent.len() >= (seed % 7) as usize
+                && matches!(hosts[0].phase, Phase::Rts)
+                && matches!(hosts[1].phase, Phase::Rts)
         });
         {
-            let mut s = hosts[0].side.borrow_mut();
-            let End { qp, env, .. } = &mut s.end;
+            let mut borrowed = hosts[0].side.borrow_mut();
+            let End { qp, env, .. } = &mut borrowed.end;
             qp.modify_to_error(env);
         }
         // A RST may be lost; the other side then learns from the answer to its own segments, or is
         // closed by its owner.
-        let over = |h: &[Host; 2]| h.iter().all(|h| matches!(h.phase, Phase::Over));
+        let over = |hosts: &[Host; 2]| hosts.iter().all(|host| matches!(host.phase, Phase::Over));
         if !run(&mut net, &mut hosts, 60, over) {
-            let mut s = hosts[1].side.borrow_mut();
-            let End { qp, env, .. } = &mut s.end;
+            let mut borrowed = hosts[1].side.borrow_mut();
+            let End { qp, env, .. } = &mut borrowed.end;
             qp.modify_to_error(env);
         }
-        for h in &hosts {
-            let mut s = h.side.borrow_mut();
-            let End { qp, env, .. } = &mut s.end;
+        for host in &hosts {
+            let mut borrowed = host.side.borrow_mut();
+            let End { qp, env, .. } = &mut borrowed.end;
             assert!(env.live.is_empty(), "seed {seed}");
             assert_eq!(qp.state(), RdmapState::Error);
-            check_order(&s, true);
+            check_order(&borrowed, true);
         }
     }
 }

@@ -484,6 +484,32 @@ fn send_completes_when_the_port_released_its_buffers() {
     assert!(initiator.env.live.is_empty());
 }
 
+/// Nothing but the end of the Read shows that the Write behind it waits for the port.
+#[test]
+fn write_behind_a_read_asks_for_its_release_when_the_read_ends() {
+    let (mut initiator, mut responder) = pair();
+    initiator.env.track = true;
+    initiator.env.held = true;
+    let (local, _) = initiator.env.mr(0, 64, REMOTE);
+    let (peer, _) = responder.env.mr(0, 64, REMOTE);
+    let sges = [sge(0, 64, local)];
+    initiator.env.post(&remote(Opcode::Read, 1, &sges, 0, peer));
+    initiator
+        .env
+        .post(&remote(Opcode::Write, 2, &sges, 0, peer));
+    let requests = initiator.pull_all();
+    responder.give(&requests);
+    initiator.ack_all();
+    assert!(!initiator.env.awaits_release && initiator.env.sent.is_empty());
+    let response = responder.pull_all();
+    initiator.give(&response);
+    assert_eq!(initiator.env.statuses(), [(1, WcStatus::SUCCESS)]);
+    assert!(initiator.env.awaits_release);
+    initiator.env.held = false;
+    initiator.qp.poll_releases(&mut initiator.env);
+    assert_eq!(initiator.env.statuses().len(), 2);
+}
+
 #[test]
 fn idle_queue_pair_is_small() {
     let len = std::mem::size_of::<QueuePair>();

@@ -31,8 +31,8 @@ pub struct Frame {
 }
 
 impl FrameBuilder for Frame {
-    fn append_bytes(&mut self, b: &[u8]) {
-        self.bytes.extend_from_slice(b);
+    fn append_bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
     }
     fn append_reference(
         &mut self,
@@ -75,6 +75,8 @@ pub struct Env {
     pub track: bool,
     pub live: Vec<u32>,
     pub held: bool,
+    /// A completion waits for a release: somebody has to poll.
+    pub awaits_release: bool,
     next_owner: u32,
     send: SendWqe,
     recv: RecvWqe,
@@ -96,6 +98,7 @@ impl Env {
             track: false,
             live: Vec::new(),
             held: false,
+            awaits_release: false,
             next_owner: 0,
             send: SendWqe::new(),
             recv: RecvWqe::new(),
@@ -126,20 +129,23 @@ impl Env {
             .push_back(RecvWqe::from_wr(&RecvWr { wr_id, sges }).expect("valid"));
     }
 
-    pub fn post(&mut self, d: &SendWr<'_>) {
-        self.sq.push_back(SendWqe::from_wr(d).expect("valid"));
+    pub fn post(&mut self, request: &SendWr<'_>) {
+        self.sq.push_back(SendWqe::from_wr(request).expect("valid"));
     }
 
     pub fn statuses(&self) -> Vec<(u64, WcStatus)> {
         self.sent
             .iter()
             .flatten()
-            .map(|c| (c.wr_id, c.status))
+            .map(|wc| (wc.wr_id, wc.status))
             .collect()
     }
 
     pub fn recv_statuses(&self) -> Vec<(u64, WcStatus)> {
-        self.received.iter().map(|c| (c.wr_id, c.status)).collect()
+        self.received
+            .iter()
+            .map(|wc| (wc.wr_id, wc.status))
+            .collect()
     }
 }
 
@@ -149,8 +155,8 @@ impl QpEnv for Env {
     }
     fn next_send(&mut self) -> Result<Option<&SendWqe>, RingFault> {
         match self.sq.pop_front() {
-            Some(w) => {
-                self.send = w;
+            Some(wqe) => {
+                self.send = wqe;
                 Ok(Some(&self.send))
             }
             None => self.ring_fault.take().map_or(Ok(None), Err),
@@ -158,8 +164,8 @@ impl QpEnv for Env {
     }
     fn next_recv(&mut self) -> Result<Option<&RecvWqe>, RingFault> {
         match self.rq.pop_front() {
-            Some(w) => {
-                self.recv = w;
+            Some(wqe) => {
+                self.recv = wqe;
                 Ok(Some(&self.recv))
             }
             None => Ok(None),
@@ -173,6 +179,7 @@ impl QpEnv for Env {
     }
     fn is_released(&mut self, owner: ExtBufRef) -> bool {
         assert_ne!(owner, ExtBufRef::NONE);
+        self.awaits_release |= self.held;
         !self.held
     }
     fn alloc_ext_buf_ref(&mut self, _len: u32) -> ExtBufRef {
@@ -184,8 +191,8 @@ impl QpEnv for Env {
         ExtBufRef(self.next_owner)
     }
     fn free_ext_buf_ref(&mut self, owner: ExtBufRef) {
-        let i = self.live.iter().position(|&o| o == owner.0);
-        self.live.remove(i.expect("freed once"));
+        let index = self.live.iter().position(|&live| live == owner.0);
+        self.live.remove(index.expect("freed once"));
     }
     fn post_event(&mut self, event: QpEvent) {
         self.events.push(event);
@@ -225,9 +232,9 @@ pub struct End {
 }
 
 impl End {
-    pub fn new(n: NegotiatedParameters) -> Self {
+    pub fn new(parameters: NegotiatedParameters) -> Self {
         let mut qp = QueuePair::new(init_attr());
-        qp.set_rts(n, EMSS);
+        qp.set_rts(parameters, EMSS);
         Self {
             qp,
             env: Env::new(),
@@ -242,25 +249,22 @@ impl End {
     }
 
     pub fn pull_room(&mut self, room: usize) -> Option<Vec<u8>> {
-        let OutgoingFpdu {
-            record: rec,
-            wire_len: len,
-        } = self.qp.next_record(&mut self.env, room)?;
-        let mut f = Frame::default();
+        let OutgoingFpdu { record, wire_len } = self.qp.next_record(&mut self.env, room)?;
+        let mut frame = Frame::default();
         self.qp
-            .build_fpdu(&self.env.keys, &rec, &mut f)
+            .build_fpdu(&self.env.keys, &record, &mut frame)
             .expect("the key is there");
-        assert_eq!(f.bytes.len(), len as usize, "announced length");
-        assert!(len <= EMSS, "an FPDU fits a segment");
-        self.unacked.push_back(rec);
-        Some(f.bytes)
+        assert_eq!(frame.bytes.len(), wire_len as usize, "announced length");
+        assert!(wire_len <= EMSS, "an FPDU fits a segment");
+        self.unacked.push_back(record);
+        Some(frame.bytes)
     }
 
     /// Everything it may send now.
     pub fn pull_all(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
-        while let Some(b) = self.pull() {
-            out.extend(b);
+        while let Some(fpdu) = self.pull() {
+            out.extend(fpdu);
         }
         out
     }
@@ -271,53 +275,54 @@ impl End {
     }
 
     pub fn ack_all(&mut self) {
-        while let Some(r) = self.unacked.pop_front() {
-            self.qp.on_record_acked(&mut self.env, &r);
+        while let Some(record) = self.unacked.pop_front() {
+            self.qp.on_record_acked(&mut self.env, &record);
         }
     }
 
     /// Sends a message and expects a Terminate with this code in return; nothing after it.
     pub fn expect_terminate(&mut self, code: &str) -> ReceivedTerminate {
-        let f = self.pull().expect("a Terminate leaves");
-        let t = parse_terminate(&f);
-        assert_eq!(t.code.to_string(), code);
-        assert!(!t.is_siw_order);
+        let fpdu = self.pull().expect("a Terminate leaves");
+        let terminate = parse_terminate(&fpdu);
+        assert_eq!(terminate.code.to_string(), code);
+        assert!(!terminate.is_siw_order);
         assert!(self.pull().is_none(), "nothing after a Terminate");
         assert_eq!(self.qp.state(), RdmapState::Terminate);
         assert_eq!(self.qp.requested_close(), Some(CloseKind::Graceful));
-        t
+        terminate
     }
 }
 
 /// ULPDU of a sound FPDU that stands alone.
-pub fn ulpdu(f: &[u8]) -> &[u8] {
-    let n = usize::from(u16::from_be_bytes([f[0], f[1]]));
-    assert_eq!(f.len(), mpa::fpdu::wire_len(n as u16));
-    let sum = crc32c::crc32c(&f[..f.len() - 4]).to_le_bytes();
-    assert!(f[f.len() - 4..] == sum, "good CRC");
-    &f[2..2 + n]
+pub fn ulpdu(fpdu: &[u8]) -> &[u8] {
+    let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]]));
+    assert_eq!(fpdu.len(), mpa::fpdu::wire_len(len as u16));
+    let sum = crc32c::crc32c(&fpdu[..fpdu.len() - 4]).to_le_bytes();
+    assert!(fpdu[fpdu.len() - 4..] == sum, "good CRC");
+    &fpdu[2..2 + len]
 }
 
-pub fn parse_terminate(f: &[u8]) -> ReceivedTerminate {
-    let u = ulpdu(f);
-    assert_eq!(u[..2], [0x41, 0x47]);
-    assert_eq!(u[6..18], [0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0]);
-    ReceivedTerminate::parse(&u[18..]).expect("well formed")
+pub fn parse_terminate(fpdu: &[u8]) -> ReceivedTerminate {
+    let ulpdu = ulpdu(fpdu);
+    assert_eq!(ulpdu[..2], [0x41, 0x47]);
+    assert_eq!(ulpdu[6..18], [0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0]);
+    ReceivedTerminate::parse(&ulpdu[18..]).expect("well formed")
 }
 
-pub fn hdr18(u: &[u8]) -> [u8; MAX_HDR_LEN] {
-    let mut h = [0; MAX_HDR_LEN];
-    let n = if u[0] & T_BIT != 0 { 14 } else { 18 };
-    h[..n].copy_from_slice(&u[..n]);
-    h
+/// The DDP header of a ULPDU, with zeros behind a tagged one.
+pub fn hdr18(ulpdu: &[u8]) -> [u8; MAX_HDR_LEN] {
+    let mut header = [0; MAX_HDR_LEN];
+    let len = if ulpdu[0] & T_BIT != 0 { 14 } else { 18 };
+    header[..len].copy_from_slice(&ulpdu[..len]);
+    header
 }
 
-pub fn tagged_of(f: &[u8]) -> TaggedHeader {
-    TaggedHeader::parse(&hdr18(ulpdu(f)))
+pub fn tagged_of(fpdu: &[u8]) -> TaggedHeader {
+    TaggedHeader::parse(&hdr18(ulpdu(fpdu)))
 }
 
-pub fn untagged_of(f: &[u8]) -> UntaggedHeader {
-    UntaggedHeader::parse(&hdr18(ulpdu(f)))
+pub fn untagged_of(fpdu: &[u8]) -> UntaggedHeader {
+    UntaggedHeader::parse(&hdr18(ulpdu(fpdu)))
 }
 
 // Raw frames of a scripted peer.
@@ -336,8 +341,13 @@ pub fn write(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
 }
 
 pub fn read_response(last: bool, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
-    let d = if last { 0xc1 } else { 0x81 };
-    raw(&[&[d, 0x42], &stag.to_be_bytes(), &to.to_be_bytes(), payload])
+    let ddp = if last { 0xc1 } else { 0x81 };
+    raw(&[
+        &[ddp, 0x42],
+        &stag.to_be_bytes(),
+        &to.to_be_bytes(),
+        payload,
+    ])
 }
 
 pub fn untagged(ctl: [u8; 2], inv: u32, qn: u32, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
@@ -362,8 +372,8 @@ pub fn send(msn: u32, mo: u32, last: bool, payload: &[u8]) -> Vec<u8> {
     )
 }
 
-pub fn read_request(msn: u32, r: &ReadRequestHeader) -> Vec<u8> {
-    untagged([0x41, 0x41], 0, 1, msn, 0, &r.to_bytes())
+pub fn read_request(msn: u32, header: &ReadRequestHeader) -> Vec<u8> {
+    untagged([0x41, 0x41], 0, 1, msn, 0, &header.to_bytes())
 }
 
 // Work requests.
@@ -402,23 +412,23 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
-pub fn contents(r: &SharedMemory, len: usize) -> Vec<u8> {
-    let mut v = vec![0; len];
-    r.read(0, &mut v).expect("in range");
-    v
+pub fn contents(memory: &SharedMemory, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    memory.read(0, &mut bytes).expect("in range");
+    bytes
 }
 
 /// Moves bytes and acknowledgements both ways until nothing moves.
-pub fn run(a: &mut End, b: &mut End) {
+pub fn run(one: &mut End, other: &mut End) {
     loop {
-        let (x, y) = (a.pull_all(), b.pull_all());
-        if x.is_empty() && y.is_empty() {
+        let (to_other, to_one) = (one.pull_all(), other.pull_all());
+        if to_other.is_empty() && to_one.is_empty() {
             break;
         }
-        b.give(&x);
-        a.give(&y);
-        a.ack_all();
-        b.ack_all();
+        other.give(&to_other);
+        one.give(&to_one);
+        one.ack_all();
+        other.ack_all();
     }
 }
 
