@@ -38,6 +38,9 @@ impl ControlThread {
     /// Accepts clients that wait.
     pub(super) fn accept_clients(&mut self) {
         for _ in 0..ACCEPTS_PER_TURN {
+            if !self.is_listening {
+                return;
+            }
             match ControlSocket::accept_client(self.config.socket.listener()) {
                 Ok(Some(conn)) => {
                     self.accept_pause = None;
@@ -243,6 +246,7 @@ impl ControlThread {
 
     /// The deferred request is answered: the next one may be read.
     pub(super) fn on_answered(&mut self, id: ClientId) {
+        self.resources.settle_queues(id);
         let Some(client) = self.resources.clients.get_mut(&id) else {
             return;
         };

@@ -57,7 +57,10 @@ impl ControlThread {
         if waits == 0 && self.config.keys.try_reclaim() == 0 {
             let (done, wait): (Vec<_>, Vec<_>) = std::mem::take(&mut self.resources.departing)
                 .into_iter()
-                .partition(|departing| departing.left == 0 && departing.client.keys_removed);
+                .partition(|departing| {
+                    let is_quiet = departing.left == 0 && departing.client.keys_removed;
+                    is_quiet && !departing.client.waits_for_helper()
+                });
             self.resources.departing = wait;
             for departing in done {
                 self.free_client(departing);
@@ -115,6 +118,7 @@ impl ControlThread {
                     amounts,
                 } => {
                     self.resources.release(client, &amounts);
+                    self.resources.forget_helper(client);
                     self.finish_free_arena(client, token);
                 }
             }

@@ -16,7 +16,7 @@ use siw_shm::shared_memory::{HUGE_PAGE, PageSize, SharedMemory};
 use super::TOKEN_OUTBOX;
 use super::listening::{ConnectRequests, Listeners};
 use super::outbox::{EventBudget, Outbox};
-use super::pending::DeferredRequest;
+use super::pending::{DeferredRequest, PendingReply};
 use super::quotas::{Account, Ledger, Quota, QuotaLimits};
 use super::requests::Refusal;
 use super::shared_receive::ClientSrq;
@@ -198,6 +198,15 @@ impl Client {
             keys_removed: false,
             stats_text: String::new(),
         }
+    }
+
+    /// Whether a helper makes or frees memory for the client: its account stays open until then.
+    pub fn waits_for_helper(&self) -> bool {
+        let waiting = self.waiting.as_ref().map(|waiting| &waiting.what);
+        matches!(
+            waiting,
+            Some(PendingReply::MakeArena { .. } | PendingReply::FreeArena { .. })
+        )
     }
 
     /// A number for an object that only this client names, and that it has not used for another one.
@@ -385,6 +394,14 @@ impl Resources {
         let mem = client.queues.alloc(len);
         self.settle_queues(id);
         mem.map_err(|error| Refusal::new(libc::ENOMEM, error.to_string()))
+    }
+
+    /// A helper is done with what it did for a client that is gone meanwhile.
+    pub fn forget_helper(&mut self, id: ClientId) {
+        let found = self.departing.iter_mut().find(|one| one.client.id == id);
+        if let Some(departing) = found {
+            departing.client.waiting = None;
+        }
     }
 
     /// Brings a client's account in line with the queue memory that it has.
