@@ -291,3 +291,42 @@ fn a_mark_halves_what_an_unvalidated_window_used() {
         "{info:?}"
     );
 }
+
+/// The ACK that a change of marks calls for (RFC 8257 section 3.2) acknowledges less than data that
+/// leaves in the same batch, and so goes first.
+#[test]
+fn an_ack_for_a_changed_mark_precedes_newer_ones() {
+    let mut configs = [host_config(0), host_config(1)];
+    configs
+        .iter_mut()
+        .for_each(|config| config.congestion = CongestionControl::Dctcp);
+    let mut lab = Lab::with(configs);
+    let [_, server] = lab.connect();
+    let base = lab.forge(0);
+    // A segment whose ACK is delayed, and a marked one behind it.
+    let frames = [0, 1].map(|place| {
+        let mut segment = base.clone();
+        segment.seq = base.seq.wrapping_add(place);
+        segment.payload = vec![7];
+        let mut frame = segment.frame();
+        frame[15] = 2;
+        siw_tcp::sim::forge::fix_ipv4(&mut frame[14..]);
+        assert!(place == 0 || siw_tcp::sim::mark(&mut frame));
+        frame
+    });
+    let info = siw_tcp::FrameInfo {
+        checksum: siw_tcp::RxChecksum::Unknown,
+        rss_hash: 0,
+    };
+    let (now, before) = (lab.net.now, lab.seen.borrow().len());
+    let frames = frames.into_iter().map(|frame| (frame.into(), info));
+    lab.net.hosts[1].receive_burst(now, frames);
+    lab.send(1, server, b"data");
+    lab.net.poll();
+    let seen = lab.seen.borrow();
+    let acks = seen[before..].iter().filter(|segment| segment.from == 1);
+    let acks: Vec<u32> = acks
+        .map(|segment| segment.ack.wrapping_sub(base.seq))
+        .collect();
+    assert!(acks.len() >= 2 && acks.is_sorted(), "{acks:?}");
+}

@@ -196,6 +196,12 @@ impl TimerWheel {
         None
     }
 
+    /// Whether no entry is scheduled; [`TimerWheel::next_deadline`] may still name one that was.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.occupied.iter().all(|slots| *slots == 0)
+    }
+
     /// The time before which `pop_due` returns nothing. Early for entries that are far away, never late.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         (self.quiet != u64::MAX).then_some(Instant(self.quiet << TICK_SHIFT))

@@ -109,7 +109,12 @@ impl<B: RecvBuf, R> Connection<B, R> {
         let room = tcb.room();
         let phase = tcb.phase;
         let old_window = tcb.snd_wnd;
-        if tcb.snd_wl1.lt(seg.seq) || (tcb.snd_wl1 == seg.seq && tcb.snd_wl2.le(seg.ack)) {
+        // RFC 9293 section 3.10.7.4, fifth. A segment that was sent again, below SND.WL1, counts too if
+        // it acknowledges something new: an older window would move the right edge beyond its own.
+        if tcb.snd_wl1.lt(seg.seq)
+            || (tcb.snd_wl1 == seg.seq && tcb.snd_wl2.le(seg.ack))
+            || seg.ack.gt(tcb.snd_una)
+        {
             tcb.snd_wnd = u32::from(seg.window) << tcb.scales.send();
             tcb.max_snd_wnd = tcb.max_snd_wnd.max(tcb.snd_wnd);
             tcb.snd_wl1 = seg.seq;

@@ -36,10 +36,7 @@ impl<B: RecvBuf, R> Stack<B, R> {
             ("places in a backlog", pending),
             ("active connections", shared.active),
             ("established connections", shared.stats.curr_estab as usize),
-            (
-                "timers",
-                usize::from(shared.timer_wheel.next_deadline().is_some()),
-            ),
+            ("timers", usize::from(!shared.timer_wheel.is_empty())),
         ];
         let left = counts.iter().find(|(_, count)| *count > 0);
         left.map(|(what, count)| format!("{count} {what}"))

@@ -217,17 +217,22 @@ impl<R: RecordBytes> SimNet<R> {
         let stats = self.hosts[from].stats();
         let sent =
             (self.oracle.as_mut()).and_then(|oracle| oracle.on_sent(self.now, from, &frame, stats));
-        let arrives = self.send_over_link(from, frame, meta);
-        if arrives
-            && let Some(sent) = sent
+        let copies = self.send_over_link(from, frame, meta);
+        if let Some(sent) = sent
             && let Some(oracle) = &mut self.oracle
         {
-            oracle.on_way(&sent);
+            oracle.on_way(&sent, copies);
         }
     }
 
-    /// Whether the frame will arrive as it was sent.
-    fn send_over_link(&mut self, from: usize, mut frame: Vec<u8>, meta: &FrameMeta) -> bool {
+    /// Puts a frame onto the wire as if `from` had sent it; it needs the time of the path.
+    pub fn inject_on_path(&mut self, from: usize, frame: Vec<u8>) {
+        let at = self.now + self.links[from].what.delay;
+        self.carry(1 - from, at.0, frame);
+    }
+
+    /// How many times the frame will arrive as it was sent.
+    fn send_over_link(&mut self, from: usize, mut frame: Vec<u8>, meta: &FrameMeta) -> u32 {
         if let Some(log) = &mut self.log
             && meta.l4_len > 0
             && meta.payload_len > 0
@@ -243,7 +248,7 @@ impl<R: RecordBytes> SimNet<R> {
         }
         if meta.self_addressed {
             self.carry(from, self.now.0, frame);
-            return true;
+            return 1;
         }
         self.carried += 1;
         if let Some(tap) = &mut self.tap {
@@ -255,7 +260,7 @@ impl<R: RecordBytes> SimNet<R> {
             .is_some_and(|passes| !passes(from, &frame))
         {
             self.lost += 1;
-            return false;
+            return 0;
         }
         let impairment = self.links[from].what;
         if impairment.mtu > 0 && mangle::packet_len(&frame) > usize::from(impairment.mtu) {
@@ -269,7 +274,7 @@ impl<R: RecordBytes> SimNet<R> {
                     answer,
                 );
             }
-            return false;
+            return 0;
         }
         if self.forge > 0 && self.carried.is_multiple_of(self.forge) && meta.payload_len > 0 {
             mangle::forge(&mut frame, meta);
@@ -287,7 +292,7 @@ impl<R: RecordBytes> SimNet<R> {
         };
         if rng.chance(impairment.loss) || (link.in_burst && rng.chance(0.5)) {
             self.lost += 1;
-            return false;
+            return 0;
         }
         let mut leave = self.now.0;
         let bits = (frame.len() as u64 + 24) * 8;
@@ -295,7 +300,7 @@ impl<R: RecordBytes> SimNet<R> {
             let start = leave.max(link.free_at);
             if start - leave > time * impairment.queue as u64 {
                 self.lost += 1;
-                return false;
+                return 0;
             }
             if impairment.mark > 0 && start - leave > time * impairment.mark as u64 {
                 self.marked += u64::from(mark(&mut frame));
@@ -319,14 +324,15 @@ impl<R: RecordBytes> SimNet<R> {
             self.damaged += 1;
             if impairment.corrupt_bits > 1 && wire_view::has_valid_checksums(&frame) {
                 self.lost += 1;
-                return false;
+                return 0;
             }
         }
+        let copies = u32::from(intact) * (1 + u32::from(again.is_some()));
         if let Some(at) = again {
             self.carry_damaged(1 - from, at, frame.clone(), intact);
         }
         self.carry_damaged(1 - from, at, frame, intact);
-        intact
+        copies
     }
 
     /// What the sinks of flushes collected goes onto the wire.

@@ -32,12 +32,20 @@ pub fn salt_of(ends: &FlowEnds, host: usize) -> u64 {
     (ports * 2 + host as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// A data segment that was sent: [`WireOracle::on_way`] notes that it will arrive.
+/// A segment that was sent: [`WireOracle::on_way`] is told what becomes of it.
 pub struct SentRange {
     flow: usize,
     from: usize,
     start: u32,
     end: u32,
+    retransmission: Option<SentAgain>,
+}
+
+/// A retransmission, before its fate is known.
+struct SentAgain {
+    needed: bool,
+    is_tail_probe: bool,
+    timeouts_before: u64,
 }
 
 /// The retransmissions from one that was sent while none was outstanding until all that was in
@@ -81,6 +89,21 @@ struct FlowSide {
     episode: Option<RecoveryEpisode>,
     heard_at: Instant,
     acked_at: Instant,
+}
+
+impl FlowSide {
+    /// `start..end` is sent once more.
+    fn note_sent_again(&mut self, start: u32, end: u32, now: Instant) {
+        let first = self
+            .outstanding
+            .partition_point(|segment| segment.1 <= start);
+        for segment in self.outstanding.range_mut(first..) {
+            if segment.0 >= end {
+                break;
+            }
+            segment.2 = now;
+        }
+    }
 }
 
 struct Flow {
@@ -199,7 +222,7 @@ impl WireOracle {
         (self.tail_probes[host], self.timeouts[host]) = (0, 0);
     }
 
-    /// A host sends a frame. Returns what [`WireOracle::on_way`] takes if the frame will arrive.
+    /// A host sends a frame. Returns what [`WireOracle::on_way`] takes.
     pub fn on_sent(
         &mut self,
         now: Instant,
@@ -234,10 +257,15 @@ impl WireOracle {
         if let Err(why) = self.judge_text(index, from, &view, start) {
             self.reject(now, from, &view, why);
         }
+        let mut retransmission = None;
         let side = &mut self.flows[index].sides[from];
         if start < side.sent && view.flags & SYN == 0 {
-            let is_last = end == side.sent && is_tail_probe;
-            self.note_retransmission(now, index, from, (start, end), is_last, timeouts);
+            side.note_sent_again(start, end, now);
+            retransmission = Some(SentAgain {
+                needed: !side.arriving.covers(start, end),
+                is_tail_probe: end == side.sent && is_tail_probe,
+                timeouts_before: timeouts,
+            });
         } else if view.flags & SYN == 0 {
             let crosses = view.seq.checked_add(view.span()).is_none();
             self.wraps += u64::from(crosses);
@@ -253,47 +281,34 @@ impl WireOracle {
             from,
             start,
             end,
+            retransmission,
         })
     }
 
-    /// What [`WireOracle::on_sent`] was shown is on its way and arrives.
-    pub fn on_way(&mut self, sent: &SentRange) {
+    /// What [`WireOracle::on_sent`] was shown arrives so many times. A retransmission that the
+    /// network doubles looks needless to its sender, whatever became of the original (RFC 3708
+    /// section 3).
+    pub fn on_way(&mut self, sent: &SentRange, copies: u32) {
         let side = &mut self.flows[sent.flow].sides[sent.from];
-        side.arriving.insert(sent.start, sent.end);
-    }
-
-    fn note_retransmission(
-        &mut self,
-        now: Instant,
-        index: usize,
-        from: usize,
-        (start, end): (u32, u32),
-        is_tail_probe: bool,
-        timeouts_before: u64,
-    ) {
-        let side = &mut self.flows[index].sides[from];
-        let first = side
-            .outstanding
-            .partition_point(|segment| segment.1 <= start);
-        for segment in side.outstanding.range_mut(first..) {
-            if segment.0 >= end {
-                break;
-            }
-            segment.2 = now;
+        if copies > 0 {
+            side.arriving.insert(sent.start, sent.end);
         }
-        let needed = !side.arriving.covers(start, end);
-        self.needed += u64::from(needed);
-        self.needless += u64::from(!needed);
+        let Some(again) = &sent.retransmission else {
+            return;
+        };
+        self.needed += u64::from(again.needed);
+        self.needless += u64::from(!again.needed);
+        let needed = again.needed && copies < 2;
         match &mut side.episode {
             Some(episode) if side.acked < episode.recover => episode.needed |= needed,
             // A tail loss probe is no recovery.
-            _ if is_tail_probe => {}
+            _ if again.is_tail_probe => {}
             episode => {
                 *episode = Some(RecoveryEpisode {
                     recover: side.sent,
                     first_needed: needed,
                     needed,
-                    timeouts_before,
+                    timeouts_before: again.timeouts_before,
                 });
             }
         }
@@ -338,11 +353,12 @@ impl WireOracle {
             _ => 0,
         };
         let edge = ack + (u32::from(view.window) << shift);
-        if edge < side.last_edge {
+        // A SYN's window is not scaled, and may have to say less.
+        if edge < side.last_edge && view.flags & SYN == 0 {
             let last = side.last_edge;
             return Err(format!("the right edge moves left: {edge} after {last}"));
         }
-        side.last_edge = edge;
+        side.last_edge = side.last_edge.max(edge);
         for (place, (low, high)) in view.sack[..view.sack_count].iter().enumerate() {
             let (low, high) = (low.wrapping_sub(peer_iss), high.wrapping_sub(peer_iss));
             if low >= high || !side.received.covers(low, high) {

@@ -355,6 +355,12 @@ impl<B: RecvBuf, R> Stack<B, R> {
                 || conn
                     .tcb
                     .has(ConnectionFlags::RECOVERING | ConnectionFlags::FIN_QUEUED);
+            // ACKs that were built while segments were received come before what acknowledges more.
+            if data && !self.shared.control_queue.is_empty() {
+                self.shared
+                    .control_queue
+                    .flush(sink, &mut self.shared.stats);
+            }
             if data
                 && conn
                     .send_pending_data(&mut self.shared.context_of(id.index), sink)

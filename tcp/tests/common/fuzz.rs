@@ -199,7 +199,7 @@ pub fn engine(data: &[u8]) {
     let mut words = data.iter().copied();
     let mut byte = || words.next();
     let mode = byte().unwrap_or(0);
-    let mut raw_host = Peer {
+    let mut peer = Peer {
         stack: stack(),
         sink: VecSink::default(),
         now: Instant::from_millis(1),
@@ -215,13 +215,13 @@ pub fn engine(data: &[u8]) {
         id: None,
         over: false,
     };
-    raw_host.stack.listen(None, 80, 4, 0).expect("free");
+    peer.stack.listen(None, 80, 4, 0).expect("free");
     // Its neighbour entry comes from the ARP request that the SYN-ACK waits for.
-    let mut syn = raw_host.seg(SYN);
+    let mut syn = peer.seg(SYN);
     if mode & 2 != 0 {
         syn.options = vec![4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0];
     }
-    raw_host.give(&syn);
+    peer.give(&syn);
     let arp: Vec<u8> = [
         &[
             2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 6, 0, 1, 8, 0, 6, 4, 0, 2,
@@ -229,13 +229,12 @@ pub fn engine(data: &[u8]) {
         &[2, 0, 0, 0, 0, 1, 10, 0, 0, 1, 2, 0, 0, 0, 0, 2, 10, 0, 0, 2],
     ]
     .concat();
-    let now = raw_host.now;
-    raw_host
-        .stack
+    let now = peer.now;
+    peer.stack
         .receive_burst(now, std::iter::once((arp.into(), info(RxChecksum::Good))));
-    raw_host.poll();
-    raw_host.acked = 1;
-    raw_host.edge = 1;
+    peer.poll();
+    peer.acked = 1;
+    peer.edge = 1;
     let stamped = |segment: &Peer, seg: &mut Seg, kind: u8| {
         let echo = segment.last.ts().map_or(0, |stamps| stamps.0);
         seg.options = match kind & 3 {
@@ -249,23 +248,23 @@ pub fn engine(data: &[u8]) {
             .concat(),
         };
     };
-    let mut first = raw_host.seg(ACK);
-    stamped(&raw_host, &mut first, 0);
-    raw_host.give(&first);
-    let id = raw_host.id.expect("accepted");
+    let mut first = peer.seg(ACK);
+    stamped(&peer, &mut first, 0);
+    peer.give(&first);
+    let id = peer.id.expect("accepted");
     let mut gone = false;
     while let (Some(op), Some(first), Some(second)) = (byte(), byte(), byte()) {
-        if raw_host.over {
+        if peer.over {
             return;
         }
         match op & 15 {
             0..=8 => {
-                let mut segment = raw_host.seg(ACK);
+                let mut segment = peer.seg(ACK);
                 let delta = i32::from(first as i8) * if op & 16 == 0 { 1 } else { 97 };
                 // Mostly in order.
                 let delta = if op & 0x60 == 0 { 0 } else { delta };
-                let at = i64::from(raw_host.acked) + i64::from(delta);
-                segment.seq = raw_host.iss.wrapping_add(at as u32);
+                let at = i64::from(peer.acked) + i64::from(delta);
+                segment.seq = peer.iss.wrapping_add(at as u32);
                 segment.payload = (0..u64::from(second) * 4)
                     .map(|i| Pattern::byte(SALT + 1, (at - 1 + i as i64) as u64))
                     .collect();
@@ -276,32 +275,41 @@ pub fn engine(data: &[u8]) {
                 if op & 15 == 8 {
                     segment.flags = first & !RST;
                 }
-                raw_host.ts = raw_host.ts.wrapping_add(u32::from(first & 1));
-                stamped(&raw_host, &mut segment, first >> 6);
-                let (count, _) = raw_host.give(&segment);
+                peer.ts = peer.ts.wrapping_add(u32::from(first & 1));
+                stamped(&peer, &mut segment, first >> 6);
+                let (count, _) = peer.give(&segment);
                 assert!(count <= 64, "{count} segments in answer to one");
             }
             9 => {
-                raw_host.poll();
-                let mut segment = raw_host.seg(RST | if second & 1 == 0 { ACK } else { 0 });
+                peer.poll();
+                let mut segment = peer.seg(RST | if second & 1 == 0 { ACK } else { 0 });
                 segment.seq = segment.seq.wrapping_add(i32::from(first as i8) as u32);
-                stamped(&raw_host, &mut segment, 0);
-                let (count, resets) = raw_host.give(&segment);
+                stamped(&peer, &mut segment, 0);
+                let (count, resets) = peer.give(&segment);
                 assert!(
                     count <= 1 && resets == 0,
                     "a reset is never answered with one"
                 );
-                gone |= first == 0;
+                let state = peer.stack.tcp_info(id).map(|info| info.state);
+                let is_over = state.is_none_or(|state| state == TcpState::Closed);
+                // At RCV.NXT it ends the connection (RFC 5961 section 3.2), except in TIME-WAIT
+                // (RFC 1337). What the peer knows of RCV.NXT lags behind while an ACK is delayed:
+                // then a challenge ACK answers.
+                assert!(
+                    first != 0 || is_over || count == 1 || state == Some(TcpState::TimeWait),
+                    "a reset at the next sequence number is ignored in {state:?}"
+                );
+                gone |= is_over;
             }
             10 | 11 => {
                 let step = u64::from(first) << (second & 15);
-                raw_host.now = raw_host.now + Duration::from_micros(step);
-                raw_host.poll();
+                peer.now = peer.now + Duration::from_micros(step);
+                peer.poll();
             }
             12 => {
-                if let Some(rx) = raw_host.stack.receive_queue(id) {
+                if let Some(rx) = peer.stack.receive_queue(id) {
                     let count = rx.len_bytes().min(usize::from(first) * 16 + 1);
-                    let mut at = raw_host.read;
+                    let mut at = peer.read;
                     rx.for_each_chunk(0, count, |chunk| {
                         for &byte in chunk {
                             assert_eq!(byte, Pattern::byte(SALT + 1, at), "byte {at}");
@@ -309,47 +317,50 @@ pub fn engine(data: &[u8]) {
                         }
                     });
                     rx.consume(count);
-                    raw_host.read = at;
+                    peer.read = at;
                 }
-                raw_host.poll();
+                peer.poll();
             }
             13 | 14 => {
                 let len = u32::from(first) * 8 + 1;
                 let record = Pattern {
                     salt: SALT,
-                    start: raw_host.pushed,
+                    start: peer.pushed,
                 };
-                if raw_host.pushed < 1 << 20
-                    && raw_host
+                if peer.pushed < 1 << 20
+                    && peer
                         .stack
                         .push_record(id, len, record, second & 1 == 0)
                         .is_ok()
                 {
-                    raw_host.pushed += u64::from(len);
+                    peer.pushed += u64::from(len);
                 }
-                raw_host.poll();
-                raw_host.stack.take_acked(id, |_| ());
+                peer.poll();
+                peer.stack.take_acked(id, |_| ());
             }
             _ => {
                 if first > 200 {
-                    let now = raw_host.now;
-                    raw_host.stack.close(now, id);
-                    raw_host.poll();
+                    let now = peer.now;
+                    peer.stack.close(now, id);
+                    peer.poll();
                 }
             }
         }
     }
-    let info = raw_host.stack.tcp_info(id);
+    let info = peer.stack.tcp_info(id);
     if let Some(info) = info {
-        assert!(info.readable <= 20_000 && u64::from(info.in_flight) <= raw_host.pushed + 1);
-        assert!(!gone || info.state == TcpState::Closed || raw_host.acked > 0);
+        assert!(info.readable <= 20_000 && u64::from(info.in_flight) <= peer.pushed + 1);
+        assert!(
+            !gone || info.state == TcpState::Closed,
+            "{info:?} after a reset"
+        );
     }
     // Whatever happened: without a peer it ends, or owes nothing.
     for _ in 0..400 {
-        raw_host.now = raw_host.now + Duration::from_secs(1);
-        raw_host.poll();
+        peer.now = peer.now + Duration::from_secs(1);
+        peer.poll();
     }
-    let info = raw_host.stack.tcp_info(id);
+    let info = peer.stack.tcp_info(id);
     assert!(info.is_none_or(
         |info| info.state == TcpState::Closed || (info.in_flight == 0 && info.unsent == 0)
     ));

@@ -280,3 +280,34 @@ fn a_segment_without_push_gets_a_delayed_ack() {
     );
     assert_eq!(lab.net.hosts[1].stats().delayed_acks, 1);
 }
+
+/// The window of a segment that arrives late counts if it acknowledges something new: the right edge
+/// is what that segment says, not its acknowledgement plus an older window (RFC 9293 section 3.8.6).
+#[test]
+fn a_late_segment_with_a_newer_ack_brings_its_window() {
+    let mut lab = Lab::new();
+    let [client, _] = lab.connect();
+    let una = lab.last(0).seq;
+    let peer = lab.forge(1);
+    lab.lose(|from, _| from == 1);
+    for _ in 0..8 {
+        lab.net.hosts[0]
+            .push_record(client, 1448, vec![0; 1448], false)
+            .unwrap();
+    }
+    // The peer's second segment overtakes the first, which was sent again when more had arrived.
+    let mut second = peer.clone();
+    (second.seq, second.window) = (peer.seq.wrapping_add(44), (4 * 1448) >> 7);
+    second.payload = vec![0; 44];
+    let mut first = peer;
+    first.payload = vec![0; 44];
+    first.ack = una.wrapping_add(2 * 1448);
+    first.window = (2 * 1448) >> 7;
+    lab.inject(&second);
+    lab.run_ms(1);
+    lab.net.hosts[0].take_acked(client, drop);
+    lab.inject(&first);
+    lab.run_ms(1);
+    let window = lab.net.hosts[0].tcp_info(client).unwrap().send_window;
+    assert_eq!(window, u32::from(first.window) << 7);
+}

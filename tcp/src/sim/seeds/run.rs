@@ -23,7 +23,7 @@ const ACTIVE_TIME: Duration = Duration::from_secs(60);
 /// After that, nothing may be left: longer than any deadline of the configurations drawn.
 const DRAIN_TIME: Duration = Duration::from_secs(600);
 /// Wake-ups without a frame: so many, and so many more each second.
-const IDLE_STEPS: u64 = 100;
+const IDLE_STEPS: u64 = 400;
 const IDLE_STEPS_PER_SECOND: u64 = 50;
 
 /// Type and code of errors that may pass: network and host unreachable, source route failed or no
@@ -505,7 +505,7 @@ impl SeedRun {
         let (v4, v6) = (SOFT_ERRORS_V4[kind], SOFT_ERRORS_V6[kind]);
         let what = if view.source.is_ipv4() { v4 } else { v6 };
         let error = ends.icmp(what, [0; 4], quoted);
-        self.net.inject(1 - to, error);
+        self.net.inject_on_path(1 - to, error);
     }
 
     /// Repeats, in the name of the first connection's peer, a segment below the window.
@@ -532,7 +532,7 @@ impl SeedRun {
             payload: &[],
         });
         for _ in 0..frames {
-            self.net.inject(1 - to, forged.clone());
+            self.net.inject_on_path(1 - to, forged.clone());
         }
     }
 
