@@ -240,7 +240,8 @@ impl WindowReduction {
         }
     }
 
-    /// The reduction stands: another sign of congestion followed, which must not be taken back with it.
+    /// The reduction stands: a retransmission of it was needed, or another sign of congestion followed, which
+    /// must not be taken back with it.
     pub(crate) fn confirm(&mut self) {
         self.prior = None;
     }

@@ -79,7 +79,14 @@ impl Recovery {
             self.rack.note_order(tcb, end, again);
             // An echo from before the retransmission answers the original (RFC 8985 section 6.2 step 2).
             let old = |echoed: u32| again && is_echo_older(echoed, segment.at, offset);
-            if !echo.is_some_and(old) {
+            let is_original = echo.is_some_and(old);
+            if again && echo.is_some() && !is_original && segment.seq == tcb.snd_una {
+                // The ACK echoes the segment that filled the hole (RFC 7323 section 4.3), and that was the
+                // retransmission: it was needed. If the peer reports it as a duplicate later, it was
+                // duplicated on the way.
+                self.reduction.confirm();
+            }
+            if !is_original {
                 self.rack
                     .on_delivered(segment.at, end, again, tcb.rtt.min, now);
             }
