@@ -96,6 +96,11 @@ pub trait QpEnv {
         let _ = ext_buf_ref;
     }
 
+    /// A completion waits until no other worker uses a key any more that was invalidated:
+    /// [`QueuePair::poll_quiescence`](crate::QueuePair::poll_quiescence) is to be called in each batch
+    /// until it says that nothing waits.
+    fn await_quiescence(&mut self) {}
+
     /// Posts an asynchronous event to the consumer.
     fn post_event(&mut self, event: QpEvent);
 }

@@ -11,6 +11,7 @@ use super::qp_rings::{QpRings, RingMisuse};
 use super::shared_receive_queues::SrqTable;
 use super::split_records::SplitRecords;
 use super::worker_qp::QpSlot;
+use crate::ids::Qpn;
 use crate::link_traits::PayloadPolicy;
 
 /// Messages with referenced memory in flight per worker; beyond it payload is copied.
@@ -22,6 +23,8 @@ pub(crate) struct WorkerContext {
     pub(super) cqs: CqTable,
     pub(super) srqs: SrqTable,
     pub(super) ext_bufs: ExtBufRefs,
+    /// Queue pairs that wait for other workers to let go of a key.
+    pub(super) quiescing: Vec<Qpn>,
     wqes: WqeScratch,
     /// Records that could not be built since the worker last looked.
     pub(super) build_failures: Vec<BuildFailure>,
@@ -45,6 +48,7 @@ impl WorkerContext {
             cqs: CqTable::default(),
             srqs: SrqTable::default(),
             ext_bufs: ExtBufRefs::new(EXT_BUF_TRACKERS),
+            quiescing: Vec::new(),
             wqes: WqeScratch::default(),
             build_failures: Vec::new(),
             split_records: SplitRecords::default(),
@@ -223,6 +227,13 @@ impl QpEnv for QpView<'_> {
     #[inline]
     fn free_ext_buf_ref(&mut self, ext_buf: ExtBufRef) {
         self.context.ext_bufs.free(ext_buf);
+    }
+
+    fn await_quiescence(&mut self) {
+        if !self.rings.is_quiescing {
+            self.rings.is_quiescing = true;
+            self.context.quiescing.push(self.rings.qpn);
+        }
     }
 
     fn post_event(&mut self, event: QpEvent) {

@@ -248,6 +248,10 @@ impl BatchLoop for Worker {
         rx_frame::recycle_dropped_frames(&mut self.cache);
         busy |= self.take_doorbells();
         busy |= self.send_from_ready(now);
+        if !self.context.quiescing.is_empty() {
+            busy = true;
+            self.poll_quiescing(now);
+        }
         let run_timers = !self.timer_hold.is_held(now);
         for port in 0..self.ports.len() {
             busy |= self.poll_port(now, port, run_timers);

@@ -32,6 +32,8 @@ pub struct QpRings {
     pub is_sq_broken: bool,
     /// Nothing more is taken for the receiving side, likewise.
     pub is_rq_broken: bool,
+    /// In the list of queue pairs that wait for other workers to let go of a key.
+    pub is_quiescing: bool,
     /// What the client did wrong, until the worker has reported it.
     pub misuse: Option<RingMisuse>,
     /// How the payload of its messages is sent; set when it has a stream.
@@ -58,6 +60,7 @@ impl QpRings {
             held: VecDeque::new(),
             is_sq_broken: false,
             is_rq_broken: false,
+            is_quiescing: false,
             misuse: None,
             payload: PayloadPolicy::Copy,
             is_awaiting_release: false,

@@ -80,6 +80,56 @@ impl Worker {
         }
     }
 
+    /// The events that can be acted on now: while a delivery is delayed, nothing behind it is received,
+    /// and the end of the stream waits.
+    #[inline]
+    fn hold_events(&mut self, slot: QpSlot, events: Events) -> Events {
+        const HELD: Events = CONNECTION_ENDED
+            .union(Events::READABLE)
+            .union(Events::OUT_OF_ORDER)
+            .union(Events::PEER_FIN);
+        match self.queue_pairs.get_mut(slot) {
+            Some(queue_pair)
+                if queue_pair.rings.is_quiescing && queue_pair.protocol.is_delivery_delayed() =>
+            {
+                queue_pair.held_events |= Events(events.0 & HELD.0);
+                Events(events.0 & !HELD.0)
+            }
+            _ => events,
+        }
+    }
+
+    /// Queue pairs whose completions wait until no other worker uses a key any more. Once a batch while
+    /// there are some: each batch of the others brings them further.
+    #[cold]
+    pub(super) fn poll_quiescing(&mut self, now: Instant) {
+        for qpn in std::mem::take(&mut self.context.quiescing) {
+            let Some(slot) = self.queue_pairs.find(qpn) else {
+                continue;
+            };
+            let waits =
+                self.with_queue_pair(slot, |protocol, view| protocol.poll_quiescence(view));
+            if waits == Some(true) {
+                self.context.quiescing.push(qpn);
+                continue;
+            }
+            let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
+                continue;
+            };
+            queue_pair.rings.is_quiescing = false;
+            let held = std::mem::take(&mut queue_pair.held_events);
+            let (port, conn) = (queue_pair.port, queue_pair.conn);
+            let has_stream = queue_pair.state.has_stream();
+            self.mark_ready(slot);
+            match conn.filter(|_| has_stream) {
+                Some(conn) => {
+                    self.on_stream_event(now, port, conn, slot, held | Events::READABLE);
+                }
+                None => self.after_call(now, slot),
+            }
+        }
+    }
+
     /// Something happened to the stream of a queue pair.
     #[inline]
     pub(super) fn on_stream_event(
@@ -90,6 +140,7 @@ impl Worker {
         slot: QpSlot,
         events: Events,
     ) {
+        let mut events = self.hold_events(slot, events);
         if events.contains(Events::READABLE) {
             let Some(queue_pair) = self.queue_pairs.get_mut(slot) else {
                 return;
@@ -102,8 +153,12 @@ impl Worker {
                 .protocol
                 .receive_in_order(&mut view, &mut TcpByteStream(rx_queue));
             // A responder may send from its first FPDU on: what was posted before waits.
+            let may_be_delayed = queue_pair.rings.is_quiescing;
             if progress.first_fpdu || progress.has_output {
                 self.mark_ready(slot);
+            }
+            if may_be_delayed {
+                events = self.hold_events(slot, events);
             }
         }
         if events.contains(Events::OUT_OF_ORDER) {

@@ -86,6 +86,7 @@ impl Worker {
         self.cache.return_surplus();
         self.wake_sources.flag.announce_sleep();
         let has_work = !self.ready.is_empty()
+            || !self.context.quiescing.is_empty()
             || !self.mailbox.commands.is_empty()
             || !self.mailbox.inbox.is_empty()
             || self

@@ -2,7 +2,7 @@
 //! all of them.
 
 use siw_iwarp::{QueuePair, RdmapState};
-use siw_tcp::ConnId;
+use siw_tcp::{ConnId, Events};
 
 use super::lifecycle::LifecycleState;
 use super::messages::QpSetup;
@@ -21,6 +21,8 @@ pub(super) struct WorkerQp {
     pub(super) protocol: QueuePair,
     pub(super) rings: QpRings,
     pub(super) state: LifecycleState,
+    /// What TCP reported while a delivery was delayed.
+    pub(super) held_events: Events,
     /// In the list of queue pairs that may have something to send.
     pub(super) is_ready: bool,
     /// In the list of queue pairs that wait for the port to release buffers.
@@ -37,6 +39,7 @@ impl WorkerQp {
             protocol: QueuePair::new(setup.attr),
             rings: QpRings::new(setup),
             state: LifecycleState::Unconnected,
+            held_events: Events::NONE,
             is_ready: false,
             is_releasing: false,
         }

@@ -53,6 +53,25 @@ impl QueuePair {
         self.complete_ready(env);
     }
 
+    /// Completes what waited until no other worker uses a key any more: the queue pair asked for it by
+    /// [`QpEnv::await_quiescence`]. True: something still waits. Else call
+    /// [`receive_in_order`](Self::receive_in_order) and [`next_record`](Self::next_record) again.
+    pub fn poll_quiescence<E: QpEnv>(&mut self, env: &mut E) -> bool {
+        let (requester, mut context) = self.requester_with_context();
+        let is_sending = requester.poll_quiescence(env, &mut context);
+        let (receive, context) = self.receive_with_context();
+        let is_receiving = receive.poll_quiescence(env, &context);
+        self.complete_ready(env);
+        is_sending || is_receiving
+    }
+
+    /// [`receive_in_order`](Self::receive_in_order) takes nothing until
+    /// [`poll_quiescence`](Self::poll_quiescence) has delivered a Send.
+    #[inline]
+    pub fn is_delivery_delayed(&self) -> bool {
+        self.receive.is_delivery_delayed()
+    }
+
     /// Completes the work requests at the front of the send queue that are finished.
     #[inline]
     pub(super) fn complete_ready<E: QpEnv>(&mut self, env: &mut E) {

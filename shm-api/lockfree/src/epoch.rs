@@ -207,6 +207,25 @@ impl<T: Send + Sync> TableReader<T> {
         }
     }
 
+    /// Begins a grace period for a change inside of an entry, which was made before and which readers see
+    /// when they look again.
+    pub fn begin_grace_period(&self) -> GracePeriod {
+        // Pairs with the Acquire in `report_quiescent`: a reader that announces this epoch sees the
+        // change from then on.
+        GracePeriod(self.table.global.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// As [`EpochTable::has_elapsed`], but for this reader, which knows by itself what it goes on with.
+    pub fn has_elapsed_for_others(&self, grace_period: GracePeriod) -> bool {
+        // Pairs with the fence in `go_online`, as in `has_elapsed`.
+        fence(Ordering::SeqCst);
+        let mut readers = self.table.readers.iter().enumerate();
+        readers.all(|(index, reader)| {
+            let epoch = reader.0.load(Ordering::Acquire);
+            index == self.index || epoch == OFFLINE || epoch >= grace_period.0
+        })
+    }
+
     #[inline]
     fn epoch_word(&self) -> &AtomicU64 {
         &self.table.readers[self.index].0

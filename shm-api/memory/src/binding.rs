@@ -57,8 +57,10 @@ impl KeyReader {
         Ok((region, off))
     }
 
-    /// BIND_MW (ibv_bind_mw(3), and IBV_WR_BIND_MW of ibv_post_send(3)). Length 0 unbinds.
-    pub fn bind_window(&self, bind: &BindMw, pd: u32, qp: u32) -> Result<(), KeyError> {
+    /// BIND_MW (ibv_bind_mw(3), and IBV_WR_BIND_MW of ibv_post_send(3)). Length 0 unbinds. `Ok(true)`:
+    /// the window was bound before, and other workers may be in the middle of an access through that
+    /// binding ([`KeyReader::has_elapsed_for_others`]).
+    pub fn bind_window(&self, bind: &BindMw, pd: u32, qp: u32) -> Result<bool, KeyError> {
         let (old, new) = (Stag(bind.rkey), Stag(bind.new_rkey));
         let mw = self.entry_at(old).ok_or(KeyError::Stag)?;
         let word = mw.key_word();
@@ -95,7 +97,7 @@ impl KeyReader {
         }
         mw.key_cell().publish_key(new.0, scope.is_some());
         self.release_window(before);
-        Ok(())
+        Ok(before.is_some())
     }
 
     /// Checks a binding, and counts the window at its region.
@@ -203,7 +205,8 @@ impl KeyReader {
     }
 
     /// LOCAL_INV, and the end of READ_WITH_INV: the key stops working for all workers. A region
-    /// that was registered by the control path still has to be deregistered.
+    /// that was registered by the control path still has to be deregistered. Other workers may be in
+    /// the middle of an access ([`KeyReader::has_elapsed_for_others`]).
     pub fn invalidate_key(&self, stag: Stag, pd: u32, qp: u32) -> Result<(), KeyError> {
         let mr = self.entry_at(stag).ok_or(KeyError::Stag)?;
         let word = mr.key_word();

@@ -240,6 +240,18 @@ impl KeyReader {
         self.0.prefetch_slot(stag.table_index());
     }
 
+    /// Begins to wait for the other workers after a key was invalidated or a window bound anew: see
+    /// [`Self::has_elapsed_for_others`].
+    pub fn begin_grace_period(&self) -> Retired {
+        self.0.begin_grace_period()
+    }
+
+    /// Whether no other worker goes on with what a key allowed before the grace period began (RFC 5040
+    /// section 8.1.1): then the invalidation may complete.
+    pub fn has_elapsed_for_others(&self, grace_period: Retired) -> bool {
+        self.0.has_elapsed_for_others(grace_period)
+    }
+
     /// Batch boundary. The borrow rules guarantee that no reference into the table is held.
     #[inline]
     pub fn report_quiescent(&mut self) {

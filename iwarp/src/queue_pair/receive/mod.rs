@@ -33,7 +33,7 @@ use crate::stream::RxStream;
 use out_of_order::{AlreadyPlaced, OutOfOrderPlacement};
 use siw_memory::KeyReader;
 use siw_shm::Access;
-use untagged::OpenReceive;
+use untagged::{DelayedDelivery, OpenReceive};
 
 /// Untagged queues of RFC 5040 section 4.1 and RFC 7306 section 5.
 const QUEUE_COUNT: u32 = 4;
@@ -71,6 +71,8 @@ pub(crate) struct ReceiveState {
     /// Immediate data of the Send that comes next.
     immediate_for_send: Option<u32>,
     open: OpenReceive,
+    /// Nothing behind it is received until it is delivered.
+    delayed_delivery: Option<DelayedDelivery>,
     /// The flush stopped at its budget: the ring may hold more.
     pub has_unflushed: bool,
     pub out_of_order: OutOfOrderPlacement,
@@ -95,6 +97,7 @@ impl ReceiveState {
             joins_immediate: false,
             immediate_for_send: None,
             open: OpenReceive::default(),
+            delayed_delivery: None,
             has_unflushed: false,
             out_of_order: OutOfOrderPlacement::new(policy),
         }
@@ -109,7 +112,13 @@ impl ReceiveState {
 
     /// Part of a Send has arrived, and part of it has not.
     pub fn is_within_message(&self) -> bool {
-        self.open.is_active
+        self.open.is_active && !self.is_delivery_delayed()
+    }
+
+    /// A Send is complete, and waits for other workers to let go of the key that it invalidates.
+    #[inline]
+    pub fn is_delivery_delayed(&self) -> bool {
+        self.delayed_delivery.is_some()
     }
 
     /// RDMA Write. Each segment stands for itself: a gap in TO is legal (PROTOCOL.md section 8.3).
@@ -191,7 +200,9 @@ impl QueuePair {
         rx: &mut impl FpduSource,
     ) -> ReceiveProgress {
         let mut progress = ReceiveProgress::default();
-        while matches!(self.state, RdmapState::Rts | RdmapState::Closing) {
+        while matches!(self.state, RdmapState::Rts | RdmapState::Closing)
+            && !self.receive.is_delivery_delayed()
+        {
             let Some(fpdu) = rx.next_fpdu() else { break };
             if let Err(code) = rx.verify(&fpdu, self.crc) {
                 self.fail_stream(env, code, None);

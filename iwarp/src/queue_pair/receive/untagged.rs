@@ -11,7 +11,7 @@ use crate::queue_pair::state::{FLUSHES_PER_TURN, QpInitAttr, StreamErrors};
 use crate::rdmap::terminate::TerminateCode;
 use crate::rdmap::{IMMEDIATE_FOR_NEXT_SEND, IMMEDIATE_LEN, RdmapOpcode};
 use crate::stream::RxStream;
-use siw_memory::key_table::Stag;
+use siw_memory::key_table::{Retired, Stag};
 use siw_memory::{KeyError, KeyReader};
 use siw_shm::{Access, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
@@ -37,7 +37,15 @@ pub(crate) struct ReceiveContext<'a> {
     pub errors: &'a StreamErrors,
 }
 
+/// A Send that is complete but for the wait until no other worker uses the key that it invalidates.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DelayedDelivery {
+    grace_period: Retired,
+    outcome: ReceiveOutcome,
+}
+
 /// How a receive work request ends.
+#[derive(Debug, Clone, Copy)]
 struct ReceiveOutcome {
     status: WcStatus,
     flags: WcFlags,
@@ -184,12 +192,38 @@ impl ReceiveState {
             }
             outcome.flags = outcome.flags | WcFlags::WITH_INV;
             outcome.imm = inv_stag;
+            let grace_period = env.keys().begin_grace_period();
+            if !env.keys().has_elapsed_for_others(grace_period) {
+                self.delayed_delivery = Some(DelayedDelivery {
+                    grace_period,
+                    outcome,
+                });
+                env.await_quiescence();
+                return Ok(());
+            }
         } else if let Some(imm) = imm {
             outcome.flags = outcome.flags | WcFlags::WITH_IMM;
             outcome.imm = imm;
         }
         self.complete_receive(env, context, outcome);
         Ok(())
+    }
+
+    /// Delivers the Send that waited for other workers. True: it still waits.
+    pub fn poll_quiescence<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        context: &ReceiveContext<'_>,
+    ) -> bool {
+        let Some(delayed) = self.delayed_delivery else {
+            return false;
+        };
+        if !env.keys().has_elapsed_for_others(delayed.grace_period) {
+            return true;
+        }
+        self.delayed_delivery = None;
+        self.complete_receive(env, context, delayed.outcome);
+        false
     }
 
     fn complete_receive<E: QpEnv>(
@@ -272,6 +306,7 @@ impl ReceiveState {
     /// Completes what is in the receive queue with WR_FLUSH_ERR, as far as the budget reaches.
     pub fn flush<E: QpEnv>(&mut self, env: &mut E, context: &ReceiveContext<'_>) {
         let status = WcStatus::WR_FLUSH_ERR;
+        self.delayed_delivery = None;
         self.complete_receive(env, context, ReceiveOutcome::error(status));
         self.has_unflushed = false;
         // As in the flush of the send queue.

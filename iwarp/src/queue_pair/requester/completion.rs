@@ -70,6 +70,8 @@ impl Requester {
     /// is in the ring, as far as the budget reaches. True: something did not succeed.
     pub fn flush<E: QpEnv>(&mut self, env: &mut E, context: &mut CompletionContext<'_>) -> bool {
         self.current = None;
+        self.quiescing = None;
+        self.invalidated_reads.clear();
         self.outstanding.clear();
         // The cause was reported already, or is still among the work requests that are flushed.
         let mut is_cause_reported = self.has_failed;

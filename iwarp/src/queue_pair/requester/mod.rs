@@ -28,8 +28,8 @@ use crate::queue_pair::state::{DrainState, QpInitAttr};
 use crate::rdmap::atomic_header::ATOMIC_OPERAND_LEN;
 use crate::record::{FpduKind, MessageSlot};
 use send_queue::{SendEntry, WorkRequestQueue};
+use siw_memory::key_table::{Retired, Stag};
 use siw_memory::KeyReader;
-use siw_memory::key_table::Stag;
 use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, WcStatus};
 use std::collections::VecDeque;
 
@@ -77,6 +77,10 @@ pub(crate) struct Requester {
     pub has_unflushed: bool,
     /// Local operations that are left in this turn.
     local_operations_left: u32,
+    /// The current work request took a key away, and other workers may still use it.
+    quiescing: Option<Retired>,
+    /// READ_WITH_INV whose keys other workers may still use.
+    invalidated_reads: VecDeque<(Retired, MessageSlot)>,
 }
 
 impl Requester {
@@ -95,6 +99,8 @@ impl Requester {
             has_failed: false,
             has_unflushed: false,
             local_operations_left: LOCAL_OPERATIONS_PER_TURN,
+            quiescing: None,
+            invalidated_reads: VecDeque::new(),
         }
     }
 
@@ -124,6 +130,9 @@ impl Requester {
 
     /// A work request is started and not completed.
     pub fn has_started_any(&self) -> bool {
+        if self.quiescing.is_some() {
+            return true;
+        }
         match self.queue.front() {
             None => false,
             // One that was taken out of the ring and waits for its turn is not started.
@@ -163,6 +172,11 @@ impl Requester {
             let Some(slot) = self.current.filter(|&slot| !self.is_stalled(slot)) else {
                 return Ok(PreparedRequest::Nothing);
             };
+            // What follows an invalidation relies on it: a registration of other pages under the same
+            // key, a message that tells the peer.
+            if self.quiescing.is_some() {
+                return Ok(PreparedRequest::Nothing);
+            }
             let is_local = |entry: &SendEntry| entry.opcode.is_local();
             if !self.queue.get(slot).is_some_and(is_local) {
                 return Ok(PreparedRequest::Ready);
@@ -226,7 +240,8 @@ impl Requester {
         LocalError
     }
 
-    /// LOCAL_INV, BIND_MW, REG_MR: done at once when it is their turn.
+    /// LOCAL_INV, BIND_MW, REG_MR: done at once when it is their turn. One that takes a key away is
+    /// finished when no other worker uses it any more (RFC 5040 section 8.1.1).
     fn execute_local_operation<E: QpEnv>(
         &mut self,
         env: &mut E,
@@ -244,22 +259,65 @@ impl Requester {
             }
             Opcode::RegMr => {
                 let reg = FastReg::from_fields(entry.imm, entry.rkey, entry.remote_addr, &sge);
-                (keys.register_pages(&reg, pd), WcStatus::MW_BIND_ERR)
+                // Its key was invalid until now.
+                let registered = keys.register_pages(&reg, pd).map(|()| false);
+                (registered, WcStatus::MW_BIND_ERR)
             }
             _ => {
                 let result = keys.invalidate_key(Stag(entry.imm), pd, qpn);
-                (result, WcStatus::LOC_PROT_ERR)
+                (result.map(|()| true), WcStatus::LOC_PROT_ERR)
             }
         };
-        if result.is_err() {
+        let Ok(was_valid) = result else {
             return Err(self.refuse_current(slot, status));
+        };
+        if was_valid {
+            let grace_period = keys.begin_grace_period();
+            if !keys.has_elapsed_for_others(grace_period) {
+                self.quiescing = Some(grace_period);
+                env.await_quiescence();
+                return Ok(());
+            }
         }
+        self.finish_local_operation(env, slot, context);
+        Ok(())
+    }
+
+    fn finish_local_operation<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        slot: MessageSlot,
+        context: &mut CompletionContext<'_>,
+    ) {
         self.current = None;
         if let Some(entry) = self.queue.get_mut(slot) {
             entry.is_acked = true;
         }
         self.complete_ready(env, context);
-        Ok(())
+    }
+
+    /// Completes what waited for other workers to let go of a key. True: something still waits.
+    pub fn poll_quiescence<E: QpEnv>(
+        &mut self,
+        env: &mut E,
+        context: &mut CompletionContext<'_>,
+    ) -> bool {
+        let has_elapsed = |env: &E, grace_period| env.keys().has_elapsed_for_others(grace_period);
+        if let (Some(grace_period), Some(slot)) = (self.quiescing, self.current)
+            && has_elapsed(env, grace_period)
+        {
+            self.quiescing = None;
+            self.finish_local_operation(env, slot, context);
+        }
+        while let Some(&(grace_period, slot)) = self.invalidated_reads.front()
+            && has_elapsed(env, grace_period)
+        {
+            self.invalidated_reads.pop_front();
+            if let Some(entry) = self.queue.get_mut(slot) {
+                entry.is_answered = true;
+            }
+        }
+        self.quiescing.is_some() || !self.invalidated_reads.is_empty()
     }
 
     /// Local checks of a work request, before a byte of it leaves.

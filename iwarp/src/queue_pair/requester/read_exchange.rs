@@ -108,20 +108,20 @@ impl Requester {
         let Some(entry) = self.queue.get_mut(slot) else {
             return Ok(false);
         };
-        entry.is_answered = true;
         if entry.opcode == Opcode::ReadWithInv {
-            self.invalidate_sink(env, attr, slot)?;
+            return self.invalidate_sink(env, attr, slot);
         }
+        entry.is_answered = true;
         Ok(true)
     }
 
-    /// The end of READ_WITH_INV.
+    /// The end of READ_WITH_INV. `Ok(false)`: other workers may still use the key.
     fn invalidate_sink<E: QpEnv>(
         &mut self,
         env: &mut E,
         attr: &QpInitAttr,
         slot: MessageSlot,
-    ) -> Result<(), SegmentError> {
+    ) -> Result<bool, SegmentError> {
         let entry = self.queue.get(slot);
         let sink = entry.and_then(|entry| self.queue.sges(entry).first());
         let key = Stag(sink.map_or(0, |sge| sge.lkey));
@@ -129,7 +129,16 @@ impl Requester {
             self.fail_request(Some(slot), WcStatus::LOC_PROT_ERR);
             return Err(TerminateCode::LOCAL_CATASTROPHIC.into());
         }
-        Ok(())
+        let grace_period = env.keys().begin_grace_period();
+        if !env.keys().has_elapsed_for_others(grace_period) {
+            self.invalidated_reads.push_back((grace_period, slot));
+            env.await_quiescence();
+            return Ok(false);
+        }
+        if let Some(entry) = self.queue.get_mut(slot) {
+            entry.is_answered = true;
+        }
+        Ok(true)
     }
 }
 
