@@ -2,8 +2,7 @@
 //! any more (RFC 5040 section 8.1.1), and nothing behind them overtakes.
 mod common;
 use common::*;
-use siw_iwarp::*;
-use siw_memory::{KeyReader, RegisteredMemory, Stag};
+use siw_memory::{KeyReader, RegisteredMemory};
 use siw_shm::wqe::SendData;
 use siw_shm::{Access, BindMw, Opcode, SendWr, WcFlags, WcStatus, WindowType};
 
@@ -12,18 +11,12 @@ fn other_worker(end: &End) -> KeyReader {
     end.env.table.register_reader().expect("the second")
 }
 
-fn local_inv(number: u64, key: Stag) -> SendWr<'static> {
-    let mut invalidation = wr(Opcode::LocalInv, number, SendData::Sges(&[]));
-    invalidation.imm = key.0;
-    invalidation
-}
-
 #[test]
 fn a_local_invalidation_waits_for_other_workers() {
     let mut initiator = End::new(negotiated(true));
     let (key, _) = initiator.env.mr(0, 4096, REMOTE);
     let mut other = other_worker(&initiator);
-    initiator.env.post(&local_inv(1, key));
+    initiator.env.post(&SendWr::local_inv(1, key.0));
     initiator
         .env
         .post(&wr(Opcode::Send, 2, SendData::Inline(b"behind")));
@@ -39,9 +32,12 @@ fn a_local_invalidation_waits_for_other_workers() {
     let (key, _) = initiator.env.mr(0, 4096, REMOTE);
     other.go_offline();
     initiator.ack_all();
-    initiator.env.post(&local_inv(3, key));
+    initiator.env.post(&SendWr::local_inv(3, key.0));
     assert!(initiator.pull().is_none());
-    assert_eq!(initiator.env.statuses().last(), Some(&(3, WcStatus::SUCCESS)));
+    assert_eq!(
+        initiator.env.statuses().last(),
+        Some(&(3, WcStatus::SUCCESS))
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! A completion is visible to the client at once; the event of an armed queue is written once a batch,
 //! or later where the queue's moderation says so.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -11,6 +11,11 @@ use siw_shm::{CqProducer, Wc};
 use siw_tcp::Instant;
 
 use crate::ids::{ClientId, CqId};
+
+/// Nanoseconds until an event that found its channel full is tried again.
+const EVENT_RETRY_INTERVAL: u64 = 1_000_000;
+/// Such events that are tried in one batch: a client that reads none must not cost others more.
+const EVENT_RETRIES: usize = 64;
 
 /// A completion queue as one worker sees it.
 pub struct WorkerCq {
@@ -48,6 +53,8 @@ struct CqSlot {
     queue: WorkerCq,
     /// In [`CqTable::written`].
     is_written: bool,
+    /// In [`CqTable::unwritten_events`]: one event is owed, however often it was raised since.
+    is_event_unwritten: bool,
     is_overflowed: bool,
     /// Resizes so far: numbers of completions start over with each.
     ring: u32,
@@ -64,8 +71,12 @@ pub(crate) struct CqTable {
     slots: Vec<Option<Box<CqSlot>>>,
     /// Queues written since the last [`CqTable::notify_channels`].
     written: Vec<CqId>,
-    /// Queues whose events a full channel did not take yet.
-    unwritten_events: Vec<CqId>,
+    /// Queues whose event is to be written with the next [`CqTable::notify_channels`].
+    raised: Vec<CqId>,
+    /// Queues whose event a full channel did not take yet, each once.
+    unwritten_events: VecDeque<CqId>,
+    /// When they are tried again.
+    retry_at: Instant,
     /// Queues whose completions wait for more of them, by the end of the wait.
     moderated: BTreeSet<(Instant, CqId)>,
     /// Queues that overflowed and whose queue pairs have to end.
@@ -91,6 +102,7 @@ impl CqTable {
         self.slots[index] = Some(Box::new(CqSlot {
             queue,
             is_written: false,
+            is_event_unwritten: false,
             is_overflowed: false,
             ring: 0,
             moderation: None,
@@ -113,7 +125,7 @@ impl CqTable {
         slot.queue.producer = producer;
         slot.ring = slot.ring.wrapping_add(1);
         if raises {
-            self.unwritten_events.push(id);
+            self.raised.push(id);
         }
     }
 
@@ -123,7 +135,7 @@ impl CqTable {
             .slot(id)
             .is_some_and(|slot| slot.queue.channel.is_some())
         {
-            self.unwritten_events.push(id);
+            self.raised.push(id);
         }
     }
 
@@ -148,7 +160,11 @@ impl CqTable {
     /// When [`Self::notify_channels`] has something to do at the latest.
     #[inline]
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.moderated.first().map(|(until, _)| *until)
+        let moderated = self.moderated.first().map(|(until, _)| *until);
+        if self.unwritten_events.is_empty() {
+            return moderated;
+        }
+        Some(moderated.map_or(self.retry_at, |until| until.min(self.retry_at)))
     }
 
     /// Forgets a queue.
@@ -226,7 +242,7 @@ impl CqTable {
     #[inline]
     pub(super) fn notify_channels(&mut self, now: Instant) {
         let is_due = self.next_deadline().is_some_and(|until| until <= now);
-        if self.written.is_empty() && self.unwritten_events.is_empty() && !is_due {
+        if self.written.is_empty() && self.raised.is_empty() && !is_due {
             return;
         }
         self.consider_events(now);
@@ -240,7 +256,10 @@ impl CqTable {
             self.written.push(id);
             self.moderated.pop_first();
         }
-        let mut events = std::mem::take(&mut self.unwritten_events);
+        if !self.unwritten_events.is_empty() && self.retry_at <= now {
+            self.retry_events(now);
+        }
+        let mut events = std::mem::take(&mut self.raised);
         for id in self.written.drain(..) {
             let slot = self.slots.get_mut(id.index());
             let Some(slot) = slot.and_then(Option::as_deref_mut) else {
@@ -265,22 +284,90 @@ impl CqTable {
                 events.push(id);
             }
         }
-        events.retain(|id| {
-            let slot = self.slots.get(id.index()).and_then(Option::as_deref);
-            let Some(slot) = slot else { return false };
-            let Some(channel) = &slot.queue.channel else {
-                return false;
+        for id in events.drain(..) {
+            self.write_event(now, id);
+        }
+        // Kept for its allocation.
+        self.raised = events;
+    }
+
+    /// Writes the event of a queue. A full channel means that the client has not read hundreds of events:
+    /// this one waits, and others that are raised meanwhile are the same. A closed channel wants none.
+    fn write_event(&mut self, now: Instant, id: CqId) {
+        let Some(slot) = self.slot_mut(id) else {
+            return;
+        };
+        let Some(channel) = &slot.queue.channel else {
+            return;
+        };
+        if slot.is_event_unwritten {
+            return;
+        }
+        let cookie = slot.queue.cookie.to_le_bytes();
+        if nix::unistd::write(channel, &cookie) == Err(nix::errno::Errno::EAGAIN) {
+            slot.is_event_unwritten = true;
+            if self.unwritten_events.is_empty() {
+                self.retry_at = Instant(now.0 + EVENT_RETRY_INTERVAL);
+            }
+            self.unwritten_events.push_back(id);
+        }
+    }
+
+    /// Tries some of the events that found their channel full, in turn.
+    #[cold]
+    fn retry_events(&mut self, now: Instant) {
+        self.retry_at = Instant(now.0 + EVENT_RETRY_INTERVAL);
+        for _ in 0..self.unwritten_events.len().min(EVENT_RETRIES) {
+            let Some(id) = self.unwritten_events.pop_front() else {
+                return;
             };
-            // A full channel means that the client has not read thousands of events: try
-            // again with the next batch. A closed one wants none.
-            let cookie = slot.queue.cookie.to_le_bytes();
-            nix::unistd::write(channel, &cookie) == Err(nix::errno::Errno::EAGAIN)
-        });
-        self.unwritten_events = events;
+            if let Some(slot) = self.slot_mut(id) {
+                slot.is_event_unwritten = false;
+            }
+            self.write_event(now, id);
+        }
     }
 
     /// Events wait for room in a channel.
     pub(super) fn has_unwritten_events(&self) -> bool {
         !self.unwritten_events.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use siw_shm::{CqGeometry, SharedMemory};
+
+    #[test]
+    fn a_client_that_reads_no_events_is_owed_one() {
+        let geometry = CqGeometry::new(4, 1).unwrap();
+        let memory = Arc::new(SharedMemory::new_anonymous(geometry.len).unwrap());
+        let (write, read) = siw_shm::control::event_stream().unwrap();
+        let id = CqId(1);
+        let mut table = CqTable::default();
+        table.insert(WorkerCq {
+            id,
+            client: ClientId(1),
+            producer: CqProducer::new(memory, 0, geometry, 0).unwrap(),
+            channel: Some(Arc::new(write)),
+            cookie: 7,
+        });
+        let mut now = Instant(0);
+        for _ in 0..10_000 {
+            table.raise_event(id);
+            now = Instant(now.0 + 1000);
+            table.notify_channels(now);
+            assert!(table.unwritten_events.len() <= 1);
+        }
+        assert!(table.has_unwritten_events() && table.raised.is_empty());
+        assert!(table.next_deadline().is_some_and(|retry| retry > now));
+        let mut room = vec![0; 1 << 20];
+        let filled = nix::unistd::read(&read, &mut room).unwrap();
+        table.notify_channels(Instant(now.0 + EVENT_RETRY_INTERVAL));
+        assert!(!table.has_unwritten_events());
+        assert!(filled >= 8 * 64, "{filled} bytes of events fit");
+        assert_eq!(nix::unistd::read(&read, &mut room), Ok(8));
+        assert_eq!(room[..8], 7u64.to_le_bytes());
     }
 }

@@ -107,8 +107,7 @@ impl Worker {
             let Some(slot) = self.queue_pairs.find(qpn) else {
                 continue;
             };
-            let waits =
-                self.with_queue_pair(slot, |protocol, view| protocol.poll_quiescence(view));
+            let waits = self.with_queue_pair(slot, |protocol, view| protocol.poll_quiescence(view));
             if waits == Some(true) {
                 self.context.quiescing.push(qpn);
                 continue;

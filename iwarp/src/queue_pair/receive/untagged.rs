@@ -210,11 +210,7 @@ impl ReceiveState {
     }
 
     /// Delivers the Send that waited for other workers. True: it still waits.
-    pub fn poll_quiescence<E: QpEnv>(
-        &mut self,
-        env: &mut E,
-        context: &ReceiveContext<'_>,
-    ) -> bool {
+    pub fn poll_quiescence<E: QpEnv>(&mut self, env: &mut E, context: &ReceiveContext<'_>) -> bool {
         let Some(delayed) = self.delayed_delivery else {
             return false;
         };

@@ -28,8 +28,8 @@ use crate::queue_pair::state::{DrainState, QpInitAttr};
 use crate::rdmap::atomic_header::ATOMIC_OPERAND_LEN;
 use crate::record::{FpduKind, MessageSlot};
 use send_queue::{SendEntry, WorkRequestQueue};
-use siw_memory::key_table::{Retired, Stag};
 use siw_memory::KeyReader;
+use siw_memory::key_table::{Retired, Stag};
 use siw_shm::{Access, BindMw, FastReg, Opcode, SendWqe, WcStatus};
 use std::collections::VecDeque;
 

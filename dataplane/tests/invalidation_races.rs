@@ -1,0 +1,72 @@
+//! A key is invalidated by one worker while another places the peer's WRITEs under it: once the
+//! invalidation has completed, nothing of them changes the memory any more (RFC 5040 section 8.1.1).
+
+mod common;
+
+use common::*;
+use siw::{Arena, SendData, SendWr, WcStatus, inc_rkey};
+
+/// Two workers: connections spread over them by chance.
+const TWO: &str = "[workers]\ncores = [0, 1]\nidle = \"adaptive\"\n\
+                   [dpdk]\nhugepages = \"never\"\nbuffers = 16384\n";
+const LEN: usize = 64 << 10;
+const WRITES: u64 = 48;
+
+fn two_cores() -> Option<String> {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    (count < 2).then(|| "two workers need two processors".into())
+}
+
+/// True: the invalidation came while WRITEs were under way.
+fn race(daemon: &Daemon, base: &End) -> bool {
+    let to = || "10.77.0.2:0".parse().unwrap();
+    let writer = End::new(&daemon.context(), LEN);
+    let (target, near) = (base.another(), End::new(&daemon.context(), 64));
+    let invalidator = base.another();
+    connect(&writer, &target, "siw0", to());
+    connect(&near, &invalidator, "siw0", to());
+    let arena = Arena::alloc(&base.ctx, LEN, false).unwrap();
+    let mut region = base.pd.alloc_fast_mr(&arena, 16).unwrap();
+    assert_eq!(
+        region
+            .map_ranges(std::slice::from_ref(&(0..LEN)), 12)
+            .unwrap(),
+        1
+    );
+    let key = inc_rkey(region.key());
+    let register = region.register_request(1, key, 0, ALL).unwrap();
+    invalidator.qp.post_send(&[register]).unwrap();
+    assert_eq!(invalidator.wc().status, WcStatus::SUCCESS);
+    writer.fill(11);
+    let source = [writer.mr.sge(0, LEN)];
+    for number in 0..WRITES {
+        let write = SendWr::write(number, SendData::Sges(&source), 0, key);
+        writer.qp.post_send(&[write]).unwrap();
+    }
+    assert_eq!(writer.wc().status, WcStatus::SUCCESS);
+    invalidator
+        .qp
+        .post_send(&[SendWr::local_inv(2, key)])
+        .unwrap();
+    assert_eq!(invalidator.wc().status, WcStatus::SUCCESS);
+    let ours = vec![0x55; LEN];
+    arena.write(0, &ours).unwrap();
+    // Until the WRITEs are all done, or have ended their stream.
+    let refused = (1..WRITES).any(|_| writer.wc().status != WcStatus::SUCCESS);
+    let mut found = vec![0; LEN];
+    arena.read(0, &mut found).unwrap();
+    let changed = found.iter().filter(|byte| **byte != 0x55).count();
+    assert_eq!(changed, 0, "bytes placed after the invalidation");
+    refused
+}
+
+#[test]
+fn nothing_is_placed_after_an_invalidation_completed() {
+    skip_if!(two_cores());
+    let pair = LOOPBACK.split_once("[[device]]").unwrap().1;
+    let daemon = Daemon::start(&format!("{TWO}[[device]]{pair}"), &[]);
+    let base = End::new(&daemon.context(), 64);
+    let under_way = (0..24).filter(|_| race(&daemon, &base)).count();
+    assert!(under_way > 0, "no invalidation came in time");
+    assert!(daemon.stop().success());
+}
