@@ -187,7 +187,7 @@ fn a_queue_that_cannot_be_made_leaves_its_channel_alone() {
     };
     for _ in 0..3 {
         let refused = client.try_call(&too_large).unwrap_err().to_string();
-        assert!(refused.contains("8388608 bytes"), "{refused}");
+        assert!(refused.contains("8388608"), "{refused}");
     }
     // Not "in use".
     client.call(&m::DestroyChannel {
